@@ -1,0 +1,97 @@
+//! What a plugin is: the trait that the registry holds and the protocol code drives.
+
+use std::path::PathBuf;
+
+use cni_spec::{AddResult, Attachment, CniError, NetConf, Version};
+
+/// One CNI plugin. Implementations hold no state: everything comes with the request, and what must
+/// last is in the kernel or on disk.
+pub trait Plugin: Sync {
+    /// The plugin's `type` and the name of its link in the plugin directory.
+    fn name(&self) -> &'static str;
+
+    /// One line for help texts.
+    fn summary(&self) -> &'static str;
+
+    /// The versions of the specification it speaks, oldest first.
+    fn versions(&self) -> &'static [Version] {
+        Version::ALL
+    }
+
+    /// Attaches the container. Leaves everything or nothing.
+    ///
+    /// # Errors
+    /// What failed, and on which object.
+    fn add(&self, request: &Request<'_>) -> Result<AddResult, CniError>;
+
+    /// Detaches the container. Needs only the attachment and the configuration; the namespace may
+    /// be gone, and the call may come any number of times.
+    ///
+    /// # Errors
+    /// What failed; everything else was removed all the same.
+    fn del(&self, request: &Request<'_>) -> Result<(), CniError>;
+
+    /// Tells whether what `add` made is still there.
+    ///
+    /// # Errors
+    /// The first difference found.
+    fn check(&self, request: &Request<'_>) -> Result<(), CniError>;
+
+    /// Removes what belongs to attachments of this network that are not in
+    /// [`NetConf::valid_attachments`] (which the caller has checked to be there).
+    ///
+    /// # Errors
+    /// What failed; everything else was removed all the same.
+    fn gc(&self, _request: &NodeRequest<'_>) -> Result<(), CniError> {
+        Ok(())
+    }
+
+    /// Tells whether the next `add` can succeed.
+    ///
+    /// # Errors
+    /// Code 50 or 51 with the reason.
+    fn status(&self, _request: &NodeRequest<'_>) -> Result<(), CniError> {
+        Ok(())
+    }
+}
+
+/// An ADD, DEL or CHECK.
+#[derive(Debug)]
+pub struct Request<'a> {
+    /// Who it is about.
+    pub attachment: Attachment,
+    /// `CNI_NETNS`; none when a DEL came without.
+    pub netns: Option<PathBuf>,
+    /// `CNI_ARGS` as it came.
+    pub args: &'a str,
+    /// Configuration from standard input.
+    pub config: &'a NetConf,
+    /// What a delegate needs to be called with the same environment.
+    pub env: &'a Env,
+}
+
+/// A GC or STATUS: about the network, not about one attachment.
+#[derive(Debug)]
+pub struct NodeRequest<'a> {
+    /// Configuration from standard input.
+    pub config: &'a NetConf,
+    /// What a delegate needs to be called with the same environment.
+    pub env: &'a Env,
+}
+
+/// The environment that the runtime called the plugin with.
+#[derive(Debug, Clone, Default)]
+pub struct Env {
+    /// `CNI_COMMAND`.
+    pub command: String,
+    /// `CNI_CONTAINERID`.
+    pub container_id: String,
+    /// `CNI_NETNS`.
+    pub netns: String,
+    /// `CNI_IFNAME`.
+    pub ifname: String,
+    /// `CNI_ARGS`.
+    pub args: String,
+    /// `CNI_PATH`, split at the colons.
+    pub path: Vec<PathBuf>,
+}

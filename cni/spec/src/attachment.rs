@@ -1,0 +1,135 @@
+//! The owner of everything a plugin makes.
+
+use std::fmt;
+
+/// One container's attachment to one network: the owner of every link, reservation, map
+/// element, route and rule that the plugins make.
+///
+/// The specification identifies an attachment by the tuple (network name, `CNI_CONTAINERID`,
+/// `CNI_IFNAME`); see "Attachment" in the CNI specification 1.1.0. A value of this type has passed
+/// the specification's rules for all three, so that it can be part of a file name or a comment.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Attachment {
+    network: String,
+    container_id: String,
+    ifname: String,
+}
+
+/// Why a name cannot be part of an attachment.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum AttachmentError {
+    /// The network's name is empty.
+    #[error("missing network name")]
+    NetworkMissing,
+    /// The network's name does not match `^[a-zA-Z0-9][a-zA-Z0-9_.\-]*$`.
+    #[error("invalid characters found in network name: {0:?}")]
+    Network(String),
+    /// The container ID is empty.
+    #[error("missing containerID")]
+    ContainerIdMissing,
+    /// The container ID does not match `^[a-zA-Z0-9][a-zA-Z0-9_.\-]*$`.
+    #[error("invalid characters in containerID: {0:?}")]
+    ContainerId(String),
+    /// The interface name is empty.
+    #[error("interface name is empty")]
+    IfnameEmpty,
+    /// The interface name is longer than the 15 bytes of the kernel's `IFNAMSIZ`.
+    #[error("interface name is too long: {0:?}")]
+    IfnameTooLong(String),
+    /// The interface name is `.` or `..`.
+    #[error("interface name is . or ..: {0:?}")]
+    IfnameDots(String),
+    /// The interface name holds a slash, a colon or white space.
+    #[error("interface name contains / or : or whitespace characters: {0:?}")]
+    IfnameCharacters(String),
+}
+
+impl Attachment {
+    /// Checks all three names by the specification's rules.
+    ///
+    /// # Errors
+    /// The first name that breaks its rule.
+    pub fn new(network: &str, container_id: &str, ifname: &str) -> Result<Self, AttachmentError> {
+        check_network(network)?;
+        check_container_id(container_id)?;
+        check_ifname(ifname)?;
+        Ok(Self {
+            network: network.to_owned(),
+            container_id: container_id.to_owned(),
+            ifname: ifname.to_owned(),
+        })
+    }
+
+    /// The network's name, the `name` key of the configuration.
+    #[must_use]
+    pub fn network(&self) -> &str {
+        &self.network
+    }
+
+    /// The runtime's name for the container, `CNI_CONTAINERID`.
+    #[must_use]
+    pub fn container_id(&self) -> &str {
+        &self.container_id
+    }
+
+    /// The interface inside the container, `CNI_IFNAME`.
+    #[must_use]
+    pub fn ifname(&self) -> &str {
+        &self.ifname
+    }
+}
+
+impl fmt::Display for Attachment {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "network {}, container {}, interface {}", self.network, self.container_id, self.ifname)
+    }
+}
+
+/// Checks a network name.
+///
+/// # Errors
+/// Names the rule that the name breaks.
+pub fn check_network(name: &str) -> Result<(), AttachmentError> {
+    match is_identifier(name) {
+        _ if name.is_empty() => Err(AttachmentError::NetworkMissing),
+        true => Ok(()),
+        false => Err(AttachmentError::Network(name.to_owned())),
+    }
+}
+
+/// Checks a container ID.
+///
+/// # Errors
+/// Names the rule that the ID breaks.
+pub fn check_container_id(id: &str) -> Result<(), AttachmentError> {
+    match is_identifier(id) {
+        _ if id.is_empty() => Err(AttachmentError::ContainerIdMissing),
+        true => Ok(()),
+        false => Err(AttachmentError::ContainerId(id.to_owned())),
+    }
+}
+
+/// Checks an interface name as the kernel's `dev_valid_name` does.
+///
+/// # Errors
+/// Names the rule that the name breaks.
+pub fn check_ifname(name: &str) -> Result<(), AttachmentError> {
+    const IFNAMSIZ: usize = 16;
+    let owned = || name.to_owned();
+    if name.is_empty() {
+        Err(AttachmentError::IfnameEmpty)
+    } else if name.len() >= IFNAMSIZ {
+        Err(AttachmentError::IfnameTooLong(owned()))
+    } else if name == "." || name == ".." {
+        Err(AttachmentError::IfnameDots(owned()))
+    } else if name.contains(|c: char| c == '/' || c == ':' || c == '\0' || c.is_whitespace()) {
+        Err(AttachmentError::IfnameCharacters(owned()))
+    } else {
+        Ok(())
+    }
+}
+
+fn is_identifier(name: &str) -> bool {
+    name.starts_with(|c: char| c.is_ascii_alphanumeric())
+        && name.chars().all(|c| c.is_ascii_alphanumeric() || matches!(c, '_' | '.' | '-'))
+}

@@ -1,0 +1,125 @@
+//! The specification's errors.
+
+use serde::{Deserialize, Serialize};
+
+/// Error codes of the CNI specification 1.1.0, section "Error", and of its reference library.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum ErrorCode {
+    /// 1: the configuration's version is not supported.
+    IncompatibleVersion,
+    /// 2: a field of the configuration is not supported.
+    UnsupportedField,
+    /// 3: the container is unknown or does not exist.
+    UnknownContainer,
+    /// 4: an environment variable is missing or invalid.
+    InvalidEnvironment,
+    /// 5: reading or writing failed.
+    Io,
+    /// 6: the configuration cannot be decoded.
+    Decode,
+    /// 7: the configuration is invalid.
+    InvalidConfig,
+    /// 8: the network namespace is the plugin's own.
+    InvalidNetns,
+    /// 11: a transient condition; the runtime should try again.
+    TryAgainLater,
+    /// 50: the plugin is not available: it cannot serve ADD.
+    NotAvailable,
+    /// 51: not available, and existing containers may have limited connectivity.
+    LimitedConnectivity,
+    /// 999: any other error, as the reference reports plain errors.
+    Internal,
+    /// Any other code, plugin specific from 100 on.
+    Other(u32),
+}
+
+impl ErrorCode {
+    /// The number that goes on the wire.
+    #[must_use]
+    pub fn number(self) -> u32 {
+        match self {
+            Self::IncompatibleVersion => 1,
+            Self::UnsupportedField => 2,
+            Self::UnknownContainer => 3,
+            Self::InvalidEnvironment => 4,
+            Self::Io => 5,
+            Self::Decode => 6,
+            Self::InvalidConfig => 7,
+            Self::InvalidNetns => 8,
+            Self::TryAgainLater => 11,
+            Self::NotAvailable => 50,
+            Self::LimitedConnectivity => 51,
+            Self::Internal => 999,
+            Self::Other(code) => code,
+        }
+    }
+}
+
+impl From<u32> for ErrorCode {
+    fn from(code: u32) -> Self {
+        match code {
+            1 => Self::IncompatibleVersion,
+            2 => Self::UnsupportedField,
+            3 => Self::UnknownContainer,
+            4 => Self::InvalidEnvironment,
+            5 => Self::Io,
+            6 => Self::Decode,
+            7 => Self::InvalidConfig,
+            8 => Self::InvalidNetns,
+            11 => Self::TryAgainLater,
+            50 => Self::NotAvailable,
+            51 => Self::LimitedConnectivity,
+            999 => Self::Internal,
+            other => Self::Other(other),
+        }
+    }
+}
+
+impl Serialize for ErrorCode {
+    fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_u32(self.number())
+    }
+}
+
+impl<'de> Deserialize<'de> for ErrorCode {
+    fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        u32::deserialize(deserializer).map(Self::from)
+    }
+}
+
+/// An error as a plugin prints it: code, message, details.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, thiserror::Error)]
+#[error("{msg}{}{details}", if details.is_empty() { "" } else { "; " })]
+pub struct CniError {
+    /// What kind of error it is.
+    pub code: ErrorCode,
+    /// One line that says what failed.
+    pub msg: String,
+    /// More about it; left out when empty.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub details: String,
+}
+
+impl CniError {
+    /// An error without details.
+    pub fn new(code: ErrorCode, msg: impl Into<String>) -> Self {
+        Self { code, msg: msg.into(), details: String::new() }
+    }
+
+    /// The same error with details.
+    #[must_use]
+    pub fn with_details(mut self, details: impl Into<String>) -> Self {
+        self.details = details.into();
+        self
+    }
+
+    /// Code 7: the configuration is invalid.
+    pub fn config(msg: impl Into<String>) -> Self {
+        Self::new(ErrorCode::InvalidConfig, msg)
+    }
+
+    /// Code 999: any other error.
+    pub fn internal(msg: impl Into<String>) -> Self {
+        Self::new(ErrorCode::Internal, msg)
+    }
+}
