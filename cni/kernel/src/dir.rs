@@ -1,0 +1,580 @@
+//! Files that are whole or absent, also after a power cut.
+//!
+//! A [`DurableDir`] holds a directory open. Every name is a single component, looked up below that
+//! descriptor without following symbolic links, so that no name and no rename of a parent can lead
+//! elsewhere. Every change is on the disk when its call returns: file and directory are synced.
+
+use std::ffi::{OsStr, OsString};
+use std::fs::File;
+use std::io::{Read, Write};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use nix::errno::Errno;
+use nix::fcntl::{AT_FDCWD, AtFlags, OFlag, openat, renameat};
+use nix::sys::stat::{Mode, fchmod, fstat, fstatat, mkdirat};
+use nix::unistd::{UnlinkatFlags, fsync, linkat, unlinkat};
+
+/// What the names of temporary files begin with. [`DurableDir::list`] leaves them out.
+pub const TEMPORARY: &str = ".slipway-tmp-";
+
+/// An open directory.
+#[derive(Debug)]
+pub struct DurableDir {
+    fd: OwnedFd,
+    path: PathBuf,
+    /// Where temporary files are made, if not in the directory itself.
+    scratch: Option<OwnedFd>,
+}
+
+/// Why a file operation failed.
+#[derive(Debug, thiserror::Error)]
+pub enum DirError {
+    /// The system refused it.
+    #[error("{operation} {path:?}: {errno}")]
+    System {
+        /// What was tried.
+        operation: &'static str,
+        /// On which file or directory.
+        path: PathBuf,
+        /// The system's answer.
+        errno: Errno,
+    },
+    /// The name is not a single component of a path.
+    #[error("invalid file name {name:?} in {dir:?}")]
+    Name {
+        /// The name.
+        name: OsString,
+        /// The directory it was meant for.
+        dir: PathBuf,
+    },
+    /// The file is larger than the caller takes.
+    #[error("read {path:?}: larger than {limit} bytes")]
+    TooLarge {
+        /// The file.
+        path: PathBuf,
+        /// The caller's limit in bytes.
+        limit: usize,
+    },
+    /// There is something else than a plain file.
+    #[error("open {path:?}: not a regular file")]
+    NotAFile {
+        /// The path.
+        path: PathBuf,
+    },
+}
+
+impl DirError {
+    /// The system's answer, if it was the system that refused.
+    #[must_use]
+    pub fn errno(&self) -> Option<Errno> {
+        match self {
+            Self::System { errno, .. } => Some(*errno),
+            Self::Name { .. } | Self::TooLarge { .. } | Self::NotAFile { .. } => None,
+        }
+    }
+
+    /// Whether there is no such file or directory.
+    #[must_use]
+    pub fn is_not_found(&self) -> bool {
+        matches!(self.errno(), Some(Errno::ENOENT | Errno::ENOTDIR))
+    }
+
+    /// Whether the name is taken.
+    #[must_use]
+    pub fn already_exists(&self) -> bool {
+        self.errno() == Some(Errno::EEXIST)
+    }
+}
+
+/// How [`DurableDir::open_file`] opens a file. The mode of a new file is set as given, whatever the
+/// process's umask.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Access {
+    /// For reading; it must exist.
+    Read,
+    /// For reading; made empty with this mode if it is not there.
+    ReadOrCreate(u32),
+    /// For reading and writing; made empty with this mode if it is not there.
+    WriteOrCreate(u32),
+}
+
+/// When a directory's list of names last changed, in its file system's clock.
+///
+/// File systems stamp with the kernel's tick (1–10 ms): two changes within one tick look the same.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Mtime {
+    /// Seconds since 1970.
+    pub seconds: i64,
+    /// Nanoseconds of the second.
+    pub nanoseconds: i64,
+}
+
+impl DurableDir {
+    /// Opens an existing directory.
+    ///
+    /// # Errors
+    /// Names the directory.
+    pub fn open(path: &Path) -> Result<Self, DirError> {
+        let fd = openat(AT_FDCWD, path, DIRECTORY, Mode::empty())
+            .map_err(|errno| system("open directory", path, errno))?;
+        Ok(Self { fd, path: path.to_path_buf(), scratch: None })
+    }
+
+    /// Opens a directory, making it and its missing parents with `mode`, each of them synced.
+    ///
+    /// # Errors
+    /// Names the directory that could not be made.
+    pub fn create(path: &Path, mode: u32) -> Result<Self, DirError> {
+        match Self::open(path) {
+            Err(error) if error.errno() == Some(Errno::ENOENT) => {}
+            opened => return opened,
+        }
+        let (Some(parent), Some(name)) = (path.parent(), path.file_name()) else {
+            return Err(system("make directory", path, Errno::ENOENT));
+        };
+        let parent = if parent.as_os_str().is_empty() { Path::new(".") } else { parent };
+        Self::create(parent, mode)?.subdir(name, mode)
+    }
+
+    /// Opens a directory in this one, making it with `mode` if it is not there.
+    ///
+    /// # Errors
+    /// Names the directory; ELOOP or ENOTDIR when the name is a symbolic link or a file.
+    pub fn subdir(&self, name: impl AsRef<OsStr>, mode: u32) -> Result<Self, DirError> {
+        let name = self.component(name.as_ref())?;
+        let path = self.path.join(name);
+        let open = || openat(&self.fd, name, DIRECTORY | OFlag::O_NOFOLLOW, Mode::empty());
+        let fd = match open() {
+            Err(Errno::ENOENT) => {
+                match mkdirat(&self.fd, name, Mode::from_bits_truncate(mode)) {
+                    Ok(()) => {
+                        let fd = open().map_err(|errno| system("open directory", &path, errno))?;
+                        fchmod(&fd, Mode::from_bits_truncate(mode))
+                            .map_err(|errno| system("set mode of directory", &path, errno))?;
+                        self.sync()?;
+                        return Ok(Self { fd, path, scratch: None });
+                    }
+                    Err(Errno::EEXIST) => {} // Somebody else was faster.
+                    Err(errno) => return Err(system("make directory", &path, errno)),
+                }
+                open()
+            }
+            other => other,
+        };
+        let fd = fd.map_err(|errno| system("open directory", &path, errno))?;
+        Ok(Self { fd, path, scratch: None })
+    }
+
+    /// Makes temporary files in `scratch` from now on, which must be on the same file system: for
+    /// directories in which others take every file for one of theirs.
+    ///
+    /// # Errors
+    /// When no further descriptor can be had.
+    pub fn use_scratch(&mut self, scratch: &Self) -> Result<(), DirError> {
+        let fd = scratch.fd.try_clone().map_err(|error| {
+            system("hold directory", &scratch.path, Errno::from_raw(error.raw_os_error().unwrap_or(0)))
+        })?;
+        self.scratch = Some(fd);
+        Ok(())
+    }
+
+    /// The path it was opened by.
+    #[must_use]
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Opens a file for a caller that reads or writes parts of it. Nothing is synced here.
+    ///
+    /// # Errors
+    /// Names the file; ELOOP when it is a symbolic link.
+    pub fn open_file(&self, name: impl AsRef<OsStr>, access: Access) -> Result<File, DirError> {
+        let name = self.component(name.as_ref())?;
+        let path = self.path.join(name);
+        // Non-blocking, so that a FIFO of that name cannot hold the plugin up.
+        let always = OFlag::O_CLOEXEC | OFlag::O_NOFOLLOW | OFlag::O_NONBLOCK;
+        let (flags, mode) = match access {
+            Access::Read => (OFlag::O_RDONLY, None),
+            Access::ReadOrCreate(mode) => (OFlag::O_RDONLY, Some(mode)),
+            Access::WriteOrCreate(mode) => (OFlag::O_RDWR, Some(mode)),
+        };
+        let opened = match openat(&self.fd, name, always | flags, Mode::empty()) {
+            Err(Errno::ENOENT) => match mode.map(Mode::from_bits_truncate) {
+                None => Err(Errno::ENOENT),
+                Some(mode) => {
+                    let create = always | flags | OFlag::O_CREAT;
+                    match openat(&self.fd, name, create | OFlag::O_EXCL, mode) {
+                        Ok(fd) => fchmod(&fd, mode).map(|()| fd),
+                        Err(Errno::EEXIST) => openat(&self.fd, name, create, mode),
+                        Err(errno) => Err(errno),
+                    }
+                }
+            },
+            other => other,
+        };
+        let file = File::from(opened.map_err(|errno| system("open", &path, errno))?);
+        match file.metadata() {
+            Ok(data) if data.is_file() => Ok(file),
+            Ok(_) => Err(DirError::NotAFile { path }),
+            Err(error) => Err(io("stat", &path, &error)),
+        }
+    }
+
+    /// Makes a new file that appears under its name only once its content is on the disk: after a
+    /// crash it is whole or absent. Fails if the name is taken.
+    ///
+    /// # Errors
+    /// Names the file; [`DirError::already_exists`] when the name is taken. A failed call leaves
+    /// nothing under the name.
+    pub fn create_new_linked(
+        &self,
+        name: impl AsRef<OsStr>,
+        content: &[u8],
+        mode: u32,
+    ) -> Result<(), DirError> {
+        let name = self.component(name.as_ref())?;
+        let path = self.path.join(name);
+        match self.link_unnamed(name, content, mode) {
+            Err(Unnamed::NotHere) => {}
+            Ok(()) => return self.sync_or_remove(name),
+            Err(Unnamed::Failed(operation, errno)) => return Err(system(operation, &path, errno)),
+        }
+        let temporary = self.write_temporary(content, mode)?;
+        let linked = linkat(self.scratch(), temporary.as_os_str(), &self.fd, name, AtFlags::empty());
+        self.drop_temporary(&temporary);
+        linked.map_err(|errno| system("create", &path, errno))?;
+        self.sync_or_remove(name)
+    }
+
+    /// Puts a file in the place of another one, or of none, in one step: a reader, and the disk
+    /// after a crash, has the old content or the new.
+    ///
+    /// # Errors
+    /// Names the file; a failed call leaves the old content.
+    pub fn replace(&self, name: impl AsRef<OsStr>, content: &[u8], mode: u32) -> Result<(), DirError> {
+        let name = self.component(name.as_ref())?;
+        let temporary = self.write_temporary(content, mode)?;
+        if let Err(errno) = renameat(self.scratch(), temporary.as_os_str(), &self.fd, name) {
+            self.drop_temporary(&temporary);
+            return Err(system("replace", &self.path.join(name), errno));
+        }
+        self.sync()
+    }
+
+    /// Removes a file and says whether it was there.
+    ///
+    /// # Errors
+    /// Names the file.
+    pub fn remove(&self, name: impl AsRef<OsStr>) -> Result<bool, DirError> {
+        let name = self.component(name.as_ref())?;
+        match unlinkat(&self.fd, name, UnlinkatFlags::NoRemoveDir) {
+            Ok(()) => self.sync().map(|()| true),
+            Err(Errno::ENOENT) => Ok(false),
+            Err(errno) => Err(system("remove", &self.path.join(name), errno)),
+        }
+    }
+
+    /// Reads a whole file; none when it is not there.
+    ///
+    /// # Errors
+    /// Names the file; [`DirError::TooLarge`] when it has more than `limit` bytes.
+    pub fn read(&self, name: impl AsRef<OsStr>, limit: usize) -> Result<Option<Vec<u8>>, DirError> {
+        let name = name.as_ref();
+        let file = match self.open_file(name, Access::Read) {
+            Ok(file) => file,
+            Err(error) if error.is_not_found() => return Ok(None),
+            Err(error) => return Err(error),
+        };
+        let path = self.path.join(name);
+        let mut content = Vec::new();
+        let bound = u64::try_from(limit).unwrap_or(u64::MAX).saturating_add(1);
+        file.take(bound).read_to_end(&mut content).map_err(|error| io("read", &path, &error))?;
+        if content.len() > limit {
+            return Err(DirError::TooLarge { path, limit });
+        }
+        Ok(Some(content))
+    }
+
+    /// The names in the directory in no order, without `.`, `..` and temporary files.
+    ///
+    /// # Errors
+    /// Names the directory.
+    pub fn list(&self) -> Result<Vec<OsString>, DirError> {
+        Ok(self.entries()?.into_iter().filter(|name| !is_temporary(name)).collect())
+    }
+
+    /// Whether there is a file or directory of this name; a symbolic link counts as one.
+    ///
+    /// # Errors
+    /// Names the file.
+    pub fn exists(&self, name: impl AsRef<OsStr>) -> Result<bool, DirError> {
+        let name = self.component(name.as_ref())?;
+        match fstatat(&self.fd, name, AtFlags::AT_SYMLINK_NOFOLLOW) {
+            Ok(_) => Ok(true),
+            Err(Errno::ENOENT) => Ok(false),
+            Err(errno) => Err(system("stat", &self.path.join(name), errno)),
+        }
+    }
+
+    /// When the directory's list of names last changed.
+    ///
+    /// # Errors
+    /// Names the directory.
+    pub fn mtime(&self) -> Result<Mtime, DirError> {
+        let data = fstat(&self.fd).map_err(|errno| system("stat", &self.path, errno))?;
+        Ok(Mtime { seconds: data.st_mtime, nanoseconds: data.st_mtime_nsec })
+    }
+
+    /// Makes the directory's list of names durable.
+    ///
+    /// # Errors
+    /// Names the directory.
+    pub fn sync(&self) -> Result<(), DirError> {
+        match fsync(&self.fd) {
+            // Some network and overlay file systems cannot sync a directory, and say so.
+            Ok(()) | Err(Errno::EINVAL) => Ok(()),
+            Err(errno) => Err(system("sync directory", &self.path, errno)),
+        }
+    }
+
+    /// Removes temporary files that a killed process left, and says how many. For callers that hold
+    /// a lock under which all temporary files in the directory are made.
+    ///
+    /// # Errors
+    /// Names the directory that could not be read.
+    pub fn remove_temporaries(&self) -> Result<usize, DirError> {
+        let left = self.entries()?.into_iter().filter(|name| is_temporary(name));
+        Ok(left
+            .filter(|name| unlinkat(&self.fd, name.as_os_str(), UnlinkatFlags::NoRemoveDir).is_ok())
+            .count())
+    }
+
+    fn entries(&self) -> Result<Vec<OsString>, DirError> {
+        let failed = |errno| system("list directory", &self.path, errno);
+        let mut dir = nix::dir::Dir::openat(&self.fd, ".", DIRECTORY, Mode::empty()).map_err(failed)?;
+        let mut names = Vec::new();
+        for entry in dir.iter() {
+            let name = entry.map_err(failed)?.file_name().to_bytes().to_vec();
+            if name != b"." && name != b".." {
+                names.push(OsString::from_vec(name));
+            }
+        }
+        Ok(names)
+    }
+
+    fn scratch(&self) -> BorrowedFd<'_> {
+        self.scratch.as_ref().unwrap_or(&self.fd).as_fd()
+    }
+
+    /// A file without a name (O_TMPFILE) leaves nothing behind if the process is killed, and nobody
+    /// who walks the directory sees it.
+    fn link_unnamed(&self, name: &OsStr, content: &[u8], mode: u32) -> Result<(), Unnamed> {
+        let flags = OFlag::O_TMPFILE | OFlag::O_WRONLY | OFlag::O_CLOEXEC;
+        let fd = match openat(&self.fd, ".", flags, Mode::from_bits_truncate(mode)) {
+            Ok(fd) => fd,
+            // Not every file system has it; older kernels take the flag for O_DIRECTORY.
+            Err(Errno::EOPNOTSUPP | Errno::EISDIR | Errno::EINVAL) => return Err(Unnamed::NotHere),
+            Err(errno) => return Err(Unnamed::Failed("create", errno)),
+        };
+        let file = fill(fd, content, mode).map_err(|errno| Unnamed::Failed("write", errno))?;
+        let by_descriptor = PathBuf::from(format!("/proc/self/fd/{}", file.as_raw_fd()));
+        match linkat(AT_FDCWD, &by_descriptor, &self.fd, name, AtFlags::AT_SYMLINK_FOLLOW) {
+            Ok(()) => Ok(()),
+            Err(Errno::ENOENT) => Err(Unnamed::NotHere), // No /proc.
+            Err(errno) => Err(Unnamed::Failed("create", errno)),
+        }
+    }
+
+    fn write_temporary(&self, content: &[u8], mode: u32) -> Result<OsString, DirError> {
+        static COUNTER: AtomicU32 = AtomicU32::new(0);
+        let flags = OFlag::O_CREAT | OFlag::O_EXCL | OFlag::O_WRONLY | OFlag::O_CLOEXEC | OFlag::O_NOFOLLOW;
+        loop {
+            // Unique among live processes; a name that a dead one left with the same number is
+            // passed over.
+            let count = COUNTER.fetch_add(1, Ordering::Relaxed);
+            let name = OsString::from(format!("{TEMPORARY}{}-{count}", std::process::id()));
+            let fd = match openat(self.scratch(), name.as_os_str(), flags, Mode::from_bits_truncate(mode)) {
+                Ok(fd) => fd,
+                Err(Errno::EEXIST) => continue,
+                Err(errno) => return Err(system("create", &self.path.join(&name), errno)),
+            };
+            return match fill(fd, content, mode) {
+                Ok(_) => Ok(name),
+                Err(errno) => {
+                    self.drop_temporary(&name);
+                    Err(system("write", &self.path.join(&name), errno))
+                }
+            };
+        }
+    }
+
+    /// Failing to remove a temporary file changes nothing for the caller, who has an error of its
+    /// own or a finished file.
+    fn drop_temporary(&self, name: &OsStr) {
+        if let Err(errno) = unlinkat(self.scratch(), name, UnlinkatFlags::NoRemoveDir) {
+            log::warn!("remove {:?}: {errno}", self.path.join(name));
+        }
+    }
+
+    fn sync_or_remove(&self, name: &OsStr) -> Result<(), DirError> {
+        self.sync().inspect_err(|_| {
+            if let Err(errno) = unlinkat(&self.fd, name, UnlinkatFlags::NoRemoveDir) {
+                log::warn!("remove {:?}: {errno}", self.path.join(name));
+            }
+        })
+    }
+
+    fn component<'a>(&self, name: &'a OsStr) -> Result<&'a OsStr, DirError> {
+        let bytes = name.as_bytes();
+        if matches!(bytes, b"" | b"." | b"..") || bytes.iter().any(|b| matches!(b, b'/' | 0)) {
+            return Err(DirError::Name { name: name.to_owned(), dir: self.path.clone() });
+        }
+        Ok(name)
+    }
+}
+
+impl AsFd for DurableDir {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
+    }
+}
+
+const DIRECTORY: OFlag = OFlag::O_RDONLY.union(OFlag::O_DIRECTORY).union(OFlag::O_CLOEXEC);
+
+/// Why a file could not be made without a name first.
+enum Unnamed {
+    /// The file system or the machine lacks what it takes.
+    NotHere,
+    /// It failed for a reason that a named file would meet too.
+    Failed(&'static str, Errno),
+}
+
+fn is_temporary(name: &OsStr) -> bool {
+    name.as_bytes().starts_with(TEMPORARY.as_bytes())
+}
+
+fn fill(fd: OwnedFd, content: &[u8], mode: u32) -> Result<File, Errno> {
+    let errno = |error: std::io::Error| Errno::from_raw(error.raw_os_error().unwrap_or(nix::libc::EIO));
+    fchmod(&fd, Mode::from_bits_truncate(mode))?;
+    let mut file = File::from(fd);
+    file.write_all(content).map_err(errno)?;
+    file.sync_all().map_err(errno)?;
+    Ok(file)
+}
+
+fn system(operation: &'static str, path: &Path, errno: Errno) -> DirError {
+    DirError::System { operation, path: path.to_path_buf(), errno }
+}
+
+fn io(operation: &'static str, path: &Path, error: &std::io::Error) -> DirError {
+    system(operation, path, Errno::from_raw(error.raw_os_error().unwrap_or(nix::libc::EIO)))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::PermissionsExt;
+
+    use super::*;
+
+    fn fixture() -> (tempfile::TempDir, DurableDir) {
+        let temp = tempfile::tempdir().unwrap();
+        let dir = DurableDir::create(&temp.path().join("a/b"), 0o750).unwrap();
+        (temp, dir)
+    }
+
+    fn mode(path: &Path) -> u32 {
+        std::fs::symlink_metadata(path).unwrap().permissions().mode() & 0o7777
+    }
+
+    #[test]
+    fn missing_parents_are_made_with_the_mode_given() {
+        let (temp, dir) = fixture();
+        assert_eq!(mode(&temp.path().join("a")), 0o750);
+        assert_eq!(mode(dir.path()), 0o750);
+        assert!(DurableDir::open(&temp.path().join("c")).unwrap_err().is_not_found());
+    }
+
+    #[test]
+    fn a_new_file_is_exclusive_and_leaves_no_temporary_file() {
+        let (_temp, dir) = fixture();
+        dir.create_new_linked("x", b"first", 0o600).unwrap();
+        let error = dir.create_new_linked("x", b"second", 0o600).unwrap_err();
+        assert!(error.already_exists(), "{error}");
+        assert_eq!(dir.read("x", 100).unwrap().unwrap(), b"first");
+        assert_eq!(mode(&dir.path().join("x")), 0o600);
+        assert_eq!(dir.entries().unwrap(), ["x"]);
+    }
+
+    #[test]
+    fn the_way_by_a_named_temporary_file_does_the_same() {
+        let (temp, mut dir) = fixture();
+        let scratch = DurableDir::create(&temp.path().join("scratch"), 0o700).unwrap();
+        dir.use_scratch(&scratch).unwrap();
+        let temporary = dir.write_temporary(b"content", 0o640).unwrap();
+        assert!(dir.entries().unwrap().is_empty());
+        assert_eq!(scratch.entries().unwrap(), [temporary]);
+        assert!(scratch.list().unwrap().is_empty());
+        assert_eq!(scratch.remove_temporaries().unwrap(), 1);
+        dir.replace("x", b"content", 0o644).unwrap();
+        assert!(scratch.entries().unwrap().is_empty());
+        assert_eq!(dir.read("x", 100).unwrap().unwrap(), b"content");
+    }
+
+    #[test]
+    fn a_file_is_replaced_and_removed() {
+        let (_temp, dir) = fixture();
+        dir.replace("x", b"first", 0o600).unwrap();
+        dir.replace("x", b"second", 0o644).unwrap();
+        assert_eq!(dir.read("x", 100).unwrap().unwrap(), b"second");
+        assert_eq!(mode(&dir.path().join("x")), 0o644);
+        assert_eq!(dir.list().unwrap(), ["x"]);
+        assert!(dir.remove("x").unwrap());
+        assert!(!dir.remove("x").unwrap());
+        assert_eq!(dir.read("x", 100).unwrap(), None);
+    }
+
+    #[test]
+    fn names_with_more_than_one_component_are_refused() {
+        let (_temp, dir) = fixture();
+        for name in ["", ".", "..", "a/b", "../x", "/etc/passwd", "a\0b"] {
+            assert!(matches!(dir.read(name, 1), Err(DirError::Name { .. })), "{name:?}");
+            assert!(matches!(dir.replace(name, b"", 0o600), Err(DirError::Name { .. })), "{name:?}");
+            assert!(matches!(dir.subdir(name, 0o700), Err(DirError::Name { .. })), "{name:?}");
+        }
+    }
+
+    #[test]
+    fn symbolic_links_fifos_and_large_files_are_refused() {
+        let (temp, dir) = fixture();
+        std::fs::write(temp.path().join("secret"), "secret").unwrap();
+        std::os::unix::fs::symlink(temp.path().join("secret"), dir.path().join("link")).unwrap();
+        assert_eq!(dir.read("link", 100).unwrap_err().errno(), Some(Errno::ELOOP));
+        assert!(dir.create_new_linked("link", b"", 0o600).unwrap_err().already_exists());
+        nix::unistd::mkfifo(&dir.path().join("fifo"), Mode::S_IRUSR).unwrap();
+        assert!(matches!(dir.read("fifo", 100), Err(DirError::NotAFile { .. })));
+        dir.replace("large", &[0; 11], 0o600).unwrap();
+        assert!(matches!(dir.read("large", 10), Err(DirError::TooLarge { limit: 10, .. })));
+        assert_eq!(dir.read("large", 11).unwrap().unwrap().len(), 11);
+    }
+
+    #[test]
+    fn opening_makes_a_missing_file_with_the_mode_given() {
+        let (_temp, dir) = fixture();
+        assert!(dir.open_file("lock", Access::Read).unwrap_err().is_not_found());
+        dir.open_file("lock", Access::ReadOrCreate(0o666)).unwrap();
+        assert_eq!(mode(&dir.path().join("lock")), 0o666, "the umask has no say");
+        assert!(dir.exists("lock").unwrap() && !dir.exists("other").unwrap());
+    }
+
+    #[test]
+    fn a_change_of_names_changes_the_time() {
+        let (_temp, dir) = fixture();
+        let before = dir.mtime().unwrap();
+        std::thread::sleep(std::time::Duration::from_millis(20));
+        dir.replace("x", b"", 0o600).unwrap();
+        assert!(dir.mtime().unwrap() > before);
+    }
+}

@@ -1,0 +1,112 @@
+//! Locks between processes.
+
+use std::fs::File;
+use std::path::{Path, PathBuf};
+use std::sync::mpsc;
+use std::time::Duration;
+
+use crate::dir::{DirError, DurableDir};
+
+/// An exclusive flock(2) on a file. Freed when the value goes, and by the kernel when the process
+/// ends in whatever way.
+#[derive(Debug)]
+pub struct FileLock {
+    _file: File,
+    path: PathBuf,
+}
+
+/// Why a lock was not got.
+#[derive(Debug, thiserror::Error)]
+pub enum LockError {
+    /// Another process holds it.
+    #[error("lock {path:?}: still held by another process after {} ms", .waited.as_millis())]
+    TimedOut {
+        /// The lock file.
+        path: PathBuf,
+        /// How long this process waited.
+        waited: Duration,
+    },
+    /// The lock file could not be opened or made.
+    #[error(transparent)]
+    Open(#[from] DirError),
+    /// The system refused the lock.
+    #[error("lock {path:?}: {source}")]
+    Lock {
+        /// The lock file.
+        path: PathBuf,
+        /// The system's answer.
+        source: std::io::Error,
+    },
+}
+
+impl LockError {
+    /// Whether another process holds the lock: a reason to try again later.
+    #[must_use]
+    pub fn is_timeout(&self) -> bool {
+        matches!(self, Self::TimedOut { .. })
+    }
+}
+
+impl FileLock {
+    /// Takes the lock on the file `name` in `dir`, which is made with `mode` if it is not there.
+    /// Waiters are served in the kernel's order; nobody waits for longer than `patience`.
+    ///
+    /// # Errors
+    /// [`LockError::TimedOut`] when somebody else keeps it for all of `patience`.
+    pub fn acquire(dir: &DurableDir, name: &str, mode: u32, patience: Duration) -> Result<Self, LockError> {
+        let file = dir.open_file(name, crate::dir::Access::ReadOrCreate(mode))?;
+        Self::lock(file, dir.path().join(name), patience)
+    }
+
+    fn lock(file: File, path: PathBuf, patience: Duration) -> Result<Self, LockError> {
+        match file.try_lock() {
+            Ok(()) => return Ok(Self { _file: file, path }),
+            Err(std::fs::TryLockError::WouldBlock) => {}
+            Err(std::fs::TryLockError::Error(source)) => return Err(LockError::Lock { path, source }),
+        }
+        // flock has no time limit, and polling would let late comers overtake; so a thread waits,
+        // and is left behind when patience ends. Should it get the lock after that, nobody takes
+        // what it sends, the file is closed and the lock is free again.
+        let (sender, receiver) = mpsc::channel();
+        std::thread::Builder::new()
+            .name("flock".to_owned())
+            .spawn(move || {
+                let result = file.lock().map(|()| file);
+                let _nobody_waits_any_more = sender.send(result);
+            })
+            .map_err(|source| LockError::Lock { path: path.clone(), source })?;
+        match receiver.recv_timeout(patience) {
+            Ok(Ok(file)) => Ok(Self { _file: file, path }),
+            Ok(Err(source)) => Err(LockError::Lock { path, source }),
+            Err(_) => Err(LockError::TimedOut { path, waited: patience }),
+        }
+    }
+
+    /// The lock file's path.
+    #[must_use]
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_held_lock_times_out_and_a_freed_one_is_got() {
+        let temp = tempfile::tempdir().unwrap();
+        let dir = DurableDir::open(temp.path()).unwrap();
+        let first = FileLock::acquire(&dir, "lock", 0o600, Duration::from_millis(10)).unwrap();
+        let error = FileLock::acquire(&dir, "lock", 0o600, Duration::from_millis(20)).unwrap_err();
+        assert!(error.is_timeout(), "{error}");
+        assert!(error.to_string().contains("still held by another process after 20 ms"), "{error}");
+
+        let waiter = std::thread::spawn(move || {
+            FileLock::acquire(&dir, "lock", 0o600, Duration::from_secs(20)).map(|lock| lock.path().to_owned())
+        });
+        std::thread::sleep(Duration::from_millis(30));
+        drop(first);
+        assert_eq!(waiter.join().unwrap().unwrap(), temp.path().join("lock"));
+    }
+}

@@ -1,0 +1,100 @@
+//! Ethernet addresses.
+
+use std::fmt;
+use std::str::FromStr;
+
+/// A 48-bit Ethernet address. Prints as six lower-case pairs with colons.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Mac(pub [u8; 6]);
+
+/// A text that is not an Ethernet address.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("address {0}: invalid MAC address")]
+pub struct MacError(String);
+
+impl Mac {
+    /// Whether the group bit is set: such an address cannot belong to a link (IEEE 802, the lowest
+    /// bit of the first byte).
+    #[must_use]
+    pub fn is_multicast(self) -> bool {
+        self.0[0] & 1 == 1
+    }
+
+    /// Whether it is 00:00:00:00:00:00, which the kernel refuses for a link.
+    #[must_use]
+    pub fn is_zero(self) -> bool {
+        self.0 == [0; 6]
+    }
+}
+
+impl fmt::Display for Mac {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let [a, b, c, d, e, g] = self.0;
+        write!(f, "{a:02x}:{b:02x}:{c:02x}:{d:02x}:{e:02x}:{g:02x}")
+    }
+}
+
+impl FromStr for Mac {
+    type Err = MacError;
+
+    /// Takes the three notations that runtimes use: `02:00:5e:10:00:01`, `02-00-5e-10-00-01` and
+    /// `0200.5e10.0001`.
+    fn from_str(text: &str) -> Result<Self, MacError> {
+        let error = || MacError(text.to_owned());
+        let (separator, width) = match text.as_bytes().get(2) {
+            Some(b':') => (':', 2),
+            Some(b'-') => ('-', 2),
+            _ => ('.', 4),
+        };
+        let mut bytes = Vec::with_capacity(6);
+        for group in text.split(separator) {
+            if group.len() != width || !group.bytes().all(|b| b.is_ascii_hexdigit()) {
+                return Err(error());
+            }
+            let number = u16::from_str_radix(group, 16).map_err(|_| error())?;
+            let [high, low] = number.to_be_bytes();
+            if width == 4 {
+                bytes.push(high);
+            }
+            bytes.push(low);
+        }
+        bytes.try_into().map(Self).map_err(|_| error())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_three_notations_mean_the_same() {
+        let expected = Mac([0x02, 0x00, 0x5e, 0x10, 0x00, 0xab]);
+        for text in ["02:00:5e:10:00:ab", "02-00-5E-10-00-AB", "0200.5e10.00ab"] {
+            assert_eq!(text.parse(), Ok(expected), "{text}");
+        }
+        assert_eq!(expected.to_string(), "02:00:5e:10:00:ab");
+    }
+
+    #[test]
+    fn anything_else_is_refused_by_name() {
+        for text in [
+            "",
+            "02",
+            "02:00:5e:10:00",
+            "02:00:5e:10:00:ab:cd",
+            "02:00:5e:10:00:ag",
+            "2:0:5e:10:0:ab",
+            "é2:0",
+        ] {
+            let error = text.parse::<Mac>().unwrap_err();
+            assert_eq!(error.to_string(), format!("address {text}: invalid MAC address"));
+        }
+    }
+
+    #[test]
+    fn group_and_zero_addresses_are_recognised() {
+        assert!("01:00:5e:00:00:01".parse::<Mac>().unwrap().is_multicast());
+        assert!(!"02:00:5e:00:00:01".parse::<Mac>().unwrap().is_multicast());
+        assert!(Mac([0; 6]).is_zero());
+    }
+}

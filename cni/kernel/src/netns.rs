@@ -1,0 +1,202 @@
+//! Network namespaces.
+#![allow(unsafe_code, reason = "asking a namespace for its type is an ioctl that nix does not wrap")]
+
+use std::fs::File;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+
+use nix::errno::Errno;
+use nix::sched::{CloneFlags, setns};
+use nix::sys::statfs::{NSFS_MAGIC, PROC_SUPER_MAGIC, fstatfs};
+
+/// An open network namespace. The namespace lives at least as long as the value.
+#[derive(Debug)]
+pub struct Netns {
+    file: File,
+    path: PathBuf,
+    id: NetnsId,
+}
+
+/// What a namespace is told apart by: the device and inode number of its file in nsfs, as in
+/// namespaces(7). Inode numbers are used again once a namespace is gone.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct NetnsId {
+    /// Device of the nsfs file system.
+    pub dev: u64,
+    /// Inode number of the namespace.
+    pub ino: u64,
+}
+
+/// Why a namespace could not be used.
+#[derive(Debug, thiserror::Error)]
+pub enum NetnsError {
+    /// There is nothing at the path: the namespace is gone.
+    #[error("failed to Statfs {path:?}: no such file or directory")]
+    NotFound {
+        /// The path that was to be opened.
+        path: PathBuf,
+    },
+    /// There is something else than a namespace at the path, as after its mount was removed.
+    #[error("unknown FS magic on {path:?}: {magic:x}")]
+    NotANamespace {
+        /// The path that was opened.
+        path: PathBuf,
+        /// The file system's magic number, see statfs(2).
+        magic: u64,
+    },
+    /// It is a namespace, but of another kind (mount, PID, …).
+    #[error("{path:?} is a namespace, but not a network namespace")]
+    WrongKind {
+        /// The path that was opened.
+        path: PathBuf,
+    },
+    /// Opening it failed otherwise.
+    #[error("failed to open netns {path:?}: {source}")]
+    Open {
+        /// The path that was to be opened.
+        path: PathBuf,
+        /// The system's answer.
+        source: std::io::Error,
+    },
+    /// Entering it failed; EPERM without CAP_SYS_ADMIN.
+    #[error("enter network namespace {path:?}: {source}")]
+    Enter {
+        /// The namespace's path.
+        path: PathBuf,
+        /// The system's answer.
+        source: std::io::Error,
+    },
+}
+
+impl NetnsError {
+    /// Whether the namespace is gone: nothing at its path, or only the plain file that its mount
+    /// once covered. A DEL takes both for success.
+    #[must_use]
+    pub fn is_gone(&self) -> bool {
+        matches!(self, Self::NotFound { .. } | Self::NotANamespace { .. })
+    }
+}
+
+impl Netns {
+    /// Opens the namespace at `path` (`/run/netns/x`, `/proc/PID/ns/net`).
+    ///
+    /// # Errors
+    /// [`NetnsError::NotFound`] when there is nothing, [`NetnsError::NotANamespace`] when it is
+    /// something else.
+    pub fn open(path: &Path) -> Result<Self, NetnsError> {
+        let owned = || path.to_path_buf();
+        // Non-blocking: whatever lies at the path, a FIFO too, must not hold the plugin up.
+        let file =
+            File::options().read(true).custom_flags(nix::libc::O_NONBLOCK).open(path).map_err(|source| {
+                match source.raw_os_error() {
+                    Some(nix::libc::ENOENT | nix::libc::ENOTDIR) => NetnsError::NotFound { path: owned() },
+                    _ => NetnsError::Open { path: owned(), source },
+                }
+            })?;
+        let kind = fstatfs(&file)
+            .map_err(|errno| NetnsError::Open { path: owned(), source: errno.into() })?
+            .filesystem_type();
+        // Kernels before 3.19 had namespaces in procfs; the reference accepts both.
+        if kind != NSFS_MAGIC && kind != PROC_SUPER_MAGIC {
+            #[allow(
+                clippy::cast_sign_loss,
+                clippy::unnecessary_cast,
+                reason = "the width differs by platform"
+            )]
+            return Err(NetnsError::NotANamespace { path: owned(), magic: kind.0 as u64 });
+        }
+        if kind == NSFS_MAGIC && !is_network(&file) {
+            return Err(NetnsError::WrongKind { path: owned() });
+        }
+        let data = file.metadata().map_err(|source| NetnsError::Open { path: owned(), source })?;
+        Ok(Self { file, path: owned(), id: NetnsId { dev: data.dev(), ino: data.ino() } })
+    }
+
+    /// The namespace of the calling thread.
+    ///
+    /// # Errors
+    /// When `/proc` is not mounted.
+    pub fn current() -> Result<Self, NetnsError> {
+        Self::open(Path::new("/proc/thread-self/ns/net"))
+    }
+
+    /// What it is told apart by.
+    #[must_use]
+    pub fn id(&self) -> NetnsId {
+        self.id
+    }
+
+    /// The path it was opened by.
+    #[must_use]
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Runs `work` inside the namespace, on a thread of its own that ends with it: the caller's
+    /// thread never changes its namespace, so that no failure can leave it in the wrong one.
+    ///
+    /// # Errors
+    /// When the namespace cannot be entered. What `work` itself returns is passed on as it is.
+    pub fn run<T: Send>(&self, work: impl FnOnce() -> T + Send) -> Result<T, NetnsError> {
+        let enter = |source: std::io::Error| NetnsError::Enter { path: self.path.clone(), source };
+        std::thread::scope(|scope| {
+            let thread = std::thread::Builder::new()
+                .name("netns".to_owned())
+                .spawn_scoped(scope, || {
+                    setns(&self.file, CloneFlags::CLONE_NEWNET)?;
+                    Ok::<T, Errno>(work())
+                })
+                .map_err(enter)?;
+            match thread.join() {
+                Ok(done) => done.map_err(|errno| enter(errno.into())),
+                Err(panic) => std::panic::resume_unwind(panic),
+            }
+        })
+    }
+}
+
+impl AsFd for Netns {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.file.as_fd()
+    }
+}
+
+/// Asks the kernel for the namespace's type: `NS_GET_NSTYPE` of `linux/nsfs.h`, since Linux 4.11.
+/// An older kernel that does not know the question gets the benefit of the doubt.
+fn is_network(file: &File) -> bool {
+    const NS_GET_NSTYPE: nix::libc::c_ulong = 0xb703;
+    // SAFETY: the ioctl takes no argument and only returns a number; the descriptor is open.
+    let kind = unsafe { nix::libc::ioctl(file.as_raw_fd(), NS_GET_NSTYPE as _) };
+    kind < 0 || kind == nix::libc::CLONE_NEWNET
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_missing_path_and_a_plain_file_are_told_apart() {
+        let dir = tempfile::tempdir().unwrap();
+        let missing = Netns::open(&dir.path().join("none")).unwrap_err();
+        assert!(matches!(missing, NetnsError::NotFound { .. }), "{missing}");
+        assert!(missing.to_string().starts_with("failed to Statfs \""), "{missing}");
+
+        let plain = dir.path().join("plain");
+        std::fs::write(&plain, "").unwrap();
+        let error = Netns::open(&plain).unwrap_err();
+        assert!(matches!(error, NetnsError::NotANamespace { .. }) && error.is_gone(), "{error}");
+    }
+
+    #[test]
+    fn another_kind_of_namespace_is_refused() {
+        let error = Netns::open(Path::new("/proc/self/ns/mnt")).unwrap_err();
+        assert!(matches!(error, NetnsError::WrongKind { .. }), "{error}");
+    }
+
+    #[test]
+    fn the_current_namespace_is_the_one_of_the_thread() {
+        let current = Netns::current().unwrap();
+        assert_eq!(current.id(), Netns::open(Path::new("/proc/self/ns/net")).unwrap().id());
+    }
+}

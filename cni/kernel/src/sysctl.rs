@@ -1,0 +1,144 @@
+//! Kernel settings below `/proc/sys`.
+//!
+//! Names are written with slashes (`net/ipv4/conf/br0.100/arp_notify`), because the names of links
+//! may hold dots. What lies below `net` belongs to the network namespace of the calling thread,
+//! whatever `/proc` is mounted; see [`get_in`] and [`set_in`] for another one's.
+
+use std::fs::OpenOptions;
+use std::io::{Read, Write};
+use std::path::PathBuf;
+
+use crate::netns::{Netns, NetnsError};
+
+/// Why a setting could not be read or written.
+#[derive(Debug, thiserror::Error)]
+pub enum SysctlError {
+    /// The name has an empty component, `.` or `..`, and could lead elsewhere.
+    #[error("invalid sysctl name {0:?}")]
+    Name(String),
+    /// Reading failed; `NotFound` means that this kernel has no such setting.
+    #[error("read sysctl {name}: {source}")]
+    Read {
+        /// The setting.
+        name: String,
+        /// The system's answer.
+        source: std::io::Error,
+    },
+    /// Writing failed; `ReadOnlyFilesystem` means that `/proc/sys` is mounted read-only.
+    #[error("set sysctl {name} to {value}: {source}")]
+    Write {
+        /// The setting.
+        name: String,
+        /// The value it should have got.
+        value: String,
+        /// The system's answer.
+        source: std::io::Error,
+    },
+    /// The namespace could not be entered.
+    #[error(transparent)]
+    Netns(#[from] NetnsError),
+}
+
+impl SysctlError {
+    /// Whether this kernel has no such setting (IPv6 switched off, no such link).
+    #[must_use]
+    pub fn is_not_found(&self) -> bool {
+        match self {
+            Self::Read { source, .. } | Self::Write { source, .. } => {
+                source.kind() == std::io::ErrorKind::NotFound
+            }
+            Self::Name(_) | Self::Netns(_) => false,
+        }
+    }
+}
+
+/// Reads a setting, without the line's end.
+///
+/// # Errors
+/// Names the setting.
+pub fn get(name: &str) -> Result<String, SysctlError> {
+    let mut value = String::new();
+    OpenOptions::new()
+        .read(true)
+        .open(path(name)?)
+        .and_then(|mut file| file.read_to_string(&mut value))
+        .map_err(|source| SysctlError::Read { name: name.to_owned(), source })?;
+    value.truncate(value.trim_end().len());
+    Ok(value)
+}
+
+/// Writes a setting.
+///
+/// # Errors
+/// Names the setting and the value.
+pub fn set(name: &str, value: &str) -> Result<(), SysctlError> {
+    OpenOptions::new()
+        .write(true)
+        .open(path(name)?)
+        .and_then(|mut file| file.write_all(value.as_bytes()))
+        .map_err(|source| SysctlError::Write { name: name.to_owned(), value: value.to_owned(), source })
+}
+
+/// Writes a setting unless it has the value already, and says whether it wrote. For settings of the
+/// whole namespace: writing `ip_forward` resets others even when nothing changes, and a read-only
+/// `/proc/sys` does no harm where all is set.
+///
+/// # Errors
+/// Names the setting and the value.
+pub fn ensure(name: &str, value: &str) -> Result<bool, SysctlError> {
+    if get(name)? == value {
+        return Ok(false);
+    }
+    set(name, value)?;
+    Ok(true)
+}
+
+/// [`get`] in another namespace.
+///
+/// # Errors
+/// Names the setting, or the namespace that could not be entered.
+pub fn get_in(netns: &Netns, name: &str) -> Result<String, SysctlError> {
+    netns.run(|| get(name))?
+}
+
+/// [`set`] in another namespace.
+///
+/// # Errors
+/// Names the setting and the value, or the namespace that could not be entered.
+pub fn set_in(netns: &Netns, name: &str, value: &str) -> Result<(), SysctlError> {
+    netns.run(|| set(name, value))?
+}
+
+/// [`ensure`] in another namespace.
+///
+/// # Errors
+/// Names the setting and the value, or the namespace that could not be entered.
+pub fn ensure_in(netns: &Netns, name: &str, value: &str) -> Result<bool, SysctlError> {
+    netns.run(|| ensure(name, value))?
+}
+
+fn path(name: &str) -> Result<PathBuf, SysctlError> {
+    if name.split('/').any(|part| matches!(part, "" | "." | "..") || part.contains('\0')) {
+        return Err(SysctlError::Name(name.to_owned()));
+    }
+    Ok(PathBuf::from("/proc/sys").join(name))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_that_lead_elsewhere_are_refused() {
+        for name in ["", "/etc/passwd", "net/../../../etc/passwd", "net//ipv4", "net/./ipv4", "a\0b"] {
+            assert!(matches!(get(name), Err(SysctlError::Name(_))), "{name:?}");
+        }
+    }
+
+    #[test]
+    fn a_setting_is_read_without_its_line_end() {
+        let value = get("kernel/ostype").unwrap();
+        assert_eq!(value, "Linux");
+        assert!(get("net/ipv4/no_such_setting").unwrap_err().is_not_found());
+    }
+}
