@@ -1,0 +1,262 @@
+//! The plugin directory: every name is reached from one open, locked directory.
+
+use std::collections::BTreeSet;
+use std::ffi::OsStr;
+use std::fs::{self, DirBuilder, File, Permissions};
+use std::io;
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+
+use nix::dir::Dir;
+use nix::errno::Errno;
+use nix::fcntl::{AtFlags, OFlag, openat, readlinkat, renameat};
+use nix::sys::stat::{FileStat, Mode, SFlag, fstatat, mkdirat};
+use nix::unistd::{UnlinkatFlags, linkat, symlinkat, unlinkat};
+
+use super::{BACKUP_DIR, BINARY};
+
+/// New files and links are made under this name and then renamed. One name is enough: the directory
+/// is locked. What a killed installation left under it is removed by the next one.
+const TEMPORARY: &str = ".slipway-new";
+
+/// Why an installation stopped.
+#[derive(Debug, thiserror::Error)]
+pub enum InstallError {
+    /// A system call failed on a file.
+    #[error("{operation} {}: {source}", path.display())]
+    Io {
+        /// What was tried.
+        operation: &'static str,
+        /// On which file.
+        path: PathBuf,
+        /// What the kernel said.
+        source: io::Error,
+    },
+    /// A name is in use by something that is not replaced.
+    #[error("{} {why}; nothing was changed", path.display())]
+    Taken {
+        /// The file in the way.
+        path: PathBuf,
+        /// What it is, and what helps.
+        why: &'static str,
+    },
+    /// The steps could not be told to the caller.
+    #[error("write the report: {0}")]
+    Report(#[source] io::Error),
+}
+
+/// What a name in the plugin directory stands for. Links are not followed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Entry {
+    Missing,
+    File,
+    /// A link whose target is our binary.
+    OurLink,
+    OtherLink,
+    Directory,
+    Special,
+}
+
+/// An open plugin directory, locked against other installers until it is dropped.
+#[derive(Debug)]
+pub(super) struct PluginDir {
+    fd: File,
+    path: PathBuf,
+}
+
+impl PluginDir {
+    /// Opens the directory and makes it, with its parents and mode 0755, when it is missing; a dry
+    /// run gets `None` instead.
+    pub(super) fn open_or_create(path: &Path, dry: bool) -> Result<Option<Self>, InstallError> {
+        if let Some(dir) = Self::open(path)? {
+            return Ok(Some(dir));
+        }
+        if dry {
+            return Ok(None);
+        }
+        DirBuilder::new().recursive(true).mode(0o755).create(path).map_err(|source| InstallError::Io {
+            operation: "create the directory",
+            path: path.to_owned(),
+            source,
+        })?;
+        Self::open(path)
+    }
+
+    /// Opens and locks the directory; `None` when there is none.
+    pub(super) fn open(path: &Path) -> Result<Option<Self>, InstallError> {
+        let failed = |operation| move |source| InstallError::Io { operation, path: path.to_owned(), source };
+        let fd = match fs::OpenOptions::new().read(true).custom_flags(OFlag::O_DIRECTORY.bits()).open(path) {
+            Ok(fd) => fd,
+            Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(None),
+            Err(e) => return Err(failed("open the directory")(e)),
+        };
+        fd.lock().map_err(failed("lock the directory"))?;
+        Ok(Some(Self { fd, path: path.to_owned() }))
+    }
+
+    pub(super) fn taken(&self, name: &str, why: &'static str) -> InstallError {
+        InstallError::Taken { path: self.path.join(name), why }
+    }
+
+    pub(super) fn entry(&self, name: &str) -> Result<Entry, InstallError> {
+        let Some(stat) = self.stat(name)? else { return Ok(Entry::Missing) };
+        Ok(match SFlag::from_bits_truncate(stat.st_mode) & SFlag::S_IFMT {
+            SFlag::S_IFREG => Entry::File,
+            SFlag::S_IFDIR => Entry::Directory,
+            SFlag::S_IFLNK => {
+                let target = readlinkat(&self.fd, name).map_err(|e| self.failed("read the link", name, e))?;
+                if target == OsStr::new(BINARY) { Entry::OurLink } else { Entry::OtherLink }
+            }
+            _ => Entry::Special,
+        })
+    }
+
+    fn stat(&self, name: &str) -> Result<Option<FileStat>, InstallError> {
+        match fstatat(&self.fd, name, AtFlags::AT_SYMLINK_NOFOLLOW) {
+            Ok(stat) => Ok(Some(stat)),
+            Err(Errno::ENOENT) => Ok(None),
+            Err(e) => Err(self.failed("look at", name, e)),
+        }
+    }
+
+    /// Whether the installed binary is the very file that is to be installed, as when an installed
+    /// `slipway` is told to install itself.
+    pub(super) fn is_same_file(&self, binary: &Path) -> Result<bool, InstallError> {
+        let source = fs::metadata(binary).map_err(|e| io_failed("look at", binary, e))?;
+        Ok(self.stat(BINARY)?.is_some_and(|s| s.st_dev == source.dev() && s.st_ino == source.ino()))
+    }
+
+    /// Writes the binary under its name: complete and on disk before the name points to it.
+    pub(super) fn copy_binary(&self, binary: &Path) -> Result<(), InstallError> {
+        self.remove_temporary()?;
+        let flags = OFlag::O_WRONLY | OFlag::O_CREAT | OFlag::O_EXCL | OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC;
+        let written = openat(&self.fd, TEMPORARY, flags, Mode::from_bits_truncate(0o700))
+            .map_err(|e| self.failed("create", TEMPORARY, e))
+            .and_then(|fd| self.fill(&mut File::from(fd), binary))
+            .and_then(|()| self.rename_into_place(BINARY));
+        if written.is_err() {
+            // The first failure is the one to tell; a leftover is removed by the next call.
+            let _ = self.remove_temporary();
+        }
+        written
+    }
+
+    fn fill(&self, file: &mut File, binary: &Path) -> Result<(), InstallError> {
+        let mut source = File::open(binary).map_err(|e| io_failed("open", binary, e))?;
+        let failed = |operation| move |e| io_failed(operation, &self.path.join(TEMPORARY), e);
+        io::copy(&mut source, file).map_err(failed("write"))?;
+        // Set explicitly: the mode at creation went through the umask.
+        file.set_permissions(Permissions::from_mode(0o755)).map_err(failed("set the mode of"))?;
+        file.sync_all().map_err(failed("sync"))
+    }
+
+    /// Makes `name` a link to the binary, in one step for whoever looks at it.
+    pub(super) fn put_link(&self, name: &str) -> Result<(), InstallError> {
+        self.remove_temporary()?;
+        symlinkat(BINARY, &self.fd, TEMPORARY).map_err(|e| self.failed("create the link", TEMPORARY, e))?;
+        self.rename_into_place(name)
+    }
+
+    fn rename_into_place(&self, name: &str) -> Result<(), InstallError> {
+        renameat(&self.fd, TEMPORARY, &self.fd, name).map_err(|e| self.failed("put in place", name, e))
+    }
+
+    fn remove_temporary(&self) -> Result<(), InstallError> {
+        match unlinkat(&self.fd, TEMPORARY, UnlinkatFlags::NoRemoveDir) {
+            Ok(()) | Err(Errno::ENOENT) => Ok(()),
+            Err(e) => Err(self.failed("remove", TEMPORARY, e)),
+        }
+    }
+
+    /// Gives the plugin under `name` a second name in the backup directory. It keeps its first name,
+    /// so that it can be started until our link takes its place.
+    pub(super) fn back_up(&self, name: &str) -> Result<(), InstallError> {
+        match mkdirat(&self.fd, BACKUP_DIR, Mode::from_bits_truncate(0o755)) {
+            Ok(()) | Err(Errno::EEXIST) => {}
+            Err(e) => return Err(self.failed("create the directory", BACKUP_DIR, e)),
+        }
+        let backup = self.backup_dir()?.ok_or_else(|| self.failed("open", BACKUP_DIR, Errno::ENOENT))?;
+        match unlinkat(&backup, TEMPORARY, UnlinkatFlags::NoRemoveDir) {
+            Ok(()) | Err(Errno::ENOENT) => {}
+            Err(e) => return Err(self.failed("remove an unfinished copy of", name, e)),
+        }
+        linkat(&self.fd, name, &backup, TEMPORARY, AtFlags::empty())
+            .and_then(|()| renameat(&backup, TEMPORARY, &backup, name))
+            .map_err(|e| self.failed("keep a copy of", name, e))?;
+        backup.sync_all().map_err(|e| io_failed("sync", &self.path.join(BACKUP_DIR), e))
+    }
+
+    /// Puts a backed up plugin in the place of our link.
+    pub(super) fn restore(&self, name: &str) -> Result<(), InstallError> {
+        let backup = self.backup_dir()?.ok_or_else(|| self.failed("open", BACKUP_DIR, Errno::ENOENT))?;
+        renameat(&backup, name, &self.fd, name).map_err(|e| self.failed("restore", name, e))
+    }
+
+    pub(super) fn remove(&self, name: &str) -> Result<(), InstallError> {
+        match unlinkat(&self.fd, name, UnlinkatFlags::NoRemoveDir) {
+            Ok(()) | Err(Errno::ENOENT) => Ok(()),
+            Err(e) => Err(self.failed("remove", name, e)),
+        }
+    }
+
+    /// Removes unfinished files and the backup directory, the latter only when nothing is left in it.
+    pub(super) fn remove_leftovers(&self) -> Result<(), InstallError> {
+        self.remove_temporary()?;
+        match unlinkat(&self.fd, BACKUP_DIR, UnlinkatFlags::RemoveDir) {
+            Ok(()) | Err(Errno::ENOENT | Errno::ENOTEMPTY | Errno::EEXIST) => Ok(()),
+            Err(e) => Err(self.failed("remove the directory", BACKUP_DIR, e)),
+        }
+    }
+
+    /// Makes the changed names last through a power cut.
+    pub(super) fn sync(&self) -> Result<(), InstallError> {
+        self.fd.sync_all().map_err(|e| io_failed("sync", &self.path, e))
+    }
+
+    /// The names in the directory, sorted.
+    pub(super) fn names(&self) -> Result<BTreeSet<String>, InstallError> {
+        names_in(&self.fd).map_err(|e| self.failed("list", "", e))
+    }
+
+    /// The names of the plugins that were replaced, sorted.
+    pub(super) fn backups(&self) -> Result<BTreeSet<String>, InstallError> {
+        let Some(backup) = self.backup_dir()? else { return Ok(BTreeSet::new()) };
+        let mut names = names_in(&backup).map_err(|e| self.failed("list", BACKUP_DIR, e))?;
+        names.remove(TEMPORARY);
+        Ok(names)
+    }
+
+    fn backup_dir(&self) -> Result<Option<File>, InstallError> {
+        let flags = OFlag::O_RDONLY | OFlag::O_DIRECTORY | OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC;
+        match openat(&self.fd, BACKUP_DIR, flags, Mode::empty()) {
+            Ok(fd) => Ok(Some(File::from(fd))),
+            Err(Errno::ENOENT) => Ok(None),
+            Err(e) => Err(self.failed("open the directory", BACKUP_DIR, e)),
+        }
+    }
+
+    fn failed(&self, operation: &'static str, name: &str, errno: Errno) -> InstallError {
+        io_failed(operation, &self.path.join(name), errno.into())
+    }
+}
+
+fn io_failed(operation: &'static str, path: &Path, source: io::Error) -> InstallError {
+    InstallError::Io { operation, path: path.to_owned(), source }
+}
+
+/// The directory's entries without `.` and `..`. Names that are not UTF-8 are nobody's plugin.
+fn names_in(dir: &File) -> Result<BTreeSet<String>, Errno> {
+    // A descriptor of its own: reading moves the position of the one it reads from.
+    let mut dir = Dir::openat(dir, ".", OFlag::O_RDONLY | OFlag::O_CLOEXEC, Mode::empty())?;
+    let mut names = BTreeSet::new();
+    for entry in dir.iter() {
+        if let Some(name) = OsStr::from_bytes(entry?.file_name().to_bytes()).to_str()
+            && name != "."
+            && name != ".."
+        {
+            names.insert(name.to_owned());
+        }
+    }
+    Ok(names)
+}
