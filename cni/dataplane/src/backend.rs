@@ -1,0 +1,172 @@
+//! What every way of publishing ports and masquerading must offer.
+
+use std::net::IpAddr;
+
+use cni_spec::Attachment;
+use ipnet::IpNet;
+
+use crate::{ContainerNetns, Error, HostPorts, Owner, PublishedPort};
+
+/// A container's ports to publish.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PortRequest {
+    /// The owner.
+    pub attachment: Attachment,
+    /// The container's namespace: it is how a later caller tells that the owner is dead.
+    pub netns: ContainerNetns,
+    /// The mappings, without overlaps among themselves.
+    pub ports: Vec<PublishedPort>,
+    /// The container's addresses with the prefixes of their networks, at most one of a family.
+    /// Sources in that network get the node's address on the way to a published port, as the
+    /// answer would otherwise not pass the node.
+    pub networks: Vec<IpNet>,
+    /// Which sources are masqueraded on the way to the container.
+    pub snat: Snat,
+    /// Bit of the packet mark, 0 to 31, that remembers between the translation of the destination
+    /// and that of the source that the packet came through a published port.
+    pub mark_bit: u8,
+    /// Conditions on the packets of each family (IPv4, IPv6) that the mappings are for, in the
+    /// grammar of the nftables backend; empty for none.
+    pub conditions_v4: String,
+    /// See `conditions_v4`.
+    pub conditions_v6: String,
+}
+
+/// Which sources get an address of the node on the way to a published port.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Snat {
+    /// Those that need it: the container's own network (itself included) and the node's loopback.
+    #[default]
+    Needed,
+    /// None: the container always sees the client, the container and its neighbours and the
+    /// node's loopback may not get an answer.
+    Never,
+    /// All.
+    Always,
+}
+
+/// A container's addresses to masquerade.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct MasqueradeRequest {
+    /// The owner.
+    pub attachment: Attachment,
+    /// The container's namespace: it is how a later caller tells that the owner is dead.
+    pub netns: ContainerNetns,
+    /// The container's addresses, each with its network's prefix (host bits kept, as results of
+    /// IPAM have them). Packets to that network and to multicast groups keep their source.
+    pub addresses: Vec<IpNet>,
+}
+
+/// Which of an attachment's things are meant.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Kinds {
+    /// Published ports alone.
+    Ports,
+    /// Masqueraded addresses alone.
+    Masquerade,
+    /// Everything it owns.
+    All,
+}
+
+impl Kinds {
+    /// Whether published ports are among them.
+    #[must_use]
+    pub fn ports(self) -> bool {
+        self != Self::Masquerade
+    }
+
+    /// Whether masqueraded addresses are among them.
+    #[must_use]
+    pub fn masquerade(self) -> bool {
+        self != Self::Ports
+    }
+}
+
+/// What to take away. Only the attachment is needed; the hints save the search through all
+/// elements when they are right and do no harm when they are wrong or missing.
+#[derive(Debug, Clone)]
+pub struct Withdrawal<'a> {
+    /// The owner.
+    pub attachment: &'a Attachment,
+    /// What of it.
+    pub kinds: Kinds,
+    /// Host ports that it probably has.
+    pub ports: &'a [HostPorts],
+    /// Container addresses that it probably has.
+    pub addresses: &'a [IpAddr],
+}
+
+impl<'a> Withdrawal<'a> {
+    /// A withdrawal without hints.
+    #[must_use]
+    pub fn of(attachment: &'a Attachment, kinds: Kinds) -> Self {
+        Self { attachment, kinds, ports: &[], addresses: &[] }
+    }
+}
+
+/// One published port as it is in the kernel.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Listed {
+    /// Who owns it; none for an element that was made by hand.
+    pub owner: Option<Owner>,
+    /// The mapping.
+    pub port: PublishedPort,
+}
+
+/// A way to publish ports and to masquerade.
+///
+/// All calls are blocking, act on the network namespace of the calling thread, and are safe
+/// against any number of other processes that do the same.
+pub trait Backend {
+    /// Publishes the ports: all of them or none. Publishing again what the same attachment has
+    /// already is no error; what it had and is no longer asked for goes away.
+    ///
+    /// # Errors
+    /// [`Error::Conflict`] when another living attachment has one of the ports or addresses.
+    fn publish(&self, request: &PortRequest) -> Result<(), Error>;
+
+    /// Masquerades the addresses: all of them or none. As with [`Backend::publish`], a repetition
+    /// is no error.
+    ///
+    /// # Errors
+    /// [`Error::Conflict`] when another living attachment has one of the addresses.
+    fn masquerade(&self, request: &MasqueradeRequest) -> Result<(), Error>;
+
+    /// Takes away what the attachment owns. Nothing owned, or nothing ever made: no error and no
+    /// write.
+    ///
+    /// # Errors
+    /// What failed; the call can be repeated.
+    fn withdraw(&self, withdrawal: &Withdrawal<'_>) -> Result<(), Error>;
+
+    /// Compares the request with what is there.
+    ///
+    /// # Errors
+    /// [`Error::Missing`] with the first difference.
+    fn check_ports(&self, request: &PortRequest) -> Result<(), Error>;
+
+    /// Compares the request with what is there.
+    ///
+    /// # Errors
+    /// [`Error::Missing`] with the first difference.
+    fn check_masquerade(&self, request: &MasqueradeRequest) -> Result<(), Error>;
+
+    /// Takes away what belongs to attachments of `network` that are not in `valid`, and what no
+    /// attachment of any network uses any longer.
+    ///
+    /// # Errors
+    /// What failed; the rest was done all the same.
+    fn retain(&self, network: &str, valid: &[Attachment], kinds: Kinds) -> Result<(), Error>;
+
+    /// Everything that is published on the node, in a stable order.
+    ///
+    /// # Errors
+    /// What could not be read.
+    fn list(&self) -> Result<Vec<Listed>, Error>;
+
+    /// Whether the next `publish` and `masquerade` can succeed.
+    ///
+    /// # Errors
+    /// What this kernel or this node lacks.
+    fn status(&self) -> Result<(), Error>;
+}

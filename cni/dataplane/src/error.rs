@@ -1,0 +1,107 @@
+//! What can go wrong in the dataplane.
+
+use cni_spec::{CniError, ErrorCode};
+
+use crate::Owner;
+
+/// An error of a [`crate::Backend`].
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// Another living attachment has what was asked for.
+    #[error("{what} is taken by {owner}")]
+    Conflict {
+        /// The port or address.
+        what: String,
+        /// Who has it.
+        owner: Box<Owner>,
+    },
+    /// An element without an owner's comment stands in the way.
+    #[error("{what} is taken by an element of {place} that has no owner: remove it by hand")]
+    ConflictUnowned {
+        /// The port or address.
+        what: String,
+        /// The map that it is in.
+        place: String,
+    },
+    /// Others changed the ruleset at every attempt.
+    #[error("{operation}: the ruleset changed at each of {attempts} attempts within {millis} ms")]
+    Busy {
+        /// What was tried.
+        operation: String,
+        /// How often.
+        attempts: u32,
+        /// For how long, in milliseconds.
+        millis: u128,
+    },
+    /// The table of our name was made by something else.
+    #[error("table {table} was not made by slipway (it has no schema-N chain): rename or delete it")]
+    ForeignTable {
+        /// Family and name.
+        table: &'static str,
+    },
+    /// The table of our name was made by a later version.
+    #[error(
+        "table {table} has schema {found}, made by a later version; this one knows {known} and leaves it alone"
+    )]
+    NewerSchema {
+        /// Family and name.
+        table: &'static str,
+        /// The schema found.
+        found: u32,
+        /// The newest schema that this version knows.
+        known: u32,
+    },
+    /// A condition that is not in the grammar.
+    #[error("{key}: {reason}")]
+    Condition {
+        /// The configuration's key.
+        key: &'static str,
+        /// What is wrong, with the offending word.
+        reason: String,
+    },
+    /// A check found a difference.
+    #[error("{0}")]
+    Missing(String),
+    /// A request that no backend can carry out.
+    #[error("{0}")]
+    Request(String),
+    /// An operation of the kernel failed.
+    #[error("{operation}: {source}")]
+    Kernel {
+        /// What was tried, on which object.
+        operation: String,
+        /// What the kernel, or the layer above it, said.
+        source: Box<dyn std::error::Error + Send + Sync>,
+    },
+}
+
+impl Error {
+    /// Wraps an error of a lower layer with what was tried.
+    pub fn kernel(
+        operation: impl Into<String>,
+        source: impl Into<Box<dyn std::error::Error + Send + Sync>>,
+    ) -> Self {
+        Self::Kernel { operation: operation.into(), source: source.into() }
+    }
+
+    /// The specification's code for it: 11 for what a later attempt may find resolved, 7 for what
+    /// the configuration's author must mend, else 999.
+    #[must_use]
+    pub fn code(&self) -> ErrorCode {
+        match self {
+            Self::Conflict { .. } | Self::ConflictUnowned { .. } | Self::Busy { .. } => {
+                ErrorCode::TryAgainLater
+            }
+            Self::Condition { .. } | Self::Request(_) => ErrorCode::InvalidConfig,
+            Self::ForeignTable { .. } | Self::NewerSchema { .. } | Self::Missing(_) | Self::Kernel { .. } => {
+                ErrorCode::Internal
+            }
+        }
+    }
+}
+
+impl From<Error> for CniError {
+    fn from(error: Error) -> Self {
+        Self::new(error.code(), error.to_string())
+    }
+}

@@ -1,0 +1,148 @@
+//! A backend that keeps everything in memory: for tests of the code that calls backends. No
+//! statement about packets counts on it.
+
+use std::collections::BTreeMap;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use cni_spec::Attachment;
+
+use crate::{Backend, Error, Kinds, Listed, MasqueradeRequest, Owner, PortRequest, Withdrawal};
+
+/// See the module's text.
+#[derive(Debug, Default)]
+pub struct Fake {
+    state: Mutex<State>,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    ports: BTreeMap<Attachment, PortRequest>,
+    masquerades: BTreeMap<Attachment, MasqueradeRequest>,
+    calls: Vec<String>,
+    failing: Option<&'static str>,
+}
+
+impl Fake {
+    /// An empty one.
+    #[must_use]
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Makes every later call of the method of this name fail.
+    pub fn fail(&self, method: &'static str) {
+        self.state().failing = Some(method);
+    }
+
+    /// The calls so far, one line each.
+    #[must_use]
+    pub fn calls(&self) -> Vec<String> {
+        self.state().calls.clone()
+    }
+
+    /// Whether nothing is published and nothing masqueraded.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        let state = self.state();
+        state.ports.is_empty() && state.masquerades.is_empty()
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn enter(
+        &self,
+        method: &'static str,
+        object: &dyn std::fmt::Display,
+    ) -> Result<MutexGuard<'_, State>, Error> {
+        let mut state = self.state();
+        state.calls.push(format!("{method} {object}"));
+        if state.failing == Some(method) {
+            return Err(Error::kernel(format!("{method} {object}"), "made to fail"));
+        }
+        Ok(state)
+    }
+}
+
+impl Backend for Fake {
+    fn publish(&self, request: &PortRequest) -> Result<(), Error> {
+        let mut state = self.enter("publish", &request.attachment)?;
+        for other in state.ports.values().filter(|o| o.attachment != request.attachment) {
+            for wanted in &request.ports {
+                if other.ports.iter().any(|has| has.host.overlaps(&wanted.host)) {
+                    let owner = Box::new(Owner::of(&other.attachment));
+                    return Err(Error::Conflict { what: wanted.host.to_string(), owner });
+                }
+            }
+        }
+        state.ports.insert(request.attachment.clone(), request.clone());
+        Ok(())
+    }
+
+    fn masquerade(&self, request: &MasqueradeRequest) -> Result<(), Error> {
+        let mut state = self.enter("masquerade", &request.attachment)?;
+        for other in state.masquerades.values().filter(|o| o.attachment != request.attachment) {
+            for wanted in &request.addresses {
+                if other.addresses.iter().any(|has| has.addr() == wanted.addr()) {
+                    let owner = Box::new(Owner::of(&other.attachment));
+                    return Err(Error::Conflict { what: wanted.addr().to_string(), owner });
+                }
+            }
+        }
+        state.masquerades.insert(request.attachment.clone(), request.clone());
+        Ok(())
+    }
+
+    fn withdraw(&self, withdrawal: &Withdrawal<'_>) -> Result<(), Error> {
+        let mut state = self.enter("withdraw", withdrawal.attachment)?;
+        if withdrawal.kinds.ports() {
+            state.ports.remove(withdrawal.attachment);
+        }
+        if withdrawal.kinds.masquerade() {
+            state.masquerades.remove(withdrawal.attachment);
+        }
+        Ok(())
+    }
+
+    fn check_ports(&self, request: &PortRequest) -> Result<(), Error> {
+        let state = self.enter("check_ports", &request.attachment)?;
+        match state.ports.get(&request.attachment) {
+            Some(has) if has == request => Ok(()),
+            _ => Err(Error::Missing(format!("the published ports of {} differ", request.attachment))),
+        }
+    }
+
+    fn check_masquerade(&self, request: &MasqueradeRequest) -> Result<(), Error> {
+        let state = self.enter("check_masquerade", &request.attachment)?;
+        match state.masquerades.get(&request.attachment) {
+            Some(has) if has == request => Ok(()),
+            _ => Err(Error::Missing(format!("the masqueraded addresses of {} differ", request.attachment))),
+        }
+    }
+
+    fn retain(&self, network: &str, valid: &[Attachment], kinds: Kinds) -> Result<(), Error> {
+        let mut state = self.enter("retain", &network)?;
+        let keep = |a: &Attachment| a.network() != network || valid.contains(a);
+        if kinds.ports() {
+            state.ports.retain(|attachment, _| keep(attachment));
+        }
+        if kinds.masquerade() {
+            state.masquerades.retain(|attachment, _| keep(attachment));
+        }
+        Ok(())
+    }
+
+    fn list(&self) -> Result<Vec<Listed>, Error> {
+        let state = self.enter("list", &"all")?;
+        let all = state.ports.values().flat_map(|request| {
+            let owner = Owner::of(&request.attachment);
+            request.ports.iter().map(move |port| Listed { owner: Some(owner.clone()), port: *port })
+        });
+        Ok(all.collect())
+    }
+
+    fn status(&self) -> Result<(), Error> {
+        self.enter("status", &"node").map(|_| ())
+    }
+}

@@ -1,0 +1,201 @@
+//! Who owns an element: the comment that every element carries and the namespace behind it.
+
+use std::fmt;
+use std::io;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+
+use cni_spec::Attachment;
+use sha2::{Digest, Sha256};
+
+/// nft refuses comments of more bytes when it loads a ruleset (`NFTNL_UDATA_COMMENT_MAXLEN`).
+pub const COMMENT_MAX: usize = 128;
+/// First word of every comment: tells ours from others and carries the format's version.
+const MAGIC: &str = "slipway1";
+/// Stands at the end of a name that was cut to fit.
+const CUT: char = '~';
+
+/// 64 bits that stand for a network.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct NetworkHash(pub [u8; 8]);
+
+/// 128 bits that stand for an attachment.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct AttachmentHash(pub [u8; 16]);
+
+impl NetworkHash {
+    /// The hash of a network's name.
+    #[must_use]
+    pub fn of(network: &str) -> Self {
+        Self(digest(&[network]))
+    }
+}
+
+impl AttachmentHash {
+    /// The hash of an attachment. The parts are length-prefixed, so that no two attachments share
+    /// their input.
+    #[must_use]
+    pub fn of(attachment: &Attachment) -> Self {
+        Self(digest(&[attachment.network(), attachment.container_id(), attachment.ifname()]))
+    }
+}
+
+fn digest<const N: usize>(parts: &[&str]) -> [u8; N] {
+    let mut hasher = Sha256::new();
+    for part in parts {
+        hasher.update((part.len() as u64).to_be_bytes());
+        hasher.update(part);
+    }
+    let mut out = [0; N];
+    for (to, from) in out.iter_mut().zip(hasher.finalize()) {
+        *to = from;
+    }
+    out
+}
+
+/// The owner as an element's comment tells it. The hashes are exact; the names are for people and
+/// may be cut.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Owner {
+    /// Hash of the network's name.
+    pub network_hash: NetworkHash,
+    /// Hash of network, container and interface.
+    pub attachment_hash: AttachmentHash,
+    /// The network's name, cut and ending in `~` when it is long.
+    pub network: String,
+    /// The interface inside the container.
+    pub ifname: String,
+    /// The container's ID, cut and ending in `~` when it is long.
+    pub container_id: String,
+}
+
+impl Owner {
+    /// The owner that stands for an attachment, names in full.
+    #[must_use]
+    pub fn of(attachment: &Attachment) -> Self {
+        Self {
+            network_hash: NetworkHash::of(attachment.network()),
+            attachment_hash: AttachmentHash::of(attachment),
+            network: attachment.network().to_owned(),
+            ifname: attachment.ifname().to_owned(),
+            container_id: attachment.container_id().to_owned(),
+        }
+    }
+
+    /// The comment for its elements: at most [`COMMENT_MAX`] bytes of printable ASCII without
+    /// quotes, so that a saved ruleset loads again.
+    #[must_use]
+    pub fn to_comment(&self) -> String {
+        let mut comment = format!("{MAGIC} {}-{} ", hex(&self.network_hash.0), hex(&self.attachment_hash.0));
+        // The interface has at most 15 bytes; the network gets what leaves the container's ID the
+        // 12 characters that people know a container by.
+        let ifname = printable(&self.ifname, 15);
+        let room = COMMENT_MAX.saturating_sub(comment.len() + ifname.len() + 2);
+        let network = printable(&self.network, room.saturating_sub(13.min(self.container_id.len())));
+        let container = printable(&self.container_id, room.saturating_sub(network.len()));
+        for (name, end) in [(&network, " "), (&ifname, " "), (&container, "")] {
+            comment.push_str(name);
+            comment.push_str(end);
+        }
+        comment
+    }
+
+    /// Reads a comment; none when it is not one of ours.
+    #[must_use]
+    pub fn from_comment(comment: &str) -> Option<Self> {
+        let mut words = comment.split(' ');
+        let mut next = || words.next();
+        if next()? != MAGIC {
+            return None;
+        }
+        let (network_hash, attachment_hash) = next()?.split_once('-')?;
+        let owner = Self {
+            network_hash: NetworkHash(unhex(network_hash)?),
+            attachment_hash: AttachmentHash(unhex(attachment_hash)?),
+            network: next()?.to_owned(),
+            ifname: next()?.to_owned(),
+            container_id: next()?.to_owned(),
+        };
+        next().is_none().then_some(owner)
+    }
+}
+
+impl fmt::Display for Owner {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "network {}, container {}, interface {}", self.network, self.container_id, self.ifname)
+    }
+}
+
+/// At most `max` bytes of the name, anything but graphic ASCII (and quotes and backslashes, which
+/// nft cannot print and read back) replaced.
+fn printable(name: &str, max: usize) -> String {
+    let clean = |c: char| if c.is_ascii_graphic() && c != '"' && c != '\\' { c } else { '?' };
+    let all: String = name.chars().map(clean).collect();
+    if all.len() <= max {
+        return all;
+    }
+    let mut cut: String = all.chars().take(max.saturating_sub(1)).collect();
+    cut.push(CUT);
+    cut
+}
+
+fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+fn unhex<const N: usize>(text: &str) -> Option<[u8; N]> {
+    if text.len() != 2 * N || !text.bytes().all(|b| b.is_ascii_hexdigit() && !b.is_ascii_uppercase()) {
+        return None;
+    }
+    let mut out = [0; N];
+    for (i, byte) in out.iter_mut().enumerate() {
+        *byte = u8::from_str_radix(text.get(2 * i..2 * i + 2)?, 16).ok()?;
+    }
+    Some(out)
+}
+
+/// A container's network namespace, as a file that the runtime holds it by and the identity
+/// behind that file.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct ContainerNetns {
+    /// `CNI_NETNS`.
+    pub path: PathBuf,
+    /// Device number of the namespace's inode.
+    pub dev: u64,
+    /// Inode number of the namespace.
+    pub ino: u64,
+}
+
+/// What can be said of a namespace that was recorded earlier.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Life {
+    /// The path is gone or leads to another namespace.
+    Dead,
+    /// The path still leads to it, or nothing can be said.
+    NotProvenDead,
+}
+
+impl ContainerNetns {
+    /// Reads the identity behind a path.
+    ///
+    /// # Errors
+    /// What `stat` said.
+    pub fn read(path: &Path) -> io::Result<Self> {
+        let meta = std::fs::metadata(path)?;
+        Ok(Self { path: path.to_owned(), dev: meta.dev(), ino: meta.ino() })
+    }
+
+    /// Looks whether the path still leads to this namespace. The answer means something only in
+    /// the mount namespace that the path was recorded in.
+    #[must_use]
+    pub fn life(&self) -> Life {
+        match std::fs::metadata(&self.path) {
+            Ok(meta) if meta.dev() == self.dev && meta.ino() == self.ino => Life::NotProvenDead,
+            Ok(_) => Life::Dead,
+            Err(e) if matches!(e.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory) => {
+                Life::Dead
+            }
+            Err(_) => Life::NotProvenDead,
+        }
+    }
+}

@@ -1,0 +1,179 @@
+//! Published ports as plain values.
+
+use std::fmt;
+use std::net::{IpAddr, SocketAddr};
+
+/// A transport protocol that ports can be published for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Protocol {
+    /// TCP.
+    Tcp,
+    /// UDP.
+    Udp,
+    /// SCTP.
+    Sctp,
+}
+
+impl Protocol {
+    /// All of them, in the order they are listed in.
+    pub const ALL: [Self; 3] = [Self::Tcp, Self::Udp, Self::Sctp];
+
+    /// The number in the IP header (IANA "Assigned Internet Protocol Numbers").
+    #[must_use]
+    pub fn number(self) -> u8 {
+        match self {
+            Self::Tcp => 6,
+            Self::Udp => 17,
+            Self::Sctp => 132,
+        }
+    }
+
+    /// The protocol with that number in the IP header.
+    #[must_use]
+    pub fn from_number(number: u8) -> Option<Self> {
+        Self::ALL.into_iter().find(|p| p.number() == number)
+    }
+
+    /// The name in lower case, as port mappings and listings write it.
+    #[must_use]
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Tcp => "tcp",
+            Self::Udp => "udp",
+            Self::Sctp => "sctp",
+        }
+    }
+}
+
+impl fmt::Display for Protocol {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.as_str())
+    }
+}
+
+/// One of the two address families.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum AddressFamily {
+    /// IPv4.
+    V4,
+    /// IPv6.
+    V6,
+}
+
+impl AddressFamily {
+    /// Both, IPv4 first.
+    pub const BOTH: [Self; 2] = [Self::V4, Self::V6];
+
+    /// The family of an address.
+    #[must_use]
+    pub fn of(address: IpAddr) -> Self {
+        if address.is_ipv4() { Self::V4 } else { Self::V6 }
+    }
+}
+
+/// The addresses of the node that a port is published on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum HostAddress {
+    /// Every local address of one family.
+    Any(AddressFamily),
+    /// This address alone. It wins over [`HostAddress::Any`] where both are published.
+    One(IpAddr),
+}
+
+impl HostAddress {
+    /// The family it is of.
+    #[must_use]
+    pub fn family(self) -> AddressFamily {
+        match self {
+            Self::Any(family) => family,
+            Self::One(address) => AddressFamily::of(address),
+        }
+    }
+}
+
+impl fmt::Display for HostAddress {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Any(AddressFamily::V4) => f.write_str("0.0.0.0"),
+            Self::Any(AddressFamily::V6) => f.write_str("[::]"),
+            Self::One(IpAddr::V4(address)) => write!(f, "{address}"),
+            Self::One(IpAddr::V6(address)) => write!(f, "[{address}]"),
+        }
+    }
+}
+
+/// The host's side of a mapping: one port or a run of consecutive ones.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct HostPorts {
+    /// The transport protocol.
+    pub protocol: Protocol,
+    /// Where the ports are open.
+    pub address: HostAddress,
+    /// The first port of the run, never 0.
+    pub first: u16,
+    /// The last port of the run, equal to `first` for a single port.
+    pub last: u16,
+}
+
+impl HostPorts {
+    /// Number of ports in the run.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        usize::from(self.last.saturating_sub(self.first)) + 1
+    }
+
+    /// Never: a run holds at least one port.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        false
+    }
+
+    /// The ports of the run.
+    pub fn ports(&self) -> impl Iterator<Item = u16> + use<> {
+        self.first..=self.last
+    }
+
+    /// Whether both hold one port in common, on the same address and protocol. A wildcard and a
+    /// single address do not overlap: the single address wins.
+    #[must_use]
+    pub fn overlaps(&self, other: &Self) -> bool {
+        self.protocol == other.protocol
+            && self.address == other.address
+            && self.first <= other.last
+            && other.first <= self.last
+    }
+}
+
+impl fmt::Display for HostPorts {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}/{}:{}", self.protocol, self.address, self.first)?;
+        if self.last == self.first { Ok(()) } else { write!(f, "-{}", self.last) }
+    }
+}
+
+/// A mapping: packets for the host's ports go to the container's ports, in order.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct PublishedPort {
+    /// The host's side.
+    pub host: HostPorts,
+    /// The container's address, of the host side's family.
+    pub container: IpAddr,
+    /// The container's port for the first port of the run; the others follow it.
+    pub container_port: u16,
+}
+
+impl PublishedPort {
+    /// The container's port for the last port of the run. The sum is in range for every value
+    /// that came through the check of the configuration.
+    #[must_use]
+    pub fn last_container_port(&self) -> u16 {
+        self.container_port.saturating_add(self.host.last.saturating_sub(self.host.first))
+    }
+}
+
+impl fmt::Display for PublishedPort {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} -> {}", self.host, SocketAddr::new(self.container, self.container_port))?;
+        if self.host.len() > 1 { write!(f, "-{}", self.last_container_port()) } else { Ok(()) }
+    }
+}
