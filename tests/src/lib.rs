@@ -1,1 +1,59 @@
 //! The harness of the network tests.
+//!
+//! Every test makes a private world: a [`Node`] (its own network and mount namespace), [`Host`]s
+//! outside it (namespaces joined to the node by a veth pair) and [`Pod`]s (empty namespaces under
+//! `/run/netns`, for a plugin to fill). All three are [`Space`]s: code and commands run inside with
+//! [`Space::run`] and [`Space::cmd`], servers and clients with [`Space::serve`] and [`Space::ask`].
+//!
+//! No namespace has a name outside the node's own mount namespace, and each is held by nothing but a
+//! file descriptor of the test process. So whatever way a test ends (also killed), the kernel removes
+//! everything, and suites run side by side without knowing of each other.
+//!
+//! ```no_run
+//! use serde_json::json;
+//! use slipway_tests::{Attach, Node, Proto};
+//!
+//! let node = Node::new();
+//! let client = node.host("client");
+//! let network = node.network(json!({
+//!     "name": "net", "plugins": [
+//!         {"type": "bridge", "isGateway": true, "ipam": {"type": "host-local", "subnet": "10.1.2.0/24"}},
+//!         {"type": "portmap", "capabilities": {"portMappings": true}},
+//!     ],
+//! }));
+//! let pod = node.pod("web");
+//! let attach = Attach::new(&pod).port(Proto::Tcp, 8080, 80);
+//! network.add(&attach).unwrap();
+//! let _server = pod.serve(Proto::Tcp, "0.0.0.0:80", "web");
+//! let answer = client.ask(Proto::Tcp, (client.node_v4, 8080)).unwrap();
+//! assert_eq!((answer.who.as_str(), answer.peer.ip()), ("web", client.v4.into()));
+//! network.del(&attach).unwrap();
+//! ```
+//!
+//! # Which plugins are tested
+//! `SLIPWAY_BIN_DIR` names the plugin directory. Without it the workspace's own binary is built (once
+//! per test process, by the cargo that runs the tests) and linked under the plugins' names.
+//! `SLIPWAY_PEER_DIR` puts another implementation in its place, so that a suite can be compared with
+//! the reference plugins: see [`peer_fails`].
+//!
+//! # When a test fails
+//! A [`Node`] that is dropped by a panic prints every command run in it (with input and output), and
+//! the ruleset, links, addresses and routes of all its spaces.
+
+mod chain;
+mod golden;
+mod node;
+mod plugin;
+mod skip;
+mod snapshot;
+mod space;
+mod traffic;
+
+pub use chain::{Attach, Failure, Network};
+pub use golden::{golden, normalise};
+pub use node::{BridgeNetfilter, Host, Node, Pod};
+pub use plugin::{CniFailure, Output, PluginCall, Running, is_peer, peer_fails, plugin_dir, slipway};
+pub use skip::{record_skip, test_name};
+pub use snapshot::Snapshot;
+pub use space::{CommandOutput, Space};
+pub use traffic::{Answer, Conversation, Proto, QUICK, Server, at};

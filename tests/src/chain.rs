@@ -1,0 +1,296 @@
+//! A runtime's side of the protocol, in memory: chains plugins as libcni does.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::path::PathBuf;
+use std::sync::Mutex;
+
+use serde_json::{Map, Value, json};
+
+use crate::node::{Node, Pod};
+use crate::plugin::{CniFailure, Output, is_peer};
+use crate::traffic::Proto;
+
+/// A network configuration list on a node, with the cache of its attachments.
+///
+/// What it does is what libcni does: ADD in order, each result the next one's `prevResult`; nothing is
+/// undone when one fails; DEL in reverse order with the cached result; CHECK in order; GC first deletes
+/// cached attachments that are not valid; `runtimeConfig` holds the capabilities that a plugin asks for.
+#[derive(Debug)]
+pub struct Network<'a> {
+    node: &'a Node,
+    list: Value,
+    cache: Mutex<BTreeMap<(String, String), Cached>>,
+}
+
+#[derive(Debug, Clone)]
+struct Cached {
+    attach: Attach,
+    result: Value,
+}
+
+/// One attachment of one container, with what the runtime knows about it.
+#[derive(Debug, Clone)]
+pub struct Attach {
+    /// `CNI_CONTAINERID`.
+    pub container: String,
+    /// `CNI_NETNS`; may be empty for DEL.
+    pub netns: PathBuf,
+    /// `CNI_IFNAME`.
+    pub ifname: String,
+    /// `CNI_ARGS`.
+    pub args: String,
+    /// What the runtime knows, by capability: `portMappings`, `ipRanges`, `mac`, …
+    pub capabilities: Map<String, Value>,
+}
+
+/// A plugin of the chain failed.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Failure {
+    /// The plugin's type.
+    pub plugin: String,
+    /// What it said.
+    pub error: CniFailure,
+}
+
+impl fmt::Display for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let CniFailure { code, msg, details } = &self.error;
+        write!(f, "{}: {msg} ({details}; code {code})", self.plugin)
+    }
+}
+
+impl Attach {
+    /// The pod as container of the same name, attached as eth0.
+    #[must_use]
+    pub fn new(pod: &Pod) -> Self {
+        Self {
+            container: pod.name().to_owned(),
+            netns: pod.path().to_owned(),
+            ifname: "eth0".to_owned(),
+            args: String::new(),
+            capabilities: Map::new(),
+        }
+    }
+
+    /// Another container ID.
+    #[must_use]
+    pub fn container(mut self, id: &str) -> Self {
+        id.clone_into(&mut self.container);
+        self
+    }
+
+    /// Another interface name.
+    #[must_use]
+    pub fn ifname(mut self, name: &str) -> Self {
+        name.clone_into(&mut self.ifname);
+        self
+    }
+
+    /// Another namespace path.
+    #[must_use]
+    pub fn netns(mut self, path: impl Into<PathBuf>) -> Self {
+        self.netns = path.into();
+        self
+    }
+
+    /// `CNI_ARGS`.
+    #[must_use]
+    pub fn args(mut self, args: &str) -> Self {
+        args.clone_into(&mut self.args);
+        self
+    }
+
+    /// One capability's value.
+    #[must_use]
+    pub fn capability(mut self, name: &str, value: Value) -> Self {
+        self.capabilities.insert(name.to_owned(), value);
+        self
+    }
+
+    /// Publishes one more port, on every address of the node.
+    #[must_use]
+    pub fn port(self, proto: Proto, host: u16, container: u16) -> Self {
+        self.mapping(json!({"hostPort": host, "containerPort": container, "protocol": proto.name()}))
+    }
+
+    /// Publishes one more port, on one host address.
+    #[must_use]
+    pub fn port_on(self, ip: &str, proto: Proto, host: u16, container: u16) -> Self {
+        let mapping =
+            json!({"hostPort": host, "containerPort": container, "protocol": proto.name(), "hostIP": ip});
+        self.mapping(mapping)
+    }
+
+    /// Adds an entry to `portMappings` as it is.
+    #[must_use]
+    pub fn mapping(mut self, mapping: Value) -> Self {
+        let entry = self.capabilities.entry("portMappings").or_insert_with(|| json!([]));
+        entry.as_array_mut().expect("portMappings is a list").push(mapping);
+        self
+    }
+
+    fn key(&self) -> (String, String) {
+        (self.container.clone(), self.ifname.clone())
+    }
+}
+
+impl<'a> Network<'a> {
+    /// See [`Node::network`].
+    pub(crate) fn new(node: &'a Node, mut list: Value) -> Self {
+        let object = list.as_object_mut().expect("a list is an object");
+        // The newest version that the reference plugins of Debian 12 speak is 1.0.0.
+        let version = if is_peer() { "1.0.0" } else { "1.1.0" };
+        object.entry("cniVersion").or_insert_with(|| version.into());
+        Self { node, list, cache: Mutex::default() }
+    }
+
+    /// The same list, but for a runtime that lost its cache.
+    pub fn forget(&self) {
+        self.cache.lock().expect("not poisoned").clear();
+    }
+
+    /// The cached result of an attachment.
+    #[must_use]
+    pub fn cached(&self, attach: &Attach) -> Option<Value> {
+        self.cache.lock().expect("not poisoned").get(&attach.key()).map(|cached| cached.result.clone())
+    }
+
+    /// The configuration of each plugin, as it would get it for this attachment without a
+    /// `prevResult`.
+    #[must_use]
+    pub fn configs(&self, attach: Option<&Attach>) -> Vec<Value> {
+        let plugins = self.list["plugins"].as_array().expect("a list has plugins");
+        plugins.iter().map(|plugin| self.config(plugin, attach)).collect()
+    }
+
+    fn config(&self, plugin: &Value, attach: Option<&Attach>) -> Value {
+        let mut config = plugin.as_object().expect("a plugin is an object").clone();
+        config.insert("name".into(), self.list["name"].clone());
+        config.insert("cniVersion".into(), self.list["cniVersion"].clone());
+        if let (Some(attach), Some(wanted)) = (attach, plugin["capabilities"].as_object()) {
+            let has = |name: &String| wanted.get(name) == Some(&Value::Bool(true));
+            let known: Map<_, _> =
+                attach.capabilities.clone().into_iter().filter(|(name, _)| has(name)).collect();
+            if !known.is_empty() {
+                config.insert("runtimeConfig".into(), known.into());
+            }
+        }
+        config.into()
+    }
+
+    /// Calls one plugin of the list. The environment has all six variables, possibly empty, as libcni
+    /// sets them.
+    pub fn call(&self, verb: &str, config: &Value, attach: Option<&Attach>) -> Output {
+        let name = config["type"].as_str().expect("a plugin has a type");
+        let call = self.node.plugin(name).command(verb).config(config);
+        let call = match attach {
+            Some(attach) => call
+                .container(&attach.container)
+                .netns(&attach.netns)
+                .ifname(&attach.ifname)
+                .args(&attach.args),
+            None => call.container("").netns("").ifname("").args(""),
+        };
+        call.run()
+    }
+
+    fn step(&self, verb: &str, config: &Value, attach: Option<&Attach>) -> Result<Value, Failure> {
+        let plugin = config["type"].as_str().expect("a plugin has a type").to_owned();
+        self.call(verb, config, attach).result().map_err(|error| Failure { plugin, error })
+    }
+
+    /// ADD. Returns the last plugin's result.
+    ///
+    /// # Errors
+    /// The first plugin that fails; those before it stay, as with libcni.
+    pub fn add(&self, attach: &Attach) -> Result<Value, Failure> {
+        let mut result = Value::Null;
+        for mut config in self.configs(Some(attach)) {
+            if !result.is_null() {
+                config["prevResult"] = result;
+            }
+            result = self.step("ADD", &config, Some(attach))?;
+        }
+        let cached = Cached { attach: attach.clone(), result: result.clone() };
+        self.cache.lock().expect("not poisoned").insert(attach.key(), cached);
+        Ok(result)
+    }
+
+    /// DEL.
+    ///
+    /// # Errors
+    /// The first plugin that fails; those before it in the list are not called then.
+    pub fn del(&self, attach: &Attach) -> Result<(), Failure> {
+        for mut config in self.configs(Some(attach)).into_iter().rev() {
+            self.give_result(&mut config, attach);
+            self.step("DEL", &config, Some(attach))?;
+        }
+        self.cache.lock().expect("not poisoned").remove(&attach.key());
+        Ok(())
+    }
+
+    /// CHECK.
+    ///
+    /// # Errors
+    /// The first plugin that finds a difference.
+    pub fn check(&self, attach: &Attach) -> Result<(), Failure> {
+        for mut config in self.configs(Some(attach)) {
+            self.give_result(&mut config, attach);
+            self.step("CHECK", &config, Some(attach))?;
+        }
+        Ok(())
+    }
+
+    fn give_result(&self, config: &mut Value, attach: &Attach) {
+        // DEL has a prevResult from 0.4.0 on, CHECK begins there.
+        let old = ["0.1.0", "0.2.0", "0.3.0", "0.3.1"].map(Value::from);
+        if let (Some(result), false) = (self.cached(attach), old.contains(&self.list["cniVersion"])) {
+            config["prevResult"] = result;
+        }
+    }
+
+    /// GC: everything but `valid` is to go. Cached attachments that are not valid get a DEL first.
+    ///
+    /// # Errors
+    /// Every plugin that fails; the others are called all the same.
+    pub fn gc(&self, valid: &[&Attach]) -> Result<(), Vec<Failure>> {
+        let mut failures = Vec::new();
+        let stale: Vec<_> = {
+            let cache = self.cache.lock().expect("not poisoned");
+            let is_valid = |key: &(String, String)| valid.iter().any(|attach| attach.key() == *key);
+            cache.iter().filter(|(key, _)| !is_valid(key)).map(|(_, cached)| cached.attach.clone()).collect()
+        };
+        for attach in &stale {
+            failures.extend(self.del(attach).err());
+        }
+        let list: Vec<_> = valid
+            .iter()
+            .map(|attach| json!({"containerID": attach.container, "ifname": attach.ifname}))
+            .collect();
+        failures.extend(self.gc_plugins(&list.into()).err().unwrap_or_default());
+        if failures.is_empty() { Ok(()) } else { Err(failures) }
+    }
+
+    /// The plugins' part of GC with a list as it is (null, for instance), under both of its keys.
+    ///
+    /// # Errors
+    /// Every plugin that fails.
+    pub fn gc_plugins(&self, list: &Value) -> Result<(), Vec<Failure>> {
+        let mut failures = Vec::new();
+        for mut config in self.configs(None) {
+            config["cni.dev/valid-attachments"] = list.clone();
+            config["cni.dev/attachments"] = list.clone();
+            failures.extend(self.step("GC", &config, None).err());
+        }
+        if failures.is_empty() { Ok(()) } else { Err(failures) }
+    }
+
+    /// STATUS.
+    ///
+    /// # Errors
+    /// The first plugin that is not ready.
+    pub fn status(&self) -> Result<(), Failure> {
+        self.configs(None).iter().try_for_each(|config| self.step("STATUS", config, None).map(drop))
+    }
+}

@@ -1,0 +1,133 @@
+//! Expected texts in tests/golden.
+
+use std::path::Path;
+
+/// Compares `text`, after [`normalise`], with `tests/golden/<name>`. With `UPDATE_GOLDEN=1` in the
+/// environment the file is written instead: look at the difference before you commit it.
+///
+/// # Panics
+/// When they differ; shows both.
+#[track_caller]
+pub fn golden(name: &str, text: &str) {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("golden").join(name);
+    let text = normalise(text);
+    if std::env::var_os("UPDATE_GOLDEN").is_some_and(|value| value == "1") {
+        std::fs::write(&path, &text).unwrap_or_else(|e| panic!("write {}: {e}", path.display()));
+        return;
+    }
+    let expected = std::fs::read_to_string(&path)
+        .unwrap_or_else(|e| panic!("read {} (UPDATE_GOLDEN=1 writes it): {e}", path.display()));
+    if text != expected {
+        panic!("differs from {} (UPDATE_GOLDEN=1 rewrites it):\n{}", path.display(), diff(&expected, &text));
+    }
+}
+
+/// The text with what differs from run to run replaced: MAC addresses by `<mac1>`, `<mac2>`, … in order
+/// of appearance (the all-zero one stays), `veth` names with hexadecimal digits by `<veth1>`, …,
+/// `# handle N` left out, blanks at line ends too. Ends with one newline.
+#[must_use]
+pub fn normalise(text: &str) -> String {
+    let mut seen = Seen::default();
+    let mut lines = String::new();
+    for line in text.trim_end().lines() {
+        let line = match line.find("# handle ") {
+            Some(at) => &line[..at],
+            None => line,
+        };
+        let mut rest = line.trim_end();
+        let mut previous = ' ';
+        while let Some(first) = rest.chars().next() {
+            let found = if is_word(previous) { None } else { seen.replace(rest) };
+            if let Some((length, name)) = found {
+                lines.push_str(&name);
+                previous = 'x';
+                rest = &rest[length..];
+            } else {
+                lines.push(first);
+                previous = first;
+                rest = &rest[first.len_utf8()..];
+            }
+        }
+        lines.push('\n');
+    }
+    lines
+}
+
+#[derive(Default)]
+struct Seen {
+    macs: Vec<String>,
+    veths: Vec<String>,
+}
+
+impl Seen {
+    /// The stand-in for what `text` begins with, and how many bytes that is.
+    fn replace(&mut self, text: &str) -> Option<(usize, String)> {
+        let (length, list, kind) = match (mac_at(text), veth_at(text)) {
+            (Some(length), _) => (length, &mut self.macs, "mac"),
+            (_, Some(length)) => (length, &mut self.veths, "veth"),
+            _ => return None,
+        };
+        let found = text[..length].to_ascii_lowercase();
+        let number = list.iter().position(|known| *known == found).unwrap_or_else(|| {
+            list.push(found);
+            list.len() - 1
+        });
+        Some((length, format!("<{kind}{}>", number + 1)))
+    }
+}
+
+fn is_word(c: char) -> bool {
+    c.is_ascii_alphanumeric() || c == ':' || c == '_'
+}
+
+/// Six pairs of hexadecimal digits with colons between, not all zero.
+fn mac_at(text: &str) -> Option<usize> {
+    let mac = text.get(..17)?;
+    let fits = mac.bytes().enumerate().all(|(i, b)| match i % 3 {
+        2 => b == b':',
+        _ => b.is_ascii_hexdigit(),
+    });
+    let ends = !text[17..].starts_with(is_word);
+    (fits && ends && mac.bytes().any(|b| b != b'0' && b != b':')).then_some(17)
+}
+
+/// `veth` and at least seven hexadecimal digits.
+fn veth_at(text: &str) -> Option<usize> {
+    let rest = text.strip_prefix("veth")?;
+    let digits = rest.bytes().take_while(u8::is_ascii_hexdigit).count();
+    (digits >= 7 && !rest[digits..].starts_with(is_word)).then_some(4 + digits)
+}
+
+/// The lines of both, those only in the first marked `-`, only in the second `+`. Lines are compared in
+/// order from both ends, which is enough to see where two rulesets part.
+pub(crate) fn diff(before: &str, after: &str) -> String {
+    let (old, new): (Vec<_>, Vec<_>) = (before.lines().collect(), after.lines().collect());
+    let start = old.iter().zip(&new).take_while(|(a, b)| a == b).count();
+    let same_end = old[start..].iter().rev().zip(new[start..].iter().rev()).take_while(|(a, b)| a == b);
+    let end = same_end.count();
+    let mut lines = Vec::new();
+    let context = start.saturating_sub(4);
+    lines.extend(old[context..start].iter().map(|line| format!("  {line}")));
+    lines.extend(old[start..old.len() - end].iter().map(|line| format!("- {line}")));
+    lines.extend(new[start..new.len() - end].iter().map(|line| format!("+ {line}")));
+    lines.extend(old[old.len() - end..].iter().take(4).map(|line| format!("  {line}")));
+    lines.join("\n")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::normalise;
+
+    #[test]
+    fn names_are_stable() {
+        let text =
+            "veth1234abcd 0a:58:0A:01:02:03 x\nvethdeadbeef  \t\nveth1234abcd 0a:58:0a:01:02:03 # handle 7\n";
+        assert_eq!(normalise(text), "<veth1> <mac1> x\n<veth2>\n<veth1> <mac1>\n");
+    }
+
+    #[test]
+    fn look_alikes_stay() {
+        let text = "lo 00:00:00:00:00:00 fd00:00:00:00:00:00:01 vethernet 1fd:aa:bb:cc:dd:ee:ff\n";
+        assert_eq!(normalise(text), text);
+    }
+}

@@ -1,0 +1,333 @@
+//! The node under test, the hosts around it, and the pods on it.
+
+use std::fs::File;
+use std::net::{Ipv4Addr, Ipv6Addr};
+use std::ops::Deref;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, Weak};
+use std::thread;
+
+use nix::mount::{MntFlags, MsFlags, mount, umount2};
+use nix::sched::{CloneFlags, unshare};
+use serde_json::Value;
+
+use crate::chain::Network;
+use crate::plugin::{PluginCall, bin_dir};
+use crate::space::{Journal, Space};
+
+/// A node: a network namespace, and a mount namespace with an empty /run and /var/lib of its own.
+///
+/// It starts with its loopback up and nothing else: no forwarding, no addresses, no ruleset.
+/// Duplicate address detection is off by default for new interfaces, to save its second per address;
+/// a test that is about it sets `net/ipv6/conf/default/accept_dad` back to 1.
+#[derive(Debug)]
+pub struct Node {
+    space: Space,
+    places: Mutex<Vec<(String, Weak<File>)>>,
+    hosts: Mutex<u8>,
+    bin: PathBuf,
+}
+
+/// A machine outside the node, joined to it by a veth pair: `eth0` here, `out<n>` on the node.
+///
+/// Each has a documentation prefix of its own (RFC 5737, RFC 3849); the node is its default router.
+#[derive(Debug)]
+pub struct Host {
+    space: Space,
+    /// Its IPv4 address.
+    pub v4: Ipv4Addr,
+    /// Its IPv6 address.
+    pub v6: Ipv6Addr,
+    /// The node's IPv4 address on this link.
+    pub node_v4: Ipv4Addr,
+    /// The node's IPv6 address on this link.
+    pub node_v6: Ipv6Addr,
+    /// The node's interface on this link.
+    pub node_link: String,
+}
+
+/// An empty network namespace with a path, as a runtime makes one before it calls the plugins.
+#[derive(Debug)]
+pub struct Pod {
+    space: Space,
+    path: PathBuf,
+}
+
+impl Node {
+    /// A new node.
+    ///
+    /// # Panics
+    /// When namespaces cannot be made: the network tests need root.
+    #[must_use]
+    pub fn new() -> Self {
+        let bin = bin_dir();
+        let (net, mnt) = thread::scope(|scope| scope.spawn(make_node).join())
+            .unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+        let space = Space {
+            name: "node".to_owned(),
+            net: Arc::new(net),
+            mnt: Arc::new(mnt),
+            journal: Arc::new(Journal::default()),
+        };
+        space.cmd("ip link set lo up");
+        space.sysctl("net/ipv6/conf/default/accept_dad", "0");
+        let places = Mutex::new(vec![("node".to_owned(), Arc::downgrade(&space.net))]);
+        Self { space, places, hosts: Mutex::new(0), bin }
+    }
+
+    /// A call of the plugin `name`; see [`PluginCall`].
+    #[must_use]
+    pub fn plugin(&self, name: &str) -> PluginCall {
+        PluginCall::new(self.space.clone(), &self.bin, name)
+    }
+
+    /// The folder that CNI_PATH names.
+    #[must_use]
+    pub fn bin(&self) -> &Path {
+        &self.bin
+    }
+
+    /// A network of chained plugins, called as libcni calls them; see [`Network`]. `list` is a
+    /// configuration list; without `cniVersion` it gets the newest that the plugins speak.
+    #[must_use]
+    pub fn network(&self, list: Value) -> Network<'_> {
+        Network::new(self, list)
+    }
+
+    /// An empty namespace at /run/netns/`name`.
+    ///
+    /// # Panics
+    /// When it cannot be made, for instance because the name is taken.
+    #[must_use]
+    pub fn pod(&self, name: &str) -> Pod {
+        let (net, path) = self.make_netns(name);
+        let space = Space { name: name.to_owned(), net: Arc::new(net), ..self.space.clone() };
+        self.remember(&space);
+        Pod { space, path }
+    }
+
+    /// A machine outside, linked to the node. Three at most.
+    ///
+    /// # Panics
+    /// When it cannot be made.
+    #[must_use]
+    pub fn host(&self, name: &str) -> Host {
+        let number = {
+            let mut hosts = self.hosts.lock().expect("not poisoned");
+            *hosts += 1;
+            *hosts - 1
+        };
+        let prefix = [[192, 0, 2], [198, 51, 100], [203, 0, 113]][usize::from(number)];
+        let v4 = |last| Ipv4Addr::new(prefix[0], prefix[1], prefix[2], last);
+        let v6 = |last| Ipv6Addr::new(0x2001, 0xdb8, u16::from(number), 0, 0, 0, 0, last);
+        let link = format!("out{number}");
+        let (net, _) = self.make_netns(name);
+        let space = Space { name: name.to_owned(), net: Arc::new(net), ..self.space.clone() };
+        self.remember(&space);
+        let host =
+            Host { space, v4: v4(2), v6: v6(2), node_v4: v4(1), node_v6: v6(1), node_link: link.clone() };
+        self.cmd_input(
+            "ip -batch -",
+            &format!(
+                "link add {link} type veth peer name eth0 netns {name}\n\
+                 address add {}/24 dev {link}\n\
+                 address add {}/64 dev {link} nodad\n\
+                 link set {link} up\n",
+                host.node_v4, host.node_v6
+            ),
+        );
+        host.cmd_input(
+            "ip -batch -",
+            &format!(
+                "link set lo up\n\
+                 address add {}/24 dev eth0\n\
+                 address add {}/64 dev eth0 nodad\n\
+                 link set eth0 up\n\
+                 route add default via {}\n\
+                 route add default via {}\n",
+                host.v4, host.v6, host.node_v4, host.node_v6
+            ),
+        );
+        host
+    }
+
+    /// Switches on forwarding in both families, as a router would have it. (bridge with isGateway
+    /// does this too; it is here for tests that must not depend on it.)
+    pub fn forward(&self) {
+        self.sysctl("net/ipv4/ip_forward", "1");
+        self.sysctl("net/ipv6/conf/all/forwarding", "1");
+    }
+
+    /// Sets bridge-nf-call-iptables and -ip6tables, which a new namespace starts with as 1. Returns
+    /// false when the kernel has no br_netfilter, which amounts to "off".
+    pub fn bridge_netfilter(&self, switch: BridgeNetfilter) -> bool {
+        let value = match switch {
+            BridgeNetfilter::On => "1",
+            BridgeNetfilter::Off => "0",
+        };
+        if self.sysctl_get("net/bridge/bridge-nf-call-iptables").is_none() {
+            return false;
+        }
+        self.sysctl("net/bridge/bridge-nf-call-iptables", value);
+        self.sysctl("net/bridge/bridge-nf-call-ip6tables", value);
+        true
+    }
+
+    /// Writes a file, with its folders, as the node sees it (/run and /var/lib are its own).
+    ///
+    /// # Panics
+    /// When it cannot be written.
+    pub fn write(&self, path: &str, content: impl AsRef<[u8]>) {
+        let content = content.as_ref();
+        let result = self.run(|| {
+            if let Some(folder) = Path::new(path).parent() {
+                std::fs::create_dir_all(folder)?;
+            }
+            std::fs::write(path, content)
+        });
+        result.unwrap_or_else(|error| panic!("write {path}: {error}"));
+    }
+
+    /// Reads a file as the node sees it; none when it does not exist or is no text.
+    #[must_use]
+    pub fn read(&self, path: &str) -> Option<String> {
+        self.run(|| std::fs::read_to_string(path)).ok()
+    }
+
+    /// The names in a folder as the node sees it, sorted; empty when it does not exist.
+    #[must_use]
+    pub fn list(&self, path: &str) -> Vec<String> {
+        self.run(|| {
+            let Ok(entries) = std::fs::read_dir(path) else { return Vec::new() };
+            let mut names: Vec<_> =
+                entries.flatten().map(|entry| entry.file_name().to_string_lossy().into_owned()).collect();
+            names.sort();
+            names
+        })
+    }
+
+    /// The whole ruleset as nft prints it.
+    ///
+    /// # Panics
+    /// When nft fails.
+    #[must_use]
+    pub fn ruleset(&self) -> String {
+        self.cmd("nft list ruleset")
+    }
+
+    fn remember(&self, space: &Space) {
+        let mut places = self.places.lock().expect("not poisoned");
+        places.push((space.name.clone(), Arc::downgrade(&space.net)));
+    }
+
+    /// Makes a namespace and binds it to a name as ip-netns(8) does.
+    fn make_netns(&self, name: &str) -> (File, PathBuf) {
+        let path = Path::new("/run/netns").join(name);
+        let file = self.run(|| {
+            File::create_new(&path).unwrap_or_else(|e| panic!("make {}: {e}", path.display()));
+            unshare(CloneFlags::CLONE_NEWNET).expect("a new network namespace");
+            let own = Path::new("/proc/thread-self/ns/net");
+            mount(Some(own), &path, None::<&str>, MsFlags::MS_BIND, None::<&str>)
+                .unwrap_or_else(|e| panic!("bind the namespace to {}: {e}", path.display()));
+            File::open(own).expect("open the new namespace")
+        });
+        (file, path)
+    }
+
+    /// Everything that was run, and the state of all spaces.
+    fn report(&self) -> String {
+        let mut text = String::from("\n=== what was run ===\n");
+        for entry in self.space.journal.entries() {
+            text.push_str(&entry);
+            text.push('\n');
+        }
+        text.push_str("=== state when the test failed ===\n");
+        let places = self.places.lock().unwrap_or_else(std::sync::PoisonError::into_inner).clone();
+        for (name, net) in places {
+            if let Some(net) = net.upgrade() {
+                text.push_str(&Space { name, net, ..self.space.clone() }.describe());
+            }
+        }
+        text
+    }
+}
+
+/// Whether bridged packets pass through the IP layer's netfilter hooks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum BridgeNetfilter {
+    /// They do: the kernel's default where br_netfilter is there.
+    On,
+    /// They do not.
+    Off,
+}
+
+impl Default for Node {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl Drop for Node {
+    fn drop(&mut self) {
+        if thread::panicking() {
+            eprintln!("{}", self.report());
+        }
+    }
+}
+
+impl Pod {
+    /// The namespace's path, as CNI_NETNS.
+    #[must_use]
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Takes the path away, as a runtime does when the pod is gone. The namespace itself ends as soon
+    /// as no socket (for instance of a [`crate::Server`]) and no clone of the space holds it.
+    ///
+    /// # Panics
+    /// When the path cannot be removed.
+    pub fn remove(self) {
+        let path = &self.path;
+        self.space.run(|| {
+            umount2(path, MntFlags::MNT_DETACH).unwrap_or_else(|e| panic!("unmount {}: {e}", path.display()));
+            std::fs::remove_file(path).unwrap_or_else(|e| panic!("remove {}: {e}", path.display()));
+        });
+    }
+}
+
+impl Deref for Node {
+    type Target = Space;
+    fn deref(&self) -> &Space {
+        &self.space
+    }
+}
+
+impl Deref for Host {
+    type Target = Space;
+    fn deref(&self) -> &Space {
+        &self.space
+    }
+}
+
+impl Deref for Pod {
+    type Target = Space;
+    fn deref(&self) -> &Space {
+        &self.space
+    }
+}
+
+/// Runs on a thread of its own, which ends afterwards: only the descriptors keep the namespaces.
+fn make_node() -> (File, File) {
+    unshare(CloneFlags::CLONE_FS | CloneFlags::CLONE_NEWNS | CloneFlags::CLONE_NEWNET)
+        .expect("make a network and a mount namespace (the network tests need root)");
+    mount(None::<&str>, "/", None::<&str>, MsFlags::MS_REC | MsFlags::MS_PRIVATE, None::<&str>)
+        .expect("keep mounts private");
+    for folder in ["/run", "/var/lib"] {
+        mount(Some("tmpfs"), folder, Some("tmpfs"), MsFlags::MS_NOSUID, Some("mode=0755"))
+            .unwrap_or_else(|e| panic!("mount a private {folder}: {e}"));
+    }
+    std::fs::create_dir("/run/netns").expect("make /run/netns");
+    let open = |path| File::open(path).unwrap_or_else(|e| panic!("open {path}: {e}"));
+    (open("/proc/thread-self/ns/net"), open("/proc/thread-self/ns/mnt"))
+}

@@ -1,0 +1,318 @@
+//! Calling a plugin as a runtime does: environment, standard input, one process.
+
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::OnceLock;
+
+use serde::Deserialize;
+use serde_json::Value;
+
+use crate::node::{Node, Pod};
+use crate::space::{CommandOutput, Space, Started};
+
+/// The links that the plugin directory holds beside `slipway` itself when the harness makes it.
+const NAMES: &[&str] = &["bridge", "loopback", "host-local", "portmap"];
+
+/// The plugin directory under test: `SLIPWAY_PEER_DIR`, else `SLIPWAY_BIN_DIR`, else a folder in the
+/// target directory with links to the workspace's binary, built now if it is not up to date.
+///
+/// # Panics
+/// When there is none, or the build fails.
+#[must_use]
+pub fn plugin_dir() -> &'static Path {
+    static DIR: OnceLock<PathBuf> = OnceLock::new();
+    DIR.get_or_init(|| {
+        for key in ["SLIPWAY_PEER_DIR", "SLIPWAY_BIN_DIR"] {
+            if let Some(dir) = std::env::var_os(key) {
+                return std::path::absolute(dir).expect("a current directory");
+            }
+        }
+        link_plugins(&build())
+    })
+}
+
+/// [`plugin_dir`] as a path that stays valid in a node, where /run and /var/lib are private.
+pub(crate) fn bin_dir() -> PathBuf {
+    plugin_dir().canonicalize().unwrap_or_else(|e| panic!("{}: {e}", plugin_dir().display()))
+}
+
+/// The `slipway` executable itself, for the operator's commands.
+#[must_use]
+pub fn slipway() -> PathBuf {
+    bin_dir().join("slipway")
+}
+
+/// Whether the plugins under test are another implementation's (`SLIPWAY_PEER_DIR` is set).
+#[must_use]
+pub fn is_peer() -> bool {
+    std::env::var_os("SLIPWAY_PEER_DIR").is_some()
+}
+
+/// Runs the body of a test that the reference plugins are known to fail, for the reason given. With
+/// our own plugins it must pass. With `SLIPWAY_PEER_DIR` it must fail: a test that the reference
+/// passes after all either tests nothing or needs another reason.
+///
+/// # Panics
+/// When `body` does, with our own plugins; when it does not, with the reference.
+pub fn peer_fails(reason: &str, body: impl FnOnce()) {
+    if !is_peer() {
+        return body();
+    }
+    match std::panic::catch_unwind(std::panic::AssertUnwindSafe(body)) {
+        Ok(()) => panic!("the reference passes, though it should not: {reason}"),
+        Err(_) => eprintln!("the reference fails as expected: {reason}"),
+    }
+}
+
+/// Builds the binary with the cargo that runs the tests. Nothing happens when it is up to date.
+fn build() -> PathBuf {
+    let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
+    let manifest = Path::new(env!("CARGO_MANIFEST_DIR")).with_file_name("Cargo.toml");
+    let mut command = Command::new(cargo);
+    command.args(["build", "--quiet", "--package", "slipway", "--bin", "slipway", "--manifest-path"]);
+    command.arg(manifest);
+    if !cfg!(debug_assertions) {
+        command.arg("--release");
+    }
+    let status = command.status().unwrap_or_else(|e| panic!("build the slipway binary: {e}"));
+    assert!(status.success(), "the slipway binary does not build");
+    // target/<profile>/deps/<test>-<hash>
+    let test = std::env::current_exe().expect("the test's own path");
+    let profile = test.ancestors().nth(2).expect("a target directory");
+    profile.join("slipway")
+}
+
+/// A folder beside the binary with a link per plugin. Test processes may do this at the same time.
+fn link_plugins(binary: &Path) -> PathBuf {
+    let folder = binary.with_file_name("slipway-plugins");
+    std::fs::create_dir_all(&folder).unwrap_or_else(|e| panic!("make {}: {e}", folder.display()));
+    for name in NAMES.iter().chain(&["slipway"]) {
+        match std::os::unix::fs::symlink("../slipway", folder.join(name)) {
+            Err(error) if error.kind() != std::io::ErrorKind::AlreadyExists => {
+                panic!("link {name} in {}: {error}", folder.display());
+            }
+            _ => {}
+        }
+    }
+    folder
+}
+
+/// One call of one plugin, to be filled in and run. What is not given is not set in the environment;
+/// but for `CNI_PATH`, which is the plugin directory, and `PATH`.
+#[derive(Debug, Clone)]
+pub struct PluginCall {
+    space: Space,
+    program: PathBuf,
+    wrapper: Vec<OsString>,
+    env: Vec<(String, OsString)>,
+    stdin: Vec<u8>,
+}
+
+/// What a plugin answered.
+#[derive(Debug, Clone)]
+pub struct Output {
+    /// The process's own output.
+    pub process: CommandOutput,
+}
+
+/// An error as a plugin prints it.
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+pub struct CniFailure {
+    /// The code of the specification.
+    pub code: u32,
+    /// What failed.
+    pub msg: String,
+    /// More about it.
+    #[serde(default)]
+    pub details: String,
+}
+
+impl PluginCall {
+    pub(crate) fn new(space: Space, bin: &Path, name: &str) -> Self {
+        let call = Self { space, program: bin.join(name), wrapper: vec![], env: vec![], stdin: vec![] };
+        let path = std::env::var_os("PATH").unwrap_or_else(|| "/usr/sbin:/usr/bin:/sbin:/bin".into());
+        call.env("PATH", path).env("CNI_PATH", bin)
+    }
+
+    /// Sets one variable of the environment.
+    #[must_use]
+    pub fn env(mut self, key: &str, value: impl Into<OsString>) -> Self {
+        self.env.retain(|(known, _)| known != key);
+        self.env.push((key.to_owned(), value.into()));
+        self
+    }
+
+    /// Takes one variable out of the environment.
+    #[must_use]
+    pub fn without(mut self, key: &str) -> Self {
+        self.env.retain(|(known, _)| known != key);
+        self
+    }
+
+    /// `CNI_COMMAND`.
+    #[must_use]
+    pub fn command(self, verb: &str) -> Self {
+        self.env("CNI_COMMAND", verb)
+    }
+
+    /// `CNI_CONTAINERID`.
+    #[must_use]
+    pub fn container(self, id: &str) -> Self {
+        self.env("CNI_CONTAINERID", id)
+    }
+
+    /// `CNI_NETNS`.
+    #[must_use]
+    pub fn netns(self, path: impl AsRef<Path>) -> Self {
+        self.env("CNI_NETNS", path.as_ref())
+    }
+
+    /// `CNI_IFNAME`.
+    #[must_use]
+    pub fn ifname(self, name: &str) -> Self {
+        self.env("CNI_IFNAME", name)
+    }
+
+    /// `CNI_ARGS`.
+    #[must_use]
+    pub fn args(self, args: &str) -> Self {
+        self.env("CNI_ARGS", args)
+    }
+
+    /// Container ID (the pod's name), namespace and `eth0`, in one go.
+    #[must_use]
+    pub fn for_pod(self, pod: &Pod) -> Self {
+        self.container(pod.name()).netns(pod.path()).ifname("eth0")
+    }
+
+    /// The configuration, as JSON.
+    #[must_use]
+    pub fn config(self, config: &Value) -> Self {
+        self.stdin(config.to_string())
+    }
+
+    /// The bytes on standard input.
+    #[must_use]
+    pub fn stdin(mut self, bytes: impl Into<Vec<u8>>) -> Self {
+        self.stdin = bytes.into();
+        self
+    }
+
+    /// Runs the plugin by another program, for instance `["strace", "-f", "-o", "/run/trace"]`.
+    #[must_use]
+    pub fn through(mut self, wrapper: &[&str]) -> Self {
+        self.wrapper = wrapper.iter().map(OsString::from).collect();
+        self
+    }
+
+    /// Runs it to its end.
+    pub fn run(self) -> Output {
+        self.spawn().wait()
+    }
+
+    /// Starts it, for tests that interrupt it or run several at once.
+    pub fn spawn(self) -> Running {
+        let mut words = self.wrapper.into_iter().chain([self.program.into_os_string()]);
+        let mut command = Command::new(words.next().unwrap_or_default());
+        command.args(words).env_clear().envs(self.env);
+        Running { started: self.space.start(command, &self.stdin) }
+    }
+}
+
+/// A plugin process that runs.
+#[derive(Debug)]
+pub struct Running {
+    started: Started,
+}
+
+impl Running {
+    /// Waits for its end.
+    pub fn wait(self) -> Output {
+        Output { process: self.started.wait() }
+    }
+
+    /// Kills it with SIGKILL, if it still runs.
+    ///
+    /// # Panics
+    /// When the kernel refuses.
+    pub fn kill(&mut self) {
+        self.started.child.kill().expect("kill the plugin");
+    }
+
+    /// Its process ID.
+    #[must_use]
+    pub fn pid(&self) -> u32 {
+        self.started.child.id()
+    }
+}
+
+impl Output {
+    /// Standard output as JSON; null when there is none.
+    ///
+    /// # Panics
+    /// When it is something else.
+    #[must_use]
+    pub fn json(&self) -> Value {
+        let text = &self.process.stdout;
+        if text.trim().is_empty() {
+            return Value::Null;
+        }
+        serde_json::from_str(text)
+            .unwrap_or_else(|e| panic!("{e} in the output of {}: {text}", self.process.line))
+    }
+
+    /// The result, or the error that the plugin printed.
+    ///
+    /// # Errors
+    /// The plugin's own.
+    ///
+    /// # Panics
+    /// When it broke the protocol: an exit code without an error, an error with another exit code.
+    pub fn result(&self) -> Result<Value, CniFailure> {
+        match self.process.code {
+            Some(0) => Ok(self.json()),
+            Some(1) => match serde_json::from_str(&self.process.stdout) {
+                Ok(failure) => Err(failure),
+                Err(error) => panic!("no error object: {error}: {}{}", self.process.line, self.process),
+            },
+            _ => panic!("neither success nor error: {}{}", self.process.line, self.process),
+        }
+    }
+
+    /// The result.
+    ///
+    /// # Panics
+    /// When the plugin failed.
+    #[must_use]
+    pub fn ok(&self) -> Value {
+        self.result().unwrap_or_else(|_| panic!("{}{}", self.process.line, self.process))
+    }
+
+    /// The error.
+    ///
+    /// # Panics
+    /// When the plugin succeeded.
+    #[must_use]
+    pub fn error(&self) -> CniFailure {
+        match self.result() {
+            Err(failure) => failure,
+            Ok(_) => panic!("should have failed: {}{}", self.process.line, self.process),
+        }
+    }
+}
+
+impl Node {
+    /// Runs `slipway` with the operator's commands, given as words separated by blanks.
+    ///
+    /// # Panics
+    /// When it fails.
+    pub fn slipway(&self, args: &str) -> String {
+        self.cmd(&format!("{} {args}", slipway().display()))
+    }
+
+    /// Runs `slipway` with a command that may fail.
+    pub fn try_slipway(&self, args: &str) -> CommandOutput {
+        self.try_cmd(&format!("{} {args}", slipway().display()))
+    }
+}

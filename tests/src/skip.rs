@@ -1,0 +1,64 @@
+//! Tests that cannot run on this kernel say so in a file that is compared with a committed list.
+
+use std::io::Write;
+
+/// Ends the test that calls it, with a line `<suite>::<test>: skipped: needs <feature>` in the file
+/// that the environment variable `SLIPWAY_SKIPS` names.
+///
+/// libtest knows no skip at run time and would count the test as passed. So whoever runs the suites
+/// compares that file with `tests/skips.txt`: a line that is not listed there is a failure.
+///
+/// ```no_run
+/// # fn has_vrf() -> bool { false }
+/// if !has_vrf() {
+///     slipway_tests::skip!("vrf");
+/// }
+/// ```
+#[macro_export]
+macro_rules! skip {
+    ($feature:expr) => {{
+        fn here() {}
+        $crate::record_skip($crate::test_name(&here), $feature);
+        return;
+    }};
+}
+
+/// The suite and function around `here`, a function declared inside of it. (libtest names threads
+/// after tests, but not with `--test-threads=1`.)
+#[must_use]
+pub fn test_name<T>(_here: &T) -> &'static str {
+    let name = std::any::type_name::<T>();
+    let name = name.strip_suffix("::here").unwrap_or(name);
+    name.trim_end_matches("::{{closure}}")
+}
+
+/// Writes the line of [`skip!`]. One write in append mode: test processes may do it at once.
+///
+/// # Panics
+/// When the file cannot be written.
+pub fn record_skip(test: &str, feature: &str) {
+    let line = format!("{test}: skipped: needs {feature}\n");
+    eprint!("{line}");
+    if let Some(path) = std::env::var_os("SLIPWAY_SKIPS") {
+        std::fs::File::options()
+            .create(true)
+            .append(true)
+            .open(&path)
+            .and_then(|mut file| file.write_all(line.as_bytes()))
+            .unwrap_or_else(|e| panic!("write {}: {e}", path.display()));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn a_test_knows_its_name() {
+        fn here() {}
+        assert_eq!(super::test_name(&here), "slipway_tests::skip::tests::a_test_knows_its_name");
+        let inside = || {
+            fn here() {}
+            super::test_name(&here)
+        };
+        assert_eq!(inside(), "slipway_tests::skip::tests::a_test_knows_its_name");
+    }
+}

@@ -1,0 +1,218 @@
+//! The state of a node as sorted lines, to prove that an operation left nothing behind.
+
+use std::collections::BTreeSet;
+use std::path::Path;
+
+use serde_json::Value;
+
+use crate::node::Node;
+use crate::space::Space;
+
+/// Links, addresses, routes, rules, neighbours that were set by hand, the nftables ruleset (every
+/// element and rule by itself), iptables rules of both variants, and all files under the node's private
+/// /run and /var/lib.
+///
+/// Left out is what changes by itself: interface indexes, counters, lifetimes, handles, learned
+/// neighbours and lock files' times.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Snapshot {
+    lines: BTreeSet<String>,
+}
+
+impl Snapshot {
+    /// The state of the node and of `spaces` (its pods, for instance) now.
+    ///
+    /// # Panics
+    /// When it cannot be read.
+    #[must_use]
+    pub fn take(node: &Node, spaces: &[&Space]) -> Self {
+        let mut lines = BTreeSet::new();
+        for space in [&**node].iter().chain(spaces) {
+            let mut found = Vec::new();
+            links(space, &mut found);
+            addresses(space, &mut found);
+            for (kind, command) in [
+                ("route", "ip -o route show table all"),
+                ("route6", "ip -o -6 route show table all"),
+                ("rule", "ip -o rule"),
+                ("rule6", "ip -o -6 rule"),
+                ("neighbour", "ip -o neighbour show nud permanent"),
+            ] {
+                found.extend(space.cmd(command).lines().map(|line| format!("{kind} {}", tidy(line))));
+            }
+            ruleset(space, &mut found);
+            iptables(space, &mut found);
+            lines.extend(found.into_iter().map(|line| format!("[{}] {line}", space.name())));
+        }
+        node.run(|| {
+            for root in ["/run", "/var/lib"] {
+                files(Path::new(root), &mut lines);
+            }
+        });
+        Self { lines }
+    }
+
+    /// Fails unless `later` is the same.
+    ///
+    /// # Panics
+    /// When it is not; names what is left and what is gone.
+    #[track_caller]
+    pub fn assert_same(&self, later: &Self) {
+        let changes = self.changes(later);
+        assert!(changes.is_empty(), "the state changed:\n{}", changes.join("\n"));
+    }
+
+    /// What is only in one of the two: `- ` before, `+ ` after.
+    #[must_use]
+    pub fn changes(&self, later: &Self) -> Vec<String> {
+        let gone = self.lines.difference(&later.lines).map(|line| format!("- {line}"));
+        gone.chain(later.lines.difference(&self.lines).map(|line| format!("+ {line}"))).collect()
+    }
+
+    /// The lines that contain `text`.
+    #[must_use]
+    pub fn matching(&self, text: &str) -> Vec<&str> {
+        self.lines.iter().map(String::as_str).filter(|line| line.contains(text)).collect()
+    }
+
+    /// Without the lines that contain any of `texts`; for what an operation may change, such as the
+    /// tables of a bootstrap (`"table inet slipway"`) or host-local's `last_reserved_ip`.
+    #[must_use]
+    pub fn without(&self, texts: &[&str]) -> Self {
+        let keep = |line: &&String| !texts.iter().any(|text| line.contains(text));
+        Self { lines: self.lines.iter().filter(keep).cloned().collect() }
+    }
+}
+
+fn json(space: &Space, command: &str) -> Vec<Value> {
+    let text = space.cmd(command);
+    if text.trim().is_empty() {
+        return Vec::new();
+    }
+    serde_json::from_str(&text).unwrap_or_else(|e| panic!("{command} prints no JSON ({e}): {text}"))
+}
+
+fn links(space: &Space, found: &mut Vec<String>) {
+    for link in json(space, "ip -details -json link") {
+        let get = |key: &str| link[key].to_string().replace('"', "");
+        let flags = link["flags"].as_array().cloned().unwrap_or_default();
+        // Carrier and what follows from it comes and goes with the peer's state.
+        let flags: Vec<_> = flags
+            .iter()
+            .filter_map(Value::as_str)
+            .filter(|flag| !["LOWER_UP", "NO-CARRIER"].contains(flag))
+            .collect();
+        let kind = &link["linkinfo"]["info_kind"];
+        let port = &link["linkinfo"]["info_slave_data"];
+        found.push(format!(
+            "link {} {kind} mac {} mtu {} master {} alias {} flags {} hairpin {} isolated {}",
+            get("ifname"),
+            get("address"),
+            get("mtu"),
+            get("master"),
+            get("ifalias"),
+            flags.join(","),
+            port["hairpin"],
+            port["isolated"]
+        ));
+    }
+}
+
+fn addresses(space: &Space, found: &mut Vec<String>) {
+    for link in json(space, "ip -json address") {
+        for address in link["addr_info"].as_array().into_iter().flatten() {
+            let (local, length) = (&address["local"], &address["prefixlen"]);
+            // A link-local address appears by itself some time after its link is up.
+            if address["scope"] != "link" {
+                found.push(format!("address {} {local}/{length} {}", link["ifname"], address["scope"]));
+            }
+        }
+    }
+}
+
+/// Each chain, rule, set and element as a line of its own.
+fn ruleset(space: &Space, found: &mut Vec<String>) {
+    let text = space.cmd("nft -j list ruleset");
+    let Ok(list) = serde_json::from_str::<Value>(&text) else { panic!("nft prints no JSON: {text}") };
+    for entry in list["nftables"].as_array().into_iter().flatten() {
+        let Some((kind, body)) = entry.as_object().and_then(|entry| entry.iter().next()) else { continue };
+        if kind == "metainfo" {
+            continue;
+        }
+        let mut body = body.clone();
+        let place = format!("{} {}", plain(&body["family"]), plain(&body["table"]));
+        let name = plain(if kind == "rule" { &body["chain"] } else { &body["name"] });
+        let elements = body.as_object_mut().and_then(|body| {
+            body.remove("handle");
+            body.remove("elem")
+        });
+        strip_counters(&mut body);
+        let place = if kind == "table" { plain(&body["family"]) } else { place };
+        found.push(format!("nft {kind} {place} {name} {body}"));
+        for element in elements.as_ref().and_then(Value::as_array).into_iter().flatten() {
+            let mut element = element.clone();
+            strip_counters(&mut element);
+            found.push(format!("nft element {place} {name} {element}"));
+        }
+    }
+}
+
+fn plain(value: &Value) -> String {
+    value.as_str().unwrap_or_default().to_owned()
+}
+
+fn strip_counters(value: &mut Value) {
+    match value {
+        Value::Object(object) => {
+            object.retain(|key, _| !["packets", "bytes", "expires"].contains(&key.as_str()));
+            object.values_mut().for_each(strip_counters);
+        }
+        Value::Array(list) => list.iter_mut().for_each(strip_counters),
+        _ => {}
+    }
+}
+
+/// Only rules of the legacy variant: the nft variant's are in the ruleset already.
+fn iptables(space: &Space, found: &mut Vec<String>) {
+    for tool in ["iptables-legacy-save", "ip6tables-legacy-save"] {
+        let known = space.run(|| {
+            std::env::var_os("PATH")
+                .is_some_and(|path| std::env::split_paths(&path).any(|folder| folder.join(tool).exists()))
+        });
+        if known {
+            let rules = space.try_cmd(tool).stdout;
+            let rules = rules.lines().filter(|line| line.starts_with("-A"));
+            found.extend(rules.map(|line| format!("{tool} {line}")));
+        }
+    }
+}
+
+fn files(path: &Path, lines: &mut BTreeSet<String>) {
+    let Ok(meta) = path.symlink_metadata() else { return };
+    let shown = path.display();
+    if meta.is_dir() {
+        lines.insert(format!("folder {shown}"));
+        for entry in std::fs::read_dir(path).into_iter().flatten().flatten() {
+            files(&entry.path(), lines);
+        }
+    } else if path.starts_with("/run/netns") {
+        lines.insert(format!("netns {shown}"));
+    } else {
+        let content = std::fs::read(path).unwrap_or_default();
+        lines.insert(format!("file {shown} {:?}", String::from_utf8_lossy(&content)));
+    }
+}
+
+/// One blank between words, and no word that counts down or up by itself.
+fn tidy(line: &str) -> String {
+    let mut words = line.split_whitespace();
+    let mut kept = Vec::new();
+    while let Some(word) = words.next() {
+        match word {
+            "expires" => drop(words.next()),
+            "linkdown" => {}
+            _ => kept.push(word),
+        }
+    }
+    kept.join(" ")
+}

@@ -1,0 +1,339 @@
+//! A place where code runs: a network namespace, seen through the node's mount namespace.
+
+use std::ffi::OsStr;
+use std::fmt::Write as _;
+use std::fs::File;
+use std::io::{Read, Write};
+use std::ops::ControlFlow;
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::sync::{Arc, Mutex};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use nix::sched::{CloneFlags, setns, unshare};
+
+/// How long a command may take. A plugin that needs longer hangs.
+const COMMAND_LIMIT: Duration = Duration::from_secs(60);
+
+/// How many characters of each stream the report of a failure shows.
+const REPORT_LIMIT: usize = 6000;
+
+/// What was run in a node, for the report of a failure.
+#[derive(Debug, Default)]
+pub(crate) struct Journal(Mutex<Vec<String>>);
+
+impl Journal {
+    pub(crate) fn note(&self, entry: String) {
+        self.0.lock().unwrap_or_else(std::sync::PoisonError::into_inner).push(entry);
+    }
+
+    pub(crate) fn entries(&self) -> Vec<String> {
+        self.0.lock().unwrap_or_else(std::sync::PoisonError::into_inner).clone()
+    }
+}
+
+/// A network namespace together with the mount namespace of the node it belongs to.
+///
+/// Clones are the same place. The namespace lives as long as a clone, or a socket made in it, does.
+#[derive(Debug, Clone)]
+pub struct Space {
+    pub(crate) name: String,
+    pub(crate) net: Arc<File>,
+    pub(crate) mnt: Arc<File>,
+    pub(crate) journal: Arc<Journal>,
+}
+
+/// What a command left behind.
+#[derive(Debug, Clone)]
+pub struct CommandOutput {
+    /// The command as it was called, for messages.
+    pub line: String,
+    /// Exit code; none when a signal ended it.
+    pub code: Option<i32>,
+    /// Standard output, bytes that are not UTF-8 replaced.
+    pub stdout: String,
+    /// Standard error, likewise.
+    pub stderr: String,
+}
+
+impl Space {
+    /// Runs `work` on a thread of its own inside this space, and returns what it returns. A panic
+    /// goes on in the caller.
+    ///
+    /// The thread's current directory is the root of the node's mount namespace: use absolute paths.
+    /// Under /proc use `thread-self`, since `self` shows the test's main thread.
+    pub fn run<T: Send>(&self, work: impl FnOnce() -> T + Send) -> T {
+        thread::scope(|scope| {
+            let name = thread::current().name().unwrap_or("test").to_owned();
+            let worker = thread::Builder::new().name(name).spawn_scoped(scope, || {
+                self.enter();
+                work()
+            });
+            match worker.expect("start a thread").join() {
+                Ok(value) => value,
+                Err(panic) => std::panic::resume_unwind(panic),
+            }
+        })
+    }
+
+    /// Moves the calling thread here for good. `setns` to a mount namespace wants a thread that shares
+    /// its current directory with no other: setns(2).
+    fn enter(&self) {
+        unshare(CloneFlags::CLONE_FS).expect("unshare CLONE_FS (the network tests need root)");
+        setns(&self.mnt, CloneFlags::CLONE_NEWNS).expect("enter the node's mount namespace");
+        setns(&self.net, CloneFlags::CLONE_NEWNET).expect("enter the network namespace");
+    }
+
+    /// The name that reports use.
+    #[must_use]
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Runs a command, given as words separated by blanks, and returns its standard output.
+    ///
+    /// # Panics
+    /// When it fails.
+    pub fn cmd(&self, line: &str) -> String {
+        self.cmd_input(line, "")
+    }
+
+    /// Like [`Space::cmd`] with something on standard input.
+    ///
+    /// # Panics
+    /// When it fails.
+    pub fn cmd_input(&self, line: &str, input: &str) -> String {
+        let output = self.try_cmd_input(line, input);
+        assert!(output.code == Some(0), "{}: {}: {output}", self.name, line);
+        output.stdout
+    }
+
+    /// Runs a command that may fail.
+    pub fn try_cmd(&self, line: &str) -> CommandOutput {
+        self.try_cmd_input(line, "")
+    }
+
+    /// Like [`Space::try_cmd`] with something on standard input.
+    pub fn try_cmd_input(&self, line: &str, input: &str) -> CommandOutput {
+        let mut words = line.split_whitespace();
+        let mut command = Command::new(words.next().expect("a command"));
+        command.args(words);
+        self.exec(command, input.as_bytes())
+    }
+
+    /// Runs a prepared command here and waits for its end, a minute at most.
+    pub fn exec(&self, command: Command, input: &[u8]) -> CommandOutput {
+        self.start(command, input).wait()
+    }
+
+    /// Starts a prepared command here.
+    pub(crate) fn start(&self, mut command: Command, input: &[u8]) -> Started {
+        let line = describe(&command);
+        command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        let child = self.run(move || command.spawn());
+        let mut child = match child {
+            Ok(child) => child,
+            Err(error) => panic!("{}: start {line}: {error}", self.name),
+        };
+        let mut stdin = child.stdin.take().expect("piped");
+        let bytes = input.to_vec();
+        // A command need not read its input: a broken pipe is no error.
+        thread::spawn(move || drop(stdin.write_all(&bytes)));
+        let stdout = collect(child.stdout.take().expect("piped"));
+        let stderr = collect(child.stderr.take().expect("piped"));
+        let input = String::from_utf8_lossy(input).into_owned();
+        Started { space: self.clone(), line, input, child, stdout, stderr }
+    }
+
+    /// Loads an nftables script.
+    ///
+    /// # Panics
+    /// When nft refuses it.
+    pub fn nft(&self, script: &str) {
+        self.cmd_input("nft -f -", script);
+    }
+
+    /// Sets a sysctl by its path below /proc/sys, for instance `net/ipv4/ip_forward`.
+    ///
+    /// # Panics
+    /// When it cannot be written.
+    pub fn sysctl(&self, path: &str, value: &str) {
+        let file = Path::new("/proc/sys").join(path);
+        self.journal.note(format!("[{}] sysctl {path} = {value}", self.name));
+        self.run(|| std::fs::write(&file, value)).unwrap_or_else(|e| panic!("set sysctl {path}: {e}"));
+    }
+
+    /// Reads a sysctl; none when this kernel does not have it.
+    #[must_use]
+    pub fn sysctl_get(&self, path: &str) -> Option<String> {
+        let file = Path::new("/proc/sys").join(path);
+        self.run(|| std::fs::read_to_string(&file)).ok().map(|value| value.trim().to_owned())
+    }
+
+    /// The MAC address of an interface here.
+    ///
+    /// # Panics
+    /// When there is no such interface.
+    #[must_use]
+    pub fn mac(&self, ifname: &str) -> String {
+        self.link(ifname)["address"].as_str().unwrap_or_default().to_owned()
+    }
+
+    /// One interface as `ip -details -json link show` describes it.
+    ///
+    /// # Panics
+    /// When there is no such interface.
+    #[must_use]
+    pub fn link(&self, ifname: &str) -> serde_json::Value {
+        let text = self.cmd(&format!("ip -details -json link show dev {ifname}"));
+        let links: serde_json::Value = serde_json::from_str(&text).expect("ip prints JSON");
+        links[0].clone()
+    }
+
+    /// Whether an interface exists here.
+    #[must_use]
+    pub fn has_link(&self, ifname: &str) -> bool {
+        self.try_cmd(&format!("ip link show dev {ifname}")).code == Some(0)
+    }
+
+    /// Ruleset, links, addresses and routes as text, for the report of a failure.
+    #[must_use]
+    pub fn describe(&self) -> String {
+        let mut text = format!("--- {} ---\n", self.name);
+        for line in [
+            "nft list ruleset",
+            "ip -details link",
+            "ip address",
+            "ip route show table all",
+            "ip -6 route show table all",
+            "ip neighbour",
+            "conntrack -L",
+        ] {
+            let mut words = line.split_whitespace();
+            let mut command = Command::new(words.next().unwrap_or_default());
+            command.args(words);
+            let output = self.run(move || command.output());
+            let (stdout, stderr) = match &output {
+                Ok(output) => {
+                    (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr))
+                }
+                Err(error) => (error.to_string().into(), "".into()),
+            };
+            if !stdout.trim().is_empty() || output.is_err() {
+                let _ = writeln!(text, "$ {line}\n{}{}", stdout.trim_end(), stderr.trim_end());
+            }
+        }
+        text
+    }
+}
+
+/// A command that runs.
+#[derive(Debug)]
+pub(crate) struct Started {
+    space: Space,
+    line: String,
+    input: String,
+    pub(crate) child: Child,
+    stdout: thread::JoinHandle<Vec<u8>>,
+    stderr: thread::JoinHandle<Vec<u8>>,
+}
+
+impl Started {
+    /// Waits for the end. A command that takes longer than a minute is killed, and the test fails.
+    pub(crate) fn wait(mut self) -> CommandOutput {
+        let begin = Instant::now();
+        let ended = poll(COMMAND_LIMIT, || match self.child.try_wait() {
+            Ok(Some(status)) => ControlFlow::Break(status),
+            Ok(None) => ControlFlow::Continue(()),
+            Err(error) => panic!("wait for {}: {error}", self.line),
+        });
+        if ended.is_none() {
+            let _ = self.child.kill();
+            let _ = self.child.wait();
+        }
+        let text = |handle: thread::JoinHandle<Vec<u8>>| {
+            String::from_utf8_lossy(&handle.join().unwrap_or_default()).into_owned()
+        };
+        let output = CommandOutput {
+            line: self.line,
+            code: ended.and_then(|status| status.code()),
+            stdout: text(self.stdout),
+            stderr: text(self.stderr),
+        };
+        let input =
+            if self.input.is_empty() { String::new() } else { format!("\n  stdin: {}", clip(&self.input)) };
+        let spent = begin.elapsed().as_millis();
+        self.space.journal.note(format!("[{}] {}{input}{output} ({spent} ms)", self.space.name, output.line));
+        assert!(ended.is_some(), "{}: took longer than {COMMAND_LIMIT:?}", output.line);
+        output
+    }
+}
+
+impl std::fmt::Display for CommandOutput {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self.code {
+            Some(0) => {}
+            Some(code) => write!(f, "\n  exit code: {code}")?,
+            None => write!(f, "\n  ended by a signal")?,
+        }
+        for (name, text) in [("stdout", &self.stdout), ("stderr", &self.stderr)] {
+            if !text.trim().is_empty() {
+                write!(f, "\n  {name}: {}", clip(text.trim_end()))?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Asks again and again, at first after a millisecond and then less often, until `question` breaks
+/// with an answer or the time is over.
+pub(crate) fn poll<T>(limit: Duration, mut question: impl FnMut() -> ControlFlow<T>) -> Option<T> {
+    let begin = Instant::now();
+    let mut pause = Duration::from_millis(1);
+    loop {
+        if let ControlFlow::Break(answer) = question() {
+            return Some(answer);
+        }
+        if begin.elapsed() > limit {
+            return None;
+        }
+        thread::sleep(pause);
+        pause = (pause * 3 / 2).min(Duration::from_millis(20));
+    }
+}
+
+fn collect(mut stream: impl Read + Send + 'static) -> thread::JoinHandle<Vec<u8>> {
+    thread::spawn(move || {
+        let mut bytes = Vec::new();
+        // What was read before an error is still worth showing.
+        let _ = stream.read_to_end(&mut bytes);
+        bytes
+    })
+}
+
+/// The command with the environment that was given to it, as a shell would take it.
+fn describe(command: &Command) -> String {
+    let mut words = Vec::new();
+    for (key, value) in command.get_envs() {
+        if let Some(value) = value {
+            words.push(format!("{}={}", key.to_string_lossy(), quote(value)));
+        }
+    }
+    words.push(quote(command.get_program()));
+    words.extend(command.get_args().map(quote));
+    words.join(" ")
+}
+
+fn quote(word: &OsStr) -> String {
+    let word = word.to_string_lossy();
+    let plain = |c: char| c.is_ascii_alphanumeric() || "-_./:=,+@%".contains(c);
+    if !word.is_empty() && word.chars().all(plain) { word.into_owned() } else { format!("{word:?}") }
+}
+
+fn clip(text: &str) -> String {
+    match text.char_indices().nth(REPORT_LIMIT) {
+        Some((end, _)) => format!("{}… ({} bytes in all)", &text[..end], text.len()),
+        None => text.to_owned(),
+    }
+}

@@ -1,0 +1,365 @@
+//! Real packets: servers that say who they are, and clients with bounded patience.
+
+use std::io::{self, BufRead, BufReader, ErrorKind, Write};
+use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream, UdpSocket};
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use nix::sys::socket::{
+    AddressFamily, SockFlag, SockType, SockaddrStorage, bind, connect, setsockopt, socket, sockopt,
+};
+use nix::sys::time::{TimeVal, TimeValLike};
+
+use crate::space::Space;
+
+/// How long a client tries before it gives up: a lost first SYN is sent again after one second.
+const PATIENCE: Duration = Duration::from_secs(4);
+
+/// How long a client tries that should not get through. Three UDP attempts, or a TCP handshake that
+/// would take a millisecond.
+pub const QUICK: Duration = Duration::from_millis(700);
+
+/// A datagram is sent again after this time.
+const RESEND: Duration = Duration::from_millis(250);
+
+/// A transport protocol.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Proto {
+    /// TCP.
+    Tcp,
+    /// UDP.
+    Udp,
+}
+
+impl Proto {
+    /// Both, for loops over the contract.
+    pub const ALL: [Self; 2] = [Self::Tcp, Self::Udp];
+
+    /// As in `portMappings`.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Tcp => "tcp",
+            Self::Udp => "udp",
+        }
+    }
+}
+
+/// What a server answered.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Answer {
+    /// The name that the server was given.
+    pub who: String,
+    /// The client's address as the server saw it.
+    pub peer: SocketAddr,
+    /// The client's own idea of its address, as getsockname(2) tells.
+    pub own: SocketAddr,
+    /// The address that the answer came from, as the client saw it.
+    pub from: SocketAddr,
+}
+
+/// A server that runs until it is dropped. Its sockets keep their namespace alive.
+///
+/// It answers every line (TCP) or datagram (UDP) with its name, the address that it saw, and the line.
+#[derive(Debug)]
+pub struct Server {
+    stop: Arc<AtomicBool>,
+    thread: Option<thread::JoinHandle<()>>,
+    /// Where it listens; tells the port when it was asked for port 0.
+    pub address: SocketAddr,
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        self.stop.store(true, Ordering::Relaxed);
+        if let Some(thread) = self.thread.take() {
+            // It ends by itself within one time-out of its sockets.
+            let _ = thread.join();
+        }
+    }
+}
+
+/// A client that goes on talking over one socket.
+#[derive(Debug)]
+pub struct Conversation {
+    socket: Socket,
+    limit: Duration,
+    said: u32,
+}
+
+#[derive(Debug)]
+enum Socket {
+    Tcp(BufReader<TcpStream>),
+    Udp(UdpSocket),
+}
+
+impl Space {
+    /// Starts a server here. UDP servers should listen on one address where the space has several:
+    /// an answer from a wildcard socket leaves with the address that routing chooses.
+    ///
+    /// # Panics
+    /// When the address cannot be bound.
+    pub fn serve(&self, proto: Proto, address: &str, who: &str) -> Server {
+        self.try_serve(proto, address, who)
+            .unwrap_or_else(|e| panic!("{}: listen on {} {address}: {e}", self.name, proto.name()))
+    }
+
+    /// Starts a server here, or says why not.
+    ///
+    /// # Errors
+    /// What bind(2) says.
+    pub fn try_serve(&self, proto: Proto, address: &str, who: &str) -> io::Result<Server> {
+        let stop = Arc::new(AtomicBool::new(false));
+        let (seen, who) = (Arc::clone(&stop), who.to_owned());
+        let (address, thread) = match proto {
+            Proto::Tcp => {
+                let listener = self.run(|| TcpListener::bind(address))?;
+                listener.set_nonblocking(true)?;
+                (listener.local_addr()?, thread::spawn(move || serve_tcp(&listener, &who, &seen)))
+            }
+            Proto::Udp => {
+                let socket = self.run(|| UdpSocket::bind(address))?;
+                socket.set_read_timeout(Some(Duration::from_millis(20)))?;
+                (socket.local_addr()?, thread::spawn(move || serve_udp(&socket, &who, &seen)))
+            }
+        };
+        Ok(Server { stop, thread: Some(thread), address })
+    }
+
+    /// Asks a server once, with patience.
+    ///
+    /// # Errors
+    /// Nobody answered: refused, unreachable, timed out.
+    pub fn ask(&self, proto: Proto, to: impl Into<SocketAddr>) -> io::Result<Answer> {
+        self.ask_from(proto, None, to.into(), PATIENCE)
+    }
+
+    /// Asks a server once from a given local address (port 0: any), for as long as `limit`.
+    ///
+    /// # Errors
+    /// Nobody answered, or the local address cannot be bound.
+    pub fn ask_from(
+        &self,
+        proto: Proto,
+        from: Option<SocketAddr>,
+        to: SocketAddr,
+        limit: Duration,
+    ) -> io::Result<Answer> {
+        let answer = self.dial(proto, from, to, limit).and_then(|mut talk| talk.say());
+        self.journal.note(format!("[{}] ask {} {to} from {from:?}: {answer:?}", self.name, proto.name()));
+        answer
+    }
+
+    /// Asks, and says in a panic what was expected.
+    ///
+    /// # Panics
+    /// When nobody, or somebody else, answers.
+    #[track_caller]
+    pub fn expect(&self, proto: Proto, to: impl Into<SocketAddr>, who: &str) -> Answer {
+        let to = to.into();
+        match self.ask(proto, to) {
+            Ok(answer) if answer.who == who => answer,
+            Ok(answer) => {
+                panic!("{} {} {to}: {:?} answered instead of {who:?}", self.name, proto.name(), answer.who)
+            }
+            Err(error) => {
+                panic!("{} {} {to}: {error}; {who:?} should have answered", self.name, proto.name())
+            }
+        }
+    }
+
+    /// Fails if anybody answers.
+    ///
+    /// # Panics
+    /// When somebody does.
+    #[track_caller]
+    pub fn expect_none(&self, proto: Proto, to: impl Into<SocketAddr>) {
+        let to = to.into();
+        if let Ok(answer) = self.ask_from(proto, None, to, QUICK) {
+            panic!("{} {} {to}: {:?} answered, but nobody should", self.name, proto.name(), answer.who);
+        }
+    }
+
+    /// Opens a socket to `to` and keeps it; each answer is waited for as long as `limit`.
+    ///
+    /// # Errors
+    /// The local address cannot be bound, or the connection is not made.
+    pub fn dial(
+        &self,
+        proto: Proto,
+        from: Option<SocketAddr>,
+        to: SocketAddr,
+        limit: Duration,
+    ) -> io::Result<Conversation> {
+        let socket = self.run(|| open(proto, from, to, limit))?;
+        Ok(Conversation { socket, limit, said: 0 })
+    }
+}
+
+impl Conversation {
+    /// Says something and waits for the answer to just that.
+    ///
+    /// # Errors
+    /// Nobody answered in time, or the connection broke.
+    pub fn say(&mut self) -> io::Result<Answer> {
+        self.said += 1;
+        let line = format!("line {}", self.said);
+        let begin = Instant::now();
+        match &mut self.socket {
+            Socket::Tcp(stream) => {
+                stream.get_mut().write_all(format!("{line}\n").as_bytes())?;
+                let mut text = String::new();
+                stream.read_line(&mut text)?;
+                if text.is_empty() {
+                    return Err(ErrorKind::UnexpectedEof.into());
+                }
+                let stream = stream.get_ref();
+                parse(&text, &line, stream.local_addr()?, stream.peer_addr()?)
+            }
+            Socket::Udp(socket) => {
+                let mut buffer = [0; 512];
+                let mut last = io::Error::from(ErrorKind::TimedOut);
+                while begin.elapsed() < self.limit {
+                    // An ICMP error of an earlier datagram shows here: the next attempt may succeed.
+                    if let Err(error) = socket.send(line.as_bytes()) {
+                        last = error;
+                        thread::sleep(RESEND / 5);
+                        continue;
+                    }
+                    match socket.recv(&mut buffer) {
+                        Ok(length) => {
+                            let text = String::from_utf8_lossy(&buffer[..length]);
+                            let answer = parse(&text, &line, socket.local_addr()?, socket.peer_addr()?);
+                            if answer.is_ok() {
+                                return answer;
+                            }
+                        }
+                        Err(error) => {
+                            if error.kind() == ErrorKind::ConnectionRefused {
+                                thread::sleep(RESEND / 5);
+                            }
+                            // An old refusal says more than silence: ICMP errors are rate limited.
+                            if error.kind() != ErrorKind::WouldBlock {
+                                last = error;
+                            }
+                        }
+                    }
+                }
+                Err(last)
+            }
+        }
+    }
+
+    /// The local address.
+    ///
+    /// # Errors
+    /// What getsockname(2) says.
+    pub fn own(&self) -> io::Result<SocketAddr> {
+        match &self.socket {
+            Socket::Tcp(stream) => stream.get_ref().local_addr(),
+            Socket::Udp(socket) => socket.local_addr(),
+        }
+    }
+}
+
+fn open(proto: Proto, from: Option<SocketAddr>, to: SocketAddr, limit: Duration) -> io::Result<Socket> {
+    let family = if to.is_ipv4() { AddressFamily::Inet } else { AddressFamily::Inet6 };
+    let kind = match proto {
+        Proto::Tcp => SockType::Stream,
+        Proto::Udp => SockType::Datagram,
+    };
+    let socket: OwnedFd = socket(family, kind, SockFlag::SOCK_CLOEXEC, None)?;
+    if let Some(from) = from {
+        setsockopt(&socket, sockopt::ReuseAddr, &true)?;
+        bind(socket.as_raw_fd(), &SockaddrStorage::from(from))?;
+    }
+    // A blocking connect(2) gives up after the sending time-out: socket(7).
+    let limit = TimeVal::milliseconds(i64::try_from(limit.as_millis()).unwrap_or(i64::MAX));
+    setsockopt(&socket, sockopt::SendTimeout, &limit)?;
+    setsockopt(&socket, sockopt::ReceiveTimeout, &limit)?;
+    match connect(socket.as_raw_fd(), &SockaddrStorage::from(to)) {
+        Ok(()) => {}
+        Err(nix::errno::Errno::EINPROGRESS) => return Err(ErrorKind::TimedOut.into()),
+        Err(error) => return Err(error.into()),
+    }
+    Ok(match proto {
+        Proto::Tcp => Socket::Tcp(BufReader::new(TcpStream::from(socket))),
+        Proto::Udp => {
+            let socket = UdpSocket::from(socket);
+            socket.set_read_timeout(Some(RESEND))?;
+            Socket::Udp(socket)
+        }
+    })
+}
+
+fn serve_tcp(listener: &TcpListener, who: &str, stop: &AtomicBool) {
+    thread::scope(|scope| {
+        while !stop.load(Ordering::Relaxed) {
+            match listener.accept() {
+                Ok((stream, peer)) => {
+                    scope.spawn(move || {
+                        // The client went away: nobody is left to tell.
+                        let _ = talk_tcp(stream, peer, who, stop);
+                    });
+                }
+                Err(_) => thread::sleep(Duration::from_millis(2)),
+            }
+        }
+    });
+}
+
+fn talk_tcp(stream: TcpStream, peer: SocketAddr, who: &str, stop: &AtomicBool) -> io::Result<()> {
+    stream.set_nonblocking(false)?;
+    stream.set_nodelay(true)?;
+    stream.set_read_timeout(Some(Duration::from_millis(20)))?;
+    let mut reader = BufReader::new(stream);
+    let mut line = String::new();
+    while !stop.load(Ordering::Relaxed) {
+        match reader.read_line(&mut line) {
+            Ok(0) => break,
+            Ok(_) => {
+                reader.get_mut().write_all(answer(who, peer, line.trim_end()).as_bytes())?;
+                line.clear();
+            }
+            Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut) => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(())
+}
+
+fn serve_udp(socket: &UdpSocket, who: &str, stop: &AtomicBool) {
+    let mut buffer = [0; 512];
+    while !stop.load(Ordering::Relaxed) {
+        if let Ok((length, peer)) = socket.recv_from(&mut buffer) {
+            let line = String::from_utf8_lossy(&buffer[..length]).into_owned();
+            // An unreachable client shows as an error here; the others are still served.
+            let _ = socket.send_to(answer(who, peer, &line).as_bytes(), peer);
+        }
+    }
+}
+
+fn answer(who: &str, peer: SocketAddr, line: &str) -> String {
+    let peer = SocketAddr::new(peer.ip().to_canonical(), peer.port());
+    format!("{who}|{peer}|{line}\n")
+}
+
+fn parse(text: &str, line: &str, own: SocketAddr, from: SocketAddr) -> io::Result<Answer> {
+    let fields: Vec<_> = text.trim_end().split('|').collect();
+    match fields[..] {
+        [who, peer, said] if said == line => {
+            let peer = peer.parse().map_err(io::Error::other)?;
+            Ok(Answer { who: who.to_owned(), peer, own, from })
+        }
+        _ => Err(io::Error::new(ErrorKind::InvalidData, format!("unexpected answer {text:?} to {line:?}"))),
+    }
+}
+
+/// An address and a port as one value; for loops over addresses of both families.
+#[must_use]
+pub fn at(ip: impl Into<IpAddr>, port: u16) -> SocketAddr {
+    SocketAddr::new(ip.into(), port)
+}
