@@ -1,0 +1,482 @@
+//! What a rule says, in the words of nft's syntax rather than the kernel's registers.
+
+use std::fmt;
+use std::net::IpAddr;
+
+use crate::value::{DataType, Value, join};
+
+/// Something a packet has that can be compared or looked up.
+///
+/// In a table of family inet or bridge, a field of one network or transport protocol needs a match
+/// of that protocol before it, or other protocols' bytes would be read as this one's. As the `nft`
+/// command does, the conversion to the kernel's expressions puts it there by itself, once per rule.
+/// [`Field::ThSport`] and [`Field::ThDport`] are the exception: they mean "a port of whatever
+/// protocol this is", and the rule must see to it that it is one with ports.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Field {
+    /// `meta nfproto`.
+    NfProto,
+    /// `meta l4proto`: the transport protocol; found behind IPv6 extension headers too.
+    L4Proto,
+    /// `iifname`.
+    Iifname,
+    /// `oifname`.
+    Oifname,
+    /// `meta mark`.
+    Mark,
+    /// `ct mark`.
+    CtMark,
+    /// `ct state`.
+    CtState,
+    /// `ct status`.
+    CtStatus,
+    /// `ip saddr`.
+    IpSaddr,
+    /// `ip daddr`.
+    IpDaddr,
+    /// `ip ttl`.
+    IpTtl,
+    /// `ip length`.
+    IpLength,
+    /// `ip6 saddr`.
+    Ip6Saddr,
+    /// `ip6 daddr`.
+    Ip6Daddr,
+    /// `ip6 hoplimit`.
+    Ip6Hoplimit,
+    /// `ip6 length`.
+    Ip6Length,
+    /// `icmp type`.
+    IcmpType,
+    /// `icmpv6 type`.
+    Icmpv6Type,
+    /// `th sport`.
+    ThSport,
+    /// `th dport`.
+    ThDport,
+    /// `tcp sport`.
+    TcpSport,
+    /// `tcp dport`.
+    TcpDport,
+    /// `tcp flags`.
+    TcpFlags,
+    /// `udp sport`.
+    UdpSport,
+    /// `udp dport`.
+    UdpDport,
+    /// `sctp sport`.
+    SctpSport,
+    /// `sctp dport`.
+    SctpDport,
+    /// `ether saddr`.
+    EtherSaddr,
+    /// `ether daddr`.
+    EtherDaddr,
+    /// `fib saddr type`.
+    FibSaddrType,
+    /// `fib daddr type`.
+    FibDaddrType,
+}
+
+impl Field {
+    /// The type of the field's values.
+    #[must_use]
+    pub const fn data_type(self) -> DataType {
+        match self {
+            Self::NfProto => DataType::NfProto,
+            Self::L4Proto => DataType::InetProto,
+            Self::Iifname | Self::Oifname => DataType::Ifname,
+            Self::Mark | Self::CtMark => DataType::Mark,
+            Self::CtState => DataType::CtState,
+            Self::CtStatus => DataType::CtStatus,
+            Self::IpSaddr | Self::IpDaddr => DataType::Ipv4Addr,
+            Self::IpTtl | Self::Ip6Hoplimit => DataType::Integer8,
+            Self::IpLength | Self::Ip6Length => DataType::Integer16,
+            Self::Ip6Saddr | Self::Ip6Daddr => DataType::Ipv6Addr,
+            Self::IcmpType => DataType::IcmpType,
+            Self::Icmpv6Type => DataType::Icmpv6Type,
+            Self::ThSport | Self::ThDport | Self::TcpSport | Self::TcpDport => DataType::InetService,
+            Self::UdpSport | Self::UdpDport | Self::SctpSport | Self::SctpDport => DataType::InetService,
+            Self::TcpFlags => DataType::TcpFlag,
+            Self::EtherSaddr | Self::EtherDaddr => DataType::EtherAddr,
+            Self::FibSaddrType | Self::FibDaddrType => DataType::FibAddrType,
+        }
+    }
+
+    /// The field's name in nft's syntax.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::NfProto => "meta nfproto",
+            Self::L4Proto => "meta l4proto",
+            Self::Iifname => "iifname",
+            Self::Oifname => "oifname",
+            Self::Mark => "meta mark",
+            Self::CtMark => "ct mark",
+            Self::CtState => "ct state",
+            Self::CtStatus => "ct status",
+            Self::IpSaddr => "ip saddr",
+            Self::IpDaddr => "ip daddr",
+            Self::IpTtl => "ip ttl",
+            Self::IpLength => "ip length",
+            Self::Ip6Saddr => "ip6 saddr",
+            Self::Ip6Daddr => "ip6 daddr",
+            Self::Ip6Hoplimit => "ip6 hoplimit",
+            Self::Ip6Length => "ip6 length",
+            Self::IcmpType => "icmp type",
+            Self::Icmpv6Type => "icmpv6 type",
+            Self::ThSport => "th sport",
+            Self::ThDport => "th dport",
+            Self::TcpSport => "tcp sport",
+            Self::TcpDport => "tcp dport",
+            Self::TcpFlags => "tcp flags",
+            Self::UdpSport => "udp sport",
+            Self::UdpDport => "udp dport",
+            Self::SctpSport => "sctp sport",
+            Self::SctpDport => "sctp dport",
+            Self::EtherSaddr => "ether saddr",
+            Self::EtherDaddr => "ether daddr",
+            Self::FibSaddrType => "fib saddr type",
+            Self::FibDaddrType => "fib daddr type",
+        }
+    }
+}
+
+impl fmt::Display for Field {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+/// Equal or not.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Cmp {
+    /// The packet's value is the operand, or in it.
+    Eq,
+    /// It is not.
+    Ne,
+}
+
+impl Cmp {
+    const fn sign(self) -> &'static str {
+        match self {
+            Self::Eq => "",
+            Self::Ne => "!= ",
+        }
+    }
+}
+
+/// What a field is compared with.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub enum Operand {
+    /// One value.
+    Value(Value),
+    /// All addresses with the same first bits. Bits beyond the prefix must be zero.
+    Prefix(Value, u8),
+    /// All values from the first to the second, both included.
+    Range(Value, Value),
+    /// The elements written here: values, prefixes and ranges (not sets again) of one type.
+    /// Overlapping elements are merged. Becomes an anonymous set of the rule.
+    OneOf(Vec<Operand>),
+    /// The elements of the set of this name in the rule's table.
+    Set(String),
+}
+
+/// A rule's decision, or a map element's.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub enum Verdict {
+    /// Ends this hook's base chain.
+    Accept,
+    /// Ends the packet.
+    Drop,
+    /// Back to the calling chain, or the base chain's policy.
+    Return,
+    /// On with the next rule; useful in maps.
+    Continue,
+    /// To that chain, and back at its end.
+    Jump(String),
+    /// To that chain; its end goes where this chain's end would.
+    Goto(String),
+}
+
+/// Where `dnat` sends a packet.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub enum DnatTarget {
+    /// To the address, and port if any, written here.
+    To(IpAddr, Option<u16>),
+    /// To what the map gives for these fields; a packet without an entry goes on with the next rule.
+    Map {
+        /// The key.
+        fields: Vec<Field>,
+        /// The map's name.
+        map: String,
+        /// What the map holds.
+        data: DnatData,
+    },
+}
+
+/// What a map for `dnat` holds.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum DnatData {
+    /// An address: the port stays.
+    Address,
+    /// An address and a port.
+    AddressAndPort,
+}
+
+/// The network protocol that address translation works on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum IpVersion {
+    /// IPv4.
+    V4,
+    /// IPv6.
+    V6,
+}
+
+/// How `masquerade` chooses the source port.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+pub enum PortChoice {
+    /// The packet's own port if it is free.
+    #[default]
+    Keep,
+    /// `random`: `NF_NAT_RANGE_PROTO_RANDOM`.
+    Random,
+    /// `fully-random`: `NF_NAT_RANGE_PROTO_RANDOM_FULLY`.
+    FullyRandom,
+}
+
+/// One statement of a rule.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub enum Stmt {
+    /// Goes on only if the fields compare so. More than one field is a concatenation, which only
+    /// [`Operand::Set`] can hold.
+    Match {
+        /// The left-hand side.
+        fields: Vec<Field>,
+        /// The comparison.
+        cmp: Cmp,
+        /// The right-hand side.
+        to: Operand,
+    },
+    /// Goes on only if the field's masked bits compare so: `meta mark & 0x2000 == 0x2000`.
+    Masked {
+        /// The left-hand side.
+        field: Field,
+        /// The bits to look at.
+        mask: Value,
+        /// The comparison.
+        cmp: Cmp,
+        /// What those bits are compared with.
+        value: Value,
+    },
+    /// Goes on only if the field has at least one of these bits: `ct state established,related`.
+    AnyBit {
+        /// A field that is a mask.
+        field: Field,
+        /// The bits.
+        bits: Value,
+    },
+    /// `meta mark set (meta mark & and) ^ xor`.
+    SetMark {
+        /// Bits to keep.
+        and: u32,
+        /// Bits to turn over afterwards.
+        xor: u32,
+    },
+    /// Does what the verdict map says for the fields; without an entry the packet goes on.
+    Vmap {
+        /// The key.
+        fields: Vec<Field>,
+        /// The map's name.
+        map: String,
+    },
+    /// Translates the destination.
+    Dnat {
+        /// The network protocol.
+        version: IpVersion,
+        /// Where to.
+        target: DnatTarget,
+    },
+    /// Translates the source to the outgoing interface's address.
+    Masquerade(PortChoice),
+    /// Counts packets and bytes.
+    Counter,
+    /// Decides.
+    Verdict(Verdict),
+}
+
+impl Stmt {
+    /// `field value`.
+    #[must_use]
+    pub fn eq(field: Field, value: Value) -> Self {
+        Self::Match { fields: vec![field], cmp: Cmp::Eq, to: Operand::Value(value) }
+    }
+
+    /// `field != value`.
+    #[must_use]
+    pub fn ne(field: Field, value: Value) -> Self {
+        Self::Match { fields: vec![field], cmp: Cmp::Ne, to: Operand::Value(value) }
+    }
+
+    /// `field address/bits`; bits of the address beyond the prefix are dropped.
+    #[must_use]
+    pub fn in_net(field: Field, net: ipnet::IpNet) -> Self {
+        Self::Match {
+            fields: vec![field],
+            cmp: Cmp::Eq,
+            to: Operand::Prefix(Value::address(net.network()), net.prefix_len()),
+        }
+    }
+
+    /// `field != address/bits`.
+    #[must_use]
+    pub fn not_in_net(field: Field, net: ipnet::IpNet) -> Self {
+        Self::Match {
+            fields: vec![field],
+            cmp: Cmp::Ne,
+            to: Operand::Prefix(Value::address(net.network()), net.prefix_len()),
+        }
+    }
+
+    /// `field . field @set`.
+    #[must_use]
+    pub fn in_set(fields: &[Field], set: &str) -> Self {
+        Self::Match { fields: fields.to_vec(), cmp: Cmp::Eq, to: Operand::Set(set.to_owned()) }
+    }
+
+    /// `field . field != @set`.
+    #[must_use]
+    pub fn not_in_set(fields: &[Field], set: &str) -> Self {
+        Self::Match { fields: fields.to_vec(), cmp: Cmp::Ne, to: Operand::Set(set.to_owned()) }
+    }
+
+    /// `fib daddr type local`.
+    #[must_use]
+    pub fn fib_daddr_local() -> Self {
+        Self::eq(Field::FibDaddrType, Value::AddrType(Value::RTN_LOCAL))
+    }
+
+    /// `meta mark set meta mark | bits`.
+    #[must_use]
+    pub const fn set_mark_bits(bits: u32) -> Self {
+        Self::SetMark { and: !bits, xor: bits }
+    }
+
+    /// `meta mark set meta mark & ~bits`.
+    #[must_use]
+    pub const fn clear_mark_bits(bits: u32) -> Self {
+        Self::SetMark { and: !bits, xor: 0 }
+    }
+
+    /// `meta mark & bits == bits`.
+    #[must_use]
+    pub const fn mark_has(bits: u32) -> Self {
+        Self::Masked { field: Field::Mark, mask: Value::Mark(bits), cmp: Cmp::Eq, value: Value::Mark(bits) }
+    }
+
+    /// `fields vmap @map`.
+    #[must_use]
+    pub fn vmap(fields: &[Field], map: &str) -> Self {
+        Self::Vmap { fields: fields.to_vec(), map: map.to_owned() }
+    }
+
+    /// `dnat ip to fields map @map`, the map's data being an address and a port.
+    #[must_use]
+    pub fn dnat_map(version: IpVersion, fields: &[Field], map: &str) -> Self {
+        let target =
+            DnatTarget::Map { fields: fields.to_vec(), map: map.to_owned(), data: DnatData::AddressAndPort };
+        Self::Dnat { version, target }
+    }
+
+    /// `dnat ip to fields map @map`, the map's data being an address alone.
+    #[must_use]
+    pub fn dnat_map_address(version: IpVersion, fields: &[Field], map: &str) -> Self {
+        let target =
+            DnatTarget::Map { fields: fields.to_vec(), map: map.to_owned(), data: DnatData::Address };
+        Self::Dnat { version, target }
+    }
+
+    /// `goto chain`.
+    #[must_use]
+    pub fn goto(chain: &str) -> Self {
+        Self::Verdict(Verdict::Goto(chain.to_owned()))
+    }
+
+    /// `jump chain`.
+    #[must_use]
+    pub fn jump(chain: &str) -> Self {
+        Self::Verdict(Verdict::Jump(chain.to_owned()))
+    }
+}
+
+impl fmt::Display for Operand {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Value(value) => value.fmt(f),
+            Self::Prefix(value, bits) => write!(f, "{value}/{bits}"),
+            Self::Range(from, to) => write!(f, "{from}-{to}"),
+            Self::OneOf(elements) => {
+                let words: Vec<String> = elements.iter().map(ToString::to_string).collect();
+                write!(f, "{{ {} }}", words.join(", "))
+            }
+            Self::Set(name) => write!(f, "@{name}"),
+        }
+    }
+}
+
+impl fmt::Display for Verdict {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Accept => f.write_str("accept"),
+            Self::Drop => f.write_str("drop"),
+            Self::Return => f.write_str("return"),
+            Self::Continue => f.write_str("continue"),
+            Self::Jump(chain) => write!(f, "jump {chain}"),
+            Self::Goto(chain) => write!(f, "goto {chain}"),
+        }
+    }
+}
+
+fn join_fields(fields: &[Field]) -> String {
+    fields.iter().map(|field| field.name()).collect::<Vec<_>>().join(" . ")
+}
+
+fn fmt_dnat(f: &mut fmt::Formatter<'_>, version: IpVersion, target: &DnatTarget) -> fmt::Result {
+    let word = match version {
+        IpVersion::V4 => "ip",
+        IpVersion::V6 => "ip6",
+    };
+    match target {
+        DnatTarget::To(IpAddr::V6(address), Some(port)) => write!(f, "dnat {word} to [{address}]:{port}"),
+        DnatTarget::To(address, Some(port)) => write!(f, "dnat {word} to {address}:{port}"),
+        DnatTarget::To(address, None) => write!(f, "dnat {word} to {address}"),
+        DnatTarget::Map { fields, map, .. } => write!(f, "dnat {word} to {} map @{map}", join_fields(fields)),
+    }
+}
+
+impl fmt::Display for Stmt {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Match { fields, cmp, to } => write!(f, "{} {}{to}", join_fields(fields), cmp.sign()),
+            Self::Masked { field, mask, cmp, value } => {
+                let sign = if *cmp == Cmp::Eq { "==" } else { "!=" };
+                write!(f, "{field} & {mask} {sign} {value}")
+            }
+            Self::AnyBit { field, bits } => write!(f, "{field} {}", join(std::slice::from_ref(bits))),
+            Self::SetMark { and, xor } if *xor == 0 => write!(f, "meta mark set meta mark & {and:#010x}"),
+            Self::SetMark { and, xor } if *and == !*xor => {
+                write!(f, "meta mark set meta mark | {xor:#010x}")
+            }
+            Self::SetMark { and, xor } => {
+                write!(f, "meta mark set meta mark & {and:#010x} ^ {xor:#010x}")
+            }
+            Self::Vmap { fields, map } => write!(f, "{} vmap @{map}", join_fields(fields)),
+            Self::Dnat { version, target } => fmt_dnat(f, *version, target),
+            Self::Masquerade(PortChoice::Keep) => f.write_str("masquerade"),
+            Self::Masquerade(PortChoice::Random) => f.write_str("masquerade random"),
+            Self::Masquerade(PortChoice::FullyRandom) => f.write_str("masquerade fully-random"),
+            Self::Counter => f.write_str("counter"),
+            Self::Verdict(verdict) => verdict.fmt(f),
+        }
+    }
+}
