@@ -1,3 +1,56 @@
 //! Tasks of the workspace: `cargo xtask help` lists them.
+#![allow(clippy::print_stdout, clippy::print_stderr, reason = "a program for the terminal")]
 
-fn main() {}
+mod apt_root;
+mod build;
+mod error;
+mod install;
+mod links;
+mod progress;
+mod run;
+mod setup;
+mod test;
+mod workspace;
+
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+
+/// Builds, tests, shows, measures and installs Slipway.
+#[derive(Debug, Parser)]
+#[command(name = "cargo xtask", bin_name = "cargo xtask", max_term_width = 100)]
+struct Cli {
+    #[command(subcommand)]
+    task: Task,
+}
+
+#[derive(Debug, Subcommand)]
+enum Task {
+    /// Find out what this machine lacks to build, test and show Slipway, and install it
+    Setup(setup::Args),
+    /// Build the slipway binary
+    Build(build::Args),
+    /// Run everything that must pass: format, lints, build, unit tests, network tests, documentation
+    Test(test::Args),
+    /// Build for release and install the binary with a link per plugin
+    Install(install::Args),
+    /// Remove what `install` put there and bring back what it replaced
+    Uninstall(install::UninstallArgs),
+}
+
+fn main() -> ExitCode {
+    let result = match Cli::parse().task {
+        Task::Setup(args) => setup::run(&args),
+        Task::Build(args) => build::run(&args),
+        Task::Test(args) => test::run(&args),
+        Task::Install(args) => install::run(&args),
+        Task::Uninstall(args) => install::run_uninstall(&args),
+    };
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(e) => {
+            eprintln!("xtask: {e}");
+            ExitCode::FAILURE
+        }
+    }
+}

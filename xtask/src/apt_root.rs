@@ -1,0 +1,159 @@
+//! Packages of another Debian suite, fetched by the machine's own apt and unpacked below the target
+//! folder: static libraries, peers to measure against.
+//!
+//! apt works in a private root: lists, cache and an empty package status of its own, the machine's
+//! mirror, proxy settings and Debian's keyring. Nothing is installed, and the machine's package state
+//! is not touched. See apt.conf(5) for the `Dir::` names.
+
+use std::fs;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use crate::error::{Error, Result};
+use crate::run::{self, tool};
+use crate::workspace;
+
+/// Debian's archive keys; package debian-archive-keyring, which Ubuntu has too.
+const KEYRING: &str = "/usr/share/keyrings/debian-archive-keyring.gpg";
+
+/// A private apt root for one suite.
+#[derive(Debug)]
+pub(crate) struct AptRoot {
+    suite: String,
+    dir: PathBuf,
+}
+
+impl AptRoot {
+    /// Prepares the root for a suite (`trixie`, `unstable`, `bookworm-security`) and gets its lists
+    /// of packages, unless that was done less than a day ago.
+    ///
+    /// # Errors
+    /// No apt, no Debian mirror among the machine's sources, no keyring, or apt's own failure.
+    pub(crate) fn open(suite: &str) -> Result<Self> {
+        if run::which("apt-get").is_none() {
+            return Err(Error::Failed(format!("packages of Debian {suite} need apt-get, which is not here")));
+        }
+        let root = Self { suite: suite.to_owned(), dir: workspace::scratch("apt")?.join(suite) };
+        for part in ["lists/partial", "cache/archives/partial", "debs", "unpacked"] {
+            let dir = root.dir.join(part);
+            fs::create_dir_all(&dir).map_err(|e| Error::file("create the directory", &dir, e))?;
+        }
+        root.write("status", "")?;
+        root.write("sources.list", &root.source_line()?)?;
+        root.write("apt.conf", &root.configuration())?;
+        if !root.lists_are_fresh() {
+            run::capture(root.apt("apt-get").arg("update"))?;
+            root.write("updated", "")?;
+        }
+        Ok(root)
+    }
+
+    /// Downloads a package and unpacks it into a folder of its own, which is returned. A package that
+    /// is there in the version that the suite has is not fetched again.
+    ///
+    /// # Errors
+    /// The suite has no such package, or a download or unpacking that failed.
+    pub(crate) fn fetch(&self, package: &str) -> Result<PathBuf> {
+        let unpacked = self.dir.join("unpacked").join(package);
+        let deb = self.download(package)?;
+        let stamp = self.dir.join("unpacked").join(format!("{package}.from"));
+        let name = deb.file_name().unwrap_or_default().to_string_lossy().into_owned();
+        if fs::read_to_string(&stamp).is_ok_and(|from| from == name) {
+            return Ok(unpacked);
+        }
+        if unpacked.exists() {
+            fs::remove_dir_all(&unpacked).map_err(|e| Error::file("remove", &unpacked, e))?;
+        }
+        run::capture(tool("dpkg-deb", &["-x"]).arg(&deb).arg(&unpacked))?;
+        fs::write(&stamp, name).map_err(|e| Error::file("write", &stamp, e))?;
+        Ok(unpacked)
+    }
+
+    fn download(&self, package: &str) -> Result<PathBuf> {
+        let debs = self.dir.join("debs");
+        run::capture(self.apt("apt-get").args(["download", package]).current_dir(&debs))?;
+        // `<package>_<version>_<architecture>.deb`; the newest, when older versions are there too.
+        let prefix = format!("{package}_");
+        let entries = fs::read_dir(&debs).map_err(|e| Error::file("list", &debs, e))?;
+        entries
+            .filter_map(std::result::Result::ok)
+            .filter(|entry| entry.file_name().to_string_lossy().starts_with(&prefix))
+            .max_by_key(|entry| entry.metadata().map(|m| (m.ctime(), m.ctime_nsec())).unwrap_or_default())
+            .map(|entry| entry.path())
+            .ok_or_else(|| {
+                Error::Failed(format!("apt-get download {package} left nothing in {}", debs.display()))
+            })
+    }
+
+    /// One of apt's programs, in the private root.
+    fn apt(&self, program: &str) -> Command {
+        let mut command = tool(program, &["-q"]);
+        command.env("APT_CONFIG", self.dir.join("apt.conf"));
+        command
+    }
+
+    fn configuration(&self) -> String {
+        let dir = self.dir.display();
+        format!(
+            "Dir::State \"{dir}\";\nDir::State::lists \"{dir}/lists\";\nDir::State::status \"{dir}/status\";\n\
+             Dir::Cache \"{dir}/cache\";\nDir::Etc::SourceList \"{dir}/sources.list\";\n\
+             Dir::Etc::SourceParts \"/dev/null\";\nAcquire::Languages \"none\";\n\
+             Acquire::IndexTargets::deb::DEP-11::DefaultEnabled \"false\";\n\
+             APT::Sandbox::User \"root\";\nAPT::Update::Post-Invoke {{}};\nAPT::Update::Post-Invoke-Success {{}};\n"
+        )
+    }
+
+    fn source_line(&self) -> Result<String> {
+        if !Path::new(KEYRING).is_file() {
+            return Err(Error::Failed(format!(
+                "packages of Debian {} need {KEYRING}: install the package debian-archive-keyring",
+                self.suite
+            )));
+        }
+        Ok(format!("deb [signed-by={KEYRING}] {} {} main\n", debian_mirror(&self.suite)?, self.suite))
+    }
+
+    fn lists_are_fresh(&self) -> bool {
+        let age = fs::metadata(self.dir.join("updated")).and_then(|m| m.modified()).map(|t| t.elapsed());
+        matches!(age, Ok(Ok(age)) if age.as_secs() < 24 * 3600)
+    }
+
+    fn write(&self, name: &str, text: &str) -> Result<()> {
+        let path = self.dir.join(name);
+        fs::write(&path, text).map_err(|e| Error::file("write", &path, e))
+    }
+}
+
+/// The Debian mirror that the machine's own apt uses; the security archive for a security suite.
+fn debian_mirror(suite: &str) -> Result<String> {
+    let format = ["indextargets", "--format", "$(ORIGIN)|$(LABEL)|$(REPO_URI)", "Created-By: Packages"];
+    let targets = run::capture(&mut tool("apt-get", &format))?;
+    mirror_among(&targets, suite).ok_or_else(|| {
+        Error::Failed(format!(
+            "this machine's apt knows no Debian archive to take {suite} from: add one to its sources and \
+             run `apt-get update`"
+        ))
+    })
+}
+
+fn mirror_among(targets: &str, suite: &str) -> Option<String> {
+    let label = if suite.ends_with("-security") { "Debian-Security" } else { "Debian" };
+    targets.lines().find_map(|line| line.strip_prefix(&format!("Debian|{label}|")).map(str::to_owned))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_mirror_is_the_machines_own() {
+        let targets = "Other|tools|https://tools.example/\n\
+                       Debian|Debian|http://mirror.example/debian/\n\
+                       Debian|Debian-Security|http://mirror.example/debian-security/\n";
+        let mirror = |suite| mirror_among(targets, suite);
+        assert_eq!(mirror("unstable").as_deref(), Some("http://mirror.example/debian/"));
+        assert_eq!(mirror("bookworm-security").as_deref(), Some("http://mirror.example/debian-security/"));
+        assert_eq!(mirror_among("Ubuntu|Ubuntu|http://mirror.example/ubuntu/\n", "trixie"), None);
+    }
+}

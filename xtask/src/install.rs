@@ -1,0 +1,83 @@
+//! `cargo xtask install` and `cargo xtask uninstall`: build, then let the binary install itself.
+
+use std::ffi::OsString;
+use std::path::PathBuf;
+use std::process::Command;
+
+use crate::build::{self, Flavour};
+use crate::error::Result;
+use crate::progress::Stages;
+use crate::run;
+
+/// Build for release and install the binary with a link per plugin.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Args {
+    /// The plugin directory
+    #[arg(long, value_name = "DIR", default_value = "/opt/cni/bin")]
+    to: PathBuf,
+    /// Replace plugins of others that have our names; a copy of each is kept and `uninstall` brings
+    /// it back
+    #[arg(long)]
+    replace: bool,
+    /// Only say what would be done
+    #[arg(long)]
+    dry_run: bool,
+    /// Without shared libraries, for nodes that lack libnftnl and libmnl
+    #[arg(long = "static")]
+    static_: bool,
+}
+
+/// Remove our links and our binary; bring back what `install --replace` replaced.
+#[derive(Debug, clap::Args)]
+pub(crate) struct UninstallArgs {
+    /// The plugin directory
+    #[arg(long, value_name = "DIR", default_value = "/opt/cni/bin")]
+    to: PathBuf,
+    /// Only say what would be done
+    #[arg(long)]
+    dry_run: bool,
+}
+
+/// Runs the task.
+///
+/// # Errors
+/// The build's and the installation's own.
+pub(crate) fn run(args: &Args) -> Result<()> {
+    let flavour = if args.static_ { Flavour::Static } else { Flavour::Release };
+    let binary = built(flavour)?;
+    let mut words: Vec<OsString> = vec!["install".into(), "--to".into(), args.to.clone().into()];
+    words.extend(args.replace.then(|| "--replace".into()));
+    words.extend(args.dry_run.then(|| "--dry-run".into()));
+    run::show(Command::new(binary).args(words))
+}
+
+/// Runs the task.
+///
+/// # Errors
+/// The build's and the removal's own.
+pub(crate) fn run_uninstall(args: &UninstallArgs) -> Result<()> {
+    // The installed one knows best what it put there; without it, one is built.
+    let installed = args.to.join("slipway");
+    let binary = if installed.is_file() { installed } else { built(Flavour::Release)? };
+    let mut words: Vec<OsString> = vec!["uninstall".into(), "--to".into(), args.to.clone().into()];
+    words.extend(args.dry_run.then(|| "--dry-run".into()));
+    run::show(Command::new(binary).args(words))
+}
+
+/// Builds with a line of progress.
+///
+/// # Errors
+/// The build's own.
+pub(crate) fn built(flavour: Flavour) -> Result<PathBuf> {
+    let name = match flavour {
+        Flavour::Debug => "build",
+        Flavour::Release => "build release",
+        Flavour::Static => "build static",
+    };
+    let mut command = flavour.cargo_build()?;
+    Stages::new("build")?.run(name, |log| {
+        run::log(&mut command, &log.file)?;
+        build::size(&flavour.binary())
+    })?;
+    Ok(flavour.binary())
+}

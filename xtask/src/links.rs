@@ -1,0 +1,101 @@
+//! Checks that the links between the pages of the documentation lead somewhere.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use crate::error::{Error, Result};
+
+/// Looks at every relative link in the Markdown files at the top and below `docs`, and at the plugin
+/// crates' own, and returns how many there are. Links with a scheme are not followed.
+///
+/// # Errors
+/// Each link to a file that does not exist, with the page it is on.
+pub(crate) fn check(root: &Path) -> Result<usize> {
+    let mut count = 0;
+    let mut broken = Vec::new();
+    for page in pages(root)? {
+        let text = fs::read_to_string(&page).map_err(|e| Error::file("read", &page, e))?;
+        for target in targets(&text) {
+            count += 1;
+            let folder = page.parent().unwrap_or(root);
+            if !folder.join(target).exists() {
+                let page = page.strip_prefix(root).unwrap_or(&page);
+                broken.push(format!("{}: {target}", page.display()));
+            }
+        }
+    }
+    if broken.is_empty() {
+        return Ok(count);
+    }
+    Err(Error::Failed(format!("links that lead nowhere:\n    {}", broken.join("\n    "))))
+}
+
+/// The Markdown files of the checkout, built and hidden folders left out.
+fn pages(root: &Path) -> Result<Vec<PathBuf>> {
+    let mut pages = Vec::new();
+    let mut folders = vec![root.to_owned()];
+    while let Some(folder) = folders.pop() {
+        let entries = fs::read_dir(&folder).map_err(|e| Error::file("list", &folder, e))?;
+        for entry in entries.filter_map(std::result::Result::ok) {
+            let (path, name) = (entry.path(), entry.file_name());
+            let name = name.to_string_lossy();
+            if name.starts_with('.') || name == "target" {
+                continue;
+            }
+            match entry.file_type() {
+                Ok(kind) if kind.is_dir() => folders.push(path),
+                Ok(kind) if kind.is_file() && name.ends_with(".md") => pages.push(path),
+                _ => {}
+            }
+        }
+    }
+    pages.sort();
+    Ok(pages)
+}
+
+/// The relative targets of `[text](target)` outside code blocks and code spans, without their anchors.
+fn targets(text: &str) -> Vec<&str> {
+    let mut found = Vec::new();
+    let mut in_block = false;
+    for line in text.lines() {
+        if line.trim_start().starts_with("```") {
+            in_block = !in_block;
+        }
+        if in_block {
+            continue;
+        }
+        // Every second piece between backticks is a code span.
+        for piece in line.split('`').step_by(2) {
+            let mut rest = piece;
+            while let Some((_, after)) = rest.split_once("](") {
+                let Some((target, after)) = after.split_once(')') else { break };
+                rest = after;
+                let file = target.split('#').next().unwrap_or_default();
+                if !file.is_empty() && !file.contains(':') {
+                    found.push(file);
+                }
+            }
+        }
+    }
+    found
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_relative_targets_outside_code_count() {
+        let text = "[a](docs/a.md) and [b](docs/b.md#part), not [c](https://c.example/) or [d](#here)\n\
+                    `[e](e.md)` [f](f.md)\n```\n[g](g.md)\n```\n[h](../h.md)\n";
+        assert_eq!(targets(text), ["docs/a.md", "docs/b.md", "f.md", "../h.md"]);
+    }
+
+    #[test]
+    fn a_broken_link_is_named_with_its_page() {
+        let dir = crate::workspace::scratch("links-test").unwrap();
+        fs::write(dir.join("page.md"), "[there](page.md) [gone](missing.md)").unwrap();
+        let error = check(&dir).unwrap_err().to_string();
+        assert_eq!(error, "links that lead nowhere:\n    page.md: missing.md");
+    }
+}

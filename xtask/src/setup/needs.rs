@@ -1,0 +1,132 @@
+//! The list of what building, testing and showing Slipway need from the system.
+
+use std::path::{Path, PathBuf};
+
+use crate::run::{self, tool};
+
+/// One thing that must, or may, be on the machine. The package names are the same in Debian 12 and
+/// 13 and in Ubuntu 22.04 and 24.04.
+#[derive(Debug)]
+pub(crate) struct Need {
+    /// What people call it.
+    pub(crate) name: &'static str,
+    /// What it is for.
+    pub(crate) purpose: &'static str,
+    /// The packages that have it.
+    pub(crate) packages: &'static [&'static str],
+    grade: Grade,
+    probe: Probe,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Grade {
+    Required,
+    Optional,
+}
+
+#[derive(Debug)]
+enum Probe {
+    /// Any of these programs.
+    Program(&'static [&'static str]),
+    /// A library that pkg-config knows in at least this version.
+    Library(&'static str, &'static str),
+    /// A file.
+    File(&'static str),
+}
+
+/// Everything, in the order of the report.
+pub(crate) const NEEDS: &[Need] = &[
+    required(
+        "C compiler and linker",
+        "build: links the binary",
+        &["gcc", "libc6-dev"],
+        Probe::Program(&["cc"]),
+    ),
+    required("pkg-config", "build: finds the C libraries", &["pkg-config"], Probe::Program(&["pkg-config"])),
+    required("libmnl headers", "build: netlink messages", &["libmnl-dev"], Probe::Library("libmnl", "1.0.3")),
+    required(
+        "libnftnl headers",
+        "build: nf_tables messages",
+        &["libnftnl-dev"],
+        Probe::Library("libnftnl", "1.0.6"),
+    ),
+    required("ip", "tests, demo: namespaces and links", &["iproute2"], Probe::Program(&["ip"])),
+    required("nft", "tests, demo: shows the rules", &["nftables"], Probe::Program(&["nft"])),
+    required("iptables", "tests: rules of other engines", &["iptables"], Probe::Program(&["iptables"])),
+    required("conntrack", "tests: shows connections", &["conntrack"], Probe::Program(&["conntrack"])),
+    required("curl", "demo: the requests it shows", &["curl"], Probe::Program(&["curl"])),
+    required("nsenter and unshare", "tests, demo: namespaces", &["util-linux"], Probe::Program(&["nsenter"])),
+    optional(
+        "reference plugins",
+        "bench: the peer to measure against (also `bench control --fetch-peer`)",
+        &["containernetworking-plugins"],
+        Probe::File("/usr/lib/cni/bridge"),
+    ),
+    optional("strace", "looking at a plugin's system calls", &["strace"], Probe::Program(&["strace"])),
+    optional("tcpdump", "looking at packets", &["tcpdump"], Probe::Program(&["tcpdump"])),
+    optional("modprobe", "loads br_netfilter where it is a module", &["kmod"], Probe::Program(&["modprobe"])),
+];
+
+const fn required(
+    name: &'static str,
+    purpose: &'static str,
+    packages: &'static [&'static str],
+    probe: Probe,
+) -> Need {
+    Need { name, purpose, packages, grade: Grade::Required, probe }
+}
+
+const fn optional(
+    name: &'static str,
+    purpose: &'static str,
+    packages: &'static [&'static str],
+    probe: Probe,
+) -> Need {
+    Need { name, purpose, packages, grade: Grade::Optional, probe }
+}
+
+impl Need {
+    /// Whether the tasks cannot do without it.
+    pub(crate) fn required(&self) -> bool {
+        self.grade == Grade::Required
+    }
+
+    /// Whether it is on the machine now.
+    pub(crate) fn is_there(&self) -> bool {
+        match self.probe {
+            Probe::Program(names) => names.iter().any(|name| run::which(name).is_some()),
+            Probe::Library(name, version) => {
+                let at_least = format!("{name} >= {version}");
+                run::which("pkg-config").is_some()
+                    && run::capture(&mut tool("pkg-config", &["--exists", &at_least])).is_ok()
+            }
+            Probe::File(path) => Path::new(path).exists(),
+        }
+    }
+}
+
+/// The folder that pkg-config names for a library.
+pub(crate) fn library_dir(name: &str) -> Option<PathBuf> {
+    let dir = run::capture(&mut tool("pkg-config", &["--variable=libdir", name])).ok()?;
+    Some(PathBuf::from(dir.trim())).filter(|dir| dir.is_dir())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_need_says_what_it_is_for_and_where_it_comes_from() {
+        for need in NEEDS {
+            assert!(!need.purpose.is_empty() && !need.packages.is_empty(), "{}", need.name);
+        }
+    }
+
+    #[test]
+    fn probes_tell_what_is_there_from_what_is_not() {
+        assert!(required("sh", "", &[], Probe::Program(&["sh"])).is_there());
+        assert!(!required("x", "", &[], Probe::Program(&["no-such-program"])).is_there());
+        assert!(!required("x", "", &[], Probe::Library("no-such-library", "1")).is_there());
+        assert!(!required("x", "", &[], Probe::File("/no/such/file")).is_there());
+    }
+}

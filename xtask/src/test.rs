@@ -1,0 +1,188 @@
+//! `cargo xtask test`: everything that must pass, stage by stage.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use nix::unistd::Uid;
+
+use crate::build::Flavour;
+use crate::error::{Error, Result};
+use crate::progress::{Log, Stages};
+use crate::run::{self, cargo, tool};
+use crate::{build, links, setup, workspace};
+
+/// The package of the network tests, which need root and the built binary.
+const NETWORK_TESTS: &str = "slipway-tests";
+
+/// Run everything that must pass.
+///
+/// The network tests make namespaces of their own and never touch the machine's network. They need
+/// root; for another user they run inside a user namespace, where the system allows one.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Args {
+    /// Only format, lints and unit tests
+    #[arg(long)]
+    quick: bool,
+    /// Only build, and run the tests whose names contain this
+    #[arg(long, value_name = "TEXT", conflicts_with = "quick")]
+    filter: Option<String>,
+}
+
+/// Runs the task.
+///
+/// # Errors
+/// The first stage that fails; its log was shown.
+pub(crate) fn run(args: &Args) -> Result<()> {
+    let mut stages = Stages::new("test")?;
+    let outcome = run_stages(args, &mut stages);
+    match &outcome {
+        Ok(skipped) => println!("PASS: {}{skipped}", stages.summary()),
+        Err(_) => println!("FAIL: {}", stages.summary()),
+    }
+    outcome.map(|_| ())
+}
+
+fn run_stages(args: &Args, stages: &mut Stages) -> Result<String> {
+    stages.run("setup", |_| setup::ensure())?;
+    if args.filter.is_none() {
+        stages.run("format", |log| quiet(cargo(&["fmt", "--check"]), log))?;
+        let clippy = ["clippy", "--workspace", "--all-targets", "--", "--deny", "warnings"];
+        stages.run("lints", |log| quiet(cargo(&clippy), log))?;
+    }
+    let unit = ["test", "--workspace", "--exclude", NETWORK_TESTS];
+    stages.run("unit tests", |log| tests(with_filter(cargo(&unit), args), log))?;
+    if args.quick {
+        return Ok(String::new());
+    }
+    let mut bin_dir = PathBuf::new();
+    stages.run("build", |log| {
+        quiet(Flavour::Debug.cargo_build()?, log)?;
+        bin_dir = plugin_dir(log)?;
+        build::size(&Flavour::Debug.binary())
+    })?;
+    stages.run("build network tests", |log| {
+        quiet(cargo(&["test", "--package", NETWORK_TESTS, "--no-run"]), log)
+    })?;
+    let skips = workspace::scratch("test")?.join("skips.txt");
+    fs::write(&skips, "").map_err(|e| Error::file("empty", &skips, e))?;
+    stages.run("network tests", |log| {
+        let mut command = as_root(&["test", "--package", NETWORK_TESTS])?;
+        command.env("SLIPWAY_BIN_DIR", &bin_dir).env("SLIPWAY_SKIPS", &skips);
+        tests(with_filter(command, args), log)
+    })?;
+    let mut skipped = String::new();
+    stages.run("skipped tests", |_| {
+        let seen = lines_of(&skips)?;
+        expected(&seen, &lines_of(&workspace::root().join("tests/skips.txt"))?)?;
+        skipped = if seen.is_empty() { String::new() } else { format!("; {} tests skipped", seen.len()) };
+        Ok(format!("{} skipped here, all of them listed in tests/skips.txt", seen.len()))
+    })?;
+    if args.filter.is_none() {
+        stages.run("documentation", |log| {
+            let mut doc = cargo(&["doc", "--workspace", "--no-deps", "--document-private-items"]);
+            doc.env("RUSTDOCFLAGS", "--deny warnings");
+            run::log(&mut doc, &log.file)?;
+            links::check(workspace::root()).map(|count| format!("{count} links in the pages lead somewhere"))
+        })?;
+    }
+    Ok(skipped)
+}
+
+fn with_filter(mut command: Command, args: &Args) -> Command {
+    command.args(args.filter.as_slice());
+    command
+}
+
+fn quiet(mut command: Command, log: &Log) -> Result<String> {
+    run::log(&mut command, &log.file).map(|()| String::new())
+}
+
+/// Runs a `cargo test` and counts what it ran.
+fn tests(mut command: Command, log: &Log) -> Result<String> {
+    run::log(command.env("CARGO_TERM_COLOR", "never"), &log.file)?;
+    let printed = fs::read_to_string(&log.path).map_err(|e| Error::file("read", &log.path, e))?;
+    Ok(format!("{} tests", passed(&printed)))
+}
+
+/// The sum of libtest's `test result: ok. N passed; …` lines.
+fn passed(printed: &str) -> u32 {
+    printed
+        .lines()
+        .filter_map(|line| line.strip_prefix("test result: ok. "))
+        .filter_map(|rest| rest.split(' ').next()?.parse::<u32>().ok())
+        .sum()
+}
+
+/// A plugin directory in the target folder, made by the binary itself.
+fn plugin_dir(log: &Log) -> Result<PathBuf> {
+    let dir = workspace::scratch("test")?.join("bin");
+    let mut install = Command::new(Flavour::Debug.binary());
+    run::log(install.args(["install", "--to"]).arg(&dir), &log.file)?;
+    Ok(dir)
+}
+
+/// A cargo command with root's rights over namespaces that it makes.
+fn as_root(args: &[&str]) -> Result<Command> {
+    if Uid::effective().is_root() {
+        return Ok(cargo(args));
+    }
+    let unshare = ["--user", "--map-root-user"];
+    let probe = [&unshare[..], &["--net", "--mount", "true"]].concat();
+    if let Err(e) = run::capture(&mut tool("unshare", &probe)) {
+        return Err(Error::Failed(format!(
+            "the network tests need root, or a system that lets users make namespaces, which this one \
+             does not: {e}\nRun `sudo --preserve-env=PATH,HOME cargo xtask test`, or leave them out with --quick"
+        )));
+    }
+    let inner = cargo(args);
+    let mut command = tool("unshare", &unshare);
+    command.arg(inner.get_program()).args(inner.get_args()).current_dir(workspace::root());
+    Ok(command)
+}
+
+/// The lines that are neither empty nor a comment.
+fn lines_of(path: &Path) -> Result<BTreeSet<String>> {
+    let text = fs::read_to_string(path).map_err(|e| Error::file("read", path, e))?;
+    let lines = text.lines().map(str::trim).filter(|line| !line.is_empty() && !line.starts_with('#'));
+    Ok(lines.map(str::to_owned).collect())
+}
+
+/// A test may be skipped only if the committed list has the very line; a listed test that runs here
+/// is fine, for other machines lack other things.
+fn expected(seen: &BTreeSet<String>, listed: &BTreeSet<String>) -> Result<()> {
+    let surprises: Vec<&str> = seen.difference(listed).map(String::as_str).collect();
+    if surprises.is_empty() {
+        return Ok(());
+    }
+    Err(Error::Failed(format!(
+        "skipped, but not listed in tests/skips.txt:\n    {}",
+        surprises.join("\n    ")
+    )))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn set(lines: &[&str]) -> BTreeSet<String> {
+        lines.iter().map(|line| (*line).to_owned()).collect()
+    }
+
+    #[test]
+    fn results_are_summed_over_all_test_programs() {
+        let printed = "test result: ok. 17 passed; 0 failed; 0 ignored\nnoise\n\
+                       test result: ok. 3 passed; 0 failed; 1 ignored\n";
+        assert_eq!(super::passed(printed), 20);
+    }
+
+    #[test]
+    fn only_a_listed_skip_is_accepted() {
+        let listed = set(&["a: skipped: needs vrf", "b: skipped: needs sctp"]);
+        assert!(expected(&set(&["a: skipped: needs vrf"]), &listed).is_ok());
+        assert!(expected(&set(&[]), &listed).is_ok());
+        let error = expected(&set(&["a: skipped: needs root"]), &listed).unwrap_err().to_string();
+        assert!(error.ends_with("    a: skipped: needs root"), "{error}");
+    }
+}
