@@ -2,6 +2,9 @@
 
 use serde::{Deserialize, Serialize};
 
+use crate::wire::json_error;
+use crate::{AttachmentError, fold, text};
+
 /// Error codes of the CNI specification 1.1.0, section "Error", and of its reference library.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum ErrorCode {
@@ -121,5 +124,57 @@ impl CniError {
     /// Code 999: any other error.
     pub fn internal(msg: impl Into<String>) -> Self {
         Self::new(ErrorCode::Internal, msg)
+    }
+
+    /// The error as a plugin prints it: JSON with four spaces of indentation, without a newline at
+    /// the end.
+    #[must_use]
+    pub fn print(&self) -> String {
+        text::pretty(self)
+    }
+
+    /// Reads an error that a plugin printed. Keys that are missing are empty; a missing code is 0.
+    ///
+    /// # Errors
+    /// It is no JSON object, or a key does not fit.
+    pub fn parse(output: &[u8]) -> Result<Self, String> {
+        #[derive(Default, Deserialize)]
+        #[serde(default)]
+        struct Printed {
+            code: u32,
+            msg: String,
+            details: String,
+        }
+        let value: serde_json::Value = serde_json::from_slice(output).map_err(|e| json_error(&e))?;
+        let Printed { code, msg, details } = fold::from_value(&value).map_err(|e| e.to_string())?;
+        Ok(Self { code: code.into(), msg, details })
+    }
+}
+
+impl From<AttachmentError> for CniError {
+    /// The code and the words of the reference: 7 for the network's name, which comes with the
+    /// configuration, 4 for the names that come with the environment.
+    fn from(error: AttachmentError) -> Self {
+        use AttachmentError as E;
+        let ifname = |name: String| format!("CNI_IFNAME is {}", text::quote(&name));
+        let (code, msg, details) = match error {
+            E::NetworkMissing => (ErrorCode::InvalidConfig, "missing network name", String::new()),
+            E::Network(name) => (ErrorCode::InvalidConfig, "invalid characters found in network name", name),
+            E::ContainerIdMissing => (ErrorCode::UnknownContainer, "missing containerID", String::new()),
+            E::ContainerId(id) => (ErrorCode::InvalidEnvironment, "invalid characters in containerID", id),
+            E::IfnameEmpty => (ErrorCode::InvalidEnvironment, "interface name is empty", String::new()),
+            E::IfnameTooLong(name) => (
+                ErrorCode::InvalidEnvironment,
+                "interface name is too long",
+                format!("interface name should be less than 16 characters; {}", ifname(name)),
+            ),
+            E::IfnameDots(name) => (ErrorCode::InvalidEnvironment, "interface name is . or ..", ifname(name)),
+            E::IfnameCharacters(name) => (
+                ErrorCode::InvalidEnvironment,
+                "interface name contains / or : or whitespace characters",
+                ifname(name),
+            ),
+        };
+        Self::new(code, msg).with_details(details)
     }
 }

@@ -7,10 +7,13 @@ mod config;
 mod error;
 pub mod fold;
 mod result;
+pub mod text;
 mod version;
+mod wire;
 
 pub use attachment::{Attachment, AttachmentError, check_container_id, check_ifname, check_network};
-pub use config::NetConf;
+pub use config::{Draft, NetConf, Purpose, incompatible};
 pub use error::{CniError, ErrorCode};
 pub use result::{AddResult, Dns, Interface, IpConfig, Route};
-pub use version::Version;
+pub use version::{Declared, Version, VersionError};
+pub use wire::ResultError;

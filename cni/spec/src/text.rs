@@ -1,0 +1,83 @@
+//! JSON and quoted text as the reference prints them.
+
+use serde::Serialize;
+use serde_json::ser::{PrettyFormatter, Serializer};
+
+/// A value as JSON with four spaces of indentation, no newline at the end, and `&`, `<`, `>`,
+/// U+2028 and U+2029 escaped as Go's encoding/json escapes them.
+///
+/// Values of this crate always can be written; one that cannot (a map with keys that are no
+/// strings) gives `null`.
+pub fn pretty<T: Serialize + ?Sized>(value: &T) -> String {
+    let mut bytes = Vec::with_capacity(512);
+    let formatter = PrettyFormatter::with_indent(b"    ");
+    match value.serialize(&mut Serializer::with_formatter(&mut bytes, formatter)) {
+        Ok(()) => escape(&String::from_utf8_lossy(&bytes)),
+        Err(_) => "null".to_owned(),
+    }
+}
+
+/// A value as JSON on one line, with the same escapes.
+pub fn compact<T: Serialize + ?Sized>(value: &T) -> String {
+    serde_json::to_string(value).map_or_else(|_| "null".to_owned(), |text| escape(&text))
+}
+
+/// Outside strings JSON has none of these characters, so that every one of them is inside one.
+fn escape(json: &str) -> String {
+    let mut out = String::with_capacity(json.len());
+    for c in json.chars() {
+        match c {
+            '&' | '<' | '>' | '\u{2028}' | '\u{2029}' => out.push_str(&format!("\\u{:04x}", u32::from(c))),
+            c => out.push(c),
+        }
+    }
+    out
+}
+
+/// A string between double quotes with Go's escapes (`%q`): what the reference's messages show of
+/// foreign text.
+#[must_use]
+pub fn quote(text: &str) -> String {
+    let mut out = String::with_capacity(text.len() + 2);
+    out.push('"');
+    for c in text.chars() {
+        match c {
+            '"' => out.push_str("\\\""),
+            '\\' => out.push_str("\\\\"),
+            '\u{7}' => out.push_str("\\a"),
+            '\u{8}' => out.push_str("\\b"),
+            '\u{b}' => out.push_str("\\v"),
+            '\u{c}' => out.push_str("\\f"),
+            '\n' => out.push_str("\\n"),
+            '\r' => out.push_str("\\r"),
+            '\t' => out.push_str("\\t"),
+            c if u32::from(c) < 0x20 || c == '\u{7f}' => out.push_str(&format!("\\x{:02x}", u32::from(c))),
+            c if c.is_control() || (c.is_whitespace() && c != ' ') => {
+                out.push_str(&format!("\\u{:04x}", u32::from(c)));
+            }
+            c => out.push(c),
+        }
+    }
+    out.push('"');
+    out
+}
+
+/// Several strings as Go prints a slice of them with `%q`: `["a" "b"]`.
+pub fn quote_all<S: AsRef<str>>(texts: impl IntoIterator<Item = S>) -> String {
+    let quoted: Vec<String> = texts.into_iter().map(|t| quote(t.as_ref())).collect();
+    format!("[{}]", quoted.join(" "))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn go_escapes() {
+        assert_eq!(pretty(&"a<b>&c\u{2028}\u{2029}\"\n"), r#""a\u003cb\u003e\u0026c\u2028\u2029\"\n""#);
+        assert_eq!(compact(&["<"]), "[\"\\u003c\"]");
+        assert_eq!(quote("a\"b\\\n\u{1}\u{a0}é'"), r#""a\"b\\\n\x01\u00a0é'""#);
+        assert_eq!(quote_all(["a", "b"]), "[\"a\" \"b\"]");
+        assert_eq!(quote_all(Vec::<String>::new()), "[]");
+    }
+}

@@ -1,0 +1,328 @@
+//! Results as each version of the specification writes them, and the way between those and
+//! [`AddResult`].
+//!
+//! There are three forms: 0.1.0 and 0.2.0 have one address per family; 0.3.0 to 0.4.0 have lists
+//! and the interfaces, each address with its `version`; 1.0.0 and 1.1.0 drop that key and add
+//! attributes. Key order and the treatment of an empty `dns` follow the reference's output, which
+//! users compare: structs in their own order up to 0.4.0 with `"dns": {}` kept, keys sorted from
+//! 1.0.0 on with an empty `dns` left out.
+
+use std::net::IpAddr;
+
+use ipnet::IpNet;
+use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
+use serde_json::{Map, Value};
+
+use crate::{AddResult, Dns, Interface, IpConfig, Route, Version, fold, text};
+
+/// Why a result cannot be read or cannot be written in the wanted version.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum ResultError {
+    /// The bytes are not JSON or not an object.
+    #[error("failed to unmarshal raw result: {0}")]
+    Json(String),
+    /// A key does not fit.
+    #[error("{0}")]
+    Key(#[from] fold::FoldError),
+    /// The version to read it as is unknown.
+    #[error("unsupported CNI result version {0}")]
+    UnknownVersion(String),
+    /// It says it is of another form than the one it must be.
+    #[error("result type supports {supported} but unmarshalled CNIVersion is {found}")]
+    OtherForm {
+        /// The versions of the form that was wanted.
+        supported: &'static str,
+        /// What `cniVersion` says, quoted.
+        found: String,
+    },
+    /// 0.1.0 and 0.2.0 have no way to say that there is no address.
+    #[error("cannot convert: no valid IP addresses")]
+    NoAddress,
+    /// There is no such version to convert to.
+    #[error("no converter for CNI result version {from} to {to}")]
+    NoConverter {
+        /// The version that the result is in.
+        from: Version,
+        /// The version that was asked for.
+        to: String,
+    },
+}
+
+/// The three forms that a result has had.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Form {
+    /// 0.1.0, 0.2.0.
+    PerFamily,
+    /// 0.3.0, 0.3.1, 0.4.0.
+    Lists,
+    /// 1.0.0, 1.1.0.
+    Current,
+}
+
+impl Form {
+    fn of(version: Version) -> Self {
+        match version {
+            Version::V0_1_0 | Version::V0_2_0 => Self::PerFamily,
+            Version::V0_3_0 | Version::V0_3_1 | Version::V0_4_0 => Self::Lists,
+            Version::V1_0_0 | Version::V1_1_0 => Self::Current,
+        }
+    }
+
+    /// The versions of the form, as the reference lists them in its message.
+    fn supported(self) -> &'static str {
+        match self {
+            Self::PerFamily => "[ 0.1.0 0.2.0]",
+            Self::Lists => "[0.3.0 0.3.1 0.4.0]",
+            Self::Current => "[1.0.0 1.1.0]",
+        }
+    }
+}
+
+impl AddResult {
+    /// Reads a result as one of `version`. Its own `cniVersion` may be missing; if it is there, it
+    /// must belong to a version of the same form.
+    ///
+    /// # Errors
+    /// The form is another one, or a key does not fit.
+    pub fn from_object(version: Version, object: &Map<String, Value>) -> Result<Self, ResultError> {
+        let form = Form::of(version);
+        let declared: Head = fold::from_map(object)?;
+        if !declared.cni_version.is_empty() {
+            let same = Version::parse(&declared.cni_version).is_some_and(|v| Form::of(v) == form);
+            if !same {
+                let found = text::quote(&declared.cni_version);
+                return Err(ResultError::OtherForm { supported: form.supported(), found });
+            }
+        }
+        match form {
+            Form::PerFamily => Ok(fold::from_map::<PerFamily>(object)?.into_result()),
+            Form::Lists | Form::Current => Ok(fold::from_map::<Lists>(object)?.into_result(form)),
+        }
+    }
+
+    /// Reads what a delegate (or, for a runtime, a plugin) printed. A result without `cniVersion`
+    /// is taken for one of the configuration's version, `null` for an empty one.
+    ///
+    /// # Errors
+    /// Not JSON, a version that does not exist, or a key that does not fit.
+    pub fn from_output(config: Version, output: &[u8]) -> Result<Self, ResultError> {
+        let object: Option<Map<String, Value>> =
+            serde_json::from_slice(output).map_err(|e| ResultError::Json(json_error(&e)))?;
+        let object = object.unwrap_or_default();
+        let version = match fold::get(&object, "cniVersion") {
+            Some(Value::String(declared)) if !declared.is_empty() => {
+                Version::parse(declared).ok_or_else(|| ResultError::UnknownVersion(text::quote(declared)))?
+            }
+            _ => config,
+        };
+        Self::from_object(version, &object)
+    }
+
+    /// The result as an object of the given version, without formatting.
+    ///
+    /// # Errors
+    /// [`ResultError::NoAddress`] for 0.1.0 and 0.2.0 without an address.
+    pub fn to_object(&self, version: Version) -> Result<Map<String, Value>, ResultError> {
+        let value = match Form::of(version) {
+            Form::PerFamily => serde_json::to_value(PerFamily::of(self, version)?),
+            form => serde_json::to_value(Lists::of(self, version, form)),
+        };
+        match value {
+            Ok(Value::Object(object)) => Ok(object),
+            Ok(_) | Err(_) => {
+                Err(ResultError::NoConverter { from: Version::V1_1_0, to: version.to_string() })
+            }
+        }
+    }
+
+    /// The result as the reference prints it in the given version: four spaces of indentation, no
+    /// newline at the end.
+    ///
+    /// # Errors
+    /// [`ResultError::NoAddress`] for 0.1.0 and 0.2.0 without an address.
+    pub fn print(&self, version: Version) -> Result<String, ResultError> {
+        Ok(match Form::of(version) {
+            Form::PerFamily => text::pretty(&PerFamily::of(self, version)?),
+            Form::Lists => text::pretty(&Lists::of(self, version, Form::Lists)),
+            // Through a map, whose keys are sorted.
+            Form::Current => text::pretty(&self.to_object(version)?),
+        })
+    }
+}
+
+/// The message of a JSON error in the reference's words where they are known to users.
+pub(crate) fn json_error(error: &serde_json::Error) -> String {
+    if error.is_eof() { "unexpected end of JSON input".to_owned() } else { error.to_string() }
+}
+
+#[derive(Deserialize)]
+#[serde(default, rename_all = "camelCase")]
+#[derive(Default)]
+struct Head {
+    cni_version: String,
+}
+
+/// 0.1.0 and 0.2.0.
+#[derive(Default, Serialize, Deserialize)]
+#[serde(default, rename_all = "camelCase")]
+struct PerFamily {
+    #[serde(skip_serializing_if = "String::is_empty")]
+    cni_version: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    ip4: Option<FamilyConfig>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    ip6: Option<FamilyConfig>,
+    dns: Dns,
+}
+
+#[derive(Serialize, Deserialize)]
+struct FamilyConfig {
+    #[serde(deserialize_with = "cidr")]
+    ip: IpNet,
+    #[serde(default, deserialize_with = "address", skip_serializing_if = "Option::is_none")]
+    gateway: Option<IpAddr>,
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    routes: Vec<Route>,
+}
+
+impl PerFamily {
+    fn of(result: &AddResult, version: Version) -> Result<Self, ResultError> {
+        let first = |v4: bool| {
+            let ip = result.ips.iter().find(|ip| is_v4(&ip.address) == v4)?;
+            let routes = result.routes.iter().filter(|r| is_v4(&r.dst) == v4);
+            Some(FamilyConfig {
+                ip: ip.address,
+                gateway: ip.gateway,
+                routes: routes.map(|r| Route::new(r.dst, r.gw)).collect(),
+            })
+        };
+        let (ip4, ip6) = (first(true), first(false));
+        if ip4.is_none() && ip6.is_none() {
+            return Err(ResultError::NoAddress);
+        }
+        Ok(Self { cni_version: version.to_string(), ip4, ip6, dns: result.dns.clone() })
+    }
+
+    fn into_result(self) -> AddResult {
+        let mut result = AddResult { dns: self.dns, ..AddResult::default() };
+        for family in [self.ip4, self.ip6].into_iter().flatten() {
+            result.ips.push(IpConfig { interface: None, address: family.ip, gateway: family.gateway });
+            result.routes.extend(family.routes);
+        }
+        result
+    }
+}
+
+/// 0.3.0 and later.
+#[derive(Default, Serialize, Deserialize)]
+#[serde(default, rename_all = "camelCase")]
+struct Lists {
+    #[serde(skip_serializing_if = "String::is_empty")]
+    cni_version: String,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    interfaces: Vec<Interface>,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    ips: Vec<Address>,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    routes: Vec<Route>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    dns: Option<Dns>,
+}
+
+/// An address; `version` is written up to 0.4.0 and never read: the address says it.
+#[derive(Serialize, Deserialize)]
+struct Address {
+    #[serde(skip_deserializing, skip_serializing_if = "Option::is_none")]
+    version: Option<&'static str>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    interface: Option<usize>,
+    #[serde(deserialize_with = "cidr")]
+    address: IpNet,
+    #[serde(default, deserialize_with = "self::address", skip_serializing_if = "Option::is_none")]
+    gateway: Option<IpAddr>,
+}
+
+impl Lists {
+    fn of(result: &AddResult, version: Version, form: Form) -> Self {
+        let old = form == Form::Lists;
+        let address = |ip: &IpConfig| Address {
+            version: old.then(|| if is_v4(&ip.address) { "4" } else { "6" }),
+            interface: ip.interface,
+            address: ip.address,
+            gateway: ip.gateway,
+        };
+        let empty = result.dns == Dns::default();
+        Self {
+            cni_version: version.to_string(),
+            interfaces: result.interfaces.iter().map(|i| in_form(i, form)).collect(),
+            ips: result.ips.iter().map(address).collect(),
+            routes: result.routes.clone(),
+            dns: (old || !empty).then(|| result.dns.clone()),
+        }
+    }
+
+    fn into_result(self, form: Form) -> AddResult {
+        let ip = |a: Address| IpConfig { interface: a.interface, address: a.address, gateway: a.gateway };
+        AddResult {
+            interfaces: self.interfaces.iter().map(|i| in_form(i, form)).collect(),
+            ips: self.ips.into_iter().map(ip).collect(),
+            routes: self.routes,
+            dns: self.dns.unwrap_or_default(),
+        }
+    }
+}
+
+/// The interface with the keys that the form has: 1.0.0 added the last three.
+fn in_form(interface: &Interface, form: Form) -> Interface {
+    let mut interface = interface.clone();
+    if form == Form::Lists {
+        interface.mtu = 0;
+        interface.socket_path.clear();
+        interface.pci_id.clear();
+    }
+    interface
+}
+
+fn is_v4(net: &IpNet) -> bool {
+    matches!(net, IpNet::V4(_))
+}
+
+/// Reads an address with its prefix length. An IPv4-mapped one is the IPv4 address that it stands
+/// for, as it is to the reference.
+pub(crate) fn cidr<'de, D: Deserializer<'de>>(deserializer: D) -> Result<IpNet, D::Error> {
+    let text = String::deserialize(deserializer)?;
+    parse_cidr(&text).ok_or_else(|| de::Error::custom(format!("invalid CIDR address: {text}")))
+}
+
+fn parse_cidr(text: &str) -> Option<IpNet> {
+    let net: IpNet = text.parse().ok()?;
+    match (net.addr().to_canonical(), net.prefix_len()) {
+        (IpAddr::V4(v4), length) if matches!(net, IpNet::V6(_)) => {
+            IpNet::new(IpAddr::V4(v4), length.checked_sub(96)?).ok()
+        }
+        _ => Some(net),
+    }
+}
+
+/// Reads an address that may be missing: the empty string is no address, as it is to the reference.
+pub(crate) fn address<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<IpAddr>, D::Error> {
+    let text = String::deserialize(deserializer)?;
+    if text.is_empty() {
+        return Ok(None);
+    }
+    let address: IpAddr =
+        text.parse().map_err(|_| de::Error::custom(format!("invalid IP address: {text}")))?;
+    Ok(Some(address.to_canonical()))
+}
+
+/// Writes a number that 0 leaves out.
+pub(crate) fn is_zero(number: &u32) -> bool {
+    *number == 0
+}
+
+impl Serialize for AddResult {
+    /// Writes the newest version's form.
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        self.to_object(Version::V1_1_0).map_err(serde::ser::Error::custom)?.serialize(serializer)
+    }
+}
