@@ -8,4 +8,5 @@ pub mod dir;
 pub mod lock;
 pub mod mac;
 pub mod netns;
+pub mod route;
 pub mod sysctl;

@@ -1,0 +1,163 @@
+//! Addresses of links.
+
+use std::net::IpAddr;
+use std::time::{Duration, Instant};
+
+use ipnet::IpNet;
+use netlink_packet_route::address::{
+    AddressAttribute, AddressFlags, AddressHeaderFlags, AddressMessage, AddressScope,
+};
+use netlink_packet_route::{AddressFamily, RouteNetlinkMessage};
+
+use super::error::RouteError;
+use super::link::Link;
+use super::transport::Verb;
+use super::{RouteSocket, wire};
+
+/// An address of a link.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Address {
+    /// Number of the link.
+    pub link: u32,
+    /// The address with the length of its prefix, not masked.
+    pub net: IpNet,
+    /// Duplicate address detection still runs (RFC 4862, section 5.4): the address cannot be used.
+    pub tentative: bool,
+    /// Somebody else on the link has the address.
+    pub duplicate: bool,
+    /// Whether its scope is the world, not the link (fe80::/10) or the host.
+    pub global: bool,
+}
+
+/// Whether the kernel asks on the link if somebody has an IPv6 address before it is used.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum DuplicateDetection {
+    /// As the link's `accept_dad` says.
+    AsLink,
+    /// Not for this address (`IFA_F_NODAD`).
+    Skip,
+}
+
+impl RouteSocket {
+    /// The addresses of a link, of both families.
+    ///
+    /// # Errors
+    /// When the kernel cannot be asked.
+    pub fn addresses(&self, link: &Link) -> Result<Vec<Address>, RouteError> {
+        let mut message = AddressMessage::default();
+        message.header.index = link.index;
+        let action = format_args!("list addresses of {}", link.name);
+        let all = self.transport.list(&RouteNetlinkMessage::GetAddress(message), action, decode)?;
+        Ok(all.into_iter().filter(|address| address.link == link.index).collect())
+    }
+
+    /// The addresses of all links.
+    ///
+    /// # Errors
+    /// When the kernel cannot be asked.
+    pub fn all_addresses(&self) -> Result<Vec<Address>, RouteError> {
+        let message = RouteNetlinkMessage::GetAddress(AddressMessage::default());
+        self.transport.list(&message, format_args!("list addresses"), decode)
+    }
+
+    /// Gives a link an address, for IPv4 with the subnet's broadcast address.
+    ///
+    /// # Errors
+    /// [`RouteError::already_exists`] when the link has it.
+    pub fn add_address(
+        &self,
+        link: &Link,
+        net: IpNet,
+        detection: DuplicateDetection,
+    ) -> Result<(), RouteError> {
+        let mut message = address_message(link, net);
+        if detection == DuplicateDetection::Skip {
+            message.header.flags = AddressHeaderFlags::Nodad;
+            message.attributes.push(AddressAttribute::Flags(AddressFlags::Nodad));
+        }
+        // Point-to-point prefixes have no broadcast address (RFC 3021).
+        if let IpNet::V4(net) = net
+            && net.prefix_len() < 31
+        {
+            message.attributes.push(AddressAttribute::Broadcast(net.broadcast()));
+        }
+        let action = format_args!("add address {net} to {}", link.name);
+        self.transport.run(Verb::Create, RouteNetlinkMessage::NewAddress(message), action)
+    }
+
+    /// Takes an address from a link.
+    ///
+    /// # Errors
+    /// [`RouteError::is_not_found`] when the link does not have it.
+    pub fn delete_address(&self, link: &Link, net: IpNet) -> Result<(), RouteError> {
+        let message = RouteNetlinkMessage::DelAddress(address_message(link, net));
+        self.transport.run(Verb::Change, message, format_args!("delete address {net} from {}", link.name))
+    }
+
+    /// Waits until duplicate address detection has come to an end for all addresses of a link, at
+    /// most for `patience`, and returns the addresses as they are then. Detection makes no progress
+    /// while the link is down.
+    ///
+    /// # Errors
+    /// When the kernel cannot be asked.
+    pub fn wait_for_detection(&self, link: &Link, patience: Duration) -> Result<Vec<Address>, RouteError> {
+        let end = Instant::now() + patience;
+        let mut pause = Duration::from_millis(2);
+        loop {
+            let seen = self.addresses(link)?;
+            let left = end.saturating_duration_since(Instant::now());
+            let settled = seen.iter().all(|address| !address.tentative || address.duplicate);
+            if settled || left.is_zero() {
+                return Ok(seen);
+            }
+            std::thread::sleep(pause.min(left));
+            pause = (pause * 2).min(Duration::from_millis(50));
+        }
+    }
+}
+
+fn address_message(link: &Link, net: IpNet) -> AddressMessage {
+    let mut message = AddressMessage::default();
+    message.header.family = match net {
+        IpNet::V4(_) => AddressFamily::Inet,
+        IpNet::V6(_) => AddressFamily::Inet6,
+    };
+    message.header.prefix_len = net.prefix_len();
+    message.header.scope = match net.addr() {
+        IpAddr::V4(address) if address.is_loopback() => AddressScope::Host,
+        IpAddr::V4(_) | IpAddr::V6(_) => AddressScope::Universe,
+    };
+    message.header.index = link.index;
+    // Equal but for point-to-point addresses: the first is the other end's, the second the link's.
+    message.attributes.push(AddressAttribute::Address(net.addr()));
+    message.attributes.push(AddressAttribute::Local(net.addr()));
+    message
+}
+
+/// Length of `struct ifaddrmsg` of `linux/if_addr.h`.
+const IFADDRMSG: usize = 8;
+
+fn decode(payload: &[u8]) -> Result<Option<Address>, String> {
+    let (header, rest) = payload.split_at_checked(IFADDRMSG).ok_or("an address without a header")?;
+    let mut flags = u32::from(header[2]);
+    let (mut address, mut local) = (None, None);
+    for (kind, value) in wire::attributes(rest) {
+        match kind {
+            nix::libc::IFA_ADDRESS => address = wire::address(value),
+            nix::libc::IFA_LOCAL => local = wire::address(value),
+            nix::libc::IFA_FLAGS => flags = wire::u32_of(value),
+            _ => {}
+        }
+    }
+    let flags = AddressFlags::from_bits_retain(flags);
+    let Some(net) = local.or(address).and_then(|address| IpNet::new(address, header[1]).ok()) else {
+        return Ok(None); // Another family than IP.
+    };
+    Ok(Some(Address {
+        link: wire::u32_of(&header[4..]),
+        net,
+        tentative: flags.contains(AddressFlags::Tentative),
+        duplicate: flags.contains(AddressFlags::Dadfailed),
+        global: header[3] == u8::from(AddressScope::Universe),
+    }))
+}

@@ -1,0 +1,411 @@
+//! Links: the network interfaces and what joins them.
+
+use std::os::fd::{AsFd, AsRawFd};
+use std::time::{Duration, Instant};
+
+use netlink_packet_route::RouteNetlinkMessage;
+use netlink_packet_route::link::{
+    InfoData, InfoKind, InfoVeth, LinkAttribute, LinkExtentMask, LinkFlags, LinkInfo, LinkMessage,
+};
+use nix::errno::Errno;
+
+use super::bridge::{PortSettings, VlanFiltering};
+use super::error::RouteError;
+use super::transport::Verb;
+use super::{RouteSocket, wire};
+use crate::mac::Mac;
+use crate::netns::Netns;
+
+/// A link as the kernel describes it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Link {
+    /// Its number in its namespace.
+    pub index: u32,
+    /// Its name.
+    pub name: String,
+    /// `IFLA_IFALIAS`, a free text of at most 255 bytes; empty when there is none.
+    pub alias: String,
+    /// Its Ethernet address; none where the link layer has another kind.
+    pub mac: Option<Mac>,
+    /// Its MTU in bytes.
+    pub mtu: u32,
+    /// What it is.
+    pub kind: LinkKind,
+    /// Whether it is switched on (`IFF_UP`); see [`Link::state`] for whether it works.
+    pub up: bool,
+    /// Whether somebody asked for promiscuous mode (`IFF_PROMISC`).
+    pub promiscuous: bool,
+    /// Its operational state.
+    pub state: OperState,
+    /// Number of the bridge (or bond, VRF, …) it belongs to.
+    pub master: Option<u32>,
+    /// `IFLA_LINK`: of a veth the number of its other end, in that end's namespace; of a VLAN or
+    /// macvlan the number of the link below.
+    pub peer: Option<u32>,
+    /// What it is set to as a port of a bridge.
+    pub port: Option<PortSettings>,
+    /// Of a bridge: whether it filters by VLAN.
+    pub vlan_filtering: Option<VlanFiltering>,
+}
+
+/// What a link is (`IFLA_INFO_KIND`).
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum LinkKind {
+    /// A bridge.
+    Bridge,
+    /// One end of a pair.
+    Veth,
+    /// A link without a kind: a device, or the loopback.
+    Plain,
+    /// Any other, by the kernel's name for it.
+    Other(String),
+}
+
+/// The state of RFC 2863, section 3.1.14, as `IFLA_OPERSTATE` numbers it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum OperState {
+    /// The driver does not tell; the loopback's state for ever.
+    Unknown,
+    /// Some part is missing.
+    NotPresent,
+    /// Not able to carry packets.
+    Down,
+    /// Down because of the link below it.
+    LowerLayerDown,
+    /// In a test.
+    Testing,
+    /// Waiting for something outside, such as authentication.
+    Dormant,
+    /// Carries packets.
+    Up,
+}
+
+impl std::fmt::Display for OperState {
+    /// The words that `ip link` and sysfs use.
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Self::Unknown => "unknown",
+            Self::NotPresent => "not-present",
+            Self::Down => "down",
+            Self::LowerLayerDown => "lower-layer-down",
+            Self::Testing => "testing",
+            Self::Dormant => "dormant",
+            Self::Up => "up",
+        })
+    }
+}
+
+/// A pair of links to be made: one end in the socket's namespace, the other one in `peer_netns`.
+#[derive(Debug)]
+pub struct NewVeth<'a> {
+    /// Name of the end in the socket's namespace.
+    pub name: &'a str,
+    /// Address of that end; none for a random one.
+    pub mac: Option<Mac>,
+    /// Name of the other end.
+    pub peer_name: &'a str,
+    /// Where the other end is made.
+    pub peer_netns: &'a Netns,
+    /// MTU of both ends in bytes; none for the kernel's default of 1,500.
+    pub mtu: Option<u32>,
+}
+
+/// Changes to a link that the kernel makes in one request.
+#[derive(Debug, Default, Clone)]
+pub struct LinkChange {
+    flags: LinkFlags,
+    mask: LinkFlags,
+    attributes: Vec<LinkAttribute>,
+    words: Vec<String>,
+}
+
+impl LinkChange {
+    /// No change yet.
+    #[must_use]
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Switches the link on.
+    #[must_use]
+    pub fn up(self) -> Self {
+        self.flag(LinkFlags::Up, LinkFlags::Up, "up")
+    }
+
+    /// Switches the link off.
+    #[must_use]
+    pub fn down(self) -> Self {
+        self.flag(LinkFlags::Up, LinkFlags::empty(), "down")
+    }
+
+    /// Asks for promiscuous mode.
+    #[must_use]
+    pub fn promiscuous(self) -> Self {
+        self.flag(LinkFlags::Promisc, LinkFlags::Promisc, "promisc on")
+    }
+
+    /// Gives promiscuous mode up.
+    #[must_use]
+    pub fn not_promiscuous(self) -> Self {
+        self.flag(LinkFlags::Promisc, LinkFlags::empty(), "promisc off")
+    }
+
+    /// Sets the MTU in bytes.
+    #[must_use]
+    pub fn mtu(self, mtu: u32) -> Self {
+        self.attribute(LinkAttribute::Mtu(mtu), format!("mtu {mtu}"))
+    }
+
+    /// Sets the Ethernet address.
+    #[must_use]
+    pub fn mac(self, mac: Mac) -> Self {
+        self.attribute(LinkAttribute::Address(mac.0.to_vec()), format!("address {mac}"))
+    }
+
+    /// Makes the link a port of a bridge.
+    #[must_use]
+    pub fn master(self, master: &Link) -> Self {
+        self.attribute(LinkAttribute::Controller(master.index), format!("master {}", master.name))
+    }
+
+    /// Takes the link out of its bridge.
+    #[must_use]
+    pub fn no_master(self) -> Self {
+        self.attribute(LinkAttribute::Controller(0), "nomaster".to_owned())
+    }
+
+    /// Sets the free text; at most 255 bytes.
+    #[must_use]
+    pub fn alias(self, alias: &str) -> Self {
+        self.attribute(LinkAttribute::IfAlias(alias.to_owned()), format!("alias {alias:?}"))
+    }
+
+    /// Renames the link. Before Linux 6.1 it must be down.
+    #[must_use]
+    pub fn rename(self, name: &str) -> Self {
+        self.attribute(LinkAttribute::IfName(name.to_owned()), format!("name {name}"))
+    }
+
+    fn flag(mut self, mask: LinkFlags, value: LinkFlags, word: &str) -> Self {
+        self.mask |= mask;
+        self.flags = (self.flags & !mask) | value;
+        self.words.push(word.to_owned());
+        self
+    }
+
+    fn attribute(mut self, attribute: LinkAttribute, word: String) -> Self {
+        self.attributes.push(attribute);
+        self.words.push(word);
+        self
+    }
+}
+
+impl RouteSocket {
+    /// The link of this name.
+    ///
+    /// # Errors
+    /// [`RouteError::is_not_found`] when there is none.
+    pub fn link(&self, name: &str) -> Result<Link, RouteError> {
+        // The kernel would answer EINVAL or ERANGE to a name that no link can have.
+        if name.is_empty() || name.len() >= nix::libc::IFNAMSIZ {
+            return Err(self.transport.not_found(format_args!("find link {name:?}"), Errno::ENODEV));
+        }
+        let message = query(0, Some(name));
+        self.transport.get(RouteNetlinkMessage::GetLink(message), format_args!("find link {name}"), decode)
+    }
+
+    /// The link of this name, or none.
+    ///
+    /// # Errors
+    /// When the kernel cannot be asked.
+    pub fn find_link(&self, name: &str) -> Result<Option<Link>, RouteError> {
+        match self.link(name) {
+            Ok(link) => Ok(Some(link)),
+            Err(error) if error.is_not_found() => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// The link of this number.
+    ///
+    /// # Errors
+    /// [`RouteError::is_not_found`] when there is none.
+    pub fn link_by_index(&self, index: u32) -> Result<Link, RouteError> {
+        let message = query(index, None);
+        self.transport.get(
+            RouteNetlinkMessage::GetLink(message),
+            format_args!("find link number {index}"),
+            decode,
+        )
+    }
+
+    /// All links of the namespace.
+    ///
+    /// # Errors
+    /// When the kernel cannot be asked.
+    pub fn links(&self) -> Result<Vec<Link>, RouteError> {
+        let message = RouteNetlinkMessage::GetLink(query(0, None));
+        self.transport.list(&message, format_args!("list links"), |payload| decode(payload).map(Some))
+    }
+
+    /// Makes a pair of links, both down.
+    ///
+    /// # Errors
+    /// [`RouteError::already_exists`] when one of the names is taken in its namespace.
+    pub fn create_veth(&self, new: &NewVeth<'_>) -> Result<(), RouteError> {
+        let mut peer = LinkMessage::default();
+        peer.attributes.push(LinkAttribute::IfName(new.peer_name.to_owned()));
+        peer.attributes.push(LinkAttribute::NetNsFd(new.peer_netns.as_fd().as_raw_fd()));
+        let mut message = LinkMessage::default();
+        message.attributes.push(LinkAttribute::IfName(new.name.to_owned()));
+        if let Some(mtu) = new.mtu {
+            message.attributes.push(LinkAttribute::Mtu(mtu));
+            peer.attributes.push(LinkAttribute::Mtu(mtu));
+        }
+        if let Some(mac) = new.mac {
+            message.attributes.push(LinkAttribute::Address(mac.0.to_vec()));
+        }
+        message.attributes.push(LinkAttribute::LinkInfo(vec![
+            LinkInfo::Kind(InfoKind::Veth),
+            LinkInfo::Data(InfoData::Veth(InfoVeth::Peer(peer))),
+        ]));
+        let action = format_args!("create veth pair {} and {}", new.name, new.peer_name);
+        self.transport.run(Verb::Create, RouteNetlinkMessage::NewLink(message), action)
+    }
+
+    /// Changes a link.
+    ///
+    /// # Errors
+    /// Names the change. Of several, some may have been made.
+    pub fn change_link(&self, link: &Link, change: &LinkChange) -> Result<(), RouteError> {
+        let mut message = LinkMessage::default();
+        message.header.index = link.index;
+        message.header.flags = change.flags;
+        message.header.change_mask = change.mask;
+        message.attributes.clone_from(&change.attributes);
+        let action = format_args!("set {} {}", link.name, change.words.join(" "));
+        self.transport.run(Verb::Change, RouteNetlinkMessage::SetLink(message), action)
+    }
+
+    /// Deletes a link; of a pair the other end goes with it.
+    ///
+    /// # Errors
+    /// [`RouteError::is_not_found`] when it is gone already.
+    pub fn delete_link(&self, link: &Link) -> Result<(), RouteError> {
+        let mut message = LinkMessage::default();
+        message.header.index = link.index;
+        let action = format_args!("delete link {}", link.name);
+        self.transport.run(Verb::Change, RouteNetlinkMessage::DelLink(message), action)
+    }
+
+    /// Waits until `wanted` holds for the link, and returns the link as it was last seen, whether it
+    /// holds by then or not. The kernel is asked at growing intervals from 1 ms to 50 ms: the state
+    /// of a new veth settles within a few of them.
+    ///
+    /// # Errors
+    /// When the link cannot be read, as when it is gone.
+    pub fn wait_for_link(
+        &self,
+        link: &Link,
+        patience: Duration,
+        wanted: impl Fn(&Link) -> bool,
+    ) -> Result<Link, RouteError> {
+        let end = Instant::now() + patience;
+        let mut pause = Duration::from_millis(1);
+        loop {
+            let seen = self.link_by_index(link.index)?;
+            let left = end.saturating_duration_since(Instant::now());
+            if wanted(&seen) || left.is_zero() {
+                return Ok(seen);
+            }
+            std::thread::sleep(pause.min(left));
+            pause = (pause * 2).min(Duration::from_millis(50));
+        }
+    }
+}
+
+fn query(index: u32, name: Option<&str>) -> LinkMessage {
+    let mut message = LinkMessage::default();
+    message.header.index = index;
+    if let Some(name) = name {
+        message.attributes.push(LinkAttribute::IfName(name.to_owned()));
+    }
+    message.attributes.push(LinkAttribute::ExtMask(vec![LinkExtentMask::SkipStats]));
+    message
+}
+
+/// Length of `struct ifinfomsg` of `linux/rtnetlink.h`.
+pub(super) const IFINFOMSG: usize = 16;
+
+// linux/if_link.h
+const IFLA_INFO_KIND: u16 = 1;
+const IFLA_INFO_DATA: u16 = 2;
+const IFLA_INFO_SLAVE_KIND: u16 = 4;
+const IFLA_INFO_SLAVE_DATA: u16 = 5;
+const IFLA_BR_VLAN_FILTERING: u16 = 7;
+
+fn decode(payload: &[u8]) -> Result<Link, String> {
+    let (header, rest) = payload.split_at_checked(IFINFOMSG).ok_or("a link without a header")?;
+    let flags = LinkFlags::from_bits_retain(wire::u32_of(&header[8..]));
+    let mut link = Link {
+        index: wire::u32_of(&header[4..]),
+        name: String::new(),
+        alias: String::new(),
+        mac: None,
+        mtu: 0,
+        kind: LinkKind::Plain,
+        up: flags.contains(LinkFlags::Up),
+        promiscuous: flags.contains(LinkFlags::Promisc),
+        state: OperState::Unknown,
+        master: None,
+        peer: None,
+        port: None,
+        vlan_filtering: None,
+    };
+    for (kind, value) in wire::attributes(rest) {
+        match kind {
+            nix::libc::IFLA_IFNAME => link.name = wire::text(value),
+            nix::libc::IFLA_IFALIAS => link.alias = wire::text(value),
+            nix::libc::IFLA_ADDRESS => link.mac = wire::mac(value),
+            nix::libc::IFLA_MTU => link.mtu = wire::u32_of(value),
+            nix::libc::IFLA_OPERSTATE => link.state = oper_state(wire::u8_of(value)),
+            nix::libc::IFLA_MASTER => link.master = Some(wire::u32_of(value)),
+            nix::libc::IFLA_LINK => link.peer = Some(wire::u32_of(value)),
+            nix::libc::IFLA_LINKINFO => decode_info(value, &mut link),
+            _ => {}
+        }
+    }
+    Ok(link)
+}
+
+fn decode_info(info: &[u8], link: &mut Link) {
+    let find = |wanted| wire::attributes(info).find(|(kind, _)| *kind == wanted).map(|(_, value)| value);
+    if let Some(kind) = find(IFLA_INFO_KIND) {
+        link.kind = match wire::text(kind).as_str() {
+            "bridge" => LinkKind::Bridge,
+            "veth" => LinkKind::Veth,
+            other => LinkKind::Other(other.to_owned()),
+        };
+    }
+    if link.kind == LinkKind::Bridge {
+        let data = find(IFLA_INFO_DATA).unwrap_or_default();
+        let filtering = wire::attributes(data)
+            .any(|(kind, value)| kind == IFLA_BR_VLAN_FILTERING && wire::u8_of(value) != 0);
+        link.vlan_filtering = Some(if filtering { VlanFiltering::On } else { VlanFiltering::Off });
+    }
+    if find(IFLA_INFO_SLAVE_KIND).is_some_and(|kind| wire::text(kind) == "bridge") {
+        link.port = Some(PortSettings::decode(find(IFLA_INFO_SLAVE_DATA).unwrap_or_default()));
+    }
+}
+
+fn oper_state(number: u8) -> OperState {
+    match number {
+        1 => OperState::NotPresent,
+        2 => OperState::Down,
+        3 => OperState::LowerLayerDown,
+        4 => OperState::Testing,
+        5 => OperState::Dormant,
+        6 => OperState::Up,
+        _ => OperState::Unknown,
+    }
+}

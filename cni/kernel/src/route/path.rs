@@ -1,0 +1,406 @@
+//! Routes.
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+
+use ipnet::IpNet;
+use netlink_packet_core::{NLM_F_APPEND, NLM_F_EXCL, NLM_F_REPLACE};
+use netlink_packet_route::route::{
+    RouteAddress, RouteAttribute, RouteFlags, RouteHeader, RouteMessage, RouteMetric, RouteProtocol,
+    RouteScope as WireScope, RouteType,
+};
+use netlink_packet_route::{AddressFamily, RouteNetlinkMessage};
+use nix::errno::Errno;
+
+use super::error::RouteError;
+use super::transport::Verb;
+use super::{RouteSocket, wire};
+
+/// Number of the main routing table, `RT_TABLE_MAIN`.
+pub const MAIN_TABLE: u32 = 254;
+/// Number of the table of local addresses, `RT_TABLE_LOCAL`.
+pub const LOCAL_TABLE: u32 = 255;
+
+/// A family of IP addresses.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Family {
+    /// IPv4.
+    V4,
+    /// IPv6.
+    V6,
+}
+
+impl Family {
+    /// The family of an address.
+    #[must_use]
+    pub fn of(address: IpAddr) -> Self {
+        if address.is_ipv4() { Self::V4 } else { Self::V6 }
+    }
+}
+
+/// A route.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Route {
+    /// Where it leads. The kernel has it masked; see [`IpNet::trunc`].
+    pub dst: IpNet,
+    /// The next hop.
+    pub gateway: Option<IpAddr>,
+    /// Number of the link that packets leave by.
+    pub link: Option<u32>,
+    /// The source address that the node's own packets prefer.
+    pub source: Option<IpAddr>,
+    /// Metric: the lowest wins. 0 means 1,024 to the kernel for IPv6.
+    pub metric: u32,
+    /// Table, [`MAIN_TABLE`] by default.
+    pub table: u32,
+    /// Scope (IPv4 only). None: the world with a gateway, the link without, the host for
+    /// [`RouteKind::Local`].
+    pub scope: Option<RouteScope>,
+    /// What happens to packets.
+    pub kind: RouteKind,
+    /// Path MTU in bytes; 0 for the link's.
+    pub mtu: u32,
+    /// The maximal TCP segment to advertise in bytes; 0 for the kernel's choice.
+    pub advmss: u32,
+    /// Whether the gateway counts as on the link though no prefix says so.
+    pub onlink: bool,
+}
+
+/// What happens to the packets of a route (`rtm_type`).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum RouteKind {
+    /// They are sent on.
+    Unicast,
+    /// They are for this node.
+    Local,
+    /// Any other, by the number in `linux/rtnetlink.h`.
+    Other(u8),
+}
+
+/// How far a route reaches (`rtm_scope`), by the number in `linux/rtnetlink.h`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct RouteScope(pub u8);
+
+impl RouteScope {
+    /// The world.
+    pub const UNIVERSE: Self = Self(0);
+    /// A directly attached network.
+    pub const LINK: Self = Self(253);
+    /// This node.
+    pub const HOST: Self = Self(254);
+}
+
+/// What to do where a route to the same destination with the same metric exists.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Existing {
+    /// Fail with EEXIST.
+    Refuse,
+    /// Add the new one behind it, for IPv6 as a further next hop. An equal route is EEXIST still.
+    Append,
+    /// Put the new one in its place.
+    Replace,
+}
+
+impl Route {
+    /// A route in the main table with nothing else set.
+    #[must_use]
+    pub fn to(dst: IpNet) -> Self {
+        Self {
+            dst,
+            gateway: None,
+            link: None,
+            source: None,
+            metric: 0,
+            table: MAIN_TABLE,
+            scope: None,
+            kind: RouteKind::Unicast,
+            mtu: 0,
+            advmss: 0,
+            onlink: false,
+        }
+    }
+
+    /// The default route of a family, with nothing else set.
+    #[must_use]
+    pub fn default_of(family: Family) -> Self {
+        Self::to(match family {
+            Family::V4 => IpNet::new_assert(Ipv4Addr::UNSPECIFIED.into(), 0),
+            Family::V6 => IpNet::new_assert(Ipv6Addr::UNSPECIFIED.into(), 0),
+        })
+    }
+
+    /// Whether it is a default route.
+    #[must_use]
+    pub fn is_default(&self) -> bool {
+        self.dst.prefix_len() == 0
+    }
+
+    fn message(&self) -> RouteMessage {
+        let mut message = RouteMessage::default();
+        message.header.address_family = family_number(Family::of(self.dst.addr()));
+        message.header.destination_prefix_length = self.dst.prefix_len();
+        message.header.table = u8::try_from(self.table).unwrap_or(RouteHeader::RT_TABLE_UNSPEC);
+        message.header.protocol = RouteProtocol::Static;
+        message.header.kind = match self.kind {
+            RouteKind::Unicast => RouteType::Unicast,
+            RouteKind::Local => RouteType::Local,
+            RouteKind::Other(number) => RouteType::from(number),
+        };
+        message.header.scope = WireScope::from(self.effective_scope().0);
+        if self.onlink {
+            message.header.flags = RouteFlags::Onlink;
+        }
+        let attributes = &mut message.attributes;
+        if !self.is_default() {
+            attributes.push(RouteAttribute::Destination(self.dst.trunc().addr().into()));
+        }
+        attributes.extend(self.gateway.map(|gateway| RouteAttribute::Gateway(gateway.into())));
+        attributes.extend(self.link.map(RouteAttribute::Oif));
+        attributes.extend(self.source.map(|source| RouteAttribute::PrefSource(source.into())));
+        if self.metric != 0 {
+            attributes.push(RouteAttribute::Priority(self.metric));
+        }
+        attributes.push(RouteAttribute::Table(self.table));
+        let mut metrics = Vec::new();
+        if self.mtu != 0 {
+            metrics.push(RouteMetric::Mtu(self.mtu));
+        }
+        if self.advmss != 0 {
+            metrics.push(RouteMetric::Advmss(self.advmss));
+        }
+        if !metrics.is_empty() {
+            attributes.push(RouteAttribute::Metrics(metrics));
+        }
+        message
+    }
+
+    fn effective_scope(&self) -> RouteScope {
+        match (self.scope, self.kind) {
+            (Some(scope), _) => scope,
+            (None, RouteKind::Local) => RouteScope::HOST,
+            (None, _) if self.gateway.is_some() || self.dst.addr().is_ipv6() => RouteScope::UNIVERSE,
+            (None, _) => RouteScope::LINK,
+        }
+    }
+}
+
+impl std::fmt::Display for Route {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self.kind {
+            RouteKind::Unicast => {}
+            RouteKind::Local => f.write_str("local ")?,
+            RouteKind::Other(number) => write!(f, "type {number} ")?,
+        }
+        write!(f, "{}", self.dst)?;
+        if let Some(gateway) = self.gateway {
+            write!(f, " via {gateway}")?;
+        }
+        if self.metric != 0 {
+            write!(f, " metric {}", self.metric)?;
+        }
+        if self.table != MAIN_TABLE {
+            write!(f, " table {}", self.table)?;
+        }
+        Ok(())
+    }
+}
+
+impl RouteSocket {
+    /// The routes of one table of one family.
+    ///
+    /// # Errors
+    /// When the kernel cannot be asked. A table that does not exist is an empty list.
+    pub fn routes(&self, family: Family, table: u32) -> Result<Vec<Route>, RouteError> {
+        let mut message = RouteMessage::default();
+        message.header.address_family = family_number(family);
+        message.attributes.push(RouteAttribute::Table(table));
+        let action = format_args!("list routes of table {table}");
+        let decode = |payload: &[u8]| decode(payload, table);
+        match self.transport.list(&RouteNetlinkMessage::GetRoute(message), action, decode) {
+            Err(error) if error.errno() == Some(Errno::ENOENT) => Ok(Vec::new()),
+            other => other,
+        }
+    }
+
+    /// The default route of a family in the main table: of several the one with the lowest metric.
+    /// None if there is none that leaves by a link.
+    ///
+    /// # Errors
+    /// When the kernel cannot be asked.
+    pub fn default_route(&self, family: Family) -> Result<Option<Route>, RouteError> {
+        let routes = self.routes(family, MAIN_TABLE)?.into_iter();
+        Ok(routes.filter(|route| route.is_default() && route.link.is_some()).min_by_key(|route| route.metric))
+    }
+
+    /// The route that the node's own packets to `address` take, as `ip route get` tells it.
+    ///
+    /// # Errors
+    /// [`RouteError::Kernel`] with ENETUNREACH when there is none.
+    pub fn route_to(&self, address: IpAddr) -> Result<Route, RouteError> {
+        let mut message = RouteMessage::default();
+        message.header.address_family = family_number(Family::of(address));
+        message.header.destination_prefix_length = IpNet::from(address).prefix_len();
+        message.attributes.push(RouteAttribute::Destination(RouteAddress::from(address)));
+        let action = format_args!("find route to {address}");
+        self.transport.get(RouteNetlinkMessage::GetRoute(message), action, |payload| {
+            decode(payload, 0)?.ok_or_else(|| "no route in it".to_owned())
+        })
+    }
+
+    /// Adds a route.
+    ///
+    /// # Errors
+    /// [`RouteError::already_exists`] as `existing` says.
+    pub fn add_route(&self, route: &Route, existing: Existing) -> Result<(), RouteError> {
+        let flags = match existing {
+            Existing::Refuse => NLM_F_EXCL,
+            Existing::Append => NLM_F_APPEND,
+            Existing::Replace => NLM_F_REPLACE,
+        };
+        let message = RouteNetlinkMessage::NewRoute(route.message());
+        self.transport.run(Verb::CreateWith(flags), message, format_args!("add route {route}"))
+    }
+
+    /// Deletes a route.
+    ///
+    /// # Errors
+    /// [`RouteError::is_not_found`] when there is no such route.
+    pub fn delete_route(&self, route: &Route) -> Result<(), RouteError> {
+        let mut message = route.message();
+        // Whoever added it.
+        message.header.protocol = RouteProtocol::Unspec;
+        if route.scope.is_none() {
+            message.header.scope = WireScope::NoWhere;
+        }
+        self.transport.run(
+            Verb::Change,
+            RouteNetlinkMessage::DelRoute(message),
+            format_args!("delete route {route}"),
+        )
+    }
+}
+
+fn family_number(family: Family) -> AddressFamily {
+    match family {
+        Family::V4 => AddressFamily::Inet,
+        Family::V6 => AddressFamily::Inet6,
+    }
+}
+
+/// Length of `struct rtmsg` of `linux/rtnetlink.h`.
+const RTMSG: usize = 12;
+// linux/rtnetlink.h
+const RTAX_MTU: u16 = 2;
+const RTAX_ADVMSS: u16 = 8;
+const RTNEXTHOP: usize = 8;
+
+/// Decodes a route of `table`, of any table when it is 0.
+fn decode(payload: &[u8], table: u32) -> Result<Option<Route>, String> {
+    let (header, rest) = payload.split_at_checked(RTMSG).ok_or("a route without a header")?;
+    let family = match header[0] {
+        2 => Family::V4,
+        10 => Family::V6,
+        _ => return Ok(None),
+    };
+    let mut route = Route::default_of(family);
+    let prefix = header[1];
+    route.table = u32::from(header[4]);
+    route.scope = Some(RouteScope(header[6]));
+    route.kind = match RouteType::from(header[7]) {
+        RouteType::Unicast => RouteKind::Unicast,
+        RouteType::Local => RouteKind::Local,
+        other => RouteKind::Other(other.into()),
+    };
+    route.onlink = RouteFlags::from_bits_retain(wire::u32_of(&header[8..])).contains(RouteFlags::Onlink);
+    let mut dst = route.dst.addr();
+    for (kind, value) in wire::attributes(rest) {
+        match kind {
+            nix::libc::RTA_DST => dst = wire::address(value).unwrap_or(dst),
+            nix::libc::RTA_MULTIPATH if route.link.is_none() => first_next_hop(value, &mut route),
+            nix::libc::RTA_PRIORITY => route.metric = wire::u32_of(value),
+            nix::libc::RTA_PREFSRC => route.source = wire::address(value),
+            nix::libc::RTA_TABLE => route.table = wire::u32_of(value),
+            nix::libc::RTA_METRICS => decode_metrics(value, &mut route),
+            _ => decode_hop(kind, value, &mut route),
+        }
+    }
+    route.dst = IpNet::new(dst, prefix).map_err(|error| format!("route to {dst}/{prefix}: {error}"))?;
+    Ok((table == 0 || route.table == table).then_some(route))
+}
+
+fn decode_hop(kind: u16, value: &[u8], route: &mut Route) {
+    match kind {
+        nix::libc::RTA_OIF => route.link = Some(wire::u32_of(value)),
+        nix::libc::RTA_GATEWAY => route.gateway = wire::address(value),
+        // RFC 5549: an IPv4 route by an IPv6 gateway; the family comes first.
+        nix::libc::RTA_VIA => route.gateway = value.get(2..).and_then(wire::address),
+        _ => {}
+    }
+}
+
+/// Of a route with several next hops, the first stands for all: `struct rtnexthop`, attributes.
+fn first_next_hop(value: &[u8], route: &mut Route) {
+    let length = usize::from(wire::u16_of(value));
+    if let (Some(hop), Some(index)) = (value.get(RTNEXTHOP..length), value.get(4..RTNEXTHOP)) {
+        route.link = Some(wire::u32_of(index));
+        for (kind, value) in wire::attributes(hop) {
+            decode_hop(kind, value, route);
+        }
+    }
+}
+
+fn decode_metrics(value: &[u8], route: &mut Route) {
+    for (kind, value) in wire::attributes(value) {
+        match kind {
+            RTAX_MTU => route.mtu = wire::u32_of(value),
+            RTAX_ADVMSS => route.advmss = wire::u32_of(value),
+            _ => {}
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use netlink_packet_core::Emitable;
+
+    use super::*;
+
+    fn round_trip(route: &Route) -> Route {
+        let message = route.message();
+        let mut bytes = vec![0; message.buffer_len()];
+        message.emit(&mut bytes);
+        decode(&bytes, 0).unwrap().unwrap()
+    }
+
+    #[test]
+    fn what_is_sent_reads_back_the_same() {
+        let mut route = Route::to("10.1.2.0/24".parse().unwrap());
+        route.gateway = Some("10.1.0.1".parse().unwrap());
+        route.link = Some(7);
+        route.source = Some("10.1.0.9".parse().unwrap());
+        route.metric = 50;
+        route.table = 1000;
+        route.mtu = 1400;
+        route.advmss = 1300;
+        route.onlink = true;
+        let back = round_trip(&route);
+        assert_eq!(back, Route { scope: Some(RouteScope::UNIVERSE), ..route });
+
+        let local = Route { kind: RouteKind::Local, link: Some(3), ..Route::to("::1/128".parse().unwrap()) };
+        assert_eq!(round_trip(&local), Route { scope: Some(RouteScope::HOST), ..local });
+    }
+
+    #[test]
+    fn the_scope_follows_from_the_next_hop() {
+        let mut route = Route::to("10.1.2.3/24".parse().unwrap());
+        assert_eq!(round_trip(&route).scope, Some(RouteScope::LINK));
+        assert_eq!(round_trip(&route).dst, "10.1.2.0/24".parse().unwrap(), "masked");
+        route.scope = Some(RouteScope::HOST);
+        assert_eq!(round_trip(&route).scope, Some(RouteScope::HOST));
+    }
+
+    #[test]
+    fn a_short_answer_is_an_error() {
+        assert!(decode(&[2; 11], 0).is_err());
+        assert!(decode(&[], 0).is_err());
+    }
+}

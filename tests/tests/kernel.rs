@@ -1,0 +1,238 @@
+//! The kernel's side of `cni_kernel`, in namespaces of the tests' own.
+//!
+//! Each test works on a thread that has left for a new network namespace, which goes with it.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test fails by panicking")]
+
+use std::path::Path;
+use std::time::Duration;
+
+use cni_kernel::mac::Mac;
+use cni_kernel::netns::Netns;
+use cni_kernel::route::{
+    DuplicateDetection, Existing, Family, LOCAL_TABLE, Link, LinkChange, LinkKind, NewBridge, NewVeth,
+    OperState, PortSettings, Route, RouteKind, RouteSocket, Switch, VlanFiltering,
+};
+use cni_kernel::sysctl;
+use nix::sched::{CloneFlags, unshare};
+
+/// A namespace that lives as long as the thread that made it.
+fn new_netns() -> Netns {
+    let (sender, receiver) = std::sync::mpsc::channel();
+    std::thread::spawn(move || {
+        unshare(CloneFlags::CLONE_NEWNET).expect("unshare needs root");
+        sender.send(Netns::current().unwrap()).unwrap();
+    });
+    receiver.recv().unwrap()
+}
+
+struct World {
+    host: RouteSocket,
+    host_netns: Netns,
+    pod: RouteSocket,
+    pod_netns: Netns,
+}
+
+impl World {
+    fn new() -> Self {
+        let (host_netns, pod_netns) = (new_netns(), new_netns());
+        let (host, pod) =
+            (RouteSocket::open_in(&host_netns).unwrap(), RouteSocket::open_in(&pod_netns).unwrap());
+        Self { host, host_netns, pod, pod_netns }
+    }
+
+    fn bridge(&self, name: &str) -> Link {
+        let new = NewBridge { name, mac: None, mtu: None, vlan_filtering: VlanFiltering::Off };
+        self.host.create_bridge(&new).unwrap();
+        self.host.link(name).unwrap()
+    }
+
+    fn veth(&self, name: &str, peer_name: &str) -> (Link, Link) {
+        let mac = Some(Mac([2, 0, 0, 0, 0, 9]));
+        let new = NewVeth { name, mac, peer_name, peer_netns: &self.host_netns, mtu: Some(1400) };
+        self.pod.create_veth(&new).unwrap();
+        (self.pod.link(name).unwrap(), self.host.link(peer_name).unwrap())
+    }
+}
+
+fn on() -> PortSettings {
+    PortSettings { hairpin: Switch::On, isolated: Switch::On }
+}
+
+#[test]
+fn a_namespace_is_entered_on_another_thread_only() {
+    let netns = new_netns();
+    let before = Netns::current().unwrap().id();
+    assert_ne!(before, netns.id());
+    let inside = netns.run(|| Netns::current().unwrap().id()).unwrap();
+    assert_eq!(inside, netns.id());
+    assert_eq!(Netns::current().unwrap().id(), before);
+}
+
+#[test]
+fn sysctls_follow_the_namespace() {
+    let netns = new_netns();
+    assert!(sysctl::ensure_in(&netns, "net/ipv4/ip_forward", "1").unwrap());
+    assert!(!sysctl::ensure_in(&netns, "net/ipv4/ip_forward", "1").unwrap());
+    let other = new_netns();
+    sysctl::set_in(&other, "net/ipv4/ip_forward", "0").unwrap();
+    assert_eq!(sysctl::get_in(&netns, "net/ipv4/ip_forward").unwrap(), "1");
+    let error = sysctl::set_in(&netns, "net/ipv4/ip_forward", "yes").unwrap_err();
+    assert!(
+        error.to_string().starts_with("set sysctl net/ipv4/ip_forward to yes: Invalid argument"),
+        "{error}"
+    );
+}
+
+#[test]
+fn a_pair_joins_two_namespaces_and_a_bridge() {
+    let world = World::new();
+    let bridge = world.bridge("br0");
+    assert_eq!(bridge.kind, LinkKind::Bridge);
+    assert!(bridge.up);
+    assert_eq!(bridge.vlan_filtering, Some(VlanFiltering::Off));
+
+    let (inner, outer) = world.veth("eth0", "veth0a");
+    assert_eq!((inner.mac, inner.mtu, outer.mtu), (Some(Mac([2, 0, 0, 0, 0, 9])), 1400, 1400));
+    assert_eq!(
+        (&inner.kind, inner.peer, outer.peer),
+        (&LinkKind::Veth, Some(outer.index), Some(inner.index))
+    );
+    assert!(!inner.up && !outer.up);
+
+    world.host.change_link(&outer, &LinkChange::new().alias("owner").master(&bridge).up()).unwrap();
+    world.pod.change_link(&inner, &LinkChange::new().up()).unwrap();
+    let outer =
+        world.host.wait_for_link(&outer, Duration::from_secs(5), |link| link.state == OperState::Up).unwrap();
+    assert_eq!(
+        (outer.state, outer.master, outer.alias.as_str()),
+        (OperState::Up, Some(bridge.index), "owner")
+    );
+    let off = outer.port.unwrap();
+    assert_eq!(off, PortSettings { hairpin: Switch::Off, isolated: Switch::Off });
+    world.host.set_port(&outer, off, on()).unwrap();
+    assert_eq!(world.host.link("veth0a").unwrap().port, Some(on()));
+
+    world.pod.delete_link(&inner).unwrap();
+    assert_eq!(world.host.find_link("veth0a").unwrap(), None);
+    let error = world.pod.delete_link(&inner).unwrap_err();
+    assert!(error.is_not_found(), "{error}");
+    let place = world.pod_netns.path().display().to_string();
+    assert!(error.to_string().starts_with(&format!("delete link eth0 in {place}: ENODEV")), "{error}");
+}
+
+#[test]
+fn creation_is_exclusive() {
+    let world = World::new();
+    world.bridge("br0");
+    let again = NewBridge { name: "br0", mac: None, mtu: None, vlan_filtering: VlanFiltering::Off };
+    assert!(world.host.create_bridge(&again).unwrap_err().already_exists());
+    world.veth("eth0", "veth0a");
+    let peer_netns = &world.host_netns;
+    for (name, peer_name) in [("eth0", "veth0b"), ("eth1", "veth0a"), ("eth1", "br0")] {
+        let new = NewVeth { name, mac: None, peer_name, peer_netns, mtu: None };
+        let error = world.pod.create_veth(&new).unwrap_err();
+        assert!(error.already_exists(), "{name} {peer_name}: {error}");
+    }
+    assert_eq!(world.host.find_link("veth0b").unwrap(), None);
+    assert_eq!(world.pod.find_link("eth1").unwrap(), None);
+}
+
+#[test]
+fn flags_and_attributes_change() {
+    let world = World::new();
+    let bridge = world.bridge("br0");
+    let mac = Mac([2, 0, 0, 0, 0, 1]);
+    world.host.change_link(&bridge, &LinkChange::new().promiscuous().mtu(1300).mac(mac)).unwrap();
+    let seen = world.host.link("br0").unwrap();
+    assert!(seen.promiscuous && seen.up);
+    assert_eq!((seen.mtu, seen.mac), (1300, Some(mac)));
+    world.host.change_link(&bridge, &LinkChange::new().not_promiscuous().down()).unwrap();
+    let seen = world.host.link("br0").unwrap();
+    assert!(!seen.promiscuous && !seen.up);
+    world.host.change_link(&bridge, &LinkChange::new().rename("br1")).unwrap();
+    assert_eq!(world.host.link_by_index(bridge.index).unwrap().name, "br1");
+    assert!(world.host.links().unwrap().iter().any(|link| link.name == "lo" && link.kind == LinkKind::Plain));
+    for name in ["none", "", "a-name-that-is-too-long"] {
+        assert!(world.host.link(name).unwrap_err().is_not_found(), "{name:?}");
+    }
+}
+
+#[test]
+fn addresses_come_and_go() {
+    let world = World::new();
+    let bridge = world.bridge("br0");
+    let nets = ["10.1.2.3/24".parse().unwrap(), "fd00::3/64".parse().unwrap()];
+    for net in nets {
+        world.host.add_address(&bridge, net, DuplicateDetection::Skip).unwrap();
+        assert!(world.host.add_address(&bridge, net, DuplicateDetection::Skip).unwrap_err().already_exists());
+    }
+    let seen = world.host.addresses(&bridge).unwrap();
+    for net in nets {
+        let address = seen.iter().find(|address| address.net == net).unwrap();
+        assert!(address.global && !address.tentative && !address.duplicate, "{address:?}");
+        world.host.delete_address(&bridge, net).unwrap();
+        assert!(world.host.delete_address(&bridge, net).unwrap_err().is_not_found());
+    }
+    assert!(!world.host.all_addresses().unwrap().iter().any(|address| nets.contains(&address.net)));
+}
+
+#[test]
+fn detection_is_waited_for() {
+    let world = World::new();
+    world.bridge("br0");
+    let (inner, outer) = world.veth("eth0", "veth0a");
+    world.pod.change_link(&inner, &LinkChange::new().up()).unwrap();
+    world.host.change_link(&outer, &LinkChange::new().up()).unwrap();
+    let net = "fd00::3/64".parse().unwrap();
+    world.pod.add_address(&inner, net, DuplicateDetection::AsLink).unwrap();
+    let settled = world.pod.wait_for_detection(&inner, Duration::from_secs(10)).unwrap();
+    assert!(settled.iter().any(|address| address.net == net && !address.tentative), "{settled:?}");
+}
+
+#[test]
+fn routes_carry_all_they_are_given() {
+    let world = World::new();
+    let bridge = world.bridge("br0");
+    let net = "10.1.2.3/24".parse().unwrap();
+    world.host.add_address(&bridge, net, DuplicateDetection::AsLink).unwrap();
+    assert_eq!(world.host.default_route(Family::V4).unwrap(), None);
+    let mut route = Route::default_of(Family::V4);
+    route.gateway = Some("10.1.2.1".parse().unwrap());
+    route.link = Some(bridge.index);
+    (route.mtu, route.advmss, route.metric) = (1400, 1300, 7);
+    world.host.add_route(&route, Existing::Refuse).unwrap();
+    assert!(world.host.add_route(&route, Existing::Refuse).unwrap_err().already_exists());
+    let seen = world.host.default_route(Family::V4).unwrap().unwrap();
+    assert_eq!((seen.mtu, seen.advmss, seen.metric, seen.gateway), (1400, 1300, 7, route.gateway));
+    assert_eq!(world.host.route_to("192.0.2.1".parse().unwrap()).unwrap().link, Some(bridge.index));
+    world.host.delete_route(&route).unwrap();
+    assert!(world.host.delete_route(&route).unwrap_err().is_not_found());
+
+    let mut in_table = Route::to("10.9.0.0/16".parse().unwrap());
+    (in_table.link, in_table.table) = (Some(bridge.index), 1000);
+    assert_eq!(world.host.routes(Family::V4, 1000).unwrap(), []);
+    world.host.add_route(&in_table, Existing::Refuse).unwrap();
+    assert_eq!(world.host.routes(Family::V4, 1000).unwrap().len(), 1);
+}
+
+#[test]
+fn a_local_route_leads_to_a_link() {
+    let world = World::new();
+    let bridge = world.bridge("br0");
+    let mut route = Route::to("::1/128".parse().unwrap());
+    (route.kind, route.link, route.metric, route.table) =
+        (RouteKind::Local, Some(bridge.index), 512, LOCAL_TABLE);
+    world.host.add_route(&route, Existing::Refuse).unwrap();
+    let all = world.host.routes(Family::V6, LOCAL_TABLE).unwrap();
+    let seen = all.iter().find(|seen| seen.dst == route.dst && seen.link == route.link).unwrap();
+    assert_eq!((seen.kind, seen.metric), (RouteKind::Local, 512));
+    assert!(world.host.add_route(&route, Existing::Refuse).unwrap_err().already_exists());
+}
+
+#[test]
+fn a_namespace_that_is_gone_is_told_from_one_that_never_was() {
+    let error = Netns::open(Path::new("/run/netns/never-was")).unwrap_err();
+    assert!(error.is_gone());
+    assert_eq!(error.to_string(), "failed to Statfs \"/run/netns/never-was\": no such file or directory");
+}
