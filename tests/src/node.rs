@@ -148,6 +148,9 @@ impl Node {
                 host.v4, host.v6, host.node_v4, host.node_v6
             ),
         );
+        // The queue of a new link swallows packets until the kernel has noticed the carrier.
+        self.wait_up(&host.node_link);
+        host.wait_up("eth0");
         host
     }
 

@@ -197,6 +197,19 @@ impl Space {
         self.try_cmd(&format!("ip link show dev {ifname}")).code == Some(0)
     }
 
+    /// Waits until an interface is operational: the kernel follows its carrier with some delay, and
+    /// drops what is sent before.
+    ///
+    /// # Panics
+    /// When it is not after two seconds.
+    pub fn wait_up(&self, ifname: &str) {
+        let up = poll(Duration::from_secs(2), || match self.link(ifname)["operstate"] == "UP" {
+            true => ControlFlow::Break(()),
+            false => ControlFlow::Continue(()),
+        });
+        assert!(up.is_some(), "{}: {ifname} does not come up", self.name);
+    }
+
     /// Ruleset, links, addresses and routes as text, for the report of a failure.
     #[must_use]
     pub fn describe(&self) -> String {

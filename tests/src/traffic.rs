@@ -332,7 +332,7 @@ fn talk_tcp(stream: TcpStream, peer: SocketAddr, who: &str, stop: &AtomicBool) -
 }
 
 fn serve_udp(socket: &UdpSocket, who: &str, stop: &AtomicBool) {
-    let mut buffer = [0; 512];
+    let mut buffer = vec![0; 8192];
     while !stop.load(Ordering::Relaxed) {
         if let Ok((length, peer)) = socket.recv_from(&mut buffer) {
             let line = String::from_utf8_lossy(&buffer[..length]).into_owned();

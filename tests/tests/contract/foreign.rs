@@ -1,0 +1,153 @@
+//! Traffic that is not ours: the node's own conversations, other engines' rules, foreign policies.
+
+use std::net::IpAddr;
+
+use slipway_tests::{BridgeNetfilter, Proto, QUICK, at, peer_fails};
+
+use crate::world::{PORT, SERVED, Web, World, each, gateways, with_and_without_bridge_netfilter};
+
+/// Where the client serves, for conversations that the node or a pod begins.
+const OUTSIDE: u16 = 9000;
+
+fn serve_outside(world: &World) -> Vec<slipway_tests::Server> {
+    each([IpAddr::from(world.client.v4), world.client.v6.into()], OUTSIDE)
+        .map(|(proto, address)| world.client.serve(proto, &address.to_string(), "outside"))
+        .collect()
+}
+
+/// Pairs of the client's address and the node's, by family.
+fn pairs(world: &World) -> [(IpAddr, IpAddr); 2] {
+    let [v4, v6] = world.node_ips();
+    [(world.client.v4.into(), v4), (world.client.v6.into(), v6)]
+}
+
+#[test]
+fn the_nodes_own_conversation_from_a_published_port_is_untouched() {
+    with_and_without_bridge_netfilter(|world| {
+        let _outside = serve_outside(world);
+        let network = world.network(1);
+        // Some were there before the port was published, some begin after it.
+        let mut talks = Vec::new();
+        for (client, node) in pairs(world) {
+            for proto in Proto::ALL {
+                let from = Some(at(node, PORT));
+                let mut talk =
+                    world.node.dial(proto, from, at(client, OUTSIDE), QUICK).expect("a connection");
+                assert_eq!(talk.say().expect("an answer").who, "outside");
+                talks.push(talk);
+            }
+        }
+        let _web = Web::published(world, &network, "web");
+        for talk in &mut talks {
+            let answer = talk.say().expect("the conversation goes on");
+            assert_eq!((answer.who.as_str(), answer.peer), ("outside", answer.own));
+        }
+        drop(talks);
+        for (client, node) in pairs(world) {
+            for proto in Proto::ALL {
+                // Another server port: the old TCP conversation is still in TIME_WAIT.
+                let address = at(client, OUTSIDE + 1);
+                let _server = world.client.serve(proto, &address.to_string(), "outside");
+                let answer =
+                    world.node.ask_from(proto, Some(at(node, PORT)), address, QUICK).expect("an answer");
+                assert_eq!((answer.who.as_str(), answer.peer), ("outside", at(node, PORT)));
+            }
+        }
+    });
+}
+
+/// Masquerade may choose a port that is published: the answers belong to the conversation.
+#[test]
+fn a_masqueraded_conversation_from_a_published_port_is_untouched() {
+    with_and_without_bridge_netfilter(|world| {
+        let _outside = serve_outside(world);
+        let network = world.network(1);
+        let _web = Web::published(world, &network, "web");
+        let other = Web::new(world, &network, "other", |a| a);
+        for (index, (client, node)) in pairs(world).into_iter().enumerate() {
+            for proto in Proto::ALL {
+                let from = Some(at(other.ips()[index], PORT));
+                let answer = other.ask_from(proto, from, at(client, OUTSIDE), QUICK).expect("an answer");
+                assert_eq!((answer.who.as_str(), answer.peer.ip()), ("outside", node));
+            }
+        }
+    });
+}
+
+/// A Service of another engine that leads to a pod of the same subnet which has a hostPort too: the pod
+/// sees the client pod's address, since that DNAT is not ours to masquerade.
+#[test]
+fn another_engines_dnat_keeps_its_source() {
+    // Only where bridged answers pass through netfilter can such a conversation work at all.
+    let world = World::new(BridgeNetfilter::On);
+    if world.node.sysctl_get("net/bridge/bridge-nf-call-iptables").is_none() {
+        slipway_tests::skip!("br_netfilter");
+    }
+    let network = world.network(1);
+    let web = Web::published(&world, &network, "web");
+    let other = Web::new(&world, &network, "other", |a| a);
+    let service: [IpAddr; 2] = [[10, 96, 0, 1].into(), "fd00:96::1".parse().expect("an address")];
+    world.node.nft(&format!(
+        "table inet services {{
+            chain prerouting {{
+                type nat hook prerouting priority dstnat - 10;
+                ip daddr {} meta l4proto {{ tcp, udp }} th dport 80 dnat ip to {}:{SERVED}
+                ip6 daddr {} meta l4proto {{ tcp, udp }} th dport 80 dnat ip6 to [{}]:{SERVED}
+            }}
+        }}",
+        service[0], web.v4, service[1], web.v6
+    ));
+    for index in [0, 1] {
+        for proto in Proto::ALL {
+            let answer = other.expect(proto, (service[index], 80), "web");
+            assert_eq!(answer.peer.ip(), other.ips()[index], "{proto:?} {}", service[index]);
+        }
+    }
+    // Our own hairpin still works beside it.
+    for (proto, to) in each(gateways(1), PORT) {
+        web.expect(proto, to, "web");
+    }
+}
+
+/// A policy of DROP in FORWARD (Docker, ufw) holds: it is somebody's decision. `check-node` tells which
+/// chain it is.
+#[test]
+fn a_forward_policy_of_drop_holds_and_is_named() {
+    let world = World::new(BridgeNetfilter::Off);
+    let network = world.network(1);
+    let _web = Web::published(&world, &network, "web");
+    world.client.expect(Proto::Tcp, (world.client.node_v4, PORT), "web");
+    world.node.cmd("iptables -P FORWARD DROP");
+    for proto in Proto::ALL {
+        world.client.expect_none(proto, (world.client.node_v4, PORT));
+        world.client.expect(proto, (world.client.node_v6, PORT), "web");
+    }
+    peer_fails("there is no check-node", || {
+        let output = world.node.try_slipway("check-node");
+        let line = output.stdout.lines().find(|line| line.contains("FORWARD"));
+        let line = line.unwrap_or_else(|| panic!("no line names the chain: {output}"));
+        assert!(line.to_lowercase().contains("drop"), "{line}");
+        world.node.cmd("iptables -P FORWARD ACCEPT");
+        let output = world.node.try_slipway("check-node");
+        assert!(!output.stdout.contains("FORWARD"), "nothing drops now: {output}");
+    });
+}
+
+/// A service of the node on the same port: the published port wins, as with every implementation, and
+/// the service is there again after DEL.
+#[test]
+fn the_nodes_own_service_is_back_after_del() {
+    let world = World::new(BridgeNetfilter::Off);
+    let _own: Vec<_> = each(world.node_ips(), PORT)
+        .map(|(proto, address)| world.node.serve(proto, &address.to_string(), "own"))
+        .collect();
+    let network = world.network(1);
+    let web = Web::published(&world, &network, "web");
+    for (proto, to) in each(world.node_ips(), PORT) {
+        world.client.expect(proto, to, "web");
+    }
+    network.del(&web.attach).expect("DEL");
+    for (proto, to) in each(world.node_ips(), PORT) {
+        world.client.expect(proto, to, "own");
+    }
+}

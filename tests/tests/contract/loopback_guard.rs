@@ -1,0 +1,99 @@
+//! Packets for 127/8 and ::1 that arrive on an interface must be dropped, whatever is published: the
+//! setting that lets the node's own 127.0.0.1 reach a pod also lets neighbours reach the node's
+//! loopback services (the class of CVE-2020-8558).
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+
+use slipway_tests::{BridgeNetfilter, Proto, Space, peer_fails};
+
+use crate::world::{PORT, Web, World, each, gateways, with_and_without_bridge_netfilter};
+
+const LOOPBACK: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
+const SERVICE: u16 = 7000;
+
+/// Makes a neighbour of the node send packets for 127/8 and ::1 to it, as an attacker would: its own
+/// loopback gives the addresses up, and they are routed to the node.
+fn attack(space: &Space, dev: &str, via: [IpAddr; 2]) {
+    space.cmd("ip link set lo up");
+    space.sysctl("net/ipv4/conf/all/route_localnet", "1");
+    space.cmd("ip address del 127.0.0.1/8 dev lo");
+    space.cmd(&format!("ip route add 127.0.0.0/8 via {} dev {dev}", via[0]));
+    space.cmd("ip -6 address del ::1/128 dev lo");
+    space.cmd(&format!("ip -6 route add ::1/128 via {} dev {dev}", via[1]));
+}
+
+/// Loopback services of the node, TCP and UDP, in both families.
+fn services(world: &World) -> Vec<slipway_tests::Server> {
+    each([LOOPBACK, Ipv6Addr::LOCALHOST.into()], SERVICE)
+        .map(|(proto, address)| world.node.serve(proto, &address.to_string(), "service"))
+        .collect()
+}
+
+/// The attack works on a node without a guard where route_localnet is on: so the tests below see
+/// something.
+#[test]
+fn the_attack_works_without_a_guard() {
+    let world = World::new(BridgeNetfilter::Off);
+    let _services = services(&world);
+    attack(&world.client, "eth0", world.node_ips());
+    world.client.expect_none(Proto::Tcp, (LOOPBACK, SERVICE));
+    world.node.sysctl("net/ipv4/conf/all/route_localnet", "1");
+    for proto in Proto::ALL {
+        world.client.expect(proto, (LOOPBACK, SERVICE), "service");
+    }
+}
+
+#[test]
+fn another_host_cannot_reach_the_nodes_loopback() {
+    peer_fails("nothing guards the loopback", || {
+        with_and_without_bridge_netfilter(|world| {
+            let _services = services(world);
+            // Other software (kube-proxy, for instance) may have switched it on everywhere.
+            world.node.sysctl("net/ipv4/conf/all/route_localnet", "1");
+            let network = world.network(1);
+            let _web = Web::published(world, &network, "web");
+            attack(&world.client, "eth0", world.node_ips());
+            closed(&world.client);
+            open(world);
+        });
+    });
+}
+
+#[test]
+fn a_pod_cannot_reach_the_nodes_loopback() {
+    peer_fails("nothing guards the loopback", || {
+        with_and_without_bridge_netfilter(|world| {
+            let _services = services(world);
+            let network = world.network(1);
+            let web = Web::published(world, &network, "web");
+            let other = Web::new(world, &network, "other", |a| a);
+            for pod in [&web, &other] {
+                attack(pod, "eth0", gateways(1));
+                closed(pod);
+            }
+            open(world);
+        });
+    });
+}
+
+#[track_caller]
+fn closed(space: &Space) {
+    for port in [PORT, SERVICE] {
+        for (proto, to) in
+            each([LOOPBACK, Ipv4Addr::new(127, 1, 2, 3).into(), Ipv6Addr::LOCALHOST.into()], port)
+        {
+            space.expect_none(proto, to);
+        }
+    }
+}
+
+/// The node itself uses its loopback as before, and the published port on it.
+#[track_caller]
+fn open(world: &World) {
+    for (proto, to) in each([LOOPBACK, Ipv6Addr::LOCALHOST.into()], SERVICE) {
+        world.node.expect(proto, to, "service");
+    }
+    for (proto, to) in each([LOOPBACK], PORT) {
+        world.node.expect(proto, to, "web");
+    }
+}

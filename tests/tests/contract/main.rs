@@ -1,0 +1,11 @@
+//! What every dataplane must do, on real packets: each row of the contract in docs/dataplane.md, in
+//! IPv4 and IPv6, TCP and UDP, with bridged packets passing through netfilter and without.
+
+mod foreign;
+mod loopback_guard;
+mod masquerade;
+mod owners;
+mod reach;
+mod sctp;
+mod udp;
+mod world;

@@ -1,0 +1,125 @@
+//! ipMasq: what leaves the pod's network has the node's address; what stays keeps its own.
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
+use std::time::Duration;
+
+use serde_json::json;
+use slipway_tests::{Proto, QUICK, Space, at};
+
+use crate::world::{SERVED, Web, each, list, with_and_without_bridge_netfilter};
+
+const OUTSIDE: u16 = 9000;
+
+#[test]
+fn outside_sees_the_nodes_address() {
+    with_and_without_bridge_netfilter(|world| {
+        let client: [IpAddr; 2] = [world.client.v4.into(), world.client.v6.into()];
+        let _servers: Vec<_> = each(client, OUTSIDE)
+            .map(|(proto, address)| world.client.serve(proto, &address.to_string(), "outside"))
+            .collect();
+        let network = world.network(1);
+        let web = Web::new(world, &network, "web", |a| a);
+        for (proto, to) in each(client, OUTSIDE) {
+            let node = world.node_ips()[usize::from(to.is_ipv6())];
+            assert_eq!(web.expect(proto, to, "outside").peer.ip(), node);
+        }
+        // ICMP echo too.
+        web.cmd(&format!("ping -n -c 1 -W 2 {}", client[0]));
+        web.cmd(&format!("ping -n -c 1 -W 2 {}", client[1]));
+        network.del(&web.attach).expect("DEL");
+    });
+}
+
+#[test]
+fn other_pods_in_the_subnet_see_the_pods_own_address() {
+    with_and_without_bridge_netfilter(|world| {
+        let network = world.network(1);
+        let web = Web::new(world, &network, "web", |a| a);
+        let other = Web::new(world, &network, "other", |a| a);
+        for (proto, to) in each(web.ips(), SERVED) {
+            let answer = other.expect(proto, to, "web");
+            assert_eq!(answer.peer, answer.own);
+        }
+    });
+}
+
+#[test]
+fn the_other_networks_pods_see_the_nodes_address() {
+    with_and_without_bridge_netfilter(|world| {
+        let (one, two) = (world.network(1), world.network(2));
+        let web = Web::new(world, &one, "web", |a| a);
+        let other = Web::new(world, &two, "other", |a| a);
+        for (proto, to) in each(web.ips(), SERVED) {
+            let answer = other.expect(proto, to, "web");
+            assert!(crate::world::gateways(1).contains(&answer.peer.ip()), "{proto:?} {to}: {}", answer.peer);
+        }
+    });
+}
+
+#[test]
+fn without_ip_masq_outside_sees_the_pod() {
+    with_and_without_bridge_netfilter(|world| {
+        let _server = world.client.serve(Proto::Tcp, &format!("0.0.0.0:{OUTSIDE}"), "outside");
+        let mut plain = list(1, &json!({}));
+        plain["plugins"][0]["ipMasq"] = false.into();
+        let network = world.node.network(plain);
+        let web = Web::new(world, &network, "web", |a| a);
+        let answer = web.expect(Proto::Tcp, (world.client.v4, OUTSIDE), "outside");
+        assert_eq!(answer.peer, answer.own);
+    });
+}
+
+/// Multicast stays on the bridge; with bridged packets in netfilter it passes the masquerading hook.
+#[test]
+fn multicast_keeps_its_source() {
+    with_and_without_bridge_netfilter(|world| {
+        let network = world.network(1);
+        let listener = Web::new(world, &network, "listener", |a| a);
+        let sender = Web::new(world, &network, "sender", |a| a);
+        let (v4, v6) = (Ipv4Addr::new(239, 1, 2, 3), Ipv6Addr::new(0xff05, 0, 0, 0, 0, 0, 0x12, 0x34));
+        let ears = listener.run(|| {
+            let four = UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 5000)).expect("bind");
+            four.join_multicast_v4(&v4, &Ipv4Addr::UNSPECIFIED).expect("join");
+            let six = UdpSocket::bind((Ipv6Addr::UNSPECIFIED, 5001)).expect("bind");
+            let eth0 = nix::net::if_::if_nametoindex("eth0").expect("eth0");
+            six.join_multicast_v6(&v6, eth0).expect("join");
+            [four, six]
+        });
+        for (ear, group, own) in [(&ears[0], at(v4, 5000), sender.v4), (&ears[1], at(v6, 5001), sender.v6)] {
+            assert_eq!(heard(&sender, ear, own, group), own, "{group}");
+        }
+    });
+}
+
+/// Sends to a group until the listener hears it; returns the source it saw.
+fn heard(sender: &Space, ear: &UdpSocket, own: IpAddr, group: SocketAddr) -> IpAddr {
+    ear.set_read_timeout(Some(Duration::from_millis(200))).expect("a time-out");
+    let mouth = sender.run(|| UdpSocket::bind(at(own, 0)).expect("bind"));
+    for _ in 0..20 {
+        mouth.send_to(b"hello", group).expect("send");
+        if let Ok((_, from)) = ear.recv_from(&mut [0; 16]) {
+            return from.ip();
+        }
+    }
+    panic!("nobody hears {group}");
+}
+
+/// After DEL the address is nobody's: what still comes from it is not masqueraded.
+#[test]
+fn nothing_is_masqueraded_after_del() {
+    with_and_without_bridge_netfilter(|world| {
+        let _server = world.client.serve(Proto::Tcp, &format!("0.0.0.0:{OUTSIDE}"), "outside");
+        let network = world.network(1);
+        let web = Web::new(world, &network, "web", |a| a);
+        let stays = Web::new(world, &network, "stays", |a| a);
+        network.del(&web.attach).expect("DEL");
+        // Somebody else takes the address by hand.
+        world.node.cmd(&format!("ip address add {}/32 dev br1", web.v4));
+        world.client.cmd(&format!("ip route add {} via {}", web.v4, world.client.node_v4));
+        let to = at(world.client.v4, OUTSIDE);
+        let answer = world.node.ask_from(Proto::Tcp, Some(at(web.v4, 0)), to, QUICK).expect("an answer");
+        assert_eq!(answer.peer.ip(), web.v4);
+        let answer = stays.expect(Proto::Tcp, to, "outside");
+        assert_eq!(answer.peer.ip(), world.client.node_v4);
+    });
+}

@@ -1,0 +1,243 @@
+//! Who reaches a published port, at which addresses, and whom the container sees.
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+
+use serde_json::json;
+use slipway_tests::{BridgeNetfilter, Proto, QUICK, at, peer_fails};
+
+use crate::world::{PORT, SERVED, Web, World, each, gateways, with_and_without_bridge_netfilter};
+
+const LOOPBACK: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
+
+#[test]
+fn another_host_reaches_the_container_and_is_seen_by_it() {
+    with_and_without_bridge_netfilter(|world| {
+        let network = world.network(1);
+        let _web = Web::published(world, &network, "web");
+        for (proto, to) in each(world.node_ips(), PORT) {
+            let answer = world.client.expect(proto, to, "web");
+            assert_eq!(answer.peer.ip(), answer.own.ip(), "{proto:?} {to}");
+            assert_eq!(answer.from, to);
+        }
+    });
+}
+
+#[test]
+fn the_node_reaches_the_container_at_each_of_its_addresses() {
+    with_and_without_bridge_netfilter(|world| {
+        let network = world.network(1);
+        let _web = Web::published(world, &network, "web");
+        let own = world.node_ips().into_iter().chain(gateways(1));
+        let loopback = [LOOPBACK, Ipv4Addr::new(127, 1, 2, 3).into()];
+        for (proto, to) in each(own.chain(loopback), PORT) {
+            world.node.expect(proto, to, "web");
+        }
+        // As Kubernetes' own end-to-end test asks: curl --interface <node IP> http://127.0.0.1:port
+        for proto in Proto::ALL {
+            let from = Some(at(world.client.node_v4, 0));
+            let answer = world.node.ask_from(proto, from, at(LOOPBACK, PORT), QUICK).expect("an answer");
+            assert_eq!(answer.who, "web");
+        }
+    });
+}
+
+#[test]
+fn the_node_reaches_the_container_at_the_ipv6_loopback_address() {
+    peer_fails("nothing is published on ::1", || {
+        let world = World::new(BridgeNetfilter::Off);
+        let network = world.network(1);
+        let _web = Web::published(&world, &network, "web");
+        for (proto, to) in each([Ipv6Addr::LOCALHOST], PORT) {
+            world.node.expect(proto, to, "web");
+        }
+        // A second pod on the same bridge shares what makes this work, and its DEL leaves it to the first.
+        let other = Web::new(&world, &network, "other", |a| {
+            a.port(Proto::Tcp, PORT + 1, SERVED).port(Proto::Udp, PORT + 1, SERVED)
+        });
+        for (proto, to) in each([Ipv6Addr::LOCALHOST], PORT + 1) {
+            world.node.expect(proto, to, "other");
+        }
+        network.del(&other.attach).expect("DEL");
+        for (proto, to) in each([Ipv6Addr::LOCALHOST], PORT) {
+            world.node.expect(proto, to, "web");
+        }
+        // The loopback itself works as before.
+        let _own = world.node.serve(Proto::Tcp, "[::1]:7000", "own");
+        world.node.expect(Proto::Tcp, (Ipv6Addr::LOCALHOST, 7000), "own");
+    });
+}
+
+#[test]
+fn other_pods_reach_the_container_at_the_nodes_addresses() {
+    with_and_without_bridge_netfilter(|world| {
+        let (one, two) = (world.network(1), world.network(2));
+        let _web = Web::published(world, &one, "web");
+        let same = Web::new(world, &one, "same", |a| a);
+        let other = Web::new(world, &two, "other", |a| a);
+        for from in [&same, &other] {
+            let ips = world.node_ips().into_iter().chain(gateways(1)).chain(gateways(2));
+            for (proto, to) in each(ips, PORT) {
+                from.expect(proto, to, "web");
+            }
+        }
+    });
+}
+
+#[test]
+fn a_pod_reaches_itself_and_sees_the_node() {
+    with_and_without_bridge_netfilter(|world| {
+        let network = world.network(1);
+        let web = Web::published(world, &network, "web");
+        let node: Vec<IpAddr> = world.node_ips().into_iter().chain(gateways(1)).collect();
+        for (proto, to) in each(node.clone(), PORT) {
+            let answer = web.expect(proto, to, "web");
+            assert!(node.contains(&answer.peer.ip()), "{proto:?} {to}: the pod sees {}", answer.peer);
+        }
+    });
+}
+
+#[test]
+fn what_is_only_forwarded_is_not_captured() {
+    with_and_without_bridge_netfilter(|world| {
+        let far = world.node.host("far");
+        let network = world.network(1);
+        let web = Web::published(world, &network, "web");
+        let other = Web::new(world, &network, "other", |a| a);
+        let _servers: Vec<_> = each([IpAddr::from(far.v4), far.v6.into()], PORT)
+            .map(|(proto, address)| far.serve(proto, &address.to_string(), "far"))
+            .collect();
+        for (proto, to) in each([IpAddr::from(far.v4), far.v6.into()], PORT) {
+            world.client.expect(proto, to, "far");
+            other.expect(proto, to, "far");
+            web.expect(proto, to, "far");
+            world.node.expect(proto, to, "far");
+        }
+    });
+}
+
+#[test]
+fn a_host_address_beats_the_wildcard() {
+    let world = World::new(BridgeNetfilter::Off);
+    let network = world.network(1);
+    let [v4, v6] = world.node_ips();
+    let specific = |attach: slipway_tests::Attach| {
+        let mut attach = attach;
+        for ip in [v4, v6] {
+            for proto in Proto::ALL {
+                attach = attach.port_on(&ip.to_string(), proto, PORT, SERVED);
+            }
+        }
+        attach
+    };
+    let check = |wildcard: &str, specific: &str| {
+        for (proto, to) in each([v4, v6], PORT) {
+            world.client.expect(proto, to, specific);
+            world.node.expect(proto, to, specific);
+        }
+        for (proto, to) in each(gateways(1), PORT) {
+            world.client.expect(proto, to, wildcard);
+        }
+    };
+    // Whichever came first.
+    peer_fails("the first rule wins, whatever it matches", || {
+        let any = Web::published(&world, &network, "any");
+        let one = Web::new(&world, &network, "one", specific);
+        check("any", "one");
+        network.del(&any.attach).expect("DEL");
+        let _later = Web::published(&world, &network, "later");
+        check("later", "one");
+        // When the specific one goes, the wildcard serves its address too.
+        network.del(&one.attach).expect("DEL");
+        check("later", "later");
+    });
+}
+
+#[test]
+fn a_wildcard_address_means_one_family() {
+    for (wildcard, has) in [("0.0.0.0", 0), ("::", 1)] {
+        let world = World::new(BridgeNetfilter::Off);
+        let network = world.network(1);
+        let _web = Web::new(&world, &network, "web", |a| {
+            a.port_on(wildcard, Proto::Tcp, PORT, SERVED).port_on(wildcard, Proto::Udp, PORT, SERVED)
+        });
+        let ips = world.node_ips();
+        for (proto, to) in each([ips[has]], PORT) {
+            world.client.expect(proto, to, "web");
+        }
+        for (proto, to) in each([ips[1 - has]], PORT) {
+            world.client.expect_none(proto, to);
+        }
+    }
+}
+
+/// Kubernetes' end-to-end test of hostPorts without conflict.
+#[test]
+fn three_pods_share_a_port_number() {
+    const E2E: u16 = 54323;
+    with_and_without_bridge_netfilter(|world| {
+        let network = world.network(1);
+        let node = world.client.node_v4;
+        let _one = Web::new(world, &network, "one", |a| a.port_on("127.0.0.1", Proto::Tcp, E2E, SERVED));
+        let _two =
+            Web::new(world, &network, "two", |a| a.port_on(&node.to_string(), Proto::Tcp, E2E, SERVED));
+        let _three =
+            Web::new(world, &network, "three", |a| a.port_on(&node.to_string(), Proto::Udp, E2E, SERVED));
+        world.node.expect(Proto::Tcp, (LOOPBACK, E2E), "one");
+        let from = Some(at(node, 0));
+        let answer = world.node.ask_from(Proto::Tcp, from, at(LOOPBACK, E2E), QUICK).expect("an answer");
+        assert_eq!(answer.who, "one");
+        for place in [&*world.client, &world.node] {
+            place.expect(Proto::Tcp, (node, E2E), "two");
+            place.expect(Proto::Udp, (node, E2E), "three");
+        }
+        // Published on the loopback only: nobody else reaches it.
+        world.node.expect_none(Proto::Udp, (LOOPBACK, E2E));
+    });
+}
+
+#[test]
+fn nobody_answers_after_del() {
+    with_and_without_bridge_netfilter(|world| {
+        let network = world.network(1);
+        let web = Web::published(world, &network, "web");
+        let stays = Web::new(world, &network, "stays", |a| a.port(Proto::Tcp, PORT + 1, SERVED));
+        world.client.expect(Proto::Tcp, (world.client.node_v4, PORT), "web");
+        network.del(&web.attach).expect("DEL");
+        for (proto, to) in each(world.node_ips(), PORT) {
+            world.client.expect_none(proto, to);
+        }
+        world.node.expect_none(Proto::Tcp, (LOOPBACK, PORT));
+        world.client.expect(Proto::Tcp, (world.client.node_v4, PORT + 1), "stays");
+        network.del(&web.attach).expect("DEL again");
+        network.del(&stays.attach).expect("DEL");
+    });
+}
+
+#[test]
+fn without_snat_the_pod_sees_itself_and_the_loopback_is_not_served() {
+    let world = World::new(BridgeNetfilter::Off);
+    let network = world.network_with(1, &json!({"snat": false}));
+    let _web = Web::published(&world, &network, "web");
+    for (proto, to) in each(world.node_ips(), PORT) {
+        let answer = world.client.expect(proto, to, "web");
+        assert_eq!(answer.peer.ip(), answer.own.ip());
+    }
+    for proto in Proto::ALL {
+        world.node.expect_none(proto, (LOOPBACK, PORT));
+    }
+}
+
+#[test]
+fn masq_all_hides_every_client() {
+    peer_fails("masqAll came after 1.1.1", || {
+        let world = World::new(BridgeNetfilter::Off);
+        let network = world.network_with(1, &json!({"masqAll": true}));
+        let _web = Web::published(&world, &network, "web");
+        for (index, ip) in world.node_ips().into_iter().enumerate() {
+            for proto in Proto::ALL {
+                let answer = world.client.expect(proto, (ip, PORT), "web");
+                assert_eq!(answer.peer.ip(), gateways(1)[index]);
+            }
+        }
+    });
+}

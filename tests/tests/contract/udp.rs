@@ -1,0 +1,101 @@
+//! UDP has no end: flows that the kernel remembers must follow the port to its new pod.
+
+use std::net::UdpSocket;
+use std::time::Duration;
+
+use slipway_tests::{Proto, QUICK, at, peer_fails};
+
+use crate::world::{PORT, SERVED, Web, World, with_and_without_bridge_netfilter};
+
+/// An unbroken client keeps its socket while the pod behind the port is replaced.
+#[test]
+fn a_client_survives_the_replacement_of_the_pod() {
+    with_and_without_bridge_netfilter(|world| {
+        let network = world.network(1);
+        let first = Web::published(world, &network, "first");
+        let mut talks: Vec<_> = world
+            .node_ips()
+            .map(|ip| world.client.dial(Proto::Udp, None, at(ip, PORT), 3 * QUICK).expect("a socket"))
+            .into();
+        for talk in &mut talks {
+            assert_eq!(talk.say().expect("an answer").who, "first");
+        }
+        let attach = first.vanish();
+        network.del(&attach).expect("DEL");
+        // The client knows nothing and goes on: the kernel now remembers flows to the node itself.
+        for talk in &mut talks {
+            let _nobody = talk.say().expect_err("nobody is there");
+        }
+        let _second = Web::published(world, &network, "second");
+        for talk in &mut talks {
+            assert_eq!(talk.say().expect("an answer").who, "second");
+        }
+    });
+}
+
+/// The same without a pause in which the client could notice.
+#[test]
+fn a_client_goes_over_to_the_new_pod_at_once() {
+    let world = World::new(slipway_tests::BridgeNetfilter::Off);
+    let network = world.network(1);
+    let first = Web::published(&world, &network, "first");
+    let mut talk = world.node.dial(Proto::Udp, None, at([127, 0, 0, 1], PORT), 3 * QUICK).expect("a socket");
+    assert_eq!(talk.say().expect("an answer").who, "first");
+    // The old pod lives on and would answer: only its port is taken away.
+    network.del(&first.attach).expect("DEL");
+    let _nobody = talk.say().expect_err("the port is withdrawn");
+    let _second = Web::published(&world, &network, "second");
+    assert_eq!(talk.say().expect("an answer").who, "second");
+}
+
+/// Flows of other addresses and ports stay: one cluster lost its DNS to a flush by port number alone.
+#[test]
+fn other_flows_are_untouched() {
+    peer_fails("flows are flushed by port number alone", || {
+        let world = World::new(slipway_tests::BridgeNetfilter::Off);
+        let network = world.network(1);
+        // A forwarded flow to the same port number elsewhere, and one to another published port.
+        let far = world.node.host("far");
+        let _far = far.serve(Proto::Udp, &at(far.v4, PORT).to_string(), "far");
+        let _other = Web::new(&world, &network, "other", |a| a.port(Proto::Udp, PORT + 1, SERVED));
+        let node = world.client.node_v4;
+        world.client.expect(Proto::Udp, (far.v4, PORT), "far");
+        world.client.expect(Proto::Udp, (node, PORT + 1), "other");
+        let flows = |dst: &str| {
+            let text = world.node.cmd(&format!("conntrack -L -p udp -o id --orig-dst {dst}"));
+            let mut ids: Vec<_> = text
+                .split_whitespace()
+                .filter_map(|word| word.strip_prefix("id="))
+                .map(str::to_owned)
+                .collect();
+            ids.sort();
+            ids
+        };
+        let (far_flows, node_flows) = (flows(&far.v4.to_string()), flows(&node.to_string()));
+        assert_eq!((far_flows.len(), node_flows.len()), (1, 1));
+        let web = Web::published(&world, &network, "web");
+        network.del(&web.attach).expect("DEL");
+        assert_eq!(flows(&far.v4.to_string()), far_flows);
+        assert_eq!(flows(&node.to_string()), node_flows);
+    });
+}
+
+/// Datagrams that travel in fragments reach the container, and its answers the client.
+#[test]
+fn fragments_pass() {
+    with_and_without_bridge_netfilter(|world| {
+        let network = world.network(1);
+        let _web = Web::published(world, &network, "web");
+        for to in world.node_ips().map(|ip| at(ip, PORT)) {
+            let any = if to.is_ipv4() { "0.0.0.0:0" } else { "[::]:0" };
+            let socket = world.client.run(|| UdpSocket::bind(any).expect("bind"));
+            socket.set_read_timeout(Some(Duration::from_secs(2))).expect("a time-out");
+            let big = vec![b'x'; 4000];
+            socket.send_to(&big, to).expect("send");
+            let mut buffer = vec![0; 8000];
+            let (length, from) = socket.recv_from(&mut buffer).expect("an answer");
+            assert_eq!(from, to);
+            assert!(buffer.starts_with(b"web|") && length > big.len(), "{length} bytes");
+        }
+    });
+}

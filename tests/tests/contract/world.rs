@@ -1,0 +1,166 @@
+//! The stage: a node with two bridges, hosts outside, and pods that answer with their names.
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::ops::Deref;
+
+use serde_json::{Value, json};
+use slipway_tests::{Attach, BridgeNetfilter, Host, Network, Node, Pod, Proto, Server, at};
+
+/// The port that every pod serves.
+pub(crate) const SERVED: u16 = 80;
+
+/// The host port that most tests publish.
+pub(crate) const PORT: u16 = 8080;
+
+/// A node that has one host outside.
+pub(crate) struct World {
+    pub(crate) node: Node,
+    pub(crate) client: Host,
+}
+
+impl World {
+    pub(crate) fn new(netfilter: BridgeNetfilter) -> Self {
+        let node = Node::new();
+        node.bridge_netfilter(netfilter);
+        let client = node.host("client");
+        Self { node, client }
+    }
+
+    /// The node's own addresses towards the client.
+    pub(crate) fn node_ips(&self) -> [IpAddr; 2] {
+        [self.client.node_v4.into(), self.client.node_v6.into()]
+    }
+
+    /// Network `number`: bridge, dual stack, ipMasq, hairpin, and portmap with `extra` keys.
+    pub(crate) fn network_with(&self, number: u8, extra: &Value) -> Network<'_> {
+        self.node.network(list(number, extra))
+    }
+
+    pub(crate) fn network(&self, number: u8) -> Network<'_> {
+        self.network_with(number, &json!({}))
+    }
+}
+
+/// Runs a test on a node where bridged packets pass through netfilter, and on one where they do not.
+pub(crate) fn with_and_without_bridge_netfilter(test: impl Fn(&World)) {
+    for netfilter in [BridgeNetfilter::Off, BridgeNetfilter::On] {
+        test(&World::new(netfilter));
+    }
+}
+
+/// The configuration list of network `number`.
+pub(crate) fn list(number: u8, extra: &Value) -> Value {
+    let mut portmap = json!({"type": "portmap", "capabilities": {"portMappings": true}});
+    for (key, value) in extra.as_object().expect("an object") {
+        portmap[key] = value.clone();
+    }
+    json!({
+        "name": format!("net{number}"),
+        "plugins": [
+            {
+                "type": "bridge",
+                "bridge": format!("br{number}"),
+                "isGateway": true,
+                "ipMasq": true,
+                "hairpinMode": true,
+                "ipam": {
+                    "type": "host-local",
+                    "ranges": [
+                        [{"subnet": format!("10.88.{number}.0/24")}],
+                        [{"subnet": format!("fd00:88:{number}::/64")}],
+                    ],
+                    "routes": [{"dst": "0.0.0.0/0"}, {"dst": "::/0"}],
+                },
+            },
+            portmap,
+        ],
+    })
+}
+
+/// The bridge's own addresses in network `number`.
+pub(crate) fn gateways(number: u8) -> [IpAddr; 2] {
+    [
+        Ipv4Addr::new(10, 88, number, 1).into(),
+        Ipv6Addr::new(0xfd00, 0x88, u16::from(number), 0, 0, 0, 0, 1).into(),
+    ]
+}
+
+/// A pod that was added to a network and serves TCP and UDP, IPv4 and IPv6.
+pub(crate) struct Web {
+    pod: Pod,
+    pub(crate) attach: Attach,
+    pub(crate) v4: IpAddr,
+    pub(crate) v6: IpAddr,
+    servers: Vec<Server>,
+}
+
+impl Web {
+    /// Adds a pod with what `prepare` asks for.
+    pub(crate) fn new(
+        world: &World,
+        network: &Network<'_>,
+        name: &str,
+        prepare: impl Fn(Attach) -> Attach,
+    ) -> Self {
+        let pod = world.node.pod(name);
+        let attach = prepare(Attach::new(&pod));
+        let result = network.add(&attach).unwrap_or_else(|e| panic!("ADD {name}: {e}"));
+        Self::serve(pod, attach, &result)
+    }
+
+    /// Starts the servers of a pod that was added.
+    pub(crate) fn serve(pod: Pod, attach: Attach, result: &Value) -> Self {
+        let ips: Vec<IpAddr> = result["ips"]
+            .as_array()
+            .expect("a result has ips")
+            .iter()
+            .filter_map(|ip| ip["address"].as_str()?.split('/').next()?.parse().ok())
+            .collect();
+        let v4 = *ips.iter().find(|ip| ip.is_ipv4()).expect("an IPv4 address");
+        let v6 = *ips.iter().find(|ip| ip.is_ipv6()).expect("an IPv6 address");
+        let mut servers = Vec::new();
+        for ip in [v4, v6] {
+            for proto in Proto::ALL {
+                servers.push(pod.serve(proto, &at(ip, SERVED).to_string(), pod.name()));
+            }
+        }
+        Self { pod, attach, v4, v6, servers }
+    }
+
+    /// A pod with [`PORT`] published for both protocols on every address.
+    pub(crate) fn published(world: &World, network: &Network<'_>, name: &str) -> Self {
+        Self::new(world, network, name, |attach| {
+            attach.port(Proto::Tcp, PORT, SERVED).port(Proto::Udp, PORT, SERVED)
+        })
+    }
+
+    pub(crate) fn ips(&self) -> [IpAddr; 2] {
+        [self.v4, self.v6]
+    }
+
+    /// Stops the servers and takes the namespace away, without telling the plugins.
+    pub(crate) fn vanish(self) -> Attach {
+        let Self { pod, attach, servers, .. } = self;
+        drop(servers);
+        pod.remove();
+        attach
+    }
+}
+
+impl Deref for Web {
+    type Target = Pod;
+    fn deref(&self) -> &Pod {
+        &self.pod
+    }
+}
+
+/// Each address with the port, for each protocol.
+pub(crate) fn each(
+    ips: impl IntoIterator<Item = impl Into<IpAddr>>,
+    port: u16,
+) -> impl Iterator<Item = (Proto, SocketAddr)> {
+    ips.into_iter().flat_map(move |ip| {
+        let to = at(ip, port);
+        Proto::ALL.map(|proto| (proto, to))
+    })
+}
