@@ -1,3 +1,36 @@
 //! Looks its own name up in the registry and answers as that plugin, or as `slipway` itself.
 
-fn main() {}
+use std::io::Write;
+use std::path::Path;
+use std::process::ExitCode;
+
+use cni_spec::{CniError, ErrorCode};
+use slipway::{operator, registry, skel};
+
+fn main() -> ExitCode {
+    start_log();
+    let mut args = std::env::args_os();
+    let called = args.next().unwrap_or_default();
+    let name = Path::new(&called).file_name().and_then(|name| name.to_str()).unwrap_or_default();
+    let (mut stdout, mut stderr) = (std::io::stdout(), std::io::stderr());
+    if let Some(plugin) = registry::find(name) {
+        return skel::serve(plugin, &mut stdout, &mut stderr).into();
+    }
+    let args: Vec<String> = args.map(|arg| arg.to_string_lossy().into_owned()).collect();
+    // A runtime whose configuration names something that is no plugin must get an error.
+    if args.is_empty() && std::env::var_os("CNI_COMMAND").is_some_and(|command| !command.is_empty()) {
+        let msg = format!("{name:?} is not a plugin of this binary; it has {}", registry::names().join(", "));
+        let error = CniError::new(ErrorCode::InvalidConfig, msg);
+        // A failed write leaves the exit code to speak.
+        let _unheard = stdout.write_all(error.print().as_bytes());
+        return ExitCode::FAILURE;
+    }
+    operator::run(&args, &mut stdout, &mut stderr).into()
+}
+
+/// Log lines go to standard error, where runtimes look when a plugin fails. Quiet but for errors,
+/// unless `SLIPWAY_LOG` says otherwise (`debug`, or `cni_dataplane=trace,info`).
+fn start_log() {
+    let wanted = env_logger::Env::new().filter_or("SLIPWAY_LOG", "error");
+    env_logger::Builder::from_env(wanted).format_timestamp(None).init();
+}

@@ -92,6 +92,8 @@ pub struct Env {
     pub ifname: String,
     /// `CNI_ARGS`.
     pub args: String,
-    /// `CNI_PATH`, split at the colons.
+    /// `CNI_PATH`, split at the colons; empty parts are left out.
     pub path: Vec<PathBuf>,
+    /// `CNI_NETNS_OVERRIDE`, with which a runtime says that it means its own namespace.
+    pub netns_override: String,
 }

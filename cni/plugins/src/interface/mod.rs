@@ -1,0 +1,3 @@
+//! Plugins that make or set up a link.
+
+pub mod loopback;

@@ -1,0 +1,64 @@
+//! The environment of a call: which variables a verb needs, and whether they are well formed.
+
+use std::ffi::OsString;
+use std::path::PathBuf;
+
+use cni_spec::{CniError, ErrorCode, check_container_id, check_ifname};
+
+use super::Vars;
+use crate::plugin::Env;
+
+/// Reads and checks the variables, in the reference's order. All that are missing are named in one
+/// message; the first one that breaks its rule is an error before that.
+pub(super) fn read(vars: Vars<'_>) -> Result<Env, CniError> {
+    let command = string(vars, "CNI_COMMAND")?;
+    let (attachment, netns, path) = match command.as_str() {
+        "ADD" | "CHECK" => (true, true, true),
+        "DEL" => (true, false, true),
+        "GC" | "STATUS" => (false, false, true),
+        _ => (false, false, false),
+    };
+    let mut env = Env { command, ..Env::default() };
+    let mut missing = Vec::new();
+    let mut take = |name: &'static str, required: bool| {
+        let value = string(vars, name)?;
+        if value.is_empty() && required {
+            missing.push(name);
+        }
+        Ok::<String, CniError>(value)
+    };
+    env.container_id = take("CNI_CONTAINERID", attachment)?;
+    if attachment && !env.container_id.is_empty() {
+        check_container_id(&env.container_id)?;
+    }
+    env.netns = take("CNI_NETNS", netns)?;
+    env.ifname = take("CNI_IFNAME", attachment)?;
+    if attachment && !env.ifname.is_empty() {
+        check_ifname(&env.ifname)?;
+    }
+    env.args = take("CNI_ARGS", false)?;
+    env.netns_override = take("CNI_NETNS_OVERRIDE", false)?;
+    let folders = vars("CNI_PATH").unwrap_or_default();
+    if folders.is_empty() && path {
+        missing.push("CNI_PATH");
+    }
+    env.path = split(&folders);
+    if missing.is_empty() {
+        return Ok(env);
+    }
+    let msg = format!("required env variables [{}] missing", missing.join(","));
+    Err(CniError::new(ErrorCode::InvalidEnvironment, msg))
+}
+
+/// An empty part would mean the working directory, which is not the runtime's to choose plugins by.
+fn split(folders: &OsString) -> Vec<PathBuf> {
+    std::env::split_paths(folders).filter(|folder| !folder.as_os_str().is_empty()).collect()
+}
+
+/// The variable as text; empty when it is not set.
+fn string(vars: Vars<'_>, name: &str) -> Result<String, CniError> {
+    vars(name).unwrap_or_default().into_string().map_err(|bytes| {
+        CniError::new(ErrorCode::InvalidEnvironment, format!("{name} is not UTF-8"))
+            .with_details(bytes.to_string_lossy().into_owned())
+    })
+}

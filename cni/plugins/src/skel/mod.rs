@@ -1,0 +1,236 @@
+//! The protocol between a runtime and a plugin: environment and standard input in, result or error
+//! on standard output.
+//!
+//! Everything comes as a parameter, so that the whole protocol is tested without a process. The
+//! order of the checks, their codes and their messages are the reference's, but for one: that the
+//! namespace is not the plugin's own is checked before the plugin runs, not after.
+
+pub mod delegate;
+mod env;
+mod panic;
+
+use std::ffi::OsString;
+use std::io::{Read, Write};
+use std::path::{Path, PathBuf};
+
+use cni_spec::{
+    Attachment, CniError, Declared, Draft, ErrorCode, NetConf, Purpose, Version, incompatible, text,
+};
+
+use crate::plugin::{Env, NodeRequest, Plugin, Request};
+
+/// The largest configuration that is read, in bytes. Real ones have a few thousand; the bound keeps
+/// a broken runtime from filling the memory.
+pub const LARGEST_CONFIG: u64 = 16 << 20;
+
+/// Reads an environment variable; none when it is not set.
+pub type Vars<'a> = &'a dyn Fn(&str) -> Option<OsString>;
+
+/// Tells whether a path is the network namespace that the plugin itself runs in. A path that cannot
+/// be opened is not: the plugin will say what is wrong with it.
+pub type IsOwnNetns<'a> = &'a dyn Fn(&Path) -> bool;
+
+/// The three streams of a plugin.
+pub struct Io<'a> {
+    /// Where the configuration comes from.
+    pub stdin: &'a mut dyn Read,
+    /// Where result or error go.
+    pub stdout: &'a mut dyn Write,
+    /// Where a person who calls the plugin without a runtime gets an answer.
+    pub stderr: &'a mut dyn Write,
+}
+
+impl std::fmt::Debug for Io<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Io").finish_non_exhaustive()
+    }
+}
+
+/// Answers as `plugin` to the environment and standard input of this process.
+pub fn serve(plugin: &dyn Plugin, stdout: &mut dyn Write, stderr: &mut dyn Write) -> u8 {
+    panic::report_as_error();
+    let io = Io { stdin: &mut std::io::stdin().lock(), stdout, stderr };
+    run(plugin, &|name| std::env::var_os(name), &is_own_netns, io)
+}
+
+/// Compares namespaces by device and inode, as namespaces(7) says.
+fn is_own_netns(path: &Path) -> bool {
+    use std::os::unix::fs::MetadataExt;
+    let id = |path: &Path| std::fs::metadata(path).map(|data| (data.dev(), data.ino()));
+    matches!((id(path), id(Path::new("/proc/self/ns/net"))), (Ok(theirs), Ok(own)) if theirs == own)
+}
+
+/// Answers one call. Gives the exit code: 0, or 1 with an error on `io.stdout`.
+pub fn run(plugin: &dyn Plugin, vars: Vars<'_>, is_own_netns: IsOwnNetns<'_>, io: Io<'_>) -> u8 {
+    let Io { stdin, stdout, stderr } = io;
+    let answer = match env::read(vars) {
+        // A person, not a runtime.
+        _ if vars("CNI_COMMAND").is_none_or(|command| command.is_empty()) => {
+            return exit_code(stderr.write_all(about(plugin).as_bytes()));
+        }
+        Ok(env) if env.command == "VERSION" => Ok(version(plugin)),
+        Ok(env) => answer(plugin, &env, is_own_netns, stdin),
+        Err(error) => Err(error),
+    };
+    let (text, code) = match answer {
+        Ok(text) => (text, 0),
+        Err(error) => (error.print(), 1),
+    };
+    // In one write: a result is whole or not there.
+    let written = stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush());
+    exit_code(written).max(code)
+}
+
+fn exit_code(written: std::io::Result<()>) -> u8 {
+    match written {
+        Ok(()) => 0,
+        Err(error) => {
+            log::error!("write the answer: {error}");
+            1
+        }
+    }
+}
+
+fn about(plugin: &dyn Plugin) -> String {
+    let versions: Vec<&str> = plugin.versions().iter().map(|v| v.as_str()).collect();
+    format!(
+        "CNI {} plugin slipway-{}\nCNI protocol versions supported: {}\n",
+        plugin.name(),
+        env!("CARGO_PKG_VERSION"),
+        versions.join(", ")
+    )
+}
+
+/// The answer to VERSION: always in the plugin's own newest version, without a look at the input.
+fn version(plugin: &dyn Plugin) -> String {
+    let versions: Vec<&str> = plugin.versions().iter().map(|v| v.as_str()).collect();
+    let newest = Version::ALL.last().map_or("", |v| v.as_str());
+    format!(
+        "{{\"cniVersion\":{},\"supportedVersions\":{}}}\n",
+        text::compact(versions.last().unwrap_or(&newest)),
+        text::compact(&versions)
+    )
+}
+
+/// Everything but VERSION: gives what goes to standard output.
+fn answer(
+    plugin: &dyn Plugin,
+    env: &Env,
+    is_own_netns: IsOwnNetns<'_>,
+    stdin: &mut dyn Read,
+) -> Result<String, CniError> {
+    let draft = Draft::parse(read_config(stdin)?)?;
+    match env.command.as_str() {
+        "ADD" => {
+            let config = settle(plugin, draft, Purpose::Setup)?;
+            add(plugin, &request(env, &config, is_own_netns)?)
+        }
+        "DEL" => {
+            let config = settle(plugin, draft, Purpose::Removal)?;
+            plugin.del(&request(env, &config, is_own_netns)?).map(|()| String::new())
+        }
+        "CHECK" => {
+            not_before(plugin, &draft, Version::V0_4_0, "CHECK")?;
+            let config = settle(plugin, draft, Purpose::Setup)?;
+            // The reference does not compare the namespaces here.
+            plugin.check(&request(env, &config, &|_| false)?).map(|()| String::new())
+        }
+        "GC" => {
+            not_before(plugin, &draft, Version::V1_1_0, "GC")?;
+            let config = settle(plugin, draft, Purpose::Node)?;
+            gc(plugin, &NodeRequest { config: &config, env }).map(|()| String::new())
+        }
+        "STATUS" => {
+            not_before(plugin, &draft, Version::V1_1_0, "STATUS")?;
+            let config = settle(plugin, draft, Purpose::Node)?;
+            plugin.status(&NodeRequest { config: &config, env }).map(|()| String::new())
+        }
+        unknown => {
+            let msg = format!("unknown CNI_COMMAND: {unknown}");
+            Err(CniError::new(ErrorCode::InvalidEnvironment, msg))
+        }
+    }
+}
+
+fn read_config(stdin: &mut dyn Read) -> Result<Vec<u8>, CniError> {
+    let failed =
+        |e: &dyn std::fmt::Display| CniError::new(ErrorCode::Io, format!("error reading from stdin: {e}"));
+    let mut bytes = Vec::new();
+    stdin.take(LARGEST_CONFIG + 1).read_to_end(&mut bytes).map_err(|e| failed(&e))?;
+    if u64::try_from(bytes.len()).is_ok_and(|length| length > LARGEST_CONFIG) {
+        return Err(failed(&format_args!("the configuration is larger than {LARGEST_CONFIG} bytes")));
+    }
+    Ok(bytes)
+}
+
+/// CHECK, GC and STATUS came with later versions: neither the configuration nor the plugin may be
+/// of an earlier one.
+fn not_before(plugin: &dyn Plugin, draft: &Draft, minimum: Version, verb: &str) -> Result<(), CniError> {
+    let declared = draft.version()?;
+    let decode = |e: cni_spec::VersionError| CniError::new(ErrorCode::Decode, e.to_string());
+    let refuse = |who: &str| {
+        let msg = format!("{who} version does not allow {verb}");
+        let supported = text::quote_all(plugin.versions().iter().map(|v| v.as_str()));
+        CniError::new(ErrorCode::IncompatibleVersion, msg).with_details(format!(
+            "config is {}, plugin supports {supported}",
+            text::quote(declared.as_str())
+        ))
+    };
+    if declared.compare(minimum).map_err(decode)?.is_lt() {
+        return Err(refuse("config"));
+    }
+    for version in plugin.versions() {
+        if declared.compare(*version).map_err(decode)?.is_le() {
+            return Ok(());
+        }
+    }
+    Err(refuse("plugin"))
+}
+
+/// Finds the version that both sides speak, and reads the configuration as one of it.
+fn settle(plugin: &dyn Plugin, draft: Draft, purpose: Purpose) -> Result<NetConf, CniError> {
+    let declared: Declared = draft.version()?;
+    let version = declared
+        .known()
+        .filter(|version| plugin.versions().contains(version))
+        .ok_or_else(|| incompatible(&declared, plugin.versions()))?;
+    draft.finish(version, purpose)
+}
+
+fn request<'a>(
+    env: &'a Env,
+    config: &'a NetConf,
+    is_own_netns: IsOwnNetns<'_>,
+) -> Result<Request<'a>, CniError> {
+    let netns = (!env.netns.is_empty()).then(|| PathBuf::from(&env.netns));
+    let meant = env.netns_override == "1" || env.netns_override.eq_ignore_ascii_case("true");
+    if let Some(path) = netns.as_deref().filter(|path| !meant && is_own_netns(path)) {
+        let msg = "plugin's netns and netns from CNI_NETNS should not be the same";
+        return Err(CniError::new(ErrorCode::InvalidNetns, msg)
+            .with_details(format!("CNI_NETNS is {}", text::quote(&path.to_string_lossy()))));
+    }
+    let attachment = Attachment::new(&config.name, &env.container_id, &env.ifname)?;
+    Ok(Request { attachment, netns, args: &env.args, config, env })
+}
+
+fn add(plugin: &dyn Plugin, request: &Request<'_>) -> Result<String, CniError> {
+    let result = plugin.add(request)?;
+    result.print(request.config.version).map_err(|error| {
+        // The container must not keep what its runtime was never told of.
+        if let Err(undo) = plugin.del(request) {
+            log::error!("undo the ADD of {}: {undo}", request.attachment);
+        }
+        CniError::internal(error.to_string())
+    })
+}
+
+/// Without a list nothing may be removed: specification 1.1.0, section "GC".
+fn gc(plugin: &dyn Plugin, request: &NodeRequest<'_>) -> Result<(), CniError> {
+    match request.config.valid_attachments {
+        Some(_) => plugin.gc(request),
+        None => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests;
