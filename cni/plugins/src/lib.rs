@@ -1,6 +1,7 @@
 //! The multi-call plugin binary: one registry, one protocol front, many plugins.
 
 pub mod interface;
+pub mod ipam;
 pub mod operator;
 pub mod plugin;
 pub mod registry;

@@ -2,10 +2,11 @@
 //! that every plugin has its page and its suite.
 
 use crate::interface::loopback::Loopback;
+use crate::ipam::host_local::HostLocal;
 use crate::plugin::Plugin;
 
 /// All plugins, by name.
-pub static PLUGINS: &[&dyn Plugin] = &[&Loopback];
+pub static PLUGINS: &[&dyn Plugin] = &[&HostLocal, &Loopback];
 
 /// The plugin of that `type`.
 #[must_use]

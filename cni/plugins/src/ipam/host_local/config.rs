@@ -1,0 +1,483 @@
+//! From configuration to ranges, requested addresses and routes.
+
+use std::net::IpAddr;
+use std::path::PathBuf;
+
+use cni_spec::{CniError, Route, Version};
+use ipnet::IpNet;
+use serde::Deserialize;
+
+use super::range::{Family, RangeError, RangeSet, RawRange, canonical};
+use crate::plugin::Env;
+
+/// Where reservations are if the configuration does not say.
+pub(super) const DATA_DIR: &str = "/var/lib/cni/networks";
+
+/// What an ADD needs.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Config {
+    /// The directory that has one directory for each network.
+    pub(super) data_dir: PathBuf,
+    /// One address is taken from each. Never empty.
+    pub(super) sets: Vec<RangeSet>,
+    /// Addresses that were asked for, each once, in order.
+    pub(super) requested: Vec<IpAddr>,
+    /// Passed on as they are.
+    pub(super) routes: Vec<Route>,
+    /// A file in the format of resolv.conf(5).
+    pub(super) resolv_conf: Option<PathBuf>,
+}
+
+/// Why a configuration cannot be used.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub(super) enum ConfigError {
+    #[error("IPAM config missing 'ipam' key")]
+    NoIpam,
+    #[error("no IP ranges specified")]
+    NoRanges,
+    #[error("{key}: invalid CIDR address: {value}")]
+    Cidr { key: String, value: String },
+    #[error("{key}: invalid IP address: {value}")]
+    Address { key: String, value: String },
+    #[error("{key}: {value} is out of range")]
+    Number { key: String, value: i64 },
+    #[error("invalid range set {set}: {source}")]
+    Set { set: usize, source: RangeError },
+    #[error("range set {0} overlaps with {1}")]
+    Overlap(usize, usize),
+    #[error("CNI version {0} does not support more than 1 address per family")]
+    TooManyForVersion(Version),
+    #[error("ARGS: invalid pair {0:?}")]
+    ArgsPair(String),
+    #[error("ARGS: unknown args {0:?}")]
+    ArgsUnknown(Vec<String>),
+    #[error("ARGS: error parsing value of pair {pair:?}: {reason}")]
+    ArgsValue { pair: String, reason: String },
+}
+
+impl From<ConfigError> for CniError {
+    fn from(error: ConfigError) -> Self {
+        match error {
+            ConfigError::ArgsPair(_) | ConfigError::ArgsUnknown(_) | ConfigError::ArgsValue { .. } => {
+                Self::new(cni_spec::ErrorCode::InvalidEnvironment, error.to_string())
+            }
+            _ => Self::config(error.to_string()),
+        }
+    }
+}
+
+/// The configuration's keys; null counts as absent everywhere, as in the reference.
+#[derive(Debug, Clone, Default, Deserialize)]
+#[serde(default, rename_all = "camelCase")]
+pub(super) struct RawConfig {
+    ipam: Option<RawIpam>,
+    runtime_config: Option<RawRuntimeConfig>,
+    args: Option<RawArgs>,
+}
+
+#[derive(Debug, Clone, Default, Deserialize)]
+#[serde(default, rename_all = "camelCase")]
+struct RawIpam {
+    subnet: Option<String>,
+    range_start: Option<String>,
+    range_end: Option<String>,
+    gateway: Option<String>,
+    ranges: Option<Vec<Option<Vec<RawRangeKeys>>>>,
+    routes: Option<Vec<RawRoute>>,
+    data_dir: Option<PathBuf>,
+    resolv_conf: Option<PathBuf>,
+}
+
+#[derive(Debug, Clone, Default, Deserialize)]
+#[serde(default, rename_all = "camelCase")]
+struct RawRangeKeys {
+    subnet: Option<String>,
+    range_start: Option<String>,
+    range_end: Option<String>,
+    gateway: Option<String>,
+}
+
+#[derive(Debug, Clone, Default, Deserialize)]
+#[serde(default, rename_all = "camelCase")]
+struct RawRuntimeConfig {
+    ip_ranges: Option<Vec<Option<Vec<RawRangeKeys>>>>,
+    ips: Option<Vec<String>>,
+}
+
+#[derive(Debug, Clone, Default, Deserialize)]
+#[serde(default)]
+struct RawArgs {
+    cni: Option<RawCniArgs>,
+}
+
+#[derive(Debug, Clone, Default, Deserialize)]
+#[serde(default)]
+struct RawCniArgs {
+    ips: Option<Vec<String>>,
+}
+
+#[derive(Debug, Clone, Default, Deserialize)]
+#[serde(default)]
+struct RawRoute {
+    dst: Option<String>,
+    gw: Option<String>,
+    mtu: Option<i64>,
+    advmss: Option<i64>,
+    priority: Option<i64>,
+    table: Option<i64>,
+    scope: Option<i64>,
+}
+
+impl RawConfig {
+    /// Where reservations are. All that DEL, CHECK and GC need: what was reserved with other ranges
+    /// must be found too.
+    pub(super) fn data_dir(&self) -> Result<PathBuf, ConfigError> {
+        let ipam = self.ipam.as_ref().ok_or(ConfigError::NoIpam)?;
+        let given = ipam.data_dir.clone().filter(|dir| !dir.as_os_str().is_empty());
+        Ok(given.unwrap_or_else(|| PathBuf::from(DATA_DIR)))
+    }
+
+    /// Everything, checked.
+    pub(super) fn resolve(&self, version: Version, env: &Env) -> Result<Config, ConfigError> {
+        let data_dir = self.data_dir()?;
+        let ipam = self.ipam.as_ref().ok_or(ConfigError::NoIpam)?;
+        let requested = self.requested(env)?;
+        let sets = self.sets(ipam)?;
+        check_sets(&sets, version)?;
+        let routes = ipam.routes.iter().flatten().enumerate().map(|(at, route)| route.resolve(at));
+        Ok(Config {
+            data_dir,
+            sets,
+            requested,
+            routes: routes.collect::<Result<_, _>>()?,
+            resolv_conf: ipam.resolv_conf.clone().filter(|path| !path.as_os_str().is_empty()),
+        })
+    }
+
+    /// `CNI_ARGS`, then `args.cni.ips`, then `runtimeConfig.ips`. A prefix length behind an address
+    /// is ignored; the subnet has its own.
+    fn requested(&self, env: &Env) -> Result<Vec<IpAddr>, ConfigError> {
+        let mut requested = Vec::new();
+        requested.extend(requested_by_args(&env.args)?);
+        let of_args = self.args.iter().flat_map(|args| &args.cni).flat_map(|cni| &cni.ips).flatten();
+        let of_runtime = self.runtime_config.iter().flat_map(|runtime| &runtime.ips).flatten();
+        let texts =
+            of_args.map(|ip| ("args.cni.ips", ip)).chain(of_runtime.map(|ip| ("runtimeConfig.ips", ip)));
+        for (key, text) in texts {
+            let parsed = address_with_prefix(text).ok_or_else(|| bad_address(key, text))?;
+            requested.push(parsed);
+        }
+        let mut once = Vec::with_capacity(requested.len());
+        for address in requested {
+            if !once.contains(&address) {
+                once.push(address);
+            }
+        }
+        Ok(once)
+    }
+
+    /// `runtimeConfig.ipRanges`, then the single range, then `ipam.ranges`.
+    fn sets(&self, ipam: &RawIpam) -> Result<Vec<RangeSet>, ConfigError> {
+        let mut raw: Vec<(String, Vec<RawRangeKeys>)> = Vec::new();
+        let named = |name: &str, sets: &Vec<Option<Vec<RawRangeKeys>>>| {
+            let sets = sets.iter().cloned().enumerate();
+            sets.map(|(at, set)| (format!("{name}[{at}]"), set.unwrap_or_default())).collect::<Vec<_>>()
+        };
+        if let Some(sets) = self.runtime_config.as_ref().and_then(|runtime| runtime.ip_ranges.as_ref()) {
+            raw.extend(named("runtimeConfig.ipRanges", sets));
+        }
+        if ipam.subnet.is_some() {
+            let single = RawRangeKeys {
+                subnet: ipam.subnet.clone(),
+                range_start: ipam.range_start.clone(),
+                range_end: ipam.range_end.clone(),
+                gateway: ipam.gateway.clone(),
+            };
+            raw.push(("ipam".to_owned(), vec![single]));
+        }
+        if let Some(sets) = &ipam.ranges {
+            raw.extend(named("ipam.ranges", sets));
+        }
+        if raw.is_empty() {
+            return Err(ConfigError::NoRanges);
+        }
+        raw.iter().enumerate().map(|(set, (key, ranges))| resolve_set(set, key, ranges)).collect()
+    }
+}
+
+fn resolve_set(set: usize, key: &str, ranges: &[RawRangeKeys]) -> Result<RangeSet, ConfigError> {
+    let wrong = |source| ConfigError::Set { set, source };
+    let mut resolved = Vec::with_capacity(ranges.len());
+    for (at, range) in ranges.iter().enumerate() {
+        let key = if key == "ipam" { key.to_owned() } else { format!("{key}[{at}]") };
+        resolved.push(range.parse(&key)?.resolve().map_err(wrong)?);
+    }
+    RangeSet::new(resolved).map_err(wrong)
+}
+
+fn check_sets(sets: &[RangeSet], version: Version) -> Result<(), ConfigError> {
+    let of = |family| sets.iter().filter(|set| set.family() == family).count();
+    if version < Version::V0_3_0 && (of(Family::V4) > 1 || of(Family::V6) > 1) {
+        return Err(ConfigError::TooManyForVersion(version));
+    }
+    for (at, set) in sets.iter().enumerate() {
+        if let Some(other) = sets.iter().skip(at + 1).position(|other| set.overlaps(other)) {
+            return Err(ConfigError::Overlap(at, at + 1 + other));
+        }
+    }
+    Ok(())
+}
+
+impl RawRangeKeys {
+    fn parse(&self, key: &str) -> Result<RawRange, ConfigError> {
+        let address = |name: &str, text: &Option<String>| match text.as_deref() {
+            None | Some("") => Ok(None),
+            Some(text) => match text.parse() {
+                Ok(address) => Ok(Some(canonical(address))),
+                Err(_) => Err(bad_address(&format!("{key}.{name}"), text)),
+            },
+        };
+        let subnet = self
+            .subnet
+            .as_deref()
+            .map(|text| text.parse::<IpNet>().map_err(|_| bad_cidr(&format!("{key}.subnet"), text)));
+        Ok(RawRange {
+            subnet: subnet.transpose()?,
+            first: address("rangeStart", &self.range_start)?,
+            last: address("rangeEnd", &self.range_end)?,
+            gateway: address("gateway", &self.gateway)?,
+        })
+    }
+}
+
+impl RawRoute {
+    fn resolve(&self, at: usize) -> Result<Route, ConfigError> {
+        let key = |name: &str| format!("ipam.routes[{at}].{name}");
+        let dst = self.dst.as_deref().unwrap_or_default();
+        let gw = match self.gw.as_deref() {
+            None | Some("") => None,
+            Some(text) => Some(text.parse().map_err(|_| bad_address(&key("gw"), text))?),
+        };
+        let number = |name: &str, value: Option<i64>| {
+            let value = value.unwrap_or_default();
+            u32::try_from(value).map_err(|_| ConfigError::Number { key: key(name), value })
+        };
+        let scope = self
+            .scope
+            .map(|value| u8::try_from(value).map_err(|_| ConfigError::Number { key: key("scope"), value }));
+        Ok(Route {
+            dst: dst.parse().map_err(|_| bad_cidr(&key("dst"), dst))?,
+            gw,
+            mtu: number("mtu", self.mtu)?,
+            advmss: number("advmss", self.advmss)?,
+            priority: number("priority", self.priority)?,
+            table: self.table.map(|_| number("table", self.table)).transpose()?,
+            scope: scope.transpose()?,
+        })
+    }
+}
+
+/// The `IP` of `CNI_ARGS`, which have their own rules: keys are case-sensitive, and one that is not
+/// known is an error unless `IgnoreUnknown` is set, before it or after.
+fn requested_by_args(args: &str) -> Result<Option<IpAddr>, ConfigError> {
+    let (mut address, mut ignore_unknown, mut unknown) = (None, false, Vec::new());
+    for pair in args.split(';').filter(|_| !args.is_empty()) {
+        let (key, value) = match pair.split_once('=') {
+            Some((key, value)) if !value.contains('=') => (key, value),
+            _ => return Err(ConfigError::ArgsPair(pair.to_owned())),
+        };
+        let wrong = |reason| ConfigError::ArgsValue { pair: pair.to_owned(), reason };
+        match key {
+            "IP" => {
+                let parsed = address_with_prefix(value);
+                address = Some(parsed.ok_or_else(|| wrong(format!("invalid IP address {value}")))?);
+            }
+            "IgnoreUnknown" => {
+                ignore_unknown = match value.to_ascii_lowercase().as_str() {
+                    "1" | "true" => true,
+                    "0" | "false" => false,
+                    _ => return Err(wrong(format!("boolean unmarshal error: invalid input {value}"))),
+                };
+            }
+            _ => unknown.push(pair.to_owned()),
+        }
+    }
+    if unknown.is_empty() || ignore_unknown { Ok(address) } else { Err(ConfigError::ArgsUnknown(unknown)) }
+}
+
+fn address_with_prefix(text: &str) -> Option<IpAddr> {
+    let address = match text.parse::<IpNet>() {
+        Ok(net) => net.addr(),
+        Err(_) => text.parse().ok()?,
+    };
+    Some(canonical(address))
+}
+
+fn bad_cidr(key: &str, value: &str) -> ConfigError {
+    ConfigError::Cidr { key: key.to_owned(), value: value.to_owned() }
+}
+
+fn bad_address(key: &str, value: &str) -> ConfigError {
+    ConfigError::Address { key: key.to_owned(), value: value.to_owned() }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    fn resolve(config: Value, version: Version, args: &str) -> Result<Config, String> {
+        let env = Env { args: args.to_owned(), ..Env::default() };
+        let raw: RawConfig = serde_json::from_value(config).map_err(|error| error.to_string())?;
+        raw.resolve(version, &env).map_err(|error| error.to_string())
+    }
+
+    fn ipam(ipam: &Value) -> Result<Config, String> {
+        resolve(json!({ "ipam": ipam }), Version::V1_1_0, "")
+    }
+
+    fn sets(config: &Config) -> Vec<String> {
+        config.sets.iter().map(ToString::to_string).collect()
+    }
+
+    #[test]
+    fn ranges_come_in_the_references_order() {
+        let config = resolve(
+            json!({
+                "ipam": {
+                    "subnet": "10.1.2.0/24", "rangeStart": "10.1.2.9", "gateway": "",
+                    "ranges": [[{ "subnet": "10.3.2.0/24" }, { "subnet": "10.4.2.0/24" }], [{ "subnet": "fd00::/64" }]],
+                    "dataDir": "", "routes": null,
+                },
+                "runtimeConfig": { "ipRanges": [[{ "subnet": "10.7.2.0/24" }]], "ips": null },
+                "args": null,
+            }),
+            Version::V1_1_0,
+            "",
+        )
+        .unwrap();
+        assert_eq!(
+            sets(&config),
+            [
+                "10.7.2.1-10.7.2.254",
+                "10.1.2.9-10.1.2.254",
+                "10.3.2.1-10.3.2.254,10.4.2.1-10.4.2.254",
+                "fd00::1-fd00::ffff:ffff:ffff:ffff"
+            ]
+        );
+        assert_eq!(config.data_dir, PathBuf::from(DATA_DIR));
+        assert_eq!(config.routes, []);
+    }
+
+    #[test]
+    fn requests_come_from_three_places_and_count_once() {
+        let config = resolve(
+            json!({
+                "ipam": { "subnet": "10.1.2.0/24" },
+                "args": { "cni": { "ips": ["10.1.2.6", "10.1.2.5/16"] } },
+                "runtimeConfig": { "ips": ["10.1.2.5/24", "::ffff:10.1.2.7", "fd00::1/64"] },
+            }),
+            Version::V1_1_0,
+            "K8S_POD_NAME=a;IP=10.1.2.9/24;IgnoreUnknown=1",
+        )
+        .unwrap();
+        let texts: Vec<String> = config.requested.iter().map(ToString::to_string).collect();
+        assert_eq!(texts, ["10.1.2.9", "10.1.2.6", "10.1.2.5", "10.1.2.7", "fd00::1"]);
+    }
+
+    #[test]
+    fn bad_values_are_named_with_their_key() {
+        for (config, expected) in [
+            (json!(null), "IPAM config missing 'ipam' key"),
+            (json!({}), "no IP ranges specified"),
+            (json!({ "rangeStart": "10.1.2.3" }), "no IP ranges specified"),
+            (json!({ "ranges": [] }), "no IP ranges specified"),
+            (json!({ "ranges": [[]] }), "invalid range set 0: empty range set"),
+            (json!({ "ranges": [null] }), "invalid range set 0: empty range set"),
+            (json!({ "ranges": [[{}]] }), "invalid range set 0: missing subnet"),
+            (json!({ "subnet": "zz" }), "ipam.subnet: invalid CIDR address: zz"),
+            (json!({ "subnet": "" }), "ipam.subnet: invalid CIDR address: "),
+            (json!({ "subnet": "10.1.2.0/24", "gateway": "zz" }), "ipam.gateway: invalid IP address: zz"),
+            (
+                json!({ "ranges": [[{ "subnet": "10.1.2.0/24" }, { "subnet": "10.1.3.0/24", "rangeEnd": "x" }]] }),
+                "ipam.ranges[0][1].rangeEnd: invalid IP address: x",
+            ),
+            (
+                json!({ "subnet": "10.1.2.0/24", "ranges": [[{ "subnet": "10.1.0.0/16" }]] }),
+                "range set 0 overlaps with 1",
+            ),
+            (
+                json!({ "subnet": "10.1.2.0/24", "routes": [{ "dst": "10.0.0.0" }] }),
+                "ipam.routes[0].dst: invalid CIDR address: 10.0.0.0",
+            ),
+            (
+                json!({ "subnet": "10.1.2.0/24", "routes": [{ "dst": "0.0.0.0/0", "scope": 256 }] }),
+                "ipam.routes[0].scope: 256 is out of range",
+            ),
+        ] {
+            assert_eq!(ipam(&config).unwrap_err(), expected, "{config}");
+        }
+    }
+
+    #[test]
+    fn old_versions_take_one_set_of_each_family() {
+        let two =
+            json!({ "ipam": { "ranges": [[{ "subnet": "10.1.2.0/24" }], [{ "subnet": "10.1.3.0/24" }]] } });
+        let error = resolve(two.clone(), Version::V0_2_0, "").unwrap_err();
+        assert_eq!(error, "CNI version 0.2.0 does not support more than 1 address per family");
+        assert!(resolve(two, Version::V0_3_0, "").is_ok());
+        let both =
+            json!({ "ipam": { "ranges": [[{ "subnet": "10.1.2.0/24" }], [{ "subnet": "fd00::/64" }]] } });
+        assert!(resolve(both, Version::V0_1_0, "").is_ok());
+    }
+
+    #[test]
+    fn arguments_follow_their_own_rules() {
+        for (args, expected) in [
+            ("", Ok(None)),
+            ("IP=10.0.0.1", Ok(Some("10.0.0.1"))),
+            ("A=b;IgnoreUnknown=TRUE;IP=fd00::1", Ok(Some("fd00::1"))),
+            ("IP=10.0.0.1;", Err("ARGS: invalid pair \"\"")),
+            ("IP=a=b", Err("ARGS: invalid pair \"IP=a=b\"")),
+            ("ip=10.0.0.1", Err("ARGS: unknown args [\"ip=10.0.0.1\"]")),
+            ("IP=zz", Err("ARGS: error parsing value of pair \"IP=zz\": invalid IP address zz")),
+            (
+                "IgnoreUnknown=x",
+                Err(
+                    "ARGS: error parsing value of pair \"IgnoreUnknown=x\": boolean unmarshal error: invalid input x",
+                ),
+            ),
+        ] {
+            let found = requested_by_args(args).map_err(|error| error.to_string());
+            assert_eq!(
+                found,
+                expected.map(|ip| ip.map(|ip: &str| ip.parse().unwrap())).map_err(str::to_owned)
+            );
+        }
+    }
+
+    #[test]
+    fn routes_keep_every_attribute() {
+        let config = ipam(&json!({
+            "subnet": "10.1.2.0/24",
+            "routes": [{ "dst": "10.9.0.1/16", "gw": "10.1.2.9", "mtu": 1400, "advmss": 1300,
+                         "priority": 7, "table": 0, "scope": 253 }, { "dst": "::/0" }],
+        }))
+        .unwrap();
+        let expected = Route {
+            dst: "10.9.0.1/16".parse().unwrap(),
+            gw: "10.1.2.9".parse().ok(),
+            mtu: 1400,
+            advmss: 1300,
+            priority: 7,
+            table: Some(0),
+            scope: Some(253),
+        };
+        assert_eq!(config.routes.first(), Some(&expected));
+        assert_eq!(
+            config.routes.get(1).map(|route| (route.gw, route.table, route.scope)),
+            Some((None, None, None))
+        );
+    }
+}

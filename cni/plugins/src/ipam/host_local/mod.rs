@@ -1,0 +1,274 @@
+//! host-local: addresses from ranges, reserved in files on this node.
+//!
+//! The files are the reference's, so that either can take over from the other while pods run; see
+//! [`store`] for what is where and why it survives a crash, and [`index`] for why an ADD or a DEL
+//! costs the same with ten reservations as with sixty thousand.
+
+mod config;
+mod index;
+mod ledger;
+mod owner;
+mod range;
+mod resolv;
+mod search;
+mod store;
+#[cfg(test)]
+mod tests;
+
+use std::fs::File;
+use std::net::IpAddr;
+use std::path::Path;
+
+use cni_kernel::lock::LockError;
+use cni_spec::{AddResult, Attachment, CniError, Dns, ErrorCode, IpConfig};
+use ipnet::IpNet;
+use nix::errno::Errno;
+
+use self::config::{Config, RawConfig};
+use self::ledger::{Ledger, Reservation, ReserveError};
+use self::range::{Range, RangeSet};
+use self::search::{Block, next_free};
+use self::store::{Staged, Store, StoreError};
+use crate::plugin::{NodeRequest, Plugin, Request};
+
+/// The IPAM plugin `host-local`.
+#[derive(Debug)]
+pub struct HostLocal;
+
+impl Plugin for HostLocal {
+    fn name(&self) -> &'static str {
+        "host-local"
+    }
+
+    fn summary(&self) -> &'static str {
+        "gives addresses from ranges, reserved in files on this node"
+    }
+
+    fn add(&self, request: &Request<'_>) -> Result<AddResult, CniError> {
+        let config = request.config.decode::<RawConfig>()?.resolve(request.config.version, request.env)?;
+        let dns = match &config.resolv_conf {
+            Some(path) => read_resolv_conf(path)?,
+            None => Dns::default(),
+        };
+        let store = Store::create(&config.data_dir, request.attachment.network())?;
+        let ips = allocate(&store, &config, &request.attachment)?;
+        Ok(AddResult { interfaces: Vec::new(), ips, routes: config.routes, dns })
+    }
+
+    fn del(&self, request: &Request<'_>) -> Result<(), CniError> {
+        let Some(store) = open(request.config, request.attachment.network())? else { return Ok(()) };
+        release(&store, &request.attachment, None)?;
+        Ok(())
+    }
+
+    fn check(&self, request: &Request<'_>) -> Result<(), CniError> {
+        let attachment = &request.attachment;
+        let owned = match open(request.config, attachment.network())? {
+            Some(store) => Ledger::open(&store)?.owned(attachment)?,
+            None => Vec::new(),
+        };
+        if owned.is_empty() {
+            let id = attachment.container_id();
+            let text = format!("host-local: Failed to find address added by container {id}");
+            return Err(CniError::internal(text));
+        }
+        Ok(())
+    }
+
+    fn gc(&self, request: &NodeRequest<'_>) -> Result<(), CniError> {
+        let Some(valid) = &request.config.valid_attachments else { return Ok(()) };
+        let Some(store) = open(request.config, &request.config.name)? else { return Ok(()) };
+        Ledger::open(&store)?.retain(valid)?;
+        Ok(store.sync()?)
+    }
+
+    fn status(&self, request: &NodeRequest<'_>) -> Result<(), CniError> {
+        let config = request.config.decode::<RawConfig>()?.resolve(request.config.version, request.env)?;
+        let unusable = |error: &dyn std::fmt::Display| {
+            let text = format!("host-local: dataDir {:?} is not usable: {error}", config.data_dir);
+            CniError::new(ErrorCode::NotAvailable, text)
+        };
+        let store =
+            Store::create(&config.data_dir, &request.config.name).map_err(|error| unusable(&error))?;
+        store.probe().map_err(|error| unusable(&error))?;
+        let mut ledger = Ledger::open(&store).map_err(|error| unusable(&error))?;
+        let gateways = gateways(&config);
+        for set in &config.sets {
+            let last = None;
+            let free =
+                next_free(set, last, &gateways, |block| ledger.taken(block)).map_err(|e| unusable(&e))?;
+            if free.is_none() {
+                return Err(CniError::new(ErrorCode::NotAvailable, exhausted(set)));
+            }
+        }
+        Ok(())
+    }
+}
+
+impl From<StoreError> for CniError {
+    fn from(error: StoreError) -> Self {
+        let code = match &error {
+            StoreError::Lock(error @ LockError::TimedOut { .. }) if error.is_timeout() => {
+                ErrorCode::TryAgainLater
+            }
+            _ => ErrorCode::Io,
+        };
+        Self::new(code, format!("host-local: {error}"))
+    }
+}
+
+/// The network's reservations, if there are any. The configuration's ranges are not looked at: what
+/// was reserved under others, or under those of a runtime that does not pass them any more, is found
+/// all the same.
+fn open(config: &cni_spec::NetConf, network: &str) -> Result<Option<Store>, CniError> {
+    let data_dir = config.decode::<RawConfig>()?.data_dir()?;
+    Ok(Store::open(&data_dir, network)?)
+}
+
+fn read_resolv_conf(path: &Path) -> Result<Dns, CniError> {
+    let text = std::fs::read(path).map_err(|error| {
+        let errno = Errno::from_raw(error.raw_os_error().unwrap_or_default());
+        CniError::new(ErrorCode::Io, format!("ipam.resolvConf: read {path:?}: {errno}"))
+    })?;
+    Ok(resolv::parse(&String::from_utf8_lossy(&text)))
+}
+
+/// An address that was chosen.
+struct Choice<'a> {
+    address: IpAddr,
+    range: &'a Range,
+}
+
+/// Takes one address from each range set: all of them, or none and an error.
+fn allocate(store: &Store, config: &Config, attachment: &Attachment) -> Result<Vec<IpConfig>, CniError> {
+    let staged: Vec<Staged> =
+        config.sets.iter().map(|_| store.stage(&owner::text(attachment))).collect::<Result<_, _>>()?;
+    let (choices, last) = reserve(store, config, attachment, &staged)?;
+    if let Err(error) = sync(store, &last) {
+        let addresses: Vec<IpAddr> = choices.iter().map(|choice| choice.address).collect();
+        release(store, attachment, Some(&addresses))?;
+        return Err(error.into());
+    }
+    Ok(choices.iter().map(Choice::to_ip_config).collect())
+}
+
+/// The part of it that needs the lock.
+fn reserve<'a>(
+    store: &Store,
+    config: &'a Config,
+    attachment: &Attachment,
+    staged: &[Staged],
+) -> Result<(Vec<Choice<'a>>, Vec<File>), CniError> {
+    let mut ledger = Ledger::open(store)?;
+    let mut tries = 0;
+    loop {
+        let choices = choose(&mut ledger, store, config, attachment)?;
+        let reservations: Vec<Reservation<'_>> = (choices.iter().zip(staged).enumerate())
+            .map(|(set, (choice, staged))| Reservation { set, address: choice.address, staged })
+            .collect();
+        match ledger.reserve(attachment, &reservations) {
+            Ok(last) => return Ok((choices, last)),
+            Err(ReserveError::Store(error)) => return Err(error.into()),
+            // Somebody made it without the lock, and without a change of the directory's mtime
+            // that could be seen.
+            Err(error @ ReserveError::Taken(_)) if tries == 2 => {
+                return Err(CniError::new(ErrorCode::TryAgainLater, format!("host-local: {error}")));
+            }
+            Err(ReserveError::Taken(_)) => ledger.rebuild()?,
+        }
+        tries += 1;
+    }
+}
+
+/// Chooses an address from each set. Changes nothing.
+fn choose<'a>(
+    ledger: &mut Ledger<'_>,
+    store: &Store,
+    config: &'a Config,
+    attachment: &Attachment,
+) -> Result<Vec<Choice<'a>>, CniError> {
+    let mut requested = config.requested.clone();
+    let owned = ledger.owned(attachment)?;
+    let gateways = gateways(config);
+    let mut choices = Vec::with_capacity(config.sets.len());
+    for (at, set) in config.sets.iter().enumerate() {
+        let wish = requested.iter().position(|address| set.range_of(*address).is_some());
+        let wish = wish.map(|at| requested.remove(at));
+        let failed = |text: String| CniError::internal(format!("failed to allocate for range {at}: {text}"));
+        let choice = match wish.and_then(|address| Some((address, set.range_of(address)?))) {
+            Some((address, range)) => {
+                if gateways.contains(&address) {
+                    return Err(failed(format!("requested ip {address} is subnet's gateway")));
+                }
+                let (block, place) = Block::of(address);
+                if ledger.taken(block)?.has(place) {
+                    let text = format!("requested IP address {address} is not available in range set {set}");
+                    return Err(failed(text));
+                }
+                Some(Choice { address, range })
+            }
+            None => {
+                let free = next_free(set, store.last(at), &gateways, |block| ledger.taken(block))?;
+                free.map(|(address, range)| Choice { address, range })
+            }
+        };
+        if let Some(twice) = owned.iter().find(|address| set.range_of(**address).is_some()) {
+            let id = attachment.container_id();
+            let text = format!("{twice} has been allocated to {id}, duplicate allocation is not allowed");
+            return Err(failed(text));
+        }
+        choices.push(choice.ok_or_else(|| failed(exhausted(set)))?);
+    }
+    if requested.is_empty() {
+        return Ok(choices);
+    }
+    let left: Vec<String> = requested.iter().map(ToString::to_string).collect();
+    Err(CniError::internal(format!("failed to allocate all requested IPs: {}", left.join(" "))))
+}
+
+impl Choice<'_> {
+    fn to_ip_config(&self) -> IpConfig {
+        // The range's prefix length fits its address's family.
+        let address = IpNet::new(self.address, self.range.subnet.prefix_len());
+        IpConfig {
+            interface: None,
+            address: address.unwrap_or_else(|_| IpNet::from(self.address)),
+            gateway: Some(self.range.gateway),
+        }
+    }
+}
+
+/// Frees the attachment's addresses, or of them only those given.
+fn release(store: &Store, attachment: &Attachment, only: Option<&[IpAddr]>) -> Result<(), StoreError> {
+    let mut ledger = Ledger::open(store)?;
+    let mut addresses = ledger.owned(attachment)?;
+    addresses.retain(|address| only.is_none_or(|only| only.contains(address)));
+    if addresses.is_empty() {
+        return Ok(());
+    }
+    let released = ledger.release(attachment, &addresses);
+    drop(ledger);
+    released.and(store.sync())
+}
+
+/// The files first: that usually brings the directory to the disk too, and syncing it then finds
+/// nothing left to do.
+fn sync(store: &Store, last: &[File]) -> Result<(), StoreError> {
+    for file in last {
+        file.sync_all().map_err(|error| StoreError::System {
+            operation: "sync last_reserved_ip in",
+            path: store.dir.path().to_path_buf(),
+            errno: Errno::from_raw(error.raw_os_error().unwrap_or(Errno::EIO as i32)),
+        })?;
+    }
+    store.sync()
+}
+
+/// Every gateway of the configuration: none is given out, also where another range includes it.
+fn gateways(config: &Config) -> Vec<IpAddr> {
+    config.sets.iter().flat_map(RangeSet::ranges).map(|range| range.gateway).collect()
+}
+
+fn exhausted(set: &RangeSet) -> String {
+    format!("no IP addresses available in range set: {set}")
+}

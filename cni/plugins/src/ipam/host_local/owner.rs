@@ -1,0 +1,136 @@
+//! What a reservation file says about its owner.
+
+use std::net::IpAddr;
+
+use cni_spec::Attachment;
+use sha2::{Digest, Sha256};
+
+use super::range::canonical;
+
+/// What a reservation's content means.
+///
+/// The reference writes `ID\r\nIFNAME` with one write(2), after it made the file under its name: if it
+/// is killed between the two, or the power fails before the page is on the disk, the file stays
+/// empty, or filled with zero bytes. No text has zero bytes, so that these two can be told from
+/// everything else. Anything else is a whole reservation, whoever wrote it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum Content {
+    /// Nothing but white space, or a zero byte somewhere: its writer died. Only to be believed
+    /// while the lock is held, under which all writers write.
+    Torn,
+    /// Somebody's.
+    Owned(Vec<u8>),
+}
+
+impl Content {
+    pub(super) fn of(bytes: &[u8]) -> Self {
+        let text = trim(bytes);
+        if text.is_empty() || text.contains(&0) { Self::Torn } else { Self::Owned(text.to_vec()) }
+    }
+}
+
+/// What is written for an attachment.
+pub(super) fn text(attachment: &Attachment) -> String {
+    format!("{}\r\n{}", attachment.container_id(), attachment.ifname())
+}
+
+/// The owner as the reference compares it: the text without white space at its ends.
+pub(super) fn key(attachment: &Attachment) -> OwnerKey {
+    OwnerKey::of(text(attachment).as_bytes())
+}
+
+/// The owner of a reservation that was written before interface names were.
+pub(super) fn key_without_interface(attachment: &Attachment) -> OwnerKey {
+    OwnerKey::of(attachment.container_id().as_bytes())
+}
+
+/// Stands for an owner's text in the index: the first 120 bits of its SHA-256. What is found by it
+/// is compared with the file itself before anything is removed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(super) struct OwnerKey(pub(super) [u8; 15]);
+
+impl OwnerKey {
+    pub(super) fn of(content: &[u8]) -> Self {
+        let mut key = [0; 15];
+        for (to, from) in key.iter_mut().zip(Sha256::digest(trim(content))) {
+            *to = from;
+        }
+        Self(key)
+    }
+}
+
+/// Whether a reservation belongs to one of these attachments. One without an interface's name
+/// belongs to every attachment of its container; what follows a second line break is ignored.
+pub(super) fn is_one_of(content: &[u8], attachments: &[Attachment]) -> bool {
+    let text = String::from_utf8_lossy(content);
+    let mut lines = text.split("\r\n").map(str::trim);
+    let (id, ifname) = (lines.next().unwrap_or_default(), lines.next());
+    attachments
+        .iter()
+        .any(|one| one.container_id() == id && ifname.is_none_or(|ifname| one.ifname() == ifname))
+}
+
+/// The address that a file's name stands for. Only the text that the address itself prints as: the
+/// reference takes an address for free if the file of that very name is missing.
+pub(super) fn address(name: &str) -> Option<IpAddr> {
+    let address: IpAddr = name.parse().ok()?;
+    (canonical(address) == address && address.to_string() == name).then_some(address)
+}
+
+fn trim(bytes: &[u8]) -> &[u8] {
+    const VERTICAL_TAB: u8 = 0x0b;
+    let space = |byte: &u8| byte.is_ascii_whitespace() || *byte == VERTICAL_TAB;
+    let start = bytes.iter().position(|byte| !space(byte)).unwrap_or(bytes.len());
+    let end = bytes.iter().rposition(|byte| !space(byte)).map_or(start, |last| last + 1);
+    bytes.get(start..end).unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn attachment(id: &str, ifname: &str) -> Attachment {
+        Attachment::new("net", id, ifname).unwrap()
+    }
+
+    #[test]
+    fn torn_is_empty_or_zeroed_and_nothing_else() {
+        for torn in [&b""[..], b"\r\n", b" \n\t", b"\0\0\0\0", b"c1\r\net\0\0", b"\n\0"] {
+            assert_eq!(Content::of(torn), Content::Torn, "{torn:?}");
+        }
+        for whole in [&b"c1\r\neth0"[..], b"c1", b"c1\r\n", b"\xff\xfe", b"c1\r\neth0\r\npod"] {
+            assert!(matches!(Content::of(whole), Content::Owned(_)), "{whole:?}");
+        }
+    }
+
+    #[test]
+    fn owners_are_compared_without_white_space_at_the_ends() {
+        let owner = attachment("c1", "eth0");
+        assert_eq!(OwnerKey::of(b"c1\r\neth0\n"), key(&owner));
+        assert_eq!(OwnerKey::of(b"c1\r\n"), key_without_interface(&owner));
+        assert_ne!(OwnerKey::of(b"c1\neth0"), key(&owner));
+        assert_ne!(key(&attachment("c1", "eth1")), key(&owner));
+    }
+
+    #[test]
+    fn a_reservation_without_interface_belongs_to_the_container() {
+        let valid = [attachment("c1", "eth0"), attachment("c2", "net1")];
+        for mine in [&b"c1\r\neth0"[..], b"c1", b"c2\r\nnet1\r\nextra"] {
+            assert!(is_one_of(mine, &valid), "{mine:?}");
+        }
+        for other in [&b"c1\r\neth1"[..], b"c3", b"c1\neth0", b"\xff"] {
+            assert!(!is_one_of(other, &valid), "{other:?}");
+        }
+        assert!(!is_one_of(b"c1", &[]));
+    }
+
+    #[test]
+    fn only_canonical_names_are_addresses() {
+        assert_eq!(address("10.1.2.3"), "10.1.2.3".parse().ok());
+        assert_eq!(address("fd00::1"), "fd00::1".parse().ok());
+        for name in ["lock", "last_reserved_ip.0", "010.1.2.3", "FD00::1", "fd00:0::1", "::ffff:10.0.0.1", ""]
+        {
+            assert_eq!(address(name), None, "{name}");
+        }
+    }
+}

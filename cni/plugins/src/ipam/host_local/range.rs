@@ -1,0 +1,281 @@
+//! Ranges of addresses and sets of them.
+
+use std::fmt;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+
+use ipnet::IpNet;
+
+/// Addresses `first` to `last`, both included, of one subnet.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Range {
+    /// The subnet, masked; its prefix length goes with every address handed out.
+    pub(super) subnet: IpNet,
+    pub(super) first: IpAddr,
+    pub(super) last: IpAddr,
+    /// Never handed out. It may lie outside the subnet, as in the reference.
+    pub(super) gateway: IpAddr,
+}
+
+/// A range as the configuration has it, its texts parsed.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(super) struct RawRange {
+    pub(super) subnet: Option<IpNet>,
+    pub(super) first: Option<IpAddr>,
+    pub(super) last: Option<IpAddr>,
+    pub(super) gateway: Option<IpAddr>,
+}
+
+/// Ranges of one family; each ADD takes one address from each set.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct RangeSet(Vec<Range>);
+
+/// Why ranges cannot be used. The texts are the reference's.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub(super) enum RangeError {
+    #[error("empty range set")]
+    Empty,
+    #[error("mixed address families")]
+    MixedFamilies,
+    #[error("subnets {0} and {1} overlap")]
+    Overlap(String, String),
+    #[error("missing subnet")]
+    NoSubnet,
+    #[error("Network {0} too small to allocate from")]
+    TooSmall(IpNet),
+    #[error("Network {network} is an IPv4-mapped IPv6 network: IPNet IP and Mask version mismatch")]
+    Mapped { network: IpNet },
+    #[error(
+        "Network has host bits set. For a subnet mask of length {length} the network address is {network}"
+    )]
+    HostBits { length: u8, network: IpAddr },
+    #[error("RangeStart {0} not in network {1}")]
+    Start(IpAddr, IpNet),
+    #[error("RangeEnd {0} not in network {1}")]
+    End(IpAddr, IpNet),
+}
+
+impl RawRange {
+    /// Fills in what the configuration leaves out: `.1` as gateway and first address, the address
+    /// before the broadcast address (IPv4) or the last of all (IPv6) as the last one.
+    pub(super) fn resolve(&self) -> Result<Range, RangeError> {
+        let subnet = self.subnet.ok_or(RangeError::NoSubnet)?;
+        let bits = subnet.max_prefix_len();
+        if subnet.prefix_len() > bits - 2 {
+            return Err(RangeError::TooSmall(subnet));
+        }
+        if let IpAddr::V6(address) = subnet.addr()
+            && address.to_ipv4_mapped().is_some()
+        {
+            return Err(RangeError::Mapped { network: subnet });
+        }
+        if subnet.addr() != subnet.network() {
+            return Err(RangeError::HostBits { length: subnet.prefix_len(), network: subnet.network() });
+        }
+        let second = step(subnet.network(), 1);
+        let range = Range {
+            subnet,
+            first: self.first.unwrap_or(second),
+            last: self.last.unwrap_or(match subnet {
+                IpNet::V4(_) => from_number(Family::V4, number(subnet.broadcast()) - 1),
+                IpNet::V6(_) => subnet.broadcast(),
+            }),
+            gateway: self.gateway.unwrap_or(second),
+        };
+        // With both ends given the wrong way round, the reference blames the start.
+        let ordered = same_family(range.first, range.last) && number(range.first) <= number(range.last);
+        if !subnet.contains(&range.first) || (self.first.is_some() && self.last.is_some() && !ordered) {
+            return Err(RangeError::Start(range.first, subnet));
+        }
+        if !subnet.contains(&range.last) || !ordered {
+            return Err(RangeError::End(range.last, subnet));
+        }
+        Ok(range)
+    }
+}
+
+impl Range {
+    pub(super) fn contains(&self, address: IpAddr) -> bool {
+        same_family(self.first, address)
+            && (number(self.first)..=number(self.last)).contains(&number(address))
+    }
+
+    fn overlaps(&self, other: &Self) -> bool {
+        same_family(self.first, other.first)
+            && number(self.first) <= number(other.last)
+            && number(other.first) <= number(self.last)
+    }
+}
+
+impl fmt::Display for Range {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}-{}", self.first, self.last)
+    }
+}
+
+impl RangeSet {
+    /// Checks a set by itself.
+    pub(super) fn new(ranges: Vec<Range>) -> Result<Self, RangeError> {
+        let Some(first) = ranges.first() else { return Err(RangeError::Empty) };
+        if ranges.iter().any(|range| !same_family(range.first, first.first)) {
+            return Err(RangeError::MixedFamilies);
+        }
+        for (at, range) in ranges.iter().enumerate() {
+            if let Some(other) = ranges.iter().skip(at + 1).find(|other| range.overlaps(other)) {
+                return Err(RangeError::Overlap(range.to_string(), other.to_string()));
+            }
+        }
+        Ok(Self(ranges))
+    }
+
+    pub(super) fn ranges(&self) -> &[Range] {
+        &self.0
+    }
+
+    /// The family of its addresses.
+    pub(super) fn family(&self) -> Family {
+        // `new` takes no empty set.
+        self.0.first().map_or(Family::V4, |range| family(range.first))
+    }
+
+    /// The range that an address is in.
+    pub(super) fn range_of(&self, address: IpAddr) -> Option<&Range> {
+        self.0.iter().find(|range| range.contains(address))
+    }
+
+    pub(super) fn overlaps(&self, other: &Self) -> bool {
+        self.0.iter().any(|a| other.0.iter().any(|b| a.overlaps(b)))
+    }
+}
+
+impl fmt::Display for RangeSet {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (at, range) in self.0.iter().enumerate() {
+            write!(f, "{}{range}", if at == 0 { "" } else { "," })?;
+        }
+        Ok(())
+    }
+}
+
+/// IPv4 or IPv6.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(super) enum Family {
+    V4,
+    V6,
+}
+
+pub(super) fn family(address: IpAddr) -> Family {
+    match address {
+        IpAddr::V4(_) => Family::V4,
+        IpAddr::V6(_) => Family::V6,
+    }
+}
+
+fn same_family(a: IpAddr, b: IpAddr) -> bool {
+    family(a) == family(b)
+}
+
+/// The address as a number in its family.
+pub(super) fn number(address: IpAddr) -> u128 {
+    match address {
+        IpAddr::V4(v4) => u128::from(u32::from(v4)),
+        IpAddr::V6(v6) => u128::from(v6),
+    }
+}
+
+/// The address of a number; an IPv4 number has no more than 32 bits.
+pub(super) fn from_number(family: Family, number: u128) -> IpAddr {
+    match family {
+        Family::V4 => IpAddr::V4(Ipv4Addr::from(u32::try_from(number).unwrap_or(u32::MAX))),
+        Family::V6 => IpAddr::V6(Ipv6Addr::from(number)),
+    }
+}
+
+fn step(address: IpAddr, by: u128) -> IpAddr {
+    from_number(family(address), number(address) + by)
+}
+
+/// An IPv4-mapped IPv6 address is an IPv4 address here, as in the reference.
+pub(super) fn canonical(address: IpAddr) -> IpAddr {
+    match address {
+        IpAddr::V6(v6) => v6.to_ipv4_mapped().map_or(address, IpAddr::V4),
+        IpAddr::V4(_) => address,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn raw(subnet: &str, first: &str, last: &str, gateway: &str) -> RawRange {
+        RawRange {
+            subnet: subnet.parse().ok(),
+            first: first.parse().ok(),
+            last: last.parse().ok(),
+            gateway: gateway.parse().ok(),
+        }
+    }
+
+    fn message(subnet: &str, first: &str, last: &str) -> String {
+        raw(subnet, first, last, "").resolve().unwrap_err().to_string()
+    }
+
+    #[test]
+    fn what_is_left_out_is_filled_in() {
+        let range = raw("10.1.2.0/24", "", "", "").resolve().unwrap();
+        assert_eq!(range.to_string(), "10.1.2.1-10.1.2.254");
+        assert_eq!(range.gateway.to_string(), "10.1.2.1");
+        let range = raw("fd00::/120", "", "", "fd00::9").resolve().unwrap();
+        assert_eq!(range.to_string(), "fd00::1-fd00::ff");
+        assert_eq!(range.gateway.to_string(), "fd00::9");
+        let range = raw("::/0", "", "", "").resolve().unwrap();
+        assert_eq!(range.to_string(), "::1-ffff:ffff:ffff:ffff:ffff:ffff:ffff:ffff");
+        let range = raw("0.0.0.0/0", "", "", "").resolve().unwrap();
+        assert_eq!(range.to_string(), "0.0.0.1-255.255.255.254");
+    }
+
+    #[test]
+    fn bad_ranges_are_told_with_the_references_words() {
+        for (subnet, first, last, expected) in [
+            ("", "", "", "missing subnet"),
+            ("10.1.2.0/31", "", "", "Network 10.1.2.0/31 too small to allocate from"),
+            ("fd00::/127", "", "", "Network fd00::/127 too small to allocate from"),
+            (
+                "10.1.2.3/24",
+                "",
+                "",
+                "Network has host bits set. For a subnet mask of length 24 the network address is 10.1.2.0",
+            ),
+            ("10.1.2.0/24", "10.1.3.1", "", "RangeStart 10.1.3.1 not in network 10.1.2.0/24"),
+            ("10.1.2.0/24", "fd00::1", "", "RangeStart fd00::1 not in network 10.1.2.0/24"),
+            ("10.1.2.0/24", "", "10.1.3.1", "RangeEnd 10.1.3.1 not in network 10.1.2.0/24"),
+            ("10.1.2.0/24", "10.1.2.9", "10.1.2.8", "RangeStart 10.1.2.9 not in network 10.1.2.0/24"),
+            ("10.1.2.0/24", "", "10.1.2.0", "RangeEnd 10.1.2.0 not in network 10.1.2.0/24"),
+        ] {
+            assert_eq!(message(subnet, first, last), expected);
+        }
+    }
+
+    #[test]
+    fn sets_are_of_one_family_and_do_not_overlap() {
+        let range = |subnet: &str| raw(subnet, "", "", "").resolve().unwrap();
+        assert_eq!(RangeSet::new(vec![]), Err(RangeError::Empty));
+        assert_eq!(
+            RangeSet::new(vec![range("10.1.2.0/24"), range("fd00::/64")]),
+            Err(RangeError::MixedFamilies)
+        );
+        assert_eq!(
+            RangeSet::new(vec![range("10.1.2.0/24"), range("10.1.0.0/16")]).unwrap_err().to_string(),
+            "subnets 10.1.2.1-10.1.2.254 and 10.1.0.1-10.1.255.254 overlap"
+        );
+        let set = RangeSet::new(vec![range("10.1.2.0/24"), range("10.1.3.0/24")]).unwrap();
+        assert_eq!(set.to_string(), "10.1.2.1-10.1.2.254,10.1.3.1-10.1.3.254");
+        assert_eq!(set.range_of("10.1.3.7".parse().unwrap()), Some(&range("10.1.3.0/24")));
+        assert_eq!(set.range_of("10.1.3.255".parse().unwrap()), None);
+    }
+
+    #[test]
+    fn mapped_addresses_are_ipv4() {
+        assert_eq!(canonical("::ffff:10.0.0.1".parse().unwrap()).to_string(), "10.0.0.1");
+        assert_eq!(canonical("fd00::1".parse().unwrap()).to_string(), "fd00::1");
+    }
+}

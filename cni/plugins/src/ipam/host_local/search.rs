@@ -1,0 +1,214 @@
+//! Finding a free address without asking for each one.
+//!
+//! What is taken is kept as bits, 256 addresses to a block: a full /16 is 256 blocks to look at, and
+//! an IPv6 range has only as many blocks that are not empty as it has reservations.
+
+use std::net::IpAddr;
+
+use super::range::{Family, Range, RangeSet, family, from_number, number};
+
+/// 256 neighbouring addresses: those that have all but their last eight bits in common.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(super) struct Block {
+    pub(super) family: Family,
+    /// The address without its last eight bits.
+    pub(super) prefix: u128,
+}
+
+/// One bit for each address of a block, set when it is taken.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(super) struct Bits(pub(super) [u64; 4]);
+
+impl Block {
+    /// The block of an address, and the address's place in it.
+    pub(super) fn of(address: IpAddr) -> (Self, u8) {
+        let number = number(address);
+        (Self { family: family(address), prefix: number >> 8 }, number.to_le_bytes()[0])
+    }
+}
+
+impl Bits {
+    pub(super) fn set(&mut self, at: u8) {
+        self.0[usize::from(at / 64)] |= 1 << (at % 64);
+    }
+
+    pub(super) fn clear(&mut self, at: u8) {
+        self.0[usize::from(at / 64)] &= !(1 << (at % 64));
+    }
+
+    pub(super) fn has(&self, at: u8) -> bool {
+        self.0[usize::from(at / 64)] >> (at % 64) & 1 == 1
+    }
+
+    fn first_clear(&self, from: u8, to: u8) -> Option<u8> {
+        // At most 256 steps over four words that are in registers: not worth masks.
+        (from..=to).find(|at| !self.has(*at))
+    }
+}
+
+/// The next free address of a set, going round: after `last` if the set has it, else from its
+/// beginning; the ranges in their order; `last` itself comes at the end. Addresses in `never` are
+/// passed over.
+///
+/// `taken` tells what is taken in a block; its error ends the search.
+pub(super) fn next_free<'a, E>(
+    set: &'a RangeSet,
+    last: Option<IpAddr>,
+    never: &[IpAddr],
+    mut taken: impl FnMut(Block) -> Result<Bits, E>,
+) -> Result<Option<(IpAddr, &'a Range)>, E> {
+    for (range, from, to) in round(set, last) {
+        let mut at = from;
+        while at <= to {
+            let block = Block { family: set.family(), prefix: at >> 8 };
+            let mut bits = taken(block)?;
+            for address in never {
+                let (its_block, place) = Block::of(*address);
+                if its_block == block {
+                    bits.set(place);
+                }
+            }
+            let end = if to >> 8 == block.prefix { to.to_le_bytes()[0] } else { u8::MAX };
+            if let Some(place) = bits.first_clear(at.to_le_bytes()[0], end) {
+                let found = from_number(set.family(), block.prefix << 8 | u128::from(place));
+                return Ok(Some((found, range)));
+            }
+            match (block.prefix << 8 | 0xff).checked_add(1) {
+                Some(next) => at = next,
+                None => break, // The end of the IPv6 address space.
+            }
+        }
+    }
+    Ok(None)
+}
+
+/// The stretches to search, in order.
+fn round(set: &RangeSet, last: Option<IpAddr>) -> Vec<(&Range, u128, u128)> {
+    let whole = |range: &Range| (number(range.first), number(range.last));
+    let start = last.and_then(|last| {
+        let at = set.ranges().iter().position(|range| range.contains(last))?;
+        Some((at, number(last)))
+    });
+    let ranges = set.ranges();
+    let Some((at, last)) = start else {
+        return ranges.iter().map(|range| (range, whole(range).0, whole(range).1)).collect();
+    };
+    let mut stretches = Vec::with_capacity(ranges.len() + 1);
+    for (index, range) in ranges.iter().enumerate().cycle().skip(at).take(ranges.len()) {
+        let (first, end) = whole(range);
+        if index != at {
+            stretches.push((range, first, end));
+        } else if last < end {
+            stretches.push((range, last + 1, end));
+        }
+    }
+    if let Some(range) = ranges.get(at) {
+        stretches.push((range, number(range.first), last));
+    }
+    stretches
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+    use std::convert::Infallible;
+
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::ipam::host_local::range::RawRange;
+
+    fn set(ranges: &[(&str, &str, &str)]) -> RangeSet {
+        let resolve = |(subnet, first, last): &(&str, &str, &str)| {
+            RawRange {
+                subnet: subnet.parse().ok(),
+                first: first.parse().ok(),
+                last: last.parse().ok(),
+                gateway: None,
+            }
+            .resolve()
+            .unwrap()
+        };
+        RangeSet::new(ranges.iter().map(resolve).collect()).unwrap()
+    }
+
+    fn bits(taken: &BTreeSet<IpAddr>, block: Block) -> Result<Bits, Infallible> {
+        let mut bits = Bits::default();
+        for (its_block, place) in taken.iter().map(|address| Block::of(*address)) {
+            if its_block == block {
+                bits.set(place);
+            }
+        }
+        Ok(bits)
+    }
+
+    /// The reference's way: one address after the other.
+    fn slowly(set: &RangeSet, last: Option<IpAddr>, taken: &BTreeSet<IpAddr>) -> Option<IpAddr> {
+        let all: Vec<IpAddr> = (set.ranges().iter())
+            .flat_map(|r| (number(r.first)..=number(r.last)).map(|n| from_number(set.family(), n)))
+            .collect();
+        let start = last.and_then(|last| all.iter().position(|a| *a == last)).map_or(0, |at| at + 1);
+        all.iter().cycle().skip(start).take(all.len()).find(|a| !taken.contains(a)).copied()
+    }
+
+    proptest! {
+        #[test]
+        fn it_finds_what_a_slow_search_finds(
+            taken in proptest::collection::btree_set(0u32..1100, 0..1024),
+            last in proptest::option::of(0u32..1100),
+            six: bool,
+        ) {
+            let (base, set) = if six {
+                (0xfd00 << 112, set(&[("fd00::/118", "fd00::190", "fd00::3f0"), ("fd00::/118", "fd00::5", "fd00::120")]))
+            } else {
+                (0x0a00_0000, set(&[("10.0.0.0/22", "10.0.1.200", "10.0.3.250"), ("10.0.0.0/22", "", "10.0.0.255")]))
+            };
+            let address = |n: u32| from_number(set.family(), base + u128::from(n));
+            let taken: BTreeSet<IpAddr> = taken.into_iter().map(address).collect();
+            let last = last.map(address);
+            let found = next_free(&set, last, &[], |block| bits(&taken, block)).unwrap();
+            prop_assert_eq!(found.map(|(address, _)| address), slowly(&set, last, &taken));
+        }
+    }
+
+    #[test]
+    fn a_full_set_has_none_and_the_gateway_is_passed_over() {
+        let set = set(&[("10.0.0.0/29", "", "")]);
+        let mut taken = BTreeSet::new();
+        let never = ["10.0.0.1".parse().unwrap(), "fd00::1".parse().unwrap()];
+        for expected in 2..=6 {
+            let found = next_free(&set, None, &never, |block| bits(&taken, block)).unwrap().unwrap().0;
+            assert_eq!(found.to_string(), format!("10.0.0.{expected}"));
+            taken.insert(found);
+        }
+        assert_eq!(next_free(&set, None, &never, |block| bits(&taken, block)).unwrap(), None);
+        // Even the last one that was given comes round again.
+        let last: IpAddr = "10.0.0.4".parse().unwrap();
+        taken.remove(&last);
+        let found = next_free(&set, Some(last), &never, |block| bits(&taken, block)).unwrap().unwrap();
+        assert_eq!(found.0, last);
+    }
+
+    #[test]
+    fn the_ends_of_the_address_space_do_not_overflow() {
+        let last: IpAddr = "ffff:ffff:ffff:ffff:ffff:ffff:ffff:ffff".parse().unwrap();
+        let set = set(&[("ffff:ffff:ffff:ffff:ffff:ffff:ffff:fff0/124", "", "")]);
+        let full = |_: Block| Ok::<_, Infallible>(Bits([u64::MAX; 4]));
+        assert_eq!(next_free(&set, Some(last), &[], full).unwrap(), None);
+        let empty = |_: Block| Ok::<_, Infallible>(Bits::default());
+        let found = next_free(&set, Some(last), &[], empty).unwrap().unwrap().0;
+        assert_eq!(found.to_string(), "ffff:ffff:ffff:ffff:ffff:ffff:ffff:fff1");
+    }
+
+    #[test]
+    fn a_full_sixteen_asks_for_256_blocks() {
+        let set = set(&[("10.0.0.0/16", "", "")]);
+        let mut asked = 0;
+        let full = |_: Block| {
+            asked += 1;
+            Ok::<_, Infallible>(Bits([u64::MAX; 4]))
+        };
+        assert_eq!(next_free(&set, None, &[], full).unwrap(), None);
+        assert_eq!(asked, 256);
+    }
+}

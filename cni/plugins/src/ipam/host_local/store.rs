@@ -1,0 +1,371 @@
+//! Reservations on disk, in the reference's format.
+//!
+//! `<dataDir>/<network>/` has one file for each address in use, named by it, its content the owner;
+//! `last_reserved_ip.N`, the address given last from range set N; and `lock`, a file to flock(2).
+//! The reference takes every file there for a reservation whose text is an owner's, so that
+//! nothing else may be put there. What is ours alone lies in `<dataDir>/.slipway/<network>/` (no
+//! network's name begins with a dot): the index and temporary files, which a killed process may
+//! leave and the next one overwrites.
+//!
+//! A reservation is written and synced as a file without a name (`O_TMPFILE`), before the lock is
+//! taken, and linked to its name under the lock: it is whole or absent at every moment and after a
+//! power cut, two callers cannot get the same name, and a killed process leaves nothing. The
+//! directory is synced after the lock is freed and before the result is printed.
+
+use std::fs::File;
+use std::io::Write;
+use std::net::IpAddr;
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use cni_kernel::dir::{Access, DirError, DurableDir, TEMPORARY};
+use cni_kernel::lock::{FileLock, LockError};
+use nix::errno::Errno;
+use nix::fcntl::{AT_FDCWD, AtFlags, OFlag, openat, renameat};
+use nix::sys::stat::{Mode, fchmod, fstat, futimens};
+use nix::sys::time::TimeSpec;
+use nix::unistd::{UnlinkatFlags, linkat, unlinkat};
+
+use super::index::{Contents, Stamp};
+use super::owner::{self, Content};
+
+/// Files and directories that are ours, beside those of the networks.
+const OURS: &str = ".slipway";
+/// The reference's names.
+const LOCK: &str = "lock";
+const LAST: &str = "last_reserved_ip.";
+/// Ours.
+const INDEX: &str = "index";
+const RESERVATION_MODE: u32 = 0o600;
+/// How long a caller waits for others: they hold the lock for less than a millisecond, or for a
+/// second when the index is made anew for tens of thousands of reservations.
+const PATIENCE: Duration = Duration::from_secs(60);
+/// No owner's text is longer; a larger file is somebody else's.
+const LARGEST: usize = 4096;
+
+/// Why reservations could not be read or written.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum StoreError {
+    #[error(transparent)]
+    Dir(#[from] DirError),
+    #[error(transparent)]
+    Lock(#[from] LockError),
+    #[error("{operation} {path:?}: {errno}")]
+    System { operation: &'static str, path: PathBuf, errno: Errno },
+}
+
+/// The directories of one network.
+#[derive(Debug)]
+pub(super) struct Store {
+    pub(super) dir: DurableDir,
+    /// `<dataDir>/.slipway/<network>`; none where it cannot be made.
+    pub(super) ours: Option<DurableDir>,
+}
+
+/// A reservation on disk that has no name yet.
+#[derive(Debug)]
+pub(super) enum Staged {
+    /// Ready to be linked.
+    Unnamed(OwnedFd),
+    /// The file system has no unnamed files: it is written when its name is known.
+    Later,
+}
+
+/// What a name in the directory stands for.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Entry {
+    /// A reservation with this text, without white space at its ends.
+    Owned(Vec<u8>),
+    /// A reservation whose writer died.
+    Torn,
+    /// Something that is no reservation of ours or the reference's, but has an address's name.
+    Foreign,
+}
+
+/// How naming a staged reservation ended.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Linked {
+    Done,
+    /// The name is taken.
+    Taken,
+}
+
+impl Store {
+    /// Opens the network's directory, made if it is not there.
+    pub(super) fn create(data_dir: &Path, network: &str) -> Result<Self, StoreError> {
+        let dir = DurableDir::create(&data_dir.join(network), 0o755)?;
+        Ok(Self::with_ours(dir, data_dir, network))
+    }
+
+    /// Opens the network's directory; none if it is not there, so that nothing is reserved.
+    pub(super) fn open(data_dir: &Path, network: &str) -> Result<Option<Self>, StoreError> {
+        match DurableDir::open(&data_dir.join(network)) {
+            Ok(dir) => Ok(Some(Self::with_ours(dir, data_dir, network))),
+            Err(error) if error.errno() == Some(Errno::ENOENT) => Ok(None),
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    fn with_ours(mut dir: DurableDir, data_dir: &Path, network: &str) -> Self {
+        let ours = DurableDir::create(&data_dir.join(OURS).join(network), 0o700)
+            .inspect_err(|error| log::warn!("without an index, every call reads all reservations: {error}"))
+            .ok();
+        if let Some(ours) = &ours
+            && let Err(error) = dir.use_scratch(ours)
+        {
+            log::warn!("{error}");
+        }
+        Self { dir, ours }
+    }
+
+    /// Takes the lock that the reference takes too.
+    pub(super) fn lock(&self) -> Result<FileLock, StoreError> {
+        Ok(FileLock::acquire(&self.dir, LOCK, 0o600, PATIENCE)?)
+    }
+
+    /// Writes an owner's text to the disk, to be named later.
+    pub(super) fn stage(&self, text: &str) -> Result<Staged, StoreError> {
+        let failed = |operation| {
+            move |errno| StoreError::System { operation, path: self.dir.path().to_path_buf(), errno }
+        };
+        let flags = OFlag::O_TMPFILE | OFlag::O_WRONLY | OFlag::O_CLOEXEC;
+        let mode = Mode::from_bits_truncate(RESERVATION_MODE);
+        let fd = match openat(&self.dir, ".", flags, mode) {
+            Ok(fd) => fd,
+            // Not every file system has it, and older kernels take the flag for O_DIRECTORY.
+            Err(Errno::EOPNOTSUPP | Errno::EISDIR | Errno::EINVAL) => return Ok(Staged::Later),
+            Err(errno) => return Err(failed("make a file in")(errno)),
+        };
+        fchmod(&fd, mode).map_err(failed("set the mode of a file in"))?;
+        let mut file = File::from(fd);
+        file.write_all(text.as_bytes())
+            .map_err(|error| errno(&error))
+            .map_err(failed("write a reservation in"))?;
+        file.sync_all().map_err(|error| errno(&error)).map_err(failed("sync a reservation in"))?;
+        Ok(Staged::Unnamed(file.into()))
+    }
+
+    /// Gives a staged reservation its address. Not synced for unnamed files: [`Self::sync`].
+    pub(super) fn link(&self, staged: &Staged, text: &str, address: IpAddr) -> Result<Linked, StoreError> {
+        let name = address.to_string();
+        if let Staged::Unnamed(fd) = staged {
+            let by_descriptor = format!("/proc/self/fd/{}", fd.as_raw_fd());
+            let linked = linkat(
+                AT_FDCWD,
+                by_descriptor.as_str(),
+                &self.dir,
+                name.as_str(),
+                AtFlags::AT_SYMLINK_FOLLOW,
+            );
+            match linked {
+                Ok(()) => return Ok(Linked::Done),
+                Err(Errno::EEXIST) => return Ok(Linked::Taken),
+                Err(Errno::ENOENT) => {} // No /proc: write it now.
+                Err(errno) => return Err(self.system("reserve", &name, errno)),
+            }
+        }
+        match self.dir.create_new_linked(&name, text.as_bytes(), RESERVATION_MODE) {
+            Ok(()) => Ok(Linked::Done),
+            Err(error) if error.already_exists() => Ok(Linked::Taken),
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    /// Removes a reservation; one that is gone already is no error. Not synced.
+    pub(super) fn unlink(&self, address: IpAddr) -> Result<(), StoreError> {
+        let name = address.to_string();
+        match unlinkat(&self.dir, name.as_str(), UnlinkatFlags::NoRemoveDir) {
+            Ok(()) | Err(Errno::ENOENT) => Ok(()),
+            Err(errno) => Err(self.system("remove", &name, errno)),
+        }
+    }
+
+    /// What is under an address's name; none when the address is free.
+    pub(super) fn entry(&self, address: IpAddr) -> Result<Option<Entry>, StoreError> {
+        let name = address.to_string();
+        match self.dir.read(&name, LARGEST) {
+            Ok(None) => Ok(None),
+            Ok(Some(bytes)) => Ok(Some(match Content::of(&bytes) {
+                Content::Torn => Entry::Torn,
+                Content::Owned(text) => Entry::Owned(text),
+            })),
+            Err(error) => match error {
+                DirError::NotAFile { .. } | DirError::TooLarge { .. } => Ok(Some(Entry::Foreign)),
+                // A symbolic link, or a socket.
+                _ if matches!(error.errno(), Some(Errno::ELOOP | Errno::ENXIO)) => Ok(Some(Entry::Foreign)),
+                _ => Err(error.into()),
+            },
+        }
+    }
+
+    /// Shows every address in the directory and what is there.
+    pub(super) fn scan(&self, mut visit: impl FnMut(IpAddr, Entry)) -> Result<(), StoreError> {
+        let names = self.dir.list()?;
+        for address in names.iter().filter_map(|name| owner::address(name.to_str()?)) {
+            match self.entry(address) {
+                Ok(Some(entry)) => visit(address, entry),
+                Ok(None) => {}
+                // Unreadable is not free, and not torn.
+                Err(error) => {
+                    log::warn!("{error}");
+                    visit(address, Entry::Foreign);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Everything the index should know; torn reservations are free addresses.
+    pub(super) fn contents(&self) -> Result<Contents, StoreError> {
+        let mut contents = Contents::default();
+        self.scan(|address, entry| match entry {
+            Entry::Owned(text) => contents.insert(Some(owner::OwnerKey::of(&text)), address),
+            Entry::Foreign => contents.insert(None, address),
+            Entry::Torn => log::info!("reservation of {address} is empty or torn, and counts for nothing"),
+        })?;
+        Ok(contents)
+    }
+
+    /// The address that was given last from a range set. What cannot be read counts as none: then
+    /// the search begins at the beginning.
+    pub(super) fn last(&self, set: usize) -> Option<IpAddr> {
+        let bytes = self.dir.read(format!("{LAST}{set}"), LARGEST).unwrap_or_else(|error| {
+            log::warn!("{error}");
+            None
+        })?;
+        std::str::from_utf8(&bytes).ok()?.trim().parse().ok().map(super::range::canonical)
+    }
+
+    /// Writes the address that was given last. The file is whole at every moment; it is durable once
+    /// the file returned is synced, and until then a power cut may leave it empty, which costs no
+    /// more than the place in the round.
+    pub(super) fn set_last(&self, set: usize, address: IpAddr) -> Result<File, StoreError> {
+        let name = format!("{LAST}{set}");
+        if let Some(ours) = &self.ours {
+            match self.replace_last(ours, &name, &name, address) {
+                // The network's directory is a mount or a link of its own.
+                Err(StoreError::System { errno: Errno::EXDEV, .. }) => {}
+                done => return done,
+            }
+        }
+        self.replace_last(&self.dir, &format!("{TEMPORARY}{name}"), &name, address)
+    }
+
+    /// Under the lock, so that one name for the temporary file is enough.
+    fn replace_last(
+        &self,
+        via: &DurableDir,
+        temporary: &str,
+        name: &str,
+        address: IpAddr,
+    ) -> Result<File, StoreError> {
+        let failed = |operation| move |errno| self.system(operation, name, errno);
+        let flags = OFlag::O_WRONLY | OFlag::O_CREAT | OFlag::O_TRUNC | OFlag::O_CLOEXEC | OFlag::O_NOFOLLOW;
+        let mode = Mode::from_bits_truncate(RESERVATION_MODE);
+        let fd = openat(via, temporary, flags, mode).map_err(failed("make a new"))?;
+        let mut file = File::from(fd);
+        let written = fchmod(&file, mode)
+            .and_then(|()| file.write_all(address.to_string().as_bytes()).map_err(|error| errno(&error)))
+            .map_err(failed("write a new"))
+            .and_then(|()| renameat(via, temporary, &self.dir, name).map_err(failed("replace")));
+        if let Err(error) = written {
+            if let Err(errno) = unlinkat(via, temporary, UnlinkatFlags::NoRemoveDir) {
+                log::warn!("remove {:?}: {errno}", via.path().join(temporary));
+            }
+            return Err(error);
+        }
+        Ok(file)
+    }
+
+    /// Makes all changes to the directory durable.
+    pub(super) fn sync(&self) -> Result<(), StoreError> {
+        Ok(self.dir.sync()?)
+    }
+
+    /// The index file, opened or made.
+    pub(super) fn index_file(&self) -> Option<File> {
+        let opened = self.ours.as_ref()?.open_file(INDEX, Access::WriteOrCreate(0o600));
+        opened.inspect_err(|error| log::warn!("{error}")).ok()
+    }
+
+    /// Removes the index, when it cannot be marked as wrong.
+    pub(super) fn remove_index(&self) {
+        if let Some(ours) = &self.ours
+            && let Err(errno) = unlinkat(ours, INDEX, UnlinkatFlags::NoRemoveDir)
+            && errno != Errno::ENOENT
+        {
+            log::warn!("remove {:?}: {errno}", ours.path().join(INDEX));
+        }
+    }
+
+    /// Removes what killed processes left. Under the lock.
+    pub(super) fn remove_leftovers(&self) {
+        for dir in self.ours.iter().chain([&self.dir]) {
+            if let Err(error) = dir.remove_temporaries() {
+                log::warn!("{error}");
+            }
+        }
+    }
+
+    /// The state of the directory now.
+    pub(super) fn stamp(&self) -> Result<Stamp, StoreError> {
+        let data = fstat(&self.dir).map_err(|errno| self.system("stat", "", errno))?;
+        Ok(Stamp {
+            boot: boot_id(),
+            device: data.st_dev,
+            inode: data.st_ino,
+            mtime: (data.st_mtime, data.st_mtime_nsec),
+            ctime: (data.st_ctime, data.st_ctime_nsec),
+        })
+    }
+
+    /// Sets the directory's mtime into the past by the least there is, so that no later change by
+    /// anybody leaves it as it is; returns the state after that. None where this is not possible.
+    pub(super) fn mark(&self) -> Option<Stamp> {
+        let before = self.stamp().ok()?;
+        let (seconds, nanoseconds) = before.mtime;
+        let past = if nanoseconds > 0 { (seconds, nanoseconds - 1) } else { (seconds - 1, 999_999_999) };
+        futimens(&self.dir, &TimeSpec::UTIME_OMIT, &TimeSpec::new(past.0, past.1)).ok()?;
+        let after = self.stamp().ok()?;
+        (after.mtime < before.mtime).then_some(after)
+    }
+
+    fn system(&self, operation: &'static str, name: &str, errno: Errno) -> StoreError {
+        StoreError::System { operation, path: self.dir.path().join(name), errno }
+    }
+
+    /// Proves that a file can be made in the directory, and leaves none.
+    pub(super) fn probe(&self) -> Result<(), StoreError> {
+        let flags = OFlag::O_TMPFILE | OFlag::O_WRONLY | OFlag::O_CLOEXEC;
+        match openat(&self.dir, ".", flags, Mode::from_bits_truncate(RESERVATION_MODE)) {
+            Ok(fd) => {
+                let written = File::from(fd).write_all(&[b'x'; 128]);
+                written.map_err(|error| self.system("write a reservation in", "", errno(&error)))
+            }
+            Err(Errno::EOPNOTSUPP | Errno::EISDIR | Errno::EINVAL) => nix::unistd::faccessat(
+                self.dir.as_fd(),
+                ".",
+                nix::unistd::AccessFlags::W_OK,
+                AtFlags::empty(),
+            )
+            .map_err(|errno| self.system("write to", "", errno)),
+            Err(errno) => Err(self.system("make a file in", "", errno)),
+        }
+    }
+}
+
+/// Which start of the machine this is; zeros if it does not say, which the caller must not trust.
+fn boot_id() -> [u8; 16] {
+    let mut id = [0; 16];
+    let text = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
+    let digits: Vec<u8> = text.chars().filter_map(|c| c.to_digit(16)).map(|d| d.to_le_bytes()[0]).collect();
+    for (to, pair) in id.iter_mut().zip(digits.chunks_exact(2)) {
+        *to = pair.iter().fold(0, |byte, digit| byte << 4 | digit);
+    }
+    id
+}
+
+fn errno(error: &std::io::Error) -> Errno {
+    Errno::from_raw(error.raw_os_error().unwrap_or(nix::libc::EIO))
+}

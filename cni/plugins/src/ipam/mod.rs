@@ -1,0 +1,3 @@
+//! The plugins that give addresses to others.
+
+pub mod host_local;
