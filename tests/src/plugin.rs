@@ -284,7 +284,6 @@ impl Output {
     ///
     /// # Panics
     /// When the plugin failed.
-    #[must_use]
     pub fn ok(&self) -> Value {
         self.result().unwrap_or_else(|_| panic!("{}{}", self.process.line, self.process))
     }
@@ -293,7 +292,6 @@ impl Output {
     ///
     /// # Panics
     /// When the plugin succeeded.
-    #[must_use]
     pub fn error(&self) -> CniFailure {
         match self.result() {
             Err(failure) => failure,

@@ -1,0 +1,300 @@
+//! A failed ADD leaves nothing, at whatever stage it failed; and what a killed ADD leaves, DEL removes.
+
+use serde_json::{Value, json};
+use slipway_tests::{Attach, BridgeNetfilter, Failure, Node, Pod, Proto, Snapshot, peer_fails};
+
+fn list() -> Value {
+    json!({
+        "name": "net",
+        "plugins": [
+            {
+                "type": "bridge", "bridge": "br0", "isGateway": true, "ipMasq": true,
+                "ipam": {
+                    "type": "host-local",
+                    "ranges": [[{"subnet": "10.88.0.0/24"}], [{"subnet": "fd00:88::/64"}]],
+                    "routes": [{"dst": "0.0.0.0/0"}, {"dst": "::/0"}],
+                },
+            },
+            {"type": "portmap", "capabilities": {"portMappings": true}},
+        ],
+    })
+}
+
+/// A node on which one pod runs, so that all that is made once is there.
+fn stage() -> (Node, Pod) {
+    let node = Node::new();
+    node.bridge_netfilter(BridgeNetfilter::Off);
+    let first = node.pod("first");
+    node.network(list()).add(&Attach::new(&first).port(Proto::Tcp, 8080, 80)).expect("ADD of the first pod");
+    (node, first)
+}
+
+/// The state of node and pod; without what counts up even if nothing else happened.
+fn state(node: &Node, pod: &Pod) -> Snapshot {
+    Snapshot::take(node, &[pod]).without(&["last_reserved_ip"])
+}
+
+/// Lets bridge fail with the list that `change` made of a good one, and compares the state.
+#[track_caller]
+fn bridge_fails(node: &Node, attach: &Attach, pod: &Pod, change: impl Fn(&mut Value)) -> Failure {
+    let before = state(node, pod);
+    let mut list = list();
+    change(&mut list["plugins"][0]);
+    list["plugins"].as_array_mut().expect("a list").truncate(1);
+    let failure = node.network(list).add(attach).expect_err("ADD should fail");
+    before.assert_same(&state(node, pod));
+    failure
+}
+
+#[track_caller]
+fn names(failure: &Failure, parts: &[&str]) {
+    let text = failure.to_string();
+    for part in parts {
+        assert!(text.contains(part), "{part:?} is not in: {text}");
+    }
+}
+
+#[test]
+fn a_namespace_that_is_gone_or_none() {
+    let (node, _first) = stage();
+    let pod = node.pod("pod");
+    node.write("/run/file", "");
+    for path in ["/run/netns/gone", "/run/file"] {
+        let failure = bridge_fails(&node, &Attach::new(&pod).netns(path), &pod, |_| {});
+        names(&failure, &[path]);
+    }
+}
+
+#[test]
+fn the_interface_exists_already() {
+    let (node, _first) = stage();
+    let pod = node.pod("pod");
+    pod.cmd("ip link add eth0 type veth peer name eth1");
+    let failure = bridge_fails(&node, &Attach::new(&pod), &pod, |_| {});
+    names(&failure, &["eth0", "already exists"]);
+}
+
+#[test]
+fn the_bridge_is_something_else() {
+    let (node, _first) = stage();
+    let pod = node.pod("pod");
+    node.cmd("ip link add other type veth peer name other1");
+    let failure = bridge_fails(&node, &Attach::new(&pod), &pod, |bridge| bridge["bridge"] = "other".into());
+    names(&failure, &["other", "is not a bridge"]);
+}
+
+#[test]
+fn ipam_is_missing_or_exhausted() {
+    peer_fails("the veth pair stays", || {
+        let (node, _first) = stage();
+        let pod = node.pod("pod");
+        let attach = Attach::new(&pod);
+        let failure = bridge_fails(&node, &attach, &pod, |bridge| bridge["ipam"]["type"] = "absent".into());
+        names(&failure, &["absent"]);
+        // The one address of the range belongs to the first pod.
+        let failure = bridge_fails(&node, &attach, &pod, |bridge| {
+            let range = json!({"subnet": "10.88.0.0/24", "rangeStart": "10.88.0.2", "rangeEnd": "10.88.0.2"});
+            bridge["ipam"]["ranges"] = json!([[range]]);
+        });
+        names(&failure, &["10.88.0.2"]);
+        // The IPv4 range has addresses left, the IPv6 range has none: neither is reserved.
+        bridge_fails(&node, &attach, &pod, |bridge| {
+            let range =
+                json!({"subnet": "fd00:88::/64", "rangeStart": "fd00:88::2", "rangeEnd": "fd00:88::2"});
+            bridge["ipam"]["ranges"][1] = json!([range]);
+        });
+    });
+}
+
+#[test]
+fn a_route_cannot_be_installed() {
+    peer_fails("the veth pair stays", || {
+        let (node, _first) = stage();
+        let pod = node.pod("pod");
+        for route in [
+            json!({"dst": "172.16.0.0/12", "gw": "192.168.77.1"}),
+            json!({"dst": "fd77::/64", "gw": "fd78::1"}),
+        ] {
+            let failure = bridge_fails(&node, &Attach::new(&pod), &pod, |bridge| {
+                bridge["ipam"]["routes"].as_array_mut().expect("a list").push(route.clone());
+            });
+            names(&failure, &[route["dst"].as_str().expect("text")]);
+        }
+    });
+}
+
+/// The gateway's address cannot go on the bridge: it has another one.
+#[test]
+fn the_bridge_has_another_address() {
+    peer_fails("the veth pair stays", || {
+        let (node, _first) = stage();
+        let pod = node.pod("pod");
+        let failure = bridge_fails(&node, &Attach::new(&pod), &pod, |bridge| {
+            bridge["ipam"]["ranges"] = json!([[{"subnet": "10.99.0.0/24"}]]);
+        });
+        names(&failure, &["br0", "already has an IP address different from"]);
+    });
+}
+
+#[test]
+fn the_kernel_refuses_a_link_attribute() {
+    let (node, _first) = stage();
+    let pod = node.pod("pod");
+    bridge_fails(&node, &Attach::new(&pod), &pod, |bridge| bridge["mtu"] = 70_000.into());
+    bridge_fails(&node, &Attach::new(&pod).args("MAC=ff:ff:ff:ff:ff:ff"), &pod, |_| {});
+}
+
+/// Where the kernel has no VLAN filtering, the error says so; elsewhere ADD and DEL leave nothing.
+#[test]
+fn vlan_filtering_may_be_missing() {
+    peer_fails("the error does not say what is missing", || {
+        let (node, _first) = stage();
+        let pod = node.pod("pod");
+        let before = state(&node, &pod);
+        let mut list = list();
+        list["plugins"][0]["bridge"] = "br1".into();
+        list["plugins"][0]["vlan"] = 100.into();
+        list["plugins"][0]["isGateway"] = false.into();
+        let network = node.network(list);
+        match network.add(&Attach::new(&pod)) {
+            Ok(_) => network.del(&Attach::new(&pod)).expect("DEL"),
+            Err(failure) => {
+                assert!(failure.to_string().to_lowercase().contains("vlan"), "{failure}");
+            }
+        }
+        // The bridge may stay, as it does after the last pod's DEL.
+        before.assert_same(&state(&node, &pod).without(&["br1"]));
+    });
+}
+
+/// Somebody made a table of our name: it is refused and left alone.
+#[test]
+fn the_table_is_somebody_elses() {
+    peer_fails("it has no table of that name", || {
+        let node = Node::new();
+        let pod = node.pod("pod");
+        node.nft("add table inet slipway\nadd chain inet slipway mine\nadd rule inet slipway mine accept\n");
+        let bridge = node.network({
+            let mut list = list();
+            list["plugins"][0]["ipMasq"] = false.into();
+            list
+        });
+        let before = state(&node, &pod);
+        let failure = node.network(list()).add(&Attach::new(&pod)).expect_err("not our table");
+        names(&failure, &["slipway"]);
+        // The first ADD on this node: the bridge stays, as always.
+        before.assert_same(&state(&node, &pod).without(&["br0"]));
+        let failure = bridge.add(&Attach::new(&pod).port(Proto::Tcp, 80, 80)).expect_err("not our table");
+        assert_eq!(failure.plugin, "portmap");
+        names(&failure, &["slipway"]);
+        bridge.del(&Attach::new(&pod)).expect("DEL");
+        before.assert_same(&state(&node, &pod).without(&["br0"]));
+    });
+}
+
+/// portmap fails after bridge succeeded: it leaves what it found.
+#[test]
+fn portmap_refuses() {
+    peer_fails("conflicts are silent", || {
+        let (node, _first) = stage();
+        let pod = node.pod("pod");
+        let network = node.network(list());
+        let attach = Attach::new(&pod);
+        let bridge = &network.configs(Some(&attach))[0];
+        let result = network.call("ADD", bridge, Some(&attach)).ok();
+        let before = state(&node, &pod);
+        let cases = [
+            (
+                json!([{"hostPort": 9000, "containerPort": 80}, {"hostPort": 8080, "containerPort": 80}]),
+                "8080",
+            ),
+            (json!([{"hostPort": 9000, "containerPort": 0, "protocol": "tcp"}]), "0"),
+            (json!([{"hostPort": 9000, "containerPort": 80, "protocol": "icmp"}]), "icmp"),
+            (
+                json!([{"hostPort": 9000, "containerPort": 80, "protocol": "tcp", "hostIP": "nowhere"}]),
+                "nowhere",
+            ),
+            (json!([{"hostPort": 70_000, "containerPort": 80, "protocol": "tcp"}]), "70000"),
+        ];
+        for (ports, part) in cases {
+            let mut config = network.configs(None)[1].clone();
+            config["runtimeConfig"] = json!({"portMappings": ports});
+            if ports[0].get("protocol").is_none() {
+                for port in config["runtimeConfig"]["portMappings"].as_array_mut().expect("a list") {
+                    port["protocol"] = "tcp".into();
+                }
+            }
+            config["prevResult"] = result.clone();
+            let error = network.call("ADD", &config, Some(&attach)).error();
+            assert!(format!("{} {}", error.msg, error.details).contains(part), "{part}: {error:?}");
+            before.assert_same(&state(&node, &pod));
+        }
+    });
+}
+
+/// The state directory is full or cannot be written.
+#[test]
+fn the_state_directory_is_full_or_read_only() {
+    peer_fails("the veth pair stays", || {
+        let (node, _first) = stage();
+        let pod = node.pod("pod");
+        for options in ["ro", "rw,size=4k,nr_inodes=2", "rw,size=16k"] {
+            node.cmd("mkdir -p /run/state");
+            node.cmd(&format!("mount -t tmpfs -o {options} tmpfs /run/state"));
+            if options == "rw,size=16k" {
+                node.try_cmd("mkdir -p /run/state/net");
+                node.try_cmd("dd if=/dev/zero of=/run/state/fill bs=4k status=none");
+            }
+            let failure = bridge_fails(&node, &Attach::new(&pod), &pod, |bridge| {
+                bridge["ipam"]["dataDir"] = "/run/state".into();
+            });
+            names(&failure, &["/run/state"]);
+            node.cmd("umount /run/state");
+        }
+    });
+}
+
+/// Kills the whole chain's ADD after more and more time; DEL removes what is there, and a new ADD
+/// succeeds.
+#[test]
+fn del_removes_what_a_killed_add_left() {
+    peer_fails("DEL fails on half a masquerade", || {
+        let (node, _first) = stage();
+        let pod = node.pod("pod");
+        let network = node.network(list());
+        let attach = Attach::new(&pod).port(Proto::Tcp, 9000, 80).port(Proto::Udp, 9000, 80);
+        let configs = network.configs(Some(&attach));
+        network.add(&attach).expect("ADD");
+        network.del(&attach).expect("DEL");
+        let before = state(&node, &pod);
+        let start = |config: &Value| {
+            let name = config["type"].as_str().expect("a type");
+            node.plugin(name).command("ADD").for_pod(&pod).args("").config(config).spawn()
+        };
+        // How long each takes, and then 16 points in that time.
+        for step in 0..16_u32 {
+            let begin = std::time::Instant::now();
+            let result = start(&configs[0]).wait().ok();
+            let whole = begin.elapsed();
+            let mut portmap = configs[1].clone();
+            portmap["prevResult"] = result;
+            let mut running = start(&portmap);
+            std::thread::sleep(whole * step / 20);
+            running.kill();
+            running.wait();
+            network.del(&attach).expect("DEL after portmap was killed");
+            before.assert_same(&state(&node, &pod));
+
+            let mut running = start(&configs[0]);
+            std::thread::sleep(whole * step / 16);
+            running.kill();
+            running.wait();
+            network.del(&attach).expect("DEL after bridge was killed");
+            // A name of a temporary file may be left to be cleaned up later; but no reservation.
+            let after = state(&node, &pod).without(&["/networks/net/.", "/networks/net/lock"]);
+            before.without(&["/networks/net/lock"]).assert_same(&after);
+        }
+        network.add(&attach).expect("a new ADD");
+        network.del(&attach).expect("DEL");
+    });
+}

@@ -1,0 +1,81 @@
+//! What the kernel holds after ADD, as text.
+
+use serde_json::{Value, json};
+use slipway_tests::{Attach, BridgeNetfilter, Node, Proto, Space, golden, is_peer};
+
+/// The version of nft whose way of printing is in the golden files.
+const NFT: &str = "v1.0.6";
+
+fn prints_as_expected(node: &Space) -> bool {
+    node.cmd("nft --version").contains(NFT)
+}
+
+fn list(portmap: &Value) -> Value {
+    json!({
+        "name": "net",
+        "plugins": [
+            {
+                "type": "bridge", "bridge": "br0", "isGateway": true, "ipMasq": true,
+                "ipam": {
+                    "type": "host-local",
+                    "ranges": [[{"subnet": "10.88.0.0/24"}], [{"subnet": "fd00:88::/64"}]],
+                    "routes": [{"dst": "0.0.0.0/0"}, {"dst": "::/0"}],
+                },
+            },
+            portmap,
+        ],
+    })
+}
+
+/// The table after a pod of each kind, and after their DEL: only the frame stays.
+#[test]
+fn the_table_of_published_ports() {
+    if is_peer() {
+        return;
+    }
+    let node = Node::new();
+    if !prints_as_expected(&node) {
+        slipway_tests::skip!("nft v1.0.6, whose output is in tests/golden");
+    }
+    node.bridge_netfilter(BridgeNetfilter::Off);
+    let plain = node.network(list(&json!({"type": "portmap", "capabilities": {"portMappings": true}})));
+    let (one, two) = (node.pod("one"), node.pod("two"));
+    let first = Attach::new(&one).port(Proto::Tcp, 8080, 80).port(Proto::Udp, 8080, 80);
+    plain.add(&first).expect("ADD");
+    golden("wildcard.nft", &table(&node));
+    let second = Attach::new(&two)
+        .port_on("192.0.2.1", Proto::Tcp, 8080, 80)
+        .port_on("2001:db8::1", Proto::Tcp, 8080, 80)
+        .mapping(json!({"hostPort": 9000, "containerPort": 9000, "protocol": "sctp"}));
+    plain.add(&second).expect("ADD");
+    golden("host-address.nft", &table(&node));
+    plain.del(&first).expect("DEL");
+    plain.del(&second).expect("DEL");
+    golden("empty.nft", &table(&node));
+}
+
+fn table(node: &Node) -> String {
+    node.cmd("nft list table inet slipway")
+}
+
+/// The whole chain's result in every version, beside what the reference prints.
+#[test]
+fn results_of_every_version() {
+    let node = Node::new();
+    node.bridge_netfilter(BridgeNetfilter::Off);
+    for version in ["0.2.0", "0.3.1", "0.4.0", "1.0.0"] {
+        let mut list = list(&json!({"type": "portmap", "capabilities": {"portMappings": true}}));
+        list["cniVersion"] = version.into();
+        list["name"] = format!("net-{version}").into();
+        let network = node.network(list);
+        let pod = node.pod(&format!("pod-{version}"));
+        let attach = Attach::new(&pod).port(Proto::Tcp, 8080, 80);
+        // The reference before 1.9 reports no MTU.
+        let mut result = network.add(&attach).expect("ADD");
+        for interface in result["interfaces"].as_array_mut().into_iter().flatten() {
+            interface.as_object_mut().expect("an object").remove("mtu");
+        }
+        golden(&format!("result-{version}.json"), &serde_json::to_string_pretty(&result).expect("JSON"));
+        network.del(&attach).expect("DEL");
+    }
+}
