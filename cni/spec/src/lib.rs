@@ -2,18 +2,24 @@
 //!
 //! No input or output happens here; everything can be tested with plain values.
 
+mod args;
 mod attachment;
 mod config;
 mod error;
 pub mod fold;
+mod list;
 mod result;
+mod runtime_config;
 pub mod text;
 mod version;
 mod wire;
 
+pub use args::{Args, ArgsError};
 pub use attachment::{Attachment, AttachmentError, check_container_id, check_ifname, check_network};
 pub use config::{Draft, NetConf, Purpose, incompatible};
 pub use error::{CniError, ErrorCode};
+pub use list::{ListError, NetConfList};
 pub use result::{AddResult, Dns, Interface, IpConfig, Route};
+pub use runtime_config::{Bandwidth, IpRange, PortMapping, RuntimeConfig, RuntimeDns};
 pub use version::{Declared, Version, VersionError};
 pub use wire::ResultError;

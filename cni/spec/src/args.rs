@@ -1,0 +1,148 @@
+//! `CNI_ARGS`: extra arguments as `KEY=VALUE;KEY=VALUE`.
+//!
+//! The rules are those of the reference (`LoadArgs`): every part splits at `=` into exactly two,
+//! so that an empty part (a semicolon at the end) and a value with `=` are errors; keys are
+//! matched exactly; a key that the plugin does not know is an error unless `IgnoreUnknown` is
+//! true, wherever it stands.
+
+use std::fmt::Display;
+use std::str::FromStr;
+
+use crate::{CniError, ErrorCode, text};
+
+/// The key that every plugin knows: whether keys that the plugin does not know are accepted.
+const IGNORE_UNKNOWN: &str = "IgnoreUnknown";
+
+/// Arguments that a plugin knows, of a `CNI_ARGS` that it accepts.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Args {
+    pairs: Vec<(String, String)>,
+}
+
+/// Why `CNI_ARGS` is not accepted.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum ArgsError {
+    /// A part that does not split at `=` into exactly two.
+    #[error("ARGS: invalid pair {}", text::quote(.0))]
+    Pair(String),
+    /// Keys that the plugin does not know.
+    #[error("ARGS: unknown args {}", text::quote_all(.0))]
+    Unknown(Vec<String>),
+    /// A value that does not fit its key.
+    #[error("ARGS: error parsing value of pair {}: {message}", text::quote(pair))]
+    Value {
+        /// Key and value.
+        pair: String,
+        /// What is wrong with the value.
+        message: String,
+    },
+}
+
+impl Args {
+    /// Reads `CNI_ARGS` for a plugin that knows the given keys beside `IgnoreUnknown`.
+    ///
+    /// # Errors
+    /// See [`ArgsError`].
+    pub fn parse(text: &str, known: &[&str]) -> Result<Self, ArgsError> {
+        let mut args = Self::default();
+        if text.is_empty() {
+            return Ok(args);
+        }
+        let (mut unknown, mut ignore) = (Vec::new(), false);
+        for pair in text.split(';') {
+            let mut halves = pair.split('=');
+            let (Some(key), Some(value), None) = (halves.next(), halves.next(), halves.next()) else {
+                return Err(ArgsError::Pair(pair.to_owned()));
+            };
+            if key == IGNORE_UNKNOWN {
+                ignore =
+                    boolean(value).map_err(|message| ArgsError::Value { pair: pair.to_owned(), message })?;
+            } else if known.contains(&key) {
+                args.pairs.push((key.to_owned(), value.to_owned()));
+            } else {
+                unknown.push(pair.to_owned());
+            }
+        }
+        if unknown.is_empty() || ignore { Ok(args) } else { Err(ArgsError::Unknown(unknown)) }
+    }
+
+    /// The value of a key; of several the last, as each assignment replaces the one before.
+    #[must_use]
+    pub fn get(&self, key: &str) -> Option<&str> {
+        self.pairs.iter().rev().find(|(k, _)| k == key).map(|(_, value)| value.as_str())
+    }
+
+    /// The value of a key as a `T`.
+    ///
+    /// # Errors
+    /// [`ArgsError::Value`] with the pair and what `T` says of it.
+    pub fn value<T: FromStr<Err: Display>>(&self, key: &str) -> Result<Option<T>, ArgsError> {
+        let Some(value) = self.get(key) else { return Ok(None) };
+        value.parse().map(Some).map_err(|e: T::Err| self.bad_value(key, e.to_string()))
+    }
+
+    /// The error for a value of this key that the caller's own rules refuse.
+    #[must_use]
+    pub fn bad_value(&self, key: &str, message: impl Into<String>) -> ArgsError {
+        let pair = format!("{key}={}", self.get(key).unwrap_or_default());
+        ArgsError::Value { pair, message: message.into() }
+    }
+}
+
+/// `1`, `true`, `0`, `false` in any case.
+fn boolean(text: &str) -> Result<bool, String> {
+    match text.to_ascii_lowercase().as_str() {
+        "1" | "true" => Ok(true),
+        "0" | "false" => Ok(false),
+        _ => Err(format!("boolean unmarshal error: invalid input {text}")),
+    }
+}
+
+impl From<ArgsError> for CniError {
+    /// Code 4: the arguments came with the environment.
+    fn from(error: ArgsError) -> Self {
+        Self::new(ErrorCode::InvalidEnvironment, error.to_string())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::IpAddr;
+
+    use super::*;
+
+    const KNOWN: &[&str] = &["IP", "MAC"];
+
+    #[test]
+    fn known_keys_are_read() {
+        let args = Args::parse("IP=10.0.0.1;IgnoreUnknown=1;K8S_POD_NAME=a;IP=10.0.0.2", KNOWN).unwrap();
+        assert_eq!(args.value::<IpAddr>("IP").unwrap(), Some("10.0.0.2".parse().unwrap()));
+        assert_eq!((args.get("MAC"), args.get("K8S_POD_NAME")), (None, None));
+        assert_eq!(Args::parse("", KNOWN), Ok(Args::default()));
+        assert!(Args::parse("FOO=1;IgnoreUnknown=TRUE", KNOWN).is_ok());
+    }
+
+    #[test]
+    fn messages_of_the_reference() {
+        let cases = [
+            ("FOO", r#"ARGS: invalid pair "FOO""#),
+            ("IP=10.0.0.1;", r#"ARGS: invalid pair """#),
+            ("IP=a=b", r#"ARGS: invalid pair "IP=a=b""#),
+            ("FOO=BAR;IP=1;ip=2", r#"ARGS: unknown args ["FOO=BAR" "ip=2"]"#),
+            ("FOO=BAR;IgnoreUnknown=0", r#"ARGS: unknown args ["FOO=BAR"]"#),
+            (
+                "IgnoreUnknown=yes",
+                r#"ARGS: error parsing value of pair "IgnoreUnknown=yes": boolean unmarshal error: invalid input yes"#,
+            ),
+        ];
+        for (text, want) in cases {
+            assert_eq!(Args::parse(text, KNOWN).unwrap_err().to_string(), want, "{text}");
+        }
+        let error = Args::parse("IP=x", KNOWN).unwrap().value::<IpAddr>("IP").unwrap_err();
+        assert_eq!(
+            error.to_string(),
+            r#"ARGS: error parsing value of pair "IP=x": invalid IP address syntax"#
+        );
+        assert_eq!(CniError::from(error).code, ErrorCode::InvalidEnvironment);
+    }
+}

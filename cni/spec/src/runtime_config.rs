@@ -1,0 +1,181 @@
+//! `runtimeConfig`: what a runtime tells plugins that declared the capability for it, as the
+//! specification's CONVENTIONS.md lists them.
+
+use std::net::IpAddr;
+
+use ipnet::IpNet;
+use serde::Deserialize;
+
+use crate::{CniError, NetConf, fold, wire};
+
+/// The well-known keys of `runtimeConfig`. Keys are reached in any case (containerd capitalises
+/// those of `portMappings` and `bandwidth`); what is missing is empty.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
+#[serde(default, rename_all = "camelCase")]
+pub struct RuntimeConfig {
+    /// Capability `portMappings`: ports to be published on the host.
+    pub port_mappings: Vec<PortMapping>,
+    /// Capability `ipRanges`: ranges to allocate from, one set per address.
+    pub ip_ranges: Vec<Vec<IpRange>>,
+    /// Capability `ips`: addresses that the container shall get, with or without a prefix length.
+    pub ips: Vec<String>,
+    /// Capability `mac`: hardware address of the container's link.
+    pub mac: String,
+    /// Capability `bandwidth`: limits of the traffic.
+    pub bandwidth: Option<Bandwidth>,
+    /// Capability `dns`: resolver settings.
+    pub dns: Option<RuntimeDns>,
+    /// Capability `deviceID`: PCI address or other name of a device.
+    #[serde(rename = "deviceID")]
+    pub device_id: String,
+    /// Capability `infinibandGUID`.
+    #[serde(rename = "infinibandGUID")]
+    pub infiniband_guid: String,
+    /// Capability `aliases`: names that the container shall be known by.
+    pub aliases: Vec<String>,
+    /// Capability `cgroupPath`: the container's cgroup below its mount point.
+    pub cgroup_path: String,
+}
+
+/// One element of `portMappings`.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
+#[serde(default, rename_all = "camelCase")]
+pub struct PortMapping {
+    /// Port on the host. 0 is as it came: whether it is an error is for the plugin to say.
+    pub host_port: u16,
+    /// Port in the container.
+    pub container_port: u16,
+    /// `tcp`, `udp` or `sctp`, in the runtime's spelling; empty when it was not given.
+    pub protocol: String,
+    /// Address on the host; empty for all of them.
+    #[serde(rename = "hostIP")]
+    pub host_ip: String,
+}
+
+/// One range of `ipRanges`, in the keys of host-local's `ranges`.
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct IpRange {
+    /// The network, as it is written: host bits are not masked.
+    #[serde(deserialize_with = "wire::cidr")]
+    pub subnet: IpNet,
+    /// First address to give out.
+    #[serde(default, deserialize_with = "wire::address")]
+    pub range_start: Option<IpAddr>,
+    /// Last address to give out.
+    #[serde(default, deserialize_with = "wire::address")]
+    pub range_end: Option<IpAddr>,
+    /// The gateway.
+    #[serde(default, deserialize_with = "wire::address")]
+    pub gateway: Option<IpAddr>,
+}
+
+/// `bandwidth`: rates in bits per second, bursts in bits; 0 for no limit.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize)]
+#[serde(default, rename_all = "camelCase")]
+pub struct Bandwidth {
+    /// Rate of traffic into the container.
+    pub ingress_rate: u64,
+    /// Burst of traffic into the container.
+    pub ingress_burst: u64,
+    /// Rate of traffic out of the container.
+    pub egress_rate: u64,
+    /// Burst of traffic out of the container.
+    pub egress_burst: u64,
+}
+
+/// `dns` of `runtimeConfig`, whose keys are not those of a result.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
+#[serde(default)]
+pub struct RuntimeDns {
+    /// Addresses of name servers.
+    pub servers: Vec<String>,
+    /// Domains to search.
+    pub searches: Vec<String>,
+    /// Options of the resolver.
+    pub options: Vec<String>,
+}
+
+impl NetConf {
+    /// The well-known part of `runtimeConfig`; empty when there is none.
+    ///
+    /// # Errors
+    /// Code 7, naming the key and what is wrong with its value.
+    pub fn runtime_config(&self) -> Result<RuntimeConfig, CniError> {
+        let Some(value) = fold::get(&self.raw, "runtimeConfig") else {
+            return Ok(RuntimeConfig::default());
+        };
+        fold::from_value(value)
+            .map_err(|e| CniError::config(format!("failed to load netconf: {}", e.under("runtimeConfig"))))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn runtime(json: &str) -> Result<RuntimeConfig, String> {
+        let conf = NetConf::parse(format!(r#"{{"name":"n",{json}}}"#)).unwrap();
+        conf.runtime_config().map_err(|e| e.msg)
+    }
+
+    #[test]
+    fn containerd_sends_capitals() {
+        let got = runtime(
+            r#""runtimeConfig":{"portMappings":[{"HostPort":8080,"ContainerPort":80,"Protocol":"TCP","HostIP":""}],
+            "bandwidth":{"IngressRate":1,"IngressBurst":2,"EgressRate":3,"EgressBurst":4}}"#,
+        );
+        let port = PortMapping {
+            host_port: 8080,
+            container_port: 80,
+            protocol: "TCP".into(),
+            host_ip: String::new(),
+        };
+        let bandwidth = Bandwidth { ingress_rate: 1, ingress_burst: 2, egress_rate: 3, egress_burst: 4 };
+        let want = RuntimeConfig {
+            port_mappings: vec![port],
+            bandwidth: Some(bandwidth),
+            ..RuntimeConfig::default()
+        };
+        assert_eq!(got, Ok(want));
+    }
+
+    #[test]
+    fn the_other_capabilities() {
+        let got = runtime(
+            r#""runtimeConfig":{"ips":["10.0.0.5"],"mac":"02:00:00:00:00:01","deviceID":"0000:00:01.0",
+            "infinibandGUID":"g","aliases":["a"],"cgroupPath":"/c","dns":{"servers":["10.0.0.1"]},
+            "ipRanges":[[{"subnet":"10.0.0.0/24","rangeStart":"10.0.0.9","gateway":""}]],"unknown":1}"#,
+        )
+        .unwrap();
+        let range = IpRange {
+            subnet: "10.0.0.0/24".parse().unwrap(),
+            range_start: Some("10.0.0.9".parse().unwrap()),
+            range_end: None,
+            gateway: None,
+        };
+        assert_eq!(got.ip_ranges, vec![vec![range]]);
+        assert_eq!((got.ips.len(), got.mac.as_str()), (1, "02:00:00:00:00:01"));
+        assert_eq!((got.device_id.as_str(), got.infiniband_guid.as_str()), ("0000:00:01.0", "g"));
+        assert_eq!((got.aliases.len(), got.cgroup_path.as_str()), (1, "/c"));
+        assert_eq!(got.dns.map(|dns| dns.servers.len()), Some(1));
+    }
+
+    #[test]
+    fn what_does_not_fit_is_named() {
+        assert_eq!(runtime(r#""runtimeConfig":null"#), Ok(RuntimeConfig::default()));
+        let cases = [
+            (
+                r#""RuntimeConfig":{"portMappings":[{"hostPort":70000}]}"#,
+                "runtimeConfig.portMappings[0].hostPort: invalid value: integer `70000`, expected u16",
+            ),
+            (
+                r#""runtimeConfig":{"ipRanges":[[{"subnet":"10.0.0.0"}]]}"#,
+                "runtimeConfig.ipRanges[0][0].subnet: invalid CIDR address: 10.0.0.0",
+            ),
+        ];
+        for (json, want) in cases {
+            assert_eq!(runtime(json), Err(format!("failed to load netconf: {want}")), "{json}");
+        }
+    }
+}
