@@ -27,9 +27,9 @@ pub struct PortRequest {
     pub mark_bit: u8,
     /// Conditions on the packets of each family (IPv4, IPv6) that the mappings are for, in the
     /// grammar of the nftables backend; empty for none.
-    pub conditions_v4: String,
+    pub conditions_v4: Vec<String>,
     /// See `conditions_v4`.
-    pub conditions_v6: String,
+    pub conditions_v6: Vec<String>,
 }
 
 /// Which sources get an address of the node on the way to a published port.

@@ -139,7 +139,7 @@ fn printable(name: &str, max: usize) -> String {
     cut
 }
 
-fn hex(bytes: &[u8]) -> String {
+pub(crate) fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 

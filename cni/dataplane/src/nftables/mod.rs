@@ -1,11 +1,32 @@
 //! The default backend: one table `inet slipway` whose maps hold everything, so that publishing
-//! and withdrawing touch elements alone.
+//! and withdrawing touch elements alone, and the cost of a packet, of an ADD and of a DEL does not
+//! grow with their number.
 
+mod apply;
+pub mod conditions;
+mod flows;
+mod judge;
+mod plan;
+mod schema;
+mod session;
+mod withdraw;
+
+use cni_nftables::ElementData;
+use cni_nftables::conntrack::{Conntrack, Filter};
 use cni_spec::Attachment;
 
-use crate::{Backend, Error, Kinds, Listed, MasqueradeRequest, PortRequest, Withdrawal};
+use crate::{
+    AddressFamily, Backend, Error, Kinds, Listed, MasqueradeRequest, PortRequest, PublishedPort, Withdrawal,
+};
+use apply::Job;
+use flows::Which;
+use schema::Map;
+use session::{Held, Session, State};
 
-/// The nftables backend on the network namespace of the calling thread.
+/// The nftables backend, on the network namespace of the thread that calls it.
+///
+/// It takes its process to be in the mount namespace of the runtime, where the paths of network
+/// namespaces lead where the runtime means.
 #[derive(Debug, Default)]
 pub struct Nftables {}
 
@@ -15,38 +36,138 @@ impl Nftables {
     pub fn new() -> Self {
         Self {}
     }
+
+    /// How many connections the kernel knows through each of these mappings, in their order.
+    ///
+    /// # Errors
+    /// What conntrack said.
+    pub fn connections(&self, ports: &[Listed]) -> Result<Vec<usize>, Error> {
+        let conntrack = Conntrack::open().map_err(|e| Error::kernel("reach conntrack", e))?;
+        let mut counts = vec![0; ports.len()];
+        for family in AddressFamily::BOTH {
+            let port_of = |listed: &Listed| (listed.port.host.protocol.number(), listed.port.container);
+            let mut index = std::collections::BTreeMap::<_, Vec<usize>>::new();
+            for (i, listed) in
+                ports.iter().enumerate().filter(|(_, l)| l.port.host.address.family() == family)
+            {
+                index.entry(port_of(listed)).or_default().push(i);
+            }
+            if index.is_empty() {
+                continue;
+            }
+            let family = flows::flow_family(family);
+            let all =
+                Filter { family, protocol: None, destinations: Vec::new(), port: None, reply_source: None };
+            let count = |flow: &cni_nftables::conntrack::Flow| {
+                let through = index.get(&(flow.original.protocol, flow.reply.source)).into_iter().flatten();
+                for i in
+                    through.filter(|i| ports.get(**i).is_some_and(|listed| goes_through(flow, &listed.port)))
+                {
+                    if let Some(count) = counts.get_mut(*i) {
+                        *count += 1;
+                    }
+                }
+            };
+            conntrack.for_each(&all, count).map_err(|e| Error::kernel("list the flows", e))?;
+        }
+        Ok(counts)
+    }
+}
+
+fn goes_through(flow: &cni_nftables::conntrack::Flow, port: &PublishedPort) -> bool {
+    let to = flow.original;
+    let offset = to.destination_port.wrapping_sub(port.host.first);
+    flow.is_dnat()
+        && (port.host.first..=port.host.last).contains(&to.destination_port)
+        && flow.reply.source_port == port.container_port.wrapping_add(offset)
+        && match port.host.address {
+            crate::HostAddress::One(address) => address == to.destination,
+            crate::HostAddress::Any(_) => true,
+        }
+}
+
+fn ports_job(request: &PortRequest) -> Result<Job, Error> {
+    let plan = plan::ports(request)?;
+    let mut rules = Vec::new();
+    for family in &plan.own_chains {
+        let conditions = conditions::parse(plan::conditions(request, *family), *family)?;
+        rules.push((*family, schema::own_chain_rules(conditions, request.mark_bit, *family)));
+    }
+    let who = (&request.attachment, &request.netns);
+    Ok(Job::new(schema::KIND_PORTS, who, plan).with_own_rules(rules))
+}
+
+fn masquerade_job(request: &MasqueradeRequest) -> Job {
+    let who = (&request.attachment, &request.netns);
+    Job::new(schema::KIND_MASQUERADE, who, plan::masquerade(request))
+}
+
+/// Failing to flush is no failure of the mapping: it is said, and the flows end by themselves.
+fn flush(ports: &[(crate::HostPorts, Which)]) {
+    if let Err(e) = flows::flush(ports) {
+        log::warn!("{e}");
+    }
 }
 
 impl Backend for Nftables {
     fn publish(&self, request: &PortRequest) -> Result<(), Error> {
-        Err(Error::kernel(format!("publish the ports of {}", request.attachment), "not built yet"))
+        ports_job(request)?.run(&Session::open()?)?;
+        let ports = plan::collapse(&request.ports);
+        flush(&ports.iter().map(|port| (port.host, Which::NotTo(port.container))).collect::<Vec<_>>());
+        Ok(())
     }
 
     fn masquerade(&self, request: &MasqueradeRequest) -> Result<(), Error> {
-        Err(Error::kernel(format!("masquerade {}", request.attachment), "not built yet"))
+        masquerade_job(request).run(&Session::open()?)
     }
 
     fn withdraw(&self, withdrawal: &Withdrawal<'_>) -> Result<(), Error> {
-        Err(Error::kernel(format!("withdraw {}", withdrawal.attachment), "not built yet"))
+        let gone = withdraw::withdraw(&Session::open()?, withdrawal)?;
+        let ports = gone.iter().filter_map(published);
+        flush(&ports.map(|port| (port.host, Which::To(port.container))).collect::<Vec<_>>());
+        Ok(())
     }
 
     fn check_ports(&self, request: &PortRequest) -> Result<(), Error> {
-        Err(Error::kernel(format!("check the ports of {}", request.attachment), "not built yet"))
+        ports_job(request)?.check(&Session::open()?)
     }
 
     fn check_masquerade(&self, request: &MasqueradeRequest) -> Result<(), Error> {
-        Err(Error::kernel(format!("check the masquerade of {}", request.attachment), "not built yet"))
+        masquerade_job(request).check(&Session::open()?)
     }
 
-    fn retain(&self, network: &str, _valid: &[Attachment], _kinds: Kinds) -> Result<(), Error> {
-        Err(Error::kernel(format!("collect garbage of network {network}"), "not built yet"))
+    fn retain(&self, network: &str, valid: &[Attachment], kinds: Kinds) -> Result<(), Error> {
+        withdraw::retain(&Session::open()?, network, valid, &withdraw::kinds(kinds))
     }
 
     fn list(&self) -> Result<Vec<Listed>, Error> {
-        Err(Error::kernel("list published ports", "not built yet"))
+        let session = Session::open()?;
+        let mut all: Vec<Listed> = session
+            .dump(Map::with_ports(), |_| true)?
+            .into_iter()
+            .filter_map(|held| published(&held).map(|port| Listed { owner: held.owner, port }))
+            .collect();
+        all.sort_by(|a, b| (a.port, &a.owner).cmp(&(b.port, &b.owner)));
+        Ok(all)
     }
 
     fn status(&self) -> Result<(), Error> {
-        Err(Error::kernel("open nf_tables", "not built yet"))
+        let session = Session::open()?;
+        session.generation()?;
+        match session.state()? {
+            State::Ready | State::Damaged(_) => Ok(()),
+            // Whether the kernel has every expression that the table needs, it alone can say.
+            State::Missing => {
+                let tried = session.socket.dry_run(&schema::bootstrap());
+                tried.map_err(|e| Error::kernel(format!("make table {}", schema::TABLE), e))
+            }
+        }
+    }
+}
+
+fn published(held: &Held) -> Option<PublishedPort> {
+    match &held.data {
+        ElementData::Values(data) => plan::published(held.map, &held.key, held.end.as_deref(), data),
+        _ => None,
     }
 }

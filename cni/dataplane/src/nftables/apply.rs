@@ -1,0 +1,352 @@
+//! Publishing and masquerading: the elements of one attachment and kind become what a plan says.
+//!
+//! The usual way is one batch of exclusive creations on top of whatever the ruleset is: the kernel
+//! itself decides races for a key. Whatever is not usual (something of the attachment is there
+//! already, a key is taken, a run of ports is involved) is read and changed under one generation
+//! of the ruleset.
+
+use std::collections::BTreeSet;
+
+use cni_nftables::{Chain, Element, ElementData, Stmt, Transaction, Value, Verdict};
+use cni_spec::Attachment;
+
+use super::judge::{Record, TLV_KIND};
+use super::plan::{self, Datum, Item, Plan};
+use super::schema::{self, Map};
+use super::session::{Held, Patience, Session, State, describe, element_id};
+use crate::owner::AttachmentHash;
+use crate::{AddressFamily, ContainerNetns, Error, Owner};
+
+/// The elements that one attachment is to have of one kind.
+#[derive(Debug)]
+pub(crate) struct Job {
+    /// What is being done, for errors.
+    pub(crate) operation: String,
+    /// [`schema::KIND_PORTS`] or [`schema::KIND_MASQUERADE`].
+    pub(crate) kind: u32,
+    owner: Owner,
+    hash: AttachmentHash,
+    comment: String,
+    record: Option<Record>,
+    plan: Plan,
+    /// The rules of the attachment's own chains.
+    own_rules: Vec<(AddressFamily, Vec<Vec<Stmt>>)>,
+}
+
+/// How the usual way ended.
+enum Fast {
+    Done,
+    /// It is not the usual case.
+    NotUsual,
+}
+
+impl Job {
+    pub(crate) fn new(kind: u32, (attachment, netns): (&Attachment, &ContainerNetns), plan: Plan) -> Self {
+        let owner = Owner::of(attachment);
+        let what = if kind == schema::KIND_PORTS { "publish the ports" } else { "masquerade the addresses" };
+        Self {
+            operation: format!("{what} of {attachment}"),
+            kind,
+            hash: owner.attachment_hash,
+            comment: owner.to_comment(),
+            owner,
+            record: Record::new(netns),
+            plan,
+            own_rules: Vec::new(),
+        }
+    }
+
+    pub(crate) fn with_own_rules(mut self, rules: Vec<(AddressFamily, Vec<Vec<Stmt>>)>) -> Self {
+        self.own_rules = rules;
+        self
+    }
+
+    /// Makes it so.
+    ///
+    /// # Errors
+    /// Conflicts, what the kernel refused, or no quiet moment.
+    pub(crate) fn run(&self, session: &Session) -> Result<(), Error> {
+        match self.fast(session)? {
+            Fast::Done => Ok(()),
+            Fast::NotUsual => self.careful(session),
+        }
+    }
+
+    fn fast(&self, session: &Session) -> Result<Fast, Error> {
+        let mut batch = self.base(session)?;
+        let ranges = self.plan.items.iter().any(is_run);
+        if ranges || session.entry(self.hash, self.kind)?.is_some() || self.overlaps_a_run(session)? {
+            return Ok(Fast::NotUsual);
+        }
+        self.add_shared_chains(session, &mut batch)?;
+        for (family, rules) in &self.own_rules {
+            let name = schema::own_chain(&self.hash, *family);
+            batch.add_chain(Chain::new(&session.table, &name).comment(&self.comment).exclusive());
+            schema::add_rules(&mut batch, &name, rules.clone());
+        }
+        batch.append(self.creations());
+        match session.socket.commit(&batch, None) {
+            Ok(()) => {}
+            Err(e) if e.is_exists() || e.is_not_found() || e.is_busy() => return Ok(Fast::NotUsual),
+            Err(e) => return Err(Error::kernel(&self.operation, e)),
+        }
+        // Single ports and runs are in different maps, so that the kernel does not see that they
+        // overlap. Whoever adds a run reads the single ports and commits under the same generation;
+        // whoever adds a single port looks for runs once it is in. One of the two always notices.
+        if self.overlaps_a_run(session)? {
+            super::withdraw::everything_of(session, &self.operation, self.hash, &[self.kind])?;
+            return Ok(Fast::NotUsual);
+        }
+        Ok(Fast::Done)
+    }
+
+    /// What the table itself lacks.
+    fn base(&self, session: &Session) -> Result<Transaction, Error> {
+        Ok(match session.state()? {
+            State::Ready => Transaction::new(),
+            State::Missing => schema::bootstrap(),
+            State::Damaged(repair) => repair,
+        })
+    }
+
+    fn overlaps_a_run(&self, session: &Session) -> Result<bool, Error> {
+        for item in self.plan.items.iter().filter(|item| item.end.is_none()) {
+            let Some(map) = item.map.counterpart() else { continue };
+            if session.get(map, &item.key)?.is_some() {
+                return Ok(true);
+            }
+        }
+        Ok(false)
+    }
+
+    fn add_shared_chains(&self, session: &Session, batch: &mut Transaction) -> Result<(), Error> {
+        for chain in &self.plan.shared {
+            if session.chain(&chain.name())?.is_none() {
+                schema::add_shared(batch, chain);
+            }
+        }
+        Ok(())
+    }
+
+    fn creations(&self) -> Transaction {
+        let mut batch = Transaction::new();
+        batch.add_element(self.entry());
+        for item in &self.plan.items {
+            batch.add_element(self.element(item));
+        }
+        batch
+    }
+
+    fn element(&self, item: &Item) -> Element {
+        let element =
+            Element::new(element_id(item.map, &item.key, item.end.as_deref())).comment(&self.comment);
+        match datum(item) {
+            ElementData::Values(values) => element.values(values),
+            ElementData::Verdict(verdict) => element.verdict(verdict),
+            ElementData::None => element,
+        }
+    }
+
+    fn entry(&self) -> Element {
+        let count = u32::try_from(self.plan.items.len()).unwrap_or(u32::MAX);
+        let id = element_id(Map::Owners, &plan::owner_key(self.hash, self.kind), None);
+        let entry = Element::new(id).comment(&self.comment).values(vec![Value::Mark(count)]);
+        match self.record.as_ref().and_then(Record::encode) {
+            Some(bytes) => entry.tlv(TLV_KIND, bytes),
+            None => entry,
+        }
+    }
+
+    /// Reads everything that matters, changes it under the generation that it was read in, and
+    /// begins again when somebody else was faster.
+    fn careful(&self, session: &Session) -> Result<(), Error> {
+        let mut patience = Patience::new();
+        loop {
+            let generation = session.generation()?;
+            let batch = self.difference(session)?;
+            if batch.is_empty() {
+                return Ok(());
+            }
+            match session.socket.commit(&batch, Some(generation)) {
+                Ok(()) => return Ok(()),
+                Err(e) => patience.wait(&self.operation, e)?,
+            }
+        }
+    }
+
+    fn difference(&self, session: &Session) -> Result<Transaction, Error> {
+        let mut batch = self.base(session)?;
+        let entry = session.entry(self.hash, self.kind)?;
+        let own = match entry {
+            Some(_) => {
+                session.dump(Map::all(), |held| held.is_of(self.hash) && held.map.kind() == self.kind)?
+            }
+            None => Vec::new(),
+        };
+        let own: Vec<Held> = own.into_iter().filter(|held| held.map != Map::Owners).collect();
+        let dead = self.dead_holders(session)?;
+        batch.append(super::withdraw::removal(session, &dead)?);
+        let kept = |item: &Item| own.iter().any(|held| matches(held, item));
+        let wanted = |held: &Held| self.plan.items.iter().any(|item| matches(held, item));
+        for held in own.iter().filter(|held| !wanted(held)) {
+            batch.delete_element(held.id());
+        }
+        self.own_chains(session, &mut batch)?;
+        self.add_shared_chains(session, &mut batch)?;
+        for item in self.plan.items.iter().filter(|item| !kept(item)) {
+            batch.add_element(self.element(item));
+        }
+        let same = |e: &Held| e.count() == self.plan.items.len() && e.record == self.record;
+        if !entry.as_ref().is_some_and(same) {
+            if let Some(entry) = &entry {
+                batch.delete_element(entry.id());
+            }
+            batch.add_element(self.entry());
+        }
+        Ok(batch)
+    }
+
+    /// The own chains get their rules anew, as rules cannot be compared; those of a family that
+    /// needs none any longer go.
+    fn own_chains(&self, session: &Session, batch: &mut Transaction) -> Result<(), Error> {
+        if self.kind != schema::KIND_PORTS {
+            return Ok(());
+        }
+        for family in AddressFamily::BOTH {
+            let name = schema::own_chain(&self.hash, family);
+            let there = session.chain(&name)?.is_some();
+            let rules = self.own_rules.iter().find(|(of, _)| *of == family).map(|(_, rules)| rules);
+            if there {
+                batch.flush_chain(&session.table, &name);
+            }
+            match rules {
+                Some(rules) => {
+                    batch.add_chain(Chain::new(&session.table, &name).comment(&self.comment));
+                    schema::add_rules(batch, &name, rules.clone());
+                }
+                None if there => {
+                    batch.delete_chain(&session.table, &name);
+                }
+                None => {}
+            }
+        }
+        Ok(())
+    }
+
+    /// The provably dead attachments that hold what the plan needs.
+    ///
+    /// # Errors
+    /// [`Error::Conflict`] for a holder that is not provably dead.
+    fn dead_holders(&self, session: &Session) -> Result<BTreeSet<AttachmentHash>, Error> {
+        let mut dead = BTreeSet::new();
+        for held in self.holders(session)? {
+            let Some(owner) = &held.owner else {
+                return Err(Error::ConflictUnowned {
+                    what: held.describe(),
+                    place: held.map.name().to_owned(),
+                });
+            };
+            if dead.contains(&owner.attachment_hash) || owner.attachment_hash == self.hash {
+                continue;
+            }
+            if !session.is_dead(owner)? {
+                return Err(Error::Conflict { what: held.describe(), owner: Box::new(owner.clone()) });
+            }
+            log::warn!("{}: its owner ({owner}) is dead, taking it over for {}", held.describe(), self.owner);
+            dead.insert(owner.attachment_hash);
+        }
+        Ok(dead)
+    }
+
+    /// Elements of others that are where the plan's would be, or overlap with them.
+    fn holders(&self, session: &Session) -> Result<Vec<Held>, Error> {
+        let mut holders = Vec::new();
+        for item in self.plan.items.iter().filter(|item| !is_run(item)) {
+            for map in [Some(item.map), item.map.counterpart()].into_iter().flatten() {
+                holders.extend(session.get(map, &item.key)?);
+            }
+        }
+        for item in self.plan.items.iter().filter(|item| is_run(item)) {
+            let Some(run) = plan::host_ports(item.map, &item.key, item.end.as_deref()) else { continue };
+            let overlaps = |held: &Held| {
+                plan::host_ports(held.map, &held.key, held.end.as_deref())
+                    .is_some_and(|has| has.overlaps(&run))
+            };
+            let maps = [Some(item.map), item.map.counterpart()].into_iter().flatten();
+            holders.extend(session.dump(maps, overlaps)?);
+        }
+        holders.retain(|held| !held.is_of(self.hash));
+        Ok(holders)
+    }
+
+    /// Compares the plan with what is there.
+    ///
+    /// # Errors
+    /// [`Error::Missing`] with the first difference.
+    pub(crate) fn check(&self, session: &Session) -> Result<(), Error> {
+        match session.state()? {
+            State::Ready => {}
+            State::Missing => return Err(Error::Missing(format!("table {} is missing", schema::TABLE))),
+            State::Damaged(_) => {
+                let text = format!("chains of table {} are emptied, changed or unhooked", schema::TABLE);
+                return Err(Error::Missing(text));
+            }
+        }
+        for item in &self.plan.items {
+            let name = format!("{} of {}", describe(item.map, &item.key, item.end.as_deref()), self.owner);
+            match session.get(item.map, &item.key)? {
+                None => {
+                    return Err(Error::Missing(format!("{name} is missing from map {}", item.map.name())));
+                }
+                Some(held) if !held.is_of(self.hash) => {
+                    let owner = held.owner.map_or_else(|| "nobody".to_owned(), |owner| owner.to_string());
+                    return Err(Error::Missing(format!(
+                        "{name} belongs to {owner} in map {}",
+                        item.map.name()
+                    )));
+                }
+                Some(held) if !matches(&held, item) => {
+                    return Err(Error::Missing(format!("{name} leads elsewhere in map {}", item.map.name())));
+                }
+                Some(_) => {}
+            }
+        }
+        self.check_chains(session)
+    }
+
+    fn check_chains(&self, session: &Session) -> Result<(), Error> {
+        let shared = self.plan.shared.iter().map(|chain| (chain.name(), chain.rules().len()));
+        let own = self.own_rules.iter().map(|(f, rules)| (schema::own_chain(&self.hash, *f), rules.len()));
+        for (name, wanted) in shared.chain(own) {
+            let read = session.socket.rules(&session.table, &name);
+            let found = read.map_err(|e| Error::kernel(format!("list the rules of chain {name}"), e))?.len();
+            if found != wanted {
+                let text =
+                    format!("chain {name} of table {} has {found} rules instead of {wanted}", schema::TABLE);
+                return Err(Error::Missing(text));
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Whether an item is a run of ports.
+fn is_run(item: &Item) -> bool {
+    matches!(item.map, Map::Ranges(_) | Map::HostIpRanges(_))
+}
+
+/// What an item leads to, as an element has it. The way to the sources' masquerade is a jump, as
+/// the packet may have to be masqueraded for where it comes from, too.
+fn datum(item: &Item) -> ElementData {
+    match &item.data {
+        Datum::Values(values) => ElementData::Values(values.clone()),
+        Datum::Chain(name) if matches!(item.map, Map::Hairpin(_)) => {
+            ElementData::Verdict(Verdict::Jump(name.clone()))
+        }
+        Datum::Chain(name) => ElementData::Verdict(Verdict::Goto(name.clone())),
+    }
+}
+
+fn matches(held: &Held, item: &Item) -> bool {
+    held.map == item.map && held.key == item.key && held.end == item.end && held.data == datum(item)
+}

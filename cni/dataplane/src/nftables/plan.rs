@@ -1,0 +1,268 @@
+//! Requests turned into elements: pure functions, tested with plain values.
+
+use std::net::{IpAddr, Ipv6Addr};
+
+use cni_nftables::Value;
+use ipnet::IpNet;
+
+use super::schema::{self, Map, SharedChain};
+use crate::owner::AttachmentHash;
+use crate::{
+    AddressFamily, Error, HostAddress, HostPorts, MasqueradeRequest, PortRequest, PublishedPort, Snat,
+};
+
+/// Runs shorter than this are single elements: an exclusive hash element costs 12 µs, whereas the
+/// interval maps are copied as a whole by every transaction that touches them.
+pub(crate) const RANGE_MIN: usize = 16;
+
+/// One element to be: everything but its owner.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Item {
+    /// The map that it is in.
+    pub(crate) map: Map,
+    /// Its key; for an interval map the first key of the interval.
+    pub(crate) key: Vec<Value>,
+    /// The last key of the interval, for interval maps.
+    pub(crate) end: Option<Vec<Value>>,
+    /// What the key leads to.
+    pub(crate) data: Datum,
+}
+
+/// What a key leads to.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Datum {
+    /// Values, concatenated.
+    Values(Vec<Value>),
+    /// A verdict that leads to this chain.
+    Chain(String),
+}
+
+/// What a request comes to.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub(crate) struct Plan {
+    /// The elements, in a stable order.
+    pub(crate) items: Vec<Item>,
+    /// Chains that they lead to and that attachments share.
+    pub(crate) shared: Vec<SharedChain>,
+    /// Families for which the attachment has a chain of its own.
+    pub(crate) own_chains: Vec<AddressFamily>,
+}
+
+/// Which of the ports stand alone and which make a run.
+///
+/// Consecutive host ports of one address and protocol that go to the same ports of one container
+/// become one mapping, if there are at least [`RANGE_MIN`]: an interval's datum is an address
+/// alone, as nftables cannot compute a port. Everything else comes out as single ports. The order
+/// of the result does not depend on the order of the input.
+pub(crate) fn collapse(ports: &[PublishedPort]) -> Vec<PublishedPort> {
+    let mut single: Vec<PublishedPort> = ports.iter().flat_map(singles).collect();
+    // Mappings that keep the port come together, by container, so that runs are neighbours.
+    single.sort_by_key(|p| {
+        (p.host.protocol, p.host.address, p.host.first != p.container_port, p.container, p.host.first)
+    });
+    single.dedup();
+    let follows = |a: &PublishedPort, b: &PublishedPort| {
+        let kept = |p: &PublishedPort| p.host.first == p.container_port;
+        kept(a)
+            && kept(b)
+            && (a.host.protocol, a.host.address, a.container)
+                == (b.host.protocol, b.host.address, b.container)
+            && a.host.first.checked_add(1) == Some(b.host.first)
+    };
+    let mut out = Vec::new();
+    for run in single.chunk_by(follows) {
+        match (run.first(), run.last()) {
+            (Some(first), Some(last)) if run.len() >= RANGE_MIN => {
+                out.push(PublishedPort { host: HostPorts { last: last.host.last, ..first.host }, ..*first });
+            }
+            _ => out.extend_from_slice(run),
+        }
+    }
+    out.sort();
+    out
+}
+
+fn singles(port: &PublishedPort) -> impl Iterator<Item = PublishedPort> + use<> {
+    let port = *port;
+    port.host.ports().zip(0u16..).map(move |(number, offset)| PublishedPort {
+        host: HostPorts { first: number, last: number, ..port.host },
+        container_port: port.container_port.saturating_add(offset),
+        ..port
+    })
+}
+
+/// The elements of published ports.
+///
+/// # Errors
+/// [`Error::Request`] for mappings that contradict each other or cross families.
+pub(crate) fn ports(request: &PortRequest) -> Result<Plan, Error> {
+    let runs = collapse(&request.ports);
+    check_overlaps(&runs)?;
+    let mut plan = Plan::default();
+    let own = |family| has_own_chain(request, family);
+    for run in &runs {
+        let family = run.host.address.family();
+        if AddressFamily::of(run.container) != family {
+            return Err(Error::Request(format!(
+                "{run}: the host's and the container's address differ in family"
+            )));
+        }
+        plan.items.push(Item {
+            map: Map::for_ports(&run.host),
+            key: key(&run.host, run.host.first),
+            end: (run.host.len() > 1).then(|| key(&run.host, run.host.last)),
+            data: Datum::Values(target(run)),
+        });
+        if own(family) {
+            plan.items.push(own_chain_item(run, &AttachmentHash::of(&request.attachment)));
+        }
+    }
+    for family in AddressFamily::BOTH {
+        let published: Vec<IpAddr> =
+            runs.iter().filter(|run| run.host.address.family() == family).map(|run| run.container).collect();
+        let Some(container) = published.first() else { continue };
+        if own(family) {
+            plan.own_chains.push(family);
+        }
+        if let Some(chain) = hairpin_chain(request, *container) {
+            plan.items.push(Item {
+                map: Map::Hairpin(family),
+                key: vec![Value::address(*container)],
+                end: None,
+                data: Datum::Chain(chain.name()),
+            });
+            plan.shared.push(chain);
+        }
+    }
+    Ok(plan)
+}
+
+fn check_overlaps(runs: &[PublishedPort]) -> Result<(), Error> {
+    for (i, run) in runs.iter().enumerate() {
+        if let Some(other) = runs.iter().skip(i + 1).find(|other| other.host.overlaps(&run.host)) {
+            return Err(Error::Request(format!("{run} and {other} are published for the same container")));
+        }
+    }
+    Ok(())
+}
+
+/// Whether the packets of this family need rules of the container's own.
+pub(crate) fn has_own_chain(request: &PortRequest, family: AddressFamily) -> bool {
+    request.mark_bit != schema::DEFAULT_MARK_BIT || !conditions(request, family).is_empty()
+}
+
+/// The request's conditions on packets of this family.
+pub(crate) fn conditions(request: &PortRequest, family: AddressFamily) -> &[String] {
+    match family {
+        AddressFamily::V4 => &request.conditions_v4,
+        AddressFamily::V6 => &request.conditions_v6,
+    }
+}
+
+fn own_chain_item(run: &PublishedPort, hash: &AttachmentHash) -> Item {
+    // Interval maps alone, single ports as intervals of one: few containers have conditions.
+    Item {
+        map: Map::for_own_chain(&run.host),
+        key: key(&run.host, run.host.first),
+        end: Some(key(&run.host, run.host.last)),
+        data: Datum::Chain(schema::own_chain(hash, run.host.address.family())),
+    }
+}
+
+fn hairpin_chain(request: &PortRequest, container: IpAddr) -> Option<SharedChain> {
+    let bit = request.mark_bit;
+    match request.snat {
+        Snat::Never => None,
+        Snat::Always => Some(SharedChain::HairpinAll { family: AddressFamily::of(container), bit }),
+        Snat::Needed => {
+            let alone = IpNet::from(container);
+            let network =
+                request.networks.iter().find(|network| network.contains(&container)).unwrap_or(&alone);
+            Some(SharedChain::Hairpin { network: network.trunc(), bit })
+        }
+    }
+}
+
+/// The key under which a host port is looked up.
+pub(crate) fn key(host: &HostPorts, port: u16) -> Vec<Value> {
+    let rest = [Value::Proto(host.protocol.number()), Value::Port(port)];
+    match host.address {
+        HostAddress::Any(_) => rest.to_vec(),
+        HostAddress::One(address) => [Value::address(address)].into_iter().chain(rest).collect(),
+    }
+}
+
+fn target(run: &PublishedPort) -> Vec<Value> {
+    let address = Value::address(run.container);
+    if run.host.len() > 1 { vec![address] } else { vec![address, Value::Port(run.container_port)] }
+}
+
+/// The elements of masqueraded addresses.
+pub(crate) fn masquerade(request: &MasqueradeRequest) -> Plan {
+    let mut plan = Plan::default();
+    for address in &request.addresses {
+        let chain = SharedChain::Masquerade { network: address.trunc() };
+        plan.items.push(Item {
+            map: Map::Masquerade(AddressFamily::of(address.addr())),
+            key: vec![Value::address(address.addr())],
+            end: None,
+            data: Datum::Chain(chain.name()),
+        });
+        if !plan.shared.contains(&chain) {
+            plan.shared.push(chain);
+        }
+    }
+    plan
+}
+
+/// The mapping that an element of one of the port maps stands for; none if the element is not one
+/// that this module makes.
+pub(crate) fn published(
+    map: Map,
+    key: &[Value],
+    end: Option<&[Value]>,
+    data: &[Value],
+) -> Option<PublishedPort> {
+    let host = host_ports(map, key, end)?;
+    let container = as_address(data.first()?)?;
+    let container_port = match data.get(1) {
+        Some(Value::Port(port)) => *port,
+        Some(_) => return None,
+        None => host.first,
+    };
+    Some(PublishedPort { host, container, container_port })
+}
+
+/// The host ports that a key, or an interval of keys, stands for.
+pub(crate) fn host_ports(map: Map, key: &[Value], end: Option<&[Value]>) -> Option<HostPorts> {
+    let (address, protocol, first) = split_key(map, key)?;
+    let last = end.map_or(Some(first), |end| split_key(map, end).map(|(_, _, port)| port))?;
+    let protocol = crate::Protocol::from_number(protocol)?;
+    Some(HostPorts { protocol, address, first, last })
+}
+
+fn split_key(map: Map, key: &[Value]) -> Option<(HostAddress, u8, u16)> {
+    match key {
+        [Value::Proto(protocol), Value::Port(port)] => {
+            Some((HostAddress::Any(map.family()?), *protocol, *port))
+        }
+        [address, Value::Proto(protocol), Value::Port(port)] => {
+            Some((HostAddress::One(as_address(address)?), *protocol, *port))
+        }
+        _ => None,
+    }
+}
+
+/// The address in a value, if it is one.
+pub(crate) fn as_address(value: &Value) -> Option<IpAddr> {
+    match value {
+        Value::Ipv4(address) => Some(IpAddr::V4(*address)),
+        Value::Ipv6(address) => Some(IpAddr::V6(*address)),
+        _ => None,
+    }
+}
+
+/// The key of an attachment's entry in the map of owners.
+pub(crate) fn owner_key(hash: AttachmentHash, kind: u32) -> Vec<Value> {
+    vec![Value::Ipv6(Ipv6Addr::from(hash.0)), Value::Mark(kind)]
+}

@@ -1,0 +1,579 @@
+//! The table: its maps, its chains, their rules and the names of them all.
+//!
+//! ```text
+//! map  hostports4       { inet_proto . inet_service             : ipv4_addr . inet_service }  wildcard host address
+//! map  hostips4         { ipv4_addr . inet_proto . inet_service : ipv4_addr . inet_service }  one host address: looked up first
+//! map  ranges4          { inet_proto . inet_service             : ipv4_addr }  runs that keep the port; intervals
+//! map  hostip-ranges4   { ipv4_addr . inet_proto . inet_service : ipv4_addr }
+//! map  conditions4      { inet_proto . inet_service             : verdict }    keys of containers with a chain of their own
+//! map  hostip-conditions4 { ipv4_addr . inet_proto . inet_service : verdict }
+//! map  hairpin4         { ipv4_addr : verdict }  container → whom to masquerade on the way to it
+//! map  masquerade4      { ipv4_addr : verdict }  container → its network's chain
+//!      … and the same with 6
+//! map  owners           { attachment's hash . kind : number of elements }
+//! ```
+//!
+//! Every key of a published port is in one of the first four maps, also those of containers with
+//! a chain of their own: these maps are where attachments compete, exclusively.
+//!
+//! The packet mark's bit remembers, from the translation of the destination to that of the source,
+//! that it was one of these maps that translated the destination: what another engine sent to
+//! the same container keeps its source. The bit is set before the lookup, as a `dnat` ends the
+//! chain, and cleared when nothing was found; postrouting clears it again. That chain runs just
+//! before the usual place for source NAT, so that nobody else's rules for the same bit see it.
+
+use cni_nftables::{
+    BaseChain, Chain, ChainKind, DataType, Family, Field, Hook, IpVersion, MapData, Operand, Policy, Rule,
+    Set, Stmt, Table, TableId, Transaction, Value, Verdict,
+};
+use ipnet::IpNet;
+
+use crate::owner::AttachmentHash;
+use crate::{AddressFamily, HostAddress, HostPorts};
+
+/// Family and name, for messages.
+pub(crate) const TABLE: &str = "inet slipway";
+/// The layout that this version makes. The kernel cannot change a table's comment, so the number
+/// is the name of an empty chain ([`marker`]) that an upgrade replaces in its batch.
+pub(crate) const SCHEMA: u32 = 1;
+/// The mark's bit for containers whose configuration names none: the reference plugin's own.
+pub(crate) const DEFAULT_MARK_BIT: u8 = 13;
+/// Kind of an entry in `owners`: published ports.
+pub(crate) const KIND_PORTS: u32 = 1;
+/// Kind of an entry in `owners`: masqueraded addresses.
+pub(crate) const KIND_MASQUERADE: u32 = 2;
+
+const MARKER: &str = "schema-";
+const OWN_CHAIN: &str = "container-";
+
+/// The table.
+pub(crate) fn table() -> TableId {
+    TableId::new(Family::Inet, "slipway")
+}
+
+/// The name of the chain that says which schema the table has.
+pub(crate) fn marker(schema: u32) -> String {
+    format!("{MARKER}{schema}")
+}
+
+/// The schema that a chain of this name stands for.
+pub(crate) fn schema_of(chain: &str) -> Option<u32> {
+    chain.strip_prefix(MARKER)?.parse().ok()
+}
+
+/// The chain that an attachment has for itself.
+pub(crate) fn own_chain(hash: &AttachmentHash, family: AddressFamily) -> String {
+    format!("{OWN_CHAIN}{}-{}", crate::owner::hex(&hash.0), digit(family))
+}
+
+fn digit(family: AddressFamily) -> char {
+    match family {
+        AddressFamily::V4 => '4',
+        AddressFamily::V6 => '6',
+    }
+}
+
+/// One of the table's maps.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub(crate) enum Map {
+    /// Wildcard host address, single ports.
+    HostPorts(AddressFamily),
+    /// One host address, single ports.
+    HostIps(AddressFamily),
+    /// Wildcard host address, runs that keep the port.
+    Ranges(AddressFamily),
+    /// One host address, runs that keep the port.
+    HostIpRanges(AddressFamily),
+    /// Wildcard host address → the container's own chain.
+    Conditions(AddressFamily),
+    /// One host address → the container's own chain.
+    HostIpConditions(AddressFamily),
+    /// Container address → whom to masquerade on the way to it.
+    Hairpin(AddressFamily),
+    /// Container address → how to masquerade what comes from it.
+    Masquerade(AddressFamily),
+    /// Attachment and kind → number of elements.
+    Owners,
+}
+
+impl Map {
+    /// All of them, in the order that the bootstrap makes them in.
+    pub(crate) fn all() -> impl Iterator<Item = Self> {
+        let of = |f| {
+            [
+                Self::HostPorts(f),
+                Self::HostIps(f),
+                Self::Ranges(f),
+                Self::HostIpRanges(f),
+                Self::Conditions(f),
+                Self::HostIpConditions(f),
+                Self::Hairpin(f),
+                Self::Masquerade(f),
+            ]
+        };
+        AddressFamily::BOTH.into_iter().flat_map(of).chain([Self::Owners])
+    }
+
+    /// The maps that mappings are in.
+    pub(crate) fn with_ports() -> impl Iterator<Item = Self> {
+        Self::all().filter(|map| {
+            matches!(map, Self::HostPorts(_) | Self::HostIps(_) | Self::Ranges(_) | Self::HostIpRanges(_))
+        })
+    }
+
+    /// The map for a mapping.
+    pub(crate) fn for_ports(host: &HostPorts) -> Self {
+        let family = host.address.family();
+        match (host.address, host.len() > 1) {
+            (HostAddress::Any(_), false) => Self::HostPorts(family),
+            (HostAddress::Any(_), true) => Self::Ranges(family),
+            (HostAddress::One(_), false) => Self::HostIps(family),
+            (HostAddress::One(_), true) => Self::HostIpRanges(family),
+        }
+    }
+
+    /// The map in which the other kind of mapping (run for single port, single port for run)
+    /// could overlap with what is in this one.
+    pub(crate) fn counterpart(self) -> Option<Self> {
+        match self {
+            Self::HostPorts(f) => Some(Self::Ranges(f)),
+            Self::Ranges(f) => Some(Self::HostPorts(f)),
+            Self::HostIps(f) => Some(Self::HostIpRanges(f)),
+            Self::HostIpRanges(f) => Some(Self::HostIps(f)),
+            _ => None,
+        }
+    }
+
+    /// The map that leads to the own chain of a mapping's container.
+    pub(crate) fn for_own_chain(host: &HostPorts) -> Self {
+        match host.address {
+            HostAddress::Any(family) => Self::Conditions(family),
+            HostAddress::One(_) => Self::HostIpConditions(host.address.family()),
+        }
+    }
+
+    /// Its family; none for the one map that has none.
+    pub(crate) fn family(self) -> Option<AddressFamily> {
+        match self {
+            Self::HostPorts(f) | Self::HostIps(f) | Self::Ranges(f) | Self::HostIpRanges(f) => Some(f),
+            Self::Conditions(f) | Self::HostIpConditions(f) | Self::Hairpin(f) | Self::Masquerade(f) => {
+                Some(f)
+            }
+            Self::Owners => None,
+        }
+    }
+
+    /// Which kind of an attachment's things its elements are.
+    pub(crate) fn kind(self) -> u32 {
+        if matches!(self, Self::Masquerade(_)) { KIND_MASQUERADE } else { KIND_PORTS }
+    }
+
+    /// Whether its keys are intervals.
+    pub(crate) fn intervals(self) -> bool {
+        matches!(
+            self,
+            Self::Ranges(_) | Self::HostIpRanges(_) | Self::Conditions(_) | Self::HostIpConditions(_)
+        )
+    }
+
+    /// Its name.
+    pub(crate) fn name(self) -> &'static str {
+        use AddressFamily::{V4, V6};
+        match self {
+            Self::HostPorts(V4) => "hostports4",
+            Self::HostPorts(V6) => "hostports6",
+            Self::HostIps(V4) => "hostips4",
+            Self::HostIps(V6) => "hostips6",
+            Self::Ranges(V4) => "ranges4",
+            Self::Ranges(V6) => "ranges6",
+            Self::HostIpRanges(V4) => "hostip-ranges4",
+            Self::HostIpRanges(V6) => "hostip-ranges6",
+            Self::Conditions(V4) => "conditions4",
+            Self::Conditions(V6) => "conditions6",
+            Self::HostIpConditions(V4) => "hostip-conditions4",
+            Self::HostIpConditions(V6) => "hostip-conditions6",
+            Self::Hairpin(V4) => "hairpin4",
+            Self::Hairpin(V6) => "hairpin6",
+            Self::Masquerade(V4) => "masquerade4",
+            Self::Masquerade(V6) => "masquerade6",
+            Self::Owners => "owners",
+        }
+    }
+
+    fn definition(self) -> Set {
+        let address = match self.family() {
+            Some(AddressFamily::V4) => DataType::Ipv4Addr,
+            Some(AddressFamily::V6) | None => DataType::Ipv6Addr,
+        };
+        let port = [DataType::InetProto, DataType::InetService];
+        let host_port = [address, DataType::InetProto, DataType::InetService];
+        let key: &[DataType] = match self {
+            Self::HostPorts(_) | Self::Ranges(_) | Self::Conditions(_) => &port,
+            Self::HostIps(_) | Self::HostIpRanges(_) | Self::HostIpConditions(_) => &host_port,
+            Self::Hairpin(_) | Self::Masquerade(_) => &[address],
+            Self::Owners => &[address, DataType::Mark],
+        };
+        let data = match self {
+            Self::HostPorts(_) | Self::HostIps(_) => MapData::Values(vec![address, DataType::InetService]),
+            Self::Ranges(_) | Self::HostIpRanges(_) => MapData::Values(vec![address]),
+            Self::Owners => MapData::Values(vec![DataType::Mark]),
+            _ => MapData::Verdict,
+        };
+        let mut set = Set::new(&table(), self.name(), key);
+        set.data = data;
+        if self.intervals() { set.intervals() } else { set }
+    }
+}
+
+/// A regular chain that the elements of several attachments lead to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub(crate) enum SharedChain {
+    /// Masquerades what leaves this network, multicast excepted.
+    Masquerade {
+        /// The network, its host bits zero.
+        network: IpNet,
+    },
+    /// Masquerades sources in this network and on the node's loopback, if the mark's bit is set.
+    Hairpin {
+        /// The network, its host bits zero.
+        network: IpNet,
+        /// The mark's bit.
+        bit: u8,
+    },
+    /// Masquerades all sources, if the mark's bit is set.
+    HairpinAll {
+        /// The family, for the name alone.
+        family: AddressFamily,
+        /// The mark's bit.
+        bit: u8,
+    },
+}
+
+impl SharedChain {
+    /// Its name, from which it can be made anew: colons, which nft's names cannot have, are
+    /// underscores.
+    pub(crate) fn name(&self) -> String {
+        let word = |network: &IpNet| network.to_string().replace(':', "_");
+        match self {
+            Self::Masquerade { network } => format!("masquerade-{}", word(network)),
+            Self::Hairpin { network, bit } => format!("hairpin-{}-{bit}", word(network)),
+            Self::HairpinAll { family, bit } => format!("hairpin-all{}-{bit}", digit(*family)),
+        }
+    }
+
+    /// The chain that a name stands for; none for other chains' names.
+    pub(crate) fn from_name(name: &str) -> Option<Self> {
+        let network = |word: &str| word.replace('_', ":").parse::<IpNet>().ok();
+        let chain = if let Some(word) = name.strip_prefix("masquerade-") {
+            Self::Masquerade { network: network(word)? }
+        } else {
+            let (word, bit) = name.strip_prefix("hairpin-")?.rsplit_once('-')?;
+            let bit = bit.parse().ok().filter(|bit| *bit < 32)?;
+            match word {
+                "all4" => Self::HairpinAll { family: AddressFamily::V4, bit },
+                "all6" => Self::HairpinAll { family: AddressFamily::V6, bit },
+                _ => Self::Hairpin { network: network(word)?, bit },
+            }
+        };
+        (chain.name() == name).then_some(chain)
+    }
+
+    /// Its rules.
+    pub(crate) fn rules(&self) -> Vec<Vec<Stmt>> {
+        match self {
+            Self::Masquerade { network } => {
+                let (_, daddr) = address_fields(family_of(network));
+                let stay = Operand::OneOf(vec![prefix(network), multicast(family_of(network))]);
+                vec![
+                    vec![one_of(daddr, stay), Stmt::Verdict(Verdict::Return)],
+                    vec![Stmt::Masquerade(Default::default())],
+                ]
+            }
+            Self::Hairpin { network, bit } => {
+                let (saddr, _) = address_fields(family_of(network));
+                let sources = Operand::OneOf(vec![prefix(network), loopback(family_of(network))]);
+                let mut rules = unless_marked(*bit);
+                rules.push(vec![one_of(saddr, sources), Stmt::Masquerade(Default::default())]);
+                rules
+            }
+            Self::HairpinAll { bit, .. } => {
+                let mut rules = unless_marked(*bit);
+                rules.push(vec![Stmt::Masquerade(Default::default())]);
+                rules
+            }
+        }
+    }
+}
+
+/// Leaves the chain when the bit is not set, and clears it when it is.
+fn unless_marked(bit: u8) -> Vec<Vec<Stmt>> {
+    let bits = mark_bits(bit);
+    let unset = Stmt::Masked {
+        field: Field::Mark,
+        mask: Value::Mark(bits),
+        cmp: cni_nftables::Cmp::Eq,
+        value: Value::Mark(0),
+    };
+    vec![vec![unset, Stmt::Verdict(Verdict::Return)], vec![Stmt::clear_mark_bits(bits)]]
+}
+
+/// The mark with this bit alone.
+pub(crate) fn mark_bits(bit: u8) -> u32 {
+    1u32.checked_shl(u32::from(bit)).unwrap_or(0)
+}
+
+fn family_of(network: &IpNet) -> AddressFamily {
+    AddressFamily::of(network.addr())
+}
+
+fn address_fields(family: AddressFamily) -> (Field, Field) {
+    match family {
+        AddressFamily::V4 => (Field::IpSaddr, Field::IpDaddr),
+        AddressFamily::V6 => (Field::Ip6Saddr, Field::Ip6Daddr),
+    }
+}
+
+fn one_of(field: Field, to: Operand) -> Stmt {
+    Stmt::Match { fields: vec![field], cmp: cni_nftables::Cmp::Eq, to }
+}
+
+fn prefix(network: &IpNet) -> Operand {
+    Operand::Prefix(Value::address(network.network()), network.prefix_len())
+}
+
+/// RFC 5771 and RFC 4291, section 2.7.
+fn multicast(family: AddressFamily) -> Operand {
+    match family {
+        AddressFamily::V4 => Operand::Prefix(Value::Ipv4([224, 0, 0, 0].into()), 4),
+        AddressFamily::V6 => Operand::Prefix(Value::Ipv6([0xff00, 0, 0, 0, 0, 0, 0, 0].into()), 8),
+    }
+}
+
+/// RFC 1122, section 3.2.1.3 (g), and RFC 4291, section 2.5.3.
+fn loopback(family: AddressFamily) -> Operand {
+    match family {
+        AddressFamily::V4 => Operand::Prefix(Value::Ipv4([127, 0, 0, 0].into()), 8),
+        AddressFamily::V6 => Operand::Value(Value::Ipv6(std::net::Ipv6Addr::LOCALHOST)),
+    }
+}
+
+/// A chain that is always there, with its rules.
+#[derive(Debug, Clone)]
+pub(crate) struct Fixed {
+    /// The chain.
+    pub(crate) chain: Chain,
+    /// Its rules.
+    pub(crate) rules: Vec<Vec<Stmt>>,
+}
+
+impl Fixed {
+    fn regular(name: &str, rules: Vec<Vec<Stmt>>) -> Self {
+        Self { chain: Chain::new(&table(), name), rules }
+    }
+
+    fn base(name: &str, (kind, hook, priority): (ChainKind, Hook, i32), rules: Vec<Vec<Stmt>>) -> Self {
+        let base = BaseChain { kind, hook, priority, policy: Policy::Accept };
+        Self { chain: Chain::new(&table(), name).base(base), rules }
+    }
+}
+
+/// The chains that are always there, those first that others lead to.
+pub(crate) fn fixed_chains() -> Vec<Fixed> {
+    // `NF_IP_PRI_RAW`, `NF_IP_PRI_NAT_DST`, `NF_IP_PRI_NAT_SRC` (`linux/netfilter_ipv4.h`).
+    const RAW: i32 = -300;
+    const DSTNAT: i32 = -100;
+    const BEFORE_SRCNAT: i32 = 99;
+    let local = || AddressFamily::BOTH.map(local_rule).to_vec();
+    let mut chains = Vec::new();
+    for family in AddressFamily::BOTH {
+        chains.push(Fixed::regular(translate_chain(family), translate_rules(family)));
+        chains.push(Fixed::regular(hostports_chain(family), hostports_rules(family)));
+    }
+    chains.push(Fixed::base("prerouting", (ChainKind::Nat, Hook::Prerouting, DSTNAT), local()));
+    chains.push(Fixed::base("output", (ChainKind::Nat, Hook::Output, DSTNAT), local()));
+    let sources =
+        AddressFamily::BOTH.map(|f| vec![Stmt::vmap(&[address_fields(f).1], Map::Hairpin(f).name())]);
+    let outside =
+        AddressFamily::BOTH.map(|f| vec![Stmt::vmap(&[address_fields(f).0], Map::Masquerade(f).name())]);
+    let postrouting = sources.into_iter().chain(outside).collect();
+    chains.push(Fixed::base("postrouting", (ChainKind::Nat, Hook::Postrouting, BEFORE_SRCNAT), postrouting));
+    chains.push(Fixed::base("guard", (ChainKind::Filter, Hook::Prerouting, RAW), guard_rules()));
+    chains
+}
+
+/// The chain that translates the destination, whatever the mark.
+pub(crate) fn translate_chain(family: AddressFamily) -> &'static str {
+    match family {
+        AddressFamily::V4 => "translate4",
+        AddressFamily::V6 => "translate6",
+    }
+}
+
+fn hostports_chain(family: AddressFamily) -> &'static str {
+    match family {
+        AddressFamily::V4 => "hostports4",
+        AddressFamily::V6 => "hostports6",
+    }
+}
+
+fn nfproto(family: AddressFamily) -> Stmt {
+    let number = match family {
+        AddressFamily::V4 => Value::NFPROTO_IPV4,
+        AddressFamily::V6 => Value::NFPROTO_IPV6,
+    };
+    Stmt::eq(Field::NfProto, Value::NfProto(number))
+}
+
+/// Only what is addressed to the node is looked up, never what is merely forwarded.
+fn local_rule(family: AddressFamily) -> Vec<Stmt> {
+    vec![nfproto(family), Stmt::fib_daddr_local(), Stmt::goto(hostports_chain(family))]
+}
+
+fn port_fields() -> [Field; 2] {
+    [Field::L4Proto, Field::ThDport]
+}
+
+fn host_port_fields(family: AddressFamily) -> [Field; 3] {
+    [address_fields(family).1, Field::L4Proto, Field::ThDport]
+}
+
+fn translate_rules(family: AddressFamily) -> Vec<Vec<Stmt>> {
+    translate_host_ip(family).into_iter().chain(translate_wildcard(family)).collect()
+}
+
+fn ip_version(family: AddressFamily) -> IpVersion {
+    match family {
+        AddressFamily::V4 => IpVersion::V4,
+        AddressFamily::V6 => IpVersion::V6,
+    }
+}
+
+fn translate_host_ip(family: AddressFamily) -> [Vec<Stmt>; 2] {
+    let (version, fields) = (ip_version(family), host_port_fields(family));
+    [
+        vec![Stmt::dnat_map(version, &fields, Map::HostIps(family).name())],
+        vec![Stmt::dnat_map_address(version, &fields, Map::HostIpRanges(family).name())],
+    ]
+}
+
+fn translate_wildcard(family: AddressFamily) -> [Vec<Stmt>; 2] {
+    let (version, fields) = (ip_version(family), port_fields());
+    [
+        vec![nfproto(family), Stmt::dnat_map(version, &fields, Map::HostPorts(family).name())],
+        vec![nfproto(family), Stmt::dnat_map_address(version, &fields, Map::Ranges(family).name())],
+    ]
+}
+
+/// A host address of a container's own chain, then any host address, then a wildcard one with an
+/// own chain, then any wildcard one. An own chain is entered by `goto`, so that a packet that does
+/// not meet its conditions ends there rather than in the lookups that follow.
+fn hostports_rules(family: AddressFamily) -> Vec<Vec<Stmt>> {
+    let bits = mark_bits(DEFAULT_MARK_BIT);
+    let mut rules = vec![vec![Stmt::vmap(&host_port_fields(family), Map::HostIpConditions(family).name())]];
+    rules.push(vec![Stmt::set_mark_bits(bits)]);
+    rules.extend(translate_host_ip(family));
+    rules.push(vec![Stmt::vmap(&port_fields(), Map::Conditions(family).name())]);
+    rules.extend(translate_wildcard(family));
+    rules.push(vec![Stmt::clear_mark_bits(bits)]);
+    rules
+}
+
+/// The rules of a container's own chain. The default bit may have been set on the way here.
+pub(crate) fn own_chain_rules(conditions: Vec<Stmt>, bit: u8, family: AddressFamily) -> Vec<Vec<Stmt>> {
+    let (default, bits) = (mark_bits(DEFAULT_MARK_BIT), mark_bits(bit));
+    let mut matching = conditions;
+    matching.push(Stmt::SetMark { and: !(default | bits), xor: bits });
+    matching.push(Stmt::goto(translate_chain(family)));
+    vec![matching, vec![Stmt::clear_mark_bits(default)]]
+}
+
+/// Nothing from or for 127/8 comes in on another interface than the loopback: `route_localnet`,
+/// which the node's own access to published ports needs, would let it in. Raw comes before any
+/// translation, so that answers, whose destination becomes 127.0.0.1 later, pass. The kernel itself
+/// drops ::1 from outside (`ip6_rcv_core`).
+fn guard_rules() -> Vec<Vec<Stmt>> {
+    let from_outside = || Stmt::ne(Field::Iifname, Value::Ifname("lo".to_owned()));
+    [Field::IpDaddr, Field::IpSaddr]
+        .map(|field| {
+            let stmt = one_of(field, loopback(AddressFamily::V4));
+            vec![from_outside(), stmt, Stmt::Verdict(Verdict::Drop)]
+        })
+        .to_vec()
+}
+
+/// The whole table in one batch.
+pub(crate) fn bootstrap() -> Transaction {
+    let id = table();
+    let mut batch = Transaction::new();
+    let comment =
+        "published ports and masquerade of containers; made by slipway, elements carry their owners";
+    batch.add_table(Table::new(&id).comment(comment).exclusive());
+    batch.add_chain(Chain::new(&id, &marker(SCHEMA)).comment("the layout of this table").exclusive());
+    for map in Map::all() {
+        batch.add_set(map.definition());
+    }
+    let fixed = fixed_chains();
+    for Fixed { chain, .. } in &fixed {
+        batch.add_chain(chain.clone());
+    }
+    for Fixed { chain, rules } in fixed {
+        add_rules(&mut batch, &chain.name, rules);
+    }
+    batch
+}
+
+/// Makes the fixed chains what they should be, whatever they are, and the shared ones of these
+/// names. The maps keep their elements.
+pub(crate) fn repair(shared: &[SharedChain]) -> Transaction {
+    let id = table();
+    let mut batch = Transaction::new();
+    let fixed = fixed_chains();
+    for map in Map::all() {
+        batch.add_set(map.definition());
+    }
+    for Fixed { chain, .. } in &fixed {
+        batch.add_chain(chain.clone());
+    }
+    for Fixed { chain, rules } in fixed {
+        batch.flush_chain(&id, &chain.name);
+        add_rules(&mut batch, &chain.name, rules);
+    }
+    for chain in shared {
+        batch.flush_chain(&id, &chain.name());
+        add_rules(&mut batch, &chain.name(), chain.rules());
+    }
+    batch
+}
+
+/// Makes a shared chain; an error if it is there.
+pub(crate) fn add_shared(batch: &mut Transaction, chain: &SharedChain) {
+    batch.add_chain(Chain::new(&table(), &chain.name()).exclusive());
+    add_rules(batch, &chain.name(), chain.rules());
+}
+
+/// Appends rules to a chain.
+pub(crate) fn add_rules(batch: &mut Transaction, chain: &str, rules: Vec<Vec<Stmt>>) {
+    for stmts in rules {
+        batch.add_rule(Rule::new(&table(), chain, stmts));
+    }
+}
+
+/// How many rules and references a fixed chain has at least when nobody has touched it.
+pub(crate) fn expected_use(name: &str, fixed: &[Fixed]) -> u32 {
+    let rules = fixed.iter().filter(|f| f.chain.name == name).map(|f| f.rules.len()).sum::<usize>();
+    let leads =
+        |stmt: &Stmt| matches!(stmt, Stmt::Verdict(Verdict::Goto(to) | Verdict::Jump(to)) if to == name);
+    let refs = fixed.iter().flat_map(|f| f.rules.iter().flatten()).filter(|stmt| leads(stmt)).count();
+    u32::try_from(rules + refs).unwrap_or(u32::MAX)
+}
+
+/// Replaces the marker of an older schema by ours. Fails as a whole if that marker is gone.
+pub(crate) fn upgrade(found: u32) -> Transaction {
+    let mut batch = Transaction::new();
+    if found != SCHEMA {
+        batch.delete_chain(&table(), &marker(found));
+        batch
+            .add_chain(Chain::new(&table(), &marker(SCHEMA)).comment("the layout of this table").exclusive());
+    }
+    batch
+}

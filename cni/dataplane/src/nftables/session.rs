@@ -1,0 +1,299 @@
+//! The table as it is: what every operation of the backend reads first.
+
+use std::time::{Duration, Instant};
+
+use cni_nftables::{
+    ElementData, ElementId, ElementInfo, Error as NftError, Socket, TableId, Transaction, Value,
+};
+
+use super::judge::{Record, TLV_KIND};
+use super::plan;
+use super::schema::{self, Map, SharedChain};
+use crate::owner::{AttachmentHash, Life};
+use crate::{Error, Owner};
+
+/// How long an operation goes on when others change the ruleset at every attempt.
+const PATIENCE: Duration = Duration::from_secs(15);
+
+/// A socket and the table's name.
+#[derive(Debug)]
+pub(crate) struct Session {
+    pub(crate) socket: Socket,
+    pub(crate) table: TableId,
+}
+
+/// What must precede the elements in a batch.
+#[derive(Debug)]
+pub(crate) enum State {
+    /// Nothing.
+    Ready,
+    /// There is no table: the bootstrap.
+    Missing,
+    /// Somebody has emptied or unhooked chains: these changes.
+    Damaged(Transaction),
+}
+
+/// An element of ours, or of somebody else in our maps.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Held {
+    /// The map that it is in.
+    pub(crate) map: Map,
+    /// Its key.
+    pub(crate) key: Vec<Value>,
+    /// The last key of its interval.
+    pub(crate) end: Option<Vec<Value>>,
+    /// What it leads to.
+    pub(crate) data: ElementData,
+    /// Who it belongs to.
+    pub(crate) owner: Option<Owner>,
+    /// What is recorded about the owner's namespace, in the map of owners alone.
+    pub(crate) record: Option<Record>,
+}
+
+impl Held {
+    fn new(map: Map, info: ElementInfo) -> Self {
+        let owner = info.comment.as_deref().and_then(Owner::from_comment);
+        let record = info.tlv(TLV_KIND).and_then(Record::decode);
+        Self {
+            map,
+            key: info.key,
+            end: info.key_end.filter(|_| map.intervals()),
+            data: info.data,
+            owner,
+            record,
+        }
+    }
+
+    /// Whether it belongs to that attachment.
+    pub(crate) fn is_of(&self, hash: AttachmentHash) -> bool {
+        self.owner.as_ref().is_some_and(|owner| owner.attachment_hash == hash)
+    }
+
+    /// Map and key, as a batch names it.
+    pub(crate) fn id(&self) -> ElementId {
+        element_id(self.map, &self.key, self.end.as_deref())
+    }
+
+    /// The number in an entry of the map of owners.
+    pub(crate) fn count(&self) -> usize {
+        match &self.data {
+            ElementData::Values(values) => match values.as_slice() {
+                [Value::Mark(count)] => usize::try_from(*count).unwrap_or(usize::MAX),
+                _ => 0,
+            },
+            _ => 0,
+        }
+    }
+
+    /// What people call it.
+    pub(crate) fn describe(&self) -> String {
+        describe(self.map, &self.key, self.end.as_deref())
+    }
+}
+
+/// What people call an element: the port or address that it stands for.
+pub(crate) fn describe(map: Map, key: &[Value], end: Option<&[Value]>) -> String {
+    let port = plan::host_ports(map, key, end);
+    match (port, key) {
+        (Some(port), _) => format!("host port {port}"),
+        (None, [address]) => format!("container address {address}"),
+        _ => format!("an element of map {}", map.name()),
+    }
+}
+
+/// Map and key, as a batch names an element.
+pub(crate) fn element_id(map: Map, key: &[Value], end: Option<&[Value]>) -> ElementId {
+    let id = ElementId::new(&schema::table(), map.name(), key.to_vec());
+    match end {
+        Some(end) => id.to(end.to_vec()),
+        None => id,
+    }
+}
+
+impl Session {
+    /// Opens the socket in the calling thread's network namespace.
+    pub(crate) fn open() -> Result<Self, Error> {
+        let socket = Socket::open().map_err(|e| Error::kernel("reach nf_tables", e))?;
+        Ok(Self { socket, table: schema::table() })
+    }
+
+    /// Looks whether the table is there, ours, of our schema, hooked and filled.
+    pub(crate) fn state(&self) -> Result<State, Error> {
+        let marker = self.chain(&schema::marker(schema::SCHEMA))?;
+        if marker.is_none() {
+            return self.without_marker();
+        }
+        let fixed = schema::fixed_chains();
+        let mut wrong = Vec::new();
+        let mut damaged = false;
+        for wanted in &fixed {
+            let chain = &wanted.chain;
+            let expected = schema::expected_use(&chain.name, &fixed);
+            match self.chain(&chain.name)? {
+                None => damaged = true,
+                Some(found) if found.base != chain.base => wrong.push(chain.name.clone()),
+                // A base chain has its rules and no more; to the others, elements may lead too.
+                Some(found) if chain.base.is_some() => damaged |= found.uses != expected,
+                Some(found) => damaged |= found.uses < expected,
+            }
+        }
+        if !damaged && wrong.is_empty() { Ok(State::Ready) } else { self.repair(&wrong).map(State::Damaged) }
+    }
+
+    fn without_marker(&self) -> Result<State, Error> {
+        let table =
+            self.socket.table(&self.table).map_err(|e| Error::kernel("read table inet slipway", e))?;
+        if table.is_none() {
+            return Ok(State::Missing);
+        }
+        let chains = self.chains()?;
+        match chains.iter().filter_map(|name| schema::schema_of(name)).max() {
+            None => Err(Error::ForeignTable { table: schema::TABLE }),
+            Some(found) if found > schema::SCHEMA => {
+                Err(Error::NewerSchema { table: schema::TABLE, found, known: schema::SCHEMA })
+            }
+            // Either an older schema, or somebody upgraded between the two reads.
+            Some(found) => self.upgrade(found).map(State::Damaged),
+        }
+    }
+
+    fn repair(&self, wrong: &[String]) -> Result<Transaction, Error> {
+        let shared: Vec<SharedChain> =
+            self.chains()?.iter().filter_map(|name| SharedChain::from_name(name)).collect();
+        let mut batch = Transaction::new();
+        for name in wrong {
+            batch.flush_chain(&self.table, name).delete_chain(&self.table, name);
+        }
+        batch.append(schema::repair(&shared));
+        log::warn!("table {}: chains were changed by someone else, putting them back", schema::TABLE);
+        Ok(batch)
+    }
+
+    /// The batch that brings an older layout to ours: what chains say is replaced, maps and
+    /// elements stay. Each later schema adds here what its maps need beyond that.
+    fn upgrade(&self, found: u32) -> Result<Transaction, Error> {
+        let mut batch = schema::upgrade(found);
+        batch.append(self.repair(&[])?);
+        Ok(batch)
+    }
+
+    pub(crate) fn chain(&self, name: &str) -> Result<Option<cni_nftables::ChainInfo>, Error> {
+        let read = self.socket.chain(&self.table, name);
+        read.map_err(|e| Error::kernel(format!("read chain {name} of table {}", schema::TABLE), e))
+    }
+
+    /// The names of all chains in the table.
+    pub(crate) fn chains(&self) -> Result<Vec<String>, Error> {
+        let read = self.socket.chains(&self.table);
+        let chains =
+            read.map_err(|e| Error::kernel(format!("list the chains of table {}", schema::TABLE), e))?;
+        Ok(chains.into_iter().map(|chain| chain.name).collect())
+    }
+
+    /// The element at (or, in a map of intervals, around) a key.
+    pub(crate) fn get(&self, map: Map, key: &[Value]) -> Result<Option<Held>, Error> {
+        let read = self.socket.element(&element_id(map, key, None));
+        let info = read.map_err(|e| Error::kernel(format!("read {}", describe(map, key, None)), e))?;
+        Ok(info.map(|info| Held::new(map, info)))
+    }
+
+    /// An attachment's entry of one kind in the map of owners.
+    pub(crate) fn entry(&self, hash: AttachmentHash, kind: u32) -> Result<Option<Held>, Error> {
+        self.get(Map::Owners, &plan::owner_key(hash, kind))
+    }
+
+    /// The elements that pass, of all those in the maps.
+    pub(crate) fn dump(
+        &self,
+        maps: impl IntoIterator<Item = Map>,
+        pass: impl Fn(&Held) -> bool,
+    ) -> Result<Vec<Held>, Error> {
+        let mut all = Vec::new();
+        for map in maps {
+            let keep = |out: &mut Vec<Held>, info: ElementInfo| {
+                let held = Held::new(map, info);
+                if pass(&held) {
+                    out.push(held);
+                }
+            };
+            match self.socket.fold_elements(&self.table, map.name(), Vec::new, keep) {
+                Ok(mut some) => all.append(&mut some),
+                Err(e) if e.is_not_found() => {}
+                Err(e) => {
+                    return Err(Error::kernel(
+                        format!("list map {} of table {}", map.name(), schema::TABLE),
+                        e,
+                    ));
+                }
+            }
+        }
+        Ok(all)
+    }
+
+    /// The ruleset's generation.
+    pub(crate) fn generation(&self) -> Result<u32, Error> {
+        self.socket.generation().map_err(|e| Error::kernel("read the ruleset's generation", e))
+    }
+
+    /// Whether the owner of an element is provably dead.
+    pub(crate) fn is_dead(&self, owner: &Owner) -> Result<bool, Error> {
+        let mut records = 0;
+        for kind in [schema::KIND_PORTS, schema::KIND_MASQUERADE] {
+            let Some(entry) = self.entry(owner.attachment_hash, kind)? else { continue };
+            match entry.record.map(|record| record.life()) {
+                Some(Life::Dead) => records += 1,
+                Some(Life::NotProvenDead) | None => return Ok(false),
+            }
+        }
+        Ok(records > 0)
+    }
+}
+
+/// Bounded repetition for what others' commits can make stale.
+#[derive(Debug)]
+pub(crate) struct Patience {
+    since: Instant,
+    attempts: u32,
+}
+
+impl Patience {
+    pub(crate) fn new() -> Self {
+        Self { since: Instant::now(), attempts: 0 }
+    }
+
+    /// Decides about the failure of a commit: waits and returns for another attempt, or gives up.
+    ///
+    /// # Errors
+    /// The failure when repetition would not help, [`Error::Busy`] when time is up.
+    pub(crate) fn wait(&mut self, operation: &str, failure: NftError) -> Result<(), Error> {
+        let passing = failure.is_stale_generation()
+            || failure.is_busy()
+            || failure.is_exists()
+            || failure.is_not_found();
+        if !passing {
+            return Err(Error::kernel(operation, failure));
+        }
+        self.pause(operation)
+    }
+
+    /// Waits for another attempt.
+    ///
+    /// # Errors
+    /// [`Error::Busy`] when time is up.
+    pub(crate) fn pause(&mut self, operation: &str) -> Result<(), Error> {
+        self.attempts += 1;
+        let passed = self.since.elapsed();
+        if passed > PATIENCE {
+            let operation = operation.to_owned();
+            return Err(Error::Busy { operation, attempts: self.attempts, millis: passed.as_millis() });
+        }
+        // Uniform in a window that doubles up to 64 ms. The clock's low digits and the process ID
+        // are random enough to spread processes that began together.
+        let window = 1u64 << self.attempts.min(6);
+        let seed = u64::from(Instant::now().duration_since(self.since).subsec_nanos())
+            ^ u64::from(std::process::id());
+        let micros = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32;
+        std::thread::sleep(Duration::from_micros(micros % (window * 1000)));
+        Ok(())
+    }
+}

@@ -1,0 +1,275 @@
+//! Taking away: one attachment's things, or those of every attachment that is no longer valid.
+//!
+//! The kernel deletes by key and does not look at the owner. So the owner is read first, and the
+//! deletion is committed only if the ruleset is still the one that was read.
+
+use std::collections::BTreeSet;
+
+use cni_nftables::Transaction;
+use cni_spec::Attachment;
+
+use super::plan;
+use super::schema::{self, Map, SharedChain};
+use super::session::{Held, Patience, Session};
+use crate::owner::{AttachmentHash, NetworkHash};
+use crate::{AddressFamily, Error, Kinds, Withdrawal};
+
+/// Above so many hinted ports the maps are read as a whole.
+const MANY: usize = 256;
+/// At most so many changes in one batch of the garbage collection.
+const BATCH: usize = 1000;
+
+/// The entries' kinds that are meant.
+pub(crate) fn kinds(kinds: Kinds) -> Vec<u32> {
+    let ports = kinds.ports().then_some(schema::KIND_PORTS);
+    let masquerade = kinds.masquerade().then_some(schema::KIND_MASQUERADE);
+    ports.into_iter().chain(masquerade).collect()
+}
+
+/// Takes away what the withdrawal names, and returns what was there.
+pub(crate) fn withdraw(session: &Session, withdrawal: &Withdrawal<'_>) -> Result<Vec<Held>, Error> {
+    let hash = AttachmentHash::of(withdrawal.attachment);
+    let operation = format!("withdraw what belongs to {}", withdrawal.attachment);
+    let kinds = kinds(withdrawal.kinds);
+    let mut patience = Patience::new();
+    loop {
+        let generation = session.generation()?;
+        let entries = entries(session, hash, &kinds)?;
+        if entries.is_empty() {
+            return Ok(Vec::new());
+        }
+        let expected: usize = entries.iter().map(Held::count).sum();
+        let mut held = hinted(session, hash, withdrawal)?;
+        held.retain(|held| kinds.contains(&held.map.kind()));
+        if held.len() != expected {
+            held = session.dump(elements(), |held| held.is_of(hash) && kinds.contains(&held.map.kind()))?;
+        }
+        let mut batch = Transaction::new();
+        delete(&mut batch, held.iter().chain(&entries));
+        if kinds.contains(&schema::KIND_PORTS) {
+            delete_own_chains(session, &mut batch, hash)?;
+        }
+        match session.socket.commit(&batch, Some(generation)) {
+            Ok(()) => return Ok(held),
+            Err(e) => patience.wait(&operation, e)?,
+        }
+    }
+}
+
+/// Takes away all that one attachment has of these kinds, without hints.
+pub(crate) fn everything_of(
+    session: &Session,
+    operation: &str,
+    hash: AttachmentHash,
+    kinds: &[u32],
+) -> Result<(), Error> {
+    let mut patience = Patience::new();
+    loop {
+        let generation = session.generation()?;
+        let mut held = entries(session, hash, kinds)?;
+        held.extend(session.dump(elements(), |held| held.is_of(hash) && kinds.contains(&held.map.kind()))?);
+        let mut batch = Transaction::new();
+        delete(&mut batch, &held);
+        if kinds.contains(&schema::KIND_PORTS) {
+            delete_own_chains(session, &mut batch, hash)?;
+        }
+        if batch.is_empty() {
+            return Ok(());
+        }
+        match session.socket.commit(&batch, Some(generation)) {
+            Ok(()) => return Ok(()),
+            Err(e) => patience.wait(operation, e)?,
+        }
+    }
+}
+
+/// The changes that take away everything of these attachments.
+pub(crate) fn removal(session: &Session, hashes: &BTreeSet<AttachmentHash>) -> Result<Transaction, Error> {
+    let mut batch = Transaction::new();
+    if hashes.is_empty() {
+        return Ok(batch);
+    }
+    let of_them =
+        |held: &Held| held.owner.as_ref().is_some_and(|owner| hashes.contains(&owner.attachment_hash));
+    delete(&mut batch, &session.dump(Map::all(), of_them)?);
+    for hash in hashes {
+        delete_own_chains(session, &mut batch, *hash)?;
+    }
+    Ok(batch)
+}
+
+fn elements() -> impl Iterator<Item = Map> {
+    Map::all().filter(|map| *map != Map::Owners)
+}
+
+fn entries(session: &Session, hash: AttachmentHash, kinds: &[u32]) -> Result<Vec<Held>, Error> {
+    let mut entries = Vec::new();
+    for kind in kinds {
+        entries.extend(session.entry(hash, *kind)?);
+    }
+    Ok(entries)
+}
+
+fn delete<'a>(batch: &mut Transaction, held: impl IntoIterator<Item = &'a Held>) {
+    for held in held {
+        batch.delete_element(held.id());
+    }
+}
+
+fn delete_own_chains(session: &Session, batch: &mut Transaction, hash: AttachmentHash) -> Result<(), Error> {
+    for family in AddressFamily::BOTH {
+        let name = schema::own_chain(&hash, family);
+        if session.chain(&name)?.is_some() {
+            batch.flush_chain(&session.table, &name).delete_chain(&session.table, &name);
+        }
+    }
+    Ok(())
+}
+
+/// What the hints lead to. Whether it is everything is for the caller to compare.
+fn hinted(session: &Session, hash: AttachmentHash, withdrawal: &Withdrawal<'_>) -> Result<Vec<Held>, Error> {
+    let mut found = Found { session, hash, held: Vec::new() };
+    if withdrawal.ports.iter().map(crate::HostPorts::len).sum::<usize>() > MANY {
+        return Ok(found.held);
+    }
+    let mut own_chain = [false; 2];
+    for (family, there) in AddressFamily::BOTH.into_iter().zip(&mut own_chain) {
+        *there = !withdrawal.ports.is_empty() && session.chain(&schema::own_chain(&hash, family))?.is_some();
+    }
+    for host in withdrawal.ports {
+        let single = crate::HostPorts { last: host.first, ..*host };
+        let map = Map::for_ports(&single);
+        let conditions = own_chain[usize::from(host.address.family() == AddressFamily::V6)]
+            .then(|| Map::for_own_chain(host));
+        for port in host.ports() {
+            let key = plan::key(host, port);
+            if !found.add(map, &key)? {
+                found.add_around(map.counterpart(), &key, port)?;
+            }
+            found.add_around(conditions, &key, port)?;
+        }
+    }
+    let mut addresses: BTreeSet<_> = withdrawal.addresses.iter().copied().collect();
+    addresses.extend(found.held.iter().filter_map(container_address));
+    for address in addresses {
+        let family = AddressFamily::of(address);
+        for map in [Map::Hairpin(family), Map::Masquerade(family)] {
+            found.add(map, &[cni_nftables::Value::address(address)])?;
+        }
+    }
+    Ok(found.held)
+}
+
+/// The container's address that a mapping leads to.
+pub(crate) fn container_address(held: &Held) -> Option<std::net::IpAddr> {
+    match &held.data {
+        cni_nftables::ElementData::Values(values) => plan::as_address(values.first()?),
+        _ => None,
+    }
+}
+
+struct Found<'a> {
+    session: &'a Session,
+    hash: AttachmentHash,
+    held: Vec<Held>,
+}
+
+impl Found<'_> {
+    fn add(&mut self, map: Map, key: &[cni_nftables::Value]) -> Result<bool, Error> {
+        let held = self.session.get(map, key)?.filter(|held| held.is_of(self.hash));
+        let there = held.is_some();
+        self.held.extend(held);
+        Ok(there)
+    }
+
+    /// The interval around a key, unless it was found around another one.
+    fn add_around(&mut self, map: Option<Map>, key: &[cni_nftables::Value], port: u16) -> Result<(), Error> {
+        let Some(map) = map else { return Ok(()) };
+        let around = |held: &Held| {
+            let has = plan::host_ports(held.map, &held.key, held.end.as_deref());
+            let wanted = plan::host_ports(map, key, None);
+            held.map == map
+                && has.zip(wanted).is_some_and(|(has, wanted)| {
+                    (has.protocol, has.address) == (wanted.protocol, wanted.address)
+                        && (has.first..=has.last).contains(&port)
+                })
+        };
+        if !self.held.iter().any(around) {
+            self.add(map, key)?;
+        }
+        Ok(())
+    }
+}
+
+/// Takes away what belongs to attachments of a network that are not valid, and the shared chains
+/// that nothing leads to.
+pub(crate) fn retain(
+    session: &Session,
+    network: &str,
+    valid: &[Attachment],
+    kinds: &[u32],
+) -> Result<(), Error> {
+    let network_hash = NetworkHash::of(network);
+    let valid: BTreeSet<AttachmentHash> = valid.iter().map(AttachmentHash::of).collect();
+    let operation = format!("collect garbage of network {network}");
+    let condemned = |held: &Held| {
+        let kind = if held.map == Map::Owners { entry_kind(held) } else { held.map.kind() };
+        kinds.contains(&kind)
+            && held.owner.as_ref().is_some_and(|owner| {
+                owner.network_hash == network_hash && !valid.contains(&owner.attachment_hash)
+            })
+    };
+    let mut patience = Patience::new();
+    loop {
+        let generation = session.generation()?;
+        if session.chain(&schema::marker(schema::SCHEMA))?.is_none() {
+            return Ok(());
+        }
+        let mut held = session.dump(Map::all(), condemned)?;
+        // An attachment's elements go together, its entries last.
+        held.sort_by_key(|held| {
+            (held.owner.as_ref().map(|owner| owner.attachment_hash), held.map == Map::Owners)
+        });
+        let mut batch = Transaction::new();
+        for of_one in held.chunk_by(|a, b| a.owner == b.owner) {
+            delete(&mut batch, of_one);
+            let owner = of_one.first().and_then(|held| held.owner.as_ref());
+            if let Some(owner) = owner.filter(|_| kinds.contains(&schema::KIND_PORTS)) {
+                delete_own_chains(session, &mut batch, owner.attachment_hash)?;
+            }
+            if batch.ops().len() >= BATCH {
+                break;
+            }
+        }
+        if batch.is_empty() {
+            batch = unused_chains(session)?;
+        }
+        if batch.is_empty() {
+            return Ok(());
+        }
+        match session.socket.commit(&batch, Some(generation)) {
+            Ok(()) => {}
+            Err(e) => patience.wait(&operation, e)?,
+        }
+    }
+}
+
+fn entry_kind(held: &Held) -> u32 {
+    match held.key.as_slice() {
+        [_, cni_nftables::Value::Mark(kind)] => *kind,
+        _ => 0,
+    }
+}
+
+/// Shared chains that no element leads to have their rules and no other use.
+fn unused_chains(session: &Session) -> Result<Transaction, Error> {
+    let mut batch = Transaction::new();
+    let read = session.socket.chains(&session.table);
+    for chain in read.map_err(|e| Error::kernel(format!("list the chains of table {}", schema::TABLE), e))? {
+        let Some(shared) = SharedChain::from_name(&chain.name) else { continue };
+        if usize::try_from(chain.uses).is_ok_and(|uses| uses <= shared.rules().len()) {
+            batch.flush_chain(&session.table, &chain.name).delete_chain(&session.table, &chain.name);
+        }
+    }
+    Ok(batch)
+}
