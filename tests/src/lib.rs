@@ -52,9 +52,7 @@ mod traffic;
 pub use chain::{Attach, Failure, Network};
 pub use golden::{golden, normalise};
 pub use node::{BridgeNetfilter, Host, Node, Pod};
-pub use plugin::{
-    CniFailure, Output, PluginCall, Running, is_peer, newest_version, peer_fails, plugin_dir, slipway,
-};
+pub use plugin::{CniFailure, Output, PluginCall, Running, is_peer, peer_fails, plugin_dir, slipway};
 pub use skip::{record_skip, test_name};
 pub use snapshot::Snapshot;
 pub use space::{CommandOutput, Space};

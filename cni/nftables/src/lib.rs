@@ -9,14 +9,22 @@
 //! Messages are built by libnftnl, through the `nftnl` crate's traits where it lacks the object, and
 //! carried by libmnl. What the kernel answers is read by this crate itself.
 
+mod channel;
 pub mod conntrack;
 mod error;
+mod expr;
+mod lower;
+mod message;
 mod object;
+mod parse;
+mod raw;
 mod read;
 mod socket;
 mod stmt;
 mod transaction;
+mod udata;
 mod value;
+mod wire;
 
 pub use error::Error;
 pub use object::{

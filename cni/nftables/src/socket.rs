@@ -1,13 +1,88 @@
 //! The socket to nf_tables: commit and read.
 
+use std::time::{Duration, Instant};
+
+use nix::errno::Errno;
+
+use crate::channel::{Answer, Channel, Dump};
 use crate::error::Error;
-use crate::object::{ElementId, TableId};
+use crate::lower::Expr;
+use crate::message::{Encoder, Message, Scratch};
+use crate::object::{BaseChain, Chain, ElementId, Family, Rule, Set, Table, TableId};
+use crate::parse;
 use crate::read::{ChainInfo, ElementInfo, RuleInfo, SetInfo, TableInfo};
-use crate::transaction::Transaction;
+use crate::transaction::{Op, Transaction};
+use crate::value::{Value, encode_concat};
+use crate::wire;
+
+/// `NFNL_SUBSYS_NFTABLES` in `linux/netfilter/nfnetlink.h`.
+const SUBSYSTEM: u16 = 10;
+/// `NFNL_MSG_BATCH_BEGIN`.
+const BATCH_BEGIN: u16 = 0x10;
+/// `NFNL_MSG_BATCH_END`.
+const BATCH_END: u16 = 0x11;
+/// `NFNL_BATCH_GENID`.
+const BATCH_GENERATION: u16 = 1;
+
+// enum nf_tables_msg_types
+const GET_TABLE: u16 = 1;
+const GET_CHAIN: u16 = 4;
+const GET_RULE: u16 = 7;
+const GET_SET: u16 = 10;
+const GET_ELEMENT: u16 = 13;
+const GET_GENERATION: u16 = 16;
+
+/// How long a dump is begun anew while others change the ruleset.
+const DUMP_PATIENCE: Duration = Duration::from_secs(5);
+
+/// A table that is never made: dry runs put things into it.
+const PROBE: &str = "__probe";
+
+fn kind(message: u16) -> u16 {
+    SUBSYSTEM << 8 | message
+}
+
+fn get(message: u16, flags: u16, family: u8) -> wire::Message {
+    wire::Message::new(kind(message), flags, family, 0)
+}
+
+fn put_key(message: &mut wire::Message, kind: u16, key: &[Value]) {
+    message.nest(kind, |data| {
+        data.attr(parse::DATA_VALUE, &encode_concat(key));
+    });
+}
+
+/// Whether the kernel says by this that it does not know something.
+const fn is_lack(errno: Errno) -> bool {
+    matches!(errno, Errno::ENOENT | Errno::EOPNOTSUPP | Errno::EAFNOSUPPORT | Errno::EPROTONOSUPPORT)
+}
+
+fn unsupported(feature: &str, op: &str) -> Error {
+    Error::Unsupported { feature: feature.to_owned(), op: op.to_owned() }
+}
+
+fn invalid(op: &Op, reason: &'static str) -> Error {
+    Error::Invalid { op: op.to_string(), reason: reason.to_owned() }
+}
+
+fn rejected(op: &Op, index: usize, errno: Errno, answer: &Answer) -> Error {
+    let hint = answer.words.as_ref().map(|words| format!(" ({words})")).unwrap_or_default();
+    Error::Rejected { op: op.to_string(), index, errno, hint }
+}
 
 /// A socket to nf_tables of the network namespace that the thread was in when it was opened.
 #[derive(Debug)]
-pub struct Socket {}
+pub struct Socket {
+    channel: Channel,
+}
+
+/// What becomes of a batch.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Ending {
+    Commit,
+    /// Without an end message the kernel checks everything, and then takes it back.
+    Abort,
+}
 
 impl Socket {
     /// Opens it.
@@ -15,7 +90,13 @@ impl Socket {
     /// # Errors
     /// No netfilter netlink in this kernel, or no permission.
     pub fn open() -> Result<Self, Error> {
-        Ok(Self {})
+        match Channel::open() {
+            Ok(channel) => Ok(Self { channel }),
+            Err(Errno::EPROTONOSUPPORT | Errno::EAFNOSUPPORT) => {
+                Err(unsupported("netfilter netlink", "open a netfilter netlink socket"))
+            }
+            Err(errno) => Err(Error::Open { errno }),
+        }
     }
 
     /// The ruleset's generation: it changes with every commit in this namespace, anyone's.
@@ -23,24 +104,185 @@ impl Socket {
     /// # Errors
     /// The kernel's, or an answer that makes no sense.
     pub fn generation(&self) -> Result<u32, Error> {
-        Ok(0)
+        const GENERATION_ID: u16 = 1;
+        let operation = || "read the ruleset's generation".to_owned();
+        let message = wire::Message::new(kind(GET_GENERATION), wire::ACK, 0, 0);
+        let mut generation = None;
+        let result = self.channel.ask(message, |_, body| {
+            generation = wire::find(body, GENERATION_ID).and_then(wire::be32);
+        });
+        match result {
+            // nfnetlink's answer for a subsystem that is not there
+            Err(Errno::EINVAL | Errno::EOPNOTSUPP) => Err(unsupported("nf_tables", &operation())),
+            Err(errno) => Err(Error::Io { operation: operation(), errno }),
+            Ok(_) => {
+                generation.ok_or_else(|| Error::Malformed { operation: operation(), reason: "no number" })
+            }
+        }
     }
 
     /// Makes all changes at once, or none. With a generation, only if it is still the current one:
-    /// see [`Error::is_stale_generation`].
+    /// see [`Error::is_stale_generation`]. An empty transaction does nothing.
     ///
     /// # Errors
     /// Which change was refused and why; see the predicates of [`Error`].
-    pub fn commit(&self, _transaction: &Transaction, _generation: Option<u32>) -> Result<(), Error> {
-        Ok(())
+    pub fn commit(&self, transaction: &Transaction, generation: Option<u32>) -> Result<(), Error> {
+        self.run(transaction, generation, Ending::Commit)
     }
 
-    /// Lets the kernel check all changes without making them.
+    /// Lets the kernel check all changes without making them. Some mistakes only show when a
+    /// transaction ends (loops of chains, statements in hooks where they may not be), and are not
+    /// found this way.
     ///
     /// # Errors
     /// As [`Socket::commit`].
-    pub fn dry_run(&self, _transaction: &Transaction) -> Result<(), Error> {
-        Ok(())
+    pub fn dry_run(&self, transaction: &Transaction) -> Result<(), Error> {
+        self.run(transaction, None, Ending::Abort)
+    }
+
+    fn run(&self, transaction: &Transaction, generation: Option<u32>, ending: Ending) -> Result<(), Error> {
+        let mut encoder = Encoder::default();
+        let mut messages = Vec::new();
+        let mut owners = Vec::new();
+        for (index, op) in transaction.ops().iter().enumerate() {
+            let encoded = encoder.encode(op).map_err(|reason| invalid(op, reason))?;
+            owners.extend(std::iter::repeat_n(index, encoded.len()));
+            messages.extend(encoded);
+        }
+        let Some(first) = transaction.ops().first() else {
+            return Ok(());
+        };
+        let (begin, answers) = self
+            .send_batch(messages, generation, ending)
+            .map_err(|errno| Error::Commit { what: first.to_string(), errno })?;
+        let mut refused = answers.iter().filter_map(|answer| Some((answer, answer.errno?)));
+        let Some((answer, errno)) = refused.next() else {
+            // Nothing refused: then the end must have been acknowledged.
+            return if ending == Ending::Abort || !answers.is_empty() {
+                Ok(())
+            } else {
+                Err(Error::Malformed { operation: format!("commit {first}"), reason: "no acknowledgement" })
+            };
+        };
+        // Sequence numbers count up from the batch's begin; the first change's message is the next.
+        let place = answer.sequence.wrapping_sub(begin).checked_sub(1).and_then(|n| usize::try_from(n).ok());
+        let index = place.and_then(|place| owners.get(place)).copied();
+        let Some((index, op)) = index.and_then(|index| Some((index, transaction.ops().get(index)?))) else {
+            return Err(match errno {
+                // nfnetlink's answer for a subsystem that is not there
+                Errno::EOPNOTSUPP => unsupported("nf_tables", &first.to_string()),
+                errno => Error::Commit { what: first.to_string(), errno },
+            });
+        };
+        let missing = if ending == Ending::Commit { self.missing_feature(op, errno) } else { None };
+        Err(match missing {
+            Some(feature) => Error::Unsupported { feature, op: op.to_string() },
+            None => rejected(op, index, errno, answer),
+        })
+    }
+
+    /// Sends messages as one batch. Gives the sequence number of its begin and the answers.
+    fn send_batch(
+        &self,
+        mut messages: Vec<Message>,
+        generation: Option<u32>,
+        ending: Ending,
+    ) -> Result<(u32, Vec<Answer>), Errno> {
+        if let Some(last) = messages.last_mut() {
+            last.acknowledge();
+        }
+        let begin = self.channel.next_sequence();
+        let mut message = wire::Message::new(BATCH_BEGIN, 0, 0, SUBSYSTEM);
+        if let Some(generation) = generation {
+            message.be32(BATCH_GENERATION, generation);
+        }
+        let mut bytes = message.finish(begin);
+        let mut scratch = Scratch::new();
+        for message in &messages {
+            message.append_to(&mut bytes, &mut scratch, self.channel.next_sequence());
+        }
+        if ending == Ending::Commit {
+            let sequence = self.channel.next_sequence();
+            bytes.extend(wire::Message::new(BATCH_END, 0, 0, SUBSYSTEM).finish(sequence));
+        }
+        Ok((begin, self.channel.batch(&bytes)?))
+    }
+
+    /// Finds out whether a change was refused because the kernel lacks something: it answers
+    /// ENOENT or EOPNOTSUPP for a missing expression or chain type just as for a missing chain.
+    fn missing_feature(&self, op: &Op, errno: Errno) -> Option<String> {
+        if !matches!(errno, Errno::ENOENT | Errno::EOPNOTSUPP | Errno::EAFNOSUPPORT | Errno::EINVAL) {
+            return None;
+        }
+        match op {
+            Op::AddTable(table) => self.missing_family(table.id.family),
+            Op::AddChain(Chain { table, base: Some(base), .. }) => {
+                self.missing_family(table.family).or_else(|| self.missing_chain(table.family, *base))
+            }
+            Op::AddRule(rule) => self.missing_expression(rule),
+            Op::AddSet(set) => self.missing_set(set),
+            _ => None,
+        }
+    }
+
+    fn missing_family(&self, family: Family) -> Option<String> {
+        let mut probe = Transaction::new();
+        probe.add_table(Table::new(&TableId::new(family, PROBE)));
+        let error = self.dry_run(&probe).err()?;
+        is_lack(error.errno()?).then(|| format!("{family} family"))
+    }
+
+    fn missing_chain(&self, family: Family, base: BaseChain) -> Option<String> {
+        let table = TableId::new(family, PROBE);
+        let mut probe = Transaction::new();
+        probe.add_table(Table::new(&table)).add_chain(Chain::new(&table, PROBE).base(base));
+        let error = self.dry_run(&probe).err()?;
+        let (kind, hook) = (base.kind.name(), base.hook.name());
+        is_lack(error.errno()?).then(|| format!("{kind} chain at {hook} for the {family} family"))
+    }
+
+    fn missing_expression(&self, rule: &Rule) -> Option<String> {
+        let lowered = Encoder::default().lower(rule).ok()?;
+        let mut seen = Vec::new();
+        for expr in &lowered.exprs {
+            // Lookups and jumps are built in; what they lead to is not there in a dry run.
+            if matches!(expr, Expr::Lookup { .. } | Expr::Verdict(_)) || seen.contains(expr) {
+                continue;
+            }
+            if self.lacks(rule.table.family, expr) {
+                return Some(format!("{} expression", expr.name()));
+            }
+            seen.push(expr.clone());
+        }
+        None
+    }
+
+    /// Whether the kernel refuses a rule of just this expression for want of it.
+    fn lacks(&self, family: Family, expr: &Expr) -> bool {
+        let table = TableId::new(family, PROBE);
+        let mut encoder = Encoder::default();
+        let mut messages = Vec::new();
+        for op in [Op::AddTable(Table::new(&table)), Op::AddChain(Chain::new(&table, PROBE))] {
+            messages.extend(encoder.encode(&op).unwrap_or_default());
+        }
+        messages.extend(Encoder::bare_rule(&table, PROBE, std::slice::from_ref(expr)));
+        let Ok((_, answers)) = self.send_batch(messages, None, Ending::Abort) else {
+            return false;
+        };
+        answers.iter().filter_map(|answer| answer.errno).any(is_lack)
+    }
+
+    fn missing_set(&self, set: &Set) -> Option<String> {
+        let table = TableId::new(set.table.family, PROBE);
+        let mut probe = Transaction::new();
+        let copy = Set { table: table.clone(), name: PROBE.to_owned(), ..set.clone() };
+        probe.add_table(Table::new(&table)).add_set(copy);
+        let error = self.dry_run(&probe).err()?;
+        is_lack(error.errno()?).then(|| {
+            let ranges = if set.keys == crate::object::Keys::Intervals { " with ranges" } else { "" };
+            let concatenated = if set.key.len() > 1 { " of concatenated keys" } else { "" };
+            format!("{}{concatenated}{ranges}", set.word())
+        })
     }
 
     /// All tables.
@@ -48,15 +290,18 @@ impl Socket {
     /// # Errors
     /// The kernel's, or an answer that makes no sense.
     pub fn tables(&self) -> Result<Vec<TableInfo>, Error> {
-        Ok(Vec::new())
+        let message = || get(GET_TABLE, wire::DUMP, 0);
+        self.gather("list tables", message, parse::table)
     }
 
     /// One table; none if there is none of that name.
     ///
     /// # Errors
     /// The kernel's, or an answer that makes no sense.
-    pub fn table(&self, _table: &TableId) -> Result<Option<TableInfo>, Error> {
-        Ok(None)
+    pub fn table(&self, table: &TableId) -> Result<Option<TableInfo>, Error> {
+        let mut message = get(GET_TABLE, wire::ACK, table.family.number());
+        message.text(parse::TABLE_NAME, &table.name);
+        self.one(&format!("read table {table}"), message, parse::table)
     }
 
     /// All chains of all tables.
@@ -64,47 +309,107 @@ impl Socket {
     /// # Errors
     /// The kernel's, or an answer that makes no sense.
     pub fn all_chains(&self) -> Result<Vec<ChainInfo>, Error> {
-        Ok(Vec::new())
+        let message = || get(GET_CHAIN, wire::DUMP, 0);
+        self.gather("list chains", message, parse::chain)
     }
 
     /// The chains of one table; empty if there is no such table.
     ///
     /// # Errors
     /// The kernel's, or an answer that makes no sense.
-    pub fn chains(&self, _table: &TableId) -> Result<Vec<ChainInfo>, Error> {
-        Ok(Vec::new())
+    pub fn chains(&self, table: &TableId) -> Result<Vec<ChainInfo>, Error> {
+        // Older kernels ignore the table in the question.
+        let message = || {
+            let mut message = get(GET_CHAIN, wire::DUMP, table.family.number());
+            message.text(parse::CHAIN_TABLE, &table.name);
+            message
+        };
+        let operation = format!("list chains of table {table}");
+        self.gather(&operation, message, |family, body| {
+            parse::chain(family, body).filter(|chain| chain.table == *table)
+        })
     }
 
     /// One chain; none if it or its table is missing.
     ///
     /// # Errors
     /// The kernel's, or an answer that makes no sense.
-    pub fn chain(&self, _table: &TableId, _name: &str) -> Result<Option<ChainInfo>, Error> {
-        Ok(None)
+    pub fn chain(&self, table: &TableId, name: &str) -> Result<Option<ChainInfo>, Error> {
+        let mut message = get(GET_CHAIN, wire::ACK, table.family.number());
+        message.text(parse::CHAIN_TABLE, &table.name).text(parse::CHAIN_NAME, name);
+        self.one(&format!("read chain {table} {name}"), message, parse::chain)
     }
 
     /// The rules of one chain; empty if there is no such chain.
     ///
     /// # Errors
     /// The kernel's, or an answer that makes no sense.
-    pub fn rules(&self, _table: &TableId, _chain: &str) -> Result<Vec<RuleInfo>, Error> {
-        Ok(Vec::new())
+    pub fn rules(&self, table: &TableId, chain: &str) -> Result<Vec<RuleInfo>, Error> {
+        let message = || {
+            let mut message = get(GET_RULE, wire::DUMP, table.family.number());
+            message.text(parse::RULE_TABLE, &table.name).text(parse::RULE_CHAIN, chain);
+            message
+        };
+        self.gather(&format!("list rules of chain {table} {chain}"), message, |family, body| {
+            parse::rule(family, body).filter(|rule| rule.table == *table && rule.chain == chain)
+        })
     }
 
-    /// The sets and maps of one table; empty if there is no such table.
+    /// The sets and maps of one table, but for anonymous ones; empty if there is no such table.
     ///
     /// # Errors
     /// The kernel's, or an answer that makes no sense.
-    pub fn sets(&self, _table: &TableId) -> Result<Vec<SetInfo>, Error> {
-        Ok(Vec::new())
+    pub fn sets(&self, table: &TableId) -> Result<Vec<SetInfo>, Error> {
+        let message = || {
+            let mut message = get(GET_SET, wire::DUMP, table.family.number());
+            message.text(parse::SET_TABLE, &table.name);
+            message
+        };
+        let operation = format!("list sets of table {table}");
+        self.gather(&operation, message, |family, body| {
+            parse::set(family, body).filter(|set| set.table == *table && !parse::is_anonymous(set))
+        })
     }
 
-    /// One element by its key; none if it, its set or its table is missing.
+    /// One set or map; none if it or its table is missing.
     ///
     /// # Errors
     /// The kernel's, or an answer that makes no sense.
-    pub fn element(&self, _id: &ElementId) -> Result<Option<ElementInfo>, Error> {
-        Ok(None)
+    pub fn set(&self, table: &TableId, name: &str) -> Result<Option<SetInfo>, Error> {
+        let mut message = get(GET_SET, wire::ACK, table.family.number());
+        message.text(parse::SET_TABLE, &table.name).text(parse::SET_NAME, name);
+        self.one(&format!("read set {table} {name}"), message, parse::set)
+    }
+
+    /// One element by its key; none if it, its set or its table is missing. In a set of ranges, the
+    /// element whose range is exactly this one, or, without an end, that holds the key.
+    ///
+    /// # Errors
+    /// The kernel's, or an answer that makes no sense.
+    pub fn element(&self, id: &ElementId) -> Result<Option<ElementInfo>, Error> {
+        let Some(set) = self.set(&id.table, &id.set)? else {
+            return Ok(None);
+        };
+        let mut message = get(GET_ELEMENT, wire::ACK, id.table.family.number());
+        message.text(parse::LIST_TABLE, &id.table.name).text(parse::LIST_SET, &id.set);
+        message.nest(parse::LIST_ELEMENTS, |list| {
+            list.nest(parse::LIST_ITEM, |element| {
+                put_key(element, parse::ELEMENT_KEY, &id.key);
+                if let Some(end) = &id.key_end {
+                    put_key(element, parse::ELEMENT_KEY_END, end);
+                }
+            });
+        });
+        let mut found = None;
+        let operation = format!("read element {id}");
+        let result = self.channel.ask(message, |_, body| {
+            parse::elements(body, &set, |element| found = Some(element));
+        });
+        match result {
+            Ok(_) => Ok(found),
+            Err(Errno::ENOENT) => Ok(None),
+            Err(errno) => Err(Error::Io { operation, errno }),
+        }
     }
 
     /// All elements of a set. See [`Socket::fold_elements`].
@@ -116,18 +421,83 @@ impl Socket {
     }
 
     /// Goes through all elements of a set without keeping them. When someone changes the ruleset
-    /// meanwhile, what was gathered is thrown away and it begins again with a new `start()`.
+    /// meanwhile, what was gathered is thrown away and it begins again with a new `start()`. Of a
+    /// range in a set whose key is a single value, only the beginning is shown.
     ///
     /// # Errors
     /// The set or table is missing, the kernel's, or an answer that makes no sense; it kept changing
     /// (see [`Error::is_busy`]).
     pub fn fold_elements<T>(
         &self,
-        _table: &TableId,
-        _set: &str,
+        table: &TableId,
+        set: &str,
         start: impl Fn() -> T,
-        _each: impl FnMut(&mut T, ElementInfo),
+        mut each: impl FnMut(&mut T, ElementInfo),
     ) -> Result<T, Error> {
-        Ok(start())
+        let operation = || format!("list elements of {table} {set}");
+        let since = Instant::now();
+        while since.elapsed() < DUMP_PATIENCE {
+            // The kernel does not mark an interrupted dump of elements as such (6.18 does not), and
+            // such a dump misses some elements and shows others twice.
+            let generation = self.generation()?;
+            let Some(info) = self.set(table, set)? else {
+                return Err(Error::Io { operation: operation(), errno: Errno::ENOENT });
+            };
+            let mut message = get(GET_ELEMENT, wire::DUMP, table.family.number());
+            message.text(parse::LIST_TABLE, &table.name).text(parse::LIST_SET, set);
+            let mut gathered = start();
+            let result = self.channel.ask(message, |_, body| {
+                parse::elements(body, &info, |element| each(&mut gathered, element));
+            });
+            match result {
+                Ok(Dump::Whole) if self.generation()? == generation => return Ok(gathered),
+                Ok(_) | Err(Errno::EINTR) => {}
+                Err(errno) => return Err(Error::Io { operation: operation(), errno }),
+            }
+        }
+        Err(Error::KeepsChanging { operation: operation() })
+    }
+
+    /// Dumps until it gets a dump of one moment.
+    fn gather<T>(
+        &self,
+        operation: &str,
+        message: impl Fn() -> wire::Message,
+        read: impl Fn(Option<Family>, &[u8]) -> Option<T>,
+    ) -> Result<Vec<T>, Error> {
+        let since = Instant::now();
+        while since.elapsed() < DUMP_PATIENCE {
+            let mut found = Vec::new();
+            let result = self.channel.ask(message(), |family, body| {
+                found.extend(read(Family::from_number(family), body));
+            });
+            match result {
+                Ok(Dump::Whole) => return Ok(found),
+                Ok(Dump::Interrupted) | Err(Errno::EINTR) => {}
+                Err(Errno::ENOENT) => return Ok(Vec::new()),
+                Err(errno) => return Err(Error::Io { operation: operation.to_owned(), errno }),
+            }
+        }
+        Err(Error::KeepsChanging { operation: operation.to_owned() })
+    }
+
+    /// Reads one object; none if it is missing.
+    fn one<T>(
+        &self,
+        operation: &str,
+        message: wire::Message,
+        read: impl Fn(Option<Family>, &[u8]) -> Option<T>,
+    ) -> Result<Option<T>, Error> {
+        let mut found = None;
+        let result = self.channel.ask(message, |family, body| {
+            found = read(Family::from_number(family), body);
+        });
+        let operation = operation.to_owned();
+        match (result, found) {
+            (Ok(_), Some(found)) => Ok(Some(found)),
+            (Ok(_), None) => Err(Error::Malformed { operation, reason: "not what was asked for" }),
+            (Err(Errno::ENOENT), _) => Ok(None),
+            (Err(errno), _) => Err(Error::Io { operation, errno }),
+        }
     }
 }

@@ -6,4 +6,3 @@ pub mod operator;
 pub mod plugin;
 pub mod registry;
 pub mod skel;
-pub mod undo;

@@ -31,16 +31,7 @@ impl Plugin for Loopback {
         let (netns, socket) = open(request)?;
         let link = lo(&socket)?;
         socket.change_link(&link, &LinkChange::new().up()).map_err(failed)?;
-        let addresses = match addresses(&socket, &link) {
-            Ok(addresses) => addresses,
-            Err(error) => {
-                // It is left as it was found; the first error is the one to tell.
-                if !link.up {
-                    let _ = socket.change_link(&link, &LinkChange::new().down());
-                }
-                return Err(error);
-            }
-        };
+        let addresses = addresses(&socket, &link)?;
         // A chained configuration passes on what the plugins before it made.
         Ok(match &request.config.prev_result {
             Some(previous) => previous.clone(),

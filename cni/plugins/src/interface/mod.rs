@@ -1,4 +1,3 @@
 //! Plugins that make or set up a link.
 
-pub mod bridge;
 pub mod loopback;

@@ -1,0 +1,609 @@
+//! From statements to the kernel's expressions: which bytes go to which register.
+//!
+//! Everything here is a plain value; [`crate::expr`] turns it into libnftnl's objects. The numbers
+//! are those of `linux/netfilter/nf_tables.h`.
+
+use std::collections::BTreeMap;
+
+use crate::object::Family;
+use crate::stmt::{Cmp, DnatData, DnatTarget, Field, IpVersion, Operand, PortChoice, Stmt, Verdict};
+use crate::value::{DataType, Value, encode_concat};
+
+/// `NFT_RULE_MAXEXPRS`.
+const MAX_EXPRS: usize = 128;
+/// `NFT_REG32_00`: the first of sixteen 32-bit registers.
+const FIRST_REGISTER: u32 = 8;
+/// How many there are.
+const REGISTERS: u32 = 16;
+/// `NFT_REG_VERDICT`.
+pub(crate) const VERDICT_REGISTER: u32 = 0;
+
+const META_PROTOCOL: u32 = 1;
+const META_MARK: u32 = 3;
+const META_IIFNAME: u32 = 6;
+const META_OIFNAME: u32 = 7;
+const META_IIFTYPE: u32 = 8;
+const META_NFPROTO: u32 = 15;
+const META_L4PROTO: u32 = 16;
+const CT_STATE: u32 = 0;
+const CT_STATUS: u32 = 2;
+const CT_MARK: u32 = 3;
+const LINK_HEADER: u32 = 0;
+const NETWORK_HEADER: u32 = 1;
+const TRANSPORT_HEADER: u32 = 2;
+const FIB_RESULT_ADDRTYPE: u32 = 3;
+const FIB_SADDR: u32 = 1;
+const FIB_DADDR: u32 = 2;
+const CMP_EQ: u32 = 0;
+const CMP_NE: u32 = 1;
+const CMP_LTE: u32 = 3;
+const CMP_GTE: u32 = 5;
+const ARPHRD_ETHER: u16 = 1;
+
+/// One of the kernel's expressions.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub(crate) enum Expr {
+    MetaLoad { key: u32, register: u32 },
+    MetaSet { key: u32, register: u32 },
+    CtLoad { key: u32, register: u32 },
+    Payload { base: u32, offset: u32, len: u32, register: u32 },
+    Fib { flags: u32, result: u32, register: u32 },
+    Cmp { op: u32, register: u32, data: Vec<u8> },
+    RangeNotIn { register: u32, from: Vec<u8>, to: Vec<u8> },
+    Bitwise { register: u32, mask: Vec<u8>, xor: Vec<u8> },
+    Lookup { set: String, id: Option<u32>, source: u32, target: Option<u32>, invert: bool },
+    Load { register: u32, data: Vec<u8> },
+    Verdict(Verdict),
+    Dnat { family: u8, address: u32, port: Option<u32> },
+    Masquerade { flags: u32 },
+    Counter,
+}
+
+impl Expr {
+    /// The kernel's name for it.
+    pub(crate) const fn name(&self) -> &'static str {
+        match self {
+            Self::MetaLoad { .. } | Self::MetaSet { .. } => "meta",
+            Self::CtLoad { .. } => "ct",
+            Self::Payload { .. } => "payload",
+            Self::Fib { .. } => "fib",
+            Self::Cmp { .. } => "cmp",
+            Self::RangeNotIn { .. } => "range",
+            Self::Bitwise { .. } => "bitwise",
+            Self::Lookup { .. } => "lookup",
+            Self::Load { .. } | Self::Verdict(_) => "immediate",
+            Self::Dnat { .. } => "nat",
+            Self::Masquerade { .. } => "masq",
+            Self::Counter => "counter",
+        }
+    }
+}
+
+/// A set that lives and dies with its rule.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct AnonymousSet {
+    pub(crate) key: DataType,
+    pub(crate) id: u32,
+    pub(crate) content: Content,
+}
+
+/// The elements of an anonymous set.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Content {
+    Values(Vec<Vec<u8>>),
+    /// Sorted, disjoint: the first key in, the first key out (none if the interval never ends).
+    Intervals(Vec<(Vec<u8>, Option<Vec<u8>>)>),
+}
+
+/// A rule as the kernel takes it.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub(crate) struct Lowered {
+    pub(crate) exprs: Vec<Expr>,
+    pub(crate) sets: Vec<AnonymousSet>,
+}
+
+/// Converts the statements of one rule. `next_set_id` gives numbers that are unique in the batch.
+pub(crate) fn lower(family: Family, stmts: &[Stmt], next_set_id: &mut u32) -> Result<Lowered, &'static str> {
+    let mut lowering = Lowering {
+        family,
+        network: match family {
+            Family::Ip => Some(Value::NFPROTO_IPV4),
+            Family::Ip6 => Some(Value::NFPROTO_IPV6),
+            _ => None,
+        },
+        transport: None,
+        ethernet: family == Family::Bridge,
+        next_set_id,
+        out: Lowered::default(),
+    };
+    for stmt in stmts {
+        lowering.stmt(stmt)?;
+    }
+    if lowering.out.exprs.len() > MAX_EXPRS {
+        return Err("the rule is too long: the kernel takes 128 expressions");
+    }
+    Ok(lowering.out)
+}
+
+struct Lowering<'a> {
+    family: Family,
+    /// The network protocol that the rule has established so far (`NFPROTO_*`).
+    network: Option<u8>,
+    /// The transport protocol likewise (`IPPROTO_*`).
+    transport: Option<u8>,
+    /// Whether the frame is known to have an Ethernet header.
+    ethernet: bool,
+    next_set_id: &'a mut u32,
+    out: Lowered,
+}
+
+impl Lowering<'_> {
+    fn push(&mut self, expr: Expr) {
+        self.out.exprs.push(expr);
+    }
+
+    fn stmt(&mut self, stmt: &Stmt) -> Result<(), &'static str> {
+        match stmt {
+            Stmt::Match { fields, cmp, to } => self.comparison(fields, *cmp, to),
+            Stmt::Masked { field, mask, cmp, value } => self.masked(*field, mask, *cmp, value),
+            Stmt::AnyBit { field, bits } => self.any_bit(*field, bits),
+            Stmt::SetMark { and, xor } => {
+                let register = register(0)?;
+                self.push(Expr::MetaLoad { key: META_MARK, register });
+                let (mask, xor) = (and.to_ne_bytes().to_vec(), xor.to_ne_bytes().to_vec());
+                self.push(Expr::Bitwise { register, mask, xor });
+                self.push(Expr::MetaSet { key: META_MARK, register });
+                Ok(())
+            }
+            Stmt::Vmap { fields, map } => {
+                self.load_all(fields)?;
+                self.lookup(map, Some(VERDICT_REGISTER), Cmp::Eq)
+            }
+            Stmt::Dnat { version, target } => self.dnat(*version, target),
+            Stmt::Masquerade(choice) => {
+                // NF_NAT_RANGE_PROTO_RANDOM and NF_NAT_RANGE_PROTO_RANDOM_FULLY in linux/netfilter/nf_nat.h
+                let flags = match choice {
+                    PortChoice::Keep => 0,
+                    PortChoice::Random => 1 << 2,
+                    PortChoice::FullyRandom => 1 << 4,
+                };
+                self.push(Expr::Masquerade { flags });
+                Ok(())
+            }
+            Stmt::Counter => {
+                self.push(Expr::Counter);
+                Ok(())
+            }
+            Stmt::Verdict(verdict) => {
+                self.push(Expr::Verdict(verdict.clone()));
+                Ok(())
+            }
+        }
+    }
+
+    fn comparison(&mut self, fields: &[Field], cmp: Cmp, to: &Operand) -> Result<(), &'static str> {
+        if let Operand::Set(name) = to {
+            self.load_all(fields)?;
+            return self.lookup(name, None, cmp);
+        }
+        let [field] = fields else {
+            return Err("a concatenation can only be looked up in a named set");
+        };
+        let data_type = field.data_type();
+        if matches!(data_type, DataType::CtState | DataType::CtStatus | DataType::TcpFlag) {
+            return Err("a mask is not compared as a whole: test its bits");
+        }
+        self.load(*field, 0)?;
+        let register = register(0)?;
+        match to {
+            Operand::Value(value) => {
+                let data = checked(value, data_type)?;
+                self.push(Expr::Cmp { op: cmp_op(cmp), register, data });
+                self.learn(*field, cmp, value);
+            }
+            Operand::Prefix(value, bits) => {
+                let data = checked(value, data_type)?;
+                let mask = prefix_mask(data.len(), *bits)?;
+                if data.iter().zip(&mask).any(|(byte, mask)| byte & !mask != 0) {
+                    return Err("the address has bits beyond its prefix");
+                }
+                self.push(Expr::Bitwise { register, xor: vec![0; data.len()], mask });
+                self.push(Expr::Cmp { op: cmp_op(cmp), register, data });
+            }
+            Operand::Range(from, to) => {
+                let (from, to) = interval(data_type, from, to)?;
+                if cmp == Cmp::Ne {
+                    self.push(Expr::RangeNotIn { register, from, to });
+                } else {
+                    self.push(Expr::Cmp { op: CMP_GTE, register, data: from });
+                    self.push(Expr::Cmp { op: CMP_LTE, register, data: to });
+                }
+            }
+            Operand::OneOf(elements) => self.one_of(data_type, cmp, elements)?,
+            Operand::Set(_) => {}
+        }
+        Ok(())
+    }
+
+    fn one_of(&mut self, key: DataType, cmp: Cmp, elements: &[Operand]) -> Result<(), &'static str> {
+        if elements.is_empty() {
+            return Err("a set of alternatives is empty");
+        }
+        *self.next_set_id += 1;
+        let id = *self.next_set_id;
+        let content = content(key, elements)?;
+        self.out.sets.push(AnonymousSet { key, id, content });
+        let set = ANONYMOUS_NAME.to_owned();
+        let (source, invert) = (register(0)?, cmp == Cmp::Ne);
+        self.push(Expr::Lookup { set, id: Some(id), source, target: None, invert });
+        Ok(())
+    }
+
+    fn masked(&mut self, field: Field, mask: &Value, cmp: Cmp, value: &Value) -> Result<(), &'static str> {
+        let mask = checked(mask, field.data_type())?;
+        let data = checked(value, field.data_type())?;
+        self.load(field, 0)?;
+        let register = register(0)?;
+        self.push(Expr::Bitwise { register, xor: vec![0; mask.len()], mask });
+        self.push(Expr::Cmp { op: cmp_op(cmp), register, data });
+        Ok(())
+    }
+
+    fn any_bit(&mut self, field: Field, bits: &Value) -> Result<(), &'static str> {
+        let mask = checked(bits, field.data_type())?;
+        self.load(field, 0)?;
+        let register = register(0)?;
+        let zeros = vec![0; mask.len()];
+        self.push(Expr::Bitwise { register, xor: zeros.clone(), mask });
+        self.push(Expr::Cmp { op: CMP_NE, register, data: zeros });
+        Ok(())
+    }
+
+    fn dnat(&mut self, version: IpVersion, target: &DnatTarget) -> Result<(), &'static str> {
+        let (family, slots) = match version {
+            IpVersion::V4 => (Value::NFPROTO_IPV4, 1),
+            IpVersion::V6 => (Value::NFPROTO_IPV6, 4),
+        };
+        self.require_network(family)?;
+        let address = register(0)?;
+        let with_port = match target {
+            DnatTarget::To(to, port) => {
+                if to.is_ipv4() != (version == IpVersion::V4) {
+                    return Err("the address is of the other family");
+                }
+                self.push(Expr::Load { register: address, data: Value::address(*to).encode() });
+                if let Some(port) = port {
+                    let data = Value::Port(*port).encode();
+                    self.push(Expr::Load { register: register(slots)?, data });
+                }
+                port.is_some()
+            }
+            DnatTarget::Map { fields, map, data } => {
+                self.load_all(fields)?;
+                self.lookup(map, Some(address), Cmp::Eq)?;
+                *data == DnatData::AddressAndPort
+            }
+        };
+        let port = if with_port { Some(register(slots)?) } else { None };
+        self.push(Expr::Dnat { family, address, port });
+        Ok(())
+    }
+
+    fn lookup(&mut self, set: &str, target: Option<u32>, cmp: Cmp) -> Result<(), &'static str> {
+        let (source, invert) = (register(0)?, cmp == Cmp::Ne);
+        self.push(Expr::Lookup { set: set.to_owned(), id: None, source, target, invert });
+        Ok(())
+    }
+
+    /// Loads fields as a concatenation. What they need to be true is tested first, because those
+    /// tests use a register, too.
+    fn load_all(&mut self, fields: &[Field]) -> Result<(), &'static str> {
+        if fields.is_empty() {
+            return Err("nothing to look up");
+        }
+        for field in fields {
+            self.require(*field)?;
+        }
+        let mut slot = 0;
+        for field in fields {
+            self.load(*field, slot)?;
+            slot += slots(field.data_type());
+        }
+        if slot > REGISTERS { Err("the key is too long") } else { Ok(()) }
+    }
+
+    fn load(&mut self, field: Field, slot: u32) -> Result<(), &'static str> {
+        self.require(field)?;
+        let register = register(slot)?;
+        let payload = |base, offset, len| Expr::Payload { base, offset, len, register };
+        self.push(match field {
+            Field::NfProto => Expr::MetaLoad { key: META_NFPROTO, register },
+            Field::L4Proto => Expr::MetaLoad { key: META_L4PROTO, register },
+            Field::Iifname => Expr::MetaLoad { key: META_IIFNAME, register },
+            Field::Oifname => Expr::MetaLoad { key: META_OIFNAME, register },
+            Field::Mark => Expr::MetaLoad { key: META_MARK, register },
+            Field::CtMark => Expr::CtLoad { key: CT_MARK, register },
+            Field::CtState => Expr::CtLoad { key: CT_STATE, register },
+            Field::CtStatus => Expr::CtLoad { key: CT_STATUS, register },
+            // RFC 791 section 3.1
+            Field::IpLength => payload(NETWORK_HEADER, 2, 2),
+            Field::IpTtl => payload(NETWORK_HEADER, 8, 1),
+            Field::IpSaddr => payload(NETWORK_HEADER, 12, 4),
+            Field::IpDaddr => payload(NETWORK_HEADER, 16, 4),
+            // RFC 8200 section 3
+            Field::Ip6Length => payload(NETWORK_HEADER, 4, 2),
+            Field::Ip6Hoplimit => payload(NETWORK_HEADER, 7, 1),
+            Field::Ip6Saddr => payload(NETWORK_HEADER, 8, 16),
+            Field::Ip6Daddr => payload(NETWORK_HEADER, 24, 16),
+            Field::IcmpType | Field::Icmpv6Type => payload(TRANSPORT_HEADER, 0, 1),
+            // TCP, UDP and SCTP all begin with the ports.
+            Field::ThSport | Field::TcpSport | Field::UdpSport | Field::SctpSport => {
+                payload(TRANSPORT_HEADER, 0, 2)
+            }
+            Field::ThDport | Field::TcpDport | Field::UdpDport | Field::SctpDport => {
+                payload(TRANSPORT_HEADER, 2, 2)
+            }
+            Field::TcpFlags => payload(TRANSPORT_HEADER, 13, 1),
+            Field::EtherDaddr => payload(LINK_HEADER, 0, 6),
+            Field::EtherSaddr => payload(LINK_HEADER, 6, 6),
+            Field::FibSaddrType => Expr::Fib { flags: FIB_SADDR, result: FIB_RESULT_ADDRTYPE, register },
+            Field::FibDaddrType => Expr::Fib { flags: FIB_DADDR, result: FIB_RESULT_ADDRTYPE, register },
+        });
+        Ok(())
+    }
+
+    /// Tests the protocols that the field belongs to, unless the rule did already.
+    fn require(&mut self, field: Field) -> Result<(), &'static str> {
+        match field {
+            Field::IpSaddr | Field::IpDaddr | Field::IpTtl | Field::IpLength => {
+                self.require_network(Value::NFPROTO_IPV4)
+            }
+            Field::Ip6Saddr | Field::Ip6Daddr | Field::Ip6Hoplimit | Field::Ip6Length => {
+                self.require_network(Value::NFPROTO_IPV6)
+            }
+            Field::IcmpType => {
+                self.require_network(Value::NFPROTO_IPV4)?;
+                self.require_transport(1)
+            }
+            Field::Icmpv6Type => {
+                self.require_network(Value::NFPROTO_IPV6)?;
+                self.require_transport(58)
+            }
+            Field::TcpSport | Field::TcpDport | Field::TcpFlags => self.require_transport(6),
+            Field::UdpSport | Field::UdpDport => self.require_transport(17),
+            Field::SctpSport | Field::SctpDport => self.require_transport(132),
+            Field::EtherSaddr | Field::EtherDaddr => self.require_ethernet(),
+            _ => Ok(()),
+        }
+    }
+
+    fn require_network(&mut self, family: u8) -> Result<(), &'static str> {
+        if let Some(known) = self.network {
+            return if known == family { Ok(()) } else { Err("the rule mixes IPv4 and IPv6") };
+        }
+        let register = register(0)?;
+        if self.family == Family::Bridge {
+            let ethertype: u16 = if family == Value::NFPROTO_IPV4 { 0x0800 } else { 0x86dd };
+            self.push(Expr::MetaLoad { key: META_PROTOCOL, register });
+            self.push(Expr::Cmp { op: CMP_EQ, register, data: ethertype.to_be_bytes().to_vec() });
+        } else {
+            self.push(Expr::MetaLoad { key: META_NFPROTO, register });
+            self.push(Expr::Cmp { op: CMP_EQ, register, data: vec![family] });
+        }
+        self.network = Some(family);
+        Ok(())
+    }
+
+    fn require_transport(&mut self, protocol: u8) -> Result<(), &'static str> {
+        if let Some(known) = self.transport {
+            return if known == protocol { Ok(()) } else { Err("the rule mixes transport protocols") };
+        }
+        let register = register(0)?;
+        self.push(Expr::MetaLoad { key: META_L4PROTO, register });
+        self.push(Expr::Cmp { op: CMP_EQ, register, data: vec![protocol] });
+        self.transport = Some(protocol);
+        Ok(())
+    }
+
+    fn require_ethernet(&mut self) -> Result<(), &'static str> {
+        if !self.ethernet {
+            let register = register(0)?;
+            self.push(Expr::MetaLoad { key: META_IIFTYPE, register });
+            self.push(Expr::Cmp { op: CMP_EQ, register, data: ARPHRD_ETHER.to_ne_bytes().to_vec() });
+            self.ethernet = true;
+        }
+        Ok(())
+    }
+
+    /// Remembers a protocol that the rule itself tests.
+    fn learn(&mut self, field: Field, cmp: Cmp, value: &Value) {
+        match (field, cmp, value) {
+            (Field::NfProto, Cmp::Eq, Value::NfProto(family)) => self.network = Some(*family),
+            (Field::L4Proto, Cmp::Eq, Value::Proto(protocol)) => self.transport = Some(*protocol),
+            _ => {}
+        }
+    }
+}
+
+/// The name that asks the kernel to number an anonymous set.
+pub(crate) const ANONYMOUS_NAME: &str = "__set%d";
+
+const fn cmp_op(cmp: Cmp) -> u32 {
+    match cmp {
+        Cmp::Eq => CMP_EQ,
+        Cmp::Ne => CMP_NE,
+    }
+}
+
+/// The number of the register at a 32-bit slot.
+const fn register(slot: u32) -> Result<u32, &'static str> {
+    if slot < REGISTERS { Ok(FIRST_REGISTER + slot) } else { Err("the key is too long") }
+}
+
+fn slots(data_type: DataType) -> u32 {
+    u32::try_from(data_type.padded_len() / crate::value::REGISTER_SIZE).unwrap_or(REGISTERS)
+}
+
+/// The value's bytes, if it is of that type.
+fn checked(value: &Value, data_type: DataType) -> Result<Vec<u8>, &'static str> {
+    if value.data_type() != data_type {
+        return Err("a value is of another type than its field");
+    }
+    Ok(encode_concat(std::slice::from_ref(value)))
+}
+
+fn prefix_mask(len: usize, bits: u8) -> Result<Vec<u8>, &'static str> {
+    if usize::from(bits) > len * 8 {
+        return Err("the prefix is longer than the address");
+    }
+    let full = usize::from(bits / 8);
+    let mut mask = vec![0xff; full];
+    if !bits.is_multiple_of(8) {
+        mask.push(0xff << (8 - bits % 8));
+    }
+    mask.resize(len, 0);
+    Ok(mask)
+}
+
+fn interval(data_type: DataType, from: &Value, to: &Value) -> Result<(Vec<u8>, Vec<u8>), &'static str> {
+    if data_type.is_host_order() {
+        return Err("values of this type have no order");
+    }
+    let (from, to) = (checked(from, data_type)?, checked(to, data_type)?);
+    if from > to { Err("the range ends before it begins") } else { Ok((from, to)) }
+}
+
+/// What an anonymous set holds: plain values, or, if there is any prefix or range, intervals.
+fn content(key: DataType, elements: &[Operand]) -> Result<Content, &'static str> {
+    let plain = elements.iter().all(|element| matches!(element, Operand::Value(_)));
+    if plain {
+        let mut values = Vec::with_capacity(elements.len());
+        for element in elements {
+            match element {
+                Operand::Value(Value::IfnamePrefix(_)) => return Err("a set cannot hold a pattern"),
+                Operand::Value(value) => values.push(checked(value, key)?),
+                _ => return Err("unexpected element"),
+            }
+        }
+        values.sort();
+        values.dedup();
+        return Ok(Content::Values(values));
+    }
+    let mut intervals: BTreeMap<Vec<u8>, Vec<u8>> = BTreeMap::new();
+    for element in elements {
+        let (from, to) = match element {
+            Operand::Value(value) => interval(key, value, value)?,
+            Operand::Range(from, to) => interval(key, from, to)?,
+            Operand::Prefix(value, bits) => {
+                let from = interval(key, value, value)?.0;
+                let mask = prefix_mask(from.len(), *bits)?;
+                let to = from.iter().zip(&mask).map(|(byte, mask)| byte | !mask).collect();
+                (from, to)
+            }
+            Operand::OneOf(_) | Operand::Set(_) => return Err("a set cannot hold a set"),
+        };
+        let end = intervals.entry(from).or_insert_with(|| to.clone());
+        *end = to.max(end.clone());
+    }
+    Ok(Content::Intervals(merge(intervals)))
+}
+
+/// Joins intervals that overlap or touch.
+fn merge(intervals: BTreeMap<Vec<u8>, Vec<u8>>) -> Vec<(Vec<u8>, Option<Vec<u8>>)> {
+    let mut merged: Vec<(Vec<u8>, Option<Vec<u8>>)> = Vec::new();
+    for (from, to) in intervals {
+        let end = successor(&to);
+        match merged.last_mut() {
+            // An end of none is beyond everything.
+            Some((_, last)) if last.as_ref().is_none_or(|last| from <= *last) => {
+                if last.is_some() && (end.is_none() || end > *last) {
+                    *last = end;
+                }
+            }
+            _ => merged.push((from, end)),
+        }
+    }
+    merged
+}
+
+/// The next number, big-endian; none after the last.
+pub(crate) fn successor(bytes: &[u8]) -> Option<Vec<u8>> {
+    let mut next = bytes.to_vec();
+    for byte in next.iter_mut().rev() {
+        let (sum, carry) = byte.overflowing_add(1);
+        *byte = sum;
+        if !carry {
+            return Some(next);
+        }
+    }
+    None
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn lowered(family: Family, stmts: &[Stmt]) -> Lowered {
+        lower(family, stmts, &mut 0).unwrap()
+    }
+
+    #[test]
+    fn protocols_are_tested_once_and_only_where_needed() {
+        let stmts = [
+            Stmt::eq(Field::IpSaddr, Value::Ipv4([10, 0, 0, 1].into())),
+            Stmt::eq(Field::IpDaddr, Value::Ipv4([10, 0, 0, 2].into())),
+        ];
+        let names = |family| -> Vec<&str> { lowered(family, &stmts).exprs.iter().map(Expr::name).collect() };
+        assert_eq!(names(Family::Inet), ["meta", "cmp", "payload", "cmp", "payload", "cmp"]);
+        assert_eq!(names(Family::Ip), ["payload", "cmp", "payload", "cmp"]);
+        assert!(lower(Family::Ip6, &stmts, &mut 0).is_err());
+    }
+
+    #[test]
+    fn an_ipv6_key_leaves_room_for_its_sixteen_bytes() {
+        let stmt = Stmt::dnat_map(IpVersion::V6, &[Field::Ip6Daddr, Field::L4Proto, Field::ThDport], "m");
+        let exprs = lowered(Family::Inet, &[stmt]).exprs;
+        let registers: Vec<u32> = exprs[2..]
+            .iter()
+            .filter_map(|expr| match expr {
+                Expr::Payload { register, .. } | Expr::MetaLoad { register, .. } => Some(*register),
+                _ => None,
+            })
+            .collect();
+        assert_eq!(registers, [8, 12, 13]);
+        assert_eq!(exprs.last(), Some(&Expr::Dnat { family: 10, address: 8, port: Some(12) }));
+    }
+
+    #[test]
+    fn intervals_are_merged() {
+        let port = |from, to| Operand::Range(Value::Port(from), Value::Port(to));
+        let elements =
+            [port(5, 9), Operand::Value(Value::Port(10)), port(7, 8), port(100, u16::MAX), port(200, 300)];
+        let merged = content(DataType::InetService, &elements).unwrap();
+        let expected = vec![(vec![0, 5], Some(vec![0, 11])), (vec![0, 100], None)];
+        assert_eq!(merged, Content::Intervals(expected));
+    }
+
+    #[test]
+    fn what_makes_no_sense_is_refused() {
+        let refused = [
+            Stmt::eq(Field::ThDport, Value::Proto(1)),
+            Stmt::eq(Field::CtState, Value::CtState(2)),
+            Stmt::Match {
+                fields: vec![Field::IpSaddr],
+                cmp: Cmp::Eq,
+                to: Operand::Prefix(Value::Ipv4([10, 0, 0, 1].into()), 8),
+            },
+            Stmt::Match {
+                fields: vec![Field::Mark],
+                cmp: Cmp::Eq,
+                to: Operand::Range(Value::Mark(1), Value::Mark(2)),
+            },
+            Stmt::Match { fields: vec![Field::ThDport], cmp: Cmp::Eq, to: Operand::OneOf(vec![]) },
+            Stmt::Dnat { version: IpVersion::V4, target: DnatTarget::To("fd00::1".parse().unwrap(), None) },
+        ];
+        for stmt in refused {
+            assert!(lower(Family::Inet, std::slice::from_ref(&stmt), &mut 0).is_err(), "{stmt}");
+        }
+    }
+}

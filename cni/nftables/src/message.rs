@@ -1,0 +1,449 @@
+//! From changes to netlink messages.
+#![allow(unsafe_code, reason = "libnftnl writes messages through pointers")]
+
+use std::ffi::{CString, c_char, c_void};
+
+use nftnl::nftnl_sys as sys;
+use nftnl::{MsgType, NlMsg, nft_nlmsg_maxsize};
+
+use crate::expr::verdict_code;
+use crate::lower::{ANONYMOUS_NAME, AnonymousSet, Content, Expr, Lowered, successor};
+use crate::object::{
+    Chain, Create, Element, ElementData, ElementId, Family, Keys, MapData, Rule, Set, Table, TableId,
+};
+use crate::raw;
+use crate::stmt::Verdict;
+use crate::transaction::Op;
+use crate::udata;
+use crate::value::{DataType, concat_id, concat_len, encode_concat};
+use crate::wire;
+
+/// `NFT_NAME_MAXLEN` in `linux/netfilter/nf_tables.h`, with the closing NUL.
+const MAX_NAME: usize = 256;
+/// `NFT_DATA_VALUE_MAXLEN`: bytes of a key or a datum.
+const MAX_VALUE: usize = 64;
+/// Elements of an anonymous set in one message: far below the 64 KB of one attribute.
+const ELEMENTS_PER_MESSAGE: usize = 500;
+
+// enum nf_tables_msg_types
+const NEW_TABLE: u16 = 0;
+const DEL_TABLE: u16 = 2;
+const NEW_CHAIN: u16 = 3;
+const DEL_CHAIN: u16 = 5;
+const NEW_RULE: u16 = 6;
+const DEL_RULE: u16 = 8;
+const NEW_SET: u16 = 9;
+const DEL_SET: u16 = 11;
+const NEW_ELEMENT: u16 = 12;
+const DEL_ELEMENT: u16 = 14;
+
+// enum nft_set_flags
+const SET_ANONYMOUS: u32 = 0x1;
+const SET_CONSTANT: u32 = 0x2;
+const SET_INTERVAL: u32 = 0x4;
+const SET_MAP: u32 = 0x8;
+const SET_CONCAT: u32 = 0x80;
+/// `NFT_DATA_VERDICT`: the data type of verdict maps.
+const DATA_VERDICT: u32 = 0xffff_ff00;
+/// `NFT_SET_ELEM_INTERVAL_END`.
+const INTERVAL_END: u32 = 1;
+
+/// What a message is about.
+#[derive(Debug)]
+enum Body {
+    Table(raw::Table),
+    Chain(raw::Chain),
+    Rule(raw::Rule),
+    Set(raw::Set),
+    Elements(raw::Set),
+}
+
+/// One message of a batch, but for its sequence number.
+#[derive(Debug)]
+pub(crate) struct Message {
+    family: Family,
+    kind: u16,
+    flags: u16,
+    body: Body,
+}
+
+/// Changes as messages.
+///
+/// One change makes one message, so that an error is about one change: also when it adds an element,
+/// which the kernel would take many of at once. That costs a microsecond each. Only anonymous sets
+/// take messages of their own beside their rule's.
+#[derive(Debug, Default)]
+pub(crate) struct Encoder {
+    next_set_id: u32,
+}
+
+impl Encoder {
+    /// The messages for one change.
+    pub(crate) fn encode(&mut self, op: &Op) -> Result<Vec<Message>, &'static str> {
+        Ok(match op {
+            Op::AddTable(table) => vec![add_table(table)?],
+            Op::DeleteTable(table) => vec![Message::del(table, DEL_TABLE, Body::Table(raw_table(table)?))],
+            Op::AddChain(chain) => vec![add_chain(chain)?],
+            Op::FlushChain { table, chain } => {
+                vec![Message::del(table, DEL_RULE, Body::Rule(raw_rule(table, chain)?))]
+            }
+            Op::DeleteChain { table, chain } => {
+                vec![Message::del(table, DEL_CHAIN, Body::Chain(raw_chain(table, chain)?))]
+            }
+            Op::AddRule(rule) => self.add_rule(rule)?,
+            Op::DeleteRule { table, chain, handle } => {
+                let mut raw = raw_rule(table, chain)?;
+                raw.u64(sys::NFTNL_RULE_HANDLE, *handle);
+                vec![Message::del(table, DEL_RULE, Body::Rule(raw))]
+            }
+            Op::AddSet(set) => vec![self.add_set(set)?],
+            Op::FlushSet { table, set } => {
+                vec![Message::del(table, DEL_ELEMENT, Body::Elements(raw_set(table, set)?))]
+            }
+            Op::DeleteSet { table, set } => {
+                vec![Message::del(table, DEL_SET, Body::Set(raw_set(table, set)?))]
+            }
+            Op::AddElement(element) => vec![add_element(element)?],
+            Op::DeleteElement(id) => vec![delete_element(id)?],
+        })
+    }
+
+    /// Statements to expressions, with set numbers of this batch.
+    pub(crate) fn lower(&mut self, rule: &Rule) -> Result<Lowered, &'static str> {
+        crate::lower::lower(rule.table.family, &rule.stmts, &mut self.next_set_id)
+    }
+
+    /// A rule of bare expressions, to ask the kernel whether it knows them.
+    pub(crate) fn bare_rule(table: &TableId, chain: &str, exprs: &[Expr]) -> Result<Message, &'static str> {
+        let mut raw = raw_rule(table, chain)?;
+        for expr in exprs {
+            match expr {
+                Expr::Lookup { set, .. } => drop(name(set)?),
+                Expr::Verdict(Verdict::Jump(chain) | Verdict::Goto(chain)) => drop(name(chain)?),
+                _ => {}
+            }
+            raw.push(expr.build().into_raw());
+        }
+        let flags = wire::CREATE | wire::APPEND;
+        Ok(Message { family: table.family, kind: NEW_RULE, flags, body: Body::Rule(raw) })
+    }
+
+    fn add_rule(&mut self, rule: &Rule) -> Result<Vec<Message>, &'static str> {
+        let lowered = self.lower(rule)?;
+        let mut messages = Vec::new();
+        for set in &lowered.sets {
+            add_anonymous_set(&rule.table, set, &mut messages)?;
+        }
+        let Message { family, kind, flags, body } =
+            Self::bare_rule(&rule.table, &rule.chain, &lowered.exprs)?;
+        let Body::Rule(mut raw) = body else {
+            return Err("not a rule");
+        };
+        if let Some(comment) = &rule.comment {
+            let data = udata::encode(Some(comment), None).map_err(udata::Invalid::reason)?;
+            raw.data(sys::NFTNL_RULE_USERDATA, &data);
+        }
+        messages.push(Message { family, kind, flags, body: Body::Rule(raw) });
+        Ok(messages)
+    }
+
+    fn add_set(&mut self, set: &Set) -> Result<Message, &'static str> {
+        self.next_set_id += 1;
+        let concatenated = set.key.len() > 1;
+        let intervals = set.keys == Keys::Intervals;
+        let mut flags = 0;
+        if intervals {
+            flags |= SET_INTERVAL;
+        }
+        if intervals && concatenated {
+            flags |= SET_CONCAT;
+        }
+        if set.data != MapData::None {
+            flags |= SET_MAP;
+        }
+        let mut raw = raw_set(&set.table, &set.name)?;
+        raw.u32(sys::NFTNL_SET_ID, self.next_set_id)
+            .u32(sys::NFTNL_SET_FLAGS, flags)
+            .u32(sys::NFTNL_SET_KEY_TYPE, concat_id(&set.key))
+            .u32(sys::NFTNL_SET_KEY_LEN, value_len(&set.key)?);
+        match &set.data {
+            MapData::None => {}
+            MapData::Verdict => {
+                raw.u32(sys::NFTNL_SET_DATA_TYPE, DATA_VERDICT).u32(sys::NFTNL_SET_DATA_LEN, 0);
+            }
+            MapData::Values(types) => {
+                raw.u32(sys::NFTNL_SET_DATA_TYPE, concat_id(types))
+                    .u32(sys::NFTNL_SET_DATA_LEN, value_len(types)?);
+            }
+        }
+        if intervals && concatenated {
+            let lengths: Vec<u8> = set.key.iter().map(|part| length_byte(*part)).collect();
+            raw.data(sys::NFTNL_SET_DESC_CONCAT, &lengths);
+        }
+        if let Some(size) = set.size {
+            raw.u32(sys::NFTNL_SET_DESC_SIZE, size);
+        }
+        let ranges = intervals && concatenated;
+        let data = udata::encode_set(&set.key, &set.data, ranges, set.comment.as_deref());
+        raw.data(sys::NFTNL_SET_USERDATA, &data.map_err(udata::Invalid::reason)?);
+        Ok(Message::add(&set.table, NEW_SET, set.create, Body::Set(raw)))
+    }
+}
+
+impl Message {
+    fn add(table: &TableId, kind: u16, create: Create, body: Body) -> Self {
+        let exclusive = if create == Create::Exclusive { wire::EXCLUSIVE } else { 0 };
+        Self { family: table.family, kind, flags: wire::CREATE | exclusive, body }
+    }
+
+    fn del(table: &TableId, kind: u16, body: Body) -> Self {
+        Self { family: table.family, kind, flags: 0, body }
+    }
+
+    /// Asks for an answer even if all is well.
+    pub(crate) const fn acknowledge(&mut self) {
+        self.flags |= wire::ACK;
+    }
+
+    /// Appends the message to a batch.
+    pub(crate) fn append_to(&self, batch: &mut Vec<u8>, scratch: &mut Scratch, sequence: u32) {
+        let is_add = matches!(self.kind, NEW_TABLE | NEW_CHAIN | NEW_RULE | NEW_SET | NEW_ELEMENT);
+        let direction = if is_add { MsgType::Add } else { MsgType::Del };
+        let start = scratch.words.as_mut_ptr().cast::<c_void>();
+        // SAFETY: the scratch buffer has the size that the trait asks for, and nothing else uses it.
+        unsafe { self.write(start, sequence, direction) };
+        batch.extend_from_slice(scratch.message());
+    }
+}
+
+// SAFETY: the largest message is one with all expressions of a rule (at most 128, each of a few
+// hundred bytes at most, names being checked) or 500 small elements, both below the maximum of 64 KB
+// and a page.
+unsafe impl NlMsg for Message {
+    unsafe fn write(&self, buf: *mut c_void, seq: u32, _direction: MsgType) {
+        let (family, kind) = (u16::from(self.family.number()), self.kind);
+        let flags = self.flags;
+        // SAFETY: the caller vouches for the buffer; the header is its first 20 bytes, and the
+        // payload functions append to it what the bodies hold. Those only read the objects, which
+        // are alive. `nftnl_nlmsg_build_hdr` adds the subsystem to the kind and NLM_F_REQUEST to the flags.
+        unsafe {
+            let header = sys::nftnl_nlmsg_build_hdr(buf.cast::<c_char>(), kind, family, flags, seq);
+            match &self.body {
+                Body::Table(table) => sys::nftnl_table_nlmsg_build_payload(header, table.as_ptr()),
+                Body::Chain(chain) => sys::nftnl_chain_nlmsg_build_payload(header, chain.as_ptr()),
+                Body::Rule(rule) => sys::nftnl_rule_nlmsg_build_payload(header, rule.as_ptr()),
+                Body::Set(set) => sys::nftnl_set_nlmsg_build_payload(header, set.as_ptr()),
+                Body::Elements(set) => sys::nftnl_set_elems_nlmsg_build_payload(header, set.as_ptr()),
+            }
+        }
+    }
+}
+
+/// Room for one message of the largest size.
+#[derive(Debug)]
+pub(crate) struct Scratch {
+    /// 32-bit words, because netlink headers want that alignment.
+    words: Vec<u32>,
+}
+
+impl Scratch {
+    pub(crate) fn new() -> Self {
+        Self { words: vec![0; nft_nlmsg_maxsize() as usize / 4 + 1] }
+    }
+
+    /// The message that was written last, padded as the next one's alignment wants it.
+    fn message(&self) -> &[u8] {
+        let len = self.words.first().copied().unwrap_or_default() as usize;
+        let words = self.words.get(..len.div_ceil(4)).unwrap_or_default();
+        // SAFETY: initialised words are initialised bytes, four to a word, and bytes need no alignment.
+        unsafe { std::slice::from_raw_parts(words.as_ptr().cast::<u8>(), words.len() * 4) }
+    }
+}
+
+fn name(text: &str) -> Result<CString, &'static str> {
+    if text.is_empty() {
+        return Err("a name is empty");
+    }
+    if text.len() >= MAX_NAME {
+        return Err("a name may have at most 255 bytes");
+    }
+    CString::new(text).map_err(|_| "a name may not hold a NUL")
+}
+
+fn value_len(types: &[DataType]) -> Result<u32, &'static str> {
+    match concat_len(types) {
+        0 => Err("a key or a datum needs a type"),
+        len if len > MAX_VALUE => Err("a key or a datum may have at most 64 bytes"),
+        len => Ok(u32::try_from(len).unwrap_or(u32::MAX)),
+    }
+}
+
+fn length_byte(part: DataType) -> u8 {
+    u8::try_from(part.size()).unwrap_or(u8::MAX)
+}
+
+fn value(values: &[crate::value::Value]) -> Result<Vec<u8>, &'static str> {
+    let types: Vec<DataType> = values.iter().map(crate::value::Value::data_type).collect();
+    value_len(&types)?;
+    Ok(encode_concat(values))
+}
+
+fn raw_table(table: &TableId) -> Result<raw::Table, &'static str> {
+    let mut raw = raw::Table::new();
+    raw.text(sys::NFTNL_TABLE_NAME, &name(&table.name)?);
+    Ok(raw)
+}
+
+fn raw_chain(table: &TableId, chain: &str) -> Result<raw::Chain, &'static str> {
+    let mut raw = raw::Chain::new();
+    raw.text(sys::NFTNL_CHAIN_TABLE, &name(&table.name)?).text(sys::NFTNL_CHAIN_NAME, &name(chain)?);
+    Ok(raw)
+}
+
+fn raw_rule(table: &TableId, chain: &str) -> Result<raw::Rule, &'static str> {
+    let mut raw = raw::Rule::new();
+    raw.text(sys::NFTNL_RULE_TABLE, &name(&table.name)?).text(sys::NFTNL_RULE_CHAIN, &name(chain)?);
+    Ok(raw)
+}
+
+fn raw_set(table: &TableId, set: &str) -> Result<raw::Set, &'static str> {
+    let mut raw = raw::Set::new();
+    raw.text(sys::NFTNL_SET_TABLE, &name(&table.name)?).text(sys::NFTNL_SET_NAME, &name(set)?);
+    Ok(raw)
+}
+
+fn add_table(table: &Table) -> Result<Message, &'static str> {
+    let mut raw = raw_table(&table.id)?;
+    if let Some(comment) = &table.comment {
+        let data = udata::encode(Some(comment), None).map_err(udata::Invalid::reason)?;
+        raw.data(sys::NFTNL_TABLE_USERDATA, &data);
+    }
+    Ok(Message::add(&table.id, NEW_TABLE, table.create, Body::Table(raw)))
+}
+
+fn add_chain(chain: &Chain) -> Result<Message, &'static str> {
+    let mut raw = raw_chain(&chain.table, &chain.name)?;
+    if let Some(base) = chain.base {
+        raw.u32(sys::NFTNL_CHAIN_HOOKNUM, base.hook.number())
+            .u32(sys::NFTNL_CHAIN_PRIO, base.priority.cast_unsigned())
+            .u32(sys::NFTNL_CHAIN_POLICY, u32::from(base.policy == crate::object::Policy::Accept))
+            .text(sys::NFTNL_CHAIN_TYPE, &name(base.kind.name())?);
+    }
+    if let Some(comment) = &chain.comment {
+        let data = udata::encode(Some(comment), None).map_err(udata::Invalid::reason)?;
+        raw.data(sys::NFTNL_CHAIN_USERDATA, &data);
+    }
+    Ok(Message::add(&chain.table, NEW_CHAIN, chain.create, Body::Chain(raw)))
+}
+
+fn raw_element(id: &ElementId) -> Result<raw::SetElement, &'static str> {
+    let mut raw = raw::SetElement::new();
+    raw.data(sys::NFTNL_SET_ELEM_KEY, &value(&id.key)?);
+    // Ranges of single values are stored as two elements instead: see `range_end`.
+    if let (Some(end), [_, _, ..]) = (&id.key_end, id.key.as_slice()) {
+        raw.data(sys::NFTNL_SET_ELEM_KEY_END, &value(end)?);
+    }
+    Ok(raw)
+}
+
+/// In interval sets whose key is a single value, the kernel takes a range as its first key and,
+/// marked, the first key beyond it.
+fn range_end(id: &ElementId) -> Result<Option<raw::SetElement>, &'static str> {
+    let (Some(end), [_]) = (&id.key_end, id.key.as_slice()) else {
+        return Ok(None);
+    };
+    if end.len() != 1 || end.iter().any(|value| value.data_type().is_host_order()) {
+        return Err("values of this type have no order");
+    }
+    let Some(beyond) = successor(&value(end)?) else {
+        return Ok(None);
+    };
+    let mut raw = raw::SetElement::new();
+    raw.data(sys::NFTNL_SET_ELEM_KEY, &beyond).u32(sys::NFTNL_SET_ELEM_FLAGS, INTERVAL_END);
+    Ok(Some(raw))
+}
+
+fn elements(id: &ElementId, first: raw::SetElement) -> Result<Body, &'static str> {
+    let mut set = raw_set(&id.table, &id.set)?;
+    set.push(first);
+    if let Some(end) = range_end(id)? {
+        set.push(end);
+    }
+    Ok(Body::Elements(set))
+}
+
+fn add_element(element: &Element) -> Result<Message, &'static str> {
+    let mut raw = raw_element(&element.id)?;
+    match &element.data {
+        ElementData::None => {}
+        ElementData::Values(values) => {
+            raw.data(sys::NFTNL_SET_ELEM_DATA, &value(values)?);
+        }
+        ElementData::Verdict(verdict) => {
+            let (code, chain) = verdict_code(verdict);
+            raw.u32(sys::NFTNL_SET_ELEM_VERDICT, code.cast_unsigned());
+            if let Some(chain) = chain {
+                raw.text(sys::NFTNL_SET_ELEM_CHAIN, &name(chain)?);
+            }
+        }
+    }
+    let data = udata::encode(element.comment.as_deref(), element.tlv.as_ref());
+    let data = data.map_err(udata::Invalid::reason)?;
+    if !data.is_empty() {
+        raw.data(sys::NFTNL_SET_ELEM_USERDATA, &data);
+    }
+    let body = elements(&element.id, raw)?;
+    Ok(Message::add(&element.id.table, NEW_ELEMENT, element.create, body))
+}
+
+fn delete_element(id: &ElementId) -> Result<Message, &'static str> {
+    Ok(Message::del(&id.table, DEL_ELEMENT, elements(id, raw_element(id)?)?))
+}
+
+fn add_anonymous_set(
+    table: &TableId,
+    set: &AnonymousSet,
+    messages: &mut Vec<Message>,
+) -> Result<(), &'static str> {
+    let mut elements = Vec::new();
+    let mut flags = SET_ANONYMOUS | SET_CONSTANT;
+    let mut push = |key: &[u8], element_flags: u32| {
+        let mut raw = raw::SetElement::new();
+        raw.data(sys::NFTNL_SET_ELEM_KEY, key);
+        if element_flags != 0 {
+            raw.u32(sys::NFTNL_SET_ELEM_FLAGS, element_flags);
+        }
+        elements.push(raw);
+    };
+    match &set.content {
+        Content::Values(values) => values.iter().for_each(|key| push(key, 0)),
+        Content::Intervals(intervals) => {
+            flags |= SET_INTERVAL;
+            for (from, end) in intervals {
+                push(from, 0);
+                if let Some(end) = end {
+                    push(end, INTERVAL_END);
+                }
+            }
+        }
+    }
+    let mut raw = raw_set(table, ANONYMOUS_NAME)?;
+    let data = udata::encode_set(&[set.key], &MapData::None, false, None).map_err(udata::Invalid::reason)?;
+    raw.u32(sys::NFTNL_SET_ID, set.id)
+        .u32(sys::NFTNL_SET_FLAGS, flags)
+        .u32(sys::NFTNL_SET_KEY_TYPE, concat_id(&[set.key]))
+        .u32(sys::NFTNL_SET_KEY_LEN, value_len(&[set.key])?)
+        .u32(sys::NFTNL_SET_DESC_SIZE, u32::try_from(elements.len()).unwrap_or(u32::MAX))
+        .data(sys::NFTNL_SET_USERDATA, &data);
+    messages.push(Message::add(table, NEW_SET, Create::OrKeep, Body::Set(raw)));
+    let mut elements = elements.into_iter().peekable();
+    while elements.peek().is_some() {
+        let mut raw = raw_set(table, ANONYMOUS_NAME)?;
+        raw.u32(sys::NFTNL_SET_ID, set.id);
+        for element in elements.by_ref().take(ELEMENTS_PER_MESSAGE) {
+            raw.push(element);
+        }
+        messages.push(Message::add(table, NEW_ELEMENT, Create::OrKeep, Body::Elements(raw)));
+    }
+    Ok(())
+}

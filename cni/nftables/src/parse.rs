@@ -1,0 +1,231 @@
+//! From the kernel's answers to plain values.
+//!
+//! Attribute numbers are those of `linux/netfilter/nf_tables.h` (`enum nft_*_attributes`).
+
+use crate::object::{BaseChain, ChainKind, ElementData, Family, Hook, Keys, MapData, Policy, TableId};
+use crate::read::{ChainInfo, ElementInfo, RuleInfo, SetInfo, TableInfo};
+use crate::stmt::Verdict;
+use crate::udata;
+use crate::value::{concat_from_id, decode_concat};
+use crate::wire::{attrs, be32, be64, find, text};
+
+pub(crate) const TABLE_NAME: u16 = 1;
+pub(crate) const CHAIN_TABLE: u16 = 1;
+pub(crate) const CHAIN_NAME: u16 = 3;
+pub(crate) const RULE_TABLE: u16 = 1;
+pub(crate) const RULE_CHAIN: u16 = 2;
+pub(crate) const SET_TABLE: u16 = 1;
+pub(crate) const SET_NAME: u16 = 2;
+pub(crate) const LIST_TABLE: u16 = 1;
+pub(crate) const LIST_SET: u16 = 2;
+pub(crate) const LIST_ELEMENTS: u16 = 3;
+/// `NFTA_LIST_ELEM`.
+pub(crate) const LIST_ITEM: u16 = 1;
+pub(crate) const ELEMENT_KEY: u16 = 1;
+pub(crate) const ELEMENT_KEY_END: u16 = 10;
+/// `NFTA_DATA_VALUE`.
+pub(crate) const DATA_VALUE: u16 = 1;
+/// `NFTA_DATA_VERDICT`.
+const DATA_VERDICT: u16 = 2;
+
+/// `NFT_SET_ANONYMOUS`.
+const SET_ANONYMOUS: u32 = 0x1;
+/// `NFT_SET_INTERVAL`.
+const SET_INTERVAL: u32 = 0x4;
+/// `NFT_SET_MAP`.
+const SET_MAP: u32 = 0x8;
+/// `NFT_DATA_VERDICT`, the type.
+const TYPE_VERDICT: u32 = 0xffff_ff00;
+/// `NFT_SET_ELEM_INTERVAL_END`.
+const INTERVAL_END: u32 = 1;
+
+fn id(family: Option<Family>, name: &[u8]) -> Option<TableId> {
+    Some(TableId { family: family?, name: text(name) })
+}
+
+pub(crate) fn table(family: Option<Family>, body: &[u8]) -> Option<TableInfo> {
+    const FLAGS: u16 = 2;
+    const USE: u16 = 3;
+    const HANDLE: u16 = 4;
+    const USERDATA: u16 = 6;
+    Some(TableInfo {
+        id: id(family, find(body, TABLE_NAME)?)?,
+        handle: find(body, HANDLE).and_then(be64).unwrap_or_default(),
+        uses: find(body, USE).and_then(be32).unwrap_or_default(),
+        flags: find(body, FLAGS).and_then(be32).unwrap_or_default(),
+        comment: find(body, USERDATA).and_then(udata::comment),
+    })
+}
+
+pub(crate) fn chain(family: Option<Family>, body: &[u8]) -> Option<ChainInfo> {
+    const HANDLE: u16 = 2;
+    const USE: u16 = 6;
+    const USERDATA: u16 = 12;
+    Some(ChainInfo {
+        table: id(family, find(body, CHAIN_TABLE)?)?,
+        name: text(find(body, CHAIN_NAME)?),
+        handle: find(body, HANDLE).and_then(be64).unwrap_or_default(),
+        base: base(body),
+        uses: find(body, USE).and_then(be32).unwrap_or_default(),
+        comment: find(body, USERDATA).and_then(udata::comment),
+    })
+}
+
+fn base(body: &[u8]) -> Option<BaseChain> {
+    const HOOK: u16 = 4;
+    const POLICY: u16 = 5;
+    const TYPE: u16 = 7;
+    const HOOK_NUMBER: u16 = 1;
+    const HOOK_PRIORITY: u16 = 2;
+    let hook = find(body, HOOK)?;
+    let kind = text(find(body, TYPE)?);
+    let kinds = [ChainKind::Filter, ChainKind::Nat, ChainKind::Route];
+    let policy = find(body, POLICY).and_then(be32);
+    Some(BaseChain {
+        kind: kinds.into_iter().find(|known| known.name() == kind)?,
+        hook: Hook::from_number(find(hook, HOOK_NUMBER).and_then(be32)?)?,
+        priority: find(hook, HOOK_PRIORITY).and_then(be32)?.cast_signed(),
+        policy: if policy == Some(0) { Policy::Drop } else { Policy::Accept },
+    })
+}
+
+pub(crate) fn rule(family: Option<Family>, body: &[u8]) -> Option<RuleInfo> {
+    const HANDLE: u16 = 3;
+    const EXPRESSIONS: u16 = 4;
+    const USERDATA: u16 = 7;
+    Some(RuleInfo {
+        table: id(family, find(body, RULE_TABLE)?)?,
+        chain: text(find(body, RULE_CHAIN)?),
+        handle: find(body, HANDLE).and_then(be64)?,
+        comment: find(body, USERDATA).and_then(udata::comment),
+        target: find(body, EXPRESSIONS).and_then(target),
+    })
+}
+
+/// The chain that the last immediate verdict of a rule leads to.
+fn target(expressions: &[u8]) -> Option<String> {
+    const NAME: u16 = 1;
+    const DATA: u16 = 2;
+    const IMMEDIATE_DATA: u16 = 2;
+    let last = attrs(expressions).map(|(_, expression)| expression).last()?;
+    if find(last, NAME).map(text).as_deref() != Some("immediate") {
+        return None;
+    }
+    let data = find(find(last, DATA)?, IMMEDIATE_DATA)?;
+    match verdict(find(data, DATA_VERDICT)?)? {
+        Verdict::Jump(chain) | Verdict::Goto(chain) => Some(chain),
+        _ => None,
+    }
+}
+
+fn verdict(body: &[u8]) -> Option<Verdict> {
+    const CODE: u16 = 1;
+    const CHAIN: u16 = 2;
+    let chain = || find(body, CHAIN).map(text);
+    Some(match find(body, CODE).and_then(be32)?.cast_signed() {
+        0 => Verdict::Drop,
+        1 => Verdict::Accept,
+        -1 => Verdict::Continue,
+        -3 => Verdict::Jump(chain()?),
+        -4 => Verdict::Goto(chain()?),
+        -5 => Verdict::Return,
+        _ => return None,
+    })
+}
+
+pub(crate) fn set(family: Option<Family>, body: &[u8]) -> Option<SetInfo> {
+    const FLAGS: u16 = 3;
+    const KEY_TYPE: u16 = 4;
+    const KEY_LEN: u16 = 5;
+    const DATA_TYPE: u16 = 6;
+    const DATA_LEN: u16 = 7;
+    const DESCRIPTION: u16 = 9;
+    const DESCRIPTION_SIZE: u16 = 1;
+    const HANDLE: u16 = 16;
+    let number = |kind| find(body, kind).and_then(be32);
+    let flags = number(FLAGS).unwrap_or_default();
+    let data = match number(DATA_TYPE) {
+        _ if flags & SET_MAP == 0 => Some(MapData::None),
+        Some(TYPE_VERDICT) => Some(MapData::Verdict),
+        Some(types) => concat_from_id(types).map(MapData::Values),
+        None => None,
+    };
+    Some(SetInfo {
+        table: id(family, find(body, SET_TABLE)?)?,
+        name: text(find(body, SET_NAME)?),
+        handle: find(body, HANDLE).and_then(be64).unwrap_or_default(),
+        key: number(KEY_TYPE).and_then(concat_from_id),
+        data,
+        keys: if flags & SET_INTERVAL == 0 { Keys::Exact } else { Keys::Intervals },
+        size: find(body, DESCRIPTION).and_then(|inner| find(inner, DESCRIPTION_SIZE)).and_then(be32),
+        key_len: number(KEY_LEN).unwrap_or_default(),
+        data_len: number(DATA_LEN).unwrap_or_default(),
+        flags,
+    })
+}
+
+pub(crate) const fn is_anonymous(set: &SetInfo) -> bool {
+    set.flags & SET_ANONYMOUS != 0
+}
+
+/// Goes through the elements in a message. What this crate has no types for is left out.
+pub(crate) fn elements(body: &[u8], set: &SetInfo, mut each: impl FnMut(ElementInfo)) {
+    let list = find(body, LIST_ELEMENTS).unwrap_or_default();
+    for (_, item) in attrs(list) {
+        if let Some(element) = element(item, set) {
+            each(element);
+        }
+    }
+}
+
+fn element(item: &[u8], set: &SetInfo) -> Option<ElementInfo> {
+    let mut found = Item::default();
+    for (kind, value) in attrs(item) {
+        found.take(kind, value);
+    }
+    if found.flags & INTERVAL_END != 0 {
+        return None;
+    }
+    let types = set.key.as_ref()?;
+    let decode = |data: &[u8]| decode_concat(types, find(data, DATA_VALUE)?);
+    let data = match (set.data.as_ref()?, found.data) {
+        (MapData::Verdict, Some(data)) => ElementData::Verdict(verdict(find(data, DATA_VERDICT)?)?),
+        (MapData::Values(types), Some(data)) => {
+            ElementData::Values(decode_concat(types, find(data, DATA_VALUE)?)?)
+        }
+        _ => ElementData::None,
+    };
+    Some(ElementInfo {
+        key: decode(found.key?)?,
+        key_end: found.key_end.and_then(decode),
+        data,
+        comment: udata::comment(found.userdata),
+        tlvs: udata::tlvs(found.userdata),
+    })
+}
+
+/// The attributes of an element (`enum nft_set_elem_attributes`).
+#[derive(Default)]
+struct Item<'a> {
+    key: Option<&'a [u8]>,
+    key_end: Option<&'a [u8]>,
+    data: Option<&'a [u8]>,
+    flags: u32,
+    userdata: &'a [u8],
+}
+
+impl<'a> Item<'a> {
+    fn take(&mut self, kind: u16, value: &'a [u8]) {
+        const DATA: u16 = 2;
+        const FLAGS: u16 = 3;
+        const USERDATA: u16 = 6;
+        match kind {
+            ELEMENT_KEY => self.key = Some(value),
+            ELEMENT_KEY_END => self.key_end = Some(value),
+            DATA => self.data = Some(value),
+            FLAGS => self.flags = be32(value).unwrap_or_default(),
+            USERDATA => self.userdata = value,
+            _ => {}
+        }
+    }
+}

@@ -1,0 +1,168 @@
+//! Owned libnftnl objects.
+//!
+//! The `nftnl` crate's own objects know neither userdata nor maps nor element data, and keep their
+//! pointers to themselves; these carry whatever attribute libnftnl has. Each setter copies what it
+//! is given, so that nothing here borrows.
+#![allow(unsafe_code, reason = "every function of libnftnl is a foreign function")]
+
+use std::ffi::{CStr, c_void};
+use std::ptr::NonNull;
+
+use nftnl::nftnl_sys as sys;
+
+/// libnftnl numbers its attributes from 0 to a few dozen; its setters take 16 bits.
+#[allow(clippy::cast_possible_truncation, reason = "the largest attribute number is 18")]
+pub(crate) const fn attr(number: u32) -> u16 {
+    number as u16
+}
+
+/// Unwraps an allocation. Without memory for some hundred bytes there is no way on, and none to
+/// report it: as libstd does, this ends the process.
+fn allocated<T>(object: *mut T) -> NonNull<T> {
+    NonNull::new(object).unwrap_or_else(|| std::process::abort())
+}
+
+/// A length for libnftnl. No caller has data beyond the 64 KB of a netlink attribute.
+fn length(data: &[u8]) -> u32 {
+    u32::try_from(data.len()).unwrap_or(u32::MAX)
+}
+
+macro_rules! object {
+    ($(#[$doc:meta])* $name:ident: $raw:ident, $alloc:ident, $free:ident) => {
+        $(#[$doc])*
+        #[derive(Debug)]
+        pub(crate) struct $name(NonNull<sys::$raw>);
+
+        impl $name {
+            pub(crate) fn new() -> Self {
+                // SAFETY: allocates zeroed memory, takes nothing.
+                Self(allocated(unsafe { sys::$alloc() }))
+            }
+
+            #[allow(dead_code, reason = "expressions and elements are handed to their owner instead")]
+            pub(crate) const fn as_ptr(&self) -> *mut sys::$raw {
+                self.0.as_ptr()
+            }
+        }
+
+        impl Drop for $name {
+            fn drop(&mut self) {
+                // SAFETY: the object came from its allocator, and nobody else frees it: objects
+                // that were handed to an owner are forgotten.
+                unsafe { sys::$free(self.0.as_ptr()) }
+            }
+        }
+    };
+}
+
+macro_rules! setters {
+    ($name:ident: $u32:ident, $text:ident, $data:ident) => {
+        #[allow(dead_code, reason = "not every kind of object needs every kind of attribute")]
+        impl $name {
+            pub(crate) fn u32(&mut self, number: u32, value: u32) -> &mut Self {
+                // SAFETY: the object is alive and the attribute is one of four bytes.
+                unsafe { sys::$u32(self.0.as_ptr(), attr(number), value) };
+                self
+            }
+
+            pub(crate) fn text(&mut self, number: u32, value: &CStr) -> &mut Self {
+                // SAFETY: the object is alive and the string ends with a NUL; it is copied.
+                if unsafe { sys::$text(self.0.as_ptr(), attr(number), value.as_ptr()) } < 0 {
+                    std::process::abort();
+                }
+                self
+            }
+
+            pub(crate) fn data(&mut self, number: u32, value: &[u8]) -> &mut Self {
+                let start = value.as_ptr().cast::<c_void>();
+                // SAFETY: the object is alive; start and length are the slice's own; it is copied.
+                if unsafe { sys::$data(self.0.as_ptr(), attr(number), start, length(value)) } < 0 {
+                    std::process::abort();
+                }
+                self
+            }
+        }
+    };
+}
+
+object! {
+    /// A table.
+    Table: nftnl_table, nftnl_table_alloc, nftnl_table_free
+}
+setters!(Table: nftnl_table_set_u32, nftnl_table_set_str, nftnl_table_set_data);
+
+object! {
+    /// A chain.
+    Chain: nftnl_chain, nftnl_chain_alloc, nftnl_chain_free
+}
+setters!(Chain: nftnl_chain_set_u32, nftnl_chain_set_str, nftnl_chain_set_data);
+
+object! {
+    /// A rule.
+    Rule: nftnl_rule, nftnl_rule_alloc, nftnl_rule_free
+}
+setters!(Rule: nftnl_rule_set_u32, nftnl_rule_set_str, nftnl_rule_set_data);
+
+impl Rule {
+    pub(crate) fn u64(&mut self, number: u32, value: u64) -> &mut Self {
+        // SAFETY: the object is alive and the attribute is one of eight bytes.
+        unsafe { sys::nftnl_rule_set_u64(self.0.as_ptr(), attr(number), value) };
+        self
+    }
+
+    /// Appends an expression, which the rule owns from now on.
+    pub(crate) fn push(&mut self, expr: NonNull<sys::nftnl_expr>) -> &mut Self {
+        // SAFETY: both are alive; the caller gave the expression away.
+        unsafe { sys::nftnl_rule_add_expr(self.0.as_ptr(), expr.as_ptr()) };
+        self
+    }
+}
+
+object! {
+    /// A set, or what carries elements to one.
+    Set: nftnl_set, nftnl_set_alloc, nftnl_set_free
+}
+setters!(Set: nftnl_set_set_u32, nftnl_set_set_str, nftnl_set_set_data);
+
+impl Set {
+    /// Appends an element, which the set owns from now on.
+    pub(crate) fn push(&mut self, element: SetElement) -> &mut Self {
+        // SAFETY: both are alive; the element is forgotten, so that only the set frees it.
+        unsafe { sys::nftnl_set_elem_add(self.0.as_ptr(), element.0.as_ptr()) };
+        std::mem::forget(element);
+        self
+    }
+}
+
+object! {
+    /// A set's element.
+    SetElement: nftnl_set_elem, nftnl_set_elem_alloc, nftnl_set_elem_free
+}
+setters!(SetElement: nftnl_set_elem_set_u32, nftnl_set_elem_set_str, nftnl_set_elem_set);
+
+/// An expression that no rule owns yet.
+#[derive(Debug)]
+pub(crate) struct Expression(NonNull<sys::nftnl_expr>);
+setters!(Expression: nftnl_expr_set_u32, nftnl_expr_set_str, nftnl_expr_set);
+
+impl Expression {
+    /// An expression of the kernel's name; all that [`crate::lower::Expr`] has are known to libnftnl.
+    pub(crate) fn new(name: &CStr) -> Self {
+        // SAFETY: the name ends with a NUL.
+        Self(allocated(unsafe { sys::nftnl_expr_alloc(name.as_ptr()) }))
+    }
+
+    /// Gives it away.
+    pub(crate) fn into_raw(self) -> NonNull<sys::nftnl_expr> {
+        let raw = self.0;
+        std::mem::forget(self);
+        raw
+    }
+}
+
+impl Drop for Expression {
+    fn drop(&mut self) {
+        // SAFETY: it came from its allocator and was not given away.
+        unsafe { sys::nftnl_expr_free(self.0.as_ptr()) }
+    }
+}
