@@ -42,6 +42,7 @@
 
 mod chain;
 mod golden;
+mod interrupt;
 mod node;
 mod plugin;
 mod skip;
@@ -51,6 +52,7 @@ mod traffic;
 
 pub use chain::{Attach, Failure, Network};
 pub use golden::{golden, normalise};
+pub use interrupt::{KillPoint, kill_points, killed};
 pub use node::{BridgeNetfilter, Host, Node, Pod};
 pub use plugin::{CniFailure, Output, PluginCall, Running, is_peer, peer_fails, plugin_dir, slipway};
 pub use skip::{record_skip, test_name};

@@ -105,6 +105,7 @@ pub struct PluginCall {
     space: Space,
     program: PathBuf,
     wrapper: Vec<OsString>,
+    arguments: Vec<OsString>,
     env: Vec<(String, OsString)>,
     stdin: Vec<u8>,
 }
@@ -130,7 +131,14 @@ pub struct CniFailure {
 
 impl PluginCall {
     pub(crate) fn new(space: Space, bin: &Path, name: &str) -> Self {
-        let call = Self { space, program: bin.join(name), wrapper: vec![], env: vec![], stdin: vec![] };
+        let call = Self {
+            space,
+            program: bin.join(name),
+            wrapper: vec![],
+            arguments: vec![],
+            env: vec![],
+            stdin: vec![],
+        };
         let path = std::env::var_os("PATH").unwrap_or_else(|| "/usr/sbin:/usr/bin:/sbin:/bin".into());
         call.env("PATH", path).env("CNI_PATH", bin)
     }
@@ -206,6 +214,20 @@ impl PluginCall {
         self
     }
 
+    /// Runs another program in the plugin's place, for instance the reference's.
+    #[must_use]
+    pub fn instead(mut self, program: &Path) -> Self {
+        self.program = program.to_owned();
+        self
+    }
+
+    /// Command line arguments; a plugin takes none, but a program in its place may.
+    #[must_use]
+    pub fn arguments(mut self, arguments: &[&str]) -> Self {
+        self.arguments = arguments.iter().map(OsString::from).collect();
+        self
+    }
+
     /// Runs it to its end.
     pub fn run(self) -> Output {
         self.spawn().wait()
@@ -213,7 +235,7 @@ impl PluginCall {
 
     /// Starts it, for tests that interrupt it or run several at once.
     pub fn spawn(self) -> Running {
-        let mut words = self.wrapper.into_iter().chain([self.program.into_os_string()]);
+        let mut words = self.wrapper.into_iter().chain([self.program.into_os_string()]).chain(self.arguments);
         let mut command = Command::new(words.next().unwrap_or_default());
         command.args(words).env_clear().envs(self.env);
         Running { started: self.space.start(command, &self.stdin) }

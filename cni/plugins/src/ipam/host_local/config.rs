@@ -3,7 +3,7 @@
 use std::net::IpAddr;
 use std::path::PathBuf;
 
-use cni_spec::{CniError, Route, Version};
+use cni_spec::{Args, ArgsError, CniError, Route, Version};
 use ipnet::IpNet;
 use serde::Deserialize;
 
@@ -47,20 +47,14 @@ pub(super) enum ConfigError {
     Overlap(usize, usize),
     #[error("CNI version {0} does not support more than 1 address per family")]
     TooManyForVersion(Version),
-    #[error("ARGS: invalid pair {0:?}")]
-    ArgsPair(String),
-    #[error("ARGS: unknown args {0:?}")]
-    ArgsUnknown(Vec<String>),
-    #[error("ARGS: error parsing value of pair {pair:?}: {reason}")]
-    ArgsValue { pair: String, reason: String },
+    #[error(transparent)]
+    Args(#[from] ArgsError),
 }
 
 impl From<ConfigError> for CniError {
     fn from(error: ConfigError) -> Self {
         match error {
-            ConfigError::ArgsPair(_) | ConfigError::ArgsUnknown(_) | ConfigError::ArgsValue { .. } => {
-                Self::new(cni_spec::ErrorCode::InvalidEnvironment, error.to_string())
-            }
+            ConfigError::Args(error) => error.into(),
             _ => Self::config(error.to_string()),
         }
     }
@@ -277,32 +271,12 @@ impl RawRoute {
     }
 }
 
-/// The `IP` of `CNI_ARGS`, which have their own rules: keys are case-sensitive, and one that is not
-/// known is an error unless `IgnoreUnknown` is set, before it or after.
-fn requested_by_args(args: &str) -> Result<Option<IpAddr>, ConfigError> {
-    let (mut address, mut ignore_unknown, mut unknown) = (None, false, Vec::new());
-    for pair in args.split(';').filter(|_| !args.is_empty()) {
-        let (key, value) = match pair.split_once('=') {
-            Some((key, value)) if !value.contains('=') => (key, value),
-            _ => return Err(ConfigError::ArgsPair(pair.to_owned())),
-        };
-        let wrong = |reason| ConfigError::ArgsValue { pair: pair.to_owned(), reason };
-        match key {
-            "IP" => {
-                let parsed = address_with_prefix(value);
-                address = Some(parsed.ok_or_else(|| wrong(format!("invalid IP address {value}")))?);
-            }
-            "IgnoreUnknown" => {
-                ignore_unknown = match value.to_ascii_lowercase().as_str() {
-                    "1" | "true" => true,
-                    "0" | "false" => false,
-                    _ => return Err(wrong(format!("boolean unmarshal error: invalid input {value}"))),
-                };
-            }
-            _ => unknown.push(pair.to_owned()),
-        }
-    }
-    if unknown.is_empty() || ignore_unknown { Ok(address) } else { Err(ConfigError::ArgsUnknown(unknown)) }
+/// The `IP` of `CNI_ARGS`.
+fn requested_by_args(args: &str) -> Result<Option<IpAddr>, ArgsError> {
+    let args = Args::parse(args, &["IP"])?;
+    let Some(text) = args.get("IP") else { return Ok(None) };
+    let address = address_with_prefix(text);
+    Ok(Some(address.ok_or_else(|| args.bad_value("IP", format!("invalid IP address {text}")))?))
 }
 
 fn address_with_prefix(text: &str) -> Option<IpAddr> {
@@ -433,28 +407,12 @@ mod tests {
     }
 
     #[test]
-    fn arguments_follow_their_own_rules() {
-        for (args, expected) in [
-            ("", Ok(None)),
-            ("IP=10.0.0.1", Ok(Some("10.0.0.1"))),
-            ("A=b;IgnoreUnknown=TRUE;IP=fd00::1", Ok(Some("fd00::1"))),
-            ("IP=10.0.0.1;", Err("ARGS: invalid pair \"\"")),
-            ("IP=a=b", Err("ARGS: invalid pair \"IP=a=b\"")),
-            ("ip=10.0.0.1", Err("ARGS: unknown args [\"ip=10.0.0.1\"]")),
-            ("IP=zz", Err("ARGS: error parsing value of pair \"IP=zz\": invalid IP address zz")),
-            (
-                "IgnoreUnknown=x",
-                Err(
-                    "ARGS: error parsing value of pair \"IgnoreUnknown=x\": boolean unmarshal error: invalid input x",
-                ),
-            ),
-        ] {
-            let found = requested_by_args(args).map_err(|error| error.to_string());
-            assert_eq!(
-                found,
-                expected.map(|ip| ip.map(|ip: &str| ip.parse().unwrap())).map_err(str::to_owned)
-            );
-        }
+    fn arguments_may_have_a_prefix_length() {
+        assert_eq!(requested_by_args(""), Ok(None));
+        assert_eq!(requested_by_args("IP=10.0.0.1/8"), Ok("10.0.0.1".parse().ok()));
+        assert_eq!(requested_by_args("A=b;IgnoreUnknown=TRUE;IP=fd00::1"), Ok("fd00::1".parse().ok()));
+        let error = requested_by_args("IP=zz").unwrap_err();
+        assert_eq!(error.to_string(), "ARGS: error parsing value of pair \"IP=zz\": invalid IP address zz");
     }
 
     #[test]

@@ -61,6 +61,8 @@ pub(super) struct Store {
     pub(super) dir: DurableDir,
     /// `<dataDir>/.slipway/<network>`; none where it cannot be made.
     pub(super) ours: Option<DurableDir>,
+    /// Which start of the machine this is.
+    boot: [u8; 16],
 }
 
 /// A reservation on disk that has no name yet.
@@ -116,7 +118,7 @@ impl Store {
         {
             log::warn!("{error}");
         }
-        Self { dir, ours }
+        Self { dir, ours, boot: boot_id() }
     }
 
     /// Takes the lock that the reference takes too.
@@ -283,8 +285,12 @@ impl Store {
         Ok(self.dir.sync()?)
     }
 
-    /// The index file, opened or made.
+    /// The index file, opened or made; none too where the machine does not say which of its starts
+    /// this is.
     pub(super) fn index_file(&self) -> Option<File> {
+        if self.boot == [0; 16] {
+            return None;
+        }
         let opened = self.ours.as_ref()?.open_file(INDEX, Access::WriteOrCreate(0o600));
         opened.inspect_err(|error| log::warn!("{error}")).ok()
     }
@@ -312,7 +318,7 @@ impl Store {
     pub(super) fn stamp(&self) -> Result<Stamp, StoreError> {
         let data = fstat(&self.dir).map_err(|errno| self.system("stat", "", errno))?;
         Ok(Stamp {
-            boot: boot_id(),
+            boot: self.boot,
             device: data.st_dev,
             inode: data.st_ino,
             mtime: (data.st_mtime, data.st_mtime_nsec),
@@ -355,7 +361,7 @@ impl Store {
     }
 }
 
-/// Which start of the machine this is; zeros if it does not say, which the caller must not trust.
+/// Which start of the machine this is; zeros if it does not say.
 fn boot_id() -> [u8; 16] {
     let mut id = [0; 16];
     let text = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
