@@ -66,6 +66,8 @@ pub enum Kinds {
     Masquerade,
     /// Everything it owns.
     All,
+    /// Everything it owns if it has published ports, otherwise nothing.
+    AllIfPorts,
 }
 
 impl Kinds {

@@ -2,6 +2,7 @@
 
 pub mod interface;
 pub mod ipam;
+pub mod meta;
 pub mod operator;
 pub mod plugin;
 pub mod registry;

@@ -3,10 +3,11 @@
 
 use crate::interface::loopback::Loopback;
 use crate::ipam::host_local::HostLocal;
+use crate::meta::portmap::Portmap;
 use crate::plugin::Plugin;
 
 /// All plugins, by name.
-pub static PLUGINS: &[&dyn Plugin] = &[&HostLocal, &Loopback];
+pub static PLUGINS: &[&dyn Plugin] = &[&HostLocal, &Loopback, &Portmap];
 
 /// The plugin of that `type`.
 #[must_use]

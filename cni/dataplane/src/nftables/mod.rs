@@ -9,6 +9,8 @@ mod judge;
 mod plan;
 mod schema;
 mod session;
+#[cfg(test)]
+mod tests;
 mod withdraw;
 
 use cni_nftables::ElementData;

@@ -35,7 +35,8 @@ pub(crate) fn withdraw(session: &Session, withdrawal: &Withdrawal<'_>) -> Result
     loop {
         let generation = session.generation()?;
         let entries = entries(session, hash, &kinds)?;
-        if entries.is_empty() {
+        let no_ports = || !entries.iter().any(|entry| entry_kind(entry) == schema::KIND_PORTS);
+        if entries.is_empty() || (withdrawal.kinds == Kinds::AllIfPorts && no_ports()) {
             return Ok(Vec::new());
         }
         let expected: usize = entries.iter().map(Held::count).sum();

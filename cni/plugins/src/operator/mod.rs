@@ -3,6 +3,7 @@
 //! Each command is one row of [`COMMANDS`]: dispatch and help come from it.
 
 pub mod install;
+pub mod ports;
 
 use std::io::{self, Write};
 
@@ -27,6 +28,12 @@ pub struct Command {
 
 /// All commands, in the order of the help text.
 pub static COMMANDS: &[Command] = &[
+    Command {
+        name: "ports",
+        summary: "list the published ports, their owners and connections",
+        usage: ports::USAGE,
+        run: ports::ports_command,
+    },
     Command {
         name: "install",
         summary: "put this binary and a link per plugin into a plugin directory",

@@ -1,0 +1,3 @@
+//! Plugins that are called after an interface plugin and add to what it made.
+
+pub mod portmap;

@@ -1,0 +1,238 @@
+//! `portmap`: publishes a container's ports on the node.
+
+mod access;
+mod config;
+
+use std::net::IpAddr;
+
+use cni_dataplane::nftables::Nftables;
+use cni_dataplane::{Backend, ContainerNetns, Kinds, PortRequest, Withdrawal};
+use cni_spec::{AddResult, CniError, ErrorCode};
+
+use crate::plugin::{NodeRequest, Plugin, Request};
+use config::Config;
+
+/// The `portmap` plugin.
+#[derive(Debug)]
+pub struct Portmap;
+
+impl Plugin for Portmap {
+    fn name(&self) -> &'static str {
+        "portmap"
+    }
+
+    fn summary(&self) -> &'static str {
+        "publishes ports of the container on the node"
+    }
+
+    fn add(&self, request: &Request<'_>) -> Result<AddResult, CniError> {
+        add(&Nftables::new(), request, &access::open_loopback)
+    }
+
+    fn del(&self, request: &Request<'_>) -> Result<(), CniError> {
+        del(&Nftables::new(), request)
+    }
+
+    fn check(&self, request: &Request<'_>) -> Result<(), CniError> {
+        check(&Nftables::new(), request)
+    }
+
+    fn gc(&self, request: &NodeRequest<'_>) -> Result<(), CniError> {
+        let Some(valid) = &request.config.valid_attachments else { return Ok(()) };
+        Ok(Nftables::new().retain(&request.config.name, valid, Kinds::Ports)?)
+    }
+
+    fn status(&self, request: &NodeRequest<'_>) -> Result<(), CniError> {
+        Config::read(request.config).map_err(unparsed)?;
+        let unavailable = |e: cni_dataplane::Error| CniError::new(ErrorCode::NotAvailable, e.to_string());
+        Nftables::new().status().map_err(unavailable)
+    }
+}
+
+/// Opens the way from the node's loopback to a container's address.
+type OpenLoopback<'a> = &'a dyn Fn(IpAddr) -> Result<(), CniError>;
+
+fn add(backend: &dyn Backend, request: &Request<'_>, open: OpenLoopback<'_>) -> Result<AddResult, CniError> {
+    let config = Config::read(request.config).map_err(unparsed)?;
+    let previous = request.config.prev_result.as_ref();
+    let previous = previous.ok_or_else(|| CniError::config("must be called as chained plugin"))?;
+    let Some(wanted) = wanted(request, config, previous)? else { return Ok(previous.clone()) };
+    backend.publish(&wanted)?;
+    // The guard of the loopback is in place now, and not before.
+    if let Err(error) = open_loopback(&wanted, open) {
+        if let Err(left) = backend.withdraw(&Withdrawal::of(&request.attachment, Kinds::Ports)) {
+            return Err(error.with_details(format!("and its ports are still published: {left}")));
+        }
+        return Err(error);
+    }
+    Ok(previous.clone())
+}
+
+fn open_loopback(request: &PortRequest, open: OpenLoopback<'_>) -> Result<(), CniError> {
+    if request.snat == cni_dataplane::Snat::Never {
+        return Ok(());
+    }
+    for family in config::loopback_families(&request.ports) {
+        let mut of_family = request.ports.iter().filter(|port| port.host.address.family() == family);
+        if let Some(port) = of_family.next() {
+            open(port.container)?;
+        }
+    }
+    Ok(())
+}
+
+fn del(backend: &dyn Backend, request: &Request<'_>) -> Result<(), CniError> {
+    let mappings = Config::mappings_for_removal(request.config);
+    let ports = config::possible_host_ports(&mappings);
+    let ifname = request.attachment.ifname();
+    let previous = request.config.prev_result.as_ref();
+    let networks = previous.map(|result| config::container_networks(result, ifname)).unwrap_or_default();
+    let addresses: Vec<IpAddr> = networks.iter().map(ipnet::IpNet::addr).collect();
+    let withdrawal = Withdrawal {
+        attachment: &request.attachment,
+        // A batch that deletes costs its process a wait for all processors. The interface plugin,
+        // whose DEL follows, finds its masqueraded addresses gone and pays no second one.
+        kinds: Kinds::AllIfPorts,
+        ports: &ports,
+        addresses: &addresses,
+    };
+    Ok(backend.withdraw(&withdrawal)?)
+}
+
+fn check(backend: &dyn Backend, request: &Request<'_>) -> Result<(), CniError> {
+    let config = Config::read(request.config)?;
+    let previous = request.config.prev_result.as_ref();
+    let previous = previous.ok_or_else(|| CniError::config("Required prevResult missing"))?;
+    match wanted(request, config, previous)? {
+        Some(wanted) => Ok(backend.check_ports(&wanted)?),
+        None => Ok(()),
+    }
+}
+
+/// What is to be published; none if nothing is.
+fn wanted(
+    request: &Request<'_>,
+    config: Config,
+    previous: &AddResult,
+) -> Result<Option<PortRequest>, CniError> {
+    let networks = config::container_networks(previous, request.attachment.ifname());
+    let ports = config::published(&config.mappings, &networks);
+    if ports.is_empty() {
+        return Ok(None);
+    }
+    let path =
+        request.netns.as_deref().ok_or_else(|| CniError::internal("no namespace to publish ports of"))?;
+    let netns = ContainerNetns::read(path).map_err(|e| {
+        CniError::new(ErrorCode::InvalidEnvironment, format!("failed to open netns {path:?}: {e}"))
+    })?;
+    Ok(Some(PortRequest {
+        attachment: request.attachment.clone(),
+        netns,
+        ports,
+        networks,
+        snat: config.snat,
+        mark_bit: config.mark_bit,
+        conditions_v4: config.conditions_v4,
+        conditions_v6: config.conditions_v6,
+    }))
+}
+
+fn unparsed(error: CniError) -> CniError {
+    CniError { msg: format!("failed to parse config: {}", error.msg), ..error }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::RefCell;
+    use std::path::PathBuf;
+
+    use cni_dataplane::fake::Fake;
+    use cni_spec::{Attachment, NetConf};
+
+    use super::*;
+    use crate::plugin::Env;
+
+    fn conf(extra: &str) -> NetConf {
+        let text = format!(
+            r#"{{"cniVersion":"1.1.0","name":"n","type":"portmap","prevResult":{{"cniVersion":"1.1.0",
+            "interfaces":[{{"name":"eth0","sandbox":"/ns"}}],"ips":[{{"address":"10.0.0.3/24","interface":0}}]}},
+            "runtimeConfig":{{"portMappings":[{{"hostPort":8080,"containerPort":80,"protocol":"tcp"}}]}}{extra}}}"#
+        );
+        NetConf::parse(text).unwrap()
+    }
+
+    fn with<T>(config: &NetConf, run: impl FnOnce(&Request<'_>) -> T) -> T {
+        let env = Env::default();
+        run(&Request {
+            attachment: Attachment::new("n", "c1", "eth0").unwrap(),
+            // Any file has an identity; the fake does not enter it.
+            netns: Some(PathBuf::from("/proc/self/ns/net")),
+            args: "",
+            config,
+            env: &env,
+        })
+    }
+
+    #[test]
+    fn an_add_publishes_and_opens_the_loopback_afterwards() {
+        let (fake, opened) = (Fake::new(), RefCell::new(Vec::new()));
+        let open = |address: IpAddr| {
+            opened.borrow_mut().push((address.to_string(), fake.calls().len()));
+            Ok(())
+        };
+        let config = conf("");
+        let result = with(&config, |request| add(&fake, request, &open)).unwrap();
+        assert_eq!(Some(&result), config.prev_result.as_ref());
+        assert_eq!(*opened.borrow(), [("10.0.0.3".to_owned(), 1)]);
+        with(&config, |request| check(&fake, request)).unwrap();
+        with(&config, |request| del(&fake, request)).unwrap();
+        assert!(fake.is_empty());
+        let gone = with(&config, |request| check(&fake, request)).unwrap_err();
+        assert!(gone.msg.contains("differ"), "{gone}");
+    }
+
+    #[test]
+    fn without_snat_the_loopback_stays_closed() {
+        let fake = Fake::new();
+        let open = |_| Err(CniError::internal("must not be called"));
+        with(&conf(r#","snat":false"#), |request| add(&fake, request, &open)).unwrap();
+        assert_eq!(fake.list().unwrap().len(), 1);
+    }
+
+    #[test]
+    fn a_failed_add_leaves_nothing() {
+        let fake = Fake::new();
+        let open = |_| Err(CniError::internal("route_localnet: EROFS"));
+        let error = with(&conf(""), |request| add(&fake, request, &open)).unwrap_err();
+        assert_eq!(error.msg, "route_localnet: EROFS");
+        assert!(fake.is_empty());
+        fake.fail("withdraw");
+        let error = with(&conf(""), |request| add(&fake, request, &open)).unwrap_err();
+        assert!(error.details.contains("still published"), "{error}");
+    }
+
+    #[test]
+    fn a_conflict_is_to_be_tried_again_and_names_the_owner() {
+        let fake = Fake::new();
+        let open = |_: IpAddr| Ok(());
+        with(&conf(""), |request| add(&fake, request, &open)).unwrap();
+        let config = conf("");
+        let env = Env::default();
+        let attachment = Attachment::new("n", "c2", "eth0").unwrap();
+        let netns = Some(PathBuf::from("/proc/self/ns/net"));
+        let other = Request { attachment, netns, args: "", config: &config, env: &env };
+        let error = add(&fake, &other, &open).unwrap_err();
+        assert_eq!(error.code, ErrorCode::TryAgainLater);
+        assert_eq!(error.msg, "tcp/0.0.0.0:8080 is taken by network n, container c1, interface eth0");
+    }
+
+    #[test]
+    fn it_must_be_chained() {
+        let config = NetConf::parse(r#"{"cniVersion":"1.1.0","name":"n","type":"portmap"}"#).unwrap();
+        let error = with(&config, |request| add(&Fake::new(), request, &|_| Ok(()))).unwrap_err();
+        assert_eq!(error.msg, "must be called as chained plugin");
+        let error = with(&config, |request| check(&Fake::new(), request)).unwrap_err();
+        assert_eq!(error.msg, "Required prevResult missing");
+        with(&config, |request| del(&Fake::new(), request)).unwrap();
+    }
+}
