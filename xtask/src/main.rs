@@ -2,12 +2,17 @@
 #![allow(clippy::print_stdout, clippy::print_stderr, reason = "a program for the terminal")]
 
 mod apt_root;
+mod bench;
 mod build;
+mod cni;
+mod demo;
 mod error;
 mod install;
 mod links;
 mod progress;
 mod run;
+mod sandbox;
+mod serve;
 mod setup;
 mod test;
 mod workspace;
@@ -32,10 +37,16 @@ enum Task {
     Build(build::Args),
     /// Run everything that must pass: format, lints, build, unit tests, network tests, documentation
     Test(test::Args),
+    /// Show what Slipway does: two pods, a published port, a real request for each claim
+    Demo(demo::Args),
+    /// Measure against other plugin sets
+    Bench(bench::Args),
     /// Build for release and install the binary with a link per plugin
     Install(install::Args),
     /// Remove what `install` put there and bring back what it replaced
     Uninstall(install::UninstallArgs),
+    #[command(hide = true)]
+    Serve(serve::Args),
 }
 
 fn main() -> ExitCode {
@@ -43,8 +54,11 @@ fn main() -> ExitCode {
         Task::Setup(args) => setup::run(&args),
         Task::Build(args) => build::run(&args),
         Task::Test(args) => test::run(&args),
+        Task::Demo(args) => demo::run(&args),
+        Task::Bench(args) => bench::run(&args),
         Task::Install(args) => install::run(&args),
         Task::Uninstall(args) => install::run_uninstall(&args),
+        Task::Serve(args) => serve::run(&args),
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,

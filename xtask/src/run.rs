@@ -2,6 +2,7 @@
 
 use std::env;
 use std::fs::File;
+use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 
@@ -59,6 +60,22 @@ fn quote(word: &str) -> String {
 /// The command line and all that it printed, when it cannot be started or does not succeed.
 pub(crate) fn capture(command: &mut Command) -> Result<String> {
     let output = command.stdin(Stdio::null()).output().map_err(|e| not_started(command, &e))?;
+    succeeded(command, &output)?;
+    Ok(String::from_utf8_lossy(&output.stdout).into_owned())
+}
+
+/// Runs to the end with `input` on standard input.
+///
+/// # Errors
+/// As [`capture`].
+pub(crate) fn feed(command: &mut Command, input: &str) -> Result<String> {
+    command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let mut child = command.spawn().map_err(|e| not_started(command, &e))?;
+    if let Some(mut stdin) = child.stdin.take() {
+        // A program that does not read its input says why by how it ends.
+        let _ = stdin.write_all(input.as_bytes());
+    }
+    let output = child.wait_with_output().map_err(|e| not_started(command, &e))?;
     succeeded(command, &output)?;
     Ok(String::from_utf8_lossy(&output.stdout).into_owned())
 }
@@ -126,5 +143,10 @@ mod tests {
     fn a_missing_program_is_named() {
         let error = capture(&mut tool("no-such-program", &[])).unwrap_err().to_string();
         assert!(error.starts_with("`no-such-program` could not be started: "), "{error}");
+    }
+
+    #[test]
+    fn input_reaches_the_program() {
+        assert_eq!(feed(&mut tool("cat", &[]), "one\ntwo").unwrap(), "one\ntwo");
     }
 }

@@ -26,3 +26,11 @@ pub(crate) fn scratch(name: &str) -> Result<PathBuf> {
     fs::create_dir_all(&path).map_err(|e| Error::file("create the directory", &path, e))?;
     Ok(path)
 }
+
+/// A path that a user gave, made absolute: tasks change what is mounted where, not the folder.
+///
+/// # Errors
+/// It does not exist.
+pub(crate) fn absolute(path: &Path) -> Result<PathBuf> {
+    fs::canonicalize(path).map_err(|e| Error::file("look at", path, e))
+}

@@ -1,0 +1,258 @@
+//! A plugin set under measurement, with a node of its own.
+
+use std::fs;
+use std::io;
+use std::os::unix::fs::symlink;
+use std::path::{Path, PathBuf};
+
+use serde_json::{Value, json};
+
+use super::measure::{self, Cost};
+use super::trace::{self, Trace};
+use crate::cni::{Chain, Pod, SYSTEM_PATH};
+use crate::error::{Error, Result};
+use crate::run::{self, tool};
+use crate::{sandbox, workspace};
+
+/// Pods per bridge. A bridge holds 1,023 ports (`BR_MAX_PORTS` in net/bridge/br_private.h).
+const PODS_PER_BRIDGE: u32 = 500;
+/// Published ports per pod.
+const PORTS: u32 = 3;
+/// The first port of the pods that are present, and that of the one which is measured.
+const FIRST_PORT: u32 = 2_000;
+const MEASURED_PORT: u32 = 40_000;
+
+/// How the plugins keep ports and masquerade.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Backend {
+    /// What they take when nothing is said.
+    Default,
+    /// `"backend": "nftables"`.
+    Nftables,
+    /// `"backend": "iptables"`.
+    Iptables,
+}
+
+impl Backend {
+    fn key(self) -> Option<&'static str> {
+        match self {
+            Self::Default => None,
+            Self::Nftables => Some("nftables"),
+            Self::Iptables => Some("iptables"),
+        }
+    }
+
+    /// A node that uses nftables alone has no iptables: then the reference's DEL does not look there
+    /// too, and cannot stumble over what iptables says about a chain that was never made.
+    fn path(self) -> Result<String> {
+        if self != Self::Nftables {
+            return Ok(SYSTEM_PATH.to_owned());
+        }
+        let dir = workspace::scratch("bench")?.join("only-nft");
+        fs::create_dir_all(&dir).map_err(|e| Error::file("create the directory", &dir, e))?;
+        let (nft, link) = (run::which("nft").unwrap_or_default(), dir.join("nft"));
+        match symlink(&nft, &link) {
+            Err(e) if e.kind() != io::ErrorKind::AlreadyExists => Err(Error::file("make the link", &link, e)),
+            _ => Ok(dir.to_string_lossy().into_owned()),
+        }
+    }
+}
+
+/// A plugin set.
+#[derive(Debug)]
+pub(super) struct Contender {
+    /// For tables and files.
+    pub(super) name: String,
+    /// Where its plugins are.
+    pub(super) dir: PathBuf,
+    backend: Backend,
+    path: String,
+    node: PathBuf,
+    chains: Vec<Chain>,
+    present: u32,
+    next: u32,
+}
+
+/// One ADD and one DEL of the whole list.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Sample {
+    pub(super) add: Cost,
+    pub(super) del: Cost,
+}
+
+/// A pod that was attached.
+#[derive(Debug)]
+pub(super) struct Attached {
+    pod: Pod,
+    bridge: u32,
+    ports: Value,
+    result: Value,
+}
+
+impl Contender {
+    /// Makes its node: a namespace with an uplink, which is where masquerade would happen.
+    ///
+    /// # Errors
+    /// The namespace or the links cannot be made.
+    pub(super) fn new(name: &str, dir: &Path, backend: Backend) -> Result<Self> {
+        let node = sandbox::add_netns(&format!("node-{name}"))?;
+        sandbox::switch_to(&node)?;
+        for words in [
+            "link set lo up",
+            "link add uplink0 type veth peer name uplink1",
+            "addr add 192.0.2.1/24 dev uplink0",
+            "link set uplink0 up",
+            "link set uplink1 up",
+            "route add default via 192.0.2.254",
+        ] {
+            run::capture(&mut tool("ip", &words.split(' ').collect::<Vec<_>>()))?;
+        }
+        let (name, dir, path) = (name.to_owned(), dir.to_owned(), backend.path()?);
+        Ok(Self { name, dir, backend, path, node, chains: Vec::new(), present: 0, next: 0 })
+    }
+
+    /// Whether the plugin set really keeps its ports in nftables: versions without that backend
+    /// ignore the key.
+    ///
+    /// # Errors
+    /// An ADD or DEL failed.
+    pub(super) fn knows_its_backend(&mut self) -> Result<bool> {
+        let attached = self.attach_untimed(MEASURED_PORT)?;
+        let tables = run::capture(&mut tool("nft", &["list", "tables"]))?;
+        self.detach(&attached)?;
+        Ok(self.backend != Backend::Nftables || tables.contains("cni_hostport"))
+    }
+
+    /// Attaches pods until `count` are present, by real ADDs.
+    ///
+    /// # Errors
+    /// An ADD failed.
+    pub(super) fn fill(&mut self, count: u32, mut each: impl FnMut(u32)) -> Result<()> {
+        while self.present < count {
+            self.attach_untimed(FIRST_PORT + self.present * PORTS)?;
+            self.present += 1;
+            each(self.present);
+        }
+        Ok(())
+    }
+
+    fn attach_untimed(&mut self, first_port: u32) -> Result<Attached> {
+        let bridge = self.present / PODS_PER_BRIDGE;
+        let pod = self.pod()?;
+        self.attach(pod, bridge, first_port).map(|(_, attached)| attached)
+    }
+
+    /// One ADD and one DEL of a fresh pod on the first bridge.
+    ///
+    /// # Errors
+    /// A plugin failed.
+    pub(super) fn sample(&mut self, pause: impl Fn()) -> Result<Sample> {
+        let pod = self.pod()?;
+        pause();
+        let (add, attached) = self.attach(pod, 0, MEASURED_PORT)?;
+        pause();
+        let del = self.detach(&attached)?;
+        Ok(Sample { add, del })
+    }
+
+    /// The same once more under a debugger's eyes: programs started and memory, for ADD and DEL.
+    ///
+    /// # Errors
+    /// A plugin failed or cannot be traced.
+    pub(super) fn trace(&mut self) -> Result<(Trace, Trace)> {
+        let (pod, ports) = (self.pod()?, ports(MEASURED_PORT));
+        sandbox::switch_to(&self.node)?;
+        let chain = self.chain(0);
+        let (mut add, mut del, mut result) = (Trace::default(), Trace::default(), Value::Null);
+        for index in 0..chain.plugins.len() {
+            let traced = trace::run(chain.call(index, "ADD", &pod, &ports, &result))?;
+            result = decode(&traced.output)?;
+            add.add(&traced);
+        }
+        for index in (0..chain.plugins.len()).rev() {
+            del.add(&trace::run(chain.call(index, "DEL", &pod, &ports, &result))?);
+        }
+        Ok((add, del))
+    }
+
+    fn attach(&mut self, pod: Pod, bridge: u32, first_port: u32) -> Result<(Cost, Attached)> {
+        let ports = ports(first_port);
+        sandbox::switch_to(&self.node)?;
+        let chain = self.chain(bridge);
+        let (mut cost, mut result) = (Cost::default(), Value::Null);
+        for index in 0..chain.plugins.len() {
+            let (one, output) = measure::call(chain.call(index, "ADD", &pod, &ports, &result))?;
+            cost += one;
+            result = decode(&output)?;
+        }
+        Ok((cost, Attached { pod, bridge, ports, result }))
+    }
+
+    fn detach(&mut self, attached: &Attached) -> Result<Cost> {
+        sandbox::switch_to(&self.node)?;
+        let chain = self.chain(attached.bridge);
+        let mut cost = Cost::default();
+        for index in (0..chain.plugins.len()).rev() {
+            cost +=
+                measure::call(chain.call(index, "DEL", &attached.pod, &attached.ports, &attached.result))?.0;
+        }
+        Ok(cost)
+    }
+
+    /// A pod with an ID like a real one and an empty namespace. Namespaces stay until the end: taking
+    /// one down holds locks that the next measurement would wait for.
+    fn pod(&mut self) -> Result<Pod> {
+        self.next += 1;
+        let netns = sandbox::add_netns(&format!("{}-{}", self.name, self.next))?;
+        // 64 hexadecimal digits, different from the first one on.
+        let id = format!("{:08x}", self.next.wrapping_mul(0x9e37_79b1)).repeat(8);
+        Ok(Pod { id, netns })
+    }
+
+    fn chain(&mut self, bridge: u32) -> &Chain {
+        let index = usize::try_from(bridge).unwrap_or(0);
+        while self.chains.len() <= index {
+            let chain = self.new_chain(self.chains.len());
+            self.chains.push(chain);
+        }
+        &self.chains[index]
+    }
+
+    /// The list under measurement, for the bridge with a number.
+    fn new_chain(&self, number: usize) -> Chain {
+        let mut bridge = json!({
+            "type": "bridge",
+            "bridge": format!("cni{number}"),
+            "isDefaultGateway": true,
+            "ipMasq": true,
+            "hairpinMode": true,
+            "ipam": {
+                "type": "host-local",
+                "dataDir": format!("/var/lib/cni/{}", self.name),
+                "ranges": [[{ "subnet": format!("10.{}.0.0/16", 100 + number) }]],
+            },
+        });
+        let mut portmap = json!({ "type": "portmap", "capabilities": { "portMappings": true } });
+        if let Some(key) = self.backend.key() {
+            bridge["ipMasqBackend"] = json!(key);
+            portmap["backend"] = json!(key);
+        }
+        Chain {
+            dir: self.dir.clone(),
+            network: format!("net{number}"),
+            version: "1.0.0",
+            path: self.path.clone(),
+            plugins: vec![bridge, portmap],
+        }
+    }
+}
+
+fn ports(first: u32) -> Value {
+    let mapping = |n| json!({ "hostPort": first + n, "containerPort": 80 + n, "protocol": if n == 2 { "udp" } else { "tcp" } });
+    Value::Array((0..PORTS).map(mapping).collect())
+}
+
+fn decode(output: &str) -> Result<Value> {
+    serde_json::from_str(output)
+        .map_err(|e| Error::Failed(format!("a plugin printed no JSON ({e}): {output}")))
+}

@@ -1,0 +1,258 @@
+//! The run: contenders, numbers of pods, repetitions, all interleaved.
+
+use std::cell::RefCell;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use super::ControlArgs;
+use super::contender::{Backend, Contender};
+use super::floor::Floor;
+use super::measure;
+use super::report::{FloorSeries, Profile, Report, Series};
+use crate::apt_root::AptRoot;
+use crate::build::Flavour;
+use crate::error::{Error, Result};
+use crate::progress::Stages;
+use crate::run::{self, tool};
+use crate::{install, sandbox, workspace};
+
+/// Ours.
+const OWN: &str = "slipway";
+/// Quiet time before each operation, so that the last one's work in the kernel is not counted here.
+const SETTLE: Duration = Duration::from_millis(30);
+/// How long the idle control watches.
+const IDLE: Duration = Duration::from_secs(2);
+/// Operations before anything counts: files come into memory, tables are made.
+const WARM_UP: u32 = 2;
+
+/// Everything that is measured.
+struct Run {
+    contenders: Vec<Contender>,
+    floor: Floor,
+    reps: u32,
+    series: Vec<Series>,
+    floors: Vec<FloorSeries>,
+    number: u32,
+}
+
+/// Runs the benchmark.
+///
+/// # Errors
+/// As [`super::run`].
+pub(super) fn run(args: &ControlArgs) -> Result<()> {
+    let (own, peer) = (own_dir(args)?, peer_dir(args)?);
+    let mut conditions = conditions(args, &peer)?;
+    let out = workspace::target().join("bench");
+    let save = args.save.clone().map(|dir| if dir.is_relative() { workspace::root().join(dir) } else { dir });
+    let state = fresh_state()?;
+    let mut stages = Stages::new("bench")?;
+    sandbox::enter(sandbox::State::Folder(&state))?;
+    let mut run = Run::new(&own, &peer, args.reps)?;
+    let mut profiles = Vec::new();
+    stages.run("warm up, memory", |_| {
+        profiles = run.profiles(&mut conditions)?;
+        Ok(format!("{} contenders", run.contenders.len()))
+    })?;
+    let mut levels = args.pods.clone();
+    levels.sort_unstable();
+    levels.dedup();
+    for pods in levels {
+        run.fill(pods, &mut stages)?;
+        let idle = idle_rate()?;
+        conditions
+            .push(format!("idle control before {pods} pods: {:.1} % of one processor busy", idle * 100.0));
+        stages.run(&format!("{pods} pods: measure"), |_| run.measure(pods, idle))?;
+    }
+    let report = Report::new(conditions, &run.series, &run.floors, profiles, OWN);
+    println!("\n{}", report.text());
+    for dir in [Some(out), save].into_iter().flatten() {
+        for path in report.save(&dir)? {
+            println!("written: {}", path.display());
+        }
+    }
+    Ok(())
+}
+
+impl Run {
+    fn new(own: &Path, peer: &Path, reps: u32) -> Result<Self> {
+        let mut contenders = vec![Contender::new(OWN, own, Backend::Default)?];
+        for (name, backend) in [("peer-nftables", Backend::Nftables), ("peer-iptables", Backend::Iptables)] {
+            contenders.push(Contender::new(name, peer, backend)?);
+        }
+        Ok(Self { contenders, floor: Floor::new()?, reps, series: Vec::new(), floors: Vec::new(), number: 0 })
+    }
+
+    /// Warms everything up, drops a contender that does not know its backend, and takes the figures
+    /// that are no times.
+    fn profiles(&mut self, conditions: &mut Vec<String>) -> Result<Vec<Profile>> {
+        let mut kept = Vec::new();
+        for mut contender in self.contenders.drain(..) {
+            if contender.knows_its_backend()? {
+                kept.push(contender);
+            } else {
+                conditions.push(format!("{}: these plugins have no such backend, left out", contender.name));
+            }
+        }
+        self.contenders = kept;
+        let mut profiles = Vec::new();
+        for contender in &mut self.contenders {
+            for _ in 0..WARM_UP {
+                contender.sample(|| ())?;
+            }
+            let (add, del) = contender.trace()?;
+            let size = directory_size(&contender.dir)?;
+            profiles.push(Profile::new(&contender.name, version(&contender.dir), size, &add, &del));
+        }
+        for _ in 0..WARM_UP {
+            self.number += 1;
+            self.floor.sample(self.number)?;
+        }
+        Ok(profiles)
+    }
+
+    fn fill(&mut self, pods: u32, stages: &mut Stages) -> Result<()> {
+        if pods == 0 {
+            return Ok(());
+        }
+        for contender in &mut self.contenders {
+            let name = format!("{pods} pods: {}", contender.name);
+            stages.run(&name, |log| {
+                let said = RefCell::new(&log.file);
+                contender.fill(pods, |present| {
+                    use std::io::Write;
+                    // For the live line; the figures do not depend on it.
+                    let _ = writeln!(said.borrow_mut(), "{present} of {pods}");
+                })?;
+                Ok(String::new())
+            })?;
+        }
+        self.floor.fill(pods)
+    }
+
+    /// All repetitions at one number of pods. Who begins changes from one to the next.
+    fn measure(&mut self, pods: u32, idle: f64) -> Result<String> {
+        let count = self.contenders.len();
+        let mut series: Vec<Series> = self
+            .contenders
+            .iter()
+            .map(|c| Series { contender: c.name.clone(), pods, samples: Vec::new(), busy: Duration::ZERO })
+            .collect();
+        let mut floor = FloorSeries { pods, samples: Vec::new() };
+        for rep in 0..self.reps {
+            for turn in 0..count {
+                let index = (usize::try_from(rep).unwrap_or(0) + turn) % count;
+                let (busy, begun) = (measure::busy()?, Instant::now());
+                let sample = self.contenders[index].sample(|| thread::sleep(SETTLE))?;
+                thread::sleep(SETTLE);
+                let idle = begun.elapsed().mul_f64(idle);
+                series[index].busy += measure::busy()?.saturating_sub(busy).saturating_sub(idle);
+                series[index].samples.push(sample);
+            }
+            self.number += 1;
+            floor.samples.push(self.floor.sample(self.number)?);
+            thread::sleep(SETTLE);
+        }
+        self.series.extend(series);
+        self.floors.push(floor);
+        Ok(format!("{} times {count} ADDs and DELs", self.reps))
+    }
+}
+
+/// How much of one processor is busy while this task does nothing.
+fn idle_rate() -> Result<f64> {
+    thread::sleep(SETTLE);
+    let (busy, begun) = (measure::busy()?, Instant::now());
+    thread::sleep(IDLE);
+    Ok((measure::busy()?.saturating_sub(busy)).as_secs_f64() / begun.elapsed().as_secs_f64())
+}
+
+fn own_dir(args: &ControlArgs) -> Result<PathBuf> {
+    if let Some(dir) = &args.slipway {
+        return workspace::absolute(dir);
+    }
+    let flavour = if args.static_ { Flavour::Static } else { Flavour::Release };
+    let binary = install::built(flavour)?;
+    let dir = workspace::scratch("bench")?.join("bin");
+    run::capture(Command::new(binary).args(["install", "--to"]).arg(&dir))?;
+    Ok(dir)
+}
+
+fn peer_dir(args: &ControlArgs) -> Result<PathBuf> {
+    let dir = if args.fetch_peer {
+        AptRoot::open("unstable")?.fetch("containernetworking-plugins")?.join("usr/lib/cni")
+    } else {
+        workspace::absolute(&args.peer)?
+    };
+    match ["bridge", "host-local", "portmap"].iter().find(|plugin| !dir.join(plugin).is_file()) {
+        None => Ok(dir),
+        Some(missing) => Err(Error::Failed(format!("{} has no {missing}", dir.display()))),
+    }
+}
+
+/// An empty folder for all state, on the disk that the checkout is on.
+fn fresh_state() -> Result<PathBuf> {
+    let dir = workspace::scratch("bench")?.join("var-lib");
+    if dir.exists() {
+        fs::remove_dir_all(&dir).map_err(|e| Error::file("remove", &dir, e))?;
+    }
+    fs::create_dir_all(&dir).map_err(|e| Error::file("create the directory", &dir, e))?;
+    Ok(dir)
+}
+
+fn conditions(args: &ControlArgs, peer: &Path) -> Result<Vec<String>> {
+    let kernel = run::capture(&mut tool("uname", &["-srm"]))?;
+    let disk = run::capture(tool("stat", &["--file-system", "--format=%T"]).arg(workspace::target()))?;
+    let load = fs::read_to_string("/proc/loadavg").unwrap_or_default();
+    let processors = thread::available_parallelism().map_or(0, std::num::NonZero::get);
+    Ok(vec![
+        format!(
+            "bridge + host-local + portmap, 3 ports, ipMasq, IPv4; {} repetitions, interleaved",
+            args.reps
+        ),
+        format!("{}, {processors} processors, state on {}", kernel.trim(), disk.trim()),
+        format!("peer: {}", version(peer)),
+        "pods present: attached by each contender itself with real ADDs, 500 to a bridge; the floor's map \
+         was filled in bulk"
+            .to_owned(),
+        format!("load before the run: {}", load.trim()),
+    ])
+}
+
+/// What a plugin says about itself: our binary's `slipway version`, or what the reference prints to
+/// standard error when it is called without a command, with the package it came in where that is known.
+fn version(dir: &Path) -> String {
+    let own = dir.join("slipway");
+    if own.is_file() {
+        return run::capture(Command::new(own).arg("version"))
+            .map_or_else(|e| e.to_string(), |v| v.trim().to_owned());
+    }
+    let output = Command::new(dir.join("portmap")).env_remove("CNI_COMMAND").output();
+    let text = output.map(|o| String::from_utf8_lossy(&o.stderr).into_owned()).unwrap_or_default();
+    let said = text.lines().next().unwrap_or("unknown");
+    match package_of(dir) {
+        Some(package) => format!("{said} ({package})"),
+        None => said.to_owned(),
+    }
+}
+
+/// The package that a plugin directory came in: a fetched one says it beside the unpacked files, an
+/// installed one is known to dpkg.
+fn package_of(dir: &Path) -> Option<String> {
+    let unpacked = dir.ancestors().nth(3)?;
+    if let Ok(name) = fs::read_to_string(unpacked.with_extension("from")) {
+        return Some(name);
+    }
+    let owner = run::capture(tool("dpkg-query", &["--search"]).arg(dir.join("portmap"))).ok()?;
+    let package = owner.split(':').next()?.to_owned();
+    run::capture(&mut tool("dpkg-query", &["--show", "--showformat=${Package} ${Version}", &package])).ok()
+}
+
+/// The bytes of all regular files in a plugin directory.
+fn directory_size(dir: &Path) -> Result<u64> {
+    let entries = fs::read_dir(dir).map_err(|e| Error::file("list", dir, e))?;
+    let files = entries.filter_map(|entry| entry.ok()?.metadata().ok()).filter(fs::Metadata::is_file);
+    Ok(files.map(|file| file.len()).sum())
+}

@@ -1,0 +1,98 @@
+//! The cost of one call: wall clock, CPU of the processes, and the whole machine's busy time.
+
+use std::fs;
+use std::io::Write;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use nix::sys::resource::{UsageWho, getrusage};
+use nix::sys::time::{TimeVal, TimeValLike};
+
+use crate::cni::Call;
+use crate::error::{Error, Result};
+
+/// What an operation cost.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct Cost {
+    /// From the start of the process to its end.
+    pub(super) wall: Duration,
+    /// User and system time of the process and of all it waited for.
+    pub(super) cpu: Duration,
+}
+
+impl std::ops::AddAssign for Cost {
+    fn add_assign(&mut self, other: Self) {
+        self.wall += other.wall;
+        self.cpu += other.cpu;
+    }
+}
+
+/// Runs a call as a runtime does, and returns what it printed.
+///
+/// # Errors
+/// It failed: the call, its input and its output.
+pub(super) fn call(mut call: Call) -> Result<(Cost, String)> {
+    let cpu = children_cpu()?;
+    let begun = Instant::now();
+    let mut child = call.spawn()?;
+    if let Some(mut stdin) = child.stdin.take() {
+        // A plugin that ends before it has read everything says why by its output.
+        let _ = stdin.write_all(&call.input);
+    }
+    let output =
+        child.wait_with_output().map_err(|e| Error::system(format!("wait for {}", call.label), e))?;
+    let wall = begun.elapsed();
+    let cost = Cost { wall, cpu: children_cpu()?.saturating_sub(cpu) };
+    let out = String::from_utf8_lossy(&output.stdout).into_owned();
+    if output.status.success() {
+        return Ok((cost, out));
+    }
+    Err(Error::Failed(format!(
+        "{} ended with {}\n  input:  {}\n  output: {out}\n  errors: {}",
+        call.label,
+        output.status,
+        String::from_utf8_lossy(&call.input),
+        String::from_utf8_lossy(&output.stderr)
+    )))
+}
+
+fn children_cpu() -> Result<Duration> {
+    let usage =
+        getrusage(UsageWho::RUSAGE_CHILDREN).map_err(|e| Error::system("read the children's CPU time", e))?;
+    Ok(duration(usage.user_time()) + duration(usage.system_time()))
+}
+
+fn duration(time: TimeVal) -> Duration {
+    Duration::from_micros(u64::try_from(time.num_microseconds()).unwrap_or(0))
+}
+
+/// The whole machine's busy time since boot, all processors together: what soft interrupts and kernel
+/// threads do is in here and in nobody's own account.
+///
+/// # Errors
+/// /proc/stat cannot be read.
+pub(super) fn busy() -> Result<Duration> {
+    let path = Path::new("/proc/stat");
+    let text = fs::read_to_string(path).map_err(|e| Error::file("read", path, e))?;
+    busy_in(&text).ok_or_else(|| Error::Failed("/proc/stat has no line `cpu`".to_owned()))
+}
+
+/// The first line: user, nice, system, idle, iowait, irq, softirq, steal in ticks of 10 ms, see
+/// proc(5). What the hypervisor took (steal) is nobody's work here.
+fn busy_in(text: &str) -> Option<Duration> {
+    let line = text.lines().find_map(|line| line.strip_prefix("cpu "))?;
+    let ticks: Vec<u64> = line.split_whitespace().filter_map(|word| word.parse().ok()).collect();
+    let busy = ticks.get(0..3)?.iter().sum::<u64>() + ticks.get(5..7)?.iter().sum::<u64>();
+    Some(Duration::from_millis(busy * 10))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn idle_waiting_and_stolen_time_is_not_busy() {
+        let text = "cpu  1 2 3 1000 1000 4 5 1000 0 0\ncpu0 9 9 9\n";
+        assert_eq!(busy_in(text), Some(Duration::from_millis(150)));
+    }
+}

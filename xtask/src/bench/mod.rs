@@ -1,0 +1,67 @@
+//! `cargo xtask bench`: figures, measured side by side in one run.
+
+mod contender;
+mod control;
+mod floor;
+mod measure;
+mod netlink;
+mod report;
+mod trace;
+
+use std::path::PathBuf;
+
+use crate::error::Result;
+
+/// Measure against other plugin sets.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Args {
+    #[command(subcommand)]
+    bench: Bench,
+}
+
+#[derive(Debug, clap::Subcommand)]
+enum Bench {
+    /// ADD and DEL of bridge + host-local + portmap (3 ports, ipMasq), as whole processes
+    Control(ControlArgs),
+}
+
+/// Measure ADD and DEL of whole processes: wall clock, CPU, memory, programs started.
+///
+/// Every contender has a node of its own (a network namespace) and its state on a real disk; their
+/// operations alternate, so that what else the machine does hits all alike. Pods that are present were
+/// attached by the contender itself, by real ADDs.
+#[derive(Debug, clap::Args)]
+pub(crate) struct ControlArgs {
+    /// The directory of the plugins to compare with
+    #[arg(long, value_name = "DIR", default_value = "/usr/lib/cni", conflicts_with = "fetch_peer")]
+    peer: PathBuf,
+    /// Compare with the reference plugins of Debian unstable, fetched and unpacked below target/
+    #[arg(long)]
+    fetch_peer: bool,
+    /// Our plugins' directory, instead of building them
+    #[arg(long, value_name = "DIR")]
+    slipway: Option<PathBuf>,
+    /// Measure the build without shared libraries
+    #[arg(long = "static", conflicts_with = "slipway")]
+    static_: bool,
+    /// How many pods are present while it is measured, one figure after the other
+    #[arg(long, value_delimiter = ',', default_value = "0,100,1000", value_name = "N,N,…",
+          value_parser = clap::value_parser!(u32).range(0..=10_000))]
+    pods: Vec<u32>,
+    /// ADDs and DELs of each contender at each number of pods
+    #[arg(long, default_value_t = 20, value_parser = clap::value_parser!(u32).range(1..=1000))]
+    reps: u32,
+    /// Write the figures to this directory too, as control.json and control.csv
+    #[arg(long, value_name = "DIR")]
+    save: Option<PathBuf>,
+}
+
+/// Runs the task.
+///
+/// # Errors
+/// A build, a plugin that fails, or a measurement that cannot be made.
+pub(crate) fn run(args: &Args) -> Result<()> {
+    match &args.bench {
+        Bench::Control(args) => control::run(args),
+    }
+}

@@ -1,0 +1,142 @@
+//! Which programs an operation starts, and how much memory the largest process of it used.
+//!
+//! The call runs under ptrace(2), attached before its input is written, so that nothing of what it
+//! does is missed: every exec is an event, and every process stops once more before it goes, when its
+//! peak resident size (`VmHWM` in proc(5)) can still be read. Nothing is timed in such a run.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::io::{Read, Write};
+
+use nix::errno::Errno;
+use nix::libc;
+use nix::sys::ptrace::{self, Options};
+use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
+use nix::unistd::Pid;
+
+use crate::cni::Call;
+use crate::error::{Error, Result};
+
+/// Stops that are handled before a call is given up: an operation of the reference has a few thousand.
+const STOPS: u32 = 1_000_000;
+
+/// What a call did.
+#[derive(Debug, Default, Clone)]
+pub(super) struct Trace {
+    /// How often each program was started, the plugin itself included.
+    pub(super) programs: BTreeMap<String, u32>,
+    /// The largest process's peak resident size in bytes.
+    pub(super) peak: u64,
+    /// What the plugin printed.
+    pub(super) output: String,
+}
+
+impl Trace {
+    /// Adds another call of the same operation.
+    pub(super) fn add(&mut self, other: &Self) {
+        for (program, count) in &other.programs {
+            *self.programs.entry(program.clone()).or_default() += count;
+        }
+        self.peak = self.peak.max(other.peak);
+    }
+
+    /// How many programs were started in all.
+    pub(super) fn started(&self) -> u32 {
+        self.programs.values().sum()
+    }
+}
+
+/// Runs a call and watches it.
+///
+/// # Errors
+/// It cannot be traced, or it failed: the call and its output.
+pub(super) fn run(mut call: Call) -> Result<Trace> {
+    let mut child = call.spawn()?;
+    let root = Pid::from_raw(i32::try_from(child.id()).unwrap_or(i32::MAX));
+    let options = Options::PTRACE_O_TRACEEXIT
+        | Options::PTRACE_O_TRACEEXEC
+        | Options::PTRACE_O_TRACEFORK
+        | Options::PTRACE_O_TRACEVFORK
+        | Options::PTRACE_O_TRACECLONE;
+    ptrace::seize(root, options).map_err(|e| Error::system(format!("trace {}", call.label), e))?;
+    if let Some(mut stdin) = child.stdin.take() {
+        // A plugin that ends before it has read everything says why by its output.
+        let _ = stdin.write_all(&call.input);
+    }
+    let mut trace = Trace::default();
+    // The plugin itself: its own exec came before it was attached.
+    trace.programs.insert(call.label.split(' ').next().unwrap_or_default().to_owned(), 1);
+    let code = follow(root, &mut trace, &call.label)?;
+    let mut errors = String::new();
+    for (pipe, text) in [
+        (child.stdout.take().map(|p| Box::new(p) as Box<dyn Read>), &mut trace.output),
+        (child.stderr.take().map(|p| Box::new(p) as Box<dyn Read>), &mut errors),
+    ] {
+        if let Some(mut pipe) = pipe {
+            pipe.read_to_string(text)
+                .map_err(|e| Error::system(format!("read what {} printed", call.label), e))?;
+        }
+    }
+    if code == 0 {
+        return Ok(trace);
+    }
+    Err(Error::Failed(format!("{} ended with {code}: {} {errors}", call.label, trace.output)))
+}
+
+/// Lets every traced process go on until the last one is gone; returns the root's exit code.
+fn follow(root: Pid, trace: &mut Trace, label: &str) -> Result<i32> {
+    let mut code = -1;
+    for _ in 0..STOPS {
+        let status = match waitpid(Pid::from_raw(-1), Some(WaitPidFlag::__WALL)) {
+            Ok(status) => status,
+            Err(Errno::ECHILD) => return Ok(code),
+            Err(Errno::EINTR) => continue,
+            Err(e) => return Err(Error::system(format!("wait for {label}"), e)),
+        };
+        let (pid, signal) = match status {
+            WaitStatus::PtraceEvent(pid, _, event) => {
+                note(pid, event, trace);
+                (pid, None)
+            }
+            WaitStatus::Stopped(pid, signal) => (pid, Some(signal)),
+            WaitStatus::Exited(pid, with) if pid == root => {
+                code = with;
+                continue;
+            }
+            _ => continue,
+        };
+        match ptrace::cont(pid, signal) {
+            // Killed in the meantime, by its own process's end.
+            Ok(()) | Err(Errno::ESRCH) => {}
+            Err(e) => return Err(Error::system(format!("let {label} go on"), e)),
+        }
+    }
+    Err(Error::Failed(format!("{label} made more than {STOPS} stops")))
+}
+
+fn note(pid: Pid, event: i32, trace: &mut Trace) {
+    if event == libc::PTRACE_EVENT_EXEC {
+        let name = fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
+        *trace.programs.entry(name.trim().to_owned()).or_default() += 1;
+    } else if event == libc::PTRACE_EVENT_EXIT {
+        let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
+        trace.peak = trace.peak.max(peak(&status).unwrap_or(0));
+    }
+}
+
+/// The `VmHWM` line, in bytes.
+fn peak(status: &str) -> Option<u64> {
+    let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"))?;
+    line.trim().strip_suffix(" kB")?.trim().parse::<u64>().ok().map(|kib| kib * 1024)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_peak_is_read_from_the_status() {
+        assert_eq!(peak("Name:\tx\nVmHWM:\t    1234 kB\nVmRSS:\t 1 kB\n"), Some(1234 * 1024));
+        assert_eq!(peak("Name:\tx\n"), None);
+    }
+}

@@ -1,0 +1,202 @@
+//! Calling plugins as a runtime does: a process each, the environment, the configuration on standard
+//! input (CNI specification 1.1.0, section 2).
+
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+
+use serde_json::{Map, Value, json};
+
+use crate::error::{Error, Result};
+
+/// The interface's name in every pod.
+pub(crate) const IFNAME: &str = "eth0";
+
+/// The `PATH` of a system service.
+pub(crate) const SYSTEM_PATH: &str = "/usr/sbin:/usr/bin:/sbin:/bin";
+
+/// A pod as the runtime knows it.
+#[derive(Debug, Clone)]
+pub(crate) struct Pod {
+    /// The container's ID.
+    pub(crate) id: String,
+    /// Its network namespace.
+    pub(crate) netns: PathBuf,
+}
+
+/// A plugin directory and a list of plugin configurations.
+#[derive(Debug, Clone)]
+pub(crate) struct Chain {
+    /// Where the plugins are.
+    pub(crate) dir: PathBuf,
+    /// The network's name.
+    pub(crate) network: String,
+    /// The version that every call speaks.
+    pub(crate) version: &'static str,
+    /// `PATH` for the plugins: where they find programs that they start.
+    pub(crate) path: String,
+    /// The plugins' configurations without name, version and what changes per call.
+    pub(crate) plugins: Vec<Value>,
+}
+
+/// One call of one plugin, ready to be started.
+#[derive(Debug)]
+pub(crate) struct Call {
+    command: Command,
+    /// The configuration.
+    pub(crate) input: Vec<u8>,
+    /// `bridge ADD pod-1`, for messages.
+    pub(crate) label: String,
+}
+
+impl Chain {
+    /// Prepares a call of the plugin at `index`.
+    pub(crate) fn call(&self, index: usize, verb: &str, pod: &Pod, ports: &Value, previous: &Value) -> Call {
+        let mut config = self.plugins[index].as_object().cloned().unwrap_or_default();
+        config.insert("name".into(), json!(self.network));
+        config.insert("cniVersion".into(), json!(self.version));
+        self.runtime_config(&mut config, ports);
+        if !previous.is_null() {
+            config.insert("prevResult".into(), previous.clone());
+        }
+        let plugin = config["type"].as_str().unwrap_or_default().to_owned();
+        let mut command = Command::new(self.dir.join(&plugin));
+        command
+            .env_clear()
+            .env("PATH", &self.path)
+            .env("CNI_COMMAND", verb)
+            .env("CNI_CONTAINERID", &pod.id)
+            .env("CNI_NETNS", &pod.netns)
+            .env("CNI_IFNAME", IFNAME)
+            .env("CNI_PATH", &self.dir);
+        let input = Value::Object(config).to_string().into_bytes();
+        Call { command, input, label: format!("{plugin} {verb} {}", pod.id) }
+    }
+
+    /// A runtime passes port mappings to the plugins that have the capability, and removes the key.
+    fn runtime_config(&self, config: &mut Map<String, Value>, ports: &Value) {
+        if let Some(capabilities) = config.remove("capabilities")
+            && capabilities["portMappings"] == json!(true)
+            && !ports.is_null()
+        {
+            config.insert("runtimeConfig".into(), json!({ "portMappings": ports }));
+        }
+    }
+
+    /// ADD through the whole list; returns the last result.
+    ///
+    /// # Errors
+    /// The first plugin that fails, with what it printed.
+    pub(crate) fn add(&self, pod: &Pod, ports: &Value) -> Result<Value> {
+        let mut result = Value::Null;
+        for index in 0..self.plugins.len() {
+            result = self.call(index, "ADD", pod, ports, &result).run()?;
+        }
+        Ok(result)
+    }
+
+    /// DEL through the whole list, last plugin first.
+    ///
+    /// # Errors
+    /// The first plugin that fails, with what it printed.
+    pub(crate) fn del(&self, pod: &Pod, ports: &Value, result: &Value) -> Result<()> {
+        for index in (0..self.plugins.len()).rev() {
+            self.call(index, "DEL", pod, ports, result).run()?;
+        }
+        Ok(())
+    }
+}
+
+impl Call {
+    /// Starts the plugin; its input is still to be written.
+    ///
+    /// # Errors
+    /// It could not be started.
+    pub(crate) fn spawn(&mut self) -> Result<Child> {
+        self.command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        self.command.spawn().map_err(|e| Error::file("start", Path::new(self.command.get_program()), e))
+    }
+
+    /// Runs the plugin and returns the JSON it printed; null when it printed nothing.
+    ///
+    /// # Errors
+    /// It failed: the call, its input and all that it printed.
+    pub(crate) fn run(mut self) -> Result<Value> {
+        let mut child = self.spawn()?;
+        if let Some(mut stdin) = child.stdin.take() {
+            // A plugin that ends before it has read everything says why by its output.
+            let _ = stdin.write_all(&self.input);
+        }
+        let output =
+            child.wait_with_output().map_err(|e| Error::system(format!("wait for {}", self.label), e))?;
+        let (out, err) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+        if !output.status.success() {
+            return Err(Error::Failed(format!(
+                "{} ended with {}\n  input:  {}\n  output: {out}\n  errors: {err}",
+                self.label,
+                output.status,
+                String::from_utf8_lossy(&self.input)
+            )));
+        }
+        if out.trim().is_empty() {
+            return Ok(Value::Null);
+        }
+        serde_json::from_str(&out)
+            .map_err(|e| Error::Failed(format!("{} printed no JSON ({e}): {out}", self.label)))
+    }
+}
+
+/// The first address of a family in a result, without its prefix length.
+pub(crate) fn address(result: &Value, family: Family) -> Option<String> {
+    let ips = result["ips"].as_array()?;
+    let addresses = ips.iter().filter_map(|ip| ip["address"].as_str()?.split('/').next());
+    addresses.into_iter().find(|text| (family == Family::V6) == text.contains(':')).map(str::to_owned)
+}
+
+/// An address family.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Family {
+    /// IPv4.
+    V4,
+    /// IPv6.
+    V6,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_runtime_fills_in_what_the_specification_says() {
+        let chain = Chain {
+            dir: "/plugins".into(),
+            network: "net".into(),
+            version: "1.1.0",
+            path: SYSTEM_PATH.into(),
+            plugins: vec![
+                json!({"type": "portmap", "capabilities": {"portMappings": true}}),
+                json!({"type": "x"}),
+            ],
+        };
+        let pod = Pod { id: "p".into(), netns: "/run/netns/p".into() };
+        let input = |index, ports: &Value| -> Value {
+            let call = chain.call(index, "ADD", &pod, ports, &json!({"ips": []}));
+            serde_json::from_slice(&call.input).unwrap()
+        };
+        let ports = json!([{"hostPort": 1}]);
+        assert_eq!(
+            input(0, &ports),
+            json!({"type": "portmap", "name": "net", "cniVersion": "1.1.0", "prevResult": {"ips": []},
+                   "runtimeConfig": {"portMappings": [{"hostPort": 1}]}})
+        );
+        assert!(input(1, &ports).get("runtimeConfig").is_none(), "no capability, no runtimeConfig");
+        assert!(input(0, &Value::Null).get("runtimeConfig").is_none());
+    }
+
+    #[test]
+    fn addresses_are_found_by_family() {
+        let result = json!({"ips": [{"address": "fd00::2/64"}, {"address": "10.0.0.2/24"}]});
+        assert_eq!(address(&result, Family::V4).as_deref(), Some("10.0.0.2"));
+        assert_eq!(address(&result, Family::V6).as_deref(), Some("fd00::2"));
+    }
+}

@@ -1,0 +1,114 @@
+//! Namespaces of the task's own: nothing that a demo or a benchmark does reaches the machine.
+//!
+//! The process itself moves into a new network namespace and a new mount namespace with private
+//! `/run` and `/var/lib`. All of it is gone when the last process in there ends.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::thread;
+
+use nix::mount::{MsFlags, mount};
+use nix::sched::{CloneFlags, setns, unshare};
+use nix::unistd::{Gid, Uid};
+
+use crate::error::{Error, Result};
+
+/// Where namespaces get their names; `ip netns` looks here too.
+const NETNS_DIR: &str = "/run/netns";
+
+/// Where the private `/var/lib` keeps its files.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum State<'a> {
+    /// In memory.
+    Memory,
+    /// In a folder, so that what is synced is synced to its disk.
+    Folder(&'a Path),
+}
+
+/// Moves this process into namespaces of its own. Its first namespace is called the node. To be
+/// called before any thread is started. A user who is not root becomes root in a user namespace, where
+/// the system allows that.
+///
+/// # Errors
+/// The system does not allow it; the message says what helps.
+pub(crate) fn enter(state: State<'_>) -> Result<()> {
+    if !Uid::effective().is_root() {
+        become_root()?;
+    }
+    unshare(CloneFlags::CLONE_NEWNS | CloneFlags::CLONE_NEWNET).map_err(|e| {
+        Error::system("make a network and a mount namespace (this needs root: CAP_SYS_ADMIN)", e)
+    })?;
+    let none: Option<&str> = None;
+    mount(none, "/", none, MsFlags::MS_REC | MsFlags::MS_PRIVATE, none)
+        .map_err(|e| Error::system("make the mounts private", e))?;
+    tmpfs("/run")?;
+    match state {
+        State::Memory => tmpfs("/var/lib")?,
+        State::Folder(folder) => mount(Some(folder), "/var/lib", none, MsFlags::MS_BIND, none)
+            .map_err(|e| Error::file("mount on /var/lib:", folder, e))?,
+    }
+    fs::create_dir(NETNS_DIR).map_err(|e| Error::file("create", Path::new(NETNS_DIR), e))
+}
+
+fn become_root() -> Result<()> {
+    let (uid, gid) = (Uid::current(), Gid::current());
+    unshare(CloneFlags::CLONE_NEWUSER).map_err(|e| {
+        Error::system(
+            "make a user namespace (this task needs root, or a system that lets users make namespaces; \
+             try `sudo --preserve-env=PATH,HOME cargo xtask …`)",
+            e,
+        )
+    })?;
+    // user_namespaces(7): setgroups must be denied before an unprivileged gid_map is written.
+    for (file, text) in [
+        ("setgroups", "deny".to_owned()),
+        ("uid_map", format!("0 {uid} 1")),
+        ("gid_map", format!("0 {gid} 1")),
+    ] {
+        let path = Path::new("/proc/self").join(file);
+        fs::write(&path, text).map_err(|e| Error::file("write", &path, e))?;
+    }
+    Ok(())
+}
+
+fn tmpfs(on: &str) -> Result<()> {
+    mount(Some("tmpfs"), on, Some("tmpfs"), MsFlags::MS_NOSUID | MsFlags::MS_NODEV, Some("mode=755"))
+        .map_err(|e| Error::file("mount a tmpfs on", Path::new(on), e))
+}
+
+/// The path of a named namespace.
+pub(crate) fn netns_path(name: &str) -> PathBuf {
+    Path::new(NETNS_DIR).join(name)
+}
+
+/// Makes a network namespace with a name, as `ip netns add` does: a bind mount keeps it.
+///
+/// # Errors
+/// The name is taken, or the system call that failed.
+pub(crate) fn add_netns(name: &str) -> Result<PathBuf> {
+    let path = netns_path(name);
+    fs::File::create_new(&path).map_err(|e| Error::file("create", &path, e))?;
+    let target = path.clone();
+    in_thread(move || {
+        unshare(CloneFlags::CLONE_NEWNET).map_err(|e| Error::file("make the namespace", &target, e))?;
+        let none: Option<&str> = None;
+        mount(Some("/proc/thread-self/ns/net"), &target, none, MsFlags::MS_BIND, none)
+            .map_err(|e| Error::file("mount the namespace on", &target, e))
+    })?;
+    Ok(path)
+}
+
+/// Moves the calling thread, and what it starts, into a named namespace.
+///
+/// # Errors
+/// It is not there, or the system call that failed.
+pub(crate) fn switch_to(path: &Path) -> Result<()> {
+    let file = fs::File::open(path).map_err(|e| Error::file("open", path, e))?;
+    setns(file, CloneFlags::CLONE_NEWNET).map_err(|e| Error::file("enter", path, e))
+}
+
+fn in_thread(body: impl FnOnce() -> Result<()> + Send + 'static) -> Result<()> {
+    thread::spawn(body)
+        .join()
+        .unwrap_or_else(|_| Err(Error::Failed("a helper thread ended with a panic".to_owned())))
+}
