@@ -326,3 +326,6 @@ impl Serialize for AddResult {
         self.to_object(Version::V1_1_0).map_err(serde::ser::Error::custom)?.serialize(serializer)
     }
 }
+
+#[cfg(test)]
+mod tests;
