@@ -344,9 +344,12 @@ fn quote(word: &OsStr) -> String {
     if !word.is_empty() && word.chars().all(plain) { word.into_owned() } else { format!("{word:?}") }
 }
 
+/// Short enough for a report, and without control characters that would garble it.
 fn clip(text: &str) -> String {
+    let odd = |c: char| c.is_control() && c != '\n' && c != '\t';
+    let text = text.replace(odd, "\u{fffd}");
     match text.char_indices().nth(REPORT_LIMIT) {
         Some((end, _)) => format!("{}… ({} bytes in all)", &text[..end], text.len()),
-        None => text.to_owned(),
+        None => text,
     }
 }

@@ -9,7 +9,8 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use nix::sys::socket::{
-    AddressFamily, SockFlag, SockType, SockaddrStorage, bind, connect, setsockopt, socket, sockopt,
+    AddressFamily, MsgFlags, SockFlag, SockProtocol, SockType, SockaddrStorage, bind, connect, recv, send,
+    setsockopt, socket, sockopt,
 };
 use nix::sys::time::{TimeVal, TimeValLike};
 
@@ -355,6 +356,49 @@ fn parse(text: &str, line: &str, own: SocketAddr, from: SocketAddr) -> io::Resul
             Ok(Answer { who: who.to_owned(), peer, own, from })
         }
         _ => Err(io::Error::new(ErrorKind::InvalidData, format!("unexpected answer {text:?} to {line:?}"))),
+    }
+}
+
+impl Space {
+    /// Sends an ICMP echo request and waits two seconds for the reply.
+    ///
+    /// # Errors
+    /// No reply came, or no socket could be made.
+    pub fn ping(&self, to: IpAddr) -> io::Result<()> {
+        // Type 8, or 128; code 0; checksum; identifier; sequence number. RFC 792, RFC 4443.
+        const ID: [u8; 2] = [0x51, 0x1b];
+        let (family, protocol, kind, reply) = match to {
+            IpAddr::V4(_) => (AddressFamily::Inet, SockProtocol::Icmp, 8, 0),
+            IpAddr::V6(_) => (AddressFamily::Inet6, SockProtocol::IcmpV6, 128, 129),
+        };
+        let mut request = [kind, 0, 0, 0, ID[0], ID[1], 0, 1];
+        if to.is_ipv4() {
+            // The kernel fills it in for ICMPv6 only: RFC 3542, section 3.1.
+            let sum = u32::from(kind) << 8;
+            let sum = sum + u32::from(u16::from_be_bytes(ID)) + 1;
+            let sum = !u16::try_from((sum & 0xffff) + (sum >> 16)).expect("no further carry");
+            request[2..4].copy_from_slice(&sum.to_be_bytes());
+        }
+        let answered = self.run(|| -> io::Result<bool> {
+            let raw = socket(family, SockType::Raw, SockFlag::SOCK_CLOEXEC, protocol)?;
+            setsockopt(&raw, sockopt::ReceiveTimeout, &TimeVal::seconds(2))?;
+            connect(raw.as_raw_fd(), &SockaddrStorage::from(SocketAddr::new(to, 0)))?;
+            send(raw.as_raw_fd(), &request, MsgFlags::empty())?;
+            let mut buffer = [0; 1500];
+            let begin = Instant::now();
+            while begin.elapsed() < PATIENCE {
+                let length = recv(raw.as_raw_fd(), &mut buffer, MsgFlags::empty())?;
+                // A raw IPv4 socket delivers the IP header too: raw(7).
+                let header = if to.is_ipv4() { usize::from(buffer[0] & 15) * 4 } else { 0 };
+                let message = buffer.get(header..length).unwrap_or_default();
+                if message.first() == Some(&reply) && message.get(4..6) == Some(&ID) {
+                    return Ok(true);
+                }
+            }
+            Ok(false)
+        });
+        self.journal.note(format!("[{}] ping {to}: {answered:?}", self.name));
+        if answered? { Ok(()) } else { Err(ErrorKind::TimedOut.into()) }
     }
 }
 

@@ -24,8 +24,9 @@ fn outside_sees_the_nodes_address() {
             assert_eq!(web.expect(proto, to, "outside").peer.ip(), node);
         }
         // ICMP echo too.
-        web.cmd(&format!("ping -n -c 1 -W 2 {}", client[0]));
-        web.cmd(&format!("ping -n -c 1 -W 2 {}", client[1]));
+        for to in client {
+            web.ping(to).unwrap_or_else(|e| panic!("ping {to}: {e}"));
+        }
         network.del(&web.attach).expect("DEL");
     });
 }

@@ -1,0 +1,193 @@
+//! The protocol itself, for each plugin as a process: what is missing or wrong is told with the
+//! specification's code and the reference's words, and nothing is touched.
+
+use serde_json::{Value, json};
+use slipway_tests::{Node, PluginCall, Snapshot, newest_version, plugin_dir};
+
+/// Every plugin that is there.
+fn plugins() -> Vec<String> {
+    let known = ["bridge", "host-local", "loopback", "portmap"];
+    known.into_iter().filter(|name| plugin_dir().join(name).exists()).map(str::to_owned).collect()
+}
+
+fn config(plugin: &str, version: &str) -> Value {
+    json!({
+        "cniVersion": version, "name": "net", "type": plugin,
+        "ipam": {"type": "host-local", "subnet": "10.88.0.0/24"},
+    })
+}
+
+/// A call that is complete, for a namespace that does not exist.
+fn complete(node: &Node, plugin: &str, verb: &str) -> PluginCall {
+    let version = if ["STATUS", "GC"].contains(&verb) { "1.1.0" } else { "1.0.0" };
+    let call = node.plugin(plugin).command(verb).container("id").netns("/run/netns/gone").ifname("eth0");
+    call.config(&config(plugin, version))
+}
+
+/// Verbs that the plugins under test know.
+fn verbs() -> &'static [&'static str] {
+    match newest_version() {
+        "1.0.0" => &["ADD", "DEL", "CHECK"],
+        _ => &["ADD", "DEL", "CHECK", "STATUS", "GC"],
+    }
+}
+
+#[test]
+fn without_a_command_it_says_what_it_is() {
+    let node = Node::new();
+    for plugin in plugins() {
+        let output = node.plugin(&plugin).run();
+        assert_eq!(output.process.code, Some(0));
+        assert_eq!(output.process.stdout, "");
+        let text = &output.process.stderr;
+        assert!(text.starts_with(&format!("CNI {plugin} plugin ")), "{text}");
+        assert!(
+            text.contains("\nCNI protocol versions supported: 0.1.0, 0.2.0, 0.3.0, 0.3.1, 0.4.0, 1.0.0"),
+            "{text}"
+        );
+    }
+}
+
+#[test]
+fn versions() {
+    let node = Node::new();
+    for plugin in plugins() {
+        for input in ["", "{}", "{\"cniVersion\": \"0.4.0\"}", "no JSON"] {
+            let output = node.plugin(&plugin).command("VERSION").stdin(input).run();
+            let answer = output.ok();
+            assert_eq!(answer["cniVersion"], newest_version());
+            let mut expected = vec!["0.1.0", "0.2.0", "0.3.0", "0.3.1", "0.4.0", "1.0.0"];
+            if newest_version() == "1.1.0" {
+                expected.push("1.1.0");
+            }
+            assert_eq!(answer["supportedVersions"], json!(expected));
+            assert_eq!(output.process.stdout.lines().count(), 1);
+            assert!(output.process.stdout.ends_with('\n'));
+        }
+    }
+}
+
+#[test]
+fn missing_variables_come_in_one_message() {
+    let node = Node::new();
+    let missing = |plugin: &str, verb: &str, without: &[&str], names: &str| {
+        let call = without.iter().fold(complete(&node, plugin, verb), |call, key| call.without(key));
+        let error = call.run().error();
+        assert_eq!((error.code, &*error.msg), (4, &*format!("required env variables [{names}] missing")));
+    };
+    for plugin in plugins() {
+        let all = ["CNI_CONTAINERID", "CNI_NETNS", "CNI_IFNAME", "CNI_PATH"];
+        for verb in ["ADD", "CHECK"] {
+            missing(&plugin, verb, &all, "CNI_CONTAINERID,CNI_NETNS,CNI_IFNAME,CNI_PATH");
+            for key in all {
+                missing(&plugin, verb, &[key], key);
+            }
+        }
+        missing(&plugin, "DEL", &all, "CNI_CONTAINERID,CNI_IFNAME,CNI_PATH");
+        if newest_version() == "1.1.0" {
+            missing(&plugin, "GC", &all, "CNI_PATH");
+            missing(&plugin, "STATUS", &all, "CNI_PATH");
+        }
+    }
+}
+
+#[test]
+fn hostile_names_are_refused() {
+    let node = Node::new();
+    let before = Snapshot::take(&node, &[]);
+    let refused = |call: PluginCall, code: u32, text: &str| {
+        let error = call.run().error();
+        assert_eq!(error.code, code, "{error:?}");
+        assert!(error.msg.contains(text), "{error:?} is not about {text:?}");
+    };
+    for plugin in plugins() {
+        for verb in ["ADD", "DEL", "CHECK"] {
+            let call = || complete(&node, &plugin, verb);
+            for id in ["..", "../../etc/passwd", "a b", "-x", "a\nb", "a\"b", "ä", "a;b"] {
+                refused(call().container(id), 4, "invalid characters in containerID");
+            }
+            refused(call().ifname("sixteen-letters-"), 4, "interface name is too long");
+            refused(call().ifname("."), 4, "interface name is . or ..");
+            refused(call().ifname(".."), 4, "interface name is . or ..");
+            for name in ["a/b", "a:b", "a b", "a\tb"] {
+                refused(call().ifname(name), 4, "interface name contains / or : or whitespace characters");
+            }
+            for name in ["..", "../x", "a b", "a\nb", "a\"b", "-a"] {
+                let mut config = config(&plugin, "1.0.0");
+                config["name"] = name.into();
+                refused(call().config(&config), 7, "invalid characters found in network name");
+            }
+        }
+    }
+    before.assert_same(&Snapshot::take(&node, &[]));
+}
+
+#[test]
+fn broken_configurations_are_refused() {
+    let node = Node::new();
+    let before = Snapshot::take(&node, &[]);
+    for plugin in plugins() {
+        for &verb in verbs() {
+            let call = || complete(&node, &plugin, verb);
+            for input in ["", "no JSON", "[]", "{\"name\": ", "\u{0}\u{1}"] {
+                let error = call().stdin(input).run().error();
+                assert_eq!(error.code, 6, "{verb} {input:?}: {error:?}");
+            }
+            let error = call().stdin("{\"cniVersion\": \"1.1.0\"}").run().error();
+            assert_eq!((error.code, &*error.msg), (7, "missing network name"));
+            let mut unknown = config(&plugin, "9.9.9");
+            let error = call().config(&unknown).run().error();
+            assert_eq!(error.code, 1);
+            if ["ADD", "DEL"].contains(&verb) {
+                assert_eq!(error.msg, "incompatible CNI versions");
+                let known = "config is \"9.9.9\", plugin supports [\"0.1.0\" \"0.2.0\"";
+                assert!(error.details.starts_with(known), "{error:?}");
+            } else {
+                assert_eq!(error.msg, format!("plugin version does not allow {verb}"));
+            }
+            unknown["cniVersion"] = "1.x".into();
+            assert!(call().config(&unknown).run().result().is_err());
+        }
+        let error = complete(&node, &plugin, "FOO").run().error();
+        assert_eq!((error.code, &*error.msg), (4, "unknown CNI_COMMAND: FOO"));
+        let error = complete(&node, &plugin, "CHECK").config(&config(&plugin, "0.3.1")).run().error();
+        assert_eq!((error.code, &*error.msg), (1, "config version does not allow CHECK"));
+        if newest_version() == "1.1.0" {
+            for verb in ["STATUS", "GC"] {
+                let error = complete(&node, &plugin, verb).config(&config(&plugin, "1.0.0")).run().error();
+                assert_eq!(error.code, 1);
+                assert_eq!(error.msg, format!("config version does not allow {verb}"));
+            }
+        }
+    }
+    before.assert_same(&Snapshot::take(&node, &[]));
+}
+
+#[test]
+fn an_error_is_an_object_on_standard_output() {
+    let node = Node::new();
+    for plugin in plugins() {
+        let output = complete(&node, &plugin, "ADD").container("a&b<c>").run();
+        let keys: Vec<_> = output.json().as_object().expect("an object").keys().cloned().collect();
+        assert_eq!(keys, ["code", "details", "msg"]);
+        let text = &output.process.stdout;
+        // Four blanks deep, as the reference prints it; and & < > as in its JSON.
+        assert!(text.starts_with("{\n    \"code\": 4,\n    \"msg\": "), "{text}");
+        assert!(text.contains("a\\u0026b\\u003cc\\u003e"), "{text}");
+    }
+}
+
+/// DEL of what was never there succeeds, also without a namespace.
+#[test]
+fn del_of_nothing_succeeds() {
+    let node = Node::new();
+    let before = Snapshot::take(&node, &[]);
+    for plugin in plugins() {
+        for netns in ["", "/run/netns/gone"] {
+            let output = complete(&node, &plugin, "DEL").netns(netns).run();
+            assert!(output.ok().is_null(), "{plugin}");
+        }
+    }
+    let after = Snapshot::take(&node, &[]);
+    before.assert_same(&after.without(&["/var/lib/cni"]));
+}
