@@ -8,7 +8,7 @@ use std::sync::Mutex;
 use serde_json::{Map, Value, json};
 
 use crate::node::{Node, Pod};
-use crate::plugin::{CniFailure, Output, is_peer};
+use crate::plugin::{CniFailure, Output, newest_version};
 use crate::traffic::Proto;
 
 /// A network configuration list on a node, with the cache of its attachments.
@@ -139,9 +139,7 @@ impl<'a> Network<'a> {
     /// See [`Node::network`].
     pub(crate) fn new(node: &'a Node, mut list: Value) -> Self {
         let object = list.as_object_mut().expect("a list is an object");
-        // The newest version that the reference plugins of Debian 12 speak is 1.0.0.
-        let version = if is_peer() { "1.0.0" } else { "1.1.0" };
-        object.entry("cniVersion").or_insert_with(|| version.into());
+        object.entry("cniVersion").or_insert_with(|| newest_version().into());
         Self { node, list, cache: Mutex::default() }
     }
 

@@ -54,7 +54,9 @@ pub use chain::{Attach, Failure, Network};
 pub use golden::{golden, normalise};
 pub use interrupt::{KillPoint, kill_points, killed};
 pub use node::{BridgeNetfilter, Host, Node, Pod};
-pub use plugin::{CniFailure, Output, PluginCall, Running, is_peer, peer_fails, plugin_dir, slipway};
+pub use plugin::{
+    CniFailure, Output, PluginCall, Running, is_peer, newest_version, peer_fails, plugin_dir, slipway,
+};
 pub use skip::{record_skip, test_name};
 pub use snapshot::Snapshot;
 pub use space::{CommandOutput, Space};

@@ -2,7 +2,7 @@
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Command, Stdio};
 use std::sync::OnceLock;
 
 use serde::Deserialize;
@@ -47,6 +47,23 @@ pub fn slipway() -> PathBuf {
 #[must_use]
 pub fn is_peer() -> bool {
     std::env::var_os("SLIPWAY_PEER_DIR").is_some()
+}
+
+/// The newest version of the specification that the plugins under test speak: 1.1.0 for ours, 1.0.0 for
+/// the reference plugins of Debian 12.
+///
+/// # Panics
+/// When the loopback plugin does not answer VERSION.
+#[must_use]
+pub fn newest_version() -> &'static str {
+    static VERSION: OnceLock<String> = OnceLock::new();
+    VERSION.get_or_init(|| {
+        let mut command = Command::new(bin_dir().join("loopback"));
+        let output = command.env("CNI_COMMAND", "VERSION").stdin(Stdio::null()).output();
+        let output = output.unwrap_or_else(|e| panic!("run loopback: {e}"));
+        let answer: Value = serde_json::from_slice(&output.stdout).expect("VERSION prints JSON");
+        answer["cniVersion"].as_str().expect("VERSION prints a version").to_owned()
+    })
 }
 
 /// Runs the body of a test that the reference plugins are known to fail, for the reason given. With

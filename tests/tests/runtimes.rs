@@ -1,12 +1,9 @@
 //! The call sequences of real runtimes, as they were recorded: same environments, same keys, same order.
 
 use serde_json::{Value, json};
-use slipway_tests::{BridgeNetfilter, Node, Output, Pod, Proto, Snapshot, is_peer, peer_fails};
-
-/// The newest version that the plugins under test speak.
-fn newest() -> &'static str {
-    if is_peer() { "1.0.0" } else { "1.1.0" }
-}
+use slipway_tests::{
+    BridgeNetfilter, Node, Output, Pod, Proto, Snapshot, is_peer, newest_version, peer_fails,
+};
 
 fn node() -> Node {
     let node = Node::new();
@@ -78,9 +75,9 @@ fn containerd() {
     let node = node();
     let client = node.host("client");
     let loopback = json!({"cniVersion": "0.3.1", "name": "cni-loopback", "type": "loopback"});
-    let bridge = bridge(newest(), "containerd-net", "cni0");
+    let bridge = bridge(newest_version(), "containerd-net", "cni0");
     let portmap = json!({
-        "cniVersion": newest(), "name": "containerd-net", "type": "portmap",
+        "cniVersion": newest_version(), "name": "containerd-net", "type": "portmap",
         "capabilities": {"portMappings": true}, "snat": true,
         "runtimeConfig": {"portMappings": [
             {"HostPort": 8080, "ContainerPort": 80, "Protocol": "tcp", "HostIP": ""},
@@ -93,14 +90,17 @@ fn containerd() {
         let to = To { container: id, netns: netns(&pod), ifname: "eth0", args: ARGS };
         let lo = To { ifname: "lo", ..to };
         let before = state(&node, &pod);
-        if !is_peer() {
+        if newest_version() == "1.1.0" {
             for config in [&bridge, &portmap] {
                 assert!(call(&node, "STATUS", &without(config, "runtimeConfig"), &NOBODY).ok().is_null());
             }
         }
         let result = call(&node, "ADD", &loopback, &lo).ok();
         assert_eq!(result["cniVersion"], "0.3.1");
-        assert_eq!(result["dns"], json!({}), "an old result keeps its empty dns");
+        if !is_peer() {
+            // The reference's loopback does not convert its result.
+            assert_eq!(result["dns"], json!({}), "an old result keeps its empty dns");
+        }
         let first = call(&node, "ADD", &bridge, &to).ok();
         let result = call(&node, "ADD", &with(&portmap, "prevResult", &first), &to).ok();
         assert_eq!(result["ips"], first["ips"]);
@@ -185,7 +185,7 @@ fn podman() {
 /// again after a restart. It passes no portMappings.
 #[test]
 fn crio() {
-    peer_fails("1.1.1 has neither STATUS nor GC", || {
+    peer_fails("GC does nothing, and 1.1.1 has no STATUS", || {
         const ARGS: &str = "IgnoreUnknown=1;K8S_POD_NAMESPACE=default;K8S_POD_NAME=web";
         let node = node();
         let bridge = bridge("1.1.0", "crio", "cni0");

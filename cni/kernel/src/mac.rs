@@ -13,6 +13,18 @@ pub struct Mac(pub [u8; 6]);
 pub struct MacError(String);
 
 impl Mac {
+    /// A random address of the locally administered kind (IEEE 802, the second lowest bit of the
+    /// first byte), as the kernel gives to new virtual links.
+    ///
+    /// # Errors
+    /// When `/dev/urandom` cannot be read.
+    pub fn random() -> std::io::Result<Self> {
+        let mut bytes = [0; 6];
+        std::io::Read::read_exact(&mut std::fs::File::open("/dev/urandom")?, &mut bytes)?;
+        bytes[0] = bytes[0] & 0xfc | 0x02;
+        Ok(Self(bytes))
+    }
+
     /// Whether the group bit is set: such an address cannot belong to a link (IEEE 802, the lowest
     /// bit of the first byte).
     #[must_use]
@@ -88,6 +100,14 @@ mod tests {
         ] {
             let error = text.parse::<Mac>().unwrap_err();
             assert_eq!(error.to_string(), format!("address {text}: invalid MAC address"));
+        }
+    }
+
+    #[test]
+    fn a_random_address_is_local_and_of_one_station() {
+        for _ in 0..64 {
+            let mac = Mac::random().unwrap();
+            assert!(!mac.is_multicast() && mac.0[0] & 2 == 2, "{mac}");
         }
     }
 

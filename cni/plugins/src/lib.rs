@@ -7,3 +7,4 @@ pub mod operator;
 pub mod plugin;
 pub mod registry;
 pub mod skel;
+pub mod undo;

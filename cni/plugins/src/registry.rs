@@ -1,13 +1,14 @@
 //! The plugins of this binary. One table drives dispatch, VERSION, help, installation and the test
 //! that every plugin has its page and its suite.
 
+use crate::interface::bridge::Bridge;
 use crate::interface::loopback::Loopback;
 use crate::ipam::host_local::HostLocal;
 use crate::meta::portmap::Portmap;
 use crate::plugin::Plugin;
 
 /// All plugins, by name.
-pub static PLUGINS: &[&dyn Plugin] = &[&HostLocal, &Loopback, &Portmap];
+pub static PLUGINS: &[&dyn Plugin] = &[&Bridge, &HostLocal, &Loopback, &Portmap];
 
 /// The plugin of that `type`.
 #[must_use]

@@ -126,6 +126,12 @@ impl LinkChange {
         Self::default()
     }
 
+    /// Whether it changes nothing.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.words.is_empty()
+    }
+
     /// Switches the link on.
     #[must_use]
     pub fn up(self) -> Self {

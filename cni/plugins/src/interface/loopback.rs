@@ -31,7 +31,16 @@ impl Plugin for Loopback {
         let (netns, socket) = open(request)?;
         let link = lo(&socket)?;
         socket.change_link(&link, &LinkChange::new().up()).map_err(failed)?;
-        let addresses = addresses(&socket, &link)?;
+        let addresses = match addresses(&socket, &link) {
+            Ok(addresses) => addresses,
+            Err(error) => {
+                // It is left as it was found; the first error is the one to tell.
+                if !link.up {
+                    let _ = socket.change_link(&link, &LinkChange::new().down());
+                }
+                return Err(error);
+            }
+        };
         // A chained configuration passes on what the plugins before it made.
         Ok(match &request.config.prev_result {
             Some(previous) => previous.clone(),

@@ -1,3 +1,4 @@
 //! Plugins that make or set up a link.
 
+pub mod bridge;
 pub mod loopback;

@@ -1,0 +1,475 @@
+//! From the configuration as it comes to settings that are known to make sense.
+
+use cni_kernel::mac::Mac;
+use cni_kernel::route::{PortSettings, PortVlan, Switch};
+use cni_spec::{CniError, Dns, ErrorCode, NetConf, check_ifname, text};
+use serde::Deserialize;
+
+/// The bridge's name when the configuration has none.
+const DEFAULT_BRIDGE: &str = "cni0";
+/// What a veth takes: `ETH_MIN_MTU` and `ETH_MAX_MTU` of `linux/if_ether.h`.
+const MTU: std::ops::RangeInclusive<i64> = 68..=65_535;
+/// The VLAN that a port of a bridge is in when nothing else is said (`default_pvid`).
+pub(super) const DEFAULT_VLAN: u16 = 1;
+const LAST_VLAN: i64 = 4094;
+
+/// What the configuration asks for, checked.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Settings {
+    /// Name of the bridge.
+    pub(super) bridge: String,
+    /// Whether the bridge is the containers' gateway.
+    pub(super) gateway: Gateway,
+    /// Whether an address of the bridge that stands in the way is removed.
+    pub(super) force_address: bool,
+    /// Whether the containers' addresses are masqueraded.
+    pub(super) masquerade: bool,
+    /// MTU in bytes; none for that of the default route's link.
+    pub(super) mtu: Option<u32>,
+    /// How the host's end of the pair is set.
+    pub(super) port: PortSettings,
+    /// Whether the bridge is made promiscuous.
+    pub(super) promiscuous: bool,
+    /// VLANs; none when the configuration names none.
+    pub(super) vlans: Option<Vlans>,
+    /// Whether packets with a foreign source address are dropped.
+    pub(super) spoof_check: bool,
+    /// Whether the container's addresses are probed before they are used.
+    pub(super) detect_duplicates: bool,
+    /// Whether the container's end stays down.
+    pub(super) container_link_down: bool,
+    /// Address of the container's end; none for a random one.
+    pub(super) mac: Option<Mac>,
+    /// Resolver settings that replace IPAM's; none when no field is set.
+    pub(super) dns: Option<Dns>,
+    /// Whether there is IPAM, and so a layer 3.
+    pub(super) ipam: bool,
+}
+
+/// What the bridge is to its containers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Gateway {
+    /// Nothing.
+    None,
+    /// It has the gateway's address.
+    Address,
+    /// And the default route leads there.
+    DefaultRoute,
+}
+
+/// The VLANs of a container's port.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Vlans {
+    /// `vlan`, 0 for none: where it is set, the gateway sits on a link of its own.
+    pub(super) vlan: u16,
+    /// Tagged VLANs, ascending, apart from each other, without the native one.
+    pub(super) trunk: Vec<PortVlan>,
+    /// Whether the port stays in VLAN 1 as well.
+    pub(super) keep_default: bool,
+}
+
+impl Vlans {
+    /// The VLAN of untagged packets.
+    pub(super) fn native(&self) -> u16 {
+        if self.vlan == 0 { DEFAULT_VLAN } else { self.vlan }
+    }
+}
+
+impl Settings {
+    /// Checks a configuration for ADD and CHECK. `args` is `CNI_ARGS`.
+    pub(super) fn new(config: &NetConf, args: &str) -> Result<Self, CniError> {
+        let keys: Keys = config.decode()?;
+        if keys.hairpin_mode && keys.promisc_mode {
+            return Err(CniError::config("cannot set hairpin mode and promiscuous mode at the same time"));
+        }
+        if keys.disable_container_interface && !config.ipam.is_empty() {
+            return Err(CniError::config("cannot use IPAM when DisableContainerInterface flag is set"));
+        }
+        if keys.ip_masq {
+            check_backend(&keys.ip_masq_backend)?;
+        }
+        let bridge = keys.bridge_name();
+        check_ifname(&bridge).map_err(|error| CniError::config(format!("key \"bridge\": {error}")))?;
+        let gateway = match (keys.is_default_gateway, keys.is_gateway) {
+            (true, _) => Gateway::DefaultRoute,
+            (false, true) => Gateway::Address,
+            (false, false) => Gateway::None,
+        };
+        let vlans = keys.vlans()?;
+        if let Some(vlans) = &vlans
+            && gateway != Gateway::None
+            && vlans.vlan != 0
+        {
+            check_ifname(&vlan_link(&bridge, vlans.vlan)).map_err(|error| {
+                CniError::config(format!("keys \"bridge\" and \"vlan\": the gateway's link: {error}"))
+            })?;
+        }
+        Ok(Self {
+            bridge,
+            gateway,
+            force_address: keys.force_address,
+            masquerade: keys.ip_masq,
+            mtu: keys.mtu()?,
+            port: PortSettings {
+                hairpin: Switch::from_bool(keys.hairpin_mode),
+                isolated: Switch::from_bool(keys.port_isolation),
+            },
+            promiscuous: keys.promisc_mode,
+            vlans,
+            spoof_check: keys.macspoofchk,
+            detect_duplicates: keys.enabledad,
+            container_link_down: keys.disable_container_interface,
+            mac: keys.mac(args)?,
+            dns: (keys.dns != Dns::default()).then_some(keys.dns),
+            ipam: !config.ipam.is_empty(),
+        })
+    }
+
+    /// What every address of the bridge is on: the bridge itself, or the link of its VLAN.
+    pub(super) fn gateway_link(&self) -> Option<String> {
+        let vlan = self.vlans.as_ref().map_or(0, |vlans| vlans.vlan);
+        (vlan != 0).then(|| vlan_link(&self.bridge, vlan))
+    }
+}
+
+fn vlan_link(bridge: &str, vlan: u16) -> String {
+    format!("{bridge}.{vlan}")
+}
+
+/// The keys as they are written.
+#[derive(Debug, Default, Deserialize)]
+#[serde(default, rename_all = "camelCase")]
+struct Keys {
+    bridge: String,
+    is_gateway: bool,
+    is_default_gateway: bool,
+    force_address: bool,
+    ip_masq: bool,
+    ip_masq_backend: String,
+    mtu: i64,
+    hairpin_mode: bool,
+    promisc_mode: bool,
+    vlan: i64,
+    vlan_trunk: Vec<Trunk>,
+    preserve_default_vlan: bool,
+    macspoofchk: bool,
+    enabledad: bool,
+    disable_container_interface: bool,
+    port_isolation: bool,
+    dns: Dns,
+    args: Args,
+    runtime_config: WithMac,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+struct Args {
+    cni: WithMac,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+struct WithMac {
+    mac: String,
+}
+
+/// An element of `vlanTrunk`: one VLAN, a range of them, or both.
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+struct Trunk {
+    #[serde(rename = "minID")]
+    min_id: Option<i64>,
+    #[serde(rename = "maxID")]
+    max_id: Option<i64>,
+    id: Option<i64>,
+}
+
+impl Keys {
+    fn bridge_name(&self) -> String {
+        if self.bridge.is_empty() { DEFAULT_BRIDGE.to_owned() } else { self.bridge.clone() }
+    }
+
+    fn mtu(&self) -> Result<Option<u32>, CniError> {
+        match u32::try_from(self.mtu) {
+            Ok(0) => Ok(None),
+            Ok(mtu) if MTU.contains(&self.mtu) => Ok(Some(mtu)),
+            _ => Err(CniError::config(format!(
+                "key \"mtu\": invalid MTU {} (must be 0 or between {} and {})",
+                self.mtu,
+                MTU.start(),
+                MTU.end()
+            ))),
+        }
+    }
+
+    fn vlans(&self) -> Result<Option<Vlans>, CniError> {
+        let vlan = u16::try_from(self.vlan).ok().filter(|_| self.vlan <= LAST_VLAN).ok_or_else(|| {
+            CniError::config(format!("invalid VLAN ID {} (must be between 0 and {LAST_VLAN})", self.vlan))
+        })?;
+        let mut ids = Vec::new();
+        for trunk in &self.vlan_trunk {
+            trunk.collect(&mut ids)?;
+        }
+        if vlan == 0 && ids.is_empty() {
+            return Ok(None);
+        }
+        let mut vlans = Vlans { vlan, trunk: Vec::new(), keep_default: self.preserve_default_vlan };
+        ids.sort_unstable();
+        ids.dedup();
+        ids.retain(|id| *id != vlans.native());
+        vlans.trunk = ranges(&ids);
+        Ok(Some(vlans))
+    }
+
+    /// The runtime's wish goes before that of the configuration's arguments, and that before
+    /// `CNI_ARGS`.
+    fn mac(&self, args: &str) -> Result<Option<Mac>, CniError> {
+        let from_args = mac_of_args(args)?;
+        let all = [
+            ("runtimeConfig.mac", &self.runtime_config.mac),
+            ("args.cni.mac", &self.args.cni.mac),
+            ("CNI_ARGS MAC", &from_args),
+        ];
+        let Some((key, text)) = all.into_iter().find(|(_, mac)| !mac.is_empty()) else { return Ok(None) };
+        let mac: Mac = text.parse().map_err(|error| CniError::config(format!("{key}: {error}")))?;
+        if mac.is_multicast() || mac.is_zero() {
+            return Err(CniError::config(format!(
+                "{key}: address {mac}: a link cannot have this MAC address"
+            )));
+        }
+        Ok(Some(mac))
+    }
+}
+
+impl Trunk {
+    fn collect(&self, ids: &mut Vec<u16>) -> Result<(), CniError> {
+        let valid = |id: i64, what: &str| {
+            u16::try_from(id).ok().filter(|_| (1..=LAST_VLAN).contains(&id)).ok_or_else(|| {
+                CniError::config(format!("incorrect trunk {what} parameter"))
+                    .with_details(format!("vlanTrunk: {what} {id} (must be between 1 and {LAST_VLAN})"))
+            })
+        };
+        match (self.min_id, self.max_id) {
+            (None, None) => {}
+            (Some(min), Some(max)) => {
+                let (min, max) = (valid(min, "minID")?, valid(max, "maxID")?);
+                if min > max {
+                    return Err(CniError::config("minID is greater than maxID in trunk parameter")
+                        .with_details(format!("vlanTrunk: minID {min}, maxID {max}")));
+                }
+                ids.extend(min..=max);
+            }
+            (min, _) => {
+                let missing = if min.is_none() { "minID" } else { "maxID" };
+                return Err(CniError::config(format!(
+                    "minID and maxID should be configured simultaneously, {missing} is missing"
+                )));
+            }
+        }
+        if let Some(id) = self.id {
+            ids.push(valid(id, "id")?);
+        }
+        Ok(())
+    }
+}
+
+/// Ascending numbers as runs.
+fn ranges(ids: &[u16]) -> Vec<PortVlan> {
+    ids.chunk_by(|a, b| a + 1 == *b)
+        .filter_map(|run| Some(PortVlan::tagged(*run.first()?, *run.last()?)))
+        .collect()
+}
+
+fn check_backend(name: &str) -> Result<(), CniError> {
+    match name {
+        "" | "nftables" => Ok(()),
+        "iptables" => Err(CniError::config(
+            "key \"ipMasqBackend\": \"iptables\" is not built yet in this version: use \"nftables\"",
+        )),
+        other => Err(CniError::config(format!("unknown ipmasq backend {other:?}"))),
+    }
+}
+
+/// `MAC` of `CNI_ARGS`, empty when it is not there.
+fn mac_of_args(args: &str) -> Result<String, CniError> {
+    let invalid = |msg: String| CniError::new(ErrorCode::InvalidEnvironment, msg);
+    let (mut mac, mut ignore, mut unknown) = (String::new(), false, Vec::new());
+    for pair in args.split(';').filter(|_| !args.is_empty()) {
+        let mut parts = pair.split('=');
+        let (Some(key), Some(value), None) = (parts.next(), parts.next(), parts.next()) else {
+            return Err(invalid(format!("ARGS: invalid pair {}", text::quote(pair))));
+        };
+        match (key, value.to_ascii_lowercase().as_str()) {
+            ("MAC", _) => value.clone_into(&mut mac),
+            ("IgnoreUnknown", "1" | "true") => ignore = true,
+            ("IgnoreUnknown", "0" | "false") => ignore = false,
+            ("IgnoreUnknown", _) => {
+                return Err(invalid(format!(
+                    "ARGS: error parsing value of pair {}: boolean unmarshal error: invalid input {value}",
+                    text::quote(pair)
+                )));
+            }
+            _ => unknown.push(pair),
+        }
+    }
+    if unknown.is_empty() || ignore {
+        return Ok(mac);
+    }
+    Err(invalid(format!("ARGS: unknown args {}", text::quote_all(unknown))))
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    fn settings(keys: &Value, args: &str) -> Result<Settings, CniError> {
+        let mut all = json!({"cniVersion": "1.1.0", "name": "net", "type": "bridge"});
+        let map = all.as_object_mut().unwrap();
+        map.extend(keys.as_object().unwrap().clone());
+        Settings::new(&NetConf::parse(all.to_string()).unwrap(), args)
+    }
+
+    fn error(keys: &Value) -> String {
+        settings(keys, "").unwrap_err().to_string()
+    }
+
+    #[test]
+    fn nothing_given_is_a_bridge_of_the_default_name() {
+        let settings = settings(&json!({}), "").unwrap();
+        assert_eq!(settings.bridge, "cni0");
+        assert_eq!(settings.gateway, Gateway::None);
+        assert_eq!((settings.mtu, settings.mac, settings.vlans, settings.dns), (None, None, None, None));
+        assert!(!settings.ipam && !settings.masquerade && !settings.promiscuous && !settings.force_address);
+    }
+
+    #[test]
+    fn every_key_is_read() {
+        let keys = json!({
+            "bridge": "br7", "isDefaultGateway": true, "forceAddress": true, "ipMasq": true,
+            "ipMasqBackend": "nftables", "mtu": 1400, "hairpinMode": true, "vlan": 5,
+            "vlanTrunk": [{"minID": 10, "maxID": 12}, {"id": 13}, {"id": 5}, {"minID": 20, "maxID": 20, "id": 22}],
+            "preserveDefaultVlan": true, "macspoofchk": true, "enabledad": true, "portIsolation": true,
+            "dns": {"nameservers": ["192.0.2.53"]}, "ipam": {"type": "host-local"},
+            "runtimeConfig": {"mac": "02:00:00:00:00:01"},
+        });
+        let settings = settings(&keys, "").unwrap();
+        let expected = Settings {
+            bridge: "br7".to_owned(),
+            gateway: Gateway::DefaultRoute,
+            force_address: true,
+            masquerade: true,
+            mtu: Some(1400),
+            port: PortSettings { hairpin: Switch::On, isolated: Switch::On },
+            promiscuous: false,
+            vlans: Some(Vlans {
+                vlan: 5,
+                trunk: vec![PortVlan::tagged(10, 13), PortVlan::tagged(20, 20), PortVlan::tagged(22, 22)],
+                keep_default: true,
+            }),
+            spoof_check: true,
+            detect_duplicates: true,
+            container_link_down: false,
+            mac: Some(Mac([2, 0, 0, 0, 0, 1])),
+            dns: Some(Dns { nameservers: vec!["192.0.2.53".to_owned()], ..Dns::default() }),
+            ipam: true,
+        };
+        assert_eq!(settings, expected);
+        assert_eq!(settings.gateway_link().as_deref(), Some("br7.5"));
+    }
+
+    #[test]
+    fn a_trunk_alone_has_the_default_vlan_for_untagged_packets() {
+        let vlans = settings(&json!({"vlanTrunk": [{"minID": 1, "maxID": 3}]}), "").unwrap().vlans.unwrap();
+        assert_eq!((vlans.native(), vlans.trunk), (1, vec![PortVlan::tagged(2, 3)]));
+    }
+
+    #[test]
+    fn what_makes_no_sense_is_refused_by_name() {
+        for (keys, text) in [
+            (
+                json!({"hairpinMode": true, "promiscMode": true}),
+                "cannot set hairpin mode and promiscuous mode at the same time",
+            ),
+            (
+                json!({"disableContainerInterface": true, "ipam": {"type": "x"}}),
+                "cannot use IPAM when DisableContainerInterface flag is set",
+            ),
+            (json!({"ipMasq": true, "ipMasqBackend": "x"}), "unknown ipmasq backend \"x\""),
+            (json!({"vlan": 4095}), "invalid VLAN ID 4095 (must be between 0 and 4094)"),
+            (json!({"vlan": -1}), "invalid VLAN ID -1 (must be between 0 and 4094)"),
+            (json!({"vlan": 65_541}), "invalid VLAN ID 65541 (must be between 0 and 4094)"),
+            (json!({"mtu": 67}), "key \"mtu\": invalid MTU 67 (must be 0 or between 68 and 65535)"),
+            (json!({"mtu": -1}), "key \"mtu\": invalid MTU -1 (must be 0 or between 68 and 65535)"),
+            (
+                json!({"bridge": "a/b"}),
+                "key \"bridge\": interface name contains / or : or whitespace characters: \"a/b\"",
+            ),
+            (
+                json!({"bridge": "long-bridge-x", "vlan": 10, "isGateway": true}),
+                "keys \"bridge\" and \"vlan\": the gateway's link: interface name is too long: \"long-bridge-x.10\"",
+            ),
+            (
+                json!({"vlanTrunk": [{"minID": 0, "maxID": 3}]}),
+                "incorrect trunk minID parameter; vlanTrunk: minID 0 (must be between 1 and 4094)",
+            ),
+            (
+                json!({"vlanTrunk": [{"minID": 1, "maxID": 4095}]}),
+                "incorrect trunk maxID parameter; vlanTrunk: maxID 4095 (must be between 1 and 4094)",
+            ),
+            (
+                json!({"vlanTrunk": [{"id": 0}]}),
+                "incorrect trunk id parameter; vlanTrunk: id 0 (must be between 1 and 4094)",
+            ),
+            (
+                json!({"vlanTrunk": [{"minID": 9, "maxID": 3}]}),
+                "minID is greater than maxID in trunk parameter; vlanTrunk: minID 9, maxID 3",
+            ),
+            (
+                json!({"vlanTrunk": [{"maxID": 3}]}),
+                "minID and maxID should be configured simultaneously, minID is missing",
+            ),
+            (
+                json!({"vlanTrunk": [{"minID": 3}]}),
+                "minID and maxID should be configured simultaneously, maxID is missing",
+            ),
+            (json!({"runtimeConfig": {"mac": "x"}}), "runtimeConfig.mac: address x: invalid MAC address"),
+            (
+                json!({"args": {"cni": {"mac": "01:00:00:00:00:01"}}}),
+                "args.cni.mac: address 01:00:00:00:00:01: a link cannot have this MAC address",
+            ),
+        ] {
+            assert_eq!(error(&keys), text, "{keys}");
+            assert_eq!(settings(&keys, "").unwrap_err().code, ErrorCode::InvalidConfig, "{keys}");
+        }
+        assert!(error(&json!({"ipMasq": true, "ipMasqBackend": "iptables"})).contains("not built yet"));
+    }
+
+    #[test]
+    fn the_backend_counts_only_with_masquerade() {
+        assert!(settings(&json!({"ipMasqBackend": "x"}), "").is_ok());
+    }
+
+    #[test]
+    fn the_address_comes_from_the_first_that_has_one() {
+        let (runtime, args) = ("02:00:00:00:00:01", "02:00:00:00:00:02");
+        let mac = |keys: Value| settings(&keys, "MAC=02:00:00:00:00:03").unwrap().mac.unwrap().0[5];
+        assert_eq!(mac(json!({"runtimeConfig": {"mac": runtime}, "args": {"cni": {"mac": args}}})), 1);
+        assert_eq!(mac(json!({"args": {"cni": {"mac": args}}})), 2);
+        assert_eq!(mac(json!({})), 3);
+    }
+
+    #[test]
+    fn arguments_of_the_environment_follow_the_libraries_rules() {
+        let text = |args| mac_of_args(args).map_err(|error| error.to_string());
+        assert_eq!(text("IP=x;MAC=m;IgnoreUnknown=TRUE"), Ok("m".to_owned()));
+        assert_eq!(text(""), Ok(String::new()));
+        assert_eq!(text("IP=x;MAC=m"), Err("ARGS: unknown args [\"IP=x\"]".to_owned()));
+        assert_eq!(text("MAC=m;"), Err("ARGS: invalid pair \"\"".to_owned()));
+        assert_eq!(text("MAC=a=b"), Err("ARGS: invalid pair \"MAC=a=b\"".to_owned()));
+        assert!(
+            text("IgnoreUnknown=yes").unwrap_err().contains("boolean unmarshal error: invalid input yes")
+        );
+    }
+}

@@ -1,0 +1,406 @@
+//! The host's side: the bridge, the port, the gateway.
+
+use std::time::Duration;
+
+use cni_dataplane::owner::{AttachmentHash, Owner};
+use cni_kernel::mac::Mac;
+use cni_kernel::netns::Netns;
+use cni_kernel::route::{
+    DuplicateDetection, Family, Link, LinkChange, LinkKind, NewBridge, NewVeth, OperState, PortSettings,
+    PortVlan, RouteError, RouteSocket, Switch, VlanFiltering,
+};
+use cni_kernel::sysctl;
+use cni_spec::{Attachment, CniError};
+use ipnet::IpNet;
+use nix::errno::Errno;
+
+use super::config::{DEFAULT_VLAN, Settings, Vlans};
+use super::{failed, optional};
+
+/// Ports that a bridge can have: `BR_MAX_PORTS` of the kernel's `net/bridge/br_private.h`, and port
+/// number 0 is the bridge's own.
+const MAX_PORTS: u32 = 1023;
+/// How long a port may take to carry packets. The reference gives up after 2.55 s.
+const PORT_PATIENCE: Duration = Duration::from_millis(2550);
+/// What a veth takes at most, `ETH_MAX_MTU` of `linux/if_ether.h`; the loopback's MTU is larger.
+const MAX_MTU: u32 = 65_535;
+
+/// The namespace that the bridge is in.
+pub(super) struct Host {
+    netns: Netns,
+    /// Its socket.
+    pub(super) route: RouteSocket,
+}
+
+/// The addresses that the gateway's link lacks, and those in their way.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(super) struct GatewayChange {
+    remove: Vec<IpNet>,
+    add: Vec<IpNet>,
+}
+
+impl Host {
+    pub(super) fn open() -> Result<Self, CniError> {
+        let netns = Netns::current().map_err(failed)?;
+        Ok(Self { netns, route: RouteSocket::open().map_err(failed)? })
+    }
+
+    /// The MTU for a new pair: the configuration's, otherwise that of the link that the default
+    /// route leaves by, otherwise the kernel's own. The reference leaves it to the kernel at once,
+    /// so that packets of 1,500 bytes meet a tunnel of less.
+    pub(super) fn mtu(&self, settings: &Settings) -> Result<Option<u32>, CniError> {
+        if settings.mtu.is_some() {
+            return Ok(settings.mtu);
+        }
+        for family in [Family::V4, Family::V6] {
+            let route = self.route.default_route(family).map_err(failed)?;
+            let Some(index) = route.and_then(|route| route.link) else { continue };
+            return match self.route.link_by_index(index) {
+                Ok(link) => Ok(Some(link.mtu.min(MAX_MTU))),
+                Err(error) if error.is_not_found() => Ok(None),
+                Err(error) => Err(failed(error)),
+            };
+        }
+        Ok(None)
+    }
+
+    /// Finds the bridge or makes it. Another ADD may do the same at the same moment.
+    ///
+    /// A bridge that was made stays when the ADD fails later: others may use it by then.
+    pub(super) fn ensure_bridge(&self, settings: &Settings) -> Result<Link, CniError> {
+        let name = &settings.bridge;
+        let mut bridge = match self.route.find_link(name).map_err(failed)? {
+            Some(link) => link,
+            None => self.create_bridge(settings)?,
+        };
+        if bridge.kind != LinkKind::Bridge {
+            return Err(CniError::internal(format!("{name:?} already exists but is not a bridge")));
+        }
+        if settings.vlans.is_some() && bridge.vlan_filtering != Some(VlanFiltering::On) {
+            bridge = self.switch_filtering_on(&bridge)?;
+        }
+        // The node must not take the word of a container for its routes.
+        optional(sysctl::ensure(&format!("net/ipv6/conf/{name}/accept_ra"), "0"))?;
+        let mut change = LinkChange::new();
+        if settings.promiscuous && !bridge.promiscuous {
+            change = change.promiscuous();
+        }
+        if !bridge.up {
+            change = change.up();
+        }
+        if !change.is_empty() {
+            self.route.change_link(&bridge, &change).map_err(failed)?;
+        }
+        Ok(bridge)
+    }
+
+    fn create_bridge(&self, settings: &Settings) -> Result<Link, CniError> {
+        let filtering = if settings.vlans.is_some() { VlanFiltering::On } else { VlanFiltering::Off };
+        let mac = Mac::random().map_err(|error| CniError::internal(format!("read /dev/urandom: {error}")))?;
+        // An address that was given stays; otherwise the bridge takes the lowest one of its ports,
+        // and every container that comes or goes may change the gateway's address under the others.
+        let new = NewBridge {
+            name: &settings.bridge,
+            mac: Some(mac),
+            mtu: settings.mtu,
+            vlan_filtering: filtering,
+        };
+        match self.route.create_bridge(&new) {
+            Err(error) if !error.already_exists() => Err(failed(error)),
+            _ => self.route.link(&settings.bridge).map_err(failed),
+        }
+    }
+
+    /// A kernel that was built without VLAN filtering takes the request and does nothing.
+    fn switch_filtering_on(&self, bridge: &Link) -> Result<Link, CniError> {
+        self.route.set_vlan_filtering(bridge, VlanFiltering::On).map_err(failed)?;
+        let bridge = self.route.link_by_index(bridge.index).map_err(failed)?;
+        if bridge.vlan_filtering == Some(VlanFiltering::On) {
+            return Ok(bridge);
+        }
+        Err(CniError::internal(format!(
+            "bridge {:?}: this kernel's bridges do not filter by VLAN (CONFIG_BRIDGE_VLAN_FILTERING), \
+             which the keys \"vlan\" and \"vlanTrunk\" need",
+            bridge.name
+        )))
+    }
+
+    /// Makes the pair of links and returns both ends, the container's first.
+    pub(super) fn create_pair(
+        &self,
+        pod: &RouteSocket,
+        attachment: &Attachment,
+        mac: Option<Mac>,
+        mtu: Option<u32>,
+    ) -> Result<(Link, Link), CniError> {
+        let name = attachment.ifname();
+        let mut last = None;
+        for peer_name in port_names(attachment) {
+            let new = NewVeth { name, mac, peer_name: &peer_name, peer_netns: &self.netns, mtu };
+            match pod.create_veth(&new) {
+                Ok(()) => {
+                    let inner = pod.link(name).map_err(failed)?;
+                    let outer = self.route.link(&peer_name).map_err(failed)?;
+                    return Ok((inner, outer));
+                }
+                Err(error) if error.already_exists() => {
+                    if pod.find_link(name).map_err(failed)?.is_some() {
+                        return Err(taken(name));
+                    }
+                    last = Some(error);
+                }
+                Err(error) => return Err(failed(error)),
+            }
+        }
+        Err(last.map_or_else(|| CniError::internal("no name for the host's link"), failed))
+    }
+
+    /// Makes the host's end a port of the bridge, with its owner written on it, and switches it on.
+    pub(super) fn attach(
+        &self,
+        port: &Link,
+        bridge: &Link,
+        attachment: &Attachment,
+        settings: &Settings,
+    ) -> Result<(), CniError> {
+        optional(sysctl::set(&format!("net/ipv6/conf/{}/accept_ra", port.name), "0"))?;
+        let mut join = LinkChange::new().alias(&Owner::of(attachment).to_comment()).master(bridge);
+        // No packet may pass before the port is set as asked.
+        let plain = settings.vlans.is_none() && settings.port == UNSET;
+        if plain {
+            join = join.up();
+        }
+        self.route.change_link(port, &join).map_err(|error| joining(error, bridge))?;
+        if plain {
+            return Ok(());
+        }
+        self.route.set_port(port, UNSET, settings.port).map_err(failed)?;
+        if let Some(vlans) = &settings.vlans {
+            self.set_vlans(port, vlans)?;
+        }
+        self.route.change_link(port, &LinkChange::new().up()).map_err(failed)
+    }
+
+    fn set_vlans(&self, port: &Link, vlans: &Vlans) -> Result<(), CniError> {
+        self.route.add_port_vlan(port, PortVlan::native(vlans.native())).map_err(failed)?;
+        for tagged in &vlans.trunk {
+            self.route.add_port_vlan(port, *tagged).map_err(failed)?;
+        }
+        let wanted = vlans.trunk.iter().any(|range| (range.first..=range.last).contains(&DEFAULT_VLAN));
+        if vlans.native() == DEFAULT_VLAN || vlans.keep_default || wanted {
+            return Ok(());
+        }
+        match self.route.delete_port_vlan(port, PortVlan::tagged(DEFAULT_VLAN, DEFAULT_VLAN)) {
+            Err(error) if !error.is_not_found() => Err(failed(error)),
+            _ => Ok(()), // A bridge may have another default VLAN.
+        }
+    }
+
+    /// Waits until the port carries packets.
+    pub(super) fn wait_for_port(&self, port: &Link) -> Result<Link, CniError> {
+        let works = |link: &Link| link.state == OperState::Up;
+        let seen = self.route.wait_for_link(port, PORT_PATIENCE, works).map_err(failed)?;
+        if works(&seen) {
+            return Ok(seen);
+        }
+        Err(CniError::internal(format!("bridge port in error state: {}", seen.state))
+            .with_details(format!("port {} of the bridge", seen.name)))
+    }
+
+    /// The link that the gateway's addresses are on: the bridge, or with `vlan` a link that ends in
+    /// a port of that VLAN. Such a link is made whole by every ADD, as the one that made it may have
+    /// been killed before it was done.
+    pub(super) fn ensure_gateway_link(&self, bridge: &Link, settings: &Settings) -> Result<Link, CniError> {
+        let (Some(name), Some(vlans)) = (settings.gateway_link(), &settings.vlans) else {
+            return Ok(bridge.clone());
+        };
+        let link = match self.route.find_link(&name).map_err(failed)? {
+            Some(link) => link,
+            None => self.create_gateway_link(&name, settings)?,
+        };
+        if link.kind != LinkKind::Veth {
+            return Err(CniError::internal(format!("{name:?} already exists but is not a veth")));
+        }
+        let peer = link.peer.ok_or_else(|| CniError::internal(format!("veth {name:?} has no other end")))?;
+        let port = self.route.link_by_index(peer).map_err(failed)?;
+        if port.master != Some(bridge.index) {
+            let join = LinkChange::new().master(bridge);
+            self.route.change_link(&port, &join).map_err(|error| joining(error, bridge))?;
+        }
+        self.set_vlans(&port, &Vlans { trunk: Vec::new(), keep_default: false, ..vlans.clone() })?;
+        for end in [&port, &link] {
+            if !end.up {
+                self.route.change_link(end, &LinkChange::new().up()).map_err(failed)?;
+            }
+        }
+        Ok(link)
+    }
+
+    fn create_gateway_link(&self, name: &str, settings: &Settings) -> Result<Link, CniError> {
+        // The name of the port follows from that of the link, which is unique on the node.
+        let attachment =
+            Attachment::new("gateway", "bridge", name).map_err(|e| CniError::config(e.to_string()))?;
+        for peer_name in port_names(&attachment) {
+            let mtu = settings.mtu;
+            let new = NewVeth { name, mac: None, peer_name: &peer_name, peer_netns: &self.netns, mtu };
+            match self.route.create_veth(&new) {
+                Err(error) if !error.already_exists() => return Err(failed(error)),
+                _ => {}
+            }
+            // Made here, or by somebody else at the same moment.
+            if let Some(link) = self.route.find_link(name).map_err(failed)? {
+                return Ok(link);
+            }
+        }
+        Err(CniError::internal(format!("create link {name:?}: no free name for its other end")))
+    }
+
+    /// What has to change for the link to have the gateway's addresses.
+    pub(super) fn gateway_change(
+        &self,
+        link: &Link,
+        gateways: &[IpNet],
+        settings: &Settings,
+    ) -> Result<GatewayChange, CniError> {
+        let present = self.route.addresses(link).map_err(failed)?;
+        let present: Vec<IpNet> = present.into_iter().map(|address| address.net).collect();
+        let change = GatewayChange::between(&present, gateways);
+        match change.remove.first() {
+            Some(_) if !settings.force_address => {
+                let wanted = change.add.first().copied().unwrap_or(gateways[0]);
+                Err(CniError::internal(format!(
+                    "{:?} already has an IP address different from {wanted}",
+                    link.name
+                ))
+                .with_details(format!("it has {}", join(&change.remove))))
+            }
+            _ => Ok(change),
+        }
+    }
+
+    /// Makes the change, and lets the node forward what containers send.
+    pub(super) fn become_gateway(
+        &self,
+        link: &Link,
+        gateways: &[IpNet],
+        change: &GatewayChange,
+    ) -> Result<(), CniError> {
+        for net in &change.remove {
+            match self.route.delete_address(link, *net) {
+                Err(error) if !error.is_not_found() => return Err(failed(error)),
+                _ => {}
+            }
+        }
+        for net in &change.add {
+            // The configuration says whose address it is; and a gateway that is still being probed
+            // would not answer the first container.
+            match self.route.add_address(link, *net, DuplicateDetection::Skip) {
+                Err(error) if !error.already_exists() => return Err(failed(error)),
+                _ => {}
+            }
+        }
+        if !change.add.is_empty()
+            && let (LinkKind::Bridge, Some(mac)) = (&link.kind, link.mac)
+        {
+            // A bridge that others made may have no address of its own; one of ours keeps its.
+            self.route.change_link(link, &LinkChange::new().mac(mac)).map_err(failed)?;
+        }
+        for gateway in gateways {
+            let name = match gateway {
+                IpNet::V4(_) => "net/ipv4/ip_forward",
+                IpNet::V6(_) => "net/ipv6/conf/all/forwarding",
+            };
+            sysctl::ensure(name, "1").map_err(failed)?;
+        }
+        Ok(())
+    }
+}
+
+/// How the kernel sets a new port.
+const UNSET: PortSettings = PortSettings { hairpin: Switch::Off, isolated: Switch::Off };
+
+impl GatewayChange {
+    /// IPv4: any other address is in the way. IPv6: those whose subnet overlaps; link-local ones are
+    /// the kernel's own business.
+    fn between(present: &[IpNet], wanted: &[IpNet]) -> Self {
+        let add: Vec<IpNet> = wanted.iter().filter(|net| !present.contains(net)).copied().collect();
+        let overlaps = |a: &IpNet, b: &IpNet| a.contains(&b.network()) || b.contains(&a.network());
+        let in_the_way = |net: &&IpNet| {
+            add.iter().any(|new| match (net, new) {
+                (IpNet::V4(_), IpNet::V4(_)) => true,
+                (IpNet::V6(_), IpNet::V6(_)) => overlaps(net, new),
+                _ => false,
+            })
+        };
+        let others = present.iter().filter(|net| !wanted.contains(net));
+        Self { remove: others.filter(in_the_way).copied().collect(), add }
+    }
+}
+
+/// Names for the host's end, in the order in which they are tried: `veth` and eight hexadecimal
+/// digits that follow from the attachment, so that a DEL without a namespace finds the link.
+pub(super) fn port_names(attachment: &Attachment) -> impl Iterator<Item = String> {
+    const TRIES: usize = 10;
+    let hash = AttachmentHash::of(attachment).0;
+    (0..TRIES).filter_map(move |try_number| {
+        let [a, b, c, d] = *hash.get(try_number..)?.first_chunk()?;
+        Some(format!("veth{a:02x}{b:02x}{c:02x}{d:02x}"))
+    })
+}
+
+/// The container has a link of that name already.
+pub(super) fn taken(name: &str) -> CniError {
+    CniError::internal(format!("container veth name ({name:?}) already exists"))
+}
+
+fn joining(error: RouteError, bridge: &Link) -> CniError {
+    if error.errno() == Some(Errno::EXFULL) {
+        return CniError::internal(format!(
+            "bridge {:?} is full: it has {MAX_PORTS} ports, the most that a bridge can have",
+            bridge.name
+        ));
+    }
+    failed(error)
+}
+
+fn join(nets: &[IpNet]) -> String {
+    nets.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn change(present: &[&str], wanted: &[&str]) -> (Vec<String>, Vec<String>) {
+        let nets = |texts: &[&str]| texts.iter().map(|text| text.parse().unwrap()).collect::<Vec<IpNet>>();
+        let change = GatewayChange::between(&nets(present), &nets(wanted));
+        let texts = |nets: Vec<IpNet>| nets.iter().map(ToString::to_string).collect();
+        (texts(change.remove), texts(change.add))
+    }
+
+    #[test]
+    fn only_what_is_in_the_way_is_removed() {
+        let none: Vec<String> = Vec::new();
+        assert_eq!(change(&[], &["10.1.2.1/24"]), (none.clone(), vec!["10.1.2.1/24".to_owned()]));
+        assert_eq!(change(&["10.1.2.1/24"], &["10.1.2.1/24"]), (none.clone(), none.clone()));
+        let (remove, _) =
+            change(&["10.9.0.1/24", "fe80::1/64", "fd00::1/64"], &["10.1.2.1/24", "fd01::1/64"]);
+        assert_eq!(remove, ["10.9.0.1/24"]);
+        let (remove, add) = change(&["fd00::9/48"], &["fd00::1/64"]);
+        assert_eq!((remove, add), (vec!["fd00::9/48".to_owned()], vec!["fd00::1/64".to_owned()]));
+        // Two gateways of one family are no conflict with each other.
+        let (remove, add) = change(&["10.1.2.1/24"], &["10.1.2.1/24", "10.1.3.1/24"]);
+        assert_eq!((remove, add), (none, vec!["10.1.3.1/24".to_owned()]));
+    }
+
+    #[test]
+    fn the_ports_name_follows_from_the_attachment() {
+        let attachment = Attachment::new("net", "c1", "eth0").unwrap();
+        let names: Vec<String> = port_names(&attachment).collect();
+        assert_eq!(names.len(), 10);
+        assert!(names.iter().all(|name| name.len() == 12 && name.starts_with("veth")), "{names:?}");
+        assert_eq!(names, port_names(&attachment).collect::<Vec<_>>());
+        let other = Attachment::new("net", "c1", "eth1").unwrap();
+        assert_ne!(names.first(), port_names(&other).collect::<Vec<_>>().first());
+    }
+}
