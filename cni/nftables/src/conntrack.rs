@@ -2,7 +2,44 @@
 
 use std::net::IpAddr;
 
+use nix::errno::Errno;
+
+use crate::channel::Channel;
 use crate::error::Error;
+use crate::wire::{self, be16, be32, find};
+
+/// `NFNL_SUBSYS_CTNETLINK` in `linux/netfilter/nfnetlink.h`.
+const SUBSYSTEM: u16 = 1;
+// enum cntl_msg_types
+const GET: u16 = 1;
+const DELETE: u16 = 2;
+// enum ctattr_type
+const TUPLE_ORIGINAL: u16 = 1;
+const TUPLE_REPLY: u16 = 2;
+const STATUS: u16 = 3;
+const ID: u16 = 12;
+const ZONE: u16 = 18;
+const FILTER: u16 = 25;
+// enum ctattr_tuple
+const TUPLE_IP: u16 = 1;
+const TUPLE_PROTO: u16 = 2;
+// enum ctattr_ip
+const V4_SOURCE: u16 = 1;
+const V4_DESTINATION: u16 = 2;
+const V6_SOURCE: u16 = 3;
+const V6_DESTINATION: u16 = 4;
+// enum ctattr_l4proto
+const PROTO_NUMBER: u16 = 1;
+const PROTO_SOURCE_PORT: u16 = 2;
+const PROTO_DESTINATION_PORT: u16 = 3;
+// enum ctattr_filter
+const FILTER_ORIGINAL: u16 = 1;
+const FILTER_REPLY: u16 = 2;
+// Which parts of a tuple a filter looks at (net/netfilter/nf_internals.h).
+const BY_SOURCE: u32 = 1 << 0;
+const BY_DESTINATION: u32 = 1 << 1;
+const BY_PROTOCOL: u32 = 1 << 3;
+const BY_DESTINATION_PORT: u32 = 1 << 5;
 
 /// One direction of a flow.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -49,6 +86,20 @@ pub enum FlowFamily {
     Ipv6,
 }
 
+impl FlowFamily {
+    /// `AF_INET` or `AF_INET6`.
+    const fn number(self) -> u8 {
+        match self {
+            Self::Ipv4 => 2,
+            Self::Ipv6 => 10,
+        }
+    }
+
+    const fn fits(self, address: IpAddr) -> bool {
+        address.is_ipv4() == matches!(self, Self::Ipv4)
+    }
+}
+
 /// Which flows. An empty filter means all of the family.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Filter {
@@ -64,9 +115,77 @@ pub struct Filter {
     pub reply_source: Option<IpAddr>,
 }
 
+impl Filter {
+    fn passes(&self, flow: &Flow) -> bool {
+        let original = &flow.original;
+        self.family.fits(original.destination)
+            && self.protocol.is_none_or(|protocol| protocol == original.protocol)
+            && self.port.is_none_or(|port| port == original.destination_port)
+            && (self.destinations.is_empty() || self.destinations.contains(&original.destination))
+            && self.reply_source.is_none_or(|source| source == flow.reply.source)
+    }
+
+    /// The question that makes the kernel leave out what it can. Kernels before 5.8 ignore the
+    /// filter, and none takes a list of addresses: the answer is filtered again.
+    ///
+    /// IPv6 addresses are never asked for: the kernel's comparison is the wrong way round (seen on
+    /// 6.18), so that it would leave out just the flows that are wanted.
+    fn question(&self) -> wire::Message {
+        let destination = match self.destinations.as_slice() {
+            [single @ IpAddr::V4(_)] if self.family.fits(*single) => Some(*single),
+            _ => None,
+        };
+        // The kernel compares ports only together with the protocol.
+        let port = self.protocol.and(self.port);
+        let reply_source = self.reply_source.filter(|source| source.is_ipv4() && self.family.fits(*source));
+        let mut message = wire::Message::new(SUBSYSTEM << 8 | GET, wire::DUMP, self.family.number(), 0);
+        let mut original_flags = 0;
+        if destination.is_some() || self.protocol.is_some() {
+            message.nest(TUPLE_ORIGINAL, |tuple| {
+                if let Some(address) = destination {
+                    original_flags |= BY_DESTINATION;
+                    tuple.nest(TUPLE_IP, |ip| put_address(ip, V4_DESTINATION, address));
+                }
+                if let Some(protocol) = self.protocol {
+                    original_flags |= BY_PROTOCOL;
+                    tuple.nest(TUPLE_PROTO, |proto| {
+                        proto.attr(PROTO_NUMBER, &[protocol]);
+                        if let Some(port) = port {
+                            original_flags |= BY_DESTINATION_PORT;
+                            proto.attr(PROTO_DESTINATION_PORT, &port.to_be_bytes());
+                        }
+                    });
+                }
+            });
+        }
+        if let Some(source) = reply_source {
+            message.nest(TUPLE_REPLY, |tuple| {
+                tuple.nest(TUPLE_IP, |ip| put_address(ip, V4_SOURCE, source));
+            });
+        }
+        let reply_flags = if reply_source.is_some() { BY_SOURCE } else { 0 };
+        if original_flags != 0 || reply_flags != 0 {
+            // Unlike nearly all of netfilter's numbers these are in host byte order.
+            message.nest(FILTER, |filter| {
+                filter.attr(FILTER_ORIGINAL, &original_flags.to_ne_bytes());
+                filter.attr(FILTER_REPLY, &reply_flags.to_ne_bytes());
+            });
+        }
+        message
+    }
+}
+
+fn put_address(message: &mut wire::Message, kind: u16, address: IpAddr) {
+    if let IpAddr::V4(address) = address {
+        message.attr(kind, &address.octets());
+    }
+}
+
 /// A socket to the flow table of the network namespace that the thread was in when it was opened.
 #[derive(Debug)]
-pub struct Conntrack {}
+pub struct Conntrack {
+    channel: Channel,
+}
 
 impl Conntrack {
     /// Opens it.
@@ -74,24 +193,115 @@ impl Conntrack {
     /// # Errors
     /// No netfilter netlink in this kernel, or no permission.
     pub fn open() -> Result<Self, Error> {
-        Ok(Self {})
+        match Channel::open() {
+            Ok(channel) => Ok(Self { channel }),
+            Err(Errno::EPROTONOSUPPORT | Errno::EAFNOSUPPORT) => Err(unsupported()),
+            Err(errno) => Err(Error::Open { errno }),
+        }
     }
 
     /// Goes through the flows that pass the filter. Where the kernel can filter (5.8 and later),
-    /// other flows never leave it.
+    /// other flows never leave it. Flows that begin or end meanwhile may be missing or shown twice.
+    ///
+    /// Gives the number of flows that the kernel answered with: more than were passed on, if it
+    /// could not filter by all that was asked for.
     ///
     /// # Errors
-    /// The kernel's, or an answer that makes no sense.
-    pub fn for_each(&self, _filter: &Filter, _each: impl FnMut(&Flow)) -> Result<(), Error> {
-        Ok(())
+    /// The kernel's, or connection tracking is missing.
+    pub fn for_each(&self, filter: &Filter, mut each: impl FnMut(&Flow)) -> Result<usize, Error> {
+        self.dump(filter, |flow, _| each(flow))
+    }
+
+    /// How many flows pass the filter.
+    ///
+    /// # Errors
+    /// As [`Conntrack::for_each`].
+    pub fn count(&self, filter: &Filter) -> Result<usize, Error> {
+        let mut count = 0;
+        self.for_each(filter, |_| count += 1)?;
+        Ok(count)
     }
 
     /// Removes the flows that pass the filter, one by one, and tells how many there were. A flow
     /// that ended meanwhile is no error.
     ///
     /// # Errors
-    /// The kernel's, or an answer that makes no sense.
-    pub fn delete(&self, _filter: &Filter) -> Result<usize, Error> {
-        Ok(0)
+    /// The kernel's, or connection tracking is missing.
+    pub fn delete(&self, filter: &Filter) -> Result<usize, Error> {
+        let mut doomed = Vec::new();
+        self.dump(filter, |_, body| doomed.push(deletion(filter.family, body)))?;
+        let mut deleted = 0;
+        for message in doomed.into_iter().flatten() {
+            match self.channel.ask(message, |_, _| {}) {
+                Ok(_) => deleted += 1,
+                Err(Errno::ENOENT) => {}
+                Err(errno) => {
+                    return Err(Error::Io { operation: format!("delete a flow ({filter:?})"), errno });
+                }
+            }
+        }
+        Ok(deleted)
     }
+
+    fn dump(&self, filter: &Filter, mut each: impl FnMut(&Flow, &[u8])) -> Result<usize, Error> {
+        let mut answered = 0;
+        let result = self.channel.ask(filter.question(), |_, body| {
+            answered += 1;
+            if let Some(flow) = flow(body).filter(|flow| filter.passes(flow)) {
+                each(&flow, body);
+            }
+        });
+        match result {
+            Ok(_) => Ok(answered),
+            // nfnetlink's answer for a subsystem that is not there
+            Err(Errno::EINVAL | Errno::EOPNOTSUPP) => Err(unsupported()),
+            Err(errno) => Err(Error::Io { operation: format!("list flows ({filter:?})"), errno }),
+        }
+    }
+}
+
+fn unsupported() -> Error {
+    Error::Unsupported { feature: "conntrack netlink".to_owned(), op: "list flows".to_owned() }
+}
+
+/// The message that deletes the flow that this answer describes: the same tuple, zone and number,
+/// so that a new flow of the same addresses is left alone.
+fn deletion(family: FlowFamily, body: &[u8]) -> Option<wire::Message> {
+    const NESTED: u16 = 0x8000;
+    let mut message = wire::Message::new(SUBSYSTEM << 8 | DELETE, wire::ACK, family.number(), 0);
+    message.attr(TUPLE_ORIGINAL | NESTED, find(body, TUPLE_ORIGINAL)?);
+    for kind in [ZONE, ID] {
+        if let Some(value) = find(body, kind) {
+            message.attr(kind, value);
+        }
+    }
+    Some(message)
+}
+
+fn flow(body: &[u8]) -> Option<Flow> {
+    Some(Flow {
+        original: tuple(find(body, TUPLE_ORIGINAL)?)?,
+        reply: tuple(find(body, TUPLE_REPLY)?)?,
+        status: find(body, STATUS).and_then(be32).unwrap_or_default(),
+        zone: find(body, ZONE).and_then(be16).unwrap_or_default(),
+    })
+}
+
+fn tuple(body: &[u8]) -> Option<Tuple> {
+    let (ip, proto) = (find(body, TUPLE_IP)?, find(body, TUPLE_PROTO)?);
+    let address = |v4: u16, v6: u16| -> Option<IpAddr> {
+        match (find(ip, v4), find(ip, v6)) {
+            (Some(bytes), _) => Some(<[u8; 4]>::try_from(bytes).ok()?.into()),
+            (None, Some(bytes)) => Some(<[u8; 16]>::try_from(bytes).ok()?.into()),
+            (None, None) => None,
+        }
+    };
+    let port = |kind| find(proto, kind).and_then(be16).unwrap_or_default();
+    Some(Tuple {
+        source: address(V4_SOURCE, V6_SOURCE)?,
+        destination: address(V4_DESTINATION, V6_DESTINATION)?,
+        protocol: find(proto, PROTO_NUMBER)?.first().copied()?,
+        source_port: port(PROTO_SOURCE_PORT),
+        destination_port: port(PROTO_DESTINATION_PORT),
+    })
 }

@@ -147,7 +147,6 @@ pub(crate) fn find(bytes: &[u8], kind: u16) -> Option<&[u8]> {
 }
 
 /// A number in network byte order.
-#[allow(dead_code)]
 pub(crate) fn be16(value: &[u8]) -> Option<u16> {
     Some(u16::from_be_bytes(value.try_into().ok()?))
 }

@@ -1,0 +1,116 @@
+//! `cni_nftables::conntrack` on this kernel, in namespaces of the tests' own.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test fails by panicking")]
+
+use std::net::IpAddr;
+use std::process::Command;
+
+use cni_nftables::conntrack::{Conntrack, Filter, FlowFamily};
+use nix::sched::{CloneFlags, unshare};
+
+fn in_namespace(work: impl FnOnce() + Send) {
+    std::thread::scope(|scope| {
+        let thread = scope.spawn(|| {
+            unshare(CloneFlags::CLONE_NEWNET).expect("unshare needs root");
+            work();
+        });
+        if let Err(panic) = thread.join() {
+            std::panic::resume_unwind(panic);
+        }
+    });
+}
+
+/// Puts a flow into the kernel's table, its destination translated.
+fn insert(protocol: &str, source: &str, (host, port): (&str, u16), (pod, pod_port): (&str, u16)) {
+    let (port, pod_port) = (port.to_string(), pod_port.to_string());
+    let mut command = Command::new("conntrack");
+    command.args(["-I", "-p", protocol, "-s", source, "-d", host, "--sport", "40000", "--dport", &port]);
+    command.args(["--reply-src", pod, "--reply-dst", source, "--reply-port-src", &pod_port]);
+    command.args(["--reply-port-dst", "40000", "-t", "100", "--dst-nat", pod]);
+    if protocol == "tcp" {
+        command.args(["--state", "ESTABLISHED"]);
+    }
+    let output = command.output().expect("start conntrack");
+    assert!(output.status.success(), "{command:?}: {}", String::from_utf8_lossy(&output.stderr));
+}
+
+fn fill() {
+    for source in ["192.0.2.1", "192.0.2.2"] {
+        insert("udp", source, ("10.0.0.1", 53), ("10.9.0.2", 5353));
+        insert("udp", source, ("10.0.0.2", 53), ("10.9.0.3", 5353));
+        insert("udp", source, ("10.0.0.1", 54), ("10.9.0.2", 5353));
+        insert("tcp", source, ("10.0.0.1", 53), ("10.9.0.2", 5353));
+    }
+    insert("udp", "2001:db8::1", ("fd00::1", 53), ("fd00:9::2", 5353));
+    insert("udp", "2001:db8::1", ("fd00::2", 53), ("fd00:9::3", 5353));
+}
+
+fn all(family: FlowFamily) -> Filter {
+    Filter { family, protocol: None, destinations: vec![], port: None, reply_source: None }
+}
+
+fn udp(family: FlowFamily, destinations: &[&str], port: u16) -> Filter {
+    let destinations: Vec<IpAddr> = destinations.iter().map(|text| text.parse().unwrap()).collect();
+    Filter { protocol: Some(17), destinations, port: Some(port), ..all(family) }
+}
+
+#[test]
+fn flows_are_listed_by_what_they_are() {
+    in_namespace(|| {
+        let conntrack = Conntrack::open().unwrap();
+        assert_eq!(conntrack.count(&all(FlowFamily::Ipv4)).unwrap(), 0);
+        fill();
+        let count = |filter: &Filter| conntrack.count(filter).unwrap();
+        assert_eq!(count(&all(FlowFamily::Ipv4)), 8);
+        assert_eq!(count(&all(FlowFamily::Ipv6)), 2);
+        assert_eq!(count(&udp(FlowFamily::Ipv4, &[], 53)), 4);
+        assert_eq!(count(&udp(FlowFamily::Ipv4, &["10.0.0.1"], 53)), 2);
+        assert_eq!(count(&udp(FlowFamily::Ipv4, &["10.0.0.1", "10.0.0.2"], 53)), 4);
+        assert_eq!(count(&udp(FlowFamily::Ipv4, &["10.0.0.3"], 53)), 0);
+        let to =
+            |source: &str| Filter { reply_source: Some(source.parse().unwrap()), ..all(FlowFamily::Ipv4) };
+        assert_eq!(count(&to("10.9.0.2")), 6);
+        assert_eq!(count(&Filter { port: Some(54), ..all(FlowFamily::Ipv4) }), 2);
+        let mut flows = Vec::new();
+        conntrack.for_each(&udp(FlowFamily::Ipv6, &["fd00::1"], 53), |flow| flows.push(*flow)).unwrap();
+        let [flow] = flows.as_slice() else { panic!("{flows:?}") };
+        assert_eq!(flow.original.source, "2001:db8::1".parse::<IpAddr>().unwrap());
+        assert_eq!((flow.original.source_port, flow.original.destination_port), (40000, 53));
+        assert_eq!(flow.reply.source, "fd00:9::2".parse::<IpAddr>().unwrap());
+        assert_eq!((flow.reply.source_port, flow.reply.protocol), (5353, 17));
+        assert!(flow.is_dnat());
+    });
+}
+
+#[test]
+fn only_flows_that_pass_the_filter_are_deleted() {
+    in_namespace(|| {
+        fill();
+        let conntrack = Conntrack::open().unwrap();
+        assert_eq!(conntrack.delete(&udp(FlowFamily::Ipv4, &["10.0.0.1"], 53)).unwrap(), 2);
+        assert_eq!(conntrack.delete(&udp(FlowFamily::Ipv4, &["10.0.0.1"], 53)).unwrap(), 0);
+        assert_eq!(conntrack.count(&all(FlowFamily::Ipv4)).unwrap(), 6);
+        let tcp = Filter { protocol: Some(6), ..udp(FlowFamily::Ipv4, &["10.0.0.1"], 53) };
+        assert_eq!(conntrack.count(&tcp).unwrap(), 2);
+        assert_eq!(conntrack.delete(&udp(FlowFamily::Ipv6, &["fd00::1", "fd00::3"], 53)).unwrap(), 1);
+        assert_eq!(conntrack.count(&all(FlowFamily::Ipv6)).unwrap(), 1);
+        // addresses of the other family match nothing rather than everything
+        assert_eq!(conntrack.delete(&udp(FlowFamily::Ipv4, &["fd00::2"], 53)).unwrap(), 0);
+    });
+}
+
+/// Only kernels from 5.8 on filter by themselves; here that must work, or a busy node's whole table
+/// would be copied for each container.
+#[test]
+fn the_kernel_itself_leaves_other_flows_out() {
+    in_namespace(|| {
+        fill();
+        let conntrack = Conntrack::open().unwrap();
+        let answered = |filter: &Filter| conntrack.for_each(filter, |_| {}).unwrap();
+        assert_eq!(answered(&udp(FlowFamily::Ipv4, &["10.0.0.1"], 53)), 2);
+        assert_eq!(answered(&udp(FlowFamily::Ipv4, &[], 53)), 4);
+        assert_eq!(answered(&udp(FlowFamily::Ipv6, &["fd00::1"], 54)), 0);
+        let source = Some("10.9.0.3".parse().unwrap());
+        assert_eq!(answered(&Filter { reply_source: source, ..udp(FlowFamily::Ipv4, &[], 53) }), 2);
+    });
+}
