@@ -22,11 +22,12 @@ fn in_namespace(work: impl FnOnce() + Send) {
 
 /// Puts a flow into the kernel's table, its destination translated.
 fn insert(protocol: &str, source: &str, (host, port): (&str, u16), (pod, pod_port): (&str, u16)) {
-    let (port, pod_port) = (port.to_string(), pod_port.to_string());
+    let port = port.to_string();
+    let target = if pod.contains(':') { format!("[{pod}]:{pod_port}") } else { format!("{pod}:{pod_port}") };
     let mut command = Command::new("conntrack");
     command.args(["-I", "-p", protocol, "-s", source, "-d", host, "--sport", "40000", "--dport", &port]);
-    command.args(["--reply-src", pod, "--reply-dst", source, "--reply-port-src", &pod_port]);
-    command.args(["--reply-port-dst", "40000", "-t", "100", "--dst-nat", pod]);
+    command.args(["--reply-src", host, "--reply-dst", source, "--reply-port-src", &port]);
+    command.args(["--reply-port-dst", "40000", "-t", "100", "--dst-nat", &target]);
     if protocol == "tcp" {
         command.args(["--state", "ESTABLISHED"]);
     }
