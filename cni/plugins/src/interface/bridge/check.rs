@@ -55,7 +55,7 @@ fn check_bridge(route: &RouteSocket, previous: &AddResult, settings: &Settings) 
         .ok_or_else(|| wrong(format!("CNI created bridge {name} in host namespace was not found")))?;
     let bridge = present(route, name)?;
     if bridge.kind != LinkKind::Bridge {
-        return Err(wrong(format!("Interface {name} is not a bridge: {:?}", bridge.kind)));
+        return Err(wrong(format!("Interface {name} does not have link type of bridge")));
     }
     if !same_mac(&bridge, expected) {
         return Err(wrong(format!("Bridge interface {name} Mac doesn't match: {}", expected.mac)));
@@ -89,10 +89,12 @@ fn check_inner(container: &Container, previous: &AddResult, ifname: &str) -> Res
     }
     let link = present(&container.route, ifname)?;
     if link.kind != LinkKind::Veth {
-        return Err(wrong(format!("Container interface {ifname} not of type veth: {:?}", link.kind)));
+        return Err(wrong(format!("Error: Container interface {ifname} not of type veth")));
     }
     if !same_mac(&link, expected) {
-        return Err(wrong(format!("Interface {ifname} Mac doesn't match: {}", expected.mac)));
+        let mac = link.mac.map(|mac| mac.to_string()).unwrap_or_default();
+        let msg = format!("Interface {ifname} Mac {} doesn't match container Mac: {mac}", expected.mac);
+        return Err(wrong(msg));
     }
     Ok(link)
 }

@@ -2,7 +2,7 @@
 
 use cni_kernel::mac::Mac;
 use cni_kernel::route::{PortSettings, PortVlan, Switch};
-use cni_spec::{CniError, Dns, ErrorCode, NetConf, check_ifname, text};
+use cni_spec::{CniError, Dns, NetConf, check_ifname};
 use serde::Deserialize;
 
 /// The bridge's name when the configuration has none.
@@ -224,7 +224,7 @@ impl Keys {
     /// The runtime's wish goes before that of the configuration's arguments, and that before
     /// `CNI_ARGS`.
     fn mac(&self, args: &str) -> Result<Option<Mac>, CniError> {
-        let from_args = mac_of_args(args)?;
+        let from_args = cni_spec::Args::parse(args, &["MAC"])?.get("MAC").unwrap_or_default().to_owned();
         let all = [
             ("runtimeConfig.mac", &self.runtime_config.mac),
             ("args.cni.mac", &self.args.cni.mac),
@@ -290,36 +290,9 @@ fn check_backend(name: &str) -> Result<(), CniError> {
     }
 }
 
-/// `MAC` of `CNI_ARGS`, empty when it is not there.
-fn mac_of_args(args: &str) -> Result<String, CniError> {
-    let invalid = |msg: String| CniError::new(ErrorCode::InvalidEnvironment, msg);
-    let (mut mac, mut ignore, mut unknown) = (String::new(), false, Vec::new());
-    for pair in args.split(';').filter(|_| !args.is_empty()) {
-        let mut parts = pair.split('=');
-        let (Some(key), Some(value), None) = (parts.next(), parts.next(), parts.next()) else {
-            return Err(invalid(format!("ARGS: invalid pair {}", text::quote(pair))));
-        };
-        match (key, value.to_ascii_lowercase().as_str()) {
-            ("MAC", _) => value.clone_into(&mut mac),
-            ("IgnoreUnknown", "1" | "true") => ignore = true,
-            ("IgnoreUnknown", "0" | "false") => ignore = false,
-            ("IgnoreUnknown", _) => {
-                return Err(invalid(format!(
-                    "ARGS: error parsing value of pair {}: boolean unmarshal error: invalid input {value}",
-                    text::quote(pair)
-                )));
-            }
-            _ => unknown.push(pair),
-        }
-    }
-    if unknown.is_empty() || ignore {
-        return Ok(mac);
-    }
-    Err(invalid(format!("ARGS: unknown args {}", text::quote_all(unknown))))
-}
-
 #[cfg(test)]
 mod tests {
+    use cni_spec::ErrorCode;
     use serde_json::{Value, json};
 
     use super::*;
@@ -461,15 +434,9 @@ mod tests {
     }
 
     #[test]
-    fn arguments_of_the_environment_follow_the_libraries_rules() {
-        let text = |args| mac_of_args(args).map_err(|error| error.to_string());
-        assert_eq!(text("IP=x;MAC=m;IgnoreUnknown=TRUE"), Ok("m".to_owned()));
-        assert_eq!(text(""), Ok(String::new()));
-        assert_eq!(text("IP=x;MAC=m"), Err("ARGS: unknown args [\"IP=x\"]".to_owned()));
-        assert_eq!(text("MAC=m;"), Err("ARGS: invalid pair \"\"".to_owned()));
-        assert_eq!(text("MAC=a=b"), Err("ARGS: invalid pair \"MAC=a=b\"".to_owned()));
-        assert!(
-            text("IgnoreUnknown=yes").unwrap_err().contains("boolean unmarshal error: invalid input yes")
-        );
+    fn arguments_of_the_environment_that_are_not_known_need_leave() {
+        let args = "IP=x;MAC=02:00:00:00:00:03";
+        assert_eq!(settings(&json!({}), args).unwrap_err().msg, "ARGS: unknown args [\"IP=x\"]");
+        assert!(settings(&json!({}), &format!("IgnoreUnknown=1;{args}")).unwrap().mac.is_some());
     }
 }

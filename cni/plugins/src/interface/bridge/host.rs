@@ -106,23 +106,24 @@ impl Host {
             vlan_filtering: filtering,
         };
         match self.route.create_bridge(&new) {
+            Err(error) if is_unsupported(&error) => Err(no_filtering(&settings.bridge)),
             Err(error) if !error.already_exists() => Err(failed(error)),
             _ => self.route.link(&settings.bridge).map_err(failed),
         }
     }
 
-    /// A kernel that was built without VLAN filtering takes the request and does nothing.
+    /// A kernel that was built without VLAN filtering refuses the request, or takes it and does
+    /// nothing.
     fn switch_filtering_on(&self, bridge: &Link) -> Result<Link, CniError> {
-        self.route.set_vlan_filtering(bridge, VlanFiltering::On).map_err(failed)?;
+        match self.route.set_vlan_filtering(bridge, VlanFiltering::On) {
+            Err(error) if is_unsupported(&error) => return Err(no_filtering(&bridge.name)),
+            other => other.map_err(failed)?,
+        }
         let bridge = self.route.link_by_index(bridge.index).map_err(failed)?;
         if bridge.vlan_filtering == Some(VlanFiltering::On) {
             return Ok(bridge);
         }
-        Err(CniError::internal(format!(
-            "bridge {:?}: this kernel's bridges do not filter by VLAN (CONFIG_BRIDGE_VLAN_FILTERING), \
-             which the keys \"vlan\" and \"vlanTrunk\" need",
-            bridge.name
-        )))
+        Err(no_filtering(&bridge.name))
     }
 
     /// Makes the pair of links and returns both ends, the container's first.
@@ -145,7 +146,7 @@ impl Host {
                 }
                 Err(error) if error.already_exists() => {
                     if pod.find_link(name).map_err(failed)?.is_some() {
-                        return Err(taken(name));
+                        return Err(taken(attachment));
                     }
                     last = Some(error);
                 }
@@ -349,8 +350,20 @@ pub(super) fn port_names(attachment: &Attachment) -> impl Iterator<Item = String
 }
 
 /// The container has a link of that name already.
-pub(super) fn taken(name: &str) -> CniError {
-    CniError::internal(format!("container veth name ({name:?}) already exists"))
+pub(super) fn taken(attachment: &Attachment) -> CniError {
+    let (name, peer) = (attachment.ifname(), port_names(attachment).next().unwrap_or_default());
+    CniError::internal(format!("container veth name ({name:?}) peer provided ({peer:?}) already exists"))
+}
+
+fn is_unsupported(error: &RouteError) -> bool {
+    error.errno() == Some(Errno::EOPNOTSUPP)
+}
+
+fn no_filtering(bridge: &str) -> CniError {
+    CniError::internal(format!(
+        "bridge {bridge:?}: this kernel's bridges do not filter by VLAN (CONFIG_BRIDGE_VLAN_FILTERING), \
+         which the keys \"vlan\" and \"vlanTrunk\" need"
+    ))
 }
 
 fn joining(error: RouteError, bridge: &Link) -> CniError {

@@ -47,7 +47,7 @@ impl Plugin for Bridge {
         // Before IPAM: a second ADD of the same attachment must not take the first one's address
         // away when it fails.
         if container.route.find_link(request.attachment.ifname()).map_err(failed)?.is_some() {
-            return Err(host::taken(request.attachment.ifname()));
+            return Err(host::taken(&request.attachment));
         }
         let mut undo = Undo::new();
         let ipam = match settings.ipam {

@@ -6,7 +6,8 @@ use cni_dataplane::nftables::Nftables;
 use cni_dataplane::owner::{AttachmentHash, NetworkHash, Owner};
 use cni_dataplane::{Backend, Kinds, Withdrawal};
 use cni_kernel::route::{Link, LinkKind};
-use cni_spec::{Attachment, CniError};
+use cni_spec::{Attachment, CniError, NetConf};
+use serde::Deserialize;
 
 use super::container::Container;
 use super::failed;
@@ -25,7 +26,8 @@ pub(super) fn del(request: &Request<'_>) -> Result<(), CniError> {
     failures.collect(delete_links(request, &mut addresses));
     let attachment = &request.attachment;
     let withdrawal = Withdrawal { addresses: &addresses, ..Withdrawal::of(attachment, Kinds::Masquerade) };
-    failures.collect(Nftables::new().withdraw(&withdrawal).map_err(CniError::from));
+    let withdrawn = Nftables::new().withdraw(&withdrawal).map_err(CniError::from);
+    failures.collect(if_masquerading(request.config, withdrawn));
     if !request.config.ipam.is_empty() {
         failures.collect(delegate::ipam_del(request));
     }
@@ -96,11 +98,29 @@ pub(super) fn gc(request: &NodeRequest<'_>) -> Result<(), CniError> {
     let network = &request.config.name;
     let mut failures = Failures::default();
     failures.collect(delete_dead_ports(network, valid));
-    failures.collect(Nftables::new().retain(network, valid, Kinds::Masquerade).map_err(CniError::from));
+    let retained = Nftables::new().retain(network, valid, Kinds::Masquerade).map_err(CniError::from);
+    failures.collect(if_masquerading(request.config, retained));
     if !request.config.ipam.is_empty() {
         failures.collect(delegate::ipam_gc(request));
     }
     failures.into_result()
+}
+
+/// The configuration may have been another one when the container came, so that masquerade is looked
+/// for in any case; but a node that cannot masquerade and is not asked to must not fail.
+fn if_masquerading(config: &NetConf, result: Result<(), CniError>) -> Result<(), CniError> {
+    #[derive(Deserialize, Default)]
+    #[serde(default, rename_all = "camelCase")]
+    struct Keys {
+        ip_masq: bool,
+    }
+    match result {
+        Err(error) if !config.decode::<Keys>().is_ok_and(|keys| keys.ip_masq) => {
+            log::warn!("look for masquerade: {error}");
+            Ok(())
+        }
+        other => other,
+    }
 }
 
 fn delete_dead_ports(network: &str, valid: &[Attachment]) -> Result<(), CniError> {

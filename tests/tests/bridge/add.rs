@@ -1,0 +1,211 @@
+//! What an ADD makes, alone and beside others.
+
+use std::collections::BTreeSet;
+
+use serde_json::json;
+use slipway_tests::{Attach, Node, Proto, Snapshot, peer_fails};
+
+use super::{add, address, dual_stack, network, port};
+
+#[test]
+fn the_result_names_bridge_port_and_container() {
+    let node = Node::new();
+    let pod = node.pod("pod");
+    let result = add(&network(&node, &json!({"isGateway": true})), &pod);
+    let interfaces = result["interfaces"].as_array().expect("interfaces");
+    assert_eq!(interfaces.len(), 3);
+    assert_eq!(interfaces[0]["name"], "br0");
+    assert_eq!(interfaces[0]["mac"], node.mac("br0"));
+    let port = port(&result);
+    assert!(port.starts_with("veth") && port.len() == 12, "{port}");
+    assert_eq!(interfaces[1]["mac"], node.mac(&port));
+    assert_eq!(interfaces[2]["name"], "eth0");
+    assert_eq!(interfaces[2]["mac"], pod.mac("eth0"));
+    assert_eq!(interfaces[2]["sandbox"], pod.path().to_str().expect("text"));
+    assert_eq!(result["ips"], json!([{"interface": 2, "address": "10.1.2.2/24", "gateway": "10.1.2.1"}]));
+    assert_eq!(node.link(&port)["master"], "br0");
+    assert_eq!(node.link(&port)["operstate"], "UP");
+}
+
+#[test]
+fn the_gateway_serves_both_families() {
+    let node = Node::new();
+    let (one, two) = (node.pod("one"), node.pod("two"));
+    let client = node.host("client");
+    let network = network(&node, &json!({"isDefaultGateway": true, "ipam": dual_stack()}));
+    let results = [add(&network, &one), add(&network, &two)];
+    let _servers = [one.serve(Proto::Tcp, "[::]:80", "one"), client.serve(Proto::Tcp, "[::]:80", "client")];
+    for family in 0..2 {
+        let peer = (address(&results[0], family).parse::<std::net::IpAddr>().expect("IP"), 80);
+        two.expect(Proto::Tcp, peer, "one");
+    }
+    // By the default route, with the node as a router: the client sees the pod's own address.
+    let own: std::net::IpAddr = address(&results[1], 0).parse().expect("IP");
+    assert_eq!(two.expect(Proto::Tcp, (client.v4, 80), "client").peer.ip(), own);
+    let own: std::net::IpAddr = address(&results[1], 1).parse().expect("IP");
+    assert_eq!(two.expect(Proto::Tcp, (client.v6, 80), "client").peer.ip(), own);
+}
+
+#[test]
+fn a_gateway_of_ipam_is_the_bridges() {
+    let node = Node::new();
+    let pod = node.pod("pod");
+    let ipam = json!({"type": "host-local", "subnet": "10.1.2.0/24", "gateway": "10.1.2.254"});
+    let result = add(&network(&node, &json!({"isGateway": true, "ipam": ipam})), &pod);
+    assert_eq!(result["ips"][0]["gateway"], "10.1.2.254");
+    assert!(node.cmd("ip address show dev br0").contains("10.1.2.254/24"));
+    assert_eq!(node.sysctl_get("net/ipv4/ip_forward").as_deref(), Some("1"));
+    // No IPv6, no IPv6 forwarding.
+    assert_eq!(node.sysctl_get("net/ipv6/conf/all/forwarding").as_deref(), Some("0"));
+}
+
+#[test]
+fn without_is_gateway_the_bridge_has_no_address() {
+    let node = Node::new();
+    let pod = node.pod("pod");
+    let result = add(&network(&node, &json!({})), &pod);
+    assert_eq!(result["ips"][0]["address"], "10.1.2.2/24");
+    assert!(!node.cmd("ip -4 address show dev br0").contains("inet"));
+    assert_eq!(pod.cmd("ip route"), "10.1.2.0/24 dev eth0 proto kernel scope link src 10.1.2.2 \n");
+}
+
+#[test]
+fn without_ipam_the_link_is_up_and_bare() {
+    let node = Node::new();
+    let pod = node.pod("pod");
+    let result = add(&network(&node, &json!({"ipam": {}, "isGateway": true, "ipMasq": true})), &pod);
+    assert!(result["ips"].is_null(), "{result}");
+    assert_eq!(pod.link("eth0")["operstate"], "UP");
+    assert!(!pod.cmd("ip -4 address show dev eth0").contains("inet"));
+}
+
+#[test]
+fn routes_have_all_they_are_given() {
+    peer_fails(
+        "MTU and AdvMSS of routes are not installed, a route for IsDefaultGateway without gateway fails",
+        || {
+            let node = Node::new();
+            let pod = node.pod("pod");
+            let ipam = json!({
+                "type": "host-local", "subnet": "10.1.2.0/24",
+                "routes": [
+                    {"dst": "0.0.0.0/0"},
+                    {"dst": "10.9.0.0/16", "mtu": 1400, "advmss": 1300, "priority": 5},
+                    {"dst": "10.8.0.0/16", "gw": "10.1.2.9", "table": 100},
+                    {"dst": "10.7.0.0/16", "scope": 253, "gw": "10.1.2.8"},
+                ],
+            });
+            let keys = json!({"isDefaultGateway": true, "ipam": ipam});
+            let mut keys = keys;
+            // A next hop of link scope is a contradiction that the kernel refuses.
+            keys["ipam"]["routes"].as_array_mut().expect("a list").pop();
+            let network = network(&node, &keys);
+            let result = add(&network, &pod);
+            assert_eq!(result["routes"].as_array().expect("routes").len(), 3);
+            let main = pod.cmd("ip route");
+            assert!(main.contains("default via 10.1.2.1 dev eth0"), "{main}");
+            assert!(
+                main.contains("10.9.0.0/16 via 10.1.2.1 dev eth0 proto static metric 5 mtu 1400 advmss 1300"),
+                "{main}"
+            );
+            assert!(pod.cmd("ip route show table 100").contains("10.8.0.0/16 via 10.1.2.9 dev eth0"));
+            network.check(&Attach::new(&pod)).expect("CHECK");
+        },
+    );
+}
+
+#[test]
+fn the_bridges_address_outlives_its_ports() {
+    let node = Node::new();
+    let network = network(&node, &json!({"isGateway": true}));
+    let pods = ["a", "b", "c", "d"].map(|name| node.pod(name));
+    add(&network, &pods[0]);
+    let mac = node.mac("br0");
+    for pod in &pods[1..] {
+        add(&network, pod);
+        assert_eq!(node.mac("br0"), mac);
+    }
+    for pod in &pods {
+        network.del(&Attach::new(pod)).expect("DEL");
+        assert_eq!(node.mac("br0"), mac);
+    }
+}
+
+#[test]
+fn many_at_once_make_one_bridge() {
+    let node = Node::new();
+    let network = network(&node, &json!({"isGateway": true, "ipam": dual_stack()}));
+    let pods: Vec<_> = (0..16).map(|number| node.pod(&format!("pod{number}"))).collect();
+    let addresses: BTreeSet<String> = std::thread::scope(|scope| {
+        let threads: Vec<_> =
+            pods.iter().map(|pod| scope.spawn(|| address(&add(&network, pod), 0))).collect();
+        threads.into_iter().map(|thread| thread.join().expect("ADD")).collect()
+    });
+    assert_eq!(addresses.len(), pods.len());
+    let first: std::net::IpAddr = addresses.iter().next().expect("one").parse().expect("IP");
+    let server =
+        pods.iter().find(|pod| pod.cmd("ip address").contains(&format!("{first}/24"))).expect("the pod");
+    let _server = server.serve(Proto::Tcp, "0.0.0.0:80", "server");
+    for pod in pods.iter().filter(|pod| pod.name() != server.name()) {
+        pod.expect(Proto::Tcp, (first, 80), "server");
+    }
+    std::thread::scope(|scope| {
+        for pod in &pods {
+            scope.spawn(|| network.del(&Attach::new(pod)).expect("DEL"));
+        }
+    });
+    assert!(!node.cmd("ip -o link show type veth").contains("veth"));
+}
+
+#[test]
+fn a_full_bridge_is_named_with_its_limit() {
+    peer_fails("says \"exchange full\"", || {
+        let node = Node::new();
+        let pod = node.pod("pod");
+        let mut batch = String::from("link add br0 type bridge\n");
+        for number in 0..512 {
+            batch.push_str(&format!("link add a{number} type veth peer name b{number}\n"));
+            batch.push_str(&format!("link set a{number} master br0\n"));
+            if number < 511 {
+                batch.push_str(&format!("link set b{number} master br0\n"));
+            }
+        }
+        node.cmd_input("ip -batch -", &batch);
+        let before = Snapshot::take(&node, &[&pod]).without(&["last_reserved_ip"]);
+        let network = network(&node, &json!({"isGateway": true}));
+        let failure = network.add(&Attach::new(&pod)).expect_err("the bridge is full");
+        assert_eq!(
+            failure.error.msg,
+            "bridge \"br0\" is full: it has 1023 ports, the most that a bridge can have"
+        );
+        let after = Snapshot::take(&node, &[&pod]).without(&["last_reserved_ip", "/var/lib/cni", "br0"]);
+        before.without(&["/var/lib/cni", "br0"]).assert_same(&after);
+    });
+}
+
+#[test]
+fn a_second_add_leaves_the_first_alone() {
+    let node = Node::new();
+    let pod = node.pod("pod");
+    let network = network(&node, &json!({"isGateway": true}));
+    let result = add(&network, &pod);
+    let before = Snapshot::take(&node, &[&pod]);
+    let failure = network.add(&Attach::new(&pod)).expect_err("it is attached");
+    assert!(failure.error.msg.contains("container veth name"), "{failure}");
+    before.without(&["/.slipway/"]).assert_same(&Snapshot::take(&node, &[&pod]).without(&["/.slipway/"]));
+    assert!(pod.cmd("ip address").contains(&address(&result, 0)));
+}
+
+/// Two interfaces of one container in one network, as Multus makes them.
+#[test]
+fn one_container_may_have_several_interfaces() {
+    let node = Node::new();
+    let pod = node.pod("pod");
+    let network = network(&node, &json!({}));
+    let (first, second) = (Attach::new(&pod), Attach::new(&pod).ifname("net1"));
+    network.add(&first).expect("ADD of eth0");
+    network.add(&second).expect("ADD of net1");
+    network.del(&first).expect("DEL of eth0");
+    assert!(!pod.has_link("eth0") && pod.has_link("net1"));
+    network.check(&second).expect("CHECK of net1");
+}

@@ -1,0 +1,244 @@
+//! The keys one by one.
+
+use serde_json::{Value, json};
+use slipway_tests::{Attach, Node, Pod, Proto, peer_fails};
+
+use super::{add, address, dual_stack, network, port};
+
+fn bridge_slave(node: &Node, name: &str) -> Value {
+    node.link(name)["linkinfo"]["info_slave_data"].clone()
+}
+
+#[test]
+fn mtu_is_the_configurations() {
+    let node = Node::new();
+    let pod = node.pod("pod");
+    let result = add(&network(&node, &json!({"mtu": 1300})), &pod);
+    for link in [node.link("br0"), node.link(&port(&result)), pod.link("eth0")] {
+        assert_eq!(link["mtu"], 1300);
+    }
+}
+
+#[test]
+fn mtu_is_that_of_the_default_route() {
+    peer_fails("leaves it to the kernel", || {
+        let node = Node::new();
+        let client = node.host("client");
+        let (one, two) = (node.pod("one"), node.pod("two"));
+        let network = network(&node, &json!({}));
+        // No default route: the kernel's own.
+        add(&network, &one);
+        assert_eq!(one.link("eth0")["mtu"], 1500);
+        node.cmd(&format!("ip link set {} mtu 1400", client.node_link));
+        node.cmd(&format!("ip route add default via {}", client.v4));
+        let result = add(&network, &two);
+        assert_eq!(two.link("eth0")["mtu"], 1400);
+        assert_eq!(node.link(&port(&result))["mtu"], 1400);
+        assert_eq!(result["interfaces"][2]["mtu"], 1400);
+        // The bridge takes the smallest of its ports.
+        assert_eq!(node.link("br0")["mtu"], 1400);
+    });
+}
+
+#[test]
+fn hairpin_lets_a_pod_reach_itself_through_the_bridge() {
+    let node = Node::new();
+    let pod = node.pod("pod");
+    let result = add(&network(&node, &json!({"hairpinMode": true})), &pod);
+    assert_eq!(bridge_slave(&node, &port(&result))["hairpin"], true);
+    let without = node.pod("without");
+    let result = add(&network(&node, &json!({})), &without);
+    assert_eq!(bridge_slave(&node, &port(&result))["hairpin"], false);
+}
+
+#[test]
+fn isolated_ports_do_not_see_each_other() {
+    peer_fails("1.1.1 does not know the key", || {
+        let node = Node::new();
+        let network = network(&node, &json!({"portIsolation": true, "isGateway": true}));
+        let (one, two) = (node.pod("one"), node.pod("two"));
+        let result = add(&network, &one);
+        assert_eq!(bridge_slave(&node, &port(&result))["isolated"], true);
+        add(&network, &two);
+        let _servers =
+            [one.serve(Proto::Tcp, "0.0.0.0:80", "one"), node.serve(Proto::Tcp, "10.1.2.1:80", "node")];
+        let one: std::net::IpAddr = address(&result, 0).parse().expect("IP");
+        two.expect_none(Proto::Tcp, (one, 80));
+        two.expect(Proto::Tcp, ([10, 1, 2, 1], 80), "node");
+    });
+}
+
+#[test]
+fn promisc_mode_is_the_bridges() {
+    let node = Node::new();
+    let pod = node.pod("pod");
+    let network = network(&node, &json!({"promiscMode": true}));
+    add(&network, &pod);
+    assert!(node.link("br0")["flags"].as_array().expect("flags").contains(&"PROMISC".into()));
+    network.check(&Attach::new(&pod)).expect("CHECK");
+}
+
+#[test]
+fn force_address_replaces_what_is_in_the_way() {
+    let node = Node::new();
+    let (one, two) = (node.pod("one"), node.pod("two"));
+    let first = network(&node, &json!({"isGateway": true, "ipam": dual_stack()}));
+    add(&first, &one);
+    let other = json!({
+        "isGateway": true,
+        "ipam": {"type": "host-local", "dataDir": "/var/lib/other", "subnet": "10.5.0.0/16"},
+    });
+    let failure = network(&node, &other).add(&Attach::new(&two)).expect_err("another address");
+    assert_eq!(failure.error.msg, "\"br0\" already has an IP address different from 10.5.0.1/16");
+    assert!(node.cmd("ip address show dev br0").contains("10.1.2.1/24"));
+    let mut forced = other.clone();
+    forced["forceAddress"] = true.into();
+    if two.has_link("eth0") {
+        two.cmd("ip link delete eth0"); // The reference leaves it.
+    }
+    add(&network(&node, &forced), &two);
+    let addresses = node.cmd("ip address show dev br0");
+    assert!(addresses.contains("10.5.0.1/16") && !addresses.contains("10.1.2.1/24"), "{addresses}");
+    assert!(addresses.contains("fd00:1::1/64"), "the other family stays: {addresses}");
+}
+
+#[test]
+fn ipv6_subnets_may_share_a_bridge() {
+    let node = Node::new();
+    let (one, two) = (node.pod("one"), node.pod("two"));
+    let of = |subnet: &str, dir: &str| json!({"isGateway": true, "ipam": {"type": "host-local", "dataDir": dir, "subnet": subnet}});
+    add(&network(&node, &of("fd00:1::/64", "/var/lib/a")), &one);
+    add(&network(&node, &of("fd00:2::/64", "/var/lib/b")), &two);
+    let addresses = node.cmd("ip -6 address show dev br0");
+    assert!(addresses.contains("fd00:1::1/64") && addresses.contains("fd00:2::1/64"), "{addresses}");
+    let three = node.pod("three");
+    let overlapping = network(&node, &of("fd00:1::/48", "/var/lib/c"));
+    let failure = overlapping.add(&Attach::new(&three)).expect_err("it overlaps");
+    assert_eq!(failure.error.msg, "\"br0\" already has an IP address different from fd00:1::1/48");
+}
+
+#[test]
+fn the_mac_is_the_callers() {
+    let node = Node::new();
+    let mac = |keys: Value, attach: fn(Attach) -> Attach| {
+        let pod = node.pod("pod");
+        let network = network(&node, &keys);
+        let attach = attach(Attach::new(&pod));
+        let result = network.add(&attach).expect("ADD");
+        let mac = pod.mac("eth0");
+        assert_eq!(result["interfaces"][2]["mac"], mac);
+        network.del(&attach).expect("DEL");
+        pod.remove();
+        mac
+    };
+    assert_eq!(
+        mac(json!({}), |attach| attach.args("MAC=02:00:00:00:00:03;IgnoreUnknown=1")),
+        "02:00:00:00:00:03"
+    );
+    let args = json!({"args": {"cni": {"mac": "02:00:00:00:00:02"}}});
+    assert_eq!(
+        mac(args.clone(), |attach| attach.args("MAC=02:00:00:00:00:03;IgnoreUnknown=1")),
+        "02:00:00:00:00:02"
+    );
+    let mut all = args;
+    all["capabilities"] = json!({"mac": true});
+    assert_eq!(mac(all, |attach| attach.capability("mac", "02:00:00:00:00:01".into())), "02:00:00:00:00:01");
+}
+
+fn container_sysctl(pod: &Pod, name: &str) -> String {
+    pod.sysctl_get(name).unwrap_or_else(|| panic!("no sysctl {name}"))
+}
+
+#[test]
+fn settings_of_both_ends() {
+    let node = Node::new();
+    let pod = node.pod("pod");
+    pod.sysctl("net/ipv6/conf/all/disable_ipv6", "1");
+    pod.sysctl("net/ipv6/conf/default/disable_ipv6", "1");
+    let result = add(&network(&node, &json!({"isGateway": true, "ipam": dual_stack()})), &pod);
+    assert_eq!(container_sysctl(&pod, "net/ipv4/conf/eth0/arp_notify"), "1");
+    assert_eq!(container_sysctl(&pod, "net/ipv6/conf/eth0/accept_dad"), "0");
+    assert_eq!(container_sysctl(&pod, "net/ipv6/conf/eth0/disable_ipv6"), "0");
+    assert_eq!(container_sysctl(&pod, "net/ipv6/conf/lo/disable_ipv6"), "0");
+    assert_eq!(container_sysctl(&pod, "net/ipv6/conf/eth0/keep_addr_on_down"), "1");
+    for link in ["br0".to_owned(), port(&result)] {
+        assert_eq!(
+            node.sysctl_get(&format!("net/ipv6/conf/{link}/accept_ra")).as_deref(),
+            Some("0"),
+            "{link}"
+        );
+    }
+    assert_eq!(node.sysctl_get("net/ipv6/conf/all/forwarding").as_deref(), Some("1"));
+}
+
+#[test]
+fn duplicate_detection_is_waited_for() {
+    peer_fails("1.1.1 does not know the key", || {
+        let node = Node::new();
+        let (one, two) = (node.pod("one"), node.pod("two"));
+        let keys = json!({"enabledad": true, "isGateway": true, "ipam": dual_stack()});
+        let result = add(&network(&node, &keys), &one);
+        assert_eq!(container_sysctl(&one, "net/ipv6/conf/eth0/accept_dad"), "1");
+        assert_eq!(container_sysctl(&one, "net/ipv6/conf/eth0/enhanced_dad"), "1");
+        let addresses = one.cmd("ip -6 address show dev eth0");
+        assert!(addresses.contains(&address(&result, 1)) && !addresses.contains("tentative"), "{addresses}");
+        // The same address again, by an IPAM that does not know of the first.
+        let ipam = json!({"type": "host-local", "dataDir": "/var/lib/other", "ranges": [[{"subnet": "fd00:1::/64"}]]});
+        let other = network(&node, &json!({"enabledad": true, "ipam": ipam}));
+        let failure = other.add(&Attach::new(&two)).expect_err("the address is taken");
+        assert!(failure.error.msg.contains("duplicate address detection failed"), "{failure}");
+        assert!(!two.has_link("eth0"));
+    });
+}
+
+#[test]
+fn the_containers_link_may_stay_down() {
+    peer_fails("1.1.1 does not know the key", || {
+        let node = Node::new();
+        let pod = node.pod("pod");
+        let network = network(&node, &json!({"disableContainerInterface": true, "ipam": {}}));
+        let result = add(&network, &pod);
+        assert_eq!(pod.link("eth0")["operstate"], "DOWN");
+        assert_eq!(node.link(&port(&result))["master"], "br0");
+        network.check(&Attach::new(&pod)).expect("CHECK");
+    });
+}
+
+#[test]
+fn dns_is_the_configurations_if_it_says_anything() {
+    let node = Node::new();
+    let (one, two) = (node.pod("one"), node.pod("two"));
+    node.write("/var/lib/resolv.conf", "nameserver 192.0.2.53\nsearch ipam.example\n");
+    let ipam = json!({"type": "host-local", "subnet": "10.1.2.0/24", "resolvConf": "/var/lib/resolv.conf"});
+    let result = add(&network(&node, &json!({"ipam": ipam})), &one);
+    assert_eq!(result["dns"], json!({"nameservers": ["192.0.2.53"], "search": ["ipam.example"]}));
+    let result = add(&network(&node, &json!({"ipam": ipam, "dns": {"domain": "conf.example"}})), &two);
+    assert_eq!(result["dns"], json!({"domain": "conf.example"}));
+}
+
+#[test]
+fn bad_values_are_named_and_change_nothing() {
+    peer_fails("other codes, and some are not noticed", || {
+        let node = Node::new();
+        let pod = node.pod("pod");
+        for (keys, part) in [
+            (json!({"mtu": "x"}), "mtu"),
+            (json!({"mtu": -5}), "-5"),
+            (json!({"vlan": 4095}), "4095"),
+            (json!({"vlanTrunk": [{"minID": 5}]}), "maxID is missing"),
+            (json!({"hairpinMode": true, "promiscMode": true}), "at the same time"),
+            (json!({"bridge": "a/b"}), "a/b"),
+            (json!({"bridge": "a-name-that-is-too-long"}), "a-name-that-is-too-long"),
+            (json!({"isGateway": 1}), "isGateway"),
+            (json!({"ipMasq": true, "ipMasqBackend": "x"}), "unknown ipmasq backend \"x\""),
+            (json!({"args": {"cni": {"mac": "no"}}}), "no"),
+            (json!({"disableContainerInterface": true}), "DisableContainerInterface"),
+        ] {
+            let before = slipway_tests::Snapshot::take(&node, &[&pod]);
+            let failure = network(&node, &keys).add(&Attach::new(&pod)).expect_err("bad value");
+            assert_eq!(failure.error.code, 7, "{failure}");
+            assert!(failure.to_string().contains(part), "{part} is not in: {failure}");
+            before.assert_same(&slipway_tests::Snapshot::take(&node, &[&pod]));
+        }
+    });
+}

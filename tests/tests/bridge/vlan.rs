@@ -1,0 +1,126 @@
+//! VLANs, on kernels whose bridges filter by them.
+
+use serde_json::{Value, json};
+use slipway_tests::{Attach, Node, Proto, peer_fails, skip};
+
+use super::{add, address, network, port};
+
+/// Whether bridges filter by VLAN: a kernel without it refuses the setting, or takes it and forgets it.
+fn has_filtering(node: &Node) -> bool {
+    if node.try_cmd("ip link add probe type bridge vlan_filtering 1").code != Some(0) {
+        return false;
+    }
+    let filters = node.link("probe")["linkinfo"]["info_data"]["vlan_filtering"] == 1;
+    node.cmd("ip link delete probe");
+    filters
+}
+
+/// `(VLANs, flags)` of a port as `bridge -j vlan` tells them.
+fn vlans(node: &Node, port: &str) -> Vec<(u64, Vec<String>)> {
+    let all: Value = serde_json::from_str(&node.cmd("bridge -j vlan show")).expect("JSON");
+    let ports = all.as_array().expect("a list").iter();
+    let of_port = ports
+        .filter(|entry| entry["ifname"] == port)
+        .flat_map(|entry| entry["vlans"].as_array().expect("vlans"));
+    let mut found = Vec::new();
+    for vlan in of_port {
+        let flags: Vec<String> = vlan["flags"]
+            .as_array()
+            .map(|flags| flags.iter().map(|flag| flag.as_str().expect("text").to_owned()).collect())
+            .unwrap_or_default();
+        let first = vlan["vlan"].as_u64().expect("a number");
+        let last = vlan["vlanEnd"].as_u64().unwrap_or(first);
+        found.extend((first..=last).map(|id| (id, flags.clone())));
+    }
+    found.sort();
+    found
+}
+
+fn native() -> Vec<String> {
+    vec!["PVID".to_owned(), "Egress Untagged".to_owned()]
+}
+
+#[test]
+fn a_kernel_without_filtering_is_named() {
+    let node = Node::new();
+    if has_filtering(&node) {
+        return; // The other tests of this file say what happens then.
+    }
+    peer_fails("does not notice, or says \"operation not supported\"", || {
+        let pod = node.pod("pod");
+        for keys in [json!({"vlan": 5}), json!({"vlanTrunk": [{"id": 7}]})] {
+            let failure = network(&node, &keys).add(&Attach::new(&pod)).expect_err("no filtering");
+            assert!(failure.error.msg.contains("CONFIG_BRIDGE_VLAN_FILTERING"), "{failure}");
+            assert!(!pod.has_link("eth0"));
+            assert_eq!(node.cmd("ip -o link show type veth"), "");
+        }
+    });
+}
+
+#[test]
+fn ports_of_different_vlans_are_apart() {
+    let node = Node::new();
+    if !has_filtering(&node) {
+        skip!("bridge vlan filtering");
+    }
+    let pods = ["a", "b", "c"].map(|name| node.pod(name));
+    let (five, six) = (network(&node, &json!({"vlan": 5})), network(&node, &json!({"vlan": 6})));
+    let result = add(&five, &pods[0]);
+    assert_eq!(vlans(&node, &port(&result)), [(5, native())]);
+    add(&five, &pods[1]);
+    add(&six, &pods[2]);
+    let target: std::net::IpAddr = address(&result, 0).parse().expect("IP");
+    let _server = pods[0].serve(Proto::Tcp, "0.0.0.0:80", "a");
+    pods[1].expect(Proto::Tcp, (target, 80), "a");
+    pods[2].expect_none(Proto::Tcp, (target, 80));
+    five.check(&Attach::new(&pods[0])).expect("CHECK");
+}
+
+#[test]
+fn the_default_vlan_stays_when_asked() {
+    let node = Node::new();
+    if !has_filtering(&node) {
+        skip!("bridge vlan filtering");
+    }
+    let pod = node.pod("pod");
+    let result = add(&network(&node, &json!({"vlan": 5, "preserveDefaultVlan": true})), &pod);
+    assert_eq!(vlans(&node, &port(&result)), [(1, vec!["Egress Untagged".to_owned()]), (5, native())]);
+}
+
+#[test]
+fn a_trunk_carries_its_vlans_tagged() {
+    let node = Node::new();
+    if !has_filtering(&node) {
+        skip!("bridge vlan filtering");
+    }
+    let (one, two) = (node.pod("one"), node.pod("two"));
+    let trunk = json!([{"minID": 10, "maxID": 12}, {"id": 20}]);
+    let alone = network(&node, &json!({"vlanTrunk": trunk}));
+    let tagged = |id| (id, Vec::new());
+    let result = add(&alone, &one);
+    assert_eq!(vlans(&node, &port(&result)), [(1, native()), tagged(10), tagged(11), tagged(12), tagged(20)]);
+    alone.check(&Attach::new(&one)).expect("CHECK");
+    let result = add(&network(&node, &json!({"vlan": 5, "vlanTrunk": trunk})), &two);
+    assert_eq!(vlans(&node, &port(&result)), [(5, native()), tagged(10), tagged(11), tagged(12), tagged(20)]);
+}
+
+#[test]
+fn the_gateway_of_a_vlan_has_a_link_of_its_own() {
+    let node = Node::new();
+    if !has_filtering(&node) {
+        skip!("bridge vlan filtering");
+    }
+    let (one, two) = (node.pod("one"), node.pod("two"));
+    let network = network(&node, &json!({"vlan": 5, "isGateway": true}));
+    let result = add(&network, &one);
+    let interfaces = result["interfaces"].as_array().expect("interfaces");
+    assert_eq!((interfaces.len(), &interfaces[3]["name"]), (4, &json!("br0.5")));
+    assert_eq!(interfaces[3]["mac"], node.mac("br0.5"));
+    assert!(node.cmd("ip address show dev br0.5").contains("10.1.2.1/24"));
+    assert!(!node.cmd("ip -4 address show dev br0").contains("inet"));
+    let _server = node.serve(Proto::Tcp, "10.1.2.1:80", "node");
+    one.expect(Proto::Tcp, ([10, 1, 2, 1], 80), "node");
+    add(&network, &two);
+    two.expect(Proto::Tcp, ([10, 1, 2, 1], 80), "node");
+    network.check(&Attach::new(&one)).expect("CHECK");
+}
