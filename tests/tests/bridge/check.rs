@@ -109,7 +109,7 @@ fn masquerade_is_compared() {
         let node = Node::new();
         let pod = node.pod("pod");
         let (network, _) = attached(&node, &pod, json!({"ipMasq": true}));
-        node.nft("flush map inet slipway masq4");
+        node.nft("flush map inet slipway masquerade4");
         network.check(&Attach::new(&pod)).expect_err("CHECK should notice");
     });
 }
