@@ -38,7 +38,10 @@ impl Snapshot {
                 ("rule6", "ip -o -6 rule"),
                 ("neighbour", "ip -o neighbour show nud permanent"),
             ] {
-                found.extend(space.cmd(command).lines().map(|line| format!("{kind} {}", tidy(line))));
+                let text = space.cmd(command);
+                // What belongs to link-local addresses follows them, as if by itself.
+                let lines = text.lines().filter(|line| !line.contains("fe80:"));
+                found.extend(lines.map(|line| format!("{kind} {}", tidy(line))));
             }
             ruleset(space, &mut found);
             iptables(space, &mut found);

@@ -61,7 +61,15 @@ fn bridge(version: &str, name: &str, link: &str) -> Value {
 
 /// What must be gone in the end: everything but what the first ADD makes for all that follow.
 fn state(node: &Node, pod: &Pod) -> Snapshot {
-    Snapshot::take(node, &[pod]).without(&["last_reserved_ip", "address \"lo\"", "link lo", " dev lo "])
+    // The address index is derived from the reservations.
+    let derived = "networks/.slipway/";
+    Snapshot::take(node, &[pod]).without(&[
+        "last_reserved_ip",
+        derived,
+        "address \"lo\"",
+        "link lo",
+        " dev lo ",
+    ])
 }
 
 /// containerd 1.6 to 2.1: capitalised keys, the pod's loopback with an old version, STATUS again and
