@@ -12,6 +12,7 @@
 mod backend;
 mod error;
 pub mod fake;
+pub mod macspoof;
 pub mod nftables;
 pub mod owner;
 mod port;

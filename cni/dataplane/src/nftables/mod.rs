@@ -8,7 +8,7 @@ mod flows;
 mod judge;
 mod plan;
 mod schema;
-mod session;
+pub(crate) mod session;
 #[cfg(test)]
 mod tests;
 mod withdraw;

@@ -1,0 +1,400 @@
+//! `macspoofchk`: a container may send only with the link-layer address that it was given.
+//!
+//! ```text
+//! table bridge slipway {
+//!     set guarded { ifname }                      host sides of the containers' links
+//!     set allowed { ifname . ether_addr }         the address that each may send with
+//!     map owners  { attachment's hash : ifname . ether_addr }
+//!     chain prerouting { iifname @guarded iifname . ether saddr != @allowed drop }
+//! }
+//! ```
+//!
+//! One rule for all containers: what a frame, an ADD and a DEL cost does not grow with their number.
+//! The reference plugin makes two chains for each container in `table bridge nat`; what it left for
+//! a container is found by its comment and removed with ours.
+
+use cni_kernel::mac::Mac;
+use cni_nftables::{
+    BaseChain, Chain, ChainKind, DataType, Element, ElementData, ElementId, ElementInfo, Family, Field, Hook,
+    Policy, Rule, Set, Socket, Stmt, Table, TableId, Transaction, Value, Verdict,
+};
+use cni_spec::Attachment;
+
+use crate::nftables::session::Patience;
+use crate::owner::{AttachmentHash, NetworkHash};
+use crate::{Error, Owner};
+
+/// Family and name, for messages.
+const TABLE: &str = "bridge slipway";
+/// An empty chain whose name tells that the table is ours, and its layout.
+const MARKER: &str = "schema-1";
+const PREROUTING: &str = "prerouting";
+const GUARDED: &str = "guarded";
+const ALLOWED: &str = "allowed";
+const OWNERS: &str = "owners";
+
+fn table() -> TableId {
+    TableId::new(Family::Bridge, "slipway")
+}
+
+/// Before everything else: the reference plugin's place, too.
+const BASE: BaseChain =
+    BaseChain { kind: ChainKind::Filter, hook: Hook::Prerouting, priority: -300, policy: Policy::Accept };
+
+/// What a container may send with.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Guard {
+    /// The link's host side.
+    ifname: String,
+    /// The container's address.
+    mac: Mac,
+}
+
+impl Guard {
+    fn values(&self) -> Vec<Value> {
+        vec![Value::Ifname(self.ifname.clone()), Value::Ether(self.mac.0)]
+    }
+
+    fn from_data(data: &ElementData) -> Option<Self> {
+        match data {
+            ElementData::Values(values) => Self::from_values(values),
+            _ => None,
+        }
+    }
+
+    fn from_values(values: &[Value]) -> Option<Self> {
+        match values {
+            [Value::Ifname(ifname), Value::Ether(mac)] => {
+                Some(Self { ifname: ifname.clone(), mac: Mac(*mac) })
+            }
+            _ => None,
+        }
+    }
+
+    fn guarded(&self) -> ElementId {
+        ElementId::new(&table(), GUARDED, vec![Value::Ifname(self.ifname.clone())])
+    }
+
+    fn allowed(&self) -> ElementId {
+        ElementId::new(&table(), ALLOWED, self.values())
+    }
+}
+
+fn owner_id(hash: AttachmentHash) -> ElementId {
+    ElementId::new(&table(), OWNERS, vec![Value::Ipv6(hash.0.into())])
+}
+
+/// The table as it must be. Adding what is there already changes nothing, but for the rule: the
+/// chain is emptied first.
+fn bootstrap() -> Transaction {
+    let t = table();
+    let both = [DataType::Ifname, DataType::EtherAddr];
+    let mut batch = Transaction::new();
+    batch
+        .add_table(Table::new(&t).comment("slipway: source addresses that containers may use"))
+        .add_chain(Chain::new(&t, MARKER))
+        .add_set(Set::new(&t, GUARDED, &[DataType::Ifname]))
+        .add_set(Set::new(&t, ALLOWED, &both))
+        .add_set(Set::new(&t, OWNERS, &[DataType::Ipv6Addr]).data(&both))
+        .add_chain(Chain::new(&t, PREROUTING).base(BASE))
+        .flush_chain(&t, PREROUTING)
+        .add_rule(Rule::new(
+            &t,
+            PREROUTING,
+            vec![
+                Stmt::in_set(&[Field::Iifname], GUARDED),
+                Stmt::not_in_set(&[Field::Iifname, Field::EtherSaddr], ALLOWED),
+                Stmt::Verdict(Verdict::Drop),
+            ],
+        ));
+    batch
+}
+
+fn put(batch: &mut Transaction, owner: &Owner, guard: &Guard) {
+    let comment = owner.to_comment();
+    batch
+        .add_element(Element::new(guard.guarded()).comment(&comment))
+        .add_element(Element::new(guard.allowed()).comment(&comment))
+        .add_element(Element::new(owner_id(owner.attachment_hash)).values(guard.values()).comment(&comment));
+}
+
+/// A socket with the words for its failures.
+struct Bridge {
+    socket: Socket,
+}
+
+impl Bridge {
+    fn open() -> Result<Self, Error> {
+        let socket = Socket::open().map_err(|e| Error::kernel("reach nf_tables", e))?;
+        Ok(Self { socket })
+    }
+
+    fn generation(&self) -> Result<u32, Error> {
+        self.socket.generation().map_err(|e| Error::kernel("read the ruleset's generation", e))
+    }
+
+    fn element(&self, id: &ElementId) -> Result<Option<ElementInfo>, Error> {
+        self.socket.element(id).map_err(|e| Error::kernel(format!("read table {TABLE}"), e))
+    }
+
+    /// What the attachment has.
+    fn guard_of(&self, hash: AttachmentHash) -> Result<Option<Guard>, Error> {
+        let found = self.element(&owner_id(hash))?;
+        Ok(found.and_then(|element| Guard::from_data(&element.data)))
+    }
+
+    /// Whether the table is there, hooked and filled.
+    fn is_ready(&self) -> Result<bool, Error> {
+        let read = |name: &str| {
+            let chain = self.socket.chain(&table(), name);
+            chain.map_err(|e| Error::kernel(format!("read chain {name} of table {TABLE}"), e))
+        };
+        if read(MARKER)?.is_none() {
+            let found = self.socket.table(&table());
+            let found = found.map_err(|e| Error::kernel(format!("read table {TABLE}"), e))?;
+            return if found.is_some() { Err(Error::ForeignTable { table: TABLE }) } else { Ok(false) };
+        }
+        Ok(read(PREROUTING)?.is_some_and(|chain| chain.base == Some(BASE) && chain.uses == 1))
+    }
+
+    /// The attachment's elements that are there. Somebody may have emptied one set and not the others.
+    fn elements_of(&self, hash: AttachmentHash) -> Result<Vec<ElementId>, Error> {
+        let Some(guard) = self.guard_of(hash)? else {
+            return Ok(Vec::new());
+        };
+        let mut present = Vec::new();
+        for id in [guard.guarded(), guard.allowed(), owner_id(hash)] {
+            if self.element(&id)?.is_some_and(|element| is_of(&element, hash)) {
+                present.push(id);
+            }
+        }
+        Ok(present)
+    }
+
+    /// Removes an attachment's elements, if it has any. Gives whether it had.
+    fn remove(&self, hash: AttachmentHash) -> Result<bool, Error> {
+        let mut patience = Patience::new();
+        loop {
+            let generation = self.generation()?;
+            let mut batch = Transaction::new();
+            for id in self.elements_of(hash)? {
+                batch.delete_element(id);
+            }
+            if batch.is_empty() {
+                return Ok(false);
+            }
+            match self.socket.commit(&batch, Some(generation)) {
+                Ok(()) => return Ok(true),
+                Err(failure) => patience.wait("remove the spoofing guard", failure)?,
+            }
+        }
+    }
+}
+
+fn owner_of(element: &ElementInfo) -> Option<Owner> {
+    element.comment.as_deref().and_then(Owner::from_comment)
+}
+
+fn is_of(element: &ElementInfo, hash: AttachmentHash) -> bool {
+    owner_of(element).is_some_and(|owner| owner.attachment_hash == hash)
+}
+
+/// Drops what comes from the container by its link's host side `host_ifname` with any other source
+/// address than `mac`. In force when this returns; replaces what the attachment had.
+///
+/// A former owner of the same interface name is displaced: the kernel has one interface of a name,
+/// so that its link is gone.
+///
+/// # Errors
+/// This kernel has no nf_tables for bridges (the missing part is named), a table of the name was
+/// made by something else, or the kernel's refusal.
+pub fn protect(attachment: &Attachment, host_ifname: &str, mac: Mac) -> Result<(), Error> {
+    let bridge = Bridge::open()?;
+    let owner = Owner::of(attachment);
+    let wanted = Guard { ifname: host_ifname.to_owned(), mac };
+    let mut patience = Patience::new();
+    loop {
+        let generation = bridge.generation()?;
+        let mut batch = Transaction::new();
+        if !bridge.is_ready()? {
+            batch.append(bootstrap());
+        }
+        for id in in_the_way(&bridge, owner.attachment_hash, &wanted)? {
+            batch.delete_element(id);
+        }
+        put(&mut batch, &owner, &wanted);
+        match bridge.socket.commit(&batch, Some(generation)) {
+            Ok(()) => return Ok(()),
+            Err(failure) => patience.wait("guard against spoofing", failure)?,
+        }
+    }
+}
+
+/// What the attachment had before, and what another had at the same interface.
+fn in_the_way(bridge: &Bridge, hash: AttachmentHash, wanted: &Guard) -> Result<Vec<ElementId>, Error> {
+    let mut doomed = bridge.elements_of(hash)?;
+    for id in [wanted.guarded(), wanted.allowed()] {
+        let Some(element) = bridge.element(&id)? else { continue };
+        let Some(holder) = owner_of(&element) else {
+            let what = format!("interface {}", wanted.ifname);
+            return Err(Error::ConflictUnowned { what, place: format!("set {} of table {TABLE}", id.set) });
+        };
+        if holder.attachment_hash != hash {
+            doomed.extend(bridge.elements_of(holder.attachment_hash)?);
+        }
+        doomed.push(id);
+    }
+    let mut unique = Vec::new();
+    for id in doomed {
+        if !unique.contains(&id) {
+            unique.push(id);
+        }
+    }
+    Ok(unique)
+}
+
+/// Removes the attachment's guard, ours and the reference plugin's. Without one there is nothing to
+/// do.
+///
+/// # Errors
+/// The kernel's refusal, or others changed the ruleset at every attempt.
+pub fn release(attachment: &Attachment) -> Result<(), Error> {
+    let bridge = match Bridge::open() {
+        // Where there is no nf_tables there is no guard.
+        Err(error) if lacks_nftables(&error) => return Ok(()),
+        other => other?,
+    };
+    bridge.remove(AttachmentHash::of(attachment))?;
+    release_reference(&bridge, attachment)
+}
+
+fn lacks_nftables(error: &Error) -> bool {
+    let Error::Kernel { source, .. } = error else { return false };
+    source.downcast_ref::<cni_nftables::Error>().is_some_and(|error| error.unsupported().is_some())
+}
+
+/// Tells whether the guard is there as [`protect`] made it.
+///
+/// # Errors
+/// [`Error::Missing`] with what differs, or the kernel's refusal.
+pub fn check(attachment: &Attachment, host_ifname: &str, mac: Mac) -> Result<(), Error> {
+    let bridge = Bridge::open()?;
+    if !bridge.is_ready()? {
+        return Err(Error::Missing(format!("table {TABLE} does not guard against spoofing")));
+    }
+    let wanted = Guard { ifname: host_ifname.to_owned(), mac };
+    let hash = AttachmentHash::of(attachment);
+    let found = bridge.guard_of(hash)?;
+    let complete = found.as_ref() == Some(&wanted)
+        && bridge.element(&wanted.guarded())?.is_some_and(|element| is_of(&element, hash))
+        && bridge.element(&wanted.allowed())?.is_some_and(|element| is_of(&element, hash));
+    if complete {
+        return Ok(());
+    }
+    Err(Error::Missing(format!("no spoofing guard for {host_ifname} with address {mac} in table {TABLE}")))
+}
+
+/// Removes the guards of this network's attachments that are not among `valid`. Gives how many.
+///
+/// # Errors
+/// The kernel's refusal; what could be removed was removed.
+pub fn retain(network: &str, valid: &[Attachment]) -> Result<usize, Error> {
+    let bridge = match Bridge::open() {
+        Err(error) if lacks_nftables(&error) => return Ok(0),
+        other => other?,
+    };
+    let network = NetworkHash::of(network);
+    let valid: Vec<AttachmentHash> = valid.iter().map(AttachmentHash::of).collect();
+    let keep = |doomed: &mut Vec<AttachmentHash>, element: ElementInfo| {
+        if let Some(owner) = owner_of(&element)
+            && owner.network_hash == network
+            && !valid.contains(&owner.attachment_hash)
+        {
+            doomed.push(owner.attachment_hash);
+        }
+    };
+    let doomed = match bridge.socket.fold_elements(&table(), OWNERS, Vec::new, keep) {
+        Err(e) if e.is_not_found() => return Ok(0),
+        other => other.map_err(|e| Error::kernel(format!("list map {OWNERS} of table {TABLE}"), e))?,
+    };
+    let mut removed = 0;
+    let mut failure = None;
+    for hash in doomed {
+        match bridge.remove(hash) {
+            Ok(was_there) => removed += usize::from(was_there),
+            Err(error) => failure = Some(error),
+        }
+    }
+    failure.map_or(Ok(removed), Err)
+}
+
+/// Removes what the reference plugin made for the attachment: in `table bridge nat` a rule in
+/// PREROUTING with the comment `macspoofchk-<container>-<interface>`, and the two chains behind it.
+fn release_reference(bridge: &Bridge, attachment: &Attachment) -> Result<(), Error> {
+    let nat = TableId::new(Family::Bridge, "nat");
+    let id = format!("{}-{}", attachment.container_id(), attachment.ifname());
+    let comment = format!("macspoofchk-{id}");
+    let chains = [format!("cni-br-iface-{id}"), format!("cni-br-iface-{id}-mac")];
+    let failed = |e| Error::kernel(format!("remove the reference plugin's spoofing guard {comment}"), e);
+    let mut patience = Patience::new();
+    loop {
+        let generation = bridge.generation()?;
+        let mut batch = Transaction::new();
+        for rule in bridge.socket.rules(&nat, "PREROUTING").map_err(failed)? {
+            if rule.comment.as_deref() == Some(comment.as_str()) {
+                batch.delete_rule(&nat, "PREROUTING", rule.handle);
+            }
+        }
+        let mut present = Vec::new();
+        for name in &chains {
+            if bridge.socket.chain(&nat, name).map_err(failed)?.is_some() {
+                batch.flush_chain(&nat, name);
+                present.push(name);
+            }
+        }
+        for name in present {
+            batch.delete_chain(&nat, name);
+        }
+        if batch.is_empty() {
+            return Ok(());
+        }
+        match bridge.socket.commit(&batch, Some(generation)) {
+            Ok(()) => return Ok(()),
+            Err(failure) => patience.wait("remove the reference plugin's spoofing guard", failure)?,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_batch_of_a_first_container() {
+        let attachment = Attachment::new("net", "c1", "eth0").unwrap();
+        let mut batch = bootstrap();
+        let guard = Guard { ifname: "veth01020304".into(), mac: Mac([2, 0, 0, 0, 0, 7]) };
+        put(&mut batch, &Owner::of(&attachment), &guard);
+        let hash = crate::owner::hex(&AttachmentHash::of(&attachment).0);
+        expect_test::expect![[r#"
+            add table bridge slipway { comment "slipway: source addresses that containers may use" ; }
+            add chain bridge slipway schema-1
+            add set bridge slipway guarded { type ifname ; }
+            add set bridge slipway allowed { type ifname . ether_addr ; }
+            add map bridge slipway owners { type ipv6_addr : ifname . ether_addr ; }
+            add chain bridge slipway prerouting { type filter hook prerouting priority -300 ; policy accept ; }
+            flush chain bridge slipway prerouting
+            add rule bridge slipway prerouting iifname @guarded iifname . ether saddr != @allowed drop
+        "#]]
+        .assert_eq(&bootstrap().to_string());
+        let text = batch.to_string();
+        assert_eq!(text.lines().skip(8).filter(|line| line.contains(&hash)).count(), 3, "{text}");
+    }
+
+    #[test]
+    fn a_guard_reads_back() {
+        let guard = Guard { ifname: "veth0".into(), mac: Mac([2, 0, 0, 0, 0, 7]) };
+        assert_eq!(Guard::from_values(&guard.values()).as_ref(), Some(&guard));
+        assert_eq!(Guard::from_data(&ElementData::None), None);
+    }
+}

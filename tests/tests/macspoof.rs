@@ -1,0 +1,203 @@
+//! `macspoofchk` with real frames: a container sends with its own address, then with another.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test fails by panicking")]
+
+use std::net::UdpSocket;
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::time::Duration;
+
+use cni_dataplane::macspoof;
+use cni_kernel::mac::Mac;
+use cni_kernel::netns::Netns;
+use cni_spec::Attachment;
+use nix::sched::{CloneFlags, unshare};
+
+fn in_namespace(work: impl FnOnce() + Send) {
+    std::thread::scope(|scope| {
+        let thread = scope.spawn(|| {
+            unshare(CloneFlags::CLONE_NEWNET).expect("unshare needs root");
+            work();
+        });
+        if let Err(panic) = thread.join() {
+            std::panic::resume_unwind(panic);
+        }
+    });
+}
+
+fn sh(script: &str) -> String {
+    let output = Command::new("sh").args(["-ec", script]).stdin(Stdio::null()).output().expect("start sh");
+    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+    assert!(
+        output.status.success(),
+        "{script}\nstdout: {}\nstderr: {}",
+        text(&output.stdout),
+        text(&output.stderr)
+    );
+    text(&output.stdout)
+}
+
+fn attachment(container: &str) -> Attachment {
+    Attachment::new("net", container, "eth0").unwrap()
+}
+
+const MAC: Mac = Mac([2, 0, 0, 0, 0, 0x11]);
+const OTHER: Mac = Mac([2, 0, 0, 0, 0, 0x22]);
+
+/// A bridge with two ports; at the far end of each a pod in a namespace of its own, held by a
+/// process whose number is written to a file of the test's own.
+struct Pods {
+    holders: Vec<std::process::Child>,
+}
+
+impl Pods {
+    fn new() -> Self {
+        sh("ip link set lo up; ip link add br0 type bridge; ip link set br0 up");
+        let mut holders = Vec::new();
+        for n in 1..=2 {
+            let holder =
+                Command::new("unshare").args(["--net", "sleep", "60"]).spawn().expect("start unshare");
+            let pid = holder.id();
+            // until unshare has left for its namespace
+            let own = sh("readlink /proc/thread-self/ns/net");
+            while sh(&format!("readlink /proc/{pid}/ns/net")) == own {
+                std::thread::sleep(Duration::from_millis(5));
+            }
+            sh(&format!(
+                "ip link add vh{n} type veth peer name eth0 netns {pid}
+                 ip link set vh{n} master br0 up
+                 nsenter --net=/proc/{pid}/ns/net ip link set eth0 address 02:00:00:00:00:{n}{n}
+                 nsenter --net=/proc/{pid}/ns/net ip addr add 10.7.0.{n}/24 dev eth0
+                 nsenter --net=/proc/{pid}/ns/net ip link set eth0 up"
+            ));
+            holders.push(holder);
+        }
+        Self { holders }
+    }
+
+    fn in_pod(&self, pod: usize, command: &str) -> String {
+        format!("nsenter --net=/proc/{}/ns/net {command}", self.holders[pod].id())
+    }
+
+    fn netns(&self, pod: usize) -> Netns {
+        Netns::open(Path::new(&format!("/proc/{}/ns/net", self.holders[pod].id()))).unwrap()
+    }
+
+    /// Whether a datagram of the first pod reaches the second.
+    fn reaches(&self) -> bool {
+        for pod in [0, 1] {
+            sh(&self.in_pod(pod, "ip neigh flush dev eth0"));
+        }
+        let server = self.netns(1).run(|| UdpSocket::bind("10.7.0.2:7000").unwrap()).unwrap();
+        server.set_read_timeout(Some(Duration::from_millis(500))).unwrap();
+        let client = self.netns(0).run(|| UdpSocket::bind("10.7.0.1:0").unwrap()).unwrap();
+        client.send_to(b"hello", "10.7.0.2:7000").unwrap();
+        server.recv(&mut [0; 16]).is_ok()
+    }
+
+    fn send_as(&self, mac: Mac) {
+        sh(&self.in_pod(0, &format!("ip link set eth0 address {mac}")));
+    }
+}
+
+impl Drop for Pods {
+    fn drop(&mut self) {
+        for holder in &mut self.holders {
+            let _ = holder.kill();
+            let _ = holder.wait();
+        }
+    }
+}
+
+#[test]
+fn frames_with_a_foreign_source_address_are_dropped() {
+    in_namespace(|| {
+        let pods = Pods::new();
+        assert!(pods.reaches());
+        macspoof::protect(&attachment("c1"), "vh1", MAC).unwrap();
+        macspoof::check(&attachment("c1"), "vh1", MAC).unwrap();
+        assert!(pods.reaches(), "its own address passes");
+        pods.send_as(OTHER);
+        assert!(!pods.reaches(), "another address passed");
+        macspoof::release(&attachment("c1")).unwrap();
+        assert!(pods.reaches(), "nobody guards any more");
+        assert!(macspoof::check(&attachment("c1"), "vh1", MAC).is_err());
+        macspoof::release(&attachment("c1")).unwrap();
+        assert!(!sh("nft list table bridge slipway").contains("elements"));
+    });
+}
+
+#[test]
+fn an_owner_replaces_its_own_guard_and_displaces_a_former_owner_of_the_interface() {
+    in_namespace(|| {
+        let elements = || sh("nft list table bridge slipway").matches("comment \"slipway1").count();
+        macspoof::protect(&attachment("c1"), "vh1", MAC).unwrap();
+        macspoof::protect(&attachment("c1"), "vh1", MAC).unwrap();
+        macspoof::protect(&attachment("c1"), "vh1", OTHER).unwrap();
+        assert!(macspoof::check(&attachment("c1"), "vh1", MAC).is_err());
+        macspoof::check(&attachment("c1"), "vh1", OTHER).unwrap();
+        assert_eq!(elements(), 3);
+        macspoof::protect(&attachment("c2"), "vh1", MAC).unwrap();
+        macspoof::check(&attachment("c2"), "vh1", MAC).unwrap();
+        assert!(macspoof::check(&attachment("c1"), "vh1", OTHER).is_err());
+        assert_eq!(elements(), 3);
+    });
+}
+
+#[test]
+fn a_flushed_table_is_repaired_and_a_foreign_one_is_left_alone() {
+    in_namespace(|| {
+        macspoof::protect(&attachment("c1"), "vh1", MAC).unwrap();
+        sh("nft flush chain bridge slipway prerouting; nft flush set bridge slipway guarded");
+        assert!(macspoof::check(&attachment("c1"), "vh1", MAC).is_err());
+        macspoof::protect(&attachment("c1"), "vh1", MAC).unwrap();
+        macspoof::check(&attachment("c1"), "vh1", MAC).unwrap();
+        sh("nft delete table bridge slipway; nft add table bridge slipway");
+        let error = macspoof::protect(&attachment("c1"), "vh1", MAC).unwrap_err().to_string();
+        assert!(error.contains("table bridge slipway was not made by slipway"), "{error}");
+    });
+}
+
+#[test]
+fn retain_removes_only_what_is_this_networks_and_not_valid() {
+    in_namespace(|| {
+        assert_eq!(macspoof::retain("net", &[]).unwrap(), 0);
+        let other = Attachment::new("other", "c3", "eth0").unwrap();
+        macspoof::protect(&attachment("c1"), "vh1", MAC).unwrap();
+        macspoof::protect(&attachment("c2"), "vh2", MAC).unwrap();
+        macspoof::protect(&other, "vh3", MAC).unwrap();
+        assert_eq!(macspoof::retain("net", &[attachment("c2")]).unwrap(), 1);
+        assert!(macspoof::check(&attachment("c1"), "vh1", MAC).is_err());
+        macspoof::check(&attachment("c2"), "vh2", MAC).unwrap();
+        macspoof::check(&other, "vh3", MAC).unwrap();
+        assert_eq!(macspoof::retain("net", &[]).unwrap(), 1);
+        macspoof::check(&other, "vh3", MAC).unwrap();
+    });
+}
+
+#[test]
+fn what_the_reference_plugin_left_is_removed_with_ours() {
+    in_namespace(|| {
+        for container in ["c1", "c2"] {
+            let id = format!("{container}-eth0");
+            sh(&format!(
+                "nft -f - <<'E'
+                add table bridge nat
+                add chain bridge nat PREROUTING {{ type filter hook prerouting priority -300 ; }}
+                add chain bridge nat cni-br-iface-{id}-mac
+                add chain bridge nat cni-br-iface-{id}
+                add rule bridge nat PREROUTING iifname \"veth{container}\" jump cni-br-iface-{id} comment \"macspoofchk-{id}\"
+                add rule bridge nat cni-br-iface-{id} jump cni-br-iface-{id}-mac comment \"macspoofchk-{id}\"
+                add rule bridge nat cni-br-iface-{id}-mac ether saddr 02:00:00:00:00:01 return comment \"macspoofchk-{id}\"
+                add rule bridge nat cni-br-iface-{id}-mac drop comment \"macspoofchk-{id}\"
+E"
+            ));
+        }
+        macspoof::release(&attachment("c1")).unwrap();
+        let left = sh("nft list table bridge nat");
+        assert!(!left.contains("c1-eth0"), "{left}");
+        assert_eq!(left.matches("macspoofchk-c2-eth0").count(), 4, "{left}");
+        macspoof::release(&attachment("c2")).unwrap();
+        assert!(sh("nft list table bridge nat").contains("chain PREROUTING"));
+    });
+}
