@@ -2,6 +2,7 @@
 //! IPv4 and IPv6, TCP and UDP, with bridged packets passing through netfilter and without.
 
 mod foreign;
+mod hardship;
 mod loopback_guard;
 mod masquerade;
 mod owners;
