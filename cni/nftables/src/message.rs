@@ -314,6 +314,8 @@ fn raw_set(table: &TableId, set: &str) -> Result<raw::Set, &'static str> {
 
 fn add_table(table: &Table) -> Result<Message, &'static str> {
     let mut raw = raw_table(&table.id)?;
+    // As nft does: a table that is there and dormant wakes up.
+    raw.u32(sys::NFTNL_TABLE_FLAGS, 0);
     if let Some(comment) = &table.comment {
         let data = udata::encode(Some(comment), None).map_err(udata::Invalid::reason)?;
         raw.data(sys::NFTNL_TABLE_USERDATA, &data);

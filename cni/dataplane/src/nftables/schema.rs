@@ -527,6 +527,8 @@ pub(crate) fn bootstrap() -> Transaction {
 pub(crate) fn repair(shared: &[SharedChain]) -> Transaction {
     let id = table();
     let mut batch = Transaction::new();
+    // Wakes it up.
+    batch.add_table(Table::new(&id));
     let fixed = fixed_chains();
     for map in Map::all() {
         batch.add_set(map.definition());

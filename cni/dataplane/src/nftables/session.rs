@@ -15,6 +15,9 @@ use crate::{Error, Owner};
 /// How long an operation goes on when others change the ruleset at every attempt.
 const PATIENCE: Duration = Duration::from_secs(15);
 
+/// `NFT_TABLE_F_DORMANT` (`linux/netfilter/nf_tables.h`): the table's chains are not hooked.
+const DORMANT: u32 = 1;
+
 /// A socket and the table's name.
 #[derive(Debug)]
 pub(crate) struct Session {
@@ -117,15 +120,17 @@ impl Session {
         Ok(Self { socket, table: schema::table() })
     }
 
-    /// Looks whether the table is there, ours, of our schema, hooked and filled.
+    /// Looks whether the table is there, ours, of our schema, awake, hooked and filled.
     pub(crate) fn state(&self) -> Result<State, Error> {
-        let marker = self.chain(&schema::marker(schema::SCHEMA))?;
-        if marker.is_none() {
+        let table =
+            self.socket.table(&self.table).map_err(|e| Error::kernel("read table inet slipway", e))?;
+        let Some(table) = table else { return Ok(State::Missing) };
+        if self.chain(&schema::marker(schema::SCHEMA))?.is_none() {
             return self.without_marker();
         }
         let fixed = schema::fixed_chains();
         let mut wrong = Vec::new();
-        let mut damaged = false;
+        let mut damaged = table.flags & DORMANT != 0;
         for wanted in &fixed {
             let chain = &wanted.chain;
             let expected = schema::expected_use(&chain.name, &fixed);
@@ -141,13 +146,7 @@ impl Session {
     }
 
     fn without_marker(&self) -> Result<State, Error> {
-        let table =
-            self.socket.table(&self.table).map_err(|e| Error::kernel("read table inet slipway", e))?;
-        if table.is_none() {
-            return Ok(State::Missing);
-        }
-        let chains = self.chains()?;
-        match chains.iter().filter_map(|name| schema::schema_of(name)).max() {
+        match self.chains()?.iter().filter_map(|name| schema::schema_of(name)).max() {
             None => Err(Error::ForeignTable { table: schema::TABLE }),
             Some(found) if found > schema::SCHEMA => {
                 Err(Error::NewerSchema { table: schema::TABLE, found, known: schema::SCHEMA })

@@ -1,0 +1,117 @@
+//! portmap as a process: what it makes, whom it yields to, what it repairs, and what is left of it
+//! after interruptions. That packets arrive is the contract's matter, but for what only portmap's own
+//! keys change.
+
+mod keys;
+mod owners;
+mod storms;
+mod table;
+
+use serde_json::{Value, json};
+use slipway_tests::{Node, PluginCall, Pod};
+
+/// One mapping.
+fn map(protocol: &str, host: u16, container: u16) -> Value {
+    json!({"hostPort": host, "containerPort": container, "protocol": protocol})
+}
+
+/// One mapping on one host address.
+fn map_on(ip: &str, protocol: &str, host: u16, container: u16) -> Value {
+    let mut mapping = map(protocol, host, container);
+    mapping["hostIP"] = json!(ip);
+    mapping
+}
+
+/// `count` mappings from `first` on that keep the port.
+fn run_of(first: u16, count: u16) -> Vec<Value> {
+    (first..first + count).map(|port| map("tcp", port, port)).collect()
+}
+
+/// What portmap is told about a pod: its addresses and its ports. Nothing else has touched the pod,
+/// so that only portmap's own work shows.
+#[derive(Clone)]
+struct Call<'a> {
+    node: &'a Node,
+    id: String,
+    netns: String,
+    config: Value,
+}
+
+impl<'a> Call<'a> {
+    /// The pod with the addresses 10.77.0.`number` and fd00:77::`number`.
+    fn new(node: &'a Node, pod: &Pod, number: u8, ports: &[Value]) -> Self {
+        let netns = pod.path().display().to_string();
+        let config = json!({
+            "cniVersion": "1.1.0", "name": "net", "type": "portmap",
+            "runtimeConfig": {"portMappings": ports},
+            "prevResult": {
+                "cniVersion": "1.1.0",
+                "interfaces": [{"name": "eth0", "sandbox": netns}],
+                "ips": [
+                    {"address": format!("10.77.0.{number}/24"), "interface": 0},
+                    {"address": format!("fd00:77::{number:x}/64"), "interface": 0},
+                ],
+            },
+        });
+        Self { node, id: pod.name().to_owned(), netns, config }
+    }
+
+    /// With one more key.
+    fn key(mut self, key: &str, value: Value) -> Self {
+        self.config[key] = value;
+        self
+    }
+
+    /// With other ports.
+    fn ports(mut self, ports: &[Value]) -> Self {
+        self.config["runtimeConfig"]["portMappings"] = json!(ports);
+        self
+    }
+
+    /// As a runtime that has forgotten everything calls DEL.
+    fn forgetful(mut self) -> Self {
+        self.netns = String::new();
+        for key in ["prevResult", "runtimeConfig"] {
+            self.config.as_object_mut().expect("an object").remove(key);
+        }
+        self
+    }
+
+    fn call(&self, verb: &str) -> PluginCall {
+        let call = self.node.plugin("portmap").command(verb).container(&self.id).ifname("eth0");
+        call.netns(&self.netns).config(&self.config)
+    }
+
+    #[track_caller]
+    fn add(&self) {
+        let result = self.call("ADD").run().ok();
+        assert_eq!(result["ips"], self.config["prevResult"]["ips"]);
+    }
+
+    #[track_caller]
+    fn check(&self) {
+        self.call("CHECK").run().ok();
+    }
+
+    #[track_caller]
+    fn del(&self) {
+        self.call("DEL").run().ok();
+    }
+}
+
+/// The owners' comments in the ruleset, by container.
+fn elements_of(node: &Node, id: &str) -> usize {
+    let tail = format!(" net eth0 {id}\"");
+    node.ruleset().matches(&tail).count()
+}
+
+/// What `slipway ports` says, as `tcp 0.0.0.0:80-81 container`.
+fn listed(node: &Node) -> Vec<String> {
+    let all: Value = serde_json::from_str(&node.slipway("ports --output json")).expect("JSON");
+    let line = |port: &Value| {
+        let text = |key: &str| port[key].as_str().unwrap_or("-").to_owned();
+        let (first, last) = (&port["hostPort"], &port["hostPortEnd"]);
+        format!("{} {} {first}-{last} {}", text("protocol"), text("hostIP"), text("container"))
+    };
+    all.as_array().expect("a list").iter().map(line).collect()
+}

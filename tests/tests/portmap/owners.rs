@@ -1,0 +1,131 @@
+//! Two attachments want the same thing.
+
+use serde_json::json;
+use slipway_tests::Node;
+
+use crate::{Call, elements_of, listed, map, map_on, run_of};
+
+/// The call must fail so that the runtime tries again, name the owner, and leave nothing.
+#[track_caller]
+fn refused(call: &Call<'_>, what: &str, owner: &str) {
+    let error = call.call("ADD").run().error();
+    let text = format!("network net, container {owner}, interface eth0");
+    assert!(error.code == 11 && error.msg.contains(&text) && error.msg.contains(what), "{error:?}");
+    assert_eq!(elements_of(call.node, &call.id), 0, "{}", call.node.ruleset());
+}
+
+#[test]
+fn a_run_and_a_single_port_inside_it_exclude_each_other() {
+    let node = Node::new();
+    let (one, two) = (node.pod("one"), node.pod("two"));
+    let run = Call::new(&node, &one, 2, &run_of(9000, 100));
+    let single = Call::new(&node, &two, 3, &[map("tcp", 8999, 1), map("tcp", 9050, 1)]);
+    run.add();
+    refused(&single, "host port tcp/0.0.0.0:9000-9099", "one");
+    // Beside it, on another protocol and on one host address there is room.
+    let beside = [map("tcp", 8999, 1), map("udp", 9050, 1), map_on("192.0.2.1", "tcp", 9050, 1)];
+    single.clone().ports(&beside).add();
+    single.clone().ports(&beside).del();
+    run.del();
+    single.add();
+    refused(&run, "host port tcp/0.0.0.0:9050", "two");
+    refused(&run.clone().ports(&run_of(9040, 20)), "host port tcp/0.0.0.0:9050", "two");
+    run.clone().ports(&run_of(9051, 20)).add();
+    assert_eq!(elements_of(&node, "two"), 7, "{}", node.ruleset());
+}
+
+#[test]
+fn runs_that_overlap_exclude_each_other() {
+    let node = Node::new();
+    let (one, two) = (node.pod("one"), node.pod("two"));
+    Call::new(&node, &one, 2, &run_of(9000, 100)).add();
+    for (first, count) in [(8990, 20), (9090, 20), (9020, 20), (8990, 200), (9000, 100)] {
+        refused(&Call::new(&node, &two, 3, &run_of(first, count)), "9000-9099", "one");
+    }
+    Call::new(&node, &two, 3, &run_of(9100, 20)).add();
+    Call::new(&node, &two, 3, &run_of(9100, 20)).check();
+}
+
+#[test]
+fn an_address_that_a_living_attachment_holds_is_refused() {
+    let node = Node::new();
+    let (one, two) = (node.pod("one"), node.pod("two"));
+    Call::new(&node, &one, 2, &[map("tcp", 80, 80)]).add();
+    let same_address = Call::new(&node, &two, 2, &[map("tcp", 81, 80)]);
+    refused(&same_address, "container address 10.77.0.2", "one");
+    // Its namespace gone, it holds nothing any longer.
+    one.remove();
+    same_address.add();
+    same_address.check();
+    assert_eq!(elements_of(&node, "one"), 0, "{}", node.ruleset());
+}
+
+/// What `nft list ruleset` saves has comments but not our own bytes: nobody is provably dead then.
+#[test]
+fn a_saved_and_reloaded_ruleset_serves_and_proves_nothing() {
+    let node = Node::new();
+    let (one, two) = (node.pod("one"), node.pod("two"));
+    let mut ports = run_of(9000, 100);
+    ports.extend([map("tcp", 80, 80), map_on("127.0.0.1", "udp", 53, 53)]);
+    let call = Call::new(&node, &one, 2, &ports);
+    let conditions = json!(["ip", "saddr", "!=", "192.0.2.0/24"]);
+    let call = call.key("conditionsV4", conditions);
+    call.add();
+    let saved = node.ruleset();
+    node.cmd("nft delete table inet slipway");
+    node.cmd_input("nft -f -", &saved);
+    assert_eq!(node.ruleset(), saved);
+    call.check();
+    one.remove();
+    refused(&Call::new(&node, &two, 3, &[map("tcp", 80, 80)]), "host port tcp/0.0.0.0:80", "one");
+    call.forgetful().del();
+    assert_eq!(elements_of(&node, "one"), 0, "{}", node.ruleset());
+}
+
+#[test]
+fn another_mount_namespace_proves_no_death() {
+    let node = Node::new();
+    let (one, two) = (node.pod("one"), node.pod("two"));
+    Call::new(&node, &one, 2, &[map("tcp", 80, 80)]).add();
+    one.remove();
+    let call = Call::new(&node, &two, 3, &[map("tcp", 80, 80)]);
+    // Where paths lead elsewhere, a missing one says nothing.
+    let error = call.call("ADD").through(&["unshare", "--mount"]).run().error();
+    assert!(error.code == 11 && error.msg.contains("container one"), "{error:?}");
+    call.add();
+}
+
+#[test]
+fn an_element_made_by_hand_is_not_taken() {
+    let node = Node::new();
+    let (one, two) = (node.pod("one"), node.pod("two"));
+    Call::new(&node, &one, 2, &[map("tcp", 80, 80)]).add();
+    node.nft("add element inet slipway hostports4 { tcp . 81 : 10.0.0.9 . 81 }");
+    let error = Call::new(&node, &two, 3, &[map("tcp", 81, 80)]).call("ADD").run().error();
+    assert!(error.code == 11 && error.msg.contains("no owner"), "{error:?}");
+    assert!(listed(&node).contains(&"tcp 0.0.0.0 81-81 -".to_owned()), "{:?}", listed(&node));
+}
+
+#[test]
+fn adding_again_replaces_what_the_same_attachment_had() {
+    let node = Node::new();
+    let pod = node.pod("one");
+    let call = Call::new(&node, &pod, 2, &[map("tcp", 80, 80), map("tcp", 81, 81)]);
+    call.add();
+    let before = node.ruleset();
+    call.add();
+    assert_eq!(node.ruleset(), before, "nothing to change");
+    let mut ports = run_of(9000, 100);
+    ports.push(map("tcp", 81, 8181));
+    let other = call.clone().ports(&ports);
+    other.add();
+    other.check();
+    let wanted =
+        ["tcp 0.0.0.0 81-81 one", "tcp 0.0.0.0 9000-9099 one", "tcp :: 81-81 one", "tcp :: 9000-9099 one"];
+    assert_eq!(listed(&node), wanted);
+    let error = call.call("CHECK").run().error();
+    assert!(error.msg.contains("host port tcp/0.0.0.0:80"), "{error:?}");
+    // The hints of this DEL are those of the first ADD.
+    call.del();
+    assert_eq!(elements_of(&node, "one"), 0, "{}", node.ruleset());
+}

@@ -1,0 +1,118 @@
+//! The table itself: made once, repaired, upgraded, refused when it is not ours.
+
+use serde_json::json;
+use slipway_tests::{Attach, Node, Proto, golden, normalise};
+
+use crate::{Call, elements_of, map, map_on, run_of};
+
+#[test]
+fn the_ruleset_of_a_container_with_everything() {
+    let node = Node::new();
+    let pod = node.pod("pod");
+    let mut ports = run_of(9000, 20);
+    ports.extend([map("tcp", 8080, 80), map("udp", 53, 53), map_on("192.0.2.1", "sctp", 7, 7)]);
+    let call = Call::new(&node, &pod, 2, &ports).key("conditionsV4", json!(["ip saddr != 192.0.2.0/24"]));
+    call.key("markMasqBit", json!(5)).add();
+    golden("portmap-everything.nft", &normalise(&node.ruleset()));
+}
+
+/// `nft flush table` empties chains and keeps maps: everything is there, nothing works.
+#[test]
+fn flushed_chains_are_noticed_and_filled_again() {
+    let node = Node::new();
+    let client = node.host("client");
+    let network = node.network(json!({"name": "net", "plugins": [
+        {"type": "bridge", "isGateway": true, "hairpinMode": true, "ipMasq": true,
+            "ipam": {"type": "host-local", "subnet": "10.88.0.0/24", "routes": [{"dst": "0.0.0.0/0"}]}},
+        {"type": "portmap", "capabilities": {"portMappings": true}},
+    ]}));
+    let (one, two) = (node.pod("one"), node.pod("two"));
+    let attach = Attach::new(&one).port(Proto::Tcp, 8080, 80);
+    network.add(&attach).expect("ADD");
+    let _server = one.serve(Proto::Tcp, "0.0.0.0:80", "one");
+    let to = (client.node_v4, 8080);
+    let before = node.ruleset();
+    let damages = [
+        "flush table inet slipway",
+        "flush chain inet slipway postrouting",
+        "flush chain inet slipway prerouting; delete chain inet slipway prerouting",
+        "flush chain inet slipway guard; add rule inet slipway guard accept",
+        "flush chain inet slipway output; delete chain inet slipway output; add chain inet slipway output \
+            { type nat hook output priority -50; }",
+        "add table inet slipway { flags dormant; }",
+    ];
+    for damage in damages {
+        node.nft(damage);
+        let Err(slipway_tests::Failure { error, .. }) = network.check(&attach) else {
+            panic!("{damage}: unseen")
+        };
+        assert!(error.msg.contains("table inet slipway"), "{damage}: {error:?}");
+        let other = Attach::new(&two).port(Proto::Tcp, 8081, 80);
+        network.add(&other).unwrap_or_else(|e| panic!("{damage}: {e}"));
+        network.check(&attach).unwrap_or_else(|e| panic!("{damage}: {e}"));
+        client.expect(Proto::Tcp, to, "one");
+        one.expect(Proto::Tcp, to, "one");
+        node.expect(Proto::Tcp, ([127, 0, 0, 1], 8080), "one");
+        network.del(&other).expect("DEL");
+    }
+    let sorted = |text: &str| {
+        let mut lines: Vec<String> = text.lines().map(str::to_owned).collect();
+        lines.sort();
+        lines
+    };
+    assert_eq!(sorted(&node.ruleset()), sorted(&before), "the same chains, in whatever order");
+}
+
+#[test]
+fn a_foreign_or_later_table_is_refused_and_left_alone() {
+    let tables = [
+        ("add table inet slipway; add chain inet slipway mine", "was not made by slipway"),
+        ("add table inet slipway; add chain inet slipway schema-99", "schema 99"),
+        (
+            "add table inet slipway; add map inet slipway hostports4 { type mark : mark; }",
+            "was not made by slipway",
+        ),
+    ];
+    for (table, text) in tables {
+        let node = Node::new();
+        let pod = node.pod("pod");
+        node.nft(table);
+        let before = node.ruleset();
+        let call = Call::new(&node, &pod, 2, &[map("tcp", 80, 80)]);
+        for verb in ["ADD", "CHECK"] {
+            let error = call.call(verb).run().error();
+            assert!(error.msg.contains(text), "{verb}: {error:?}");
+        }
+        let error = call.call("STATUS").run().error();
+        assert!(error.code == 50 && error.msg.contains(text), "{error:?}");
+        call.del();
+        assert_eq!(node.ruleset(), before);
+    }
+}
+
+#[test]
+fn an_older_schema_is_upgraded_in_place() {
+    let node = Node::new();
+    let (one, two) = (node.pod("one"), node.pod("two"));
+    let first = Call::new(&node, &one, 2, &[map("tcp", 80, 80)]);
+    first.add();
+    let before = node.ruleset();
+    // What an older version might have left: other rules, another marker, one map fewer.
+    node.nft(
+        "delete chain inet slipway schema-1; add chain inet slipway schema-0; flush chain inet slipway hostports4; \
+        flush chain inet slipway guard; flush chain inet slipway hostports6; flush chain inet slipway translate6; \
+        delete map inet slipway ranges6",
+    );
+    Call::new(&node, &two, 3, &[map("tcp", 81, 80)]).add();
+    first.check();
+    assert_eq!(elements_of(&node, "one"), 5);
+    Call::new(&node, &two, 3, &[map("tcp", 81, 80)]).del();
+    let ruleset = node.ruleset();
+    assert!(ruleset.contains("chain schema-1") && !ruleset.contains("schema-0"), "{ruleset}");
+    let sorted = |text: &str| {
+        let mut lines: Vec<String> = text.lines().map(str::to_owned).collect();
+        lines.sort();
+        lines
+    };
+    assert_eq!(sorted(&ruleset), sorted(&before));
+}
