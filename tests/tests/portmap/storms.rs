@@ -18,7 +18,7 @@ fn many_at_once() {
             let mut ports =
                 vec![map("tcp", 8000 + u16::from(number), 80), map("udp", 8000 + u16::from(number), 80)];
             // A run in every tenth: the careful way and the usual one side by side.
-            if number % 10 == 0 {
+            if number.is_multiple_of(10) {
                 ports.extend(run_of(20000 + 100 * u16::from(number), 50));
             }
             Call::new(&node, pod, number, &ports)
@@ -47,7 +47,7 @@ fn one_of_many_wins() {
     let call = |i: usize| {
         let number = u8::try_from(i).expect("few") + 2;
         // Half of them want a run around the port that the others want.
-        let ports = if i % 2 == 0 { run_of(9000, 20) } else { vec![map("tcp", 9010, 80)] };
+        let ports = if i.is_multiple_of(2) { run_of(9000, 20) } else { vec![map("tcp", 9010, 80)] };
         Call::new(&node, &pods[i], number, &ports)
     };
     let running: Vec<_> = (0..pods.len()).map(|i| call(i).call("ADD").spawn()).collect();
@@ -91,7 +91,7 @@ fn an_add_may_be_killed_anywhere() {
             if !killed(&node, call.call("ADD"), point) {
                 call.check();
             }
-            if at % 2 == 0 {
+            if at.is_multiple_of(2) {
                 call.add();
                 call.check();
                 call.del();
