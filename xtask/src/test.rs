@@ -51,7 +51,7 @@ fn run_stages(args: &Args, stages: &mut Stages) -> Result<String> {
         let clippy = ["clippy", "--workspace", "--all-targets", "--", "--deny", "warnings"];
         stages.run("lints", |log| quiet(cargo(&clippy), log))?;
     }
-    let unit = ["test", "--workspace", "--exclude", NETWORK_TESTS];
+    let unit = ["test", "--no-fail-fast", "--workspace", "--exclude", NETWORK_TESTS];
     stages.run("unit tests", |log| tests(with_filter(cargo(&unit), args), log))?;
     if args.quick {
         return Ok(String::new());
@@ -68,7 +68,7 @@ fn run_stages(args: &Args, stages: &mut Stages) -> Result<String> {
     let skips = workspace::scratch("test")?.join("skips.txt");
     fs::write(&skips, "").map_err(|e| Error::file("empty", &skips, e))?;
     stages.run("network tests", |log| {
-        let mut command = as_root(&["test", "--package", NETWORK_TESTS])?;
+        let mut command = as_root(&["test", "--no-fail-fast", "--package", NETWORK_TESTS])?;
         command.env("SLIPWAY_BIN_DIR", &bin_dir).env("SLIPWAY_SKIPS", &skips);
         tests(with_filter(command, args), log)
     })?;
@@ -99,20 +99,34 @@ fn quiet(mut command: Command, log: &Log) -> Result<String> {
     run::log(&mut command, &log.file).map(|()| String::new())
 }
 
-/// Runs a `cargo test` and counts what it ran.
+/// Runs a `cargo test` to the end, counts what passed and names what failed.
 fn tests(mut command: Command, log: &Log) -> Result<String> {
-    run::log(command.env("CARGO_TERM_COLOR", "never"), &log.file)?;
-    let printed = fs::read_to_string(&log.path).map_err(|e| Error::file("read", &log.path, e))?;
-    Ok(format!("{} tests", passed(&printed)))
+    let outcome = run::log(command.env("CARGO_TERM_COLOR", "never"), &log.file);
+    let printed = fs::read(&log.path).map_err(|e| Error::file("read", &log.path, e))?;
+    let printed = String::from_utf8_lossy(&printed);
+    let failed = failed(&printed);
+    match outcome {
+        Ok(()) => Ok(format!("{} tests", passed(&printed))),
+        Err(e) if failed.is_empty() => Err(e),
+        Err(_) => Err(Error::Failed(format!(
+            "{} of {} tests failed (all of it is in {}):\n    {}",
+            failed.len(),
+            failed.len() + passed(&printed),
+            log.path.display(),
+            failed.join("\n    ")
+        ))),
+    }
 }
 
-/// The sum of libtest's `test result: ok. N passed; …` lines.
-fn passed(printed: &str) -> u32 {
-    printed
-        .lines()
-        .filter_map(|line| line.strip_prefix("test result: ok. "))
-        .filter_map(|rest| rest.split(' ').next()?.parse::<u32>().ok())
-        .sum()
+/// The names in libtest's `test NAME ... FAILED` lines.
+fn failed(printed: &str) -> Vec<&str> {
+    printed.lines().filter_map(|line| line.strip_prefix("test ")?.strip_suffix(" ... FAILED")).collect()
+}
+
+/// The sum of libtest's `test result: ok. N passed; …` and `test result: FAILED. N passed; …` lines.
+fn passed(printed: &str) -> usize {
+    let results = printed.lines().filter_map(|line| line.strip_prefix("test result: "));
+    results.filter_map(|rest| rest.split(' ').nth(1)?.parse::<usize>().ok()).sum()
 }
 
 /// A plugin directory in the target folder, made by the binary itself.
@@ -172,9 +186,10 @@ mod tests {
 
     #[test]
     fn results_are_summed_over_all_test_programs() {
-        let printed = "test result: ok. 17 passed; 0 failed; 0 ignored\nnoise\n\
-                       test result: ok. 3 passed; 0 failed; 1 ignored\n";
-        assert_eq!(super::passed(printed), 20);
+        let printed = "test result: ok. 17 passed; 0 failed; 0 ignored\ntest a::b ... FAILED\ntest c ... ok\n\
+                       test result: FAILED. 3 passed; 1 failed; 0 ignored\n";
+        assert_eq!(passed(printed), 20);
+        assert_eq!(failed(printed), ["a::b"]);
     }
 
     #[test]

@@ -64,9 +64,9 @@ pub(super) fn run(mut call: Call) -> Result<Trace> {
         let _ = stdin.write_all(&call.input);
     }
     let mut trace = Trace::default();
-    // The plugin itself: its own exec came before it was attached.
-    trace.programs.insert(call.label.split(' ').next().unwrap_or_default().to_owned(), 1);
     let code = follow(root, &mut trace, &call.label)?;
+    // The plugin itself.
+    *trace.programs.entry(call.label.split(' ').next().unwrap_or_default().to_owned()).or_default() += 1;
     let mut errors = String::new();
     for (pipe, text) in [
         (child.stdout.take().map(|p| Box::new(p) as Box<dyn Read>), &mut trace.output),
@@ -95,7 +95,10 @@ fn follow(root: Pid, trace: &mut Trace, label: &str) -> Result<i32> {
         };
         let (pid, signal) = match status {
             WaitStatus::PtraceEvent(pid, _, event) => {
-                note(pid, event, trace);
+                // The plugin's own exec may be seen or be over when it is attached: never counted here.
+                if pid != root || event != libc::PTRACE_EVENT_EXEC {
+                    note(pid, event, trace);
+                }
                 (pid, None)
             }
             WaitStatus::Stopped(pid, signal) => (pid, Some(signal)),
