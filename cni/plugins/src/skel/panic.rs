@@ -32,7 +32,33 @@ fn message(payload: &(dyn std::any::Any + Send)) -> &str {
 
 #[cfg(test)]
 mod tests {
+    use std::process::Command;
+
     use super::*;
+
+    const CHILD: &str = "SLIPWAY_TEST_PANICS";
+
+    /// This test, run again in a process of its own, panics there as a plugin would.
+    #[test]
+    fn a_bug_is_told_as_an_error() {
+        if std::env::var_os(CHILD).is_some() {
+            report_as_error();
+            panic!("the <cause>");
+        }
+        let child = Command::new(std::env::current_exe().unwrap())
+            .args(["--exact", "--nocapture", "skel::panic::tests::a_bug_is_told_as_an_error"])
+            .env(CHILD, "1")
+            .output()
+            .unwrap();
+        assert_eq!(child.status.code(), Some(1));
+        let (stdout, stderr) =
+            (String::from_utf8(child.stdout).unwrap(), String::from_utf8(child.stderr).unwrap());
+        // The test harness has written its own lines before it.
+        let error = CniError::parse(&stdout.as_bytes()[stdout.find('{').unwrap()..]).unwrap();
+        assert_eq!(error.code.number(), 999);
+        assert!(error.msg.starts_with("bug at ") && error.msg.ends_with(": the <cause>"), "{}", error.msg);
+        assert!(stderr.contains(&error.msg), "{stderr}");
+    }
 
     #[test]
     fn both_kinds_of_payload_are_read() {
