@@ -1,0 +1,227 @@
+//! A plugin that is killed at any of its system calls leaves nothing that DEL (or GC, where the namespace
+//! is gone too) does not remove, and no state in which a fresh ADD fails.
+//!
+//! strace(1) delivers the signal at the entry of the call: `-e inject=<name>:signal=KILL:when=<n>`, where it
+//! counts the calls of one name in one thread. By default a sample is tried; `SLIPWAY_EVERY_SYSCALL=1`
+//! tries them all, which takes some minutes.
+
+use std::collections::HashMap;
+
+use serde_json::{Value, json};
+use slipway_tests::{Attach, BridgeNetfilter, Network, Node, Output, Pod, Proto, Snapshot, is_peer};
+
+/// How many points are tried of each call.
+const SAMPLE: usize = 24;
+
+struct Stage {
+    node: Node,
+    _first: Pod,
+    pod: Pod,
+}
+
+fn stage() -> Option<Stage> {
+    // The reference is a Go program: its runtime's calls come in another order each time.
+    if is_peer() || std::process::Command::new("strace").arg("-V").output().is_err() {
+        return None;
+    }
+    let node = Node::new();
+    node.bridge_netfilter(BridgeNetfilter::Off);
+    let first = node.pod("first");
+    network(&node).add(&Attach::new(&first).port(Proto::Tcp, 8080, 80)).expect("ADD of the first pod");
+    let pod = node.pod("pod");
+    Some(Stage { node, _first: first, pod })
+}
+
+fn network(node: &Node) -> Network<'_> {
+    node.network(json!({
+        "name": "net",
+        "plugins": [
+            {
+                "type": "bridge", "bridge": "br0", "isGateway": true, "ipMasq": true, "macspoofchk": true,
+                "ipam": {
+                    "type": "host-local",
+                    "ranges": [[{"subnet": "10.88.0.0/24"}], [{"subnet": "fd00:88::/64"}]],
+                    "routes": [{"dst": "0.0.0.0/0"}, {"dst": "::/0"}],
+                },
+            },
+            {"type": "portmap", "capabilities": {"portMappings": true}},
+        ],
+    }))
+}
+
+fn attach(pod: &Pod) -> Attach {
+    Attach::new(pod).port(Proto::Tcp, 9000, 80).port(Proto::Udp, 9000, 80).port_on(
+        "192.0.2.1",
+        Proto::Tcp,
+        9001,
+        80,
+    )
+}
+
+const IGNORED: &[&str] = &[
+    "last_reserved_ip",
+    "networks/.slipway/",
+    "networks/net/lock",
+    "networks/net/.",
+    "folder ",
+    "netns /run",
+];
+
+/// What must be as before. A temporary file may wait for the next caller to sweep it; the index beside
+/// the reservations is derived from them, and the lock file has no content.
+fn state(stage: &Stage) -> Snapshot {
+    let ignored =
+        ["last_reserved_ip", "networks/.slipway/", "networks/net/lock", "networks/net/.", "folder "];
+    Snapshot::take(&stage.node, &[&stage.pod]).without(&ignored)
+}
+
+/// A point to kill at: the nth call of that name in a thread.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+struct Point {
+    name: String,
+    nth: usize,
+}
+
+/// The call with a kill at a point.
+fn kill_at(stage: &Stage, verb: &str, config: &Value, pod: &Pod, point: &Point) -> Output {
+    let inject = format!("inject={}:signal=KILL:when={}", point.name, point.nth);
+    let name = config["type"].as_str().expect("a type");
+    let call = stage.node.plugin(name).command(verb).for_pod(pod).args("").config(config);
+    call.through(&["strace", "-f", "-qq", "-o", "/dev/null", "-e", &inject]).run()
+}
+
+/// The points to try of a call, in the order in which they were reached when it was watched. `run` lets
+/// the call succeed.
+fn points(stage: &Stage, verb: &str, config: &Value) -> Vec<Point> {
+    let name = config["type"].as_str().expect("a type");
+    let call = stage.node.plugin(name).command(verb).for_pod(&stage.pod).args("").config(config);
+    call.through(&["strace", "-f", "-qq", "-o", "/run/trace"]).run().ok();
+    let trace = stage.node.read("/run/trace").expect("strace writes its log");
+    stage.node.cmd("rm /run/trace");
+    let mut counts: HashMap<(&str, &str), usize> = HashMap::new();
+    let mut points: Vec<Point> = Vec::new();
+    for line in trace.lines() {
+        // `<pid> <name>(…`; what was interrupted goes on as `<pid> <... name resumed>`.
+        let Some((pid, rest)) = line.split_once(' ') else { continue };
+        let Some((name, _)) = rest.trim_start().split_once('(') else { continue };
+        if !name.bytes().all(|b| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'_') {
+            continue;
+        }
+        let nth = counts.entry((pid, name)).or_default();
+        *nth += 1;
+        let point = Point { name: name.to_owned(), nth: *nth };
+        // strace itself makes the first call, and the exit ends the process anyway.
+        if name != "execve" && !name.starts_with("exit") && !points.contains(&point) {
+            points.push(point);
+        }
+    }
+    assert!(points.len() > 50, "too few calls to be true: {points:?}");
+    let every = std::env::var_os("SLIPWAY_EVERY_SYSCALL").is_some();
+    let step = if every { 1 } else { points.len().div_ceil(SAMPLE) };
+    points.into_iter().step_by(step).collect()
+}
+
+/// Most of the calls must have ended by the signal, or the test tested nothing. (A point may be missed when
+/// threads share the work in another way.)
+fn mostly_killed(outputs: &[Output]) {
+    let killed = outputs.iter().filter(|output| output.process.code != Some(0)).count();
+    assert!(killed * 10 >= outputs.len() * 9, "only {killed} of {} were killed", outputs.len());
+}
+
+#[test]
+fn del_removes_what_a_killed_add_left() {
+    let Some(stage) = stage() else { return };
+    let (network, attach) = (network(&stage.node), attach(&stage.pod));
+    let configs = network.configs(Some(&attach));
+    network.add(&attach).expect("ADD");
+    network.del(&attach).expect("DEL");
+    let before = state(&stage);
+    let points_of_bridge = points(&stage, "ADD", &configs[0]);
+    network.del(&attach).expect("DEL");
+    before.assert_same(&state(&stage));
+    let mut outputs = Vec::new();
+    for point in &points_of_bridge {
+        outputs.push(kill_at(&stage, "ADD", &configs[0], &stage.pod, point));
+        network.del(&attach).unwrap_or_else(|e| panic!("DEL after bridge was killed at {point:?}: {e}"));
+        let changes = before.changes(&state(&stage));
+        assert!(changes.is_empty(), "bridge killed at {point:?} left:\n{}", changes.join("\n"));
+    }
+    mostly_killed(&outputs);
+    let result = network.call("ADD", &configs[0], Some(&attach)).ok();
+    let mut portmap = configs[1].clone();
+    portmap["prevResult"] = result;
+    let points_of_portmap = points(&stage, "ADD", &portmap);
+    network.call("DEL", &configs[1], Some(&attach)).ok();
+    let settled = state(&stage);
+    let mut outputs = Vec::new();
+    for point in &points_of_portmap {
+        outputs.push(kill_at(&stage, "ADD", &portmap, &stage.pod, point));
+        network.call("DEL", &configs[1], Some(&attach)).ok();
+        let changes = settled.changes(&state(&stage));
+        assert!(changes.is_empty(), "portmap killed at {point:?} left:\n{}", changes.join("\n"));
+    }
+    mostly_killed(&outputs);
+    network.del(&attach).expect("DEL");
+    before.assert_same(&state(&stage));
+    network.add(&attach).expect("a fresh ADD");
+    network.check(&attach).expect("CHECK");
+}
+
+#[test]
+fn a_second_del_finishes_a_killed_del() {
+    let Some(stage) = stage() else { return };
+    let (network, attach) = (network(&stage.node), attach(&stage.pod));
+    let configs = network.configs(Some(&attach));
+    network.add(&attach).expect("ADD");
+    network.del(&attach).expect("DEL");
+    let before = state(&stage);
+    for config in [&configs[1], &configs[0]] {
+        network.add(&attach).expect("ADD");
+        let points = points(&stage, "DEL", config);
+        network.del(&attach).expect("DEL");
+        before.assert_same(&state(&stage));
+        let mut outputs = Vec::new();
+        let plugin = &config["type"];
+        for point in &points {
+            network.add(&attach).unwrap_or_else(|e| panic!("ADD before the kill at {point:?}: {e}"));
+            outputs.push(kill_at(&stage, "DEL", config, &stage.pod, point));
+            network.del(&attach).unwrap_or_else(|e| panic!("DEL after {plugin} at {point:?}: {e}"));
+            let changes = before.changes(&state(&stage));
+            assert!(changes.is_empty(), "DEL of {plugin} killed at {point:?} left:\n{}", changes.join("\n"));
+        }
+        mostly_killed(&outputs);
+    }
+}
+
+/// The namespace went with the crash, and the runtime knows nothing of the attachment: GC finds it.
+#[test]
+fn gc_removes_what_a_killed_add_left() {
+    let Some(stage) = stage() else { return };
+    let network = network(&stage.node);
+    let first = json!([{"containerID": "first", "ifname": "eth0"}]);
+    network.gc_plugins(&first).expect("GC");
+    let before = Snapshot::take(&stage.node, &[]).without(IGNORED);
+    let attach = attach(&stage.pod);
+    let configs = network.configs(Some(&attach));
+    let points_of_bridge = points(&stage, "ADD", &configs[0]);
+    network.del(&attach).expect("DEL");
+    let mut outputs = Vec::new();
+    for (n, point) in points_of_bridge.iter().enumerate() {
+        let pod = stage.node.pod(&format!("pod{n}"));
+        outputs.push(kill_at(&stage, "ADD", &configs[0], &pod, point));
+        pod.remove();
+        network.gc_plugins(&first).unwrap_or_else(|e| panic!("GC after the kill at {point:?}: {e:?}"));
+        // The kernel removes the namespace, and with it the link, in the background.
+        let mut changes = Vec::new();
+        for _ in 0..100 {
+            let after = Snapshot::take(&stage.node, &[]).without(IGNORED);
+            changes = before.changes(&after);
+            if changes.is_empty() {
+                break;
+            }
+            std::thread::sleep(std::time::Duration::from_millis(10));
+        }
+        assert!(changes.is_empty(), "bridge killed at {point:?} left:\n{}", changes.join("\n"));
+    }
+    mostly_killed(&outputs);
+}
