@@ -14,6 +14,7 @@ mod error;
 pub mod fake;
 pub mod macspoof;
 pub mod nftables;
+pub mod node;
 pub mod owner;
 mod port;
 

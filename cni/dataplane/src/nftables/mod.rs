@@ -7,7 +7,7 @@ pub mod conditions;
 mod flows;
 mod judge;
 mod plan;
-mod schema;
+pub(crate) mod schema;
 pub(crate) mod session;
 #[cfg(test)]
 mod tests;

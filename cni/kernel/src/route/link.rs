@@ -279,6 +279,27 @@ impl RouteSocket {
         self.transport.run(Verb::Create, RouteNetlinkMessage::NewLink(message), action)
     }
 
+    /// Whether the kernel knows a kind of link, as `ip link add type …` names it, loading its module
+    /// if need be. Tries to make one: use it in a namespace that is thrown away afterwards.
+    ///
+    /// # Errors
+    /// When the kernel gives no answer, or no permission.
+    pub fn knows_kind(&self, kind: &str) -> Result<bool, RouteError> {
+        let mut message = LinkMessage::default();
+        message
+            .attributes
+            .push(LinkAttribute::LinkInfo(vec![LinkInfo::Kind(InfoKind::Other(kind.to_owned()))]));
+        let action = format_args!("create a link of kind {kind}");
+        let made = self.transport.run(Verb::Create, RouteNetlinkMessage::NewLink(message), action);
+        match made.as_ref().map_err(RouteError::errno) {
+            Ok(()) => Ok(true),
+            Err(Some(Errno::EOPNOTSUPP)) => Ok(false),
+            Err(None | Some(Errno::EPERM | Errno::EACCES)) => made.map(|()| true),
+            // It knows the kind, and misses what that kind needs: a master, an identifier.
+            Err(Some(_)) => Ok(true),
+        }
+    }
+
     /// Changes a link.
     ///
     /// # Errors

@@ -2,6 +2,7 @@
 //!
 //! Each command is one row of [`COMMANDS`]: dispatch and help come from it.
 
+pub mod check_node;
 pub mod install;
 pub mod ports;
 
@@ -33,6 +34,12 @@ pub static COMMANDS: &[Command] = &[
         summary: "list the published ports, their owners and connections",
         usage: ports::USAGE,
         run: ports::ports_command,
+    },
+    Command {
+        name: "check-node",
+        summary: "say what this kernel and this host can do, what is missing and what is in the way",
+        usage: check_node::USAGE,
+        run: check_node::check_node_command,
     },
     Command {
         name: "install",

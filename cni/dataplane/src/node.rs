@@ -1,0 +1,278 @@
+//! What the dataplane finds on a node: what its kernel can do, and what others have put into its
+//! ruleset. For whoever sets a node up, or wonders why nothing arrives.
+
+use cni_nftables::conntrack::{Conntrack, Filter, FlowFamily};
+use cni_nftables::{
+    BaseChain, Chain, ChainKind, DataType, Element, ElementId, Error as NftError, Family, Field, Hook,
+    IpVersion, Policy, PortChoice, Rule, Set, Socket, Stmt, Table, TableId, Transaction, Value,
+};
+
+use crate::Error;
+use crate::nftables::schema;
+use crate::nftables::session::{Session, State};
+
+/// Whether the plugins work without it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Need {
+    /// No published port or masquerade without it.
+    Required,
+    /// Only what [`Feature::why`] names is missing then.
+    Optional,
+}
+
+/// One thing that a kernel may lack.
+#[derive(Debug)]
+pub struct Feature {
+    /// What it is.
+    pub name: &'static str,
+    /// What it is for.
+    pub why: &'static str,
+    /// Whether the plugins work without it.
+    pub need: Need,
+    /// The kernel's options that bring it.
+    pub options: &'static str,
+    /// None if it is there, else what the kernel said.
+    pub failure: Option<String>,
+}
+
+struct Probe {
+    name: &'static str,
+    why: &'static str,
+    need: Need,
+    options: &'static str,
+    build: fn(&TableId, &mut Transaction),
+}
+
+const PORT: [DataType; 2] = [DataType::InetProto, DataType::InetService];
+const PORT_FIELDS: [Field; 2] = [Field::L4Proto, Field::ThDport];
+
+/// Puts one rule into a chain of its own.
+fn rule(table: &TableId, batch: &mut Transaction, stmts: Vec<Stmt>) {
+    batch.add_chain(Chain::new(table, "c")).add_rule(Rule::new(table, "c", stmts));
+}
+
+fn hooked(table: &TableId, batch: &mut Transaction, kind: ChainKind, hook: Hook) {
+    let base = BaseChain { kind, hook, priority: 0, policy: Policy::Accept };
+    batch.add_chain(Chain::new(table, "b").base(base));
+}
+
+fn dnat_map(table: &TableId, batch: &mut Transaction) {
+    let set = Set::new(table, "m", &PORT).data(&[DataType::Ipv4Addr, DataType::InetService]);
+    let key = vec![Value::Proto(6), Value::Port(80)];
+    let target = vec![Value::Ipv4([10, 0, 0, 1].into()), Value::Port(80)];
+    batch.add_set(set).add_element(Element::new(ElementId::new(table, "m", key)).values(target));
+    hooked(table, batch, ChainKind::Nat, Hook::Prerouting);
+    batch.add_rule(Rule::new(table, "b", vec![Stmt::dnat_map(IpVersion::V4, &PORT_FIELDS, "m")]));
+}
+
+fn ranges(table: &TableId, batch: &mut Transaction) {
+    let from = vec![Value::Proto(6), Value::Port(1000)];
+    let id = ElementId::new(table, "r", from).to(vec![Value::Proto(6), Value::Port(2000)]);
+    batch
+        .add_set(Set::new(table, "r", &PORT).data(&[DataType::Ipv4Addr]).intervals())
+        .add_element(Element::new(id).values(vec![Value::Ipv4([10, 0, 0, 1].into())]));
+}
+
+fn masquerade(table: &TableId, batch: &mut Transaction) {
+    hooked(table, batch, ChainKind::Nat, Hook::Postrouting);
+    batch.add_rule(Rule::new(table, "b", vec![Stmt::Masquerade(PortChoice::Keep)]));
+}
+
+fn verdict_map(table: &TableId, batch: &mut Transaction) {
+    batch.add_set(Set::new(table, "v", &[DataType::Ipv4Addr]).verdicts());
+    rule(table, batch, vec![Stmt::vmap(&[Field::IpDaddr], "v")]);
+}
+
+fn spoofing(_: &TableId, batch: &mut Transaction) {
+    let table = TableId::new(Family::Bridge, "probe");
+    batch.add_table(Table::new(&table));
+    batch.add_set(Set::new(&table, "s", &[DataType::Ifname, DataType::EtherAddr]));
+    hooked(&table, batch, ChainKind::Filter, Hook::Prerouting);
+    let fields = [Field::Iifname, Field::EtherSaddr];
+    batch.add_rule(Rule::new(&table, "b", vec![Stmt::not_in_set(&fields, "s")]));
+}
+
+const PROBES: &[Probe] = &[
+    Probe {
+        name: "nf_tables, inet family",
+        why: "published ports and masquerade are elements of one inet table",
+        need: Need::Required,
+        options: "NF_TABLES, NF_TABLES_INET",
+        build: |_, _| {},
+    },
+    Probe {
+        name: "nf_tables, destination NAT from a map",
+        why: "a published port is one element of a map, whatever their number",
+        need: Need::Required,
+        options: "NFT_NAT, NF_TABLES_INET; Linux 5.7 or later",
+        build: dnat_map,
+    },
+    Probe {
+        name: "nf_tables, masquerade",
+        why: "ipMasq, and containers that reach themselves through a published port",
+        need: Need::Required,
+        options: "NFT_MASQ",
+        build: masquerade,
+    },
+    Probe {
+        name: "nf_tables, fib expression",
+        why: "only traffic to the node's own addresses is a published port's",
+        need: Need::Required,
+        options: "NFT_FIB, NFT_FIB_INET, NFT_FIB_IPV4, NFT_FIB_IPV6",
+        build: |table, batch| rule(table, batch, vec![Stmt::fib_daddr_local()]),
+    },
+    Probe {
+        name: "nf_tables, verdict maps",
+        why: "one lookup finds a container's masquerade, whatever their number",
+        need: Need::Required,
+        options: "NF_TABLES",
+        build: verdict_map,
+    },
+    Probe {
+        name: "nf_tables, maps of ranges",
+        why: "a run of ports is one element",
+        need: Need::Required,
+        options: "NF_TABLES; Linux 5.6 or later",
+        build: ranges,
+    },
+    Probe {
+        name: "nf_tables, ct expression",
+        why: "conditionsV4 and conditionsV6 that ask for a connection's state",
+        need: Need::Optional,
+        options: "NFT_CT",
+        build: |table, batch| {
+            let established = Value::CtState(Value::CT_ESTABLISHED);
+            rule(table, batch, vec![Stmt::AnyBit { field: Field::CtState, bits: established }]);
+        },
+    },
+    Probe {
+        name: "nf_tables, bridge family",
+        why: "macspoofchk",
+        need: Need::Optional,
+        options: "NF_TABLES_BRIDGE",
+        build: spoofing,
+    },
+];
+
+/// Tries out what the dataplane uses. Everything is really made: call it on a thread that has left
+/// for a network namespace of its own.
+///
+/// # Errors
+/// The netfilter socket cannot be had for want of permission.
+pub fn features() -> Result<Vec<Feature>, Error> {
+    let socket = match Socket::open() {
+        Err(error) if error.unsupported().is_none() => return Err(Error::kernel("reach nf_tables", error)),
+        other => other,
+    };
+    let try_out = |probe: &Probe| -> Result<(), NftError> {
+        let socket = socket.as_ref().map_err(|_| NftError::Unsupported {
+            feature: "netfilter netlink".to_owned(),
+            op: probe.name.to_owned(),
+        })?;
+        let table = TableId::new(Family::Inet, "probe");
+        let mut batch = Transaction::new();
+        batch.add_table(Table::new(&table));
+        (probe.build)(&table, &mut batch);
+        socket.commit(&batch, None)?;
+        for table in socket.tables()? {
+            let mut batch = Transaction::new();
+            batch.delete_table(&table.id);
+            socket.commit(&batch, None)?;
+        }
+        Ok(())
+    };
+    let mut found = Vec::with_capacity(PROBES.len() + 1);
+    for probe in PROBES {
+        let result = try_out(probe);
+        if result.as_ref().is_err_and(NftError::is_not_permitted) {
+            return result.map(|()| found).map_err(|e| Error::kernel("try out nf_tables", e));
+        }
+        let Probe { name, why, need, options, .. } = *probe;
+        found.push(Feature { name, why, need, options, failure: result.err().map(|e| e.to_string()) });
+    }
+    found.push(Feature {
+        name: "conntrack netlink",
+        why: "UDP clients follow a published port to its next container; `ports` counts connections",
+        need: Need::Required,
+        options: "NF_CT_NETLINK",
+        failure: list_no_flows().err().map(|e| e.to_string()),
+    });
+    Ok(found)
+}
+
+fn list_no_flows() -> Result<usize, NftError> {
+    let family = FlowFamily::Ipv4;
+    let all = Filter { family, protocol: None, destinations: Vec::new(), port: None, reply_source: None };
+    Conntrack::open()?.count(&all)
+}
+
+/// A chain of somebody else that forwarded traffic goes through.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ForwardChain {
+    /// Family, table and chain, as nft names them.
+    pub name: String,
+    /// Whether what none of its rules accepts is dropped.
+    pub drops: bool,
+    /// How many rules it has.
+    pub rules: u32,
+}
+
+/// The base chains at the forward hook, ours left out. What `iptables-nft` makes is among them,
+/// what `iptables-legacy` makes is not.
+///
+/// # Errors
+/// What nf_tables said.
+pub fn forward_chains() -> Result<Vec<ForwardChain>, Error> {
+    let socket = Socket::open().map_err(|e| Error::kernel("reach nf_tables", e))?;
+    let chains = socket.all_chains().map_err(|e| Error::kernel("list all chains", e))?;
+    let ours = schema::table();
+    let foreign = chains.into_iter().filter(|chain| chain.table != ours);
+    let forward = foreign.filter_map(|chain| {
+        let base = chain.base.filter(|base| base.hook == Hook::Forward)?;
+        Some(ForwardChain {
+            name: format!("{} {}", chain.table, chain.name),
+            drops: base.policy == Policy::Drop,
+            rules: chain.uses,
+        })
+    });
+    Ok(forward.collect())
+}
+
+/// The tables of others that say something about the node.
+///
+/// # Errors
+/// What nf_tables said.
+pub fn foreign_tables() -> Result<Vec<String>, Error> {
+    let socket = Socket::open().map_err(|e| Error::kernel("reach nf_tables", e))?;
+    let tables = socket.tables().map_err(|e| Error::kernel("list tables", e))?;
+    Ok(tables.into_iter().map(|table| table.id.to_string()).collect())
+}
+
+/// What became of our own table.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum OwnTable {
+    /// There is none yet: the first container makes it.
+    Absent,
+    /// It is there as it should be.
+    Ready,
+    /// Somebody changed its chains, or it is of an older version: the next container mends it.
+    Damaged,
+}
+
+/// Family and name of our own table, and the layout that this version makes.
+#[must_use]
+pub const fn own_table_name() -> (&'static str, u32) {
+    (schema::TABLE, schema::SCHEMA)
+}
+
+/// Looks at our own table.
+///
+/// # Errors
+/// [`Error::ForeignTable`] and [`Error::NewerSchema`] if it is not ours to use, or what nf_tables said.
+pub fn own_table() -> Result<OwnTable, Error> {
+    Ok(match Session::open()?.state()? {
+        State::Ready => OwnTable::Ready,
+        State::Missing => OwnTable::Absent,
+        State::Damaged(_) => OwnTable::Damaged,
+    })
+}

@@ -1,0 +1,345 @@
+//! What is set up on the host: rules of others, our own table, settings, directories.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use cni_dataplane::node::{self, ForwardChain, OwnTable};
+use cni_kernel::sysctl;
+use nix::sys::statvfs::{FsFlags, statvfs};
+use nix::unistd::{AccessFlags, access};
+
+use super::{Finding, State};
+
+/// Where host-local keeps its reservations unless `dataDir` says otherwise.
+const STATE_DIR: &str = "/var/lib/cni/networks";
+/// How full the flow table may be before it is worth a warning, in percent.
+const FLOWS_PERCENT: u64 = 80;
+/// Below this a reservation may soon fail: in bytes and in inodes.
+const LITTLE_SPACE: u64 = 16 << 20;
+const FEW_INODES: u64 = 1000;
+
+/// Everything about the host.
+pub(super) fn findings() -> Vec<Finding> {
+    let mut found = vec![own_table()];
+    found.extend(forwarding_rules());
+    found.extend(legacy("ip_tables_names", "iptables-legacy"));
+    found.extend(legacy("ip6_tables_names", "ip6tables-legacy"));
+    found.extend(foreign_tables());
+    found.extend(settings());
+    found.extend(flows());
+    found.push(state_dir(Path::new(STATE_DIR)));
+    found
+}
+
+fn own_table() -> Finding {
+    let (name, schema) = node::own_table_name();
+    let what = format!("table {name}");
+    match node::own_table() {
+        Ok(OwnTable::Ready) => Finding::ok(what, format!("there, schema {schema}")),
+        Ok(OwnTable::Absent) => {
+            Finding::ok(what, "not there yet").why("the first container with a published port makes it")
+        }
+        Ok(OwnTable::Damaged) => Finding::new(what, State::Warning, "changed by someone else, or older")
+            .why("published ports may not answer until then")
+            .mend("nothing to do: the next container that is added puts it right"),
+        Err(error) => Finding::new(what, State::Missing, error.to_string())
+            .why("published ports and masquerade are its elements")
+            .mend("see what is named here"),
+    }
+}
+
+fn forwarding_rules() -> Vec<Finding> {
+    let chains = match node::forward_chains() {
+        Ok(chains) => chains,
+        Err(error) => {
+            return vec![Finding::new("chains at the forward hook", State::Warning, error.to_string())];
+        }
+    };
+    if chains.iter().all(|chain| !chain.drops) {
+        let found = match chains.len() {
+            0 => "none".to_owned(),
+            count => format!("{count}, none drops by default"),
+        };
+        return vec![Finding::ok("chains of others at the forward hook", found)];
+    }
+    chains.iter().filter(|chain| chain.drops).map(dropping).collect()
+}
+
+fn dropping(chain: &ForwardChain) -> Finding {
+    Finding::new(
+        format!("chain {}", chain.name),
+        State::Warning,
+        format!("policy drop at the forward hook, {} rules", chain.rules),
+    )
+    .why("traffic to and from containers passes only if one of its rules accepts it")
+    .mend(accept(&chain.name))
+}
+
+/// What to do about a chain that drops, by what it is.
+fn accept(chain: &str) -> String {
+    match chain {
+        "ip filter FORWARD" => {
+            "accept the containers' network there: Docker has the chain DOCKER-USER for it, ufw has \
+             DEFAULT_FORWARD_POLICY in /etc/default/ufw; or chain the firewall plugin"
+        }
+        "ip6 filter FORWARD" => "as for IPv4, with ip6tables",
+        _ => "add rules to it that accept the containers' network in both directions",
+    }
+    .to_owned()
+}
+
+/// The tables of legacy iptables, which nf_tables does not show.
+fn legacy(names: &str, command: &str) -> Vec<Finding> {
+    let what = format!("tables of {command}");
+    let Ok(text) = fs::read_to_string(Path::new("/proc/self/net").join(names)) else {
+        return vec![Finding::ok(what, "none")];
+    };
+    let tables: Vec<&str> = text.split_whitespace().collect();
+    if tables.is_empty() {
+        return vec![Finding::ok(what, "none")];
+    }
+    let active = Finding::new(what, State::Note, tables.join(", "))
+        .why("their chains see the traffic, too, and nft does not list them");
+    if !tables.contains(&"filter") {
+        return vec![active];
+    }
+    let chain = format!("{command} FORWARD");
+    let policy = match legacy_policy(command) {
+        Some(policy) if policy == "ACCEPT" => Finding::ok(chain, "policy ACCEPT"),
+        Some(policy) => Finding::new(chain, State::Warning, format!("policy {policy}"))
+            .why("traffic to and from containers passes only if one of its rules accepts it")
+            .mend(format!("{command} -I FORWARD with rules that accept the containers' network")),
+        None => Finding::new(chain, State::Warning, "unknown: the command is not there")
+            .why("if its policy is DROP, traffic to containers passes only where a rule accepts it")
+            .mend(format!("look at it with `{command} -S FORWARD`")),
+    };
+    vec![active, policy]
+}
+
+/// Asks the command; only when the table is loaded, or asking would load it.
+fn legacy_policy(command: &str) -> Option<String> {
+    let mut asking = Command::new(command);
+    asking.args(["--wait", "2", "-t", "filter", "-S", "FORWARD"]).stdin(Stdio::null()).stderr(Stdio::null());
+    let output = asking.output().ok().filter(|output| output.status.success())?;
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    policy_of(&text).map(ToOwned::to_owned)
+}
+
+/// The policy in the output of `iptables -S FORWARD`.
+fn policy_of(rules: &str) -> Option<&str> {
+    rules.lines().find_map(|line| line.strip_prefix("-P FORWARD "))
+}
+
+fn foreign_tables() -> Vec<Finding> {
+    let tables = node::foreign_tables().unwrap_or_default();
+    let known = [
+        (
+            "inet firewalld",
+            "firewalld",
+            "its forward chain rejects at its end what no zone allows",
+            "put the bridge into a zone: firewall-cmd --permanent --zone=trusted --add-interface=BRIDGE",
+        ),
+        (
+            "ip cni_hostport",
+            "the reference portmap plugin",
+            "its published ports stay until their containers go",
+            "",
+        ),
+        (
+            "ip6 cni_hostport",
+            "the reference portmap plugin",
+            "its published ports stay until their containers go",
+            "",
+        ),
+        (
+            "inet cni_plugins_masquerade",
+            "the reference plugins",
+            "their masquerade stays until their containers go",
+            "",
+        ),
+    ];
+    let present = known.into_iter().filter(|(name, ..)| tables.iter().any(|table| table == name));
+    present
+        .map(|(name, who, why, mend)| {
+            Finding::new(format!("table {name}"), State::Note, format!("there, made by {who}"))
+                .why(why)
+                .mend(mend)
+        })
+        .collect()
+}
+
+/// One setting of the kernel, what to say of its values, and what it is for.
+struct Setting {
+    name: &'static str,
+    why: &'static str,
+    say: fn(&str) -> (State, &'static str),
+}
+
+const SETTINGS: &[Setting] = &[
+    Setting {
+        name: "net/ipv4/ip_forward",
+        why: "packets between containers and other hosts are forwarded",
+        say: |value| match value {
+            "1" => (State::Ok, "on"),
+            _ => (State::Note, "off: a bridge that is a gateway switches it on"),
+        },
+    },
+    Setting {
+        name: "net/ipv6/conf/all/forwarding",
+        why: "packets between containers and other hosts are forwarded",
+        say: |value| match value {
+            "1" => (State::Ok, "on"),
+            _ => (State::Note, "off: a bridge that is an IPv6 gateway switches it on"),
+        },
+    },
+    Setting {
+        name: "net/ipv4/conf/all/route_localnet",
+        why: "127.0.0.1 of the node must stay out of reach for others; it is switched on for bridges alone",
+        say: |value| match value {
+            "0" => (State::Ok, "off"),
+            _ => (
+                State::Warning,
+                "on for every interface: switch it off, unless something else guards 127.0.0.0/8",
+            ),
+        },
+    },
+    Setting {
+        name: "net/ipv4/conf/all/rp_filter",
+        why: "strict filtering drops what arrives by another interface than answers would take",
+        say: |value| match value {
+            "1" => (State::Note, "strict: traffic with asymmetric routes is dropped"),
+            "2" => (State::Ok, "loose"),
+            _ => (State::Ok, "off"),
+        },
+    },
+    Setting {
+        name: "net/bridge/bridge-nf-call-iptables",
+        why: "with it, frames between containers on one bridge pass the forward chains as well",
+        say: |value| match value {
+            "0" => (State::Ok, "off"),
+            _ => (State::Note, "on: forward chains of others see traffic within a bridge, too"),
+        },
+    },
+    Setting {
+        name: "net/bridge/bridge-nf-call-ip6tables",
+        why: "while it is on, [::1]:hostPort does not answer: the bridge translates answers too early",
+        say: |value| match value {
+            "0" => (State::Ok, "off"),
+            _ => (
+                State::Warning,
+                "on: published ports do not answer on [::1]; set it to 0 if nothing needs it",
+            ),
+        },
+    },
+];
+
+fn settings() -> Vec<Finding> {
+    let mut found: Vec<Finding> = SETTINGS
+        .iter()
+        .filter_map(|setting| {
+            // A setting that is not there belongs to a module that is not loaded.
+            let value = sysctl::get(setting.name).ok()?;
+            let (state, words) = (setting.say)(&value);
+            Some(Finding::new(setting.name, state, format!("{value} ({words})")).why(setting.why))
+        })
+        .collect();
+    found.extend(local_ports());
+    found
+}
+
+/// Which ports the node's own connections take.
+fn local_ports() -> Option<Finding> {
+    const WHY: &str = "an outgoing connection and a published port of the same number do not disturb each \
+                       other, but a server on a port that the node gave itself is hidden by a published one";
+    let range = sysctl::get("net/ipv4/ip_local_port_range").ok()?;
+    let mut ends = range.split_whitespace();
+    let (first, last) = (ends.next()?, ends.next()?);
+    let reserved = sysctl::get("net/ipv4/ip_local_reserved_ports").unwrap_or_default();
+    let reserved =
+        if reserved.is_empty() { "none reserved".to_owned() } else { format!("reserved: {reserved}") };
+    let found = format!("{first} to {last} are the node's own for outgoing connections, {reserved}");
+    Some(
+        Finding::new("ports free for publishing", State::Note, found)
+            .why(WHY)
+            .mend("publish ports outside of the range, or list them in net.ipv4.ip_local_reserved_ports"),
+    )
+}
+
+fn flows() -> Option<Finding> {
+    let number = |name| sysctl::get(name).ok()?.parse::<u64>().ok();
+    let count = number("net/netfilter/nf_conntrack_count")?;
+    let max = number("net/netfilter/nf_conntrack_max")?;
+    let full = max > 0 && count * 100 / max >= FLOWS_PERCENT;
+    let state = if full { State::Warning } else { State::Ok };
+    Some(
+        Finding::new("tracked flows", state, format!("{count} of at most {max}"))
+            .why("when the table is full, new connections are dropped")
+            .mend("raise net.netfilter.nf_conntrack_max"),
+    )
+}
+
+fn state_dir(path: &Path) -> Finding {
+    let what = format!("state directory {}", path.display());
+    // Until the first container the directory need not be there: then its parent must be usable.
+    let Some(existing) = path.ancestors().find(|ancestor| ancestor.exists()).map(PathBuf::from) else {
+        return Finding::new(what, State::Missing, "not even / is there");
+    };
+    let why = "host-local keeps its reservations there";
+    if let Err(errno) = access(&existing, AccessFlags::W_OK | AccessFlags::X_OK) {
+        return Finding::new(
+            what,
+            State::Missing,
+            format!("{} cannot be written: {errno}", existing.display()),
+        )
+        .why(why)
+        .mend("mount it writable, or set ipam.dataDir");
+    }
+    let status = match statvfs(&existing) {
+        Ok(status) => status,
+        Err(errno) => return Finding::new(what, State::Warning, errno.to_string()).why(why),
+    };
+    if status.flags().contains(FsFlags::ST_RDONLY) {
+        return Finding::new(what, State::Missing, "on a read-only file system")
+            .why(why)
+            .mend("mount it writable, or set ipam.dataDir");
+    }
+    let bytes = status.blocks_available().saturating_mul(status.fragment_size());
+    let inodes = status.files_available();
+    // Some file systems make inodes as they need them, and report none at all.
+    if bytes < LITTLE_SPACE || (status.files() > 0 && inodes < FEW_INODES) {
+        let found = format!("{} KiB and {inodes} inodes are free", bytes >> 10);
+        return Finding::new(what, State::Warning, found).why(why).mend("make room on that file system");
+    }
+    let found = if existing == path { "writable" } else { "not there yet, can be made" };
+    Finding::ok(what, found).why(why)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_policy_is_found_among_the_rules() {
+        let rules = "-P FORWARD DROP\n-A FORWARD -j DOCKER-USER\n";
+        assert_eq!(policy_of(rules), Some("DROP"));
+        assert_eq!(policy_of("-A FORWARD -j X\n"), None);
+    }
+
+    #[test]
+    fn a_directory_that_can_be_made_is_fine() {
+        let dir = tempfile::tempdir().unwrap();
+        assert_eq!(state_dir(dir.path()).state, State::Ok);
+        let inner = state_dir(&dir.path().join("a/b"));
+        assert_eq!((inner.state, inner.found.as_str()), (State::Ok, "not there yet, can be made"));
+    }
+
+    #[test]
+    fn settings_have_something_to_say_about_each_value() {
+        for setting in SETTINGS {
+            for value in ["0", "1", "2"] {
+                assert!(!(setting.say)(value).1.is_empty(), "{}", setting.name);
+            }
+        }
+    }
+}

@@ -1,0 +1,152 @@
+//! What the kernel can do, tried out in a network namespace that is thrown away.
+
+use std::path::Path;
+
+use cni_dataplane::node::{self, Feature, Need};
+use cni_kernel::netns::Netns;
+use cni_kernel::route::{NewBridge, NewVeth, RouteError, RouteSocket, VlanFiltering};
+use nix::errno::Errno;
+use nix::sched::{CloneFlags, unshare};
+use nix::sys::statfs::{BPF_FS_MAGIC, CGROUP2_SUPER_MAGIC, FsType, statfs};
+
+use super::{Finding, State};
+
+/// Kinds of links that only some plugins need, and which.
+const OPTIONAL_KINDS: [(&str, &str, &str); 6] = [
+    ("macvlan", "the macvlan plugin", "MACVLAN"),
+    ("ipvlan", "the ipvlan plugin", "IPVLAN"),
+    ("vlan", "the vlan plugin", "VLAN_8021Q"),
+    ("dummy", "the dummy plugin", "DUMMY"),
+    ("vrf", "the vrf plugin", "NET_VRF"),
+    ("ifb", "the bandwidth plugin", "IFB"),
+];
+
+/// Everything about the kernel.
+pub(super) fn findings() -> Vec<Finding> {
+    let mut found = Vec::new();
+    if let Ok(name) = nix::sys::utsname::uname() {
+        let (release, machine) = (name.release().to_string_lossy(), name.machine().to_string_lossy());
+        found.push(Finding::new("kernel", State::Note, format!("Linux {release} {machine}")));
+    }
+    let tried = std::thread::scope(|scope| scope.spawn(in_own_namespace).join());
+    match tried {
+        Ok(Ok(more)) => found.extend(more),
+        Ok(Err(errno)) => found.push(
+            Finding::new("a network namespace to try things in", State::Missing, errno.to_string())
+                .why("without one nothing else about the kernel is known, and no container can have one")
+                .mend("call this as root, outside of containers that forbid it; CONFIG_NET_NS"),
+        ),
+        Err(_) => found.push(Finding::new("kernel features", State::Missing, "trying them out failed")),
+    }
+    found.extend(bpf());
+    found
+}
+
+fn in_own_namespace() -> Result<Vec<Finding>, Errno> {
+    unshare(CloneFlags::CLONE_NEWNET)?;
+    let mut found = match node::features() {
+        Ok(features) => features.iter().map(feature).collect(),
+        Err(error) => vec![
+            Finding::new("nf_tables", State::Missing, error.to_string())
+                .why("published ports and masquerade are made of it")
+                .mend("call this as root"),
+        ],
+    };
+    match links() {
+        Ok(links) => found.extend(links),
+        Err(error) => found.push(Finding::new("links", State::Missing, error.to_string())),
+    }
+    Ok(found)
+}
+
+fn feature(feature: &Feature) -> Finding {
+    let Some(failure) = &feature.failure else {
+        return Finding::ok(feature.name, "works").why(feature.why);
+    };
+    let state = if feature.need == Need::Required { State::Missing } else { State::Warning };
+    Finding::new(feature.name, state, failure)
+        .why(feature.why)
+        .mend(format!("a kernel (or its modules) with {}", feature.options))
+}
+
+fn links() -> Result<Vec<Finding>, RouteError> {
+    let socket = RouteSocket::open()?;
+    let netns = Netns::current().map_err(|source| RouteError::Netns {
+        action: "open the probes' own namespace".to_owned(),
+        source,
+    })?;
+    let veth = NewVeth { name: "probe0", mac: None, peer_name: "probe1", peer_netns: &netns, mtu: None };
+    let bridge = NewBridge { name: "probe2", mac: None, mtu: None, vlan_filtering: VlanFiltering::Off };
+    let filtering = NewBridge { name: "probe3", vlan_filtering: VlanFiltering::On, ..bridge };
+    let mut found = vec![
+        made(
+            "veth links",
+            State::Missing,
+            "every container's link to the node",
+            "VETH",
+            socket.create_veth(&veth),
+        ),
+        made("bridges", State::Missing, "the bridge plugin", "BRIDGE", socket.create_bridge(&bridge)),
+        made(
+            "bridges, VLAN filtering",
+            State::Warning,
+            "the bridge plugin's keys vlan and vlanTrunk",
+            "BRIDGE_VLAN_FILTERING",
+            socket.create_bridge(&filtering),
+        ),
+    ];
+    for (kind, why, option) in OPTIONAL_KINDS {
+        let what = format!("{kind} links");
+        found.push(match socket.knows_kind(kind) {
+            Ok(true) => Finding::ok(what, "works").why(why),
+            Ok(false) => Finding::new(what, State::Note, "not in this kernel")
+                .why(format!("only {why} needs them"))
+                .mend(format!("a kernel (or its modules) with {option}")),
+            Err(error) => Finding::new(what, State::Note, error.to_string()).why(why),
+        });
+    }
+    found.push(tun());
+    Ok(found)
+}
+
+/// Tap devices are made through a file, not through netlink.
+fn tun() -> Finding {
+    const DEVICE: &str = "/dev/net/tun";
+    let (what, why) = ("tun and tap links", "the tap plugin");
+    if Path::new(DEVICE).exists() {
+        return Finding::ok(what, DEVICE).why(why);
+    }
+    Finding::new(what, State::Note, format!("no {DEVICE}"))
+        .why(format!("only {why} needs them"))
+        .mend("a kernel (or its modules) with TUN")
+}
+
+fn made(what: &str, otherwise: State, why: &str, option: &str, result: Result<(), RouteError>) -> Finding {
+    match result {
+        Ok(()) => Finding::ok(what, "works").why(why),
+        Err(error) => Finding::new(what, otherwise, error.to_string())
+            .why(why)
+            .mend(format!("a kernel (or its modules) with {option}")),
+    }
+}
+
+/// What programs in the kernel need: nothing of it is needed by the nftables dataplane.
+fn bpf() -> Vec<Finding> {
+    const WHY: &str = "only an eBPF dataplane needs it; the nftables dataplane does not";
+    let is = |path: &str, kind: FsType| {
+        statfs(Path::new(path)).is_ok_and(|status| status.filesystem_type() == kind)
+    };
+    let cgroup =
+        ["/sys/fs/cgroup", "/sys/fs/cgroup/unified"].into_iter().find(|path| is(path, CGROUP2_SUPER_MAGIC));
+    let finding = |what: &str, found: Option<&str>, mend: &str| match found {
+        Some(path) => Finding::ok(what, path).why(WHY),
+        None => Finding::new(what, State::Note, "not found").why(WHY).mend(mend),
+    };
+    let bpffs = Some("/sys/fs/bpf").filter(|path| is(path, BPF_FS_MAGIC));
+    let btf = Some("/sys/kernel/btf/vmlinux").filter(|path| Path::new(path).exists());
+    vec![
+        finding("BPF file system", bpffs, "mount -t bpf bpf /sys/fs/bpf"),
+        finding("cgroup v2", cgroup, "boot with systemd.unified_cgroup_hierarchy=1"),
+        finding("type information of the kernel (BTF)", btf, "a kernel with DEBUG_INFO_BTF"),
+    ]
+}

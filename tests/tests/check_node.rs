@@ -1,0 +1,96 @@
+//! `slipway check-node` on nodes with this and that in the way.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test fails by panicking")]
+
+use serde_json::Value;
+use slipway_tests::Node;
+
+/// The report, and whether the command succeeded.
+fn check(node: &Node) -> (Value, bool) {
+    let output = node.try_slipway("check-node --output json");
+    let report = serde_json::from_str(&output.stdout).unwrap_or_else(|error| panic!("{error}: {output}"));
+    (report, output.code == Some(0))
+}
+
+fn finding<'a>(report: &'a Value, what: &str) -> &'a Value {
+    let findings = report["findings"].as_array().expect("a list");
+    let found = findings.iter().find(|finding| finding["what"] == what);
+    found.unwrap_or_else(|| panic!("nothing about {what}: {report:#}"))
+}
+
+#[test]
+fn a_fresh_node_lacks_nothing() {
+    let node = Node::new();
+    let (report, success) = check(&node);
+    assert!(success, "{report:#}");
+    assert_eq!(report["ok"], true);
+    for what in ["nf_tables, inet family", "nf_tables, fib expression", "veth links", "conntrack netlink"] {
+        assert_eq!(finding(&report, what)["state"], "ok", "{what}");
+    }
+    assert_eq!(finding(&report, "table inet slipway")["found"], "not there yet");
+    assert_eq!(finding(&report, "chains of others at the forward hook")["found"], "none");
+    // trying things out left nothing on the node
+    assert_eq!(node.cmd("nft list ruleset"), "");
+    assert!(!node.cmd("ip -o link").contains("probe"));
+}
+
+#[test]
+fn a_forward_chain_that_drops_is_named() {
+    let node = Node::new();
+    node.nft(
+        "table ip filter { chain FORWARD { type filter hook forward priority 0; policy drop; counter; }; }
+         table inet wall { chain out { type filter hook output priority 0; policy drop; }; }
+         table inet calm { chain pass { type filter hook forward priority 0; policy accept; }; }",
+    );
+    let (report, success) = check(&node);
+    assert!(success, "a warning is not a failure: {report:#}");
+    let chain = finding(&report, "chain ip filter FORWARD");
+    assert_eq!(chain["state"], "warning");
+    assert_eq!(chain["found"], "policy drop at the forward hook, 1 rules");
+    assert!(chain["mend"].as_str().unwrap().contains("DOCKER-USER"));
+    let text = report.to_string();
+    assert!(!text.contains("inet wall") && !text.contains("inet calm"), "{text}");
+}
+
+#[test]
+fn a_dropping_policy_of_legacy_iptables_is_named() {
+    let node = Node::new();
+    if node.try_cmd("iptables-legacy -P FORWARD DROP").code != Some(0) {
+        slipway_tests::skip!("legacy iptables");
+    }
+    let (report, success) = check(&node);
+    assert!(success, "{report:#}");
+    assert_eq!(finding(&report, "tables of iptables-legacy")["found"], "filter");
+    let chain = finding(&report, "iptables-legacy FORWARD");
+    assert_eq!((&chain["state"], &chain["found"]), (&"warning".into(), &"policy DROP".into()));
+    assert_eq!(finding(&report, "tables of ip6tables-legacy")["found"], "none");
+}
+
+#[test]
+fn a_table_of_our_name_that_is_not_ours_is_a_failure() {
+    let node = Node::new();
+    node.nft("table inet slipway { map ports { type inet_service : ipv4_addr; }; }");
+    let (report, success) = check(&node);
+    assert!(!success);
+    assert_eq!(report["ok"], false);
+    let table = finding(&report, "table inet slipway");
+    assert_eq!(table["state"], "missing");
+    assert!(table["found"].as_str().unwrap().contains("was not made by slipway"), "{table}");
+    node.nft("delete table inet slipway; table inet slipway { chain schema-9999 { }; }");
+    let (report, success) = check(&node);
+    assert!(!success);
+    let table = finding(&report, "table inet slipway");
+    assert!(table["found"].as_str().unwrap().contains("schema 9999"), "{table}");
+}
+
+#[test]
+fn text_says_why_and_how_to_mend_it() {
+    let node = Node::new();
+    node.nft("table inet wall { chain passing { type filter hook forward priority 0; policy drop; }; }");
+    let text = node.slipway("check-node");
+    assert!(text.contains("warning  chain inet wall passing"), "{text}");
+    assert!(text.contains("why: traffic to and from containers passes only if"), "{text}");
+    assert!(text.contains("mend: add rules to it that accept"), "{text}");
+    assert!(text.contains("\n0 missing, "), "{text}");
+    assert_eq!(node.try_slipway("check-node --output xml").code, Some(2));
+}
