@@ -42,13 +42,13 @@ pub(crate) struct Args {
 /// Something required is missing and was not installed.
 pub(crate) fn run(args: &Args) -> Result<()> {
     let missing = report();
-    components(args.check)?;
     let wanted: Vec<&Need> = missing.into_iter().filter(|need| need.required() || args.optional).collect();
     if wanted.is_empty() {
         println!("nothing that is required is missing");
     } else {
         install(&wanted, args)?;
     }
+    components(args.check)?;
     if args.static_libs {
         let dir = static_libmnl()?;
         println!("static libmnl: {}", dir.display());
@@ -63,12 +63,12 @@ pub(crate) fn run(args: &Args) -> Result<()> {
 /// As [`run`].
 pub(crate) fn ensure() -> Result<String> {
     let missing: Vec<&Need> = NEEDS.iter().filter(|need| need.required() && !need.is_there()).collect();
-    components(false)?;
     if missing.is_empty() {
-        return Ok("nothing is missing".to_owned());
+        return components(false).map(|()| "nothing is missing".to_owned());
     }
     let args = Args { yes: true, check: false, optional: false, static_libs: false };
     install(&missing, &args)?;
+    components(false)?;
     Ok(format!("installed {}", packages(&missing).join(" ")))
 }
 
