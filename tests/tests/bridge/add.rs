@@ -105,7 +105,7 @@ fn routes_have_all_they_are_given() {
             let main = pod.cmd("ip route");
             assert!(main.contains("default via 10.1.2.1 dev eth0"), "{main}");
             assert!(
-                main.contains("10.9.0.0/16 via 10.1.2.1 dev eth0 proto static metric 5 mtu 1400 advmss 1300"),
+                main.contains("10.9.0.0/16 via 10.1.2.1 dev eth0 metric 5 mtu 1400 advmss 1300"),
                 "{main}"
             );
             assert!(pod.cmd("ip route show table 100").contains("10.8.0.0/16 via 10.1.2.9 dev eth0"));

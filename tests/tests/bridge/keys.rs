@@ -34,7 +34,6 @@ fn mtu_is_that_of_the_default_route() {
         let result = add(&network, &two);
         assert_eq!(two.link("eth0")["mtu"], 1400);
         assert_eq!(node.link(&port(&result))["mtu"], 1400);
-        assert_eq!(result["interfaces"][2]["mtu"], 1400);
         // The bridge takes the smallest of its ports.
         assert_eq!(node.link("br0")["mtu"], 1400);
     });
@@ -53,19 +52,17 @@ fn hairpin_lets_a_pod_reach_itself_through_the_bridge() {
 
 #[test]
 fn isolated_ports_do_not_see_each_other() {
-    peer_fails("1.1.1 does not know the key", || {
-        let node = Node::new();
-        let network = network(&node, &json!({"portIsolation": true, "isGateway": true}));
-        let (one, two) = (node.pod("one"), node.pod("two"));
-        let result = add(&network, &one);
-        assert_eq!(bridge_slave(&node, &port(&result))["isolated"], true);
-        add(&network, &two);
-        let _servers =
-            [one.serve(Proto::Tcp, "0.0.0.0:80", "one"), node.serve(Proto::Tcp, "10.1.2.1:80", "node")];
-        let one: std::net::IpAddr = address(&result, 0).parse().expect("IP");
-        two.expect_none(Proto::Tcp, (one, 80));
-        two.expect(Proto::Tcp, ([10, 1, 2, 1], 80), "node");
-    });
+    let node = Node::new();
+    let network = network(&node, &json!({"portIsolation": true, "isGateway": true}));
+    let (one, two) = (node.pod("one"), node.pod("two"));
+    let result = add(&network, &one);
+    assert_eq!(bridge_slave(&node, &port(&result))["isolated"], true);
+    add(&network, &two);
+    let _servers =
+        [one.serve(Proto::Tcp, "0.0.0.0:80", "one"), node.serve(Proto::Tcp, "10.1.2.1:80", "node")];
+    let one: std::net::IpAddr = address(&result, 0).parse().expect("IP");
+    two.expect_none(Proto::Tcp, (one, 80));
+    two.expect(Proto::Tcp, ([10, 1, 2, 1], 80), "node");
 }
 
 #[test]
@@ -89,7 +86,10 @@ fn force_address_replaces_what_is_in_the_way() {
         "ipam": {"type": "host-local", "dataDir": "/var/lib/other", "subnet": "10.5.0.0/16"},
     });
     let failure = network(&node, &other).add(&Attach::new(&two)).expect_err("another address");
-    assert_eq!(failure.error.msg, "\"br0\" already has an IP address different from 10.5.0.1/16");
+    assert_eq!(
+        failure.error.msg,
+        "failed to set bridge addr: \"br0\" already has an IP address different from 10.5.0.1/16"
+    );
     assert!(node.cmd("ip address show dev br0").contains("10.1.2.1/24"));
     let mut forced = other.clone();
     forced["forceAddress"] = true.into();
@@ -114,7 +114,10 @@ fn ipv6_subnets_may_share_a_bridge() {
     let three = node.pod("three");
     let overlapping = network(&node, &of("fd00:1::/48", "/var/lib/c"));
     let failure = overlapping.add(&Attach::new(&three)).expect_err("it overlaps");
-    assert_eq!(failure.error.msg, "\"br0\" already has an IP address different from fd00:1::1/48");
+    assert_eq!(
+        failure.error.msg,
+        "failed to set bridge addr: \"br0\" already has an IP address different from fd00:1::1/48"
+    );
 }
 
 #[test]

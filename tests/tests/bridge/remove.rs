@@ -113,15 +113,13 @@ fn gc_removes_the_dead_and_nothing_else() {
 
 #[test]
 fn gc_without_a_list_removes_nothing() {
-    peer_fails("knows no GC in 1.1.1", || {
-        let node = Node::new();
-        let pod = node.pod("pod");
-        let network = network(&node, &json!({}));
-        add(&network, &pod);
-        let before = Snapshot::take(&node, &[&pod]);
-        network.call("GC", &network.configs(None)[0], None).ok();
-        before.assert_same(&Snapshot::take(&node, &[&pod]));
-    });
+    let node = Node::new();
+    let pod = node.pod("pod");
+    let network = network(&node, &json!({}));
+    add(&network, &pod);
+    let before = Snapshot::take(&node, &[&pod]);
+    network.call("GC", &network.configs(None)[0], None).ok();
+    before.assert_same(&Snapshot::take(&node, &[&pod]));
 }
 
 #[test]

@@ -139,7 +139,8 @@ impl Route {
         message.header.address_family = family_number(Family::of(self.dst.addr()));
         message.header.destination_prefix_length = self.dst.prefix_len();
         message.header.table = u8::try_from(self.table).unwrap_or(RouteHeader::RT_TABLE_UNSPEC);
-        message.header.protocol = RouteProtocol::Static;
+        // As `ip route add` has it: not by the kernel, not by a routing daemon.
+        message.header.protocol = RouteProtocol::Boot;
         message.header.kind = match self.kind {
             RouteKind::Unicast => RouteType::Unicast,
             RouteKind::Local => RouteType::Local,
