@@ -113,3 +113,14 @@ fn masquerade_is_compared() {
         network.check(&Attach::new(&pod)).expect_err("CHECK should notice");
     });
 }
+
+#[test]
+fn the_guard_against_spoofing_is_compared() {
+    peer_fails("does not look at it", || {
+        let node = Node::new();
+        let pod = node.pod("pod");
+        let (network, _) = attached(&node, &pod, json!({"macspoofchk": true}));
+        node.nft("flush set bridge slipway guarded");
+        differs(&network, &pod, "spoofing");
+    });
+}

@@ -220,6 +220,28 @@ fn dns_is_the_configurations_if_it_says_anything() {
 }
 
 #[test]
+fn a_foreign_source_address_is_dropped() {
+    let node = Node::new();
+    let (one, two) = (node.pod("one"), node.pod("two"));
+    let network = network(&node, &json!({"macspoofchk": true, "isGateway": true}));
+    let result = add(&network, &one);
+    add(&network, &two);
+    let _server = two.serve(Proto::Tcp, "0.0.0.0:80", "two");
+    let target = ([10, 1, 2, 3], 80);
+    one.expect(Proto::Tcp, target, "two");
+    network.check(&Attach::new(&one)).expect("CHECK");
+    let own = one.mac("eth0");
+    one.cmd("ip link set eth0 address 02:00:00:00:00:99");
+    one.expect_none(Proto::Tcp, target);
+    one.cmd(&format!("ip link set eth0 address {own}"));
+    one.expect(Proto::Tcp, target, "two");
+    network.del(&Attach::new(&one)).expect("DEL");
+    let ruleset = node.ruleset();
+    assert!(!ruleset.contains(&port(&result)) && !ruleset.contains(&own), "{ruleset}");
+    network.check(&Attach::new(&two)).expect("the other one's guard is still there");
+}
+
+#[test]
 fn bad_values_are_named_and_change_nothing() {
     peer_fails("other codes, and some are not noticed", || {
         let node = Node::new();

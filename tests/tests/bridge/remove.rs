@@ -19,7 +19,10 @@ fn reservations(node: &Node) -> Vec<String> {
 fn del_removes_what_add_made_and_may_come_again() {
     let node = Node::new();
     let (first, pod) = (node.pod("first"), node.pod("pod"));
-    let network = network(&node, &json!({"isGateway": true, "ipMasq": true, "ipam": dual_stack()}));
+    let network = network(
+        &node,
+        &json!({"isGateway": true, "ipMasq": true, "macspoofchk": true, "ipam": dual_stack()}),
+    );
     add(&network, &first);
     let before = state(&node, &pod);
     add(&network, &pod);
@@ -90,7 +93,7 @@ fn gc_removes_the_dead_and_nothing_else() {
     peer_fails("does nothing", || {
         let node = Node::new();
         let (live, dead, elsewhere) = (node.pod("live"), node.pod("dead"), node.pod("elsewhere"));
-        let ours = network(&node, &json!({"isGateway": true, "ipMasq": true}));
+        let ours = network(&node, &json!({"isGateway": true, "ipMasq": true, "macspoofchk": true}));
         let mut list = json!({"name": "other", "plugins": [super::plugin(&json!({"bridge": "br1"}))]});
         list["plugins"][0]["ipam"]["subnet"] = "10.9.0.0/24".into();
         let other = node.network(list);
@@ -104,7 +107,8 @@ fn gc_removes_the_dead_and_nothing_else() {
         assert!(!node.has_link(&dead_port) && !dead.has_link("eth0"));
         assert!(node.has_link(&live_port) && node.has_link(&other_port));
         assert_eq!(reservations(&node), ["10.1.2.3"]);
-        assert!(!node.ruleset().contains("10.1.2.2 "), "{}", node.ruleset());
+        let ruleset = node.ruleset();
+        assert!(!ruleset.contains("10.1.2.2 ") && !ruleset.contains(&dead_port), "{ruleset}");
         ours.gc_plugins(&Value::Null).expect("GC");
         assert!(!node.has_link(&live_port) && node.has_link(&other_port));
         assert!(reservations(&node).is_empty());

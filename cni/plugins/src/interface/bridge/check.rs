@@ -1,7 +1,7 @@
 //! CHECK: compares the result of the ADD with what is there.
 
 use cni_dataplane::nftables::Nftables;
-use cni_dataplane::{Backend, MasqueradeRequest};
+use cni_dataplane::{Backend, MasqueradeRequest, macspoof};
 use cni_kernel::netns::Netns;
 use cni_kernel::route::{Family, Link, LinkKind, MAIN_TABLE, PortVlan, RouteSocket};
 use cni_spec::{AddResult, CniError, Interface, Route};
@@ -26,7 +26,10 @@ pub(super) fn check(request: &Request<'_>) -> Result<(), CniError> {
 
     let bridge = check_bridge(&host.route, previous, &settings)?;
     let inner = check_inner(&container, previous, ifname)?;
-    check_port(&host.route, previous, (&bridge, &inner), &settings)?;
+    let port = check_port(&host.route, previous, (&bridge, &inner), &settings)?;
+    if let (true, Some(mac)) = (settings.spoof_check, inner.mac) {
+        macspoof::check(&request.attachment, &port.name, mac)?;
+    }
     let index = previous
         .interfaces
         .iter()
@@ -104,7 +107,7 @@ fn check_port(
     previous: &AddResult,
     (bridge, inner): (&Link, &Link),
     settings: &Settings,
-) -> Result<(), CniError> {
+) -> Result<Link, CniError> {
     let missing = || wrong(format!("CNI veth created for bridge {} was not found", bridge.name));
     let port = match route.link_by_index(inner.peer.ok_or_else(missing)?) {
         Err(error) if error.is_not_found() => return Err(missing()),
@@ -121,7 +124,7 @@ fn check_port(
             port.port, settings.port
         )));
     }
-    let Some(vlans) = &settings.vlans else { return Ok(()) };
+    let Some(vlans) = &settings.vlans else { return Ok(port) };
     let present = route.port_vlans(&port).map_err(failed)?;
     let has = |wanted: &PortVlan| {
         present.iter().any(|is| {
@@ -134,7 +137,7 @@ fn check_port(
     let native = PortVlan::native(vlans.native());
     match std::iter::once(&native).chain(&vlans.trunk).find(|wanted| !has(wanted)) {
         Some(missing) => Err(wrong(format!("Interface {name}: {missing} not found on the port"))),
-        None => Ok(()),
+        None => Ok(port),
     }
 }
 

@@ -270,7 +270,7 @@ impl Host {
             Some(_) if !settings.force_address => {
                 let wanted = change.add.first().copied().unwrap_or(gateways[0]);
                 Err(CniError::internal(format!(
-                    "{:?} already has an IP address different from {wanted}",
+                    "failed to set bridge addr: {:?} already has an IP address different from {wanted}",
                     link.name
                 ))
                 .with_details(format!("it has {}", join(&change.remove))))

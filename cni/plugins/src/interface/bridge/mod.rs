@@ -14,7 +14,7 @@ mod remove;
 use std::fmt::Display;
 
 use cni_dataplane::nftables::Nftables;
-use cni_dataplane::{Backend, Kinds, MasqueradeRequest, Withdrawal};
+use cni_dataplane::{Backend, Kinds, MasqueradeRequest, Withdrawal, macspoof};
 use cni_kernel::route::Link;
 use cni_kernel::sysctl::SysctlError;
 use cni_spec::{AddResult, CniError, ErrorCode, Interface};
@@ -117,6 +117,14 @@ fn set_up<'a>(work: &Work<'a>, plan: &Plan, undo: &mut Undo<'a>) -> Result<Links
     let (inner, port) = host.create_pair(&container.route, attachment, settings.mac, mtu)?;
     let to_delete = inner.clone();
     undo.on_failure("delete the container's link", move || container.route.delete_link(&to_delete));
+    if settings.spoof_check {
+        let mac =
+            inner.mac.ok_or_else(|| CniError::internal(format!("link {} has no MAC address", inner.name)))?;
+        // Taken back whatever the outcome: a call that failed half-way may have left a part.
+        undo.on_failure("remove the guard against spoofing", || macspoof::release(attachment));
+        // The container's end is still down: no packet passes before the guard is there.
+        macspoof::protect(attachment, &port.name, mac)?;
+    }
     host.attach(&port, &bridge, attachment, settings)?;
     let gateway = match plan.gateways.is_empty() {
         true => None,

@@ -4,8 +4,8 @@ use std::net::IpAddr;
 
 use cni_dataplane::nftables::Nftables;
 use cni_dataplane::owner::{AttachmentHash, NetworkHash, Owner};
-use cni_dataplane::{Backend, Kinds, Withdrawal};
-use cni_kernel::route::{Link, LinkKind};
+use cni_dataplane::{Backend, Kinds, Withdrawal, macspoof};
+use cni_kernel::route::{Link, LinkKind, RouteSocket};
 use cni_spec::{Attachment, CniError, NetConf};
 use serde::Deserialize;
 
@@ -15,52 +15,104 @@ use super::host::{Host, port_names};
 use crate::plugin::{NodeRequest, Request};
 use crate::skel::delegate;
 
-/// Removes the links, then the masquerade, then the addresses: an address that IPAM may give to the
+/// Removes the links and what the dataplane holds, then the addresses: one that IPAM may give to the
 /// next container must have no trace of this one. What fails does not keep the rest from being done.
+///
+/// Deleting a link and deleting from nf_tables each wait for the kernel's grace periods, 10–30 ms:
+/// they wait side by side.
 pub(super) fn del(request: &Request<'_>) -> Result<(), CniError> {
     let mut failures = Failures::default();
-    let mut addresses: Vec<IpAddr> = match &request.config.prev_result {
-        Some(previous) => previous.ips.iter().map(|ip| ip.address.addr()).collect(),
-        None => Vec::new(),
-    };
-    failures.collect(delete_links(request, &mut addresses));
-    let attachment = &request.attachment;
-    let withdrawal = Withdrawal { addresses: &addresses, ..Withdrawal::of(attachment, Kinds::Masquerade) };
-    let withdrawn = Nftables::new().withdraw(&withdrawal).map_err(CniError::from);
-    failures.collect(if_masquerading(request.config, withdrawn));
+    let links = failures.keep(OwnLinks::find(request));
+    let addresses = failures.keep(known_addresses(request, links.as_ref())).unwrap_or_default();
+    let withdraw = || withdraw(request, &addresses);
+    let withdrawn = std::thread::scope(|scope| {
+        let thread = std::thread::Builder::new().name("withdraw".to_owned()).spawn_scoped(scope, withdraw);
+        if let Some(links) = &links {
+            links.delete(&mut failures);
+        }
+        match thread {
+            Ok(thread) => thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)),
+            Err(_) => withdraw(), // No thread to be had: one after the other.
+        }
+    });
+    failures.0.extend(withdrawn.0);
     if !request.config.ipam.is_empty() {
         failures.collect(delegate::ipam_del(request));
     }
     failures.into_result()
 }
 
-/// Deletes the container's link, and with it the port; where the namespace is gone, what may be left
-/// of the port. Adds the container's addresses to `addresses` where these are not known.
-fn delete_links(request: &Request<'_>, addresses: &mut Vec<IpAddr>) -> Result<(), CniError> {
-    let host = Host::open()?;
-    let attachment = &request.attachment;
-    if let Some(container) = Container::open_if_there(request.netns.as_deref())? {
-        let link = container.route.find_link(attachment.ifname()).map_err(failed)?;
-        if let Some(link) = link.filter(|link| may_delete(&host, link, attachment)) {
-            if addresses.is_empty() {
-                let all = container.route.addresses(&link).map_err(failed)?;
-                addresses
-                    .extend(all.iter().filter(|address| address.global).map(|address| address.net.addr()));
+/// Takes away what the dataplane holds of the attachment.
+fn withdraw(request: &Request<'_>, addresses: &[IpAddr]) -> Failures {
+    let mut failures = Failures::default();
+    let (attachment, wanted) = (&request.attachment, Wanted::of(request.config));
+    let withdrawal = Withdrawal { addresses, ..Withdrawal::of(attachment, Kinds::Masquerade) };
+    failures.collect_if(wanted.ip_masq, Nftables::new().withdraw(&withdrawal));
+    failures.collect_if(wanted.macspoofchk, macspoof::release(attachment));
+    failures
+}
+
+/// What the configuration asks of the dataplane now. It may have been another one when the container
+/// came, so that DEL and GC look for everything; but a node that cannot do what it is not asked to do
+/// must not fail for it.
+#[derive(Debug, Default, Deserialize)]
+#[serde(default, rename_all = "camelCase")]
+struct Wanted {
+    ip_masq: bool,
+    macspoofchk: bool,
+}
+
+impl Wanted {
+    fn of(config: &NetConf) -> Self {
+        config.decode().unwrap_or_default()
+    }
+}
+
+/// The container's addresses, which save the dataplane a search.
+fn known_addresses(request: &Request<'_>, links: Option<&OwnLinks>) -> Result<Vec<IpAddr>, CniError> {
+    if let Some(previous) = &request.config.prev_result {
+        return Ok(previous.ips.iter().map(|ip| ip.address.addr()).collect());
+    }
+    let Some(OwnLinks { inner: Some((container, link)), .. }) = links else { return Ok(Vec::new()) };
+    let all = container.route.addresses(link).map_err(failed)?;
+    Ok(all.iter().filter(|address| address.global).map(|address| address.net.addr()).collect())
+}
+
+/// The links of an attachment.
+struct OwnLinks {
+    host: Host,
+    /// The container's end, with which the port goes.
+    inner: Option<(Container, Link)>,
+    /// Where there is no container's end, what may be left of the port.
+    ports: Vec<Link>,
+}
+
+impl OwnLinks {
+    fn find(request: &Request<'_>) -> Result<Self, CniError> {
+        let host = Host::open()?;
+        let attachment = &request.attachment;
+        if let Some(container) = Container::open_if_there(request.netns.as_deref())? {
+            let link = container.route.find_link(attachment.ifname()).map_err(failed)?;
+            if let Some(link) = link.filter(|link| may_delete(&host, link, attachment)) {
+                return Ok(Self { host, inner: Some((container, link)), ports: Vec::new() });
             }
-            return match container.route.delete_link(&link) {
-                Err(error) if !error.is_not_found() => Err(failed(error)),
-                _ => Ok(()),
-            };
+        }
+        let mut ports = Vec::new();
+        for name in port_names(attachment) {
+            let link = host.route.find_link(&name).map_err(failed)?;
+            ports.extend(link.filter(|link| is_port_of(link, attachment)));
+        }
+        Ok(Self { host, inner: None, ports })
+    }
+
+    fn delete(&self, failures: &mut Failures) {
+        if let Some((container, link)) = &self.inner {
+            failures.collect(delete(&container.route, link));
+        }
+        for link in &self.ports {
+            failures.collect(delete(&self.host.route, link));
         }
     }
-    for name in port_names(attachment) {
-        if let Some(link) = host.route.find_link(&name).map_err(failed)?
-            && is_port_of(&link, attachment)
-        {
-            delete(&host, &link)?;
-        }
-    }
-    Ok(())
 }
 
 /// Whether a link of the container's is this attachment's: one end of a pair, whose other end does
@@ -84,8 +136,8 @@ fn is_port_of(link: &Link, attachment: &Attachment) -> bool {
     link.kind == LinkKind::Veth && (link.alias.is_empty() || named())
 }
 
-fn delete(host: &Host, link: &Link) -> Result<(), CniError> {
-    match host.route.delete_link(link) {
+fn delete(route: &RouteSocket, link: &Link) -> Result<(), CniError> {
+    match route.delete_link(link) {
         Err(error) if !error.is_not_found() => Err(failed(error)),
         _ => Ok(()),
     }
@@ -96,31 +148,15 @@ pub(super) fn gc(request: &NodeRequest<'_>) -> Result<(), CniError> {
     // Without a list nothing may be removed.
     let Some(valid) = &request.config.valid_attachments else { return Ok(()) };
     let network = &request.config.name;
+    let wanted = Wanted::of(request.config);
     let mut failures = Failures::default();
     failures.collect(delete_dead_ports(network, valid));
-    let retained = Nftables::new().retain(network, valid, Kinds::Masquerade).map_err(CniError::from);
-    failures.collect(if_masquerading(request.config, retained));
+    failures.collect_if(wanted.ip_masq, Nftables::new().retain(network, valid, Kinds::Masquerade));
+    failures.collect_if(wanted.macspoofchk, macspoof::retain(network, valid).map(drop));
     if !request.config.ipam.is_empty() {
         failures.collect(delegate::ipam_gc(request));
     }
     failures.into_result()
-}
-
-/// The configuration may have been another one when the container came, so that masquerade is looked
-/// for in any case; but a node that cannot masquerade and is not asked to must not fail.
-fn if_masquerading(config: &NetConf, result: Result<(), CniError>) -> Result<(), CniError> {
-    #[derive(Deserialize, Default)]
-    #[serde(default, rename_all = "camelCase")]
-    struct Keys {
-        ip_masq: bool,
-    }
-    match result {
-        Err(error) if !config.decode::<Keys>().is_ok_and(|keys| keys.ip_masq) => {
-            log::warn!("look for masquerade: {error}");
-            Ok(())
-        }
-        other => other,
-    }
 }
 
 fn delete_dead_ports(network: &str, valid: &[Attachment]) -> Result<(), CniError> {
@@ -134,7 +170,7 @@ fn delete_dead_ports(network: &str, valid: &[Attachment]) -> Result<(), CniError
     };
     let mut failures = Failures::default();
     for link in host.route.links().map_err(failed)?.iter().filter(|link| is_dead(link)) {
-        failures.collect(delete(&host, link));
+        failures.collect(delete(&host.route, link));
     }
     failures.into_result()
 }
@@ -146,6 +182,18 @@ struct Failures(Vec<CniError>);
 impl Failures {
     fn collect(&mut self, result: Result<(), CniError>) {
         self.0.extend(result.err());
+    }
+
+    fn keep<T>(&mut self, result: Result<T, CniError>) -> Option<T> {
+        result.map_err(|error| self.0.push(error)).ok()
+    }
+
+    /// The dataplane's errors count only if the configuration asks for what it was to take away.
+    fn collect_if(&mut self, wanted: bool, result: Result<(), cni_dataplane::Error>) {
+        match result.map_err(CniError::from) {
+            Err(error) if !wanted => log::warn!("look for what is not asked for: {error}"),
+            other => self.collect(other),
+        }
     }
 
     fn into_result(self) -> Result<(), CniError> {
