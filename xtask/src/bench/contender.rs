@@ -73,11 +73,11 @@ pub(super) struct Contender {
     next: u32,
 }
 
-/// One ADD and one DEL of the whole list.
-#[derive(Debug, Clone, Copy)]
+/// One ADD and one DEL of the whole list: what each plugin cost, in the order of the calls.
+#[derive(Debug, Clone)]
 pub(super) struct Sample {
-    pub(super) add: Cost,
-    pub(super) del: Cost,
+    pub(super) add: Vec<Cost>,
+    pub(super) del: Vec<Cost>,
 }
 
 /// A pod that was attached.
@@ -175,26 +175,27 @@ impl Contender {
         Ok((add, del))
     }
 
-    fn attach(&mut self, pod: Pod, bridge: u32, first_port: u32) -> Result<(Cost, Attached)> {
+    fn attach(&mut self, pod: Pod, bridge: u32, first_port: u32) -> Result<(Vec<Cost>, Attached)> {
         let ports = ports(first_port);
         sandbox::switch_to(&self.node)?;
         let chain = self.chain(bridge);
-        let (mut cost, mut result) = (Cost::default(), Value::Null);
+        let (mut cost, mut result) = (Vec::new(), Value::Null);
         for index in 0..chain.plugins.len() {
             let (one, output) = measure::call(chain.call(index, "ADD", &pod, &ports, &result))?;
-            cost += one;
+            cost.push(one);
             result = decode(&output)?;
         }
         Ok((cost, Attached { pod, bridge, ports, result }))
     }
 
-    fn detach(&mut self, attached: &Attached) -> Result<Cost> {
+    fn detach(&mut self, attached: &Attached) -> Result<Vec<Cost>> {
         sandbox::switch_to(&self.node)?;
         let chain = self.chain(attached.bridge);
-        let mut cost = Cost::default();
+        let mut cost = Vec::new();
         for index in (0..chain.plugins.len()).rev() {
-            cost +=
-                measure::call(chain.call(index, "DEL", &attached.pod, &attached.ports, &attached.result))?.0;
+            cost.push(
+                measure::call(chain.call(index, "DEL", &attached.pod, &attached.ports, &attached.result))?.0,
+            );
         }
         Ok(cost)
     }

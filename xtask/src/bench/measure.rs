@@ -20,10 +20,12 @@ pub(super) struct Cost {
     pub(super) cpu: Duration,
 }
 
-impl std::ops::AddAssign for Cost {
-    fn add_assign(&mut self, other: Self) {
-        self.wall += other.wall;
-        self.cpu += other.cpu;
+impl Cost {
+    /// Of several calls together.
+    pub(super) fn sum(calls: &[Self]) -> Self {
+        calls
+            .iter()
+            .fold(Self::default(), |sum, one| Self { wall: sum.wall + one.wall, cpu: sum.cpu + one.cpu })
     }
 }
 
