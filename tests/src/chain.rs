@@ -8,7 +8,7 @@ use std::sync::Mutex;
 use serde_json::{Map, Value, json};
 
 use crate::node::{Node, Pod};
-use crate::plugin::{CniFailure, Output, newest_version};
+use crate::plugin::{CniFailure, Output, PluginCall, newest_version};
 use crate::traffic::Proto;
 
 /// A network configuration list on a node, with the cache of its attachments.
@@ -180,17 +180,22 @@ impl<'a> Network<'a> {
     /// Calls one plugin of the list. The environment has all six variables, possibly empty, as libcni
     /// sets them.
     pub fn call(&self, verb: &str, config: &Value, attach: Option<&Attach>) -> Output {
+        self.prepare(verb, config, attach).run()
+    }
+
+    /// The call of [`Network::call`], not run yet.
+    #[must_use]
+    pub fn prepare(&self, verb: &str, config: &Value, attach: Option<&Attach>) -> PluginCall {
         let name = config["type"].as_str().expect("a plugin has a type");
         let call = self.node.plugin(name).command(verb).config(config);
-        let call = match attach {
+        match attach {
             Some(attach) => call
                 .container(&attach.container)
                 .netns(&attach.netns)
                 .ifname(&attach.ifname)
                 .args(&attach.args),
             None => call.container("").netns("").ifname("").args(""),
-        };
-        call.run()
+        }
     }
 
     fn step(&self, verb: &str, config: &Value, attach: Option<&Attach>) -> Result<Value, Failure> {

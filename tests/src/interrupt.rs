@@ -1,18 +1,89 @@
-//! Killing a plugin at each of its system calls in turn.
+//! Disturbing a plugin at each of its system calls in turn: killing it before, or letting one fail.
 
 use std::collections::BTreeMap;
 
 use crate::node::Node;
 use crate::plugin::{Output, PluginCall};
 
-/// A place in a plugin's run: the moment before its `nth` call of `syscall`.
+/// A system call in a plugin's run: the `nth` one of that name.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct KillPoint {
+pub struct Point {
     /// The system call's name.
     pub syscall: String,
     /// Counted from 1, by thread as strace counts.
     pub nth: usize,
+    /// Whether the call before it, in any thread, may have changed something outside the process. If
+    /// not, a kill here leaves what a kill at the point before leaves.
+    pub after_change: bool,
 }
+
+/// What happens at a [`Point`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Disturbance {
+    /// SIGKILL, before the call does anything.
+    Kill,
+    /// The call does nothing and fails with this error, for instance `ENOSPC`.
+    Error(&'static str),
+}
+
+/// Calls that change nothing but the process itself.
+const INNER: &[&str] = &[
+    "access",
+    "arch_prctl",
+    "brk",
+    "clock_gettime",
+    "clone",
+    "clone3",
+    "close",
+    "dup",
+    "epoll_create1",
+    "epoll_ctl",
+    "epoll_wait",
+    "eventfd2",
+    "exit",
+    "fcntl",
+    "fstat",
+    "fstatfs",
+    "fsync",
+    "futex",
+    "getdents64",
+    "getpid",
+    "getrandom",
+    "getsockname",
+    "getsockopt",
+    "gettid",
+    "lseek",
+    "madvise",
+    "mmap",
+    "mprotect",
+    "munmap",
+    "nanosleep",
+    "newfstatat",
+    "poll",
+    "prctl",
+    "pread64",
+    "prlimit64",
+    "read",
+    "readlink",
+    "recvfrom",
+    "recvmsg",
+    "restart_syscall",
+    "rseq",
+    "rt_sigaction",
+    "rt_sigprocmask",
+    "sched_getaffinity",
+    "set_robust_list",
+    "set_tid_address",
+    "setns",
+    "setsockopt",
+    "sigaltstack",
+    "socket",
+    "socketpair",
+    "statfs",
+    "statx",
+    "uname",
+    "unshare",
+];
 
 const TRACE: &str = "/run/interrupt.trace";
 
@@ -21,22 +92,34 @@ const TRACE: &str = "/run/interrupt.trace";
 ///
 /// # Panics
 /// When strace does not run.
-pub fn kill_points(node: &Node, call: PluginCall) -> (Output, Vec<KillPoint>) {
+pub fn kill_points(node: &Node, call: PluginCall) -> (Output, Vec<Point>) {
     let output = call.through(&["strace", "-f", "-qq", "-o", TRACE]).run();
-    let trace = node.read(TRACE).expect("strace's output");
+    let trace = node.read(TRACE).unwrap_or_else(|| panic!("no trace: {}", output.process));
     node.cmd(&format!("rm {TRACE}"));
     (output, parse(&trace))
 }
 
-/// Runs the call and kills it at that point. Tells whether it was killed; with several threads, or
-/// with another state than before, it may end without coming to that point.
+/// Runs the call and disturbs it at that point. With several threads, or with another state than
+/// before, it may not come to that point.
+#[must_use]
+pub fn disturbed(node: &Node, call: PluginCall, point: &Point, how: Disturbance) -> Output {
+    let what = match how {
+        Disturbance::Kill => "signal=KILL".to_owned(),
+        Disturbance::Error(errno) => format!("error={errno}"),
+    };
+    let inject = format!("inject={}:{what}:when={}", point.syscall, point.nth);
+    let output = call.through(&["strace", "-f", "-qq", "-o", TRACE, "-e", &inject]).run();
+    node.cmd(&format!("rm -f {TRACE}"));
+    output
+}
+
+/// Kills the call at that point. Tells whether it was killed, or else succeeded.
 ///
 /// # Panics
 /// When it ends in yet another way.
-pub fn killed(node: &Node, call: PluginCall, point: &KillPoint) -> bool {
-    let inject = format!("inject={}:signal=KILL:when={}", point.syscall, point.nth);
-    let output = call.through(&["strace", "-f", "-qq", "-o", TRACE, "-e", &inject]).run();
-    node.cmd(&format!("rm -f {TRACE}"));
+#[must_use]
+pub fn killed(node: &Node, call: PluginCall, point: &Point) -> bool {
+    let output = disturbed(node, call, point, Disturbance::Kill);
     match output.process.code {
         None | Some(137) => true,
         Some(0) => false,
@@ -44,9 +127,10 @@ pub fn killed(node: &Node, call: PluginCall, point: &KillPoint) -> bool {
     }
 }
 
-fn parse(trace: &str) -> Vec<KillPoint> {
+fn parse(trace: &str) -> Vec<Point> {
     let mut counts: BTreeMap<(&str, &str), usize> = BTreeMap::new();
-    let mut points = Vec::new();
+    let mut points: Vec<Point> = Vec::new();
+    let mut after_change = true;
     let mut started = false;
     for line in trace.lines() {
         let Some((pid, rest)) = line.split_once(' ') else { continue };
@@ -55,13 +139,18 @@ fn parse(trace: &str) -> Vec<KillPoint> {
         if !name.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'_') || name.is_empty() {
             continue; // A signal, an exit, or the second half of an interrupted call.
         }
-        let nth = counts.entry((pid, name)).and_modify(|count| *count += 1).or_insert(1);
+        let nth = *counts.entry((pid, name)).and_modify(|count| *count += 1).or_insert(1);
         started |= name == "read" && arguments.starts_with("0,");
-        let point = KillPoint { syscall: name.to_owned(), nth: *nth };
-        // Threads have their own counts: the same point may come twice.
-        if started && !points.contains(&point) {
-            points.push(point);
+        if !started {
+            continue;
         }
+        // Threads have their own counts: the same point may come twice.
+        match points.iter_mut().find(|point| point.syscall == name && point.nth == nth) {
+            Some(point) => point.after_change |= after_change,
+            None => points.push(Point { syscall: name.to_owned(), nth, after_change }),
+        }
+        let opens_only = name == "openat" && !arguments.contains("O_CREAT");
+        after_change = !INNER.contains(&name) && !opens_only;
     }
     points
 }
@@ -73,9 +162,17 @@ mod tests {
     #[test]
     fn calls_are_counted_by_name_from_the_configuration_on() {
         let trace = "10 execve(\"x\", [\"x\"], 0x1) = 0\n10 read(3, \"\", 1) = 0\n10 read(0, \"{}\", 9) = 2\n\
-            10 close(3)   = 0\n10 clone3({flags=...} <unfinished ...>\n11 close(4) = 0\n\
-            10 <... clone3 resumed>) = 11\n10 read(5, \"\", 1) = 0\n10 +++ exited with 0 +++\n";
-        let points: Vec<String> = parse(trace).iter().map(|p| format!("{} {}", p.syscall, p.nth)).collect();
-        assert_eq!(points, ["read 2", "close 1", "clone3 1", "read 3"]);
+            10 close(3)   = 0\n10 clone3({flags=...} <unfinished ...>\n11 unlink(\"x\") = 0\n\
+            10 <... clone3 resumed>) = 11\n11 openat(3, \"x\", O_RDONLY) = 4\n10 read(5, \"\", 1) = 0\n\
+            10 openat(3, \"x\", O_CREAT) = 4\n10 +++ exited with 0 +++\n";
+        let points: Vec<String> = parse(trace)
+            .iter()
+            .map(|p| format!("{} {}{}", p.syscall, p.nth, if p.after_change { "!" } else { "" }))
+            .collect();
+        assert_eq!(
+            points,
+            ["read 2!", "close 1", "clone3 1", "unlink 1", "openat 1!", "read 3"],
+            "openat of the second thread is the same point"
+        );
     }
 }

@@ -52,7 +52,7 @@ mod traffic;
 
 pub use chain::{Attach, Failure, Network};
 pub use golden::{golden, normalise};
-pub use interrupt::{KillPoint, kill_points, killed};
+pub use interrupt::{Disturbance, Point, disturbed, kill_points, killed};
 pub use node::{BridgeNetfilter, Host, Node, Pod};
 pub use plugin::{
     CniFailure, Output, PluginCall, Running, is_peer, newest_version, peer_fails, plugin_dir, slipway,

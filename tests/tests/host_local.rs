@@ -174,12 +174,12 @@ fn an_add_that_is_killed_anywhere_blocks_nothing() {
     let conf = dual();
     let _ = call(&node, "ADD", "c0", &conf).run().ok();
     let _ = call(&node, "DEL", "c0", &conf).run().ok();
-    let (output, points) = kill_points(&node, call(&node, "ADD", "c0", &conf));
+    let (output, found) = kill_points(&node, call(&node, "ADD", "c0", &conf));
     let _ = output.ok();
     let _ = call(&node, "DEL", "c0", &conf).run().ok();
-    assert!(points.len() > 40, "{points:?}");
+    assert!(found.len() > 40, "{found:?}");
     let mut after = 0;
-    for (at, point) in points.iter().enumerate() {
+    for (at, point) in found.iter().enumerate() {
         assert!(killed(&node, call(&node, "ADD", "victim", &conf), point), "{point:?}");
         after += usize::from(!reserved(&node).is_empty());
         // Another container gets its addresses at once, from us and from the reference.
@@ -212,10 +212,10 @@ fn an_add_that_is_killed_anywhere_blocks_nothing() {
 fn the_first_add_of_a_node_that_is_killed_anywhere_blocks_nothing() {
     let conf = dual();
     let first = Node::new();
-    let (output, points) = kill_points(&first, call(&first, "ADD", "c0", &conf));
+    let (output, found) = kill_points(&first, call(&first, "ADD", "c0", &conf));
     let _ = output.ok();
-    assert!(points.iter().any(|point| point.syscall == "mkdirat"), "{points:?}");
-    for point in &points {
+    assert!(found.iter().any(|point| point.syscall == "mkdirat"), "{found:?}");
+    for point in &found {
         let node = Node::new();
         assert!(killed(&node, call(&node, "ADD", "victim", &conf), point), "{point:?}");
         let _ = call(&node, "ADD", "other", &conf).run().ok();
@@ -232,9 +232,9 @@ fn a_del_that_is_killed_anywhere_is_finished_by_the_next() {
     let conf = dual();
     let _ = call(&node, "ADD", "other", &conf).run().ok();
     let _ = call(&node, "ADD", "victim", &conf).run().ok();
-    let (output, points) = kill_points(&node, call(&node, "DEL", "victim", &conf));
+    let (output, found) = kill_points(&node, call(&node, "DEL", "victim", &conf));
     let _ = output.ok();
-    for point in &points {
+    for point in &found {
         let _ = call(&node, "ADD", "victim", &conf).run().ok();
         assert!(killed(&node, call(&node, "DEL", "victim", &conf), point), "{point:?}");
         let _ = call(&node, "DEL", "victim", &conf).run().ok();
@@ -258,9 +258,9 @@ fn a_gc_that_is_killed_anywhere_is_finished_by_the_next() {
     };
     let _ = call(&node, "ADD", "kept", &conf).run().ok();
     fill();
-    let (output, points) = kill_points(&node, gc_call());
+    let (output, found) = kill_points(&node, gc_call());
     let _ = output.ok();
-    for point in &points {
+    for point in &found {
         fill();
         assert!(killed(&node, gc_call(), point), "{point:?}");
         let _ = gc_call().run().ok();

@@ -88,16 +88,26 @@ impl Job {
         match session.socket.commit(&batch, None) {
             Ok(()) => {}
             Err(e) if e.is_exists() || e.is_not_found() || e.is_busy() => return Ok(Fast::NotUsual),
-            Err(e) => return Err(Error::kernel(&self.operation, e)),
+            // The kernel refused it, or did it and only its answer was lost.
+            Err(e) => return Err(self.take_back(session, Error::kernel(&self.operation, e))),
         }
         // Single ports and runs are in different maps, so that the kernel does not see that they
         // overlap. Whoever adds a run reads the single ports and commits under the same generation;
         // whoever adds a single port looks for runs once it is in. One of the two always notices.
-        if self.overlaps_a_run(session)? {
+        if self.overlaps_a_run(session).map_err(|error| self.take_back(session, error))? {
             super::withdraw::everything_of(session, &self.operation, self.hash, &[self.kind])?;
             return Ok(Fast::NotUsual);
         }
         Ok(Fast::Done)
+    }
+
+    /// Removes what the usual way may have put in, where the attachment had nothing of this kind
+    /// before, and returns the error that made it fail.
+    fn take_back(&self, session: &Session, error: Error) -> Error {
+        if let Err(left) = super::withdraw::everything_of(session, &self.operation, self.hash, &[self.kind]) {
+            log::warn!("{}: take back: {left}", self.operation);
+        }
+        error
     }
 
     /// What the table itself lacks.

@@ -126,8 +126,37 @@ impl Host {
         Err(no_filtering(&bridge.name))
     }
 
-    /// Makes the pair of links and returns both ends, the container's first.
+    /// Makes the pair of links and returns both ends, the container's first. After an error there is
+    /// none, also when the kernel made it and only its answer was lost.
     pub(super) fn create_pair(
+        &self,
+        pod: &RouteSocket,
+        attachment: &Attachment,
+        mac: Option<Mac>,
+        mtu: Option<u32>,
+    ) -> Result<(Link, Link), CniError> {
+        self.try_create_pair(pod, attachment, mac, mtu).inspect_err(|_| self.delete_unused(attachment))
+    }
+
+    /// Deletes links that bear one of the attachment's names and are nobody's port yet: only a call
+    /// that failed or was killed leaves such.
+    fn delete_unused(&self, attachment: &Attachment) {
+        for name in port_names(attachment) {
+            let unused = |link: &Link| {
+                let plain = link.master.is_none() && link.alias.is_empty() && !link.up;
+                plain && link.kind == LinkKind::Veth
+            };
+            let deleted = match self.route.find_link(&name) {
+                Ok(Some(link)) if unused(&link) => self.route.delete_link(&link),
+                other => other.map(drop),
+            };
+            if let Err(error) = deleted {
+                log::warn!("{error}");
+            }
+        }
+    }
+
+    fn try_create_pair(
         &self,
         pod: &RouteSocket,
         attachment: &Attachment,

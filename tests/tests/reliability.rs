@@ -1,0 +1,400 @@
+//! The chain bridge + host-local + portmap under disturbance: killed before each of its system calls,
+//! and with each of them failing in turn.
+//!
+//! By default the kills are tried only at moments that can differ from each other, right after a call that
+//! may have changed something, and every third call is made to fail. `SLIPWAY_EVERY_CALL=1` tries all.
+
+use std::cell::RefCell;
+
+use serde_json::{Value, json};
+use slipway_tests::{
+    Attach, BridgeNetfilter, Disturbance, Network, Node, Output, Pod, Point, Proto, Snapshot, disturbed,
+    kill_points,
+};
+
+fn list() -> Value {
+    json!({
+        "name": "net",
+        "plugins": [
+            {
+                "type": "bridge", "bridge": "br0", "isGateway": true, "ipMasq": true, "hairpinMode": true,
+                "ipam": {
+                    "type": "host-local",
+                    "ranges": [[{"subnet": "10.88.0.0/24"}], [{"subnet": "fd00:88::/64"}]],
+                    "routes": [{"dst": "0.0.0.0/0"}, {"dst": "::/0"}],
+                },
+            },
+            {"type": "portmap", "capabilities": {"portMappings": true}},
+        ],
+    })
+}
+
+/// A node with one pod that runs, and another one to attach and detach.
+struct Stage {
+    node: Node,
+    first: Pod,
+    pod: RefCell<Pod>,
+}
+
+impl Stage {
+    fn new() -> Self {
+        let node = Node::new();
+        node.bridge_netfilter(BridgeNetfilter::Off);
+        let (first, pod) = (node.pod("first"), node.pod("pod"));
+        let stage = Self { node, first, pod: RefCell::new(pod) };
+        stage.network().add(&stage.first()).expect("ADD of the first pod");
+        stage
+    }
+
+    fn network(&self) -> Network<'_> {
+        self.node.network(list())
+    }
+
+    fn first(&self) -> Attach {
+        Attach::new(&self.first).port(Proto::Tcp, 8080, 80)
+    }
+
+    fn attach(&self) -> Attach {
+        Attach::new(&self.pod.borrow()).port(Proto::Tcp, 9000, 80).port(Proto::Udp, 9000, 80)
+    }
+
+    /// What must be the same before and after. Left out: what counts up whatever happens, what is
+    /// derived from the reservations, and the pod's own switches, which go with it.
+    fn state(&self) -> Snapshot {
+        Snapshot::take(&self.node, &[&**self.pod.borrow(), &*self.first])
+            .without(&["last_reserved_ip", "networks/.slipway/"])
+    }
+
+    /// The container is gone, and another one starts under its name.
+    fn replace_pod(&self) {
+        // The name must be free first.
+        let placeholder = self.node.pod("placeholder");
+        self.pod.replace(placeholder).remove();
+        let pod = self.node.pod("pod");
+        self.pod.replace(pod).remove();
+    }
+
+    /// Attaches, proves that everything is there, and detaches.
+    #[track_caller]
+    fn prove_fresh(&self, why: &str) {
+        let network = self.network();
+        network.add(&self.attach()).unwrap_or_else(|failure| panic!("{why}: a fresh ADD: {failure}"));
+        network.check(&self.attach()).unwrap_or_else(|failure| panic!("{why}: its CHECK: {failure}"));
+        network.check_first(&self.first(), why);
+        network.del(&self.attach()).unwrap_or_else(|failure| panic!("{why}: its DEL: {failure}"));
+    }
+}
+
+trait CheckFirst {
+    fn check_first(&self, first: &Attach, why: &str);
+}
+
+impl CheckFirst for Network<'_> {
+    /// The pod that ran all the time has what it had; without a cache, so without a prevResult, only
+    /// its reservation and its namespace are looked at.
+    fn check_first(&self, first: &Attach, why: &str) {
+        let configs = self.configs(Some(first));
+        let mut ipam = configs[0].clone();
+        ipam["type"] = json!("host-local");
+        let output = self.call("CHECK", &ipam, Some(first));
+        assert!(output.result().is_ok(), "{why}: {}", output.process);
+    }
+}
+
+/// The ways in which a runtime may clear up after an ADD that it knows nothing of.
+#[derive(Debug, Clone, Copy)]
+enum Cleanup {
+    Del,
+    /// As containerd does it: a second time without the namespace.
+    DelTwice,
+    /// After the container's end: a link of which one end is in its namespace, made the moment before
+    /// the kill, has no owner's name on it yet, and goes with the namespace.
+    Gc,
+}
+
+impl Cleanup {
+    const ALL: [Self; 3] = [Self::Del, Self::DelTwice, Self::Gc];
+
+    #[track_caller]
+    fn run(self, stage: &Stage, why: &str) {
+        let network = stage.network();
+        let fine = |failure: &dyn std::fmt::Display| panic!("{why}: {self:?}: {failure}");
+        match self {
+            Self::Del => network.del(&stage.attach()).unwrap_or_else(|failure| fine(&failure)),
+            Self::DelTwice => {
+                network.del(&stage.attach()).unwrap_or_else(|failure| fine(&failure));
+                network.del(&stage.attach().netns("")).unwrap_or_else(|failure| fine(&failure));
+            }
+            Self::Gc => {
+                stage.replace_pod();
+                if let Err(failures) = network.gc(&[&stage.first()]) {
+                    failures.iter().for_each(|failure| fine(failure));
+                }
+            }
+        }
+    }
+}
+
+fn every_call() -> bool {
+    std::env::var_os("SLIPWAY_EVERY_CALL").is_some()
+}
+
+fn to_try(found: Vec<Point>) -> Vec<Point> {
+    let tried: Vec<Point> = found.into_iter().filter(|point| every_call() || point.after_change).collect();
+    assert!(tried.len() > 3, "{tried:?}");
+    tried
+}
+
+/// Plugin `at` of the list, with what the plugins before it resulted in.
+fn config_for(network: &Network<'_>, attach: &Attach, at: usize, verb: &str) -> Value {
+    let mut configs = network.configs(Some(attach));
+    for before in 0..at {
+        if verb == "ADD" {
+            let result = network.call("ADD", &configs[before], Some(attach)).ok();
+            configs[before + 1]["prevResult"] = result;
+        }
+    }
+    configs.swap_remove(at)
+}
+
+/// What differs, also after a while: the kernel takes a namespace apart in its own time.
+fn changes_in_the_end(before: &Snapshot, stage: &Stage) -> Vec<String> {
+    let mut changes = Vec::new();
+    for _ in 0..20 {
+        changes = before.changes(&stage.state());
+        if changes.is_empty() {
+            break;
+        }
+        std::thread::sleep(std::time::Duration::from_millis(100));
+    }
+    changes
+}
+
+fn add_is_killed(at: usize) {
+    let stage = Stage::new();
+    let attach = stage.attach();
+    stage.prove_fresh("before anything is killed");
+    let before = stage.state();
+    let network = stage.network();
+    let prepare = || {
+        let config = config_for(&network, &attach, at, "ADD");
+        network.prepare("ADD", &config, Some(&attach))
+    };
+    let (output, found) = kill_points(&stage.node, prepare());
+    let _ = output.ok();
+    network.del(&attach).expect("DEL");
+    before.assert_same(&stage.state());
+    for (turn, point) in to_try(found).iter().enumerate() {
+        let why = format!("plugin {at} killed at {point:?}");
+        let _ = disturbed(&stage.node, prepare(), point, Disturbance::Kill);
+        Cleanup::ALL[turn % 3].run(&stage, &why);
+        let changes = changes_in_the_end(&before, &stage);
+        assert!(changes.is_empty(), "{why}: {:?} left:\n{}", Cleanup::ALL[turn % 3], changes.join("\n"));
+        stage.prove_fresh(&why);
+    }
+}
+
+fn del_is_killed(at: usize) {
+    let stage = Stage::new();
+    let attach = stage.attach();
+    stage.prove_fresh("before anything is killed");
+    let before = stage.state();
+    let network = stage.network();
+    let prepare = || {
+        network.add(&attach).expect("ADD");
+        let mut config = network.configs(Some(&attach)).swap_remove(at);
+        config["prevResult"] = network.cached(&attach).expect("a result");
+        network.prepare("DEL", &config, Some(&attach))
+    };
+    let (output, found) = kill_points(&stage.node, prepare());
+    let _ = output.ok();
+    network.del(&attach).expect("DEL");
+    for point in to_try(found) {
+        let why = format!("plugin {at} killed at {point:?}");
+        let _ = disturbed(&stage.node, prepare(), &point, Disturbance::Kill);
+        network.del(&attach).unwrap_or_else(|failure| panic!("{why}: the next DEL: {failure}"));
+        let changes = before.changes(&stage.state());
+        assert!(changes.is_empty(), "{why}: left:\n{}", changes.join("\n"));
+    }
+    stage.prove_fresh("after all");
+}
+
+#[test]
+fn bridge_killed_in_add() {
+    add_is_killed(0);
+}
+
+#[test]
+fn portmap_killed_in_add() {
+    add_is_killed(1);
+}
+
+#[test]
+fn bridge_killed_in_del() {
+    del_is_killed(0);
+}
+
+#[test]
+fn portmap_killed_in_del() {
+    del_is_killed(1);
+}
+
+/// Calls that may fail for reasons that have nothing to do with the program, and how.
+const FAILING: &[(&str, &str)] = &[
+    ("bind", "EPERM"),
+    ("flock", "ENOLCK"),
+    ("fsync", "EIO"),
+    ("ioctl", "EPERM"),
+    ("linkat", "ENOSPC"),
+    ("mkdirat", "ENOSPC"),
+    ("openat", "EMFILE"),
+    ("pwrite64", "ENOSPC"),
+    ("recvfrom", "ENOBUFS"),
+    ("recvmsg", "ENOBUFS"),
+    ("renameat", "ENOSPC"),
+    ("sendmsg", "EPERM"),
+    ("sendto", "EPERM"),
+    ("setns", "EPERM"),
+    ("setsockopt", "EPERM"),
+    ("socket", "EPERM"),
+    ("utimensat", "EPERM"),
+    ("write", "ENOSPC"),
+];
+
+/// Those of the calls that are made to fail, and their errors.
+fn to_fail(found: Vec<Point>) -> impl Iterator<Item = (Point, &'static str)> {
+    let failing = found.into_iter().filter_map(|point| {
+        let (_, errno) = FAILING.iter().find(|(name, _)| *name == point.syscall)?;
+        Some((point, *errno))
+    });
+    failing.step_by(if every_call() { 1 } else { 3 })
+}
+
+/// How a disturbed call ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Outcome {
+    Success,
+    /// With an error as the specification has it.
+    Refused,
+    /// Its answer could not be written: it may have done its work.
+    Unheard,
+}
+
+#[track_caller]
+fn outcome(output: &Output, why: &str) -> Outcome {
+    assert!(matches!(output.process.code, Some(0 | 1)), "{why}: {}", output.process);
+    if output.process.code == Some(0) {
+        return Outcome::Success;
+    }
+    if output.process.stderr.contains("write the answer") {
+        return Outcome::Unheard;
+    }
+    let failure = output.error();
+    assert!(failure.code != 0 && !failure.msg.is_empty(), "{why}: {failure:?}");
+    Outcome::Refused
+}
+
+fn add_fails(at: usize) {
+    let stage = Stage::new();
+    let attach = stage.attach();
+    stage.prove_fresh("before anything fails");
+    let before = stage.state();
+    let network = stage.network();
+    let config = config_for(&network, &attach, at, "ADD");
+    let (output, found) = kill_points(&stage.node, network.prepare("ADD", &config, Some(&attach)));
+    let _ = output.ok();
+    network.del(&attach).expect("DEL");
+    let mut failed = 0;
+    for (point, errno) in to_fail(found) {
+        let why = format!("plugin {at}: {} fails with {errno}, number {}", point.syscall, point.nth);
+        let config = config_for(&network, &attach, at, "ADD");
+        let prepared = stage.state();
+        let call = network.prepare("ADD", &config, Some(&attach));
+        let output = disturbed(&stage.node, call, &point, Disturbance::Error(errno));
+        match outcome(&output, &why) {
+            Outcome::Success => {
+                let config = with_result(&network, &attach, at, &output);
+                let check = network.call("CHECK", &config, Some(&attach));
+                assert!(check.result().is_ok(), "{why}: CHECK after success: {}", check.process);
+            }
+            Outcome::Refused => {
+                failed += 1;
+                let changes = prepared.changes(&stage.state());
+                assert!(changes.is_empty(), "{why}: left:\n{}\n{}", changes.join("\n"), output.process);
+            }
+            Outcome::Unheard => {}
+        }
+        network.del(&attach).unwrap_or_else(|failure| panic!("{why}: DEL: {failure}"));
+        let changes = before.changes(&stage.state());
+        assert!(changes.is_empty(), "{why}: left after DEL:\n{}", changes.join("\n"));
+    }
+    assert!(failed > 3, "{failed} of them failed");
+    stage.prove_fresh("after all");
+}
+
+/// Plugin `at` of the list with what an ADD printed as its prevResult.
+fn with_result(network: &Network<'_>, attach: &Attach, at: usize, output: &Output) -> Value {
+    let mut config = network.configs(Some(attach)).swap_remove(at);
+    config["prevResult"] = output.json();
+    config
+}
+
+#[test]
+fn any_call_of_bridges_add_fails() {
+    add_fails(0);
+}
+
+#[test]
+fn any_call_of_portmaps_add_fails() {
+    add_fails(1);
+}
+
+fn del_fails(at: usize) {
+    let stage = Stage::new();
+    let attach = stage.attach();
+    stage.prove_fresh("before anything fails");
+    let before = stage.state();
+    let network = stage.network();
+    let prepare = || {
+        network.add(&attach).expect("ADD");
+        let config = network.configs(Some(&attach)).swap_remove(at);
+        network.prepare("DEL", &config, Some(&attach))
+    };
+    let (output, found) = kill_points(&stage.node, prepare());
+    let _ = output.ok();
+    network.del(&attach).expect("DEL");
+    for (point, errno) in to_fail(found) {
+        let why = format!("plugin {at}: {} fails with {errno}, number {}", point.syscall, point.nth);
+        let output = disturbed(&stage.node, prepare(), &point, Disturbance::Error(errno));
+        let success = outcome(&output, &why) == Outcome::Success;
+        if success {
+            // It said that nothing of it is left: only the other plugins' part may be there.
+            for (other, config) in network.configs(Some(&attach)).iter().enumerate().rev() {
+                if other != at {
+                    let _ = network.call("DEL", config, Some(&attach)).ok();
+                }
+            }
+        } else {
+            network.del(&attach).unwrap_or_else(|failure| panic!("{why}: the next DEL: {failure}"));
+        }
+        let changes = before.changes(&stage.state());
+        assert!(
+            changes.is_empty(),
+            "{why}: left after {}:\n{}",
+            if success { "success" } else { "a second DEL" },
+            changes.join("\n")
+        );
+        network.del(&attach).expect("DEL for the runtime's cache");
+    }
+    stage.prove_fresh("after all");
+}
+
+#[test]
+fn any_call_of_bridges_del_fails() {
+    del_fails(0);
+}
+
+#[test]
+fn any_call_of_portmaps_del_fails() {
+    del_fails(1);
+}
