@@ -215,7 +215,11 @@ impl RouteSocket {
         message.header.address_family = family_number(family);
         message.attributes.push(RouteAttribute::Table(table));
         let action = format_args!("list routes of table {table}");
-        let decode = |payload: &[u8]| decode(payload, table);
+        // A kernel without IPv6 answers with the routes of the families that it has.
+        let decode = |payload: &[u8]| {
+            let route = decode(payload, table)?;
+            Ok(route.filter(|route| Family::of(route.dst.addr()) == family))
+        };
         match self.transport.list(&RouteNetlinkMessage::GetRoute(message), action, decode) {
             Err(error) if error.errno() == Some(Errno::ENOENT) => Ok(Vec::new()),
             other => other,

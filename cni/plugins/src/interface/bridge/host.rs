@@ -240,13 +240,18 @@ impl Host {
     /// The link that the gateway's addresses are on: the bridge, or with `vlan` a link that ends in
     /// a port of that VLAN. Such a link is made whole by every ADD, as the one that made it may have
     /// been killed before it was done.
-    pub(super) fn ensure_gateway_link(&self, bridge: &Link, settings: &Settings) -> Result<Link, CniError> {
+    pub(super) fn ensure_gateway_link(
+        &self,
+        bridge: &Link,
+        settings: &Settings,
+        mtu: Option<u32>,
+    ) -> Result<Link, CniError> {
         let (Some(name), Some(vlans)) = (settings.gateway_link(), &settings.vlans) else {
             return Ok(bridge.clone());
         };
         let link = match self.route.find_link(&name).map_err(failed)? {
             Some(link) => link,
-            None => self.create_gateway_link(&name, settings)?,
+            None => self.create_gateway_link(&name, mtu)?,
         };
         if link.kind != LinkKind::Veth {
             return Err(CniError::internal(format!("{name:?} already exists but is not a veth")));
@@ -266,12 +271,11 @@ impl Host {
         Ok(link)
     }
 
-    fn create_gateway_link(&self, name: &str, settings: &Settings) -> Result<Link, CniError> {
+    fn create_gateway_link(&self, name: &str, mtu: Option<u32>) -> Result<Link, CniError> {
         // The name of the port follows from that of the link, which is unique on the node.
         let attachment =
             Attachment::new("gateway", "bridge", name).map_err(|e| CniError::config(e.to_string()))?;
         for peer_name in port_names(&attachment) {
-            let mtu = settings.mtu;
             let new = NewVeth { name, mac: None, peer_name: &peer_name, peer_netns: &self.netns, mtu };
             match self.route.create_veth(&new) {
                 Err(error) if !error.already_exists() => return Err(failed(error)),

@@ -129,7 +129,7 @@ fn set_up<'a>(work: &Work<'a>, plan: &Plan, undo: &mut Undo<'a>) -> Result<Links
     let gateway = match plan.gateways.is_empty() {
         true => None,
         false => {
-            let link = host.ensure_gateway_link(&bridge, settings)?;
+            let link = host.ensure_gateway_link(&bridge, settings, mtu)?;
             let change = host.gateway_change(&link, &plan.gateways, settings)?;
             Some((link, change))
         }
