@@ -84,19 +84,31 @@ pub enum FlowFamily {
     Ipv4,
     /// IPv6.
     Ipv6,
+    /// Both in one pass through the kernel's table, which then filters by nothing: for tables with
+    /// few flows, as a pass takes time for each bucket (262,144 here: several milliseconds).
+    Both,
 }
 
 impl FlowFamily {
-    /// `AF_INET` or `AF_INET6`.
+    /// `AF_INET`, `AF_INET6` or `AF_UNSPEC`.
     const fn number(self) -> u8 {
         match self {
             Self::Ipv4 => 2,
             Self::Ipv6 => 10,
+            Self::Both => 0,
         }
     }
 
+    const fn of(address: IpAddr) -> Self {
+        if address.is_ipv4() { Self::Ipv4 } else { Self::Ipv6 }
+    }
+
     const fn fits(self, address: IpAddr) -> bool {
-        address.is_ipv4() == matches!(self, Self::Ipv4)
+        match self {
+            Self::Ipv4 => address.is_ipv4(),
+            Self::Ipv6 => address.is_ipv6(),
+            Self::Both => true,
+        }
     }
 }
 
@@ -131,6 +143,10 @@ impl Filter {
     /// IPv6 addresses are never asked for: the kernel's comparison is the wrong way round (seen on
     /// 6.18), so that it would leave out just the flows that are wanted.
     fn question(&self) -> wire::Message {
+        if self.family == FlowFamily::Both {
+            // `ctnetlink_parse_tuple_filter` takes no tuple of an unspecified family.
+            return wire::Message::new(SUBSYSTEM << 8 | GET, wire::DUMP, self.family.number(), 0);
+        }
         let destination = match self.destinations.as_slice() {
             [single @ IpAddr::V4(_)] if self.family.fits(*single) => Some(*single),
             _ => None,
@@ -228,8 +244,21 @@ impl Conntrack {
     /// # Errors
     /// The kernel's, or connection tracking is missing.
     pub fn delete(&self, filter: &Filter) -> Result<usize, Error> {
+        self.delete_if(filter, |_| true)
+    }
+
+    /// Removes those of the flows that pass the filter which `doom` picks, as [`Conntrack::delete`]
+    /// does.
+    ///
+    /// # Errors
+    /// The kernel's, or connection tracking is missing.
+    pub fn delete_if(&self, filter: &Filter, mut doom: impl FnMut(&Flow) -> bool) -> Result<usize, Error> {
         let mut doomed = Vec::new();
-        self.dump(filter, |_, body| doomed.push(deletion(filter.family, body)))?;
+        self.dump(filter, |flow, body| {
+            if doom(flow) {
+                doomed.push(deletion(FlowFamily::of(flow.original.destination), body));
+            }
+        })?;
         let mut deleted = 0;
         for message in doomed.into_iter().flatten() {
             match self.channel.ask(message, |_, _| {}) {

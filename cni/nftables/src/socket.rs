@@ -1,5 +1,7 @@
 //! The socket to nf_tables: commit and read.
 
+use std::cell::RefCell;
+use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use nix::errno::Errno;
@@ -74,6 +76,9 @@ fn rejected(op: &Op, index: usize, errno: Errno, answer: &Answer) -> Error {
 #[derive(Debug)]
 pub struct Socket {
     channel: Channel,
+    /// The sets whose elements were read one by one, by table and name: what their keys and data are
+    /// does not change while they exist.
+    sets: RefCell<BTreeMap<(TableId, String), SetInfo>>,
 }
 
 /// What becomes of a batch.
@@ -91,7 +96,7 @@ impl Socket {
     /// No netfilter netlink in this kernel, or no permission.
     pub fn open() -> Result<Self, Error> {
         match Channel::open() {
-            Ok(channel) => Ok(Self { channel }),
+            Ok(channel) => Ok(Self { channel, sets: RefCell::default() }),
             Err(Errno::EPROTONOSUPPORT | Errno::EAFNOSUPPORT) => {
                 Err(unsupported("netfilter netlink", "open a netfilter netlink socket"))
             }
@@ -387,7 +392,7 @@ impl Socket {
     /// # Errors
     /// The kernel's, or an answer that makes no sense.
     pub fn element(&self, id: &ElementId) -> Result<Option<ElementInfo>, Error> {
-        let Some(set) = self.set(&id.table, &id.set)? else {
+        let Some(set) = self.known_set(id)? else {
             return Ok(None);
         };
         let mut message = get(GET_ELEMENT, wire::ACK, id.table.family.number());
@@ -410,6 +415,20 @@ impl Socket {
             Err(Errno::ENOENT) => Ok(None),
             Err(errno) => Err(Error::Io { operation, errno }),
         }
+    }
+
+    /// The set of an element. One of the same name that replaced it while this socket was open would
+    /// be taken for the old one.
+    fn known_set(&self, id: &ElementId) -> Result<Option<SetInfo>, Error> {
+        let name = (id.table.clone(), id.set.clone());
+        if let Some(known) = self.sets.borrow().get(&name) {
+            return Ok(Some(known.clone()));
+        }
+        let read = self.set(&id.table, &id.set)?;
+        if let Some(info) = &read {
+            self.sets.borrow_mut().insert(name, info.clone());
+        }
+        Ok(read)
     }
 
     /// All elements of a set. See [`Socket::fold_elements`].

@@ -60,6 +60,23 @@ fn an_address_that_a_living_attachment_holds_is_refused() {
     assert_eq!(elements_of(&node, "one"), 0, "{}", node.ruleset());
 }
 
+#[test]
+fn a_mapping_that_is_listed_twice_is_one() {
+    let node = Node::new();
+    let pod = node.pod("one");
+    let call = Call::new(
+        &node,
+        &pod,
+        2,
+        &[map("tcp", 80, 80), map("tcp", 80, 80), map_on("0.0.0.0", "tcp", 80, 80)],
+    );
+    call.add();
+    assert_eq!(elements_of(&node, "one"), 5);
+    call.check();
+    call.del();
+    assert_eq!(elements_of(&node, "one"), 0);
+}
+
 /// What `nft list ruleset` saves has comments but not our own bytes: nobody is provably dead then.
 #[test]
 fn a_saved_and_reloaded_ruleset_serves_and_proves_nothing() {

@@ -91,6 +91,20 @@ fn a_foreign_or_later_table_is_refused_and_left_alone() {
     }
 }
 
+/// A later version may keep things here that this one does not know: a DEL leaves them to it.
+#[test]
+fn what_a_later_version_made_is_not_withdrawn() {
+    let node = Node::new();
+    let pod = node.pod("pod");
+    let call = Call::new(&node, &pod, 2, &[map("tcp", 80, 80)]);
+    call.add();
+    node.nft("delete chain inet slipway schema-1; add chain inet slipway schema-2");
+    let before = node.ruleset();
+    let error = call.call("DEL").run().error();
+    assert!(error.msg.contains("schema 2"), "{error:?}");
+    assert_eq!(node.ruleset(), before);
+}
+
 #[test]
 fn an_older_schema_is_upgraded_in_place() {
     let node = Node::new();

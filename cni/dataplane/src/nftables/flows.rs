@@ -3,15 +3,15 @@
 //! A flow's translation is decided by its first packet. A UDP client that goes on sending from one
 //! port keeps its flow alive, and with it the translation, or the lack of one, of before.
 
-use std::collections::BTreeSet;
-use std::net::{IpAddr, SocketAddr};
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
 
 use cni_nftables::conntrack::{Conntrack, Filter, Flow, FlowFamily};
 
 use crate::{AddressFamily, Error, HostAddress, HostPorts, Protocol};
 
 /// The family as conntrack names it.
-pub(crate) fn flow_family(family: AddressFamily) -> FlowFamily {
+fn flow_family(family: AddressFamily) -> FlowFamily {
     match family {
         AddressFamily::V4 => FlowFamily::Ipv4,
         AddressFamily::V6 => FlowFamily::Ipv6,
@@ -36,65 +36,119 @@ impl Which {
     }
 }
 
+/// Up to so many flows on the node, one unfiltered pass through the kernel's table is cheaper than
+/// one for each family that is filtered.
+const FEW: usize = 10_000;
+
 /// Removes the UDP flows to these host ports, and to no other address or port.
+///
+/// A pass through the kernel's table costs milliseconds however few flows there are, so that there
+/// is one for all ports, and none when there are no flows at all.
 ///
 /// # Errors
 /// What conntrack said.
 pub(crate) fn flush(ports: &[(HostPorts, Which)]) -> Result<usize, Error> {
-    let udp: Vec<_> = ports.iter().filter(|(host, _)| host.protocol == Protocol::Udp).collect();
-    if udp.is_empty() {
+    let targets = Targets::new(ports);
+    let flows = flow_count();
+    if targets.is_empty() || flows == Some(0) {
         return Ok(0);
     }
     let conntrack = Conntrack::open().map_err(|e| Error::kernel("reach conntrack", e))?;
-    let local = local_addresses();
+    let size = if flows.is_some_and(|flows| flows <= FEW) { Size::Small } else { Size::Large };
     let mut flushed = 0;
-    for (host, which) in udp {
-        flushed += flush_one(&conntrack, host, (*which, &local))?;
+    for filter in targets.filters(size) {
+        let deleted = conntrack.delete_if(&filter, |flow| targets.include(flow));
+        flushed += deleted.map_err(|e| Error::kernel("flush the UDP flows to published ports", e))?;
     }
     Ok(flushed)
 }
 
-fn flush_one(
-    conntrack: &Conntrack,
-    host: &HostPorts,
-    (which, local): (Which, &BTreeSet<IpAddr>),
-) -> Result<usize, Error> {
-    let filter = Filter {
-        family: flow_family(host.address.family()),
-        protocol: Some(host.protocol.number()),
-        destinations: match host.address {
-            HostAddress::One(address) => vec![address],
-            HostAddress::Any(_) => Vec::new(),
-        },
-        // One pass for a run, as each goes through the kernel's whole table.
-        port: (host.len() == 1).then_some(host.first),
-        reply_source: match which {
-            Which::To(container) => Some(container),
-            Which::NotTo(_) => None,
-        },
-    };
-    let failed = |e| Error::kernel(format!("flush the flows to {host}"), e);
-    let mut found: BTreeSet<SocketAddr> = BTreeSet::new();
-    let here = |address: IpAddr| match host.address {
-        HostAddress::One(one) => address == one,
-        HostAddress::Any(_) => address.is_loopback() || local.contains(&address),
-    };
-    let collect = |flow: &Flow| {
-        let to = flow.original;
-        if (host.first..=host.last).contains(&to.destination_port)
-            && here(to.destination)
-            && which.includes(flow)
-        {
-            found.insert(SocketAddr::new(to.destination, to.destination_port));
+/// How many flows the namespace has, all protocols together.
+fn flow_count() -> Option<usize> {
+    cni_kernel::sysctl::get("net/netfilter/nf_conntrack_count").ok()?.parse().ok()
+}
+
+/// The kernel's table of flows, as it matters here.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Size {
+    Small,
+    Large,
+}
+
+/// The UDP ports among what was published or withdrawn.
+struct Targets {
+    singles: BTreeMap<u16, Vec<(HostPorts, Which)>>,
+    runs: Vec<(HostPorts, Which)>,
+    local: BTreeSet<IpAddr>,
+}
+
+impl Targets {
+    fn new(ports: &[(HostPorts, Which)]) -> Self {
+        let mut targets = Self { singles: BTreeMap::new(), runs: Vec::new(), local: BTreeSet::new() };
+        for one in ports.iter().filter(|(host, _)| host.protocol == Protocol::Udp) {
+            match one.0.len() {
+                1 => targets.singles.entry(one.0.first).or_default().push(*one),
+                _ => targets.runs.push(*one),
+            }
         }
-    };
-    conntrack.for_each(&filter, collect).map_err(failed)?;
-    let mut flushed = 0;
-    for to in found {
-        let exact = Filter { destinations: vec![to.ip()], port: Some(to.port()), ..filter.clone() };
-        flushed += conntrack.delete(&exact).map_err(failed)?;
+        if !targets.is_empty() {
+            targets.local = local_addresses();
+        }
+        targets
     }
-    Ok(flushed)
+
+    fn is_empty(&self) -> bool {
+        self.singles.is_empty() && self.runs.is_empty()
+    }
+
+    fn all(&self) -> impl Iterator<Item = &(HostPorts, Which)> {
+        self.singles.values().flatten().chain(&self.runs)
+    }
+
+    fn filters(&self, size: Size) -> Vec<Filter> {
+        let filter = |family| Filter {
+            family,
+            protocol: Some(Protocol::Udp.number()),
+            destinations: Vec::new(),
+            port: self.only_port(),
+            reply_source: None,
+        };
+        let present = |family: &AddressFamily| self.all().any(|(host, _)| host.address.family() == *family);
+        let families: Vec<_> = AddressFamily::BOTH.into_iter().filter(present).collect();
+        if size == Size::Small && families.len() > 1 {
+            return vec![filter(FlowFamily::Both)];
+        }
+        families.into_iter().map(|family| filter(flow_family(family))).collect()
+    }
+
+    /// The port, if it is one alone: the kernel leaves out flows to others.
+    fn only_port(&self) -> Option<u16> {
+        let mut ports = self.singles.keys();
+        match (ports.next(), ports.next(), self.runs.is_empty()) {
+            (Some(port), None, true) => Some(*port),
+            _ => None,
+        }
+    }
+
+    fn include(&self, flow: &Flow) -> bool {
+        let to = flow.original;
+        let meant = |(host, which): &(HostPorts, Which)| {
+            (host.first..=host.last).contains(&to.destination_port)
+                && self.is_at(host.address, to.destination)
+                && which.includes(flow)
+        };
+        self.singles.get(&to.destination_port).into_iter().flatten().any(meant) || self.runs.iter().any(meant)
+    }
+
+    fn is_at(&self, host: HostAddress, address: IpAddr) -> bool {
+        match host {
+            HostAddress::One(one) => address == one,
+            HostAddress::Any(family) => {
+                AddressFamily::of(address) == family
+                    && (address.is_loopback() || self.local.contains(&address))
+            }
+        }
+    }
 }
 
 /// The node's own addresses. Without them, flows to all addresses but the loopback are left alone.

@@ -14,12 +14,10 @@ mod tests;
 mod withdraw;
 
 use cni_nftables::ElementData;
-use cni_nftables::conntrack::{Conntrack, Filter};
+use cni_nftables::conntrack::{Conntrack, Filter, Flow, FlowFamily};
 use cni_spec::Attachment;
 
-use crate::{
-    AddressFamily, Backend, Error, Kinds, Listed, MasqueradeRequest, PortRequest, PublishedPort, Withdrawal,
-};
+use crate::{Backend, Error, Kinds, Listed, MasqueradeRequest, PortRequest, PublishedPort, Withdrawal};
 use apply::Job;
 use flows::Which;
 use schema::Map;
@@ -45,38 +43,28 @@ impl Nftables {
     /// What conntrack said.
     pub fn connections(&self, ports: &[Listed]) -> Result<Vec<usize>, Error> {
         let conntrack = Conntrack::open().map_err(|e| Error::kernel("reach conntrack", e))?;
-        let mut counts = vec![0; ports.len()];
-        for family in AddressFamily::BOTH {
-            let port_of = |listed: &Listed| (listed.port.host.protocol.number(), listed.port.container);
-            let mut index = std::collections::BTreeMap::<_, Vec<usize>>::new();
-            for (i, listed) in
-                ports.iter().enumerate().filter(|(_, l)| l.port.host.address.family() == family)
-            {
-                index.entry(port_of(listed)).or_default().push(i);
-            }
-            if index.is_empty() {
-                continue;
-            }
-            let family = flows::flow_family(family);
-            let all =
-                Filter { family, protocol: None, destinations: Vec::new(), port: None, reply_source: None };
-            let count = |flow: &cni_nftables::conntrack::Flow| {
-                let through = index.get(&(flow.original.protocol, flow.reply.source)).into_iter().flatten();
-                for i in
-                    through.filter(|i| ports.get(**i).is_some_and(|listed| goes_through(flow, &listed.port)))
-                {
-                    if let Some(count) = counts.get_mut(*i) {
-                        *count += 1;
-                    }
-                }
-            };
-            conntrack.for_each(&all, count).map_err(|e| Error::kernel("list the flows", e))?;
+        let mut index = std::collections::BTreeMap::<_, Vec<usize>>::new();
+        for (i, listed) in ports.iter().enumerate() {
+            index.entry((listed.port.host.protocol.number(), listed.port.container)).or_default().push(i);
         }
+        let mut counts = vec![0; ports.len()];
+        let count = |flow: &Flow| {
+            let through = index.get(&(flow.original.protocol, flow.reply.source)).into_iter().flatten();
+            for i in through.filter(|i| ports.get(**i).is_some_and(|listed| goes_through(flow, &listed.port)))
+            {
+                if let Some(count) = counts.get_mut(*i) {
+                    *count += 1;
+                }
+            }
+        };
+        let family = FlowFamily::Both;
+        let all = Filter { family, protocol: None, destinations: Vec::new(), port: None, reply_source: None };
+        conntrack.for_each(&all, count).map_err(|e| Error::kernel("list the flows", e))?;
         Ok(counts)
     }
 }
 
-fn goes_through(flow: &cni_nftables::conntrack::Flow, port: &PublishedPort) -> bool {
+fn goes_through(flow: &Flow, port: &PublishedPort) -> bool {
     let to = flow.original;
     let offset = to.destination_port.wrapping_sub(port.host.first);
     flow.is_dnat()

@@ -145,6 +145,14 @@ impl Session {
         if !damaged && wrong.is_empty() { Ok(State::Ready) } else { self.repair(&wrong).map(State::Damaged) }
     }
 
+    /// Refuses to touch what a later version has made: it may hold more than is known here.
+    pub(crate) fn refuse_newer(&self) -> Result<(), Error> {
+        match self.chain(&schema::marker(schema::SCHEMA))? {
+            Some(_) => Ok(()),
+            None => self.without_marker().map(|_| ()),
+        }
+    }
+
     fn without_marker(&self) -> Result<State, Error> {
         match self.chains()?.iter().filter_map(|name| schema::schema_of(name)).max() {
             None => Err(Error::ForeignTable { table: schema::TABLE }),
@@ -265,11 +273,8 @@ impl Patience {
     /// # Errors
     /// The failure when repetition would not help, [`Error::Busy`] when time is up.
     pub(crate) fn wait(&mut self, operation: &str, failure: NftError) -> Result<(), Error> {
-        let passing = failure.is_stale_generation()
-            || failure.is_busy()
-            || failure.is_exists()
-            || failure.is_not_found();
-        if !passing {
+        // Under an unchanged generation, what was read is still so: any other failure would repeat.
+        if !failure.is_stale_generation() && !failure.is_busy() {
             return Err(Error::kernel(operation, failure));
         }
         self.pause(operation)

@@ -39,6 +39,7 @@ pub(crate) fn withdraw(session: &Session, withdrawal: &Withdrawal<'_>) -> Result
         if entries.is_empty() || (withdrawal.kinds == Kinds::AllIfPorts && no_ports()) {
             return Ok(Vec::new());
         }
+        session.refuse_newer()?;
         let expected: usize = entries.iter().map(Held::count).sum();
         let mut held = hinted(session, hash, withdrawal)?;
         held.retain(|held| kinds.contains(&held.map.kind()));
@@ -177,6 +178,10 @@ struct Found<'a> {
 
 impl Found<'_> {
     fn add(&mut self, map: Map, key: &[cni_nftables::Value]) -> Result<bool, Error> {
+        // A mapping may have been listed twice.
+        if self.held.iter().any(|held| held.map == map && held.key == key) {
+            return Ok(true);
+        }
         let held = self.session.get(map, key)?.filter(|held| held.is_of(self.hash));
         let there = held.is_some();
         self.held.extend(held);
