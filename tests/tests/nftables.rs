@@ -477,6 +477,23 @@ fn a_dump_begins_anew_when_the_ruleset_changes() {
 }
 
 #[test]
+fn a_question_while_another_is_answered_fails_at_once() {
+    in_namespace(|| {
+        let socket = Socket::open().unwrap();
+        socket.commit(&everything(), None).unwrap();
+        let mut errors = Vec::new();
+        let elements = socket
+            .fold_elements(&table(), "ports4", Vec::new, |found, element| {
+                errors.extend(socket.generation().err().and_then(|error| error.errno()));
+                found.push(element);
+            })
+            .unwrap();
+        assert_eq!((elements.len(), errors), (1, vec![nix::errno::Errno::EDEADLK]));
+        socket.generation().unwrap();
+    });
+}
+
+#[test]
 fn the_kernel_sees_the_bytes_of_ipv6_concatenations_as_nft_does() {
     in_namespace(|| {
         let socket = Socket::open().unwrap();

@@ -1,7 +1,7 @@
 //! A netfilter netlink socket: one batch, one question, or one dump at a time.
 #![allow(unsafe_code, reason = "netlink's own socket options are set through libmnl")]
 
-use std::cell::Cell;
+use std::cell::{Cell, RefCell};
 use std::os::fd::{AsRawFd, BorrowedFd};
 
 use mnl::mnl_sys;
@@ -14,9 +14,9 @@ use crate::wire::{self, Header, Message};
 /// How long an answer may take. The kernel answers within the system call that asks, so that this
 /// only ends what should not happen.
 const TIMEOUT_SECONDS: i64 = 10;
-/// Room for one datagram: the kernel makes dumps of at most 32 KB (`NLMSG_GOODSIZE`), an answer to
-/// one question holds at most one attribute of 64 KB.
-const BUFFER_LEN: usize = 128 * 1024;
+/// Room for one datagram: the kernel makes dumps of at most 32 KB (`netlink_dump`), and answers to
+/// one question of a page or two (`NLMSG_GOODSIZE`).
+const BUFFER_LEN: usize = 64 * 1024;
 /// The kernel's own default (`net.core.wmem_default`), below which nothing needs to be asked for.
 const DEFAULT_SEND_BUFFER: usize = 200 * 1024;
 /// `NETLINK_CAP_ACK` in `linux/netlink.h`: errors do not repeat the message they are about.
@@ -44,13 +44,30 @@ pub(crate) enum Dump {
 }
 
 /// Memory aligned as netlink headers want it.
-#[repr(C, align(8))]
-struct Buffer([u8; BUFFER_LEN]);
+#[derive(Debug)]
+struct Buffer(Vec<u64>);
+
+impl Buffer {
+    fn new() -> Self {
+        // Fresh memory is zero already, so that only what answers fill is ever touched.
+        Self(vec![0; BUFFER_LEN / size_of::<u64>()])
+    }
+
+    fn bytes(&mut self) -> &mut [u8] {
+        let start = self.0.as_mut_ptr().cast::<u8>();
+        // SAFETY: initialised words are initialised bytes, eight to a word, and bytes need no
+        // alignment; the words are borrowed for as long as the bytes are.
+        unsafe { std::slice::from_raw_parts_mut(start, self.0.len() * size_of::<u64>()) }
+    }
+}
 
 /// The socket with its counter of messages.
 pub(crate) struct Channel {
     socket: mnl::Socket,
     sequence: Cell<u32>,
+    /// Where answers are read to. Borrowed while one is: what is asked meanwhile through the same
+    /// socket would take that answer's rest for its own.
+    buffer: RefCell<Buffer>,
 }
 
 impl std::fmt::Debug for Channel {
@@ -63,15 +80,11 @@ fn errno(error: &std::io::Error) -> Errno {
     error.raw_os_error().map_or(Errno::EIO, Errno::from_raw)
 }
 
-fn buffer() -> Box<Buffer> {
-    Box::new(Buffer([0; BUFFER_LEN]))
-}
-
 impl Channel {
     /// Opens a socket in the thread's network namespace.
     pub(crate) fn open() -> Result<Self, Errno> {
         let socket = mnl::Socket::new(mnl::Bus::Netfilter).map_err(|error| errno(&error))?;
-        let channel = Self { socket, sequence: Cell::new(1) };
+        let channel = Self { socket, sequence: Cell::new(1), buffer: RefCell::new(Buffer::new()) };
         setsockopt(&channel.fd(), sockopt::ReceiveTimeout, &TimeVal::seconds(TIMEOUT_SECONDS))?;
         // Older kernels lack one or the other; all that is lost is explanations.
         channel.netlink_option(NETLINK_CAP_ACK);
@@ -111,14 +124,21 @@ impl Channel {
         if bytes.len() > DEFAULT_SEND_BUFFER / 2 {
             // A batch must be one datagram; the kernel keeps some room beside the data.
             let size = bytes.len() + bytes.len() / 4 + DEFAULT_SEND_BUFFER;
-            setsockopt(&self.fd(), sockopt::SndBufForce, &size)?;
+            // The first needs the capability in the machine's own user namespace, the second is cut
+            // to the machine's limit: then sending fails, and says so.
+            setsockopt(&self.fd(), sockopt::SndBufForce, &size)
+                .or_else(|_| setsockopt(&self.fd(), sockopt::SndBuf, &size))?;
         }
+        let mut buffer = self.buffer.try_borrow_mut().map_err(|_| Errno::EDEADLK)?;
         self.send(bytes)?;
-        let mut buffer = buffer();
+        self.answers(buffer.bytes())
+    }
+
+    fn answers(&self, buffer: &mut [u8]) -> Result<Vec<Answer>, Errno> {
         let mut answers: Vec<Answer> = Vec::new();
         let mut overflowed = false;
         loop {
-            let received = match recv(self.fd().as_raw_fd(), &mut buffer.0, MsgFlags::MSG_DONTWAIT) {
+            let received = match recv(self.fd().as_raw_fd(), buffer, MsgFlags::MSG_DONTWAIT) {
                 // The first of too many errors are there; one of them is all that is needed.
                 Err(Errno::EAGAIN) if overflowed && answers.iter().all(|answer| answer.errno.is_none()) => {
                     return Err(Errno::ENOBUFS);
@@ -131,7 +151,7 @@ impl Channel {
                 }
                 other => other?,
             };
-            for message in mnl::NlMessages::new(buffer.0.get(..received).unwrap_or_default()) {
+            for message in mnl::NlMessages::new(buffer.get(..received).unwrap_or_default()) {
                 answers.extend(read_answer(message.map_err(|error| errno(&error))?));
             }
         }
@@ -139,13 +159,22 @@ impl Channel {
 
     /// Asks one question. `each` gets the family in `struct nfgenmsg`, and the body behind it, of
     /// each message of the answer.
-    pub(crate) fn ask(&self, message: Message, mut each: impl FnMut(u8, &[u8])) -> Result<Dump, Errno> {
+    pub(crate) fn ask(&self, message: Message, each: impl FnMut(u8, &[u8])) -> Result<Dump, Errno> {
+        let mut buffer = self.buffer.try_borrow_mut().map_err(|_| Errno::EDEADLK)?;
         let sequence = self.next_sequence();
         self.send(&message.finish(sequence))?;
-        let mut buffer = buffer();
+        self.read_answer(sequence, buffer.bytes(), each)
+    }
+
+    fn read_answer(
+        &self,
+        sequence: u32,
+        buffer: &mut [u8],
+        mut each: impl FnMut(u8, &[u8]),
+    ) -> Result<Dump, Errno> {
         let mut outcome = Dump::Whole;
         loop {
-            let received = match recv(self.fd().as_raw_fd(), &mut buffer.0, MsgFlags::MSG_TRUNC) {
+            let received = match recv(self.fd().as_raw_fd(), buffer, MsgFlags::MSG_TRUNC) {
                 Err(Errno::EINTR) => continue,
                 Err(Errno::EAGAIN) => return Err(Errno::ETIMEDOUT),
                 other => other?,
@@ -153,7 +182,7 @@ impl Channel {
             if received > BUFFER_LEN {
                 return Err(Errno::EMSGSIZE);
             }
-            for message in mnl::NlMessages::new(buffer.0.get(..received).unwrap_or_default()) {
+            for message in mnl::NlMessages::new(buffer.get(..received).unwrap_or_default()) {
                 let message = message.map_err(|error| errno(&error))?;
                 let Some(header) = Header::read(message) else { continue };
                 if header.sequence != sequence {

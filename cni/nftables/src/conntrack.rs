@@ -219,6 +219,8 @@ impl Conntrack {
     /// Goes through the flows that pass the filter. Where the kernel can filter (5.8 and later),
     /// other flows never leave it. Flows that begin or end meanwhile may be missing or shown twice.
     ///
+    /// `each` must not use this socket, which is busy with the answer (EDEADLK).
+    ///
     /// Gives the number of flows that the kernel answered with: more than were passed on, if it
     /// could not filter by all that was asked for.
     ///

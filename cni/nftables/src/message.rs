@@ -7,7 +7,8 @@ use nftnl::nftnl_sys as sys;
 use nftnl::{MsgType, NlMsg, nft_nlmsg_maxsize};
 
 use crate::expr::verdict_code;
-use crate::lower::{ANONYMOUS_NAME, AnonymousSet, Content, Expr, Lowered, successor};
+use crate::intervals::{Content, successor};
+use crate::lower::{ANONYMOUS_NAME, AnonymousSet, Expr, Lowered};
 use crate::object::{
     Chain, Create, Element, ElementData, ElementId, Family, Keys, MapData, Rule, Set, Table, TableId,
 };

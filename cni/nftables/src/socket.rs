@@ -441,7 +441,11 @@ impl Socket {
 
     /// Goes through all elements of a set without keeping them. When someone changes the ruleset
     /// meanwhile, what was gathered is thrown away and it begins again with a new `start()`. Of a
-    /// range in a set whose key is a single value, only the beginning is shown.
+    /// range in a set whose key is a single value, only the beginning is shown. `each` must not use
+    /// this socket, which is busy with the answer (EDEADLK); another one is fine.
+    ///
+    /// The kernel walks the set anew for each 32 KB of the answer, so that the time grows with the
+    /// square of the number of elements: about a second for 50,000.
     ///
     /// # Errors
     /// The set or table is missing, the kernel's, or an answer that makes no sense; it kept changing

@@ -1,0 +1,114 @@
+//! Objects as commands of nft's syntax.
+
+use std::fmt;
+
+use crate::object::{
+    BaseChain, Chain, Element, ElementData, ElementId, Keys, MapData, Rule, Set, Table, Tlv,
+};
+use crate::value::{DataType, join, quoted};
+
+fn fmt_comment(f: &mut fmt::Formatter<'_>, comment: Option<&String>) -> fmt::Result {
+    comment.map_or(Ok(()), |comment| write!(f, " comment {}", quoted(comment)))
+}
+
+fn fmt_comment_block(f: &mut fmt::Formatter<'_>, comment: Option<&String>) -> fmt::Result {
+    comment.map_or(Ok(()), |comment| write!(f, " {{ comment {} ; }}", quoted(comment)))
+}
+
+fn join_types(types: &[DataType]) -> String {
+    types.iter().map(|part| part.name()).collect::<Vec<_>>().join(" . ")
+}
+
+impl fmt::Display for Table {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} table {}", self.create.verb(), self.id)?;
+        fmt_comment_block(f, self.comment.as_ref())
+    }
+}
+
+impl fmt::Display for Chain {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} chain {} {}", self.create.verb(), self.table, self.name)?;
+        let Some(base) = self.base else {
+            return fmt_comment_block(f, self.comment.as_ref());
+        };
+        let BaseChain { kind, hook, priority, policy } = base;
+        let (kind, hook, policy) = (kind.name(), hook.name(), policy.name());
+        write!(f, " {{ type {kind} hook {hook} priority {priority} ; policy {policy} ;")?;
+        if let Some(comment) = &self.comment {
+            write!(f, " comment {} ;", quoted(comment))?;
+        }
+        f.write_str(" }")
+    }
+}
+
+impl fmt::Display for Rule {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "add rule {} {}", self.table, self.chain)?;
+        for stmt in &self.stmts {
+            write!(f, " {stmt}")?;
+        }
+        fmt_comment(f, self.comment.as_ref())
+    }
+}
+
+impl fmt::Display for Set {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let key = join_types(&self.key);
+        write!(f, "{} {} {} {} {{ type {key}", self.create.verb(), self.word(), self.table, self.name)?;
+        match &self.data {
+            MapData::None => {}
+            MapData::Verdict => f.write_str(" : verdict")?,
+            MapData::Values(types) => write!(f, " : {}", join_types(types))?,
+        }
+        f.write_str(" ;")?;
+        if self.keys == Keys::Intervals {
+            f.write_str(" flags interval ;")?;
+        }
+        if let Some(size) = self.size {
+            write!(f, " size {size} ;")?;
+        }
+        if let Some(comment) = &self.comment {
+            write!(f, " comment {} ;", quoted(comment))?;
+        }
+        f.write_str(" }")
+    }
+}
+
+impl ElementId {
+    /// The key, or the range of keys, in nft's syntax.
+    #[must_use]
+    pub fn key_text(&self) -> String {
+        let Some(end) = &self.key_end else {
+            return join(&self.key);
+        };
+        let parts = self.key.iter().zip(end);
+        let words =
+            parts.map(|(from, to)| if from == to { from.to_string() } else { format!("{from}-{to}") });
+        words.collect::<Vec<_>>().join(" . ")
+    }
+}
+
+impl fmt::Display for ElementId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} {} {{ {} }}", self.table, self.set, self.key_text())
+    }
+}
+
+impl fmt::Display for Element {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let ElementId { table, set, .. } = &self.id;
+        write!(f, "{} element {table} {set} {{ {}", self.create.verb(), self.id.key_text())?;
+        fmt_comment(f, self.comment.as_ref())?;
+        match &self.data {
+            ElementData::None => {}
+            ElementData::Verdict(verdict) => write!(f, " : {verdict}")?,
+            ElementData::Values(values) => write!(f, " : {}", join(values))?,
+        }
+        f.write_str(" }")?;
+        if let Some(Tlv { kind, bytes }) = &self.tlv {
+            write!(f, " # userdata {kind}: {}", bytes.escape_ascii())?;
+        }
+        Ok(())
+    }
+}
