@@ -11,9 +11,10 @@ use cni_kernel::mac::Mac;
 use cni_kernel::netns::Netns;
 use cni_kernel::route::{
     DuplicateDetection, Existing, Family, LOCAL_TABLE, Link, LinkChange, LinkKind, NewBridge, NewVeth,
-    OperState, PortSettings, Route, RouteKind, RouteSocket, Switch, VlanFiltering,
+    OperState, PortSettings, PortVlan, Route, RouteKind, RouteSocket, Switch, VlanFiltering,
 };
 use cni_kernel::sysctl;
+use nix::errno::Errno;
 use nix::sched::{CloneFlags, unshare};
 
 /// A namespace that lives as long as the thread that made it.
@@ -119,6 +120,33 @@ fn a_pair_joins_two_namespaces_and_a_bridge() {
     assert!(error.is_not_found(), "{error}");
     let place = world.pod_netns.path().display().to_string();
     assert!(error.to_string().starts_with(&format!("delete link eth0 in {place}: ENODEV")), "{error}");
+}
+
+/// The list of VLANs can be asked for on every kernel; those that filter have VLAN 1 on a new port.
+#[test]
+fn vlans_of_a_port_are_listed() {
+    let world = World::new();
+    let bridge = world.bridge("br0");
+    let (_, outer) = world.veth("eth0", "veth0a");
+    world.host.change_link(&outer, &LinkChange::new().master(&bridge)).unwrap();
+    match world.host.set_vlan_filtering(&bridge, VlanFiltering::On) {
+        Err(error) => {
+            assert_eq!(error.errno(), Some(Errno::EOPNOTSUPP), "{error}");
+            assert_eq!(world.host.port_vlans(&outer).unwrap(), []);
+            let error = world.host.add_port_vlan(&outer, PortVlan::native(5)).unwrap_err();
+            assert!(error.to_string().contains("add vlan 5 to bridge port veth0a"), "{error}");
+        }
+        Ok(()) => {
+            assert_eq!(world.host.port_vlans(&outer).unwrap(), [PortVlan::native(1)]);
+            world.host.add_port_vlan(&outer, PortVlan::tagged(10, 20)).unwrap();
+            world.host.delete_port_vlan(&outer, PortVlan::tagged(12, 12)).unwrap();
+            let expected = [PortVlan::native(1), PortVlan::tagged(10, 11), PortVlan::tagged(13, 20)];
+            assert_eq!(world.host.port_vlans(&outer).unwrap(), expected);
+            assert!(
+                world.host.delete_port_vlan(&outer, PortVlan::tagged(12, 12)).unwrap_err().is_not_found()
+            );
+        }
+    }
 }
 
 #[test]
