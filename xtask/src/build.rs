@@ -7,7 +7,7 @@ use std::process::Command;
 
 use crate::error::{Error, Result};
 use crate::setup::{static_libmnl, static_libnftnl};
-use crate::{run, workspace};
+use crate::{run, setup, workspace};
 
 /// Build the slipway binary.
 #[derive(Debug, clap::Args)]
@@ -41,6 +41,7 @@ pub(crate) fn run(args: &Args) -> Result<()> {
         Args { release: true, .. } => Flavour::Release,
         _ => Flavour::Debug,
     };
+    setup::ensure()?;
     run::show(&mut flavour.cargo_build()?)?;
     let binary = flavour.binary();
     println!("{} ({})", binary.display(), size(&binary)?);

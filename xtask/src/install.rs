@@ -7,7 +7,7 @@ use std::process::Command;
 use crate::build::{self, Flavour};
 use crate::error::Result;
 use crate::progress::Stages;
-use crate::run;
+use crate::{run, setup};
 
 /// Build for release and install the binary with a link per plugin.
 #[derive(Debug, clap::Args)]
@@ -64,19 +64,20 @@ pub(crate) fn run_uninstall(args: &UninstallArgs) -> Result<()> {
     run::show(Command::new(binary).args(words))
 }
 
-/// Builds with a line of progress.
+/// Builds with a line of progress, after what the build and the other tasks need was installed.
 ///
 /// # Errors
-/// The build's own.
+/// Something is missing that cannot be installed, or the build's own.
 pub(crate) fn built(flavour: Flavour) -> Result<PathBuf> {
     let name = match flavour {
         Flavour::Debug => "build",
         Flavour::Release => "build release",
         Flavour::Static => "build static",
     };
-    let mut command = flavour.cargo_build()?;
-    Stages::new("build")?.run(name, |log| {
-        run::log(&mut command, &log.file)?;
+    let mut stages = Stages::new("build")?;
+    stages.run("setup", |_| setup::ensure())?;
+    stages.run(name, |log| {
+        run::log(&mut flavour.cargo_build()?, &log.file)?;
         build::size(&flavour.binary())
     })?;
     Ok(flavour.binary())
