@@ -122,6 +122,16 @@ impl Space {
         self.exec(command, input.as_bytes())
     }
 
+    /// Runs a command, word by word; none when there is no such program.
+    #[must_use]
+    pub fn try_run(&self, words: &[&str]) -> Option<CommandOutput> {
+        let (program, args) = words.split_first().expect("a command");
+        let mut command = Command::new(program);
+        command.args(args).stdin(Stdio::null());
+        let probe = self.run(move || command.output());
+        probe.is_ok().then(|| self.try_cmd(&words.join(" ")))
+    }
+
     /// Runs a prepared command here and waits for its end, a minute at most.
     pub fn exec(&self, command: Command, input: &[u8]) -> CommandOutput {
         self.start(command, input).wait()

@@ -21,7 +21,7 @@ struct Stage {
 
 fn stage() -> Option<Stage> {
     // The reference is a Go program: its runtime's calls come in another order each time.
-    if is_peer() || std::process::Command::new("strace").arg("-V").output().is_err() {
+    if is_peer() {
         return None;
     }
     let node = Node::new();

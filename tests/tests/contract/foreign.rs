@@ -109,28 +109,46 @@ fn another_engines_dnat_keeps_its_source() {
     }
 }
 
-/// A policy of DROP in FORWARD (Docker, ufw) holds: it is somebody's decision. `check-node` tells which
-/// chain it is.
+/// A policy of DROP at the forward hook (Docker, ufw, a firewall of one's own) holds: it is somebody's
+/// decision. `check-node` names the chain.
 #[test]
 fn a_forward_policy_of_drop_holds_and_is_named() {
+    const NFT: &str = "add chain inet firewall gate { type filter hook forward priority 0; policy accept; }";
     let world = World::new(BridgeNetfilter::Off);
     let network = world.network(1);
     let _web = Web::published(&world, &network, "web");
-    world.client.expect(Proto::Tcp, (world.client.node_v4, PORT), "web");
-    world.node.cmd("iptables -P FORWARD DROP");
-    for proto in Proto::ALL {
-        world.client.expect_none(proto, (world.client.node_v4, PORT));
-        world.client.expect(proto, (world.client.node_v6, PORT), "web");
+    let to = (world.client.node_v4, PORT);
+    world.client.expect(Proto::Tcp, to, "web");
+    let policy = |tool: &str, policy: &str| match tool {
+        "nft" => {
+            let chain = NFT.replace("accept", policy);
+            world.node.nft(&format!("add table inet firewall\n{chain}\n"));
+        }
+        tool => drop(world.node.cmd(&format!("{tool} -P FORWARD {}", policy.to_uppercase()))),
+    };
+    for (tool, chain) in [("iptables", "FORWARD"), ("iptables-legacy", "FORWARD"), ("nft", "firewall gate")] {
+        if world.node.try_run(&[tool, "--version"]).is_none() {
+            // Distributions begin to leave the legacy variant out.
+            continue;
+        }
+        policy(tool, "drop");
+        for proto in Proto::ALL {
+            world.client.expect_none(proto, to);
+        }
+        peer_fails("there is no check-node", || {
+            let output = world.node.try_slipway("check-node");
+            let line = output.stdout.lines().find(|line| line.contains(chain));
+            let line = line.unwrap_or_else(|| panic!("{tool}: no line names the chain: {output}"));
+            assert!(line.starts_with("warning") && line.to_lowercase().contains("drop"), "{line}");
+        });
+        policy(tool, "accept");
+        world.client.expect(Proto::Tcp, to, "web");
+        peer_fails("there is no check-node", || {
+            let output = world.node.try_slipway("check-node");
+            let warned = |line: &&str| line.starts_with("warning") && line.contains(chain);
+            assert_eq!(output.stdout.lines().find(warned), None, "nothing drops now");
+        });
     }
-    peer_fails("there is no check-node", || {
-        let output = world.node.try_slipway("check-node");
-        let line = output.stdout.lines().find(|line| line.contains("FORWARD"));
-        let line = line.unwrap_or_else(|| panic!("no line names the chain: {output}"));
-        assert!(line.to_lowercase().contains("drop"), "{line}");
-        world.node.cmd("iptables -P FORWARD ACCEPT");
-        let output = world.node.try_slipway("check-node");
-        assert!(!output.stdout.contains("FORWARD"), "nothing drops now: {output}");
-    });
 }
 
 /// A service of the node on the same port: the published port wins, as with every implementation, and

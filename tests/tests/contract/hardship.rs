@@ -229,3 +229,29 @@ fn a_single_family_pod_publishes_in_its_family() {
     world.node.expect(Proto::Tcp, (Ipv6Addr::LOCALHOST, PORT), "own");
     network.del(&attach).expect("DEL");
 }
+
+/// After a reboot the reservations are there and nothing else: no links, no rules, no namespaces. DEL of
+/// the old attachments succeeds, with what a runtime remembers and without, and the same names start
+/// afresh.
+#[test]
+fn del_and_add_work_after_a_reboot() {
+    let world = World::new(BridgeNetfilter::Off);
+    let network = world.network(1);
+    let remembered = Web::published(&world, &network, "remembered").vanish();
+    let forgotten =
+        Web::new(&world, &network, "forgotten", |a| a.port(Proto::Tcp, PORT + 1, SERVED)).vanish();
+    world.node.cmd("nft flush ruleset");
+    world.node.cmd("ip link delete br1");
+    network.del(&remembered).expect("DEL with the cached result");
+    network.forget();
+    network.del(&forgotten).expect("DEL without");
+    network.del(&forgotten.clone().netns("")).expect("DEL without a namespace");
+    let reserved = world.node.list("/var/lib/cni/networks/net1");
+    let left: Vec<_> = reserved.iter().filter(|name| name.starts_with("10.")).collect();
+    assert!(left.is_empty(), "{left:?}");
+    let web = Web::published(&world, &network, "remembered");
+    for (proto, to) in each(world.node_ips(), PORT) {
+        world.client.expect(proto, to, "remembered");
+    }
+    network.del(&web.attach).expect("DEL");
+}

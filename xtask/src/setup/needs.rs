@@ -54,6 +54,7 @@ pub(crate) const NEEDS: &[Need] = &[
     required("nft", "tests, demo: shows the rules", &["nftables"], Probe::Program(&["nft"])),
     required("iptables", "tests: rules of other engines", &["iptables"], Probe::Program(&["iptables"])),
     required("conntrack", "tests: shows connections", &["conntrack"], Probe::Program(&["conntrack"])),
+    required("strace", "tests: kill plugins at each system call", &["strace"], Probe::Program(&["strace"])),
     required("curl", "demo: the requests it shows", &["curl"], Probe::Program(&["curl"])),
     required("nsenter and unshare", "tests, demo: namespaces", &["util-linux"], Probe::Program(&["nsenter"])),
     optional(
@@ -62,7 +63,6 @@ pub(crate) const NEEDS: &[Need] = &[
         &["containernetworking-plugins"],
         Probe::File("/usr/lib/cni/bridge"),
     ),
-    optional("strace", "looking at a plugin's system calls", &["strace"], Probe::Program(&["strace"])),
     optional("tcpdump", "looking at packets", &["tcpdump"], Probe::Program(&["tcpdump"])),
     optional("modprobe", "loads br_netfilter where it is a module", &["kmod"], Probe::Program(&["modprobe"])),
 ];
