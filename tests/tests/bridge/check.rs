@@ -1,5 +1,6 @@
 //! CHECK finds what has changed since.
 
+use nix::mount::{MsFlags, mount};
 use serde_json::{Value, json};
 use slipway_tests::{Attach, Network, Node, Pod, peer_fails};
 
@@ -89,10 +90,11 @@ fn the_sandbox_is_compared_as_a_namespace() {
         let node = Node::new();
         let (pod, other) = (node.pod("pod"), node.pod("other"));
         let (network, result) = attached(&node, &pod, json!({}));
-        node.cmd("mkdir -p /run/elsewhere");
-        node.cmd("touch /run/elsewhere/pod");
-        node.cmd(&format!("mount --bind {} /run/elsewhere/pod", pod.path().display()));
-        network.check(&Attach::new(&pod).netns("/run/elsewhere/pod")).expect("the same namespace");
+        let elsewhere = "/run/elsewhere/pod";
+        node.write(elsewhere, "");
+        node.run(|| mount(Some(pod.path()), elsewhere, None::<&str>, MsFlags::MS_BIND, None::<&str>))
+            .expect("a bind mount");
+        network.check(&Attach::new(&pod).netns(elsewhere)).expect("the same namespace");
         let failure = network.check(&Attach::new(&pod).netns(other.path())).expect_err("another namespace");
         let sandbox = result["interfaces"][2]["sandbox"].as_str().expect("a path");
         let text = format!(
