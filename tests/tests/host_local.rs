@@ -5,7 +5,9 @@ use std::collections::BTreeSet;
 use std::path::Path;
 
 use serde_json::{Value, json};
-use slipway_tests::{CniFailure, Node, Output, PluginCall, kill_points, killed, skip};
+use slipway_tests::{
+    CniFailure, Disturbance, Node, Output, PluginCall, disturbed, kill_points, killed, skip,
+};
 
 const DIR: &str = "/var/lib/cni/networks";
 const NET: &str = "/var/lib/cni/networks/net";
@@ -526,4 +528,106 @@ fn results_are_the_references_in_every_version() {
         assert_eq!(ours, reference(&two, "ADD", "c1", &conf).ok(), "{version}");
         assert_eq!(reserved(&one), reserved(&two));
     }
+}
+
+/// Calls of host-local that a disk, a limit or a policy may refuse, and how.
+const FAILING: &[(&str, &str)] = &[
+    ("fchmod", "EPERM"),
+    ("fcntl", "EMFILE"),
+    ("flock", "ENOLCK"),
+    ("fsync", "EIO"),
+    ("linkat", "ENOSPC"),
+    ("mkdirat", "ENOSPC"),
+    ("newfstatat", "EIO"),
+    ("openat", "EMFILE"),
+    ("pread64", "EIO"),
+    ("pwrite64", "ENOSPC"),
+    ("read", "EIO"),
+    ("renameat", "ENOSPC"),
+    ("statx", "EIO"),
+    ("unlinkat", "EROFS"),
+    ("utimensat", "EPERM"),
+    ("write", "ENOSPC"),
+];
+
+/// Lets each call of `verb` fail in turn and hands the outcome to `judge`: success or an error, or
+/// none when the answer itself could not be written.
+fn each_call_fails(
+    verb: &str,
+    from: &str,
+    before: impl Fn(&Node),
+    judge: impl Fn(&Node, Option<bool>, &str),
+) {
+    let conf = dual();
+    let node = Node::new();
+    if from == "steady" {
+        let _ = call(&node, "ADD", "other", &conf).run().ok();
+    }
+    before(&node);
+    let (output, found) = kill_points(&node, call(&node, verb, "victim", &conf));
+    let _ = output.ok();
+    for point in &found {
+        let Some((_, errno)) = FAILING.iter().find(|(name, _)| *name == point.syscall) else { continue };
+        let why = format!("{verb}: {} number {} fails with {errno}", point.syscall, point.nth);
+        let node = Node::new();
+        if from == "steady" {
+            let _ = call(&node, "ADD", "other", &conf).run().ok();
+        }
+        before(&node);
+        let output = disturbed(&node, call(&node, verb, "victim", &conf), point, Disturbance::Error(errno));
+        let ended = match output.process.code {
+            Some(0) => Some(true),
+            Some(1) if output.process.stderr.contains("write the answer") => None,
+            Some(1) => {
+                let failure = output.error();
+                assert!(failure.code != 0 && !failure.msg.is_empty(), "{why}: {failure:?}");
+                Some(false)
+            }
+            _ => panic!("{why}: {}", output.process),
+        };
+        judge(&node, ended, &why);
+    }
+}
+
+fn judge_add(node: &Node, ended: Option<bool>, why: &str) {
+    let conf = dual();
+    let present = reserved(node).iter().filter(|ip| content(node, ip) == "victim\r\neth0").count();
+    match ended {
+        Some(true) => assert_eq!(present, 2, "{why}"),
+        Some(false) => assert_eq!(present, 0, "{why}"),
+        None => {}
+    }
+    let given = addresses(&call(node, "ADD", "next", &conf).run().ok());
+    assert_eq!(given.len(), 2, "{why}");
+    let _ = call(node, "DEL", "victim", &conf).run().ok();
+    assert!(reserved(node).iter().all(|ip| content(node, ip) != "victim\r\neth0"), "{why}");
+    let _ = call(node, "ADD", "victim", &conf).run().ok();
+}
+
+fn content(node: &Node, address: &str) -> String {
+    node.read(&format!("{NET}/{address}")).unwrap_or_default()
+}
+
+#[test]
+fn any_call_of_an_add_fails() {
+    each_call_fails("ADD", "steady", |_| {}, judge_add);
+}
+
+#[test]
+fn any_call_of_the_first_add_fails() {
+    each_call_fails("ADD", "empty", |_| {}, judge_add);
+}
+
+#[test]
+fn any_call_of_a_del_fails() {
+    let conf = dual();
+    let before = |node: &Node| drop(call(node, "ADD", "victim", &conf).run().ok());
+    each_call_fails("DEL", "steady", before, |node, ended, why| {
+        if ended == Some(true) {
+            assert_eq!(reserved(node).len(), 2, "{why}");
+        }
+        let _ = call(node, "DEL", "victim", &conf).run().ok();
+        assert_eq!(reserved(node).len(), 2, "{why}");
+        let _ = call(node, "CHECK", "other", &conf).run().ok();
+    });
 }
