@@ -65,6 +65,9 @@ pub enum Error {
     /// A request that no backend can carry out.
     #[error("{0}")]
     Request(String),
+    /// This kernel has no nf_tables: nothing can be made, and nothing of ours can be there.
+    #[error("{0}")]
+    NoNfTables(String),
     /// An operation of the kernel failed.
     #[error("{operation}: {source}")]
     Kernel {
@@ -93,9 +96,11 @@ impl Error {
                 ErrorCode::TryAgainLater
             }
             Self::Condition { .. } | Self::Request(_) => ErrorCode::InvalidConfig,
-            Self::ForeignTable { .. } | Self::NewerSchema { .. } | Self::Missing(_) | Self::Kernel { .. } => {
-                ErrorCode::Internal
-            }
+            Self::ForeignTable { .. }
+            | Self::NewerSchema { .. }
+            | Self::Missing(_)
+            | Self::NoNfTables(_)
+            | Self::Kernel { .. } => ErrorCode::Internal,
         }
     }
 }

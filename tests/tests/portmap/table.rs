@@ -131,3 +131,36 @@ fn an_older_schema_is_upgraded_in_place() {
     };
     assert_eq!(sorted(&ruleset), sorted(&before));
 }
+
+/// The kernel refuses the socket as one without netfilter's netlink does.
+#[test]
+fn a_kernel_without_nf_tables_is_named_and_has_nothing_to_take_away() {
+    let node = Node::new();
+    let pod = node.pod("pod");
+    let call = Call::new(&node, &pod, 2, &[map("tcp", 80, 80)]);
+    let without = |verb: &str| {
+        let inject =
+            ["strace", "-f", "-qq", "-o", "/dev/null", "-e", "inject=socket:error=EPROTONOSUPPORT:when=1"];
+        call.call(verb).through(&inject).run()
+    };
+    for (verb, code) in [("ADD", 999), ("CHECK", 999), ("STATUS", 50)] {
+        let error = without(verb).error();
+        assert!(error.code == code && error.msg.contains("netfilter netlink"), "{verb}: {error:?}");
+    }
+    without("DEL").ok();
+    assert_eq!(node.ruleset(), "");
+}
+
+/// As in a container that lacks CAP_NET_ADMIN in the node's namespace.
+#[test]
+fn a_refusal_is_named() {
+    let node = Node::new();
+    let pod = node.pod("pod");
+    let call = Call::new(&node, &pod, 2, &[map("tcp", 80, 80)]);
+    for verb in ["ADD", "DEL"] {
+        let error =
+            call.call(verb).through(&["setpriv", "--bounding-set=-net_admin", "--inh-caps=-net_admin"]).run();
+        let error = error.error();
+        assert!(error.msg.contains("EPERM"), "{verb}: {error:?}");
+    }
+}

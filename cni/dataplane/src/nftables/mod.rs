@@ -21,7 +21,7 @@ use crate::{Backend, Error, Kinds, Listed, MasqueradeRequest, PortRequest, Publi
 use apply::Job;
 use flows::Which;
 use schema::Map;
-use session::{Held, Session, State};
+use session::{Held, Session, State, unless_no_nf_tables};
 
 /// The nftables backend, on the network namespace of the thread that calls it.
 ///
@@ -112,7 +112,8 @@ impl Backend for Nftables {
     }
 
     fn withdraw(&self, withdrawal: &Withdrawal<'_>) -> Result<(), Error> {
-        let gone = withdraw::withdraw(&Session::open()?, withdrawal)?;
+        let withdrawn = Session::open().and_then(|session| withdraw::withdraw(&session, withdrawal));
+        let gone = unless_no_nf_tables(withdrawn)?;
         let ports = gone.iter().filter_map(published);
         flush(&ports.map(|port| (port.host, Which::To(port.container))).collect::<Vec<_>>());
         Ok(())
@@ -127,7 +128,10 @@ impl Backend for Nftables {
     }
 
     fn retain(&self, network: &str, valid: &[Attachment], kinds: Kinds) -> Result<(), Error> {
-        withdraw::retain(&Session::open()?, network, valid, &withdraw::kinds(kinds))
+        let kinds = withdraw::kinds(kinds);
+        unless_no_nf_tables(
+            Session::open().and_then(|session| withdraw::retain(&session, network, valid, &kinds)),
+        )
     }
 
     fn list(&self) -> Result<Vec<Listed>, Error> {

@@ -116,7 +116,7 @@ pub(crate) fn element_id(map: Map, key: &[Value], end: Option<&[Value]>) -> Elem
 impl Session {
     /// Opens the socket in the calling thread's network namespace.
     pub(crate) fn open() -> Result<Self, Error> {
-        let socket = Socket::open().map_err(|e| Error::kernel("reach nf_tables", e))?;
+        let socket = Socket::open().map_err(|e| unreachable_nf_tables("reach nf_tables", e))?;
         Ok(Self { socket, table: schema::table() })
     }
 
@@ -239,7 +239,7 @@ impl Session {
 
     /// The ruleset's generation.
     pub(crate) fn generation(&self) -> Result<u32, Error> {
-        self.socket.generation().map_err(|e| Error::kernel("read the ruleset's generation", e))
+        self.socket.generation().map_err(|e| unreachable_nf_tables("read the ruleset's generation", e))
     }
 
     /// Whether the owner of an element is provably dead.
@@ -253,6 +253,22 @@ impl Session {
             }
         }
         Ok(records > 0)
+    }
+}
+
+/// A kernel without nf_tables is told from a refusal by one that has it.
+fn unreachable_nf_tables(operation: &str, error: NftError) -> Error {
+    match error.unsupported() {
+        Some(_) => Error::NoNfTables(error.to_string()),
+        None => Error::kernel(operation, error),
+    }
+}
+
+/// Where there is no nf_tables, there is nothing to take away.
+pub(crate) fn unless_no_nf_tables<T: Default>(result: Result<T, Error>) -> Result<T, Error> {
+    match result {
+        Err(Error::NoNfTables(_)) => Ok(T::default()),
+        other => other,
     }
 }
 
