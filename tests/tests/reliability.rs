@@ -37,11 +37,16 @@ struct Stage {
 }
 
 impl Stage {
-    fn new() -> Self {
+    /// A node on which nothing was attached yet.
+    fn empty() -> Self {
         let node = Node::new();
         node.bridge_netfilter(BridgeNetfilter::Off);
         let (first, pod) = (node.pod("first"), node.pod("pod"));
-        let stage = Self { node, first, pod: RefCell::new(pod) };
+        Self { node, first, pod: RefCell::new(pod) }
+    }
+
+    fn new() -> Self {
+        let stage = Self::empty();
         stage.network().add(&stage.first()).expect("ADD of the first pod");
         stage
     }
@@ -217,6 +222,43 @@ fn del_is_killed(at: usize) {
         assert!(changes.is_empty(), "{why}: left:\n{}", changes.join("\n"));
     }
     stage.prove_fresh("after all");
+}
+
+/// The first ADD of a node makes what all share: the bridge, the tables, the folders. They stay; what
+/// belongs to the attachment does not.
+fn first_add_is_killed(at: usize) {
+    let shared = [" br0 ", "\"br0\"", "nft table", "nft chain", "nft rule", "nft map", "nft set", "folder "];
+    let of = |stage: &Stage| stage.state().without(&shared).without(&["/lock"]);
+    let model = Stage::empty();
+    let config = config_for(&model.network(), &model.attach(), at, "ADD");
+    let call = model.network().prepare("ADD", &config, Some(&model.attach()));
+    let (output, found) = kill_points(&model.node, call);
+    let _ = output.ok();
+    let points = to_try(found);
+    for point in points.iter().step_by(if every_call() { 1 } else { 2 }) {
+        let why = format!("plugin {at}, first ADD, killed at {point:?}");
+        let stage = Stage::empty();
+        let before = of(&stage);
+        let (network, attach) = (stage.network(), stage.attach());
+        let config = config_for(&network, &attach, at, "ADD");
+        let call = network.prepare("ADD", &config, Some(&attach));
+        let _ = disturbed(&stage.node, call, point, Disturbance::Kill);
+        network.del(&attach).unwrap_or_else(|failure| panic!("{why}: DEL: {failure}"));
+        let changes = before.changes(&of(&stage));
+        assert!(changes.is_empty(), "{why}: left:\n{}", changes.join("\n"));
+        network.add(&attach).unwrap_or_else(|failure| panic!("{why}: a fresh ADD: {failure}"));
+        network.check(&attach).unwrap_or_else(|failure| panic!("{why}: its CHECK: {failure}"));
+    }
+}
+
+#[test]
+fn bridge_killed_in_the_first_add() {
+    first_add_is_killed(0);
+}
+
+#[test]
+fn portmap_killed_in_the_first_add() {
+    first_add_is_killed(1);
 }
 
 #[test]
