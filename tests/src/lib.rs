@@ -60,4 +60,4 @@ pub use plugin::{
 pub use skip::{record_skip, test_name};
 pub use snapshot::Snapshot;
 pub use space::{CommandOutput, Space};
-pub use traffic::{Answer, Conversation, Proto, QUICK, Server, at};
+pub use traffic::{Answer, Conversation, PATIENCE, Proto, QUICK, Server, at};
