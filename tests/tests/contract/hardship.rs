@@ -3,7 +3,7 @@
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use serde_json::json;
-use slipway_tests::{Attach, BridgeNetfilter, Proto, is_peer, peer_fails};
+use slipway_tests::{Attach, BridgeNetfilter, Proto, is_peer, newest_version, peer_fails};
 
 use crate::world::{PORT, SERVED, Web, World, each, gateways, list, with_and_without_bridge_netfilter};
 
@@ -199,7 +199,10 @@ fn a_pod_may_publish_many_ports() {
     }
     world.client.expect_none(Proto::Tcp, (node, 10_001));
     world.client.expect(Proto::Udp, (node, 20_000 + count - 1), "last");
-    network.check(&web.attach).expect("CHECK");
+    if newest_version() != "1.0.0" {
+        // The older reference fails its own CHECK of a dual-stack pod.
+        network.check(&web.attach).expect("CHECK");
+    }
     network.del(&web.attach).expect("DEL");
     for port in [10_000, 10_000 + count] {
         world.client.expect_none(Proto::Tcp, (node, port));
