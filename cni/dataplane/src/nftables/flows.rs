@@ -3,6 +3,7 @@
 //! A flow's translation is decided by its first packet. A UDP client that goes on sending from one
 //! port keeps its flow alive, and with it the translation, or the lack of one, of before.
 
+use std::cell::OnceCell;
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 
@@ -79,20 +80,19 @@ enum Size {
 struct Targets {
     singles: BTreeMap<u16, Vec<(HostPorts, Which)>>,
     runs: Vec<(HostPorts, Which)>,
-    local: BTreeSet<IpAddr>,
+    /// The node's own addresses. Listing them costs as much as the node has interfaces, one per
+    /// container, so that it waits for a flow to a published port, which is rare.
+    local: OnceCell<BTreeSet<IpAddr>>,
 }
 
 impl Targets {
     fn new(ports: &[(HostPorts, Which)]) -> Self {
-        let mut targets = Self { singles: BTreeMap::new(), runs: Vec::new(), local: BTreeSet::new() };
+        let mut targets = Self { singles: BTreeMap::new(), runs: Vec::new(), local: OnceCell::new() };
         for one in ports.iter().filter(|(host, _)| host.protocol == Protocol::Udp) {
             match one.0.len() {
                 1 => targets.singles.entry(one.0.first).or_default().push(*one),
                 _ => targets.runs.push(*one),
             }
-        }
-        if !targets.is_empty() {
-            targets.local = local_addresses();
         }
         targets
     }
@@ -134,8 +134,8 @@ impl Targets {
         let to = flow.original;
         let meant = |(host, which): &(HostPorts, Which)| {
             (host.first..=host.last).contains(&to.destination_port)
-                && self.is_at(host.address, to.destination)
                 && which.includes(flow)
+                && self.is_at(host.address, to.destination)
         };
         self.singles.get(&to.destination_port).into_iter().flatten().any(meant) || self.runs.iter().any(meant)
     }
@@ -145,7 +145,7 @@ impl Targets {
             HostAddress::One(one) => address == one,
             HostAddress::Any(family) => {
                 AddressFamily::of(address) == family
-                    && (address.is_loopback() || self.local.contains(&address))
+                    && (address.is_loopback() || self.local.get_or_init(local_addresses).contains(&address))
             }
         }
     }
