@@ -17,6 +17,10 @@ use super::session::{Held, Patience, Session, State, describe, element_id};
 use crate::owner::AttachmentHash;
 use crate::{AddressFamily, ContainerNetns, Error, Owner};
 
+/// Runs of up to so many ports are looked up port by port, 12 µs each. The kernel's dump of a map
+/// costs the square of its elements: a second for 50,000.
+const PROBED: usize = 1024;
+
 /// The elements that one attachment is to have of one kind.
 #[derive(Debug)]
 pub(crate) struct Job {
@@ -283,7 +287,15 @@ impl Job {
                     .is_some_and(|has| has.overlaps(&run))
             };
             let maps = [Some(item.map), item.map.counterpart()].into_iter().flatten();
-            holders.extend(session.dump(maps, overlaps)?);
+            if run.len() > PROBED {
+                holders.extend(session.dump(maps, overlaps)?);
+                continue;
+            }
+            for map in maps {
+                for port in run.ports() {
+                    holders.extend(session.get(map, &plan::key(&run, port))?);
+                }
+            }
         }
         holders.retain(|held| !held.is_of(self.hash));
         Ok(holders)

@@ -124,15 +124,14 @@ pub(crate) fn ports(request: &PortRequest) -> Result<Plan, Error> {
         if own(family) {
             plan.own_chains.push(family);
         }
-        if let Some(chain) = hairpin_chain(request, *container) {
-            plan.items.push(Item {
-                map: Map::Hairpin(family),
-                key: vec![Value::address(*container)],
-                end: None,
-                data: Datum::Chain(chain.name()),
-            });
-            plan.shared.push(chain);
-        }
+        let chain = hairpin_chain(request, *container);
+        plan.items.push(Item {
+            map: Map::Hairpin(family),
+            key: vec![Value::address(*container)],
+            end: None,
+            data: Datum::Chain(chain.name()),
+        });
+        plan.shared.push(chain);
     }
     Ok(plan)
 }
@@ -169,16 +168,16 @@ fn own_chain_item(run: &PublishedPort, hash: &AttachmentHash) -> Item {
     }
 }
 
-fn hairpin_chain(request: &PortRequest, container: IpAddr) -> Option<SharedChain> {
-    let bit = request.mark_bit;
+fn hairpin_chain(request: &PortRequest, container: IpAddr) -> SharedChain {
+    let (family, bit) = (AddressFamily::of(container), request.mark_bit);
     match request.snat {
-        Snat::Never => None,
-        Snat::Always => Some(SharedChain::HairpinAll { family: AddressFamily::of(container), bit }),
+        Snat::Never => SharedChain::HairpinNone { family, bit },
+        Snat::Always => SharedChain::HairpinAll { family, bit },
         Snat::Needed => {
             let alone = IpNet::from(container);
             let network =
                 request.networks.iter().find(|network| network.contains(&container)).unwrap_or(&alone);
-            Some(SharedChain::Hairpin { network: network.trunc(), bit })
+            SharedChain::Hairpin { network: network.trunc(), bit }
         }
     }
 }

@@ -247,6 +247,14 @@ pub(crate) enum SharedChain {
         /// The mark's bit.
         bit: u8,
     },
+    /// Masquerades nobody, and clears the mark's bit all the same: other engines' rules, the
+    /// reference plugin's among them, may act on it.
+    HairpinNone {
+        /// The family, for the name alone.
+        family: AddressFamily,
+        /// The mark's bit.
+        bit: u8,
+    },
 }
 
 impl SharedChain {
@@ -258,6 +266,7 @@ impl SharedChain {
             Self::Masquerade { network } => format!("masquerade-{}", word(network)),
             Self::Hairpin { network, bit } => format!("hairpin-{}-{bit}", word(network)),
             Self::HairpinAll { family, bit } => format!("hairpin-all{}-{bit}", digit(*family)),
+            Self::HairpinNone { family, bit } => format!("hairpin-none{}-{bit}", digit(*family)),
         }
     }
 
@@ -272,6 +281,8 @@ impl SharedChain {
             match word {
                 "all4" => Self::HairpinAll { family: AddressFamily::V4, bit },
                 "all6" => Self::HairpinAll { family: AddressFamily::V6, bit },
+                "none4" => Self::HairpinNone { family: AddressFamily::V4, bit },
+                "none6" => Self::HairpinNone { family: AddressFamily::V6, bit },
                 _ => Self::Hairpin { network: network(word)?, bit },
             }
         };
@@ -301,6 +312,7 @@ impl SharedChain {
                 rules.push(vec![Stmt::Masquerade(Default::default())]);
                 rules
             }
+            Self::HairpinNone { bit, .. } => unless_marked(*bit),
         }
     }
 }
