@@ -2,6 +2,7 @@
 
 use std::net::IpAddr;
 
+use serde_json::json;
 use slipway_tests::{BridgeNetfilter, PATIENCE, Proto, at, peer_fails};
 
 use crate::world::{PORT, SERVED, Web, World, each, gateways, with_and_without_bridge_netfilter};
@@ -106,6 +107,31 @@ fn another_engines_dnat_keeps_its_source() {
     // Our own hairpin still works beside it.
     for (proto, to) in each(gateways(1), PORT) {
         web.expect(proto, to, "web");
+    }
+}
+
+/// Other engines masquerade by a bit of the mark, the reference plugin by the very same one: none of ours
+/// is left on a packet when it comes to them.
+#[test]
+fn the_marks_bit_does_not_outlive_our_own_chains() {
+    for keys in [json!({}), json!({ "snat": false })] {
+        let world = World::new(BridgeNetfilter::Off);
+        let network = world.network_with(1, &keys);
+        let _web = Web::published(&world, &network, "web");
+        world.node.nft(
+            "table inet other {
+                chain post {
+                    type nat hook postrouting priority srcnat;
+                    meta mark & 0x2000 == 0x2000 masquerade
+                }
+            }",
+        );
+        for (client, node) in pairs(&world) {
+            for proto in Proto::ALL {
+                let answer = world.client.expect(proto, at(node, PORT), "web");
+                assert_eq!(answer.peer.ip(), client, "{proto:?} {keys}");
+            }
+        }
     }
 }
 

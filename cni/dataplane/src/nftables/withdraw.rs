@@ -229,7 +229,11 @@ pub(crate) fn retain(
     loop {
         let generation = session.generation()?;
         if session.chain(&schema::marker(schema::SCHEMA))?.is_none() {
-            return Ok(());
+            // No table, or one that was made by hand, has nothing of ours.
+            return match session.refuse_newer() {
+                Err(error @ Error::NewerSchema { .. }) => Err(error),
+                _ => Ok(()),
+            };
         }
         let mut held = session.dump(Map::all(), condemned)?;
         // An attachment's elements go together, its entries last.

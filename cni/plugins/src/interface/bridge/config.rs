@@ -2,7 +2,7 @@
 
 use cni_kernel::mac::Mac;
 use cni_kernel::route::{PortSettings, PortVlan, Switch};
-use cni_spec::{CniError, Dns, NetConf, check_ifname};
+use cni_spec::{CniError, Dns, ErrorCode, NetConf, check_ifname};
 use serde::Deserialize;
 
 /// The bridge's name when the configuration has none.
@@ -224,18 +224,19 @@ impl Keys {
     /// The runtime's wish goes before that of the configuration's arguments, and that before
     /// `CNI_ARGS`.
     fn mac(&self, args: &str) -> Result<Option<Mac>, CniError> {
+        const FROM_ARGS: &str = "CNI_ARGS MAC";
         let from_args = cni_spec::Args::parse(args, &["MAC"])?.get("MAC").unwrap_or_default().to_owned();
         let all = [
             ("runtimeConfig.mac", &self.runtime_config.mac),
             ("args.cni.mac", &self.args.cni.mac),
-            ("CNI_ARGS MAC", &from_args),
+            (FROM_ARGS, &from_args),
         ];
         let Some((key, text)) = all.into_iter().find(|(_, mac)| !mac.is_empty()) else { return Ok(None) };
-        let mac: Mac = text.parse().map_err(|error| CniError::config(format!("{key}: {error}")))?;
+        let code = if key == FROM_ARGS { ErrorCode::InvalidEnvironment } else { ErrorCode::InvalidConfig };
+        let refused = |why: String| CniError::new(code, format!("{key}: {why}"));
+        let mac: Mac = text.parse().map_err(|error| refused(format!("{error}")))?;
         if mac.is_multicast() || mac.is_zero() {
-            return Err(CniError::config(format!(
-                "{key}: address {mac}: a link cannot have this MAC address"
-            )));
+            return Err(refused(format!("address {mac}: a link cannot have this MAC address")));
         }
         Ok(Some(mac))
     }

@@ -143,20 +143,20 @@ fn foreign_tables() -> Vec<Finding> {
         (
             "ip cni_hostport",
             "the reference portmap plugin",
-            "its published ports stay until their containers go",
-            "",
+            "its published ports stay when slipway deletes their containers",
+            "drain the node before switching it over, or delete the table afterwards",
         ),
         (
             "ip6 cni_hostport",
             "the reference portmap plugin",
-            "its published ports stay until their containers go",
-            "",
+            "its published ports stay when slipway deletes their containers",
+            "drain the node before switching it over, or delete the table afterwards",
         ),
         (
             "inet cni_plugins_masquerade",
             "the reference plugins",
-            "their masquerade stays until their containers go",
-            "",
+            "their masquerade stays when slipway deletes their containers",
+            "drain the node before switching it over, or delete the table afterwards",
         ),
     ];
     let present = known.into_iter().filter(|(name, ..)| tables.iter().any(|table| table == name));
@@ -218,7 +218,11 @@ const SETTINGS: &[Setting] = &[
         why: "with it, frames between containers on one bridge pass the forward chains as well",
         say: |value| match value {
             "0" => (State::Ok, "off"),
-            _ => (State::Note, "on: forward chains of others see traffic within a bridge, too"),
+            _ => (
+                State::Note,
+                "on: forward chains of others see traffic within a bridge, too, and a container \
+                 reaches its own published port only with hairpinMode",
+            ),
         },
     },
     Setting {
