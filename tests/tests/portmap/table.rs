@@ -91,7 +91,7 @@ fn a_foreign_or_later_table_is_refused_and_left_alone() {
     }
 }
 
-/// A later version may keep things here that this one does not know: a DEL leaves them to it.
+/// A later version may keep things here that this one does not know: DEL and GC leave them to it.
 #[test]
 fn what_a_later_version_made_is_not_withdrawn() {
     let node = Node::new();
@@ -101,6 +101,8 @@ fn what_a_later_version_made_is_not_withdrawn() {
     node.nft("delete chain inet slipway schema-1; add chain inet slipway schema-2");
     let before = node.ruleset();
     let error = call.call("DEL").run().error();
+    assert!(error.msg.contains("schema 2"), "{error:?}");
+    let error = call.clone().key("cni.dev/valid-attachments", json!([])).call("GC").run().error();
     assert!(error.msg.contains("schema 2"), "{error:?}");
     assert_eq!(node.ruleset(), before);
 }
