@@ -60,7 +60,7 @@ pub(crate) fn run(args: &Args) -> Result<()> {
 /// word when nothing is missing. Returns what it did.
 ///
 /// # Errors
-/// As [`run`].
+/// As [`run()`].
 pub(crate) fn ensure() -> Result<String> {
     let missing: Vec<&Need> = NEEDS.iter().filter(|need| need.required() && !need.is_there()).collect();
     if missing.is_empty() {

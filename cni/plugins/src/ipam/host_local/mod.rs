@@ -1,7 +1,7 @@
 //! host-local: addresses from ranges, reserved in files on this node.
 //!
 //! The files are the reference's, so that either can take over from the other while pods run; see
-//! [`store`] for what is where and why it survives a crash, and [`index`] for why an ADD or a DEL
+//! `store` for what is where and why it survives a crash, and `index` for why an ADD or a DEL
 //! costs the same with ten reservations as with sixty thousand.
 
 mod config;
