@@ -2,13 +2,13 @@
 
 use cni_kernel::mac::Mac;
 use cni_kernel::route::{PortSettings, PortVlan, Switch};
-use cni_spec::{CniError, Dns, ErrorCode, NetConf, check_ifname};
+use cni_spec::{CniError, ErrorCode, NetConf, check_ifname};
 use serde::Deserialize;
+
+use crate::interface::shared::keys::Common;
 
 /// The bridge's name when the configuration has none.
 const DEFAULT_BRIDGE: &str = "cni0";
-/// What a veth takes: `ETH_MIN_MTU` and `ETH_MAX_MTU` of `linux/if_ether.h`.
-const MTU: std::ops::RangeInclusive<i64> = 68..=65_535;
 /// The VLAN that a port of a bridge is in when nothing else is said (`default_pvid`).
 pub(super) const DEFAULT_VLAN: u16 = 1;
 const LAST_VLAN: i64 = 4094;
@@ -16,16 +16,14 @@ const LAST_VLAN: i64 = 4094;
 /// What the configuration asks for, checked.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Settings {
+    /// The keys that other plugins have too.
+    pub(super) common: Common,
     /// Name of the bridge.
     pub(super) bridge: String,
     /// Whether the bridge is the containers' gateway.
     pub(super) gateway: Gateway,
     /// Whether an address of the bridge that stands in the way is removed.
     pub(super) force_address: bool,
-    /// Whether the containers' addresses are masqueraded.
-    pub(super) masquerade: bool,
-    /// MTU in bytes; none for that of the default route's link.
-    pub(super) mtu: Option<u32>,
     /// How the host's end of the pair is set.
     pub(super) port: PortSettings,
     /// Whether the bridge is made promiscuous.
@@ -40,10 +38,6 @@ pub(super) struct Settings {
     pub(super) container_link_down: bool,
     /// Address of the container's end; none for a random one.
     pub(super) mac: Option<Mac>,
-    /// Resolver settings that replace IPAM's; none when no field is set.
-    pub(super) dns: Option<Dns>,
-    /// Whether there is IPAM, and so a layer 3.
-    pub(super) ipam: bool,
 }
 
 /// What the bridge is to its containers.
@@ -85,9 +79,7 @@ impl Settings {
         if keys.disable_container_interface && !config.ipam.is_empty() {
             return Err(CniError::config("cannot use IPAM when DisableContainerInterface flag is set"));
         }
-        if keys.ip_masq {
-            check_backend(&keys.ip_masq_backend)?;
-        }
+        let common = Common::new(config)?;
         let bridge = keys.bridge_name();
         check_ifname(&bridge).map_err(|error| CniError::config(format!("key \"bridge\": {error}")))?;
         let gateway = match (keys.is_default_gateway, keys.is_gateway) {
@@ -105,11 +97,10 @@ impl Settings {
             })?;
         }
         Ok(Self {
+            common,
             bridge,
             gateway,
             force_address: keys.force_address,
-            masquerade: keys.ip_masq,
-            mtu: keys.mtu()?,
             port: PortSettings {
                 hairpin: Switch::from_bool(keys.hairpin_mode),
                 isolated: Switch::from_bool(keys.port_isolation),
@@ -120,8 +111,6 @@ impl Settings {
             detect_duplicates: keys.enabledad,
             container_link_down: keys.disable_container_interface,
             mac: keys.mac(args)?,
-            dns: (keys.dns != Dns::default()).then_some(keys.dns),
-            ipam: !config.ipam.is_empty(),
         })
     }
 
@@ -144,9 +133,6 @@ struct Keys {
     is_gateway: bool,
     is_default_gateway: bool,
     force_address: bool,
-    ip_masq: bool,
-    ip_masq_backend: String,
-    mtu: i64,
     hairpin_mode: bool,
     promisc_mode: bool,
     vlan: i64,
@@ -156,7 +142,6 @@ struct Keys {
     enabledad: bool,
     disable_container_interface: bool,
     port_isolation: bool,
-    dns: Dns,
     args: Args,
     runtime_config: WithMac,
 }
@@ -187,19 +172,6 @@ struct Trunk {
 impl Keys {
     fn bridge_name(&self) -> String {
         if self.bridge.is_empty() { DEFAULT_BRIDGE.to_owned() } else { self.bridge.clone() }
-    }
-
-    fn mtu(&self) -> Result<Option<u32>, CniError> {
-        match u32::try_from(self.mtu) {
-            Ok(0) => Ok(None),
-            Ok(mtu) if MTU.contains(&self.mtu) => Ok(Some(mtu)),
-            _ => Err(CniError::config(format!(
-                "key \"mtu\": invalid MTU {} (must be 0 or between {} and {})",
-                self.mtu,
-                MTU.start(),
-                MTU.end()
-            ))),
-        }
     }
 
     fn vlans(&self) -> Result<Option<Vlans>, CniError> {
@@ -281,16 +253,6 @@ fn ranges(ids: &[u16]) -> Vec<PortVlan> {
         .collect()
 }
 
-fn check_backend(name: &str) -> Result<(), CniError> {
-    match name {
-        "" | "nftables" => Ok(()),
-        "iptables" => Err(CniError::config(
-            "key \"ipMasqBackend\": \"iptables\" is not built yet in this version: use \"nftables\"",
-        )),
-        other => Err(CniError::config(format!("unknown ipmasq backend {other:?}"))),
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use cni_spec::ErrorCode;
@@ -314,27 +276,25 @@ mod tests {
         let settings = settings(&json!({}), "").unwrap();
         assert_eq!(settings.bridge, "cni0");
         assert_eq!(settings.gateway, Gateway::None);
-        assert_eq!((settings.mtu, settings.mac, settings.vlans, settings.dns), (None, None, None, None));
-        assert!(!settings.ipam && !settings.masquerade && !settings.promiscuous && !settings.force_address);
+        assert_eq!((settings.mac, settings.vlans), (None, None));
+        assert!(!settings.promiscuous && !settings.force_address);
     }
 
     #[test]
     fn every_key_is_read() {
         let keys = json!({
-            "bridge": "br7", "isDefaultGateway": true, "forceAddress": true, "ipMasq": true,
-            "ipMasqBackend": "nftables", "mtu": 1400, "hairpinMode": true, "vlan": 5,
+            "bridge": "br7", "isDefaultGateway": true, "forceAddress": true, "mtu": 1400,
+            "hairpinMode": true, "vlan": 5,
             "vlanTrunk": [{"minID": 10, "maxID": 12}, {"id": 13}, {"id": 5}, {"minID": 20, "maxID": 20, "id": 22}],
             "preserveDefaultVlan": true, "macspoofchk": true, "enabledad": true, "portIsolation": true,
-            "dns": {"nameservers": ["192.0.2.53"]}, "ipam": {"type": "host-local"},
-            "runtimeConfig": {"mac": "02:00:00:00:00:01"},
+            "ipam": {"type": "host-local"}, "runtimeConfig": {"mac": "02:00:00:00:00:01"},
         });
         let settings = settings(&keys, "").unwrap();
         let expected = Settings {
+            common: Common { masquerade: false, mtu: Some(1400), dns: None, ipam: true },
             bridge: "br7".to_owned(),
             gateway: Gateway::DefaultRoute,
             force_address: true,
-            masquerade: true,
-            mtu: Some(1400),
             port: PortSettings { hairpin: Switch::On, isolated: Switch::On },
             promiscuous: false,
             vlans: Some(Vlans {
@@ -346,8 +306,6 @@ mod tests {
             detect_duplicates: true,
             container_link_down: false,
             mac: Some(Mac([2, 0, 0, 0, 0, 1])),
-            dns: Some(Dns { nameservers: vec!["192.0.2.53".to_owned()], ..Dns::default() }),
-            ipam: true,
         };
         assert_eq!(settings, expected);
         assert_eq!(settings.gateway_link().as_deref(), Some("br7.5"));
@@ -370,12 +328,10 @@ mod tests {
                 json!({"disableContainerInterface": true, "ipam": {"type": "x"}}),
                 "cannot use IPAM when DisableContainerInterface flag is set",
             ),
-            (json!({"ipMasq": true, "ipMasqBackend": "x"}), "unknown ipmasq backend \"x\""),
             (json!({"vlan": 4095}), "invalid VLAN ID 4095 (must be between 0 and 4094)"),
             (json!({"vlan": -1}), "invalid VLAN ID -1 (must be between 0 and 4094)"),
             (json!({"vlan": 65_541}), "invalid VLAN ID 65541 (must be between 0 and 4094)"),
             (json!({"mtu": 67}), "key \"mtu\": invalid MTU 67 (must be 0 or between 68 and 65535)"),
-            (json!({"mtu": -1}), "key \"mtu\": invalid MTU -1 (must be 0 or between 68 and 65535)"),
             (
                 json!({"bridge": "a/b"}),
                 "key \"bridge\": interface name contains / or : or whitespace characters: \"a/b\"",
@@ -417,12 +373,6 @@ mod tests {
             assert_eq!(error(&keys), text, "{keys}");
             assert_eq!(settings(&keys, "").unwrap_err().code, ErrorCode::InvalidConfig, "{keys}");
         }
-        assert!(error(&json!({"ipMasq": true, "ipMasqBackend": "iptables"})).contains("not built yet"));
-    }
-
-    #[test]
-    fn the_backend_counts_only_with_masquerade() {
-        assert!(settings(&json!({"ipMasqBackend": "x"}), "").is_ok());
     }
 
     #[test]

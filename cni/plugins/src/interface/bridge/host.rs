@@ -1,13 +1,9 @@
 //! The host's side: the bridge, the port, the gateway.
 
-use std::time::Duration;
-
-use cni_dataplane::owner::{AttachmentHash, Owner};
 use cni_kernel::mac::Mac;
-use cni_kernel::netns::Netns;
 use cni_kernel::route::{
-    DuplicateDetection, Family, Link, LinkChange, LinkKind, NewBridge, NewVeth, OperState, PortSettings,
-    PortVlan, RouteError, RouteSocket, Switch, VlanFiltering,
+    DuplicateDetection, Link, LinkChange, LinkKind, NewBridge, NewVeth, OperState, PortSettings, PortVlan,
+    RouteError, Switch, VlanFiltering,
 };
 use cni_kernel::sysctl;
 use cni_spec::{Attachment, CniError};
@@ -15,22 +11,12 @@ use ipnet::IpNet;
 use nix::errno::Errno;
 
 use super::config::{DEFAULT_VLAN, Settings, Vlans};
-use super::{failed, optional};
+use crate::interface::shared::host::{Host, host_names};
+use crate::interface::shared::{failed, optional};
 
 /// Ports that a bridge can have: `BR_MAX_PORTS` of the kernel's `net/bridge/br_private.h`, and port
 /// number 0 is the bridge's own.
 const MAX_PORTS: u32 = 1023;
-/// How long a port may take to carry packets. The reference gives up after 2.55 s.
-const PORT_PATIENCE: Duration = Duration::from_millis(2550);
-/// What a veth takes at most, `ETH_MAX_MTU` of `linux/if_ether.h`; the loopback's MTU is larger.
-const MAX_MTU: u32 = 65_535;
-
-/// The namespace that the bridge is in.
-pub(super) struct Host {
-    netns: Netns,
-    /// Its socket.
-    pub(super) route: RouteSocket,
-}
 
 /// The addresses that the gateway's link lacks, and those in their way.
 #[derive(Debug, Default, PartialEq, Eq)]
@@ -40,30 +26,6 @@ pub(super) struct GatewayChange {
 }
 
 impl Host {
-    pub(super) fn open() -> Result<Self, CniError> {
-        let netns = Netns::current().map_err(failed)?;
-        Ok(Self { netns, route: RouteSocket::open().map_err(failed)? })
-    }
-
-    /// The MTU for a new pair: the configuration's, otherwise that of the link that the default
-    /// route leaves by, otherwise the kernel's own. The reference leaves it to the kernel at once,
-    /// so that packets of 1,500 bytes meet a tunnel of less.
-    pub(super) fn mtu(&self, settings: &Settings) -> Result<Option<u32>, CniError> {
-        if settings.mtu.is_some() {
-            return Ok(settings.mtu);
-        }
-        for family in [Family::V4, Family::V6] {
-            let route = self.route.default_route(family).map_err(failed)?;
-            let Some(index) = route.and_then(|route| route.link) else { continue };
-            return match self.route.link_by_index(index) {
-                Ok(link) => Ok(Some(link.mtu.min(MAX_MTU))),
-                Err(error) if error.is_not_found() => Ok(None),
-                Err(error) => Err(failed(error)),
-            };
-        }
-        Ok(None)
-    }
-
     /// Finds the bridge or makes it. Another ADD may do the same at the same moment.
     ///
     /// A bridge that was made stays when the ADD fails later: others may use it by then.
@@ -102,7 +64,7 @@ impl Host {
         let new = NewBridge {
             name: &settings.bridge,
             mac: Some(mac),
-            mtu: settings.mtu,
+            mtu: settings.common.mtu,
             vlan_filtering: filtering,
         };
         match self.route.create_bridge(&new) {
@@ -126,65 +88,6 @@ impl Host {
         Err(no_filtering(&bridge.name))
     }
 
-    /// Makes the pair of links and returns both ends, the container's first. After an error there is
-    /// none, also when the kernel made it and only its answer was lost.
-    pub(super) fn create_pair(
-        &self,
-        pod: &RouteSocket,
-        attachment: &Attachment,
-        mac: Option<Mac>,
-        mtu: Option<u32>,
-    ) -> Result<(Link, Link), CniError> {
-        self.try_create_pair(pod, attachment, mac, mtu).inspect_err(|_| self.delete_unused(attachment))
-    }
-
-    /// Deletes links that bear one of the attachment's names and are nobody's port yet: only a call
-    /// that failed or was killed leaves such.
-    fn delete_unused(&self, attachment: &Attachment) {
-        for name in port_names(attachment) {
-            let unused = |link: &Link| {
-                let plain = link.master.is_none() && link.alias.is_empty() && !link.up;
-                plain && link.kind == LinkKind::Veth
-            };
-            let deleted = match self.route.find_link(&name) {
-                Ok(Some(link)) if unused(&link) => self.route.delete_link(&link),
-                other => other.map(drop),
-            };
-            if let Err(error) = deleted {
-                log::warn!("{error}");
-            }
-        }
-    }
-
-    fn try_create_pair(
-        &self,
-        pod: &RouteSocket,
-        attachment: &Attachment,
-        mac: Option<Mac>,
-        mtu: Option<u32>,
-    ) -> Result<(Link, Link), CniError> {
-        let name = attachment.ifname();
-        let mut last = None;
-        for peer_name in port_names(attachment) {
-            let new = NewVeth { name, mac, peer_name: &peer_name, peer_netns: &self.netns, mtu };
-            match pod.create_veth(&new) {
-                Ok(()) => {
-                    let inner = pod.link(name).map_err(failed)?;
-                    let outer = self.route.link(&peer_name).map_err(failed)?;
-                    return Ok((inner, outer));
-                }
-                Err(error) if error.already_exists() => {
-                    if pod.find_link(name).map_err(failed)?.is_some() {
-                        return Err(taken(attachment));
-                    }
-                    last = Some(error);
-                }
-                Err(error) => return Err(failed(error)),
-            }
-        }
-        Err(last.map_or_else(|| CniError::internal("no name for the host's link"), failed))
-    }
-
     /// Makes the host's end a port of the bridge, with its owner written on it, and switches it on.
     pub(super) fn attach(
         &self,
@@ -193,8 +96,7 @@ impl Host {
         attachment: &Attachment,
         settings: &Settings,
     ) -> Result<(), CniError> {
-        optional(sysctl::set(&format!("net/ipv6/conf/{}/accept_ra", port.name), "0"))?;
-        let mut join = LinkChange::new().alias(&Owner::of(attachment).to_comment()).master(bridge);
+        let mut join = self.claim(port, attachment)?.master(bridge);
         // No packet may pass before the port is set as asked.
         let plain = settings.vlans.is_none() && settings.port == UNSET;
         if plain {
@@ -227,11 +129,10 @@ impl Host {
     }
 
     /// Waits until the port carries packets.
-    pub(super) fn wait_for_port(&self, port: &Link) -> Result<Link, CniError> {
-        let works = |link: &Link| link.state == OperState::Up;
-        let seen = self.route.wait_for_link(port, PORT_PATIENCE, works).map_err(failed)?;
-        if works(&seen) {
-            return Ok(seen);
+    pub(super) fn wait_for_port(&self, port: &Link) -> Result<(), CniError> {
+        let seen = self.wait_until_up(port)?;
+        if seen.state == OperState::Up {
+            return Ok(());
         }
         Err(CniError::internal(format!("bridge port in error state: {}", seen.state))
             .with_details(format!("port {} of the bridge", seen.name)))
@@ -275,7 +176,7 @@ impl Host {
         // The name of the port follows from that of the link, which is unique on the node.
         let attachment =
             Attachment::new("gateway", "bridge", name).map_err(|e| CniError::config(e.to_string()))?;
-        for peer_name in port_names(&attachment) {
+        for peer_name in host_names(&attachment) {
             let new = NewVeth { name, mac: None, peer_name: &peer_name, peer_netns: &self.netns, mtu };
             match self.route.create_veth(&new) {
                 Err(error) if !error.already_exists() => return Err(failed(error)),
@@ -339,14 +240,7 @@ impl Host {
             // A bridge that others made may have no address of its own; one of ours keeps its.
             self.route.change_link(link, &LinkChange::new().mac(mac)).map_err(failed)?;
         }
-        for gateway in gateways {
-            let name = match gateway {
-                IpNet::V4(_) => "net/ipv4/ip_forward",
-                IpNet::V6(_) => "net/ipv6/conf/all/forwarding",
-            };
-            sysctl::ensure(name, "1").map_err(failed)?;
-        }
-        Ok(())
+        self.forward(gateways)
     }
 }
 
@@ -369,23 +263,6 @@ impl GatewayChange {
         let others = present.iter().filter(|net| !wanted.contains(net));
         Self { remove: others.filter(in_the_way).copied().collect(), add }
     }
-}
-
-/// Names for the host's end, in the order in which they are tried: `veth` and eight hexadecimal
-/// digits that follow from the attachment, so that a DEL without a namespace finds the link.
-pub(super) fn port_names(attachment: &Attachment) -> impl Iterator<Item = String> {
-    const TRIES: usize = 10;
-    let hash = AttachmentHash::of(attachment).0;
-    (0..TRIES).filter_map(move |try_number| {
-        let [a, b, c, d] = *hash.get(try_number..)?.first_chunk()?;
-        Some(format!("veth{a:02x}{b:02x}{c:02x}{d:02x}"))
-    })
-}
-
-/// The container has a link of that name already.
-pub(super) fn taken(attachment: &Attachment) -> CniError {
-    let (name, peer) = (attachment.ifname(), port_names(attachment).next().unwrap_or_default());
-    CniError::internal(format!("container veth name ({name:?}) peer provided ({peer:?}) already exists"))
 }
 
 fn is_unsupported(error: &RouteError) -> bool {
@@ -437,16 +314,5 @@ mod tests {
         // Two gateways of one family are no conflict with each other.
         let (remove, add) = change(&["10.1.2.1/24"], &["10.1.2.1/24", "10.1.3.1/24"]);
         assert_eq!((remove, add), (none, vec!["10.1.3.1/24".to_owned()]));
-    }
-
-    #[test]
-    fn the_ports_name_follows_from_the_attachment() {
-        let attachment = Attachment::new("net", "c1", "eth0").unwrap();
-        let names: Vec<String> = port_names(&attachment).collect();
-        assert_eq!(names.len(), 10);
-        assert!(names.iter().all(|name| name.len() == 12 && name.starts_with("veth")), "{names:?}");
-        assert_eq!(names, port_names(&attachment).collect::<Vec<_>>());
-        let other = Attachment::new("net", "c1", "eth1").unwrap();
-        assert_ne!(names.first(), port_names(&other).collect::<Vec<_>>().first());
     }
 }

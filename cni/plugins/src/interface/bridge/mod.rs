@@ -6,25 +6,20 @@
 
 mod check;
 mod config;
-mod container;
 mod host;
 mod plan;
-mod remove;
 
-use std::fmt::Display;
+use cni_dataplane::macspoof;
+use cni_kernel::route::{DuplicateDetection, Link};
+use cni_spec::{AddResult, CniError, Interface};
 
-use cni_dataplane::nftables::Nftables;
-use cni_dataplane::{Backend, Kinds, MasqueradeRequest, Withdrawal, macspoof};
-use cni_kernel::route::Link;
-use cni_kernel::sysctl::SysctlError;
-use cni_spec::{AddResult, CniError, ErrorCode, Interface};
-
+use super::shared::container::{Container, Setting};
+use super::shared::host::{Host, taken};
+use super::shared::{failed, interface, masquerade, remove};
 use crate::plugin::{NodeRequest, Plugin, Request};
 use crate::skel::delegate;
 use crate::undo::Undo;
 use config::Settings;
-use container::Container;
-use host::Host;
 use plan::Plan;
 
 /// The `bridge` plugin.
@@ -47,10 +42,10 @@ impl Plugin for Bridge {
         // Before IPAM: a second ADD of the same attachment must not take the first one's address
         // away when it fails.
         if container.route.find_link(request.attachment.ifname()).map_err(failed)?.is_some() {
-            return Err(host::taken(&request.attachment));
+            return Err(taken(&request.attachment));
         }
         let mut undo = Undo::new();
-        let ipam = match settings.ipam {
+        let ipam = match settings.common.ipam {
             true => {
                 let answer = delegate::ipam_add(request)?;
                 undo.on_failure("release the addresses", || delegate::ipam_del(request));
@@ -82,12 +77,8 @@ impl Plugin for Bridge {
 
     fn status(&self, request: &NodeRequest<'_>) -> Result<(), CniError> {
         let settings = Settings::new(request.config, "")?;
-        if settings.masquerade {
-            Nftables::new()
-                .status()
-                .map_err(|error| CniError::new(ErrorCode::NotAvailable, error.to_string()))?;
-        }
-        if settings.ipam { delegate::ipam_status(request) } else { Ok(()) }
+        masquerade::status(&settings.common)?;
+        if settings.common.ipam { delegate::ipam_status(request) } else { Ok(()) }
     }
 }
 
@@ -113,7 +104,7 @@ fn set_up<'a>(work: &Work<'a>, plan: &Plan, undo: &mut Undo<'a>) -> Result<Links
     let Work { request, settings, host, container } = *work;
     let attachment = &request.attachment;
     let bridge = host.ensure_bridge(settings)?;
-    let mtu = host.mtu(settings)?;
+    let mtu = host.mtu(settings.common.mtu)?;
     let (inner, port) = host.create_pair(&container.route, attachment, settings.mac, mtu)?;
     let to_delete = inner.clone();
     undo.on_failure("delete the container's link", move || container.route.delete_link(&to_delete));
@@ -134,18 +125,12 @@ fn set_up<'a>(work: &Work<'a>, plan: &Plan, undo: &mut Undo<'a>) -> Result<Links
             Some((link, change))
         }
     };
-    container.configure(&inner, plan, settings)?;
+    container.prepare(&inner, &plan.layer3, settings_inside(settings))?;
     if !settings.container_link_down {
+        container.bring_up(&inner, &plan.layer3, detection(settings))?;
         host.wait_for_port(&port)?;
     }
-    if settings.masquerade && settings.ipam {
-        undo.on_failure("stop masquerading", || {
-            Nftables::new().withdraw(&Withdrawal::of(attachment, Kinds::Masquerade))
-        });
-        let (addresses, netns) = (plan.addresses.clone(), container.netns());
-        let masquerade = MasqueradeRequest { attachment: attachment.clone(), netns, addresses };
-        Nftables::new().masquerade(&masquerade)?;
-    }
+    masquerade::start(&settings.common, attachment, container, &plan.layer3.addresses, undo)?;
     if let Some((link, change)) = &gateway {
         host.become_gateway(link, &plan.gateways, change)?;
     }
@@ -162,14 +147,24 @@ fn set_up<'a>(work: &Work<'a>, plan: &Plan, undo: &mut Undo<'a>) -> Result<Links
     })
 }
 
-/// The MTU is left out, as by the reference: its results for old and new versions stay the same.
+/// Whether the container's addresses are probed before they are used.
+fn detection(settings: &Settings) -> DuplicateDetection {
+    if settings.detect_duplicates { DuplicateDetection::AsLink } else { DuplicateDetection::Skip }
+}
+
+/// How the container's end is set before it has addresses.
+fn settings_inside(settings: &Settings) -> &'static [Setting] {
+    // With arp_notify the neighbours learn at once that an address has moved to this link.
+    const NOTIFY: Setting = Setting::V4("arp_notify", "1");
+    match detection(settings) {
+        DuplicateDetection::AsLink => {
+            &[NOTIFY, Setting::V6("enhanced_dad", "1"), Setting::V6("accept_dad", "1")]
+        }
+        DuplicateDetection::Skip => &[NOTIFY, Setting::V6("accept_dad", "0")],
+    }
+}
+
 fn interfaces(links: &Links, container: &Container) -> Vec<Interface> {
-    let interface = |link: &Link, sandbox: String| Interface {
-        name: link.name.clone(),
-        mac: link.mac.map(|mac| mac.to_string()).unwrap_or_default(),
-        sandbox,
-        ..Interface::default()
-    };
     let mut all = vec![
         interface(&links.bridge, String::new()),
         interface(&links.port, String::new()),
@@ -177,18 +172,4 @@ fn interfaces(links: &Links, container: &Container) -> Vec<Interface> {
     ];
     all.extend(links.gateway.as_ref().map(|link| interface(link, String::new())));
     all
-}
-
-/// An error of the kernel's side as the specification's.
-#[allow(clippy::needless_pass_by_value, reason = "it is given to map_err")]
-fn failed(error: impl Display) -> CniError {
-    CniError::internal(error.to_string())
-}
-
-/// A setting that a kernel without IPv6, or an older one, does not have.
-fn optional<T>(result: Result<T, SysctlError>) -> Result<(), CniError> {
-    match result {
-        Err(error) if !error.is_not_found() => Err(failed(error)),
-        _ => Ok(()),
-    }
 }

@@ -10,8 +10,7 @@ use cni_kernel::route::{
 use cni_kernel::sysctl;
 use cni_spec::{CniError, ErrorCode};
 
-use super::config::Settings;
-use super::plan::Plan;
+use super::layer3::Layer3;
 use super::{failed, optional};
 
 /// How long duplicate address detection may take. The kernel waits for a random part of a second
@@ -19,15 +18,18 @@ use super::{failed, optional};
 const DETECTION_PATIENCE: Duration = Duration::from_secs(5);
 
 /// The container's namespace.
-pub(super) struct Container {
+pub(crate) struct Container {
     netns: Netns,
     /// Its socket.
-    pub(super) route: RouteSocket,
+    pub(crate) route: RouteSocket,
 }
 
 impl Container {
     /// Opens it for an ADD or a CHECK.
-    pub(super) fn open(path: Option<&Path>) -> Result<Self, CniError> {
+    ///
+    /// # Errors
+    /// Code 4 when the path does not lead to a network namespace.
+    pub(crate) fn open(path: Option<&Path>) -> Result<Self, CniError> {
         let path = path.unwrap_or(Path::new(""));
         let netns = Netns::open(path).map_err(|error| {
             // The path came with the environment.
@@ -37,7 +39,10 @@ impl Container {
     }
 
     /// Opens it for a DEL; none when it is gone.
-    pub(super) fn open_if_there(path: Option<&Path>) -> Result<Option<Self>, CniError> {
+    ///
+    /// # Errors
+    /// When something else is at the path, or the kernel refuses.
+    pub(crate) fn open_if_there(path: Option<&Path>) -> Result<Option<Self>, CniError> {
         let Some(path) = path else { return Ok(None) };
         match Netns::open(path) {
             Ok(netns) => Self::of(netns).map(Some),
@@ -52,40 +57,51 @@ impl Container {
     }
 
     /// The namespace's path, as the result names it.
-    pub(super) fn sandbox(&self) -> String {
+    pub(crate) fn sandbox(&self) -> String {
         self.netns.path().display().to_string()
     }
 
     /// Whether it is the namespace of that identity.
-    pub(super) fn is(&self, id: NetnsId) -> bool {
+    pub(crate) fn is(&self, id: NetnsId) -> bool {
         self.netns.id() == id
     }
 
     /// The namespace for the owner's record.
-    pub(super) fn netns(&self) -> cni_dataplane::ContainerNetns {
+    pub(crate) fn netns(&self) -> cni_dataplane::ContainerNetns {
         let id = self.netns.id();
         cni_dataplane::ContainerNetns { path: self.netns.path().to_owned(), dev: id.dev, ino: id.ino }
     }
 
-    /// Gives the link its settings, addresses and routes, and switches it on.
-    pub(super) fn configure(&self, link: &Link, plan: &Plan, settings: &Settings) -> Result<(), CniError> {
-        self.netns.run(|| set_sysctls(&link.name, plan, settings)).map_err(failed)??;
-        if settings.container_link_down {
-            return Ok(());
-        }
-        let detection =
-            if settings.detect_duplicates { DuplicateDetection::AsLink } else { DuplicateDetection::Skip };
-        for net in &plan.addresses {
+    /// Sets what goes before the addresses: `settings` as far as the kernel has them, and that there
+    /// is IPv6 if an address is of it.
+    ///
+    /// # Errors
+    /// What could not be set.
+    pub(crate) fn prepare(&self, link: &Link, layer3: &Layer3, settings: &[Setting]) -> Result<(), CniError> {
+        self.netns.run(|| set(&link.name, layer3, settings)).map_err(failed)?
+    }
+
+    /// Gives the link its addresses and routes, and switches it on.
+    ///
+    /// # Errors
+    /// What could not be done; with detection also that somebody else has an address.
+    pub(crate) fn bring_up(
+        &self,
+        link: &Link,
+        layer3: &Layer3,
+        detection: DuplicateDetection,
+    ) -> Result<(), CniError> {
+        for net in &layer3.addresses {
             self.route.add_address(link, *net, detection).map_err(|error| {
                 CniError::internal(format!("failed to add IP addr {net} to {:?}: {error}", link.name))
             })?;
         }
         // After the addresses: with arp_notify the kernel tells the neighbours when the link comes up.
         self.route.change_link(link, &LinkChange::new().up()).map_err(failed)?;
-        if settings.detect_duplicates && plan.has(Family::V6) {
+        if detection == DuplicateDetection::AsLink && layer3.has(Family::V6) {
             self.wait_for_detection(link)?;
         }
-        for route in &plan.routes {
+        for route in &layer3.routes {
             let route = Route { link: Some(link.index), ..route.clone() };
             // Others to the same place are next hops beside it, as with the reference.
             self.route.add_route(&route, Existing::Append).map_err(|error| {
@@ -117,22 +133,29 @@ impl Container {
     }
 }
 
+/// A setting of one link, below `/proc/sys/net/<family>/conf/<link>`, and its value.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Setting {
+    /// Of IPv4.
+    V4(&'static str, &'static str),
+    /// Of IPv6.
+    V6(&'static str, &'static str),
+}
+
 /// Runs inside the namespace.
-fn set_sysctls(ifname: &str, plan: &Plan, settings: &Settings) -> Result<(), CniError> {
-    let v4 = |key: &str| format!("net/ipv4/conf/{ifname}/{key}");
-    let v6 = |key: &str| format!("net/ipv6/conf/{ifname}/{key}");
-    optional(sysctl::set(&v4("arp_notify"), "1"))?;
-    if settings.detect_duplicates {
-        optional(sysctl::set(&v6("enhanced_dad"), "1"))?;
-        optional(sysctl::set(&v6("accept_dad"), "1"))?;
-    } else {
-        optional(sysctl::set(&v6("accept_dad"), "0"))?;
+fn set(ifname: &str, layer3: &Layer3, settings: &[Setting]) -> Result<(), CniError> {
+    for setting in settings {
+        let (family, key, value) = match setting {
+            Setting::V4(key, value) => ("ipv4", key, value),
+            Setting::V6(key, value) => ("ipv6", key, value),
+        };
+        optional(sysctl::set(&format!("net/{family}/conf/{ifname}/{key}"), value))?;
     }
-    if plan.has(Family::V6) {
+    if layer3.has(Family::V6) {
         // Container engines switch IPv6 off in new namespaces.
         sysctl::ensure("net/ipv6/conf/lo/disable_ipv6", "0").map_err(failed)?;
-        sysctl::ensure(&v6("disable_ipv6"), "0").map_err(failed)?;
-        sysctl::set(&v6("keep_addr_on_down"), "1").map_err(failed)?;
+        sysctl::ensure(&format!("net/ipv6/conf/{ifname}/disable_ipv6"), "0").map_err(failed)?;
+        sysctl::set(&format!("net/ipv6/conf/{ifname}/keep_addr_on_down"), "1").map_err(failed)?;
     }
     Ok(())
 }

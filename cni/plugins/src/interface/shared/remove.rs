@@ -1,4 +1,4 @@
-//! DEL and GC.
+//! DEL and GC: the same for every plugin with a pair of links, whatever the configuration says now.
 
 use std::net::IpAddr;
 
@@ -11,7 +11,7 @@ use serde::Deserialize;
 
 use super::container::Container;
 use super::failed;
-use super::host::{Host, port_names};
+use super::host::{Host, host_names};
 use crate::plugin::{NodeRequest, Request};
 use crate::skel::delegate;
 
@@ -20,7 +20,10 @@ use crate::skel::delegate;
 ///
 /// Deleting a link and deleting from nf_tables each wait for the kernel's grace periods, 10–30 ms:
 /// they wait side by side.
-pub(super) fn del(request: &Request<'_>) -> Result<(), CniError> {
+///
+/// # Errors
+/// What could not be removed; all else was.
+pub(crate) fn del(request: &Request<'_>) -> Result<(), CniError> {
     let mut failures = Failures::default();
     let links = failures.keep(OwnLinks::find(request));
     let addresses = failures.keep(known_addresses(request, links.as_ref())).unwrap_or_default();
@@ -81,10 +84,10 @@ fn known_addresses(request: &Request<'_>, links: Option<&OwnLinks>) -> Result<Ve
 /// The links of an attachment.
 struct OwnLinks {
     host: Host,
-    /// The container's end, with which the port goes.
+    /// The container's end, with which the host's goes.
     inner: Option<(Container, Link)>,
-    /// Where there is no container's end, what may be left of the port.
-    ports: Vec<Link>,
+    /// Where there is no container's end, what may be left of the host's.
+    outer: Vec<Link>,
 }
 
 impl OwnLinks {
@@ -94,41 +97,41 @@ impl OwnLinks {
         if let Some(container) = Container::open_if_there(request.netns.as_deref())? {
             let link = container.route.find_link(attachment.ifname()).map_err(failed)?;
             if let Some(link) = link.filter(|link| may_delete(&host, link, attachment)) {
-                return Ok(Self { host, inner: Some((container, link)), ports: Vec::new() });
+                return Ok(Self { host, inner: Some((container, link)), outer: Vec::new() });
             }
         }
-        let mut ports = Vec::new();
-        for name in port_names(attachment) {
+        let mut outer = Vec::new();
+        for name in host_names(attachment) {
             let link = host.route.find_link(&name).map_err(failed)?;
-            ports.extend(link.filter(|link| is_port_of(link, attachment)));
+            outer.extend(link.filter(|link| is_host_end_of(link, attachment)));
         }
-        Ok(Self { host, inner: None, ports })
+        Ok(Self { host, inner: None, outer })
     }
 
     fn delete(&self, failures: &mut Failures) {
         if let Some((container, link)) = &self.inner {
             failures.collect(delete(&container.route, link));
         }
-        for link in &self.ports {
+        for link in &self.outer {
             failures.collect(delete(&self.host.route, link));
         }
     }
 }
 
 /// Whether a link of the container's is this attachment's: one end of a pair, whose other end does
-/// not name another owner. (The reference's ports name none.)
+/// not name another owner. (The reference's links name none.)
 fn may_delete(host: &Host, link: &Link, attachment: &Attachment) -> bool {
     let owner = || {
-        let port = host.route.link_by_index(link.peer?).ok()?;
-        Owner::from_comment(&port.alias)
+        let outer = host.route.link_by_index(link.peer?).ok()?;
+        Owner::from_comment(&outer.alias)
     };
     link.kind == LinkKind::Veth
         && owner().is_none_or(|owner| owner.attachment_hash == AttachmentHash::of(attachment))
 }
 
-/// Whether a link of the node's, of a name that follows from the attachment, is its port. An ADD
+/// Whether a link of the node's, of a name that follows from the attachment, is its end of the pair. An ADD
 /// that was killed early has written no owner on it.
-fn is_port_of(link: &Link, attachment: &Attachment) -> bool {
+fn is_host_end_of(link: &Link, attachment: &Attachment) -> bool {
     let named = || {
         Owner::from_comment(&link.alias)
             .is_some_and(|owner| owner.attachment_hash == AttachmentHash::of(attachment))
@@ -144,13 +147,16 @@ fn delete(route: &RouteSocket, link: &Link) -> Result<(), CniError> {
 }
 
 /// Removes what belongs to attachments of the network that are not valid any more.
-pub(super) fn gc(request: &NodeRequest<'_>) -> Result<(), CniError> {
+///
+/// # Errors
+/// What could not be removed; all else was.
+pub(crate) fn gc(request: &NodeRequest<'_>) -> Result<(), CniError> {
     // Without a list nothing may be removed.
     let Some(valid) = &request.config.valid_attachments else { return Ok(()) };
     let network = &request.config.name;
     let wanted = Wanted::of(request.config);
     let mut failures = Failures::default();
-    failures.collect(delete_dead_ports(network, valid));
+    failures.collect(delete_dead_links(network, valid));
     failures.collect_if(wanted.ip_masq, Nftables::new().retain(network, valid, Kinds::Masquerade));
     failures.collect_if(wanted.macspoofchk, macspoof::retain(network, valid).map(drop));
     if !request.config.ipam.is_empty() {
@@ -159,7 +165,7 @@ pub(super) fn gc(request: &NodeRequest<'_>) -> Result<(), CniError> {
     failures.into_result()
 }
 
-fn delete_dead_ports(network: &str, valid: &[Attachment]) -> Result<(), CniError> {
+fn delete_dead_links(network: &str, valid: &[Attachment]) -> Result<(), CniError> {
     let host = Host::open()?;
     let valid: Vec<AttachmentHash> = valid.iter().map(AttachmentHash::of).collect();
     let network = NetworkHash::of(network);

@@ -1,0 +1,156 @@
+//! CHECK: what every plugin with a pair of links compares.
+
+use cni_kernel::netns::Netns;
+use cni_kernel::route::{Family, Link, LinkKind, MAIN_TABLE, RouteSocket};
+use cni_spec::{AddResult, CniError, Interface, IpConfig};
+use ipnet::IpNet;
+
+use super::container::Container;
+use super::failed;
+use crate::plugin::Request;
+
+/// The result that the ADD ended with. `plugin` goes before the reference's text.
+///
+/// # Errors
+/// Code 7 when there is none.
+pub(crate) fn previous_result<'a>(request: &'a Request<'_>, plugin: &str) -> Result<&'a AddResult, CniError> {
+    let previous = request.config.prev_result.as_ref();
+    previous.ok_or_else(|| CniError::config(format!("{plugin}Required prevResult missing")))
+}
+
+/// The container, compared with what the ADD said of it.
+pub(crate) struct Inside<'a> {
+    /// The container's namespace.
+    pub(crate) container: Container,
+    previous: &'a AddResult,
+    ifname: &'a str,
+    /// What the reference's texts begin with.
+    plugin: &'static str,
+}
+
+impl<'a> Inside<'a> {
+    /// Opens the container's namespace.
+    ///
+    /// # Errors
+    /// Code 4 when the path does not lead to one.
+    pub(crate) fn open(
+        request: &'a Request<'_>,
+        previous: &'a AddResult,
+        plugin: &'static str,
+    ) -> Result<Self, CniError> {
+        let container = Container::open(request.netns.as_deref())?;
+        Ok(Self { container, previous, ifname: request.attachment.ifname(), plugin })
+    }
+
+    /// Number of the container's interface in the result.
+    fn index(&self) -> Option<usize> {
+        let ours = |interface: &Interface| interface.name == self.ifname && !interface.sandbox.is_empty();
+        self.previous.interfaces.iter().position(ours)
+    }
+
+    /// The addresses that are the container's.
+    fn ips(&self) -> impl Iterator<Item = &'a IpConfig> {
+        let index = self.index();
+        self.previous.ips.iter().filter(move |ip| ip.interface.is_none() || ip.interface == index)
+    }
+
+    /// The same with their prefixes alone.
+    pub(crate) fn addresses(&self) -> Vec<IpNet> {
+        self.ips().map(|ip| ip.address).collect()
+    }
+
+    /// The container's link: there, of the right kind, with its MAC address, in this namespace.
+    ///
+    /// # Errors
+    /// The first difference.
+    pub(crate) fn check_link(&self) -> Result<Link, CniError> {
+        let (ifname, plugin) = (self.ifname, self.plugin);
+        let expected = self
+            .index()
+            .and_then(|index| self.previous.interfaces.get(index))
+            .ok_or_else(|| wrong(format!("CNI created interface in container {ifname} not found")))?;
+        let sandbox = self.container.sandbox();
+        // Another path may lead to the same namespace.
+        let same = || Netns::open(expected.sandbox.as_ref()).is_ok_and(|netns| self.container.is(netns.id()));
+        if expected.sandbox != sandbox && !same() {
+            return Err(wrong(format!(
+                "Sandbox in prevResult {} doesn't match configured netns: {sandbox}",
+                expected.sandbox
+            )));
+        }
+        let link = present(&self.container.route, ifname)?;
+        if link.kind != LinkKind::Veth {
+            return Err(wrong(format!("Error: Container interface {ifname} not of type veth")));
+        }
+        if !same_mac(&link, expected) {
+            let mac = link.mac.map(|mac| mac.to_string()).unwrap_or_default();
+            return Err(wrong(format!(
+                "{plugin}Interface {ifname} Mac {} doesn't match container Mac: {mac}",
+                expected.mac
+            )));
+        }
+        Ok(link)
+    }
+
+    /// The container's addresses.
+    ///
+    /// # Errors
+    /// The first that is not there.
+    pub(crate) fn check_addresses(&self, link: &Link) -> Result<(), CniError> {
+        has_addresses(&self.container.route, link, &self.addresses())
+    }
+
+    /// The result's routes. A default route matches with any gateway, as with the reference.
+    ///
+    /// # Errors
+    /// The first that is not there.
+    pub(crate) fn check_routes(&self, link: &Link) -> Result<(), CniError> {
+        for wanted in &self.previous.routes {
+            let table = wanted.table.unwrap_or(MAIN_TABLE);
+            let family = Family::of(wanted.dst.addr());
+            let present = self.container.route.routes(family, table).map_err(failed)?;
+            let is_default = wanted.dst.prefix_len() == 0;
+            let found = present.iter().any(|is| {
+                is.dst == wanted.dst.trunc()
+                    && is.link == Some(link.index)
+                    && (is_default || wanted.gw.is_none() || is.gateway == wanted.gw)
+                    && (wanted.priority == 0 || is.metric == wanted.priority)
+            });
+            if !found {
+                let via = wanted.gw.map(|gw| format!(" via {gw}")).unwrap_or_default();
+                return Err(wrong(format!("Expected Route {}{via} not found in routing table", wanted.dst)));
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Whether a link has all of the addresses.
+///
+/// # Errors
+/// The first that is not there.
+pub(crate) fn has_addresses(route: &RouteSocket, link: &Link, wanted: &[IpNet]) -> Result<(), CniError> {
+    let present = route.addresses(link).map_err(failed)?;
+    match wanted.iter().find(|net| !present.iter().any(|address| address.net == **net)) {
+        Some(net) => Err(wrong(format!("Failed to match addr {net} on interface {}", link.name))),
+        None => Ok(()),
+    }
+}
+
+/// The link of that name.
+///
+/// # Errors
+/// When there is none.
+pub(crate) fn present(route: &RouteSocket, name: &str) -> Result<Link, CniError> {
+    route.find_link(name).map_err(failed)?.ok_or_else(|| wrong(format!("Interface {name} not found")))
+}
+
+/// Whether the link has the MAC address that the result tells, if it tells one.
+pub(crate) fn same_mac(link: &Link, expected: &Interface) -> bool {
+    expected.mac.is_empty() || expected.mac.parse().is_ok_and(|mac| link.mac == Some(mac))
+}
+
+/// A difference.
+pub(crate) fn wrong(msg: String) -> CniError {
+    CniError::internal(msg)
+}

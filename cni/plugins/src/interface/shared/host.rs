@@ -1,0 +1,187 @@
+//! The host's side of the pair.
+
+use std::time::Duration;
+
+use cni_dataplane::owner::{AttachmentHash, Owner};
+use cni_kernel::mac::Mac;
+use cni_kernel::netns::Netns;
+use cni_kernel::route::{Family, Link, LinkChange, LinkKind, NewVeth, OperState, RouteSocket};
+use cni_kernel::sysctl;
+use cni_spec::{Attachment, CniError};
+use ipnet::IpNet;
+
+use super::{failed, optional};
+
+/// How long a link may take to carry packets. The reference's bridge gives up after 2.55 s.
+const LINK_PATIENCE: Duration = Duration::from_millis(2550);
+/// What a veth takes at most, `ETH_MAX_MTU` of `linux/if_ether.h`; the loopback's MTU is larger.
+const MAX_MTU: u32 = 65_535;
+
+/// The namespace that the plugin was called in: the node's.
+pub(crate) struct Host {
+    /// The namespace itself.
+    pub(crate) netns: Netns,
+    /// Its socket.
+    pub(crate) route: RouteSocket,
+}
+
+impl Host {
+    /// Opens it.
+    ///
+    /// # Errors
+    /// When the kernel refuses.
+    pub(crate) fn open() -> Result<Self, CniError> {
+        let netns = Netns::current().map_err(failed)?;
+        Ok(Self { netns, route: RouteSocket::open().map_err(failed)? })
+    }
+
+    /// The MTU for a new pair: the configuration's, otherwise that of the link that the default
+    /// route leaves by, otherwise the kernel's own. The reference leaves it to the kernel at once,
+    /// so that packets of 1,500 bytes meet a tunnel of less.
+    ///
+    /// # Errors
+    /// When the kernel cannot be asked.
+    pub(crate) fn mtu(&self, wanted: Option<u32>) -> Result<Option<u32>, CniError> {
+        if wanted.is_some() {
+            return Ok(wanted);
+        }
+        for family in [Family::V4, Family::V6] {
+            let route = self.route.default_route(family).map_err(failed)?;
+            let Some(index) = route.and_then(|route| route.link) else { continue };
+            return match self.route.link_by_index(index) {
+                Ok(link) => Ok(Some(link.mtu.min(MAX_MTU))),
+                Err(error) if error.is_not_found() => Ok(None),
+                Err(error) => Err(failed(error)),
+            };
+        }
+        Ok(None)
+    }
+
+    /// Makes the pair of links and returns both ends, the container's first. After an error there is
+    /// none, also when the kernel made it and only its answer was lost.
+    ///
+    /// # Errors
+    /// When the name is taken in the container, or the kernel refuses.
+    pub(crate) fn create_pair(
+        &self,
+        pod: &RouteSocket,
+        attachment: &Attachment,
+        mac: Option<Mac>,
+        mtu: Option<u32>,
+    ) -> Result<(Link, Link), CniError> {
+        self.try_create_pair(pod, attachment, mac, mtu).inspect_err(|_| self.delete_unused(attachment))
+    }
+
+    /// Deletes links that bear one of the attachment's names and are nobody's yet: only a call that
+    /// failed or was killed leaves such.
+    fn delete_unused(&self, attachment: &Attachment) {
+        for name in host_names(attachment) {
+            let unused = |link: &Link| {
+                let plain = link.master.is_none() && link.alias.is_empty() && !link.up;
+                plain && link.kind == LinkKind::Veth
+            };
+            let deleted = match self.route.find_link(&name) {
+                Ok(Some(link)) if unused(&link) => self.route.delete_link(&link),
+                other => other.map(drop),
+            };
+            if let Err(error) = deleted {
+                log::warn!("{error}");
+            }
+        }
+    }
+
+    fn try_create_pair(
+        &self,
+        pod: &RouteSocket,
+        attachment: &Attachment,
+        mac: Option<Mac>,
+        mtu: Option<u32>,
+    ) -> Result<(Link, Link), CniError> {
+        let name = attachment.ifname();
+        let mut last = None;
+        for peer_name in host_names(attachment) {
+            let new = NewVeth { name, mac, peer_name: &peer_name, peer_netns: &self.netns, mtu };
+            match pod.create_veth(&new) {
+                Ok(()) => {
+                    let inner = pod.link(name).map_err(failed)?;
+                    let outer = self.route.link(&peer_name).map_err(failed)?;
+                    return Ok((inner, outer));
+                }
+                Err(error) if error.already_exists() => {
+                    if pod.find_link(name).map_err(failed)?.is_some() {
+                        return Err(taken(attachment));
+                    }
+                    last = Some(error);
+                }
+                Err(error) => return Err(failed(error)),
+            }
+        }
+        Err(last.map_or_else(|| CniError::internal("no name for the host's link"), failed))
+    }
+
+    /// The change that writes the owner on the host's end, after the container's word was taken away
+    /// from it: the node must not learn routes from a container.
+    ///
+    /// # Errors
+    /// When the setting cannot be changed.
+    pub(crate) fn claim(&self, outer: &Link, attachment: &Attachment) -> Result<LinkChange, CniError> {
+        optional(sysctl::set(&format!("net/ipv6/conf/{}/accept_ra", outer.name), "0"))?;
+        Ok(LinkChange::new().alias(&Owner::of(attachment).to_comment()))
+    }
+
+    /// Waits until a link carries packets, and returns it as it was seen last.
+    ///
+    /// # Errors
+    /// When the kernel cannot be asked.
+    pub(crate) fn wait_until_up(&self, link: &Link) -> Result<Link, CniError> {
+        self.route.wait_for_link(link, LINK_PATIENCE, |link| link.state == OperState::Up).map_err(failed)
+    }
+
+    /// Lets the node forward packets of the families that there are addresses of.
+    ///
+    /// # Errors
+    /// When a setting cannot be changed.
+    pub(crate) fn forward(&self, addresses: &[IpNet]) -> Result<(), CniError> {
+        for address in addresses {
+            let name = match address {
+                IpNet::V4(_) => "net/ipv4/ip_forward",
+                IpNet::V6(_) => "net/ipv6/conf/all/forwarding",
+            };
+            sysctl::ensure(name, "1").map_err(failed)?;
+        }
+        Ok(())
+    }
+}
+
+/// Names for the host's end, in the order in which they are tried: `veth` and eight hexadecimal
+/// digits that follow from the attachment, so that a DEL without a namespace finds the link.
+pub(crate) fn host_names(attachment: &Attachment) -> impl Iterator<Item = String> {
+    const TRIES: usize = 10;
+    let hash = AttachmentHash::of(attachment).0;
+    (0..TRIES).filter_map(move |try_number| {
+        let [a, b, c, d] = *hash.get(try_number..)?.first_chunk()?;
+        Some(format!("veth{a:02x}{b:02x}{c:02x}{d:02x}"))
+    })
+}
+
+/// The container has a link of that name already.
+pub(crate) fn taken(attachment: &Attachment) -> CniError {
+    let (name, peer) = (attachment.ifname(), host_names(attachment).next().unwrap_or_default());
+    CniError::internal(format!("container veth name ({name:?}) peer provided ({peer:?}) already exists"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_hosts_name_follows_from_the_attachment() {
+        let attachment = Attachment::new("net", "c1", "eth0").unwrap();
+        let names: Vec<String> = host_names(&attachment).collect();
+        assert_eq!(names.len(), 10);
+        assert!(names.iter().all(|name| name.len() == 12 && name.starts_with("veth")), "{names:?}");
+        assert_eq!(names, host_names(&attachment).collect::<Vec<_>>());
+        let other = Attachment::new("net", "c1", "eth1").unwrap();
+        assert_ne!(names.first(), host_names(&other).collect::<Vec<_>>().first());
+    }
+}

@@ -1,0 +1,127 @@
+//! Keys that mean the same in every plugin with a pair of links.
+
+use cni_spec::{CniError, Dns, NetConf};
+use serde::Deserialize;
+
+/// What a veth takes: `ETH_MIN_MTU` and `ETH_MAX_MTU` of `linux/if_ether.h`.
+const MTU: std::ops::RangeInclusive<i64> = 68..=65_535;
+
+/// What the common keys ask for, checked.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Common {
+    /// Whether the containers' addresses are masqueraded.
+    pub(crate) masquerade: bool,
+    /// MTU in bytes; none for that of the default route's link.
+    pub(crate) mtu: Option<u32>,
+    /// Resolver settings that replace IPAM's; none when no field is set.
+    pub(crate) dns: Option<Dns>,
+    /// Whether there is IPAM, and so a layer 3.
+    pub(crate) ipam: bool,
+}
+
+/// The keys as they are written.
+#[derive(Debug, Default, Deserialize)]
+#[serde(default, rename_all = "camelCase")]
+struct Keys {
+    ip_masq: bool,
+    ip_masq_backend: String,
+    mtu: i64,
+    dns: Dns,
+}
+
+impl Common {
+    /// Reads and checks the common keys.
+    ///
+    /// # Errors
+    /// A key's value, with code 7.
+    pub(crate) fn new(config: &NetConf) -> Result<Self, CniError> {
+        let keys: Keys = config.decode()?;
+        if keys.ip_masq {
+            check_backend(&keys.ip_masq_backend)?;
+        }
+        Ok(Self {
+            masquerade: keys.ip_masq,
+            mtu: mtu(keys.mtu)?,
+            dns: (keys.dns != Dns::default()).then_some(keys.dns),
+            ipam: !config.ipam.is_empty(),
+        })
+    }
+}
+
+fn mtu(wanted: i64) -> Result<Option<u32>, CniError> {
+    match u32::try_from(wanted) {
+        Ok(0) => Ok(None),
+        Ok(mtu) if MTU.contains(&wanted) => Ok(Some(mtu)),
+        _ => Err(CniError::config(format!(
+            "key \"mtu\": invalid MTU {wanted} (must be 0 or between {} and {})",
+            MTU.start(),
+            MTU.end()
+        ))),
+    }
+}
+
+fn check_backend(name: &str) -> Result<(), CniError> {
+    match name {
+        "" | "nftables" => Ok(()),
+        "iptables" => Err(CniError::config(
+            "key \"ipMasqBackend\": \"iptables\" is not built yet in this version: use \"nftables\"",
+        )),
+        other => Err(CniError::config(format!("unknown ipmasq backend {other:?}"))),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use cni_spec::ErrorCode;
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    fn common(keys: &Value) -> Result<Common, CniError> {
+        let mut all = json!({"cniVersion": "1.1.0", "name": "net", "type": "x"});
+        all.as_object_mut().unwrap().extend(keys.as_object().unwrap().clone());
+        Common::new(&NetConf::parse(all.to_string()).unwrap())
+    }
+
+    #[test]
+    fn nothing_given_asks_for_nothing() {
+        let expected = Common { masquerade: false, mtu: None, dns: None, ipam: false };
+        assert_eq!(common(&json!({})).unwrap(), expected);
+        assert_eq!(common(&json!({"ipam": {}, "dns": {}, "mtu": 0})).unwrap(), expected);
+    }
+
+    #[test]
+    fn every_key_is_read() {
+        let keys = json!({
+            "ipMasq": true, "ipMasqBackend": "nftables", "mtu": 1400,
+            "dns": {"nameservers": ["192.0.2.53"]}, "ipam": {"type": "host-local"},
+        });
+        let expected = Common {
+            masquerade: true,
+            mtu: Some(1400),
+            dns: Some(Dns { nameservers: vec!["192.0.2.53".to_owned()], ..Dns::default() }),
+            ipam: true,
+        };
+        assert_eq!(common(&keys).unwrap(), expected);
+    }
+
+    #[test]
+    fn what_makes_no_sense_is_refused_by_name() {
+        for (keys, text) in [
+            (json!({"ipMasq": true, "ipMasqBackend": "x"}), "unknown ipmasq backend \"x\""),
+            (json!({"mtu": 67}), "key \"mtu\": invalid MTU 67 (must be 0 or between 68 and 65535)"),
+            (json!({"mtu": -1}), "key \"mtu\": invalid MTU -1 (must be 0 or between 68 and 65535)"),
+            (json!({"mtu": 65_536}), "key \"mtu\": invalid MTU 65536 (must be 0 or between 68 and 65535)"),
+        ] {
+            let error = common(&keys).unwrap_err();
+            assert_eq!((error.to_string().as_str(), error.code), (text, ErrorCode::InvalidConfig), "{keys}");
+        }
+        let error = common(&json!({"ipMasq": true, "ipMasqBackend": "iptables"})).unwrap_err();
+        assert!(error.msg.contains("not built yet"), "{error}");
+    }
+
+    #[test]
+    fn the_backend_counts_only_with_masquerade() {
+        assert!(common(&json!({"ipMasqBackend": "x"})).is_ok());
+    }
+}

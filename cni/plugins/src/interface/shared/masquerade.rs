@@ -1,0 +1,62 @@
+//! `ipMasq`: what the dataplane is asked for a container's addresses.
+
+use cni_dataplane::nftables::Nftables;
+use cni_dataplane::{Backend, Kinds, MasqueradeRequest, Withdrawal};
+use cni_spec::{Attachment, CniError, ErrorCode};
+use ipnet::IpNet;
+
+use super::container::Container;
+use super::keys::Common;
+use crate::undo::Undo;
+
+/// Masquerades the container's addresses, if the configuration asks for it.
+///
+/// # Errors
+/// The dataplane's own; code 11 when an address is another attachment's.
+pub(crate) fn start<'a>(
+    common: &Common,
+    attachment: &'a Attachment,
+    container: &Container,
+    addresses: &[IpNet],
+    undo: &mut Undo<'a>,
+) -> Result<(), CniError> {
+    if !common.masquerade || !common.ipam {
+        return Ok(());
+    }
+    undo.on_failure("stop masquerading", || {
+        Nftables::new().withdraw(&Withdrawal::of(attachment, Kinds::Masquerade))
+    });
+    Ok(Nftables::new().masquerade(&request(attachment, container, addresses))?)
+}
+
+/// Compares what the configuration asks for with what is there.
+///
+/// # Errors
+/// The first difference.
+pub(crate) fn check(
+    common: &Common,
+    attachment: &Attachment,
+    container: &Container,
+    addresses: &[IpNet],
+) -> Result<(), CniError> {
+    if !common.masquerade || !common.ipam {
+        return Ok(());
+    }
+    Ok(Nftables::new().check_masquerade(&request(attachment, container, addresses))?)
+}
+
+/// Whether the node can do what the configuration asks for.
+///
+/// # Errors
+/// Code 50 with what is missing.
+pub(crate) fn status(common: &Common) -> Result<(), CniError> {
+    if !common.masquerade {
+        return Ok(());
+    }
+    Nftables::new().status().map_err(|error| CniError::new(ErrorCode::NotAvailable, error.to_string()))
+}
+
+fn request(attachment: &Attachment, container: &Container, addresses: &[IpNet]) -> MasqueradeRequest {
+    let (attachment, netns) = (attachment.clone(), container.netns());
+    MasqueradeRequest { attachment, netns, addresses: addresses.to_vec() }
+}
