@@ -4,10 +4,10 @@ use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
 use ipnet::IpNet;
-use netlink_packet_route::address::{
+use rtnetlink::packet_route::address::{
     AddressAttribute, AddressFlags, AddressHeaderFlags, AddressMessage, AddressScope,
 };
-use netlink_packet_route::{AddressFamily, RouteNetlinkMessage};
+use rtnetlink::packet_route::{AddressFamily, RouteNetlinkMessage};
 
 use super::error::RouteError;
 use super::link::Link;

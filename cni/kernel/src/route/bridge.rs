@@ -1,10 +1,10 @@
 //! Bridges, their ports and the VLANs of their ports.
 
-use netlink_packet_route::link::{
+use rtnetlink::packet_route::link::{
     AfSpecBridge, BridgeVlanInfo, BridgeVlanInfoFlags, InfoBridge, InfoBridgePort, InfoData, InfoKind,
     InfoPortData, InfoPortKind, LinkAttribute, LinkExtentMask, LinkFlags, LinkInfo, LinkMessage,
 };
-use netlink_packet_route::{AddressFamily, RouteNetlinkMessage};
+use rtnetlink::packet_route::{AddressFamily, RouteNetlinkMessage};
 
 use super::error::RouteError;
 use super::link::{IFINFOMSG, Link};

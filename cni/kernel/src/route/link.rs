@@ -3,11 +3,11 @@
 use std::os::fd::{AsFd, AsRawFd};
 use std::time::{Duration, Instant};
 
-use netlink_packet_route::RouteNetlinkMessage;
-use netlink_packet_route::link::{
+use nix::errno::Errno;
+use rtnetlink::packet_route::RouteNetlinkMessage;
+use rtnetlink::packet_route::link::{
     InfoData, InfoKind, InfoVeth, LinkAttribute, LinkExtentMask, LinkFlags, LinkInfo, LinkMessage,
 };
-use nix::errno::Errno;
 
 use super::bridge::{PortSettings, VlanFiltering};
 use super::error::RouteError;

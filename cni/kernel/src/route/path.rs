@@ -3,13 +3,13 @@
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use ipnet::IpNet;
-use netlink_packet_core::{NLM_F_APPEND, NLM_F_EXCL, NLM_F_REPLACE};
-use netlink_packet_route::route::{
+use nix::errno::Errno;
+use rtnetlink::packet_core::{NLM_F_APPEND, NLM_F_EXCL, NLM_F_REPLACE};
+use rtnetlink::packet_route::route::{
     RouteAddress, RouteAttribute, RouteFlags, RouteHeader, RouteMessage, RouteMetric, RouteProtocol,
     RouteScope as WireScope, RouteType,
 };
-use netlink_packet_route::{AddressFamily, RouteNetlinkMessage};
-use nix::errno::Errno;
+use rtnetlink::packet_route::{AddressFamily, RouteNetlinkMessage};
 
 use super::error::RouteError;
 use super::transport::Verb;
@@ -365,7 +365,7 @@ fn decode_metrics(value: &[u8], route: &mut Route) {
 
 #[cfg(test)]
 mod tests {
-    use netlink_packet_core::Emitable;
+    use rtnetlink::packet_core::Emitable;
 
     use super::*;
 

@@ -1,35 +1,47 @@
-//! The socket: one request, its answers, its end.
-#![allow(unsafe_code, reason = "two netlink socket options that nix does not wrap")]
+//! The connection: one request, its answers, its end.
+//!
+//! rtnetlink's connection does the protocol; its socket is [`Patient`], and whoever asks waits for
+//! it in place. The kernel answers within the call that sends, so that there is nothing to do
+//! meanwhile and no event loop to set up. Answers stay bytes here ([`Message`]) and are
+//! read attribute by attribute by those who asked: an attribute that a later kernel has changed
+//! then costs at most itself, not the whole list.
 
 use std::cell::{Cell, RefCell};
+use std::convert::Infallible;
 use std::fmt;
-use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::future::Future;
+use std::io;
+use std::os::fd::{AsRawFd, BorrowedFd};
+use std::pin::Pin;
+use std::task::{Context, Poll, Waker};
+use std::time::{Duration, Instant};
 
-use netlink_packet_core::{
-    NLM_F_ACK, NLM_F_CREATE, NLM_F_DUMP, NLM_F_EXCL, NLM_F_REQUEST, NetlinkHeader, NetlinkMessage,
-    NetlinkPayload,
-};
-use netlink_packet_route::RouteNetlinkMessage;
+use bytes::BufMut;
+use futures_util::Stream;
 use nix::errno::Errno;
-use nix::sys::socket::{
-    AddressFamily, MsgFlags, NetlinkAddr, SockFlag, SockProtocol, SockType, bind, recv, send, setsockopt,
-    socket, sockopt,
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use rtnetlink::packet_core::{
+    ErrorMessage, NLM_F_ACK, NLM_F_CREATE, NLM_F_DUMP, NLM_F_EXCL, NLM_F_REQUEST, NetlinkDeserializable,
+    NetlinkHeader, NetlinkMessage, NetlinkPayload, NetlinkSerializable,
 };
-use nix::sys::time::TimeVal;
+use rtnetlink::packet_route::RouteNetlinkMessage;
+use rtnetlink::proto::{Connection, ConnectionHandle, new_connection_with_socket};
+use rtnetlink::sys::protocols::NETLINK_ROUTE;
+use rtnetlink::sys::{AsyncSocket, Socket, SocketAddr};
 
 use super::error::RouteError;
 use super::wire;
 
 /// How long the kernel may take to answer. It answers within the call that sends the request, once
 /// it has the lock over all links; so this only ends what would otherwise hang for ever.
-const PATIENCE_SECONDS: i64 = 30;
-
-/// How often a list is read again because it changed meanwhile.
-const DUMP_ATTEMPTS: u32 = 5;
+const PATIENCE: Duration = Duration::from_secs(30);
 
 /// The kernel fills at most 32 KB per datagram of a list (`NLMSG_GOODSIZE`, `netlink_dump`), unless
 /// one message alone is larger.
-const BUFFER: usize = 128 * 1024;
+const LARGEST: usize = 128 * 1024;
+
+/// How often a list is read again because it changed meanwhile.
+const DUMP_ATTEMPTS: u32 = 5;
 
 /// What a request asks for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -44,13 +56,134 @@ pub(super) enum Verb {
     Get,
 }
 
-#[derive(Debug)]
+/// A request, or the bytes of an answer.
+#[derive(Debug, Clone)]
+enum Message {
+    Request(Box<RouteNetlinkMessage>),
+    Answer { kind: u16, payload: Vec<u8> },
+}
+
+impl NetlinkSerializable for Message {
+    fn message_type(&self) -> u16 {
+        match self {
+            Self::Request(request) => request.message_type(),
+            Self::Answer { kind, .. } => *kind,
+        }
+    }
+
+    fn buffer_len(&self) -> usize {
+        match self {
+            Self::Request(request) => NetlinkSerializable::buffer_len(request.as_ref()),
+            Self::Answer { payload, .. } => payload.len(),
+        }
+    }
+
+    fn serialize(&self, buffer: &mut [u8]) {
+        match self {
+            Self::Request(request) => request.serialize(buffer),
+            Self::Answer { payload, .. } => buffer.copy_from_slice(payload),
+        }
+    }
+}
+
+impl NetlinkDeserializable for Message {
+    type Error = Infallible;
+
+    fn deserialize(header: &NetlinkHeader, payload: &[u8]) -> Result<Self, Infallible> {
+        Ok(Self::Answer { kind: header.message_type, payload: payload.to_vec() })
+    }
+}
+
+/// A socket that says at once whether there is something to read; [`Transport::wait`] waits.
+///
+/// A failure is kept for [`Transport::wait`] and not told to rtnetlink, whose connection would end
+/// with it: the request is lost, but those that take back what was done need the socket still.
+struct Patient {
+    socket: Socket,
+    failure: Cell<Option<Errno>>,
+}
+
+impl Patient {
+    fn attempt<T>(&self, mut call: impl FnMut() -> io::Result<T>) -> Poll<io::Result<T>> {
+        loop {
+            match call() {
+                Ok(done) => return Poll::Ready(Ok(done)),
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) => {
+                    if error.kind() != io::ErrorKind::WouldBlock {
+                        self.failure.set(Some(errno_of(&error)));
+                    }
+                    return Poll::Pending;
+                }
+            }
+        }
+    }
+
+    /// A message that could not be sent counts as sent: its answer is the failure.
+    fn send(&self, length: usize, call: impl FnMut() -> io::Result<usize>) -> Poll<io::Result<usize>> {
+        match self.attempt(call) {
+            Poll::Pending => Poll::Ready(Ok(length)),
+            sent => sent,
+        }
+    }
+}
+
+impl AsyncSocket for Patient {
+    fn socket_ref(&self) -> &Socket {
+        &self.socket
+    }
+
+    fn socket_mut(&mut self) -> &mut Socket {
+        &mut self.socket
+    }
+
+    fn new(protocol: isize) -> io::Result<Self> {
+        Ok(Self { socket: Socket::new(protocol)?, failure: Cell::new(None) })
+    }
+
+    fn poll_send(&self, _: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+        self.send(bytes.len(), || self.socket.send(bytes, 0))
+    }
+
+    fn poll_send_to(&self, _: &mut Context<'_>, bytes: &[u8], to: &SocketAddr) -> Poll<io::Result<usize>> {
+        self.send(bytes.len(), || self.socket.send_to(bytes, to, 0))
+    }
+
+    fn poll_recv<B: BufMut>(&self, _: &mut Context<'_>, buffer: &mut B) -> Poll<io::Result<()>> {
+        self.attempt(|| self.socket.recv(buffer, nix::libc::MSG_DONTWAIT).map(|_| ()))
+    }
+
+    fn poll_recv_from<B: BufMut>(&self, _: &mut Context<'_>, buffer: &mut B) -> Poll<io::Result<SocketAddr>> {
+        let room = buffer.chunk_mut().len();
+        // With MSG_TRUNC the length is that of the whole datagram.
+        let flags = nix::libc::MSG_DONTWAIT | nix::libc::MSG_TRUNC;
+        self.attempt(|| match self.socket.recv_from(buffer, flags)? {
+            (length, _) if length > room => Err(Errno::EMSGSIZE.into()),
+            (_, from) => Ok(from),
+        })
+    }
+
+    fn poll_recv_from_full(&self, _: &mut Context<'_>) -> Poll<io::Result<(Vec<u8>, SocketAddr)>> {
+        self.attempt(|| {
+            let mut buffer = Vec::with_capacity(LARGEST);
+            let (_, from) = self.socket.recv_from(&mut buffer, nix::libc::MSG_DONTWAIT)?;
+            Ok((buffer, from))
+        })
+    }
+}
+
+/// A connection to the routing part of the namespace that it was opened in.
 pub(super) struct Transport {
-    fd: OwnedFd,
-    sequence: Cell<u32>,
-    buffer: RefCell<Vec<u8>>,
+    connection: RefCell<Connection<Message, Patient>>,
+    handle: ConnectionHandle<Message>,
     /// ` in /run/netns/x`, or empty for the caller's namespace; the end of every error's action.
     place: String,
+}
+
+impl fmt::Debug for Transport {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Transport").field("place", &self.place).finish_non_exhaustive()
+    }
 }
 
 /// Takes the payload of one answer, or says what is wrong with it.
@@ -65,19 +198,30 @@ enum End {
 
 impl Transport {
     pub(super) fn open(place: String) -> Result<Self, RouteError> {
-        let failed =
-            |errno| RouteError::Socket { action: format!("open routing netlink socket{place}"), errno };
-        let fd =
-            socket(AddressFamily::Netlink, SockType::Raw, SockFlag::SOCK_CLOEXEC, SockProtocol::NetlinkRoute)
-                .map_err(failed)?;
-        bind(fd.as_raw_fd(), &NetlinkAddr::new(0, 0)).map_err(failed)?;
-        setsockopt(&fd, sockopt::ReceiveTimeout, &TimeVal::new(PATIENCE_SECONDS, 0)).map_err(failed)?;
-        // Kernels before 4.12 and 4.20 do not know these. The first adds texts to errors, the second
+        let failed = |error: io::Error| RouteError::Socket {
+            action: format!("open routing netlink socket{place}"),
+            errno: errno_of(&error),
+        };
+        let opened = new_connection_with_socket::<Message, Patient>(NETLINK_ROUTE);
+        let (mut connection, handle, _unasked) = opened.map_err(failed)?;
+        // Without them a lost answer would look like success.
+        connection.set_forward_ack(true);
+        connection.set_forward_done(true);
+        let socket = connection.socket_mut().socket_mut();
+        socket.bind_auto().map_err(failed)?;
+        // Kernels before 4.12 and 4.20 do not know these. The first adds texts to errors, the last
         // makes the kernel filter lists, which is done here again in any case.
-        for option in [nix::libc::NETLINK_EXT_ACK, nix::libc::NETLINK_CAP_ACK, NETLINK_GET_STRICT_CHK] {
-            switch_on(&fd, option);
+        for (what, done) in [
+            ("NETLINK_EXT_ACK", socket.set_ext_ack(true)),
+            ("NETLINK_CAP_ACK", socket.set_cap_ack(true)),
+            ("NETLINK_GET_STRICT_CHK", socket.set_netlink_get_strict_chk(true)),
+        ] {
+            if let Err(error) = done {
+                log::debug!("netlink socket option {what}: {error}");
+            }
         }
-        Ok(Self { fd, sequence: Cell::new(0), buffer: RefCell::new(vec![0; BUFFER]), place })
+        let connection = RefCell::new(connection);
+        Ok(Self { connection, handle, place })
     }
 
     /// Sends a request that has no answer but success or failure.
@@ -137,6 +281,32 @@ impl Transport {
         format!("{action}{}", self.place)
     }
 
+    /// Drives the connection until it has an answer.
+    fn wait<T>(&self, mut answers: Pin<&mut impl Stream<Item = T>>) -> Result<T, Errno> {
+        let mut connection = self.connection.borrow_mut();
+        let mut context = Context::from_waker(Waker::noop());
+        let until = Instant::now() + PATIENCE;
+        connection.socket_mut().failure.set(None);
+        loop {
+            let ended = Pin::new(&mut *connection).poll(&mut context).is_ready();
+            if let Some(errno) = connection.socket_mut().failure.take() {
+                return Err(errno);
+            }
+            match answers.as_mut().poll_next(&mut context) {
+                Poll::Ready(Some(answer)) => return Ok(answer),
+                // The answers are cut off before their end.
+                Poll::Ready(None) => return Err(Errno::EPIPE),
+                Poll::Pending if ended => return Err(Errno::EPIPE),
+                Poll::Pending => {}
+            }
+            let left = until.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return Err(Errno::EAGAIN);
+            }
+            readable(connection.socket_mut().socket_ref(), left)?;
+        }
+    }
+
     fn exchange(
         &self,
         message: RouteNetlinkMessage,
@@ -144,28 +314,17 @@ impl Transport {
         action: fmt::Arguments<'_>,
         take: &mut Take<'_>,
     ) -> Result<End, RouteError> {
-        let sequence = self.sequence.get().wrapping_add(1);
-        self.sequence.set(sequence);
+        let socket = |errno| RouteError::Socket { action: self.action(action), errno };
         let mut header = NetlinkHeader::default();
         header.flags = flags;
-        header.sequence_number = sequence;
-        let mut packet = NetlinkMessage::new(header, NetlinkPayload::from(message));
-        packet.finalize();
-        let mut bytes = vec![0; packet.buffer_len()];
-        packet.serialize(&mut bytes);
-
-        let socket = |errno| RouteError::Socket { action: self.action(action), errno };
-        retry(|| send(self.fd.as_raw_fd(), &bytes, MsgFlags::empty())).map_err(socket)?;
-        let mut buffer = self.buffer.borrow_mut();
-        let mut collector = Collector { sequence, wants_one: flags == NLM_F_REQUEST, interrupted: false };
+        let request =
+            NetlinkMessage::new(header, NetlinkPayload::InnerMessage(Message::Request(Box::new(message))));
+        let answers = self.handle.request(request, SocketAddr::new(0, 0));
+        let mut answers = std::pin::pin!(answers.map_err(|_| socket(Errno::EPIPE))?);
+        let mut collector = Collector { wants_one: flags == NLM_F_REQUEST, interrupted: false };
         loop {
-            let length =
-                retry(|| recv(self.fd.as_raw_fd(), &mut buffer, MsgFlags::MSG_TRUNC)).map_err(socket)?;
-            let Some(datagram) = buffer.get(..length) else {
-                let reason = format!("{length} bytes in one message");
-                return Err(RouteError::Answer { action: self.action(action), reason });
-            };
-            match collector.datagram(datagram, take) {
+            let answer = self.wait(answers.as_mut()).map_err(socket)?;
+            match collector.message(&answer, take) {
                 Ok(None) => {}
                 Ok(Some(end)) => return Ok(end),
                 Err(Refusal::Kernel(errno, hint)) => {
@@ -179,6 +338,18 @@ impl Transport {
     }
 }
 
+/// Waits until there is something to read, or the time is up.
+#[allow(unsafe_code, reason = "the socket's type has no safe way to its descriptor")]
+fn readable(socket: &Socket, left: Duration) -> Result<(), Errno> {
+    // SAFETY: the descriptor belongs to `socket`, which is borrowed for longer.
+    let fd = unsafe { BorrowedFd::borrow_raw(socket.as_raw_fd()) };
+    let left = PollTimeout::try_from(left).unwrap_or(PollTimeout::MAX);
+    match poll(&mut [PollFd::new(fd, PollFlags::POLLIN)], left) {
+        Ok(_) | Err(Errno::EINTR) => Ok(()),
+        Err(errno) => Err(errno),
+    }
+}
+
 /// Why an answer is not a success.
 enum Refusal {
     Kernel(Errno, String),
@@ -186,41 +357,45 @@ enum Refusal {
 }
 
 struct Collector {
-    sequence: u32,
     /// Whether the first answer is the only one.
     wants_one: bool,
     interrupted: bool,
 }
 
 impl Collector {
-    fn datagram(&mut self, datagram: &[u8], take: &mut Take<'_>) -> Result<Option<End>, Refusal> {
-        for message in wire::messages(datagram) {
-            let message = message.map_err(Refusal::Answer)?;
-            // Late answers to a request that was given up.
-            if message.sequence != self.sequence {
-                continue;
+    fn message(
+        &mut self,
+        message: &NetlinkMessage<Message>,
+        take: &mut Take<'_>,
+    ) -> Result<Option<End>, Refusal> {
+        self.interrupted |= message.header.flags & wire::NLM_F_DUMP_INTR != 0;
+        let code = match &message.payload {
+            NetlinkPayload::Error(error) => match error.code {
+                Some(code) => return Err(refused(code.get(), &hint(message.header.flags, error))),
+                None => 0,
+            },
+            NetlinkPayload::Done(done) => done.code,
+            NetlinkPayload::Overrun(_) => return Err(Refusal::Answer("data was lost".to_owned())),
+            NetlinkPayload::InnerMessage(Message::Answer { payload, .. }) => {
+                take(payload).map_err(Refusal::Answer)?;
+                return Ok(self.wants_one.then_some(End::Complete));
             }
-            self.interrupted |= message.flags & wire::NLM_F_DUMP_INTR != 0;
-            match message.kind {
-                wire::NLMSG_ERROR | wire::NLMSG_DONE => {
-                    return match message.error() {
-                        None if self.interrupted => Ok(Some(End::Interrupted)),
-                        None => Ok(Some(End::Complete)),
-                        Some((errno, hint)) => Err(Refusal::Kernel(errno, hint)),
-                    };
-                }
-                wire::NLMSG_NOOP => {}
-                wire::NLMSG_OVERRUN => return Err(Refusal::Answer("data was lost".to_owned())),
-                _ => {
-                    take(message.payload).map_err(Refusal::Answer)?;
-                    if self.wants_one {
-                        return Ok(Some(End::Complete));
-                    }
-                }
-            }
+            _ => return Ok(None),
+        };
+        match code {
+            0 if self.interrupted => Ok(Some(End::Interrupted)),
+            0 => Ok(Some(End::Complete)),
+            code => Err(refused(code, "")),
         }
-        Ok(None)
     }
+}
+
+fn refused(code: i32, hint: &str) -> Refusal {
+    Refusal::Kernel(Errno::from_raw(code.wrapping_neg()), hint.to_owned())
+}
+
+fn hint(flags: u16, error: &ErrorMessage) -> String {
+    wire::hint(flags, &error.header).unwrap_or_default()
 }
 
 fn verb_flags(verb: Verb) -> u16 {
@@ -232,33 +407,6 @@ fn verb_flags(verb: Verb) -> u16 {
     }
 }
 
-fn retry<T>(mut call: impl FnMut() -> nix::Result<T>) -> nix::Result<T> {
-    loop {
-        match call() {
-            Err(Errno::EINTR) => {}
-            other => return other,
-        }
-    }
-}
-
-/// `NETLINK_GET_STRICT_CHK` of `linux/netlink.h`.
-const NETLINK_GET_STRICT_CHK: nix::libc::c_int = 12;
-
-fn switch_on(fd: &impl AsFd, option: nix::libc::c_int) {
-    let on: nix::libc::c_int = 1;
-    #[allow(clippy::cast_possible_truncation, reason = "the size of an int")]
-    let size = size_of_val(&on) as nix::libc::socklen_t;
-    // SAFETY: the pointer and the size describe `on`, which lives until the call has returned.
-    let result = unsafe {
-        nix::libc::setsockopt(
-            fd.as_fd().as_raw_fd(),
-            nix::libc::SOL_NETLINK,
-            option,
-            std::ptr::from_ref(&on).cast(),
-            size,
-        )
-    };
-    if result < 0 {
-        log::debug!("netlink socket option {option}: {}", Errno::last());
-    }
+fn errno_of(error: &io::Error) -> Errno {
+    error.raw_os_error().map_or(Errno::EIO, Errno::from_raw)
 }

@@ -1,83 +1,29 @@
-//! Reading netlink's bytes: messages, attributes, numbers.
+//! Reading netlink's bytes: attributes, numbers, the texts of errors.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
-
-use nix::errno::Errno;
 
 use crate::mac::Mac;
 
 // linux/netlink.h
-pub(super) const NLMSG_NOOP: u16 = 1;
-pub(super) const NLMSG_ERROR: u16 = 2;
-pub(super) const NLMSG_DONE: u16 = 3;
-pub(super) const NLMSG_OVERRUN: u16 = 4;
 pub(super) const NLM_F_DUMP_INTR: u16 = 0x10;
 const NLM_F_CAPPED: u16 = 0x100;
 const NLM_F_ACK_TLVS: u16 = 0x200;
 const NLMSGERR_ATTR_MSG: u16 = 1;
 const HEADER: usize = 16;
 
-/// One netlink message.
-pub(super) struct Message<'a> {
-    pub(super) kind: u16,
-    pub(super) flags: u16,
-    pub(super) sequence: u32,
-    pub(super) payload: &'a [u8],
-}
-
-impl Message<'_> {
-    /// The errno and the text of an `NLMSG_ERROR` or `NLMSG_DONE`; none for success.
-    pub(super) fn error(&self) -> Option<(Errno, String)> {
-        let code = self.payload.first_chunk().map_or(0, |bytes| i32::from_ne_bytes(*bytes));
-        if code == 0 {
-            return None;
-        }
-        Some((Errno::from_raw(-code), self.hint().unwrap_or_default()))
+/// The text of an extended acknowledgement with these flags. `request` is what comes after the
+/// error's code: the request's header, unless capped the whole request, and then attributes.
+pub(super) fn hint(flags: u16, request: &[u8]) -> Option<String> {
+    if flags & NLM_F_ACK_TLVS == 0 {
+        return None;
     }
-
-    /// The extended acknowledgement's text. After the code comes the request's header, unless
-    /// capped the whole request, and then attributes.
-    fn hint(&self) -> Option<String> {
-        if self.kind != NLMSG_ERROR || self.flags & NLM_F_ACK_TLVS == 0 {
-            return None;
-        }
-        let request = self.payload.get(4..)?;
-        let length = if self.flags & NLM_F_CAPPED != 0 {
-            HEADER
-        } else {
-            align(usize::try_from(u32::from_ne_bytes(*request.first_chunk()?)).ok()?)
-        };
-        let found = attributes(request.get(length..)?).find(|(kind, _)| *kind == NLMSGERR_ATTR_MSG)?;
-        Some(text(found.1))
-    }
-}
-
-/// The messages of one datagram.
-pub(super) fn messages(mut rest: &[u8]) -> impl Iterator<Item = Result<Message<'_>, String>> {
-    std::iter::from_fn(move || {
-        if rest.is_empty() {
-            return None;
-        }
-        let Some(message) = split(&mut rest) else {
-            rest = &[];
-            return Some(Err("it is cut short".to_owned()));
-        };
-        Some(Ok(message))
-    })
-}
-
-fn split<'a>(rest: &mut &'a [u8]) -> Option<Message<'a>> {
-    let bytes = *rest;
-    let length = usize::try_from(u32::from_ne_bytes(*bytes.first_chunk()?)).ok()?;
-    let payload = bytes.get(HEADER..length)?;
-    let message = Message {
-        kind: u16::from_ne_bytes(*bytes.get(4..)?.first_chunk()?),
-        flags: u16::from_ne_bytes(*bytes.get(6..)?.first_chunk()?),
-        sequence: u32::from_ne_bytes(*bytes.get(8..)?.first_chunk()?),
-        payload,
+    let length = if flags & NLM_F_CAPPED != 0 {
+        HEADER
+    } else {
+        align(usize::try_from(u32::from_ne_bytes(*request.first_chunk()?)).ok()?)
     };
-    *rest = bytes.get(align(length)..).unwrap_or_default();
-    Some(message)
+    let found = attributes(request.get(length..)?).find(|(kind, _)| *kind == NLMSGERR_ATTR_MSG)?;
+    Some(text(found.1))
 }
 
 fn align(length: usize) -> usize {
@@ -138,37 +84,6 @@ pub(super) fn address(value: &[u8]) -> Option<IpAddr> {
 mod tests {
     use super::*;
 
-    fn message(kind: u16, flags: u16, payload: &[u8]) -> Vec<u8> {
-        let mut bytes = u32::try_from(HEADER + payload.len()).unwrap().to_ne_bytes().to_vec();
-        bytes.extend(kind.to_ne_bytes());
-        bytes.extend(flags.to_ne_bytes());
-        bytes.extend(7_u32.to_ne_bytes());
-        bytes.extend([0; 4]);
-        bytes.extend(payload);
-        bytes.resize(align(bytes.len()), 0);
-        bytes
-    }
-
-    #[test]
-    fn a_datagram_falls_into_its_messages() {
-        let mut datagram = message(16, 0, b"abcde");
-        datagram.extend(message(NLMSG_DONE, NLM_F_DUMP_INTR, &0_i32.to_ne_bytes()));
-        let all: Vec<_> = messages(&datagram).map(Result::unwrap).collect();
-        assert_eq!(all.len(), 2);
-        assert_eq!((all[0].kind, all[0].payload, all[0].sequence), (16, b"abcde".as_slice(), 7));
-        assert!(all[1].error().is_none());
-    }
-
-    #[test]
-    fn a_cut_message_is_an_error_and_the_end() {
-        let datagram = message(16, 0, b"abcd");
-        for length in 1..datagram.len() {
-            let all: Vec<_> = messages(&datagram[..length]).collect();
-            assert_eq!(all.len(), 1, "{length}");
-            assert!(all[0].is_err(), "{length}");
-        }
-    }
-
     #[test]
     fn attributes_end_at_the_first_malformed_one() {
         let bytes = [5, 0, 1, 0x80, 9, 0, 0, 0, 4, 0, 2, 0, 3, 0, 7, 0];
@@ -181,20 +96,17 @@ mod tests {
 
     #[test]
     fn an_error_carries_the_kernels_text() {
-        let mut payload = (-17_i32).to_ne_bytes().to_vec();
-        payload.extend(message(16, 0, b""));
-        payload.extend(8_u16.to_ne_bytes());
-        payload.extend(NLMSGERR_ATTR_MSG.to_ne_bytes());
-        payload.extend(b"why\0");
+        let mut request = 16_u32.to_ne_bytes().to_vec();
+        request.extend([0; 12]);
+        request.extend(8_u16.to_ne_bytes());
+        request.extend(NLMSGERR_ATTR_MSG.to_ne_bytes());
+        request.extend(b"why\0");
         for flags in [NLM_F_ACK_TLVS, NLM_F_ACK_TLVS | NLM_F_CAPPED] {
-            let datagram = message(NLMSG_ERROR, flags, &payload);
-            let only = messages(&datagram).next().unwrap().unwrap();
-            assert_eq!(only.error(), Some((Errno::EEXIST, "why".to_owned())));
+            assert_eq!(hint(flags, &request).as_deref(), Some("why"));
         }
-        let datagram = message(NLMSG_ERROR, 0, &payload);
-        assert_eq!(
-            messages(&datagram).next().unwrap().unwrap().error(),
-            Some((Errno::EEXIST, String::new()))
-        );
+        assert_eq!(hint(0, &request), None);
+        for length in 0..request.len() {
+            hint(NLM_F_ACK_TLVS, &request[..length]);
+        }
     }
 }
