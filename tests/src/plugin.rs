@@ -12,7 +12,7 @@ use crate::node::{Node, Pod};
 use crate::space::{CommandOutput, Space, Started};
 
 /// The links that the plugin directory holds beside `slipway` itself when the harness makes it.
-const NAMES: &[&str] = &["bridge", "loopback", "host-local", "portmap"];
+const NAMES: &[&str] = &["bridge", "loopback", "host-local", "portmap", "ptp"];
 
 /// The plugin directory under test: `SLIPWAY_PEER_DIR`, else `SLIPWAY_BIN_DIR`, else a folder in the
 /// target directory with links to the workspace's binary, built now if it is not up to date.

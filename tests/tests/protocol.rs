@@ -6,7 +6,7 @@ use slipway_tests::{Node, PluginCall, Snapshot, newest_version, plugin_dir};
 
 /// Every plugin that is there.
 fn plugins() -> Vec<String> {
-    let known = ["bridge", "host-local", "loopback", "portmap"];
+    let known = ["bridge", "host-local", "loopback", "portmap", "ptp"];
     known.into_iter().filter(|name| plugin_dir().join(name).exists()).map(str::to_owned).collect()
 }
 

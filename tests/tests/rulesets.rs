@@ -61,6 +61,18 @@ fn table(node: &Node) -> String {
 /// The whole chain's result in every version, beside what the reference prints.
 #[test]
 fn results_of_every_version() {
+    results(&list(&json!({"type": "portmap", "capabilities": {"portMappings": true}})), "result");
+}
+
+#[test]
+fn results_of_ptp_in_every_version() {
+    let mut list = list(&json!({"type": "portmap", "capabilities": {"portMappings": true}}));
+    list["plugins"][0]["type"] = "ptp".into();
+    results(&list, "result-ptp");
+}
+
+/// Compares the results of a list in every version with the golden files of that name.
+fn results(list: &Value, name: &str) {
     if newest_version() == "1.0.0" {
         // An older peer, which prints an empty dns in 1.0.0 too.
         return;
@@ -68,7 +80,7 @@ fn results_of_every_version() {
     let node = Node::new();
     node.bridge_netfilter(BridgeNetfilter::Off);
     for version in ["0.2.0", "0.3.1", "0.4.0", "1.0.0", "1.1.0"] {
-        let mut list = list(&json!({"type": "portmap", "capabilities": {"portMappings": true}}));
+        let mut list = list.clone();
         list["cniVersion"] = version.into();
         list["name"] = format!("net-{version}").into();
         let network = node.network(list);
@@ -80,7 +92,7 @@ fn results_of_every_version() {
         for interface in interfaces.into_iter().flatten() {
             interface.as_object_mut().expect("an object").remove("mtu");
         }
-        golden(&format!("result-{version}.json"), &serde_json::to_string_pretty(&result).expect("JSON"));
+        golden(&format!("{name}-{version}.json"), &serde_json::to_string_pretty(&result).expect("JSON"));
         network.del(&attach).expect("DEL");
     }
 }

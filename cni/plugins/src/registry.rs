@@ -3,12 +3,13 @@
 
 use crate::interface::bridge::Bridge;
 use crate::interface::loopback::Loopback;
+use crate::interface::ptp::Ptp;
 use crate::ipam::host_local::HostLocal;
 use crate::meta::portmap::Portmap;
 use crate::plugin::Plugin;
 
 /// All plugins, by name.
-pub static PLUGINS: &[&dyn Plugin] = &[&Bridge, &HostLocal, &Loopback, &Portmap];
+pub static PLUGINS: &[&dyn Plugin] = &[&Bridge, &HostLocal, &Loopback, &Portmap, &Ptp];
 
 /// The plugin of that `type`.
 #[must_use]

@@ -4,9 +4,7 @@ use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
 use ipnet::IpNet;
-use rtnetlink::packet_route::address::{
-    AddressAttribute, AddressFlags, AddressHeaderFlags, AddressMessage, AddressScope,
-};
+use rtnetlink::packet_route::address::{AddressAttribute, AddressFlags, AddressMessage, AddressScope};
 use rtnetlink::packet_route::{AddressFamily, RouteNetlinkMessage};
 
 use super::error::RouteError;
@@ -60,7 +58,8 @@ impl RouteSocket {
         self.transport.list(&message, format_args!("list addresses"), decode)
     }
 
-    /// Gives a link an address, for IPv4 with the subnet's broadcast address.
+    /// Gives a link an address, for IPv4 with the subnet's broadcast address. The kernel makes a route
+    /// to the subnet by this link.
     ///
     /// # Errors
     /// [`RouteError::already_exists`] when the link has it.
@@ -70,10 +69,36 @@ impl RouteSocket {
         net: IpNet,
         detection: DuplicateDetection,
     ) -> Result<(), RouteError> {
+        self.add_address_with(link, net, detection, AddressFlags::empty())
+    }
+
+    /// The same without the route to the subnet (`IFA_F_NOPREFIXROUTE`).
+    ///
+    /// # Errors
+    /// [`RouteError::already_exists`] when the link has it.
+    pub fn add_address_alone(
+        &self,
+        link: &Link,
+        net: IpNet,
+        detection: DuplicateDetection,
+    ) -> Result<(), RouteError> {
+        self.add_address_with(link, net, detection, AddressFlags::Noprefixroute)
+    }
+
+    fn add_address_with(
+        &self,
+        link: &Link,
+        net: IpNet,
+        detection: DuplicateDetection,
+        mut flags: AddressFlags,
+    ) -> Result<(), RouteError> {
         let mut message = address_message(link, net);
         if detection == DuplicateDetection::Skip {
-            message.header.flags = AddressHeaderFlags::Nodad;
-            message.attributes.push(AddressAttribute::Flags(AddressFlags::Nodad));
+            flags |= AddressFlags::Nodad;
+        }
+        if !flags.is_empty() {
+            // Not in the header, whose field has room for eight flags only.
+            message.attributes.push(AddressAttribute::Flags(flags));
         }
         // Point-to-point prefixes have no broadcast address (RFC 3021).
         if let IpNet::V4(net) = net

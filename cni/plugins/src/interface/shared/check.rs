@@ -48,15 +48,16 @@ impl<'a> Inside<'a> {
         self.previous.interfaces.iter().position(ours)
     }
 
-    /// The addresses that are the container's.
-    fn ips(&self) -> impl Iterator<Item = &'a IpConfig> {
+    /// What the result says of the container's addresses.
+    pub(crate) fn ips(&self) -> Vec<IpConfig> {
         let index = self.index();
-        self.previous.ips.iter().filter(move |ip| ip.interface.is_none() || ip.interface == index)
+        let ours = |ip: &&IpConfig| ip.interface.is_none() || ip.interface == index;
+        self.previous.ips.iter().filter(ours).cloned().collect()
     }
 
-    /// The same with their prefixes alone.
+    /// The addresses themselves.
     pub(crate) fn addresses(&self) -> Vec<IpNet> {
-        self.ips().map(|ip| ip.address).collect()
+        self.ips().iter().map(|ip| ip.address).collect()
     }
 
     /// The container's link: there, of the right kind, with its MAC address, in this namespace.

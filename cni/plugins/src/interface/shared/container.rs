@@ -10,7 +10,7 @@ use cni_kernel::route::{
 use cni_kernel::sysctl;
 use cni_spec::{CniError, ErrorCode};
 
-use super::layer3::Layer3;
+use super::layer3::{Layer3, Subnets};
 use super::{failed, optional};
 
 /// How long duplicate address detection may take. The kernel waits for a random part of a second
@@ -92,7 +92,11 @@ impl Container {
         detection: DuplicateDetection,
     ) -> Result<(), CniError> {
         for net in &layer3.addresses {
-            self.route.add_address(link, *net, detection).map_err(|error| {
+            let added = match layer3.subnets {
+                Subnets::OnLink => self.route.add_address(link, *net, detection),
+                Subnets::BehindGateway => self.route.add_address_alone(link, *net, detection),
+            };
+            added.map_err(|error| {
                 CniError::internal(format!("failed to add IP addr {net} to {:?}: {error}", link.name))
             })?;
         }

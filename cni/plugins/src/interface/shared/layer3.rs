@@ -11,6 +11,18 @@ pub(crate) struct Layer3 {
     pub(crate) addresses: Vec<IpNet>,
     /// Its routes, without the number of their link.
     pub(crate) routes: Vec<KernelRoute>,
+    /// Where the addresses' subnets are.
+    pub(crate) subnets: Subnets,
+}
+
+/// Where the subnet of a container's address is, seen from the container.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(crate) enum Subnets {
+    /// On its link: the kernel makes the route when the address is added.
+    #[default]
+    OnLink,
+    /// Behind its gateway: the kernel makes no route.
+    BehindGateway,
 }
 
 impl Layer3 {
@@ -25,7 +37,7 @@ impl Layer3 {
                 routes.push(route);
             }
         }
-        Self { addresses: result.ips.iter().map(|ip| ip.address).collect(), routes }
+        Self { addresses: result.ips.iter().map(|ip| ip.address).collect(), routes, ..Self::default() }
     }
 
     /// Whether an address of the family is among the container's.

@@ -3,7 +3,7 @@
 use std::net::{IpAddr, Ipv6Addr};
 
 use cni_dataplane::AddressFamily;
-use cni_kernel::route::{Existing, LOCAL_TABLE, Route, RouteKind, RouteSocket};
+use cni_kernel::route::{Existing, LOCAL_TABLE, Link, LinkKind, Route, RouteKind, RouteSocket};
 use cni_kernel::sysctl;
 use cni_spec::CniError;
 use ipnet::IpNet;
@@ -34,19 +34,19 @@ pub(crate) fn open_loopback(container: IpAddr) -> Result<(), CniError> {
             sysctl::ensure(&name, "1").map_err(|e| CniError::internal(e.to_string()))?;
             Ok(())
         }
-        AddressFamily::V6 => accept_answers(&socket, (link.index, &link.name)),
+        AddressFamily::V6 => accept_answers(&socket, &link),
     }
 }
 
 /// An answer to ::1, its translation undone, is looked up strictly: only a route by the link that
 /// it came in through will do (`ip6_route_input` and `rt6_need_strict` in the kernel).
-fn accept_answers(socket: &RouteSocket, (index, name): (u32, &str)) -> Result<(), CniError> {
+fn accept_answers(socket: &RouteSocket, link: &Link) -> Result<(), CniError> {
     // Behind the loopback's own route, whose metric is 0, and one metric for each link, as equal
     // ones would be one route.
     const METRIC: u32 = 1024;
     let route = Route {
-        link: Some(index),
-        metric: METRIC.saturating_add(index),
+        link: Some(link.index),
+        metric: METRIC.saturating_add(link.index),
         table: LOCAL_TABLE,
         kind: RouteKind::Local,
         ..Route::to(IpNet::from(IpAddr::V6(Ipv6Addr::LOCALHOST)))
@@ -57,7 +57,8 @@ fn accept_answers(socket: &RouteSocket, (index, name): (u32, &str)) -> Result<()
         Err(error) => return Err(CniError::internal(error.to_string())),
     }
     let bridged = "net/bridge/bridge-nf-call-ip6tables";
-    if sysctl::get(bridged).is_ok_and(|value| value == "1") {
+    if link.kind == LinkKind::Bridge && sysctl::get(bridged).is_ok_and(|value| value == "1") {
+        let name = &link.name;
         log::warn!("{bridged} is 1: published ports on [::1] of the node will not answer through {name}");
     }
     Ok(())

@@ -1,0 +1,65 @@
+//! CHECK: compares the result of the ADD with what is there.
+
+use cni_kernel::route::{Family, Link, MAIN_TABLE, Route, RouteSocket};
+use cni_spec::{AddResult, CniError, Interface};
+
+use super::host::to_container;
+use super::plan::{outside, own_routes};
+use crate::interface::shared::check::{Inside, has_addresses, previous_result, wrong};
+use crate::interface::shared::failed;
+use crate::interface::shared::host::Host;
+use crate::interface::shared::keys::Common;
+use crate::interface::shared::masquerade;
+use crate::plugin::Request;
+use crate::skel::delegate;
+
+/// What the reference's texts begin with.
+const PLUGIN: &str = "ptp: ";
+
+pub(super) fn check(request: &Request<'_>) -> Result<(), CniError> {
+    let common = Common::new(request.config)?;
+    delegate::ipam_check(request)?;
+    let previous = previous_result(request, PLUGIN)?;
+    let inside = Inside::open(request, previous, PLUGIN)?;
+    let host = Host::open()?;
+
+    let inner = inside.check_link()?;
+    inside.check_addresses(&inner)?;
+    inside.check_routes(&inner)?;
+    let ips = inside.ips();
+    for wanted in &own_routes(&ips)? {
+        has_route(&inside.container.route, &Route { link: Some(inner.index), ..wanted.clone() })?;
+    }
+    let outer = check_outer(&host.route, previous, &inner)?;
+    let outside = outside(&ips)?;
+    has_addresses(&host.route, &outer, &outside.gateways)?;
+    for container in &outside.containers {
+        has_route(&host.route, &to_container(*container, &outer))?;
+    }
+    masquerade::check(&common, &request.attachment, &inside.container, &inside.addresses())
+}
+
+/// The host's end: the other one of the container's, and the one that the result names.
+fn check_outer(route: &RouteSocket, previous: &AddResult, inner: &Link) -> Result<Link, CniError> {
+    let missing = || wrong(format!("{PLUGIN}host end of container interface {} was not found", inner.name));
+    let outer = match route.link_by_index(inner.peer.ok_or_else(missing)?) {
+        Err(error) if error.is_not_found() => return Err(missing()),
+        other => other.map_err(failed)?,
+    };
+    let named = |interface: &Interface| interface.sandbox.is_empty() && interface.name == outer.name;
+    if !previous.interfaces.iter().any(named) {
+        return Err(missing());
+    }
+    if !outer.up {
+        return Err(wrong(format!("Interface {} is down", outer.name)));
+    }
+    Ok(outer)
+}
+
+fn has_route(socket: &RouteSocket, wanted: &Route) -> Result<(), CniError> {
+    let present = socket.routes(Family::of(wanted.dst.addr()), MAIN_TABLE).map_err(failed)?;
+    let found = present
+        .iter()
+        .any(|is| is.dst == wanted.dst && is.link == wanted.link && is.gateway == wanted.gateway);
+    if found { Ok(()) } else { Err(wrong(format!("Expected Route {wanted} not found in routing table"))) }
+}

@@ -1,0 +1,66 @@
+//! The host's side: the gateway of one container.
+
+use cni_dataplane::owner::Owner;
+use cni_kernel::route::{DuplicateDetection, Existing, Link, OperState, Route, RouteScope};
+use cni_kernel::sysctl;
+use cni_spec::{Attachment, CniError, ErrorCode};
+use ipnet::IpNet;
+
+use super::plan::Plan;
+use crate::interface::shared::host::Host;
+use crate::interface::shared::{failed, optional};
+
+impl Host {
+    /// Writes the owner on the host's end, switches it on, and gives it the gateways' addresses and
+    /// the routes to the container's.
+    pub(super) fn serve(&self, outer: &Link, plan: &Plan, attachment: &Attachment) -> Result<(), CniError> {
+        optional(sysctl::set(&format!("net/ipv6/conf/{}/accept_dad", outer.name), "0"))?;
+        let change = self.claim(outer, attachment)?.up();
+        self.route.change_link(outer, &change).map_err(failed)?;
+        for gateway in &plan.outside.gateways {
+            // The configuration says whose address it is, and nobody else is on the link.
+            let added = self.route.add_address_alone(outer, *gateway, DuplicateDetection::Skip);
+            added.map_err(|error| {
+                CniError::internal(format!("failed to add IP addr {gateway} to {:?}: {error}", outer.name))
+            })?;
+        }
+        for container in &plan.outside.containers {
+            match self.route.add_route(&to_container(*container, outer), Existing::Refuse) {
+                Err(error) if error.already_exists() => return Err(self.taken_address(*container)),
+                Err(error) => {
+                    return Err(CniError::internal(format!("failed to add route on host: {error}")));
+                }
+                Ok(()) => {}
+            }
+        }
+        Ok(())
+    }
+
+    /// The address leads to another container's link already, which is told with its owner. A link
+    /// goes with the container's namespace, so there is one still.
+    fn taken_address(&self, container: IpNet) -> CniError {
+        let address = container.addr();
+        let link = self.route.route_to(address).ok().and_then(|route| route.link);
+        let link = link.and_then(|index| self.route.link_by_index(index).ok());
+        let holder = match &link {
+            Some(link) => Owner::from_comment(&link.alias)
+                .map_or_else(|| format!("the route to link {}", link.name), |owner| owner.to_string()),
+            None => "another route".to_owned(),
+        };
+        CniError::new(ErrorCode::TryAgainLater, format!("container address {address} is taken by {holder}"))
+    }
+
+    /// Waits until packets can pass between the ends.
+    pub(super) fn wait_for_pair(&self, outer: &Link) -> Result<(), CniError> {
+        let seen = self.wait_until_up(outer)?;
+        if seen.state == OperState::Up {
+            return Ok(());
+        }
+        Err(CniError::internal(format!("link {} does not come up: it is {}", seen.name, seen.state)))
+    }
+}
+
+/// The route to a container's address: as the reference's, of host scope.
+pub(super) fn to_container(container: IpNet, outer: &Link) -> Route {
+    Route { link: Some(outer.index), scope: Some(RouteScope::HOST), ..Route::to(container) }
+}

@@ -1,0 +1,103 @@
+//! `ptp`: joins a container to the node by a pair of links, and routes between them.
+//!
+//! There is no bridge: the host's end has the gateway's address for this container alone, and a
+//! route for each of the container's addresses leads to it. Everything but the node's forwarding
+//! and the masquerade is on the pair and goes with it.
+
+mod check;
+mod host;
+mod plan;
+
+use cni_kernel::route::{DuplicateDetection, Link};
+use cni_spec::{AddResult, CniError};
+
+use super::shared::container::{Container, Setting};
+use super::shared::host::{Host, taken};
+use super::shared::keys::Common;
+use super::shared::{failed, interface, masquerade, remove};
+use crate::plugin::{NodeRequest, Plugin, Request};
+use crate::skel::delegate;
+use crate::undo::Undo;
+use plan::Plan;
+
+/// The `ptp` plugin.
+#[derive(Debug)]
+pub struct Ptp;
+
+impl Plugin for Ptp {
+    fn name(&self) -> &'static str {
+        "ptp"
+    }
+
+    fn summary(&self) -> &'static str {
+        "joins a container to the node by a pair of links of its own"
+    }
+
+    fn add(&self, request: &Request<'_>) -> Result<AddResult, CniError> {
+        let common = Common::new(request.config)?;
+        let container = Container::open(request.netns.as_deref())?;
+        let host = Host::open()?;
+        // Before IPAM: a second ADD of the same attachment must not take the first one's address
+        // away when it fails.
+        if container.route.find_link(request.attachment.ifname()).map_err(failed)?.is_some() {
+            return Err(taken(&request.attachment));
+        }
+        let mut undo = Undo::new();
+        let answer = delegate::ipam_add(request)?;
+        undo.on_failure("release the addresses", || delegate::ipam_del(request));
+        let plan = plan::plan(answer, common.dns.as_ref())?;
+        let work = Work { request, common: &common, host: &host, container: &container };
+        let (outer, inner) = set_up(&work, &plan, &mut undo)?;
+        undo.keep();
+        let interfaces = vec![interface(&outer, String::new()), interface(&inner, container.sandbox())];
+        Ok(AddResult { interfaces, ..plan.result })
+    }
+
+    fn del(&self, request: &Request<'_>) -> Result<(), CniError> {
+        remove::del(request)
+    }
+
+    fn check(&self, request: &Request<'_>) -> Result<(), CniError> {
+        check::check(request)
+    }
+
+    fn gc(&self, request: &NodeRequest<'_>) -> Result<(), CniError> {
+        remove::gc(request)
+    }
+
+    fn status(&self, request: &NodeRequest<'_>) -> Result<(), CniError> {
+        masquerade::status(&Common::new(request.config)?)?;
+        delegate::ipam_status(request)
+    }
+}
+
+/// What the steps of an ADD work with.
+struct Work<'a> {
+    request: &'a Request<'a>,
+    common: &'a Common,
+    host: &'a Host,
+    container: &'a Container,
+}
+
+/// Carries the plan out. Returns the host's end and the container's as they are in the end.
+fn set_up<'a>(work: &Work<'a>, plan: &Plan, undo: &mut Undo<'a>) -> Result<(Link, Link), CniError> {
+    // There is nobody on the link to ask whether an address is free, and an end whose link-local
+    // address is still being probed does not look for the other one.
+    const INSIDE: &[Setting] = &[Setting::V6("accept_dad", "0")];
+    let Work { request, common, host, container } = *work;
+    let attachment = &request.attachment;
+    let mtu = host.mtu(common.mtu)?;
+    let (inner, outer) = host.create_pair(&container.route, attachment, None, mtu)?;
+    // The other end, its addresses and its routes go with it.
+    let to_delete = inner.clone();
+    undo.on_failure("delete the container's link", move || container.route.delete_link(&to_delete));
+    host.serve(&outer, plan, attachment)?;
+    container.prepare(&inner, &plan.layer3, INSIDE)?;
+    container.bring_up(&inner, &plan.layer3, DuplicateDetection::Skip)?;
+    host.wait_for_pair(&outer)?;
+    masquerade::start(common, attachment, container, &plan.layer3.addresses, undo)?;
+    host.forward(&plan.layer3.addresses)?;
+    // Read again: other programs (systemd's link policies) change addresses after creation.
+    let outer = host.route.link_by_index(outer.index).map_err(failed)?;
+    Ok((outer, container.route.link_by_index(inner.index).map_err(failed)?))
+}

@@ -1,0 +1,232 @@
+//! What both ends of an attachment will look like: a pure function of IPAM's answer.
+
+use std::net::IpAddr;
+
+use cni_kernel::route::{Family, MAIN_TABLE, Route as KernelRoute, RouteScope};
+use cni_spec::{AddResult, CniError, Dns, IpConfig};
+use ipnet::IpNet;
+
+use crate::interface::shared::layer3::{Layer3, Subnets, adopt};
+
+/// Index of the container's end in the result's interfaces: host's end, container's end.
+const CONTAINER: usize = 1;
+
+/// Addresses and routes to be set, and what the result says of them.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(super) struct Plan {
+    /// What the container's end is given.
+    pub(super) layer3: Layer3,
+    /// What the host's end is given.
+    pub(super) outside: Outside,
+    /// `ips`, `routes` and `dns` of the result; its interfaces are still to come.
+    pub(super) result: AddResult,
+}
+
+/// The host's end.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(super) struct Outside {
+    /// The gateways' addresses, with prefixes of their full length.
+    pub(super) gateways: Vec<IpNet>,
+    /// The container's addresses likewise: a route to each leads to the host's end.
+    pub(super) containers: Vec<IpNet>,
+}
+
+/// The plan for IPAM's answer.
+pub(super) fn plan(answer: AddResult, dns: Option<&Dns>) -> Result<Plan, CniError> {
+    let result = adopt(answer, CONTAINER, dns)?;
+    let mut routes = own_routes(&result.ips)?;
+    let mut layer3 = Layer3::of(&result);
+    layer3.routes.retain(|route| !says_the_same(route, &routes));
+    routes.append(&mut layer3.routes);
+    let layer3 = Layer3 { routes, subnets: Subnets::BehindGateway, ..layer3 };
+    Ok(Plan { layer3, outside: outside(&result.ips)?, result })
+}
+
+/// What the host's end is given for these addresses.
+pub(super) fn outside(ips: &[IpConfig]) -> Result<Outside, CniError> {
+    let mut outside = Outside::default();
+    for ip in ips {
+        let gateway = IpNet::from(gateway_of(ip)?);
+        if !outside.gateways.contains(&gateway) {
+            outside.gateways.push(gateway);
+        }
+        outside.containers.push(IpNet::from(ip.address.addr()));
+    }
+    Ok(outside)
+}
+
+/// The routes that take the place of the kernel's route to the subnet: the gateway is on the link,
+/// everybody else behind it. Several addresses may have one gateway, or one subnet: the first of
+/// them is the source then.
+pub(super) fn own_routes(ips: &[IpConfig]) -> Result<Vec<KernelRoute>, CniError> {
+    let mut routes: Vec<KernelRoute> = Vec::new();
+    let mut add = |route: KernelRoute| {
+        if !routes.iter().any(|other| other.dst == route.dst) {
+            routes.push(route);
+        }
+    };
+    for ip in ips {
+        let gateway = gateway_of(ip)?;
+        let source = Some(ip.address.addr());
+        let scope = Some(RouteScope::LINK);
+        add(KernelRoute { source, scope, ..KernelRoute::to(IpNet::from(gateway)) });
+        let subnet = ip.address.trunc();
+        // An address without neighbours has no subnet to go to.
+        if subnet.prefix_len() < subnet.max_prefix_len() {
+            let scope = Some(RouteScope::UNIVERSE);
+            add(KernelRoute { source, scope, gateway: Some(gateway), ..KernelRoute::to(subnet) });
+        }
+    }
+    Ok(routes)
+}
+
+/// Whether a route of the configuration repeats one of the plugin's own.
+fn says_the_same(route: &KernelRoute, own: &[KernelRoute]) -> bool {
+    let plain = route.table == MAIN_TABLE && route.metric == 0 && route.mtu == 0 && route.advmss == 0;
+    plain
+        && own.iter().any(|other| {
+            let gateway = other.gateway.unwrap_or(other.dst.addr());
+            other.dst == route.dst && route.gateway.is_none_or(|next| next == gateway)
+        })
+}
+
+fn gateway_of(ip: &IpConfig) -> Result<IpAddr, CniError> {
+    let Some(gateway) = ip.gateway else {
+        return Err(CniError::internal(format!(
+            "IPAM returned no gateway for {}: ptp needs one",
+            ip.address
+        )));
+    };
+    let wrong = match ip.address.addr() {
+        own if own == gateway => "it is the container's own address",
+        own if Family::of(own) != Family::of(gateway) => "not of the same family",
+        _ => return Ok(gateway),
+    };
+    Err(CniError::internal(format!("IPAM returned gateway {gateway} for {}: {wrong}", ip.address)))
+}
+
+#[cfg(test)]
+mod tests {
+    use cni_spec::Route;
+
+    use super::*;
+
+    fn ip(address: &str, gateway: &str) -> IpConfig {
+        let gateway = (!gateway.is_empty()).then(|| gateway.parse().unwrap());
+        IpConfig { interface: None, address: address.parse().unwrap(), gateway }
+    }
+
+    fn answer(ips: &[(&str, &str)], routes: &[(&str, Option<&str>)]) -> AddResult {
+        let route = |(dst, gw): &(&str, Option<&str>)| {
+            Route::new(dst.parse().unwrap(), gw.map(|gw| gw.parse().unwrap()))
+        };
+        AddResult {
+            ips: ips.iter().map(|(address, gateway)| ip(address, gateway)).collect(),
+            routes: routes.iter().map(route).collect(),
+            ..AddResult::default()
+        }
+    }
+
+    /// As `ip route` would tell them.
+    fn routes(plan: &Plan) -> Vec<String> {
+        let text = |route: &KernelRoute| {
+            let source = route.source.map(|source| format!(" src {source}")).unwrap_or_default();
+            let link = if route.scope == Some(RouteScope::LINK) { " scope link" } else { "" };
+            format!("{route}{link}{source}")
+        };
+        plan.layer3.routes.iter().map(text).collect()
+    }
+
+    const DUAL: &[(&str, &str)] = &[("10.1.2.5/24", "10.1.2.1"), ("fd00:1::5/64", "fd00:1::1")];
+
+    #[test]
+    fn the_gateway_is_on_the_link_and_the_subnet_behind_it() {
+        let plan = plan(answer(DUAL, &[("0.0.0.0/0", None), ("::/0", None)]), None).unwrap();
+        assert_eq!(
+            routes(&plan),
+            [
+                "10.1.2.1/32 scope link src 10.1.2.5",
+                "10.1.2.0/24 via 10.1.2.1 src 10.1.2.5",
+                "fd00:1::1/128 scope link src fd00:1::5",
+                "fd00:1::/64 via fd00:1::1 src fd00:1::5",
+                "0.0.0.0/0 via 10.1.2.1",
+                "::/0 via fd00:1::1",
+            ]
+        );
+        assert_eq!(plan.layer3.subnets, Subnets::BehindGateway);
+        assert!(plan.result.ips.iter().all(|ip| ip.interface == Some(1)));
+    }
+
+    #[test]
+    fn the_hosts_end_has_the_gateways_and_leads_to_the_container() {
+        let plan = plan(answer(DUAL, &[]), None).unwrap();
+        let texts = |nets: &[IpNet]| nets.iter().map(ToString::to_string).collect::<Vec<_>>();
+        assert_eq!(texts(&plan.outside.gateways), ["10.1.2.1/32", "fd00:1::1/128"]);
+        assert_eq!(texts(&plan.outside.containers), ["10.1.2.5/32", "fd00:1::5/128"]);
+    }
+
+    #[test]
+    fn addresses_may_share_a_gateway_and_a_subnet() {
+        let ips = [("10.1.2.5/24", "10.1.2.1"), ("10.1.2.6/24", "10.1.2.1"), ("10.1.3.5/24", "10.1.2.1")];
+        let plan = plan(answer(&ips, &[]), None).unwrap();
+        assert_eq!(plan.outside.gateways.len(), 1);
+        assert_eq!(plan.outside.containers.len(), 3);
+        assert_eq!(
+            routes(&plan),
+            [
+                "10.1.2.1/32 scope link src 10.1.2.5",
+                "10.1.2.0/24 via 10.1.2.1 src 10.1.2.5",
+                "10.1.3.0/24 via 10.1.2.1 src 10.1.3.5",
+            ]
+        );
+    }
+
+    #[test]
+    fn an_address_of_full_length_has_no_subnet() {
+        let plan = plan(answer(&[("10.1.2.5/32", "169.254.1.1")], &[("0.0.0.0/0", None)]), None).unwrap();
+        assert_eq!(routes(&plan), ["169.254.1.1/32 scope link src 10.1.2.5", "0.0.0.0/0 via 169.254.1.1"]);
+    }
+
+    #[test]
+    fn a_route_that_repeats_our_own_is_one_wish() {
+        let repeated = [
+            ("10.1.2.0/24", None),
+            ("10.1.2.0/24", Some("10.1.2.1")),
+            ("10.1.2.1/32", None),
+            ("fd00:1::/64", None),
+        ];
+        let plain = plan(answer(DUAL, &[]), None).unwrap();
+        let plan = plan(answer(DUAL, &repeated), None).unwrap();
+        assert_eq!(plan.layer3, plain.layer3);
+        // The result tells them all the same.
+        assert_eq!(plan.result.routes.len(), repeated.len());
+    }
+
+    #[test]
+    fn a_route_that_says_more_than_our_own_stays() {
+        let mut answer = answer(DUAL, &[("10.1.2.0/24", Some("10.1.2.9"))]);
+        let mut metric = Route::new("10.1.2.0/24".parse().unwrap(), None);
+        metric.priority = 5;
+        answer.routes.push(metric);
+        let plan = plan(answer, None).unwrap();
+        assert_eq!(routes(&plan)[4..], ["10.1.2.0/24 via 10.1.2.9", "10.1.2.0/24 via 10.1.2.1 metric 5"]);
+    }
+
+    #[test]
+    fn what_ipam_must_not_answer_is_told() {
+        for (ips, text) in [
+            (vec![], "IPAM plugin returned missing IP config"),
+            (vec![("10.1.2.5/24", "")], "IPAM returned no gateway for 10.1.2.5/24: ptp needs one"),
+            (
+                vec![("10.1.2.5/24", "10.1.2.5")],
+                "IPAM returned gateway 10.1.2.5 for 10.1.2.5/24: it is the container's own address",
+            ),
+            (
+                vec![("10.1.2.5/24", "fd00:1::1")],
+                "IPAM returned gateway fd00:1::1 for 10.1.2.5/24: not of the same family",
+            ),
+        ] {
+            assert_eq!(plan(answer(&ips, &[]), None).unwrap_err().msg, text);
+        }
+    }
+}

@@ -1,0 +1,233 @@
+//! What an ADD makes, alone and beside others.
+
+use std::collections::BTreeSet;
+
+use serde_json::json;
+use slipway_tests::{Attach, Node, Proto, Snapshot, is_peer, peer_fails};
+
+use super::{add, address, dual_stack, network, outer};
+
+#[test]
+fn the_result_names_the_hosts_end_and_the_containers() {
+    let node = Node::new();
+    let pod = node.pod("pod");
+    let result = add(&network(&node, &json!({})), &pod);
+    let interfaces = result["interfaces"].as_array().expect("interfaces");
+    assert_eq!(interfaces.len(), 2);
+    let outer = outer(&result);
+    assert!(outer.starts_with("veth") && outer.len() == 12, "{outer}");
+    assert_eq!(interfaces[0], json!({"name": outer, "mac": node.mac(&outer)}));
+    let sandbox = pod.path().to_str().expect("text");
+    assert_eq!(interfaces[1], json!({"name": "eth0", "mac": pod.mac("eth0"), "sandbox": sandbox}));
+    assert_eq!(result["ips"], json!([{"interface": 1, "address": "10.1.2.2/24", "gateway": "10.1.2.1"}]));
+    assert_eq!(result["routes"], json!([{"dst": "0.0.0.0/0"}]));
+    assert_eq!(node.link(&outer)["operstate"], "UP");
+}
+
+/// The routes word for word as the reference makes them, on both sides.
+#[test]
+fn the_routes_are_the_references() {
+    let node = Node::new();
+    let pod = node.pod("pod");
+    let result = add(&network(&node, &json!({"ipam": dual_stack()})), &pod);
+    let outer = outer(&result);
+    assert_eq!(
+        pod.cmd("ip route"),
+        "default via 10.1.2.1 dev eth0 \n\
+         10.1.2.0/24 via 10.1.2.1 dev eth0 src 10.1.2.2 \n\
+         10.1.2.1 dev eth0 scope link src 10.1.2.2 \n"
+    );
+    let six = pod.cmd("ip -6 route");
+    for line in [
+        "fd00:1::1 dev eth0 src fd00:1::2 metric 1024 pref medium",
+        "fd00:1::/64 via fd00:1::1 dev eth0 src fd00:1::2 metric 1024 pref medium",
+        "default via fd00:1::1 dev eth0 metric 1024 pref medium",
+    ] {
+        assert!(six.contains(line), "{line} is not in:\n{six}");
+    }
+    let own: Vec<_> =
+        six.lines().filter(|line| line.contains("fd00:1::/64") && !line.contains("via")).collect();
+    assert!(own.is_empty(), "the kernel's own route to the subnet: {own:?}");
+    assert_eq!(node.cmd("ip route"), format!("10.1.2.2 dev {outer} scope host \n"));
+    let six = node.cmd("ip -6 route");
+    assert!(six.contains(&format!("fd00:1::2 dev {outer} metric 1024")), "{six}");
+    let addresses = node.cmd(&format!("ip address show dev {outer}"));
+    assert!(
+        addresses.contains("inet 10.1.2.1/32") && addresses.contains("inet6 fd00:1::1/128"),
+        "{addresses}"
+    );
+    for key in ["net/ipv4/ip_forward", "net/ipv6/conf/all/forwarding"] {
+        assert_eq!(node.sysctl_get(key).as_deref(), Some("1"), "{key}");
+    }
+    assert_eq!(node.sysctl_get(&format!("net/ipv6/conf/{outer}/accept_ra")).as_deref(), Some("0"));
+}
+
+#[test]
+fn everybody_is_reached_through_the_node() {
+    let node = Node::new();
+    let (one, two) = (node.pod("one"), node.pod("two"));
+    let client = node.host("client");
+    let network = network(&node, &json!({"ipam": dual_stack()}));
+    let results = [add(&network, &one), add(&network, &two)];
+    let _servers = [
+        one.serve(Proto::Tcp, "[::]:80", "one"),
+        client.serve(Proto::Tcp, "[::]:80", "client"),
+        node.serve(Proto::Tcp, "[::]:81", "node"),
+    ];
+    for (family, outside) in [(0, client.v4.into()), (1, std::net::IpAddr::from(client.v6))] {
+        let (peer, own) = (address(&results[0], family), address(&results[1], family));
+        // Another container of the subnet, as itself: not masqueraded, and by way of the gateway.
+        assert_eq!(two.expect(Proto::Tcp, (peer, 80), "one").peer.ip(), own);
+        // A host outside, to which the node routes, and back.
+        assert_eq!(two.expect(Proto::Tcp, (outside, 80), "client").peer.ip(), own);
+        assert_eq!(client.expect(Proto::Tcp, (peer, 80), "one").peer.ip(), outside);
+        // The node itself, which comes with the gateway's address.
+        let gateway: std::net::IpAddr =
+            results[0]["ips"][family]["gateway"].as_str().expect("a gateway").parse().expect("an address");
+        assert_eq!(node.expect(Proto::Tcp, (peer, 80), "one").peer.ip(), gateway);
+        two.expect(Proto::Tcp, (gateway, 81), "node");
+        two.ping(gateway).expect("the gateway answers");
+    }
+}
+
+/// As on a node that was not prepared for tests: addresses are probed by default. The first packet from
+/// outside must not wait for the probe of the link's own address.
+#[test]
+fn ipv6_can_be_used_at_once() {
+    peer_fails("its ADD takes one to two seconds, and the host's end is not ready then", || {
+        let node = Node::new();
+        node.sysctl("net/ipv6/conf/default/accept_dad", "1");
+        let client = node.host("client");
+        let pod = node.pod("pod");
+        pod.sysctl("net/ipv6/conf/default/accept_dad", "1");
+        let begin = std::time::Instant::now();
+        let result = add(&network(&node, &json!({"ipam": dual_stack()})), &pod);
+        let _server = pod.serve(Proto::Udp, "[::]:80", "pod");
+        let patience = std::time::Duration::from_millis(700);
+        let target = (address(&result, 1), 80).into();
+        let answer = client.ask_from(Proto::Udp, None, target, patience);
+        assert!(answer.is_ok(), "{answer:?} {:?} after the ADD began", begin.elapsed());
+        assert!(!pod.cmd("ip -6 address").contains("tentative"));
+    });
+}
+
+#[test]
+fn only_the_families_that_there_are_get_forwarded() {
+    let node = Node::new();
+    let pod = node.pod("pod");
+    add(&network(&node, &json!({})), &pod);
+    assert_eq!(node.sysctl_get("net/ipv4/ip_forward").as_deref(), Some("1"));
+    assert_eq!(node.sysctl_get("net/ipv6/conf/all/forwarding").as_deref(), Some("0"));
+}
+
+#[test]
+fn routes_have_all_they_are_given() {
+    peer_fails("MTU and AdvMSS of routes are not installed, a route to the own subnet fails", || {
+        let node = Node::new();
+        let pod = node.pod("pod");
+        let mut ipam = dual_stack();
+        ipam["routes"] = json!([
+            {"dst": "0.0.0.0/0"},
+            {"dst": "10.1.2.0/24"},
+            {"dst": "fd00:1::/64"},
+            {"dst": "10.9.0.0/16", "mtu": 1400, "advmss": 1300, "priority": 5},
+            {"dst": "10.8.0.0/16", "table": 100},
+        ]);
+        let network = network(&node, &json!({"ipam": ipam}));
+        let result = add(&network, &pod);
+        assert_eq!(result["routes"].as_array().expect("routes").len(), 5);
+        assert_eq!(
+            pod.cmd("ip route"),
+            "default via 10.1.2.1 dev eth0 \n\
+             10.1.2.0/24 via 10.1.2.1 dev eth0 src 10.1.2.2 \n\
+             10.1.2.1 dev eth0 scope link src 10.1.2.2 \n\
+             10.9.0.0/16 via 10.1.2.1 dev eth0 metric 5 mtu 1400 advmss 1300 \n"
+        );
+        assert!(pod.cmd("ip route show table 100").contains("10.8.0.0/16 via 10.1.2.1 dev eth0"));
+        network.check(&Attach::new(&pod)).expect("CHECK");
+    });
+}
+
+#[test]
+fn many_at_once_do_not_meet() {
+    let node = Node::new();
+    let network = network(&node, &json!({"ipMasq": true, "ipam": dual_stack()}));
+    let pods: Vec<_> = (0..16).map(|number| node.pod(&format!("pod{number}"))).collect();
+    let addresses: BTreeSet<_> = std::thread::scope(|scope| {
+        let threads: Vec<_> =
+            pods.iter().map(|pod| scope.spawn(|| address(&add(&network, pod), 0))).collect();
+        threads.into_iter().map(|thread| thread.join().expect("ADD")).collect()
+    });
+    assert_eq!(addresses.len(), pods.len());
+    let first = *addresses.iter().next().expect("one");
+    let server =
+        pods.iter().find(|pod| pod.cmd("ip address").contains(&format!("{first}/24"))).expect("the pod");
+    let _server = server.serve(Proto::Tcp, "0.0.0.0:80", "server");
+    for pod in pods.iter().filter(|pod| pod.name() != server.name()) {
+        pod.expect(Proto::Tcp, (first, 80), "server");
+    }
+    std::thread::scope(|scope| {
+        for pod in &pods {
+            scope.spawn(|| network.del(&Attach::new(pod)).expect("DEL"));
+        }
+    });
+    assert!(!node.cmd("ip -o link show type veth").contains("veth"));
+    assert_eq!(node.cmd("ip route"), "");
+}
+
+#[test]
+fn a_second_add_leaves_the_first_alone() {
+    let node = Node::new();
+    let pod = node.pod("pod");
+    let network = network(&node, &json!({}));
+    let result = add(&network, &pod);
+    let before = Snapshot::take(&node, &[&pod]);
+    let failure = network.add(&Attach::new(&pod)).expect_err("it is attached");
+    assert!(is_peer() || failure.error.msg.contains("already exists"), "{failure}");
+    before.without(&["/.slipway/"]).assert_same(&Snapshot::take(&node, &[&pod]).without(&["/.slipway/"]));
+    assert!(pod.cmd("ip address").contains(&address(&result, 0).to_string()));
+}
+
+/// The reservations are lost, the container lives: its address must not lead somewhere else.
+#[test]
+fn an_address_that_leads_to_another_container_is_refused() {
+    peer_fails("the veth pair stays, and the owner is not named", || {
+        let node = Node::new();
+        let (one, two) = (node.pod("one"), node.pod("two"));
+        for ipam in [
+            json!({"type": "host-local", "subnet": "10.1.2.0/24"}),
+            json!({"type": "host-local", "subnet": "fd00:1::/64"}),
+        ] {
+            let network = network(&node, &json!({"ipam": ipam}));
+            add(&network, &one);
+            node.cmd("rm -r /var/lib/cni/networks/net");
+            let state = || Snapshot::take(&node, &[&one, &two]).without(&["/var/lib/cni"]);
+            let before = state();
+            let failure = network.add(&Attach::new(&two)).expect_err("the address is taken");
+            assert_eq!(failure.error.code, 11, "{failure}");
+            let text = "is taken by network net, container one, interface eth0";
+            assert!(failure.error.msg.contains(text), "{failure}");
+            before.assert_same(&state());
+            network.del(&Attach::new(&one)).expect("DEL");
+            add(&network, &two);
+            network.del(&Attach::new(&two)).expect("DEL");
+        }
+    });
+}
+
+/// Two interfaces of one container in one network, as Multus makes them.
+#[test]
+fn one_container_may_have_several_interfaces() {
+    let node = Node::new();
+    let pod = node.pod("pod");
+    let network = network(&node, &json!({"ipam": {"type": "host-local", "subnet": "10.1.2.0/24"}}));
+    let (first, second) = (Attach::new(&pod), Attach::new(&pod).ifname("net1"));
+    network.add(&first).expect("ADD of eth0");
+    peer_fails("the subnet's route exists already", || {
+        network.add(&second).expect("ADD of net1");
+        network.check(&first).expect("CHECK of eth0");
+        network.del(&first).expect("DEL of eth0");
+        assert!(!pod.has_link("eth0") && pod.has_link("net1"));
+        network.check(&second).expect("CHECK of net1");
+    });
+}

@@ -1,0 +1,161 @@
+//! The keys one by one, and IPAM's answers.
+
+use std::net::IpAddr;
+
+use serde_json::json;
+use slipway_tests::{Attach, Node, Proto, Snapshot, peer_fails};
+
+use super::{add, address, dual_stack, network, outer};
+
+#[test]
+fn mtu_is_the_configurations() {
+    let node = Node::new();
+    let pod = node.pod("pod");
+    let result = add(&network(&node, &json!({"mtu": 1300})), &pod);
+    assert_eq!((&node.link(&outer(&result))["mtu"], &pod.link("eth0")["mtu"]), (&json!(1300), &json!(1300)));
+}
+
+#[test]
+fn mtu_is_that_of_the_default_route() {
+    peer_fails("leaves it to the kernel", || {
+        let node = Node::new();
+        let client = node.host("client");
+        let (one, two) = (node.pod("one"), node.pod("two"));
+        let network = network(&node, &json!({}));
+        add(&network, &one);
+        assert_eq!(one.link("eth0")["mtu"], 1500);
+        node.cmd(&format!("ip link set {} mtu 1400", client.node_link));
+        node.cmd(&format!("ip route add default via {}", client.v4));
+        let result = add(&network, &two);
+        assert_eq!(two.link("eth0")["mtu"], 1400);
+        assert_eq!(node.link(&outer(&result))["mtu"], 1400);
+    });
+}
+
+#[test]
+fn ip_masq_gives_what_leaves_the_subnet_the_nodes_address() {
+    let node = Node::new();
+    let client = node.host("client");
+    // A client that does not know the way to the containers.
+    client.cmd("ip route delete default");
+    client.cmd("ip -6 route delete default");
+    let (one, two) = (node.pod("one"), node.pod("two"));
+    let network = network(&node, &json!({"ipMasq": true, "ipam": dual_stack()}));
+    let results = [add(&network, &one), add(&network, &two)];
+    let mut servers = Vec::new();
+    for proto in Proto::ALL {
+        servers.push(one.serve(proto, "[::]:80", "one"));
+        servers.push(client.serve(proto, "[::]:80", "client"));
+    }
+    let outside: [(IpAddr, IpAddr); 2] =
+        [(client.v4.into(), client.node_v4.into()), (client.v6.into(), client.node_v6.into())];
+    for proto in Proto::ALL {
+        for (family, (to, node_ip)) in outside.into_iter().enumerate() {
+            assert_eq!(two.expect(proto, (to, 80), "client").peer.ip(), node_ip);
+            // Within the subnet nothing changes.
+            let peer = address(&results[0], family);
+            assert_eq!(two.expect(proto, (peer, 80), "one").peer.ip(), address(&results[1], family));
+        }
+    }
+    for (to, _) in outside {
+        two.ping(to).expect("an answer to echo");
+    }
+    network.del(&Attach::new(&two)).expect("DEL");
+    let ruleset = node.ruleset();
+    assert!(ruleset.is_empty() || !ruleset.contains(&address(&results[1], 0).to_string()), "{ruleset}");
+}
+
+#[test]
+fn dns_is_the_configurations_if_it_says_anything() {
+    let node = Node::new();
+    let (one, two) = (node.pod("one"), node.pod("two"));
+    node.write("/var/lib/resolv.conf", "nameserver 192.0.2.53\nsearch ipam.example\n");
+    let ipam = json!({"type": "host-local", "subnet": "10.1.2.0/24", "resolvConf": "/var/lib/resolv.conf"});
+    let result = add(&network(&node, &json!({"ipam": ipam})), &one);
+    assert_eq!(result["dns"], json!({"nameservers": ["192.0.2.53"], "search": ["ipam.example"]}));
+    let result = add(&network(&node, &json!({"ipam": ipam, "dns": {"domain": "conf.example"}})), &two);
+    assert_eq!(result["dns"], json!({"domain": "conf.example"}));
+}
+
+/// An IPAM plugin that answers what it is told to, for what host-local never says.
+fn answering(node: &Node, ips: &str) -> serde_json::Value {
+    let answer = format!(r#"{{"cniVersion": "1.0.0", "ips": {ips}}}"#);
+    node.write("/run/bin/fixed", format!("#!/bin/sh\n[ $CNI_COMMAND = ADD ] && echo '{answer}' || exit 0\n"));
+    node.cmd("chmod 755 /run/bin/fixed");
+    json!({"cniVersion": "1.0.0", "name": "net", "type": "ptp", "ipam": {"type": "fixed"}})
+}
+
+#[test]
+fn the_gateway_may_be_anywhere() {
+    peer_fails("an address without a subnet fails", || {
+        let node = Node::new();
+        let pod = node.pod("pod");
+        let ips = r#"[{"address": "10.1.2.5/32", "gateway": "169.254.1.1"}]"#;
+        let config = answering(&node, ips);
+        let path = format!("{}:/run/bin", node.bin().display());
+        let call = |verb: &str| node.plugin("ptp").command(verb).for_pod(&pod).args("").config(&config);
+        let result = call("ADD").env("CNI_PATH", &path).run().ok();
+        assert_eq!(result["ips"][0]["gateway"], "169.254.1.1");
+        assert_eq!(pod.cmd("ip route"), "169.254.1.1 dev eth0 scope link src 10.1.2.5 \n");
+        node.expect_ping(&pod);
+        call("DEL").env("CNI_PATH", &path).run().ok();
+        assert!(!pod.has_link("eth0"));
+    });
+}
+
+trait Pings {
+    fn expect_ping(&self, pod: &slipway_tests::Pod);
+}
+
+impl Pings for Node {
+    /// Both directions, with the addresses of the test above.
+    fn expect_ping(&self, pod: &slipway_tests::Pod) {
+        self.ping("10.1.2.5".parse().expect("an address")).expect("the container answers");
+        pod.ping("169.254.1.1".parse().expect("an address")).expect("the gateway answers");
+    }
+}
+
+#[test]
+fn an_answer_without_a_gateway_is_refused() {
+    peer_fails("the veth pair stays, and the error does not say what is missing", || {
+        let node = Node::new();
+        let pod = node.pod("pod");
+        for (ips, text) in [
+            (r#"[{"address": "10.1.2.5/24"}]"#, "IPAM returned no gateway for 10.1.2.5/24: ptp needs one"),
+            (
+                r#"[{"address": "10.1.2.5/24", "gateway": "fd00::1"}]"#,
+                "IPAM returned gateway fd00::1 for 10.1.2.5/24: not of the same family",
+            ),
+            ("[]", "IPAM plugin returned missing IP config"),
+        ] {
+            let config = answering(&node, ips);
+            let before = Snapshot::take(&node, &[&pod]);
+            let path = format!("{}:/run/bin", node.bin().display());
+            let call = node.plugin("ptp").command("ADD").for_pod(&pod).args("").config(&config);
+            assert_eq!(call.env("CNI_PATH", &path).run().error().msg, text);
+            before.assert_same(&Snapshot::take(&node, &[&pod]));
+        }
+    });
+}
+
+#[test]
+fn bad_values_are_named_and_change_nothing() {
+    peer_fails("other codes, and some are not noticed", || {
+        let node = Node::new();
+        let pod = node.pod("pod");
+        for (keys, part) in [
+            (json!({"mtu": "x"}), "mtu"),
+            (json!({"mtu": -5}), "-5"),
+            (json!({"ipMasq": 1}), "ipMasq"),
+            (json!({"ipMasq": true, "ipMasqBackend": "x"}), "unknown ipmasq backend \"x\""),
+            (json!({"dns": []}), "dns"),
+            (json!({"ipam": {}}), "no plugin name provided"),
+        ] {
+            let before = Snapshot::take(&node, &[&pod]);
+            let failure = network(&node, &keys).add(&Attach::new(&pod)).expect_err("bad value");
+            assert_eq!(failure.error.code, 7, "{failure}");
+            assert!(failure.to_string().contains(part), "{part} is not in: {failure}");
+            before.assert_same(&Snapshot::take(&node, &[&pod]));
+        }
+    });
+}
