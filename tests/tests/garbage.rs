@@ -165,6 +165,14 @@ fn bridge() -> Value {
     })
 }
 
+fn ptp() -> Value {
+    let mut config = bridge();
+    config["type"] = "ptp".into();
+    let routes = config["ipam"]["routes"].as_array_mut().expect("a list");
+    routes.push(json!({ "dst": "10.88.0.0/24" }));
+    config
+}
+
 fn host_local() -> Value {
     json!({
         "cniVersion": "1.1.0", "name": "net", "type": "host-local",
@@ -339,6 +347,11 @@ fn keep_inside(ipam: &mut Map<String, Value>) {
 #[test]
 fn bridge_takes_garbage() {
     run("bridge", &bridge());
+}
+
+#[test]
+fn ptp_takes_garbage() {
+    run("ptp", &ptp());
 }
 
 #[test]

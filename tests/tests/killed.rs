@@ -19,7 +19,8 @@ struct Stage {
     pod: Pod,
 }
 
-fn stage() -> Option<Stage> {
+/// A node with one pod; `interface` is the plugin that makes the links.
+fn stage(interface: &str) -> Option<Stage> {
     // The reference is a Go program: its runtime's calls come in another order each time.
     if is_peer() {
         return None;
@@ -27,17 +28,19 @@ fn stage() -> Option<Stage> {
     let node = Node::new();
     node.bridge_netfilter(BridgeNetfilter::Off);
     let first = node.pod("first");
-    network(&node).add(&Attach::new(&first).port(Proto::Tcp, 8080, 80)).expect("ADD of the first pod");
+    network(&node, interface)
+        .add(&Attach::new(&first).port(Proto::Tcp, 8080, 80))
+        .expect("ADD of the first pod");
     let pod = node.pod("pod");
     Some(Stage { node, _first: first, pod })
 }
 
-fn network(node: &Node) -> Network<'_> {
+fn network<'a>(node: &'a Node, interface: &str) -> Network<'a> {
     node.network(json!({
         "name": "net",
         "plugins": [
             {
-                "type": "bridge", "bridge": "br0", "isGateway": true, "ipMasq": true, "macspoofchk": true,
+                "type": interface, "bridge": "br0", "isGateway": true, "ipMasq": true, "macspoofchk": true,
                 "ipam": {
                     "type": "host-local",
                     "ranges": [[{"subnet": "10.88.0.0/24"}], [{"subnet": "fd00:88::/64"}]],
@@ -128,23 +131,22 @@ fn mostly_killed(outputs: &[Output]) {
     assert!(killed * 10 >= outputs.len() * 9, "only {killed} of {} were killed", outputs.len());
 }
 
-#[test]
-fn del_removes_what_a_killed_add_left() {
-    let Some(stage) = stage() else { return };
-    let (network, attach) = (network(&stage.node), attach(&stage.pod));
+fn del_removes_what_a_killed_add_left(interface: &str) {
+    let Some(stage) = stage(interface) else { return };
+    let (network, attach) = (network(&stage.node, interface), attach(&stage.pod));
     let configs = network.configs(Some(&attach));
     network.add(&attach).expect("ADD");
     network.del(&attach).expect("DEL");
     let before = state(&stage);
-    let points_of_bridge = points(&stage, "ADD", &configs[0]);
+    let points_of_interface = points(&stage, "ADD", &configs[0]);
     network.del(&attach).expect("DEL");
     before.assert_same(&state(&stage));
     let mut outputs = Vec::new();
-    for point in &points_of_bridge {
+    for point in &points_of_interface {
         outputs.push(kill_at(&stage, "ADD", &configs[0], &stage.pod, point));
-        network.del(&attach).unwrap_or_else(|e| panic!("DEL after bridge was killed at {point:?}: {e}"));
+        network.del(&attach).unwrap_or_else(|e| panic!("DEL after {interface} was killed at {point:?}: {e}"));
         let changes = before.changes(&state(&stage));
-        assert!(changes.is_empty(), "bridge killed at {point:?} left:\n{}", changes.join("\n"));
+        assert!(changes.is_empty(), "{interface} killed at {point:?} left:\n{}", changes.join("\n"));
     }
     mostly_killed(&outputs);
     let result = network.call("ADD", &configs[0], Some(&attach)).ok();
@@ -167,10 +169,9 @@ fn del_removes_what_a_killed_add_left() {
     network.check(&attach).expect("CHECK");
 }
 
-#[test]
-fn a_second_del_finishes_a_killed_del() {
-    let Some(stage) = stage() else { return };
-    let (network, attach) = (network(&stage.node), attach(&stage.pod));
+fn a_second_del_finishes_a_killed_del(interface: &str) {
+    let Some(stage) = stage(interface) else { return };
+    let (network, attach) = (network(&stage.node, interface), attach(&stage.pod));
     let configs = network.configs(Some(&attach));
     network.add(&attach).expect("ADD");
     network.del(&attach).expect("DEL");
@@ -194,19 +195,18 @@ fn a_second_del_finishes_a_killed_del() {
 }
 
 /// The namespace went with the crash, and the runtime knows nothing of the attachment: GC finds it.
-#[test]
-fn gc_removes_what_a_killed_add_left() {
-    let Some(stage) = stage() else { return };
-    let network = network(&stage.node);
+fn gc_removes_what_a_killed_add_left(interface: &str) {
+    let Some(stage) = stage(interface) else { return };
+    let network = network(&stage.node, interface);
     let first = json!([{"containerID": "first", "ifname": "eth0"}]);
     network.gc_plugins(&first).expect("GC");
     let before = Snapshot::take(&stage.node, &[]).without(IGNORED);
     let attach = attach(&stage.pod);
     let configs = network.configs(Some(&attach));
-    let points_of_bridge = points(&stage, "ADD", &configs[0]);
+    let points_of_interface = points(&stage, "ADD", &configs[0]);
     network.del(&attach).expect("DEL");
     let mut outputs = Vec::new();
-    for (n, point) in points_of_bridge.iter().enumerate() {
+    for (n, point) in points_of_interface.iter().enumerate() {
         let pod = stage.node.pod(&format!("pod{n}"));
         outputs.push(kill_at(&stage, "ADD", &configs[0], &pod, point));
         pod.remove();
@@ -221,7 +221,37 @@ fn gc_removes_what_a_killed_add_left() {
             }
             std::thread::sleep(std::time::Duration::from_millis(10));
         }
-        assert!(changes.is_empty(), "bridge killed at {point:?} left:\n{}", changes.join("\n"));
+        assert!(changes.is_empty(), "{interface} killed at {point:?} left:\n{}", changes.join("\n"));
     }
     mostly_killed(&outputs);
+}
+
+#[test]
+fn del_removes_what_a_killed_add_of_bridge_left() {
+    del_removes_what_a_killed_add_left("bridge");
+}
+
+#[test]
+fn del_removes_what_a_killed_add_of_ptp_left() {
+    del_removes_what_a_killed_add_left("ptp");
+}
+
+#[test]
+fn a_second_del_finishes_a_killed_del_of_bridge() {
+    a_second_del_finishes_a_killed_del("bridge");
+}
+
+#[test]
+fn a_second_del_finishes_a_killed_del_of_ptp() {
+    a_second_del_finishes_a_killed_del("ptp");
+}
+
+#[test]
+fn gc_removes_what_a_killed_add_of_bridge_left() {
+    gc_removes_what_a_killed_add_left("bridge");
+}
+
+#[test]
+fn gc_removes_what_a_killed_add_of_ptp_left() {
+    gc_removes_what_a_killed_add_left("ptp");
 }

@@ -3,12 +3,19 @@
 use serde_json::{Value, json};
 use slipway_tests::{Attach, BridgeNetfilter, Failure, Node, Pod, Proto, Snapshot, peer_fails};
 
+/// The plugins that make links.
+const INTERFACES: [&str; 2] = ["bridge", "ptp"];
+
 fn list() -> Value {
+    list_with("bridge")
+}
+
+fn list_with(interface: &str) -> Value {
     json!({
         "name": "net",
         "plugins": [
             {
-                "type": "bridge", "bridge": "br0", "isGateway": true, "ipMasq": true,
+                "type": interface, "bridge": "br0", "isGateway": true, "ipMasq": true,
                 "ipam": {
                     "type": "host-local",
                     "ranges": [[{"subnet": "10.88.0.0/24"}], [{"subnet": "fd00:88::/64"}]],
@@ -38,8 +45,22 @@ fn state(node: &Node, pod: &Pod) -> Snapshot {
 /// Lets bridge fail with the list that `change` made of a good one, and compares the state.
 #[track_caller]
 fn bridge_fails(node: &Node, attach: &Attach, pod: &Pod, change: impl Fn(&mut Value)) -> Failure {
+    fails("bridge", node, attach, pod, change)
+}
+
+/// The same for every plugin that makes links; `parts` are what each error must name.
+#[track_caller]
+fn all_fail(node: &Node, attach: &Attach, pod: &Pod, parts: &[&str], change: impl Fn(&mut Value)) {
+    for interface in INTERFACES {
+        let failure = fails(interface, node, attach, pod, &change);
+        names(&failure, parts);
+    }
+}
+
+#[track_caller]
+fn fails(interface: &str, node: &Node, attach: &Attach, pod: &Pod, change: impl Fn(&mut Value)) -> Failure {
     let before = state(node, pod);
-    let mut list = list();
+    let mut list = list_with(interface);
     change(&mut list["plugins"][0]);
     list["plugins"].as_array_mut().expect("a list").truncate(1);
     let failure = node.network(list).add(attach).expect_err("ADD should fail");
@@ -61,8 +82,7 @@ fn a_namespace_that_is_gone_or_none() {
     let pod = node.pod("pod");
     node.write("/run/file", "");
     for path in ["/run/netns/gone", "/run/file"] {
-        let failure = bridge_fails(&node, &Attach::new(&pod).netns(path), &pod, |_| {});
-        names(&failure, &[path]);
+        all_fail(&node, &Attach::new(&pod).netns(path), &pod, &[path], |_| {});
     }
 }
 
@@ -71,8 +91,7 @@ fn the_interface_exists_already() {
     let (node, _first) = stage();
     let pod = node.pod("pod");
     pod.cmd("ip link add eth0 type veth peer name eth1");
-    let failure = bridge_fails(&node, &Attach::new(&pod), &pod, |_| {});
-    names(&failure, &["eth0", "already exists"]);
+    all_fail(&node, &Attach::new(&pod), &pod, &["eth0", "already exists"], |_| {});
 }
 
 #[test]
@@ -90,19 +109,17 @@ fn ipam_is_missing_or_exhausted() {
         let (node, _first) = stage();
         let pod = node.pod("pod");
         let attach = Attach::new(&pod);
-        let failure = bridge_fails(&node, &attach, &pod, |bridge| bridge["ipam"]["type"] = "absent".into());
-        names(&failure, &["absent"]);
+        all_fail(&node, &attach, &pod, &["absent"], |plugin| plugin["ipam"]["type"] = "absent".into());
         // The one address of the range belongs to the first pod.
-        let failure = bridge_fails(&node, &attach, &pod, |bridge| {
+        all_fail(&node, &attach, &pod, &["10.88.0.2"], |plugin| {
             let range = json!({"subnet": "10.88.0.0/24", "rangeStart": "10.88.0.2", "rangeEnd": "10.88.0.2"});
-            bridge["ipam"]["ranges"] = json!([[range]]);
+            plugin["ipam"]["ranges"] = json!([[range]]);
         });
-        names(&failure, &["10.88.0.2"]);
         // The IPv4 range has addresses left, the IPv6 range has none: neither is reserved.
-        bridge_fails(&node, &attach, &pod, |bridge| {
+        all_fail(&node, &attach, &pod, &["fd00:88::2"], |plugin| {
             let range =
                 json!({"subnet": "fd00:88::/64", "rangeStart": "fd00:88::2", "rangeEnd": "fd00:88::2"});
-            bridge["ipam"]["ranges"][1] = json!([range]);
+            plugin["ipam"]["ranges"][1] = json!([range]);
         });
     });
 }
@@ -116,10 +133,10 @@ fn a_route_cannot_be_installed() {
             json!({"dst": "172.16.0.0/12", "gw": "192.168.77.1"}),
             json!({"dst": "fd77::/64", "gw": "fd78::1"}),
         ] {
-            let failure = bridge_fails(&node, &Attach::new(&pod), &pod, |bridge| {
-                bridge["ipam"]["routes"].as_array_mut().expect("a list").push(route.clone());
+            let parts = [route["dst"].as_str().expect("text")];
+            all_fail(&node, &Attach::new(&pod), &pod, &parts, |plugin| {
+                plugin["ipam"]["routes"].as_array_mut().expect("a list").push(route.clone());
             });
-            names(&failure, &[route["dst"].as_str().expect("text")]);
         }
     });
 }
@@ -141,7 +158,7 @@ fn the_bridge_has_another_address() {
 fn the_kernel_refuses_a_link_attribute() {
     let (node, _first) = stage();
     let pod = node.pod("pod");
-    bridge_fails(&node, &Attach::new(&pod), &pod, |bridge| bridge["mtu"] = 70_000.into());
+    all_fail(&node, &Attach::new(&pod), &pod, &[], |plugin| plugin["mtu"] = 70_000.into());
     bridge_fails(&node, &Attach::new(&pod).args("MAC=ff:ff:ff:ff:ff:ff"), &pod, |_| {});
 }
 
@@ -181,8 +198,11 @@ fn the_table_is_somebody_elses() {
             list
         });
         let before = state(&node, &pod);
-        let failure = node.network(list()).add(&Attach::new(&pod)).expect_err("not our table");
-        names(&failure, &["slipway"]);
+        for interface in INTERFACES {
+            let failure =
+                node.network(list_with(interface)).add(&Attach::new(&pod)).expect_err("not our table");
+            names(&failure, &["slipway"]);
+        }
         // The first ADD on this node: the bridge stays, as always.
         before.assert_same(&state(&node, &pod).without(&["br0", "networks/net/lock"]));
         let failure = bridge.add(&Attach::new(&pod).port(Proto::Tcp, 80, 80)).expect_err("not our table");
@@ -246,10 +266,9 @@ fn the_state_directory_is_full_or_read_only() {
                 node.try_cmd("mkdir -p /run/state/net");
                 node.try_cmd("dd if=/dev/zero of=/run/state/fill bs=4k status=none");
             }
-            let failure = bridge_fails(&node, &Attach::new(&pod), &pod, |bridge| {
-                bridge["ipam"]["dataDir"] = "/run/state".into();
+            all_fail(&node, &Attach::new(&pod), &pod, &["/run/state"], |plugin| {
+                plugin["ipam"]["dataDir"] = "/run/state".into();
             });
-            names(&failure, &["/run/state"]);
             node.cmd("umount /run/state");
         }
     });

@@ -1,4 +1,4 @@
-//! The chain bridge + host-local + portmap under disturbance: killed before each of its system calls,
+//! The chain bridge (or ptp) + host-local + portmap under disturbance: killed before each of its system calls,
 //! and with each of them failing in turn.
 //!
 //! By default the kills are tried only at moments that can differ from each other, right after a call that
@@ -12,12 +12,13 @@ use slipway_tests::{
     kill_points,
 };
 
-fn list() -> Value {
+/// `interface` is the plugin that makes the links.
+fn list(interface: &str) -> Value {
     json!({
         "name": "net",
         "plugins": [
             {
-                "type": "bridge", "bridge": "br0", "isGateway": true, "ipMasq": true, "hairpinMode": true,
+                "type": interface, "bridge": "br0", "isGateway": true, "ipMasq": true, "hairpinMode": true,
                 "ipam": {
                     "type": "host-local",
                     "ranges": [[{"subnet": "10.88.0.0/24"}], [{"subnet": "fd00:88::/64"}]],
@@ -34,25 +35,26 @@ struct Stage {
     node: Node,
     first: Pod,
     pod: RefCell<Pod>,
+    interface: &'static str,
 }
 
 impl Stage {
     /// A node on which nothing was attached yet.
-    fn empty() -> Self {
+    fn empty(interface: &'static str) -> Self {
         let node = Node::new();
         node.bridge_netfilter(BridgeNetfilter::Off);
         let (first, pod) = (node.pod("first"), node.pod("pod"));
-        Self { node, first, pod: RefCell::new(pod) }
+        Self { node, first, pod: RefCell::new(pod), interface }
     }
 
-    fn new() -> Self {
-        let stage = Self::empty();
+    fn new(interface: &'static str) -> Self {
+        let stage = Self::empty(interface);
         stage.network().add(&stage.first()).expect("ADD of the first pod");
         stage
     }
 
     fn network(&self) -> Network<'_> {
-        self.node.network(list())
+        self.node.network(list(self.interface))
     }
 
     fn first(&self) -> Attach {
@@ -175,8 +177,8 @@ fn changes_in_the_end(before: &Snapshot, stage: &Stage) -> Vec<String> {
     changes
 }
 
-fn add_is_killed(at: usize) {
-    let stage = Stage::new();
+fn add_is_killed(interface: &'static str, at: usize) {
+    let stage = Stage::new(interface);
     let attach = stage.attach();
     stage.prove_fresh("before anything is killed");
     let before = stage.state();
@@ -199,8 +201,8 @@ fn add_is_killed(at: usize) {
     }
 }
 
-fn del_is_killed(at: usize) {
-    let stage = Stage::new();
+fn del_is_killed(interface: &'static str, at: usize) {
+    let stage = Stage::new(interface);
     let attach = stage.attach();
     stage.prove_fresh("before anything is killed");
     let before = stage.state();
@@ -226,10 +228,10 @@ fn del_is_killed(at: usize) {
 
 /// The first ADD of a node makes what all share: the bridge, the tables, the folders. They stay; what
 /// belongs to the attachment does not.
-fn first_add_is_killed(at: usize) {
+fn first_add_is_killed(interface: &'static str, at: usize) {
     let shared = [" br0 ", "\"br0\"", "nft table", "nft chain", "nft rule", "nft map", "nft set", "folder "];
     let of = |stage: &Stage| stage.state().without(&shared).without(&["/lock"]);
-    let model = Stage::empty();
+    let model = Stage::empty(interface);
     let config = config_for(&model.network(), &model.attach(), at, "ADD");
     let call = model.network().prepare("ADD", &config, Some(&model.attach()));
     let (output, found) = kill_points(&model.node, call);
@@ -237,7 +239,7 @@ fn first_add_is_killed(at: usize) {
     let points = to_try(found);
     for point in points.iter().step_by(if every_call() { 1 } else { 2 }) {
         let why = format!("plugin {at}, first ADD, killed at {point:?}");
-        let stage = Stage::empty();
+        let stage = Stage::empty(interface);
         let before = of(&stage);
         let (network, attach) = (stage.network(), stage.attach());
         let config = config_for(&network, &attach, at, "ADD");
@@ -253,32 +255,47 @@ fn first_add_is_killed(at: usize) {
 
 #[test]
 fn bridge_killed_in_the_first_add() {
-    first_add_is_killed(0);
+    first_add_is_killed("bridge", 0);
+}
+
+#[test]
+fn ptp_killed_in_the_first_add() {
+    first_add_is_killed("ptp", 0);
 }
 
 #[test]
 fn portmap_killed_in_the_first_add() {
-    first_add_is_killed(1);
+    first_add_is_killed("bridge", 1);
 }
 
 #[test]
 fn bridge_killed_in_add() {
-    add_is_killed(0);
+    add_is_killed("bridge", 0);
+}
+
+#[test]
+fn ptp_killed_in_add() {
+    add_is_killed("ptp", 0);
 }
 
 #[test]
 fn portmap_killed_in_add() {
-    add_is_killed(1);
+    add_is_killed("bridge", 1);
 }
 
 #[test]
 fn bridge_killed_in_del() {
-    del_is_killed(0);
+    del_is_killed("bridge", 0);
+}
+
+#[test]
+fn ptp_killed_in_del() {
+    del_is_killed("ptp", 0);
 }
 
 #[test]
 fn portmap_killed_in_del() {
-    del_is_killed(1);
+    del_is_killed("bridge", 1);
 }
 
 /// Calls that may fail for reasons that have nothing to do with the program, and how.
@@ -336,8 +353,8 @@ fn outcome(output: &Output, why: &str) -> Outcome {
     Outcome::Refused
 }
 
-fn add_fails(at: usize) {
-    let stage = Stage::new();
+fn add_fails(interface: &'static str, at: usize) {
+    let stage = Stage::new(interface);
     let attach = stage.attach();
     stage.prove_fresh("before anything fails");
     let before = stage.state();
@@ -383,16 +400,21 @@ fn with_result(network: &Network<'_>, attach: &Attach, at: usize, output: &Outpu
 
 #[test]
 fn any_call_of_bridges_add_fails() {
-    add_fails(0);
+    add_fails("bridge", 0);
+}
+
+#[test]
+fn any_call_of_ptps_add_fails() {
+    add_fails("ptp", 0);
 }
 
 #[test]
 fn any_call_of_portmaps_add_fails() {
-    add_fails(1);
+    add_fails("bridge", 1);
 }
 
-fn del_fails(at: usize) {
-    let stage = Stage::new();
+fn del_fails(interface: &'static str, at: usize) {
+    let stage = Stage::new(interface);
     let attach = stage.attach();
     stage.prove_fresh("before anything fails");
     let before = stage.state();
@@ -433,10 +455,15 @@ fn del_fails(at: usize) {
 
 #[test]
 fn any_call_of_bridges_del_fails() {
-    del_fails(0);
+    del_fails("bridge", 0);
+}
+
+#[test]
+fn any_call_of_ptps_del_fails() {
+    del_fails("ptp", 0);
 }
 
 #[test]
 fn any_call_of_portmaps_del_fails() {
-    del_fails(1);
+    del_fails("bridge", 1);
 }

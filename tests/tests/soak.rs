@@ -12,12 +12,12 @@ use slipway_tests::{Attach, BridgeNetfilter, Network, Node, Pod, Proto, Snapshot
 const WORKERS: u64 = 4;
 const PODS: usize = 5;
 
-fn list() -> Value {
+fn list(interface: &str) -> Value {
     json!({
         "name": "net",
         "plugins": [
             {
-                "type": "bridge", "bridge": "br0", "isGateway": true, "ipMasq": true,
+                "type": interface, "bridge": "br0", "isGateway": true, "ipMasq": true,
                 "ipam": {
                     "type": "host-local",
                     "ranges": [[{"subnet": "10.88.0.0/26"}], [{"subnet": "fd00:88::/64"}]],
@@ -131,7 +131,16 @@ impl Worker<'_> {
 }
 
 #[test]
-fn many_at_once_leak_nothing_and_share_nothing() {
+fn many_at_once_on_a_bridge_leak_nothing_and_share_nothing() {
+    soak("bridge");
+}
+
+#[test]
+fn many_at_once_without_a_bridge_leak_nothing_and_share_nothing() {
+    soak("ptp");
+}
+
+fn soak(interface: &str) {
     let seed = number("SLIPWAY_SEED", 1);
     eprintln!("SLIPWAY_SEED={seed}");
     let node = Node::new();
@@ -140,8 +149,8 @@ fn many_at_once_leak_nothing_and_share_nothing() {
         (0..WORKERS).map(|w| (0..PODS).map(|p| node.pod(&format!("w{w}p{p}"))).collect()).collect();
     // Once, so that all that is made once is there.
     let first = Attach::new(&pods[0][0]).port(Proto::Tcp, 8080, 80);
-    node.network(list()).add(&first).expect("the first ADD");
-    node.network(list()).del(&first).expect("its DEL");
+    node.network(list(interface)).add(&first).expect("the first ADD");
+    node.network(list(interface)).del(&first).expect("its DEL");
     let spaces: Vec<&slipway_tests::Space> = pods.iter().flatten().map(|pod| &**pod).collect();
     let state = || Snapshot::take(&node, &spaces).without(&["last_reserved_ip", "networks/.slipway/"]);
     let before = state();
@@ -149,7 +158,7 @@ fn many_at_once_leak_nothing_and_share_nothing() {
     let mut workers: Vec<Worker<'_>> = (pods.iter().zip(0..))
         .map(|(pods, number)| Worker {
             node: &node,
-            network: node.network(list()),
+            network: node.network(list(interface)),
             pods,
             known: vec![Known::default(); PODS],
             random: Random(seed.wrapping_mul(1000) + number),

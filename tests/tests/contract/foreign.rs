@@ -5,7 +5,7 @@ use std::net::IpAddr;
 use serde_json::json;
 use slipway_tests::{BridgeNetfilter, PATIENCE, Proto, at, peer_fails};
 
-use crate::world::{PORT, SERVED, Web, World, each, gateways, with_and_without_bridge_netfilter};
+use crate::world::{PORT, SERVED, Web, World, each, gateways, in_every_topology};
 
 /// Where the client serves, for conversations that the node or a pod begins.
 const OUTSIDE: u16 = 9000;
@@ -24,7 +24,7 @@ fn pairs(world: &World) -> [(IpAddr, IpAddr); 2] {
 
 #[test]
 fn the_nodes_own_conversation_from_a_published_port_is_untouched() {
-    with_and_without_bridge_netfilter(|world| {
+    in_every_topology(|world| {
         let _outside = serve_outside(world);
         let network = world.network(1);
         // Some were there before the port was published, some begin after it.
@@ -60,7 +60,7 @@ fn the_nodes_own_conversation_from_a_published_port_is_untouched() {
 /// Masquerade may choose a port that is published: the answers belong to the conversation.
 #[test]
 fn a_masqueraded_conversation_from_a_published_port_is_untouched() {
-    with_and_without_bridge_netfilter(|world| {
+    in_every_topology(|world| {
         let _outside = serve_outside(world);
         let network = world.network(1);
         let _web = Web::published(world, &network, "web");

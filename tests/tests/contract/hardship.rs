@@ -5,7 +5,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use serde_json::json;
 use slipway_tests::{Attach, BridgeNetfilter, Proto, is_peer, newest_version, peer_fails};
 
-use crate::world::{PORT, SERVED, Web, World, each, gateways, list, with_and_without_bridge_netfilter};
+use crate::world::{PORT, SERVED, Web, World, each, gateways, in_every_topology, list};
 
 const LOOPBACK: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
 
@@ -25,7 +25,7 @@ fn all_reach(world: &World, other: &Web, who: &str) {
 #[test]
 fn reverse_path_filters_do_not_matter() {
     for filter in ["1", "2"] {
-        with_and_without_bridge_netfilter(|world| {
+        in_every_topology(|world| {
             for place in ["all", "default", "out0"] {
                 world.node.sysctl(&format!("net/ipv4/conf/{place}/rp_filter"), filter);
             }

@@ -6,7 +6,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use slipway_tests::{BridgeNetfilter, Proto, Space, peer_fails};
 
-use crate::world::{PORT, Web, World, each, gateways, with_and_without_bridge_netfilter};
+use crate::world::{PORT, Web, World, each, gateways, in_every_topology};
 
 const LOOPBACK: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
 const SERVICE: u16 = 7000;
@@ -46,7 +46,7 @@ fn the_attack_works_without_a_guard() {
 #[test]
 fn another_host_cannot_reach_the_nodes_loopback() {
     peer_fails("nothing guards the loopback", || {
-        with_and_without_bridge_netfilter(|world| {
+        in_every_topology(|world| {
             let _services = services(world);
             // Other software (kube-proxy, for instance) may have switched it on everywhere.
             world.node.sysctl("net/ipv4/conf/all/route_localnet", "1");
@@ -62,7 +62,7 @@ fn another_host_cannot_reach_the_nodes_loopback() {
 #[test]
 fn a_pod_cannot_reach_the_nodes_loopback() {
     peer_fails("nothing guards the loopback", || {
-        with_and_without_bridge_netfilter(|world| {
+        in_every_topology(|world| {
             let _services = services(world);
             let network = world.network(1);
             let web = Web::published(world, &network, "web");

@@ -6,13 +6,13 @@ use std::time::Duration;
 use serde_json::json;
 use slipway_tests::{PATIENCE, Proto, Space, at};
 
-use crate::world::{SERVED, Web, each, list, with_and_without_bridge_netfilter};
+use crate::world::{SERVED, Web, each, in_every_topology, with_and_without_bridge_netfilter};
 
 const OUTSIDE: u16 = 9000;
 
 #[test]
 fn outside_sees_the_nodes_address() {
-    with_and_without_bridge_netfilter(|world| {
+    in_every_topology(|world| {
         let client: [IpAddr; 2] = [world.client.v4.into(), world.client.v6.into()];
         let _servers: Vec<_> = each(client, OUTSIDE)
             .map(|(proto, address)| world.client.serve(proto, &address.to_string(), "outside"))
@@ -33,7 +33,7 @@ fn outside_sees_the_nodes_address() {
 
 #[test]
 fn other_pods_in_the_subnet_see_the_pods_own_address() {
-    with_and_without_bridge_netfilter(|world| {
+    in_every_topology(|world| {
         let network = world.network(1);
         let web = Web::new(world, &network, "web", |a| a);
         let other = Web::new(world, &network, "other", |a| a);
@@ -46,7 +46,7 @@ fn other_pods_in_the_subnet_see_the_pods_own_address() {
 
 #[test]
 fn the_other_networks_pods_see_the_nodes_address() {
-    with_and_without_bridge_netfilter(|world| {
+    in_every_topology(|world| {
         let (one, two) = (world.network(1), world.network(2));
         let web = Web::new(world, &one, "web", |a| a);
         let other = Web::new(world, &two, "other", |a| a);
@@ -59,9 +59,9 @@ fn the_other_networks_pods_see_the_nodes_address() {
 
 #[test]
 fn without_ip_masq_outside_sees_the_pod() {
-    with_and_without_bridge_netfilter(|world| {
+    in_every_topology(|world| {
         let _server = world.client.serve(Proto::Tcp, &format!("0.0.0.0:{OUTSIDE}"), "outside");
-        let mut plain = list(1, &json!({}));
+        let mut plain = world.list(1, &json!({}));
         plain["plugins"][0]["ipMasq"] = false.into();
         let network = world.node.network(plain);
         let web = Web::new(world, &network, "web", |a| a);

@@ -5,13 +5,13 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use serde_json::json;
 use slipway_tests::{BridgeNetfilter, PATIENCE, Proto, at, newest_version, peer_fails};
 
-use crate::world::{PORT, SERVED, Web, World, each, gateways, with_and_without_bridge_netfilter};
+use crate::world::{PORT, SERVED, Web, World, each, gateways, in_every_topology};
 
 const LOOPBACK: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
 
 #[test]
 fn another_host_reaches_the_container_and_is_seen_by_it() {
-    with_and_without_bridge_netfilter(|world| {
+    in_every_topology(|world| {
         let network = world.network(1);
         let _web = Web::published(world, &network, "web");
         for (proto, to) in each(world.node_ips(), PORT) {
@@ -24,7 +24,7 @@ fn another_host_reaches_the_container_and_is_seen_by_it() {
 
 #[test]
 fn the_node_reaches_the_container_at_each_of_its_addresses() {
-    with_and_without_bridge_netfilter(|world| {
+    in_every_topology(|world| {
         let network = world.network(1);
         let _web = Web::published(world, &network, "web");
         let own = world.node_ips().into_iter().chain(gateways(1));
@@ -44,32 +44,33 @@ fn the_node_reaches_the_container_at_each_of_its_addresses() {
 #[test]
 fn the_node_reaches_the_container_at_the_ipv6_loopback_address() {
     peer_fails("nothing is published on ::1", || {
-        let world = World::new(BridgeNetfilter::Off);
-        let network = world.network(1);
-        let _web = Web::published(&world, &network, "web");
-        for (proto, to) in each([Ipv6Addr::LOCALHOST], PORT) {
-            world.node.expect(proto, to, "web");
+        for world in [World::new(BridgeNetfilter::Off), World::ptp()] {
+            let network = world.network(1);
+            let _web = Web::published(&world, &network, "web");
+            for (proto, to) in each([Ipv6Addr::LOCALHOST], PORT) {
+                world.node.expect(proto, to, "web");
+            }
+            // A second pod on the same bridge shares what makes this work, and its DEL leaves it to the first.
+            let other = Web::new(&world, &network, "other", |a| {
+                a.port(Proto::Tcp, PORT + 1, SERVED).port(Proto::Udp, PORT + 1, SERVED)
+            });
+            for (proto, to) in each([Ipv6Addr::LOCALHOST], PORT + 1) {
+                world.node.expect(proto, to, "other");
+            }
+            network.del(&other.attach).expect("DEL");
+            for (proto, to) in each([Ipv6Addr::LOCALHOST], PORT) {
+                world.node.expect(proto, to, "web");
+            }
+            // The loopback itself works as before.
+            let _own = world.node.serve(Proto::Tcp, "[::1]:7000", "own");
+            world.node.expect(Proto::Tcp, (Ipv6Addr::LOCALHOST, 7000), "own");
         }
-        // A second pod on the same bridge shares what makes this work, and its DEL leaves it to the first.
-        let other = Web::new(&world, &network, "other", |a| {
-            a.port(Proto::Tcp, PORT + 1, SERVED).port(Proto::Udp, PORT + 1, SERVED)
-        });
-        for (proto, to) in each([Ipv6Addr::LOCALHOST], PORT + 1) {
-            world.node.expect(proto, to, "other");
-        }
-        network.del(&other.attach).expect("DEL");
-        for (proto, to) in each([Ipv6Addr::LOCALHOST], PORT) {
-            world.node.expect(proto, to, "web");
-        }
-        // The loopback itself works as before.
-        let _own = world.node.serve(Proto::Tcp, "[::1]:7000", "own");
-        world.node.expect(Proto::Tcp, (Ipv6Addr::LOCALHOST, 7000), "own");
     });
 }
 
 #[test]
 fn other_pods_reach_the_container_at_the_nodes_addresses() {
-    with_and_without_bridge_netfilter(|world| {
+    in_every_topology(|world| {
         let (one, two) = (world.network(1), world.network(2));
         let _web = Web::published(world, &one, "web");
         let same = Web::new(world, &one, "same", |a| a);
@@ -85,7 +86,7 @@ fn other_pods_reach_the_container_at_the_nodes_addresses() {
 
 #[test]
 fn a_pod_reaches_itself_and_sees_the_node() {
-    with_and_without_bridge_netfilter(|world| {
+    in_every_topology(|world| {
         let network = world.network(1);
         let web = Web::published(world, &network, "web");
         let node: Vec<IpAddr> = world.node_ips().into_iter().chain(gateways(1)).collect();
@@ -98,7 +99,7 @@ fn a_pod_reaches_itself_and_sees_the_node() {
 
 #[test]
 fn what_is_only_forwarded_is_not_captured() {
-    with_and_without_bridge_netfilter(|world| {
+    in_every_topology(|world| {
         let far = world.node.host("far");
         let network = world.network(1);
         let web = Web::published(world, &network, "web");
@@ -174,7 +175,7 @@ fn a_wildcard_address_means_one_family() {
 #[test]
 fn three_pods_share_a_port_number() {
     const E2E: u16 = 54323;
-    with_and_without_bridge_netfilter(|world| {
+    in_every_topology(|world| {
         let network = world.network(1);
         let node = world.client.node_v4;
         let _one = Web::new(world, &network, "one", |a| a.port_on("127.0.0.1", Proto::Tcp, E2E, SERVED));
@@ -197,7 +198,7 @@ fn three_pods_share_a_port_number() {
 
 #[test]
 fn nobody_answers_after_del() {
-    with_and_without_bridge_netfilter(|world| {
+    in_every_topology(|world| {
         let network = world.network(1);
         let web = Web::published(world, &network, "web");
         let stays = Web::new(world, &network, "stays", |a| a.port(Proto::Tcp, PORT + 1, SERVED));

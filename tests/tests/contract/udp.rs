@@ -5,12 +5,12 @@ use std::time::Duration;
 
 use slipway_tests::{Proto, QUICK, at, peer_fails};
 
-use crate::world::{PORT, SERVED, Web, World, with_and_without_bridge_netfilter};
+use crate::world::{PORT, SERVED, Web, World, in_every_topology};
 
 /// An unbroken client keeps its socket while the pod behind the port is replaced.
 #[test]
 fn a_client_survives_the_replacement_of_the_pod() {
-    with_and_without_bridge_netfilter(|world| {
+    in_every_topology(|world| {
         let network = world.network(1);
         let first = Web::published(world, &network, "first");
         let mut talks: Vec<_> = world
@@ -83,7 +83,7 @@ fn other_flows_are_untouched() {
 /// Datagrams that travel in fragments reach the container, and its answers the client.
 #[test]
 fn fragments_pass() {
-    with_and_without_bridge_netfilter(|world| {
+    in_every_topology(|world| {
         let network = world.network(1);
         let _web = Web::published(world, &network, "web");
         for to in world.node_ips().map(|ip| at(ip, PORT)) {

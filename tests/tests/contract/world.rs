@@ -16,14 +16,23 @@ pub(crate) const PORT: u16 = 8080;
 pub(crate) struct World {
     pub(crate) node: Node,
     pub(crate) client: Host,
+    /// The plugin that joins the pods to it.
+    interface: &'static str,
 }
 
 impl World {
+    /// A node whose pods are on bridges.
     pub(crate) fn new(netfilter: BridgeNetfilter) -> Self {
         let node = Node::new();
         node.bridge_netfilter(netfilter);
         let client = node.host("client");
-        Self { node, client }
+        Self { node, client, interface: "bridge" }
+    }
+
+    /// A node whose pods have links of their own. There is no bridge for br_netfilter to look at:
+    /// that it is on makes no difference.
+    pub(crate) fn ptp() -> Self {
+        Self { interface: "ptp", ..Self::new(BridgeNetfilter::On) }
     }
 
     /// The node's own addresses towards the client.
@@ -31,9 +40,16 @@ impl World {
         [self.client.node_v4.into(), self.client.node_v6.into()]
     }
 
-    /// Network `number`: bridge, dual stack, ipMasq, hairpin, and portmap with `extra` keys.
+    /// The configuration list of network `number`: dual stack, ipMasq, hairpin, and portmap with
+    /// `extra` keys.
+    pub(crate) fn list(&self, number: u8, extra: &Value) -> Value {
+        let mut list = list(number, extra);
+        list["plugins"][0]["type"] = self.interface.into();
+        list
+    }
+
     pub(crate) fn network_with(&self, number: u8, extra: &Value) -> Network<'_> {
-        self.node.network(list(number, extra))
+        self.node.network(self.list(number, extra))
     }
 
     pub(crate) fn network(&self, number: u8) -> Network<'_> {
@@ -48,7 +64,13 @@ pub(crate) fn with_and_without_bridge_netfilter(test: impl Fn(&World)) {
     }
 }
 
-/// The configuration list of network `number`.
+/// The same, and on a node without bridges.
+pub(crate) fn in_every_topology(test: impl Fn(&World)) {
+    with_and_without_bridge_netfilter(&test);
+    test(&World::ptp());
+}
+
+/// The configuration list of network `number` with a bridge.
 pub(crate) fn list(number: u8, extra: &Value) -> Value {
     let mut portmap = json!({"type": "portmap", "capabilities": {"portMappings": true}});
     for (key, value) in extra.as_object().expect("an object") {
