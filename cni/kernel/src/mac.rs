@@ -1,4 +1,5 @@
 //! Ethernet addresses.
+#![allow(unsafe_code, reason = "getrandom is a system call that nix does not wrap")]
 
 use std::fmt;
 use std::str::FromStr;
@@ -17,10 +18,16 @@ impl Mac {
     /// first byte), as the kernel gives to new virtual links.
     ///
     /// # Errors
-    /// When `/dev/urandom` cannot be read.
+    /// When the kernel refuses getrandom(2).
     pub fn random() -> std::io::Result<Self> {
-        let mut bytes = [0; 6];
-        std::io::Read::read_exact(&mut std::fs::File::open("/dev/urandom")?, &mut bytes)?;
+        // The call, not /dev/urandom: a plugin may run where there is no /dev.
+        let mut bytes = [0_u8; 6];
+        // SAFETY: the kernel writes at most `bytes.len()` bytes to `bytes`, which lives through the call.
+        let count = unsafe { nix::libc::getrandom(bytes.as_mut_ptr().cast(), bytes.len(), 0) };
+        // Up to 256 bytes come whole or not at all, getrandom(2).
+        if usize::try_from(count) != Ok(bytes.len()) {
+            return Err(std::io::Error::last_os_error());
+        }
         bytes[0] = bytes[0] & 0xfc | 0x02;
         Ok(Self(bytes))
     }

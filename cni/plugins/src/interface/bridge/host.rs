@@ -58,7 +58,8 @@ impl Host {
 
     fn create_bridge(&self, settings: &Settings) -> Result<Link, CniError> {
         let filtering = if settings.vlans.is_some() { VlanFiltering::On } else { VlanFiltering::Off };
-        let mac = Mac::random().map_err(|error| CniError::internal(format!("read /dev/urandom: {error}")))?;
+        let mac = Mac::random()
+            .map_err(|error| CniError::internal(format!("draw a random MAC address: {error}")))?;
         // An address that was given stays; otherwise the bridge takes the lowest one of its ports,
         // and every container that comes or goes may change the gateway's address under the others.
         let new = NewBridge {
