@@ -223,7 +223,8 @@ impl RouteSocket {
         self.transport.run(Verb::Change, message, format_args!("add {vlan} to bridge port {}", port.name))
     }
 
-    /// Takes a port out of VLANs.
+    /// Takes a port out of VLANs. One that it is not in is no error: the kernel does not tell
+    /// (br_vlan_info in net/bridge/br_netlink.c).
     ///
     /// # Errors
     /// Names the port and the VLANs.

@@ -123,10 +123,8 @@ impl Host {
         if vlans.native() == DEFAULT_VLAN || vlans.keep_default || wanted {
             return Ok(());
         }
-        match self.route.delete_port_vlan(port, PortVlan::tagged(DEFAULT_VLAN, DEFAULT_VLAN)) {
-            Err(error) if !error.is_not_found() => Err(failed(error)),
-            _ => Ok(()), // A bridge may have another default VLAN.
-        }
+        // A bridge may have another default VLAN; deleting one that is not there is no error.
+        self.route.delete_port_vlan(port, PortVlan::tagged(DEFAULT_VLAN, DEFAULT_VLAN)).map_err(failed)
     }
 
     /// Waits until the port carries packets.
