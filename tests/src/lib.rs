@@ -41,6 +41,7 @@
 //! the ruleset, links, addresses and routes of all its spaces.
 
 mod chain;
+mod feature;
 mod golden;
 mod interrupt;
 mod node;
@@ -51,6 +52,7 @@ mod space;
 mod traffic;
 
 pub use chain::{Attach, Failure, Network};
+pub use feature::{NFT_RANGES, nft_loads_ranges};
 pub use golden::{golden, normalise};
 pub use interrupt::{Disturbance, Point, disturbed, kill_points, killed};
 pub use node::{BridgeNetfilter, Host, Node, Pod};

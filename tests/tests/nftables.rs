@@ -205,6 +205,9 @@ fn everything() -> Transaction {
 
 #[test]
 fn what_is_committed_is_what_the_printed_text_says() {
+    if !slipway_tests::nft_loads_ranges() {
+        slipway_tests::skip!(slipway_tests::NFT_RANGES);
+    }
     let ours = std::sync::Mutex::new(String::new());
     in_namespace(|| {
         Socket::open().unwrap().commit(&everything(), None).unwrap();

@@ -1,0 +1,23 @@
+//! What a test may need of the machine and has to ask for first.
+
+use crate::Node;
+
+/// What [`nft_loads_ranges`] looks for, for [`crate::skip!`].
+pub const NFT_RANGES: &str = "an nft whose lookups by protocol and range this kernel takes";
+
+/// Whether nft can load a lookup by protocol and range of ports at all, whoever's it is.
+///
+/// nft 1.0.6 wants the one byte that is the protocol converted to network order, two bytes at a time.
+/// Older kernels do nothing then; newer ones, 6.12.117 among them, refuse it (nft_byteorder_init in
+/// net/netfilter/nft_byteorder.c). nft 1.1.3 does not want it.
+///
+/// # Panics
+/// When no namespace can be made.
+#[must_use]
+pub fn nft_loads_ranges() -> bool {
+    let script = "table inet probe {
+        map ranges { type inet_proto . inet_service : verdict; flags interval; }
+        chain lookups { meta l4proto . th dport vmap @ranges; }
+    }";
+    Node::new().try_cmd_input("nft -f -", script).code == Some(0)
+}
