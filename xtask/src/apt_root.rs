@@ -17,10 +17,12 @@ use crate::workspace;
 /// Debian's archive keys; package debian-archive-keyring, which Ubuntu has too.
 const KEYRING: &str = "/usr/share/keyrings/debian-archive-keyring.gpg";
 
-/// A private apt root for one suite.
+/// A private apt root for a suite, or for several that belong together.
 #[derive(Debug)]
 pub(crate) struct AptRoot {
-    suite: String,
+    suites: Vec<String>,
+    /// Another architecture whose packages it also knows, as `<package>:<architecture>`.
+    foreign: Option<&'static str>,
     dir: PathBuf,
 }
 
@@ -31,16 +33,31 @@ impl AptRoot {
     /// # Errors
     /// No apt, no Debian mirror among the machine's sources, no keyring, or apt's own failure.
     pub(crate) fn open(suite: &str) -> Result<Self> {
+        Self::prepare(&[suite], None)
+    }
+
+    /// Like [`AptRoot::open`] for several suites at once, and for the packages of another architecture
+    /// besides the machine's own.
+    ///
+    /// # Errors
+    /// As [`AptRoot::open`].
+    pub(crate) fn open_foreign(suites: &[&str], architecture: &'static str) -> Result<Self> {
+        Self::prepare(suites, Some(architecture))
+    }
+
+    fn prepare(suites: &[&str], foreign: Option<&'static str>) -> Result<Self> {
+        let name = suites.iter().copied().chain(foreign).collect::<Vec<_>>().join("+");
         if run::which("apt-get").is_none() {
-            return Err(Error::Failed(format!("packages of Debian {suite} need apt-get, which is not here")));
+            return Err(Error::Failed(format!("packages of Debian {name} need apt-get, which is not here")));
         }
-        let root = Self { suite: suite.to_owned(), dir: workspace::scratch("apt")?.join(suite) };
+        let suites = suites.iter().map(|suite| (*suite).to_owned()).collect();
+        let root = Self { suites, foreign, dir: workspace::scratch("apt")?.join(name) };
         for part in ["lists/partial", "cache/archives/partial", "debs", "unpacked"] {
             let dir = root.dir.join(part);
             fs::create_dir_all(&dir).map_err(|e| Error::file("create the directory", &dir, e))?;
         }
         root.write("status", "")?;
-        root.write("sources.list", &root.source_line()?)?;
+        root.write("sources.list", &root.source_lines()?)?;
         root.write("apt.conf", &root.configuration())?;
         if !root.lists_are_fresh() {
             run::capture(root.apt("apt-get").arg("update"))?;
@@ -55,9 +72,11 @@ impl AptRoot {
     /// # Errors
     /// The suite has no such package, or a download or unpacking that failed.
     pub(crate) fn fetch(&self, package: &str) -> Result<PathBuf> {
-        let unpacked = self.dir.join("unpacked").join(package);
+        // Without the colon of a foreign package: the path goes into lists that colons separate.
+        let folder = package.replace(':', ".");
+        let unpacked = self.dir.join("unpacked").join(&folder);
         let deb = self.download(package)?;
-        let stamp = self.dir.join("unpacked").join(format!("{package}.from"));
+        let stamp = self.dir.join("unpacked").join(format!("{folder}.from"));
         let name = deb.file_name().unwrap_or_default().to_string_lossy().into_owned();
         if fs::read_to_string(&stamp).is_ok_and(|from| from == name) {
             return Ok(unpacked);
@@ -70,11 +89,40 @@ impl AptRoot {
         Ok(unpacked)
     }
 
+    /// The names of the suite's packages that begin like this.
+    ///
+    /// # Errors
+    /// apt's own failure.
+    pub(crate) fn names(&self, prefix: &str) -> Result<Vec<String>> {
+        let printed = run::capture(self.apt("apt-cache").args(["pkgnames", prefix]))?;
+        Ok(printed.split_whitespace().map(str::to_owned).collect())
+    }
+
+    /// Downloads packages with all that they depend on (not what they merely recommend) and unpacks
+    /// them into one new folder, which can then serve as the root of their programs.
+    ///
+    /// # Errors
+    /// The suite has no such packages, or a download or unpacking that failed.
+    pub(crate) fn fetch_all(&self, packages: &[&str], into: &Path) -> Result<()> {
+        // The package status is empty, so that "install" means all of them.
+        let words = ["install", "--download-only", "--yes", "--no-install-recommends"];
+        run::capture(self.apt("apt-get").arg("clean"))?;
+        run::capture(self.apt("apt-get").args(words).args(packages))?;
+        let archives = self.dir.join("cache/archives");
+        let entries = fs::read_dir(&archives).map_err(|e| Error::file("list", &archives, e))?;
+        for entry in entries.filter_map(std::result::Result::ok).map(|entry| entry.path()) {
+            if entry.extension().is_some_and(|extension| extension == "deb") {
+                run::capture(tool("dpkg-deb", &["-x"]).arg(&entry).arg(into))?;
+            }
+        }
+        run::capture(self.apt("apt-get").arg("clean")).map(|_| ())
+    }
+
     fn download(&self, package: &str) -> Result<PathBuf> {
         let debs = self.dir.join("debs");
         run::capture(self.apt("apt-get").args(["download", package]).current_dir(&debs))?;
         // `<package>_<version>_<architecture>.deb`; the newest, when older versions are there too.
-        let prefix = format!("{package}_");
+        let prefix = format!("{}_", package.split(':').next().unwrap_or(package));
         let entries = fs::read_dir(&debs).map_err(|e| Error::file("list", &debs, e))?;
         entries
             .filter_map(std::result::Result::ok)
@@ -95,23 +143,30 @@ impl AptRoot {
 
     fn configuration(&self) -> String {
         let dir = self.dir.display();
+        let architectures = self.foreign.map_or(String::new(), |foreign| {
+            format!("APT::Architectures {{ \"{}\"; \"{foreign}\"; }};\n", debian_architecture())
+        });
         format!(
             "Dir::State \"{dir}\";\nDir::State::lists \"{dir}/lists\";\nDir::State::status \"{dir}/status\";\n\
              Dir::Cache \"{dir}/cache\";\nDir::Etc::SourceList \"{dir}/sources.list\";\n\
              Dir::Etc::SourceParts \"/dev/null\";\nAcquire::Languages \"none\";\n\
              Acquire::IndexTargets::deb::DEP-11::DefaultEnabled \"false\";\n\
-             APT::Sandbox::User \"root\";\nAPT::Update::Post-Invoke {{}};\nAPT::Update::Post-Invoke-Success {{}};\n"
+             APT::Sandbox::User \"root\";\nAPT::Update::Post-Invoke {{}};\nAPT::Update::Post-Invoke-Success {{}};\n\
+             {architectures}"
         )
     }
 
-    fn source_line(&self) -> Result<String> {
+    fn source_lines(&self) -> Result<String> {
         if !Path::new(KEYRING).is_file() {
             return Err(Error::Failed(format!(
                 "packages of Debian {} need {KEYRING}: install the package debian-archive-keyring",
-                self.suite
+                self.suites.join(", ")
             )));
         }
-        Ok(format!("deb [signed-by={KEYRING}] {} {} main\n", debian_mirror(&self.suite)?, self.suite))
+        let line = |suite: &String| {
+            Ok(format!("deb [signed-by={KEYRING}] {} {suite} main\n", debian_mirror(suite)?))
+        };
+        self.suites.iter().map(line).collect()
     }
 
     fn lists_are_fresh(&self) -> bool {
@@ -122,6 +177,15 @@ impl AptRoot {
     fn write(&self, name: &str, text: &str) -> Result<()> {
         let path = self.dir.join(name);
         fs::write(&path, text).map_err(|e| Error::file("write", &path, e))
+    }
+}
+
+/// Debian's name for the machine's architecture.
+fn debian_architecture() -> &'static str {
+    match std::env::consts::ARCH {
+        "x86_64" => "amd64",
+        "aarch64" => "arm64",
+        other => other,
     }
 }
 

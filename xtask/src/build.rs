@@ -31,6 +31,9 @@ pub(crate) enum Flavour {
     Static,
 }
 
+/// What makes a binary need neither shared libraries nor a loader.
+pub(crate) const STATIC_FLAGS: &str = "-C target-feature=+crt-static -C relocation-model=static";
+
 /// Runs the task.
 ///
 /// # Errors
@@ -54,20 +57,11 @@ impl Flavour {
     /// # Errors
     /// The static libraries cannot be had.
     pub(crate) fn cargo_build(self) -> Result<Command> {
-        let mut command = run::cargo(&["build", "--package", "slipway"]);
-        if self != Self::Debug {
-            command.arg("--release");
+        match self {
+            Self::Debug => Ok(run::cargo(&["build", "--package", "slipway"])),
+            Self::Release => Ok(run::cargo(&["build", "--package", "slipway", "--release"])),
+            Self::Static => static_build(&["slipway"]),
         }
-        if self == Self::Static {
-            // Naming the target keeps the flags from build scripts and procedural macros, which
-            // cannot be static.
-            command.args(["--target", &static_target()]);
-            let flags = "-C target-feature=+crt-static -C relocation-model=static";
-            command.env("RUSTFLAGS", flags);
-            command.env("LIBMNL_LIB_DIR", only_static("libmnl", &static_libmnl()?)?);
-            command.env("LIBNFTNL_LIB_DIR", only_static("libnftnl", &static_libnftnl()?)?);
-        }
-        Ok(command)
     }
 
     /// Where that command puts it.
@@ -81,17 +75,46 @@ impl Flavour {
     }
 }
 
-fn static_target() -> String {
-    format!("{ARCH}-unknown-linux-gnu")
+/// The cargo command that builds packages without shared libraries.
+///
+/// # Errors
+/// The static libraries cannot be had.
+pub(crate) fn static_build(packages: &[&str]) -> Result<Command> {
+    let mut command = run::cargo(&["build", "--release"]);
+    command.args(packages.iter().flat_map(|package| ["--package", package]));
+    // Naming the target keeps the flags from build scripts and procedural macros, which cannot be
+    // static.
+    command.args(["--target", &static_target()]);
+    command.env("RUSTFLAGS", STATIC_FLAGS);
+    let own = workspace::scratch("static-libs")?;
+    with_libraries(&mut command, &static_libmnl()?, &static_libnftnl()?, &own)?;
+    Ok(command)
 }
 
-/// A folder that holds the static library alone: the linker would take a shared one beside it.
-fn only_static(name: &str, dir: &Path) -> Result<PathBuf> {
-    let own = workspace::scratch("static-libs")?;
-    let file = format!("{name}.a");
-    let (from, to) = (dir.join(&file), own.join(&file));
-    fs::copy(&from, &to).map_err(|e| Error::file("copy", &from, e))?;
-    Ok(own)
+/// Has a build link the static libmnl and libnftnl in these folders. They are copied to a folder `own`
+/// that has nothing else: the linker would take a shared library beside a static one.
+///
+/// # Errors
+/// They are not there.
+pub(crate) fn with_libraries(
+    command: &mut Command,
+    libmnl: &Path,
+    libnftnl: &Path,
+    own: &Path,
+) -> Result<()> {
+    for (name, dir, key) in
+        [("libmnl.a", libmnl, "LIBMNL_LIB_DIR"), ("libnftnl.a", libnftnl, "LIBNFTNL_LIB_DIR")]
+    {
+        let (from, to) = (dir.join(name), own.join(name));
+        fs::copy(&from, &to).map_err(|e| Error::file("copy", &from, e))?;
+        command.env(key, own);
+    }
+    Ok(())
+}
+
+/// The target's name where cargo wants one.
+pub(crate) fn static_target() -> String {
+    format!("{ARCH}-unknown-linux-gnu")
 }
 
 /// A file's size for people, in MB (10^6 bytes).

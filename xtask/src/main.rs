@@ -6,6 +6,7 @@ mod bench;
 mod build;
 mod cni;
 mod demo;
+mod dist;
 mod error;
 mod install;
 mod links;
@@ -41,6 +42,8 @@ enum Task {
     Demo(demo::Args),
     /// Measure against other plugin sets
     Bench(bench::Args),
+    /// Build the binary that is shipped and check what is promised of it
+    Dist(dist::Args),
     /// Build for release and install the binary with a link per plugin
     Install(install::Args),
     /// Remove what `install` put there and bring back what it replaced
@@ -56,6 +59,7 @@ fn main() -> ExitCode {
         Task::Test(args) => test::run(&args),
         Task::Demo(args) => demo::run(&args),
         Task::Bench(args) => bench::run(&args),
+        Task::Dist(args) => dist::run(&args),
         Task::Install(args) => install::run(&args),
         Task::Uninstall(args) => install::run_uninstall(&args),
         Task::Serve(args) => serve::run(&args),

@@ -80,6 +80,16 @@ pub(crate) fn feed(command: &mut Command, input: &str) -> Result<String> {
     Ok(String::from_utf8_lossy(&output.stdout).into_owned())
 }
 
+/// Like [`capture`], with what it says on standard error appended to a log.
+///
+/// # Errors
+/// As [`show`].
+pub(crate) fn capture_with(command: &mut Command, log: File) -> Result<String> {
+    let output = command.stdin(Stdio::null()).stderr(log).output().map_err(|e| not_started(command, &e))?;
+    succeeded(command, &Output { stdout: Vec::new(), ..output.clone() })?;
+    Ok(String::from_utf8_lossy(&output.stdout).into_owned())
+}
+
 /// Runs to the end on this terminal.
 ///
 /// # Errors

@@ -124,7 +124,7 @@ fn failed(printed: &str) -> Vec<&str> {
 }
 
 /// The sum of libtest's `test result: ok. N passed; …` and `test result: FAILED. N passed; …` lines.
-fn passed(printed: &str) -> usize {
+pub(crate) fn passed(printed: &str) -> usize {
     let results = printed.lines().filter_map(|line| line.strip_prefix("test result: "));
     results.filter_map(|rest| rest.split(' ').nth(1)?.parse::<usize>().ok()).sum()
 }

@@ -1,0 +1,114 @@
+//! The way to a binary for aarch64 from another machine, all from Debian's packages and without
+//! installing one: a compiler with a standard library for aarch64, a linker, static C libraries, and an
+//! emulator for programs.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use crate::apt_root::AptRoot;
+use crate::build;
+use crate::error::{Error, Result};
+use crate::run::{self, cargo};
+use crate::workspace;
+
+/// The target, as the compiler calls it.
+pub(crate) const TRIPLE: &str = "aarch64-unknown-linux-gnu";
+
+/// The suite whose compiler is new enough, and which the machine must be of, for the compiler runs with
+/// the machine's own C library.
+const SUITE: &str = "bookworm";
+
+/// `rustc-web` is the newer compiler that Debian keeps for building browsers in an older release.
+const PACKAGES: [&str; 6] = [
+    "rustc-web",
+    "libstd-rust-web-dev:arm64",
+    "gcc-aarch64-linux-gnu",
+    "libc6-dev-arm64-cross",
+    "libnftnl-dev:arm64",
+    "qemu-user-static",
+];
+
+/// The suite with a static libmnl.
+const LIBMNL_SUITE: &str = "trixie";
+
+/// The unpacked packages.
+#[derive(Debug)]
+pub(crate) struct Cross {
+    root: PathBuf,
+    libmnl: PathBuf,
+}
+
+impl Cross {
+    /// Fetches what is needed, unless that was done before.
+    ///
+    /// # Errors
+    /// Why it cannot be had.
+    pub(crate) fn fetch() -> Result<Self> {
+        let system = fs::read_to_string("/etc/os-release").unwrap_or_default();
+        if !system.lines().any(|line| line == format!("VERSION_CODENAME={SUITE}")) {
+            return Err(Error::Failed(format!(
+                "no compiler for {TRIPLE}: the way that is known here needs Debian {SUITE}"
+            )));
+        }
+        let root = workspace::scratch("dist")?.join("cross");
+        if !root.join("complete").is_file() {
+            if root.exists() {
+                fs::remove_dir_all(&root).map_err(|e| Error::file("remove", &root, e))?;
+            }
+            fs::create_dir_all(&root).map_err(|e| Error::file("create the directory", &root, e))?;
+            let suites = [SUITE, &format!("{SUITE}-security")];
+            AptRoot::open_foreign(&suites, "arm64")?.fetch_all(&PACKAGES, &root)?;
+            let stamp = root.join("complete");
+            fs::write(&stamp, "").map_err(|e| Error::file("write", &stamp, e))?;
+        }
+        let libmnl = AptRoot::open_foreign(&[LIBMNL_SUITE], "arm64")?.fetch("libmnl-dev:arm64")?;
+        Ok(Self { root, libmnl: libmnl.join("usr/lib/aarch64-linux-gnu") })
+    }
+
+    /// A cargo command for the target.
+    ///
+    /// # Errors
+    /// A static library is missing.
+    pub(crate) fn cargo(&self, words: &[&str]) -> Result<Command> {
+        let mut command = cargo(words);
+        command.args(["--target", TRIPLE]);
+        command.env("RUSTC", self.program("rustc"));
+        for inherited in ["RUSTUP_TOOLCHAIN", "RUSTC_WRAPPER", "CARGO_ENCODED_RUSTFLAGS"] {
+            command.env_remove(inherited);
+        }
+        // For the compiler's own shared libraries.
+        command.env("LD_LIBRARY_PATH", self.root.join("usr/lib/x86_64-linux-gnu"));
+        command.env(variable("LINKER"), self.program("aarch64-linux-gnu-gcc"));
+        command.env(variable("RUNNER"), self.emulator());
+        command.env("RUSTFLAGS", build::STATIC_FLAGS);
+        let own = workspace::scratch("static-libs-aarch64")?;
+        let libnftnl = self.root.join("usr/lib/aarch64-linux-gnu");
+        build::with_libraries(&mut command, &self.libmnl, &libnftnl, &own)?;
+        Ok(command)
+    }
+
+    /// Runs programs of the target.
+    pub(crate) fn emulator(&self) -> PathBuf {
+        self.program("qemu-aarch64-static")
+    }
+
+    /// What the compiler calls itself.
+    ///
+    /// # Errors
+    /// It does not start.
+    pub(crate) fn version(&self) -> Result<String> {
+        let mut rustc = Command::new(self.program("rustc"));
+        rustc.arg("--version").env("LD_LIBRARY_PATH", self.root.join("usr/lib/x86_64-linux-gnu"));
+        Ok(run::capture(&mut rustc)?.trim().to_owned())
+    }
+
+    fn program(&self, name: &str) -> PathBuf {
+        self.root.join(Path::new("usr/bin")).join(name)
+    }
+}
+
+/// Cargo's name for a setting of the target.
+fn variable(name: &str) -> String {
+    format!("CARGO_TARGET_{}_{name}", TRIPLE.replace('-', "_").to_uppercase())
+}

@@ -1,0 +1,233 @@
+//! `cargo xtask dist`: the binary that is shipped, and the proof of what it promises.
+
+mod cross;
+
+use std::env::consts::ARCH;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use crate::build;
+use crate::error::{Error, Result};
+use crate::progress::{Log, Stages};
+use crate::run::{self, cargo, tool};
+use crate::workspace;
+use cross::Cross;
+
+/// The most that the whole plugin set may take on a node's disk, in bytes.
+const LIMIT: u64 = 6_000_000;
+
+/// Build the binary that is shipped: static, stripped, the same bytes wherever it is built.
+///
+/// It is put into target/dist with its checksum. What is promised of it is checked each time but for
+/// the second build, which `--verify` makes from a copy of the sources in another folder. The bytes
+/// also depend on the toolchain and on the C library that the machine has.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Args {
+    /// The processor it is for; for another than this machine's, compiler and libraries are fetched
+    #[arg(long, value_name = "ARCH", default_value = ARCH, value_parser = ["x86_64", "aarch64"])]
+    target: String,
+    /// Build it twice, in different places, and compare the bytes
+    #[arg(long)]
+    verify: bool,
+    /// Do not run the tests of the binary, which need root
+    #[arg(long)]
+    no_test: bool,
+}
+
+/// Who builds.
+enum Toolchain {
+    /// This machine's own, for its own kind of processor.
+    Own,
+    /// One that was fetched.
+    Cross(Cross),
+}
+
+impl Toolchain {
+    fn find(target: &str) -> Result<Self> {
+        match target {
+            ARCH => Ok(Self::Own),
+            "aarch64" => Cross::fetch().map(Self::Cross),
+            other => Err(Error::Failed(format!("no way to build for {other} on {ARCH} is known here"))),
+        }
+    }
+
+    fn triple(&self) -> String {
+        match self {
+            Self::Own => build::static_target(),
+            Self::Cross(_) => cross::TRIPLE.to_owned(),
+        }
+    }
+
+    fn cargo_build(&self) -> Result<Command> {
+        match self {
+            Self::Own => build::static_build(&["slipway"]),
+            Self::Cross(cross) => cross.cargo(&["build", "--release", "--package", "slipway"]),
+        }
+    }
+}
+
+/// Runs the task.
+///
+/// # Errors
+/// A build that fails, or a promise that is not kept.
+pub(crate) fn run(args: &Args) -> Result<()> {
+    let mut stages = Stages::new("dist")?;
+    let own = workspace::scratch("dist")?;
+    let out = workspace::target().join("dist").join(&args.target);
+    fs::create_dir_all(&out).map_err(|e| Error::file("create the directory", &out, e))?;
+    let binary = out.join("slipway");
+    let mut toolchain = Toolchain::Own;
+    stages.run("toolchain", |_| {
+        toolchain = Toolchain::find(&args.target)?;
+        match &toolchain {
+            Toolchain::Own => Ok("this machine's own".to_owned()),
+            Toolchain::Cross(cross) => cross.version(),
+        }
+    })?;
+    stages.run("build", |log| {
+        let built = build_in(&toolchain, workspace::root(), &own.join("target"), log)?;
+        fs::copy(&built, &binary).map_err(|e| Error::file("copy", &built, e))?;
+        build::size(&binary)
+    })?;
+    stages.run("look inside", |_| look_inside(&binary))?;
+    if args.verify {
+        stages.run("build again elsewhere", |log| {
+            let copy = own.join("elsewhere");
+            copy_sources(&copy)?;
+            let again = build_in(&toolchain, &copy, &own.join("target-elsewhere"), log)?;
+            same(&binary, &again)
+        })?;
+    }
+    if !args.no_test {
+        stages.run("run it", |log| match &toolchain {
+            Toolchain::Own => test(&own, &binary, log),
+            Toolchain::Cross(cross) => test_emulated(cross, &binary, log),
+        })?;
+    }
+    let sum = run::capture(tool("sha256sum", &["slipway"]).current_dir(&out))?;
+    let file = out.join("SHA256SUMS");
+    fs::write(&file, &sum).map_err(|e| Error::file("write", &file, e))?;
+    println!("{}\n{}", binary.display(), sum.trim_end());
+    Ok(())
+}
+
+/// Builds a checkout into a target folder and returns the binary's path.
+fn build_in(toolchain: &Toolchain, checkout: &Path, target: &Path, log: &Log) -> Result<PathBuf> {
+    let mut command = toolchain.cargo_build()?;
+    command.current_dir(checkout).env("CARGO_TARGET_DIR", target);
+    // Without these, panic messages hold the paths of the machine that built it.
+    let home = cargo_home()?;
+    let mut flags = build::STATIC_FLAGS.to_owned();
+    for (from, to) in [(checkout, "slipway"), (home.as_path(), "cargo")] {
+        if from.to_string_lossy().contains([' ', '=']) {
+            return Err(Error::Failed(format!("{}: a blank or = in this path", from.display())));
+        }
+        flags.push_str(&format!(" --remap-path-prefix={}={to}", from.display()));
+    }
+    command.env("RUSTFLAGS", flags);
+    run::log(&mut command, &log.file)?;
+    Ok(target.join(toolchain.triple()).join("release/slipway"))
+}
+
+/// Where cargo keeps the sources of dependencies.
+fn cargo_home() -> Result<PathBuf> {
+    let own = std::env::var_os("CARGO_HOME").map(PathBuf::from);
+    let home = || std::env::var_os("HOME").map(|home| Path::new(&home).join(".cargo"));
+    own.or_else(home).ok_or_else(|| Error::Failed("neither CARGO_HOME nor HOME is set".to_owned()))
+}
+
+/// What the file itself tells: its size, that no loader is needed, that no path of this machine is in it.
+fn look_inside(binary: &Path) -> Result<String> {
+    let bytes = fs::read(binary).map_err(|e| Error::file("read", binary, e))?;
+    if bytes.len() as u64 > LIMIT {
+        return Err(Error::Failed(format!("{} bytes are more than {LIMIT}", bytes.len())));
+    }
+    let headers = run::capture(tool("readelf", &["--wide", "--program-headers", "--sections"]).arg(binary))?;
+    for unwanted in ["INTERP", "DYNAMIC", ".symtab", ".debug_info"] {
+        if headers.split_whitespace().any(|word| word == unwanted) {
+            return Err(Error::Failed(format!("it has {unwanted}, though it is to be static and stripped")));
+        }
+    }
+    for place in [workspace::root().to_owned(), cargo_home()?] {
+        let text = place.to_string_lossy().into_owned();
+        if bytes.windows(text.len()).any(|window| window == text.as_bytes()) {
+            return Err(Error::Failed(format!("it holds a path of this machine: {text}")));
+        }
+    }
+    Ok("static, stripped, no path of this machine".to_owned())
+}
+
+/// The sources as git sees them, what is not committed too, in a new folder.
+fn copy_sources(to: &Path) -> Result<()> {
+    if to.exists() {
+        fs::remove_dir_all(to).map_err(|e| Error::file("remove", to, e))?;
+    }
+    let words = ["ls-files", "--cached", "--others", "--exclude-standard"];
+    let files = run::capture(tool("git", &words).current_dir(workspace::root()))?;
+    for file in files.lines() {
+        let (from, copy) = (workspace::root().join(file), to.join(file));
+        if !from.is_file() {
+            continue;
+        }
+        if let Some(folder) = copy.parent() {
+            fs::create_dir_all(folder).map_err(|e| Error::file("create the directory", folder, e))?;
+        }
+        fs::copy(&from, &copy).map_err(|e| Error::file("copy", &from, e))?;
+    }
+    Ok(())
+}
+
+fn same(one: &Path, other: &Path) -> Result<String> {
+    run::capture(Command::new("cmp").args([one, other])).map(|_| "the same bytes".to_owned())
+}
+
+/// Runs the tests of the shipped binary with a plugin directory that it made itself.
+fn test(own: &Path, binary: &Path, log: &Log) -> Result<String> {
+    let plugins = own.join("bin");
+    if plugins.exists() {
+        fs::remove_dir_all(&plugins).map_err(|e| Error::file("remove", &plugins, e))?;
+    }
+    run::log(Command::new(binary).args(["install", "--to"]).arg(&plugins), &log.file)?;
+    let skips = own.join("skips.txt");
+    fs::write(&skips, "").map_err(|e| Error::file("empty", &skips, e))?;
+    let mut command = cargo(&["test", "--package", "slipway-tests", "--test", "dist"]);
+    command.env("SLIPWAY_BIN_DIR", &plugins).env("SLIPWAY_SKIPS", &skips);
+    run::log(&mut command, &log.file)?;
+    let skipped = fs::read_to_string(&skips).map_err(|e| Error::file("read", &skips, e))?;
+    if !skipped.is_empty() {
+        return Err(Error::Failed(format!("tests of the binary were skipped:\n{skipped}")));
+    }
+    let mut command = Command::new(binary);
+    run::log(command.args(["uninstall", "--to"]).arg(&plugins), &log.file)?;
+    let left: Vec<_> = fs::read_dir(&plugins).map_err(|e| Error::file("list", &plugins, e))?.collect();
+    if !left.is_empty() {
+        return Err(Error::Failed(format!("uninstall left {left:?}")));
+    }
+    Ok("in an empty file system: ADD, CHECK, DEL; installed and removed by itself".to_owned())
+}
+
+/// Runs a binary of another architecture: every plugin's VERSION, and the unit tests that ask nothing of
+/// the kernel that the emulator does not translate.
+fn test_emulated(cross: &Cross, binary: &Path, log: &Log) -> Result<String> {
+    let names = ["bridge", "loopback", "host-local", "portmap"];
+    for name in names {
+        let mut command = Command::new(cross.emulator());
+        // The binary acts by the name that it is called by.
+        command.args(["-0", name]).arg(binary).env("CNI_COMMAND", "VERSION");
+        let answer = run::feed(&mut command, "{\"cniVersion\":\"1.0.0\"}")?;
+        if !answer.contains("\"supportedVersions\"") {
+            return Err(Error::Failed(format!("{name} answers VERSION with {answer}")));
+        }
+    }
+    let packages = ["cni-spec", "cni-nftables", "cni-dataplane"];
+    let mut words = vec!["test", "--lib"];
+    words.extend(packages.iter().flat_map(|package| ["--package", package]));
+    run::log(&mut cross.cargo(&words)?, &log.file)?;
+    let printed = fs::read_to_string(&log.path).map_err(|e| Error::file("read", &log.path, e))?;
+    let passed = crate::test::passed(&printed);
+    if passed == 0 {
+        return Err(Error::Failed("no unit test was run".to_owned()));
+    }
+    Ok(format!("emulated: VERSION of {} plugins, {passed} unit tests", names.len()))
+}
