@@ -16,6 +16,7 @@ mod sandbox;
 mod serve;
 mod setup;
 mod test;
+mod vm_test;
 mod workspace;
 
 use std::process::ExitCode;
@@ -40,6 +41,8 @@ enum Task {
     Test(test::Args),
     /// Show what Slipway does: two pods, a published port, a real request for each claim
     Demo(demo::Args),
+    /// Run the test suites on other kernels, in virtual machines
+    VmTest(vm_test::Args),
     /// Measure against other plugin sets
     Bench(bench::Args),
     /// Build the binary that is shipped and check what is promised of it
@@ -58,6 +61,7 @@ fn main() -> ExitCode {
         Task::Build(args) => build::run(&args),
         Task::Test(args) => test::run(&args),
         Task::Demo(args) => demo::run(&args),
+        Task::VmTest(args) => vm_test::run(&args),
         Task::Bench(args) => bench::run(&args),
         Task::Dist(args) => dist::run(&args),
         Task::Install(args) => install::run(&args),

@@ -11,7 +11,7 @@ use crate::build::Flavour;
 use crate::error::{Error, Result};
 use crate::progress::{Log, Stages};
 use crate::run::{self, cargo, tool};
-use crate::{build, links, setup, workspace};
+use crate::{build, links, setup, vm_test, workspace};
 
 /// The package of the network tests, which need root and the built binary.
 const NETWORK_TESTS: &str = "slipway-tests";
@@ -19,7 +19,8 @@ const NETWORK_TESTS: &str = "slipway-tests";
 /// Run everything that must pass.
 ///
 /// The network tests make namespaces of their own and never touch the machine's network. They need
-/// root; for another user they run inside a user namespace, where the system allows one.
+/// root; for another user they run inside a user namespace, where the system allows one. A part of them
+/// is run again on two other kernels, in virtual machines; `vm-test` has more kernels, and all tests.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
     /// Only format, lints and unit tests
@@ -28,6 +29,9 @@ pub(crate) struct Args {
     /// Only build, and run the tests whose names contain this
     #[arg(long, value_name = "TEXT", conflicts_with = "quick")]
     filter: Option<String>,
+    /// Leave out the virtual machines with other kernels
+    #[arg(long)]
+    no_vm: bool,
 }
 
 /// Runs the task.
@@ -86,6 +90,13 @@ fn run_stages(args: &Args, stages: &mut Stages) -> Result<String> {
             run::log(&mut doc, &log.file)?;
             links::check(workspace::root()).map(|count| format!("{count} links in the pages lead somewhere"))
         })?;
+    }
+    if args.filter.is_none() && !args.no_vm {
+        let verdict = vm_test::smoke(stages)?;
+        if !verdict.skipped.is_empty() {
+            let kernels = verdict.skipped.join(", ");
+            skipped.push_str(&format!("; SKIP: not run on Linux {kernels}, see above"));
+        }
     }
     Ok(skipped)
 }

@@ -64,7 +64,13 @@ pub(crate) const NEEDS: &[Need] = &[
         Probe::File("/usr/lib/cni/bridge"),
     ),
     optional("tcpdump", "looking at packets", &["tcpdump"], Probe::Program(&["tcpdump"])),
-    optional("modprobe", "loads br_netfilter where it is a module", &["kmod"], Probe::Program(&["modprobe"])),
+    optional(
+        "modprobe and depmod",
+        "loads br_netfilter where it is a module; vm-test: what is in the machines",
+        &["kmod"],
+        Probe::Program(&["depmod"]),
+    ),
+    optional("xz", "vm-test: modules of newer kernels", &["xz-utils"], Probe::Program(&["xz"])),
 ];
 
 const fn required(

@@ -1,0 +1,342 @@
+//! What is in a machine: the first process, the tests, the plugins, the system's tools that the tests
+//! call, and the kernel's modules.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use slipway_vm::{PLAN, Plan};
+
+use crate::error::{Error, Result};
+use crate::run::{self, tool};
+use crate::vm_test::cpio::Archive;
+use crate::vm_test::fetch::{Ready, matches};
+use crate::vm_test::programs::Programs;
+use crate::workspace;
+
+/// The system's programs that tests and plugins' callers use, and that the kernel calls.
+const TOOLS: &[&str] = &[
+    "basename",
+    "bridge",
+    "cat",
+    "chmod",
+    "chown",
+    "chroot",
+    "conntrack",
+    "cp",
+    "cut",
+    "dd",
+    "env",
+    "false",
+    "find",
+    "flock",
+    "grep",
+    "head",
+    "id",
+    "ip",
+    "ip6tables",
+    "ip6tables-legacy",
+    "ip6tables-legacy-restore",
+    "ip6tables-legacy-save",
+    "ip6tables-nft",
+    "ip6tables-restore",
+    "ip6tables-save",
+    "iptables",
+    "iptables-legacy",
+    "iptables-legacy-restore",
+    "iptables-legacy-save",
+    "iptables-nft",
+    "iptables-restore",
+    "iptables-save",
+    "kmod",
+    "ln",
+    "ls",
+    "lsmod",
+    "mkdir",
+    "mknod",
+    "modprobe",
+    "mount",
+    "mv",
+    "nft",
+    "nsenter",
+    "pkill",
+    "ps",
+    "readlink",
+    "realpath",
+    "rm",
+    "rmdir",
+    "sed",
+    "seq",
+    "setpriv",
+    "sh",
+    "sleep",
+    "sort",
+    "ss",
+    "stat",
+    "strace",
+    "sync",
+    "sysctl",
+    "tail",
+    "tc",
+    "test",
+    "timeout",
+    "touch",
+    "tr",
+    "true",
+    "truncate",
+    "umount",
+    "uname",
+    "unshare",
+    "wc",
+];
+
+/// Of those, what a system may lack that can run the tests otherwise; a test that needs it says so. All
+/// that begins so.
+const OPTIONAL: &[&str] =
+    &["ip6tables-legacy", "ip6tables-nft", "iptables-legacy", "iptables-nft", "ss", "strace", "sysctl", "tc"];
+
+/// Tables of names for `ip` and `nft`.
+const DATA: &[&str] = &["/etc/protocols", "/etc/services", "/etc/iproute2", "/usr/share/iproute2"];
+
+/// Folders of the checkout in which tests find expected output and the like, at the paths that were
+/// compiled into them. The sources themselves are left out.
+const SOURCES: &[&str] = &["cni", "tests"];
+
+/// Where things are in the machine.
+pub(crate) const TESTS: &str = "/vm/tests";
+pub(crate) const PLUGINS: &str = "/vm/bin";
+pub(crate) const PEER: &str = "/vm/peer";
+
+/// The part that is the same for every kernel, found once.
+#[derive(Debug)]
+pub(crate) struct Userland {
+    /// Path in the machine, and the file here.
+    files: BTreeMap<PathBuf, PathBuf>,
+    /// Links to those.
+    links: BTreeMap<PathBuf, PathBuf>,
+}
+
+impl Userland {
+    /// Finds the tools and the shared libraries of the tools and of `programs`.
+    ///
+    /// # Errors
+    /// A tool that every system must have is not here.
+    pub(crate) fn find(programs: &[&Path]) -> Result<Self> {
+        let mut own = Self { files: BTreeMap::new(), links: BTreeMap::new() };
+        let mut missing = Vec::new();
+        for name in TOOLS {
+            match run::which(name) {
+                Some(path) => own.program(&path)?,
+                None if OPTIONAL.iter().any(|optional| name.starts_with(optional)) => {}
+                None => missing.push(*name),
+            }
+        }
+        if !missing.is_empty() {
+            let names = missing.join(", ");
+            return Err(Error::Failed(format!(
+                "not on this machine: {names} (`cargo xtask setup --optional`)"
+            )));
+        }
+        // Some tests compare with it where it is.
+        let reference = Path::new("/usr/lib/cni/host-local");
+        if reference.is_file() {
+            own.program(reference)?;
+        }
+        own.extensions()?;
+        let mut linked: BTreeSet<PathBuf> = own.files.values().cloned().collect();
+        linked.extend(programs.iter().map(|path| (*path).to_owned()));
+        for library in libraries(&linked)? {
+            own.files.insert(library.clone(), library);
+        }
+        Ok(own)
+    }
+
+    /// A program under the name that it is called by, and under its own.
+    fn program(&mut self, path: &Path) -> Result<()> {
+        let real = fs::canonicalize(path).map_err(|e| Error::file("follow the links of", path, e))?;
+        if real != path {
+            self.links.insert(path.to_owned(), real.clone());
+        }
+        self.files.insert(real.clone(), real);
+        Ok(())
+    }
+
+    /// iptables loads a library per match and target.
+    fn extensions(&mut self) -> Result<()> {
+        let root = Path::new("/usr/lib");
+        let entries = fs::read_dir(root).map_err(|e| Error::file("list", root, e))?;
+        let folders = entries.filter_map(std::result::Result::ok).map(|entry| entry.path().join("xtables"));
+        for folder in folders.filter(|folder| folder.is_dir()) {
+            let entries = fs::read_dir(&folder).map_err(|e| Error::file("list", &folder, e))?;
+            for entry in entries.filter_map(std::result::Result::ok) {
+                self.program(&entry.path())?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// What every system has below /etc.
+const ETC: &[(&str, &str)] = &[
+    ("/etc/hostname", "machine\n"),
+    ("/etc/hosts", "127.0.0.1 localhost\n::1 localhost\n"),
+    ("/etc/passwd", "root:x:0:0:root:/root:/bin/sh\n"),
+    ("/etc/resolv.conf", ""),
+];
+
+/// The shared libraries of some programs, and their loader.
+fn libraries(programs: &BTreeSet<PathBuf>) -> Result<BTreeSet<PathBuf>> {
+    let mut found = BTreeSet::new();
+    for program in programs {
+        // It fails for what is linked statically.
+        let Ok(printed) = run::capture(tool("ldd", &[]).arg(program)) else { continue };
+        if let Some(line) = printed.lines().find(|line| line.contains("not found")) {
+            return Err(Error::Failed(format!("{}: {}", program.display(), line.trim())));
+        }
+        found.extend(libraries_in(&printed));
+    }
+    Ok(found)
+}
+
+/// The paths in what ldd(1) prints.
+fn libraries_in(printed: &str) -> impl Iterator<Item = PathBuf> {
+    printed.lines().filter_map(|line| {
+        let line = line.split_once("=> ").map_or(line, |(_, path)| path).trim();
+        let path = line.split_once(" (").map_or(line, |(path, _)| path);
+        path.starts_with('/').then(|| PathBuf::from(path))
+    })
+}
+
+/// Writes the machine's root file system.
+///
+/// # Errors
+/// A file that cannot be read, or an archive that cannot be written.
+pub(crate) fn write(
+    path: &Path,
+    userland: &Userland,
+    programs: &Programs,
+    kernel: &Ready,
+    modules: &BTreeSet<PathBuf>,
+    plan: &Plan,
+) -> Result<u64> {
+    let mut archive = Archive::create(path)?;
+    archive.file(Path::new("/init"), &programs.init)?;
+    for folder in ["/proc", "/sys", "/dev", "/run", "/mnt", "/tmp", "/root", "/var/lib", "/var/run", "/etc"] {
+        archive.folder(Path::new(folder))?;
+    }
+    for (path, content) in ETC {
+        archive.bytes(Path::new(path), content.as_bytes(), 0o644)?;
+    }
+    for (inside, file) in &userland.files {
+        archive.file(inside, file)?;
+    }
+    for (inside, target) in &userland.links {
+        archive.symlink(inside, target)?;
+    }
+    for path in DATA.iter().map(Path::new) {
+        match () {
+            () if path.is_dir() => archive.tree(path, path, |_| true)?,
+            () if path.is_file() => archive.file(path, path)?,
+            () => {}
+        }
+    }
+    for folder in SOURCES.iter().map(|name| workspace::root().join(name)) {
+        archive.tree(&folder, &folder, |path| {
+            path.extension().is_none_or(|extension| extension != "rs") && !path.ends_with("target")
+        })?;
+    }
+    archive.tree(Path::new(PLUGINS), &programs.plugins, |_| true)?;
+    if let Some(peer) = &programs.peer {
+        archive.tree(Path::new(PEER), peer, |_| true)?;
+    }
+    for test in &programs.tests {
+        archive.file(&Path::new(TESTS).join(&test.name), &test.path)?;
+    }
+    let inside = Path::new("/usr/lib/modules").join(&kernel.release);
+    for module in modules {
+        archive.file(&inside.join(module), &kernel.modules.join(module))?;
+    }
+    let text = serde_json::to_vec(plan).map_err(|e| Error::Failed(format!("write the plan: {e}")))?;
+    archive.bytes(Path::new(PLAN), &text, 0o644)?;
+    archive.finish()
+}
+
+/// The files of a kernel's modules that match the patterns, of those that they need, and depmod's
+/// lists; all below [`Ready::modules`].
+///
+/// # Errors
+/// The lists cannot be read.
+pub(crate) fn modules(kernel: &Ready, patterns: &[String]) -> Result<BTreeSet<PathBuf>> {
+    let read = |name: &str| {
+        let path = kernel.modules.join(name);
+        fs::read_to_string(&path).map_err(|e| Error::file("read", &path, e))
+    };
+    let mut files = closure(&read("modules.dep")?, &read("modules.softdep").unwrap_or_default(), patterns);
+    let entries = fs::read_dir(&kernel.modules).map_err(|e| Error::file("list", &kernel.modules, e))?;
+    let lists = entries.filter_map(std::result::Result::ok).map(|entry| PathBuf::from(entry.file_name()));
+    files.extend(lists.filter(|name| name.to_string_lossy().starts_with("modules.")));
+    Ok(files)
+}
+
+/// `modules.dep` has lines `path: path path`; `modules.softdep` has `softdep name pre: name … post: …`.
+fn closure(dep: &str, softdep: &str, patterns: &[String]) -> BTreeSet<PathBuf> {
+    let name = |path: &str| {
+        let file = path.rsplit('/').next().unwrap_or(path);
+        file.split('.').next().unwrap_or(file).replace('-', "_")
+    };
+    let lines: Vec<(&str, Vec<&str>)> = dep
+        .lines()
+        .filter_map(|line| line.split_once(':'))
+        .map(|(path, needs)| (path, needs.split_whitespace().collect()))
+        .collect();
+    let by_name: BTreeMap<String, usize> =
+        lines.iter().enumerate().map(|(i, (path, _))| (name(path), i)).collect();
+    let mut soft: BTreeMap<&str, Vec<String>> = BTreeMap::new();
+    for line in softdep.lines().filter_map(|line| line.strip_prefix("softdep ")) {
+        let mut words = line.split_whitespace();
+        let entry = soft.entry(words.next().unwrap_or_default()).or_default();
+        entry.extend(words.filter(|word| !word.ends_with(':')).map(|word| word.replace('-', "_")));
+    }
+    let wanted = |module: &str| patterns.iter().any(|pattern| matches(&pattern.replace('-', "_"), module));
+    let mut open: Vec<usize> = by_name.iter().filter(|(module, _)| wanted(module)).map(|(_, i)| *i).collect();
+    let mut files = BTreeSet::new();
+    while let Some(index) = open.pop() {
+        let (path, needs) = &lines[index];
+        if files.insert(PathBuf::from(path)) {
+            let soft = soft.get(name(path).as_str()).into_iter().flatten();
+            let needs = needs.iter().map(|path| name(path)).chain(soft.cloned());
+            open.extend(needs.filter_map(|module| by_name.get(&module)));
+        }
+    }
+    files
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn libraries_are_found_in_what_ldd_prints() {
+        let printed = "\tlinux-vdso.so.1 (0x00007ffd)\n\
+                       \tlibc.so.6 => /lib/x86_64-linux-gnu/libc.so.6 (0x00007f)\n\
+                       \t/lib64/ld-linux-x86-64.so.2 (0x00007f)\n";
+        let found: Vec<PathBuf> = libraries_in(printed).collect();
+        assert_eq!(
+            found,
+            ["/lib/x86_64-linux-gnu/libc.so.6", "/lib64/ld-linux-x86-64.so.2"].map(PathBuf::from)
+        );
+    }
+
+    #[test]
+    fn what_a_module_needs_comes_with_it() {
+        let dep = "kernel/net/sctp/sctp.ko: kernel/lib/libcrc32c.ko\n\
+                   kernel/lib/libcrc32c.ko:\n\
+                   kernel/arch/x86/crypto/crc32c-intel.ko:\n\
+                   kernel/drivers/net/wireless/other.ko: kernel/net/wireless/cfg.ko\n\
+                   kernel/net/wireless/cfg.ko:\n";
+        let files = closure(dep, "softdep libcrc32c pre: crc32c-intel\n", &["sctp".to_owned()]);
+        let expected =
+            ["kernel/arch/x86/crypto/crc32c-intel.ko", "kernel/lib/libcrc32c.ko", "kernel/net/sctp/sctp.ko"];
+        assert_eq!(files, expected.map(PathBuf::from).into());
+    }
+}

@@ -1,0 +1,203 @@
+//! The list of kernels, `vm-tests/kernels.toml`.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::path::PathBuf;
+
+use serde::Deserialize;
+
+use crate::error::{Error, Result};
+use crate::workspace;
+
+/// The whole list.
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct Kernels {
+    /// Options that each must have, without the `CONFIG_` before them.
+    pub(crate) promised: Vec<String>,
+    /// Names of modules, with `*` for any text.
+    pub(crate) modules: Vec<String>,
+    /// Modules that are loaded at the start.
+    pub(crate) preload: Vec<String>,
+    /// The test programs that are run where only a part of the tests is.
+    pub(crate) smoke: Vec<String>,
+    /// What no machine has for a reason that lies with the programs in it and not with the kernel.
+    #[serde(default)]
+    pub(crate) anywhere: Vec<Missing>,
+    /// In the order of the file.
+    pub(crate) kernel: Vec<Kernel>,
+}
+
+/// One kernel.
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct Kernel {
+    /// What people call it.
+    pub(crate) name: String,
+    /// Whether it is among the few that are always run.
+    #[serde(default)]
+    pub(crate) smoke: bool,
+    /// Where it can be had, the best first.
+    pub(crate) from: Vec<Source>,
+    /// What it lacks of what is promised.
+    #[serde(default)]
+    pub(crate) missing: Vec<Missing>,
+}
+
+/// A place for a kernel's package.
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct Source {
+    /// Debian's name of the suite.
+    pub(crate) suite: String,
+    /// The package's name, with `*` for any text.
+    pub(crate) package: String,
+}
+
+/// An option that a kernel lacks.
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct Missing {
+    /// Its name without the `CONFIG_`; or, where no option tells, the release that brought it.
+    #[serde(default)]
+    pub(crate) option: Option<String>,
+    /// The feature as the tests name it when they skip.
+    pub(crate) feature: String,
+    /// Why that is as it is. For people; it must be said.
+    pub(crate) reason: String,
+}
+
+impl Kernels {
+    /// Reads the list.
+    ///
+    /// # Errors
+    /// The file cannot be read, or is not of this form.
+    pub(crate) fn load() -> Result<Self> {
+        let path = workspace::root().join("vm-tests/kernels.toml");
+        let text = fs::read_to_string(&path).map_err(|e| Error::file("read", &path, e))?;
+        Self::parse(&text).map_err(|e| Error::Failed(format!("{}: {e}", path.display())))
+    }
+
+    fn parse(text: &str) -> Result<Self, String> {
+        let list: Self = toml::from_str(text).map_err(|e| e.to_string())?;
+        let mut names = BTreeSet::new();
+        for kernel in &list.kernel {
+            if !names.insert(&kernel.name) {
+                return Err(format!("{} is there twice", kernel.name));
+            }
+        }
+        let mut named = list.kernel.iter().flat_map(|kernel| &kernel.missing).chain(&list.anywhere);
+        if let Some(missing) = named.find(|missing| missing.reason.trim().is_empty()) {
+            return Err(format!("no reason is given for {}", missing.feature));
+        }
+        Ok(list)
+    }
+
+    /// Whether a skip of this form, `<test>: skipped: needs <feature>`, is one of those named.
+    pub(crate) fn allows(&self, kernel: &Kernel, skip: &str) -> bool {
+        let feature = skip.split_once(": skipped: needs ").map(|(_, feature)| feature.trim());
+        let mut named = kernel.missing.iter().chain(&self.anywhere);
+        named.any(|missing| Some(missing.feature.as_str()) == feature)
+    }
+
+    /// The kernels that were asked for, in the order of the list; all of them when none was.
+    ///
+    /// # Errors
+    /// A name that is not in the list.
+    pub(crate) fn select(&self, names: &[String]) -> Result<Vec<&Kernel>> {
+        if let Some(unknown) = names.iter().find(|name| self.kernel.iter().all(|one| one.name != **name)) {
+            let known: Vec<&str> = self.kernel.iter().map(|kernel| kernel.name.as_str()).collect();
+            return Err(Error::Failed(format!("no kernel {unknown} in the list: {}", known.join(", "))));
+        }
+        Ok(self.kernel.iter().filter(|kernel| names.is_empty() || names.contains(&kernel.name)).collect())
+    }
+}
+
+impl Kernel {
+    /// Compares the configuration that the package brings with what the list says about it.
+    ///
+    /// # Errors
+    /// Every promised option that is not set, and every one that is said to be missing and is set.
+    pub(crate) fn check_options(&self, promised: &[String], config: &str) -> Result<(), String> {
+        let set: BTreeSet<&str> = config
+            .lines()
+            .filter_map(|line| line.strip_prefix("CONFIG_")?.split_once('='))
+            .filter(|(_, value)| matches!(*value, "y" | "m"))
+            .map(|(name, _)| name)
+            .collect();
+        let missing: BTreeSet<&str> = self.missing.iter().filter_map(|one| one.option.as_deref()).collect();
+        let mut wrong: Vec<String> = promised
+            .iter()
+            .map(String::as_str)
+            .filter(|option| !set.contains(option) && !missing.contains(option))
+            .map(|option| format!("CONFIG_{option} is promised and not set"))
+            .collect();
+        let stale = missing.intersection(&set);
+        wrong.extend(stale.map(|option| format!("CONFIG_{option} is said to be missing and is set")));
+        if wrong.is_empty() { Ok(()) } else { Err(wrong.join("; ")) }
+    }
+}
+
+/// Where the unpacked kernels, the emulator and the runs are.
+///
+/// # Errors
+/// The folder cannot be made.
+pub(crate) fn cache() -> Result<PathBuf> {
+    workspace::scratch("vm")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn kernel() -> Kernel {
+        Kernel {
+            name: "5.10".to_owned(),
+            smoke: false,
+            from: Vec::new(),
+            missing: vec![Missing {
+                option: Some("NETKIT".to_owned()),
+                feature: "netkit".to_owned(),
+                reason: "it came with 6.7".to_owned(),
+            }],
+        }
+    }
+
+    #[test]
+    fn the_committed_list_is_well_formed() {
+        let list = Kernels::load().unwrap();
+        assert!(list.kernel.iter().any(|kernel| kernel.smoke));
+        assert!(list.kernel.iter().all(|kernel| !kernel.from.is_empty()));
+        assert!(list.select(&["no such".to_owned()]).is_err());
+        assert_eq!(list.select(&[]).unwrap().len(), list.kernel.len());
+    }
+
+    #[test]
+    fn a_kernel_is_named_once_and_what_it_lacks_has_a_reason() {
+        let head = "promised = []\nmodules = []\npreload = []\nsmoke = []\n";
+        let twice = "[[kernel]]\nname = \"a\"\nfrom = []\n".repeat(2);
+        assert_eq!(Kernels::parse(&format!("{head}{twice}")), Err("a is there twice".to_owned()));
+        let bare = "[[kernel]]\nname = \"a\"\nfrom = []\nmissing = [{ feature = \"x\", reason = \" \" }]\n";
+        assert_eq!(Kernels::parse(&format!("{head}{bare}")), Err("no reason is given for x".to_owned()));
+    }
+
+    #[test]
+    fn options_are_compared_both_ways() {
+        let promised = ["VETH".to_owned(), "NETKIT".to_owned()];
+        let check = |config| kernel().check_options(&promised, config);
+        assert_eq!(check("CONFIG_VETH=m\n# CONFIG_NETKIT is not set\n"), Ok(()));
+        assert_eq!(check("# nothing\n"), Err("CONFIG_VETH is promised and not set".to_owned()));
+        let both = "CONFIG_VETH=y\nCONFIG_NETKIT=y\n";
+        assert_eq!(check(both), Err("CONFIG_NETKIT is said to be missing and is set".to_owned()));
+    }
+
+    #[test]
+    fn only_a_named_feature_may_be_skipped() {
+        let mut list = Kernels::load().unwrap();
+        list.anywhere = vec![Missing { feature: "old tools".to_owned(), ..kernel().missing[0].clone() }];
+        assert!(list.allows(&kernel(), "node::links::netkit: skipped: needs netkit"));
+        assert!(list.allows(&kernel(), "node::rules: skipped: needs old tools"));
+        assert!(!list.allows(&kernel(), "node::links::netkit: skipped: needs vrf"));
+        assert!(!list.allows(&kernel(), "needs netkit"));
+    }
+}

@@ -1,0 +1,328 @@
+//! `cargo xtask vm-test`: the test suites on other kernels, in virtual machines.
+
+mod cpio;
+mod fetch;
+mod image;
+mod kernels;
+mod outcome;
+mod programs;
+mod qemu;
+mod report;
+
+use std::collections::VecDeque;
+use std::fs::{self, File};
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::sync::{Mutex, PoisonError};
+use std::thread;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use clap::Parser as _;
+use slipway_vm::{Event, Plan, Suite};
+
+use crate::error::{Error, Result};
+use crate::progress::Stages;
+use crate::workspace;
+use fetch::{Ready, Refresh};
+use image::Userland;
+use kernels::{Kernel, Kernels};
+use outcome::{Outcome, Status};
+use programs::Programs;
+use qemu::{Accelerator, Machine, Qemu};
+use report::Row;
+
+/// How long one test program may take.
+const SUITE_LIMIT: Duration = Duration::from_secs(900);
+
+/// Run the test suites on other kernels, in virtual machines.
+///
+/// Kernels and, where the machine has none, the emulator are Debian's packages, unpacked below the
+/// target folder; nothing is installed. Where they cannot be had the kernel is skipped, with the reason.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Args {
+    /// Only these kernels, by the names in vm-tests/kernels.toml
+    #[arg(long, value_name = "NAME", num_args = 1.., conflicts_with = "smoke")]
+    kernel: Vec<String>,
+    /// Only the kernels and the test programs that the list marks for every run
+    #[arg(long, conflicts_with = "suite")]
+    smoke: bool,
+    /// Only these test programs
+    #[arg(long, value_name = "NAME", num_args = 1..)]
+    suite: Vec<String>,
+    /// Only the tests whose names contain this
+    #[arg(long, value_name = "TEXT")]
+    filter: Option<String>,
+    /// Fail when a kernel cannot be run, instead of skipping it
+    #[arg(long)]
+    require: bool,
+    /// Machines side by side
+    #[arg(long, value_name = "N", default_value_t = 2, value_parser = clap::value_parser!(u8).range(1..=2))]
+    jobs: u8,
+    /// What executes a machine's instructions (as found out, when not given)
+    #[arg(long, value_enum, env = "SLIPWAY_VM_ACCEL")]
+    accel: Option<Accelerator>,
+    /// Minutes for one machine
+    #[arg(long, value_name = "MINUTES", default_value_t = 40)]
+    limit: u64,
+    /// Fetch the kernels anew
+    #[arg(long)]
+    refresh: bool,
+    /// Show each machine's console when it is done
+    #[arg(long)]
+    keep_console: bool,
+    /// Test the plugins of another folder in place of ours
+    #[arg(long, value_name = "DIR")]
+    peer: Option<PathBuf>,
+    /// Write docs/kernels.md
+    #[arg(long, conflicts_with_all = ["smoke", "suite", "filter", "kernel", "peer"])]
+    write_docs: bool,
+}
+
+/// What all machines of a run have in common.
+struct Bench<'a> {
+    args: &'a Args,
+    list: &'a Kernels,
+    qemu: Qemu,
+    programs: Programs,
+    userland: Userland,
+}
+
+/// Runs the task.
+///
+/// # Errors
+/// A kernel that failed; with `--require`, one that could not be run.
+pub(crate) fn run(args: &Args) -> Result<()> {
+    let mut stages = Stages::new("vm-test")?;
+    let verdict = machines(args, &mut stages)?;
+    match verdict.skipped.as_slice() {
+        [] => println!("PASS: {}; {}", verdict.text, stages.summary()),
+        _ => println!("SKIP: {}; what was skipped proves nothing", verdict.text),
+    }
+    Ok(())
+}
+
+/// The part of it that every run of all tests has: the few kernels and test programs that the list
+/// marks.
+///
+/// # Errors
+/// As [`run`].
+pub(crate) fn smoke(stages: &mut Stages) -> Result<Verdict> {
+    machines(&Smoke::parse_from(["smoke", "--smoke"]).args, stages)
+}
+
+/// Gives [`Args`] the defaults and the environment variables that its fields are declared with.
+#[derive(Debug, clap::Parser)]
+struct Smoke {
+    #[command(flatten)]
+    args: Args,
+}
+
+/// What a run came to that did not fail.
+#[derive(Debug)]
+pub(crate) struct Verdict {
+    /// For people.
+    pub(crate) text: String,
+    /// The kernels that were not run.
+    pub(crate) skipped: Vec<String>,
+}
+
+fn machines(args: &Args, stages: &mut Stages) -> Result<Verdict> {
+    let list = Kernels::load()?;
+    let mut wanted = list.select(&args.kernel)?;
+    wanted.retain(|kernel| !args.smoke || kernel.smoke);
+    let mut emulator = Err(String::new());
+    stages.run("emulator", |_| {
+        emulator = Qemu::find(args.accel).map_err(|e| e.to_string());
+        match &emulator {
+            Ok(qemu) => Ok(format!("{}, {}", qemu.version()?, qemu.accelerator.describe())),
+            Err(reason) => Ok(format!("cannot be had: {reason}")),
+        }
+    })?;
+    let rows = match emulator {
+        Err(reason) => wanted.into_iter().map(|kernel| (kernel, Err(reason.clone()))).collect(),
+        Ok(qemu) => on_machines(args, &list, &wanted, qemu, stages)?,
+    };
+    conclude(args, &list, &rows)
+}
+
+fn on_machines<'a>(
+    args: &Args,
+    list: &Kernels,
+    wanted: &[&'a Kernel],
+    qemu: Qemu,
+    stages: &mut Stages,
+) -> Result<Vec<Row<'a>>> {
+    let mut rows: Vec<Row<'a>> = Vec::new();
+    let mut ready = VecDeque::new();
+    let refresh = if args.refresh { Refresh::Yes } else { Refresh::No };
+    for kernel in wanted {
+        stages.run(&format!("kernel {}", kernel.name), |_| match fetch::fetch(kernel, refresh) {
+            Ok(fetched) => {
+                let release = fetched.release.clone();
+                ready.push_back((*kernel, fetched));
+                Ok(release)
+            }
+            Err(e) => {
+                rows.push((*kernel, Err(format!("its package cannot be had: {e}"))));
+                Ok(format!("cannot be had: {e}"))
+            }
+        })?;
+    }
+    if ready.is_empty() {
+        return Ok(rows);
+    }
+    let mut built = None;
+    stages.run("build for machines", |log| {
+        let mut programs = programs::build(log, args.peer.as_deref())?;
+        let suites = if args.smoke { &list.smoke } else { &args.suite };
+        if let Some(unknown) = suites.iter().find(|name| programs.tests.iter().all(|own| own.name != **name))
+        {
+            return Err(Error::Failed(format!("no test program is called {unknown}")));
+        }
+        programs.tests.retain(|own| suites.is_empty() || suites.contains(&own.name));
+        let paths: Vec<&Path> = programs.tests.iter().map(|own| own.path.as_path()).collect();
+        let userland = Userland::find(&paths)?;
+        let text = format!("{} test programs", programs.tests.len());
+        built = Some((programs, userland));
+        Ok(text)
+    })?;
+    let Some((programs, userland)) = built else { return Ok(rows) };
+    let bench = Bench { args, list, qemu, programs, userland };
+    stages.run("machines", |log| {
+        rows.extend(bench.run_all(ready, &log.file)?);
+        Ok(format!("{} kernels", rows.iter().filter(|(_, row)| row.is_ok()).count()))
+    })?;
+    // As in the list, whatever was ready first.
+    rows.sort_by_key(|(kernel, _)| wanted.iter().position(|one| one.name == kernel.name));
+    Ok(rows)
+}
+
+/// Prints what came of it.
+fn conclude(args: &Args, list: &Kernels, rows: &[Row<'_>]) -> Result<Verdict> {
+    for (_, row) in rows {
+        if let Ok(outcome) = row
+            && !outcome.passed()
+        {
+            println!("{}", report::failure(outcome));
+        }
+    }
+    print!("{}", report::lines(rows));
+    if args.write_docs {
+        let emulator = Qemu::find(args.accel).and_then(|qemu| qemu.version()).unwrap_or_default();
+        let path = workspace::root().join("docs/kernels.md");
+        fs::write(&path, report::page(list, rows, &emulator)).map_err(|e| Error::file("write", &path, e))?;
+    }
+    let outcomes: Vec<&Outcome> = rows.iter().filter_map(|(_, row)| row.as_ref().ok()).collect();
+    let skipped: Vec<String> =
+        rows.iter().filter(|(_, row)| row.is_err()).map(|(kernel, _)| kernel.name.clone()).collect();
+    let failed = outcomes.iter().filter(|outcome| !outcome.passed()).count();
+    let passed = outcomes.len() - failed;
+    let tests: usize = outcomes.iter().map(|outcome| outcome.count(Status::Passed)).sum();
+    let text = format!("{passed} kernels passed ({tests} tests), {failed} failed, {} skipped", skipped.len());
+    if failed > 0 || args.require && !skipped.is_empty() {
+        return Err(Error::Failed(text));
+    }
+    Ok(Verdict { text, skipped })
+}
+
+impl Bench<'_> {
+    /// Runs the machines, a few at a time.
+    fn run_all<'k>(&self, ready: VecDeque<(&'k Kernel, Ready)>, log: &File) -> Result<Vec<Row<'k>>> {
+        let queue = Mutex::new(ready);
+        let done = Mutex::new(Vec::new());
+        thread::scope(|scope| {
+            let workers: Vec<_> = (0..self.args.jobs)
+                .map(|_| {
+                    scope.spawn(|| {
+                        loop {
+                            let next = queue.lock().unwrap_or_else(PoisonError::into_inner).pop_front();
+                            let Some((kernel, ready)) = next else { return Ok(()) };
+                            let outcome = self.run_one(kernel, &ready, log)?;
+                            done.lock().unwrap_or_else(PoisonError::into_inner).push((kernel, Ok(outcome)));
+                        }
+                    })
+                })
+                .collect();
+            workers.into_iter().try_for_each(|worker| {
+                worker.join().unwrap_or_else(|_| Err(Error::Failed("a machine's thread panicked".to_owned())))
+            })
+        })?;
+        Ok(done.into_inner().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    fn run_one(&self, kernel: &Kernel, ready: &Ready, log: &File) -> Result<Outcome> {
+        let dir = kernels::cache()?.join("runs").join(&kernel.name);
+        fs::create_dir_all(&dir).map_err(|e| Error::file("create the directory", &dir, e))?;
+        let plan = self.plan(&kernel.name);
+        let initramfs = dir.join("initramfs.cpio");
+        let modules = image::modules(ready, &self.list.modules)?;
+        image::write(&initramfs, &self.userland, &self.programs, ready, &modules, &plan)?;
+        let machine = Machine {
+            image: &ready.image,
+            initramfs: &initramfs,
+            dir: &dir,
+            nonce: &plan.nonce,
+            limit: Duration::from_secs(self.args.limit * 60),
+        };
+        let mut log = log;
+        let run = self.qemu.run(&machine, |event| {
+            let text = match event {
+                Event::Hello(release) => format!("{release} runs"),
+                Event::Start(suite) => suite.clone(),
+                Event::Output(line) | Event::Unfinished(line) if line.starts_with("test ") => line.clone(),
+                Event::Trouble(text) => text.clone(),
+                _ => return,
+            };
+            // Only what the line of progress shows: the reports themselves are kept.
+            let _ = writeln!(log, "{}: {text}", kernel.name);
+        })?;
+        // It is big, and made anew each time.
+        let _ = fs::remove_file(&initramfs);
+        let mut outcome = outcome::judge(self.list, kernel, &plan, &run);
+        if let Err(wrong) = kernel.check_options(&self.list.promised, &ready.config) {
+            outcome.problems.push(format!("kernels.toml and its configuration differ: {wrong}"));
+        }
+        self.keep(&dir, &outcome)?;
+        if self.args.keep_console {
+            println!("--- console of {}\n{}", kernel.name, run.console);
+        }
+        Ok(outcome)
+    }
+
+    /// Keeps the results beside the two ports.
+    fn keep(&self, dir: &Path, outcome: &Outcome) -> Result<()> {
+        let path = dir.join("results.json");
+        let text = serde_json::to_vec_pretty(outcome);
+        let text = text.map_err(|e| Error::Failed(format!("write the results: {e}")))?;
+        fs::write(&path, text).map_err(|e| Error::file("write", &path, e))
+    }
+
+    fn plan(&self, kernel: &str) -> Plan {
+        let suites = self.programs.tests.iter().map(|test| {
+            let mut args = vec!["--test-threads=1".to_owned(), "--color=never".to_owned()];
+            args.extend(self.args.filter.clone());
+            Suite {
+                name: test.name.clone(),
+                program: format!("{}/{}", image::TESTS, test.name),
+                dir: test.package.display().to_string(),
+                args,
+                limit: SUITE_LIMIT.as_secs(),
+            }
+        });
+        let mut env = vec![
+            ("SLIPWAY_BIN_DIR".to_owned(), image::PLUGINS.to_owned()),
+            ("RUST_BACKTRACE".to_owned(), "1".to_owned()),
+            // Random input finds what it finds on the machine itself, ten times quicker.
+            ("PROPTEST_CASES".to_owned(), "16".to_owned()),
+            // Where files with expected output are found.
+            ("CARGO_WORKSPACE_DIR".to_owned(), workspace::root().display().to_string()),
+        ];
+        if self.programs.peer.is_some() {
+            env.push(("SLIPWAY_PEER_DIR".to_owned(), image::PEER.to_owned()));
+        }
+        let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        let nonce =
+            format!("{:x}{}", now.as_nanos(), kernel.replace(|c: char| !c.is_ascii_alphanumeric(), ""));
+        Plan { nonce, preload: self.list.preload.clone(), env, suites: suites.collect() }
+    }
+}

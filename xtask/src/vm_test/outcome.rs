@@ -1,0 +1,366 @@
+//! What a machine's run means: each test's result, and everything that makes the run a failure.
+
+use std::time::Duration;
+
+use slipway_vm::{Ending, Event, Plan};
+
+use crate::vm_test::kernels::{Kernel, Kernels};
+use crate::vm_test::qemu::Run;
+
+/// How many lines of a hung machine's console and of its last suite's output are shown.
+const TAIL: usize = 60;
+
+/// A kernel's run, judged.
+#[derive(Debug, Clone, Default, serde::Serialize)]
+pub(crate) struct Outcome {
+    pub(crate) kernel: String,
+    /// What `uname -r` printed; empty when the machine did not come so far.
+    pub(crate) release: String,
+    /// Until user space ran.
+    pub(crate) boot: Option<Duration>,
+    pub(crate) took: Duration,
+    pub(crate) suites: Vec<SuiteOutcome>,
+    /// Why the run failed; empty when it passed.
+    pub(crate) problems: Vec<String>,
+    /// What to show with the problems.
+    pub(crate) evidence: Vec<String>,
+}
+
+/// A test program's run.
+#[derive(Debug, Clone, serde::Serialize)]
+pub(crate) struct SuiteOutcome {
+    pub(crate) name: String,
+    pub(crate) millis: u64,
+    pub(crate) tests: Vec<(String, Status)>,
+}
+
+/// A test's result.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize)]
+pub(crate) enum Status {
+    Passed,
+    Skipped,
+    Failed,
+    /// Marked so in the source.
+    Ignored,
+}
+
+impl Outcome {
+    /// Whether nothing was wrong.
+    pub(crate) fn passed(&self) -> bool {
+        self.problems.is_empty()
+    }
+
+    /// How many tests have this result.
+    pub(crate) fn count(&self, status: Status) -> usize {
+        self.suites.iter().map(|suite| suite.count(status)).sum()
+    }
+}
+
+impl SuiteOutcome {
+    /// How many of its tests have this result.
+    pub(crate) fn count(&self, status: Status) -> usize {
+        self.tests.iter().filter(|(_, own)| *own == status).count()
+    }
+}
+
+/// Judges a run. It passes only if the machine said so itself, in its last line, and nothing else
+/// contradicts it.
+pub(crate) fn judge(list: &Kernels, kernel: &Kernel, plan: &Plan, run: &Run) -> Outcome {
+    let mut outcome =
+        Outcome { kernel: kernel.name.clone(), boot: run.boot, took: run.took, ..Outcome::default() };
+    outcome.problems.extend(run.trouble.clone());
+    let mut suite = Reading::default();
+    let mut skips: Vec<&str> = Vec::new();
+    let mut end = None;
+    let mut unfinished = "";
+    for event in &run.events {
+        match event {
+            Event::Hello(release) => outcome.release.clone_from(release),
+            Event::Start(name) => suite = Reading { name: name.clone(), ..Reading::default() },
+            Event::Output(line) => {
+                unfinished = "";
+                suite.read(line);
+            }
+            Event::Unfinished(line) => unfinished = line,
+            Event::Skip(line) => {
+                skips.push(line);
+                suite.skips.push(line.clone());
+            }
+            Event::Finish { suite: name, ending, millis } => {
+                let reading = std::mem::take(&mut suite);
+                outcome.close(name, *ending, *millis, reading);
+            }
+            Event::Trouble(text) => outcome.problems.push(text.clone()),
+            Event::End { suites, taint } => end = Some((*suites, *taint)),
+        }
+    }
+    match end {
+        None => {
+            let last = if unfinished.is_empty() { &suite.name } else { unfinished };
+            outcome.problems.push(format!("the machine ended without its closing line; last seen: {last:?}"));
+            outcome.evidence.extend(tail("output", &suite.lines));
+            let console: Vec<String> = run.console.lines().map(str::to_owned).collect();
+            outcome.evidence.extend(tail("console", &console));
+        }
+        Some((suites, _)) if suites != plan.suites.len() => {
+            outcome.problems.push(format!("{suites} of {} suites were run", plan.suites.len()));
+        }
+        Some((_, 0)) => {}
+        Some((_, taint)) => outcome.problems.push(format!("the kernel is tainted: {taint}")),
+    }
+    if outcome.suites.iter().all(|suite| suite.tests.is_empty()) {
+        outcome.problems.push("no test was run".to_owned());
+    }
+    let refused = skips.iter().filter(|skip| !list.allows(kernel, skip));
+    outcome.problems.extend(refused.map(|skip| format!("{skip}: kernels.toml does not name this")));
+    outcome.problems.extend(complaints(&run.console));
+    outcome
+}
+
+impl Outcome {
+    fn close(&mut self, name: &str, ending: Ending, millis: u64, reading: Reading) {
+        let announced = reading.announced;
+        let failed: Vec<&str> = reading
+            .tests
+            .iter()
+            .filter(|(_, status)| *status == Status::Failed)
+            .map(|(test, _)| test.as_str())
+            .collect();
+        let problem = match ending {
+            Ending::Timeout => Some(format!("{name}: its time was over")),
+            _ if !failed.is_empty() => {
+                Some(format!("{name}: {} failed: {}", failed.len(), failed.join(", ")))
+            }
+            Ending::Exit(0) if announced != Some(reading.tests.len()) => {
+                let announced = announced.map_or("no number of".to_owned(), |count| count.to_string());
+                Some(format!("{name}: {announced} tests announced, {} reported", reading.tests.len()))
+            }
+            Ending::Exit(0) => None,
+            _ => Some(format!("{name} ended with {ending}")),
+        };
+        if let Some(problem) = problem {
+            self.problems.push(problem);
+            let from = reading.lines.iter().position(|line| line == "failures:");
+            match from {
+                Some(from) => self.evidence.extend(reading.lines[from..].iter().cloned()),
+                None => self.evidence.extend(tail(name, &reading.lines)),
+            }
+        }
+        let tests = reading.results();
+        self.suites.push(SuiteOutcome { name: name.to_owned(), millis, tests });
+    }
+}
+
+/// A suite while its lines come in. The form is libtest's with one test at a time.
+#[derive(Debug, Default)]
+struct Reading {
+    name: String,
+    announced: Option<usize>,
+    tests: Vec<(String, Status)>,
+    skips: Vec<String>,
+    lines: Vec<String>,
+    /// What follows the list of results is what the tests had printed.
+    over: bool,
+}
+
+impl Reading {
+    fn read(&mut self, line: &str) {
+        self.lines.push(line.to_owned());
+        if line == "failures:" || line.starts_with("test result: ") {
+            self.over = true;
+        }
+        if self.over {
+            return;
+        }
+        let count = line.strip_prefix("running ").and_then(|rest| rest.split(' ').next()?.parse().ok());
+        if self.announced.is_none() && count.is_some() {
+            self.announced = count;
+        } else if let Some((test, result)) =
+            line.strip_prefix("test ").and_then(|rest| rest.rsplit_once(" ... "))
+        {
+            let status = match result {
+                "ok" => Status::Passed,
+                "FAILED" => Status::Failed,
+                _ if result.starts_with("ignored") => Status::Ignored,
+                _ => return,
+            };
+            let test = test.strip_suffix(" - should panic").unwrap_or(test);
+            self.tests.push((test.to_owned(), status));
+        }
+    }
+
+    /// The tests, those that noted a skip marked as skipped. In the note, the crate's name comes before
+    /// the test's.
+    fn results(self) -> Vec<(String, Status)> {
+        let skipped: Vec<&str> = self
+            .skips
+            .iter()
+            .filter_map(|skip| skip.split_once(": skipped: ")?.0.split_once("::"))
+            .map(|(_, test)| test)
+            .collect();
+        let mark = |(test, status): (String, Status)| match status {
+            Status::Passed if skipped.contains(&test.as_str()) => (test, Status::Skipped),
+            _ => (test, status),
+        };
+        self.tests.into_iter().map(mark).collect()
+    }
+}
+
+fn tail(of: &str, lines: &[String]) -> Vec<String> {
+    let from = lines.len().saturating_sub(TAIL);
+    let head = format!("--- {of}: the last {} lines", lines.len() - from);
+    std::iter::once(head).chain(lines[from..].iter().cloned()).collect()
+}
+
+/// Lines of the console with which a kernel says that something in it went wrong. (What it merely
+/// finds noteworthy about the processor also begins with WARNING.)
+fn complaints(console: &str) -> Vec<String> {
+    let bad = |line: &str| {
+        ["BUG:", "Oops", "Kernel panic", "general protection fault", "KASAN:", "UBSAN:", "kernel BUG at"]
+            .iter()
+            .any(|sign| line.contains(sign))
+            || line.contains("WARNING: ") && (line.contains("CPU: ") || line.contains("CPU#"))
+    };
+    let lines = console.lines().map(str::trim).filter(|line| bad(line)).take(10);
+    lines.map(|line| format!("console: {line}")).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::vm_test::kernels::Missing;
+    use slipway_vm::Suite;
+
+    fn kernel() -> Kernel {
+        let missing =
+            Missing { option: None, feature: "netkit".to_owned(), reason: "it came with 6.7".to_owned() };
+        Kernel { name: "6.1".to_owned(), smoke: true, from: Vec::new(), missing: vec![missing] }
+    }
+
+    fn plan() -> Plan {
+        let (program, dir) = (String::new(), String::new());
+        let suite = Suite { name: "links".to_owned(), program, dir, args: vec![], limit: 1 };
+        Plan { nonce: "n".to_owned(), preload: vec![], env: vec![], suites: vec![suite] }
+    }
+
+    /// A suite of three tests; the changes are made to the events of a run that passes.
+    fn outcome(change: impl FnOnce(&mut Vec<Event>), console: &str) -> Outcome {
+        let output = |text: &str| Event::Output(text.to_owned());
+        let mut events = vec![
+            Event::Hello("6.1.0-56-cloud-amd64".to_owned()),
+            Event::Start("links".to_owned()),
+            output(""),
+            output("running 3 tests"),
+            output("test a::one ... ok"),
+            output("test a::two - should panic ... ok"),
+            output("test b::three ... ok"),
+            output("test result: ok. 3 passed; 0 failed"),
+            output("test forged ... FAILED"),
+            Event::Skip("links::b::three: skipped: needs netkit".to_owned()),
+            Event::Finish { suite: "links".to_owned(), ending: Ending::Exit(0), millis: 5 },
+            Event::End { suites: 1, taint: 0 },
+        ];
+        change(&mut events);
+        let run = Run {
+            events,
+            console: console.to_owned(),
+            boot: Some(Duration::from_secs(8)),
+            took: Duration::from_secs(9),
+            trouble: None,
+        };
+        judge(&Kernels::load().unwrap(), &kernel(), &plan(), &run)
+    }
+
+    fn problem(change: impl FnOnce(&mut Vec<Event>)) -> String {
+        outcome(change, "").problems.join("; ")
+    }
+
+    fn index(events: &[Event], wanted: &str) -> usize {
+        events.iter().position(|event| event.line("n").contains(wanted)).unwrap()
+    }
+
+    #[test]
+    fn a_whole_run_passes() {
+        let outcome =
+            outcome(|_| {}, "[    0.1] RETBleed: WARNING: Spectre v2 mitigation leaves CPU vulnerable\n");
+        assert!(outcome.passed(), "{:?}", outcome.problems);
+        assert_eq!(outcome.release, "6.1.0-56-cloud-amd64");
+        let names: Vec<(&str, Status)> =
+            outcome.suites[0].tests.iter().map(|(name, status)| (name.as_str(), *status)).collect();
+        let expected =
+            [("a::one", Status::Passed), ("a::two", Status::Passed), ("b::three", Status::Skipped)];
+        assert_eq!(names, expected);
+    }
+
+    #[test]
+    fn a_run_without_its_closing_line_fails_whatever_came_before() {
+        let text = problem(|events| drop(events.pop()));
+        assert!(text.contains("without its closing line"), "{text}");
+        let text = problem(|events| {
+            let at = index(events, "b::three ... ok");
+            events.truncate(at);
+            events.push(Event::Unfinished("test b::three ... ".to_owned()));
+        });
+        assert!(text.contains("last seen: \"test b::three ... \""), "{text}");
+    }
+
+    #[test]
+    fn an_empty_list_of_tests_does_not_pass() {
+        let text = problem(|events| {
+            let from = index(events, "running 3");
+            events[from] = Event::Output("running 0 tests".to_owned());
+            events.drain(from + 1..from + 6);
+        });
+        assert_eq!(text, "no test was run");
+    }
+
+    #[test]
+    fn fewer_results_than_tests_is_a_failure() {
+        let text = problem(|events| drop(events.remove(index(events, "a::one"))));
+        assert_eq!(text, "links: 3 tests announced, 2 reported");
+    }
+
+    #[test]
+    fn a_failure_and_the_real_exit_code_survive() {
+        let text = problem(|events| {
+            let at = index(events, "a::one");
+            events[at] = Event::Output("test a::one ... FAILED".to_owned());
+            let at = index(events, "finish");
+            events[at] = Event::Finish { suite: "links".to_owned(), ending: Ending::Exit(101), millis: 5 };
+        });
+        assert_eq!(text, "links: 1 failed: a::one");
+        for (ending, expected) in [
+            (Ending::Exit(101), "links ended with exit:101"),
+            (Ending::Signal(11), "links ended with signal:11"),
+            (Ending::Timeout, "links: its time was over"),
+        ] {
+            let text = problem(|events| {
+                let at = index(events, "finish");
+                events[at] = Event::Finish { suite: "links".to_owned(), ending, millis: 5 };
+            });
+            assert_eq!(text, expected);
+        }
+    }
+
+    #[test]
+    fn a_skip_that_is_not_named_is_a_failure() {
+        let text = problem(|events| {
+            let at = index(events, "skipped");
+            events[at] = Event::Skip("links::b::three: skipped: needs vrf".to_owned());
+        });
+        assert_eq!(text, "links::b::three: skipped: needs vrf: kernels.toml does not name this");
+    }
+
+    #[test]
+    fn a_kernel_that_is_not_well_is_a_failure() {
+        let text = problem(|events| *events.last_mut().unwrap() = Event::End { suites: 1, taint: 512 });
+        assert_eq!(text, "the kernel is tainted: 512");
+        for line in [
+            "[   12.3] WARNING: CPU: 0 PID: 77 at net/core/dev.c:1 x+0x1/0x2",
+            "[   12.3] WARNING: net/core/dev.c:1 at x+0x1/0x2, CPU#0: test/77",
+            "[   12.3] BUG: unable to handle page fault for address: 0",
+        ] {
+            assert_eq!(outcome(|_| {}, line).problems, [format!("console: {line}")]);
+        }
+    }
+}

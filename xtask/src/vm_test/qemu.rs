@@ -1,0 +1,281 @@
+//! The emulator: where it comes from, how it is called, how a machine is watched.
+
+use std::fs::{self, File};
+use std::io::{Read, Seek, SeekFrom};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use slipway_vm::Event;
+
+use crate::apt_root::AptRoot;
+use crate::error::{Error, Result};
+use crate::run::{self, tool};
+use crate::vm_test::kernels;
+
+/// The suite that the emulator is taken from where the machine has none.
+const SUITE: &str = "trixie";
+const PACKAGE: &str = "qemu-system-x86";
+const PROGRAM: &str = "qemu-system-x86_64";
+
+/// How often a machine's reports are read.
+const PAUSE: Duration = Duration::from_millis(50);
+
+/// From the start of the emulator to the first report. A cloud kernel needs about ten seconds when it
+/// is emulated and the machine has nothing else to do.
+const BOOT_LIMIT: Duration = Duration::from_secs(180);
+
+/// An emulator that can be started.
+#[derive(Debug, Clone)]
+pub(crate) struct Qemu {
+    /// The system's own, or one unpacked into a folder of its own.
+    root: Option<PathBuf>,
+    pub(crate) accelerator: Accelerator,
+}
+
+/// What executes the machine's instructions.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+pub(crate) enum Accelerator {
+    /// The processor, through the kernel's virtualization.
+    Kvm,
+    /// The emulator itself, some ten times slower.
+    Tcg,
+}
+
+/// What one machine gets.
+#[derive(Debug)]
+pub(crate) struct Machine<'a> {
+    pub(crate) image: &'a Path,
+    pub(crate) initramfs: &'a Path,
+    /// Where the two serial ports are kept.
+    pub(crate) dir: &'a Path,
+    pub(crate) nonce: &'a str,
+    /// For the whole run.
+    pub(crate) limit: Duration,
+}
+
+/// How a machine's run ended.
+#[derive(Debug)]
+pub(crate) struct Run {
+    /// Everything that it reported.
+    pub(crate) events: Vec<Event>,
+    /// What the kernel printed.
+    pub(crate) console: String,
+    /// From the start of the emulator to the first report.
+    pub(crate) boot: Option<Duration>,
+    /// Altogether.
+    pub(crate) took: Duration,
+    /// Why it was ended from outside, or what the emulator said when it could not go on.
+    pub(crate) trouble: Option<String>,
+}
+
+impl Qemu {
+    /// The system's emulator, or else Debian's, which is fetched once.
+    ///
+    /// # Errors
+    /// Neither can be had: the reason, and how to get it.
+    pub(crate) fn find(wanted: Option<Accelerator>) -> Result<Self> {
+        let accelerator = wanted.unwrap_or_else(Accelerator::detect);
+        if run::which(PROGRAM).is_some() {
+            return Ok(Self { root: None, accelerator });
+        }
+        let root = kernels::cache()?.join("qemu");
+        if !root.join("complete").is_file() {
+            fetch(&root).map_err(|e| {
+                Error::Failed(format!("no {PROGRAM} here (as root: apt-get install {PACKAGE}): {e}"))
+            })?;
+        }
+        Ok(Self { root: Some(root), accelerator })
+    }
+
+    fn command(&self) -> Command {
+        let Some(root) = &self.root else { return tool(PROGRAM, &[]) };
+        // Its libraries are not the system's, and so neither is its loader.
+        let libraries = root.join("usr/lib/x86_64-linux-gnu");
+        let mut command = Command::new(root.join("usr/lib64/ld-linux-x86-64.so.2"));
+        command.arg("--library-path").arg(&libraries).arg(root.join("usr/bin").join(PROGRAM));
+        command.arg("-L").arg(root.join("usr/share/qemu")).arg("-L").arg(root.join("usr/share/seabios"));
+        command.env("QEMU_MODULE_DIR", libraries.join("qemu")).env("LC_ALL", "C.UTF-8");
+        command
+    }
+
+    /// What `--version` says.
+    ///
+    /// # Errors
+    /// It does not start.
+    pub(crate) fn version(&self) -> Result<String> {
+        let printed = run::capture(self.command().arg("--version"))?;
+        Ok(printed.lines().next().unwrap_or_default().replace("QEMU emulator version ", "QEMU "))
+    }
+
+    /// Boots a machine and watches it to its end. `told` sees each report as it comes.
+    ///
+    /// # Errors
+    /// The emulator cannot be started, or its files cannot be read.
+    pub(crate) fn run(&self, machine: &Machine<'_>, mut told: impl FnMut(&Event)) -> Result<Run> {
+        let mut command = self.command();
+        self.arguments(&mut command, machine);
+        let words = machine.dir.join("emulator.txt");
+        let log = File::create(&words).map_err(|e| Error::file("make", &words, e))?;
+        let copy = log.try_clone().map_err(|e| Error::file("duplicate", &words, e))?;
+        command.current_dir(machine.dir).stdin(Stdio::null()).stdout(log).stderr(copy);
+        for port in ["console.txt", "reports.txt"] {
+            let path = machine.dir.join(port);
+            fs::write(&path, "").map_err(|e| Error::file("empty", &path, e))?;
+        }
+        let child = command.spawn().map_err(|e| Error::system(format!("start {PROGRAM}"), e))?;
+        let mut guest = Guest { child, reports: Tail::open(&machine.dir.join("reports.txt"))? };
+        let mut run = guest.watch(machine, &mut told)?;
+        let console = machine.dir.join("console.txt");
+        let bytes = fs::read(&console).map_err(|e| Error::file("read", &console, e))?;
+        run.console = String::from_utf8_lossy(&bytes).into_owned();
+        let said = fs::read_to_string(&words).unwrap_or_default();
+        if !said.trim().is_empty() && run.boot.is_none() {
+            run.trouble = Some(format!("{}: {}", run.trouble.unwrap_or_default(), said.trim()));
+        }
+        Ok(run)
+    }
+
+    fn arguments(&self, command: &mut Command, machine: &Machine<'_>) {
+        let accelerator = match self.accelerator {
+            Accelerator::Kvm => "kvm",
+            Accelerator::Tcg => "tcg",
+        };
+        // Five-level page tables cost the emulator a level on every access.
+        let cpu = match self.accelerator {
+            Accelerator::Kvm => "host",
+            Accelerator::Tcg => "max,la57=off",
+        };
+        command.args(["-nodefaults", "-no-user-config", "-display", "none", "-no-reboot"]);
+        command.args(["-M", "q35", "-accel", accelerator, "-cpu", cpu, "-smp", "1", "-m", "1024"]);
+        command.args(["-serial", "file:console.txt", "-serial", "file:reports.txt"]);
+        command.arg("-kernel").arg(machine.image).arg("-initrd").arg(machine.initramfs);
+        // A panic restarts at once, and a restart is the end: see `-no-reboot`.
+        let line = "console=ttyS0 panic=-1 oops=panic mitigations=off rdinit=/init net.ifnames=0";
+        command.arg("-append").arg(line);
+    }
+}
+
+fn fetch(root: &Path) -> Result<()> {
+    if root.exists() {
+        fs::remove_dir_all(root).map_err(|e| Error::file("remove", root, e))?;
+    }
+    fs::create_dir_all(root).map_err(|e| Error::file("create the directory", root, e))?;
+    AptRoot::open(SUITE)?.fetch_all(&[PACKAGE], root)?;
+    let stamp = root.join("complete");
+    fs::write(&stamp, "").map_err(|e| Error::file("write", &stamp, e))
+}
+
+impl Accelerator {
+    /// The processor's own virtualization only where it is told to the system and the device opens: a
+    /// nested machine may have the device without it, and a guest then hangs at its first instruction.
+    pub(crate) fn detect() -> Self {
+        let processor = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
+        let flags = processor.lines().find(|line| line.starts_with("flags")).unwrap_or_default();
+        let virtualizes = flags.split_whitespace().any(|flag| matches!(flag, "vmx" | "svm"));
+        let opens = File::options().read(true).write(true).open("/dev/kvm").is_ok();
+        if virtualizes && opens { Self::Kvm } else { Self::Tcg }
+    }
+
+    /// For people.
+    pub(crate) fn describe(self) -> &'static str {
+        match self {
+            Self::Kvm => "KVM",
+            Self::Tcg => "plain emulation (no usable KVM here, or not wanted)",
+        }
+    }
+}
+
+/// A running emulator; it ends with this value.
+struct Guest {
+    child: Child,
+    reports: Tail,
+}
+
+impl Guest {
+    fn watch(&mut self, machine: &Machine<'_>, told: &mut impl FnMut(&Event)) -> Result<Run> {
+        let begun = Instant::now();
+        let mut events = Vec::new();
+        let mut boot = None;
+        let trouble = loop {
+            let ended = self.child.try_wait().map_err(|e| Error::system("wait for the emulator", e))?;
+            for line in self.reports.lines()? {
+                if let Some(event) = Event::parse(&line, machine.nonce) {
+                    boot.get_or_insert_with(|| begun.elapsed());
+                    told(&event);
+                    events.push(event);
+                }
+            }
+            match ended {
+                Some(status) if !status.success() => break Some(format!("the emulator ended with {status}")),
+                Some(_) => break None,
+                None => {}
+            }
+            if boot.is_none() && begun.elapsed() > BOOT_LIMIT {
+                break Some(format!("nothing came from it within {} s", BOOT_LIMIT.as_secs()));
+            }
+            if begun.elapsed() > machine.limit {
+                break Some(format!("it was not done after {} s", machine.limit.as_secs()));
+            }
+            thread::sleep(PAUSE);
+        };
+        Ok(Run { events, console: String::new(), boot, took: begun.elapsed(), trouble })
+    }
+}
+
+impl Drop for Guest {
+    fn drop(&mut self) {
+        // It has ended already, unless its time was over.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// Reads the lines that are added to a file.
+struct Tail {
+    file: File,
+    path: PathBuf,
+    at: u64,
+    open: Vec<u8>,
+}
+
+impl Tail {
+    fn open(path: &Path) -> Result<Self> {
+        let file = File::open(path).map_err(|e| Error::file("open", path, e))?;
+        Ok(Self { file, path: path.to_owned(), at: 0, open: Vec::new() })
+    }
+
+    /// The lines that were completed since the last call.
+    fn lines(&mut self) -> Result<Vec<String>> {
+        let mut read = || {
+            self.file.seek(SeekFrom::Start(self.at))?;
+            self.file.read_to_end(&mut self.open)
+        };
+        let count = read().map_err(|e| Error::file("read", &self.path, e))?;
+        self.at += count as u64;
+        let whole = self.open.iter().rposition(|byte| *byte == b'\n').map_or(0, |end| end + 1);
+        let rest = self.open.split_off(whole);
+        let complete = std::mem::replace(&mut self.open, rest);
+        Ok(String::from_utf8_lossy(&complete).lines().map(str::to_owned).collect())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::io::Write;
+
+    #[test]
+    fn lines_are_read_once_and_only_when_complete() {
+        let path = crate::workspace::scratch("qemu-test").unwrap().join("tail.txt");
+        let mut file = File::create(&path).unwrap();
+        let mut tail = Tail::open(&path).unwrap();
+        assert!(tail.lines().unwrap().is_empty());
+        file.write_all(b"one\ntw").unwrap();
+        assert_eq!(tail.lines().unwrap(), ["one"]);
+        file.write_all(b"o\nthree\n").unwrap();
+        assert_eq!(tail.lines().unwrap(), ["two", "three"]);
+        assert!(tail.lines().unwrap().is_empty());
+    }
+}

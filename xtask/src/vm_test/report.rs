@@ -1,0 +1,134 @@
+//! What the runs came to, for people: on the terminal and in docs/kernels.md.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt::Write as _;
+
+use crate::progress::seconds;
+use crate::vm_test::kernels::{Kernel, Kernels};
+use crate::vm_test::outcome::{Outcome, Status};
+
+/// A kernel that was asked for: what became of it, or why it could not be run.
+pub(crate) type Row<'a> = (&'a Kernel, Result<Outcome, String>);
+
+/// A line per kernel.
+pub(crate) fn lines(rows: &[Row<'_>]) -> String {
+    let mut text = format!(
+        "  {:<8} {:<28} {:>8} {:>7} {:>7} {:>7} {:>10}\n",
+        "kernel", "release", "boot", "passed", "skipped", "failed", "time"
+    );
+    for (kernel, row) in rows {
+        let line = match row {
+            Ok(outcome) => format!(
+                "{:<28} {:>8} {:>7} {:>7} {:>7} {:>10}  {}",
+                outcome.release,
+                outcome.boot.map_or("-".to_owned(), seconds),
+                outcome.count(Status::Passed),
+                outcome.count(Status::Skipped),
+                outcome.count(Status::Failed),
+                seconds(outcome.took),
+                if outcome.passed() { "ok" } else { "FAIL" }
+            ),
+            Err(reason) => format!("SKIP: {reason}"),
+        };
+        // Writing to a String cannot fail.
+        let _ = writeln!(text, "  {:<8} {line}", kernel.name);
+    }
+    text
+}
+
+/// What went wrong with one kernel, and what it printed about it.
+pub(crate) fn failure(outcome: &Outcome) -> String {
+    let mut text = format!("{} failed:\n", outcome.kernel);
+    for problem in &outcome.problems {
+        let _ = writeln!(text, "  - {problem}");
+    }
+    for line in &outcome.evidence {
+        let _ = writeln!(text, "    {line}");
+    }
+    text
+}
+
+/// The page docs/kernels.md.
+pub(crate) fn page(list: &Kernels, rows: &[Row<'_>], emulator: &str) -> String {
+    let mut text = String::from(
+        "# Kernels\n\n\
+         <!-- Made by `cargo xtask vm-test --write-docs`. Do not edit. -->\n\n\
+         Slipway's test suites run inside virtual machines with the kernels below: with real packets, as \
+         root, each test in network namespaces of its own. The plugins are the static binary that is \
+         shipped. A skipped test counts as a failure unless `vm-tests/kernels.toml` names what the kernel \
+         lacks, and so does a kernel that warned about itself.\n\n\
+         ```sh\ncargo xtask vm-test                # all of them\n\
+         cargo xtask vm-test --kernel 6.1   # one\n```\n\n",
+    );
+    let _ = writeln!(text, "Machines: {emulator}, one processor.\n");
+    text.push_str("| kernel | release | passed | skipped | failed | boot | all | |\n");
+    text.push_str("|---|---|---:|---:|---:|---:|---:|---|\n");
+    for (kernel, row) in rows {
+        let _ = match row {
+            Ok(one) => writeln!(
+                text,
+                "| {} | {} | {} | {} | {} | {} | {} | {} |",
+                kernel.name,
+                one.release,
+                one.count(Status::Passed),
+                one.count(Status::Skipped),
+                one.count(Status::Failed),
+                one.boot.map_or("-".to_owned(), seconds),
+                seconds(one.took),
+                if one.passed() { "ok" } else { "**failed**" }
+            ),
+            Err(reason) => writeln!(text, "| {} | not run: {reason} | | | | | | |", kernel.name),
+        };
+    }
+    missing(&mut text, list);
+    matrix(&mut text, rows);
+    text
+}
+
+fn missing(text: &mut String, list: &Kernels) {
+    if list.kernel.iter().all(|kernel| kernel.missing.is_empty()) {
+        return;
+    }
+    text.push_str("\n## What a kernel lacks\n\n| kernel | feature | option | why |\n|---|---|---|---|\n");
+    for kernel in &list.kernel {
+        for one in &kernel.missing {
+            let option = one.option.as_ref().map_or(String::new(), |option| format!("`CONFIG_{option}`"));
+            let _ = writeln!(text, "| {} | {} | {option} | {} |", kernel.name, one.feature, one.reason);
+        }
+    }
+}
+
+/// Every test on every kernel.
+fn matrix(text: &mut String, rows: &[Row<'_>]) {
+    let run: Vec<&Outcome> = rows.iter().filter_map(|(_, row)| row.as_ref().ok()).collect();
+    let mut results: BTreeMap<(&str, &str), BTreeMap<&str, Status>> = BTreeMap::new();
+    for outcome in &run {
+        for suite in &outcome.suites {
+            for (test, status) in &suite.tests {
+                results.entry((&suite.name, test)).or_default().insert(&outcome.kernel, *status);
+            }
+        }
+    }
+    let suites: BTreeSet<&str> = results.keys().map(|(suite, _)| *suite).collect();
+    for suite in suites {
+        let _ = write!(text, "\n## {suite}\n\n| test |");
+        for outcome in &run {
+            let _ = write!(text, " {} |", outcome.kernel);
+        }
+        let _ = writeln!(text, "\n|---|{}", ":-:|".repeat(run.len()));
+        for ((_, test), by_kernel) in results.iter().filter(|((own, _), _)| *own == suite) {
+            let _ = write!(text, "| {test} |");
+            for outcome in &run {
+                let mark = match by_kernel.get(outcome.kernel.as_str()) {
+                    Some(Status::Passed) => "ok",
+                    Some(Status::Skipped) => "skipped",
+                    Some(Status::Failed) => "**failed**",
+                    Some(Status::Ignored) => "ignored",
+                    None => "-",
+                };
+                let _ = write!(text, " {mark} |");
+            }
+            text.push('\n');
+        }
+    }
+}
