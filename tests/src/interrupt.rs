@@ -127,6 +127,19 @@ pub fn killed(node: &Node, call: PluginCall, point: &Point) -> bool {
     }
 }
 
+/// The tests that try a call at each of its points try every n-th only: n is in the environment variable
+/// `SLIPWAY_SAMPLE`, for machines on which trying all takes too long. 1 when it is not set.
+///
+/// # Panics
+/// When it is no number, or 0.
+#[must_use]
+pub fn stride() -> usize {
+    let set = std::env::var("SLIPWAY_SAMPLE").ok();
+    let stride = set.map_or(1, |text| text.parse().expect("SLIPWAY_SAMPLE is a number"));
+    assert!(stride > 0, "SLIPWAY_SAMPLE is 0");
+    stride
+}
+
 fn parse(trace: &str) -> Vec<Point> {
     let mut counts: BTreeMap<(&str, &str), usize> = BTreeMap::new();
     let mut points: Vec<Point> = Vec::new();

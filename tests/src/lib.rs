@@ -54,7 +54,7 @@ mod traffic;
 pub use chain::{Attach, Failure, Network};
 pub use feature::{NFT_RANGES, nft_loads_ranges};
 pub use golden::{golden, normalise};
-pub use interrupt::{Disturbance, Point, disturbed, kill_points, killed};
+pub use interrupt::{Disturbance, Point, disturbed, kill_points, killed, stride};
 pub use node::{BridgeNetfilter, Host, Node, Pod};
 pub use plugin::{
     CniFailure, Output, PluginCall, Running, is_peer, newest_version, peer_fails, plugin_dir, slipway,
