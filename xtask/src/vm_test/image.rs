@@ -99,8 +99,8 @@ const OPTIONAL: &[&str] =
 const DATA: &[&str] = &["/etc/protocols", "/etc/services", "/etc/iproute2", "/usr/share/iproute2"];
 
 /// Folders of the checkout in which tests find expected output and the like, at the paths that were
-/// compiled into them. The sources themselves are left out.
-const SOURCES: &[&str] = &["cni", "tests"];
+/// compiled into them.
+const SOURCES: &[&str] = &["cni", "docs", "tests"];
 
 /// Where things are in the machine.
 pub(crate) const TESTS: &str = "/vm/tests";
@@ -241,9 +241,7 @@ pub(crate) fn write(
         }
     }
     for folder in SOURCES.iter().map(|name| workspace::root().join(name)) {
-        archive.tree(&folder, &folder, |path| {
-            path.extension().is_none_or(|extension| extension != "rs") && !path.ends_with("target")
-        })?;
+        archive.tree(&folder, &folder, |path| !path.ends_with("target"))?;
     }
     archive.tree(Path::new(PLUGINS), &programs.plugins, |_| true)?;
     if let Some(peer) = &programs.peer {
