@@ -121,10 +121,13 @@ pub struct Listed {
 /// against any number of other processes that do the same.
 pub trait Backend {
     /// Publishes the ports: all of them or none. Publishing again what the same attachment has
-    /// already is no error; what it had and is no longer asked for goes away.
+    /// already is no error; what it had and is no longer asked for goes away. What another
+    /// attachment of the same container (one ID, one namespace) publishes already stays with that
+    /// one, as long as it has it.
     ///
     /// # Errors
-    /// [`Error::Conflict`] when another living attachment has one of the ports or addresses.
+    /// [`Error::Conflict`] when a living attachment of another container has one of the ports or
+    /// addresses.
     fn publish(&self, request: &PortRequest) -> Result<(), Error>;
 
     /// Masquerades the addresses: all of them or none. As with [`Backend::publish`], a repetition

@@ -68,7 +68,12 @@ impl Fake {
 impl Backend for Fake {
     fn publish(&self, request: &PortRequest) -> Result<(), Error> {
         let mut state = self.enter("publish", &request.attachment)?;
-        for other in state.ports.values().filter(|o| o.attachment != request.attachment) {
+        let same_container = |other: &PortRequest| {
+            other.attachment.container_id() == request.attachment.container_id()
+                && other.netns == request.netns
+        };
+        let others = state.ports.values().filter(|o| o.attachment != request.attachment);
+        for other in others.filter(|other| !same_container(other)) {
             for wanted in &request.ports {
                 if other.ports.iter().any(|has| has.host.overlaps(&wanted.host)) {
                     let owner = Box::new(Owner::of(&other.attachment));

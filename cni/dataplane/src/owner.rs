@@ -120,6 +120,20 @@ impl Owner {
     }
 }
 
+impl Owner {
+    /// Whether the container's IDs of two owners may be one: a cut one tells only its beginning.
+    #[must_use]
+    pub fn may_be_of_one_container(&self, other: &Self) -> bool {
+        let (a, b) = (self.container_id.as_str(), other.container_id.as_str());
+        match (a.strip_suffix(CUT), b.strip_suffix(CUT)) {
+            (None, None) => a == b,
+            (Some(begin), None) => b.starts_with(begin),
+            (None, Some(begin)) => a.starts_with(begin),
+            (Some(one), Some(other)) => one.starts_with(other) || other.starts_with(one),
+        }
+    }
+}
+
 impl fmt::Display for Owner {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "network {}, container {}, interface {}", self.network, self.container_id, self.ifname)

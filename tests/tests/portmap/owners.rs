@@ -60,6 +60,54 @@ fn an_address_that_a_living_attachment_holds_is_refused() {
     assert_eq!(elements_of(&node, "one"), 0, "{}", node.ruleset());
 }
 
+/// A runtime that joins a container to two networks asks for its ports on both.
+#[test]
+fn a_container_on_two_networks_has_its_ports_on_the_first() {
+    let node = Node::new();
+    let (pod, other) = (node.pod("one"), node.pod("other"));
+    let mut ports = run_of(9000, 100);
+    ports.extend([map("tcp", 80, 80), map_on("192.0.2.1", "udp", 53, 53)]);
+    let conditions = json!(["ip", "saddr", "!=", "192.0.2.0/24"]);
+    let on = |pod, number, network: &str, ports: &[_]| {
+        Call::new(&node, pod, number, ports)
+            .key("name", json!(network))
+            .key("conditionsV4", conditions.clone())
+    };
+    let (first, second) = (on(&pod, 2, "net", &ports), on(&pod, 3, "second", &ports));
+    first.add();
+    let published = listed(&node);
+    for _ in 0..2 {
+        second.add();
+        for call in [&first, &second] {
+            call.check();
+        }
+        assert_eq!(listed(&node), published);
+    }
+    second.del();
+    assert_eq!(listed(&node), published);
+    first.check();
+
+    // Only what is the same is shared, and only within one container.
+    let error = second.clone().ports(&[map("tcp", 80, 81)]).call("ADD").run().error();
+    assert!(error.code == 11 && error.msg.contains("host port tcp/0.0.0.0:80 "), "{error:?}");
+    let mut same_id = on(&other, 4, "second", &ports);
+    same_id.id = "one".to_owned();
+    let error = same_id.call("ADD").run().error();
+    assert!(error.code == 11 && error.msg.contains("network net, container one,"), "{error:?}");
+
+    // With the first network the ports go; whoever looks is told, and the next ADD brings them back.
+    second.add();
+    first.del();
+    assert!(listed(&node).is_empty(), "{}", node.ruleset());
+    let error = second.call("CHECK").run().error();
+    assert!(error.msg.contains("is missing"), "{error:?}");
+    second.add();
+    second.check();
+    assert_eq!(listed(&node), published);
+    second.del();
+    assert_eq!(node.ruleset().matches("one\"").count(), 0, "{}", node.ruleset());
+}
+
 #[test]
 fn a_mapping_that_is_listed_twice_is_one() {
     let node = Node::new();

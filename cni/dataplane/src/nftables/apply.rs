@@ -37,6 +37,15 @@ pub(crate) struct Job {
     own_rules: Vec<(AddressFamily, Vec<Vec<Stmt>>)>,
 }
 
+/// What others have of the things that a plan needs.
+#[derive(Debug, Default)]
+struct Others {
+    /// Attachments that are provably dead.
+    dead: BTreeSet<AttachmentHash>,
+    /// Elements of the same container's other attachments, which serve for this one too.
+    shared: Vec<Held>,
+}
+
 /// How the usual way ended.
 enum Fast {
     Done,
@@ -144,7 +153,7 @@ impl Job {
 
     fn creations(&self) -> Transaction {
         let mut batch = Transaction::new();
-        batch.add_element(self.entry());
+        batch.add_element(self.entry(self.plan.items.len()));
         for item in &self.plan.items {
             batch.add_element(self.element(item));
         }
@@ -161,8 +170,9 @@ impl Job {
         }
     }
 
-    fn entry(&self) -> Element {
-        let count = u32::try_from(self.plan.items.len()).unwrap_or(u32::MAX);
+    /// The entry in the map of owners, with the number of elements that the attachment has.
+    fn entry(&self, count: usize) -> Element {
+        let count = u32::try_from(count).unwrap_or(u32::MAX);
         let id = element_id(Map::Owners, &plan::owner_key(self.hash, self.kind), None);
         let entry = Element::new(id).comment(&self.comment).values(vec![Value::Mark(count)]);
         match self.record.as_ref().and_then(Record::encode) {
@@ -198,24 +208,26 @@ impl Job {
             None => Vec::new(),
         };
         let own: Vec<Held> = own.into_iter().filter(|held| held.map != Map::Owners).collect();
-        let dead = self.dead_holders(session)?;
-        batch.append(super::withdraw::removal(session, &dead)?);
+        let others = self.others(session)?;
+        batch.append(super::withdraw::removal(session, &others.dead)?);
+        let shared = |item: &&Item| others.shared.iter().any(|held| serves(held, item));
+        let items: Vec<&Item> = self.plan.items.iter().filter(|item| !shared(item)).collect();
         let kept = |item: &Item| own.iter().any(|held| matches(held, item));
-        let wanted = |held: &Held| self.plan.items.iter().any(|item| matches(held, item));
+        let wanted = |held: &Held| items.iter().any(|item| matches(held, item));
         for held in own.iter().filter(|held| !wanted(held)) {
             batch.delete_element(held.id());
         }
         self.own_chains(session, &mut batch)?;
         self.add_shared_chains(session, &mut batch)?;
-        for item in self.plan.items.iter().filter(|item| !kept(item)) {
+        for item in items.iter().filter(|item| !kept(item)) {
             batch.add_element(self.element(item));
         }
-        let same = |e: &Held| e.count() == self.plan.items.len() && e.record == self.record;
+        let same = |e: &Held| e.count() == items.len() && e.record == self.record;
         if !entry.as_ref().is_some_and(same) {
             if let Some(entry) = &entry {
                 batch.delete_element(entry.id());
             }
-            batch.add_element(self.entry());
+            batch.add_element(self.entry(items.len()));
         }
         Ok(batch)
     }
@@ -247,12 +259,12 @@ impl Job {
         Ok(())
     }
 
-    /// The provably dead attachments that hold what the plan needs.
+    /// What others have of the things that the plan needs, and that is no reason to refuse it.
     ///
     /// # Errors
-    /// [`Error::Conflict`] for a holder that is not provably dead.
-    fn dead_holders(&self, session: &Session) -> Result<BTreeSet<AttachmentHash>, Error> {
-        let mut dead = BTreeSet::new();
+    /// [`Error::Conflict`] for a holder that is neither provably dead nor the same container.
+    fn others(&self, session: &Session) -> Result<Others, Error> {
+        let mut others = Others::default();
         for held in self.holders(session)? {
             let Some(owner) = &held.owner else {
                 return Err(Error::ConflictUnowned {
@@ -260,16 +272,32 @@ impl Job {
                     place: held.map.name().to_owned(),
                 });
             };
-            if dead.contains(&owner.attachment_hash) || owner.attachment_hash == self.hash {
+            if others.dead.contains(&owner.attachment_hash) {
                 continue;
             }
-            if !session.is_dead(owner)? {
+            if session.is_dead(owner)? {
+                let what = held.describe();
+                log::warn!("{what}: its owner ({owner}) is dead, taking it over for {}", self.owner);
+                others.dead.insert(owner.attachment_hash);
+            } else if self.plan.items.iter().any(|item| serves(&held, item))
+                && self.is_sibling(session, owner)?
+            {
+                others.shared.push(held);
+            } else {
                 return Err(Error::Conflict { what: held.describe(), owner: Box::new(owner.clone()) });
             }
-            log::warn!("{}: its owner ({owner}) is dead, taking it over for {}", held.describe(), self.owner);
-            dead.insert(owner.attachment_hash);
         }
-        Ok(dead)
+        Ok(others)
+    }
+
+    /// Whether an owner is another attachment of the same container. Runtimes that join a container to
+    /// several networks ask for its ports on each, with the same container ID and namespace.
+    fn is_sibling(&self, session: &Session, owner: &Owner) -> Result<bool, Error> {
+        if self.record.is_none() || !self.owner.may_be_of_one_container(owner) {
+            return Ok(false);
+        }
+        let entry = session.entry(owner.attachment_hash, self.kind)?;
+        Ok(entry.is_some_and(|entry| entry.record == self.record))
     }
 
     /// Elements of others that are where the plan's would be, or overlap with them.
@@ -321,6 +349,13 @@ impl Job {
                     return Err(Error::Missing(format!("{name} is missing from map {}", item.map.name())));
                 }
                 Some(held) if !held.is_of(self.hash) => {
+                    let sibling = match &held.owner {
+                        Some(owner) if serves(&held, item) => self.is_sibling(session, owner)?,
+                        _ => false,
+                    };
+                    if sibling {
+                        continue;
+                    }
                     let owner = held.owner.map_or_else(|| "nobody".to_owned(), |owner| owner.to_string());
                     return Err(Error::Missing(format!(
                         "{name} belongs to {owner} in map {}",
@@ -367,6 +402,20 @@ fn datum(item: &Item) -> ElementData {
         }
         Datum::Chain(name) => ElementData::Verdict(Verdict::Goto(name.clone())),
     }
+}
+
+/// Whether an element of another attachment of the container does what the item would: it publishes
+/// the same host ports to the same container ports, on another of the container's addresses.
+fn serves(held: &Held, item: &Item) -> bool {
+    let there = held.map == item.map && held.key == item.key && held.end == item.end;
+    there
+        && match (&held.data, &item.data) {
+            (ElementData::Values(has), Datum::Values(wanted)) => has.get(1..) == wanted.get(1..),
+            (ElementData::Verdict(_), Datum::Chain(_)) => {
+                matches!(item.map, Map::Conditions(_) | Map::HostIpConditions(_))
+            }
+            _ => false,
+        }
 }
 
 fn matches(held: &Held, item: &Item) -> bool {
