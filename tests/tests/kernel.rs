@@ -186,6 +186,30 @@ fn flags_and_attributes_change() {
     }
 }
 
+/// What routing netlink says of settings is what the files say, before and after a change of either.
+#[test]
+fn settings_are_those_below_proc_sys() {
+    let world = World::new();
+    let bridge = world.bridge("br0");
+    let get = |name: &str| sysctl::get_in(&world.host_netns, name).unwrap();
+    let set = |name: &str, value: &str| sysctl::set_in(&world.host_netns, name, value).unwrap();
+    assert_eq!((bridge.route_localnet, bridge.accept_ra), (false, 1));
+    set("net/ipv6/conf/br0/accept_ra", "2");
+    world.host.change_link(&bridge, &LinkChange::new().arp_notify().route_localnet()).unwrap();
+    for setting in ["arp_notify", "route_localnet"] {
+        assert_eq!(get(&format!("net/ipv4/conf/br0/{setting}")), "1", "{setting}");
+    }
+    let bridge = world.host.link("br0").unwrap();
+    assert_eq!((bridge.route_localnet, bridge.accept_ra), (true, 2));
+    for (family, name) in [(Family::V4, "net/ipv4/ip_forward"), (Family::V6, "net/ipv6/conf/all/forwarding")]
+    {
+        for (value, expected) in [("1", true), ("0", false), ("1", true)] {
+            set(name, value);
+            assert_eq!(world.host.forwards(family).unwrap(), expected, "{name} is {value}");
+        }
+    }
+}
+
 #[test]
 fn addresses_come_and_go() {
     let world = World::new();

@@ -6,7 +6,8 @@ use std::time::{Duration, Instant};
 use nix::errno::Errno;
 use rtnetlink::packet_route::RouteNetlinkMessage;
 use rtnetlink::packet_route::link::{
-    InfoData, InfoKind, InfoVeth, LinkAttribute, LinkExtentMask, LinkFlags, LinkInfo, LinkMessage,
+    AfSpecInet, AfSpecUnspec, InetDevConf, InfoData, InfoKind, InfoVeth, LinkAttribute, LinkExtentMask,
+    LinkFlags, LinkInfo, LinkMessage,
 };
 
 use super::bridge::{PortSettings, VlanFiltering};
@@ -46,6 +47,10 @@ pub struct Link {
     pub port: Option<PortSettings>,
     /// Of a bridge: whether it filters by VLAN.
     pub vlan_filtering: Option<VlanFiltering>,
+    /// Its setting `net.ipv4.conf.<link>.route_localnet`.
+    pub route_localnet: bool,
+    /// Its setting `net.ipv6.conf.<link>.accept_ra`; 0 where there is no IPv6.
+    pub accept_ra: u32,
 }
 
 /// What a link is (`IFLA_INFO_KIND`).
@@ -116,6 +121,8 @@ pub struct LinkChange {
     flags: LinkFlags,
     mask: LinkFlags,
     attributes: Vec<LinkAttribute>,
+    /// Only what is not zero is sent, all in one attribute: of two the kernel would take the last.
+    ipv4: InetDevConf,
     words: Vec<String>,
 }
 
@@ -184,6 +191,25 @@ impl LinkChange {
     #[must_use]
     pub fn alias(self, alias: &str) -> Self {
         self.attribute(LinkAttribute::IfAlias(alias.to_owned()), format!("alias {alias:?}"))
+    }
+
+    /// Sets `net.ipv4.conf.<link>.arp_notify`.
+    ///
+    /// There is a file below `/proc/sys` too, but to find it there takes the kernel a walk past those of all network namespaces whose settings were looked at
+    /// (`proc_sys_compare`). The kernel makes other changes of the same request first.
+    #[must_use]
+    pub fn arp_notify(mut self) -> Self {
+        self.ipv4.arp_notify = 1;
+        self.words.push("arp_notify 1".to_owned());
+        self
+    }
+
+    /// Sets `net.ipv4.conf.<link>.route_localnet`; see [`LinkChange::arp_notify`].
+    #[must_use]
+    pub fn route_localnet(mut self) -> Self {
+        self.ipv4.route_localnet = 1;
+        self.words.push("route_localnet 1".to_owned());
+        self
     }
 
     /// Renames the link. Before Linux 6.1 it must be down.
@@ -310,6 +336,10 @@ impl RouteSocket {
         message.header.flags = change.flags;
         message.header.change_mask = change.mask;
         message.attributes.clone_from(&change.attributes);
+        if change.ipv4 != InetDevConf::default() {
+            let settings = AfSpecUnspec::Inet(vec![AfSpecInet::DevConfRequest(change.ipv4)]);
+            message.attributes.push(LinkAttribute::AfSpecUnspec(vec![settings]));
+        }
         let action = format_args!("set {} {}", link.name, change.words.join(" "));
         self.transport.run(Verb::Change, RouteNetlinkMessage::SetLink(message), action)
     }
@@ -370,6 +400,12 @@ const IFLA_INFO_DATA: u16 = 2;
 const IFLA_INFO_SLAVE_KIND: u16 = 4;
 const IFLA_INFO_SLAVE_DATA: u16 = 5;
 const IFLA_BR_VLAN_FILTERING: u16 = 7;
+const IFLA_INET_CONF: u16 = 1;
+const IFLA_INET6_CONF: u16 = 2;
+/// `IPV4_DEVCONF_ROUTE_LOCALNET` of `linux/ip.h`, which counts from 1.
+const ROUTE_LOCALNET: usize = 25;
+/// `DEVCONF_ACCEPT_RA` of `linux/ipv6.h`, which counts from 0.
+const ACCEPT_RA: usize = 3;
 
 fn decode(payload: &[u8]) -> Result<Link, String> {
     let (header, rest) = payload.split_at_checked(IFINFOMSG).ok_or("a link without a header")?;
@@ -388,6 +424,8 @@ fn decode(payload: &[u8]) -> Result<Link, String> {
         peer: None,
         port: None,
         vlan_filtering: None,
+        route_localnet: false,
+        accept_ra: 0,
     };
     for (kind, value) in wire::attributes(rest) {
         match kind {
@@ -399,6 +437,11 @@ fn decode(payload: &[u8]) -> Result<Link, String> {
             nix::libc::IFLA_MASTER => link.master = Some(wire::u32_of(value)),
             nix::libc::IFLA_LINK => link.peer = Some(wire::u32_of(value)),
             nix::libc::IFLA_LINKINFO => decode_info(value, &mut link),
+            nix::libc::IFLA_AF_SPEC => {
+                link.route_localnet =
+                    setting(value, (nix::libc::AF_INET, IFLA_INET_CONF), ROUTE_LOCALNET) != 0;
+                link.accept_ra = setting(value, (nix::libc::AF_INET6, IFLA_INET6_CONF), ACCEPT_RA);
+            }
             _ => {}
         }
     }
@@ -423,6 +466,15 @@ fn decode_info(info: &[u8], link: &mut Link) {
     if find(IFLA_INFO_SLAVE_KIND).is_some_and(|kind| wire::text(kind) == "bridge") {
         link.port = Some(PortSettings::decode(find(IFLA_INFO_SLAVE_DATA).unwrap_or_default()));
     }
+}
+
+/// One number of the array of a family's settings; 0 where the kernel tells none.
+fn setting(families: &[u8], (family, array): (i32, u16), index: usize) -> u32 {
+    fn find(nested: &[u8], wanted: u16) -> &[u8] {
+        wire::attributes(nested).find(|(kind, _)| *kind == wanted).map_or(&[], |(_, value)| value)
+    }
+    let array = u16::try_from(family).map_or([].as_slice(), |family| find(find(families, family), array));
+    array.get(4 * index..).map_or(0, wire::u32_of)
 }
 
 fn oper_state(number: u8) -> OperState {

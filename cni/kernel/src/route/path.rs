@@ -12,7 +12,7 @@ use rtnetlink::packet_route::route::{
 use rtnetlink::packet_route::{AddressFamily, RouteNetlinkMessage};
 
 use super::error::RouteError;
-use super::transport::Verb;
+use super::transport::{Message, Verb};
 use super::{RouteSocket, wire};
 
 /// Number of the main routing table, `RT_TABLE_MAIN`.
@@ -206,6 +206,40 @@ impl std::fmt::Display for Route {
 }
 
 impl RouteSocket {
+    /// Whether the namespace forwards packets of this family: `net.ipv4.ip_forward`,
+    /// `net.ipv6.conf.all.forwarding`. False where the kernel does not have the family.
+    ///
+    /// # Errors
+    /// When the kernel cannot be asked.
+    pub fn forwards(&self, family: Family) -> Result<bool, RouteError> {
+        // linux/netconf.h and linux/rtnetlink.h
+        const RTM_GETNETCONF: u16 = 82;
+        const NETCONFA_IFINDEX: u16 = 1;
+        const NETCONFA_FORWARDING: u16 = 2;
+        const NETCONFA_IFINDEX_ALL: i32 = -1;
+        /// `struct netconfmsg`: the family, padded.
+        const NETCONFMSG: usize = 4;
+        let (number, name) = match family {
+            Family::V4 => (AddressFamily::Inet, "IPv4"),
+            Family::V6 => (AddressFamily::Inet6, "IPv6"),
+        };
+        let mut payload = vec![u8::from(number), 0, 0, 0];
+        for half in [8, NETCONFA_IFINDEX] {
+            payload.extend(half.to_ne_bytes());
+        }
+        payload.extend(NETCONFA_IFINDEX_ALL.to_ne_bytes());
+        let request = Message::Bytes { kind: RTM_GETNETCONF, payload };
+        let asked = self.transport.get(request, format_args!("read whether {name} is forwarded"), |answer| {
+            let settings = answer.get(NETCONFMSG..).unwrap_or_default();
+            Ok(wire::attributes(settings)
+                .any(|(kind, value)| kind == NETCONFA_FORWARDING && wire::u32_of(value) != 0))
+        });
+        match asked {
+            Err(error) if matches!(error.errno(), Some(Errno::EOPNOTSUPP | Errno::EAFNOSUPPORT)) => Ok(false),
+            answer => answer,
+        }
+    }
+
     /// The routes of one table of one family.
     ///
     /// # Errors

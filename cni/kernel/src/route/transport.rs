@@ -56,32 +56,45 @@ pub(super) enum Verb {
     Get,
 }
 
-/// A request, or the bytes of an answer.
+/// A request, or bytes: those of an answer, and of requests that `netlink-packet-route` lacks.
 #[derive(Debug, Clone)]
-enum Message {
+pub(super) enum Message {
+    /// A request.
     Request(Box<RouteNetlinkMessage>),
-    Answer { kind: u16, payload: Vec<u8> },
+    /// What follows the netlink header, of this type.
+    Bytes {
+        /// The message's type.
+        kind: u16,
+        /// What follows the header.
+        payload: Vec<u8>,
+    },
+}
+
+impl From<RouteNetlinkMessage> for Message {
+    fn from(request: RouteNetlinkMessage) -> Self {
+        Self::Request(Box::new(request))
+    }
 }
 
 impl NetlinkSerializable for Message {
     fn message_type(&self) -> u16 {
         match self {
             Self::Request(request) => request.message_type(),
-            Self::Answer { kind, .. } => *kind,
+            Self::Bytes { kind, .. } => *kind,
         }
     }
 
     fn buffer_len(&self) -> usize {
         match self {
             Self::Request(request) => NetlinkSerializable::buffer_len(request.as_ref()),
-            Self::Answer { payload, .. } => payload.len(),
+            Self::Bytes { payload, .. } => payload.len(),
         }
     }
 
     fn serialize(&self, buffer: &mut [u8]) {
         match self {
             Self::Request(request) => request.serialize(buffer),
-            Self::Answer { payload, .. } => buffer.copy_from_slice(payload),
+            Self::Bytes { payload, .. } => buffer.copy_from_slice(payload),
         }
     }
 }
@@ -90,7 +103,7 @@ impl NetlinkDeserializable for Message {
     type Error = Infallible;
 
     fn deserialize(header: &NetlinkHeader, payload: &[u8]) -> Result<Self, Infallible> {
-        Ok(Self::Answer { kind: header.message_type, payload: payload.to_vec() })
+        Ok(Self::Bytes { kind: header.message_type, payload: payload.to_vec() })
     }
 }
 
@@ -231,18 +244,18 @@ impl Transport {
         message: RouteNetlinkMessage,
         action: fmt::Arguments<'_>,
     ) -> Result<(), RouteError> {
-        self.exchange(message, verb_flags(verb), action, &mut |_| Ok(())).map(|_| ())
+        self.exchange(message.into(), verb_flags(verb), action, &mut |_| Ok(())).map(|_| ())
     }
 
     /// Asks for one object.
     pub(super) fn get<T>(
         &self,
-        message: RouteNetlinkMessage,
+        message: impl Into<Message>,
         action: fmt::Arguments<'_>,
         decode: impl Fn(&[u8]) -> Result<T, String>,
     ) -> Result<T, RouteError> {
         let mut found = None;
-        self.exchange(message, verb_flags(Verb::Get), action, &mut |payload| {
+        self.exchange(message.into(), verb_flags(Verb::Get), action, &mut |payload| {
             found = Some(decode(payload)?);
             Ok(())
         })?;
@@ -261,10 +274,11 @@ impl Transport {
     ) -> Result<Vec<T>, RouteError> {
         for _ in 0..DUMP_ATTEMPTS {
             let mut found = Vec::new();
-            let end = self.exchange(message.clone(), NLM_F_REQUEST | NLM_F_DUMP, action, &mut |payload| {
-                found.extend(decode(payload)?);
-                Ok(())
-            })?;
+            let end =
+                self.exchange(message.clone().into(), NLM_F_REQUEST | NLM_F_DUMP, action, &mut |payload| {
+                    found.extend(decode(payload)?);
+                    Ok(())
+                })?;
             if matches!(end, End::Complete) {
                 return Ok(found);
             }
@@ -309,7 +323,7 @@ impl Transport {
 
     fn exchange(
         &self,
-        message: RouteNetlinkMessage,
+        message: Message,
         flags: u16,
         action: fmt::Arguments<'_>,
         take: &mut Take<'_>,
@@ -317,8 +331,7 @@ impl Transport {
         let socket = |errno| RouteError::Socket { action: self.action(action), errno };
         let mut header = NetlinkHeader::default();
         header.flags = flags;
-        let request =
-            NetlinkMessage::new(header, NetlinkPayload::InnerMessage(Message::Request(Box::new(message))));
+        let request = NetlinkMessage::new(header, NetlinkPayload::InnerMessage(message));
         let answers = self.handle.request(request, SocketAddr::new(0, 0));
         let mut answers = std::pin::pin!(answers.map_err(|_| socket(Errno::EPIPE))?);
         let mut collector = Collector { wants_one: flags == NLM_F_REQUEST, interrupted: false };
@@ -376,7 +389,7 @@ impl Collector {
             },
             NetlinkPayload::Done(done) => done.code,
             NetlinkPayload::Overrun(_) => return Err(Refusal::Answer("data was lost".to_owned())),
-            NetlinkPayload::InnerMessage(Message::Answer { payload, .. }) => {
+            NetlinkPayload::InnerMessage(Message::Bytes { payload, .. }) => {
                 take(payload).map_err(Refusal::Answer)?;
                 return Ok(self.wants_one.then_some(End::Complete));
             }

@@ -1,5 +1,6 @@
 //! The host's side: the bridge, the port, the gateway.
 
+use cni_dataplane::owner::Owner;
 use cni_kernel::mac::Mac;
 use cni_kernel::route::{
     DuplicateDetection, Link, LinkChange, LinkKind, NewBridge, NewVeth, OperState, PortSettings, PortVlan,
@@ -42,7 +43,9 @@ impl Host {
             bridge = self.switch_filtering_on(&bridge)?;
         }
         // The node must not take the word of a container for its routes.
-        optional(sysctl::ensure(&format!("net/ipv6/conf/{name}/accept_ra"), "0"))?;
+        if bridge.accept_ra != 0 {
+            optional(sysctl::set(&format!("net/ipv6/conf/{name}/accept_ra"), "0"))?;
+        }
         let mut change = LinkChange::new();
         if settings.promiscuous && !bridge.promiscuous {
             change = change.promiscuous();
@@ -97,7 +100,10 @@ impl Host {
         attachment: &Attachment,
         settings: &Settings,
     ) -> Result<(), CniError> {
-        let mut join = self.claim(port, attachment)?.master(bridge);
+        // The bridge takes every packet, so that a port has no use for a network layer of its own,
+        // whose routes every other change of a link would have to walk past (`fib6_ifdown`).
+        optional(sysctl::set(&format!("net/ipv6/conf/{}/disable_ipv6", port.name), "1"))?;
+        let mut join = LinkChange::new().alias(&Owner::of(attachment).to_comment()).master(bridge);
         // No packet may pass before the port is set as asked.
         let plain = settings.vlans.is_none() && settings.port == UNSET;
         if plain {

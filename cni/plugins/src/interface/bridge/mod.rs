@@ -10,7 +10,7 @@ mod host;
 mod plan;
 
 use cni_dataplane::macspoof;
-use cni_kernel::route::{DuplicateDetection, Link};
+use cni_kernel::route::{DuplicateDetection, Link, LinkChange};
 use cni_spec::{AddResult, CniError, Interface};
 
 use super::shared::container::{Container, Setting};
@@ -125,6 +125,8 @@ fn set_up<'a>(work: &Work<'a>, plan: &Plan, undo: &mut Undo<'a>) -> Result<Links
             Some((link, change))
         }
     };
+    // The neighbours shall learn at once that an address has moved to this link.
+    container.route.change_link(&inner, &LinkChange::new().arp_notify()).map_err(failed)?;
     container.prepare(&inner, &plan.layer3, settings_inside(settings))?;
     if !settings.container_link_down {
         container.bring_up(&inner, &plan.layer3, detection(settings))?;
@@ -152,15 +154,11 @@ fn detection(settings: &Settings) -> DuplicateDetection {
     if settings.detect_duplicates { DuplicateDetection::AsLink } else { DuplicateDetection::Skip }
 }
 
-/// How the container's end is set before it has addresses.
+/// How the container's end is set before it has IPv6 addresses.
 fn settings_inside(settings: &Settings) -> &'static [Setting] {
-    // With arp_notify the neighbours learn at once that an address has moved to this link.
-    const NOTIFY: Setting = Setting::V4("arp_notify", "1");
     match detection(settings) {
-        DuplicateDetection::AsLink => {
-            &[NOTIFY, Setting::V6("enhanced_dad", "1"), Setting::V6("accept_dad", "1")]
-        }
-        DuplicateDetection::Skip => &[NOTIFY, Setting::V6("accept_dad", "0")],
+        DuplicateDetection::AsLink => &[("enhanced_dad", "1"), ("accept_dad", "1")],
+        DuplicateDetection::Skip => &[("accept_dad", "0")],
     }
 }
 

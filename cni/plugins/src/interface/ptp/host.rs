@@ -1,7 +1,7 @@
 //! The host's side: the gateway of one container.
 
 use cni_dataplane::owner::Owner;
-use cni_kernel::route::{DuplicateDetection, Existing, Link, OperState, Route, RouteScope};
+use cni_kernel::route::{DuplicateDetection, Existing, Link, LinkChange, OperState, Route, RouteScope};
 use cni_kernel::sysctl;
 use cni_spec::{Attachment, CniError, ErrorCode};
 use ipnet::IpNet;
@@ -14,8 +14,11 @@ impl Host {
     /// Writes the owner on the host's end, switches it on, and gives it the gateways' addresses and
     /// the routes to the container's.
     pub(super) fn serve(&self, outer: &Link, plan: &Plan, attachment: &Attachment) -> Result<(), CniError> {
-        optional(sysctl::set(&format!("net/ipv6/conf/{}/accept_dad", outer.name), "0"))?;
-        let change = self.claim(outer, attachment)?.up();
+        // The node must not learn routes from a container.
+        for setting in ["accept_ra", "accept_dad"] {
+            optional(sysctl::set(&format!("net/ipv6/conf/{}/{setting}", outer.name), "0"))?;
+        }
+        let change = LinkChange::new().alias(&Owner::of(attachment).to_comment()).up();
         self.route.change_link(outer, &change).map_err(failed)?;
         for gateway in &plan.outside.gateways {
             // The configuration says whose address it is, and nobody else is on the link.

@@ -83,7 +83,7 @@ struct Work<'a> {
 fn set_up<'a>(work: &Work<'a>, plan: &Plan, undo: &mut Undo<'a>) -> Result<(Link, Link), CniError> {
     // There is nobody on the link to ask whether an address is free, and an end whose link-local
     // address is still being probed does not look for the other one.
-    const INSIDE: &[Setting] = &[Setting::V6("accept_dad", "0")];
+    const INSIDE: &[Setting] = &[("accept_dad", "0")];
     let Work { request, common, host, container } = *work;
     let attachment = &request.attachment;
     let mtu = host.mtu(common.mtu)?;

@@ -72,13 +72,16 @@ impl Container {
         cni_dataplane::ContainerNetns { path: self.netns.path().to_owned(), dev: id.dev, ino: id.ino }
     }
 
-    /// Sets what goes before the addresses: `settings` as far as the kernel has them, and that there
-    /// is IPv6 if an address is of it.
+    /// Sets what goes before IPv6 addresses, if there are any: that there is IPv6, and `settings` as
+    /// far as the kernel has them.
     ///
     /// # Errors
     /// What could not be set.
     pub(crate) fn prepare(&self, link: &Link, layer3: &Layer3, settings: &[Setting]) -> Result<(), CniError> {
-        self.netns.run(|| set(&link.name, layer3, settings)).map_err(failed)?
+        if !layer3.has(Family::V6) {
+            return Ok(());
+        }
+        self.netns.run(|| set(&link.name, settings)).map_err(failed)?
     }
 
     /// Gives the link its addresses and routes, and switches it on.
@@ -137,29 +140,17 @@ impl Container {
     }
 }
 
-/// A setting of one link, below `/proc/sys/net/<family>/conf/<link>`, and its value.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Setting {
-    /// Of IPv4.
-    V4(&'static str, &'static str),
-    /// Of IPv6.
-    V6(&'static str, &'static str),
-}
+/// A setting of one link, below `/proc/sys/net/ipv6/conf/<link>`, and its value.
+pub(crate) type Setting = (&'static str, &'static str);
 
 /// Runs inside the namespace.
-fn set(ifname: &str, layer3: &Layer3, settings: &[Setting]) -> Result<(), CniError> {
-    for setting in settings {
-        let (family, key, value) = match setting {
-            Setting::V4(key, value) => ("ipv4", key, value),
-            Setting::V6(key, value) => ("ipv6", key, value),
-        };
-        optional(sysctl::set(&format!("net/{family}/conf/{ifname}/{key}"), value))?;
+fn set(ifname: &str, settings: &[Setting]) -> Result<(), CniError> {
+    let name = |setting: &str| format!("net/ipv6/conf/{ifname}/{setting}");
+    for (setting, value) in settings {
+        optional(sysctl::set(&name(setting), value))?;
     }
-    if layer3.has(Family::V6) {
-        // Container engines switch IPv6 off in new namespaces.
-        sysctl::ensure("net/ipv6/conf/lo/disable_ipv6", "0").map_err(failed)?;
-        sysctl::ensure(&format!("net/ipv6/conf/{ifname}/disable_ipv6"), "0").map_err(failed)?;
-        sysctl::set(&format!("net/ipv6/conf/{ifname}/keep_addr_on_down"), "1").map_err(failed)?;
-    }
-    Ok(())
+    // Container engines switch IPv6 off in new namespaces.
+    sysctl::ensure("net/ipv6/conf/lo/disable_ipv6", "0").map_err(failed)?;
+    sysctl::ensure(&name("disable_ipv6"), "0").map_err(failed)?;
+    sysctl::set(&name("keep_addr_on_down"), "1").map_err(failed)
 }

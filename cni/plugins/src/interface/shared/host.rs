@@ -2,15 +2,15 @@
 
 use std::time::Duration;
 
-use cni_dataplane::owner::{AttachmentHash, Owner};
+use cni_dataplane::owner::AttachmentHash;
 use cni_kernel::mac::Mac;
 use cni_kernel::netns::Netns;
-use cni_kernel::route::{Family, Link, LinkChange, LinkKind, NewVeth, OperState, RouteSocket};
+use cni_kernel::route::{Family, Link, LinkKind, NewVeth, OperState, RouteSocket};
 use cni_kernel::sysctl;
 use cni_spec::{Attachment, CniError};
 use ipnet::IpNet;
 
-use super::{failed, optional};
+use super::failed;
 
 /// How long a link may take to carry packets. The reference's bridge gives up after 2.55 s.
 const LINK_PATIENCE: Duration = Duration::from_millis(2550);
@@ -119,16 +119,6 @@ impl Host {
         Err(last.map_or_else(|| CniError::internal("no name for the host's link"), failed))
     }
 
-    /// The change that writes the owner on the host's end, after the container's word was taken away
-    /// from it: the node must not learn routes from a container.
-    ///
-    /// # Errors
-    /// When the setting cannot be changed.
-    pub(crate) fn claim(&self, outer: &Link, attachment: &Attachment) -> Result<LinkChange, CniError> {
-        optional(sysctl::set(&format!("net/ipv6/conf/{}/accept_ra", outer.name), "0"))?;
-        Ok(LinkChange::new().alias(&Owner::of(attachment).to_comment()))
-    }
-
     /// Waits until a link carries packets, and returns it as it was seen last.
     ///
     /// # Errors
@@ -142,12 +132,14 @@ impl Host {
     /// # Errors
     /// When a setting cannot be changed.
     pub(crate) fn forward(&self, addresses: &[IpNet]) -> Result<(), CniError> {
-        for address in addresses {
-            let name = match address {
-                IpNet::V4(_) => "net/ipv4/ip_forward",
-                IpNet::V6(_) => "net/ipv6/conf/all/forwarding",
-            };
-            sysctl::ensure(name, "1").map_err(failed)?;
+        for (family, name) in
+            [(Family::V4, "net/ipv4/ip_forward"), (Family::V6, "net/ipv6/conf/all/forwarding")]
+        {
+            let wanted = addresses.iter().any(|address| Family::of(address.addr()) == family);
+            // Writing resets other settings even when nothing changes.
+            if wanted && !self.route.forwards(family).map_err(failed)? {
+                sysctl::set(name, "1").map_err(failed)?;
+            }
         }
         Ok(())
     }

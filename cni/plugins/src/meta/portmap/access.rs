@@ -3,7 +3,7 @@
 use std::net::{IpAddr, Ipv6Addr};
 
 use cni_dataplane::AddressFamily;
-use cni_kernel::route::{Existing, LOCAL_TABLE, Link, LinkKind, Route, RouteKind, RouteSocket};
+use cni_kernel::route::{Existing, LOCAL_TABLE, Link, LinkChange, LinkKind, Route, RouteKind, RouteSocket};
 use cni_kernel::sysctl;
 use cni_spec::CniError;
 use ipnet::IpNet;
@@ -30,9 +30,12 @@ pub(crate) fn open_loopback(container: IpAddr) -> Result<(), CniError> {
     match AddressFamily::of(container) {
         AddressFamily::V4 => {
             // Documentation/networking/ip-sysctl.rst: otherwise 127/8 is martian on this link.
-            let name = format!("net/ipv4/conf/{}/route_localnet", link.name);
-            sysctl::ensure(&name, "1").map_err(|e| CniError::internal(e.to_string()))?;
-            Ok(())
+            if link.route_localnet {
+                return Ok(());
+            }
+            socket
+                .change_link(&link, &LinkChange::new().route_localnet())
+                .map_err(|e| CniError::internal(e.to_string()))
         }
         AddressFamily::V6 => accept_answers(&socket, &link),
     }
