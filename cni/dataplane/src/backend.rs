@@ -5,7 +5,8 @@ use std::net::IpAddr;
 use cni_spec::Attachment;
 use ipnet::IpNet;
 
-use crate::{ContainerNetns, Error, HostPorts, Owner, PublishedPort};
+use crate::iptables::ChainName;
+use crate::{ContainerNetns, Error, HostPorts, Owner, Protocol, PublishedPort};
 
 /// A container's ports to publish.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -26,10 +27,17 @@ pub struct PortRequest {
     /// and that of the source that the packet came through a published port.
     pub mark_bit: u8,
     /// Conditions on the packets of each family (IPv4, IPv6) that the mappings are for, in the
-    /// grammar of the nftables backend; empty for none.
+    /// grammar of the backend; empty for none.
     pub conditions_v4: Vec<String>,
     /// See `conditions_v4`.
     pub conditions_v6: Vec<String>,
+    /// Protocol and host port of every mapping in the configuration's order, those too that come to
+    /// nothing for want of an address of their family: the reference's entry rules, and with them the
+    /// iptables backend's, name them all.
+    pub mapped: Vec<(Protocol, u16)>,
+    /// A chain of iptables that sets a mark in place of ours, and that others act upon. For the
+    /// iptables backend alone.
+    pub set_mark_chain: Option<ChainName>,
 }
 
 /// Which sources get an address of the node on the way to a published port.

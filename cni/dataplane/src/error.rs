@@ -23,6 +23,38 @@ pub enum Error {
         /// The map that it is in.
         place: String,
     },
+    /// A chain of iptables, which names no attachment, has what was asked for.
+    #[error("{what} is taken by {by}")]
+    Taken {
+        /// The port.
+        what: String,
+        /// Whose chain it is, as far as it says.
+        by: String,
+    },
+    /// Another program holds the lock of the legacy tools of iptables.
+    #[error("{program}: the lock of xtables is held by {holder}, after waiting for {seconds} s")]
+    XtablesLock {
+        /// The tool that waited.
+        program: String,
+        /// How long, in seconds.
+        seconds: String,
+        /// Who holds it.
+        holder: String,
+    },
+    /// A tool of iptables did not come to an end.
+    #[error("{program} did not end within {seconds} s and was killed")]
+    IptablesHangs {
+        /// The tool.
+        program: String,
+        /// How long, in seconds.
+        seconds: u64,
+    },
+    /// A tool of iptables is not installed.
+    #[error("program {program} not found: install iptables, or use backend \"nftables\"")]
+    NoIptables {
+        /// The tool.
+        program: String,
+    },
     /// Others changed the ruleset at every attempt.
     #[error("{operation}: the ruleset changed at each of {attempts} attempts within {millis} ms")]
     Busy {
@@ -92,14 +124,18 @@ impl Error {
     #[must_use]
     pub fn code(&self) -> ErrorCode {
         match self {
-            Self::Conflict { .. } | Self::ConflictUnowned { .. } | Self::Busy { .. } => {
-                ErrorCode::TryAgainLater
-            }
+            Self::Conflict { .. }
+            | Self::ConflictUnowned { .. }
+            | Self::Taken { .. }
+            | Self::XtablesLock { .. }
+            | Self::IptablesHangs { .. }
+            | Self::Busy { .. } => ErrorCode::TryAgainLater,
             Self::Condition { .. } | Self::Request(_) => ErrorCode::InvalidConfig,
             Self::ForeignTable { .. }
             | Self::NewerSchema { .. }
             | Self::Missing(_)
             | Self::NoNfTables(_)
+            | Self::NoIptables { .. }
             | Self::Kernel { .. } => ErrorCode::Internal,
         }
     }

@@ -3,22 +3,26 @@
 //! A *published port* is (protocol, host address or wildcard of one family, host port) → (container
 //! address, container port), owned by an [`cni_spec::Attachment`]. A *masqueraded address* is a container's
 //! address whose packets leave its own network with an address of the node. Both are made by a
-//! [`Backend`]; [`nftables::Nftables`] is the default one and [`fake::Fake`] the one for tests of
-//! what calls them.
+//! [`Backend`]: [`nftables::Nftables`] is the default one, [`iptables::Iptables`] the one that makes the
+//! reference plugins' chains, [`Dataplane`] both, and [`fake::Fake`] one for tests of what calls them.
 //!
 //! Everything that a backend makes carries its owner beside it in the kernel ([`owner`]): the
 //! kernel is the state, there is no file to fall out of step with it.
 
 mod backend;
+mod dispatch;
 mod error;
 pub mod fake;
+pub mod iptables;
 pub mod macspoof;
 pub mod nftables;
 pub mod node;
 pub mod owner;
 mod port;
+mod reference;
 
 pub use backend::{Backend, Kinds, Listed, MasqueradeRequest, PortRequest, Snat, Withdrawal};
+pub use dispatch::{BackendName, Dataplane};
 pub use error::Error;
 pub use owner::{ContainerNetns, Owner};
 pub use port::{AddressFamily, HostAddress, HostPorts, Protocol, PublishedPort};

@@ -10,3 +10,4 @@ pub mod mac;
 pub mod netns;
 pub mod route;
 pub mod sysctl;
+pub mod xtables;

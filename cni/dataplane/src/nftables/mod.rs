@@ -4,9 +4,10 @@
 
 mod apply;
 pub mod conditions;
-mod flows;
+pub(crate) mod flows;
 mod judge;
 mod plan;
+pub(crate) mod record;
 pub(crate) mod schema;
 pub(crate) mod session;
 #[cfg(test)]

@@ -33,6 +33,8 @@ fn request(ports: Vec<PublishedPort>) -> PortRequest {
         mark_bit: schema::DEFAULT_MARK_BIT,
         conditions_v4: Vec::new(),
         conditions_v6: Vec::new(),
+        mapped: Vec::new(),
+        set_mark_chain: None,
     }
 }
 

@@ -134,6 +134,8 @@ fn wanted(
         mark_bit: config.mark_bit,
         conditions_v4: config.conditions_v4,
         conditions_v6: config.conditions_v6,
+        mapped: config.mappings.iter().map(|mapping| (mapping.protocol, mapping.host_port)).collect(),
+        set_mark_chain: None,
     }))
 }
 

@@ -1,0 +1,203 @@
+//! All ways of publishing and masquerading together: new things are made in the chosen one, and what
+//! is there is found in whichever has it.
+
+use cni_spec::Attachment;
+
+use crate::iptables::Iptables;
+use crate::nftables::record;
+use crate::nftables::schema::{KIND_MASQUERADE, KIND_PORTS};
+use crate::nftables::{Nftables, session::Session};
+use crate::reference::Reference;
+use crate::{Backend, Error, Kinds, Listed, MasqueradeRequest, PortRequest, Withdrawal};
+
+/// The ways that can be chosen.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum BackendName {
+    /// [`Nftables`].
+    Nftables,
+    /// [`Iptables`].
+    Iptables,
+}
+
+impl BackendName {
+    /// Both.
+    pub const ALL: [Self; 2] = [Self::Nftables, Self::Iptables];
+
+    /// The name in configurations.
+    #[must_use]
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Nftables => "nftables",
+            Self::Iptables => "iptables",
+        }
+    }
+
+    /// The backend of that name in configurations.
+    #[must_use]
+    pub fn from_name(name: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|backend| backend.as_str() == name)
+    }
+}
+
+/// The dataplane of a node.
+#[derive(Debug, Default)]
+pub struct Dataplane {
+    /// None: nftables where the kernel has it, else iptables.
+    choice: Option<BackendName>,
+    nftables: Nftables,
+    iptables: Iptables,
+}
+
+/// Where an attachment's things are.
+enum Holder {
+    Nftables,
+    Iptables,
+    Reference(Reference),
+    Nobody,
+}
+
+impl Dataplane {
+    /// The dataplane with what a configuration chooses for what is made; without a choice it is
+    /// nftables where the kernel has it, else iptables.
+    #[must_use]
+    pub fn new(choice: Option<BackendName>) -> Self {
+        Self { choice, ..Self::default() }
+    }
+
+    /// Does it in the chosen backend.
+    fn make<T>(&self, work: impl Fn(&dyn Backend) -> Result<T, Error>) -> Result<(BackendName, T), Error> {
+        match self.choice {
+            Some(BackendName::Iptables) => Ok((BackendName::Iptables, work(&self.iptables)?)),
+            Some(BackendName::Nftables) => Ok((BackendName::Nftables, work(&self.nftables)?)),
+            None => match work(&self.nftables) {
+                Err(Error::NoNfTables(why)) => {
+                    log::debug!("{why}: the iptables backend is used");
+                    Ok((BackendName::Iptables, work(&self.iptables)?))
+                }
+                other => Ok((BackendName::Nftables, other?)),
+            },
+        }
+    }
+
+    /// An earlier ADD of the same attachment may have been made by another configuration.
+    fn withdraw_from_others(
+        &self,
+        made: BackendName,
+        attachment: &Attachment,
+        kinds: Kinds,
+    ) -> Result<(), Error> {
+        let withdrawal = Withdrawal::of(attachment, kinds);
+        match made {
+            BackendName::Iptables => self.nftables.withdraw(&withdrawal)?,
+            BackendName::Nftables => self.withdraw_from_iptables(&withdrawal)?,
+        }
+        match Reference::find()? {
+            Some(reference) => reference.withdraw(attachment, kinds),
+            None => Ok(()),
+        }
+    }
+
+    /// Runs nothing where nothing of the attachment is.
+    fn withdraw_from_iptables(&self, withdrawal: &Withdrawal<'_>) -> Result<(), Error> {
+        if self.iptables.may_hold(withdrawal.attachment, withdrawal.kinds)? {
+            self.iptables.withdraw(withdrawal)?;
+        }
+        Ok(())
+    }
+
+    fn holder(&self, attachment: &Attachment, kind: u32) -> Result<Holder, Error> {
+        let kinds = if kind == KIND_PORTS { Kinds::Ports } else { Kinds::Masquerade };
+        match Session::open().and_then(|session| record::holds(&session, attachment, kind)) {
+            Ok(true) => return Ok(Holder::Nftables),
+            Ok(false) | Err(Error::NoNfTables(_)) => {}
+            Err(error) => return Err(error),
+        }
+        if self.iptables.may_hold(attachment, kinds)? {
+            return Ok(Holder::Iptables);
+        }
+        if let Some(reference) = Reference::find()?
+            && reference.holds(attachment, kinds)?
+        {
+            return Ok(Holder::Reference(reference));
+        }
+        Ok(Holder::Nobody)
+    }
+}
+
+impl Backend for Dataplane {
+    fn publish(&self, request: &PortRequest) -> Result<(), Error> {
+        let (made, ()) = self.make(|backend| {
+            self.iptables.refuse_taken(request)?;
+            backend.publish(request)
+        })?;
+        self.withdraw_from_others(made, &request.attachment, Kinds::Ports)
+    }
+
+    fn masquerade(&self, request: &MasqueradeRequest) -> Result<(), Error> {
+        let (made, ()) = self.make(|backend| backend.masquerade(request))?;
+        self.withdraw_from_others(made, &request.attachment, Kinds::Masquerade)
+    }
+
+    fn withdraw(&self, withdrawal: &Withdrawal<'_>) -> Result<(), Error> {
+        let reference = || match Reference::find()? {
+            // Ports and masquerade are in different tables: nothing is gained by taking both.
+            Some(found) if withdrawal.kinds == Kinds::AllIfPorts => {
+                found.withdraw(withdrawal.attachment, Kinds::Ports)
+            }
+            Some(found) => found.withdraw(withdrawal.attachment, withdrawal.kinds),
+            None => Ok(()),
+        };
+        // Whatever fails, the others are cleared.
+        let results =
+            [self.nftables.withdraw(withdrawal), self.withdraw_from_iptables(withdrawal), reference()];
+        results.into_iter().collect()
+    }
+
+    fn check_ports(&self, request: &PortRequest) -> Result<(), Error> {
+        match self.holder(&request.attachment, KIND_PORTS)? {
+            Holder::Nftables => self.nftables.check_ports(request),
+            Holder::Iptables => self.iptables.check_ports(request),
+            Holder::Reference(reference) => reference.check_ports(request),
+            Holder::Nobody => self.make(|backend| backend.check_ports(request)).map(|_| ()),
+        }
+    }
+
+    fn check_masquerade(&self, request: &MasqueradeRequest) -> Result<(), Error> {
+        match self.holder(&request.attachment, KIND_MASQUERADE)? {
+            Holder::Nftables => self.nftables.check_masquerade(request),
+            Holder::Iptables => self.iptables.check_masquerade(request),
+            // The reference itself checks no more than this.
+            Holder::Reference(_) => Ok(()),
+            Holder::Nobody => self.make(|backend| backend.check_masquerade(request)).map(|_| ()),
+        }
+    }
+
+    fn retain(&self, network: &str, valid: &[Attachment], kinds: Kinds) -> Result<(), Error> {
+        let reference = || match Reference::find()? {
+            Some(found) => found.retain(network, valid, kinds),
+            None => Ok(()),
+        };
+        // Before the masquerade is collected, which alone names the networks of the reference's ports.
+        let reference = reference();
+        let results = [
+            reference,
+            self.nftables.retain(network, valid, kinds),
+            self.iptables.retain(network, valid, kinds),
+        ];
+        results.into_iter().collect()
+    }
+
+    fn list(&self) -> Result<Vec<Listed>, Error> {
+        let mut all = match self.nftables.list() {
+            Err(Error::NoNfTables(_)) => Vec::new(),
+            other => other?,
+        };
+        all.extend(self.iptables.list()?);
+        all.sort_by(|a, b| (a.port, &a.owner).cmp(&(b.port, &b.owner)));
+        Ok(all)
+    }
+
+    fn status(&self) -> Result<(), Error> {
+        self.make(|backend| backend.status()).map(|_| ())
+    }
+}

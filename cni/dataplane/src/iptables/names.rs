@@ -1,0 +1,215 @@
+//! The names and comments of the reference plugins' chains, by which both sides find each other's.
+
+use std::fmt;
+
+use cni_spec::Attachment;
+use sha2::{Digest, Sha512};
+
+/// Longest name of a chain, in bytes: `XT_FUNCTION_MAXNAMELEN` less its NUL (`linux/netfilter/x_tables.h`),
+/// and what `iptables` itself accepts.
+const CHAIN_MAX: usize = 28;
+/// Longest comment that the comment match carries, in bytes (`XT_MAX_COMMENT_LEN` less its NUL).
+const COMMENT_MAX: usize = 255;
+
+/// The chain of entry rules: one for each container, protocol and fifteen ports.
+pub(crate) const HOSTPORT_DNAT: &str = "CNI-HOSTPORT-DNAT";
+/// The chain that sets the mark.
+pub(crate) const HOSTPORT_SETMARK: &str = "CNI-HOSTPORT-SETMARK";
+/// The chain that masquerades what has the mark.
+pub(crate) const HOSTPORT_MASQ: &str = "CNI-HOSTPORT-MASQ";
+/// The chain of entry rules for source NAT in the oldest layout, before marks.
+pub(crate) const HOSTPORT_SNAT: &str = "CNI-HOSTPORT-SNAT";
+/// Beginning of the name of a container's chain of mappings.
+pub(crate) const DNAT_PREFIX: &str = "CNI-DN-";
+/// Beginning of the name of a container's chain for source NAT in the oldest layout.
+pub(crate) const SNAT_PREFIX: &str = "CNI-SN-";
+/// Beginning of the name of a container's chain for `ipMasq`.
+pub(crate) const MASQUERADE_PREFIX: &str = "CNI-";
+
+/// A chain's name that can stand in a rule.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct ChainName(String);
+
+impl ChainName {
+    /// A name that came from outside.
+    ///
+    /// # Errors
+    /// Why it cannot be the name of a chain.
+    pub fn new(name: &str) -> Result<Self, &'static str> {
+        if name.is_empty() {
+            return Err("it is empty");
+        }
+        if name.len() > CHAIN_MAX {
+            return Err("it has more than 28 characters");
+        }
+        if name.starts_with(['-', '!']) {
+            return Err("it begins like an option");
+        }
+        if !name.bytes().all(|b| b.is_ascii_graphic() && !matches!(b, b'"' | b'\'' | b'\\')) {
+            return Err("it has a character that no chain's name may have");
+        }
+        Ok(Self(name.to_owned()))
+    }
+
+    /// One of the names that are fixed.
+    pub(crate) fn fixed(name: &'static str) -> Self {
+        Self(name.to_owned())
+    }
+
+    /// A container's chain: the prefix and as much of the hash as fits. Network and container are
+    /// hashed without anything between them, and the interface is not part of it, as in the
+    /// reference.
+    fn of(prefix: &str, network: &str, container_id: &str) -> Self {
+        let mut hasher = Sha512::new();
+        hasher.update(network);
+        hasher.update(container_id);
+        let hash = crate::owner::hex(&hasher.finalize());
+        let mut name = format!("{prefix}{hash}");
+        name.truncate(CHAIN_MAX);
+        Self(name)
+    }
+
+    /// The chain of the container's mappings.
+    pub(crate) fn dnat(attachment: &Attachment) -> Self {
+        Self::of(DNAT_PREFIX, attachment.network(), attachment.container_id())
+    }
+
+    /// The container's chain for source NAT in the oldest layout.
+    pub(crate) fn old_snat(attachment: &Attachment) -> Self {
+        Self::of(SNAT_PREFIX, attachment.network(), attachment.container_id())
+    }
+
+    /// The container's chain for `ipMasq`.
+    pub(crate) fn masquerade(attachment: &Attachment) -> Self {
+        Self::of(MASQUERADE_PREFIX, attachment.network(), attachment.container_id())
+    }
+
+    pub(crate) fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
+impl fmt::Display for ChainName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+/// What a comment of the reference plugins says.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct CommentOwner {
+    /// The network's name.
+    pub(crate) network: String,
+    /// The container's ID, or its beginning where `cut` is set.
+    pub(crate) container_id: String,
+    /// Whether the comment was too long for all of it.
+    pub(crate) cut: bool,
+}
+
+/// The comment of an entry rule.
+pub(crate) fn dnat_comment(attachment: &Attachment) -> String {
+    cut(format!("dnat {}", masquerade_comment(attachment)))
+}
+
+/// The comment of a rule of `ipMasq`.
+pub(crate) fn masquerade_comment(attachment: &Attachment) -> String {
+    // Neither name can hold a character that would have to be quoted: the specification's syntax.
+    cut(format!("name: \"{}\" id: \"{}\"", attachment.network(), attachment.container_id()))
+}
+
+/// Two dots stand for what does not fit.
+fn cut(mut comment: String) -> String {
+    if comment.len() > COMMENT_MAX {
+        comment.truncate(COMMENT_MAX - 2);
+        comment.push_str("..");
+    }
+    comment
+}
+
+impl CommentOwner {
+    /// Reads a comment of an entry rule or of `ipMasq`; none if it is not of that form.
+    pub(crate) fn parse(comment: &str) -> Option<Self> {
+        let comment =
+            ["dnat ", "snat "].iter().find_map(|kind| comment.strip_prefix(kind)).unwrap_or(comment);
+        let (network, rest) = comment.strip_prefix("name: \"")?.split_once("\" id: \"")?;
+        let (id, cut) = match (rest.strip_suffix('"'), rest.strip_suffix("..")) {
+            (Some(id), _) => (id, false),
+            (None, Some(id)) => (id, true),
+            (None, None) => return None,
+        };
+        Some(Self { network: network.to_owned(), container_id: id.to_owned(), cut })
+    }
+
+    /// Whether the owner of a record, whose names may be cut as well, may be that container.
+    pub(crate) fn may_be(&self, owner: &crate::Owner) -> bool {
+        let id = owner.container_id.strip_suffix('~').unwrap_or(&owner.container_id);
+        let whole = id.len() == owner.container_id.len();
+        crate::owner::NetworkHash::of(&self.network) == owner.network_hash
+            && match (whole, self.cut) {
+                (true, false) => id == self.container_id,
+                _ => id.starts_with(&self.container_id) || self.container_id.starts_with(id),
+            }
+    }
+
+    /// Whether it speaks of that container.
+    pub(crate) fn is(&self, attachment: &Attachment) -> bool {
+        let id = attachment.container_id();
+        self.network == attachment.network()
+            && if self.cut { id.starts_with(&self.container_id) } else { id == self.container_id }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn attachment(id: &str) -> Attachment {
+        Attachment::new("testnet", id, "eth0").unwrap()
+    }
+
+    #[test]
+    fn names_are_those_of_the_reference() {
+        // Read off the reference plugins' own chains.
+        let a = attachment("cnitool-20b4ff582526573bbe7d");
+        assert_eq!(ChainName::dnat(&a).as_str(), "CNI-DN-ae36f577134103263fc7b");
+        assert_eq!(ChainName::masquerade(&a).as_str(), "CNI-ae36f577134103263fc7b752");
+        assert_eq!(ChainName::old_snat(&a).as_str(), "CNI-SN-ae36f577134103263fc7b");
+        assert_eq!(ChainName::dnat(&attachment(&"a".repeat(300))).as_str(), "CNI-DN-31a9d4f713838261a3dd0");
+    }
+
+    #[test]
+    fn comments_are_those_of_the_reference() {
+        let a = attachment("c1");
+        assert_eq!(dnat_comment(&a), r#"dnat name: "testnet" id: "c1""#);
+        let owner = CommentOwner::parse(&dnat_comment(&a)).unwrap();
+        assert_eq!(
+            (owner.network.as_str(), owner.container_id.as_str(), owner.cut),
+            ("testnet", "c1", false)
+        );
+        assert!(owner.is(&a) && !owner.is(&attachment("c11")));
+        assert_eq!(CommentOwner::parse(&masquerade_comment(&a)), Some(owner));
+        for foreign in
+            ["", "CNI portfwd masquerade mark", "name: \"x\"", "name: \"x\" id: \"y", "name: x id: y"]
+        {
+            assert_eq!(CommentOwner::parse(foreign), None, "{foreign}");
+        }
+    }
+
+    #[test]
+    fn long_comments_are_cut_as_the_reference_cuts_them() {
+        let a = attachment(&"a".repeat(300));
+        let comment = dnat_comment(&a);
+        assert_eq!(comment.len(), 255);
+        assert!(comment.ends_with("aa.."));
+        let owner = CommentOwner::parse(&comment).unwrap();
+        assert!(owner.cut && owner.is(&a) && !owner.is(&attachment("a")));
+    }
+
+    #[test]
+    fn names_from_outside_are_checked() {
+        assert_eq!(ChainName::new("KUBE-MARK-MASQ").unwrap().as_str(), "KUBE-MARK-MASQ");
+        for bad in ["", "-j", "!x", "a b", "a\nCOMMIT", "a\"", "ä", "12345678901234567890123456789"] {
+            assert!(ChainName::new(bad).is_err(), "{bad}");
+        }
+    }
+}

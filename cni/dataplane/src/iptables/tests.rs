@@ -1,0 +1,203 @@
+//! The plans as text, against what the reference plugins have left in a kernel (`golden/iptables`),
+//! and the changes that lead from one state to another.
+
+use std::collections::BTreeSet;
+
+use cni_spec::Attachment;
+
+use super::apply::{Place, masquerade_changes, port_changes};
+use super::listing::Listing;
+use super::plan;
+use super::withdraw::{known, removal};
+use crate::{
+    AddressFamily, ContainerNetns, HostAddress, HostPorts, MasqueradeRequest, PortRequest, Protocol,
+    PublishedPort, Snat,
+};
+
+fn attachment(id: &str) -> Attachment {
+    Attachment::new("testnet", id, "eth0").unwrap()
+}
+
+fn netns() -> ContainerNetns {
+    ContainerNetns { path: "/run/netns/x".into(), dev: 1, ino: 2 }
+}
+
+/// (protocol, host address, host port, container port), as a configuration has them.
+type Mapping<'a> = (Protocol, &'a str, u16, u16);
+
+const PLAIN: &[Mapping<'_>] = &[(Protocol::Tcp, "", 8080, 80)];
+const FAMILIES: &[Mapping<'_>] = &[
+    (Protocol::Tcp, "", 8080, 80),
+    (Protocol::Udp, "192.0.2.2", 5353, 53),
+    (Protocol::Tcp, "0.0.0.0", 8443, 443),
+    (Protocol::Tcp, "::", 9443, 443),
+    (Protocol::Tcp, "2001:db8::5", 9000, 90),
+    (Protocol::Tcp, "127.0.0.1", 7000, 70),
+    (Protocol::Tcp, "::1", 7001, 70),
+    (Protocol::Sctp, "", 3868, 3868),
+];
+
+fn request(id: &str, mappings: &[Mapping<'_>]) -> PortRequest {
+    let networks: Vec<ipnet::IpNet> = vec!["10.22.0.2/24".parse().unwrap(), "fd00:22::2/64".parse().unwrap()];
+    let mut ports = Vec::new();
+    for (protocol, host, first, container_port) in mappings {
+        for network in &networks {
+            let family = AddressFamily::of(network.addr());
+            let address = match host.parse::<std::net::IpAddr>() {
+                Err(_) => HostAddress::Any(family),
+                Ok(ip) if ip.is_unspecified() => HostAddress::Any(AddressFamily::of(ip)),
+                Ok(ip) => HostAddress::One(ip),
+            };
+            if address.family() == family {
+                let host = HostPorts { protocol: *protocol, address, first: *first, last: *first };
+                let container = network.addr();
+                ports.push(PublishedPort { host, container, container_port: *container_port });
+            }
+        }
+    }
+    PortRequest {
+        attachment: attachment(id),
+        netns: netns(),
+        ports,
+        networks,
+        snat: Snat::Needed,
+        mark_bit: 13,
+        conditions_v4: Vec::new(),
+        conditions_v6: Vec::new(),
+        mapped: mappings.iter().map(|(protocol, _, port, _)| (*protocol, *port)).collect(),
+        set_mark_chain: None,
+    }
+}
+
+/// What stands in a kernel after the changes were made to an empty table, as the goldens have it.
+fn made(batch: &str) -> Listing {
+    let mut text = String::new();
+    for line in batch.lines() {
+        // A rule that is put first comes before all others of its chain; no golden has two of them.
+        text.push_str(&line.replacen("-I POSTROUTING 1 ", "-A POSTROUTING ", 1));
+        text.push('\n');
+    }
+    Listing::parse(&text)
+}
+
+/// The part of a golden that is of this family.
+fn golden(text: &str, family: AddressFamily) -> Listing {
+    let (v4, v6) = text.split_once("# ip6tables\n").unwrap();
+    Listing::parse(if family == AddressFamily::V4 { v4 } else { v6 })
+}
+
+fn assert_same(request: &PortRequest, golden_text: &str) {
+    for plan in plan::ports(request) {
+        let batch = port_changes(&Listing::default(), &plan, Place::Behind).to_string();
+        assert_eq!(made(&batch), golden(golden_text, plan.family), "{batch}");
+        // What is there as it should be is left alone.
+        let again = port_changes(&golden(golden_text, plan.family), &plan, Place::Behind);
+        assert!(again.is_empty() || !request.conditions_v4.is_empty(), "{again}");
+    }
+}
+
+macro_rules! golden_file {
+    ($name:literal) => {
+        include_str!(concat!("../../golden/iptables/", $name, ".txt"))
+    };
+}
+
+#[test]
+fn ports_are_as_the_reference_leaves_them() {
+    assert_same(&request("c1", PLAIN), golden_file!("plain"));
+    assert_same(&request("c1", FAMILIES), golden_file!("families"));
+    let long = "a".repeat(300);
+    assert_same(&request(&long, PLAIN), golden_file!("long"));
+}
+
+#[test]
+fn fifteen_ports_make_a_rule() {
+    let mut many: Vec<Mapping<'_>> = (1..=17).map(|i| (Protocol::Tcp, "", 9100 - i, 100 + i)).collect();
+    many.push((Protocol::Udp, "", 53, 53));
+    assert_same(&request("c1", &many), golden_file!("many"));
+}
+
+#[test]
+fn source_nat_is_as_the_reference_has_it() {
+    let with = |change: fn(&mut PortRequest), mappings| {
+        let mut request = request("c1", mappings);
+        change(&mut request);
+        request
+    };
+    assert_same(&with(|r| r.snat = Snat::Never, FAMILIES), golden_file!("nosnat"));
+    assert_same(&with(|r| r.snat = Snat::Always, FAMILIES), golden_file!("masqall"));
+    assert_same(&with(|r| r.mark_bit = 5, PLAIN), golden_file!("bit"));
+    assert_same(&with(|r| r.mark_bit = 0, PLAIN), golden_file!("bit0"));
+    let external = |r: &mut PortRequest| {
+        r.set_mark_chain = Some(super::ChainName::new("KUBE-MARK-MASQ").unwrap());
+    };
+    assert_same(&with(external, PLAIN), golden_file!("external"));
+}
+
+#[test]
+fn a_single_address_comes_before_all() {
+    let mixed = [
+        (Protocol::Tcp, "", 8080, 80),
+        (Protocol::Tcp, "", 8081, 81),
+        (Protocol::Tcp, "192.0.2.2", 8080, 90),
+    ];
+    let plans = plan::ports(&request("c1", &mixed));
+    let dnat: Vec<String> = plans[0]
+        .rules
+        .iter()
+        .map(|rule| rule.words().join(" "))
+        .filter(|line| line.contains("DNAT"))
+        .collect();
+    let ports: Vec<&str> = dnat.iter().filter_map(|line| line.rsplit(':').next()).collect();
+    assert_eq!(ports, ["81", "90", "80"], "{dnat:?}");
+}
+
+#[test]
+fn masquerade_is_as_the_reference_has_it() {
+    let request = MasqueradeRequest {
+        attachment: Attachment::new("testnet", "cnitool-20b4ff582526573bbe7d", "eth0").unwrap(),
+        netns: netns(),
+        addresses: vec!["10.22.0.2/24".parse().unwrap(), "fd00:22::2/64".parse().unwrap()],
+    };
+    let text = golden_file!("masquerade");
+    for plan in plan::masquerade(&request) {
+        let batch = masquerade_changes(&Listing::default(), &plan).to_string();
+        assert_eq!(made(&batch), golden(text, plan.family), "{batch}");
+        let again = masquerade_changes(&golden(text, plan.family), &plan);
+        assert!(again.is_empty(), "{again}");
+    }
+}
+
+#[test]
+fn other_ports_replace_those_that_are_there() {
+    let there = golden(golden_file!("plain"), AddressFamily::V4);
+    let plans = plan::ports(&request("c1", &[(Protocol::Udp, "", 53, 5353)]));
+    let batch = port_changes(&there, &plans[0], Place::Behind).to_string();
+    let chain = "CNI-DN-328e3d85e6c0f709cddd7";
+    let comment = r#"-m comment --comment "dnat name: \"testnet\" id: \"c1\"" -m multiport --dports"#;
+    assert_eq!(
+        batch,
+        format!(
+            "*nat\n-F {chain}\n\
+             -A {chain} -s 10.22.0.0/24 -p udp -m udp --dport 53 -j CNI-HOSTPORT-SETMARK\n\
+             -A {chain} -s 127.0.0.1/32 -p udp -m udp --dport 53 -j CNI-HOSTPORT-SETMARK\n\
+             -A {chain} -p udp -m udp --dport 53 -j DNAT --to-destination 10.22.0.2:5353\n\
+             -D CNI-HOSTPORT-DNAT -p tcp {comment} 8080 -j {chain}\n\
+             -A CNI-HOSTPORT-DNAT -p udp {comment} 53 -j {chain}\nCOMMIT\n"
+        )
+    );
+}
+
+#[test]
+fn the_oldest_layout_goes_with_its_chains() {
+    let text = golden_file!("oldest");
+    let listing = golden(text, AddressFamily::V4);
+    let chains: Vec<String> = known(&listing).into_iter().map(|known| known.chain).collect();
+    assert_eq!(
+        chains,
+        ["CNI-DN-0123456789abcdef01234", "CNI-DN-328e3d85e6c0f709cddd7", "CNI-SN-328e3d85e6c0f709cddd7"]
+    );
+    let one: BTreeSet<String> = chains[1..].iter().cloned().collect();
+    let batch = removal(&listing, AddressFamily::V4, &one).to_string();
+    expect_test::expect_file!["../../golden/iptables/oldest-removed.txt"].assert_eq(&batch);
+}

@@ -1,0 +1,143 @@
+//! What other backends keep in our table: the guard of the loopback, and who owns what they made.
+//!
+//! The chains of other backends have forms of their own, with no place for an owner's namespace, so
+//! that an attachment has an entry in the map of owners here. Its number of elements is zero.
+
+use cni_nftables::{Element, Transaction, Value};
+use cni_spec::Attachment;
+
+use super::judge::{Record, TLV_KIND};
+use super::plan;
+use super::schema::{self, Map};
+use super::session::{Held, Patience, Session, State, element_id};
+use crate::owner::{AttachmentHash, Life};
+use crate::{ContainerNetns, Error, HostPorts, Owner};
+
+/// Kind of an entry: ports in chains of iptables.
+pub(crate) const KIND_IPTABLES_PORTS: u32 = 3;
+/// Kind of an entry: masquerade in chains of iptables.
+pub(crate) const KIND_IPTABLES_MASQUERADE: u32 = 4;
+
+/// An entry of somebody.
+#[derive(Debug, Clone)]
+pub(crate) struct Recorded {
+    pub(crate) owner: Owner,
+    pub(crate) kind: u32,
+    pub(crate) life: Life,
+}
+
+/// The way to the entries; none where the kernel has no nf_tables, which is said once.
+pub(crate) fn open() -> Result<Option<Session>, Error> {
+    match Session::open().and_then(|session| session.generation().map(|_| session)) {
+        Ok(session) => Ok(Some(session)),
+        Err(Error::NoNfTables(why)) => {
+            log::warn!("{why}: no guard of the node's loopback, no record of owners");
+            Ok(None)
+        }
+        Err(error) => Err(error),
+    }
+}
+
+/// Makes the table if it is missing, mends it if it is damaged, and writes the attachment's entry.
+pub(crate) fn put(
+    session: &Session,
+    kind: u32,
+    (attachment, netns): (&Attachment, &ContainerNetns),
+) -> Result<(), Error> {
+    let owner = Owner::of(attachment);
+    let hash = owner.attachment_hash;
+    let operation = format!("record the owner {attachment}");
+    let id = || element_id(Map::Owners, &plan::owner_key(hash, kind), None);
+    let mut entry = Element::new(id()).comment(&owner.to_comment()).values(vec![Value::Mark(0)]);
+    if let Some(bytes) = Record::new(netns).as_ref().and_then(Record::encode) {
+        entry = entry.tlv(TLV_KIND, bytes);
+    }
+    let mut patience = Patience::new();
+    loop {
+        let generation = session.generation()?;
+        let mut batch = match session.state()? {
+            State::Ready => Transaction::new(),
+            State::Missing => schema::bootstrap(),
+            State::Damaged(repair) => repair,
+        };
+        if let Some(old) = session.entry(hash, kind)? {
+            if batch.is_empty() && old.record == Record::new(netns) {
+                return Ok(());
+            }
+            batch.delete_element(id());
+        }
+        batch.add_element(entry.clone());
+        match session.socket.commit(&batch, Some(generation)) {
+            Ok(()) => return Ok(()),
+            Err(e) => patience.wait(&operation, e)?,
+        }
+    }
+}
+
+/// Removes an attachment's entries of these kinds.
+pub(crate) fn remove(session: &Session, hash: AttachmentHash, kinds: &[u32]) -> Result<(), Error> {
+    let mut patience = Patience::new();
+    loop {
+        let generation = session.generation()?;
+        let mut batch = Transaction::new();
+        for kind in kinds {
+            if let Some(entry) = session.entry(hash, *kind)? {
+                batch.delete_element(entry.id());
+            }
+        }
+        if batch.is_empty() {
+            return Ok(());
+        }
+        match session.socket.commit(&batch, Some(generation)) {
+            Ok(()) => return Ok(()),
+            Err(e) => patience.wait("remove the record of an owner", e)?,
+        }
+    }
+}
+
+/// The entries of other backends that pass.
+pub(crate) fn list(session: &Session, pass: impl Fn(&Owner) -> bool) -> Result<Vec<Recorded>, Error> {
+    let kind = |held: &Held| match held.key.as_slice() {
+        [_, Value::Mark(kind)] => *kind,
+        _ => 0,
+    };
+    let of_others = |held: &Held| {
+        matches!(kind(held), KIND_IPTABLES_PORTS | KIND_IPTABLES_MASQUERADE)
+            && held.owner.as_ref().is_some_and(&pass)
+    };
+    let recorded = |held: Held| {
+        let life = held.record.as_ref().map_or(Life::NotProvenDead, Record::life);
+        Some(Recorded { kind: kind(&held), life, owner: held.owner? })
+    };
+    Ok(session.dump([Map::Owners], of_others)?.into_iter().filter_map(recorded).collect())
+}
+
+/// Whether the attachment has elements of our own of that kind here.
+pub(crate) fn holds(session: &Session, attachment: &Attachment, kind: u32) -> Result<bool, Error> {
+    Ok(session.entry(AttachmentHash::of(attachment), kind)?.is_some())
+}
+
+/// A living owner, other than the attachment, of one of these ports in our own maps.
+pub(crate) fn owner_of_a_port(
+    session: &Session,
+    attachment: &Attachment,
+    ports: &[HostPorts],
+) -> Result<Option<(String, Owner)>, Error> {
+    let hash = AttachmentHash::of(attachment);
+    for host in ports {
+        let map = Map::for_ports(&HostPorts { last: host.first, ..*host });
+        for port in host.ports() {
+            let key = plan::key(host, port);
+            for map in [Some(map), map.counterpart()].into_iter().flatten() {
+                let Some(held) = session.get(map, &key)? else { continue };
+                let Some(owner) = held.owner.clone().filter(|owner| owner.attachment_hash != hash) else {
+                    continue;
+                };
+                if !session.is_dead(&owner)? {
+                    return Ok(Some((held.describe(), owner)));
+                }
+            }
+        }
+    }
+    Ok(None)
+}

@@ -1,0 +1,214 @@
+//! The kernel's older packet filter (`ip_tables`, `ip6_tables`): which tables there are, and which
+//! chains are in them.
+//!
+//! Read without the tools, without their lock and without making anything. All of a table is copied
+//! out of the kernel at once: a table of 200,000 rules is some 60 MB.
+#![allow(unsafe_code, reason = "reading a table is a socket option that nix does not wrap")]
+
+use std::fs;
+use std::os::fd::{AsRawFd, OwnedFd};
+
+use nix::errno::Errno;
+use nix::libc::{self, c_int, c_void, socklen_t};
+use nix::sys::socket::{AddressFamily, SockFlag, SockType, socket};
+
+use crate::route::Family;
+
+/// `IPT_SO_GET_INFO` and `IP6T_SO_GET_INFO` (`linux/netfilter_ipv4/ip_tables.h`).
+const GET_INFO: c_int = 64;
+/// `IPT_SO_GET_ENTRIES` and `IP6T_SO_GET_ENTRIES`.
+const GET_ENTRIES: c_int = 65;
+/// `XT_TABLE_MAXNAMELEN` (`linux/netfilter/x_tables.h`).
+const NAME_LEN: usize = 32;
+/// Size of `struct ipt_getinfo`: the name, and thirteen numbers of 32 bits, the last of which is the
+/// size of the table.
+const INFO_LEN: usize = NAME_LEN + 13 * 4;
+/// Offset of the rules in `struct ipt_get_entries`: the name, the size, and padding to eight bytes.
+const ENTRIES_HEAD: usize = 40;
+/// Name of the target that begins a chain; its data is the chain's name (`XT_ERROR_TARGET`).
+const ERROR_TARGET: &[u8] = b"ERROR";
+/// `struct xt_entry_target`: a size of 16 bits, then the name, then the revision.
+const TARGET_HEAD: usize = 32;
+/// How often a table is read again that was changed between asking for its size and for its rules.
+const ATTEMPTS: u32 = 20;
+
+/// Why a table could not be read.
+#[derive(Debug, thiserror::Error)]
+#[error("read the {table} table of {tables}: {errno}")]
+pub struct XtablesError {
+    table: String,
+    tables: &'static str,
+    errno: Errno,
+}
+
+/// Whether this network namespace has the table. A table comes into being when somebody asks for it,
+/// and stays until the namespace ends.
+#[must_use]
+pub fn has_table(family: Family, table: &str) -> bool {
+    let file = match family {
+        Family::V4 => "/proc/thread-self/net/ip_tables_names",
+        Family::V6 => "/proc/thread-self/net/ip6_tables_names",
+    };
+    fs::read_to_string(file).is_ok_and(|names| names.lines().any(|name| name == table))
+}
+
+/// The names of the chains that users made in a table, in the kernel's order; empty if the namespace
+/// does not have the table.
+///
+/// # Errors
+/// What the kernel said.
+pub fn chains(family: Family, table: &str) -> Result<Vec<String>, XtablesError> {
+    if !has_table(family, table) {
+        return Ok(Vec::new());
+    }
+    let failed = |errno| XtablesError { table: table.to_owned(), tables: tables_name(family), errno };
+    let entries = read(family, table).map_err(failed)?;
+    Ok(chain_names(&entries, entry_layout(family)))
+}
+
+fn tables_name(family: Family) -> &'static str {
+    match family {
+        Family::V4 => "ip_tables",
+        Family::V6 => "ip6_tables",
+    }
+}
+
+fn read(family: Family, table: &str) -> Result<Vec<u8>, Errno> {
+    let (domain, level) = match family {
+        Family::V4 => (AddressFamily::Inet, libc::SOL_IP),
+        Family::V6 => (AddressFamily::Inet6, libc::SOL_IPV6),
+    };
+    let socket = socket(domain, SockType::Datagram, SockFlag::SOCK_CLOEXEC, None)?;
+    let mut attempts = 0;
+    loop {
+        let mut info = vec![0; INFO_LEN];
+        name_table(&mut info, table)?;
+        get(&socket, (level, GET_INFO), &mut info)?;
+        let size = number(&info, INFO_LEN - 4).ok_or(Errno::EPROTO)?;
+        let mut entries = vec![0; ENTRIES_HEAD + size];
+        name_table(&mut entries, table)?;
+        let size = u32::try_from(size).map_err(|_| Errno::EOVERFLOW)?;
+        if let Some(field) = entries.get_mut(NAME_LEN..NAME_LEN + 4) {
+            field.copy_from_slice(&size.to_ne_bytes());
+        }
+        match get(&socket, (level, GET_ENTRIES), &mut entries) {
+            Ok(()) => return Ok(entries.split_off(ENTRIES_HEAD)),
+            // The kernel's answer to a size that is no longer the table's.
+            Err(Errno::EAGAIN) if attempts < ATTEMPTS => attempts += 1,
+            Err(errno) => return Err(errno),
+        }
+    }
+}
+
+fn name_table(buffer: &mut [u8], table: &str) -> Result<(), Errno> {
+    // The last byte stays NUL.
+    let place = buffer.get_mut(..table.len()).filter(|_| table.len() < NAME_LEN);
+    place.ok_or(Errno::EINVAL)?.copy_from_slice(table.as_bytes());
+    Ok(())
+}
+
+fn get(socket: &OwnedFd, (level, option): (c_int, c_int), buffer: &mut [u8]) -> Result<(), Errno> {
+    let mut len = socklen_t::try_from(buffer.len()).map_err(|_| Errno::EOVERFLOW)?;
+    // SAFETY: the descriptor is open for the call; the kernel writes at most `len` bytes, which is the
+    // length of the buffer, and both pointers are valid and writable for the whole call.
+    let result = unsafe {
+        libc::getsockopt(
+            socket.as_raw_fd(),
+            level,
+            option,
+            buffer.as_mut_ptr().cast::<c_void>(),
+            &raw mut len,
+        )
+    };
+    Errno::result(result).map(drop)
+}
+
+/// Where the fields are in `struct ipt_entry` and `struct ip6t_entry`.
+#[derive(Debug, Clone, Copy)]
+struct Layout {
+    /// Offset of `target_offset`; `next_offset` is behind it, both 16 bits.
+    offsets: usize,
+}
+
+fn entry_layout(family: Family) -> Layout {
+    match family {
+        // struct ipt_ip has 84 bytes, nfcache 4.
+        Family::V4 => Layout { offsets: 88 },
+        // struct ip6t_ip6 has 136 bytes, nfcache 4.
+        Family::V6 => Layout { offsets: 140 },
+    }
+}
+
+/// A chain begins with an entry whose target is ERROR and says the chain's name; the table ends with
+/// one that says ERROR.
+fn chain_names(entries: &[u8], layout: Layout) -> Vec<String> {
+    let mut names = Vec::new();
+    let mut rest = entries;
+    while let (Some(target), Some(next)) = (short(rest, layout.offsets), short(rest, layout.offsets + 2)) {
+        if let Some(target) = rest.get(target..next.min(rest.len())) {
+            let is_error = target.get(2..).is_some_and(|name| text(name) == ERROR_TARGET);
+            names.extend(target.get(TARGET_HEAD..).filter(|_| is_error).map(text).map(lossy));
+        }
+        match rest.get(next..) {
+            // An entry of no length would never end.
+            Some(behind) if next > 0 => rest = behind,
+            _ => break,
+        }
+    }
+    if names.last().is_some_and(|name| name.as_bytes() == ERROR_TARGET) {
+        names.pop();
+    }
+    names
+}
+
+fn text(bytes: &[u8]) -> &[u8] {
+    bytes.split(|byte| *byte == 0).next().unwrap_or_default()
+}
+
+fn lossy(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(bytes).into_owned()
+}
+
+fn number(bytes: &[u8], at: usize) -> Option<usize> {
+    let bytes = bytes.get(at..at + 4)?.try_into().ok()?;
+    usize::try_from(u32::from_ne_bytes(bytes)).ok()
+}
+
+fn short(bytes: &[u8], at: usize) -> Option<usize> {
+    Some(usize::from(u16::from_ne_bytes(bytes.get(at..at + 2)?.try_into().ok()?)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// An IPv4 entry without matches that has this target.
+    fn entry(name: &[u8], data: &[u8]) -> Vec<u8> {
+        let mut bytes = vec![0; 112];
+        let mut target = vec![0; TARGET_HEAD + 32];
+        target[2..2 + name.len()].copy_from_slice(name);
+        target[TARGET_HEAD..TARGET_HEAD + data.len()].copy_from_slice(data);
+        bytes[88..90].copy_from_slice(&112u16.to_ne_bytes());
+        bytes[90..92].copy_from_slice(&u16::try_from(112 + target.len()).unwrap().to_ne_bytes());
+        bytes.extend(target);
+        bytes
+    }
+
+    #[test]
+    fn chains_are_told_from_rules_and_from_the_end() {
+        let table = [
+            entry(b"", b""),
+            entry(b"ERROR", b"CNI-DN-x"),
+            entry(b"DNAT", b"not a name"),
+            entry(b"ERROR", b"DOCKER"),
+            entry(b"ERROR", b"ERROR"),
+        ]
+        .concat();
+        let layout = entry_layout(Family::V4);
+        assert_eq!(chain_names(&table, layout), ["CNI-DN-x", "DOCKER"]);
+        assert_eq!(chain_names(&table[..table.len() - 40], layout), ["CNI-DN-x", "DOCKER"]);
+        // Whatever the bytes are, it comes to an end.
+        assert_eq!(chain_names(&[0; 500], layout), Vec::<String>::new());
+        assert_eq!(chain_names(&[0xff; 500], layout), Vec::<String>::new());
+    }
+}
