@@ -60,7 +60,8 @@ pub(crate) fn remove_chains(
 pub(crate) fn removal(listing: &Listing, family: AddressFamily, chains: &BTreeSet<String>) -> Batch {
     let mut batch = Batch::new(family);
     let leads = |rule: &&ListedRule| rule.target().is_some_and(|target| chains.contains(target));
-    for from in LEADING {
+    let old_goes = remove_old_entry_chain(&mut batch, listing, chains);
+    for from in LEADING.into_iter().filter(|from| !old_goes || *from != names::HOSTPORT_SNAT) {
         for rule in listing.rules(from).iter().filter(leads) {
             batch.push(Op::Delete(from.to_owned(), rule.0.clone()));
         }
@@ -72,23 +73,24 @@ pub(crate) fn removal(listing: &Listing, family: AddressFamily, chains: &BTreeSe
     for chain in present {
         batch.push(Op::DeleteChain(chain.clone()));
     }
-    remove_old_entry_chain(&mut batch, listing, chains);
     batch
 }
 
 /// The oldest layout's chain of entry rules goes with its last rule. (Those of today stay, as with
-/// the reference.)
-fn remove_old_entry_chain(batch: &mut Batch, listing: &Listing, chains: &BTreeSet<String>) {
+/// the reference.) It is emptied as a whole: the nft variant would do that last of all otherwise, and
+/// the containers' chains could not go before.
+fn remove_old_entry_chain(batch: &mut Batch, listing: &Listing, chains: &BTreeSet<String>) -> bool {
     let leads = |rule: &ListedRule| rule.target().is_some_and(|target| chains.contains(target));
     let old = names::HOSTPORT_SNAT;
     if !listing.has(old) || !listing.rules(old).iter().all(leads) {
-        return;
+        return false;
     }
     for rule in listing.rules("POSTROUTING").iter().filter(|rule| rule.target() == Some(old)) {
         batch.push(Op::Delete("POSTROUTING".to_owned(), rule.0.clone()));
     }
     batch.push(Op::Flush(old.to_owned()));
     batch.push(Op::DeleteChain(old.to_owned()));
+    true
 }
 
 /// The mapping that a rule of a container's chain makes.

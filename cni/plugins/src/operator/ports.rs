@@ -4,7 +4,7 @@ use std::io::{self, Write};
 use std::net::IpAddr;
 
 use cni_dataplane::nftables::Nftables;
-use cni_dataplane::{Backend, HostAddress, Listed};
+use cni_dataplane::{Backend, Dataplane, HostAddress, Listed};
 use serde_json::{Value, json};
 
 /// Arguments of `slipway ports`.
@@ -24,14 +24,13 @@ pub fn ports_command(args: &[String], out: &mut dyn Write, err: &mut dyn Write) 
         Ok(options) => options,
         Err(reason) => return said(writeln!(err, "slipway ports: {reason}"), 2),
     };
-    let backend = Nftables::new();
-    let mut listed = match backend.list() {
+    let mut listed = match Dataplane::default().list() {
         Ok(listed) => listed,
         Err(error) => return said(writeln!(err, "slipway ports: {error}"), 1),
     };
     listed.retain(|one| options.includes(one));
     // Without conntrack the list is still worth printing.
-    let connections = match backend.connections(&listed) {
+    let connections = match Nftables::new().connections(&listed) {
         Ok(connections) => connections.into_iter().map(Some).collect(),
         Err(error) => {
             if writeln!(err, "slipway ports: connections are not counted: {error}").is_err() {

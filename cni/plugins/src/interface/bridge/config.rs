@@ -291,7 +291,13 @@ mod tests {
         });
         let settings = settings(&keys, "").unwrap();
         let expected = Settings {
-            common: Common { masquerade: false, mtu: Some(1400), dns: None, ipam: true },
+            common: Common {
+                masquerade: false,
+                masquerade_backend: None,
+                mtu: Some(1400),
+                dns: None,
+                ipam: true,
+            },
             bridge: "br7".to_owned(),
             gateway: Gateway::DefaultRoute,
             force_address: true,

@@ -1,5 +1,6 @@
 //! Keys that mean the same in every plugin with a pair of links.
 
+use cni_dataplane::BackendName;
 use cni_spec::{CniError, Dns, NetConf};
 use serde::Deserialize;
 
@@ -11,6 +12,8 @@ const MTU: std::ops::RangeInclusive<i64> = 68..=65_535;
 pub(crate) struct Common {
     /// Whether the containers' addresses are masqueraded.
     pub(crate) masquerade: bool,
+    /// What masquerades them; none for the node's default.
+    pub(crate) masquerade_backend: Option<BackendName>,
     /// MTU in bytes; none for that of the default route's link.
     pub(crate) mtu: Option<u32>,
     /// Resolver settings that replace IPAM's; none when no field is set.
@@ -36,11 +39,13 @@ impl Common {
     /// A key's value, with code 7.
     pub(crate) fn new(config: &NetConf) -> Result<Self, CniError> {
         let keys: Keys = config.decode()?;
-        if keys.ip_masq {
-            check_backend(&keys.ip_masq_backend)?;
-        }
+        let masquerade_backend = match keys.ip_masq {
+            true => backend(&keys.ip_masq_backend)?,
+            false => None,
+        };
         Ok(Self {
             masquerade: keys.ip_masq,
+            masquerade_backend,
             mtu: mtu(keys.mtu)?,
             dns: (keys.dns != Dns::default()).then_some(keys.dns),
             ipam: !config.ipam.is_empty(),
@@ -60,14 +65,9 @@ fn mtu(wanted: i64) -> Result<Option<u32>, CniError> {
     }
 }
 
-fn check_backend(name: &str) -> Result<(), CniError> {
-    match name {
-        "" | "nftables" => Ok(()),
-        "iptables" => Err(CniError::config(
-            "key \"ipMasqBackend\": \"iptables\" is not built yet in this version: use \"nftables\"",
-        )),
-        other => Err(CniError::config(format!("unknown ipmasq backend {other:?}"))),
-    }
+fn backend(name: &str) -> Result<Option<BackendName>, CniError> {
+    let unknown = || CniError::config(format!("unknown ipmasq backend {name:?}"));
+    if name.is_empty() { Ok(None) } else { BackendName::from_name(name).map(Some).ok_or_else(unknown) }
 }
 
 #[cfg(test)]
@@ -85,7 +85,8 @@ mod tests {
 
     #[test]
     fn nothing_given_asks_for_nothing() {
-        let expected = Common { masquerade: false, mtu: None, dns: None, ipam: false };
+        let expected =
+            Common { masquerade: false, masquerade_backend: None, mtu: None, dns: None, ipam: false };
         assert_eq!(common(&json!({})).unwrap(), expected);
         assert_eq!(common(&json!({"ipam": {}, "dns": {}, "mtu": 0})).unwrap(), expected);
     }
@@ -98,6 +99,7 @@ mod tests {
         });
         let expected = Common {
             masquerade: true,
+            masquerade_backend: Some(BackendName::Nftables),
             mtu: Some(1400),
             dns: Some(Dns { nameservers: vec!["192.0.2.53".to_owned()], ..Dns::default() }),
             ipam: true,
@@ -116,8 +118,8 @@ mod tests {
             let error = common(&keys).unwrap_err();
             assert_eq!((error.to_string().as_str(), error.code), (text, ErrorCode::InvalidConfig), "{keys}");
         }
-        let error = common(&json!({"ipMasq": true, "ipMasqBackend": "iptables"})).unwrap_err();
-        assert!(error.msg.contains("not built yet"), "{error}");
+        let iptables = common(&json!({"ipMasq": true, "ipMasqBackend": "iptables"})).unwrap();
+        assert_eq!(iptables.masquerade_backend, Some(BackendName::Iptables));
     }
 
     #[test]

@@ -1,12 +1,12 @@
 //! `ipMasq`: what the dataplane is asked for a container's addresses.
 
-use cni_dataplane::nftables::Nftables;
-use cni_dataplane::{Backend, Kinds, MasqueradeRequest, Withdrawal};
+use cni_dataplane::{Backend, Dataplane, Kinds, MasqueradeRequest, Withdrawal};
 use cni_spec::{Attachment, CniError, ErrorCode};
 use ipnet::IpNet;
 
 use super::container::Container;
 use super::keys::Common;
+use crate::node_defaults::NodeDefaults;
 use crate::undo::Undo;
 
 /// Masquerades the container's addresses, if the configuration asks for it.
@@ -23,10 +23,11 @@ pub(crate) fn start<'a>(
     if !common.masquerade || !common.ipam {
         return Ok(());
     }
+    let dataplane = dataplane(common)?;
     undo.on_failure("stop masquerading", || {
-        Nftables::new().withdraw(&Withdrawal::of(attachment, Kinds::Masquerade))
+        Dataplane::default().withdraw(&Withdrawal::of(attachment, Kinds::Masquerade))
     });
-    Ok(Nftables::new().masquerade(&request(attachment, container, addresses))?)
+    Ok(dataplane.masquerade(&request(attachment, container, addresses))?)
 }
 
 /// Compares what the configuration asks for with what is there.
@@ -42,7 +43,7 @@ pub(crate) fn check(
     if !common.masquerade || !common.ipam {
         return Ok(());
     }
-    Ok(Nftables::new().check_masquerade(&request(attachment, container, addresses))?)
+    Ok(dataplane(common)?.check_masquerade(&request(attachment, container, addresses))?)
 }
 
 /// Whether the node can do what the configuration asks for.
@@ -53,7 +54,16 @@ pub(crate) fn status(common: &Common) -> Result<(), CniError> {
     if !common.masquerade {
         return Ok(());
     }
-    Nftables::new().status().map_err(|error| CniError::new(ErrorCode::NotAvailable, error.to_string()))
+    dataplane(common)?.status().map_err(|error| CniError::new(ErrorCode::NotAvailable, error.to_string()))
+}
+
+/// What the configuration chooses, or the node's default.
+fn dataplane(common: &Common) -> Result<Dataplane, CniError> {
+    let choice = match common.masquerade_backend {
+        None => NodeDefaults::read()?.ip_masq_backend,
+        chosen => chosen,
+    };
+    Ok(Dataplane::new(choice))
 }
 
 fn request(attachment: &Attachment, container: &Container, addresses: &[IpNet]) -> MasqueradeRequest {

@@ -2,9 +2,8 @@
 
 use std::net::IpAddr;
 
-use cni_dataplane::nftables::Nftables;
 use cni_dataplane::owner::{AttachmentHash, NetworkHash, Owner};
-use cni_dataplane::{Backend, Kinds, Withdrawal, macspoof};
+use cni_dataplane::{Backend, Dataplane, Kinds, Withdrawal, macspoof};
 use cni_kernel::route::{Link, LinkKind, RouteSocket};
 use cni_spec::{Attachment, CniError, NetConf};
 use serde::Deserialize;
@@ -50,7 +49,7 @@ fn withdraw(request: &Request<'_>, addresses: &[IpAddr]) -> Failures {
     let mut failures = Failures::default();
     let (attachment, wanted) = (&request.attachment, Wanted::of(request.config));
     let withdrawal = Withdrawal { addresses, ..Withdrawal::of(attachment, Kinds::Masquerade) };
-    failures.collect_if(wanted.ip_masq, Nftables::new().withdraw(&withdrawal));
+    failures.collect_if(wanted.ip_masq, Dataplane::default().withdraw(&withdrawal));
     failures.collect_if(wanted.macspoofchk, macspoof::release(attachment));
     failures
 }
@@ -157,7 +156,7 @@ pub(crate) fn gc(request: &NodeRequest<'_>) -> Result<(), CniError> {
     let wanted = Wanted::of(request.config);
     let mut failures = Failures::default();
     failures.collect(delete_dead_links(network, valid));
-    failures.collect_if(wanted.ip_masq, Nftables::new().retain(network, valid, Kinds::Masquerade));
+    failures.collect_if(wanted.ip_masq, Dataplane::default().retain(network, valid, Kinds::Masquerade));
     failures.collect_if(wanted.macspoofchk, macspoof::retain(network, valid).map(drop));
     if !request.config.ipam.is_empty() {
         failures.collect(delegate::ipam_gc(request));

@@ -2,10 +2,15 @@
 
 use std::net::{IpAddr, Ipv6Addr};
 
-use cni_dataplane::{AddressFamily, HostAddress, HostPorts, Protocol, PublishedPort, Snat};
+use cni_dataplane::iptables::{self, ChainName};
+use cni_dataplane::{
+    AddressFamily, BackendName, Dataplane, HostAddress, HostPorts, Protocol, PublishedPort, Snat,
+};
 use cni_spec::{AddResult, CniError, NetConf};
 use ipnet::IpNet;
 use serde::Deserialize;
+
+use crate::node_defaults::NodeDefaults;
 
 /// The bit of the packet mark when the configuration names none: the reference plugin's own.
 const DEFAULT_MARK_BIT: u8 = 13;
@@ -44,6 +49,9 @@ struct Mapping {
 /// The configuration, checked.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Config {
+    /// What the configuration asks for by name or by what only one backend understands.
+    pub(crate) backend: Option<BackendName>,
+    pub(crate) set_mark_chain: Option<ChainName>,
     pub(crate) snat: Snat,
     pub(crate) mark_bit: u8,
     pub(crate) conditions_v4: Vec<String>,
@@ -68,7 +76,7 @@ impl Config {
     /// Code 7, naming key and value.
     pub(crate) fn read(config: &NetConf) -> Result<Self, CniError> {
         let keys: Keys = config.decode()?;
-        check_backend(&keys)?;
+        let backend = backend(&keys)?;
         let mark_bit = match keys.mark_masq_bit {
             None => DEFAULT_MARK_BIT,
             Some(bit) => {
@@ -82,13 +90,34 @@ impl Config {
             (_, false) => Snat::Needed,
         };
         let mappings = keys.runtime_config.port_mappings.iter().map(Mapping::check);
+        let set_mark_chain = keys.external_set_mark_chain.as_deref().map(chain).transpose()?;
+        let conditions_v4 = keys.conditions_v4.unwrap_or_default();
+        let conditions_v6 = keys.conditions_v6.unwrap_or_default();
+        if backend == Some(BackendName::Iptables) {
+            iptables::check_conditions("conditionsV4", &conditions_v4)?;
+            iptables::check_conditions("conditionsV6", &conditions_v6)?;
+        }
         Ok(Self {
+            backend,
+            set_mark_chain,
             snat,
             mark_bit,
-            conditions_v4: keys.conditions_v4.unwrap_or_default(),
-            conditions_v6: keys.conditions_v6.unwrap_or_default(),
+            conditions_v4,
+            conditions_v6,
             mappings: mappings.collect::<Result<_, _>>()?,
         })
+    }
+
+    /// The dataplane with what this configuration chooses, or the node's default.
+    ///
+    /// # Errors
+    /// What is wrong with the node's defaults.
+    pub(crate) fn dataplane(&self) -> Result<Dataplane, CniError> {
+        let choice = match self.backend {
+            None => NodeDefaults::read()?.backend,
+            chosen => chosen,
+        };
+        Ok(Dataplane::new(choice))
     }
 
     /// The mappings of a configuration that may be wrong elsewhere: a DEL looks for what it can
@@ -145,45 +174,63 @@ fn host_address(text: &str) -> Result<Option<HostAddress>, CniError> {
     }))
 }
 
-fn check_backend(keys: &Keys) -> Result<(), CniError> {
+/// The backend that the configuration names, or the one that alone understands what it says.
+fn backend(keys: &Keys) -> Result<Option<BackendName>, CniError> {
     if keys.mark_masq_bit.is_some() && keys.external_set_mark_chain.is_some() {
         return Err(CniError::config("Cannot specify externalSetMarkChain and markMasqBit"));
     }
-    let iptables = iptables_options(keys);
-    match keys.backend.as_deref() {
-        Some("nftables") if !iptables.is_empty() => Err(CniError::config(format!(
-            "nftables backend was requested but configuration contains iptables-specific options [{}]",
-            iptables.join(" ")
-        ))),
-        Some("iptables") => Err(CniError::config(
-            "backend \"iptables\" is not in this version of slipway, which has \"nftables\" alone",
-        )),
-        None | Some("") if !iptables.is_empty() => Err(CniError::config(format!(
-            "[{}] need the iptables backend, which is not in this version of slipway",
-            iptables.join(" ")
-        ))),
-        None | Some("" | "nftables") => Ok(()),
-        Some(other) => Err(CniError::config(format!("unrecognized backend {other:?}"))),
+    let named = match keys.backend.as_deref() {
+        None | Some("") => None,
+        Some(name) => {
+            let unknown = || CniError::config(format!("unrecognized backend {name:?}"));
+            Some(BackendName::from_name(name).ok_or_else(unknown)?)
+        }
+    };
+    let [of_nftables, of_iptables] = [nftables_options(keys), iptables_options(keys)];
+    let wrong = |backend: BackendName, others: BackendName, options: &[&str]| {
+        let (backend, others, options) = (backend.as_str(), others.as_str(), options.join(" "));
+        Err(CniError::config(format!(
+            "{backend} backend was requested but configuration contains {others}-specific options [{options}]"
+        )))
+    };
+    match named.or_else(|| (!of_iptables.is_empty()).then_some(BackendName::Iptables)) {
+        Some(BackendName::Nftables) if !of_iptables.is_empty() => {
+            wrong(BackendName::Nftables, BackendName::Iptables, &of_iptables)
+        }
+        Some(BackendName::Iptables) if !of_nftables.is_empty() => {
+            wrong(BackendName::Iptables, BackendName::Nftables, &of_nftables)
+        }
+        None if !of_nftables.is_empty() => Ok(Some(BackendName::Nftables)),
+        chosen => Ok(chosen),
     }
 }
 
-/// The keys whose values only the iptables backend understands.
+/// An iptables match begins with an option or a negation.
+fn is_iptables_syntax(conditions: &[String]) -> bool {
+    conditions.first().is_some_and(|word| word.starts_with(['-', '!']))
+}
+
+/// The keys whose values only the iptables backend understands, in the reference's order.
 fn iptables_options(keys: &Keys) -> Vec<&'static str> {
-    let syntax = |conditions: &Option<Vec<String>>| {
-        let first = conditions.as_ref().and_then(|all| all.first());
-        first.is_some_and(|word| word.starts_with(['-', '!']))
-    };
-    let mut found = Vec::new();
-    if syntax(&keys.conditions_v4) {
-        found.push("conditionsV4");
-    }
-    if syntax(&keys.conditions_v6) {
-        found.push("conditionsV6");
-    }
-    if keys.external_set_mark_chain.is_some() {
-        found.push("externalSetMarkChain");
-    }
-    found
+    let external = keys.external_set_mark_chain.as_ref().map(|_| "externalSetMarkChain");
+    external.into_iter().chain(conditions_that(keys, is_iptables_syntax)).collect()
+}
+
+/// The keys whose values only the nftables backend understands.
+fn nftables_options(keys: &Keys) -> Vec<&'static str> {
+    conditions_that(keys, |words| !words.is_empty() && !is_iptables_syntax(words))
+}
+
+fn conditions_that(keys: &Keys, are: impl Fn(&[String]) -> bool) -> Vec<&'static str> {
+    [("conditionsV4", &keys.conditions_v4), ("conditionsV6", &keys.conditions_v6)]
+        .into_iter()
+        .filter(|(_, words)| words.as_deref().is_some_and(&are))
+        .map(|(key, _)| key)
+        .collect()
+}
+
+fn chain(name: &str) -> Result<ChainName, CniError> {
+    ChainName::new(name).map_err(|why| CniError::config(format!("externalSetMarkChain {name:?}: {why}")))
 }
 
 /// The container's addresses: the first of each family whose interface is not told, or is the one
@@ -310,6 +357,16 @@ mod tests {
                 "nftables backend was requested but configuration contains iptables-specific options [conditionsV4]",
             ),
             (
+                r#""conditionsV4":["-d","192.0.2.1"],"conditionsV6":["ip6 saddr ::1"]"#,
+                "iptables backend was requested but configuration contains nftables-specific options [conditionsV6]",
+            ),
+            (
+                r#""backend":"nftables","externalSetMarkChain":"X","conditionsV6":["-d","::1"]"#,
+                "nftables backend was requested but configuration contains iptables-specific options [externalSetMarkChain conditionsV6]",
+            ),
+            (r#""conditionsV4":["-d","192.0.2.1","-j","DROP"]"#, "conditionsV4: \"-j\" is no condition"),
+            (r#""externalSetMarkChain":"-j""#, "externalSetMarkChain \"-j\": it begins like an option"),
+            (
                 r#""backend":"nftables","externalSetMarkChain":"X""#,
                 "nftables backend was requested but configuration contains iptables-specific options [externalSetMarkChain]",
             ),
@@ -328,6 +385,19 @@ mod tests {
         );
         let icmp = mapping(r#""hostPort":1,"containerPort":1,"protocol":"icmp""#).unwrap_err();
         assert_eq!(icmp, "portMappings: protocol \"icmp\" is not tcp, udp or sctp");
+    }
+
+    #[test]
+    fn the_backend_is_named_or_follows_from_what_is_asked_for() {
+        let backend = |keys: &str| read(keys).unwrap().backend.map(BackendName::as_str);
+        assert_eq!(backend(r#""x":1"#), None);
+        assert_eq!(backend(r#""backend":"""#), None);
+        assert_eq!(backend(r#""backend":"iptables""#), Some("iptables"));
+        assert_eq!(backend(r#""backend":"nftables""#), Some("nftables"));
+        assert_eq!(backend(r#""externalSetMarkChain":"KUBE-MARK-MASQ""#), Some("iptables"));
+        assert_eq!(backend(r#""conditionsV6":["!","-d","::1"]"#), Some("iptables"));
+        assert_eq!(backend(r#""conditionsV4":["ip saddr 192.0.2.1"]"#), Some("nftables"));
+        assert_eq!(backend(r#""conditionsV4":[],"conditionsV6":[]"#), None);
     }
 
     #[test]

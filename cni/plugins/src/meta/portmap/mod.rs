@@ -5,8 +5,7 @@ mod config;
 
 use std::net::IpAddr;
 
-use cni_dataplane::nftables::Nftables;
-use cni_dataplane::{Backend, ContainerNetns, Kinds, PortRequest, Withdrawal};
+use cni_dataplane::{Backend, ContainerNetns, Dataplane, Kinds, PortRequest, Withdrawal};
 use cni_spec::{AddResult, CniError, ErrorCode};
 
 use crate::plugin::{NodeRequest, Plugin, Request};
@@ -26,34 +25,40 @@ impl Plugin for Portmap {
     }
 
     fn add(&self, request: &Request<'_>) -> Result<AddResult, CniError> {
-        add(&Nftables::new(), request, &access::open_loopback)
+        let config = Config::read(request.config).map_err(unparsed)?;
+        add(&config.dataplane()?, config, request, &access::open_loopback)
     }
 
     fn del(&self, request: &Request<'_>) -> Result<(), CniError> {
-        del(&Nftables::new(), request)
+        del(&Dataplane::default(), request)
     }
 
     fn check(&self, request: &Request<'_>) -> Result<(), CniError> {
-        check(&Nftables::new(), request)
+        let config = Config::read(request.config)?;
+        check(&config.dataplane()?, config, request)
     }
 
     fn gc(&self, request: &NodeRequest<'_>) -> Result<(), CniError> {
         let Some(valid) = &request.config.valid_attachments else { return Ok(()) };
-        Ok(Nftables::new().retain(&request.config.name, valid, Kinds::Ports)?)
+        Ok(Dataplane::default().retain(&request.config.name, valid, Kinds::Ports)?)
     }
 
     fn status(&self, request: &NodeRequest<'_>) -> Result<(), CniError> {
-        Config::read(request.config).map_err(unparsed)?;
+        let config = Config::read(request.config).map_err(unparsed)?;
         let unavailable = |e: cni_dataplane::Error| CniError::new(ErrorCode::NotAvailable, e.to_string());
-        Nftables::new().status().map_err(unavailable)
+        config.dataplane()?.status().map_err(unavailable)
     }
 }
 
 /// Opens the way from the node's loopback to a container's address.
 type OpenLoopback<'a> = &'a dyn Fn(IpAddr) -> Result<(), CniError>;
 
-fn add(backend: &dyn Backend, request: &Request<'_>, open: OpenLoopback<'_>) -> Result<AddResult, CniError> {
-    let config = Config::read(request.config).map_err(unparsed)?;
+fn add(
+    backend: &dyn Backend,
+    config: Config,
+    request: &Request<'_>,
+    open: OpenLoopback<'_>,
+) -> Result<AddResult, CniError> {
     let previous = request.config.prev_result.as_ref();
     let previous = previous.ok_or_else(|| CniError::config("must be called as chained plugin"))?;
     let Some(wanted) = wanted(request, config, previous)? else { return Ok(previous.clone()) };
@@ -99,8 +104,7 @@ fn del(backend: &dyn Backend, request: &Request<'_>) -> Result<(), CniError> {
     Ok(backend.withdraw(&withdrawal)?)
 }
 
-fn check(backend: &dyn Backend, request: &Request<'_>) -> Result<(), CniError> {
-    let config = Config::read(request.config)?;
+fn check(backend: &dyn Backend, config: Config, request: &Request<'_>) -> Result<(), CniError> {
     let previous = request.config.prev_result.as_ref();
     let previous = previous.ok_or_else(|| CniError::config("Required prevResult missing"))?;
     match wanted(request, config, previous)? {
@@ -135,7 +139,7 @@ fn wanted(
         conditions_v4: config.conditions_v4,
         conditions_v6: config.conditions_v6,
         mapped: config.mappings.iter().map(|mapping| (mapping.protocol, mapping.host_port)).collect(),
-        set_mark_chain: None,
+        set_mark_chain: config.set_mark_chain,
     }))
 }
 
@@ -163,6 +167,10 @@ mod tests {
         NetConf::parse(text).unwrap()
     }
 
+    fn read(request: &Request<'_>) -> Config {
+        Config::read(request.config).unwrap()
+    }
+
     fn with<T>(config: &NetConf, run: impl FnOnce(&Request<'_>) -> T) -> T {
         let env = Env::default();
         run(&Request {
@@ -183,13 +191,13 @@ mod tests {
             Ok(())
         };
         let config = conf("");
-        let result = with(&config, |request| add(&fake, request, &open)).unwrap();
+        let result = with(&config, |request| add(&fake, read(request), request, &open)).unwrap();
         assert_eq!(Some(&result), config.prev_result.as_ref());
         assert_eq!(*opened.borrow(), [("10.0.0.3".to_owned(), 1)]);
-        with(&config, |request| check(&fake, request)).unwrap();
+        with(&config, |request| check(&fake, read(request), request)).unwrap();
         with(&config, |request| del(&fake, request)).unwrap();
         assert!(fake.is_empty());
-        let gone = with(&config, |request| check(&fake, request)).unwrap_err();
+        let gone = with(&config, |request| check(&fake, read(request), request)).unwrap_err();
         assert!(gone.msg.contains("differ"), "{gone}");
     }
 
@@ -197,7 +205,7 @@ mod tests {
     fn without_snat_the_loopback_stays_closed() {
         let fake = Fake::new();
         let open = |_| Err(CniError::internal("must not be called"));
-        with(&conf(r#","snat":false"#), |request| add(&fake, request, &open)).unwrap();
+        with(&conf(r#","snat":false"#), |request| add(&fake, read(request), request, &open)).unwrap();
         assert_eq!(fake.list().unwrap().len(), 1);
     }
 
@@ -205,11 +213,11 @@ mod tests {
     fn a_failed_add_leaves_nothing() {
         let fake = Fake::new();
         let open = |_| Err(CniError::internal("route_localnet: EROFS"));
-        let error = with(&conf(""), |request| add(&fake, request, &open)).unwrap_err();
+        let error = with(&conf(""), |request| add(&fake, read(request), request, &open)).unwrap_err();
         assert_eq!(error.msg, "route_localnet: EROFS");
         assert!(fake.is_empty());
         fake.fail("withdraw");
-        let error = with(&conf(""), |request| add(&fake, request, &open)).unwrap_err();
+        let error = with(&conf(""), |request| add(&fake, read(request), request, &open)).unwrap_err();
         assert!(error.details.contains("still published"), "{error}");
     }
 
@@ -217,13 +225,13 @@ mod tests {
     fn a_conflict_is_to_be_tried_again_and_names_the_owner() {
         let fake = Fake::new();
         let open = |_: IpAddr| Ok(());
-        with(&conf(""), |request| add(&fake, request, &open)).unwrap();
+        with(&conf(""), |request| add(&fake, read(request), request, &open)).unwrap();
         let config = conf("");
         let env = Env::default();
         let attachment = Attachment::new("n", "c2", "eth0").unwrap();
         let netns = Some(PathBuf::from("/proc/self/ns/net"));
         let other = Request { attachment, netns, args: "", config: &config, env: &env };
-        let error = add(&fake, &other, &open).unwrap_err();
+        let error = add(&fake, read(&other), &other, &open).unwrap_err();
         assert_eq!(error.code, ErrorCode::TryAgainLater);
         assert_eq!(error.msg, "tcp/0.0.0.0:8080 is taken by network n, container c1, interface eth0");
     }
@@ -231,9 +239,10 @@ mod tests {
     #[test]
     fn it_must_be_chained() {
         let config = NetConf::parse(r#"{"cniVersion":"1.1.0","name":"n","type":"portmap"}"#).unwrap();
-        let error = with(&config, |request| add(&Fake::new(), request, &|_| Ok(()))).unwrap_err();
+        let error =
+            with(&config, |request| add(&Fake::new(), read(request), request, &|_| Ok(()))).unwrap_err();
         assert_eq!(error.msg, "must be called as chained plugin");
-        let error = with(&config, |request| check(&Fake::new(), request)).unwrap_err();
+        let error = with(&config, |request| check(&Fake::new(), read(request), request)).unwrap_err();
         assert_eq!(error.msg, "Required prevResult missing");
         with(&config, |request| del(&Fake::new(), request)).unwrap();
     }

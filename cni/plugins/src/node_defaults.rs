@@ -1,0 +1,103 @@
+//! What an administrator sets for the whole node: `/etc/cni/slipway.json`.
+//!
+//! A configuration that says something itself is not overruled by it. DEL and GC do not read it: they
+//! find what is there wherever it is.
+
+use std::path::Path;
+
+use cni_dataplane::BackendName;
+use cni_kernel::dir::DurableDir;
+use cni_spec::{CniError, ErrorCode};
+use serde::Deserialize;
+
+/// The directory of CNI's configuration; networks are in `net.d` below it.
+const DIRECTORY: &str = "/etc/cni";
+/// The file in it.
+const FILE: &str = "slipway.json";
+/// The largest file that is read, in bytes.
+const LIMIT: usize = 64 << 10;
+
+/// The keys as they are written.
+#[derive(Debug, Default, Deserialize)]
+#[serde(default, rename_all = "camelCase", deny_unknown_fields)]
+struct Keys {
+    backend: Option<String>,
+    ip_masq_backend: Option<String>,
+}
+
+/// The node's defaults.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(crate) struct NodeDefaults {
+    /// For published ports.
+    pub(crate) backend: Option<BackendName>,
+    /// For masquerade; where the file has only `backend`, the same.
+    pub(crate) ip_masq_backend: Option<BackendName>,
+}
+
+impl NodeDefaults {
+    /// Reads the file; no file is no default.
+    ///
+    /// # Errors
+    /// Code 5 if it cannot be read, code 7 with the file, the key and the value.
+    pub(crate) fn read() -> Result<Self, CniError> {
+        Self::read_in(Path::new(DIRECTORY))
+    }
+
+    fn read_in(directory: &Path) -> Result<Self, CniError> {
+        let io = |error: cni_kernel::dir::DirError| CniError::new(ErrorCode::Io, error.to_string());
+        let directory = match DurableDir::open(directory) {
+            Ok(directory) => directory,
+            Err(error) if error.is_not_found() => return Ok(Self::default()),
+            Err(error) => return Err(io(error)),
+        };
+        match directory.read(FILE, LIMIT).map_err(io)? {
+            Some(bytes) => Self::parse(&bytes)
+                .map_err(|why| CniError::config(format!("{}: {why}", directory.path().join(FILE).display()))),
+            None => Ok(Self::default()),
+        }
+    }
+
+    fn parse(bytes: &[u8]) -> Result<Self, String> {
+        let keys: Keys = serde_json::from_slice(bytes).map_err(|error| error.to_string())?;
+        let named = |key: &str, name: Option<String>| match name {
+            None => Ok(None),
+            Some(name) => BackendName::from_name(&name)
+                .map(Some)
+                .ok_or_else(|| format!("key {key:?}: unknown backend {name:?}")),
+        };
+        let backend = named("backend", keys.backend)?;
+        let ip_masq_backend = named("ipMasqBackend", keys.ip_masq_backend)?.or(backend);
+        Ok(Self { backend, ip_masq_backend })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_written_is_understood_or_refused_by_name() {
+        let parse = |text: &str| NodeDefaults::parse(text.as_bytes());
+        let [nftables, iptables] = BackendName::ALL.map(Some);
+        assert_eq!(parse("{}"), Ok(NodeDefaults::default()));
+        let both = NodeDefaults { backend: iptables, ip_masq_backend: iptables };
+        assert_eq!(parse(r#"{"backend": "iptables"}"#), Ok(both));
+        let mixed = NodeDefaults { backend: iptables, ip_masq_backend: nftables };
+        assert_eq!(parse(r#"{"backend": "iptables", "ipMasqBackend": "nftables"}"#), Ok(mixed));
+        let error = parse(r#"{"ipMasqBackend": "ebtables"}"#).unwrap_err();
+        assert_eq!(error, "key \"ipMasqBackend\": unknown backend \"ebtables\"");
+        assert!(parse(r#"{"backned": "iptables"}"#).unwrap_err().contains("backned"));
+        assert!(parse("").is_err());
+    }
+
+    #[test]
+    fn the_file_may_be_missing() {
+        let dir = tempfile::tempdir().unwrap();
+        assert_eq!(NodeDefaults::read_in(&dir.path().join("none")).unwrap(), NodeDefaults::default());
+        assert_eq!(NodeDefaults::read_in(dir.path()).unwrap(), NodeDefaults::default());
+        std::fs::write(dir.path().join(FILE), "{\"backend\": 1}").unwrap();
+        let error = NodeDefaults::read_in(dir.path()).unwrap_err();
+        assert_eq!(error.code, ErrorCode::InvalidConfig);
+        assert!(error.msg.contains("slipway.json: "), "{error}");
+    }
+}

@@ -1,0 +1,186 @@
+//! DEL, CHECK and GC find an attachment wherever it is, whatever the configuration says now.
+
+use serde_json::json;
+use slipway_tests::golden;
+
+use crate::{Stage, VARIANTS, map, references};
+
+#[test]
+fn a_del_finds_the_ports_in_the_other_backend() {
+    for variant in VARIANTS {
+        let stage = Stage::new(variant);
+        let iptables = stage.plain("ADD");
+        let nftables = iptables.clone().key("backend", json!("nftables"));
+        iptables.ok();
+        nftables.clone().verb("CHECK").ok();
+        nftables.clone().verb("DEL").ok();
+        stage.assert_gone();
+        nftables.ok();
+        iptables.clone().verb("CHECK").ok();
+        iptables.clone().verb("DEL").ok();
+        assert!(!stage.node.ruleset().contains(" testnet eth0 c1\""));
+        // Neither without any hint of what there was.
+        iptables.ok();
+        let forgetful = nftables.key("runtimeConfig", json!({})).key("prevResult", json!(null));
+        forgetful.verb("DEL").ok();
+        stage.assert_gone();
+    }
+}
+
+#[test]
+fn an_add_with_another_backend_moves_the_ports() {
+    for variant in VARIANTS {
+        let stage = Stage::new(variant);
+        let iptables = stage.plain("ADD");
+        let nftables = iptables.clone().key("backend", json!("nftables"));
+        nftables.ok();
+        assert!(stage.node.ruleset().contains(" : 10.22.0.2 . 80"));
+        iptables.ok();
+        assert!(!stage.node.ruleset().contains(" : 10.22.0.2 . 80"));
+        assert!(stage.both().contains("--to-destination 10.22.0.2:80"));
+        nftables.ok();
+        assert!(!stage.both().contains("CNI-DN-"));
+        nftables.verb("CHECK").ok();
+    }
+}
+
+#[test]
+fn a_port_has_one_owner_whatever_the_backend() {
+    for variant in VARIANTS {
+        let stage = Stage::new(variant);
+        let iptables = stage.plain("ADD");
+        let nftables = iptables.clone().key("backend", json!("nftables"));
+        iptables.ok();
+        for other in [&iptables, &nftables] {
+            let error = other.clone().container("c2").run().error();
+            assert_eq!(error.code, 11, "{error:?}");
+            assert_eq!(
+                error.msg,
+                "host port tcp/0.0.0.0:8080 is taken by network testnet, container c1 (chain \
+                 CNI-DN-328e3d85e6c0f709cddd7 of iptables)"
+            );
+        }
+        assert!(!stage.both().contains("c2\\\""), "{}", stage.both());
+        iptables.clone().verb("DEL").ok();
+        nftables.ok();
+        let error = iptables.clone().container("c2").run().error();
+        assert_eq!(error.code, 11);
+        assert!(error.msg.contains("is taken by network testnet, container c1, interface eth0"), "{error:?}");
+        assert!(!stage.both().contains("c2\\\""), "{}", stage.both());
+        // Another port is nobody's.
+        let other = stage.call("ADD", &[map("tcp", 8081, 80)], &json!({})).container("c2");
+        other.ok();
+        other.clone().verb("CHECK").ok();
+        other.verb("DEL").ok();
+        nftables.clone().verb("CHECK").ok();
+        nftables.verb("DEL").ok();
+        stage.assert_gone();
+    }
+}
+
+#[test]
+fn a_dead_owner_makes_way() {
+    for variant in VARIANTS {
+        let stage = Stage::new(variant);
+        let other = stage.node.pod("gone");
+        let iptables = stage.plain("ADD");
+        let mut dead = iptables.clone().container("c0");
+        let path = other.path().display().to_string();
+        dead.config["prevResult"]["interfaces"][0]["sandbox"] = json!(path);
+        dead.config["prevResult"]["ips"] = json!([{"address": "10.22.0.9/24", "interface": 0}]);
+        let call = stage.node.plugin("portmap").command("ADD").container("c0").netns(&path);
+        let path = format!("/run/tools:{}", std::env::var("PATH").unwrap_or_default());
+        call.ifname("eth0").config(&dead.config).env("PATH", path).run().ok();
+        assert_eq!(iptables.run().error().code, 11);
+        other.remove();
+        iptables.ok();
+        let all = stage.both();
+        assert!(!all.contains("c0\\\"") && !all.contains("10.22.0.9"), "{all}");
+        iptables.clone().verb("CHECK").ok();
+        iptables.verb("DEL").ok();
+        stage.assert_gone();
+    }
+}
+
+#[test]
+fn gc_removes_the_dead_of_the_network_alone() {
+    for variant in VARIANTS {
+        let stage = Stage::new(variant);
+        let add = |network: &str, id: &str, port: u16| {
+            let call = stage.call("ADD", &[map("tcp", port, 80)], &json!({"name": network}));
+            call.container(id).ok();
+        };
+        add("testnet", "c1", 8080);
+        add("testnet", "c2", 8081);
+        add("other", "c3", 8082);
+        let valid = json!([{"containerID": "c2", "ifname": "eth0"}]);
+        let gc = stage.plain("GC").key("cniVersion", json!("1.1.0")).key("prevResult", json!(null));
+        gc.key("cni.dev/valid-attachments", valid).ok();
+        let all = stage.both();
+        assert!(!all.contains("c1\\\"") && all.contains("c2\\\"") && all.contains("c3\\\""), "{all}");
+        let ruleset = stage.node.ruleset();
+        assert!(!ruleset.contains(" testnet eth0 c1\"") && ruleset.contains(" testnet eth0 c2\""));
+        assert!(ruleset.contains(" other eth0 c3\""));
+    }
+}
+
+/// The layout before marks and multiport, as a node upgraded long ago may still have it.
+#[test]
+fn the_oldest_layout_is_removed_by_del_and_by_gc() {
+    let text = include_str!("../../../cni/dataplane/golden/iptables/oldest.txt");
+    let (v4, _) = text.split_once("# ip6tables").expect("two families");
+    for variant in VARIANTS {
+        for verb in ["DEL", "GC"] {
+            let stage = Stage::new(variant);
+            let restored = format!("*nat\n{}COMMIT\n", v4.replace("# iptables\n", ""));
+            stage.node.cmd_input(&format!("iptables-{variant}-restore --noflush"), &restored);
+            let call = stage.plain(verb).key("cniVersion", json!("1.1.0"));
+            call.key("cni.dev/valid-attachments", json!([])).ok();
+            let left = stage.saved("iptables");
+            golden("iptables-oldest-left.txt", &left);
+        }
+    }
+}
+
+#[test]
+fn what_the_references_nftables_backend_left_is_found() {
+    let newer: Vec<_> =
+        references().into_iter().filter(|dir| dir != std::path::Path::new(crate::REFERENCE)).collect();
+    for directory in newer {
+        let stage = Stage::new("nft");
+        let theirs = stage.plain("ADD").key("backend", json!("nftables")).by(&directory);
+        theirs.ok();
+        theirs.clone().container("c2").key("runtimeConfig", json!({"portMappings": [map("tcp", 9, 9)]})).ok();
+        let ours = stage.plain("CHECK");
+        ours.ok();
+        ours.clone().verb("DEL").ok();
+        let left = stage.node.ruleset();
+        assert!(!left.contains("comment \"c1\"") && left.contains("comment \"c2\""), "{left}");
+        assert!(ours.run().error().msg.contains("has no rule"), "{left}");
+        // An ADD of ours takes the place of the reference's for the same container.
+        theirs.ok();
+        ours.clone().verb("ADD").key("backend", json!("nftables")).ok();
+        assert!(!stage.node.ruleset().contains("comment \"c1\""));
+    }
+}
+
+#[test]
+fn a_del_on_a_node_without_chains_runs_nothing() {
+    if crate::references().is_empty() {
+        slipway_tests::skip!("the reference's portmap in /usr/lib/cni");
+    }
+    let stage = Stage::new("nft");
+    let call = stage.plain("ADD").key("backend", json!("nftables"));
+    // Rules of others, in both variants, are no reason.
+    for variant in VARIANTS {
+        stage.node.cmd(&format!("iptables-{variant} -t nat -A POSTROUTING -s 192.0.2.77 -j ACCEPT"));
+        stage.node.cmd(&format!("ip6tables-{variant} -t nat -N DOCKER"));
+    }
+    for verb in ["ADD", "CHECK", "DEL", "DEL"] {
+        let plugin = stage.node.plugin("portmap").command(verb).container("c1").netns(stage.pod.path());
+        let trace = ["strace", "-f", "-qq", "-e", "trace=execve", "-o", "/run/trace"];
+        plugin.ifname("eth0").config(&call.config).through(&trace).run().ok();
+        let programs = stage.node.read("/run/trace").expect("a trace");
+        assert_eq!(programs.lines().filter(|line| line.contains("execve(")).count(), 1, "{verb}: {programs}");
+    }
+}

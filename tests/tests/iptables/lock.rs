@@ -1,0 +1,46 @@
+//! The lock of the legacy tools: waited for, never for ever.
+
+use std::fs::File;
+use std::time::{Duration, Instant};
+
+use crate::Stage;
+
+/// A node of the legacy variant whose lock this process holds.
+fn locked() -> (Stage, File) {
+    let stage = Stage::new("legacy");
+    let file = stage.node.run(|| {
+        let file = File::create("/run/xtables.lock").expect("make the lock file");
+        file.lock().expect("take the lock");
+        file
+    });
+    (stage, file)
+}
+
+#[test]
+fn a_held_lock_is_told_with_its_holder() {
+    let (stage, lock) = locked();
+    let began = Instant::now();
+    let error = stage.plain("ADD").run().error();
+    let waited = began.elapsed();
+    assert_eq!(error.code, 11, "{error:?}");
+    let holder = format!("the lock of xtables is held by process {} (", std::process::id());
+    assert!(error.msg.contains(&holder), "{error:?}");
+    assert!((Duration::from_secs(10)..Duration::from_secs(30)).contains(&waited), "{waited:?}");
+    drop(lock);
+    stage.assert_gone();
+}
+
+#[test]
+fn a_lock_that_becomes_free_is_waited_for() {
+    let (stage, lock) = locked();
+    let holder = std::thread::spawn(move || {
+        std::thread::sleep(Duration::from_secs(2));
+        drop(lock);
+    });
+    let call = stage.plain("ADD");
+    call.ok();
+    holder.join().expect("the holder ends");
+    call.clone().verb("CHECK").ok();
+    call.verb("DEL").ok();
+    stage.assert_gone();
+}

@@ -1,0 +1,189 @@
+//! The iptables backend: the chains that the reference plugins make, made, checked and removed by
+//! either side, with both variants of iptables.
+
+mod find;
+mod goldens;
+mod lock;
+mod masquerade;
+mod reference;
+
+use std::path::{Path, PathBuf};
+
+use serde_json::{Value, json};
+use slipway_tests::{Node, Output, Pod};
+
+/// Debian's containernetworking-plugins.
+const REFERENCE: &str = "/usr/lib/cni";
+
+/// The directories with the reference plugins to be tested with: Debian's, and those that
+/// `SLIPWAY_REFERENCE_DIRS` names, divided by colons.
+fn references() -> Vec<PathBuf> {
+    let more = std::env::var_os("SLIPWAY_REFERENCE_DIRS").unwrap_or_default();
+    let all = std::iter::once(PathBuf::from(REFERENCE)).chain(std::env::split_paths(&more));
+    all.filter(|dir| dir.join("portmap").exists()).collect()
+}
+
+const VARIANTS: [&str; 2] = ["nft", "legacy"];
+
+/// A node where the name `iptables` leads to one variant, a pod on it, and calls of portmap about it.
+struct Stage {
+    node: Node,
+    pod: Pod,
+    variant: &'static str,
+}
+
+impl Stage {
+    fn new(variant: &'static str) -> Self {
+        let node = Node::new();
+        node.cmd("mkdir -p /run/tools");
+        for family in ["iptables", "ip6tables"] {
+            for tool in ["", "-save", "-restore"] {
+                node.cmd(&format!("ln -s /usr/sbin/{family}-{variant}{tool} /run/tools/{family}{tool}"));
+            }
+        }
+        node.cmd_input(
+            "ip -batch -",
+            "link add br0 type bridge\naddress add 10.22.0.1/24 dev br0\n\
+             address add fd00:22::1/64 dev br0 nodad\nlink set br0 up\n",
+        );
+        let pod = node.pod("c1");
+        Self { node, pod, variant }
+    }
+
+    /// A call about the pod, with the mappings and keys given.
+    fn call(&self, verb: &str, mappings: &[Value], keys: &Value) -> Call<'_> {
+        let netns = self.pod.path().display().to_string();
+        let mut config = json!({
+            "cniVersion": "1.0.0", "name": "testnet", "type": "portmap", "backend": "iptables",
+            "runtimeConfig": {"portMappings": mappings},
+            "prevResult": {
+                "cniVersion": "1.0.0",
+                "interfaces": [{"name": "eth0", "sandbox": netns}],
+                "ips": [
+                    {"address": "10.22.0.2/24", "interface": 0},
+                    {"address": "fd00:22::2/64", "interface": 0},
+                ],
+            },
+        });
+        for (key, value) in keys.as_object().expect("an object") {
+            config[key] = value.clone();
+        }
+        Call { stage: self, verb: verb.to_owned(), id: "c1".to_owned(), config, program: None }
+    }
+
+    fn plain(&self, verb: &str) -> Call<'_> {
+        self.call(verb, &[map("tcp", 8080, 80)], &json!({}))
+    }
+
+    /// The nat table of this family without what differs from node to node.
+    fn saved(&self, family: &str) -> String {
+        let all = self.node.cmd(&format!("{family}-{}-save -t nat", self.variant));
+        let builtin = [":PREROUTING", ":INPUT", ":OUTPUT", ":POSTROUTING", ":KUBE", "#", "*", "COMMIT"];
+        let lines = all.lines().filter(|line| !builtin.iter().any(|is| line.starts_with(is)));
+        lines.map(|line| format!("{line}\n")).collect()
+    }
+
+    /// Both families, in the form of the goldens.
+    fn both(&self) -> String {
+        format!("# iptables\n{}# ip6tables\n{}", self.saved("iptables"), self.saved("ip6tables"))
+    }
+
+    /// Whether rules or chains of this container are left, in either family.
+    #[track_caller]
+    fn assert_gone(&self) {
+        let all = self.both();
+        for trace in ["CNI-DN-", "CNI-SN-", "c1\\\""] {
+            assert!(!all.contains(trace), "{trace} is left:\n{all}");
+        }
+        assert!(!self.node.ruleset().contains(" testnet eth0 c1\""), "an owner is left");
+    }
+}
+
+/// One call of portmap.
+#[derive(Clone)]
+struct Call<'a> {
+    stage: &'a Stage,
+    verb: String,
+    id: String,
+    config: Value,
+    program: Option<PathBuf>,
+}
+
+impl Call<'_> {
+    fn verb(mut self, verb: &str) -> Self {
+        verb.clone_into(&mut self.verb);
+        self
+    }
+
+    fn container(mut self, id: &str) -> Self {
+        id.clone_into(&mut self.id);
+        self
+    }
+
+    fn key(mut self, key: &str, value: Value) -> Self {
+        self.config[key] = value;
+        self
+    }
+
+    /// With the IPv4 address alone where the reference makes too little for IPv6: the legacy ip6tables
+    /// 1.8.9, which it asks for each rule with -C, takes any destination port for the one it is asked for.
+    fn as_the_reference_can(mut self) -> Self {
+        if self.stage.variant == "legacy" {
+            self.config["prevResult"]["ips"].as_array_mut().expect("a list").truncate(1);
+        }
+        self
+    }
+
+    /// By the plugin of another directory.
+    fn by(mut self, directory: &Path) -> Self {
+        self.program = Some(directory.join("portmap"));
+        self
+    }
+
+    fn run(&self) -> Output {
+        let path = std::env::var("PATH").unwrap_or_default();
+        let call = self.stage.node.plugin("portmap").command(&self.verb).container(&self.id);
+        let call = call.netns(self.stage.pod.path()).ifname("eth0").config(&self.config);
+        let call = call.env("PATH", format!("/run/tools:{path}:/usr/sbin:/sbin"));
+        match &self.program {
+            Some(program) => call.instead(program),
+            None => call,
+        }
+        .run()
+    }
+
+    #[track_caller]
+    fn ok(&self) {
+        self.run().ok();
+    }
+}
+
+fn map(protocol: &str, host: u16, container: u16) -> Value {
+    json!({"hostPort": host, "containerPort": container, "protocol": protocol})
+}
+
+fn map_on(ip: &str, protocol: &str, host: u16, container: u16) -> Value {
+    let mut mapping = map(protocol, host, container);
+    mapping["hostIP"] = json!(ip);
+    mapping
+}
+
+/// Mappings of every kind of host address.
+fn families() -> Vec<Value> {
+    vec![
+        map("tcp", 8080, 80),
+        map_on("192.0.2.2", "udp", 5353, 53),
+        map_on("0.0.0.0", "tcp", 8443, 443),
+        map_on("::", "tcp", 9443, 443),
+        map_on("2001:db8::5", "tcp", 9000, 90),
+        map_on("127.0.0.1", "tcp", 7000, 70),
+        map_on("::1", "tcp", 7001, 70),
+        map("sctp", 3868, 3868),
+    ]
+}
+
+/// More ports than one rule takes.
+fn many() -> Vec<Value> {
+    let tcp = (1..=17).map(|i| map("tcp", 9100 - i, 100 + i));
+    tcp.chain([map("udp", 53, 53)]).collect()
+}

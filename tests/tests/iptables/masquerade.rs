@@ -1,0 +1,109 @@
+//! ipMasq with the iptables backend.
+
+use serde_json::{Value, json};
+use slipway_tests::{Attach, Node};
+
+use crate::{VARIANTS, references};
+
+fn list(backend: &str) -> Value {
+    json!({
+        "name": "testnet", "cniVersion": "1.0.0",
+        "plugins": [{
+            "type": "bridge", "bridge": "br0", "isGateway": true, "ipMasq": true, "ipMasqBackend": backend,
+            "ipam": {
+                "type": "host-local",
+                "ranges": [[{"subnet": "10.22.0.0/24"}], [{"subnet": "fd00:22::/64"}]],
+            },
+        }],
+    })
+}
+
+/// Shows that a node uses this variant.
+fn use_variant(node: &Node, variant: &str) {
+    for family in ["iptables", "ip6tables"] {
+        node.cmd(&format!("{family}-{variant} -t nat -N KUBE-SERVICES"));
+    }
+}
+
+fn saved(node: &Node, variant: &str) -> String {
+    let of = |family: &str| {
+        let all = node.cmd(&format!("{family}-{variant}-save -t nat"));
+        let ours: Vec<&str> = all.lines().filter(|line| line.contains("CNI-")).collect();
+        format!("# {family}\n{}\n", ours.join("\n"))
+    };
+    of("iptables") + &of("ip6tables")
+}
+
+fn golden() -> String {
+    let path = format!("{}/../cni/dataplane/golden/iptables/masquerade.txt", env!("CARGO_MANIFEST_DIR"));
+    std::fs::read_to_string(&path).unwrap_or_else(|e| panic!("{path}: {e}"))
+}
+
+const ID: &str = "cnitool-20b4ff582526573bbe7d";
+
+#[test]
+fn the_chains_are_the_references_and_go_with_the_container() {
+    for variant in VARIANTS {
+        let node = Node::new();
+        use_variant(&node, variant);
+        let network = node.network(list("iptables"));
+        let pod = node.pod("c1");
+        let attach = Attach::new(&pod).container(ID);
+        network.add(&attach).expect("ADD");
+        assert_eq!(saved(&node, variant), golden(), "iptables-{variant}");
+        network.check(&attach).expect("CHECK");
+        let rule = "POSTROUTING -s 10.22.0.2/32 -j CNI-ae36f577134103263fc7b752";
+        node.cmd(&format!("iptables-{variant} -t nat -A {rule}"));
+        network.check(&attach).expect("CHECK with a rule more");
+        // A DEL with another backend in the configuration.
+        node.network(list("nftables")).del(&attach).expect("DEL");
+        assert!(!saved(&node, variant).contains("CNI-"), "{}", saved(&node, variant));
+        assert!(!node.ruleset().contains(&format!(" testnet eth0 {ID}\"")));
+    }
+}
+
+#[test]
+fn each_side_removes_what_the_other_made() {
+    if references().is_empty() {
+        slipway_tests::skip!("the reference's bridge in /usr/lib/cni");
+    }
+    for directory in references() {
+        for ours_first in [true, false] {
+            let node = Node::new();
+            let network = node.network(list("iptables"));
+            let pod = node.pod("c1");
+            let attach = Attach::new(&pod).container(ID);
+            let bridge = directory.join("bridge");
+            let config = network.configs(Some(&attach)).remove(0);
+            let call = |verb: &str, ours: bool| {
+                let call = network.prepare(verb, &config, Some(&attach));
+                let directory = directory.display().to_string();
+                let call = if ours { call } else { call.instead(&bridge).env("CNI_PATH", directory) };
+                call.run().ok()
+            };
+            let _ = call("ADD", ours_first);
+            assert_eq!(saved(&node, "nft"), golden(), "{directory:?}");
+            call("DEL", !ours_first);
+            assert!(!saved(&node, "nft").contains("CNI-"), "{directory:?}: {}", saved(&node, "nft"));
+        }
+    }
+}
+
+#[test]
+fn gc_removes_the_dead() {
+    for variant in VARIANTS {
+        let node = Node::new();
+        use_variant(&node, variant);
+        let mut list = list("iptables");
+        list["cniVersion"] = json!("1.1.0");
+        let network = node.network(list);
+        let (one, two) = (node.pod("one"), node.pod("two"));
+        let (one, two) = (Attach::new(&one), Attach::new(&two));
+        network.add(&one).expect("ADD one");
+        network.add(&two).expect("ADD two");
+        network.forget();
+        network.gc_plugins(&json!([{"containerID": "two", "ifname": "eth0"}])).expect("GC");
+        let left = saved(&node, variant);
+        assert!(!left.contains("\\\"one\\\"") && left.contains("\\\"two\\\""), "{left}");
+    }
+}
