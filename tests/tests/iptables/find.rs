@@ -166,9 +166,6 @@ fn what_the_references_nftables_backend_left_is_found() {
 
 #[test]
 fn a_del_on_a_node_without_chains_runs_nothing() {
-    if crate::references().is_empty() {
-        slipway_tests::skip!("the reference's portmap in /usr/lib/cni");
-    }
     let stage = Stage::new("nft");
     let call = stage.plain("ADD").key("backend", json!("nftables"));
     // Rules of others, in both variants, are no reason.
@@ -183,4 +180,24 @@ fn a_del_on_a_node_without_chains_runs_nothing() {
         let programs = stage.node.read("/run/trace").expect("a trace");
         assert_eq!(programs.lines().filter(|line| line.contains("execve(")).count(), 1, "{verb}: {programs}");
     }
+}
+
+/// Where nothing says which backend, a kernel without nf_tables gets the chains.
+#[test]
+fn a_kernel_without_nf_tables_gets_the_chains() {
+    let stage = Stage::new("legacy");
+    // Only the plugin's own sockets fail, not those of the tools. With snat it would need one to find
+    // the container's link.
+    let mut call = stage.plain("ADD").key("snat", json!(false));
+    call.config.as_object_mut().expect("an object").remove("backend");
+    let trace = ["strace", "-qq", "-o", "/dev/null", "-e", "inject=socket:error=EPROTONOSUPPORT"];
+    let plugin = stage.node.plugin("portmap").command("ADD").container("c1").netns(stage.pod.path());
+    let path = format!("/run/tools:{}", std::env::var("PATH").unwrap_or_default());
+    let result = plugin.ifname("eth0").config(&call.config).env("PATH", path).through(&trace).run();
+    result.ok();
+    assert_eq!(stage.node.ruleset(), "");
+    assert!(stage.saved("iptables").contains("--to-destination 10.22.0.2:80"), "{}", stage.both());
+    call.clone().verb("CHECK").ok();
+    call.verb("DEL").ok();
+    stage.assert_gone();
 }

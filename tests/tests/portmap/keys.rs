@@ -190,11 +190,15 @@ fn bad_values_are_named_and_change_nothing() {
         (good.clone().ports(&[map_on("nowhere", "tcp", 80, 80)]), "\"nowhere\""),
         (good.clone().ports(&[map("tcp", 80, 80), map("tcp", 80, 81)]), "for the same container"),
         (good.clone().key("markMasqBit", json!(32)), "MasqMarkBit must be between 0 and 31"),
-        (good.clone().key("backend", json!("iptables")), "\"iptables\""),
+        (good.clone().key("backend", json!("nftables")).key("externalSetMarkChain", json!("X")), "[external"),
         (good.clone().key("backend", json!("magic")), "unrecognized backend \"magic\""),
         (good.clone().key("conditionsV4", json!(["ip saddr 10.0.0.1; flush ruleset"])), "conditionsV4"),
-        (good.clone().key("conditionsV4", json!(["-d", "10.0.0.1"])), "conditionsV4"),
-        (good.clone().key("externalSetMarkChain", json!("X")), "externalSetMarkChain"),
+        (good.clone().key("conditionsV4", json!(["-d", "10.0.0.1", "-j", "X"])), "conditionsV4"),
+        (good.clone().key("externalSetMarkChain", json!("a b")), "externalSetMarkChain"),
+        (
+            good.clone().key("backend", json!("iptables")).ports(&[map("tcp", 80, 80), map("tcp", 80, 81)]),
+            "for the same container",
+        ),
     ];
     for (call, text) in cases {
         let error = call.call("ADD").run().error();

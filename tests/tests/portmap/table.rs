@@ -139,10 +139,9 @@ fn an_older_schema_is_upgraded_in_place() {
 fn a_kernel_without_nf_tables_is_named_and_has_nothing_to_take_away() {
     let node = Node::new();
     let pod = node.pod("pod");
-    let call = Call::new(&node, &pod, 2, &[map("tcp", 80, 80)]);
+    let call = Call::new(&node, &pod, 2, &[map("tcp", 80, 80)]).key("backend", json!("nftables"));
     let without = |verb: &str| {
-        let inject =
-            ["strace", "-f", "-qq", "-o", "/dev/null", "-e", "inject=socket:error=EPROTONOSUPPORT:when=1"];
+        let inject = ["strace", "-f", "-qq", "-o", "/dev/null", "-e", "inject=socket:error=EPROTONOSUPPORT"];
         call.call(verb).through(&inject).run()
     };
     for (verb, code) in [("ADD", 999), ("CHECK", 999), ("STATUS", 50)] {

@@ -216,6 +216,7 @@ enum Moment {
 impl Backend for Iptables {
     fn publish(&self, request: &PortRequest) -> Result<(), Error> {
         conditions::check_request(request)?;
+        plan::refuse_contradictions(request)?;
         let tools = Tools::new(chosen_variant()?);
         let recorder = Recorder::open()?;
         if let Some(session) = &recorder.0 {

@@ -7,7 +7,9 @@ use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 
 use super::names::{self, ChainName};
 use super::rule::{Match, Rule, Target};
-use crate::{AddressFamily, HostAddress, MasqueradeRequest, PortRequest, Protocol, PublishedPort, Snat};
+use crate::{
+    AddressFamily, Error, HostAddress, MasqueradeRequest, PortRequest, Protocol, PublishedPort, Snat,
+};
 
 /// The multiport match takes no more (`XT_MULTI_PORTS` in `linux/netfilter/xt_multiport.h`).
 const PORTS_PER_RULE: usize = 15;
@@ -57,6 +59,20 @@ pub(crate) struct Shared {
     pub(crate) first: bool,
 }
 
+/// Refuses mappings that contradict each other: the first one would win, and nobody would know.
+///
+/// # Errors
+/// [`Error::Request`] with the two.
+pub(crate) fn refuse_contradictions(request: &PortRequest) -> Result<(), Error> {
+    for (i, port) in request.ports.iter().enumerate() {
+        let others = request.ports.iter().skip(i + 1);
+        if let Some(other) = others.clone().find(|other| other.host.overlaps(&port.host) && *other != port) {
+            return Err(Error::Request(format!("{port} and {other} are published for the same container")));
+        }
+    }
+    Ok(())
+}
+
 /// The plans for the ports, IPv4 first; a family that the container does not have has none.
 pub(crate) fn ports(request: &PortRequest) -> Vec<PortPlan> {
     let of = |network: &IpNet| port_plan(request, *network);
@@ -79,7 +95,12 @@ fn port_plan(request: &PortRequest, network: IpNet) -> PortPlan {
     for port in ours {
         for (offset, host_port) in (0u16..).zip(port.host.ports()) {
             let (protocol, address) = (port.host.protocol, host_address(port));
-            keys.push(Key { protocol, address, port: host_port });
+            let key = Key { protocol, address, port: host_port };
+            // Said twice, as the reference: one rule.
+            if keys.contains(&key) {
+                continue;
+            }
+            keys.push(key);
             for source in marker.iter().flat_map(|_| marked_sources(request.snat, network)) {
                 let target = Target::Chain(marker.clone().unwrap_or_else(|| chain.clone()));
                 rules.push(Rule::new(matches(source, address, (protocol, host_port)), target));
