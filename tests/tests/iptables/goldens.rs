@@ -84,7 +84,7 @@ fn the_goldens_are_what_the_reference_leaves() {
                 let call: Call<'_> = stage.call("ADD", &mappings, &keys).by(&directory);
                 call.ok();
                 let (left, golden) = (stage.both(), golden(name));
-                // What is wrong with the legacy ip6tables is said at `as_the_reference_can`.
+                // What is wrong with the legacy ip6tables is said at `reduced_for_the_reference`.
                 let part = |text: &str| match variant {
                     "legacy" => text.split("# ip6tables").next().unwrap_or_default().to_owned(),
                     _ => text.to_owned(),

@@ -127,7 +127,7 @@ impl Call<'_> {
 
     /// With the IPv4 address alone where the reference makes too little for IPv6: the legacy ip6tables
     /// 1.8.9, which it asks for each rule with -C, takes any destination port for the one it is asked for.
-    fn as_the_reference_can(mut self) -> Self {
+    fn reduced_for_the_reference(mut self) -> Self {
         if self.stage.variant == "legacy" {
             self.config["prevResult"]["ips"].as_array_mut().expect("a list").truncate(1);
         }

@@ -32,7 +32,7 @@ fn ours_checks_and_removes_what_the_reference_made() {
         slipway_tests::skip!("the reference's portmap in /usr/lib/cni");
     }
     each(|stage, directory, mappings, keys| {
-        let call = stage.call("ADD", mappings, keys).as_the_reference_can();
+        let call = stage.call("ADD", mappings, keys).reduced_for_the_reference();
         call.clone().by(directory).ok();
         call.clone().verb("CHECK").ok();
         // Another ADD of the same attachment is no conflict with itself, and mends nothing needlessly.
@@ -53,7 +53,7 @@ fn the_reference_checks_and_removes_what_ours_made() {
         slipway_tests::skip!("the reference's portmap in /usr/lib/cni");
     }
     each(|stage, directory, mappings, keys| {
-        let call = stage.call("ADD", mappings, keys).as_the_reference_can();
+        let call = stage.call("ADD", mappings, keys).reduced_for_the_reference();
         call.ok();
         // The CHECK of version 1.1.1 fails for what it has made itself: it asks for both families, and
         // in the chains of one for the rules of the other.
