@@ -106,6 +106,17 @@ impl Node {
         Pod { space, path }
     }
 
+    /// A network namespace that somebody else has made, by its path as the node sees it. Like a server's
+    /// socket, the space keeps the namespace alive.
+    ///
+    /// # Panics
+    /// When there is none.
+    #[must_use]
+    pub fn namespace(&self, name: &str, path: &Path) -> Space {
+        let net = self.run(|| File::open(path)).unwrap_or_else(|e| panic!("open {}: {e}", path.display()));
+        Space { name: name.to_owned(), net: Arc::new(net), ..self.space.clone() }
+    }
+
     /// A machine outside, linked to the node. Three at most.
     ///
     /// # Panics

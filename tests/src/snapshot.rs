@@ -200,6 +200,9 @@ fn files(path: &Path, lines: &mut BTreeSet<String>) {
         }
     } else if path.starts_with("/run/netns") {
         lines.insert(format!("netns {shown}"));
+    } else if !meta.is_file() {
+        // To open a pipe is to wait for its other end.
+        lines.insert(format!("special {shown} {:?}", meta.file_type()));
     } else {
         let content = std::fs::read(path).unwrap_or_default();
         lines.insert(format!("file {shown} {:?}", String::from_utf8_lossy(&content)));

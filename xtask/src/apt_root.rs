@@ -8,7 +8,7 @@
 use std::fs;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Command, Stdio};
 
 use crate::error::{Error, Result};
 use crate::run::{self, tool};
@@ -112,26 +112,58 @@ impl AptRoot {
         let entries = fs::read_dir(&archives).map_err(|e| Error::file("list", &archives, e))?;
         for entry in entries.filter_map(std::result::Result::ok).map(|entry| entry.path()) {
             if entry.extension().is_some_and(|extension| extension == "deb") {
-                run::capture(tool("dpkg-deb", &["-x"]).arg(&entry).arg(into))?;
+                unpack(&entry, into)?;
             }
         }
         run::capture(self.apt("apt-get").arg("clean")).map(|_| ())
+    }
+
+    /// What [`AptRoot::fetch_all`] would fetch: names and versions, in the order of the names.
+    ///
+    /// # Errors
+    /// The suite has no such packages.
+    pub(crate) fn plan(&self, packages: &[&str]) -> Result<Vec<(String, String)>> {
+        let words = ["install", "--simulate", "--no-install-recommends"];
+        let printed = run::capture(self.apt("apt-get").args(words).args(packages))?;
+        let mut planned: Vec<_> = printed.lines().filter_map(planned).collect();
+        planned.sort();
+        Ok(planned)
+    }
+
+    /// Downloads the archive with the original source of a source package, and returns its path.
+    ///
+    /// # Errors
+    /// The suite has no such source, or its download failed.
+    pub(crate) fn fetch_source(&self, package: &str) -> Result<PathBuf> {
+        let dir = self.dir.join("sources");
+        for part in ["lists/partial", "archives"] {
+            let dir = dir.join(part);
+            fs::create_dir_all(&dir).map_err(|e| Error::file("create the directory", &dir, e))?;
+        }
+        let into = dir.join("archives");
+        let list = dir.join("sources.list");
+        let lines = self.source_lines()?.replace("deb [", "deb-src [");
+        fs::write(&list, lines).map_err(|e| Error::file("write", &list, e))?;
+        let apt = || {
+            let mut apt = self.apt("apt-get");
+            apt.arg(format!("-oDir::State::lists={}", dir.join("lists").display()));
+            apt.arg(format!("-oDir::Etc::SourceList={}", list.display())).current_dir(&into);
+            apt
+        };
+        run::capture(apt().arg("update"))?;
+        run::capture(apt().args(["source", "--download-only", "--tar-only", package]))?;
+        newest(&into, &format!("{package}_")).ok_or_else(|| {
+            Error::Failed(format!("apt-get source {package} left nothing in {}", into.display()))
+        })
     }
 
     fn download(&self, package: &str) -> Result<PathBuf> {
         let debs = self.dir.join("debs");
         run::capture(self.apt("apt-get").args(["download", package]).current_dir(&debs))?;
         // `<package>_<version>_<architecture>.deb`; the newest, when older versions are there too.
-        let prefix = format!("{}_", package.split(':').next().unwrap_or(package));
-        let entries = fs::read_dir(&debs).map_err(|e| Error::file("list", &debs, e))?;
-        entries
-            .filter_map(std::result::Result::ok)
-            .filter(|entry| entry.file_name().to_string_lossy().starts_with(&prefix))
-            .max_by_key(|entry| entry.metadata().map(|m| (m.ctime(), m.ctime_nsec())).unwrap_or_default())
-            .map(|entry| entry.path())
-            .ok_or_else(|| {
-                Error::Failed(format!("apt-get download {package} left nothing in {}", debs.display()))
-            })
+        newest(&debs, &format!("{}_", package.split(':').next().unwrap_or(package))).ok_or_else(|| {
+            Error::Failed(format!("apt-get download {package} left nothing in {}", debs.display()))
+        })
     }
 
     /// One of apt's programs, in the private root.
@@ -180,6 +212,41 @@ impl AptRoot {
     }
 }
 
+/// The file that came last, of those whose names begin so.
+fn newest(dir: &Path, prefix: &str) -> Option<PathBuf> {
+    let entries = fs::read_dir(dir).into_iter().flatten().filter_map(std::result::Result::ok);
+    entries
+        .filter(|entry| entry.file_name().to_string_lossy().starts_with(prefix))
+        .max_by_key(|entry| entry.metadata().map(|m| (m.ctime(), m.ctime_nsec())).unwrap_or_default())
+        .map(|entry| entry.path())
+}
+
+/// Unpacks a package over what is there. Links to folders stay: where `lib` leads to `usr/lib`, a package
+/// that still has files in `/lib` puts them into the latter.
+fn unpack(deb: &Path, into: &Path) -> Result<()> {
+    fs::create_dir_all(into).map_err(|e| Error::file("create the directory", into, e))?;
+    let mut reader = tool("dpkg-deb", &["--fsys-tarfile"]);
+    let mut reader =
+        reader.arg(deb).stdout(Stdio::piped()).spawn().map_err(|e| Error::file("unpack", deb, e))?;
+    let archive = reader.stdout.take().map_or_else(Stdio::null, Stdio::from);
+    let mut tar = tool("tar", &["--extract", "--preserve-permissions", "--keep-directory-symlink"]);
+    let written = run::capture_from(tar.arg("--directory").arg(into), archive);
+    let read = reader.wait().map_err(|e| Error::file("unpack", deb, e))?;
+    written?;
+    if read.success() {
+        return Ok(());
+    }
+    Err(Error::Failed(format!("dpkg-deb --fsys-tarfile {} ended with {read}", deb.display())))
+}
+
+/// `Inst name (version suite [architecture])`, with the version that is there in brackets before the
+/// parenthesis if one is.
+fn planned(line: &str) -> Option<(String, String)> {
+    let name = line.strip_prefix("Inst ")?.split(' ').next()?;
+    let version = line.split_once(" (")?.1.split(' ').next()?;
+    Some((name.to_owned(), version.to_owned()))
+}
+
 /// Debian's name for the machine's architecture.
 fn debian_architecture() -> &'static str {
     match std::env::consts::ARCH {
@@ -209,6 +276,15 @@ fn mirror_among(targets: &str, suite: &str) -> Option<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_simulated_installation_names_packages_and_versions() {
+        let line = "Inst runc (1.1.5+ds1-1+deb12u1 Debian:12.12/oldstable [amd64])";
+        assert_eq!(planned(line), Some(("runc".to_owned(), "1.1.5+ds1-1+deb12u1".to_owned())));
+        let line = "Inst libc6 [2.36-9] (2.36-9+deb12u13 Debian:12.12/oldstable [amd64]) []";
+        assert_eq!(planned(line), Some(("libc6".to_owned(), "2.36-9+deb12u13".to_owned())));
+        assert_eq!(planned("Conf runc (1.1.5+ds1-1 Debian:12/oldstable [amd64])"), None);
+    }
 
     #[test]
     fn the_mirror_is_the_machines_own() {

@@ -12,6 +12,7 @@ mod install;
 mod links;
 mod progress;
 mod run;
+mod runtimes;
 mod sandbox;
 mod serve;
 mod setup;

@@ -59,7 +59,15 @@ fn quote(word: &str) -> String {
 /// # Errors
 /// The command line and all that it printed, when it cannot be started or does not succeed.
 pub(crate) fn capture(command: &mut Command) -> Result<String> {
-    let output = command.stdin(Stdio::null()).output().map_err(|e| not_started(command, &e))?;
+    capture_from(command, Stdio::null())
+}
+
+/// Like [`capture`], with its standard input from somewhere.
+///
+/// # Errors
+/// As [`capture`].
+pub(crate) fn capture_from(command: &mut Command, input: Stdio) -> Result<String> {
+    let output = command.stdin(input).output().map_err(|e| not_started(command, &e))?;
     succeeded(command, &output)?;
     Ok(String::from_utf8_lossy(&output.stdout).into_owned())
 }

@@ -11,6 +11,7 @@ use crate::build::Flavour;
 use crate::error::{Error, Result};
 use crate::progress::{Log, Stages};
 use crate::run::{self, cargo, tool};
+use crate::runtimes::Runtimes;
 use crate::{build, links, setup, vm_test, workspace};
 
 /// The package of the network tests, which need root and the built binary.
@@ -32,6 +33,9 @@ pub(crate) struct Args {
     /// Leave out the virtual machines with other kernels
     #[arg(long)]
     no_vm: bool,
+    /// Only the tests with podman, containerd and cnitool, which are fetched and unpacked below target
+    #[arg(long, conflicts_with_all = ["quick", "no_vm"])]
+    runtimes: bool,
 }
 
 /// Runs the task.
@@ -40,7 +44,7 @@ pub(crate) struct Args {
 /// The first stage that fails; its log was shown.
 pub(crate) fn run(args: &Args) -> Result<()> {
     let mut stages = Stages::new("test")?;
-    let outcome = run_stages(args, &mut stages);
+    let outcome = if args.runtimes { run_runtimes(args, &mut stages) } else { run_stages(args, &mut stages) };
     match &outcome {
         Ok(skipped) => println!("PASS: {}{skipped}", stages.summary()),
         Err(_) => println!("FAIL: {}", stages.summary()),
@@ -63,14 +67,13 @@ fn run_stages(args: &Args, stages: &mut Stages) -> Result<String> {
     let mut bin_dir = PathBuf::new();
     stages.run("build", |log| {
         quiet(Flavour::Debug.cargo_build()?, log)?;
-        bin_dir = plugin_dir(log)?;
+        bin_dir = plugin_dir(Flavour::Debug, log)?;
         build::size(&Flavour::Debug.binary())
     })?;
     stages.run("build network tests", |log| {
         quiet(cargo(&["test", "--package", NETWORK_TESTS, "--no-run"]), log)
     })?;
-    let skips = workspace::scratch("test")?.join("skips.txt");
-    fs::write(&skips, "").map_err(|e| Error::file("empty", &skips, e))?;
+    let skips = no_skips()?;
     stages.run("network tests", |log| {
         let mut command = as_root(&["test", "--no-fail-fast", "--package", NETWORK_TESTS])?;
         command.env("SLIPWAY_BIN_DIR", &bin_dir).env("SLIPWAY_SKIPS", &skips);
@@ -99,6 +102,52 @@ fn run_stages(args: &Args, stages: &mut Stages) -> Result<String> {
         }
     }
     Ok(skipped)
+}
+
+/// The real runtimes, on the release build without shared libraries: theirs may be another distribution's
+/// than the machine's.
+fn run_runtimes(args: &Args, stages: &mut Stages) -> Result<String> {
+    if !Uid::effective().is_root() {
+        return Err(Error::Failed(
+            "runtimes make control groups and devices: run `sudo --preserve-env=PATH,HOME cargo xtask test \
+             --runtimes`"
+                .to_owned(),
+        ));
+    }
+    stages.run("setup", |_| setup::ensure())?;
+    let mut fetched = Runtimes::default();
+    stages.run("runtimes", |log| {
+        fetched = Runtimes::fetch(log)?;
+        Ok(fetched.versions())
+    })?;
+    for reason in fetched.missing() {
+        println!("  SKIP  {reason}");
+    }
+    let mut bin_dir = PathBuf::new();
+    stages.run("build", |log| {
+        quiet(Flavour::Static.cargo_build()?, log)?;
+        bin_dir = plugin_dir(Flavour::Static, log)?;
+        build::size(&Flavour::Static.binary())
+    })?;
+    let suite = ["test", "--package", NETWORK_TESTS, "--test", "real"];
+    stages.run("build tests", |log| quiet(cargo(&[&suite[..], &["--no-run"]].concat()), log))?;
+    let skips = no_skips()?;
+    stages.run("tests", |log| {
+        let mut command = cargo(&[&suite[..], &["--no-fail-fast"]].concat());
+        command.env("SLIPWAY_BIN_DIR", &bin_dir).env("SLIPWAY_SKIPS", &skips);
+        command.env("SLIPWAY_RUNTIMES", fetched.dir());
+        tests(with_filter(command, args), log)
+    })?;
+    let seen = lines_of(&skips)?;
+    expected(&seen, &seen.iter().filter(|line| fetched.explains(line)).cloned().collect())?;
+    Ok(if seen.is_empty() { String::new() } else { format!("; {} tests skipped, see above", seen.len()) })
+}
+
+/// The file that tests write their skips to, empty.
+fn no_skips() -> Result<PathBuf> {
+    let skips = workspace::scratch("test")?.join("skips.txt");
+    fs::write(&skips, "").map_err(|e| Error::file("empty", &skips, e))?;
+    Ok(skips)
 }
 
 fn with_filter(mut command: Command, args: &Args) -> Command {
@@ -141,9 +190,10 @@ pub(crate) fn passed(printed: &str) -> usize {
 }
 
 /// A plugin directory in the target folder, made by the binary itself.
-fn plugin_dir(log: &Log) -> Result<PathBuf> {
-    let dir = workspace::scratch("test")?.join("bin");
-    let mut install = Command::new(Flavour::Debug.binary());
+fn plugin_dir(flavour: Flavour, log: &Log) -> Result<PathBuf> {
+    let name = if flavour == Flavour::Static { "bin-static" } else { "bin" };
+    let dir = workspace::scratch("test")?.join(name);
+    let mut install = Command::new(flavour.binary());
     run::log(install.args(["install", "--to"]).arg(&dir), &log.file)?;
     Ok(dir)
 }

@@ -1,0 +1,162 @@
+//! cnitool, the CNI project's own tool: it drives a list as libcni does.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use serde_json::{Value, json};
+use slipway_tests::{BridgeNetfilter, CommandOutput, Node, Pod, Proto, is_peer, peer_fails};
+
+use crate::state;
+
+/// Where the lists are. /var/lib is the node's own.
+const NET_DIR: &str = "/var/lib/net.d";
+
+const PORTS: &str = r#"{"portMappings":[{"hostPort":8080,"containerPort":80,"protocol":"tcp"}]}"#;
+
+/// Each test with the cnitool that each Debian suite has the source of, and the newest specification
+/// that it speaks.
+macro_rules! of {
+    ($($module:ident $specification:literal: $($test:ident)*;)*) => {$(
+        mod $module {
+            use crate::machine::unpacked;
+            $(#[test]
+            fn $test() {
+                let Some(root) = unpacked(stringify!($module), super::PROGRAM) else {
+                    slipway_tests::skip!(concat!("cnitool of Debian ", stringify!($module)))
+                };
+                super::$test(&root.join(super::PROGRAM), $specification);
+            })*
+        }
+    )*};
+}
+
+const PROGRAM: &str = "usr/local/bin/cnitool";
+
+// 1.1 and 1.3, as this is written.
+of! {
+    bookworm "1.0.0": add_check_del;
+    unstable "1.1.0": add_check_del gc status;
+}
+
+struct Tool<'n> {
+    node: &'n Node,
+    program: PathBuf,
+}
+
+impl<'n> Tool<'n> {
+    fn new(node: &'n Node, program: &Path, list: &Value) -> Self {
+        node.write(&format!("{NET_DIR}/10-tool.conflist"), list.to_string());
+        Self { node, program: program.to_owned() }
+    }
+
+    fn try_call(&self, verb: &str, netns: &Path, capabilities: &str) -> CommandOutput {
+        let mut command = Command::new(&self.program);
+        command.args([verb, "tool"]).arg(netns);
+        command.env("CNI_PATH", self.node.bin()).env("NETCONFPATH", NET_DIR).env("CAP_ARGS", capabilities);
+        self.node.exec(command, b"")
+    }
+
+    #[track_caller]
+    fn call(&self, verb: &str, pod: &Pod, capabilities: &str) -> String {
+        let output = self.try_call(verb, pod.path(), capabilities);
+        assert!(output.code == Some(0), "cnitool {verb}: {output}");
+        output.stdout
+    }
+}
+
+fn list(specification: &str) -> Value {
+    json!({
+        "cniVersion": specification, "name": "tool",
+        "plugins": [
+            {
+                "type": "bridge", "bridge": "tool0", "isDefaultGateway": true, "ipMasq": true,
+                "ipam": {"type": "host-local", "ranges": [[{"subnet": "10.33.0.0/24"}]]},
+            },
+            {"type": "portmap", "capabilities": {"portMappings": true}},
+        ],
+    })
+}
+
+fn node() -> Node {
+    let node = Node::new();
+    node.bridge_netfilter(BridgeNetfilter::Off);
+    node
+}
+
+fn add_check_del(program: &Path, specification: &str) {
+    let node = node();
+    let client = node.host("client");
+    let tool = Tool::new(&node, program, &list(specification));
+    // A first pod, so that the bridge and the tables are there.
+    let first = node.pod("first");
+    tool.call("add", &first, PORTS);
+    tool.call("del", &first, PORTS);
+    let before = state(&node);
+
+    let pod = node.pod("web");
+    let result: Value =
+        serde_json::from_str(&tool.call("add", &pod, PORTS)).expect("cnitool prints the result");
+    assert_eq!(result["cniVersion"], specification);
+    let ip = result["ips"][0]["address"].as_str().and_then(|ip| ip.split('/').next()).expect("an address");
+    let server = pod.serve(Proto::Tcp, &format!("{ip}:80"), "web");
+    assert_eq!(client.expect(Proto::Tcp, (client.node_v4, 8080), "web").peer.ip(), client.v4);
+    drop(server);
+    tool.call("check", &pod, PORTS);
+    if !is_peer() {
+        // CHECK sees that the published port is gone. Without the first ADD's table, another makes it.
+        node.nft("delete table inet slipway");
+        let output = tool.try_call("check", pod.path(), PORTS);
+        assert_ne!(output.code, Some(0), "CHECK of a flushed ruleset: {output}");
+        tool.call("add", &first, PORTS);
+        tool.call("del", &first, PORTS);
+    }
+    tool.call("del", &pod, PORTS);
+    tool.call("del", &pod, PORTS);
+    client.expect_none(Proto::Tcp, (client.node_v4, 8080));
+    pod.remove();
+    before.assert_same(&state(&node));
+}
+
+/// cnitool says nothing of what is valid: libcni removes the attachments that it remembers itself, and
+/// the plugins keep the others.
+fn gc(program: &Path, specification: &str) {
+    let node = node();
+    let tool = Tool::new(&node, program, &list(specification));
+    let pods = ["one", "two", "three"].map(|name| node.pod(name));
+    tool.call("add", &pods[0], PORTS);
+    tool.call("del", &pods[0], PORTS);
+    tool.call("add", &pods[2], "{}");
+    let records = node.list("/var/lib/cni/results");
+    assert_eq!(records.len(), 1, "{records:?}");
+    let forgotten = Path::new("/var/lib/cni/results").join(&records[0]);
+    node.run(|| std::fs::remove_file(&forgotten)).expect("remove a record");
+    // The chains that are made for the ports of all stay until nobody's elements lead to them.
+    let elements = || state(&node).without(&["nft chain", "nft rule"]);
+    let before = elements();
+    tool.call("add", &pods[0], PORTS);
+    tool.call("add", &pods[1], "{}");
+    tool.call("gc", &pods[0], "{}");
+    before.assert_same(&elements());
+    // DEL does without the record.
+    tool.call("del", &pods[2], "{}");
+    let left = elements();
+    let left: Vec<_> =
+        ["cnitool-", "networks/tool/10."].iter().flat_map(|text| left.matching(text)).collect();
+    assert!(left.is_empty(), "{left:#?}");
+}
+
+fn status(program: &Path, specification: &str) {
+    peer_fails("STATUS does not look at what ADD needs", || {
+        let node = node();
+        let pod = node.pod("pod");
+        let tool = Tool::new(&node, program, &list(specification));
+        tool.call("status", &pod, "{}");
+        let mut broken = list(specification);
+        broken["plugins"][0]["ipam"]["dataDir"] = "/etc/passwd".into();
+        let tool = Tool::new(&node, program, &broken);
+        let output = tool.try_call("status", pod.path(), "{}");
+        assert_ne!(output.code, Some(0), "{output}");
+        let said = format!("{}{}", output.stdout, output.stderr);
+        assert!(said.contains("/etc/passwd"), "{said}");
+    });
+}

@@ -1,0 +1,341 @@
+//! containerd: pods by way of the container runtime interface, as kubelet makes them, and `ctr run --cni`.
+
+use std::net::IpAddr;
+use std::path::Path;
+
+use serde_json::{Value, json};
+use slipway_tests::{BridgeNetfilter, Node, Proto, is_peer, peer_fails};
+
+use crate::cri::{Cri, PodConfig, Port};
+use crate::image::{self, ARCHIVE, PAUSE, WEB, expect, expect_closed};
+use crate::machine::{Daemon, Machine};
+use crate::state;
+
+const LIST: &str = "/etc/cni/net.d/10-pods.conflist";
+
+/// Each test on the containerd of each Debian suite, with the newest specification that it speaks.
+macro_rules! on {
+    ($($module:ident $specification:literal: $($test:ident)*;)*) => {$(
+        mod $module {
+            use crate::machine::unpacked;
+            $(#[test]
+            fn $test() {
+                let suite = stringify!($module);
+                let Some(packages) = unpacked(suite, "usr/bin/containerd") else {
+                    slipway_tests::skip!(concat!("containerd of Debian ", stringify!($module)))
+                };
+                super::$test(&packages, $specification);
+            })*
+        }
+    )*};
+}
+
+// 1.6, 1.7 and 2.1, as this is written.
+on! {
+    bookworm "1.0.0": a_pod_and_a_restart a_crash_of_containerd a_reboot a_port_of_another_pod ctr_run;
+    trixie "1.0.0": a_pod_and_a_restart a_crash_of_containerd a_reboot a_port_of_another_pod ctr_run;
+    unstable "1.1.0": a_pod_and_a_restart a_crash_of_containerd a_reboot a_port_of_another_pod ctr_run status;
+}
+
+fn node() -> Node {
+    let node = Node::new();
+    node.bridge_netfilter(BridgeNetfilter::Off);
+    node
+}
+
+fn list(specification: &str) -> Value {
+    json!({
+        "cniVersion": specification, "name": "pods",
+        "plugins": [
+            {
+                "type": "bridge", "bridge": "cni0", "isDefaultGateway": true, "ipMasq": true,
+                "hairpinMode": true,
+                "ipam": {
+                    "type": "host-local",
+                    "ranges": [[{"subnet": "10.22.0.0/16"}], [{"subnet": "fd00:22::/64"}]],
+                },
+            },
+            {"type": "portmap", "capabilities": {"portMappings": true}},
+        ],
+    })
+}
+
+/// Writes the configuration, starts the daemon and gives it the images.
+fn start(machine: &Machine<'_>, list: &Value) -> Daemon {
+    machine.write(LIST, list.to_string());
+    // Version 2 of its format, which all of them read.
+    machine.write(
+        "/etc/containerd/config.toml",
+        format!(
+            "version = 2\n[plugins.\"io.containerd.grpc.v1.cri\"]\nsandbox_image = \"{PAUSE}\"\n\
+             disable_apparmor = true\nrestrict_oom_score_adj = true\ntolerate_missing_hugetlb_controller = true\n\
+             [plugins.\"io.containerd.grpc.v1.cri\".containerd]\nsnapshotter = \"native\"\n\
+             [plugins.\"io.containerd.grpc.v1.cri\".containerd.runtimes.runc]\n\
+             runtime_type = \"io.containerd.runc.v2\"\n\
+             [plugins.\"io.containerd.grpc.v1.cri\".cni]\nbin_dir = \"/opt/cni/bin\"\n\
+             conf_dir = \"/etc/cni/net.d\"\n"
+        ),
+    );
+    image::make(machine);
+    let daemon = restart(machine);
+    // From 2.0 on images are unpacked by the daemon, for the snapshotter of another configuration.
+    let help = machine.run(&["ctr", "images", "import", "--help"]);
+    let local: &[&str] = if help.contains("--local") { &["--local"] } else { &[] };
+    let import = ["ctr", "--namespace", "k8s.io", "images", "import", "--snapshotter", "native"];
+    machine.run(&[&import, local, &[ARCHIVE]].concat());
+    machine.wait_for("the images", || Cri(machine.node()).has_images());
+    daemon
+}
+
+fn restart(machine: &Machine<'_>) -> Daemon {
+    let daemon = machine.daemon("containerd", &["containerd"]);
+    machine.wait_for("containerd", || matches!(Cri(machine.node()).network_trouble(), Ok(None)));
+    daemon
+}
+
+fn pod(machine: &Machine<'_>, name: &str, ports: &[Port]) -> PodConfig {
+    PodConfig {
+        name: name.to_owned(),
+        attempt: 0,
+        ports: ports.to_vec(),
+        cgroup: machine.cgroup().to_owned(),
+    }
+}
+
+fn tcp(host: u16) -> Port {
+    Port { udp: false, host, container: 80, host_ip: "" }
+}
+
+fn reservations(node: &Node) -> Vec<String> {
+    let names = node.list("/var/lib/cni/networks/pods");
+    names.into_iter().filter(|name| name.parse::<IpAddr>().is_ok()).collect()
+}
+
+/// A pod comes and goes, so that what the first ADD makes for all is there.
+fn warm_up(machine: &Machine<'_>) {
+    let cri = Cri(machine.node());
+    let id = cri.run_pod(&pod(machine, "first", &[tcp(8080)])).unwrap();
+    cri.stop_pod(&id).unwrap();
+    cri.remove_pod(&id).unwrap();
+}
+
+fn a_pod_and_a_restart(packages: &Path, specification: &str) {
+    let node = node();
+    let client = node.host("client");
+    let machine = Machine::start(&node, packages);
+    let daemon = start(&machine, &list(specification));
+    let cri = Cri(&node);
+    warm_up(&machine);
+    let before = state(&node);
+
+    let udp = Port { udp: true, host: 5353, container: 53, host_ip: "192.0.2.1" };
+    let web = pod(&machine, "web", &[tcp(8080), udp]);
+    let id = cri.run_pod(&web).unwrap();
+    cri.start_web(&web, &id, "web").unwrap();
+    let status = cri.pod_status(&id).unwrap();
+    assert!(status.ready, "{status:?}");
+    assert_eq!(status.ips.len(), 2, "one address of each family: {status:?}");
+    let open = || {
+        assert_eq!(expect(&client, (client.node_v4, 8080), "web"), client.v4);
+        assert_eq!(expect(&client, (client.node_v6, 8080), "web"), client.v6);
+        expect(&node, ([127, 0, 0, 1], 8080), "web");
+        if !is_peer() {
+            expect(&node, (IpAddr::from([0, 0, 0, 0, 0, 0, 0, 1]), 8080), "web");
+        }
+    };
+    open();
+    {
+        let name =
+            node.list("/run/netns").into_iter().find(|name| name.starts_with("cni-")).expect("a namespace");
+        let inside = node.namespace("web", &machine.path(&format!("/run/netns/{name}")));
+        let server = inside.serve(Proto::Udp, &format!("{}:53", status.ips[0]), "dns");
+        client.expect(Proto::Udp, (client.node_v4, 5353), "dns");
+        drop(server);
+    }
+
+    machine.end(daemon, "TERM");
+    open();
+    let daemon = restart(&machine);
+    open();
+    assert_eq!(cri.pod_status(&id).unwrap(), status, "the restarted daemon knows the pod");
+    let other = pod(&machine, "other", &[tcp(8081)]);
+    let second = cri.run_pod(&other).unwrap();
+    cri.start_web(&other, &second, "other").unwrap();
+    assert_eq!(expect(&client, (client.node_v4, 8081), "other"), client.v4);
+    open();
+
+    cri.stop_pod(&id).unwrap();
+    expect_closed(&client, (client.node_v4, 8080));
+    expect_closed(&node, ([127, 0, 0, 1], 8080));
+    assert!(!cri.pod_status(&id).unwrap().ready);
+    assert_eq!(expect(&client, (client.node_v4, 8081), "other"), client.v4);
+    cri.stop_pod(&id).expect("kubelet stops a pod more than once");
+    cri.remove_pod(&id).unwrap();
+    // Removal stops a pod that still runs.
+    cri.stop_pod(&second).unwrap();
+    cri.remove_pod(&second).unwrap();
+    expect_closed(&client, (client.node_v4, 8081));
+    assert!(cri.pods().unwrap().is_empty());
+    before.assert_same(&state(&node));
+    machine.end(daemon, "TERM");
+}
+
+fn a_crash_of_containerd(packages: &Path, specification: &str) {
+    let node = node();
+    let client = node.host("client");
+    let machine = Machine::start(&node, packages);
+    let daemon = start(&machine, &list(specification));
+    let cri = Cri(&node);
+    warm_up(&machine);
+    let before = state(&node);
+    let web = pod(&machine, "web", &[tcp(8080)]);
+    let id = cri.run_pod(&web).unwrap();
+    cri.start_web(&web, &id, "web").unwrap();
+    expect(&client, (client.node_v4, 8080), "web");
+    machine.end(daemon, "KILL");
+    assert_eq!(
+        expect(&client, (client.node_v4, 8080), "web"),
+        client.v4,
+        "nobody is needed for a published port"
+    );
+    let _daemon = restart(&machine);
+    // The pod's network is gone without containerd: no namespace, and so no link.
+    let name =
+        node.list("/run/netns").into_iter().find(|name| name.starts_with("cni-")).expect("a namespace");
+    machine.run(&["/bin/busybox", "umount", "-l", &format!("/run/netns/{name}")]);
+    cri.stop_pod(&id).unwrap();
+    cri.remove_pod(&id).unwrap();
+    expect_closed(&client, (client.node_v4, 8080));
+    assert!(reservations(&node).is_empty());
+    before.assert_same(&state(&node));
+}
+
+/// The power fails: containerd finds pods without processes and namespaces, and kubelet removes them after
+/// it has made new ones.
+fn a_reboot(packages: &Path, specification: &str) {
+    let node = node();
+    let client = node.host("client");
+    let mut machine = Machine::start(&node, packages);
+    let _daemon = start(&machine, &list(specification));
+    let web = pod(&machine, "web", &[tcp(8080)]);
+    let old = Cri(&node).run_pod(&web).unwrap();
+    machine.reboot();
+    let _daemon = restart(&machine);
+    let cri = Cri(&node);
+    assert!(!cri.pod_status(&old).unwrap().ready);
+    assert_eq!(reservations(&node).len(), 2, "the old pod's addresses are on disk");
+    cri.stop_pod(&old).unwrap();
+    assert!(reservations(&node).is_empty());
+    let again = PodConfig { attempt: 1, ..web };
+    let new = cri.run_pod(&again).unwrap();
+    cri.start_web(&again, &new, "web").unwrap();
+    assert_eq!(expect(&client, (client.node_v4, 8080), "web"), client.v4);
+    cri.remove_pod(&old).unwrap();
+    assert_eq!(expect(&client, (client.node_v4, 8080), "web"), client.v4);
+    assert_eq!(reservations(&node).len(), 2);
+    cri.stop_pod(&new).unwrap();
+    cri.remove_pod(&new).unwrap();
+    assert!(reservations(&node).is_empty());
+}
+
+fn a_port_of_another_pod(packages: &Path, specification: &str) {
+    peer_fails("the second pod gets the port, and one of the two the packets", || {
+        let node = node();
+        let client = node.host("client");
+        let machine = Machine::start(&node, packages);
+        let _daemon = start(&machine, &list(specification));
+        let cri = Cri(&node);
+        let web = pod(&machine, "web", &[tcp(8080)]);
+        let id = cri.run_pod(&web).unwrap();
+        cri.start_web(&web, &id, "web").unwrap();
+        let before = state(&node);
+        let refused =
+            cri.run_pod(&pod(&machine, "thief", &[tcp(8081), tcp(8080)])).expect_err("8080 is taken");
+        // Comments have no room for the whole of such an ID.
+        let owner = format!("host port tcp/0.0.0.0:8080 is taken by network pods, container {}", &id[..50]);
+        assert!(refused.contains(&owner), "{refused}");
+        before.assert_same(&state(&node));
+        assert_eq!(expect(&client, (client.node_v4, 8080), "web"), client.v4);
+        // As soon as the owner is gone, the port can be had.
+        cri.stop_pod(&id).unwrap();
+        let thief = pod(&machine, "thief", &[tcp(8081), tcp(8080)]);
+        let second = cri.run_pod(&thief).unwrap();
+        cri.start_web(&thief, &second, "thief").unwrap();
+        cri.remove_pod(&id).unwrap();
+        for port in [8080, 8081] {
+            assert_eq!(expect(&client, (client.node_v4, port), "thief"), client.v4);
+        }
+    });
+}
+
+/// Without `--detach` ctr removes what it has added. With it, ctr of 1.6 never calls DEL: GC has to.
+fn ctr_run(packages: &Path, specification: &str) {
+    let node = node();
+    let client = node.host("client");
+    let machine = Machine::start(&node, packages);
+    let list = list(specification);
+    let _daemon = start(&machine, &list);
+    warm_up(&machine);
+    let before = state(&node);
+    let ctr = |words: &[&str]| machine.run(&[&["ctr", "--namespace", "k8s.io"], words].concat());
+    let (group, snapshotter) = (format!("{}/ctr", machine.cgroup()), ["--snapshotter", "native"]);
+    let run = ["run", "--cni", "--cgroup", &group, "--env", "WHO=web"];
+
+    let asked = client.serve(Proto::Tcp, &format!("{}:9000", client.v4), "outside");
+    let ask = format!("echo hello | nc -w 4 {} 9000", client.v4);
+    let answer = ctr(&[&run[..], &snapshotter, &["--rm", WEB, "short", "sh", "-c", &ask]].concat());
+    drop(asked);
+    let seen = format!("outside|{}:", client.node_v4);
+    assert!(answer.starts_with(&seen) && answer.ends_with("|hello"), "not masqueraded: {answer}");
+    before.assert_same(&state(&node));
+
+    ctr(&[&run[..], &snapshotter, &["--detach", WEB, "long"]].concat());
+    let reserved = reservations(&node);
+    assert_eq!(reserved.len(), 2, "{reserved:?}");
+    for ip in reserved.iter().map(|ip| ip.parse::<IpAddr>().expect("an address")) {
+        expect(&client, (ip, 80), "web");
+    }
+    ctr(&["tasks", "kill", "--signal", "SIGKILL", "long"]);
+    machine.wait_for("the task's end", || ctr(&["tasks", "list"]).contains("STOPPED"));
+    ctr(&["tasks", "delete", "long"]);
+    ctr(&["containers", "delete", "long"]);
+    if is_peer() {
+        return;
+    }
+    // What a runtime that calls GC would say: there are no attachments.
+    for plugin in list["plugins"].as_array().expect("a list") {
+        let mut config = plugin.clone();
+        config["cniVersion"] = "1.1.0".into();
+        config["name"] = list["name"].clone();
+        config["cni.dev/valid-attachments"] = json!([]);
+        node.plugin(plugin["type"].as_str().expect("a name")).command("GC").config(&config).run().ok();
+    }
+    // libcni's own record, which it removes at DEL.
+    node.run(|| drop(std::fs::remove_file("/var/lib/cni/results/pods-k8s.io-long-eth0")));
+    // GC also removes the chains that nobody's elements lead to any longer.
+    let elements =
+        |state: slipway_tests::Snapshot| state.without(&["nft chain inet slipway", "nft rule inet slipway"]);
+    elements(before).assert_same(&elements(state(&node)));
+}
+
+/// From 2.0 on containerd asks the plugins whether they are ready, and tells kubelet.
+fn status(packages: &Path, specification: &str) {
+    peer_fails("STATUS does not look at what ADD needs", || {
+        let node = node();
+        let machine = Machine::start(&node, packages);
+        let _daemon = start(&machine, &list(specification));
+        let cri = Cri(&node);
+        assert_eq!(cri.network_trouble(), Ok(None));
+        let mut broken = list(specification);
+        broken["plugins"][0]["ipam"]["dataDir"] = "/etc/passwd".into();
+        machine.write(LIST, broken.to_string());
+        // containerd watches its folder.
+        machine.wait_for("the new configuration", || matches!(cri.network_trouble(), Ok(Some(_))));
+        let trouble = cri.network_trouble().unwrap().expect("trouble");
+        assert!(trouble.contains("/etc/passwd"), "{trouble}");
+        let refused = cri.run_pod(&pod(&machine, "web", &[])).expect_err("no network");
+        assert!(refused.contains("/etc/passwd"), "{refused}");
+        machine.write(LIST, list(specification).to_string());
+        machine.wait_for("the mended configuration", || matches!(cri.network_trouble(), Ok(None)));
+    });
+}

@@ -1,0 +1,269 @@
+//! A client of the container runtime interface, as kubelet is one: gRPC through curl, with the few
+//! messages that a test needs written out field by field.
+//!
+//! The numbers of fields are those of k8s.io/cri-api, `pkg/apis/runtime/v1/api.proto`; the encoding is
+//! that of protocol buffers (<https://protobuf.dev/programming-guides/encoding/>); a gRPC message has a byte
+//! that says whether it is compressed and four that say its length before it
+//! (<https://github.com/grpc/grpc/blob/master/doc/PROTOCOL-HTTP2.md>).
+
+use std::process::Command;
+
+use slipway_tests::Node;
+
+use crate::image::{PAUSE, WEB};
+
+/// Where containerd listens, in the machine and on the node alike.
+pub(crate) const SOCKET: &str = "/run/containerd/containerd.sock";
+
+/// A message to be sent.
+#[derive(Debug, Default, Clone)]
+struct Message(Vec<u8>);
+
+impl Message {
+    /// A field of the wire type 0: integers, enumerations, truth values.
+    fn number(mut self, field: u8, value: u64) -> Self {
+        self.0.push(field << 3);
+        self.varint(value);
+        self
+    }
+
+    /// A field of the wire type 2: texts, and messages in messages.
+    fn bytes(mut self, field: u8, value: &[u8]) -> Self {
+        self.0.push(field << 3 | 2);
+        self.varint(value.len() as u64);
+        self.0.extend(value);
+        self
+    }
+
+    fn text(self, field: u8, value: &str) -> Self {
+        self.bytes(field, value.as_bytes())
+    }
+
+    fn message(self, field: u8, value: &Self) -> Self {
+        self.bytes(field, &value.0)
+    }
+
+    fn varint(&mut self, mut value: u64) {
+        while value > 0x7f {
+            self.0.push((value & 0x7f) as u8 | 0x80);
+            value >>= 7;
+        }
+        self.0.push(value as u8);
+    }
+}
+
+/// The values of a received message's field, in order; integers are left out.
+fn values(mut bytes: &[u8], field: u64) -> Vec<&[u8]> {
+    let mut found = Vec::new();
+    while !bytes.is_empty() {
+        let key = take_varint(&mut bytes);
+        match key & 7 {
+            0 => drop(take_varint(&mut bytes)),
+            1 => assert!(bytes.split_off(..8).is_some()),
+            5 => assert!(bytes.split_off(..4).is_some()),
+            2 => {
+                let length = usize::try_from(take_varint(&mut bytes)).expect("a length");
+                let value = bytes.split_off(..length).expect("as many bytes as the message says");
+                if key >> 3 == field {
+                    found.push(value);
+                }
+            }
+            other => panic!("wire type {other}"),
+        }
+    }
+    found
+}
+
+/// The integer in a received message's field; 0, the default, is not sent.
+fn number(mut bytes: &[u8], field: u64) -> u64 {
+    let mut found = 0;
+    while !bytes.is_empty() {
+        let key = take_varint(&mut bytes);
+        match key & 7 {
+            0 => {
+                let value = take_varint(&mut bytes);
+                if key >> 3 == field {
+                    found = value;
+                }
+            }
+            2 => {
+                let length = usize::try_from(take_varint(&mut bytes)).expect("a length");
+                bytes.split_off(..length).expect("as many bytes as the message says");
+            }
+            other => panic!("wire type {other}"),
+        }
+    }
+    found
+}
+
+fn take_varint(bytes: &mut &[u8]) -> u64 {
+    let mut value = 0;
+    for shift in (0..64).step_by(7) {
+        let byte = *bytes.split_off_first().expect("a whole integer");
+        value |= u64::from(byte & 0x7f) << shift;
+        if byte < 0x80 {
+            break;
+        }
+    }
+    value
+}
+
+fn text(bytes: &[u8]) -> String {
+    String::from_utf8(bytes.to_vec()).expect("UTF-8")
+}
+
+/// The first value of a field; empty, the default, is not sent.
+fn first(bytes: &[u8], field: u64) -> &[u8] {
+    values(bytes, field).first().copied().unwrap_or_default()
+}
+
+/// A pod as kubelet describes it.
+#[derive(Debug, Clone)]
+pub(crate) struct PodConfig {
+    /// Its name, unique among those that run.
+    pub(crate) name: String,
+    /// How many of this name were there before it.
+    pub(crate) attempt: u32,
+    /// What is published.
+    pub(crate) ports: Vec<Port>,
+    /// The control group that its own is made under.
+    pub(crate) cgroup: String,
+}
+
+/// A published port.
+#[derive(Debug, Clone)]
+pub(crate) struct Port {
+    /// Whether it is a UDP port; TCP otherwise.
+    pub(crate) udp: bool,
+    /// The node's port.
+    pub(crate) host: u16,
+    /// The container's.
+    pub(crate) container: u16,
+    /// The node's address; empty for all.
+    pub(crate) host_ip: &'static str,
+}
+
+impl PodConfig {
+    /// `PodSandboxConfig`
+    fn message(&self) -> Message {
+        let metadata = Message::default().text(1, &self.name).text(2, &self.name).text(3, "default");
+        let metadata = metadata.number(4, self.attempt.into());
+        let mut config = Message::default().message(1, &metadata).text(2, &self.name);
+        for port in &self.ports {
+            // `PortMapping`: protocol, container_port, host_port, host_ip
+            let mapping = Message::default().number(1, u64::from(port.udp)).number(2, port.container.into());
+            let mapping = mapping.number(3, port.host.into()).text(4, port.host_ip);
+            config = config.message(5, &mapping);
+        }
+        // `LinuxPodSandboxConfig`: cgroup_parent
+        config.message(8, &Message::default().text(1, &self.cgroup))
+    }
+}
+
+/// What `PodSandboxStatus` says.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct PodStatus {
+    /// Whether the sandbox runs.
+    pub(crate) ready: bool,
+    /// Its addresses, the first one first.
+    pub(crate) ips: Vec<String>,
+}
+
+/// The client.
+#[derive(Debug)]
+pub(crate) struct Cri<'n>(pub(crate) &'n Node);
+
+impl Cri<'_> {
+    /// `RunPodSandbox`; returns the identifier.
+    pub(crate) fn run_pod(&self, pod: &PodConfig) -> Result<String, String> {
+        let request = Message::default().message(1, &pod.message());
+        self.call("RuntimeService/RunPodSandbox", &request).map(|answer| text(first(&answer, 1)))
+    }
+
+    /// `StopPodSandbox`
+    pub(crate) fn stop_pod(&self, id: &str) -> Result<(), String> {
+        self.call("RuntimeService/StopPodSandbox", &Message::default().text(1, id)).map(drop)
+    }
+
+    /// `RemovePodSandbox`
+    pub(crate) fn remove_pod(&self, id: &str) -> Result<(), String> {
+        self.call("RuntimeService/RemovePodSandbox", &Message::default().text(1, id)).map(drop)
+    }
+
+    /// `PodSandboxStatus`
+    pub(crate) fn pod_status(&self, id: &str) -> Result<PodStatus, String> {
+        let answer = self.call("RuntimeService/PodSandboxStatus", &Message::default().text(1, id))?;
+        let status = first(&answer, 1);
+        let network = first(status, 5);
+        let ips = values(network, 1).into_iter().chain(values(network, 2).into_iter().map(|ip| first(ip, 1)));
+        // state: SANDBOX_READY is 0
+        Ok(PodStatus { ready: number(status, 3) == 0, ips: ips.map(text).collect() })
+    }
+
+    /// `ListPodSandbox`; the identifiers.
+    pub(crate) fn pods(&self) -> Result<Vec<String>, String> {
+        let answer = self.call("RuntimeService/ListPodSandbox", &Message::default())?;
+        Ok(values(&answer, 1).into_iter().map(|pod| text(first(pod, 1))).collect())
+    }
+
+    /// `CreateContainer` and `StartContainer` with the web server, which says that it is `who`.
+    pub(crate) fn start_web(&self, pod: &PodConfig, id: &str, who: &str) -> Result<(), String> {
+        let env = Message::default().text(1, "WHO").text(2, who);
+        let container = Message::default()
+            .message(1, &Message::default().text(1, "web"))
+            .message(2, &Message::default().text(1, WEB))
+            .message(6, &env);
+        let request = Message::default().text(1, id).message(2, &container).message(3, &pod.message());
+        let answer = self.call("RuntimeService/CreateContainer", &request)?;
+        let request = Message::default().bytes(1, first(&answer, 1));
+        self.call("RuntimeService/StartContainer", &request).map(drop)
+    }
+
+    /// What `Status` says about the network: none when it is ready, else why it is not.
+    pub(crate) fn network_trouble(&self) -> Result<Option<String>, String> {
+        let answer = self.call("RuntimeService/Status", &Message::default())?;
+        let conditions = values(first(&answer, 1), 1);
+        let network = conditions.into_iter().find(|condition| first(condition, 1) == b"NetworkReady");
+        let network = network.ok_or("Status does not speak of the network")?;
+        Ok((number(network, 2) == 0).then(|| text(first(network, 4))))
+    }
+
+    /// Whether the runtime has taken in both images.
+    pub(crate) fn has_images(&self) -> bool {
+        [WEB, PAUSE].iter().all(|name| {
+            let image = Message::default().text(1, name);
+            let answer = self.call("ImageService/ImageStatus", &Message::default().message(1, &image));
+            answer.is_ok_and(|answer| !first(&answer, 1).is_empty())
+        })
+    }
+
+    /// Sends one request. The error is what the server says, or curl.
+    fn call(&self, method: &str, request: &Message) -> Result<Vec<u8>, String> {
+        let mut input = vec![0];
+        input.extend(u32::try_from(request.0.len()).expect("a small message").to_be_bytes());
+        input.extend(&request.0);
+        let folder = tempfile::tempdir().expect("a temporary folder");
+        let answer = folder.path().join("answer");
+        let mut command = Command::new("curl");
+        command.args(["--silent", "--show-error", "--http2-prior-knowledge", "--unix-socket", SOCKET]);
+        command.args(["--header", "content-type: application/grpc", "--header", "te: trailers"]);
+        command
+            .args(["--data-binary", "@-", "--dump-header", "-", "--max-time", "50", "--output"])
+            .arg(&answer);
+        command.arg(format!("http://localhost/runtime.v1.{method}"));
+        let output = self.0.exec(command, &input);
+        if output.code != Some(0) {
+            return Err(format!("{method}: {}", output.stderr.trim_end()));
+        }
+        // The trailers follow the headers.
+        let field =
+            |name: &str| output.stdout.lines().find_map(|line| line.strip_prefix(name)).map(str::trim);
+        match field("grpc-status:") {
+            Some("0") => {
+                let bytes = std::fs::read(&answer).map_err(|e| format!("{method}: no answer: {e}"))?;
+                Ok(bytes.get(5..).unwrap_or_default().to_vec())
+            }
+            _ => Err(format!("{method}: {}", field("grpc-message:").unwrap_or("no status"))),
+        }
+    }
+}

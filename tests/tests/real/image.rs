@@ -1,0 +1,156 @@
+//! Container images made on the spot: one static busybox, and a page that says who was asked by whom.
+
+use std::fs;
+use std::net::{IpAddr, SocketAddr};
+use std::os::unix::fs::{PermissionsExt, symlink};
+use std::path::Path;
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use serde_json::{Value, json};
+use sha2::{Digest, Sha256};
+use slipway_tests::{PATIENCE, Space};
+
+use crate::machine::Machine;
+
+/// The image of a web server, which answers `/cgi-bin/who`: see [`expect`].
+pub(crate) const WEB: &str = "localhost/web:1";
+
+/// The image that holds a pod's namespaces.
+pub(crate) const PAUSE: &str = "localhost/pause:1";
+
+/// The archive with both images in the machine.
+pub(crate) const ARCHIVE: &str = "/tmp/images.tar";
+
+/// The page. `WHO` is in the environment of the container.
+const PAGE: &str =
+    "#!/bin/sh\nprintf 'Content-type: text/plain\\r\\n\\r\\n%s %s\\n' \"$WHO\" \"$REMOTE_ADDR\"\n";
+
+/// How long a connection may take that should be refused.
+const REFUSAL: Duration = Duration::from_millis(700);
+
+/// Writes [`ARCHIVE`] with [`WEB`] and [`PAUSE`], in the format of `docker save` (Docker image
+/// specification 1.2), which podman and containerd read.
+pub(crate) fn make(machine: &Machine<'_>) {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let layer = folder.path().join("layer");
+    for dir in ["bin", "tmp", "www/cgi-bin"] {
+        fs::create_dir_all(layer.join(dir)).expect("make the image's folders");
+    }
+    let page = layer.join("www/cgi-bin/who");
+    fs::write(&page, PAGE).expect("write the page");
+    fs::set_permissions(&page, fs::Permissions::from_mode(0o755)).expect("make the page a program");
+    let busybox = machine.path("/bin/busybox");
+    let binary = machine.node().run(|| fs::read(&busybox)).expect("read busybox");
+    fs::write(layer.join("bin/busybox"), binary).expect("write busybox");
+    fs::set_permissions(layer.join("bin/busybox"), fs::Permissions::from_mode(0o755))
+        .expect("busybox's mode");
+    symlink("busybox", layer.join("bin/sh")).expect("link sh");
+    tar(&layer, &folder.path().join("layer.tar"), &["."]);
+    let content = fs::read(folder.path().join("layer.tar")).expect("read the layer");
+    let digest: String = Sha256::digest(&content).iter().map(|byte| format!("{byte:02x}")).collect();
+    let images = [
+        (WEB, "web.json", ["busybox", "httpd", "-f", "-p", "80", "-h", "/www"].as_slice()),
+        (PAUSE, "pause.json", ["busybox", "sleep", "86400"].as_slice()),
+    ];
+    let mut manifest = Vec::new();
+    for (name, file, command) in images {
+        let config = json!({
+            "architecture": architecture(), "os": "linux",
+            // The first process of a namespace ignores a SIGTERM that it has no handler for.
+            "config": {"Cmd": command, "Env": ["PATH=/bin"], "StopSignal": "SIGKILL"},
+            "rootfs": {"type": "layers", "diff_ids": [format!("sha256:{digest}")]},
+            "history": [{"created_by": "test"}],
+        });
+        fs::write(folder.path().join(file), config.to_string()).expect("write an image's configuration");
+        manifest.push(json!({"Config": file, "RepoTags": [name], "Layers": ["layer.tar"]}));
+    }
+    fs::write(folder.path().join("manifest.json"), Value::from(manifest).to_string())
+        .expect("write the manifest");
+    let archive = folder.path().join("images.tar");
+    tar(folder.path(), &archive, &["manifest.json", "web.json", "pause.json", "layer.tar"]);
+    machine.write(ARCHIVE, fs::read(&archive).expect("read the archive"));
+}
+
+/// The name of this architecture in image configurations.
+fn architecture() -> &'static str {
+    match std::env::consts::ARCH {
+        "x86_64" => "amd64",
+        "aarch64" => "arm64",
+        other => other,
+    }
+}
+
+fn tar(from: &Path, to: &Path, what: &[&str]) {
+    let mut command = Command::new("tar");
+    command.args(["--owner=0", "--group=0", "--numeric-owner", "--create", "--file"]).arg(to);
+    let status = command.arg("--directory").arg(from).args(what).status().expect("start tar");
+    assert!(status.success(), "tar {}: {status}", to.display());
+}
+
+/// Asks the page at `address` from `space` until it answers, and returns the address that the server saw.
+///
+/// # Panics
+/// When nobody answers, or another than `who`.
+#[track_caller]
+pub(crate) fn expect(space: &Space, address: impl Into<SocketAddr>, who: &str) -> IpAddr {
+    let address = address.into();
+    let begin = Instant::now();
+    let body = loop {
+        match get(space, address, PATIENCE) {
+            Ok(body) => break body,
+            Err(e) => assert!(begin.elapsed() < PATIENCE, "{}: ask {address}: {e}", space.name()),
+        }
+        std::thread::sleep(Duration::from_millis(20));
+    };
+    let (name, peer) = answer(&body);
+    assert_eq!(name, who, "{}: ask {address}", space.name());
+    peer
+}
+
+/// A command line for the containers' shell that asks the page. (busybox's wget, linked statically,
+/// needs the C library's files.)
+pub(crate) fn ask(ip: impl Into<IpAddr>, port: u16) -> String {
+    format!("printf 'GET /cgi-bin/who HTTP/1.0\\r\\n\\r\\n' | nc -w 4 {} {port}", ip.into())
+}
+
+/// The name and the client's address in what the page says.
+///
+/// # Panics
+/// When it says something else.
+#[track_caller]
+pub(crate) fn answer(text: &str) -> (&str, IpAddr) {
+    let fields = text.lines().last().and_then(|line| line.split_once(' '));
+    let (name, peer) = fields.unwrap_or_else(|| panic!("not what the page says: {text:?}"));
+    let peer = peer.trim_start_matches('[').trim_end_matches(']').parse::<IpAddr>();
+    (name, peer.unwrap_or_else(|e| panic!("{text:?}: {e}")).to_canonical())
+}
+
+/// Makes sure that nobody takes a connection to `address`.
+///
+/// # Panics
+/// When somebody does.
+#[track_caller]
+pub(crate) fn expect_closed(space: &Space, address: impl Into<SocketAddr>) {
+    let address = address.into();
+    let open = space.run(|| std::net::TcpStream::connect_timeout(&address, REFUSAL).is_ok());
+    assert!(!open, "{}: {address} still takes connections", space.name());
+}
+
+/// The body of the page, HTTP 1.0 (RFC 1945).
+fn get(space: &Space, address: SocketAddr, limit: Duration) -> std::io::Result<String> {
+    use std::io::{Error, Read, Write};
+    let text = space.run(|| {
+        let mut stream = std::net::TcpStream::connect_timeout(&address, limit)?;
+        stream.set_read_timeout(Some(limit))?;
+        stream.write_all(b"GET /cgi-bin/who HTTP/1.0\r\n\r\n")?;
+        let mut text = String::new();
+        stream.read_to_string(&mut text).map(|_| text)
+    })?;
+    let (head, body) =
+        text.split_once("\r\n\r\n").ok_or_else(|| Error::other(format!("no HTTP: {text:?}")))?;
+    match head.split(' ').nth(1) {
+        Some("200") => Ok(body.to_owned()),
+        _ => Err(Error::other(format!("not 200: {head:?}"))),
+    }
+}

@@ -1,0 +1,370 @@
+//! A node with packages of its own: a whole root file system, processes that see nobody else, and
+//! the plugins installed in it.
+//!
+//! The root is an overlay: below it the folder that `cargo xtask test --runtimes` has unpacked, above it a
+//! tmpfs that ends with the test. /run and /var/lib/cni are those of the [`Node`], so that the harness
+//! sees what the runtime and the plugins leave there. All processes are in a PID namespace whose first
+//! process waits for the end of its standard input: however the test ends, they end.
+
+use std::fs::{self, File};
+use std::os::unix::fs::symlink;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use nix::mount::{MntFlags, MsFlags, mount, umount2};
+use slipway_tests::{CommandOutput, Node, is_peer, plugin_dir, slipway};
+
+/// Where the machine's parts are in the node's mount namespace. Every system has this folder, and
+/// nobody's programs are in it.
+const PLACE: &str = "/mnt";
+
+/// The machine's root, as the node sees it.
+const ROOT: &str = "/mnt/root";
+
+/// The device nodes that runtimes and programs want: the machine's /dev has no other.
+const DEVICES: [&str; 6] = ["full", "null", "random", "tty", "urandom", "zero"];
+
+/// How long a daemon may take to end, and the kernel to let go of control groups.
+const ENDING: Duration = Duration::from_secs(20);
+
+/// The folder of a Debian suite's packages, if `program` (a path in it) is there.
+pub(crate) fn unpacked(suite: &str, program: &str) -> Option<PathBuf> {
+    let root = PathBuf::from(std::env::var_os("SLIPWAY_RUNTIMES")?).join(suite);
+    root.join(program).is_file().then_some(root)
+}
+
+/// The machine. Its processes end when it is dropped.
+#[derive(Debug)]
+pub(crate) struct Machine<'n> {
+    node: &'n Node,
+    init: Child,
+    cgroup: String,
+}
+
+/// A program that runs until it is told to end.
+#[derive(Debug)]
+pub(crate) struct Daemon {
+    nsenter: Child,
+    pid_file: String,
+}
+
+impl<'n> Machine<'n> {
+    /// Starts a machine with the packages in `packages` on `node`; one at a time.
+    ///
+    /// # Panics
+    /// When something cannot be mounted, or the first process does not start.
+    pub(crate) fn start(node: &'n Node, packages: &Path) -> Self {
+        node.run(|| make_root(packages));
+        if is_peer() {
+            let target = Path::new(ROOT).join("opt/cni/bin");
+            node.run(|| bind(plugin_dir(), &target));
+        } else {
+            node.cmd(&format!("{} install --to {ROOT}/opt/cni/bin", slipway().display()));
+        }
+        let init = node.run(first_process);
+        let machine = Self { node, init, cgroup: cgroup_name() };
+        machine.wait_for("the first process", || machine.exists("/proc/1/stat"));
+        machine
+    }
+
+    /// The node that it runs on.
+    pub(crate) fn node(&self) -> &'n Node {
+        self.node
+    }
+
+    /// A path in the machine, as the node sees it.
+    pub(crate) fn path(&self, inside: &str) -> PathBuf {
+        Path::new(ROOT).join(inside.trim_start_matches('/'))
+    }
+
+    /// The control group that everything started here has to be put under, so that it can be taken away
+    /// and does not mix with those of the system's own runtimes.
+    pub(crate) fn cgroup(&self) -> &str {
+        &self.cgroup
+    }
+
+    /// Runs a program to its end.
+    ///
+    /// # Panics
+    /// When it fails.
+    pub(crate) fn run(&self, words: &[&str]) -> String {
+        let output = self.try_run(words);
+        assert!(output.code == Some(0), "{}: {output}", words.join(" "));
+        output.stdout.trim_end().to_owned()
+    }
+
+    /// Runs a program that may fail.
+    pub(crate) fn try_run(&self, words: &[&str]) -> CommandOutput {
+        self.node.exec(self.command(words), b"")
+    }
+
+    /// Starts a program that stays; what it prints goes to /tmp/`name`.log.
+    pub(crate) fn daemon(&self, name: &str, words: &[&str]) -> Daemon {
+        let pid_file = self.path(&format!("/tmp/{name}.pid"));
+        // The shell leaves its process number, which is that of the program after exec.
+        let script = "echo $$ > \"$0\" && exec \"$@\"";
+        let inside = format!("/tmp/{name}.pid");
+        let mut command = self.command(&[&["/bin/busybox", "sh", "-c", script, &inside][..], words].concat());
+        let log = self.path(&format!("/tmp/{name}.log"));
+        let nsenter = self.node.run(|| {
+            let _ = fs::remove_file(&pid_file);
+            let log = File::options().create(true).append(true).open(&log).expect("open the log");
+            let errors = log.try_clone().expect("duplicate the log's descriptor");
+            command.stdin(Stdio::null()).stdout(log).stderr(errors).spawn().expect("start nsenter")
+        });
+        self.wait_for(name, || self.exists(&inside));
+        Daemon { nsenter, pid_file: inside }
+    }
+
+    /// Ends a daemon with a signal and waits until it is gone.
+    ///
+    /// # Panics
+    /// When it is not after twenty seconds.
+    pub(crate) fn end(&self, mut daemon: Daemon, signal: &str) {
+        let pid = self.read(&daemon.pid_file);
+        self.run(&["/bin/busybox", "kill", "-s", signal, pid.trim()]);
+        self.wait_for("the daemon's end", || daemon.nsenter.try_wait().expect("wait for nsenter").is_some());
+    }
+
+    /// Writes a file, with its folders.
+    pub(crate) fn write(&self, inside: &str, content: impl AsRef<[u8]>) {
+        self.node.write(self.path(inside).to_str().expect("a plain path"), content);
+    }
+
+    /// Reads a file.
+    ///
+    /// # Panics
+    /// When it is not there.
+    pub(crate) fn read(&self, inside: &str) -> String {
+        let path = self.path(inside);
+        self.node
+            .run(|| fs::read_to_string(&path))
+            .unwrap_or_else(|e| panic!("read {inside} in the machine: {e}"))
+    }
+
+    /// Whether there is such a file.
+    pub(crate) fn exists(&self, inside: &str) -> bool {
+        let path = self.path(inside);
+        self.node.run(|| path.exists())
+    }
+
+    /// Asks again and again, for twenty seconds.
+    ///
+    /// # Panics
+    /// When the answer never is true.
+    pub(crate) fn wait_for(&self, what: &str, mut question: impl FnMut() -> bool) {
+        let begin = Instant::now();
+        while !question() {
+            assert!(begin.elapsed() < ENDING, "{what}: waited for in vain");
+            thread::sleep(Duration::from_millis(20));
+        }
+    }
+
+    /// Cuts the power and starts the machine again: what is on disk stays; processes, namespaces,
+    /// everything in /run, links and the ruleset do not.
+    ///
+    /// # Panics
+    /// When something of it cannot be removed.
+    pub(crate) fn reboot(&mut self) {
+        self.end_all();
+        self.node.run(forget);
+        self.node.cmd("nft flush ruleset");
+        let links: serde_json::Value =
+            serde_json::from_str(&self.node.cmd("ip -json link")).expect("ip prints JSON");
+        for name in links.as_array().into_iter().flatten().filter_map(|link| link["ifname"].as_str()) {
+            // The links to the hosts outside are the machine's hardware. A veth goes with its peer.
+            if name != "lo" && !name.starts_with("out") && self.node.has_link(name) {
+                self.node.cmd(&format!("ip link delete {name}"));
+            }
+        }
+        self.init = self.node.run(first_process);
+        self.wait_for("the first process", || self.exists("/proc/1/stat"));
+    }
+
+    /// Ends the first process, and with it all others.
+    fn end_all(&mut self) {
+        drop(self.init.stdin.take());
+        let begin = Instant::now();
+        while begin.elapsed() < ENDING && matches!(self.init.try_wait(), Ok(None)) {
+            thread::sleep(Duration::from_millis(5));
+        }
+        // With --kill-child nothing of the namespace outlives unshare.
+        let _ = self.init.kill();
+        let _ = self.init.wait();
+        while begin.elapsed() < ENDING && !remove_cgroups(&self.cgroup) {
+            thread::sleep(Duration::from_millis(5));
+        }
+    }
+
+    fn command(&self, words: &[&str]) -> Command {
+        let mut command = Command::new("nsenter");
+        command.arg(format!("--pid=/proc/{}/ns/pid_for_children", self.init.id()));
+        command.args([format!("--root={ROOT}"), format!("--wd={ROOT}")]).arg("--").args(words);
+        clean(&mut command);
+        command
+    }
+}
+
+impl Drop for Machine<'_> {
+    fn drop(&mut self) {
+        if thread::panicking() {
+            self.node.run(show_logs);
+        }
+        self.end_all();
+    }
+}
+
+/// The first process: it takes in the orphans, as an init does, and ends when this test does.
+fn first_process() -> Child {
+    let script = "busybox mount -t proc proc /proc && exec catatonit -- busybox cat";
+    let mut command = Command::new("unshare");
+    command.args(["--pid", "--fork", "--kill-child"]).arg(format!("--root={ROOT}"));
+    command.args(["/bin/busybox", "sh", "-c", script]);
+    clean(&mut command);
+    command.stdin(Stdio::piped()).stdout(Stdio::null()).spawn().expect("start unshare")
+}
+
+/// Only the environment that a service of the machine would have.
+fn clean(command: &mut Command) {
+    command.env_clear().current_dir("/");
+    command.env("PATH", "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin");
+    command.env("HOME", "/root").env("LC_ALL", "C.UTF-8");
+}
+
+/// Runs in the node's mount namespace, which ends with the node, and all of this with it.
+fn make_root(packages: &Path) {
+    let place = Path::new(PLACE);
+    tmpfs(place, "mode=0755");
+    let (upper, work, root) = (place.join("upper"), place.join("work"), Path::new(ROOT));
+    for dir in [&*upper, &*work, root] {
+        make_dir(dir);
+    }
+    // A colon would begin the next lower folder, a comma the next option.
+    let lower = packages.to_str().expect("a plain path").replace('\\', "\\\\").replace(':', "\\:");
+    assert!(!lower.contains(','), "overlayfs takes no comma in {lower}");
+    let options = format!("lowerdir={lower},upperdir={},workdir={}", upper.display(), work.display());
+    mount(Some("overlay"), root, Some("overlay"), MsFlags::empty(), Some(options.as_str()))
+        .unwrap_or_else(|e| panic!("mount an overlay over {lower}: {e}"));
+    for dir in ["dev", "etc/cni/net.d", "opt/cni/bin", "proc", "root", "run", "sys", "tmp", "var/lib/cni"] {
+        make_dir(&root.join(dir));
+    }
+    if !root.join("var/run").exists() {
+        symlink("/run", root.join("var/run")).expect("link /var/run");
+    }
+    if !root.join("var/tmp").exists() {
+        symlink("/tmp", root.join("var/tmp")).expect("link /var/tmp");
+    }
+    // Normally made by the packages' installation, which unpacking is not.
+    write(&root.join("etc/passwd"), "root:x:0:0:root:/root:/bin/sh\n");
+    write(&root.join("etc/group"), "root:x:0:\n");
+    write(&root.join("etc/hosts"), "127.0.0.1 localhost\n");
+    write(&root.join("etc/resolv.conf"), "");
+    make_dir(Path::new("/var/lib/cni"));
+    bind(Path::new("/run"), &root.join("run"));
+    bind(Path::new("/var/lib/cni"), &root.join("var/lib/cni"));
+    tmpfs(&root.join("tmp"), "mode=1777");
+    devices(&root.join("dev"));
+    let flags = MsFlags::MS_BIND | MsFlags::MS_REC;
+    mount(Some("/sys"), &root.join("sys"), None::<&str>, flags, None::<&str>).expect("bind /sys");
+}
+
+/// Empties the machine's /run, but for the namespaces of the hosts outside. Those that runtimes make have
+/// a mount point there, like much else of theirs; the old /proc goes too.
+fn forget() {
+    let mounts = fs::read_to_string("/proc/thread-self/mountinfo").expect("read the mounts");
+    // The fifth field is the mount point: proc_pid_mountinfo(5). The latest are the innermost.
+    let points = mounts.lines().filter_map(|line| line.split(' ').nth(4));
+    let volatile = |point: &&str| {
+        let inside = point.strip_prefix(ROOT).unwrap_or_default();
+        inside == "/proc" || inside.starts_with("/run/") || inside.starts_with("/var/lib/c")
+    };
+    let points: Vec<&str> =
+        points.filter(volatile).filter(|point| !point.ends_with("/var/lib/cni")).collect();
+    for point in points.iter().rev() {
+        umount2(*point, MntFlags::MNT_DETACH).unwrap_or_else(|e| panic!("unmount {point}: {e}"));
+    }
+    for dir in ["/run", &format!("{ROOT}/dev/shm")] {
+        for entry in fs::read_dir(dir).unwrap_or_else(|e| panic!("list {dir}: {e}")).flatten() {
+            let path = entry.path();
+            let removed = match path.is_dir() {
+                true if path.ends_with("netns") => Ok(()),
+                true => fs::remove_dir_all(&path),
+                false => fs::remove_file(&path),
+            };
+            removed.unwrap_or_else(|e| panic!("remove {}: {e}", path.display()));
+        }
+    }
+    for entry in fs::read_dir("/run/netns").expect("list /run/netns").flatten() {
+        // Refused for the hosts': they are mount points.
+        let _ = fs::remove_file(entry.path());
+    }
+}
+
+fn devices(dev: &Path) {
+    tmpfs(dev, "mode=0755");
+    for name in DEVICES {
+        write(&dev.join(name), "");
+        bind(&Path::new("/dev").join(name), &dev.join(name));
+    }
+    make_dir(&dev.join("shm"));
+    tmpfs(&dev.join("shm"), "mode=1777");
+    for (name, target) in [("fd", ""), ("stdin", "/0"), ("stdout", "/1"), ("stderr", "/2")] {
+        symlink(format!("/proc/self/fd{target}"), dev.join(name)).expect("link in /dev");
+    }
+}
+
+fn make_dir(path: &Path) {
+    fs::create_dir_all(path).unwrap_or_else(|e| panic!("make {}: {e}", path.display()));
+}
+
+fn write(path: &Path, content: &str) {
+    fs::write(path, content).unwrap_or_else(|e| panic!("write {}: {e}", path.display()));
+}
+
+fn tmpfs(path: &Path, options: &str) {
+    mount(Some("tmpfs"), path, Some("tmpfs"), MsFlags::empty(), Some(options))
+        .unwrap_or_else(|e| panic!("mount a tmpfs on {}: {e}", path.display()));
+}
+
+fn bind(from: &Path, to: &Path) {
+    mount(Some(from), to, None::<&str>, MsFlags::MS_BIND, None::<&str>)
+        .unwrap_or_else(|e| panic!("bind {} to {}: {e}", from.display(), to.display()));
+}
+
+fn cgroup_name() -> String {
+    static COUNT: AtomicU32 = AtomicU32::new(0);
+    format!("/slipway-test-{}-{}", std::process::id(), COUNT.fetch_add(1, Ordering::Relaxed))
+}
+
+/// Takes the machine's control groups away in every hierarchy (one per controller, or the one of
+/// version 2); true when nothing is left.
+fn remove_cgroups(name: &str) -> bool {
+    let top = Path::new("/sys/fs/cgroup");
+    let hierarchies = fs::read_dir(top).into_iter().flatten().flatten().map(|entry| entry.path());
+    let groups = hierarchies.chain([top.to_owned()]).map(|dir| dir.join(name.trim_start_matches('/')));
+    groups.filter(|group| group.is_dir() && !remove_cgroup(group)).count() == 0
+}
+
+fn remove_cgroup(group: &Path) -> bool {
+    for entry in fs::read_dir(group).into_iter().flatten().flatten() {
+        if entry.file_type().is_ok_and(|kind| kind.is_dir()) {
+            remove_cgroup(&entry.path());
+        }
+    }
+    fs::remove_dir(group).is_ok()
+}
+
+fn show_logs() {
+    for entry in fs::read_dir(Path::new(ROOT).join("tmp")).into_iter().flatten().flatten() {
+        if entry.path().extension().is_some_and(|extension| extension == "log") {
+            let text = fs::read(entry.path()).unwrap_or_default();
+            let text = String::from_utf8_lossy(&text);
+            let lines: Vec<&str> = text.lines().collect();
+            let tail = lines[lines.len().saturating_sub(60)..].join("\n");
+            eprintln!("--- the end of {} ---\n{tail}", entry.path().display());
+        }
+    }
+}

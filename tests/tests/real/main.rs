@@ -1,0 +1,30 @@
+//! Real runtimes with the plugins under test: podman, containerd (through its CRI, as kubelet uses it, and
+//! through ctr), and cnitool of the CNI project. Each runs in a machine of its own: see [`machine`].
+//!
+//! `cargo xtask test --runtimes` fetches them and names the folder in `SLIPWAY_RUNTIMES`; without it,
+//! every test here is skipped.
+
+mod cnitool;
+mod containerd;
+mod cri;
+mod image;
+mod machine;
+mod podman;
+
+use slipway_tests::{Node, Snapshot};
+
+/// What the plugins have made, and the runtimes' own namespaces: all that must be gone in the end. What
+/// a runtime keeps for itself is not looked at.
+fn state(node: &Node) -> Snapshot {
+    Snapshot::take(node, &[]).without(&[
+        // Derived from the reservations, and where to go on after the last one.
+        "networks/.slipway/",
+        "last_reserved_ip",
+        "/run/containerd",
+        "/run/containers",
+        "/run/libpod",
+        "/run/lock",
+        "/run/runc",
+        "/var/lib/containers",
+    ])
+}

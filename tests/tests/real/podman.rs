@@ -1,0 +1,259 @@
+//! podman 4.3 with `network_backend = "cni"`: the last version with CNI that Debian has.
+
+use std::net::{IpAddr, Ipv4Addr};
+
+use serde_json::{Value, json};
+use slipway_tests::{BridgeNetfilter, Node, Proto, is_peer, skip};
+
+use crate::image::{self, ARCHIVE, WEB, expect, expect_closed};
+use crate::machine::{Machine, unpacked};
+use crate::state;
+
+const SUITE: &str = "bookworm";
+const PROGRAM: &str = "usr/bin/podman";
+const NEEDED: &str = "podman of Debian bookworm";
+
+/// Where Debian keeps the reference plugins, which podman depends on.
+const REFERENCE: &str = "/usr/lib/cni";
+
+/// The node's resources, as podman's pages describe them: containers.conf(5), containers-storage.conf(5).
+fn configure(machine: &Machine<'_>, plugin_dirs: &[&str]) {
+    machine.write(
+        "/etc/containers/containers.conf",
+        format!(
+            "[engine]\ncgroup_manager = \"cgroupfs\"\nevents_logger = \"file\"\nruntime = \"runc\"\n\
+             [network]\nnetwork_backend = \"cni\"\ncni_plugin_dirs = {plugin_dirs:?}\n\
+             [containers]\nlog_driver = \"k8s-file\"\n"
+        ),
+    );
+    machine.write(
+        "/etc/containers/storage.conf",
+        "[storage]\ndriver = \"vfs\"\nrunroot = \"/run/containers/storage\"\n\
+         graphroot = \"/var/lib/containers/storage\"\n",
+    );
+    image::make(machine);
+    machine.run(&["podman", "load", "--quiet", "--input", ARCHIVE]);
+}
+
+/// The network that podman uses when it is told nothing else, without the plugins that are not under test.
+fn default_network(machine: &Machine<'_>) {
+    let list = json!({
+        "cniVersion": "0.4.0", "name": "podman",
+        "plugins": [
+            {
+                "type": "bridge", "bridge": "cni-podman0", "isGateway": true, "ipMasq": true,
+                "hairpinMode": true,
+                "ipam": {
+                    "type": "host-local",
+                    "routes": [{"dst": "0.0.0.0/0"}, {"dst": "::/0"}],
+                    "ranges": [[{"subnet": "10.88.0.0/16", "gateway": "10.88.0.1"}], [{"subnet": "fd00:88::/64"}]],
+                },
+            },
+            {"type": "portmap", "capabilities": {"portMappings": true}},
+        ],
+    });
+    // The one that the package brings has the same name.
+    machine.write("/etc/cni/net.d/87-podman-bridge.conflist", list.to_string());
+}
+
+/// `podman run --detach` of the web server, which says that it is `name`.
+fn run_web(machine: &Machine<'_>, name: &str, options: &[&str]) -> String {
+    let who = format!("WHO={name}");
+    let words =
+        ["podman", "run", "--detach", "--name", name, "--env", &who, "--cgroup-parent", machine.cgroup()];
+    machine.run(&[&words[..], options, &[WEB]].concat())
+}
+
+fn inspect(machine: &Machine<'_>, name: &str) -> Value {
+    let text = machine.run(&["podman", "inspect", name]);
+    let list: Value = serde_json::from_str(&text).expect("podman inspect prints JSON");
+    list[0]["NetworkSettings"].clone()
+}
+
+fn address(machine: &Machine<'_>, name: &str) -> IpAddr {
+    let settings = inspect(machine, name);
+    settings["Networks"]["podman"]["IPAddress"].as_str().and_then(|ip| ip.parse().ok()).expect("an address")
+}
+
+fn reservations(node: &Node, network: &str) -> Vec<String> {
+    let names = node.list(&format!("/var/lib/cni/networks/{network}"));
+    names.into_iter().filter(|name| name.parse::<IpAddr>().is_ok()).collect()
+}
+
+#[test]
+fn a_published_port_from_run_to_removal() {
+    let Some(packages) = unpacked(SUITE, PROGRAM) else { skip!(NEEDED) };
+    let node = Node::new();
+    node.bridge_netfilter(BridgeNetfilter::Off);
+    let client = node.host("client");
+    let machine = Machine::start(&node, &packages);
+    configure(&machine, &["/opt/cni/bin"]);
+    default_network(&machine);
+    let options = ["--publish", "8080:80", "--publish", "5353:53/udp"];
+
+    // A first container comes and goes, so that the bridge and the tables are there.
+    run_web(&machine, "first", &options);
+    machine.run(&["podman", "rm", "--force", "first"]);
+    let before = state(&node);
+
+    run_web(&machine, "web", &options);
+    let open = || {
+        // Other hosts are seen as they are.
+        assert_eq!(expect(&client, (client.node_v4, 8080), "web"), client.v4);
+        assert_eq!(expect(&client, (client.node_v6, 8080), "web"), client.v6);
+        expect(&node, ([127, 0, 0, 1], 8080), "web");
+        expect(&node, (client.node_v4, 8080), "web");
+        if !is_peer() {
+            expect(&node, (IpAddr::from([0, 0, 0, 0, 0, 0, 0, 1]), 8080), "web");
+        }
+    };
+    let closed = || {
+        expect_closed(&client, (client.node_v4, 8080));
+        expect_closed(&client, (client.node_v6, 8080));
+        expect_closed(&node, ([127, 0, 0, 1], 8080));
+        assert!(reservations(&node, "podman").is_empty(), "an address is left");
+    };
+    open();
+    {
+        let path = inspect(&machine, "web")["SandboxKey"].as_str().expect("a namespace").to_owned();
+        let inside = node.namespace("web", &machine.path(&path));
+        let server = inside.serve(Proto::Udp, &format!("{}:53", address(&machine, "web")), "dns");
+        client.expect(Proto::Udp, (client.node_v4, 5353), "dns");
+        drop(server);
+    }
+
+    // Another container comes by way of the published port, and so does the container itself.
+    let ask = image::ask(client.node_v4, 8080);
+    let run = ["podman", "run", "--rm", "--cgroup-parent", machine.cgroup(), WEB, "sh", "-c", &ask];
+    assert_eq!(image::answer(&machine.run(&run)).0, "web");
+    assert_eq!(image::answer(&machine.run(&["podman", "exec", "web", "sh", "-c", &ask])).0, "web");
+    assert_eq!(reservations(&node, "podman").len(), 2, "one address of each family");
+
+    machine.run(&["podman", "restart", "web"]);
+    open();
+    assert_eq!(reservations(&node, "podman").len(), 2, "the addresses of before the restart are free");
+    machine.run(&["podman", "stop", "web"]);
+    closed();
+    machine.run(&["podman", "start", "web"]);
+    open();
+    // A container that ends by itself is cleaned up by conmon.
+    machine.run(&["podman", "kill", "web"]);
+    machine.wait_for("the clean-up", || reservations(&node, "podman").is_empty());
+    machine.run(&["podman", "wait", "web"]);
+    closed();
+    machine.run(&["podman", "start", "web"]);
+    open();
+    machine.run(&["podman", "rm", "--force", "web"]);
+    closed();
+    before.assert_same(&state(&node));
+}
+
+/// The network that Debian's package brings and those that podman makes have firewall and tuning in
+/// their lists; these are the reference's, from a second plugin directory.
+#[test]
+fn networks_of_podmans_own_making() {
+    let Some(packages) = unpacked(SUITE, PROGRAM) else { skip!(NEEDED) };
+    let node = Node::new();
+    node.bridge_netfilter(BridgeNetfilter::Off);
+    let client = node.host("client");
+    let machine = Machine::start(&node, &packages);
+    machine.run(&["/bin/busybox", "ln", "-s", "iptables-nft", "/usr/sbin/iptables"]);
+    machine.run(&["/bin/busybox", "ln", "-s", "ip6tables-nft", "/usr/sbin/ip6tables"]);
+    configure(&machine, &["/opt/cni/bin", REFERENCE]);
+    machine.run(&[
+        "podman",
+        "network",
+        "create",
+        "--subnet",
+        "10.99.0.0/24",
+        "--ipv6",
+        "--subnet",
+        "fd00:99::/64",
+        "blue",
+    ]);
+    let options = ["--publish", "8080:80", "--mac-address", "02:00:00:00:88:01"];
+    run_web(&machine, "first", &options);
+    machine.run(&["podman", "network", "connect", "blue", "first"]);
+    machine.run(&["podman", "rm", "--force", "first"]);
+    let before = state(&node);
+
+    run_web(&machine, "web", &options);
+    assert_eq!(expect(&client, (client.node_v4, 8080), "web"), client.v4);
+    assert_eq!(inspect(&machine, "web")["Networks"]["podman"]["MacAddress"], "02:00:00:00:88:01");
+
+    // A second interface while it runs, and away with it again.
+    machine.run(&["podman", "network", "connect", "--ip", "10.99.0.77", "blue", "web"]);
+    assert_eq!(inspect(&machine, "web")["Networks"]["blue"]["IPAddress"], "10.99.0.77");
+    assert_eq!(expect(&node, (Ipv4Addr::new(10, 99, 0, 77), 80), "web"), Ipv4Addr::new(10, 99, 0, 1));
+    expect(&client, (client.node_v4, 8080), "web");
+    machine.run(&["podman", "network", "disconnect", "blue", "web"]);
+    assert!(reservations(&node, "blue").is_empty(), "the second network's addresses are left");
+    assert_eq!(expect(&client, (client.node_v4, 8080), "web"), client.v4);
+
+    machine.run(&["podman", "rm", "--force", "web"]);
+    expect_closed(&client, (client.node_v4, 8080));
+    before.assert_same(&state(&node));
+}
+
+/// Two containers publish one port, each on an address of its own; a third one cannot have either.
+#[test]
+fn one_port_on_two_addresses() {
+    let Some(packages) = unpacked(SUITE, PROGRAM) else { skip!(NEEDED) };
+    let node = Node::new();
+    node.bridge_netfilter(BridgeNetfilter::Off);
+    let (inner, outer) = (node.host("inner"), node.host("outer"));
+    let machine = Machine::start(&node, &packages);
+    configure(&machine, &["/opt/cni/bin"]);
+    default_network(&machine);
+    run_web(&machine, "first", &["--publish", "8080:80"]);
+    machine.run(&["podman", "rm", "--force", "first"]);
+    run_web(&machine, "one", &["--publish", &format!("{}:8080:80", inner.node_v4)]);
+    run_web(&machine, "two", &["--publish", &format!("{}:8080:80", outer.node_v4)]);
+    let before = state(&node);
+    let who =
+        ["podman", "run", "--rm", "--cgroup-parent", machine.cgroup(), "--publish", "8080:80", WEB, "true"];
+    let refused = machine.try_run(&who);
+    assert_ne!(refused.code, Some(0), "a port that others have: {refused}");
+    eprintln!("REFUSED {refused}");
+    before.assert_same(&state(&node));
+    for _ in 0..2 {
+        assert_eq!(expect(&inner, (inner.node_v4, 8080), "one"), inner.v4);
+        assert_eq!(expect(&outer, (outer.node_v4, 8080), "two"), outer.v4);
+        machine.run(&["podman", "restart", "one", "two"]);
+    }
+    machine.run(&["podman", "rm", "--force", "one"]);
+    expect_closed(&inner, (inner.node_v4, 8080));
+    assert_eq!(expect(&outer, (outer.node_v4, 8080), "two"), outer.v4);
+    machine.run(&["podman", "rm", "--force", "two"]);
+    assert!(reservations(&node, "podman").is_empty());
+}
+
+/// The power fails: what is on disk stays, but for the reservations. podman's package has them removed at
+/// boot (`/usr/lib/tmpfiles.d/podman.conf`), as no container's DEL was called.
+#[test]
+fn a_reboot() {
+    let Some(packages) = unpacked(SUITE, PROGRAM) else { skip!(NEEDED) };
+    let node = Node::new();
+    node.bridge_netfilter(BridgeNetfilter::Off);
+    let client = node.host("client");
+    let mut machine = Machine::start(&node, &packages);
+    configure(&machine, &["/opt/cni/bin"]);
+    default_network(&machine);
+    for (name, ports) in [("web", "8080:80"), ("other", "8081:80")] {
+        run_web(&machine, name, &["--publish", ports]);
+    }
+    for turn in 0..3 {
+        expect(&client, (client.node_v4, 8080), "web");
+        expect(&client, (client.node_v4, 8081), "other");
+        machine.reboot();
+        assert!(machine.read("/usr/lib/tmpfiles.d/podman.conf").contains("\nD! /var/lib/cni/networks\n"));
+        node.run(|| std::fs::remove_dir_all("/var/lib/cni/networks")).expect("remove the reservations");
+        expect_closed(&client, (client.node_v4, 8080));
+        machine.run(&["podman", "start", "web", "other"]);
+        assert_eq!(expect(&client, (client.node_v4, 8080), "web"), client.v4);
+        assert_eq!(reservations(&node, "podman").len(), 4, "one of each family for each, turn {turn}");
+    }
+    machine.run(&["podman", "rm", "--force", "web", "other"]);
+    assert!(reservations(&node, "podman").is_empty());
+    expect_closed(&client, (client.node_v4, 8080));
+}

@@ -1,0 +1,238 @@
+//! Container runtimes for the tests, as Debian's suites have them: each suite's in a folder that is a whole
+//! root file system. Nothing is installed. cnitool, which no package has, is built from its source package.
+
+use std::fs;
+use std::os::unix::fs::{FileTypeExt, symlink};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use nix::sys::stat::{Mode, SFlag, makedev, mknod};
+
+use crate::apt_root::AptRoot;
+use crate::error::{Error, Result};
+use crate::progress::Log;
+use crate::run::{self, tool};
+use crate::workspace;
+
+/// Changes when the folders are to be made anew for another reason than other packages.
+const LAYOUT: u32 = 1;
+
+/// What every folder has besides its runtimes: an init, the tools of a small system, and the libraries of a
+/// plugin binary that is not static.
+const COMMON: [&str; 4] = ["busybox-static", "catatonit", "libmnl0", "libnftnl11"];
+
+/// What cnitool is built with. The package of the library tells which version the suite has.
+const GO: [&str; 2] = ["golang-go", CNI_LIBRARY];
+const CNI_LIBRARY: &str = "golang-github-appc-cni-dev";
+const CNI_SOURCE: &str = "golang-github-appc-cni";
+
+/// Where Go looks for cnitool's source, in the suite's root, and the name that it has there.
+const GO_PATH: &str = "usr/src/cnitool";
+const CNI_IMPORT: &str = "github.com/containernetworking/cni";
+
+/// The program that is built.
+const CNITOOL: &str = "usr/local/bin/cnitool";
+
+/// What is fetched from one suite.
+#[derive(Debug)]
+struct Wanted {
+    suite: &'static str,
+    runtimes: &'static [&'static str],
+    cnitool: bool,
+}
+
+/// podman had CNI up to version 4, which Debian 12 has. The tests know the suites by these names.
+const WANTED: [Wanted; 3] = [
+    Wanted {
+        suite: "bookworm",
+        runtimes: &["podman", "containerd", "runc", "conmon", "golang-github-containers-common"],
+        cnitool: true,
+    },
+    Wanted { suite: "trixie", runtimes: &["containerd", "runc"], cnitool: false },
+    Wanted { suite: "unstable", runtimes: &["containerd", "runc"], cnitool: true },
+];
+
+/// The runtimes that are there.
+#[derive(Debug, Default)]
+pub(crate) struct Runtimes {
+    dir: PathBuf,
+    versions: Vec<String>,
+    missing: Vec<(&'static str, Error)>,
+}
+
+impl Runtimes {
+    /// Fetches what is not there in the version that the suite has. A suite that cannot be had is left out.
+    ///
+    /// # Errors
+    /// No suite could be had.
+    pub(crate) fn fetch(log: &Log) -> Result<Self> {
+        let dir = workspace::scratch("runtimes")?;
+        let mut all = Self { dir: dir.clone(), versions: Vec::new(), missing: Vec::new() };
+        for wanted in &WANTED {
+            match wanted.fetch(&dir.join(wanted.suite), log) {
+                Ok(versions) => all.versions.push(versions),
+                Err(e) => all.missing.push((wanted.suite, e)),
+            }
+        }
+        if all.versions.is_empty() {
+            let reasons: Vec<String> = all.missing().map(|reason| format!("\n    {reason}")).collect();
+            return Err(Error::Failed(format!("no runtime could be had:{}", reasons.concat())));
+        }
+        Ok(all)
+    }
+
+    /// The folder with one root for each suite.
+    pub(crate) fn dir(&self) -> &Path {
+        &self.dir
+    }
+
+    /// What there is, for people.
+    pub(crate) fn versions(&self) -> String {
+        self.versions.join("; ")
+    }
+
+    /// The suites that could not be had, and why.
+    pub(crate) fn missing(&self) -> impl Iterator<Item = String> + '_ {
+        self.missing.iter().map(|(suite, e)| format!("the runtimes of Debian {suite} could not be had: {e}"))
+    }
+
+    /// Whether a test was skipped for a suite that could not be had.
+    pub(crate) fn explains(&self, skip: &str) -> bool {
+        self.missing.iter().any(|(suite, _)| skip.ends_with(&format!(" of Debian {suite}")))
+    }
+}
+
+impl Wanted {
+    fn fetch(&self, root: &Path, log: &Log) -> Result<String> {
+        let stamp = root.with_extension("from");
+        let there = fs::read_to_string(&stamp).ok();
+        let planned = AptRoot::open(self.suite).and_then(|apt| Ok((apt.plan(&self.packages())?, apt)));
+        let (plan, apt) = match (planned, there) {
+            (Ok((plan, apt)), there) => {
+                let text = text_of(&plan);
+                if there.as_deref() == Some(&*text) {
+                    return Ok(self.versions(&text));
+                }
+                (text, apt)
+            }
+            // Without a network, what was fetched before serves.
+            (Err(_), Some(there)) if there.starts_with(&layout()) => return Ok(self.versions(&there)),
+            (Err(e), _) => return Err(e),
+        };
+        for old in [&stamp, root] {
+            remove(old)?;
+        }
+        merged_usr(root)?;
+        apt.fetch_all(&self.packages(), root)?;
+        if self.cnitool {
+            build_cnitool(&apt.fetch_source(CNI_SOURCE)?, root, log)?;
+        }
+        fs::write(&stamp, &plan).map_err(|e| Error::file("write", &stamp, e))?;
+        Ok(self.versions(&plan))
+    }
+
+    fn packages(&self) -> Vec<&'static str> {
+        let go: &[&str] = if self.cnitool { &GO } else { &[] };
+        [self.runtimes, &COMMON, go].concat()
+    }
+
+    /// `podman 4.3.1, containerd 1.6.20, cnitool 1.1.2 (bookworm)`
+    fn versions(&self, plan: &str) -> String {
+        let names =
+            [("podman", "podman"), ("containerd", "containerd"), ("runc", "runc"), (CNI_LIBRARY, "cnitool")];
+        let version = |package: &str| {
+            let line = plan.lines().find_map(|line| line.strip_prefix(package)?.strip_prefix(' '))?;
+            // Without what Debian adds.
+            line.split(['~', '+', '-']).next()
+        };
+        let known = names.iter().filter_map(|(package, name)| Some(format!("{name} {}", version(package)?)));
+        format!("{} ({})", known.collect::<Vec<_>>().join(", "), self.suite)
+    }
+}
+
+fn layout() -> String {
+    format!("layout {LAYOUT}\n")
+}
+
+/// What is compared to know whether a root is what the suite has.
+fn text_of(plan: &[(String, String)]) -> String {
+    layout() + &plan.iter().map(|(name, version)| format!("{name} {version}\n")).collect::<String>()
+}
+
+fn remove(path: &Path) -> Result<()> {
+    let removed = if path.is_dir() { fs::remove_dir_all(path) } else { fs::remove_file(path) };
+    match removed {
+        Err(e) if e.kind() != std::io::ErrorKind::NotFound => Err(Error::file("remove", path, e)),
+        _ => Ok(()),
+    }
+}
+
+/// The links that an installed system has, and that packages of Debian 12 do not bring.
+fn merged_usr(root: &Path) -> Result<()> {
+    for name in ["bin", "lib", "lib64", "sbin"] {
+        let target = root.join("usr").join(name);
+        fs::create_dir_all(&target).map_err(|e| Error::file("create the directory", &target, e))?;
+        let link = root.join(name);
+        symlink(Path::new("usr").join(name), &link).map_err(|e| Error::file("link", &link, e))?;
+    }
+    Ok(())
+}
+
+/// Builds cnitool with the suite's Go, inside the suite's root and without a network: all that it needs is
+/// in the source and in the library's dependencies.
+fn build_cnitool(source: &Path, root: &Path, log: &Log) -> Result<()> {
+    let unpacked = root.join(GO_PATH).join("src").join(CNI_IMPORT);
+    let cache = root.join("tmp/go");
+    for dir in [&*unpacked, &*cache, &root.join("dev")] {
+        fs::create_dir_all(dir).map_err(|e| Error::file("create the directory", dir, e))?;
+    }
+    null_device(&root.join("dev/null"))?;
+    let mut tar = tool("tar", &["--extract", "--strip-components=1", "--file"]);
+    run::capture(tar.arg(source).arg("--directory").arg(&unpacked))?;
+    let mut go = Command::new(run::which("unshare").unwrap_or_else(|| PathBuf::from("unshare")));
+    go.env_clear().arg("--net").arg(format!("--root={}", root.display()));
+    go.args(["/usr/lib/go/bin/go", "build", "-trimpath", "-o"]).arg(Path::new("/").join(CNITOOL));
+    go.arg(format!("{CNI_IMPORT}/cnitool"));
+    go.env("GOPATH", format!("/{GO_PATH}:/usr/share/gocode")).env("GO111MODULE", "off");
+    go.env("GOROOT", "/usr/lib/go").env("GOTELEMETRY", "off").env("CGO_ENABLED", "0");
+    go.env("GOCACHE", "/tmp/go").env("HOME", "/tmp").env("PATH", "/usr/bin:/bin");
+    run::log(&mut go, &log.file)?;
+    remove(&cache)
+}
+
+/// `/dev/null`: Documentation/admin-guide/devices.txt of the kernel.
+fn null_device(path: &Path) -> Result<()> {
+    if fs::metadata(path).is_ok_and(|meta| meta.file_type().is_char_device()) {
+        return Ok(());
+    }
+    let mode = Mode::from_bits_truncate(0o666);
+    mknod(path, SFlag::S_IFCHR, mode, makedev(1, 3)).map_err(|e| Error::file("make the device", path, e))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn versions_are_told_without_debians_part() {
+        let plan = [
+            ("containerd", "1.6.20~ds1-1+deb12u3"),
+            (CNI_LIBRARY, "1.1.2-1"),
+            ("podman", "4.3.1+ds1-8+deb12u1+b3"),
+            ("podman-docker", "5.0"),
+        ];
+        let plan = text_of(&plan.map(|(name, version)| (name.to_owned(), version.to_owned())));
+        assert_eq!(WANTED[0].versions(&plan), "podman 4.3.1, containerd 1.6.20, cnitool 1.1.2 (bookworm)");
+    }
+
+    #[test]
+    fn only_what_could_not_be_had_may_be_skipped() {
+        let missing = vec![("unstable", Error::Failed("no network".to_owned()))];
+        let runtimes = Runtimes { missing, ..Runtimes::default() };
+        assert!(
+            runtimes.explains("containerd::unstable::status: skipped: needs containerd of Debian unstable")
+        );
+        assert!(!runtimes.explains("podman::a_reboot: skipped: needs podman of Debian bookworm"));
+        assert!(!runtimes.explains("x::y: skipped: needs vrf"));
+    }
+}
