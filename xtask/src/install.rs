@@ -27,12 +27,18 @@ pub(crate) struct Args {
     static_: bool,
 }
 
-/// Remove our links and our binary; bring back what `install --replace` replaced.
+/// Remove our links, our binary and what the plugins left; bring back what `install --replace` replaced.
 #[derive(Debug, clap::Args)]
 pub(crate) struct UninstallArgs {
     /// The plugin directory
     #[arg(long, value_name = "DIR", default_value = "/opt/cni/bin")]
     to: PathBuf,
+    /// Leave what the plugins have left on the node: tables, bridges, host-local's files
+    #[arg(long, conflicts_with = "force")]
+    keep_state: bool,
+    /// Take away what containers have in the tables too
+    #[arg(long)]
+    force: bool,
     /// Only say what would be done
     #[arg(long)]
     dry_run: bool,
@@ -60,6 +66,8 @@ pub(crate) fn run_uninstall(args: &UninstallArgs) -> Result<()> {
     let installed = args.to.join("slipway");
     let binary = if installed.is_file() { installed } else { built(Flavour::Release)? };
     let mut words: Vec<OsString> = vec!["uninstall".into(), "--to".into(), args.to.clone().into()];
+    words.extend(args.keep_state.then(|| "--keep-state".into()));
+    words.extend(args.force.then(|| "--force".into()));
     words.extend(args.dry_run.then(|| "--dry-run".into()));
     run::show(Command::new(binary).args(words))
 }

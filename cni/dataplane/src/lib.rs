@@ -10,6 +10,7 @@
 //! kernel is the state, there is no file to fall out of step with it.
 
 mod backend;
+pub mod dismantle;
 mod dispatch;
 mod error;
 pub mod fake;

@@ -25,7 +25,7 @@ use crate::owner::{AttachmentHash, NetworkHash};
 use crate::{Error, Owner};
 
 /// Family and name, for messages.
-const TABLE: &str = "bridge slipway";
+pub(crate) const TABLE: &str = "bridge slipway";
 /// An empty chain whose name tells that the table is ours, and its layout.
 const MARKER: &str = "schema-1";
 const PREROUTING: &str = "prerouting";
@@ -33,7 +33,7 @@ const GUARDED: &str = "guarded";
 const ALLOWED: &str = "allowed";
 const OWNERS: &str = "owners";
 
-fn table() -> TableId {
+pub(crate) fn table() -> TableId {
     TableId::new(Family::Bridge, "slipway")
 }
 
@@ -326,6 +326,31 @@ pub fn retain(network: &str, valid: &[Attachment]) -> Result<usize, Error> {
         }
     }
     failure.map_or(Ok(removed), Err)
+}
+
+/// Whose guards are in the table; none if there is no table.
+pub(crate) fn owners() -> Result<Option<Vec<Owner>>, Error> {
+    let bridge = match Bridge::open() {
+        Err(error) if lacks_nftables(&error) => return Ok(None),
+        other => other?,
+    };
+    let read = |e| Error::kernel(format!("read table {TABLE}"), e);
+    let found = match bridge.socket.table(&table()) {
+        // A kernel whose nf_tables do not know bridges.
+        Err(error) if error.unsupported().is_some() => return Ok(None),
+        other => other.map_err(read)?,
+    };
+    if found.is_none() {
+        return Ok(None);
+    }
+    if bridge.socket.chain(&table(), MARKER).map_err(read)?.is_none() {
+        return Err(Error::ForeignTable { table: TABLE });
+    }
+    let keep = |owners: &mut Vec<Owner>, element: ElementInfo| owners.extend(owner_of(&element));
+    match bridge.socket.fold_elements(&table(), OWNERS, Vec::new, keep) {
+        Err(e) if e.is_not_found() => Ok(Some(Vec::new())),
+        other => other.map(Some).map_err(read),
+    }
 }
 
 /// Removes what the reference plugin made for the attachment: in `table bridge nat` a rule in

@@ -199,7 +199,7 @@ fn test(own: &Path, binary: &Path, log: &Log) -> Result<String> {
         return Err(Error::Failed(format!("tests of the binary were skipped:\n{skipped}")));
     }
     let mut command = Command::new(binary);
-    run::log(command.args(["uninstall", "--to"]).arg(&plugins), &log.file)?;
+    run::log(command.args(["uninstall", "--keep-state", "--to"]).arg(&plugins), &log.file)?;
     let left: Vec<_> = fs::read_dir(&plugins).map_err(|e| Error::file("list", &plugins, e))?.collect();
     if !left.is_empty() {
         return Err(Error::Failed(format!("uninstall left {left:?}")));

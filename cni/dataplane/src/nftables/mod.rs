@@ -160,6 +160,23 @@ impl Backend for Nftables {
     }
 }
 
+/// Who has something in the table; none if there is no table.
+pub(crate) fn owners() -> Result<Option<Vec<crate::Owner>>, Error> {
+    let session = Session::open()?;
+    let found = session.socket.table(&session.table);
+    if found.map_err(|e| Error::kernel(format!("read table {}", schema::TABLE), e))?.is_none() {
+        return Ok(None);
+    }
+    session.refuse_newer()?;
+    let entries = session.dump([Map::Owners], |_| true)?;
+    Ok(Some(entries.into_iter().filter_map(|entry| entry.owner).collect()))
+}
+
+/// A socket; none where there is no nf_tables.
+pub(crate) fn socket() -> Result<Option<cni_nftables::Socket>, Error> {
+    unless_no_nf_tables(Session::open().map(|session| Some(session.socket)))
+}
+
 fn published(held: &Held) -> Option<PublishedPort> {
     match &held.data {
         ElementData::Values(data) => plan::published(held.map, &held.key, held.end.as_deref(), data),

@@ -49,8 +49,8 @@ pub static COMMANDS: &[Command] = &[
     },
     Command {
         name: "uninstall",
-        summary: "take them away again, and put back what was replaced",
-        usage: "[--to DIR] [--dry-run]",
+        summary: "take them away again with all that they left, and put back what was replaced",
+        usage: "[--to DIR] [--data-dir DIR] [--keep-state | --force] [--dry-run]",
         run: install::uninstall_command,
     },
     Command {

@@ -18,6 +18,9 @@ use crate::interface::shared::{failed, optional};
 /// Ports that a bridge can have: `BR_MAX_PORTS` of the kernel's `net/bridge/br_private.h`, and port
 /// number 0 is the bridge's own.
 const MAX_PORTS: u32 = 1023;
+/// The alias of links that this plugin made for all containers. `slipway uninstall` removes no
+/// others.
+pub(crate) const MADE: &str = "made by slipway";
 
 /// The addresses that the gateway's link lacks, and those in their way.
 #[derive(Debug, Default, PartialEq, Eq)]
@@ -32,9 +35,13 @@ impl Host {
     /// A bridge that was made stays when the ADD fails later: others may use it by then.
     pub(super) fn ensure_bridge(&self, settings: &Settings) -> Result<Link, CniError> {
         let name = &settings.bridge;
+        let mut change = LinkChange::new();
         let mut bridge = match self.route.find_link(name).map_err(failed)? {
             Some(link) => link,
-            None => self.create_bridge(settings)?,
+            None => {
+                change = change.alias(MADE);
+                self.create_bridge(settings)?
+            }
         };
         if bridge.kind != LinkKind::Bridge {
             return Err(CniError::internal(format!("{name:?} already exists but is not a bridge")));
@@ -46,7 +53,6 @@ impl Host {
         if bridge.accept_ra != 0 {
             optional(sysctl::set(&format!("net/ipv6/conf/{name}/accept_ra"), "0"))?;
         }
-        let mut change = LinkChange::new();
         if settings.promiscuous && !bridge.promiscuous {
             change = change.promiscuous();
         }
@@ -187,8 +193,9 @@ impl Host {
                 Err(error) if !error.already_exists() => return Err(failed(error)),
                 _ => {}
             }
-            // Made here, or by somebody else at the same moment.
+            // Made here, or by another ADD at the same moment.
             if let Some(link) = self.route.find_link(name).map_err(failed)? {
+                self.route.change_link(&link, &LinkChange::new().alias(MADE)).map_err(failed)?;
                 return Ok(link);
             }
         }

@@ -20,6 +20,7 @@ use crate::plugin::{NodeRequest, Plugin, Request};
 use crate::skel::delegate;
 use crate::undo::Undo;
 use config::Settings;
+pub(crate) use host::MADE;
 use plan::Plan;
 
 /// The `bridge` plugin.

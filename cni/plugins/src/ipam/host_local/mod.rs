@@ -7,6 +7,7 @@
 mod config;
 mod index;
 mod ledger;
+pub(crate) mod leftovers;
 mod owner;
 mod range;
 mod resolv;
@@ -28,7 +29,8 @@ use self::config::{Config, RawConfig};
 use self::ledger::{Ledger, Reservation, ReserveError};
 use self::range::{Range, RangeSet};
 use self::search::{Block, next_free};
-use self::store::{Staged, Store, StoreError};
+pub(crate) use self::store::StoreError;
+use self::store::{Staged, Store};
 use crate::plugin::{NodeRequest, Plugin, Request};
 
 /// The IPAM plugin `host-local`.

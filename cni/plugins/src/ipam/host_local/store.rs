@@ -31,10 +31,10 @@ use super::index::{Contents, Stamp};
 use super::owner::{self, Content};
 
 /// Files and directories that are ours, beside those of the networks.
-const OURS: &str = ".slipway";
+pub(super) const OURS: &str = ".slipway";
 /// The reference's names.
-const LOCK: &str = "lock";
-const LAST: &str = "last_reserved_ip.";
+pub(super) const LOCK: &str = "lock";
+pub(super) const LAST: &str = "last_reserved_ip.";
 /// Ours.
 const INDEX: &str = "index";
 const RESERVATION_MODE: u32 = 0o600;
@@ -46,9 +46,11 @@ const LARGEST: usize = 4096;
 
 /// Why reservations could not be read or written.
 #[derive(Debug, thiserror::Error)]
-pub(super) enum StoreError {
+pub(crate) enum StoreError {
+    /// A directory's own.
     #[error(transparent)]
     Dir(#[from] DirError),
+    /// The lock's own.
     #[error(transparent)]
     Lock(#[from] LockError),
     #[error("{operation} {path:?}: {errno}")]

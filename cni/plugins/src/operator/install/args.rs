@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 
 use super::DEFAULT_DIR;
+use crate::ipam::host_local::leftovers::DEFAULT_DATA_DIR;
 
 /// Whether the directory is changed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -22,6 +23,17 @@ pub enum Verb {
     Uninstall,
 }
 
+/// What becomes of what the plugins have left on the node.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum State {
+    /// It is removed; nothing happens if containers have something in it.
+    Remove,
+    /// It is removed with what containers have in it (`--force`).
+    Force,
+    /// It stays (`--keep-state`).
+    Keep,
+}
+
 /// What to install where.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Options {
@@ -31,17 +43,39 @@ pub struct Options {
     pub replace: bool,
     /// Whether anything is changed (`--dry-run`).
     pub mode: Mode,
+    /// What becomes of the node's state (`--force`, `--keep-state`; uninstall only).
+    pub state: State,
+    /// Where host-local's reservations are (`--data-dir`; uninstall only).
+    pub data_dir: PathBuf,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Self {
+            dir: PathBuf::from(DEFAULT_DIR),
+            replace: false,
+            mode: Mode::Apply,
+            state: State::Remove,
+            data_dir: PathBuf::from(DEFAULT_DATA_DIR),
+        }
+    }
 }
 
 /// An argument that the command does not know.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum UsageError {
-    /// `--to` came without a directory.
-    #[error("--to needs a directory")]
-    NoDirectory,
+    /// An option came without its directory.
+    #[error("{0} needs a directory")]
+    NoDirectory(&'static str),
     /// Neither an option nor the value of one.
-    #[error("unknown argument {0:?}; known: --to DIR, --replace (install only), --dry-run")]
+    #[error(
+        "unknown argument {0:?}; known: --to DIR, --dry-run; install: --replace; \
+         uninstall: --data-dir DIR, --keep-state, --force"
+    )]
     Unknown(String),
+    /// Two that contradict each other.
+    #[error("--keep-state and --force cannot be given together")]
+    KeepAndForce,
 }
 
 impl Options {
@@ -50,27 +84,35 @@ impl Options {
     /// # Errors
     /// The argument that is not known or not complete.
     pub fn parse(args: &[String], verb: Verb) -> Result<Self, UsageError> {
-        let mut options = Self { dir: PathBuf::from(DEFAULT_DIR), replace: false, mode: Mode::Apply };
+        let mut options = Self::default();
         let mut args = args.iter();
         while let Some(arg) = args.next() {
-            match arg.as_str() {
-                "--to" => options.dir = directory(args.next().map(String::as_str))?,
-                "--replace" if verb == Verb::Install => options.replace = true,
-                "--dry-run" => options.mode = Mode::DryRun,
-                other => match other.strip_prefix("--to=") {
-                    Some(dir) => options.dir = directory(Some(dir))?,
-                    None => return Err(UsageError::Unknown(other.to_owned())),
-                },
+            let (name, inline) = match arg.split_once('=') {
+                Some((name, value)) => (name, Some(value)),
+                None => (arg.as_str(), None),
+            };
+            let mut directory = |option| {
+                let value = inline.or_else(|| args.next().map(String::as_str));
+                value.filter(|dir| !dir.is_empty()).map(PathBuf::from).ok_or(UsageError::NoDirectory(option))
+            };
+            match (name, verb) {
+                ("--to", _) => options.dir = directory("--to")?,
+                ("--data-dir", Verb::Uninstall) => options.data_dir = directory("--data-dir")?,
+                _ if inline.is_some() => return Err(UsageError::Unknown(arg.clone())),
+                ("--replace", Verb::Install) => options.replace = true,
+                ("--dry-run", _) => options.mode = Mode::DryRun,
+                ("--force", Verb::Uninstall) => options.state = options.state.and(State::Force)?,
+                ("--keep-state", Verb::Uninstall) => options.state = options.state.and(State::Keep)?,
+                _ => return Err(UsageError::Unknown(arg.clone())),
             }
         }
         Ok(options)
     }
 }
 
-fn directory(value: Option<&str>) -> Result<PathBuf, UsageError> {
-    match value {
-        Some(dir) if !dir.is_empty() => Ok(PathBuf::from(dir)),
-        _ => Err(UsageError::NoDirectory),
+impl State {
+    fn and(self, wanted: Self) -> Result<Self, UsageError> {
+        if self == Self::Remove || self == wanted { Ok(wanted) } else { Err(UsageError::KeepAndForce) }
     }
 }
 
@@ -86,7 +128,9 @@ mod tests {
     #[test]
     fn the_default_is_where_runtimes_look() {
         let options = parse(&[], Verb::Install).unwrap();
-        assert_eq!(options, Options { dir: "/opt/cni/bin".into(), replace: false, mode: Mode::Apply });
+        assert_eq!(options, Options::default());
+        assert_eq!(options.dir, PathBuf::from("/opt/cni/bin"));
+        assert_eq!(options.data_dir, PathBuf::from("/var/lib/cni/networks"));
     }
 
     #[test]
@@ -94,13 +138,20 @@ mod tests {
         assert_eq!(parse(&["--to", "/a", "--replace"], Verb::Install).unwrap().dir, PathBuf::from("/a"));
         let options = parse(&["--to=/b", "--dry-run"], Verb::Install).unwrap();
         assert_eq!((options.dir, options.mode), ("/b".into(), Mode::DryRun));
+        let options = parse(&["--data-dir", "/d", "--keep-state"], Verb::Uninstall).unwrap();
+        assert_eq!((options.data_dir, options.state), ("/d".into(), State::Keep));
     }
 
     #[test]
     fn what_is_wrong_is_named() {
-        assert_eq!(parse(&["--to"], Verb::Install), Err(UsageError::NoDirectory));
-        assert_eq!(parse(&["--to="], Verb::Install), Err(UsageError::NoDirectory));
-        assert_eq!(parse(&["--force"], Verb::Install), Err(UsageError::Unknown("--force".into())));
+        assert_eq!(parse(&["--to"], Verb::Install), Err(UsageError::NoDirectory("--to")));
+        assert_eq!(parse(&["--to="], Verb::Install), Err(UsageError::NoDirectory("--to")));
+        assert_eq!(parse(&["--data-dir"], Verb::Uninstall), Err(UsageError::NoDirectory("--data-dir")));
+        assert_eq!(parse(&["--dry-run=x"], Verb::Install), Err(UsageError::Unknown("--dry-run=x".into())));
+        for only in ["--force", "--keep-state", "--data-dir=/a"] {
+            assert_eq!(parse(&[only], Verb::Install), Err(UsageError::Unknown(only.into())));
+        }
+        assert_eq!(parse(&["--force", "--keep-state"], Verb::Uninstall), Err(UsageError::KeepAndForce));
         assert_eq!(parse(&["--replace"], Verb::Uninstall), Err(UsageError::Unknown("--replace".into())));
     }
 }

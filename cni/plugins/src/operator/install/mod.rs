@@ -3,18 +3,23 @@
 //! A runtime may start a plugin at any moment of an installation, so that every name changes by one
 //! `rename`: at no time is `bridge` missing or half written. What was there before under a plugin's
 //! name is kept in [`BACKUP_DIR`] (a directory: runtimes look for `DIR/<type>` and refuse a type with
-//! a slash in it, so that nothing in there is ever executed) and comes back with `uninstall`.
+//! a slash in it, so that nothing in there is ever executed) and comes back with `uninstall`, which
+//! then takes away what the plugins have left on the node ([`traces`]).
 
 mod args;
 mod dir;
+pub mod traces;
 
 use std::fmt;
 use std::io::{self, Write};
 use std::path::Path;
 
-pub use args::{Mode, Options, UsageError, Verb};
+use cni_dataplane::dismantle::InUse;
+
+pub use args::{Mode, Options, State, UsageError, Verb};
 pub use dir::InstallError;
 use dir::{Entry, PluginDir};
+use traces::Trace;
 
 /// The binary's own name in the plugin directory, and the target of every link.
 pub const BINARY: &str = "slipway";
@@ -186,29 +191,66 @@ fn tell(steps: Vec<Step>, out: &mut dyn Write) -> Result<Vec<Step>, InstallError
 /// `slipway install [--to DIR] [--replace] [--dry-run]`: installs the running executable with a link
 /// for each of `plugins`. Returns the exit code: 0, 1 for a failure, 2 for wrong arguments.
 pub fn install_command(args: &[String], plugins: &[&str], out: &mut dyn Write, err: &mut dyn Write) -> u8 {
-    command(args, Verb::Install, out, err, |options, out| {
+    let options = match Options::parse(args, Verb::Install) {
+        Ok(options) => options,
+        Err(e) => return report(err, &e, 2),
+    };
+    command(&options, out, err, |options, out| {
         // Not the path of argv[0], which a caller may choose, and not a link's name: the file itself.
         install(Path::new("/proc/self/exe"), plugins, options, out)
     })
 }
 
-/// `slipway uninstall [--to DIR] [--dry-run]`: undoes [`install_command`]. Exit codes as there.
+/// `slipway uninstall [--to DIR] [--data-dir DIR] [--keep-state | --force] [--dry-run]`: undoes
+/// [`install_command`], and takes away what the plugins have left. Exit codes as there.
 pub fn uninstall_command(args: &[String], out: &mut dyn Write, err: &mut dyn Write) -> u8 {
-    command(args, Verb::Uninstall, out, err, uninstall)
+    let options = match Options::parse(args, Verb::Uninstall) {
+        Ok(options) => options,
+        Err(e) => return report(err, &e, 2),
+    };
+    let in_use = match options.state {
+        State::Keep => return command(&options, out, err, uninstall),
+        State::Remove => InUse::Spare,
+        State::Force => InUse::Remove,
+    };
+    // Before the plugins go: containers that need them may be there.
+    let planned = match traces::plan(in_use, &options.data_dir) {
+        Ok(planned) => planned,
+        Err(e) => return report(err, &e, 1),
+    };
+    let code = command(&options, out, err, uninstall);
+    if code != 0 {
+        return code;
+    }
+    let done = match options.mode {
+        Mode::DryRun => planned,
+        Mode::Apply => match traces::remove(planned, in_use) {
+            Ok(done) => done,
+            Err(e) => return report(err, &e, 1),
+        },
+    };
+    match tell_traces(&done, options.mode, out) {
+        Ok(()) => 0,
+        Err(e) => report(err, &e, 1),
+    }
+}
+
+fn tell_traces(traces: &[Trace], mode: Mode, out: &mut dyn Write) -> io::Result<()> {
+    for trace in traces {
+        writeln!(out, "{trace}")?;
+    }
+    let left = traces.iter().filter(|trace| matches!(trace, Trace::Leave { .. })).count();
+    let verb = if mode == Mode::DryRun { "would be removed" } else { "removed" };
+    writeln!(out, "this node: {} of {} things {verb}", traces.len() - left, traces.len())
 }
 
 fn command(
-    args: &[String],
-    verb: Verb,
+    options: &Options,
     out: &mut dyn Write,
     err: &mut dyn Write,
     run: impl FnOnce(&Options, &mut dyn Write) -> Result<Vec<Step>, InstallError>,
 ) -> u8 {
-    let options = match Options::parse(args, verb) {
-        Ok(options) => options,
-        Err(e) => return report(err, &e, 2),
-    };
-    match run(&options, out) {
+    match run(options, out) {
         Ok(steps) => {
             let changed = steps.iter().filter(|step| !matches!(step, Step::Keep(_) | Step::Leave(_))).count();
             let done = if options.mode == Mode::DryRun { "would be changed" } else { "changed" };

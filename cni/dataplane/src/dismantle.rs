@@ -1,0 +1,105 @@
+//! Taking the tables themselves away, when the node is to be without Slipway.
+
+use std::collections::BTreeMap;
+
+use cni_nftables::{TableId, Transaction};
+
+use crate::nftables::session::{Patience, unless_no_nf_tables};
+use crate::{Error, Owner, macspoof, nftables};
+
+/// A table of ours.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum OwnTable {
+    /// `inet slipway`: published ports, masquerade, the guard of the loopback.
+    Ports,
+    /// `bridge slipway`: the guard against spoofed addresses.
+    Spoofing,
+}
+
+/// What is in a table of ours.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Holding {
+    /// There is no such table.
+    NoTable,
+    /// The table is there, and nothing in it belongs to anybody.
+    Nothing,
+    /// These attachments have something in it, each named once.
+    Owners(Vec<Owner>),
+}
+
+/// What is done about what attachments have in a table.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum InUse {
+    /// The table stays.
+    Spare,
+    /// It goes with the table.
+    Remove,
+}
+
+impl OwnTable {
+    /// Both.
+    pub const ALL: [Self; 2] = [Self::Ports, Self::Spoofing];
+
+    /// Family and name.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Ports => nftables::schema::TABLE,
+            Self::Spoofing => macspoof::TABLE,
+        }
+    }
+
+    fn id(self) -> TableId {
+        match self {
+            Self::Ports => nftables::schema::table(),
+            Self::Spoofing => macspoof::table(),
+        }
+    }
+
+    /// What is in it.
+    ///
+    /// # Errors
+    /// [`Error::ForeignTable`] or [`Error::NewerSchema`] when the table is not ours to judge; what
+    /// could not be read.
+    pub fn holding(self) -> Result<Holding, Error> {
+        let owners = match self {
+            Self::Ports => unless_no_nf_tables(nftables::owners())?,
+            Self::Spoofing => macspoof::owners()?,
+        };
+        let Some(owners) = owners else { return Ok(Holding::NoTable) };
+        let unique: BTreeMap<_, _> = owners.into_iter().map(|owner| (owner.attachment_hash, owner)).collect();
+        if unique.is_empty() {
+            return Ok(Holding::Nothing);
+        }
+        let mut owners: Vec<Owner> = unique.into_values().collect();
+        owners.sort_by_key(ToString::to_string);
+        Ok(Holding::Owners(owners))
+    }
+
+    /// Removes the table with its chains, maps and sets, and returns what was in it. With
+    /// [`InUse::Spare`] nothing is removed if something in it belongs to an attachment, also to one
+    /// that came a moment ago.
+    ///
+    /// # Errors
+    /// As [`Self::holding`]; what could not be removed; others changed the ruleset at every attempt.
+    pub fn remove(self, in_use: InUse) -> Result<Holding, Error> {
+        let operation = format!("remove table {}", self.name());
+        let mut patience = Patience::new();
+        loop {
+            let Some(socket) = nftables::socket()? else { return Ok(Holding::NoTable) };
+            let generation =
+                socket.generation().map_err(|e| Error::kernel("read the ruleset's generation", e))?;
+            let holding = self.holding()?;
+            match (&holding, in_use) {
+                (Holding::NoTable, _) | (Holding::Owners(_), InUse::Spare) => return Ok(holding),
+                _ => {}
+            }
+            let mut batch = Transaction::new();
+            batch.delete_table(&self.id());
+            match socket.commit(&batch, Some(generation)) {
+                Ok(()) => return Ok(holding),
+                Err(failure) => patience.wait(&operation, failure)?,
+            }
+        }
+    }
+}

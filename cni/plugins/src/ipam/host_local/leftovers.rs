@@ -1,0 +1,225 @@
+//! What stays on disk when no address is reserved any more, and how `slipway uninstall` takes it away.
+//!
+//! Only networks that this plugin has worked for are looked at: those with a folder of their own in
+//! `<dataDir>/.slipway`.
+
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
+
+use cni_kernel::dir::DurableDir;
+use nix::errno::Errno;
+use nix::fcntl::AT_FDCWD;
+use nix::unistd::{UnlinkatFlags, unlinkat};
+
+use super::config::DATA_DIR;
+use super::owner;
+use super::store::{Entry, LAST, LOCK, OURS, Store, StoreError};
+
+/// Where reservations are unless a configuration says otherwise.
+pub(crate) const DEFAULT_DATA_DIR: &str = DATA_DIR;
+
+/// The folder that is ours alone.
+pub(crate) fn own(data_dir: &Path) -> PathBuf {
+    data_dir.join(OURS)
+}
+
+/// Whether a path is that of such a folder.
+pub(crate) fn is_own(folder: &Path) -> bool {
+    folder.file_name().is_some_and(|name| name == OURS)
+}
+
+/// Whether there is one.
+///
+/// # Errors
+/// When it cannot be looked for.
+pub(crate) fn has_own(data_dir: &Path) -> Result<bool, StoreError> {
+    Ok(open(&own(data_dir))?.is_some())
+}
+
+/// The networks that have a folder and that this plugin has worked for, sorted.
+///
+/// # Errors
+/// What could not be listed.
+pub(crate) fn networks(data_dir: &Path) -> Result<Vec<OsString>, StoreError> {
+    let Some(ours) = open(&own(data_dir))? else { return Ok(Vec::new()) };
+    let mut names = ours.list()?;
+    let mut present = Vec::new();
+    names.sort();
+    for name in names {
+        if open(&data_dir.join(&name))?.is_some() {
+            present.push(name);
+        }
+    }
+    Ok(present)
+}
+
+/// What keeps a network's folder from being removed: reservations, or files that are not
+/// host-local's. None if nothing does.
+///
+/// # Errors
+/// What could not be read.
+pub(crate) fn in_the_way(folder: &Path) -> Result<Option<String>, StoreError> {
+    match store(folder)? {
+        Some(store) => others(&store),
+        None => Ok(None),
+    }
+}
+
+/// Removes a network's folder. Under its lock, so that an ADD of this moment finds its place or
+/// leaves it. Gives what is in the way, if something is.
+///
+/// # Errors
+/// What could not be locked, read or removed.
+pub(crate) fn remove_network(folder: &Path) -> Result<Option<String>, StoreError> {
+    let Some(store) = store(folder)? else { return Ok(None) };
+    let lock = store.lock()?;
+    if let Some(why) = others(&store)? {
+        return Ok(Some(why));
+    }
+    remove_files(&store.dir)?;
+    drop(lock);
+    remove_folder(folder)?;
+    Ok(None)
+}
+
+/// Removes the folder that is ours alone with all that is in it, and the folders above it if they
+/// are the usual ones and empty now.
+///
+/// # Errors
+/// What could not be removed.
+pub(crate) fn remove_own(folder: &Path) -> Result<(), StoreError> {
+    let Some(ours) = open(folder)? else { return Ok(()) };
+    for name in ours.list()? {
+        let network = folder.join(&name);
+        if let Some(files) = open(&network)? {
+            remove_files(&files)?;
+        }
+        remove_folder(&network)?;
+    }
+    remove_folder(folder)?;
+    let usual = Path::new(DATA_DIR);
+    if folder.parent() != Some(usual) {
+        return Ok(());
+    }
+    for above in [Some(usual), usual.parent()].into_iter().flatten() {
+        match rmdir(above) {
+            Err(Errno::ENOTEMPTY | Errno::EEXIST | Errno::EBUSY) => break,
+            other => other.map_err(|errno| failed("remove", above, errno))?,
+        }
+    }
+    Ok(())
+}
+
+fn store(folder: &Path) -> Result<Option<Store>, StoreError> {
+    match (folder.parent(), folder.file_name().and_then(|name| name.to_str())) {
+        (Some(data_dir), Some(network)) => Store::open(data_dir, network),
+        _ => Ok(None),
+    }
+}
+
+/// Reservations, and files that are not host-local's.
+fn others(store: &Store) -> Result<Option<String>, StoreError> {
+    let (mut reserved, mut foreign) = (0_usize, 0_usize);
+    store.scan(|_, entry| match entry {
+        Entry::Owned(_) => reserved += 1,
+        Entry::Foreign => foreign += 1,
+        Entry::Torn => {}
+    })?;
+    let known = |name: &OsString| {
+        name.to_str()
+            .is_some_and(|name| name == LOCK || name.starts_with(LAST) || owner::address(name).is_some())
+    };
+    foreign += store.dir.list()?.iter().filter(|name| !known(name)).count();
+    Ok(match (reserved, foreign) {
+        (0, 0) => None,
+        (0, _) => Some(format!("not host-local's: {foreign}")),
+        _ => Some(format!("reserved addresses: {reserved}")),
+    })
+}
+
+fn remove_files(dir: &DurableDir) -> Result<(), StoreError> {
+    for name in dir.list()? {
+        match unlinkat(dir, name.as_os_str(), UnlinkatFlags::NoRemoveDir) {
+            Ok(()) | Err(Errno::ENOENT) => {}
+            Err(errno) => return Err(failed("remove", &dir.path().join(&name), errno)),
+        }
+    }
+    Ok(())
+}
+
+fn remove_folder(path: &Path) -> Result<(), StoreError> {
+    rmdir(path).map_err(|errno| failed("remove", path, errno))
+}
+
+fn rmdir(path: &Path) -> Result<(), Errno> {
+    match unlinkat(AT_FDCWD, path, UnlinkatFlags::RemoveDir) {
+        Err(Errno::ENOENT) => Ok(()),
+        other => other,
+    }
+}
+
+fn open(path: &Path) -> Result<Option<DurableDir>, StoreError> {
+    match DurableDir::open(path) {
+        Ok(dir) => Ok(Some(dir)),
+        Err(error) if matches!(error.errno(), Some(Errno::ENOENT | Errno::ENOTDIR)) => Ok(None),
+        Err(error) => Err(error.into()),
+    }
+}
+
+fn failed(operation: &'static str, path: &Path, errno: Errno) -> StoreError {
+    StoreError::System { operation, path: path.to_path_buf(), errno }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use super::*;
+
+    /// A folder as host-local leaves it when its last address was given back.
+    fn network(data_dir: &Path, name: &str) -> PathBuf {
+        drop(Store::create(data_dir, name).unwrap());
+        let folder = data_dir.join(name);
+        for file in ["lock", "last_reserved_ip.0"] {
+            fs::write(folder.join(file), "").unwrap();
+        }
+        fs::write(own(data_dir).join(name).join("index"), "x").unwrap();
+        folder
+    }
+
+    #[test]
+    fn nothing_is_left_of_networks_without_reservations() {
+        let temp = tempfile::tempdir().unwrap();
+        let folders = ["one", "two"].map(|name| network(temp.path(), name));
+        // A reservation whose writer died is none.
+        fs::write(folders[0].join("10.0.0.9"), "").unwrap();
+        assert_eq!(networks(temp.path()).unwrap(), ["one", "two"]);
+        for folder in &folders {
+            assert_eq!(in_the_way(folder).unwrap(), None);
+            assert_eq!(remove_network(folder).unwrap(), None);
+        }
+        assert!(has_own(temp.path()).unwrap());
+        remove_own(&own(temp.path())).unwrap();
+        assert_eq!(fs::read_dir(temp.path()).unwrap().count(), 0);
+        assert!(!has_own(temp.path()).unwrap() && networks(temp.path()).unwrap().is_empty());
+        remove_own(&own(temp.path())).unwrap();
+    }
+
+    #[test]
+    fn what_others_need_stays() {
+        let temp = tempfile::tempdir().unwrap();
+        let (used, odd) = (network(temp.path(), "used"), network(temp.path(), "odd"));
+        fs::write(used.join("10.0.0.2"), "c1\r\neth0").unwrap();
+        fs::write(odd.join("notes"), "mine").unwrap();
+        // The reference's alone.
+        fs::create_dir(temp.path().join("theirs")).unwrap();
+        assert_eq!(networks(temp.path()).unwrap(), ["odd", "used"]);
+        for (folder, why) in [(&used, "reserved addresses: 1"), (&odd, "not host-local's: 1")] {
+            assert_eq!(in_the_way(folder).unwrap().as_deref(), Some(why));
+            assert_eq!(remove_network(folder).unwrap().as_deref(), Some(why));
+        }
+        remove_own(&own(temp.path())).unwrap();
+        assert!(used.join("10.0.0.2").is_file() && used.join("last_reserved_ip.0").is_file());
+        assert!(odd.join("notes").is_file() && temp.path().join("theirs").is_dir());
+    }
+}

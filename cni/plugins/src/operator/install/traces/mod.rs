@@ -1,0 +1,125 @@
+//! What the plugins leave on a node for the next container, and how it is taken away: the tables,
+//! the bridges, what host-local has on disk.
+//!
+//! Only what Slipway made itself is looked at, and only what nobody uses is removed.
+
+mod disk;
+mod links;
+
+use std::fmt;
+use std::path::{Path, PathBuf};
+
+use cni_dataplane::dismantle::{Holding, InUse, OwnTable};
+use cni_dataplane::{Error as DataplaneError, Owner};
+
+use crate::ipam::host_local::StoreError;
+
+/// What is done about one of them.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Trace {
+    /// A table goes.
+    Table(OwnTable),
+    /// A link that a plugin made for all containers goes.
+    Link(String),
+    /// A folder of host-local's goes, with the files in it that are no reservations.
+    Folder(PathBuf),
+    /// Something stays.
+    Leave {
+        /// What.
+        what: String,
+        /// And why.
+        why: String,
+    },
+}
+
+impl fmt::Display for Trace {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Table(table) => write!(f, "remove  table {}", table.name()),
+            Self::Link(name) => write!(f, "remove  link {name}"),
+            Self::Folder(path) => write!(f, "remove  {}", path.display()),
+            Self::Leave { what, why } => write!(f, "leave   {what} ({why})"),
+        }
+    }
+}
+
+/// Why the traces could not be removed.
+#[derive(Debug, thiserror::Error)]
+pub enum TraceError {
+    /// Containers have something in a table of ours.
+    #[error(
+        "table {} is in use by {}: remove the containers, or let the runtime run a GC; `--force` \
+         takes away what they have, `--keep-state` leaves it; nothing was changed",
+        table.name(),
+        owners.iter().map(ToString::to_string).collect::<Vec<_>>().join("; ")
+    )]
+    InUse {
+        /// The table.
+        table: OwnTable,
+        /// Whose.
+        owners: Vec<Owner>,
+    },
+    /// A table could not be read or removed.
+    #[error(transparent)]
+    Table(#[from] DataplaneError),
+    /// A link could not be read or removed.
+    #[error(transparent)]
+    Link(#[from] cni_kernel::route::RouteError),
+    /// Files could not be read or removed.
+    #[error("{0}")]
+    Disk(String),
+}
+
+impl From<StoreError> for TraceError {
+    fn from(error: StoreError) -> Self {
+        Self::Disk(error.to_string())
+    }
+}
+
+/// What would be done. Changes nothing.
+///
+/// # Errors
+/// What could not be read; with [`InUse::Spare`] that containers have something in a table.
+pub fn plan(in_use: InUse, data_dir: &Path) -> Result<Vec<Trace>, TraceError> {
+    let mut traces = Vec::new();
+    for table in OwnTable::ALL {
+        match table.holding() {
+            Ok(Holding::NoTable) => {}
+            Ok(Holding::Owners(owners)) if in_use == InUse::Spare => {
+                return Err(TraceError::InUse { table, owners });
+            }
+            Ok(_) => traces.push(Trace::Table(table)),
+            // Not ours, or a later version's: that one may take it away.
+            Err(error @ (DataplaneError::ForeignTable { .. } | DataplaneError::NewerSchema { .. })) => {
+                let what = format!("table {}", table.name());
+                traces.push(Trace::Leave { what, why: error.to_string() });
+            }
+            Err(error) => return Err(error.into()),
+        }
+    }
+    traces.extend(links::plan()?);
+    traces.extend(disk::plan(data_dir)?);
+    Ok(traces)
+}
+
+/// Does it, in this order. What came into use since it was planned stays.
+///
+/// # Errors
+/// The first that could not be removed.
+pub fn remove(traces: Vec<Trace>, in_use: InUse) -> Result<Vec<Trace>, TraceError> {
+    let mut done = Vec::new();
+    for trace in traces {
+        done.push(match trace {
+            Trace::Table(table) => match table.remove(in_use)? {
+                Holding::Owners(owners) if in_use == InUse::Spare => {
+                    return Err(TraceError::InUse { table, owners });
+                }
+                _ => Trace::Table(table),
+            },
+            Trace::Link(name) => links::remove(name)?,
+            Trace::Folder(path) => disk::remove(path)?,
+            leave @ Trace::Leave { .. } => leave,
+        });
+    }
+    Ok(done)
+}

@@ -1,0 +1,203 @@
+//! `slipway uninstall`: a node that had Slipway is as it was before.
+
+use serde_json::{Value, json};
+use slipway_tests::{Attach, BridgeNetfilter, Node, Proto, Snapshot, is_peer};
+
+const DIR: &str = "/run/cni-bin";
+
+/// One network of each kind, and all that they can leave: tables, bridges, a gateway's link,
+/// reservations of several networks.
+fn lists() -> [Value; 2] {
+    let ipam = |number: u8| {
+        json!({
+            "type": "host-local",
+            "ranges": [
+                [{"subnet": format!("10.88.{number}.0/24")}], [{"subnet": format!("fd00:88:{number}::/64")}],
+            ],
+            "routes": [{"dst": "0.0.0.0/0"}, {"dst": "::/0"}],
+        })
+    };
+    let portmap = json!({"type": "portmap", "capabilities": {"portMappings": true}});
+    let bridge = json!({
+        "type": "bridge", "bridge": "cni0", "isGateway": true, "ipMasq": true, "macspoofchk": true,
+        "ipam": ipam(1),
+    });
+    let ptp = json!({"type": "ptp", "ipMasq": true, "ipam": ipam(2)});
+    [
+        json!({"name": "bridged", "plugins": [bridge, portmap]}),
+        json!({"name": "routed", "plugins": [ptp, portmap]}),
+    ]
+}
+
+fn attach(pod: &slipway_tests::Pod, port: u16) -> Attach {
+    Attach::new(pod).port(Proto::Tcp, port, 80).port(Proto::Udp, port, 80)
+}
+
+#[test]
+fn nothing_is_left() {
+    if is_peer() {
+        return;
+    }
+    let node = Node::new();
+    node.bridge_netfilter(BridgeNetfilter::Off);
+    let (one, two) = (node.pod("one"), node.pod("two"));
+    // Others have a plugin, a bridge, a network and a table there, and keep them.
+    node.write(&format!("{DIR}/portmap"), "#!/bin/sh\n");
+    node.write("/var/lib/cni/networks/theirs/last_reserved_ip.0", "10.1.1.7");
+    node.cmd("ip link add theirs0 type bridge");
+    node.nft("add table inet theirs");
+    let state = || Snapshot::take(&node, &[&one, &two]);
+    let before = state();
+
+    node.slipway(&format!("install --to {DIR} --replace"));
+    for (list, pod) in lists().into_iter().zip([&one, &two]) {
+        let network = node.network(list);
+        network.add(&attach(pod, 8080 + u16::from(pod.name() == "two"))).expect("ADD");
+    }
+    // Containers are there: nothing is touched.
+    let running = state();
+    let refused = node.try_slipway(&format!("uninstall --to {DIR}"));
+    assert_eq!(refused.code, Some(1), "{refused}");
+    for part in [
+        "table inet slipway is in use by network bridged, container one, interface eth0; \
+         network routed, container two, interface eth0:",
+        "nothing was changed",
+    ] {
+        assert!(refused.stderr.contains(part), "{part:?} is not in: {refused}");
+    }
+    running.assert_same(&state());
+
+    for (list, pod) in lists().into_iter().zip([&one, &two]) {
+        node.network(list).del(&attach(pod, 8080 + u16::from(pod.name() == "two"))).expect("DEL");
+    }
+    let idle = state();
+    let planned = node.slipway(&format!("uninstall --to {DIR} --dry-run"));
+    idle.assert_same(&state());
+    let said = node.slipway(&format!("uninstall --to {DIR}"));
+    for line in [
+        "restore portmap from .slipway-replaced/portmap",
+        "remove  bridge",
+        "remove  slipway",
+        "remove  table inet slipway",
+        "remove  table bridge slipway",
+        "remove  link cni0",
+        "remove  /var/lib/cni/networks/bridged",
+        "remove  /var/lib/cni/networks/routed",
+        "remove  /var/lib/cni/networks/.slipway",
+        "this node: 6 of 6 things removed",
+    ] {
+        assert!(said.lines().any(|said| said == line), "{line:?} is not in:\n{said}");
+    }
+    assert_eq!(planned.replace("would be ", ""), said);
+    before.assert_same(&state());
+    // Once more: there is nothing to do, and nothing goes wrong.
+    let again = node.slipway(&format!("uninstall --to {DIR}"));
+    assert!(again.ends_with("this node: 0 of 0 things removed\n"), "{again}");
+    before.assert_same(&state());
+}
+
+/// The same where nothing was there before, down to the folders of the state.
+#[test]
+fn a_bare_node_is_bare_again() {
+    if is_peer() {
+        return;
+    }
+    let node = Node::new();
+    let pod = node.pod("pod");
+    let state = || Snapshot::take(&node, &[&pod]);
+    let before = state();
+    let [bridged, _] = lists();
+    let network = node.network(bridged);
+    network.add(&attach(&pod, 8080)).expect("ADD");
+    network.del(&attach(&pod, 8080)).expect("DEL");
+    node.slipway(&format!("uninstall --to {DIR}"));
+    before.assert_same(&state());
+    assert!(node.list("/var/lib").is_empty(), "{:?}", node.list("/var/lib"));
+}
+
+#[test]
+fn what_is_in_use_stays_and_is_named() {
+    if is_peer() {
+        return;
+    }
+    let node = Node::new();
+    let (one, two) = (node.pod("one"), node.pod("two"));
+    let mut list = lists()[0].clone();
+    // No table has anything of this one: the reference's plugins can take it away.
+    list["plugins"][0]["ipMasq"] = false.into();
+    list["plugins"][0]["macspoofchk"] = false.into();
+    let network = node.network(list);
+    network.add(&Attach::new(&one)).expect("ADD");
+    network.add(&attach(&two, 8080)).expect("ADD");
+    network.del(&attach(&two, 8080)).expect("DEL");
+    let said = node.slipway(&format!("uninstall --to {DIR}"));
+    for line in [
+        "remove  table inet slipway",
+        "leave   link cni0 (it has a port)",
+        "leave   /var/lib/cni/networks/bridged (reserved addresses: 2)",
+        "remove  /var/lib/cni/networks/.slipway",
+        "this node: 2 of 4 things removed",
+    ] {
+        assert!(said.lines().any(|said| said == line), "{line:?} is not in:\n{said}");
+    }
+    assert!(one.has_link("eth0") && node.has_link("cni0"));
+    // And it goes on as if nothing had happened.
+    network.check(&Attach::new(&one)).expect("CHECK");
+    network.add(&attach(&two, 8080)).expect("ADD");
+    network.del(&attach(&two, 8080)).expect("DEL");
+    network.del(&Attach::new(&one)).expect("DEL");
+}
+
+#[test]
+fn force_takes_away_what_containers_have() {
+    if is_peer() {
+        return;
+    }
+    let node = Node::new();
+    let pod = node.pod("pod");
+    let network = node.network(lists()[1].clone());
+    network.add(&attach(&pod, 8080)).expect("ADD");
+    let kept = node.slipway(&format!("uninstall --to {DIR} --keep-state"));
+    assert_eq!(kept, format!("{DIR}: 0 of 0 names changed\n"));
+    assert!(node.ruleset().contains("table inet slipway"));
+    node.slipway(&format!("uninstall --to {DIR} --force"));
+    assert_eq!(node.ruleset(), "");
+    network.del(&attach(&pod, 8080)).expect("DEL finds nothing of its own, and succeeds");
+    assert!(!pod.has_link("eth0"));
+}
+
+/// A table of our name that is not ours stays.
+#[test]
+fn a_table_of_others_stays() {
+    if is_peer() {
+        return;
+    }
+    let node = Node::new();
+    node.nft("add table inet slipway\nadd chain inet slipway mine\n");
+    let before = Snapshot::take(&node, &[]);
+    let said = node.slipway(&format!("uninstall --to {DIR}"));
+    assert!(said.contains("leave   table inet slipway ("), "{said}");
+    before.assert_same(&Snapshot::take(&node, &[]));
+}
+
+/// Where a bridge's gateway is in a VLAN, it has a link of its own, whose other end is a port.
+#[test]
+fn a_gateways_link_goes_before_its_bridge() {
+    if is_peer() {
+        return;
+    }
+    let node = Node::new();
+    let before = Snapshot::take(&node, &[]);
+    node.cmd_input(
+        "ip -batch -",
+        "link add cni5 type bridge\n\
+         link add cni5.7 type veth peer name port5\n\
+         link set port5 master cni5\n\
+         link set cni5 alias \"made by slipway\"\n\
+         link set cni5.7 alias \"made by slipway\"\n",
+    );
+    let said = node.slipway(&format!("uninstall --to {DIR}"));
+    let lines: Vec<&str> = said.lines().collect();
+    assert_eq!(lines[1..], ["remove  link cni5.7", "remove  link cni5", "this node: 2 of 2 things removed"]);
+    before.assert_same(&Snapshot::take(&node, &[]));
+}
