@@ -201,3 +201,53 @@ fn a_kernel_without_nf_tables_gets_the_chains() {
     call.verb("DEL").ok();
     stage.assert_gone();
 }
+
+/// The names of the chains do not tell the interface: what two attachments of one container to one
+/// network have stands in one chain, and each takes away its own.
+#[test]
+fn two_interfaces_of_a_container_share_its_chain() {
+    for variant in VARIANTS {
+        let stage = Stage::new(variant);
+        let first = stage.plain("ADD");
+        let mut second = stage.call("ADD", &[map("tcp", 8080, 90), map("udp", 53, 53)], &json!({}));
+        second.ifname = "eth1".to_owned();
+        second.config["prevResult"]["interfaces"][0]["name"] = json!("eth1");
+        second.config["prevResult"]["ips"] = json!([{"address": "10.22.0.3/24", "interface": 0}]);
+        first.ok();
+        second.ok();
+        let all = stage.both();
+        assert!(
+            all.contains("--to-destination 10.22.0.2:80") && all.contains("--to-destination 10.22.0.3:53")
+        );
+        // The port that both ask for is the first one's.
+        assert!(!all.contains("10.22.0.3:90"), "{all}");
+        first.clone().verb("CHECK").ok();
+        second.clone().verb("DEL").ok();
+        let all = stage.both();
+        assert!(all.contains("--to-destination 10.22.0.2:80") && !all.contains("10.22.0.3"), "{all}");
+        assert!(!all.contains("--dports 53"), "{all}");
+        first.clone().verb("CHECK").ok();
+        first.verb("DEL").ok();
+        stage.assert_gone();
+    }
+}
+
+#[test]
+fn a_container_on_two_networks_has_its_ports_on_the_first() {
+    for backend in ["iptables", "nftables"] {
+        let stage = Stage::new("nft");
+        let first = stage.plain("ADD");
+        first.ok();
+        let mut second = stage.plain("ADD").key("name", json!("second")).key("backend", json!(backend));
+        second.ifname = "eth1".to_owned();
+        second.config["prevResult"]["interfaces"][0]["name"] = json!("eth1");
+        second.config["prevResult"]["ips"] = json!([{"address": "10.23.0.2/24", "interface": 0}]);
+        second.ok();
+        first.clone().verb("CHECK").ok();
+        second.clone().verb("CHECK").ok();
+        second.clone().verb("DEL").ok();
+        first.clone().verb("CHECK").ok();
+        first.verb("DEL").ok();
+        stage.assert_gone();
+    }
+}

@@ -68,7 +68,14 @@ impl Stage {
         for (key, value) in keys.as_object().expect("an object") {
             config[key] = value.clone();
         }
-        Call { stage: self, verb: verb.to_owned(), id: "c1".to_owned(), config, program: None }
+        Call {
+            stage: self,
+            verb: verb.to_owned(),
+            id: "c1".to_owned(),
+            ifname: "eth0".to_owned(),
+            config,
+            program: None,
+        }
     }
 
     fn plain(&self, verb: &str) -> Call<'_> {
@@ -105,6 +112,7 @@ struct Call<'a> {
     stage: &'a Stage,
     verb: String,
     id: String,
+    ifname: String,
     config: Value,
     program: Option<PathBuf>,
 }
@@ -143,7 +151,7 @@ impl Call<'_> {
     fn run(&self) -> Output {
         let path = std::env::var("PATH").unwrap_or_default();
         let call = self.stage.node.plugin("portmap").command(&self.verb).container(&self.id);
-        let call = call.netns(self.stage.pod.path()).ifname("eth0").config(&self.config);
+        let call = call.netns(self.stage.pod.path()).ifname(&self.ifname).config(&self.config);
         let call = call.env("PATH", format!("/run/tools:{path}:/usr/sbin:/sbin"));
         match &self.program {
             Some(program) => call.instead(program),

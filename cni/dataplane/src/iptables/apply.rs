@@ -42,7 +42,11 @@ pub(crate) fn read_for_ports(tools: &Tools, plan: &PortPlan) -> Result<Listing, 
 
 /// Brings the ports of one family in place. Returns whether the entry rules had to go before those
 /// of others.
-pub(crate) fn publish(tools: &Tools, plan: &PortPlan, attachment: &Attachment) -> Result<Place, Error> {
+pub(crate) fn publish(
+    tools: &Tools,
+    plan: &PortPlan,
+    (attachment, others): (&Attachment, Others),
+) -> Result<Place, Error> {
     let operation = format!("publish the ports of {attachment}");
     let mut place = Place::Behind;
     settle(
@@ -52,7 +56,7 @@ pub(crate) fn publish(tools: &Tools, plan: &PortPlan, attachment: &Attachment) -
         |listing| {
             let overtakes = wildcards_in_the_way(listing, plan);
             place = if overtakes { Place::Ahead } else { Place::Behind };
-            Ok(port_changes(listing, plan, place))
+            Ok(port_changes(listing, plan, (place, others)))
         },
     )?;
     Ok(place)
@@ -65,6 +69,16 @@ pub(crate) enum Place {
     Behind,
     /// Before those of others: a mapping of one host address wins over one of all.
     Ahead,
+}
+
+/// Whether other attachments of the same container to the same network have rules in its chains,
+/// whose names do not tell the interface.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Others {
+    /// None is known to live: the chains hold what this attachment asks for.
+    None,
+    /// What is there stays, and what is missing comes on top.
+    Living,
 }
 
 /// Reads, changes, and begins again when somebody else has changed the same chains meanwhile.
@@ -98,7 +112,10 @@ pub(crate) fn settle(
 }
 
 /// What has to change so that the plan holds.
-pub(crate) fn port_changes(listing: &Listing, plan: &PortPlan, place: Place) -> Batch {
+pub(crate) fn port_changes(listing: &Listing, plan: &PortPlan, (place, others): (Place, Others)) -> Batch {
+    if others == Others::Living && listing.has(plan.chain.as_str()) {
+        return port_additions(listing, plan);
+    }
     let mut batch = Batch::new(plan.family);
     for wanted in shared(plan.mark_bit) {
         ensure_shared(&mut batch, listing, &wanted);
@@ -121,6 +138,29 @@ pub(crate) fn port_changes(listing: &Listing, plan: &PortPlan, place: Place) -> 
             for rule in plan.entries.iter().rev() {
                 batch.push(Op::Insert(names::HOSTPORT_DNAT.to_owned(), rule.words()));
             }
+        }
+    }
+    batch
+}
+
+/// What has to come beside what another attachment of the container has in the same chain. A port
+/// that it has stays with it.
+fn port_additions(listing: &Listing, plan: &PortPlan) -> Batch {
+    let mut batch = Batch::new(plan.family);
+    let chain = plan.chain.as_str();
+    for wanted in shared(plan.mark_bit) {
+        ensure_shared(&mut batch, listing, &wanted);
+    }
+    let taken: Vec<Key> = listing.rules(chain).iter().filter_map(ListedRule::key).collect();
+    let is_new = |rule: &&Rule| rule.listed().key().is_none_or(|key| !taken.contains(&key));
+    plan.rules.iter().filter(is_new).for_each(|rule| batch.append(chain, rule));
+    let present: Vec<&ListedRule> = entries_of(listing, chain).collect();
+    let led = |key: &Key| present.iter().any(|entry| entry.has_port(key.protocol, key.port));
+    let missing: Vec<&Key> = plan.keys.iter().filter(|key| !led(key)).collect();
+    for entry in &plan.entries {
+        let listed = entry.listed();
+        if missing.iter().any(|key| listed.has_port(key.protocol, key.port)) {
+            batch.append(names::HOSTPORT_DNAT, entry);
         }
     }
     batch
@@ -243,23 +283,35 @@ pub(crate) fn read_for_masquerade(tools: &Tools, plan: &MasqueradePlan) -> Resul
 }
 
 /// Brings the masquerade of one family in place.
-pub(crate) fn masquerade(tools: &Tools, plan: &MasqueradePlan, attachment: &Attachment) -> Result<(), Error> {
+pub(crate) fn masquerade(
+    tools: &Tools,
+    plan: &MasqueradePlan,
+    (attachment, others): (&Attachment, Others),
+) -> Result<(), Error> {
     let operation = format!("masquerade the addresses of {attachment}");
     settle(
         tools,
         &operation,
         || read_for_masquerade(tools, plan),
-        |listing| Ok(masquerade_changes(listing, plan)),
+        |listing| Ok(masquerade_changes(listing, plan, others)),
     )
 }
 
 /// What has to change so that the plan holds.
-pub(crate) fn masquerade_changes(listing: &Listing, plan: &MasqueradePlan) -> Batch {
+pub(crate) fn masquerade_changes(listing: &Listing, plan: &MasqueradePlan, others: Others) -> Batch {
     let mut batch = Batch::new(plan.family);
     let chain = plan.chain.as_str();
-    ensure_rules(&mut batch, listing, chain, &plan.rules);
     let present: Vec<&ListedRule> = jumps_to(listing, chain).collect();
-    for old in present.iter().filter(|old| !plan.jumps.iter().any(|wanted| is_rule(old, wanted))) {
+    if others == Others::Living && listing.has(chain) {
+        // What must not be masqueraded comes first, in whatever order.
+        for rule in plan.rules.iter().filter(|rule| !listing.contains(chain, &rule.words())) {
+            batch.push(Op::Insert(chain.to_owned(), rule.words()));
+        }
+    } else {
+        ensure_rules(&mut batch, listing, chain, &plan.rules);
+    }
+    let stale = present.iter().filter(|_| others == Others::None);
+    for old in stale.filter(|old| !plan.jumps.iter().any(|wanted| is_rule(old, wanted))) {
         batch.push(Op::Delete("POSTROUTING".to_owned(), old.0.clone()));
     }
     for wanted in plan.jumps.iter().filter(|wanted| !present.iter().any(|is| is_rule(is, wanted))) {

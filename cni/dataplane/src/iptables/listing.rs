@@ -6,6 +6,7 @@ use std::net::{IpAddr, SocketAddr};
 use ipnet::IpNet;
 
 use super::names::CommentOwner;
+use super::plan::Key;
 use super::quote;
 use crate::Protocol;
 
@@ -120,6 +121,13 @@ impl ListedRule {
     /// The source network that it matches.
     pub(crate) fn source(&self) -> Option<IpNet> {
         network(self.value("-s")?)
+    }
+
+    /// What it publishes or marks, if it is about a single port.
+    pub(crate) fn key(&self) -> Option<Key> {
+        let (port, last) = self.ports().first().copied()?;
+        let address = self.destination().map(|net| net.addr());
+        (port == last).then_some(Key { protocol: self.protocol()?, address, port })
     }
 
     /// Where it translates the destination to.

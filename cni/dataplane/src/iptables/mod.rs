@@ -30,7 +30,7 @@ use crate::{
     AddressFamily, Backend, ContainerNetns, Error, Kinds, Listed, MasqueradeRequest, Owner, PortRequest,
     PublishedPort, Withdrawal,
 };
-use apply::{Clash, Place};
+use apply::{Clash, Others, Place};
 use names::CommentOwner;
 use plan::PortPlan;
 use tools::Tools;
@@ -74,7 +74,8 @@ impl Iptables {
         let recorder = Recorder::quiet()?;
         for plan in plan::ports(request) {
             for (variant, _) in places.iter().filter(|(_, family)| *family == plan.family) {
-                Self::yield_to_the_living(&Tools::new(*variant), &plan, &recorder, Moment::Before)?;
+                let (tools, who) = (Tools::new(*variant), (request, &recorder));
+                Self::yield_to_the_living(&tools, &plan, who, Moment::Before)?;
             }
         }
         Ok(())
@@ -119,6 +120,21 @@ impl Recorder {
         self.0.as_ref().map_or(Ok(()), |session| record::remove(session, hash, kinds))
     }
 
+    /// Whether another attachment of the same container to the same network lives, and has an entry of
+    /// that kind.
+    fn others(&self, kind: u32, attachment: &Attachment) -> Result<Others, Error> {
+        let Some(session) = &self.0 else { return Ok(Others::None) };
+        let own = Owner::of(attachment);
+        let is_other = |owner: &Owner| {
+            owner.network_hash == own.network_hash
+                && owner.attachment_hash != own.attachment_hash
+                && own.may_be_of_one_container(owner)
+        };
+        let mut found = record::list(session, is_other)?.into_iter();
+        let living = found.any(|record| record.kind == kind && record.life != Life::Dead);
+        Ok(if living { Others::Living } else { Others::None })
+    }
+
     /// What is recorded of the container that a comment names.
     fn of(&self, named: &CommentOwner) -> Result<Vec<record::Recorded>, Error> {
         let Some(session) = &self.0 else { return Ok(Vec::new()) };
@@ -129,6 +145,14 @@ impl Recorder {
 fn record_kinds(kinds: Kinds) -> Vec<u32> {
     let ports = kinds.ports().then_some(record::KIND_IPTABLES_PORTS);
     ports.into_iter().chain(kinds.masquerade().then_some(record::KIND_IPTABLES_MASQUERADE)).collect()
+}
+
+fn kinds_of(records: &[u32]) -> Kinds {
+    match records {
+        [record::KIND_IPTABLES_PORTS] => Kinds::Ports,
+        [record::KIND_IPTABLES_MASQUERADE] => Kinds::Masquerade,
+        _ => Kinds::All,
+    }
 }
 
 /// Failing to flush is no failure of the mapping: it is said, and the flows end by themselves.
@@ -142,10 +166,12 @@ fn flush(ports: impl Iterator<Item = PublishedPort>, which: fn(std::net::IpAddr)
 impl Iptables {
     /// Publishes the families one after the other.
     fn publish_all(tools: &Tools, request: &PortRequest, recorder: &Recorder) -> Result<(), Error> {
+        let others = recorder.others(record::KIND_IPTABLES_PORTS, &request.attachment)?;
         for plan in plan::ports(request) {
-            Self::yield_to_the_living(tools, &plan, recorder, Moment::Before)?;
-            let place = apply::publish(tools, &plan, &request.attachment)?;
-            Self::yield_to_the_living(tools, &plan, recorder, Moment::After(place))?;
+            let look = |moment| Self::yield_to_the_living(tools, &plan, (request, recorder), moment);
+            look(Moment::Before)?;
+            let place = apply::publish(tools, &plan, (&request.attachment, others))?;
+            look(Moment::After(place))?;
         }
         Ok(())
     }
@@ -154,7 +180,7 @@ impl Iptables {
     fn yield_to_the_living(
         tools: &Tools,
         plan: &PortPlan,
-        recorder: &Recorder,
+        (request, recorder): (&PortRequest, &Recorder),
         moment: Moment,
     ) -> Result<(), Error> {
         let listing = apply::read_for_ports(tools, plan)?;
@@ -162,6 +188,12 @@ impl Iptables {
             // Both are there. Of two that went to the end the second sees the first; one that went
             // ahead may not have been seen by the others.
             if moment == Moment::After(Place::Behind) && clash.behind {
+                continue;
+            }
+            // A container that is joined to several networks, with the same ports on each, has them on
+            // the first, and on the next when it leaves that one.
+            let id = request.attachment.container_id();
+            if clash.owner.as_ref().is_some_and(|owner| owner.container_id == id && !owner.cut) {
                 continue;
             }
             Self::remove_if_dead(tools, clash, recorder)?;
@@ -196,11 +228,21 @@ impl Iptables {
     }
 
     /// Each place where the attachment has something is cleared.
-    fn withdraw_from(presence: &Presence, withdrawal: &Withdrawal<'_>) -> Result<Vec<PublishedPort>, Error> {
+    fn withdraw_from(
+        presence: &Presence,
+        withdrawal: &Withdrawal<'_>,
+        others: Others,
+    ) -> Result<Vec<PublishedPort>, Error> {
         let chains = withdraw::own_chains(withdrawal.attachment, withdrawal.kinds);
         let mut gone = Vec::new();
         for (variant, family) in presence.places() {
-            gone.extend(withdraw::remove_chains(&Tools::new(variant), family, &chains)?);
+            let tools = Tools::new(variant);
+            gone.extend(match others {
+                Others::None => withdraw::remove_chains(&tools, family, &chains)?,
+                Others::Living => {
+                    withdraw::remove_addresses(&tools, family, (&chains, withdrawal.addresses))?
+                }
+            });
         }
         Ok(gone)
     }
@@ -243,8 +285,9 @@ impl Backend for Iptables {
         let tools = Tools::new(chosen_variant()?);
         let recorder = Recorder::open()?;
         recorder.put(record::KIND_IPTABLES_MASQUERADE, (&request.attachment, &request.netns))?;
+        let others = recorder.others(record::KIND_IPTABLES_MASQUERADE, &request.attachment)?;
         let plans = plan::masquerade(request);
-        plans.iter().try_for_each(|plan| apply::masquerade(&tools, plan, &request.attachment))
+        plans.iter().try_for_each(|plan| apply::masquerade(&tools, plan, (&request.attachment, others)))
     }
 
     fn withdraw(&self, withdrawal: &Withdrawal<'_>) -> Result<(), Error> {
@@ -255,8 +298,24 @@ impl Backend for Iptables {
             let ports = presence::of(attachment, Kinds::Ports)?.any();
             kinds = if ports { Kinds::All } else { Kinds::Ports };
         }
-        let presence = presence::of(attachment, kinds)?;
-        let gone = Self::withdraw_from(&presence, &Withdrawal { kinds, ..withdrawal.clone() })?;
+        let mut gone = Vec::new();
+        // Each kind for itself: other attachments may have the one and not the other.
+        let mut rest = Vec::new();
+        for kind in record_kinds(kinds) {
+            match recorder.others(kind, attachment)? {
+                Others::None => rest.push(kind),
+                Others::Living => {
+                    let one = Withdrawal { kinds: kinds_of(&[kind]), ..withdrawal.clone() };
+                    let presence = presence::of(attachment, one.kinds)?;
+                    gone.extend(Self::withdraw_from(&presence, &one, Others::Living)?);
+                }
+            }
+        }
+        if !rest.is_empty() {
+            let all = Withdrawal { kinds: kinds_of(&rest), ..withdrawal.clone() };
+            let presence = presence::of(attachment, all.kinds)?;
+            gone.extend(Self::withdraw_from(&presence, &all, Others::None)?);
+        }
         recorder.remove(attachment, &record_kinds(kinds))?;
         flush(gone.into_iter(), Which::To);
         Ok(())

@@ -8,6 +8,7 @@ use std::net::SocketAddr;
 
 use ipnet::IpNet;
 
+use super::listing::ListedRule;
 use super::names::ChainName;
 use super::quote;
 use crate::{AddressFamily, Protocol};
@@ -72,6 +73,11 @@ impl Rule {
         }
         self.target.append_to(&mut words);
         words
+    }
+
+    /// As it would be listed.
+    pub(crate) fn listed(&self) -> ListedRule {
+        ListedRule(self.words())
     }
 
     /// Whether the words are the whole of it. Conditions are in the configuration's words, which the

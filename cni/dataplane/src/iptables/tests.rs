@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 
 use cni_spec::Attachment;
 
-use super::apply::{Place, masquerade_changes, port_changes};
+use super::apply::{Others, Place, masquerade_changes, port_changes};
 use super::listing::Listing;
 use super::plan;
 use super::withdraw::{known, removal};
@@ -88,10 +88,10 @@ fn golden(text: &str, family: AddressFamily) -> Listing {
 
 fn assert_same(request: &PortRequest, golden_text: &str) {
     for plan in plan::ports(request) {
-        let batch = port_changes(&Listing::default(), &plan, Place::Behind).to_string();
+        let batch = port_changes(&Listing::default(), &plan, (Place::Behind, Others::None)).to_string();
         assert_eq!(made(&batch), golden(golden_text, plan.family), "{batch}");
         // What is there as it should be is left alone.
-        let again = port_changes(&golden(golden_text, plan.family), &plan, Place::Behind);
+        let again = port_changes(&golden(golden_text, plan.family), &plan, (Place::Behind, Others::None));
         assert!(again.is_empty() || !request.conditions_v4.is_empty(), "{again}");
     }
 }
@@ -161,9 +161,9 @@ fn masquerade_is_as_the_reference_has_it() {
     };
     let text = golden_file!("masquerade");
     for plan in plan::masquerade(&request) {
-        let batch = masquerade_changes(&Listing::default(), &plan).to_string();
+        let batch = masquerade_changes(&Listing::default(), &plan, Others::None).to_string();
         assert_eq!(made(&batch), golden(text, plan.family), "{batch}");
-        let again = masquerade_changes(&golden(text, plan.family), &plan);
+        let again = masquerade_changes(&golden(text, plan.family), &plan, Others::None);
         assert!(again.is_empty(), "{again}");
     }
 }
@@ -172,7 +172,7 @@ fn masquerade_is_as_the_reference_has_it() {
 fn other_ports_replace_those_that_are_there() {
     let there = golden(golden_file!("plain"), AddressFamily::V4);
     let plans = plan::ports(&request("c1", &[(Protocol::Udp, "", 53, 5353)]));
-    let batch = port_changes(&there, &plans[0], Place::Behind).to_string();
+    let batch = port_changes(&there, &plans[0], (Place::Behind, Others::None)).to_string();
     let chain = "CNI-DN-328e3d85e6c0f709cddd7";
     let comment = r#"-m comment --comment "dnat name: \"testnet\" id: \"c1\"" -m multiport --dports"#;
     assert_eq!(

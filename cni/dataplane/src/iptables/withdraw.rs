@@ -6,11 +6,11 @@ use std::net::IpAddr;
 
 use cni_spec::Attachment;
 
-use super::apply::settle;
+use super::apply::{entries_of, settle};
 use super::listing::{ListedRule, Listing};
 use super::names::{self, ChainName, CommentOwner};
 use super::rule::{Batch, Op};
-use super::tools::Tools;
+use super::tools::{Tools, nat_table};
 use crate::{AddressFamily, Error, HostAddress, HostPorts, Kinds, PublishedPort};
 
 /// The chains that hold rules which lead to containers' chains.
@@ -39,7 +39,7 @@ pub(crate) fn remove_chains(
     let all: Vec<&str> = LEADING.into_iter().chain(wanted.iter().map(String::as_str)).collect();
     let mut gone = Vec::new();
     let names: Vec<&str> = wanted.iter().map(String::as_str).collect();
-    let operation = format!("remove the chains {} of {}", names.join(", "), super::tools::nat_table(family));
+    let operation = format!("remove the chains {} of {}", names.join(", "), nat_table(family));
     settle(
         tools,
         &operation,
@@ -54,6 +54,67 @@ pub(crate) fn remove_chains(
     gone.sort_unstable();
     gone.dedup();
     Ok(gone)
+}
+
+/// Removes the rules about these addresses from the chains, which other attachments of the same
+/// container have rules in, and the rules that lead to nothing any longer. Returns what was published
+/// by them.
+pub(crate) fn remove_addresses(
+    tools: &Tools,
+    family: AddressFamily,
+    (chains, addresses): (&[ChainName], &[IpAddr]),
+) -> Result<Vec<PublishedPort>, Error> {
+    let names: Vec<&str> = chains.iter().map(ChainName::as_str).collect();
+    let all: Vec<&str> = LEADING.into_iter().chain(names.iter().copied()).collect();
+    let mut gone = Vec::new();
+    let operation =
+        format!("remove an attachment's rules from {} of {}", names.join(", "), nat_table(family));
+    settle(
+        tools,
+        &operation,
+        || tools.read(family, &all),
+        |listing| {
+            let mut batch = Batch::new(family);
+            for chain in &names {
+                gone.extend(remove_from_chain(&mut batch, listing, (chain, addresses)));
+            }
+            Ok(batch)
+        },
+    )?;
+    Ok(gone)
+}
+
+fn remove_from_chain(
+    batch: &mut Batch,
+    listing: &Listing,
+    (chain, addresses): (&str, &[IpAddr]),
+) -> Vec<PublishedPort> {
+    let jumps = listing.rules("POSTROUTING").iter().filter(|rule| rule.target() == Some(chain));
+    let is_source = |rule: &&ListedRule| rule.source().is_some_and(|net| addresses.contains(&net.addr()));
+    for rule in jumps.filter(is_source) {
+        batch.push(Op::Delete("POSTROUTING".to_owned(), rule.0.clone()));
+    }
+    let published: Vec<PublishedPort> = listing.rules(chain).iter().filter_map(published).collect();
+    let (gone, left): (Vec<_>, Vec<_>) =
+        published.into_iter().partition(|port| addresses.contains(&port.container));
+    let keys: Vec<_> = listing
+        .rules(chain)
+        .iter()
+        .filter(|rule| rule.dnat().is_some_and(|to| addresses.contains(&to.ip())))
+        .filter_map(ListedRule::key)
+        .collect();
+    // With the rules that set the mark for the same ports.
+    for rule in listing.rules(chain).iter().filter(|rule| rule.key().is_some_and(|key| keys.contains(&key))) {
+        batch.push(Op::Delete(chain.to_owned(), rule.0.clone()));
+    }
+    let leads_on = |entry: &&ListedRule| {
+        left.iter().any(|port| entry.has_port(port.host.protocol, port.host.first))
+            || !gone.iter().any(|port| entry.has_port(port.host.protocol, port.host.first))
+    };
+    for entry in entries_of(listing, chain).filter(|entry| !leads_on(entry)) {
+        batch.push(Op::Delete(names::HOSTPORT_DNAT.to_owned(), entry.0.clone()));
+    }
+    gone
 }
 
 /// The changes that remove chains and what leads to them.

@@ -117,20 +117,21 @@ pub(crate) fn holds(session: &Session, attachment: &Attachment, kind: u32) -> Re
     Ok(session.entry(AttachmentHash::of(attachment), kind)?.is_some())
 }
 
-/// A living owner, other than the attachment, of one of these ports in our own maps.
+/// A living owner of another container of one of these ports in our own maps.
 pub(crate) fn owner_of_a_port(
     session: &Session,
     attachment: &Attachment,
     ports: &[HostPorts],
 ) -> Result<Option<(String, Owner)>, Error> {
-    let hash = AttachmentHash::of(attachment);
+    let own = Owner::of(attachment);
     for host in ports {
         let map = Map::for_ports(&HostPorts { last: host.first, ..*host });
         for port in host.ports() {
             let key = plan::key(host, port);
             for map in [Some(map), map.counterpart()].into_iter().flatten() {
                 let Some(held) = session.get(map, &key)? else { continue };
-                let Some(owner) = held.owner.clone().filter(|owner| owner.attachment_hash != hash) else {
+                let Some(owner) = held.owner.clone().filter(|owner| !own.may_be_of_one_container(owner))
+                else {
                     continue;
                 };
                 if !session.is_dead(&owner)? {
