@@ -10,3 +10,6 @@ mod reach;
 mod sctp;
 mod udp;
 mod world;
+
+/// How the pods of these suites are published and masqueraded; the same tests run with other values.
+pub(crate) const DATAPLANE: world::Dataplane = world::Dataplane::Default;

@@ -12,6 +12,28 @@ pub(crate) const SERVED: u16 = 80;
 /// The host port that most tests publish.
 pub(crate) const PORT: u16 = 8080;
 
+/// How pods are published and masqueraded.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[allow(dead_code, reason = "each suite that shares these tests has one of them")]
+pub(crate) enum Dataplane {
+    /// As a configuration does that says nothing of it.
+    Default,
+    /// By the chains of iptables, of this variant.
+    Iptables(&'static str),
+}
+
+/// Runs the body of a test of what chains of iptables cannot do, for the reason given, whoever made
+/// them: it must pass with our table, and fail with them.
+pub(crate) fn only_the_table(reason: &str, body: impl FnOnce()) {
+    if crate::DATAPLANE == Dataplane::Default {
+        return slipway_tests::peer_fails(reason, body);
+    }
+    match std::panic::catch_unwind(std::panic::AssertUnwindSafe(body)) {
+        Ok(()) => panic!("iptables can do it, though it should not: {reason}"),
+        Err(_) => eprintln!("iptables cannot do it, as expected: {reason}"),
+    }
+}
+
 /// A node that has one host outside.
 pub(crate) struct World {
     pub(crate) node: Node,
@@ -26,6 +48,12 @@ impl World {
         let node = Node::new();
         node.bridge_netfilter(netfilter);
         let client = node.host("client");
+        if let Dataplane::Iptables(variant) = crate::DATAPLANE {
+            // As a node that runs kube-proxy shows which variant it uses.
+            for family in ["iptables", "ip6tables"] {
+                node.cmd(&format!("{family}-{variant} -t nat -N KUBE-SERVICES"));
+            }
+        }
         Self { node, client, interface: "bridge" }
     }
 
@@ -73,9 +101,19 @@ pub(crate) fn in_every_topology(test: impl Fn(&World)) {
 /// The configuration list of network `number` with a bridge.
 pub(crate) fn list(number: u8, extra: &Value) -> Value {
     let mut portmap = json!({"type": "portmap", "capabilities": {"portMappings": true}});
+    let mut list = list_without_portmap(number);
+    if let Dataplane::Iptables(_) = crate::DATAPLANE {
+        portmap["backend"] = json!("iptables");
+        list["plugins"][0]["ipMasqBackend"] = json!("iptables");
+    }
     for (key, value) in extra.as_object().expect("an object") {
         portmap[key] = value.clone();
     }
+    list["plugins"].as_array_mut().expect("a list").push(portmap);
+    list
+}
+
+fn list_without_portmap(number: u8) -> Value {
     json!({
         "name": format!("net{number}"),
         "plugins": [
@@ -94,7 +132,6 @@ pub(crate) fn list(number: u8, extra: &Value) -> Value {
                     "routes": [{"dst": "0.0.0.0/0"}, {"dst": "::/0"}],
                 },
             },
-            portmap,
         ],
     })
 }

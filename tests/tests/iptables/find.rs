@@ -56,8 +56,7 @@ fn a_port_has_one_owner_whatever_the_backend() {
             assert_eq!(error.code, 11, "{error:?}");
             assert_eq!(
                 error.msg,
-                "host port tcp/0.0.0.0:8080 is taken by network testnet, container c1 (chain \
-                 CNI-DN-328e3d85e6c0f709cddd7 of iptables)"
+                "host port tcp/0.0.0.0:8080 is taken by network testnet, container c1, interface eth0"
             );
         }
         assert!(!stage.both().contains("c2\\\""), "{}", stage.both());
@@ -249,5 +248,28 @@ fn a_container_on_two_networks_has_its_ports_on_the_first() {
         first.clone().verb("CHECK").ok();
         first.verb("DEL").ok();
         stage.assert_gone();
+    }
+}
+
+/// What the reference made names no interface and no namespace: it counts as living.
+#[test]
+fn a_port_of_the_references_is_not_taken() {
+    if references().is_empty() {
+        slipway_tests::skip!("the reference's portmap in /usr/lib/cni");
+    }
+    for variant in VARIANTS {
+        let stage = Stage::new(variant);
+        let theirs = stage.plain("ADD").by(&references()[0]);
+        theirs.ok();
+        for backend in ["iptables", "nftables"] {
+            let other = stage.plain("ADD").container("c2").key("backend", json!(backend));
+            let error = other.run().error();
+            assert_eq!(error.code, 11, "{error:?}");
+            assert_eq!(
+                error.msg,
+                "host port tcp/0.0.0.0:8080 is taken by network testnet, container c1 (chain \
+                 CNI-DN-328e3d85e6c0f709cddd7 of iptables)"
+            );
+        }
     }
 }

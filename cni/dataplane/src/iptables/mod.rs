@@ -184,6 +184,7 @@ impl Iptables {
         moment: Moment,
     ) -> Result<(), Error> {
         let listing = apply::read_for_ports(tools, plan)?;
+        let mut removed: Vec<String> = Vec::new();
         for clash in apply::clashes(tools, &listing, plan)? {
             // Both are there. Of two that went to the end the second sees the first; one that went
             // ahead may not have been seen by the others.
@@ -196,7 +197,10 @@ impl Iptables {
             if clash.owner.as_ref().is_some_and(|owner| owner.container_id == id && !owner.cut) {
                 continue;
             }
-            Self::remove_if_dead(tools, clash, recorder)?;
+            if !removed.contains(&clash.chain) {
+                removed.push(clash.chain.clone());
+                Self::remove_if_dead(tools, clash, recorder)?;
+            }
         }
         Ok(())
     }
@@ -210,8 +214,11 @@ impl Iptables {
             return Err(taken(format!("chain {chain} of iptables, which names no owner")));
         };
         let records = recorder.of(&owner)?;
-        let dead = !records.is_empty() && records.iter().all(|record| record.life == Life::Dead);
-        if !dead {
+        if let Some(living) = records.iter().find(|record| record.life != Life::Dead) {
+            let (what, owner) = (format!("host port {host}"), Box::new(living.owner.clone()));
+            return Err(Error::Conflict { what, owner });
+        }
+        if records.is_empty() {
             let named = format!("network {}, container {}", owner.network, owner.container_id);
             return Err(taken(format!("{named} (chain {chain} of iptables)")));
         }

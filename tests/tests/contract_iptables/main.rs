@@ -1,0 +1,22 @@
+//! The contract with the iptables backend, on a node that uses iptables-nft.
+
+#[path = "../contract/foreign.rs"]
+mod foreign;
+#[path = "../contract/hardship.rs"]
+mod hardship;
+#[path = "../contract/loopback_guard.rs"]
+mod loopback_guard;
+#[path = "../contract/masquerade.rs"]
+mod masquerade;
+#[path = "../contract/owners.rs"]
+mod owners;
+#[path = "../contract/reach.rs"]
+mod reach;
+#[path = "../contract/sctp.rs"]
+mod sctp;
+#[path = "../contract/udp.rs"]
+mod udp;
+#[path = "../contract/world.rs"]
+mod world;
+
+pub(crate) const DATAPLANE: world::Dataplane = world::Dataplane::Iptables("nft");
