@@ -22,6 +22,7 @@ use slipway_vm::{Event, Plan, Suite};
 
 use crate::error::{Error, Result};
 use crate::progress::Stages;
+use crate::run::{self, tool};
 use crate::workspace;
 use fetch::{Ready, Refresh};
 use image::Userland;
@@ -30,6 +31,9 @@ use outcome::{Outcome, Status};
 use programs::Programs;
 use qemu::{Accelerator, Machine, Qemu};
 use report::Row;
+
+/// A machine's results, beside its two ports.
+const RESULTS: &str = "results.json";
 
 /// How long one test program may take.
 const SUITE_LIMIT: Duration = Duration::from_secs(900);
@@ -73,13 +77,22 @@ pub(crate) struct Args {
     /// Test the plugins of another folder in place of ours
     #[arg(long, value_name = "DIR")]
     peer: Option<PathBuf>,
-    /// Write docs/kernels.md
-    #[arg(long, conflicts_with_all = ["smoke", "suite", "filter", "kernel", "peer"])]
+    /// Write docs/kernels.md; kernels that are not in this run get their last whole run's results
+    #[arg(long, conflicts_with_all = ["smoke", "suite", "filter", "peer"])]
     write_docs: bool,
+}
+
+impl Args {
+    /// Whether all of our own tests are run.
+    fn whole(&self) -> bool {
+        !self.smoke && self.suite.is_empty() && self.filter.is_none() && self.peer.is_none()
+    }
 }
 
 /// What all machines of a run have in common.
 struct Bench<'a> {
+    /// What git calls the sources.
+    sources: String,
     args: &'a Args,
     list: &'a Kernels,
     qemu: Qemu,
@@ -187,7 +200,7 @@ fn on_machines<'a>(
         Ok(text)
     })?;
     let Some((programs, userland)) = built else { return Ok(rows) };
-    let bench = Bench { args, list, qemu, programs, userland };
+    let bench = Bench { sources: sources(), args, list, qemu, programs, userland };
     stages.run("machines", |log| {
         rows.extend(bench.run_all(ready, &log.file)?);
         Ok(format!("{} kernels", rows.iter().filter(|(_, row)| row.is_ok()).count()))
@@ -210,7 +223,8 @@ fn conclude(args: &Args, list: &Kernels, rows: &[Row<'_>]) -> Result<Verdict> {
     if args.write_docs {
         let emulator = Qemu::find(args.accel).and_then(|qemu| qemu.version()).unwrap_or_default();
         let path = workspace::root().join("docs/kernels.md");
-        fs::write(&path, report::page(list, rows, &emulator)).map_err(|e| Error::file("write", &path, e))?;
+        let text = report::page(list, &all_rows(list, rows)?, &emulator);
+        fs::write(&path, text).map_err(|e| Error::file("write", &path, e))?;
     }
     let outcomes: Vec<&Outcome> = rows.iter().filter_map(|(_, row)| row.as_ref().ok()).collect();
     let skipped: Vec<String> =
@@ -223,6 +237,27 @@ fn conclude(args: &Args, list: &Kernels, rows: &[Row<'_>]) -> Result<Verdict> {
         return Err(Error::Failed(text));
     }
     Ok(Verdict { text, skipped })
+}
+
+/// What git calls the sources, also when they were changed since; empty where git knows nothing.
+fn sources() -> String {
+    let mut git = tool("git", &["describe", "--always", "--dirty"]);
+    run::capture(git.current_dir(workspace::root())).unwrap_or_default().trim().to_owned()
+}
+
+/// A row for each kernel of the list: of this run, or else of its last whole run.
+fn all_rows<'a>(list: &'a Kernels, rows: &[Row<'_>]) -> Result<Vec<Row<'a>>> {
+    let runs = kernels::cache()?.join("runs");
+    let row = |kernel: &'a Kernel| {
+        let fresh = rows.iter().find(|(own, _)| own.name == kernel.name).map(|(_, row)| row.clone());
+        let kept = || {
+            let text = fs::read(runs.join(&kernel.name).join(RESULTS)).ok()?;
+            serde_json::from_slice::<Outcome>(&text).ok().filter(|outcome| outcome.whole)
+        };
+        let row = fresh.unwrap_or_else(|| kept().ok_or_else(|| "not asked for".to_owned()));
+        (kernel, row)
+    };
+    Ok(list.kernel.iter().map(row).collect())
 }
 
 impl Bench<'_> {
@@ -279,6 +314,8 @@ impl Bench<'_> {
         // It is big, and made anew each time.
         let _ = fs::remove_file(&initramfs);
         let mut outcome = outcome::judge(self.list, kernel, &plan, &run);
+        outcome.sources.clone_from(&self.sources);
+        outcome.whole = self.args.whole();
         if let Err(wrong) = kernel.check_options(&self.list.promised, &ready.config) {
             outcome.problems.push(format!("kernels.toml and its configuration differ: {wrong}"));
         }
@@ -291,7 +328,7 @@ impl Bench<'_> {
 
     /// Keeps the results beside the two ports.
     fn keep(&self, dir: &Path, outcome: &Outcome) -> Result<()> {
-        let path = dir.join("results.json");
+        let path = dir.join(RESULTS);
         let text = serde_json::to_vec_pretty(outcome);
         let text = text.map_err(|e| Error::Failed(format!("write the results: {e}")))?;
         fs::write(&path, text).map_err(|e| Error::file("write", &path, e))

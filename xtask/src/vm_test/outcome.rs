@@ -11,9 +11,13 @@ use crate::vm_test::qemu::Run;
 const TAIL: usize = 60;
 
 /// A kernel's run, judged.
-#[derive(Debug, Clone, Default, serde::Serialize)]
+#[derive(Debug, Clone, Default, serde::Serialize, serde::Deserialize)]
 pub(crate) struct Outcome {
     pub(crate) kernel: String,
+    /// What git calls the sources that were tested.
+    pub(crate) sources: String,
+    /// Whether all of our tests were to be run, and not some, or another implementation's.
+    pub(crate) whole: bool,
     /// What `uname -r` printed; empty when the machine did not come so far.
     pub(crate) release: String,
     /// Until user space ran.
@@ -27,7 +31,7 @@ pub(crate) struct Outcome {
 }
 
 /// A test program's run.
-#[derive(Debug, Clone, serde::Serialize)]
+#[derive(Debug, Clone, serde::Serialize, serde::Deserialize)]
 pub(crate) struct SuiteOutcome {
     pub(crate) name: String,
     pub(crate) millis: u64,
@@ -35,7 +39,7 @@ pub(crate) struct SuiteOutcome {
 }
 
 /// A test's result.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub(crate) enum Status {
     Passed,
     Skipped,

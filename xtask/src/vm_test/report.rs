@@ -55,21 +55,27 @@ pub(crate) fn page(list: &Kernels, rows: &[Row<'_>], emulator: &str) -> String {
          <!-- Made by `cargo xtask vm-test --write-docs`. Do not edit. -->\n\n\
          Slipway's test suites run inside virtual machines with the kernels below: with real packets, as \
          root, each test in network namespaces of its own. The plugins are the static binary that is \
-         shipped. A skipped test counts as a failure unless `vm-tests/kernels.toml` names what the kernel \
-         lacks, and so does a kernel that warned about itself.\n\n\
+         shipped. A skipped test counts as a failure unless `vm-tests/kernels.toml` names what is \
+         missing, and so does a kernel that warned about itself. How the machines are made, and what is \
+         tried less often in them than on a machine itself, is in [vm-tests](../vm-tests/README.md).\n\n\
          ```sh\ncargo xtask vm-test                # all of them\n\
          cargo xtask vm-test --kernel 6.1   # one\n```\n\n",
     );
-    let _ = writeln!(text, "Machines: {emulator}, one processor.\n");
-    text.push_str("| kernel | release | passed | skipped | failed | boot | all | |\n");
-    text.push_str("|---|---|---:|---:|---:|---:|---:|---|\n");
+    let _ = writeln!(
+        text,
+        "Machines: {emulator}, one processor. Times are those of the last run, beside whatever else the \
+         machine did. `sources` is what git calls what was tested.\n"
+    );
+    text.push_str("| kernel | release | sources | passed | skipped | failed | boot | all | |\n");
+    text.push_str("|---|---|---|---:|---:|---:|---:|---:|---|\n");
     for (kernel, row) in rows {
         let _ = match row {
             Ok(one) => writeln!(
                 text,
-                "| {} | {} | {} | {} | {} | {} | {} | {} |",
+                "| {} | {} | {} | {} | {} | {} | {} | {} | {} |",
                 kernel.name,
                 one.release,
+                one.sources,
                 one.count(Status::Passed),
                 one.count(Status::Skipped),
                 one.count(Status::Failed),
@@ -77,7 +83,7 @@ pub(crate) fn page(list: &Kernels, rows: &[Row<'_>], emulator: &str) -> String {
                 seconds(one.took),
                 if one.passed() { "ok" } else { "**failed**" }
             ),
-            Err(reason) => writeln!(text, "| {} | not run: {reason} | | | | | | |", kernel.name),
+            Err(reason) => writeln!(text, "| {} | not run: {reason} | | | | | | | |", kernel.name),
         };
     }
     missing(&mut text, list);
@@ -85,16 +91,15 @@ pub(crate) fn page(list: &Kernels, rows: &[Row<'_>], emulator: &str) -> String {
     text
 }
 
+/// What tests may be skipped for.
 fn missing(text: &mut String, list: &Kernels) {
-    if list.kernel.iter().all(|kernel| kernel.missing.is_empty()) {
-        return;
-    }
-    text.push_str("\n## What a kernel lacks\n\n| kernel | feature | option | why |\n|---|---|---|---|\n");
-    for kernel in &list.kernel {
-        for one in &kernel.missing {
-            let option = one.option.as_ref().map_or(String::new(), |option| format!("`CONFIG_{option}`"));
-            let _ = writeln!(text, "| {} | {} | {option} | {} |", kernel.name, one.feature, one.reason);
-        }
+    text.push_str("\n## What may be skipped\n\n| kernel | feature | option | why |\n|---|---|---|---|\n");
+    let everywhere = list.anywhere.iter().map(|one| ("any", one));
+    let own = list.kernel.iter().flat_map(|kernel| kernel.missing.iter().map(|one| (&*kernel.name, one)));
+    for (kernel, one) in own.chain(everywhere) {
+        let option = one.option.as_ref().map_or(String::new(), |option| format!("`CONFIG_{option}`"));
+        let reason = one.reason.trim().replace('\n', " ");
+        let _ = writeln!(text, "| {kernel} | {} | {option} | {reason} |", one.feature);
     }
 }
 
