@@ -39,8 +39,10 @@ impl Snapshot {
                 ("neighbour", "ip -o neighbour show nud permanent"),
             ] {
                 let text = space.cmd(command);
-                // What belongs to link-local addresses follows them, as if by itself.
-                let lines = text.lines().filter(|line| !line.contains("fe80:"));
+                // What belongs to link-local addresses follows them, as if by itself, and so does a link's
+                // route for multicast, some time after it is up.
+                let own = |line: &&str| !line.contains("fe80:") && !line.contains("multicast ff00::/8");
+                let lines = text.lines().filter(own);
                 found.extend(lines.map(|line| format!("{kind} {}", tidy(line))));
             }
             ruleset(space, &mut found);

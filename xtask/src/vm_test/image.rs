@@ -99,6 +99,9 @@ const TOOLS: &[&str] = &[
 const OPTIONAL: &[&str] =
     &["ip6tables-legacy", "ip6tables-nft", "iptables-legacy", "iptables-nft", "ss", "strace", "sysctl", "tc"];
 
+/// Plugins of the reference that some tests compare ours with.
+const REFERENCE: &[&str] = &["/usr/lib/cni/bridge", "/usr/lib/cni/host-local", "/usr/lib/cni/portmap"];
+
 /// Tables of names for `ip` and `nft`.
 const DATA: &[&str] = &["/etc/protocols", "/etc/services", "/etc/iproute2", "/usr/share/iproute2"];
 
@@ -142,9 +145,8 @@ impl Userland {
             )));
         }
         // Some tests compare with it where it is.
-        let reference = Path::new("/usr/lib/cni/host-local");
-        if reference.is_file() {
-            own.program(reference)?;
+        for name in REFERENCE.iter().map(Path::new).filter(|path| path.is_file()) {
+            own.program(name)?;
         }
         own.extensions()?;
         let mut linked: BTreeSet<PathBuf> = own.files.values().cloned().collect();

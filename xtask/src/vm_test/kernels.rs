@@ -21,6 +21,9 @@ pub(crate) struct Kernels {
     pub(crate) preload: Vec<String>,
     /// The test programs that are run where only a part of the tests is.
     pub(crate) smoke: Vec<String>,
+    /// Test programs that are never run in the machines.
+    #[serde(default)]
+    pub(crate) left_out: Vec<LeftOut>,
     /// What no machine has for a reason that lies with the programs in it and not with the kernel.
     #[serde(default)]
     pub(crate) anywhere: Vec<Missing>,
@@ -52,6 +55,16 @@ pub(crate) struct Source {
     pub(crate) suite: String,
     /// The package's name, with `*` for any text.
     pub(crate) package: String,
+}
+
+/// A test program that is not run in the machines.
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct LeftOut {
+    /// Its name.
+    pub(crate) suite: String,
+    /// Why. For people; it must be said.
+    pub(crate) reason: String,
 }
 
 /// An option that a kernel lacks.
@@ -89,6 +102,9 @@ impl Kernels {
         let mut named = list.kernel.iter().flat_map(|kernel| &kernel.missing).chain(&list.anywhere);
         if let Some(missing) = named.find(|missing| missing.reason.trim().is_empty()) {
             return Err(format!("no reason is given for {}", missing.feature));
+        }
+        if let Some(left_out) = list.left_out.iter().find(|one| one.reason.trim().is_empty()) {
+            return Err(format!("no reason is given for leaving {} out", left_out.suite));
         }
         Ok(list)
     }

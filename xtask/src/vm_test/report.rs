@@ -101,6 +101,10 @@ fn missing(text: &mut String, list: &Kernels) {
         let reason = one.reason.trim().replace('\n', " ");
         let _ = writeln!(text, "| {kernel} | {} | {option} | {reason} |", one.feature);
     }
+    for one in &list.left_out {
+        let reason = one.reason.trim().replace('\n', " ");
+        let _ = writeln!(text, "| any | all of `{}` | | {reason} |", one.suite);
+    }
 }
 
 /// Every test on every kernel.
