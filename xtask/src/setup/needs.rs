@@ -57,6 +57,19 @@ pub(crate) const NEEDS: &[Need] = &[
     required("strace", "tests: kill plugins at each system call", &["strace"], Probe::Program(&["strace"])),
     required("curl", "demo: the requests it shows", &["curl"], Probe::Program(&["curl"])),
     required("nsenter and unshare", "tests, demo: namespaces", &["util-linux"], Probe::Program(&["nsenter"])),
+    required(
+        "ps and pkill",
+        "tests: ends programs that they started",
+        &["procps"],
+        Probe::Program(&["pkill"]),
+    ),
+    required(
+        "modprobe and depmod",
+        "tests: kernel modules, also in virtual machines",
+        &["kmod"],
+        Probe::Program(&["depmod"]),
+    ),
+    required("xz", "tests: modules of other kernels", &["xz-utils"], Probe::Program(&["xz"])),
     optional(
         "reference plugins",
         "bench: the peer to measure against (also `bench control --fetch-peer`)",
@@ -64,13 +77,6 @@ pub(crate) const NEEDS: &[Need] = &[
         Probe::File("/usr/lib/cni/bridge"),
     ),
     optional("tcpdump", "looking at packets", &["tcpdump"], Probe::Program(&["tcpdump"])),
-    optional(
-        "modprobe and depmod",
-        "loads br_netfilter where it is a module; vm-test: what is in the machines",
-        &["kmod"],
-        Probe::Program(&["depmod"]),
-    ),
-    optional("xz", "vm-test: modules of newer kernels", &["xz-utils"], Probe::Program(&["xz"])),
 ];
 
 const fn required(

@@ -23,7 +23,7 @@ use slipway_vm::{Event, Plan, Suite};
 use crate::error::{Error, Result};
 use crate::progress::Stages;
 use crate::run::{self, tool};
-use crate::workspace;
+use crate::{setup, workspace};
 use fetch::{Ready, Refresh};
 use image::Userland;
 use kernels::{Kernel, Kernels};
@@ -106,6 +106,7 @@ struct Bench<'a> {
 /// A kernel that failed; with `--require`, one that could not be run.
 pub(crate) fn run(args: &Args) -> Result<()> {
     let mut stages = Stages::new("vm-test")?;
+    stages.run("setup", |_| setup::ensure())?;
     let verdict = machines(args, &mut stages)?;
     match verdict.skipped.as_slice() {
         [] => println!("PASS: {}; {}", verdict.text, stages.summary()),
