@@ -196,6 +196,7 @@ fn host_local() -> Value {
 fn portmap() -> Value {
     json!({
         "cniVersion": "1.1.0", "name": "net", "type": "portmap", "backend": "nftables", "snat": true,
+        "excludeLoopback": true,
         "masqAll": false, "markMasqBit": 13, "conditionsV4": ["ip saddr 10.0.0.0/8"], "conditionsV6": [],
         "capabilities": { "portMappings": true },
         "runtimeConfig": { "portMappings": [

@@ -6,7 +6,7 @@ use cni_spec::Attachment;
 use ipnet::IpNet;
 
 use crate::iptables::ChainName;
-use crate::{ContainerNetns, Error, HostPorts, Owner, Protocol, PublishedPort};
+use crate::{AddressFamily, ContainerNetns, Error, HostAddress, HostPorts, Owner, Protocol, PublishedPort};
 
 /// A container's ports to publish.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -23,6 +23,8 @@ pub struct PortRequest {
     pub networks: Vec<IpNet>,
     /// Which sources are masqueraded on the way to the container.
     pub snat: Snat,
+    /// What becomes of the node's own loopback.
+    pub loopback: Loopback,
     /// Bit of the packet mark, 0 to 31, that remembers between the translation of the destination
     /// and that of the source that the packet came through a published port.
     pub mark_bit: u8,
@@ -38,6 +40,17 @@ pub struct PortRequest {
     /// A chain of iptables that sets a mark in place of ours, and that others act upon. For the
     /// iptables backend alone.
     pub set_mark_chain: Option<ChainName>,
+}
+
+/// Whether mappings of all of the node's addresses hold for its loopback, 127/8 and ::1, too.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Loopback {
+    /// They do.
+    #[default]
+    Served,
+    /// They do not: what the node itself has there is reached. A mapping that names a loopback
+    /// address holds all the same.
+    Spared,
 }
 
 /// Which sources get an address of the node on the way to a published port.
@@ -104,6 +117,24 @@ pub struct Withdrawal<'a> {
     pub ports: &'a [HostPorts],
     /// Container addresses that it probably has.
     pub addresses: &'a [IpAddr],
+}
+
+impl PortRequest {
+    /// Whether mappings of the family hold for all of the node's addresses but its loopback.
+    #[must_use]
+    pub fn spares_loopback(&self, family: AddressFamily) -> bool {
+        self.loopback == Loopback::Spared
+            && self.ports.iter().any(|port| port.host.address == HostAddress::Any(family))
+    }
+
+    /// The mappings of the family that name a loopback address of the node.
+    pub fn on_loopback(&self, family: AddressFamily) -> impl Iterator<Item = &PublishedPort> {
+        let named = |port: &&PublishedPort| match port.host.address {
+            HostAddress::One(address) => address.is_loopback(),
+            HostAddress::Any(_) => false,
+        };
+        self.ports.iter().filter(move |port| port.host.address.family() == family).filter(named)
+    }
 }
 
 impl<'a> Withdrawal<'a> {

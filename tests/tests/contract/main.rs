@@ -4,6 +4,7 @@
 mod foreign;
 mod hardship;
 mod loopback_guard;
+mod loopback_spared;
 mod masquerade;
 mod owners;
 mod reach;

@@ -8,7 +8,8 @@ use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 use super::names::{self, ChainName};
 use super::rule::{Match, Rule, Target};
 use crate::{
-    AddressFamily, Error, HostAddress, MasqueradeRequest, PortRequest, Protocol, PublishedPort, Snat,
+    AddressFamily, Error, HostAddress, Loopback, MasqueradeRequest, PortRequest, Protocol, PublishedPort,
+    Snat,
 };
 
 /// The multiport match takes no more (`XT_MULTI_PORTS` in `linux/netfilter/xt_multiport.h`).
@@ -93,8 +94,13 @@ fn port_plan(request: &PortRequest, network: IpNet) -> PortPlan {
     let mut rules = Vec::new();
     let mut keys = Vec::new();
     for port in ours {
+        let spared = (request.loopback == Loopback::Spared).then(|| loopback(family));
         for (offset, host_port) in (0u16..).zip(port.host.ports()) {
             let (protocol, address) = (port.host.protocol, host_address(port));
+            let place = match address {
+                Some(address) => Some(Match::Destination(IpNet::from(address))),
+                None => spared.map(Match::NotDestination),
+            };
             let key = Key { protocol, address, port: host_port };
             // Said twice, as the reference: one rule.
             if keys.contains(&key) {
@@ -103,10 +109,10 @@ fn port_plan(request: &PortRequest, network: IpNet) -> PortPlan {
             keys.push(key);
             for source in marker.iter().flat_map(|_| marked_sources(request.snat, network)) {
                 let target = Target::Chain(marker.clone().unwrap_or_else(|| chain.clone()));
-                rules.push(Rule::new(matches(source, address, (protocol, host_port)), target));
+                rules.push(Rule::new(matches(source, place.clone(), (protocol, host_port)), target));
             }
             let to = SocketAddr::new(port.container, port.container_port.saturating_add(offset));
-            rules.push(Rule::new(matches(None, address, (protocol, host_port)), Target::Dnat(to)));
+            rules.push(Rule::new(matches(None, place, (protocol, host_port)), Target::Dnat(to)));
         }
     }
     let mark_bit = (marker.is_some() && request.set_mark_chain.is_none()).then_some(request.mark_bit);
@@ -157,10 +163,18 @@ fn marked_sources(snat: Snat, network: IpNet) -> Vec<Option<IpNet>> {
     }
 }
 
-fn matches(source: Option<IpNet>, address: Option<IpAddr>, (protocol, port): (Protocol, u16)) -> Vec<Match> {
+/// The node's loopback.
+fn loopback(family: AddressFamily) -> IpNet {
+    match family {
+        AddressFamily::V4 => IpNet::V4(Ipv4Net::new_assert(Ipv4Addr::new(127, 0, 0, 0), 8)),
+        AddressFamily::V6 => IpNet::from(IpAddr::V6(Ipv6Addr::LOCALHOST)),
+    }
+}
+
+fn matches(source: Option<IpNet>, place: Option<Match>, (protocol, port): (Protocol, u16)) -> Vec<Match> {
     let mut matches = Vec::new();
     matches.extend(source.map(Match::Source));
-    matches.extend(address.map(|address| Match::Destination(IpNet::from(address))));
+    matches.extend(place);
     matches.push(Match::Protocol(protocol));
     matches.push(Match::Port(protocol, port));
     matches

@@ -10,8 +10,8 @@ use super::listing::Listing;
 use super::plan;
 use super::withdraw::{known, removal};
 use crate::{
-    AddressFamily, ContainerNetns, HostAddress, HostPorts, MasqueradeRequest, PortRequest, Protocol,
-    PublishedPort, Snat,
+    AddressFamily, ContainerNetns, HostAddress, HostPorts, Loopback, MasqueradeRequest, PortRequest,
+    Protocol, PublishedPort, Snat,
 };
 
 fn attachment(id: &str) -> Attachment {
@@ -61,6 +61,7 @@ fn request(id: &str, mappings: &[Mapping<'_>]) -> PortRequest {
         ports,
         networks,
         snat: Snat::Needed,
+        loopback: Loopback::Served,
         mark_bit: 13,
         conditions_v4: Vec::new(),
         conditions_v6: Vec::new(),
@@ -150,6 +151,28 @@ fn a_single_address_comes_before_all() {
         .collect();
     let ports: Vec<&str> = dnat.iter().filter_map(|line| line.rsplit(':').next()).collect();
     assert_eq!(ports, ["81", "90", "80"], "{dnat:?}");
+}
+
+#[test]
+fn a_spared_loopback_is_no_destination_but_where_it_is_named() {
+    let request = PortRequest { loopback: Loopback::Spared, ..request("web", FAMILIES) };
+    for plan in plan::ports(&request) {
+        let batch = port_changes(&Listing::default(), &plan, (Place::Behind, Others::None)).to_string();
+        let (all, localhost) = match plan.family {
+            AddressFamily::V4 => ("! -d 127.0.0.0/8", "127.0.0.1/32"),
+            AddressFamily::V6 => ("! -d ::1/128", "::1/128"),
+        };
+        let own = format!("-A {} ", plan.chain);
+        let lines: Vec<&str> = batch.lines().filter(|line| line.starts_with(&own)).collect();
+        assert!(lines.len() > 4, "{batch}");
+        for line in lines {
+            assert_eq!(line.contains(all), !line.contains(" -d ") || line.contains(all), "{line}");
+        }
+        assert!(batch.contains(&format!("{own}-d {localhost} ")), "{batch}");
+        // What is made is what is found again: nothing is left to change.
+        let again = port_changes(&made(&batch), &plan, (Place::Behind, Others::None));
+        assert!(again.is_empty(), "{again}");
+    }
 }
 
 #[test]

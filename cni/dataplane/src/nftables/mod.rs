@@ -82,7 +82,10 @@ fn ports_job(request: &PortRequest) -> Result<Job, Error> {
     let mut rules = Vec::new();
     for family in &plan.own_chains {
         let conditions = conditions::parse(plan::conditions(request, *family), *family)?;
-        rules.push((*family, schema::own_chain_rules(conditions, request.mark_bit, *family)));
+        let named: Vec<PublishedPort> = request.on_loopback(*family).copied().collect();
+        let named: Vec<_> = plan::collapse(&named).iter().map(|port| port.host).collect();
+        let except = request.spares_loopback(*family).then_some(named.as_slice());
+        rules.push((*family, schema::own_chain_rules(&conditions, except, request.mark_bit, *family)));
     }
     let who = (&request.attachment, &request.netns);
     Ok(Job::new(schema::KIND_PORTS, who, plan).with_own_rules(rules))

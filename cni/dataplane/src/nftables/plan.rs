@@ -147,7 +147,9 @@ fn check_overlaps(runs: &[PublishedPort]) -> Result<(), Error> {
 
 /// Whether the packets of this family need rules of the container's own.
 pub(crate) fn has_own_chain(request: &PortRequest, family: AddressFamily) -> bool {
-    request.mark_bit != schema::DEFAULT_MARK_BIT || !conditions(request, family).is_empty()
+    request.mark_bit != schema::DEFAULT_MARK_BIT
+        || !conditions(request, family).is_empty()
+        || request.spares_loopback(family)
 }
 
 /// The request's conditions on packets of this family.

@@ -491,12 +491,44 @@ fn hostports_rules(family: AddressFamily) -> Vec<Vec<Stmt>> {
 }
 
 /// The rules of a container's own chain. The default bit may have been set on the way here.
-pub(crate) fn own_chain_rules(conditions: Vec<Stmt>, bit: u8, family: AddressFamily) -> Vec<Vec<Stmt>> {
+///
+/// With `spared`, the node's loopback is left alone but for these ports.
+pub(crate) fn own_chain_rules(
+    conditions: &[Stmt],
+    spared: Option<&[HostPorts]>,
+    bit: u8,
+    family: AddressFamily,
+) -> Vec<Vec<Stmt>> {
     let (default, bits) = (mark_bits(DEFAULT_MARK_BIT), mark_bits(bit));
-    let mut matching = conditions;
-    matching.push(Stmt::SetMark { and: !(default | bits), xor: bits });
-    matching.push(Stmt::goto(translate_chain(family)));
-    vec![matching, vec![Stmt::clear_mark_bits(default)]]
+    let translate = |mut matching: Vec<Stmt>| {
+        matching.extend_from_slice(conditions);
+        matching.push(Stmt::SetMark { and: !(default | bits), xor: bits });
+        matching.push(Stmt::goto(translate_chain(family)));
+        matching
+    };
+    let mut rules: Vec<_> = spared.into_iter().flatten().map(|port| translate(addressed_to(port))).collect();
+    let elsewhere = || Stmt::Match {
+        fields: vec![address_fields(family).1],
+        cmp: cni_nftables::Cmp::Ne,
+        to: loopback(family),
+    };
+    rules.push(translate(spared.map(|_| elsewhere()).into_iter().collect()));
+    rules.push(vec![Stmt::clear_mark_bits(default)]);
+    rules
+}
+
+/// What is addressed to these ports.
+fn addressed_to(host: &HostPorts) -> Vec<Stmt> {
+    let (first, last) = (Value::Port(host.first), Value::Port(host.last));
+    let ports = if host.len() > 1 { Operand::Range(first, last) } else { Operand::Value(first) };
+    let address = match host.address {
+        HostAddress::One(address) => {
+            Some(Stmt::eq(address_fields(host.address.family()).1, Value::address(address)))
+        }
+        HostAddress::Any(_) => None,
+    };
+    let protocol = Stmt::eq(Field::L4Proto, Value::Proto(host.protocol.number()));
+    address.into_iter().chain([protocol, one_of(Field::ThDport, ports)]).collect()
 }
 
 /// Nothing from or for 127/8 comes in on another interface than the loopback: `route_localnet`,

@@ -10,8 +10,8 @@ use proptest::prelude::*;
 use super::{conditions, plan, schema};
 use crate::owner::{AttachmentHash, COMMENT_MAX};
 use crate::{
-    AddressFamily, ContainerNetns, HostAddress, HostPorts, MasqueradeRequest, Owner, PortRequest, Protocol,
-    PublishedPort, Snat,
+    AddressFamily, ContainerNetns, HostAddress, HostPorts, Loopback, MasqueradeRequest, Owner, PortRequest,
+    Protocol, PublishedPort, Snat,
 };
 
 fn port(protocol: Protocol, address: HostAddress, first: u16, last: u16, to: (&str, u16)) -> PublishedPort {
@@ -30,6 +30,7 @@ fn request(ports: Vec<PublishedPort>) -> PortRequest {
         ports,
         networks: vec!["10.88.0.2/16".parse().unwrap(), "fd00::2/64".parse().unwrap()],
         snat: Snat::Needed,
+        loopback: Loopback::Served,
         mark_bit: schema::DEFAULT_MARK_BIT,
         conditions_v4: Vec::new(),
         conditions_v6: Vec::new(),
@@ -149,12 +150,36 @@ fn conditions_give_a_container_its_own_chain() {
     .assert_eq(&text);
     let parsed = conditions::parse(&request.conditions_v4, AddressFamily::V4).unwrap();
     let mut batch = Transaction::new();
-    schema::add_rules(&mut batch, "own", schema::own_chain_rules(parsed, 5, AddressFamily::V4));
+    schema::add_rules(&mut batch, "own", schema::own_chain_rules(&parsed, None, 5, AddressFamily::V4));
     expect![[r"
         add rule inet slipway own ip saddr != 192.0.2.0/24 meta mark set meta mark & 0xffffdfdf ^ 0x00000020 goto translate4
         add rule inet slipway own meta mark set meta mark & 0xffffdfff
     "]]
     .assert_eq(&batch.to_string());
+}
+
+#[test]
+fn a_spared_loopback_is_a_condition_that_named_addresses_need_not_meet() {
+    let localhost = HostAddress::One("127.0.0.1".parse().unwrap());
+    let named = port(Protocol::Tcp, localhost, 9000, 9001, ("10.88.0.2", 9000));
+    let request = PortRequest { loopback: Loopback::Spared, ..request(vec![any4(8080, 8080, 80), named]) };
+    assert_eq!(plan::ports(&request).unwrap().own_chains, [AddressFamily::V4]);
+    let hosts: Vec<HostPorts> = request.on_loopback(AddressFamily::V4).map(|port| port.host).collect();
+    assert_eq!(hosts, [named.host]);
+    let mut batch = Transaction::new();
+    schema::add_rules(&mut batch, "own", schema::own_chain_rules(&[], Some(&hosts), 13, AddressFamily::V4));
+    schema::add_rules(&mut batch, "own", schema::own_chain_rules(&[], Some(&[]), 13, AddressFamily::V6));
+    expect![[r#"
+        add rule inet slipway own ip daddr 127.0.0.1 meta l4proto tcp th dport 9000-9001 meta mark set meta mark | 0x00002000 goto translate4
+        add rule inet slipway own ip daddr != 127.0.0.0/8 meta mark set meta mark | 0x00002000 goto translate4
+        add rule inet slipway own meta mark set meta mark & 0xffffdfff
+        add rule inet slipway own ip6 daddr != ::1 meta mark set meta mark | 0x00002000 goto translate6
+        add rule inet slipway own meta mark set meta mark & 0xffffdfff
+    "#]]
+    .assert_eq(&batch.to_string());
+    // Who names addresses alone needs no chain.
+    let alone = PortRequest { ports: vec![named], ..request };
+    assert!(plan::ports(&alone).unwrap().own_chains.is_empty());
 }
 
 #[test]

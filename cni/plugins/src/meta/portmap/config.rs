@@ -4,7 +4,7 @@ use std::net::{IpAddr, Ipv6Addr};
 
 use cni_dataplane::iptables::{self, ChainName};
 use cni_dataplane::{
-    AddressFamily, BackendName, Dataplane, HostAddress, HostPorts, Protocol, PublishedPort, Snat,
+    AddressFamily, BackendName, Dataplane, HostAddress, HostPorts, Loopback, Protocol, PublishedPort, Snat,
 };
 use cni_spec::{AddResult, CniError, NetConf};
 use ipnet::IpNet;
@@ -22,6 +22,7 @@ struct Keys {
     backend: Option<String>,
     snat: Option<bool>,
     masq_all: bool,
+    exclude_loopback: bool,
     mark_masq_bit: Option<i64>,
     external_set_mark_chain: Option<String>,
     conditions_v4: Option<Vec<String>>,
@@ -53,6 +54,7 @@ pub(crate) struct Config {
     pub(crate) backend: Option<BackendName>,
     pub(crate) set_mark_chain: Option<ChainName>,
     pub(crate) snat: Snat,
+    pub(crate) loopback: Loopback,
     pub(crate) mark_bit: u8,
     pub(crate) conditions_v4: Vec<String>,
     pub(crate) conditions_v6: Vec<String>,
@@ -101,6 +103,7 @@ impl Config {
             backend,
             set_mark_chain,
             snat,
+            loopback: if keys.exclude_loopback { Loopback::Spared } else { Loopback::Served },
             mark_bit,
             conditions_v4,
             conditions_v6,
@@ -280,9 +283,9 @@ fn host_ports(mapping: &PortMapping, address: HostAddress) -> HostPorts {
 }
 
 /// Whether the node's own loopback leads to one of these ports.
-pub(crate) fn loopback_families(ports: &[PublishedPort]) -> Vec<AddressFamily> {
+pub(crate) fn loopback_families(ports: &[PublishedPort], loopback: Loopback) -> Vec<AddressFamily> {
     let reaches = |host: HostAddress| match host {
-        HostAddress::Any(_) => true,
+        HostAddress::Any(_) => loopback == Loopback::Served,
         HostAddress::One(IpAddr::V4(address)) => address.is_loopback(),
         HostAddress::One(IpAddr::V6(address)) => address == Ipv6Addr::LOCALHOST,
     };
@@ -314,6 +317,9 @@ mod tests {
         assert!(config.mappings.is_empty() && config.conditions_v4.is_empty());
         assert_eq!(read(r#""snat":false,"masqAll":true"#).unwrap().snat, Snat::Never);
         assert_eq!(read(r#""masqAll":true"#).unwrap().snat, Snat::Always);
+        assert_eq!(config.loopback, Loopback::Served);
+        assert_eq!(read(r#""excludeLoopback":true"#).unwrap().loopback, Loopback::Spared);
+        assert!(read(r#""excludeLoopback":"yes""#).unwrap_err().contains("excludeLoopback"));
     }
 
     #[test]

@@ -77,7 +77,7 @@ fn open_loopback(request: &PortRequest, open: OpenLoopback<'_>) -> Result<(), Cn
     if request.snat == cni_dataplane::Snat::Never {
         return Ok(());
     }
-    for family in config::loopback_families(&request.ports) {
+    for family in config::loopback_families(&request.ports, request.loopback) {
         let mut of_family = request.ports.iter().filter(|port| port.host.address.family() == family);
         if let Some(port) = of_family.next() {
             open(port.container)?;
@@ -135,6 +135,7 @@ fn wanted(
         ports,
         networks,
         snat: config.snat,
+        loopback: config.loopback,
         mark_bit: config.mark_bit,
         conditions_v4: config.conditions_v4,
         conditions_v6: config.conditions_v6,

@@ -1,0 +1,135 @@
+//! `excludeLoopback`: a published port leaves what the node itself has on its loopback alone, as its
+//! resolver.
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+
+use serde_json::{Value, json};
+use slipway_tests::{BridgeNetfilter, Proto, Server, peer_fails};
+
+use crate::world::{PORT, SERVED, Web, World, each, gateways, in_every_topology};
+
+/// Where resolvers listen, and other services.
+const STUBS: [IpAddr; 3] = [
+    IpAddr::V4(Ipv4Addr::LOCALHOST),
+    IpAddr::V4(Ipv4Addr::new(127, 0, 0, 53)),
+    IpAddr::V6(Ipv6Addr::LOCALHOST),
+];
+const REASON: &str = "it has no such key, and hides what the node serves on 127.0.0.1";
+
+/// The node's own services on a port.
+fn stubs(world: &World, port: u16) -> Vec<Server> {
+    each(STUBS, port).map(|(proto, address)| world.node.serve(proto, &address.to_string(), "stub")).collect()
+}
+
+/// The portmap keys for each backend.
+fn backends() -> [Value; 2] {
+    ["nftables", "iptables"].map(|backend| json!({"excludeLoopback": true, "backend": backend}))
+}
+
+/// The links whose loopback packets may leave by.
+fn opened(world: &World) -> Vec<String> {
+    let links = world.node.list("/proc/sys/net/ipv4/conf");
+    let open = |link: &String| {
+        world.node.sysctl_get(&format!("net/ipv4/conf/{link}/route_localnet")).as_deref() == Some("1")
+    };
+    links.into_iter().filter(open).collect()
+}
+
+fn spares(world: &World, keys: &Value) {
+    let network = world.network_with(1, keys);
+    let _stubs = stubs(world, PORT);
+    let web = Web::published(world, &network, "web");
+    let other = Web::new(world, &network, "other", |a| a);
+    for (proto, to) in each(STUBS, PORT) {
+        world.node.expect(proto, to, "stub");
+    }
+    // Where the node has nothing, nothing answers.
+    for proto in Proto::ALL {
+        world.node.expect_none(proto, (Ipv4Addr::new(127, 1, 2, 3), PORT));
+    }
+    // All else as ever.
+    for (proto, to) in each(world.node_ips(), PORT) {
+        world.client.expect(proto, to, "web");
+        world.node.expect(proto, to, "web");
+        other.expect(proto, to, "web");
+        web.expect(proto, to, "web");
+    }
+    for (proto, to) in each(gateways(1), PORT) {
+        world.node.expect(proto, to, "web");
+    }
+    // Nobody needs the way that 127.0.0.1 would need.
+    assert_eq!(opened(world), Vec::<String>::new());
+    let local = world.node.cmd("ip -6 route show table local");
+    assert_eq!(local.lines().filter(|line| line.starts_with("local ::1 ")).count(), 1, "{local}");
+    network.check(&web.attach).expect("CHECK");
+    network.del(&web.attach).expect("DEL");
+    for (proto, to) in each(STUBS, PORT) {
+        world.node.expect(proto, to, "stub");
+    }
+    for (proto, to) in each(world.node_ips(), PORT) {
+        world.client.expect_none(proto, to);
+    }
+}
+
+#[test]
+fn the_nodes_own_services_answer_on_its_loopback() {
+    peer_fails(REASON, || in_every_topology(|world| spares(world, &backends()[0])));
+}
+
+#[test]
+fn the_nodes_own_services_answer_on_its_loopback_with_iptables() {
+    peer_fails(REASON, || spares(&World::new(BridgeNetfilter::Off), &backends()[1]));
+}
+
+/// A mapping that names 127.0.0.1 means it, beside one that does not; with other conditions, too.
+#[test]
+fn a_mapping_that_names_the_loopback_holds() {
+    peer_fails(REASON, || {
+        for (keys, conditions) in backends().into_iter().zip(["ip ttl 1-255", "! -s 203.0.113.0/24"]) {
+            for conditions in [None, Some(conditions)] {
+                let world = World::new(BridgeNetfilter::Off);
+                let mut keys = keys.clone();
+                if let Some(conditions) = conditions {
+                    let words: Vec<&str> = match keys["backend"].as_str() {
+                        Some("iptables") => conditions.split(' ').collect(),
+                        _ => vec![conditions],
+                    };
+                    keys["conditionsV4"] = words.into();
+                }
+                let network = world.network_with(1, &keys);
+                let _stubs = stubs(&world, PORT);
+                let web = Web::new(&world, &network, "web", |a| {
+                    let a = a.port(Proto::Tcp, PORT, SERVED).port(Proto::Udp, PORT, SERVED);
+                    let a = a.port_on("127.0.0.1", Proto::Tcp, PORT + 1, SERVED);
+                    a.port_on("127.0.0.1", Proto::Udp, PORT + 1, SERVED)
+                });
+                for proto in Proto::ALL {
+                    world.node.expect(proto, (Ipv4Addr::LOCALHOST, PORT), "stub");
+                    world.node.expect(proto, (Ipv4Addr::LOCALHOST, PORT + 1), "web");
+                    world.node.expect_none(proto, (Ipv4Addr::new(127, 0, 0, 2), PORT + 1));
+                    world.client.expect(proto, (world.client.node_v4, PORT), "web");
+                    world.client.expect_none(proto, (world.client.node_v4, PORT + 1));
+                }
+                network.check(&web.attach).expect("CHECK");
+                network.del(&web.attach).expect("DEL");
+                assert!(!world.node.ruleset().contains("10.88.1.2"), "{}", world.node.ruleset());
+            }
+        }
+    });
+}
+
+/// The key is one network's: others have their ports on the loopback, also one that names it.
+#[test]
+fn other_networks_are_not_concerned() {
+    peer_fails(REASON, || {
+        let world = World::new(BridgeNetfilter::Off);
+        let (sparing, plain) = (world.network_with(1, &json!({"excludeLoopback": true})), world.network(2));
+        let _web = Web::published(&world, &sparing, "web");
+        let _named = Web::new(&world, &plain, "named", |a| a.port_on("127.0.0.1", Proto::Tcp, PORT, SERVED));
+        let _wild = Web::new(&world, &plain, "wild", |a| a.port(Proto::Tcp, PORT + 1, SERVED));
+        for (port, who) in [(PORT, "named"), (PORT + 1, "wild")] {
+            world.node.expect(Proto::Tcp, (Ipv4Addr::LOCALHOST, port), who);
+        }
+        world.node.expect(Proto::Tcp, (world.client.node_v4, PORT), "web");
+    });
+}
