@@ -233,6 +233,34 @@ impl<'a> Network<'a> {
         Ok(())
     }
 
+    /// Writes what libcni keeps of an attachment on the node's disk, as its version 1.1 does: without the
+    /// namespace, which the result names.
+    ///
+    /// # Panics
+    /// When the attachment was not added.
+    pub fn write_cache(&self, attach: &Attach) {
+        let pairs =
+            attach.args.split(';').filter_map(|pair| pair.split_once('=')).map(|(k, v)| json!([k, v]));
+        let file = json!({
+            "kind": "cniCacheV1",
+            "containerId": attach.container,
+            "config": base64(self.list.to_string().as_bytes()),
+            "ifName": attach.ifname,
+            "networkName": self.list["name"],
+            "cniArgs": pairs.collect::<Vec<_>>(),
+            "capabilityArgs": attach.capabilities,
+            "result": self.cached(attach).expect("it was added"),
+        });
+        self.node.write(&self.cache_path(attach), file.to_string());
+    }
+
+    /// Where [`Network::write_cache`] writes.
+    #[must_use]
+    pub fn cache_path(&self, attach: &Attach) -> String {
+        let name = self.list["name"].as_str().expect("a list has a name");
+        format!("/var/lib/cni/results/{name}-{}-{}", attach.container, attach.ifname)
+    }
+
     /// CHECK.
     ///
     /// # Errors
@@ -296,4 +324,20 @@ impl<'a> Network<'a> {
     pub fn status(&self) -> Result<(), Failure> {
         self.configs(None).iter().try_for_each(|config| self.step("STATUS", config, None).map(drop))
     }
+}
+
+/// RFC 4648, section 4.
+fn base64(bytes: &[u8]) -> String {
+    const LETTERS: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
+    let mut text = String::new();
+    for chunk in bytes.chunks(3) {
+        let mut group = [0; 4];
+        group[1..=chunk.len()].copy_from_slice(chunk);
+        let bits = u32::from_be_bytes(group);
+        for i in 0..4 {
+            let letter = LETTERS[(bits >> (18 - 6 * i)) as usize & 63];
+            text.push(if i <= chunk.len() { char::from(letter) } else { '=' });
+        }
+    }
+    text
 }

@@ -7,9 +7,11 @@ use cni_nftables::{
     IpVersion, Policy, PortChoice, Rule, Set, Socket, Stmt, Table, TableId, Transaction, Value,
 };
 
-use crate::Error;
-use crate::nftables::schema;
-use crate::nftables::session::{Session, State};
+use cni_spec::Attachment;
+
+use crate::nftables::session::{Patience, Session, State};
+use crate::nftables::{record, schema};
+use crate::{ContainerNetns, Error};
 
 /// Whether the plugins work without it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -275,4 +277,38 @@ pub fn own_table() -> Result<OwnTable, Error> {
         State::Missing => OwnTable::Absent,
         State::Damaged(_) => OwnTable::Damaged,
     })
+}
+
+/// Makes our own table if it is missing and mends its chains if somebody has changed them; elements are
+/// left as they are. With the table comes the guard of the node's loopback.
+///
+/// # Errors
+/// [`Error::ForeignTable`] and [`Error::NewerSchema`] if it is not ours to use, or what nf_tables said.
+pub fn mend_own_table() -> Result<(), Error> {
+    let session = Session::open()?;
+    let mut patience = Patience::new();
+    loop {
+        let generation = session.generation()?;
+        let batch = match session.state()? {
+            State::Ready => return Ok(()),
+            State::Missing => schema::bootstrap(),
+            State::Damaged(repair) => repair,
+        };
+        match session.socket.commit(&batch, Some(generation)) {
+            Ok(()) => return Ok(()),
+            Err(e) => patience.wait("make the table whole", e)?,
+        }
+    }
+}
+
+/// Whether what is recorded of an attachment, in whichever backend, is about this namespace: an ADD that
+/// came later, with the same ID in another namespace, has a record of its own.
+///
+/// # Errors
+/// What nf_tables said.
+pub fn is_recorded_with(attachment: &Attachment, netns: &ContainerNetns) -> Result<bool, Error> {
+    match Session::open().and_then(|session| record::is_with(&session, attachment, netns)) {
+        Err(Error::NoNfTables(_)) => Ok(false),
+        other => other,
+    }
 }

@@ -46,6 +46,15 @@ pub trait Plugin: Sync {
         Ok(())
     }
 
+    /// What the attachment has on the node that others may take away while the container lives, and
+    /// that can be put back without disturbing it. The request is that of a CHECK.
+    ///
+    /// # Errors
+    /// What is wrong with the configuration, or cannot be read.
+    fn belongings(&self, _request: &Request<'_>) -> Result<Vec<Box<dyn Belonging>>, CniError> {
+        Ok(Vec::new())
+    }
+
     /// Tells whether the next `add` can succeed.
     ///
     /// # Errors
@@ -53,6 +62,31 @@ pub trait Plugin: Sync {
     fn status(&self, _request: &NodeRequest<'_>) -> Result<(), CniError> {
         Ok(())
     }
+}
+
+/// Something of an attachment in the node's ruleset.
+pub trait Belonging {
+    /// What people call it.
+    fn name(&self) -> String;
+
+    /// Tells whether it is there.
+    ///
+    /// # Errors
+    /// The first difference.
+    fn check(&self) -> Result<(), CniError>;
+
+    /// Makes it as the ADD did. Nothing of another living attachment is taken.
+    ///
+    /// # Errors
+    /// What failed; the call can be repeated.
+    fn put_back(&self) -> Result<(), CniError>;
+
+    /// Takes it away again, for a container that left while it was put back. What a later ADD has made
+    /// is left alone.
+    ///
+    /// # Errors
+    /// What failed; the call can be repeated.
+    fn take_away(&self) -> Result<(), CniError>;
 }
 
 /// An ADD, DEL or CHECK.

@@ -117,6 +117,23 @@ pub(crate) fn holds(session: &Session, attachment: &Attachment, kind: u32) -> Re
     Ok(session.entry(AttachmentHash::of(attachment), kind)?.is_some())
 }
 
+/// Whether an entry of the attachment, of any kind, is about this namespace.
+pub(crate) fn is_with(
+    session: &Session,
+    attachment: &Attachment,
+    netns: &ContainerNetns,
+) -> Result<bool, Error> {
+    let hash = AttachmentHash::of(attachment);
+    let kinds = [schema::KIND_PORTS, schema::KIND_MASQUERADE, KIND_IPTABLES_PORTS, KIND_IPTABLES_MASQUERADE];
+    for kind in kinds {
+        let record = session.entry(hash, kind)?.and_then(|entry| entry.record);
+        if record.is_some_and(|record| record.netns == *netns) {
+            return Ok(true);
+        }
+    }
+    Ok(false)
+}
+
 /// A living owner of another container of one of these ports in our own maps.
 pub(crate) fn owner_of_a_port(
     session: &Session,

@@ -5,6 +5,7 @@
 pub mod check_node;
 pub mod install;
 pub mod ports;
+pub mod restore;
 
 use std::io::{self, Write};
 
@@ -40,6 +41,12 @@ pub static COMMANDS: &[Command] = &[
         summary: "say what this kernel and this host can do, what is missing and what is in the way",
         usage: check_node::USAGE,
         run: check_node::check_node_command,
+    },
+    Command {
+        name: "restore",
+        summary: "put back what living containers have in the ruleset, after somebody flushed it",
+        usage: restore::USAGE,
+        run: restore::restore_command,
     },
     Command {
         name: "install",

@@ -4,6 +4,7 @@
 //! the bridge last: what others share changes only when all else has succeeded. Every step that
 //! makes something of this attachment registers how to take it back.
 
+mod belonging;
 mod check;
 mod config;
 mod host;
@@ -16,7 +17,7 @@ use cni_spec::{AddResult, CniError, Interface};
 use super::shared::container::{Container, Setting};
 use super::shared::host::{Host, taken};
 use super::shared::{failed, interface, masquerade, remove};
-use crate::plugin::{NodeRequest, Plugin, Request};
+use crate::plugin::{Belonging, NodeRequest, Plugin, Request};
 use crate::skel::delegate;
 use crate::undo::Undo;
 use config::Settings;
@@ -74,6 +75,10 @@ impl Plugin for Bridge {
 
     fn gc(&self, request: &NodeRequest<'_>) -> Result<(), CniError> {
         remove::gc(request)
+    }
+
+    fn belongings(&self, request: &Request<'_>) -> Result<Vec<Box<dyn Belonging>>, CniError> {
+        belonging::of(request)
     }
 
     fn status(&self, request: &NodeRequest<'_>) -> Result<(), CniError> {

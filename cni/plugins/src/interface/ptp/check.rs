@@ -14,7 +14,7 @@ use crate::plugin::Request;
 use crate::skel::delegate;
 
 /// What the reference's texts begin with.
-const PLUGIN: &str = "ptp: ";
+pub(super) const PLUGIN: &str = "ptp: ";
 
 pub(super) fn check(request: &Request<'_>) -> Result<(), CniError> {
     let common = Common::new(request.config)?;

@@ -11,11 +11,12 @@ mod plan;
 use cni_kernel::route::{DuplicateDetection, Link};
 use cni_spec::{AddResult, CniError};
 
+use super::shared::check::{Inside, previous_result};
 use super::shared::container::{Container, Setting};
 use super::shared::host::{Host, taken};
 use super::shared::keys::Common;
 use super::shared::{failed, interface, masquerade, remove};
-use crate::plugin::{NodeRequest, Plugin, Request};
+use crate::plugin::{Belonging, NodeRequest, Plugin, Request};
 use crate::skel::delegate;
 use crate::undo::Undo;
 use plan::Plan;
@@ -63,6 +64,14 @@ impl Plugin for Ptp {
 
     fn gc(&self, request: &NodeRequest<'_>) -> Result<(), CniError> {
         remove::gc(request)
+    }
+
+    fn belongings(&self, request: &Request<'_>) -> Result<Vec<Box<dyn Belonging>>, CniError> {
+        let common = Common::new(request.config)?;
+        let inside = Inside::open(request, previous_result(request, check::PLUGIN)?, check::PLUGIN)?;
+        let (attachment, addresses) = (&request.attachment, inside.addresses());
+        let masquerade = masquerade::belonging(&common, attachment, &inside.container, &addresses)?;
+        Ok(masquerade.into_iter().collect())
     }
 
     fn status(&self, request: &NodeRequest<'_>) -> Result<(), CniError> {

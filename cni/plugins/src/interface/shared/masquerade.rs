@@ -1,12 +1,13 @@
 //! `ipMasq`: what the dataplane is asked for a container's addresses.
 
-use cni_dataplane::{Backend, Dataplane, Kinds, MasqueradeRequest, Withdrawal};
+use cni_dataplane::{Backend, Dataplane, Kinds, MasqueradeRequest, Withdrawal, node};
 use cni_spec::{Attachment, CniError, ErrorCode};
 use ipnet::IpNet;
 
 use super::container::Container;
 use super::keys::Common;
 use crate::node_defaults::NodeDefaults;
+use crate::plugin::Belonging;
 use crate::undo::Undo;
 
 /// Masquerades the container's addresses, if the configuration asks for it.
@@ -44,6 +45,52 @@ pub(crate) fn check(
         return Ok(());
     }
     Ok(dataplane(common)?.check_masquerade(&request(attachment, container, addresses))?)
+}
+
+/// The masquerade of a container as something that can be put back; none if the configuration asks for
+/// none.
+///
+/// # Errors
+/// What is wrong with the node's defaults.
+pub(crate) fn belonging(
+    common: &Common,
+    attachment: &Attachment,
+    container: &Container,
+    addresses: &[IpNet],
+) -> Result<Option<Box<dyn Belonging>>, CniError> {
+    if !common.masquerade || !common.ipam {
+        return Ok(None);
+    }
+    let wanted = request(attachment, container, addresses);
+    Ok(Some(Box::new(Masqueraded { dataplane: dataplane(common)?, wanted })))
+}
+
+/// The masqueraded addresses of one attachment.
+struct Masqueraded {
+    dataplane: Dataplane,
+    wanted: MasqueradeRequest,
+}
+
+impl Belonging for Masqueraded {
+    fn name(&self) -> String {
+        let addresses: Vec<String> = self.wanted.addresses.iter().map(|net| net.addr().to_string()).collect();
+        format!("masquerade of {}", addresses.join(", "))
+    }
+
+    fn check(&self) -> Result<(), CniError> {
+        Ok(self.dataplane.check_masquerade(&self.wanted)?)
+    }
+
+    fn put_back(&self) -> Result<(), CniError> {
+        Ok(self.dataplane.masquerade(&self.wanted)?)
+    }
+
+    fn take_away(&self) -> Result<(), CniError> {
+        if node::is_recorded_with(&self.wanted.attachment, &self.wanted.netns)? {
+            self.dataplane.withdraw(&Withdrawal::of(&self.wanted.attachment, Kinds::Masquerade))?;
+        }
+        Ok(())
+    }
 }
 
 /// Whether the node can do what the configuration asks for.

@@ -3,7 +3,9 @@
 use std::net::{IpAddr, Ipv6Addr};
 
 use cni_dataplane::AddressFamily;
-use cni_kernel::route::{Existing, LOCAL_TABLE, Link, LinkChange, LinkKind, Route, RouteKind, RouteSocket};
+use cni_kernel::route::{
+    Existing, Family, LOCAL_TABLE, Link, LinkChange, LinkKind, Route, RouteKind, RouteSocket,
+};
 use cni_kernel::sysctl;
 use cni_spec::CniError;
 use ipnet::IpNet;
@@ -18,15 +20,7 @@ use ipnet::IpNet;
 /// What could not be set, on which link.
 pub(crate) fn open_loopback(container: IpAddr) -> Result<(), CniError> {
     let socket = RouteSocket::open().map_err(|e| CniError::internal(e.to_string()))?;
-    let link = match socket.route_to(container) {
-        Ok(Route { link: Some(link), .. }) => link,
-        Ok(_) => return Ok(()),
-        Err(error) => {
-            log::warn!("the node's loopback will not reach {container}: {error}");
-            return Ok(());
-        }
-    };
-    let link = socket.link_by_index(link).map_err(|e| CniError::internal(e.to_string()))?;
+    let Some(link) = link_towards(&socket, container)? else { return Ok(()) };
     match AddressFamily::of(container) {
         AddressFamily::V4 => {
             // Documentation/networking/ip-sysctl.rst: otherwise 127/8 is martian on this link.
@@ -39,6 +33,38 @@ pub(crate) fn open_loopback(container: IpAddr) -> Result<(), CniError> {
         }
         AddressFamily::V6 => accept_answers(&socket, &link),
     }
+}
+
+/// Whether packets between the node's loopback and a container pass, as far as [`open_loopback`] sees to
+/// it. True where no link leads to the container, as it does nothing there.
+///
+/// # Errors
+/// What could not be read.
+pub(crate) fn is_open(container: IpAddr) -> Result<bool, CniError> {
+    let failed = |e: cni_kernel::route::RouteError| CniError::internal(e.to_string());
+    let socket = RouteSocket::open().map_err(failed)?;
+    let Some(link) = link_towards(&socket, container)? else { return Ok(true) };
+    match AddressFamily::of(container) {
+        AddressFamily::V4 => Ok(link.route_localnet),
+        AddressFamily::V6 => {
+            let local = socket.routes(Family::V6, LOCAL_TABLE).map_err(failed)?;
+            let loopback = IpNet::from(IpAddr::V6(Ipv6Addr::LOCALHOST));
+            Ok(local.iter().any(|route| route.dst == loopback && route.link == Some(link.index)))
+        }
+    }
+}
+
+/// The link that leads to a container.
+fn link_towards(socket: &RouteSocket, container: IpAddr) -> Result<Option<Link>, CniError> {
+    let link = match socket.route_to(container) {
+        Ok(Route { link: Some(link), .. }) => link,
+        Ok(_) => return Ok(None),
+        Err(error) => {
+            log::warn!("the node's loopback will not reach {container}: {error}");
+            return Ok(None);
+        }
+    };
+    socket.link_by_index(link).map(Some).map_err(|e| CniError::internal(e.to_string()))
 }
 
 /// An answer to ::1, its translation undone, is looked up strictly: only a route by the link that

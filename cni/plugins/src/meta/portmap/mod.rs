@@ -1,6 +1,7 @@
 //! `portmap`: publishes a container's ports on the node.
 
 mod access;
+mod belonging;
 mod config;
 
 use std::net::IpAddr;
@@ -8,7 +9,8 @@ use std::net::IpAddr;
 use cni_dataplane::{Backend, ContainerNetns, Dataplane, Kinds, PortRequest, Withdrawal};
 use cni_spec::{AddResult, CniError, ErrorCode};
 
-use crate::plugin::{NodeRequest, Plugin, Request};
+use crate::plugin::{Belonging, NodeRequest, Plugin, Request};
+use belonging::Ports;
 use config::Config;
 
 /// The `portmap` plugin.
@@ -43,6 +45,15 @@ impl Plugin for Portmap {
         Ok(Dataplane::default().retain(&request.config.name, valid, Kinds::Ports)?)
     }
 
+    fn belongings(&self, request: &Request<'_>) -> Result<Vec<Box<dyn Belonging>>, CniError> {
+        let config = Config::read(request.config)?;
+        let previous = request.config.prev_result.as_ref();
+        let previous = previous.ok_or_else(|| CniError::config("Required prevResult missing"))?;
+        let dataplane = config.dataplane()?;
+        let ports = wanted(request, config, previous)?.map(|wanted| Ports { dataplane, wanted });
+        Ok(ports.into_iter().map(|ports| Box::new(ports) as Box<dyn Belonging>).collect())
+    }
+
     fn status(&self, request: &NodeRequest<'_>) -> Result<(), CniError> {
         let config = Config::read(request.config).map_err(unparsed)?;
         let unavailable = |e: cni_dataplane::Error| CniError::new(ErrorCode::NotAvailable, e.to_string());
@@ -74,16 +85,17 @@ fn add(
 }
 
 fn open_loopback(request: &PortRequest, open: OpenLoopback<'_>) -> Result<(), CniError> {
+    loopback_addresses(request).into_iter().try_for_each(open)
+}
+
+/// The container's addresses that the node's loopback leads to, one of a family at most.
+fn loopback_addresses(request: &PortRequest) -> Vec<IpAddr> {
     if request.snat == cni_dataplane::Snat::Never {
-        return Ok(());
+        return Vec::new();
     }
-    for family in config::loopback_families(&request.ports, request.loopback) {
-        let mut of_family = request.ports.iter().filter(|port| port.host.address.family() == family);
-        if let Some(port) = of_family.next() {
-            open(port.container)?;
-        }
-    }
-    Ok(())
+    let first = |family| request.ports.iter().find(move |port| port.host.address.family() == family);
+    let families = config::loopback_families(&request.ports, request.loopback);
+    families.into_iter().filter_map(first).map(|port| port.container).collect()
 }
 
 fn del(backend: &dyn Backend, request: &Request<'_>) -> Result<(), CniError> {

@@ -1,0 +1,78 @@
+//! What a container of `bridge` has in the node's ruleset.
+
+use cni_dataplane::macspoof;
+use cni_kernel::mac::Mac;
+use cni_kernel::route::RouteSocket;
+use cni_spec::{AddResult, Attachment, CniError};
+
+use super::config::Settings;
+use crate::interface::shared::check::{Inside, present, previous_result, wrong};
+use crate::interface::shared::{failed, masquerade};
+use crate::plugin::{Belonging, Request};
+
+/// Everything of the attachment.
+///
+/// # Errors
+/// What is wrong with the configuration, or cannot be read.
+pub(super) fn of(request: &Request<'_>) -> Result<Vec<Box<dyn Belonging>>, CniError> {
+    let settings = Settings::new(request.config, request.args)?;
+    let previous = previous_result(request, "")?;
+    let inside = Inside::open(request, previous, "")?;
+    let attachment = &request.attachment;
+    let mut all: Vec<Box<dyn Belonging>> = Vec::new();
+    if settings.spoof_check {
+        all.push(Box::new(SpoofGuard::of(attachment, &inside, previous)?));
+    }
+    let addresses = inside.addresses();
+    all.extend(masquerade::belonging(&settings.common, attachment, &inside.container, &addresses)?);
+    Ok(all)
+}
+
+/// What a container may send with.
+struct SpoofGuard {
+    attachment: Attachment,
+    /// The host's end of its pair.
+    port: String,
+    mac: Mac,
+}
+
+impl SpoofGuard {
+    fn of(attachment: &Attachment, inside: &Inside<'_>, previous: &AddResult) -> Result<Self, CniError> {
+        let inner = present(&inside.container.route, attachment.ifname())?;
+        let host = RouteSocket::open().map_err(failed)?;
+        let peer = inner.peer.ok_or_else(|| wrong(format!("link {} has no other end", inner.name)))?;
+        let port = host.link_by_index(peer).map_err(failed)?.name;
+        // The address that it was given. What it has now may be what the guard is there to prevent.
+        let given = previous
+            .interfaces
+            .iter()
+            .find(|one| one.name == attachment.ifname() && !one.sandbox.is_empty())
+            .and_then(|interface| interface.mac.parse().ok());
+        let mac = given.or(inner.mac);
+        let mac = mac.ok_or_else(|| wrong(format!("link {} has no MAC address", inner.name)))?;
+        Ok(Self { attachment: attachment.clone(), port, mac })
+    }
+}
+
+impl Belonging for SpoofGuard {
+    fn name(&self) -> String {
+        format!("guard against spoofed addresses on {}, which may send with {}", self.port, self.mac)
+    }
+
+    fn check(&self) -> Result<(), CniError> {
+        Ok(macspoof::check(&self.attachment, &self.port, self.mac)?)
+    }
+
+    fn put_back(&self) -> Result<(), CniError> {
+        Ok(macspoof::protect(&self.attachment, &self.port, self.mac)?)
+    }
+
+    fn take_away(&self) -> Result<(), CniError> {
+        // The link's name follows from the attachment: while there is one, it may be a later ADD's.
+        let host = RouteSocket::open().map_err(failed)?;
+        match host.find_link(&self.port).map_err(failed)? {
+            Some(_) => Ok(()),
+            None => Ok(macspoof::release(&self.attachment)?),
+        }
+    }
+}

@@ -1,0 +1,385 @@
+//! The cache that runtimes keep of their attachments: one file `<network>-<container>-<interface>` in
+//! `<cache directory>/results`, written by libcni when an ADD has succeeded and removed when a DEL has.
+//!
+//! The form is libcni's: `kind` `cniCacheV1`, `containerId`, `config` (the configuration list, base64),
+//! `ifName`, `networkName`, `netns` (libcni 1.3 and later), `cniArgs`, `capabilityArgs`, `result`. libcni
+//! before 0.8 wrote the bare result, which does not say what was asked for.
+
+use std::ffi::{OsStr, OsString};
+use std::io::Read as _;
+use std::path::{Path, PathBuf};
+use std::time::SystemTime;
+
+use cni_kernel::dir::{Access, DirError, DurableDir};
+use cni_spec::{AddResult, Attachment, CniError, NetConf, NetConfList, Version};
+use serde::Deserialize;
+use serde_json::{Map, Value};
+
+use crate::base64;
+
+/// Where libcni keeps its cache unless the runtime says otherwise (`CacheDir` in its `api.go`), and where
+/// kubelet's shim for Docker has it (`--cni-cache-dir`).
+pub const DIRECTORIES: [&str; 2] = ["/var/lib/cni", "/var/lib/cni/cache"];
+/// The folder in it.
+const RESULTS: &str = "results";
+/// The largest file that is read, in bytes. A configuration may have 16 MiB, a third more as base64.
+const LIMIT: u64 = 32 << 20;
+/// libcni's name of the form.
+const KIND: &str = "cniCacheV1";
+
+/// A directory of cached attachments.
+#[derive(Debug)]
+pub struct Cache {
+    results: DurableDir,
+}
+
+/// What is remembered of one attachment.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Cached {
+    /// Who it is about.
+    pub attachment: Attachment,
+    /// The container's namespace: as cached, else as the result names it.
+    pub netns: Option<PathBuf>,
+    /// `CNI_ARGS` as the runtime passed it.
+    pub args: String,
+    /// What the runtime had to say, by capability.
+    pub capabilities: Map<String, Value>,
+    /// The network as it was at the ADD.
+    pub list: NetConfList,
+    /// What the ADD ended with.
+    pub result: AddResult,
+    /// When it was written: the order of the ADDs.
+    pub written: Option<SystemTime>,
+}
+
+/// A file that could not be made use of.
+#[derive(Debug)]
+pub struct Fault {
+    /// Its path.
+    pub path: PathBuf,
+    /// Why not.
+    pub error: CacheError,
+}
+
+/// Why a file cannot be made use of.
+#[derive(Debug, thiserror::Error)]
+pub enum CacheError {
+    /// Opening or reading it failed.
+    #[error(transparent)]
+    Directory(#[from] DirError),
+    /// Reading it failed.
+    #[error("read it: {0}")]
+    Read(std::io::Error),
+    /// It is larger than any cache file can be.
+    #[error("it has more than {LIMIT} bytes")]
+    TooLarge,
+    /// It is not JSON of the expected form.
+    #[error("it is no cached attachment: {0}")]
+    Form(String),
+    /// libcni before 0.8 wrote it.
+    #[error("it has the result alone, as libcni before 0.8 wrote it, and not what was asked for")]
+    BareResult,
+    /// A later libcni wrote it.
+    #[error("it is of kind {0:?}, which is not known here")]
+    Kind(String),
+    /// Its name is not that of the attachment inside.
+    #[error("it is about {0}, and its name is not")]
+    Name(Attachment),
+}
+
+/// The file, keys as libcni writes them.
+#[derive(Debug, Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct File {
+    container_id: String,
+    config: String,
+    if_name: String,
+    network_name: String,
+    #[serde(default)]
+    netns: Option<String>,
+    #[serde(default)]
+    cni_args: Option<Vec<[String; 2]>>,
+    #[serde(default)]
+    capability_args: Option<Map<String, Value>>,
+    #[serde(default)]
+    result: Option<Map<String, Value>>,
+}
+
+impl Cache {
+    /// Opens the cache in a directory; none when there is no such cache.
+    ///
+    /// # Errors
+    /// Names the directory.
+    pub fn open(directory: &Path) -> Result<Option<Self>, DirError> {
+        match DurableDir::open(&directory.join(RESULTS)) {
+            Ok(results) => Ok(Some(Self { results })),
+            Err(error) if error.is_not_found() => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// The folder that the files are in.
+    #[must_use]
+    pub fn path(&self) -> &Path {
+        self.results.path()
+    }
+
+    /// All attachments in the order of their ADDs, and the files that none could be read from. Files that
+    /// go while this is at work are left out.
+    ///
+    /// # Errors
+    /// The folder cannot be listed.
+    pub fn read(&self) -> Result<(Vec<Cached>, Vec<Fault>), DirError> {
+        let mut names = self.results.list()?;
+        names.sort();
+        let (mut all, mut faults) = (Vec::new(), Vec::new());
+        for name in names {
+            match self.read_one(&name) {
+                Ok(Some(cached)) => all.push(cached),
+                Ok(None) => {}
+                Err(error) => faults.push(Fault { path: self.results.path().join(name), error }),
+            }
+        }
+        // Stable: where times are equal or unknown, names decide.
+        all.sort_by_key(|cached| cached.written);
+        Ok((all, faults))
+    }
+
+    /// Whether the runtime still remembers the attachment: a DEL that has succeeded makes it forget.
+    ///
+    /// # Errors
+    /// Names the file.
+    pub fn remembers(&self, attachment: &Attachment) -> Result<bool, DirError> {
+        self.results.exists(file_name(attachment))
+    }
+
+    fn read_one(&self, name: &OsStr) -> Result<Option<Cached>, CacheError> {
+        let file = match self.results.open_file(name, Access::Read) {
+            Err(error) if error.is_not_found() => return Ok(None),
+            other => other?,
+        };
+        let written = file.metadata().and_then(|data| data.modified()).ok();
+        let mut bytes = Vec::new();
+        file.take(LIMIT + 1).read_to_end(&mut bytes).map_err(CacheError::Read)?;
+        if u64::try_from(bytes.len()).is_ok_and(|length| length > LIMIT) {
+            return Err(CacheError::TooLarge);
+        }
+        let cached = Cached { written, ..parse(&bytes)? };
+        if name != file_name(&cached.attachment) {
+            return Err(CacheError::Name(cached.attachment));
+        }
+        Ok(Some(cached))
+    }
+}
+
+fn file_name(attachment: &Attachment) -> OsString {
+    format!("{}-{}-{}", attachment.network(), attachment.container_id(), attachment.ifname()).into()
+}
+
+fn parse(bytes: &[u8]) -> Result<Cached, CacheError> {
+    let form = |why: String| CacheError::Form(why);
+    let object: Map<String, Value> = serde_json::from_slice(bytes).map_err(|e| form(e.to_string()))?;
+    match object.get("kind") {
+        Some(Value::String(kind)) if kind == KIND => {}
+        Some(Value::String(kind)) => return Err(CacheError::Kind(kind.clone())),
+        Some(_) => return Err(form("kind is no string".to_owned())),
+        None if object.contains_key("cniVersion") => return Err(CacheError::BareResult),
+        None => return Err(form("kind is missing".to_owned())),
+    }
+    let file = File::deserialize(Value::Object(object)).map_err(|e| form(e.to_string()))?;
+    let attachment = Attachment::new(&file.network_name, &file.container_id, &file.if_name)
+        .map_err(|e| form(e.to_string()))?;
+    let config = base64::decode(&file.config).ok_or_else(|| form("config is no base64".to_owned()))?;
+    let list = list(&config).map_err(|e| form(format!("config: {e}")))?;
+    if list.name != attachment.network() {
+        return Err(form(format!("config is of network {:?}", list.name)));
+    }
+    let version = list.version.known().unwrap_or(Version::V1_0_0);
+    let result = file.result.ok_or_else(|| form("result is missing".to_owned()))?;
+    let result = AddResult::from_output(version, Value::Object(result).to_string().as_bytes())
+        .map_err(|e| form(format!("result: {e}")))?;
+    let inside = |interface: &&cni_spec::Interface| {
+        interface.name == attachment.ifname() && !interface.sandbox.is_empty()
+    };
+    let sandbox = || result.interfaces.iter().find(inside).map(|interface| interface.sandbox.clone());
+    let netns = file.netns.filter(|path| !path.is_empty()).or_else(sandbox).map(PathBuf::from);
+    let args: Vec<String> = file.cni_args.unwrap_or_default().iter().map(|pair| pair.join("=")).collect();
+    Ok(Cached {
+        netns,
+        args: args.join(";"),
+        capabilities: file.capability_args.unwrap_or_default(),
+        list,
+        result,
+        written: None,
+        attachment,
+    })
+}
+
+/// A list, or the configuration of one plugin (libcni's `AddNetwork`).
+fn list(config: &[u8]) -> Result<NetConfList, cni_spec::ListError> {
+    let is_list = serde_json::from_slice::<Map<String, Value>>(config)
+        .is_ok_and(|object| object.contains_key("plugins") || !object.contains_key("type"));
+    if is_list { NetConfList::parse(config) } else { NetConfList::of_single(config) }
+}
+
+impl Cached {
+    /// What each plugin of the network would get on standard input with the attachment's result, in the
+    /// order of an ADD.
+    ///
+    /// # Errors
+    /// The result cannot be written in the list's version, or a configuration is not valid.
+    pub fn configs(&self) -> Result<Vec<NetConf>, CniError> {
+        let config = |plugin| {
+            let input = self.list.input(plugin, Some(&self.result), &self.capabilities);
+            let input = input.map_err(|e| CniError::config(e.to_string()))?;
+            NetConf::parse(Value::Object(input).to_string())
+        };
+        self.list.plugins.iter().map(config).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+    use serde_json::json;
+
+    use super::*;
+
+    /// A list of bridge and portmap, version 0.4.0, named pods.
+    const CONFIG: &str = "eyJjbmlWZXJzaW9uIjoiMC40LjAiLCJuYW1lIjoicG9kcyIsInBsdWdpbnMiOlt7InR5cGUiOiJicmlkZ2UifSx7InR5cGUiOiJwb3J0bWFwIiwiY2FwYWJpbGl0aWVzIjp7InBvcnRNYXBwaW5ncyI6dHJ1ZX19XX0=";
+
+    fn file() -> Value {
+        json!({
+            "kind": "cniCacheV1", "containerId": "c1", "config": CONFIG, "ifName": "eth0", "networkName": "pods",
+            "cniArgs": [["IgnoreUnknown", "1"], ["K8S_POD_NAME", "web"]],
+            "capabilityArgs": {"portMappings": [{"hostPort": 8080, "containerPort": 80}], "mac": "02:00:00:00:00:01"},
+            "result": {
+                "cniVersion": "0.4.0",
+                "interfaces": [{"name": "cni0"}, {"name": "eth0", "sandbox": "/run/netns/c1"}],
+                "ips": [{"version": "4", "interface": 1, "address": "10.22.0.2/16"}],
+                "dns": {},
+            },
+        })
+    }
+
+    fn parsed(file: &Value) -> Result<Cached, String> {
+        parse(file.to_string().as_bytes()).map_err(|e| e.to_string())
+    }
+
+    #[test]
+    fn what_libcni_writes_is_read() {
+        let cached = parsed(&file()).unwrap();
+        assert_eq!(cached.attachment, Attachment::new("pods", "c1", "eth0").unwrap());
+        assert_eq!(cached.netns.as_deref(), Some(Path::new("/run/netns/c1")));
+        assert_eq!(cached.args, "IgnoreUnknown=1;K8S_POD_NAME=web");
+        assert_eq!(cached.result.ips[0].address.to_string(), "10.22.0.2/16");
+        let configs = cached.configs().unwrap();
+        assert_eq!(configs.iter().map(|c| c.plugin.as_str()).collect::<Vec<_>>(), ["bridge", "portmap"]);
+        assert_eq!(configs[1].prev_result.as_ref(), Some(&cached.result));
+        assert_eq!(
+            configs[1].raw["runtimeConfig"],
+            json!({"portMappings": [{"hostPort": 8080, "containerPort": 80}]})
+        );
+        assert_eq!(configs[0].raw.get("runtimeConfig"), None);
+    }
+
+    #[test]
+    fn the_namespace_of_the_file_goes_before_that_of_the_result() {
+        let mut file = file();
+        file["netns"] = "/proc/7/ns/net".into();
+        assert_eq!(parsed(&file).unwrap().netns.as_deref(), Some(Path::new("/proc/7/ns/net")));
+    }
+
+    #[test]
+    fn other_forms_are_told_apart() {
+        let mut other = file();
+        other["kind"] = "cniCacheV2".into();
+        assert_eq!(parsed(&other).unwrap_err(), "it is of kind \"cniCacheV2\", which is not known here");
+        assert!(parsed(&file()["result"]).unwrap_err().contains("the result alone"));
+        for (key, value, said) in [
+            ("config", json!("!"), "config is no base64"),
+            ("config", json!("e30="), "no name"),
+            ("containerId", json!("../x"), "it is no cached attachment"),
+            ("networkName", json!("other"), "config is of network \"pods\""),
+            ("result", json!(null), "result is missing"),
+            ("cniArgs", json!([["one"]]), "it is no cached attachment"),
+        ] {
+            let mut file = file();
+            file[key] = value;
+            let error = parsed(&file).unwrap_err();
+            assert!(error.contains(said), "{key}: {error}");
+        }
+    }
+
+    #[test]
+    fn a_directory_is_read_in_the_order_of_the_adds() {
+        let dir = tempfile::tempdir().unwrap();
+        assert!(Cache::open(dir.path()).unwrap().is_none());
+        let results = dir.path().join("results");
+        std::fs::create_dir(&results).unwrap();
+        let at = |seconds| SystemTime::UNIX_EPOCH + std::time::Duration::from_secs(seconds);
+        for (id, seconds) in [("b", 1), ("a", 2), ("c", 3)] {
+            let mut file = file();
+            file["containerId"] = id.into();
+            let path = results.join(format!("pods-{id}-eth0"));
+            std::fs::write(&path, file.to_string()).unwrap();
+            std::fs::File::options().write(true).open(&path).unwrap().set_modified(at(seconds)).unwrap();
+        }
+        std::fs::write(results.join("pods-d-eth0"), file().to_string()).unwrap();
+        std::fs::write(results.join("torn"), "{").unwrap();
+        std::os::unix::fs::symlink("/etc/passwd", results.join("link")).unwrap();
+        std::fs::create_dir(results.join("folder")).unwrap();
+        make_fifo(&results.join("fifo"));
+        let cache = Cache::open(dir.path()).unwrap().unwrap();
+        let (all, faults) = cache.read().unwrap();
+        let ids: Vec<_> = all.iter().map(|cached| cached.attachment.container_id()).collect();
+        assert_eq!(ids, ["b", "a", "c"]);
+        let faults: Vec<_> = faults.iter().map(|f| f.path.file_name().unwrap().to_str().unwrap()).collect();
+        assert_eq!(faults, ["fifo", "folder", "link", "pods-d-eth0", "torn"]);
+        assert!(cache.remembers(&all[0].attachment).unwrap());
+        assert!(!cache.remembers(&Attachment::new("pods", "e", "eth0").unwrap()).unwrap());
+    }
+
+    /// A FIFO must not hold the reader up.
+    fn make_fifo(path: &Path) {
+        let made = std::process::Command::new("mkfifo").arg(path).status().unwrap();
+        assert!(made.success());
+    }
+
+    proptest! {
+        #[test]
+        fn any_bytes_are_read_or_refused(bytes: Vec<u8>) {
+            let _parsed = parse(&bytes);
+        }
+
+        /// Files that are nearly right get further than random ones.
+        #[test]
+        fn any_value_of_a_key_is_read_or_refused(
+            key in prop::sample::select(vec![
+                "kind", "containerId", "config", "ifName", "networkName", "netns", "cniArgs", "capabilityArgs", "result",
+            ]),
+            value in prop_oneof![
+                any::<String>().prop_map(Value::from),
+                any::<i64>().prop_map(Value::from),
+                any::<bool>().prop_map(Value::from),
+                Just(Value::Null),
+                prop::collection::vec(any::<String>(), 0..3).prop_map(Value::from),
+                prop::collection::btree_map(any::<String>(), any::<String>(), 0..3)
+                    .prop_map(|map| map.into_iter().map(|(k, v)| (k, Value::from(v))).collect()),
+            ],
+        ) {
+            let mut file = file();
+            file[key] = value;
+            if let Ok(cached) = parsed(&file) {
+                let _configs = cached.configs();
+            }
+        }
+
+        #[test]
+        fn a_cut_file_is_refused(end in 0usize..400) {
+            let text = file().to_string();
+            prop_assume!(end < text.len() && text.is_char_boundary(end));
+            prop_assert!(parse(&text.as_bytes()[..end]).is_err());
+        }
+    }
+}

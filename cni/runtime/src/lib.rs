@@ -1,0 +1,8 @@
+//! The runtime's side of CNI: what a runtime remembers of the attachments it has made.
+//!
+//! Nothing here knows of any plugin or of the dataplane.
+
+mod base64;
+pub mod cache;
+
+pub use cache::{Cache, CacheError, Cached, Fault};

@@ -1,0 +1,110 @@
+//! Beside ADDs and DELs that go on.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use slipway_tests::{Proto, at, slipway};
+
+use crate::{PORT, SERVED, Web, World};
+
+/// A container leaves between its ports being put back and the end of the command: they go again.
+#[test]
+fn who_leaves_meanwhile_has_nothing_in_the_end() {
+    let world = World::new();
+    let network = world.bridge(1);
+    let web = Web::published(&world, &network, "web", PORT);
+    let path = network.cache_path(&web.attach);
+    world.node.cmd("nft flush ruleset");
+    let report = std::thread::scope(|scope| {
+        let restoring = scope.spawn(|| world.restore("").0);
+        for _ in 0..200 {
+            if world.node.ruleset().contains("hostports4 {") && world.node.slipway("ports").contains("8080") {
+                break;
+            }
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        // What a DEL does after that of portmap, which found nothing.
+        web.vanish();
+        world.node.cmd(&format!("rm {path}"));
+        restoring.join().expect("no panic")
+    });
+    let of_web = report["things"].as_array().unwrap().iter().filter(|thing| thing["container"] == "web");
+    assert!(
+        of_web.clone().count() > 0 && of_web.clone().all(|thing| thing["state"] != "restored"),
+        "{report:#}"
+    );
+    assert!(report.to_string().contains("the container left meanwhile: taken away again"), "{report:#}");
+    let left = world.node.ruleset();
+    assert!(!left.contains("slipway1"), "{left}");
+}
+
+/// Containers come and go while the ruleset is flushed and restored again and again. In the end those that
+/// are there have what they asked for, and the others nothing.
+#[test]
+fn containers_come_and_go_meanwhile() {
+    const ROUNDS: u16 = 4;
+    let world = World::new();
+    let network = world.bridge(1);
+    let steady = Web::published(&world, &network, "steady", PORT);
+    let done = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let coming = scope.spawn(|| {
+            for round in 0..ROUNDS {
+                let pods: Vec<Web> = (0..3)
+                    .map(|n| {
+                        let name = format!("p{round}{n}");
+                        Web::new(&world, &network, &name, |a| a.port(Proto::Tcp, 9000 + n, SERVED))
+                    })
+                    .collect();
+                for pod in pods {
+                    pod.leave(&world, &network);
+                    pod.vanish();
+                }
+            }
+            done.store(true, Ordering::SeqCst);
+        });
+        for _ in 0..40 {
+            if done.load(Ordering::SeqCst) {
+                break;
+            }
+            world.node.cmd("nft flush ruleset");
+            // A container may leave while it is looked at, and that is told; nothing may hang or crash.
+            let output = world.node.try_slipway("restore");
+            assert!(matches!(output.code, Some(0 | 1)), "{output}");
+        }
+        coming.join().expect("no panic");
+    });
+    let (report, code) = world.restore("");
+    assert_eq!(code, 0, "{report:#}");
+    for (proto, to) in crate::each(world.node_ips(), PORT) {
+        world.client.expect(proto, to, "steady");
+    }
+    let left = world.node.ruleset();
+    let of_others = left.lines().find(|line| line.contains("slipway1") && !line.contains("steady"));
+    assert_eq!(of_others, None, "{left}");
+    drop(steady);
+}
+
+/// Two at once do no more than one.
+#[test]
+fn two_restores_at_once() {
+    let world = World::new();
+    let network = world.bridge(1);
+    let pods: Vec<Web> =
+        (0..5).map(|n| Web::published(&world, &network, &format!("p{n}"), PORT + n)).collect();
+    world.node.cmd("nft flush ruleset");
+    let command = slipway().display().to_string();
+    std::thread::scope(|scope| {
+        let both: Vec<_> =
+            (0..2).map(|_| scope.spawn(|| world.node.try_cmd(&format!("{command} restore")))).collect();
+        for one in both {
+            let output = one.join().expect("no panic");
+            assert_eq!(output.code, Some(0), "{output}");
+        }
+    });
+    for (n, pod) in (0..5).zip(&pods) {
+        world.client.expect(Proto::Tcp, at(world.client.node_v4, PORT + n), pod.name());
+        network.check(&pod.attach).expect("CHECK");
+    }
+    assert_eq!(world.restored(), 0);
+}

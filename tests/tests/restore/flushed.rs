@@ -1,0 +1,220 @@
+//! Flushed in this way and that: everything of the living is back.
+
+use serde_json::json;
+use slipway_tests::{Network, Proto, at};
+
+use crate::{LOOPBACK, LOOPBACK6, PORT, Web, World, count, each, line, silent};
+
+/// Everything that the contract promises about a pod with one port.
+fn everything_works(world: &World, web: &Web, who: &str) {
+    for (proto, to) in each(world.node_ips(), PORT) {
+        let answer = world.client.expect(proto, to, who);
+        assert!([world.client.v4.into(), world.client.v6.into()].contains(&answer.peer.ip()), "{answer:?}");
+        world.node.expect(proto, to, who);
+        web.expect(proto, to, who);
+    }
+    for (proto, to) in each([LOOPBACK, LOOPBACK6], PORT) {
+        world.node.expect(proto, to, who);
+    }
+    is_masqueraded(world, web);
+    assert!(!world.loopback_is_open(web));
+}
+
+fn is_masqueraded(world: &World, web: &Web) {
+    let _outside = world.client.serve(Proto::Tcp, "[::]:9000", "outside");
+    let answer = web.expect(Proto::Tcp, at(world.client.v6, 9000), "outside");
+    assert_eq!(answer.peer.ip(), world.client.node_v6);
+    let answer = web.expect(Proto::Tcp, at(world.client.v4, 9000), "outside");
+    assert_eq!(answer.peer.ip().to_canonical(), world.client.node_v4);
+}
+
+/// Lines without an order, which maps do not have.
+fn sorted(ruleset: &str) -> Vec<String> {
+    let mut lines: Vec<String> =
+        ruleset.lines().map(|line| line.trim_matches([' ', '\t', ',']).to_owned()).collect();
+    lines.sort();
+    lines
+}
+
+fn everything_is_back(world: &World, network: &Network<'_>) {
+    let web = Web::published(world, network, "web", PORT);
+    everything_works(world, &web, "web");
+    let before = world.node.ruleset();
+    world.node.cmd("nft flush ruleset");
+    silent(&world.client, at(world.client.node_v4, PORT));
+    assert!(world.loopback_is_open(&web), "the guard is gone and route_localnet is on");
+
+    let (report, code) = world.restore("--dry-run");
+    assert_eq!((code, world.node.ruleset().as_str()), (3, ""), "{report:#}");
+    assert_eq!(
+        (count(&report, "restored"), line(&report, "web", "ports")["state"].as_str()),
+        (0, Some("missing"))
+    );
+    let (report, code) = world.restore("");
+    assert_eq!(code, 0, "{report:#}");
+    assert_eq!(line(&report, "web", "published ports")["state"], "restored");
+    assert_eq!(line(&report, "web", "masquerade")["state"], "restored");
+    everything_works(world, &web, "web");
+    network.check(&web.attach).expect("CHECK");
+    assert_eq!(sorted(&world.node.ruleset()), sorted(&before));
+
+    assert_eq!(world.restored(), 0, "everything is there");
+    assert_eq!(sorted(&world.node.ruleset()), sorted(&before));
+    web.leave(world, network);
+    assert!(!world.node.ruleset().contains("slipway1"), "DEL takes all of it away");
+}
+
+#[test]
+fn everything_of_a_bridge_is_back() {
+    let world = World::new();
+    everything_is_back(&world, &world.bridge(1));
+}
+
+#[test]
+fn everything_of_ptp_is_back() {
+    let world = World::new();
+    everything_is_back(&world, &world.network(1, "ptp", [json!({}), json!({})]));
+}
+
+/// What a container may send with is what it was given, not what it has made of it meanwhile.
+#[test]
+fn the_guard_against_spoofing_is_that_of_the_result() {
+    let world = World::new();
+    let network = world.bridge(1);
+    let web = Web::published(&world, &network, "web", PORT);
+    let mac = web.mac("eth0");
+    world.node.cmd("nft flush ruleset");
+    web.cmd("ip link set eth0 address 02:00:00:00:00:99");
+    world.restored();
+    let guard = world.node.cmd("nft list table bridge slipway");
+    assert!(guard.contains(&mac) && !guard.contains("02:00:00:00:00:99"), "{guard}");
+}
+
+/// Chains flushed, elements kept: the table alone is mended.
+#[test]
+fn emptied_chains_are_filled() {
+    let world = World::new();
+    let network = world.bridge(1);
+    let web = Web::published(&world, &network, "web", PORT);
+    world.node.cmd("nft flush table inet slipway");
+    silent(&world.client, at(world.client.node_v4, PORT));
+    let (report, code) = world.restore("");
+    assert_eq!(code, 0, "{report:#}");
+    assert_eq!(report["things"][0]["what"], "table inet slipway");
+    assert_eq!(report["things"][0]["state"], "restored");
+    assert_eq!(count(&report, "restored"), 1, "{report:#}");
+    everything_works(&world, &web, "web");
+}
+
+/// Some elements gone, by hand.
+#[test]
+fn single_elements_are_put_back() {
+    let world = World::new();
+    let network = world.bridge(1);
+    let web = Web::published(&world, &network, "web", PORT);
+    for map in ["hostports4", "hairpin6", "masquerade4"] {
+        world.node.cmd(&format!("nft flush map inet slipway {map}"));
+    }
+    assert_eq!(world.restored(), 2);
+    everything_works(&world, &web, "web");
+}
+
+/// `iptables -F` and `-X` in the table nat, with the compatibility backend.
+#[test]
+fn chains_of_iptables_are_back() {
+    for variant in ["nft", "legacy"] {
+        let world = World::new();
+        if world.node.try_cmd(&format!("iptables-{variant} -t nat -S")).code != Some(0) {
+            slipway_tests::skip!("legacy iptables");
+        }
+        let keys = [json!({"ipMasqBackend": "iptables"}), json!({"backend": "iptables"})];
+        let network = world.network(1, "bridge", keys);
+        // The variant is that which the node uses already.
+        for family in ["iptables", "ip6tables"] {
+            world.node.cmd(&format!("{family}-{variant} -t mangle -N KUBE-IPTABLES-HINT"));
+        }
+        let web = Web::published(&world, &network, "web", PORT);
+        let saved = || {
+            let of = |family| world.node.cmd(&format!("{family}-{variant}-save -t nat"));
+            let all = of("iptables") + &of("ip6tables");
+            let rules = all.lines().filter(|line| !line.starts_with(['#', ':'])).map(str::to_owned);
+            rules.collect::<Vec<_>>()
+        };
+        let before = saved();
+        assert!(before.iter().any(|rule| rule.contains("--to-destination")), "{before:#?}");
+        for flush in ["-F", "-F -X"] {
+            for family in ["iptables", "ip6tables"] {
+                for flag in flush.split(' ') {
+                    world.node.cmd(&format!("{family}-{variant} -t nat {flag}"));
+                }
+            }
+            silent(&world.client, at(world.client.node_v4, PORT));
+            assert_eq!(world.restored(), 2, "{variant} {flush}");
+            assert_eq!(saved(), before, "{variant} {flush}");
+            for (proto, to) in each(world.node_ips().into_iter().chain([LOOPBACK]), PORT) {
+                world.node.expect(proto, to, "web");
+            }
+            for (proto, to) in each(world.node_ips(), PORT) {
+                world.client.expect(proto, to, "web");
+            }
+            is_masqueraded(&world, &web);
+            assert_eq!(world.restored(), 0, "{variant} {flush}");
+        }
+    }
+}
+
+/// With legacy iptables, `nft flush ruleset` takes the guard and leaves the chains.
+#[test]
+fn the_guard_is_back_even_where_no_element_is_missing() {
+    let world = World::new();
+    let network = world.bridge(1);
+    let web = Web::published(&world, &network, "web", PORT);
+    world.node.cmd("nft flush ruleset");
+    // The runtime has forgotten the pod: nothing can be put back but the guard.
+    world.node.cmd("rm -r /var/lib/cni/results");
+    assert!(world.loopback_is_open(&web));
+    let (report, code) = world.restore("");
+    assert_eq!(code, 0, "{report:#}");
+    assert!(report.to_string().contains("there is no runtime's cache"), "{report:#}");
+    assert!(!world.loopback_is_open(&web));
+    silent(&world.client, at(world.client.node_v4, PORT));
+    drop(web);
+}
+
+/// The next ADD makes tables and chains, with the guard; the elements of others are for `restore`.
+#[test]
+fn the_next_add_makes_the_tables() {
+    let world = World::new();
+    let network = world.bridge(1);
+    let old = Web::published(&world, &network, "old", PORT);
+    world.node.cmd("nft flush ruleset");
+    let new = Web::published(&world, &network, "new", PORT + 1);
+    world.client.expect(Proto::Tcp, at(world.client.node_v4, PORT + 1), "new");
+    is_masqueraded(&world, &new);
+    assert!(!world.loopback_is_open(&new));
+    assert!(world.node.cmd("nft list table bridge slipway").contains("hook prerouting"));
+    silent(&world.client, at(world.client.node_v4, PORT));
+    assert_eq!(world.restored(), 3, "ports, masquerade and guard against spoofing of the old one");
+    everything_works(&world, &old, "old");
+    world.client.expect(Proto::Tcp, at(world.client.node_v4, PORT + 1), "new");
+}
+
+/// Conditions, host addresses, runs of ports and `masqAll` come from the configuration and its arguments.
+#[test]
+fn every_form_of_mapping_is_back() {
+    let world = World::new();
+    let keys = [json!({}), json!({"conditionsV4": ["ip saddr 192.0.2.0/24"], "masqAll": true})];
+    let network = world.network(1, "bridge", keys);
+    let web = Web::new(&world, &network, "web", |attach| {
+        let attach = attach.port_on("192.0.2.1", Proto::Tcp, PORT, crate::SERVED);
+        (9000..9020).fold(attach, |attach, port| attach.port(Proto::Tcp, port, port))
+    });
+    let _served = web.serve(Proto::Tcp, "0.0.0.0:9007", "run");
+    let before = world.node.ruleset();
+    world.node.cmd("nft flush ruleset");
+    world.restored();
+    assert_eq!(sorted(&world.node.ruleset()), sorted(&before));
+    world.client.expect(Proto::Tcp, at(world.client.node_v4, PORT), "web");
+    world.client.expect(Proto::Tcp, at(world.client.node_v4, 9007), "run");
+    silent(&world.node, at(LOOPBACK, PORT));
+}

@@ -1,0 +1,171 @@
+//! `slipway restore` on real packets: the ruleset is flushed in all the ways that happen on nodes, and what
+//! living containers have is put back, no more and no less.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test fails by panicking")]
+
+mod beside;
+mod flushed;
+mod left_out;
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::ops::Deref;
+
+use serde_json::{Value, json};
+use slipway_tests::{Attach, BridgeNetfilter, Host, Network, Node, Pod, Proto, Server, Space, at};
+
+const SERVED: u16 = 80;
+const PORT: u16 = 8080;
+const LOOPBACK: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
+const LOOPBACK6: IpAddr = IpAddr::V6(Ipv6Addr::LOCALHOST);
+
+/// A node that has one host outside.
+struct World {
+    node: Node,
+    client: Host,
+}
+
+impl World {
+    fn new() -> Self {
+        let node = Node::new();
+        node.bridge_netfilter(BridgeNetfilter::Off);
+        let client = node.host("client");
+        Self { node, client }
+    }
+
+    fn node_ips(&self) -> [IpAddr; 2] {
+        [self.client.node_v4.into(), self.client.node_v6.into()]
+    }
+
+    /// Network `number` of the interface plugin, with keys of its own for either plugin.
+    fn network(&self, number: u8, interface: &str, keys: [Value; 2]) -> Network<'_> {
+        let mut plugins = [
+            json!({
+                "type": interface, "ipMasq": true, "ipam": {
+                    "type": "host-local",
+                    "ranges": [
+                        [{"subnet": format!("10.88.{number}.0/24")}],
+                        [{"subnet": format!("fd00:88:{number}::/64")}],
+                    ],
+                    "routes": [{"dst": "0.0.0.0/0"}, {"dst": "::/0"}],
+                },
+            }),
+            json!({"type": "portmap", "capabilities": {"portMappings": true}}),
+        ];
+        if interface == "bridge" {
+            plugins[0]["bridge"] = format!("br{number}").into();
+            plugins[0]["isGateway"] = true.into();
+            plugins[0]["hairpinMode"] = true.into();
+        }
+        for (plugin, more) in plugins.iter_mut().zip(keys) {
+            for (key, value) in more.as_object().expect("an object") {
+                plugin[key] = value.clone();
+            }
+        }
+        self.node.network(json!({"name": format!("net{number}"), "plugins": plugins}))
+    }
+
+    fn bridge(&self, number: u8) -> Network<'_> {
+        self.network(number, "bridge", [json!({"macspoofchk": true}), json!({})])
+    }
+
+    /// The report of `slipway restore`, and its exit code.
+    fn restore(&self, args: &str) -> (Value, i32) {
+        let output = self.node.try_slipway(&format!("restore --output json {args}"));
+        let report = serde_json::from_str(&output.stdout).unwrap_or_else(|error| panic!("{error}: {output}"));
+        (report, output.code.expect("an exit code"))
+    }
+
+    /// Restores, which must succeed, and gives how many things were put back.
+    fn restored(&self) -> usize {
+        let (report, code) = self.restore("");
+        assert_eq!(code, 0, "{report:#}");
+        count(&report, "restored")
+    }
+
+    /// Opens a TCP service on the node's loopback, and tells whether a container reaches it. The
+    /// container gives its own loopback up.
+    fn loopback_is_open(&self, web: &Web) -> bool {
+        let _service = self.node.serve(Proto::Tcp, "127.0.0.1:7000", "service");
+        web.sysctl("net/ipv4/conf/all/route_localnet", "1");
+        web.cmd("ip link set lo up");
+        web.try_cmd("ip address del 127.0.0.1/8 dev lo");
+        let IpAddr::V4(address) = web.ips[0] else { panic!("IPv4 comes first: {:?}", web.ips) };
+        let [a, b, c, _] = address.octets();
+        web.try_cmd(&format!("ip route add 127.0.0.0/8 via {a}.{b}.{c}.1 dev eth0"));
+        web.ask_from(Proto::Tcp, None, at(LOOPBACK, 7000), slipway_tests::QUICK).is_ok()
+    }
+}
+
+/// How many things are in this state.
+fn count(report: &Value, state: &str) -> usize {
+    let things = report["things"].as_array().expect("a list");
+    things.iter().filter(|thing| thing["state"] == state).count()
+}
+
+/// The line about a container whose text contains all of these.
+fn line<'a>(report: &'a Value, container: &str, words: &str) -> &'a Value {
+    let things = report["things"].as_array().expect("a list");
+    let found = things.iter().find(|thing| {
+        thing["container"] == container && thing["what"].as_str().is_some_and(|what| what.contains(words))
+    });
+    found.unwrap_or_else(|| panic!("nothing about {container} and {words}: {report:#}"))
+}
+
+/// A pod that was added, is remembered by its runtime, and serves TCP and UDP.
+struct Web {
+    pod: Pod,
+    attach: Attach,
+    ips: Vec<IpAddr>,
+    _servers: Vec<Server>,
+}
+
+impl Web {
+    fn new(world: &World, network: &Network<'_>, name: &str, prepare: impl Fn(Attach) -> Attach) -> Self {
+        let pod = world.node.pod(name);
+        let attach = prepare(Attach::new(&pod));
+        let result = network.add(&attach).unwrap_or_else(|e| panic!("ADD {name}: {e}"));
+        network.write_cache(&attach);
+        let ips = result["ips"].as_array().expect("a list").iter();
+        let ips = ips.filter_map(|ip| ip["address"].as_str()?.split('/').next()?.parse().ok()).collect();
+        let servers = Proto::ALL.map(|proto| pod.serve(proto, &format!("[::]:{SERVED}"), name));
+        Self { pod, attach, ips, _servers: servers.into() }
+    }
+
+    /// With one port, TCP and UDP.
+    fn published(world: &World, network: &Network<'_>, name: &str, port: u16) -> Self {
+        Self::new(world, network, name, |attach| {
+            attach.port(Proto::Tcp, port, SERVED).port(Proto::Udp, port, SERVED)
+        })
+    }
+
+    /// DEL, after which the runtime forgets.
+    fn leave(&self, world: &World, network: &Network<'_>) {
+        network.del(&self.attach).expect("DEL");
+        world.node.cmd(&format!("rm {}", network.cache_path(&self.attach)));
+    }
+
+    /// Stops the servers and takes the namespace away, without telling anybody.
+    fn vanish(self) -> Attach {
+        let Self { pod, attach, _servers, .. } = self;
+        drop(_servers);
+        pod.remove();
+        attach
+    }
+}
+
+impl Deref for Web {
+    type Target = Pod;
+    fn deref(&self) -> &Pod {
+        &self.pod
+    }
+}
+
+/// Each address with the port, for each protocol.
+fn each(ips: impl IntoIterator<Item = IpAddr>, port: u16) -> impl Iterator<Item = (Proto, SocketAddr)> {
+    ips.into_iter().flat_map(move |ip| Proto::ALL.map(|proto| (proto, at(ip, port))))
+}
+
+/// Nobody answers on the port.
+fn silent(from: &Space, to: impl Into<SocketAddr>) {
+    from.expect_none(Proto::Tcp, to);
+}
