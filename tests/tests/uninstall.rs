@@ -201,3 +201,48 @@ fn a_gateways_link_goes_before_its_bridge() {
     assert_eq!(lines[1..], ["remove  link cni5.7", "remove  link cni5", "this node: 2 of 2 things removed"]);
     before.assert_same(&Snapshot::take(&node, &[]));
 }
+
+/// What the iptables backend makes for all containers goes too, unless somebody's ports are there: the
+/// reference's chains have the same names.
+#[test]
+fn the_chains_of_iptables_go_unless_they_are_used() {
+    if is_peer() {
+        return;
+    }
+    for variant in ["nft", "legacy"] {
+        let node = Node::new();
+        let (one, two) = (node.pod("one"), node.pod("two"));
+        // As a node that runs kube-proxy shows which variant it uses.
+        for family in ["iptables", "ip6tables"] {
+            node.cmd(&format!("{family}-{variant} -t nat -N KUBE-SERVICES"));
+            for chain in ["PREROUTING", "OUTPUT", "POSTROUTING"] {
+                node.cmd(&format!("{family}-{variant} -t nat -A {chain} -j KUBE-SERVICES"));
+            }
+        }
+        let state = || Snapshot::take(&node, &[&one, &two]);
+        let before = state();
+        let [mut list, _] = lists();
+        list["plugins"][0]["ipMasqBackend"] = "iptables".into();
+        list["plugins"][1]["backend"] = "iptables".into();
+        let network = node.network(list);
+        network.add(&attach(&one, 8080)).expect("ADD");
+        let refused = node.try_slipway(&format!("uninstall --to {DIR}"));
+        assert!(refused.stderr.contains("container one"), "{refused}");
+        network.del(&attach(&one, 8080)).expect("DEL");
+        // Somebody else's, as the reference publishes it.
+        let entry = "CNI-HOSTPORT-DNAT -p tcp -m multiport --destination-ports 9000 -j RETURN";
+        node.cmd(&format!("iptables-{variant} -t nat -A {entry}"));
+        let said = node.slipway(&format!("uninstall --to {DIR}"));
+        for line in [
+            format!("leave   chains CNI-HOSTPORT-* of iptables-{variant} (ports are published there)"),
+            format!("remove  chains CNI-HOSTPORT-* of ip6tables-{variant}"),
+        ] {
+            assert!(said.lines().any(|said| said == line), "{line:?} is not in:\n{said}");
+        }
+        node.cmd(&format!("iptables-{variant} -t nat -D {entry}"));
+        let said = node.slipway(&format!("uninstall --to {DIR}"));
+        let line = format!("remove  chains CNI-HOSTPORT-* of iptables-{variant}");
+        assert!(said.lines().any(|said| said == line), "{line:?} is not in:\n{said}");
+        before.assert_same(&state());
+    }
+}

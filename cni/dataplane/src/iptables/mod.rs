@@ -8,6 +8,7 @@
 mod apply;
 mod check;
 mod conditions;
+mod frame;
 mod legacy;
 mod listing;
 mod names;
@@ -36,6 +37,7 @@ use plan::PortPlan;
 use tools::Tools;
 
 pub use conditions::check as check_conditions;
+pub use frame::Frame;
 pub use names::ChainName;
 pub use presence::{Presence, chosen_variant};
 pub use tools::Variant;

@@ -84,7 +84,7 @@ pub(crate) fn of_ports() -> Result<Presence, Error> {
 }
 
 /// Where there is one of these chains.
-fn any_chain_of(names: &[&str]) -> Result<Presence, Error> {
+pub(crate) fn any_chain_of(names: &[&str]) -> Result<Presence, Error> {
     let mut presence = Presence::default();
     let socket = socket()?;
     for family in AddressFamily::BOTH {

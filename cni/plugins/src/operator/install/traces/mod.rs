@@ -1,5 +1,5 @@
-//! What the plugins leave on a node for the next container, and how it is taken away: the tables,
-//! the bridges, what host-local has on disk.
+//! What the plugins leave on a node for the next container, and how it is taken away: the tables and
+//! chains, the bridges, what host-local has on disk.
 //!
 //! Only what Slipway made itself is looked at, and only what nobody uses is removed.
 
@@ -10,7 +10,8 @@ use std::fmt;
 use std::path::{Path, PathBuf};
 
 use cni_dataplane::dismantle::{Holding, InUse, OwnTable};
-use cni_dataplane::{Error as DataplaneError, Owner};
+use cni_dataplane::iptables::Frame;
+use cni_dataplane::{AddressFamily, Error as DataplaneError, Owner};
 
 use crate::ipam::host_local::StoreError;
 
@@ -19,6 +20,8 @@ use crate::ipam::host_local::StoreError;
 pub enum Trace {
     /// A table goes.
     Table(OwnTable),
+    /// Chains of iptables that all containers shared go.
+    Chains(Frame),
     /// A link that a plugin made for all containers goes.
     Link(String),
     /// A folder of host-local's goes, with the files in it that are no reservations.
@@ -36,6 +39,7 @@ impl fmt::Display for Trace {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Table(table) => write!(f, "remove  table {}", table.name()),
+            Self::Chains(frame) => write!(f, "remove  {}", chains(*frame)),
             Self::Link(name) => write!(f, "remove  link {name}"),
             Self::Folder(path) => write!(f, "remove  {}", path.display()),
             Self::Leave { what, why } => write!(f, "leave   {what} ({why})"),
@@ -97,6 +101,9 @@ pub fn plan(in_use: InUse, data_dir: &Path) -> Result<Vec<Trace>, TraceError> {
             Err(error) => return Err(error.into()),
         }
     }
+    for frame in Frame::all()? {
+        traces.push(if frame.is_used()? { used(frame) } else { Trace::Chains(frame) });
+    }
     traces.extend(links::plan()?);
     traces.extend(disk::plan(data_dir)?);
     Ok(traces)
@@ -116,10 +123,24 @@ pub fn remove(traces: Vec<Trace>, in_use: InUse) -> Result<Vec<Trace>, TraceErro
                 }
                 _ => Trace::Table(table),
             },
+            Trace::Chains(frame) if frame.remove()? => used(frame),
+            Trace::Chains(frame) => Trace::Chains(frame),
             Trace::Link(name) => links::remove(name)?,
             Trace::Folder(path) => disk::remove(path)?,
             leave @ Trace::Leave { .. } => leave,
         });
     }
     Ok(done)
+}
+
+fn chains(frame: Frame) -> String {
+    let program = match frame.family {
+        AddressFamily::V4 => "iptables",
+        AddressFamily::V6 => "ip6tables",
+    };
+    format!("chains CNI-HOSTPORT-* of {program}-{}", frame.variant)
+}
+
+fn used(frame: Frame) -> Trace {
+    Trace::Leave { what: chains(frame), why: "ports are published there".to_owned() }
 }
