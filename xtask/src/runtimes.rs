@@ -17,9 +17,9 @@ use crate::workspace;
 /// Changes when the folders are to be made anew for another reason than other packages.
 const LAYOUT: u32 = 1;
 
-/// What every folder has besides its runtimes: an init, the tools of a small system, and the libraries of a
-/// plugin binary that is not static.
-const COMMON: [&str; 4] = ["busybox-static", "catatonit", "libmnl0", "libnftnl11"];
+/// What every folder has besides its runtimes: an init, the tools of a small system, the libraries of a
+/// plugin binary that is not static, and what the reference plugins run.
+const COMMON: [&str; 5] = ["busybox-static", "catatonit", "iptables", "libmnl0", "libnftnl11"];
 
 /// What cnitool is built with. The package of the library tells which version the suite has.
 const GO: [&str; 2] = ["golang-go", CNI_LIBRARY];

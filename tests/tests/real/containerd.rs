@@ -181,33 +181,35 @@ fn a_pod_and_a_restart(packages: &Path, specification: &str) {
 }
 
 fn a_crash_of_containerd(packages: &Path, specification: &str) {
-    let node = node();
-    let client = node.host("client");
-    let machine = Machine::start(&node, packages);
-    let daemon = start(&machine, &list(specification));
-    let cri = Cri(&node);
-    warm_up(&machine);
-    let before = state(&node);
-    let web = pod(&machine, "web", &[tcp(8080)]);
-    let id = cri.run_pod(&web).unwrap();
-    cri.start_web(&web, &id, "web").unwrap();
-    expect(&client, (client.node_v4, 8080), "web");
-    machine.end(daemon, "KILL");
-    assert_eq!(
-        expect(&client, (client.node_v4, 8080), "web"),
-        client.v4,
-        "nobody is needed for a published port"
-    );
-    let _daemon = restart(&machine);
-    // The pod's network is gone without containerd: no namespace, and so no link.
-    let name =
-        node.list("/run/netns").into_iter().find(|name| name.starts_with("cni-")).expect("a namespace");
-    machine.run(&["/bin/busybox", "umount", "-l", &format!("/run/netns/{name}")]);
-    cri.stop_pod(&id).unwrap();
-    cri.remove_pod(&id).unwrap();
-    expect_closed(&client, (client.node_v4, 8080));
-    assert!(reservations(&node).is_empty());
-    before.assert_same(&state(&node));
+    peer_fails("the masquerade of a pod whose namespace is gone stays", || {
+        let node = node();
+        let client = node.host("client");
+        let machine = Machine::start(&node, packages);
+        let daemon = start(&machine, &list(specification));
+        let cri = Cri(&node);
+        warm_up(&machine);
+        let before = state(&node);
+        let web = pod(&machine, "web", &[tcp(8080)]);
+        let id = cri.run_pod(&web).unwrap();
+        cri.start_web(&web, &id, "web").unwrap();
+        expect(&client, (client.node_v4, 8080), "web");
+        machine.end(daemon, "KILL");
+        assert_eq!(
+            expect(&client, (client.node_v4, 8080), "web"),
+            client.v4,
+            "nobody is needed for a published port"
+        );
+        let _daemon = restart(&machine);
+        // The pod's network is gone without containerd: no namespace, and so no link.
+        let name =
+            node.list("/run/netns").into_iter().find(|name| name.starts_with("cni-")).expect("a namespace");
+        machine.run(&["/bin/busybox", "umount", "-l", &format!("/run/netns/{name}")]);
+        cri.stop_pod(&id).unwrap();
+        cri.remove_pod(&id).unwrap();
+        expect_closed(&client, (client.node_v4, 8080));
+        assert!(reservations(&node).is_empty());
+        before.assert_same(&state(&node));
+    });
 }
 
 /// The power fails: containerd finds pods without processes and namespaces, and kubelet removes them after
@@ -270,52 +272,52 @@ fn a_port_of_another_pod(packages: &Path, specification: &str) {
 
 /// Without `--detach` ctr removes what it has added. With it, ctr of 1.6 never calls DEL: GC has to.
 fn ctr_run(packages: &Path, specification: &str) {
-    let node = node();
-    let client = node.host("client");
-    let machine = Machine::start(&node, packages);
-    let list = list(specification);
-    let _daemon = start(&machine, &list);
-    warm_up(&machine);
-    let before = state(&node);
-    let ctr = |words: &[&str]| machine.run(&[&["ctr", "--namespace", "k8s.io"], words].concat());
-    let (group, snapshotter) = (format!("{}/ctr", machine.cgroup()), ["--snapshotter", "native"]);
-    let run = ["run", "--cni", "--cgroup", &group, "--env", "WHO=web"];
+    peer_fails("the masquerade of a container whose namespace is gone stays", || {
+        let node = node();
+        let client = node.host("client");
+        let machine = Machine::start(&node, packages);
+        let list = list(specification);
+        let _daemon = start(&machine, &list);
+        warm_up(&machine);
+        let before = state(&node);
+        let ctr = |words: &[&str]| machine.run(&[&["ctr", "--namespace", "k8s.io"], words].concat());
+        let (group, snapshotter) = (format!("{}/ctr", machine.cgroup()), ["--snapshotter", "native"]);
+        let run = ["run", "--cni", "--cgroup", &group, "--env", "WHO=web"];
 
-    let asked = client.serve(Proto::Tcp, &format!("{}:9000", client.v4), "outside");
-    let ask = format!("echo hello | nc -w 4 {} 9000", client.v4);
-    let answer = ctr(&[&run[..], &snapshotter, &["--rm", WEB, "short", "sh", "-c", &ask]].concat());
-    drop(asked);
-    let seen = format!("outside|{}:", client.node_v4);
-    assert!(answer.starts_with(&seen) && answer.ends_with("|hello"), "not masqueraded: {answer}");
-    before.assert_same(&state(&node));
+        let asked = client.serve(Proto::Tcp, &format!("{}:9000", client.v4), "outside");
+        let ask = format!("echo hello | nc -w 4 {} 9000", client.v4);
+        let answer = ctr(&[&run[..], &snapshotter, &["--rm", WEB, "short", "sh", "-c", &ask]].concat());
+        drop(asked);
+        let seen = format!("outside|{}:", client.node_v4);
+        assert!(answer.starts_with(&seen) && answer.ends_with("|hello"), "not masqueraded: {answer}");
+        before.assert_same(&state(&node));
 
-    ctr(&[&run[..], &snapshotter, &["--detach", WEB, "long"]].concat());
-    let reserved = reservations(&node);
-    assert_eq!(reserved.len(), 2, "{reserved:?}");
-    for ip in reserved.iter().map(|ip| ip.parse::<IpAddr>().expect("an address")) {
-        expect(&client, (ip, 80), "web");
-    }
-    ctr(&["tasks", "kill", "--signal", "SIGKILL", "long"]);
-    machine.wait_for("the task's end", || ctr(&["tasks", "list"]).contains("STOPPED"));
-    ctr(&["tasks", "delete", "long"]);
-    ctr(&["containers", "delete", "long"]);
-    if is_peer() {
-        return;
-    }
-    // What a runtime that calls GC would say: there are no attachments.
-    for plugin in list["plugins"].as_array().expect("a list") {
-        let mut config = plugin.clone();
-        config["cniVersion"] = "1.1.0".into();
-        config["name"] = list["name"].clone();
-        config["cni.dev/valid-attachments"] = json!([]);
-        node.plugin(plugin["type"].as_str().expect("a name")).command("GC").config(&config).run().ok();
-    }
-    // libcni's own record, which it removes at DEL.
-    node.run(|| drop(std::fs::remove_file("/var/lib/cni/results/pods-k8s.io-long-eth0")));
-    // GC also removes the chains that nobody's elements lead to any longer.
-    let elements =
-        |state: slipway_tests::Snapshot| state.without(&["nft chain inet slipway", "nft rule inet slipway"]);
-    elements(before).assert_same(&elements(state(&node)));
+        ctr(&[&run[..], &snapshotter, &["--detach", WEB, "long"]].concat());
+        let reserved = reservations(&node);
+        assert_eq!(reserved.len(), 2, "{reserved:?}");
+        for ip in reserved.iter().map(|ip| ip.parse::<IpAddr>().expect("an address")) {
+            expect(&client, (ip, 80), "web");
+        }
+        ctr(&["tasks", "kill", "--signal", "SIGKILL", "long"]);
+        machine.wait_for("the task's end", || ctr(&["tasks", "list"]).contains("STOPPED"));
+        ctr(&["tasks", "delete", "long"]);
+        ctr(&["containers", "delete", "long"]);
+        // What a runtime that calls GC would say: there are no attachments.
+        for plugin in list["plugins"].as_array().expect("a list") {
+            let mut config = plugin.clone();
+            config["cniVersion"] = "1.1.0".into();
+            config["name"] = list["name"].clone();
+            config["cni.dev/valid-attachments"] = json!([]);
+            node.plugin(plugin["type"].as_str().expect("a name")).command("GC").config(&config).run().ok();
+        }
+        // libcni's own record, which it removes at DEL.
+        node.run(|| drop(std::fs::remove_file("/var/lib/cni/results/pods-k8s.io-long-eth0")));
+        // GC also removes the chains that nobody's elements lead to any longer.
+        let elements = |state: slipway_tests::Snapshot| {
+            state.without(&["nft chain inet slipway", "nft rule inet slipway"])
+        };
+        elements(before).assert_same(&elements(state(&node)));
+    });
 }
 
 /// From 2.0 on containerd asks the plugins whether they are ready, and tells kubelet.

@@ -172,14 +172,18 @@ impl<'n> Machine<'n> {
         self.end_all();
         self.node.run(forget);
         self.node.cmd("nft flush ruleset");
-        let links: serde_json::Value =
-            serde_json::from_str(&self.node.cmd("ip -json link")).expect("ip prints JSON");
-        for name in links.as_array().into_iter().flatten().filter_map(|link| link["ifname"].as_str()) {
-            // The links to the hosts outside are the machine's hardware. A veth goes with its peer.
-            if name != "lo" && !name.starts_with("out") && self.node.has_link(name) {
-                self.node.cmd(&format!("ip link delete {name}"));
+        // The links to the hosts outside are the machine's hardware. Those to namespaces go with these,
+        // soon after their processes.
+        self.wait_for("the links' end", || {
+            let links = self.node.cmd("ip -json link");
+            let links: serde_json::Value = serde_json::from_str(&links).expect("ip prints JSON");
+            let names = links.as_array().into_iter().flatten().filter_map(|link| link["ifname"].as_str());
+            let left: Vec<_> = names.filter(|name| *name != "lo" && !name.starts_with("out")).collect();
+            for name in &left {
+                self.node.try_cmd(&format!("ip link delete {name}"));
             }
-        }
+            left.is_empty()
+        });
         self.init = self.node.run(first_process);
         self.wait_for("the first process", || self.exists("/proc/1/stat"));
     }
@@ -258,6 +262,9 @@ fn make_root(packages: &Path) {
         symlink("/tmp", root.join("var/tmp")).expect("link /var/tmp");
     }
     // Normally made by the packages' installation, which unpacking is not.
+    for name in ["iptables", "ip6tables"] {
+        symlink(format!("{name}-nft"), root.join("usr/sbin").join(name)).expect("link iptables");
+    }
     write(&root.join("etc/passwd"), "root:x:0:0:root:/root:/bin/sh\n");
     write(&root.join("etc/group"), "root:x:0:\n");
     write(&root.join("etc/hosts"), "127.0.0.1 localhost\n");
