@@ -5,6 +5,7 @@ mod control;
 mod floor;
 mod measure;
 mod netlink;
+mod plot;
 mod report;
 mod trace;
 
@@ -23,6 +24,8 @@ pub(crate) struct Args {
 enum Bench {
     /// ADD and DEL of bridge + host-local + portmap (3 ports, ipMasq), as whole processes
     Control(ControlArgs),
+    /// Draw the figures that a run saved
+    Plot(plot::PlotArgs),
 }
 
 /// Measure ADD and DEL of whole processes: wall clock, CPU, memory, programs started.
@@ -63,5 +66,6 @@ pub(crate) struct ControlArgs {
 pub(crate) fn run(args: &Args) -> Result<()> {
     match &args.bench {
         Bench::Control(args) => control::run(args),
+        Bench::Plot(args) => plot::run(args),
     }
 }

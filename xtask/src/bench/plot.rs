@@ -1,0 +1,198 @@
+//! `cargo xtask bench plot`: pictures for the documentation, from figures in the repository.
+
+use std::fs;
+use std::ops::Range;
+use std::path::PathBuf;
+
+use plotters::coord::Shift;
+use plotters::prelude::*;
+use serde::Deserialize;
+
+use crate::error::{Error, Result};
+use crate::workspace;
+
+/// Draw ADD and DEL by the number of pods, from control.json, as SVG.
+#[derive(Debug, clap::Args)]
+pub(crate) struct PlotArgs {
+    /// The directory with control.json
+    #[arg(long, value_name = "DIR", default_value = "docs/data")]
+    data: PathBuf,
+    /// The picture to write
+    #[arg(long, value_name = "FILE", default_value = "docs/images/control.svg")]
+    out: PathBuf,
+}
+
+/// The part of control.json that is drawn.
+#[derive(Debug, Deserialize)]
+struct Data {
+    rows: Vec<Row>,
+    floor: Vec<Floor>,
+}
+
+#[derive(Debug, Deserialize)]
+struct Row {
+    contender: String,
+    pods: u32,
+    add_p50_ms: f64,
+    add_p95_ms: f64,
+    del_p50_ms: f64,
+    del_p95_ms: f64,
+}
+
+#[derive(Debug, Deserialize)]
+struct Floor {
+    pods: u32,
+    sum_p50_ms: f64,
+    sum_p95_ms: f64,
+}
+
+/// One line of a panel: its name and, per number of pods, median and 95th percentile.
+type Line = (String, Vec<(u32, f64, f64)>);
+
+/// Runs the task.
+///
+/// # Errors
+/// The file that could not be read, understood or written.
+pub(super) fn run(args: &PlotArgs) -> Result<()> {
+    let file = workspace::root().join(&args.data).join("control.json");
+    let text = fs::read_to_string(&file).map_err(|e| Error::file("read", &file, e))?;
+    let data: Data =
+        serde_json::from_str(&text).map_err(|e| Error::Failed(format!("read {}: {e}", file.display())))?;
+    let out = workspace::root().join(&args.out);
+    if let Some(dir) = out.parent() {
+        fs::create_dir_all(dir).map_err(|e| Error::file("create the directory", dir, e))?;
+    }
+    let picture = draw(&data)?;
+    fs::write(&out, picture).map_err(|e| Error::file("write", &out, e))?;
+    println!("{}", out.display());
+    Ok(())
+}
+
+fn draw(data: &Data) -> Result<String> {
+    let mut picture = String::new();
+    {
+        let area = SVGBackend::with_string(&mut picture, (960, 400)).into_drawing_area();
+        area.fill(&WHITE).map_err(failed)?;
+        let (left, right) = area.split_horizontally(480);
+        panel(&left, "ADD, ms (median, 95th percentile)", &adds(data))?;
+        panel(&right, "DEL, ms (median, 95th percentile)", &dels(data))?;
+        area.present().map_err(failed)?;
+    }
+    Ok(picture)
+}
+
+fn lines(data: &Data, of: impl Fn(&Row) -> (f64, f64)) -> Vec<Line> {
+    let mut lines: Vec<Line> = Vec::new();
+    for row in &data.rows {
+        let (p50, p95) = of(row);
+        let point = (row.pods, p50, p95);
+        let contender = row.contender.replace("peer-", "reference, ");
+        match lines.iter_mut().find(|(name, _)| *name == contender) {
+            Some((_, points)) => points.push(point),
+            None => lines.push((contender, vec![point])),
+        }
+    }
+    lines
+}
+
+fn adds(data: &Data) -> Vec<Line> {
+    lines(data, |row| (row.add_p50_ms, row.add_p95_ms))
+}
+
+fn dels(data: &Data) -> Vec<Line> {
+    let floor = data.floor.iter().map(|floor| (floor.pods, floor.sum_p50_ms, floor.sum_p95_ms)).collect();
+    let mut lines = lines(data, |row| (row.del_p50_ms, row.del_p95_ms));
+    lines.push(("the kernel's floor".to_owned(), floor));
+    lines
+}
+
+fn failed(error: impl std::fmt::Display) -> Error {
+    Error::Failed(format!("draw: {error}"))
+}
+
+fn panel(area: &DrawingArea<SVGBackend<'_>, Shift>, title: &str, lines: &[Line]) -> Result<()> {
+    let mut pods: Vec<u32> = lines.iter().flat_map(|(_, points)| points.iter().map(|(n, ..)| *n)).collect();
+    pods.sort_unstable();
+    pods.dedup();
+    // The numbers of pods stand at equal distances: 0 has no place on a logarithmic axis.
+    let place = |n: u32| pods.iter().position(|other| *other == n).map_or(0.0, to_float);
+    let last = to_float(pods.len().saturating_sub(1));
+    let mut chart = ChartBuilder::on(area)
+        .caption(title, ("sans-serif", 15))
+        .margin(10)
+        .x_label_area_size(40)
+        .y_label_area_size(45)
+        .build_cartesian_2d(-0.3..last + 0.3, range(lines).log_scale())
+        .map_err(failed)?;
+    chart
+        .configure_mesh()
+        .disable_x_mesh()
+        .light_line_style(TRANSPARENT)
+        .x_desc("pods present")
+        .set_tick_mark_size(LabelAreaPosition::Bottom, 0)
+        .x_labels(pods.len() * 10)
+        .x_label_formatter(&|x| {
+            pods.iter()
+                .enumerate()
+                .find(|(i, _)| (to_float(*i) - x).abs() < 0.01)
+                .map_or_else(String::new, |(_, n)| n.to_string())
+        })
+        .y_label_formatter(&|y| format!("{y}"))
+        .draw()
+        .map_err(failed)?;
+    for (i, (name, points)) in lines.iter().enumerate() {
+        let color = Palette99::pick(i).to_rgba();
+        let at = |p: &(u32, f64, f64)| (place(p.0), p.1);
+        chart
+            .draw_series(LineSeries::new(points.iter().map(at), color.stroke_width(2)))
+            .map_err(failed)?
+            .label(name)
+            .legend(move |(x, y)| PathElement::new([(x, y), (x + 16, y)], color.stroke_width(2)));
+        chart.draw_series(points.iter().map(|p| Circle::new(at(p), 3, color.filled()))).map_err(failed)?;
+        chart
+            .draw_series(points.iter().map(|p| PathElement::new([at(p), (place(p.0), p.2)], color)))
+            .map_err(failed)?;
+    }
+    chart
+        .configure_series_labels()
+        .position(SeriesLabelPosition::UpperLeft)
+        .background_style(WHITE.mix(0.8))
+        .draw()
+        .map_err(failed)?;
+    Ok(())
+}
+
+/// From below the smallest figure to above the largest one.
+fn range(lines: &[Line]) -> Range<f64> {
+    let all = || lines.iter().flat_map(|(_, points)| points.iter().flat_map(|(_, p50, p95)| [*p50, *p95]));
+    all().fold(f64::INFINITY, f64::min) * 0.8..all().fold(0.0, f64::max) * 3.0
+}
+
+fn to_float(n: usize) -> f64 {
+    u32::try_from(n).map_or(0.0, f64::from)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_contender_is_a_line_of_both_panels() {
+        let row = |contender: &str, pods| Row {
+            contender: contender.to_owned(),
+            pods,
+            add_p50_ms: 10.0,
+            add_p95_ms: 12.0,
+            del_p50_ms: 40.0,
+            del_p95_ms: 50.0,
+        };
+        let rows = vec![row("one", 0), row("two", 0), row("one", 100), row("two", 100)];
+        let floor = vec![Floor { pods: 0, sum_p50_ms: 30.0, sum_p95_ms: 33.0 }];
+        let data = Data { rows, floor };
+        assert_eq!(adds(&data).iter().map(|(_, points)| points.len()).collect::<Vec<_>>(), [2, 2]);
+        let picture = draw(&data).unwrap();
+        for word in ["one", "two", "the kernel&apos;s floor", ">100<"] {
+            assert!(picture.replace('\n', "").contains(word), "{word}: {picture}");
+        }
+    }
+}
