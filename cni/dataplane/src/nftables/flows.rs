@@ -50,8 +50,11 @@ const FEW: usize = 10_000;
 /// What conntrack said.
 pub(crate) fn flush(ports: &[(HostPorts, Which)]) -> Result<usize, Error> {
     let targets = Targets::new(ports);
+    if targets.is_empty() {
+        return Ok(0);
+    }
     let flows = flow_count();
-    if targets.is_empty() || flows == Some(0) {
+    if flows == Some(0) {
         return Ok(0);
     }
     let conntrack = Conntrack::open().map_err(|e| Error::kernel("reach conntrack", e))?;

@@ -116,10 +116,23 @@ impl Backend for Nftables {
     }
 
     fn withdraw(&self, withdrawal: &Withdrawal<'_>) -> Result<(), Error> {
-        let withdrawn = Session::open().and_then(|session| withdraw::withdraw(&session, withdrawal));
-        let gone = unless_no_nf_tables(withdrawn)?;
+        let withdrawn = Session::open().and_then(|session| {
+            let gone = withdraw::withdraw(&session, withdrawal)?;
+            Ok(Some((session, gone)))
+        });
+        let Some((session, gone)) = unless_no_nf_tables(withdrawn)? else { return Ok(()) };
         let ports = gone.iter().filter_map(published);
-        flush(&ports.map(|port| (port.host, Which::To(port.container))).collect::<Vec<_>>());
+        let ports: Vec<_> = ports.map(|port| (port.host, Which::To(port.container))).collect();
+        std::thread::scope(|scope| {
+            // A socket that deleted something closes only when no packet can see it any more, some
+            // 10 ms later (`nf_tables_rcv_nl_event`): time to look for flows meanwhile.
+            let flushing = std::thread::Builder::new().spawn_scoped(scope, || flush(&ports));
+            drop(session);
+            if let Err(error) = flushing {
+                log::debug!("a thread of its own for the flows: {error}");
+                flush(&ports);
+            }
+        });
         Ok(())
     }
 
