@@ -119,7 +119,7 @@ pub(crate) fn run(args: &Args) -> Result<()> {
 /// marks.
 ///
 /// # Errors
-/// As [`run`].
+/// As [`run()`].
 pub(crate) fn smoke(stages: &mut Stages) -> Result<Verdict> {
     machines(&Smoke::parse_from(["smoke", "--smoke"]).args, stages)
 }
