@@ -77,7 +77,7 @@ pub(crate) struct Args {
     /// Test the plugins of another folder in place of ours
     #[arg(long, value_name = "DIR")]
     peer: Option<PathBuf>,
-    /// Write docs/kernels.md; kernels that are not in this run get their last whole run's results
+    /// Write docs/kernels.md and the README's table; kernels that are not in this run get their last whole run's results
     #[arg(long, conflicts_with_all = ["smoke", "suite", "filter", "peer"])]
     write_docs: bool,
 }
@@ -224,9 +224,7 @@ fn conclude(args: &Args, list: &Kernels, rows: &[Row<'_>]) -> Result<Verdict> {
     print!("{}", report::lines(rows));
     if args.write_docs {
         let emulator = Qemu::find(args.accel).and_then(|qemu| qemu.version()).unwrap_or_default();
-        let path = workspace::root().join("docs/kernels.md");
-        let text = report::page(list, &all_rows(list, rows)?, &emulator);
-        fs::write(&path, text).map_err(|e| Error::file("write", &path, e))?;
+        write_docs(list, &all_rows(list, rows)?, &emulator)?;
     }
     let outcomes: Vec<&Outcome> = rows.iter().filter_map(|(_, row)| row.as_ref().ok()).collect();
     let skipped: Vec<String> =
@@ -239,6 +237,17 @@ fn conclude(args: &Args, list: &Kernels, rows: &[Row<'_>]) -> Result<Verdict> {
         return Err(Error::Failed(text));
     }
     Ok(Verdict { text, skipped })
+}
+
+fn write_docs(list: &Kernels, rows: &[Row<'_>], emulator: &str) -> Result<()> {
+    let write = |path: &Path, text: String| fs::write(path, text).map_err(|e| Error::file("write", path, e));
+    write(&workspace::root().join("docs/kernels.md"), report::page(list, rows, emulator))?;
+    let readme = workspace::root().join("README.md");
+    let text = fs::read_to_string(&readme).map_err(|e| Error::file("read", &readme, e))?;
+    match report::readme(&text, rows) {
+        Some(text) => write(&readme, text),
+        None => Err(Error::Failed("README.md has no place for the kernels".to_owned())),
+    }
 }
 
 /// What git calls the sources, also when they were changed since; empty where git knows nothing.

@@ -91,6 +91,32 @@ pub(crate) fn page(list: &Kernels, rows: &[Row<'_>], emulator: &str) -> String {
     text
 }
 
+/// The README with the kernels in their place: from the mark to the next heading. None without a mark.
+pub(crate) fn readme(text: &str, rows: &[Row<'_>]) -> Option<String> {
+    const MARK: &str = "<!-- kernels -->\n";
+    let from = text.find(MARK)? + MARK.len();
+    let to = from + text[from..].find("\n## ")?;
+    let mut own = String::from(
+        "All tests are run on these kernels of Debian, x86-64; [docs/kernels.md](docs/kernels.md) has every \
+         test on each.\n`cargo xtask vm-test` does that again, and with `--write-docs` makes that page and \
+         this table.\n\n| Linux | tests passed | skipped | failed |\n|---|---:|---:|---:|\n",
+    );
+    for (kernel, row) in rows {
+        let _ = match row {
+            Ok(one) => writeln!(
+                own,
+                "| {} | {} | {} | {} |",
+                one.release,
+                one.count(Status::Passed),
+                one.count(Status::Skipped),
+                one.count(Status::Failed)
+            ),
+            Err(_) => writeln!(own, "| {} | not run | | |", kernel.name),
+        };
+    }
+    Some(format!("{}{own}{}", &text[..from], &text[to..]))
+}
+
 /// What tests may be skipped for.
 fn missing(text: &mut String, list: &Kernels) {
     text.push_str("\n## What may be skipped\n\n| kernel | feature | option | why |\n|---|---|---|---|\n");
@@ -139,5 +165,46 @@ fn matrix(text: &mut String, rows: &[Row<'_>]) {
             }
             text.push('\n');
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::vm_test::outcome::SuiteOutcome;
+
+    fn row(kernel: &Kernel) -> Row<'_> {
+        let tests = [("a", Status::Passed), ("b", Status::Skipped)];
+        let tests = tests.map(|(name, status)| (name.to_owned(), status)).into();
+        let suite = SuiteOutcome { name: "links".to_owned(), millis: 5, tests };
+        let release = "6.1.0-56-cloud-amd64".to_owned();
+        (
+            kernel,
+            Ok(Outcome { kernel: kernel.name.clone(), release, suites: vec![suite], ..Outcome::default() }),
+        )
+    }
+
+    #[test]
+    fn the_readmes_place_is_filled_and_nothing_else_changed() {
+        let list = Kernels::load().unwrap();
+        let rows = [row(&list.kernel[0]), (&list.kernel[1], Err("no such package".to_owned()))];
+        let text = "before\n\n<!-- kernels -->\nold\n\n## Next\n";
+        let once = readme(text, &rows).unwrap();
+        let expected = format!(
+            "| 6.1.0-56-cloud-amd64 | 1 | 1 | 0 |\n| {} | not run | | |\n\n## Next\n",
+            list.kernel[1].name
+        );
+        assert!(once.starts_with("before\n\n<!-- kernels -->\nAll ") && once.ends_with(&expected), "{once}");
+        assert_eq!(readme(&once, &rows).unwrap(), once);
+        assert_eq!(readme("no mark\n\n## Next\n", &rows), None);
+    }
+
+    #[test]
+    fn the_page_has_every_test_of_every_kernel() {
+        let list = Kernels::load().unwrap();
+        let kernel = &list.kernel[0];
+        let page = page(&list, &[row(kernel)], "QEMU");
+        assert!(page.contains(&format!("## links\n\n| test | {} |\n|---|:-:|\n", kernel.name)), "{page}");
+        assert!(page.contains("| a | ok |\n| b | skipped |\n"), "{page}");
     }
 }

@@ -1,0 +1,85 @@
+//! One ADD, CHECK and DEL of every plugin of the binary, and little more: what is run on many kernels. A
+//! plugin of the registry without a line in the table below fails the last test.
+
+use serde_json::{Value, json};
+use slipway_tests::{Attach, BridgeNetfilter, Node, Proto, Snapshot, is_peer};
+
+/// A test for each plugin: in which list it is tried, and for which link.
+macro_rules! every_plugin {
+    ($($test:ident: $name:literal for $ifname:literal in $list:expr;)*) => {
+        const PLUGINS: &[&str] = &[$($name),*];
+        $(
+            #[test]
+            fn $test() {
+                comes_and_goes($name, $ifname, &$list);
+            }
+        )*
+    };
+}
+
+every_plugin! {
+    bridge: "bridge" for "eth0" in json!([bridged()]);
+    host_local: "host-local" for "eth0" in json!([{"type": "host-local", "ipam": ipam()}]);
+    loopback: "loopback" for "lo" in json!([{"type": "loopback"}]);
+    portmap: "portmap" for "eth0" in json!([bridged(), published()]);
+    ptp: "ptp" for "eth0" in json!([{"type": "ptp", "ipMasq": true, "ipam": ipam()}, published()]);
+}
+
+fn bridged() -> Value {
+    json!({"type": "bridge", "isGateway": true, "ipMasq": true, "hairpinMode": true, "ipam": ipam()})
+}
+
+fn published() -> Value {
+    json!({"type": "portmap", "capabilities": {"portMappings": true}})
+}
+
+fn ipam() -> Value {
+    json!({
+        "type": "host-local", "routes": [{"dst": "0.0.0.0/0"}, {"dst": "::/0"}],
+        "ranges": [[{"subnet": "10.88.0.0/24"}], [{"subnet": "fd00:88::/64"}]],
+    })
+}
+
+/// ADD, CHECK and DEL, twice: what the first ADD of a node makes for all stays, the second leaves nothing.
+#[track_caller]
+fn comes_and_goes(plugin: &str, ifname: &str, plugins: &Value) {
+    let node = Node::new();
+    node.bridge_netfilter(BridgeNetfilter::Off);
+    let client = node.host("client");
+    let pod = node.pod("pod");
+    let network = node.network(json!({"name": "net", "plugins": plugins}));
+    let attach = Attach::new(&pod).ifname(ifname).port(Proto::Tcp, 8080, 80).port(Proto::Udp, 8080, 80);
+    // Derived from the reservations, where to go on after the last one, and the lock's file.
+    let state = || Snapshot::take(&node, &[&pod]).without(&["networks/.slipway/", "last_reserved_ip"]);
+    let cycle = || {
+        let before = state();
+        let result = network.add(&attach).expect("ADD");
+        assert!(!before.changes(&state()).is_empty(), "{plugin} made nothing");
+        network.check(&attach).expect("CHECK");
+        if plugins.as_array().expect("plugins").iter().any(|one| one["type"] == "portmap") {
+            for proto in [Proto::Tcp, Proto::Udp] {
+                let _server = pod.serve(proto, "0.0.0.0:80", "pod");
+                client.expect(proto, (client.node_v4, 8080), "pod");
+            }
+        }
+        network.del(&attach).expect("DEL");
+        result
+    };
+    let first = cycle();
+    assert_eq!(first["cniVersion"], slipway_tests::newest_version());
+    let before = state();
+    cycle();
+    before.assert_same(&state());
+    network.del(&attach).expect("DEL of what is not there");
+}
+
+#[test]
+fn none_is_forgotten() {
+    if is_peer() {
+        return;
+    }
+    // A line per plugin: its name, and what it does.
+    let table = Node::new().slipway("plugins");
+    let there: Vec<&str> = table.lines().filter_map(|line| line.split_whitespace().next()).collect();
+    assert_eq!(there, PLUGINS);
+}
