@@ -32,7 +32,7 @@ use programs::Programs;
 use qemu::{Accelerator, Machine, Qemu};
 use report::Row;
 
-/// A machine's results, beside its two ports.
+/// What is known of a kernel from its last runs, beside the two ports of the very last.
 const RESULTS: &str = "results.json";
 
 /// How long one test program may take.
@@ -77,16 +77,9 @@ pub(crate) struct Args {
     /// Test the plugins of another folder in place of ours
     #[arg(long, value_name = "DIR")]
     peer: Option<PathBuf>,
-    /// Write docs/kernels.md and the README's table; kernels that are not in this run get their last whole run's results
-    #[arg(long, conflicts_with_all = ["smoke", "suite", "filter", "peer"])]
+    /// Write docs/kernels.md and the README's table; what is not in this run is told from earlier ones
+    #[arg(long, conflicts_with_all = ["filter", "peer"])]
     write_docs: bool,
-}
-
-impl Args {
-    /// Whether all of our own tests are run.
-    fn whole(&self) -> bool {
-        !self.smoke && self.suite.is_empty() && self.filter.is_none() && self.peer.is_none()
-    }
 }
 
 /// What all machines of a run have in common.
@@ -256,19 +249,28 @@ fn sources() -> String {
     run::capture(git.current_dir(workspace::root())).unwrap_or_default().trim().to_owned()
 }
 
-/// A row for each kernel of the list: of this run, or else of its last whole run.
+/// What the kernel's earlier runs told, if there were any.
+fn earlier(kernel: &str) -> Result<Option<Outcome>> {
+    let path = kernels::cache()?.join("runs").join(kernel).join(RESULTS);
+    Ok(fs::read(path).ok().and_then(|text| serde_json::from_slice(&text).ok()))
+}
+
+/// A row for each kernel of the list: of this run with what earlier ones tell, or of those.
 fn all_rows<'a>(list: &'a Kernels, rows: &[Row<'_>]) -> Result<Vec<Row<'a>>> {
-    let runs = kernels::cache()?.join("runs");
     let row = |kernel: &'a Kernel| {
         let fresh = rows.iter().find(|(own, _)| own.name == kernel.name).map(|(_, row)| row.clone());
-        let kept = || {
-            let text = fs::read(runs.join(&kernel.name).join(RESULTS)).ok()?;
-            serde_json::from_slice::<Outcome>(&text).ok().filter(|outcome| outcome.whole)
+        let row = match (fresh, earlier(&kernel.name)?) {
+            (Some(Ok(outcome)), Some(earlier)) if outcome.sound => Ok(outcome.with_earlier(earlier)),
+            (Some(row), _) => row,
+            (None, Some(earlier)) => {
+                let nothing = Outcome { suites: Vec::new(), ..earlier.clone() };
+                Ok(nothing.with_earlier(earlier))
+            }
+            (None, None) => Err("not asked for".to_owned()),
         };
-        let row = fresh.unwrap_or_else(|| kept().ok_or_else(|| "not asked for".to_owned()));
-        (kernel, row)
+        Ok((kernel, row))
     };
-    Ok(list.kernel.iter().map(row).collect())
+    list.kernel.iter().map(row).collect()
 }
 
 impl Bench<'_> {
@@ -325,23 +327,33 @@ impl Bench<'_> {
         // It is big, and made anew each time.
         let _ = fs::remove_file(&initramfs);
         let mut outcome = outcome::judge(self.list, kernel, &plan, &run);
-        outcome.sources.clone_from(&self.sources);
-        outcome.whole = self.args.whole();
+        for suite in &mut outcome.suites {
+            suite.sources.clone_from(&self.sources);
+        }
         if let Err(wrong) = kernel.check_options(&self.list.promised, &ready.config) {
             outcome.problems.push(format!("kernels.toml and its configuration differ: {wrong}"));
         }
-        self.keep(&dir, &outcome)?;
+        if outcome.sound && self.args.filter.is_none() && self.args.peer.is_none() {
+            self.keep(&dir, &outcome)?;
+        }
         if self.args.keep_console {
             println!("--- console of {}\n{}", kernel.name, run.console);
         }
         Ok(outcome)
     }
 
-    /// Keeps the results beside the two ports.
+    /// Keeps what the run told, and what earlier ones told of other test programs.
     fn keep(&self, dir: &Path, outcome: &Outcome) -> Result<()> {
-        let path = dir.join(RESULTS);
-        let text = serde_json::to_vec_pretty(outcome);
+        let mut known = outcome.clone();
+        known.evidence.clear();
+        if let Some(earlier) = earlier(&outcome.kernel)? {
+            known = known.with_earlier(earlier);
+        }
+        // What was wrong with a test program is told by the program's own entry.
+        known.problems.clear();
+        let text = serde_json::to_vec_pretty(&known);
         let text = text.map_err(|e| Error::Failed(format!("write the results: {e}")))?;
+        let path = dir.join(RESULTS);
         fs::write(&path, text).map_err(|e| Error::file("write", &path, e))
     }
 

@@ -1,5 +1,6 @@
 //! What a machine's run means: each test's result, and everything that makes the run a failure.
 
+use std::collections::BTreeSet;
 use std::time::Duration;
 
 use slipway_vm::{Ending, Event, Plan};
@@ -14,10 +15,6 @@ const TAIL: usize = 60;
 #[derive(Debug, Clone, Default, serde::Serialize, serde::Deserialize)]
 pub(crate) struct Outcome {
     pub(crate) kernel: String,
-    /// What git calls the sources that were tested.
-    pub(crate) sources: String,
-    /// Whether all of our tests were to be run, and not some, or another implementation's.
-    pub(crate) whole: bool,
     /// What `uname -r` printed; empty when the machine did not come so far.
     pub(crate) release: String,
     /// Until user space ran.
@@ -26,6 +23,8 @@ pub(crate) struct Outcome {
     pub(crate) suites: Vec<SuiteOutcome>,
     /// Why the run failed; empty when it passed.
     pub(crate) problems: Vec<String>,
+    /// Whether the machine was well to its end, so that what each test program said counts.
+    pub(crate) sound: bool,
     /// What to show with the problems.
     pub(crate) evidence: Vec<String>,
 }
@@ -34,7 +33,11 @@ pub(crate) struct Outcome {
 #[derive(Debug, Clone, serde::Serialize, serde::Deserialize)]
 pub(crate) struct SuiteOutcome {
     pub(crate) name: String,
+    /// What git called the sources.
+    pub(crate) sources: String,
     pub(crate) millis: u64,
+    /// Whether nothing was wrong with it.
+    pub(crate) passed: bool,
     pub(crate) tests: Vec<(String, Status)>,
 }
 
@@ -57,6 +60,34 @@ impl Outcome {
     /// How many tests have this result.
     pub(crate) fn count(&self, status: Status) -> usize {
         self.suites.iter().map(|suite| suite.count(status)).sum()
+    }
+
+    /// How long the test programs took together.
+    pub(crate) fn tested(&self) -> Duration {
+        Duration::from_millis(self.suites.iter().map(|suite| suite.millis).sum())
+    }
+
+    /// The names of the sources that were tested, without repetition.
+    pub(crate) fn sources(&self) -> String {
+        let names: BTreeSet<&str> = self.suites.iter().map(|suite| suite.sources.as_str()).collect();
+        names.into_iter().collect::<Vec<_>>().join(", ")
+    }
+
+    /// Adds what an earlier run tells of test programs that were not in this one. Nothing, when it was
+    /// another release of the kernel.
+    pub(crate) fn with_earlier(mut self, earlier: Self) -> Self {
+        if self.release == earlier.release {
+            let known: BTreeSet<String> = self.suites.iter().map(|suite| suite.name.clone()).collect();
+            let others = earlier.suites.into_iter().filter(|suite| !known.contains(&suite.name));
+            for suite in others {
+                if !suite.passed {
+                    self.problems.push(format!("{} failed in an earlier run", suite.name));
+                }
+                self.suites.push(suite);
+            }
+            self.suites.sort_by(|one, other| one.name.cmp(&other.name));
+        }
+        self
     }
 }
 
@@ -112,12 +143,21 @@ pub(crate) fn judge(list: &Kernels, kernel: &Kernel, plan: &Plan, run: &Run) -> 
         Some((_, 0)) => {}
         Some((_, taint)) => outcome.problems.push(format!("the kernel is tainted: {taint}")),
     }
+    let complaints = complaints(&run.console);
+    let ended_well = end == Some((plan.suites.len(), 0));
+    outcome.sound = ended_well && run.trouble.is_none() && complaints.is_empty();
     if outcome.suites.iter().all(|suite| suite.tests.is_empty()) {
         outcome.problems.push("no test was run".to_owned());
     }
-    let refused = skips.iter().filter(|skip| !list.allows(kernel, skip));
-    outcome.problems.extend(refused.map(|skip| format!("{skip}: kernels.toml does not name this")));
-    outcome.problems.extend(complaints(&run.console));
+    for skip in skips.iter().filter(|skip| !list.allows(kernel, skip)) {
+        // A skip begins with the name of its test program.
+        let of = skip.split("::").next().unwrap_or_default();
+        for suite in outcome.suites.iter_mut().filter(|suite| suite.name == of) {
+            suite.passed = false;
+        }
+        outcome.problems.push(format!("{skip}: kernels.toml does not name this"));
+    }
+    outcome.problems.extend(complaints);
     outcome
 }
 
@@ -142,6 +182,7 @@ impl Outcome {
             Ending::Exit(0) => None,
             _ => Some(format!("{name} ended with {ending}")),
         };
+        let passed = problem.is_none();
         if let Some(problem) = problem {
             self.problems.push(problem);
             let from = reading.lines.iter().position(|line| line == "failures:");
@@ -151,7 +192,8 @@ impl Outcome {
             }
         }
         let tests = reading.results();
-        self.suites.push(SuiteOutcome { name: name.to_owned(), millis, tests });
+        let sources = String::new();
+        self.suites.push(SuiteOutcome { name: name.to_owned(), sources, millis, passed, tests });
     }
 }
 
@@ -356,6 +398,25 @@ mod tests {
     }
 
     #[test]
+    fn an_earlier_run_tells_of_what_was_not_in_this_one() {
+        let now = outcome(|_| {}, "");
+        assert!(now.sound);
+        let mut earlier = now.clone();
+        earlier.suites[0].tests.clear();
+        let other = SuiteOutcome { name: "bridge".to_owned(), passed: false, ..earlier.suites[0].clone() };
+        earlier.suites.push(other);
+        let both = now.clone().with_earlier(earlier.clone());
+        assert_eq!(
+            both.suites.iter().map(|suite| suite.name.as_str()).collect::<Vec<_>>(),
+            ["bridge", "links"]
+        );
+        assert_eq!(both.suites[1].tests.len(), 3, "this run's own");
+        assert_eq!(both.problems, ["bridge failed in an earlier run"]);
+        earlier.release = "6.1.0-55-cloud-amd64".to_owned();
+        assert_eq!(now.with_earlier(earlier).suites.len(), 1);
+    }
+
+    #[test]
     fn a_kernel_that_is_not_well_is_a_failure() {
         let text = problem(|events| *events.last_mut().unwrap() = Event::End { suites: 1, taint: 512 });
         assert_eq!(text, "the kernel is tainted: 512");
@@ -364,7 +425,8 @@ mod tests {
             "[   12.3] WARNING: net/core/dev.c:1 at x+0x1/0x2, CPU#0: test/77",
             "[   12.3] BUG: unable to handle page fault for address: 0",
         ] {
-            assert_eq!(outcome(|_| {}, line).problems, [format!("console: {line}")]);
+            let outcome = outcome(|_| {}, line);
+            assert_eq!((outcome.problems, outcome.sound), (vec![format!("console: {line}")], false));
         }
     }
 }

@@ -64,10 +64,13 @@ pub(crate) fn page(list: &Kernels, rows: &[Row<'_>], emulator: &str) -> String {
     let _ = writeln!(
         text,
         "Machines: {emulator}, one processor. Times are those of the last run, beside whatever else the \
-         machine did. `sources` is what git calls what was tested.\n"
+         machine did. `sources` is what git calls what was tested; each test program's last run counts.\n"
     );
-    text.push_str("| kernel | release | sources | passed | skipped | failed | boot | all | |\n");
+    text.push_str("| kernel | release | sources | passed | skipped | failed | boot | tests | |\n");
     text.push_str("|---|---|---|---:|---:|---:|---:|---:|---|\n");
+    let suites = |one: &Outcome| one.suites.iter().map(|suite| suite.name.clone()).collect::<BTreeSet<_>>();
+    let all: BTreeSet<String> =
+        rows.iter().filter_map(|(_, row)| row.as_ref().ok()).flat_map(suites).collect();
     for (kernel, row) in rows {
         let _ = match row {
             Ok(one) => writeln!(
@@ -75,13 +78,17 @@ pub(crate) fn page(list: &Kernels, rows: &[Row<'_>], emulator: &str) -> String {
                 "| {} | {} | {} | {} | {} | {} | {} | {} | {} |",
                 kernel.name,
                 one.release,
-                one.sources,
+                one.sources(),
                 one.count(Status::Passed),
                 one.count(Status::Skipped),
                 one.count(Status::Failed),
                 one.boot.map_or("-".to_owned(), seconds),
-                seconds(one.took),
-                if one.passed() { "ok" } else { "**failed**" }
+                seconds(one.tested()),
+                match (one.passed(), suites(one) == all) {
+                    (true, true) => "ok",
+                    (true, false) => "not all of it was run",
+                    (false, _) => "**failed**",
+                }
             ),
             Err(reason) => writeln!(text, "| {} | not run: {reason} | | | | | | | |", kernel.name),
         };
@@ -176,7 +183,13 @@ mod tests {
     fn row(kernel: &Kernel) -> Row<'_> {
         let tests = [("a", Status::Passed), ("b", Status::Skipped)];
         let tests = tests.map(|(name, status)| (name.to_owned(), status)).into();
-        let suite = SuiteOutcome { name: "links".to_owned(), millis: 5, tests };
+        let suite = SuiteOutcome {
+            name: "links".to_owned(),
+            sources: "abc".to_owned(),
+            millis: 5,
+            passed: true,
+            tests,
+        };
         let release = "6.1.0-56-cloud-amd64".to_owned();
         (
             kernel,
