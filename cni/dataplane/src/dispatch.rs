@@ -79,6 +79,22 @@ impl Dataplane {
         }
     }
 
+    /// As [`Self::withdraw_from_others`]. A failure takes back what was made: an ADD leaves all or
+    /// nothing.
+    fn clear_others(&self, made: BackendName, attachment: &Attachment, kinds: Kinds) -> Result<(), Error> {
+        let cleared = self.withdraw_from_others(made, attachment, kinds);
+        if cleared.is_err() {
+            let backend: &dyn Backend = match made {
+                BackendName::Nftables => &self.nftables,
+                BackendName::Iptables => &self.iptables,
+            };
+            if let Err(left) = backend.withdraw(&Withdrawal::of(attachment, kinds)) {
+                log::warn!("take back what was made for {attachment}: {left}");
+            }
+        }
+        cleared
+    }
+
     /// An earlier ADD of the same attachment may have been made by another configuration.
     fn withdraw_from_others(
         &self,
@@ -130,12 +146,12 @@ impl Backend for Dataplane {
             self.iptables.refuse_taken(request)?;
             backend.publish(request)
         })?;
-        self.withdraw_from_others(made, &request.attachment, Kinds::Ports)
+        self.clear_others(made, &request.attachment, Kinds::Ports)
     }
 
     fn masquerade(&self, request: &MasqueradeRequest) -> Result<(), Error> {
         let (made, ()) = self.make(|backend| backend.masquerade(request))?;
-        self.withdraw_from_others(made, &request.attachment, Kinds::Masquerade)
+        self.clear_others(made, &request.attachment, Kinds::Masquerade)
     }
 
     fn withdraw(&self, withdrawal: &Withdrawal<'_>) -> Result<(), Error> {
