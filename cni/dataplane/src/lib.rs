@@ -13,6 +13,7 @@ mod backend;
 pub mod dismantle;
 mod dispatch;
 mod error;
+pub mod explain;
 pub mod fake;
 pub mod iptables;
 pub mod macspoof;

@@ -6,7 +6,7 @@ mod apply;
 pub mod conditions;
 pub(crate) mod flows;
 mod judge;
-mod plan;
+pub(crate) mod plan;
 pub(crate) mod record;
 pub(crate) mod schema;
 pub(crate) mod session;

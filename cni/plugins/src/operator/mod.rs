@@ -3,6 +3,7 @@
 //! Each command is one row of [`COMMANDS`]: dispatch and help come from it.
 
 pub mod check_node;
+pub mod explain;
 pub mod install;
 pub mod ports;
 pub mod restore;
@@ -41,6 +42,12 @@ pub static COMMANDS: &[Command] = &[
         summary: "say what this kernel and this host can do, what is missing and what is in the way",
         usage: check_node::USAGE,
         run: check_node::check_node_command,
+    },
+    Command {
+        name: "explain",
+        summary: "say step by step what happens to a packet for one of the node's ports, and why",
+        usage: explain::USAGE,
+        run: explain::explain_command,
     },
     Command {
         name: "restore",

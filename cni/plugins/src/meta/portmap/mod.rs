@@ -6,8 +6,10 @@ mod config;
 
 use std::net::IpAddr;
 
-use cni_dataplane::{Backend, ContainerNetns, Dataplane, Kinds, PortRequest, Withdrawal};
-use cni_spec::{AddResult, CniError, ErrorCode};
+use cni_dataplane::{
+    AddressFamily, Backend, ContainerNetns, Dataplane, Kinds, Loopback, PortRequest, Withdrawal,
+};
+use cni_spec::{AddResult, CniError, ErrorCode, NetConf};
 
 use crate::plugin::{Belonging, NodeRequest, Plugin, Request};
 use belonging::Ports;
@@ -59,6 +61,17 @@ impl Plugin for Portmap {
         let unavailable = |e: cni_dataplane::Error| CniError::new(ErrorCode::NotAvailable, e.to_string());
         config.dataplane()?.status().map_err(unavailable)
     }
+}
+
+/// The conditions of a family in a configuration, and whether it leaves the node's loopback alone; none if
+/// it cannot be read.
+pub(crate) fn conditions(config: &NetConf, family: AddressFamily) -> Option<(Vec<String>, bool)> {
+    let config = Config::read(config).ok()?;
+    let conditions = match family {
+        AddressFamily::V4 => config.conditions_v4,
+        AddressFamily::V6 => config.conditions_v6,
+    };
+    Some((conditions, config.loopback == Loopback::Spared))
 }
 
 /// Opens the way from the node's loopback to a container's address.
@@ -166,7 +179,7 @@ mod tests {
     use std::path::PathBuf;
 
     use cni_dataplane::fake::Fake;
-    use cni_spec::{Attachment, NetConf};
+    use cni_spec::Attachment;
 
     use super::*;
     use crate::plugin::Env;

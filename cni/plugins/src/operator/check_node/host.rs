@@ -4,6 +4,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
+use cni_dataplane::AddressFamily;
 use cni_dataplane::node::{self, ForwardChain, OwnTable};
 use cni_kernel::sysctl;
 use nix::sys::statvfs::{FsFlags, statvfs};
@@ -30,6 +31,25 @@ pub(super) fn findings() -> Vec<Finding> {
     found.extend(flows());
     found.push(state_dir(Path::new(STATE_DIR)));
     found
+}
+
+/// The chains of others that drop forwarded packets of a family unless one of their rules accepts them.
+pub(in crate::operator) fn dropping_forward_chains(family: AddressFamily) -> Vec<String> {
+    let [of_family, of_other, command, tables] = match family {
+        AddressFamily::V4 => ["ip ", "ip6 ", "iptables-legacy", "ip_tables_names"],
+        AddressFamily::V6 => ["ip6 ", "ip ", "ip6tables-legacy", "ip6_tables_names"],
+    };
+    let chains = node::forward_chains().unwrap_or_default();
+    let sees = |name: &str| name.starts_with(of_family) || !name.starts_with(of_other);
+    let mut dropping: Vec<String> =
+        chains.into_iter().filter(|chain| chain.drops && sees(&chain.name)).map(|chain| chain.name).collect();
+    let loaded = fs::read_to_string(Path::new("/proc/self/net").join(tables)).unwrap_or_default();
+    if loaded.split_whitespace().any(|table| table == "filter")
+        && legacy_policy(command).is_some_and(|policy| policy != "ACCEPT")
+    {
+        dropping.push(format!("FORWARD of {command}"));
+    }
+    dropping
 }
 
 fn own_table() -> Finding {

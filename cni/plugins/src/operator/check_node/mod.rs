@@ -6,6 +6,7 @@ mod kernel;
 
 use std::io::{self, Write};
 
+pub(super) use host::dropping_forward_chains;
 use serde_json::{Value, json};
 
 /// Arguments of `slipway check-node`.

@@ -1,0 +1,340 @@
+//! What the table would do to one packet: the lookups that the kernel makes, made one by one.
+
+use std::net::{IpAddr, SocketAddr};
+
+use cni_nftables::{Cmp, ElementData, Field, Operand, Stmt, Value, Verdict};
+use ipnet::IpNet;
+
+use crate::nftables::schema::{Map, SharedChain};
+use crate::nftables::session::{Held, Session};
+use crate::nftables::{conditions as grammar, plan};
+use crate::{AddressFamily, Error, HostAddress, HostPorts, Owner, Protocol};
+
+/// The first packet of a connection, as far as it is told.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Packet {
+    /// The transport protocol.
+    pub protocol: Protocol,
+    /// Where it goes.
+    pub to: SocketAddr,
+    /// Where it comes from, if that is told.
+    pub from: Option<IpAddr>,
+    /// Who sends it.
+    pub origin: Origin,
+}
+
+/// Who sends a packet.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Origin {
+    /// The node itself.
+    Node,
+    /// Somebody else; by which of the node's links, if that is known.
+    Elsewhere(Option<String>),
+}
+
+/// An element that a lookup finds.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Hit {
+    /// The map.
+    pub map: &'static str,
+    /// Who owns the element; none if it was made by hand.
+    pub owner: Option<Owner>,
+    /// Whether the owner is provably dead.
+    pub dead: bool,
+    /// The ports that the element stands for.
+    pub host: HostPorts,
+    /// What follows.
+    pub target: Target,
+}
+
+/// What an element leads to.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Target {
+    /// A container's address and port.
+    Container(SocketAddr),
+    /// The chain of a container with conditions of its own.
+    Chain(String),
+}
+
+/// Which sources are masqueraded on the way to a container.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Sources {
+    /// Those in the container's network, and the node's loopback.
+    Of(IpNet),
+    /// All.
+    All,
+    /// None.
+    None,
+}
+
+/// Whether something can be told.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Truth {
+    /// It is so.
+    Yes,
+    /// It is not so.
+    No,
+    /// It depends on what is not told of the packet.
+    Unknown,
+}
+
+/// The element that decides about a packet for an address of the node, in the order of the kernel's
+/// lookups.
+///
+/// # Errors
+/// What nf_tables said.
+pub fn first_hit(protocol: Protocol, to: SocketAddr) -> Result<Option<Hit>, Error> {
+    let family = AddressFamily::of(to.ip());
+    let maps = [
+        Map::HostIpConditions(family),
+        Map::HostIps(family),
+        Map::HostIpRanges(family),
+        Map::Conditions(family),
+        Map::HostPorts(family),
+        Map::Ranges(family),
+    ];
+    first_of(&maps, protocol, to)
+}
+
+/// The element that translates once a container's own chain lets the packet pass.
+///
+/// # Errors
+/// What nf_tables said.
+pub fn translation(protocol: Protocol, to: SocketAddr) -> Result<Option<Hit>, Error> {
+    let family = AddressFamily::of(to.ip());
+    let maps = [Map::HostIps(family), Map::HostIpRanges(family), Map::HostPorts(family), Map::Ranges(family)];
+    first_of(&maps, protocol, to)
+}
+
+fn first_of(maps: &[Map], protocol: Protocol, to: SocketAddr) -> Result<Option<Hit>, Error> {
+    let session = Session::open()?;
+    let of = |address| HostPorts { protocol, address, first: to.port(), last: to.port() };
+    let any = of(HostAddress::Any(AddressFamily::of(to.ip())));
+    let one = of(HostAddress::One(to.ip()));
+    for map in maps {
+        let by_address = matches!(map, Map::HostIps(_) | Map::HostIpRanges(_) | Map::HostIpConditions(_));
+        let host = if by_address { &one } else { &any };
+        if let Some(held) = session.get(*map, &plan::key(host, to.port()))? {
+            return hit(&session, held, to.port());
+        }
+    }
+    Ok(None)
+}
+
+fn hit(session: &Session, held: Held, port: u16) -> Result<Option<Hit>, Error> {
+    let dead = match &held.owner {
+        Some(owner) => session.is_dead(owner)?,
+        None => false,
+    };
+    let end = held.end.as_deref();
+    let Some(host) = plan::host_ports(held.map, &held.key, end) else { return Ok(None) };
+    let target = match &held.data {
+        ElementData::Values(data) => {
+            let Some(found) = plan::published(held.map, &held.key, end, data) else { return Ok(None) };
+            let offset = port.saturating_sub(host.first);
+            Target::Container(SocketAddr::new(found.container, found.container_port.saturating_add(offset)))
+        }
+        ElementData::Verdict(Verdict::Goto(chain) | Verdict::Jump(chain)) => Target::Chain(chain.clone()),
+        _ => return Ok(None),
+    };
+    Ok(Some(Hit { map: held.map.name(), owner: held.owner, dead, host, target }))
+}
+
+/// Which sources get an address of the node on the way to a published port of the container; none if it
+/// has no published port.
+///
+/// # Errors
+/// What nf_tables said.
+pub fn masqueraded_towards(container: IpAddr) -> Result<Option<Sources>, Error> {
+    let map = Map::Hairpin(AddressFamily::of(container));
+    let held = Session::open()?.get(map, &[Value::address(container)])?;
+    Ok(held.and_then(|held| match SharedChain::from_name(chain_of(&held)?)? {
+        SharedChain::Hairpin { network, .. } => Some(Sources::Of(network)),
+        SharedChain::HairpinAll { .. } => Some(Sources::All),
+        SharedChain::HairpinNone { .. } => Some(Sources::None),
+        SharedChain::Masquerade { .. } => None,
+    }))
+}
+
+/// The network whose chain masquerades what comes from an address, and the owner of the element.
+///
+/// # Errors
+/// What nf_tables said.
+pub fn masqueraded_from(source: IpAddr) -> Result<Option<(IpNet, Option<Owner>)>, Error> {
+    let map = Map::Masquerade(AddressFamily::of(source));
+    let held = Session::open()?.get(map, &[Value::address(source)])?;
+    Ok(held.and_then(|held| match SharedChain::from_name(chain_of(&held)?)? {
+        SharedChain::Masquerade { network } => Some((network, held.owner)),
+        _ => None,
+    }))
+}
+
+fn chain_of(held: &Held) -> Option<&str> {
+    match &held.data {
+        ElementData::Verdict(Verdict::Goto(chain) | Verdict::Jump(chain)) => Some(chain),
+        _ => None,
+    }
+}
+
+/// Each condition of a container as nft writes it, and whether it holds for the packet.
+///
+/// # Errors
+/// [`Error::Condition`] for what is no condition.
+pub fn conditions(texts: &[String], packet: &Packet) -> Result<Vec<(String, Truth)>, Error> {
+    let stmts = grammar::parse(texts, AddressFamily::of(packet.to.ip()))?;
+    Ok(stmts.iter().map(|stmt| (stmt.to_string(), holds(stmt, packet))).collect())
+}
+
+fn holds(stmt: &Stmt, packet: &Packet) -> Truth {
+    match stmt {
+        Stmt::Match { fields, cmp, to } => match fields.as_slice() {
+            [field] => compare(*field, *cmp, to, packet),
+            _ => Truth::Unknown,
+        },
+        // The first packet of a connection is new, whatever it is otherwise.
+        Stmt::AnyBit { field: Field::CtState, bits: Value::CtState(bits) } => {
+            if bits & Value::CT_NEW != 0 {
+                Truth::Yes
+            } else {
+                Truth::No
+            }
+        }
+        _ => Truth::Unknown,
+    }
+}
+
+fn compare(field: Field, cmp: Cmp, to: &Operand, packet: &Packet) -> Truth {
+    let value = match value(field, packet) {
+        Ok(Some(value)) => value,
+        // What the packet does not have makes the rule end, whatever it is compared with.
+        Ok(None) => return Truth::No,
+        Err(Untold) => return Truth::Unknown,
+    };
+    match (is_in(&value, to), cmp) {
+        (None, _) => Truth::Unknown,
+        (Some(inside), Cmp::Eq) => {
+            if inside {
+                Truth::Yes
+            } else {
+                Truth::No
+            }
+        }
+        (Some(inside), Cmp::Ne) => {
+            if inside {
+                Truth::No
+            } else {
+                Truth::Yes
+            }
+        }
+    }
+}
+
+/// Nothing is told of it.
+struct Untold;
+
+/// A packet's field; none if it has no such field.
+fn value(field: Field, packet: &Packet) -> Result<Option<Value>, Untold> {
+    let port = |protocol| Ok((packet.protocol == protocol).then_some(Value::Port(packet.to.port())));
+    /// `RTN_UNICAST` of `linux/rtnetlink.h`: another host's address.
+    const UNICAST: u32 = 1;
+    match (field, &packet.origin) {
+        (Field::L4Proto, _) => Ok(Some(Value::Proto(packet.protocol.number()))),
+        (Field::IpDaddr | Field::Ip6Daddr, _) => Ok(Some(Value::address(packet.to.ip()))),
+        (Field::IpSaddr | Field::Ip6Saddr, _) => packet.from.map(Value::address).map(Some).ok_or(Untold),
+        (Field::ThDport, _) => Ok(Some(Value::Port(packet.to.port()))),
+        (Field::TcpDport, _) => port(Protocol::Tcp),
+        (Field::UdpDport, _) => port(Protocol::Udp),
+        (Field::SctpDport, _) => port(Protocol::Sctp),
+        (Field::Iifname, Origin::Elsewhere(Some(link))) => Ok(Some(Value::Ifname(link.clone()))),
+        (Field::Iifname, Origin::Node) | (Field::Oifname, Origin::Elsewhere(_)) => Ok(None),
+        (Field::FibDaddrType, _) | (Field::FibSaddrType, Origin::Node) => {
+            Ok(Some(Value::AddrType(Value::RTN_LOCAL)))
+        }
+        (Field::FibSaddrType, Origin::Elsewhere(_)) => {
+            packet.from.map(|_| Some(Value::AddrType(UNICAST))).ok_or(Untold)
+        }
+        _ => Err(Untold),
+    }
+}
+
+/// Whether a value is the operand or in it; none if that cannot be told.
+fn is_in(value: &Value, to: &Operand) -> Option<bool> {
+    match to {
+        Operand::Value(Value::IfnamePrefix(begin)) => match value {
+            Value::Ifname(name) => Some(name.starts_with(begin.as_str())),
+            _ => None,
+        },
+        Operand::Value(other) => Some(value == other),
+        Operand::Prefix(network, bits) => {
+            let network = IpNet::new(plan::as_address(network)?, *bits).ok()?;
+            Some(network.contains(&plan::as_address(value)?))
+        }
+        Operand::Range(first, last) => match (value, first, last) {
+            (Value::Port(port), Value::Port(first), Value::Port(last)) => {
+                Some((first..=last).contains(&port))
+            }
+            _ => {
+                let address = plan::as_address(value)?;
+                Some(plan::as_address(first)? <= address && address <= plan::as_address(last)?)
+            }
+        },
+        Operand::OneOf(all) => {
+            let each: Option<Vec<bool>> = all.iter().map(|one| is_in(value, one)).collect();
+            each.map(|each| each.contains(&true))
+        }
+        Operand::Set(_) => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn packet() -> Packet {
+        Packet {
+            protocol: Protocol::Tcp,
+            to: "192.0.2.2:8080".parse().unwrap(),
+            from: Some("198.51.100.7".parse().unwrap()),
+            origin: Origin::Elsewhere(Some("eth1".to_owned())),
+        }
+    }
+
+    fn judged(text: &str, packet: &Packet) -> Vec<Truth> {
+        conditions(&[text.to_owned()], packet).unwrap().into_iter().map(|(_, truth)| truth).collect()
+    }
+
+    #[test]
+    fn conditions_are_judged_by_what_is_told() {
+        use Truth::{No, Unknown, Yes};
+        for (text, truth) in [
+            ("ip saddr 198.51.100.0/24", Yes),
+            ("ip saddr != 198.51.100.0/24", No),
+            ("ip saddr { 192.0.2.1, 198.51.100.1-198.51.100.9 }", Yes),
+            ("ip saddr { 192.0.2.1, 10.0.0.0/8 }", No),
+            ("ip daddr 192.0.2.2", Yes),
+            ("iifname eth1", Yes),
+            ("iifname eth*", Yes),
+            ("iifname != \"eth1\"", No),
+            ("oifname eth1", No),
+            ("oifname != eth1", No),
+            ("tcp dport 8000-8999", Yes),
+            ("udp dport 8080", No),
+            ("th dport 80", No),
+            ("l4proto tcp", Yes),
+            ("fib daddr type local", Yes),
+            ("fib saddr type local", No),
+            ("ct state new", Yes),
+            ("ct state established", No),
+            ("ip ttl 64", Unknown),
+            ("mark & 0x10 == 0x10", Unknown),
+            ("tcp sport 1024-65535", Unknown),
+        ] {
+            assert_eq!(judged(text, &packet()), [truth], "{text}");
+        }
+        let unknown = Packet { from: None, origin: Origin::Elsewhere(None), ..packet() };
+        assert_eq!(judged("ip saddr 10.0.0.0/8 iifname eth1", &unknown), [Unknown, Unknown]);
+        let own = Packet { origin: Origin::Node, ..packet() };
+        assert_eq!(judged("iifname != eth1 fib saddr type local", &own), [No, Yes]);
+        assert!(conditions(&["nonsense".to_owned()], &own).is_err());
+    }
+}

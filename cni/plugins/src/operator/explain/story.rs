@@ -1,0 +1,389 @@
+//! From what is known of a packet's way to sentences: a pure function.
+
+use std::fmt::Write as _;
+use std::net::{IpAddr, SocketAddr};
+
+use cni_dataplane::explain::{Hit, Origin, Packet, Sources, Target, Truth};
+use cni_dataplane::{HostAddress, Listed, Owner};
+use cni_kernel::route::Switch;
+
+use super::facts::{Facts, Place, Table, Way, listed_target};
+
+/// The packet's way, step by step.
+#[derive(Debug, Default)]
+struct Story {
+    steps: Vec<(&'static str, String)>,
+    /// What may keep it from arriving, beside the steps.
+    doubts: Vec<String>,
+}
+
+/// How a step leaves the packet.
+enum Then {
+    Goes,
+    Ends(String),
+}
+
+/// The whole text.
+pub(super) fn tell(facts: &Facts) -> String {
+    let mut story = Story::default();
+    let end = match story.walk(facts) {
+        Then::Ends(end) => end,
+        Then::Goes => story.arrival(facts),
+    };
+    let mut text = format!("{}\n\n", headline(&facts.packet));
+    let width = story.steps.iter().map(|(place, _)| place.len()).max().unwrap_or(0);
+    for (number, (place, what)) in story.steps.iter().enumerate() {
+        let number = number + 1;
+        let indented = what.replace('\n', &format!("\n{:indent$}", "", indent = width + 6));
+        // Writing to a String cannot fail.
+        let _written = writeln!(text, "{number:2}. {place:width$}  {indented}");
+    }
+    let _written = writeln!(text, "\n{end}");
+    text
+}
+
+fn headline(packet: &Packet) -> String {
+    let from = match (&packet.origin, packet.from) {
+        (Origin::Node, Some(from)) => format!("from {from}, the node itself"),
+        (Origin::Node, None) => "from the node itself".to_owned(),
+        (Origin::Elsewhere(Some(link)), Some(from)) => format!("from {from}, arriving on {link}"),
+        (Origin::Elsewhere(Some(link)), None) => format!("arriving on {link}"),
+        (Origin::Elsewhere(None), Some(from)) => format!("from {from}"),
+        (Origin::Elsewhere(None), None) => "from another host".to_owned(),
+    };
+    format!("The first packet of a connection, {} to {}, {from}", packet.protocol, packet.to)
+}
+
+fn is_loopback4(address: IpAddr) -> bool {
+    address.is_ipv4() && address.is_loopback()
+}
+
+impl Story {
+    fn step(&mut self, place: &'static str, what: impl Into<String>) {
+        self.steps.push((place, what.into()));
+    }
+
+    fn walk(&mut self, facts: &Facts) -> Then {
+        if let Then::Ends(end) = self.guard(facts) {
+            return Then::Ends(end);
+        }
+        if facts.place != Place::Here {
+            return Then::Ends(self.not_here(facts));
+        }
+        if let Then::Ends(end) = self.lookup(facts) {
+            return Then::Ends(end);
+        }
+        let Some(target) = facts.target() else { return Then::Ends(self.unpublished(facts)) };
+        if let Then::Ends(end) = self.towards(facts, target) {
+            return Then::Ends(end);
+        }
+        self.sources(facts, target);
+        Then::Goes
+    }
+
+    /// Loopback addresses on other links.
+    fn guard(&mut self, facts: &Facts) -> Then {
+        let Packet { to, from, origin, .. } = &facts.packet;
+        if *origin == Origin::Node {
+            return Then::Goes;
+        }
+        if to.ip().is_ipv6() && to.ip().is_loopback() {
+            self.step("routing", "packets for ::1 that arrive on a link are dropped by the kernel itself");
+            return Then::Ends("It is dropped.".to_owned());
+        }
+        let touches = is_loopback4(to.ip()) || from.is_some_and(is_loopback4);
+        match (&facts.table, touches) {
+            (Table::Ready, true) => {
+                self.step("guard", "chain guard of table inet slipway drops what is for or from 127.0.0.0/8 on any link but lo");
+                Then::Ends("It is dropped: the node's loopback is closed to others.".to_owned())
+            }
+            (Table::Ready, false) => {
+                if to.ip().is_ipv4() {
+                    self.step("guard", "neither for nor from 127.0.0.0/8: passes");
+                }
+                Then::Goes
+            }
+            (_, true) => {
+                self.step("guard", "table inet slipway is not whole: nothing but route_localnet of the link keeps the packet from the node's loopback. `slipway restore` puts the guard back");
+                Then::Goes
+            }
+            (_, false) => Then::Goes,
+        }
+    }
+
+    /// The destination is no address of the node.
+    fn not_here(&mut self, facts: &Facts) -> String {
+        let to = facts.packet.to.ip();
+        match &facts.place {
+            Place::Nowhere(why) => {
+                self.step("routing", format!("{to} is no address of this node, and there is no route to it: {why}"));
+                return "It goes nowhere.".to_owned();
+            }
+            Place::Behind(link) => self.step(
+                "prerouting",
+                format!("{to} is no address of this node (it is behind {link}): published ports are for the node's own addresses alone"),
+            ),
+            Place::Here => {}
+        }
+        if facts.packet.origin != Origin::Node {
+            if !facts.forwards {
+                self.step(
+                    "routing",
+                    "the node does not forward packets of this family (ip_forward, forwarding)",
+                );
+                return "It is dropped.".to_owned();
+            }
+            self.forward(facts);
+        }
+        match &facts.masquerade {
+            Some((network, owner)) if !network.contains(&to) => self.step(
+                "postrouting",
+                format!(
+                    "the source is masqueraded: map masquerade has it, {}; chain masquerade-{network}: the destination is not in {network}",
+                    whose(owner.as_ref())
+                ),
+            ),
+            Some((network, _)) => {
+                self.step("postrouting", format!("the source is masqueraded, but not towards its own network {network}"));
+            }
+            None => self.step("postrouting", "the source is masqueraded by nobody here"),
+        }
+        self.with_doubts("It is sent on to where it is addressed")
+    }
+
+    fn lookup(&mut self, facts: &Facts) -> Then {
+        let hook = if facts.packet.origin == Origin::Node { "output" } else { "prerouting" };
+        let to = facts.packet.to.ip();
+        match &facts.table {
+            Table::Ready => {
+                self.step(
+                    hook,
+                    format!(
+                        "{to} is an address of this node: published ports are looked up in table inet slipway"
+                    ),
+                );
+            }
+            Table::Absent => {
+                self.step(hook, format!("{to} is an address of this node; there is no table inet slipway, so that nothing is published in nftables"));
+            }
+            Table::Damaged => {
+                self.step(hook, "chains of table inet slipway are emptied, changed or unhooked: elements may not be looked up. `slipway restore` mends them");
+                self.doubts.push("it meets one of the changed chains".to_owned());
+            }
+            Table::Unusable(why) => self.step(hook, format!("no lookup in nftables: {why}")),
+        }
+        match &facts.hit {
+            Some(hit) => self.hit(facts, hit),
+            None => {
+                if let Some(listed) = &facts.of_iptables {
+                    self.of_iptables(listed, facts.packet.to);
+                }
+                Then::Goes
+            }
+        }
+    }
+
+    fn hit(&mut self, facts: &Facts, hit: &Hit) -> Then {
+        let mut what = format!("map {} has {}: {}", hit.map, hit.host, whose(hit.owner.as_ref()));
+        if hit.dead {
+            what.push_str("\nits namespace is gone: nobody is there; the next container that asks for the port takes it");
+        }
+        let chain = match &hit.target {
+            Target::Container(target) => {
+                let _written = write!(what, "\nthe destination becomes {target}");
+                self.step("lookup", what);
+                return Then::Goes;
+            }
+            Target::Chain(chain) => chain,
+        };
+        self.step("lookup", what);
+        let Some(conditions) = &facts.conditions else {
+            self.step("conditions", format!("chain {chain} has conditions that no runtime's cache remembers: `nft list chain inet slipway {chain}` shows them"));
+            self.doubts.push(format!("chain {chain} does not let it pass"));
+            return self.translated(facts);
+        };
+        let mut told = format!("chain {chain} is the container's own");
+        for (condition, truth) in conditions {
+            let word = match truth {
+                Truth::Yes => "holds",
+                Truth::No => "does not hold",
+                Truth::Unknown => "depends on what is not told here",
+            };
+            let _written = write!(told, "\n{condition}: {word}");
+        }
+        self.step("conditions", told);
+        if conditions.iter().any(|(_, truth)| *truth == Truth::No) {
+            return Then::Ends(format!(
+                "It is not translated: a condition of the container does not hold. It goes to the node itself{}.",
+                listener(facts)
+            ));
+        }
+        for (condition, _) in conditions.iter().filter(|(_, truth)| *truth == Truth::Unknown) {
+            self.doubts.push(format!("`{condition}` does not hold"));
+        }
+        self.translated(facts)
+    }
+
+    fn translated(&mut self, facts: &Facts) -> Then {
+        match facts.target() {
+            Some(target) => {
+                self.step("translate", format!("the destination becomes {target}"));
+                Then::Goes
+            }
+            None => Then::Ends(
+                "It is not translated: the container has no element for the port any more.".to_owned(),
+            ),
+        }
+    }
+
+    fn of_iptables(&mut self, listed: &Listed, to: SocketAddr) {
+        let target = listed_target(listed, to.port());
+        self.step(
+            "iptables",
+            format!(
+                "chain CNI-HOSTPORT-DNAT of table nat has {}: {}\nthe destination becomes {target}",
+                listed.port.host,
+                whose(listed.owner.as_ref())
+            ),
+        );
+    }
+
+    fn unpublished(&mut self, facts: &Facts) -> String {
+        let Packet { protocol, to, .. } = facts.packet;
+        let mut what = format!("no container has {protocol} port {} of {}", to.port(), to.ip());
+        for near in &facts.near {
+            let _written = write!(what, "\npublished: {} for {}", near.port.host, whose(near.owner.as_ref()));
+            let host = near.port.host;
+            if host.protocol != protocol && (host.first..=host.last).contains(&to.port()) {
+                let _written = write!(what, ", another protocol");
+            } else if (host.first..=host.last).contains(&to.port())
+                && matches!(host.address, HostAddress::One(address) if address != to.ip())
+            {
+                let _written = write!(what, ", another address of the node");
+            }
+        }
+        self.step("lookup", what);
+        format!("It goes to the node itself{}.", listener(facts))
+    }
+
+    /// From the translation to the container.
+    fn towards(&mut self, facts: &Facts, target: SocketAddr) -> Then {
+        let Some(way) = &facts.way else {
+            self.step("routing", format!("there is no route to {target}"));
+            return Then::Ends("It does not arrive: the container is not reached.".to_owned());
+        };
+        self.step("routing", format!("{} is behind {}", target.ip(), way.link));
+        if facts.packet.origin == Origin::Node {
+            return self.leave_loopback(facts, way);
+        }
+        if !facts.forwards {
+            self.step("routing", "the node does not forward packets of this family (ip_forward, forwarding)");
+            return Then::Ends("It is dropped: the node does not forward.".to_owned());
+        }
+        self.forward(facts);
+        let itself = facts.packet.from == Some(target.ip());
+        if itself && way.is_bridge && facts.bridge_netfilter && way.hairpin == Some(Switch::Off) {
+            self.step("bridge", "bridge-nf-call is 1 and the port does not send packets back where they came from: hairpinMode is needed");
+            return Then::Ends("It is dropped by the bridge.".to_owned());
+        }
+        Then::Goes
+    }
+
+    /// What the node sends from its loopback needs two settings of the link.
+    fn leave_loopback(&mut self, facts: &Facts, way: &Way) -> Then {
+        let to = facts.packet.to.ip();
+        let from = facts.packet.from.unwrap_or(to);
+        if is_loopback4(from) && !way.route_localnet {
+            self.step(
+                "routing",
+                format!("route_localnet of {} is off: 127.0.0.0/8 does not leave the loopback", way.link),
+            );
+            return Then::Ends("It is dropped. `slipway restore` switches it on where the container's configuration wants it.".to_owned());
+        }
+        let is_loopback6 = from.is_ipv6() && from.is_loopback();
+        if is_loopback6 && !way.answers_loopback6 {
+            self.step(
+                "routing",
+                format!("there is no local route for ::1 by {}: answers would be dropped", way.link),
+            );
+            return Then::Ends("It gets no answer. `slipway restore` adds the route where the container's configuration wants it.".to_owned());
+        }
+        if is_loopback6 && way.is_bridge && facts.bridge_netfilter {
+            self.step("bridge", "net.bridge.bridge-nf-call-ip6tables is 1: the bridge undoes the translation of answers too early");
+            return Then::Ends(
+                "It gets no answer. With net.bridge.bridge-nf-call-ip6tables=0 it does.".to_owned(),
+            );
+        }
+        Then::Goes
+    }
+
+    fn forward(&mut self, facts: &Facts) {
+        if facts.dropping.is_empty() {
+            self.step("forward", "no chain at the forward hook drops by default");
+            return;
+        }
+        for chain in &facts.dropping {
+            self.step("forward", format!("chain {chain} drops what none of its rules accepts"));
+            self.doubts.push(format!("chain {chain} drops it"));
+        }
+    }
+
+    fn sources(&mut self, facts: &Facts, target: SocketAddr) {
+        let from = facts.packet.from;
+        let loopback =
+            from.unwrap_or(facts.packet.to.ip()).is_loopback() && facts.packet.origin == Origin::Node;
+        let what = match facts.sources {
+            Some(Sources::All) => "every source gets the node's address (masqAll)".to_owned(),
+            Some(Sources::None) => "every source keeps its address (snat: false)".to_owned(),
+            Some(Sources::Of(network)) => match from {
+                _ if loopback => "a source on the node's loopback gets the node's address".to_owned(),
+                Some(from) if from == target.ip() => {
+                    "the container itself: its source becomes the node's address, so that the answer comes back".to_owned()
+                }
+                Some(from) if network.contains(&from) => {
+                    format!("{from} is in the container's own network {network}: it becomes the node's address, so that the answer comes back through the node")
+                }
+                Some(from) => format!("{from} is neither in {network} nor on the node's loopback: it keeps its address"),
+                None => format!("a source that is neither in {network} nor on the node's loopback keeps its address"),
+            },
+            None if facts.hit.is_some() => {
+                self.doubts.push("map hairpin has no element for the container".to_owned());
+                "map hairpin has nothing about the container, which should not be: `slipway restore` mends it".to_owned()
+            }
+            None => "as the chains of iptables say".to_owned(),
+        };
+        self.step("postrouting", what);
+    }
+
+    fn arrival(&self, facts: &Facts) -> String {
+        let Some(target) = facts.target() else { return self.with_doubts("It goes to the node itself") };
+        let owner = facts.hit.as_ref().map_or_else(
+            || facts.of_iptables.as_ref().and_then(|listed| listed.owner.as_ref()),
+            |hit| hit.owner.as_ref(),
+        );
+        if facts.hit.as_ref().is_some_and(|hit| hit.dead) {
+            return format!("It is sent to {target}, where nobody is any more.");
+        }
+        let of = owner.map(|owner| format!(" of {owner}")).unwrap_or_default();
+        self.with_doubts(&format!("It reaches {target}{of}"))
+    }
+
+    fn with_doubts(&self, end: &str) -> String {
+        if self.doubts.is_empty() {
+            return format!("{end}.");
+        }
+        format!("{end}, unless {}.", self.doubts.join(", or "))
+    }
+}
+
+fn whose(owner: Option<&Owner>) -> String {
+    owner.map_or_else(|| "made by hand, without an owner".to_owned(), ToString::to_string)
+}
+
+fn listener(facts: &Facts) -> &'static str {
+    if facts.listens {
+        ", where something listens on the port"
+    } else {
+        ", where nothing listens on the port"
+    }
+}

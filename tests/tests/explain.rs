@@ -1,0 +1,192 @@
+//! `slipway explain` on real nodes: what it says is compared with the committed texts, and with what becomes
+//! of a real packet.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test fails by panicking")]
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+
+use serde_json::{Value, json};
+use slipway_tests::{
+    Attach, BridgeNetfilter, Host, Network, Node, Pod, Proto, QUICK, Server, Space, at, golden,
+};
+
+struct World {
+    node: Node,
+    client: Host,
+}
+
+impl World {
+    fn new() -> Self {
+        let node = Node::new();
+        node.bridge_netfilter(BridgeNetfilter::Off);
+        let client = node.host("client");
+        Self { node, client }
+    }
+
+    fn network(&self, portmap: &Value) -> Network<'_> {
+        let mut last = json!({"type": "portmap", "capabilities": {"portMappings": true}});
+        for (key, value) in portmap.as_object().expect("an object") {
+            last[key] = value.clone();
+        }
+        self.node.network(json!({"name": "pods", "plugins": [
+            {
+                "type": "bridge", "bridge": "br1", "isGateway": true, "ipMasq": true, "hairpinMode": true,
+                "ipam": {
+                    "type": "host-local",
+                    "ranges": [[{"subnet": "10.22.0.0/24"}], [{"subnet": "fd00:22::/64"}]],
+                    "routes": [{"dst": "0.0.0.0/0"}, {"dst": "::/0"}],
+                },
+            },
+            last,
+        ]}))
+    }
+
+    /// What is said, compared with the committed text.
+    fn explain(&self, name: &str, args: &str) -> String {
+        let text = self.node.slipway(&format!("explain {args}"));
+        golden(&format!("explain/{name}.txt"), &format!("$ slipway explain {args}\n{text}"));
+        text
+    }
+}
+
+fn add(
+    world: &World,
+    network: &Network<'_>,
+    name: &str,
+    prepare: impl Fn(Attach) -> Attach,
+) -> (Pod, Attach, Server) {
+    let pod = world.node.pod(name);
+    let attach = prepare(Attach::new(&pod));
+    network.add(&attach).unwrap_or_else(|e| panic!("ADD {name}: {e}"));
+    network.write_cache(&attach);
+    let server = pod.serve(Proto::Tcp, "[::]:80", name);
+    (pod, attach, server)
+}
+
+fn answers(from: &Space, to: impl Into<IpAddr>, port: u16) -> bool {
+    from.ask(Proto::Tcp, at(to, port)).is_ok()
+}
+
+fn is_silent(from: &Space, to: impl Into<IpAddr>, port: u16) -> bool {
+    from.ask_from(Proto::Tcp, None, at(to, port), QUICK).is_err()
+}
+
+#[test]
+fn a_published_port_from_everywhere() {
+    let world = World::new();
+    let network = world.network(&json!({}));
+    let (pod, _attach, _server) =
+        add(&world, &network, "web", |a| a.port(Proto::Tcp, 8080, 80).port(Proto::Tcp, 8443, 443));
+    let node = world.client.node_v4;
+    assert!(world.explain("another-host", "tcp 192.0.2.1:8080").ends_with("interface eth0.\n"));
+    assert!(answers(&world.client, node, 8080));
+    world.explain("a-host-by-address", "tcp 192.0.2.1:8080 from 192.0.2.2");
+    world.explain("ipv6", "tcp [2001:db8::1]:8080 from 2001:db8::2");
+    assert!(world.explain("loopback", "tcp 127.0.0.1:8080").contains("It reaches 10.22.0.2:80"));
+    assert!(answers(&world.node, Ipv4Addr::LOCALHOST, 8080));
+    assert!(world.explain("loopback-ipv6", "tcp [::1]:8080").contains("It reaches [fd00:22::2]:80"));
+    assert!(answers(&world.node, Ipv6Addr::LOCALHOST, 8080));
+    world.explain("the-container-itself", "tcp 192.0.2.1:8080 from 10.22.0.2");
+    assert!(answers(&pod, node, 8080));
+    let said = world.explain("loopback-from-outside", "tcp 127.0.0.1:8080 --iif out0");
+    assert!(said.contains("It is dropped"), "{said}");
+    let said = world.explain("forwarded", "tcp 192.0.2.2:8080 from 10.22.0.2");
+    assert!(said.contains("masqueraded"), "{said}");
+}
+
+#[test]
+fn a_port_that_nobody_publishes() {
+    let world = World::new();
+    let network = world.network(&json!({}));
+    let said = world.explain("no-table", "tcp 192.0.2.1:8081");
+    assert!(said.contains("there is no table"), "{said}");
+    let _web = add(&world, &network, "web", |a| {
+        a.port(Proto::Tcp, 8080, 80).port(Proto::Udp, 8081, 80).port_on("127.0.0.1", Proto::Tcp, 8081, 80)
+    });
+    let _sshd = world.node.serve(Proto::Tcp, "0.0.0.0:8081", "the node");
+    let said = world.explain("unpublished", "tcp 192.0.2.1:8081");
+    assert!(said.ends_with("It goes to the node itself, where something listens on the port.\n"), "{said}");
+    world.client.expect(Proto::Tcp, at(world.client.node_v4, 8081), "the node");
+}
+
+#[test]
+fn conditions_that_do_not_hold() {
+    let world = World::new();
+    let keys = json!({"conditionsV4": ["ip saddr 192.0.2.0/28", "iifname \"out0\"", "ip ttl 64"]});
+    let network = world.network(&keys);
+    let (_pod, attach, _server) = add(&world, &network, "web", |a| a.port(Proto::Tcp, 8080, 80));
+    let node = world.client.node_v4;
+    assert!(
+        world
+            .explain("conditions-hold", "tcp 192.0.2.1:8080 from 192.0.2.2")
+            .contains("It reaches 10.22.0.2:80")
+    );
+    assert!(answers(&world.client, node, 8080));
+    let said = world.explain("conditions-do-not-hold", "tcp 192.0.2.1:8080 from 192.0.2.99");
+    assert!(said.contains("It is not translated"), "{said}");
+    assert!(is_silent(&world.node, node, 8080));
+    world.node.cmd(&format!("rm {}", network.cache_path(&attach)));
+    let said = world.node.slipway("explain tcp 192.0.2.1:8080");
+    assert!(said.contains("that no runtime's cache remembers"), "{said}");
+}
+
+#[test]
+fn a_forward_chain_that_drops() {
+    let world = World::new();
+    let network = world.network(&json!({}));
+    let _web = add(&world, &network, "web", |a| a.port(Proto::Tcp, 8080, 80));
+    world.node.nft(
+        "table ip filter { chain FORWARD { type filter hook forward priority 0; policy drop; }; }
+         table ip6 filter { chain FORWARD { type filter hook forward priority 0; policy drop; }; }",
+    );
+    let said = world.explain("forward-drops", "tcp 192.0.2.1:8080");
+    assert!(said.contains("unless chain ip filter FORWARD drops it"), "{said}");
+    assert!(is_silent(&world.client, world.client.node_v4, 8080));
+    world.node.cmd("nft delete table ip filter");
+    world.node.cmd("nft flush table inet slipway");
+    let said = world.explain("damaged", "tcp 192.0.2.1:8080");
+    assert!(said.contains("`slipway restore`"), "{said}");
+    world.node.cmd("nft flush ruleset");
+    world.node.slipway("restore");
+    world.node.sysctl("net/ipv4/ip_forward", "0");
+    assert!(world.explain("no-forwarding", "tcp 192.0.2.1:8080").contains("the node does not forward"));
+}
+
+#[test]
+fn a_container_that_is_gone() {
+    let world = World::new();
+    let network = world.network(&json!({}));
+    let (pod, _attach, server) = add(&world, &network, "web", |a| a.port(Proto::Tcp, 8080, 80));
+    drop(server);
+    pod.remove();
+    let said = world.explain("gone", "tcp 192.0.2.1:8080");
+    assert!(said.contains("where nobody is any more"), "{said}");
+}
+
+#[test]
+fn chains_of_iptables() {
+    let world = World::new();
+    let network = world.network(&json!({"backend": "iptables"}));
+    let _web = add(&world, &network, "web", |a| {
+        a.port(Proto::Tcp, 8080, 80).port_on("127.0.0.1", Proto::Tcp, 8080, 81)
+    });
+    let said = world.explain("iptables", "tcp 192.0.2.1:8080");
+    assert!(said.contains("It reaches 10.22.0.2:80"), "{said}");
+    assert!(answers(&world.client, world.client.node_v4, 8080));
+}
+
+#[test]
+fn wrong_arguments() {
+    let node = Node::new();
+    for args in [
+        "",
+        "tcp",
+        "icmp 192.0.2.1:1",
+        "tcp 192.0.2.1",
+        "tcp 192.0.2.1:80 from fd00::1",
+        "tcp 192.0.2.1:80 x",
+    ] {
+        let output = node.try_slipway(&format!("explain {args}"));
+        assert_eq!((output.code, output.stdout.as_str()), (Some(2), ""), "{args}: {output}");
+    }
+}
