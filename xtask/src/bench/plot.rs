@@ -11,12 +11,12 @@ use serde::Deserialize;
 use crate::error::{Error, Result};
 use crate::workspace;
 
-/// Draw ADD and DEL by the number of pods, from control.json, as SVG.
+/// Draw ADD and DEL by the number of pods, from what `bench control` saved, as SVG.
 #[derive(Debug, clap::Args)]
 pub(crate) struct PlotArgs {
-    /// The directory with control.json
-    #[arg(long, value_name = "DIR", default_value = "docs/data")]
-    data: PathBuf,
+    /// The figures; of a number of pods that several runs have, those of the first are drawn
+    #[arg(long, value_name = "FILE", default_values = ["docs/data/control.json", "docs/data/control-1000.json"])]
+    data: Vec<PathBuf>,
     /// The picture to write
     #[arg(long, value_name = "FILE", default_value = "docs/images/control.svg")]
     out: PathBuf,
@@ -46,6 +46,15 @@ struct Floor {
     sum_p95_ms: f64,
 }
 
+impl Data {
+    /// Adds a run, as far as it was with numbers of pods that are not there yet.
+    fn add(&mut self, run: Self) {
+        let seen: Vec<u32> = self.floor.iter().map(|floor| floor.pods).collect();
+        self.rows.extend(run.rows.into_iter().filter(|row| !seen.contains(&row.pods)));
+        self.floor.extend(run.floor.into_iter().filter(|floor| !seen.contains(&floor.pods)));
+    }
+}
+
 /// One line of a panel: its name and, per number of pods, median and 95th percentile.
 type Line = (String, Vec<(u32, f64, f64)>);
 
@@ -54,10 +63,14 @@ type Line = (String, Vec<(u32, f64, f64)>);
 /// # Errors
 /// The file that could not be read, understood or written.
 pub(super) fn run(args: &PlotArgs) -> Result<()> {
-    let file = workspace::root().join(&args.data).join("control.json");
-    let text = fs::read_to_string(&file).map_err(|e| Error::file("read", &file, e))?;
-    let data: Data =
-        serde_json::from_str(&text).map_err(|e| Error::Failed(format!("read {}: {e}", file.display())))?;
+    let mut data = Data { rows: Vec::new(), floor: Vec::new() };
+    for file in &args.data {
+        let file = workspace::root().join(file);
+        let text = fs::read_to_string(&file).map_err(|e| Error::file("read", &file, e))?;
+        let run: Data = serde_json::from_str(&text)
+            .map_err(|e| Error::Failed(format!("read {}: {e}", file.display())))?;
+        data.add(run);
+    }
     let out = workspace::root().join(&args.out);
     if let Some(dir) = out.parent() {
         fs::create_dir_all(dir).map_err(|e| Error::file("create the directory", dir, e))?;
