@@ -223,7 +223,7 @@ fn an_address_that_leads_to_another_container_is_refused() {
 fn one_container_may_have_several_interfaces() {
     let node = Node::new();
     let pod = node.pod("pod");
-    let network = network(&node, &json!({"ipam": {"type": "host-local", "subnet": "10.1.2.0/24"}}));
+    let network = network(&node, &json!({"ipam": dual_stack()}));
     let (first, second) = (Attach::new(&pod), Attach::new(&pod).ifname("net1"));
     network.add(&first).expect("ADD of eth0");
     peer_fails("the subnet's route exists already", || {

@@ -240,7 +240,7 @@ impl RouteSocket {
         }
     }
 
-    /// The routes of one table of one family.
+    /// The routes of one table of one family. One that has several next hops is as many routes.
     ///
     /// # Errors
     /// When the kernel cannot be asked. A table that does not exist is an empty list.
@@ -251,12 +251,13 @@ impl RouteSocket {
         let action = format_args!("list routes of table {table}");
         // A kernel without IPv6 answers with the routes of the families that it has.
         let decode = |payload: &[u8]| {
-            let route = decode(payload, table)?;
-            Ok(route.filter(|route| Family::of(route.dst.addr()) == family))
+            let mut routes = decode(payload, table)?;
+            routes.retain(|route| Family::of(route.dst.addr()) == family);
+            Ok(Some(routes))
         };
         match self.transport.list(&RouteNetlinkMessage::GetRoute(message), action, decode) {
             Err(error) if error.errno() == Some(Errno::ENOENT) => Ok(Vec::new()),
-            other => other,
+            other => Ok(other?.into_iter().flatten().collect()),
         }
     }
 
@@ -281,7 +282,7 @@ impl RouteSocket {
         message.attributes.push(RouteAttribute::Destination(RouteAddress::from(address)));
         let action = format_args!("find route to {address}");
         self.transport.get(RouteNetlinkMessage::GetRoute(message), action, |payload| {
-            decode(payload, 0)?.ok_or_else(|| "no route in it".to_owned())
+            decode(payload, 0)?.into_iter().next().ok_or_else(|| "no route in it".to_owned())
         })
     }
 
@@ -332,15 +333,16 @@ const RTAX_MTU: u16 = 2;
 const RTAX_ADVMSS: u16 = 8;
 const RTNEXTHOP: usize = 8;
 
-/// Decodes a route of `table`, of any table when it is 0.
-fn decode(payload: &[u8], table: u32) -> Result<Option<Route>, String> {
+/// Decodes a route of `table`, of any table when it is 0: one for each next hop.
+fn decode(payload: &[u8], table: u32) -> Result<Vec<Route>, String> {
     let (header, rest) = payload.split_at_checked(RTMSG).ok_or("a route without a header")?;
     let family = match header[0] {
         2 => Family::V4,
         10 => Family::V6,
-        _ => return Ok(None),
+        _ => return Ok(Vec::new()),
     };
     let mut route = Route::default_of(family);
+    let mut hops = None;
     let prefix = header[1];
     route.table = u32::from(header[4]);
     route.scope = Some(RouteScope(header[6]));
@@ -354,7 +356,7 @@ fn decode(payload: &[u8], table: u32) -> Result<Option<Route>, String> {
     for (kind, value) in wire::attributes(rest) {
         match kind {
             nix::libc::RTA_DST => dst = wire::address(value).unwrap_or(dst),
-            nix::libc::RTA_MULTIPATH if route.link.is_none() => first_next_hop(value, &mut route),
+            nix::libc::RTA_MULTIPATH => hops = Some(value),
             nix::libc::RTA_PRIORITY => route.metric = wire::u32_of(value),
             nix::libc::RTA_PREFSRC => route.source = wire::address(value),
             nix::libc::RTA_TABLE => route.table = wire::u32_of(value),
@@ -363,7 +365,10 @@ fn decode(payload: &[u8], table: u32) -> Result<Option<Route>, String> {
         }
     }
     route.dst = IpNet::new(dst, prefix).map_err(|error| format!("route to {dst}/{prefix}: {error}"))?;
-    Ok((table == 0 || route.table == table).then_some(route))
+    if table != 0 && route.table != table {
+        return Ok(Vec::new());
+    }
+    Ok(hops.map_or_else(|| vec![route.clone()], |hops| by_hop(hops, &route)))
 }
 
 fn decode_hop(kind: u16, value: &[u8], route: &mut Route) {
@@ -376,15 +381,20 @@ fn decode_hop(kind: u16, value: &[u8], route: &mut Route) {
     }
 }
 
-/// Of a route with several next hops, the first stands for all: `struct rtnexthop`, attributes.
-fn first_next_hop(value: &[u8], route: &mut Route) {
-    let length = usize::from(wire::u16_of(value));
-    if let (Some(hop), Some(index)) = (value.get(RTNEXTHOP..length), value.get(4..RTNEXTHOP)) {
-        route.link = Some(wire::u32_of(index));
-        for (kind, value) in wire::attributes(hop) {
-            decode_hop(kind, value, route);
+/// A route by each of its next hops: `struct rtnexthop` of `linux/rtnetlink.h`, then attributes.
+fn by_hop(mut hops: &[u8], route: &Route) -> Vec<Route> {
+    let mut routes = Vec::new();
+    while let (Some(length), Some(index)) = (hops.get(..2).map(wire::u16_of), hops.get(4..RTNEXTHOP)) {
+        let length = usize::from(length);
+        let Some(attributes) = hops.get(RTNEXTHOP..length) else { break };
+        let mut hop = Route { link: Some(wire::u32_of(index)), ..route.clone() };
+        for (kind, value) in wire::attributes(attributes) {
+            decode_hop(kind, value, &mut hop);
         }
+        routes.push(hop);
+        hops = hops.get(length.next_multiple_of(4)..).unwrap_or_default();
     }
+    routes
 }
 
 fn decode_metrics(value: &[u8], route: &mut Route) {
@@ -407,7 +417,7 @@ mod tests {
         let message = route.message();
         let mut bytes = vec![0; message.buffer_len()];
         message.emit(&mut bytes);
-        decode(&bytes, 0).unwrap().unwrap()
+        decode(&bytes, 0).unwrap().remove(0)
     }
 
     #[test]
@@ -435,6 +445,24 @@ mod tests {
         assert_eq!(round_trip(&route).dst, "10.1.2.0/24".parse().unwrap(), "masked");
         route.scope = Some(RouteScope::HOST);
         assert_eq!(round_trip(&route).scope, Some(RouteScope::HOST));
+    }
+
+    #[test]
+    fn each_next_hop_is_a_route() {
+        let route = Route { metric: 7, ..Route::default_of(Family::V4) };
+        let hop = |index: u8, gateway: u8| {
+            // struct rtnexthop (its length, flags, weight, link), then RTA_GATEWAY.
+            [16, 0, 0, 0, index, 0, 0, 0, 8, 0, 5, 0, 10, 0, 0, gateway]
+        };
+        let both = [hop(3, 1), hop(4, 2)].concat();
+        let via = |link, gateway: &str| Route {
+            link: Some(link),
+            gateway: Some(gateway.parse().unwrap()),
+            ..route.clone()
+        };
+        assert_eq!(by_hop(&both, &route), [via(3, "10.0.0.1"), via(4, "10.0.0.2")]);
+        assert_eq!(by_hop(&both[..20], &route), [via(3, "10.0.0.1")], "cut");
+        assert!(by_hop(&[0; 16], &route).is_empty(), "a hop without length");
     }
 
     #[test]
