@@ -8,6 +8,7 @@ pub mod dir;
 pub mod lock;
 pub mod mac;
 pub mod netns;
+pub mod process;
 pub mod route;
 pub mod sysctl;
 pub mod xtables;

@@ -6,11 +6,12 @@ mod goldens;
 mod lock;
 mod masquerade;
 mod reference;
+mod storms;
 
 use std::path::{Path, PathBuf};
 
 use serde_json::{Value, json};
-use slipway_tests::{Node, Output, Pod};
+use slipway_tests::{Node, Output, PluginCall, Pod, Running};
 
 /// Debian's containernetworking-plugins.
 const REFERENCE: &str = "/usr/lib/cni";
@@ -149,6 +150,14 @@ impl Call<'_> {
     }
 
     fn run(&self) -> Output {
+        self.plugin().run()
+    }
+
+    fn spawn(&self) -> Running {
+        self.plugin().spawn()
+    }
+
+    fn plugin(&self) -> PluginCall {
         let path = std::env::var("PATH").unwrap_or_default();
         let call = self.stage.node.plugin("portmap").command(&self.verb).container(&self.id);
         let call = call.netns(self.stage.pod.path()).ifname(&self.ifname).config(&self.config);
@@ -157,7 +166,6 @@ impl Call<'_> {
             Some(program) => call.instead(program),
             None => call,
         }
-        .run()
     }
 
     #[track_caller]

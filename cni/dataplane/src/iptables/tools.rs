@@ -8,6 +8,7 @@ use std::process::{Child, Command, Stdio};
 use std::sync::{Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
+use cni_kernel::process::end_with_us;
 use cni_nftables::{Family, Socket, TableId};
 
 use super::legacy;
@@ -251,13 +252,9 @@ impl Run {
 fn run(program: &Path, arguments: &[&str], input: &str) -> Result<Run, Error> {
     let shown = program.display();
     let failed = |what: &str, error: std::io::Error| Error::kernel(format!("{what} {shown}"), error);
-    let mut child = Command::new(program)
-        .args(arguments)
-        .stdin(Stdio::piped())
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped())
-        .spawn()
-        .map_err(|e| failed("run", e))?;
+    let mut command = Command::new(program);
+    command.args(arguments).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let mut child = end_with_us(&mut command).spawn().map_err(|e| failed("run", e))?;
     let (stdin, stdout, stderr) = (child.stdin.take(), child.stdout.take(), child.stderr.take());
     let child = Mutex::new(child);
     let watch = Watch::default();

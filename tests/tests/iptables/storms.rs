@@ -1,0 +1,105 @@
+//! Many at once, and processes that die.
+
+use serde_json::json;
+use slipway_tests::{Disturbance, disturbed, kill_points, stride};
+
+use crate::{Call, Stage, VARIANTS, map};
+
+const MANY: usize = 24;
+
+/// A call about a container of its own.
+fn call<'a>(stage: &'a Stage, number: usize, port: u16) -> Call<'a> {
+    let mappings = [map("tcp", port, 80), map("udp", port, 80)];
+    let mut call = stage.call("ADD", &mappings, &json!({})).container(&format!("c{number}"));
+    call.config["prevResult"]["ips"] = json!([
+        {"address": format!("10.22.0.{}/24", number + 2), "interface": 0},
+        {"address": format!("fd00:22::{:x}/64", number + 2), "interface": 0},
+    ]);
+    call
+}
+
+/// All at once on an empty node: all succeed, and the shared rules are there once.
+#[test]
+fn many_at_once() {
+    for variant in VARIANTS {
+        let stage = Stage::new(variant);
+        let calls: Vec<_> =
+            (0..MANY).map(|i| call(&stage, i, 9000 + u16::try_from(i).expect("few"))).collect();
+        let all = |verb: &str| {
+            let running: Vec<_> = calls.iter().map(|c| c.clone().verb(verb).spawn()).collect();
+            for process in running {
+                process.wait().ok();
+            }
+        };
+        all("ADD");
+        let made = stage.both();
+        for rule in ["-A PREROUTING ", "-A OUTPUT ", "-A POSTROUTING ", "-A CNI-HOSTPORT-MASQ "] {
+            assert_eq!(made.matches(rule).count(), 2, "{rule}: {made}");
+        }
+        assert_eq!(made.matches("-A CNI-HOSTPORT-DNAT ").count(), 4 * MANY, "{made}");
+        for call in &calls {
+            call.clone().verb("CHECK").ok();
+        }
+        all("DEL");
+        let left = stage.both();
+        assert!(!left.contains("CNI-DN-") && !left.contains("-A CNI-HOSTPORT-DNAT"), "{left}");
+        assert!(!stage.node.ruleset().contains("slipway1"), "{}", stage.node.ruleset());
+    }
+}
+
+/// All want the same port: one gets it, or none of those that saw each other.
+#[test]
+fn one_of_many_wins() {
+    for variant in VARIANTS {
+        let stage = Stage::new(variant);
+        let calls: Vec<_> = (0..8).map(|i| call(&stage, i, 9000)).collect();
+        let running: Vec<_> = calls.iter().map(Call::spawn).collect();
+        let results: Vec<_> = running.into_iter().map(|process| process.wait().result()).collect();
+        let won: Vec<usize> = (0..calls.len()).filter(|i| results[*i].is_ok()).collect();
+        assert!(won.len() <= 1, "{won:?}");
+        for error in results.into_iter().filter_map(Result::err) {
+            assert_eq!(error.code, 11, "{error:?}");
+        }
+        let made = stage.both();
+        for i in 0..calls.len() {
+            let there = made.contains(&format!("id: \\\"c{i}\\\""));
+            assert_eq!(there, won.contains(&i), "{i}: {made}");
+        }
+    }
+}
+
+/// Killed at each of its system calls, or a tool of its own: a DEL without any hint leaves nothing, and a
+/// fresh ADD succeeds.
+#[test]
+fn an_add_and_a_del_may_be_killed_anywhere() {
+    for variant in VARIANTS {
+        let stage = Stage::new(variant);
+        let add = call(&stage, 1, 9000);
+        add.ok();
+        add.clone().verb("DEL").ok();
+        let before = (stage.both(), stage.node.ruleset());
+        let forgetful =
+            add.clone().verb("DEL").key("prevResult", json!(null)).key("runtimeConfig", json!({}));
+        for verb in ["ADD", "DEL"] {
+            let prepare = || {
+                if verb == "DEL" {
+                    add.ok();
+                }
+            };
+            prepare();
+            let (output, points) = kill_points(&stage.node, add.clone().verb(verb).plugin());
+            output.ok();
+            forgetful.ok();
+            let moments: Vec<_> = points.iter().filter(|point| point.after_change).collect();
+            assert!(moments.len() > 10, "{points:?}");
+            for point in moments.into_iter().step_by(4 * stride()) {
+                prepare();
+                let _ = disturbed(&stage.node, add.clone().verb(verb).plugin(), point, Disturbance::Kill);
+                forgetful.ok();
+                assert_eq!((stage.both(), stage.node.ruleset()), before, "{verb} {variant} {point:?}");
+            }
+        }
+        add.ok();
+        add.verb("CHECK").ok();
+    }
+}
