@@ -273,3 +273,31 @@ fn a_port_of_the_references_is_not_taken() {
         }
     }
 }
+
+#[test]
+fn check_node_tells_the_variant() {
+    for variant in VARIANTS {
+        let stage = Stage::new(variant);
+        let path = format!("/run/tools:{}", std::env::var("PATH").unwrap_or_default());
+        let line = || {
+            let mut command = std::process::Command::new(slipway_tests::slipway());
+            command.args(["check-node"]).env("PATH", &path);
+            let said = stage.node.exec(command, b"").stdout;
+            let found = said.lines().find(|line| line.contains("backend iptables")).map(str::to_owned);
+            found.unwrap_or_else(|| panic!("{said}"))
+        };
+        assert!(line().ends_with(&format!("  iptables-{variant}")), "{}", line());
+        stage.plain("ADD").ok();
+        assert!(
+            line().ends_with(&format!("iptables-{variant}, which has chains of containers")),
+            "{}",
+            line()
+        );
+        // Another variant that is the default later changes nothing: the chains decide.
+        let other = if variant == "nft" { "legacy" } else { "nft" };
+        stage.node.cmd(&format!("ln -sf /usr/sbin/iptables-{other} /run/tools/iptables"));
+        assert!(line().starts_with("ok ") && line().contains(&format!("iptables-{variant}")), "{}", line());
+        stage.plain("DEL").ok();
+        stage.assert_gone();
+    }
+}

@@ -39,7 +39,7 @@ use tools::Tools;
 pub use conditions::check as check_conditions;
 pub use frame::Frame;
 pub use names::ChainName;
-pub use presence::{Presence, chosen_variant};
+pub use presence::{Presence, chosen_variant, of_anyone as containers_chains};
 pub use tools::Variant;
 
 /// The iptables backend, on the network namespace of the thread that calls it.
@@ -61,6 +61,17 @@ impl Iptables {
     pub fn may_hold(&self, attachment: &Attachment, kinds: Kinds) -> Result<bool, Error> {
         let kinds = if kinds == Kinds::AllIfPorts { Kinds::Ports } else { kinds };
         Ok(presence::of(attachment, kinds)?.any() || Recorder::quiet()?.has(attachment, kinds)?)
+    }
+
+    /// The programs that this variant needs: where they are, or the error that names the first one
+    /// that is not installed.
+    ///
+    /// # Errors
+    /// [`Error::NoIptables`].
+    pub fn programs(variant: Variant) -> Result<Vec<std::path::PathBuf>, Error> {
+        let tools = Tools::new(variant);
+        let all = AddressFamily::BOTH.into_iter().flat_map(|family| [(family, "restore"), (family, "save")]);
+        all.map(|(family, what)| tools.find(family, what)).collect()
     }
 
     /// Refuses the request if a chain of a living container has one of its ports, whichever backend
@@ -381,11 +392,7 @@ impl Backend for Iptables {
     }
 
     fn status(&self) -> Result<(), Error> {
-        let tools = Tools::new(chosen_variant()?);
-        for family in AddressFamily::BOTH {
-            tools.find(family, "restore")?;
-        }
-        tools.find(AddressFamily::V4, "save").map(drop)
+        Self::programs(chosen_variant()?).map(drop)
     }
 }
 

@@ -50,7 +50,10 @@ pub(crate) fn of(attachment: &Attachment, kinds: Kinds) -> Result<Presence, Erro
 }
 
 /// Where chains of any attachment may be.
-pub(crate) fn of_anyone() -> Result<Presence, Error> {
+///
+/// # Errors
+/// What could not be read.
+pub fn of_anyone() -> Result<Presence, Error> {
     let mut presence = Presence::default();
     for family in AddressFamily::BOTH {
         if nft_has_containers(family)? {

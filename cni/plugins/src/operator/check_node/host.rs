@@ -4,8 +4,9 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-use cni_dataplane::AddressFamily;
+use cni_dataplane::iptables::{self, Iptables, Variant};
 use cni_dataplane::node::{self, ForwardChain, OwnTable};
+use cni_dataplane::{AddressFamily, Error as DataplaneError};
 use cni_kernel::sysctl;
 use nix::sys::statvfs::{FsFlags, statvfs};
 use nix::unistd::{AccessFlags, access};
@@ -26,6 +27,7 @@ pub(super) fn findings() -> Vec<Finding> {
     found.extend(forwarding_rules());
     found.extend(legacy("ip_tables_names", "iptables-legacy"));
     found.extend(legacy("ip6_tables_names", "ip6tables-legacy"));
+    found.push(iptables());
     found.extend(foreign_tables());
     found.extend(settings());
     found.extend(flows());
@@ -107,6 +109,32 @@ fn accept(chain: &str) -> String {
         _ => "add rules to it that accept the containers' network in both directions",
     }
     .to_owned()
+}
+
+/// Which of the two programs that call themselves iptables the backend of that name works with here.
+fn iptables() -> Finding {
+    let what = "backend iptables";
+    let why = "published ports and masquerade with \"backend\": \"iptables\", and what was made so before";
+    let note = |error: DataplaneError| {
+        Finding::new(what, State::Note, error.to_string()).why(why).mend("nothing to do without that backend")
+    };
+    let (variant, chains) = match (iptables::chosen_variant(), iptables::containers_chains()) {
+        (Ok(variant), Ok(chains)) => (variant, chains),
+        (Err(error), _) | (_, Err(error)) => return note(error),
+    };
+    if let Err(error) = Iptables::programs(variant) {
+        return note(error);
+    }
+    let mut with: Vec<Variant> = chains.places().map(|(variant, _)| variant).collect();
+    with.sort_unstable();
+    with.dedup();
+    match with.as_slice() {
+        [] => Finding::ok(what, format!("iptables-{variant}")),
+        [one] => Finding::ok(what, format!("iptables-{one}, which has chains of containers")),
+        _ => Finding::new(what, State::Warning, "chains of containers in both iptables-nft and iptables-legacy")
+            .why("new ones are made with iptables-nft; both see every packet")
+            .mend("nothing to do if the older containers go; until then see both iptables-nft-save and iptables-legacy-save"),
+    }
 }
 
 /// The tables of legacy iptables, which nf_tables does not show.
