@@ -1,7 +1,7 @@
 //! ipMasq with the iptables backend.
 
 use serde_json::{Value, json};
-use slipway_tests::{Attach, Node};
+use slipway_tests::{Attach, Node, Proto};
 
 use crate::{VARIANTS, references};
 
@@ -43,9 +43,14 @@ const ID: &str = "cnitool-20b4ff582526573bbe7d";
 
 #[test]
 fn the_chains_are_the_references_and_go_with_the_container() {
-    for variant in VARIANTS {
+    for (variant, interface) in VARIANTS.into_iter().flat_map(|v| [(v, "bridge"), (v, "ptp")]) {
         let node = Node::new();
         use_variant(&node, variant);
+        let list = |backend: &str| {
+            let mut list = list(backend);
+            list["plugins"][0]["type"] = json!(interface);
+            list
+        };
         let network = node.network(list("iptables"));
         let pod = node.pod("c1");
         let attach = Attach::new(&pod).container(ID);
@@ -105,5 +110,48 @@ fn gc_removes_the_dead() {
         network.gc_plugins(&json!([{"containerID": "two", "ifname": "eth0"}])).expect("GC");
         let left = saved(&node, variant);
         assert!(!left.contains("\\\"one\\\"") && left.contains("\\\"two\\\""), "{left}");
+    }
+}
+
+/// The node's default is for configurations that say nothing; DEL does without it.
+#[test]
+fn a_default_for_the_node_is_read_from_a_file() {
+    let node = Node::new();
+    // A copy of /etc, which only this node sees.
+    node.cmd("cp -a /etc /run/etc");
+    node.cmd("mount --bind /run/etc /etc");
+    node.cmd("mkdir -p /etc/cni");
+    let file = |text: &str| node.write("/etc/cni/slipway.json", text);
+    let mut list = list("");
+    let portmap = json!({"type": "portmap", "capabilities": {"portMappings": true}});
+    list["plugins"].as_array_mut().expect("a list").push(portmap);
+    let network = node.network(list);
+    let pod = node.pod("c1");
+    let other = node.pod("c2");
+    let attach = Attach::new(&pod).container(ID).port(Proto::Tcp, 8080, 80);
+    for (text, ports, masquerade) in [
+        ("{}", "nftables", "nftables"),
+        (r#"{"backend": "iptables"}"#, "iptables", "iptables"),
+        (r#"{"backend": "iptables", "ipMasqBackend": "nftables"}"#, "iptables", "nftables"),
+        (r#"{"ipMasqBackend": "iptables"}"#, "nftables", "iptables"),
+    ] {
+        file(text);
+        network.add(&attach).expect("ADD");
+        network.check(&attach).expect("CHECK");
+        let (chains, ruleset) = (saved(&node, "nft"), node.ruleset());
+        assert_eq!(chains.contains("CNI-DN-"), ports == "iptables", "{text}: {chains}");
+        assert_eq!(
+            chains.contains("-j MASQUERADE") && chains.contains("POSTROUTING -s 10.22"),
+            masquerade == "iptables",
+            "{text}: {chains}"
+        );
+        assert_eq!(ruleset.contains("8080 comment"), ports == "nftables", "{text}: {ruleset}");
+        file("{\"backend\": \"nonsense\"}");
+        let error = network.add(&Attach::new(&other)).expect_err("a wrong default");
+        assert_eq!(error.error.code, 7, "{error}");
+        assert!(error.error.msg.contains("/etc/cni/slipway.json: "), "{error}");
+        network.del(&attach).expect("DEL");
+        assert!(!node.ruleset().contains("slipway1"), "{text}: {}", node.ruleset());
+        assert!(!saved(&node, "nft").contains("CNI-DN-"), "{text}: {}", saved(&node, "nft"));
     }
 }
