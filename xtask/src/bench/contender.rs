@@ -44,18 +44,33 @@ impl Backend {
 
     /// A node that uses nftables alone has no iptables: then the reference's DEL does not look there
     /// too, and cannot stumble over what iptables says about a chain that was never made.
-    fn path(self) -> Result<String> {
-        if self != Self::Nftables {
-            return Ok(SYSTEM_PATH.to_owned());
+    fn path(self, iptables: &str) -> Result<String> {
+        if self == Self::Nftables {
+            return links("only-nft", &[("nft".to_owned(), "nft".to_owned())]);
         }
-        let dir = workspace::scratch("bench")?.join("only-nft");
-        fs::create_dir_all(&dir).map_err(|e| Error::file("create the directory", &dir, e))?;
-        let (nft, link) = (run::which("nft").unwrap_or_default(), dir.join("nft"));
-        match symlink(&nft, &link) {
-            Err(e) if e.kind() != io::ErrorKind::AlreadyExists => Err(Error::file("make the link", &link, e)),
-            _ => Ok(dir.to_string_lossy().into_owned()),
+        let names = ["iptables", "ip6tables"].into_iter().flat_map(|family| {
+            ["", "-save", "-restore"]
+                .map(|tool| (format!("{family}{tool}"), format!("{family}-{iptables}{tool}")))
+        });
+        let own = links(&format!("iptables-{iptables}"), &names.collect::<Vec<_>>())?;
+        Ok(format!("{own}:{SYSTEM_PATH}"))
+    }
+}
+
+/// A folder with links of these names to these programs.
+fn links(folder: &str, links: &[(String, String)]) -> Result<String> {
+    let dir = workspace::scratch("bench")?.join(folder);
+    fs::create_dir_all(&dir).map_err(|e| Error::file("create the directory", &dir, e))?;
+    for (name, program) in links {
+        let (program, link) = (run::which(program).unwrap_or_default(), dir.join(name));
+        match symlink(&program, &link) {
+            Err(e) if e.kind() != io::ErrorKind::AlreadyExists => {
+                return Err(Error::file("make the link", &link, e));
+            }
+            _ => {}
         }
     }
+    Ok(dir.to_string_lossy().into_owned())
 }
 
 /// A plugin set.
@@ -94,7 +109,7 @@ impl Contender {
     ///
     /// # Errors
     /// The namespace or the links cannot be made.
-    pub(super) fn new(name: &str, dir: &Path, backend: Backend) -> Result<Self> {
+    pub(super) fn new(name: &str, dir: &Path, backend: Backend, iptables: &str) -> Result<Self> {
         let node = sandbox::add_netns(&format!("node-{name}"))?;
         sandbox::switch_to(&node)?;
         for words in [
@@ -107,7 +122,7 @@ impl Contender {
         ] {
             run::capture(&mut tool("ip", &words.split(' ').collect::<Vec<_>>()))?;
         }
-        let (name, dir, path) = (name.to_owned(), dir.to_owned(), backend.path()?);
+        let (name, dir, path) = (name.to_owned(), dir.to_owned(), backend.path(iptables)?);
         Ok(Self { name, dir, backend, path, node, chains: Vec::new(), present: 0, next: 0 })
     }
 
@@ -134,6 +149,16 @@ impl Contender {
             each(self.present);
         }
         Ok(())
+    }
+
+    /// Puts rules of others into its node.
+    ///
+    /// # Errors
+    /// iptables-restore failed.
+    pub(super) fn restore(&self, iptables: &str, rules: &str) -> Result<()> {
+        sandbox::switch_to(&self.node)?;
+        let program = format!("iptables-{iptables}-restore");
+        run::feed(&mut tool(&program, &["--noflush"]), rules).map(drop)
     }
 
     fn attach_untimed(&mut self, first_port: u32) -> Result<Attached> {

@@ -50,7 +50,11 @@ pub(super) fn run(args: &ControlArgs) -> Result<()> {
     let state = fresh_state()?;
     let mut stages = Stages::new("bench")?;
     sandbox::enter(sandbox::State::Folder(&state))?;
-    let mut run = Run::new(&own, &peer, args.reps)?;
+    let mut run = Run::new(&own, &peer, args)?;
+    if args.foreign_rules > 0 {
+        let name = format!("{} rules of others", args.foreign_rules);
+        stages.run(&name, |_| run.add_foreign_rules(args))?;
+    }
     let mut profiles = Vec::new();
     stages.run("warm up, memory", |_| {
         profiles = run.profiles(&mut conditions)?;
@@ -77,11 +81,16 @@ pub(super) fn run(args: &ControlArgs) -> Result<()> {
 }
 
 impl Run {
-    fn new(own: &Path, peer: &Path, reps: u32) -> Result<Self> {
-        let mut contenders = vec![Contender::new(OWN, own, Backend::Default)?];
-        for (name, backend) in [("peer-nftables", Backend::Nftables), ("peer-iptables", Backend::Iptables)] {
-            contenders.push(Contender::new(name, peer, backend)?);
-        }
+    fn new(own: &Path, peer: &Path, args: &ControlArgs) -> Result<Self> {
+        let contenders = [
+            (OWN, own, Backend::Default),
+            ("slipway-iptables", own, Backend::Iptables),
+            ("peer-nftables", peer, Backend::Nftables),
+            ("peer-iptables", peer, Backend::Iptables),
+        ];
+        let make = |(name, dir, backend)| Contender::new(name, dir, backend, &args.iptables);
+        let contenders = contenders.into_iter().map(make).collect::<Result<_>>()?;
+        let reps = args.reps;
         Ok(Self { contenders, floor: Floor::new()?, reps, series: Vec::new(), floors: Vec::new(), number: 0 })
     }
 
@@ -111,6 +120,15 @@ impl Run {
             self.floor.sample(self.number)?;
         }
         Ok(profiles)
+    }
+
+    /// Every node gets the same rules, those without a backend of iptables too.
+    fn add_foreign_rules(&mut self, args: &ControlArgs) -> Result<String> {
+        let rules = foreign_rules(args.foreign_rules);
+        for contender in &self.contenders {
+            contender.restore(&args.iptables, &rules)?;
+        }
+        Ok(format!("iptables-{}", args.iptables))
     }
 
     fn fill(&mut self, pods: u32, stages: &mut Stages) -> Result<()> {
@@ -159,6 +177,28 @@ impl Run {
         self.floors.push(floor);
         Ok(format!("{} times {count} ADDs and DELs", self.reps))
     }
+}
+
+/// An input of iptables-restore with so many rules, twenty to a chain that nothing leads to.
+fn foreign_rules(count: u32) -> String {
+    use std::fmt::Write;
+    let mut text = String::from("*nat\n");
+    let chain = |rule: u32| format!("KUBE-SEP-{:08}", rule / 20);
+    for rule in (0..count).step_by(20) {
+        let _ = writeln!(text, ":{} - [0:0]", chain(rule));
+    }
+    for rule in 0..count {
+        let [_, b, c, d] = rule.to_be_bytes();
+        let _ = writeln!(
+            text,
+            "-A {} -p tcp -m comment --comment \"default/svc-{rule}\" -m tcp --dport {} -j DNAT \
+             --to-destination 10.{b}.{c}.{d}:80",
+            chain(rule),
+            rule % 60_000 + 1,
+        );
+    }
+    text.push_str("COMMIT\n");
+    text
 }
 
 /// How much of one processor is busy while this task does nothing.
@@ -214,6 +254,7 @@ fn conditions(args: &ControlArgs, peer: &Path) -> Result<Vec<String>> {
         ),
         format!("{}, {processors} processors, state on {}", kernel.trim(), disk.trim()),
         format!("peer: {}", version(peer)),
+        format!("iptables-{}, {} rules of others in the nat table", args.iptables, args.foreign_rules),
         "pods present: attached by each contender itself with real ADDs, 500 to a bridge; the floor's map \
          was filled in bulk"
             .to_owned(),

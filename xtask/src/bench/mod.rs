@@ -51,6 +51,14 @@ pub(crate) struct ControlArgs {
     #[arg(long, value_delimiter = ',', default_value = "0,100,1000", value_name = "N,N,…",
           value_parser = clap::value_parser!(u32).range(0..=10_000))]
     pods: Vec<u32>,
+    /// How many rules of others are in each node's nat table of iptables, in chains of twenty, as
+    /// kube-proxy has them
+    #[arg(long, default_value_t = 0, value_name = "N",
+          value_parser = clap::value_parser!(u32).range(0..=1_000_000))]
+    foreign_rules: u32,
+    /// The variant of iptables that the nodes use, and that those rules are made with
+    #[arg(long, default_value = "nft", value_parser = ["nft", "legacy"])]
+    iptables: String,
     /// ADDs and DELs of each contender at each number of pods
     #[arg(long, default_value_t = 20, value_parser = clap::value_parser!(u32).range(1..=1000))]
     reps: u32,

@@ -331,7 +331,9 @@ fn ratios(rows: &[Row], floor: &[FloorRow], profiles: &[Profile], own: &str) -> 
     let ours: Vec<&Row> = rows.iter().filter(|row| row.contender == own).collect();
     let Some(first) = ours.first() else { return ratios };
     for row in &ours {
-        let peers = || rows.iter().filter(|peer| peer.contender != own && peer.pods == row.pods);
+        // Ours in another mode is no peer.
+        let is_peer = |peer: &&Row| !peer.contender.starts_with(own) && peer.pods == row.pods;
+        let peers = || rows.iter().filter(is_peer);
         let (pods, best) = (row.pods, |of: fn(&Row) -> f64| peers().map(of).fold(f64::NAN, f64::min));
         add(
             format!("ADD p50 to the faster peer's, {pods} pods"),
