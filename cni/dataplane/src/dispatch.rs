@@ -3,6 +3,7 @@
 
 use cni_spec::Attachment;
 
+use crate::elsewhere::Elsewhere;
 use crate::iptables::Iptables;
 use crate::nftables::record;
 use crate::nftables::schema::{KIND_MASQUERADE, KIND_PORTS};
@@ -102,23 +103,33 @@ impl Dataplane {
         attachment: &Attachment,
         kinds: Kinds,
     ) -> Result<(), Error> {
-        let withdrawal = Withdrawal::of(attachment, kinds);
+        let (withdrawal, elsewhere) = (Withdrawal::of(attachment, kinds), Elsewhere::look()?);
         match made {
             BackendName::Iptables => self.nftables.withdraw(&withdrawal)?,
-            BackendName::Nftables => self.withdraw_from_iptables(&withdrawal)?,
+            BackendName::Nftables => self.withdraw_from_iptables(&withdrawal, &elsewhere)?,
         }
-        match Reference::find()? {
-            Some(reference) => reference.withdraw(attachment, kinds),
-            None => Ok(()),
-        }
+        Self::withdraw_from_reference(&withdrawal, &elsewhere)
     }
 
     /// Runs nothing where nothing of the attachment is.
-    fn withdraw_from_iptables(&self, withdrawal: &Withdrawal<'_>) -> Result<(), Error> {
-        if self.iptables.may_hold(withdrawal.attachment, withdrawal.kinds)? {
-            self.iptables.withdraw(withdrawal)?;
+    fn withdraw_from_iptables(
+        &self,
+        withdrawal: &Withdrawal<'_>,
+        elsewhere: &Elsewhere,
+    ) -> Result<(), Error> {
+        let kinds = decisive(withdrawal.kinds);
+        let there = elsewhere.is_recorded(withdrawal.attachment, kinds)?
+            || (elsewhere.iptables && self.iptables.holds(withdrawal.attachment, kinds)?);
+        if there { self.iptables.withdraw(withdrawal) } else { Ok(()) }
+    }
+
+    fn withdraw_from_reference(withdrawal: &Withdrawal<'_>, elsewhere: &Elsewhere) -> Result<(), Error> {
+        if !elsewhere.reference {
+            return Ok(());
         }
-        Ok(())
+        // Ports and masquerade are in different tables: nothing is gained by taking both.
+        let kinds = decisive(withdrawal.kinds);
+        Reference::find()?.map_or(Ok(()), |found| found.withdraw(withdrawal.attachment, kinds))
     }
 
     fn holder(&self, attachment: &Attachment, kind: u32) -> Result<Holder, Error> {
@@ -128,10 +139,12 @@ impl Dataplane {
             Ok(false) | Err(Error::NoNfTables(_)) => {}
             Err(error) => return Err(error),
         }
-        if self.iptables.may_hold(attachment, kinds)? {
+        let elsewhere = Elsewhere::look()?;
+        if elsewhere.iptables && self.iptables.holds(attachment, kinds)? {
             return Ok(Holder::Iptables);
         }
-        if let Some(reference) = Reference::find()?
+        if elsewhere.reference
+            && let Some(reference) = Reference::find()?
             && reference.holds(attachment, kinds)?
         {
             return Ok(Holder::Reference(reference));
@@ -140,12 +153,17 @@ impl Dataplane {
     }
 }
 
+/// The kinds of which there must be something for anything to be taken.
+fn decisive(kinds: Kinds) -> Kinds {
+    if kinds == Kinds::AllIfPorts { Kinds::Ports } else { kinds }
+}
+
 impl Backend for Dataplane {
     fn publish(&self, request: &PortRequest) -> Result<(), Error> {
-        let (made, ()) = self.make(|backend| {
+        if Elsewhere::look()?.iptables {
             self.iptables.refuse_taken(request)?;
-            backend.publish(request)
-        })?;
+        }
+        let (made, ()) = self.make(|backend| backend.publish(request))?;
         self.clear_others(made, &request.attachment, Kinds::Ports)
     }
 
@@ -155,17 +173,17 @@ impl Backend for Dataplane {
     }
 
     fn withdraw(&self, withdrawal: &Withdrawal<'_>) -> Result<(), Error> {
-        let reference = || match Reference::find()? {
-            // Ports and masquerade are in different tables: nothing is gained by taking both.
-            Some(found) if withdrawal.kinds == Kinds::AllIfPorts => {
-                found.withdraw(withdrawal.attachment, Kinds::Ports)
-            }
-            Some(found) => found.withdraw(withdrawal.attachment, withdrawal.kinds),
-            None => Ok(()),
-        };
         // Whatever fails, the others are cleared.
-        let results =
-            [self.nftables.withdraw(withdrawal), self.withdraw_from_iptables(withdrawal), reference()];
+        let withdrawn = self.nftables.withdraw(withdrawal);
+        let elsewhere = match Elsewhere::look() {
+            Ok(found) => found,
+            Err(error) => return withdrawn.and(Err(error)),
+        };
+        let results = [
+            withdrawn,
+            self.withdraw_from_iptables(withdrawal, &elsewhere),
+            Self::withdraw_from_reference(withdrawal, &elsewhere),
+        ];
         results.into_iter().collect()
     }
 

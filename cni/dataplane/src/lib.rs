@@ -12,6 +12,7 @@
 mod backend;
 pub mod dismantle;
 mod dispatch;
+mod elsewhere;
 mod error;
 pub mod explain;
 pub mod fake;

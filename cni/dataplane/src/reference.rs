@@ -14,13 +14,13 @@ use crate::{AddressFamily, Error, Kinds, PortRequest};
 /// The tables of published ports, by family; a rule's comment is the container's ID.
 const PORT_TABLES: [(AddressFamily, Family); 2] =
     [(AddressFamily::V4, Family::Ip), (AddressFamily::V6, Family::Ip6)];
-const PORT_TABLE: &str = "cni_hostport";
+pub(crate) const PORT_TABLE: &str = "cni_hostport";
 /// The chain of the mappings.
 const HOSTPORTS: &str = "hostports";
 /// The chains of that table that hold containers' rules. The second one is of earlier versions.
 const PORT_CHAINS: [&str; 3] = [HOSTPORTS, "hostip_hostports", "masquerading"];
 /// The table of the masquerade; a rule's comment begins with a hash and goes on with the names.
-const MASQUERADE_TABLE: &str = "cni_plugins_masquerade";
+pub(crate) const MASQUERADE_TABLE: &str = "cni_plugins_masquerade";
 const MASQUERADE_CHAIN: &str = "masq_checks";
 /// Digits of each half of a masquerade rule's hash.
 const HASH_DIGITS: usize = 16;

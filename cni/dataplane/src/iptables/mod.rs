@@ -38,6 +38,7 @@ use tools::Tools;
 
 pub use conditions::check as check_conditions;
 pub use frame::Frame;
+pub(crate) use legacy::has_nat as legacy_has_nat;
 pub use names::ChainName;
 pub use presence::{Presence, chosen_variant, of_anyone as containers_chains};
 pub use tools::Variant;
@@ -53,14 +54,12 @@ impl Iptables {
         Self {}
     }
 
-    /// Whether there may be something of this attachment, of these kinds: a chain, or a record that
-    /// an ADD or DEL that was killed has left. No program is run.
+    /// Whether there is a chain of this attachment, of these kinds. No program is run.
     ///
     /// # Errors
     /// What could not be read.
-    pub fn may_hold(&self, attachment: &Attachment, kinds: Kinds) -> Result<bool, Error> {
-        let kinds = if kinds == Kinds::AllIfPorts { Kinds::Ports } else { kinds };
-        Ok(presence::of(attachment, kinds)?.any() || Recorder::quiet()?.has(attachment, kinds)?)
+    pub fn holds(&self, attachment: &Attachment, kinds: Kinds) -> Result<bool, Error> {
+        Ok(presence::of(attachment, kinds)?.any())
     }
 
     /// The programs that this variant needs: where they are, or the error that names the first one
@@ -112,18 +111,6 @@ impl Recorder {
         }
     }
 
-    fn has(&self, attachment: &Attachment, kinds: Kinds) -> Result<bool, Error> {
-        let Some(session) = &self.0 else { return Ok(false) };
-        for kind in record_kinds(kinds) {
-            match record::holds(session, attachment, kind) {
-                Ok(false) | Err(Error::NoNfTables(_)) => {}
-                Ok(true) => return Ok(true),
-                Err(error) => return Err(error),
-            }
-        }
-        Ok(false)
-    }
-
     fn put(&self, kind: u32, who: (&Attachment, &ContainerNetns)) -> Result<(), Error> {
         self.0.as_ref().map_or(Ok(()), |session| record::put(session, kind, who))
     }
@@ -155,7 +142,8 @@ impl Recorder {
     }
 }
 
-fn record_kinds(kinds: Kinds) -> Vec<u32> {
+/// The kinds of entries that stand for these kinds.
+pub(crate) fn record_kinds(kinds: Kinds) -> Vec<u32> {
     let ports = kinds.ports().then_some(record::KIND_IPTABLES_PORTS);
     ports.into_iter().chain(kinds.masquerade().then_some(record::KIND_IPTABLES_MASQUERADE)).collect()
 }
