@@ -1,6 +1,7 @@
 //! podman 4.3 with `network_backend = "cni"`: the last version with CNI that Debian has.
 
 use std::net::{IpAddr, Ipv4Addr};
+use std::path::Path;
 
 use serde_json::{Value, json};
 use slipway_tests::{BridgeNetfilter, Node, Proto, is_peer, skip};
@@ -80,13 +81,46 @@ fn reservations(node: &Node, network: &str) -> Vec<String> {
     names.into_iter().filter(|name| name.parse::<IpAddr>().is_ok()).collect()
 }
 
+/// What publishes ports and masquerades.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Backend {
+    /// What the plugins choose by themselves.
+    Usual,
+    /// What the node's administrator has chosen.
+    Iptables,
+}
+
+impl Backend {
+    fn choose(self, machine: &Machine<'_>) {
+        if self == Self::Iptables {
+            machine.write("/etc/cni/slipway.json", r#"{"backend": "iptables", "ipMasqBackend": "iptables"}"#);
+        }
+    }
+
+    /// Whether it is the one in use, while a port is published. (The reference has its own ways.)
+    fn is_used(self, node: &Node) -> bool {
+        is_peer() || node.ruleset().contains("CNI-DN-") == (self == Self::Iptables)
+    }
+}
+
 #[test]
 fn a_published_port_from_run_to_removal() {
     let Some(packages) = unpacked(SUITE, PROGRAM) else { skip!(NEEDED) };
+    from_run_to_removal(&packages, Backend::Usual);
+}
+
+#[test]
+fn a_published_port_with_iptables() {
+    let Some(packages) = unpacked(SUITE, PROGRAM) else { skip!(NEEDED) };
+    from_run_to_removal(&packages, Backend::Iptables);
+}
+
+fn from_run_to_removal(packages: &Path, backend: Backend) {
     let node = Node::new();
     node.bridge_netfilter(BridgeNetfilter::Off);
     let client = node.host("client");
-    let machine = Machine::start(&node, &packages);
+    let machine = Machine::start(&node, packages);
+    backend.choose(&machine);
     configure(&machine, &["/opt/cni/bin"]);
     default_network(&machine);
     let options = ["--publish", "8080:80", "--publish", "5353:53/udp"];
@@ -103,7 +137,7 @@ fn a_published_port_from_run_to_removal() {
         assert_eq!(expect(&client, (client.node_v6, 8080), "web"), client.v6);
         expect(&node, ([127, 0, 0, 1], 8080), "web");
         expect(&node, (client.node_v4, 8080), "web");
-        if !is_peer() {
+        if !is_peer() && backend == Backend::Usual {
             expect(&node, (IpAddr::from([0, 0, 0, 0, 0, 0, 0, 1]), 8080), "web");
         }
     };
@@ -114,6 +148,7 @@ fn a_published_port_from_run_to_removal() {
         assert!(reservations(&node, "podman").is_empty(), "an address is left");
     };
     open();
+    assert!(backend.is_used(&node), "{}", node.ruleset());
     {
         let path = inspect(&machine, "web")["SandboxKey"].as_str().expect("a namespace").to_owned();
         let inside = node.namespace("web", &machine.path(&path));
@@ -153,10 +188,21 @@ fn a_published_port_from_run_to_removal() {
 #[test]
 fn networks_of_podmans_own_making() {
     let Some(packages) = unpacked(SUITE, PROGRAM) else { skip!(NEEDED) };
+    networks(&packages, Backend::Usual);
+}
+
+#[test]
+fn networks_of_podmans_own_making_with_iptables() {
+    let Some(packages) = unpacked(SUITE, PROGRAM) else { skip!(NEEDED) };
+    networks(&packages, Backend::Iptables);
+}
+
+fn networks(packages: &Path, backend: Backend) {
     let node = Node::new();
     node.bridge_netfilter(BridgeNetfilter::Off);
     let client = node.host("client");
-    let machine = Machine::start(&node, &packages);
+    let machine = Machine::start(&node, packages);
+    backend.choose(&machine);
     configure(&machine, &["/opt/cni/bin", REFERENCE]);
     machine.run(&[
         "podman",
@@ -177,6 +223,7 @@ fn networks_of_podmans_own_making() {
 
     run_web(&machine, "web", &options);
     assert_eq!(expect(&client, (client.node_v4, 8080), "web"), client.v4);
+    assert!(backend.is_used(&node), "{}", node.ruleset());
     assert_eq!(inspect(&machine, "web")["Networks"]["podman"]["MacAddress"], "02:00:00:00:88:01");
 
     // A second interface while it runs, and away with it again.
