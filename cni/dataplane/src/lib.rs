@@ -12,6 +12,7 @@
 mod backend;
 pub mod dismantle;
 mod dispatch;
+pub mod dump;
 mod elsewhere;
 mod error;
 pub mod explain;

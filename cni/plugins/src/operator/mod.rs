@@ -7,6 +7,7 @@ pub mod explain;
 pub mod install;
 pub mod ports;
 pub mod restore;
+pub mod support_bundle;
 
 use std::io::{self, Write};
 
@@ -54,6 +55,12 @@ pub static COMMANDS: &[Command] = &[
         summary: "put back what living containers have in the ruleset, after somebody flushed it",
         usage: restore::USAGE,
         run: restore::restore_command,
+    },
+    Command {
+        name: "support-bundle",
+        summary: "collect what a report of a bug needs into one tar file",
+        usage: support_bundle::USAGE,
+        run: support_bundle::support_bundle_command,
     },
     Command {
         name: "install",
