@@ -52,6 +52,30 @@ pub fn has_table(family: Family, table: &str) -> bool {
     fs::read_to_string(file).is_ok_and(|names| names.lines().any(|name| name == table))
 }
 
+/// What a table is like without its rules: cheap to ask for, however many there are.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct TableInfo {
+    /// How many rules it has, counting what begins and ends its chains.
+    pub entries: usize,
+    /// The kernel's description of it in full: sizes, and where the built-in chains begin and end. A
+    /// table that has got or lost a rule has another one.
+    pub bytes: Vec<u8>,
+}
+
+/// What a table is like; none if the namespace does not have it.
+///
+/// # Errors
+/// What the kernel said.
+pub fn info(family: Family, table: &str) -> Result<Option<TableInfo>, XtablesError> {
+    if !has_table(family, table) {
+        return Ok(None);
+    }
+    let failed = |errno| XtablesError { table: table.to_owned(), tables: tables_name(family), errno };
+    let bytes = open(family).and_then(|(socket, level)| ask(&socket, level, table)).map_err(failed)?;
+    let entries = number(&bytes, INFO_LEN - 8).ok_or_else(|| failed(Errno::EPROTO))?;
+    Ok(Some(TableInfo { entries, bytes }))
+}
+
 /// The names of the chains that users made in a table, in the kernel's order; empty if the namespace
 /// does not have the table.
 ///
@@ -73,17 +97,26 @@ fn tables_name(family: Family) -> &'static str {
     }
 }
 
-fn read(family: Family, table: &str) -> Result<Vec<u8>, Errno> {
+fn open(family: Family) -> Result<(OwnedFd, c_int), Errno> {
     let (domain, level) = match family {
         Family::V4 => (AddressFamily::Inet, libc::SOL_IP),
         Family::V6 => (AddressFamily::Inet6, libc::SOL_IPV6),
     };
-    let socket = socket(domain, SockType::Datagram, SockFlag::SOCK_CLOEXEC, None)?;
+    Ok((socket(domain, SockType::Datagram, SockFlag::SOCK_CLOEXEC, None)?, level))
+}
+
+fn ask(socket: &OwnedFd, level: c_int, table: &str) -> Result<Vec<u8>, Errno> {
+    let mut info = vec![0; INFO_LEN];
+    name_table(&mut info, table)?;
+    get(socket, (level, GET_INFO), &mut info)?;
+    Ok(info)
+}
+
+fn read(family: Family, table: &str) -> Result<Vec<u8>, Errno> {
+    let (socket, level) = open(family)?;
     let mut attempts = 0;
     loop {
-        let mut info = vec![0; INFO_LEN];
-        name_table(&mut info, table)?;
-        get(&socket, (level, GET_INFO), &mut info)?;
+        let info = ask(&socket, level, table)?;
         let size = number(&info, INFO_LEN - 4).ok_or(Errno::EPROTO)?;
         let mut entries = vec![0; ENTRIES_HEAD + size];
         name_table(&mut entries, table)?;

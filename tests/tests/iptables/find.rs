@@ -301,3 +301,32 @@ fn check_node_tells_the_variant() {
         stage.assert_gone();
     }
 }
+
+/// A large legacy table is read once for each change to it, and what appears in it later is found.
+#[test]
+fn a_large_legacy_table_is_not_read_for_every_container() {
+    let stage = Stage::new("legacy");
+    let mut rules = String::from("*nat\n:KUBE-SEP - [0:0]\n");
+    for rule in 0..3000 {
+        rules.push_str(&format!("-A KUBE-SEP -s 10.{}.{}.1 -j RETURN\n", rule / 250, rule % 250));
+    }
+    stage.node.cmd_input("iptables-legacy-restore --noflush", &(rules + "COMMIT\n"));
+    let nftables = stage.plain("ADD").key("backend", json!("nftables"));
+    let reads = |verb: &str| {
+        let plugin = stage.node.plugin("portmap").command(verb).container("c1").netns(stage.pod.path());
+        let trace = ["strace", "-f", "-qq", "-e", "trace=getsockopt", "-o", "/run/trace"];
+        plugin.ifname("eth0").config(&nftables.config).through(&trace).run().ok();
+        let trace = stage.node.read("/run/trace").expect("a trace");
+        // IPT_SO_GET_ENTRIES, under the name or the number that strace has for it.
+        trace.lines().filter(|line| line.contains("GET_ENTRIES") || line.contains("0x41")).count()
+    };
+    assert_eq!(reads("ADD"), 1);
+    assert_eq!((reads("DEL"), reads("ADD"), reads("DEL"), reads("DEL")), (0, 0, 0, 0));
+    // Somebody's change is looked at once, and what is ours in it is found.
+    stage.node.cmd("iptables-legacy -t nat -A KUBE-SEP -s 10.99.0.1 -j RETURN");
+    assert_eq!((reads("ADD"), reads("DEL")), (1, 0));
+    stage.plain("ADD").ok();
+    nftables.clone().verb("CHECK").ok();
+    nftables.verb("DEL").ok();
+    stage.assert_gone();
+}
