@@ -81,6 +81,7 @@ const TOOLS: &[&str] = &[
     "sync",
     "sysctl",
     "tail",
+    "tar",
     "tc",
     "test",
     "timeout",
