@@ -90,10 +90,15 @@ impl Qemu {
     }
 
     fn command(&self) -> Command {
-        let Some(root) = &self.root else { return tool(PROGRAM, &[]) };
+        // A machine ends with whoever watches it, however that ends: setpriv(1) of util-linux.
+        let mut command = tool("setpriv", &["--pdeathsig", "KILL", "--"]);
+        let Some(root) = &self.root else {
+            command.arg(PROGRAM);
+            return command;
+        };
         // Its libraries are not the system's, and so neither is its loader.
         let libraries = root.join("usr/lib/x86_64-linux-gnu");
-        let mut command = Command::new(root.join("usr/lib64/ld-linux-x86-64.so.2"));
+        command.arg(root.join("usr/lib64/ld-linux-x86-64.so.2"));
         command.arg("--library-path").arg(&libraries).arg(root.join("usr/bin").join(PROGRAM));
         command.arg("-L").arg(root.join("usr/share/qemu")).arg("-L").arg(root.join("usr/share/seabios"));
         command.env("QEMU_MODULE_DIR", libraries.join("qemu")).env("LC_ALL", "C.UTF-8");
