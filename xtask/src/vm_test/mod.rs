@@ -36,7 +36,7 @@ use report::Row;
 const RESULTS: &str = "results.json";
 
 /// How long one test program may take.
-const SUITE_LIMIT: Duration = Duration::from_secs(900);
+const SUITE_LIMIT: Duration = Duration::from_secs(1800);
 
 /// Run the test suites on other kernels, in virtual machines.
 ///
@@ -66,7 +66,7 @@ pub(crate) struct Args {
     #[arg(long, value_enum, env = "SLIPWAY_VM_ACCEL")]
     accel: Option<Accelerator>,
     /// Minutes for one machine
-    #[arg(long, value_name = "MINUTES", default_value_t = 60)]
+    #[arg(long, value_name = "MINUTES", default_value_t = 120)]
     limit: u64,
     /// Fetch the kernels anew
     #[arg(long)]
