@@ -39,7 +39,8 @@ pub(crate) fn has_table(family: AddressFamily, table: &str) -> bool {
 ///
 /// The kernel hands a table out as a whole only, at a microsecond a rule. Of a large one without such
 /// chains it is remembered what it was like, so that it is read once for each change that somebody
-/// makes to it, not for each container.
+/// makes to it, not for each container. (Of one with such chains it is not: one container's may have
+/// taken the place of another's of the same size.)
 pub(crate) fn chains(family: AddressFamily) -> Result<Vec<String>, Error> {
     let look = |e| Error::kernel("look at the legacy tables", e);
     let Some(info) = xtables::info(kernel_family(family), "nat").map_err(look)? else {

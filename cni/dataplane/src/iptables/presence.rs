@@ -78,7 +78,8 @@ pub(crate) fn of_ports() -> Result<Presence, Error> {
                 let rules = socket.rules(&table, names::HOSTPORT_DNAT);
                 rules.map_err(|e| Error::kernel(format!("read table {table}"), e))?.is_empty()
             }
-            _ => false,
+            // An entry rule leads to a container's chain, which is seen by its name.
+            _ => !legacy::chains(family)?.iter().any(|chain| chain.starts_with(names::DNAT_PREFIX)),
         };
         kept.extend((!empty).then_some((variant, family)));
     }
