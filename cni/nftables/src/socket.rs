@@ -1,7 +1,8 @@
 //! The socket to nf_tables: commit and read.
 
 use std::cell::RefCell;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
+use std::hash::{DefaultHasher, Hash, Hasher};
 use std::time::{Duration, Instant};
 
 use nix::errno::Errno;
@@ -36,6 +37,9 @@ const GET_GENERATION: u16 = 16;
 
 /// How long a dump is begun anew while others change the ruleset.
 const DUMP_PATIENCE: Duration = Duration::from_secs(5);
+
+/// How long to wait for a hash table that is being moved.
+const DUMP_PAUSE: Duration = Duration::from_millis(20);
 
 /// A table that is never made: dry runs put things into it.
 const PROBE: &str = "__probe";
@@ -469,10 +473,18 @@ impl Socket {
             let mut message = get(GET_ELEMENT, wire::DUMP, table.family.number());
             message.text(parse::LIST_TABLE, &table.name).text(parse::LIST_SET, set);
             let mut gathered = start();
+            // A hash table that has just grown is moved piece by piece behind our back. The kernel
+            // goes on by counting, so that it shows one element twice for each that it misses.
+            let mut seen = HashSet::new();
+            let mut twice = false;
             let result = self.channel.ask(message, |_, body| {
-                parse::elements(body, &info, |element| each(&mut gathered, element));
+                parse::elements(body, &info, |element| {
+                    twice |= !seen.insert(hash(&element));
+                    each(&mut gathered, element);
+                });
             });
             match result {
+                Ok(Dump::Whole) if twice => std::thread::sleep(DUMP_PAUSE),
                 Ok(Dump::Whole) if self.generation()? == generation => return Ok(gathered),
                 Ok(_) | Err(Errno::EINTR) => {}
                 Err(errno) => return Err(Error::Io { operation: operation(), errno }),
@@ -523,4 +535,10 @@ impl Socket {
             (Err(errno), _) => Err(Error::Io { operation, errno }),
         }
     }
+}
+/// Tells elements of one set apart.
+fn hash(element: &ElementInfo) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    (&element.key, &element.key_end).hash(&mut hasher);
+    hasher.finish()
 }

@@ -32,8 +32,8 @@ use rtnetlink::sys::{AsyncSocket, Socket, SocketAddr};
 use super::error::RouteError;
 use super::wire;
 
-/// How long the kernel may take to answer. It answers within the call that sends the request, once
-/// it has the lock over all links; so this only ends what would otherwise hang for ever.
+/// How long an answer may take once the request is sent. The kernel answers within the call that
+/// sends, so this only ends what would otherwise hang for ever.
 const PATIENCE: Duration = Duration::from_secs(30);
 
 /// The kernel fills at most 32 KB per datagram of a list (`NLMSG_GOODSIZE`, `netlink_dump`), unless
@@ -299,10 +299,12 @@ impl Transport {
     fn wait<T>(&self, mut answers: Pin<&mut impl Stream<Item = T>>) -> Result<T, Errno> {
         let mut connection = self.connection.borrow_mut();
         let mut context = Context::from_waker(Waker::noop());
-        let until = Instant::now() + PATIENCE;
+        let mut until = None;
         connection.socket_mut().failure.set(None);
         loop {
             let ended = Pin::new(&mut *connection).poll(&mut context).is_ready();
+            // From here, as sending takes as long as the kernel works, and waits for its locks.
+            let until = *until.get_or_insert_with(|| Instant::now() + PATIENCE);
             if let Some(errno) = connection.socket_mut().failure.take() {
                 return Err(errno);
             }
