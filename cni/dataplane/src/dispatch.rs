@@ -160,7 +160,8 @@ fn decisive(kinds: Kinds) -> Kinds {
 
 impl Backend for Dataplane {
     fn publish(&self, request: &PortRequest) -> Result<(), Error> {
-        if Elsewhere::look()?.iptables {
+        // The iptables backend looks for itself.
+        if self.choice != Some(BackendName::Iptables) && Elsewhere::look()?.iptables {
             self.iptables.refuse_taken(request)?;
         }
         let (made, ()) = self.make(|backend| backend.publish(request))?;

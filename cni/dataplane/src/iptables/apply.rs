@@ -42,16 +42,20 @@ pub(crate) fn read_for_ports(tools: &Tools, plan: &PortPlan) -> Result<Listing, 
 
 /// Brings the ports of one family in place. Returns whether the entry rules had to go before those
 /// of others.
+///
+/// `seen` is what was read a moment ago. That it is older than what is written does no harm: the tool
+/// refuses what does not fit any more, and what two ADDs cannot see of each other is looked for after.
 pub(crate) fn publish(
     tools: &Tools,
     plan: &PortPlan,
     (attachment, others): (&Attachment, Others),
+    seen: Listing,
 ) -> Result<Place, Error> {
     let operation = format!("publish the ports of {attachment}");
     let mut place = Place::Behind;
-    settle(
-        tools,
-        &operation,
+    settle_from(
+        seen,
+        (tools, &operation),
         || read_for_ports(tools, plan),
         |listing| {
             let overtakes = wildcards_in_the_way(listing, plan);
@@ -86,9 +90,18 @@ pub(crate) fn settle(
     tools: &Tools,
     operation: &str,
     read: impl Fn() -> Result<Listing, Error>,
+    changes: impl FnMut(&Listing) -> Result<Batch, Error>,
+) -> Result<(), Error> {
+    settle_from(read()?, (tools, operation), read, changes)
+}
+
+/// As [`settle`], with what was read already.
+fn settle_from(
+    mut listing: Listing,
+    (tools, operation): (&Tools, &str),
+    read: impl Fn() -> Result<Listing, Error>,
     mut changes: impl FnMut(&Listing) -> Result<Batch, Error>,
 ) -> Result<(), Error> {
-    let mut listing = read()?;
     let mut attempts = 0;
     loop {
         let batch = changes(&listing)?;

@@ -32,6 +32,7 @@ use crate::{
     PublishedPort, Withdrawal,
 };
 use apply::{Clash, Others, Place};
+use listing::Listing;
 use names::CommentOwner;
 use plan::PortPlan;
 use tools::Tools;
@@ -170,20 +171,21 @@ impl Iptables {
         let others = recorder.others(record::KIND_IPTABLES_PORTS, &request.attachment)?;
         for plan in plan::ports(request) {
             let look = |moment| Self::yield_to_the_living(tools, &plan, (request, recorder), moment);
-            look(Moment::Before)?;
-            let place = apply::publish(tools, &plan, (&request.attachment, others))?;
+            let seen = look(Moment::Before)?;
+            let place = apply::publish(tools, &plan, (&request.attachment, others), seen)?;
             look(Moment::After(place))?;
         }
         Ok(())
     }
 
-    /// Refuses what a living container has. What a dead one has is removed, with the rest of it.
+    /// Refuses what a living container has. What a dead one has is removed, with the rest of it. Returns
+    /// what the plan's chains hold.
     fn yield_to_the_living(
         tools: &Tools,
         plan: &PortPlan,
         (request, recorder): (&PortRequest, &Recorder),
         moment: Moment,
-    ) -> Result<(), Error> {
+    ) -> Result<Listing, Error> {
         let listing = apply::read_for_ports(tools, plan)?;
         let mut removed: Vec<String> = Vec::new();
         for clash in apply::clashes(tools, &listing, plan)? {
@@ -203,7 +205,7 @@ impl Iptables {
                 Self::remove_if_dead(tools, clash, recorder)?;
             }
         }
-        Ok(())
+        if removed.is_empty() { Ok(listing) } else { apply::read_for_ports(tools, plan) }
     }
 
     fn remove_if_dead(tools: &Tools, clash: Clash, recorder: &Recorder) -> Result<(), Error> {
