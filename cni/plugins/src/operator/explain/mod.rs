@@ -1,6 +1,6 @@
 //! `slipway explain`: what would happen to a packet, step by step, and why.
 //!
-//! [`facts`] asks the kernel, [`story`] makes sentences of it.
+//! `facts` asks the kernel, `story` makes sentences of it.
 
 mod facts;
 mod story;
