@@ -214,7 +214,7 @@ mod tests {
             "| 6.1.0-56-cloud-amd64 | 1 | 1 | 0 |  |\n| {} | | | | not run |\n\n## Next\n",
             list.kernel[1].name
         );
-        assert!(once.starts_with("before\n\n<!-- kernels -->\nAll ") && once.ends_with(&expected), "{once}");
+        assert!(once.starts_with("before\n\n<!-- kernels -->\nThe ") && once.ends_with(&expected), "{once}");
         assert_eq!(readme(&once, &rows).unwrap(), once);
         assert_eq!(readme("no mark\n\n## Next\n", &rows), None);
     }
