@@ -5,6 +5,8 @@ use std::fmt;
 use std::path::PathBuf;
 use std::sync::Mutex;
 
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
 use serde_json::{Map, Value, json};
 
 use crate::node::{Node, Pod};
@@ -244,7 +246,7 @@ impl<'a> Network<'a> {
         let file = json!({
             "kind": "cniCacheV1",
             "containerId": attach.container,
-            "config": base64(self.list.to_string().as_bytes()),
+            "config": STANDARD.encode(self.list.to_string()),
             "ifName": attach.ifname,
             "networkName": self.list["name"],
             "cniArgs": pairs.collect::<Vec<_>>(),
@@ -324,20 +326,4 @@ impl<'a> Network<'a> {
     pub fn status(&self) -> Result<(), Failure> {
         self.configs(None).iter().try_for_each(|config| self.step("STATUS", config, None).map(drop))
     }
-}
-
-/// RFC 4648, section 4.
-fn base64(bytes: &[u8]) -> String {
-    const LETTERS: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
-    let mut text = String::new();
-    for chunk in bytes.chunks(3) {
-        let mut group = [0; 4];
-        group[1..=chunk.len()].copy_from_slice(chunk);
-        let bits = u32::from_be_bytes(group);
-        for i in 0..4 {
-            let letter = LETTERS[(bits >> (18 - 6 * i)) as usize & 63];
-            text.push(if i <= chunk.len() { char::from(letter) } else { '=' });
-        }
-    }
-    text
 }

@@ -10,12 +10,12 @@ use std::io::Read as _;
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
 use cni_kernel::dir::{Access, DirError, DurableDir};
 use cni_spec::{AddResult, Attachment, CniError, NetConf, NetConfList, Version};
 use serde::Deserialize;
 use serde_json::{Map, Value};
-
-use crate::base64;
 
 /// Where libcni keeps its cache unless the runtime says otherwise (`CacheDir` in its `api.go`), and where
 /// kubelet's shim for Docker has it (`--cni-cache-dir`).
@@ -189,7 +189,7 @@ fn parse(bytes: &[u8]) -> Result<Cached, CacheError> {
     let file = File::deserialize(Value::Object(object)).map_err(|e| form(e.to_string()))?;
     let attachment = Attachment::new(&file.network_name, &file.container_id, &file.if_name)
         .map_err(|e| form(e.to_string()))?;
-    let config = base64::decode(&file.config).ok_or_else(|| form("config is no base64".to_owned()))?;
+    let config = STANDARD.decode(&file.config).map_err(|_| form("config is no base64".to_owned()))?;
     let list = list(&config).map_err(|e| form(format!("config: {e}")))?;
     if list.name != attachment.network() {
         return Err(form(format!("config is of network {:?}", list.name)));

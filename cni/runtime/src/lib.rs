@@ -2,7 +2,6 @@
 //!
 //! Nothing here knows of any plugin or of the dataplane.
 
-mod base64;
 pub mod cache;
 
 pub use cache::{Cache, CacheError, Cached, Fault};
