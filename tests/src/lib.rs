@@ -57,7 +57,8 @@ pub use golden::{golden, normalise};
 pub use interrupt::{Disturbance, Point, disturbed, kill_points, killed, stride};
 pub use node::{BridgeNetfilter, Host, Node, Pod};
 pub use plugin::{
-    CniFailure, Output, PluginCall, Running, is_peer, newest_version, peer_fails, plugin_dir, slipway,
+    CniFailure, Output, PluginCall, Running, is_peer, newest_version, peer_fails, plugin_dir, plugin_names,
+    slipway,
 };
 pub use skip::{record_skip, test_name};
 pub use snapshot::Snapshot;

@@ -11,9 +11,6 @@ use serde_json::Value;
 use crate::node::{Node, Pod};
 use crate::space::{CommandOutput, Space, Started};
 
-/// The links that the plugin directory holds beside `slipway` itself when the harness makes it.
-const NAMES: &[&str] = &["bridge", "loopback", "host-local", "portmap", "ptp"];
-
 /// The plugin directory under test: `SLIPWAY_PEER_DIR`, else `SLIPWAY_BIN_DIR`, else a folder in the
 /// target directory with links to the workspace's binary, built now if it is not up to date.
 ///
@@ -104,7 +101,7 @@ fn build() -> PathBuf {
 fn link_plugins(binary: &Path) -> PathBuf {
     let folder = binary.with_file_name("slipway-plugins");
     std::fs::create_dir_all(&folder).unwrap_or_else(|e| panic!("make {}: {e}", folder.display()));
-    for name in NAMES.iter().chain(&["slipway"]) {
+    for name in own_names(binary).iter().map(String::as_str).chain(["slipway"]) {
         match std::os::unix::fs::symlink("../slipway", folder.join(name)) {
             Err(error) if error.kind() != std::io::ErrorKind::AlreadyExists => {
                 panic!("link {name} in {}: {error}", folder.display());
@@ -113,6 +110,24 @@ fn link_plugins(binary: &Path) -> PathBuf {
         }
     }
     folder
+}
+
+/// The names of all plugins of a `slipway`.
+fn own_names(binary: &Path) -> Vec<String> {
+    let output = Command::new(binary).args(["plugins", "--names"]).output();
+    let output = output.unwrap_or_else(|e| panic!("run {}: {e}", binary.display()));
+    String::from_utf8_lossy(&output.stdout).lines().map(str::to_owned).collect()
+}
+
+/// The names of all plugins under test: those of our binary, else those of the same names in the peer's
+/// folder that speak every version from 0.1.0 on.
+#[must_use]
+pub fn plugin_names() -> Vec<String> {
+    if !is_peer() {
+        return own_names(&slipway());
+    }
+    let known = ["bridge", "host-local", "loopback", "portmap", "ptp", "static"];
+    known.into_iter().filter(|name| plugin_dir().join(name).exists()).map(str::to_owned).collect()
 }
 
 /// One call of one plugin, to be filled in and run. What is not given is not set in the environment;

@@ -23,6 +23,7 @@ every_plugin! {
     loopback: "loopback" for "lo" in json!([{"type": "loopback"}]);
     portmap: "portmap" for "eth0" in json!([bridged(), published()]);
     ptp: "ptp" for "eth0" in json!([{"type": "ptp", "ipMasq": true, "ipam": ipam()}, published()]);
+    r#static: "static" for "eth0" in json!([{"type": "ptp", "ipam": fixed()}, published()]);
 }
 
 fn bridged() -> Value {
@@ -37,6 +38,13 @@ fn ipam() -> Value {
     json!({
         "type": "host-local", "routes": [{"dst": "0.0.0.0/0"}, {"dst": "::/0"}],
         "ranges": [[{"subnet": "10.88.0.0/24"}], [{"subnet": "fd00:88::/64"}]],
+    })
+}
+
+fn fixed() -> Value {
+    json!({
+        "type": "static", "routes": [{"dst": "0.0.0.0/0"}],
+        "addresses": [{"address": "10.88.0.9/24", "gateway": "10.88.0.1"}],
     })
 }
 

@@ -217,6 +217,19 @@ fn loopback() -> Value {
     json!({ "cniVersion": "1.1.0", "name": "net", "type": "loopback", "prevResult": portmap()["prevResult"] })
 }
 
+fn fixed() -> Value {
+    json!({
+        "cniVersion": "1.1.0", "name": "net", "type": "static",
+        "runtimeConfig": { "ips": ["10.88.0.9/24"] }, "args": { "cni": { "ips": ["fd00:88::7/64"] } },
+        "prevResult": portmap()["prevResult"],
+        "ipam": {
+            "type": "static", "addresses": [{ "address": "10.88.0.8/24", "gateway": "10.88.0.1" }],
+            "routes": [{ "dst": "0.0.0.0/0" }, { "dst": "10.99.0.0/16", "gw": "10.88.0.1", "mtu": 1300 }],
+            "dns": { "nameservers": ["10.0.0.1"], "domain": "a.test", "search": ["a.test"], "options": [] },
+        },
+    })
+}
+
 struct Run {
     node: Node,
     pod: Pod,
@@ -368,4 +381,9 @@ fn portmap_takes_garbage() {
 #[test]
 fn loopback_takes_garbage() {
     run("loopback", &loopback());
+}
+
+#[test]
+fn static_takes_garbage() {
+    run("static", &fixed());
 }

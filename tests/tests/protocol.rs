@@ -2,13 +2,7 @@
 //! specification's code and the reference's words, and nothing is touched.
 
 use serde_json::{Value, json};
-use slipway_tests::{Node, PluginCall, Snapshot, newest_version, plugin_dir};
-
-/// Every plugin that is there.
-fn plugins() -> Vec<String> {
-    let known = ["bridge", "host-local", "loopback", "portmap", "ptp"];
-    known.into_iter().filter(|name| plugin_dir().join(name).exists()).map(str::to_owned).collect()
-}
+use slipway_tests::{Node, PluginCall, Snapshot, newest_version, plugin_names};
 
 fn config(plugin: &str, version: &str) -> Value {
     json!({
@@ -35,7 +29,7 @@ fn verbs() -> &'static [&'static str] {
 #[test]
 fn without_a_command_it_says_what_it_is() {
     let node = Node::new();
-    for plugin in plugins() {
+    for plugin in plugin_names() {
         let output = node.plugin(&plugin).run();
         assert_eq!(output.process.code, Some(0));
         assert_eq!(output.process.stdout, "");
@@ -51,7 +45,7 @@ fn without_a_command_it_says_what_it_is() {
 #[test]
 fn versions() {
     let node = Node::new();
-    for plugin in plugins() {
+    for plugin in plugin_names() {
         for input in ["", "{}", "{\"cniVersion\": \"0.4.0\"}", "no JSON"] {
             let output = node.plugin(&plugin).command("VERSION").stdin(input).run();
             let answer = output.ok();
@@ -75,7 +69,7 @@ fn missing_variables_come_in_one_message() {
         let error = call.run().error();
         assert_eq!((error.code, &*error.msg), (4, &*format!("required env variables [{names}] missing")));
     };
-    for plugin in plugins() {
+    for plugin in plugin_names() {
         let all = ["CNI_CONTAINERID", "CNI_NETNS", "CNI_IFNAME", "CNI_PATH"];
         for verb in ["ADD", "CHECK"] {
             missing(&plugin, verb, &all, "CNI_CONTAINERID,CNI_NETNS,CNI_IFNAME,CNI_PATH");
@@ -100,7 +94,7 @@ fn hostile_names_are_refused() {
         assert_eq!(error.code, code, "{error:?}");
         assert!(error.msg.contains(text), "{error:?} is not about {text:?}");
     };
-    for plugin in plugins() {
+    for plugin in plugin_names() {
         for verb in ["ADD", "DEL", "CHECK"] {
             let call = || complete(&node, &plugin, verb);
             for id in ["..", "../../etc/passwd", "a b", "-x", "a\nb", "a\"b", "ä", "a;b"] {
@@ -126,7 +120,7 @@ fn hostile_names_are_refused() {
 fn broken_configurations_are_refused() {
     let node = Node::new();
     let before = Snapshot::take(&node, &[]);
-    for plugin in plugins() {
+    for plugin in plugin_names() {
         for &verb in verbs() {
             let call = || complete(&node, &plugin, verb);
             for input in ["", "no JSON", "[]", "{\"name\": ", "\u{0}\u{1}"] {
@@ -166,7 +160,7 @@ fn broken_configurations_are_refused() {
 #[test]
 fn an_error_is_an_object_on_standard_output() {
     let node = Node::new();
-    for plugin in plugins() {
+    for plugin in plugin_names() {
         let output = complete(&node, &plugin, "ADD").container("a&b<c>").run();
         let keys: Vec<_> = output.json().as_object().expect("an object").keys().cloned().collect();
         assert_eq!(keys, ["code", "details", "msg"]);
@@ -182,7 +176,7 @@ fn an_error_is_an_object_on_standard_output() {
 fn del_of_nothing_succeeds() {
     let node = Node::new();
     let before = Snapshot::take(&node, &[]);
-    for plugin in plugins() {
+    for plugin in plugin_names() {
         for netns in ["", "/run/netns/gone"] {
             let output = complete(&node, &plugin, "DEL").netns(netns).run();
             assert!(output.ok().is_null(), "{plugin}");

@@ -5,11 +5,12 @@ use crate::interface::bridge::Bridge;
 use crate::interface::loopback::Loopback;
 use crate::interface::ptp::Ptp;
 use crate::ipam::host_local::HostLocal;
+use crate::ipam::r#static::Static;
 use crate::meta::portmap::Portmap;
 use crate::plugin::Plugin;
 
 /// All plugins, by name.
-pub static PLUGINS: &[&dyn Plugin] = &[&Bridge, &HostLocal, &Loopback, &Portmap, &Ptp];
+pub static PLUGINS: &[&dyn Plugin] = &[&Bridge, &HostLocal, &Loopback, &Portmap, &Ptp, &Static];
 
 /// The plugin of that `type`.
 #[must_use]

@@ -8,6 +8,7 @@ use ipnet::IpNet;
 use serde::Deserialize;
 
 use super::range::{Family, RangeError, RangeSet, RawRange, canonical};
+use crate::ipam::keys::{KeyError, RawArgs, RawRoute, routes};
 use crate::plugin::Env;
 
 /// Where reservations are if the configuration does not say.
@@ -35,12 +36,8 @@ pub(super) enum ConfigError {
     NoIpam,
     #[error("no IP ranges specified")]
     NoRanges,
-    #[error("{key}: invalid CIDR address: {value}")]
-    Cidr { key: String, value: String },
-    #[error("{key}: invalid IP address: {value}")]
-    Address { key: String, value: String },
-    #[error("{key}: {value} is out of range")]
-    Number { key: String, value: i64 },
+    #[error(transparent)]
+    Key(#[from] KeyError),
     #[error("invalid range set {set}: {source}")]
     Set { set: usize, source: RangeError },
     #[error("range set {0} overlaps with {1}")]
@@ -98,30 +95,6 @@ struct RawRuntimeConfig {
     ips: Option<Vec<String>>,
 }
 
-#[derive(Debug, Clone, Default, Deserialize)]
-#[serde(default)]
-struct RawArgs {
-    cni: Option<RawCniArgs>,
-}
-
-#[derive(Debug, Clone, Default, Deserialize)]
-#[serde(default)]
-struct RawCniArgs {
-    ips: Option<Vec<String>>,
-}
-
-#[derive(Debug, Clone, Default, Deserialize)]
-#[serde(default)]
-struct RawRoute {
-    dst: Option<String>,
-    gw: Option<String>,
-    mtu: Option<i64>,
-    advmss: Option<i64>,
-    priority: Option<i64>,
-    table: Option<i64>,
-    scope: Option<i64>,
-}
-
 impl RawConfig {
     /// Where reservations are. All that DEL, CHECK and GC need: what was reserved with other ranges
     /// must be found too.
@@ -138,12 +111,11 @@ impl RawConfig {
         let requested = self.requested(env)?;
         let sets = self.sets(ipam)?;
         check_sets(&sets, version)?;
-        let routes = ipam.routes.iter().flatten().enumerate().map(|(at, route)| route.resolve(at));
         Ok(Config {
             data_dir,
             sets,
             requested,
-            routes: routes.collect::<Result<_, _>>()?,
+            routes: routes(ipam.routes.as_deref())?,
             resolv_conf: ipam.resolv_conf.clone().filter(|path| !path.as_os_str().is_empty()),
         })
     }
@@ -153,7 +125,7 @@ impl RawConfig {
     fn requested(&self, env: &Env) -> Result<Vec<IpAddr>, ConfigError> {
         let mut requested = Vec::new();
         requested.extend(requested_by_args(&env.args)?);
-        let of_args = self.args.iter().flat_map(|args| &args.cni).flat_map(|cni| &cni.ips).flatten();
+        let of_args = self.args.iter().flat_map(RawArgs::ips);
         let of_runtime = self.runtime_config.iter().flat_map(|runtime| &runtime.ips).flatten();
         let texts =
             of_args.map(|ip| ("args.cni.ips", ip)).chain(of_runtime.map(|ip| ("runtimeConfig.ips", ip)));
@@ -244,33 +216,6 @@ impl RawRangeKeys {
     }
 }
 
-impl RawRoute {
-    fn resolve(&self, at: usize) -> Result<Route, ConfigError> {
-        let key = |name: &str| format!("ipam.routes[{at}].{name}");
-        let dst = self.dst.as_deref().unwrap_or_default();
-        let gw = match self.gw.as_deref() {
-            None | Some("") => None,
-            Some(text) => Some(text.parse().map_err(|_| bad_address(&key("gw"), text))?),
-        };
-        let number = |name: &str, value: Option<i64>| {
-            let value = value.unwrap_or_default();
-            u32::try_from(value).map_err(|_| ConfigError::Number { key: key(name), value })
-        };
-        let scope = self
-            .scope
-            .map(|value| u8::try_from(value).map_err(|_| ConfigError::Number { key: key("scope"), value }));
-        Ok(Route {
-            dst: dst.parse().map_err(|_| bad_cidr(&key("dst"), dst))?,
-            gw,
-            mtu: number("mtu", self.mtu)?,
-            advmss: number("advmss", self.advmss)?,
-            priority: number("priority", self.priority)?,
-            table: self.table.map(|_| number("table", self.table)).transpose()?,
-            scope: scope.transpose()?,
-        })
-    }
-}
-
 /// The `IP` of `CNI_ARGS`.
 fn requested_by_args(args: &str) -> Result<Option<IpAddr>, ArgsError> {
     let args = Args::parse(args, &["IP"])?;
@@ -288,11 +233,11 @@ fn address_with_prefix(text: &str) -> Option<IpAddr> {
 }
 
 fn bad_cidr(key: &str, value: &str) -> ConfigError {
-    ConfigError::Cidr { key: key.to_owned(), value: value.to_owned() }
+    KeyError::cidr(key, value).into()
 }
 
 fn bad_address(key: &str, value: &str) -> ConfigError {
-    ConfigError::Address { key: key.to_owned(), value: value.to_owned() }
+    KeyError::address(key, value).into()
 }
 
 #[cfg(test)]
