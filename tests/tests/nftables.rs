@@ -270,6 +270,57 @@ fn everything_reads_back() {
     });
 }
 
+/// Rules as nft makes them, and as this crate makes them, come back as what they say.
+#[test]
+fn rules_are_read_back_as_statements() {
+    in_namespace(|| {
+        nft_load(
+            "table inet t { chain c {
+                ip saddr 10.22.0.4 ip daddr != 10.22.0.0/24 masquerade
+                ip6 saddr fd00:22::4 ip6 daddr != fd00:22::/64 masquerade
+                ip saddr 10.16.0.0/12 ip ttl 3 return
+            }
+            }
+            table ip t { chain c {
+                type nat hook prerouting priority -100;
+                ip daddr 192.0.2.2 udp dport 5353 dnat to 10.22.0.4:53
+                iifname != \"eth0\" tcp dport 80-90 drop
+                iifname \"eth*\" tcp dport { 80, 90 } accept
+                fib daddr type local meta mark & 0x2000 == 0x2000 accept
+                ct state new limit rate 3/second accept
+                meta mark set meta mark | 0x2000
+            }
+            }",
+        );
+        let socket = Socket::open().unwrap();
+        let read = |family| {
+            let rules = socket.rules(&TableId::new(family, "t"), "c").unwrap();
+            let shown =
+                |stmts: Vec<Stmt>| stmts.iter().map(ToString::to_string).collect::<Vec<_>>().join(" ");
+            rules.into_iter().map(|rule| rule.stmts.map(shown).unwrap_or_default()).collect::<Vec<_>>()
+        };
+        assert_eq!(
+            read(Family::Inet),
+            [
+                "meta nfproto ipv4 ip saddr 10.22.0.4 ip daddr != 10.22.0.0/24 masquerade",
+                "meta nfproto ipv6 ip6 saddr fd00:22::4 ip6 daddr != fd00:22::/64 masquerade",
+                "meta nfproto ipv4 ip saddr 10.16.0.0/12 ip ttl 3 return",
+            ]
+        );
+        assert_eq!(
+            read(Family::Ip),
+            [
+                "ip daddr 192.0.2.2 meta l4proto udp th dport 5353 dnat ip to 10.22.0.4:53",
+                "iifname != \"eth0\" meta l4proto tcp th dport 80-90 drop",
+                "iifname \"eth*\" meta l4proto tcp th dport @__set0 accept",
+                "fib daddr type local meta mark & 0x00002000 == 0x00002000 accept",
+                "",
+                "meta mark set meta mark | 0x00002000",
+            ]
+        );
+    });
+}
+
 #[test]
 fn elements_read_back_with_comment_and_userdata() {
     in_namespace(|| {

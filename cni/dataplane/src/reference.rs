@@ -2,11 +2,13 @@
 //! say in their comments whose they are. They are found, checked and removed; nothing here makes them.
 
 use std::collections::BTreeSet;
+use std::net::IpAddr;
 
-use cni_nftables::{Family, RuleInfo, Socket, TableId, Transaction};
+use cni_nftables::{Cmp, DnatTarget, Family, Field, Operand, RuleInfo, Socket, Stmt, TableId, Transaction};
 use cni_spec::Attachment;
 use sha2::{Digest, Sha512};
 
+use crate::nftables::plan::as_address;
 use crate::nftables::session::Patience;
 use crate::owner::{COMMENT_MAX, hex};
 use crate::{AddressFamily, Error, Kinds, PortRequest};
@@ -92,27 +94,28 @@ impl Reference {
     }
 
     /// Removes the rules of attachments of a network that are not valid, as far as the rules tell:
-    /// those of published ports name no network, so that they go only where the masquerade of the
-    /// same container names it.
+    /// those of published ports name no network, so that they go where a masquerade rule of the same
+    /// container and the same address names it. They go with that rule, whichever kind is meant: without
+    /// it nobody could tell any more whose they are.
     pub(crate) fn retain(&self, network: &str, valid: &[Attachment], kinds: Kinds) -> Result<(), Error> {
         let Some(table) = &self.masquerade else { return Ok(()) };
         let rules = self.rules((table, MASQUERADE_CHAIN))?;
-        let dead: Vec<&RuleInfo> = rules
-            .iter()
-            .filter(|rule| is_of_network(rule, network) && !valid.iter().any(|a| is_of(rule, a)))
-            .collect();
+        let of_network = rules.iter().filter(|rule| is_of_network(rule, network));
+        let dead: Vec<&RuleInfo> = of_network.filter(|rule| !valid.iter().any(|a| is_of(rule, a))).collect();
         let comments: BTreeSet<&str> = dead.iter().filter_map(|rule| rule.comment.as_deref()).collect();
-        let containers: BTreeSet<&str> =
-            comments.iter().filter_map(|comment| container_in(comment)).collect();
-        let living: BTreeSet<&str> = valid.iter().map(Attachment::container_id).collect();
+        let is_port_of_the_dead = |rule: &RuleInfo, id: &str| {
+            let address = container_address(rule);
+            let same = |other: &RuleInfo| address.is_some() && container_address(other) == address;
+            dead.iter().any(|other| same(other) && names_container(other, id))
+        };
         let operation =
             format!("remove the reference plugins' rules of dead attachments of network {network}");
-        self.remove(&operation, kinds, |rule| {
-            let Some(comment) = rule.comment.as_deref() else { return false };
-            match rule.table.name.as_str() {
-                MASQUERADE_TABLE => comments.contains(comment),
-                _ => containers.contains(comment) && !living.contains(comment),
+        self.remove(&operation, Kinds::All, |rule| match rule.comment.as_deref() {
+            Some(comment) if rule.table.name == MASQUERADE_TABLE => {
+                kinds.masquerade() && comments.contains(comment)
             }
+            Some(id) => is_port_of_the_dead(rule, id),
+            None => false,
         })
     }
 
@@ -187,17 +190,47 @@ fn is_of(rule: &RuleInfo, attachment: &Attachment) -> bool {
     let Some(comment) = rule.comment.as_deref() else { return false };
     let id = attachment.container_id();
     if rule.table.name != MASQUERADE_TABLE {
-        return comment == id.get(..COMMENT_MAX).unwrap_or(id);
+        return is_container(comment, id);
     }
     let instance = short_hash(&format!("{}:{id}", attachment.ifname()));
     let hash = format!("{}-{instance}", short_hash(attachment.network()));
     comment.strip_prefix(&hash).is_some_and(|rest| rest.is_empty() || rest.starts_with(','))
 }
 
-/// The container's ID in a masquerade rule's comment, unless it was cut.
-fn container_in(comment: &str) -> Option<&str> {
-    let (_, id) = comment.split_once(", id: ")?;
-    (comment.len() < COMMENT_MAX).then_some(id)
+/// Whether a port rule's comment is that container's ID.
+fn is_container(comment: &str, id: &str) -> bool {
+    comment == id.get(..COMMENT_MAX).unwrap_or(id)
+}
+
+/// Whether a masquerade rule's comment names the container that a port rule's comment is the ID of, each
+/// of them as far as it was not cut.
+fn names_container(rule: &RuleInfo, id: &str) -> bool {
+    let comment = rule.comment.as_deref().unwrap_or_default();
+    let Some((_, named)) = comment.split_once(", id: ") else { return false };
+    if comment.len() < COMMENT_MAX { named == id } else { id.starts_with(named) }
+}
+
+/// The container's address that a rule is about: where a port leads to, who is masqueraded.
+fn container_address(rule: &RuleInfo) -> Option<IpAddr> {
+    let one = |field: &Field, to: &Operand| match (field, to) {
+        (Field::IpSaddr | Field::IpDaddr | Field::Ip6Saddr | Field::Ip6Daddr, Operand::Value(value)) => {
+            as_address(value)
+        }
+        _ => None,
+    };
+    let wanted = match (rule.table.name.as_str(), rule.chain.as_str()) {
+        (MASQUERADE_TABLE, _) => [Field::IpSaddr, Field::Ip6Saddr],
+        (_, "masquerading") => [Field::IpDaddr, Field::Ip6Daddr],
+        _ => [Field::NfProto; 2],
+    };
+    rule.stmts.iter().flatten().find_map(|stmt| match stmt {
+        Stmt::Dnat { target: DnatTarget::To(address, _), .. } => Some(*address),
+        Stmt::Match { fields, cmp: Cmp::Eq, to } => {
+            let field = fields.first().filter(|field| wanted.contains(field))?;
+            one(field, to)
+        }
+        _ => None,
+    })
 }
 
 #[cfg(test)]
@@ -206,7 +239,7 @@ mod tests {
 
     fn rule(table: TableId, comment: &str) -> RuleInfo {
         let comment = Some(comment.to_owned());
-        RuleInfo { table, chain: String::new(), handle: 1, comment, target: None }
+        RuleInfo { table, chain: String::new(), handle: 1, comment, target: None, stmts: None }
     }
 
     #[test]
@@ -220,7 +253,7 @@ mod tests {
         assert!(is_of(&masquerade, &of("eth0", id)));
         assert!(!is_of(&masquerade, &of("eth1", id)) && !is_of(&masquerade, &of("eth0", "other")));
         assert!(is_of_network(&masquerade, "testnet") && !is_of_network(&masquerade, "test"));
-        assert_eq!(container_in(comment), Some(id));
+        assert!(names_container(&masquerade, id) && !names_container(&masquerade, "cnitool"));
         let port = rule(TableId::new(Family::Ip, PORT_TABLE), id);
         assert!(is_of(&port, &of("eth1", id)) && !is_of(&port, &of("eth0", "cnitool")));
     }

@@ -11,6 +11,7 @@
 
 mod channel;
 pub mod conntrack;
+mod decode;
 mod error;
 mod expr;
 mod intervals;

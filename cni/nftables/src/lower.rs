@@ -305,41 +305,7 @@ impl Lowering<'_> {
 
     fn load(&mut self, field: Field, slot: u32) -> Result<(), &'static str> {
         self.require(field)?;
-        let register = register(slot)?;
-        let payload = |base, offset, len| Expr::Payload { base, offset, len, register };
-        self.push(match field {
-            Field::NfProto => Expr::MetaLoad { key: META_NFPROTO, register },
-            Field::L4Proto => Expr::MetaLoad { key: META_L4PROTO, register },
-            Field::Iifname => Expr::MetaLoad { key: META_IIFNAME, register },
-            Field::Oifname => Expr::MetaLoad { key: META_OIFNAME, register },
-            Field::Mark => Expr::MetaLoad { key: META_MARK, register },
-            Field::CtMark => Expr::CtLoad { key: CT_MARK, register },
-            Field::CtState => Expr::CtLoad { key: CT_STATE, register },
-            Field::CtStatus => Expr::CtLoad { key: CT_STATUS, register },
-            // RFC 791 section 3.1
-            Field::IpLength => payload(NETWORK_HEADER, 2, 2),
-            Field::IpTtl => payload(NETWORK_HEADER, 8, 1),
-            Field::IpSaddr => payload(NETWORK_HEADER, 12, 4),
-            Field::IpDaddr => payload(NETWORK_HEADER, 16, 4),
-            // RFC 8200 section 3
-            Field::Ip6Length => payload(NETWORK_HEADER, 4, 2),
-            Field::Ip6Hoplimit => payload(NETWORK_HEADER, 7, 1),
-            Field::Ip6Saddr => payload(NETWORK_HEADER, 8, 16),
-            Field::Ip6Daddr => payload(NETWORK_HEADER, 24, 16),
-            Field::IcmpType | Field::Icmpv6Type => payload(TRANSPORT_HEADER, 0, 1),
-            // TCP, UDP and SCTP all begin with the ports.
-            Field::ThSport | Field::TcpSport | Field::UdpSport | Field::SctpSport => {
-                payload(TRANSPORT_HEADER, 0, 2)
-            }
-            Field::ThDport | Field::TcpDport | Field::UdpDport | Field::SctpDport => {
-                payload(TRANSPORT_HEADER, 2, 2)
-            }
-            Field::TcpFlags => payload(TRANSPORT_HEADER, 13, 1),
-            Field::EtherDaddr => payload(LINK_HEADER, 0, 6),
-            Field::EtherSaddr => payload(LINK_HEADER, 6, 6),
-            Field::FibSaddrType => Expr::Fib { flags: FIB_SADDR, result: FIB_RESULT_ADDRTYPE, register },
-            Field::FibDaddrType => Expr::Fib { flags: FIB_DADDR, result: FIB_RESULT_ADDRTYPE, register },
-        });
+        self.push(field.load(register(slot)?));
         Ok(())
     }
 
@@ -412,6 +378,72 @@ impl Lowering<'_> {
             (Field::NfProto, Cmp::Eq, Value::NfProto(family)) => self.network = Some(*family),
             (Field::L4Proto, Cmp::Eq, Value::Proto(protocol)) => self.transport = Some(*protocol),
             _ => {}
+        }
+    }
+}
+
+impl Field {
+    /// All that a rule can be read back from, each place once: the ports of every transport protocol
+    /// lie where those of `th` do.
+    pub(crate) const READABLE: [Self; 21] = [
+        Self::NfProto,
+        Self::L4Proto,
+        Self::Iifname,
+        Self::Oifname,
+        Self::Mark,
+        Self::CtMark,
+        Self::CtState,
+        Self::CtStatus,
+        Self::IpSaddr,
+        Self::IpDaddr,
+        Self::IpTtl,
+        Self::IpLength,
+        Self::Ip6Saddr,
+        Self::Ip6Daddr,
+        Self::Ip6Hoplimit,
+        Self::Ip6Length,
+        Self::ThSport,
+        Self::ThDport,
+        Self::TcpFlags,
+        Self::FibSaddrType,
+        Self::FibDaddrType,
+    ];
+
+    /// The expression that loads it.
+    pub(crate) fn load(self, register: u32) -> Expr {
+        let payload = |base, offset, len| Expr::Payload { base, offset, len, register };
+        match self {
+            Self::NfProto => Expr::MetaLoad { key: META_NFPROTO, register },
+            Self::L4Proto => Expr::MetaLoad { key: META_L4PROTO, register },
+            Self::Iifname => Expr::MetaLoad { key: META_IIFNAME, register },
+            Self::Oifname => Expr::MetaLoad { key: META_OIFNAME, register },
+            Self::Mark => Expr::MetaLoad { key: META_MARK, register },
+            Self::CtMark => Expr::CtLoad { key: CT_MARK, register },
+            Self::CtState => Expr::CtLoad { key: CT_STATE, register },
+            Self::CtStatus => Expr::CtLoad { key: CT_STATUS, register },
+            // RFC 791 section 3.1
+            Self::IpLength => payload(NETWORK_HEADER, 2, 2),
+            Self::IpTtl => payload(NETWORK_HEADER, 8, 1),
+            Self::IpSaddr => payload(NETWORK_HEADER, 12, 4),
+            Self::IpDaddr => payload(NETWORK_HEADER, 16, 4),
+            // RFC 8200 section 3
+            Self::Ip6Length => payload(NETWORK_HEADER, 4, 2),
+            Self::Ip6Hoplimit => payload(NETWORK_HEADER, 7, 1),
+            Self::Ip6Saddr => payload(NETWORK_HEADER, 8, 16),
+            Self::Ip6Daddr => payload(NETWORK_HEADER, 24, 16),
+            Self::IcmpType | Self::Icmpv6Type => payload(TRANSPORT_HEADER, 0, 1),
+            // TCP, UDP and SCTP all begin with the ports.
+            Self::ThSport | Self::TcpSport | Self::UdpSport | Self::SctpSport => {
+                payload(TRANSPORT_HEADER, 0, 2)
+            }
+            Self::ThDport | Self::TcpDport | Self::UdpDport | Self::SctpDport => {
+                payload(TRANSPORT_HEADER, 2, 2)
+            }
+            Self::TcpFlags => payload(TRANSPORT_HEADER, 13, 1),
+            Self::EtherDaddr => payload(LINK_HEADER, 0, 6),
+            Self::EtherSaddr => payload(LINK_HEADER, 6, 6),
+            Self::FibSaddrType => Expr::Fib { flags: FIB_SADDR, result: FIB_RESULT_ADDRTYPE, register },
+            Self::FibDaddrType => Expr::Fib { flags: FIB_DADDR, result: FIB_RESULT_ADDRTYPE, register },
         }
     }
 }

@@ -26,7 +26,7 @@ pub(crate) const ELEMENT_KEY_END: u16 = 10;
 /// `NFTA_DATA_VALUE`.
 pub(crate) const DATA_VALUE: u16 = 1;
 /// `NFTA_DATA_VERDICT`.
-const DATA_VERDICT: u16 = 2;
+pub(crate) const DATA_VERDICT: u16 = 2;
 
 /// `NFT_SET_ANONYMOUS`.
 const SET_ANONYMOUS: u32 = 0x1;
@@ -99,6 +99,7 @@ pub(crate) fn rule(family: Option<Family>, body: &[u8]) -> Option<RuleInfo> {
         handle: find(body, HANDLE).and_then(be64)?,
         comment: find(body, USERDATA).and_then(udata::comment),
         target: find(body, EXPRESSIONS).and_then(target),
+        stmts: crate::decode::statements(family, find(body, EXPRESSIONS).unwrap_or_default()),
     })
 }
 
@@ -118,7 +119,7 @@ fn target(expressions: &[u8]) -> Option<String> {
     }
 }
 
-fn verdict(body: &[u8]) -> Option<Verdict> {
+pub(crate) fn verdict(body: &[u8]) -> Option<Verdict> {
     const CODE: u16 = 1;
     const CHAIN: u16 = 2;
     let chain = || find(body, CHAIN).map(text);

@@ -1,6 +1,7 @@
 //! What the kernel tells about the ruleset.
 
 use crate::object::{BaseChain, ElementData, Keys, MapData, TableId, Tlv};
+use crate::stmt::Stmt;
 use crate::value::{DataType, Value};
 
 /// A table as the kernel describes it.
@@ -84,7 +85,7 @@ impl ElementInfo {
     }
 }
 
-/// A rule as the kernel describes it, without its expressions.
+/// A rule as the kernel describes it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RuleInfo {
     /// The table.
@@ -97,4 +98,7 @@ pub struct RuleInfo {
     pub comment: Option<String>,
     /// The chain that its closing verdict leads to, if it jumps or goes to one.
     pub target: Option<String>,
+    /// What it says; none if it has an expression that this crate has no statement for. Ports are those of
+    /// `th`; a set of alternatives has the name that the kernel gave it.
+    pub stmts: Option<Vec<Stmt>>,
 }

@@ -1,0 +1,326 @@
+//! From the kernel's expressions back to statements, as far as there are statements for them.
+//!
+//! Attribute numbers are those of `linux/netfilter/nf_tables.h` (`enum nft_*_attributes`). nft and
+//! this crate put protocol tests before what needs them; they come out as statements of their own, and
+//! the ports of every transport protocol as those of `th`.
+
+use std::collections::BTreeMap;
+
+use crate::lower::Expr;
+use crate::object::Family;
+use crate::parse;
+use crate::stmt::{Cmp, DnatTarget, Field, IpVersion, Operand, PortChoice, Stmt, Verdict};
+use crate::value::{DataType, Value};
+use crate::wire::{attrs, be32, find, text};
+
+/// `NFTA_EXPR_NAME` and `NFTA_EXPR_DATA`.
+const NAME: u16 = 1;
+const DATA: u16 = 2;
+/// `NFT_CMP_LTE` and `NFT_CMP_GTE`.
+const LTE: u32 = 3;
+const GTE: u32 = 5;
+
+/// What a register holds.
+#[derive(Debug, Clone)]
+enum Held {
+    /// A field of the packet, perhaps its first bytes alone.
+    Field { field: Field, len: usize },
+    /// A field and the mask on it.
+    Masked { field: Field, mask: Vec<u8>, xor: Vec<u8> },
+    /// Bytes.
+    Bytes(Vec<u8>),
+}
+
+/// The statements of a rule; none if any of it has none.
+pub(crate) fn statements(family: Option<Family>, expressions: &[u8]) -> Option<Vec<Stmt>> {
+    let network = match family {
+        Some(Family::Ip) => Some(Value::NFPROTO_IPV4),
+        Some(Family::Ip6) => Some(Value::NFPROTO_IPV6),
+        _ => None,
+    };
+    let mut decoder = Decoder { network, ..Decoder::default() };
+    for (_, expression) in attrs(expressions) {
+        let name = text(find(expression, NAME)?);
+        decoder.expression(&name, find(expression, DATA).unwrap_or_default())?;
+    }
+    Some(decoder.stmts)
+}
+
+#[derive(Default)]
+struct Decoder {
+    /// The network protocol that is known so far: the headers' fields lie at the same places.
+    network: Option<u8>,
+    registers: BTreeMap<u32, Held>,
+    stmts: Vec<Stmt>,
+}
+
+/// The kernel tells a register that begins one of the four large ones by the large one's number
+/// (`nft_dump_register`).
+fn register(number: u32) -> u32 {
+    match number {
+        1..=4 => 8 + (number - 1) * 4,
+        _ => number,
+    }
+}
+
+fn number(body: &[u8], kind: u16) -> Option<u32> {
+    find(body, kind).and_then(be32)
+}
+
+fn bytes(body: &[u8], kind: u16) -> Option<Vec<u8>> {
+    Some(find(find(body, kind)?, parse::DATA_VALUE)?.to_vec())
+}
+
+impl Decoder {
+    fn expression(&mut self, name: &str, body: &[u8]) -> Option<()> {
+        match name {
+            "meta" => self.meta(body),
+            "ct" | "payload" | "fib" => {
+                let (held, at) = load(name, body, self.network)?;
+                self.registers.insert(at, held);
+                Some(())
+            }
+            "bitwise" => self.bitwise(body),
+            "cmp" => self.cmp(body),
+            "range" => self.range(body),
+            "lookup" => self.lookup(body),
+            "immediate" => self.immediate(body),
+            "nat" => self.nat(body),
+            "masq" => {
+                let choice = match number(body, 1).unwrap_or_default() {
+                    0 => PortChoice::Keep,
+                    4 => PortChoice::Random,
+                    16 => PortChoice::FullyRandom,
+                    _ => return None,
+                };
+                self.stmts.push(Stmt::Masquerade(choice));
+                Some(())
+            }
+            "counter" => {
+                self.stmts.push(Stmt::Counter);
+                Some(())
+            }
+            _ => None,
+        }
+    }
+
+    fn meta(&mut self, body: &[u8]) -> Option<()> {
+        let Some(source) = number(body, 3) else {
+            let (held, at) = load("meta", body, self.network)?;
+            self.registers.insert(at, held);
+            return Some(());
+        };
+        let Held::Masked { field: Field::Mark, mask, xor } = self.registers.get(&register(source))? else {
+            return None;
+        };
+        let word = |bytes: &[u8]| Some(u32::from_ne_bytes(bytes.try_into().ok()?));
+        let stmt = Stmt::SetMark { and: word(mask)?, xor: word(xor)? };
+        if number(body, 2) != Some(META_MARK) {
+            return None;
+        }
+        self.stmts.push(stmt);
+        Some(())
+    }
+
+    fn bitwise(&mut self, body: &[u8]) -> Option<()> {
+        // Operation 0 is mask and xor, all others shift.
+        if number(body, 6).unwrap_or_default() != 0 {
+            return None;
+        }
+        let (mask, xor) = (bytes(body, 4)?, bytes(body, 5)?);
+        let field = match self.registers.get(&register(number(body, 1)?))? {
+            Held::Field { field, len } if *len == field.data_type().size() => *field,
+            _ => return None,
+        };
+        self.registers.insert(register(number(body, 2)?), Held::Masked { field, mask, xor });
+        Some(())
+    }
+
+    fn cmp(&mut self, body: &[u8]) -> Option<()> {
+        let (held, op, data) =
+            (self.registers.get(&register(number(body, 1)?))?, number(body, 2)?, bytes(body, 3)?);
+        let cmp = match op {
+            0 => Some(Cmp::Eq),
+            1 => Some(Cmp::Ne),
+            _ => None,
+        };
+        let stmt = match (held, cmp) {
+            (Held::Field { field, len }, Some(cmp)) => {
+                Stmt::Match { fields: vec![*field], cmp, to: operand(*field, *len, &data)? }
+            }
+            (Held::Field { field, .. }, None) => return self.bound(*field, op, &data),
+            (Held::Masked { field, mask, xor }, Some(cmp)) if xor.iter().all(|byte| *byte == 0) => {
+                masked(*field, cmp, mask, &data)?
+            }
+            _ => return None,
+        };
+        if let Stmt::Match { fields, cmp: Cmp::Eq, to: Operand::Value(Value::NfProto(network)) } = &stmt
+            && fields == &[Field::NfProto]
+        {
+            self.network = Some(*network);
+        }
+        self.stmts.push(stmt);
+        Some(())
+    }
+
+    /// The two ends of a range are two comparisons.
+    fn bound(&mut self, field: Field, op: u32, data: &[u8]) -> Option<()> {
+        let value = Value::decode(field.data_type(), data)?;
+        match (op, self.stmts.last_mut()) {
+            (GTE, _) => {
+                let to = Operand::Range(value.clone(), value);
+                self.stmts.push(Stmt::Match { fields: vec![field], cmp: Cmp::Eq, to });
+            }
+            (LTE, Some(Stmt::Match { fields, cmp: Cmp::Eq, to: Operand::Range(from, to) }))
+                if *fields == [field] && from == to =>
+            {
+                *to = value;
+            }
+            _ => return None,
+        }
+        Some(())
+    }
+
+    fn range(&mut self, body: &[u8]) -> Option<()> {
+        let Held::Field { field, len } = self.registers.get(&register(number(body, 1)?))? else {
+            return None;
+        };
+        let cmp = if number(body, 2)? == 0 { Cmp::Eq } else { Cmp::Ne };
+        let kind = field.data_type();
+        let (from, to) = (Value::decode(kind, &bytes(body, 3)?)?, Value::decode(kind, &bytes(body, 4)?)?);
+        if *len != kind.size() {
+            return None;
+        }
+        self.stmts.push(Stmt::Match { fields: vec![*field], cmp, to: Operand::Range(from, to) });
+        Some(())
+    }
+
+    /// A set of alternatives comes out under the name that the kernel gave it.
+    fn lookup(&mut self, body: &[u8]) -> Option<()> {
+        let Held::Field { field, .. } = self.registers.get(&register(number(body, 2)?))? else {
+            return None;
+        };
+        if find(body, 3).is_some() {
+            return None; // A map.
+        }
+        let cmp = if number(body, 5).unwrap_or_default() & 1 == 0 { Cmp::Eq } else { Cmp::Ne };
+        let to = Operand::Set(text(find(body, 1)?));
+        self.stmts.push(Stmt::Match { fields: vec![*field], cmp, to });
+        Some(())
+    }
+
+    fn immediate(&mut self, body: &[u8]) -> Option<()> {
+        let at = number(body, 1)?;
+        if at == crate::lower::VERDICT_REGISTER {
+            let verdict: Verdict = parse::verdict(find(find(body, 2)?, parse::DATA_VERDICT)?)?;
+            self.stmts.push(Stmt::Verdict(verdict));
+        } else {
+            self.registers.insert(register(at), Held::Bytes(bytes(body, 2)?));
+        }
+        Some(())
+    }
+
+    fn nat(&mut self, body: &[u8]) -> Option<()> {
+        let held = |kind| match number(body, kind).map(register) {
+            Some(at) => match self.registers.get(&at) {
+                Some(Held::Bytes(bytes)) => Some(Some(bytes.clone())),
+                _ => None,
+            },
+            None => Some(None),
+        };
+        let (address, port) = (held(3)??, held(5)?);
+        // Type 1 is destination NAT. nft repeats the registers as the ends of ranges.
+        let ranges = (number(body, 4).is_some_and(|end| number(body, 3) != Some(end)))
+            || number(body, 6).is_some_and(|end| number(body, 5) != Some(end));
+        if number(body, 1)? != 1 || ranges {
+            return None;
+        }
+        let (version, kind) = match number(body, 2)? {
+            2 => (IpVersion::V4, DataType::Ipv4Addr),
+            10 => (IpVersion::V6, DataType::Ipv6Addr),
+            _ => return None,
+        };
+        let to = match Value::decode(kind, &address)? {
+            Value::Ipv4(address) => address.into(),
+            Value::Ipv6(address) => address.into(),
+            _ => return None,
+        };
+        let port = match port.map(|bytes| Value::decode(DataType::InetService, &bytes)) {
+            Some(Some(Value::Port(port))) => Some(port),
+            Some(_) => return None,
+            None => None,
+        };
+        self.stmts.push(Stmt::Dnat { version, target: DnatTarget::To(to, port) });
+        Some(())
+    }
+}
+
+/// `NFT_META_MARK`.
+const META_MARK: u32 = 3;
+
+/// What an expression loads, and into which register. Only what begins a field is one.
+fn load(name: &str, body: &[u8], network: Option<u8>) -> Option<(Held, u32)> {
+    let at = register(number(body, 1)?);
+    let of_another = |field: &Field| match field {
+        Field::IpSaddr | Field::IpDaddr | Field::IpTtl | Field::IpLength => {
+            network != Some(Value::NFPROTO_IPV4)
+        }
+        Field::Ip6Saddr | Field::Ip6Daddr | Field::Ip6Hoplimit | Field::Ip6Length => {
+            network != Some(Value::NFPROTO_IPV6)
+        }
+        _ => false,
+    };
+    let loads = |field: &Field| match (name, field.load(at)) {
+        ("meta", Expr::MetaLoad { key, .. }) | ("ct", Expr::CtLoad { key, .. }) => {
+            (number(body, 2) == Some(key)).then(|| field.data_type().size())
+        }
+        ("fib", Expr::Fib { flags, result, .. }) => {
+            let same = number(body, 2) == Some(result) && number(body, 3) == Some(flags);
+            same.then(|| field.data_type().size())
+        }
+        ("payload", Expr::Payload { base, offset, len, .. }) => {
+            let read = number(body, 4)?;
+            let same = number(body, 2) == Some(base) && number(body, 3) == Some(offset);
+            (same && read <= len).then(|| usize::try_from(read).ok()).flatten()
+        }
+        _ => None,
+    };
+    let mut fields = Field::READABLE.iter().filter(|field| !of_another(field));
+    let found = fields.find_map(|field| Some((*field, loads(field)?)));
+    found.map(|(field, len)| (Held::Field { field, len }, at))
+}
+
+/// What the bytes of a comparison mean. nft loads no more of an address than its prefix has, if that
+/// ends with a byte.
+fn operand(field: Field, len: usize, data: &[u8]) -> Option<Operand> {
+    let kind = field.data_type();
+    if kind == DataType::Ifname && data.len() < kind.size() {
+        return Some(Operand::Value(Value::IfnamePrefix(String::from_utf8(data.to_vec()).ok()?)));
+    }
+    if len == kind.size() {
+        return Some(Operand::Value(Value::decode(kind, data)?));
+    }
+    let mut whole = data.get(..len)?.to_vec();
+    whole.resize(kind.size(), 0);
+    let bits = u8::try_from(len * 8).ok()?;
+    matches!(kind, DataType::Ipv4Addr | DataType::Ipv6Addr)
+        .then(|| Value::decode(kind, &whole).map(|value| Operand::Prefix(value, bits)))
+        .flatten()
+}
+
+fn masked(field: Field, cmp: Cmp, mask: &[u8], data: &[u8]) -> Option<Stmt> {
+    let kind = field.data_type();
+    let value = Value::decode(kind, data)?;
+    if matches!(kind, DataType::Ipv4Addr | DataType::Ipv6Addr) {
+        let bits: u32 = mask.iter().map(|byte| byte.count_ones()).sum();
+        let bits = u8::try_from(bits).ok()?;
+        let same = crate::intervals::prefix_mask(mask.len(), bits).is_ok_and(|prefix| prefix == mask);
+        let to = Operand::Prefix(value, bits);
+        return same.then_some(Stmt::Match { fields: vec![field], cmp, to });
+    }
+    let mask = Value::decode(kind, mask)?;
+    if cmp == Cmp::Ne && data.iter().all(|byte| *byte == 0) && kind != DataType::Mark {
+        return Some(Stmt::AnyBit { field, bits: mask });
+    }
+    Some(Stmt::Masked { field, mask, cmp, value })
+}

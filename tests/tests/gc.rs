@@ -1,0 +1,163 @@
+//! GC in every backend: what dead attachments of the network have goes, what others have stays, also
+//! while containers of another network come and go.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test fails by panicking")]
+
+use std::path::{Path, PathBuf};
+
+use serde_json::{Value, json};
+use slipway_tests::{Attach, BridgeNetfilter, Network, Node, Pod, Proto};
+
+/// How often a container of the other network comes and goes meanwhile.
+const TURNS: u16 = 4;
+
+fn network<'a>(node: &'a Node, number: u8, interface: &str, backend: &str) -> Network<'a> {
+    node.network(json!({
+        "name": format!("net{number}"),
+        "plugins": [
+            {
+                "type": interface, "bridge": format!("br{number}"), "isGateway": true, "ipMasq": true,
+                "ipMasqBackend": backend,
+                "ipam": {
+                    "type": "host-local",
+                    "ranges": [
+                        [{"subnet": format!("10.88.{number}.0/24")}],
+                        [{"subnet": format!("fd00:88:{number}::/64")}],
+                    ],
+                    "routes": [{"dst": "0.0.0.0/0"}, {"dst": "::/0"}],
+                },
+            },
+            {"type": "portmap", "backend": backend, "capabilities": {"portMappings": true}},
+        ],
+    }))
+}
+
+fn attach(pod: &Pod, port: u16) -> Attach {
+    Attach::new(pod).port(Proto::Tcp, port, 80).port(Proto::Udp, port, 80).port_on(
+        "192.0.2.1",
+        Proto::Tcp,
+        port + 1000,
+        80,
+    )
+}
+
+fn node(variant: &str) -> Node {
+    let node = Node::new();
+    node.bridge_netfilter(BridgeNetfilter::Off);
+    for family in ["iptables", "ip6tables"] {
+        node.cmd(&format!("{family}-{variant} -t nat -N KUBE-SERVICES"));
+    }
+    node
+}
+
+/// The whole ruleset, of all that make one.
+fn everything(node: &Node) -> String {
+    let mut all = node.ruleset();
+    for tool in ["iptables", "ip6tables"] {
+        all.push_str(&node.cmd(&format!("{tool}-legacy-save -t nat")));
+        all.push_str(&node.cmd(&format!("{tool}-nft-save -t nat")));
+    }
+    all
+}
+
+/// GC of network 1 with one valid attachment, while containers of network 2 come and go.
+fn the_dead_go(node: &Node, [one, two]: [&Network<'_>; 2], add: &dyn Fn(&Network<'_>, &Attach)) {
+    let pods = ["dead-1", "live-1", "dead-2", "other"].map(|name| node.pod(name));
+    let attaches: Vec<Attach> = pods.iter().zip((8000..).step_by(10)).map(|(p, n)| attach(p, n)).collect();
+    for attach in &attaches[..3] {
+        add(one, attach);
+    }
+    add(two, &attaches[3]);
+    let valid = json!([{"containerID": "live-1", "ifname": "eth0"}]);
+    let coming = node.pod("coming");
+    std::thread::scope(|scope| {
+        let storm = scope.spawn(|| {
+            for turn in 0..TURNS {
+                let attach = attach(&coming, 9000 + turn);
+                two.add(&attach).expect("ADD on the other network");
+                two.check(&attach).expect("CHECK on the other network");
+                two.del(&attach).expect("DEL on the other network");
+            }
+        });
+        one.gc_plugins(&valid).expect("GC");
+        storm.join().expect("the other network");
+    });
+    let all = everything(node);
+    for (name, stays) in [("dead-1", false), ("dead-2", false), ("live-1", true), ("other", true)] {
+        assert_eq!(all.contains(name), stays, "{name}: {all}");
+    }
+    for dead in ["8000", "8020", "9000 "] {
+        assert!(!all.contains(&format!(" {dead}")), "port {dead}: {all}");
+    }
+    assert!(all.contains("8010") && all.contains("8030"), "{all}");
+    // A second one finds nothing to do.
+    one.gc_plugins(&valid).expect("GC");
+    assert_eq!(everything(node).matches("live-1").count(), all.matches("live-1").count());
+}
+
+fn by_ours(interface: &str, backend: &str, variant: &str) {
+    let node = node(variant);
+    let (one, two) = (network(&node, 1, interface, backend), network(&node, 2, "bridge", backend));
+    let add = |network: &Network<'_>, attach: &Attach| drop(network.add(attach).expect("ADD"));
+    the_dead_go(&node, [&one, &two], &add);
+}
+
+#[test]
+fn in_the_table() {
+    by_ours("bridge", "nftables", "nft");
+    by_ours("ptp", "nftables", "nft");
+}
+
+#[test]
+fn in_chains_of_iptables_nft() {
+    by_ours("bridge", "iptables", "nft");
+    by_ours("ptp", "iptables", "nft");
+}
+
+#[test]
+fn in_chains_of_iptables_legacy() {
+    by_ours("bridge", "iptables", "legacy");
+    by_ours("ptp", "iptables", "legacy");
+}
+
+/// ADD by the plugins of another directory, chained as a runtime does.
+fn add_by(directory: &Path, network: &Network<'_>, attach: &Attach) {
+    let mut result = Value::Null;
+    for mut config in network.configs(Some(attach)) {
+        config["cniVersion"] = json!("1.0.0");
+        if !result.is_null() {
+            config["prevResult"] = result;
+        }
+        let program = directory.join(config["type"].as_str().expect("a type"));
+        let call = network.prepare("ADD", &config, Some(attach)).instead(&program);
+        result = call.env("CNI_PATH", directory).run().ok();
+    }
+}
+
+/// The reference plugins: Debian's, and those that `SLIPWAY_REFERENCE_DIRS` names.
+fn references() -> Vec<PathBuf> {
+    let more = std::env::var_os("SLIPWAY_REFERENCE_DIRS").unwrap_or_default();
+    let all = std::iter::once(PathBuf::from("/usr/lib/cni")).chain(std::env::split_paths(&more));
+    all.filter(|dir| dir.join("portmap").exists()).collect()
+}
+
+/// Whether the plugins of that directory have a backend of this name.
+fn has(directory: &Path, backend: &str) -> bool {
+    let program = std::fs::read(directory.join("portmap")).expect("read portmap");
+    let names: &[u8] = b"cni_hostport";
+    backend == "iptables" || program.windows(names.len()).any(|window| window == names)
+}
+
+#[test]
+fn what_the_reference_made() {
+    if references().is_empty() {
+        slipway_tests::skip!("the reference's portmap in /usr/lib/cni");
+    }
+    for directory in references() {
+        for backend in ["iptables", "nftables"].into_iter().filter(|backend| has(&directory, backend)) {
+            let node = node("nft");
+            let (one, two) = (network(&node, 1, "bridge", backend), network(&node, 2, "bridge", backend));
+            the_dead_go(&node, [&one, &two], &|network, attach| add_by(&directory, network, attach));
+        }
+    }
+}
