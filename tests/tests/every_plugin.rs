@@ -19,8 +19,10 @@ macro_rules! every_plugin {
 
 every_plugin! {
     bridge: "bridge" for "eth0" in json!([bridged()]);
+    flannel: "flannel" for "eth0" in json!([{"type": "flannel", "delegate": {"isDefaultGateway": true}}, published()]);
     host_local: "host-local" for "eth0" in json!([{"type": "host-local", "ipam": ipam()}]);
     loopback: "loopback" for "lo" in json!([{"type": "loopback"}]);
+    noop: "noop" for "eth0" in json!([{"type": "ptp", "ipam": ipam()}, {"type": "noop"}]);
     portmap: "portmap" for "eth0" in json!([bridged(), published()]);
     ptp: "ptp" for "eth0" in json!([{"type": "ptp", "ipMasq": true, "ipam": ipam()}, published()]);
     r#static: "static" for "eth0" in json!([{"type": "ptp", "ipam": fixed()}, published()]);
@@ -55,6 +57,10 @@ fn comes_and_goes(plugin: &str, ifname: &str, plugins: &Value) {
     node.bridge_netfilter(BridgeNetfilter::Off);
     let client = node.host("client");
     let pod = node.pod("pod");
+    // What flanneld writes.
+    let share =
+        "FLANNEL_NETWORK=10.88.0.0/16\nFLANNEL_SUBNET=10.88.0.1/24\nFLANNEL_MTU=1450\nFLANNEL_IPMASQ=false\n";
+    node.write("/run/flannel/subnet.env", share);
     let network = node.network(json!({"name": "net", "plugins": plugins}));
     let attach = Attach::new(&pod).ifname(ifname).port(Proto::Tcp, 8080, 80).port(Proto::Udp, 8080, 80);
     // Derived from the reservations, where to go on after the last one, and the lock's file.

@@ -230,6 +230,22 @@ fn fixed() -> Value {
     })
 }
 
+fn flannel() -> Value {
+    json!({
+        "cniVersion": "1.1.0", "name": "net", "type": "flannel", "subnetFile": "/run/flannel/subnet.env",
+        "delegate": { "type": "bridge", "bridge": "br0", "ipMasq": true, "mtu": 1400, "isDefaultGateway": true },
+        "ipam": { "type": "host-local", "routes": [{ "dst": "10.99.0.0/16", "gw": "10.88.0.1" }] },
+        "runtimeConfig": { "mac": "02:00:00:00:00:08" }, "prevResult": portmap()["prevResult"],
+    })
+}
+
+fn noop() -> Value {
+    json!({
+        "cniVersion": "1.1.0", "name": "net", "type": "noop", "debugFile": "/run/debug",
+        "prevResult": portmap()["prevResult"],
+    })
+}
+
 struct Run {
     node: Node,
     pod: Pod,
@@ -301,6 +317,10 @@ fn run(plugin: &'static str, config: &Value) {
     let seed = number("SLIPWAY_SEED", 1);
     let node = Node::new();
     node.bridge_netfilter(BridgeNetfilter::Off);
+    let share =
+        "FLANNEL_NETWORK=10.88.0.0/16\nFLANNEL_SUBNET=10.88.0.1/24\nFLANNEL_MTU=1450\nFLANNEL_IPMASQ=false\n";
+    node.write("/run/flannel/subnet.env", share);
+    node.write("/run/debug", "{\"ReportResult\": \"{}\"}");
     let pod = node.pod("pod");
     let mut run = Run { node, pod, random: Random(seed), nasty: nasty_values(), plugin, seed };
     // Once as it is, so that bridge, tables and folders are there.
@@ -324,6 +344,12 @@ fn run(plugin: &'static str, config: &Value) {
         }
         if let Some(ipam) = mutated.get_mut("ipam").and_then(Value::as_object_mut) {
             keep_inside(ipam);
+        }
+        // The same for a bridge that flannel asks for.
+        if let Some(delegate) = mutated.get_mut("delegate").and_then(Value::as_object_mut)
+            && delegate.get("type") == Some(&json!("bridge"))
+        {
+            delegate.insert("bridge".to_owned(), json!("br0"));
         }
         let bytes = bytes_of(&mutated, &mut run.random);
         let verb = *run.random.pick(&["ADD", "ADD", "ADD", "ADD", "CHECK", "DEL", "GC", "STATUS"]);
@@ -386,4 +412,14 @@ fn loopback_takes_garbage() {
 #[test]
 fn static_takes_garbage() {
     run("static", &fixed());
+}
+
+#[test]
+fn flannel_takes_garbage() {
+    run("flannel", &flannel());
+}
+
+#[test]
+fn noop_takes_garbage() {
+    run("noop", &noop());
 }

@@ -62,6 +62,31 @@ pub trait Plugin: Sync {
     fn status(&self, _request: &NodeRequest<'_>) -> Result<(), CniError> {
         Ok(())
     }
+
+    /// Answers a call down to the bytes, for a plugin that plays another one in tests. Nothing: the
+    /// method of the verb is called.
+    ///
+    /// # Errors
+    /// What is printed as the plugin's error.
+    fn verbatim(&self, _env: &Env, _config: &NetConf) -> Result<Option<Verbatim>, CniError> {
+        Ok(None)
+    }
+
+    /// What such a plugin says to VERSION. Nothing: [`Plugin::versions`].
+    fn told_versions(&self, _env: &Env) -> Option<Vec<String>> {
+        None
+    }
+}
+
+/// An answer down to the bytes.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Verbatim {
+    /// What goes to standard output.
+    pub stdout: String,
+    /// What goes to standard error.
+    pub stderr: String,
+    /// The exit code.
+    pub code: u8,
 }
 
 /// Something of an attachment in the node's ruleset.

@@ -6,11 +6,14 @@ use crate::interface::loopback::Loopback;
 use crate::interface::ptp::Ptp;
 use crate::ipam::host_local::HostLocal;
 use crate::ipam::r#static::Static;
+use crate::meta::flannel::Flannel;
+use crate::meta::noop::Noop;
 use crate::meta::portmap::Portmap;
 use crate::plugin::Plugin;
 
 /// All plugins, by name.
-pub static PLUGINS: &[&dyn Plugin] = &[&Bridge, &HostLocal, &Loopback, &Portmap, &Ptp, &Static];
+pub static PLUGINS: &[&dyn Plugin] =
+    &[&Bridge, &Flannel, &HostLocal, &Loopback, &Noop, &Portmap, &Ptp, &Static];
 
 /// The plugin of that `type`.
 #[must_use]

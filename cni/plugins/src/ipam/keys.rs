@@ -6,21 +6,23 @@ use serde::Deserialize;
 
 /// Why a value does not fit its key.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub(super) enum KeyError {
+pub(crate) enum KeyError {
     #[error("{key}: invalid CIDR address: {value}")]
     Cidr { key: String, value: String },
     #[error("{key}: invalid IP address: {value}")]
     Address { key: String, value: String },
     #[error("{key}: {value} is out of range")]
     Number { key: String, value: i64 },
+    #[error("{key}: {message}")]
+    Shape { key: String, message: String },
 }
 
 impl KeyError {
-    pub(super) fn cidr(key: &str, value: &str) -> Self {
+    pub(crate) fn cidr(key: &str, value: &str) -> Self {
         Self::Cidr { key: key.to_owned(), value: value.to_owned() }
     }
 
-    pub(super) fn address(key: &str, value: &str) -> Self {
+    pub(crate) fn address(key: &str, value: &str) -> Self {
         Self::Address { key: key.to_owned(), value: value.to_owned() }
     }
 }
@@ -34,7 +36,7 @@ impl From<KeyError> for CniError {
 /// An element of `ipam.routes`; null counts as absent everywhere, as in the reference.
 #[derive(Debug, Clone, Default, Deserialize)]
 #[serde(default)]
-pub(super) struct RawRoute {
+pub(crate) struct RawRoute {
     dst: Option<String>,
     gw: Option<String>,
     mtu: Option<i64>,
@@ -47,7 +49,7 @@ pub(super) struct RawRoute {
 /// The key `args`, as the specification's CONVENTIONS.md has it.
 #[derive(Debug, Clone, Default, Deserialize)]
 #[serde(default)]
-pub(super) struct RawArgs {
+pub(crate) struct RawArgs {
     cni: Option<RawCniArgs>,
 }
 
@@ -59,13 +61,13 @@ struct RawCniArgs {
 
 impl RawArgs {
     /// `args.cni.ips`.
-    pub(super) fn ips(&self) -> impl Iterator<Item = &String> {
+    pub(crate) fn ips(&self) -> impl Iterator<Item = &String> {
         self.cni.iter().flat_map(|cni| &cni.ips).flatten()
     }
 }
 
 /// `ipam.routes`, checked.
-pub(super) fn routes(raw: Option<&[RawRoute]>) -> Result<Vec<Route>, KeyError> {
+pub(crate) fn routes(raw: Option<&[RawRoute]>) -> Result<Vec<Route>, KeyError> {
     raw.unwrap_or_default().iter().enumerate().map(|(at, route)| route.resolve(at)).collect()
 }
 

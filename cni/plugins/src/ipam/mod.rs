@@ -1,5 +1,5 @@
 //! The plugins that give addresses to others.
 
 pub mod host_local;
-mod keys;
+pub(crate) mod keys;
 pub mod r#static;

@@ -1,3 +1,5 @@
 //! Plugins that are called after an interface plugin and add to what it made.
 
+pub mod flannel;
+pub mod noop;
 pub mod portmap;

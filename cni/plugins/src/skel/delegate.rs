@@ -60,6 +60,23 @@ pub fn ipam_status(request: &NodeRequest<'_>) -> Result<(), CniError> {
     call(request.config, request.env, "STATUS").map(drop)
 }
 
+/// Calls another plugin than IPAM's with a configuration made for it, and gives what it printed.
+///
+/// # Errors
+/// There is no such plugin, or its own error.
+pub fn other(plugin: &str, env: &Env, command: &str, config: &[u8]) -> Result<Vec<u8>, CniError> {
+    let env = Env { command: command.to_owned(), ..env.clone() };
+    delegate(plugin, &env, config, registry::PLUGINS)
+}
+
+/// Says whether there is a plugin of that name to call.
+///
+/// # Errors
+/// There is none, or the name is not valid.
+pub fn look_for(plugin: &str, env: &Env) -> Result<(), CniError> {
+    find(plugin, &env.path).map(drop)
+}
+
 fn call(config: &NetConf, env: &Env, command: &str) -> Result<Vec<u8>, CniError> {
     let env = Env { command: command.to_owned(), ..env.clone() };
     delegate(&config.ipam, &env, &config.bytes, registry::PLUGINS)

@@ -17,7 +17,7 @@ use cni_spec::{
     Attachment, CniError, Declared, Draft, ErrorCode, NetConf, Purpose, Version, incompatible, text,
 };
 
-use crate::plugin::{Env, NodeRequest, Plugin, Request};
+use crate::plugin::{Env, NodeRequest, Plugin, Request, Verbatim};
 
 /// The largest configuration that is read, in bytes. Real ones have a few thousand; the bound keeps
 /// a broken runtime from filling the memory.
@@ -68,17 +68,16 @@ pub fn run(plugin: &dyn Plugin, vars: Vars<'_>, is_own_netns: IsOwnNetns<'_>, io
         _ if vars("CNI_COMMAND").is_none_or(|command| command.is_empty()) => {
             return exit_code(stderr.write_all(about(plugin).as_bytes()));
         }
-        Ok(env) if env.command == "VERSION" => Ok(version(plugin)),
+        Ok(env) if env.command == "VERSION" => Ok(version(plugin, &env).into()),
         Ok(env) => answer(plugin, &env, is_own_netns, stdin),
         Err(error) => Err(error),
     };
-    let (text, code) = match answer {
-        Ok(text) => (text, 0),
-        Err(error) => (error.print(), 1),
-    };
+    let answer =
+        answer.unwrap_or_else(|error| Verbatim { stdout: error.print(), code: 1, ..Verbatim::default() });
     // In one write: a result is whole or not there.
-    let written = stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush());
-    exit_code(written).max(code)
+    let written = stdout.write_all(answer.stdout.as_bytes()).and_then(|()| stdout.flush());
+    let told = stderr.write_all(answer.stderr.as_bytes());
+    exit_code(written.and(told)).max(answer.code)
 }
 
 fn exit_code(written: std::io::Result<()>) -> u8 {
@@ -102,9 +101,17 @@ fn about(plugin: &dyn Plugin) -> String {
 }
 
 /// The answer to VERSION: always in the plugin's own newest version, without a look at the input.
-fn version(plugin: &dyn Plugin) -> String {
-    let versions: Vec<&str> = plugin.versions().iter().map(|v| v.as_str()).collect();
+fn version(plugin: &dyn Plugin, env: &Env) -> String {
     let newest = Version::ALL.last().map_or("", |v| v.as_str());
+    let told = plugin.told_versions(env);
+    if let Some(versions) = told {
+        return format!(
+            "{{\"cniVersion\":{},\"supportedVersions\":{}}}\n",
+            text::compact(newest),
+            text::compact(&versions)
+        );
+    }
+    let versions: Vec<&str> = plugin.versions().iter().map(|v| v.as_str()).collect();
     format!(
         "{{\"cniVersion\":{},\"supportedVersions\":{}}}\n",
         text::compact(versions.last().unwrap_or(&newest)),
@@ -112,43 +119,71 @@ fn version(plugin: &dyn Plugin) -> String {
     )
 }
 
-/// Everything but VERSION: gives what goes to standard output.
+/// Everything but VERSION.
 fn answer(
     plugin: &dyn Plugin,
     env: &Env,
     is_own_netns: IsOwnNetns<'_>,
     stdin: &mut dyn Read,
-) -> Result<String, CniError> {
+) -> Result<Verbatim, CniError> {
     let draft = Draft::parse(read_config(stdin)?)?;
     match env.command.as_str() {
         "ADD" => {
             let config = settle(plugin, draft, Purpose::Setup)?;
-            add(plugin, &request(env, &config, is_own_netns)?)
+            let request = request(env, &config, is_own_netns)?;
+            or_verbatim(plugin, env, &config, || add(plugin, &request))
         }
         "DEL" => {
             let config = settle(plugin, draft, Purpose::Removal)?;
-            plugin.del(&request(env, &config, is_own_netns)?).map(|()| String::new())
+            let request = request(env, &config, is_own_netns)?;
+            or_verbatim(plugin, env, &config, || silent(plugin.del(&request)))
         }
         "CHECK" => {
             not_before(plugin, &draft, Version::V0_4_0, "CHECK")?;
             let config = settle(plugin, draft, Purpose::Setup)?;
             // The reference does not compare the namespaces here.
-            plugin.check(&request(env, &config, &|_| false)?).map(|()| String::new())
+            let request = request(env, &config, &|_| false)?;
+            or_verbatim(plugin, env, &config, || silent(plugin.check(&request)))
         }
         "GC" => {
             not_before(plugin, &draft, Version::V1_1_0, "GC")?;
             let config = settle(plugin, draft, Purpose::Node)?;
-            gc(plugin, &NodeRequest { config: &config, env }).map(|()| String::new())
+            or_verbatim(plugin, env, &config, || silent(gc(plugin, &NodeRequest { config: &config, env })))
         }
         "STATUS" => {
             not_before(plugin, &draft, Version::V1_1_0, "STATUS")?;
             let config = settle(plugin, draft, Purpose::Node)?;
-            plugin.status(&NodeRequest { config: &config, env }).map(|()| String::new())
+            let request = NodeRequest { config: &config, env };
+            or_verbatim(plugin, env, &config, || silent(plugin.status(&request)))
         }
         unknown => {
             let msg = format!("unknown CNI_COMMAND: {unknown}");
             Err(CniError::new(ErrorCode::InvalidEnvironment, msg))
         }
+    }
+}
+
+/// What the plugin has to say down to the bytes, else what `usual` gives for standard output.
+fn or_verbatim(
+    plugin: &dyn Plugin,
+    env: &Env,
+    config: &NetConf,
+    usual: impl FnOnce() -> Result<String, CniError>,
+) -> Result<Verbatim, CniError> {
+    match plugin.verbatim(env, config)? {
+        Some(verbatim) => Ok(verbatim),
+        None => usual().map(Verbatim::from),
+    }
+}
+
+/// Verbs but ADD print nothing when they succeed.
+fn silent(done: Result<(), CniError>) -> Result<String, CniError> {
+    done.map(|()| String::new())
+}
+
+impl From<String> for Verbatim {
+    fn from(stdout: String) -> Self {
+        Self { stdout, ..Self::default() }
     }
 }
 

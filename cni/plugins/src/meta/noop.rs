@@ -1,0 +1,178 @@
+//! noop: the stand-in that the CNI project's own tests are made with. A file, named by `DEBUG=` in
+//! `CNI_ARGS` or by the key `debugFile`, says how it answers, and it writes into the file how it was
+//! called.
+
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
+use cni_spec::Declared;
+use cni_spec::{AddResult, Args, CniError, ErrorCode, NetConf, fold, incompatible, text};
+use serde::Deserialize;
+use serde_json::{Map, Value, json};
+
+use crate::plugin::{Env, Plugin, Request, Verbatim};
+
+/// The plugin `noop`.
+#[derive(Debug)]
+pub struct Noop;
+
+/// What the reference answers to who forgot to say what to answer.
+const NOTHING_TO_REPORT: &str =
+    "set debug.ReportResult and call debug.WriteDebug() before calling this plugin";
+
+impl Plugin for Noop {
+    fn name(&self) -> &'static str {
+        "noop"
+    }
+
+    fn summary(&self) -> &'static str {
+        "does nothing, and answers as a file says, for tests of runtimes"
+    }
+
+    /// Without a file: the previous result, or an empty one.
+    fn add(&self, request: &Request<'_>) -> Result<AddResult, CniError> {
+        Ok(request.config.prev_result.clone().unwrap_or_default())
+    }
+
+    fn del(&self, _request: &Request<'_>) -> Result<(), CniError> {
+        Ok(())
+    }
+
+    fn check(&self, _request: &Request<'_>) -> Result<(), CniError> {
+        Ok(())
+    }
+
+    fn verbatim(&self, env: &Env, config: &NetConf) -> Result<Option<Verbatim>, CniError> {
+        let keys: Keys = config.decode()?;
+        if !keys.command_log.is_empty() {
+            append(&keys.command_log, entry(env, config))?;
+        }
+        let Some(path) = debug_file(&env.args)?.or(Some(keys.debug_file)).filter(|path| !path.is_empty())
+        else {
+            return Ok(None);
+        };
+        let (mut file, mut debug) = read(&path)?;
+        if let Some(told) = &debug.report_version_support
+            && !told.iter().any(|version| version == config.version.as_str())
+        {
+            let declared = Declared::new(config.version.as_str());
+            let details = format!(
+                "config is {}, plugin supports {}",
+                text::quote(declared.as_str()),
+                text::quote_all(told)
+            );
+            return Err(incompatible(&declared, &[]).with_details(details));
+        }
+        if debug.report_result.is_empty() {
+            debug.report_result = format!(" {{ \"result\": {} }}", text::quote(NOTHING_TO_REPORT));
+            file.insert("ReportResult".to_owned(), debug.report_result.clone().into());
+        }
+        if let Value::Object(called) = entry(env, config) {
+            file.extend(called);
+        }
+        write(&path, &Value::Object(file))?;
+        debug.answer(config).map(Some)
+    }
+
+    fn told_versions(&self, env: &Env) -> Option<Vec<String>> {
+        let path = debug_file(&env.args).ok()??;
+        let (_, debug) = read(&path).ok()?;
+        debug.report_version_support
+    }
+}
+
+/// The plugin's own keys.
+#[derive(Debug, Default, Deserialize)]
+#[serde(default, rename_all = "camelCase")]
+struct Keys {
+    debug_file: String,
+    command_log: String,
+}
+
+/// What the file says. Its other keys, `Command` and `CmdArgs`, are written and not read.
+#[derive(Debug, Default, Deserialize)]
+#[serde(default, rename_all = "PascalCase")]
+struct Debug {
+    report_result: String,
+    report_error: String,
+    report_error_code: u32,
+    report_stderr: String,
+    report_version_support: Option<Vec<String>>,
+    exit_with_code: u8,
+}
+
+impl Debug {
+    fn answer(self, config: &NetConf) -> Result<Verbatim, CniError> {
+        if !self.report_error.is_empty() {
+            let code = match self.report_error_code {
+                0 => ErrorCode::Internal,
+                code => ErrorCode::from(code),
+            };
+            let error = CniError::new(code, self.report_error);
+            return Ok(Verbatim { stdout: error.print(), stderr: self.report_stderr, code: 1 });
+        }
+        let stdout = match self.report_result.as_str() {
+            "PASSTHROUGH" => previous(config, |_| {})?,
+            "INJECT-DNS" => previous(config, |result| result.dns.nameservers = vec!["1.2.3.4".to_owned()])?,
+            _ => self.report_result,
+        };
+        Ok(Verbatim { stdout, stderr: self.report_stderr, code: self.exit_with_code })
+    }
+}
+
+fn previous(config: &NetConf, change: impl FnOnce(&mut AddResult)) -> Result<String, CniError> {
+    let Some(mut result) = config.prev_result.clone() else { return Ok("null".to_owned()) };
+    change(&mut result);
+    result.print(config.version).map_err(|e| CniError::internal(e.to_string()))
+}
+
+/// `DEBUG` of `CNI_ARGS`; other keys are not looked at.
+fn debug_file(args: &str) -> Result<Option<String>, CniError> {
+    // In one go with what is not known, as the reference has no list of keys here.
+    let unknown_are_fine = if args.is_empty() { String::new() } else { format!("IgnoreUnknown=1;{args}") };
+    let parsed = Args::parse(&unknown_are_fine, &["DEBUG"])?;
+    Ok(parsed.get("DEBUG").map(str::to_owned))
+}
+
+/// How the plugin was called: the fields of the reference library's `CmdArgs`.
+fn entry(env: &Env, config: &NetConf) -> Value {
+    let path = std::env::join_paths(&env.path).unwrap_or_default();
+    json!({
+        "Command": env.command,
+        "CmdArgs": {
+            "ContainerID": env.container_id,
+            "Netns": env.netns,
+            "IfName": env.ifname,
+            "Args": env.args,
+            "Path": path.to_string_lossy(),
+            "NetnsOverride": env.netns_override,
+            "StdinData": STANDARD.encode(&config.bytes),
+        },
+    })
+}
+
+fn read(path: &str) -> Result<(Map<String, Value>, Debug), CniError> {
+    let bytes = std::fs::read(path).map_err(|e| failed("read", path, &e))?;
+    let file: Map<String, Value> = serde_json::from_slice(&bytes).map_err(|e| failed("decode", path, &e))?;
+    let debug = fold::from_map(&file).map_err(|e| failed("decode", path, &e))?;
+    Ok((file, debug))
+}
+
+fn write(path: &str, value: &Value) -> Result<(), CniError> {
+    std::fs::write(path, value.to_string()).map_err(|e| failed("write", path, &e))
+}
+
+/// Appends to the list in a file, which is made if it is not there.
+fn append(path: &str, entry: Value) -> Result<(), CniError> {
+    let mut list: Vec<Value> = match std::fs::read(path) {
+        Ok(bytes) if bytes.is_empty() => Vec::new(),
+        Ok(bytes) => serde_json::from_slice(&bytes).map_err(|e| failed("decode", path, &e))?,
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Vec::new(),
+        Err(error) => return Err(failed("read", path, &error)),
+    };
+    list.push(entry);
+    write(path, &Value::Array(list))
+}
+
+fn failed(operation: &str, path: &str, error: &dyn std::fmt::Display) -> CniError {
+    CniError::new(ErrorCode::Io, format!("noop: {operation} {path:?}: {error}"))
+}

@@ -1,0 +1,247 @@
+//! flannel: bridge and ptp, with addresses of the node's share of the cluster's network.
+
+use serde_json::{Value, json};
+use slipway_tests::{Attach, BridgeNetfilter, Network, Node, Proto, Snapshot, at, is_peer};
+
+const ENV: &str = "/run/flannel/subnet.env";
+const DIR: &str = "/var/lib/cni/flannel";
+
+/// A node on which flanneld has written its file.
+fn node() -> Node {
+    let node = Node::new();
+    node.bridge_netfilter(BridgeNetfilter::Off);
+    node.write(ENV, env("false"));
+    node
+}
+
+fn env(masquerades: &str) -> String {
+    format!(
+        "FLANNEL_NETWORK=10.244.0.0/16\nFLANNEL_SUBNET=10.244.3.1/24\nFLANNEL_IPV6_NETWORK=fd00:244::/56\n\
+         FLANNEL_IPV6_SUBNET=fd00:244:0:3::1/64\nFLANNEL_MTU=1450\nFLANNEL_IPMASQ={masquerades}\n"
+    )
+}
+
+fn network<'n>(node: &'n Node, flannel: Value) -> Network<'n> {
+    let mut flannel = flannel;
+    flannel["type"] = "flannel".into();
+    node.network(json!({"name": "cbr0", "plugins": [
+        flannel, {"type": "portmap", "capabilities": {"portMappings": true}},
+    ]}))
+}
+
+fn state(node: &Node) -> Snapshot {
+    let shared = [
+        "last_reserved_ip",
+        "networks/.slipway/",
+        "folder ",
+        "/lock",
+        " cni0 ",
+        "\"cni0\"",
+        "nft chain",
+        "nft rule",
+    ];
+    Snapshot::take(node, &[]).without(&shared)
+}
+
+/// Containers reach each other, the node, and the world, whose answer goes to the node's address.
+#[test]
+fn containers_of_a_dual_stack_cluster() {
+    if is_peer() {
+        return;
+    }
+    let node = node();
+    let client = node.host("client");
+    let network = network(&node, json!({"delegate": {"hairpinMode": true, "isDefaultGateway": true}}));
+    network.status().expect("STATUS");
+    // The first container of a node, so that the tables are there.
+    let first = node.pod("first");
+    network.add(&Attach::new(&first).port(Proto::Udp, 53, 53)).expect("ADD");
+    network.del(&Attach::new(&first)).expect("DEL");
+    first.remove();
+    let before = state(&node);
+    let (one, two) = (node.pod("one"), node.pod("two"));
+    let attach = Attach::new(&one).port(Proto::Tcp, 8080, 80);
+    let result = network.add(&attach).expect("ADD");
+    assert_eq!(result["ips"][0]["address"], "10.244.3.3/24");
+    assert_eq!(result["ips"][1]["address"], "fd00:244:0:3::3/64");
+    let routes: Vec<&Value> =
+        result["routes"].as_array().expect("routes").iter().map(|r| &r["dst"]).collect();
+    assert!(
+        routes.contains(&&json!("10.244.0.0/16")) && routes.contains(&&json!("fd00:244::/56")),
+        "{routes:?}"
+    );
+    assert_eq!(one.link("eth0")["mtu"], 1450);
+    network.add(&Attach::new(&two)).expect("ADD");
+    let _server = one.serve(Proto::Tcp, "0.0.0.0:80", "one");
+    two.expect(Proto::Tcp, at([10, 244, 3, 3], 80), "one");
+    client.expect(Proto::Tcp, (client.node_v4, 8080), "one");
+    // flanneld does not masquerade: the delegate does.
+    let _outside = client.serve(Proto::Tcp, "0.0.0.0:90", "client");
+    let seen = two.expect(Proto::Tcp, (client.v4, 90), "client").peer;
+    assert_eq!(seen.ip(), client.node_v4);
+    network.check(&attach).expect("CHECK");
+    assert_eq!(node.list(DIR), [".slipway", "one", "two"]);
+    one.cmd("ip address flush dev eth0 scope global");
+    network.check(&attach).expect_err("CHECK of a container without its address");
+    network.del(&attach).expect("DEL");
+    network.del(&attach).expect("DEL again");
+    network.del(&Attach::new(&two).netns("")).expect("DEL without a namespace");
+    two.remove();
+    one.remove();
+    before.assert_same(&state(&node));
+    assert_eq!(node.list(DIR), [".slipway"]);
+}
+
+/// What the delegate gets is what the file says, and `delegate` goes before it.
+#[test]
+fn the_delegate_is_chosen() {
+    let node = node();
+    node.write(ENV, env("true"));
+    let pod = node.pod("pod");
+    let network = network(&node, json!({"delegate": {"type": "ptp", "mtu": 1400}, "dataDir": "/run/saved"}));
+    network.add(&Attach::new(&pod)).expect("ADD");
+    assert_eq!(pod.link("eth0")["mtu"], 1400);
+    let saved: Value =
+        serde_json::from_str(&node.read("/run/saved/pod").expect("the saved file")).expect("JSON");
+    assert_eq!(
+        (&saved["type"], &saved["ipMasq"], &saved["name"]),
+        (&json!("ptp"), &json!(false), &json!("cbr0"))
+    );
+    assert!(saved["isGateway"].is_null());
+    network.del(&Attach::new(&pod)).expect("DEL");
+    assert_eq!(node.read("/run/saved/pod"), None);
+}
+
+/// The reference forgets what to delete even when the deletion fails.
+#[test]
+fn a_failed_del_can_be_repeated() {
+    let node = node();
+    let pod = node.pod("pod");
+    let network = network(&node, json!({}));
+    let attach = Attach::new(&pod);
+    network.add(&attach).expect("ADD");
+    let reserved = || node.list("/var/lib/cni/networks/cbr0").contains(&"10.244.3.2".to_owned());
+    assert!(reserved());
+    // The delegate's IPAM is not to be found for a while.
+    let config = network.configs(Some(&attach)).remove(0);
+    let spoilt: Value = {
+        let text = node.read(&format!("{DIR}/pod")).expect("the saved file");
+        let mut saved: Value = serde_json::from_str(&text).expect("JSON");
+        saved["ipam"]["type"] = "absent".into();
+        for name in [format!("{DIR}/pod"), format!("{DIR}/.slipway/pod:eth0")] {
+            node.write(&name, saved.to_string());
+        }
+        serde_json::from_str(&text).expect("JSON")
+    };
+    let error = network.call("DEL", &config, Some(&attach)).error();
+    assert!(error.msg.contains("absent"), "{error:?}");
+    assert!(node.read(&format!("{DIR}/pod")).is_some() && reserved());
+    for name in [format!("{DIR}/pod"), format!("{DIR}/.slipway/pod:eth0")] {
+        node.write(&name, spoilt.to_string());
+    }
+    network.del(&attach).expect("DEL");
+    assert!(node.read(&format!("{DIR}/pod")).is_none() && !reserved());
+}
+
+/// An attachment of the reference is deleted by the file that it wrote; one of two of ours does not take
+/// the other's away.
+#[test]
+fn files_are_shared_with_the_reference() {
+    let node = node();
+    let pod = node.pod("pod");
+    let network = network(&node, json!({}));
+    let (first, second) = (Attach::new(&pod), Attach::new(&pod).ifname("eth1"));
+    network.add(&first).expect("ADD");
+    node.cmd(&format!("rm {DIR}/.slipway/pod:eth0"));
+    network.del(&first).expect("DEL of what the reference made");
+    assert_eq!(node.list(DIR), [".slipway"]);
+    network.add(&first).expect("ADD");
+    network.add(&second).expect("ADD");
+    network.del(&first).expect("DEL");
+    assert!(node.read(&format!("{DIR}/pod")).is_some());
+    network.check(&second).expect("CHECK");
+    network.del(&second).expect("DEL");
+    assert_eq!(
+        (node.list(DIR), node.list(&format!("{DIR}/.slipway"))),
+        (vec![".slipway".to_owned()], vec![])
+    );
+}
+
+#[test]
+fn gc_removes_what_no_attachment_owns() {
+    let node = node();
+    let network = network(&node, json!({}));
+    let pods = ["one", "two", "three"].map(|name| node.pod(name));
+    let attach: Vec<Attach> = pods.iter().map(Attach::new).collect();
+    for one in &attach {
+        network.add(one).expect("ADD");
+    }
+    // Another network's file is none of its business.
+    node.write(&format!("{DIR}/foreign"), r#"{"name":"other","type":"bridge"}"#);
+    network.forget();
+    // flanneld's file need not be there.
+    node.cmd(&format!("rm {ENV}"));
+    network.gc(&[&attach[0]]).expect("GC");
+    assert_eq!(node.list(DIR), [".slipway", "foreign", "one"]);
+    let reserved = node.list("/var/lib/cni/networks/cbr0");
+    assert!(
+        reserved.contains(&"10.244.3.2".to_owned()) && !reserved.contains(&"10.244.3.3".to_owned()),
+        "{reserved:?}"
+    );
+}
+
+#[test]
+fn what_is_wrong_is_said_and_nothing_is_left() {
+    let node = node();
+    let pod = node.pod("pod");
+    let before = Snapshot::take(&node, &[&pod]).without(&["folder "]);
+    let fails = |flannel: Value, said: &str| {
+        let failure = network(&node, flannel).add(&Attach::new(&pod)).expect_err("ADD should fail");
+        assert!(failure.error.msg.contains(said), "{failure}");
+        before.assert_same(&Snapshot::take(&node, &[&pod]).without(&[
+            "folder ",
+            "last_reserved_ip",
+            "networks/.slipway/",
+            "/lock",
+        ]));
+    };
+    fails(
+        json!({"delegate": {"type": 1}}),
+        "'delegate' dictionary, if present, must have (string) 'type' field",
+    );
+    fails(json!({"delegate": {"name": "x"}}), "must not have 'name' field, it'll be set by flannel");
+    fails(
+        json!({"delegate": {"type": "absent"}}),
+        "failed to delegate add: failed to find plugin \"absent\"",
+    );
+    fails(json!({"subnetFile": "/run/none"}), "failed to load flannel 'subnet.env' file: open /run/none");
+    node.write("/run/part", "FLANNEL_NETWORK=10.0.0.0/8\nFLANNEL_SUBNET=10.1.0.1/24\n");
+    let flannel = json!({"subnetFile": "/run/part"});
+    let failure = network(&node, flannel.clone()).status().expect_err("STATUS");
+    assert_eq!(failure.error.code, 50);
+    assert!(failure.error.msg.contains("/run/part is missing FLANNEL_MTU, FLANNEL_IPMASQ"), "{failure}");
+    network(&node, flannel).del(&Attach::new(&pod)).expect("DEL needs no file of flanneld");
+}
+
+/// flanneld's ruleset is flushed with everybody's: what the delegate had comes back.
+#[test]
+fn restore_puts_the_delegates_part_back() {
+    if is_peer() {
+        return;
+    }
+    let node = node();
+    let client = node.host("client");
+    let pod = node.pod("pod");
+    let network = network(&node, json!({"delegate": {"isDefaultGateway": true}}));
+    let attach = Attach::new(&pod).port(Proto::Tcp, 8080, 80);
+    network.add(&attach).expect("ADD");
+    network.write_cache(&attach);
+    let outside = client.serve(Proto::Tcp, "0.0.0.0:90", "client");
+    let whole = node.ruleset();
+    node.nft("flush ruleset");
+    node.slipway("restore");
+    assert_eq!(whole.contains("10.244.3.2"), node.ruleset().contains("10.244.3.2"));
+    assert_eq!(pod.expect(Proto::Tcp, (client.v4, 90), "client").peer.ip(), client.node_v4);
+    drop(outside);
+    network.del(&attach).expect("DEL");
+}
