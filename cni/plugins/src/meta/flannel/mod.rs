@@ -37,9 +37,9 @@ impl Plugin for Flannel {
         let failed =
             |error: CniError| CniError { msg: format!("failed to delegate add: {}", error.msg), ..error };
         delegate::look_for(&kind, request.env).map_err(failed)?;
-        let saved = Saved::create(&keys.data_dir()).map_err(io)?;
+        let saved = Saved::create(&keys.data_dir()).map_err(|e| io(&e))?;
         // Before the delegate does anything: DEL must know what to undo.
-        saved.put(&request.attachment, &bytes).map_err(io)?;
+        saved.put(&request.attachment, &bytes).map_err(|e| io(&e))?;
         let added = delegate::other(&kind, request.env, "ADD", &bytes).and_then(|output| {
             let version = request.config.version;
             AddResult::from_output(version, &output).map_err(|e| CniError::internal(e.to_string()))
@@ -60,16 +60,16 @@ impl Plugin for Flannel {
 
     fn del(&self, request: &Request<'_>) -> Result<(), CniError> {
         let keys: Keys = request.config.decode()?;
-        let Some(saved) = Saved::open(&keys.data_dir()).map_err(io)? else { return Ok(()) };
-        let Some(bytes) = saved.get(&request.attachment).map_err(io)? else { return Ok(()) };
+        let Some(saved) = Saved::open(&keys.data_dir()).map_err(|e| io(&e))? else { return Ok(()) };
+        let Some(bytes) = saved.get(&request.attachment).map_err(|e| io(&e))? else { return Ok(()) };
         // A file that cannot be read has nothing to delete by, today as tomorrow.
         match with_runtime(&bytes, request.config, &[]) {
             Some((kind, bytes)) => delegate::other(&kind, request.env, "DEL", &bytes).map(drop)?,
             None => {
-                log::error!("{}: the saved configuration of {} is no JSON", self.name(), request.attachment)
+                log::error!("{}: the saved configuration of {} is no JSON", self.name(), request.attachment);
             }
         }
-        saved.forget(&request.attachment).map_err(io)
+        saved.forget(&request.attachment).map_err(|e| io(&e))
     }
 
     fn check(&self, request: &Request<'_>) -> Result<(), CniError> {
@@ -96,7 +96,7 @@ impl Plugin for Flannel {
         let unusable = |error: CniError| CniError { code: ErrorCode::NotAvailable, ..error };
         let env = subnet_env(&keys).map_err(unusable)?;
         let config = keys.delegate(request.config, Some(&env))?;
-        Saved::create(&keys.data_dir()).map_err(io).map_err(unusable)?;
+        Saved::create(&keys.data_dir()).map_err(|e| io(&e)).map_err(unusable)?;
         let kind = kind(&config);
         delegate::other(&kind, request.env, "STATUS", Value::Object(config).to_string().as_bytes()).map(drop)
     }
@@ -117,8 +117,9 @@ impl Flannel {
     /// The delegate's type and its configuration as it was at ADD, with what the runtime says now.
     fn saved(&self, request: &Request<'_>) -> Result<(String, Vec<u8>), CniError> {
         let keys: Keys = request.config.decode()?;
-        let saved = Saved::open(&keys.data_dir()).map_err(io)?;
-        let bytes = saved.map(|saved| saved.get(&request.attachment)).transpose().map_err(io)?.flatten();
+        let saved = Saved::open(&keys.data_dir()).map_err(|e| io(&e))?;
+        let bytes =
+            saved.map(|saved| saved.get(&request.attachment)).transpose().map_err(|e| io(&e))?.flatten();
         let bytes = bytes.and_then(|bytes| with_runtime(&bytes, request.config, &["prevResult"]));
         bytes.ok_or_else(|| {
             let dir = keys.data_dir();
@@ -155,28 +156,28 @@ fn with_runtime(saved: &[u8], config: &NetConf, keys: &[&str]) -> Option<(String
 /// removed what they stand for.
 fn forget_dead(keys: &Keys, config: &NetConf) -> Result<(), CniError> {
     let Some(valid) = &config.valid_attachments else { return Ok(()) };
-    let Some(saved) = Saved::open(&keys.data_dir()).map_err(io)? else { return Ok(()) };
+    let Some(saved) = Saved::open(&keys.data_dir()).map_err(|e| io(&e))? else { return Ok(()) };
     let of_this_network = |bytes: Option<Vec<u8>>| {
         let saved: Option<Map<String, Value>> = bytes.and_then(|bytes| serde_json::from_slice(&bytes).ok());
         saved.is_some_and(|saved| saved.get("name").and_then(Value::as_str) == Some(&config.name))
     };
-    for (container, ifname) in saved.list().map_err(io)? {
+    for (container, ifname) in saved.list().map_err(|e| io(&e))? {
         let Some(ifname) = ifname else {
             let alive = valid.iter().any(|one| one.container_id() == container);
-            if !alive && of_this_network(saved.of_container(&container).map_err(io)?) {
-                saved.forget_container(&container).map_err(io)?;
+            if !alive && of_this_network(saved.of_container(&container).map_err(|e| io(&e))?) {
+                saved.forget_container(&container).map_err(|e| io(&e))?;
             }
             continue;
         };
         let Ok(attachment) = Attachment::new(&config.name, &container, &ifname) else { continue };
-        if !valid.contains(&attachment) && of_this_network(saved.get(&attachment).map_err(io)?) {
-            saved.forget(&attachment).map_err(io)?;
+        if !valid.contains(&attachment) && of_this_network(saved.get(&attachment).map_err(|e| io(&e))?) {
+            saved.forget(&attachment).map_err(|e| io(&e))?;
         }
     }
     Ok(())
 }
 
 /// An error of the directory of saved configurations.
-fn io(error: DirError) -> CniError {
+fn io(error: &DirError) -> CniError {
     CniError::new(ErrorCode::Io, format!("flannel: {error}"))
 }
