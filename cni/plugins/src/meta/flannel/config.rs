@@ -140,7 +140,7 @@ mod tests {
         }
     }
 
-    fn delegate(config: Value) -> Result<Value, String> {
+    fn delegate(config: &Value) -> Result<Value, String> {
         let config = NetConf::parse(config.to_string()).map_err(|e| e.msg)?;
         let keys: Keys = config.decode().map_err(|e| e.msg)?;
         keys.delegate(&config, Some(&env())).map(Value::Object).map_err(|e| e.to_string())
@@ -148,7 +148,7 @@ mod tests {
 
     #[test]
     fn a_bridge_is_the_default() {
-        let got = delegate(json!({"cniVersion": "1.0.0", "name": "n", "type": "flannel"})).unwrap();
+        let got = delegate(&json!({"cniVersion": "1.0.0", "name": "n", "type": "flannel"})).unwrap();
         let want = json!({
             "cniVersion": "1.0.0", "name": "n", "type": "bridge", "isGateway": true, "ipMasq": false, "mtu": 1450,
             "ipam": {
@@ -162,7 +162,7 @@ mod tests {
 
     #[test]
     fn what_the_user_says_goes_before() {
-        let got = delegate(json!({
+        let got = delegate(&json!({
             "cniVersion": "1.0.0", "name": "n", "type": "flannel",
             "delegate": {"type": "ptp", "mtu": 1400, "IPMASQ": true},
             "runtimeConfig": {"portMappings": []},
@@ -200,7 +200,7 @@ mod tests {
             ),
         ];
         for (config, want) in cases {
-            assert_eq!(delegate(config.clone()), Err(want.to_owned()), "{config}");
+            assert_eq!(delegate(&config), Err(want.to_owned()), "{config}");
         }
     }
 }
