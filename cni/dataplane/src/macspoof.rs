@@ -20,7 +20,7 @@ use cni_nftables::{
 };
 use cni_spec::Attachment;
 
-use crate::nftables::session::Patience;
+use crate::nftables::session::{Patience, settled};
 use crate::owner::{AttachmentHash, NetworkHash};
 use crate::{Error, Owner};
 
@@ -145,6 +145,10 @@ impl Bridge {
 
     /// Whether the table is there, hooked and filled.
     fn is_ready(&self) -> Result<bool, Error> {
+        settled(&self.socket, || self.look())
+    }
+
+    fn look(&self) -> Result<bool, Error> {
         let read = |name: &str| {
             let chain = self.socket.chain(&table(), name);
             chain.map_err(|e| Error::kernel(format!("read chain {name} of table {TABLE}"), e))
@@ -335,16 +339,19 @@ pub(crate) fn owners() -> Result<Option<Vec<Owner>>, Error> {
         other => other?,
     };
     let read = |e| Error::kernel(format!("read table {TABLE}"), e);
-    let found = match bridge.socket.table(&table()) {
-        // A kernel whose nf_tables do not know bridges.
-        Err(error) if error.unsupported().is_some() => return Ok(None),
-        other => other.map_err(read)?,
-    };
-    if found.is_none() {
+    let there = settled(&bridge.socket, || {
+        let found = match bridge.socket.table(&table()) {
+            // A kernel whose nf_tables do not know bridges.
+            Err(error) if error.unsupported().is_some() => return Ok(false),
+            other => other.map_err(read)?,
+        };
+        if found.is_some() && bridge.socket.chain(&table(), MARKER).map_err(read)?.is_none() {
+            return Err(Error::ForeignTable { table: TABLE });
+        }
+        Ok(found.is_some())
+    })?;
+    if !there {
         return Ok(None);
-    }
-    if bridge.socket.chain(&table(), MARKER).map_err(read)?.is_none() {
-        return Err(Error::ForeignTable { table: TABLE });
     }
     let keep = |owners: &mut Vec<Owner>, element: ElementInfo| owners.extend(owner_of(&element));
     match bridge.socket.fold_elements(&table(), OWNERS, Vec::new, keep) {

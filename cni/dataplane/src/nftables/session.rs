@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use cni_nftables::{
-    ElementData, ElementId, ElementInfo, Error as NftError, Socket, TableId, Transaction, Value,
+    ElementData, ElementId, ElementInfo, Error as NftError, Socket, TableId, TableInfo, Transaction, Value,
 };
 
 use super::judge::{Record, TLV_KIND};
@@ -17,6 +17,8 @@ const PATIENCE: Duration = Duration::from_secs(15);
 
 /// `NFT_TABLE_F_DORMANT` (`linux/netfilter/nf_tables.h`): the table's chains are not hooked.
 const DORMANT: u32 = 1;
+
+const GENERATION: &str = "read the ruleset's generation";
 
 /// A socket and the table's name.
 #[derive(Debug)]
@@ -113,6 +115,22 @@ pub(crate) fn element_id(map: Map, key: &[Value], end: Option<&[Value]>) -> Elem
     }
 }
 
+/// Looks again when a table looked like somebody else's while the ruleset changed: one that is being
+/// removed or made at that moment may show itself without its chains, as each is read by itself.
+pub(crate) fn settled<T>(socket: &Socket, look: impl Fn() -> Result<T, Error>) -> Result<T, Error> {
+    let generation = || socket.generation().map_err(|e| unreachable_nf_tables(GENERATION, e));
+    let mut found = look();
+    let begun = Instant::now();
+    while matches!(found, Err(Error::ForeignTable { .. })) && begun.elapsed() < PATIENCE {
+        let before = generation()?;
+        found = look();
+        if generation()? == before {
+            break;
+        }
+    }
+    found
+}
+
 impl Session {
     /// Opens the socket in the calling thread's network namespace.
     pub(crate) fn open() -> Result<Self, Error> {
@@ -122,9 +140,11 @@ impl Session {
 
     /// Looks whether the table is there, ours, of our schema, awake, hooked and filled.
     pub(crate) fn state(&self) -> Result<State, Error> {
-        let table =
-            self.socket.table(&self.table).map_err(|e| Error::kernel("read table inet slipway", e))?;
-        let Some(table) = table else { return Ok(State::Missing) };
+        settled(&self.socket, || self.look())
+    }
+
+    fn look(&self) -> Result<State, Error> {
+        let Some(table) = self.table()? else { return Ok(State::Missing) };
         if self.chain(&schema::marker(schema::SCHEMA))?.is_none() {
             return self.without_marker();
         }
@@ -147,14 +167,15 @@ impl Session {
 
     /// Refuses to touch what a later version has made: it may hold more than is known here.
     pub(crate) fn refuse_newer(&self) -> Result<(), Error> {
-        match self.chain(&schema::marker(schema::SCHEMA))? {
+        settled(&self.socket, || match self.chain(&schema::marker(schema::SCHEMA))? {
             Some(_) => Ok(()),
             None => self.without_marker().map(|_| ()),
-        }
+        })
     }
 
     fn without_marker(&self) -> Result<State, Error> {
         match self.chains()?.iter().filter_map(|name| schema::schema_of(name)).max() {
+            None if self.table()?.is_none() => Ok(State::Missing),
             None => Err(Error::ForeignTable { table: schema::TABLE }),
             Some(found) if found > schema::SCHEMA => {
                 Err(Error::NewerSchema { table: schema::TABLE, found, known: schema::SCHEMA })
@@ -182,6 +203,10 @@ impl Session {
         let mut batch = schema::upgrade(found);
         batch.append(self.repair(&[])?);
         Ok(batch)
+    }
+
+    fn table(&self) -> Result<Option<TableInfo>, Error> {
+        self.socket.table(&self.table).map_err(|e| Error::kernel("read table inet slipway", e))
     }
 
     pub(crate) fn chain(&self, name: &str) -> Result<Option<cni_nftables::ChainInfo>, Error> {
@@ -239,7 +264,7 @@ impl Session {
 
     /// The ruleset's generation.
     pub(crate) fn generation(&self) -> Result<u32, Error> {
-        self.socket.generation().map_err(|e| unreachable_nf_tables("read the ruleset's generation", e))
+        self.socket.generation().map_err(|e| unreachable_nf_tables(GENERATION, e))
     }
 
     /// Whether the owner of an element is provably dead.

@@ -1,0 +1,51 @@
+//! Somebody removes and makes the tables again and again: nobody takes them for somebody else's meanwhile.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test fails by panicking")]
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use cni_dataplane::node;
+use cni_dataplane::node::OwnTable;
+use cni_nftables::{Family, Socket, TableId, Transaction};
+use slipway_tests::Node;
+
+/// Reads while another makes and removes. What is read table by table and chain by chain may be of two
+/// moments; the verdict that the table was made by somebody else must not come of that.
+#[test]
+fn a_table_that_comes_and_goes_is_never_foreign() {
+    const LOOKS: usize = 400;
+    const LONGEST: Duration = Duration::from_secs(10);
+    let space = Node::new();
+    let done = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            space.run(|| {
+                let socket = Socket::open().expect("nf_tables");
+                while !done.load(Ordering::SeqCst) {
+                    node::mend_own_table().expect("nobody else changes it");
+                    let mut batch = Transaction::new();
+                    batch.delete_table(&TableId::new(Family::Inet, "slipway"));
+                    socket.commit(&batch, None).expect("the table is there");
+                }
+            });
+        });
+        let seen = space.run(|| {
+            let mut seen = [0_usize; 2];
+            let begun = Instant::now();
+            for _ in (0..LOOKS).take_while(|_| begun.elapsed() < LONGEST) {
+                match node::own_table() {
+                    Ok(OwnTable::Absent) => seen[0] += 1,
+                    Ok(OwnTable::Ready | OwnTable::Damaged) => seen[1] += 1,
+                    Err(error) => {
+                        done.store(true, Ordering::SeqCst);
+                        panic!("{error}");
+                    }
+                }
+            }
+            seen
+        });
+        done.store(true, Ordering::SeqCst);
+        assert!(seen.iter().all(|times| *times > 0), "absent and there: {seen:?}");
+    });
+}
