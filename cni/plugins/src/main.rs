@@ -17,6 +17,9 @@ fn main() -> ExitCode {
         return skel::serve(plugin, &mut stdout, &mut stderr).into();
     }
     let args: Vec<String> = args.map(|arg| arg.to_string_lossy().into_owned()).collect();
+    if name == operator::cnitool::NAME {
+        return operator::cnitool::cnitool_command(&args, &mut stdout, &mut stderr).into();
+    }
     // A runtime whose configuration names something that is no plugin must get an error.
     if args.is_empty() && std::env::var_os("CNI_COMMAND").is_some_and(|command| !command.is_empty()) {
         let msg = format!("{name:?} is not a plugin of this binary; it has {}", registry::names().join(", "));

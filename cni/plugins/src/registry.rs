@@ -9,6 +9,7 @@ use crate::ipam::r#static::Static;
 use crate::meta::flannel::Flannel;
 use crate::meta::noop::Noop;
 use crate::meta::portmap::Portmap;
+use crate::operator::cnitool;
 use crate::plugin::Plugin;
 
 /// All plugins, by name.
@@ -25,6 +26,15 @@ pub fn find(name: &str) -> Option<&'static dyn Plugin> {
 #[must_use]
 pub fn names() -> Vec<&'static str> {
     PLUGINS.iter().map(|plugin| plugin.name()).collect()
+}
+
+/// The names that the binary answers by beside its own, in order: the plugins' and `cnitool`.
+#[must_use]
+pub fn links() -> Vec<&'static str> {
+    let mut links = names();
+    links.push(cnitool::NAME);
+    links.sort_unstable();
+    links
 }
 
 #[cfg(test)]

@@ -13,9 +13,11 @@ use std::time::SystemTime;
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use cni_kernel::dir::{Access, DirError, DurableDir};
-use cni_spec::{AddResult, Attachment, CniError, NetConf, NetConfList, Version};
-use serde::Deserialize;
+use cni_spec::{AddResult, Attachment, CniError, NetConf, NetConfList, ResultError, Version};
+use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
+
+use crate::network::Container;
 
 /// Where libcni keeps its cache unless the runtime says otherwise (`CacheDir` in its `api.go`), and where
 /// kubelet's shim for Docker has it (`--cni-cache-dir`).
@@ -105,6 +107,35 @@ struct File {
     result: Option<Map<String, Value>>,
 }
 
+/// The same file as it is written, keys in libcni's order.
+#[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
+struct Written<'a> {
+    kind: &'static str,
+    container_id: &'a str,
+    config: String,
+    if_name: &'a str,
+    network_name: &'a str,
+    #[serde(skip_serializing_if = "str::is_empty")]
+    netns: &'a str,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    cni_args: Vec<[&'a str; 2]>,
+    #[serde(skip_serializing_if = "Map::is_empty")]
+    capability_args: &'a Map<String, Value>,
+    result: Map<String, Value>,
+}
+
+/// Why an attachment could not be remembered.
+#[derive(Debug, thiserror::Error)]
+pub enum RememberError {
+    /// The file.
+    #[error(transparent)]
+    Directory(#[from] DirError),
+    /// The result has no form in that version.
+    #[error(transparent)]
+    Result(#[from] ResultError),
+}
+
 impl Cache {
     /// Opens the cache in a directory; none when there is no such cache.
     ///
@@ -116,6 +147,60 @@ impl Cache {
             Err(error) if error.is_not_found() => Ok(None),
             Err(error) => Err(error),
         }
+    }
+
+    /// Opens the cache in a directory, making it where it is not there.
+    ///
+    /// # Errors
+    /// Names the directory.
+    pub fn create(directory: &Path) -> Result<Self, DirError> {
+        Ok(Self { results: DurableDir::create(&directory.join(RESULTS), 0o700)? })
+    }
+
+    /// Remembers an attachment, whole or not at all, also after a power cut. `list` is the network's
+    /// configuration list as JSON, `version` the form of the result.
+    ///
+    /// # Errors
+    /// Names the file.
+    pub fn remember(
+        &self,
+        attachment: &Attachment,
+        list: &[u8],
+        container: &Container,
+        result: &AddResult,
+        version: &str,
+    ) -> Result<(), RememberError> {
+        let version = Version::parse(version).unwrap_or(Version::V0_1_0);
+        let pairs: Vec<[&str; 2]> = container.args.iter().map(|(key, value)| [&**key, &**value]).collect();
+        let file = Written {
+            kind: KIND,
+            container_id: attachment.container_id(),
+            config: STANDARD.encode(list),
+            if_name: attachment.ifname(),
+            network_name: attachment.network(),
+            netns: &container.netns,
+            cni_args: pairs,
+            capability_args: &container.capabilities,
+            result: result.to_object(version)?,
+        };
+        let text = cni_spec::text::compact(&file);
+        Ok(self.results.replace(file_name(attachment), text.as_bytes(), 0o600)?)
+    }
+
+    /// Forgets an attachment, if it was remembered.
+    ///
+    /// # Errors
+    /// Names the file.
+    pub fn forget(&self, attachment: &Attachment) -> Result<(), DirError> {
+        self.results.remove(file_name(attachment)).map(drop)
+    }
+
+    /// What is remembered of an attachment.
+    ///
+    /// # Errors
+    /// It cannot be read, or makes no sense.
+    pub fn get(&self, attachment: &Attachment) -> Result<Option<Cached>, CacheError> {
+        self.read_one(&file_name(attachment))
     }
 
     /// The folder that the files are in.
@@ -338,6 +423,26 @@ mod tests {
         assert_eq!(faults, ["fifo", "folder", "link", "pods-d-eth0", "torn"]);
         assert!(cache.remembers(&all[0].attachment).unwrap());
         assert!(!cache.remembers(&Attachment::new("pods", "e", "eth0").unwrap()).unwrap());
+    }
+
+    #[test]
+    fn what_is_remembered_is_read_again() {
+        let dir = tempfile::tempdir().unwrap();
+        let read = parse(file().to_string().as_bytes()).unwrap();
+        let cache = Cache::create(dir.path()).unwrap();
+        let list = STANDARD.decode(CONFIG).unwrap();
+        cache.remember(&read.attachment, &list, &Container::of(&read), &read.result, "0.4.0").unwrap();
+        let again = cache.get(&read.attachment).unwrap().unwrap();
+        assert_eq!(Cached { written: None, ..again }, read);
+        let path = dir.path().join("results/pods-c1-eth0");
+        let text = std::fs::read_to_string(&path).unwrap();
+        assert!(
+            text.starts_with("{\"kind\":\"cniCacheV1\",\"containerId\":\"c1\",\"config\":\"eyJ"),
+            "{text}"
+        );
+        cache.forget(&read.attachment).unwrap();
+        cache.forget(&read.attachment).unwrap();
+        assert!(cache.get(&read.attachment).unwrap().is_none() && !path.exists());
     }
 
     /// A FIFO must not hold the reader up.

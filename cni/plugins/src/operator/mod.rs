@@ -3,6 +3,7 @@
 //! Each command is one row of [`COMMANDS`]: dispatch and help come from it.
 
 pub mod check_node;
+pub mod cnitool;
 pub mod explain;
 pub mod install;
 pub mod ports;
@@ -66,13 +67,19 @@ pub static COMMANDS: &[Command] = &[
         name: "install",
         summary: "put this binary and a link per plugin into a plugin directory",
         usage: "[--to DIR] [--replace] [--dry-run]",
-        run: |args, out, err| install::install_command(args, &registry::names(), out, err),
+        run: |args, out, err| install::install_command(args, &registry::links(), out, err),
     },
     Command {
         name: "uninstall",
         summary: "take them away again with all that they left, and put back what was replaced",
         usage: "[--to DIR] [--data-dir DIR] [--keep-state | --force] [--dry-run]",
         run: install::uninstall_command,
+    },
+    Command {
+        name: cnitool::NAME,
+        summary: "attach a network namespace to a network by hand, as a runtime would",
+        usage: cnitool::USAGE,
+        run: cnitool::cnitool_command,
     },
     Command {
         name: "plugins",

@@ -4,14 +4,13 @@
 //! Where the file found there is this very binary, the plugin is called in process: same contract,
 //! no exec.
 
+use std::ffi::OsString;
 use std::fs;
-use std::io::{self, Write};
 use std::os::unix::fs::MetadataExt;
-use std::path::{Path, PathBuf};
-use std::process::{Command, ExitStatus, Output, Stdio};
-use std::time::Duration;
+use std::path::Path;
 
-use cni_spec::{AddResult, CniError, NetConf, text};
+use cni_runtime::invoke::{self, failure, find};
+use cni_spec::{AddResult, CniError, NetConf};
 
 use super::Io;
 use crate::plugin::{Env, NodeRequest, Plugin, Request};
@@ -91,25 +90,6 @@ fn delegate(name: &str, env: &Env, config: &[u8], own: &[&dyn Plugin]) -> Result
     }
 }
 
-/// The first regular file of that name.
-fn find(name: &str, folders: &[PathBuf]) -> Result<PathBuf, CniError> {
-    if name.is_empty() {
-        return Err(CniError::config("no plugin name provided"));
-    }
-    if name.contains('/') || name == "." || name == ".." {
-        return Err(CniError::config(format!("invalid plugin name: {name}")));
-    }
-    if folders.is_empty() {
-        return Err(CniError::internal("no paths provided"));
-    }
-    let is_file = |path: &PathBuf| fs::metadata(path).is_ok_and(|data| data.is_file());
-    folders.iter().map(|folder| folder.join(name)).find(is_file).ok_or_else(|| {
-        let folders: Vec<String> = folders.iter().map(|folder| folder.display().to_string()).collect();
-        let msg = format!("failed to find plugin {} in path [{}]", text::quote(name), folders.join(" "));
-        CniError::internal(msg)
-    })
-}
-
 /// Whether a path leads, over any number of links, to the file that this process runs.
 fn is_this_binary(path: &Path) -> bool {
     let id = |path: &Path| fs::metadata(path).map(|data| (data.dev(), data.ino()));
@@ -144,82 +124,15 @@ fn variables(env: &Env) -> [(&'static str, &str); 5] {
     ]
 }
 
+/// The variables of the call are this process's own but for the command; they are set all the same,
+/// because `env` is what the call is about.
 fn exec(path: &Path, env: &Env, config: &[u8]) -> Result<Vec<u8>, CniError> {
-    let output = spawn_patiently(path, env, config)
-        .map_err(|e| failure(&format!("run {}: {e}", path.display()), &[], &[]))?;
-    if output.status.success() {
-        // What it had to say to people is not lost.
-        if let Err(error) = io::stderr().write_all(&output.stderr) {
-            log::debug!("pass on the standard error of {}: {error}", path.display());
-        }
-        return Ok(output.stdout);
-    }
-    Err(failure(&status_text(output.status), &output.stdout, &output.stderr))
-}
-
-/// Tries again while the file is being written, as during an upgrade: six times, a second apart.
-fn spawn_patiently(path: &Path, env: &Env, config: &[u8]) -> io::Result<Output> {
-    const PAUSES: u32 = 5;
-    for _ in 0..PAUSES {
-        match spawn(path, env, config) {
-            Err(error) if error.kind() == io::ErrorKind::ExecutableFileBusy => {
-                log::warn!("{} is being written, trying again", path.display());
-                std::thread::sleep(Duration::from_secs(1));
-            }
-            done => return done,
-        }
-    }
-    spawn(path, env, config)
-}
-
-/// The delegate inherits the whole environment. The variables of the call are this process's own
-/// but for the command; they are set all the same, because `env` is what the call is about.
-fn spawn(path: &Path, env: &Env, config: &[u8]) -> io::Result<Output> {
-    let mut command = Command::new(path);
-    command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
-    command.envs(variables(env).into_iter().filter(|(_, value)| !value.is_empty()));
+    let set = variables(env).into_iter().filter(|(_, value)| !value.is_empty());
+    let mut all: Vec<(&str, OsString)> = set.map(|(name, value)| (name, value.into())).collect();
     if let Ok(folders) = std::env::join_paths(&env.path) {
-        command.env("CNI_PATH", folders);
+        all.push(("CNI_PATH", folders));
     }
-    let mut child = command.spawn()?;
-    let stdin = child.stdin.take();
-    // From a thread of its own: a delegate may write before it has read everything.
-    std::thread::scope(|scope| {
-        scope.spawn(move || {
-            // One that does not read its input at all is free to do so; its answer counts.
-            if let Some(Err(error)) = stdin.map(|mut pipe| pipe.write_all(config)) {
-                log::debug!("write the configuration to {}: {error}", path.display());
-            }
-        });
-        child.wait_with_output()
-    })
-}
-
-/// As Go prints it, which users and tools know.
-fn status_text(status: ExitStatus) -> String {
-    use std::os::unix::process::ExitStatusExt;
-    match (status.code(), status.signal()) {
-        (Some(code), _) => format!("exit status {code}"),
-        (None, Some(signal)) => format!("killed by signal {signal}"),
-        (None, None) => status.to_string(),
-    }
-}
-
-/// The error that a delegate printed, or one that says what it did instead.
-fn failure(status: &str, stdout: &[u8], stderr: &[u8]) -> CniError {
-    let shown = |bytes: &[u8]| text::quote(&String::from_utf8_lossy(bytes));
-    if stdout.is_empty() && stderr.is_empty() {
-        return CniError::internal(format!("netplugin failed with no error message: {status}"));
-    }
-    if stdout.is_empty() {
-        return CniError::internal(format!("netplugin failed: {}: {status}", shown(stderr)));
-    }
-    CniError::parse(stdout).unwrap_or_else(|error| {
-        let diagnostic = shown(stdout);
-        CniError::internal(format!(
-            "netplugin failed but error parsing its diagnostic message {diagnostic}: {error}"
-        ))
-    })
+    invoke::exec(path, &all, config)
 }
 
 #[cfg(test)]

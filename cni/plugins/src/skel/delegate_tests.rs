@@ -1,6 +1,8 @@
 //! Delegation: finding, exec with a shell script for a plugin, and the in-process call.
 
 use std::os::unix::fs::{PermissionsExt, symlink};
+use std::path::PathBuf;
+use std::time::Duration;
 
 use cni_spec::{ErrorCode, IpConfig, Version};
 use tempfile::TempDir;

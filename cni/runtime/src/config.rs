@@ -1,0 +1,195 @@
+//! The configuration directory: `*.conflist` files, and the single configurations of old.
+
+use std::io;
+use std::path::{Path, PathBuf};
+
+use cni_spec::{ListError, NetConfList, check_network, text};
+use serde_json::{Map, Value, json};
+
+/// Where runtimes look for networks unless they are told otherwise.
+pub const DIRECTORY: &str = "/etc/cni/net.d";
+
+/// A network's configuration with the bytes that the cache keeps.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Loaded {
+    /// What it says.
+    pub list: NetConfList,
+    /// A list that says the same: with the plugins from the network's folder, if there are any.
+    pub bytes: Vec<u8>,
+}
+
+/// Why there is no configuration.
+#[derive(Debug, thiserror::Error)]
+pub enum LoadError {
+    /// There is no file at all.
+    #[error("no net configurations found in {0}")]
+    Empty(String),
+    /// There is none of that name.
+    #[error("no net configuration with name {} in {directory}", text::quote(name))]
+    NotFound {
+        /// The name.
+        name: String,
+        /// Where it was looked for.
+        directory: String,
+    },
+    /// A file or directory could not be read.
+    #[error("error reading {path}: {error}")]
+    Read {
+        /// Which.
+        path: String,
+        /// Why.
+        error: io::Error,
+    },
+    /// A file before the one that was looked for, or that one, is not valid.
+    #[error("{path}: {error}")]
+    List {
+        /// Which.
+        path: String,
+        /// Why.
+        error: ListError,
+    },
+    /// Neither the list nor the network's folder has a plugin.
+    #[error("no plugin configs found")]
+    NoPlugins,
+}
+
+/// Finds a network in a directory. Lists go before single configurations; files are read in the order of
+/// their names until one has the network's name, and one that is not valid ends the search.
+///
+/// # Errors
+/// See [`LoadError`].
+pub fn load(directory: &Path, name: &str) -> Result<Loaded, LoadError> {
+    let lists = files(directory, &["conflist"])?;
+    for path in &lists {
+        let bytes = read(path)?;
+        let list = NetConfList::parse(&bytes).map_err(|error| wrong(path, error))?;
+        if list.name == name {
+            return complete(list, bytes, path);
+        }
+    }
+    let singles = files(directory, &["conf", "json"])?;
+    for path in &singles {
+        let bytes = read(path)?;
+        let list = NetConfList::of_single(&bytes).map_err(|error| wrong(path, error))?;
+        if list.name == name {
+            let bytes = as_list(&list).to_string().into_bytes();
+            return Ok(Loaded { list, bytes });
+        }
+    }
+    let directory = directory.display().to_string();
+    if lists.is_empty() && singles.is_empty() {
+        return Err(LoadError::Empty(directory));
+    }
+    Err(LoadError::NotFound { name: name.to_owned(), directory })
+}
+
+/// Adds the plugins of the folder that is named after the network.
+fn complete(mut list: NetConfList, bytes: Vec<u8>, path: &Path) -> Result<Loaded, LoadError> {
+    let inlined = list.plugins.len();
+    // A name that is no plain name leads nowhere; it is refused when the network is used.
+    if !list.load_only_inlined_plugins && check_network(&list.name).is_ok() {
+        let folder = path.parent().unwrap_or(Path::new("/")).join(&list.name);
+        for path in files(&folder, &["conf"])? {
+            let single = NetConfList::of_single(&read(&path)?).map_err(|error| wrong(&path, error))?;
+            list.plugins.extend(single.plugins);
+        }
+    }
+    if list.plugins.is_empty() {
+        return Err(LoadError::NoPlugins);
+    }
+    if list.plugins.len() == inlined {
+        return Ok(Loaded { list, bytes });
+    }
+    let mut whole: Map<String, Value> = serde_json::from_slice(&bytes).unwrap_or_default();
+    drop(whole.insert("plugins".to_owned(), plugins(&list)));
+    drop(whole.insert("loadOnlyInlinedPlugins".to_owned(), true.into()));
+    Ok(Loaded { list, bytes: Value::Object(whole).to_string().into_bytes() })
+}
+
+fn as_list(list: &NetConfList) -> Value {
+    json!({"name": list.name, "cniVersion": list.version.as_str(), "plugins": plugins(list)})
+}
+
+fn plugins(list: &NetConfList) -> Value {
+    list.plugins.iter().cloned().map(Value::Object).collect()
+}
+
+/// The files with one of these extensions, sorted. A directory that is not there has none.
+fn files(directory: &Path, extensions: &[&str]) -> Result<Vec<PathBuf>, LoadError> {
+    let failed = |error| LoadError::Read { path: directory.display().to_string(), error };
+    let entries = match std::fs::read_dir(directory) {
+        Ok(entries) => entries,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+        Err(error) => return Err(failed(error)),
+    };
+    let mut found = Vec::new();
+    for entry in entries {
+        let path = entry.map_err(failed)?.path();
+        let fits = path.extension().is_some_and(|end| extensions.iter().any(|wanted| end == *wanted));
+        if fits && !path.is_dir() {
+            found.push(path);
+        }
+    }
+    found.sort();
+    Ok(found)
+}
+
+fn read(path: &Path) -> Result<Vec<u8>, LoadError> {
+    std::fs::read(path).map_err(|error| LoadError::Read { path: path.display().to_string(), error })
+}
+
+fn wrong(path: &Path, error: ListError) -> LoadError {
+    LoadError::List { path: path.display().to_string(), error }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn write(dir: &Path, name: &str, content: &Value) {
+        let path = dir.join(name);
+        std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+        std::fs::write(path, content.to_string()).unwrap();
+    }
+
+    fn types(loaded: &Loaded) -> Vec<&str> {
+        loaded.list.plugins.iter().map(|plugin| plugin["type"].as_str().unwrap()).collect()
+    }
+
+    #[test]
+    fn lists_go_before_single_configurations() {
+        let dir = tempfile::tempdir().unwrap();
+        let dir = dir.path();
+        let said = |name: &str| load(dir, name).unwrap_err().to_string();
+        assert_eq!(said("n"), format!("no net configurations found in {}", dir.display()));
+        write(dir, "10-a.conf", &json!({"name": "n", "type": "old"}));
+        assert_eq!(types(&load(dir, "n").unwrap()), ["old"]);
+        let bytes = load(dir, "n").unwrap().bytes;
+        assert_eq!(types(&Loaded { list: NetConfList::parse(&bytes).unwrap(), bytes }), ["old"]);
+        write(dir, "20-b.conflist", &json!({"name": "n", "plugins": [{"type": "new"}]}));
+        assert_eq!(types(&load(dir, "n").unwrap()), ["new"]);
+        assert_eq!(said("x"), format!("no net configuration with name \"x\" in {}", dir.display()));
+        // One that is not valid ends the search for those after it.
+        std::fs::write(dir.join("15-c.conflist"), "{").unwrap();
+        assert!(said("n").contains("15-c.conflist: error parsing configuration list"), "{}", said("n"));
+        assert!(load(&dir.join("none"), "n").unwrap_err().to_string().starts_with("no net configurations"));
+    }
+
+    #[test]
+    fn plugins_of_the_networks_folder_come_last() {
+        let dir = tempfile::tempdir().unwrap();
+        let dir = dir.path();
+        write(dir, "10-n.conflist", &json!({"name": "n", "cniVersion": "1.0.0", "disableGC": true}));
+        assert_eq!(load(dir, "n").unwrap_err().to_string(), "no plugin configs found");
+        write(dir, "n/20-b.conf", &json!({"type": "b"}));
+        write(dir, "n/10-a.conf", &json!({"type": "a"}));
+        write(dir, "n/30-c.conflist", &json!({"type": "c"}));
+        let loaded = load(dir, "n").unwrap();
+        assert_eq!(types(&loaded), ["a", "b"]);
+        let again = NetConfList::parse(&loaded.bytes).unwrap();
+        assert_eq!((again.plugins, again.disable_gc), (loaded.list.plugins, true));
+        let inlined = json!({"name": "n", "loadOnlyInlinedPlugins": true, "plugins": [{"type": "i"}]});
+        write(dir, "10-n.conflist", &inlined);
+        assert_eq!(types(&load(dir, "n").unwrap()), ["i"]);
+    }
+}

@@ -1,0 +1,226 @@
+//! `cnitool`: a list driven as libcni drives it, with its cache, on real containers.
+
+use std::process::Command;
+
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
+use serde_json::{Value, json};
+use slipway_tests::{BridgeNetfilter, CommandOutput, Node, Pod, Proto, is_peer, slipway};
+
+/// Where the lists are. /var/lib is the node's own.
+const NET_DIR: &str = "/var/lib/net.d";
+const PORTS: &str = r#"{"portMappings":[{"hostPort":8080,"containerPort":80,"protocol":"tcp"}]}"#;
+
+fn list() -> Value {
+    json!({
+        "cniVersion": "1.1.0", "name": "tool",
+        "plugins": [
+            {
+                "type": "bridge", "bridge": "tool0", "isDefaultGateway": true,
+                "ipam": {"type": "host-local", "ranges": [[{"subnet": "10.33.0.0/24"}]]},
+            },
+            {"type": "portmap", "capabilities": {"portMappings": true}},
+        ],
+    })
+}
+
+struct Tool {
+    node: Node,
+}
+
+impl Tool {
+    fn new(list: &Value) -> Self {
+        let node = Node::new();
+        node.bridge_netfilter(BridgeNetfilter::Off);
+        let tool = Self { node };
+        tool.configure(list);
+        tool
+    }
+
+    fn configure(&self, list: &Value) {
+        self.node.write(&format!("{NET_DIR}/10-tool.conflist"), list.to_string());
+    }
+
+    fn run(&self, args: &[&str], env: &[(&str, &str)]) -> CommandOutput {
+        let mut command = Command::new(slipway());
+        command.arg("cnitool").args(args);
+        command.env("CNI_PATH", self.node.bin()).env("NETCONFPATH", NET_DIR).envs(env.iter().copied());
+        self.node.exec(command, b"")
+    }
+
+    #[track_caller]
+    fn ok(&self, verb: &str, pod: &Pod, env: &[(&str, &str)]) -> String {
+        let output = self.run(&[verb, "tool", path(pod)], env);
+        assert!(output.code == Some(0), "cnitool {verb}: {output}");
+        output.stdout
+    }
+
+    #[track_caller]
+    fn fails(&self, verb: &str, pod: &Pod, env: &[(&str, &str)]) -> String {
+        let output = self.run(&[verb, "tool", path(pod)], env);
+        assert_eq!((output.code, output.stdout.as_str()), (Some(1), ""), "cnitool {verb}: {output}");
+        output.stderr
+    }
+
+    /// The one file of the cache.
+    fn remembered(&self) -> Option<(String, Value)> {
+        let names = self.node.list("/var/lib/cni/results");
+        assert!(names.len() <= 1, "{names:?}");
+        let name = names.first()?;
+        let text = self.node.read(&format!("/var/lib/cni/results/{name}")).expect("a file");
+        Some((name.clone(), serde_json::from_str(&text).expect("JSON")))
+    }
+}
+
+fn path(pod: &Pod) -> &str {
+    pod.path().to_str().expect("text")
+}
+
+#[test]
+fn add_check_del() {
+    if is_peer() {
+        return;
+    }
+    let tool = Tool::new(&list());
+    let client = tool.node.host("client");
+    let pod = tool.node.pod("web");
+    let env = [("CAP_ARGS", PORTS), ("CNI_ARGS", "IgnoreUnknown=1;A=b")];
+    let result: Value = serde_json::from_str(&tool.ok("add", &pod, &env)).expect("the result");
+    assert_eq!(result["ips"][0]["address"], "10.33.0.2/24");
+    let server = pod.serve(Proto::Tcp, "0.0.0.0:80", "web");
+    client.expect(Proto::Tcp, (client.node_v4, 8080), "web");
+    drop(server);
+
+    let (name, file) = tool.remembered().expect("a file");
+    let id = file["containerId"].as_str().expect("an ID");
+    assert_eq!(name, format!("tool-{id}-eth0"));
+    assert!(id.len() == 28 && id.starts_with("cnitool-"), "{id}");
+    assert_eq!(file["kind"], "cniCacheV1");
+    assert_eq!((&file["netns"], &file["ifName"]), (&json!(path(&pod)), &json!("eth0")));
+    assert_eq!(file["cniArgs"], json!([["IgnoreUnknown", "1"], ["A", "b"]]));
+    assert_eq!(file["capabilityArgs"], serde_json::from_str::<Value>(PORTS).expect("JSON"));
+    assert_eq!(file["result"], result);
+    let config = STANDARD.decode(file["config"].as_str().expect("base64")).expect("base64");
+    assert_eq!(serde_json::from_slice::<Value>(&config).expect("JSON"), list());
+
+    tool.ok("check", &pod, &env);
+    tool.ok("status", &pod, &[]);
+    pod.cmd("ip link set eth0 down");
+    assert!(tool.fails("check", &pod, &env).starts_with("Error: "));
+    tool.ok("del", &pod, &env);
+    assert!(tool.remembered().is_none());
+    tool.ok("del", &pod, &env);
+    client.expect_none(Proto::Tcp, (client.node_v4, 8080));
+}
+
+#[test]
+fn what_fails_is_told_as_libcni_tells_it() {
+    if is_peer() {
+        return;
+    }
+    let tool = Tool::new(&list());
+    let pod = tool.node.pod("web");
+    for args in [&[][..], &["add", "tool"], &["nonsense", "tool", "/run/netns/web"]] {
+        let output = tool.run(args, &[]);
+        assert!(output.code == Some(1) && output.stderr.contains("usage: cnitool"), "{output}");
+    }
+    let output = tool.run(&["add", "other", path(&pod)], &[]);
+    assert_eq!(output.stderr, format!("Error: no net configuration with name \"other\" in {NET_DIR}\n"));
+    let said = tool.fails("add", &pod, &[("CNI_ARGS", "A=b;C")]);
+    assert_eq!(said, "Error: invalid CNI_ARGS pair \"C\"\n");
+    let said = tool.fails("add", &pod, &[("CNI_PATH", "/run")]);
+    assert_eq!(
+        said,
+        "Error: plugin type=\"bridge\" failed (add): failed to find plugin \"bridge\" in path [/run]\n"
+    );
+    // The first plugin has done its part when the second fails. What it left, DEL removes.
+    let said =
+        tool.fails("add", &pod, &[("CAP_ARGS", r#"{"portMappings":[{"hostPort":0,"containerPort":80}]}"#)]);
+    assert!(said.starts_with("Error: plugin type=\"portmap\" failed (add): "), "{said}");
+    assert!(tool.remembered().is_none());
+    tool.ok("del", &pod, &[]);
+    let mut old = list();
+    old["cniVersion"] = "0.3.1".into();
+    tool.configure(&old);
+    let said = tool.fails("check", &pod, &[]);
+    assert_eq!(said, "Error: configuration version \"0.3.1\" does not support the CHECK command\n");
+    // Before 1.1.0 there is no STATUS to fail.
+    tool.ok("status", &pod, &[("CNI_PATH", "/run")]);
+}
+
+#[test]
+fn a_torn_cache_file_does_not_stop_del() {
+    if is_peer() {
+        return;
+    }
+    let tool = Tool::new(&list());
+    let pod = tool.node.pod("web");
+    tool.ok("add", &pod, &[]);
+    let (name, _) = tool.remembered().expect("a file");
+    tool.node.write(&format!("/var/lib/cni/results/{name}"), "{\"kind\":");
+    assert!(tool.fails("check", &pod, &[]).contains("failed to get network \"tool\" cached result"));
+    tool.ok("del", &pod, &[]);
+    assert!(tool.remembered().is_none());
+    assert_eq!(
+        tool.node.list("/var/lib/cni/networks/tool").iter().filter(|n| n.starts_with("10.")).count(),
+        0
+    );
+}
+
+/// All that is remembered of the network goes; what the plugins know besides stays.
+#[test]
+fn gc_deletes_what_is_remembered() {
+    if is_peer() {
+        return;
+    }
+    let tool = Tool::new(&list());
+    let pods = ["one", "two"].map(|name| tool.node.pod(name));
+    tool.ok("add", &pods[0], &[]);
+    let (name, _) = tool.remembered().expect("a file");
+    tool.node.cmd(&format!("rm /var/lib/cni/results/{name}"));
+    tool.ok("add", &pods[1], &[]);
+    tool.ok("gc", &pods[1], &[]);
+    assert!(tool.remembered().is_none());
+    let reserved = tool.node.list("/var/lib/cni/networks/tool");
+    assert!(
+        reserved.contains(&"10.33.0.2".to_owned()) && !reserved.contains(&"10.33.0.3".to_owned()),
+        "{reserved:?}"
+    );
+    let mut off = list();
+    off["disableGC"] = true.into();
+    tool.configure(&off);
+    tool.ok("add", &pods[1], &[]);
+    tool.ok("gc", &pods[1], &[]);
+    assert!(tool.remembered().is_some());
+}
+
+/// Plugins from the network's folder, an old single configuration, another interface name; and the link's
+/// own name.
+#[test]
+fn configurations_of_every_kind() {
+    if is_peer() {
+        return;
+    }
+    let tool = Tool::new(&json!({"cniVersion": "1.0.0", "name": "tool"}));
+    let pod = tool.node.pod("web");
+    assert_eq!(tool.fails("add", &pod, &[]), "Error: no plugin configs found\n");
+    let lo = json!({"type": "ptp", "ipam": {"type": "host-local", "subnet": "10.34.0.0/24"}});
+    tool.node.write(&format!("{NET_DIR}/tool/10-a.conf"), lo.to_string());
+    let output = tool.run(&["add", "tool", path(&pod), "-i", "net5"], &[]);
+    assert!(output.code == Some(0), "{output}");
+    assert!(pod.cmd("ip -br address show net5").contains("10.34.0.2/24"));
+    assert!(tool.remembered().expect("a file").0.ends_with("-net5"));
+    let output = tool.run(&["del", "tool", path(&pod)], &[("CNI_IFNAME", "net5")]);
+    assert!(output.code == Some(0), "{output}");
+    assert!(tool.remembered().is_none());
+    tool.node.write(
+        &format!("{NET_DIR}/50-old.conf"),
+        json!({"cniVersion": "0.4.0", "name": "old", "type": "loopback"}).to_string(),
+    );
+    let mut command = Command::new("/run/bin/cnitool");
+    tool.node.cmd("mkdir /run/bin");
+    tool.node.cmd(&format!("ln -s {} /run/bin/cnitool", slipway().display()));
+    command.args(["add", "old", path(&pod)]).env("CNI_PATH", tool.node.bin()).env("NETCONFPATH", NET_DIR);
+    let output = tool.node.exec(command, b"");
+    assert!(output.code == Some(0) && output.stdout.contains("\"cniVersion\": \"0.4.0\""), "{output}");
+}
