@@ -26,6 +26,9 @@ pub const ORIGINAL: u8 = 1;
 /// [`Flow::flags`]: a conversation with a published port; without it and with an action that translates, one
 /// that a pod began and that is masqueraded.
 pub const PUBLISHED: u8 = 2;
+/// [`Flow::flags`]: there is no other half, because nobody knows what nftables will make of the packet. With
+/// [`Action::Pass`] only.
+pub const LONE: u8 = 4;
 
 /// Key of the maps [`flows4`](crate::maps::FLOWS4), [`flows6`](crate::maps::FLOWS6),
 /// [`embryos4`](crate::maps::EMBRYOS4) and [`embryos6`](crate::maps::EMBRYOS6).
@@ -172,8 +175,8 @@ pub enum State {
     Echo = 11,
 }
 
-/// Length of a table indexed by [`State`].
-pub const STATES: usize = 12;
+/// Length of a table indexed by [`State`]: a power of two, so that the verifier is content with a masked index.
+pub const STATES: usize = 16;
 
 impl State {
     /// Each state.

@@ -22,7 +22,7 @@ pub use config::{Config, TICK_SHIFT, Timeouts, ticks};
 pub use counters::{COUNTERS, Counter, Counters, Reason};
 pub use flow::{
     Action, Flow, Flow4, Flow6, FlowKey, FlowKey4, FlowKey6, IPPROTO_ICMP, IPPROTO_ICMPV6, IPPROTO_TCP,
-    IPPROTO_UDP, ORIGINAL, PUBLISHED, SIDE_POD, SIDE_UPLINK, STATES, State,
+    IPPROTO_UDP, LONE, ORIGINAL, PUBLISHED, SIDE_POD, SIDE_UPLINK, STATES, State,
 };
 pub use tables::{
     FragmentKey, FragmentKey4, FragmentKey6, FragmentPorts, MASQUERADED, Pod, PodAddress, PortKey, PortKey4,

@@ -1,0 +1,57 @@
+//! The settings and the counters.
+
+use slipway_ebpf_abi::{Config, Counter, Reason};
+
+use crate::maps::{CONFIG, COUNTERS};
+use crate::skb::Skb;
+
+/// The settings.
+#[inline(always)]
+pub(crate) fn config() -> Option<&'static Config> {
+    CONFIG.get(0)
+}
+
+#[inline(always)]
+fn add(index: usize, number: u64) {
+    if let Some(counters) = COUNTERS.get_ptr_mut(0) {
+        // SAFETY: the element is this processor's own, and a program is not interrupted by another one of its
+        // kind on the same processor.
+        if let Some(counter) = unsafe { (*counters).get_mut(index) } {
+            *counter = counter.wrapping_add(number);
+        }
+    }
+}
+
+/// Adds one.
+#[inline(always)]
+pub(crate) fn count(counter: Counter) {
+    add(counter as usize, 1);
+}
+
+/// One packet that was left to the stack.
+#[inline(always)]
+pub(crate) fn count_fallback(reason: Reason) {
+    add(reason.fallback(), 1);
+}
+
+/// A packet that was translated, and its bytes.
+#[inline(always)]
+pub(crate) fn count_packet(skb: Skb, packets: Counter, bytes: Counter) {
+    if let Some(counters) = COUNTERS.get_ptr_mut(0) {
+        // SAFETY: as in `add`.
+        unsafe {
+            if let Some(counter) = (*counters).get_mut(packets as usize) {
+                *counter = counter.wrapping_add(skb.segments());
+            }
+            if let Some(counter) = (*counters).get_mut(bytes as usize) {
+                *counter = counter.wrapping_add(u64::from(skb.len()));
+            }
+        }
+    }
+}
+
+/// The same, for a reason that a flow has noted.
+#[inline(always)]
+pub(crate) fn count_fallback_number(reason: u8) {
+    add(Reason::Direct.fallback() - Reason::Direct as usize + usize::from(reason & 0x1f), 1);
+}

@@ -1,0 +1,244 @@
+//! Flows: finding them, keeping both halves alike, and taking keys for new ones.
+
+use aya_ebpf::bindings::{BPF_ANY, BPF_NOEXIST};
+use slipway_ebpf_abi::{Counter, Flow, FlowKey, IPPROTO_TCP, IPPROTO_UDP, LONE, ORIGINAL, STATES, State};
+
+use crate::config::{config, count};
+use crate::family::{Addr, Family};
+use crate::maps::PODS;
+use crate::packet::{Fragment, Kind, Packet};
+use crate::skb::Skb;
+use crate::tcp_state;
+use crate::words::copy;
+use crate::work::Work;
+
+/// A half that was found. What it says is in [`Work::flow`].
+pub(crate) struct Hit<F: Family> {
+    /// Where it is kept.
+    entry: *mut Flow<Addr<F>>,
+    /// Whether it is in the map of embryos.
+    embryo: bool,
+}
+
+/// What became of a key that a new flow wants.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Claim {
+    /// It is the new flow's.
+    Taken,
+    /// Another flow, which is alive, has it.
+    Busy,
+    /// The map takes no more.
+    Full,
+}
+
+/// Whether the half `found` belongs to the half with the key `own`.
+#[inline(always)]
+fn leads_to<F: Family>(found: &Flow<Addr<F>>, own: &FlowKey<Addr<F>>) -> bool {
+    F::same(found.destination, own.source)
+        && F::same(found.source, own.destination)
+        && found.destination_port.0 == own.source_port.0
+        && found.source_port.0 == own.destination_port.0
+}
+
+/// Whether the pod's interface is that of this generation.
+#[inline(always)]
+pub(crate) fn is_pod(pod: u32, generation: u32) -> bool {
+    // SAFETY: one word of an element is read, once.
+    unsafe { PODS.get(pod) }.is_some_and(|pod| pod.generation == generation)
+}
+
+/// Whether the flow's pod is there and its time is not over.
+#[inline(always)]
+pub(crate) fn is_live<A: Copy>(flow: &Flow<A>, now: u32) -> bool {
+    let Some(timeout) =
+        config().and_then(|config| config.timeouts.get(usize::from(flow.state) & (STATES - 1)))
+    else {
+        return false;
+    };
+    // `now` may be a little older than what another processor has written.
+    let age = now.wrapping_sub(flow.last_seen);
+    let over = age > *timeout && age < u32::MAX / 2;
+    !over && (flow.pod == 0 || is_pod(flow.pod, flow.generation))
+}
+
+/// Removes both halves of the flow at hand.
+#[inline(never)]
+pub(crate) fn remove<F: Family>(work: &mut Work<F>) -> u32 {
+    work.turn_key();
+    // An error says that it is not there, which is what is wanted.
+    let _ = F::flows().remove(&work.packet.key);
+    let _ = F::embryos().remove(&work.packet.key);
+    if work.flow.flags & LONE == 0 {
+        let _ = F::flows().remove(&work.other);
+        let _ = F::embryos().remove(&work.other);
+    }
+    0
+}
+
+/// The half that the packet at hand belongs to, if it is alive; one that is dead is removed, and one that is
+/// over is removed if the packet begins another connection.
+#[inline(always)]
+pub(crate) fn find<F: Family>(work: &mut Work<F>, now: u32) -> Option<Hit<F>> {
+    let (entry, embryo) = match F::flows().get_ptr_mut(&work.packet.key) {
+        Some(entry) => (entry, false),
+        None => (F::embryos().get_ptr_mut(&work.packet.key)?, true),
+    };
+    // The kernel keeps the memory of an element while the program runs; it may give it to another key, which is
+    // why everything is copied at once.
+    copy(entry, &raw mut work.flow);
+    let renewed = work.packet.kind == Kind::Opening
+        && work.packet.key.protocol == IPPROTO_TCP
+        && tcp_state::is_over(work.flow.state);
+    if renewed || !is_live(&work.flow, now) {
+        remove(work);
+        return None;
+    }
+    Some(Hit { entry, embryo })
+}
+
+/// Copies the half with the key in [`Work::other`] into [`Work::flow`], if it is alive.
+#[inline(always)]
+pub(crate) fn look<F: Family>(work: &mut Work<F>, now: u32) -> bool {
+    let entry = match F::flows().get_ptr_mut(&work.other) {
+        Some(entry) => entry,
+        None => match F::embryos().get_ptr_mut(&work.other) {
+            Some(entry) => entry,
+            None => return false,
+        },
+    };
+    copy(entry, &raw mut work.flow);
+    is_live(&work.flow, now)
+}
+
+impl<F: Family> Hit<F> {
+    /// Notes a packet of this half.
+    #[inline(always)]
+    pub(crate) fn touch(&self, skb: Skb, work: &mut Work<F>, now: u32) {
+        let state = next_state(&work.flow, &work.packet);
+        // SAFETY: as in `find`. The counts of a half may lose a packet when two processors handle the same
+        // flow at once; the network card gives a flow to one.
+        unsafe {
+            (*self.entry).packets = work.flow.packets.wrapping_add(skb.segments());
+            (*self.entry).bytes = work.flow.bytes.wrapping_add(u64::from(skb.len()));
+        }
+        let established = self.embryo && is_established(&work.flow, state, &work.packet);
+        if state == work.flow.state && now == work.flow.last_seen && !established {
+            return;
+        }
+        // SAFETY: as above.
+        unsafe {
+            (*self.entry).state = state;
+            (*self.entry).last_seen = now;
+        }
+        // What the other half is told, and what moves to the established flows.
+        copy(self.entry, &raw mut work.flow);
+        if established {
+            promote(work);
+        } else if work.flow.flags & LONE == 0 {
+            synchronize(work, self.embryo);
+        }
+    }
+}
+
+#[inline(always)]
+fn next_state<F: Family>(flow: &Flow<Addr<F>>, packet: &Packet<F>) -> u8 {
+    let original = flow.flags & ORIGINAL != 0;
+    match packet.key.protocol {
+        IPPROTO_TCP if packet.fragment != Fragment::Later => {
+            tcp_state::next(flow.state, original, packet.tcp)
+        }
+        IPPROTO_UDP if !original => State::Stream as u8,
+        _ => flow.state,
+    }
+}
+
+#[inline(always)]
+fn is_established<F: Family>(flow: &Flow<Addr<F>>, state: u8, packet: &Packet<F>) -> bool {
+    if packet.key.protocol == IPPROTO_TCP {
+        tcp_state::is_established(state)
+    } else {
+        flow.flags & ORIGINAL == 0
+    }
+}
+
+/// Tells the other half what this one has learnt, or puts it back if it was evicted.
+#[inline(never)]
+fn synchronize<F: Family>(work: &mut Work<F>, embryo: bool) -> u32 {
+    let map = if embryo { F::embryos() } else { F::flows() };
+    work.turn_key();
+    match map.get_ptr_mut(&work.other) {
+        // SAFETY (all of this arm): as in `find`.
+        Some(other) => unsafe {
+            if leads_to::<F>(&*other, &work.packet.key) {
+                (*other).state = work.flow.state;
+                (*other).last_seen = work.flow.last_seen;
+            } else {
+                // The key was evicted and is another flow's now: this flow cannot go on.
+                let _ = map.remove(&work.packet.key);
+            }
+        },
+        None => {
+            work.turn_half();
+            if map.insert(&work.other, &work.half, u64::from(BPF_NOEXIST)).is_ok() {
+                count(Counter::Restored);
+            }
+        }
+    }
+    0
+}
+
+/// Moves both halves to the established flows, first there, then away from here, so that one of both maps
+/// always knows them.
+#[inline(never)]
+fn promote<F: Family>(work: &mut Work<F>) -> u32 {
+    if F::flows().insert(&work.packet.key, &work.flow, u64::from(BPF_ANY)).is_err() {
+        return 0;
+    }
+    if work.flow.flags & LONE == 0 {
+        work.turn_key();
+        work.turn_half();
+        // SAFETY: as in `find`.
+        if let Some(embryo) = unsafe { F::embryos().get(&work.other) } {
+            work.half.packets = embryo.packets;
+            work.half.bytes = embryo.bytes;
+        }
+        if F::flows().insert(&work.other, &work.half, u64::from(BPF_ANY)).is_err() {
+            let _ = F::flows().remove(&work.packet.key);
+            return 0;
+        }
+        let _ = F::embryos().remove(&work.other);
+    }
+    let _ = F::embryos().remove(&work.packet.key);
+    count(Counter::Established);
+    0
+}
+
+/// Takes the key [`Work::other`] for [`Work::half`], the other half of the flow at hand.
+#[inline(always)]
+pub(crate) fn claim<F: Family>(work: &Work<F>, now: u32) -> Claim {
+    // SAFETY: as in `find`.
+    if let Some(found) = unsafe { F::embryos().get(&work.other) } {
+        if is_live(found, now) && !leads_to::<F>(found, &work.packet.key) {
+            return Claim::Busy;
+        }
+        let _ = F::embryos().remove(&work.other);
+    }
+    match F::embryos().insert(&work.other, &work.half, u64::from(BPF_NOEXIST)) {
+        Ok(()) => {}
+        Err(EEXIST) => return Claim::Busy,
+        Err(_) => return Claim::Full,
+    }
+    // Only now the established flows: one that moves there at this moment was in the way of the insertion.
+    // SAFETY: as in `find`.
+    if let Some(found) = unsafe { F::flows().get(&work.other) } {
+        if is_live(found, now) && !leads_to::<F>(found, &work.packet.key) {
+            let _ = F::embryos().remove(&work.other);
+            return Claim::Busy;
+        }
+        let _ = F::flows().remove(&work.other);
+    }
+    Claim::Taken
+}
+
+/// The element is there already (include/uapi/asm-generic/errno-base.h).
+const EEXIST: i32 = -17;

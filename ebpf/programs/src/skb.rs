@@ -1,0 +1,140 @@
+//! The packet as the kernel hands it over, and what can be asked of the kernel about it.
+
+use core::mem::MaybeUninit;
+
+use aya_ebpf::bindings::{__sk_buff, TC_ACT_OK, TC_ACT_SHOT};
+use aya_ebpf::helpers::{
+    bpf_ktime_get_ns, bpf_l4_csum_replace, bpf_redirect_peer, bpf_skb_change_head, bpf_skb_load_bytes,
+    bpf_skb_store_bytes,
+};
+use slipway_ebpf_abi::TICK_SHIFT;
+
+/// Length of an Ethernet header.
+pub(crate) const ETHERNET: u32 = 14;
+/// EtherType of IPv4, as `__sk_buff::protocol` has it: in network byte order.
+pub(crate) const IPV4: u32 = 0x0800_u16.to_be() as u32;
+/// EtherType of IPv6.
+pub(crate) const IPV6: u32 = 0x86dd_u16.to_be() as u32;
+
+/// `PACKET_HOST` (include/uapi/linux/if_packet.h): addressed to this machine.
+const PACKET_HOST: u32 = 0;
+
+/// What a program says about a packet.
+pub(crate) struct Act;
+
+impl Act {
+    /// Goes on into the kernel's stack.
+    pub(crate) const STACK: i32 = TC_ACT_OK as i32;
+    /// Is dropped.
+    pub(crate) const DROP: i32 = TC_ACT_SHOT as i32;
+}
+
+/// The packet.
+#[derive(Clone, Copy)]
+pub(crate) struct Skb(pub *mut __sk_buff);
+
+/// A field of the context. Volatile, because the verifier knows only whole fields at fixed places, and the
+/// compiler would otherwise read parts of them.
+macro_rules! field {
+    ($skb:expr, $field:ident) => {
+        // SAFETY: the kernel hands the program a valid context.
+        unsafe { core::ptr::read_volatile(&raw const (*$skb.0).$field) }
+    };
+}
+
+impl Skb {
+    /// Whether the frame has a VLAN tag that the device took out of it.
+    #[inline(always)]
+    pub(crate) fn is_tagged(self) -> bool {
+        field!(self, vlan_present) != 0
+    }
+
+    /// Whether the frame is addressed to this machine.
+    #[inline(always)]
+    pub(crate) fn is_to_host(self) -> bool {
+        field!(self, pkt_type) == PACKET_HOST
+    }
+
+    /// EtherType, in network byte order.
+    #[inline(always)]
+    pub(crate) fn protocol(self) -> u32 {
+        field!(self, protocol)
+    }
+
+    /// Length with the link layer's header.
+    #[inline(always)]
+    pub(crate) fn len(self) -> u32 {
+        field!(self, len)
+    }
+
+    /// The interface.
+    #[inline(always)]
+    pub(crate) fn interface(self) -> u32 {
+        field!(self, ifindex)
+    }
+
+    /// Payload of each packet that this one was merged of, or will be cut into; 0 if it is a single one.
+    #[inline(always)]
+    pub(crate) fn segment_size(self) -> u32 {
+        field!(self, gso_size)
+    }
+
+    /// How many packets this is on the wire.
+    #[inline(always)]
+    pub(crate) fn segments(self) -> u64 {
+        let segments = field!(self, gso_segs);
+        if segments == 0 { 1 } else { u64::from(segments) }
+    }
+
+    /// Copies a header out of the packet; `None` if the packet ends before.
+    #[inline(always)]
+    pub(crate) fn load<T: Copy>(self, offset: u32) -> Option<T> {
+        let mut header = MaybeUninit::<T>::uninit();
+        // SAFETY: the helper fills all of `header` or fails; the headers are made of integers.
+        unsafe {
+            let failed =
+                bpf_skb_load_bytes(self.0.cast(), offset, header.as_mut_ptr().cast(), size_of::<T>() as u32);
+            if failed == 0 { Some(header.assume_init()) } else { None }
+        }
+    }
+
+    /// Copies a header into the packet. `flags`: 0, or BPF_F_RECOMPUTE_CSUM where nothing else in the packet
+    /// makes up for the change in the sum that a device has computed.
+    #[inline(always)]
+    pub(crate) fn store<T: Copy>(self, offset: u32, header: &T, flags: u64) -> bool {
+        let from = core::ptr::from_ref(header);
+        // SAFETY: the helper reads `header` only.
+        unsafe { bpf_skb_store_bytes(self.0.cast(), offset, from.cast(), size_of::<T>() as u32, flags) == 0 }
+    }
+
+    /// Adds `difference` to a checksum above IP.
+    #[inline(always)]
+    pub(crate) fn update_checksum(self, offset: u32, difference: u32, flags: u64) -> bool {
+        // SAFETY: the helper checks the offset.
+        unsafe { bpf_l4_csum_replace(self.0, offset, 0, u64::from(difference), flags) == 0 }
+    }
+
+    /// Puts an Ethernet header in front of a packet that has none: a pod's interface has one always. The
+    /// packet is taken as addressed to the pod already, so that only the type matters.
+    #[inline(always)]
+    pub(crate) fn add_ethernet(self) -> bool {
+        let protocol = self.protocol() as u16;
+        // SAFETY: the context is valid.
+        let failed = unsafe { bpf_skb_change_head(self.0, ETHERNET, 0) };
+        failed == 0 && self.store(12, &protocol, 0)
+    }
+
+    /// Hands the packet to the other end of this veth, in the pod.
+    #[inline(always)]
+    pub(crate) fn into_pod(self, interface: u32) -> i32 {
+        // SAFETY: the helper checks the interface after the program has returned.
+        unsafe { bpf_redirect_peer(interface, 0) as i32 }
+    }
+}
+
+/// Now, in the [ticks](slipway_ebpf_abi::TICK_SHIFT) of the flows.
+#[inline(always)]
+pub(crate) fn now() -> u32 {
+    // SAFETY: no arguments.
+    (unsafe { bpf_ktime_get_ns() } >> TICK_SHIFT) as u32
+}

@@ -1,0 +1,378 @@
+//! The node's own sockets: a published port on an address of the node, 127/8 or `::1` becomes the pod's address
+//! when the socket connects or sends, so that no packet needs a translation.
+//!
+//! The hooks act for every process below the cgroup that they are attached to, and for every network namespace:
+//! only sockets of the node's own namespace are touched.
+
+use aya_ebpf::bindings::{BPF_ANY, bpf_sock, bpf_sock_addr};
+use aya_ebpf::helpers::{bpf_get_netns_cookie, bpf_get_socket_cookie};
+use aya_ebpf::macros::cgroup_sock_addr;
+use aya_ebpf::programs::SockAddrContext;
+use slipway_ebpf_abi::{
+    Addr4, Addr6, IPPROTO_TCP, IPPROTO_UDP, Port, PortKey, PortTarget, SocketKey, SocketOrigin,
+};
+
+use crate::config::config;
+use crate::flow::is_pod;
+use crate::maps::{LOCALS4, LOCALS6, PORTS4, PORTS6, SOCKETS4, SOCKETS6};
+use crate::words::clear;
+
+/// The call goes on, with what the context says then.
+const GO_ON: i32 = 1;
+
+/// Second half of the prefix `::ffff:0:0/96`: an IPv4 address on a socket of IPv6.
+const MAPPED: u32 = 0x0000_ffff_u32.to_be();
+
+/// `::1`.
+const LOOPBACK6: Addr6 = Addr6([0, 0, 0, 1_u32.to_be()]);
+
+/// The socket and the address of the call.
+#[derive(Clone, Copy)]
+struct Call(*mut bpf_sock_addr);
+
+/// A word of the context: the verifier knows whole words at fixed places only.
+macro_rules! word {
+    ($call:expr, $($field:tt)+) => {
+        // SAFETY: the kernel hands the program a valid context.
+        unsafe { core::ptr::read_volatile(&raw const (*$call.0).$($field)+) }
+    };
+}
+
+macro_rules! set {
+    ($call:expr, $value:expr, $($field:tt)+) => {
+        // SAFETY: as in `word`; the kernel takes the address from these fields after the program.
+        unsafe { core::ptr::write_volatile(&raw mut (*$call.0).$($field)+, $value) }
+    };
+}
+
+impl Call {
+    /// TCP or UDP, if the socket is one of the node's.
+    #[inline(always)]
+    fn protocol(self) -> Option<u8> {
+        // SAFETY: the context is valid.
+        let cookie = unsafe { bpf_get_netns_cookie(self.0.cast()) };
+        if config()?.netns_cookie != cookie {
+            return None;
+        }
+        match word!(self, protocol) {
+            tcp if tcp == u32::from(IPPROTO_TCP) => Some(IPPROTO_TCP),
+            udp if udp == u32::from(IPPROTO_UDP) => Some(IPPROTO_UDP),
+            _ => None,
+        }
+    }
+
+    #[inline(always)]
+    fn cookie(self) -> [u32; 2] {
+        // SAFETY: the context is valid.
+        let cookie = unsafe { bpf_get_socket_cookie(self.0.cast()) };
+        [cookie as u32, (cookie >> 32) as u32]
+    }
+
+    /// The socket, of which fields may be read.
+    #[inline(always)]
+    fn socket(self) -> Option<*const bpf_sock> {
+        let socket = word!(self, __bindgen_anon_1.sk);
+        if socket.is_null() { None } else { Some(socket.cast_const()) }
+    }
+
+    #[inline(always)]
+    fn port(self) -> Port {
+        Port(word!(self, user_port) as u16)
+    }
+
+    #[inline(always)]
+    fn set_port(self, port: Port) {
+        set!(self, u32::from(port.0), user_port);
+    }
+
+    #[inline(always)]
+    fn address4(self) -> Addr4 {
+        Addr4(word!(self, user_ip4))
+    }
+
+    #[inline(always)]
+    fn address6(self) -> Addr6 {
+        Addr6([
+            word!(self, user_ip6[0]),
+            word!(self, user_ip6[1]),
+            word!(self, user_ip6[2]),
+            word!(self, user_ip6[3]),
+        ])
+    }
+
+    #[inline(always)]
+    fn set_address6(self, address: Addr6) {
+        let [a, b, c, d] = address.0;
+        set!(self, a, user_ip6[0]);
+        set!(self, b, user_ip6[1]);
+        set!(self, c, user_ip6[2]);
+        set!(self, d, user_ip6[3]);
+    }
+
+    /// The IPv4 address that this address of IPv6 stands for.
+    #[inline(always)]
+    fn mapped(self) -> Option<Addr4> {
+        let [a, b, c, d] = self.address6().0;
+        if a | b == 0 && c == MAPPED { Some(Addr4(d)) } else { None }
+    }
+
+    /// Whether the socket is tied to an interface, or to an address of the loopback: a packet with that source
+    /// reaches no pod, so that such a socket is left to nftables.
+    #[inline(always)]
+    fn is_tied4(self) -> bool {
+        let Some(socket) = self.socket() else { return true };
+        // SAFETY: a socket that the verifier has seen compared with null.
+        let (interface, source) = unsafe {
+            (
+                core::ptr::read_volatile(&raw const (*socket).bound_dev_if),
+                core::ptr::read_volatile(&raw const (*socket).src_ip4),
+            )
+        };
+        interface != 0 || is_loopback4(Addr4(source))
+    }
+
+    #[inline(always)]
+    fn is_tied6(self) -> bool {
+        let Some(socket) = self.socket() else { return true };
+        // SAFETY: as in `is_tied4`.
+        let (interface, source) = unsafe {
+            (
+                core::ptr::read_volatile(&raw const (*socket).bound_dev_if),
+                [
+                    core::ptr::read_volatile(&raw const (*socket).src_ip6[0]),
+                    core::ptr::read_volatile(&raw const (*socket).src_ip6[1]),
+                    core::ptr::read_volatile(&raw const (*socket).src_ip6[2]),
+                    core::ptr::read_volatile(&raw const (*socket).src_ip6[3]),
+                ],
+            )
+        };
+        interface != 0 || is_same(Addr6(source), LOOPBACK6)
+    }
+
+    #[inline(always)]
+    fn remember4(self, protocol: u8, target: &PortTarget<Addr4>, asked: Addr4) {
+        let key = SocketKey {
+            cookie: self.cookie(),
+            address: target.address,
+            port: target.port,
+            protocol: u16::from(protocol),
+        };
+        // If the map takes no more, the socket is told the pod's address: it works, and looks different.
+        let _ = SOCKETS4.insert(
+            key,
+            SocketOrigin { address: asked, port: self.port(), pad: 0 },
+            u64::from(BPF_ANY),
+        );
+    }
+
+    #[inline(always)]
+    fn remember6(self, protocol: u8, target: &PortTarget<Addr6>, asked: Addr6) {
+        let key = SocketKey {
+            cookie: self.cookie(),
+            address: target.address,
+            port: target.port,
+            protocol: u16::from(protocol),
+        };
+        // As in `remember4`.
+        let _ = SOCKETS6.insert(
+            key,
+            SocketOrigin { address: asked, port: self.port(), pad: 0 },
+            u64::from(BPF_ANY),
+        );
+    }
+
+    #[inline(always)]
+    fn origin4(self, address: Addr4) -> Option<SocketOrigin<Addr4>> {
+        let protocol = u16::from(self.protocol()?);
+        let key = SocketKey { cookie: self.cookie(), address, port: self.port(), protocol };
+        // SAFETY: copied at once.
+        unsafe { SOCKETS4.get(key) }.copied()
+    }
+
+    #[inline(always)]
+    fn origin6(self, address: Addr6) -> Option<SocketOrigin<Addr6>> {
+        let protocol = u16::from(self.protocol()?);
+        let key = SocketKey { cookie: self.cookie(), address, port: self.port(), protocol };
+        // SAFETY: copied at once.
+        unsafe { SOCKETS6.get(key) }.copied()
+    }
+}
+
+#[inline(always)]
+fn is_loopback4(address: Addr4) -> bool {
+    address.0.to_ne_bytes()[0] == 127
+}
+
+#[inline(always)]
+fn is_same(one: Addr6, other: Addr6) -> bool {
+    let ([a, b, c, d], [e, f, g, h]) = (one.0, other.0);
+    (a ^ e) | (b ^ f) | (c ^ g) | (d ^ h) == 0
+}
+
+/// Where a port of the node leads, if it is published: with this address first, then for all addresses.
+#[inline(always)]
+fn target4(address: Addr4, port: Port, protocol: u8) -> Option<PortTarget<Addr4>> {
+    // SAFETY: the value is not read.
+    if !is_loopback4(address) && unsafe { LOCALS4.get(address) }.is_none() {
+        return None;
+    }
+    let mut key = PortKey { address, port, protocol, pad: 0 };
+    // SAFETY (both): copied at once.
+    let mut target = unsafe { PORTS4.get(&key) }.copied();
+    if target.is_none() {
+        key.address = Addr4(0);
+        // SAFETY: as above.
+        target = unsafe { PORTS4.get(&key) }.copied();
+    }
+    target.filter(|target| is_pod(target.pod, target.generation))
+}
+
+#[inline(always)]
+fn target6(address: Addr6, port: Port, protocol: u8) -> Option<PortTarget<Addr6>> {
+    // SAFETY: the value is not read.
+    if !is_same(address, LOOPBACK6) && unsafe { LOCALS6.get(address) }.is_none() {
+        return None;
+    }
+    let mut key = PortKey { address, port, protocol, pad: 0 };
+    // SAFETY (both): copied at once.
+    let mut target = unsafe { PORTS6.get(&key) }.copied();
+    if target.is_none() {
+        clear(&raw mut key.address);
+        // SAFETY: as above.
+        target = unsafe { PORTS6.get(&key) }.copied();
+    }
+    target.filter(|target| is_pod(target.pod, target.generation))
+}
+
+/// The socket connects, or sends without being connected, to an IPv4 address.
+#[inline(always)]
+fn lead4(call: Call) -> Option<()> {
+    let protocol = call.protocol()?;
+    let address = call.address4();
+    let target = target4(address, call.port(), protocol)?;
+    if call.is_tied4() {
+        return None;
+    }
+    call.remember4(protocol, &target, address);
+    set!(call, target.address.0, user_ip4);
+    call.set_port(target.port);
+    Some(())
+}
+
+/// The same with an IPv6 address, which may stand for one of IPv4.
+#[inline(always)]
+fn lead6(call: Call) -> Option<()> {
+    let protocol = call.protocol()?;
+    if let Some(address) = call.mapped() {
+        let target = target4(address, call.port(), protocol)?;
+        if call.is_tied4() || call.is_tied6() {
+            return None;
+        }
+        call.remember4(protocol, &target, address);
+        set!(call, target.address.0, user_ip6[3]);
+        call.set_port(target.port);
+        return Some(());
+    }
+    let address = call.address6();
+    let target = target6(address, call.port(), protocol)?;
+    if call.is_tied6() {
+        return None;
+    }
+    call.remember6(protocol, &target, address);
+    call.set_address6(target.address);
+    call.set_port(target.port);
+    Some(())
+}
+
+/// The socket is told whom it talks to, at an IPv4 address.
+#[inline(always)]
+fn tell4(call: Call) -> Option<()> {
+    let origin = call.origin4(call.address4())?;
+    set!(call, origin.address.0, user_ip4);
+    call.set_port(origin.port);
+    Some(())
+}
+
+/// The same at an IPv6 address.
+#[inline(always)]
+fn tell6(call: Call) -> Option<()> {
+    if let Some(address) = call.mapped() {
+        let origin = call.origin4(address)?;
+        set!(call, origin.address.0, user_ip6[3]);
+        call.set_port(origin.port);
+        return Some(());
+    }
+    let origin = call.origin6(call.address6())?;
+    call.set_address6(origin.address);
+    call.set_port(origin.port);
+    Some(())
+}
+
+/// A socket connects to an IPv4 address.
+#[cgroup_sock_addr(connect4)]
+pub(crate) fn connect4(ctx: SockAddrContext) -> i32 {
+    let _ = lead4(Call(ctx.sock_addr));
+    GO_ON
+}
+
+/// A socket connects to an IPv6 address.
+#[cgroup_sock_addr(connect6)]
+pub(crate) fn connect6(ctx: SockAddrContext) -> i32 {
+    let _ = lead6(Call(ctx.sock_addr));
+    GO_ON
+}
+
+/// A socket that is not connected sends to an IPv4 address.
+#[cgroup_sock_addr(sendmsg4)]
+pub(crate) fn sendmsg4(ctx: SockAddrContext) -> i32 {
+    let call = Call(ctx.sock_addr);
+    // A source that the caller gives with the message.
+    if !is_loopback4(Addr4(word!(call, msg_src_ip4))) {
+        let _ = lead4(call);
+    }
+    GO_ON
+}
+
+/// A socket that is not connected sends to an IPv6 address.
+#[cgroup_sock_addr(sendmsg6)]
+pub(crate) fn sendmsg6(ctx: SockAddrContext) -> i32 {
+    let call = Call(ctx.sock_addr);
+    let source = Addr6([
+        word!(call, msg_src_ip6[0]),
+        word!(call, msg_src_ip6[1]),
+        word!(call, msg_src_ip6[2]),
+        word!(call, msg_src_ip6[3]),
+    ]);
+    if !is_same(source, LOOPBACK6) {
+        let _ = lead6(call);
+    }
+    GO_ON
+}
+
+/// A socket has received from an IPv4 address.
+#[cgroup_sock_addr(recvmsg4)]
+pub(crate) fn recvmsg4(ctx: SockAddrContext) -> i32 {
+    let _ = tell4(Call(ctx.sock_addr));
+    GO_ON
+}
+
+/// A socket has received from an IPv6 address.
+#[cgroup_sock_addr(recvmsg6)]
+pub(crate) fn recvmsg6(ctx: SockAddrContext) -> i32 {
+    let _ = tell6(Call(ctx.sock_addr));
+    GO_ON
+}
+
+/// A socket asks for its peer's IPv4 address.
+#[cgroup_sock_addr(getpeername4)]
+pub(crate) fn getpeername4(ctx: SockAddrContext) -> i32 {
+    let _ = tell4(Call(ctx.sock_addr));
+    GO_ON
+}
+
+/// A socket asks for its peer's IPv6 address.
+#[cgroup_sock_addr(getpeername6)]
+pub(crate) fn getpeername6(ctx: SockAddrContext) -> i32 {
+    let _ = tell6(Call(ctx.sock_addr));
+    GO_ON
+}
