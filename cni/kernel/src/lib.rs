@@ -11,4 +11,5 @@ pub mod netns;
 pub mod process;
 pub mod route;
 pub mod sysctl;
+pub mod tap;
 pub mod xtables;

@@ -12,6 +12,7 @@ use rtnetlink::packet_route::link::{
 
 use super::bridge::{PortSettings, VlanFiltering};
 use super::error::RouteError;
+use super::kinds::{self, IpvlanMode, MacvlanMode};
 use super::transport::Verb;
 use super::{RouteSocket, wire};
 use crate::mac::Mac;
@@ -62,6 +63,16 @@ pub enum LinkKind {
     Veth,
     /// A link without a kind: a device, or the loopback.
     Plain,
+    /// A link with an address of its own on another link.
+    Macvlan(MacvlanMode),
+    /// A link with the Ethernet address of the link below.
+    Ipvlan(IpvlanMode),
+    /// The packets of this VLAN ID of the link below.
+    Vlan(u16),
+    /// A link that drops all that is sent.
+    Dummy,
+    /// A link whose packets a program reads and writes.
+    Tun,
     /// Any other, by the kernel's name for it.
     Other(String),
 }
@@ -451,11 +462,7 @@ fn decode(payload: &[u8]) -> Result<Link, String> {
 fn decode_info(info: &[u8], link: &mut Link) {
     let find = |wanted| wire::attributes(info).find(|(kind, _)| *kind == wanted).map(|(_, value)| value);
     if let Some(kind) = find(IFLA_INFO_KIND) {
-        link.kind = match wire::text(kind).as_str() {
-            "bridge" => LinkKind::Bridge,
-            "veth" => LinkKind::Veth,
-            other => LinkKind::Other(other.to_owned()),
-        };
+        link.kind = kinds::decode(&wire::text(kind), find(IFLA_INFO_DATA).unwrap_or_default());
     }
     if link.kind == LinkKind::Bridge {
         let data = find(IFLA_INFO_DATA).unwrap_or_default();

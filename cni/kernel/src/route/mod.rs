@@ -11,6 +11,7 @@
 mod address;
 mod bridge;
 mod error;
+mod kinds;
 mod link;
 mod path;
 mod transport;
@@ -21,6 +22,7 @@ use crate::netns::{Netns, NetnsError};
 pub use address::{Address, DuplicateDetection};
 pub use bridge::{NewBridge, PortSettings, PortVlan, Switch, VlanFiltering};
 pub use error::RouteError;
+pub use kinds::{IpvlanMode, MacvlanMode, NewKind, NewLink};
 pub use link::{Link, LinkChange, LinkKind, NewVeth, OperState};
 pub use path::{Existing, Family, LOCAL_TABLE, MAIN_TABLE, Route, RouteKind, RouteScope};
 
