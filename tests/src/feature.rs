@@ -1,5 +1,7 @@
 //! What a test may need of the machine and has to ask for first.
 
+use cni_kernel::route::RouteSocket;
+
 use crate::Node;
 
 /// What [`nft_loads_ranges`] looks for, for [`crate::skip!`].
@@ -20,4 +22,23 @@ pub fn nft_loads_ranges() -> bool {
         chain lookups { meta l4proto . th dport vmap @ranges; }
     }";
     Node::new().try_cmd_input("nft -f -", script).code == Some(0)
+}
+
+/// The kind of link that a plugin makes and this kernel does not know, for [`crate::skip!`]; none when it
+/// knows it, or the plugin needs none.
+///
+/// # Panics
+/// When the kernel cannot be asked.
+#[must_use]
+pub fn lacks(plugin: &str) -> Option<&'static str> {
+    let (kind, feature) = match plugin {
+        "dummy" => ("dummy", "dummy links"),
+        "ipvlan" => ("ipvlan", "ipvlan links"),
+        "macvlan" => ("macvlan", "macvlan links"),
+        "vlan" => ("vlan", "vlan links"),
+        _ => return None,
+    };
+    let known = || RouteSocket::open().and_then(|route| route.knows_kind(kind));
+    let known = Node::new().run(known).unwrap_or_else(|e| panic!("ask for {feature}: {e}"));
+    (!known).then_some(feature)
 }

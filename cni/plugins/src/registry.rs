@@ -3,6 +3,7 @@
 
 use crate::interface::bridge::Bridge;
 use crate::interface::loopback::Loopback;
+use crate::interface::macvlan::Macvlan;
 use crate::interface::ptp::Ptp;
 use crate::ipam::host_local::HostLocal;
 use crate::ipam::r#static::Static;
@@ -14,7 +15,7 @@ use crate::plugin::Plugin;
 
 /// All plugins, by name.
 pub static PLUGINS: &[&dyn Plugin] =
-    &[&Bridge, &Flannel, &HostLocal, &Loopback, &Noop, &Portmap, &Ptp, &Static];
+    &[&Bridge, &Flannel, &HostLocal, &Loopback, &Macvlan, &Noop, &Portmap, &Ptp, &Static];
 
 /// The plugin of that `type`.
 #[must_use]

@@ -2,5 +2,6 @@
 
 pub mod bridge;
 pub mod loopback;
+pub mod macvlan;
 pub mod ptp;
 mod shared;

@@ -60,11 +60,22 @@ impl<'a> Inside<'a> {
         self.ips().iter().map(|ip| ip.address).collect()
     }
 
-    /// The container's link: there, of the right kind, with its MAC address, in this namespace.
+    /// The container's end of a pair; see [`Inside::check_link_as`].
     ///
     /// # Errors
     /// The first difference.
     pub(crate) fn check_link(&self) -> Result<Link, CniError> {
+        self.check_link_as(|link| match link.kind {
+            LinkKind::Veth => Ok(()),
+            _ => Err(wrong(format!("Error: Container interface {} not of type veth", link.name))),
+        })
+    }
+
+    /// The container's link: there, what `is` asks for, with its MAC address, in this namespace.
+    ///
+    /// # Errors
+    /// The first difference.
+    pub(crate) fn check_link_as(&self, is: impl Fn(&Link) -> Result<(), CniError>) -> Result<Link, CniError> {
         let (ifname, plugin) = (self.ifname, self.plugin);
         let expected = self
             .index()
@@ -80,9 +91,7 @@ impl<'a> Inside<'a> {
             )));
         }
         let link = present(&self.container.route, ifname)?;
-        if link.kind != LinkKind::Veth {
-            return Err(wrong(format!("Error: Container interface {ifname} not of type veth")));
-        }
+        is(&link)?;
         if !same_mac(&link, expected) {
             let mac = link.mac.map(|mac| mac.to_string()).unwrap_or_default();
             return Err(wrong(format!(

@@ -61,6 +61,11 @@ impl Container {
         self.netns.path().display().to_string()
     }
 
+    /// The namespace itself.
+    pub(crate) fn namespace(&self) -> &Netns {
+        &self.netns
+    }
+
     /// Whether it is the namespace of that identity.
     pub(crate) fn is(&self, id: NetnsId) -> bool {
         self.netns.id() == id

@@ -12,6 +12,7 @@ pub(crate) mod keys;
 pub(crate) mod layer3;
 pub(crate) mod masquerade;
 pub(crate) mod remove;
+pub(crate) mod single;
 
 use std::fmt::Display;
 

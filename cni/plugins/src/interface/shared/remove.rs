@@ -182,10 +182,11 @@ fn delete_dead_links(network: &str, valid: &[Attachment]) -> Result<(), CniError
 
 /// The errors of steps that do not depend on each other. The first one gives the code.
 #[derive(Default)]
-struct Failures(Vec<CniError>);
+pub(crate) struct Failures(Vec<CniError>);
 
 impl Failures {
-    fn collect(&mut self, result: Result<(), CniError>) {
+    /// Keeps the error, if it is one.
+    pub(crate) fn collect(&mut self, result: Result<(), CniError>) {
         self.0.extend(result.err());
     }
 
@@ -201,7 +202,11 @@ impl Failures {
         }
     }
 
-    fn into_result(self) -> Result<(), CniError> {
+    /// All errors in one: the first, with the others in its details.
+    ///
+    /// # Errors
+    /// There is one.
+    pub(crate) fn into_result(self) -> Result<(), CniError> {
         let mut errors = self.0.into_iter();
         let Some(first) = errors.next() else { return Ok(()) };
         Err(errors.fold(first, |all, next| {

@@ -66,7 +66,9 @@ impl Node {
 
     /// Why the link is not the attachment's: the path may lead to another container by now.
     fn is_of_another(&self, cached: &Cached, link: &Link) -> Option<String> {
-        match self.owner_of_the_pair(link) {
+        // A link that is in the container alone names its owner itself.
+        let owner = Owner::from_comment(&link.alias).or_else(|| self.owner_of_the_pair(link));
+        match owner {
             Some(owner) if owner.attachment_hash == AttachmentHash::of(&cached.attachment) => None,
             Some(owner) => Some(format!("its link belongs to {owner}")),
             // The reference's links name no owner.

@@ -1,0 +1,45 @@
+//! CHECK of the plugins that make one link.
+
+use cni_kernel::route::Link;
+use cni_spec::CniError;
+
+use crate::interface::shared::check::{Inside, previous_result, wrong};
+use crate::plugin::Request;
+use crate::skel::delegate;
+
+/// What a CHECK looks for.
+pub(crate) struct Expected<'a> {
+    /// What the reference says when there is no `prevResult`.
+    pub(crate) no_result: &'static str,
+    /// Whether it is the link that the configuration asks for.
+    pub(crate) link: &'a dyn Fn(&Link) -> Result<(), CniError>,
+}
+
+/// Compares the result of the ADD with what is there, after IPAM was asked. Returns the link and the
+/// container, for what else a plugin looks at.
+///
+/// # Errors
+/// The first difference.
+pub(crate) fn check<'a>(
+    request: &'a Request<'_>,
+    expected: &Expected<'_>,
+) -> Result<(Inside<'a>, Link), CniError> {
+    if !request.config.ipam.is_empty() {
+        delegate::ipam_check(request)?;
+    }
+    let previous = previous_result(request, "")
+        .map_err(|error| CniError { msg: expected.no_result.to_owned(), ..error })?;
+    let inside = Inside::open(request, previous, "")?;
+    let link = inside.check_link_as(expected.link)?;
+    inside.check_addresses(&link)?;
+    inside.check_routes(&link)?;
+    if !link.up {
+        return Err(wrong(format!("Interface {} is down", link.name)));
+    }
+    Ok((inside, link))
+}
+
+/// A link of another kind than the plugin makes.
+pub(crate) fn not_of_type(link: &Link, kind: &str) -> CniError {
+    wrong(format!("Error: Container interface {} not of type {kind}", link.name))
+}

@@ -1,0 +1,213 @@
+//! Keys that mean the same in every plugin that makes one link.
+
+use cni_kernel::mac::Mac;
+use cni_kernel::route::{Family, Link, NewKind, NewLink, RouteError, RouteSocket};
+use cni_spec::{Args, CniError, Dns, ErrorCode, NetConf, check_ifname};
+use serde::Deserialize;
+
+use super::Site;
+use crate::interface::shared::failed;
+use crate::interface::shared::host::Host;
+
+/// What the keys of a link on another one ask for, checked as far as it can be without the kernel.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Below {
+    /// `master`: the link below; none for the one that the default route leaves by.
+    pub(crate) master: Option<String>,
+    /// Where it is.
+    pub(crate) place: Place,
+    /// `mtu` as it is written; 0 for that of the link below.
+    pub(crate) mtu: i64,
+    /// `dns`.
+    pub(crate) dns: Dns,
+}
+
+/// The namespace that the link below is in.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Place {
+    /// The node's.
+    Node,
+    /// The container's: `linkInContainer`.
+    Container,
+}
+
+/// The keys as they are written.
+#[derive(Debug, Default, Deserialize)]
+#[serde(default, rename_all = "camelCase")]
+struct Keys {
+    master: String,
+    link_in_container: bool,
+    mtu: i64,
+    mac: String,
+    dns: Dns,
+    runtime_config: WithMac,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+struct WithMac {
+    mac: String,
+}
+
+impl Below {
+    /// Reads the keys.
+    ///
+    /// # Errors
+    /// A key's value, with code 7.
+    pub(crate) fn new(config: &NetConf) -> Result<Self, CniError> {
+        let keys: Keys = config.decode()?;
+        let master = (!keys.master.is_empty()).then_some(keys.master);
+        if let Some(name) = &master {
+            check_ifname(name).map_err(|error| CniError::config(format!("key \"master\": {error}")))?;
+        }
+        let place = if keys.link_in_container { Place::Container } else { Place::Node };
+        Ok(Self { master, place, mtu: keys.mtu, dns: keys.dns })
+    }
+
+    /// The link below.
+    ///
+    /// # Errors
+    /// There is none, or no default route.
+    pub(crate) fn find(&self, site: &Site) -> Result<Link, CniError> {
+        let route = match self.place {
+            Place::Node => &site.host.route,
+            Place::Container => &site.container.route,
+        };
+        self.find_in(route)
+    }
+
+    /// Makes a link on the one below in the container, down, under the site's name, with an address and an
+    /// MTU if they are given.
+    ///
+    /// # Errors
+    /// The kernel's.
+    pub(crate) fn create(
+        &self,
+        site: &Site,
+        master: &Link,
+        kind: NewKind,
+        (mac, mtu): (Option<Mac>, Option<u32>),
+    ) -> Result<(), RouteError> {
+        let new = NewLink { name: &site.name, kind, below: Some(master), netns: None, mac, mtu };
+        match self.place {
+            Place::Container => site.container.route.create_link(&new),
+            Place::Node => {
+                let netns = Some(site.container.namespace());
+                site.host.route.create_link(&NewLink { netns, ..new })
+            }
+        }
+    }
+
+    /// The link below, if it is one of the node's: for a call without a container.
+    ///
+    /// # Errors
+    /// Code 50 when there is none.
+    pub(crate) fn status(&self) -> Result<(), CniError> {
+        if self.place == Place::Container {
+            return Ok(());
+        }
+        let unavailable = |error: CniError| CniError::new(ErrorCode::NotAvailable, error.to_string());
+        self.find_in(&Host::open()?.route).map(drop).map_err(unavailable)
+    }
+
+    fn find_in(&self, route: &RouteSocket) -> Result<Link, CniError> {
+        if let Some(name) = &self.master {
+            let missing = || CniError::internal(format!("failed to lookup master {name:?}: Link not found"));
+            return route.find_link(name).map_err(failed)?.ok_or_else(missing);
+        }
+        for family in [Family::V4, Family::V6] {
+            let default = route.default_route(family).map_err(failed)?;
+            if let Some(index) = default.and_then(|default| default.link) {
+                return route.link_by_index(index).map_err(failed);
+            }
+        }
+        Err(CniError::internal("no default route interface found"))
+    }
+
+    /// The MTU to be set: none for that of the link below, which it must not exceed.
+    ///
+    /// # Errors
+    /// It does, with code 7.
+    pub(crate) fn mtu(&self, master: &Link) -> Result<Option<u32>, CniError> {
+        match u32::try_from(self.mtu) {
+            Ok(0) => Ok(None),
+            Ok(mtu) if mtu <= master.mtu => Ok(Some(mtu)),
+            _ => Err(CniError::config(format!(
+                "invalid MTU {}, must be [0, master MTU({})]",
+                self.mtu, master.mtu
+            ))),
+        }
+    }
+}
+
+/// The address that the link shall have: the runtime's wish goes before that of `CNI_ARGS`, and that before
+/// the key `mac`.
+///
+/// # Errors
+/// It is none, with code 7, or 4 from `CNI_ARGS`.
+pub(crate) fn mac(config: &NetConf, args: &str) -> Result<Option<Mac>, CniError> {
+    let keys: Keys = config.decode()?;
+    let args = Args::parse(args, &["MAC"])?;
+    let all = [
+        (keys.runtime_config.mac.as_str(), ErrorCode::InvalidConfig),
+        (args.get("MAC").unwrap_or_default(), ErrorCode::InvalidEnvironment),
+        (keys.mac.as_str(), ErrorCode::InvalidConfig),
+    ];
+    let Some((text, code)) = all.into_iter().find(|(mac, _)| !mac.is_empty()) else { return Ok(None) };
+    let refused = |why: String| CniError::new(code, format!("invalid args {text} for MAC addr: {why}"));
+    let mac: Mac = text.parse().map_err(|error| refused(format!("{error}")))?;
+    if mac.is_multicast() || mac.is_zero() {
+        return Err(refused(format!("address {mac}: a link cannot have this MAC address")));
+    }
+    Ok(Some(mac))
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    fn config(keys: &Value) -> NetConf {
+        let mut all = json!({"cniVersion": "1.1.0", "name": "net", "type": "x"});
+        all.as_object_mut().unwrap().extend(keys.as_object().unwrap().clone());
+        NetConf::parse(all.to_string()).unwrap()
+    }
+
+    #[test]
+    fn keys_are_read() {
+        let below = Below::new(&config(&json!({}))).unwrap();
+        assert_eq!((below.master, below.place, below.mtu), (None, Place::Node, 0));
+        let keys = json!({"master": "eth0", "linkInContainer": true, "mtu": 1400, "dns": {"domain": "a"}});
+        let below = Below::new(&config(&keys)).unwrap();
+        assert_eq!((below.master.as_deref(), below.place, below.mtu), (Some("eth0"), Place::Container, 1400));
+        assert_eq!(below.dns.domain, "a");
+        let error = Below::new(&config(&json!({"master": "a/b"}))).unwrap_err();
+        assert_eq!(error.code, ErrorCode::InvalidConfig);
+        assert!(error.msg.starts_with("key \"master\": "), "{error}");
+    }
+
+    #[test]
+    fn the_runtimes_address_goes_first() {
+        let address = |keys: &Value, args: &str| {
+            mac(&config(keys), args).map(|mac| mac.map(|mac| mac.to_string()).unwrap_or_default())
+        };
+        let all = json!({"mac": "02:00:00:00:00:03", "runtimeConfig": {"mac": "02:00:00:00:00:01"}});
+        let own = json!({"mac": "02:00:00:00:00:03"});
+        assert_eq!(address(&all, "MAC=02:00:00:00:00:02").unwrap(), "02:00:00:00:00:01");
+        assert_eq!(address(&own, "MAC=02:00:00:00:00:02").unwrap(), "02:00:00:00:00:02");
+        assert_eq!(address(&own, "").unwrap(), "02:00:00:00:00:03");
+        assert_eq!(address(&json!({}), "").unwrap(), "");
+    }
+
+    #[test]
+    fn what_is_no_address_is_refused_with_the_references_text() {
+        let error = mac(&config(&json!({"mac": "02:zz"})), "").unwrap_err();
+        assert_eq!(error.msg, "invalid args 02:zz for MAC addr: address 02:zz: invalid MAC address");
+        assert_eq!(error.code, ErrorCode::InvalidConfig);
+        let error = mac(&config(&json!({})), "MAC=01:00:5e:00:00:01").unwrap_err();
+        assert_eq!(error.code, ErrorCode::InvalidEnvironment);
+        let error = mac(&config(&json!({})), "FOO=1").unwrap_err();
+        assert_eq!(error.msg, "ARGS: unknown args [\"FOO=1\"]");
+    }
+}

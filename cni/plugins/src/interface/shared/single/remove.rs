@@ -1,0 +1,143 @@
+//! DEL and GC of the plugins that make one link, whatever the configuration says now.
+
+use std::path::{Path, PathBuf};
+
+use cni_dataplane::owner::{AttachmentHash, NetworkHash, Owner};
+use cni_kernel::netns::Netns;
+use cni_kernel::route::{Link, LinkKind, RouteSocket};
+use cni_spec::{Attachment, CniError, NetConf};
+
+use super::unfinished_name;
+use crate::interface::shared::container::Container;
+use crate::interface::shared::failed;
+use crate::interface::shared::remove::Failures;
+use crate::plugin::{NodeRequest, Request};
+use crate::skel::delegate;
+
+/// Where ip-netns(8) and the runtimes keep the namespaces of containers.
+const NAMESPACES: &str = "/run/netns";
+
+/// Removes the link, then the addresses: one that IPAM may give to the next container must lead to nobody.
+/// What fails does not keep the rest from being done.
+///
+/// `is_kind` tells the plugin's links by their kind: one without an owner's name is another plugin set's.
+///
+/// # Errors
+/// What could not be removed; all else was.
+pub(crate) fn del(request: &Request<'_>, is_kind: impl Fn(&LinkKind) -> bool) -> Result<(), CniError> {
+    let mut failures = Failures::default();
+    let leased = leases_through_the_link(request.config);
+    if leased {
+        failures.collect(delegate::ipam_del(request));
+    }
+    failures.collect(delete_links(request, is_kind));
+    if !leased && !request.config.ipam.is_empty() {
+        failures.collect(delegate::ipam_del(request));
+    }
+    failures.into_result()
+}
+
+/// Whether IPAM gives an address back through the link that has it (RFC 2131, DHCPRELEASE).
+pub(crate) fn leases_through_the_link(config: &NetConf) -> bool {
+    config.ipam == "dhcp"
+}
+
+fn delete_links(request: &Request<'_>, is_kind: impl Fn(&LinkKind) -> bool) -> Result<(), CniError> {
+    let Some(container) = Container::open_if_there(request.netns.as_deref())? else { return Ok(()) };
+    let attachment = &request.attachment;
+    let mut failures = Failures::default();
+    let of_the_name = container.route.find_link(attachment.ifname()).map_err(failed)?;
+    // Left by an ADD that was killed before the link had its name.
+    let unfinished = container.route.find_link(&unfinished_name(attachment)).map_err(failed)?;
+    let ours = of_the_name.filter(|link| match owner(link) {
+        Some(owner) => owner.attachment_hash == AttachmentHash::of(attachment),
+        None => is_kind(&link.kind),
+    });
+    for link in ours.iter().chain(&unfinished) {
+        failures.collect(delete(&container.route, link));
+    }
+    failures.into_result()
+}
+
+fn owner(link: &Link) -> Option<Owner> {
+    Owner::from_comment(&link.alias)
+}
+
+/// Deletes a link, which may be gone already.
+pub(super) fn delete(route: &RouteSocket, link: &Link) -> Result<(), CniError> {
+    match route.delete_link(link) {
+        Err(error) if !error.is_not_found() => Err(failed(error)),
+        _ => Ok(()),
+    }
+}
+
+/// Removes the links of attachments of the network that are not valid any more from all namespaces that
+/// have a name, and hands the call on to IPAM. A link in a namespace without a name goes with it.
+///
+/// # Errors
+/// What could not be removed; all else was.
+pub(crate) fn gc(request: &NodeRequest<'_>) -> Result<(), CniError> {
+    // Without a list nothing may be removed.
+    let Some(valid) = &request.config.valid_attachments else { return Ok(()) };
+    let mut failures = Failures::default();
+    failures.collect(delete_dead_links(&request.config.name, valid));
+    if !request.config.ipam.is_empty() {
+        failures.collect(delegate::ipam_gc(request));
+    }
+    failures.into_result()
+}
+
+fn delete_dead_links(network: &str, valid: &[Attachment]) -> Result<(), CniError> {
+    let network = NetworkHash::of(network);
+    let valid: Vec<AttachmentHash> = valid.iter().map(AttachmentHash::of).collect();
+    let is_dead = |link: &Link| {
+        is_single(&link.kind)
+            && owner(link)
+                .is_some_and(|owner| owner.network_hash == network && !valid.contains(&owner.attachment_hash))
+    };
+    let mut failures = Failures::default();
+    let own = Netns::current().map_err(failed)?.id();
+    for path in named_namespaces()? {
+        let route = match open(&path) {
+            Ok((netns, route)) if netns.id() != own => route,
+            Ok(_) => continue,
+            // It is going, or no namespace at all.
+            Err(error) => {
+                log::debug!("look for dead links: {error}");
+                continue;
+            }
+        };
+        let dead = route.links().map_err(failed).map(|mut links| {
+            links.retain(is_dead);
+            links
+        });
+        match dead {
+            Ok(dead) => dead.iter().for_each(|link| failures.collect(delete(&route, link))),
+            Err(error) => failures.collect(Err(error)),
+        }
+    }
+    failures.into_result()
+}
+
+/// Whether a link of the kind is one that these plugins make.
+fn is_single(kind: &LinkKind) -> bool {
+    matches!(
+        kind,
+        LinkKind::Macvlan(_) | LinkKind::Ipvlan(_) | LinkKind::Vlan(_) | LinkKind::Dummy | LinkKind::Tun
+    )
+}
+
+/// The paths of the namespaces that have a name.
+fn named_namespaces() -> Result<Vec<PathBuf>, CniError> {
+    match std::fs::read_dir(NAMESPACES) {
+        Ok(entries) => Ok(entries.flatten().map(|entry| entry.path()).collect()),
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(Vec::new()),
+        Err(error) => Err(CniError::internal(format!("list {NAMESPACES}: {error}"))),
+    }
+}
+
+fn open(path: &Path) -> Result<(Netns, RouteSocket), CniError> {
+    let netns = Netns::open(path).map_err(failed)?;
+    let socket = RouteSocket::open_in(&netns).map_err(failed)?;
+    Ok((netns, socket))
+}

@@ -1,0 +1,285 @@
+//! The macvlan plugin: every key, real packets over the master, what it leaves alone and takes back.
+
+#[path = "../single/mod.rs"]
+mod single;
+
+use serde_json::{Value, json};
+use slipway_tests::{Attach, Pod, Proto, peer_fails, skip};
+
+use single::{World, add, address, differs};
+
+const PLUGIN: &str = "macvlan";
+/// What tests are skipped for.
+const NEEDS: &str = "macvlan links";
+
+fn plugin(_: u16) -> Value {
+    json!({"master": "out0"})
+}
+
+/// A world whose host outside is the gateway of the containers' subnet.
+fn with_gateway() -> Option<World> {
+    let world = World::new()?;
+    world.client.cmd("ip address add 10.60.1.1/24 dev eth0");
+    world.client.cmd("ip address add fd00:60:1::1/64 dev eth0 nodad");
+    Some(world)
+}
+
+fn info(pod: &Pod) -> Value {
+    let link = pod.link("eth0");
+    assert_eq!(link["linkinfo"]["info_kind"], "macvlan", "{link}");
+    link["linkinfo"]["info_data"].clone()
+}
+
+#[test]
+fn containers_are_on_the_masters_network_as_themselves() {
+    let Some(world) = with_gateway() else { skip!(NEEDS) };
+    let (one, two) = (world.node.pod("one"), world.node.pod("two"));
+    let network = world.network(1, &json!({}));
+    let results = [add(&network, &one), add(&network, &two)];
+    let _servers = [
+        one.serve(Proto::Tcp, "[::]:80", "one"),
+        one.serve(Proto::Udp, "[::]:80", "one"),
+        world.client.serve(Proto::Tcp, "[::]:80", "client"),
+        world.client.serve(Proto::Udp, "[::]:80", "client"),
+    ];
+    for proto in Proto::ALL {
+        for (family, gateway) in ["10.60.1.1", "fd00:60:1::1"].into_iter().enumerate() {
+            let gateway: std::net::IpAddr = gateway.parse().expect("an address");
+            let (peer, own) = (address(&results[0], family), address(&results[1], family));
+            assert_eq!(two.expect(proto, (gateway, 80), "client").peer.ip(), own);
+            assert_eq!(world.client.expect(proto, (peer, 80), "one").peer.ip(), gateway);
+            assert_eq!(two.expect(proto, (peer, 80), "one").peer.ip(), own);
+        }
+    }
+    // The host outside sees each container's own Ethernet address.
+    let neighbours = world.client.cmd("ip neighbour show dev eth0");
+    for (pod, result) in [(&one, &results[0]), (&two, &results[1])] {
+        let line = format!("{} lladdr {}", address(result, 0), pod.mac("eth0"));
+        assert!(neighbours.contains(&line), "{line} is not in:\n{neighbours}");
+    }
+}
+
+#[test]
+fn modes_say_who_may_talk_to_whom() {
+    let Some(world) = with_gateway() else { skip!(NEEDS) };
+    world.client.cmd("ip link set lo up");
+    for (mode, neighbours_meet) in [("bridge", true), ("private", false), ("vepa", false)] {
+        let pods = [world.node.pod("one"), world.node.pod("two")];
+        let network = world.network(1, &json!({"mode": mode}));
+        let results = pods.each_ref().map(|pod| add(&network, pod));
+        for pod in &pods {
+            assert_eq!(info(pod)["mode"], mode);
+        }
+        let _server = pods[0].serve(Proto::Udp, "0.0.0.0:80", "one");
+        world.client.expect(Proto::Udp, (address(&results[0], 0), 80), "one");
+        match neighbours_meet {
+            true => drop(pods[1].expect(Proto::Udp, (address(&results[0], 0), 80), "one")),
+            false => pods[1].expect_none(Proto::Udp, (address(&results[0], 0), 80)),
+        }
+        drop(_server);
+        for pod in pods {
+            network.del(&Attach::new(&pod)).expect("DEL");
+            pod.remove();
+        }
+    }
+}
+
+#[test]
+fn passthru_has_the_master_for_itself() {
+    let Some(world) = World::new() else { skip!(NEEDS) };
+    let (one, two) = (world.node.pod("one"), world.node.pod("two"));
+    let network = world.network(1, &json!({"mode": "passthru"}));
+    add(&network, &one);
+    assert_eq!(info(&one)["mode"], "passthru");
+    assert_eq!(one.mac("eth0"), world.node.mac("out0"), "it has the master's address");
+    let before = world.state(&[&two]);
+    let failure = network.add(&Attach::new(&two)).expect_err("there can be only one");
+    assert!(failure.error.msg.starts_with("failed to create macvlan: "), "{failure}");
+    before.assert_same(&world.state(&[&two]));
+}
+
+#[test]
+fn without_a_master_it_is_the_default_routes_link() {
+    let Some(world) = World::new() else { skip!(NEEDS) };
+    let pod = world.node.pod("pod");
+    let network = world.network(1, &json!({"master": ""}));
+    let failure = network.add(&Attach::new(&pod)).expect_err("there is no default route");
+    assert_eq!(failure.error.msg, "no default route interface found");
+    world.node.cmd("ip route add default via 192.0.2.2");
+    add(&network, &pod);
+    assert_eq!(pod.link("eth0")["link_index"], world.node.link("out0")["ifindex"]);
+    // DEL does not look for it.
+    world.node.cmd("ip route delete default");
+    network.del(&Attach::new(&pod)).expect("DEL");
+    assert!(!pod.has_link("eth0"));
+}
+
+#[test]
+fn the_mtu_is_the_masters_or_less() {
+    let Some(world) = World::new() else { skip!(NEEDS) };
+    let (one, two) = (world.node.pod("one"), world.node.pod("two"));
+    world.node.cmd("ip link set out0 mtu 1400");
+    add(&world.network(1, &json!({})), &one);
+    assert_eq!(one.link("eth0")["mtu"], 1400);
+    add(&world.network(1, &json!({"mtu": 1300})), &two);
+    assert_eq!(two.link("eth0")["mtu"], 1300);
+    for mtu in [9000, -1] {
+        let pod = world.node.pod(&format!("pod{mtu}"));
+        let failure = world.network(1, &json!({"mtu": mtu})).add(&Attach::new(&pod)).expect_err("bad MTU");
+        assert_eq!(failure.error.msg, format!("invalid MTU {mtu}, must be [0, master MTU(1400)]"));
+    }
+}
+
+#[test]
+fn the_address_is_the_runtimes_the_arguments_or_the_configurations() {
+    let Some(world) = World::new() else { skip!(NEEDS) };
+    let own = json!({"mac": "02:00:00:00:00:03", "capabilities": {"mac": true}});
+    let with = |attach: Attach| attach.capability("mac", json!("02:00:00:00:00:01"));
+    for (number, mac) in [(1, "02:00:00:00:00:01"), (2, "02:00:00:00:00:02"), (3, "02:00:00:00:00:03")] {
+        let pod = world.node.pod(&format!("pod{number}"));
+        let attach = match number {
+            1 => with(Attach::new(&pod).args("IgnoreUnknown=1;MAC=02:00:00:00:00:02")),
+            2 => Attach::new(&pod).args("IgnoreUnknown=1;MAC=02:00:00:00:00:02;K8S_POD_NAME=x"),
+            _ => Attach::new(&pod),
+        };
+        let result = world.network(1, &own).add(&attach).expect("ADD");
+        assert_eq!(result["interfaces"][0]["mac"], mac);
+        assert_eq!(pod.mac("eth0"), mac);
+    }
+    let pod = world.node.pod("pod");
+    let failure =
+        world.network(1, &json!({})).add(&Attach::new(&pod).args("MAC=02:zz")).expect_err("no address");
+    assert_eq!(failure.error.msg, "invalid args 02:zz for MAC addr: address 02:zz: invalid MAC address");
+}
+
+#[test]
+fn the_master_may_be_in_the_container() {
+    let Some(world) = World::new() else { skip!(NEEDS) };
+    let pod = world.node.pod("pod");
+    world.node.cmd("ip link add up0 type veth peer name in0 netns pod");
+    world.node.cmd("ip link set up0 up");
+    world.node.cmd("ip address add 10.60.1.1/24 dev up0");
+    pod.cmd("ip link set in0 up");
+    let network = world.network(1, &json!({"master": "in0", "linkInContainer": true}));
+    let result = add(&network, &pod);
+    assert_eq!(pod.link("eth0")["link"], "in0");
+    let _server = pod.serve(Proto::Tcp, "0.0.0.0:80", "pod");
+    world.node.expect(Proto::Tcp, (address(&result, 0), 80), "pod");
+    network.check(&Attach::new(&pod)).expect("CHECK");
+    network.del(&Attach::new(&pod)).expect("DEL");
+    assert!(pod.has_link("in0") && !pod.has_link("eth0"));
+    let missing = world.network(1, &json!({"linkInContainer": true})).add(&Attach::new(&pod));
+    assert!(missing.is_err(), "out0 is the node's");
+}
+
+#[test]
+fn without_ipam_the_link_is_just_on() {
+    let Some(world) = World::new() else { skip!(NEEDS) };
+    let pod = world.node.pod("pod");
+    let network = world.network(1, &json!({"ipam": {}, "dns": {"domain": "a.test"}}));
+    let result = add(&network, &pod);
+    assert_eq!(result["ips"], Value::Null);
+    assert_eq!(result["dns"], json!({"domain": "a.test"}));
+    pod.wait_up("eth0");
+    assert!(!pod.cmd("ip address show dev eth0").contains("inet "));
+    network.check(&Attach::new(&pod)).expect("CHECK");
+    network
+        .status()
+        .or_else(|failure| if slipway_tests::newest_version() == "1.0.0" { Ok(()) } else { Err(failure) })
+        .expect("STATUS");
+    network.del(&Attach::new(&pod)).expect("DEL");
+    assert!(!pod.has_link("eth0"));
+}
+
+#[test]
+fn the_resolvers_are_the_configurations_alone() {
+    let Some(world) = World::new() else { skip!(NEEDS) };
+    let pod = world.node.pod("pod");
+    world.node.write("/var/lib/resolv.conf", "nameserver 192.0.2.53\n");
+    let ipam = json!({"type": "host-local", "subnet": "10.60.1.0/24", "resolvConf": "/var/lib/resolv.conf"});
+    let result = add(&world.network(1, &json!({"ipam": ipam})), &pod);
+    assert_eq!(result["dns"], Value::Null);
+}
+
+#[test]
+fn neighbours_are_told_of_a_new_address() {
+    let Some(world) = with_gateway() else { skip!(NEEDS) };
+    let (one, two) = (world.node.pod("one"), world.node.pod("two"));
+    let network = world.network(1, &json!({}));
+    let one_ip = address(&add(&network, &one), 0);
+    assert_eq!(one.sysctl_get("net/ipv4/conf/eth0/arp_notify").as_deref(), Some("1"));
+    assert_eq!(one.sysctl_get("net/ipv6/conf/eth0/ndisc_notify").as_deref(), Some("1"));
+    world.client.ping(one_ip).expect("an answer");
+    network.del(&Attach::new(&one)).expect("DEL");
+    // The address moves to another container: the host outside must not go on talking to the old one.
+    let config = json!({"ipam": {"type": "host-local", "ranges": [[{"subnet": "10.60.1.0/24",
+        "rangeStart": one_ip.to_string(), "rangeEnd": one_ip.to_string()}]]}});
+    let _ = add(&world.network(1, &config), &two);
+    let _server = two.serve(Proto::Tcp, "0.0.0.0:80", "two");
+    world.client.expect(Proto::Tcp, (one_ip, 80), "two");
+}
+
+#[test]
+fn the_queue_for_broadcasts_is_as_long_as_asked() {
+    let Some(world) = World::new() else { skip!(NEEDS) };
+    let pod = world.node.pod("pod");
+    add(&world.network(1, &json!({"bcqueuelen": 5000})), &pod);
+    let length = &info(&pod)["bc_queue_len"];
+    // Kernels before 5.11 do not know it; nor does an older ip(8) tell.
+    assert!(length.is_null() || *length == 5000, "{length}");
+}
+
+#[test]
+fn the_master_may_go_first() {
+    let Some(world) = World::new() else { skip!(NEEDS) };
+    let pod = world.node.pod("pod");
+    let network = world.network(1, &json!({}));
+    add(&network, &pod);
+    // The container's link goes with it.
+    world.node.cmd("ip link delete out0");
+    assert!(!pod.has_link("eth0"));
+    network.del(&Attach::new(&pod)).expect("DEL");
+    assert!(world.reservations().is_empty());
+    peer_fails("says nothing of the master", || {
+        assert_eq!(network.status().expect_err("the master is gone").error.code, 50);
+    });
+}
+
+#[test]
+fn check_compares_mode_and_address() {
+    let Some(world) = World::new() else { skip!(NEEDS) };
+    let pod = world.node.pod("pod");
+    let network = world.network(1, &json!({}));
+    let mac = add(&network, &pod)["interfaces"][0]["mac"].as_str().expect("an address").to_owned();
+    pod.cmd("ip link set eth0 type macvlan mode private");
+    differs(&network, &pod, "container macvlan mode private does not match expected value: bridge");
+    pod.cmd("ip link set eth0 type macvlan mode bridge");
+    pod.cmd("ip link set eth0 address 02:00:00:00:00:77");
+    let text = format!("nterface eth0 Mac {mac} doesn't match container Mac: 02:00:00:00:00:77");
+    differs(&network, &pod, &text);
+    pod.cmd(&format!("ip link set eth0 address {mac}"));
+    network.check(&Attach::new(&pod)).expect("CHECK");
+}
+
+#[test]
+fn bad_values_are_named_and_change_nothing() {
+    let Some(world) = World::new() else { skip!(NEEDS) };
+    let pod = world.node.pod("pod");
+    peer_fails("other codes, and some are not noticed", || {
+        for (keys, code, part) in [
+            (json!({"mode": "x"}), 7, "unknown macvlan mode: \"x\""),
+            (json!({"mtu": "x"}), 7, "mtu"),
+            (json!({"master": "a/b"}), 7, "key \"master\""),
+            (json!({"master": "absent"}), 999, "failed to lookup master \"absent\""),
+            (json!({"mac": "01:00:5e:00:00:01"}), 7, "01:00:5e:00:00:01"),
+            (json!({"bcqueuelen": -1}), 7, "bcqueuelen"),
+            (json!({"linkInContainer": 1}), 7, "linkInContainer"),
+        ] {
+            let before = world.state(&[&pod]);
+            let failure = world.network(1, &keys).add(&Attach::new(&pod)).expect_err("bad value");
+            assert_eq!(failure.error.code, code, "{failure}");
+            assert!(failure.to_string().contains(part), "{part} is not in: {failure}");
+            before.assert_same(&world.state(&[&pod]));
+        }
+    });
+}

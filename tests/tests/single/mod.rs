@@ -1,0 +1,359 @@
+//! What holds for every plugin that makes one link, in the container alone. The suites of these plugins
+//! take this module in; each says what its configuration is.
+
+use std::net::IpAddr;
+
+use serde_json::{Value, json};
+use slipway_tests::{
+    Attach, Host, Network, Node, Pod, Snapshot, Space, golden, is_peer, lacks, newest_version, peer_fails,
+    skip,
+};
+
+use crate::{NEEDS, PLUGIN};
+
+/// A node with a link to a host outside: `out0` here, `eth0` there.
+pub(crate) struct World {
+    pub(crate) node: Node,
+    pub(crate) client: Host,
+}
+
+impl World {
+    /// None where the kernel does not know the plugin's kind of link.
+    pub(crate) fn new() -> Option<Self> {
+        if lacks(PLUGIN).is_some() {
+            return None;
+        }
+        let node = Node::new();
+        let client = node.host("client");
+        Some(Self { node, client })
+    }
+
+    /// The network with the configuration of pod `number`, with `keys` on top: host-local of both families.
+    pub(crate) fn network(&self, number: u16, keys: &Value) -> Network<'_> {
+        let mut plugin = crate::plugin(number);
+        plugin["type"] = PLUGIN.into();
+        plugin["ipam"] = dual_stack(number);
+        plugin.as_object_mut().expect("an object").extend(keys.as_object().expect("an object").clone());
+        self.node.network(json!({"name": "net", "plugins": [plugin]}))
+    }
+
+    /// The state of the node, the host outside and the pods, without what counts on and what is derived from
+    /// the reservations.
+    pub(crate) fn state(&self, pods: &[&Pod]) -> Snapshot {
+        let mut spaces: Vec<&Space> = vec![&self.client];
+        spaces.extend(pods.iter().map(|pod| -> &Space { pod }));
+        Snapshot::take(&self.node, &spaces).without(&["last_reserved_ip", "/.slipway/", "/lock", "folder "])
+    }
+
+    pub(crate) fn reservations(&self) -> Vec<String> {
+        let names = self.node.list("/var/lib/cni/networks/net").into_iter();
+        names.filter(|name| name.parse::<IpAddr>().is_ok()).collect()
+    }
+}
+
+/// host-local of both families: 10.60.`number`.0/24 and fd00:60:`number`::/64.
+pub(crate) fn dual_stack(number: u16) -> Value {
+    json!({
+        "type": "host-local",
+        "ranges": [
+            [{"subnet": format!("10.60.{number}.0/24")}],
+            [{"subnet": format!("fd00:60:{number}::/64")}],
+        ],
+        "routes": [{"dst": "0.0.0.0/0"}, {"dst": "::/0"}],
+    })
+}
+
+/// Attaches the pod and returns the result.
+#[track_caller]
+pub(crate) fn add(network: &Network<'_>, pod: &Pod) -> Value {
+    network.add(&Attach::new(pod)).expect("ADD")
+}
+
+/// The address of the pod in a result, without its prefix.
+pub(crate) fn address(result: &Value, index: usize) -> IpAddr {
+    let net = result["ips"][index]["address"].as_str().expect("an address");
+    net.split('/').next().expect("an address").parse().expect("an IP address")
+}
+
+#[track_caller]
+pub(crate) fn differs(network: &Network<'_>, pod: &Pod, text: &str) {
+    let failure = network.check(&Attach::new(pod)).expect_err("CHECK should notice");
+    assert!(failure.error.msg.contains(text), "{text:?} is not in: {failure}");
+}
+
+#[test]
+fn results_of_every_version() {
+    let Some(world) = World::new() else { skip!(NEEDS) };
+    let pod = world.node.pod("pod");
+    for version in ["0.1.0", "0.2.0", "0.3.0", "0.3.1", "0.4.0", "1.0.0", "1.1.0"] {
+        if version > newest_version() {
+            continue;
+        }
+        let mut config = world.network(1, &json!({"dns": {"domain": "a.test"}})).configs(None).remove(0);
+        config["cniVersion"] = version.into();
+        let call = |verb: &str| world.node.plugin(PLUGIN).command(verb).for_pod(&pod).config(&config).run();
+        let text = serde_json::to_string_pretty(&call("ADD").ok()).expect("JSON");
+        let _ = call("DEL").ok();
+        world.node.cmd("rm -r /var/lib/cni/networks/net");
+        golden(&format!("{PLUGIN}-{version}.json"), &text);
+    }
+}
+
+#[test]
+fn the_link_is_up_with_its_addresses_and_routes() {
+    let Some(world) = World::new() else { skip!(NEEDS) };
+    let pod = world.node.pod("pod");
+    let result = add(&world.network(1, &json!({})), &pod);
+    assert_eq!(result["interfaces"].as_array().map(Vec::len), Some(1));
+    let link = pod.link("eth0");
+    assert!(link["flags"].as_array().expect("flags").contains(&"UP".into()), "{link}");
+    assert_eq!(link["address"], result["interfaces"][0]["mac"]);
+    let addresses = pod.cmd("ip address show dev eth0");
+    assert!(addresses.contains("10.60.1.2/24") && addresses.contains("fd00:60:1::2/64"), "{addresses}");
+    assert!(pod.cmd("ip route").contains("default via 10.60.1.1 dev eth0"));
+    assert!(pod.cmd("ip -6 route").contains("default via fd00:60:1::1 dev eth0"));
+    assert_eq!(pod.cmd("ip -o link").lines().count(), 2, "the loopback and the link");
+}
+
+#[test]
+fn a_second_add_leaves_the_first_alone() {
+    let Some(world) = World::new() else { skip!(NEEDS) };
+    let pod = world.node.pod("pod");
+    peer_fails("its link stays under another name, or takes the reservation away", || {
+        let network = world.network(1, &json!({}));
+        add(&network, &pod);
+        let before = world.state(&[&pod]);
+        let failure = network.add(&Attach::new(&pod)).expect_err("it is attached");
+        assert!(failure.error.msg.contains("already exists"), "{failure}");
+        before.assert_same(&world.state(&[&pod]));
+        network.check(&Attach::new(&pod)).expect("CHECK");
+    });
+}
+
+#[test]
+fn the_link_names_its_owner() {
+    let Some(world) = World::new() else { skip!(NEEDS) };
+    if is_peer() {
+        return;
+    }
+    let pod = world.node.pod("pod");
+    add(&world.network(1, &json!({})), &pod);
+    let alias = pod.link("eth0")["ifalias"].as_str().unwrap_or_default().to_owned();
+    assert!(alias.starts_with("slipway1 ") && alias.ends_with(" net eth0 pod"), "{alias}");
+}
+
+#[test]
+fn del_removes_what_add_made_and_may_come_again() {
+    let Some(world) = World::new() else { skip!(NEEDS) };
+    let (first, pod) = (world.node.pod("first"), world.node.pod("pod"));
+    add(&world.network(1, &json!({})), &first);
+    let network = world.network(2, &json!({}));
+    let before = world.state(&[&first, &pod]);
+    add(&network, &pod);
+    for _ in 0..2 {
+        network.del(&Attach::new(&pod)).expect("DEL");
+        before.assert_same(&world.state(&[&first, &pod]));
+    }
+    // Nobody ever heard of these.
+    network.del(&Attach::new(&pod).container("unknown").netns("/run/netns/none")).expect("DEL");
+    network.del(&Attach::new(&pod).container("unknown").netns("")).expect("DEL");
+    before.assert_same(&world.state(&[&first, &pod]));
+}
+
+#[test]
+fn the_address_is_free_when_the_namespace_is_gone() {
+    let Some(world) = World::new() else { skip!(NEEDS) };
+    for netns in ["", "/run/netns/gone"] {
+        let pod = world.node.pod("pod");
+        let network = world.network(1, &json!({}));
+        add(&network, &pod);
+        assert_eq!(world.reservations().len(), 2);
+        let attach = Attach::new(&pod).netns(netns);
+        pod.remove();
+        network.forget();
+        network.del(&attach).expect("DEL");
+        assert!(world.reservations().is_empty(), "{netns:?}");
+    }
+}
+
+#[test]
+fn del_leaves_links_of_others() {
+    let Some(world) = World::new() else { skip!(NEEDS) };
+    let pod = world.node.pod("pod");
+    peer_fails("deletes any link of that name", || {
+        let network = world.network(1, &json!({}));
+        pod.cmd("ip link add eth0 type bridge");
+        network.add(&Attach::new(&pod)).expect_err("the name is taken");
+        network.del(&Attach::new(&pod)).expect("DEL");
+        assert!(pod.has_link("eth0"));
+        pod.cmd("ip link delete eth0");
+        // A link of another attachment: same name, same namespace, another container ID.
+        add(&network, &pod);
+        network.del(&Attach::new(&pod).container("other")).expect("DEL");
+        assert!(pod.has_link("eth0"));
+        network.check(&Attach::new(&pod)).expect("CHECK");
+    });
+}
+
+#[test]
+fn del_does_all_it_can_when_a_part_fails() {
+    let Some(world) = World::new() else { skip!(NEEDS) };
+    let pod = world.node.pod("pod");
+    peer_fails("stops at the first error", || {
+        add(&world.network(1, &json!({})), &pod);
+        let broken = world.network(1, &json!({"ipam": {"type": "absent"}}));
+        let failure = broken.del(&Attach::new(&pod)).expect_err("no such IPAM");
+        assert!(failure.to_string().contains("absent"), "{failure}");
+        assert!(!pod.has_link("eth0"));
+        world.network(1, &json!({})).del(&Attach::new(&pod)).expect("DEL");
+        assert!(world.reservations().is_empty());
+    });
+}
+
+#[test]
+fn a_failed_add_leaves_nothing() {
+    let Some(world) = World::new() else { skip!(NEEDS) };
+    let pod = world.node.pod("pod");
+    peer_fails("the link stays", || {
+        let full = json!({"type": "host-local", "subnet": "10.60.9.0/24", "rangeStart": "10.60.9.5",
+            "rangeEnd": "10.60.9.5", "dataDir": "/run/full"});
+        world.node.write("/run/full/net/10.60.9.5", "somebody\r\neth0");
+        let mut unreachable = dual_stack(1);
+        unreachable["routes"] = json!([{"dst": "10.9.0.0/16", "gw": "10.8.0.1"}]);
+        for (keys, part) in [
+            (json!({"ipam": {"type": "absent"}}), "absent"),
+            (json!({"ipam": full}), "no IP addresses available"),
+            (json!({"ipam": unreachable}), "10.9.0.0/16"),
+        ] {
+            let before = world.state(&[&pod]);
+            let failure = world.network(1, &keys).add(&Attach::new(&pod)).expect_err("ADD should fail");
+            assert!(failure.to_string().contains(part), "{part:?} is not in: {failure}");
+            before.assert_same(&world.state(&[&pod]));
+        }
+    });
+}
+
+#[test]
+fn gc_removes_the_dead_and_nothing_else() {
+    let Some(world) = World::new() else { skip!(NEEDS) };
+    peer_fails("does nothing", || {
+        let node = &world.node;
+        let (live, dead, elsewhere) = (node.pod("live"), node.pod("dead"), node.pod("elsewhere"));
+        let ours = world.network(1, &json!({}));
+        add(&ours, &live);
+        add(&world.network(2, &json!({})), &dead);
+        let mut other = world.network(3, &json!({})).configs(None).remove(0);
+        other["name"] = "other".into();
+        let other = node.network(json!({"name": "other", "plugins": [other]}));
+        add(&other, &elsewhere);
+        // The runtime lost its cache: the plugin alone knows of the dead one.
+        ours.forget();
+        let live_attach = Attach::new(&live);
+        ours.gc(&[&live_attach]).expect("GC");
+        assert!(live.has_link("eth0") && elsewhere.has_link("eth0") && !dead.has_link("eth0"));
+        assert_eq!(world.reservations(), ["10.60.1.2", "fd00:60:1::2"]);
+        ours.gc_plugins(&Value::Null).expect("GC");
+        assert!(!live.has_link("eth0") && elsewhere.has_link("eth0"));
+        assert!(world.reservations().is_empty());
+    });
+}
+
+#[test]
+fn gc_without_a_list_removes_nothing() {
+    let Some(world) = World::new() else { skip!(NEEDS) };
+    if newest_version() == "1.0.0" {
+        return; // An older peer, which does not know the command.
+    }
+    let pod = world.node.pod("pod");
+    let network = world.network(1, &json!({}));
+    add(&network, &pod);
+    let before = world.state(&[&pod]);
+    network.call("GC", &network.configs(None)[0], None).ok();
+    before.assert_same(&world.state(&[&pod]));
+}
+
+#[test]
+fn status_says_when_the_range_is_exhausted() {
+    let Some(world) = World::new() else { skip!(NEEDS) };
+    let pod = world.node.pod("pod");
+    peer_fails("says nothing", || {
+        let network = world.network(1, &json!({"ipam": {"type": "host-local", "subnet": "10.60.1.0/30"}}));
+        network.status().expect("one address is free");
+        add(&network, &pod);
+        assert_eq!(network.status().expect_err("none is free").error.code, 50);
+        network.del(&Attach::new(&pod)).expect("DEL");
+        network.status().expect("it is free again");
+    });
+}
+
+#[test]
+fn check_finds_what_has_changed() {
+    let Some(world) = World::new() else { skip!(NEEDS) };
+    let pod = world.node.pod("pod");
+    let network = world.network(1, &json!({}));
+    add(&network, &pod);
+    let fine = || network.check(&Attach::new(&pod)).expect("CHECK");
+    fine();
+    pod.cmd("ip address delete 10.60.1.2/24 dev eth0");
+    differs(&network, &pod, "Failed to match addr 10.60.1.2/24 on interface eth0");
+    pod.cmd("ip address add 10.60.1.2/24 dev eth0");
+    if !is_peer() {
+        // The reference's dummy does not look at routes.
+        differs(&network, &pod, "Expected Route 0.0.0.0/0");
+    }
+    pod.cmd("ip route add default via 10.60.1.1 dev eth0");
+    fine();
+    if !is_peer() {
+        pod.cmd("ip link set eth0 down");
+        differs(&network, &pod, "");
+    }
+    pod.cmd("ip link delete eth0");
+    differs(&network, &pod, "eth0");
+    pod.cmd("ip link add eth0 type bridge");
+    network.check(&Attach::new(&pod)).expect_err("it is another link");
+    network.forget();
+    let text =
+        if PLUGIN == "macvlan" { "required prevResult missing" } else { "Required prevResult missing" };
+    differs(&network, &pod, text);
+}
+
+/// Two interfaces of one container in one network, as Multus makes them.
+#[test]
+fn one_container_may_have_several_interfaces() {
+    let Some(world) = World::new() else { skip!(NEEDS) };
+    let pod = world.node.pod("pod");
+    let mut ipam = [dual_stack(1), dual_stack(2)];
+    for ipam in &mut ipam {
+        ipam["routes"] = json!([]);
+    }
+    let [first, second] = [1, 2].map(|number| {
+        let ipam = &ipam[usize::from(number) - 1];
+        (world.network(number, &json!({"ipam": ipam})), Attach::new(&pod).ifname(&format!("net{number}")))
+    });
+    for (network, attach) in [&first, &second] {
+        network.add(attach).expect("ADD");
+        network.check(attach).expect("CHECK");
+    }
+    first.0.del(&first.1).expect("DEL");
+    assert!(!pod.has_link("net1") && pod.has_link("net2"));
+    second.0.check(&second.1).expect("CHECK");
+}
+
+#[test]
+fn many_at_once_do_not_meet() {
+    let Some(world) = World::new() else { skip!(NEEDS) };
+    let pods: Vec<Pod> = (0..8).map(|number| world.node.pod(&format!("pod{number}"))).collect();
+    let mut found: Vec<IpAddr> = std::thread::scope(|scope| {
+        let (mut threads, world) = (Vec::new(), &world);
+        for (number, pod) in pods.iter().enumerate() {
+            let number = u16::try_from(number).expect("few");
+            // All of one range, whatever else differs between them.
+            let network = world.network(number, &json!({"ipam": dual_stack(1)}));
+            threads.push(scope.spawn(move || address(&add(&network, pod), 0)));
+        }
+        threads.into_iter().map(|thread| thread.join().expect("ADD")).collect()
+    });
+    found.sort_unstable();
+    found.dedup();
+    assert_eq!(found.len(), pods.len());
+}
