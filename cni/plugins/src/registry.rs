@@ -2,6 +2,7 @@
 //! that every plugin has its page and its suite.
 
 use crate::interface::bridge::Bridge;
+use crate::interface::host_device::HostDevice;
 use crate::interface::loopback::Loopback;
 use crate::interface::macvlan::Macvlan;
 use crate::interface::ptp::Ptp;
@@ -15,7 +16,7 @@ use crate::plugin::Plugin;
 
 /// All plugins, by name.
 pub static PLUGINS: &[&dyn Plugin] =
-    &[&Bridge, &Flannel, &HostLocal, &Loopback, &Macvlan, &Noop, &Portmap, &Ptp, &Static];
+    &[&Bridge, &Flannel, &HostDevice, &HostLocal, &Loopback, &Macvlan, &Noop, &Portmap, &Ptp, &Static];
 
 /// The plugin of that `type`.
 #[must_use]

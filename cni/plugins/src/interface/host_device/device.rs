@@ -1,0 +1,246 @@
+//! Which device it is: by name, by Ethernet address, by its path below `/sys/devices`, by its address on
+//! the PCI bus or its name on the auxiliary bus.
+
+use std::fs;
+use std::path::{Component, Path, PathBuf};
+
+use cni_kernel::mac::Mac;
+use cni_kernel::route::{Link, RouteSocket};
+use cni_spec::{CniError, NetConf, check_ifname};
+use serde::Deserialize;
+
+use crate::interface::shared::failed;
+
+const PCI: &str = "/sys/bus/pci/devices";
+const AUXILIARY: &str = "/sys/bus/auxiliary/devices";
+const DEVICES: &str = "/sys/devices/";
+
+/// Drivers that give a device to a program: the kernel has no link for it then.
+const PROGRAM_DRIVERS: &[&str] = &["vfio-pci", "uio_pci_generic", "igb_uio"];
+
+/// The device that the configuration names.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum Device {
+    /// A link of this name.
+    Name(String),
+    /// The link with this address.
+    Mac(Mac),
+    /// The link of the device at this path.
+    Path(PathBuf),
+    /// The link of the device with this address on the PCI bus.
+    Pci(String),
+    /// The link of the device of this name on the auxiliary bus.
+    Auxiliary(String),
+}
+
+/// The keys as they are written.
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+struct Keys {
+    device: String,
+    hwaddr: String,
+    kernelpath: String,
+    #[serde(rename = "pciBusID")]
+    pci_bus_id: String,
+}
+
+impl Device {
+    /// Reads the keys. Of several, `device` goes first, then `hwaddr`, `kernelpath`, and the identifier that
+    /// the runtime gives before `pciBusID`.
+    ///
+    /// # Errors
+    /// There is none, or its value is wrong, with code 7.
+    pub(super) fn of(config: &NetConf) -> Result<Self, CniError> {
+        let keys: Keys = config.decode()?;
+        let by_bus = match config.runtime_config()?.device_id {
+            id if !id.is_empty() => Some(Self::by_id(&id)?),
+            _ if !keys.pci_bus_id.is_empty() => Some(Self::Pci(keys.pci_bus_id)),
+            _ => None,
+        };
+        if !keys.device.is_empty() {
+            check_ifname(&keys.device)
+                .map_err(|error| CniError::config(format!("key \"device\": {error}")))?;
+            return Ok(Self::Name(keys.device));
+        }
+        if !keys.hwaddr.is_empty() {
+            let refused = |error| {
+                format!("failed to find host device: failed to parse MAC address {:?}: {error}", keys.hwaddr)
+            };
+            return keys.hwaddr.parse().map(Self::Mac).map_err(|error| CniError::config(refused(error)));
+        }
+        if !keys.kernelpath.is_empty() {
+            return kernel_path(&keys.kernelpath).map(Self::Path);
+        }
+        let none = "specify either \"device\", \"hwaddr\", \"kernelpath\" or \"pciBusID\"";
+        let device = by_bus.ok_or_else(|| CniError::config(none))?;
+        match &device {
+            Self::Pci(id) if !is_one_name(id) => {
+                Err(CniError::config(format!("key \"pciBusID\": {id:?} is no address on the PCI bus")))
+            }
+            _ => Ok(device),
+        }
+    }
+
+    fn by_id(id: &str) -> Result<Self, CniError> {
+        let is_on = |bus: &str| is_one_name(id) && fs::symlink_metadata(Path::new(bus).join(id)).is_ok();
+        if is_on(PCI) {
+            return Ok(Self::Pci(id.to_owned()));
+        }
+        if is_on(AUXILIARY) {
+            return Ok(Self::Auxiliary(id.to_owned()));
+        }
+        Err(CniError::config(format!("runtime config DeviceID {id} not found or unsupported")))
+    }
+
+    /// Whether it is a PCI device with a driver that gives it to a program, such as one of DPDK's.
+    ///
+    /// # Errors
+    /// There is no such device.
+    pub(super) fn is_driven_by_a_program(&self) -> Result<bool, CniError> {
+        let Self::Pci(id) = self else { return Ok(false) };
+        let device = Path::new(PCI).join(id);
+        fs::symlink_metadata(&device).map_err(|error| {
+            CniError::internal(format!("error with host device: lstat {}: {error}", device.display()))
+        })?;
+        match fs::read_link(device.join("driver")) {
+            Ok(driver) => {
+                Ok(driver.file_name().is_some_and(|name| PROGRAM_DRIVERS.iter().any(|one| name == *one)))
+            }
+            // It has no driver.
+            Err(_) => Ok(false),
+        }
+    }
+
+    /// Finds its link on the node.
+    ///
+    /// # Errors
+    /// There is none.
+    pub(super) fn find(&self, route: &RouteSocket) -> Result<Link, CniError> {
+        let missing = |why: String| CniError::internal(format!("failed to find host device: {why}"));
+        let first_of = |folder: PathBuf| -> Result<Option<Link>, CniError> {
+            for name in names_in(&folder) {
+                if let Some(link) = route.find_link(&name).map_err(failed)? {
+                    return Ok(Some(link));
+                }
+            }
+            Ok(None)
+        };
+        match self {
+            Self::Name(name) => {
+                route.find_link(name).map_err(failed)?.ok_or_else(|| missing("Link not found".to_owned()))
+            }
+            Self::Mac(mac) => {
+                let mut links = route.links().map_err(failed)?.into_iter();
+                let none = || missing("failed to find physical interface".to_owned());
+                links.find(|link| link.mac == Some(*mac)).ok_or_else(none)
+            }
+            Self::Path(path) => {
+                let none = || missing(format!("failed to find network device in path {}", path.display()));
+                first_of(path.join("net"))?.ok_or_else(none)
+            }
+            Self::Pci(id) => {
+                let none = || missing(format!("no net directory under pci device {id}"));
+                let device = Path::new(PCI).join(id);
+                if let Some(link) = first_of(device.join("net"))? {
+                    return Ok(link);
+                }
+                // A virtio device has its link below a device of its own.
+                for name in names_in(&device).into_iter().filter(|name| name.starts_with("virtio")) {
+                    if let Some(link) = first_of(device.join(name).join("net"))? {
+                        return Ok(link);
+                    }
+                }
+                Err(none())
+            }
+            Self::Auxiliary(id) => {
+                let none = || missing(format!("no net directory under auxiliary device {id}"));
+                first_of(Path::new(AUXILIARY).join(id).join("net"))?.ok_or_else(none)
+            }
+        }
+    }
+}
+
+/// The reference looks at the beginning of the text alone, so that `..` leads anywhere.
+fn kernel_path(text: &str) -> Result<PathBuf, CniError> {
+    let path = Path::new(text);
+    let plain = path.components().all(|part| matches!(part, Component::RootDir | Component::Normal(_)));
+    if text.starts_with(DEVICES) && plain && !text.contains('\0') {
+        return Ok(path.to_owned());
+    }
+    Err(CniError::config(format!(
+        "failed to find host device: kernel device path {text:?} must be absolute and begin with {DEVICES}"
+    )))
+}
+
+/// Whether a text can be the name of one file.
+fn is_one_name(text: &str) -> bool {
+    !matches!(text, "" | "." | "..") && !text.contains(['/', '\0'])
+}
+
+/// The names in a folder, sorted; none when it cannot be read.
+fn names_in(folder: &Path) -> Vec<String> {
+    let Ok(entries) = fs::read_dir(folder) else { return Vec::new() };
+    let mut names: Vec<String> =
+        entries.flatten().filter_map(|entry| entry.file_name().into_string().ok()).collect();
+    names.sort();
+    names
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    fn device(keys: &Value) -> Result<Device, CniError> {
+        let mut all = json!({"cniVersion": "1.1.0", "name": "net", "type": "host-device"});
+        all.as_object_mut().unwrap().extend(keys.as_object().unwrap().clone());
+        Device::of(&NetConf::parse(all.to_string()).unwrap())
+    }
+
+    #[test]
+    fn of_several_keys_one_counts() {
+        let mut keys = json!({
+            "device": "ens5", "hwaddr": "02:00:00:00:00:01", "kernelpath": "/sys/devices/a/b",
+            "pciBusID": "0000:00:1f.6",
+        });
+        let expected = [
+            ("device", Device::Name("ens5".to_owned())),
+            ("hwaddr", Device::Mac("02:00:00:00:00:01".parse().unwrap())),
+            ("kernelpath", Device::Path("/sys/devices/a/b".into())),
+            ("pciBusID", Device::Pci("0000:00:1f.6".to_owned())),
+        ];
+        for (key, expected) in expected {
+            assert_eq!(device(&keys).unwrap(), expected);
+            keys.as_object_mut().unwrap().remove(key);
+        }
+        let error = device(&keys).unwrap_err();
+        assert_eq!(error.msg, "specify either \"device\", \"hwaddr\", \"kernelpath\" or \"pciBusID\"");
+        assert_eq!(error.code.number(), 7);
+    }
+
+    #[test]
+    fn what_leads_elsewhere_is_refused() {
+        for path in
+            ["/etc", "/sys/devices", "/sys/devices/../../etc", "sys/devices/a", "/sys/devices/a/./../b"]
+        {
+            let error = device(&json!({"kernelpath": path})).unwrap_err();
+            let text = "must be absolute and begin with /sys/devices/";
+            assert!(error.msg.ends_with(text), "{error}");
+        }
+        for id in ["../x", "a/b", "..", "."] {
+            assert!(device(&json!({"pciBusID": id})).is_err(), "{id}");
+            let error = device(&json!({"runtimeConfig": {"deviceID": id}})).unwrap_err();
+            assert_eq!(error.msg, format!("runtime config DeviceID {id} not found or unsupported"));
+        }
+    }
+
+    #[test]
+    fn an_address_that_is_none_is_named() {
+        let error = device(&json!({"hwaddr": "zz"})).unwrap_err();
+        assert_eq!(
+            error.msg,
+            "failed to find host device: failed to parse MAC address \"zz\": address zz: invalid MAC address"
+        );
+    }
+}

@@ -1,0 +1,454 @@
+//! The host-device plugin: each way to name a device, the way there and back, packets over the device, and
+//! what happens when a part of it is gone.
+
+use std::net::IpAddr;
+
+use serde_json::{Value, json};
+use slipway_tests::{
+    Attach, Host, Network, Node, Pod, Proto, Snapshot, golden, is_peer, newest_version, peer_fails,
+};
+
+/// A node with a device `dev0`, which is down; `wire0` of a host outside is at its other end.
+struct World {
+    node: Node,
+    outside: Host,
+    mac: String,
+}
+
+impl World {
+    fn new() -> Self {
+        let node = Node::new();
+        let outside = node.host("outside");
+        node.cmd("ip link add dev0 type veth peer name wire0 netns outside");
+        outside.cmd("ip address add 10.60.1.1/24 dev wire0");
+        outside.cmd("ip address add fd00:60:1::1/64 dev wire0 nodad");
+        outside.cmd("ip link set wire0 up");
+        let mac = node.mac("dev0");
+        Self { node, outside, mac }
+    }
+
+    /// The network with that device, host-local of both families, and `keys` on top.
+    fn network(&self, keys: &Value) -> Network<'_> {
+        let mut plugin = json!({"type": "host-device", "device": "dev0", "ipam": {
+            "type": "host-local",
+            "ranges": [[{"subnet": "10.60.1.0/24"}], [{"subnet": "fd00:60:1::/64"}]],
+            "routes": [{"dst": "0.0.0.0/0"}, {"dst": "::/0"}],
+        }});
+        plugin.as_object_mut().expect("an object").extend(keys.as_object().expect("an object").clone());
+        self.node.network(json!({"name": "net", "plugins": [plugin]}))
+    }
+
+    fn state(&self, pod: &Pod) -> Snapshot {
+        Snapshot::take(&self.node, &[pod]).without(&["last_reserved_ip", "/.slipway/", "/lock", "folder "])
+    }
+
+    fn reservations(&self) -> Vec<String> {
+        let names = self.node.list("/var/lib/cni/networks/net").into_iter();
+        names.filter(|name| name.parse::<IpAddr>().is_ok()).collect()
+    }
+
+    /// Buses of our own making in the place of the machine's.
+    fn buses(&self) {
+        let node = &self.node;
+        node.cmd("mount -t tmpfs tmpfs /sys/bus");
+        node.cmd("mount -t tmpfs tmpfs /sys/devices");
+        for folder in [
+            "bus/pci/drivers/vfio-pci",
+            "bus/pci/drivers/ixgbe",
+            "bus/pci/devices/0000:01:00.0/net/dev0",
+            "bus/pci/devices/0000:02:00.0/virtio1/net/dev0",
+            "bus/pci/devices/0000:03:00.0",
+            "bus/pci/devices/0000:04:00.0",
+            "bus/auxiliary/devices/mlx5_core.sf.4/net/dev0",
+            "devices/pci0000:00/0000:01:00.0/net/dev0",
+        ] {
+            node.cmd(&format!("mkdir -p /sys/{folder}"));
+        }
+        for (device, driver) in [("1", "ixgbe"), ("2", "ixgbe"), ("3", "vfio-pci"), ("4", "ixgbe")] {
+            let device = format!("/sys/bus/pci/devices/0000:0{device}:00.0/driver");
+            node.cmd(&format!("ln -s ../../drivers/{driver} {device}"));
+        }
+    }
+}
+
+#[track_caller]
+fn add(network: &Network<'_>, pod: &Pod) -> Value {
+    network.add(&Attach::new(pod)).expect("ADD")
+}
+
+#[test]
+fn results_of_every_version() {
+    let world = World::new();
+    let pod = world.node.pod("pod");
+    for version in ["0.1.0", "0.2.0", "0.3.0", "0.3.1", "0.4.0", "1.0.0", "1.1.0"] {
+        if version > newest_version() {
+            continue;
+        }
+        let mut config = world.network(&json!({"dns": {"domain": "a.test"}})).configs(None).remove(0);
+        config["cniVersion"] = version.into();
+        let call =
+            |verb: &str| world.node.plugin("host-device").command(verb).for_pod(&pod).config(&config).run();
+        let text = serde_json::to_string_pretty(&call("ADD").ok()).expect("JSON");
+        let _ = call("DEL").ok();
+        world.node.cmd("rm -r /var/lib/cni/networks/net");
+        golden(&format!("host-device-{version}.json"), &text);
+    }
+}
+
+#[test]
+fn the_device_goes_there_and_comes_back() {
+    let world = World::new();
+    let pod = world.node.pod("pod");
+    let network = world.network(&json!({}));
+    let before = world.state(&pod);
+    let result = add(&network, &pod);
+    assert!(!world.node.has_link("dev0"));
+    let link = pod.link("eth0");
+    assert_eq!(
+        (link["ifalias"].as_str(), link["address"].as_str()),
+        (Some("dev0"), Some(world.mac.as_str()))
+    );
+    assert_eq!(result["interfaces"][0]["mac"], world.mac.as_str());
+    let servers = [pod.serve(Proto::Tcp, "[::]:80", "pod"), pod.serve(Proto::Udp, "[::]:80", "pod")];
+    for address in ["10.60.1.2", "fd00:60:1::2"] {
+        let address: IpAddr = address.parse().expect("an address");
+        for proto in Proto::ALL {
+            world.outside.expect(proto, (address, 80), "pod");
+        }
+    }
+    drop(servers);
+    network.check(&Attach::new(&pod)).expect("CHECK");
+    network.del(&Attach::new(&pod)).expect("DEL");
+    before.assert_same(&world.state(&pod));
+    peer_fails("fails when the device is home", || {
+        for netns in [pod.path().to_str().expect("text"), "", "/run/netns/gone"] {
+            network.del(&Attach::new(&pod).netns(netns)).expect("DEL again");
+            before.assert_same(&world.state(&pod));
+        }
+    });
+}
+
+#[test]
+fn it_is_found_by_name_address_path_and_bus() {
+    let world = World::new();
+    world.buses();
+    let pod = world.node.pod("pod");
+    let before = world.state(&pod);
+    for keys in [
+        json!({"device": "dev0"}),
+        json!({"device": "", "hwaddr": world.mac}),
+        json!({"device": "", "kernelpath": "/sys/devices/pci0000:00/0000:01:00.0"}),
+        json!({"device": "", "pciBusID": "0000:01:00.0"}),
+        json!({"device": "", "pciBusID": "0000:02:00.0"}),
+        json!({"device": "", "runtimeConfig": {"deviceID": "0000:01:00.0"}}),
+        json!({"device": "", "pciBusID": "0000:09:00.0", "runtimeConfig": {"deviceID": "mlx5_core.sf.4"}}),
+        // The name goes before all others.
+        json!({"hwaddr": "02:00:00:00:00:99", "pciBusID": "0000:04:00.0"}),
+    ] {
+        let network = world.network(&keys);
+        if is_peer() && keys["pciBusID"] == "0000:09:00.0" {
+            continue;
+        }
+        add(&network, &pod);
+        assert_eq!(pod.mac("eth0"), world.mac, "{keys}");
+        network.check(&Attach::new(&pod)).expect("CHECK");
+        network.del(&Attach::new(&pod)).expect("DEL");
+        before.assert_same(&world.state(&pod));
+    }
+}
+
+/// Such a device is no link of the kernel's: there is nothing to move.
+#[test]
+fn a_device_that_a_program_drives_has_only_addresses() {
+    let world = World::new();
+    world.buses();
+    let pod = world.node.pod("pod");
+    let network = world.network(&json!({"device": "", "pciBusID": "0000:03:00.0"}));
+    let before = world.state(&pod);
+    let result = add(&network, &pod);
+    let sandbox = pod.path().to_str().expect("text");
+    assert_eq!(result["interfaces"], json!([{"name": "eth0", "sandbox": sandbox}]));
+    assert_eq!(result["ips"][0], json!({"address": "10.60.1.2/24", "gateway": "10.60.1.1", "interface": 0}));
+    assert!(!pod.has_link("eth0"));
+    network.check(&Attach::new(&pod)).expect("CHECK");
+    network.del(&Attach::new(&pod)).expect("DEL");
+    before.assert_same(&world.state(&pod));
+    let network = world.network(&json!({"device": "", "pciBusID": "0000:03:00.0", "ipam": {}}));
+    assert_eq!(add(&network, &pod)["ips"], Value::Null);
+    network.del(&Attach::new(&pod)).expect("DEL");
+}
+
+#[test]
+fn what_cannot_be_found_is_named() {
+    let world = World::new();
+    world.buses();
+    let pod = world.node.pod("pod");
+    for (keys, text) in [
+        (json!({"device": "absent"}), "failed to find host device: Link not found"),
+        (json!({"device": ""}), "specify either \"device\", \"hwaddr\", \"kernelpath\" or \"pciBusID\""),
+        (
+            json!({"device": "", "hwaddr": "02:00:00:00:00:77"}),
+            "failed to find host device: failed to find physical interface",
+        ),
+        (
+            json!({"device": "", "hwaddr": "zz"}),
+            "failed to find host device: failed to parse MAC address \"zz\": address zz: invalid MAC address",
+        ),
+        (
+            json!({"device": "", "kernelpath": "/etc"}),
+            "failed to find host device: kernel device path \"/etc\" must be absolute and begin with /sys/devices/",
+        ),
+        (
+            json!({"device": "", "pciBusID": "0000:09:00.0"}),
+            "error with host device: lstat /sys/bus/pci/devices/0000:09:00.0: ",
+        ),
+        (
+            json!({"device": "", "pciBusID": "0000:04:00.0"}),
+            "failed to find host device: no net directory under pci device 0000:04:00.0",
+        ),
+        (
+            json!({"device": "", "runtimeConfig": {"deviceID": "0000:09:00.0"}}),
+            "runtime config DeviceID 0000:09:00.0 not found or unsupported",
+        ),
+    ] {
+        let before = world.state(&pod);
+        let failure = world.network(&keys).add(&Attach::new(&pod)).expect_err("nothing is there");
+        assert!(failure.error.msg.starts_with(text), "{text:?}: {failure}");
+        before.assert_same(&world.state(&pod));
+    }
+    peer_fails("leads anywhere below /sys", || {
+        let keys = json!({"device": "", "kernelpath": "/sys/devices/../bus/pci/devices/0000:01:00.0"});
+        let failure = world.network(&keys).add(&Attach::new(&pod)).expect_err("it leads elsewhere");
+        assert_eq!(failure.error.code, 7, "{failure}");
+    });
+}
+
+#[test]
+fn a_failed_add_brings_it_home_as_it_was() {
+    let world = World::new();
+    let pod = world.node.pod("pod");
+    peer_fails("the device stays in the container", || {
+        for flag in ["down", "up"] {
+            world.node.cmd(&format!("ip link set dev0 {flag}"));
+            let full = json!({"type": "host-local", "subnet": "10.60.9.0/24", "rangeStart": "10.60.9.5",
+                "rangeEnd": "10.60.9.5", "dataDir": "/run/full"});
+            world.node.write("/run/full/net/10.60.9.5", "somebody\r\neth0");
+            let unreachable = json!({"type": "host-local", "subnet": "10.60.1.0/24",
+                "routes": [{"dst": "10.9.0.0/16", "gw": "10.8.0.1"}]});
+            for (ipam, part) in [
+                (json!({"type": "absent"}), "absent"),
+                (full, "no IP addresses available"),
+                (unreachable, "10.9.0.0/16"),
+            ] {
+                let before = world.state(&pod);
+                let failure = world
+                    .network(&json!({"ipam": ipam}))
+                    .add(&Attach::new(&pod))
+                    .expect_err("ADD should fail");
+                assert!(failure.to_string().contains(part), "{part:?} is not in: {failure}");
+                before.assert_same(&world.state(&pod));
+            }
+        }
+    });
+}
+
+#[test]
+fn the_containers_name_may_be_taken() {
+    let world = World::new();
+    let pod = world.node.pod("pod");
+    peer_fails("another text", || {
+        pod.cmd("ip link add eth0 type bridge");
+        let before = world.state(&pod);
+        let failure = world.network(&json!({})).add(&Attach::new(&pod)).expect_err("the name is taken");
+        assert!(failure.error.msg.contains("already exists"), "{failure}");
+        before.assert_same(&world.state(&pod));
+    });
+}
+
+/// The container and the node have links of each other's names.
+#[test]
+fn names_are_apart() {
+    let world = World::new();
+    let pod = world.node.pod("pod");
+    world.node.cmd("ip link add eth0 type bridge");
+    pod.cmd("ip link add dev0 type bridge");
+    let network = world.network(&json!({}));
+    let before = world.state(&pod);
+    add(&network, &pod);
+    assert_eq!(pod.mac("eth0"), world.mac);
+    network.del(&Attach::new(&pod)).expect("DEL");
+    before.assert_same(&world.state(&pod));
+}
+
+#[test]
+fn a_name_that_was_taken_meanwhile_is_waited_for() {
+    let world = World::new();
+    let pod = world.node.pod("pod");
+    let network = world.network(&json!({}));
+    let before = world.state(&pod);
+    add(&network, &pod);
+    world.node.cmd("ip link add dev0 type bridge");
+    let failure = network.del(&Attach::new(&pod)).expect_err("there is a link of that name");
+    assert!(failure.error.msg.contains("dev0"), "{failure}");
+    world.node.cmd("ip link delete dev0");
+    peer_fails("does not find the device again", || {
+        network.del(&Attach::new(&pod)).expect("DEL");
+        before.assert_same(&world.state(&pod));
+    });
+}
+
+/// Here the kernel takes the device with the namespace, as it is one end of a pair; it brings real ones
+/// back to the node.
+#[test]
+fn the_address_is_free_when_the_namespace_is_gone() {
+    peer_fails("DEL fails and leaves the address", || {
+        for netns in ["", "/run/netns/gone"] {
+            let world = World::new();
+            let pod = world.node.pod("pod");
+            let network = world.network(&json!({}));
+            add(&network, &pod);
+            let attach = Attach::new(&pod).netns(netns);
+            pod.remove();
+            network.forget();
+            network.del(&attach).expect("DEL");
+            assert!(world.reservations().is_empty(), "{netns:?}");
+        }
+    });
+}
+
+/// What the kernel does with a real device when its namespace goes: it is on the node again, down, under
+/// the name that it had in the container, or `dev` and its number where that is taken.
+#[test]
+fn a_device_that_came_back_by_itself_gets_its_name_again() {
+    peer_fails("leaves it as it is", || {
+        let world = World::new();
+        let pod = world.node.pod("pod");
+        let network = world.network(&json!({}));
+        let before = world.state(&pod);
+        for name in ["eth0", "dev12", "dev0"] {
+            world.node.cmd(&format!("ip link set dev0 name {name} alias dev0"));
+            network.del(&Attach::new(&pod).netns("")).expect("DEL");
+            before.assert_same(&world.state(&pod));
+        }
+        // Somebody else's alias, and a link that is in use, are left alone.
+        for (name, alias, flag) in [("dev0", "uplink", "down"), ("eth0", "dev0", "up")] {
+            world.node.cmd(&format!("ip link set dev0 name {name} alias {alias}"));
+            world.node.cmd(&format!("ip link set {name} {flag}"));
+            let as_it_is = world.state(&pod);
+            network.del(&Attach::new(&pod)).expect("DEL");
+            as_it_is.assert_same(&world.state(&pod));
+            world.node.cmd(&format!("ip link set {name} down"));
+            world.node.cmd(&format!("ip link set {name} name dev0 alias {alias}"));
+        }
+    });
+}
+
+#[test]
+fn a_link_that_does_not_say_where_it_belongs_stays() {
+    let world = World::new();
+    let pod = world.node.pod("pod");
+    pod.cmd("ip link add eth0 type bridge");
+    let failure = world.network(&json!({})).del(&Attach::new(&pod)).expect_err("whose is it?");
+    assert_eq!(failure.error.msg, "failed to find original ifname for \"eth0\" (alias is not set)");
+    assert!(pod.has_link("eth0"));
+}
+
+/// An alias that is no name of a link, or a hostile one, moves nothing.
+#[test]
+fn a_hostile_alias_moves_nothing() {
+    let world = World::new();
+    let pod = world.node.pod("pod");
+    let network = world.network(&json!({}));
+    add(&network, &pod);
+    for alias in ["../../etc", "a:b", "sixteen-letters-"] {
+        pod.cmd(&format!("ip link set eth0 alias {alias}"));
+        network.del(&Attach::new(&pod)).expect_err("no name");
+        assert!(pod.has_link("eth0") && world.reservations().is_empty() != is_peer());
+    }
+    pod.cmd("ip link set eth0 alias dev0");
+    network.del(&Attach::new(&pod)).expect("DEL");
+    assert!(world.node.has_link("dev0"));
+}
+
+#[test]
+fn check_finds_what_has_changed() {
+    let world = World::new();
+    let pod = world.node.pod("pod");
+    let network = world.network(&json!({}));
+    add(&network, &pod);
+    let differs = |text: &str| {
+        let failure = network.check(&Attach::new(&pod)).expect_err("CHECK should notice");
+        assert!(failure.error.msg.contains(text), "{text:?} is not in: {failure}");
+    };
+    pod.cmd("ip address delete 10.60.1.2/24 dev eth0");
+    differs("Failed to match addr 10.60.1.2/24 on interface eth0");
+    pod.cmd("ip address add 10.60.1.2/24 dev eth0");
+    differs("Expected Route 0.0.0.0/0");
+    pod.cmd("ip route add default via 10.60.1.1 dev eth0");
+    network.check(&Attach::new(&pod)).expect("CHECK");
+    pod.cmd("ip link set eth0 address 02:00:00:00:00:77");
+    differs(&format!("Interface eth0 Mac {} doesn't match container Mac: 02:00:00:00:00:77", world.mac));
+    network.forget();
+    differs("Required prevResult missing");
+}
+
+#[test]
+fn without_ipam_the_link_is_just_on() {
+    let world = World::new();
+    let pod = world.node.pod("pod");
+    let network = world.network(&json!({"ipam": {}, "dns": {"domain": "a.test"}}));
+    let before = world.state(&pod);
+    let result = add(&network, &pod);
+    assert_eq!((&result["ips"], &result["dns"]), (&Value::Null, &Value::Null));
+    pod.wait_up("eth0");
+    network.check(&Attach::new(&pod)).expect("CHECK");
+    network.del(&Attach::new(&pod)).expect("DEL");
+    before.assert_same(&world.state(&pod));
+}
+
+#[test]
+fn gc_and_status_are_ipams() {
+    peer_fails("GC does nothing, STATUS does not see that the range is exhausted", || {
+        let world = World::new();
+        let pod = world.node.pod("pod");
+        let network = world.network(&json!({"ipam": {"type": "host-local", "subnet": "10.60.1.0/30"}}));
+        network.status().expect("one address is free");
+        add(&network, &pod);
+        assert_eq!(network.status().expect_err("none is free").error.code, 50);
+        let attach = Attach::new(&pod);
+        network.gc(&[&attach]).expect("GC");
+        assert_eq!(world.reservations(), ["10.60.1.2"]);
+        network.forget();
+        network.gc_plugins(&json!([])).expect("GC");
+        assert!(world.reservations().is_empty());
+        // The link is the container's still: nothing tells whose it is.
+        assert!(pod.has_link("eth0"));
+        network.del(&attach).expect("DEL");
+        assert!(world.node.has_link("dev0"));
+    });
+}
+
+/// Each side brings home what the other one has moved.
+#[test]
+fn the_reference_and_ours_bring_each_others_home() {
+    let reference = std::path::Path::new("/usr/lib/cni/host-device");
+    if is_peer() {
+        return;
+    }
+    if !reference.exists() {
+        slipway_tests::skip!("the reference's host-device in /usr/lib/cni");
+    }
+    let world = World::new();
+    let pod = world.node.pod("pod");
+    let mut config = world.network(&json!({"ipam": {}})).configs(None).remove(0);
+    config["cniVersion"] = "1.0.0".into();
+    let ours = |verb: &str| world.node.plugin("host-device").command(verb).for_pod(&pod).config(&config);
+    let before = world.state(&pod);
+    let _ = ours("ADD").run().ok();
+    let _ = ours("DEL").instead(reference).run().ok();
+    assert_eq!(world.node.mac("dev0"), world.mac);
+    // Older ones leave the alias.
+    let _ = ours("ADD").instead(reference).run().ok();
+    let _ = ours("DEL").run().ok();
+    before.assert_same(&world.state(&pod));
+}
