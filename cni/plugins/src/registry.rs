@@ -6,6 +6,7 @@ use crate::interface::host_device::HostDevice;
 use crate::interface::loopback::Loopback;
 use crate::interface::macvlan::Macvlan;
 use crate::interface::ptp::Ptp;
+use crate::interface::tap::Tap;
 use crate::ipam::host_local::HostLocal;
 use crate::ipam::r#static::Static;
 use crate::meta::flannel::Flannel;
@@ -16,7 +17,7 @@ use crate::plugin::Plugin;
 
 /// All plugins, by name.
 pub static PLUGINS: &[&dyn Plugin] =
-    &[&Bridge, &Flannel, &HostDevice, &HostLocal, &Loopback, &Macvlan, &Noop, &Portmap, &Ptp, &Static];
+    &[&Bridge, &Flannel, &HostDevice, &HostLocal, &Loopback, &Macvlan, &Noop, &Portmap, &Ptp, &Static, &Tap];
 
 /// The plugin of that `type`.
 #[must_use]

@@ -6,3 +6,4 @@ pub mod loopback;
 pub mod macvlan;
 pub mod ptp;
 mod shared;
+pub mod tap;

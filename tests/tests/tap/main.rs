@@ -1,0 +1,184 @@
+//! The tap plugin: every key, and frames that a program reads and writes at the other end.
+
+mod program;
+#[path = "../single/mod.rs"]
+mod single;
+
+use cni_kernel::tap::Queues;
+use serde_json::{Value, json};
+use slipway_tests::{Attach, Pod, peer_fails, skip};
+
+use program::Program;
+use single::{World, add, address};
+
+const PLUGIN: &str = "tap";
+/// What tests are skipped for.
+const NEEDS: &str = "tap links";
+
+fn plugin(_: u16) -> Value {
+    json!({})
+}
+
+fn info(pod: &Pod) -> Value {
+    let link = pod.link("eth0");
+    assert_eq!(link["linkinfo"]["info_kind"], "tun", "{link}");
+    link["linkinfo"]["info_data"].clone()
+}
+
+#[test]
+fn a_program_reads_and_writes_the_frames() {
+    let Some(world) = World::new() else { skip!(NEEDS) };
+    let pod = world.node.pod("pod");
+    let result = add(&world.network(1, &json!({})), &pod);
+    let data = info(&pod);
+    assert_eq!((&data["type"], &data["persist"], &data["pi"]), (&json!("tap"), &json!(true), &json!(false)));
+    let program = Program::attach(&pod, "eth0", Queues::One);
+    pod.wait_up("eth0");
+    // The container asks for its gateway, which is the program.
+    let gateway: std::net::Ipv4Addr = "10.60.1.1".parse().expect("an address");
+    let asked = std::thread::scope(|scope| {
+        let ping = scope.spawn(|| pod.ping(gateway.into()));
+        let asked = program.answer_for(gateway);
+        ping.join().expect("no panic").expect("the program answers");
+        asked
+    });
+    assert_eq!(std::net::IpAddr::from(asked), address(&result, 0));
+}
+
+#[test]
+fn there_may_be_several_queues() {
+    let Some(world) = World::new() else { skip!(NEEDS) };
+    let (one, two) = (world.node.pod("one"), world.node.pod("two"));
+    add(&world.network(1, &json!({})), &one);
+    add(&world.network(1, &json!({"multiQueue": true})), &two);
+    assert_eq!(
+        (info(&one)["multi_queue"].clone(), info(&two)["multi_queue"].clone()),
+        (json!(false), json!(true))
+    );
+    let _queues = [Queues::Several; 2].map(|queues| Program::attach(&two, "eth0", queues));
+    assert_eq!(info(&two)["numqueues"], 2);
+}
+
+#[test]
+fn owner_and_group_may_open_it() {
+    let Some(world) = World::new() else { skip!(NEEDS) };
+    for (number, (keys, owner, group)) in [
+        (json!({}), None, None),
+        (json!({"owner": 1}), Some("daemon"), None),
+        (json!({"group": 0}), None, Some("root")),
+        (json!({"owner": 1, "group": 2}), Some("daemon"), Some("bin")),
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        let pod = world.node.pod(&format!("pod{number}"));
+        add(&world.network(1, &keys), &pod);
+        let data = info(&pod);
+        assert_eq!((data["user"].as_str(), data["group"].as_str()), (owner, group), "{data}");
+    }
+}
+
+#[test]
+fn mtu_and_address_are_as_asked() {
+    let Some(world) = World::new() else { skip!(NEEDS) };
+    let pod = world.node.pod("pod");
+    let network = world.network(1, &json!({"mtu": 1400, "mac": "02:00:00:00:00:03"}));
+    let attach = Attach::new(&pod).args("IgnoreUnknown=1;MAC=02:00:00:00:00:02");
+    let result = network.add(&attach).expect("ADD");
+    assert_eq!(result["interfaces"][0]["mac"], "02:00:00:00:00:02");
+    assert_eq!(
+        (pod.link("eth0")["mtu"].clone(), pod.mac("eth0").as_str()),
+        (json!(1400), "02:00:00:00:00:02")
+    );
+}
+
+#[test]
+fn it_may_be_a_port_of_a_bridge_in_the_container() {
+    let Some(world) = World::new() else { skip!(NEEDS) };
+    let pod = world.node.pod("pod");
+    pod.cmd("ip link add br0 type bridge");
+    let network = world.network(1, &json!({"bridge": "br0"}));
+    add(&network, &pod);
+    assert_eq!(pod.link("eth0")["master"], "br0");
+    network.del(&Attach::new(&pod)).expect("DEL");
+    assert!(pod.has_link("br0") && !pod.has_link("eth0"));
+    peer_fails("the link stays", || {
+        let before = world.state(&[&pod]);
+        let network = world.network(1, &json!({"bridge": "absent"}));
+        let failure = network.add(&Attach::new(&pod)).expect_err("there is none");
+        assert_eq!(failure.error.msg, "failed to get bridge absent: Link not found");
+        before.assert_same(&world.state(&[&pod]));
+    });
+}
+
+#[test]
+fn without_ipam_the_link_is_just_on() {
+    let Some(world) = World::new() else { skip!(NEEDS) };
+    let pod = world.node.pod("pod");
+    let network = world.network(1, &json!({"ipam": {}, "dns": {"domain": "a.test"}}));
+    let result = add(&network, &pod);
+    assert_eq!((&result["ips"], &result["dns"]), (&Value::Null, &json!({"domain": "a.test"})));
+    assert!(pod.link("eth0")["flags"].as_array().expect("flags").contains(&"UP".into()));
+    network.check(&Attach::new(&pod)).expect("CHECK");
+    network.del(&Attach::new(&pod)).expect("DEL");
+    assert!(!pod.has_link("eth0"));
+}
+
+/// IPv6 addresses are not probed for: nobody is at the other end, so that a probe would never end.
+#[test]
+fn it_does_not_wait_for_the_program() {
+    let Some(world) = World::new() else { skip!(NEEDS) };
+    let pod = world.node.pod("pod");
+    pod.sysctl("net/ipv6/conf/default/accept_dad", "1");
+    peer_fails("waits for five seconds", || {
+        let begin = std::time::Instant::now();
+        add(&world.network(1, &json!({})), &pod);
+        let spent = begin.elapsed();
+        assert!(spent < std::time::Duration::from_secs(4), "{spent:?}");
+        let addresses = pod.cmd("ip address show dev eth0");
+        let line = addresses.lines().find(|line| line.contains("fd00:60:1::2/64")).expect("the address");
+        assert!(!line.contains("tentative"), "{addresses}");
+    });
+}
+
+/// Where there is no SELinux, a context cannot be given.
+#[test]
+fn a_context_needs_selinux() {
+    let Some(world) = World::new() else { skip!(NEEDS) };
+    if std::path::Path::new("/sys/fs/selinux/enforce").exists() {
+        return;
+    }
+    let pod = world.node.pod("pod");
+    peer_fails("the link stays, from an earlier step", || {
+        let before = world.state(&[&pod]);
+        let context = "system_u:system_r:container_t:s0";
+        let failure = world
+            .network(1, &json!({"selinuxContext": context}))
+            .add(&Attach::new(&pod))
+            .expect_err("there is no SELinux");
+        assert!(failure.error.msg.contains("failed set socket label: "), "{failure}");
+        before.assert_same(&world.state(&[&pod]));
+    });
+}
+
+#[test]
+fn bad_values_are_named_and_change_nothing() {
+    let Some(world) = World::new() else { skip!(NEEDS) };
+    let pod = world.node.pod("pod");
+    peer_fails("other codes, and some are not noticed", || {
+        for (keys, part) in [
+            (json!({"multiQueue": "yes"}), "multiQueue"),
+            (json!({"owner": -1}), "owner"),
+            (json!({"group": 4_294_967_296_u64}), "group"),
+            (json!({"mtu": 67}), "invalid MTU 67"),
+            (json!({"mac": "02:zz"}), "invalid args 02:zz for MAC addr"),
+            (json!({"bridge": "a/b"}), "key \"bridge\""),
+        ] {
+            let before = world.state(&[&pod]);
+            let failure = world.network(1, &keys).add(&Attach::new(&pod)).expect_err("bad value");
+            assert_eq!(failure.error.code, 7, "{failure}");
+            assert!(failure.to_string().contains(part), "{part} is not in: {failure}");
+            before.assert_same(&world.state(&[&pod]));
+        }
+    });
+}
