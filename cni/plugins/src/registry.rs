@@ -2,6 +2,7 @@
 //! that every plugin has its page and its suite.
 
 use crate::interface::bridge::Bridge;
+use crate::interface::dummy::Dummy;
 use crate::interface::host_device::HostDevice;
 use crate::interface::loopback::Loopback;
 use crate::interface::macvlan::Macvlan;
@@ -16,8 +17,20 @@ use crate::operator::cnitool;
 use crate::plugin::Plugin;
 
 /// All plugins, by name.
-pub static PLUGINS: &[&dyn Plugin] =
-    &[&Bridge, &Flannel, &HostDevice, &HostLocal, &Loopback, &Macvlan, &Noop, &Portmap, &Ptp, &Static, &Tap];
+pub static PLUGINS: &[&dyn Plugin] = &[
+    &Bridge,
+    &Dummy,
+    &Flannel,
+    &HostDevice,
+    &HostLocal,
+    &Loopback,
+    &Macvlan,
+    &Noop,
+    &Portmap,
+    &Ptp,
+    &Static,
+    &Tap,
+];
 
 /// The plugin of that `type`.
 #[must_use]

@@ -1,6 +1,7 @@
 //! Plugins that make or set up a link.
 
 pub mod bridge;
+pub mod dummy;
 pub mod host_device;
 pub mod loopback;
 pub mod macvlan;

@@ -1,0 +1,58 @@
+//! The dummy plugin.
+
+#[path = "../single/mod.rs"]
+mod single;
+
+use serde_json::{Value, json};
+use slipway_tests::{Attach, Proto, peer_fails, skip};
+
+use single::{World, add, address};
+
+const PLUGIN: &str = "dummy";
+/// What tests are skipped for.
+const NEEDS: &str = "dummy links";
+
+fn plugin(_: u16) -> Value {
+    json!({})
+}
+
+#[test]
+fn the_container_answers_at_its_address_and_nobody_else() {
+    let Some(world) = World::new() else { skip!(NEEDS) };
+    let pod = world.node.pod("pod");
+    let result = add(&world.network(1, &json!({})), &pod);
+    assert_eq!(pod.link("eth0")["linkinfo"]["info_kind"], "dummy");
+    pod.cmd("ip link set lo up");
+    let _server = pod.serve(Proto::Tcp, "[::]:80", "pod");
+    for family in [0, 1] {
+        pod.expect(Proto::Tcp, (address(&result, family), 80), "pod");
+    }
+    // What it sends is dropped.
+    pod.expect_none(Proto::Udp, (std::net::IpAddr::from([10, 60, 1, 1]), 80));
+}
+
+#[test]
+fn ipam_is_required() {
+    let Some(world) = World::new() else { skip!(NEEDS) };
+    let pod = world.node.pod("pod");
+    let network = world.network(1, &json!({"ipam": {}}));
+    let before = world.state(&[&pod]);
+    let failure = network.add(&Attach::new(&pod)).expect_err("no IPAM");
+    assert_eq!(failure.error.msg, "dummy interface requires an IPAM configuration");
+    before.assert_same(&world.state(&[&pod]));
+    peer_fails("asks the IPAM plugin that is not named", || {
+        assert_eq!(failure.error.code, 7);
+        network.del(&Attach::new(&pod)).expect("DEL");
+    });
+}
+
+#[test]
+fn the_resolvers_are_ipams() {
+    let Some(world) = World::new() else { skip!(NEEDS) };
+    let pod = world.node.pod("pod");
+    world.node.write("/var/lib/resolv.conf", "nameserver 192.0.2.53\n");
+    let ipam = json!({"type": "host-local", "subnet": "10.60.1.0/24", "resolvConf": "/var/lib/resolv.conf"});
+    let keys = json!({"ipam": ipam, "dns": {"domain": "a.test"}});
+    let result = add(&world.network(1, &keys), &pod);
+    assert_eq!(result["dns"], json!({"nameservers": ["192.0.2.53"]}));
+}
