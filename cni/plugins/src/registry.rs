@@ -4,6 +4,7 @@
 use crate::interface::bridge::Bridge;
 use crate::interface::dummy::Dummy;
 use crate::interface::host_device::HostDevice;
+use crate::interface::ipvlan::Ipvlan;
 use crate::interface::loopback::Loopback;
 use crate::interface::macvlan::Macvlan;
 use crate::interface::ptp::Ptp;
@@ -23,6 +24,7 @@ pub static PLUGINS: &[&dyn Plugin] = &[
     &Flannel,
     &HostDevice,
     &HostLocal,
+    &Ipvlan,
     &Loopback,
     &Macvlan,
     &Noop,

@@ -3,6 +3,7 @@
 pub mod bridge;
 pub mod dummy;
 pub mod host_device;
+pub mod ipvlan;
 pub mod loopback;
 pub mod macvlan;
 pub mod ptp;

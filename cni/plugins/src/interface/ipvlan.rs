@@ -1,0 +1,199 @@
+//! `ipvlan`: gives a container a link of its own, with the Ethernet address of a link of the node's.
+
+use cni_kernel::route::{DuplicateDetection, IpvlanMode, Link, LinkChange, LinkKind, NewKind};
+use cni_spec::{AddResult, CniError, NetConf};
+use serde::Deserialize;
+
+use super::shared::check::wrong;
+use super::shared::container::Setting;
+use super::shared::single::check::{Expected, check, not_of_type};
+use super::shared::single::keys::Below;
+use super::shared::single::{Addresses, Recipe, Site, remove};
+use crate::plugin::{NodeRequest, Plugin, Request};
+use crate::skel::delegate;
+
+/// The `ipvlan` plugin.
+#[derive(Debug)]
+pub struct Ipvlan;
+
+/// As `arp_notify` for IPv6.
+const SETTINGS: &[Setting] = &[("ndisc_notify", "1")];
+
+impl Plugin for Ipvlan {
+    fn name(&self) -> &'static str {
+        "ipvlan"
+    }
+
+    fn summary(&self) -> &'static str {
+        "gives a container a link with the Ethernet address of a link of the node's"
+    }
+
+    fn add(&self, request: &Request<'_>) -> Result<AddResult, CniError> {
+        let mut settings = Settings::new(request.config)?;
+        settings.chain(request.config.prev_result.as_ref())?;
+        let recipe = Recipe {
+            request,
+            plugin: "ipvlan",
+            addresses: addresses(request),
+            dns: Some(settings.below.dns.clone()),
+            ipam_failed: "",
+            settings: SETTINGS,
+            detection: DuplicateDetection::AsLink,
+        };
+        recipe.add(|site| settings.make(site))
+    }
+
+    fn del(&self, request: &Request<'_>) -> Result<(), CniError> {
+        remove::del(request, |kind| matches!(kind, LinkKind::Ipvlan(_)))
+    }
+
+    fn check(&self, request: &Request<'_>) -> Result<(), CniError> {
+        let settings = Settings::new(request.config)?;
+        let is_asked_for = |link: &Link| settings.compare(link);
+        check(request, &Expected { no_result: "Required prevResult missing", link: &is_asked_for })?;
+        if settings.below.master.is_some() {
+            settings.below.find(&Site::open(request)?)?;
+        }
+        Ok(())
+    }
+
+    fn gc(&self, request: &NodeRequest<'_>) -> Result<(), CniError> {
+        remove::gc(request)
+    }
+
+    fn status(&self, request: &NodeRequest<'_>) -> Result<(), CniError> {
+        let settings = Settings::new(request.config)?;
+        // Without the key it may be that of the plugin before, which is not known here.
+        if settings.below.master.is_some() {
+            settings.below.status()?;
+        }
+        if request.config.ipam.is_empty() { Ok(()) } else { delegate::ipam_status(request) }
+    }
+}
+
+/// IPAM's; without IPAM those of the plugin before. One of the two must be there.
+fn addresses(request: &Request<'_>) -> Addresses {
+    match &request.config.prev_result {
+        Some(previous) if request.config.ipam.is_empty() && !previous.ips.is_empty() => {
+            Addresses::Given(previous.clone())
+        }
+        _ => Addresses::Ipam,
+    }
+}
+
+/// What the configuration asks for, checked.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Settings {
+    below: Below,
+    mode: IpvlanMode,
+    mtu: Option<u32>,
+}
+
+/// The keys as they are written.
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+struct Keys {
+    mode: String,
+}
+
+impl Settings {
+    fn new(config: &NetConf) -> Result<Self, CniError> {
+        let keys: Keys = config.decode()?;
+        let mode = match keys.mode.as_str() {
+            "" => IpvlanMode::L2,
+            name => IpvlanMode::from_name(name)
+                .ok_or_else(|| CniError::config(format!("unknown ipvlan mode: {name:?}")))?,
+        };
+        let below = Below::new(config)?;
+        let wrong = || CniError::config(format!("key \"mtu\": invalid MTU {}", below.mtu));
+        let mtu = u32::try_from(below.mtu).map_err(|_| wrong())?;
+        Ok(Self { below, mode, mtu: (mtu != 0).then_some(mtu) })
+    }
+
+    /// Chained behind another plugin, the link below is the one that it made.
+    fn chain(&mut self, previous: Option<&AddResult>) -> Result<(), CniError> {
+        let (None, Some(previous)) = (&self.below.master, previous) else { return Ok(()) };
+        match previous.interfaces.as_slice() {
+            [only] if !only.name.is_empty() => self.below.master = Some(only.name.clone()),
+            _ => {
+                return Err(CniError::config(
+                    "chained master failure. PrevResult lacks a single named interface",
+                ));
+            }
+        }
+        Ok(())
+    }
+
+    fn make(&self, site: &Site) -> Result<LinkChange, CniError> {
+        let master = self.below.find(site)?;
+        let made = self.below.create(site, &master, NewKind::Ipvlan(self.mode), (None, self.mtu));
+        made.map_err(|error| CniError::internal(format!("failed to create ipvlan: {error}")))?;
+        // The neighbours shall learn at once that an address has moved to this link.
+        Ok(LinkChange::new().arp_notify())
+    }
+
+    fn compare(&self, link: &Link) -> Result<(), CniError> {
+        match link.kind {
+            LinkKind::Ipvlan(mode) if mode == self.mode => Ok(()),
+            LinkKind::Ipvlan(mode) => Err(wrong(format!(
+                "Container IPVlan mode {} does not match expected value: {}",
+                mode.name(),
+                self.mode.name()
+            ))),
+            _ => Err(not_of_type(link, "ipvlan")),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use cni_spec::Interface;
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    fn settings(keys: &Value) -> Result<Settings, CniError> {
+        let mut all = json!({"cniVersion": "1.1.0", "name": "net", "type": "ipvlan"});
+        all.as_object_mut().unwrap().extend(keys.as_object().unwrap().clone());
+        Settings::new(&NetConf::parse(all.to_string()).unwrap())
+    }
+
+    #[test]
+    fn modes() {
+        for (name, mode) in
+            [("", IpvlanMode::L2), ("l2", IpvlanMode::L2), ("l3", IpvlanMode::L3), ("l3s", IpvlanMode::L3s)]
+        {
+            assert_eq!(settings(&json!({"mode": name})).unwrap().mode, mode);
+        }
+        let error = settings(&json!({"mode": "L4"})).unwrap_err();
+        assert_eq!((error.msg.as_str(), error.code.number()), ("unknown ipvlan mode: \"L4\"", 7));
+    }
+
+    #[test]
+    fn a_negative_mtu_is_refused_by_name() {
+        assert_eq!(settings(&json!({"mtu": 1400})).unwrap().mtu, Some(1400));
+        let error = settings(&json!({"mtu": -1})).unwrap_err();
+        assert_eq!(error.msg, "key \"mtu\": invalid MTU -1");
+    }
+
+    #[test]
+    fn behind_another_plugin_its_link_is_the_one_below() {
+        let result = |names: &[&str]| AddResult {
+            interfaces: names
+                .iter()
+                .map(|name| Interface { name: (*name).to_owned(), ..Interface::default() })
+                .collect(),
+            ..AddResult::default()
+        };
+        let chained = |keys: Value, names: &[&str]| {
+            let mut settings = settings(&keys).unwrap();
+            settings.chain(Some(&result(names))).map(|()| settings.below.master)
+        };
+        assert_eq!(chained(json!({}), &["bond0"]).unwrap().as_deref(), Some("bond0"));
+        assert_eq!(chained(json!({"master": "eth0"}), &["a", "b"]).unwrap().as_deref(), Some("eth0"));
+        for names in [&[][..], &[""], &["a", "b"]] {
+            let error = chained(json!({}), names).unwrap_err();
+            assert_eq!(error.msg, "chained master failure. PrevResult lacks a single named interface");
+        }
+    }
+}
