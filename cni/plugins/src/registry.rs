@@ -9,6 +9,7 @@ use crate::interface::loopback::Loopback;
 use crate::interface::macvlan::Macvlan;
 use crate::interface::ptp::Ptp;
 use crate::interface::tap::Tap;
+use crate::interface::vlan::Vlan;
 use crate::ipam::host_local::HostLocal;
 use crate::ipam::r#static::Static;
 use crate::meta::flannel::Flannel;
@@ -32,6 +33,7 @@ pub static PLUGINS: &[&dyn Plugin] = &[
     &Ptp,
     &Static,
     &Tap,
+    &Vlan,
 ];
 
 /// The plugin of that `type`.

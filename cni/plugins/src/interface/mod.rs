@@ -9,3 +9,4 @@ pub mod macvlan;
 pub mod ptp;
 mod shared;
 pub mod tap;
+pub mod vlan;
