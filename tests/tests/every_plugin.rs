@@ -2,7 +2,7 @@
 //! plugin of the registry without a line in the table below fails the last test.
 
 use serde_json::{Value, json};
-use slipway_tests::{Attach, BridgeNetfilter, Node, Proto, Snapshot, is_peer};
+use slipway_tests::{Attach, BridgeNetfilter, Node, Proto, Snapshot, is_peer, lacks, skip};
 
 /// A test for each plugin: in which list it is tried, and for which link.
 macro_rules! every_plugin {
@@ -11,6 +11,9 @@ macro_rules! every_plugin {
         $(
             #[test]
             fn $test() {
+                if let Some(feature) = lacks($name) {
+                    skip!(feature);
+                }
                 comes_and_goes($name, $ifname, &$list);
             }
         )*
@@ -19,13 +22,19 @@ macro_rules! every_plugin {
 
 every_plugin! {
     bridge: "bridge" for "eth0" in json!([bridged()]);
+    dummy: "dummy" for "eth0" in json!([{"type": "dummy", "ipam": ipam()}]);
     flannel: "flannel" for "eth0" in json!([{"type": "flannel", "delegate": {"isDefaultGateway": true}}, published()]);
+    host_device: "host-device" for "eth0" in json!([{"type": "host-device", "device": "dev0", "ipam": ipam()}]);
     host_local: "host-local" for "eth0" in json!([{"type": "host-local", "ipam": ipam()}]);
+    ipvlan: "ipvlan" for "eth0" in json!([{"type": "ipvlan", "master": "out0", "ipam": ipam()}]);
     loopback: "loopback" for "lo" in json!([{"type": "loopback"}]);
+    macvlan: "macvlan" for "eth0" in json!([{"type": "macvlan", "master": "out0", "ipam": ipam()}]);
     noop: "noop" for "eth0" in json!([{"type": "ptp", "ipam": ipam()}, {"type": "noop"}]);
     portmap: "portmap" for "eth0" in json!([bridged(), published()]);
     ptp: "ptp" for "eth0" in json!([{"type": "ptp", "ipMasq": true, "ipam": ipam()}, published()]);
     r#static: "static" for "eth0" in json!([{"type": "ptp", "ipam": fixed()}, published()]);
+    tap: "tap" for "eth0" in json!([{"type": "tap", "ipam": ipam()}]);
+    vlan: "vlan" for "eth0" in json!([{"type": "vlan", "master": "out0", "vlanId": 5, "ipam": ipam()}]);
 }
 
 fn bridged() -> Value {
@@ -56,6 +65,8 @@ fn comes_and_goes(plugin: &str, ifname: &str, plugins: &Value) {
     let node = Node::new();
     node.bridge_netfilter(BridgeNetfilter::Off);
     let client = node.host("client");
+    // A device that is moved.
+    node.cmd("ip link add dev0 type veth peer name wire0 netns client");
     let pod = node.pod("pod");
     // What flanneld writes.
     let share =

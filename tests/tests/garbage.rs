@@ -5,7 +5,7 @@
 //! run: a failure prints the seed.
 
 use serde_json::{Map, Value, json};
-use slipway_tests::{BridgeNetfilter, Node, Output, Pod, Snapshot};
+use slipway_tests::{BridgeNetfilter, Node, Output, Pod, Snapshot, lacks, skip};
 
 /// SplitMix64: small, and the same everywhere.
 struct Random(u64);
@@ -246,6 +246,19 @@ fn noop() -> Value {
     })
 }
 
+/// With the keys of all plugins that make one link, or move one.
+fn link(plugin: &str) -> Value {
+    json!({
+        "cniVersion": "1.1.0", "name": "net", "type": plugin, "master": "up0", "mtu": 1400,
+        "linkInContainer": false, "mode": if plugin == "ipvlan" { "l2" } else { "bridge" }, "vlanId": 7,
+        "bcqueuelen": 100, "mac": "02:00:00:00:00:07", "multiQueue": false, "owner": 1, "group": 2,
+        "selinuxContext": "", "device": "dev0", "hwaddr": "", "kernelpath": "", "pciBusID": "",
+        "runtimeConfig": { "mac": "02:00:00:00:00:08", "ips": ["10.88.0.9/24"] },
+        "dns": { "nameservers": ["10.0.0.1"], "domain": "a.test", "search": ["a.test"], "options": ["ndots:5"] },
+        "ipam": host_local()["ipam"],
+    })
+}
+
 struct Run {
     node: Node,
     pod: Pod,
@@ -321,6 +334,12 @@ fn run(plugin: &'static str, config: &Value) {
         "FLANNEL_NETWORK=10.88.0.0/16\nFLANNEL_SUBNET=10.88.0.1/24\nFLANNEL_MTU=1450\nFLANNEL_IPMASQ=false\n";
     node.write("/run/flannel/subnet.env", share);
     node.write("/run/debug", "{\"ReportResult\": \"{}\"}");
+    // A link to make others on, and a device to move.
+    for (link, peer) in [("up0", "up1"), ("dev0", "wire0")] {
+        node.cmd(&format!("ip link add {link} type veth peer name {peer}"));
+    }
+    node.cmd("ip link set up0 up");
+    node.cmd("ip link set up1 up");
     let pod = node.pod("pod");
     let mut run = Run { node, pod, random: Random(seed), nasty: nasty_values(), plugin, seed };
     // Once as it is, so that bridge, tables and folders are there.
@@ -422,4 +441,28 @@ fn flannel_takes_garbage() {
 #[test]
 fn noop_takes_garbage() {
     run("noop", &noop());
+}
+
+/// A test for each plugin that makes one link, or moves one.
+macro_rules! links {
+    ($($test:ident: $name:literal;)*) => {
+        $(
+            #[test]
+            fn $test() {
+                if let Some(feature) = lacks($name) {
+                    skip!(feature);
+                }
+                run($name, &link($name));
+            }
+        )*
+    };
+}
+
+links! {
+    dummy_takes_garbage: "dummy";
+    host_device_takes_garbage: "host-device";
+    ipvlan_takes_garbage: "ipvlan";
+    macvlan_takes_garbage: "macvlan";
+    tap_takes_garbage: "tap";
+    vlan_takes_garbage: "vlan";
 }

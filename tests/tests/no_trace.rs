@@ -4,33 +4,37 @@ use serde_json::{Value, json};
 use slipway_tests::{Attach, BridgeNetfilter, Failure, Node, Pod, Proto, Snapshot, peer_fails};
 
 /// The plugins that make links.
-const INTERFACES: [&str; 2] = ["bridge", "ptp"];
+const INTERFACES: [&str; 4] = ["bridge", "macvlan", "ptp", "tap"];
+/// Those of them that masquerade.
+const PAIRS: [&str; 2] = ["bridge", "ptp"];
 
 fn list() -> Value {
     list_with("bridge")
 }
 
 fn list_with(interface: &str) -> Value {
-    json!({
-        "name": "net",
-        "plugins": [
-            {
-                "type": interface, "bridge": "br0", "isGateway": true, "ipMasq": true,
-                "ipam": {
-                    "type": "host-local",
-                    "ranges": [[{"subnet": "10.88.0.0/24"}], [{"subnet": "fd00:88::/64"}]],
-                    "routes": [{"dst": "0.0.0.0/0"}, {"dst": "::/0"}],
-                },
-            },
-            {"type": "portmap", "capabilities": {"portMappings": true}},
-        ],
-    })
+    let mut plugin = json!({
+        "type": interface, "isGateway": true, "ipMasq": true, "master": "out0",
+        "ipam": {
+            "type": "host-local",
+            "ranges": [[{"subnet": "10.88.0.0/24"}], [{"subnet": "fd00:88::/64"}]],
+            "routes": [{"dst": "0.0.0.0/0"}, {"dst": "::/0"}],
+        },
+    });
+    if interface == "bridge" {
+        plugin["bridge"] = "br0".into();
+    }
+    json!({"name": "net", "plugins": [plugin, {"type": "portmap", "capabilities": {"portMappings": true}}]})
 }
 
 /// A node on which one pod runs, so that all that is made once is there.
 fn stage() -> (Node, Pod) {
     let node = Node::new();
     node.bridge_netfilter(BridgeNetfilter::Off);
+    // A link to make others on.
+    node.cmd("ip link add out0 type veth peer name out1");
+    node.cmd("ip link set out0 up");
+    node.cmd("ip link set out1 up");
     let first = node.pod("first");
     node.network(list()).add(&Attach::new(&first).port(Proto::Tcp, 8080, 80)).expect("ADD of the first pod");
     (node, first)
@@ -198,7 +202,7 @@ fn the_table_is_somebody_elses() {
             list
         });
         let before = state(&node, &pod);
-        for interface in INTERFACES {
+        for interface in PAIRS {
             let failure =
                 node.network(list_with(interface)).add(&Attach::new(&pod)).expect_err("not our table");
             names(&failure, &["slipway"]);

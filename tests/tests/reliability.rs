@@ -1,5 +1,5 @@
-//! The chain bridge (or ptp) + host-local + portmap under disturbance: killed before each of its system calls,
-//! and with each of them failing in turn.
+//! The chain bridge (or ptp) + host-local + portmap, and the other plugins that make links, under disturbance:
+//! killed before each of their system calls, and with each of them failing in turn.
 //!
 //! By default the kills are tried only at moments that can differ from each other, right after a call that
 //! may have changed something, and every third call is made to fail. `SLIPWAY_EVERY_CALL=1` tries all.
@@ -12,22 +12,30 @@ use slipway_tests::{
     kill_points, stride,
 };
 
-/// `interface` is the plugin that makes the links.
-fn list(interface: &str) -> Value {
-    json!({
-        "name": "net",
-        "plugins": [
-            {
-                "type": interface, "bridge": "br0", "isGateway": true, "ipMasq": true, "hairpinMode": true,
-                "ipam": {
-                    "type": "host-local",
-                    "ranges": [[{"subnet": "10.88.0.0/24"}], [{"subnet": "fd00:88::/64"}]],
-                    "routes": [{"dst": "0.0.0.0/0"}, {"dst": "::/0"}],
-                },
-            },
-            {"type": "portmap", "capabilities": {"portMappings": true}},
-        ],
-    })
+/// `interface` is the plugin that makes, or moves, the links of pod `number`.
+fn list(interface: &str, number: u16) -> Value {
+    let ipam = json!({
+        "type": "host-local",
+        "ranges": [[{"subnet": "10.88.0.0/24"}], [{"subnet": "fd00:88::/64"}]],
+        "routes": [{"dst": "0.0.0.0/0"}, {"dst": "::/0"}],
+    });
+    if is_pair(interface) {
+        let plugin = json!({
+            "type": interface, "bridge": "br0", "isGateway": true, "ipMasq": true, "hairpinMode": true,
+            "ipam": ipam,
+        });
+        let portmap = json!({"type": "portmap", "capabilities": {"portMappings": true}});
+        return json!({"name": "net", "plugins": [plugin, portmap]});
+    }
+    let plugin = json!({
+        "type": interface, "master": "out0", "vlanId": number, "device": format!("dev{number}"), "ipam": ipam,
+    });
+    json!({"name": "net", "plugins": [plugin]})
+}
+
+/// Whether the plugin joins containers to the node by a pair of links.
+fn is_pair(interface: &str) -> bool {
+    ["bridge", "ptp"].contains(&interface)
 }
 
 /// A node with one pod that runs, and another one to attach and detach.
@@ -43,18 +51,34 @@ impl Stage {
     fn empty(interface: &'static str) -> Self {
         let node = Node::new();
         node.bridge_netfilter(BridgeNetfilter::Off);
+        if !is_pair(interface) {
+            // A link to make others on, and a device for each pod.
+            let _outside = node.host("outside");
+            for number in [1, 2] {
+                let add = format!("ip link add dev{number} type veth peer name wire{number} netns outside");
+                node.cmd(&add);
+            }
+        }
         let (first, pod) = (node.pod("first"), node.pod("pod"));
+        // Addresses are not probed for, which takes a second at each point.
+        for pod in [&first, &pod] {
+            pod.sysctl("net/ipv6/conf/default/accept_dad", "0");
+        }
         Self { node, first, pod: RefCell::new(pod), interface }
     }
 
     fn new(interface: &'static str) -> Self {
         let stage = Self::empty(interface);
-        stage.network().add(&stage.first()).expect("ADD of the first pod");
+        stage.network_of(1).add(&stage.first()).expect("ADD of the first pod");
         stage
     }
 
     fn network(&self) -> Network<'_> {
-        self.node.network(list(self.interface))
+        self.network_of(2)
+    }
+
+    fn network_of(&self, number: u16) -> Network<'_> {
+        self.node.network(list(self.interface, number))
     }
 
     fn first(&self) -> Attach {
@@ -78,6 +102,7 @@ impl Stage {
         let placeholder = self.node.pod("placeholder");
         self.pod.replace(placeholder).remove();
         let pod = self.node.pod("pod");
+        pod.sysctl("net/ipv6/conf/default/accept_dad", "0");
         self.pod.replace(pod).remove();
     }
 
@@ -121,6 +146,13 @@ enum Cleanup {
 
 impl Cleanup {
     const ALL: [Self; 3] = [Self::Del, Self::DelTwice, Self::Gc];
+
+    /// One of those that fit: the kernel would take a device of this test, which is one end of a pair, with
+    /// the namespace.
+    fn of(interface: &str, turn: usize) -> Self {
+        let fitting = if interface == "host-device" { 2 } else { Self::ALL.len() };
+        Self::ALL[turn % fitting]
+    }
 
     #[track_caller]
     fn run(self, stage: &Stage, why: &str) {
@@ -194,9 +226,10 @@ fn add_is_killed(interface: &'static str, at: usize) {
     for (turn, point) in to_try(found).iter().enumerate() {
         let why = format!("plugin {at} killed at {point:?}");
         let _ = disturbed(&stage.node, prepare(), point, Disturbance::Kill);
-        Cleanup::ALL[turn % 3].run(&stage, &why);
+        let cleanup = Cleanup::of(interface, turn);
+        cleanup.run(&stage, &why);
         let changes = changes_in_the_end(&before, &stage);
-        assert!(changes.is_empty(), "{why}: {:?} left:\n{}", Cleanup::ALL[turn % 3], changes.join("\n"));
+        assert!(changes.is_empty(), "{why}: {cleanup:?} left:\n{}", changes.join("\n"));
         stage.prove_fresh(&why);
     }
 }
@@ -466,4 +499,56 @@ fn any_call_of_ptps_del_fails() {
 #[test]
 fn any_call_of_portmaps_del_fails() {
     del_fails("bridge", 1);
+}
+
+/// Four tests for each plugin that makes one link, or moves one.
+macro_rules! links {
+    ($($plugin:ident: $name:literal;)*) => {
+        $(
+            mod $plugin {
+                use slipway_tests::{lacks, skip};
+
+                #[test]
+                fn killed_in_add() {
+                    if let Some(feature) = lacks($name) {
+                        skip!(feature);
+                    }
+                    super::add_is_killed($name, 0);
+                }
+
+                #[test]
+                fn killed_in_del() {
+                    if let Some(feature) = lacks($name) {
+                        skip!(feature);
+                    }
+                    super::del_is_killed($name, 0);
+                }
+
+                #[test]
+                fn any_call_of_its_add_fails() {
+                    if let Some(feature) = lacks($name) {
+                        skip!(feature);
+                    }
+                    super::add_fails($name, 0);
+                }
+
+                #[test]
+                fn any_call_of_its_del_fails() {
+                    if let Some(feature) = lacks($name) {
+                        skip!(feature);
+                    }
+                    super::del_fails($name, 0);
+                }
+            }
+        )*
+    };
+}
+
+links! {
+    dummy: "dummy";
+    host_device: "host-device";
+    ipvlan: "ipvlan";
+    macvlan: "macvlan";
+    tap: "tap";
+    vlan: "vlan";
 }
