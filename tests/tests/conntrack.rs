@@ -47,7 +47,7 @@ fn fill() {
 }
 
 fn all(family: FlowFamily) -> Filter {
-    Filter { family, protocol: None, destinations: vec![], port: None, reply_source: None }
+    Filter { family, protocol: None, destinations: vec![], port: None, reply_source: None, status: 0 }
 }
 
 fn udp(family: FlowFamily, destinations: &[&str], port: u16) -> Filter {

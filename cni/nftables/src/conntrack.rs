@@ -20,6 +20,7 @@ const STATUS: u16 = 3;
 const ID: u16 = 12;
 const ZONE: u16 = 18;
 const FILTER: u16 = 25;
+const STATUS_MASK: u16 = 26;
 // enum ctattr_tuple
 const TUPLE_IP: u16 = 1;
 const TUPLE_PROTO: u16 = 2;
@@ -70,6 +71,9 @@ pub struct Flow {
 }
 
 impl Flow {
+    /// `IPS_OFFLOAD`: a flowtable carries it.
+    pub const OFFLOADED: u32 = 1 << 14;
+
     /// Whether its destination was translated (`IPS_DST_NAT`).
     #[must_use]
     pub const fn is_dnat(&self) -> bool {
@@ -125,6 +129,8 @@ pub struct Filter {
     pub port: Option<u16>,
     /// The source of answers: where the flow really goes.
     pub reply_source: Option<IpAddr>,
+    /// Bits of [`Flow::status`] that must all be set; 0 for any.
+    pub status: u32,
 }
 
 impl Filter {
@@ -135,6 +141,7 @@ impl Filter {
             && self.port.is_none_or(|port| port == original.destination_port)
             && (self.destinations.is_empty() || self.destinations.contains(&original.destination))
             && self.reply_source.is_none_or(|source| source == flow.reply.source)
+            && flow.status & self.status == self.status
     }
 
     /// The question that makes the kernel leave out what it can. Kernels before 5.8 ignore the
@@ -143,9 +150,14 @@ impl Filter {
     /// IPv6 addresses are never asked for: the kernel's comparison is the wrong way round (seen on
     /// 6.18), so that it would leave out just the flows that are wanted.
     fn question(&self) -> wire::Message {
+        let mut message = wire::Message::new(SUBSYSTEM << 8 | GET, wire::DUMP, self.family.number(), 0);
+        if self.status != 0 {
+            // Linux 5.16 and later; the value is what the bits must be under the mask.
+            message.be32(STATUS, self.status).be32(STATUS_MASK, self.status);
+        }
         if self.family == FlowFamily::Both {
             // `ctnetlink_parse_tuple_filter` takes no tuple of an unspecified family.
-            return wire::Message::new(SUBSYSTEM << 8 | GET, wire::DUMP, self.family.number(), 0);
+            return message;
         }
         let destination = match self.destinations.as_slice() {
             [single @ IpAddr::V4(_)] if self.family.fits(*single) => Some(*single),
@@ -154,7 +166,6 @@ impl Filter {
         // The kernel compares ports only together with the protocol.
         let port = self.protocol.and(self.port);
         let reply_source = self.reply_source.filter(|source| source.is_ipv4() && self.family.fits(*source));
-        let mut message = wire::Message::new(SUBSYSTEM << 8 | GET, wire::DUMP, self.family.number(), 0);
         let mut original_flags = 0;
         if destination.is_some() || self.protocol.is_some() {
             message.nest(TUPLE_ORIGINAL, |tuple| {
@@ -241,7 +252,8 @@ impl Conntrack {
     }
 
     /// Removes the flows that pass the filter, one by one, and tells how many there were. A flow
-    /// that ended meanwhile is no error.
+    /// that ended meanwhile is no error, nor is one that a flowtable has and that the kernel does not take
+    /// away from it, as before Linux 6.4.
     ///
     /// # Errors
     /// The kernel's, or connection tracking is missing.
@@ -265,7 +277,7 @@ impl Conntrack {
         for message in doomed.into_iter().flatten() {
             match self.channel.ask(message, |_, _| {}) {
                 Ok(_) => deleted += 1,
-                Err(Errno::ENOENT) => {}
+                Err(Errno::ENOENT | Errno::EBUSY) => {}
                 Err(errno) => {
                     return Err(Error::Io { operation: format!("delete a flow ({filter:?})"), errno });
                 }

@@ -52,6 +52,9 @@ impl Expr {
             Self::CtLoad { key, register } => {
                 e.u32(sys::NFTNL_EXPR_CT_KEY, *key).u32(sys::NFTNL_EXPR_CT_DREG, *register);
             }
+            Self::CtSet { key, register } => {
+                e.u32(sys::NFTNL_EXPR_CT_KEY, *key).u32(sys::NFTNL_EXPR_CT_SREG, *register);
+            }
             Self::Payload { base, offset, len, register } => {
                 e.u32(sys::NFTNL_EXPR_PAYLOAD_BASE, *base)
                     .u32(sys::NFTNL_EXPR_PAYLOAD_OFFSET, *offset)
@@ -85,6 +88,9 @@ impl Expr {
                 e.u32(sys::NFTNL_EXPR_IMM_DREG, *register).data(sys::NFTNL_EXPR_IMM_DATA, data);
             }
             Self::Counter => {}
+            Self::Offload { flowtable } => {
+                e.text(sys::NFTNL_EXPR_FLOW_TABLE_NAME, &c(flowtable));
+            }
             Self::Lookup { .. } | Self::Verdict(_) | Self::Dnat { .. } | Self::Masquerade { .. } => {
                 self.build_rest(&mut e);
             }

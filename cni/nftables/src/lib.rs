@@ -31,10 +31,10 @@ mod wire;
 
 pub use error::Error;
 pub use object::{
-    BaseChain, Chain, ChainKind, Create, Element, ElementData, ElementId, Family, Hook, Keys, MapData,
-    Policy, Rule, Set, Table, TableId, Tlv,
+    BaseChain, Chain, ChainKind, Create, Element, ElementData, ElementId, Family, Flowtable, Hook, Keys,
+    MapData, Policy, Rule, Set, Table, TableId, Tlv,
 };
-pub use read::{ChainInfo, ElementInfo, RuleInfo, SetInfo, TableInfo};
+pub use read::{ChainInfo, ElementInfo, FlowtableInfo, RuleInfo, SetInfo, TableInfo};
 pub use socket::Socket;
 pub use stmt::{Cmp, DnatData, DnatTarget, Field, IpVersion, Operand, PortChoice, Stmt, Verdict};
 pub use transaction::{Op, Transaction};

@@ -45,6 +45,7 @@ pub(crate) enum Expr {
     MetaLoad { key: u32, register: u32 },
     MetaSet { key: u32, register: u32 },
     CtLoad { key: u32, register: u32 },
+    CtSet { key: u32, register: u32 },
     Payload { base: u32, offset: u32, len: u32, register: u32 },
     Fib { flags: u32, result: u32, register: u32 },
     Cmp { op: u32, register: u32, data: Vec<u8> },
@@ -56,6 +57,7 @@ pub(crate) enum Expr {
     Dnat { family: u8, address: u32, port: Option<u32> },
     Masquerade { flags: u32 },
     Counter,
+    Offload { flowtable: String },
 }
 
 impl Expr {
@@ -63,7 +65,7 @@ impl Expr {
     pub(crate) const fn name(&self) -> &'static str {
         match self {
             Self::MetaLoad { .. } | Self::MetaSet { .. } => "meta",
-            Self::CtLoad { .. } => "ct",
+            Self::CtLoad { .. } | Self::CtSet { .. } => "ct",
             Self::Payload { .. } => "payload",
             Self::Fib { .. } => "fib",
             Self::Cmp { .. } => "cmp",
@@ -74,6 +76,7 @@ impl Expr {
             Self::Dnat { .. } => "nat",
             Self::Masquerade { .. } => "masq",
             Self::Counter => "counter",
+            Self::Offload { .. } => "flow_offload",
         }
     }
 }
@@ -146,6 +149,14 @@ impl Lowering<'_> {
                 self.push(Expr::MetaSet { key: META_MARK, register });
                 Ok(())
             }
+            Stmt::SetCtMark { and, xor } => {
+                let register = register(0)?;
+                self.push(Expr::CtLoad { key: CT_MARK, register });
+                let (mask, xor) = (and.to_ne_bytes().to_vec(), xor.to_ne_bytes().to_vec());
+                self.push(Expr::Bitwise { register, mask, xor });
+                self.push(Expr::CtSet { key: CT_MARK, register });
+                Ok(())
+            }
             Stmt::Vmap { fields, map } => {
                 self.load_all(fields)?;
                 self.lookup(map, Some(VERDICT_REGISTER), Cmp::Eq)
@@ -163,6 +174,10 @@ impl Lowering<'_> {
             }
             Stmt::Counter => {
                 self.push(Expr::Counter);
+                Ok(())
+            }
+            Stmt::Offload(flowtable) => {
+                self.push(Expr::Offload { flowtable: flowtable.clone() });
                 Ok(())
             }
             Stmt::Verdict(verdict) => {

@@ -10,7 +10,8 @@ use crate::expr::verdict_code;
 use crate::intervals::{Content, successor};
 use crate::lower::{ANONYMOUS_NAME, AnonymousSet, Expr, Lowered};
 use crate::object::{
-    Chain, Create, Element, ElementData, ElementId, Family, Keys, MapData, Rule, Set, Table, TableId,
+    Chain, Create, Element, ElementData, ElementId, Family, Flowtable, Keys, MapData, Rule, Set, Table,
+    TableId,
 };
 use crate::raw;
 use crate::stmt::Verdict;
@@ -37,6 +38,15 @@ const NEW_SET: u16 = 9;
 const DEL_SET: u16 = 11;
 const NEW_ELEMENT: u16 = 12;
 const DEL_ELEMENT: u16 = 14;
+const NEW_FLOWTABLE: u16 = 22;
+const DEL_FLOWTABLE: u16 = 24;
+
+/// `NF_NETDEV_INGRESS` in `linux/netfilter.h`.
+const INGRESS: u32 = 0;
+/// One less than `NFT_NETDEVICE_MAX`: how many devices the kernel takes in one message.
+const MAX_DEVICES: usize = 255;
+/// `IFNAMSIZ` in `linux/if.h`, with the closing NUL.
+const MAX_LINK_NAME: usize = 16;
 
 // enum nft_set_flags
 const SET_ANONYMOUS: u32 = 0x1;
@@ -57,6 +67,7 @@ enum Body {
     Rule(raw::Rule),
     Set(raw::Set),
     Elements(raw::Set),
+    Flowtable(raw::Flowtable),
 }
 
 /// One message of a batch, but for its sequence number.
@@ -104,6 +115,11 @@ impl Encoder {
             Op::DeleteSet { table, set } => {
                 vec![Message::del(table, DEL_SET, Body::Set(raw_set(table, set)?))]
             }
+            Op::AddFlowtable(flowtable) => vec![add_flowtable(flowtable)?],
+            Op::DeleteFlowtable { table, flowtable } => {
+                let raw = raw_flowtable(table, flowtable)?;
+                vec![Message::del(table, DEL_FLOWTABLE, Body::Flowtable(raw))]
+            }
             Op::AddElement(element) => vec![add_element(element)?],
             Op::DeleteElement(id) => vec![delete_element(id)?],
         })
@@ -120,6 +136,7 @@ impl Encoder {
         for expr in exprs {
             match expr {
                 Expr::Lookup { set, .. } => drop(name(set)?),
+                Expr::Offload { flowtable } => drop(name(flowtable)?),
                 Expr::Verdict(Verdict::Jump(chain) | Verdict::Goto(chain)) => drop(name(chain)?),
                 _ => {}
             }
@@ -208,7 +225,8 @@ impl Message {
 
     /// Appends the message to a batch.
     pub(crate) fn append_to(&self, batch: &mut Vec<u8>, scratch: &mut Scratch, sequence: u32) {
-        let is_add = matches!(self.kind, NEW_TABLE | NEW_CHAIN | NEW_RULE | NEW_SET | NEW_ELEMENT);
+        let is_add =
+            matches!(self.kind, NEW_TABLE | NEW_CHAIN | NEW_RULE | NEW_SET | NEW_ELEMENT | NEW_FLOWTABLE);
         let direction = if is_add { MsgType::Add } else { MsgType::Del };
         let start = scratch.words.as_mut_ptr().cast::<c_void>();
         // SAFETY: the scratch buffer has the size that the trait asks for, and nothing else uses it.
@@ -218,7 +236,8 @@ impl Message {
 }
 
 // SAFETY: the largest message is one with all expressions of a rule (at most 128, each of a few
-// hundred bytes at most, names being checked) or 500 small elements, both below the maximum of 64 KB
+// hundred bytes at most, names being checked), 500 small elements, or the 255 devices of a flowtable
+// (20 bytes each), all below the maximum of 64 KB
 // and a page.
 unsafe impl NlMsg for Message {
     unsafe fn write(&self, buf: *mut c_void, seq: u32, _direction: MsgType) {
@@ -235,6 +254,7 @@ unsafe impl NlMsg for Message {
                 Body::Rule(rule) => sys::nftnl_rule_nlmsg_build_payload(header, rule.as_ptr()),
                 Body::Set(set) => sys::nftnl_set_nlmsg_build_payload(header, set.as_ptr()),
                 Body::Elements(set) => sys::nftnl_set_elems_nlmsg_build_payload(header, set.as_ptr()),
+                Body::Flowtable(table) => sys::nftnl_flowtable_nlmsg_build_payload(header, table.as_ptr()),
             }
         }
     }
@@ -311,6 +331,29 @@ fn raw_set(table: &TableId, set: &str) -> Result<raw::Set, &'static str> {
     let mut raw = raw::Set::new();
     raw.text(sys::NFTNL_SET_TABLE, &name(&table.name)?).text(sys::NFTNL_SET_NAME, &name(set)?);
     Ok(raw)
+}
+
+fn raw_flowtable(table: &TableId, flowtable: &str) -> Result<raw::Flowtable, &'static str> {
+    let mut raw = raw::Flowtable::new();
+    raw.text(sys::NFTNL_FLOWTABLE_TABLE, &name(&table.name)?)
+        .text(sys::NFTNL_FLOWTABLE_NAME, &name(flowtable)?);
+    Ok(raw)
+}
+
+fn add_flowtable(flowtable: &Flowtable) -> Result<Message, &'static str> {
+    let mut raw = raw_flowtable(&flowtable.table, &flowtable.name)?;
+    raw.u32(sys::NFTNL_FLOWTABLE_HOOKNUM, INGRESS).u32(sys::NFTNL_FLOWTABLE_PRIO, 0);
+    let devices: Vec<CString> = flowtable.devices.iter().map(|link| name(link)).collect::<Result<_, _>>()?;
+    if devices.iter().any(|link| link.as_bytes_with_nul().len() > MAX_LINK_NAME) {
+        return Err("a link's name has at most 15 bytes");
+    }
+    if devices.len() > MAX_DEVICES {
+        return Err("the kernel takes at most 255 links at once");
+    }
+    if !devices.is_empty() {
+        raw.devices(&devices);
+    }
+    Ok(Message::add(&flowtable.table, NEW_FLOWTABLE, Create::OrKeep, Body::Flowtable(raw)))
 }
 
 fn add_table(table: &Table) -> Result<Message, &'static str> {

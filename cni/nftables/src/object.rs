@@ -323,6 +323,26 @@ impl Rule {
     }
 }
 
+/// A flowtable to make, or devices to add to one that is there (Linux 5.8).
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Flowtable {
+    /// The table.
+    pub table: TableId,
+    /// Its name.
+    pub name: String,
+    /// The links whose packets look for their flow in it as they come in. Each must be there; one that goes
+    /// leaves it by itself.
+    pub devices: Vec<String>,
+}
+
+impl Flowtable {
+    /// A flowtable at the ingress hook of these links, priority 0.
+    #[must_use]
+    pub fn new(table: &TableId, name: &str, devices: &[String]) -> Self {
+        Self { table: table.clone(), name: name.to_owned(), devices: devices.to_vec() }
+    }
+}
+
 /// What the elements of a set lead to.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum MapData {

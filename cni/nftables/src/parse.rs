@@ -3,7 +3,7 @@
 //! Attribute numbers are those of `linux/netfilter/nf_tables.h` (`enum nft_*_attributes`).
 
 use crate::object::{BaseChain, ChainKind, ElementData, Family, Hook, Keys, MapData, Policy, TableId};
-use crate::read::{ChainInfo, ElementInfo, RuleInfo, SetInfo, TableInfo};
+use crate::read::{ChainInfo, ElementInfo, FlowtableInfo, RuleInfo, SetInfo, TableInfo};
 use crate::stmt::Verdict;
 use crate::udata;
 use crate::value::{concat_from_id, decode_concat};
@@ -14,6 +14,8 @@ pub(crate) const CHAIN_TABLE: u16 = 1;
 pub(crate) const CHAIN_NAME: u16 = 3;
 pub(crate) const RULE_TABLE: u16 = 1;
 pub(crate) const RULE_CHAIN: u16 = 2;
+pub(crate) const FLOWTABLE_TABLE: u16 = 1;
+pub(crate) const FLOWTABLE_NAME: u16 = 2;
 pub(crate) const SET_TABLE: u16 = 1;
 pub(crate) const SET_NAME: u16 = 2;
 pub(crate) const LIST_TABLE: u16 = 1;
@@ -86,6 +88,21 @@ fn base(body: &[u8]) -> Option<BaseChain> {
         hook: Hook::from_number(find(hook, HOOK_NUMBER).and_then(be32)?)?,
         priority: find(hook, HOOK_PRIORITY).and_then(be32)?.cast_signed(),
         policy: if policy == Some(0) { Policy::Drop } else { Policy::Accept },
+    })
+}
+
+pub(crate) fn flowtable(family: Option<Family>, body: &[u8]) -> Option<FlowtableInfo> {
+    const HOOK: u16 = 3;
+    const HOOK_DEVICES: u16 = 3;
+    const USE: u16 = 4;
+    const HANDLE: u16 = 5;
+    let devices = find(body, HOOK).and_then(|hook| find(hook, HOOK_DEVICES)).unwrap_or_default();
+    Some(FlowtableInfo {
+        table: id(family, find(body, FLOWTABLE_TABLE)?)?,
+        name: text(find(body, FLOWTABLE_NAME)?),
+        handle: find(body, HANDLE).and_then(be64).unwrap_or_default(),
+        uses: find(body, USE).and_then(be32).unwrap_or_default(),
+        devices: attrs(devices).map(|(_, name)| text(name)).collect(),
     })
 }
 

@@ -3,7 +3,7 @@
 use std::fmt;
 
 use crate::object::{
-    BaseChain, Chain, Element, ElementData, ElementId, Keys, MapData, Rule, Set, Table, Tlv,
+    BaseChain, Chain, Element, ElementData, ElementId, Flowtable, Keys, MapData, Rule, Set, Table, Tlv,
 };
 use crate::value::{DataType, join, quoted};
 
@@ -49,6 +49,16 @@ impl fmt::Display for Rule {
             write!(f, " {stmt}")?;
         }
         fmt_comment(f, self.comment.as_ref())
+    }
+}
+
+impl fmt::Display for Flowtable {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "add flowtable {} {} {{ hook ingress priority 0 ;", self.table, self.name)?;
+        if !self.devices.is_empty() {
+            write!(f, " devices = {{ {} }} ;", self.devices.join(", "))?;
+        }
+        f.write_str(" }")
     }
 }
 

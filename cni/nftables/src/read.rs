@@ -62,6 +62,21 @@ pub struct SetInfo {
     pub flags: u32,
 }
 
+/// A flowtable as the kernel describes it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct FlowtableInfo {
+    /// The table.
+    pub table: TableId,
+    /// Its name.
+    pub name: String,
+    /// Its number.
+    pub handle: u64,
+    /// How many rules use it.
+    pub uses: u32,
+    /// The links it is hooked to.
+    pub devices: Vec<String>,
+}
+
 /// An element as the kernel describes it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ElementInfo {

@@ -11,9 +11,9 @@ use crate::channel::{Answer, Channel, Dump};
 use crate::error::Error;
 use crate::lower::Expr;
 use crate::message::{Encoder, Message, Scratch};
-use crate::object::{BaseChain, Chain, ElementId, Family, Rule, Set, Table, TableId};
+use crate::object::{BaseChain, Chain, ElementId, Family, Flowtable, Rule, Set, Table, TableId};
 use crate::parse;
-use crate::read::{ChainInfo, ElementInfo, RuleInfo, SetInfo, TableInfo};
+use crate::read::{ChainInfo, ElementInfo, FlowtableInfo, RuleInfo, SetInfo, TableInfo};
 use crate::transaction::{Op, Transaction};
 use crate::value::{Value, encode_concat};
 use crate::wire;
@@ -34,6 +34,7 @@ const GET_RULE: u16 = 7;
 const GET_SET: u16 = 10;
 const GET_ELEMENT: u16 = 13;
 const GET_GENERATION: u16 = 16;
+const GET_FLOWTABLE: u16 = 23;
 
 /// How long a dump is begun anew while others change the ruleset.
 const DUMP_PATIENCE: Duration = Duration::from_secs(5);
@@ -230,6 +231,7 @@ impl Socket {
             }
             Op::AddRule(rule) => self.missing_expression(rule),
             Op::AddSet(set) => self.missing_set(set),
+            Op::AddFlowtable(flowtable) => self.missing_flowtable(flowtable.table.family),
             _ => None,
         }
     }
@@ -271,7 +273,11 @@ impl Socket {
         let table = TableId::new(family, PROBE);
         let mut encoder = Encoder::default();
         let mut messages = Vec::new();
-        for op in [Op::AddTable(Table::new(&table)), Op::AddChain(Chain::new(&table, PROBE))] {
+        let mut ops = vec![Op::AddTable(Table::new(&table)), Op::AddChain(Chain::new(&table, PROBE))];
+        if let Expr::Offload { flowtable } = expr {
+            ops.push(Op::AddFlowtable(Flowtable::new(&table, flowtable, &[])));
+        }
+        for op in ops {
             messages.extend(encoder.encode(&op).unwrap_or_default());
         }
         messages.extend(Encoder::bare_rule(&table, PROBE, std::slice::from_ref(expr)));
@@ -292,6 +298,15 @@ impl Socket {
             let concatenated = if set.key.len() > 1 { " of concatenated keys" } else { "" };
             format!("{}{concatenated}{ranges}", set.word())
         })
+    }
+
+    /// A flowtable without devices shows whether it is the flowtable or a device that is missing.
+    fn missing_flowtable(&self, family: Family) -> Option<String> {
+        let table = TableId::new(family, PROBE);
+        let mut probe = Transaction::new();
+        probe.add_table(Table::new(&table)).add_flowtable(Flowtable::new(&table, PROBE, &[]));
+        let error = self.dry_run(&probe).err()?;
+        is_lack(error.errno()?).then(|| format!("flowtable of the {family} family"))
     }
 
     /// All tables.
@@ -347,6 +362,16 @@ impl Socket {
         let mut message = get(GET_CHAIN, wire::ACK, table.family.number());
         message.text(parse::CHAIN_TABLE, &table.name).text(parse::CHAIN_NAME, name);
         self.one(&format!("read chain {table} {name}"), message, parse::chain)
+    }
+
+    /// One flowtable; none if it or its table is missing.
+    ///
+    /// # Errors
+    /// The kernel's, or an answer that makes no sense.
+    pub fn flowtable(&self, table: &TableId, name: &str) -> Result<Option<FlowtableInfo>, Error> {
+        let mut message = get(GET_FLOWTABLE, wire::ACK, table.family.number());
+        message.text(parse::FLOWTABLE_TABLE, &table.name).text(parse::FLOWTABLE_NAME, name);
+        self.one(&format!("read flowtable {table} {name}"), message, parse::flowtable)
     }
 
     /// The rules of one chain; empty if there is no such chain.

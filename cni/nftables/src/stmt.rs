@@ -283,6 +283,13 @@ pub enum Stmt {
         /// Bits to turn over afterwards.
         xor: u32,
     },
+    /// `ct mark set (ct mark & and) ^ xor`.
+    SetCtMark {
+        /// Bits to keep.
+        and: u32,
+        /// Bits to turn over afterwards.
+        xor: u32,
+    },
     /// Does what the verdict map says for the fields; without an entry the packet goes on.
     Vmap {
         /// The key.
@@ -301,6 +308,10 @@ pub enum Stmt {
     Masquerade(PortChoice),
     /// Counts packets and bytes.
     Counter,
+    /// `flow add @flowtable`: from the next packet on the flow goes by this flowtable, past all chains.
+    /// Only in chains of the forward hook, and nothing happens where the kernel cannot do it for this
+    /// flow; the packet goes on.
+    Offload(String),
     /// Decides.
     Verdict(Verdict),
 }
@@ -366,6 +377,12 @@ impl Stmt {
     #[must_use]
     pub const fn clear_mark_bits(bits: u32) -> Self {
         Self::SetMark { and: !bits, xor: 0 }
+    }
+
+    /// `ct mark set ct mark | bits`.
+    #[must_use]
+    pub const fn set_ct_mark_bits(bits: u32) -> Self {
+        Self::SetCtMark { and: !bits, xor: bits }
     }
 
     /// `meta mark & bits == bits`.
@@ -463,6 +480,9 @@ impl fmt::Display for Stmt {
                 write!(f, "{field} & {mask} {sign} {value}")
             }
             Self::AnyBit { field, bits } => write!(f, "{field} {}", join(std::slice::from_ref(bits))),
+            Self::SetCtMark { and, xor } if *xor == 0 => write!(f, "ct mark set ct mark & {and:#010x}"),
+            Self::SetCtMark { and, xor } if *and == !*xor => write!(f, "ct mark set ct mark | {xor:#010x}"),
+            Self::SetCtMark { and, xor } => write!(f, "ct mark set ct mark & {and:#010x} ^ {xor:#010x}"),
             Self::SetMark { and, xor } if *xor == 0 => write!(f, "meta mark set meta mark & {and:#010x}"),
             Self::SetMark { and, xor } if *and == !*xor => {
                 write!(f, "meta mark set meta mark | {xor:#010x}")
@@ -476,6 +496,7 @@ impl fmt::Display for Stmt {
             Self::Masquerade(PortChoice::Random) => f.write_str("masquerade random"),
             Self::Masquerade(PortChoice::FullyRandom) => f.write_str("masquerade fully-random"),
             Self::Counter => f.write_str("counter"),
+            Self::Offload(flowtable) => write!(f, "flow add @{flowtable}"),
             Self::Verdict(verdict) => verdict.fmt(f),
         }
     }

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use crate::object::{Chain, Element, ElementId, Rule, Set, Table, TableId};
+use crate::object::{Chain, Element, ElementId, Flowtable, Rule, Set, Table, TableId};
 
 /// One change. Its [`fmt::Display`] is one command of nft's syntax.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -53,6 +53,15 @@ pub enum Op {
         table: TableId,
         /// The set or map.
         set: String,
+    },
+    /// Makes a flowtable, or adds devices to one.
+    AddFlowtable(Flowtable),
+    /// Removes a flowtable, which no rule may use. Its flows are ordinary ones again.
+    DeleteFlowtable {
+        /// The table.
+        table: TableId,
+        /// The flowtable.
+        flowtable: String,
     },
     /// Makes an element.
     AddElement(Element),
@@ -151,6 +160,16 @@ impl Transaction {
         self.push(Op::DeleteSet { table: table.clone(), set: set.to_owned() })
     }
 
+    /// Makes a flowtable, or adds devices to one.
+    pub fn add_flowtable(&mut self, flowtable: Flowtable) -> &mut Self {
+        self.push(Op::AddFlowtable(flowtable))
+    }
+
+    /// Removes an unused flowtable.
+    pub fn delete_flowtable(&mut self, table: &TableId, flowtable: &str) -> &mut Self {
+        self.push(Op::DeleteFlowtable { table: table.clone(), flowtable: flowtable.to_owned() })
+    }
+
     /// Makes an element.
     pub fn add_element(&mut self, element: Element) -> &mut Self {
         self.push(Op::AddElement(element))
@@ -177,6 +196,8 @@ impl fmt::Display for Op {
             Self::AddSet(set) => set.fmt(f),
             Self::FlushSet { table, set } => write!(f, "flush set {table} {set}"),
             Self::DeleteSet { table, set } => write!(f, "delete set {table} {set}"),
+            Self::AddFlowtable(flowtable) => flowtable.fmt(f),
+            Self::DeleteFlowtable { table, flowtable } => write!(f, "delete flowtable {table} {flowtable}"),
             Self::AddElement(element) => element.fmt(f),
             Self::DeleteElement(id) => write!(f, "delete element {id}"),
         }

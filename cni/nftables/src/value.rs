@@ -209,6 +209,8 @@ impl Value {
     pub const CT_SNAT: u32 = 16;
     /// `IPS_DST_NAT`.
     pub const CT_DNAT: u32 = 32;
+    /// `IPS_ASSURED`: it has been answered, and answered again (TCP: the handshake is complete).
+    pub const CT_ASSURED: u32 = 4;
 
     /// The value's type.
     #[must_use]
@@ -404,7 +406,10 @@ impl fmt::Display for Value {
                     (Self::CT_NEW, "new"),
                 ],
             ),
-            Self::CtStatus(bits) => bit_names(f, *bits, &[(Self::CT_SNAT, "snat"), (Self::CT_DNAT, "dnat")]),
+            Self::CtStatus(bits) => {
+                let names = [(Self::CT_ASSURED, "assured"), (Self::CT_SNAT, "snat"), (Self::CT_DNAT, "dnat")];
+                bit_names(f, *bits, &names)
+            }
             Self::TcpFlags(bits) => write!(f, "{bits:#x}"),
             Self::Ifname(name) => f.write_str(&quoted(name)),
             Self::IfnamePrefix(prefix) => f.write_str(&quoted(&format!("{prefix}*"))),

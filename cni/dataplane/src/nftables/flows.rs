@@ -115,6 +115,7 @@ impl Targets {
             destinations: Vec::new(),
             port: self.only_port(),
             reply_source: None,
+            status: 0,
         };
         let present = |family: &AddressFamily| self.all().any(|(host, _)| host.address.family() == *family);
         let families: Vec<_> = AddressFamily::BOTH.into_iter().filter(present).collect();
