@@ -3,6 +3,7 @@
 use std::fs::File;
 use std::net::{Ipv4Addr, Ipv6Addr};
 use std::ops::Deref;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, Weak};
 use std::thread;
@@ -190,16 +191,30 @@ impl Node {
     /// Writes a file, with its folders, as the node sees it (/run and /var/lib are its own).
     ///
     /// # Panics
-    /// When it cannot be written.
+    /// When it cannot be written, or would be written to the machine's own root file system.
     pub fn write(&self, path: &str, content: impl AsRef<[u8]>) {
         let content = content.as_ref();
         let result = self.run(|| {
+            let there = Path::new(path).ancestors().skip(1).find(|folder| folder.exists());
+            let device = |of: &Path| of.metadata().map(|meta| meta.dev());
+            let place = device(there.unwrap_or(Path::new("/")))?;
+            assert_ne!(place, device(Path::new("/"))?, "{path} is the machine's own, not the node's");
             if let Some(folder) = Path::new(path).parent() {
                 std::fs::create_dir_all(folder)?;
             }
             std::fs::write(path, content)
         });
         result.unwrap_or_else(|error| panic!("write {path}: {error}"));
+    }
+
+    /// Gives the node an /etc of its own, with what the machine's has in it.
+    ///
+    /// # Panics
+    /// When it cannot be made.
+    pub fn own_etc(&self) {
+        self.cmd("cp -a /etc /run/etc");
+        self.cmd("mount --bind /run/etc /etc");
+        self.cmd("mkdir -p /etc/cni");
     }
 
     /// Reads a file as the node sees it; none when it does not exist or is no text.

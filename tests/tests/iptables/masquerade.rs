@@ -117,10 +117,7 @@ fn gc_removes_the_dead() {
 #[test]
 fn a_default_for_the_node_is_read_from_a_file() {
     let node = Node::new();
-    // A copy of /etc, which only this node sees.
-    node.cmd("cp -a /etc /run/etc");
-    node.cmd("mount --bind /run/etc /etc");
-    node.cmd("mkdir -p /etc/cni");
+    node.own_etc();
     let file = |text: &str| node.write("/etc/cni/slipway.json", text);
     let mut list = list("");
     let portmap = json!({"type": "portmap", "capabilities": {"portMappings": true}});
