@@ -42,3 +42,19 @@ pub fn lacks(plugin: &str) -> Option<&'static str> {
     let known = Node::new().run(known).unwrap_or_else(|e| panic!("ask for {feature}: {e}"));
     (!known).then_some(feature)
 }
+
+/// What [`has_flowtable`] looks for, for [`crate::skip!`].
+pub const FLOWTABLE: &str = "nf_flow_table";
+
+/// Whether the kernel can offload flows to a flowtable of the inet family.
+///
+/// # Panics
+/// When no namespace can be made.
+#[must_use]
+pub fn has_flowtable() -> bool {
+    let script = "table inet probe {
+        flowtable f { hook ingress priority 0; devices = { lo }; }
+        chain forward { type filter hook forward priority 0; flow add @f; }
+    }";
+    Node::new().try_cmd_input("nft -f -", script).code == Some(0)
+}

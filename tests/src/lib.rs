@@ -52,7 +52,7 @@ mod space;
 mod traffic;
 
 pub use chain::{Attach, Failure, Network};
-pub use feature::{NFT_RANGES, lacks, nft_loads_ranges};
+pub use feature::{FLOWTABLE, NFT_RANGES, has_flowtable, lacks, nft_loads_ranges};
 pub use golden::{golden, normalise};
 pub use interrupt::{Disturbance, Point, disturbed, kill_points, killed, stride};
 pub use node::{BridgeNetfilter, Host, Node, Pod};

@@ -5,6 +5,7 @@ use cni_spec::Attachment;
 
 use crate::elsewhere::Elsewhere;
 use crate::iptables::Iptables;
+use crate::nftables::offload::Offload;
 use crate::nftables::record;
 use crate::nftables::schema::{KIND_MASQUERADE, KIND_PORTS};
 use crate::nftables::{Nftables, session::Session};
@@ -63,6 +64,13 @@ impl Dataplane {
     #[must_use]
     pub fn new(choice: Option<BackendName>) -> Self {
         Self { choice, ..Self::default() }
+    }
+
+    /// What becomes of the established flows of what is made in nftables from now on.
+    #[must_use]
+    pub fn offload(mut self, offload: Offload) -> Self {
+        self.nftables = self.nftables.offload(offload);
+        self
     }
 
     /// Does it in the chosen backend.

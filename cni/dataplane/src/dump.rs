@@ -6,7 +6,7 @@ use std::fmt::Write as _;
 use cni_nftables::{ChainInfo, ElementData, ElementInfo, Family, Socket, TableId, Value};
 
 use crate::Error;
-use crate::nftables::schema;
+use crate::nftables::{offload, schema};
 
 /// The tables that are ours by name.
 fn tables() -> [TableId; 2] {
@@ -32,6 +32,12 @@ pub fn own_tables() -> Result<String, Error> {
             socket.chains(&id).map_err(|e| Error::kernel(format!("list the chains of table {id}"), e))?;
         for chain in chains {
             let _written = writeln!(text, "  {}", of_chain(&chain));
+        }
+        let flowtable = socket.flowtable(&id, offload::FLOWTABLE);
+        let flowtable =
+            flowtable.map_err(|e| Error::kernel(format!("read the flowtable of table {id}"), e))?;
+        if let Some(flowtable) = flowtable {
+            let _written = writeln!(text, "  flowtable {}: {}", flowtable.name, flowtable.devices.join(", "));
         }
         for set in socket.sets(&id).map_err(|e| Error::kernel(format!("list the maps of table {id}"), e))? {
             let elements = socket.elements(&id, &set.name);

@@ -5,7 +5,8 @@
 
 use std::path::Path;
 
-use cni_dataplane::BackendName;
+use cni_dataplane::nftables::offload::{Offload, Uplinks};
+use cni_dataplane::{BackendName, Dataplane};
 use cni_kernel::dir::DurableDir;
 use cni_spec::{CniError, ErrorCode};
 use serde::Deserialize;
@@ -23,18 +24,41 @@ const LIMIT: usize = 64 << 10;
 struct Keys {
     backend: Option<String>,
     ip_masq_backend: Option<String>,
+    flowtable: Option<Flowtable>,
+}
+
+/// `true`, `false`, or the links by name.
+#[derive(Debug, Deserialize)]
+#[serde(untagged, expecting = "key \"flowtable\": true, false, or {\"devices\": [names of links]}")]
+enum Flowtable {
+    Wanted(bool),
+    At(FlowtableKeys),
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+struct FlowtableKeys {
+    devices: Vec<String>,
 }
 
 /// The node's defaults.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct NodeDefaults {
     /// For published ports.
     pub(crate) backend: Option<BackendName>,
     /// For masquerade; where the file has only `backend`, the same.
     pub(crate) ip_masq_backend: Option<BackendName>,
+    /// The flowtable's uplinks; none if there is to be no flowtable.
+    pub(crate) flowtable: Option<Uplinks>,
 }
 
 impl NodeDefaults {
+    /// The dataplane of a configuration that chooses this, or nothing.
+    pub(crate) fn dataplane(&self, choice: Option<BackendName>) -> Dataplane {
+        let offload = self.flowtable.clone().map_or(Offload::Off, Offload::Through);
+        Dataplane::new(choice).offload(offload)
+    }
+
     /// Reads the file; no file is no default.
     ///
     /// # Errors
@@ -67,7 +91,28 @@ impl NodeDefaults {
         };
         let backend = named("backend", keys.backend)?;
         let ip_masq_backend = named("ipMasqBackend", keys.ip_masq_backend)?.or(backend);
-        Ok(Self { backend, ip_masq_backend })
+        let flowtable = keys.flowtable.map(uplinks).transpose()?.flatten();
+        Ok(Self { backend, ip_masq_backend, flowtable })
+    }
+}
+
+fn uplinks(flowtable: Flowtable) -> Result<Option<Uplinks>, String> {
+    match flowtable {
+        Flowtable::Wanted(false) => Ok(None),
+        Flowtable::Wanted(true) => Ok(Some(Uplinks::OfDefaultRoutes)),
+        Flowtable::At(keys) => {
+            // As the kernel has it (`dev_valid_name`).
+            let invalid = |name: &&String| {
+                name.is_empty()
+                    || name.len() > 15
+                    || name.contains(['/', ':'])
+                    || name.contains(char::is_whitespace)
+            };
+            match keys.devices.iter().find(invalid) {
+                Some(name) => Err(format!("key \"flowtable\": {name:?} is no name of a link")),
+                None => Ok(Some(Uplinks::Named(keys.devices))),
+            }
+        }
     }
 }
 
@@ -80,14 +125,33 @@ mod tests {
         let parse = |text: &str| NodeDefaults::parse(text.as_bytes());
         let [nftables, iptables] = BackendName::ALL.map(Some);
         assert_eq!(parse("{}"), Ok(NodeDefaults::default()));
-        let both = NodeDefaults { backend: iptables, ip_masq_backend: iptables };
+        let both = NodeDefaults { backend: iptables, ip_masq_backend: iptables, flowtable: None };
         assert_eq!(parse(r#"{"backend": "iptables"}"#), Ok(both));
-        let mixed = NodeDefaults { backend: iptables, ip_masq_backend: nftables };
+        let mixed = NodeDefaults { backend: iptables, ip_masq_backend: nftables, flowtable: None };
         assert_eq!(parse(r#"{"backend": "iptables", "ipMasqBackend": "nftables"}"#), Ok(mixed));
         let error = parse(r#"{"ipMasqBackend": "ebtables"}"#).unwrap_err();
         assert_eq!(error, "key \"ipMasqBackend\": unknown backend \"ebtables\"");
         assert!(parse(r#"{"backned": "iptables"}"#).unwrap_err().contains("backned"));
         assert!(parse("").is_err());
+    }
+
+    #[test]
+    fn a_flowtable_is_wanted_or_not_or_at_links() {
+        let parse = |text: &str| NodeDefaults::parse(text.as_bytes()).map(|defaults| defaults.flowtable);
+        assert_eq!(parse(r#"{"flowtable": false}"#), Ok(None));
+        assert_eq!(parse(r#"{"flowtable": true}"#), Ok(Some(Uplinks::OfDefaultRoutes)));
+        let named = Uplinks::Named(vec!["eth0".to_owned(), "eth1".to_owned()]);
+        assert_eq!(parse(r#"{"flowtable": {"devices": ["eth0", "eth1"]}}"#), Ok(Some(named)));
+        assert_eq!(parse(r#"{"flowtable": {"devices": []}}"#), Ok(Some(Uplinks::Named(vec![]))));
+        for wrong in [
+            r#"{"flowtable": "on"}"#,
+            r#"{"flowtable": {"device": ["eth0"]}}"#,
+            r#"{"flowtable": {"devices": ["a/b"]}}"#,
+            r#"{"flowtable": {"devices": ["sixteen-letters-"]}}"#,
+        ] {
+            let error = parse(wrong).unwrap_err();
+            assert!(error.contains("flowtable"), "{error}");
+        }
     }
 
     #[test]

@@ -20,12 +20,14 @@ pub(crate) enum Dataplane {
     Default,
     /// By the chains of iptables, of this variant.
     Iptables(&'static str),
+    /// By our table, established flows by a flowtable where the kernel has one.
+    Flowtable,
 }
 
 /// Runs the body of a test of what chains of iptables cannot do, for the reason given, whoever made
 /// them: it must pass with our table, and fail with them.
 pub(crate) fn only_the_table(reason: &str, body: impl FnOnce()) {
-    if crate::DATAPLANE == Dataplane::Default {
+    if !matches!(crate::DATAPLANE, Dataplane::Iptables(_)) {
         return slipway_tests::peer_fails(reason, body);
     }
     match std::panic::catch_unwind(std::panic::AssertUnwindSafe(body)) {
@@ -39,7 +41,7 @@ pub(crate) struct World {
     pub(crate) node: Node,
     pub(crate) client: Host,
     /// The plugin that joins the pods to it.
-    interface: &'static str,
+    pub(crate) interface: &'static str,
 }
 
 impl World {
@@ -53,6 +55,13 @@ impl World {
             for family in ["iptables", "ip6tables"] {
                 node.cmd(&format!("{family}-{variant} -t nat -N KUBE-SERVICES"));
             }
+        }
+        if crate::DATAPLANE == Dataplane::Flowtable {
+            node.own_etc();
+            node.write("/etc/cni/slipway.json", r#"{"flowtable": true}"#);
+            // The link that it takes for the one to elsewhere.
+            node.cmd(&format!("ip route add default via {}", client.v4));
+            node.cmd(&format!("ip route add default via {}", client.v6));
         }
         Self { node, client, interface: "bridge" }
     }

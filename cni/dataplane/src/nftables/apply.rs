@@ -11,6 +11,7 @@ use cni_nftables::{Chain, Element, ElementData, Stmt, Transaction, Value, Verdic
 use cni_spec::Attachment;
 
 use super::judge::{Record, TLV_KIND};
+use super::offload::Layout;
 use super::plan::{self, Datum, Item, Plan};
 use super::schema::{self, Map};
 use super::session::{Held, Patience, Session, State, describe, element_id};
@@ -143,9 +144,10 @@ impl Job {
     }
 
     fn add_shared_chains(&self, session: &Session, batch: &mut Transaction) -> Result<(), Error> {
+        let layout = session.layout()?;
         for chain in &self.plan.shared {
             if session.chain(&chain.name())?.is_none() {
-                schema::add_shared(batch, chain);
+                schema::add_shared(batch, chain, layout);
             }
         }
         Ok(())
@@ -372,7 +374,7 @@ impl Job {
     }
 
     fn check_chains(&self, session: &Session) -> Result<(), Error> {
-        let shared = self.plan.shared.iter().map(|chain| (chain.name(), chain.rules().len()));
+        let shared = self.plan.shared.iter().map(|chain| (chain.name(), chain.rules(Layout::Plain).len()));
         let own = self.own_rules.iter().map(|(f, rules)| (schema::own_chain(&self.hash, *f), rules.len()));
         for (name, wanted) in shared.chain(own) {
             let read = session.socket.rules(&session.table, &name);

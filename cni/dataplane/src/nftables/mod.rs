@@ -6,6 +6,7 @@ mod apply;
 pub mod conditions;
 pub(crate) mod flows;
 mod judge;
+pub mod offload;
 pub(crate) mod plan;
 pub(crate) mod record;
 pub(crate) mod schema;
@@ -14,13 +15,18 @@ pub(crate) mod session;
 mod tests;
 mod withdraw;
 
+use std::collections::BTreeSet;
+use std::net::IpAddr;
+
 use cni_nftables::ElementData;
 use cni_nftables::conntrack::{Conntrack, Filter, Flow, FlowFamily};
 use cni_spec::Attachment;
+use ipnet::IpNet;
 
 use crate::{Backend, Error, Kinds, Listed, MasqueradeRequest, PortRequest, PublishedPort, Withdrawal};
 use apply::Job;
 use flows::Which;
+use offload::{Layout, Offload, Protocols};
 use schema::Map;
 use session::{Held, Session, State, unless_no_nf_tables};
 
@@ -29,13 +35,29 @@ use session::{Held, Session, State, unless_no_nf_tables};
 /// It takes its process to be in the mount namespace of the runtime, where the paths of network
 /// namespaces lead where the runtime means.
 #[derive(Debug, Default)]
-pub struct Nftables {}
+pub struct Nftables {
+    offload: Offload,
+}
 
 impl Nftables {
     /// The backend. Opens nothing yet.
     #[must_use]
     pub fn new() -> Self {
-        Self {}
+        Self::default()
+    }
+
+    /// What becomes of established flows, from the next publishing or masquerading on.
+    #[must_use]
+    pub fn offload(mut self, offload: Offload) -> Self {
+        self.offload = offload;
+        self
+    }
+
+    /// Failing is no failure of what was made: every packet goes through the chains then.
+    fn settle(&self, session: &Session, containers: impl Iterator<Item = IpAddr>) {
+        if let Err(error) = offload::settle(session, &self.offload, &containers.collect::<Vec<_>>()) {
+            log::warn!("established flows are not offloaded: {error}");
+        }
     }
 
     /// How many connections the kernel knows through each of these mappings, in their order.
@@ -59,7 +81,14 @@ impl Nftables {
             }
         };
         let family = FlowFamily::Both;
-        let all = Filter { family, protocol: None, destinations: Vec::new(), port: None, reply_source: None };
+        let all = Filter {
+            family,
+            protocol: None,
+            destinations: Vec::new(),
+            port: None,
+            reply_source: None,
+            status: 0,
+        };
         conntrack.for_each(&all, count).map_err(|e| Error::kernel("list the flows", e))?;
         Ok(counts)
     }
@@ -105,14 +134,19 @@ fn flush(ports: &[(crate::HostPorts, Which)]) {
 
 impl Backend for Nftables {
     fn publish(&self, request: &PortRequest) -> Result<(), Error> {
-        ports_job(request)?.run(&Session::open()?)?;
+        let session = Session::open()?;
+        ports_job(request)?.run(&session)?;
+        self.settle(&session, request.networks.iter().map(IpNet::addr));
         let ports = plan::collapse(&request.ports);
         flush(&ports.iter().map(|port| (port.host, Which::NotTo(port.container))).collect::<Vec<_>>());
         Ok(())
     }
 
     fn masquerade(&self, request: &MasqueradeRequest) -> Result<(), Error> {
-        masquerade_job(request).run(&Session::open()?)
+        let session = Session::open()?;
+        masquerade_job(request).run(&session)?;
+        self.settle(&session, request.addresses.iter().map(IpNet::addr));
+        Ok(())
     }
 
     fn withdraw(&self, withdrawal: &Withdrawal<'_>) -> Result<(), Error> {
@@ -123,14 +157,22 @@ impl Backend for Nftables {
         let Some((session, gone)) = unless_no_nf_tables(withdrawn)? else { return Ok(()) };
         let ports = gone.iter().filter_map(published);
         let ports: Vec<_> = ports.map(|port| (port.host, Which::To(port.container))).collect();
+        let offloaded = match session.layout()? {
+            Layout::Offloading(Protocols::TcpAndUdp) => gone.iter().filter_map(container).collect(),
+            _ => BTreeSet::new(),
+        };
+        let end_flows = || {
+            flush(&ports);
+            offload::cut(&offloaded);
+        };
         std::thread::scope(|scope| {
             // A socket that deleted something closes only when no packet can see it any more, some
             // 10 ms later (`nf_tables_rcv_nl_event`): time to look for flows meanwhile.
-            let flushing = std::thread::Builder::new().spawn_scoped(scope, || flush(&ports));
+            let flushing = std::thread::Builder::new().spawn_scoped(scope, end_flows);
             drop(session);
             if let Err(error) = flushing {
                 log::debug!("a thread of its own for the flows: {error}");
-                flush(&ports);
+                end_flows();
             }
         });
         Ok(())
@@ -191,6 +233,14 @@ pub(crate) fn owners() -> Result<Option<Vec<crate::Owner>>, Error> {
 /// A socket; none where there is no nf_tables.
 pub(crate) fn socket() -> Result<Option<cni_nftables::Socket>, Error> {
     unless_no_nf_tables(Session::open().map(|session| Some(session.socket)))
+}
+
+/// The container's address that an element is about.
+fn container(held: &Held) -> Option<IpAddr> {
+    match held.map {
+        Map::Hairpin(_) | Map::Masquerade(_) => plan::as_address(held.key.first()?),
+        _ => None,
+    }
 }
 
 fn published(held: &Held) -> Option<PublishedPort> {

@@ -28,6 +28,7 @@ use cni_nftables::{
 };
 use ipnet::IpNet;
 
+use super::offload::Layout;
 use crate::owner::AttachmentHash;
 use crate::{AddressFamily, HostAddress, HostPorts};
 
@@ -289,36 +290,37 @@ impl SharedChain {
         (chain.name() == name).then_some(chain)
     }
 
-    /// Its rules.
-    pub(crate) fn rules(&self) -> Vec<Vec<Stmt>> {
+    /// Its rules: as many in either layout.
+    pub(crate) fn rules(&self, layout: Layout) -> Vec<Vec<Stmt>> {
+        let masquerade = || Stmt::Masquerade(Default::default());
         match self {
             Self::Masquerade { network } => {
                 let (_, daddr) = address_fields(family_of(network));
                 let stay = Operand::OneOf(vec![prefix(network), multicast(family_of(network))]);
                 vec![
                     vec![one_of(daddr, stay), Stmt::Verdict(Verdict::Return)],
-                    vec![Stmt::Masquerade(Default::default())],
+                    layout.remember().into_iter().chain([masquerade()]).collect(),
                 ]
             }
             Self::Hairpin { network, bit } => {
                 let (saddr, _) = address_fields(family_of(network));
                 let sources = Operand::OneOf(vec![prefix(network), loopback(family_of(network))]);
-                let mut rules = unless_marked(*bit);
-                rules.push(vec![one_of(saddr, sources), Stmt::Masquerade(Default::default())]);
+                let mut rules = unless_marked(*bit, layout);
+                rules.push(vec![one_of(saddr, sources), masquerade()]);
                 rules
             }
             Self::HairpinAll { bit, .. } => {
-                let mut rules = unless_marked(*bit);
-                rules.push(vec![Stmt::Masquerade(Default::default())]);
+                let mut rules = unless_marked(*bit, layout);
+                rules.push(vec![masquerade()]);
                 rules
             }
-            Self::HairpinNone { bit, .. } => unless_marked(*bit),
+            Self::HairpinNone { bit, .. } => unless_marked(*bit, layout),
         }
     }
 }
 
 /// Leaves the chain when the bit is not set, and clears it when it is.
-fn unless_marked(bit: u8) -> Vec<Vec<Stmt>> {
+fn unless_marked(bit: u8, layout: Layout) -> Vec<Vec<Stmt>> {
     let bits = mark_bits(bit);
     let unset = Stmt::Masked {
         field: Field::Mark,
@@ -326,7 +328,8 @@ fn unless_marked(bit: u8) -> Vec<Vec<Stmt>> {
         cmp: cni_nftables::Cmp::Eq,
         value: Value::Mark(0),
     };
-    vec![vec![unset, Stmt::Verdict(Verdict::Return)], vec![Stmt::clear_mark_bits(bits)]]
+    let clear = [Stmt::clear_mark_bits(bits)].into_iter().chain(layout.remember()).collect();
+    vec![vec![unset, Stmt::Verdict(Verdict::Return)], clear]
 }
 
 /// The mark with this bit alone.
@@ -390,7 +393,7 @@ impl Fixed {
 }
 
 /// The chains that are always there, those first that others lead to.
-pub(crate) fn fixed_chains() -> Vec<Fixed> {
+pub(crate) fn fixed_chains(layout: Layout) -> Vec<Fixed> {
     // `NF_IP_PRI_RAW`, `NF_IP_PRI_NAT_DST`, `NF_IP_PRI_NAT_SRC` (`linux/netfilter_ipv4.h`).
     const RAW: i32 = -300;
     const DSTNAT: i32 = -100;
@@ -410,6 +413,7 @@ pub(crate) fn fixed_chains() -> Vec<Fixed> {
     let postrouting = sources.into_iter().chain(outside).collect();
     chains.push(Fixed::base("postrouting", (ChainKind::Nat, Hook::Postrouting, BEFORE_SRCNAT), postrouting));
     chains.push(Fixed::base("guard", (ChainKind::Filter, Hook::Prerouting, RAW), guard_rules()));
+    chains.extend(layout.chain());
     chains
 }
 
@@ -545,7 +549,7 @@ fn guard_rules() -> Vec<Vec<Stmt>> {
         .to_vec()
 }
 
-/// The whole table in one batch.
+/// The whole table in one batch, without a flowtable.
 pub(crate) fn bootstrap() -> Transaction {
     let id = table();
     let mut batch = Transaction::new();
@@ -556,7 +560,7 @@ pub(crate) fn bootstrap() -> Transaction {
     for map in Map::all() {
         batch.add_set(map.definition());
     }
-    let fixed = fixed_chains();
+    let fixed = fixed_chains(Layout::Plain);
     for Fixed { chain, .. } in &fixed {
         batch.add_chain(chain.clone());
     }
@@ -567,13 +571,13 @@ pub(crate) fn bootstrap() -> Transaction {
 }
 
 /// Makes the fixed chains what they should be, whatever they are, and the shared ones of these
-/// names. The maps keep their elements.
-pub(crate) fn repair(shared: &[SharedChain]) -> Transaction {
+/// names. The maps keep their elements. A flowtable that the layout needs must be there.
+pub(crate) fn repair(shared: &[SharedChain], layout: Layout) -> Transaction {
     let id = table();
     let mut batch = Transaction::new();
     // Wakes it up.
     batch.add_table(Table::new(&id));
-    let fixed = fixed_chains();
+    let fixed = fixed_chains(layout);
     for map in Map::all() {
         batch.add_set(map.definition());
     }
@@ -586,15 +590,15 @@ pub(crate) fn repair(shared: &[SharedChain]) -> Transaction {
     }
     for chain in shared {
         batch.flush_chain(&id, &chain.name());
-        add_rules(&mut batch, &chain.name(), chain.rules());
+        add_rules(&mut batch, &chain.name(), chain.rules(layout));
     }
     batch
 }
 
 /// Makes a shared chain; an error if it is there.
-pub(crate) fn add_shared(batch: &mut Transaction, chain: &SharedChain) {
+pub(crate) fn add_shared(batch: &mut Transaction, chain: &SharedChain, layout: Layout) {
     batch.add_chain(Chain::new(&table(), &chain.name()).exclusive());
-    add_rules(batch, &chain.name(), chain.rules());
+    add_rules(batch, &chain.name(), chain.rules(layout));
 }
 
 /// Appends rules to a chain.

@@ -3,10 +3,12 @@
 use std::time::{Duration, Instant};
 
 use cni_nftables::{
-    ElementData, ElementId, ElementInfo, Error as NftError, Socket, TableId, TableInfo, Transaction, Value,
+    ElementData, ElementId, ElementInfo, Error as NftError, Flowtable, Socket, TableId, TableInfo,
+    Transaction, Value,
 };
 
 use super::judge::{Record, TLV_KIND};
+use super::offload::{self, Layout};
 use super::plan;
 use super::schema::{self, Map, SharedChain};
 use crate::owner::{AttachmentHash, Life};
@@ -148,7 +150,8 @@ impl Session {
         if self.chain(&schema::marker(schema::SCHEMA))?.is_none() {
             return self.without_marker();
         }
-        let fixed = schema::fixed_chains();
+        let layout = self.layout()?;
+        let fixed = schema::fixed_chains(layout);
         let mut wrong = Vec::new();
         let mut damaged = table.flags & DORMANT != 0;
         for wanted in &fixed {
@@ -186,13 +189,16 @@ impl Session {
     }
 
     fn repair(&self, wrong: &[String]) -> Result<Transaction, Error> {
-        let shared: Vec<SharedChain> =
-            self.chains()?.iter().filter_map(|name| SharedChain::from_name(name)).collect();
+        let (shared, layout) = (self.shared_chains()?, self.layout()?);
         let mut batch = Transaction::new();
         for name in wrong {
             batch.flush_chain(&self.table, name).delete_chain(&self.table, name);
         }
-        batch.append(schema::repair(&shared));
+        // The chain alone is left of it where somebody took the flowtable away.
+        if layout != Layout::Plain && offload::present(self)?.is_none() {
+            batch.add_flowtable(Flowtable::new(&self.table, offload::FLOWTABLE, &[]));
+        }
+        batch.append(schema::repair(&shared, layout));
         log::warn!("table {}: chains were changed by someone else, putting them back", schema::TABLE);
         Ok(batch)
     }
@@ -207,6 +213,17 @@ impl Session {
 
     fn table(&self) -> Result<Option<TableInfo>, Error> {
         self.socket.table(&self.table).map_err(|e| Error::kernel("read table inet slipway", e))
+    }
+
+    /// Whether the table has a flowtable.
+    pub(crate) fn layout(&self) -> Result<Layout, Error> {
+        let there = self.chain(offload::CHAIN)?.is_some();
+        Ok(if there { Layout::offloading() } else { Layout::Plain })
+    }
+
+    /// The chains that the elements of several attachments lead to.
+    pub(crate) fn shared_chains(&self) -> Result<Vec<SharedChain>, Error> {
+        Ok(self.chains()?.iter().filter_map(|name| SharedChain::from_name(name)).collect())
     }
 
     pub(crate) fn chain(&self, name: &str) -> Result<Option<cni_nftables::ChainInfo>, Error> {

@@ -7,6 +7,7 @@ use cni_spec::Attachment;
 use expect_test::{expect, expect_file};
 use proptest::prelude::*;
 
+use super::offload::Layout;
 use super::{conditions, plan, schema};
 use crate::owner::{AttachmentHash, COMMENT_MAX};
 use crate::{
@@ -60,8 +61,11 @@ fn the_whole_table() {
 
 #[test]
 fn a_repair_keeps_maps_and_elements() {
-    let text =
-        schema::repair(&[schema::SharedChain::HairpinAll { family: AddressFamily::V4, bit: 13 }]).to_string();
+    let text = schema::repair(
+        &[schema::SharedChain::HairpinAll { family: AddressFamily::V4, bit: 13 }],
+        Layout::Plain,
+    )
+    .to_string();
     assert!(!text.contains("delete") && !text.contains("flush set"), "{text}");
     expect_file!["../../golden/repair.nft"].assert_eq(&text);
 }
@@ -77,7 +81,7 @@ fn shared_chains() {
         schema::SharedChain::HairpinAll { family: AddressFamily::V6, bit: 13 },
     ] {
         assert_eq!(schema::SharedChain::from_name(&chain.name()), Some(chain));
-        schema::add_shared(&mut batch, &chain);
+        schema::add_shared(&mut batch, &chain, Layout::Plain);
     }
     expect_file!["../../golden/shared-chains.nft"].assert_eq(&batch.to_string());
     for name in

@@ -8,6 +8,7 @@ use std::collections::BTreeSet;
 use cni_nftables::Transaction;
 use cni_spec::Attachment;
 
+use super::offload::Layout;
 use super::plan;
 use super::schema::{self, Map, SharedChain};
 use super::session::{Held, Patience, Session};
@@ -277,7 +278,7 @@ fn unused_chains(session: &Session) -> Result<Transaction, Error> {
     let read = session.socket.chains(&session.table);
     for chain in read.map_err(|e| Error::kernel(format!("list the chains of table {}", schema::TABLE), e))? {
         let Some(shared) = SharedChain::from_name(&chain.name) else { continue };
-        if usize::try_from(chain.uses).is_ok_and(|uses| uses <= shared.rules().len()) {
+        if usize::try_from(chain.uses).is_ok_and(|uses| uses <= shared.rules(Layout::Plain).len()) {
             batch.flush_chain(&session.table, &chain.name).delete_chain(&session.table, &chain.name);
         }
     }

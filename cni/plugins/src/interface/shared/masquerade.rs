@@ -106,11 +106,8 @@ pub(crate) fn status(common: &Common) -> Result<(), CniError> {
 
 /// What the configuration chooses, or the node's default.
 fn dataplane(common: &Common) -> Result<Dataplane, CniError> {
-    let choice = match common.masquerade_backend {
-        None => NodeDefaults::read()?.ip_masq_backend,
-        chosen => chosen,
-    };
-    Ok(Dataplane::new(choice))
+    let defaults = NodeDefaults::read()?;
+    Ok(defaults.dataplane(common.masquerade_backend.or(defaults.ip_masq_backend)))
 }
 
 fn request(attachment: &Attachment, container: &Container, addresses: &[IpNet]) -> MasqueradeRequest {

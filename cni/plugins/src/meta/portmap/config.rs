@@ -116,11 +116,8 @@ impl Config {
     /// # Errors
     /// What is wrong with the node's defaults.
     pub(crate) fn dataplane(&self) -> Result<Dataplane, CniError> {
-        let choice = match self.backend {
-            None => NodeDefaults::read()?.backend,
-            chosen => chosen,
-        };
-        Ok(Dataplane::new(choice))
+        let defaults = NodeDefaults::read()?;
+        Ok(defaults.dataplane(self.backend.or(defaults.backend)))
     }
 
     /// The mappings of a configuration that may be wrong elsewhere: a DEL looks for what it can

@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use cni_dataplane::iptables::{self, Iptables, Variant};
+use cni_dataplane::nftables::offload::{self, Standing};
 use cni_dataplane::node::{self, ForwardChain, OwnTable};
 use cni_dataplane::{AddressFamily, Error as DataplaneError};
 use cni_kernel::sysctl;
@@ -12,6 +13,7 @@ use nix::sys::statvfs::{FsFlags, statvfs};
 use nix::unistd::{AccessFlags, access};
 
 use super::{Finding, State};
+use crate::node_defaults::NodeDefaults;
 
 /// Where host-local keeps its reservations unless `dataDir` says otherwise.
 const STATE_DIR: &str = "/var/lib/cni/networks";
@@ -24,6 +26,7 @@ const FEW_INODES: u64 = 1000;
 /// Everything about the host.
 pub(super) fn findings() -> Vec<Finding> {
     let mut found = vec![own_table()];
+    found.extend(flowtable());
     found.extend(forwarding_rules());
     found.extend(legacy("ip_tables_names", "iptables-legacy"));
     found.extend(legacy("ip6_tables_names", "ip6tables-legacy"));
@@ -68,6 +71,38 @@ fn own_table() -> Finding {
         Err(error) => Finding::new(what, State::Missing, error.to_string())
             .why("published ports and masquerade are its elements")
             .mend("see what is named here"),
+    }
+}
+
+/// The flowtable, where the node's defaults ask for one or there is one.
+fn flowtable() -> Option<Finding> {
+    const WHAT: &str = "flowtable";
+    let wanted = match NodeDefaults::read() {
+        Ok(defaults) => defaults.flowtable.is_some(),
+        Err(error) => {
+            let finding = Finding::new("the node's defaults", State::Missing, error.to_string());
+            return Some(finding.why("no container can be added").mend("see what is named here"));
+        }
+    };
+    let standing = match offload::standing() {
+        Ok(standing) => standing,
+        Err(error) => return Some(Finding::new(WHAT, State::Warning, error.to_string())),
+    };
+    match (wanted, standing) {
+        (false, Standing::None) => None,
+        (false, Standing::At(_)) => Some(
+            Finding::new(WHAT, State::Note, "there, and no longer wanted")
+                .why("the next container that is added takes it away"),
+        ),
+        (true, Standing::At(links)) => {
+            Some(Finding::ok(WHAT, format!("for {}, at {}", offload::protocols(), links.join(", "))))
+        }
+        (true, Standing::None) => Some(match offload::try_out().err() {
+            None => Finding::ok(WHAT, "not there yet").why("the next container that is added makes it"),
+            Some(error) => Finding::new(WHAT, State::Warning, error.to_string())
+                .why("it is asked for in slipway.json; without it every packet goes through all chains")
+                .mend("a kernel (or its modules) with NF_FLOW_TABLE, NF_FLOW_TABLE_INET, NFT_FLOW_OFFLOAD"),
+        }),
     }
 }
 

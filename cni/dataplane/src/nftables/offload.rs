@@ -1,0 +1,385 @@
+//! The flowtable: established flows that this table has translated go past all chains.
+//!
+//! ```text
+//! flowtable flows    at the ingress of the bridges of containers and of the node's links to elsewhere
+//! chain forward      ct mark & 0x2000 == 0x2000 ct status assured meta l4proto { tcp, udp } flow add @flows
+//! ```
+//!
+//! Whether a flow is ours is known when its source is decided on, in the chains `hairpin-…` (bit 13 of the
+//! packet mark says that the destination was translated here) and `masquerade-…`: these set a bit of the
+//! connection's mark, with which the flow is known for as long as it lives. Addresses would not tell: a
+//! container that publishes a port may be a Service's endpoint, too. The elements of containers are the same
+//! with and without a flowtable, and so is the number of rules in every other chain: the table has a
+//! flowtable if it has the chain `forward`, and an older version of Slipway finds nothing wrong with it.
+
+use std::collections::BTreeSet;
+use std::net::IpAddr;
+
+use cni_kernel::route::{Family, LinkKind, MAIN_TABLE, RouteError, RouteSocket};
+use cni_nftables::conntrack::{Conntrack, Filter, Flow, FlowFamily};
+use cni_nftables::{
+    BaseChain, Chain, ChainKind, Cmp, Field, Flowtable, Hook, Operand, Policy, Rule, Stmt, Table,
+    Transaction, Value,
+};
+
+use super::schema::{self, Fixed, SharedChain};
+use super::session::{Patience, Session, State, unless_no_nf_tables};
+use crate::Error;
+
+/// The flowtable's name.
+pub(crate) const FLOWTABLE: &str = "flows";
+/// The chain that puts flows into it. Its presence says that the table has a flowtable.
+pub(crate) const CHAIN: &str = "forward";
+/// The bit of the connection's mark: the same as the usual one of the packet's.
+const CT_MARK: u32 = 1 << schema::DEFAULT_MARK_BIT;
+/// Behind other engines' chains at this hook (`NF_IP_PRI_FILTER` is 0, `NF_IP_PRI_SECURITY` 50), so that
+/// no flow is offloaded whose packets one of them drops.
+const LAST: i32 = 200;
+
+/// What becomes of established flows.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub enum Offload {
+    /// As the table says: nothing is changed about it.
+    #[default]
+    AsItIs,
+    /// Every packet goes through all chains; a flowtable that is there is removed.
+    Off,
+    /// They go by a flowtable.
+    Through(Uplinks),
+}
+
+/// The node's links that containers' flows come in by, beside the containers' own bridges.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Uplinks {
+    /// Those that the default routes of the main table leave by.
+    OfDefaultRoutes,
+    /// These; what is not there is left out.
+    Named(Vec<String>),
+}
+
+/// How the table treats established flows.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Layout {
+    /// They go through all chains.
+    Plain,
+    /// They go by the flowtable.
+    Offloading(Protocols),
+}
+
+/// The protocols that are offloaded.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Protocols {
+    /// TCP alone: where a flow that is offloaded cannot be cut, UDP clients would go on sending to a
+    /// container that is gone.
+    Tcp,
+    /// Both.
+    TcpAndUdp,
+}
+
+impl Protocols {
+    /// What this kernel can do: since Linux 6.4, ctnetlink deletes flows that are offloaded
+    /// (`ctnetlink_del_conntrack`).
+    fn of_this_kernel() -> Self {
+        let release = nix::sys::utsname::uname().map(|names| names.release().to_string_lossy().into_owned());
+        Self::of_release(&release.unwrap_or_default())
+    }
+
+    fn of_release(release: &str) -> Self {
+        let mut numbers = release.split(|c: char| !c.is_ascii_digit()).map(|word| word.parse::<u32>().ok());
+        match (numbers.next().flatten(), numbers.next().flatten()) {
+            (Some(major), Some(minor)) if (major, minor) >= (6, 4) => Self::TcpAndUdp,
+            _ => Self::Tcp,
+        }
+    }
+}
+
+impl Layout {
+    /// The layout with a flowtable, as this kernel can have it.
+    pub(crate) fn offloading() -> Self {
+        Self::Offloading(Protocols::of_this_kernel())
+    }
+
+    /// What a chain that knows a flow for ours says, beside what it says anyway.
+    pub(crate) fn remember(self) -> Option<Stmt> {
+        match self {
+            Self::Plain => None,
+            Self::Offloading(_) => Some(Stmt::set_ct_mark_bits(CT_MARK)),
+        }
+    }
+
+    /// The chain that puts flows into the flowtable.
+    pub(crate) fn chain(self) -> Option<Fixed> {
+        let Self::Offloading(protocols) = self else { return None };
+        let base = BaseChain {
+            kind: ChainKind::Filter,
+            hook: Hook::Forward,
+            priority: LAST,
+            policy: Policy::Accept,
+        };
+        let chain = Chain::new(&schema::table(), CHAIN).base(base);
+        Some(Fixed { chain, rules: vec![rule(protocols)] })
+    }
+}
+
+/// Only flows that were answered and confirmed: neither a flood of SYN nor a question and its answer over
+/// UDP, which would take a place in the flowtable each and gain nothing.
+fn rule(protocols: Protocols) -> Vec<Stmt> {
+    let (tcp, udp) = (Operand::Value(Value::Proto(6)), Operand::Value(Value::Proto(17)));
+    let protocols = match protocols {
+        Protocols::Tcp => tcp,
+        Protocols::TcpAndUdp => Operand::OneOf(vec![tcp, udp]),
+    };
+    vec![
+        Stmt::Masked {
+            field: Field::CtMark,
+            mask: Value::Mark(CT_MARK),
+            cmp: Cmp::Eq,
+            value: Value::Mark(CT_MARK),
+        },
+        Stmt::AnyBit { field: Field::CtStatus, bits: Value::CtStatus(Value::CT_ASSURED) },
+        Stmt::Match { fields: vec![Field::L4Proto], cmp: Cmp::Eq, to: protocols },
+        Stmt::Offload(FLOWTABLE.to_owned()),
+    ]
+}
+
+/// The batch that gives the table a flowtable at these links.
+pub(crate) fn switch_on(shared: &[SharedChain], layout: Layout, devices: &[String]) -> Transaction {
+    let mut batch = Transaction::new();
+    batch.add_flowtable(Flowtable::new(&schema::table(), FLOWTABLE, devices));
+    batch.append(schema::repair(shared, layout));
+    batch
+}
+
+/// The batch that takes it away again. Marks that connections have stay, and mean nothing.
+pub(crate) fn switch_off(shared: &[SharedChain]) -> Transaction {
+    let table = schema::table();
+    let mut batch = schema::repair(shared, Layout::Plain);
+    batch.flush_chain(&table, CHAIN).delete_chain(&table, CHAIN).delete_flowtable(&table, FLOWTABLE);
+    batch
+}
+
+/// Makes the table treat established flows as is wanted; `containers` are addresses whose bridge is to be
+/// in the flowtable.
+///
+/// # Errors
+/// What the kernel refused, or no quiet moment. What containers have in the table is not touched.
+pub(crate) fn settle(session: &Session, wanted: &Offload, containers: &[IpAddr]) -> Result<(), Error> {
+    let uplinks = match wanted {
+        Offload::AsItIs => return Ok(()),
+        Offload::Off => None,
+        Offload::Through(uplinks) => Some(uplinks),
+    };
+    let devices = match uplinks {
+        Some(uplinks) => devices(uplinks, containers).map_err(|e| Error::kernel("choose links", e))?,
+        None => BTreeSet::new(),
+    };
+    let mut patience = Patience::new();
+    loop {
+        // That nothing is to be done, the usual case, is seen without the rest.
+        let generation = session.generation()?;
+        let layout = session.layout()?;
+        let missing: Vec<String> = match (uplinks, layout) {
+            (None, Layout::Plain) => return Ok(()),
+            (Some(_), Layout::Offloading(_)) => missing(session, &devices)?,
+            _ => devices.iter().cloned().collect(),
+        };
+        if uplinks.is_some() && layout != Layout::Plain && missing.is_empty() {
+            return Ok(());
+        }
+        if !matches!(session.state()?, State::Ready) {
+            // Somebody took it apart just now: the next ADD mends it, and comes here again.
+            return Ok(());
+        }
+        let batch = match (uplinks, layout) {
+            (None, _) => switch_off(&session.shared_chains()?),
+            (Some(_), Layout::Plain) => switch_on(&session.shared_chains()?, Layout::offloading(), &missing),
+            (Some(_), Layout::Offloading(_)) => {
+                let mut batch = Transaction::new();
+                batch.add_flowtable(Flowtable::new(&session.table, FLOWTABLE, &missing));
+                batch
+            }
+        };
+        match session.socket.commit(&batch, Some(generation)) {
+            Ok(()) => return Ok(()),
+            Err(e) => patience.wait("change the flowtable", e)?,
+        }
+    }
+}
+
+/// Those of the links that are not in the flowtable.
+fn missing(session: &Session, devices: &BTreeSet<String>) -> Result<Vec<String>, Error> {
+    let present = self::present(session)?.unwrap_or_default();
+    Ok(devices.iter().filter(|device| !present.contains(device)).cloned().collect())
+}
+
+/// The links that are in the flowtable; none if there is no flowtable.
+pub(crate) fn present(session: &Session) -> Result<Option<Vec<String>>, Error> {
+    let found = session.socket.flowtable(&session.table, FLOWTABLE);
+    let found = found.map_err(|e| Error::kernel(format!("read flowtable {FLOWTABLE}"), e))?;
+    Ok(found.map(|flowtable| flowtable.devices))
+}
+
+/// The uplinks that are there, and the bridges that the containers are behind. A container's own link (ptp)
+/// is left out: the kernel cannot describe a flowtable of some two hundred links, to `nft list ruleset`
+/// neither, and what comes in by another link than these goes through the chains as ever.
+fn devices(uplinks: &Uplinks, containers: &[IpAddr]) -> Result<BTreeSet<String>, RouteError> {
+    let socket = RouteSocket::open()?;
+    let mut devices = BTreeSet::new();
+    match uplinks {
+        Uplinks::Named(names) => {
+            for name in names {
+                match socket.find_link(name)? {
+                    Some(link) => drop(devices.insert(link.name)),
+                    None => log::warn!("flowtable: there is no link {name}"),
+                }
+            }
+        }
+        Uplinks::OfDefaultRoutes => {
+            let mut indices = BTreeSet::new();
+            for family in [Family::V4, Family::V6] {
+                let routes = socket.routes(family, MAIN_TABLE)?;
+                indices.extend(routes.iter().filter(|route| route.is_default()).filter_map(|r| r.link));
+            }
+            for index in indices {
+                devices.insert(socket.link_by_index(index)?.name);
+            }
+        }
+    }
+    let mut seen = BTreeSet::new();
+    for container in containers {
+        let Some(index) = socket.route_to(*container).ok().and_then(|route| route.link) else { continue };
+        if !seen.insert(index) {
+            continue;
+        }
+        let link = socket.link_by_index(index)?;
+        if link.kind == LinkKind::Bridge {
+            devices.insert(link.name);
+        }
+    }
+    Ok(devices)
+}
+
+/// Removes the offloaded flows to and from these containers' addresses, which would else go on past every
+/// chain for as long as somebody sends. Failing is no failure of the DEL: a flow that nobody uses ends by
+/// itself.
+pub(crate) fn cut(containers: &BTreeSet<IpAddr>) {
+    if containers.is_empty() {
+        return;
+    }
+    let all = Filter {
+        family: FlowFamily::Both,
+        protocol: None,
+        destinations: Vec::new(),
+        port: None,
+        reply_source: None,
+        status: Flow::OFFLOADED,
+    };
+    let theirs =
+        |flow: &Flow| containers.contains(&flow.original.source) || containers.contains(&flow.reply.source);
+    let cut = Conntrack::open().and_then(|conntrack| conntrack.delete_if(&all, theirs));
+    match cut {
+        Ok(count) => log::debug!("cut {count} offloaded flows"),
+        Err(error) => log::warn!("cut the offloaded flows of a container: {error}"),
+    }
+}
+
+/// What there is of a flowtable on this node.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Standing {
+    /// Established flows go through the chains.
+    None,
+    /// They go by the flowtable, if they come in by these links.
+    At(Vec<String>),
+}
+
+/// Looks at the table.
+///
+/// # Errors
+/// What nf_tables said.
+pub fn standing() -> Result<Standing, Error> {
+    unless_no_nf_tables(Session::open().and_then(|session| present(&session)))
+        .map(|devices| devices.map_or(Standing::None, Standing::At))
+}
+
+/// Whether this kernel can have a flowtable; nothing is made.
+///
+/// # Errors
+/// What it lacks, or what it said.
+pub fn try_out() -> Result<(), Error> {
+    let session = Session::open()?;
+    let id = cni_nftables::TableId::new(cni_nftables::Family::Inet, "probe");
+    let mut batch = Transaction::new();
+    batch.add_table(Table::new(&id)).add_flowtable(Flowtable::new(&id, FLOWTABLE, &[]));
+    if let Some(Fixed { chain, rules }) = Layout::offloading().chain() {
+        batch.add_chain(Chain { table: id.clone(), ..chain });
+        for stmts in rules {
+            batch.add_rule(Rule::new(&id, CHAIN, stmts));
+        }
+    }
+    session.socket.dry_run(&batch).map_err(|e| Error::kernel("try out a flowtable", e))
+}
+
+/// Which protocols this kernel offloads, as people say it.
+#[must_use]
+pub fn protocols() -> &'static str {
+    match Protocols::of_this_kernel() {
+        Protocols::Tcp => "TCP",
+        Protocols::TcpAndUdp => "TCP and UDP",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use expect_test::expect_file;
+
+    use super::*;
+
+    #[test]
+    fn on_and_off() {
+        let shared = [
+            SharedChain::Masquerade { network: "10.88.0.0/16".parse().unwrap() },
+            SharedChain::Hairpin { network: "fd00::/64".parse().unwrap(), bit: 5 },
+            SharedChain::HairpinNone { family: crate::AddressFamily::V4, bit: 13 },
+        ];
+        let devices = ["cni0".to_owned(), "eth0".to_owned()];
+        let on = switch_on(&shared, Layout::Offloading(Protocols::TcpAndUdp), &devices);
+        expect_file!["../../golden/flowtable-on.nft"].assert_eq(&on.to_string());
+        let off = switch_off(&shared).to_string();
+        expect_file!["../../golden/flowtable-off.nft"].assert_eq(&off);
+        assert!(!off.contains("ct mark"), "{off}");
+    }
+
+    #[test]
+    fn every_chain_has_as_many_rules_as_without() {
+        let offloading = Layout::Offloading(Protocols::Tcp);
+        let fixed = |layout| -> Vec<_> {
+            let chains = schema::fixed_chains(layout).into_iter();
+            chains.map(|fixed| (fixed.chain.name, fixed.rules.len())).collect()
+        };
+        let (plain, with) = (fixed(Layout::Plain), fixed(offloading));
+        assert_eq!(plain.iter().filter(|of| !with.contains(of)).count(), 0);
+        assert_eq!(with.len(), plain.len() + 1);
+        let network = "10.88.0.0/16".parse().unwrap();
+        let family = crate::AddressFamily::V4;
+        for chain in [
+            SharedChain::Masquerade { network },
+            SharedChain::Hairpin { network, bit: 13 },
+            SharedChain::HairpinAll { family, bit: 13 },
+            SharedChain::HairpinNone { family, bit: 13 },
+        ] {
+            let (plain, with) = (chain.rules(Layout::Plain), chain.rules(offloading));
+            assert_eq!(plain.len(), with.len(), "{chain:?}");
+            assert_ne!(plain, with, "{chain:?}");
+        }
+    }
+
+    #[test]
+    fn udp_is_offloaded_where_it_can_be_cut() {
+        for release in ["5.10.0-46-cloud-amd64", "6.1.0", "6.3.13", "", "mine", "6"] {
+            assert_eq!(Protocols::of_release(release), Protocols::Tcp, "{release}");
+        }
+        for release in ["6.4", "6.12.117+deb12-cloud-amd64", "7.0.1", "10.2"] {
+            assert_eq!(Protocols::of_release(release), Protocols::TcpAndUdp, "{release}");
+        }
+    }
+}
