@@ -114,6 +114,9 @@ impl NetlinkDeserializable for Message {
 struct Patient {
     socket: Socket,
     failure: Cell<Option<Errno>>,
+    /// How long the kernel takes over a request, beyond what it takes.
+    #[cfg(test)]
+    slowness: Cell<Duration>,
 }
 
 impl Patient {
@@ -134,6 +137,8 @@ impl Patient {
 
     /// A message that could not be sent counts as sent: its answer is the failure.
     fn send(&self, length: usize, call: impl FnMut() -> io::Result<usize>) -> Poll<io::Result<usize>> {
+        #[cfg(test)]
+        std::thread::sleep(self.slowness.get());
         match self.attempt(call) {
             Poll::Pending => Poll::Ready(Ok(length)),
             sent => sent,
@@ -151,7 +156,12 @@ impl AsyncSocket for Patient {
     }
 
     fn new(protocol: isize) -> io::Result<Self> {
-        Ok(Self { socket: Socket::new(protocol)?, failure: Cell::new(None) })
+        Ok(Self {
+            socket: Socket::new(protocol)?,
+            failure: Cell::new(None),
+            #[cfg(test)]
+            slowness: Cell::default(),
+        })
     }
 
     fn poll_send(&self, _: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
@@ -189,6 +199,8 @@ impl AsyncSocket for Patient {
 pub(super) struct Transport {
     connection: RefCell<Connection<Message, Patient>>,
     handle: ConnectionHandle<Message>,
+    /// See [`PATIENCE`].
+    patience: Duration,
     /// ` in /run/netns/x`, or empty for the caller's namespace; the end of every error's action.
     place: String,
 }
@@ -234,7 +246,7 @@ impl Transport {
             }
         }
         let connection = RefCell::new(connection);
-        Ok(Self { connection, handle, place })
+        Ok(Self { connection, handle, patience: PATIENCE, place })
     }
 
     /// Sends a request that has no answer but success or failure.
@@ -304,7 +316,7 @@ impl Transport {
         loop {
             let ended = Pin::new(&mut *connection).poll(&mut context).is_ready();
             // From here, as sending takes as long as the kernel works, and waits for its locks.
-            let until = *until.get_or_insert_with(|| Instant::now() + PATIENCE);
+            let until = *until.get_or_insert_with(|| Instant::now() + self.patience);
             if let Some(errno) = connection.socket_mut().failure.take() {
                 return Err(errno);
             }
@@ -424,4 +436,37 @@ fn verb_flags(verb: Verb) -> u16 {
 
 fn errno_of(error: &io::Error) -> Errno {
     error.raw_os_error().map_or(Errno::EIO, Errno::from_raw)
+}
+
+#[cfg(test)]
+mod tests {
+    use rtnetlink::packet_route::link::LinkMessage;
+
+    use super::*;
+
+    fn links(transport: &Transport) -> Result<Vec<()>, RouteError> {
+        let message = RouteNetlinkMessage::GetLink(LinkMessage::default());
+        transport.list(&message, format_args!("list links"), |_| Ok(Some(())))
+    }
+
+    /// A machine with much to do: the kernel has the answer ready when the call that sends returns, later
+    /// than anybody waits for answers.
+    #[test]
+    fn the_kernels_own_time_is_not_counted() {
+        let mut transport = Transport::open(String::new()).unwrap();
+        transport.patience = Duration::from_millis(200);
+        transport.connection.get_mut().socket_mut().slowness.set(Duration::from_millis(500));
+        assert!(!links(&transport).unwrap().is_empty());
+    }
+
+    /// No answer at all: the request went to nobody.
+    #[test]
+    fn an_answer_that_never_comes_is_not_waited_for() {
+        let mut transport = Transport::open(String::new()).unwrap();
+        transport.patience = Duration::from_millis(50);
+        let mut nothing = std::pin::pin!(futures_util::stream::pending::<()>());
+        let begin = Instant::now();
+        assert_eq!(transport.wait(nothing.as_mut()), Err(Errno::EAGAIN));
+        assert!(begin.elapsed() >= transport.patience);
+    }
 }
