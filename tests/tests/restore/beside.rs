@@ -38,6 +38,22 @@ fn who_leaves_meanwhile_has_nothing_in_the_end() {
     assert!(!left.contains("slipway1"), "{left}");
 }
 
+/// A DEL is held up between portmap and bridge, and what portmap took away is put back meanwhile: bridge's DEL
+/// takes it away again.
+#[test]
+fn the_last_plugins_del_leaves_nothing_that_was_put_back() {
+    let world = World::new();
+    let network = world.bridge(1);
+    let web = Web::published(&world, &network, "web", PORT);
+    let configs = network.configs(Some(&web.attach));
+    network.call("DEL", &configs[1], Some(&web.attach)).ok();
+    assert!(!world.node.slipway("ports").contains("8080"));
+    let (report, _) = world.restore("");
+    assert!(world.node.slipway("ports").contains("8080"), "{report:#}");
+    network.call("DEL", &configs[0], Some(&web.attach)).ok();
+    assert!(!world.node.ruleset().contains("slipway1"), "{}", world.node.ruleset());
+}
+
 /// Containers come and go while the ruleset is flushed and restored again and again. In the end those that
 /// are there have what they asked for, and the others nothing.
 #[test]

@@ -44,11 +44,12 @@ pub(crate) fn del(request: &Request<'_>) -> Result<(), CniError> {
     failures.into_result()
 }
 
-/// Takes away what the dataplane holds of the attachment.
+/// Takes away what the dataplane holds of the attachment: its ports too, which portmap's DEL has taken away
+/// before, but somebody who restored the ruleset meanwhile may have put back for a container that was there still.
 fn withdraw(request: &Request<'_>, addresses: &[IpAddr]) -> Failures {
     let mut failures = Failures::default();
     let (attachment, wanted) = (&request.attachment, Wanted::of(request.config));
-    let withdrawal = Withdrawal { addresses, ..Withdrawal::of(attachment, Kinds::Masquerade) };
+    let withdrawal = Withdrawal { addresses, ..Withdrawal::of(attachment, Kinds::All) };
     failures.collect_if(wanted.ip_masq, Dataplane::default().withdraw(&withdrawal));
     failures.collect_if(wanted.macspoofchk, macspoof::release(attachment));
     failures
