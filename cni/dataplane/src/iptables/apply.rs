@@ -6,14 +6,22 @@
 //! ADDs of the same port cannot see of each other before they write, they see afterwards: each rule
 //! has its place in the chain of entries.
 
+use std::path::Path;
+
+use cni_kernel::dir::DurableDir;
+use cni_kernel::lock::FileLock;
 use cni_spec::Attachment;
 
 use super::listing::{ListedRule, Listing};
 use super::names::{self, CommentOwner};
 use super::plan::{Key, MasqueradePlan, PortPlan, Shared, shared};
 use super::rule::{Batch, Op, Rule};
-use super::tools::{Refusal, Tools};
+use super::tools::{PATIENCE, Refusal, Tools};
 use crate::{AddressFamily, Error};
+
+/// The folder of the lock under which the shared rules are made, and the lock.
+const RUN: &str = "/run/slipway";
+const LOCK: &str = "iptables.lock";
 
 /// A container of somebody else that has what is asked for.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -52,6 +60,12 @@ pub(crate) fn publish(
     seen: Listing,
 ) -> Result<Place, Error> {
     let operation = format!("publish the ports of {attachment}");
+    // Two that make the shared rules at the same moment make them twice: iptables-nft takes a chain that
+    // has come into being meanwhile for its own, and appends.
+    let (_alone, seen) = match lacks_shared(&seen, plan).then(alone) {
+        Some(lock) => (lock, read_for_ports(tools, plan)?),
+        None => (None, seen),
+    };
     let mut place = Place::Behind;
     settle_from(
         seen,
@@ -64,6 +78,20 @@ pub(crate) fn publish(
         },
     )?;
     Ok(place)
+}
+
+/// Whether something is missing that the ports of all containers share.
+fn lacks_shared(listing: &Listing, plan: &PortPlan) -> bool {
+    shared(plan.mark_bit).iter().any(|wanted| !listing.contains(wanted.chain, &wanted.rule.words()))
+}
+
+/// Keeps others of us from making the same rules until it is dropped. Who cannot have it goes on without:
+/// what stands there twice does no harm.
+fn alone() -> Option<FileLock> {
+    let lock = DurableDir::create(Path::new(RUN), 0o755)
+        .map_err(|error| error.to_string())
+        .and_then(|dir| FileLock::acquire(&dir, LOCK, 0o600, PATIENCE).map_err(|error| error.to_string()));
+    lock.map_err(|error| log::debug!("{error}: the rules that all share may be made twice")).ok()
 }
 
 /// Where a container's entry rules stand.

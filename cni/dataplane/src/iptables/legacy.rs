@@ -2,6 +2,8 @@
 
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
 
 use cni_kernel::dir::DurableDir;
 use cni_kernel::route::Family;
@@ -46,6 +48,9 @@ pub(crate) fn chains(family: AddressFamily) -> Result<Vec<String>, Error> {
     let Some(info) = xtables::info(kernel_family(family), "nat").map_err(look)? else {
         return Ok(Vec::new());
     };
+    if let Some(chains) = seen(family, &info.bytes) {
+        return Ok(chains);
+    }
     let large = info.entries > LARGE;
     let file = large.then(|| memory_of(family)).flatten();
     let fingerprint = hex(&Sha512::digest(&info.bytes));
@@ -64,16 +69,60 @@ pub(crate) fn chains(family: AddressFamily) -> Result<Vec<String>, Error> {
     {
         log::debug!("{error}: the table will be read again");
     }
+    remember(Seen { family, netns: netns(), sizes: info.bytes, at: Instant::now(), chains: chains.clone() });
     Ok(chains)
+}
+
+/// What a table was like a moment ago.
+struct Seen {
+    family: AddressFamily,
+    netns: Option<u64>,
+    sizes: Vec<u8>,
+    at: Instant,
+    chains: Vec<String>,
+}
+
+/// One operation asks for the chains several times. What others do within that time is not seen by one that
+/// asks once, either; what the tool refuses for it is read again, and what the tool changes is forgotten.
+const MOMENT: Duration = Duration::from_secs(1);
+
+static SEEN: Mutex<Vec<Seen>> = Mutex::new(Vec::new());
+
+fn lock() -> MutexGuard<'static, Vec<Seen>> {
+    SEEN.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn seen(family: AddressFamily, sizes: &[u8]) -> Option<Vec<String>> {
+    let netns = netns();
+    let same = |seen: &&Seen| {
+        seen.family == family && seen.netns == netns && seen.sizes == sizes && seen.at.elapsed() < MOMENT
+    };
+    lock().iter().find(same).map(|seen| seen.chains.clone())
+}
+
+fn remember(new: Seen) {
+    let mut seen = lock();
+    seen.retain(|old| (old.family, old.netns) != (new.family, new.netns));
+    seen.push(new);
+}
+
+/// A tool has changed a table, or may have.
+pub(crate) fn forget() {
+    lock().clear();
+}
+
+/// The number of the thread's network namespace.
+fn netns() -> Option<u64> {
+    std::fs::metadata("/proc/thread-self/ns/net").ok().map(|meta| meta.ino())
 }
 
 /// Where it is remembered what a table was like: one file for each network namespace and family, below
 /// /run, which is empty after a reboot, as the tables are.
 fn memory_of(family: AddressFamily) -> Option<(DurableDir, String)> {
-    let netns = std::fs::metadata("/proc/thread-self/ns/net").ok()?;
+    let netns = netns()?;
     let number = if family == AddressFamily::V4 { 4 } else { 6 };
     let directory = DurableDir::create(Path::new(MEMORY), 0o755).ok()?;
-    Some((directory, format!("no-chains-{}-{number}", netns.ino())))
+    Some((directory, format!("no-chains-{netns}-{number}")))
 }
 
 /// The chains of a table; none if it is not there.

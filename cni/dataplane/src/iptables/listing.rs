@@ -24,6 +24,15 @@ impl Listing {
     /// Reads the nat table's part of the text. Lines that say nothing of chains and rules are passed
     /// over.
     pub(crate) fn parse(text: &str) -> Self {
+        Self::parse_if(text, |_| true)
+    }
+
+    /// Reads these chains alone, of a table that may have many rules.
+    pub(crate) fn parse_chains(text: &str, chains: &[&str]) -> Self {
+        Self::parse_if(text, |chain| chains.contains(&chain))
+    }
+
+    fn parse_if(text: &str, wanted: impl Fn(&str) -> bool) -> Self {
         let mut listing = Self::default();
         let mut in_nat = true;
         for line in text.lines() {
@@ -34,7 +43,14 @@ impl Listing {
                 continue;
             }
             if let Some(chain) = line.strip_prefix(':') {
-                listing.chain(chain.split(' ').next().unwrap_or_default());
+                let chain = chain.split(' ').next().unwrap_or_default();
+                if wanted(chain) {
+                    listing.chain(chain);
+                }
+                continue;
+            }
+            // Names of chains have no spaces and no quotes.
+            if !line.split(' ').nth(1).is_some_and(&wanted) {
                 continue;
             }
             let mut words = quote::split(line).into_iter();

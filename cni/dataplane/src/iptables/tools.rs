@@ -127,24 +127,28 @@ impl Tools {
             .ok_or_else(|| Error::NoIptables { program: format!("{family}-{variant}-{what}") })
     }
 
-    /// These chains of the nat table, those of them that are there. Of the legacy variant, all.
+    /// These chains of the nat table, those of them that are there.
     pub(crate) fn read(&self, family: AddressFamily, chains: &[&str]) -> Result<Listing, Error> {
         match self.variant {
             Variant::Nft => self.read_nft(family, chains),
             // Asking for a table that is not there would make it.
             Variant::Legacy if !legacy::has_nat(family) => Ok(Listing::default()),
-            Variant::Legacy => self.read_all(family),
+            Variant::Legacy => Ok(Listing::parse_chains(&self.print_all(family)?, chains)),
         }
     }
 
     /// The whole nat table.
     pub(crate) fn read_all(&self, family: AddressFamily) -> Result<Listing, Error> {
+        self.print_all(family).map(|text| Listing::parse(&text))
+    }
+
+    fn print_all(&self, family: AddressFamily) -> Result<String, Error> {
         let program = self.find(family, "save")?;
         let run = run(&program, &["-t", "nat"], "")?;
         if !run.success {
             return Err(Error::kernel(format!("run {} -t nat", program.display()), run.complaint()));
         }
-        Ok(Listing::parse(&run.stdout))
+        Ok(run.stdout)
     }
 
     /// The kernel tells cheaply what chains there are, and the tool prints those that are asked for
@@ -181,7 +185,9 @@ impl Tools {
         let wait = self.deadline.saturating_duration_since(Instant::now()).as_secs().max(1).to_string();
         let input = batch.to_string();
         log::trace!("{}:\n{input}", program.display());
-        let run = run(&program, &["--noflush", "--wait", &wait], &input).map_err(Refusal::Failed)?;
+        let run = run(&program, &["--noflush", "--wait", &wait], &input);
+        legacy::forget();
+        let run = run.map_err(Refusal::Failed)?;
         if run.success {
             return Ok(());
         }
