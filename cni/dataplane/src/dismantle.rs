@@ -7,6 +7,10 @@ use cni_nftables::{TableId, Transaction};
 use crate::nftables::session::{Patience, unless_no_nf_tables};
 use crate::{Error, Owner, macspoof, nftables};
 
+/// The folder in which the iptables backend has its lock and remembers what large tables were like. Nothing in
+/// it is needed, and a reboot empties it.
+pub const MEMORY: &str = "/run/slipway";
+
 /// A table of ours.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum OwnTable {

@@ -17,10 +17,10 @@ use super::names::{self, CommentOwner};
 use super::plan::{Key, MasqueradePlan, PortPlan, Shared, shared};
 use super::rule::{Batch, Op, Rule};
 use super::tools::{PATIENCE, Refusal, Tools};
+use crate::dismantle::MEMORY;
 use crate::{AddressFamily, Error};
 
-/// The folder of the lock under which the shared rules are made, and the lock.
-const RUN: &str = "/run/slipway";
+/// The lock under which the shared rules are made.
 const LOCK: &str = "iptables.lock";
 
 /// A container of somebody else that has what is asked for.
@@ -88,7 +88,7 @@ fn lacks_shared(listing: &Listing, plan: &PortPlan) -> bool {
 /// Keeps others of us from making the same rules until it is dropped. Who cannot have it goes on without:
 /// what stands there twice does no harm.
 fn alone() -> Option<FileLock> {
-    let lock = DurableDir::create(Path::new(RUN), 0o755)
+    let lock = DurableDir::create(Path::new(MEMORY), 0o755)
         .map_err(|error| error.to_string())
         .and_then(|dir| FileLock::acquire(&dir, LOCK, 0o600, PATIENCE).map_err(|error| error.to_string()));
     lock.map_err(|error| log::debug!("{error}: the rules that all share may be made twice")).ok()

@@ -12,13 +12,12 @@ use cni_kernel::xtables;
 use sha2::{Digest, Sha512};
 
 use super::names::MASQUERADE_PREFIX;
+use crate::dismantle::MEMORY;
 use crate::owner::hex;
 use crate::{AddressFamily, Error};
 
 /// From so many rules on it is remembered that a table has no chains of containers.
 const LARGE: usize = 1000;
-/// The folder for it.
-const MEMORY: &str = "/run/slipway";
 
 fn kernel_family(family: AddressFamily) -> Family {
     match family {

@@ -9,7 +9,7 @@ mod links;
 use std::fmt;
 use std::path::{Path, PathBuf};
 
-use cni_dataplane::dismantle::{Holding, InUse, OwnTable};
+use cni_dataplane::dismantle::{self, Holding, InUse, OwnTable};
 use cni_dataplane::iptables::Frame;
 use cni_dataplane::{AddressFamily, Error as DataplaneError, Owner};
 
@@ -26,6 +26,8 @@ pub enum Trace {
     Link(String),
     /// A folder of host-local's goes, with the files in it that are no reservations.
     Folder(PathBuf),
+    /// The folder below /run in which the dataplane remembers something goes.
+    Memory(PathBuf),
     /// Something stays.
     Leave {
         /// What.
@@ -41,7 +43,7 @@ impl fmt::Display for Trace {
             Self::Table(table) => write!(f, "remove  table {}", table.name()),
             Self::Chains(frame) => write!(f, "remove  {}", chains(*frame)),
             Self::Link(name) => write!(f, "remove  link {name}"),
-            Self::Folder(path) => write!(f, "remove  {}", path.display()),
+            Self::Folder(path) | Self::Memory(path) => write!(f, "remove  {}", path.display()),
             Self::Leave { what, why } => write!(f, "leave   {what} ({why})"),
         }
     }
@@ -106,6 +108,8 @@ pub fn plan(in_use: InUse, data_dir: &Path) -> Result<Vec<Trace>, TraceError> {
     }
     traces.extend(links::plan()?);
     traces.extend(disk::plan(data_dir)?);
+    let memory = Path::new(dismantle::MEMORY);
+    traces.extend(memory.is_dir().then(|| Trace::Memory(memory.to_owned())));
     Ok(traces)
 }
 
@@ -127,6 +131,11 @@ pub fn remove(traces: Vec<Trace>, in_use: InUse) -> Result<Vec<Trace>, TraceErro
             Trace::Chains(frame) => Trace::Chains(frame),
             Trace::Link(name) => links::remove(name)?,
             Trace::Folder(path) => disk::remove(path)?,
+            Trace::Memory(path) => {
+                std::fs::remove_dir_all(&path)
+                    .map_err(|error| TraceError::Disk(format!("remove {}: {error}", path.display())))?;
+                Trace::Memory(path)
+            }
             leave @ Trace::Leave { .. } => leave,
         });
     }
