@@ -4,9 +4,14 @@
 //! may hold dots. What lies below `net` belongs to the network namespace of the calling thread,
 //! whatever `/proc` is mounted; see [`get_in`] and [`set_in`] for another one's.
 
-use std::fs::OpenOptions;
+use std::fs::{File, OpenOptions};
 use std::io::{Read, Write};
+use std::os::fd::OwnedFd;
 use std::path::PathBuf;
+
+use nix::errno::Errno;
+use nix::fcntl::{AT_FDCWD, OFlag, OpenHow, ResolveFlag, openat, openat2};
+use nix::sys::stat::Mode;
 
 use crate::netns::{Netns, NetnsError};
 
@@ -117,6 +122,64 @@ pub fn ensure_in(netns: &Netns, name: &str, value: &str) -> Result<bool, SysctlE
     netns.run(|| ensure(name, value))?
 }
 
+/// The settings of network namespaces, `/proc/sys/net`, held open: names that others have written lead to
+/// nothing outside of it.
+#[derive(Debug)]
+pub struct NetSettings {
+    fd: OwnedFd,
+}
+
+impl NetSettings {
+    /// Opens the directory. Each read and write is about the namespace of the thread that makes it.
+    ///
+    /// # Errors
+    /// When `/proc` is not mounted.
+    pub fn open() -> Result<Self, SysctlError> {
+        let flags = OFlag::O_PATH | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC;
+        let opened = openat(AT_FDCWD, "/proc/sys/net", flags, Mode::empty());
+        let fd =
+            opened.map_err(|errno| SysctlError::Read { name: "net".to_owned(), source: errno.into() })?;
+        Ok(Self { fd })
+    }
+
+    /// Reads a setting, without the line's end. `name` goes on behind `net/`.
+    ///
+    /// # Errors
+    /// Names the setting.
+    pub fn get(&self, name: &str) -> Result<String, SysctlError> {
+        let mut value = String::new();
+        self.file(name, OFlag::O_RDONLY)?
+            .and_then(|mut file| file.read_to_string(&mut value))
+            .map_err(|source| SysctlError::Read { name: format!("net/{name}"), source })?;
+        value.truncate(value.trim_end().len());
+        Ok(value)
+    }
+
+    /// Writes a setting. `name` goes on behind `net/`.
+    ///
+    /// # Errors
+    /// Names the setting and the value.
+    pub fn set(&self, name: &str, value: &str) -> Result<(), SysctlError> {
+        self.file(name, OFlag::O_WRONLY)?.and_then(|mut file| file.write_all(value.as_bytes())).map_err(
+            |source| SysctlError::Write { name: format!("net/{name}"), value: value.to_owned(), source },
+        )
+    }
+
+    fn file(&self, name: &str, flags: OFlag) -> Result<std::io::Result<File>, SysctlError> {
+        path(name)?;
+        let flags = flags | OFlag::O_CLOEXEC;
+        let how = OpenHow::new()
+            .flags(flags)
+            .resolve(ResolveFlag::RESOLVE_BENEATH | ResolveFlag::RESOLVE_NO_SYMLINKS);
+        let opened = match openat2(&self.fd, name, how) {
+            // Before Linux 5.6. The name has no `..`, and procfs has no links here.
+            Err(Errno::ENOSYS) => openat(&self.fd, name, flags | OFlag::O_NOFOLLOW, Mode::empty()),
+            other => other,
+        };
+        Ok(opened.map(File::from).map_err(std::io::Error::from))
+    }
+}
+
 fn path(name: &str) -> Result<PathBuf, SysctlError> {
     if name.split('/').any(|part| matches!(part, "" | "." | "..") || part.contains('\0')) {
         return Err(SysctlError::Name(name.to_owned()));
@@ -133,6 +196,21 @@ mod tests {
         for name in ["", "/etc/passwd", "net/../../../etc/passwd", "net//ipv4", "net/./ipv4", "a\0b"] {
             assert!(matches!(get(name), Err(SysctlError::Name(_))), "{name:?}");
         }
+    }
+
+    #[test]
+    fn the_settings_of_namespaces_lead_nowhere_else() {
+        let net = NetSettings::open().unwrap();
+        for name in ["", "/kernel/ostype", "../kernel/ostype", "core/../../kernel/ostype", "core//somaxconn"]
+        {
+            assert!(matches!(net.get(name), Err(SysctlError::Name(_))), "{name:?}");
+            assert!(matches!(net.set(name, "1"), Err(SysctlError::Name(_))), "{name:?}");
+        }
+        assert_eq!(net.get("ipv4/ip_forward").unwrap(), get("net/ipv4/ip_forward").unwrap());
+        let missing = net.get("ipv4/no_such_setting").unwrap_err();
+        assert!(missing.is_not_found(), "{missing}");
+        assert!(missing.to_string().starts_with("read sysctl net/ipv4/no_such_setting: "), "{missing}");
+        assert!(net.get("ipv4").is_err());
     }
 
     #[test]

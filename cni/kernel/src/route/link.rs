@@ -37,6 +37,10 @@ pub struct Link {
     pub up: bool,
     /// Whether somebody asked for promiscuous mode (`IFF_PROMISC`).
     pub promiscuous: bool,
+    /// Whether somebody asked for all multicast packets (`IFF_ALLMULTI`).
+    pub all_multicast: bool,
+    /// How many packets may wait to be sent (`IFLA_TXQLEN`).
+    pub tx_queue: u32,
     /// Its operational state.
     pub state: OperState,
     /// Number of the bridge (or bond, VRF, …) it belongs to.
@@ -172,6 +176,24 @@ impl LinkChange {
     #[must_use]
     pub fn not_promiscuous(self) -> Self {
         self.flag(LinkFlags::Promisc, LinkFlags::empty(), "promisc off")
+    }
+
+    /// Asks for all multicast packets.
+    #[must_use]
+    pub fn all_multicast(self) -> Self {
+        self.flag(LinkFlags::Allmulti, LinkFlags::Allmulti, "allmulticast on")
+    }
+
+    /// Asks for no more multicast packets than were joined.
+    #[must_use]
+    pub fn not_all_multicast(self) -> Self {
+        self.flag(LinkFlags::Allmulti, LinkFlags::empty(), "allmulticast off")
+    }
+
+    /// Sets how many packets may wait to be sent.
+    #[must_use]
+    pub fn tx_queue(self, packets: u32) -> Self {
+        self.attribute(LinkAttribute::TxQueueLen(packets), format!("txqueuelen {packets}"))
     }
 
     /// Sets the MTU in bytes.
@@ -418,7 +440,7 @@ const ROUTE_LOCALNET: usize = 25;
 /// `DEVCONF_ACCEPT_RA` of `linux/ipv6.h`, which counts from 0.
 const ACCEPT_RA: usize = 3;
 
-fn decode(payload: &[u8]) -> Result<Link, String> {
+pub(super) fn decode(payload: &[u8]) -> Result<Link, String> {
     let (header, rest) = payload.split_at_checked(IFINFOMSG).ok_or("a link without a header")?;
     let flags = LinkFlags::from_bits_retain(wire::u32_of(&header[8..]));
     let mut link = Link {
@@ -430,6 +452,8 @@ fn decode(payload: &[u8]) -> Result<Link, String> {
         kind: LinkKind::Plain,
         up: flags.contains(LinkFlags::Up),
         promiscuous: flags.contains(LinkFlags::Promisc),
+        all_multicast: flags.contains(LinkFlags::Allmulti),
+        tx_queue: 0,
         state: OperState::Unknown,
         master: None,
         peer: None,
@@ -444,6 +468,7 @@ fn decode(payload: &[u8]) -> Result<Link, String> {
             nix::libc::IFLA_IFALIAS => link.alias = wire::text(value),
             nix::libc::IFLA_ADDRESS => link.mac = wire::mac(value),
             nix::libc::IFLA_MTU => link.mtu = wire::u32_of(value),
+            nix::libc::IFLA_TXQLEN => link.tx_queue = wire::u32_of(value),
             nix::libc::IFLA_OPERSTATE => link.state = oper_state(wire::u8_of(value)),
             nix::libc::IFLA_MASTER => link.master = Some(wire::u32_of(value)),
             nix::libc::IFLA_LINK => link.peer = Some(wire::u32_of(value)),

@@ -14,6 +14,8 @@ mod error;
 mod kinds;
 mod link;
 mod path;
+mod rule;
+mod traffic;
 mod transport;
 mod wire;
 
@@ -25,6 +27,8 @@ pub use error::RouteError;
 pub use kinds::{IpvlanMode, MacvlanMode, NewKind, NewLink};
 pub use link::{Link, LinkChange, LinkKind, NewVeth, OperState};
 pub use path::{Existing, Family, LOCAL_TABLE, MAIN_TABLE, Route, RouteKind, RouteScope};
+pub use rule::Rule;
+pub use traffic::TokenBucket;
 
 use transport::Transport;
 

@@ -63,6 +63,9 @@ pub struct Route {
     pub advmss: u32,
     /// Whether the gateway counts as on the link though no prefix says so.
     pub onlink: bool,
+    /// Who made it (`rtm_protocol`), by the number in `linux/rtnetlink.h`; 0 for somebody by hand, as
+    /// `ip route add` has it.
+    pub protocol: u8,
 }
 
 /// What happens to the packets of a route (`rtm_type`).
@@ -116,6 +119,7 @@ impl Route {
             mtu: 0,
             advmss: 0,
             onlink: false,
+            protocol: 0,
         }
     }
 
@@ -139,8 +143,10 @@ impl Route {
         message.header.address_family = family_number(Family::of(self.dst.addr()));
         message.header.destination_prefix_length = self.dst.prefix_len();
         message.header.table = u8::try_from(self.table).unwrap_or(RouteHeader::RT_TABLE_UNSPEC);
-        // As `ip route add` has it: not by the kernel, not by a routing daemon.
-        message.header.protocol = RouteProtocol::Boot;
+        message.header.protocol = match self.protocol {
+            0 => RouteProtocol::Boot,
+            number => RouteProtocol::from(number),
+        };
         message.header.kind = match self.kind {
             RouteKind::Unicast => RouteType::Unicast,
             RouteKind::Local => RouteType::Local,
@@ -345,6 +351,7 @@ fn decode(payload: &[u8], table: u32) -> Result<Vec<Route>, String> {
     let mut hops = None;
     let prefix = header[1];
     route.table = u32::from(header[4]);
+    route.protocol = header[5];
     route.scope = Some(RouteScope(header[6]));
     route.kind = match RouteType::from(header[7]) {
         RouteType::Unicast => RouteKind::Unicast,
@@ -432,10 +439,11 @@ mod tests {
         route.advmss = 1300;
         route.onlink = true;
         let back = round_trip(&route);
-        assert_eq!(back, Route { scope: Some(RouteScope::UNIVERSE), ..route });
+        // RTPROT_BOOT
+        assert_eq!(back, Route { scope: Some(RouteScope::UNIVERSE), protocol: 3, ..route });
 
         let local = Route { kind: RouteKind::Local, link: Some(3), ..Route::to("::1/128".parse().unwrap()) };
-        assert_eq!(round_trip(&local), Route { scope: Some(RouteScope::HOST), ..local });
+        assert_eq!(round_trip(&local), Route { scope: Some(RouteScope::HOST), protocol: 3, ..local });
     }
 
     #[test]

@@ -21,8 +21,8 @@ use futures_util::Stream;
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use rtnetlink::packet_core::{
-    ErrorMessage, NLM_F_ACK, NLM_F_CREATE, NLM_F_DUMP, NLM_F_EXCL, NLM_F_REQUEST, NetlinkDeserializable,
-    NetlinkHeader, NetlinkMessage, NetlinkPayload, NetlinkSerializable,
+    ErrorMessage, NLM_F_ACK, NLM_F_CREATE, NLM_F_DUMP, NLM_F_ECHO, NLM_F_EXCL, NLM_F_REQUEST,
+    NetlinkDeserializable, NetlinkHeader, NetlinkMessage, NetlinkPayload, NetlinkSerializable,
 };
 use rtnetlink::packet_route::RouteNetlinkMessage;
 use rtnetlink::proto::{Connection, ConnectionHandle, new_connection_with_socket};
@@ -54,6 +54,9 @@ pub(super) enum Verb {
     CreateWith(u16),
     /// Ask for one object: exactly one answer.
     Get,
+    /// The same where the kernel tells everybody but those that asked, unless they say so (`NLM_F_ECHO`):
+    /// traffic control.
+    Echo,
 }
 
 /// A request, or bytes: those of an answer, and of requests that `netlink-packet-route` lacks.
@@ -253,7 +256,7 @@ impl Transport {
     pub(super) fn run(
         &self,
         verb: Verb,
-        message: RouteNetlinkMessage,
+        message: impl Into<Message>,
         action: fmt::Arguments<'_>,
     ) -> Result<(), RouteError> {
         self.exchange(message.into(), verb_flags(verb), action, &mut |_| Ok(())).map(|_| ())
@@ -266,8 +269,19 @@ impl Transport {
         action: fmt::Arguments<'_>,
         decode: impl Fn(&[u8]) -> Result<T, String>,
     ) -> Result<T, RouteError> {
+        self.ask(Verb::Get, message, action, decode)
+    }
+
+    /// Asks for one object, by [`Verb::Get`] or [`Verb::Echo`].
+    pub(super) fn ask<T>(
+        &self,
+        verb: Verb,
+        message: impl Into<Message>,
+        action: fmt::Arguments<'_>,
+        decode: impl Fn(&[u8]) -> Result<T, String>,
+    ) -> Result<T, RouteError> {
         let mut found = None;
-        self.exchange(message.into(), verb_flags(Verb::Get), action, &mut |payload| {
+        self.exchange(message.into(), verb_flags(verb), action, &mut |payload| {
             found = Some(decode(payload)?);
             Ok(())
         })?;
@@ -280,7 +294,7 @@ impl Transport {
     /// Asks for a list. `decode` leaves out what it returns none for.
     pub(super) fn list<T>(
         &self,
-        message: &RouteNetlinkMessage,
+        message: &(impl Clone + Into<Message>),
         action: fmt::Arguments<'_>,
         decode: impl Fn(&[u8]) -> Result<Option<T>, String>,
     ) -> Result<Vec<T>, RouteError> {
@@ -348,7 +362,8 @@ impl Transport {
         let request = NetlinkMessage::new(header, NetlinkPayload::InnerMessage(message));
         let answers = self.handle.request(request, SocketAddr::new(0, 0));
         let mut answers = std::pin::pin!(answers.map_err(|_| socket(Errno::EPIPE))?);
-        let mut collector = Collector { wants_one: flags == NLM_F_REQUEST, interrupted: false };
+        let one = flags & (NLM_F_ACK | NLM_F_DUMP) == 0;
+        let mut collector = Collector { wants_one: one, interrupted: false };
         loop {
             let answer = self.wait(answers.as_mut()).map_err(socket)?;
             match collector.message(&answer, take) {
@@ -431,6 +446,7 @@ fn verb_flags(verb: Verb) -> u16 {
         Verb::Create => NLM_F_REQUEST | NLM_F_ACK | NLM_F_CREATE | NLM_F_EXCL,
         Verb::CreateWith(flags) => NLM_F_REQUEST | NLM_F_ACK | NLM_F_CREATE | flags,
         Verb::Get => NLM_F_REQUEST,
+        Verb::Echo => NLM_F_REQUEST | NLM_F_ECHO,
     }
 }
 

@@ -7,6 +7,6 @@ pub mod ipvlan;
 pub mod loopback;
 pub mod macvlan;
 pub mod ptp;
-mod shared;
+pub(crate) mod shared;
 pub mod tap;
 pub mod vlan;

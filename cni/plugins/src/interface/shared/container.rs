@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::time::Duration;
 
-use cni_kernel::netns::{Netns, NetnsId};
+use cni_kernel::netns::{Netns, NetnsError, NetnsId, NetnsLock};
 use cni_kernel::route::{
     DuplicateDetection, Existing, Family, Link, LinkChange, OperState, Route, RouteSocket,
 };
@@ -54,6 +54,27 @@ impl Container {
     fn of(netns: Netns) -> Result<Self, CniError> {
         let route = RouteSocket::open_in(&netns).map_err(failed)?;
         Ok(Self { netns, route })
+    }
+
+    /// Runs something inside the namespace.
+    ///
+    /// # Errors
+    /// When it cannot be entered.
+    pub(crate) fn run<T: Send>(&self, work: impl FnOnce() -> T + Send) -> Result<T, CniError> {
+        self.netns.run(work).map_err(failed)
+    }
+
+    /// Locks the namespace against other plugins that lock it.
+    ///
+    /// # Errors
+    /// When another one has it for longer than `patience`.
+    pub(crate) fn lock(&self, patience: Duration) -> Result<NetnsLock<'_>, NetnsError> {
+        self.netns.lock(patience)
+    }
+
+    /// What the namespace is told apart by.
+    pub(crate) fn id(&self) -> NetnsId {
+        self.netns.id()
     }
 
     /// The namespace's path, as the result names it.

@@ -1,0 +1,201 @@
+//! Rules: which routing table a packet is looked up in (ip-rule(8)).
+
+use std::net::IpAddr;
+
+use ipnet::IpNet;
+use rtnetlink::packet_route::rule::{RuleAction, RuleAttribute, RuleMessage};
+use rtnetlink::packet_route::{AddressFamily, RouteNetlinkMessage};
+
+use super::error::RouteError;
+use super::path::Family;
+use super::transport::Verb;
+use super::{RouteSocket, wire};
+
+/// A rule that leads to a table by the packet's source.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Rule {
+    /// The family whose packets it is for.
+    pub family: Family,
+    /// What the source is in; none for every source.
+    pub source: Option<IpNet>,
+    /// The table that it leads to; 0 for a rule that leads to none.
+    pub table: u32,
+    /// Its place among the rules, the lowest first. None: before all that are there but the first.
+    pub priority: Option<u32>,
+    /// Whether nothing but the source decides. False for those with other conditions and for those that
+    /// jump or drop; such a rule is only read.
+    pub by_source_alone: bool,
+}
+
+impl Rule {
+    /// The rule `from ADDRESS lookup TABLE`.
+    #[must_use]
+    pub fn from_address(source: IpAddr, table: u32) -> Self {
+        Self {
+            family: Family::of(source),
+            source: Some(source.into()),
+            table,
+            priority: None,
+            by_source_alone: true,
+        }
+    }
+
+    fn message(&self) -> RuleMessage {
+        let mut message = RuleMessage::default();
+        message.header.family = match self.family {
+            Family::V4 => AddressFamily::Inet,
+            Family::V6 => AddressFamily::Inet6,
+        };
+        message.header.action = RuleAction::ToTable;
+        // The attribute says it where it does not fit: RT_TABLE_UNSPEC.
+        message.header.table = u8::try_from(self.table).unwrap_or(0);
+        message.attributes.push(RuleAttribute::Table(self.table));
+        if let Some(source) = self.source {
+            message.header.src_len = source.prefix_len();
+            message.attributes.push(RuleAttribute::Source(source.addr()));
+        }
+        message.attributes.extend(self.priority.map(RuleAttribute::Priority));
+        message
+    }
+}
+
+impl std::fmt::Display for Rule {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self.source {
+            Some(source) if source.prefix_len() == source.max_prefix_len() => {
+                write!(f, "from {}", source.addr())?;
+            }
+            Some(source) => write!(f, "from {source}")?,
+            None => f.write_str("from all")?,
+        }
+        write!(f, " lookup {}", self.table)
+    }
+}
+
+impl RouteSocket {
+    /// The rules of one family.
+    ///
+    /// # Errors
+    /// When the kernel cannot be asked.
+    pub fn rules(&self, family: Family) -> Result<Vec<Rule>, RouteError> {
+        let mut message = RuleMessage::default();
+        message.header.family = match family {
+            Family::V4 => AddressFamily::Inet,
+            Family::V6 => AddressFamily::Inet6,
+        };
+        let decode = |payload: &[u8]| decode(payload).map(|rule| rule.filter(|rule| rule.family == family));
+        self.transport.list(&RouteNetlinkMessage::GetRule(message), format_args!("list rules"), decode)
+    }
+
+    /// Adds a rule.
+    ///
+    /// # Errors
+    /// [`RouteError::already_exists`] when there is one like it.
+    pub fn add_rule(&self, rule: &Rule) -> Result<(), RouteError> {
+        let message = RouteNetlinkMessage::NewRule(rule.message());
+        self.transport.run(Verb::Create, message, format_args!("add rule {rule}"))
+    }
+
+    /// Deletes a rule.
+    ///
+    /// # Errors
+    /// [`RouteError::is_not_found`] when there is no such rule.
+    pub fn delete_rule(&self, rule: &Rule) -> Result<(), RouteError> {
+        let message = RouteNetlinkMessage::DelRule(rule.message());
+        self.transport.run(Verb::Change, message, format_args!("delete rule {rule}"))
+    }
+}
+
+/// Length of `struct fib_rule_hdr` of `linux/fib_rules.h`.
+const HEADER: usize = 12;
+// linux/fib_rules.h
+const FR_ACT_TO_TBL: u8 = 1;
+const FIB_RULE_INVERT: u32 = 2;
+const FRA_SRC: u16 = 2;
+const FRA_PRIORITY: u16 = 6;
+const FRA_SUPPRESS_PREFIXLEN: u16 = 14;
+const FRA_TABLE: u16 = 15;
+const FRA_PROTOCOL: u16 = 21;
+
+fn decode(payload: &[u8]) -> Result<Option<Rule>, String> {
+    let (header, rest) = payload.split_at_checked(HEADER).ok_or("a rule without a header")?;
+    let family = match header[0] {
+        2 => Family::V4,
+        10 => Family::V6,
+        _ => return Ok(None),
+    };
+    let (source_len, flags) = (header[2], wire::u32_of(&header[8..]));
+    let mut rule = Rule {
+        family,
+        source: None,
+        table: u32::from(header[4]),
+        priority: None,
+        // Neither a destination nor a type of service, neither a negation.
+        by_source_alone: header[1] == 0
+            && header[3] == 0
+            && header[7] == FR_ACT_TO_TBL
+            && flags & FIB_RULE_INVERT == 0,
+    };
+    for (kind, value) in wire::attributes(rest) {
+        match kind {
+            FRA_SRC => rule.source = wire::address(value).and_then(|ip| IpNet::new(ip, source_len).ok()),
+            FRA_PRIORITY => rule.priority = Some(wire::u32_of(value)),
+            FRA_TABLE => rule.table = wire::u32_of(value),
+            // Who made it, and "no suppression": the kernel tells them of every rule.
+            FRA_PROTOCOL => {}
+            FRA_SUPPRESS_PREFIXLEN if wire::u32_of(value) == u32::MAX => {}
+            _ => rule.by_source_alone = false,
+        }
+    }
+    Ok(Some(rule))
+}
+
+#[cfg(test)]
+mod tests {
+    use rtnetlink::packet_core::Emitable;
+
+    use super::*;
+
+    fn bytes(rule: &Rule) -> Vec<u8> {
+        let message = rule.message();
+        let mut bytes = vec![0; message.buffer_len()];
+        message.emit(&mut bytes);
+        bytes
+    }
+
+    #[test]
+    fn what_is_sent_reads_back_the_same() {
+        for (address, table) in [("10.1.2.3", 100), ("fd00::1", 1000)] {
+            let mut rule = Rule::from_address(address.parse().unwrap(), table);
+            assert_eq!(decode(&bytes(&rule)), Ok(Some(rule.clone())));
+            assert_eq!(rule.to_string(), format!("from {address} lookup {table}"));
+            rule.priority = Some(7);
+            assert_eq!(decode(&bytes(&rule)), Ok(Some(rule)));
+        }
+    }
+
+    #[test]
+    fn other_conditions_are_noticed() {
+        let plain = bytes(&Rule::from_address("10.1.2.3".parse().unwrap(), 100));
+        let alone = |bytes: &[u8]| decode(bytes).unwrap().unwrap().by_source_alone;
+        assert!(alone(&plain));
+        // A destination, a type of service, another action, a negation.
+        for (at, value) in [(1, 32), (3, 8), (7, 6), (8, 2)] {
+            let mut bytes = plain.clone();
+            bytes[at] = value;
+            assert!(!alone(&bytes), "byte {at}");
+        }
+        let with = |kind: u16, value: u32| {
+            let mut bytes = plain.clone();
+            bytes.extend(8_u16.to_ne_bytes());
+            bytes.extend(kind.to_ne_bytes());
+            bytes.extend(value.to_ne_bytes());
+            bytes
+        };
+        assert!(alone(&with(FRA_SUPPRESS_PREFIXLEN, u32::MAX)) && alone(&with(FRA_PROTOCOL, 2)));
+        assert!(!alone(&with(FRA_SUPPRESS_PREFIXLEN, 0)) && !alone(&with(10, 1)), "a mark");
+        for length in 0..plain.len() {
+            let _ = decode(&plain[..length]);
+        }
+    }
+}
