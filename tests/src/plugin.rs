@@ -126,7 +126,7 @@ pub fn plugin_names() -> Vec<String> {
     if !is_peer() {
         return own_names(&slipway());
     }
-    let known = ["bridge", "host-local", "loopback", "portmap", "ptp", "static"];
+    let known = ["bridge", "host-local", "loopback", "portmap", "ptp", "sbr", "static", "tuning"];
     known.into_iter().filter(|name| plugin_dir().join(name).exists()).map(str::to_owned).collect()
 }
 

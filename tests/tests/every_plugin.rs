@@ -21,6 +21,7 @@ macro_rules! every_plugin {
 }
 
 every_plugin! {
+    bandwidth: "bandwidth" for "eth0" in json!([bridged(), published(), limited()]);
     bridge: "bridge" for "eth0" in json!([bridged()]);
     dummy: "dummy" for "eth0" in json!([{"type": "dummy", "ipam": ipam()}]);
     flannel: "flannel" for "eth0" in json!([{"type": "flannel", "delegate": {"isDefaultGateway": true}}, published()]);
@@ -32,13 +33,29 @@ every_plugin! {
     noop: "noop" for "eth0" in json!([{"type": "ptp", "ipam": ipam()}, {"type": "noop"}]);
     portmap: "portmap" for "eth0" in json!([bridged(), published()]);
     ptp: "ptp" for "eth0" in json!([{"type": "ptp", "ipMasq": true, "ipam": ipam()}, published()]);
+    sbr: "sbr" for "eth0" in json!([bridged(), {"type": "sbr"}]);
     r#static: "static" for "eth0" in json!([{"type": "ptp", "ipam": fixed()}, published()]);
     tap: "tap" for "eth0" in json!([{"type": "tap", "ipam": ipam()}]);
+    tuning: "tuning" for "eth0" in json!([bridged(), published(), tuned()]);
     vlan: "vlan" for "eth0" in json!([{"type": "vlan", "master": "out0", "vlanId": 5, "ipam": ipam()}]);
 }
 
 fn bridged() -> Value {
     json!({"type": "bridge", "isGateway": true, "ipMasq": true, "hairpinMode": true, "ipam": ipam()})
+}
+
+fn limited() -> Value {
+    json!({
+        "type": "bandwidth", "ingressRate": 100_000_000, "ingressBurst": 8_000_000,
+        "egressRate": 100_000_000, "egressBurst": 8_000_000,
+    })
+}
+
+fn tuned() -> Value {
+    json!({
+        "type": "tuning", "mac": "02:00:00:00:00:07", "mtu": 1300, "allmulti": true, "txQLen": 77,
+        "sysctl": {"net.ipv4.conf.IFNAME.arp_filter": "1"},
+    })
 }
 
 fn published() -> Value {

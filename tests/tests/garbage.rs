@@ -213,6 +213,38 @@ fn portmap() -> Value {
     })
 }
 
+/// What a plugin gets that is chained.
+fn previous() -> Value {
+    portmap()["prevResult"].clone()
+}
+
+fn bandwidth() -> Value {
+    json!({
+        "cniVersion": "1.1.0", "name": "net", "type": "bandwidth", "ingressRate": 8_000_000,
+        "ingressBurst": 800_000, "egressRate": 8_000_000, "egressBurst": 800_000,
+        "runtimeConfig": { "bandwidth": { "IngressRate": 8000, "IngressBurst": 8000 } },
+        "prevResult": previous(),
+    })
+}
+
+fn tuning() -> Value {
+    json!({
+        "cniVersion": "1.1.0", "name": "net", "type": "tuning", "mac": "02:00:00:00:00:07", "promisc": true,
+        "mtu": 1400, "allmulti": true, "txQLen": 77,
+        "sysctl": { "net.ipv4.conf.IFNAME.arp_filter": "1", "net.ipv4.conf.all.log_martians": "1" },
+        "args": { "cni": { "mac": "02:00:00:00:00:08", "mtu": 1300, "sysctl": { "net.core.somaxconn": "7" } } },
+        "runtimeConfig": { "mac": "02:00:00:00:00:09" },
+        "prevResult": previous(),
+    })
+}
+
+fn sbr() -> Value {
+    json!({
+        "cniVersion": "1.1.0", "name": "net", "type": "sbr", "gateways": ["10.88.0.1"],
+        "addSourceHints": true, "prevResult": previous(),
+    })
+}
+
 fn loopback() -> Value {
     json!({ "cniVersion": "1.1.0", "name": "net", "type": "loopback", "prevResult": portmap()["prevResult"] })
 }
@@ -324,6 +356,27 @@ impl Run {
 }
 
 fn run(plugin: &'static str, config: &Value) {
+    run_with(plugin, config, |_| {});
+}
+
+/// Behind a plugin that made a link: `eth0` in the pod, with the addresses of [`previous`].
+fn run_chained(plugin: &'static str, config: &Value) {
+    run_with(plugin, config, |node| {
+        node.cmd("ip link add veth0 up type veth peer name eth0 netns pod");
+        let pod = node.namespace("pod", std::path::Path::new("/run/netns/pod"));
+        for command in [
+            "ip link set lo up",
+            "ip link set eth0 up",
+            "ip address add 10.88.0.9/24 dev eth0",
+            "ip address add fd00:88::9/64 dev eth0 nodad",
+            "ip route add default via 10.88.0.1",
+        ] {
+            pod.cmd(command);
+        }
+    });
+}
+
+fn run_with(plugin: &'static str, config: &Value, prepare: impl Fn(&Node)) {
     let number = |key: &str, default: u64| {
         std::env::var(key).ok().map_or(default, |text| text.parse().expect("a number"))
     };
@@ -341,6 +394,7 @@ fn run(plugin: &'static str, config: &Value) {
     node.cmd("ip link set up0 up");
     node.cmd("ip link set up1 up");
     let pod = node.pod("pod");
+    prepare(&node);
     let mut run = Run { node, pod, random: Random(seed), nasty: nasty_values(), plugin, seed };
     // Once as it is, so that bridge, tables and folders are there.
     let plain = config.to_string();
@@ -465,4 +519,19 @@ links! {
     macvlan_takes_garbage: "macvlan";
     tap_takes_garbage: "tap";
     vlan_takes_garbage: "vlan";
+}
+
+#[test]
+fn tuning_takes_garbage() {
+    run_chained("tuning", &tuning());
+}
+
+#[test]
+fn sbr_takes_garbage() {
+    run_chained("sbr", &sbr());
+}
+
+#[test]
+fn bandwidth_takes_garbage() {
+    run_chained("bandwidth", &bandwidth());
 }

@@ -20,12 +20,14 @@ fn list(interface: &str, number: u16) -> Value {
         "routes": [{"dst": "0.0.0.0/0"}, {"dst": "::/0"}],
     });
     if is_pair(interface) {
+        let chained = chained(interface);
+        let interface = if chained.is_some() { "bridge" } else { interface };
         let plugin = json!({
             "type": interface, "bridge": "br0", "isGateway": true, "ipMasq": true, "hairpinMode": true,
             "ipam": ipam,
         });
         let portmap = json!({"type": "portmap", "capabilities": {"portMappings": true}});
-        return json!({"name": "net", "plugins": [plugin, portmap]});
+        return json!({"name": "net", "plugins": [plugin, chained.unwrap_or(portmap)]});
     }
     let plugin = json!({
         "type": interface, "master": "out0", "vlanId": number, "device": format!("dev{number}"), "ipam": ipam,
@@ -35,7 +37,23 @@ fn list(interface: &str, number: u16) -> Value {
 
 /// Whether the plugin joins containers to the node by a pair of links.
 fn is_pair(interface: &str) -> bool {
-    ["bridge", "ptp"].contains(&interface)
+    ["bridge", "ptp"].contains(&interface) || chained(interface).is_some()
+}
+
+/// The plugin that is chained behind bridge in portmap's place, if that is what is asked for.
+fn chained(name: &str) -> Option<Value> {
+    Some(match name {
+        "bandwidth" => json!({
+            "type": "bandwidth", "ingressRate": 8_000_000, "ingressBurst": 800_000,
+            "egressRate": 8_000_000, "egressBurst": 800_000,
+        }),
+        "sbr" => json!({"type": "sbr"}),
+        "tuning" => json!({
+            "type": "tuning", "mac": "02:00:00:00:00:07", "mtu": 1300, "promisc": true, "allmulti": true,
+            "txQLen": 77, "sysctl": {"net.ipv4.conf.IFNAME.arp_filter": "1"},
+        }),
+        _ => return None,
+    })
 }
 
 /// A node with one pod that runs, and another one to attach and detach.
@@ -552,3 +570,32 @@ links! {
     tap: "tap";
     vlan: "vlan";
 }
+
+/// Four tests for each plugin that is chained.
+macro_rules! chained {
+    ($($name:ident)*) => {
+        $(mod $name {
+            #[test]
+            fn killed_in_add() {
+                super::add_is_killed(stringify!($name), 1);
+            }
+
+            #[test]
+            fn killed_in_del() {
+                super::del_is_killed(stringify!($name), 1);
+            }
+
+            #[test]
+            fn any_call_of_its_add_fails() {
+                super::add_fails(stringify!($name), 1);
+            }
+
+            #[test]
+            fn any_call_of_its_del_fails() {
+                super::del_fails(stringify!($name), 1);
+            }
+        })*
+    };
+}
+
+chained! { bandwidth sbr tuning }

@@ -12,14 +12,18 @@ use crate::interface::tap::Tap;
 use crate::interface::vlan::Vlan;
 use crate::ipam::host_local::HostLocal;
 use crate::ipam::r#static::Static;
+use crate::meta::bandwidth::Bandwidth;
 use crate::meta::flannel::Flannel;
 use crate::meta::noop::Noop;
 use crate::meta::portmap::Portmap;
+use crate::meta::sbr::Sbr;
+use crate::meta::tuning::Tuning;
 use crate::operator::cnitool;
 use crate::plugin::Plugin;
 
 /// All plugins, by name.
 pub static PLUGINS: &[&dyn Plugin] = &[
+    &Bandwidth,
     &Bridge,
     &Dummy,
     &Flannel,
@@ -31,8 +35,10 @@ pub static PLUGINS: &[&dyn Plugin] = &[
     &Noop,
     &Portmap,
     &Ptp,
+    &Sbr,
     &Static,
     &Tap,
+    &Tuning,
     &Vlan,
 ];
 

@@ -148,6 +148,8 @@ mod tests {
             kind: LinkKind::Plain,
             up: false,
             promiscuous: false,
+            all_multicast: false,
+            tx_queue: 0,
             state: OperState::Down,
             master: None,
             peer: None,

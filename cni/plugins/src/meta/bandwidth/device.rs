@@ -1,0 +1,170 @@
+//! The intermediate device that limits what leaves a container: its names, its owner.
+
+use cni_dataplane::owner::{AttachmentHash, NetworkHash, Owner};
+use cni_kernel::mac::Mac;
+use cni_kernel::route::{Link, LinkChange, LinkKind, RouteError, RouteSocket};
+use cni_spec::Attachment;
+use sha2::{Digest, Sha512};
+
+/// What all names begin with, as the reference's.
+const PREFIX: &str = "bwp";
+/// How many hexadecimal digits follow: a link's name has 15 characters.
+const DIGITS: usize = 12;
+
+/// The names that an attachment's device may have: the reference's, which network and container have in
+/// common whatever the interface, and one for the second interface of a container in the same network.
+pub(super) fn names(attachment: &Attachment) -> [String; 2] {
+    let (network, container) = (attachment.network(), attachment.container_id());
+    [hashed(&[network, container]), hashed(&[network, container, "\0", attachment.ifname()])]
+}
+
+fn hashed(parts: &[&str]) -> String {
+    let mut hash = Sha512::new();
+    parts.iter().for_each(|part| hash.update(part));
+    let digits: String = hash.finalize().iter().map(|byte| format!("{byte:02x}")).collect();
+    format!("{PREFIX}{}", &digits[..DIGITS])
+}
+
+/// The address of a network's devices. It is there from the first moment, when no owner's name is written
+/// on the device yet: a GC knows by it whose network it is.
+fn mac(network: &str) -> Mac {
+    let [a, b, c, d, e, ..] = NetworkHash::of(network).0;
+    // Locally administered, for one link (IEEE 802).
+    Mac([0x02, a, b, c, d, e])
+}
+
+fn is_device(link: &Link) -> bool {
+    link.kind == LinkKind::Other("ifb".to_owned()) && link.name.starts_with(PREFIX)
+}
+
+/// Whether a link of one of the attachment's names is its own. The reference writes no owner on it, nor does
+/// an ADD that was killed at once.
+fn is_of(link: &Link, attachment: &Attachment) -> bool {
+    let named = || {
+        Owner::from_comment(&link.alias)
+            .is_some_and(|owner| owner.attachment_hash == AttachmentHash::of(attachment))
+    };
+    is_device(link) && (link.alias.is_empty() || named())
+}
+
+/// The attachment's devices: one, as a rule.
+///
+/// # Errors
+/// When the kernel cannot be asked.
+pub(super) fn find(route: &RouteSocket, attachment: &Attachment) -> Result<Vec<Link>, RouteError> {
+    let mut found = Vec::new();
+    for name in names(attachment) {
+        found.extend(route.find_link(&name)?.filter(|link| is_of(link, attachment)));
+    }
+    Ok(found)
+}
+
+/// Makes the attachment's device, or takes the one that an earlier ADD has made. The flag says whether it is
+/// new.
+///
+/// # Errors
+/// When the kernel refuses, or links of others have both names.
+pub(super) fn provide(
+    route: &RouteSocket,
+    attachment: &Attachment,
+    mtu: u32,
+) -> Result<(Link, Made), RouteError> {
+    if let Some(link) = find(route, attachment)?.into_iter().next() {
+        let change = LinkChange::new().mtu(mtu).up().alias(&Owner::of(attachment).to_comment());
+        route.change_link(&link, &change)?;
+        return Ok((link, Made::Before));
+    }
+    match make(route, attachment, mtu) {
+        Ok(link) => Ok((link, Made::Now)),
+        Err(error) => {
+            // One whose answer was lost, or that has no owner on it. There was none of ours before.
+            for left in find(route, attachment).unwrap_or_default() {
+                if let Err(error) = gone(route.delete_link(&left)) {
+                    log::warn!("{error}");
+                }
+            }
+            Err(error)
+        }
+    }
+}
+
+fn make(route: &RouteSocket, attachment: &Attachment, mtu: u32) -> Result<Link, RouteError> {
+    let [reference, own] = names(attachment);
+    let mac = mac(attachment.network());
+    let name = match route.create_ifb(&reference, mac, mtu) {
+        // That of the container's other interface.
+        Err(error) if error.already_exists() => {
+            route.create_ifb(&own, mac, mtu)?;
+            own
+        }
+        made => {
+            made?;
+            reference
+        }
+    };
+    let link = route.link(&name)?;
+    route.change_link(&link, &LinkChange::new().alias(&Owner::of(attachment).to_comment()))?;
+    Ok(link)
+}
+
+/// Whether a device is new.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Made {
+    /// This call made it.
+    Now,
+    /// It was there.
+    Before,
+}
+
+/// Removes the devices of a network whose owners are not valid any more.
+///
+/// # Errors
+/// The first that could not be removed; all others were.
+pub(super) fn retain(route: &RouteSocket, network: &str, valid: &[Attachment]) -> Result<(), RouteError> {
+    let mut result = Ok(());
+    for link in route.links()?.iter().filter(|link| is_dead(link, network, valid)) {
+        result = result.and(gone(route.delete_link(link)));
+    }
+    result
+}
+
+fn is_dead(link: &Link, network: &str, valid: &[Attachment]) -> bool {
+    if !is_device(link) {
+        return false;
+    }
+    match Owner::from_comment(&link.alias) {
+        Some(owner) => {
+            owner.network_hash == NetworkHash::of(network)
+                && !valid.iter().any(|one| AttachmentHash::of(one) == owner.attachment_hash)
+        }
+        // Of the network, and of nobody that counts.
+        None => {
+            link.alias.is_empty()
+                && link.mac == Some(mac(network))
+                && !valid.iter().any(|one| names(one).contains(&link.name))
+        }
+    }
+}
+
+/// What is not there need not be deleted.
+pub(super) fn gone(deleted: Result<(), RouteError>) -> Result<(), RouteError> {
+    match deleted {
+        Err(error) if !error.is_not_found() => Err(error),
+        _ => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_first_name_is_the_references() {
+        let [reference, own] = names(&Attachment::new("net", "c1", "eth0").unwrap());
+        // printf netc1 | sha512sum
+        assert_eq!(reference, "bwp623e1c388032");
+        assert_eq!((reference.len(), own.len()), (15, 15));
+        let [same, other] = names(&Attachment::new("net", "c1", "eth1").unwrap());
+        assert!(same == reference && other != own && other != reference);
+    }
+}

@@ -1,0 +1,224 @@
+//! `bandwidth`: limits the rate of a container's traffic.
+//!
+//! What goes into the container is limited where the node's end of its pair of links sends. What comes out
+//! cannot be limited where it comes in: it is redirected to an intermediate device, limited where that one
+//! sends, and goes on from there as if it had just come in.
+
+mod config;
+mod device;
+
+use cni_kernel::mac::Mac;
+use cni_kernel::route::{Link, LinkKind, RouteError, RouteSocket, TokenBucket};
+use cni_spec::{AddResult, CniError, Version};
+
+use crate::interface::shared::container::Container;
+use crate::interface::shared::{failed, interface};
+use crate::meta::trial;
+use crate::plugin::{NodeRequest, Plugin, Request};
+use crate::undo::Undo;
+use config::Limits;
+use device::{Made, gone};
+
+/// The `bandwidth` plugin.
+#[derive(Debug)]
+pub struct Bandwidth;
+
+impl Plugin for Bandwidth {
+    fn name(&self) -> &'static str {
+        "bandwidth"
+    }
+
+    fn summary(&self) -> &'static str {
+        "limits the rate of the container's traffic"
+    }
+
+    fn versions(&self) -> &'static [Version] {
+        // Earlier results tell no interfaces.
+        const { since_0_3_0() }
+    }
+
+    fn add(&self, request: &Request<'_>) -> Result<AddResult, CniError> {
+        let limits = Limits::read(request.config)?;
+        let previous = previous(request)?;
+        if limits.is_none() {
+            return Ok(previous.clone());
+        }
+        let sides = Sides::find(request, previous)?;
+        let mut result = previous.clone();
+        if let Some(device) = sides.limit(&limits, request)? {
+            // A repeated ADD finds it told already.
+            result.interfaces.retain(|one| one.name != device.name || !one.sandbox.is_empty());
+            result.interfaces.push(interface(&device, String::new()));
+        }
+        Ok(result)
+    }
+
+    fn del(&self, request: &Request<'_>) -> Result<(), CniError> {
+        let host = RouteSocket::open().map_err(failed)?;
+        let mut result = Ok(());
+        // What is left of the container's own links goes with them; this is for those that stay.
+        if let Some(veth) = outer_end(&host, request)? {
+            result = result.and(gone(host.delete_redirection(&veth)));
+            if host.token_bucket(&veth).map_err(failed)?.is_some() {
+                result = result.and(gone(host.delete_token_bucket(&veth)));
+            }
+        }
+        for device in device::find(&host, &request.attachment).map_err(failed)? {
+            result = result.and(gone(host.delete_link(&device)));
+        }
+        result.map_err(failed)
+    }
+
+    fn check(&self, request: &Request<'_>) -> Result<(), CniError> {
+        let limits = Limits::read(request.config)?;
+        let previous = previous(request)?;
+        if limits.is_none() {
+            return Ok(());
+        }
+        Sides::find(request, previous)?.check(&limits, request)
+    }
+
+    fn gc(&self, request: &NodeRequest<'_>) -> Result<(), CniError> {
+        let Some(valid) = &request.config.valid_attachments else { return Ok(()) };
+        let host = RouteSocket::open().map_err(failed)?;
+        device::retain(&host, &request.config.name, valid).map_err(failed)
+    }
+
+    fn status(&self, request: &NodeRequest<'_>) -> Result<(), CniError> {
+        Limits::read(request.config)?;
+        trial::in_new_namespace(|route| {
+            route.create_ifb("trial", Mac([2, 0, 0, 0, 0, 1]), 1500)?;
+            let link = route.link("trial")?;
+            route.set_token_bucket(&link, &TokenBucket::new(125_000, 125_000, 25_000))?;
+            route.redirect_ingress(&link, &link)
+        })
+    }
+}
+
+const fn since_0_3_0() -> &'static [Version] {
+    Version::ALL.split_at(2).1
+}
+
+fn previous<'a>(request: &'a Request<'_>) -> Result<&'a AddResult, CniError> {
+    let previous = request.config.prev_result.as_ref();
+    previous.ok_or_else(|| CniError::config("must be called as chained plugin"))
+}
+
+/// The node's end of the container's pair of links.
+struct Sides {
+    host: RouteSocket,
+    veth: Link,
+}
+
+impl Sides {
+    fn find(request: &Request<'_>, previous: &AddResult) -> Result<Self, CniError> {
+        if previous.interfaces.is_empty() {
+            return Err(CniError::config("no interfaces provided"));
+        }
+        let ifname = request.attachment.ifname();
+        let no_peer =
+            |why: &str| CniError::internal(format!("container interface {ifname} has no veth peer: {why}"));
+        let container = Container::open(request.netns.as_deref())?;
+        let inner = container.route.link(ifname).map_err(|error| no_peer(&error.to_string()))?;
+        let index = inner.peer.filter(|_| inner.kind == LinkKind::Veth);
+        let index = index.ok_or_else(|| no_peer("it is no end of a pair"))?;
+        let host = RouteSocket::open().map_err(failed)?;
+        let veth = match host.link_by_index(index) {
+            Err(error) if error.is_not_found() => {
+                return Err(CniError::internal(format!("veth peer with index {index} is not in host ns")));
+            }
+            found => found.map_err(failed)?,
+        };
+        if !is_other_end(&veth, &inner) {
+            return Err(CniError::internal("no veth peer of container interface found in host ns"));
+        }
+        Ok(Self { host, veth })
+    }
+
+    /// Limits both directions as far as that is asked for, or leaves all as it was. Gives the device.
+    fn limit(&self, limits: &Limits, request: &Request<'_>) -> Result<Option<Link>, CniError> {
+        let (host, veth) = (&self.host, &self.veth);
+        let mut undo = Undo::new();
+        if let Some(bucket) = &limits.ingress {
+            let before = host.token_bucket(veth).map_err(failed)?;
+            // Before the step: one whose answer is lost may have been done.
+            undo.on_failure(format!("rate of {}", veth.name), move || put_back(host, veth, before));
+            host.set_token_bucket(veth, bucket).map_err(failed)?;
+        }
+        let Some(bucket) = &limits.egress else {
+            undo.keep();
+            return Ok(None);
+        };
+        let (device, made) = device::provide(host, &request.attachment, veth.mtu).map_err(failed)?;
+        let at = device.clone();
+        let before = match made {
+            Made::Now => None,
+            Made::Before => host.token_bucket(&device).map_err(failed)?,
+        };
+        undo.on_failure(format!("device {}", device.name), move || match made {
+            Made::Now => gone(host.delete_link(&at)),
+            Made::Before => put_back(host, &at, before),
+        });
+        host.set_token_bucket(&device, bucket).map_err(failed)?;
+        if !host.redirections(veth).map_err(failed)?.contains(&device.index) {
+            undo.on_failure("redirection", move || gone(host.delete_redirection(veth)));
+            host.redirect_ingress(veth, &device).map_err(failed)?;
+        }
+        undo.keep();
+        Ok(Some(device))
+    }
+
+    fn check(&self, limits: &Limits, request: &Request<'_>) -> Result<(), CniError> {
+        if let Some(bucket) = &limits.ingress {
+            check_queue(&self.host, &self.veth, bucket)?;
+        }
+        let Some(bucket) = &limits.egress else { return Ok(()) };
+        let device = device::find(&self.host, &request.attachment).map_err(failed)?.into_iter().next();
+        let device = device.ok_or_else(|| {
+            let [name, _] = device::names(&request.attachment);
+            CniError::internal(format!("get ifb device: {name} not found"))
+        })?;
+        check_queue(&self.host, &device, bucket)?;
+        if !self.host.redirections(&self.veth).map_err(failed)?.contains(&device.index) {
+            let msg = format!("what comes in by {} is not redirected to {}", self.veth.name, device.name);
+            return Err(CniError::internal(msg));
+        }
+        Ok(())
+    }
+}
+
+fn put_back(host: &RouteSocket, link: &Link, before: Option<TokenBucket>) -> Result<(), RouteError> {
+    match before {
+        Some(bucket) => host.set_token_bucket(link, &bucket),
+        None => gone(host.delete_token_bucket(link)),
+    }
+}
+
+/// Whether two links of which one has the other's number are the ends of a pair: numbers are used again in
+/// each namespace.
+fn is_other_end(outer: &Link, inner: &Link) -> bool {
+    outer.kind == LinkKind::Veth && outer.peer == Some(inner.index)
+}
+
+/// The node's end, for a DEL: none if there is none any more.
+fn outer_end(host: &RouteSocket, request: &Request<'_>) -> Result<Option<Link>, CniError> {
+    let Some(container) = Container::open_if_there(request.netns.as_deref())? else { return Ok(None) };
+    let inner = container.route.find_link(request.attachment.ifname()).map_err(failed)?;
+    let Some(inner) = inner.filter(|link| link.kind == LinkKind::Veth) else { return Ok(None) };
+    let Some(index) = inner.peer else { return Ok(None) };
+    match host.link_by_index(index) {
+        Err(error) if error.is_not_found() => Ok(None),
+        found => Ok(Some(found.map_err(failed)?).filter(|outer| is_other_end(outer, &inner))),
+    }
+}
+
+fn check_queue(host: &RouteSocket, link: &Link, wanted: &TokenBucket) -> Result<(), CniError> {
+    let wrong = |msg: &str| Err(CniError::internal(format!("{msg} (link {})", link.name)));
+    match host.token_bucket(link).map_err(failed)? {
+        None => wrong("Failed to find qdisc"),
+        Some(is) if is.rate != wanted.rate => wrong("Rate doesn't match"),
+        Some(is) if is.limit != wanted.limit => wrong("Limit doesn't match"),
+        Some(is) if is.burst_ticks != wanted.burst_ticks => wrong("Buffer doesn't match"),
+        Some(_) => Ok(()),
+    }
+}

@@ -1,0 +1,377 @@
+//! `sbr`: packets from a container's address leave by the link that has the address.
+
+mod plan;
+
+use std::net::IpAddr;
+use std::time::Duration;
+
+use cni_kernel::netns::NetnsLock;
+use cni_kernel::route::{Existing, Family, Link, MAIN_TABLE, Route, RouteError, RouteSocket, Rule};
+use cni_spec::{AddResult, CniError, ErrorCode, NetConf};
+use nix::errno::Errno;
+use serde::Deserialize;
+
+use crate::interface::shared::container::Container;
+use crate::interface::shared::failed;
+use crate::plugin::{NodeRequest, Plugin, Request};
+use crate::undo::Undo;
+use plan::{Gateway, Neighbours, Plan, Present, Source};
+
+/// How long another call for the same container may have the namespace locked.
+const LOCK_PATIENCE: Duration = Duration::from_secs(15);
+
+/// The `sbr` plugin.
+#[derive(Debug)]
+pub struct Sbr;
+
+/// The plugin's keys as they come.
+#[derive(Debug, Default, Deserialize)]
+#[serde(default, rename_all = "camelCase")]
+struct Keys {
+    table: Option<i64>,
+    gateways: Vec<String>,
+    add_source_hints: bool,
+}
+
+/// The configuration, checked.
+#[derive(Debug, PartialEq, Eq)]
+struct Config {
+    /// A table that somebody else fills.
+    table: Option<u32>,
+    gateways: Vec<IpAddr>,
+    neighbours: Neighbours,
+}
+
+impl Config {
+    fn read(config: &NetConf) -> Result<Self, CniError> {
+        let keys: Keys = config.decode()?;
+        let table = match keys.table {
+            None => None,
+            Some(table) => Some(u32::try_from(table).ok().filter(|table| *table != 0).ok_or_else(|| {
+                CniError::config(format!("table: {table} is not between 1 and {}", u32::MAX))
+            })?),
+        };
+        let neighbours = if keys.add_source_hints { Neighbours::Hinted } else { Neighbours::Moved };
+        Ok(Self { table, gateways: gateways(&keys.gateways)?, neighbours })
+    }
+
+    fn source(&self, address: ipnet::IpNet, told: Option<IpAddr>) -> Source {
+        let family = Family::of(address.addr());
+        let chosen = self.gateways.iter().find(|gateway| Family::of(**gateway) == family);
+        let gateway = chosen.copied().map(Gateway::Chosen).or(told.map(Gateway::Told));
+        Source { address, gateway }
+    }
+}
+
+fn gateways(texts: &[String]) -> Result<Vec<IpAddr>, CniError> {
+    if texts.len() > 2 {
+        let msg = "gateways list cannot contain more than 2 entries (one IPv4, one IPv6)";
+        return Err(CniError::config(msg));
+    }
+    let mut gateways: Vec<IpAddr> = Vec::new();
+    for text in texts {
+        let gateway: IpAddr = text
+            .parse()
+            .map_err(|_| CniError::config(format!("invalid static gateway IP address: {text}")))?;
+        let gateway = gateway.to_canonical();
+        if let Some(other) = gateways.iter().find(|other| Family::of(**other) == Family::of(gateway)) {
+            let family = if gateway.is_ipv4() { "IPv4" } else { "IPv6" };
+            return Err(CniError::config(format!(
+                "gateways list contains multiple {family} addresses: {other} and {gateway}"
+            )));
+        }
+        gateways.push(gateway);
+    }
+    Ok(gateways)
+}
+
+impl Plugin for Sbr {
+    fn name(&self) -> &'static str {
+        "sbr"
+    }
+
+    fn summary(&self) -> &'static str {
+        "routes packets of the container by their source address"
+    }
+
+    fn add(&self, request: &Request<'_>) -> Result<AddResult, CniError> {
+        let config = Config::read(request.config)?;
+        let previous = request.config.prev_result.as_ref();
+        let previous =
+            previous.ok_or_else(|| CniError::config("This plugin must be called as chained plugin"))?;
+        let sources = sources(&config, previous, request.attachment.ifname());
+        if sources.is_empty() {
+            let ifname = request.attachment.ifname();
+            return Err(CniError::config(format!("No IP addresses supplied on interface: {ifname}")));
+        }
+        let container = Container::open(request.netns.as_deref())?;
+        let _lock = lock(&container)?;
+        let link = container.route.link(request.attachment.ifname()).map_err(|error| {
+            CniError::internal(format!(
+                "Cannot find network interface {}: {error}",
+                request.attachment.ifname()
+            ))
+        })?;
+        let present = Present::read(&container.route)?;
+        let plan = match config.table {
+            Some(table) => plan::rules_alone(&sources, table, &present),
+            None => plan::plan(&sources, link.index, &present, config.neighbours),
+        };
+        carry_out(&container.route, &plan, &present)?;
+        Ok(plan::told(previous, &plan, &present, link.index))
+    }
+
+    fn del(&self, request: &Request<'_>) -> Result<(), CniError> {
+        let Some(container) = Container::open_if_there(request.netns.as_deref())? else { return Ok(()) };
+        let _lock = lock(&container)?;
+        let link = container.route.find_link(request.attachment.ifname()).map_err(failed)?;
+        let keys: Keys = request.config.decode().unwrap_or_default();
+        let filled_by_others = keys.table.and_then(|table| u32::try_from(table).ok());
+        let addresses = known_addresses(request, &container.route, link.as_ref())?;
+        tidy(&container.route, &addresses, link.as_ref(), filled_by_others)
+    }
+
+    fn check(&self, request: &Request<'_>) -> Result<(), CniError> {
+        let config = Config::read(request.config)?;
+        let previous = request.config.prev_result.as_ref();
+        let previous =
+            previous.ok_or_else(|| CniError::config("This plugin must be called as chained plugin"))?;
+        let container = Container::open(request.netns.as_deref())?;
+        let present = Present::read(&container.route)?;
+        let link = container.route.link(request.attachment.ifname()).map_err(failed)?;
+        let sources = sources(&config, previous, request.attachment.ifname());
+        sources.iter().try_for_each(|source| check(source, config.table, &link, &present))
+    }
+
+    fn status(&self, request: &NodeRequest<'_>) -> Result<(), CniError> {
+        Config::read(request.config).map(drop)
+    }
+}
+
+/// Two plugins at the same moment would take the same table.
+fn lock(container: &Container) -> Result<NetnsLock<'_>, CniError> {
+    container.lock(LOCK_PATIENCE).map_err(|error| CniError::new(ErrorCode::TryAgainLater, error.to_string()))
+}
+
+/// The addresses that the result gives the interface, or gives none in particular.
+fn sources(config: &Config, previous: &AddResult, ifname: &str) -> Vec<Source> {
+    let is_others = |index: usize| previous.interfaces.get(index).is_some_and(|one| one.name != ifname);
+    let own = previous.ips.iter().filter(|ip| !ip.interface.is_some_and(is_others));
+    own.map(|ip| config.source(ip.address, ip.gateway)).collect()
+}
+
+impl Present {
+    fn read(route: &RouteSocket) -> Result<Self, CniError> {
+        let mut present = Self::default();
+        for family in [Family::V4, Family::V6] {
+            match route.rules(family) {
+                // No such family here.
+                Err(error) if error.errno() == Some(Errno::EAFNOSUPPORT) => continue,
+                rules => present.rules.extend(rules.map_err(failed)?),
+            }
+            // Of all tables.
+            present.routes.extend(route.routes(family, 0).map_err(failed)?);
+        }
+        Ok(present)
+    }
+}
+
+/// How to take a step back is registered before the step: one whose answer is lost may have been done.
+fn carry_out(route: &RouteSocket, plan: &Plan, present: &Present) -> Result<(), CniError> {
+    let mut undo = Undo::new();
+    for rule in &plan.rules {
+        undo.on_failure(format!("rule {rule}"), move || gone(route.delete_rule(rule)));
+        route.add_rule(rule).map_err(failed)?;
+    }
+    for (new, existing) in &plan.routes {
+        // One that a repeated ADD finds there already stays.
+        if !present.routes.iter().any(|has| is_same(has, new)) {
+            undo.on_failure(format!("route {new}"), move || gone(route.delete_route(new)));
+        }
+        there(route.add_route(new, *existing)).map_err(failed)?;
+    }
+    for old in &plan.leaving {
+        undo.on_failure(format!("route {old}"), move || there(route.add_route(old, Existing::Append)));
+        gone(route.delete_route(old)).map_err(failed)?;
+    }
+    for new in &plan.hinted {
+        if let Some(old) = present.routes.iter().find(|has| is_same(has, new)) {
+            undo.on_failure(format!("route {old}"), move || route.add_route(old, Existing::Replace));
+        }
+        route.add_route(new, Existing::Replace).map_err(failed)?;
+    }
+    undo.keep();
+    Ok(())
+}
+
+/// What is there need not be added.
+fn there(added: Result<(), RouteError>) -> Result<(), RouteError> {
+    match added {
+        Err(error) if !error.already_exists() => Err(error),
+        _ => Ok(()),
+    }
+}
+
+/// Whether two routes of a table differ in their source at most.
+fn is_same(one: &Route, other: &Route) -> bool {
+    let key = |route: &Route| (route.dst, route.table, route.metric, route.link, route.gateway);
+    key(one) == key(other)
+}
+
+/// What is not there need not be deleted.
+fn gone(deleted: Result<(), RouteError>) -> Result<(), RouteError> {
+    match deleted {
+        Err(error) if !error.is_not_found() => Err(error),
+        _ => Ok(()),
+    }
+}
+
+/// The link's addresses, and those that the result tells: the link may be gone, or may have lost them.
+fn known_addresses(
+    request: &Request<'_>,
+    route: &RouteSocket,
+    link: Option<&Link>,
+) -> Result<Vec<IpAddr>, CniError> {
+    let mut addresses = Vec::new();
+    if let Some(link) = link {
+        addresses.extend(route.addresses(link).map_err(failed)?.iter().map(|address| address.net.addr()));
+    }
+    if let Some(previous) = &request.config.prev_result {
+        let none = Config { table: None, gateways: Vec::new(), neighbours: Neighbours::Moved };
+        let told = sources(&none, previous, request.attachment.ifname());
+        addresses.extend(told.iter().map(|source| source.address.addr()));
+    }
+    Ok(addresses)
+}
+
+/// Deletes the rules of the addresses, and the link's routes in the tables that they lead to. Goes on after
+/// an error.
+fn tidy(
+    route: &RouteSocket,
+    addresses: &[IpAddr],
+    link: Option<&Link>,
+    filled_by_others: Option<u32>,
+) -> Result<(), CniError> {
+    let present = Present::read(route)?;
+    let is_ours = |rule: &&Rule| {
+        let source = rule.source.filter(|net| net.prefix_len() == net.max_prefix_len());
+        rule.by_source_alone && source.is_some_and(|net| addresses.contains(&net.addr()))
+    };
+    let mut result = Ok(());
+    for rule in present.rules.iter().filter(is_ours) {
+        result = result.and(gone(route.delete_rule(rule)));
+        if Some(rule.table) == filled_by_others
+            || rule.table >= MAIN_TABLE - 1 && rule.table <= MAIN_TABLE + 1
+        {
+            continue;
+        }
+        let in_table =
+            |has: &&Route| has.table == rule.table && link.is_some_and(|link| has.link == Some(link.index));
+        for old in present.routes.iter().filter(in_table) {
+            result = result.and(gone(route.delete_route(old)));
+        }
+    }
+    result.map_err(failed)
+}
+
+fn check(source: &Source, table: Option<u32>, link: &Link, present: &Present) -> Result<(), CniError> {
+    let address = source.address.addr();
+    let missing = |what: String| Err(CniError::internal(what));
+    if let Some(table) = table {
+        let wanted = Rule::from_address(address, table);
+        let found = present.rules.iter().any(|rule| Rule { priority: None, ..rule.clone() } == wanted);
+        return if found { Ok(()) } else { missing(format!("there is no rule {wanted}")) };
+    }
+    let Some(rule) = present.rule_of(address) else {
+        return missing(format!("there is no rule from {address} to a table of its own"));
+    };
+    let mut routes =
+        present.routes.iter().filter(|route| route.table == rule.table && route.link == Some(link.index));
+    match source.gateway {
+        Some(Gateway::Chosen(gateway))
+            if !routes.any(|has| has.is_default() && has.gateway == Some(gateway)) =>
+        {
+            missing(format!("table {} has no default route via {gateway}", rule.table))
+        }
+        Some(Gateway::Told(_)) if !routes.any(Route::is_default) => {
+            missing(format!("table {} has no default route by {}", rule.table, link.name))
+        }
+        _ => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use cni_spec::{Interface, IpConfig};
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    fn read(keys: &Value) -> Result<Config, String> {
+        let mut all = json!({"cniVersion": "1.1.0", "name": "n", "type": "sbr"});
+        all.as_object_mut().unwrap().extend(keys.as_object().unwrap().clone());
+        Config::read(&NetConf::parse(all.to_string()).unwrap()).map_err(|error| error.msg)
+    }
+
+    #[test]
+    fn keys_are_checked() {
+        let none = Config { table: None, gateways: vec![], neighbours: Neighbours::Moved };
+        assert_eq!(read(&json!({})), Ok(none));
+        let all =
+            read(&json!({"table": 7, "gateways": ["fd00::1", "10.0.0.1"], "addSourceHints": true})).unwrap();
+        assert_eq!((all.table, all.gateways.len(), all.neighbours), (Some(7), 2, Neighbours::Hinted));
+        let rows = [
+            (json!({"table": 0}), "table: 0 is not between 1 and 4294967295"),
+            (json!({"table": -1}), "table: -1 is not between 1 and 4294967295"),
+            (
+                json!({"gateways": ["10.0.0.1", "10.0.0.2", "fd00::1"]}),
+                "gateways list cannot contain more than 2 entries (one IPv4, one IPv6)",
+            ),
+            (json!({"gateways": ["x"]}), "invalid static gateway IP address: x"),
+            (
+                json!({"gateways": ["10.0.0.1", "10.0.0.2"]}),
+                "gateways list contains multiple IPv4 addresses: 10.0.0.1 and 10.0.0.2",
+            ),
+            (
+                json!({"gateways": ["fd00::1", "fd00::2"]}),
+                "gateways list contains multiple IPv6 addresses: fd00::1 and fd00::2",
+            ),
+        ];
+        for (keys, msg) in rows {
+            assert_eq!(read(&keys), Err(msg.to_owned()), "{keys}");
+        }
+    }
+
+    #[test]
+    fn addresses_of_other_interfaces_are_left_out() {
+        let config = read(&json!({"gateways": ["10.0.0.9"]})).unwrap();
+        let name = |name: &str| Interface { name: name.into(), ..Interface::default() };
+        let ip = |address: &str, interface| IpConfig {
+            interface,
+            address: address.parse().unwrap(),
+            gateway: Some(if address.contains(':') { "fd00::1" } else { "10.0.0.1" }.parse().unwrap()),
+        };
+        let previous = AddResult {
+            interfaces: vec![name("br0"), name("eth0")],
+            ips: vec![
+                ip("10.0.0.5/24", Some(1)),
+                ip("10.0.0.6/24", Some(0)),
+                ip("fd00::5/64", None),
+                ip("10.0.0.7/24", Some(9)),
+            ],
+            ..AddResult::default()
+        };
+        let sources = sources(&config, &previous, "eth0");
+        let told: Vec<_> =
+            sources.iter().map(|source| (source.address.to_string(), source.gateway.unwrap())).collect();
+        let row = |address: &str, gateway| (address.to_owned(), gateway);
+        assert_eq!(
+            told,
+            [
+                row("10.0.0.5/24", Gateway::Chosen("10.0.0.9".parse().unwrap())),
+                row("fd00::5/64", Gateway::Told("fd00::1".parse().unwrap())),
+                row("10.0.0.7/24", Gateway::Chosen("10.0.0.9".parse().unwrap())),
+            ]
+        );
+    }
+}

@@ -1,0 +1,285 @@
+//! What the link had before, in a file: `<dataDir>/<container>_<interface>.json`, in the reference's form,
+//! with the owner in keys of our own.
+
+use std::path::Path;
+
+use cni_kernel::dir::{DirError, DurableDir};
+use cni_kernel::netns::NetnsId;
+use cni_spec::{Attachment, CniError};
+use serde::{Deserialize, Serialize};
+
+use super::config::Attributes;
+
+/// More than a backup ever has, in bytes.
+const LIMIT: usize = 64 << 10;
+/// Only root learns what links had.
+const FILE_MODE: u32 = 0o600;
+const DIR_MODE: u32 = 0o700;
+/// Of the folders above: others have files there, too.
+const PARENT_MODE: u32 = 0o755;
+
+/// The file's content.
+#[derive(Debug, Default, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub(super) struct Backup {
+    #[serde(skip_serializing_if = "String::is_empty")]
+    mac: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    promisc: Option<bool>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    mtu: Option<u32>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    allmulti: Option<bool>,
+    #[serde(rename = "txQLen", skip_serializing_if = "Option::is_none")]
+    tx_queue: Option<u32>,
+    /// The owner; empty in a file of the reference's.
+    network: String,
+    #[serde(rename = "containerID")]
+    container_id: String,
+    ifname: String,
+    /// Device and inode number of the container's namespace: another one's link has had something else.
+    netns: Option<(u64, u64)>,
+}
+
+impl Backup {
+    /// What a link had that is to be changed.
+    pub(super) fn new(attachment: &Attachment, netns: NetnsId, had: &Attributes) -> Self {
+        Self {
+            mac: had.mac.map(|mac| mac.to_string()).unwrap_or_default(),
+            promisc: had.promisc,
+            mtu: had.mtu,
+            allmulti: had.allmulti,
+            tx_queue: had.tx_queue,
+            network: attachment.network().to_owned(),
+            container_id: attachment.container_id().to_owned(),
+            ifname: attachment.ifname().to_owned(),
+            netns: Some((netns.dev, netns.ino)),
+        }
+    }
+
+    /// What the link is to get back.
+    pub(super) fn attributes(&self) -> Attributes {
+        Attributes {
+            mac: self.mac.parse().ok(),
+            promisc: self.promisc,
+            mtu: self.mtu.filter(|mtu| *mtu != 0),
+            allmulti: self.allmulti,
+            tx_queue: self.tx_queue,
+        }
+    }
+
+    /// Keeps what an earlier ADD of the same attachment has found: what this one found is that one's work.
+    pub(super) fn keep(mut self, earlier: &Self) -> Self {
+        if earlier.netns == self.netns {
+            if !earlier.mac.is_empty() {
+                self.mac.clone_from(&earlier.mac);
+            }
+            self.promisc = earlier.promisc.or(self.promisc);
+            self.mtu = earlier.mtu.or(self.mtu);
+            self.allmulti = earlier.allmulti.or(self.allmulti);
+            self.tx_queue = earlier.tx_queue.or(self.tx_queue);
+        }
+        self
+    }
+
+    /// Whether it is of that link: the namespace is the same, or the file does not say which.
+    pub(super) fn is_in(&self, netns: NetnsId) -> bool {
+        self.netns.is_none_or(|id| id == (netns.dev, netns.ino))
+    }
+
+    /// Whether it belongs to the container's interface, of whatever network. Two of them may share a file's
+    /// name, since both may have a `_` in theirs.
+    pub(super) fn is_of(&self, attachment: &Attachment) -> bool {
+        self.container_id.is_empty()
+            || (self.container_id == attachment.container_id() && self.ifname == attachment.ifname())
+    }
+
+    fn owner(&self) -> Option<Attachment> {
+        Attachment::new(&self.network, &self.container_id, &self.ifname).ok()
+    }
+}
+
+/// The folder of backups.
+#[derive(Debug)]
+pub(super) struct Backups {
+    dir: DurableDir,
+}
+
+impl Backups {
+    /// Opens the folder, making it if need be.
+    ///
+    /// # Errors
+    /// Names the folder.
+    pub(super) fn create(path: &Path) -> Result<Self, CniError> {
+        let create = || match DurableDir::open(path) {
+            Err(error) if error.is_not_found() => match (path.parent(), path.file_name()) {
+                (Some(parent), Some(name)) => DurableDir::create(parent, PARENT_MODE)?.subdir(name, DIR_MODE),
+                _ => Err(error),
+            },
+            opened => opened,
+        };
+        Ok(Self { dir: create().map_err(failed)? })
+    }
+
+    /// Opens the folder; none if there is none.
+    ///
+    /// # Errors
+    /// Names the folder.
+    pub(super) fn open(path: &Path) -> Result<Option<Self>, CniError> {
+        match DurableDir::open(path) {
+            Ok(dir) => Ok(Some(Self { dir })),
+            Err(error) if error.is_not_found() => Ok(None),
+            Err(error) => Err(failed(error)),
+        }
+    }
+
+    /// The attachment's backup; none if there is none, or none that can be understood.
+    ///
+    /// # Errors
+    /// Names the file that cannot be read.
+    pub(super) fn read(&self, attachment: &Attachment) -> Result<Option<Backup>, CniError> {
+        self.read_file(&file_name(attachment))
+    }
+
+    fn read_file(&self, name: &str) -> Result<Option<Backup>, CniError> {
+        let content = match self.dir.read(name, LIMIT) {
+            // Nothing that this plugin or the reference has written.
+            Err(DirError::NotAFile { .. } | DirError::TooLarge { .. }) => None,
+            read => read.map_err(failed)?,
+        };
+        let Some(content) = content else { return Ok(None) };
+        match serde_json::from_slice(&content) {
+            Ok(backup) => Ok(Some(backup)),
+            Err(error) => {
+                log::warn!("{}/{name} is no backup: {error}", self.dir.path().display());
+                Ok(None)
+            }
+        }
+    }
+
+    /// Writes the attachment's backup; a file of that name is replaced in one step.
+    ///
+    /// # Errors
+    /// Names the file.
+    pub(super) fn write(&self, attachment: &Attachment, backup: &Backup) -> Result<(), CniError> {
+        let content = serde_json::to_vec(backup).map_err(|e| CniError::internal(e.to_string()))?;
+        // A new file needs no temporary one beside it, which a kill would leave.
+        match self.dir.create_new_linked(file_name(attachment), &content, FILE_MODE) {
+            Err(error) if error.already_exists() => {
+                self.dir.replace(file_name(attachment), &content, FILE_MODE).map_err(failed)
+            }
+            written => written.map_err(failed),
+        }
+    }
+
+    /// Removes the attachment's backup, if it is there.
+    ///
+    /// # Errors
+    /// Names the file.
+    pub(super) fn remove(&self, attachment: &Attachment) -> Result<(), CniError> {
+        self.dir.remove(file_name(attachment)).map(drop).map_err(failed)
+    }
+
+    /// Removes the backups of a network whose owners are not among the valid ones. Files that name no
+    /// network stay.
+    ///
+    /// # Errors
+    /// The first file that could not be removed; all others were.
+    pub(super) fn retain(&self, network: &str, valid: &[Attachment]) -> Result<(), CniError> {
+        let mut result = Ok(());
+        for name in self.dir.list().map_err(failed)? {
+            let Some(name) = name.to_str().filter(|name| name.ends_with(".json")) else { continue };
+            let owner = self.read_file(name)?.and_then(|backup| backup.owner());
+            if owner.is_some_and(|owner| owner.network() == network && !valid.contains(&owner)) {
+                result = result.and(self.dir.remove(name).map(drop).map_err(failed));
+            }
+        }
+        result
+    }
+}
+
+fn file_name(attachment: &Attachment) -> String {
+    format!("{}_{}.json", attachment.container_id(), attachment.ifname())
+}
+
+#[allow(clippy::needless_pass_by_value, reason = "it is given to map_err")]
+fn failed(error: DirError) -> CniError {
+    CniError::new(cni_spec::ErrorCode::Io, error.to_string())
+}
+
+#[cfg(test)]
+mod tests {
+    use cni_kernel::mac::Mac;
+
+    use super::*;
+
+    const NETNS: NetnsId = NetnsId { dev: 4, ino: 5 };
+
+    fn attachment(network: &str, container: &str) -> Attachment {
+        Attachment::new(network, container, "eth0").unwrap()
+    }
+
+    #[test]
+    fn a_backup_is_written_and_read() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("a/b");
+        assert!(Backups::open(&path).unwrap().is_none());
+        let backups = Backups::create(&path).unwrap();
+        let had = Attributes {
+            mac: Some(Mac([2, 0, 0, 0, 0, 1])),
+            promisc: Some(false),
+            mtu: Some(1500),
+            allmulti: None,
+            tx_queue: Some(0),
+        };
+        let owner = attachment("n", "c1");
+        let backup = Backup::new(&owner, NETNS, &had);
+        backups.write(&owner, &backup).unwrap();
+        let read = backups.read(&owner).unwrap().unwrap();
+        assert_eq!((read.attributes(), &read), (had, &backup));
+        assert!(read.is_in(NETNS) && !read.is_in(NetnsId { dev: 4, ino: 6 }));
+        assert!(
+            read.is_of(&owner) && read.is_of(&attachment("m", "c1")) && !read.is_of(&attachment("n", "c"))
+        );
+
+        use std::os::unix::fs::PermissionsExt;
+        let mode = |path: &Path| std::fs::metadata(path).unwrap().permissions().mode() & 0o7777;
+        assert_eq!((mode(&path), mode(&path.join("c1_eth0.json"))), (0o700, 0o600));
+        assert_eq!(mode(&folder.path().join("a")), 0o755);
+
+        backups.retain("m", &[]).unwrap();
+        backups.retain("n", std::slice::from_ref(&owner)).unwrap();
+        assert!(backups.read(&owner).unwrap().is_some());
+        backups.retain("n", &[attachment("n", "c2")]).unwrap();
+        assert!(backups.read(&owner).unwrap().is_none());
+        backups.remove(&owner).unwrap();
+    }
+
+    #[test]
+    fn the_references_files_are_understood() {
+        let folder = tempfile::tempdir().unwrap();
+        let text = "{\n \"mac\": \"c2:b0:57:49:47:f1\",\n \"promisc\": false,\n \"mtu\": 1454,\n \"txQLen\": 1000\n}";
+        std::fs::write(folder.path().join("c1_eth0.json"), text).unwrap();
+        std::fs::write(folder.path().join("c2_eth0.json"), "{").unwrap();
+        let backups = Backups::open(folder.path()).unwrap().unwrap();
+        let owner = attachment("n", "c1");
+        let backup = backups.read(&owner).unwrap().unwrap();
+        assert_eq!((backup.attributes().mtu, backup.attributes().tx_queue), (Some(1454), Some(1000)));
+        assert!(backup.is_in(NETNS) && backup.is_of(&owner));
+        assert_eq!(backups.read(&attachment("n", "c2")).unwrap(), None);
+        // They name no network: a DEL has to remove them.
+        backups.retain("n", &[]).unwrap();
+        assert!(backups.read(&owner).unwrap().is_some());
+    }
+
+    #[test]
+    fn the_first_find_is_kept() {
+        let owner = attachment("n", "c1");
+        let had = |mtu, allmulti| Attributes { mtu: Some(mtu), allmulti, ..Attributes::default() };
+        let first = Backup::new(&owner, NETNS, &had(1500, None));
+        let second = Backup::new(&owner, NETNS, &had(1400, Some(false))).keep(&first);
+        assert_eq!(second.attributes(), had(1500, Some(false)));
+        let elsewhere = Backup::new(&owner, NetnsId { dev: 4, ino: 6 }, &had(1400, None)).keep(&first);
+        assert_eq!(elsewhere.attributes(), had(1400, None));
+    }
+}

@@ -1,0 +1,329 @@
+//! `tuning`: changes settings and attributes of a container's link.
+
+mod backup;
+mod config;
+mod sysctls;
+
+use cni_kernel::route::{Existing, Family, Link, LinkChange, MAIN_TABLE, RouteError, RouteSocket};
+use cni_spec::{AddResult, Attachment, CniError, ErrorCode};
+use nix::errno::Errno;
+
+use crate::interface::shared::container::Container;
+use crate::interface::shared::failed;
+use crate::plugin::{NodeRequest, Plugin, Request};
+use crate::undo::Undo;
+use backup::{Backup, Backups};
+use config::{Attributes, Config};
+use sysctls::{Allowed, Sysctl};
+
+/// The `tuning` plugin.
+#[derive(Debug)]
+pub struct Tuning;
+
+impl Plugin for Tuning {
+    fn name(&self) -> &'static str {
+        "tuning"
+    }
+
+    fn summary(&self) -> &'static str {
+        "changes settings and attributes of the container's link"
+    }
+
+    fn add(&self, request: &Request<'_>) -> Result<AddResult, CniError> {
+        let config = Config::read(request.config, request.args, request.attachment.ifname())?;
+        allowed(&config)?;
+        let previous = previous(request)?;
+        let container = Container::open(request.netns.as_deref())?;
+        let mut undo = Undo::new();
+        set_sysctls(&container, &config.sysctls, &mut undo)?;
+        if config.wanted != Attributes::default() {
+            change_link(&container, &config, &request.attachment, &mut undo)?;
+        }
+        undo.keep();
+        Ok(told(previous, request.attachment.ifname(), &config.wanted))
+    }
+
+    fn del(&self, request: &Request<'_>) -> Result<(), CniError> {
+        let Some(backups) = Backups::open(&config::data_dir(request.config))? else { return Ok(()) };
+        let attachment = &request.attachment;
+        if let Some(backup) = backups.read(attachment)? {
+            if !backup.is_of(attachment) {
+                return Ok(());
+            }
+            if let Some(container) = Container::open_if_there(request.netns.as_deref())? {
+                restore(&container, attachment.ifname(), &backup)?;
+            }
+        }
+        backups.remove(attachment)
+    }
+
+    fn check(&self, request: &Request<'_>) -> Result<(), CniError> {
+        let ifname = request.attachment.ifname();
+        let config = Config::read(request.config, request.args, ifname)?;
+        allowed(&config)?;
+        previous(request)?;
+        let container = Container::open(request.netns.as_deref())?;
+        container.run(|| sysctls::check(&config.sysctls))??;
+        check_link(&link(&container, ifname)?, &config.wanted)
+    }
+
+    fn gc(&self, request: &NodeRequest<'_>) -> Result<(), CniError> {
+        let Some(valid) = &request.config.valid_attachments else { return Ok(()) };
+        match Backups::open(&config::data_dir(request.config))? {
+            Some(backups) => backups.retain(&request.config.name, valid),
+            None => Ok(()),
+        }
+    }
+
+    fn status(&self, request: &NodeRequest<'_>) -> Result<(), CniError> {
+        // Any name will do: the runtime tells it to an ADD only.
+        let config = Config::read(request.config, "", "eth0")?;
+        let unavailable = |error: CniError| CniError { code: ErrorCode::NotAvailable, ..error };
+        allowed(&config).map_err(unavailable)?;
+        Backups::open(&config.data_dir).map(drop).map_err(unavailable)
+    }
+}
+
+fn previous<'a>(request: &'a Request<'_>) -> Result<&'a AddResult, CniError> {
+    let previous = request.config.prev_result.as_ref();
+    previous.ok_or_else(|| CniError::config("Required prevResult missing"))
+}
+
+/// Whether an administrator allows what the configuration asks for.
+fn allowed(config: &Config) -> Result<(), CniError> {
+    if config.sysctls.is_empty() {
+        return Ok(());
+    }
+    Allowed::read()?.map_or(Ok(()), |allowed| allowed.check(&config.sysctls))
+}
+
+fn set_sysctls<'a>(
+    container: &'a Container,
+    sysctls: &[Sysctl],
+    undo: &mut Undo<'a>,
+) -> Result<(), CniError> {
+    if sysctls.is_empty() {
+        return Ok(());
+    }
+    let (before, result) = match container.run(|| sysctls::apply(sysctls))? {
+        Ok(before) => (before, Ok(())),
+        Err((before, error)) => (before, Err(failed(error))),
+    };
+    undo.on_failure("settings below /proc/sys/net", move || {
+        container.run(|| sysctls::put_back(&before).map_err(failed))?
+    });
+    result
+}
+
+fn link(container: &Container, ifname: &str) -> Result<Link, CniError> {
+    let link = container.route.find_link(ifname).map_err(failed)?;
+    link.ok_or_else(|| CniError::internal(format!("Cannot find container link {ifname}")))
+}
+
+fn change_link<'a>(
+    container: &'a Container,
+    config: &Config,
+    attachment: &'a Attachment,
+    undo: &mut Undo<'a>,
+) -> Result<(), CniError> {
+    let link = link(container, attachment.ifname())?;
+    let had = config.wanted.of(&link);
+    let backups = Backups::create(&config.data_dir)?;
+    let earlier = backups.read(attachment)?;
+    if let Some(other) = earlier.as_ref().filter(|backup| !backup.is_of(attachment)) {
+        return Err(CniError::internal(format!("the backup of {attachment} would replace {other:?}")));
+    }
+    let backup = Backup::new(attachment, container.id(), &had);
+    let backup = match &earlier {
+        Some(earlier) => backup.keep(earlier),
+        None => backup,
+    };
+    let written = backups.write(attachment, &backup);
+    // Also of one that failed: it may be there and not be durable.
+    undo.on_failure("backup", move || match earlier {
+        Some(earlier) => backups.write(attachment, &earlier),
+        None => backups.remove(attachment),
+    });
+    written?;
+    // Some may be made when another one fails.
+    let (restored, at) = (had, link.clone());
+    undo.on_failure("attributes", move || apply(&container.route, &at, &restored).map_err(failed));
+    apply(&container.route, &link, &config.wanted).map_err(failed)
+}
+
+/// Makes all the changes, in one request where the link's driver can.
+fn apply(route: &RouteSocket, link: &Link, wanted: &Attributes) -> Result<(), RouteError> {
+    match route.change_link(link, &wanted.change()) {
+        Err(error) if error.errno() == Some(Errno::EBUSY) && wanted.mac.is_some() => {
+            while_down(route, link, &wanted.change())
+        }
+        done => done,
+    }
+}
+
+/// A driver that changes its address only while the link is down. Routes that go with that are put back.
+fn while_down(route: &RouteSocket, link: &Link, change: &LinkChange) -> Result<(), RouteError> {
+    let mut routes = Vec::new();
+    for family in [Family::V4, Family::V6] {
+        routes.extend(route.routes(family, MAIN_TABLE)?);
+    }
+    route.change_link(link, &LinkChange::new().down())?;
+    let changed = route.change_link(link, change);
+    if link.up {
+        route.change_link(link, &LinkChange::new().up())?;
+        for lost in routes.iter().filter(|route| route.link == Some(link.index)) {
+            match route.add_route(lost, Existing::Refuse) {
+                Err(error) if !error.already_exists() => return Err(error),
+                _ => {}
+            }
+        }
+    }
+    changed
+}
+
+/// Gives the link back what it had. What the kernel refuses now is no reason to keep the container: the
+/// link is on its way out.
+fn restore(container: &Container, ifname: &str, backup: &Backup) -> Result<(), CniError> {
+    if !backup.is_in(container.id()) {
+        return Ok(());
+    }
+    let Some(link) = container.route.find_link(ifname).map_err(failed)? else { return Ok(()) };
+    for one in backup.attributes().each() {
+        match apply(&container.route, &link, &one) {
+            Err(error) if error.errno().is_none() => return Err(failed(error)),
+            Err(error) => log::warn!("restore: {error}"),
+            Ok(()) => {}
+        }
+    }
+    Ok(())
+}
+
+/// The previous result with what the link has now.
+fn told(previous: &AddResult, ifname: &str, wanted: &Attributes) -> AddResult {
+    let mut result = previous.clone();
+    for interface in result.interfaces.iter_mut().filter(|one| one.name == ifname && !one.sandbox.is_empty())
+    {
+        if let Some(mac) = wanted.mac {
+            interface.mac = mac.to_string();
+        }
+        // Told only where it was told before.
+        if let Some(mtu) = wanted.mtu.filter(|_| interface.mtu != 0) {
+            interface.mtu = mtu;
+        }
+    }
+    result
+}
+
+fn check_link(link: &Link, wanted: &Attributes) -> Result<(), CniError> {
+    let name = &link.name;
+    let wrong = |what: &str, expected: &dyn std::fmt::Display, current: &dyn std::fmt::Display| {
+        let msg =
+            format!("Error: Tuning configured {what} of {name} is {expected}, current value is {current}");
+        Err(CniError::internal(msg))
+    };
+    if let Some(mac) = wanted.mac.filter(|mac| link.mac != Some(*mac)) {
+        let current = link.mac.map(|mac| mac.to_string()).unwrap_or_default();
+        return wrong("Ethernet", &mac, &current);
+    }
+    let promisc = wanted.promisc.unwrap_or(false);
+    if promisc != link.promiscuous {
+        return Err(CniError::internal(format!(
+            "Error: Tuning link {name} configured promisc is {promisc}, current value is {}",
+            u8::from(link.promiscuous)
+        )));
+    }
+    if let Some(mtu) = wanted.mtu.filter(|mtu| link.mtu != *mtu) {
+        return wrong("MTU", &mtu, &link.mtu);
+    }
+    if let Some(all) = wanted.allmulti.filter(|all| link.all_multicast != *all) {
+        return wrong("all-multicast mode", &all, &link.all_multicast);
+    }
+    if let Some(length) = wanted.tx_queue.filter(|length| link.tx_queue != *length) {
+        return wrong("Transmit Queue Length", &length, &link.tx_queue);
+    }
+    Ok(())
+}
+
+impl Attributes {
+    /// What a link has of the attributes that are set here.
+    fn of(&self, link: &Link) -> Self {
+        Self {
+            mac: self.mac.and(link.mac),
+            promisc: self.promisc.map(|_| link.promiscuous),
+            mtu: self.mtu.map(|_| link.mtu),
+            allmulti: self.allmulti.map(|_| link.all_multicast),
+            tx_queue: self.tx_queue.map(|_| link.tx_queue),
+        }
+    }
+
+    fn change(&self) -> LinkChange {
+        let mut change = LinkChange::new();
+        if let Some(mac) = self.mac {
+            change = change.mac(mac);
+        }
+        if let Some(mtu) = self.mtu {
+            change = change.mtu(mtu);
+        }
+        if let Some(length) = self.tx_queue {
+            change = change.tx_queue(length);
+        }
+        change = match self.promisc {
+            Some(true) => change.promiscuous(),
+            Some(false) => change.not_promiscuous(),
+            None => change,
+        };
+        match self.allmulti {
+            Some(true) => change.all_multicast(),
+            Some(false) => change.not_all_multicast(),
+            None => change,
+        }
+    }
+
+    /// Those that are set, each by itself.
+    fn each(&self) -> Vec<Self> {
+        let none = Self::default;
+        let all = [
+            Self { mac: self.mac, ..none() },
+            Self { promisc: self.promisc, ..none() },
+            Self { mtu: self.mtu, ..none() },
+            Self { allmulti: self.allmulti, ..none() },
+            Self { tx_queue: self.tx_queue, ..none() },
+        ];
+        all.into_iter().filter(|one| *one != none()).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use cni_kernel::mac::Mac;
+    use cni_spec::Interface;
+
+    use super::*;
+
+    #[test]
+    fn the_result_tells_the_containers_link_alone() {
+        let link = |name: &str, sandbox: &str, mtu| Interface {
+            name: name.into(),
+            mac: "old".into(),
+            sandbox: sandbox.into(),
+            mtu,
+            ..Interface::default()
+        };
+        let interfaces = vec![link("eth0", "", 0), link("eth0", "/ns", 0), link("eth0", "/ns", 1500)];
+        let previous = AddResult { interfaces, ..AddResult::default() };
+        let wanted = Attributes { mac: Some(Mac([2; 6])), mtu: Some(1400), ..Attributes::default() };
+        let result = told(&previous, "eth0", &wanted);
+        let seen: Vec<_> = result.interfaces.iter().map(|one| (one.mac.as_str(), one.mtu)).collect();
+        assert_eq!(seen, [("old", 0), ("02:02:02:02:02:02", 0), ("02:02:02:02:02:02", 1400)]);
+        assert_eq!(told(&previous, "eth1", &wanted), previous);
+    }
+
+    #[test]
+    fn each_attribute_by_itself() {
+        let all = Attributes { mtu: Some(1), allmulti: Some(false), ..Attributes::default() };
+        let each = all.each();
+        assert_eq!(each.len(), 2);
+        assert!(each.iter().all(|one| one.each() == [one.clone()]));
+        assert_eq!(Attributes::default().each(), []);
+    }
+}

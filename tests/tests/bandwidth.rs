@@ -1,0 +1,455 @@
+//! The bandwidth plugin, with real traffic in both directions.
+
+use std::io::{Read, Write};
+use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream, UdpSocket};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use serde_json::{Value, json};
+use slipway_tests::{Attach, Network, Node, Output, Pod, Space, is_peer, peer_fails};
+
+/// Bits a second into the container, and out of it.
+const INGRESS: u64 = 16_000_000;
+const EGRESS: u64 = 8_000_000;
+/// Bits: enough for the largest packet that the kernel puts together.
+const BURST: u64 = 600_064;
+/// How long is measured.
+const SPAN: Duration = Duration::from_secs(3);
+
+fn limits() -> Value {
+    json!({"ingressRate": INGRESS, "ingressBurst": BURST, "egressRate": EGRESS, "egressBurst": BURST})
+}
+
+/// Behind a bridge, with keys of bandwidth's own.
+fn network<'a>(node: &'a Node, keys: &Value) -> Network<'a> {
+    let mut bandwidth = json!({"type": "bandwidth", "capabilities": {"bandwidth": true}});
+    bandwidth.as_object_mut().expect("an object").extend(keys.as_object().expect("an object").clone());
+    let ipam = json!({"type": "host-local", "subnet": "10.1.2.0/24", "routes": [{"dst": "0.0.0.0/0"}]});
+    node.network(json!({"name": "net", "plugins": [
+        {"type": "bridge", "bridge": "br0", "isGateway": true, "ipam": ipam}, bandwidth,
+    ]}))
+}
+
+/// bandwidth's own call.
+fn alone(network: &Network<'_>, verb: &str, attach: &Attach, previous: &Value) -> Output {
+    let mut config = network.configs(Some(attach)).swap_remove(1);
+    if !previous.is_null() {
+        config["prevResult"] = previous.clone();
+    }
+    network.call(verb, &config, Some(attach))
+}
+
+fn bridged(network: &Network<'_>, attach: &Attach) -> Value {
+    network.call("ADD", &network.configs(Some(attach))[0], Some(attach)).ok()
+}
+
+fn ifbs(node: &Node) -> Vec<String> {
+    let text = node.cmd("ip -o link show type ifb");
+    text.lines().filter_map(|line| line.split(": ").nth(1)).map(str::to_owned).collect()
+}
+
+fn outer(result: &Value) -> String {
+    result["interfaces"][1]["name"].as_str().expect("the node's end").to_owned()
+}
+
+/// Bits a second that arrive of a flood of datagrams, with the headers that the queue counts.
+fn udp_rate(from: &Space, to: &Space, address: Ipv4Addr, flood: u64) -> u64 {
+    const PAYLOAD: usize = 1200;
+    const HEADERS: u64 = 14 + 20 + 8;
+    let receiver = to.run(|| UdpSocket::bind((address, 0))).expect("bind");
+    receiver.set_read_timeout(Some(Duration::from_millis(200))).expect("a time-out");
+    let to: SocketAddr = receiver.local_addr().expect("an address");
+    let sender = from.run(|| UdpSocket::bind("0.0.0.0:0")).expect("bind");
+    let stop = AtomicBool::new(false);
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            let begin = Instant::now();
+            let mut sent = 0_u64;
+            while !stop.load(Ordering::Relaxed) {
+                // As much as should have been sent by now.
+                let due = begin.elapsed().as_micros() as u64 * flood / 8_000_000;
+                while sent < due {
+                    let _ = sender.send_to(&[0; PAYLOAD], to);
+                    sent += PAYLOAD as u64;
+                }
+                thread::sleep(Duration::from_millis(1));
+            }
+        });
+        let mut buffer = [0; 2000];
+        let mut receive = |span: Duration| {
+            let (begin, mut packets) = (Instant::now(), 0);
+            while begin.elapsed() < span {
+                packets += u64::from(receiver.recv_from(&mut buffer).is_ok());
+            }
+            (packets, begin.elapsed())
+        };
+        // The burst first, and what waits.
+        receive(Duration::from_millis(700));
+        let (packets, elapsed) = receive(SPAN);
+        stop.store(true, Ordering::Relaxed);
+        packets * (PAYLOAD as u64 + HEADERS) * 8 * 1_000_000 / elapsed.as_micros() as u64
+    })
+}
+
+/// Bits a second of payload over one connection.
+fn tcp_rate(from: &Space, to: &Space, address: Ipv4Addr) -> u64 {
+    let listener = to.run(|| TcpListener::bind((address, 0))).expect("bind");
+    let to = listener.local_addr().expect("an address");
+    let mut sender = from.run(|| TcpStream::connect_timeout(&to, Duration::from_secs(8))).expect("connect");
+    let (mut receiver, _) = listener.accept().expect("accept");
+    let stop = AtomicBool::new(false);
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            let block = [0; 16_384];
+            while !stop.load(Ordering::Relaxed) {
+                if sender.write_all(&block).is_err() {
+                    break;
+                }
+            }
+        });
+        let mut buffer = [0; 65_536];
+        let mut receive = |span: Duration| {
+            let (begin, mut bytes) = (Instant::now(), 0);
+            while begin.elapsed() < span {
+                bytes += receiver.read(&mut buffer).expect("read") as u64;
+            }
+            (bytes, begin.elapsed())
+        };
+        receive(Duration::from_secs(1));
+        let (bytes, elapsed) = receive(SPAN);
+        stop.store(true, Ordering::Relaxed);
+        drop(receiver);
+        bytes * 8 * 1_000_000 / elapsed.as_micros() as u64
+    })
+}
+
+#[track_caller]
+fn within_ten_percent(what: &str, rate: u64, wanted: u64) {
+    eprintln!("{what}: {rate} bit/s of {wanted}");
+    assert!(rate * 10 >= wanted * 9 && rate * 10 <= wanted * 11, "{what}: {rate} bit/s instead of {wanted}");
+}
+
+/// Between the container and another host, so that all of the node's way is gone.
+#[test]
+fn rates_are_within_ten_percent() {
+    let node = Node::new();
+    let client = node.host("client");
+    let pod = node.pod("pod");
+    let network = network(&node, &limits());
+    network.add(&Attach::new(&pod)).expect("ADD");
+    node.forward();
+    let address = Ipv4Addr::new(10, 1, 2, 2);
+    within_ten_percent("UDP in", udp_rate(&client, &pod, address, 2 * INGRESS), INGRESS);
+    within_ten_percent("UDP out", udp_rate(&pod, &client, client.v4, 2 * EGRESS), EGRESS);
+    // Headers take some 5 %, and acknowledgements go the other way.
+    within_ten_percent("TCP in", tcp_rate(&client, &pod, address), INGRESS * 96 / 100);
+    within_ten_percent("TCP out", tcp_rate(&pod, &client, client.v4), EGRESS * 96 / 100);
+    // Both at once do not disturb each other.
+    thread::scope(|scope| {
+        let out = scope.spawn(|| udp_rate(&pod, &client, client.v4, 2 * EGRESS));
+        within_ten_percent("UDP in, both", udp_rate(&client, &pod, address, 2 * INGRESS), INGRESS);
+        within_ten_percent("UDP out, both", out.join().expect("no panic"), EGRESS);
+    });
+}
+
+#[test]
+fn one_direction_may_be_free() {
+    let node = Node::new();
+    let pod = node.pod("pod");
+    let attach = Attach::new(&pod);
+    let egress = json!({"egressRate": EGRESS, "egressBurst": BURST});
+    let ingress = json!({"ingressRate": INGRESS, "ingressBurst": BURST});
+    for (keys, limited) in [(&egress, "ifb"), (&ingress, "veth")] {
+        let network = network(&node, keys);
+        let result = network.add(&attach).expect("ADD");
+        let veth = node.cmd(&format!("tc qdisc show dev {}", outer(&result)));
+        assert_eq!(veth.contains("tbf"), limited == "veth", "{veth}");
+        assert_eq!(ifbs(&node).len(), usize::from(limited == "ifb"));
+        assert_eq!(result["interfaces"].as_array().map(Vec::len), Some(if limited == "ifb" { 4 } else { 3 }));
+        network.check(&attach).expect("CHECK");
+        network.del(&attach).expect("DEL");
+        assert_eq!(ifbs(&node), Vec::<String>::new());
+    }
+}
+
+#[test]
+fn what_is_made_is_the_references() {
+    let node = Node::new();
+    let pod = node.pod("pod");
+    let attach = Attach::new(&pod);
+    let network = network(&node, &limits());
+    let result = network.add(&attach).expect("ADD");
+    let veth = outer(&result);
+    // printf netpod | sha512sum
+    assert_eq!(ifbs(&node), ["bwp6230a40fd8ff"]);
+    let told = &result["interfaces"][3];
+    assert_eq!(
+        (&told["name"], &told["mac"]),
+        (&json!("bwp6230a40fd8ff"), &json!(node.mac("bwp6230a40fd8ff")))
+    );
+    assert!(told.get("sandbox").is_none_or(|sandbox| sandbox == ""), "{told}");
+    let queue = |link: &str| node.cmd(&format!("tc qdisc show dev {link} root")).trim().to_owned();
+    assert!(queue(&veth).starts_with("qdisc tbf 1: root"), "{}", queue(&veth));
+    for part in ["rate 16Mbit", "burst 7500", "lat 25ms"] {
+        assert!(queue(&veth).contains(part), "{part}: {}", queue(&veth));
+    }
+    for part in ["rate 8Mbit", "burst 7500", "lat 25ms"] {
+        assert!(queue("bwp6230a40fd8ff").contains(part), "{part}: {}", queue("bwp6230a40fd8ff"));
+    }
+    assert_eq!(node.link("bwp6230a40fd8ff")["mtu"], node.link(&veth)["mtu"]);
+    let filter = node.cmd(&format!("tc filter show dev {veth} ingress"));
+    assert!(filter.contains("Egress Redirect to device bwp6230a40fd8ff) stolen"), "{filter}");
+    if !is_peer() {
+        // The hook that eBPF programs use too: a link has one of the two.
+        assert!(node.cmd(&format!("tc qdisc show dev {veth}")).contains("clsact"));
+    }
+}
+
+/// Of somebody who decides before: a program on the same hook.
+#[test]
+fn others_may_use_the_hook_too() {
+    let node = Node::new();
+    let pod = node.pod("pod");
+    let attach = Attach::new(&pod);
+    for hook in ["clsact", "ingress"] {
+        let network = network(&node, &limits());
+        let previous = bridged(&network, &attach);
+        let veth = outer(&previous);
+        node.cmd(&format!("tc qdisc add dev {veth} {hook}"));
+        if !is_peer() {
+            let result = alone(&network, "ADD", &attach, &previous).ok();
+            node.cmd(&format!(
+                "tc filter add dev {veth} ingress pref 1 protocol all u32 match u32 0 0 flowid 1:1"
+            ));
+            assert!(alone(&network, "CHECK", &attach, &result).ok().is_null());
+            let filters = node.cmd(&format!("tc filter show dev {veth} ingress"));
+            let at = |text: &str| filters.find(text).unwrap_or_else(|| panic!("{text}: {filters}"));
+            assert!(at("pref 1 ") < at("pref 49152 "), "{filters}");
+            assert!(alone(&network, "DEL", &attach, &result).ok().is_null());
+            let filters = node.cmd(&format!("tc filter show dev {veth} ingress"));
+            assert!(filters.contains("pref 1 ") && !filters.contains("mirred"), "{filters}");
+        }
+        network.del(&attach).expect("DEL");
+    }
+}
+
+#[test]
+fn no_limit_changes_nothing() {
+    let node = Node::new();
+    let pod = node.pod("pod");
+    let attach = Attach::new(&pod);
+    for keys in [json!({}), json!({"ingressRate": 0, "ingressBurst": 0, "egressRate": 0, "egressBurst": 0})] {
+        let network = network(&node, &keys);
+        let previous = bridged(&network, &attach);
+        assert_eq!(alone(&network, "ADD", &attach, &previous).ok(), previous);
+        assert!(alone(&network, "CHECK", &attach, &previous).ok().is_null());
+        network.del(&attach).expect("DEL");
+        assert_eq!(ifbs(&node), Vec::<String>::new());
+    }
+    peer_fails("it crashes", || {
+        let error = alone(&network(&node, &json!({})), "ADD", &attach, &Value::Null).error();
+        assert_eq!((error.code, error.msg.as_str()), (7, "must be called as chained plugin"));
+    });
+}
+
+#[test]
+fn the_runtime_may_say_the_limits() {
+    let node = Node::new();
+    let pod = node.pod("pod");
+    // As containerd spells them.
+    let told = json!({"IngressRate": INGRESS, "IngressBurst": BURST, "EgressRate": 0, "EgressBurst": 0});
+    let attach = Attach::new(&pod).capability("bandwidth", told);
+    let runtimes = network(&node, &json!({}));
+    let result = runtimes.add(&attach).expect("ADD");
+    assert!(node.cmd(&format!("tc qdisc show dev {} root", outer(&result))).contains("rate 16Mbit"));
+    runtimes.check(&attach).expect("CHECK");
+    runtimes.del(&attach).expect("DEL");
+    // The configuration goes before it.
+    let own = network(&node, &json!({"ingressRate": EGRESS, "ingressBurst": BURST}));
+    let result = own.add(&attach).expect("ADD");
+    assert!(node.cmd(&format!("tc qdisc show dev {} root", outer(&result))).contains("rate 8Mbit"));
+}
+
+#[test]
+fn check_names_the_first_difference() {
+    let node = Node::new();
+    let pod = node.pod("pod");
+    let attach = Attach::new(&pod);
+    let network = network(&node, &limits());
+    let result = network.add(&attach).expect("ADD");
+    network.check(&attach).expect("CHECK");
+    let veth = outer(&result);
+    let fails = |part: &str| {
+        let error = alone(&network, "CHECK", &attach, &result).error();
+        assert!(error.msg.contains(part), "{part}: {error:?}");
+    };
+    let tbf = |rate: &str, burst: &str, limit: &str| {
+        node.cmd(&format!(
+            "tc qdisc replace dev {veth} root handle 1: tbf rate {rate} burst {burst} limit {limit}"
+        ));
+    };
+    tbf("15mbit", "75008", "125008");
+    fails("Rate doesn't match");
+    tbf("16mbit", "75008", "125009");
+    fails("Limit doesn't match");
+    tbf("16mbit", "74000", "125008");
+    fails("Buffer doesn't match");
+    node.cmd(&format!("tc qdisc del dev {veth} root"));
+    if !is_peer() {
+        fails("Failed to find qdisc");
+    }
+    tbf("16mbit", "75008", "125008");
+    if !is_peer() {
+        node.cmd(&format!("tc filter del dev {veth} ingress"));
+        fails("is not redirected to bwp6230a40fd8ff");
+    }
+    node.cmd("ip link del bwp6230a40fd8ff");
+    fails("get ifb device: ");
+}
+
+#[test]
+fn a_del_needs_nothing() {
+    let node = Node::new();
+    let pod = node.pod("pod");
+    let attach = Attach::new(&pod);
+    let network = network(&node, &limits());
+    assert!(alone(&network, "DEL", &attach, &Value::Null).ok().is_null(), "nothing was added");
+    for netns in ["", "/run/netns/gone"] {
+        network.add(&attach).expect("ADD");
+        assert_eq!(ifbs(&node).len(), 1);
+        assert!(alone(&network, "DEL", &attach.clone().netns(netns), &Value::Null).ok().is_null());
+        assert_eq!(ifbs(&node), Vec::<String>::new());
+        network.del(&attach).expect("DEL");
+    }
+    if !is_peer() {
+        // While the link stays, nothing of the limits does.
+        let previous = bridged(&network, &attach);
+        let result = alone(&network, "ADD", &attach, &previous).ok();
+        assert!(alone(&network, "DEL", &attach, &result).ok().is_null());
+        let veth = outer(&result);
+        assert!(!node.cmd(&format!("tc qdisc show dev {veth}")).contains("tbf"));
+        assert!(!node.cmd(&format!("tc filter show dev {veth} ingress")).contains("mirred"));
+        assert!(alone(&network, "DEL", &attach, &result).ok().is_null(), "a second time");
+    }
+}
+
+#[test]
+fn an_add_may_be_repeated() {
+    peer_fails("the queue is there already", || {
+        let node = Node::new();
+        let pod = node.pod("pod");
+        let attach = Attach::new(&pod);
+        let first = network(&node, &limits());
+        let previous = bridged(&first, &attach);
+        let result = alone(&first, "ADD", &attach, &previous).ok();
+        assert_eq!(alone(&first, "ADD", &attach, &previous).ok(), result);
+        // With other limits too.
+        let second = network(&node, &json!({"egressRate": INGRESS, "egressBurst": BURST}));
+        let result = alone(&second, "ADD", &attach, &result).ok();
+        assert_eq!(result["interfaces"].as_array().map(Vec::len), Some(4));
+        assert!(node.cmd("tc qdisc show dev bwp6230a40fd8ff root").contains("rate 16Mbit"));
+        assert!(alone(&second, "CHECK", &attach, &result).ok().is_null());
+    });
+}
+
+/// Two interfaces of a container in the same network: the reference's name is one for both.
+#[test]
+fn each_interface_has_a_device_of_its_own() {
+    peer_fails("both have the same name", || {
+        let node = Node::new();
+        let pod = node.pod("pod");
+        let network = network(&node, &limits());
+        let attaches = [Attach::new(&pod), Attach::new(&pod).ifname("eth1")];
+        for attach in &attaches {
+            network.add(attach).expect("ADD");
+        }
+        for attach in &attaches {
+            network.check(attach).expect("CHECK");
+        }
+        assert_eq!(ifbs(&node).len(), 2);
+        network.del(&attaches[0]).expect("DEL");
+        network.check(&attaches[1]).expect("CHECK of the other");
+        network.del(&attaches[1]).expect("DEL");
+        assert_eq!(ifbs(&node), Vec::<String>::new());
+    });
+}
+
+#[test]
+fn a_failed_add_leaves_nothing() {
+    peer_fails("the queue and the device stay", || {
+        let node = Node::new();
+        let pod = node.pod("pod");
+        let attach = Attach::new(&pod);
+        let network = network(&node, &limits());
+        let previous = bridged(&network, &attach);
+        let veth = outer(&previous);
+        let state = || (ifbs(&node), node.cmd(&format!("tc qdisc show dev {veth} root")).contains("tbf"));
+        let nothing = (Vec::new(), false);
+        // Both names belong to others.
+        for name in ["bwp6230a40fd8ff", "bwp0902f921c636"] {
+            node.cmd(&format!("ip link add {name} type bridge"));
+        }
+        let error = alone(&network, "ADD", &attach, &previous).error();
+        assert!(error.msg.contains("bwp0902f921c636"), "{error:?}");
+        assert_eq!(state(), nothing);
+        assert!(alone(&network, "DEL", &attach, &previous).ok().is_null());
+        assert!(node.has_link("bwp6230a40fd8ff") && node.has_link("bwp0902f921c636"), "they are not ours");
+    });
+}
+
+#[test]
+fn gc_removes_the_devices_of_the_dead() {
+    peer_fails("it does nothing", || {
+        let node = Node::new();
+        let (one, two) = (node.pod("one"), node.pod("two"));
+        let network = network(&node, &limits());
+        for pod in [&one, &two] {
+            network.add(&Attach::new(pod)).expect("ADD");
+        }
+        node.cmd("ip link add bwp000000000000 type ifb");
+        network.forget();
+        one.remove();
+        network.gc_plugins(&json!([{"containerID": "two", "ifname": "eth0"}])).expect("GC");
+        assert_eq!(ifbs(&node).len(), 2, "{:?}", ifbs(&node));
+        network.check(&Attach::new(&two)).err();
+        network.gc_plugins(&Value::Null).expect("GC");
+        assert_eq!(ifbs(&node), ["bwp000000000000"], "somebody else's");
+        network.gc_plugins(&Value::Null).expect("GC again");
+    });
+}
+
+#[test]
+fn status_tries_the_kernel() {
+    peer_fails("it does nothing", || {
+        let node = Node::new();
+        let config = json!({"cniVersion": "1.1.0", "name": "net", "type": "bandwidth"});
+        assert!(node.plugin("bandwidth").command("STATUS").config(&config).run().ok().is_null());
+        let wrong = json!({"cniVersion": "1.1.0", "name": "net", "type": "bandwidth", "ingressRate": 8});
+        let error = node.plugin("bandwidth").command("STATUS").config(&wrong).run().error();
+        assert_eq!(error.msg, "if rate is set, burst must also be set");
+    });
+}
+
+#[test]
+fn links_without_another_end_are_refused() {
+    let node = Node::new();
+    let pod = node.pod("pod");
+    pod.cmd("ip link add eth0 type bridge");
+    let previous = json!({"cniVersion": "1.0.0", "interfaces": [{"name": "eth0", "sandbox": pod.path()}]});
+    let add = |pod: &Pod, previous: &Value| {
+        let mut config =
+            json!({"cniVersion": "1.0.0", "name": "net", "type": "bandwidth", "prevResult": previous});
+        config.as_object_mut().expect("an object").extend(limits().as_object().expect("an object").clone());
+        node.plugin("bandwidth").command("ADD").for_pod(pod).config(&config).run().error().msg
+    };
+    let msg = add(&pod, &previous);
+    assert!(msg.starts_with("container interface eth0 has no veth peer: "), "{msg}");
+    assert_eq!(add(&pod, &json!({"cniVersion": "1.0.0"})), "no interfaces provided");
+    // The other end in the container too.
+    let other = node.pod("other");
+    other.cmd("ip link add eth0 index 4711 type veth peer name eth1 index 4712");
+    if !is_peer() {
+        assert_eq!(add(&other, &previous), "veth peer with index 4712 is not in host ns");
+    }
+}
