@@ -96,7 +96,25 @@ pub fn kill_points(node: &Node, call: PluginCall) -> (Output, Vec<Point>) {
     let output = call.through(&["strace", "-f", "-qq", "-o", TRACE]).run();
     let trace = node.read(TRACE).unwrap_or_else(|| panic!("no trace: {}", output.process));
     node.cmd(&format!("rm {TRACE}"));
-    (output, parse(&trace))
+    (output, parse(&trace, Begin::WithTheConfiguration))
+}
+
+/// As [`kill_points`], for a command that reads no configuration: all of its system calls.
+///
+/// # Panics
+/// When strace does not run.
+pub fn all_kill_points(node: &Node, call: PluginCall) -> (Output, Vec<Point>) {
+    let output = call.through(&["strace", "-f", "-qq", "-o", TRACE]).run();
+    let trace = node.read(TRACE).unwrap_or_else(|| panic!("no trace: {}", output.process));
+    node.cmd(&format!("rm {TRACE}"));
+    (output, parse(&trace, Begin::AtOnce))
+}
+
+/// From where on system calls count.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Begin {
+    AtOnce,
+    WithTheConfiguration,
 }
 
 /// Runs the call and disturbs it at that point. With several threads, or with another state than
@@ -140,11 +158,11 @@ pub fn stride() -> usize {
     stride
 }
 
-fn parse(trace: &str) -> Vec<Point> {
+fn parse(trace: &str, begin: Begin) -> Vec<Point> {
     let mut counts: BTreeMap<(&str, &str), usize> = BTreeMap::new();
     let mut points: Vec<Point> = Vec::new();
     let mut after_change = true;
-    let mut started = false;
+    let mut started = begin == Begin::AtOnce;
     for line in trace.lines() {
         let Some((pid, rest)) = line.split_once(' ') else { continue };
         let rest = rest.trim_start();
@@ -178,7 +196,7 @@ mod tests {
             10 close(3)   = 0\n10 clone3({flags=...} <unfinished ...>\n11 unlink(\"x\") = 0\n\
             10 <... clone3 resumed>) = 11\n11 openat(3, \"x\", O_RDONLY) = 4\n10 read(5, \"\", 1) = 0\n\
             10 openat(3, \"x\", O_CREAT) = 4\n10 +++ exited with 0 +++\n";
-        let points: Vec<String> = parse(trace)
+        let points: Vec<String> = parse(trace, Begin::WithTheConfiguration)
             .iter()
             .map(|p| format!("{} {}{}", p.syscall, p.nth, if p.after_change { "!" } else { "" }))
             .collect();

@@ -193,6 +193,11 @@ impl Backend for Dataplane {
             self.withdraw_from_iptables(withdrawal, &elsewhere),
             Self::withdraw_from_reference(withdrawal, &elsewhere),
         ];
+        if elsewhere.iptables || elsewhere.reference {
+            // Whoever moves it from there made it in the table after that was looked at, and looks once
+            // more whether it is there before the old place is emptied.
+            return results.into_iter().collect::<Result<(), _>>().and(self.nftables.withdraw(withdrawal));
+        }
         results.into_iter().collect()
     }
 
@@ -237,6 +242,8 @@ impl Backend for Dataplane {
         };
         all.extend(self.iptables.list()?);
         all.sort_by(|a, b| (a.port, &a.owner).cmp(&(b.port, &b.owner)));
+        // What is on its way from one backend to the other is in both for a moment.
+        all.dedup();
         Ok(all)
     }
 

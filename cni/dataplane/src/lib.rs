@@ -19,6 +19,7 @@ pub mod explain;
 pub mod fake;
 pub mod iptables;
 pub mod macspoof;
+pub mod migrate;
 pub mod nftables;
 pub mod node;
 pub mod owner;

@@ -190,6 +190,13 @@ pub enum Life {
 }
 
 impl ContainerNetns {
+    /// Stands for one that nobody knows any more: nothing is recorded of it, and its owner is never
+    /// provably dead.
+    #[must_use]
+    pub fn unknown() -> Self {
+        Self { path: PathBuf::new(), dev: 0, ino: 0 }
+    }
+
     /// Reads the identity behind a path.
     ///
     /// # Errors

@@ -4,14 +4,20 @@
 use std::collections::BTreeSet;
 use std::net::IpAddr;
 
-use cni_nftables::{Cmp, DnatTarget, Family, Field, Operand, RuleInfo, Socket, Stmt, TableId, Transaction};
+use cni_nftables::{
+    Cmp, DnatTarget, Family, Field, Operand, RuleInfo, Socket, Stmt, TableId, Transaction, Value,
+};
 use cni_spec::Attachment;
+use ipnet::IpNet;
 use sha2::{Digest, Sha512};
 
+use crate::iptables::survey::{Ports, What};
 use crate::nftables::plan::as_address;
 use crate::nftables::session::Patience;
 use crate::owner::{COMMENT_MAX, hex};
-use crate::{AddressFamily, Error, Kinds, PortRequest};
+use crate::{
+    AddressFamily, Error, HostAddress, HostPorts, Kinds, PortRequest, Protocol, PublishedPort, Snat,
+};
 
 /// The tables of published ports, by family; a rule's comment is the container's ID.
 const PORT_TABLES: [(AddressFamily, Family); 2] =
@@ -192,6 +198,12 @@ fn is_of(rule: &RuleInfo, attachment: &Attachment) -> bool {
     if rule.table.name != MASQUERADE_TABLE {
         return is_container(comment, id);
     }
+    is_masquerade_of(comment, attachment)
+}
+
+/// Whether a comment about masquerade is this attachment's.
+fn is_masquerade_of(comment: &str, attachment: &Attachment) -> bool {
+    let id = attachment.container_id();
     let instance = short_hash(&format!("{}:{id}", attachment.ifname()));
     let hash = format!("{}-{instance}", short_hash(attachment.network()));
     comment.strip_prefix(&hash).is_some_and(|rest| rest.is_empty() || rest.starts_with(','))
@@ -231,6 +243,245 @@ fn container_address(rule: &RuleInfo) -> Option<IpAddr> {
         }
         _ => None,
     })
+}
+
+/// Rules of the reference's about one address of a container, of one kind.
+#[derive(Debug, Clone)]
+pub(crate) struct Piece {
+    /// The rules' comment.
+    pub(crate) comment: String,
+    /// The container's address.
+    pub(crate) address: IpAddr,
+    /// What they say, or why that cannot be said in other words.
+    pub(crate) what: Result<What, String>,
+    /// Whether they are about masquerade.
+    pub(crate) masquerade: bool,
+}
+
+impl Piece {
+    /// Whether the rules are that attachment's, as far as the comment tells: one of published ports is the
+    /// container's ID alone.
+    pub(crate) fn may_be_of(&self, attachment: &Attachment) -> bool {
+        if !self.masquerade {
+            return is_container(&self.comment, attachment.container_id());
+        }
+        is_masquerade_of(&self.comment, attachment)
+    }
+
+    /// The attachment that a comment about masquerade names, if it was not cut.
+    pub(crate) fn named(&self) -> Option<Attachment> {
+        let (_, rest) = self.comment.split_once(", net: ")?;
+        let (network, rest) = rest.split_once(", if: ")?;
+        let (ifname, id) = rest.split_once(", id: ")?;
+        let attachment = Attachment::new(network, id, ifname).ok()?;
+        self.may_be_of(&attachment).then_some(attachment)
+    }
+}
+
+/// Which rules of a container go.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Part {
+    /// Those that translate destinations.
+    Translation,
+    /// All.
+    All,
+}
+
+impl Reference {
+    /// Everything that is there. Of a container's ports on one address there is one piece.
+    pub(crate) fn survey(&self) -> Result<Vec<Piece>, Error> {
+        let mut pieces: Vec<Piece> = Vec::new();
+        for (family, table) in &self.ports {
+            let everybodys = self.conditions((table, "prerouting"))?;
+            let masquerading = self.rules((table, PORT_CHAINS[2]))?;
+            for chain in [PORT_CHAINS[0], PORT_CHAINS[1]] {
+                for rule in self.rules((table, chain))? {
+                    let (Some(comment), Some(address)) = (&rule.comment, container_address(&rule)) else {
+                        continue;
+                    };
+                    let port = port_of(&rule, *family).filter(|_| everybodys.is_none());
+                    let at = pieces
+                        .iter_mut()
+                        .find(|one| !one.masquerade && one.comment == *comment && one.address == address);
+                    let why = || match &everybodys {
+                        Some(_) => format!("the conditions of table {table} hold for all containers"),
+                        None => format!("a rule of chain {table} {chain} cannot be read"),
+                    };
+                    match (at, port) {
+                        (Some(Piece { what: Ok(What::Ports(all)), .. }), Some(port)) => {
+                            all.mapped.push((port.host.protocol, port.host.first));
+                            all.ports.push(port);
+                        }
+                        (Some(piece), None) => piece.what = Err(why()),
+                        (Some(_), Some(_)) => {}
+                        (None, port) => {
+                            let what = port.map(|port| {
+                                What::Ports(Ports {
+                                    ports: vec![port],
+                                    mapped: vec![(port.host.protocol, port.host.first)],
+                                    networks: vec![address.into()],
+                                    snat: snat(&masquerading, comment, address),
+                                    bit: crate::nftables::schema::DEFAULT_MARK_BIT,
+                                    ..Ports::default()
+                                })
+                            });
+                            let (comment, what) = (comment.clone(), what.ok_or_else(why));
+                            pieces.push(Piece { comment, address, what, masquerade: false });
+                        }
+                    }
+                }
+            }
+        }
+        self.survey_rest(&mut pieces)?;
+        if let Some(table) = &self.masquerade {
+            for rule in self.rules((table, MASQUERADE_CHAIN))? {
+                let (Some(comment), Some(address)) = (rule.comment.clone(), container_address(&rule)) else {
+                    continue;
+                };
+                let what = network_of(&rule, address).map(|net| What::Masquerade(vec![net]));
+                let what =
+                    what.ok_or_else(|| format!("a rule of chain {table} {MASQUERADE_CHAIN} cannot be read"));
+                pieces.push(Piece { comment, address, what, masquerade: true });
+            }
+        }
+        Ok(pieces)
+    }
+
+    /// What is left for packets to ports that are not translated here any more.
+    fn survey_rest(&self, pieces: &mut Vec<Piece>) -> Result<(), Error> {
+        for (_, table) in &self.ports {
+            for rule in self.rules((table, PORT_CHAINS[2]))? {
+                let (Some(comment), Some(address)) = (rule.comment.clone(), container_address(&rule)) else {
+                    continue;
+                };
+                let same = |one: &Piece| !one.masquerade && one.comment == comment && one.address == address;
+                if !pieces.iter().any(same) {
+                    let what = Ok(What::Ports(Ports::default()));
+                    pieces.push(Piece { comment, address, what, masquerade: false });
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// What the rule that leads to the ports asks for beside the node's own addresses.
+    fn conditions(&self, place: Place<'_>) -> Result<Option<()>, Error> {
+        let plain = |rule: &RuleInfo| {
+            let stmts = rule.stmts.as_deref().unwrap_or_default();
+            matches!(stmts, [local, Stmt::Verdict(_)] if *local == Stmt::fib_daddr_local())
+        };
+        Ok(self.rules(place)?.iter().any(|rule| !plain(rule)).then_some(()))
+    }
+
+    /// Removes the rules of these pieces. Conntrack is left alone.
+    pub(crate) fn take_away(&self, pieces: &[&Piece], part: Part) -> Result<(), Error> {
+        self.remove("take away the reference plugins' rules that were moved", Kinds::All, |rule| {
+            let of_ports = rule.table.name == PORT_TABLE;
+            let meant = part == Part::All || (of_ports && rule.chain != PORT_CHAINS[2]);
+            meant
+                && pieces.iter().any(|piece| {
+                    piece.masquerade != of_ports
+                        && rule.comment.as_deref() == Some(piece.comment.as_str())
+                        && container_address(rule) == Some(piece.address)
+                })
+        })
+    }
+
+    /// Removes those of the tables that hold nothing of any container. Returns their names.
+    pub(crate) fn remove_empty(&self) -> Result<Vec<String>, Error> {
+        let operation = "remove the reference plugins' empty tables";
+        let mut patience = Patience::new();
+        loop {
+            let generation = self.socket.generation().map_err(|e| Error::kernel(operation, e))?;
+            let (mut batch, mut names) = (Transaction::new(), Vec::new());
+            let ports = self.ports.iter().map(|(_, table)| (table, PORT_CHAINS.to_vec()));
+            for (table, chains) in
+                ports.chain(self.masquerade.iter().map(|table| (table, vec![MASQUERADE_CHAIN])))
+            {
+                let there = self.socket.table(table).map_err(|e| Error::kernel(operation, e))?.is_some();
+                let mut used = false;
+                for chain in chains {
+                    used |= !self.rules((table, chain))?.is_empty();
+                }
+                if there && !used {
+                    batch.delete_table(table);
+                    names.push(table.to_string());
+                }
+            }
+            if batch.is_empty() {
+                return Ok(names);
+            }
+            match self.socket.commit(&batch, Some(generation)) {
+                Ok(()) => return Ok(names),
+                Err(e) => patience.wait(operation, e)?,
+            }
+        }
+    }
+}
+
+/// The mapping that a rule makes.
+fn port_of(rule: &RuleInfo, family: AddressFamily) -> Option<PublishedPort> {
+    let (mut address, mut protocol, mut port, mut to) = (HostAddress::Any(family), None, None, None);
+    for stmt in rule.stmts.as_deref()? {
+        match stmt {
+            Stmt::Match { fields, cmp: Cmp::Eq, to: Operand::Value(value) } => {
+                match (fields.as_slice(), value) {
+                    ([Field::IpDaddr | Field::Ip6Daddr], value) => {
+                        address = HostAddress::One(as_address(value)?);
+                    }
+                    ([Field::L4Proto], Value::Proto(number)) => protocol = Protocol::from_number(*number),
+                    ([Field::ThDport], Value::Port(number)) => port = Some(*number),
+                    ([Field::NfProto], _) => {}
+                    _ => return None,
+                }
+            }
+            Stmt::Dnat { target: DnatTarget::To(address, Some(port)), .. } => to = Some((*address, *port)),
+            Stmt::Counter => {}
+            _ => return None,
+        }
+    }
+    let (first, (container, container_port)) = (port?, to?);
+    let host = HostPorts { protocol: protocol?, address, first, last: first };
+    Some(PublishedPort { host, container, container_port })
+}
+
+/// Whose packets are masqueraded on the way to a container: those of the rules that name it.
+fn snat(masquerading: &[RuleInfo], comment: &str, address: IpAddr) -> Snat {
+    let of_it = masquerading
+        .iter()
+        .filter(|rule| rule.comment.as_deref() == Some(comment) && container_address(rule) == Some(address));
+    let mut found = Snat::Never;
+    for rule in of_it {
+        let from_some = rule.stmts.iter().flatten().any(|stmt| match stmt {
+            Stmt::Match { fields, to, .. } => {
+                matches!(fields.as_slice(), [Field::IpSaddr | Field::Ip6Saddr])
+                    && !matches!(to, Operand::Prefix(_, 0))
+            }
+            _ => false,
+        });
+        if !from_some {
+            return Snat::Always;
+        }
+        found = Snat::Needed;
+    }
+    found
+}
+
+/// The masqueraded address with the prefix of the network that it is not masqueraded to.
+fn network_of(rule: &RuleInfo, address: IpAddr) -> Option<IpNet> {
+    let own = rule.stmts.as_deref()?.iter().find_map(|stmt| match stmt {
+        Stmt::Match { fields, cmp: Cmp::Ne, to }
+            if matches!(fields.as_slice(), [Field::IpDaddr | Field::Ip6Daddr]) =>
+        {
+            match to {
+                Operand::Prefix(_, bits) => Some(*bits),
+                Operand::Value(_) => Some(IpNet::from(address).max_prefix_len()),
+                _ => None,
+            }
+        }
+        _ => None,
+    });
+    IpNet::new(address, own?).ok()
 }
 
 #[cfg(test)]

@@ -5,6 +5,7 @@
 //! calls but open descriptors: the kernel is the state.
 
 pub mod dir;
+pub mod grace;
 pub mod lock;
 pub mod mac;
 pub mod netns;

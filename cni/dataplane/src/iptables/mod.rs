@@ -11,11 +11,13 @@ mod conditions;
 mod frame;
 mod legacy;
 mod listing;
+mod moving;
 mod names;
 mod plan;
 mod presence;
 mod quote;
 mod rule;
+pub(crate) mod survey;
 #[cfg(test)]
 mod tests;
 mod tools;
@@ -124,7 +126,10 @@ impl Recorder {
     /// Whether another attachment of the same container to the same network lives, and has an entry of
     /// that kind.
     fn others(&self, kind: u32, attachment: &Attachment) -> Result<Others, Error> {
-        let Some(session) = &self.0 else { return Ok(Others::None) };
+        self.0.as_ref().map_or(Ok(Others::None), |session| Self::others_in(session, kind, attachment))
+    }
+
+    fn others_in(session: &Session, kind: u32, attachment: &Attachment) -> Result<Others, Error> {
         let own = Owner::of(attachment);
         let is_other = |owner: &Owner| {
             owner.network_hash == own.network_hash

@@ -15,6 +15,7 @@ use super::offload::Layout;
 use super::plan::{self, Datum, Item, Plan};
 use super::schema::{self, Map};
 use super::session::{Held, Patience, Session, State, describe, element_id};
+use super::transit::Transit;
 use crate::owner::AttachmentHash;
 use crate::{AddressFamily, ContainerNetns, Error, Owner};
 
@@ -34,6 +35,8 @@ pub(crate) struct Job {
     comment: String,
     record: Option<Record>,
     plan: Plan,
+    /// What the entry says.
+    transit: Transit,
     /// The rules of the attachment's own chains.
     own_rules: Vec<(AddressFamily, Vec<Vec<Stmt>>)>,
 }
@@ -67,7 +70,13 @@ impl Job {
             record: Record::new(netns),
             plan,
             own_rules: Vec::new(),
+            transit: Transit::Settled,
         }
+    }
+
+    /// With an entry that says how far it is on its way from another backend.
+    pub(crate) fn in_transit(self, transit: Transit) -> Self {
+        Self { transit, ..self }
     }
 
     pub(crate) fn with_own_rules(mut self, rules: Vec<(AddressFamily, Vec<Vec<Stmt>>)>) -> Self {
@@ -176,7 +185,8 @@ impl Job {
     fn entry(&self, count: usize) -> Element {
         let count = u32::try_from(count).unwrap_or(u32::MAX);
         let id = element_id(Map::Owners, &plan::owner_key(self.hash, self.kind), None);
-        let entry = Element::new(id).comment(&self.comment).values(vec![Value::Mark(count)]);
+        let entry =
+            Element::new(id).comment(&self.comment).values(vec![Value::Mark(count | self.transit.bits())]);
         match self.record.as_ref().and_then(Record::encode) {
             Some(bytes) => entry.tlv(TLV_KIND, bytes),
             None => entry,
@@ -224,7 +234,8 @@ impl Job {
         for item in items.iter().filter(|item| !kept(item)) {
             batch.add_element(self.element(item));
         }
-        let same = |e: &Held| e.count() == items.len() && e.record == self.record;
+        let same =
+            |e: &Held| e.count() == items.len() && e.record == self.record && e.transit() == self.transit;
         if !entry.as_ref().is_some_and(same) {
             if let Some(entry) = &entry {
                 batch.delete_element(entry.id());

@@ -27,6 +27,9 @@ impl Record {
     /// The record for a namespace whose path came from our caller; none if our own mount namespace
     /// cannot be told, without which the path proves nothing later.
     pub(crate) fn new(netns: &ContainerNetns) -> Option<Self> {
+        if *netns == ContainerNetns::unknown() {
+            return None;
+        }
         Some(Self { netns: netns.clone(), mounts: own_mounts()? })
     }
 
@@ -53,6 +56,11 @@ impl Record {
         let path = PathBuf::from(std::ffi::OsString::from_vec(path.to_vec()));
         let netns = ContainerNetns { path, dev: number(0)?, ino: number(1)? };
         Some(Self { netns, mounts: (number(2)?, number(3)?) })
+    }
+
+    /// The namespace, if its path is one here.
+    pub(crate) fn here(&self) -> Option<ContainerNetns> {
+        (own_mounts() == Some(self.mounts)).then(|| self.netns.clone())
     }
 
     /// Whether the namespace is provably gone. A path means something only in the mount namespace

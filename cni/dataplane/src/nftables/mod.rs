@@ -2,10 +2,10 @@
 //! and withdrawing touch elements alone, and the cost of a packet, of an ADD and of a DEL does not
 //! grow with their number.
 
-mod apply;
+pub(crate) mod apply;
 pub mod conditions;
 pub(crate) mod flows;
-mod judge;
+pub(crate) mod judge;
 pub mod offload;
 pub(crate) mod plan;
 pub(crate) mod record;
@@ -13,7 +13,8 @@ pub(crate) mod schema;
 pub(crate) mod session;
 #[cfg(test)]
 mod tests;
-mod withdraw;
+pub(crate) mod transit;
+pub(crate) mod withdraw;
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
@@ -106,7 +107,7 @@ fn goes_through(flow: &Flow, port: &PublishedPort) -> bool {
         }
 }
 
-fn ports_job(request: &PortRequest) -> Result<Job, Error> {
+pub(crate) fn ports_job(request: &PortRequest) -> Result<Job, Error> {
     let plan = plan::ports(request)?;
     let mut rules = Vec::new();
     for family in &plan.own_chains {
@@ -120,7 +121,7 @@ fn ports_job(request: &PortRequest) -> Result<Job, Error> {
     Ok(Job::new(schema::KIND_PORTS, who, plan).with_own_rules(rules))
 }
 
-fn masquerade_job(request: &MasqueradeRequest) -> Job {
+pub(crate) fn masquerade_job(request: &MasqueradeRequest) -> Job {
     let who = (&request.attachment, &request.netns);
     Job::new(schema::KIND_MASQUERADE, who, plan::masquerade(request))
 }
@@ -243,7 +244,8 @@ fn container(held: &Held) -> Option<IpAddr> {
     }
 }
 
-fn published(held: &Held) -> Option<PublishedPort> {
+/// The mapping that an element makes, if it makes one.
+pub(crate) fn published(held: &Held) -> Option<PublishedPort> {
     match &held.data {
         ElementData::Values(data) => plan::published(held.map, &held.key, held.end.as_deref(), data),
         _ => None,

@@ -10,6 +10,7 @@ use super::judge::{Record, TLV_KIND};
 use super::plan;
 use super::schema::{self, Map};
 use super::session::{Held, Patience, Session, State, element_id};
+use super::transit::Transit;
 use crate::owner::{AttachmentHash, Life};
 use crate::{ContainerNetns, Error, HostPorts, Owner};
 
@@ -24,6 +25,10 @@ pub(crate) struct Recorded {
     pub(crate) owner: Owner,
     pub(crate) kind: u32,
     pub(crate) life: Life,
+    /// The container's namespace, where it is known.
+    pub(crate) netns: Option<ContainerNetns>,
+    /// How far the things are on their way from another backend.
+    pub(crate) transit: Transit,
 }
 
 /// The way to the entries; none where the kernel has no nf_tables, which is said once.
@@ -39,36 +44,45 @@ pub(crate) fn open() -> Result<Option<Session>, Error> {
 }
 
 /// Makes the table if it is missing, mends it if it is damaged, and writes the attachment's entry.
-pub(crate) fn put(
+pub(crate) fn put(session: &Session, kind: u32, who: (&Attachment, &ContainerNetns)) -> Result<(), Error> {
+    put_if(session, (kind, Transit::Settled), who, &|| Ok(true)).map(drop)
+}
+
+/// As [`put`], with how far the things are, and only while a condition holds. Returns whether it did.
+pub(crate) fn put_if(
     session: &Session,
-    kind: u32,
+    (kind, transit): (u32, Transit),
     (attachment, netns): (&Attachment, &ContainerNetns),
-) -> Result<(), Error> {
+    condition: &dyn Fn() -> Result<bool, Error>,
+) -> Result<bool, Error> {
     let owner = Owner::of(attachment);
     let hash = owner.attachment_hash;
     let operation = format!("record the owner {attachment}");
     let id = || element_id(Map::Owners, &plan::owner_key(hash, kind), None);
-    let mut entry = Element::new(id()).comment(&owner.to_comment()).values(vec![Value::Mark(0)]);
+    let mut entry = Element::new(id()).comment(&owner.to_comment()).values(vec![Value::Mark(transit.bits())]);
     if let Some(bytes) = Record::new(netns).as_ref().and_then(Record::encode) {
         entry = entry.tlv(TLV_KIND, bytes);
     }
     let mut patience = Patience::new();
     loop {
         let generation = session.generation()?;
+        if !condition()? {
+            return Ok(false);
+        }
         let mut batch = match session.state()? {
             State::Ready => Transaction::new(),
             State::Missing => schema::bootstrap(),
             State::Damaged(repair) => repair,
         };
         if let Some(old) = session.entry(hash, kind)? {
-            if batch.is_empty() && old.record == Record::new(netns) {
-                return Ok(());
+            if batch.is_empty() && old.record == Record::new(netns) && old.transit() == transit {
+                return Ok(true);
             }
             batch.delete_element(id());
         }
         batch.add_element(entry.clone());
         match session.socket.commit(&batch, Some(generation)) {
-            Ok(()) => return Ok(()),
+            Ok(()) => return Ok(true),
             Err(e) => patience.wait(&operation, e)?,
         }
     }
@@ -107,7 +121,8 @@ pub(crate) fn list(session: &Session, pass: impl Fn(&Owner) -> bool) -> Result<V
     };
     let recorded = |held: Held| {
         let life = held.record.as_ref().map_or(Life::NotProvenDead, Record::life);
-        Some(Recorded { kind: kind(&held), life, owner: held.owner? })
+        let netns = held.record.as_ref().and_then(Record::here);
+        Some(Recorded { kind: kind(&held), life, netns, transit: held.transit(), owner: held.owner? })
     };
     Ok(session.dump([Map::Owners], of_others)?.into_iter().filter_map(recorded).collect())
 }

@@ -164,6 +164,11 @@ impl Map {
         }
     }
 
+    /// Whether its elements translate destinations, or lead to what does.
+    pub(crate) fn translates(self) -> bool {
+        !matches!(self, Self::Hairpin(_) | Self::Masquerade(_) | Self::Owners)
+    }
+
     /// Which kind of an attachment's things its elements are.
     pub(crate) fn kind(self) -> u32 {
         if matches!(self, Self::Masquerade(_)) { KIND_MASQUERADE } else { KIND_PORTS }
@@ -365,7 +370,7 @@ fn multicast(family: AddressFamily) -> Operand {
 }
 
 /// RFC 1122, section 3.2.1.3 (g), and RFC 4291, section 2.5.3.
-fn loopback(family: AddressFamily) -> Operand {
+pub(crate) fn loopback(family: AddressFamily) -> Operand {
     match family {
         AddressFamily::V4 => Operand::Prefix(Value::Ipv4([127, 0, 0, 0].into()), 8),
         AddressFamily::V6 => Operand::Value(Value::Ipv6(std::net::Ipv6Addr::LOCALHOST)),

@@ -11,6 +11,7 @@ use super::judge::{Record, TLV_KIND};
 use super::offload::{self, Layout};
 use super::plan;
 use super::schema::{self, Map, SharedChain};
+use super::transit::{self, Transit};
 use crate::owner::{AttachmentHash, Life};
 use crate::{Error, Owner};
 
@@ -85,10 +86,21 @@ impl Held {
     pub(crate) fn count(&self) -> usize {
         match &self.data {
             ElementData::Values(values) => match values.as_slice() {
-                [Value::Mark(count)] => usize::try_from(*count).unwrap_or(usize::MAX),
+                [Value::Mark(count)] => usize::try_from(transit::plain(*count)).unwrap_or(usize::MAX),
                 _ => 0,
             },
             _ => 0,
+        }
+    }
+
+    /// How far it is on its way from another backend, for an entry in the map of owners.
+    pub(crate) fn transit(&self) -> Transit {
+        match &self.data {
+            ElementData::Values(values) => match values.as_slice() {
+                [Value::Mark(number)] => Transit::of(*number),
+                _ => Transit::Settled,
+            },
+            _ => Transit::Settled,
         }
     }
 

@@ -119,7 +119,11 @@ fn delete<'a>(batch: &mut Transaction, held: impl IntoIterator<Item = &'a Held>)
     }
 }
 
-fn delete_own_chains(session: &Session, batch: &mut Transaction, hash: AttachmentHash) -> Result<(), Error> {
+pub(crate) fn delete_own_chains(
+    session: &Session,
+    batch: &mut Transaction,
+    hash: AttachmentHash,
+) -> Result<(), Error> {
     for family in AddressFamily::BOTH {
         let name = schema::own_chain(&hash, family);
         if session.chain(&name)?.is_some() {

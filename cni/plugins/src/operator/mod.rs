@@ -6,6 +6,7 @@ pub mod check_node;
 pub mod cnitool;
 pub mod explain;
 pub mod install;
+pub mod migrate;
 pub mod ports;
 pub mod restore;
 pub mod support_bundle;
@@ -56,6 +57,12 @@ pub static COMMANDS: &[Command] = &[
         summary: "put back what living containers have in the ruleset, after somebody flushed it",
         usage: restore::USAGE,
         run: restore::restore_command,
+    },
+    Command {
+        name: "migrate",
+        summary: "move what running containers have in the ruleset from one backend to another",
+        usage: migrate::USAGE,
+        run: migrate::migrate_command,
     },
     Command {
         name: "support-bundle",

@@ -101,6 +101,14 @@ fn open_loopback(request: &PortRequest, open: OpenLoopback<'_>) -> Result<(), Cn
     loopback_addresses(request).into_iter().try_for_each(open)
 }
 
+/// Opens the way from the node's loopback to where these ports lead.
+///
+/// # Errors
+/// What could not be set, on which link.
+pub(crate) fn open_loopback_for(request: &PortRequest) -> Result<(), CniError> {
+    open_loopback(request, &access::open_loopback)
+}
+
 /// The container's addresses that the node's loopback leads to, one of a family at most.
 fn loopback_addresses(request: &PortRequest) -> Vec<IpAddr> {
     if request.snat == cni_dataplane::Snat::Never {

@@ -1,0 +1,880 @@
+//! Moving what running containers have from one backend to another, without a moment in which a port is
+//! not served or a connection is cut.
+//!
+//! Each thing (the ports or the masquerade of one attachment) is made in the new place first. Both places
+//! serve then; whichever sees a packet first translates it, to the same container, and what the other would
+//! do finds the connection translated already. The mark's bit is the same in both, and our chains at
+//! postrouting come before those at the usual place: a packet that either of them translated is masqueraded
+//! as it must be. When every packet that may have missed the new place is through, the old one is taken away:
+//! what translates first, and after another such moment what takes care of packets that were translated.
+//! Connections that exist are in conntrack, which is not touched.
+//!
+//! How far a thing is stands in its owner's entry in our table ([`Transit`]): an ADD writes it anew and a DEL
+//! removes it, by which they take the thing over, and a later call goes on where a killed one ended.
+
+mod table;
+pub(crate) mod words;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
+use std::net::IpAddr;
+
+use cni_kernel::grace::wait_for_packets;
+use cni_spec::Attachment;
+use ipnet::IpNet;
+
+use crate::iptables::survey::{self, What};
+use crate::iptables::{Frame, Iptables};
+use crate::nftables::record::{self, KIND_IPTABLES_MASQUERADE, KIND_IPTABLES_PORTS};
+use crate::nftables::schema::{KIND_MASQUERADE, KIND_PORTS};
+use crate::nftables::session::Session;
+use crate::nftables::transit::{self, Key, Transit};
+use crate::nftables::{masquerade_job, ports_job};
+use crate::owner::AttachmentHash;
+use crate::reference::{self, Piece, Reference};
+use crate::{BackendName, ContainerNetns, Error, MasqueradeRequest, PortRequest};
+
+/// So many things are moved side by side: they share the moments of waiting.
+const GROUP: usize = 64;
+
+/// Why rules without ports are left alone.
+const NOTHING: &str = "nothing is published by it";
+
+/// Where things can be found.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Place {
+    /// Our own table.
+    Nftables,
+    /// The chains of iptables, whoever made them.
+    Iptables,
+    /// The tables of the reference plugins' nftables backend.
+    Reference,
+}
+
+impl Place {
+    /// The name for people and in arguments.
+    #[must_use]
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Nftables => "nftables",
+            Self::Iptables => "iptables",
+            Self::Reference => "reference",
+        }
+    }
+}
+
+/// What is known of an attachment beside the ruleset. Chains and rules of the reference plugins do not tell
+/// the interface, and some not the network.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Clue {
+    /// Who.
+    pub attachment: Attachment,
+    /// Its addresses with the prefixes of their networks; without, if those are not known, as single ones.
+    pub addresses: Vec<IpNet>,
+    /// The container's namespace.
+    pub netns: Option<ContainerNetns>,
+}
+
+/// What is to be moved.
+#[derive(Debug, Clone)]
+pub struct Order {
+    /// From where; the destination is passed over.
+    pub from: Vec<Place>,
+    /// Where to.
+    pub to: BackendName,
+    /// The networks that are meant; none means all.
+    pub networks: Vec<String>,
+    /// What is known beside the ruleset.
+    pub clues: Vec<Clue>,
+}
+
+/// What became of one thing.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum State {
+    /// It would be moved.
+    Planned,
+    /// It was moved.
+    Moved,
+    /// It stays where it is.
+    LeftAlone,
+    /// Moving it failed.
+    Failed,
+    /// It was no container's, and is gone.
+    Removed,
+}
+
+/// One thing and what became of it.
+#[derive(Debug, Clone)]
+pub struct Row {
+    /// Whose it is, if that is known.
+    pub owner: Option<Attachment>,
+    /// What it is.
+    pub what: String,
+    /// Where it is or was.
+    pub from: Place,
+    /// What became of it.
+    pub state: State,
+    /// Why, where there is something to say.
+    pub why: String,
+    /// The mappings of published ports that were moved.
+    pub ports: Option<PortRequest>,
+}
+
+/// What an attachment has of one kind, as a request for another backend.
+#[derive(Debug, Clone, PartialEq, Eq)]
+enum Wanted {
+    Ports(PortRequest),
+    Masquerade(MasqueradeRequest),
+}
+
+/// Where it is now.
+#[derive(Debug, Clone)]
+enum Source {
+    Table,
+    Chains(survey::Found),
+    Rules(Vec<Piece>),
+}
+
+#[derive(Debug, Clone)]
+struct Work {
+    attachment: Attachment,
+    wanted: Wanted,
+    source: Source,
+}
+
+impl Wanted {
+    fn kind(&self) -> u32 {
+        match self {
+            Self::Ports(_) => KIND_PORTS,
+            Self::Masquerade(_) => KIND_MASQUERADE,
+        }
+    }
+
+    fn who(&self) -> (&Attachment, &ContainerNetns) {
+        match self {
+            Self::Ports(request) => (&request.attachment, &request.netns),
+            Self::Masquerade(request) => (&request.attachment, &request.netns),
+        }
+    }
+}
+
+impl fmt::Display for Wanted {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (what, all): (_, Vec<String>) = match self {
+            Self::Ports(request) => {
+                ("published ports", request.ports.iter().map(ToString::to_string).collect())
+            }
+            Self::Masquerade(request) => {
+                ("masquerade of", request.addresses.iter().map(|net| net.addr().to_string()).collect())
+            }
+        };
+        let shown: Vec<&str> = all.iter().take(4).map(String::as_str).collect();
+        write!(f, "{what} {}", shown.join(", "))?;
+        if all.len() > 4 { write!(f, " and {} more", all.len() - 4) } else { Ok(()) }
+    }
+}
+
+impl Work {
+    fn key(&self) -> Key {
+        (AttachmentHash::of(&self.attachment), self.wanted.kind())
+    }
+
+    /// The entry that the iptables backend has for it.
+    fn record(&self) -> Key {
+        (AttachmentHash::of(&self.attachment), record_kind(self.wanted.kind()))
+    }
+
+    /// Whether nothing is published by it.
+    fn is_empty(&self) -> bool {
+        matches!(&self.wanted, Wanted::Ports(request) if request.ports.is_empty())
+    }
+
+    fn place(&self) -> Place {
+        match self.source {
+            Source::Table => Place::Nftables,
+            Source::Chains(_) => Place::Iptables,
+            Source::Rules(_) => Place::Reference,
+        }
+    }
+
+    fn row(&self, state: State, why: impl Into<String>) -> Row {
+        let ports = match &self.wanted {
+            Wanted::Ports(request) => Some(request.clone()),
+            Wanted::Masquerade(_) => None,
+        };
+        let (what, from) = (self.wanted.to_string(), self.place());
+        Row { owner: Some(self.attachment.clone()), what, from, state, why: why.into(), ports }
+    }
+
+    fn same(&self, other: &Self) -> bool {
+        self.key() == other.key() && self.place() == other.place() && self.wanted == other.wanted
+    }
+}
+
+fn record_kind(kind: u32) -> u32 {
+    if kind == KIND_PORTS { KIND_IPTABLES_PORTS } else { KIND_IPTABLES_MASQUERADE }
+}
+
+fn request(attachment: &Attachment, netns: ContainerNetns, what: What) -> Wanted {
+    let attachment = attachment.clone();
+    match what {
+        What::Masquerade(addresses) => Wanted::Masquerade(MasqueradeRequest { attachment, netns, addresses }),
+        What::Ports(all) => {
+            let conditions = |family| all.conditions.get(&family).cloned().unwrap_or_default();
+            Wanted::Ports(PortRequest {
+                attachment,
+                netns,
+                conditions_v4: conditions(crate::AddressFamily::V4),
+                conditions_v6: conditions(crate::AddressFamily::V6),
+                ports: all.ports,
+                networks: all.networks,
+                snat: all.snat,
+                loopback: all.loopback,
+                mark_bit: all.bit,
+                mapped: all.mapped,
+                set_mark_chain: None,
+            })
+        }
+    }
+}
+
+/// Moves what an order names, or says what it would move. `progress` hears how many of how many are done.
+///
+/// # Errors
+/// What could not be read or waited for; what concerns one thing alone is in its row.
+pub fn migrate(
+    order: &Order,
+    plan_only: Plan,
+    progress: &mut dyn FnMut(usize, usize),
+) -> Result<Vec<Row>, Error> {
+    let mover = Mover { order, session: Session::open()? };
+    // A table of a later version, or of somebody else, is refused.
+    mover.session.state()?;
+    let (works, mut rows) = mover.survey()?;
+    if plan_only == Plan::Only {
+        rows.extend(works.iter().map(|work| work.row(State::Planned, "")));
+        return Ok(rows);
+    }
+    let total = works.len();
+    rows.extend(mover.finish_what_was_begun(&works)?);
+    for (number, group) in works.chunks(GROUP).enumerate() {
+        progress(number * GROUP, total);
+        let group = group.to_vec();
+        rows.extend(match order.to {
+            BackendName::Nftables => mover.to_table(group)?,
+            BackendName::Iptables => mover.to_chains(group)?,
+        });
+    }
+    progress(total, total);
+    if order.to == BackendName::Nftables && order.networks.is_empty() {
+        rows.extend(mover.remove_frames()?);
+    }
+    if order.networks.is_empty() && order.from.contains(&Place::Reference) {
+        rows.extend(mover.remove_empty_tables()?);
+    }
+    Ok(rows)
+}
+
+/// Whether anything is to be done.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Plan {
+    /// No: it is said what would be.
+    Only,
+    /// Yes.
+    AndDo,
+}
+
+struct Mover<'a> {
+    order: &'a Order,
+    session: Session,
+}
+
+impl Mover<'_> {
+    fn from(&self, place: Place) -> bool {
+        let there = match self.order.to {
+            BackendName::Nftables => place == Place::Nftables,
+            BackendName::Iptables => place == Place::Iptables,
+        };
+        !there && self.order.from.contains(&place)
+    }
+
+    fn of_network(&self, network: &str) -> bool {
+        self.order.networks.is_empty() || self.order.networks.iter().any(|wanted| wanted == network)
+    }
+
+    /// Everything that is to be moved, and rows about what cannot be.
+    fn survey(&self) -> Result<(Vec<Work>, Vec<Row>), Error> {
+        let (mut works, mut rows) = (Vec::new(), Vec::new());
+        if self.from(Place::Nftables) {
+            self.survey_table(&mut works, &mut rows)?;
+        }
+        if self.from(Place::Iptables) {
+            self.survey_chains(&mut works, &mut rows)?;
+        }
+        if self.from(Place::Reference)
+            && let Some(reference) = Reference::find()?
+        {
+            self.survey_rules(reference.survey()?, &mut works, &mut rows);
+        }
+        Ok((works, rows))
+    }
+
+    fn survey_table(&self, works: &mut Vec<Work>, rows: &mut Vec<Row>) -> Result<(), Error> {
+        for (key, found) in table::all(&self.session)? {
+            if !self.of_network(&found.owner.network) {
+                continue;
+            }
+            let named =
+                Attachment::new(&found.owner.network, &found.owner.container_id, &found.owner.ifname).ok();
+            let clues = self.order.clues.iter().map(|clue| clue.attachment.clone());
+            let mut candidates = named.into_iter().chain(clues);
+            let attachment = candidates.find(|attachment| AttachmentHash::of(attachment) == key.0);
+            let left = |owner: Option<Attachment>, why: String| Row {
+                what: format!("{} of {}", kind_name(key.1), found.owner),
+                from: Place::Nftables,
+                state: State::LeftAlone,
+                ports: None,
+                owner,
+                why,
+            };
+            match (attachment, found.what.clone()) {
+                (Some(attachment), Ok(what)) => {
+                    let netns = self.netns(&attachment, Some(found.netns.clone()));
+                    let wanted = request(&attachment, netns, what);
+                    works.push(Work { attachment, wanted, source: Source::Table });
+                }
+                (owner @ Some(_), Err(why)) => rows.push(left(owner, why)),
+                (None, _) => rows.push(left(
+                    None,
+                    "its names are cut in the table, and neither the runtime's cache nor a reservation has them"
+                        .to_owned(),
+                )),
+            }
+        }
+        Ok(())
+    }
+
+    /// The namespace: as recorded, else as the runtime remembers it.
+    fn netns(&self, attachment: &Attachment, recorded: Option<ContainerNetns>) -> ContainerNetns {
+        let remembered =
+            || self.order.clues.iter().find(|clue| clue.attachment == *attachment)?.netns.clone();
+        let recorded = recorded.filter(|netns| *netns != ContainerNetns::unknown());
+        recorded.or_else(remembered).unwrap_or_else(ContainerNetns::unknown)
+    }
+
+    fn survey_chains(&self, works: &mut Vec<Work>, rows: &mut Vec<Row>) -> Result<(), Error> {
+        let recorded = record::list(&self.session, |_| true)?;
+        for found in survey::all()? {
+            if !self.of_network(&found.owner.network) {
+                continue;
+            }
+            let ports = !matches!(found.what, Ok(What::Masquerade(_)));
+            let left = |owner, why| Row {
+                what: format!(
+                    "chains {} of network {}, container {}",
+                    found.chains.iter().map(String::as_str).collect::<Vec<_>>().join(" "),
+                    found.owner.network,
+                    found.owner.container_id
+                ),
+                from: Place::Iptables,
+                state: State::LeftAlone,
+                ports: None,
+                owner,
+                why,
+            };
+            let of_record = recorded.iter().filter(|record| found.owner.may_be(&record.owner));
+            let of_record: Vec<Candidate> = of_record.filter_map(Candidate::of_record).collect();
+            let of_clues = self.order.clues.iter().map(Candidate::of_clue);
+            let all = of_record.into_iter().chain(of_clues);
+            let all: Vec<Candidate> = all.filter(|one| found.owner.is(&one.attachment)).collect();
+            let what = match &found.what {
+                Ok(what) => what.clone(),
+                Err(why) => {
+                    rows.push(left(all.first().map(|one| one.attachment.clone()), why.clone()));
+                    continue;
+                }
+            };
+            debug_assert!(ports || matches!(what, What::Masquerade(_)));
+            match choose(&all, &addresses(&what)) {
+                Ok(one) => {
+                    let netns = self.netns(&one.attachment, one.netns.clone());
+                    let wanted = request(&one.attachment, netns, with_prefixes(what, &one.addresses));
+                    works.push(Work {
+                        attachment: one.attachment.clone(),
+                        wanted,
+                        source: Source::Chains(found),
+                    });
+                }
+                Err(why) => rows.push(left(None, why)),
+            }
+        }
+        Ok(())
+    }
+
+    fn survey_rules(&self, pieces: Vec<Piece>, works: &mut Vec<Work>, rows: &mut Vec<Row>) {
+        let named: Vec<Candidate> = pieces
+            .iter()
+            .filter_map(|piece| {
+                let net = match &piece.what {
+                    Ok(What::Masquerade(nets)) => nets.first().copied()?,
+                    _ => return None,
+                };
+                Some(Candidate { attachment: piece.named()?, addresses: vec![net], netns: None })
+            })
+            .collect();
+        let mut found: BTreeMap<Key, Work> = BTreeMap::new();
+        for piece in pieces {
+            let clues = self.order.clues.iter().map(Candidate::of_clue);
+            let all = named.iter().cloned().chain(clues).filter(|one| piece.may_be_of(&one.attachment));
+            let all: Vec<Candidate> = all.collect();
+            let left = |owner, why| Row {
+                what: format!(
+                    "rules of the reference about {} of container {}",
+                    piece.address, piece.comment
+                ),
+                from: Place::Reference,
+                state: State::LeftAlone,
+                ports: None,
+                owner,
+                why,
+            };
+            let one = match choose(&all, &[piece.address]) {
+                Ok(one) if self.of_network(one.attachment.network()) => one,
+                Ok(_) => continue,
+                Err(_) if !self.order.networks.is_empty() => continue,
+                Err(why) => {
+                    rows.push(left(None, why));
+                    continue;
+                }
+            };
+            let what = match piece.what.clone() {
+                Ok(what) => with_prefixes(what, &one.addresses),
+                Err(why) => {
+                    rows.push(left(Some(one.attachment.clone()), why));
+                    continue;
+                }
+            };
+            let netns = self.netns(&one.attachment, one.netns.clone());
+            let wanted = request(&one.attachment, netns, what);
+            let attachment = one.attachment.clone();
+            let work = Work { attachment, wanted, source: Source::Rules(vec![piece]) };
+            match found.get_mut(&work.key()) {
+                Some(before) => before.join(work),
+                None => drop(found.insert(work.key(), work)),
+            }
+        }
+        works.extend(found.into_values());
+    }
+
+    /// What a killed call has left: things on their way whose old place is empty.
+    fn finish_what_was_begun(&self, works: &[Work]) -> Result<Vec<Row>, Error> {
+        let to_table = self.order.to == BackendName::Nftables;
+        let at_work: BTreeSet<Key> =
+            works.iter().map(|work| if to_table { work.key() } else { work.record() }).collect();
+        // Those whose old place was not looked at, or could not be read, are not judged.
+        let mut begun: Vec<(Key, crate::Owner, Transit)> = Vec::new();
+        if to_table {
+            let all = table::all(&self.session)?;
+            begun.extend(all.into_iter().map(|(key, found)| (key, found.owner, found.transit)));
+        } else {
+            for one in record::list(&self.session, |_| true)? {
+                begun.push(((one.owner.attachment_hash, one.kind), one.owner, one.transit));
+            }
+        }
+        begun.retain(|(key, owner, transit)| {
+            *transit != Transit::Settled && !at_work.contains(key) && self.of_network(&owner.network)
+        });
+        let elsewhere = Everywhere::look(self)?;
+        for (key, owner, transit) in begun {
+            if elsewhere.has(&owner) {
+                continue;
+            }
+            match transit {
+                Transit::Verified => {
+                    transit::mark(&self.session, &[key], (&[transit], Transit::Settled), &|_| Vec::new())?;
+                }
+                _ if to_table => self.take_back(&[key])?,
+                _ => self.take_chains_back(&owner, key.1)?,
+            }
+        }
+        Ok(Vec::new())
+    }
+
+    /// Takes away what was made for things that have gone from their old place meanwhile.
+    fn take_back(&self, keys: &[Key]) -> Result<(), Error> {
+        let made = |entry: &crate::nftables::session::Held| Ok(entry.transit() == Transit::Made);
+        transit::take_away(&self.session, keys, transit::Part::All, (&made, &|_| None)).map(drop)
+    }
+
+    fn take_chains_back(&self, owner: &crate::Owner, kind: u32) -> Result<(), Error> {
+        if let Ok(attachment) = Attachment::new(&owner.network, &owner.container_id, &owner.ifname) {
+            Iptables::unmake(&attachment, kind)?;
+        }
+        record::remove(&self.session, owner.attachment_hash, &[kind])
+    }
+
+    fn to_table(&self, group: Vec<Work>) -> Result<Vec<Row>, Error> {
+        let mut rows = Vec::new();
+        let mut made = Vec::new();
+        let here = table::all(&self.session)?;
+        for work in group {
+            match self.make_in_table(&work, here.get(&work.key())) {
+                Ok(None) => made.push(work),
+                Ok(Some(why)) => rows.push(work.row(State::LeftAlone, why)),
+                Err(error) => rows.push(work.row(State::Failed, error.to_string())),
+            }
+        }
+        wait_for_packets();
+        let verified = self.verify(made, &mut rows, |works| {
+            self.take_back(&works.iter().map(Work::key).collect::<Vec<_>>())
+        })?;
+        let keys: Vec<Key> = verified.iter().map(Work::key).collect();
+        let from = [Transit::Made, Transit::Verified, Transit::Settled];
+        let marked =
+            transit::mark(&self.session, &keys, (&from, Transit::Verified), &|kind| vec![record_kind(kind)])?;
+        let (going, gone): (Vec<Work>, Vec<Work>) =
+            verified.into_iter().partition(|work| marked.contains(&work.key()));
+        rows.extend(gone.iter().map(|work| work.row(State::LeftAlone, "it was taken away meanwhile")));
+        self.empty_old_places(&going)?;
+        let keys: Vec<Key> = going.iter().map(Work::key).collect();
+        // An ADD for the old place that came just now has an entry of its own again.
+        let added: Vec<&Work> = going
+            .iter()
+            .filter(|work| matches!(work.source, Source::Chains(_)))
+            .filter(|work| matches!(self.session.entry(work.record().0, work.record().1), Ok(Some(_))))
+            .collect();
+        for work in &added {
+            let why = "it was added again meanwhile: `slipway restore` looks whether anything is missing";
+            rows.push(work.row(State::Failed, why));
+        }
+        let added: BTreeSet<Key> = added.iter().map(|work| work.key()).collect();
+        transit::mark(&self.session, &keys, (&[Transit::Verified], Transit::Settled), &|_| Vec::new())?;
+        let moved = going.iter().filter(|work| !added.contains(&work.key()));
+        rows.extend(moved.map(|work| work.row(State::Moved, "")));
+        Ok(rows)
+    }
+
+    /// Makes it in our table. Says why it is better left alone.
+    fn make_in_table(&self, work: &Work, here: Option<&table::Found>) -> Result<Option<String>, Error> {
+        let record = work.record();
+        let way_back = self.session.entry(record.0, record.1)?.map(|entry| entry.transit());
+        match (here, way_back) {
+            // A way back that was hardly begun: what is here is whole, what is there may not be.
+            (Some(_), Some(Transit::Made)) => return Ok(None),
+            // One that had come so far that what is here may be taken away in part.
+            (_, Some(Transit::Verified)) => {}
+            // The old place may be emptied in part.
+            (Some(found), _) if found.transit != Transit::Made => {
+                let there = What::from(&work.wanted);
+                let whole = found.what.as_ref().is_ok_and(|here| table::covers(here, &there));
+                return Ok((!whole).then(|| "our table has something else of the same attachment".to_owned()));
+            }
+            _ => {}
+        }
+        if work.is_empty() {
+            return Ok(Some(NOTHING.to_owned()));
+        }
+        let job = match &work.wanted {
+            Wanted::Ports(request) => ports_job(request)?,
+            Wanted::Masquerade(request) => masquerade_job(request),
+        };
+        job.in_transit(Transit::Made).run(&self.session)?;
+        Ok(None)
+    }
+
+    /// Looks whether what was copied is still what is there. What is not is taken back.
+    fn verify(
+        &self,
+        made: Vec<Work>,
+        rows: &mut Vec<Row>,
+        take_back: impl Fn(&[Work]) -> Result<(), Error>,
+    ) -> Result<Vec<Work>, Error> {
+        if made.is_empty() {
+            return Ok(made);
+        }
+        let (now, _) = self.survey()?;
+        let there = |work: &Work| now.iter().any(|other| other.same(work));
+        let (verified, changed): (Vec<Work>, Vec<Work>) = made.into_iter().partition(there);
+        take_back(&changed)?;
+        let why = "it has changed or gone meanwhile; another call looks at it again";
+        rows.extend(changed.iter().map(|work| work.row(State::LeftAlone, why)));
+        Ok(verified)
+    }
+
+    /// Empties the old places outside our table.
+    fn empty_old_places(&self, works: &[Work]) -> Result<(), Error> {
+        let chains: Vec<&survey::Found> = works
+            .iter()
+            .filter_map(|work| match &work.source {
+                Source::Chains(found) => Some(found),
+                _ => None,
+            })
+            .collect();
+        survey::take_away(&chains)?;
+        let pieces: Vec<&Piece> = works
+            .iter()
+            .filter_map(|work| match &work.source {
+                Source::Rules(pieces) => Some(pieces),
+                _ => None,
+            })
+            .flatten()
+            .collect();
+        if !pieces.is_empty()
+            && let Some(reference) = Reference::find()?
+        {
+            reference.take_away(&pieces, reference::Part::Translation)?;
+            wait_for_packets();
+            reference.take_away(&pieces, reference::Part::All)?;
+        }
+        Ok(())
+    }
+
+    fn to_chains(&self, group: Vec<Work>) -> Result<Vec<Row>, Error> {
+        let mut rows = Vec::new();
+        let mut made = Vec::new();
+        for work in group {
+            match self.make_in_chains(&work) {
+                Ok(None) => made.push(work),
+                Ok(Some(why)) => rows.push(work.row(State::LeftAlone, why)),
+                Err(error) => {
+                    self.unmake(&work)?;
+                    rows.push(work.row(State::Failed, error.to_string()));
+                }
+            }
+        }
+        wait_for_packets();
+        let verified = self.verify(made, &mut rows, |works| works.iter().try_for_each(|w| self.unmake(w)))?;
+        let (from_table, from_rules): (Vec<Work>, Vec<Work>) =
+            verified.into_iter().partition(|work| matches!(work.source, Source::Table));
+        let records: Vec<Key> = from_rules.iter().map(Work::record).collect();
+        transit::mark(&self.session, &records, (&[Transit::Made], Transit::Verified), &|_| Vec::new())?;
+        self.empty_old_places(&from_rules)?;
+        transit::mark(&self.session, &records, (&[Transit::Verified], Transit::Settled), &|_| Vec::new())?;
+        rows.extend(from_rules.iter().map(|work| work.row(State::Moved, "")));
+        // An ADD or DEL of the same attachment has changed the entry, or will find it.
+        let on_its_way = |entry: &crate::nftables::session::Held| match (&entry.owner, entry.key.as_slice()) {
+            (Some(owner), [_, cni_nftables::Value::Mark(kind)]) => {
+                let record = self.session.entry(owner.attachment_hash, record_kind(*kind))?;
+                Ok(record.is_some_and(|record| record.transit() != Transit::Settled))
+            }
+            _ => Ok(false),
+        };
+        let records: Vec<Key> = from_table.iter().map(Work::record).collect();
+        transit::mark(&self.session, &records, (&[Transit::Made], Transit::Verified), &|_| Vec::new())?;
+        let keys: Vec<Key> = from_table.iter().map(Work::key).collect();
+        let settle = |kind| Some(record_kind(kind));
+        transit::take_away(&self.session, &keys, transit::Part::Translation, (&on_its_way, &settle))?;
+        wait_for_packets();
+        let gone = transit::take_away(&self.session, &keys, transit::Part::All, (&on_its_way, &settle))?;
+        for work in &from_table {
+            if gone.contains(&work.key()) {
+                rows.push(work.row(State::Moved, ""));
+            } else {
+                self.unmake(work)?;
+                rows.push(work.row(State::LeftAlone, "it was taken away meanwhile"));
+            }
+        }
+        Ok(rows)
+    }
+
+    /// Makes it in chains of iptables. Says why it is better left alone.
+    fn make_in_chains(&self, work: &Work) -> Result<Option<String>, Error> {
+        let (hash, kind) = work.record();
+        let of_table = matches!(work.source, Source::Table);
+        if Iptables::shares_its_chains(&self.session, &work.attachment, kind)? {
+            return Ok(Some("another interface of the container has things in the same chains".to_owned()));
+        }
+        let before = self.session.entry(hash, kind)?.map(|entry| entry.transit());
+        // The old place may be emptied in part: the chains are whole.
+        if before == Some(Transit::Verified) {
+            return Ok(None);
+        }
+        if work.is_empty() {
+            return Ok(Some(NOTHING.to_owned()));
+        }
+        if before == Some(Transit::Settled) && !of_table {
+            return Ok(Some("iptables has something of the same attachment".to_owned()));
+        }
+        let there = || Ok(!of_table || self.session.entry(work.key().0, work.key().1)?.is_some());
+        if !record::put_if(&self.session, (kind, Transit::Made), work.wanted.who(), &there)? {
+            return Ok(Some("it was taken away meanwhile".to_owned()));
+        }
+        match &work.wanted {
+            Wanted::Ports(request) => Iptables::make_ports(request)?,
+            Wanted::Masquerade(request) => Iptables::make_masquerade(request)?,
+        }
+        Ok(None)
+    }
+
+    /// Takes chains back, unless an ADD has made them its own.
+    fn unmake(&self, work: &Work) -> Result<(), Error> {
+        let (hash, kind) = work.record();
+        if self.session.entry(hash, kind)?.is_some_and(|entry| entry.transit() == Transit::Settled) {
+            return Ok(());
+        }
+        Iptables::unmake(&work.attachment, kind)?;
+        record::remove(&self.session, hash, &[kind])
+    }
+
+    /// The chains that all containers shared, when nobody needs them any longer.
+    fn remove_frames(&self) -> Result<Vec<Row>, Error> {
+        let mut rows = Vec::new();
+        for frame in Frame::all()?.into_iter().filter(|_| self.from(Place::Iptables)) {
+            if frame.is_used()? || frame.remove()? {
+                continue;
+            }
+            let family = match frame.family {
+                crate::AddressFamily::V4 => "iptables",
+                crate::AddressFamily::V6 => "ip6tables",
+            };
+            let what = format!("the chains that containers shared in {family}-{}", frame.variant);
+            rows.push(removed(what, Place::Iptables));
+        }
+        Ok(rows)
+    }
+
+    fn remove_empty_tables(&self) -> Result<Vec<Row>, Error> {
+        let Some(reference) = Reference::find()? else { return Ok(Vec::new()) };
+        let names = reference.remove_empty()?;
+        Ok(names.into_iter().map(|name| removed(format!("table {name}"), Place::Reference)).collect())
+    }
+}
+
+fn removed(what: String, from: Place) -> Row {
+    Row { owner: None, what, from, state: State::Removed, why: String::new(), ports: None }
+}
+
+impl Work {
+    /// Takes in more of the same kind of the same attachment.
+    fn join(&mut self, other: Self) {
+        match (&mut self.wanted, other.wanted) {
+            (Wanted::Ports(all), Wanted::Ports(more)) => {
+                all.ports.extend(more.ports);
+                all.networks.extend(more.networks);
+                let new: Vec<_> = more.mapped.into_iter().filter(|m| !all.mapped.contains(m)).collect();
+                all.mapped.extend(new);
+            }
+            (Wanted::Masquerade(all), Wanted::Masquerade(more)) => all.addresses.extend(more.addresses),
+            _ => {}
+        }
+        if let (Source::Rules(all), Source::Rules(more)) = (&mut self.source, other.source) {
+            all.extend(more);
+        }
+    }
+}
+
+/// Where else anybody has anything: nothing is judged of those.
+struct Everywhere {
+    chains: Vec<survey::Found>,
+    table: BTreeSet<AttachmentHash>,
+    rules: Vec<Piece>,
+    to: BackendName,
+}
+
+impl Everywhere {
+    fn look(mover: &Mover<'_>) -> Result<Self, Error> {
+        let rules = Reference::find()?.map(|reference| reference.survey()).transpose()?.unwrap_or_default();
+        let table = table::all(&mover.session)?.into_keys().map(|(hash, _)| hash).collect();
+        Ok(Self { chains: survey::all()?, table, rules, to: mover.order.to })
+    }
+
+    fn has(&self, owner: &crate::Owner) -> bool {
+        let in_rules = self.rules.iter().any(|piece| {
+            piece.comment == owner.container_id
+                || piece.comment.contains(&format!("id: {}", owner.container_id))
+        });
+        in_rules
+            || match self.to {
+                BackendName::Nftables => self.chains.iter().any(|found| found.owner.may_be(owner)),
+                BackendName::Iptables => self.table.contains(&owner.attachment_hash),
+            }
+    }
+}
+
+impl From<&Wanted> for What {
+    fn from(wanted: &Wanted) -> Self {
+        match wanted {
+            Wanted::Masquerade(request) => Self::Masquerade(request.addresses.clone()),
+            Wanted::Ports(request) => {
+                Self::Ports(survey::Ports { ports: request.ports.clone(), ..survey::Ports::default() })
+            }
+        }
+    }
+}
+
+/// An attachment that something may belong to.
+#[derive(Debug, Clone)]
+struct Candidate {
+    attachment: Attachment,
+    /// Empty where they are not known.
+    addresses: Vec<IpNet>,
+    netns: Option<ContainerNetns>,
+}
+
+impl Candidate {
+    fn of_clue(clue: &Clue) -> Self {
+        let Clue { attachment, addresses, netns } = clue.clone();
+        Self { attachment, addresses, netns }
+    }
+
+    fn of_record(record: &record::Recorded) -> Option<Self> {
+        let owner = &record.owner;
+        let attachment = Attachment::new(&owner.network, &owner.container_id, &owner.ifname).ok()?;
+        let same = AttachmentHash::of(&attachment) == owner.attachment_hash;
+        same.then(|| Self { attachment, addresses: Vec::new(), netns: record.netns.clone() })
+    }
+}
+
+fn kind_name(kind: u32) -> &'static str {
+    if kind == KIND_PORTS { "published ports" } else { "masquerade" }
+}
+
+fn addresses(what: &What) -> Vec<IpAddr> {
+    match what {
+        What::Masquerade(nets) => nets.iter().map(IpNet::addr).collect(),
+        What::Ports(ports) => ports.ports.iter().map(|port| port.container).collect(),
+    }
+}
+
+/// The one attachment that has these addresses; the only one there is, if nothing is known of addresses.
+fn choose<'a>(all: &'a [Candidate], addresses: &[IpAddr]) -> Result<&'a Candidate, String> {
+    let has = |one: &Candidate| addresses.iter().any(|a| one.addresses.iter().any(|net| net.addr() == *a));
+    let names =
+        |some: &[&Candidate]| some.iter().map(|one| one.attachment.clone()).collect::<BTreeSet<_>>().len();
+    let with: Vec<&Candidate> = all.iter().filter(|one| has(one)).collect();
+    // Those that tell the networks' prefixes first.
+    let best = |some: &[&'a Candidate]| {
+        some.iter()
+            .copied()
+            .max_by_key(|one| one.addresses.iter().any(|n| n.prefix_len() < n.max_prefix_len()))
+    };
+    if let (1, Some(one)) = (names(&with), best(&with)) {
+        return Ok(one);
+    }
+    let without: Vec<&Candidate> = all.iter().filter(|one| one.addresses.is_empty()).collect();
+    match (names(&with), names(&without), best(&without)) {
+        (0, 1, Some(one)) => Ok(one),
+        (0, 0, _) => {
+            Err("which network or interface it belongs to is neither in the runtime's cache nor in a \
+             reservation"
+                .to_owned())
+        }
+        _ => Err("it may belong to several interfaces of the container".to_owned()),
+    }
+}
+
+/// Networks that the rules do not tell have the prefix that is known of the address.
+fn with_prefixes(what: What, known: &[IpNet]) -> What {
+    let better = |net: IpNet| {
+        let alone = net.prefix_len() == net.max_prefix_len();
+        let other = known.iter().find(|other| other.addr() == net.addr());
+        other.copied().filter(|_| alone).unwrap_or(net)
+    };
+    match what {
+        What::Ports(mut ports) => {
+            ports.networks = ports.networks.into_iter().map(better).collect();
+            What::Ports(ports)
+        }
+        other => other,
+    }
+}

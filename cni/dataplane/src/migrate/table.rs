@@ -1,0 +1,169 @@
+//! What attachments have in our own table, read back into what was asked for.
+
+use std::collections::BTreeMap;
+
+use cni_nftables::{Cmp, ElementData, Field, Stmt, Value, Verdict};
+use ipnet::IpNet;
+
+use super::words;
+use crate::iptables::survey::{Ports, What};
+use crate::nftables::judge::Record;
+use crate::nftables::plan::{self, as_address};
+use crate::nftables::schema::{self, KIND_MASQUERADE, KIND_PORTS, Map, SharedChain};
+use crate::nftables::session::{Held, Session};
+use crate::nftables::transit::{Key, Transit};
+use crate::owner::AttachmentHash;
+use crate::{AddressFamily, ContainerNetns, Error, Loopback, Owner, Snat};
+
+/// What one attachment has of one kind.
+#[derive(Debug, Clone)]
+pub(crate) struct Found {
+    pub(crate) owner: Owner,
+    pub(crate) netns: ContainerNetns,
+    pub(crate) transit: Transit,
+    /// What it is, or why that cannot be said in other words.
+    pub(crate) what: Result<What, String>,
+}
+
+/// Everything that is there.
+pub(crate) fn all(session: &Session) -> Result<BTreeMap<Key, Found>, Error> {
+    let mut elements: BTreeMap<Key, Vec<Held>> = BTreeMap::new();
+    let mut entries = Vec::new();
+    for held in session.dump(Map::all(), |held| held.owner.is_some())? {
+        let Some(owner) = &held.owner else { continue };
+        match (held.map, held.key.as_slice()) {
+            (Map::Owners, [_, Value::Mark(kind)]) if [KIND_PORTS, KIND_MASQUERADE].contains(kind) => {
+                entries.push(((owner.attachment_hash, *kind), held));
+            }
+            (Map::Owners, _) => {}
+            (map, _) => elements.entry((owner.attachment_hash, map.kind())).or_default().push(held),
+        }
+    }
+    let mut all = BTreeMap::new();
+    for (key, entry) in entries {
+        let Some(owner) = entry.owner.clone() else { continue };
+        let mut of_it = elements.remove(&key).unwrap_or_default();
+        of_it.sort_by(|a, b| format!("{:?}", a.key).cmp(&format!("{:?}", b.key)));
+        let what = match key.1 {
+            KIND_PORTS => read_ports(session, key.0, &of_it)?,
+            _ => read_masquerade(&of_it),
+        };
+        let netns = entry.record.as_ref().and_then(Record::here);
+        let netns = netns.unwrap_or_else(ContainerNetns::unknown);
+        all.insert(key, Found { owner, netns, transit: entry.transit(), what });
+    }
+    Ok(all)
+}
+
+fn read_ports(session: &Session, hash: AttachmentHash, held: &[Held]) -> Result<Result<What, String>, Error> {
+    let mut all = Ports { bit: schema::DEFAULT_MARK_BIT, ..Ports::default() };
+    all.ports = held.iter().filter_map(crate::nftables::published).collect();
+    all.ports.sort_unstable();
+    all.mapped = Vec::new();
+    for port in &all.ports {
+        for number in port.host.ports() {
+            let mapped = (port.host.protocol, number);
+            if !all.mapped.contains(&mapped) {
+                all.mapped.push(mapped);
+            }
+        }
+    }
+    for hairpin in held.iter().filter(|held| matches!(held.map, Map::Hairpin(_))) {
+        let Some(container) = hairpin.key.first().and_then(as_address) else { continue };
+        let network = match chain_of(hairpin) {
+            Some(SharedChain::Hairpin { network, bit }) => {
+                (all.snat, all.bit) = (Snat::Needed, bit);
+                IpNet::new(container, network.prefix_len()).ok()
+            }
+            Some(SharedChain::HairpinAll { bit, .. }) => {
+                (all.snat, all.bit) = (Snat::Always, bit);
+                None
+            }
+            Some(SharedChain::HairpinNone { bit, .. }) => {
+                (all.snat, all.bit) = (Snat::Never, bit);
+                None
+            }
+            _ => return Ok(Err(format!("map {} leads {container} elsewhere", hairpin.map.name()))),
+        };
+        all.networks.push(network.unwrap_or_else(|| IpNet::from(container)));
+    }
+    all.networks.sort_unstable();
+    for family in AddressFamily::BOTH {
+        let name = schema::own_chain(&hash, family);
+        if session.chain(&name)?.is_none() {
+            continue;
+        }
+        let rules = session.socket.rules(&session.table, &name);
+        let rules = rules.map_err(|e| Error::kernel(format!("list the rules of chain {name}"), e))?;
+        match read_own_chain(rules.into_iter().map(|rule| rule.stmts).collect(), family) {
+            Ok((words, loopback)) => {
+                if loopback == Loopback::Spared {
+                    all.loopback = loopback;
+                }
+                if !words.is_empty() {
+                    all.conditions.insert(family, words);
+                }
+            }
+            Err(why) => return Ok(Err(why)),
+        }
+    }
+    Ok(Ok(What::Ports(all)))
+}
+
+fn chain_of(held: &Held) -> Option<SharedChain> {
+    match &held.data {
+        ElementData::Verdict(Verdict::Jump(name) | Verdict::Goto(name)) => SharedChain::from_name(name),
+        _ => None,
+    }
+}
+
+/// The conditions in the words of iptables. The last rule that translates is the one for all addresses.
+fn read_own_chain(
+    rules: Vec<Option<Vec<Stmt>>>,
+    family: AddressFamily,
+) -> Result<(Vec<String>, Loopback), String> {
+    let rules: Option<Vec<Vec<Stmt>>> = rules.into_iter().collect();
+    let rules = rules.ok_or("a condition in its chain cannot be read back")?;
+    let translate = Stmt::goto(schema::translate_chain(family));
+    let general = rules.iter().rev().find(|rule| rule.last() == Some(&translate));
+    let general = general.ok_or("its chain has no rule that translates")?;
+    let (mut words, mut loopback) = (Vec::new(), Loopback::Served);
+    for stmt in general {
+        match stmt {
+            Stmt::SetMark { .. } | Stmt::Verdict(_) => {}
+            Stmt::Match { fields, cmp: Cmp::Ne, to }
+                if matches!(fields.as_slice(), [Field::IpDaddr | Field::Ip6Daddr])
+                    && *to == schema::loopback(family) =>
+            {
+                loopback = Loopback::Spared;
+            }
+            other => words.extend(words::to_iptables(other)?),
+        }
+    }
+    Ok((words, loopback))
+}
+
+fn read_masquerade(held: &[Held]) -> Result<What, String> {
+    let mut all = Vec::new();
+    for one in held {
+        let address = one.key.first().and_then(as_address).ok_or("an element has no address")?;
+        let Some(SharedChain::Masquerade { network }) = chain_of(one) else {
+            return Err(format!("map {} leads {address} elsewhere", one.map.name()));
+        };
+        all.extend(IpNet::new(address, network.prefix_len()));
+    }
+    all.sort_unstable();
+    Ok(What::Masquerade(all))
+}
+
+/// Whether all that a container has elsewhere is here as well.
+pub(crate) fn covers(here: &What, there: &What) -> bool {
+    match (here, there) {
+        (What::Masquerade(here), What::Masquerade(there)) => there.iter().all(|net| here.contains(net)),
+        (What::Ports(here), What::Ports(there)) => {
+            let (here, there) = (plan::collapse(&here.ports), plan::collapse(&there.ports));
+            there.iter().all(|port| here.contains(port))
+        }
+        _ => false,
+    }
+}

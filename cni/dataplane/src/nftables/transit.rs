@@ -1,0 +1,190 @@
+//! Things on their way from one backend to another: how far they are stands in their owner's entry, where
+//! ADD, DEL and GC of the same attachment, and whoever goes on after a crash, find it.
+//!
+//! An ADD writes a plain entry, a DEL takes the entry away: either ends the journey.
+
+use std::collections::BTreeSet;
+
+use cni_nftables::{Element, ElementId, Transaction, Value};
+
+use super::judge::{Record, TLV_KIND};
+use super::schema::{self, Map};
+use super::session::{Held, Patience, Session};
+use super::withdraw;
+use crate::Error;
+use crate::owner::AttachmentHash;
+
+/// How far it is. It is told by the two highest bits of the number of elements.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(crate) enum Transit {
+    /// It stays here.
+    #[default]
+    Settled,
+    /// It was made here. Whether what it was made after is still there was not looked at since.
+    Made,
+    /// It was made here, and what it was made after was still there: that can go.
+    Verified,
+}
+
+const MADE: u32 = 1 << 31;
+const VERIFIED: u32 = 1 << 30;
+
+/// An entry: whose, and of which kind.
+pub(crate) type Key = (AttachmentHash, u32);
+
+impl Transit {
+    /// The bits of it.
+    pub(crate) fn bits(self) -> u32 {
+        match self {
+            Self::Settled => 0,
+            Self::Made => MADE,
+            Self::Verified => VERIFIED,
+        }
+    }
+
+    /// What an entry's number says.
+    pub(crate) fn of(number: u32) -> Self {
+        match (number & MADE != 0, number & VERIFIED != 0) {
+            (true, _) => Self::Made,
+            (false, true) => Self::Verified,
+            (false, false) => Self::Settled,
+        }
+    }
+}
+
+/// The number without the bits.
+pub(crate) fn plain(number: u32) -> u32 {
+    number & !(MADE | VERIFIED)
+}
+
+/// The entry with another state.
+fn rewritten(entry: &Held, to: Transit) -> Option<Element> {
+    let count = u32::try_from(entry.count()).ok()?;
+    let comment = entry.owner.as_ref()?.to_comment();
+    let id: ElementId = entry.id();
+    let element = Element::new(id).comment(&comment).values(vec![Value::Mark(count | to.bits())]);
+    Some(match entry.record.as_ref().and_then(Record::encode) {
+        Some(bytes) => element.tlv(TLV_KIND, bytes),
+        None => element,
+    })
+}
+
+/// Gives entries another state, those that have one of `from`, and takes away the entries of these kinds
+/// that the same attachments have. Returns which entries have it now.
+pub(crate) fn mark(
+    session: &Session,
+    keys: &[Key],
+    (from, to): (&[Transit], Transit),
+    without: &dyn Fn(u32) -> Vec<u32>,
+) -> Result<BTreeSet<Key>, Error> {
+    let mut patience = Patience::new();
+    loop {
+        let generation = session.generation()?;
+        let (mut batch, mut done) = (Transaction::new(), BTreeSet::new());
+        for key in keys {
+            let Some(entry) = session.entry(key.0, key.1)? else { continue };
+            if !from.contains(&entry.transit()) {
+                continue;
+            }
+            if entry.transit() != to
+                && let Some(element) = rewritten(&entry, to)
+            {
+                batch.delete_element(entry.id()).add_element(element);
+            }
+            for kind in without(key.1) {
+                if let Some(other) = session.entry(key.0, kind)? {
+                    batch.delete_element(other.id());
+                }
+            }
+            done.insert(*key);
+        }
+        if batch.is_empty() {
+            return Ok(done);
+        }
+        match session.socket.commit(&batch, Some(generation)) {
+            Ok(()) => return Ok(done),
+            Err(e) => patience.wait("record how far things are", e)?,
+        }
+    }
+}
+
+/// Which part of what is in the table goes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Part {
+    /// What translates destinations. What takes care of packets that were translated stays.
+    Translation,
+    /// All of it, with the entries.
+    All,
+}
+
+/// Whether an entry is as it should be.
+pub(crate) type Still<'a> = &'a dyn Fn(&Held) -> Result<bool, Error>;
+/// The kind of the entry that is settled with one of this kind.
+pub(crate) type Settle<'a> = &'a dyn Fn(u32) -> Option<u32>;
+
+/// Takes away what these entries stand for, as far as `still` says that the entry is as it should be, and
+/// leaves conntrack alone. With [`Part::All`] the entries of kind `settle(kind)` of the same attachments are
+/// settled in the same batch. Returns whose went.
+pub(crate) fn take_away(
+    session: &Session,
+    keys: &[Key],
+    part: Part,
+    (still, settle): (Still<'_>, Settle<'_>),
+) -> Result<BTreeSet<Key>, Error> {
+    let mut patience = Patience::new();
+    loop {
+        let generation = session.generation()?;
+        let (mut batch, mut going) = (Transaction::new(), BTreeSet::new());
+        for key in keys {
+            let Some(entry) = session.entry(key.0, key.1)? else { continue };
+            if !still(&entry)? {
+                continue;
+            }
+            going.insert(*key);
+            if part == Part::All {
+                batch.delete_element(entry.id());
+                let other = settle(key.1).map_or(Ok(None), |kind| session.entry(key.0, kind))?;
+                if let Some((other, element)) =
+                    other.as_ref().and_then(|entry| Some((entry, rewritten(entry, Transit::Settled)?)))
+                {
+                    batch.delete_element(other.id()).add_element(element);
+                }
+            }
+        }
+        let meant = |map: Map| match part {
+            Part::All => map != Map::Owners,
+            Part::Translation => map.translates(),
+        };
+        let is_going = |held: &Held| {
+            held.owner.as_ref().is_some_and(|o| going.contains(&(o.attachment_hash, held.map.kind())))
+        };
+        for held in session.dump(Map::all().filter(|map| meant(*map)), is_going)? {
+            batch.delete_element(held.id());
+        }
+        for (hash, kind) in going.iter().filter(|_| part == Part::All) {
+            if *kind == schema::KIND_PORTS {
+                withdraw::delete_own_chains(session, &mut batch, *hash)?;
+            }
+        }
+        if batch.is_empty() {
+            return Ok(going);
+        }
+        match session.socket.commit(&batch, Some(generation)) {
+            Ok(()) => return Ok(going),
+            Err(e) => patience.wait("take away what was moved", e)?,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_state_and_the_number_do_not_disturb_each_other() {
+        for transit in [Transit::Settled, Transit::Made, Transit::Verified] {
+            let number = 70_000 | transit.bits();
+            assert_eq!((Transit::of(number), plain(number)), (transit, 70_000));
+        }
+    }
+}

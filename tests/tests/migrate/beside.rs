@@ -1,0 +1,62 @@
+//! Beside containers that come and go: none that went comes back, none that came is lost.
+
+use serde_json::json;
+use slipway_tests::{Attach, Proto};
+
+use crate::{LEGACY, Maker, NFT, World};
+
+const WORKERS: u16 = 3;
+const TURNS: u16 = 5;
+
+fn beside(maker: &Maker) {
+    let world = World::new(maker.variant);
+    // Half of them ask for the one backend, half for the other.
+    let networks = [
+        world.network(1, "bridge", "iptables", &json!({})),
+        world.network(2, "bridge", "nftables", &json!({})),
+    ];
+    let pods: Vec<_> = (0..WORKERS * 2).map(|n| world.node.pod(&format!("pod{n}"))).collect();
+    let attach = |n: u16| Attach::new(&pods[usize::from(n)]).port(Proto::Tcp, 9000 + n, 80);
+    std::thread::scope(|scope| {
+        for n in 0..WORKERS * 2 {
+            let (network, attach) = (&networks[usize::from(n % 2)], attach(n));
+            scope.spawn(move || {
+                for turn in 0..TURNS {
+                    network.add(&attach).unwrap_or_else(|e| panic!("ADD of {n}: {e}"));
+                    // Every third stays in the end.
+                    if n % 3 != 0 || turn + 1 < TURNS {
+                        network.del(&attach).unwrap_or_else(|e| panic!("DEL of {n}: {e}"));
+                    }
+                }
+            });
+        }
+        for to in ["nftables", "iptables", "nftables", "iptables"] {
+            let (report, code) = world.migrate(&format!("--to {to}"));
+            assert!(code == 0 || code == 4, "{report:#}");
+        }
+    });
+    // One more, in quiet: whatever was caught on its way is brought to its end.
+    let (report, code) = world.migrate("--to nftables");
+    assert_eq!(code, 0, "{report:#}");
+    let all = world.everything();
+    for n in 0..WORKERS * 2 {
+        let (network, name) = (&networks[usize::from(n % 2)], format!("pod{n}"));
+        let stays = n % 3 == 0;
+        assert_eq!(all.contains(&format!("eth0 {name}\"")), stays, "{name}: {all}");
+        assert_eq!(all.contains(&format!("tcp . {} ", 9000 + n)), stays, "{name}: {all}");
+        if stays {
+            network.check(&attach(n)).unwrap_or_else(|e| panic!("CHECK of {name}: {e}"));
+        }
+    }
+    assert!(!all.contains("CNI-DN-"), "{all}");
+}
+
+#[test]
+fn with_iptables_nft() {
+    beside(&NFT);
+}
+
+#[test]
+fn with_iptables_legacy() {
+    beside(&LEGACY);
+}

@@ -1,0 +1,258 @@
+//! New connections, conversations and downloads go on throughout, from everywhere; and a gap is noticed.
+
+use std::io::{ErrorKind, Read, Write};
+use std::net::{SocketAddr, TcpListener, TcpStream, UdpSocket};
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+
+use serde_json::json;
+use slipway_tests::{Network, PATIENCE, Proto, Space, at};
+
+use crate::{LEGACY, Maker, NFT, PORT, TABLE, Web, World, shown};
+
+/// Where the download is.
+const LONG: u16 = PORT + 1;
+
+/// What goes on while `work` is done, and what failed of it.
+struct Hammer {
+    stop: AtomicBool,
+    failures: Mutex<Vec<String>>,
+    asked: AtomicUsize,
+    bytes: AtomicUsize,
+}
+
+impl Hammer {
+    fn failed(&self, what: String) {
+        self.failures.lock().expect("not poisoned").push(what);
+    }
+
+    fn goes_on(&self) -> bool {
+        !self.stop.load(Ordering::Relaxed)
+    }
+
+    /// New connections, one after the other.
+    fn connect(&self, from: &Space, to: SocketAddr, sees: Option<std::net::IpAddr>) {
+        while self.goes_on() {
+            let answer = from.dial(Proto::Tcp, None, to, PATIENCE).and_then(|mut talk| talk.say());
+            self.asked.fetch_add(1, Ordering::Relaxed);
+            match answer {
+                Ok(answer) if sees.is_some_and(|ip| answer.peer.ip() != ip) => {
+                    self.failed(format!("tcp {to} from {}: seen as {}", from.name(), answer.peer));
+                }
+                Ok(_) => {}
+                Err(error) => self.failed(format!("tcp {to} from {}: {error}", from.name())),
+            }
+        }
+    }
+
+    /// Single datagrams, each from a new port, none sent twice.
+    fn ask(&self, from: &Space, to: SocketAddr) {
+        while self.goes_on() {
+            let any = if to.is_ipv4() { "0.0.0.0:0" } else { "[::]:0" };
+            let socket = from.run(|| UdpSocket::bind(any)).expect("a socket");
+            let answer = (|| {
+                socket.connect(to)?;
+                socket.set_read_timeout(Some(PATIENCE))?;
+                socket.send(b"hello")?;
+                socket.recv(&mut [0; 512])
+            })();
+            self.asked.fetch_add(1, Ordering::Relaxed);
+            if let Err(error) = answer {
+                self.failed(format!("udp {to} from {}: {error}", from.name()));
+            }
+        }
+    }
+
+    /// One conversation that goes on.
+    fn talk(&self, from: &Space, proto: Proto, to: SocketAddr) {
+        let mut talk = from.dial(proto, None, to, PATIENCE).expect("a conversation");
+        while self.goes_on() {
+            if let Err(error) = talk.say() {
+                return self.failed(format!("{} conversation with {to}: {error}", proto.name()));
+            }
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
+
+    fn download(&self, from: &Space, to: SocketAddr) {
+        let mut stream = from.run(|| TcpStream::connect_timeout(&to, PATIENCE)).expect("a download");
+        stream.set_read_timeout(Some(PATIENCE)).expect("a time-out");
+        let mut buffer = vec![0; 64 << 10];
+        while self.goes_on() {
+            match stream.read(&mut buffer) {
+                Ok(0) => return self.failed(format!("download from {to}: ended early")),
+                Ok(length) => drop(self.bytes.fetch_add(length, Ordering::Relaxed)),
+                Err(error) => return self.failed(format!("download from {to}: {error}")),
+            }
+            // It need not take all of the machine.
+            std::thread::sleep(Duration::from_micros(500));
+        }
+    }
+}
+
+/// Sends without end to whoever connects.
+fn serve_long(listener: &TcpListener, hammer: &Hammer) {
+    listener.set_nonblocking(true).expect("not to wait");
+    std::thread::scope(|scope| {
+        while hammer.goes_on() {
+            let Ok((mut stream, _)) = listener.accept() else {
+                std::thread::sleep(Duration::from_millis(2));
+                continue;
+            };
+            scope.spawn(move || {
+                let _ = stream.set_nonblocking(false);
+                let _ = stream.set_write_timeout(Some(Duration::from_millis(200)));
+                let chunk = vec![7; 16 << 10];
+                while hammer.goes_on() {
+                    match stream.write(&chunk) {
+                        Ok(_) => {}
+                        Err(e) if matches!(e.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut) => {}
+                        Err(_) => return,
+                    }
+                }
+            });
+        }
+    });
+}
+
+/// How often a first packet of a connection had to be sent again, which hides a gap.
+fn sent_again(space: &Space) -> u64 {
+    let text = space.cmd("cat /proc/net/netstat");
+    let mut lines = text.lines().filter_map(|line| line.strip_prefix("TcpExt: "));
+    let (names, values) = (lines.next().unwrap_or_default(), lines.next().unwrap_or_default());
+    let mut pairs = names.split_whitespace().zip(values.split_whitespace());
+    pairs
+        .find(|(name, _)| *name == "TCPSynRetrans")
+        .and_then(|(_, value)| value.parse().ok())
+        .expect("a count")
+}
+
+/// Does `work` while everything goes on, and returns what failed.
+fn while_used(world: &World, web: &Web, work: impl FnOnce()) -> Vec<String> {
+    let hammer = Hammer {
+        stop: AtomicBool::new(false),
+        failures: Mutex::default(),
+        asked: AtomicUsize::new(0),
+        bytes: AtomicUsize::new(0),
+    };
+    let [v4, v6] = world.node_ips();
+    let listener = web.pod.run(|| TcpListener::bind("[::]:81")).expect("listen");
+    let client: &Space = &world.client;
+    let (pod, node): (&Space, &Space) = (&web.pod, &world.node);
+    let spaces = [client, pod, node];
+    let before: Vec<u64> = spaces.iter().map(|space| sent_again(space)).collect();
+    let began = Instant::now();
+    std::thread::scope(|scope| {
+        let hammer = &hammer;
+        scope.spawn(move || serve_long(&listener, hammer));
+        let own = [world.client.v4.into(), world.client.v6.into()];
+        for (ip, own) in [v4, v6].into_iter().zip(own) {
+            scope.spawn(move || hammer.connect(client, at(ip, PORT), Some(own)));
+            scope.spawn(move || hammer.ask(client, at(ip, PORT)));
+            scope.spawn(move || hammer.connect(pod, at(ip, PORT), None));
+            scope.spawn(move || hammer.download(client, at(ip, LONG)));
+            scope.spawn(move || hammer.talk(client, Proto::Udp, at(ip, PORT)));
+        }
+        scope.spawn(move || hammer.connect(node, at(v4, PORT), None));
+        scope.spawn(move || hammer.connect(node, at(std::net::Ipv4Addr::LOCALHOST, PORT), None));
+        scope.spawn(move || hammer.talk(client, Proto::Tcp, at(v4, PORT)));
+        // Outside, by way of the masquerade.
+        std::thread::sleep(Duration::from_millis(300));
+        let done = std::panic::catch_unwind(std::panic::AssertUnwindSafe(work));
+        std::thread::sleep(Duration::from_millis(300));
+        hammer.stop.store(true, Ordering::Relaxed);
+        if let Err(panic) = done {
+            std::panic::resume_unwind(panic);
+        }
+    });
+    let asked = hammer.asked.load(Ordering::Relaxed);
+    let bytes = hammer.bytes.load(Ordering::Relaxed);
+    eprintln!("{asked} connections and datagrams, {bytes} bytes of downloads in {:?}", began.elapsed());
+    assert!(asked > 50 && bytes > 0, "too little to mean anything: {asked} asked, {bytes} bytes");
+    let mut failures = hammer.failures.into_inner().expect("not poisoned");
+    for (space, before) in spaces.iter().zip(before) {
+        let again = sent_again(space) - before;
+        if again > 0 {
+            failures.push(format!("{again} first packets of {} were sent again", space.name()));
+        }
+    }
+    failures
+}
+
+fn web(world: &World, network: &Network<'_>, maker: &Maker) -> Web {
+    let pod = world.node.pod("web");
+    let attach = slipway_tests::Attach::new(&pod).port(Proto::Tcp, PORT, 80).port(Proto::Udp, PORT, 80).port(
+        Proto::Tcp,
+        LONG,
+        81,
+    );
+    crate::add(maker, network, &attach);
+    let servers = Proto::ALL.map(|proto| pod.serve(proto, "[::]:80", "web"));
+    Web { pod, attach, _servers: servers.into() }
+}
+
+/// There and back without anybody noticing.
+fn nobody_notices(maker: &Maker) {
+    eprintln!("{}", shown(maker));
+    let world = World::new(maker.variant);
+    let network = world.network(1, "bridge", maker.backend, &json!({}));
+    let web = web(&world, &network, maker);
+    let of_reference = maker.directory.is_some() && maker.backend == "nftables";
+    let ways = if maker.backend == "iptables" || of_reference {
+        ["nftables", "iptables", "nftables"]
+    } else {
+        ["iptables", "nftables", "iptables"]
+    };
+    let failures = while_used(&world, &web, || {
+        for to in ways {
+            world.migrated(to, 2);
+        }
+    });
+    assert!(failures.is_empty(), "{}: {} failures: {:#?}", shown(maker), failures.len(), failures.first());
+    world.assert_is_in(ways[2]);
+}
+
+#[test]
+fn nobody_notices_with_iptables_nft() {
+    nobody_notices(&NFT);
+    nobody_notices(&TABLE);
+}
+
+#[test]
+fn nobody_notices_with_iptables_legacy() {
+    nobody_notices(&LEGACY);
+}
+
+#[test]
+fn nobody_notices_with_what_the_reference_made() {
+    let all = Maker::references();
+    if all.is_empty() {
+        slipway_tests::skip!("the reference's portmap in /usr/lib/cni");
+    }
+    all.iter().for_each(nobody_notices);
+}
+
+/// What the tests above would see if the old place were emptied before the new one is filled.
+#[test]
+fn a_gap_is_noticed() {
+    let world = World::new("nft");
+    let network = world.network(1, "bridge", "iptables", &json!({}));
+    let web = web(&world, &network, &NFT);
+    let configs = network.configs(Some(&web.attach));
+    let failures = while_used(&world, &web, || {
+        let mut portmap = configs[1].clone();
+        network.call("DEL", &portmap, Some(&web.attach)).ok();
+        portmap["backend"] = json!("nftables");
+        portmap["prevResult"] = json!({
+            "cniVersion": portmap["cniVersion"],
+            "interfaces": [{"name": "eth0", "sandbox": web.pod.path()}],
+            "ips": [
+                {"address": "10.88.1.2/24", "interface": 0},
+                {"address": "fd00:88:1::2/64", "interface": 0},
+            ],
+        });
+        network.call("ADD", &portmap, Some(&web.attach)).ok();
+    });
+    assert!(failures.iter().any(|what| what.contains("refused")), "{failures:#?}");
+}

@@ -1,0 +1,56 @@
+//! A migration that is killed leaves every port served, and the next call goes on.
+
+use serde_json::json;
+use slipway_tests::{Disturbance, Proto, all_kill_points, disturbed, stride};
+
+use crate::{LEGACY, Maker, NFT, PORT, Web, World};
+
+/// How many points are tried in each direction.
+const SAMPLE: usize = 8;
+
+fn killed_and_resumed(maker: &Maker) {
+    let world = World::new(maker.variant);
+    let network = world.network(1, "bridge", maker.backend, &json!({}));
+    let web = Web::new(&world, maker, &network, "web", PORT);
+    let call = |to: &str| world.node.plugin("slipway").arguments(&["migrate", "--to", to]);
+    for (to, from) in [("nftables", "iptables"), ("iptables", "nftables")] {
+        let (output, points) = all_kill_points(&world.node, call(to));
+        assert_eq!(output.process.code, Some(0), "{}", output.process);
+        world.assert_is_in(to);
+        world.migrated(from, 2);
+        let points: Vec<_> = points.into_iter().filter(|point| point.after_change).collect();
+        assert!(points.len() > 10, "too few to be true: {points:?}");
+        let mut killed = 0;
+        for point in points.iter().step_by(points.len().div_ceil(SAMPLE) * stride()) {
+            let output = disturbed(&world.node, call(to), point, Disturbance::Kill);
+            killed += usize::from(output.process.code != Some(0));
+            for ip in world.node_ips() {
+                for proto in Proto::ALL {
+                    world.client.expect(proto, (ip, PORT), "web");
+                }
+            }
+            let (report, code) = world.migrate(&format!("--to {to}"));
+            assert_eq!(code, 0, "{to} after {point:?}: {report:#}");
+            world.assert_is_in(to);
+            network.check(&web.attach).unwrap_or_else(|e| panic!("{to} after {point:?}: CHECK: {e}"));
+            let table = world.node.cmd("nft list map inet slipway owners");
+            assert!(!table.contains("0x8") && !table.contains("0x4"), "on its way after {point:?}: {table}");
+            world.migrated(from, 2);
+        }
+        assert!(killed > 0, "nothing was killed");
+        world.migrated(to, 2);
+    }
+    network.del(&web.attach).expect("DEL");
+    let all = world.everything();
+    assert!(!all.contains("slipway1") && !all.contains("CNI-DN"), "{all}");
+}
+
+#[test]
+fn with_iptables_nft() {
+    killed_and_resumed(&NFT);
+}
+
+#[test]
+fn with_iptables_legacy() {
+    killed_and_resumed(&LEGACY);
+}

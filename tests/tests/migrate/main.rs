@@ -1,0 +1,190 @@
+//! `slipway migrate`: what containers have moves from one backend to another while they are used.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test fails by panicking")]
+
+mod beside;
+mod hammer;
+mod killed;
+mod moves;
+
+use std::net::IpAddr;
+use std::path::{Path, PathBuf};
+
+use serde_json::{Value, json};
+use slipway_tests::{Attach, BridgeNetfilter, Host, Network, Node, Pod, Proto, Server};
+
+const SERVED: u16 = 80;
+const PORT: u16 = 8080;
+
+/// Who made what is to be moved.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Maker {
+    /// `backend` and `ipMasqBackend`.
+    backend: &'static str,
+    /// The variant of iptables that the node uses.
+    variant: &'static str,
+    /// Another plugin set.
+    directory: Option<PathBuf>,
+}
+
+const TABLE: Maker = Maker { backend: "nftables", variant: "nft", directory: None };
+const NFT: Maker = Maker { backend: "iptables", variant: "nft", directory: None };
+const LEGACY: Maker = Maker { backend: "iptables", variant: "legacy", directory: None };
+
+impl Maker {
+    /// The reference plugins, with each backend that they have: Debian's, and those that
+    /// `SLIPWAY_REFERENCE_DIRS` names.
+    fn references() -> Vec<Self> {
+        let more = std::env::var_os("SLIPWAY_REFERENCE_DIRS").unwrap_or_default();
+        let dirs = std::iter::once(PathBuf::from("/usr/lib/cni")).chain(std::env::split_paths(&more));
+        let dirs: Vec<PathBuf> = dirs.filter(|dir| dir.join("portmap").exists()).collect();
+        let mut all = Vec::new();
+        for dir in dirs {
+            let program = std::fs::read(dir.join("portmap")).expect("read portmap");
+            let has_nftables = program.windows(12).any(|window| window == b"cni_hostport");
+            let backends = if has_nftables { &["iptables", "nftables"][..] } else { &["iptables"] };
+            for backend in backends {
+                all.push(Self { backend, variant: "nft", directory: Some(dir.clone()) });
+            }
+        }
+        all
+    }
+}
+
+/// A node with one host outside.
+struct World {
+    node: Node,
+    client: Host,
+}
+
+impl World {
+    fn new(variant: &str) -> Self {
+        let node = Node::new();
+        node.bridge_netfilter(BridgeNetfilter::Off);
+        let client = node.host("client");
+        for family in ["iptables", "ip6tables"] {
+            node.cmd(&format!("{family}-{variant} -t nat -N KUBE-SERVICES"));
+        }
+        Self { node, client }
+    }
+
+    fn node_ips(&self) -> [IpAddr; 2] {
+        [self.client.node_v4.into(), self.client.node_v6.into()]
+    }
+
+    fn network(&self, number: u8, interface: &str, backend: &str, extra: &Value) -> Network<'_> {
+        let mut portmap =
+            json!({"type": "portmap", "backend": backend, "capabilities": {"portMappings": true}});
+        for (key, value) in extra.as_object().expect("an object") {
+            portmap[key] = value.clone();
+        }
+        self.node.network(json!({
+            "name": format!("net{number}"),
+            "plugins": [
+                {
+                    "type": interface, "bridge": format!("br{number}"), "isGateway": true, "hairpinMode": true,
+                    "ipMasq": true, "ipMasqBackend": backend,
+                    "ipam": {
+                        "type": "host-local",
+                        "ranges": [
+                            [{"subnet": format!("10.88.{number}.0/24")}],
+                            [{"subnet": format!("fd00:88:{number}::/64")}],
+                        ],
+                        "routes": [{"dst": "0.0.0.0/0"}, {"dst": "::/0"}],
+                    },
+                },
+                portmap,
+            ],
+        }))
+    }
+
+    /// The whole ruleset, of all that make one.
+    fn everything(&self) -> String {
+        let mut all = self.node.ruleset();
+        for tool in ["iptables", "ip6tables"] {
+            let saved = self.node.cmd(&format!("{tool}-legacy-save -t nat"));
+            // Without the time of day and the counters.
+            let rules = saved.lines().filter(|line| !line.starts_with(['#', ':']));
+            all.extend(rules.map(|line| format!("{line}\n")));
+        }
+        all
+    }
+
+    /// The report of `slipway migrate`, and its exit code.
+    fn migrate(&self, args: &str) -> (Value, i32) {
+        let output = self.node.try_slipway(&format!("migrate --output json {args}"));
+        let report = serde_json::from_str(&output.stdout).unwrap_or_else(|error| panic!("{error}: {output}"));
+        (report, output.code.expect("an exit code"))
+    }
+
+    /// Migrates, which must move this many things and leave none.
+    #[track_caller]
+    fn migrated(&self, to: &str, wanted: usize) {
+        let (report, code) = self.migrate(&format!("--to {to}"));
+        assert_eq!((code, count(&report, "moved")), (0, wanted), "{report:#}");
+    }
+
+    #[track_caller]
+    fn assert_is_in(&self, place: &str) {
+        let all = self.everything();
+        let in_chains = all.contains("CNI-DN-") || all.contains("masquerade\" id:");
+        let of_reference = all.contains("cni_hostport") || all.contains("cni_plugins_masquerade");
+        let in_table = all.contains(" : 10.88.1.2 . 80");
+        let found = (in_table, in_chains, of_reference);
+        let wanted = (place == "nftables", place == "iptables", place == "reference");
+        assert_eq!(found, wanted, "{place}: {all}");
+    }
+}
+
+/// How many things are in this state.
+fn count(report: &Value, state: &str) -> usize {
+    let things = report["things"].as_array().expect("a list");
+    things.iter().filter(|thing| thing["state"] == state).count()
+}
+
+/// ADD by these plugins, chained as a runtime does.
+fn add(maker: &Maker, network: &Network<'_>, attach: &Attach) {
+    let Some(directory) = &maker.directory else {
+        network.add(attach).expect("ADD");
+        return;
+    };
+    let mut result = Value::Null;
+    for mut config in network.configs(Some(attach)) {
+        config["cniVersion"] = json!("1.0.0");
+        if !result.is_null() {
+            config["prevResult"] = result;
+        }
+        let program = directory.join(config["type"].as_str().expect("a type"));
+        let call = network.prepare("ADD", &config, Some(attach)).instead(&program);
+        result = call.env("CNI_PATH", directory.as_path()).run().ok();
+    }
+}
+
+/// A pod that was added and serves TCP and UDP.
+struct Web {
+    pod: Pod,
+    attach: Attach,
+    _servers: Vec<Server>,
+}
+
+impl Web {
+    fn new(world: &World, maker: &Maker, network: &Network<'_>, name: &str, port: u16) -> Self {
+        let pod = world.node.pod(name);
+        let node = world.client.node_v4.to_string();
+        let attach = Attach::new(&pod).port(Proto::Tcp, port, SERVED).port(Proto::Udp, port, SERVED).port_on(
+            &node,
+            Proto::Tcp,
+            port + 1000,
+            SERVED,
+        );
+        add(maker, network, &attach);
+        let servers = Proto::ALL.map(|proto| pod.serve(proto, &format!("[::]:{SERVED}"), name));
+        Self { pod, attach, _servers: servers.into() }
+    }
+}
+
+/// The reference's plugins of this file's path, for messages.
+fn shown(maker: &Maker) -> String {
+    let by = maker.directory.as_deref().map_or("ours".into(), Path::to_string_lossy);
+    format!("{} {} by {by}", maker.backend, maker.variant)
+}

@@ -1,0 +1,131 @@
+//! There and back, from every place.
+
+use serde_json::json;
+use slipway_tests::{Attach, Proto};
+
+use crate::{LEGACY, Maker, NFT, PORT, TABLE, Web, World, count, shown};
+
+/// From where it was made to the table, to the chains and to the table again; then DEL leaves nothing.
+fn round_trip(maker: &Maker, interface: &str) {
+    eprintln!("{} {interface}", shown(maker));
+    let world = World::new(maker.variant);
+    let network = world.network(1, interface, maker.backend, &json!({}));
+    let web = Web::new(&world, maker, &network, "web", PORT);
+    let answers = || {
+        for ip in world.node_ips() {
+            for proto in Proto::ALL {
+                let answer = world.client.expect(proto, (ip, PORT), "web");
+                assert_eq!(answer.peer.ip(), answer.own.ip(), "{answer:?}");
+                web.pod.expect(proto, (ip, PORT), "web");
+            }
+            world.node.expect(Proto::Tcp, (ip, PORT), "web");
+        }
+        world.client.expect(Proto::Tcp, (world.client.node_v4, PORT + 1000), "web");
+        world.node.expect(Proto::Tcp, ([127, 0, 0, 1], PORT), "web");
+    };
+    let first =
+        if maker.directory.is_some() && maker.backend == "nftables" { "reference" } else { maker.backend };
+    let steps = if first == "nftables" {
+        ["iptables", "nftables", "iptables"]
+    } else {
+        ["nftables", "iptables", "nftables"]
+    };
+    for to in steps {
+        let before = world.everything();
+        let (report, code) = world.migrate(&format!("--to {to} --dry-run"));
+        assert_eq!((code, count(&report, "to move")), (3, 2), "{report:#}");
+        assert_eq!(world.everything(), before, "a dry run changes nothing");
+        world.migrated(to, 2);
+        world.assert_is_in(to);
+        answers();
+        // As the runtime would ask: with the configuration of then.
+        if maker.directory.is_none() {
+            network.check(&web.attach).unwrap_or_else(|e| panic!("CHECK in {to}: {e}"));
+        }
+        world.migrated(to, 0);
+    }
+    network.del(&web.attach).expect("DEL");
+    let all = world.everything();
+    assert!(!all.contains("10.88.1.2") && !all.contains("slipway1") && !all.contains("CNI-DN"), "{all}");
+}
+
+#[test]
+fn from_the_table() {
+    round_trip(&TABLE, "bridge");
+}
+
+#[test]
+fn from_chains_of_iptables_nft() {
+    round_trip(&NFT, "ptp");
+}
+
+#[test]
+fn from_chains_of_iptables_legacy() {
+    round_trip(&LEGACY, "bridge");
+}
+
+#[test]
+fn from_what_the_reference_made() {
+    let all = Maker::references();
+    if all.is_empty() {
+        slipway_tests::skip!("the reference's portmap in /usr/lib/cni");
+    }
+    all.iter().for_each(|maker| round_trip(maker, "bridge"));
+}
+
+/// Keys that both backends have keep their meaning.
+#[test]
+fn keys_move_along() {
+    for keys in [
+        json!({"snat": false}),
+        json!({"masqAll": true}),
+        json!({"markMasqBit": 20}),
+        json!({"excludeLoopback": true}),
+    ] {
+        let world = World::new("nft");
+        let network = world.network(1, "bridge", "nftables", &keys);
+        let web = Web::new(&world, &TABLE, &network, "web", PORT);
+        for to in ["iptables", "nftables"] {
+            world.migrated(to, 2);
+            world.assert_is_in(to);
+            network.check(&web.attach).unwrap_or_else(|e| panic!("{keys}: CHECK in {to}: {e}"));
+            world.client.expect(Proto::Tcp, (world.client.node_v4, PORT), "web");
+        }
+    }
+}
+
+/// Conditions that both understand move; others, and chains of others, are named and left alone.
+#[test]
+fn what_cannot_be_said_is_left_alone() {
+    let world = World::new("nft");
+    let add = |name: &str, keys: serde_json::Value, port: u16| {
+        let number = u8::try_from(port - 8000).expect("few");
+        let network = world.network(number, "bridge", "iptables", &keys);
+        let pod = world.node.pod(name);
+        network.add(&Attach::new(&pod).port(Proto::Tcp, port, 80)).expect("ADD");
+        pod
+    };
+    let _plain = add("plain", json!({"conditionsV4": ["!", "-i", "eth9", "-d", "192.0.2.0/24"]}), 8001);
+    let _limit = add("limit", json!({"conditionsV4": ["-m", "limit", "--limit", "5/min"]}), 8002);
+    world.node.cmd("iptables-nft -t nat -N MARK-MASQ");
+    world.node.cmd("ip6tables-nft -t nat -N MARK-MASQ");
+    let _external = add("external", json!({"externalSetMarkChain": "MARK-MASQ"}), 8003);
+    let (report, code) = world.migrate("--to nftables");
+    assert_eq!((code, count(&report, "moved"), count(&report, "left alone")), (4, 4, 2), "{report:#}");
+    let text = report.to_string();
+    assert!(
+        text.contains("the condition \\\"-m\\\" of iptables") && text.contains("MARK-MASQ"),
+        "{report:#}"
+    );
+    let all = world.everything();
+    assert!(all.contains("8002") && all.contains("8003"), "{all}");
+    let own = world.node.cmd("nft list table inet slipway");
+    for words in ["iifname != \"eth9\"", "ip daddr 192.0.2.0/24", "tcp . 8001"] {
+        assert!(own.contains(words), "{words}: {own}");
+    }
+    assert!(!own.contains("tcp . 8002") && !own.contains("tcp . 8003"), "{own}");
+    let (report, code) = world.migrate("--to iptables --network net1");
+    assert_eq!((code, count(&report, "moved")), (0, 2), "{report:#}");
+    let saved = world.node.cmd("iptables-nft-save -t nat");
+    assert!(saved.contains("! -i eth9") && saved.contains("-d 192.0.2.0/24"), "{saved}");
+}
