@@ -7,7 +7,7 @@ use std::process::Command;
 
 use crate::error::{Error, Result};
 use crate::setup::{static_libmnl, static_libnftnl};
-use crate::{run, setup, workspace};
+use crate::{ebpf, run, setup, workspace};
 
 /// Build the slipway binary.
 #[derive(Debug, clap::Args)]
@@ -45,6 +45,7 @@ pub(crate) fn run(args: &Args) -> Result<()> {
         _ => Flavour::Debug,
     };
     setup::ensure()?;
+    println!("BPF programs: {}", ebpf::if_possible(run::show)?);
     run::show(&mut flavour.cargo_build()?)?;
     let binary = flavour.binary();
     println!("{} ({})", binary.display(), size(&binary)?);

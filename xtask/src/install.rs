@@ -7,7 +7,7 @@ use std::process::Command;
 use crate::build::{self, Flavour};
 use crate::error::Result;
 use crate::progress::Stages;
-use crate::{run, setup};
+use crate::{ebpf, run, setup};
 
 /// Build for release and install the binary with a link per plugin.
 #[derive(Debug, clap::Args)]
@@ -84,6 +84,7 @@ pub(crate) fn built(flavour: Flavour) -> Result<PathBuf> {
     };
     let mut stages = Stages::new("build")?;
     stages.run("setup", |_| setup::ensure())?;
+    stages.run("BPF programs", |log| ebpf::if_possible(|command| run::log(command, &log.file)))?;
     stages.run(name, |log| {
         run::log(&mut flavour.cargo_build()?, &log.file)?;
         build::size(&flavour.binary())

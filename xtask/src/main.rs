@@ -7,6 +7,7 @@ mod build;
 mod cni;
 mod demo;
 mod dist;
+mod ebpf;
 mod error;
 mod install;
 mod links;
@@ -38,6 +39,8 @@ enum Task {
     Setup(setup::Args),
     /// Build the slipway binary
     Build(build::Args),
+    /// Build the BPF programs that the binary carries
+    Ebpf(ebpf::Args),
     /// Run everything that must pass: format, lints, build, unit tests, network tests, documentation
     Test(test::Args),
     /// Show what Slipway does: two pods, a published port, a real request for each claim
@@ -60,6 +63,7 @@ fn main() -> ExitCode {
     let result = match Cli::parse().task {
         Task::Setup(args) => setup::run(&args),
         Task::Build(args) => build::run(&args),
+        Task::Ebpf(args) => ebpf::run(&args),
         Task::Test(args) => test::run(&args),
         Task::Demo(args) => demo::run(&args),
         Task::VmTest(args) => vm_test::run(&args),

@@ -12,7 +12,7 @@ use crate::error::{Error, Result};
 use crate::progress::{Log, Stages};
 use crate::run::{self, cargo, tool};
 use crate::runtimes::Runtimes;
-use crate::{build, links, setup, vm_test, workspace};
+use crate::{build, ebpf, links, setup, vm_test, workspace};
 
 /// The package of the network tests, which need root and the built binary.
 const NETWORK_TESTS: &str = "slipway-tests";
@@ -54,10 +54,15 @@ pub(crate) fn run(args: &Args) -> Result<()> {
 
 fn run_stages(args: &Args, stages: &mut Stages) -> Result<String> {
     stages.run("setup", |_| setup::ensure())?;
+    stages.run("BPF programs", |log| ebpf::ensure(|command| run::log(command, &log.file)))?;
     if args.filter.is_none() {
         stages.run("format", |log| quiet(cargo(&["fmt", "--check"]), log))?;
         let clippy = ["clippy", "--workspace", "--all-targets", "--", "--deny", "warnings"];
-        stages.run("lints", |log| quiet(cargo(&clippy), log))?;
+        stages.run("lints", |log| {
+            ebpf::lint(|command| run::log(command, &log.file))?;
+            quiet(cargo(&clippy), log)
+        })?;
+        stages.run("unit tests (BPF)", |log| tests(ebpf::unit_tests()?, log))?;
     }
     let unit = ["test", "--no-fail-fast", "--workspace", "--exclude", NETWORK_TESTS];
     stages.run("unit tests", |log| tests(with_filter(cargo(&unit), args), log))?;
@@ -115,6 +120,7 @@ fn run_runtimes(args: &Args, stages: &mut Stages) -> Result<String> {
         ));
     }
     stages.run("setup", |_| setup::ensure())?;
+    stages.run("BPF programs", |log| ebpf::ensure(|command| run::log(command, &log.file)))?;
     let mut fetched = Runtimes::default();
     stages.run("runtimes", |log| {
         fetched = Runtimes::fetch(log)?;

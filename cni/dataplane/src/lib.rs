@@ -13,6 +13,7 @@ mod backend;
 pub mod dismantle;
 mod dispatch;
 pub mod dump;
+pub mod ebpf;
 mod elsewhere;
 mod error;
 pub mod explain;

@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use crate::build;
+use crate::ebpf;
 use crate::error::{Error, Result};
 use crate::progress::{Log, Stages};
 use crate::run::{self, cargo, tool};
@@ -85,6 +86,7 @@ pub(crate) fn run(args: &Args) -> Result<()> {
             Toolchain::Cross(cross) => cross.version(),
         }
     })?;
+    stages.run("BPF programs", |log| ebpf::ensure(|command| run::log(command, &log.file)))?;
     stages.run("build", |log| {
         let built = build_in(&toolchain, workspace::root(), &own.join("target"), log)?;
         fs::copy(&built, &binary).map_err(|e| Error::file("copy", &built, e))?;
@@ -95,6 +97,7 @@ pub(crate) fn run(args: &Args) -> Result<()> {
         stages.run("build again elsewhere", |log| {
             let copy = own.join("elsewhere");
             copy_sources(&copy)?;
+            ebpf::build_elsewhere(&copy, |command| run::log(command, &log.file))?;
             let again = build_in(&toolchain, &copy, &own.join("target-elsewhere"), log)?;
             same(&binary, &again)
         })?;
@@ -131,7 +134,7 @@ fn build_in(toolchain: &Toolchain, checkout: &Path, target: &Path, log: &Log) ->
 }
 
 /// Where cargo keeps the sources of dependencies.
-fn cargo_home() -> Result<PathBuf> {
+pub(crate) fn cargo_home() -> Result<PathBuf> {
     let own = std::env::var_os("CARGO_HOME").map(PathBuf::from);
     let home = || std::env::var_os("HOME").map(|home| Path::new(&home).join(".cargo"));
     own.or_else(home).ok_or_else(|| Error::Failed("neither CARGO_HOME nor HOME is set".to_owned()))

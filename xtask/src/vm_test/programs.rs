@@ -70,6 +70,7 @@ struct Profile {
 /// A build that fails.
 pub(crate) fn build(log: &Log, peer: Option<&Path>) -> Result<Programs> {
     let dir = workspace::scratch("vm")?;
+    crate::ebpf::ensure(|command| run::log(command, &log.file))?;
     let mut own = build::static_build(&[INIT.0, "slipway"])?;
     run::log(&mut own, &log.file)?;
     let init = Flavour::Static.binary().with_file_name(INIT.1);

@@ -1,0 +1,51 @@
+// What the BPF object is made of, as one digest. Included by cni/dataplane's build script, which
+// must know whether an object that it finds was built from these sources, and by the task that builds it.
+
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+
+use sha2::{Digest, Sha256};
+
+/// The files and folders below `ebpf` that the object depends on.
+const SOURCES: [&str; 4] = ["Cargo.toml", "Cargo.lock", "abi", "programs"];
+
+/// SHA-256, in hexadecimal, of the names and contents of the sources in the folder `ebpf`.
+///
+/// # Errors
+/// A file or folder that cannot be read.
+pub(crate) fn digest(ebpf: &Path) -> io::Result<String> {
+    let mut files = Vec::new();
+    for source in SOURCES {
+        collect(ebpf, Path::new(source), &mut files)?;
+    }
+    files.sort();
+    let mut hash = Sha256::new();
+    for file in files {
+        let name = file.to_string_lossy().into_owned();
+        let content = fs::read(ebpf.join(&file))?;
+        for part in [name.as_bytes(), &content] {
+            hash.update((part.len() as u64).to_le_bytes());
+            hash.update(part);
+        }
+    }
+    Ok(hash.finalize().iter().map(|byte| format!("{byte:02x}")).collect())
+}
+
+/// The files below a path, relative to the folder `ebpf`.
+fn collect(ebpf: &Path, path: &Path, files: &mut Vec<PathBuf>) -> io::Result<()> {
+    let full = ebpf.join(path);
+    if !full.is_dir() {
+        files.push(path.to_owned());
+        return Ok(());
+    }
+    for entry in fs::read_dir(full)? {
+        let name = entry?.file_name();
+        // Editors leave files beside those that they write.
+        let text = name.to_string_lossy();
+        if !text.starts_with('.') && !text.ends_with('~') && text != "target" {
+            collect(ebpf, &path.join(name), files)?;
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,69 @@
+//! bpf-linker, which makes one object of what the compiler leaves.
+
+use std::fs;
+use std::os::unix::fs::symlink;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use super::toolchain::Toolchain;
+use crate::error::{Error, Result};
+use crate::run::cargo;
+
+/// The version that is built.
+pub(super) const VERSION: &str = "0.13.0";
+/// The LLVM versions that this bpf-linker knows.
+const LLVM: [&str; 3] = ["21", "22", "23"];
+
+/// The linker's path; it is built first if the cache does not have it. It uses the very LLVM library that
+/// the compiler uses: what that one writes, another one may not read.
+///
+/// # Errors
+/// It cannot be built.
+pub(super) fn ensure(
+    toolchain: &Toolchain,
+    cache: &Path,
+    execute: &impl Fn(&mut Command) -> Result<()>,
+) -> Result<PathBuf> {
+    let library = toolchain.libllvm()?;
+    let name = library.file_name().unwrap_or_default().to_string_lossy().into_owned();
+    let home = cache.join(format!("bpf-linker-{VERSION}-{name}"));
+    let program = home.join("bin/bpf-linker");
+    let starts = |program: &Path| {
+        Command::new(program).arg("--version").env("LD_LIBRARY_PATH", folder(&library)).output()
+    };
+    if starts(&program).is_ok_and(|output| output.status.success()) {
+        return Ok(program);
+    }
+    let major = toolchain.llvm_major()?;
+    if !LLVM.contains(&major.as_str()) {
+        return Err(Error::Failed(format!(
+            "{toolchain} has LLVM {major}; bpf-linker {VERSION} knows {}",
+            LLVM.join(", ")
+        )));
+    }
+    // All that its build needs of LLVM is the library, under the name that linkers look for.
+    let prefix = home.join("prefix");
+    let link = prefix.join("lib/libLLVM.so");
+    fs::create_dir_all(prefix.join("lib")).map_err(|e| Error::file("create the directory", &prefix, e))?;
+    let _ = fs::remove_file(&link);
+    symlink(&library, &link).map_err(|e| Error::file("make the link", &link, e))?;
+    let work = home.join("build");
+    let mut command = cargo(&["install", "bpf-linker", "--locked", "--force", "--no-default-features"]);
+    command.args(["--version", &format!("={VERSION}"), "--features", &format!("llvm-{major}")]);
+    command.arg("--root").arg(&home).arg("--target-dir").arg(&work).env("LLVM_PREFIX", &prefix);
+    command.env("LD_LIBRARY_PATH", folder(&library));
+    // A linker of small objects need not be fast; these build it in half the time.
+    for (key, value) in [("OPT_LEVEL", "1"), ("DEBUG", "0"), ("LTO", "off"), ("CODEGEN_UNITS", "16")] {
+        command.env(format!("CARGO_PROFILE_RELEASE_{key}"), value);
+    }
+    for name in ["RUSTFLAGS", "CARGO_ENCODED_RUSTFLAGS", "CARGO_BUILD_TARGET"] {
+        command.env_remove(name);
+    }
+    execute(&mut command)?;
+    let _ = fs::remove_dir_all(&work);
+    Ok(program)
+}
+
+fn folder(library: &Path) -> &Path {
+    library.parent().unwrap_or(library)
+}

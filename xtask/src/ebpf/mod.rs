@@ -1,0 +1,240 @@
+//! `cargo xtask ebpf`: the BPF programs, which the binary carries.
+//!
+//! They are built by a compiler of their own ([`toolchain`]) and linked by bpf-linker ([`linker`]) into
+//! `target/ebpf/slipway.o`, where the build script of cni/dataplane finds the object. Both it and the linker
+//! are kept in the user's cache folder, for they take a minute and a half of CPU time together.
+
+mod linker;
+mod slim;
+#[path = "../../../ebpf/sources.rs"]
+mod sources;
+mod toolchain;
+
+use std::env;
+use std::fs::{self, File};
+use std::os::unix::fs::DirBuilderExt;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use crate::error::{Error, Result};
+use crate::run::{self, cargo};
+use crate::workspace;
+use toolchain::Toolchain;
+
+/// The target of the programs: BPF, little-endian, as x86-64 and ARM64 are.
+const TARGET: &str = "bpfel-unknown-none";
+
+/// Build the BPF programs that the binary carries
+///
+/// The compiler is Debian's rustc-web with its core library for BPF, or a nightly toolchain with rust-src,
+/// whichever is there; which one is said. Without any, it is installed: by apt-get where that has it, else
+/// by rustup. A binary that is built without the object has no eBPF backend, and says so.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Args {
+    /// Build twice, in different folders, whatever the cache has, and compare the bytes
+    #[arg(long)]
+    verify: bool,
+    /// Only the lints of the programs
+    #[arg(long, conflicts_with = "verify")]
+    lint: bool,
+}
+
+/// Runs the task.
+///
+/// # Errors
+/// No toolchain can be had, or the build's own.
+pub(crate) fn run(args: &Args) -> Result<()> {
+    if args.lint {
+        return lint(run::show);
+    }
+    let show = run::show;
+    if args.verify {
+        println!("{}", verify(show)?);
+    }
+    println!("{}", ensure(show)?);
+    Ok(())
+}
+
+/// Where the build script of cni/dataplane looks for the object of a checkout.
+fn object(checkout: &Path) -> PathBuf {
+    checkout.join("target/ebpf/slipway.o")
+}
+
+/// Has the object built, with a toolchain that is installed if need be. Says with which one. `execute` runs
+/// the commands that may take long.
+///
+/// # Errors
+/// As [`run()`].
+pub(crate) fn ensure(execute: impl Fn(&mut Command) -> Result<()>) -> Result<String> {
+    let toolchain = Toolchain::require(&execute)?;
+    ensure_in(workspace::root(), &toolchain, &execute)
+}
+
+/// Like [`ensure`], but with a toolchain that is there already; says what is missing if there is none.
+///
+/// # Errors
+/// The build's own.
+pub(crate) fn if_possible(execute: impl Fn(&mut Command) -> Result<()>) -> Result<String> {
+    match Toolchain::find() {
+        Some(toolchain) => ensure_in(workspace::root(), &toolchain, &execute),
+        None => {
+            Ok("no BPF programs: the eBPF backend is left out (`cargo xtask ebpf` gets what it needs)".into())
+        }
+    }
+}
+
+/// The object for another checkout: a copy of the sources in another place.
+///
+/// # Errors
+/// As [`run()`].
+pub(crate) fn build_elsewhere(
+    checkout: &Path,
+    execute: impl Fn(&mut Command) -> Result<()>,
+) -> Result<String> {
+    let toolchain = Toolchain::require(&execute)?;
+    let built = compile(checkout, &toolchain, &execute)?;
+    put(checkout, &built)?;
+    Ok(toolchain.to_string())
+}
+
+/// Compares what two builds in different folders come to.
+fn verify(execute: impl Fn(&mut Command) -> Result<()>) -> Result<String> {
+    let toolchain = Toolchain::require(&execute)?;
+    let copy = workspace::scratch("ebpf")?.join("elsewhere");
+    if copy.exists() {
+        fs::remove_dir_all(&copy).map_err(|e| Error::file("remove", &copy, e))?;
+    }
+    fs::create_dir_all(&copy).map_err(|e| Error::file("create the directory", &copy, e))?;
+    for part in ["ebpf", "rust-toolchain.toml"] {
+        run::capture(run::tool("cp", &["--recursive"]).arg(workspace::root().join(part)).arg(&copy))?;
+    }
+    let (here, there) =
+        (compile(workspace::root(), &toolchain, &execute)?, compile(&copy, &toolchain, &execute)?);
+    run::capture(Command::new("cmp").args([&here, &there]))?;
+    Ok("two builds in different folders: the same bytes".to_owned())
+}
+
+/// Clippy over the programs and what they share with user space. It runs for the machine itself: the
+/// compiler for BPF brings no clippy of its own.
+///
+/// # Errors
+/// What clippy finds.
+pub(crate) fn lint(execute: impl Fn(&mut Command) -> Result<()>) -> Result<()> {
+    let own = workspace::scratch("ebpf")?.join("lint");
+    let manifest = workspace::root().join("ebpf/Cargo.toml");
+    let mut format = cargo(&["fmt", "--all", "--check", "--manifest-path"]);
+    execute(format.arg(&manifest))?;
+    let mut clippy = cargo(&["clippy", "--quiet", "--workspace", "--locked", "--manifest-path"]);
+    clippy.arg(&manifest).args(["--", "--deny", "warnings"]).env("CARGO_TARGET_DIR", own);
+    execute(&mut clippy)
+}
+
+/// The unit tests of what the programs share with user space.
+pub(crate) fn unit_tests() -> Result<Command> {
+    let own = workspace::scratch("ebpf")?.join("lint");
+    let mut command = cargo(&["test", "--no-fail-fast", "--package", "slipway-ebpf-abi", "--manifest-path"]);
+    command.arg(workspace::root().join("ebpf/Cargo.toml")).env("CARGO_TARGET_DIR", own);
+    Ok(command)
+}
+
+fn ensure_in(
+    checkout: &Path,
+    toolchain: &Toolchain,
+    execute: &impl Fn(&mut Command) -> Result<()>,
+) -> Result<String> {
+    let sources = digest(checkout)?;
+    let cache = cache()?;
+    // Two tasks at once build one after the other, and the second finds what the first has made.
+    let _lock = Lock::take(&cache)?;
+    let kept = cache.join(format!("slipway-{}.o", toolchain.key(&sources)));
+    let how = if kept.is_file() {
+        "as it was built before"
+    } else {
+        let built = compile(checkout, toolchain, execute)?;
+        let beside = cache.join("slipway.o.new");
+        fs::copy(&built, &beside).map_err(|e| Error::file("copy", &built, e))?;
+        fs::rename(&beside, &kept).map_err(|e| Error::file("rename", &beside, e))?;
+        "built"
+    };
+    put(checkout, &kept)?;
+    let bytes = fs::metadata(&kept).map_err(|e| Error::file("look at", &kept, e))?.len();
+    Ok(format!("{bytes} bytes, {how}, by {toolchain}"))
+}
+
+/// Compiles and links, and returns the object's path, in a folder of the tasks' own.
+fn compile(
+    checkout: &Path,
+    toolchain: &Toolchain,
+    execute: &impl Fn(&mut Command) -> Result<()>,
+) -> Result<PathBuf> {
+    let linker = linker::ensure(toolchain, &cache()?, execute)?;
+    let target = checkout.join("target/xtask/ebpf/build");
+    let mut command = toolchain.cargo(&["build", "--release", "--locked", "--target", TARGET]);
+    command.current_dir(checkout.join("ebpf")).env("CARGO_TARGET_DIR", &target);
+    let mut flags = vec![
+        // It chooses among declarations that none of these programs uses; one value gives one object.
+        "--cfg=bpf_target_arch=\"x86_64\"".to_owned(),
+        "-Cdebuginfo=2".to_owned(),
+        // Types and line numbers for the kernel: the verifier shows source lines, maps have names of types.
+        "-Clink-arg=--btf".to_owned(),
+    ];
+    // Without these, the line numbers name folders of the machine that built it.
+    for (from, to) in [(checkout, "slipway"), (crate::dist::cargo_home()?.as_path(), "cargo")] {
+        flags.push(format!("--remap-path-prefix={}={to}", from.display()));
+    }
+    command.env("CARGO_ENCODED_RUSTFLAGS", flags.join("\x1f"));
+    command.env("CARGO_TARGET_BPFEL_UNKNOWN_NONE_LINKER", &linker);
+    execute(&mut command)?;
+    let built = target.join(TARGET).join("release/slipway");
+    let kept = built.with_file_name("slipway.o");
+    let object = fs::read(&built).map_err(|e| Error::file("read", &built, e))?;
+    let object =
+        slim::slim(&object).ok_or_else(|| Error::Failed(format!("{} is no ELF object", built.display())))?;
+    fs::write(&kept, object).map_err(|e| Error::file("write", &kept, e))?;
+    Ok(kept)
+}
+
+/// Puts the object where cni/dataplane looks for it. What is there already is not touched: cargo would
+/// build anew all that carries it.
+fn put(checkout: &Path, built: &Path) -> Result<()> {
+    let (object, sources) = (object(checkout), digest(checkout)?);
+    let folder = object.parent().unwrap_or(checkout);
+    fs::create_dir_all(folder).map_err(|e| Error::file("create the directory", folder, e))?;
+    let bytes = fs::read(built).map_err(|e| Error::file("read", built, e))?;
+    for (path, content) in [(object.clone(), bytes), (folder.join("slipway.o.sources"), sources.into_bytes())]
+    {
+        if fs::read(&path).ok().as_ref() != Some(&content) {
+            fs::write(&path, content).map_err(|e| Error::file("write", &path, e))?;
+        }
+    }
+    Ok(())
+}
+
+fn digest(checkout: &Path) -> Result<String> {
+    let ebpf = checkout.join("ebpf");
+    sources::digest(&ebpf).map_err(|e| Error::file("read", &ebpf, e))
+}
+
+/// A folder of the user's that lasts: `$XDG_CACHE_HOME/slipway-build`, or the same below `~/.cache`.
+fn cache() -> Result<PathBuf> {
+    let own = env::var_os("XDG_CACHE_HOME").map(PathBuf::from).filter(|dir| dir.is_absolute());
+    let home = || env::var_os("HOME").map(|home| Path::new(&home).join(".cache"));
+    let dir = own.or_else(home).unwrap_or_else(|| workspace::target().join("xtask"));
+    let dir = dir.join("slipway-build");
+    // What is in it is run and linked: nobody else may write there.
+    let made = fs::DirBuilder::new().recursive(true).mode(0o700).create(&dir);
+    made.map_err(|e| Error::file("create the directory", &dir, e))?;
+    Ok(dir)
+}
+
+/// Held while something is built into the cache.
+struct Lock(#[expect(dead_code, reason = "closing the file gives the lock back")] File);
+
+impl Lock {
+    fn take(cache: &Path) -> Result<Self> {
+        let path = cache.join("lock");
+        let file = File::create(&path).map_err(|e| Error::file("make", &path, e))?;
+        file.lock().map_err(|e| Error::file("lock", &path, e))?;
+        Ok(Self(file))
+    }
+}

@@ -1,0 +1,111 @@
+//! Takes the debugging information out of an object.
+//!
+//! The kernel reads types and line numbers from `.BTF` and `.BTF.ext`; the DWARF sections that these were
+//! made of are nine tenths of the file. binutils' strip does not know BPF on most machines. Offsets are
+//! those of the ELF-64 headers: elf(5).
+
+use std::ops::Range;
+
+/// Length of the file header, and of an entry of the table of sections.
+const HEADER: usize = 64;
+
+/// The same object with empty debugging sections. They keep their places in the table, so that no index
+/// changes. None if it is not a little-endian ELF-64 file, or its tables do not fit into it.
+pub(super) fn slim(object: &[u8]) -> Option<Vec<u8>> {
+    if object.get(..6)? != [0x7f, b'E', b'L', b'F', 2, 1] || half(object, 0x3a)? != HEADER {
+        return None;
+    }
+    let (table, count) = (long(object, 0x28)?, half(object, 0x3c)?);
+    let entry = |index: usize| object.get(table + index * HEADER..table + (index + 1) * HEADER);
+    let names = content(entry(half(object, 0x3e)?)?)?;
+    let names = object.get(names)?;
+    let mut slim = object.get(..HEADER)?.to_vec();
+    let mut entries = Vec::new();
+    for index in 0..count {
+        let mut header = entry(index)?.to_vec();
+        let name = names.get(word(&header, 0)?..)?;
+        let place = if is_debugging(name) || word(&header, 4)? == 0 { 0..0 } else { content(&header)? };
+        slim.resize(slim.len().next_multiple_of(long(&header, 0x30)?.clamp(1, 4096)), 0);
+        header.get_mut(0x18..0x20)?.copy_from_slice(&(slim.len() as u64).to_le_bytes());
+        header.get_mut(0x20..0x28)?.copy_from_slice(&(place.len() as u64).to_le_bytes());
+        slim.extend_from_slice(object.get(place)?);
+        entries.extend(header);
+    }
+    slim.resize(slim.len().next_multiple_of(8), 0);
+    let table = slim.len() as u64;
+    slim.extend(entries);
+    slim.get_mut(0x28..0x30)?.copy_from_slice(&table.to_le_bytes());
+    Some(slim)
+}
+
+fn is_debugging(name: &[u8]) -> bool {
+    name.starts_with(b".debug_") || name.starts_with(b".rel.debug_")
+}
+
+/// Where a section's bytes are.
+fn content(header: &[u8]) -> Option<Range<usize>> {
+    let (start, size) = (long(header, 0x18)?, long(header, 0x20)?);
+    Some(start..start.checked_add(size)?)
+}
+
+fn half(bytes: &[u8], at: usize) -> Option<usize> {
+    bytes.get(at..at + 2)?.try_into().ok().map(|bytes| u16::from_le_bytes(bytes).into())
+}
+
+fn word(bytes: &[u8], at: usize) -> Option<usize> {
+    bytes.get(at..at + 4)?.try_into().ok().and_then(|bytes| u32::from_le_bytes(bytes).try_into().ok())
+}
+
+fn long(bytes: &[u8], at: usize) -> Option<usize> {
+    bytes.get(at..at + 8)?.try_into().ok().and_then(|bytes| u64::from_le_bytes(bytes).try_into().ok())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// An object with the sections: none, `.text` (4 bytes), `.debug_info` (6 bytes), the names.
+    fn object() -> Vec<u8> {
+        let names = b"\0.text\0.debug_info\0.names\0";
+        let mut object = vec![0; HEADER];
+        object[..6].copy_from_slice(&[0x7f, b'E', b'L', b'F', 2, 1]);
+        let mut table = vec![0; HEADER];
+        for (name, content) in [(1u32, &b"text"[..]), (7, b"debug!"), (19, names)] {
+            let mut header = vec![0; HEADER];
+            header[..4].copy_from_slice(&name.to_le_bytes());
+            header[4] = 1;
+            header[0x18..0x20].copy_from_slice(&(object.len() as u64).to_le_bytes());
+            header[0x20..0x28].copy_from_slice(&(content.len() as u64).to_le_bytes());
+            object.extend(content);
+            table.extend(header);
+        }
+        let start = object.len() as u64;
+        object[0x28..0x30].copy_from_slice(&start.to_le_bytes());
+        (object[0x3a], object[0x3c], object[0x3e]) = (64, 4, 3);
+        object.extend(table);
+        object
+    }
+
+    fn section(object: &[u8], index: usize) -> &[u8] {
+        let table = long(object, 0x28).unwrap();
+        &object[content(&object[table + index * HEADER..]).unwrap()]
+    }
+
+    #[test]
+    fn debugging_sections_are_emptied_and_others_kept() {
+        let slim = slim(&object()).unwrap();
+        assert_eq!(section(&slim, 1), b"text");
+        assert_eq!(section(&slim, 2), b"");
+        assert!(section(&slim, 3).ends_with(b".names\0"));
+        assert!(!slim.windows(6).any(|window| window == b"debug!"));
+    }
+
+    #[test]
+    fn what_is_cut_off_or_no_object_is_refused() {
+        let object = object();
+        for length in 0..object.len() {
+            assert_eq!(slim(&object[..length]), None, "{length}");
+        }
+        assert_eq!(slim(b"#!/bin/sh, and a file that is long enough to have a header in it, by far"), None);
+    }
+}
