@@ -40,6 +40,7 @@
 //! A [`Node`] that is dropped by a panic prints every command run in it (with input and output), and
 //! the ruleset, links, addresses and routes of all its spaces.
 
+mod bpf;
 mod chain;
 mod feature;
 mod golden;
@@ -51,6 +52,7 @@ mod snapshot;
 mod space;
 mod traffic;
 
+pub use bpf::{PROGRAMS, has_programs};
 pub use chain::{Attach, Failure, Network};
 pub use feature::{FLOWTABLE, NFT_RANGES, has_flowtable, lacks, nft_loads_ranges};
 pub use golden::{golden, normalise};

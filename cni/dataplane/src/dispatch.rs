@@ -3,6 +3,7 @@
 
 use cni_spec::Attachment;
 
+use crate::ebpf::{Ebpf, Settings};
 use crate::elsewhere::Elsewhere;
 use crate::iptables::Iptables;
 use crate::nftables::offload::Offload;
@@ -10,7 +11,7 @@ use crate::nftables::record;
 use crate::nftables::schema::{KIND_MASQUERADE, KIND_PORTS};
 use crate::nftables::{Nftables, session::Session};
 use crate::reference::Reference;
-use crate::{Backend, Error, Kinds, Listed, MasqueradeRequest, PortRequest, Withdrawal};
+use crate::{Backend, Error, Kinds, Listed, MasqueradeRequest, PortRequest, Withdrawal, ebpf};
 
 /// The ways that can be chosen.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -19,11 +20,13 @@ pub enum BackendName {
     Nftables,
     /// [`Iptables`].
     Iptables,
+    /// [`Ebpf`].
+    Ebpf,
 }
 
 impl BackendName {
-    /// Both.
-    pub const ALL: [Self; 2] = [Self::Nftables, Self::Iptables];
+    /// All of them.
+    pub const ALL: [Self; 3] = [Self::Nftables, Self::Iptables, Self::Ebpf];
 
     /// The name in configurations.
     #[must_use]
@@ -31,6 +34,7 @@ impl BackendName {
         match self {
             Self::Nftables => "nftables",
             Self::Iptables => "iptables",
+            Self::Ebpf => "ebpf",
         }
     }
 
@@ -48,6 +52,7 @@ pub struct Dataplane {
     choice: Option<BackendName>,
     nftables: Nftables,
     iptables: Iptables,
+    ebpf: Ebpf,
 }
 
 /// Where an attachment's things are.
@@ -73,10 +78,17 @@ impl Dataplane {
         self
     }
 
+    /// The same with what the programs of the eBPF backend are to know of the node.
+    #[must_use]
+    pub fn with_settings(self, settings: Settings) -> Self {
+        Self { ebpf: Ebpf::new(settings), ..self }
+    }
+
     /// Does it in the chosen backend.
     fn make<T>(&self, work: impl Fn(&dyn Backend) -> Result<T, Error>) -> Result<(BackendName, T), Error> {
         match self.choice {
             Some(BackendName::Iptables) => Ok((BackendName::Iptables, work(&self.iptables)?)),
+            Some(BackendName::Ebpf) => Ok((BackendName::Ebpf, work(&self.ebpf)?)),
             Some(BackendName::Nftables) => Ok((BackendName::Nftables, work(&self.nftables)?)),
             None => match work(&self.nftables) {
                 Err(Error::NoNfTables(why)) => {
@@ -96,6 +108,7 @@ impl Dataplane {
             let backend: &dyn Backend = match made {
                 BackendName::Nftables => &self.nftables,
                 BackendName::Iptables => &self.iptables,
+                BackendName::Ebpf => &self.ebpf,
             };
             if let Err(left) = backend.withdraw(&Withdrawal::of(attachment, kinds)) {
                 log::warn!("take back what was made for {attachment}: {left}");
@@ -114,7 +127,9 @@ impl Dataplane {
         let (withdrawal, elsewhere) = (Withdrawal::of(attachment, kinds), Elsewhere::look()?);
         match made {
             BackendName::Iptables => self.nftables.withdraw(&withdrawal)?,
-            BackendName::Nftables => self.withdraw_from_iptables(&withdrawal, &elsewhere)?,
+            BackendName::Nftables | BackendName::Ebpf => {
+                self.withdraw_from_iptables(&withdrawal, &elsewhere)?;
+            }
         }
         Self::withdraw_from_reference(&withdrawal, &elsewhere)
     }
@@ -173,11 +188,17 @@ impl Backend for Dataplane {
             self.iptables.refuse_taken(request)?;
         }
         let (made, ()) = self.make(|backend| backend.publish(request))?;
+        if made == BackendName::Nftables {
+            ebpf::entries::leave_ports(request);
+        }
         self.clear_others(made, &request.attachment, Kinds::Ports)
     }
 
     fn masquerade(&self, request: &MasqueradeRequest) -> Result<(), Error> {
         let (made, ()) = self.make(|backend| backend.masquerade(request))?;
+        if made == BackendName::Nftables {
+            ebpf::entries::leave_masquerade(request);
+        }
         self.clear_others(made, &request.attachment, Kinds::Masquerade)
     }
 
@@ -203,6 +224,7 @@ impl Backend for Dataplane {
 
     fn check_ports(&self, request: &PortRequest) -> Result<(), Error> {
         match self.holder(&request.attachment, KIND_PORTS)? {
+            Holder::Nftables if self.choice == Some(BackendName::Ebpf) => self.ebpf.check_ports(request),
             Holder::Nftables => self.nftables.check_ports(request),
             Holder::Iptables => self.iptables.check_ports(request),
             Holder::Reference(reference) => reference.check_ports(request),
@@ -212,6 +234,7 @@ impl Backend for Dataplane {
 
     fn check_masquerade(&self, request: &MasqueradeRequest) -> Result<(), Error> {
         match self.holder(&request.attachment, KIND_MASQUERADE)? {
+            Holder::Nftables if self.choice == Some(BackendName::Ebpf) => self.ebpf.check_masquerade(request),
             Holder::Nftables => self.nftables.check_masquerade(request),
             Holder::Iptables => self.iptables.check_masquerade(request),
             // The reference itself checks no more than this.

@@ -100,6 +100,9 @@ pub enum Error {
     /// This kernel has no nf_tables: nothing can be made, and nothing of ours can be there.
     #[error("{0}")]
     NoNfTables(String),
+    /// There are no BPF programs to load, or the kernel takes none.
+    #[error("{0}")]
+    NoEbpf(String),
     /// An operation of the kernel failed.
     #[error("{operation}: {source}")]
     Kernel {
@@ -135,6 +138,7 @@ impl Error {
             | Self::NewerSchema { .. }
             | Self::Missing(_)
             | Self::NoNfTables(_)
+            | Self::NoEbpf(_)
             | Self::NoIptables { .. }
             | Self::Kernel { .. } => ErrorCode::Internal,
         }

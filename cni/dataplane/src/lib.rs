@@ -4,7 +4,7 @@
 //! address, container port), owned by an [`cni_spec::Attachment`]. A *masqueraded address* is a container's
 //! address whose packets leave its own network with an address of the node. Both are made by a
 //! [`Backend`]: [`nftables::Nftables`] is the default one, [`iptables::Iptables`] the one that makes the
-//! reference plugins' chains, [`Dataplane`] both, and [`fake::Fake`] one for tests of what calls them.
+//! reference plugins' chains, [`ebpf::Ebpf`] the fast path on top of nftables, [`Dataplane`] all of them, and [`fake::Fake`] one for tests of what calls them.
 //!
 //! Everything that a backend makes carries its owner beside it in the kernel ([`owner`]): the
 //! kernel is the state, there is no file to fall out of step with it.

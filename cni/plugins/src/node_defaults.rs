@@ -6,7 +6,7 @@
 use std::path::Path;
 
 use cni_dataplane::nftables::offload::{Offload, Uplinks};
-use cni_dataplane::{BackendName, Dataplane};
+use cni_dataplane::{BackendName, Dataplane, ebpf};
 use cni_kernel::dir::DurableDir;
 use cni_spec::{CniError, ErrorCode};
 use serde::Deserialize;
@@ -25,6 +25,7 @@ struct Keys {
     backend: Option<String>,
     ip_masq_backend: Option<String>,
     flowtable: Option<Flowtable>,
+    uplinks: Vec<String>,
 }
 
 /// `true`, `false`, or the links by name.
@@ -50,13 +51,15 @@ pub(crate) struct NodeDefaults {
     pub(crate) ip_masq_backend: Option<BackendName>,
     /// The flowtable's uplinks; none if there is to be no flowtable.
     pub(crate) flowtable: Option<Uplinks>,
+    /// For the programs of the eBPF backend.
+    pub(crate) ebpf: ebpf::Settings,
 }
 
 impl NodeDefaults {
     /// The dataplane of a configuration that chooses this, or nothing.
     pub(crate) fn dataplane(&self, choice: Option<BackendName>) -> Dataplane {
         let offload = self.flowtable.clone().map_or(Offload::Off, Offload::Through);
-        Dataplane::new(choice).offload(offload)
+        Dataplane::new(choice).offload(offload).with_settings(self.ebpf.clone())
     }
 
     /// Reads the file; no file is no default.
@@ -92,7 +95,8 @@ impl NodeDefaults {
         let backend = named("backend", keys.backend)?;
         let ip_masq_backend = named("ipMasqBackend", keys.ip_masq_backend)?.or(backend);
         let flowtable = keys.flowtable.map(uplinks).transpose()?.flatten();
-        Ok(Self { backend, ip_masq_backend, flowtable })
+        let ebpf = ebpf::Settings { uplinks: keys.uplinks };
+        Ok(Self { backend, ip_masq_backend, flowtable, ebpf })
     }
 }
 
@@ -123,12 +127,15 @@ mod tests {
     #[test]
     fn what_is_written_is_understood_or_refused_by_name() {
         let parse = |text: &str| NodeDefaults::parse(text.as_bytes());
-        let [nftables, iptables] = BackendName::ALL.map(Some);
+        let [nftables, iptables, fast_path] = BackendName::ALL.map(Some);
         assert_eq!(parse("{}"), Ok(NodeDefaults::default()));
-        let both = NodeDefaults { backend: iptables, ip_masq_backend: iptables, flowtable: None };
-        assert_eq!(parse(r#"{"backend": "iptables"}"#), Ok(both));
-        let mixed = NodeDefaults { backend: iptables, ip_masq_backend: nftables, flowtable: None };
+        let defaults = |backend, ip_masq_backend| NodeDefaults { backend, ip_masq_backend, ..NodeDefaults::default() };
+        assert_eq!(parse(r#"{"backend": "iptables"}"#), Ok(defaults(iptables, iptables)));
+        let mixed = defaults(iptables, nftables);
         assert_eq!(parse(r#"{"backend": "iptables", "ipMasqBackend": "nftables"}"#), Ok(mixed));
+        let settings = ebpf::Settings { uplinks: vec!["eth0".to_owned()] };
+        let fast = NodeDefaults { ebpf: settings, ..defaults(fast_path, fast_path) };
+        assert_eq!(parse(r#"{"backend": "ebpf", "uplinks": ["eth0"]}"#), Ok(fast));
         let error = parse(r#"{"ipMasqBackend": "ebtables"}"#).unwrap_err();
         assert_eq!(error, "key \"ipMasqBackend\": unknown backend \"ebtables\"");
         assert!(parse(r#"{"backned": "iptables"}"#).unwrap_err().contains("backned"));

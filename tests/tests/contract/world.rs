@@ -22,6 +22,8 @@ pub(crate) enum Dataplane {
     Iptables(&'static str),
     /// By our table, established flows by a flowtable where the kernel has one.
     Flowtable,
+    /// By the BPF programs, on top of our table.
+    Ebpf,
 }
 
 /// Runs the body of a test of what chains of iptables cannot do, for the reason given, whoever made
@@ -114,6 +116,10 @@ pub(crate) fn list(number: u8, extra: &Value) -> Value {
     if let Dataplane::Iptables(_) = crate::DATAPLANE {
         portmap["backend"] = json!("iptables");
         list["plugins"][0]["ipMasqBackend"] = json!("iptables");
+    }
+    if crate::DATAPLANE == Dataplane::Ebpf {
+        portmap["backend"] = json!("ebpf");
+        list["plugins"][0]["ipMasqBackend"] = json!("ebpf");
     }
     for (key, value) in extra.as_object().expect("an object") {
         portmap[key] = value.clone();

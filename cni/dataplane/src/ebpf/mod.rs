@@ -2,6 +2,27 @@
 //!
 //! The programs are in `ebpf/programs`. `cargo xtask ebpf` builds them, this crate's build script finds
 //! the object, and the binary carries it. A binary that was built without them has no such backend.
+//!
+//! The nftables tables stay underneath: they hold the ownership, and serve what the programs leave to them.
+//! What the programs are told comes after the elements are in, and goes before they do ([`entries`]).
+//! Whatever keeps the programs from serving, the ports are published all the same.
+
+mod attach;
+mod cookie;
+pub(crate) mod entries;
+mod load;
+mod node;
+mod place;
+mod tables;
+mod uplinks;
+
+use std::fmt;
+
+use cni_spec::Attachment;
+
+use crate::nftables::Nftables;
+use crate::{Backend, Error, Kinds, Listed, MasqueradeRequest, PortRequest, Withdrawal};
+pub use node::{Settings, Status, is_there, setup_node, status, teardown_node};
 
 /// Aligned as the loader reads it.
 #[cfg(ebpf_object)]
@@ -18,6 +39,112 @@ pub fn object() -> Option<&'static [u8]> {
     return Some(&OBJECT.0);
     #[cfg(not(ebpf_object))]
     None
+}
+
+/// Why a container is left to nftables although this backend was asked for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Left {
+    /// `conditionsV4` or `conditionsV6`.
+    Conditions,
+    /// `externalSetMarkChain`.
+    MarkChain,
+    /// `masqAll`.
+    MasqueradeAll,
+    /// `snat: false`.
+    NoMasquerade,
+    /// More ports than the maps are meant for.
+    ManyPorts,
+    /// The container's interface is no veth.
+    NoVeth,
+}
+
+impl fmt::Display for Left {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Conditions => "it has conditions",
+            Self::MarkChain => "it has externalSetMarkChain",
+            Self::MasqueradeAll => "it has masqAll",
+            Self::NoMasquerade => "it has snat: false",
+            Self::ManyPorts => "it has more than 4,096 ports",
+            Self::NoVeth => "its interface is no veth",
+        })
+    }
+}
+
+/// The eBPF backend: [`Nftables`], and the programs on top of it.
+#[derive(Debug, Default)]
+pub struct Ebpf {
+    nftables: Nftables,
+    settings: Settings,
+}
+
+impl Ebpf {
+    /// The backend with what an administrator has set.
+    #[must_use]
+    pub fn new(settings: Settings) -> Self {
+        Self { nftables: Nftables::new(), settings }
+    }
+
+    /// Does what the programs are to do for an attachment. What fails here is no failure of the ADD:
+    /// nftables has the ports already.
+    fn on_top(&self, attachment: &Attachment, work: impl Fn(&place::Place) -> Result<Option<Left>, Error>) {
+        match node::ready(&self.settings).and_then(|place| work(&place)) {
+            Ok(None) => {}
+            Ok(Some(left)) => log::info!("{attachment} is left to nftables: {left}"),
+            Err(error) => log::warn!("{attachment} is left to nftables: {error}"),
+        }
+    }
+}
+
+impl Backend for Ebpf {
+    fn publish(&self, request: &PortRequest) -> Result<(), Error> {
+        self.nftables.publish(request)?;
+        self.on_top(&request.attachment, |place| match entries::unserved(request) {
+            None => entries::publish(place, request),
+            left => Ok(left),
+        });
+        Ok(())
+    }
+
+    fn masquerade(&self, request: &MasqueradeRequest) -> Result<(), Error> {
+        self.nftables.masquerade(request)?;
+        self.on_top(&request.attachment, |place| entries::masquerade(place, request));
+        Ok(())
+    }
+
+    fn withdraw(&self, withdrawal: &Withdrawal<'_>) -> Result<(), Error> {
+        self.nftables.withdraw(withdrawal)
+    }
+
+    fn check_ports(&self, request: &PortRequest) -> Result<(), Error> {
+        self.nftables.check_ports(request)?;
+        match place::Place::find() {
+            Some(place) if object().is_some() && entries::unserved(request).is_none() => {
+                entries::check_ports(&place, request)
+            }
+            _ => Ok(()),
+        }
+    }
+
+    fn check_masquerade(&self, request: &MasqueradeRequest) -> Result<(), Error> {
+        self.nftables.check_masquerade(request)?;
+        match place::Place::find() {
+            Some(place) if object().is_some() => entries::check_masquerade(&place, request),
+            _ => Ok(()),
+        }
+    }
+
+    fn retain(&self, network: &str, valid: &[Attachment], kinds: Kinds) -> Result<(), Error> {
+        self.nftables.retain(network, valid, kinds)
+    }
+
+    fn list(&self) -> Result<Vec<Listed>, Error> {
+        self.nftables.list()
+    }
+
+    fn status(&self) -> Result<(), Error> {
+        self.nftables.status()
+    }
 }
 
 #[cfg(test)]

@@ -261,7 +261,7 @@ pub fn migrate(
         progress(number * GROUP, total);
         let group = group.to_vec();
         rows.extend(match order.to {
-            BackendName::Nftables => mover.to_table(group)?,
+            BackendName::Nftables | BackendName::Ebpf => mover.to_table(group)?,
             BackendName::Iptables => mover.to_chains(group)?,
         });
     }
@@ -292,7 +292,7 @@ struct Mover<'a> {
 impl Mover<'_> {
     fn from(&self, place: Place) -> bool {
         let there = match self.order.to {
-            BackendName::Nftables => place == Place::Nftables,
+            BackendName::Nftables | BackendName::Ebpf => place == Place::Nftables,
             BackendName::Iptables => place == Place::Iptables,
         };
         !there && self.order.from.contains(&place)
@@ -785,7 +785,7 @@ impl Everywhere {
         });
         in_rules
             || match self.to {
-                BackendName::Nftables => self.chains.iter().any(|found| found.owner.may_be(owner)),
+                BackendName::Nftables | BackendName::Ebpf => self.chains.iter().any(|found| found.owner.may_be(owner)),
                 BackendName::Iptables => self.table.contains(&owner.attachment_hash),
             }
     }

@@ -226,6 +226,7 @@ impl Job {
         let items: Vec<&Item> = self.plan.items.iter().filter(|item| !shared(item)).collect();
         let kept = |item: &Item| own.iter().any(|held| matches(held, item));
         let wanted = |held: &Held| items.iter().any(|item| matches(held, item));
+        crate::ebpf::entries::forget(own.iter().filter(|held| !wanted(held)));
         for held in own.iter().filter(|held| !wanted(held)) {
             batch.delete_element(held.id());
         }

@@ -13,7 +13,7 @@ use super::plan;
 use super::schema::{self, Map, SharedChain};
 use super::session::{Held, Patience, Session};
 use crate::owner::{AttachmentHash, NetworkHash};
-use crate::{AddressFamily, Error, Kinds, Withdrawal};
+use crate::{AddressFamily, Error, Kinds, Withdrawal, ebpf};
 
 /// Above so many hinted ports the maps are read as a whole.
 const MANY: usize = 256;
@@ -47,6 +47,7 @@ pub(crate) fn withdraw(session: &Session, withdrawal: &Withdrawal<'_>) -> Result
         if held.len() != expected {
             held = session.dump(elements(), |held| held.is_of(hash) && kinds.contains(&held.map.kind()))?;
         }
+        ebpf::entries::forget(&held);
         let mut batch = Transaction::new();
         delete(&mut batch, held.iter().chain(&entries));
         if kinds.contains(&schema::KIND_PORTS) {
@@ -71,6 +72,7 @@ pub(crate) fn everything_of(
         let generation = session.generation()?;
         let mut held = entries(session, hash, kinds)?;
         held.extend(session.dump(elements(), |held| held.is_of(hash) && kinds.contains(&held.map.kind()))?);
+        ebpf::entries::forget(&held);
         let mut batch = Transaction::new();
         delete(&mut batch, &held);
         if kinds.contains(&schema::KIND_PORTS) {
@@ -94,7 +96,9 @@ pub(crate) fn removal(session: &Session, hashes: &BTreeSet<AttachmentHash>) -> R
     }
     let of_them =
         |held: &Held| held.owner.as_ref().is_some_and(|owner| hashes.contains(&owner.attachment_hash));
-    delete(&mut batch, &session.dump(Map::all(), of_them)?);
+    let held = session.dump(Map::all(), of_them)?;
+    ebpf::entries::forget(&held);
+    delete(&mut batch, &held);
     for hash in hashes {
         delete_own_chains(session, &mut batch, *hash)?;
     }
@@ -247,6 +251,7 @@ pub(crate) fn retain(
         });
         let mut batch = Transaction::new();
         for of_one in held.chunk_by(|a, b| a.owner == b.owner) {
+            ebpf::entries::forget(of_one);
             delete(&mut batch, of_one);
             let owner = of_one.first().and_then(|held| held.owner.as_ref());
             if let Some(owner) = owner.filter(|_| kinds.contains(&schema::KIND_PORTS)) {

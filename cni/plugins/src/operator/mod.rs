@@ -7,6 +7,7 @@ pub mod cnitool;
 pub mod explain;
 pub mod install;
 pub mod migrate;
+pub mod node;
 pub mod ports;
 pub mod restore;
 pub mod support_bundle;
@@ -45,6 +46,12 @@ pub static COMMANDS: &[Command] = &[
         summary: "say what this kernel and this host can do, what is missing and what is in the way",
         usage: check_node::USAGE,
         run: check_node::check_node_command,
+    },
+    Command {
+        name: "node",
+        summary: "load and attach the programs of the eBPF backend, look at them, take them away",
+        usage: node::USAGE,
+        run: node::node_command,
     },
     Command {
         name: "explain",

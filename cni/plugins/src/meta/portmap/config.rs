@@ -194,8 +194,8 @@ fn backend(keys: &Keys) -> Result<Option<BackendName>, CniError> {
         )))
     };
     match named.or_else(|| (!of_iptables.is_empty()).then_some(BackendName::Iptables)) {
-        Some(BackendName::Nftables) if !of_iptables.is_empty() => {
-            wrong(BackendName::Nftables, BackendName::Iptables, &of_iptables)
+        Some(backend @ (BackendName::Nftables | BackendName::Ebpf)) if !of_iptables.is_empty() => {
+            wrong(backend, BackendName::Iptables, &of_iptables)
         }
         Some(BackendName::Iptables) if !of_nftables.is_empty() => {
             wrong(BackendName::Iptables, BackendName::Nftables, &of_nftables)

@@ -2,6 +2,7 @@
 
 use std::path::Path;
 
+use cni_dataplane::ebpf;
 use cni_dataplane::node::{self, Feature, Need};
 use cni_kernel::netns::Netns;
 use cni_kernel::route::{NewBridge, NewVeth, RouteError, RouteSocket, VlanFiltering};
@@ -130,6 +131,39 @@ fn made(what: &str, otherwise: State, why: &str, option: &str, result: Result<()
     }
 }
 
+/// The programs of the eBPF backend: where they are not, nftables serves what was asked of them.
+fn programs() -> Finding {
+    let (what, why) = ("BPF programs", "the eBPF backend; nftables serves without them");
+    match ebpf::status() {
+        _ if ebpf::object().is_none() => {
+            let mend = "build with `cargo xtask build`, which fetches the compiler";
+            Finding::new(what, State::Note, "not in this binary").why(why).mend(mend)
+        }
+        Ok(status) if !status.is_set_up => {
+            let mend = "the first container with backend ebpf, or `slipway node setup`, loads them and says why \
+                        if it cannot";
+            Finding::new(what, State::Note, "not loaded").why(why).mend(mend)
+        }
+        Ok(status) if status.uplinks.is_empty() => {
+            let mend =
+                "name the interfaces as \"uplinks\" in /etc/cni/slipway.json, then `slipway node setup`";
+            Finding::new(what, State::Warning, "loaded, but no uplink was found").why(why).mend(mend)
+        }
+        Ok(status) if !status.is_current => {
+            let mend = "`slipway node setup` replaces them; flows are kept";
+            Finding::new(what, State::Note, "loaded, of another version").why(why).mend(mend)
+        }
+        Ok(status) => {
+            let found = format!("{} containers, uplinks {}", status.containers, status.uplinks.join(", "));
+            Finding::ok(what, found).why(why)
+        }
+        Err(error) => {
+            let mend = "`slipway node teardown`, then `slipway node setup`";
+            Finding::new(what, State::Warning, error.to_string()).why(why).mend(mend)
+        }
+    }
+}
+
 /// What programs in the kernel need: nothing of it is needed by the nftables dataplane.
 fn bpf() -> Vec<Finding> {
     const WHY: &str = "only an eBPF dataplane needs it; the nftables dataplane does not";
@@ -145,6 +179,7 @@ fn bpf() -> Vec<Finding> {
     let bpffs = Some("/sys/fs/bpf").filter(|path| is(path, BPF_FS_MAGIC));
     let btf = Some("/sys/kernel/btf/vmlinux").filter(|path| Path::new(path).exists());
     vec![
+        programs(),
         finding("BPF file system", bpffs, "mount -t bpf bpf /sys/fs/bpf"),
         finding("cgroup v2", cgroup, "boot with systemd.unified_cgroup_hierarchy=1"),
         finding("type information of the kernel (BTF)", btf, "a kernel with DEBUG_INFO_BTF"),

@@ -86,7 +86,8 @@ fn parse(args: &[String]) -> Result<Options, String> {
         let value = inline.or_else(|| args.next().cloned()).ok_or_else(|| format!("{name} needs a value"))?;
         match (name, value.as_str()) {
             ("--to", name) => {
-                let backend = BackendName::from_name(name);
+                // The programs stand on the table: moving there is the business of an ADD.
+                let backend = BackendName::from_name(name).filter(|backend| *backend != BackendName::Ebpf);
                 to = Some(backend.ok_or_else(|| format!("--to is nftables or iptables, not {name:?}"))?);
             }
             ("--from", "all") => from.extend(PLACES),

@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 
 use cni_dataplane::dismantle::{self, Holding, InUse, OwnTable};
 use cni_dataplane::iptables::Frame;
-use cni_dataplane::{AddressFamily, Error as DataplaneError, Owner};
+use cni_dataplane::{AddressFamily, Error as DataplaneError, Owner, ebpf};
 
 use crate::ipam::host_local::StoreError;
 
@@ -28,6 +28,8 @@ pub enum Trace {
     Folder(PathBuf),
     /// The folder below /run in which the dataplane remembers something goes.
     Memory(PathBuf),
+    /// The programs of the eBPF backend, with all that is pinned, are taken off.
+    Programs,
     /// Something stays.
     Leave {
         /// What.
@@ -44,6 +46,7 @@ impl fmt::Display for Trace {
             Self::Chains(frame) => write!(f, "remove  {}", chains(*frame)),
             Self::Link(name) => write!(f, "remove  link {name}"),
             Self::Folder(path) | Self::Memory(path) => write!(f, "remove  {}", path.display()),
+            Self::Programs => f.write_str("remove  the BPF programs"),
             Self::Leave { what, why } => write!(f, "leave   {what} ({why})"),
         }
     }
@@ -103,6 +106,9 @@ pub fn plan(in_use: InUse, data_dir: &Path) -> Result<Vec<Trace>, TraceError> {
             Err(error) => return Err(error.into()),
         }
     }
+    if ebpf::is_there() {
+        traces.push(Trace::Programs);
+    }
     for frame in Frame::all()? {
         traces.push(if frame.is_used()? { used(frame) } else { Trace::Chains(frame) });
     }
@@ -127,6 +133,10 @@ pub fn remove(traces: Vec<Trace>, in_use: InUse) -> Result<Vec<Trace>, TraceErro
                 }
                 _ => Trace::Table(table),
             },
+            Trace::Programs => {
+                ebpf::teardown_node()?;
+                Trace::Programs
+            }
             Trace::Chains(frame) if frame.remove()? => used(frame),
             Trace::Chains(frame) => Trace::Chains(frame),
             Trace::Link(name) => links::remove(name)?,

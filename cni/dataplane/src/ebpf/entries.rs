@@ -1,0 +1,261 @@
+//! What the programs are told of containers: written after the nftables elements that hold the ownership,
+//! removed before they are.
+
+use std::hash::{BuildHasher, Hasher, RandomState};
+use std::net::IpAddr;
+
+use cni_kernel::netns::Netns;
+use cni_kernel::route::{Link, LinkKind, RouteSocket};
+use cni_nftables::ElementData;
+use ipnet::IpNet;
+use slipway_ebpf_abi::{MASQUERADED, Pod, PodAddress, maps};
+
+use super::attach::{self, Before};
+use super::place::Place;
+use super::tables::{Published, Tables};
+use super::{Left, node};
+use crate::nftables::plan;
+use crate::nftables::schema::Map;
+use crate::nftables::session::Held;
+use crate::{
+    ContainerNetns, Error, HostAddress, HostPorts, MasqueradeRequest, PortRequest, Protocol, PublishedPort,
+    Snat,
+};
+
+/// The most ports of one container that are put into the maps, one by one. A longer run is a single element
+/// for nftables, which serves it.
+const MANY: usize = 4096;
+
+/// Why a request is left to nftables for good; none: the programs can serve it.
+pub(super) fn unserved(request: &PortRequest) -> Option<Left> {
+    let conditions = !request.conditions_v4.is_empty() || !request.conditions_v6.is_empty();
+    let ports = request.ports.iter().map(|port| port.host.len()).sum::<usize>();
+    match request {
+        _ if conditions => Some(Left::Conditions),
+        PortRequest { set_mark_chain: Some(_), .. } => Some(Left::MarkChain),
+        PortRequest { snat: Snat::Always, .. } => Some(Left::MasqueradeAll),
+        PortRequest { snat: Snat::Never, .. } => Some(Left::NoMasquerade),
+        _ if ports > MANY => Some(Left::ManyPorts),
+        _ => None,
+    }
+}
+
+/// Whether a mapping is for the programs: SCTP is not, nor what is on the node's own loopback, which nothing
+/// from outside reaches.
+fn is_served(host: &HostPorts) -> bool {
+    let loopback = matches!(host.address, HostAddress::One(address) if address.is_loopback());
+    host.protocol != Protocol::Sctp && !loopback
+}
+
+/// The single ports of a mapping, each with the port of the container.
+fn single(port: &PublishedPort) -> impl Iterator<Item = (Published, u16)> {
+    let (host, to) = (port.host, port.container_port);
+    let one = move |number| Published { host: host.address, protocol: host.protocol, port: number };
+    host.ports().map(move |number| (one(number), to.wrapping_add(number.wrapping_sub(host.first))))
+}
+
+/// Has the programs serve a container's ports.
+///
+/// # Errors
+/// The kernel's own; what was written is taken back.
+pub(super) fn publish(place: &Place, request: &PortRequest) -> Result<Option<Left>, Error> {
+    let Some(link) = host_link(&request.netns, request.attachment.ifname())? else {
+        return Ok(Some(Left::NoVeth));
+    };
+    let mut tables = Tables::open(place)?;
+    let pod = adopt(place, &mut tables, &link, &request.networks, None)?;
+    let served = || request.ports.iter().filter(|port| is_served(&port.host));
+    let write = |tables: &mut Tables| -> Result<(), Error> {
+        for port in served() {
+            for (published, to) in single(port) {
+                tables.put_port(&published, pod, (port.container, to))?;
+            }
+        }
+        Ok(())
+    };
+    if let Err(error) = write(&mut tables) {
+        for published in served().flat_map(single).map(|(published, _)| published) {
+            let _ = tables.remove_port(&published);
+        }
+        return Err(error);
+    }
+    Ok(None)
+}
+
+/// Has the programs masquerade a container's addresses.
+///
+/// # Errors
+/// The kernel's own.
+pub(super) fn masquerade(place: &Place, request: &MasqueradeRequest) -> Result<Option<Left>, Error> {
+    let Some(link) = host_link(&request.netns, request.attachment.ifname())? else {
+        return Ok(Some(Left::NoVeth));
+    };
+    let mut tables = Tables::open(place)?;
+    adopt(place, &mut tables, &link, &request.addresses, Some(MASQUERADED))?;
+    Ok(None)
+}
+
+/// Puts the program on the container's link and tells the maps of the container. A link that had no program
+/// is a new one: what the maps may still have of its number is of another container, and gets another
+/// generation, so that no old flow ends in the new container.
+fn adopt(
+    place: &Place,
+    tables: &mut Tables,
+    link: &Link,
+    addresses: &[IpNet],
+    flag: Option<u32>,
+) -> Result<(u32, u32), Error> {
+    let program = node::programs(place)?.join(maps::programs::POD_INGRESS);
+    let before = attach::attach(&link.name, &program)?;
+    let known = if before == Before::Replaced { tables.pods.get(&link.index)? } else { None };
+    let generation = known.map_or_else(random, |pod| pod.generation);
+    tables.pods.put(link.index, Pod { generation, mtu: link.mtu, ..Pod::default() })?;
+    for network in addresses {
+        let is_own = |entry: &PodAddress| (entry.pod, entry.generation) == (link.index, generation);
+        let old = tables.address(network.addr())?.filter(is_own);
+        let flags = old.map_or(0, |entry| entry.flags) | flag.unwrap_or_default();
+        let prefix = network.prefix_len().into();
+        tables.put_address(network.addr(), PodAddress { pod: link.index, generation, flags, prefix })?;
+    }
+    Ok((link.index, generation))
+}
+
+/// A number that no other container of this node is likely to have; never 0.
+fn random() -> u32 {
+    let drawn = RandomState::new().build_hasher().finish();
+    let [a, b, c, d, ..] = drawn.to_ne_bytes();
+    u32::from_ne_bytes([a, b, c, d]).max(1)
+}
+
+/// The host's end of a container's pair of links; none if the container's interface is no such thing.
+fn host_link(netns: &ContainerNetns, ifname: &str) -> Result<Option<Link>, Error> {
+    let failed = |e: Box<dyn std::error::Error + Send + Sync>| {
+        Error::kernel(format!("find the host's end of {ifname} in {}", netns.path.display()), e)
+    };
+    let inside = Netns::open(&netns.path).map_err(|e| failed(e.into()))?;
+    let socket = RouteSocket::open_in(&inside).map_err(|e| failed(e.into()))?;
+    let own = socket.link(ifname).map_err(|e| failed(e.into()))?;
+    let Some(peer) = own.peer.filter(|_| own.kind == LinkKind::Veth) else { return Ok(None) };
+    let socket = RouteSocket::open().map_err(|e| failed(e.into()))?;
+    match socket.link_by_index(peer) {
+        // The number may be that of another link here, if the other end is in a third namespace.
+        Ok(link) => Ok(Some(link).filter(|link| link.kind == LinkKind::Veth && link.peer == Some(own.index))),
+        Err(e) if e.is_not_found() => Ok(None),
+        Err(e) => Err(failed(e.into())),
+    }
+}
+
+/// Makes the programs forget what these elements stand for. It comes before the elements are deleted: until
+/// then nobody else can have what they hold. A node without programs pays one system call.
+pub(crate) fn forget<'a>(held: impl IntoIterator<Item = &'a Held>) {
+    leave(|tables| held.into_iter().try_for_each(|held| forget_one(tables, held)));
+}
+
+/// Leaves the ports to nftables, which has them too: an earlier ADD may have asked for the programs.
+pub(crate) fn leave_ports(request: &PortRequest) {
+    leave(|tables| {
+        for (published, _) in request.ports.iter().filter(|port| is_served(&port.host)).flat_map(single) {
+            tables.remove_port(&published)?;
+        }
+        request.networks.iter().try_for_each(|network| forget_address(tables, network.addr(), 0))
+    });
+}
+
+/// Leaves the masquerade to nftables.
+pub(crate) fn leave_masquerade(request: &MasqueradeRequest) {
+    leave(|tables| {
+        let mut addresses = request.addresses.iter();
+        addresses.try_for_each(|network| forget_address(tables, network.addr(), MASQUERADED))
+    });
+}
+
+fn leave(work: impl FnOnce(&mut Tables) -> Result<(), Error>) {
+    let Some(place) = Place::find() else { return };
+    if let Err(error) = Tables::open(&place).and_then(|mut tables| work(&mut tables)) {
+        log::warn!("forget a container in the BPF maps: {error}");
+    }
+}
+
+fn forget_one(tables: &mut Tables, held: &Held) -> Result<(), Error> {
+    let key = || held.key.first().and_then(plan::as_address);
+    match (held.map, &held.data) {
+        (Map::Hairpin(_), _) => key().map_or(Ok(()), |address| forget_address(tables, address, 0)),
+        (Map::Masquerade(_), _) => {
+            key().map_or(Ok(()), |address| forget_address(tables, address, MASQUERADED))
+        }
+        (map, ElementData::Values(data)) => {
+            let Some(port) = plan::published(map, &held.key, held.end.as_deref(), data) else {
+                return Ok(());
+            };
+            if port.host.len() > MANY {
+                return Ok(());
+            }
+            for (published, _) in single(&port).filter(|_| is_served(&port.host)) {
+                tables.remove_port(&published)?;
+            }
+            Ok(())
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Forgets a container with its address, unless something else is known of the address than what goes now:
+/// a container without published ports may still be masqueraded.
+fn forget_address(tables: &mut Tables, address: IpAddr, going: u32) -> Result<(), Error> {
+    let Some(entry) = tables.address(address)? else { return Ok(()) };
+    if entry.flags & !going != 0 {
+        return Ok(());
+    }
+    if tables.pods.get(&entry.pod)?.is_some_and(|pod| pod.generation == entry.generation) {
+        tables.pods.remove(&entry.pod)?;
+    }
+    tables.remove_address(address).map(|_| ())
+}
+
+/// Compares what the programs know with what a request asks for.
+///
+/// # Errors
+/// [`Error::Missing`] with the first difference.
+pub(super) fn check_ports(place: &Place, request: &PortRequest) -> Result<(), Error> {
+    if host_link(&request.netns, request.attachment.ifname())?.is_none() {
+        return Ok(());
+    }
+    let tables = Tables::open(place)?;
+    for port in request.ports.iter().filter(|port| is_served(&port.host)) {
+        for (published, to) in single(port) {
+            let name = format!("{} port {} of {}", published.protocol, published.port, request.attachment);
+            let missing = |what: &str| Err(Error::Missing(format!("{name} {what} in the BPF maps")));
+            match tables.port(&published)? {
+                None => return missing("is missing"),
+                Some((_, _, address, number)) if (address, number) != (port.container, to) => {
+                    return missing("leads elsewhere");
+                }
+                Some((pod, generation, ..)) => {
+                    if tables.pods.get(&pod)?.is_none_or(|pod| pod.generation != generation) {
+                        return missing("leads to a container that is unknown");
+                    }
+                }
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Compares what the programs know with what a request asks for.
+///
+/// # Errors
+/// [`Error::Missing`] with the first difference.
+pub(super) fn check_masquerade(place: &Place, request: &MasqueradeRequest) -> Result<(), Error> {
+    if host_link(&request.netns, request.attachment.ifname())?.is_none() {
+        return Ok(());
+    }
+    let tables = Tables::open(place)?;
+    for network in &request.addresses {
+        let entry = tables.address(network.addr())?;
+        if entry.is_none_or(|entry| entry.flags & MASQUERADED == 0) {
+            let address = network.addr();
+            return Err(Error::Missing(format!("masquerade of {address} is missing in the BPF maps")));
+        }
+    }
+    Ok(())
+}

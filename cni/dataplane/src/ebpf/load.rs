@@ -1,0 +1,120 @@
+//! Loading the programs and pinning them: once per node and version.
+
+use std::fs;
+use std::io::ErrorKind;
+use std::path::{Path, PathBuf};
+
+use aya::maps::MapError;
+use aya::pin::PinError;
+use aya::programs::{Program, ProgramError};
+use aya::{Ebpf, EbpfError, EbpfLoader, VerifierLogLevel};
+use nix::sys::resource::{RLIM_INFINITY, Resource, setrlimit};
+use slipway_ebpf_abi::maps;
+
+use super::place::{self, Place};
+use crate::Error;
+
+/// How often another process may be in the way: two first ADDs at one moment pin the same maps.
+const ATTEMPTS: usize = 8;
+/// How many of the verifier's last lines are shown.
+const LINES: usize = 12;
+
+/// Has all maps and programs pinned, and returns the folder of the programs. What is there is left as it is.
+///
+/// # Errors
+/// The kernel refuses a program (the verifier's last lines are in the error), or has no BPF.
+pub(super) fn ensure(place: &Place, object: &[u8]) -> Result<PathBuf, Error> {
+    let folder = place.programs(object);
+    if is_whole(&folder) {
+        return Ok(folder);
+    }
+    // Before Linux 5.11 memory of BPF counts against this limit. A failure shows when the maps are made.
+    let _ = setrlimit(Resource::RLIMIT_MEMLOCK, RLIM_INFINITY, RLIM_INFINITY);
+    let mut attempt = 0;
+    let mut ebpf = loop {
+        attempt += 1;
+        match load(place, object) {
+            Ok(ebpf) => break ebpf,
+            Err(e) if attempt < ATTEMPTS && is_in_the_way(&e) => {}
+            Err(e) => return Err(Error::kernel("load the BPF programs", refused(e))),
+        }
+    };
+    place::make(&folder)?;
+    let mut programs: Vec<_> = ebpf.programs_mut().collect();
+    // What says that all are there comes last.
+    programs.sort_by_key(|(name, _)| *name == LAST);
+    for (name, program) in programs {
+        load_one(program).map_err(|e| Error::kernel(format!("load the BPF program {name}"), explain(&e)))?;
+        match program.pin(folder.join(name)) {
+            Ok(()) => {}
+            Err(e) if pin_exists(&e) => {}
+            Err(e) => return Err(Error::kernel(format!("pin the BPF program {name}"), e)),
+        }
+    }
+    Ok(folder)
+}
+
+/// The program that is pinned last.
+const LAST: &str = maps::programs::UPLINK_INGRESS;
+
+/// Whether all programs are pinned in the folder.
+fn is_whole(folder: &Path) -> bool {
+    folder.join(LAST).exists()
+}
+
+fn load(place: &Place, object: &[u8]) -> Result<Ebpf, EbpfError> {
+    let mut loader = EbpfLoader::new();
+    loader.verifier_log_level(VerifierLogLevel::DEBUG | VerifierLogLevel::STATS);
+    for name in maps::ALL {
+        loader.map_pin_path(name, place.map(name));
+    }
+    loader.load(object)
+}
+
+fn load_one(program: &mut Program) -> Result<(), ProgramError> {
+    match program {
+        Program::SchedClassifier(program) => program.load(),
+        Program::CgroupSockAddr(program) => program.load(),
+        _ => Err(ProgramError::UnexpectedProgramType),
+    }
+}
+
+/// Removes folders of programs that nothing of this version uses. Those that are attached somewhere stay
+/// loaded until they are replaced there.
+pub(super) fn forget_others(place: &Place, own: &Path) {
+    for folder in place.other_programs(own) {
+        if let Err(e) = fs::remove_dir_all(&folder) {
+            log::warn!("remove {}: {e}", folder.display());
+        }
+    }
+}
+
+/// Whether another process made the same pin at the same moment.
+fn is_in_the_way(error: &EbpfError) -> bool {
+    match error {
+        EbpfError::MapError(MapError::PinError { error, .. }) => pin_exists(error),
+        EbpfError::MapError(MapError::SyscallError(e)) => e.io_error.kind() == ErrorKind::AlreadyExists,
+        _ => false,
+    }
+}
+
+fn pin_exists(error: &PinError) -> bool {
+    matches!(error, PinError::SyscallError(e) if e.io_error.kind() == ErrorKind::AlreadyExists)
+}
+
+/// An error in a form that people can act upon.
+fn refused(error: EbpfError) -> Box<dyn std::error::Error + Send + Sync> {
+    match &error {
+        EbpfError::ProgramError(e) => explain(e).into(),
+        _ => Box::new(error),
+    }
+}
+
+/// What the kernel said, with the end of what its verifier said.
+fn explain(error: &ProgramError) -> String {
+    let ProgramError::LoadError { io_error, verifier_log } = error else { return error.to_string() };
+    let log = verifier_log.to_string();
+    let lines: Vec<&str> = log.lines().filter(|line| !line.trim().is_empty()).collect();
+    let last = lines.get(lines.len().saturating_sub(LINES)..).unwrap_or_default().join("\n  ");
+    format!("{io_error}; the verifier's last lines:\n  {last}")
+}

@@ -1,0 +1,211 @@
+//! The programs on a node: set up once, looked at, and taken away.
+
+use std::collections::BTreeSet;
+use std::net::IpAddr;
+use std::path::PathBuf;
+
+use cni_kernel::route::RouteSocket;
+use slipway_ebpf_abi::{Config, Counter, Reason, VERSION, maps};
+
+use super::place::Place;
+use super::tables::{self, Tables};
+use super::uplinks::{self, Surroundings};
+use super::{attach, cookie, load, object};
+use crate::Error;
+
+/// What an administrator may set.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Settings {
+    /// Names of the interfaces that carry traffic from outside; empty: they are found by address and route.
+    pub uplinks: Vec<String>,
+}
+
+/// The programs on this node.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Status {
+    /// Whether the programs are loaded and know the node.
+    pub is_set_up: bool,
+    /// Whether they are those of this binary.
+    pub is_current: bool,
+    /// The interfaces that carry traffic from outside, by name; a number where the interface is gone.
+    pub uplinks: Vec<String>,
+    /// How many containers the programs know.
+    pub containers: usize,
+    /// How many published ports.
+    pub ports: usize,
+    /// What they have counted, where it is not zero.
+    pub counters: Vec<(String, u64)>,
+}
+
+/// The programs that this binary has.
+fn programs_of_this_binary() -> Result<&'static [u8], Error> {
+    object().ok_or_else(|| Error::NoEbpf("this binary was built without the BPF programs".to_owned()))
+}
+
+/// The folder of this binary's programs.
+pub(super) fn programs(place: &Place) -> Result<PathBuf, Error> {
+    Ok(place.programs(programs_of_this_binary()?))
+}
+
+/// The node as the programs have it, set up if it is not: the way of an ADD. Where all is there, it opens one
+/// pinned map and reads one element.
+pub(super) fn ready(settings: &Settings) -> Result<Place, Error> {
+    let object = programs_of_this_binary()?;
+    if let Some(place) = Place::find()
+        && place.programs(object).join(maps::programs::UPLINK_INGRESS).exists()
+        && is_set_up(&place)
+    {
+        return Ok(place);
+    }
+    setup(settings)
+}
+
+fn is_set_up(place: &Place) -> bool {
+    tables::config(place)
+        .and_then(|config| config.get(&0, 0).map_err(|e| Error::kernel("read the BPF map config", e)))
+        .is_ok_and(|config| config.version == VERSION)
+}
+
+/// Loads the programs, tells them of the node, and attaches them; what is there is brought up to date: new
+/// uplinks, new addresses, programs of another version. Flows are kept.
+///
+/// # Errors
+/// What this kernel lacks, or what could not be attached.
+pub fn setup_node(settings: &Settings) -> Result<Status, Error> {
+    setup(settings)?;
+    status()
+}
+
+fn setup(settings: &Settings) -> Result<Place, Error> {
+    let object = programs_of_this_binary()?;
+    let place = Place::make()?;
+    let folder = load::ensure(&place, object)?;
+    let around = uplinks::look(&settings.uplinks).map_err(|e| Error::kernel("look for uplinks", e))?;
+    tell_addresses(&place, &around.locals)?;
+    tell_uplinks(&place, &around)?;
+    for (name, _) in around.uplinks.values() {
+        attach::attach(name, &folder.join(maps::programs::UPLINK_INGRESS))?;
+    }
+    renew_containers(&place, &folder)?;
+    let mut config = tables::config(&place)?;
+    let settings = Config::new(cookie::of_this_namespace());
+    config.set(0, settings, 0).map_err(|e| Error::kernel("write to the BPF map config", e))?;
+    load::forget_others(&place, &folder);
+    Ok(place)
+}
+
+fn tell_addresses(place: &Place, locals: &[IpAddr]) -> Result<(), Error> {
+    let (mut v4, mut v6) = tables::locals(place)?;
+    let wanted: BTreeSet<IpAddr> = locals.iter().copied().collect();
+    for (address, _) in v4.all()? {
+        if !wanted.contains(&IpAddr::V4(address.into())) {
+            v4.remove(&address)?;
+        }
+    }
+    for (address, _) in v6.all()? {
+        if !wanted.contains(&IpAddr::V6(address.into())) {
+            v6.remove(&address)?;
+        }
+    }
+    for address in wanted {
+        match address {
+            IpAddr::V4(address) => v4.put(address.into(), 1)?,
+            IpAddr::V6(address) => v6.put(address.into(), 1)?,
+        }
+    }
+    Ok(())
+}
+
+fn tell_uplinks(place: &Place, around: &Surroundings) -> Result<(), Error> {
+    let mut table = tables::uplinks(place)?;
+    for (index, _) in table.all()? {
+        if !around.uplinks.contains_key(&index) {
+            table.remove(&index)?;
+            detach_index(index)?;
+        }
+    }
+    around.uplinks.iter().try_for_each(|(index, (_, uplink))| table.put(*index, *uplink))
+}
+
+/// Gives the links of containers this version's program; forgets containers whose link is gone.
+fn renew_containers(place: &Place, folder: &std::path::Path) -> Result<(), Error> {
+    let mut tables = Tables::open(place)?;
+    let socket = RouteSocket::open().map_err(|e| Error::kernel("reach rtnetlink", e))?;
+    for (index, _) in tables.pods.all()? {
+        match socket.link_by_index(index) {
+            Ok(link) => {
+                attach::attach(&link.name, &folder.join(maps::programs::POD_INGRESS))?;
+            }
+            Err(e) if e.is_not_found() => {
+                tables.pods.remove(&index)?;
+            }
+            Err(e) => return Err(Error::kernel("look for the link of a container", e)),
+        }
+    }
+    Ok(())
+}
+
+fn detach_index(index: u32) -> Result<bool, Error> {
+    let socket = RouteSocket::open().map_err(|e| Error::kernel("reach rtnetlink", e))?;
+    match socket.link_by_index(index) {
+        Ok(link) => attach::detach(&link.name),
+        Err(e) if e.is_not_found() => Ok(false),
+        Err(e) => Err(Error::kernel("look for an interface", e)),
+    }
+}
+
+/// Detaches the programs and takes away all that is pinned: nftables serves everything from then on. Says
+/// whether there was anything.
+///
+/// # Errors
+/// What could not be taken away; the rest was.
+pub fn teardown_node() -> Result<bool, Error> {
+    let mut results = Vec::new();
+    if let Some(place) = Place::find() {
+        let uplinks = tables::uplinks(&place).and_then(|table| table.all());
+        let pods = Tables::open(&place).and_then(|tables| tables.pods.all());
+        let indices = uplinks.map(|all| all.into_iter().map(|(index, _)| index).collect::<Vec<_>>());
+        let pods = pods.map(|all| all.into_iter().map(|(index, _)| index).collect::<Vec<_>>());
+        for found in [indices, pods] {
+            match found {
+                Ok(indices) => results.extend(indices.into_iter().map(|i| detach_index(i).map(|_| ()))),
+                Err(e) => results.push(Err(e)),
+            }
+        }
+    }
+    let removed = Place::remove_all();
+    results.into_iter().collect::<Result<(), Error>>()?;
+    removed
+}
+
+/// Whether anything of the programs is on this node.
+#[must_use]
+pub fn is_there() -> bool {
+    Place::is_there()
+}
+
+/// Looks at the programs of this node.
+///
+/// # Errors
+/// What is pinned cannot be read.
+pub fn status() -> Result<Status, Error> {
+    let Some(place) = Place::find() else { return Ok(Status::default()) };
+    let tables = Tables::open(&place)?;
+    let socket = RouteSocket::open().map_err(|e| Error::kernel("reach rtnetlink", e))?;
+    let name = |index: u32| socket.link_by_index(index).map_or_else(|_| index.to_string(), |link| link.name);
+    let mut uplinks: Vec<String> =
+        tables::uplinks(&place)?.all()?.into_iter().map(|(i, _)| name(i)).collect();
+    uplinks.sort();
+    let counted = tables::counters(&place)?;
+    let value = |index: usize| counted.get(index).copied().unwrap_or_default();
+    let each = Counter::ALL.iter().map(|counter| (format!("{counter:?}"), value(*counter as usize)));
+    let left = Reason::ALL.iter().map(|reason| (format!("left: {reason:?}"), value(reason.fallback())));
+    Ok(Status {
+        is_set_up: is_set_up(&place),
+        is_current: programs(&place).is_ok_and(|folder| folder.is_dir()),
+        uplinks,
+        containers: tables.pods.all()?.len(),
+        ports: tables.ports4.all()?.len() + tables.ports6.all()?.len(),
+        counters: each.chain(left).filter(|(_, count)| *count != 0).collect(),
+    })
+}

@@ -1,0 +1,254 @@
+//! The maps, opened where they are pinned.
+
+use std::fmt;
+use std::net::IpAddr;
+
+use aya::Pod as Plain;
+use aya::maps::{Array, HashMap, Map, MapData, MapError, PerCpuArray};
+use slipway_ebpf_abi::{
+    Addr4, Addr6, Config, Counters, Pod, PodAddress, Port, PortKey, PortKey4, PortKey6, PortTarget,
+    PortTarget4, PortTarget6, Uplink, maps,
+};
+
+use super::place::Place;
+use crate::{Error, HostAddress, Protocol};
+
+/// A hash map of the kernel, with what it is called in errors.
+pub(super) struct Table<K, V> {
+    name: &'static str,
+    map: HashMap<MapData, K, V>,
+}
+
+impl<K, V> fmt::Debug for Table<K, V> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Table").field(&self.name).finish()
+    }
+}
+
+impl<K: Plain, V: Plain> Table<K, V> {
+    /// Opens the map.
+    ///
+    /// # Errors
+    /// It is not pinned, or has another layout.
+    pub(super) fn open(place: &Place, name: &'static str) -> Result<Self, Error> {
+        let path = place.map(name);
+        let opened = MapData::from_pin(&path)
+            .and_then(Map::from_map_data)
+            .and_then(HashMap::<MapData, K, V>::try_from);
+        let map = opened.map_err(|e| Error::kernel(format!("open the BPF map {}", path.display()), e))?;
+        Ok(Self { name, map })
+    }
+
+    /// What is there.
+    ///
+    /// # Errors
+    /// The kernel's own.
+    pub(super) fn get(&self, key: &K) -> Result<Option<V>, Error> {
+        match self.map.get(key, 0) {
+            Ok(value) => Ok(Some(value)),
+            Err(MapError::KeyNotFound) => Ok(None),
+            Err(e) => Err(Error::kernel(format!("read from the BPF map {}", self.name), e)),
+        }
+    }
+
+    /// Puts something there, whatever was there before.
+    ///
+    /// # Errors
+    /// The kernel's own: E2BIG when the map is full.
+    pub(super) fn put(&mut self, key: K, value: V) -> Result<(), Error> {
+        let put = self.map.insert(key, value, 0);
+        put.map_err(|e| Error::kernel(format!("write to the BPF map {}", self.name), e))
+    }
+
+    /// Takes something away; says whether it was there.
+    ///
+    /// # Errors
+    /// The kernel's own.
+    pub(super) fn remove(&mut self, key: &K) -> Result<bool, Error> {
+        match self.map.remove(key) {
+            Ok(()) => Ok(true),
+            Err(MapError::KeyNotFound) => Ok(false),
+            Err(MapError::SyscallError(e)) if e.io_error.kind() == std::io::ErrorKind::NotFound => Ok(false),
+            Err(e) => Err(Error::kernel(format!("remove from the BPF map {}", self.name), e)),
+        }
+    }
+
+    /// Everything, in no order. What changes meanwhile may be missing or be there twice.
+    ///
+    /// # Errors
+    /// The kernel's own.
+    pub(super) fn all(&self) -> Result<Vec<(K, V)>, Error> {
+        let read: Result<Vec<_>, _> = self.map.iter().collect();
+        read.map_err(|e| Error::kernel(format!("read the BPF map {}", self.name), e))
+    }
+}
+
+/// The maps of pods and their published ports.
+#[derive(Debug)]
+pub(super) struct Tables {
+    pub(super) pods: Table<u32, Pod>,
+    pub(super) addresses4: Table<Addr4, PodAddress>,
+    pub(super) addresses6: Table<Addr6, PodAddress>,
+    pub(super) ports4: Table<PortKey4, PortTarget4>,
+    pub(super) ports6: Table<PortKey6, PortTarget6>,
+}
+
+/// One published port as the programs look it up.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Published {
+    pub(super) host: HostAddress,
+    pub(super) protocol: Protocol,
+    pub(super) port: u16,
+}
+
+impl Tables {
+    /// Opens them.
+    ///
+    /// # Errors
+    /// As [`Table::open`].
+    pub(super) fn open(place: &Place) -> Result<Self, Error> {
+        Ok(Self {
+            pods: Table::open(place, maps::PODS)?,
+            addresses4: Table::open(place, maps::POD_ADDRESSES4)?,
+            addresses6: Table::open(place, maps::POD_ADDRESSES6)?,
+            ports4: Table::open(place, maps::PORTS4)?,
+            ports6: Table::open(place, maps::PORTS6)?,
+        })
+    }
+
+    /// What the programs know of a pod's address.
+    pub(super) fn address(&self, address: IpAddr) -> Result<Option<PodAddress>, Error> {
+        match address {
+            IpAddr::V4(address) => self.addresses4.get(&address.into()),
+            IpAddr::V6(address) => self.addresses6.get(&address.into()),
+        }
+    }
+
+    /// Writes what the programs are to know of it.
+    pub(super) fn put_address(&mut self, address: IpAddr, value: PodAddress) -> Result<(), Error> {
+        match address {
+            IpAddr::V4(address) => self.addresses4.put(address.into(), value),
+            IpAddr::V6(address) => self.addresses6.put(address.into(), value),
+        }
+    }
+
+    /// Forgets it.
+    pub(super) fn remove_address(&mut self, address: IpAddr) -> Result<bool, Error> {
+        match address {
+            IpAddr::V4(address) => self.addresses4.remove(&address.into()),
+            IpAddr::V6(address) => self.addresses6.remove(&address.into()),
+        }
+    }
+
+    /// Where a port leads: the number of the pod's interface, its generation, its address and port.
+    pub(super) fn port(&self, port: &Published) -> Result<Option<(u32, u32, IpAddr, u16)>, Error> {
+        Ok(match port.keys() {
+            Keys::V4(key) => self.ports4.get(&key)?.map(|target| {
+                (target.pod, target.generation, IpAddr::V4(target.address.into()), target.port.number())
+            }),
+            Keys::V6(key) => self.ports6.get(&key)?.map(|target| {
+                (target.pod, target.generation, IpAddr::V6(target.address.into()), target.port.number())
+            }),
+        })
+    }
+
+    /// Has a port lead to a pod. A container's address of the other family leads nowhere: the port is left.
+    pub(super) fn put_port(
+        &mut self,
+        port: &Published,
+        (pod, generation): (u32, u32),
+        (address, container_port): (IpAddr, u16),
+    ) -> Result<(), Error> {
+        let to = Port::new(container_port);
+        match (port.keys(), address) {
+            (Keys::V4(key), IpAddr::V4(address)) => {
+                let target = PortTarget { pod, generation, address: address.into(), port: to, pad: 0 };
+                self.ports4.put(key, target)
+            }
+            (Keys::V6(key), IpAddr::V6(address)) => {
+                let target = PortTarget { pod, generation, address: address.into(), port: to, pad: 0 };
+                self.ports6.put(key, target)
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Has it lead nowhere.
+    pub(super) fn remove_port(&mut self, port: &Published) -> Result<bool, Error> {
+        match port.keys() {
+            Keys::V4(key) => self.ports4.remove(&key),
+            Keys::V6(key) => self.ports6.remove(&key),
+        }
+    }
+}
+
+enum Keys {
+    V4(PortKey4),
+    V6(PortKey6),
+}
+
+impl Published {
+    fn keys(&self) -> Keys {
+        let (port, protocol) = (Port::new(self.port), self.protocol.number());
+        let v4 = |address| Keys::V4(PortKey { address, port, protocol, pad: 0 });
+        let v6 = |address| Keys::V6(PortKey { address, port, protocol, pad: 0 });
+        match self.host {
+            HostAddress::Any(crate::AddressFamily::V4) => v4(Addr4::default()),
+            HostAddress::Any(crate::AddressFamily::V6) => v6(Addr6::default()),
+            HostAddress::One(IpAddr::V4(address)) => v4(address.into()),
+            HostAddress::One(IpAddr::V6(address)) => v6(address.into()),
+        }
+    }
+}
+
+/// Opens the map of uplinks.
+///
+/// # Errors
+/// As [`Table::open`].
+pub(super) fn uplinks(place: &Place) -> Result<Table<u32, Uplink>, Error> {
+    Table::open(place, maps::UPLINKS)
+}
+
+/// The node's addresses of one family; the value is always 1.
+type Locals<A> = Table<A, u32>;
+
+/// Opens the maps of the node's addresses.
+///
+/// # Errors
+/// As [`Table::open`].
+pub(super) fn locals(place: &Place) -> Result<(Locals<Addr4>, Locals<Addr6>), Error> {
+    Ok((Table::open(place, maps::LOCALS4)?, Table::open(place, maps::LOCALS6)?))
+}
+
+fn array(place: &Place, name: &str) -> Result<Map, Error> {
+    let path = place.map(name);
+    MapData::from_pin(&path)
+        .and_then(Map::from_map_data)
+        .map_err(|e| Error::kernel(format!("open the BPF map {}", path.display()), e))
+}
+
+/// The settings that the programs read.
+///
+/// # Errors
+/// As [`Table::open`].
+pub(super) fn config(place: &Place) -> Result<Array<MapData, Config>, Error> {
+    let map = array(place, maps::CONFIG)?;
+    Array::try_from(map).map_err(|e| Error::kernel("open the BPF map config", e))
+}
+
+/// What the programs have counted, summed over the processors.
+///
+/// # Errors
+/// As [`Table::open`].
+pub(super) fn counters(place: &Place) -> Result<Counters, Error> {
+    let map = array(place, maps::COUNTERS)?;
+    let read = PerCpuArray::<_, Counters>::try_from(map).and_then(|map| map.get(&0, 0));
+    let each = read.map_err(|e| Error::kernel("read the BPF map counters", e))?;
+    let mut sum = [0; slipway_ebpf_abi::COUNTERS];
+    for counters in each.iter() {
+        for (total, count) in sum.iter_mut().zip(counters) {
+            *total += *count;
+        }
+    }
+    Ok(sum)
+}

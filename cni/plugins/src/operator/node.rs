@@ -1,0 +1,161 @@
+//! `slipway node`: the programs of the eBPF backend on this node.
+
+use std::io::{self, Write};
+
+use cni_dataplane::ebpf::{self, Status};
+use cni_spec::CniError;
+use serde_json::json;
+
+use crate::node_defaults::NodeDefaults;
+
+/// Arguments of `slipway node`.
+pub const USAGE: &str = "setup|teardown|status [--output text|json]";
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Task {
+    Setup,
+    Teardown,
+    Status,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Output {
+    Text,
+    Json,
+}
+
+/// Sets the programs up, takes them away, or says what there is: exit code 0, 1 when that fails, 2 for wrong
+/// arguments.
+pub fn node_command(args: &[String], out: &mut dyn Write, err: &mut dyn Write) -> u8 {
+    let (task, output) = match parse(args) {
+        Ok(parsed) => parsed,
+        Err(reason) => return said(writeln!(err, "slipway node: {reason}"), 2),
+    };
+    match run(task) {
+        Ok(status) => said(
+            match output {
+                Output::Text => print_text(&status, out),
+                Output::Json => print_json(&status, out),
+            },
+            0,
+        ),
+        Err(error) => said(writeln!(err, "slipway node: {error}"), 1),
+    }
+}
+
+fn said(written: io::Result<()>, code: u8) -> u8 {
+    written.map_or(1, |()| code)
+}
+
+fn run(task: Task) -> Result<Status, CniError> {
+    match task {
+        Task::Setup => Ok(ebpf::setup_node(&NodeDefaults::read()?.ebpf)?),
+        Task::Teardown => {
+            ebpf::teardown_node()?;
+            Ok(ebpf::status()?)
+        }
+        Task::Status => Ok(ebpf::status()?),
+    }
+}
+
+fn parse(args: &[String]) -> Result<(Task, Output), String> {
+    let Some((task, rest)) = args.split_first() else {
+        return Err("setup, teardown or status?".to_owned());
+    };
+    let task = match task.as_str() {
+        "setup" => Task::Setup,
+        "teardown" => Task::Teardown,
+        "status" => Task::Status,
+        other => return Err(format!("unknown task {other:?}")),
+    };
+    let value = match rest {
+        [] => return Ok((task, Output::Text)),
+        [one] => one.strip_prefix("--output=").ok_or_else(|| format!("unknown argument {one:?}"))?,
+        [name, value] if name == "--output" || name == "-o" => value.as_str(),
+        [other, ..] => return Err(format!("unknown argument {other:?}")),
+    };
+    match value {
+        "text" => Ok((task, Output::Text)),
+        "json" => Ok((task, Output::Json)),
+        other => Err(format!("--output is text or json, not {other:?}")),
+    }
+}
+
+fn print_text(status: &Status, out: &mut dyn Write) -> io::Result<()> {
+    let state = match (status.is_set_up, status.is_current) {
+        _ if ebpf::object().is_none() => "absent: this binary was built without them",
+        (true, true) => "loaded",
+        (true, false) => "loaded, of another version: `slipway node setup` replaces them",
+        (false, _) => "not loaded: nftables serves everything",
+    };
+    writeln!(out, "programs    {state}")?;
+    if status.is_set_up {
+        writeln!(out, "uplinks     {}", status.uplinks.join(", "))?;
+        writeln!(out, "containers  {}", status.containers)?;
+        writeln!(out, "ports       {}", status.ports)?;
+    }
+    for (name, count) in &status.counters {
+        writeln!(out, "counter     {name}: {count}")?;
+    }
+    Ok(())
+}
+
+fn print_json(status: &Status, out: &mut dyn Write) -> io::Result<()> {
+    let counters: serde_json::Map<_, _> =
+        status.counters.iter().map(|(name, count)| (name.clone(), json!(count))).collect();
+    let value = json!({
+        "builtIn": ebpf::object().is_some(),
+        "setUp": status.is_set_up,
+        "current": status.is_current,
+        "uplinks": status.uplinks,
+        "containers": status.containers,
+        "ports": status.ports,
+        "counters": counters,
+    });
+    serde_json::to_writer_pretty(&mut *out, &value)?;
+    writeln!(out)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn args(line: &str) -> Vec<String> {
+        line.split_whitespace().map(str::to_owned).collect()
+    }
+
+    #[test]
+    fn arguments() {
+        assert_eq!(parse(&args("setup")), Ok((Task::Setup, Output::Text)));
+        assert_eq!(parse(&args("status -o json")), Ok((Task::Status, Output::Json)));
+        assert_eq!(parse(&args("teardown --output=text")), Ok((Task::Teardown, Output::Text)));
+        for wrong in ["", "up", "setup now", "status --output xml"] {
+            assert!(parse(&args(wrong)).is_err(), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn what_is_there_is_said() {
+        let status = Status {
+            is_set_up: true,
+            is_current: true,
+            uplinks: vec!["eth0".to_owned(), "eth1".to_owned()],
+            containers: 2,
+            ports: 3,
+            counters: vec![("Published".to_owned(), 7)],
+        };
+        let mut text = Vec::new();
+        print_text(&status, &mut text).unwrap();
+        let text = String::from_utf8(text).unwrap();
+        assert!(
+            text.ends_with(
+                "uplinks     eth0, eth1\ncontainers  2\nports       3\ncounter     Published: 7\n"
+            ),
+            "{text}"
+        );
+        let mut json = Vec::new();
+        print_json(&status, &mut json).unwrap();
+        let json: serde_json::Value = serde_json::from_slice(&json).unwrap();
+        assert_eq!((&json["ports"], &json["counters"]["Published"]), (&json!(3), &json!(7)));
+    }
+}

@@ -1,0 +1,18 @@
+//! The contract with the eBPF backend.
+
+#[path = "../contract/foreign.rs"]
+mod foreign;
+#[path = "../contract/loopback_guard.rs"]
+mod loopback_guard;
+#[path = "../contract/masquerade.rs"]
+mod masquerade;
+#[path = "../contract/owners.rs"]
+mod owners;
+#[path = "../contract/reach.rs"]
+mod reach;
+#[path = "../contract/udp.rs"]
+mod udp;
+#[path = "../contract/world.rs"]
+mod world;
+
+pub(crate) const DATAPLANE: world::Dataplane = world::Dataplane::Ebpf;

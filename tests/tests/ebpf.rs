@@ -1,0 +1,250 @@
+//! The eBPF backend on a node: its programs are loaded, attached, told of containers, replaced and taken
+//! away. What they do to packets is in `contract_ebpf`.
+
+use serde_json::{Value, json};
+use slipway_tests::{
+    Attach, BridgeNetfilter, Host, Network, Node, PROGRAMS, Pod, Proto, at, has_programs, skip,
+};
+
+const PORT: u16 = 8080;
+
+fn list(backend: &str) -> Value {
+    json!({
+        "name": "fast",
+        "plugins": [
+            {
+                "type": "bridge", "bridge": "cni0", "isGateway": true, "ipMasq": true, "ipMasqBackend": backend,
+                "ipam": {
+                    "type": "host-local",
+                    "ranges": [[{"subnet": "10.88.1.0/24"}], [{"subnet": "fd00:88:1::/64"}]],
+                    "routes": [{"dst": "0.0.0.0/0"}, {"dst": "::/0"}],
+                },
+            },
+            {"type": "portmap", "backend": backend, "capabilities": {"portMappings": true}},
+        ],
+    })
+}
+
+struct Stage {
+    node: Node,
+    client: Host,
+}
+
+impl Stage {
+    fn new() -> Self {
+        let node = Node::new();
+        node.bridge_netfilter(BridgeNetfilter::Off);
+        let client = node.host("client");
+        Self { node, client }
+    }
+
+    fn network(&self) -> Network<'_> {
+        self.node.network(list("ebpf"))
+    }
+
+    /// The packets that the programs have put into pods so far.
+    fn carried(&self) -> u64 {
+        self.node.counted("ToPodPackets")
+    }
+
+    fn filters(&self, link: &str) -> String {
+        self.node.cmd(&format!("tc filter show dev {link} ingress"))
+    }
+}
+
+fn attach(pod: &Pod) -> Attach {
+    Attach::new(pod).port(Proto::Tcp, PORT, 80).port(Proto::Udp, PORT, 80)
+}
+
+fn address(result: &Value) -> String {
+    let ip = result["ips"][0]["address"].as_str().expect("an address");
+    ip.split('/').next().expect("an address").to_owned()
+}
+
+#[test]
+fn the_programs_are_set_up_once_and_taken_away() {
+    if !has_programs() {
+        skip!(PROGRAMS);
+    }
+    let stage = Stage::new();
+    assert_eq!(stage.node.programs()["setUp"], false);
+    let said = stage.node.slipway("node setup");
+    assert!(said.contains("programs    loaded") && said.contains(&stage.client.node_link), "{said}");
+    assert!(stage.filters(&stage.client.node_link).contains("uplink_ingress"));
+    // Again, it changes nothing: the same filter, the same programs.
+    let before = (stage.filters(&stage.client.node_link), stage.node.programs());
+    stage.node.slipway("node setup");
+    assert_eq!((stage.filters(&stage.client.node_link), stage.node.programs()), before);
+    stage.node.slipway("node teardown");
+    assert_eq!(stage.filters(&stage.client.node_link), "");
+    assert_eq!(stage.node.programs()["setUp"], false);
+    assert_eq!(stage.node.list("/sys/fs/bpf"), Vec::<String>::new());
+    stage.node.slipway("node teardown");
+}
+
+#[test]
+fn a_container_is_told_and_forgotten() {
+    if !has_programs() {
+        skip!(PROGRAMS);
+    }
+    let stage = Stage::new();
+    let network = stage.network();
+    let pod = stage.node.pod("web");
+    let attach = attach(&pod);
+    let result = network.add(&attach).expect("ADD");
+    let programs = stage.node.programs();
+    // Each port in each family.
+    assert_eq!((&programs["containers"], &programs["ports"]), (&json!(1), &json!(4)), "{programs}");
+    network.check(&attach).expect("CHECK");
+    let _server = pod.serve(Proto::Tcp, &format!("{}:80", address(&result)), "web");
+    stage.client.expect(Proto::Tcp, (stage.client.node_v4, PORT), "web");
+    assert!(stage.carried() > 0, "{}", stage.node.programs());
+    network.add(&attach).expect("ADD again");
+    assert_eq!(stage.node.programs()["ports"], 4);
+    network.del(&attach).expect("DEL");
+    let programs = stage.node.programs();
+    assert_eq!((&programs["containers"], &programs["ports"]), (&json!(0), &json!(0)), "{programs}");
+    network.del(&attach).expect("DEL again");
+}
+
+#[test]
+fn check_finds_what_the_programs_do_not_know() {
+    if !has_programs() {
+        skip!(PROGRAMS);
+    }
+    let stage = Stage::new();
+    let network = stage.network();
+    let pod = stage.node.pod("web");
+    let attach = attach(&pod);
+    network.add(&attach).expect("ADD");
+    stage.node.slipway("node teardown");
+    stage.node.slipway("node setup");
+    let failure = network.check(&attach).expect_err("CHECK");
+    assert!(failure.to_string().contains("BPF map"), "{failure}");
+    network.add(&attach).expect("ADD again");
+    network.check(&attach).expect("CHECK");
+}
+
+#[test]
+fn garbage_is_collected_from_the_maps_too() {
+    if !has_programs() {
+        skip!(PROGRAMS);
+    }
+    let stage = Stage::new();
+    let network = stage.network();
+    let (one, two) = (stage.node.pod("one"), stage.node.pod("two"));
+    let kept = attach(&one);
+    network.add(&kept).expect("ADD");
+    network.add(&Attach::new(&two).port(Proto::Tcp, PORT + 1, 80)).expect("ADD");
+    assert_eq!(stage.node.programs()["ports"], 6);
+    network.gc(&[&kept]).expect("GC");
+    let programs = stage.node.programs();
+    assert_eq!((&programs["containers"], &programs["ports"]), (&json!(1), &json!(4)), "{programs}");
+}
+
+#[test]
+fn without_the_programs_nftables_serves() {
+    if !has_programs() {
+        skip!(PROGRAMS);
+    }
+    let stage = Stage::new();
+    let network = stage.network();
+    let pod = stage.node.pod("web");
+    let attach = attach(&pod);
+    let result = network.add(&attach).expect("ADD");
+    let _server = pod.serve(Proto::Tcp, &format!("{}:80", address(&result)), "web");
+    stage.node.slipway("node teardown");
+    stage.client.expect(Proto::Tcp, (stage.client.node_v4, PORT), "web");
+    network.del(&attach).expect("DEL");
+    stage.client.expect_none(Proto::Tcp, at(stage.client.node_v4, PORT));
+}
+
+#[test]
+fn what_the_programs_cannot_do_is_left_to_nftables() {
+    if !has_programs() {
+        skip!(PROGRAMS);
+    }
+    for (key, value) in
+        [("snat", json!(false)), ("masqAll", json!(true)), ("conditionsV4", json!(["ip", "ttl", "1-255"]))]
+    {
+        let stage = Stage::new();
+        let mut list = list("ebpf");
+        list["plugins"][1][key] = value;
+        let network = stage.node.network(list);
+        let pod = stage.node.pod("web");
+        let attach = attach(&pod);
+        let result = network.add(&attach).expect("ADD");
+        let _server = pod.serve(Proto::Tcp, &format!("{}:80", address(&result)), "web");
+        assert_eq!(stage.node.programs()["ports"], 0, "{key}");
+        stage.client.expect(Proto::Tcp, (stage.client.node_v4, PORT), "web");
+        assert_eq!(stage.carried(), 0, "{key}");
+        network.check(&attach).expect("CHECK");
+        network.del(&attach).expect("DEL");
+        assert_eq!(stage.node.programs()["containers"], 0, "{key}");
+    }
+}
+
+#[test]
+fn a_network_changes_to_nftables_and_back() {
+    if !has_programs() {
+        skip!(PROGRAMS);
+    }
+    let stage = Stage::new();
+    let pod = stage.node.pod("web");
+    let attach = attach(&pod);
+    let result = stage.network().add(&attach).expect("ADD");
+    let _server = pod.serve(Proto::Tcp, &format!("{}:80", address(&result)), "web");
+    for (backend, ports) in [("nftables", 0), ("ebpf", 4)] {
+        stage.node.network(list(backend)).add(&attach).expect("ADD");
+        assert_eq!(stage.node.programs()["ports"], ports, "{backend}");
+        let carried = stage.carried();
+        stage.client.expect(Proto::Tcp, (stage.client.node_v4, PORT), "web");
+        assert_eq!(stage.carried() > carried, ports > 0, "{backend}");
+    }
+}
+
+#[test]
+fn setup_mends_what_others_have_done_to_interfaces() {
+    if !has_programs() {
+        skip!(PROGRAMS);
+    }
+    let stage = Stage::new();
+    let network = stage.network();
+    let pod = stage.node.pod("web");
+    let result = network.add(&attach(&pod)).expect("ADD");
+    let _server = pod.serve(Proto::Tcp, &format!("{}:80", address(&result)), "web");
+    let ask = |carried: bool| {
+        let before = stage.carried();
+        stage.client.expect(Proto::Tcp, (stage.client.node_v4, PORT), "web");
+        assert_eq!(stage.carried() > before, carried, "{}", stage.node.programs());
+    };
+    ask(true);
+    // The discipline goes with the filter: nftables serves.
+    stage.node.cmd(&format!("tc qdisc del dev {} clsact", stage.client.node_link));
+    ask(false);
+    stage.node.slipway("node setup");
+    ask(true);
+    // A name is nothing that the programs know.
+    stage.node.cmd(&format!("ip link set dev {} down", stage.client.node_link));
+    stage.node.cmd(&format!("ip link set dev {} name up0", stage.client.node_link));
+    stage.node.cmd("ip link set dev up0 up");
+    stage.node.wait_up("up0");
+    stage.client.wait_up("eth0");
+    ask(true);
+    assert_eq!(stage.node.programs()["uplinks"], json!(["up0"]));
+}
+
+#[test]
+fn the_uplinks_may_be_named() {
+    if !has_programs() {
+        skip!(PROGRAMS);
+    }
+    let stage = Stage::new();
+    let other = stage.node.host("other");
+    // /etc is the machine's own: the node gets one that is empty but for this.
+    stage.node.cmd("mount -t tmpfs tmpfs /etc");
+    stage.node.write("/etc/cni/slipway.json", json!({"uplinks": [other.node_link]}).to_string());
+    stage.node.slipway("node setup");
+    assert_eq!(stage.node.programs()["uplinks"], json!([other.node_link]));
+    assert_eq!(stage.filters(&stage.client.node_link), "");
+}
