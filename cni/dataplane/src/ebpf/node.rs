@@ -5,7 +5,7 @@ use std::net::IpAddr;
 use std::path::PathBuf;
 
 use cni_kernel::route::RouteSocket;
-use slipway_ebpf_abi::{Config, Counter, Reason, VERSION, maps};
+use slipway_ebpf_abi::{Config, Counter, Reason, UPLINK_ETHERNET, VERSION, maps};
 
 use super::place::Place;
 use super::tables::{self, Tables};
@@ -36,6 +36,9 @@ pub struct Status {
     /// What they have counted, where it is not zero.
     pub counters: Vec<(String, u64)>,
 }
+
+/// The program for uplinks whose packets begin with the IP header.
+const UPLINK_L3: &str = "uplink_l3";
 
 /// The programs that this binary has.
 fn programs_of_this_binary() -> Result<&'static [u8], Error> {
@@ -83,8 +86,10 @@ fn setup(settings: &Settings) -> Result<Place, Error> {
     let around = uplinks::look(&settings.uplinks).map_err(|e| Error::kernel("look for uplinks", e))?;
     tell_addresses(&place, &around.locals)?;
     tell_uplinks(&place, &around)?;
-    for (name, _) in around.uplinks.values() {
-        attach::attach(name, &folder.join(maps::programs::UPLINK_INGRESS))?;
+    for (name, uplink) in around.uplinks.values() {
+        let is_ethernet = uplink.flags & UPLINK_ETHERNET != 0;
+        let program = if is_ethernet { maps::programs::UPLINK_INGRESS } else { UPLINK_L3 };
+        attach::attach(name, &folder.join(program))?;
     }
     renew_containers(&place, &folder)?;
     let mut config = tables::config(&place)?;
