@@ -129,7 +129,8 @@ mod tests {
         let parse = |text: &str| NodeDefaults::parse(text.as_bytes());
         let [nftables, iptables, fast_path] = BackendName::ALL.map(Some);
         assert_eq!(parse("{}"), Ok(NodeDefaults::default()));
-        let defaults = |backend, ip_masq_backend| NodeDefaults { backend, ip_masq_backend, ..NodeDefaults::default() };
+        let defaults =
+            |backend, ip_masq_backend| NodeDefaults { backend, ip_masq_backend, ..NodeDefaults::default() };
         assert_eq!(parse(r#"{"backend": "iptables"}"#), Ok(defaults(iptables, iptables)));
         let mixed = defaults(iptables, nftables);
         assert_eq!(parse(r#"{"backend": "iptables", "ipMasqBackend": "nftables"}"#), Ok(mixed));
