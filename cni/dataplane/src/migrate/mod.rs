@@ -785,7 +785,9 @@ impl Everywhere {
         });
         in_rules
             || match self.to {
-                BackendName::Nftables | BackendName::Ebpf => self.chains.iter().any(|found| found.owner.may_be(owner)),
+                BackendName::Nftables | BackendName::Ebpf => {
+                    self.chains.iter().any(|found| found.owner.may_be(owner))
+                }
                 BackendName::Iptables => self.table.contains(&owner.attachment_hash),
             }
     }
