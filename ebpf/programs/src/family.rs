@@ -96,8 +96,8 @@ pub(crate) trait Family: Copy + Sized + 'static {
 pub(crate) fn next_hop(route: &bpf_fib_lookup) -> bpf_redir_neigh {
     bpf_redir_neigh {
         nh_family: u32::from(route.family),
-        // SAFETY: integers; the larger of both forms is copied, and the kernel looks at the family's.
         __bindgen_anon_1: bpf_redir_neigh__bindgen_ty_1 {
+            // SAFETY: integers; the larger of both forms is copied, and the kernel looks at the family's.
             ipv6_nh: unsafe { route.__bindgen_anon_4.ipv6_dst },
         },
     }

@@ -167,7 +167,7 @@ fn synchronize<F: Family>(work: &mut Work<F>, embryo: bool) -> u32 {
     let map = if embryo { F::embryos() } else { F::flows() };
     work.turn_key();
     match map.get_ptr_mut(&work.other) {
-        // SAFETY (all of this arm): as in `find`.
+        // SAFETY: the element is in the map, or was a moment ago; its memory is not given back while a program runs.
         Some(other) => unsafe {
             if leads_to::<F>(&*other, &work.packet.key) {
                 (*other).state = work.flow.state;

@@ -9,6 +9,15 @@
 //! left to the stack, whose nftables tables know every published port as well.
 #![no_std]
 #![no_main]
+#![allow(clippy::cast_possible_truncation, reason = "lengths, offsets and codes of the kernel are small")]
+#![allow(
+    clippy::needless_borrows_for_generic_args,
+    reason = "a copy of a key takes room on the stack, of which a program has 512 bytes"
+)]
+#![allow(
+    clippy::unnecessary_cast,
+    reason = "the kernel's constants have other types in other versions of the bindings"
+)]
 
 mod admit;
 mod config;

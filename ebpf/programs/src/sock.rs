@@ -217,7 +217,7 @@ fn target4(address: Addr4, port: Port, protocol: u8) -> Option<PortTarget<Addr4>
         return None;
     }
     let mut key = PortKey { address, port, protocol, pad: 0 };
-    // SAFETY (both): copied at once.
+    // SAFETY: copied at once; user space writes whole elements.
     let mut target = unsafe { PORTS4.get(&key) }.copied();
     if target.is_none() {
         key.address = Addr4(0);
@@ -234,7 +234,7 @@ fn target6(address: Addr6, port: Port, protocol: u8) -> Option<PortTarget<Addr6>
         return None;
     }
     let mut key = PortKey { address, port, protocol, pad: 0 };
-    // SAFETY (both): copied at once.
+    // SAFETY: copied at once; user space writes whole elements.
     let mut target = unsafe { PORTS6.get(&key) }.copied();
     if target.is_none() {
         clear(&raw mut key.address);
