@@ -89,6 +89,8 @@ pub const SOCKETS_SIZE: u32 = 32_768;
 pub mod programs {
     /// tc, ingress of every uplink.
     pub const UPLINK_INGRESS: &str = "uplink_ingress";
+    /// tc, ingress of uplinks whose packets have no Ethernet header.
+    pub const UPLINK_L3: &str = "uplink_l3";
     /// tc, ingress of the host's end of a pod's veth.
     pub const POD_INGRESS: &str = "pod_ingress";
     /// cgroup: each is named after its attach type.

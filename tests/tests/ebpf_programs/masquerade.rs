@@ -1,0 +1,195 @@
+//! What a pod begins with others outside.
+
+use std::collections::BTreeSet;
+use std::net::IpAddr;
+
+use slipway_ebpf_abi::{self as abi, Counter, Reason};
+
+use crate::bed::{HOST_PORT, Rig};
+use crate::rig;
+use crate::wire::{ACK, Ip, SYN};
+
+const POD_PORT: u16 = 33333;
+
+/// The port that the node speaks from, in the pod's place.
+#[track_caller]
+fn chosen(rig: &Rig, v6: bool, packet: &[u8], far: (IpAddr, u16)) -> u16 {
+    let seen = rig.sends(packet).translated();
+    assert_eq!((seen.source, seen.destination, seen.ports.1), (rig.addresses(v6).node, far.0, far.1));
+    let (first, last) = abi::Config::DEFAULT_PORTS;
+    assert!((first..=last).contains(&seen.ports.0), "{}", seen.ports.0);
+    seen.ports.0
+}
+
+#[test]
+fn tcp_and_udp_leave_with_the_uplinks_address_and_come_back() {
+    let mut rig = rig!();
+    for v6 in [false, true] {
+        let at = rig.addresses(v6);
+        let (out, back) = (Ip::new(at.pod, at.far), Ip::new(at.far, at.node));
+        let port = chosen(&rig, v6, &out.tcp((POD_PORT, 443), SYN), (at.far, 443));
+        assert_eq!(rig.halves(v6), (0, 2));
+        let seen = rig.arrives(&back.tcp((443, port), SYN | ACK)).translated();
+        assert_eq!((seen.ends(), seen.ttl), ((at.far, 443, at.pod, POD_PORT), 63));
+        assert_eq!(chosen(&rig, v6, &out.tcp((POD_PORT, 443), ACK), (at.far, 443)), port);
+        assert_eq!(rig.halves(v6), (2, 0));
+
+        let port = chosen(&rig, v6, &out.udp((POD_PORT, 53), b"who?"), (at.far, 53));
+        let seen = rig.arrives(&back.udp((53, port), b"you")).translated();
+        assert_eq!((seen.ends(), &seen.payload[..]), ((at.far, 53, at.pod, POD_PORT), &b"you"[..]));
+        assert_eq!(rig.halves(v6), (4, 0));
+    }
+    assert_eq!(rig.count(Counter::Masqueraded), 4);
+}
+
+#[test]
+fn an_echo_leaves_with_another_identifier_and_comes_back() {
+    let mut rig = rig!();
+    for v6 in [false, true] {
+        let at = rig.addresses(v6);
+        let seen = rig.sends(&Ip::new(at.pod, at.far).echo(true, 7)).translated();
+        assert_eq!((seen.source, seen.destination), (at.node, at.far));
+        let id = seen.ports.0;
+        let seen = rig.arrives(&Ip::new(at.far, at.node).echo(false, id)).translated();
+        assert_eq!((seen.source, seen.destination, seen.ports), (at.far, at.pod, (7, 7)));
+        // Neither a request with that identifier nor an answer to the node's own is the pod's.
+        for packet in [Ip::new(at.far, at.node).echo(true, id), Ip::new(at.far, at.node).echo(false, id ^ 1)]
+        {
+            rig.arrives(&packet).left(&packet);
+        }
+        assert_eq!(rig.halves(v6), (2, 0));
+    }
+}
+
+#[test]
+fn what_is_not_ours_to_masquerade_is_left_alone() {
+    let mut rig = rig!();
+    for v6 in [false, true] {
+        let at = rig.addresses(v6);
+        let other: IpAddr = if v6 { "fd77::6".parse().unwrap() } else { "10.77.0.6".parse().unwrap() };
+        let group: IpAddr = if v6 { "ff0e::1".parse().unwrap() } else { "224.1.2.3".parse().unwrap() };
+        for packet in [
+            // Its own network, the node, another's address, a group, a link-local address.
+            Ip::new(at.pod, other).tcp((POD_PORT, 80), SYN),
+            Ip::new(at.pod, at.node).tcp((POD_PORT, HOST_PORT), SYN),
+            Ip::new(other, at.far).tcp((POD_PORT, 80), SYN),
+            Ip::new(at.pod, group).udp((POD_PORT, 80), b""),
+            // What is no beginning.
+            Ip::new(at.pod, at.far).tcp((POD_PORT, 80), ACK),
+            Ip::new(at.pod, at.far).tcp((POD_PORT, 80), SYN | ACK),
+            Ip::new(at.pod, at.far).echo(false, 9),
+            Ip::new(at.pod, at.far).ttl(1).udp((POD_PORT, 80), b""),
+        ] {
+            rig.sends(&packet).left(&packet);
+        }
+        assert_eq!(rig.halves(v6), (0, 0));
+    }
+}
+
+#[test]
+fn many_flows_to_one_place_have_a_port_each() {
+    let rig = rig!();
+    for v6 in [false, true] {
+        let at = rig.addresses(v6);
+        let mut used = BTreeSet::new();
+        for source in 20000..20500 {
+            let packet = Ip::new(at.pod, at.far).udp((source, 53), b"");
+            assert!(used.insert(chosen(&rig, v6, &packet, (at.far, 53))), "a port twice");
+        }
+    }
+}
+
+#[test]
+fn without_a_free_port_nftables_has_the_flow() {
+    let mut rig = rig!();
+    rig.config(|config| (config.masquerade_first, config.masquerade_last) = (61000, 61003));
+    for v6 in [false, true] {
+        let at = rig.addresses(v6);
+        let mut left = 0;
+        for source in 20000..20008 {
+            let packet = Ip::new(at.pod, at.far).udp((source, 53), b"");
+            let made = rig.sends(&packet);
+            if made.act == crate::bed::Act::Stack {
+                left += 1;
+                made.left(&packet);
+                // And keeps it, though a port may be free by then.
+                rig.config(|config| config.masquerade_last = 65535);
+                rig.sends(&packet).left(&packet);
+                rig.config(|config| config.masquerade_last = 61003);
+            }
+        }
+        assert!(left >= 4, "{left}");
+        assert_eq!(rig.halves(v6).1, 2 * (8 - left) + left);
+    }
+    assert!(rig.fallbacks(Reason::NoPort) >= 8);
+    // A port is released with its flow.
+    let at = rig.addresses(false);
+    rig.age(40);
+    let again = (0..16u16)
+        .filter(|n| {
+            let packet = Ip::new(at.pod, at.far).udp((30000 + n, 53), b"");
+            rig.sends(&packet).act == crate::bed::Act::Redirect
+        })
+        .count();
+    assert!((1..=4).contains(&again), "{again}");
+}
+
+#[test]
+fn a_port_with_a_socket_of_the_node_is_not_chosen() {
+    let mut rig = rig!();
+    rig.config(|config| (config.masquerade_first, config.masquerade_last) = (61000, 61000));
+    for v6 in [false, true] {
+        let at = rig.addresses(v6);
+        let sockets = rig.node.run(|| {
+            (
+                std::net::UdpSocket::bind((at.node, 61000)).unwrap(),
+                std::net::TcpListener::bind((at.node, 61000)).unwrap(),
+            )
+        });
+        for packet in [
+            Ip::new(at.pod, at.far).udp((POD_PORT, 53), b""),
+            Ip::new(at.pod, at.far).tcp((POD_PORT, 53), SYN),
+        ] {
+            rig.sends(&packet).left(&packet);
+        }
+        drop(sockets);
+        let packet = Ip::new(at.pod, at.far).udp((POD_PORT + 1, 53), b"");
+        assert_eq!(rig.sends(&packet).translated().ports.0, 61000);
+    }
+}
+
+#[test]
+fn a_packet_too_large_for_the_route_is_told_so_or_left_from_the_first_on() {
+    let rig = rig!();
+    for v6 in [false, true] {
+        let at = rig.addresses(v6);
+        let large = vec![7; 1400];
+        let first = Ip::new(at.pod, at.far).udp((POD_PORT, 53), b"small");
+        chosen(&rig, v6, &first, (at.far, 53));
+        let route = if v6 { "ip -6 route" } else { "ip route" };
+        let via = rig.client.v6.to_string();
+        let via = if v6 { via } else { rig.client.v4.to_string() };
+        rig.node.cmd(&format!("{route} replace default via {via} mtu lock 1280"));
+        // The stack tells the pod.
+        let packet = Ip::new(at.pod, at.far).udp((POD_PORT, 53), &large);
+        rig.sends(&packet).left(&packet);
+        if !v6 {
+            // May be cut, but the stack cannot be given a translated flow: dropped, and counted.
+            let packet = Ip::new(at.pod, at.far).may_fragment().udp((POD_PORT, 53), &large);
+            assert_eq!(rig.sends(&packet).act, crate::bed::Act::Drop);
+            assert_eq!(rig.count(Counter::DropTooBig), 1);
+            // A flow that begins so is the stack's.
+            let packet = Ip::new(at.pod, at.far).may_fragment().udp((POD_PORT + 1, 53), &large);
+            rig.sends(&packet).left(&packet);
+            let packet = Ip::new(at.pod, at.far).may_fragment().udp((POD_PORT + 1, 53), b"small");
+            rig.sends(&packet).left(&packet);
+        }
+        // What will be cut into pieces that fit is not too large.
+        let syn = Ip::new(at.pod, at.far).tcp((POD_PORT, 443), SYN);
+        chosen(&rig, v6, &syn, (at.far, 443));
+        let ip = Ip::new(at.pod, at.far);
+        let long = ip.packet(6, &ip.tcp_segment((POD_PORT, 443), ACK, &[1; 2000]));
+        assert_eq!(rig.sends_in_segments(&long, 1000).translated().payload.len(), 2000);
+        rig.sends_in_segments(&long, 1400).left(&long);
+    }
+}

@@ -1,0 +1,132 @@
+//! The states of TCP connections, and how long each may be silent.
+
+use slipway_ebpf_abi::{self as abi, Flow4, FlowKey4, State};
+
+use crate::bed::{HOST_PORT, POD_PORT, Rig};
+use crate::rig;
+use crate::wire::{ACK, FIN, Ip, RST, SYN};
+
+const CLIENT_PORT: u16 = 40000;
+
+/// Who sends a segment.
+#[derive(Clone, Copy, Debug)]
+enum Who {
+    Client,
+    Pod,
+}
+use Who::{Client, Pod};
+
+/// Sends segments; each has to be translated.
+fn play(rig: &Rig, segments: &[(Who, u8)]) {
+    let at = rig.addresses(false);
+    for (from, flags) in segments {
+        match from {
+            Client => rig.arrives(&Ip::new(at.client, at.node).tcp((CLIENT_PORT, HOST_PORT), *flags)),
+            Pod => rig.sends(&Ip::new(at.pod, at.client).tcp((POD_PORT, CLIENT_PORT), *flags)),
+        }
+        .translated();
+    }
+}
+
+/// The state that both halves have.
+#[track_caller]
+fn state(rig: &mut Rig) -> Option<State> {
+    let mut halves: Vec<(FlowKey4, Flow4)> = rig.flows4(abi::maps::FLOWS4).into_iter().collect();
+    halves.extend(rig.flows4(abi::maps::EMBRYOS4));
+    let states: Vec<u8> = halves.iter().map(|(_, flow)| flow.state).collect();
+    match states[..] {
+        [] => None,
+        [one, other] if one == other => State::from_number(one),
+        _ => panic!("two halves in one state are expected: {halves:?}"),
+    }
+}
+
+#[test]
+fn each_segment_leads_to_the_state_that_conntrack_has() {
+    let open = [(Client, SYN), (Pod, SYN | ACK), (Client, ACK)];
+    let cases: &[(&[(Who, u8)], State)] = &[
+        (&[(Client, SYN)], State::SynSent),
+        (&[(Client, SYN), (Client, SYN)], State::SynSent),
+        (&[(Client, SYN), (Pod, SYN | ACK)], State::SynReceived),
+        (&[(Client, SYN), (Pod, SYN | ACK), (Pod, SYN | ACK)], State::SynReceived),
+        (&[(Client, SYN), (Pod, RST | ACK)], State::Close),
+        (&open, State::Established),
+        (&[(Client, ACK), (Pod, ACK)], State::Established),
+        (&[(Client, FIN | ACK)], State::FinWait),
+        (&[(Client, FIN | ACK), (Pod, ACK)], State::CloseWait),
+        (&[(Client, FIN | ACK), (Pod, FIN | ACK)], State::LastAck),
+        (&[(Client, FIN | ACK), (Pod, ACK), (Pod, FIN | ACK)], State::LastAck),
+        (&[(Client, FIN | ACK), (Pod, ACK), (Pod, FIN | ACK), (Client, ACK)], State::TimeWait),
+        (&[(Pod, FIN | ACK)], State::FinWait),
+        (&[(Pod, FIN | ACK), (Client, ACK), (Client, FIN | ACK), (Pod, ACK)], State::TimeWait),
+        (&[(Client, RST)], State::Close),
+        (&[(Pod, RST | ACK)], State::Close),
+    ];
+    let mut rig = rig!();
+    for (segments, expected) in cases {
+        rig.forget_flows();
+        if !matches!(segments[0], (Client, SYN)) {
+            play(&rig, &open);
+        }
+        play(&rig, segments);
+        assert_eq!(state(&mut rig), Some(*expected), "{segments:?}");
+    }
+}
+
+#[test]
+fn each_state_lasts_as_long_as_in_conntrack() {
+    let open = [(Client, SYN), (Pod, SYN | ACK), (Client, ACK)];
+    let cases: &[(&[(Who, u8)], u32)] = &[
+        (&[(Client, SYN)], 120),
+        (&[(Client, SYN), (Pod, SYN | ACK)], 60),
+        (&open, 432_000),
+        (&[(Client, FIN | ACK)], 120),
+        (&[(Client, FIN | ACK), (Pod, ACK)], 60),
+        (&[(Client, FIN | ACK), (Pod, FIN | ACK)], 30),
+        (&[(Client, FIN | ACK), (Pod, FIN | ACK), (Client, ACK)], 120),
+        (&[(Client, RST)], 10),
+    ];
+    let mut rig = rig!();
+    let at = rig.addresses(false);
+    let probe = Ip::new(at.pod, at.client).tcp((POD_PORT, CLIENT_PORT), ACK);
+    for (segments, seconds) in cases {
+        for late in [false, true] {
+            rig.forget_flows();
+            if !matches!(segments[0], (Client, SYN)) {
+                play(&rig, &open);
+            }
+            play(&rig, segments);
+            if late {
+                rig.age(seconds + 2);
+                rig.sends(&probe).left(&probe);
+                assert_eq!(state(&mut rig), None, "both halves go at once");
+            } else {
+                rig.age(seconds - 5);
+                rig.sends(&probe).translated();
+            }
+        }
+    }
+}
+
+#[test]
+fn a_syn_begins_anew_where_the_old_connection_is_over() {
+    let mut rig = rig!();
+    let open = [(Client, SYN), (Pod, SYN | ACK), (Client, ACK)];
+    play(&rig, &open);
+    // A stray one, while the connection is open, does not: the pod answers it.
+    play(&rig, &[(Client, SYN)]);
+    assert_eq!(state(&mut rig), Some(State::Established));
+    for end in [&[(Client, RST)][..], &[(Client, FIN | ACK), (Pod, FIN | ACK), (Client, ACK)]] {
+        play(&rig, end);
+        play(&rig, &[(Client, SYN)]);
+        assert_eq!(state(&mut rig), Some(State::SynSent));
+        play(&rig, &open[1..]);
+        assert_eq!(state(&mut rig), Some(State::Established));
+    }
+    // The port may lead elsewhere by then.
+    play(&rig, &[(Client, RST)]);
+    rig.publish(6, HOST_PORT, 81, crate::bed::GENERATION);
+    let at = rig.addresses(false);
+    let seen = rig.arrives(&Ip::new(at.client, at.node).tcp((CLIENT_PORT, HOST_PORT), SYN)).translated();
+    assert_eq!(seen.ports.1, 81);
+}
