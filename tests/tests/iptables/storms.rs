@@ -7,6 +7,9 @@ use crate::{Call, Stage, VARIANTS, map};
 
 const MANY: usize = 24;
 
+/// The specification's code for "try again later".
+const TRY_AGAIN: u32 = 11;
+
 /// A call about a container of its own.
 fn call<'a>(stage: &'a Stage, number: usize, port: u16) -> Call<'a> {
     let mappings = [map("tcp", port, 80), map("udp", port, 80)];
@@ -28,8 +31,17 @@ fn many_at_once() {
             (0..MANY).map(|i| call(&stage, i, 9000 + u16::try_from(i).expect("few"))).collect();
         let all = |verb: &str| {
             let running: Vec<_> = calls.iter().map(|c| c.clone().verb(verb).spawn()).collect();
-            for process in running {
-                process.wait().ok();
+            for (process, call) in running.into_iter().zip(&calls) {
+                let mut output = process.wait();
+                // On a slow machine the lock of xtables is held for longer than it is waited for: a
+                // runtime tries such a call again.
+                for _ in 0..MANY {
+                    match output.result() {
+                        Err(failure) if failure.code == TRY_AGAIN => output = call.clone().verb(verb).run(),
+                        _ => break,
+                    }
+                }
+                output.ok();
             }
         };
         all("ADD");
