@@ -36,6 +36,7 @@ pub fn lacks(plugin: &str) -> Option<&'static str> {
         "ipvlan" => ("ipvlan", "ipvlan links"),
         "macvlan" => ("macvlan", "macvlan links"),
         "vlan" => ("vlan", "vlan links"),
+        "vrf" => ("vrf", "vrf"),
         _ => return None,
     };
     let known = || RouteSocket::open().and_then(|route| route.knows_kind(kind));

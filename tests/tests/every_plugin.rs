@@ -24,6 +24,7 @@ every_plugin! {
     bandwidth: "bandwidth" for "eth0" in json!([bridged(), published(), limited()]);
     bridge: "bridge" for "eth0" in json!([bridged()]);
     dummy: "dummy" for "eth0" in json!([{"type": "dummy", "ipam": ipam()}]);
+    firewall: "firewall" for "eth0" in json!([bridged(), published(), walled()]);
     flannel: "flannel" for "eth0" in json!([{"type": "flannel", "delegate": {"isDefaultGateway": true}}, published()]);
     host_device: "host-device" for "eth0" in json!([{"type": "host-device", "device": "dev0", "ipam": ipam()}]);
     host_local: "host-local" for "eth0" in json!([{"type": "host-local", "ipam": ipam()}]);
@@ -38,10 +39,15 @@ every_plugin! {
     tap: "tap" for "eth0" in json!([{"type": "tap", "ipam": ipam()}]);
     tuning: "tuning" for "eth0" in json!([bridged(), published(), tuned()]);
     vlan: "vlan" for "eth0" in json!([{"type": "vlan", "master": "out0", "vlanId": 5, "ipam": ipam()}]);
+    vrf: "vrf" for "eth0" in json!([{"type": "ptp", "ipam": ipam()}, {"type": "vrf", "vrfname": "blue"}]);
 }
 
 fn bridged() -> Value {
     json!({"type": "bridge", "isGateway": true, "ipMasq": true, "hairpinMode": true, "ipam": ipam()})
+}
+
+fn walled() -> Value {
+    json!({"type": "firewall", "backend": "nftables", "ingressPolicy": "same-bridge"})
 }
 
 fn limited() -> Value {

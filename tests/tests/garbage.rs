@@ -218,6 +218,13 @@ fn previous() -> Value {
     portmap()["prevResult"].clone()
 }
 
+fn firewall() -> Value {
+    json!({
+        "cniVersion": "1.1.0", "name": "net", "type": "firewall", "backend": "iptables",
+        "ingressPolicy": "isolated", "firewalldZone": "public", "prevResult": previous(),
+    })
+}
+
 fn bandwidth() -> Value {
     json!({
         "cniVersion": "1.1.0", "name": "net", "type": "bandwidth", "ingressRate": 8_000_000,
@@ -534,4 +541,9 @@ fn sbr_takes_garbage() {
 #[test]
 fn bandwidth_takes_garbage() {
     run_chained("bandwidth", &bandwidth());
+}
+
+#[test]
+fn firewall_takes_garbage() {
+    run_chained("firewall", &firewall());
 }

@@ -47,6 +47,10 @@ fn chained(name: &str) -> Option<Value> {
             "type": "bandwidth", "ingressRate": 8_000_000, "ingressBurst": 800_000,
             "egressRate": 8_000_000, "egressBurst": 800_000,
         }),
+        "firewall" => json!({"type": "firewall", "backend": "nftables", "ingressPolicy": "isolated"}),
+        "firewall_iptables" => {
+            json!({"type": "firewall", "backend": "iptables", "ingressPolicy": "isolated"})
+        }
         "sbr" => json!({"type": "sbr"}),
         "tuning" => json!({
             "type": "tuning", "mac": "02:00:00:00:00:07", "mtu": 1300, "promisc": true, "allmulti": true,
@@ -598,4 +602,4 @@ macro_rules! chained {
     };
 }
 
-chained! { bandwidth sbr tuning }
+chained! { bandwidth firewall firewall_iptables sbr tuning }

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use cni_nftables::{TableId, Transaction};
 
 use crate::nftables::session::{Patience, unless_no_nf_tables};
-use crate::{Error, Owner, macspoof, nftables};
+use crate::{Error, Owner, firewall, macspoof, nftables};
 
 /// The folder in which the iptables backend has its lock and remembers what large tables were like. Nothing in
 /// it is needed, and a reboot empties it.
@@ -18,6 +18,8 @@ pub enum OwnTable {
     Ports,
     /// `bridge slipway`: the guard against spoofed addresses.
     Spoofing,
+    /// `inet slipway-firewall`: containers that the firewall plugin knows.
+    Firewall,
 }
 
 /// What is in a table of ours.
@@ -41,8 +43,8 @@ pub enum InUse {
 }
 
 impl OwnTable {
-    /// Both.
-    pub const ALL: [Self; 2] = [Self::Ports, Self::Spoofing];
+    /// All.
+    pub const ALL: [Self; 3] = [Self::Ports, Self::Spoofing, Self::Firewall];
 
     /// Family and name.
     #[must_use]
@@ -50,6 +52,7 @@ impl OwnTable {
         match self {
             Self::Ports => nftables::schema::TABLE,
             Self::Spoofing => macspoof::TABLE,
+            Self::Firewall => firewall::ledger::TABLE,
         }
     }
 
@@ -57,6 +60,7 @@ impl OwnTable {
         match self {
             Self::Ports => nftables::schema::table(),
             Self::Spoofing => macspoof::table(),
+            Self::Firewall => firewall::ledger::table(),
         }
     }
 
@@ -69,6 +73,7 @@ impl OwnTable {
         let owners = match self {
             Self::Ports => unless_no_nf_tables(nftables::owners())?,
             Self::Spoofing => macspoof::owners()?,
+            Self::Firewall => firewall::ledger::owners()?,
         };
         let Some(owners) = owners else { return Ok(Holding::NoTable) };
         let unique: BTreeMap<_, _> = owners.into_iter().map(|owner| (owner.attachment_hash, owner)).collect();

@@ -18,6 +18,7 @@ mod elsewhere;
 mod error;
 pub mod explain;
 pub mod fake;
+pub mod firewall;
 pub mod iptables;
 pub mod macspoof;
 pub mod migrate;

@@ -13,11 +13,13 @@ use crate::interface::vlan::Vlan;
 use crate::ipam::host_local::HostLocal;
 use crate::ipam::r#static::Static;
 use crate::meta::bandwidth::Bandwidth;
+use crate::meta::firewall::Firewall;
 use crate::meta::flannel::Flannel;
 use crate::meta::noop::Noop;
 use crate::meta::portmap::Portmap;
 use crate::meta::sbr::Sbr;
 use crate::meta::tuning::Tuning;
+use crate::meta::vrf::Vrf;
 use crate::operator::cnitool;
 use crate::plugin::Plugin;
 
@@ -26,6 +28,7 @@ pub static PLUGINS: &[&dyn Plugin] = &[
     &Bandwidth,
     &Bridge,
     &Dummy,
+    &Firewall,
     &Flannel,
     &HostDevice,
     &HostLocal,
@@ -40,6 +43,7 @@ pub static PLUGINS: &[&dyn Plugin] = &[
     &Tap,
     &Tuning,
     &Vlan,
+    &Vrf,
 ];
 
 /// The plugin of that `type`.

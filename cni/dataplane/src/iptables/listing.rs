@@ -8,13 +8,14 @@ use ipnet::IpNet;
 use super::names::CommentOwner;
 use super::plan::Key;
 use super::quote;
+use super::rule::TableName;
 use crate::Protocol;
 
 /// A rule as it is printed, from its first match to its target.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct ListedRule(pub(crate) Vec<String>);
 
-/// Chains of one family's nat table with their rules, in order.
+/// Chains of one family's table with their rules, in order.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct Listing {
     chains: BTreeMap<String, Vec<ListedRule>>,
@@ -23,23 +24,29 @@ pub(crate) struct Listing {
 impl Listing {
     /// Reads the nat table's part of the text. Lines that say nothing of chains and rules are passed
     /// over.
+    #[cfg(test)]
     pub(crate) fn parse(text: &str) -> Self {
-        Self::parse_if(text, |_| true)
+        Self::parse_table(text, TableName::Nat)
+    }
+
+    /// The same of another table.
+    pub(crate) fn parse_table(text: &str, table: TableName) -> Self {
+        Self::parse_if(text, table, |_| true)
     }
 
     /// Reads these chains alone, of a table that may have many rules.
-    pub(crate) fn parse_chains(text: &str, chains: &[&str]) -> Self {
-        Self::parse_if(text, |chain| chains.contains(&chain))
+    pub(crate) fn parse_chains(text: &str, table: TableName, chains: &[&str]) -> Self {
+        Self::parse_if(text, table, |chain| chains.contains(&chain))
     }
 
-    fn parse_if(text: &str, wanted: impl Fn(&str) -> bool) -> Self {
+    fn parse_if(text: &str, table: TableName, wanted: impl Fn(&str) -> bool) -> Self {
         let mut listing = Self::default();
-        let mut in_nat = true;
+        let mut in_table = true;
         for line in text.lines() {
-            if let Some(table) = line.strip_prefix('*') {
-                in_nat = table.trim() == "nat";
+            if let Some(name) = line.strip_prefix('*') {
+                in_table = name.trim() == table.as_str();
             }
-            if !in_nat {
+            if !in_table {
                 continue;
             }
             if let Some(chain) = line.strip_prefix(':') {
@@ -101,6 +108,16 @@ impl ListedRule {
     /// Where it leads to.
     pub(crate) fn target(&self) -> Option<&str> {
         self.value("-j").or_else(|| self.value("-g"))
+    }
+
+    /// The interface that it wants packets to come in by.
+    pub(crate) fn incoming(&self) -> Option<&str> {
+        self.value("-i")
+    }
+
+    /// The interface that it wants packets to leave by.
+    pub(crate) fn outgoing(&self) -> Option<&str> {
+        self.value("-o")
     }
 
     /// Who its comment names.

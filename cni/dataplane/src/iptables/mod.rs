@@ -8,6 +8,7 @@
 mod apply;
 mod check;
 mod conditions;
+pub(crate) mod filter;
 mod frame;
 mod legacy;
 mod listing;

@@ -5,7 +5,8 @@ use cni_nftables::{Family, Socket, TableId};
 use cni_spec::Attachment;
 
 use super::names;
-use super::tools::{Variant, default_variant, nat_table};
+use super::rule::TableName;
+use super::tools::{Variant, default_variant, nat_table, table_id};
 use super::{legacy, withdraw};
 use crate::{AddressFamily, Error, Kinds};
 
@@ -87,7 +88,26 @@ pub(crate) fn of_ports() -> Result<Presence, Error> {
     Ok(presence)
 }
 
-/// Where there is one of these chains.
+/// Where there is one of these chains in a table.
+pub(crate) fn any_chain_in(table: TableName, names: &[&str]) -> Result<Vec<(Variant, AddressFamily)>, Error> {
+    let mut places = Vec::new();
+    let socket = socket()?;
+    for family in AddressFamily::BOTH {
+        if let Some(socket) = &socket
+            && has_any(socket, &table_id(family, table), names)?
+        {
+            places.push((Variant::Nft, family));
+        }
+        if legacy::has_table(family, table.as_str())
+            && legacy::chains_of(family, table.as_str())?.iter().any(|is| names.contains(&is.as_str()))
+        {
+            places.push((Variant::Legacy, family));
+        }
+    }
+    Ok(places)
+}
+
+/// Where there is one of these chains of the nat table.
 pub(crate) fn any_chain_of(names: &[&str]) -> Result<Presence, Error> {
     let mut presence = Presence::default();
     let socket = socket()?;

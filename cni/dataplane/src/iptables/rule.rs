@@ -13,6 +13,24 @@ use super::names::ChainName;
 use super::quote;
 use crate::{AddressFamily, Protocol};
 
+/// A table of the kernel's.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum TableName {
+    /// Where addresses are translated.
+    Nat,
+    /// Where packets are let through or dropped.
+    Filter,
+}
+
+impl TableName {
+    pub(crate) const fn as_str(self) -> &'static str {
+        match self {
+            Self::Nat => "nat",
+            Self::Filter => "filter",
+        }
+    }
+}
+
 /// What a packet must be like.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Match {
@@ -30,6 +48,14 @@ pub(crate) enum Match {
     Ports(Vec<u16>),
     /// To an address of the node.
     Local,
+    /// Coming in by this interface.
+    In(String),
+    /// Leaving by this interface.
+    Out(String),
+    /// Not leaving by this interface.
+    NotOut(String),
+    /// Of a connection that is known, or about one.
+    Established,
     /// With this bit of the mark set.
     MarkBit(u8),
     /// Always: says whose the rule is.
@@ -43,6 +69,10 @@ pub(crate) enum Match {
 pub(crate) enum Target {
     /// It passes.
     Accept,
+    /// It does not.
+    Drop,
+    /// The calling chain decides.
+    Return,
     /// It gets the address of the link that it leaves by.
     Masquerade,
     /// It goes to this address.
@@ -105,6 +135,12 @@ impl Match {
                 let list: Vec<String> = ports.iter().map(u16::to_string).collect();
                 extend(words, ["-m", "multiport", "--dports", &list.join(",")]);
             }
+            Self::In(name) => extend(words, ["-i", name]),
+            Self::Out(name) => extend(words, ["-o", name]),
+            Self::NotOut(name) => extend(words, ["!", "-o", name]),
+            Self::Established => {
+                extend(words, ["-m", "conntrack", "--ctstate", "RELATED,ESTABLISHED"]);
+            }
             Self::Local => extend(words, ["-m", "addrtype", "--dst-type", "LOCAL"]),
             Self::MarkBit(bit) => extend(words, ["-m", "mark", "--mark", &mark(*bit)]),
             Self::Comment(text) => extend(words, ["-m", "comment", "--comment", text]),
@@ -118,6 +154,8 @@ impl Target {
         words.push("-j".to_owned());
         match self {
             Self::Accept => extend(words, ["ACCEPT"]),
+            Self::Drop => extend(words, ["DROP"]),
+            Self::Return => extend(words, ["RETURN"]),
             Self::Masquerade => extend(words, ["MASQUERADE"]),
             Self::Dnat(to) => extend(words, ["DNAT", "--to-destination", &to.to_string()]),
             Self::SetMarkBit(bit) => extend(words, ["MARK", "--set-xmark", &mark(*bit)]),
@@ -131,7 +169,7 @@ fn mark(bit: u8) -> String {
     format!("{value:#x}/{value:#x}")
 }
 
-/// One change of the nat table.
+/// One change of a table.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Op {
     /// Makes a chain; refused if it is there.
@@ -168,16 +206,22 @@ impl Op {
     }
 }
 
-/// Changes of one family's nat table that take effect together; `Display` is the tool's input.
+/// Changes of one family's table that take effect together; `Display` is the tool's input.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Batch {
     pub(crate) family: AddressFamily,
+    table: TableName,
     ops: Vec<Op>,
 }
 
 impl Batch {
+    /// Of the nat table.
     pub(crate) fn new(family: AddressFamily) -> Self {
-        Self { family, ops: Vec::new() }
+        Self::of(family, TableName::Nat)
+    }
+
+    pub(crate) fn of(family: AddressFamily, table: TableName) -> Self {
+        Self { family, table, ops: Vec::new() }
     }
 
     pub(crate) fn push(&mut self, op: Op) {
@@ -200,7 +244,7 @@ impl Batch {
 
 impl fmt::Display for Batch {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("*nat\n")?;
+        writeln!(f, "*{}", self.table.as_str())?;
         for op in &self.ops {
             writeln!(f, "{}", quote::line(op.words()))?;
         }

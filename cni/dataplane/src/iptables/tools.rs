@@ -13,7 +13,7 @@ use cni_nftables::{Family, Socket, TableId};
 
 use super::legacy;
 use super::listing::Listing;
-use super::rule::{Batch, Op};
+use super::rule::{Batch, Op, TableName};
 use crate::{AddressFamily, Error};
 
 /// How long an operation waits for the lock of the legacy tools, both families together.
@@ -55,13 +55,18 @@ impl fmt::Display for Variant {
     }
 }
 
-/// The table's name as nf_tables has it.
+/// The nat table's name as nf_tables has it.
 pub(crate) fn nat_table(family: AddressFamily) -> TableId {
+    table_id(family, TableName::Nat)
+}
+
+/// A table's name as nf_tables has it.
+pub(crate) fn table_id(family: AddressFamily, table: TableName) -> TableId {
     let family = match family {
         AddressFamily::V4 => Family::Ip,
         AddressFamily::V6 => Family::Ip6,
     };
-    TableId::new(family, "nat")
+    TableId::new(family, table.as_str())
 }
 
 /// What the programs of a family are called.
@@ -108,13 +113,19 @@ pub(crate) enum Refusal {
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Tools {
     pub(crate) variant: Variant,
+    table: TableName,
     deadline: Instant,
 }
 
 impl Tools {
     /// The programs of a variant, for one operation.
     pub(crate) fn new(variant: Variant) -> Self {
-        Self { variant, deadline: Instant::now() + PATIENCE }
+        Self::of(variant, TableName::Nat)
+    }
+
+    /// The programs of a variant, for one operation on that table.
+    pub(crate) fn of(variant: Variant, table: TableName) -> Self {
+        Self { variant, table, deadline: Instant::now() + PATIENCE }
     }
 
     /// The program of this family that is called `restore` or `save`.
@@ -127,26 +138,29 @@ impl Tools {
             .ok_or_else(|| Error::NoIptables { program: format!("{family}-{variant}-{what}") })
     }
 
-    /// These chains of the nat table, those of them that are there.
+    /// These chains of the table, those of them that are there.
     pub(crate) fn read(&self, family: AddressFamily, chains: &[&str]) -> Result<Listing, Error> {
         match self.variant {
             Variant::Nft => self.read_nft(family, chains),
             // Asking for a table that is not there would make it.
-            Variant::Legacy if !legacy::has_nat(family) => Ok(Listing::default()),
-            Variant::Legacy => Ok(Listing::parse_chains(&self.print_all(family)?, chains)),
+            Variant::Legacy if !legacy::has_table(family, self.table.as_str()) => Ok(Listing::default()),
+            Variant::Legacy => Ok(Listing::parse_chains(&self.print_all(family)?, self.table, chains)),
         }
     }
 
-    /// The whole nat table.
+    /// The whole table.
     pub(crate) fn read_all(&self, family: AddressFamily) -> Result<Listing, Error> {
-        self.print_all(family).map(|text| Listing::parse(&text))
+        self.print_all(family).map(|text| Listing::parse_table(&text, self.table))
     }
 
     fn print_all(&self, family: AddressFamily) -> Result<String, Error> {
         let program = self.find(family, "save")?;
-        let run = run(&program, &["-t", "nat"], "")?;
+        let run = run(&program, &["-t", self.table.as_str()], "")?;
         if !run.success {
-            return Err(Error::kernel(format!("run {} -t nat", program.display()), run.complaint()));
+            return Err(Error::kernel(
+                format!("run {} -t {}", program.display(), self.table.as_str()),
+                run.complaint(),
+            ));
         }
         Ok(run.stdout)
     }
@@ -155,8 +169,8 @@ impl Tools {
     /// without looking at the others, which may be a hundred thousand rules of a service proxy.
     fn read_nft(&self, family: AddressFamily, chains: &[&str]) -> Result<Listing, Error> {
         let socket = Socket::open().map_err(|e| Error::kernel("reach nf_tables", e))?;
-        let table = nat_table(family);
-        let mut print = Batch::new(family);
+        let table = table_id(family, self.table);
+        let mut print = Batch::of(family, self.table);
         for chain in chains {
             let there = socket.chain(&table, chain);
             if there.map_err(|e| Error::kernel(format!("read chain {table} {chain}"), e))?.is_some() {
@@ -169,7 +183,7 @@ impl Tools {
         let program = self.find(family, "restore")?;
         let run = run(&program, &["--noflush"], &print.to_string())?;
         if run.success {
-            return Ok(Listing::parse(&run.stdout));
+            return Ok(Listing::parse_table(&run.stdout, self.table));
         }
         // A chain that went away in between.
         self.read_all(family)

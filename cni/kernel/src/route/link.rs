@@ -6,8 +6,8 @@ use std::time::{Duration, Instant};
 use nix::errno::Errno;
 use rtnetlink::packet_route::RouteNetlinkMessage;
 use rtnetlink::packet_route::link::{
-    AfSpecInet, AfSpecUnspec, InetDevConf, InfoData, InfoKind, InfoVeth, LinkAttribute, LinkExtentMask,
-    LinkFlags, LinkInfo, LinkMessage,
+    AfSpecInet, AfSpecUnspec, InetDevConf, InfoData, InfoKind, InfoVeth, InfoVrf, LinkAttribute,
+    LinkExtentMask, LinkFlags, LinkInfo, LinkMessage,
 };
 
 use super::bridge::{PortSettings, VlanFiltering};
@@ -52,6 +52,8 @@ pub struct Link {
     pub port: Option<PortSettings>,
     /// Of a bridge: whether it filters by VLAN.
     pub vlan_filtering: Option<VlanFiltering>,
+    /// Of a VRF: the routing table that it stands for.
+    pub vrf_table: Option<u32>,
     /// Its setting `net.ipv4.conf.<link>.route_localnet`.
     pub route_localnet: bool,
     /// Its setting `net.ipv6.conf.<link>.accept_ra`; 0 where there is no IPv6.
@@ -338,6 +340,21 @@ impl RouteSocket {
         self.transport.run(Verb::Create, RouteNetlinkMessage::NewLink(message), action)
     }
 
+    /// Makes a VRF: a link that stands for a routing table, which its ports' packets are looked up in.
+    ///
+    /// # Errors
+    /// [`RouteError::already_exists`] when the name is taken; EOPNOTSUPP where the kernel has none.
+    pub fn create_vrf(&self, name: &str, table: u32) -> Result<(), RouteError> {
+        let mut message = LinkMessage::default();
+        message.attributes.push(LinkAttribute::IfName(name.to_owned()));
+        message.attributes.push(LinkAttribute::LinkInfo(vec![
+            LinkInfo::Kind(InfoKind::Vrf),
+            LinkInfo::Data(InfoData::Vrf(vec![InfoVrf::TableId(table)])),
+        ]));
+        let action = format_args!("create vrf {name} with table {table}");
+        self.transport.run(Verb::Create, RouteNetlinkMessage::NewLink(message), action)
+    }
+
     /// Whether the kernel knows a kind of link, as `ip link add type …` names it, loading its module
     /// if need be. Tries to make one: use it in a namespace that is thrown away afterwards.
     ///
@@ -433,6 +450,7 @@ const IFLA_INFO_DATA: u16 = 2;
 const IFLA_INFO_SLAVE_KIND: u16 = 4;
 const IFLA_INFO_SLAVE_DATA: u16 = 5;
 const IFLA_BR_VLAN_FILTERING: u16 = 7;
+const IFLA_VRF_TABLE: u16 = 1;
 const IFLA_INET_CONF: u16 = 1;
 const IFLA_INET6_CONF: u16 = 2;
 /// `IPV4_DEVCONF_ROUTE_LOCALNET` of `linux/ip.h`, which counts from 1.
@@ -459,6 +477,7 @@ pub(super) fn decode(payload: &[u8]) -> Result<Link, String> {
         peer: None,
         port: None,
         vlan_filtering: None,
+        vrf_table: None,
         route_localnet: false,
         accept_ra: 0,
     };
@@ -494,6 +513,12 @@ fn decode_info(info: &[u8], link: &mut Link) {
         let filtering = wire::attributes(data)
             .any(|(kind, value)| kind == IFLA_BR_VLAN_FILTERING && wire::u8_of(value) != 0);
         link.vlan_filtering = Some(if filtering { VlanFiltering::On } else { VlanFiltering::Off });
+    }
+    if link.kind == LinkKind::Other("vrf".to_owned()) {
+        let data = find(IFLA_INFO_DATA).unwrap_or_default();
+        link.vrf_table = wire::attributes(data)
+            .find(|(kind, _)| *kind == IFLA_VRF_TABLE)
+            .map(|(_, value)| wire::u32_of(value));
     }
     if find(IFLA_INFO_SLAVE_KIND).is_some_and(|kind| wire::text(kind) == "bridge") {
         link.port = Some(PortSettings::decode(find(IFLA_INFO_SLAVE_DATA).unwrap_or_default()));

@@ -155,6 +155,7 @@ mod tests {
             peer: None,
             port: None,
             vlan_filtering: None,
+            vrf_table: None,
             route_localnet: false,
             accept_ra: 0,
         }

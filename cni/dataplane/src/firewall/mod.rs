@@ -1,0 +1,338 @@
+//! What the firewall plugin asks for: that packets of a container pass, and that bridges are kept apart.
+//!
+//! Two means are here: rules of our own in nftables, and the chains of iptables that the reference plugin
+//! makes. The third, firewalld, is asked over D-Bus by the plugin itself; what an attachment has there is
+//! recorded here all the same.
+
+pub(crate) mod ledger;
+
+use std::net::IpAddr;
+
+use cni_spec::Attachment;
+
+use crate::iptables::ChainName;
+use crate::iptables::filter::{self, Isolation};
+use crate::owner::AttachmentHash;
+use crate::{Error, Owner};
+use ledger::{KeptBy, Ledger};
+
+/// How packets are let through.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Means {
+    /// A table of our own.
+    Nftables,
+    /// The reference's chains.
+    Iptables,
+    /// A zone of firewalld, which is not touched here.
+    Firewalld,
+}
+
+/// Which packets reach the containers on a bridge.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum IngressPolicy {
+    /// All.
+    Open,
+    /// Not those that come from another bridge with a policy.
+    SameBridge,
+    /// Neither those from other containers on the same bridge.
+    Isolated,
+}
+
+impl IngressPolicy {
+    /// The policy of that name in configurations; an empty name is the first.
+    #[must_use]
+    pub fn from_name(name: &str) -> Option<Self> {
+        match name {
+            "" | "open" => Some(Self::Open),
+            "same-bridge" => Some(Self::SameBridge),
+            "isolated" => Some(Self::Isolated),
+            _ => None,
+        }
+    }
+}
+
+/// What is asked for a container.
+#[derive(Debug, Clone)]
+pub struct FirewallRequest {
+    /// Who it is.
+    pub attachment: Attachment,
+    /// How.
+    pub means: Means,
+    /// The container's addresses.
+    pub addresses: Vec<IpAddr>,
+    /// The bridge that it is on; empty when none is known. A policy needs it.
+    pub bridge: String,
+    /// Which packets reach it.
+    pub policy: IngressPolicy,
+    /// With iptables: the chain that an administrator decides in.
+    pub admin_chain: ChainName,
+}
+
+/// What an attachment has, as it was recorded.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Held {
+    /// Who it is.
+    pub owner: Owner,
+    /// How it was made.
+    pub means: Means,
+    /// Its policy.
+    pub policy: IngressPolicy,
+    /// Its bridge; may be empty.
+    pub bridge: String,
+    /// Its addresses.
+    pub addresses: Vec<IpAddr>,
+}
+
+impl Held {
+    /// Whether this is what is asked for. (The owner's name may be cut; whose it is, is known.)
+    fn is_for(&self, request: &FirewallRequest) -> bool {
+        (self.means, self.policy, &self.bridge, &self.addresses)
+            == (request.means, request.policy, &request.bridge, &request.addresses)
+    }
+}
+
+impl FirewallRequest {
+    fn held(&self) -> Held {
+        Held {
+            owner: Owner::of(&self.attachment),
+            means: self.means,
+            policy: self.policy,
+            bridge: self.bridge.clone(),
+            addresses: self.addresses.clone(),
+        }
+    }
+
+    fn families(&self) -> Vec<crate::AddressFamily> {
+        let has = |family: &crate::AddressFamily| {
+            self.addresses.iter().any(|address| crate::AddressFamily::of(*address) == *family)
+        };
+        crate::AddressFamily::BOTH.into_iter().filter(has).collect()
+    }
+
+    /// The rules of iptables that this needs for a family.
+    fn filter(&self, family: crate::AddressFamily, isolation: Option<Isolation>) -> filter::Wanted {
+        let own = self.addresses.iter().filter(|address| crate::AddressFamily::of(**address) == family);
+        let admitted = if self.means == Means::Iptables { own.copied().collect() } else { Vec::new() };
+        filter::Wanted { family, admitted, dismissed: Vec::new(), isolation, admin: self.admin_chain.clone() }
+    }
+
+    fn needs_iptables(&self) -> bool {
+        self.means == Means::Iptables
+            || (self.means == Means::Firewalld && self.policy != IngressPolicy::Open)
+    }
+}
+
+/// Lets the container's packets through, and keeps its bridge apart. ADD again changes what is there.
+///
+/// # Errors
+/// What could not be made; [`dismiss`] takes away what was.
+pub fn admit(request: &FirewallRequest) -> Result<(), Error> {
+    let ledger = Ledger::open()?;
+    let (before, mut policies) = match &ledger {
+        Some(ledger) => {
+            let hash = AttachmentHash::of(&request.attachment);
+            let others = match request.policy {
+                IngressPolicy::Open => Vec::new(),
+                _ => ledger.policies(&request.bridge, KeptBy::Iptables, Some(hash))?,
+            };
+            (ledger.held(hash)?, others)
+        }
+        None if request.means == Means::Nftables => {
+            return Err(Error::NoNfTables(
+                "this kernel has no nf_tables: use backend \"iptables\"".to_owned(),
+            ));
+        }
+        None => {
+            log::warn!("this kernel has no nf_tables: no record of who has which rules");
+            (None, Vec::new())
+        }
+    };
+    // What the configuration asked for before and does not ask for now.
+    if let Some(before) = before.filter(|before| !before.is_for(request)) {
+        withdraw(ledger.as_ref(), &before, BridgeUse::Unknown)?;
+    }
+    if let Some(ledger) = &ledger {
+        ledger.put(&request.attachment, &request.held())?;
+    }
+    if !request.needs_iptables() {
+        return Ok(());
+    }
+    policies.push(request.policy);
+    let isolation =
+        (request.policy != IngressPolicy::Open).then(|| Isolation::new(&request.bridge, &policies));
+    let tools = filter::tools()?;
+    request
+        .families()
+        .into_iter()
+        .try_for_each(|family| filter::bring_about(&tools, &request.filter(family, isolation.clone())))
+}
+
+/// Whether others are on a bridge, of whom nothing is recorded.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum BridgeUse {
+    /// Nobody is: rules that nobody recorded is known to need may go.
+    Unused,
+    /// Somebody may be: they stay.
+    Unknown,
+}
+
+/// Takes away what the attachment has: what is recorded, and rules for `told` addresses, which a container
+/// of the reference's may have.
+///
+/// # Errors
+/// What could not be removed; the call can be repeated.
+pub fn dismiss(attachment: &Attachment, told: &[IpAddr], bridge: (&str, BridgeUse)) -> Result<(), Error> {
+    let ledger = Ledger::open()?;
+    let hash = AttachmentHash::of(attachment);
+    let held = match &ledger {
+        Some(ledger) => ledger.held(hash)?,
+        None => None,
+    };
+    let mut whole = held.unwrap_or_else(|| Held {
+        owner: Owner::of(attachment),
+        means: Means::Iptables,
+        policy: IngressPolicy::Open,
+        bridge: bridge.0.to_owned(),
+        addresses: Vec::new(),
+    });
+    for address in told {
+        let others = match &ledger {
+            Some(ledger) => ledger.holder(*address)?.is_some_and(|holder| holder != hash),
+            None => false,
+        };
+        if !others && !whole.addresses.contains(address) {
+            whole.addresses.push(*address);
+        }
+    }
+    withdraw(ledger.as_ref(), &whole, bridge.1)
+}
+
+/// What the attachment has, as far as it was recorded.
+///
+/// # Errors
+/// What could not be read.
+pub fn held(attachment: &Attachment) -> Result<Option<Held>, Error> {
+    Ledger::open()?.map_or(Ok(None), |ledger| ledger.held(AttachmentHash::of(attachment)))
+}
+
+/// How many attachments are recorded to be on a bridge, but for one.
+///
+/// # Errors
+/// What could not be read.
+pub fn recorded_on(bridge: &str, but: Option<&Attachment>) -> Result<usize, Error> {
+    let but = but.map(AttachmentHash::of);
+    let Some(ledger) = Ledger::open()? else { return Ok(0) };
+    let all = ledger.list(|owner| Some(owner.attachment_hash) != but)?;
+    Ok(all.iter().filter(|(_, name, _)| name == bridge).count())
+}
+
+/// Rules first, the record last: a call that was cut off can be repeated. What keeps the bridge apart goes
+/// when nobody else needs it.
+fn withdraw(ledger: Option<&Ledger>, held: &Held, bridge: BridgeUse) -> Result<(), Error> {
+    let hash = held.owner.attachment_hash;
+    let mut own = Vec::new();
+    for address in &held.addresses {
+        let holder = ledger.map_or(Ok(None), |ledger| ledger.holder(*address))?;
+        // One that was given to somebody else meanwhile is that one's.
+        if holder.is_none_or(|holder| holder == hash) {
+            own.push(*address);
+        }
+    }
+    let asked = held.policy != IngressPolicy::Open || bridge == BridgeUse::Unused;
+    let separates = asked && !held.bridge.is_empty();
+    let others = match ledger {
+        Some(ledger) if separates => ledger.policies(&held.bridge, KeptBy::Iptables, Some(hash))?,
+        _ => Vec::new(),
+    };
+    // As the others ask for it; not at all only if there is nobody who may.
+    let known = bridge == BridgeUse::Unused || !others.is_empty();
+    let isolation = (known && separates).then(|| Isolation::new(&held.bridge, &others));
+    if held.means != Means::Nftables || isolation.is_some() {
+        filter::clear(&own, isolation.as_ref())?;
+    }
+    ledger.map_or(Ok(()), |ledger| ledger.remove(hash))
+}
+
+/// Compares what is there with what is asked for.
+///
+/// # Errors
+/// [`Error::Missing`] with the first difference.
+pub fn check(request: &FirewallRequest) -> Result<(), Error> {
+    let mut policies = Vec::new();
+    if let Some(ledger) = Ledger::open()? {
+        ledger.check(&request.held())?;
+        if request.policy != IngressPolicy::Open {
+            policies = ledger.policies(
+                &request.bridge,
+                KeptBy::Iptables,
+                Some(AttachmentHash::of(&request.attachment)),
+            )?;
+        }
+    }
+    if !request.needs_iptables() {
+        return Ok(());
+    }
+    policies.push(request.policy);
+    let isolation =
+        (request.policy != IngressPolicy::Open).then(|| Isolation::new(&request.bridge, &policies));
+    let tools = filter::tools()?;
+    request
+        .families()
+        .into_iter()
+        .try_for_each(|family| filter::check(&tools, &request.filter(family, isolation.clone())))
+}
+
+/// What attachments of the network have that are not valid. [`forget`] takes it away.
+///
+/// # Errors
+/// What could not be read.
+pub fn dead(network: &str, valid: &[Attachment]) -> Result<Vec<Held>, Error> {
+    Ledger::open()?.map_or(Ok(Vec::new()), |ledger| ledger.dead(network, valid))
+}
+
+/// Takes away what was recorded.
+///
+/// # Errors
+/// What could not be removed; the call can be repeated.
+pub fn forget(held: &Held, bridge: BridgeUse) -> Result<(), Error> {
+    withdraw(Ledger::open()?.as_ref(), held, bridge)
+}
+
+/// Bridges that rules of iptables keep apart, and whether anybody recorded needs them.
+///
+/// # Errors
+/// What could not be read.
+pub fn separated_bridges() -> Result<Vec<(String, bool)>, Error> {
+    let ledger = Ledger::open()?;
+    let mut all = Vec::new();
+    for bridge in filter::separated()? {
+        let policies = ledger
+            .as_ref()
+            .map_or(Ok(Vec::new()), |ledger| ledger.policies(&bridge, KeptBy::Iptables, None))?;
+        all.push((bridge, !policies.is_empty()));
+    }
+    Ok(all)
+}
+
+/// Lets bridges be reached again: nobody needs them apart.
+///
+/// # Errors
+/// What could not be removed.
+pub fn rejoin(bridge: &str) -> Result<(), Error> {
+    filter::clear(&[], Some(&Isolation::new(bridge, &[])))
+}
+
+/// Tells whether the next [`admit`] can succeed.
+///
+/// # Errors
+/// What is missing.
+pub fn status(means: Means) -> Result<(), Error> {
+    match means {
+        Means::Nftables => match Ledger::open()? {
+            Some(ledger) => ledger.try_out(),
+            None => Err(Error::NoNfTables("this kernel has no nf_tables".to_owned())),
+        },
+        Means::Iptables => filter::status(),
+        Means::Firewalld => Ok(()),
+    }
+}

@@ -1,0 +1,292 @@
+//! `vrf`: gives a container's link to a VRF, a link that stands for a routing table of its own.
+//!
+//! The kernel takes the link down and up again when it is given to a VRF: its routes and, by default, its
+//! IPv6 addresses are gone then. They are put back, the routes into the VRF's table.
+
+use ipnet::IpNet;
+
+use cni_kernel::route::{
+    DuplicateDetection, Existing, Family, Link, LinkChange, LinkKind, MAIN_TABLE, Route, RouteError,
+    RouteKind, RouteSocket,
+};
+use cni_spec::{AddResult, CniError, NetConf, Version, check_ifname, text};
+use serde::Deserialize;
+
+use crate::interface::shared::container::Container;
+use crate::interface::shared::failed;
+use crate::meta::trial;
+use crate::plugin::{NodeRequest, Plugin, Request};
+use crate::undo::Undo;
+
+/// The kernel's name for a VRF (`IFLA_INFO_KIND`).
+const KIND: &str = "vrf";
+/// `RTPROT_KERNEL` of `linux/rtnetlink.h`: routes that the kernel makes again by itself.
+const BY_KERNEL: u8 = 2;
+
+/// The `vrf` plugin.
+#[derive(Debug)]
+pub struct Vrf;
+
+/// The plugin's keys as they come.
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+struct Keys {
+    vrfname: String,
+    table: i64,
+}
+
+/// The configuration, checked.
+#[derive(Debug, PartialEq, Eq)]
+struct Config {
+    name: String,
+    /// None: the first that is free, or the one that the VRF has.
+    table: Option<u32>,
+}
+
+impl Config {
+    fn read(config: &NetConf) -> Result<Self, CniError> {
+        let keys: Keys = config.decode()?;
+        if keys.vrfname.is_empty() {
+            return Err(CniError::config("configuration is expected to have a valid vrf name"));
+        }
+        check_ifname(&keys.vrfname)
+            .map_err(|error| CniError::config(format!("vrfname {}: {error}", text::quote(&keys.vrfname))))?;
+        let table = u32::try_from(keys.table).map_err(|_| {
+            CniError::config(format!("table: {} is not between 0 and {}", keys.table, u32::MAX))
+        })?;
+        Ok(Self { name: keys.vrfname, table: (table != 0).then_some(table) })
+    }
+}
+
+impl Plugin for Vrf {
+    fn name(&self) -> &'static str {
+        "vrf"
+    }
+
+    fn summary(&self) -> &'static str {
+        "gives the container's link to a VRF with a routing table of its own"
+    }
+
+    fn versions(&self) -> &'static [Version] {
+        const { since_0_3_1() }
+    }
+
+    fn add(&self, request: &Request<'_>) -> Result<AddResult, CniError> {
+        let config = Config::read(request.config)?;
+        let previous = previous(request)?;
+        let container = Container::open(request.netns.as_deref())?;
+        let table = enslave(&container.route, &config, request.attachment.ifname())
+            .map_err(|error| CniError { msg: format!("cmdAdd failed: {}", error.msg), ..error })?;
+        Ok(told(previous, table))
+    }
+
+    fn del(&self, request: &Request<'_>) -> Result<(), CniError> {
+        let Some(container) = Container::open_if_there(request.netns.as_deref())? else { return Ok(()) };
+        let keys: Keys = request.config.decode().unwrap_or_default();
+        if check_ifname(&keys.vrfname).is_err() {
+            return Ok(()); // No ADD can have made such a one.
+        }
+        let route = &container.route;
+        let Some(vrf) = route.find_link(&keys.vrfname).map_err(failed)?.filter(is_vrf) else { return Ok(()) };
+        if let Some(link) = route.find_link(request.attachment.ifname()).map_err(failed)?
+            && link.master == Some(vrf.index)
+        {
+            gone(route.change_link(&link, &LinkChange::new().no_master())).map_err(failed)?;
+        }
+        let used = route.links().map_err(failed)?.iter().any(|link| link.master == Some(vrf.index));
+        if used { Ok(()) } else { gone(route.delete_link(&vrf)).map_err(failed) }
+    }
+
+    fn check(&self, request: &Request<'_>) -> Result<(), CniError> {
+        let config = Config::read(request.config)?;
+        previous(request)?;
+        let container = Container::open(request.netns.as_deref())?;
+        let ifname = request.attachment.ifname();
+        let wrong = |why: String| Err(CniError::internal(why));
+        let Some(vrf) = container.route.find_link(&config.name).map_err(failed)?.filter(is_vrf) else {
+            return wrong(format!("there is no vrf {}", config.name));
+        };
+        different_table(&vrf, &config)?;
+        let link = container.route.find_link(ifname).map_err(failed)?;
+        if link.is_none_or(|link| link.master != Some(vrf.index)) {
+            return wrong(format!("failed to find {ifname} associated to vrf {}", config.name));
+        }
+        Ok(())
+    }
+
+    fn status(&self, request: &NodeRequest<'_>) -> Result<(), CniError> {
+        Config::read(request.config)?;
+        trial::in_new_namespace(|route| route.create_vrf("trial", 100))
+    }
+}
+
+const fn since_0_3_1() -> &'static [Version] {
+    Version::ALL.split_at(3).1
+}
+
+fn previous<'a>(request: &'a Request<'_>) -> Result<&'a AddResult, CniError> {
+    let previous = request.config.prev_result.as_ref();
+    previous.ok_or_else(|| CniError::config("missing prevResult from earlier plugin"))
+}
+
+fn is_vrf(link: &Link) -> bool {
+    link.kind == LinkKind::Other(KIND.to_owned())
+}
+
+fn different_table(vrf: &Link, config: &Config) -> Result<(), CniError> {
+    match (vrf.vrf_table, config.table) {
+        (Some(has), Some(wanted)) if has != wanted => {
+            let msg = format!("VRF {} already exist with different routing table {has}", config.name);
+            Err(CniError::internal(msg))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// The result with the table that its routes are in now: a CHECK of the plugin that made them looks there.
+fn told(previous: &AddResult, table: u32) -> AddResult {
+    let mut result = previous.clone();
+    for route in result.routes.iter_mut().filter(|route| route.table.is_none_or(|table| table == MAIN_TABLE))
+    {
+        route.table = Some(table);
+    }
+    result
+}
+
+/// Gives the VRF's table.
+fn enslave(route: &RouteSocket, config: &Config, ifname: &str) -> Result<u32, CniError> {
+    let mut undo = Undo::new();
+    let link = route.link(ifname).map_err(failed)?;
+    let vrf = match route.find_link(&config.name).map_err(failed)? {
+        Some(other) if !is_vrf(&other) => {
+            return Err(CniError::internal(format!("{} already exists but is not a VRF", config.name)));
+        }
+        Some(vrf) => {
+            different_table(&vrf, config)?;
+            vrf
+        }
+        None => {
+            let table = config.table.map_or_else(|| free_table(route), Ok).map_err(failed)?;
+            route.create_vrf(&config.name, table).map_err(failed)?;
+            let vrf = route.link(&config.name).map_err(failed)?;
+            let made = vrf.clone();
+            undo.on_failure(format!("vrf {}", config.name), move || gone(route.delete_link(&made)));
+            vrf
+        }
+    };
+    if let Some(master) = link.master.filter(|master| *master != vrf.index) {
+        let name = route.link_by_index(master).map(|link| link.name).map_err(failed)?;
+        return Err(CniError::internal(format!("interface {ifname} has already a master set: {name}")));
+    }
+    if !vrf.up {
+        route.change_link(&vrf, &LinkChange::new().up()).map_err(failed)?;
+    }
+    let table = vrf.vrf_table.unwrap_or(MAIN_TABLE);
+    if link.master.is_none() {
+        let before = Layer3::of(route, &link).map_err(failed)?;
+        let (lost, at) = (before.clone(), link.clone());
+        undo.on_failure(format!("master of {ifname}"), move || {
+            route.change_link(&at, &LinkChange::new().no_master())?;
+            lost.put_back(route, &at, MAIN_TABLE)
+        });
+        route.change_link(&link, &LinkChange::new().master(&vrf)).map_err(failed)?;
+        before.put_back(route, &link, table).map_err(failed)?;
+    }
+    undo.keep();
+    Ok(table)
+}
+
+/// What a link loses when it goes down for a moment.
+#[derive(Debug, Clone)]
+struct Layer3 {
+    addresses: Vec<IpNet>,
+    routes: Vec<Route>,
+}
+
+impl Layer3 {
+    fn of(route: &RouteSocket, link: &Link) -> Result<Self, RouteError> {
+        let addresses = route.addresses(link)?.into_iter();
+        let mut routes = Vec::new();
+        for family in [Family::V4, Family::V6] {
+            routes.extend(route.routes(family, MAIN_TABLE)?);
+        }
+        routes.retain(|has| {
+            has.link == Some(link.index) && has.kind == RouteKind::Unicast && has.protocol != BY_KERNEL
+        });
+        // A gateway is reached by a route that has none.
+        routes.sort_by_key(|has| has.gateway.is_some());
+        Ok(Self {
+            addresses: addresses
+                .filter(|one| one.global && one.net.addr().is_ipv6())
+                .map(|one| one.net)
+                .collect(),
+            routes,
+        })
+    }
+
+    /// What is there still is left alone.
+    fn put_back(&self, route: &RouteSocket, link: &Link, table: u32) -> Result<(), RouteError> {
+        let there = |done: Result<(), RouteError>| match done {
+            Err(error) if !error.already_exists() => Err(error),
+            _ => Ok(()),
+        };
+        for net in &self.addresses {
+            // They were found to be nobody else's before.
+            there(route.add_address(link, *net, DuplicateDetection::Skip))?;
+        }
+        for lost in &self.routes {
+            there(route.add_route(&Route { table, ..lost.clone() }, Existing::Append))?;
+        }
+        Ok(())
+    }
+}
+
+/// The first table from 1 on that no VRF stands for, and that has nothing in it.
+fn free_table(route: &RouteSocket) -> Result<u32, RouteError> {
+    let mut used: Vec<u32> = route.links()?.iter().filter_map(|link| link.vrf_table).collect();
+    for family in [Family::V4, Family::V6] {
+        used.extend(route.routes(family, 0)?.iter().map(|has| has.table));
+    }
+    let mut table = 1;
+    // The kernel's own end at 255.
+    while used.contains(&table) || (253..=255).contains(&table) {
+        table += 1;
+    }
+    Ok(table)
+}
+
+/// What is not there need not be changed.
+fn gone(done: Result<(), RouteError>) -> Result<(), RouteError> {
+    match done {
+        Err(error) if !error.is_not_found() => Err(error),
+        _ => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    fn read(keys: &Value) -> Result<Config, String> {
+        let mut all = json!({"cniVersion": "1.1.0", "name": "n", "type": "vrf"});
+        all.as_object_mut().unwrap().extend(keys.as_object().unwrap().clone());
+        Config::read(&NetConf::parse(all.to_string()).unwrap()).map_err(|error| error.msg)
+    }
+
+    #[test]
+    fn keys_are_checked() {
+        let config = |table| Ok(Config { name: "blue".into(), table });
+        assert_eq!(read(&json!({"vrfname": "blue"})), config(None));
+        assert_eq!(read(&json!({"VrfName": "blue", "table": 0})), config(None));
+        assert_eq!(
+            read(&json!({"vrfname": "blue", "table": 4_000_000_000_u32})),
+            config(Some(4_000_000_000))
+        );
+        let missing = "configuration is expected to have a valid vrf name";
+        assert_eq!(read(&json!({})), Err(missing.to_owned()));
+        assert!(read(&json!({"vrfname": "a/b"})).unwrap_err().starts_with("vrfname \"a/b\": "));
+        assert!(read(&json!({"vrfname": "blue", "table": -1})).is_err());
+    }
+}

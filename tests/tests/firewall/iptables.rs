@@ -1,0 +1,231 @@
+//! The chains of iptables.
+
+use serde_json::{Value, json};
+use slipway_tests::{Attach, Node, Proto, Snapshot, is_peer, newest_version, peer_fails};
+
+use super::{alone, bridged, filter, network, recorded};
+
+/// As the reference's, rule by rule.
+const V4: &str = "*filter
+:INPUT ACCEPT
+:FORWARD ACCEPT
+:OUTPUT ACCEPT
+:CNI-ADMIN -
+:CNI-FORWARD -
+-A FORWARD -m comment --comment \"CNI firewall plugin rules\" -j CNI-FORWARD
+-A FORWARD -j THEIRS
+-A CNI-FORWARD -m comment --comment \"CNI firewall plugin admin overrides\" -j CNI-ADMIN
+-A CNI-FORWARD -d 10.1.1.2/32 -m conntrack --ctstate RELATED,ESTABLISHED -j ACCEPT
+-A CNI-FORWARD -s 10.1.1.2/32 -j ACCEPT
+COMMIT
+";
+
+fn open() -> Value {
+    json!({"backend": "iptables"})
+}
+
+#[test]
+fn the_rules_are_the_references() {
+    let node = Node::new();
+    let pod = node.pod("pod");
+    let attach = Attach::new(&pod);
+    for program in ["iptables", "ip6tables"] {
+        node.cmd(&format!("{program} -N THEIRS"));
+        node.cmd(&format!("{program} -A FORWARD -j THEIRS"));
+    }
+    let network = network(&node, 1, &open());
+    let result = network.add(&attach).expect("ADD");
+    assert_eq!(result["interfaces"].as_array().map(Vec::len), Some(3));
+    let sorted = |text: &str| text.replace(":THEIRS -\n", "");
+    assert_eq!(sorted(&filter(&node, "iptables-save")), V4);
+    let v6 = V4.replace("10.1.1.2/32", "fd00:1::2/128");
+    assert_eq!(sorted(&filter(&node, "ip6tables-save")), v6);
+    network.check(&attach).expect("CHECK");
+    // Again: no rule twice.
+    let _ = alone(&network, "ADD", &attach, &result).ok();
+    assert_eq!(sorted(&filter(&node, "iptables-save")), V4);
+    network.del(&attach).expect("DEL");
+    let left = filter(&node, "iptables-save");
+    assert!(!left.contains("10.1.1.2") && left.contains("CNI-FORWARD"), "{left}");
+    network.del(&attach).expect("DEL again");
+}
+
+/// A node whose FORWARD chain drops, as Docker and ufw leave it.
+#[test]
+fn a_container_talks_through_a_chain_that_drops() {
+    let node = Node::new();
+    let client = node.host("client");
+    let (pod, other) = (node.pod("pod"), node.pod("other"));
+    for program in ["iptables", "ip6tables"] {
+        node.cmd(&format!("{program} -P FORWARD DROP"));
+    }
+    let network = network(&node, 1, &open());
+    network.add(&Attach::new(&pod)).expect("ADD");
+    let _ = bridged(&network, &Attach::new(&other));
+    for proto in Proto::ALL {
+        let _servers = [client.serve(proto, "0.0.0.0:80", "v4"), client.serve(proto, "[::]:81", "v6")];
+        pod.expect(proto, (client.v4, 80), "v4");
+        pod.expect(proto, (client.v6, 81), "v6");
+        other.expect_none(proto, (client.v4, 80));
+        // Nobody outside begins.
+        let _server = pod.serve(proto, "0.0.0.0:82", "pod");
+        client.expect_none(proto, ([10, 1, 1, 2], 82));
+    }
+    network.del(&Attach::new(&pod)).expect("DEL");
+}
+
+#[test]
+fn an_administrator_decides_first() {
+    let node = Node::new();
+    let client = node.host("client");
+    let (pod, other) = (node.pod("pod"), node.pod("other"));
+    for (name, keys) in
+        [("CNI-ADMIN", open()), ("MINE", json!({"backend": "iptables", "iptablesAdminChainName": "MINE"}))]
+    {
+        node.cmd(&format!("iptables -N {name}"));
+        node.cmd(&format!("iptables -A {name} -p tcp --dport 80 -j DROP"));
+        let network = network(&node, 1, &keys);
+        network.add(&Attach::new(&pod)).expect("ADD");
+        network.add(&Attach::new(&other)).expect("ADD of another one");
+        let _server = client.serve(Proto::Tcp, "0.0.0.0:80", "dropped");
+        let _other = client.serve(Proto::Tcp, "0.0.0.0:81", "passed");
+        pod.expect_none(Proto::Tcp, (client.v4, 80));
+        pod.expect(Proto::Tcp, (client.v4, 81), "passed");
+        network.check(&Attach::new(&pod)).expect("CHECK");
+        network.del(&Attach::new(&pod)).expect("DEL");
+        network.del(&Attach::new(&other)).expect("DEL");
+        assert!(
+            filter(&node, "iptables-save").contains(&format!("-A {name} -p tcp")),
+            "it is the administrator's"
+        );
+        node.cmd("iptables -F CNI-FORWARD");
+        node.cmd(&format!("iptables -F {name}"));
+    }
+}
+
+#[test]
+fn check_names_the_rule_that_is_missing() {
+    let node = Node::new();
+    let pod = node.pod("pod");
+    let attach = Attach::new(&pod);
+    let network = network(&node, 1, &open());
+    network.add(&attach).expect("ADD");
+    for (chain, rule) in [
+        ("CNI-FORWARD", "-s 10.1.1.2/32 -j ACCEPT"),
+        ("CNI-FORWARD", "-m comment --comment \"CNI firewall plugin admin overrides\" -j CNI-ADMIN"),
+        ("FORWARD", "-m comment --comment \"CNI firewall plugin rules\" -j CNI-FORWARD"),
+    ] {
+        node.cmd_input("iptables-restore --noflush", &format!("*filter\n-D {chain} {rule}\nCOMMIT\n"));
+        let error = network.check(&attach).expect_err("CHECK").error;
+        if !is_peer() {
+            assert_eq!(error.msg, format!("expected {chain} rule [{rule}] not found in table ip filter"));
+        }
+        node.cmd_input("iptables-restore --noflush", &format!("*filter\n-I {chain} 1 {rule}\nCOMMIT\n"));
+        network.check(&attach).expect("CHECK");
+    }
+}
+
+#[test]
+fn a_del_needs_nothing() {
+    peer_fails("without the result it removes nothing", || {
+        let node = Node::new();
+        let pod = node.pod("pod");
+        let attach = Attach::new(&pod);
+        let network = network(&node, 1, &open());
+        assert!(alone(&network, "DEL", &attach, &Value::Null).ok().is_null(), "nothing was added");
+        for netns in ["", "/run/netns/gone"] {
+            let previous = network.add(&attach).expect("ADD");
+            assert!(recorded(&node).contains("pod"), "{}", node.ruleset());
+            assert!(alone(&network, "DEL", &attach.clone().netns(netns), &Value::Null).ok().is_null());
+            assert!(
+                !filter(&node, "iptables-save").contains("10.1.1."),
+                "{}",
+                filter(&node, "iptables-save")
+            );
+            assert!(!filter(&node, "ip6tables-save").contains("fd00:1::"));
+            assert!(!recorded(&node).contains("pod"));
+            assert!(alone(&network, "DEL", &attach, &previous).ok().is_null(), "a second time");
+            network.del(&attach).expect("DEL");
+        }
+    });
+}
+
+/// Rules of the reference's, of which nothing is recorded.
+#[test]
+fn what_the_reference_made_is_checked_and_removed() {
+    let node = Node::new();
+    let pod = node.pod("pod");
+    let attach = Attach::new(&pod);
+    let network = network(&node, 1, &open());
+    let previous = bridged(&network, &attach);
+    node.cmd_input(
+        "iptables-restore",
+        &V4.replace("-A FORWARD -j THEIRS\n", "").replace(" ACCEPT\n:", " ACCEPT [0:0]\n:"),
+    );
+    assert!(alone(&network, "DEL", &attach, &previous).ok().is_null());
+    assert!(!filter(&node, "iptables-save").contains("10.1.1."));
+}
+
+/// A DEL that comes late must not take what the address's next holder has.
+#[test]
+fn a_late_del_leaves_the_next_holder_alone() {
+    peer_fails("rules name no owner", || {
+        let node = Node::new();
+        let (old, new) = (node.pod("old"), node.pod("new"));
+        let network = network(&node, 1, &open());
+        let previous = bridged(&network, &Attach::new(&old));
+        let _ = alone(&network, "ADD", &Attach::new(&old), &previous).ok();
+        // The same addresses, for somebody else.
+        let _ = alone(&network, "ADD", &Attach::new(&new), &previous).ok();
+        assert!(alone(&network, "DEL", &Attach::new(&old), &previous).ok().is_null());
+        assert!(alone(&network, "CHECK", &Attach::new(&new), &previous).ok().is_null());
+        assert!(alone(&network, "DEL", &Attach::new(&new), &Value::Null).ok().is_null());
+        assert!(!filter(&node, "iptables-save").contains("10.1.1."));
+    });
+}
+
+#[test]
+fn gc_removes_the_rules_of_the_dead() {
+    peer_fails("it does nothing", || {
+        let node = Node::new();
+        let (one, two) = (node.pod("one"), node.pod("two"));
+        let network = network(&node, 1, &open());
+        for pod in [&one, &two] {
+            network.add(&Attach::new(pod)).expect("ADD");
+        }
+        network.forget();
+        network.gc_plugins(&json!([{"containerID": "two", "ifname": "eth0"}])).expect("GC");
+        let left = filter(&node, "iptables-save");
+        assert!(!left.contains("10.1.1.2/32") && left.contains("10.1.1.3/32"), "{left}");
+        network.gc_plugins(&Value::Null).expect("GC");
+        assert!(!filter(&node, "iptables-save").contains("10.1.1."));
+        assert!(!recorded(&node).contains("elements"), "{}", recorded(&node));
+    });
+}
+
+/// After a flush the rules are put back, for those that live.
+#[test]
+fn a_repeated_add_mends() {
+    let node = Node::new();
+    let pod = node.pod("pod");
+    let attach = Attach::new(&pod);
+    let network = network(&node, 1, &open());
+    let result = network.add(&attach).expect("ADD");
+    let before = filter(&node, "iptables-save");
+    node.cmd("nft flush ruleset");
+    let _ = alone(&network, "ADD", &attach, &result).ok();
+    assert_eq!(filter(&node, "iptables-save"), before);
+    network.check(&attach).expect("CHECK");
+}
+
+#[test]
+fn status_looks_for_the_programs() {
+    if newest_version() == "1.0.0" {
+        return;
+    }
+    let node = Node::new();
+    network(&node, 1, &open()).status().expect("STATUS");
+    let before = Snapshot::take(&node, &[]);
+    network(&node, 1, &json!({"backend": "nftables"})).status().expect("STATUS");
+    before.assert_same(&Snapshot::take(&node, &[]));
+}

@@ -1,0 +1,219 @@
+//! ingressPolicy, by either means.
+
+use serde_json::{Value, json};
+use slipway_tests::{Attach, BridgeNetfilter, Node, Pod, Proto, is_peer, peer_fails};
+
+use super::{alone, bridged, filter, network};
+
+/// The means that the plugins under test have.
+fn backends() -> &'static [&'static str] {
+    if is_peer() { &["iptables"] } else { &["iptables", "nftables"] }
+}
+
+fn keys(backend: &str, policy: &str) -> Value {
+    json!({"backend": backend, "ingressPolicy": policy})
+}
+
+/// Two pods on each of two bridges, of one policy, and whether they reach each other.
+struct Stage<'a> {
+    node: &'a Node,
+    pods: [Pod; 4],
+}
+
+impl<'a> Stage<'a> {
+    fn new(node: &'a Node, backend: &str, policies: [&str; 2]) -> Self {
+        let pods = ["a1", "a2", "b1", "b2"].map(|name| node.pod(&format!("{name}-{backend}")));
+        for (index, pod) in pods.iter().enumerate() {
+            let number = if index < 2 { 1 } else { 2 };
+            let network = network(node, number, &keys(backend, policies[index / 2]));
+            network.add(&Attach::new(pod)).expect("ADD");
+            network.check(&Attach::new(pod)).expect("CHECK");
+        }
+        Self { node, pods }
+    }
+
+    /// Both families, TCP and UDP.
+    #[track_caller]
+    fn reaches(&self, from: usize, to: usize, wanted: bool) {
+        let bridge = to / 2 + 1;
+        let last = to % 2 + 2;
+        for proto in Proto::ALL {
+            for address in [format!("10.1.{bridge}.{last}"), format!("fd00:{bridge}::{last}")] {
+                let to_address: std::net::IpAddr = address.parse().expect("an address");
+                let _server =
+                    self.pods[to].serve(proto, &std::net::SocketAddr::new(to_address, 80).to_string(), "it");
+                if wanted {
+                    self.pods[from].expect(proto, (to_address, 80), "it");
+                } else {
+                    self.pods[from].expect_none(proto, (to_address, 80));
+                }
+            }
+        }
+    }
+
+    fn del(self, backend: &str, policies: [&str; 2]) {
+        for (index, pod) in self.pods.iter().enumerate() {
+            let number = if index < 2 { 1 } else { 2 };
+            let network = network(self.node, number, &keys(backend, policies[index / 2]));
+            for config in network.configs(Some(&Attach::new(pod))).iter().rev() {
+                let _ = network.call("DEL", config, Some(&Attach::new(pod))).ok();
+            }
+        }
+    }
+}
+
+#[test]
+fn bridges_with_a_policy_are_apart() {
+    for backend in backends() {
+        let node = Node::new();
+        node.bridge_netfilter(BridgeNetfilter::Off);
+        let client = node.host("client");
+        let policies = ["same-bridge", "same-bridge"];
+        let stage = Stage::new(&node, backend, policies);
+        stage.reaches(0, 1, true);
+        stage.reaches(0, 2, false);
+        stage.reaches(3, 1, false);
+        // The world is not a bridge with a policy.
+        let _server = client.serve(Proto::Tcp, "0.0.0.0:80", "client");
+        stage.pods[0].expect(Proto::Tcp, (client.v4, 80), "client");
+        let _server = stage.pods[0].serve(Proto::Tcp, "0.0.0.0:81", "pod");
+        client.expect(Proto::Tcp, ([10, 1, 1, 2], 81), "pod");
+        stage.del(backend, policies);
+    }
+}
+
+#[test]
+fn a_bridge_without_a_policy_is_reached() {
+    for backend in backends() {
+        let node = Node::new();
+        node.bridge_netfilter(BridgeNetfilter::Off);
+        let stage = Stage::new(&node, backend, ["same-bridge", "open"]);
+        stage.reaches(0, 2, true);
+        stage.reaches(2, 0, true);
+    }
+}
+
+#[test]
+fn isolated_containers_do_not_reach_their_neighbours() {
+    for backend in backends() {
+        let node = Node::new();
+        // Bridged packets pass through netfilter only so.
+        if !node.bridge_netfilter(BridgeNetfilter::On) {
+            slipway_tests::skip!("br_netfilter");
+        }
+        let stage = Stage::new(&node, backend, ["isolated", "same-bridge"]);
+        stage.reaches(0, 1, false);
+        stage.reaches(0, 2, false);
+        stage.reaches(2, 0, false);
+        stage.reaches(2, 3, true);
+    }
+}
+
+/// The last container takes along what kept its bridge apart.
+#[test]
+fn what_keeps_bridges_apart_goes_with_the_last_container() {
+    peer_fails("its chains stay for ever", || {
+        for backend in backends() {
+            let node = Node::new();
+            let policies = ["isolated", "same-bridge"];
+            let before = (filter(&node, "iptables-save"), filter(&node, "ip6tables-save"));
+            let stage = Stage::new(&node, backend, policies);
+            stage.del(backend, policies);
+            for (program, before) in [("iptables-save", &before.0), ("ip6tables-save", &before.1)] {
+                let after = filter(&node, program);
+                assert!(!after.contains("ISOLATION") && !after.contains("br1"), "{after}");
+                assert_eq!(
+                    after.matches("-A FORWARD").count(),
+                    before.matches("-A FORWARD").count() + usize::from(after.contains("CNI-FORWARD"))
+                );
+            }
+            if *backend == "nftables" {
+                let table = node.cmd("nft list table inet slipway-firewall");
+                assert!(!table.contains("elements"), "{table}");
+            }
+        }
+    });
+}
+
+/// One of several: the bridge stays apart for the others.
+#[test]
+fn the_others_stay_apart() {
+    for backend in backends() {
+        let node = Node::new();
+        node.bridge_netfilter(BridgeNetfilter::Off);
+        let policies = ["same-bridge", "same-bridge"];
+        let stage = Stage::new(&node, backend, policies);
+        let attach = Attach::new(&stage.pods[0]);
+        let network = network(&node, 1, &keys(backend, "same-bridge"));
+        for config in network.configs(Some(&attach)).iter().rev() {
+            let _ = network.call("DEL", config, Some(&attach)).ok();
+        }
+        stage.reaches(1, 2, false);
+        stage.reaches(2, 1, false);
+    }
+}
+
+#[test]
+fn gc_rejoins_the_bridges_of_the_dead() {
+    peer_fails("it does nothing", || {
+        for backend in backends() {
+            let node = Node::new();
+            let policies = ["isolated", "same-bridge"];
+            let _stage = Stage::new(&node, backend, policies);
+            for number in [1, 2] {
+                let network = network(&node, number, &keys(backend, policies[usize::from(number) - 1]));
+                network.gc_plugins(&Value::Null).expect("GC");
+            }
+            let after = filter(&node, "iptables-save");
+            assert!(!after.contains("ISOLATION"), "{after}");
+            assert!(!node.ruleset().contains("\"br1\""), "{}", node.ruleset());
+        }
+    });
+}
+
+/// A container of the reference's may need the bridge apart: nothing is recorded of it.
+#[test]
+fn a_bridge_with_unknown_containers_stays_apart() {
+    if is_peer() {
+        return;
+    }
+    let node = Node::new();
+    let (one, unknown) = (node.pod("one"), node.pod("unknown"));
+    let network = network(&node, 1, &keys("iptables", "same-bridge"));
+    let attach = Attach::new(&one);
+    network.add(&attach).expect("ADD");
+    let unknown = Attach::new(&unknown);
+    let _ = bridged(&network, &unknown);
+    network.del(&attach).expect("DEL");
+    assert!(filter(&node, "iptables-save").contains("ISOLATION-STAGE-2 -o br1"));
+    let config = network.configs(Some(&unknown)).swap_remove(0);
+    let _ = network.call("DEL", &config, Some(&unknown)).ok();
+    network.gc_plugins(&Value::Null).expect("GC");
+    assert!(!filter(&node, "iptables-save").contains("ISOLATION"));
+}
+
+/// A configuration that changes while the container lives.
+#[test]
+fn a_repeated_add_changes_the_policy() {
+    for backend in backends() {
+        if is_peer() {
+            return;
+        }
+        let node = Node::new();
+        let pod = node.pod("pod");
+        let attach = Attach::new(&pod);
+        let strict = network(&node, 1, &keys(backend, "isolated"));
+        let previous = bridged(&strict, &attach);
+        let _ = alone(&strict, "ADD", &attach, &previous).ok();
+        let weaker = network(&node, 1, &keys(backend, "same-bridge"));
+        let error = alone(&weaker, "CHECK", &attach, &previous).error();
+        assert!(error.msg.contains("missing"), "{error:?}");
+        let _ = alone(&weaker, "ADD", &attach, &previous).ok();
+        assert!(alone(&weaker, "CHECK", &attach, &previous).ok().is_null());
+        let open = network(&node, 1, &keys(backend, "open"));
+        let _ = alone(&open, "ADD", &attach, &previous).ok();
+        assert!(alone(&open, "CHECK", &attach, &previous).ok().is_null());
+        assert!(alone(&open, "DEL", &attach, &previous).ok().is_null());
+        assert!(!node.ruleset().contains("\"br1\" . \"br1\""), "{}", node.ruleset());
+    }
+}

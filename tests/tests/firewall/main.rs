@@ -1,0 +1,72 @@
+//! The firewall plugin, behind bridge as people use it: with the chains of iptables, with rules of our own in
+//! nftables, and with firewalld.
+
+mod bus;
+mod firewalld;
+mod iptables;
+mod isolation;
+mod nftables;
+
+use serde_json::{Value, json};
+use slipway_tests::{Attach, Network, Node, Output, is_peer};
+
+/// A bridge of its own for each number, with firewall behind it.
+fn network<'a>(node: &'a Node, number: u8, keys: &Value) -> Network<'a> {
+    let mut firewall = json!({"type": "firewall"});
+    firewall.as_object_mut().expect("an object").extend(keys.as_object().expect("an object").clone());
+    let ipam = json!({
+        "type": "host-local", "routes": [{"dst": "0.0.0.0/0"}, {"dst": "::/0"}],
+        "ranges": [[{"subnet": format!("10.1.{number}.0/24")}], [{"subnet": format!("fd00:{number}::/64")}]],
+    });
+    let bridge = json!({"type": "bridge", "bridge": format!("br{number}"), "isGateway": true, "ipam": ipam});
+    node.network(json!({"name": format!("net{number}"), "plugins": [bridge, firewall]}))
+}
+
+/// firewall's own call.
+fn alone(network: &Network<'_>, verb: &str, attach: &Attach, previous: &Value) -> Output {
+    let mut config = network.configs(Some(attach)).swap_remove(1);
+    if !previous.is_null() {
+        config["prevResult"] = previous.clone();
+    }
+    network.call(verb, &config, Some(attach))
+}
+
+fn bridged(network: &Network<'_>, attach: &Attach) -> Value {
+    network.call("ADD", &network.configs(Some(attach))[0], Some(attach)).ok()
+}
+
+/// The filter table of a family without what counts.
+fn filter(node: &Node, program: &str) -> String {
+    let text = node.cmd(&format!("{program} -t filter"));
+    let lines = text.lines().filter(|line| !line.starts_with('#'));
+    lines.map(|line| format!("{}\n", line.split(" [").next().unwrap_or_default())).collect()
+}
+
+/// What belongs to us in the record; empty where there is none.
+fn recorded(node: &Node) -> String {
+    node.try_cmd("nft list map inet slipway-firewall attachments").stdout
+}
+
+#[test]
+fn what_is_wrong_is_named() {
+    let node = Node::new();
+    let pod = node.pod("pod");
+    let attach = Attach::new(&pod);
+    let none = network(&node, 1, &json!({"backend": "iptables"}));
+    for verb in ["ADD", "CHECK"] {
+        let error = alone(&none, verb, &attach, &Value::Null).error();
+        assert_eq!(error.msg, "missing prevResult from earlier plugin");
+    }
+    let previous = bridged(&none, &attach);
+    let unknown = network(&node, 1, &json!({"backend": "iptables", "ingressPolicy": "x"}));
+    let error = alone(&unknown, "ADD", &attach, &previous).error();
+    assert_eq!(error.msg, "unknown ingress policy: \"x\"");
+    if !is_peer() {
+        assert_eq!(error.code, 7);
+        assert!(!filter(&node, "iptables-save").contains("CNI-"), "nothing was made");
+        let policy = network(&node, 1, &json!({"backend": "nftables", "ingressPolicy": "isolated"}));
+        let error =
+            alone(&policy, "ADD", &attach, &json!({"cniVersion": "1.1.0", "ips": previous["ips"]})).error();
+        assert_eq!(error.msg, "ingressPolicy: prevResult names no bridge that could be kept apart");
+    }
+}

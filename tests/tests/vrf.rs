@@ -1,0 +1,227 @@
+//! The vrf plugin, behind ptp.
+
+use serde_json::{Value, json};
+use slipway_tests::{Attach, Network, Node, Output, Pod, Proto, Snapshot, peer_fails};
+
+/// Whether this kernel has VRFs.
+fn has_vrf() -> bool {
+    let node = Node::new();
+    node.try_cmd("ip link add trial type vrf table 10").code == Some(0)
+}
+
+macro_rules! needs_vrf {
+    () => {
+        if !has_vrf() {
+            slipway_tests::skip!("vrf");
+        }
+    };
+}
+
+fn network<'a>(node: &'a Node, number: u8, keys: &Value) -> Network<'a> {
+    let mut vrf = json!({"type": "vrf"});
+    vrf.as_object_mut().expect("an object").extend(keys.as_object().expect("an object").clone());
+    let ipam = json!({
+        "type": "host-local", "routes": [{"dst": "0.0.0.0/0"}, {"dst": "::/0"}],
+        "ranges": [[{"subnet": format!("10.{number}.2.0/24")}], [{"subnet": format!("fd00:{number}::/64")}]],
+    });
+    node.network(json!({"name": format!("net{number}"), "plugins": [{"type": "ptp", "ipam": ipam}, vrf]}))
+}
+
+/// vrf's own call.
+fn alone(network: &Network<'_>, verb: &str, attach: &Attach, previous: &Value) -> Output {
+    let mut config = network.configs(Some(attach)).swap_remove(1);
+    if !previous.is_null() {
+        config["prevResult"] = previous.clone();
+    }
+    network.call(verb, &config, Some(attach))
+}
+
+fn joined(network: &Network<'_>, attach: &Attach) -> Value {
+    network.call("ADD", &network.configs(Some(attach))[0], Some(attach)).ok()
+}
+
+fn blue() -> Value {
+    json!({"vrfname": "blue"})
+}
+
+fn master(pod: &Pod, link: &str) -> Option<String> {
+    pod.link(link)["master"].as_str().map(str::to_owned)
+}
+
+#[test]
+fn the_link_and_its_routes_are_in_the_vrf() {
+    needs_vrf!();
+    let node = Node::new();
+    let client = node.host("client");
+    let pod = node.pod("pod");
+    let attach = Attach::new(&pod);
+    let network = network(&node, 1, &blue());
+    let result = network.add(&attach).expect("ADD");
+    assert_eq!(master(&pod, "eth0").as_deref(), Some("blue"));
+    assert_eq!(pod.link("blue")["linkinfo"]["info_data"]["table"], 1);
+    assert_eq!(result["ips"].as_array().map(Vec::len), Some(2));
+    let routes = format!("{}{}", pod.cmd("ip route show vrf blue"), pod.cmd("ip -6 route show vrf blue"));
+    for part in ["default via 10.1.2.1", "default via fd00:1::1", "10.1.2.0/24 via 10.1.2.1"] {
+        assert!(routes.contains(part), "{part}: {routes}");
+    }
+    assert!(!pod.cmd("ip route").contains("eth0"), "{}", pod.cmd("ip route"));
+    peer_fails("CHECK of ptp looks for the routes in the main table", || {
+        network.check(&attach).expect("CHECK");
+    });
+    // Real packets, out of the VRF and into it.
+    for (address, own) in [(client.v4.to_string(), "10.1.2.2"), (client.v6.to_string(), "fd00:1::2")] {
+        let ping = format!("ping -c 3 -i 0.3 -W 2 -I blue {address}");
+        assert!(pod.cmd(&ping).contains(" 0% packet loss"), "{own}");
+    }
+    pod.sysctl("net/ipv4/tcp_l3mdev_accept", "1");
+    let _server = pod.serve(Proto::Tcp, "0.0.0.0:80", "pod");
+    client.expect(Proto::Tcp, ([10, 1, 2, 2], 80), "pod");
+    network.del(&attach).expect("DEL");
+    assert!(!pod.has_link("blue"));
+}
+
+#[test]
+fn a_vrf_has_several_links_and_goes_with_the_last() {
+    needs_vrf!();
+    let node = Node::new();
+    let pod = node.pod("pod");
+    let (one, two) = (network(&node, 1, &blue()), network(&node, 2, &blue()));
+    let other = network(&node, 3, &json!({"vrfname": "red"}));
+    let (eth0, eth1, eth2) =
+        (Attach::new(&pod), Attach::new(&pod).ifname("eth1"), Attach::new(&pod).ifname("eth2"));
+    one.add(&eth0).expect("ADD");
+    two.add(&eth1).expect("ADD");
+    other.add(&eth2).expect("ADD");
+    assert_eq!(pod.link("red")["linkinfo"]["info_data"]["table"], 2, "the next table");
+    for (link, name) in [("eth0", "blue"), ("eth1", "blue"), ("eth2", "red")] {
+        assert_eq!(master(&pod, link).as_deref(), Some(name));
+    }
+    one.del(&eth0).expect("DEL");
+    assert!(pod.has_link("blue"));
+    assert!(alone(&two, "CHECK", &eth1, &two.cached(&eth1).expect("a result")).ok().is_null());
+    two.del(&eth1).expect("DEL");
+    assert!(!pod.has_link("blue") && pod.has_link("red"));
+}
+
+#[test]
+fn the_configuration_may_choose_the_table() {
+    needs_vrf!();
+    let node = Node::new();
+    let pod = node.pod("pod");
+    let network = |number, table: u32| network(&node, number, &json!({"vrfname": "blue", "table": table}));
+    let attach = Attach::new(&pod);
+    network(1, 1500).add(&attach).expect("ADD");
+    assert_eq!(pod.link("blue")["linkinfo"]["info_data"]["table"], 1500);
+    assert!(pod.cmd("ip route show table 1500").contains("default via 10.1.2.1"));
+    let second = network(2, 7);
+    let eth1 = attach.clone().ifname("eth1");
+    let previous = joined(&second, &eth1);
+    let error = alone(&second, "ADD", &eth1, &previous).error();
+    assert!(
+        error.msg.starts_with("cmdAdd failed: VRF blue already exist with different routing table 1500"),
+        "{error:?}"
+    );
+    // No table means that one.
+    let _ = alone(&network(2, 0), "ADD", &eth1, &previous).ok();
+    assert_eq!(master(&pod, "eth1").as_deref(), Some("blue"));
+}
+
+#[test]
+fn a_failed_add_leaves_nothing() {
+    needs_vrf!();
+    peer_fails("the VRF stays", || {
+        let node = Node::new();
+        let pod = node.pod("pod");
+        let attach = Attach::new(&pod);
+        let network = network(&node, 1, &blue());
+        let previous = joined(&network, &attach);
+        // The first VRF of a namespace brings rules that stay.
+        pod.cmd("ip link add other type vrf table 77");
+        pod.cmd("ip link add br0 type bridge");
+        pod.cmd("ip link set eth0 master br0");
+        let before = Snapshot::take(&node, &[&pod]);
+        let error = alone(&network, "ADD", &attach, &previous).error();
+        assert_eq!(error.msg, "cmdAdd failed: interface eth0 has already a master set: br0");
+        before.assert_same(&Snapshot::take(&node, &[&pod]));
+        let error = alone(&network, "ADD", &attach.clone().ifname("eth9"), &previous).error();
+        assert!(error.msg.starts_with("cmdAdd failed: "), "{error:?}");
+        before.assert_same(&Snapshot::take(&node, &[&pod]));
+        let error = alone(&network_of(&node, "br0"), "ADD", &attach, &previous).error();
+        assert_eq!(error.msg, "cmdAdd failed: br0 already exists but is not a VRF");
+    });
+}
+
+fn network_of<'a>(node: &'a Node, vrf: &str) -> Network<'a> {
+    network(node, 1, &json!({"vrfname": vrf}))
+}
+
+#[test]
+fn an_add_may_be_repeated() {
+    needs_vrf!();
+    let node = Node::new();
+    let pod = node.pod("pod");
+    let attach = Attach::new(&pod);
+    let network = network(&node, 1, &blue());
+    let result = network.add(&attach).expect("ADD");
+    let before = Snapshot::take(&node, &[&pod]);
+    peer_fails("the link has a master", || {
+        assert_eq!(alone(&network, "ADD", &attach, &result).ok(), result);
+        before.assert_same(&Snapshot::take(&node, &[&pod]));
+    });
+}
+
+#[test]
+fn a_del_needs_nothing() {
+    needs_vrf!();
+    let node = Node::new();
+    let pod = node.pod("pod");
+    let attach = Attach::new(&pod);
+    let network = network(&node, 1, &blue());
+    assert!(alone(&network, "DEL", &attach, &Value::Null).ok().is_null(), "nothing was added");
+    network.add(&attach).expect("ADD");
+    for netns in ["", "/run/netns/gone"] {
+        assert!(alone(&network, "DEL", &attach.clone().netns(netns), &Value::Null).ok().is_null());
+    }
+    assert!(pod.has_link("blue"));
+    // The link is gone first.
+    pod.cmd("ip link del eth0");
+    assert!(alone(&network, "DEL", &attach, &Value::Null).ok().is_null());
+    assert!(!pod.has_link("blue"));
+    assert!(alone(&network, "DEL", &attach, &Value::Null).ok().is_null(), "a second time");
+}
+
+#[test]
+fn check_looks_for_the_master() {
+    needs_vrf!();
+    let node = Node::new();
+    let pod = node.pod("pod");
+    let attach = Attach::new(&pod);
+    let network = network(&node, 1, &blue());
+    let result = network.add(&attach).expect("ADD");
+    assert!(alone(&network, "CHECK", &attach, &result).ok().is_null());
+    pod.cmd("ip link set eth0 nomaster");
+    let error = alone(&network, "CHECK", &attach, &result).error();
+    assert_eq!(error.msg, "failed to find eth0 associated to vrf blue");
+}
+
+/// STATUS says what the kernel lacks; the configuration is looked at anyway.
+#[test]
+fn what_is_wrong_is_named() {
+    let node = Node::new();
+    let pod = node.pod("pod");
+    let previous = json!({"cniVersion": "1.0.0", "interfaces": []});
+    let nameless = network(&node, 1, &json!({}));
+    let error = alone(&nameless, "ADD", &Attach::new(&pod), &previous).error();
+    assert_eq!(error.msg, "configuration is expected to have a valid vrf name");
+    peer_fails("it says nothing", || {
+        let error = alone(&network(&node, 1, &blue()), "ADD", &Attach::new(&pod), &Value::Null).error();
+        assert_eq!((error.code, error.msg.as_str()), (7, "missing prevResult from earlier plugin"));
+        let config = network(&node, 1, &blue()).configs(None).swap_remove(1);
+        let status = node.plugin("vrf").command("STATUS").config(&config).run();
+        if has_vrf() {
+            assert!(status.ok().is_null());
+        } else {
+            assert_eq!(status.error().code, 50);
+        }
+    });
+}
