@@ -50,7 +50,11 @@ fn cuts_flows() -> bool {
 
 /// Counts what passes the forward hook, before the chain that offloads.
 pub(crate) fn watch(world: &World) {
-    world.node.nft("table inet watch { chain forward { type filter hook forward priority 100; counter; } }");
+    world.node.nft(
+        "table inet watch {
+            chain forward { type filter hook forward priority 100; counter; }
+        }",
+    );
 }
 
 pub(crate) fn passed(world: &World) -> usize {
@@ -217,8 +221,12 @@ fn what_another_engine_translates_is_left_to_it() {
     let network = world.network(1);
     let web = Web::published(&world, &network, "web");
     world.node.nft(&format!(
-        "table ip service {{ chain prerouting {{ type nat hook prerouting priority -110;
-         ip daddr 10.96.0.1 tcp dport 443 dnat to {}:{SERVED}; }} }}",
+        "table ip service {{
+            chain prerouting {{
+                type nat hook prerouting priority -110;
+                ip daddr 10.96.0.1 tcp dport 443 dnat to {}:{SERVED};
+            }}
+        }}",
         web.v4
     ));
     let gateway = world.client.node_v4;
