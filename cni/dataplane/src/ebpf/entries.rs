@@ -161,6 +161,15 @@ pub(crate) fn leave_ports(request: &PortRequest) {
     });
 }
 
+/// Leaves the container's addresses to nftables as a whole: the programs see no packet of what comes to its
+/// ports in, so that they would take its datagrams in answer for conversations of its own, and masquerade them.
+pub(super) fn leave_container(request: &PortRequest) {
+    leave(|tables| {
+        let mut addresses = request.networks.iter();
+        addresses.try_for_each(|network| forget_address(tables, network.addr(), MASQUERADED))
+    });
+}
+
 /// Leaves the masquerade to nftables.
 pub(crate) fn leave_masquerade(request: &MasqueradeRequest) {
     leave(|tables| {
@@ -251,8 +260,8 @@ pub(super) fn check_masquerade(place: &Place, request: &MasqueradeRequest) -> Re
     }
     let tables = Tables::open(place)?;
     for network in &request.addresses {
-        let entry = tables.address(network.addr())?;
-        if entry.is_none_or(|entry| entry.flags & MASQUERADED == 0) {
+        // None: it was left to nftables as a whole.
+        if tables.address(network.addr())?.is_some_and(|entry| entry.flags & MASQUERADED == 0) {
             let address = network.addr();
             return Err(Error::Missing(format!("masquerade of {address} is missing in the BPF maps")));
         }

@@ -101,7 +101,10 @@ impl Backend for Ebpf {
         self.nftables.publish(request)?;
         self.on_top(&request.attachment, |place| match entries::unserved(request) {
             None => entries::publish(place, request),
-            left => Ok(left),
+            left => {
+                entries::leave_container(request);
+                Ok(left)
+            }
         });
         Ok(())
     }
