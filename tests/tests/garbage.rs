@@ -444,7 +444,9 @@ fn run_with(plugin: &'static str, config: &Value, prepare: impl Fn(&Node)) {
             assert!(run.judge(&del), "SLIPWAY_SEED={seed}: DEL: {}{}", del.process.line, del.process);
         }
         if turn % 10 == 9 || (verb == "ADD" && !success && turn % 3 == 0) {
-            let changes = before.changes(&run.state());
+            let mut changes = before.changes(&run.state());
+            // What noop is for is to write down each call.
+            changes.retain(|change| plugin != "noop" || !change.contains("file /run/debug"));
             let told = format!("SLIPWAY_SEED={seed}, turn {turn}: {}{}", output.process.line, output.process);
             assert!(
                 changes.is_empty(),

@@ -4,7 +4,7 @@
 //! the object, and the binary carries it. A binary that was built without them has no such backend.
 //!
 //! The nftables tables stay underneath: they hold the ownership, and serve what the programs leave to them.
-//! What the programs are told comes after the elements are in, and goes before they do ([`entries`]).
+//! What the programs are told comes after the elements are in, and goes before they do (`entries`).
 //! Whatever keeps the programs from serving, the ports are published all the same.
 
 mod attach;

@@ -9,7 +9,7 @@
 //! what translates first, and after another such moment what takes care of packets that were translated.
 //! Connections that exist are in conntrack, which is not touched.
 //!
-//! How far a thing is stands in its owner's entry in our table ([`Transit`]): an ADD writes it anew and a DEL
+//! How far a thing is stands in its owner's entry in our table (`Transit`): an ADD writes it anew and a DEL
 //! removes it, by which they take the thing over, and a later call goes on where a killed one ended.
 
 mod table;
