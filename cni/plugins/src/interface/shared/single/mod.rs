@@ -114,13 +114,13 @@ impl Recipe<'_> {
         let site = Site::open(self.request)?;
         self.refuse_if_taken(&site.container)?;
         site.sweep()?;
-        // Also when the kernel made it and only its answer was lost.
-        let change = make(&site).inspect_err(|_| {
+        let find = |change| Ok((change, site.container.route.link(&site.name).map_err(failed)?));
+        // Also when the kernel made it and only its answer was lost, or it cannot be found again.
+        let (change, made) = make(&site).and_then(find).inspect_err(|_| {
             if let Err(error) = site.sweep() {
                 log::warn!("{error}");
             }
         })?;
-        let made = site.container.route.link(&site.name).map_err(failed)?;
         let take_away = || remove::delete(&site.container.route, &made);
         let mut undo = Undo::new();
         undo.on_failure("delete the container's link", take_away);
