@@ -12,9 +12,14 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use nix::sched::{CloneFlags, setns, unshare};
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
 
 /// How long a command may take. A plugin that needs longer hangs.
 const COMMAND_LIMIT: Duration = Duration::from_secs(60);
+
+/// How long after a command's end somebody else may hold its output open: what it left behind would hang.
+const OUTPUT_LIMIT: Duration = Duration::from_secs(10);
 
 /// How many characters of each stream the report of a failure shows.
 const REPORT_LIMIT: usize = 6000;
@@ -258,12 +263,14 @@ pub(crate) struct Started {
     line: String,
     input: String,
     pub(crate) child: Child,
-    stdout: thread::JoinHandle<Vec<u8>>,
-    stderr: thread::JoinHandle<Vec<u8>>,
+    stdout: Collected,
+    stderr: Collected,
 }
 
 impl Started {
-    /// Waits for the end. A command that takes longer than a minute is killed, and the test fails.
+    /// Waits for the end. A command that takes longer than a minute is killed with all that it started, and
+    /// the test fails, saying what they were waiting for. So it does when the command has ended and something
+    /// that it started has not.
     pub(crate) fn wait(mut self) -> CommandOutput {
         let begin = Instant::now();
         let ended = poll(COMMAND_LIMIT, || match self.child.try_wait() {
@@ -271,26 +278,50 @@ impl Started {
             Ok(None) => ControlFlow::Continue(()),
             Err(error) => panic!("wait for {}: {error}", self.line),
         });
+        let mut hung = String::new();
         if ended.is_none() {
-            let _ = self.child.kill();
-            let _ = self.child.wait();
+            hung = kill_family(&mut self.child);
         }
-        let text = |handle: thread::JoinHandle<Vec<u8>>| {
-            String::from_utf8_lossy(&handle.join().unwrap_or_default()).into_owned()
-        };
+        let whole = poll(OUTPUT_LIMIT, || match self.stdout.is_whole() && self.stderr.is_whole() {
+            true => ControlFlow::Break(()),
+            false => ControlFlow::Continue(()),
+        });
         let output = CommandOutput {
             line: self.line,
             code: ended.and_then(|status| status.code()),
-            stdout: text(self.stdout),
-            stderr: text(self.stderr),
+            stdout: self.stdout.text(),
+            stderr: self.stderr.text(),
         };
         let input =
             if self.input.is_empty() { String::new() } else { format!("\n  stdin: {}", clip(&self.input)) };
         let spent = begin.elapsed().as_millis();
         self.space.journal.note(format!("[{}] {}{input}{output} ({spent} ms)", self.space.name, output.line));
-        assert!(ended.is_some(), "{}: took longer than {COMMAND_LIMIT:?}", output.line);
+        assert!(ended.is_some(), "{}: took longer than {COMMAND_LIMIT:?}:\n{hung}", output.line);
+        assert!(whole.is_some(), "{}: it ended, and something that it started has not", output.line);
         output
     }
+}
+
+/// Kills a process and all that it started, and tells what each of their threads was waiting for.
+fn kill_family(child: &mut Child) -> String {
+    let mut told = String::new();
+    let mut family = vec![child.id()];
+    let mut at = 0;
+    while let Some(pid) = family.get(at).copied() {
+        at += 1;
+        for task in std::fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten() {
+            let read = |name: &str| std::fs::read_to_string(task.path().join(name)).unwrap_or_default();
+            let words = [read("comm"), read("stat"), read("wchan"), read("syscall"), read("stack")];
+            let _ = writeln!(told, "  {pid}: {}", words.map(|text| text.trim().to_owned()).join(" | "));
+            family.extend(read("children").split_whitespace().filter_map(|child| child.parse::<u32>().ok()));
+        }
+    }
+    // A tracer last: what it traces would go on without it.
+    for pid in family.iter().rev() {
+        let _ = kill(Pid::from_raw(pid.cast_signed()), Signal::SIGKILL);
+    }
+    let _ = child.wait();
+    told
 }
 
 impl std::fmt::Display for CommandOutput {
@@ -326,13 +357,44 @@ pub(crate) fn poll<T>(limit: Duration, mut question: impl FnMut() -> ControlFlow
     }
 }
 
-fn collect(mut stream: impl Read + Send + 'static) -> thread::JoinHandle<Vec<u8>> {
-    thread::spawn(move || {
-        let mut bytes = Vec::new();
-        // What was read before an error is still worth showing.
-        let _ = stream.read_to_end(&mut bytes);
-        bytes
-    })
+/// What a command prints, taken in by a thread.
+#[derive(Debug)]
+struct Collected {
+    bytes: Arc<Mutex<Vec<u8>>>,
+    reader: thread::JoinHandle<()>,
+}
+
+impl Collected {
+    /// Whether nobody can write any more.
+    fn is_whole(&self) -> bool {
+        self.reader.is_finished()
+    }
+
+    /// What came so far.
+    fn text(&self) -> String {
+        let bytes = self.bytes.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        String::from_utf8_lossy(&bytes).into_owned()
+    }
+}
+
+fn collect(mut stream: impl Read + Send + 'static) -> Collected {
+    let bytes = Arc::new(Mutex::new(Vec::new()));
+    let taken = Arc::clone(&bytes);
+    let reader = thread::spawn(move || {
+        let mut piece = [0; 16 * 1024];
+        loop {
+            match stream.read(&mut piece) {
+                Ok(length @ 1..) => {
+                    let mut taken = taken.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+                    taken.extend(&piece[..length]);
+                }
+                Err(error) if error.kind() == std::io::ErrorKind::Interrupted => {}
+                // What was read before an error is still worth showing.
+                Ok(0) | Err(_) => break,
+            }
+        }
+    });
+    Collected { bytes, reader }
 }
 
 /// The command with the environment that was given to it, as a shell would take it.

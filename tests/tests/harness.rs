@@ -146,3 +146,15 @@ fn a_failure_reports_what_was_run() {
     let text = message.downcast_ref::<String>().expect("a message");
     assert!(text.contains("does-not-exist"), "{text}");
 }
+
+/// What a command leaves running, its output open, would otherwise be waited for without an end.
+#[test]
+fn a_command_may_leave_nothing_running() {
+    let failed = std::panic::catch_unwind(|| {
+        let node = Node::new();
+        node.cmd_input("sh", "sleep 15 &\n");
+    });
+    let message = failed.expect_err("sleep runs on");
+    let text = message.downcast_ref::<String>().expect("a message");
+    assert!(text.contains("something that it started has not"), "{text}");
+}

@@ -1,10 +1,15 @@
 //! Starting other programs.
 
 use std::env;
-use std::fs::File;
+use std::fs::{self, File};
 use std::io::Write;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output, Stdio};
+use std::process::{Child, Command, Output, Stdio};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
 
 use crate::error::{Error, Result};
 
@@ -120,6 +125,62 @@ pub(crate) fn log(command: &mut Command, log: &File) -> Result<()> {
     show(command)
 }
 
+/// Like [`log`], and gives up when nothing was printed for as long as `silence`: it and all that it started
+/// are killed.
+///
+/// # Errors
+/// As [`show`]; what it was about when it fell silent.
+pub(crate) fn log_while_it_talks(command: &mut Command, log: &File, silence: Duration) -> Result<()> {
+    let copy = || log.try_clone().map_err(|e| Error::system("duplicate the log's descriptor", e));
+    command.stdin(Stdio::null()).stdout(copy()?).stderr(copy()?);
+    let mut child = command.spawn().map_err(|e| not_started(command, &e))?;
+    let (mut length, mut heard) = (0, Instant::now());
+    loop {
+        if let Some(status) = child.try_wait().map_err(|e| not_started(command, &e))? {
+            if status.success() {
+                return Ok(());
+            }
+            let how = format!("ended with {status}");
+            return Err(Error::Command { command: line(command), how, output: String::new() });
+        }
+        let now = log.metadata().map_err(|e| Error::system("look at the log's length", e))?.len();
+        if now != length {
+            (length, heard) = (now, Instant::now());
+        }
+        if heard.elapsed() > silence {
+            let output = kill_family(&mut child);
+            let how = format!("printed nothing for {} minutes and was killed", silence.as_secs() / 60);
+            return Err(Error::Command { command: line(command), how, output });
+        }
+        thread::sleep(Duration::from_millis(100));
+    }
+}
+
+/// Kills a process and all that it started, and lists them.
+fn kill_family(child: &mut Child) -> String {
+    let mut told = String::new();
+    let mut family = vec![child.id()];
+    let mut at = 0;
+    while let Some(pid) = family.get(at).copied() {
+        at += 1;
+        let words = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+        let words = String::from_utf8_lossy(&words).replace('\0', " ");
+        let short: String = words.chars().filter(|c| !c.is_control()).take(200).collect();
+        told.push_str(&format!("{pid}: {short}\n"));
+        for task in fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten() {
+            let children = fs::read_to_string(task.path().join("children")).unwrap_or_default();
+            family.extend(children.split_whitespace().filter_map(|child| child.parse::<u32>().ok()));
+        }
+    }
+    for pid in family.iter().rev() {
+        // One that has ended meanwhile needs no signal.
+        let _ = kill(Pid::from_raw(pid.cast_signed()), Signal::SIGKILL);
+    }
+    // It is dead, whatever this says.
+    let _ = child.wait();
+    told
+}
+
 fn not_started(command: &Command, e: &std::io::Error) -> Error {
     Error::Command {
         command: line(command),
@@ -166,5 +227,18 @@ mod tests {
     #[test]
     fn input_reaches_the_program() {
         assert_eq!(feed(&mut tool("cat", &[]), "one\ntwo").unwrap(), "one\ntwo");
+    }
+
+    #[test]
+    fn what_falls_silent_is_ended_and_told() {
+        let path = std::env::temp_dir().join(format!("slipway-silence-{}", std::process::id()));
+        let log = File::options().create(true).append(true).open(&path).unwrap();
+        let mut command = tool("sh", &["-c", "echo begun; sh -c 'sleep 300; true'; true"]);
+        let error =
+            log_while_it_talks(&mut command, &log, Duration::from_millis(500)).unwrap_err().to_string();
+        assert_eq!(fs::read_to_string(&path).unwrap(), "begun\n");
+        fs::remove_file(&path).unwrap();
+        assert!(error.contains("printed nothing") && error.contains("sleep 300"), "{error}");
+        assert!(log_while_it_talks(&mut tool("true", &[]), &log, Duration::from_secs(60)).is_ok());
     }
 }

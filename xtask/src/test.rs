@@ -4,6 +4,7 @@ use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::time::Duration;
 
 use nix::unistd::Uid;
 
@@ -16,6 +17,10 @@ use crate::{build, ebpf, links, setup, vm_test, workspace};
 
 /// The package of the network tests, which need root and the built binary.
 const NETWORK_TESTS: &str = "slipway-tests";
+
+/// How long a run of tests may print nothing: the harness ends a test's commands after a minute each, and
+/// says so of tests that take longer.
+const SILENCE: Duration = Duration::from_secs(600);
 
 /// Run everything that must pass.
 ///
@@ -167,7 +172,7 @@ fn quiet(mut command: Command, log: &Log) -> Result<String> {
 
 /// Runs a `cargo test` to the end, counts what passed and names what failed.
 fn tests(mut command: Command, log: &Log) -> Result<String> {
-    let outcome = run::log(command.env("CARGO_TERM_COLOR", "never"), &log.file);
+    let outcome = run::log_while_it_talks(command.env("CARGO_TERM_COLOR", "never"), &log.file, SILENCE);
     let printed = fs::read(&log.path).map_err(|e| Error::file("read", &log.path, e))?;
     let printed = String::from_utf8_lossy(&printed);
     let failed = failed(&printed);

@@ -1,6 +1,8 @@
 //! CHECK: whether the rules of a plan are there, as the reference asks for them one by one. Rules
 //! beyond them are no difference: the reference leaves some behind.
 
+use std::collections::BTreeSet;
+
 use super::listing::Listing;
 use super::names;
 use super::plan::{MasqueradePlan, PortPlan, shared};
@@ -29,13 +31,33 @@ pub(crate) fn ports(tools: &Tools, listing: &Listing, plan: &PortPlan) -> Result
         contains(listing, family, plan.chain.as_str(), rule)?;
     }
     for entry in &plan.entries {
-        if entry.is_canonical() {
-            contains(listing, family, names::HOSTPORT_DNAT, entry)?;
-        } else {
+        if !entry.is_canonical() {
             ask(tools, family, entry)?;
+        } else if !leads_there(listing, entry) {
+            return Err(missing(family, names::HOSTPORT_DNAT, entry));
         }
     }
     Ok(())
+}
+
+/// Whether all ports of an entry rule are in rules that are like it otherwise. The order of the ports, and
+/// how they are shared out, means nothing to a packet: a container that came from the nftables backend has
+/// them by number.
+pub(super) fn leads_there(listing: &Listing, entry: &Rule) -> bool {
+    let words = entry.words();
+    let Some(at) = words.iter().position(|word| word == "--dports").map(|option| option + 1) else {
+        return listing.contains(names::HOSTPORT_DNAT, &words);
+    };
+    let ports = |words: &[String]| -> BTreeSet<String> {
+        words.get(at).into_iter().flat_map(|list| list.split(',')).map(str::to_owned).collect()
+    };
+    let alike = |listed: &[String]| {
+        listed.len() == words.len()
+            && listed.iter().zip(&words).enumerate().all(|(number, (a, b))| number == at || a == b)
+    };
+    let rules = listing.rules(names::HOSTPORT_DNAT).iter().map(|rule| rule.0.as_slice());
+    let there: BTreeSet<String> = rules.filter(|rule| alike(rule)).flat_map(ports).collect();
+    ports(&words).is_subset(&there)
 }
 
 /// Asks the tool itself for a rule whose words are the configuration's: it prints them in its own.

@@ -6,6 +6,7 @@ use std::collections::BTreeSet;
 use cni_spec::Attachment;
 
 use super::apply::{Others, Place, masquerade_changes, port_changes};
+use super::check::leads_there;
 use super::listing::Listing;
 use super::plan;
 use super::withdraw::{known, removal};
@@ -116,6 +117,26 @@ fn fifteen_ports_make_a_rule() {
     let mut many: Vec<Mapping<'_>> = (1..=17).map(|i| (Protocol::Tcp, "", 9100 - i, 100 + i)).collect();
     many.push((Protocol::Udp, "", 53, 53));
     assert_same(&request("c1", &many), golden_file!("many"));
+}
+
+/// As after a migration from the table, where the ports are by number.
+#[test]
+fn the_order_of_ports_in_entry_rules_is_no_difference() {
+    let mappings: Vec<Mapping<'_>> = (0..20).rev().map(|n| (Protocol::Tcp, "", 8000 + n, 80)).collect();
+    let mut sorted = mappings.clone();
+    sorted.sort_by_key(|mapping| mapping.2);
+    let by_number = plan::ports(&request("id", &sorted));
+    let with_one_less = plan::ports(&request("id", &sorted[1..]));
+    let listing = |plan: &plan::PortPlan| {
+        let batch = port_changes(&Listing::default(), plan, (Place::Behind, Others::None));
+        made(&batch.to_string())
+    };
+    for (number, asked) in plan::ports(&request("id", &mappings)).iter().enumerate() {
+        assert_ne!(asked.entries, by_number[number].entries);
+        let there = |listing: &Listing| asked.entries.iter().all(|entry| leads_there(listing, entry));
+        assert!(there(&listing(asked)) && there(&listing(&by_number[number])));
+        assert!(!there(&listing(&with_one_less[number])));
+    }
 }
 
 #[test]
