@@ -1,6 +1,6 @@
 //! Disturbing a plugin at each of its system calls in turn: killing it before, or letting one fail.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use crate::node::Node;
 use crate::plugin::{Output, PluginCall};
@@ -15,6 +15,9 @@ pub struct Point {
     /// Whether the call before it, in any thread, may have changed something outside the process. If
     /// not, a kill here leaves what a kill at the point before leaves.
     pub after_change: bool,
+    /// Whether a program that the plugin starts makes as many calls of that name: a disturbance hits that one,
+    /// too, in each of its runs.
+    pub in_programs: bool,
 }
 
 /// What happens at a [`Point`].
@@ -163,6 +166,7 @@ fn parse(trace: &str, begin: Begin) -> Vec<Point> {
     let mut points: Vec<Point> = Vec::new();
     let mut after_change = true;
     let mut started = begin == Begin::AtOnce;
+    let (mut plugin, mut programs) = (None, BTreeSet::new());
     for line in trace.lines() {
         let Some((pid, rest)) = line.split_once(' ') else { continue };
         let rest = rest.trim_start();
@@ -171,6 +175,10 @@ fn parse(trace: &str, begin: Begin) -> Vec<Point> {
             continue; // A signal, an exit, or the second half of an interrupted call.
         }
         let nth = *counts.entry((pid, name)).and_modify(|count| *count += 1).or_insert(1);
+        let plugin = *plugin.get_or_insert(pid);
+        if name == "execve" && pid != plugin {
+            programs.insert(pid);
+        }
         started |= name == "read" && arguments.starts_with("0,");
         if !started {
             continue;
@@ -178,10 +186,16 @@ fn parse(trace: &str, begin: Begin) -> Vec<Point> {
         // Threads have their own counts: the same point may come twice.
         match points.iter_mut().find(|point| point.syscall == name && point.nth == nth) {
             Some(point) => point.after_change |= after_change,
-            None => points.push(Point { syscall: name.to_owned(), nth, after_change }),
+            None => points.push(Point { syscall: name.to_owned(), nth, after_change, in_programs: false }),
         }
         let opens_only = name == "openat" && !arguments.contains("O_CREAT");
         after_change = !INNER.contains(&name) && !opens_only;
+    }
+    let reaches = |point: &Point, (pid, name): &(&str, &str), count: usize| {
+        programs.contains(pid) && *name == point.syscall && count >= point.nth
+    };
+    for point in &mut points {
+        point.in_programs = counts.iter().any(|(key, count)| reaches(point, key, *count));
     }
     points
 }
@@ -195,14 +209,18 @@ mod tests {
         let trace = "10 execve(\"x\", [\"x\"], 0x1) = 0\n10 read(3, \"\", 1) = 0\n10 read(0, \"{}\", 9) = 2\n\
             10 close(3)   = 0\n10 clone3({flags=...} <unfinished ...>\n11 unlink(\"x\") = 0\n\
             10 <... clone3 resumed>) = 11\n11 openat(3, \"x\", O_RDONLY) = 4\n10 read(5, \"\", 1) = 0\n\
-            10 openat(3, \"x\", O_CREAT) = 4\n10 +++ exited with 0 +++\n";
+            10 openat(3, \"x\", O_CREAT) = 4\n12 execve(\"y\", [\"y\"], 0x1) = 0\n12 close(1) = 0\n\
+            10 +++ exited with 0 +++\n";
         let points: Vec<String> = parse(trace, Begin::WithTheConfiguration)
             .iter()
-            .map(|p| format!("{} {}{}", p.syscall, p.nth, if p.after_change { "!" } else { "" }))
+            .map(|p| {
+                let marks = (if p.after_change { "!" } else { "" }, if p.in_programs { "*" } else { "" });
+                format!("{} {}{}{}", p.syscall, p.nth, marks.0, marks.1)
+            })
             .collect();
         assert_eq!(
             points,
-            ["read 2!", "close 1", "clone3 1", "unlink 1", "openat 1!", "read 3"],
+            ["read 2!", "close 1!*", "clone3 1", "unlink 1", "openat 1!", "read 3", "execve 1!*"],
             "openat of the second thread is the same point"
         );
     }
