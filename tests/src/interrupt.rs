@@ -1,6 +1,6 @@
 //! Disturbing a plugin at each of its system calls in turn: killing it before, or letting one fail.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 
 use crate::node::Node;
 use crate::plugin::{Output, PluginCall};
@@ -15,9 +15,6 @@ pub struct Point {
     /// Whether the call before it, in any thread, may have changed something outside the process. If
     /// not, a kill here leaves what a kill at the point before leaves.
     pub after_change: bool,
-    /// Whether a program that the plugin starts makes as many calls of that name: a disturbance hits that one,
-    /// too, in each of its runs.
-    pub in_programs: bool,
 }
 
 /// What happens at a [`Point`].
@@ -25,7 +22,8 @@ pub struct Point {
 pub enum Disturbance {
     /// SIGKILL, before the call does anything.
     Kill,
-    /// The call does nothing and fails with this error, for instance `ENOSPC`.
+    /// The call does nothing and fails with this error, for instance `ENOSPC`. Programs that the plugin runs
+    /// are not disturbed.
     Error(&'static str),
 }
 
@@ -96,10 +94,27 @@ const TRACE: &str = "/run/interrupt.trace";
 /// # Panics
 /// When strace does not run.
 pub fn kill_points(node: &Node, call: PluginCall) -> (Output, Vec<Point>) {
-    let output = call.through(&["strace", "-f", "-qq", "-o", TRACE]).run();
+    traced(node, call, &[], Begin::WithTheConfiguration)
+}
+
+/// As [`kill_points`], without the calls of programs that the plugin runs: where one fails each time, what
+/// was begun with it cannot be taken back with it either.
+///
+/// # Panics
+/// When strace does not run.
+pub fn error_points(node: &Node, call: PluginCall) -> (Output, Vec<Point>) {
+    traced(node, call, &OWN_THREADS, Begin::WithTheConfiguration)
+}
+
+/// Lets strace go on with a process's threads alone, and not with programs that it runs.
+const OWN_THREADS: [&str; 2] = ["-b", "execve"];
+
+fn traced(node: &Node, call: PluginCall, options: &[&str], begin: Begin) -> (Output, Vec<Point>) {
+    let strace = [&["strace", "-f", "-qq", "-o", TRACE], options].concat();
+    let output = call.through(&strace).run();
     let trace = node.read(TRACE).unwrap_or_else(|| panic!("no trace: {}", output.process));
     node.cmd(&format!("rm {TRACE}"));
-    (output, parse(&trace, Begin::WithTheConfiguration))
+    (output, parse(&trace, begin))
 }
 
 /// As [`kill_points`], for a command that reads no configuration: all of its system calls.
@@ -107,10 +122,7 @@ pub fn kill_points(node: &Node, call: PluginCall) -> (Output, Vec<Point>) {
 /// # Panics
 /// When strace does not run.
 pub fn all_kill_points(node: &Node, call: PluginCall) -> (Output, Vec<Point>) {
-    let output = call.through(&["strace", "-f", "-qq", "-o", TRACE]).run();
-    let trace = node.read(TRACE).unwrap_or_else(|| panic!("no trace: {}", output.process));
-    node.cmd(&format!("rm {TRACE}"));
-    (output, parse(&trace, Begin::AtOnce))
+    traced(node, call, &[], Begin::AtOnce)
 }
 
 /// From where on system calls count.
@@ -129,7 +141,9 @@ pub fn disturbed(node: &Node, call: PluginCall, point: &Point, how: Disturbance)
         Disturbance::Error(errno) => format!("error={errno}"),
     };
     let inject = format!("inject={}:{what}:when={}", point.syscall, point.nth);
-    let output = call.through(&["strace", "-f", "-qq", "-o", TRACE, "-e", &inject]).run();
+    let options: &[&str] = if how == Disturbance::Kill { &[] } else { &OWN_THREADS };
+    let strace = [&["strace", "-f", "-qq", "-o", TRACE, "-e", &inject], options].concat();
+    let output = call.through(&strace).run();
     node.cmd(&format!("rm -f {TRACE}"));
     output
 }
@@ -161,41 +175,44 @@ pub fn stride() -> usize {
     stride
 }
 
+/// Whether by this call the standard library hears whether a program could be started. The kernel has no
+/// error for it, and on one the library would wait for a program that waits for its input.
+fn hears_of_start(name: &str, arguments: &str) -> bool {
+    name == "recvfrom" && arguments.contains(", 8, 0, NULL, NULL)")
+}
+
 fn parse(trace: &str, begin: Begin) -> Vec<Point> {
     let mut counts: BTreeMap<(&str, &str), usize> = BTreeMap::new();
     let mut points: Vec<Point> = Vec::new();
     let mut after_change = true;
     let mut started = begin == Begin::AtOnce;
-    let (mut plugin, mut programs) = (None, BTreeSet::new());
     for line in trace.lines() {
         let Some((pid, rest)) = line.split_once(' ') else { continue };
         let rest = rest.trim_start();
+        if let Some(arguments) = rest.strip_prefix("<... recvfrom resumed>") {
+            let nth = counts.get(&(pid, "recvfrom")).copied();
+            points.retain(|point| {
+                point.syscall != "recvfrom"
+                    || Some(point.nth) != nth
+                    || !hears_of_start("recvfrom", arguments)
+            });
+        }
         let Some((name, arguments)) = rest.split_once('(') else { continue };
         if !name.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'_') || name.is_empty() {
             continue; // A signal, an exit, or the second half of an interrupted call.
         }
         let nth = *counts.entry((pid, name)).and_modify(|count| *count += 1).or_insert(1);
-        let plugin = *plugin.get_or_insert(pid);
-        if name == "execve" && pid != plugin {
-            programs.insert(pid);
-        }
         started |= name == "read" && arguments.starts_with("0,");
-        if !started {
+        if !started || hears_of_start(name, arguments) {
             continue;
         }
         // Threads have their own counts: the same point may come twice.
         match points.iter_mut().find(|point| point.syscall == name && point.nth == nth) {
             Some(point) => point.after_change |= after_change,
-            None => points.push(Point { syscall: name.to_owned(), nth, after_change, in_programs: false }),
+            None => points.push(Point { syscall: name.to_owned(), nth, after_change }),
         }
         let opens_only = name == "openat" && !arguments.contains("O_CREAT");
         after_change = !INNER.contains(&name) && !opens_only;
-    }
-    let reaches = |point: &Point, (pid, name): &(&str, &str), count: usize| {
-        programs.contains(pid) && *name == point.syscall && count >= point.nth
-    };
-    for point in &mut points {
-        point.in_programs = counts.iter().any(|(key, count)| reaches(point, key, *count));
     }
     points
 }
@@ -209,18 +226,16 @@ mod tests {
         let trace = "10 execve(\"x\", [\"x\"], 0x1) = 0\n10 read(3, \"\", 1) = 0\n10 read(0, \"{}\", 9) = 2\n\
             10 close(3)   = 0\n10 clone3({flags=...} <unfinished ...>\n11 unlink(\"x\") = 0\n\
             10 <... clone3 resumed>) = 11\n11 openat(3, \"x\", O_RDONLY) = 4\n10 read(5, \"\", 1) = 0\n\
-            10 openat(3, \"x\", O_CREAT) = 4\n12 execve(\"y\", [\"y\"], 0x1) = 0\n12 close(1) = 0\n\
-            10 +++ exited with 0 +++\n";
+            10 recvfrom(7, \"\", 8, 0, NULL, NULL) = 0\n10 recvfrom(7,  <unfinished ...>\n\
+            10 <... recvfrom resumed>\"\", 8, 0, NULL, NULL) = 0\n\
+            10 openat(3, \"x\", O_CREAT) = 4\n10 +++ exited with 0 +++\n";
         let points: Vec<String> = parse(trace, Begin::WithTheConfiguration)
             .iter()
-            .map(|p| {
-                let marks = (if p.after_change { "!" } else { "" }, if p.in_programs { "*" } else { "" });
-                format!("{} {}{}{}", p.syscall, p.nth, marks.0, marks.1)
-            })
+            .map(|p| format!("{} {}{}", p.syscall, p.nth, if p.after_change { "!" } else { "" }))
             .collect();
         assert_eq!(
             points,
-            ["read 2!", "close 1!*", "clone3 1", "unlink 1", "openat 1!", "read 3", "execve 1!*"],
+            ["read 2!", "close 1", "clone3 1", "unlink 1", "openat 1!", "read 3"],
             "openat of the second thread is the same point"
         );
     }

@@ -56,7 +56,9 @@ pub use bpf::{PROGRAMS, has_programs};
 pub use chain::{Attach, Failure, Network};
 pub use feature::{FLOWTABLE, NFT_RANGES, has_flowtable, lacks, nft_loads_ranges};
 pub use golden::{golden, normalise};
-pub use interrupt::{Disturbance, Point, all_kill_points, disturbed, kill_points, killed, stride};
+pub use interrupt::{
+    Disturbance, Point, all_kill_points, disturbed, error_points, kill_points, killed, stride,
+};
 pub use node::{BridgeNetfilter, Host, Node, Pod};
 pub use plugin::{
     CniFailure, Output, PluginCall, Running, is_peer, newest_version, peer_fails, plugin_dir, plugin_names,

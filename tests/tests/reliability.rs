@@ -11,7 +11,7 @@ use std::cell::RefCell;
 use serde_json::{Value, json};
 use slipway_tests::{
     Attach, BridgeNetfilter, Disturbance, Network, Node, Output, Pod, Point, Proto, Snapshot, disturbed,
-    kill_points, stride,
+    error_points, kill_points, stride,
 };
 
 /// `interface` is the plugin that makes, or moves, the links of pod `number`.
@@ -401,25 +401,14 @@ const FAILING: &[(&str, &str)] = &[
     ("write", "ENOSPC"),
 ];
 
-/// Those of the calls that are made to fail, and their errors. Of a plugin that runs iptables only its own
-/// calls: what hits a program hits it in each of its runs, also of those that take back. And the standard
-/// library waits for ever for a program of which it cannot learn whether it started.
+/// Those of the calls that are made to fail, and their errors.
 fn to_fail(found: Vec<Point>, interface: &str) -> impl Iterator<Item = (Point, &'static str)> {
     let (first, step) = sample(interface);
-    let runs_programs = interface == "firewall_iptables";
-    let spared = move |point: &Point| runs_programs && (point.in_programs || point.syscall == "recvfrom");
-    let own = found.into_iter().filter(move |point| !spared(point));
-    let failing = own.filter_map(|point| {
+    let failing = found.into_iter().filter_map(|point| {
         let (_, errno) = FAILING.iter().find(|(name, _)| *name == point.syscall)?;
         Some((point, *errno))
     });
-    let step = match every_call() {
-        true => 1,
-        // There are few of them.
-        false if runs_programs => stride(),
-        false => 3 * step * stride(),
-    };
-    failing.skip(first).step_by(step)
+    failing.skip(first).step_by(if every_call() { 1 } else { 3 * step * stride() })
 }
 
 /// How a disturbed call ended.
@@ -453,7 +442,7 @@ fn add_fails(interface: &'static str, at: usize) {
     let before = stage.state();
     let network = stage.network();
     let config = config_for(&network, &attach, at, "ADD");
-    let (output, found) = kill_points(&stage.node, network.prepare("ADD", &config, Some(&attach)));
+    let (output, found) = error_points(&stage.node, network.prepare("ADD", &config, Some(&attach)));
     let _ = output.ok();
     network.del(&attach).expect("DEL");
     let mut failed = 0;
@@ -517,7 +506,7 @@ fn del_fails(interface: &'static str, at: usize) {
         let config = network.configs(Some(&attach)).swap_remove(at);
         network.prepare("DEL", &config, Some(&attach))
     };
-    let (output, found) = kill_points(&stage.node, prepare());
+    let (output, found) = error_points(&stage.node, prepare());
     let _ = output.ok();
     network.del(&attach).expect("DEL");
     for (point, errno) in to_fail(found, interface) {

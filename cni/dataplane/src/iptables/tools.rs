@@ -278,23 +278,26 @@ fn run(program: &Path, arguments: &[&str], input: &str) -> Result<Run, Error> {
     let (stdin, stdout, stderr) = (child.stdin.take(), child.stdout.take(), child.stderr.take());
     let child = Mutex::new(child);
     let watch = Watch::default();
-    let (out, err) = std::thread::scope(|scope| {
+    let (out, err, written) = std::thread::scope(|scope| {
         scope.spawn(|| watch.kill_late(&child));
-        scope.spawn(|| {
-            // The tool may have ended early: what it said tells why.
-            stdin.map(|mut stdin| stdin.write_all(input.as_bytes()))
-        });
+        let writer = scope.spawn(|| stdin.map_or(Ok(()), |mut stdin| stdin.write_all(input.as_bytes())));
         let errors = scope.spawn(|| text(stderr));
         let out = text(stdout);
         let err = errors.join().unwrap_or_default();
         watch.done();
-        (out, err)
+        let written = writer.join().unwrap_or_else(|_| Err(std::io::ErrorKind::Other.into()));
+        (out, err, written)
     });
     let status = child.lock().unwrap_or_else(PoisonError::into_inner).wait();
     let status = status.map_err(|e| failed("wait for", e))?;
     if watch.killed() {
         let limit = RUN_LIMIT.as_secs();
         return Err(Error::IptablesHangs { program: shown.to_string(), seconds: limit });
+    }
+    if status.success() {
+        // It has seen a part of its input and taken it for the whole. Of one that failed, what it said tells
+        // why it did not read on.
+        written.map_err(|e| failed("write to", e))?;
     }
     Ok(Run { success: status.success(), ending: status.to_string(), stdout: out, stderr: err })
 }
@@ -361,6 +364,9 @@ mod tests {
         assert_eq!(run.stdout.len(), long.len());
         let run = super::run(Path::new("/bin/sh"), &["-c", "echo why >&2; exit 3"], &long).unwrap();
         assert_eq!((run.success, run.complaint().as_str()), (false, "why"));
+        // It took nothing for the whole.
+        assert!(super::run(Path::new("/bin/sh"), &["-c", "exit 0"], &long).is_err());
+        assert!(super::run(Path::new("/bin/sh"), &["-c", "exit 0"], "").is_ok());
         assert!(super::run(Path::new("/nowhere/tool"), &[], "").is_err());
     }
 }

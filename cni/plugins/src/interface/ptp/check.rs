@@ -27,14 +27,16 @@ pub(super) fn check(request: &Request<'_>) -> Result<(), CniError> {
     inside.check_addresses(&inner)?;
     inside.check_routes(&inner)?;
     let ips = inside.ips();
+    let tables = tables(&inside.container.route, &inner, previous)?;
     for wanted in &own_routes(&ips)? {
-        has_route(&inside.container.route, &Route { link: Some(inner.index), ..wanted.clone() })?;
+        let wanted = Route { link: Some(inner.index), ..wanted.clone() };
+        has_route(&inside.container.route, &wanted, &tables)?;
     }
     let outer = check_outer(&host.route, previous, &inner)?;
     let outside = outside(&ips)?;
     has_addresses(&host.route, &outer, &outside.gateways)?;
     for container in &outside.containers {
-        has_route(&host.route, &to_container(*container, &outer))?;
+        has_route(&host.route, &to_container(*container, &outer), &[MAIN_TABLE])?;
     }
     masquerade::check(&common, &request.attachment, &inside.container, &inside.addresses())
 }
@@ -56,10 +58,24 @@ fn check_outer(route: &RouteSocket, previous: &AddResult, inner: &Link) -> Resul
     Ok(outer)
 }
 
-fn has_route(socket: &RouteSocket, wanted: &Route) -> Result<(), CniError> {
-    let present = socket.routes(Family::of(wanted.dst.addr()), MAIN_TABLE).map_err(failed)?;
-    let found = present
-        .iter()
-        .any(|is| is.dst == wanted.dst && is.link == wanted.link && is.gateway == wanted.gateway);
+/// The tables that the container's own routes may be in: a plugin that is chained behind may have moved them.
+fn tables(socket: &RouteSocket, inner: &Link, previous: &AddResult) -> Result<Vec<u32>, CniError> {
+    let told = previous.routes.iter().filter_map(|route| route.table);
+    let vrf = match inner.master.map(|master| socket.link_by_index(master)) {
+        Some(Ok(master)) => master.vrf_table,
+        Some(Err(error)) if !error.is_not_found() => return Err(failed(error)),
+        _ => None,
+    };
+    Ok([MAIN_TABLE].into_iter().chain(told).chain(vrf).collect())
+}
+
+fn has_route(socket: &RouteSocket, wanted: &Route, tables: &[u32]) -> Result<(), CniError> {
+    let mut found = false;
+    for table in tables {
+        let present = socket.routes(Family::of(wanted.dst.addr()), *table).map_err(failed)?;
+        found |= present
+            .iter()
+            .any(|is| is.dst == wanted.dst && is.link == wanted.link && is.gateway == wanted.gateway);
+    }
     if found { Ok(()) } else { Err(wrong(format!("Expected Route {wanted} not found in routing table"))) }
 }
