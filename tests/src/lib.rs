@@ -41,6 +41,7 @@
 //! the ruleset, links, addresses and routes of all its spaces.
 
 mod bpf;
+mod cgroup;
 mod chain;
 mod feature;
 mod golden;

@@ -10,8 +10,10 @@ use std::thread;
 
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
 use nix::sched::{CloneFlags, unshare};
+use nix::sys::statfs::{BPF_FS_MAGIC, statfs};
 use serde_json::Value;
 
+use crate::cgroup::ControlGroup;
 use crate::chain::Network;
 use crate::plugin::{PluginCall, bin_dir};
 use crate::space::{Journal, Space};
@@ -69,11 +71,33 @@ impl Node {
             net: Arc::new(net),
             mnt: Arc::new(mnt),
             journal: Arc::new(Journal::default()),
+            group: None,
         };
         space.cmd("ip link set lo up");
         space.sysctl("net/ipv6/conf/default/accept_dad", "0");
         let places = Mutex::new(vec![("node".to_owned(), Arc::downgrade(&space.net))]);
         Self { space, places, hosts: Mutex::new(0), bin }
+    }
+
+    /// Gives the node a control group of its own, at /sys/fs/cgroup as it sees it. What runs in its spaces from
+    /// now on is in it; call this before any is made. Says false where there are none of version 2.
+    ///
+    /// # Panics
+    /// When it cannot be made.
+    #[must_use]
+    pub fn own_cgroup(&mut self) -> bool {
+        let Some(group) = ControlGroup::new().expect("make a control group") else { return false };
+        let (all, place) = (Path::new("/run/cgroups"), Path::new("/sys/fs/cgroup"));
+        self.run(|| {
+            std::fs::create_dir(all).expect("make /run/cgroups");
+            mount(Some("none"), all, Some("cgroup2"), MsFlags::MS_NOSUID, None::<&str>)
+                .expect("mount the control groups");
+            mount(Some(&all.join(&group.below_root)), place, None::<&str>, MsFlags::MS_BIND, None::<&str>)
+                .expect("bind the node's control group");
+            umount2(all, MntFlags::MNT_DETACH).expect("unmount the control groups");
+        });
+        self.space.group = Some(Arc::new(group));
+        true
     }
 
     /// A call of the plugin `name`; see [`PluginCall`].
@@ -357,6 +381,15 @@ fn make_node() -> (File, File) {
             .unwrap_or_else(|e| panic!("mount a private {folder}: {e}"));
     }
     std::fs::create_dir("/run/netns").expect("make /run/netns");
+    // What the machine has there is shared by all: nothing of a node may be attached or pinned there.
+    if Path::new("/sys/fs/cgroup").is_dir() {
+        mount(Some("none"), "/sys/fs/cgroup", Some("tmpfs"), MsFlags::MS_NOSUID, Some("mode=0755"))
+            .expect("hide the machine's control groups");
+    }
+    if statfs("/sys/fs/bpf").is_ok_and(|found| found.filesystem_type() == BPF_FS_MAGIC) {
+        mount(Some("bpf"), "/sys/fs/bpf", Some("bpf"), MsFlags::MS_NOSUID, Some("mode=0700"))
+            .expect("hide the machine's BPF file system");
+    }
     let open = |path| File::open(path).unwrap_or_else(|e| panic!("open {path}: {e}"));
     (open("/proc/thread-self/ns/net"), open("/proc/thread-self/ns/mnt"))
 }

@@ -15,6 +15,8 @@ use nix::sched::{CloneFlags, setns, unshare};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
+use crate::cgroup::ControlGroup;
+
 /// How long a command may take. A plugin that needs longer hangs.
 const COMMAND_LIMIT: Duration = Duration::from_secs(60);
 
@@ -47,6 +49,7 @@ pub struct Space {
     pub(crate) net: Arc<File>,
     pub(crate) mnt: Arc<File>,
     pub(crate) journal: Arc<Journal>,
+    pub(crate) group: Option<Arc<ControlGroup>>,
 }
 
 /// What a command left behind.
@@ -85,6 +88,9 @@ impl Space {
     /// Moves the calling thread here for good. `setns` to a mount namespace wants a thread that shares
     /// its current directory with no other: setns(2).
     fn enter(&self) {
+        if let Some(group) = &self.group {
+            group.enter();
+        }
         unshare(CloneFlags::CLONE_FS).expect("unshare CLONE_FS (the network tests need root)");
         setns(&self.mnt, CloneFlags::CLONE_NEWNS).expect("enter the node's mount namespace");
         setns(&self.net, CloneFlags::CLONE_NEWNET).expect("enter the network namespace");

@@ -188,7 +188,7 @@ impl Backend for Dataplane {
             self.iptables.refuse_taken(request)?;
         }
         let (made, ()) = self.make(|backend| backend.publish(request))?;
-        if made == BackendName::Nftables {
+        if made != BackendName::Ebpf {
             ebpf::entries::leave_ports(request);
         }
         self.clear_others(made, &request.attachment, Kinds::Ports)
@@ -196,7 +196,7 @@ impl Backend for Dataplane {
 
     fn masquerade(&self, request: &MasqueradeRequest) -> Result<(), Error> {
         let (made, ()) = self.make(|backend| backend.masquerade(request))?;
-        if made == BackendName::Nftables {
+        if made != BackendName::Ebpf {
             ebpf::entries::leave_masquerade(request);
         }
         self.clear_others(made, &request.attachment, Kinds::Masquerade)

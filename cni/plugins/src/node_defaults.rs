@@ -3,8 +3,9 @@
 //! A configuration that says something itself is not overruled by it. DEL and GC do not read it: they
 //! find what is there wherever it is.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
+use cni_dataplane::ebpf::ControlGroup;
 use cni_dataplane::nftables::offload::{Offload, Uplinks};
 use cni_dataplane::{BackendName, Dataplane, ebpf};
 use cni_kernel::dir::DurableDir;
@@ -26,6 +27,7 @@ struct Keys {
     ip_masq_backend: Option<String>,
     flowtable: Option<Flowtable>,
     uplinks: Vec<String>,
+    cgroup: Option<Cgroup>,
 }
 
 /// `true`, `false`, or the links by name.
@@ -34,6 +36,14 @@ struct Keys {
 enum Flowtable {
     Wanted(bool),
     At(FlowtableKeys),
+}
+
+/// `false`, or a path.
+#[derive(Debug, Deserialize)]
+#[serde(untagged, expecting = "key \"cgroup\": the path of a control group, or false")]
+enum Cgroup {
+    Wanted(bool),
+    At(PathBuf),
 }
 
 #[derive(Debug, Deserialize)]
@@ -95,8 +105,18 @@ impl NodeDefaults {
         let backend = named("backend", keys.backend)?;
         let ip_masq_backend = named("ipMasqBackend", keys.ip_masq_backend)?.or(backend);
         let flowtable = keys.flowtable.map(uplinks).transpose()?.flatten();
-        let ebpf = ebpf::Settings { uplinks: keys.uplinks };
+        let cgroup = control_group(keys.cgroup)?;
+        let ebpf = ebpf::Settings { uplinks: keys.uplinks, cgroup };
         Ok(Self { backend, ip_masq_backend, flowtable, ebpf })
+    }
+}
+
+fn control_group(cgroup: Option<Cgroup>) -> Result<ControlGroup, String> {
+    match cgroup {
+        None | Some(Cgroup::Wanted(true)) => Ok(ControlGroup::Found),
+        Some(Cgroup::Wanted(false)) => Ok(ControlGroup::Off),
+        Some(Cgroup::At(path)) if path.is_absolute() => Ok(ControlGroup::At(path)),
+        Some(Cgroup::At(path)) => Err(format!("key \"cgroup\": {path:?} is no absolute path")),
     }
 }
 
@@ -134,13 +154,26 @@ mod tests {
         assert_eq!(parse(r#"{"backend": "iptables"}"#), Ok(defaults(iptables, iptables)));
         let mixed = defaults(iptables, nftables);
         assert_eq!(parse(r#"{"backend": "iptables", "ipMasqBackend": "nftables"}"#), Ok(mixed));
-        let settings = ebpf::Settings { uplinks: vec!["eth0".to_owned()] };
+        let settings = ebpf::Settings { uplinks: vec!["eth0".to_owned()], ..ebpf::Settings::default() };
         let fast = NodeDefaults { ebpf: settings, ..defaults(fast_path, fast_path) };
         assert_eq!(parse(r#"{"backend": "ebpf", "uplinks": ["eth0"]}"#), Ok(fast));
         let error = parse(r#"{"ipMasqBackend": "ebtables"}"#).unwrap_err();
         assert_eq!(error, "key \"ipMasqBackend\": unknown backend \"ebtables\"");
         assert!(parse(r#"{"backned": "iptables"}"#).unwrap_err().contains("backned"));
         assert!(parse("").is_err());
+    }
+
+    #[test]
+    fn a_control_group_is_found_or_named_or_not_wanted() {
+        let parse = |text: &str| NodeDefaults::parse(text.as_bytes()).map(|defaults| defaults.ebpf.cgroup);
+        assert_eq!(parse("{}"), Ok(ControlGroup::Found));
+        assert_eq!(parse(r#"{"cgroup": true}"#), Ok(ControlGroup::Found));
+        assert_eq!(parse(r#"{"cgroup": false}"#), Ok(ControlGroup::Off));
+        let named = ControlGroup::At("/sys/fs/cgroup/unified".into());
+        assert_eq!(parse(r#"{"cgroup": "/sys/fs/cgroup/unified"}"#), Ok(named));
+        for wrong in [r#"{"cgroup": "sys/fs/cgroup"}"#, r#"{"cgroup": 7}"#] {
+            assert!(parse(wrong).unwrap_err().contains("cgroup"), "{wrong}");
+        }
     }
 
     #[test]

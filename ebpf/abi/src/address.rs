@@ -1,6 +1,6 @@
 //! Addresses and ports as a packet has them.
 
-use core::net::{Ipv4Addr, Ipv6Addr};
+use core::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 /// An IPv4 address, its four bytes in the order of the packet.
 #[repr(transparent)]
@@ -61,6 +61,18 @@ impl From<Addr6> for Ipv6Addr {
     fn from(address: Addr6) -> Self {
         let [[a, b, c, d], [e, f, g, h], [i, j, k, l], [m, n, o, p]] = address.0.map(u32::to_ne_bytes);
         Self::from([a, b, c, d, e, f, g, h, i, j, k, l, m, n, o, p])
+    }
+}
+
+impl From<Addr4> for IpAddr {
+    fn from(address: Addr4) -> Self {
+        Self::V4(address.into())
+    }
+}
+
+impl From<Addr6> for IpAddr {
+    fn from(address: Addr6) -> Self {
+        Self::V6(address.into())
     }
 }
 

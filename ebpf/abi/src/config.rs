@@ -25,6 +25,9 @@ pub type Timeouts = [u32; STATES];
 pub struct Config {
     /// Cookie of the node's network namespace (`SO_NETNS_COOKIE`): sockets of other namespaces are left alone.
     pub netns_cookie: u64,
+    /// Cookie of a socket (`SO_COOKIE`) that is in the node's network namespace; 0: none. When it connects, the
+    /// program writes the namespace's cookie into this element: before Linux 5.14 nobody else can tell it.
+    pub teacher: u64,
     /// Layout that the writer of this element knew: [`VERSION`](crate::VERSION).
     pub version: u32,
     /// First source port that masquerade may choose, a number of the host.
@@ -67,7 +70,7 @@ impl Config {
             state += 1;
         }
         let (masquerade_first, masquerade_last) = Self::DEFAULT_PORTS;
-        Self { netns_cookie, version: crate::VERSION, masquerade_first, masquerade_last, timeouts }
+        Self { netns_cookie, teacher: 0, version: crate::VERSION, masquerade_first, masquerade_last, timeouts }
     }
 }
 
@@ -96,7 +99,7 @@ mod tests {
 
     #[test]
     fn the_element_is_as_long_as_its_fields() {
-        assert_eq!(size_of::<Config>(), 8 + 4 + 2 + 2 + 4 * STATES);
-        assert_eq!(core::mem::offset_of!(Config, timeouts), 16);
+        assert_eq!(size_of::<Config>(), 8 + 8 + 4 + 2 + 2 + 4 * STATES);
+        assert_eq!(core::mem::offset_of!(Config, timeouts), 24);
     }
 }

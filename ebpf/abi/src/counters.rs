@@ -36,6 +36,8 @@ pub enum Counter {
     Errors = 9,
     /// Flows for which another source port had to be found, because the pod's end was taken.
     PortChanged = 10,
+    /// Sockets of the node that were led to a pod: connections of TCP, messages of UDP.
+    Sockets = 11,
     /// Dropped: too large for the route, and may not be told so, because fragmenting is allowed. Translated
     /// packets cannot be given to the stack for that.
     DropTooBig = 16,
@@ -47,7 +49,7 @@ pub enum Counter {
 
 impl Counter {
     /// Each counter.
-    pub const ALL: [Self; 14] = [
+    pub const ALL: [Self; 15] = [
         Self::ToPodPackets,
         Self::ToPodBytes,
         Self::FromPodPackets,
@@ -59,6 +61,7 @@ impl Counter {
         Self::Restored,
         Self::Errors,
         Self::PortChanged,
+        Self::Sockets,
         Self::DropTooBig,
         Self::DropWrite,
         Self::DropNoPort,

@@ -26,9 +26,9 @@ pub use flow::{
 };
 pub use tables::{
     FragmentKey, FragmentKey4, FragmentKey6, FragmentPorts, MASQUERADED, Pod, PodAddress, PortKey, PortKey4,
-    PortKey6, PortTarget, PortTarget4, PortTarget6, SocketKey, SocketKey4, SocketKey6, SocketOrigin,
-    SocketOrigin4, SocketOrigin6, UPLINK_ETHERNET, Uplink,
+    PortKey6, PortTarget, PortTarget4, PortTarget6, SPARES_LOOPBACK, SocketKey, SocketKey4, SocketKey6,
+    SocketOrigin, SocketOrigin4, SocketOrigin6, UPLINK_ETHERNET, Uplink,
 };
 
 /// Version of the maps' layout: part of the path under which they are pinned.
-pub const VERSION: u32 = 1;
+pub const VERSION: u32 = 2;

@@ -58,6 +58,9 @@ pub type PortKey4 = PortKey<Addr4>;
 pub type PortKey6 = PortKey<Addr6>;
 
 /// Value of maps [`ports4`](crate::maps::PORTS4) and [`ports6`](crate::maps::PORTS6): where the port leads.
+///
+/// An element with pod 0 leads nowhere: the port belongs to a container that the programs do not serve, and the
+/// element keeps a mapping for all addresses from taking what is meant for this one.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PortTarget<A> {
@@ -69,9 +72,12 @@ pub struct PortTarget<A> {
     pub address: A,
     /// The pod's port.
     pub port: Port,
-    /// Zero.
-    pub pad: u16,
+    /// [`SPARES_LOOPBACK`].
+    pub flags: u16,
 }
+
+/// [`PortTarget::flags`]: a port of all addresses, but not of the node's loopback (127/8 and `::1`).
+pub const SPARES_LOOPBACK: u16 = 1;
 
 /// [`PortTarget`] of IPv4.
 pub type PortTarget4 = PortTarget<Addr4>;

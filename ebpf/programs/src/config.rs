@@ -11,6 +11,15 @@ pub(crate) fn config() -> Option<&'static Config> {
     CONFIG.get(0)
 }
 
+/// Notes the cookie of the node's network namespace.
+#[inline(always)]
+pub(crate) fn learn(netns_cookie: u64) {
+    if let Some(config) = CONFIG.get_ptr_mut(0) {
+        // SAFETY: one aligned word of the element; user space waits for it.
+        unsafe { (&raw mut (*config).netns_cookie).write_volatile(netns_cookie) };
+    }
+}
+
 #[inline(always)]
 fn add(index: usize, number: u64) {
     if let Some(counters) = COUNTERS.get_ptr_mut(0) {

@@ -4,17 +4,21 @@
 //! The hooks act for every process below the cgroup that they are attached to, and for every network namespace:
 //! only sockets of the node's own namespace are touched.
 
-use aya_ebpf::bindings::{BPF_ANY, bpf_sock, bpf_sock_addr};
-use aya_ebpf::helpers::{bpf_get_netns_cookie, bpf_get_socket_cookie};
+use aya_ebpf::bindings::{BPF_ANY, bpf_sock, bpf_sock_addr, bpf_sock_tuple};
+use aya_ebpf::helpers::{bpf_get_netns_cookie, bpf_get_socket_cookie, bpf_sk_lookup_udp, bpf_sk_release};
 use aya_ebpf::macros::cgroup_sock_addr;
 use aya_ebpf::programs::SockAddrContext;
 use slipway_ebpf_abi::{
-    Addr4, Addr6, IPPROTO_TCP, IPPROTO_UDP, Port, PortKey, PortTarget, SocketKey, SocketOrigin,
+    Addr4, Addr6, Counter, FlowKey, IPPROTO_TCP, IPPROTO_UDP, Port, PortKey, PortTarget, SPARES_LOOPBACK,
+    SocketKey, SocketOrigin,
 };
 
-use crate::config::config;
+use crate::config::{config, count, learn};
+use crate::family::Family;
 use crate::flow::is_pod;
 use crate::maps::{LOCALS4, LOCALS6, PORTS4, PORTS6, SOCKETS4, SOCKETS6};
+use crate::v4::V4;
+use crate::v6::V6;
 use crate::words::clear;
 
 /// The call goes on, with what the context says then.
@@ -25,6 +29,15 @@ const MAPPED: u32 = 0x0000_ffff_u32.to_be();
 
 /// `::1`.
 const LOOPBACK6: Addr6 = Addr6([0, 0, 0, 1_u32.to_be()]);
+
+/// What a socket does.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Deed {
+    /// It connects.
+    Connect,
+    /// It sends a message without being connected.
+    Send,
+}
 
 /// The socket and the address of the call.
 #[derive(Clone, Copy)]
@@ -38,10 +51,12 @@ macro_rules! word {
     };
 }
 
+/// The same, written. What the compiler does not see through is the context itself, not the place of a field that was
+/// read before: the verifier takes no pointer into the context.
 macro_rules! set {
     ($call:expr, $value:expr, $($field:tt)+) => {
         // SAFETY: as in `word`; the kernel takes the address from these fields after the program.
-        unsafe { core::ptr::write_volatile(&raw mut (*$call.0).$($field)+, $value) }
+        unsafe { core::ptr::write_volatile(&raw mut (*core::hint::black_box($call.0)).$($field)+, $value) }
     };
 }
 
@@ -51,7 +66,11 @@ impl Call {
     fn protocol(self) -> Option<u8> {
         // SAFETY: the context is valid.
         let cookie = unsafe { bpf_get_netns_cookie(self.0.cast()) };
-        if config()?.netns_cookie != cookie {
+        let config = config()?;
+        if config.netns_cookie != cookie {
+            if config.teacher != 0 && self.cookie() == halves(config.teacher) {
+                learn(cookie);
+            }
             return None;
         }
         match word!(self, protocol) {
@@ -64,8 +83,7 @@ impl Call {
     #[inline(always)]
     fn cookie(self) -> [u32; 2] {
         // SAFETY: the context is valid.
-        let cookie = unsafe { bpf_get_socket_cookie(self.0.cast()) };
-        [cookie as u32, (cookie >> 32) as u32]
+        halves(unsafe { bpf_get_socket_cookie(self.0.cast()) })
     }
 
     /// The socket, of which fields may be read.
@@ -116,37 +134,98 @@ impl Call {
         if a | b == 0 && c == MAPPED { Some(Addr4(d)) } else { None }
     }
 
-    /// Whether the socket is tied to an interface, or to an address of the loopback: a packet with that source
+    /// Whether the socket is tied to an interface, or has a source on the loopback: a packet with that source
     /// reaches no pod, so that such a socket is left to nftables.
     #[inline(always)]
-    fn is_tied4(self) -> bool {
-        let Some(socket) = self.socket() else { return true };
-        // SAFETY: a socket that the verifier has seen compared with null.
-        let (interface, source) = unsafe {
-            (
-                core::ptr::read_volatile(&raw const (*socket).bound_dev_if),
-                core::ptr::read_volatile(&raw const (*socket).src_ip4),
-            )
-        };
-        interface != 0 || is_loopback4(Addr4(source))
+    fn is_tied4(self, source: Addr4) -> bool {
+        self.own_interface() != 0 || is_loopback4(source)
     }
 
     #[inline(always)]
-    fn is_tied6(self) -> bool {
-        let Some(socket) = self.socket() else { return true };
-        // SAFETY: as in `is_tied4`.
-        let (interface, source) = unsafe {
-            (
-                core::ptr::read_volatile(&raw const (*socket).bound_dev_if),
-                [
-                    core::ptr::read_volatile(&raw const (*socket).src_ip6[0]),
-                    core::ptr::read_volatile(&raw const (*socket).src_ip6[1]),
-                    core::ptr::read_volatile(&raw const (*socket).src_ip6[2]),
-                    core::ptr::read_volatile(&raw const (*socket).src_ip6[3]),
-                ],
-            )
+    fn is_tied6(self, source: Addr6) -> bool {
+        self.own_interface() != 0 || is_same(source, LOOPBACK6)
+    }
+
+    /// Whether a socket of the node takes what this one sends to this address. It is the answer to something then,
+    /// or a new conversation with what the published port hides: conntrack tells them apart, nobody here. `source`
+    /// is zero where the route would choose it, and the route chooses the destination's own.
+    #[inline(always)]
+    fn is_answered_here4(self, source: Addr4, destination: Addr4) -> bool {
+        let source = if source.0 == 0 { destination } else { source };
+        let ends = FlowKey {
+            source,
+            destination,
+            source_port: self.own_port(),
+            destination_port: self.port(),
+            ..FlowKey::default()
         };
-        interface != 0 || is_same(Addr6(source), LOOPBACK6)
+        self.has_socket(V4::socket_tuple(&ends), V4::TUPLE)
+    }
+
+    #[inline(always)]
+    fn is_answered_here6(self, source: Addr6, destination: Addr6) -> bool {
+        let source = if is_same(source, Addr6([0; 4])) { destination } else { source };
+        let ends = FlowKey {
+            source,
+            destination,
+            source_port: self.own_port(),
+            destination_port: self.port(),
+            ..FlowKey::default()
+        };
+        self.has_socket(V6::socket_tuple(&ends), V6::TUPLE)
+    }
+
+    #[inline(always)]
+    fn has_socket(self, mut tuple: bpf_sock_tuple, size: u32) -> bool {
+        /// `BPF_F_CURRENT_NETNS`: the socket's namespace.
+        const HERE: u64 = -1_i64 as u64;
+        // SAFETY: the tuple lives until the helper has returned; a socket that was found is released.
+        unsafe {
+            let socket = bpf_sk_lookup_udp(self.0.cast(), &raw mut tuple, size, HERE, 0);
+            if socket.is_null() {
+                return false;
+            }
+            bpf_sk_release(socket.cast());
+        }
+        true
+    }
+
+    #[inline(always)]
+    fn own_port(self) -> Port {
+        let Some(socket) = self.socket() else { return Port(0) };
+        // SAFETY: a socket that the verifier has seen compared with null. It has this one in the host's order.
+        Port::new(unsafe { core::ptr::read_volatile(&raw const (*socket).src_port) } as u16)
+    }
+
+    /// The address that the socket is bound to, or zero.
+    #[inline(always)]
+    fn own_address4(self) -> Addr4 {
+        let Some(socket) = self.socket() else { return Addr4(0) };
+        // SAFETY: as in `own_port`.
+        Addr4(unsafe { core::ptr::read_volatile(&raw const (*socket).src_ip4) })
+    }
+
+    #[inline(always)]
+    fn own_address6(self) -> Addr6 {
+        let Some(socket) = self.socket() else { return Addr6([0; 4]) };
+        // SAFETY: as in `own_port`.
+        unsafe {
+            Addr6([
+                core::ptr::read_volatile(&raw const (*socket).src_ip6[0]),
+                core::ptr::read_volatile(&raw const (*socket).src_ip6[1]),
+                core::ptr::read_volatile(&raw const (*socket).src_ip6[2]),
+                core::ptr::read_volatile(&raw const (*socket).src_ip6[3]),
+            ])
+        }
+    }
+
+    /// The interface that the socket is tied to; 0: none.
+    #[inline(always)]
+    fn own_interface(self) -> u32 {
+        // A call without a socket is as good as one that is tied: it is left alone.
+        let Some(socket) = self.socket() else { return 1 };
+        // SAFETY: as in `own_port`.
+        unsafe { core::ptr::read_volatile(&raw const (*socket).bound_dev_if) }
     }
 
     #[inline(always)]
@@ -199,6 +278,11 @@ impl Call {
 }
 
 #[inline(always)]
+fn halves(cookie: u64) -> [u32; 2] {
+    [cookie as u32, (cookie >> 32) as u32]
+}
+
+#[inline(always)]
 fn is_loopback4(address: Addr4) -> bool {
     address.0.to_ne_bytes()[0] == 127
 }
@@ -223,6 +307,9 @@ fn target4(address: Addr4, port: Port, protocol: u8) -> Option<PortTarget<Addr4>
         key.address = Addr4(0);
         // SAFETY: as above.
         target = unsafe { PORTS4.get(&key) }.copied();
+        if is_loopback4(address) {
+            target = target.filter(|target| target.flags & SPARES_LOOPBACK == 0);
+        }
     }
     target.filter(|target| is_pod(target.pod, target.generation))
 }
@@ -240,47 +327,73 @@ fn target6(address: Addr6, port: Port, protocol: u8) -> Option<PortTarget<Addr6>
         clear(&raw mut key.address);
         // SAFETY: as above.
         target = unsafe { PORTS6.get(&key) }.copied();
+        if is_same(address, LOOPBACK6) {
+            target = target.filter(|target| target.flags & SPARES_LOOPBACK == 0);
+        }
     }
     target.filter(|target| is_pod(target.pod, target.generation))
 }
 
-/// The socket connects, or sends without being connected, to an IPv4 address.
+/// The socket connects, or sends without being connected, to an IPv4 address. `source`: what the message has for
+/// its own, or what the socket has; zero if neither.
+///
+/// A connected socket of UDP may outlive the pod, and what it sends then is seen by nobody here: it is left to
+/// nftables, which translates each of its packets to the pod of that moment.
 #[inline(always)]
-fn lead4(call: Call) -> Option<()> {
+fn lead4(call: Call, deed: Deed, source: Addr4) -> Option<()> {
     let protocol = call.protocol()?;
+    if protocol == IPPROTO_UDP && deed == Deed::Connect {
+        return None;
+    }
     let address = call.address4();
     let target = target4(address, call.port(), protocol)?;
-    if call.is_tied4() {
+    if call.is_tied4(source) || protocol == IPPROTO_UDP && call.is_answered_here4(source, address) {
         return None;
     }
     call.remember4(protocol, &target, address);
     set!(call, target.address.0, user_ip4);
     call.set_port(target.port);
+    count(Counter::Sockets);
     Some(())
 }
 
-/// The same with an IPv6 address, which may stand for one of IPv4.
+/// The same with an IPv4 address on a socket of IPv6.
 #[inline(always)]
-fn lead6(call: Call) -> Option<()> {
+fn lead_mapped(call: Call, deed: Deed, address: Addr4, source: Addr6) -> Option<()> {
     let protocol = call.protocol()?;
-    if let Some(address) = call.mapped() {
-        let target = target4(address, call.port(), protocol)?;
-        if call.is_tied4() || call.is_tied6() {
-            return None;
-        }
-        call.remember4(protocol, &target, address);
-        set!(call, target.address.0, user_ip6[3]);
-        call.set_port(target.port);
-        return Some(());
+    if protocol == IPPROTO_UDP && deed == Deed::Connect {
+        return None;
     }
+    let target = target4(address, call.port(), protocol)?;
+    // Unless it is mapped itself, all there is of the source is zero.
+    let source = Addr4(source.0[3]);
+    if call.is_tied4(source) || protocol == IPPROTO_UDP && call.is_answered_here4(source, address) {
+        return None;
+    }
+    call.remember4(protocol, &target, address);
+    set!(call, target.address.0, user_ip6[3]);
+    call.set_port(target.port);
+    count(Counter::Sockets);
+    Some(())
+}
+
+/// The same with an IPv6 address. A connected socket of UDP is led there from `::1` alone, where nftables cannot
+/// serve it in every case.
+#[inline(always)]
+fn lead6(call: Call, deed: Deed, source: Addr6) -> Option<()> {
+    let protocol = call.protocol()?;
     let address = call.address6();
+    if protocol == IPPROTO_UDP && deed == Deed::Connect && !is_same(address, LOOPBACK6) {
+        return None;
+    }
     let target = target6(address, call.port(), protocol)?;
-    if call.is_tied6() {
+    if call.is_tied6(source) || protocol == IPPROTO_UDP && call.is_answered_here6(source, address) {
         return None;
     }
     call.remember6(protocol, &target, address);
     call.set_address6(target.address);
     call.set_port(target.port);
+    count(Counter::Sockets);
     Some(())
 }
 
@@ -311,14 +424,20 @@ fn tell6(call: Call) -> Option<()> {
 /// A socket connects to an IPv4 address.
 #[cgroup_sock_addr(connect4)]
 pub(crate) fn connect4(ctx: SockAddrContext) -> i32 {
-    let _ = lead4(Call(ctx.sock_addr));
+    let call = Call(ctx.sock_addr);
+    let _ = lead4(call, Deed::Connect, call.own_address4());
     GO_ON
 }
 
 /// A socket connects to an IPv6 address.
 #[cgroup_sock_addr(connect6)]
 pub(crate) fn connect6(ctx: SockAddrContext) -> i32 {
-    let _ = lead6(Call(ctx.sock_addr));
+    let call = Call(ctx.sock_addr);
+    let source = call.own_address6();
+    let _ = match call.mapped() {
+        Some(address) => lead_mapped(call, Deed::Connect, address, source),
+        None => lead6(call, Deed::Connect, source),
+    };
     GO_ON
 }
 
@@ -326,10 +445,8 @@ pub(crate) fn connect6(ctx: SockAddrContext) -> i32 {
 #[cgroup_sock_addr(sendmsg4)]
 pub(crate) fn sendmsg4(ctx: SockAddrContext) -> i32 {
     let call = Call(ctx.sock_addr);
-    // A source that the caller gives with the message.
-    if !is_loopback4(Addr4(word!(call, msg_src_ip4))) {
-        let _ = lead4(call);
-    }
+    // A source that the caller gives with the message, or the socket's own.
+    let _ = lead4(call, Deed::Send, Addr4(word!(call, msg_src_ip4)));
     GO_ON
 }
 
@@ -343,9 +460,10 @@ pub(crate) fn sendmsg6(ctx: SockAddrContext) -> i32 {
         word!(call, msg_src_ip6[2]),
         word!(call, msg_src_ip6[3]),
     ]);
-    if !is_same(source, LOOPBACK6) {
-        let _ = lead6(call);
-    }
+    let _ = match call.mapped() {
+        Some(address) => lead_mapped(call, Deed::Send, address, source),
+        None => lead6(call, Deed::Send, source),
+    };
     GO_ON
 }
 

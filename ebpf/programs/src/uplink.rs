@@ -110,6 +110,9 @@ fn admit<F: Family>(skb: Skb, work: &mut Work<F>) -> u32 {
 /// A packet for a published port. Returns whether the flow is to be noted.
 #[inline(always)]
 fn published<F: Family>(skb: Skb, work: &mut Work<F>, target: &PortTarget<Addr<F>>) -> bool {
+    if target.pod == 0 {
+        return false;
+    }
     // SAFETY: copied at once.
     let pod = unsafe { PODS.get(target.pod) }.copied();
     let Some(pod) = pod.filter(|pod| pod.generation == target.generation) else {

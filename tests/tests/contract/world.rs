@@ -49,7 +49,10 @@ pub(crate) struct World {
 impl World {
     /// A node whose pods are on bridges.
     pub(crate) fn new(netfilter: BridgeNetfilter) -> Self {
-        let node = Node::new();
+        let mut node = Node::new();
+        if crate::DATAPLANE == Dataplane::Ebpf && !node.own_cgroup() {
+            eprintln!("no control groups of version 2: the node's own sockets are left to nftables");
+        }
         node.bridge_netfilter(netfilter);
         let client = node.host("client");
         if let Dataplane::Iptables(variant) = crate::DATAPLANE {

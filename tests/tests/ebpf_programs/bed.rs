@@ -199,14 +199,14 @@ impl Rig {
         self.map(abi::maps::PORTS4)
             .insert(
                 PortKey { address: Addr4::default(), port, protocol, pad: 0 },
-                PortTarget { pod, generation, address: Addr4::from(POD4), port: target, pad: 0 },
+                PortTarget { pod, generation, address: Addr4::from(POD4), port: target, flags: 0 },
                 0,
             )
             .unwrap();
         self.map(abi::maps::PORTS6)
             .insert(
                 PortKey { address: Addr6::default(), port, protocol, pad: 0 },
-                PortTarget { pod, generation, address: Addr6::from(POD6), port: target, pad: 0 },
+                PortTarget { pod, generation, address: Addr6::from(POD6), port: target, flags: 0 },
                 0,
             )
             .unwrap();

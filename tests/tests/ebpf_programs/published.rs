@@ -146,7 +146,7 @@ fn a_host_address_wins_over_all_addresses() {
                 generation: GENERATION,
                 address: abi::Addr4::from(crate::bed::POD4),
                 port: Port::new(81),
-                pad: 0,
+                flags: 0,
             },
             0,
         )

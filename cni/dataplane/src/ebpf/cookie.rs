@@ -1,17 +1,30 @@
 //! The cookie of a network namespace, by which a program tells the node's sockets from those of containers.
-#![allow(unsafe_code, reason = "nix has no such socket option")]
+#![allow(unsafe_code, reason = "nix has no such socket options")]
 
-use std::net::UdpSocket;
+use std::net::{Ipv4Addr, UdpSocket};
 use std::os::fd::AsRawFd;
 
 use nix::libc;
 
 /// `SO_NETNS_COOKIE` of asm-generic/socket.h, from Linux 5.14 on; libc has it for some targets only.
 const SO_NETNS_COOKIE: libc::c_int = 71;
+/// `SO_COOKIE` of asm-generic/socket.h, from Linux 4.12 on.
+const SO_COOKIE: libc::c_int = 57;
 
 /// The cookie of the calling thread's namespace; 0, which no namespace has, where the kernel does not tell.
 pub(super) fn of_this_namespace() -> u64 {
-    let Ok(socket) = UdpSocket::bind("0.0.0.0:0") else { return 0 };
+    UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 0)).map_or(0, |socket| cookie(&socket, SO_NETNS_COOKIE))
+}
+
+/// A socket in the calling thread's namespace, and its own cookie: what it takes to have a program note that
+/// of the namespace.
+pub(super) fn teacher() -> Option<(UdpSocket, u64)> {
+    let socket = UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 0)).ok()?;
+    let cookie = cookie(&socket, SO_COOKIE);
+    (cookie != 0).then_some((socket, cookie))
+}
+
+fn cookie(socket: &UdpSocket, option: libc::c_int) -> u64 {
     let mut cookie = 0u64;
     let mut length: libc::socklen_t = 8;
     // SAFETY: both pointers lead to variables of this function, the length is that of the first.
@@ -19,7 +32,7 @@ pub(super) fn of_this_namespace() -> u64 {
         libc::getsockopt(
             socket.as_raw_fd(),
             libc::SOL_SOCKET,
-            SO_NETNS_COOKIE,
+            option,
             (&raw mut cookie).cast(),
             &raw mut length,
         )

@@ -8,18 +8,18 @@ use cni_kernel::netns::Netns;
 use cni_kernel::route::{Link, LinkKind, RouteSocket};
 use cni_nftables::ElementData;
 use ipnet::IpNet;
-use slipway_ebpf_abi::{MASQUERADED, Pod, PodAddress, maps};
+use slipway_ebpf_abi::{MASQUERADED, Pod, PodAddress, SPARES_LOOPBACK, maps};
 
 use super::attach::{self, Before};
 use super::place::Place;
-use super::tables::{Published, Tables};
+use super::tables::{NOBODY, Published, Tables, Target};
 use super::{Left, node};
 use crate::nftables::plan;
 use crate::nftables::schema::Map;
 use crate::nftables::session::Held;
 use crate::{
-    ContainerNetns, Error, HostAddress, HostPorts, MasqueradeRequest, PortRequest, Protocol, PublishedPort,
-    Snat,
+    ContainerNetns, Error, HostAddress, HostPorts, Listed, Loopback, MasqueradeRequest, PortRequest,
+    Protocol, PublishedPort, Snat,
 };
 
 /// The most ports of one container that are put into the maps, one by one. A longer run is a single element
@@ -40,11 +40,16 @@ pub(super) fn unserved(request: &PortRequest) -> Option<Left> {
     }
 }
 
-/// Whether a mapping is for the programs: SCTP is not, nor what is on the node's own loopback, which nothing
-/// from outside reaches.
+/// Whether a mapping is for the programs: SCTP is not.
 fn is_served(host: &HostPorts) -> bool {
-    let loopback = matches!(host.address, HostAddress::One(address) if address.is_loopback());
-    host.protocol != Protocol::Sctp && !loopback
+    host.protocol != Protocol::Sctp
+}
+
+/// What the programs are told of a mapping of this container.
+fn target(request: &PortRequest, port: &PublishedPort, pod: (u32, u32), to: u16) -> Target {
+    let spares = request.loopback == Loopback::Spared && matches!(port.host.address, HostAddress::Any(_));
+    let flags = if spares { SPARES_LOOPBACK } else { 0 };
+    Target { pod: pod.0, generation: pod.1, address: port.container, port: to, flags }
 }
 
 /// The single ports of a mapping, each with the port of the container.
@@ -60,6 +65,7 @@ fn single(port: &PublishedPort) -> impl Iterator<Item = (Published, u16)> {
 /// The kernel's own; what was written is taken back.
 pub(super) fn publish(place: &Place, request: &PortRequest) -> Result<Option<Left>, Error> {
     let Some(link) = host_link(&request.netns, request.attachment.ifname())? else {
+        reserve_ports(&mut Tables::open(place)?, request)?;
         return Ok(Some(Left::NoVeth));
     };
     let mut tables = Tables::open(place)?;
@@ -68,7 +74,7 @@ pub(super) fn publish(place: &Place, request: &PortRequest) -> Result<Option<Lef
     let write = |tables: &mut Tables| -> Result<(), Error> {
         for port in served() {
             for (published, to) in single(port) {
-                tables.put_port(&published, pod, (port.container, to))?;
+                tables.put_port(&published, &target(request, port, pod, to))?;
             }
         }
         Ok(())
@@ -151,23 +157,53 @@ pub(crate) fn forget<'a>(held: impl IntoIterator<Item = &'a Held>) {
     leave(|tables| held.into_iter().try_for_each(|held| forget_one(tables, held)));
 }
 
-/// Leaves the ports to nftables, which has them too: an earlier ADD may have asked for the programs.
+/// Leaves a container to nftables as a whole: an earlier ADD may have asked for the programs. They see no packet of
+/// what comes to its ports in, so that they would take its datagrams in answer for conversations of its own, and
+/// masquerade them.
 pub(crate) fn leave_ports(request: &PortRequest) {
     leave(|tables| {
-        for (published, _) in request.ports.iter().filter(|port| is_served(&port.host)).flat_map(single) {
-            tables.remove_port(&published)?;
-        }
-        request.networks.iter().try_for_each(|network| forget_address(tables, network.addr(), 0))
+        reserve_ports(tables, request)?;
+        request.networks.iter().try_for_each(|network| forget_address(tables, network.addr(), MASQUERADED))
     });
 }
 
-/// Leaves the container's addresses to nftables as a whole: the programs see no packet of what comes to its
-/// ports in, so that they would take its datagrams in answer for conversations of its own, and masquerade them.
-pub(super) fn leave_container(request: &PortRequest) {
-    leave(|tables| {
-        let mut addresses = request.networks.iter();
-        addresses.try_for_each(|network| forget_address(tables, network.addr(), MASQUERADED))
-    });
+/// Keeps the ports of a container that nftables serves from being taken for those of another one: a mapping
+/// of that one for all addresses must not get what is for one address of this one.
+fn reserve_ports(tables: &mut Tables, request: &PortRequest) -> Result<(), Error> {
+    request.ports.iter().try_for_each(|port| {
+        single(port).filter(|_| is_served(&port.host)).try_for_each(|(published, _)| {
+            match port.host.address {
+                HostAddress::One(_) => reserve(tables, port, &published),
+                HostAddress::Any(_) => tables.remove_port(&published).map(|_| ()),
+            }
+        })
+    })
+}
+
+fn reserve(tables: &mut Tables, port: &PublishedPort, published: &Published) -> Result<(), Error> {
+    let nobody = Target { pod: NOBODY, generation: 0, address: port.container, port: 0, flags: 0 };
+    tables.put_port(published, &nobody)
+}
+
+/// The same for all that nftables has when the programs are set up.
+///
+/// # Errors
+/// The kernel's own.
+pub(super) fn reserve_listed(place: &Place, listed: &[Listed]) -> Result<(), Error> {
+    let mut tables = Tables::open(place)?;
+    let of_one = |one: &&Listed| {
+        matches!(one.port.host.address, HostAddress::One(_))
+            && is_served(&one.port.host)
+            && one.port.host.len() <= MANY
+    };
+    for port in listed.iter().filter(of_one).map(|one| &one.port) {
+        for (published, _) in single(port) {
+            if tables.port(&published)?.is_none() {
+                reserve(&mut tables, port, &published)?;
+            }
+        }
+    }
+    Ok(())
 }
 
 /// Leaves the masquerade to nftables.
@@ -236,10 +272,10 @@ pub(super) fn check_ports(place: &Place, request: &PortRequest) -> Result<(), Er
             let missing = |what: &str| Err(Error::Missing(format!("{name} {what} in the BPF maps")));
             match tables.port(&published)? {
                 None => return missing("is missing"),
-                Some((_, _, address, number)) if (address, number) != (port.container, to) => {
+                Some(found) if found != target(request, port, (found.pod, found.generation), to) => {
                     return missing("leads elsewhere");
                 }
-                Some((pod, generation, ..)) => {
+                Some(Target { pod, generation, .. }) => {
                     if tables.pods.get(&pod)?.is_none_or(|pod| pod.generation != generation) {
                         return missing("leads to a container that is unknown");
                     }

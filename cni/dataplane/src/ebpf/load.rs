@@ -44,7 +44,14 @@ pub(super) fn ensure(place: &Place, object: &[u8]) -> Result<PathBuf, Error> {
     // What says that all are there comes last.
     programs.sort_by_key(|(name, _)| *name == LAST);
     for (name, program) in programs {
-        load_one(program).map_err(|e| Error::kernel(format!("load the BPF program {name}"), explain(&e)))?;
+        let loaded =
+            load_one(program).map_err(|e| Error::kernel(format!("load the BPF program {name}"), explain(&e)));
+        if let (Program::CgroupSockAddr(_), Err(error)) = (&*program, &loaded) {
+            // The others do without: what the node's own sockets ask for is served by nftables, too.
+            log::warn!("{error}");
+            continue;
+        }
+        loaded?;
         match program.pin(folder.join(name)) {
             Ok(()) => {}
             Err(e) if pin_exists(&e) => {}

@@ -13,6 +13,7 @@ pub(crate) mod entries;
 mod load;
 mod node;
 mod place;
+mod sockets;
 mod tables;
 mod uplinks;
 
@@ -23,6 +24,7 @@ use cni_spec::Attachment;
 use crate::nftables::Nftables;
 use crate::{Backend, Error, Kinds, Listed, MasqueradeRequest, PortRequest, Withdrawal};
 pub use node::{Settings, Status, is_there, setup_node, status, teardown_node};
+pub use sockets::{ControlGroup, Sockets};
 
 /// Aligned as the loader reads it.
 #[cfg(ebpf_object)]
@@ -102,7 +104,7 @@ impl Backend for Ebpf {
         self.on_top(&request.attachment, |place| match entries::unserved(request) {
             None => entries::publish(place, request),
             left => {
-                entries::leave_container(request);
+                entries::leave_ports(request);
                 Ok(left)
             }
         });

@@ -1,23 +1,27 @@
 //! The programs on a node: set up once, looked at, and taken away.
 
 use std::collections::BTreeSet;
-use std::net::IpAddr;
+use std::net::{IpAddr, Ipv4Addr};
 use std::path::PathBuf;
 
 use cni_kernel::route::RouteSocket;
 use slipway_ebpf_abi::{Config, Counter, Reason, UPLINK_ETHERNET, VERSION, maps};
 
 use super::place::Place;
+use super::sockets::{self, ControlGroup, Sockets};
 use super::tables::{self, Tables};
 use super::uplinks::{self, Surroundings};
-use super::{attach, cookie, load, object};
-use crate::Error;
+use super::{attach, cookie, entries, load, object};
+use crate::nftables::Nftables;
+use crate::{Backend, Error};
 
 /// What an administrator may set.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Settings {
     /// Names of the interfaces that carry traffic from outside; empty: they are found by address and route.
     pub uplinks: Vec<String>,
+    /// Where the programs at sockets are attached.
+    pub cgroup: ControlGroup,
 }
 
 /// The programs on this node.
@@ -29,6 +33,8 @@ pub struct Status {
     pub is_current: bool,
     /// The interfaces that carry traffic from outside, by name; a number where the interface is gone.
     pub uplinks: Vec<String>,
+    /// What has become of the programs at the node's own sockets; none while nothing is set up.
+    pub sockets: Option<Sockets>,
     /// How many containers the programs know.
     pub containers: usize,
     /// How many published ports.
@@ -64,9 +70,7 @@ pub(super) fn ready(settings: &Settings) -> Result<Place, Error> {
 }
 
 fn is_set_up(place: &Place) -> bool {
-    tables::config(place)
-        .and_then(|config| config.get(&0, 0).map_err(|e| Error::kernel("read the BPF map config", e)))
-        .is_ok_and(|config| config.version == VERSION)
+    configured(place).is_ok_and(|config| config.version == VERSION)
 }
 
 /// Loads the programs, tells them of the node, and attaches them; what is there is brought up to date: new
@@ -76,7 +80,7 @@ fn is_set_up(place: &Place) -> bool {
 /// What this kernel lacks, or what could not be attached.
 pub fn setup_node(settings: &Settings) -> Result<Status, Error> {
     setup(settings)?;
-    status()
+    status(settings)
 }
 
 fn setup(settings: &Settings) -> Result<Place, Error> {
@@ -92,11 +96,45 @@ fn setup(settings: &Settings) -> Result<Place, Error> {
         attach::attach(name, &folder.join(program))?;
     }
     renew_containers(&place, &folder)?;
-    let mut config = tables::config(&place)?;
-    let settings = Config::new(cookie::of_this_namespace());
-    config.set(0, settings, 0).map_err(|e| Error::kernel("write to the BPF map config", e))?;
+    reserve_ports(&place);
+    configure(&place, Config::new(cookie::of_this_namespace()))?;
+    // Without them nftables serves the node's own sockets.
+    if let Err(error) = sockets::attach(&folder, &settings.cgroup).and_then(|()| learn_cookie(&place)) {
+        log::warn!("the node's own sockets are left to nftables: {error}");
+    }
     load::forget_others(&place, &folder);
     Ok(place)
+}
+
+fn configure(place: &Place, config: Config) -> Result<(), Error> {
+    tables::config(place)?.set(0, config, 0).map_err(|e| Error::kernel("write to the BPF map config", e))
+}
+
+fn configured(place: &Place) -> Result<Config, Error> {
+    tables::config(place)?.get(&0, 0).map_err(|e| Error::kernel("read the BPF map config", e))
+}
+
+/// Containers may be there that nftables serves.
+fn reserve_ports(place: &Place) {
+    let reserved = Nftables::new().list().and_then(|listed| entries::reserve_listed(place, &listed));
+    if let Err(error) = reserved {
+        log::warn!("tell the BPF maps what nftables serves: {error}");
+    }
+}
+
+/// Has the program at connect(2) note the cookie of this namespace where the kernel tells it to nobody else
+/// (before Linux 5.14): it sees a socket here connect that it was told of.
+fn learn_cookie(place: &Place) -> Result<(), Error> {
+    let config = configured(place)?;
+    if config.netns_cookie != 0 {
+        return Ok(());
+    }
+    let Some((socket, teacher)) = cookie::teacher() else { return Ok(()) };
+    configure(place, Config { teacher, ..config })?;
+    // Whatever becomes of the call, nothing is sent. 9 is the port of discard (RFC 863).
+    let _ = socket.connect((Ipv4Addr::LOCALHOST, 9));
+    let netns_cookie = configured(place)?.netns_cookie;
+    configure(place, Config { netns_cookie, ..config })
 }
 
 fn tell_addresses(place: &Place, locals: &[IpAddr]) -> Result<(), Error> {
@@ -193,7 +231,7 @@ pub fn is_there() -> bool {
 ///
 /// # Errors
 /// What is pinned cannot be read.
-pub fn status() -> Result<Status, Error> {
+pub fn status(settings: &Settings) -> Result<Status, Error> {
     let Some(place) = Place::find() else { return Ok(Status::default()) };
     let tables = Tables::open(&place)?;
     let socket = RouteSocket::open().map_err(|e| Error::kernel("reach rtnetlink", e))?;
@@ -209,8 +247,21 @@ pub fn status() -> Result<Status, Error> {
         is_set_up: is_set_up(&place),
         is_current: programs(&place).is_ok_and(|folder| folder.is_dir()),
         uplinks,
+        sockets: Some(sockets_of(&place, settings)),
         containers: tables.pods.all()?.len(),
-        ports: tables.ports4.all()?.len() + tables.ports6.all()?.len(),
+        ports: tables.ports()?,
         counters: each.chain(left).filter(|(_, count)| *count != 0).collect(),
     })
+}
+
+fn sockets_of(place: &Place, settings: &Settings) -> Sockets {
+    let found = match programs(place) {
+        Ok(folder) => sockets::state(&folder, &settings.cgroup),
+        Err(error) => return Sockets::Not(error.to_string()),
+    };
+    if matches!(found, Sockets::At(_)) && configured(place).is_ok_and(|config| config.netns_cookie == 0) {
+        let why = "attached, but this kernel did not tell the cookie of the node's network namespace";
+        return Sockets::Not(why.to_owned());
+    }
+    found
 }

@@ -101,6 +101,28 @@ pub(super) struct Published {
     pub(super) port: u16,
 }
 
+/// [`Target::pod`] of a port that the programs leave to nftables.
+pub(super) const NOBODY: u32 = 0;
+
+/// Where a port leads.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Target {
+    /// The number of the pod's interface; [`NOBODY`].
+    pub(super) pod: u32,
+    pub(super) generation: u32,
+    pub(super) address: IpAddr,
+    pub(super) port: u16,
+    /// See [`PortTarget::flags`].
+    pub(super) flags: u16,
+}
+
+impl<A: Into<IpAddr>> From<PortTarget<A>> for Target {
+    fn from(target: PortTarget<A>) -> Self {
+        let PortTarget { pod, generation, address, port, flags } = target;
+        Self { pod, generation, address: address.into(), port: port.number(), flags }
+    }
+}
+
 impl Tables {
     /// Opens them.
     ///
@@ -140,33 +162,32 @@ impl Tables {
         }
     }
 
-    /// Where a port leads: the number of the pod's interface, its generation, its address and port.
-    pub(super) fn port(&self, port: &Published) -> Result<Option<(u32, u32, IpAddr, u16)>, Error> {
+    /// Where a port leads.
+    pub(super) fn port(&self, port: &Published) -> Result<Option<Target>, Error> {
         Ok(match port.keys() {
-            Keys::V4(key) => self.ports4.get(&key)?.map(|target| {
-                (target.pod, target.generation, IpAddr::V4(target.address.into()), target.port.number())
-            }),
-            Keys::V6(key) => self.ports6.get(&key)?.map(|target| {
-                (target.pod, target.generation, IpAddr::V6(target.address.into()), target.port.number())
-            }),
+            Keys::V4(key) => self.ports4.get(&key)?.map(Target::from),
+            Keys::V6(key) => self.ports6.get(&key)?.map(Target::from),
         })
     }
 
+    /// How many ports lead to a pod.
+    pub(super) fn ports(&self) -> Result<usize, Error> {
+        let v4 = self.ports4.all()?.iter().filter(|(_, target)| target.pod != NOBODY).count();
+        let v6 = self.ports6.all()?.iter().filter(|(_, target)| target.pod != NOBODY).count();
+        Ok(v4 + v6)
+    }
+
     /// Has a port lead to a pod. A container's address of the other family leads nowhere: the port is left.
-    pub(super) fn put_port(
-        &mut self,
-        port: &Published,
-        (pod, generation): (u32, u32),
-        (address, container_port): (IpAddr, u16),
-    ) -> Result<(), Error> {
-        let to = Port::new(container_port);
-        match (port.keys(), address) {
+    pub(super) fn put_port(&mut self, port: &Published, target: &Target) -> Result<(), Error> {
+        let Target { pod, generation, flags, .. } = *target;
+        let to = Port::new(target.port);
+        match (port.keys(), target.address) {
             (Keys::V4(key), IpAddr::V4(address)) => {
-                let target = PortTarget { pod, generation, address: address.into(), port: to, pad: 0 };
+                let target = PortTarget { pod, generation, address: address.into(), port: to, flags };
                 self.ports4.put(key, target)
             }
             (Keys::V6(key), IpAddr::V6(address)) => {
-                let target = PortTarget { pod, generation, address: address.into(), port: to, pad: 0 };
+                let target = PortTarget { pod, generation, address: address.into(), port: to, flags };
                 self.ports6.put(key, target)
             }
             _ => Ok(()),

@@ -2,7 +2,7 @@
 
 use std::io::{self, Write};
 
-use cni_dataplane::ebpf::{self, Status};
+use cni_dataplane::ebpf::{self, Sockets, Status};
 use cni_spec::CniError;
 use serde_json::json;
 
@@ -48,13 +48,15 @@ fn said(written: io::Result<()>, code: u8) -> u8 {
 }
 
 fn run(task: Task) -> Result<Status, CniError> {
+    // A mistake in the file is no reason to leave the programs where they are.
+    let settings = NodeDefaults::read().map(|defaults| defaults.ebpf);
     match task {
-        Task::Setup => Ok(ebpf::setup_node(&NodeDefaults::read()?.ebpf)?),
+        Task::Setup => Ok(ebpf::setup_node(&settings?)?),
         Task::Teardown => {
             ebpf::teardown_node()?;
-            Ok(ebpf::status()?)
+            Ok(ebpf::status(&settings.unwrap_or_default())?)
         }
-        Task::Status => Ok(ebpf::status()?),
+        Task::Status => Ok(ebpf::status(&settings?)?),
     }
 }
 
@@ -91,6 +93,11 @@ fn print_text(status: &Status, out: &mut dyn Write) -> io::Result<()> {
     writeln!(out, "programs    {state}")?;
     if status.is_set_up {
         writeln!(out, "uplinks     {}", status.uplinks.join(", "))?;
+        match &status.sockets {
+            Some(Sockets::At(group)) => writeln!(out, "sockets     {}", group.display())?,
+            Some(Sockets::Not(why)) => writeln!(out, "sockets     none: {why}")?,
+            None => {}
+        }
         writeln!(out, "containers  {}", status.containers)?;
         writeln!(out, "ports       {}", status.ports)?;
     }
@@ -103,11 +110,18 @@ fn print_text(status: &Status, out: &mut dyn Write) -> io::Result<()> {
 fn print_json(status: &Status, out: &mut dyn Write) -> io::Result<()> {
     let counters: serde_json::Map<_, _> =
         status.counters.iter().map(|(name, count)| (name.clone(), json!(count))).collect();
+    let (group, why) = match &status.sockets {
+        Some(Sockets::At(group)) => (Some(group.display().to_string()), None),
+        Some(Sockets::Not(why)) => (None, Some(why)),
+        None => (None, None),
+    };
     let value = json!({
         "builtIn": ebpf::object().is_some(),
         "setUp": status.is_set_up,
         "current": status.is_current,
         "uplinks": status.uplinks,
+        "sockets": group,
+        "socketsLeft": why,
         "containers": status.containers,
         "ports": status.ports,
         "counters": counters,
@@ -140,6 +154,7 @@ mod tests {
             is_set_up: true,
             is_current: true,
             uplinks: vec!["eth0".to_owned(), "eth1".to_owned()],
+            sockets: Some(Sockets::At("/sys/fs/cgroup".into())),
             containers: 2,
             ports: 3,
             counters: vec![("Published".to_owned(), 7)],
@@ -149,7 +164,7 @@ mod tests {
         let text = String::from_utf8(text).unwrap();
         assert!(
             text.ends_with(
-                "uplinks     eth0, eth1\ncontainers  2\nports       3\ncounter     Published: 7\n"
+                "uplinks     eth0, eth1\nsockets     /sys/fs/cgroup\ncontainers  2\nports       3\ncounter     Published: 7\n"
             ),
             "{text}"
         );

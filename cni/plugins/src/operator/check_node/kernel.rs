@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use cni_dataplane::ebpf;
+use cni_dataplane::ebpf::{self, Sockets, Status};
 use cni_dataplane::node::{self, Feature, Need};
 use cni_kernel::netns::Netns;
 use cni_kernel::route::{NewBridge, NewVeth, RouteError, RouteSocket, VlanFiltering};
@@ -11,6 +11,7 @@ use nix::sched::{CloneFlags, unshare};
 use nix::sys::statfs::{BPF_FS_MAGIC, CGROUP2_SUPER_MAGIC, FsType, statfs};
 
 use super::{Finding, State};
+use crate::node_defaults::NodeDefaults;
 
 /// Kinds of links that only some plugins need, and which.
 const OPTIONAL_KINDS: [(&str, &str, &str); 6] = [
@@ -132,9 +133,30 @@ fn made(what: &str, otherwise: State, why: &str, option: &str, result: Result<()
 }
 
 /// The programs of the eBPF backend: where they are not, nftables serves what was asked of them.
-fn programs() -> Finding {
+fn programs() -> Vec<Finding> {
+    // A mistake in the file is told where the file is looked at.
+    let settings = NodeDefaults::read().unwrap_or_default().ebpf;
+    let found = ebpf::status(&settings);
+    let at_sockets = found.as_ref().ok().and_then(at_sockets);
+    [Some(programs_loaded(found)), at_sockets].into_iter().flatten().collect()
+}
+
+/// The programs at the node's own sockets, once anything is set up.
+fn at_sockets(status: &Status) -> Option<Finding> {
+    let (what, why) = ("BPF programs at the node's own sockets", "[::1] wherever bridges call ip6tables");
+    Some(match status.sockets.as_ref()? {
+        Sockets::At(group) => Finding::ok(what, group.display().to_string()).why(why),
+        Sockets::Not(reason) => {
+            let mend = "nftables serves these sockets; name the control group as \"cgroup\" in \
+                        /etc/cni/slipway.json, then `slipway node setup`";
+            Finding::new(what, State::Note, reason.clone()).why(why).mend(mend)
+        }
+    })
+}
+
+fn programs_loaded(found: Result<Status, cni_dataplane::Error>) -> Finding {
     let (what, why) = ("BPF programs", "the eBPF backend; nftables serves without them");
-    match ebpf::status() {
+    match found {
         _ if ebpf::object().is_none() => {
             let mend = "build with `cargo xtask build`, which fetches the compiler";
             Finding::new(what, State::Note, "not in this binary").why(why).mend(mend)
@@ -178,10 +200,11 @@ fn bpf() -> Vec<Finding> {
     };
     let bpffs = Some("/sys/fs/bpf").filter(|path| is(path, BPF_FS_MAGIC));
     let btf = Some("/sys/kernel/btf/vmlinux").filter(|path| Path::new(path).exists());
-    vec![
-        programs(),
+    let mut found = programs();
+    found.extend([
         finding("BPF file system", bpffs, "mount -t bpf bpf /sys/fs/bpf"),
         finding("cgroup v2", cgroup, "boot with systemd.unified_cgroup_hierarchy=1"),
         finding("type information of the kernel (BTF)", btf, "a kernel with DEBUG_INFO_BTF"),
-    ]
+    ]);
+    found
 }

@@ -1,6 +1,8 @@
 //! The eBPF backend on a node: its programs are loaded, attached, told of containers, replaced and taken
 //! away. What they do to packets is in `contract_ebpf`.
 
+mod sockets;
+
 use serde_json::{Value, json};
 use slipway_tests::{
     Attach, BridgeNetfilter, Host, Network, Node, PROGRAMS, Pod, Proto, at, has_programs, skip,
@@ -32,8 +34,17 @@ struct Stage {
 
 impl Stage {
     fn new() -> Self {
-        let node = Node::new();
-        node.bridge_netfilter(BridgeNetfilter::Off);
+        Self::on(Node::new(), BridgeNetfilter::Off)
+    }
+
+    /// On a node with a control group of its own; none where there are none of version 2.
+    fn with_cgroup(netfilter: BridgeNetfilter) -> Option<Self> {
+        let mut node = Node::new();
+        node.own_cgroup().then(|| Self::on(node, netfilter))
+    }
+
+    fn on(node: Node, netfilter: BridgeNetfilter) -> Self {
+        node.bridge_netfilter(netfilter);
         let client = node.host("client");
         Self { node, client }
     }
