@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use aya::maps::{HashMap, Map, MapData, PerCpuArray};
-use aya::programs::{SchedClassifier, TestRun, TestRunOptions};
+use aya::programs::{ProgramError, SchedClassifier, TestRun, TestRunOptions};
 use aya::{Ebpf, EbpfLoader};
 use slipway_ebpf_abi as abi;
 use slipway_ebpf_abi::{
@@ -93,6 +93,18 @@ pub(crate) fn object() -> Option<&'static [u8]> {
     cni_dataplane::ebpf::object()
 }
 
+/// Loads a program. The verifier gives up where a signal waits for the process.
+pub(crate) fn load(name: &str, mut load: impl FnMut() -> Result<(), ProgramError>) {
+    for _ in 0..8 {
+        match load() {
+            Err(ProgramError::LoadError { io_error, .. })
+                if io_error.kind() == std::io::ErrorKind::WouldBlock => {}
+            otherwise => return otherwise.unwrap_or_else(|error| panic!("load {name}: {error}")),
+        }
+    }
+    panic!("load {name}: interrupted by signals, again and again");
+}
+
 impl Rig {
     /// A node, or nothing if there are no programs.
     pub(crate) fn new(sizes: Sizes) -> Option<Self> {
@@ -125,7 +137,7 @@ impl Rig {
         for name in [abi::maps::programs::UPLINK_INGRESS, abi::maps::programs::POD_INGRESS] {
             let program: &mut SchedClassifier =
                 ebpf.program_mut(name).expect("is in the object").try_into().expect("is for tc");
-            program.load().unwrap_or_else(|error| panic!("load {name}: {error}"));
+            load(name, || program.load());
         }
         let mut maps = BTreeMap::new();
         for name in abi::maps::ALL {

@@ -37,13 +37,13 @@ fn every_program_loads_and_the_verifier_looks_at_as_many_instructions_as_before(
         for name in [programs::UPLINK_INGRESS, programs::UPLINK_L3, programs::POD_INGRESS] {
             let program: &mut SchedClassifier =
                 ebpf.program_mut(name).expect("is in the object").try_into().expect("is for tc");
-            program.load().unwrap_or_else(|error| panic!("load {name}: {error}"));
+            bed::load(name, || program.load());
             counts.insert(name.to_owned(), verified(program.info()));
         }
         for name in programs::SOCKET {
             let program: &mut CgroupSockAddr =
                 ebpf.program_mut(name).expect("is in the object").try_into().expect("is for a cgroup");
-            program.load().unwrap_or_else(|error| panic!("load {name}: {error}"));
+            bed::load(name, || program.load());
             counts.insert(name.to_owned(), verified(program.info()));
         }
         counts

@@ -79,6 +79,17 @@ fn load(place: &Place, object: &[u8]) -> Result<Ebpf, EbpfError> {
 }
 
 fn load_one(program: &mut Program) -> Result<(), ProgramError> {
+    for _ in 1..ATTEMPTS {
+        match try_load(program) {
+            // The verifier gives up where a signal waits for the process.
+            Err(ProgramError::LoadError { io_error, .. }) if io_error.kind() == ErrorKind::WouldBlock => {}
+            otherwise => return otherwise,
+        }
+    }
+    try_load(program)
+}
+
+fn try_load(program: &mut Program) -> Result<(), ProgramError> {
     match program {
         Program::SchedClassifier(program) => program.load(),
         Program::CgroupSockAddr(program) => program.load(),
