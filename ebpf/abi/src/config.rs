@@ -70,7 +70,14 @@ impl Config {
             state += 1;
         }
         let (masquerade_first, masquerade_last) = Self::DEFAULT_PORTS;
-        Self { netns_cookie, teacher: 0, version: crate::VERSION, masquerade_first, masquerade_last, timeouts }
+        Self {
+            netns_cookie,
+            teacher: 0,
+            version: crate::VERSION,
+            masquerade_first,
+            masquerade_last,
+            timeouts,
+        }
     }
 }
 
