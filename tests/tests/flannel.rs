@@ -112,6 +112,28 @@ fn the_delegate_is_chosen() {
     assert_eq!(node.read("/run/saved/pod"), None);
 }
 
+/// A runtime that repeats an ADD is refused, and the container keeps what it has.
+#[test]
+fn a_second_add_leaves_the_first_alone() {
+    if is_peer() {
+        return;
+    }
+    let node = node();
+    let pod = node.pod("pod");
+    let network = network(&node, json!({}));
+    let attach = Attach::new(&pod);
+    network.add(&attach).expect("ADD");
+    let before = Snapshot::take(&node, &[&pod]);
+    let again =
+        node.network(json!({"name": "cbr0", "plugins": [{"type": "flannel", "delegate": {"mtu": 1300}}]}));
+    let failure = again.add(&attach).expect_err("it is attached");
+    assert!(failure.error.msg.contains("already exists"), "{failure}");
+    before.assert_same(&Snapshot::take(&node, &[&pod]));
+    network.check(&attach).expect("CHECK");
+    network.del(&attach).expect("DEL");
+    assert!(!pod.has_link("eth0"));
+}
+
 /// The reference forgets what to delete even when the deletion fails.
 #[test]
 fn a_failed_del_can_be_repeated() {

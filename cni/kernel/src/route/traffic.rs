@@ -287,9 +287,10 @@ impl RouteSocket {
             Ok((kind, find(attributes, TCA_OPTIONS).unwrap_or_default().to_vec()))
         });
         match answer {
-            // EINVAL: the one that is built in is not told.
+            // The one that is built in is not told: with EINVAL, or, where one was deleted at the hook of
+            // packets that come in, with no word (tc_get_qdisc in net/sched/sch_api.c).
             Err(error) if matches!(error.errno(), Some(Errno::ENOENT | Errno::EINVAL)) => Ok(None),
-            answer => answer.map(Some),
+            answer => answer,
         }
     }
 }

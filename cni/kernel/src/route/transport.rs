@@ -55,7 +55,7 @@ pub(super) enum Verb {
     /// Ask for one object: exactly one answer.
     Get,
     /// The same where the kernel tells everybody but those that asked, unless they say so (`NLM_F_ECHO`):
-    /// traffic control.
+    /// traffic control. An acknowledgement follows, since there may be nothing that it tells.
     Echo,
 }
 
@@ -269,26 +269,27 @@ impl Transport {
         action: fmt::Arguments<'_>,
         decode: impl Fn(&[u8]) -> Result<T, String>,
     ) -> Result<T, RouteError> {
-        self.ask(Verb::Get, message, action, decode)
+        let found = self.ask(Verb::Get, message, action, decode)?;
+        found.ok_or_else(|| RouteError::Answer {
+            action: self.action(action),
+            reason: "it is empty".to_owned(),
+        })
     }
 
-    /// Asks for one object, by [`Verb::Get`] or [`Verb::Echo`].
+    /// Asks for one object, by [`Verb::Get`] or [`Verb::Echo`]; none when the kernel keeps it to itself.
     pub(super) fn ask<T>(
         &self,
         verb: Verb,
         message: impl Into<Message>,
         action: fmt::Arguments<'_>,
         decode: impl Fn(&[u8]) -> Result<T, String>,
-    ) -> Result<T, RouteError> {
+    ) -> Result<Option<T>, RouteError> {
         let mut found = None;
         self.exchange(message.into(), verb_flags(verb), action, &mut |payload| {
             found = Some(decode(payload)?);
             Ok(())
         })?;
-        found.ok_or_else(|| RouteError::Answer {
-            action: self.action(action),
-            reason: "it is empty".to_owned(),
-        })
+        Ok(found)
     }
 
     /// Asks for a list. `decode` leaves out what it returns none for.
@@ -446,7 +447,7 @@ fn verb_flags(verb: Verb) -> u16 {
         Verb::Create => NLM_F_REQUEST | NLM_F_ACK | NLM_F_CREATE | NLM_F_EXCL,
         Verb::CreateWith(flags) => NLM_F_REQUEST | NLM_F_ACK | NLM_F_CREATE | flags,
         Verb::Get => NLM_F_REQUEST,
-        Verb::Echo => NLM_F_REQUEST | NLM_F_ECHO,
+        Verb::Echo => NLM_F_REQUEST | NLM_F_ECHO | NLM_F_ACK,
     }
 }
 

@@ -7,7 +7,8 @@ mod firewalld;
 use std::net::IpAddr;
 
 use cni_dataplane::firewall::{self, BridgeUse, FirewallRequest, Held, IngressPolicy, Means};
-use cni_kernel::route::RouteSocket;
+use cni_dataplane::owner::{AttachmentHash, Owner};
+use cni_kernel::route::{Link, RouteSocket};
 use cni_spec::{AddResult, CniError, ErrorCode, Version};
 
 use crate::interface::shared::container::Container;
@@ -212,8 +213,8 @@ fn bridge_use(bridge: &str, leaving: Option<&Request<'_>>) -> Result<BridgeUse, 
         None => None,
     };
     let links = host.links().map_err(failed)?;
-    let ports =
-        links.iter().filter(|port| port.master == Some(link.index) && Some(port.index) != own).count();
+    let is_own = |port: &Link| Some(port.index) == own || leaving.is_some_and(|request| is_of(port, request));
+    let ports = links.iter().filter(|port| port.master == Some(link.index) && !is_own(port)).count();
     let recorded = firewall::recorded_on(bridge, leaving.map(|request| &request.attachment))?;
     Ok(if ports > recorded { BridgeUse::Unknown } else { BridgeUse::Unused })
 }
@@ -223,6 +224,13 @@ fn own_port(request: &Request<'_>) -> Result<Option<u32>, CniError> {
     let Some(container) = Container::open_if_there(request.netns.as_deref())? else { return Ok(None) };
     let link = container.route.find_link(request.attachment.ifname()).map_err(failed)?;
     Ok(link.and_then(|link| link.peer))
+}
+
+/// Whether a port has the attachment's name on it, as bridge writes it: the link outlives the namespace's path
+/// for a while.
+fn is_of(port: &Link, request: &Request<'_>) -> bool {
+    let owner = Owner::from_comment(&port.alias);
+    owner.is_some_and(|owner| owner.attachment_hash == AttachmentHash::of(&request.attachment))
 }
 
 /// What a flush of the ruleset takes away.

@@ -12,6 +12,8 @@ use serde_json::{Map, Value};
 use self::config::Keys;
 use self::saved::Saved;
 use self::subnet_env::SubnetEnv;
+use crate::interface::shared::container::Container;
+use crate::interface::shared::failed as link_failed;
 use crate::plugin::{Belonging, NodeRequest, Plugin, Request};
 use crate::registry;
 use crate::skel::delegate;
@@ -38,6 +40,8 @@ impl Plugin for Flannel {
             |error: CniError| CniError { msg: format!("failed to delegate add: {}", error.msg), ..error };
         delegate::look_for(&kind, request.env).map_err(failed)?;
         let saved = Saved::create(&keys.data_dir()).map_err(|e| io(&e))?;
+        let earlier = saved.get(&request.attachment).map_err(|e| io(&e))?;
+        let found = has_link(request)?;
         // Before the delegate does anything: DEL must know what to undo.
         saved.put(&request.attachment, &bytes).map_err(|e| io(&e))?;
         let added = delegate::other(&kind, request.env, "ADD", &bytes).and_then(|output| {
@@ -45,14 +49,19 @@ impl Plugin for Flannel {
             AddResult::from_output(version, &output).map_err(|e| CniError::internal(e.to_string()))
         });
         added.map_err(|error| {
-            // The delegate may have left something; if so, the file stays for the runtime's DEL.
-            match delegate::other(&kind, request.env, "DEL", &bytes) {
-                Ok(_) => {
-                    if let Err(error) = saved.forget(&request.attachment) {
-                        log::warn!("undo: {error}");
-                    }
-                }
-                Err(undo) => log::warn!("undo the ADD of {}: {undo}", request.attachment),
+            let attachment = &request.attachment;
+            // The delegate may have left something; if so, the file stays for the runtime's DEL. But a link
+            // that it has found is an earlier ADD's, or somebody else's, and so is what was saved for it.
+            let undone = match found {
+                true => Ok(()),
+                false => delegate::other(&kind, request.env, "DEL", &bytes).map(drop),
+            };
+            let restored = undone.and_then(|()| match earlier.as_ref().filter(|_| found) {
+                Some(earlier) => saved.put(attachment, earlier).map_err(|e| io(&e)),
+                None => saved.forget(attachment).map_err(|e| io(&e)),
+            });
+            if let Err(left) = restored {
+                log::warn!("undo the ADD of {attachment}: {left}");
             }
             failed(error)
         })
@@ -126,6 +135,13 @@ impl Flannel {
             CniError::internal(format!("flannel: {dir:?} has nothing of {}", request.attachment))
         })
     }
+}
+
+/// Whether the container has a link of the interface's name already. Where it cannot be looked into, the delegate
+/// fails and says why.
+fn has_link(request: &Request<'_>) -> Result<bool, CniError> {
+    let Ok(container) = Container::open(request.netns.as_deref()) else { return Ok(false) };
+    Ok(container.route.find_link(request.attachment.ifname()).map_err(link_failed)?.is_some())
 }
 
 fn subnet_env(keys: &Keys) -> Result<SubnetEnv, CniError> {

@@ -1,6 +1,7 @@
 //! What the link had before, in a file: `<dataDir>/<container>_<interface>.json`, in the reference's form,
 //! with the owner in keys of our own.
 
+use std::io::ErrorKind;
 use std::path::Path;
 
 use cni_kernel::dir::{DirError, DurableDir};
@@ -131,6 +132,24 @@ impl Backups {
             Err(error) if error.is_not_found() => Ok(None),
             Err(error) => Err(failed(error)),
         }
+    }
+
+    /// Whether the folder is there or can be made, as far as that shows without making it.
+    ///
+    /// # Errors
+    /// Names what is in the way.
+    pub(super) fn try_out(path: &Path) -> Result<(), CniError> {
+        for folder in path.ancestors() {
+            match folder.metadata() {
+                Ok(found) if found.is_dir() => return Ok(()),
+                Ok(_) => return Err(CniError::internal(format!("{} is no directory", folder.display()))),
+                Err(error) if [ErrorKind::NotFound, ErrorKind::NotADirectory].contains(&error.kind()) => {}
+                Err(error) => {
+                    return Err(CniError::internal(format!("look at {}: {error}", folder.display())));
+                }
+            }
+        }
+        Ok(())
     }
 
     /// The attachment's backup; none if there is none, or none that can be understood.

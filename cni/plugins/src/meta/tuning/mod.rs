@@ -80,7 +80,7 @@ impl Plugin for Tuning {
         let config = Config::read(request.config, "", "eth0")?;
         let unavailable = |error: CniError| CniError { code: ErrorCode::NotAvailable, ..error };
         allowed(&config).map_err(unavailable)?;
-        Backups::open(&config.data_dir).map(drop).map_err(unavailable)
+        Backups::try_out(&config.data_dir).map_err(unavailable)
     }
 }
 

@@ -1,0 +1,60 @@
+//! Each plugin that makes links, or moves one, before firewall with each of its means.
+
+use serde_json::{Value, json};
+use slipway_tests::{Attach, lacks};
+
+use crate::world::{Chain, World};
+
+fn comes_and_goes(backend: &str) {
+    let Some(world) = World::of(Chain::Routed) else { return };
+    for interface in ["bridge", "dummy", "host-device", "ipvlan", "macvlan", "ptp", "tap", "vlan"] {
+        if lacks(interface).is_some() {
+            // The suites of these plugins say that they are skipped.
+            eprintln!("without {interface}");
+            continue;
+        }
+        let ipam = json!({
+            "type": "host-local", "ranges": [[{"subnet": "10.95.1.0/24"}], [{"subnet": "fd00:95:1::/64"}]],
+        });
+        let plugin = json!({
+            "type": interface, "master": "out0", "vlanId": 7, "device": "dev0", "bridge": "br7", "ipam": ipam,
+        });
+        let network = world.node.network(json!({
+            "name": "pairs", "plugins": [without_bridge(plugin, interface), {"type": "firewall", "backend": backend}],
+        }));
+        world.node.cmd("ip link add dev0 type veth peer name wire0");
+        let pod = world.pod("pod");
+        let attach = Attach::new(&pod);
+        let why = format!("{interface} with {backend}");
+        let cycle = || {
+            network.add(&attach).unwrap_or_else(|failure| panic!("{why}: ADD: {failure}"));
+            network.check(&attach).unwrap_or_else(|failure| panic!("{why}: CHECK: {failure}"));
+            network.del(&attach).unwrap_or_else(|failure| panic!("{why}: DEL: {failure}"));
+        };
+        cycle();
+        let before = world.state(&[&pod]);
+        cycle();
+        let changes = before.changes(&world.state(&[&pod]));
+        assert!(changes.is_empty(), "{why}: left:\n{}", changes.join("\n"));
+        world.end(pod);
+        world.node.cmd("ip link delete dev0");
+    }
+}
+
+/// tap looks for its bridge in the container.
+fn without_bridge(mut plugin: Value, interface: &str) -> Value {
+    if interface != "bridge" {
+        plugin.as_object_mut().expect("an object").remove("bridge");
+    }
+    plugin
+}
+
+#[test]
+fn every_link_goes_with_a_firewall_of_nftables() {
+    comes_and_goes("nftables");
+}
+
+#[test]
+fn every_link_goes_with_a_firewall_of_iptables() {
+    comes_and_goes("iptables");
+}
