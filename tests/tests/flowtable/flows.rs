@@ -133,6 +133,30 @@ fn connections_of_a_masqueraded_container() {
     }
 }
 
+/// A flow that goes past the chains does not need what moves; whoever comes next does.
+#[test]
+fn a_running_connection_survives_migrations() {
+    if !has_flowtable() {
+        skip!(FLOWTABLE);
+    }
+    let world = World::new(BridgeNetfilter::Off);
+    let network = world.network(1);
+    let web = Web::published(&world, &network, "web");
+    for (to, container) in world.node_ips().into_iter().zip(web.ips()) {
+        let mut talk = world.client.dial(Proto::Tcp, None, at(to, PORT), 5 * QUICK).expect("a connection");
+        let mut say = || assert_eq!(talk.say().expect("an answer").who, "web");
+        until_offloaded(&world, container, &mut say);
+        for backend in ["iptables", "nftables"] {
+            world.node.slipway(&format!("migrate --to {backend}"));
+            (0..LINES).for_each(|_| say());
+            world.client.expect(Proto::Tcp, (to, PORT), "web");
+            network.check(&web.attach).unwrap_or_else(|e| panic!("CHECK in {backend}: {e}"));
+        }
+        until_offloaded(&world, container, &mut say);
+    }
+    network.del(&web.attach).expect("DEL");
+}
+
 /// UDP, where the kernel lets go of it again: the client keeps its socket while the pod is replaced.
 #[test]
 fn a_udp_conversation_follows_the_port() {

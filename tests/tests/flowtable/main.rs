@@ -9,6 +9,7 @@ mod udp;
 #[path = "../contract/world.rs"]
 mod world;
 
+mod figures;
 mod flows;
 mod node;
 mod table;

@@ -77,8 +77,11 @@ pub(crate) struct Args {
     /// Test the plugins of another folder in place of ours
     #[arg(long, value_name = "DIR")]
     peer: Option<PathBuf>,
+    /// Measure: run what the sources mark as a measurement instead of the tests, and show its figures
+    #[arg(long, requires = "suite")]
+    measure: bool,
     /// Write docs/kernels.md and the README's table; what is not in this run is told from earlier ones
-    #[arg(long, conflicts_with_all = ["filter", "peer"])]
+    #[arg(long, conflicts_with_all = ["filter", "peer", "measure"])]
     write_docs: bool,
 }
 
@@ -333,7 +336,11 @@ impl Bench<'_> {
         if let Err(wrong) = kernel.check_options(&self.list.promised, &ready.config) {
             outcome.problems.push(format!("kernels.toml and its configuration differ: {wrong}"));
         }
-        if outcome.sound && self.args.filter.is_none() && self.args.peer.is_none() {
+        for figure in &outcome.figures {
+            println!("  {:<8} {figure}", kernel.name);
+        }
+        let whole = self.args.filter.is_none() && !self.args.measure;
+        if outcome.sound && whole && self.args.peer.is_none() {
             self.keep(&dir, &outcome)?;
         }
         if self.args.keep_console {
@@ -361,6 +368,9 @@ impl Bench<'_> {
         let suites = self.programs.tests.iter().map(|test| {
             let mut args = vec!["--test-threads=1".to_owned(), "--color=never".to_owned()];
             args.extend(self.args.filter.clone());
+            if self.args.measure {
+                args.extend(["--ignored".to_owned(), "--show-output".to_owned()]);
+            }
             Suite {
                 name: test.name.clone(),
                 program: format!("{}/{}", image::TESTS, test.name),

@@ -11,6 +11,9 @@ use crate::vm_test::qemu::Run;
 /// How many lines of a hung machine's console and of its last suite's output are shown.
 const TAIL: usize = 60;
 
+/// By this a measurement's line is told from others.
+const FIGURE: &str = "figure: ";
+
 /// A kernel's run, judged.
 #[derive(Debug, Clone, Default, serde::Serialize, serde::Deserialize)]
 pub(crate) struct Outcome {
@@ -27,6 +30,9 @@ pub(crate) struct Outcome {
     pub(crate) sound: bool,
     /// What to show with the problems.
     pub(crate) evidence: Vec<String>,
+    /// What was measured: the lines that begin with [`FIGURE`], without it.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub(crate) figures: Vec<String>,
 }
 
 /// A test program's run.
@@ -164,6 +170,8 @@ pub(crate) fn judge(list: &Kernels, kernel: &Kernel, plan: &Plan, run: &Run) -> 
 impl Outcome {
     fn close(&mut self, name: &str, ending: Ending, millis: u64, reading: Reading) {
         let announced = reading.announced;
+        let figures = reading.lines.iter().filter_map(|line| line.strip_prefix(FIGURE));
+        self.figures.extend(figures.map(str::to_owned));
         let failed: Vec<&str> = reading
             .tests
             .iter()
