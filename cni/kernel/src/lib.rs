@@ -4,11 +4,14 @@
 //! Everything here blocks. Nothing here knows of the CNI specification, and nothing is kept between
 //! calls but open descriptors: the kernel is the state.
 
+pub mod activation;
+pub mod boot;
 pub mod dir;
 pub mod grace;
 pub mod lock;
 pub mod mac;
 pub mod netns;
+pub mod packet;
 pub mod process;
 pub mod route;
 pub mod sysctl;

@@ -5,18 +5,25 @@ use std::path::Path;
 use std::process::ExitCode;
 
 use cni_spec::{CniError, ErrorCode};
+use slipway::ipam::dhcp::daemon;
 use slipway::{operator, registry, skel};
 
 fn main() -> ExitCode {
-    start_log();
     let mut args = std::env::args_os();
     let called = args.next().unwrap_or_default();
     let name = Path::new(&called).file_name().and_then(|name| name.to_str()).unwrap_or_default();
+    let args: Vec<String> = args.map(|arg| arg.to_string_lossy().into_owned()).collect();
+    let is_daemon = args.iter().take(2).any(|arg| arg == "daemon");
+    // What a daemon does is seen by nobody else.
+    start_log(if is_daemon { "info" } else { "error" });
     let (mut stdout, mut stderr) = (std::io::stdout(), std::io::stderr());
+    // As the reference's units call it.
+    if name == "dhcp" && is_daemon {
+        return daemon::dhcp_command(&args, &mut stdout, &mut stderr).into();
+    }
     if let Some(plugin) = registry::find(name) {
         return skel::serve(plugin, &mut stdout, &mut stderr).into();
     }
-    let args: Vec<String> = args.map(|arg| arg.to_string_lossy().into_owned()).collect();
     if name == operator::cnitool::NAME {
         return operator::cnitool::cnitool_command(&args, &mut stdout, &mut stderr).into();
     }
@@ -31,9 +38,9 @@ fn main() -> ExitCode {
     operator::run(&args, &mut stdout, &mut stderr).into()
 }
 
-/// Log lines go to standard error, where runtimes look when a plugin fails. Quiet but for errors,
+/// Log lines go to standard error, where runtimes look when a plugin fails. `usual` is what is told
 /// unless `SLIPWAY_LOG` says otherwise (`debug`, or `cni_dataplane=trace,info`).
-fn start_log() {
-    let wanted = env_logger::Env::new().filter_or("SLIPWAY_LOG", "error");
+fn start_log(usual: &str) {
+    let wanted = env_logger::Env::new().filter_or("SLIPWAY_LOG", usual);
     env_logger::Builder::from_env(wanted).format_timestamp(None).init();
 }

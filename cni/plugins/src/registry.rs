@@ -10,6 +10,7 @@ use crate::interface::macvlan::Macvlan;
 use crate::interface::ptp::Ptp;
 use crate::interface::tap::Tap;
 use crate::interface::vlan::Vlan;
+use crate::ipam::dhcp::Dhcp;
 use crate::ipam::host_local::HostLocal;
 use crate::ipam::r#static::Static;
 use crate::meta::bandwidth::Bandwidth;
@@ -27,6 +28,7 @@ use crate::plugin::Plugin;
 pub static PLUGINS: &[&dyn Plugin] = &[
     &Bandwidth,
     &Bridge,
+    &Dhcp,
     &Dummy,
     &Firewall,
     &Flannel,

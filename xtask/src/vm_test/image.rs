@@ -26,6 +26,7 @@ const TOOLS: &[&str] = &[
     "cp",
     "cut",
     "dd",
+    "dnsmasq",
     "env",
     "false",
     "find",

@@ -14,6 +14,7 @@ pub mod support_bundle;
 
 use std::io::{self, Write};
 
+use crate::ipam::dhcp::daemon;
 use crate::registry;
 
 /// A command's code: arguments after its name, standard output, standard error. Gives the exit
@@ -88,6 +89,12 @@ pub static COMMANDS: &[Command] = &[
         summary: "take them away again with all that they left, and put back what was replaced",
         usage: "[--to DIR] [--data-dir DIR] [--keep-state | --force] [--dry-run]",
         run: install::uninstall_command,
+    },
+    Command {
+        name: "dhcp",
+        summary: "keep the leases of containers that have addresses from DHCP servers",
+        usage: daemon::USAGE,
+        run: daemon::dhcp_command,
     },
     Command {
         name: cnitool::NAME,

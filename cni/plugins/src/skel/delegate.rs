@@ -16,6 +16,13 @@ use super::Io;
 use crate::plugin::{Env, NodeRequest, Plugin, Request};
 use crate::registry;
 
+/// Whether the configured IPAM plugin works through the container's link (RFC 2131): the link must be there
+/// when it is asked for an address, and still be there when it gives it back (DHCPRELEASE).
+#[must_use]
+pub fn ipam_needs_link(config: &NetConf) -> bool {
+    config.ipam == "dhcp"
+}
+
 /// Asks the configured IPAM plugin for addresses.
 ///
 /// If anything fails afterwards, the caller takes them back with [`ipam_del`].

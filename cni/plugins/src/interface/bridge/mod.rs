@@ -47,20 +47,12 @@ impl Plugin for Bridge {
             return Err(taken(&request.attachment));
         }
         let mut undo = Undo::new();
-        let ipam = match settings.common.ipam {
-            true => {
-                let answer = delegate::ipam_add(request)?;
-                undo.on_failure("release the addresses", || delegate::ipam_del(request));
-                Some(answer)
-            }
-            false => None,
+        let work = Work { request, settings: &settings, host: &host, container: &container };
+        let early = match delegate::ipam_needs_link(request.config) {
+            true => None,
+            false => Some(work.plan(&mut undo)?),
         };
-        let plan = plan::plan(&settings, ipam)?;
-        let links = set_up(
-            &Work { request, settings: &settings, host: &host, container: &container },
-            &plan,
-            &mut undo,
-        )?;
+        let (links, plan) = set_up(&work, early, &mut undo)?;
         undo.keep();
         Ok(AddResult { interfaces: interfaces(&links, &container), ..plan.result })
     }
@@ -96,6 +88,22 @@ struct Work<'a> {
     container: &'a Container,
 }
 
+impl<'a> Work<'a> {
+    /// Asks IPAM, if there is one, and plans with what it says.
+    fn plan(&self, undo: &mut Undo<'a>) -> Result<Plan, CniError> {
+        let request = self.request;
+        let ipam = match self.settings.common.ipam {
+            true => {
+                let answer = delegate::ipam_add(request)?;
+                undo.on_failure("release the addresses", || delegate::ipam_del(request));
+                Some(answer)
+            }
+            false => None,
+        };
+        plan::plan(self.settings, ipam)
+    }
+}
+
 /// The links as they are in the end.
 struct Links {
     bridge: Link,
@@ -105,8 +113,8 @@ struct Links {
     gateway: Option<Link>,
 }
 
-/// Carries the plan out.
-fn set_up<'a>(work: &Work<'a>, plan: &Plan, undo: &mut Undo<'a>) -> Result<Links, CniError> {
+/// Carries the plan out, which is made on the way if IPAM needs the links for it.
+fn set_up<'a>(work: &Work<'a>, plan: Option<Plan>, undo: &mut Undo<'a>) -> Result<(Links, Plan), CniError> {
     let Work { request, settings, host, container } = *work;
     let attachment = &request.attachment;
     let bridge = host.ensure_bridge(settings)?;
@@ -123,6 +131,10 @@ fn set_up<'a>(work: &Work<'a>, plan: &Plan, undo: &mut Undo<'a>) -> Result<Links
         macspoof::protect(attachment, &port.name, mac)?;
     }
     host.attach(&port, &bridge, attachment, settings)?;
+    let plan = match plan {
+        Some(plan) => plan,
+        None => work.plan(undo)?,
+    };
     let gateway = match plan.gateways.is_empty() {
         true => None,
         false => {
@@ -144,7 +156,7 @@ fn set_up<'a>(work: &Work<'a>, plan: &Plan, undo: &mut Undo<'a>) -> Result<Links
     }
     // Read again: other programs (systemd's link policies) change addresses after creation.
     let again = |link: &Link| host.route.link_by_index(link.index).map_err(failed);
-    Ok(Links {
+    let links = Links {
         bridge: again(&bridge)?,
         port: again(&port)?,
         inner: container.route.link_by_index(inner.index).map_err(failed)?,
@@ -152,7 +164,8 @@ fn set_up<'a>(work: &Work<'a>, plan: &Plan, undo: &mut Undo<'a>) -> Result<Links
             Some((link, _)) if link.index != bridge.index => Some(again(&link)?),
             _ => None,
         },
-    })
+    };
+    Ok((links, plan))
 }
 
 /// Whether the container's addresses are probed before they are used.

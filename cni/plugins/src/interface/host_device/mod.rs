@@ -13,9 +13,9 @@ use serde::Deserialize;
 use super::shared::container::Container;
 use super::shared::host::Host;
 use super::shared::layer3::adopt;
-use super::shared::remove::Failures;
+use super::shared::remove::with_ipam;
 use super::shared::single::check::{Expected, check};
-use super::shared::single::{Addresses, Recipe, remove};
+use super::shared::single::{Addresses, Recipe};
 use crate::plugin::{NodeRequest, Plugin, Request};
 use crate::skel::delegate;
 use crate::undo::Undo;
@@ -69,16 +69,9 @@ impl Plugin for HostDevice {
     }
 
     fn del(&self, request: &Request<'_>) -> Result<(), CniError> {
-        let mut failures = Failures::default();
-        let leased = remove::leases_through_the_link(request.config);
-        if leased {
-            failures.collect(delegate::ipam_del(request));
-        }
-        failures.collect(bring_home(request));
-        if !leased && !request.config.ipam.is_empty() {
-            failures.collect(delegate::ipam_del(request));
-        }
-        failures.into_result()
+        with_ipam(request.config, &|| delegate::ipam_del(request), |failures| {
+            failures.collect(bring_home(request));
+        })
     }
 
     fn check(&self, request: &Request<'_>) -> Result<(), CniError> {

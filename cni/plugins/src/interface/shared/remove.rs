@@ -23,14 +23,40 @@ use crate::skel::delegate;
 /// # Errors
 /// What could not be removed; all else was.
 pub(crate) fn del(request: &Request<'_>) -> Result<(), CniError> {
+    with_ipam(request.config, &|| delegate::ipam_del(request), |failures| remove(request, failures))
+}
+
+/// Does `work`, then has IPAM do its part: an address that it may give to the next container must lead to
+/// nobody. The other way round where IPAM needs the link that `work` takes away. What fails does not keep
+/// the rest from being done.
+///
+/// # Errors
+/// What could not be done; all else was.
+pub(crate) fn with_ipam(
+    config: &NetConf,
+    ipam: &dyn Fn() -> Result<(), CniError>,
+    work: impl FnOnce(&mut Failures),
+) -> Result<(), CniError> {
     let mut failures = Failures::default();
+    let early = delegate::ipam_needs_link(config);
+    if early {
+        failures.collect(ipam());
+    }
+    work(&mut failures);
+    if !early && !config.ipam.is_empty() {
+        failures.collect(ipam());
+    }
+    failures.into_result()
+}
+
+fn remove(request: &Request<'_>, failures: &mut Failures) {
     let links = failures.keep(OwnLinks::find(request));
     let addresses = failures.keep(known_addresses(request, links.as_ref())).unwrap_or_default();
     let withdraw = || withdraw(request, &addresses);
     let withdrawn = std::thread::scope(|scope| {
         let thread = std::thread::Builder::new().name("withdraw".to_owned()).spawn_scoped(scope, withdraw);
         if let Some(links) = &links {
-            links.delete(&mut failures);
+            links.delete(failures);
         }
         match thread {
             Ok(thread) => thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)),
@@ -38,10 +64,6 @@ pub(crate) fn del(request: &Request<'_>) -> Result<(), CniError> {
         }
     });
     failures.0.extend(withdrawn.0);
-    if !request.config.ipam.is_empty() {
-        failures.collect(delegate::ipam_del(request));
-    }
-    failures.into_result()
 }
 
 /// Takes away what the dataplane holds of the attachment: its ports too, which portmap's DEL has taken away
@@ -155,14 +177,11 @@ pub(crate) fn gc(request: &NodeRequest<'_>) -> Result<(), CniError> {
     let Some(valid) = &request.config.valid_attachments else { return Ok(()) };
     let network = &request.config.name;
     let wanted = Wanted::of(request.config);
-    let mut failures = Failures::default();
-    failures.collect(delete_dead_links(network, valid));
-    failures.collect_if(wanted.ip_masq, Dataplane::default().retain(network, valid, Kinds::Masquerade));
-    failures.collect_if(wanted.macspoofchk, macspoof::retain(network, valid).map(drop));
-    if !request.config.ipam.is_empty() {
-        failures.collect(delegate::ipam_gc(request));
-    }
-    failures.into_result()
+    with_ipam(request.config, &|| delegate::ipam_gc(request), |failures| {
+        failures.collect(delete_dead_links(network, valid));
+        failures.collect_if(wanted.ip_masq, Dataplane::default().retain(network, valid, Kinds::Masquerade));
+        failures.collect_if(wanted.macspoofchk, macspoof::retain(network, valid).map(drop));
+    })
 }
 
 fn delete_dead_links(network: &str, valid: &[Attachment]) -> Result<(), CniError> {

@@ -182,7 +182,7 @@ impl Recipe<'_> {
                 })?;
                 undo.on_failure("release the addresses", move || {
                     // An address that is free must lead to nobody.
-                    if !remove::leases_through_the_link(self.request.config) {
+                    if !delegate::ipam_needs_link(self.request.config) {
                         take_away()?;
                     }
                     delegate::ipam_del(self.request)

@@ -5,12 +5,12 @@ use std::path::{Path, PathBuf};
 use cni_dataplane::owner::{AttachmentHash, NetworkHash, Owner};
 use cni_kernel::netns::Netns;
 use cni_kernel::route::{Link, LinkKind, RouteSocket};
-use cni_spec::{Attachment, CniError, NetConf};
+use cni_spec::{Attachment, CniError};
 
 use super::unfinished_name;
 use crate::interface::shared::container::Container;
 use crate::interface::shared::failed;
-use crate::interface::shared::remove::Failures;
+use crate::interface::shared::remove::{Failures, with_ipam};
 use crate::plugin::{NodeRequest, Request};
 use crate::skel::delegate;
 
@@ -25,21 +25,9 @@ const NAMESPACES: &str = "/run/netns";
 /// # Errors
 /// What could not be removed; all else was.
 pub(crate) fn del(request: &Request<'_>, is_kind: impl Fn(&LinkKind) -> bool) -> Result<(), CniError> {
-    let mut failures = Failures::default();
-    let leased = leases_through_the_link(request.config);
-    if leased {
-        failures.collect(delegate::ipam_del(request));
-    }
-    failures.collect(delete_links(request, is_kind));
-    if !leased && !request.config.ipam.is_empty() {
-        failures.collect(delegate::ipam_del(request));
-    }
-    failures.into_result()
-}
-
-/// Whether IPAM gives an address back through the link that has it (RFC 2131, DHCPRELEASE).
-pub(crate) fn leases_through_the_link(config: &NetConf) -> bool {
-    config.ipam == "dhcp"
+    with_ipam(request.config, &|| delegate::ipam_del(request), |failures| {
+        failures.collect(delete_links(request, is_kind));
+    })
 }
 
 fn delete_links(request: &Request<'_>, is_kind: impl Fn(&LinkKind) -> bool) -> Result<(), CniError> {
@@ -79,12 +67,9 @@ pub(super) fn delete(route: &RouteSocket, link: &Link) -> Result<(), CniError> {
 pub(crate) fn gc(request: &NodeRequest<'_>) -> Result<(), CniError> {
     // Without a list nothing may be removed.
     let Some(valid) = &request.config.valid_attachments else { return Ok(()) };
-    let mut failures = Failures::default();
-    failures.collect(delete_dead_links(&request.config.name, valid));
-    if !request.config.ipam.is_empty() {
-        failures.collect(delegate::ipam_gc(request));
-    }
-    failures.into_result()
+    with_ipam(request.config, &|| delegate::ipam_gc(request), |failures| {
+        failures.collect(delete_dead_links(&request.config.name, valid));
+    })
 }
 
 fn delete_dead_links(network: &str, valid: &[Attachment]) -> Result<(), CniError> {

@@ -1,0 +1,143 @@
+//! IPv4 packets to and from a link that has no address yet.
+#![allow(unsafe_code, reason = "packet sockets: nix has no way to make their addresses")]
+
+use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
+use std::time::{Duration, Instant};
+
+use nix::errno::Errno;
+use nix::libc;
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+
+use crate::mac::Mac;
+
+/// A socket for the IPv4 packets of one link, with UDP to one port let through.
+#[derive(Debug)]
+pub struct PacketSocket {
+    fd: OwnedFd,
+    index: i32,
+}
+
+/// Protocol number of IPv4 in Ethernet, in network byte order (`linux/if_ether.h`).
+const IPV4: u16 = 0x0800_u16.to_be();
+
+impl PacketSocket {
+    /// Opens a socket in the calling thread's namespace that sees the UDP packets to `port` that arrive
+    /// on link `index`.
+    ///
+    /// # Errors
+    /// The kernel's answer: EPERM without CAP_NET_RAW, ENODEV without such a link.
+    pub fn open(index: u32, port: u16) -> Result<Self, Errno> {
+        let index = i32::try_from(index).map_err(|_| Errno::ENODEV)?;
+        let kind = libc::SOCK_DGRAM | libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK;
+        // SAFETY: no pointers; a negative result is handled. Protocol 0: nothing arrives before bind(2).
+        let raw = Errno::result(unsafe { libc::socket(libc::AF_PACKET, kind, 0) })?;
+        // SAFETY: the descriptor was just made and nobody else has it.
+        let fd = unsafe { OwnedFd::from_raw_fd(raw) };
+        filter(&fd, port)?;
+        let socket = Self { fd, index };
+        let address = socket.address(Mac([0; 6]));
+        let length = size(&address);
+        // SAFETY: `address` is a sockaddr_ll of that length, and lives through the call.
+        Errno::result(unsafe { libc::bind(socket.fd.as_raw_fd(), (&raw const address).cast(), length) })?;
+        Ok(socket)
+    }
+
+    /// Sends an IPv4 packet, from its own header on, to a neighbour.
+    ///
+    /// # Errors
+    /// The kernel's answer: ENETDOWN while the link is down.
+    pub fn send(&self, packet: &[u8], to: Mac) -> Result<(), Errno> {
+        let address = self.address(to);
+        // SAFETY: `packet` and `address` live through the call, with the lengths that are given.
+        let sent = unsafe {
+            libc::sendto(
+                self.fd.as_raw_fd(),
+                packet.as_ptr().cast(),
+                packet.len(),
+                0,
+                (&raw const address).cast(),
+                size(&address),
+            )
+        };
+        Errno::result(sent).map(drop)
+    }
+
+    /// Waits for an IPv4 packet; none when `until` has come. Longer ones than `buffer` are cut.
+    ///
+    /// # Errors
+    /// The kernel's answer: ENETDOWN when the link goes.
+    pub fn receive<'b>(&self, buffer: &'b mut [u8], until: Instant) -> Result<Option<&'b [u8]>, Errno> {
+        loop {
+            let left = until.saturating_duration_since(Instant::now()).min(Duration::from_secs(60));
+            let timeout = PollTimeout::try_from(left).unwrap_or(PollTimeout::ZERO);
+            match poll(&mut [PollFd::new(self.fd.as_fd(), PollFlags::POLLIN)], timeout) {
+                Ok(0) if Instant::now() >= until => return Ok(None),
+                Ok(_) | Err(Errno::EINTR) => {}
+                Err(errno) => return Err(errno),
+            }
+            // SAFETY: the kernel writes at most `buffer.len()` bytes to `buffer`.
+            let read =
+                unsafe { libc::recv(self.fd.as_raw_fd(), buffer.as_mut_ptr().cast(), buffer.len(), 0) };
+            match Errno::result(read) {
+                Ok(length) => return Ok(buffer.get(..usize::try_from(length).unwrap_or(0))),
+                Err(Errno::EAGAIN | Errno::EINTR) if Instant::now() < until => {}
+                Err(Errno::EAGAIN | Errno::EINTR) => return Ok(None),
+                Err(errno) => return Err(errno),
+            }
+        }
+    }
+
+    fn address(&self, mac: Mac) -> libc::sockaddr_ll {
+        let mut bytes = [0_u8; 8];
+        bytes[..6].copy_from_slice(&mac.0);
+        libc::sockaddr_ll {
+            sll_family: u16::try_from(libc::AF_PACKET).unwrap_or_default(),
+            sll_protocol: IPV4,
+            sll_ifindex: self.index,
+            sll_hatype: 0,
+            sll_pkttype: 0,
+            sll_halen: 6,
+            sll_addr: bytes,
+        }
+    }
+}
+
+fn size<T>(value: &T) -> libc::socklen_t {
+    libc::socklen_t::try_from(size_of_val(value)).unwrap_or_default()
+}
+
+/// Lets whole UDP packets to a port through (`linux/filter.h`; offsets from the IPv4 header on).
+fn filter(fd: &OwnedFd, port: u16) -> Result<(), Errno> {
+    let op = |code: u32, jt: u8, jf: u8, k: u32| libc::sock_filter {
+        code: u16::try_from(code).unwrap_or_default(),
+        jt,
+        jf,
+        k,
+    };
+    let mut program = [
+        // The protocol; 17 is UDP.
+        op(libc::BPF_LD | libc::BPF_B | libc::BPF_ABS, 0, 0, 9),
+        op(libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K, 0, 6, 17),
+        // No fragment but the first.
+        op(libc::BPF_LD | libc::BPF_H | libc::BPF_ABS, 0, 0, 6),
+        op(libc::BPF_JMP | libc::BPF_JSET | libc::BPF_K, 4, 0, 0x1fff),
+        // The destination port, behind a header whose length is in its first byte.
+        op(libc::BPF_LDX | libc::BPF_B | libc::BPF_MSH, 0, 0, 0),
+        op(libc::BPF_LD | libc::BPF_H | libc::BPF_IND, 0, 0, 2),
+        op(libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K, 0, 1, u32::from(port)),
+        op(libc::BPF_RET | libc::BPF_K, 0, 0, u32::MAX),
+        op(libc::BPF_RET | libc::BPF_K, 0, 0, 0),
+    ];
+    let program = libc::sock_fprog { len: 9, filter: program.as_mut_ptr() };
+    // SAFETY: the program has nine instructions, and lives through the call, which copies it.
+    let set = unsafe {
+        libc::setsockopt(
+            fd.as_raw_fd(),
+            libc::SOL_SOCKET,
+            libc::SO_ATTACH_FILTER,
+            (&raw const program).cast(),
+            size(&program),
+        )
+    };
+    Errno::result(set).map(drop)
+}

@@ -1,0 +1,82 @@
+//! IPv4 and UDP headers: RFC 791, RFC 768.
+
+use std::net::Ipv4Addr;
+
+use smoltcp::phy::ChecksumCapabilities;
+use smoltcp::wire::{
+    DHCP_CLIENT_PORT, DHCP_SERVER_PORT, IpProtocol, Ipv4Packet, Ipv4Repr, UdpPacket, UdpRepr,
+};
+
+/// A packet from a client to a server.
+pub(super) fn to_server(source: Ipv4Addr, destination: Ipv4Addr, payload: &[u8]) -> Vec<u8> {
+    let udp = UdpRepr { src_port: DHCP_CLIENT_PORT, dst_port: DHCP_SERVER_PORT };
+    let ip = Ipv4Repr {
+        src_addr: source,
+        dst_addr: destination,
+        next_header: IpProtocol::Udp,
+        payload_len: udp.header_len() + payload.len(),
+        hop_limit: 64,
+    };
+    let sums = ChecksumCapabilities::default();
+    let mut bytes = vec![0; ip.buffer_len() + ip.payload_len];
+    let mut packet = Ipv4Packet::new_unchecked(&mut bytes[..]);
+    ip.emit(&mut packet, &sums);
+    let mut inner = UdpPacket::new_unchecked(packet.payload_mut());
+    let fill = |to: &mut [u8]| to.copy_from_slice(payload);
+    udp.emit(&mut inner, &source.into(), &destination.into(), payload.len(), fill, &sums);
+    bytes
+}
+
+/// What a packet to the client's port carries. Checksums are not looked at: between the two ends of a veth
+/// pair the kernel does not fill them in.
+pub(super) fn to_client(packet: &[u8]) -> Option<&[u8]> {
+    let ip = Ipv4Packet::new_checked(packet).ok()?;
+    let is_whole = !ip.more_frags() && ip.frag_offset() == 0;
+    if ip.version() != 4 || ip.next_header() != IpProtocol::Udp || !is_whole {
+        return None;
+    }
+    let udp = UdpPacket::new_checked(ip.payload()).ok()?;
+    (udp.dst_port() == DHCP_CLIENT_PORT).then(|| udp.payload())
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[test]
+    fn what_is_sent_has_checksums() {
+        let (source, destination) = (Ipv4Addr::UNSPECIFIED, Ipv4Addr::BROADCAST);
+        let bytes = to_server(source, destination, b"payload");
+        assert_eq!(bytes.len(), 20 + 8 + 7);
+        let ip = Ipv4Packet::new_checked(&bytes[..]).unwrap();
+        assert!(ip.verify_checksum());
+        assert_eq!((ip.src_addr(), ip.dst_addr(), ip.total_len()), (source, destination, 35));
+        let udp = UdpPacket::new_checked(ip.payload()).unwrap();
+        assert!(udp.verify_checksum(&source.into(), &destination.into()));
+        assert_eq!((udp.src_port(), udp.dst_port(), udp.payload()), (68, 67, &b"payload"[..]));
+    }
+
+    #[test]
+    fn what_is_for_the_client_is_found() {
+        let mut packet = to_server(Ipv4Addr::LOCALHOST, Ipv4Addr::LOCALHOST, b"payload");
+        assert_eq!(to_client(&packet), None);
+        packet[22..24].copy_from_slice(&DHCP_CLIENT_PORT.to_be_bytes());
+        assert_eq!(to_client(&packet), Some(&b"payload"[..]));
+        assert_eq!(to_client(&packet[..30]), None);
+        packet[6] = 0x20;
+        assert_eq!(to_client(&packet), None, "more fragments follow");
+    }
+
+    proptest! {
+        #[test]
+        fn any_bytes_are_taken_or_refused(bytes: Vec<u8>, start in 0x40_u8..0x50) {
+            let _payload = to_client(&bytes);
+            let mut nearly = to_server(Ipv4Addr::LOCALHOST, Ipv4Addr::LOCALHOST, &bytes);
+            nearly[0] = start;
+            nearly[22..24].copy_from_slice(&DHCP_CLIENT_PORT.to_be_bytes());
+            let _payload = to_client(&nearly);
+        }
+    }
+}

@@ -1,0 +1,302 @@
+//! All leases of the node: in memory, where each has a keeper, and on disk, where each has a file.
+//!
+//! A lease is on disk before a plugin hears of it, and the file goes after the server has heard that it is
+//! given back: a daemon that is started again goes on where the last one was killed.
+
+use std::collections::HashMap;
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread::{Builder, JoinHandle};
+use std::time::{Duration, Instant};
+
+use cni_kernel::boot;
+use cni_kernel::dir::DurableDir;
+use cni_kernel::netns::Netns;
+use cni_spec::{AddResult, CniError, ErrorCode};
+
+use super::daemon::STACK;
+use super::exchange::ExchangeError;
+use super::flags::on_host;
+use super::keeper::{self, End, Keeper, Order, Patience};
+use super::lease::{Lease, Owner};
+use super::message::Options;
+
+/// The file that a daemon holds a lock on. The name of a lease's file has colons.
+pub(super) const LOCK: &str = "lock";
+/// The largest file of a lease, in bytes.
+const LARGEST: usize = 1 << 20;
+/// How long an ADD that is to stop is waited for.
+const TO_STOP: Duration = Duration::from_secs(20);
+
+/// All leases.
+pub(super) struct Leases {
+    host_prefix: String,
+    patience: Patience,
+    store: Arc<DurableDir>,
+    table: Mutex<HashMap<Owner, Slot>>,
+    /// Told when a server is not being asked any more.
+    answered: Condvar,
+}
+
+/// What there is of an attachment.
+enum Slot {
+    /// A server is being asked. Set when somebody wants it to end.
+    Asking(Arc<AtomicBool>),
+    /// A lease is kept.
+    Kept(Kept),
+}
+
+struct Kept {
+    lease: Arc<Mutex<Lease>>,
+    orders: Sender<Order>,
+    stop: Arc<AtomicBool>,
+    thread: JoinHandle<End>,
+}
+
+impl Kept {
+    fn lease(&self) -> Lease {
+        self.lease.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+}
+
+/// The place of an ADD in the table, however the ADD ends.
+struct Asking<'a> {
+    leases: &'a Leases,
+    owner: &'a Owner,
+    stop: Arc<AtomicBool>,
+}
+
+impl Drop for Asking<'_> {
+    fn drop(&mut self) {
+        let mut table = self.leases.table();
+        if matches!(table.get(self.owner), Some(Slot::Asking(_))) {
+            table.remove(self.owner);
+        }
+        self.leases.answered.notify_all();
+    }
+}
+
+impl Leases {
+    pub(super) fn new(store: DurableDir, patience: Patience, host_prefix: String) -> Self {
+        let (table, answered) = (Mutex::default(), Condvar::new());
+        Self { host_prefix, patience, store: Arc::new(store), table, answered }
+    }
+
+    fn table(&self) -> MutexGuard<'_, HashMap<Owner, Slot>> {
+        self.table.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Goes on with the leases on the disk.
+    pub(super) fn take_up(&self) {
+        let swept = self.store.remove_temporaries().and_then(|_count| self.store.list());
+        let names = swept.unwrap_or_else(|error| {
+            log::error!("{error}");
+            Vec::new()
+        });
+        let boot = boot::id();
+        for name in names.iter().filter(|name| *name != LOCK) {
+            let lease = match self.store.read(name, LARGEST) {
+                Ok(Some(bytes)) => serde_json::from_slice::<Lease>(&bytes).map_err(|e| e.to_string()),
+                Ok(None) => continue,
+                Err(error) => Err(error.to_string()),
+            };
+            match lease {
+                Ok(lease) if **name != *lease.owner.file_name() || lease.owner.checked().is_err() => {
+                    log::error!("{name:?} is of {}, left alone", lease.owner.client_id());
+                }
+                Ok(lease) if lease.boot != boot => {
+                    log::info!("{}: gone with the machine's last run", lease.owner.client_id());
+                    if let Err(error) = self.store.remove(name) {
+                        log::error!("{error}");
+                    }
+                }
+                Ok(lease) => {
+                    log::info!("{}: keeping {} as before", lease.owner.client_id(), lease.address);
+                    if let Err(error) = self.keep(lease) {
+                        log::error!("{error}");
+                    }
+                }
+                Err(error) => log::error!("{name:?}, left alone: {error}"),
+            }
+        }
+    }
+
+    /// The attachment's lease in this namespace: the one that it has, or a new one.
+    ///
+    /// # Errors
+    /// Code 11 when an ADD of the attachment is waiting for a server already.
+    pub(super) fn allocate(
+        &self,
+        owner: &Owner,
+        netns: &Path,
+        options: Options,
+    ) -> Result<AddResult, CniError> {
+        let who = owner.client_id();
+        let path = on_host(&self.host_prefix, netns);
+        let asking = loop {
+            let old = match self.start_asking(owner)? {
+                Ok(asking) => break asking,
+                Err(old) => old,
+            };
+            if Netns::open(&path).is_ok_and(|netns| (netns.id().dev, netns.id().ino) == old.netns_id) {
+                return Ok(old.result());
+            }
+            // The container was started again, and nobody said DEL.
+            log::info!("{who}: {} was another container's", old.address);
+            self.release(owner)?;
+        };
+        log::info!("{who}: asking for a lease");
+        let acquired = keeper::acquire(owner, &path, options, self.patience, &asking.stop);
+        let lease = acquired.map_err(|error| told(owner, &error))?;
+        log::info!("{who}: {} for {} s", lease.address, lease.expiry);
+        let result = lease.result();
+        let kept = self.save(&lease).and_then(|()| self.keep(lease.clone()));
+        if let Err(error) = kept {
+            log::error!("{who}: {error}");
+            let (_orders, received) = channel();
+            self.keeper(Arc::new(Mutex::new(lease)), received, Arc::default()).release();
+            self.forget(owner)?;
+            return Err(CniError::new(ErrorCode::Io, error));
+        }
+        let stopped = asking.stop.load(Ordering::Relaxed);
+        drop(asking);
+        if stopped {
+            // A DEL came at the last moment.
+            self.release(owner)?;
+            return Err(told(owner, &ExchangeError::Stopped));
+        }
+        Ok(result)
+    }
+
+    /// A place in the table for an ADD; or the lease that is there.
+    fn start_asking<'a>(&'a self, owner: &'a Owner) -> Result<Result<Asking<'a>, Lease>, CniError> {
+        let mut table = self.table();
+        match table.get(owner) {
+            Some(Slot::Kept(kept)) if !kept.thread.is_finished() => Ok(Err(kept.lease())),
+            Some(Slot::Asking(_)) => {
+                let msg = format!("a server is being asked for {} already", owner.client_id());
+                Err(CniError::new(ErrorCode::TryAgainLater, msg))
+            }
+            _ => {
+                let stop = Arc::<AtomicBool>::default();
+                table.insert(owner.clone(), Slot::Asking(stop.clone()));
+                Ok(Ok(Asking { leases: self, owner, stop }))
+            }
+        }
+    }
+
+    /// Has the attachment's lease renewed, which is not waited for, and says what it is.
+    ///
+    /// # Errors
+    /// There is none.
+    pub(super) fn renew(&self, owner: &Owner) -> Result<AddResult, CniError> {
+        match self.table().get(owner) {
+            Some(Slot::Kept(kept)) if !kept.thread.is_finished() => {
+                // A keeper that has just ended says so by the next call.
+                let _sent = kept.orders.send(Order::Renew);
+                Ok(kept.lease().result())
+            }
+            _ => Err(CniError::internal(format!("there is no lease for {}", owner.client_id()))),
+        }
+    }
+
+    /// Gives the attachment's lease back, if there is one.
+    ///
+    /// # Errors
+    /// Code 11 when an ADD that asks for it does not stop; code 5 when the file does not go.
+    pub(super) fn release(&self, owner: &Owner) -> Result<(), CniError> {
+        if let Some(Slot::Kept(kept)) = self.take(owner)? {
+            // What it is at ends soon.
+            kept.stop.store(true, Ordering::Relaxed);
+            let _sent = kept.orders.send(Order::Release);
+            if kept.thread.join().is_err() {
+                return Err(CniError::internal(format!("the keeper of {} failed", owner.client_id())));
+            }
+        }
+        // Of a keeper that could not, or one that could not be read.
+        self.forget(owner)
+    }
+
+    /// Takes what there is of an attachment out of the table, when no server is being asked any more.
+    fn take(&self, owner: &Owner) -> Result<Option<Slot>, CniError> {
+        let end = Instant::now() + TO_STOP;
+        let mut table = self.table();
+        while let Some(Slot::Asking(stop)) = table.get(owner) {
+            stop.store(true, Ordering::Relaxed);
+            let left = end.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                let msg = format!("a server is still being asked for {}", owner.client_id());
+                return Err(CniError::new(ErrorCode::TryAgainLater, msg));
+            }
+            table = self.answered.wait_timeout(table, left).unwrap_or_else(PoisonError::into_inner).0;
+        }
+        Ok(table.remove(owner))
+    }
+
+    /// Gives back all leases of the network but those of `owners`.
+    ///
+    /// # Errors
+    /// The first one that could not be given back; all others were.
+    pub(super) fn retain(&self, network: &str, owners: &[Owner]) -> Result<(), CniError> {
+        let mut all: Vec<Owner> = self.table().keys().cloned().collect();
+        let names = self.store.list().map_err(|e| CniError::new(ErrorCode::Io, e.to_string()))?;
+        // Also files that nobody could read.
+        all.extend(names.iter().filter_map(|name| Owner::of_file(name.to_str()?)));
+        all.retain(|owner| owner.network == network && !owners.contains(owner));
+        all.iter().map(|owner| self.release(owner)).fold(Ok(()), Result::and)
+    }
+
+    fn forget(&self, owner: &Owner) -> Result<(), CniError> {
+        match self.store.remove(owner.file_name()) {
+            Ok(_was_there) => Ok(()),
+            Err(error) => Err(CniError::new(ErrorCode::Io, error.to_string())),
+        }
+    }
+
+    fn save(&self, lease: &Lease) -> Result<(), String> {
+        save(&self.store, lease)
+    }
+
+    fn keeper(&self, lease: Arc<Mutex<Lease>>, orders: Receiver<Order>, stop: Arc<AtomicBool>) -> Keeper {
+        let store = self.store.clone();
+        let save = Box::new(move |lease: &Lease| {
+            // It is kept all the same: the next daemon will think that it ends earlier.
+            if let Err(error) = save(&store, lease) {
+                log::error!("{error}");
+            }
+        });
+        Keeper { lease, orders, stop, patience: self.patience, save }
+    }
+
+    /// Starts a keeper.
+    fn keep(&self, lease: Lease) -> Result<(), String> {
+        let owner = lease.owner.clone();
+        let (orders, received) = channel();
+        let (lease, stop) = (Arc::new(Mutex::new(lease)), Arc::<AtomicBool>::default());
+        let keeper = self.keeper(lease.clone(), received, stop.clone());
+        let (store, name) = (self.store.clone(), owner.file_name());
+        let run = move || {
+            let end = keeper.run();
+            if let Err(error) = store.remove(&name) {
+                log::error!("{error}");
+            }
+            end
+        };
+        let thread = Builder::new().name("lease".to_owned()).stack_size(STACK).spawn(run);
+        let thread = thread.map_err(|e| format!("start a thread for {}: {e}", owner.client_id()))?;
+        self.table().insert(owner, Slot::Kept(Kept { lease, orders, stop, thread }));
+        Ok(())
+    }
+}
+
+fn save(store: &DurableDir, lease: &Lease) -> Result<(), String> {
+    let text = serde_json::to_vec(lease).map_err(|e| e.to_string())?;
+    store.replace(lease.owner.file_name(), &text, 0o600).map_err(|e| e.to_string())
+}
+
+fn told(owner: &Owner, error: &ExchangeError) -> CniError {
+    log::warn!("{}: {error}", owner.client_id());
+    CniError::internal(error.to_string())
+}

@@ -1,0 +1,181 @@
+//! A node with a bridge, a DHCP server on it, and the daemon.
+
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::os::unix::fs::FileTypeExt as _;
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::sync::Mutex;
+use std::time::{Duration, Instant};
+
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use serde_json::{Value, json};
+use slipway_tests::{BridgeNetfilter, Network, Node, Pod, Space, slipway};
+
+/// Where the daemon keeps leases, and where it listens.
+pub(crate) const STATE: &str = "/var/lib/cni/dhcp";
+pub(crate) const SOCKET: &str = "/run/cni/dhcp.sock";
+/// A real DHCP server.
+pub(crate) const DNSMASQ: &str = "/usr/sbin/dnsmasq";
+/// What it says.
+const LOG: &str = "/run/dnsmasq.log";
+
+/// The node, and the programs that run on it, which end with it.
+pub(crate) struct Stage {
+    pub(crate) node: Node,
+    programs: Mutex<BTreeMap<&'static str, Child>>,
+}
+
+impl Stage {
+    /// A node with the bridge `lan0`, which has 10.77.0.1, and nothing else.
+    pub(crate) fn new() -> Self {
+        let node = Node::new();
+        node.bridge_netfilter(BridgeNetfilter::Off);
+        node.cmd("ip link add lan0 type bridge");
+        node.cmd("ip address add 10.77.0.1/24 dev lan0");
+        node.cmd("ip link set lan0 up");
+        Self { node, programs: Mutex::default() }
+    }
+
+    /// With dnsmasq, of these options, and a daemon.
+    pub(crate) fn with_dnsmasq(options: &[&str]) -> Self {
+        let stage = Self::new();
+        stage.start_dnsmasq(&stage.node, "lan0", options);
+        stage.start_daemon(&[]);
+        stage
+    }
+
+    /// Starts a program in a space.
+    pub(crate) fn start(&self, name: &'static str, space: &Space, mut command: Command) {
+        let errors = format!("/run/{name}.err");
+        let child = space.run(|| {
+            let errors = File::options().create(true).append(true).open(&errors).expect("a file for errors");
+            command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(errors).spawn()
+        });
+        let child = child.unwrap_or_else(|e| panic!("start {name}: {e}"));
+        let before = self.programs.lock().expect("not poisoned").insert(name, child);
+        assert!(before.is_none(), "{name} runs already");
+    }
+
+    /// Ends a program with a signal, and waits until it has ended.
+    pub(crate) fn stop(&self, name: &str, signal: Signal) {
+        let child = self.programs.lock().expect("not poisoned").remove(name);
+        let mut child = child.unwrap_or_else(|| panic!("{name} does not run"));
+        kill(Pid::from_raw(i32::try_from(child.id()).expect("a process ID")), signal).expect("send a signal");
+        child.wait().expect("a child");
+    }
+
+    /// Whether a program has ended by itself; it is forgotten then.
+    pub(crate) fn has_ended(&self, name: &str) -> bool {
+        let mut programs = self.programs.lock().expect("not poisoned");
+        let ended = programs.get_mut(name).is_none_or(|child| child.try_wait().expect("a child").is_some());
+        if ended {
+            programs.remove(name);
+        }
+        ended
+    }
+
+    /// The process ID of a program.
+    pub(crate) fn pid(&self, name: &str) -> u32 {
+        self.programs.lock().expect("not poisoned")[name].id()
+    }
+
+    /// Starts dnsmasq on a link that has an address of 10.77.0.0/24.
+    pub(crate) fn start_dnsmasq(&self, space: &Space, link: &str, options: &[&str]) {
+        let mut command = Command::new(DNSMASQ);
+        command.args(["--keep-in-foreground", "--conf-file=/dev/null", "--port=0", "--bind-interfaces"]);
+        command.args(["--user=root", "--leasefile-ro", "--no-ping", "--log-dhcp", "--pid-file="]);
+        command.arg(format!("--log-facility={LOG}")).arg(format!("--interface={link}"));
+        command.args(["--dhcp-range=10.77.0.50,10.77.0.99,2m", "--dhcp-authoritative"]).args(options);
+        let before = self.said("DHCP, IP range");
+        self.start("dnsmasq", space, command);
+        self.wait("dnsmasq serves", || self.said("DHCP, IP range") > before);
+    }
+
+    /// Starts the daemon, with more flags.
+    pub(crate) fn start_daemon(&self, flags: &[&str]) {
+        let mut command = Command::new(slipway());
+        command.args(["dhcp", "daemon", "-timeout", "3s"]).args(flags);
+        self.start("daemon", &self.node, command);
+        self.wait_for_daemon();
+    }
+
+    pub(crate) fn wait_for_daemon(&self) {
+        self.wait("the daemon answers", || self.network(&json!({})).status().is_ok());
+    }
+
+    /// What dnsmasq and the daemon have said.
+    pub(crate) fn log(&self) -> String {
+        self.node.read(LOG).unwrap_or_default()
+    }
+
+    pub(crate) fn daemon_log(&self) -> String {
+        self.node.read("/run/daemon.err").unwrap_or_default()
+    }
+
+    /// How often dnsmasq's log says something.
+    pub(crate) fn said(&self, what: &str) -> usize {
+        self.log().matches(what).count()
+    }
+
+    /// bridge on `lan0`, with these keys of ipam.
+    pub(crate) fn network(&self, ipam: &Value) -> Network<'_> {
+        self.network_of(json!({"type": "bridge", "bridge": "lan0"}), ipam)
+    }
+
+    /// Another plugin, with these keys of ipam.
+    pub(crate) fn network_of(&self, mut plugin: Value, ipam: &Value) -> Network<'_> {
+        plugin["ipam"] = ipam.clone();
+        plugin["ipam"]["type"] = "dhcp".into();
+        self.node.network(json!({"name": "lan", "plugins": [plugin]}))
+    }
+
+    /// The files of leases.
+    pub(crate) fn leases(&self) -> Vec<String> {
+        let names = self.node.list(STATE).into_iter();
+        names.filter(|name| name != "lock").collect()
+    }
+
+    pub(crate) fn has_socket(&self) -> bool {
+        self.node.run(|| std::fs::symlink_metadata(SOCKET).is_ok_and(|data| data.file_type().is_socket()))
+    }
+
+    #[track_caller]
+    pub(crate) fn wait(&self, what: &str, done: impl Fn() -> bool) {
+        let end = Instant::now() + Duration::from_secs(90);
+        while !done() {
+            let (server, daemon) = (self.log(), self.daemon_log());
+            assert!(Instant::now() < end, "waited in vain: {what}\n{server}\n{daemon}");
+            std::thread::sleep(Duration::from_millis(50));
+        }
+    }
+}
+
+impl Drop for Stage {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            eprintln!("dnsmasq:\n{}\ndaemon:\n{}", self.log(), self.daemon_log());
+        }
+        for child in self.programs.lock().expect("not poisoned").values_mut() {
+            drop(child.kill());
+            drop(child.wait());
+        }
+    }
+}
+
+/// Whether a container's link is switched on.
+pub(crate) fn is_up(pod: &Pod) -> bool {
+    pod.link("eth0")["flags"].as_array().expect("flags").contains(&"UP".into())
+}
+
+/// The first address of a result, without its length.
+pub(crate) fn address(result: &Value) -> String {
+    let text = result["ips"][0]["address"].as_str().unwrap_or_else(|| panic!("an address in {result}"));
+    text.split('/').next().expect("an address").to_owned()
+}
+
+/// Whether there is dnsmasq to test against.
+pub(crate) fn has_dnsmasq() -> bool {
+    Path::new(DNSMASQ).exists()
+}
