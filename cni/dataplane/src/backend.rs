@@ -6,7 +6,9 @@ use cni_spec::Attachment;
 use ipnet::IpNet;
 
 use crate::iptables::ChainName;
-use crate::{AddressFamily, ContainerNetns, Error, HostAddress, HostPorts, Owner, Protocol, PublishedPort};
+use crate::{
+    AddressFamily, BackendName, ContainerNetns, Error, HostAddress, HostPorts, Owner, Protocol, PublishedPort,
+};
 
 /// A container's ports to publish.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -152,6 +154,28 @@ pub struct Listed {
     pub owner: Option<Owner>,
     /// The mapping.
     pub port: PublishedPort,
+    /// Who serves it. What the programs leave to nftables is nftables'.
+    pub backend: BackendName,
+}
+
+/// What goes through a mapping at this moment.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Traffic {
+    /// Connections that are known; conversations, for protocols without.
+    pub connections: usize,
+    /// Packets and bytes of these, both directions together; none where nobody counts them.
+    pub counted: Option<(u64, u64)>,
+}
+
+impl Traffic {
+    /// One connection more.
+    pub(crate) fn add(&mut self, counted: Option<(u64, u64)>) {
+        self.connections += 1;
+        if let Some((packets, bytes)) = counted {
+            let (before, bytes_before) = self.counted.unwrap_or_default();
+            self.counted = Some((before + packets, bytes_before + bytes));
+        }
+    }
 }
 
 /// A way to publish ports and to masquerade.

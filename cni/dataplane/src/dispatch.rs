@@ -11,10 +11,10 @@ use crate::nftables::record;
 use crate::nftables::schema::{KIND_MASQUERADE, KIND_PORTS};
 use crate::nftables::{Nftables, session::Session};
 use crate::reference::Reference;
-use crate::{Backend, Error, Kinds, Listed, MasqueradeRequest, PortRequest, Withdrawal, ebpf};
+use crate::{Backend, Error, Kinds, Listed, MasqueradeRequest, PortRequest, Traffic, Withdrawal, ebpf};
 
 /// The ways that can be chosen.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum BackendName {
     /// [`Nftables`].
     Nftables,
@@ -82,6 +82,16 @@ impl Dataplane {
     #[must_use]
     pub fn with_settings(self, settings: Settings) -> Self {
         Self { ebpf: Ebpf::new(settings), ..self }
+    }
+
+    /// What goes through each of these mappings at this moment, in their order.
+    ///
+    /// # Errors
+    /// Neither conntrack nor the programs' maps can be read.
+    pub fn traffic(&self, listed: &[Listed]) -> Result<Vec<Traffic>, Error> {
+        let mut all = self.nftables.connections(listed)?;
+        ebpf::add_traffic(listed, &mut all)?;
+        Ok(all)
     }
 
     /// Does it in the chosen backend.
@@ -264,9 +274,10 @@ impl Backend for Dataplane {
             other => other?,
         };
         all.extend(self.iptables.list()?);
-        all.sort_by(|a, b| (a.port, &a.owner).cmp(&(b.port, &b.owner)));
+        ebpf::name_served(&mut all)?;
+        all.sort_by(|a, b| (a.port, &a.owner, a.backend).cmp(&(b.port, &b.owner, b.backend)));
         // What is on its way from one backend to the other is in both for a moment.
-        all.dedup();
+        all.dedup_by(|a, b| (a.port, &a.owner) == (b.port, &b.owner));
         Ok(all)
     }
 

@@ -6,7 +6,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use cni_spec::Attachment;
 
-use crate::{Backend, Error, Kinds, Listed, MasqueradeRequest, Owner, PortRequest, Withdrawal};
+use crate::{Backend, BackendName, Error, Kinds, Listed, MasqueradeRequest, Owner, PortRequest, Withdrawal};
 
 /// See the module's text.
 #[derive(Debug, Default)]
@@ -145,7 +145,11 @@ impl Backend for Fake {
         let state = self.enter("list", &"all")?;
         let all = state.ports.values().flat_map(|request| {
             let owner = Owner::of(&request.attachment);
-            request.ports.iter().map(move |port| Listed { owner: Some(owner.clone()), port: *port })
+            request.ports.iter().map(move |port| Listed {
+                owner: Some(owner.clone()),
+                port: *port,
+                backend: BackendName::Nftables,
+            })
         });
         Ok(all.collect())
     }

@@ -28,7 +28,9 @@ pub mod owner;
 mod port;
 mod reference;
 
-pub use backend::{Backend, Kinds, Listed, Loopback, MasqueradeRequest, PortRequest, Snat, Withdrawal};
+pub use backend::{
+    Backend, Kinds, Listed, Loopback, MasqueradeRequest, PortRequest, Snat, Traffic, Withdrawal,
+};
 pub use dispatch::{BackendName, Dataplane};
 pub use error::Error;
 pub use owner::{ContainerNetns, Owner};

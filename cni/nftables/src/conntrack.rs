@@ -6,7 +6,7 @@ use nix::errno::Errno;
 
 use crate::channel::Channel;
 use crate::error::Error;
-use crate::wire::{self, be16, be32, find};
+use crate::wire::{self, be16, be32, be64, find};
 
 /// `NFNL_SUBSYS_CTNETLINK` in `linux/netfilter/nfnetlink.h`.
 const SUBSYSTEM: u16 = 1;
@@ -17,6 +17,8 @@ const DELETE: u16 = 2;
 const TUPLE_ORIGINAL: u16 = 1;
 const TUPLE_REPLY: u16 = 2;
 const STATUS: u16 = 3;
+const COUNTERS_ORIGINAL: u16 = 9;
+const COUNTERS_REPLY: u16 = 10;
 const ID: u16 = 12;
 const ZONE: u16 = 18;
 const FILTER: u16 = 25;
@@ -34,6 +36,9 @@ const PROTO_NUMBER: u16 = 1;
 const PROTO_SOURCE_PORT: u16 = 2;
 const PROTO_DESTINATION_PORT: u16 = 3;
 // enum ctattr_filter
+const COUNTED_PACKETS: u16 = 1;
+const COUNTED_BYTES: u16 = 2;
+
 const FILTER_ORIGINAL: u16 = 1;
 const FILTER_REPLY: u16 = 2;
 // Which parts of a tuple a filter looks at (net/netfilter/nf_internals.h).
@@ -68,6 +73,9 @@ pub struct Flow {
     pub status: u32,
     /// The conntrack zone.
     pub zone: u16,
+    /// Its packets and their bytes from the IP header on, of both directions; none where the kernel does not count
+    /// (`net.netfilter.nf_conntrack_acct`).
+    pub counted: Option<(u64, u64)>,
 }
 
 impl Flow {
@@ -327,7 +335,19 @@ fn flow(body: &[u8]) -> Option<Flow> {
         reply: tuple(find(body, TUPLE_REPLY)?)?,
         status: find(body, STATUS).and_then(be32).unwrap_or_default(),
         zone: find(body, ZONE).and_then(be16).unwrap_or_default(),
+        counted: counted(body),
     })
+}
+
+fn counted(body: &[u8]) -> Option<(u64, u64)> {
+    let number = |counters: &[u8], kind| find(counters, kind).and_then(be64).unwrap_or_default();
+    [COUNTERS_ORIGINAL, COUNTERS_REPLY].into_iter().filter_map(|kind| find(body, kind)).fold(
+        None,
+        |sum, one| {
+            let (packets, bytes) = sum.unwrap_or_default();
+            Some((packets + number(one, COUNTED_PACKETS), bytes + number(one, COUNTED_BYTES)))
+        },
+    )
 }
 
 fn tuple(body: &[u8]) -> Option<Tuple> {

@@ -66,6 +66,12 @@ impl Counter {
         Self::DropWrite,
         Self::DropNoPort,
     ];
+
+    /// Whether it counts packets that were dropped.
+    #[must_use]
+    pub const fn is_drop(self) -> bool {
+        matches!(self, Self::DropTooBig | Self::DropWrite | Self::DropNoPort)
+    }
 }
 
 /// Why a packet that might have been translated here was left to the stack.

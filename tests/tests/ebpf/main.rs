@@ -1,6 +1,7 @@
 //! The eBPF backend on a node: its programs are loaded, attached, told of containers, replaced and taken
 //! away. What they do to packets is in `contract_ebpf`.
 
+mod flows;
 mod sockets;
 
 use serde_json::{Value, json};

@@ -18,8 +18,8 @@ use crate::nftables::plan;
 use crate::nftables::schema::Map;
 use crate::nftables::session::Held;
 use crate::{
-    ContainerNetns, Error, HostAddress, HostPorts, Listed, Loopback, MasqueradeRequest, PortRequest,
-    Protocol, PublishedPort, Snat,
+    BackendName, ContainerNetns, Error, HostAddress, HostPorts, Listed, Loopback, MasqueradeRequest,
+    PortRequest, Protocol, PublishedPort, Snat,
 };
 
 /// The most ports of one container that are put into the maps, one by one. A longer run is a single element
@@ -183,6 +183,23 @@ fn reserve_ports(tables: &mut Tables, request: &PortRequest) -> Result<(), Error
 fn reserve(tables: &mut Tables, port: &PublishedPort, published: &Published) -> Result<(), Error> {
     let nobody = Target { pod: NOBODY, generation: 0, address: port.container, port: 0, flags: 0 };
     tables.put_port(published, &nobody)
+}
+
+/// Names the programs as those who serve what they have been told of, of what nftables has.
+///
+/// # Errors
+/// The maps cannot be read.
+pub(crate) fn name_served(all: &mut [Listed]) -> Result<(), Error> {
+    let Some(place) = Place::find() else { return Ok(()) };
+    let tables = Tables::open(&place)?;
+    let in_tables = all.iter_mut().filter(|one| one.backend == BackendName::Nftables);
+    for one in in_tables.filter(|one| is_served(&one.port.host)) {
+        let Some((first, _)) = single(&one.port).next() else { continue };
+        if tables.port(&first)?.is_some_and(|target| target.pod != NOBODY) {
+            one.backend = BackendName::Ebpf;
+        }
+    }
+    Ok(())
 }
 
 /// The same for all that nftables has when the programs are set up.

@@ -10,6 +10,7 @@
 mod attach;
 mod cookie;
 pub(crate) mod entries;
+mod flows;
 mod load;
 mod node;
 mod place;
@@ -23,7 +24,11 @@ use cni_spec::Attachment;
 
 use crate::nftables::Nftables;
 use crate::{Backend, Error, Kinds, Listed, MasqueradeRequest, PortRequest, Withdrawal};
+pub(crate) use entries::name_served;
+pub(crate) use flows::add_traffic;
+pub use flows::{Direction, Ends, KnownFlow, Plane, flows};
 pub use node::{Settings, Status, is_there, setup_node, status, teardown_node};
+pub use slipway_ebpf_abi::{Counter, Reason, State};
 pub use sockets::{ControlGroup, Sockets};
 
 /// Aligned as the loader reads it.

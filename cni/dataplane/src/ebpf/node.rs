@@ -39,8 +39,12 @@ pub struct Status {
     pub containers: usize,
     /// How many published ports.
     pub ports: usize,
-    /// What they have counted, where it is not zero.
-    pub counters: Vec<(String, u64)>,
+    /// What they have counted, where it is not zero; what they have dropped is in `dropped`.
+    pub counters: Vec<(Counter, u64)>,
+    /// Packets that they have dropped, by reason, where it is not zero.
+    pub dropped: Vec<(Counter, u64)>,
+    /// Conversations, and packets without one, that they have left to the kernel's stack, by reason, where it is not zero.
+    pub left: Vec<(Reason, u64)>,
 }
 
 /// The program for uplinks whose packets begin with the IP header.
@@ -110,7 +114,7 @@ fn configure(place: &Place, config: Config) -> Result<(), Error> {
     tables::config(place)?.set(0, config, 0).map_err(|e| Error::kernel("write to the BPF map config", e))
 }
 
-fn configured(place: &Place) -> Result<Config, Error> {
+pub(super) fn configured(place: &Place) -> Result<Config, Error> {
     tables::config(place)?.get(&0, 0).map_err(|e| Error::kernel("read the BPF map config", e))
 }
 
@@ -241,8 +245,10 @@ pub fn status(settings: &Settings) -> Result<Status, Error> {
     uplinks.sort();
     let counted = tables::counters(&place)?;
     let value = |index: usize| counted.get(index).copied().unwrap_or_default();
-    let each = Counter::ALL.iter().map(|counter| (format!("{counter:?}"), value(*counter as usize)));
-    let left = Reason::ALL.iter().map(|reason| (format!("left: {reason:?}"), value(reason.fallback())));
+    let each = Counter::ALL.into_iter().map(|counter| (counter, value(counter as usize)));
+    let left = Reason::ALL.into_iter().map(|reason| (reason, value(reason.fallback())));
+    let (dropped, counters): (Vec<_>, Vec<_>) =
+        each.filter(|(_, count)| *count != 0).partition(|(counter, _)| counter.is_drop());
     Ok(Status {
         is_set_up: is_set_up(&place),
         is_current: programs(&place).is_ok_and(|folder| folder.is_dir()),
@@ -250,7 +256,9 @@ pub fn status(settings: &Settings) -> Result<Status, Error> {
         sockets: Some(sockets_of(&place, settings)),
         containers: tables.pods.all()?.len(),
         ports: tables.ports()?,
-        counters: each.chain(left).filter(|(_, count)| *count != 0).collect(),
+        counters,
+        dropped,
+        left: left.filter(|(_, count)| *count != 0).collect(),
     })
 }
 

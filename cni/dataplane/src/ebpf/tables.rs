@@ -73,6 +73,16 @@ impl<K: Plain, V: Plain> Table<K, V> {
         }
     }
 
+    /// As [`Self::all`], and not more than so many: what a program adds and removes meanwhile may send the walk back
+    /// to its begin.
+    ///
+    /// # Errors
+    /// The kernel's own.
+    pub(super) fn some(&self, most: usize) -> Result<Vec<(K, V)>, Error> {
+        let read: Result<Vec<_>, _> = self.map.iter().take(most).collect();
+        read.map_err(|e| Error::kernel(format!("read the BPF map {}", self.name), e))
+    }
+
     /// Everything, in no order. What changes meanwhile may be missing or be there twice.
     ///
     /// # Errors

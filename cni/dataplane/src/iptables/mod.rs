@@ -31,8 +31,8 @@ use crate::nftables::record;
 use crate::nftables::session::Session;
 use crate::owner::{AttachmentHash, Life};
 use crate::{
-    AddressFamily, Backend, ContainerNetns, Error, Kinds, Listed, MasqueradeRequest, Owner, PortRequest,
-    PublishedPort, Withdrawal,
+    AddressFamily, Backend, BackendName, ContainerNetns, Error, Kinds, Listed, MasqueradeRequest, Owner,
+    PortRequest, PublishedPort, Withdrawal,
 };
 use apply::{Clash, Others, Place};
 use listing::Listing;
@@ -404,7 +404,11 @@ fn list(tools: &Tools, family: AddressFamily, recorder: &Recorder) -> Result<Vec
     for known in &known {
         let owner = owner_of(&known.owner, recorder)?;
         let ports = listing.rules(&known.chain).iter().filter_map(withdraw::published);
-        all.extend(ports.map(|port| Listed { owner: Some(owner.clone()), port }));
+        all.extend(ports.map(|port| Listed {
+            owner: Some(owner.clone()),
+            port,
+            backend: BackendName::Iptables,
+        }));
     }
     Ok(all)
 }

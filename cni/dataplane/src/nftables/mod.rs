@@ -16,6 +16,7 @@ mod tests;
 pub(crate) mod transit;
 pub(crate) mod withdraw;
 
+use std::collections::BTreeMap;
 use std::collections::BTreeSet;
 use std::net::IpAddr;
 
@@ -24,7 +25,10 @@ use cni_nftables::conntrack::{Conntrack, Filter, Flow, FlowFamily};
 use cni_spec::Attachment;
 use ipnet::IpNet;
 
-use crate::{Backend, Error, Kinds, Listed, MasqueradeRequest, PortRequest, PublishedPort, Withdrawal};
+use crate::{
+    Backend, BackendName, Error, Kinds, Listed, MasqueradeRequest, PortRequest, PublishedPort, Traffic,
+    Withdrawal,
+};
 use apply::Job;
 use flows::Which;
 use offload::{Layout, Offload, Protocols};
@@ -61,23 +65,23 @@ impl Nftables {
         }
     }
 
-    /// How many connections the kernel knows through each of these mappings, in their order.
+    /// What conntrack knows of connections through each of these mappings, in their order.
     ///
     /// # Errors
     /// What conntrack said.
-    pub fn connections(&self, ports: &[Listed]) -> Result<Vec<usize>, Error> {
+    pub fn connections(&self, ports: &[Listed]) -> Result<Vec<Traffic>, Error> {
         let conntrack = Conntrack::open().map_err(|e| Error::kernel("reach conntrack", e))?;
-        let mut index = std::collections::BTreeMap::<_, Vec<usize>>::new();
+        let mut index = BTreeMap::<_, Vec<usize>>::new();
         for (i, listed) in ports.iter().enumerate() {
             index.entry((listed.port.host.protocol.number(), listed.port.container)).or_default().push(i);
         }
-        let mut counts = vec![0; ports.len()];
+        let mut counts = vec![Traffic::default(); ports.len()];
         let count = |flow: &Flow| {
             let through = index.get(&(flow.original.protocol, flow.reply.source)).into_iter().flatten();
             for i in through.filter(|i| ports.get(**i).is_some_and(|listed| goes_through(flow, &listed.port)))
             {
                 if let Some(count) = counts.get_mut(*i) {
-                    *count += 1;
+                    count.add(flow.counted);
                 }
             }
         };
@@ -199,7 +203,13 @@ impl Backend for Nftables {
         let mut all: Vec<Listed> = session
             .dump(Map::with_ports(), |_| true)?
             .into_iter()
-            .filter_map(|held| published(&held).map(|port| Listed { owner: held.owner, port }))
+            .filter_map(|held| {
+                published(&held).map(|port| Listed {
+                    owner: held.owner,
+                    port,
+                    backend: BackendName::Nftables,
+                })
+            })
             .collect();
         all.sort_by(|a, b| (a.port, &a.owner).cmp(&(b.port, &b.owner)));
         Ok(all)
@@ -229,6 +239,14 @@ pub(crate) fn owners() -> Result<Option<Vec<crate::Owner>>, Error> {
     session.refuse_newer()?;
     let entries = session.dump([Map::Owners], |_| true)?;
     Ok(Some(entries.into_iter().filter_map(|entry| entry.owner).collect()))
+}
+
+/// Whose each container's address is that has anything in the table.
+pub(crate) fn addresses() -> Result<BTreeMap<IpAddr, crate::Owner>, Error> {
+    let session = Session::open()?;
+    let maps = Map::all().filter(|map| matches!(map, Map::Hairpin(_) | Map::Masquerade(_)));
+    let held = session.dump(maps, |_| true)?;
+    Ok(held.into_iter().filter_map(|held| Some((container(&held)?, held.owner?))).collect())
 }
 
 /// A socket; none where there is no nf_tables.

@@ -5,12 +5,15 @@
 pub mod check_node;
 pub mod cnitool;
 pub mod explain;
+mod filter;
+pub mod flows;
 pub mod install;
 pub mod migrate;
 pub mod node;
 pub mod ports;
 pub mod restore;
 pub mod support_bundle;
+mod table;
 
 use std::io::{self, Write};
 
@@ -41,6 +44,12 @@ pub static COMMANDS: &[Command] = &[
         summary: "list the published ports, their owners and connections",
         usage: ports::USAGE,
         run: ports::ports_command,
+    },
+    Command {
+        name: "flows",
+        summary: "list the conversations that the programs of the eBPF backend know, and who serves them",
+        usage: flows::USAGE,
+        run: flows::flows_command,
     },
     Command {
         name: "check-node",

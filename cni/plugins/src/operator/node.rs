@@ -2,7 +2,7 @@
 
 use std::io::{self, Write};
 
-use cni_dataplane::ebpf::{self, Sockets, Status};
+use cni_dataplane::ebpf::{self, Counter, Reason, Sockets, Status};
 use cni_spec::CniError;
 use serde_json::json;
 
@@ -101,15 +101,59 @@ fn print_text(status: &Status, out: &mut dyn Write) -> io::Result<()> {
         writeln!(out, "containers  {}", status.containers)?;
         writeln!(out, "ports       {}", status.ports)?;
     }
-    for (name, count) in &status.counters {
-        writeln!(out, "counter     {name}: {count}")?;
+    for (counter, count) in &status.counters {
+        writeln!(out, "counter     {counter:?}: {count}")?;
+    }
+    for (counter, count) in &status.dropped {
+        writeln!(out, "dropped     {}: {count} ({})", drop_name(*counter), why_dropped(*counter))?;
+    }
+    for (reason, count) in &status.left {
+        writeln!(out, "left        {reason:?}: {count} ({})", why_left(*reason))?;
     }
     Ok(())
 }
 
+/// Without what all drops begin with.
+fn drop_name(counter: Counter) -> String {
+    let name = format!("{counter:?}");
+    name.strip_prefix("Drop").map_or(name.clone(), str::to_owned)
+}
+
+fn why_dropped(counter: Counter) -> &'static str {
+    match counter {
+        Counter::DropTooBig => "larger than the route takes, after the conversation had begun",
+        Counter::DropWrite => "the kernel refused to change the packet",
+        _ => "no port was free",
+    }
+}
+
+fn why_left(reason: Reason) -> &'static str {
+    match reason {
+        Reason::Direct => "the container's own address was asked for: nothing to translate",
+        Reason::Mtu => "the uplink takes larger packets than the container, or the other way round",
+        Reason::Full => "the map of conversations takes no more",
+        Reason::Clash => "no source port tells this conversation from another one",
+        Reason::NoPort => "no port for masquerade is free towards this destination",
+        Reason::NodeSocket => "a socket of the node has this port",
+        Reason::UnknownAddress => "an address that the programs do not know: `slipway node setup`",
+        Reason::NotForwarding => "forwarding is off at the interface",
+        Reason::PodGone => "the container is gone",
+        Reason::NoAddress => "the uplink has no address to masquerade with",
+        Reason::Route => "the route leads to no uplink",
+        Reason::TooBig => "larger than the route takes: the sender is told",
+        Reason::Ttl => "the time to live ended here",
+        Reason::Fragment => "a piece of a packet whose first piece was not seen",
+        Reason::Headers => "extension headers that the programs do not read",
+    }
+}
+
 fn print_json(status: &Status, out: &mut dyn Write) -> io::Result<()> {
     let counters: serde_json::Map<_, _> =
-        status.counters.iter().map(|(name, count)| (name.clone(), json!(count))).collect();
+        status.counters.iter().map(|(counter, count)| (format!("{counter:?}"), json!(count))).collect();
+    let dropped: serde_json::Map<_, _> =
+        status.dropped.iter().map(|(counter, count)| (drop_name(*counter), json!(count))).collect();
+    let left: serde_json::Map<_, _> =
+        status.left.iter().map(|(reason, count)| (format!("{reason:?}"), json!(count))).collect();
     let (group, why) = match &status.sockets {
         Some(Sockets::At(group)) => (Some(group.display().to_string()), None),
         Some(Sockets::Not(why)) => (None, Some(why)),
@@ -125,6 +169,8 @@ fn print_json(status: &Status, out: &mut dyn Write) -> io::Result<()> {
         "containers": status.containers,
         "ports": status.ports,
         "counters": counters,
+        "dropped": dropped,
+        "left": left,
     });
     serde_json::to_writer_pretty(&mut *out, &value)?;
     writeln!(out)
@@ -157,14 +203,19 @@ mod tests {
             sockets: Some(Sockets::At("/sys/fs/cgroup".into())),
             containers: 2,
             ports: 3,
-            counters: vec![("Published".to_owned(), 7)],
+            counters: vec![(Counter::Published, 7)],
+            dropped: vec![(Counter::DropWrite, 1)],
+            left: vec![(Reason::Ttl, 2)],
         };
         let mut text = Vec::new();
         print_text(&status, &mut text).unwrap();
         let text = String::from_utf8(text).unwrap();
         assert!(
             text.ends_with(
-                "uplinks     eth0, eth1\nsockets     /sys/fs/cgroup\ncontainers  2\nports       3\ncounter     Published: 7\n"
+                "uplinks     eth0, eth1\nsockets     /sys/fs/cgroup\ncontainers  2\nports       3\n\
+                 counter     Published: 7\n\
+                 dropped     Write: 1 (the kernel refused to change the packet)\n\
+                 left        Ttl: 2 (the time to live ended here)\n"
             ),
             "{text}"
         );

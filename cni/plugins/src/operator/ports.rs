@@ -3,35 +3,33 @@
 use std::io::{self, Write};
 use std::net::IpAddr;
 
-use cni_dataplane::nftables::Nftables;
-use cni_dataplane::{Backend, Dataplane, HostAddress, Listed};
+use cni_dataplane::{Backend, Dataplane, HostAddress, Listed, Traffic};
 use serde_json::{Value, json};
+
+use super::filter::Filter;
+use super::table;
 
 /// Arguments of `slipway ports`.
 pub const USAGE: &str = "[--network NAME] [--container ID] [--output table|json]";
 
-#[derive(Debug, Default, PartialEq, Eq)]
-struct Options {
-    network: Option<String>,
-    container: Option<String>,
-    json: bool,
-}
+type Row = (Listed, Option<Traffic>);
 
 /// Prints the published ports: exit code 0 (also when there are none), 1 when they cannot be read,
 /// 2 for wrong arguments.
 pub fn ports_command(args: &[String], out: &mut dyn Write, err: &mut dyn Write) -> u8 {
-    let options = match parse(args) {
-        Ok(options) => options,
+    let filter = match Filter::parse(args) {
+        Ok(filter) => filter,
         Err(reason) => return said(writeln!(err, "slipway ports: {reason}"), 2),
     };
-    let mut listed = match Dataplane::default().list() {
+    let dataplane = Dataplane::default();
+    let mut listed = match dataplane.list() {
         Ok(listed) => listed,
         Err(error) => return said(writeln!(err, "slipway ports: {error}"), 1),
     };
-    listed.retain(|one| options.includes(one));
+    listed.retain(|one| filter.includes(one.owner.as_ref()));
     // Without conntrack the list is still worth printing.
-    let connections = match Nftables::new().connections(&listed) {
-        Ok(connections) => connections.into_iter().map(Some).collect(),
+    let traffic = match dataplane.traffic(&listed) {
+        Ok(traffic) => traffic.into_iter().map(Some).collect(),
         Err(error) => {
             if writeln!(err, "slipway ports: connections are not counted: {error}").is_err() {
                 return 1;
@@ -39,91 +37,36 @@ pub fn ports_command(args: &[String], out: &mut dyn Write, err: &mut dyn Write) 
             vec![None; listed.len()]
         }
     };
-    let rows: Vec<(Listed, Option<usize>)> = listed.into_iter().zip(connections).collect();
-    said(if options.json { print_json(&rows, out) } else { print_table(&rows, out) }, 0)
+    let rows: Vec<Row> = listed.into_iter().zip(traffic).collect();
+    said(if filter.json { print_json(&rows, out) } else { print_table(&rows, out) }, 0)
 }
 
 fn said(written: io::Result<()>, code: u8) -> u8 {
     written.map_or(1, |()| code)
 }
 
-fn parse(args: &[String]) -> Result<Options, String> {
-    let mut options = Options::default();
-    let mut args = args.iter();
-    while let Some(arg) = args.next() {
-        let (name, inline) = match arg.split_once('=') {
-            Some((name, value)) => (name, Some(value.to_owned())),
-            None => (arg.as_str(), None),
-        };
-        if !["--network", "--container", "--output", "-o"].contains(&name) {
-            return Err(format!("unknown argument {arg:?}"));
-        }
-        let value = inline.or_else(|| args.next().cloned()).ok_or_else(|| format!("{name} needs a value"))?;
-        match name {
-            "--network" => options.network = Some(value),
-            "--container" => options.container = Some(value),
-            _ => options.json = parse_output(&value)?,
-        }
-    }
-    Ok(options)
+const HEADER: [&str; 10] = [
+    "NETWORK",
+    "CONTAINER",
+    "INTERFACE",
+    "PROTOCOL",
+    "HOST",
+    "TARGET",
+    "BACKEND",
+    "CONNECTIONS",
+    "PACKETS",
+    "BYTES",
+];
+
+fn print_table(rows: &[Row], out: &mut dyn Write) -> io::Result<()> {
+    let lines: Vec<[String; 10]> = rows.iter().map(|(listed, traffic)| line(listed, *traffic)).collect();
+    table::print(HEADER, &lines, out)
 }
 
-fn parse_output(value: &str) -> Result<bool, String> {
-    match value {
-        "json" => Ok(true),
-        "table" => Ok(false),
-        other => Err(format!("--output is table or json, not {other:?}")),
-    }
-}
-
-impl Options {
-    fn includes(&self, listed: &Listed) -> bool {
-        let owner = listed.owner.as_ref();
-        let network = |wanted: &String| owner.is_some_and(|owner| same(&owner.network, wanted));
-        let container = |wanted: &String| {
-            owner
-                .is_some_and(|o| o.container_id.starts_with(wanted.as_str()) || same(&o.container_id, wanted))
-        };
-        self.network.as_ref().is_none_or(network) && self.container.as_ref().is_none_or(container)
-    }
-}
-
-/// Whether a name as elements carry it (cut to fit, `~` at the end) can be the one that is wanted.
-fn same(carried: &str, wanted: &str) -> bool {
-    match carried.strip_suffix('~') {
-        Some(begin) => wanted.starts_with(begin),
-        None => carried == wanted,
-    }
-}
-
-const HEADER: [&str; 7] = ["NETWORK", "CONTAINER", "INTERFACE", "PROTOCOL", "HOST", "TARGET", "CONNECTIONS"];
-
-fn print_table(rows: &[(Listed, Option<usize>)], out: &mut dyn Write) -> io::Result<()> {
-    let lines: Vec<[String; 7]> =
-        rows.iter().map(|(listed, connections)| line(listed, *connections)).collect();
-    let mut widths = HEADER.map(str::len);
-    for line in &lines {
-        for (width, cell) in widths.iter_mut().zip(line) {
-            *width = (*width).max(cell.chars().count());
-        }
-    }
-    let mut put = |cells: [&str; 7]| {
-        let padded: Vec<String> =
-            cells.iter().zip(widths).map(|(cell, width)| format!("{cell:width$}")).collect();
-        writeln!(out, "{}", padded.join("  ").trim_end())
-    };
-    put(HEADER)?;
-    for line in &lines {
-        put(line.each_ref().map(String::as_str))?;
-    }
-    Ok(())
-}
-
-fn line(listed: &Listed, connections: Option<usize>) -> [String; 7] {
+fn line(listed: &Listed, traffic: Option<Traffic>) -> [String; 10] {
     let unknown = || "-".to_owned();
     let (network, container, ifname) = match &listed.owner {
-        // Twelve characters are what people know a container by.
-        Some(o) => (o.network.clone(), o.container_id.chars().take(12).collect(), o.ifname.clone()),
+        Some(o) => (o.network.clone(), table::short(&o.container_id), o.ifname.clone()),
         None => (unknown(), unknown(), unknown()),
     };
     let port = &listed.port;
@@ -135,17 +78,23 @@ fn line(listed: &Listed, connections: Option<usize>) -> [String; 7] {
         IpAddr::V6(address) => format!("[{address}]"),
     };
     let target = format!("{target}:{}", run(port.container_port, port.last_container_port()));
-    let connections = connections.map_or_else(unknown, |count| count.to_string());
-    [network, container, ifname, port.host.protocol.to_string(), host, target, connections]
+    let connections = traffic.map_or_else(unknown, |traffic| traffic.connections.to_string());
+    let (packets, bytes) = match traffic.and_then(|traffic| traffic.counted) {
+        Some((packets, bytes)) => (packets.to_string(), bytes.to_string()),
+        None => (unknown(), unknown()),
+    };
+    let (protocol, backend) = (port.host.protocol.to_string(), listed.backend.as_str().to_owned());
+    [network, container, ifname, protocol, host, target, backend, connections, packets, bytes]
 }
 
-fn print_json(rows: &[(Listed, Option<usize>)], out: &mut dyn Write) -> io::Result<()> {
-    let all: Vec<Value> = rows.iter().map(|(listed, connections)| object(listed, *connections)).collect();
+fn print_json(rows: &[Row], out: &mut dyn Write) -> io::Result<()> {
+    let all: Vec<Value> = rows.iter().map(|(listed, traffic)| object(listed, *traffic)).collect();
     serde_json::to_writer_pretty(&mut *out, &all)?;
     writeln!(out)
 }
 
-fn object(listed: &Listed, connections: Option<usize>) -> Value {
+fn object(listed: &Listed, traffic: Option<Traffic>) -> Value {
+    let counted = traffic.and_then(|traffic| traffic.counted);
     let port = &listed.port;
     let host_ip = match port.host.address {
         HostAddress::Any(cni_dataplane::AddressFamily::V4) => "0.0.0.0".to_owned(),
@@ -163,19 +112,22 @@ fn object(listed: &Listed, connections: Option<usize>) -> Value {
         "hostPortEnd": port.host.last,
         "containerIP": port.container.to_string(),
         "containerPort": port.container_port,
-        "connections": connections,
+        "backend": listed.backend.as_str(),
+        "connections": traffic.map(|traffic| traffic.connections),
+        "packets": counted.map(|(packets, _)| packets),
+        "bytes": counted.map(|(_, bytes)| bytes),
     })
 }
 
 #[cfg(test)]
 mod tests {
-    use cni_dataplane::{AddressFamily, HostPorts, Owner, Protocol, PublishedPort};
+    use cni_dataplane::{AddressFamily, BackendName, HostPorts, Owner, Protocol, PublishedPort};
     use cni_spec::Attachment;
     use expect_test::expect;
 
     use super::*;
 
-    fn rows() -> Vec<(Listed, Option<usize>)> {
+    fn rows() -> Vec<Row> {
         let id = "0123456789abcdef".repeat(4);
         let owner = Owner::of(&Attachment::new("k8s-pod-network", &id, "eth0").unwrap());
         let host = HostPorts {
@@ -188,7 +140,10 @@ mod tests {
         let address = HostAddress::One("2001:db8::1".parse().unwrap());
         let run = HostPorts { protocol: Protocol::Udp, address, first: 9000, last: 9099 };
         let run = PublishedPort { host: run, container: "fd00::2".parse().unwrap(), container_port: 9000 };
-        vec![(Listed { owner: Some(owner), port }, Some(3)), (Listed { owner: None, port: run }, None)]
+        let traffic = Traffic { connections: 3, counted: Some((30, 3000)) };
+        let fast = Listed { owner: Some(owner), port, backend: BackendName::Ebpf };
+        let by_hand = Listed { owner: None, port: run, backend: BackendName::Nftables };
+        vec![(fast, Some(traffic)), (by_hand, None)]
     }
 
     fn printed(print: impl FnOnce(&mut Vec<u8>) -> io::Result<()>) -> String {
@@ -200,9 +155,9 @@ mod tests {
     #[test]
     fn the_table_lines_up() {
         expect![[r#"
-            NETWORK          CONTAINER     INTERFACE  PROTOCOL  HOST                     TARGET               CONNECTIONS
-            k8s-pod-network  0123456789ab  eth0       tcp       0.0.0.0:8080             10.88.0.2:80         3
-            -                -             -          udp       [2001:db8::1]:9000-9099  [fd00::2]:9000-9099  -
+            NETWORK          CONTAINER     INTERFACE  PROTOCOL  HOST                     TARGET               BACKEND   CONNECTIONS  PACKETS  BYTES
+            k8s-pod-network  0123456789ab  eth0       tcp       0.0.0.0:8080             10.88.0.2:80         ebpf      3            30       3000
+            -                -             -          udp       [2001:db8::1]:9000-9099  [fd00::2]:9000-9099  nftables  -            -        -
         "#]]
         .assert_eq(&printed(|out| print_table(&rows(), out)));
     }
@@ -217,28 +172,9 @@ mod tests {
     fn json_has_everything() {
         let all: Value = serde_json::from_str(&printed(|out| print_json(&rows(), out))).unwrap();
         assert_eq!(all[0]["hostIP"], "0.0.0.0");
-        assert_eq!(all[0]["connections"], 3);
+        assert_eq!((&all[0]["connections"], &all[0]["bytes"]), (&json!(3), &json!(3000)));
+        assert_eq!((&all[0]["backend"], &all[1]["bytes"]), (&json!("ebpf"), &Value::Null));
         assert_eq!((&all[1]["hostPort"], &all[1]["hostPortEnd"]), (&json!(9000), &json!(9099)));
         assert_eq!(all[1]["network"], Value::Null);
-    }
-
-    #[test]
-    fn arguments() {
-        let parse = |args: &[&str]| parse(&args.iter().map(|&a| a.to_owned()).collect::<Vec<_>>());
-        assert!(parse(&["--output=json"]).unwrap().json);
-        assert_eq!(parse(&["--network", "a"]).unwrap().network.as_deref(), Some("a"));
-        assert_eq!(parse(&["--output", "xml"]).unwrap_err(), "--output is table or json, not \"xml\"");
-        assert_eq!(parse(&["--network"]).unwrap_err(), "--network needs a value");
-        assert_eq!(parse(&["what"]).unwrap_err(), "unknown argument \"what\"");
-    }
-
-    #[test]
-    fn filters_know_cut_names() {
-        let options = Options { network: Some("k8s-pod-network".to_owned()), ..Options::default() };
-        let of: Vec<bool> = rows().iter().map(|(listed, _)| options.includes(listed)).collect();
-        assert_eq!(of, [true, false]);
-        let by_id = Options { container: Some("0123".to_owned()), ..Options::default() };
-        assert!(by_id.includes(&rows()[0].0));
-        assert!(same("abc~", "abcdef") && !same("abc~", "abX"));
     }
 }

@@ -1,0 +1,324 @@
+//! The conversations that the programs know: both halves of each, and whose it is.
+
+use std::collections::BTreeMap;
+use std::hash::Hash;
+use std::net::{IpAddr, SocketAddr};
+use std::time::Duration;
+
+use aya::Pod as Plain;
+use nix::time::{ClockId, clock_gettime};
+use slipway_ebpf_abi::{
+    Action, Addr4, Addr6, Config, Flow, FlowKey, LONE, ORIGINAL, PUBLISHED, Reason, SIDE_POD, State,
+    TICK_SHIFT, maps,
+};
+
+use super::node;
+use super::place::Place;
+use super::tables::Table;
+use crate::nftables;
+use crate::{BackendName, Error, HostAddress, Listed, Owner, Traffic};
+
+/// Who serves a conversation, and why.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Plane {
+    /// The programs: it came to a published port.
+    Published,
+    /// The programs: a container began it, and is masqueraded.
+    Masqueraded,
+    /// The kernel's stack, nftables included, for its whole life.
+    Left(Reason),
+}
+
+/// Source and destination of a packet. Of an ICMP echo, the identifier stands for the port of who asks, 0 for the other.
+pub type Ends = (SocketAddr, SocketAddr);
+
+/// One direction of a conversation.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Direction {
+    /// As its packets come.
+    pub before: Ends,
+    /// What the programs make of them.
+    pub after: Ends,
+    /// How many there were, and their bytes with the link layer's header; none: the map has lost this half, and the next packet
+    /// of either direction puts it back.
+    pub counted: Option<(u64, u64)>,
+}
+
+/// A conversation.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct KnownFlow {
+    /// IP protocol number.
+    pub protocol: u8,
+    /// Where it stands.
+    pub state: State,
+    /// Whether both sides have taken part.
+    pub is_established: bool,
+    /// Who serves it.
+    pub plane: Plane,
+    /// The direction of its first packet.
+    pub first: Direction,
+    /// The other one; none if only the stack knows what its packets look like.
+    pub answers: Option<Direction>,
+    /// For how long there was no packet, in steps of a second or so.
+    pub idle: Duration,
+    /// The container's address.
+    pub container: IpAddr,
+    /// Whose it is, if that is known.
+    pub owner: Option<Owner>,
+}
+
+/// The conversations that are alive, those of one container after another; none where no programs are set up.
+///
+/// # Errors
+/// The maps cannot be read.
+pub fn flows() -> Result<Vec<KnownFlow>, Error> {
+    let Some(place) = Place::find() else { return Ok(Vec::new()) };
+    let owners = match nftables::addresses() {
+        Err(Error::NoNfTables(_)) => BTreeMap::new(),
+        other => other?,
+    };
+    let clock = Clock { now: now(), config: node::configured(&place)? };
+    let pods: BTreeMap<u32, u32> = Table::<u32, slipway_ebpf_abi::Pod>::open(&place, maps::PODS)?
+        .all()?
+        .into_iter()
+        .map(|(link, pod)| (link, pod.generation))
+        .collect();
+    let is_there = |link: u32, generation: u32| link == 0 || pods.get(&link) == Some(&generation);
+    let mut all = Vec::new();
+    for (name, is_established) in [(maps::FLOWS4, true), (maps::EMBRYOS4, false)] {
+        let halves = halves::<Addr4>(&place, name)?;
+        all.extend(pairs(&halves, is_established, &clock, &is_there));
+    }
+    for (name, is_established) in [(maps::FLOWS6, true), (maps::EMBRYOS6, false)] {
+        let halves = halves::<Addr6>(&place, name)?;
+        all.extend(pairs(&halves, is_established, &clock, &is_there));
+    }
+    for flow in &mut all {
+        flow.owner = owners.get(&flow.container).cloned();
+    }
+    all.sort_by_key(|flow| (flow.container, flow.protocol, flow.first.before));
+    Ok(all)
+}
+
+/// Adds the conversations that the programs serve to those that conntrack knows.
+///
+/// # Errors
+/// As [`flows`].
+pub(crate) fn add_traffic(listed: &[Listed], traffic: &mut [Traffic]) -> Result<(), Error> {
+    if listed.iter().all(|one| one.backend != BackendName::Ebpf) {
+        return Ok(());
+    }
+    for flow in flows()?.iter().filter(|flow| flow.plane == Plane::Published) {
+        let through = listed.iter().zip(traffic.iter_mut()).filter(|(one, _)| goes_through(flow, one));
+        for (_, sum) in through {
+            let directions = [Some(flow.first), flow.answers].into_iter().flatten();
+            let counted =
+                directions.filter_map(|one| one.counted).fold((0, 0), |a, b| (a.0 + b.0, a.1 + b.1));
+            sum.add(Some(counted));
+        }
+    }
+    Ok(())
+}
+
+fn goes_through(flow: &KnownFlow, listed: &Listed) -> bool {
+    let (asked, reached) = (flow.first.before.1, flow.first.after.1);
+    let port = &listed.port;
+    let offset = asked.port().wrapping_sub(port.host.first);
+    flow.protocol == port.host.protocol.number()
+        && (port.host.first..=port.host.last).contains(&asked.port())
+        && reached == SocketAddr::new(port.container, port.container_port.wrapping_add(offset))
+        && match port.host.address {
+            HostAddress::One(address) => address == asked.ip(),
+            HostAddress::Any(_) => true,
+        }
+}
+
+struct Clock {
+    now: u32,
+    config: Config,
+}
+
+impl Clock {
+    /// For how long, if its time is not over.
+    fn idle<A>(&self, flow: &Flow<A>) -> Option<Duration> {
+        // A packet may have come since.
+        let ticks = self.now.checked_sub(flow.last_seen).unwrap_or_default();
+        let timeout = self.config.timeouts.get(usize::from(flow.state))?;
+        (ticks <= *timeout).then(|| Duration::from_nanos(u64::from(ticks) << TICK_SHIFT))
+    }
+}
+
+/// The clock of the flows.
+fn now() -> u32 {
+    let Ok(now) = clock_gettime(ClockId::CLOCK_MONOTONIC) else { return 0 };
+    let ticks = Duration::from(now).as_nanos() >> TICK_SHIFT;
+    u32::try_from(ticks).unwrap_or(u32::MAX)
+}
+
+type Halves<A> = BTreeMap<FlowKey<A>, Flow<A>>;
+
+fn halves<A>(place: &Place, name: &'static str) -> Result<Halves<A>, Error>
+where
+    A: Ord + Copy,
+    FlowKey<A>: Plain + Ord + Hash,
+    Flow<A>: Plain,
+{
+    Ok(Table::<FlowKey<A>, Flow<A>>::open(place, name)?
+        .some(2 * maps::FLOWS_SIZE as usize)?
+        .into_iter()
+        .collect())
+}
+
+fn pairs<A: Ord + Copy + Into<IpAddr>>(
+    halves: &Halves<A>,
+    is_established: bool,
+    clock: &Clock,
+    is_there: impl Fn(u32, u32) -> bool,
+) -> Vec<KnownFlow> {
+    let pair = |(key, half): (&FlowKey<A>, &Flow<A>)| {
+        let is_lone = half.flags & LONE != 0;
+        let other_key = half.other_key(key);
+        let other = halves.get(&other_key).filter(|_| !is_lone);
+        let is_first = half.flags & ORIGINAL != 0;
+        // Of two halves, the one of the first packet stands for both.
+        if !is_first && other.is_some() || !is_there(half.pod, half.generation) {
+            return None;
+        }
+        let own = direction(key, half, true);
+        let derived = half.other_half(key);
+        let counterpart = direction(&other_key, other.unwrap_or(&derived), other.is_some());
+        let (first, answers) = match (is_first, is_lone) {
+            (_, true) => (own, None),
+            (true, false) => (own, Some(counterpart)),
+            (false, false) => (counterpart, Some(own)),
+        };
+        let at_pod = if key.side == SIDE_POD { key } else { &other_key };
+        Some(KnownFlow {
+            protocol: key.protocol,
+            state: State::from_number(half.state)?,
+            is_established,
+            plane: plane(half)?,
+            first,
+            answers,
+            idle: clock.idle(half)?,
+            container: at_pod.source.into(),
+            owner: None,
+        })
+    };
+    halves.iter().filter_map(pair).collect()
+}
+
+fn plane<A>(half: &Flow<A>) -> Option<Plane> {
+    if half.action == Action::Pass as u8 {
+        return Reason::from_number(half.reason).map(Plane::Left);
+    }
+    Some(if half.flags & PUBLISHED != 0 { Plane::Published } else { Plane::Masqueraded })
+}
+
+fn direction<A: Copy + Into<IpAddr>>(key: &FlowKey<A>, half: &Flow<A>, is_known: bool) -> Direction {
+    let end = |address: A, port: slipway_ebpf_abi::Port| SocketAddr::new(address.into(), port.number());
+    Direction {
+        before: (end(key.source, key.source_port), end(key.destination, key.destination_port)),
+        after: (end(half.source, half.source_port), end(half.destination, half.destination_port)),
+        counted: is_known.then_some((half.packets, half.bytes)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::Ipv4Addr;
+
+    use slipway_ebpf_abi::{FlowKey4, Port, SIDE_UPLINK, ticks};
+
+    use super::*;
+
+    fn published() -> (FlowKey4, Flow<Addr4>) {
+        let address = |last| Addr4::from(Ipv4Addr::new(192, 0, 2, last));
+        let key = FlowKey4 {
+            source: address(9),
+            destination: address(2),
+            source_port: Port::new(40000),
+            destination_port: Port::new(8080),
+            protocol: 6,
+            side: SIDE_UPLINK,
+            pad: 0,
+        };
+        let half = Flow {
+            source: address(9),
+            destination: Addr4::from(Ipv4Addr::new(10, 0, 0, 5)),
+            source_port: Port::new(40000),
+            destination_port: Port::new(80),
+            action: Action::ToPod as u8,
+            state: State::Established as u8,
+            flags: ORIGINAL | PUBLISHED,
+            pod: 7,
+            generation: 1,
+            packets: 3,
+            bytes: 300,
+            last_seen: 1000,
+            ..Flow::default()
+        };
+        (key, half)
+    }
+
+    fn clock() -> Clock {
+        Clock { now: 1000 + ticks(60), config: Config::new(1) }
+    }
+
+    fn known(halves: &Halves<Addr4>) -> Vec<KnownFlow> {
+        pairs(halves, true, &clock(), |pod, generation| (pod, generation) == (7, 1))
+    }
+
+    #[test]
+    fn two_halves_are_one_flow() {
+        let (key, half) = published();
+        let other = Flow { packets: 2, bytes: 200, ..half.other_half(&key) };
+        let halves = Halves::from([(key, half), (half.other_key(&key), other)]);
+        let [flow] = &known(&halves)[..] else { panic!("{halves:?}") };
+        assert_eq!((flow.plane, flow.state), (Plane::Published, State::Established));
+        assert_eq!(flow.first.before.1.to_string(), "192.0.2.2:8080");
+        assert_eq!(flow.first.after.1.to_string(), "10.0.0.5:80");
+        assert_eq!(flow.first.counted, Some((3, 300)));
+        let answers = flow.answers.unwrap();
+        assert_eq!((answers.before.0, answers.counted), (flow.first.after.1, Some((2, 200))));
+        assert_eq!(flow.container.to_string(), "10.0.0.5");
+        assert_eq!(flow.idle.as_secs(), 60);
+    }
+
+    #[test]
+    fn a_half_that_was_evicted_is_told_from_the_other_one() {
+        let (key, half) = published();
+        let whole = known(&Halves::from([(key, half), (half.other_key(&key), half.other_half(&key))]));
+        for (key, half) in [(key, half), (half.other_key(&key), half.other_half(&key))] {
+            let [flow] = &known(&Halves::from([(key, half)]))[..] else { panic!("{half:?}") };
+            assert_eq!((flow.first.before, flow.first.after), (whole[0].first.before, whole[0].first.after));
+            assert_eq!(flow.container, whole[0].container);
+            assert!(flow.first.counted.is_none() != flow.answers.unwrap().counted.is_none());
+        }
+    }
+
+    #[test]
+    fn what_is_over_is_not_there() {
+        let (key, half) = published();
+        let of_another = Flow { generation: 2, ..half };
+        let silent = Flow { state: State::TimeWait as u8, last_seen: 1, ..half };
+        for half in [of_another, silent] {
+            let mut late = clock();
+            late.now += ticks(120);
+            let found = pairs(&Halves::from([(key, half)]), true, &late, |pod, generation| {
+                (pod, generation) == (7, 1)
+            });
+            assert_eq!(found, []);
+        }
+    }
+
+    #[test]
+    fn a_lone_half_is_one_direction() {
+        let (mut key, half) = published();
+        key.side = SIDE_POD;
+        let half = Flow { action: 0, reason: Reason::Mtu as u8, flags: ORIGINAL | LONE, ..half };
+        let [flow] = &known(&Halves::from([(key, half)]))[..] else { panic!("one") };
+        assert_eq!((flow.plane, flow.answers), (Plane::Left(Reason::Mtu), None));
+        assert_eq!(flow.container, IpAddr::from(key.source));
+    }
+}

@@ -1,0 +1,248 @@
+//! `slipway flows`: the conversations that the programs of the eBPF backend know.
+
+use std::io::{self, Write};
+
+use cni_dataplane::ebpf::{self, Direction, Ends, KnownFlow, Plane, State};
+use serde_json::{Value, json};
+
+use super::filter::Filter;
+use super::table;
+
+/// Arguments of `slipway flows`.
+pub const USAGE: &str = "[--network NAME] [--container ID] [--output table|json]";
+
+/// Prints the conversations: exit code 0 (also when there are none), 1 when they cannot be read, 2 for wrong
+/// arguments.
+pub fn flows_command(args: &[String], out: &mut dyn Write, err: &mut dyn Write) -> u8 {
+    let filter = match Filter::parse(args) {
+        Ok(filter) => filter,
+        Err(reason) => return said(writeln!(err, "slipway flows: {reason}"), 2),
+    };
+    match ebpf::flows() {
+        Ok(mut flows) => {
+            flows.retain(|flow| filter.includes(flow.owner.as_ref()));
+            said(if filter.json { print_json(&flows, out) } else { print_table(&flows, out) }, 0)
+        }
+        Err(error) => said(writeln!(err, "slipway flows: {error}"), 1),
+    }
+}
+
+fn said(written: io::Result<()>, code: u8) -> u8 {
+    written.map_or(1, |()| code)
+}
+
+const HEADER: [&str; 12] = [
+    "NETWORK",
+    "CONTAINER",
+    "PROTOCOL",
+    "STATE",
+    "SERVED",
+    "FROM",
+    "TO",
+    "BECOMES",
+    "PACKETS",
+    "BYTES",
+    "ANSWERS",
+    "IDLE",
+];
+
+fn print_table(flows: &[KnownFlow], out: &mut dyn Write) -> io::Result<()> {
+    let lines: Vec<[String; 12]> = flows.iter().map(line).collect();
+    table::print(HEADER, &lines, out)
+}
+
+fn line(flow: &KnownFlow) -> [String; 12] {
+    let (network, container) = match &flow.owner {
+        Some(owner) => (owner.network.clone(), table::short(&owner.container_id)),
+        None => ("-".to_owned(), flow.container.to_string()),
+    };
+    let (source, destination) = flow.first.before;
+    let counted = |direction: Option<Direction>| direction.and_then(|direction| direction.counted);
+    let number = |count: Option<u64>| count.map_or_else(|| "-".to_owned(), |count| count.to_string());
+    let (first, answers) = (counted(Some(flow.first)), counted(flow.answers));
+    let idle = if flow.idle.as_secs() < 2 { "-".to_owned() } else { format!("{} s", flow.idle.as_secs()) };
+    [
+        network,
+        container,
+        protocol(flow.protocol),
+        state(flow).to_owned(),
+        served(flow.plane),
+        source.to_string(),
+        destination.to_string(),
+        becomes(flow.first),
+        number(first.map(|(packets, _)| packets)),
+        number(first.map(|(_, bytes)| bytes)),
+        number(answers.map(|(packets, _)| packets)),
+        idle,
+    ]
+}
+
+fn protocol(number: u8) -> String {
+    match number {
+        1 => "icmp".to_owned(),
+        6 => "tcp".to_owned(),
+        17 => "udp".to_owned(),
+        58 => "icmpv6".to_owned(),
+        other => other.to_string(),
+    }
+}
+
+/// As conntrack calls them.
+fn state(flow: &KnownFlow) -> &'static str {
+    match flow.state {
+        State::SynSent => "SYN_SENT",
+        State::SynReceived => "SYN_RECV",
+        State::Established => "ESTABLISHED",
+        State::FinWait => "FIN_WAIT",
+        State::CloseWait => "CLOSE_WAIT",
+        State::LastAck => "LAST_ACK",
+        State::TimeWait => "TIME_WAIT",
+        State::Close => "CLOSE",
+        State::Unreplied => "UNREPLIED",
+        State::Stream => "STREAM",
+        State::Echo => "ECHO",
+    }
+}
+
+fn served(plane: Plane) -> String {
+    match plane {
+        Plane::Published => "ebpf (port)".to_owned(),
+        Plane::Masqueraded => "ebpf (masquerade)".to_owned(),
+        Plane::Left(reason) => format!("netfilter ({reason:?})"),
+    }
+}
+
+/// What the translation changes.
+fn becomes(direction: Direction) -> String {
+    let (before, after): (Ends, Ends) = (direction.before, direction.after);
+    let mut changed = Vec::new();
+    if before.0 != after.0 {
+        changed.push(format!("from {}", after.0));
+    }
+    if before.1 != after.1 {
+        changed.push(format!("to {}", after.1));
+    }
+    if changed.is_empty() { "-".to_owned() } else { changed.join(" ") }
+}
+
+fn print_json(flows: &[KnownFlow], out: &mut dyn Write) -> io::Result<()> {
+    let all: Vec<Value> = flows.iter().map(object).collect();
+    serde_json::to_writer_pretty(&mut *out, &all)?;
+    writeln!(out)
+}
+
+fn object(flow: &KnownFlow) -> Value {
+    let owner = flow.owner.as_ref();
+    let reason = match flow.plane {
+        Plane::Left(reason) => Some(format!("{reason:?}")),
+        Plane::Published | Plane::Masqueraded => None,
+    };
+    let kind = match flow.plane {
+        Plane::Published => "published",
+        Plane::Masqueraded => "masqueraded",
+        Plane::Left(_) => "left",
+    };
+    json!({
+        "network": owner.map(|owner| &owner.network),
+        "container": owner.map(|owner| &owner.container_id),
+        "interface": owner.map(|owner| &owner.ifname),
+        "containerIP": flow.container.to_string(),
+        "protocol": protocol(flow.protocol),
+        "state": state(flow),
+        "established": flow.is_established,
+        "kind": kind,
+        "reason": reason,
+        "idleSeconds": flow.idle.as_secs(),
+        "first": half(flow.first),
+        "answers": flow.answers.map(half),
+    })
+}
+
+fn half(direction: Direction) -> Value {
+    let (before, after) = (direction.before, direction.after);
+    json!({
+        "from": before.0.to_string(),
+        "to": before.1.to_string(),
+        "becomesFrom": after.0.to_string(),
+        "becomesTo": after.1.to_string(),
+        "packets": direction.counted.map(|(packets, _)| packets),
+        "bytes": direction.counted.map(|(_, bytes)| bytes),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use cni_dataplane::Owner;
+    use cni_dataplane::ebpf::Reason;
+    use cni_spec::Attachment;
+    use expect_test::expect;
+
+    use super::*;
+
+    fn flows() -> [KnownFlow; 2] {
+        let ends = |source: &str, destination: &str| (source.parse().unwrap(), destination.parse().unwrap());
+        let owner = Owner::of(&Attachment::new("pods", "web1", "eth0").unwrap());
+        let published = KnownFlow {
+            protocol: 6,
+            state: State::Established,
+            is_established: true,
+            plane: Plane::Published,
+            first: Direction {
+                before: ends("192.0.2.9:40000", "192.0.2.2:8080"),
+                after: ends("192.0.2.9:40000", "10.22.0.2:80"),
+                counted: Some((3, 300)),
+            },
+            answers: Some(Direction {
+                before: ends("10.22.0.2:80", "192.0.2.9:40000"),
+                after: ends("192.0.2.2:8080", "192.0.2.9:40000"),
+                counted: None,
+            }),
+            idle: Duration::from_secs(7),
+            container: [10, 22, 0, 2].into(),
+            owner: Some(owner),
+        };
+        let left = KnownFlow {
+            protocol: 17,
+            state: State::Unreplied,
+            is_established: false,
+            plane: Plane::Left(Reason::Mtu),
+            first: Direction {
+                before: ends("[fd00::2]:5353", "[2001:db8::1]:53"),
+                after: ends("[fd00::2]:5353", "[2001:db8::1]:53"),
+                counted: Some((1, 90)),
+            },
+            answers: None,
+            idle: Duration::ZERO,
+            container: "fd00::2".parse().unwrap(),
+            owner: None,
+        };
+        [published, left]
+    }
+
+    fn printed(print: impl FnOnce(&mut Vec<u8>) -> io::Result<()>) -> String {
+        let mut out = Vec::new();
+        print(&mut out).unwrap();
+        String::from_utf8(out).unwrap()
+    }
+
+    #[test]
+    fn the_table_lines_up() {
+        expect![[r#"
+            NETWORK  CONTAINER  PROTOCOL  STATE        SERVED           FROM             TO                BECOMES          PACKETS  BYTES  ANSWERS  IDLE
+            pods     web1       tcp       ESTABLISHED  ebpf (port)      192.0.2.9:40000  192.0.2.2:8080    to 10.22.0.2:80  3        300    -        7 s
+            -        fd00::2    udp       UNREPLIED    netfilter (Mtu)  [fd00::2]:5353   [2001:db8::1]:53  -                1        90     -        -
+        "#]].assert_eq(&printed(|out| print_table(&flows(), out)));
+    }
+
+    #[test]
+    fn json_has_both_halves() {
+        let all: Value = serde_json::from_str(&printed(|out| print_json(&flows(), out))).unwrap();
+        assert_eq!(all[0]["first"]["becomesTo"], "10.22.0.2:80");
+        assert_eq!((&all[0]["first"]["packets"], &all[0]["answers"]["packets"]), (&json!(3), &Value::Null));
+        assert_eq!(all[0]["answers"]["becomesFrom"], "192.0.2.2:8080");
+        assert_eq!((&all[1]["kind"], &all[1]["reason"]), (&json!("left"), &json!("Mtu")));
+        assert_eq!(all[1]["network"], Value::Null);
+    }
+}

@@ -1,0 +1,29 @@
+//! Tables for people.
+
+use std::io::{self, Write};
+
+/// Prints a header and lines, each column as wide as it has to be.
+pub(super) fn print<const N: usize>(
+    header: [&str; N],
+    lines: &[[String; N]],
+    out: &mut dyn Write,
+) -> io::Result<()> {
+    let mut widths = header.map(str::len);
+    for line in lines {
+        for (width, cell) in widths.iter_mut().zip(line) {
+            *width = (*width).max(cell.chars().count());
+        }
+    }
+    let mut put = |cells: [&str; N]| {
+        let padded: Vec<String> =
+            cells.iter().zip(widths).map(|(cell, width)| format!("{cell:width$}")).collect();
+        writeln!(out, "{}", padded.join("  ").trim_end())
+    };
+    put(header)?;
+    lines.iter().try_for_each(|line| put(line.each_ref().map(String::as_str)))
+}
+
+/// Twelve characters are what people know a container by.
+pub(super) fn short(container_id: &str) -> String {
+    container_id.chars().take(12).collect()
+}

@@ -1,0 +1,133 @@
+//! What `slipway flows` and `slipway ports` say of the conversations of the programs.
+
+use serde_json::{Value, json};
+use slipway_tests::{Attach, Host, PATIENCE, PROGRAMS, Proto, at, has_programs, skip};
+
+use crate::{PORT, Stage, address, attach, list};
+
+fn flows(stage: &Stage, args: &str) -> Vec<Value> {
+    let text = stage.node.slipway(&format!("flows --output json {args}"));
+    serde_json::from_str(&text).expect("slipway flows prints JSON")
+}
+
+/// The conversations of one kind.
+fn of_kind(stage: &Stage, kind: &str) -> Vec<Value> {
+    flows(stage, "").into_iter().filter(|flow| flow["kind"] == kind).collect()
+}
+
+/// A way to elsewhere, for masquerade.
+fn leads_out(stage: &Stage, host: &Host) {
+    stage.node.cmd(&format!("ip route add default via {}", host.v4));
+    stage.node.cmd(&format!("ip route add default via {}", host.v6));
+}
+
+#[test]
+fn a_conversation_is_listed_with_both_halves_and_its_owner() {
+    if !has_programs() {
+        skip!(PROGRAMS);
+    }
+    let stage = Stage::new();
+    assert_eq!(flows(&stage, ""), [] as [Value; 0]);
+    let pod = stage.node.pod("web");
+    let result = stage.network().add(&attach(&pod)).expect("ADD");
+    let pod_address = address(&result);
+    let _server = pod.serve(Proto::Tcp, &format!("{pod_address}:80"), "web");
+    let to = at(stage.client.node_v4, PORT);
+    let mut talk = stage.client.dial(Proto::Tcp, None, to, PATIENCE).expect("a connection");
+    let own = talk.say().expect("an answer").own;
+    let all = flows(&stage, "");
+    let [flow] = &all[..] else { panic!("{all:#?}") };
+    assert_eq!(
+        (&flow["network"], &flow["container"], &flow["interface"]),
+        (&json!("fast"), &json!("web"), &json!("eth0"))
+    );
+    assert_eq!(
+        (&flow["protocol"], &flow["state"], &flow["kind"]),
+        (&json!("tcp"), &json!("ESTABLISHED"), &json!("published"))
+    );
+    let (first, answers) = (&flow["first"], &flow["answers"]);
+    assert_eq!((&first["from"], &first["to"]), (&json!(own.to_string()), &json!(to.to_string())));
+    assert_eq!(first["becomesTo"], json!(format!("{pod_address}:80")));
+    assert_eq!((&answers["becomesFrom"], &answers["to"]), (&json!(to.to_string()), &json!(own.to_string())));
+    assert!(first["packets"].as_u64() >= Some(3) && answers["packets"].as_u64() >= Some(2), "{flow}");
+    // What the table of ports says of it.
+    let ports: Value = serde_json::from_str(&stage.node.slipway("ports --json")).expect("JSON");
+    let port = ports
+        .as_array()
+        .expect("a list")
+        .iter()
+        .find(|port| port["protocol"] == "tcp" && port["hostIP"] == "0.0.0.0");
+    let port = port.expect("the port");
+    assert_eq!((&port["backend"], &port["connections"]), (&json!("ebpf"), &json!(1)));
+    let sum =
+        |what: &str| first[what].as_u64().unwrap_or_default() + answers[what].as_u64().unwrap_or_default();
+    assert!(port["packets"].as_u64() >= Some(sum("packets")), "{port} {flow}");
+    assert!(stage.node.slipway("flows").contains("ESTABLISHED"));
+    // Others' are left out, and those of a container that is gone.
+    assert_eq!(flows(&stage, "--network other"), [] as [Value; 0]);
+    assert_eq!(flows(&stage, "--container we").len(), 1);
+    stage.network().del(&attach(&pod)).expect("DEL");
+    assert_eq!(flows(&stage, ""), [] as [Value; 0]);
+}
+
+#[test]
+fn what_is_masqueraded_or_left_to_nftables_is_told_apart() {
+    if !has_programs() {
+        skip!(PROGRAMS);
+    }
+    let stage = Stage::new();
+    leads_out(&stage, &stage.client);
+    let pod = stage.node.pod("web");
+    let result = stage.network().add(&Attach::new(&pod).port(Proto::Udp, PORT, 80)).expect("ADD");
+    let pod_address = address(&result);
+    let _server = stage.client.serve(Proto::Tcp, &at(stage.client.v4, 7000).to_string(), "far");
+    assert_eq!(pod.expect(Proto::Tcp, (stage.client.v4, 7000), "far").peer.ip(), stage.client.node_v4);
+    let masqueraded = of_kind(&stage, "masqueraded");
+    let [flow] = &masqueraded[..] else { panic!("{masqueraded:#?}") };
+    assert_eq!(flow["containerIP"], json!(pod_address));
+    let from: std::net::SocketAddr =
+        flow["first"]["becomesFrom"].as_str().expect("an end").parse().expect("an end");
+    assert_eq!(from.ip(), stage.client.node_v4);
+    assert!(from.port() >= 61000, "{from}");
+    // A container whose link takes less than the uplink has its datagrams by nftables, which can tell senders.
+    pod.cmd("ip link set dev eth0 mtu 1400");
+    let link = stage.node.programs()["uplinks"][0].as_str().expect("an uplink").to_owned();
+    stage.node.cmd(&format!("ip link set dev {link} mtu 1400"));
+    stage.node.slipway("node setup");
+    let _web = pod.serve(Proto::Udp, &format!("{pod_address}:80"), "web");
+    stage.client.expect(Proto::Udp, (stage.client.node_v4, PORT), "web");
+    let left = of_kind(&stage, "left");
+    let [flow] = &left[..] else { panic!("{left:#?}") };
+    assert_eq!((&flow["reason"], &flow["protocol"]), (&json!("Mtu"), &json!("udp")));
+    assert!(stage.node.programs()["left"]["Mtu"].as_u64() >= Some(1), "{}", stage.node.programs());
+    assert!(stage.node.slipway("node status").contains("left        Mtu: "));
+}
+
+#[test]
+fn ports_name_the_backend_that_serves_them() {
+    if !has_programs() {
+        skip!(PROGRAMS);
+    }
+    let stage = Stage::new();
+    let backend_of = |container: &str| -> Vec<String> {
+        let text = stage.node.slipway(&format!("ports --json --container {container}"));
+        let ports: Value = serde_json::from_str(&text).expect("JSON");
+        let all = ports.as_array().expect("a list").iter();
+        all.map(|port| port["backend"].as_str().expect("a name").to_owned()).collect()
+    };
+    let mut conditions = list("ebpf");
+    conditions["plugins"][1]["conditionsV4"] = json!(["ip", "ttl", "1-255"]);
+    for (name, list, port, backend) in [
+        ("fast", list("ebpf"), PORT, "ebpf"),
+        ("left", conditions, PORT + 1, "nftables"),
+        ("slow", list("nftables"), PORT + 2, "nftables"),
+        ("old", list("iptables"), PORT + 3, "iptables"),
+    ] {
+        let pod = stage.node.pod(name);
+        let network = stage.node.network(list);
+        network.add(&Attach::new(&pod).port_on("0.0.0.0", Proto::Tcp, port, 80)).expect("ADD");
+        assert_eq!(backend_of(name), [backend], "{name}");
+    }
+    stage.node.slipway("node teardown");
+    assert_eq!(backend_of("fast"), ["nftables"]);
+}
