@@ -87,11 +87,11 @@ pub fn flows() -> Result<Vec<KnownFlow>, Error> {
     let mut all = Vec::new();
     for (name, is_established) in [(maps::FLOWS4, true), (maps::EMBRYOS4, false)] {
         let halves = halves::<Addr4>(&place, name)?;
-        all.extend(pairs(&halves, is_established, &clock, &is_there));
+        all.extend(pairs(&halves, is_established, &clock, is_there));
     }
     for (name, is_established) in [(maps::FLOWS6, true), (maps::EMBRYOS6, false)] {
         let halves = halves::<Addr6>(&place, name)?;
-        all.extend(pairs(&halves, is_established, &clock, &is_there));
+        all.extend(pairs(&halves, is_established, &clock, is_there));
     }
     for flow in &mut all {
         flow.owner = owners.get(&flow.container).cloned();
@@ -142,7 +142,7 @@ impl Clock {
     /// For how long, if its time is not over.
     fn idle<A>(&self, flow: &Flow<A>) -> Option<Duration> {
         // A packet may have come since.
-        let ticks = self.now.checked_sub(flow.last_seen).unwrap_or_default();
+        let ticks = self.now.saturating_sub(flow.last_seen);
         let timeout = self.config.timeouts.get(usize::from(flow.state))?;
         (ticks <= *timeout).then(|| Duration::from_nanos(u64::from(ticks) << TICK_SHIFT))
     }
