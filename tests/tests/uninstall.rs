@@ -246,3 +246,170 @@ fn the_chains_of_iptables_go_unless_they_are_used() {
         before.assert_same(&state());
     }
 }
+
+/// A list of all that is chained, by one of firewall's backends.
+fn chained(backend: &str) -> Value {
+    let [mut list, _] = lists();
+    list["name"] = "chained".into();
+    list["plugins"].as_array_mut().expect("plugins").extend([
+        json!({
+            "type": "bandwidth", "ingressRate": 8_000_000, "ingressBurst": 800_000,
+            "egressRate": 8_000_000, "egressBurst": 800_000,
+        }),
+        json!({"type": "firewall", "backend": backend, "ingressPolicy": "isolated"}),
+        json!({"type": "tuning", "mtu": 1400, "sysctl": {"net.ipv4.conf.IFNAME.arp_filter": "1"}}),
+    ]);
+    list
+}
+
+/// flannel's, with what flanneld writes.
+fn flannel(node: &Node) -> Value {
+    let env = "FLANNEL_NETWORK=10.244.0.0/16\nFLANNEL_SUBNET=10.244.3.1/24\nFLANNEL_MTU=1450\nFLANNEL_IPMASQ=false\n";
+    node.write("/run/flannel/subnet.env", env);
+    json!({"name": "cbr0", "plugins": [{"type": "flannel", "delegate": {"bridge": "cbr0"}}]})
+}
+
+#[test]
+fn chained_plugins_leave_nothing() {
+    if is_peer() {
+        return;
+    }
+    for backend in ["nftables", "iptables"] {
+        let node = Node::new();
+        let pods = [node.pod("one"), node.pod("two")];
+        // The tables of iptables themselves stay.
+        for family in ["iptables", "ip6tables"] {
+            node.cmd(&format!("{family} -A FORWARD -j ACCEPT"));
+        }
+        let lists = [chained(backend), flannel(&node)];
+        let state = || Snapshot::take(&node, &[&pods[0], &pods[1]]);
+        let before = state();
+        for (list, pod) in lists.iter().zip(&pods) {
+            node.network(list.clone()).add(&attach(pod, 8080)).expect("ADD");
+        }
+        let refused = node.try_slipway(&format!("uninstall --to {DIR}"));
+        assert!(refused.stderr.contains("container one, interface eth0"), "{refused}");
+        for (list, pod) in lists.iter().zip(&pods) {
+            node.network(list.clone()).del(&attach(pod, 8080)).expect("DEL");
+        }
+        let said = node.slipway(&format!("uninstall --to {DIR}"));
+        let mut lines = vec![
+            "remove  table inet slipway-firewall".to_owned(),
+            "remove  /var/lib/cni/flannel".to_owned(),
+            "remove  /run/cni/tuning".to_owned(),
+        ];
+        if backend == "iptables" {
+            lines.extend(["iptables", "ip6tables"].map(|program| {
+                format!("remove  chains CNI-FORWARD, CNI-ADMIN, CNI-ISOLATION-* of {program}-nft")
+            }));
+        }
+        for line in lines {
+            assert!(said.lines().any(|said| said == line), "{line:?} is not in:\n{said}");
+        }
+        before.assert_same(&state());
+        let again = node.slipway(&format!("uninstall --to {DIR}"));
+        assert!(again.ends_with("this node: 0 of 0 things removed\n"), "{again}");
+    }
+}
+
+/// Somebody killed containers, and nobody called DEL.
+#[test]
+fn what_dead_containers_have_is_named_or_goes() {
+    if is_peer() {
+        return;
+    }
+    let node = Node::new();
+    let (dead, living) = (node.pod("dead"), node.pod("living"));
+    let network = node.network({
+        let mut list = chained("nftables");
+        list["plugins"].as_array_mut().expect("plugins").remove(3);
+        list
+    });
+    let saved = node.network(flannel(&node));
+    network.add(&Attach::new(&dead)).expect("ADD");
+    let living = Attach::new(&living);
+    network.add(&living).expect("ADD");
+    saved.add(&Attach::new(&dead).ifname("eth1")).expect("ADD");
+    let devices = || node.cmd("ip -o link show type ifb").lines().count();
+    assert_eq!(devices(), 2);
+    dead.remove();
+    // The kernel takes the links away in its own time.
+    for _ in 0..100 {
+        if node.cmd("ip -o link show type veth").lines().count() == 1 {
+            break;
+        }
+        std::thread::sleep(std::time::Duration::from_millis(20));
+    }
+    let said = node.slipway(&format!("uninstall --to {DIR} --force"));
+    assert_eq!(devices(), 1, "{said}");
+    for (part, count) in [
+        ("remove  link bwp", 1),
+        ("leave   link bwp", 1),
+        ("leave   /run/cni/tuning (backups of links' settings: 2)", 1),
+        ("leave   /var/lib/cni/flannel (saved configurations: 1)", 1),
+    ] {
+        assert_eq!(said.matches(part).count(), count, "{part:?} in:\n{said}");
+    }
+    network.check(&living).expect_err("its table is gone");
+    network.del(&living).expect("DEL");
+    assert_eq!(devices(), 0);
+}
+
+/// Rules that a container of the reference's has, and those of an administrator's, keep the chains there.
+#[test]
+fn the_chains_of_the_firewall_go_unless_they_are_used() {
+    if is_peer() {
+        return;
+    }
+    for variant in ["nft", "legacy"] {
+        let node = Node::new();
+        let pod = node.pod("pod");
+        // What shows which variant the node uses.
+        for family in ["iptables", "ip6tables"] {
+            node.cmd(&format!("{family}-{variant} -N KUBE-FORWARD"));
+            node.cmd(&format!("{family}-{variant} -A FORWARD -j KUBE-FORWARD"));
+            node.cmd(&format!("{family}-{variant} -t nat -N KUBE-SERVICES"));
+        }
+        let state = || Snapshot::take(&node, &[&pod]);
+        let before = state();
+        let network = node.network(chained("iptables"));
+        network.add(&attach(&pod, 8080)).expect("ADD");
+        network.del(&attach(&pod, 8080)).expect("DEL");
+        let chains = format!("chains CNI-FORWARD, CNI-ADMIN, CNI-ISOLATION-* of iptables-{variant}");
+        for (rule, why) in [
+            ("CNI-FORWARD -s 10.9.9.9/32 -j ACCEPT", "containers' rules are there"),
+            ("CNI-ADMIN -p tcp --dport 80 -j DROP", "an administrator's rules are there"),
+        ] {
+            node.cmd(&format!("iptables-{variant} -A {rule}"));
+            let said = node.slipway(&format!("uninstall --to {DIR}"));
+            let line = format!("leave   {chains} ({why})");
+            assert!(said.lines().any(|said| said == line), "{line:?} is not in:\n{said}");
+            node.cmd(&format!("iptables-{variant} -D {rule}"));
+        }
+        let said = node.slipway(&format!("uninstall --to {DIR}"));
+        assert!(said.lines().any(|said| said == format!("remove  {chains}")), "{said}");
+        before.assert_same(&state());
+    }
+}
+
+/// The chain that the table has for them.
+#[test]
+fn an_administrators_rules_in_the_firewalls_table_stay() {
+    if is_peer() {
+        return;
+    }
+    for backend in ["nftables", "iptables"] {
+        let node = Node::new();
+        let pod = node.pod("pod");
+        let network = node.network(chained(backend));
+        network.add(&attach(&pod, 8080)).expect("ADD");
+        network.del(&attach(&pod, 8080)).expect("DEL");
+        node.cmd("nft add rule inet slipway-firewall admin tcp dport 80 drop");
+        let said = node.slipway(&format!("uninstall --to {DIR}"));
+        let line = "leave   table inet slipway-firewall (an administrator's rules are in its chain admin)";
+        assert!(said.lines().any(|said| said == line), "{backend}:\n{said}");
+        assert!(node.ruleset().contains("tcp dport 80 drop"), "{}", node.ruleset());
+        node.slipway(&format!("uninstall --to {DIR} --force"));
+        assert!(!node.ruleset().contains("slipway"), "{}", node.ruleset());
+    }
+}

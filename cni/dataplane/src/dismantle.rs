@@ -29,6 +29,8 @@ pub enum Holding {
     NoTable,
     /// The table is there, and nothing in it belongs to anybody.
     Nothing,
+    /// No attachment has anything in it, and an administrator has rules in a chain that is there for them.
+    Rules,
     /// These attachments have something in it, each named once.
     Owners(Vec<Owner>),
 }
@@ -78,7 +80,8 @@ impl OwnTable {
         let Some(owners) = owners else { return Ok(Holding::NoTable) };
         let unique: BTreeMap<_, _> = owners.into_iter().map(|owner| (owner.attachment_hash, owner)).collect();
         if unique.is_empty() {
-            return Ok(Holding::Nothing);
+            let rules = self == Self::Firewall && firewall::ledger::has_rules_of_others()?;
+            return Ok(if rules { Holding::Rules } else { Holding::Nothing });
         }
         let mut owners: Vec<Owner> = unique.into_values().collect();
         owners.sort_by_key(ToString::to_string);
@@ -87,7 +90,7 @@ impl OwnTable {
 
     /// Removes the table with its chains, maps and sets, and returns what was in it. With
     /// [`InUse::Spare`] nothing is removed if something in it belongs to an attachment, also to one
-    /// that came a moment ago.
+    /// that came a moment ago, or to an administrator.
     ///
     /// # Errors
     /// As [`Self::holding`]; what could not be removed; others changed the ruleset at every attempt.
@@ -100,7 +103,9 @@ impl OwnTable {
                 socket.generation().map_err(|e| Error::kernel("read the ruleset's generation", e))?;
             let holding = self.holding()?;
             match (&holding, in_use) {
-                (Holding::NoTable, _) | (Holding::Owners(_), InUse::Spare) => return Ok(holding),
+                (Holding::NoTable, _) | (Holding::Owners(_) | Holding::Rules, InUse::Spare) => {
+                    return Ok(holding);
+                }
                 _ => {}
             }
             let mut batch = Transaction::new();

@@ -498,6 +498,17 @@ fn address_of(data: &ElementData) -> Option<IpAddr> {
     }
 }
 
+/// Whether an administrator has rules in the table.
+pub(crate) fn has_rules_of_others() -> Result<bool, Error> {
+    let Some(ledger) = Ledger::open()? else { return Ok(false) };
+    let uses = |name: &str| {
+        let chain = ledger.socket.chain(&table(), name).map_err(Ledger::read)?;
+        Ok::<_, Error>(chain.map_or(0, |chain| chain.uses))
+    };
+    // One of our own rules leads there, where there are any.
+    Ok(uses(ADMIN)? > u32::from(uses(FORWARD)? > 0))
+}
+
 /// Whose entries are in the table; none if there is no table.
 pub(crate) fn owners() -> Result<Option<Vec<Owner>>, Error> {
     let Some(ledger) = Ledger::open()? else { return Ok(None) };

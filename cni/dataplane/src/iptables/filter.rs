@@ -27,10 +27,12 @@ use super::tools::{Tools, Variant, table_id};
 use crate::firewall::IngressPolicy;
 use crate::{AddressFamily, Error};
 
-const FORWARD: &str = "FORWARD";
-const CONTAINERS: &str = "CNI-FORWARD";
-const STAGE_1: &str = "CNI-ISOLATION-STAGE-1";
-const STAGE_2: &str = "CNI-ISOLATION-STAGE-2";
+pub(super) const FORWARD: &str = "FORWARD";
+pub(super) const CONTAINERS: &str = "CNI-FORWARD";
+/// The administrator's, unless a configuration has a name of its own for it.
+pub(super) const ADMIN: &str = "CNI-ADMIN";
+pub(super) const STAGE_1: &str = "CNI-ISOLATION-STAGE-1";
+pub(super) const STAGE_2: &str = "CNI-ISOLATION-STAGE-2";
 const RULES: &str = "CNI firewall plugin rules";
 const ADMIN_OVERRIDES: &str = "CNI firewall plugin admin overrides";
 const EITHER: &str = "CNI firewall plugin rules (ingressPolicy: same-bridge|isolated)";
@@ -134,7 +136,7 @@ pub(crate) fn tools() -> Result<Tools, Error> {
 }
 
 /// Where such chains are. No program is run.
-fn places() -> Result<Vec<(Variant, AddressFamily)>, Error> {
+pub(super) fn places() -> Result<Vec<(Variant, AddressFamily)>, Error> {
     let mut places = presence::any_chain_in(TableName::Filter, &[CONTAINERS, STAGE_1])?;
     places.sort();
     Ok(places)
@@ -166,7 +168,7 @@ pub(crate) fn clear(addresses: &[IpAddr], isolation: Option<&Isolation>) -> Resu
             admitted: Vec::new(),
             dismissed: own.copied().collect(),
             isolation: isolation.cloned(),
-            admin: ChainName::fixed("CNI-ADMIN"),
+            admin: ChainName::fixed(ADMIN),
         };
         settle(
             &tools,
@@ -188,6 +190,21 @@ pub(crate) fn separated() -> Result<Vec<String>, Error> {
     bridges.sort();
     bridges.dedup();
     Ok(bridges)
+}
+
+/// What keeps the chains there when the node is to be without them; none if nothing does.
+pub(super) fn needed(listing: &Listing) -> Option<&'static str> {
+    // Also one that leads to an administrator's chain of another name.
+    let own = |rule: &ListedRule| {
+        rule.target().is_some_and(|to| ChainName::new(to).is_ok_and(|to| admin_entry(&to).words() == rule.0))
+    };
+    if listing.rules(CONTAINERS).iter().any(|rule| !own(rule)) {
+        return Some("containers' rules are there");
+    }
+    if listing.rules(STAGE_1).iter().any(|rule| rule.0 != back().words()) {
+        return Some("a bridge is kept apart there");
+    }
+    (!listing.rules(ADMIN).is_empty()).then_some("an administrator's rules are there")
 }
 
 /// What has to change so that it holds.

@@ -1,87 +1,135 @@
-//! The chains that all containers share, taken away when no container has ports published by them.
-//! The reference leaves them for ever.
+//! The chains that all containers share, taken away when no container has anything in them: those of
+//! published ports, and those of the firewall plugin. The reference leaves them for ever.
 
 use super::apply::settle;
+use super::filter;
 use super::listing::{ListedRule, Listing};
 use super::names;
 use super::presence;
-use super::rule::{Batch, Op};
+use super::rule::{Batch, Op, TableName};
 use super::tools::{Tools, Variant};
 use crate::{AddressFamily, Error};
 
-/// Those chains, and those that lead to them.
-const SHARED: [&str; 3] = [names::HOSTPORT_DNAT, names::HOSTPORT_SETMARK, names::HOSTPORT_MASQ];
-const LEADING: [&str; 3] = ["PREROUTING", "OUTPUT", "POSTROUTING"];
+/// What chains are for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Purpose {
+    /// Published ports, in the nat table.
+    Ports,
+    /// What the firewall plugin lets through and keeps apart, in the filter table.
+    Firewall,
+}
 
-/// The shared chains of one variant and family.
+impl Purpose {
+    /// Those chains.
+    const fn shared(self) -> &'static [&'static str] {
+        match self {
+            Self::Ports => &[names::HOSTPORT_DNAT, names::HOSTPORT_SETMARK, names::HOSTPORT_MASQ],
+            Self::Firewall => &[filter::CONTAINERS, filter::ADMIN, filter::STAGE_1, filter::STAGE_2],
+        }
+    }
+
+    /// Those that lead to them.
+    const fn leading(self) -> &'static [&'static str] {
+        match self {
+            Self::Ports => &["PREROUTING", "OUTPUT", "POSTROUTING"],
+            Self::Firewall => &[filter::FORWARD],
+        }
+    }
+
+    const fn table(self) -> TableName {
+        match self {
+            Self::Ports => TableName::Nat,
+            Self::Firewall => TableName::Filter,
+        }
+    }
+
+    /// What keeps them there: something of a container's, whoever made it, or of an administrator's.
+    fn needed(self, listing: &Listing) -> Option<&'static str> {
+        match self {
+            Self::Ports if listing.rules(names::HOSTPORT_DNAT).is_empty() => None,
+            Self::Ports => Some("ports are published there"),
+            Self::Firewall => filter::needed(listing),
+        }
+    }
+}
+
+/// The shared chains of one purpose, variant and family.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Frame {
-    /// Whose nat table they are in.
+    /// What they are for.
+    pub purpose: Purpose,
+    /// Whose table they are in.
     pub variant: Variant,
     /// And of which family.
     pub family: AddressFamily,
 }
 
 impl Frame {
-    /// All that there are.
+    /// All that there are for that purpose.
     ///
     /// # Errors
     /// What could not be read.
-    pub fn all() -> Result<Vec<Self>, Error> {
-        let found = presence::any_chain_of(&SHARED)?;
-        Ok(found.places().map(|(variant, family)| Self { variant, family }).collect())
+    pub fn all(purpose: Purpose) -> Result<Vec<Self>, Error> {
+        let places: Vec<_> = match purpose {
+            Purpose::Ports => presence::any_chain_of(purpose.shared())?.places().collect(),
+            Purpose::Firewall => filter::places()?,
+        };
+        Ok(places.into_iter().map(|(variant, family)| Self { purpose, variant, family }).collect())
     }
 
-    /// Whether ports of a container, whoever published them, are in them.
+    fn tools(&self) -> Tools {
+        Tools::of(self.variant, self.purpose.table())
+    }
+
+    /// What keeps them there; none if nothing does.
     ///
     /// # Errors
     /// What could not be read.
-    pub fn is_used(&self) -> Result<bool, Error> {
-        let listing = Tools::new(self.variant).read(self.family, &[names::HOSTPORT_DNAT])?;
-        Ok(is_used(&listing))
+    pub fn needed(&self) -> Result<Option<&'static str>, Error> {
+        Ok(self.purpose.needed(&self.tools().read(self.family, self.purpose.shared())?))
     }
 
-    /// Removes them, in one input of the tool, unless they are used. Returns whether they were.
+    /// Removes them, in one input of the tool, unless something keeps them there: returns what.
     ///
     /// # Errors
     /// What could not be read or removed.
-    pub fn remove(&self) -> Result<bool, Error> {
-        let tools = Tools::new(self.variant);
-        let chains: Vec<&str> = LEADING.into_iter().chain(SHARED).collect();
-        let mut used = false;
+    pub fn remove(&self) -> Result<Option<&'static str>, Error> {
+        let tools = self.tools();
+        let chains = [self.purpose.leading(), self.purpose.shared()].concat();
+        let mut needed = None;
         settle(
             &tools,
             "remove the chains that containers shared",
             || tools.read(self.family, &chains),
             |listing| {
-                used = is_used(listing);
-                Ok(if used { Batch::new(self.family) } else { removal(listing, self.family) })
+                needed = self.purpose.needed(listing);
+                Ok(match needed {
+                    Some(_) => Batch::of(self.family, self.purpose.table()),
+                    None => self.removal(listing),
+                })
             },
         )?;
-        Ok(used)
+        Ok(needed)
     }
-}
 
-fn is_used(listing: &Listing) -> bool {
-    !listing.rules(names::HOSTPORT_DNAT).is_empty()
-}
-
-fn removal(listing: &Listing, family: AddressFamily) -> Batch {
-    let mut batch = Batch::new(family);
-    let leads = |rule: &&ListedRule| rule.target().is_some_and(|target| SHARED.contains(&target));
-    for from in LEADING {
-        for rule in listing.rules(from).iter().filter(leads) {
-            batch.push(Op::Delete(from.to_owned(), rule.0.clone()));
+    fn removal(&self, listing: &Listing) -> Batch {
+        let shared = self.purpose.shared();
+        let mut batch = Batch::of(self.family, self.purpose.table());
+        let leads = |rule: &&ListedRule| rule.target().is_some_and(|target| shared.contains(&target));
+        for from in self.purpose.leading() {
+            for rule in listing.rules(from).iter().filter(leads) {
+                batch.push(Op::Delete((*from).to_owned(), rule.0.clone()));
+            }
         }
+        let present: Vec<&str> = shared.iter().copied().filter(|chain| listing.has(chain)).collect();
+        for chain in &present {
+            batch.push(Op::Flush((*chain).to_owned()));
+        }
+        for chain in present {
+            batch.push(Op::DeleteChain(chain.to_owned()));
+        }
+        batch
     }
-    let present: Vec<&str> = SHARED.into_iter().filter(|chain| listing.has(chain)).collect();
-    for chain in &present {
-        batch.push(Op::Flush((*chain).to_owned()));
-    }
-    for chain in present {
-        batch.push(Op::DeleteChain(chain.to_owned()));
-    }
-    batch
 }
 
 #[cfg(test)]
@@ -98,20 +146,51 @@ mod tests {
     #[test]
     fn what_leads_there_goes_and_what_others_have_stays() {
         let listing = Listing::parse(EMPTY);
-        assert!(!is_used(&listing));
+        assert_eq!(Purpose::Ports.needed(&listing), None);
         assert_eq!(
-            removal(&listing, AddressFamily::V4).to_string(),
+            frame(Purpose::Ports).removal(&listing).to_string(),
             "*nat\n-D PREROUTING -m addrtype --dst-type LOCAL -j CNI-HOSTPORT-DNAT\n\
              -D POSTROUTING -m comment --comment \"CNI portfwd requiring masquerade\" -j CNI-HOSTPORT-MASQ\n\
              -F CNI-HOSTPORT-DNAT\n-F CNI-HOSTPORT-SETMARK\n-F CNI-HOSTPORT-MASQ\n\
              -X CNI-HOSTPORT-DNAT\n-X CNI-HOSTPORT-SETMARK\n-X CNI-HOSTPORT-MASQ\nCOMMIT\n"
         );
-        assert!(removal(&Listing::default(), AddressFamily::V4).is_empty());
+        assert!(frame(Purpose::Ports).removal(&Listing::default()).is_empty());
     }
 
     #[test]
     fn one_entry_is_enough_to_need_them() {
         let entry = "-A CNI-HOSTPORT-DNAT -p tcp -m multiport --dports 80 -j CNI-DN-x\nCOMMIT\n";
-        assert!(is_used(&Listing::parse(&EMPTY.replace("COMMIT\n", entry))));
+        let listing = Listing::parse(&EMPTY.replace("COMMIT\n", entry));
+        assert_eq!(Purpose::Ports.needed(&listing), Some("ports are published there"));
+    }
+
+    /// What the firewall plugin leaves when its last container has gone.
+    const IDLE: &str = "*filter\n:FORWARD DROP [0:0]\n:CNI-ADMIN - [0:0]\n:CNI-FORWARD - [0:0]\n\
+        -A FORWARD -m comment --comment \"CNI firewall plugin rules\" -j CNI-FORWARD\n\
+        -A FORWARD -j THEIRS\n\
+        -A CNI-FORWARD -m comment --comment \"CNI firewall plugin admin overrides\" -j CNI-ADMIN\nCOMMIT\n";
+
+    #[test]
+    fn what_the_firewall_left_goes_unless_somebody_has_rules_there() {
+        let parse = |text: &str| Listing::parse_table(text, TableName::Filter);
+        let listing = parse(IDLE);
+        assert_eq!(Purpose::Firewall.needed(&listing), None);
+        assert_eq!(
+            frame(Purpose::Firewall).removal(&listing).to_string(),
+            "*filter\n-D FORWARD -m comment --comment \"CNI firewall plugin rules\" -j CNI-FORWARD\n\
+             -F CNI-FORWARD\n-F CNI-ADMIN\n-X CNI-FORWARD\n-X CNI-ADMIN\nCOMMIT\n"
+        );
+        for (rule, why) in [
+            ("CNI-FORWARD -s 10.1.2.3/32 -j ACCEPT", "containers' rules are there"),
+            ("CNI-ADMIN -p tcp --dport 80 -j DROP", "an administrator's rules are there"),
+            ("CNI-ISOLATION-STAGE-1 -i br0 -o br0 -j DROP", "a bridge is kept apart there"),
+        ] {
+            let rule = format!("-A {rule}\nCOMMIT\n");
+            assert_eq!(Purpose::Firewall.needed(&parse(&IDLE.replace("COMMIT\n", &rule))), Some(why));
+        }
+    }
+
+    fn frame(purpose: Purpose) -> Frame {
+        Frame { purpose, variant: Variant::Nft, family: AddressFamily::V4 }
     }
 }

@@ -41,7 +41,7 @@ use plan::PortPlan;
 use tools::Tools;
 
 pub use conditions::check as check_conditions;
-pub use frame::Frame;
+pub use frame::{Frame, Purpose};
 pub(crate) use legacy::has_nat as legacy_has_nat;
 pub use names::ChainName;
 pub use presence::{Presence, chosen_variant, of_anyone as containers_chains};

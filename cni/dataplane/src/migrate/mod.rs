@@ -24,7 +24,7 @@ use cni_spec::Attachment;
 use ipnet::IpNet;
 
 use crate::iptables::survey::{self, What};
-use crate::iptables::{Frame, Iptables};
+use crate::iptables::{Frame, Iptables, Purpose};
 use crate::nftables::record::{self, KIND_IPTABLES_MASQUERADE, KIND_IPTABLES_PORTS};
 use crate::nftables::schema::{KIND_MASQUERADE, KIND_PORTS};
 use crate::nftables::session::Session;
@@ -555,8 +555,8 @@ impl Mover<'_> {
     /// The chains that all containers shared, when nobody needs them any longer.
     fn remove_frames(&self) -> Result<Vec<Row>, Error> {
         let mut rows = Vec::new();
-        for frame in Frame::all()?.into_iter().filter(|_| self.from(Place::Iptables)) {
-            if frame.is_used()? || frame.remove()? {
+        for frame in Frame::all(Purpose::Ports)?.into_iter().filter(|_| self.from(Place::Iptables)) {
+            if frame.needed()?.is_some() || frame.remove()?.is_some() {
                 continue;
             }
             let family = match frame.family {

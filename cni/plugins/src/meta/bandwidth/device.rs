@@ -37,6 +37,11 @@ fn is_device(link: &Link) -> bool {
     link.kind == LinkKind::Other("ifb".to_owned()) && link.name.starts_with(PREFIX)
 }
 
+/// Whether a link is a device that names its owner, so one that the reference did not make.
+pub(crate) fn is_ours(link: &Link) -> bool {
+    is_device(link) && Owner::from_comment(&link.alias).is_some()
+}
+
 /// Whether a link of one of the attachment's names is its own. The reference writes no owner on it, nor does
 /// an ADD that was killed at once.
 fn is_of(link: &Link, attachment: &Attachment) -> bool {

@@ -17,6 +17,7 @@ use crate::meta::trial;
 use crate::plugin::{NodeRequest, Plugin, Request};
 use crate::undo::Undo;
 use config::Limits;
+pub(crate) use device::is_ours;
 use device::{Made, gone};
 
 /// The `bandwidth` plugin.

@@ -10,7 +10,8 @@ use super::subnet_env::SubnetEnv;
 use crate::ipam::keys::{KeyError, RawRoute, routes};
 
 const SUBNET_FILE: &str = "/run/flannel/subnet.env";
-const DATA_DIR: &str = "/var/lib/cni/flannel";
+/// Where saved configurations are unless a configuration says otherwise.
+pub(crate) const DATA_DIR: &str = "/var/lib/cni/flannel";
 
 /// Why a configuration cannot be used.
 #[derive(Debug, thiserror::Error)]

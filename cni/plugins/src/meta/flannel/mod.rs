@@ -9,7 +9,9 @@ use cni_kernel::dir::DirError;
 use cni_spec::{AddResult, Attachment, CniError, ErrorCode, NetConf};
 use serde_json::{Map, Value};
 
+pub(crate) use self::config::DATA_DIR;
 use self::config::Keys;
+pub(crate) use self::saved::OURS;
 use self::saved::Saved;
 use self::subnet_env::SubnetEnv;
 use crate::interface::shared::container::Container;

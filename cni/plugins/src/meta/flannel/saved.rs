@@ -11,7 +11,8 @@ use cni_spec::Attachment;
 
 /// The largest file that is read, in bytes: as large as a configuration may be.
 const LIMIT: usize = 16 << 20;
-const OURS: &str = ".slipway";
+/// The folder that only we make.
+pub(crate) const OURS: &str = ".slipway";
 
 /// The directory of saved configurations.
 #[derive(Debug)]

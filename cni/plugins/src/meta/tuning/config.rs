@@ -9,8 +9,8 @@ use serde::Deserialize;
 
 use super::sysctls::{self, Sysctl};
 
-/// Where the reference keeps what a DEL restores.
-const DATA_DIR: &str = "/run/cni/tuning";
+/// Where the reference keeps what a DEL restores, and we, unless a configuration says otherwise.
+pub(crate) const DATA_DIR: &str = "/run/cni/tuning";
 
 /// The plugin's keys as they come.
 #[derive(Debug, Default, Deserialize)]

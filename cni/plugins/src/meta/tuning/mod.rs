@@ -13,6 +13,7 @@ use crate::interface::shared::failed;
 use crate::plugin::{NodeRequest, Plugin, Request};
 use crate::undo::Undo;
 use backup::{Backup, Backups};
+pub(crate) use config::DATA_DIR;
 use config::{Attributes, Config};
 use sysctls::{Allowed, Sysctl};
 

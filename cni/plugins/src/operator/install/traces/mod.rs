@@ -1,5 +1,5 @@
 //! What the plugins leave on a node for the next container, and how it is taken away: the tables and
-//! chains, the bridges, what host-local has on disk.
+//! chains, the bridges, what is on disk. Also what a container has left that nobody deleted.
 //!
 //! Only what Slipway made itself is looked at, and only what nobody uses is removed.
 
@@ -10,7 +10,7 @@ use std::fmt;
 use std::path::{Path, PathBuf};
 
 use cni_dataplane::dismantle::{self, Holding, InUse, OwnTable};
-use cni_dataplane::iptables::Frame;
+use cni_dataplane::iptables::{Frame, Purpose};
 use cni_dataplane::{AddressFamily, Error as DataplaneError, Owner, ebpf};
 
 use crate::ipam::host_local::StoreError;
@@ -22,9 +22,9 @@ pub enum Trace {
     Table(OwnTable),
     /// Chains of iptables that all containers shared go.
     Chains(Frame),
-    /// A link that a plugin made for all containers goes.
+    /// A link that a plugin made for all containers, or for one that is gone, goes.
     Link(String),
-    /// A folder of host-local's goes, with the files in it that are no reservations.
+    /// A folder goes: host-local's with the files in it that are no reservations, others when they are empty.
     Folder(PathBuf),
     /// The folder below /run in which the dataplane remembers something goes.
     Memory(PathBuf),
@@ -97,6 +97,7 @@ pub fn plan(in_use: InUse, data_dir: &Path) -> Result<Vec<Trace>, TraceError> {
             Ok(Holding::Owners(owners)) if in_use == InUse::Spare => {
                 return Err(TraceError::InUse { table, owners });
             }
+            Ok(Holding::Rules) if in_use == InUse::Spare => traces.push(administered(table)),
             Ok(_) => traces.push(Trace::Table(table)),
             // Not ours, or a later version's: that one may take it away.
             Err(error @ (DataplaneError::ForeignTable { .. } | DataplaneError::NewerSchema { .. })) => {
@@ -109,8 +110,9 @@ pub fn plan(in_use: InUse, data_dir: &Path) -> Result<Vec<Trace>, TraceError> {
     if ebpf::is_there() {
         traces.push(Trace::Programs);
     }
-    for frame in Frame::all()? {
-        traces.push(if frame.is_used()? { used(frame) } else { Trace::Chains(frame) });
+    let frames = [Frame::all(Purpose::Ports)?, Frame::all(Purpose::Firewall)?].concat();
+    for frame in frames {
+        traces.push(judge(frame, frame.needed()?));
     }
     traces.extend(links::plan()?);
     traces.extend(disk::plan(data_dir)?);
@@ -131,14 +133,14 @@ pub fn remove(traces: Vec<Trace>, in_use: InUse) -> Result<Vec<Trace>, TraceErro
                 Holding::Owners(owners) if in_use == InUse::Spare => {
                     return Err(TraceError::InUse { table, owners });
                 }
+                Holding::Rules if in_use == InUse::Spare => administered(table),
                 _ => Trace::Table(table),
             },
             Trace::Programs => {
                 ebpf::teardown_node()?;
                 Trace::Programs
             }
-            Trace::Chains(frame) if frame.remove()? => used(frame),
-            Trace::Chains(frame) => Trace::Chains(frame),
+            Trace::Chains(frame) => judge(frame, frame.remove()?),
             Trace::Link(name) => links::remove(name)?,
             Trace::Folder(path) => disk::remove(path)?,
             Trace::Memory(path) => {
@@ -157,9 +159,21 @@ fn chains(frame: Frame) -> String {
         AddressFamily::V4 => "iptables",
         AddressFamily::V6 => "ip6tables",
     };
-    format!("chains CNI-HOSTPORT-* of {program}-{}", frame.variant)
+    let names = match frame.purpose {
+        Purpose::Ports => "CNI-HOSTPORT-*",
+        Purpose::Firewall => "CNI-FORWARD, CNI-ADMIN, CNI-ISOLATION-*",
+    };
+    format!("chains {names} of {program}-{}", frame.variant)
 }
 
-fn used(frame: Frame) -> Trace {
-    Trace::Leave { what: chains(frame), why: "ports are published there".to_owned() }
+fn judge(frame: Frame, needed: Option<&'static str>) -> Trace {
+    match needed {
+        None => Trace::Chains(frame),
+        Some(why) => Trace::Leave { what: chains(frame), why: why.to_owned() },
+    }
+}
+
+fn administered(table: OwnTable) -> Trace {
+    let what = format!("table {}", table.name());
+    Trace::Leave { what, why: "an administrator's rules are in its chain admin".to_owned() }
 }
