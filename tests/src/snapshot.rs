@@ -39,10 +39,7 @@ impl Snapshot {
                 ("neighbour", "ip -o neighbour show nud permanent"),
             ] {
                 let text = space.cmd(command);
-                // What belongs to link-local addresses follows them, as if by itself, and so does a link's
-                // route for multicast, some time after it is up.
-                let own = |line: &&str| !line.contains("fe80:") && !line.contains("multicast ff00::/8");
-                let lines = text.lines().filter(own);
+                let lines = text.lines().filter(|line| !comes_by_itself(line));
                 found.extend(lines.map(|line| format!("{kind} {}", tidy(line))));
             }
             ruleset(space, &mut found);
@@ -87,6 +84,14 @@ impl Snapshot {
         let keep = |line: &&String| !texts.iter().any(|text| line.contains(text));
         Self { lines: self.lines.iter().filter(keep).cloned().collect() }
     }
+}
+
+/// What belongs to link-local addresses follows them, as if by itself, and so does a link's route for
+/// multicast, some time after it is up. An IPv6 address's own route in the table `local` comes when the kernel
+/// has looked for duplicates, even where it is told not to.
+fn comes_by_itself(route: &str) -> bool {
+    let of_address = route.contains(" table local proto kernel ") && route.contains("::");
+    of_address || route.contains("fe80:") || route.contains("multicast ff00::/8")
 }
 
 fn json(space: &Space, command: &str) -> Vec<Value> {
