@@ -11,6 +11,7 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use nix::errno::Errno;
 use nix::fcntl::{AT_FDCWD, AtFlags, OFlag, openat, renameat};
@@ -19,6 +20,9 @@ use nix::unistd::{UnlinkatFlags, fsync, linkat, unlinkat};
 
 /// What the names of temporary files begin with. [`DurableDir::list`] leaves them out.
 pub const TEMPORARY: &str = ".slipway-tmp-";
+
+/// Longer than a writer lives: runtimes do not let a plugin run for minutes.
+const STALE: Duration = Duration::from_secs(600);
 
 /// An open directory.
 #[derive(Debug)]
@@ -352,6 +356,24 @@ impl DurableDir {
             .count())
     }
 
+    /// Removes temporary files that were written longer ago than any caller lives, and says how many. For
+    /// directories without a lock.
+    ///
+    /// # Errors
+    /// Names the directory that could not be read.
+    pub fn remove_stale_temporaries(&self) -> Result<usize, DirError> {
+        let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        let written = |name: &OsString| {
+            let data = fstatat(&self.fd, name.as_os_str(), AtFlags::AT_SYMLINK_NOFOLLOW).ok()?;
+            u64::try_from(data.st_mtime).ok().map(Duration::from_secs)
+        };
+        let left = self.entries()?.into_iter().filter(|name| is_temporary(name));
+        let stale = left.filter(|name| written(name).is_some_and(|written| written + STALE < now));
+        Ok(stale
+            .filter(|name| unlinkat(&self.fd, name.as_os_str(), UnlinkatFlags::NoRemoveDir).is_ok())
+            .count())
+    }
+
     fn entries(&self) -> Result<Vec<OsString>, DirError> {
         let failed = |errno| system("list directory", &self.path, errno);
         let mut dir = nix::dir::Dir::openat(&self.fd, ".", DIRECTORY, Mode::empty()).map_err(failed)?;
@@ -515,8 +537,13 @@ mod tests {
         dir.use_scratch(&scratch).unwrap();
         let temporary = dir.write_temporary(b"content", 0o640).unwrap();
         assert!(dir.entries().unwrap().is_empty());
-        assert_eq!(scratch.entries().unwrap(), [temporary]);
+        assert_eq!(scratch.entries().unwrap(), std::slice::from_ref(&temporary));
         assert!(scratch.list().unwrap().is_empty());
+        assert_eq!(scratch.remove_stale_temporaries().unwrap(), 0, "it may be written just now");
+        let file = File::options().write(true).open(temp.path().join("scratch").join(&temporary)).unwrap();
+        file.set_modified(SystemTime::now() - 2 * STALE).unwrap();
+        assert_eq!(scratch.remove_stale_temporaries().unwrap(), 1);
+        std::fs::write(temp.path().join("scratch").join(&temporary), "").unwrap();
         assert_eq!(scratch.remove_temporaries().unwrap(), 1);
         dir.replace("x", b"content", 0o644).unwrap();
         assert!(scratch.entries().unwrap().is_empty());

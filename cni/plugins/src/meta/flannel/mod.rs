@@ -179,6 +179,7 @@ fn forget_dead(keys: &Keys, config: &NetConf) -> Result<(), CniError> {
         let saved: Option<Map<String, Value>> = bytes.and_then(|bytes| serde_json::from_slice(&bytes).ok());
         saved.is_some_and(|saved| saved.get("name").and_then(Value::as_str) == Some(&config.name))
     };
+    saved.sweep().map_err(|e| io(&e))?;
     for (container, ifname) in saved.list().map_err(|e| io(&e))? {
         let Some(ifname) = ifname else {
             let alive = valid.iter().any(|one| one.container_id() == container);

@@ -64,6 +64,12 @@ impl Saved {
         Ok(())
     }
 
+    /// Removes what processes left that were killed while they wrote.
+    pub(super) fn sweep(&self) -> Result<(), DirError> {
+        self.shared.remove_stale_temporaries()?;
+        self.ours.remove_stale_temporaries().map(drop)
+    }
+
     /// All container IDs and, where it is known, the interface.
     pub(super) fn list(&self) -> Result<Vec<(String, Option<String>)>, DirError> {
         let mut all = Vec::new();

@@ -205,7 +205,8 @@ impl Backups {
     /// # Errors
     /// The first file that could not be removed; all others were.
     pub(super) fn retain(&self, network: &str, valid: &[Attachment]) -> Result<(), CniError> {
-        let mut result = Ok(());
+        // What processes left that were killed while they wrote.
+        let mut result = self.dir.remove_stale_temporaries().map(drop).map_err(failed);
         for name in self.dir.list().map_err(failed)? {
             let Some(name) = name.to_str().filter(|name| name.ends_with(".json")) else { continue };
             let owner = self.read_file(name)?.and_then(|backup| backup.owner());

@@ -3,7 +3,10 @@
 
 use std::ffi::OsString;
 use std::io::{self, ErrorKind};
+use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
+
+use cni_kernel::dir::{DurableDir, TEMPORARY};
 
 use super::{Trace, TraceError};
 use crate::ipam::host_local::leftovers;
@@ -30,7 +33,14 @@ pub(super) fn plan(data_dir: &Path) -> Result<Vec<Trace>, TraceError> {
 pub(super) fn remove(folder: PathBuf) -> Result<Trace, TraceError> {
     if let Some(kept) = KEPT.iter().find(|kept| Path::new(kept.folder) == folder) {
         kept.remove()?;
-        return Ok(kept.plan()?.unwrap_or(Trace::Folder(folder)));
+        return Ok(match kept.plan()? {
+            Some(Trace::Folder(folder)) => {
+                let why = "a file is written there".to_owned();
+                Trace::Leave { what: folder.display().to_string(), why }
+            }
+            Some(leave) => leave,
+            None => Trace::Folder(folder),
+        });
     }
     let why = if leftovers::is_own(&folder) {
         leftovers::remove_own(&folder)?;
@@ -92,7 +102,13 @@ impl Kept {
     /// Removes what is empty, and the folder above it if that is empty then.
     fn remove(&self) -> Result<(), TraceError> {
         let folder = Path::new(self.folder);
-        for empty in self.own().as_deref().into_iter().chain([folder]).chain(folder.parent()) {
+        let own = self.own();
+        for swept in own.as_deref().into_iter().chain([folder]) {
+            if let Ok(dir) = DurableDir::open(swept) {
+                dir.remove_stale_temporaries().map_err(|error| TraceError::Disk(error.to_string()))?;
+            }
+        }
+        for empty in own.as_deref().into_iter().chain([folder]).chain(folder.parent()) {
             match std::fs::remove_dir(empty) {
                 Err(error) if error.kind() == ErrorKind::DirectoryNotEmpty => break,
                 Err(error) if error.kind() != ErrorKind::NotFound => {
@@ -105,13 +121,16 @@ impl Kept {
     }
 }
 
-/// What is in a folder; none when there is no such folder.
+/// What is in a folder, but for files of writers that were killed; none when there is no such folder.
 fn names(folder: &Path) -> Result<Option<Vec<OsString>>, TraceError> {
     let read = std::fs::read_dir(folder).and_then(|entries| {
         entries.map(|entry| entry.map(|entry| entry.file_name())).collect::<io::Result<Vec<_>>>()
     });
     match read {
-        Ok(names) => Ok(Some(names)),
+        Ok(mut names) => {
+            names.retain(|name| !name.as_bytes().starts_with(TEMPORARY.as_bytes()));
+            Ok(Some(names))
+        }
         Err(error) if [ErrorKind::NotFound, ErrorKind::NotADirectory].contains(&error.kind()) => Ok(None),
         Err(error) => Err(failed("list", folder, &error)),
     }
