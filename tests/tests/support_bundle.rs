@@ -3,7 +3,7 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test fails by panicking")]
 
 use serde_json::json;
-use slipway_tests::{Attach, Node, Proto};
+use slipway_tests::{Attach, Node, Proto, Snapshot};
 
 const COMMAND: &str = "support-bundle -o /run/bundle.tar --config-dir /run/net.d --plugin-dir /run/nowhere";
 
@@ -26,9 +26,10 @@ fn it_has_what_a_report_needs_and_no_secrets() {
         r#"{"name": "pods", "plugins": [], "etcdPassword": "hunter2"}"#,
     );
     node.write("/run/net.d/kubeconfig", "token: hunter2");
-    let before = (node.ruleset(), node.cmd("ip -o address"));
+    let state = || Snapshot::take(&node, &[&pod]).without(&["bundle.tar"]);
+    let before = state();
     let said = node.slipway(COMMAND);
-    assert_eq!((node.ruleset(), node.cmd("ip -o address")), before, "nothing is changed");
+    before.assert_same(&state());
 
     assert_eq!(node.cmd("stat -c %a /run/bundle.tar").trim(), "600");
     node.cmd("tar -xf /run/bundle.tar -C /run");
@@ -38,7 +39,7 @@ fn it_has_what_a_report_needs_and_no_secrets() {
         assert!(said.contains(name), "{name} is not told: {said}");
     }
     for (name, texts) in [
-        ("about.txt", &["slipway ", "bridge host-local", "Linux", "namespace net:["][..]),
+        ("about.txt", &["slipway ", "plugins bandwidth bridge ", "Linux", "namespace net:["][..]),
         ("check-node.txt", &["nf_tables, inet family", "exit code"]),
         ("ports.txt", &["web", "0.0.0.0:8080", "10.22.0.2:80"]),
         ("restore.txt", &["present", "0 missing"]),
