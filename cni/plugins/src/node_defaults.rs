@@ -5,7 +5,7 @@
 
 use std::path::{Path, PathBuf};
 
-use cni_dataplane::ebpf::ControlGroup;
+use cni_dataplane::ebpf::{ControlGroup, PortRange, Sizes};
 use cni_dataplane::nftables::offload::{Offload, Uplinks};
 use cni_dataplane::{BackendName, Dataplane, ebpf};
 use cni_kernel::dir::DurableDir;
@@ -28,6 +28,8 @@ struct Keys {
     flowtable: Option<Flowtable>,
     uplinks: Vec<String>,
     cgroup: Option<Cgroup>,
+    masquerade_ports: Option<String>,
+    maps: MapKeys,
 }
 
 /// `true`, `false`, or the links by name.
@@ -36,6 +38,17 @@ struct Keys {
 enum Flowtable {
     Wanted(bool),
     At(FlowtableKeys),
+}
+
+/// How many elements BPF maps take.
+#[derive(Debug, Default, Deserialize)]
+#[serde(default, rename_all = "camelCase", deny_unknown_fields)]
+struct MapKeys {
+    flows: Option<u32>,
+    embryos: Option<u32>,
+    ports: Option<u32>,
+    fragments: Option<u32>,
+    sockets: Option<u32>,
 }
 
 /// `false`, or a path.
@@ -106,7 +119,12 @@ impl NodeDefaults {
         let ip_masq_backend = named("ipMasqBackend", keys.ip_masq_backend)?.or(backend);
         let flowtable = keys.flowtable.map(uplinks).transpose()?.flatten();
         let cgroup = control_group(keys.cgroup)?;
-        let ebpf = ebpf::Settings { uplinks: keys.uplinks, cgroup };
+        let masquerade_ports = match keys.masquerade_ports {
+            None => PortRange::default(),
+            Some(text) => text.parse().map_err(|why| format!("key \"masqueradePorts\": {why}"))?,
+        };
+        let sizes = sizes(&keys.maps)?;
+        let ebpf = ebpf::Settings { uplinks: keys.uplinks, cgroup, masquerade_ports, sizes };
         Ok(Self { backend, ip_masq_backend, flowtable, ebpf })
     }
 }
@@ -118,6 +136,25 @@ fn control_group(cgroup: Option<Cgroup>) -> Result<ControlGroup, String> {
         Some(Cgroup::At(path)) if path.is_absolute() => Ok(ControlGroup::At(path)),
         Some(Cgroup::At(path)) => Err(format!("key \"cgroup\": {path:?} is no absolute path")),
     }
+}
+
+fn sizes(keys: &MapKeys) -> Result<Sizes, String> {
+    /// An element of the largest takes some hundred bytes.
+    const MOST: u32 = 1 << 22;
+    let default = Sizes::default();
+    let size = |name: &str, key: Option<u32>, default: u32| match key {
+        Some(size) if !(1..=MOST).contains(&size) => {
+            Err(format!("key \"maps\": {name:?} is a number from 1 to {MOST}, not {size}"))
+        }
+        key => Ok(key.unwrap_or(default)),
+    };
+    Ok(Sizes {
+        flows: size("flows", keys.flows, default.flows)?,
+        embryos: size("embryos", keys.embryos, default.embryos)?,
+        ports: size("ports", keys.ports, default.ports)?,
+        fragments: size("fragments", keys.fragments, default.fragments)?,
+        sockets: size("sockets", keys.sockets, default.sockets)?,
+    })
 }
 
 fn uplinks(flowtable: Flowtable) -> Result<Option<Uplinks>, String> {
@@ -173,6 +210,22 @@ mod tests {
         assert_eq!(parse(r#"{"cgroup": "/sys/fs/cgroup/unified"}"#), Ok(named));
         for wrong in [r#"{"cgroup": "sys/fs/cgroup"}"#, r#"{"cgroup": 7}"#] {
             assert!(parse(wrong).unwrap_err().contains("cgroup"), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn ports_and_sizes_of_the_programs_are_set() {
+        let parse = |text: &str| NodeDefaults::parse(text.as_bytes()).map(|defaults| defaults.ebpf);
+        let ports = parse(r#"{"masqueradePorts": "40000-49999"}"#).unwrap().masquerade_ports;
+        assert_eq!(ports, PortRange { first: 40000, last: 49999 });
+        let sizes = parse(r#"{"maps": {"flows": 1000, "ports": 70000}}"#).unwrap().sizes;
+        assert_eq!(sizes, Sizes { flows: 1000, ports: 70000, ..Sizes::default() });
+        for (wrong, named) in [
+            (r#"{"masqueradePorts": "1-2"}"#, "masqueradePorts"),
+            (r#"{"maps": {"flows": 0}}"#, "flows"),
+            (r#"{"maps": {"flow": 1}}"#, "flow"),
+        ] {
+            assert!(parse(wrong).unwrap_err().contains(named), "{wrong}");
         }
     }
 

@@ -2,6 +2,8 @@
 //! away. What they do to packets is in `contract_ebpf`.
 
 mod flows;
+mod safety;
+mod settings;
 mod sockets;
 
 use serde_json::{Value, json};

@@ -155,6 +155,9 @@ fn now() -> u32 {
     u32::try_from(ticks).unwrap_or(u32::MAX)
 }
 
+/// The most elements that are read of one map.
+const MOST: usize = 1 << 22;
+
 type Halves<A> = BTreeMap<FlowKey<A>, Flow<A>>;
 
 fn halves<A>(place: &Place, name: &'static str) -> Result<Halves<A>, Error>
@@ -163,10 +166,7 @@ where
     FlowKey<A>: Plain + Ord + Hash,
     Flow<A>: Plain,
 {
-    Ok(Table::<FlowKey<A>, Flow<A>>::open(place, name)?
-        .some(2 * maps::FLOWS_SIZE as usize)?
-        .into_iter()
-        .collect())
+    Ok(Table::<FlowKey<A>, Flow<A>>::open(place, name)?.some(MOST)?.into_iter().collect())
 }
 
 fn pairs<A: Ord + Copy + Into<IpAddr>>(

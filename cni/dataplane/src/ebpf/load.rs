@@ -16,6 +16,45 @@ use crate::Error;
 
 /// How often another process may be in the way: two first ADDs at one moment pin the same maps.
 const ATTEMPTS: usize = 8;
+/// How many elements the maps of each kind take; each is one map for IPv4 and one for IPv6.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Sizes {
+    /// Established conversations, two elements each.
+    pub flows: u32,
+    /// Conversations that are not established, two elements each.
+    pub embryos: u32,
+    /// Published ports.
+    pub ports: u32,
+    /// Packets in pieces that are on their way.
+    pub fragments: u32,
+    /// Sockets of the node that were led to a container.
+    pub sockets: u32,
+}
+
+impl Default for Sizes {
+    fn default() -> Self {
+        Self {
+            flows: maps::FLOWS_SIZE,
+            embryos: maps::EMBRYOS_SIZE,
+            ports: maps::PORTS_SIZE,
+            fragments: maps::FRAGMENTS_SIZE,
+            sockets: maps::SOCKETS_SIZE,
+        }
+    }
+}
+
+impl Sizes {
+    fn of_maps(&self) -> [([&'static str; 2], u32); 5] {
+        [
+            ([maps::FLOWS4, maps::FLOWS6], self.flows),
+            ([maps::EMBRYOS4, maps::EMBRYOS6], self.embryos),
+            ([maps::PORTS4, maps::PORTS6], self.ports),
+            ([maps::FRAGMENTS4, maps::FRAGMENTS6], self.fragments),
+            ([maps::SOCKETS4, maps::SOCKETS6], self.sockets),
+        ]
+    }
+}
+
 /// How many of the verifier's last lines are shown.
 const LINES: usize = 12;
 
@@ -23,7 +62,7 @@ const LINES: usize = 12;
 ///
 /// # Errors
 /// The kernel refuses a program (the verifier's last lines are in the error), or has no BPF.
-pub(super) fn ensure(place: &Place, object: &[u8]) -> Result<PathBuf, Error> {
+pub(super) fn ensure(place: &Place, object: &[u8], sizes: &Sizes) -> Result<PathBuf, Error> {
     let folder = place.programs(object);
     if is_whole(&folder) {
         return Ok(folder);
@@ -33,10 +72,10 @@ pub(super) fn ensure(place: &Place, object: &[u8]) -> Result<PathBuf, Error> {
     let mut attempt = 0;
     let mut ebpf = loop {
         attempt += 1;
-        match load(place, object) {
+        match load(place, object, sizes) {
             Ok(ebpf) => break ebpf,
             Err(e) if attempt < ATTEMPTS && is_in_the_way(&e) => {}
-            Err(e) => return Err(Error::kernel("load the BPF programs", refused(e))),
+            Err(e) => return Err(Error::kernel("load the BPF programs", refused(&e))),
         }
     };
     place::make(&folder)?;
@@ -61,6 +100,27 @@ pub(super) fn ensure(place: &Place, object: &[u8]) -> Result<PathBuf, Error> {
     Ok(folder)
 }
 
+/// Loads an object's programs with small maps of their own, and lets go of them: whether this kernel takes them.
+///
+/// # Errors
+/// As [`ensure`].
+pub fn try_object(object: &[u8]) -> Result<(), Error> {
+    const SMALL: u32 = 64;
+    let _ = setrlimit(Resource::RLIMIT_MEMLOCK, RLIM_INFINITY, RLIM_INFINITY);
+    let mut loader = EbpfLoader::new();
+    loader.verifier_log_level(VerifierLogLevel::DEBUG | VerifierLogLevel::STATS);
+    let kinds = Sizes { flows: SMALL, embryos: SMALL, ports: SMALL, fragments: SMALL, sockets: SMALL };
+    for (name, size) in kinds.of_maps().into_iter().flat_map(|(names, size)| names.map(|name| (name, size))) {
+        loader.map_max_entries(name, size);
+    }
+    let mut ebpf = loader.load(object).map_err(|e| Error::kernel("load the BPF programs", refused(&e)))?;
+    let required = |program: &Program| matches!(program, Program::SchedClassifier(_));
+    for (name, program) in ebpf.programs_mut().filter(|(_, program)| required(program)) {
+        load_one(program).map_err(|e| Error::kernel(format!("load the BPF program {name}"), explain(&e)))?;
+    }
+    Ok(())
+}
+
 /// The program that is pinned last.
 const LAST: &str = maps::programs::UPLINK_INGRESS;
 
@@ -69,8 +129,13 @@ fn is_whole(folder: &Path) -> bool {
     folder.join(LAST).exists()
 }
 
-fn load(place: &Place, object: &[u8]) -> Result<Ebpf, EbpfError> {
+fn load(place: &Place, object: &[u8], sizes: &Sizes) -> Result<Ebpf, EbpfError> {
     let mut loader = EbpfLoader::new();
+    for (names, size) in sizes.of_maps() {
+        for name in names {
+            loader.map_max_entries(name, size);
+        }
+    }
     loader.verifier_log_level(VerifierLogLevel::DEBUG | VerifierLogLevel::STATS);
     for name in maps::ALL {
         loader.map_pin_path(name, place.map(name));
@@ -121,16 +186,30 @@ fn pin_exists(error: &PinError) -> bool {
 }
 
 /// An error in a form that people can act upon.
-fn refused(error: EbpfError) -> Box<dyn std::error::Error + Send + Sync> {
-    match &error {
+fn refused(error: &EbpfError) -> Box<dyn std::error::Error + Send + Sync> {
+    match error {
         EbpfError::ProgramError(e) => explain(e).into(),
-        _ => Box::new(error),
+        _ => whole(error).into(),
     }
+}
+
+/// What an error and those behind it say: at the end is what the kernel said.
+fn whole(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut behind = error.source();
+    while let Some(cause) = behind {
+        let said = cause.to_string();
+        if !text.contains(&said) {
+            text = format!("{text}: {said}");
+        }
+        behind = cause.source();
+    }
+    text
 }
 
 /// What the kernel said, with the end of what its verifier said.
 fn explain(error: &ProgramError) -> String {
-    let ProgramError::LoadError { io_error, verifier_log } = error else { return error.to_string() };
+    let ProgramError::LoadError { io_error, verifier_log } = error else { return whole(error) };
     let log = verifier_log.to_string();
     let lines: Vec<&str> = log.lines().filter(|line| !line.trim().is_empty()).collect();
     let last = lines.get(lines.len().saturating_sub(LINES)..).unwrap_or_default().join("\n  ");

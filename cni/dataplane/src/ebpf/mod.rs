@@ -14,6 +14,7 @@ mod flows;
 mod load;
 mod node;
 mod place;
+mod range;
 mod sockets;
 mod tables;
 mod uplinks;
@@ -27,7 +28,9 @@ use crate::{Backend, Error, Kinds, Listed, MasqueradeRequest, PortRequest, Withd
 pub(crate) use entries::name_served;
 pub(crate) use flows::add_traffic;
 pub use flows::{Direction, Ends, KnownFlow, Plane, flows};
+pub use load::{Sizes, try_object};
 pub use node::{Settings, Status, is_there, setup_node, status, teardown_node};
+pub use range::PortRange;
 pub use slipway_ebpf_abi::{Counter, Reason, State};
 pub use sockets::{ControlGroup, Sockets};
 
@@ -46,6 +49,15 @@ pub fn object() -> Option<&'static [u8]> {
     return Some(&OBJECT.0);
     #[cfg(not(ebpf_object))]
     None
+}
+
+/// Whether this kernel takes the programs of this binary, and has a place for them. Nothing is left.
+///
+/// # Errors
+/// What is missing, or what the verifier says.
+pub fn try_out() -> Result<(), Error> {
+    place::Place::mountable()?;
+    try_object(node::programs_of_this_binary()?)
 }
 
 /// Why a container is left to nftables although this backend was asked for.

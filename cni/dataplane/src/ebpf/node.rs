@@ -7,7 +7,9 @@ use std::path::PathBuf;
 use cni_kernel::route::RouteSocket;
 use slipway_ebpf_abi::{Config, Counter, Reason, UPLINK_ETHERNET, VERSION, maps};
 
+use super::load::Sizes;
 use super::place::Place;
+use super::range::PortRange;
 use super::sockets::{self, ControlGroup, Sockets};
 use super::tables::{self, Tables};
 use super::uplinks::{self, Surroundings};
@@ -22,6 +24,10 @@ pub struct Settings {
     pub uplinks: Vec<String>,
     /// Where the programs at sockets are attached.
     pub cgroup: ControlGroup,
+    /// The source ports that the programs masquerade with.
+    pub masquerade_ports: PortRange,
+    /// How many elements the maps take; when they are made, which is once.
+    pub sizes: Sizes,
 }
 
 /// The programs on this node.
@@ -35,6 +41,10 @@ pub struct Status {
     pub uplinks: Vec<String>,
     /// What has become of the programs at the node's own sockets; none while nothing is set up.
     pub sockets: Option<Sockets>,
+    /// The source ports that the programs masquerade with; none: nftables does it.
+    pub masquerade_ports: Option<PortRange>,
+    /// Why the ports that are set may not be used, if the node's own sockets may choose them, too.
+    pub masquerade_clash: Option<String>,
     /// How many containers the programs know.
     pub containers: usize,
     /// How many published ports.
@@ -51,7 +61,7 @@ pub struct Status {
 const UPLINK_L3: &str = "uplink_l3";
 
 /// The programs that this binary has.
-fn programs_of_this_binary() -> Result<&'static [u8], Error> {
+pub(super) fn programs_of_this_binary() -> Result<&'static [u8], Error> {
     object().ok_or_else(|| Error::NoEbpf("this binary was built without the BPF programs".to_owned()))
 }
 
@@ -90,7 +100,7 @@ pub fn setup_node(settings: &Settings) -> Result<Status, Error> {
 fn setup(settings: &Settings) -> Result<Place, Error> {
     let object = programs_of_this_binary()?;
     let place = Place::make()?;
-    let folder = load::ensure(&place, object)?;
+    let folder = load::ensure(&place, object, &settings.sizes)?;
     let around = uplinks::look(&settings.uplinks).map_err(|e| Error::kernel("look for uplinks", e))?;
     tell_addresses(&place, &around.locals)?;
     tell_uplinks(&place, &around)?;
@@ -101,13 +111,25 @@ fn setup(settings: &Settings) -> Result<Place, Error> {
     }
     renew_containers(&place, &folder)?;
     reserve_ports(&place);
-    configure(&place, Config::new(cookie::of_this_namespace()))?;
+    configure(&place, configuration(settings.masquerade_ports))?;
     // Without them nftables serves the node's own sockets.
     if let Err(error) = sockets::attach(&folder, &settings.cgroup).and_then(|()| learn_cookie(&place)) {
         log::warn!("the node's own sockets are left to nftables: {error}");
     }
     load::forget_others(&place, &folder);
     Ok(place)
+}
+
+/// Ports that the node's own sockets may choose, too, are none to masquerade with: nftables does it then.
+fn configuration(ports: PortRange) -> Config {
+    let config = Config::new(cookie::of_this_namespace());
+    match ports.clash() {
+        None => Config { masquerade_first: ports.first, masquerade_last: ports.last, ..config },
+        Some(why) => {
+            log::warn!("masquerade is left to nftables: {why}");
+            Config { masquerade_first: u16::MAX, masquerade_last: 0, ..config }
+        }
+    }
 }
 
 fn configure(place: &Place, config: Config) -> Result<(), Error> {
@@ -254,12 +276,19 @@ pub fn status(settings: &Settings) -> Result<Status, Error> {
         is_current: programs(&place).is_ok_and(|folder| folder.is_dir()),
         uplinks,
         sockets: Some(sockets_of(&place, settings)),
+        masquerade_ports: configured(&place).ok().and_then(masquerade_ports),
+        masquerade_clash: settings.masquerade_ports.clash(),
         containers: tables.pods.all()?.len(),
         ports: tables.ports()?,
         counters,
         dropped,
         left: left.filter(|(_, count)| *count != 0).collect(),
     })
+}
+
+fn masquerade_ports(config: Config) -> Option<PortRange> {
+    let (first, last) = (config.masquerade_first, config.masquerade_last);
+    (first <= last).then_some(PortRange { first, last })
 }
 
 fn sockets_of(place: &Place, settings: &Settings) -> Sockets {

@@ -43,6 +43,19 @@ impl Place {
         Self { base: Path::new(FILE_SYSTEM).join(FOLDER).join(layout) }
     }
 
+    /// Whether there is a place for a BPF file system.
+    ///
+    /// # Errors
+    /// The kernel has none.
+    pub(super) fn mountable() -> Result<(), Error> {
+        match fs::metadata(FILE_SYSTEM) {
+            Ok(_) => Ok(()),
+            Err(e) => {
+                Err(Error::kernel(format!("find {FILE_SYSTEM}, where a BPF file system is mounted"), e))
+            }
+        }
+    }
+
     /// Makes the folder, and mounts the file system if nobody has.
     ///
     /// # Errors

@@ -98,6 +98,14 @@ fn print_text(status: &Status, out: &mut dyn Write) -> io::Result<()> {
             Some(Sockets::Not(why)) => writeln!(out, "sockets     none: {why}")?,
             None => {}
         }
+        match (&status.masquerade_ports, &status.masquerade_clash) {
+            (Some(ports), None) => writeln!(out, "masquerade  with ports {ports}")?,
+            (Some(ports), Some(why)) => writeln!(out, "masquerade  with ports {ports}, but {why}")?,
+            (None, why) => {
+                let why = why.as_deref().unwrap_or("`slipway node setup` changes that");
+                writeln!(out, "masquerade  by nftables: {why}")?;
+            }
+        }
         writeln!(out, "containers  {}", status.containers)?;
         writeln!(out, "ports       {}", status.ports)?;
     }
@@ -166,6 +174,8 @@ fn print_json(status: &Status, out: &mut dyn Write) -> io::Result<()> {
         "uplinks": status.uplinks,
         "sockets": group,
         "socketsLeft": why,
+        "masqueradePorts": status.masquerade_ports.map(|ports| ports.to_string()),
+        "masqueradeClash": status.masquerade_clash,
         "containers": status.containers,
         "ports": status.ports,
         "counters": counters,
@@ -178,6 +188,8 @@ fn print_json(status: &Status, out: &mut dyn Write) -> io::Result<()> {
 
 #[cfg(test)]
 mod tests {
+    use cni_dataplane::ebpf::PortRange;
+
     use super::*;
 
     fn args(line: &str) -> Vec<String> {
@@ -201,6 +213,8 @@ mod tests {
             is_current: true,
             uplinks: vec!["eth0".to_owned(), "eth1".to_owned()],
             sockets: Some(Sockets::At("/sys/fs/cgroup".into())),
+            masquerade_ports: Some(PortRange::default()),
+            masquerade_clash: None,
             containers: 2,
             ports: 3,
             counters: vec![(Counter::Published, 7)],
@@ -212,7 +226,7 @@ mod tests {
         let text = String::from_utf8(text).unwrap();
         assert!(
             text.ends_with(
-                "uplinks     eth0, eth1\nsockets     /sys/fs/cgroup\ncontainers  2\nports       3\n\
+                "uplinks     eth0, eth1\nsockets     /sys/fs/cgroup\nmasquerade  with ports 61000-65535\ncontainers  2\nports       3\n\
                  counter     Published: 7\n\
                  dropped     Write: 1 (the kernel refused to change the packet)\n\
                  left        Ttl: 2 (the time to live ended here)\n"

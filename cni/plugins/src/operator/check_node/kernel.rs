@@ -2,6 +2,7 @@
 
 use std::path::Path;
 
+use cni_dataplane::BackendName;
 use cni_dataplane::ebpf::{self, Sockets, Status};
 use cni_dataplane::node::{self, Feature, Need};
 use cni_kernel::netns::Netns;
@@ -135,10 +136,15 @@ fn made(what: &str, otherwise: State, why: &str, option: &str, result: Result<()
 /// The programs of the eBPF backend: where they are not, nftables serves what was asked of them.
 fn programs() -> Vec<Finding> {
     // A mistake in the file is told where the file is looked at.
-    let settings = NodeDefaults::read().unwrap_or_default().ebpf;
-    let found = ebpf::status(&settings);
+    let defaults = NodeDefaults::read().unwrap_or_default();
+    let wanted = [defaults.backend, defaults.ip_masq_backend].contains(&Some(BackendName::Ebpf));
+    let found = ebpf::status(&defaults.ebpf);
     let at_sockets = found.as_ref().ok().and_then(at_sockets);
-    [Some(programs_loaded(found)), at_sockets].into_iter().flatten().collect()
+    let masquerade = found.as_ref().ok().and_then(masquerade);
+    [Some(programs_loaded(found, if wanted { State::Warning } else { State::Note })), at_sockets, masquerade]
+        .into_iter()
+        .flatten()
+        .collect()
 }
 
 /// The programs at the node's own sockets, once anything is set up.
@@ -154,17 +160,34 @@ fn at_sockets(status: &Status) -> Option<Finding> {
     })
 }
 
-fn programs_loaded(found: Result<Status, cni_dataplane::Error>) -> Finding {
+/// Whether the programs can have the ports that they masquerade with for themselves.
+fn masquerade(status: &Status) -> Option<Finding> {
+    let (what, why) =
+        ("ports that BPF programs masquerade with", "answers to such a port belong to a container");
+    let clash = status.masquerade_clash.as_ref().filter(|_| status.is_set_up)?;
+    let mend = "set net.ipv4.ip_local_reserved_ports to these ports, or \"masqueradePorts\" in \
+                /etc/cni/slipway.json to others, then `slipway node setup`; nftables masquerades until then";
+    Some(Finding::new(what, State::Warning, clash.clone()).why(why).mend(mend))
+}
+
+/// `otherwise`: what it means that they are not there.
+fn programs_loaded(found: Result<Status, cni_dataplane::Error>, otherwise: State) -> Finding {
     let (what, why) = ("BPF programs", "the eBPF backend; nftables serves without them");
     match found {
         _ if ebpf::object().is_none() => {
             let mend = "build with `cargo xtask build`, which fetches the compiler";
-            Finding::new(what, State::Note, "not in this binary").why(why).mend(mend)
+            Finding::new(what, otherwise, "not in this binary").why(why).mend(mend)
         }
         Ok(status) if !status.is_set_up => {
-            let mend = "the first container with backend ebpf, or `slipway node setup`, loads them and says why \
-                        if it cannot";
-            Finding::new(what, State::Note, "not loaded").why(why).mend(mend)
+            let mend = "the first container with backend ebpf, or `slipway node setup`, loads them";
+            match ebpf::try_out() {
+                Ok(()) => {
+                    Finding::new(what, State::Note, "not loaded; this kernel takes them").why(why).mend(mend)
+                }
+                Err(error) => Finding::new(what, otherwise, format!("cannot be loaded: {error}"))
+                    .why("containers with backend ebpf are served by nftables")
+                    .mend("a kernel of 5.10 or later that lets root load BPF programs"),
+            }
         }
         Ok(status) if status.uplinks.is_empty() => {
             let mend =

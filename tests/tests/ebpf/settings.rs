@@ -1,0 +1,64 @@
+//! What `/etc/cni/slipway.json` sets for the programs.
+
+use aya::maps::MapData;
+use serde_json::{Value, json};
+use slipway_tests::{Attach, PROGRAMS, Proto, at, has_programs, skip};
+
+use crate::{Stage, attach};
+
+#[test]
+fn ports_for_masquerade_are_not_those_of_the_nodes_own_sockets() {
+    if !has_programs() {
+        skip!(PROGRAMS);
+    }
+    let stage = Stage::new();
+    stage.node.own_etc();
+    stage.node.write("/etc/cni/slipway.json", json!({"masqueradePorts": "40000-40099"}).to_string());
+    stage.node.cmd(&format!("ip route add default via {}", stage.client.v4));
+    let pod = stage.node.pod("web");
+    stage.network().add(&Attach::new(&pod)).expect("ADD");
+    let _server = stage.client.serve(Proto::Tcp, &at(stage.client.v4, 7000).to_string(), "far");
+    let ask = || pod.expect(Proto::Tcp, (stage.client.v4, 7000), "far").peer;
+    // 32768 to 60999 are the node's own, unless somebody sets them aside.
+    assert_eq!(ask().ip(), stage.client.node_v4);
+    let status = stage.node.programs();
+    assert_eq!(
+        (&status["masqueradePorts"], &status["counters"]["Masqueraded"]),
+        (&Value::Null, &Value::Null)
+    );
+    let clash = status["masqueradeClash"].as_str().unwrap_or_default();
+    assert!(clash.contains("port 40000") && clash.contains("32768-60999"), "{status}");
+    let report = stage.node.try_slipway("check-node").stdout;
+    assert!(report.contains("net.ipv4.ip_local_reserved_ports"), "{report}");
+    stage.node.sysctl("net/ipv4/ip_local_reserved_ports", "40000-40099");
+    stage.node.slipway("node setup");
+    let peer = ask();
+    assert!(peer.ip() == stage.client.node_v4 && (40000..40100).contains(&peer.port()), "{peer}");
+    let status = stage.node.programs();
+    assert_eq!(
+        (&status["masqueradePorts"], &status["masqueradeClash"]),
+        (&json!("40000-40099"), &Value::Null)
+    );
+    assert_eq!(status["counters"]["Masqueraded"], 1);
+}
+
+#[test]
+fn maps_are_as_large_as_is_said() {
+    if !has_programs() {
+        skip!(PROGRAMS);
+    }
+    let stage = Stage::new();
+    stage.node.own_etc();
+    stage.node.write("/etc/cni/slipway.json", json!({"maps": {"flows": 2048, "ports": 300_000}}).to_string());
+    stage.node.slipway("node setup");
+    let layout = slipway_ebpf_abi::VERSION;
+    let size = |name: &str| {
+        let path = format!("/sys/fs/bpf/slipway/{layout}/{name}");
+        stage.node.run(|| MapData::from_pin(&path).expect("a map").info().expect("its size").max_entries())
+    };
+    assert_eq!((size("flows4"), size("flows6"), size("ports4")), (2048, 2048, 300_000));
+    assert_eq!(size("embryos4"), slipway_ebpf_abi::maps::EMBRYOS_SIZE);
+    let pod = stage.node.pod("web");
+    stage.network().add(&attach(&pod)).expect("ADD");
+    assert_eq!(stage.node.programs()["ports"], 4);
+}
