@@ -200,6 +200,23 @@ impl<'a> Network<'a> {
         }
     }
 
+    /// Calls one plugin of the list alone, with what the one before it resulted in unless that is null.
+    pub fn call_one(&self, at: usize, verb: &str, attach: &Attach, previous: &Value) -> Output {
+        let mut config = self.configs(Some(attach)).swap_remove(at);
+        if !previous.is_null() {
+            config["prevResult"] = previous.clone();
+        }
+        self.call(verb, &config, Some(attach))
+    }
+
+    /// ADD of the first plugin of the list alone, for tests of the one behind it. Returns its result.
+    ///
+    /// # Panics
+    /// When it fails.
+    pub fn add_first(&self, attach: &Attach) -> Value {
+        self.call_one(0, "ADD", attach, &Value::Null).ok()
+    }
+
     fn step(&self, verb: &str, config: &Value, attach: Option<&Attach>) -> Result<Value, Failure> {
         let plugin = config["type"].as_str().expect("a plugin has a type").to_owned();
         self.call(verb, config, attach).result().map_err(|error| Failure { plugin, error })

@@ -7,7 +7,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
-use slipway_tests::{Attach, Network, Node, Output, Pod, Space, is_peer, peer_fails};
+use slipway_tests::{Attach, Network, Node, Pod, Space, is_peer, peer_fails};
 
 /// Bits a second into the container, and out of it.
 const INGRESS: u64 = 16_000_000;
@@ -29,19 +29,6 @@ fn network<'a>(node: &'a Node, keys: &Value) -> Network<'a> {
     node.network(json!({"name": "net", "plugins": [
         {"type": "bridge", "bridge": "br0", "isGateway": true, "ipam": ipam}, bandwidth,
     ]}))
-}
-
-/// bandwidth's own call.
-fn alone(network: &Network<'_>, verb: &str, attach: &Attach, previous: &Value) -> Output {
-    let mut config = network.configs(Some(attach)).swap_remove(1);
-    if !previous.is_null() {
-        config["prevResult"] = previous.clone();
-    }
-    network.call(verb, &config, Some(attach))
-}
-
-fn bridged(network: &Network<'_>, attach: &Attach) -> Value {
-    network.call("ADD", &network.configs(Some(attach))[0], Some(attach)).ok()
 }
 
 fn ifbs(node: &Node) -> Vec<String> {
@@ -214,19 +201,19 @@ fn others_may_use_the_hook_too() {
     let attach = Attach::new(&pod);
     for hook in ["clsact", "ingress"] {
         let network = network(&node, &limits());
-        let previous = bridged(&network, &attach);
+        let previous = network.add_first(&attach);
         let veth = outer(&previous);
         node.cmd(&format!("tc qdisc add dev {veth} {hook}"));
         if !is_peer() {
-            let result = alone(&network, "ADD", &attach, &previous).ok();
+            let result = network.call_one(1, "ADD", &attach, &previous).ok();
             node.cmd(&format!(
                 "tc filter add dev {veth} ingress pref 1 protocol all u32 match u32 0 0 flowid 1:1"
             ));
-            assert!(alone(&network, "CHECK", &attach, &result).ok().is_null());
+            assert!(network.call_one(1, "CHECK", &attach, &result).ok().is_null());
             let filters = node.cmd(&format!("tc filter show dev {veth} ingress"));
             let at = |text: &str| filters.find(text).unwrap_or_else(|| panic!("{text}: {filters}"));
             assert!(at("pref 1 ") < at("pref 49152 "), "{filters}");
-            assert!(alone(&network, "DEL", &attach, &result).ok().is_null());
+            assert!(network.call_one(1, "DEL", &attach, &result).ok().is_null());
             let filters = node.cmd(&format!("tc filter show dev {veth} ingress"));
             assert!(filters.contains("pref 1 ") && !filters.contains("mirred"), "{filters}");
         }
@@ -241,14 +228,14 @@ fn no_limit_changes_nothing() {
     let attach = Attach::new(&pod);
     for keys in [json!({}), json!({"ingressRate": 0, "ingressBurst": 0, "egressRate": 0, "egressBurst": 0})] {
         let network = network(&node, &keys);
-        let previous = bridged(&network, &attach);
-        assert_eq!(alone(&network, "ADD", &attach, &previous).ok(), previous);
-        assert!(alone(&network, "CHECK", &attach, &previous).ok().is_null());
+        let previous = network.add_first(&attach);
+        assert_eq!(network.call_one(1, "ADD", &attach, &previous).ok(), previous);
+        assert!(network.call_one(1, "CHECK", &attach, &previous).ok().is_null());
         network.del(&attach).expect("DEL");
         assert_eq!(ifbs(&node), Vec::<String>::new());
     }
     peer_fails("it crashes", || {
-        let error = alone(&network(&node, &json!({})), "ADD", &attach, &Value::Null).error();
+        let error = network(&node, &json!({})).call_one(1, "ADD", &attach, &Value::Null).error();
         assert_eq!((error.code, error.msg.as_str()), (7, "must be called as chained plugin"));
     });
 }
@@ -281,7 +268,7 @@ fn check_names_the_first_difference() {
     network.check(&attach).expect("CHECK");
     let veth = outer(&result);
     let fails = |part: &str| {
-        let error = alone(&network, "CHECK", &attach, &result).error();
+        let error = network.call_one(1, "CHECK", &attach, &result).error();
         assert!(error.msg.contains(part), "{part}: {error:?}");
     };
     let tbf = |rate: &str, burst: &str, limit: &str| {
@@ -314,23 +301,23 @@ fn a_del_needs_nothing() {
     let pod = node.pod("pod");
     let attach = Attach::new(&pod);
     let network = network(&node, &limits());
-    assert!(alone(&network, "DEL", &attach, &Value::Null).ok().is_null(), "nothing was added");
+    assert!(network.call_one(1, "DEL", &attach, &Value::Null).ok().is_null(), "nothing was added");
     for netns in ["", "/run/netns/gone"] {
         network.add(&attach).expect("ADD");
         assert_eq!(ifbs(&node).len(), 1);
-        assert!(alone(&network, "DEL", &attach.clone().netns(netns), &Value::Null).ok().is_null());
+        assert!(network.call_one(1, "DEL", &attach.clone().netns(netns), &Value::Null).ok().is_null());
         assert_eq!(ifbs(&node), Vec::<String>::new());
         network.del(&attach).expect("DEL");
     }
     if !is_peer() {
         // While the link stays, nothing of the limits does.
-        let previous = bridged(&network, &attach);
-        let result = alone(&network, "ADD", &attach, &previous).ok();
-        assert!(alone(&network, "DEL", &attach, &result).ok().is_null());
+        let previous = network.add_first(&attach);
+        let result = network.call_one(1, "ADD", &attach, &previous).ok();
+        assert!(network.call_one(1, "DEL", &attach, &result).ok().is_null());
         let veth = outer(&result);
         assert!(!node.cmd(&format!("tc qdisc show dev {veth}")).contains("tbf"));
         assert!(!node.cmd(&format!("tc filter show dev {veth} ingress")).contains("mirred"));
-        assert!(alone(&network, "DEL", &attach, &result).ok().is_null(), "a second time");
+        assert!(network.call_one(1, "DEL", &attach, &result).ok().is_null(), "a second time");
     }
 }
 
@@ -341,15 +328,15 @@ fn an_add_may_be_repeated() {
         let pod = node.pod("pod");
         let attach = Attach::new(&pod);
         let first = network(&node, &limits());
-        let previous = bridged(&first, &attach);
-        let result = alone(&first, "ADD", &attach, &previous).ok();
-        assert_eq!(alone(&first, "ADD", &attach, &previous).ok(), result);
+        let previous = first.add_first(&attach);
+        let result = first.call_one(1, "ADD", &attach, &previous).ok();
+        assert_eq!(first.call_one(1, "ADD", &attach, &previous).ok(), result);
         // With other limits too.
         let second = network(&node, &json!({"egressRate": INGRESS, "egressBurst": BURST}));
-        let result = alone(&second, "ADD", &attach, &result).ok();
+        let result = second.call_one(1, "ADD", &attach, &result).ok();
         assert_eq!(result["interfaces"].as_array().map(Vec::len), Some(4));
         assert!(node.cmd("tc qdisc show dev bwp6230a40fd8ff root").contains("rate 16Mbit"));
-        assert!(alone(&second, "CHECK", &attach, &result).ok().is_null());
+        assert!(second.call_one(1, "CHECK", &attach, &result).ok().is_null());
     });
 }
 
@@ -382,7 +369,7 @@ fn a_failed_add_leaves_nothing() {
         let pod = node.pod("pod");
         let attach = Attach::new(&pod);
         let network = network(&node, &limits());
-        let previous = bridged(&network, &attach);
+        let previous = network.add_first(&attach);
         let veth = outer(&previous);
         let state = || (ifbs(&node), node.cmd(&format!("tc qdisc show dev {veth} root")).contains("tbf"));
         let nothing = (Vec::new(), false);
@@ -390,10 +377,10 @@ fn a_failed_add_leaves_nothing() {
         for name in ["bwp6230a40fd8ff", "bwp0902f921c636"] {
             node.cmd(&format!("ip link add {name} type bridge"));
         }
-        let error = alone(&network, "ADD", &attach, &previous).error();
+        let error = network.call_one(1, "ADD", &attach, &previous).error();
         assert!(error.msg.contains("bwp0902f921c636"), "{error:?}");
         assert_eq!(state(), nothing);
-        assert!(alone(&network, "DEL", &attach, &previous).ok().is_null());
+        assert!(network.call_one(1, "DEL", &attach, &previous).ok().is_null());
         assert!(node.has_link("bwp6230a40fd8ff") && node.has_link("bwp0902f921c636"), "they are not ours");
     });
 }

@@ -1,7 +1,7 @@
 //! The sbr plugin: a container with two links, as people use it.
 
 use serde_json::{Value, json};
-use slipway_tests::{Attach, Network, Node, Output, Pod, Proto, Snapshot, at, is_peer, peer_fails};
+use slipway_tests::{Attach, Network, Node, Pod, Proto, Snapshot, at, is_peer, peer_fails};
 
 /// The container's first network: its default route.
 fn first(node: &Node) -> Network<'_> {
@@ -26,19 +26,6 @@ fn second<'a>(node: &'a Node, keys: &Value) -> Network<'a> {
 
 fn net1(pod: &Pod) -> Attach {
     Attach::new(pod).ifname("net1")
-}
-
-/// sbr's own call.
-fn alone(network: &Network<'_>, verb: &str, attach: &Attach, previous: &Value) -> Output {
-    let mut config = network.configs(Some(attach)).swap_remove(1);
-    if !previous.is_null() {
-        config["prevResult"] = previous.clone();
-    }
-    network.call(verb, &config, Some(attach))
-}
-
-fn bridged(network: &Network<'_>, attach: &Attach) -> Value {
-    network.call("ADD", &network.configs(Some(attach))[0], Some(attach)).ok()
 }
 
 fn rules(pod: &Pod) -> Vec<String> {
@@ -140,16 +127,16 @@ fn a_table_of_somebody_elses_gets_rules_alone() {
     let pod = node.pod("pod");
     let network = second(&node, &json!({"table": 5000}));
     let attach = net1(&pod);
-    let previous = bridged(&network, &attach);
+    let previous = network.add_first(&attach);
     pod.cmd("ip route add 192.0.2.0/24 via 10.2.0.9 table 5000");
     let before = Snapshot::take(&node, &[&pod]);
-    let result = alone(&network, "ADD", &attach, &previous).ok();
+    let result = network.call_one(1, "ADD", &attach, &previous).ok();
     assert_eq!(result, previous);
     assert_eq!(rules(&pod), ["10.2.0.2 lookup 5000", "fd00:2::2 lookup 5000"]);
     let changes = before.changes(&Snapshot::take(&node, &[&pod]));
     assert!(changes.iter().all(|line| line.contains("rule")), "{changes:?}");
-    assert!(alone(&network, "CHECK", &attach, &result).ok().is_null());
-    assert!(alone(&network, "DEL", &attach, &result).ok().is_null());
+    assert!(network.call_one(1, "CHECK", &attach, &result).ok().is_null());
+    assert!(network.call_one(1, "DEL", &attach, &result).ok().is_null());
     before.assert_same(&Snapshot::take(&node, &[&pod]));
 }
 
@@ -212,10 +199,10 @@ fn an_add_that_is_repeated_changes_nothing() {
         let pod = node.pod("pod");
         let network = second(&node, &json!({}));
         let attach = net1(&pod);
-        let previous = bridged(&network, &attach);
-        let _ = alone(&network, "ADD", &attach, &previous).ok();
+        let previous = network.add_first(&attach);
+        let _ = network.call_one(1, "ADD", &attach, &previous).ok();
         let before = Snapshot::take(&node, &[&pod]);
-        let _ = alone(&network, "ADD", &attach, &previous).ok();
+        let _ = network.call_one(1, "ADD", &attach, &previous).ok();
         before.assert_same(&Snapshot::take(&node, &[&pod]));
     });
 }
@@ -228,13 +215,13 @@ fn a_failed_add_leaves_nothing() {
         // A gateway that nothing leads to.
         let network = second(&node, &json!({"gateways": ["10.2.0.7", "fd00:9::7"]}));
         let attach = net1(&pod);
-        let previous = bridged(&network, &attach);
+        let previous = network.add_first(&attach);
         let before = Snapshot::take(&node, &[&pod]);
-        let error = alone(&network, "ADD", &attach, &previous).error();
+        let error = network.call_one(1, "ADD", &attach, &previous).error();
         assert!(error.msg.contains("fd00:9::7"), "{error:?}");
         before.assert_same(&Snapshot::take(&node, &[&pod]));
         // And one without a link.
-        let error = alone(&network, "ADD", &attach.clone().ifname("net9"), &previous).error();
+        let error = network.call_one(1, "ADD", &attach.clone().ifname("net9"), &previous).error();
         assert!(error.msg.contains("net9"), "{error:?}");
         before.assert_same(&Snapshot::take(&node, &[&pod]));
     });
@@ -267,23 +254,23 @@ fn a_del_needs_nothing() {
         let pod = node.pod("pod");
         let network = second(&node, &json!({}));
         let attach = net1(&pod);
-        assert!(alone(&network, "DEL", &attach, &Value::Null).ok().is_null(), "nothing was added");
+        assert!(network.call_one(1, "DEL", &attach, &Value::Null).ok().is_null(), "nothing was added");
         let result = network.add(&attach).expect("ADD");
         for netns in ["", "/run/netns/gone"] {
-            assert!(alone(&network, "DEL", &attach.clone().netns(netns), &Value::Null).ok().is_null());
+            assert!(network.call_one(1, "DEL", &attach.clone().netns(netns), &Value::Null).ok().is_null());
         }
         assert!(!node.list("/run/netns").contains(&"gone".to_owned()));
         // The link is gone, and the result is known.
         pod.cmd("ip link del net1");
         assert_eq!(rules(&pod).len(), 2);
-        assert!(alone(&network, "DEL", &attach, &result).ok().is_null());
+        assert!(network.call_one(1, "DEL", &attach, &result).ok().is_null());
         assert_eq!(rules(&pod), Vec::<String>::new());
         network.del(&attach).expect("DEL");
         // Without the result, as long as the link is there.
         network.add(&attach).expect("ADD");
-        assert!(alone(&network, "DEL", &attach, &Value::Null).ok().is_null());
+        assert!(network.call_one(1, "DEL", &attach, &Value::Null).ok().is_null());
         assert_eq!(rules(&pod), Vec::<String>::new());
-        assert!(alone(&network, "DEL", &attach, &Value::Null).ok().is_null(), "a second time");
+        assert!(network.call_one(1, "DEL", &attach, &Value::Null).ok().is_null(), "a second time");
     });
 }
 
@@ -308,10 +295,10 @@ fn what_is_wrong_is_named() {
     let node = Node::new();
     let pod = node.pod("pod");
     let network = second(&node, &json!({}));
-    let error = alone(&network, "ADD", &net1(&pod), &Value::Null).error();
+    let error = network.call_one(1, "ADD", &net1(&pod), &Value::Null).error();
     assert_eq!(error.msg, "This plugin must be called as chained plugin");
-    let mut previous = bridged(&network, &net1(&pod));
+    let mut previous = network.add_first(&net1(&pod));
     previous["ips"] = json!([]);
-    let error = alone(&network, "ADD", &net1(&pod), &previous).error();
+    let error = network.call_one(1, "ADD", &net1(&pod), &previous).error();
     assert_eq!(error.msg, "No IP addresses supplied on interface: net1");
 }

@@ -18,19 +18,6 @@ fn network<'a>(node: &'a Node, keys: &Value) -> Network<'a> {
     node.network(json!({"name": "net", "plugins": [bridge, tuning]}))
 }
 
-/// tuning's own call, behind what bridge has made.
-fn alone(network: &Network<'_>, verb: &str, attach: &Attach, previous: &Value) -> slipway_tests::Output {
-    let mut config = network.configs(Some(attach)).swap_remove(1);
-    if !previous.is_null() {
-        config["prevResult"] = previous.clone();
-    }
-    network.call(verb, &config, Some(attach))
-}
-
-fn bridged(network: &Network<'_>, attach: &Attach) -> Value {
-    network.call("ADD", &network.configs(Some(attach))[0], Some(attach)).ok()
-}
-
 fn flag(pod: &Pod, name: &str) -> bool {
     pod.link("eth0")["flags"].as_array().expect("flags").contains(&name.into())
 }
@@ -43,18 +30,18 @@ fn attributes_are_set_and_given_back() {
     let keys = json!({"mac": MAC, "promisc": true, "mtu": 1300, "allmulti": true, "txQLen": 77});
     let network = network(&node, &keys);
     let attach = Attach::new(&pod);
-    let previous = bridged(&network, &attach);
+    let previous = network.add_first(&attach);
     let before = Snapshot::take(&node, &[&pod]);
     let had = pod.link("eth0");
 
-    let result = alone(&network, "ADD", &attach, &previous).ok();
+    let result = network.call_one(1, "ADD", &attach, &previous).ok();
     let mut expected = previous.clone();
     expected["interfaces"][2]["mac"] = MAC.into();
     assert_eq!(result, expected, "the result with the new address");
     let link = pod.link("eth0");
     assert_eq!((&link["address"], &link["mtu"], &link["txqlen"]), (&json!(MAC), &json!(1300), &json!(77)));
     assert!(flag(&pod, "PROMISC") && flag(&pod, "ALLMULTI"), "{link}");
-    assert!(alone(&network, "CHECK", &attach, &result).ok().is_null());
+    assert!(network.call_one(1, "CHECK", &attach, &result).ok().is_null());
     assert_eq!(node.cmd(&format!("stat -c %a {FILE}")), "600\n");
     // The routes are there still, and neighbours hear of the new address.
     for proto in Proto::ALL {
@@ -66,14 +53,14 @@ fn attributes_are_set_and_given_back() {
         drop(server);
     }
 
-    assert!(alone(&network, "DEL", &attach, &result).ok().is_null());
+    assert!(network.call_one(1, "DEL", &attach, &result).ok().is_null());
     let link = pod.link("eth0");
     assert_eq!((&link["address"], &link["mtu"]), (&had["address"], &had["mtu"]));
     assert_eq!(link["txqlen"], had["txqlen"]);
     assert!(!flag(&pod, "PROMISC") && !flag(&pod, "ALLMULTI"), "{link}");
     assert_eq!(node.read(FILE), None);
     before.without(&["folder "]).assert_same(&Snapshot::take(&node, &[&pod]).without(&["folder "]));
-    assert!(alone(&network, "DEL", &attach, &result).ok().is_null(), "a second time");
+    assert!(network.call_one(1, "DEL", &attach, &result).ok().is_null(), "a second time");
 }
 
 #[test]
@@ -166,7 +153,7 @@ fn check_names_the_first_difference() {
 
 fn tuning_check(network: &Network<'_>, attach: &Attach) -> String {
     let previous = network.cached(attach).expect("a result");
-    alone(network, "CHECK", attach, &previous).error().msg
+    network.call_one(1, "CHECK", attach, &previous).error().msg
 }
 
 #[test]
@@ -219,8 +206,8 @@ fn nothing_outside_of_net_is_written() {
         ["kernel.hostname", "net/../kernel/hostname", "net.ipv4.IFNAME./../../kernel/hostname", "/etc/passwd"]
     {
         let network = network(&node, &json!({"sysctl": {key: "taken"}}));
-        let previous = bridged(&network, &attach);
-        let error = alone(&network, "ADD", &attach, &previous).error();
+        let previous = network.add_first(&attach);
+        let error = network.call_one(1, "ADD", &attach, &previous).error();
         if !is_peer() {
             assert_eq!((error.code, error.msg.as_str()), (7, &*format!("invalid net sysctl key: {key:?}")));
         }
@@ -235,7 +222,7 @@ fn a_key_that_is_there_twice_is_refused() {
     let pod = node.pod("pod");
     let network = network(&node, &json!({}));
     let attach = Attach::new(&pod);
-    let previous = bridged(&network, &attach);
+    let previous = network.add_first(&attach);
     let mut config = network.configs(Some(&attach)).swap_remove(1);
     config["prevResult"] = previous;
     let text = config.to_string();
@@ -286,7 +273,7 @@ fn a_failed_add_leaves_nothing() {
         let pod = node.pod("pod");
         let attach = Attach::new(&pod);
         let good = network(&node, &json!({}));
-        let previous = bridged(&good, &attach);
+        let previous = good.add_first(&attach);
         let state = || {
             let own = Snapshot::take(&node, &[&pod]).without(&["folder "]);
             (own, pod.sysctl_get("net/ipv4/conf/all/log_martians"), pod.sysctl_get("net/core/somaxconn"))
@@ -299,7 +286,7 @@ fn a_failed_add_leaves_nothing() {
             json!({"sysctl": {"net.core.somaxconn": "77"}, "mtu": 1300, "dataDir": "/run/netns/pod/x"}),
         ] {
             let network = network(&node, &keys);
-            let _ = alone(&network, "ADD", &attach, &previous).error();
+            let _ = network.call_one(1, "ADD", &attach, &previous).error();
             let after = state();
             before.0.assert_same(&after.0);
             assert_eq!((&before.1, &before.2), (&after.1, &after.2), "{keys}");
@@ -315,12 +302,12 @@ fn an_add_that_is_repeated_keeps_the_first_backup() {
         let pod = node.pod("pod");
         let attach = Attach::new(&pod);
         let network = network(&node, &json!({"mac": MAC, "mtu": 1300}));
-        let previous = bridged(&network, &attach);
+        let previous = network.add_first(&attach);
         let had = pod.link("eth0");
         for _ in 0..2 {
-            let _ = alone(&network, "ADD", &attach, &previous).ok();
+            let _ = network.call_one(1, "ADD", &attach, &previous).ok();
         }
-        let _ = alone(&network, "DEL", &attach, &previous).ok();
+        let _ = network.call_one(1, "DEL", &attach, &previous).ok();
         let has = pod.link("eth0");
         assert_eq!((&has["address"], &has["mtu"]), (&had["address"], &had["mtu"]));
     });
@@ -333,21 +320,21 @@ fn a_del_needs_nothing() {
     let attach = Attach::new(&pod);
     let network = network(&node, &json!({"mtu": 1300}));
     // Nothing was ever added.
-    assert!(alone(&network, "DEL", &attach, &Value::Null).ok().is_null());
+    assert!(network.call_one(1, "DEL", &attach, &Value::Null).ok().is_null());
     network.add(&attach).expect("ADD");
     assert!(node.read(FILE).is_some());
     for netns in ["", "/run/netns/gone"] {
-        assert!(alone(&network, "DEL", &attach.clone().netns(netns), &Value::Null).ok().is_null());
+        assert!(network.call_one(1, "DEL", &attach.clone().netns(netns), &Value::Null).ok().is_null());
     }
     if !is_peer() {
         assert_eq!(node.read(FILE), None, "nobody will need it");
     }
     // A file that is no backup, and a folder that is none.
     node.write(FILE, "{");
-    assert!(alone(&network, "DEL", &attach, &Value::Null).ok().is_null());
+    assert!(network.call_one(1, "DEL", &attach, &Value::Null).ok().is_null());
     node.cmd("rm -rf /run/cni/tuning");
     node.write("/run/cni/tuning", "");
-    assert!(alone(&network, "DEL", &attach, &Value::Null).ok().is_null());
+    assert!(network.call_one(1, "DEL", &attach, &Value::Null).ok().is_null());
 }
 
 /// The reference's file, as 1.9.1 wrote it.
@@ -357,10 +344,10 @@ fn what_the_reference_has_changed_is_given_back() {
     let pod = node.pod("pod");
     let attach = Attach::new(&pod);
     let network = network(&node, &json!({"mtu": 1300}));
-    let previous = bridged(&network, &attach);
+    let previous = network.add_first(&attach);
     pod.cmd("ip link set eth0 mtu 1300 promisc on");
     node.write(FILE, "{\n \"promisc\": false,\n \"mtu\": 1454,\n \"txQLen\": 999\n}");
-    assert!(alone(&network, "DEL", &attach, &previous).ok().is_null());
+    assert!(network.call_one(1, "DEL", &attach, &previous).ok().is_null());
     let link = pod.link("eth0");
     assert_eq!((&link["mtu"], &link["txqlen"]), (&json!(1454), &json!(999)));
     assert!(!flag(&pod, "PROMISC"));

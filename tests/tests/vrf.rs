@@ -1,7 +1,7 @@
 //! The vrf plugin, behind ptp.
 
 use serde_json::{Value, json};
-use slipway_tests::{Attach, Network, Node, Output, Pod, Proto, Snapshot, peer_fails};
+use slipway_tests::{Attach, Network, Node, Pod, Proto, Snapshot, peer_fails};
 
 /// Whether this kernel has VRFs.
 fn has_vrf() -> bool {
@@ -25,19 +25,6 @@ fn network<'a>(node: &'a Node, number: u8, keys: &Value) -> Network<'a> {
         "ranges": [[{"subnet": format!("10.{number}.2.0/24")}], [{"subnet": format!("fd00:{number}::/64")}]],
     });
     node.network(json!({"name": format!("net{number}"), "plugins": [{"type": "ptp", "ipam": ipam}, vrf]}))
-}
-
-/// vrf's own call.
-fn alone(network: &Network<'_>, verb: &str, attach: &Attach, previous: &Value) -> Output {
-    let mut config = network.configs(Some(attach)).swap_remove(1);
-    if !previous.is_null() {
-        config["prevResult"] = previous.clone();
-    }
-    network.call(verb, &config, Some(attach))
-}
-
-fn joined(network: &Network<'_>, attach: &Attach) -> Value {
-    network.call("ADD", &network.configs(Some(attach))[0], Some(attach)).ok()
 }
 
 fn blue() -> Value {
@@ -98,7 +85,7 @@ fn a_vrf_has_several_links_and_goes_with_the_last() {
     }
     one.del(&eth0).expect("DEL");
     assert!(pod.has_link("blue"));
-    assert!(alone(&two, "CHECK", &eth1, &two.cached(&eth1).expect("a result")).ok().is_null());
+    assert!(two.call_one(1, "CHECK", &eth1, &two.cached(&eth1).expect("a result")).ok().is_null());
     two.del(&eth1).expect("DEL");
     assert!(!pod.has_link("blue") && pod.has_link("red"));
 }
@@ -115,14 +102,14 @@ fn the_configuration_may_choose_the_table() {
     assert!(pod.cmd("ip route show table 1500").contains("default via 10.1.2.1"));
     let second = network(2, 7);
     let eth1 = attach.clone().ifname("eth1");
-    let previous = joined(&second, &eth1);
-    let error = alone(&second, "ADD", &eth1, &previous).error();
+    let previous = second.add_first(&eth1);
+    let error = second.call_one(1, "ADD", &eth1, &previous).error();
     assert!(
         error.msg.starts_with("cmdAdd failed: VRF blue already exist with different routing table 1500"),
         "{error:?}"
     );
     // No table means that one.
-    let _ = alone(&network(2, 0), "ADD", &eth1, &previous).ok();
+    let _ = network(2, 0).call_one(1, "ADD", &eth1, &previous).ok();
     assert_eq!(master(&pod, "eth1").as_deref(), Some("blue"));
 }
 
@@ -134,19 +121,19 @@ fn a_failed_add_leaves_nothing() {
         let pod = node.pod("pod");
         let attach = Attach::new(&pod);
         let network = network(&node, 1, &blue());
-        let previous = joined(&network, &attach);
+        let previous = network.add_first(&attach);
         // The first VRF of a namespace brings rules that stay.
         pod.cmd("ip link add other type vrf table 77");
         pod.cmd("ip link add br0 type bridge");
         pod.cmd("ip link set eth0 master br0");
         let before = Snapshot::take(&node, &[&pod]);
-        let error = alone(&network, "ADD", &attach, &previous).error();
+        let error = network.call_one(1, "ADD", &attach, &previous).error();
         assert_eq!(error.msg, "cmdAdd failed: interface eth0 has already a master set: br0");
         before.assert_same(&Snapshot::take(&node, &[&pod]));
-        let error = alone(&network, "ADD", &attach.clone().ifname("eth9"), &previous).error();
+        let error = network.call_one(1, "ADD", &attach.clone().ifname("eth9"), &previous).error();
         assert!(error.msg.starts_with("cmdAdd failed: "), "{error:?}");
         before.assert_same(&Snapshot::take(&node, &[&pod]));
-        let error = alone(&network_of(&node, "br0"), "ADD", &attach, &previous).error();
+        let error = network_of(&node, "br0").call_one(1, "ADD", &attach, &previous).error();
         assert_eq!(error.msg, "cmdAdd failed: br0 already exists but is not a VRF");
     });
 }
@@ -165,7 +152,7 @@ fn an_add_may_be_repeated() {
     let result = network.add(&attach).expect("ADD");
     let before = Snapshot::take(&node, &[&pod]);
     peer_fails("the link has a master", || {
-        assert_eq!(alone(&network, "ADD", &attach, &result).ok(), result);
+        assert_eq!(network.call_one(1, "ADD", &attach, &result).ok(), result);
         before.assert_same(&Snapshot::take(&node, &[&pod]));
     });
 }
@@ -177,17 +164,17 @@ fn a_del_needs_nothing() {
     let pod = node.pod("pod");
     let attach = Attach::new(&pod);
     let network = network(&node, 1, &blue());
-    assert!(alone(&network, "DEL", &attach, &Value::Null).ok().is_null(), "nothing was added");
+    assert!(network.call_one(1, "DEL", &attach, &Value::Null).ok().is_null(), "nothing was added");
     network.add(&attach).expect("ADD");
     for netns in ["", "/run/netns/gone"] {
-        assert!(alone(&network, "DEL", &attach.clone().netns(netns), &Value::Null).ok().is_null());
+        assert!(network.call_one(1, "DEL", &attach.clone().netns(netns), &Value::Null).ok().is_null());
     }
     assert!(pod.has_link("blue"));
     // The link is gone first.
     pod.cmd("ip link del eth0");
-    assert!(alone(&network, "DEL", &attach, &Value::Null).ok().is_null());
+    assert!(network.call_one(1, "DEL", &attach, &Value::Null).ok().is_null());
     assert!(!pod.has_link("blue"));
-    assert!(alone(&network, "DEL", &attach, &Value::Null).ok().is_null(), "a second time");
+    assert!(network.call_one(1, "DEL", &attach, &Value::Null).ok().is_null(), "a second time");
 }
 
 #[test]
@@ -198,9 +185,9 @@ fn check_looks_for_the_master() {
     let attach = Attach::new(&pod);
     let network = network(&node, 1, &blue());
     let result = network.add(&attach).expect("ADD");
-    assert!(alone(&network, "CHECK", &attach, &result).ok().is_null());
+    assert!(network.call_one(1, "CHECK", &attach, &result).ok().is_null());
     pod.cmd("ip link set eth0 nomaster");
-    let error = alone(&network, "CHECK", &attach, &result).error();
+    let error = network.call_one(1, "CHECK", &attach, &result).error();
     assert_eq!(error.msg, "failed to find eth0 associated to vrf blue");
 }
 
@@ -211,10 +198,10 @@ fn what_is_wrong_is_named() {
     let pod = node.pod("pod");
     let previous = json!({"cniVersion": "1.0.0", "interfaces": []});
     let nameless = network(&node, 1, &json!({}));
-    let error = alone(&nameless, "ADD", &Attach::new(&pod), &previous).error();
+    let error = nameless.call_one(1, "ADD", &Attach::new(&pod), &previous).error();
     assert_eq!(error.msg, "configuration is expected to have a valid vrf name");
     peer_fails("it says nothing", || {
-        let error = alone(&network(&node, 1, &blue()), "ADD", &Attach::new(&pod), &Value::Null).error();
+        let error = network(&node, 1, &blue()).call_one(1, "ADD", &Attach::new(&pod), &Value::Null).error();
         assert_eq!((error.code, error.msg.as_str()), (7, "missing prevResult from earlier plugin"));
         let config = network(&node, 1, &blue()).configs(None).swap_remove(1);
         let status = node.plugin("vrf").command("STATUS").config(&config).run();

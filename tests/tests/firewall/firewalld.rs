@@ -4,7 +4,7 @@ use serde_json::{Value, json};
 use slipway_tests::{Attach, Node, newest_version, peer_fails};
 
 use super::bus::{Daemon, Zones, firewalld};
-use super::{alone, bridged, filter, network, recorded};
+use super::{filter, network, recorded};
 
 fn sources(zones: &Zones) -> Vec<String> {
     zones.lock().expect("not poisoned").iter().map(|(source, zone)| format!("{source} {zone}")).collect()
@@ -44,7 +44,7 @@ fn addresses_go_into_the_zone_and_out() {
         assert_eq!(sources(&zones), wanted, "{keys}");
         assert!(!filter(&node, "iptables-save").contains("CNI-"), "{keys}");
         network.check(&attach).expect("CHECK");
-        let _ = alone(&network, "ADD", &attach, &result).ok();
+        let _ = network.call_one(1, "ADD", &attach, &result).ok();
         network.del(&attach).expect("DEL");
         assert!(sources(&zones).is_empty(), "{:?}", sources(&zones));
         network.del(&attach).expect("DEL again");
@@ -60,10 +60,10 @@ fn a_failed_add_leaves_nothing() {
         let pod = node.pod("pod");
         let attach = Attach::new(&pod);
         let network = network(&node, 1, &json!({"backend": "firewalld"}));
-        let previous = bridged(&network, &attach);
+        let previous = network.add_first(&attach);
         // Another zone has the second address.
         zones.lock().expect("not poisoned").insert("fd00:1::2/128".to_owned(), "public".to_owned());
-        let error = alone(&network, "ADD", &attach, &previous).error();
+        let error = network.call_one(1, "ADD", &attach, &previous).error();
         assert!(error.msg.contains("ZONE_CONFLICT"), "{error:?}");
         assert_eq!(sources(&zones), ["fd00:1::2/128 public"]);
         assert!(!recorded(&node).contains("elements"), "{}", recorded(&node));
@@ -100,7 +100,7 @@ fn a_del_needs_nothing_and_gc_finds_the_dead() {
         }
         assert_eq!(sources(&zones).len(), 4);
         let gone = Attach::new(&one).netns("");
-        assert!(alone(&network, "DEL", &gone, &Value::Null).ok().is_null());
+        assert!(network.call_one(1, "DEL", &gone, &Value::Null).ok().is_null());
         assert_eq!(sources(&zones), ["10.1.1.3/32 trusted", "fd00:1::3/128 trusted"]);
         network.forget();
         network.gc_plugins(&Value::Null).expect("GC");

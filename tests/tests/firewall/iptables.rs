@@ -3,7 +3,7 @@
 use serde_json::{Value, json};
 use slipway_tests::{Attach, Node, Proto, Snapshot, is_peer, newest_version, peer_fails};
 
-use super::{alone, bridged, filter, network, recorded};
+use super::{filter, network, recorded};
 
 /// As the reference's, rule by rule.
 const V4: &str = "*filter
@@ -42,7 +42,7 @@ fn the_rules_are_the_references() {
     assert_eq!(sorted(&filter(&node, "ip6tables-save")), v6);
     network.check(&attach).expect("CHECK");
     // Again: no rule twice.
-    let _ = alone(&network, "ADD", &attach, &result).ok();
+    let _ = network.call_one(1, "ADD", &attach, &result).ok();
     assert_eq!(sorted(&filter(&node, "iptables-save")), V4);
     network.del(&attach).expect("DEL");
     let left = filter(&node, "iptables-save");
@@ -61,7 +61,7 @@ fn a_container_talks_through_a_chain_that_drops() {
     }
     let network = network(&node, 1, &open());
     network.add(&Attach::new(&pod)).expect("ADD");
-    let _ = bridged(&network, &Attach::new(&other));
+    let _ = network.add_first(&Attach::new(&other));
     for proto in Proto::ALL {
         let _servers = [client.serve(proto, "0.0.0.0:80", "v4"), client.serve(proto, "[::]:81", "v6")];
         pod.expect(proto, (client.v4, 80), "v4");
@@ -132,11 +132,11 @@ fn a_del_needs_nothing() {
         let pod = node.pod("pod");
         let attach = Attach::new(&pod);
         let network = network(&node, 1, &open());
-        assert!(alone(&network, "DEL", &attach, &Value::Null).ok().is_null(), "nothing was added");
+        assert!(network.call_one(1, "DEL", &attach, &Value::Null).ok().is_null(), "nothing was added");
         for netns in ["", "/run/netns/gone"] {
             let previous = network.add(&attach).expect("ADD");
             assert!(recorded(&node).contains("pod"), "{}", node.ruleset());
-            assert!(alone(&network, "DEL", &attach.clone().netns(netns), &Value::Null).ok().is_null());
+            assert!(network.call_one(1, "DEL", &attach.clone().netns(netns), &Value::Null).ok().is_null());
             assert!(
                 !filter(&node, "iptables-save").contains("10.1.1."),
                 "{}",
@@ -144,7 +144,7 @@ fn a_del_needs_nothing() {
             );
             assert!(!filter(&node, "ip6tables-save").contains("fd00:1::"));
             assert!(!recorded(&node).contains("pod"));
-            assert!(alone(&network, "DEL", &attach, &previous).ok().is_null(), "a second time");
+            assert!(network.call_one(1, "DEL", &attach, &previous).ok().is_null(), "a second time");
             network.del(&attach).expect("DEL");
         }
     });
@@ -157,12 +157,12 @@ fn what_the_reference_made_is_checked_and_removed() {
     let pod = node.pod("pod");
     let attach = Attach::new(&pod);
     let network = network(&node, 1, &open());
-    let previous = bridged(&network, &attach);
+    let previous = network.add_first(&attach);
     node.cmd_input(
         "iptables-restore",
         &V4.replace("-A FORWARD -j THEIRS\n", "").replace(" ACCEPT\n:", " ACCEPT [0:0]\n:"),
     );
-    assert!(alone(&network, "DEL", &attach, &previous).ok().is_null());
+    assert!(network.call_one(1, "DEL", &attach, &previous).ok().is_null());
     assert!(!filter(&node, "iptables-save").contains("10.1.1."));
 }
 
@@ -173,13 +173,13 @@ fn a_late_del_leaves_the_next_holder_alone() {
         let node = Node::new();
         let (old, new) = (node.pod("old"), node.pod("new"));
         let network = network(&node, 1, &open());
-        let previous = bridged(&network, &Attach::new(&old));
-        let _ = alone(&network, "ADD", &Attach::new(&old), &previous).ok();
+        let previous = network.add_first(&Attach::new(&old));
+        let _ = network.call_one(1, "ADD", &Attach::new(&old), &previous).ok();
         // The same addresses, for somebody else.
-        let _ = alone(&network, "ADD", &Attach::new(&new), &previous).ok();
-        assert!(alone(&network, "DEL", &Attach::new(&old), &previous).ok().is_null());
-        assert!(alone(&network, "CHECK", &Attach::new(&new), &previous).ok().is_null());
-        assert!(alone(&network, "DEL", &Attach::new(&new), &Value::Null).ok().is_null());
+        let _ = network.call_one(1, "ADD", &Attach::new(&new), &previous).ok();
+        assert!(network.call_one(1, "DEL", &Attach::new(&old), &previous).ok().is_null());
+        assert!(network.call_one(1, "CHECK", &Attach::new(&new), &previous).ok().is_null());
+        assert!(network.call_one(1, "DEL", &Attach::new(&new), &Value::Null).ok().is_null());
         assert!(!filter(&node, "iptables-save").contains("10.1.1."));
     });
 }
@@ -213,7 +213,7 @@ fn a_repeated_add_mends() {
     let result = network.add(&attach).expect("ADD");
     let before = filter(&node, "iptables-save");
     node.cmd("nft flush ruleset");
-    let _ = alone(&network, "ADD", &attach, &result).ok();
+    let _ = network.call_one(1, "ADD", &attach, &result).ok();
     assert_eq!(filter(&node, "iptables-save"), before);
     network.check(&attach).expect("CHECK");
 }

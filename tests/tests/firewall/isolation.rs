@@ -3,7 +3,7 @@
 use serde_json::{Value, json};
 use slipway_tests::{Attach, BridgeNetfilter, Node, Pod, Proto, is_peer, peer_fails};
 
-use super::{alone, bridged, filter, network};
+use super::{filter, network};
 
 /// The means that the plugins under test have.
 fn backends() -> &'static [&'static str] {
@@ -183,7 +183,7 @@ fn a_bridge_with_unknown_containers_stays_apart() {
     let attach = Attach::new(&one);
     network.add(&attach).expect("ADD");
     let unknown = Attach::new(&unknown);
-    let _ = bridged(&network, &unknown);
+    let _ = network.add_first(&unknown);
     network.del(&attach).expect("DEL");
     assert!(filter(&node, "iptables-save").contains("ISOLATION-STAGE-2 -o br1"));
     let config = network.configs(Some(&unknown)).swap_remove(0);
@@ -203,17 +203,17 @@ fn a_repeated_add_changes_the_policy() {
         let pod = node.pod("pod");
         let attach = Attach::new(&pod);
         let strict = network(&node, 1, &keys(backend, "isolated"));
-        let previous = bridged(&strict, &attach);
-        let _ = alone(&strict, "ADD", &attach, &previous).ok();
+        let previous = strict.add_first(&attach);
+        let _ = strict.call_one(1, "ADD", &attach, &previous).ok();
         let weaker = network(&node, 1, &keys(backend, "same-bridge"));
-        let error = alone(&weaker, "CHECK", &attach, &previous).error();
+        let error = weaker.call_one(1, "CHECK", &attach, &previous).error();
         assert!(error.msg.contains("missing"), "{error:?}");
-        let _ = alone(&weaker, "ADD", &attach, &previous).ok();
-        assert!(alone(&weaker, "CHECK", &attach, &previous).ok().is_null());
+        let _ = weaker.call_one(1, "ADD", &attach, &previous).ok();
+        assert!(weaker.call_one(1, "CHECK", &attach, &previous).ok().is_null());
         let open = network(&node, 1, &keys(backend, "open"));
-        let _ = alone(&open, "ADD", &attach, &previous).ok();
-        assert!(alone(&open, "CHECK", &attach, &previous).ok().is_null());
-        assert!(alone(&open, "DEL", &attach, &previous).ok().is_null());
+        let _ = open.call_one(1, "ADD", &attach, &previous).ok();
+        assert!(open.call_one(1, "CHECK", &attach, &previous).ok().is_null());
+        assert!(open.call_one(1, "DEL", &attach, &previous).ok().is_null());
         assert!(!node.ruleset().contains("\"br1\" . \"br1\""), "{}", node.ruleset());
     }
 }

@@ -8,7 +8,7 @@ mod isolation;
 mod nftables;
 
 use serde_json::{Value, json};
-use slipway_tests::{Attach, Network, Node, Output, is_peer};
+use slipway_tests::{Attach, Network, Node, is_peer};
 
 /// A bridge of its own for each number, with firewall behind it.
 fn network<'a>(node: &'a Node, number: u8, keys: &Value) -> Network<'a> {
@@ -20,19 +20,6 @@ fn network<'a>(node: &'a Node, number: u8, keys: &Value) -> Network<'a> {
     });
     let bridge = json!({"type": "bridge", "bridge": format!("br{number}"), "isGateway": true, "ipam": ipam});
     node.network(json!({"name": format!("net{number}"), "plugins": [bridge, firewall]}))
-}
-
-/// firewall's own call.
-fn alone(network: &Network<'_>, verb: &str, attach: &Attach, previous: &Value) -> Output {
-    let mut config = network.configs(Some(attach)).swap_remove(1);
-    if !previous.is_null() {
-        config["prevResult"] = previous.clone();
-    }
-    network.call(verb, &config, Some(attach))
-}
-
-fn bridged(network: &Network<'_>, attach: &Attach) -> Value {
-    network.call("ADD", &network.configs(Some(attach))[0], Some(attach)).ok()
 }
 
 /// The filter table of a family without what counts.
@@ -54,19 +41,20 @@ fn what_is_wrong_is_named() {
     let attach = Attach::new(&pod);
     let none = network(&node, 1, &json!({"backend": "iptables"}));
     for verb in ["ADD", "CHECK"] {
-        let error = alone(&none, verb, &attach, &Value::Null).error();
+        let error = none.call_one(1, verb, &attach, &Value::Null).error();
         assert_eq!(error.msg, "missing prevResult from earlier plugin");
     }
-    let previous = bridged(&none, &attach);
+    let previous = none.add_first(&attach);
     let unknown = network(&node, 1, &json!({"backend": "iptables", "ingressPolicy": "x"}));
-    let error = alone(&unknown, "ADD", &attach, &previous).error();
+    let error = unknown.call_one(1, "ADD", &attach, &previous).error();
     assert_eq!(error.msg, "unknown ingress policy: \"x\"");
     if !is_peer() {
         assert_eq!(error.code, 7);
         assert!(!filter(&node, "iptables-save").contains("CNI-"), "nothing was made");
         let policy = network(&node, 1, &json!({"backend": "nftables", "ingressPolicy": "isolated"}));
-        let error =
-            alone(&policy, "ADD", &attach, &json!({"cniVersion": "1.1.0", "ips": previous["ips"]})).error();
+        let error = policy
+            .call_one(1, "ADD", &attach, &json!({"cniVersion": "1.1.0", "ips": previous["ips"]}))
+            .error();
         assert_eq!(error.msg, "ingressPolicy: prevResult names no bridge that could be kept apart");
     }
 }

@@ -3,7 +3,7 @@
 use serde_json::{Value, json};
 use slipway_tests::{Attach, Node, Proto, Snapshot, is_peer};
 
-use super::{alone, network, recorded};
+use super::{network, recorded};
 
 fn open() -> Value {
     json!({"backend": "nftables"})
@@ -116,7 +116,7 @@ fn a_del_needs_nothing() {
     let pod = node.pod("pod");
     let attach = Attach::new(&pod);
     let network = network(&node, 1, &json!({"backend": "nftables", "ingressPolicy": "isolated"}));
-    assert!(alone(&network, "DEL", &attach, &Value::Null).ok().is_null(), "nothing was added");
+    assert!(network.call_one(1, "DEL", &attach, &Value::Null).ok().is_null(), "nothing was added");
     network.add(&attach).expect("ADD");
     network.del(&attach).expect("DEL");
     for netns in ["", "/run/netns/gone"] {

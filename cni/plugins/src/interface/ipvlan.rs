@@ -4,9 +4,8 @@ use cni_kernel::route::{DuplicateDetection, IpvlanMode, Link, LinkChange, LinkKi
 use cni_spec::{AddResult, CniError, NetConf};
 use serde::Deserialize;
 
-use super::shared::check::wrong;
 use super::shared::container::Setting;
-use super::shared::single::check::{Expected, check, not_of_type};
+use super::shared::single::check::{Expected, check, not_of_type, same_mode};
 use super::shared::single::keys::Below;
 use super::shared::single::{Addresses, Recipe, Site, remove};
 use crate::plugin::{NodeRequest, Plugin, Request};
@@ -134,12 +133,7 @@ impl Settings {
 
     fn compare(&self, link: &Link) -> Result<(), CniError> {
         match link.kind {
-            LinkKind::Ipvlan(mode) if mode == self.mode => Ok(()),
-            LinkKind::Ipvlan(mode) => Err(wrong(format!(
-                "Container IPVlan mode {} does not match expected value: {}",
-                mode.name(),
-                self.mode.name()
-            ))),
+            LinkKind::Ipvlan(mode) => same_mode("Container IPVlan", mode.name(), self.mode.name()),
             _ => Err(not_of_type(link, "ipvlan")),
         }
     }

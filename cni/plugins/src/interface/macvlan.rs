@@ -6,9 +6,8 @@ use cni_kernel::route::{DuplicateDetection, Link, LinkChange, LinkKind, MacvlanM
 use cni_spec::{AddResult, CniError, NetConf};
 use serde::Deserialize;
 
-use super::shared::check::wrong;
 use super::shared::container::Setting;
-use super::shared::single::check::{Expected, check, not_of_type};
+use super::shared::single::check::{Expected, check, not_of_type, same_mode};
 use super::shared::single::keys::{Below, mac};
 use super::shared::single::{Addresses, Recipe, Site, remove};
 use crate::plugin::{NodeRequest, Plugin, Request};
@@ -106,12 +105,7 @@ impl Settings {
 
     fn compare(&self, link: &Link) -> Result<(), CniError> {
         match link.kind {
-            LinkKind::Macvlan(mode) if mode == self.mode => Ok(()),
-            LinkKind::Macvlan(mode) => Err(wrong(format!(
-                "container macvlan mode {} does not match expected value: {}",
-                mode.name(),
-                self.mode.name()
-            ))),
+            LinkKind::Macvlan(mode) => same_mode("container macvlan", mode.name(), self.mode.name()),
             _ => Err(not_of_type(link, "macvlan")),
         }
     }

@@ -39,6 +39,14 @@ pub(crate) fn check<'a>(
     Ok((inside, link))
 }
 
+/// Compares the modes of a link by name; `kind` is what the reference calls the link.
+pub(crate) fn same_mode(kind: &str, is: &str, wanted: &str) -> Result<(), CniError> {
+    if is == wanted {
+        return Ok(());
+    }
+    Err(wrong(format!("{kind} mode {is} does not match expected value: {wanted}")))
+}
+
 /// A link of another kind than the plugin makes.
 pub(crate) fn not_of_type(link: &Link, kind: &str) -> CniError {
     wrong(format!("Error: Container interface {} not of type {kind}", link.name))
