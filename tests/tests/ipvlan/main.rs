@@ -1,11 +1,14 @@
 //! The ipvlan plugin: every key, packets over the master, what it leaves alone and takes back.
 
+#[path = "../single/on_a_link.rs"]
+mod on_a_link;
 #[path = "../single/mod.rs"]
 mod single;
 
 use serde_json::{Value, json};
-use slipway_tests::{Attach, Pod, Proto, peer_fails, skip};
+use slipway_tests::{Attach, Proto, peer_fails, skip};
 
+use on_a_link::{all_meet, info, neighbours_are_told, refused, with_gateway};
 use single::{World, add, address, differs};
 
 const PLUGIN: &str = "ipvlan";
@@ -13,21 +16,7 @@ const PLUGIN: &str = "ipvlan";
 const NEEDS: &str = "ipvlan links";
 
 fn plugin(_: u16) -> Value {
-    json!({"master": "out0"})
-}
-
-/// A world whose host outside is the gateway of the containers' subnet.
-fn with_gateway() -> Option<World> {
-    let world = World::new()?;
-    world.client.cmd("ip address add 10.60.1.1/24 dev eth0");
-    world.client.cmd("ip address add fd00:60:1::1/64 dev eth0 nodad");
-    Some(world)
-}
-
-fn mode(pod: &Pod) -> Value {
-    let link = pod.link("eth0");
-    assert_eq!(link["linkinfo"]["info_kind"], "ipvlan", "{link}");
-    link["linkinfo"]["info_data"]["mode"].clone()
+    on_a_link::plugin()
 }
 
 #[test]
@@ -35,28 +24,12 @@ fn containers_are_on_the_masters_network_with_its_ethernet_address() {
     let Some(world) = with_gateway() else { skip!(NEEDS) };
     let (one, two) = (world.node.pod("one"), world.node.pod("two"));
     let network = world.network(1, &json!({}));
-    let results = [add(&network, &one), add(&network, &two)];
-    let _servers = [
-        one.serve(Proto::Tcp, "[::]:80", "one"),
-        one.serve(Proto::Udp, "[::]:80", "one"),
-        world.client.serve(Proto::Tcp, "[::]:80", "client"),
-        world.client.serve(Proto::Udp, "[::]:80", "client"),
-    ];
-    for proto in Proto::ALL {
-        for (family, gateway) in ["10.60.1.1", "fd00:60:1::1"].into_iter().enumerate() {
-            let gateway: std::net::IpAddr = gateway.parse().expect("an address");
-            let (peer, own) = (address(&results[0], family), address(&results[1], family));
-            assert_eq!(two.expect(proto, (gateway, 80), "client").peer.ip(), own);
-            assert_eq!(world.client.expect(proto, (peer, 80), "one").peer.ip(), gateway);
-            assert_eq!(two.expect(proto, (peer, 80), "one").peer.ip(), own);
-        }
-    }
-    assert_eq!(mode(&one), "l2");
+    let _ = all_meet(&world, &network, &one, &two);
+    assert_eq!(info(&one)["mode"], "l2");
     for pod in [&one, &two] {
         assert_eq!(pod.mac("eth0"), world.node.mac("out0"));
     }
-    assert_eq!(one.sysctl_get("net/ipv4/conf/eth0/arp_notify").as_deref(), Some("1"));
-    assert_eq!(one.sysctl_get("net/ipv6/conf/eth0/ndisc_notify").as_deref(), Some("1"));
+    neighbours_are_told(&one);
 }
 
 /// In the modes of layer 3 the containers answer no neighbour: the host outside has a route to them by way
@@ -69,7 +42,7 @@ fn modes_of_layer_3_are_routed() {
         let pod = world.node.pod(name);
         let network = world.network(1, &json!({"mode": name}));
         let result = add(&network, &pod);
-        assert_eq!(mode(&pod), name);
+        assert_eq!(info(&pod)["mode"], name);
         let _server = pod.serve(Proto::Tcp, "0.0.0.0:80", name);
         world.client.expect(Proto::Tcp, (address(&result, 0), 80), name);
         network.check(&Attach::new(&pod)).expect("CHECK");
@@ -131,49 +104,6 @@ fn it_may_be_chained() {
 }
 
 #[test]
-fn the_mtu_is_the_masters_or_less() {
-    let Some(world) = World::new() else { skip!(NEEDS) };
-    let (one, two) = (world.node.pod("one"), world.node.pod("two"));
-    world.node.cmd("ip link set out0 mtu 1400");
-    add(&world.network(1, &json!({})), &one);
-    assert_eq!(one.link("eth0")["mtu"], 1400);
-    add(&world.network(1, &json!({"mtu": 1300})), &two);
-    assert_eq!(two.link("eth0")["mtu"], 1300);
-}
-
-#[test]
-fn the_master_may_be_in_the_container() {
-    let Some(world) = World::new() else { skip!(NEEDS) };
-    let pod = world.node.pod("pod");
-    world.node.cmd("ip link add up0 type veth peer name in0 netns pod");
-    world.node.cmd("ip link set up0 up");
-    world.node.cmd("ip address add 10.60.1.1/24 dev up0");
-    pod.cmd("ip link set in0 up");
-    let network = world.network(1, &json!({"master": "in0", "linkInContainer": true}));
-    let result = add(&network, &pod);
-    assert_eq!(pod.link("eth0")["link"], "in0");
-    let _server = pod.serve(Proto::Tcp, "0.0.0.0:80", "pod");
-    world.node.expect(Proto::Tcp, (address(&result, 0), 80), "pod");
-    network.check(&Attach::new(&pod)).expect("CHECK");
-    network.del(&Attach::new(&pod)).expect("DEL");
-    assert!(pod.has_link("in0") && !pod.has_link("eth0"));
-}
-
-#[test]
-fn the_master_may_go_first() {
-    let Some(world) = World::new() else { skip!(NEEDS) };
-    let pod = world.node.pod("pod");
-    let network = world.network(1, &json!({}));
-    add(&network, &pod);
-    world.node.cmd("ip link delete out0");
-    network.del(&Attach::new(&pod)).expect("DEL");
-    assert!(world.reservations().is_empty());
-    peer_fails("says nothing of the master", || {
-        assert_eq!(network.status().expect_err("the master is gone").error.code, 50);
-    });
-}
-
-#[test]
 fn check_compares_the_mode() {
     let Some(world) = World::new() else { skip!(NEEDS) };
     let pod = world.node.pod("pod");
@@ -190,21 +120,16 @@ fn check_compares_the_mode() {
 
 #[test]
 fn bad_values_are_named_and_change_nothing() {
-    let Some(world) = World::new() else { skip!(NEEDS) };
-    let pod = world.node.pod("pod");
+    if World::new().is_none() {
+        skip!(NEEDS);
+    }
     peer_fails("other codes, and some are not noticed", || {
-        for (keys, code, part) in [
+        refused(&[
             (json!({"mode": "l4"}), 7, "unknown ipvlan mode: \"l4\""),
             (json!({"mtu": -1}), 7, "invalid MTU -1"),
             (json!({"master": "a/b"}), 7, "key \"master\""),
             (json!({"master": "absent"}), 999, "failed to lookup master \"absent\""),
             (json!({"ipam": {}}), 7, "no plugin name provided"),
-        ] {
-            let before = world.state(&[&pod]);
-            let failure = world.network(1, &keys).add(&Attach::new(&pod)).expect_err("bad value");
-            assert_eq!(failure.error.code, code, "{failure}");
-            assert!(failure.to_string().contains(part), "{part} is not in: {failure}");
-            before.assert_same(&world.state(&[&pod]));
-        }
+        ]);
     });
 }
