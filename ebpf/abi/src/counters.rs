@@ -108,11 +108,13 @@ pub enum Reason {
     Fragment = 14,
     /// More extension headers than the programs look at, or a routing header that is not used up.
     Headers = 15,
+    /// The pod is left to the stack as a whole: its rate is limited, or it is kept apart from others.
+    Pod = 16,
 }
 
 impl Reason {
     /// Each reason.
-    pub const ALL: [Self; 15] = [
+    pub const ALL: [Self; 16] = [
         Self::Direct,
         Self::Mtu,
         Self::Full,
@@ -128,6 +130,7 @@ impl Reason {
         Self::Ttl,
         Self::Fragment,
         Self::Headers,
+        Self::Pod,
     ];
 
     /// Where [`Counters`] counts packets that were left to others for this reason: those that began a flow,

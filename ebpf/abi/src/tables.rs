@@ -14,11 +14,15 @@ pub struct Pod {
     pub generation: u32,
     /// Largest packet (IP header and what follows) that the pod's interface takes.
     pub mtu: u32,
-    /// No flags yet: zero.
+    /// [`LEFT`].
     pub flags: u32,
     /// Zero.
     pub pad: u32,
 }
+
+/// [`Pod::flags`]: the pod is left to the kernel's stack as a whole. A program would put packets past what limits
+/// its rate or keeps others from it.
+pub const LEFT: u32 = 1;
 
 /// Value of maps [`podaddrs4`](crate::maps::POD_ADDRESSES4) and [`podaddrs6`](crate::maps::POD_ADDRESSES6),
 /// whose key is a pod's address.

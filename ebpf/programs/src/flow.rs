@@ -1,7 +1,9 @@
 //! Flows: finding them, keeping both halves alike, and taking keys for new ones.
 
 use aya_ebpf::bindings::{BPF_ANY, BPF_NOEXIST};
-use slipway_ebpf_abi::{Counter, Flow, FlowKey, IPPROTO_TCP, IPPROTO_UDP, LONE, ORIGINAL, STATES, State};
+use slipway_ebpf_abi::{
+    Counter, Flow, FlowKey, IPPROTO_TCP, IPPROTO_UDP, LEFT, LONE, ORIGINAL, STATES, State,
+};
 
 use crate::config::{config, count};
 use crate::family::{Addr, Family};
@@ -43,8 +45,8 @@ fn leads_to<F: Family>(found: &Flow<Addr<F>>, own: &FlowKey<Addr<F>>) -> bool {
 /// Whether the pod's interface is that of this generation.
 #[inline(always)]
 pub(crate) fn is_pod(pod: u32, generation: u32) -> bool {
-    // SAFETY: one word of an element is read, once.
-    unsafe { PODS.get(pod) }.is_some_and(|pod| pod.generation == generation)
+    // SAFETY: two words of an element are read, once each.
+    unsafe { PODS.get(pod) }.is_some_and(|pod| pod.generation == generation && pod.flags & LEFT == 0)
 }
 
 /// Whether the flow's pod is there and its time is not over.

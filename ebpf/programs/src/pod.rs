@@ -1,6 +1,6 @@
 //! What a pod sends.
 
-use slipway_ebpf_abi::{Action, Counter, IPPROTO_TCP, LONE, MASQUERADED, ORIGINAL, Reason, SIDE_POD};
+use slipway_ebpf_abi::{Action, Counter, IPPROTO_TCP, LEFT, LONE, MASQUERADED, ORIGINAL, Reason, SIDE_POD};
 
 use crate::admit::{self, Admission, Ports};
 use crate::config::{config, count, count_fallback, count_packet};
@@ -97,6 +97,7 @@ fn is_masqueraded<F: Family>(work: &mut Work<F>) -> u32 {
     let Some(pod) = unsafe { PODS.get(work.flow.pod) }.copied() else { return 0 };
     if address.pod != work.flow.pod
         || address.generation != pod.generation
+        || pod.flags & LEFT != 0
         || address.flags & MASQUERADED == 0
         || F::same_network(source, destination, address.prefix)
         || !F::is_routable(destination)

@@ -1,7 +1,8 @@
 //! What arrives from outside.
 
 use slipway_ebpf_abi::{
-    Action, Counter, IPPROTO_TCP, IPPROTO_UDP, ORIGINAL, PUBLISHED, PortKey, PortTarget, Reason, SIDE_UPLINK,
+    Action, Counter, IPPROTO_TCP, IPPROTO_UDP, LEFT, ORIGINAL, PUBLISHED, PortKey, PortTarget, Reason,
+    SIDE_UPLINK,
 };
 
 use crate::admit::{self, Admission, Ports};
@@ -119,6 +120,10 @@ fn published<F: Family>(skb: Skb, work: &mut Work<F>, target: &PortTarget<Addr<F
         count_fallback(Reason::PodGone);
         return false;
     };
+    if pod.flags & LEFT != 0 {
+        count_fallback(Reason::Pod);
+        return false;
+    }
     let flow = &mut work.flow;
     flow.flags = ORIGINAL | PUBLISHED;
     flow.pod = target.pod;

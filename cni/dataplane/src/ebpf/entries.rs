@@ -5,10 +5,10 @@ use std::hash::{BuildHasher, Hasher, RandomState};
 use std::net::IpAddr;
 
 use cni_kernel::netns::Netns;
-use cni_kernel::route::{Link, LinkKind, RouteSocket};
+use cni_kernel::route::{Link, LinkKind, RouteError, RouteSocket};
 use cni_nftables::ElementData;
 use ipnet::IpNet;
-use slipway_ebpf_abi::{MASQUERADED, Pod, PodAddress, SPARES_LOOPBACK, maps};
+use slipway_ebpf_abi::{LEFT, MASQUERADED, Pod, PodAddress, SPARES_LOOPBACK, maps};
 
 use super::attach::{self, Before};
 use super::place::Place;
@@ -115,7 +115,8 @@ fn adopt(
     let before = attach::attach(&link.name, &program)?;
     let known = if before == Before::Replaced { tables.pods.get(&link.index)? } else { None };
     let generation = known.map_or_else(random, |pod| pod.generation);
-    tables.pods.put(link.index, Pod { generation, mtu: link.mtu, ..Pod::default() })?;
+    let flags = known.map_or(0, |pod| pod.flags) | if is_limited(link)? { LEFT } else { 0 };
+    tables.pods.put(link.index, Pod { generation, mtu: link.mtu, flags, pad: 0 })?;
     for network in addresses {
         let is_own = |entry: &PodAddress| (entry.pod, entry.generation) == (link.index, generation);
         let old = tables.address(network.addr())?.filter(is_own);
@@ -124,6 +125,37 @@ fn adopt(
         tables.put_address(network.addr(), PodAddress { pod: link.index, generation, flags, prefix })?;
     }
     Ok((link.index, generation))
+}
+
+/// Whether somebody limits the rate of what goes through a link: the programs would put packets past that.
+fn is_limited(link: &Link) -> Result<bool, Error> {
+    let failed = |e: RouteError| Error::kernel(format!("ask for the limits of {}", link.name), e);
+    let socket = RouteSocket::open().map_err(failed)?;
+    let queue = socket.token_bucket(link).map_err(failed)?;
+    Ok(queue.is_some() || !socket.redirections(link).map_err(failed)?.is_empty())
+}
+
+/// Leaves a container to nftables as a whole, by the number of the host's end of its links: its rate is about to be
+/// limited. Its conversations that the programs have end.
+pub fn leave_link(index: u32) {
+    leave(|tables| leave_one(tables, index));
+}
+
+/// The same by its addresses: it is to be kept apart from others.
+pub fn leave_addresses(addresses: impl IntoIterator<Item = IpAddr>) {
+    leave(|tables| {
+        addresses.into_iter().try_for_each(|address| match tables.address(address)? {
+            Some(entry) => leave_one(tables, entry.pod),
+            None => Ok(()),
+        })
+    });
+}
+
+fn leave_one(tables: &mut Tables, index: u32) -> Result<(), Error> {
+    match tables.pods.get(&index)? {
+        Some(pod) if pod.flags & LEFT == 0 => tables.pods.put(index, Pod { flags: pod.flags | LEFT, ..pod }),
+        _ => Ok(()),
+    }
 }
 
 /// A number that no other container of this node is likely to have; never 0.
@@ -195,7 +227,8 @@ pub(crate) fn name_served(all: &mut [Listed]) -> Result<(), Error> {
     let in_tables = all.iter_mut().filter(|one| one.backend == BackendName::Nftables);
     for one in in_tables.filter(|one| is_served(&one.port.host)) {
         let Some((first, _)) = single(&one.port).next() else { continue };
-        if tables.port(&first)?.is_some_and(|target| target.pod != NOBODY) {
+        let Some(target) = tables.port(&first)? else { continue };
+        if tables.pods.get(&target.pod)?.is_some_and(|pod| pod.flags & LEFT == 0) {
             one.backend = BackendName::Ebpf;
         }
     }

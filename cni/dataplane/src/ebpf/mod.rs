@@ -26,6 +26,7 @@ use cni_spec::Attachment;
 use crate::nftables::Nftables;
 use crate::{Backend, Error, Kinds, Listed, MasqueradeRequest, PortRequest, Withdrawal};
 pub(crate) use entries::name_served;
+pub use entries::{leave_addresses, leave_link};
 pub(crate) use flows::add_traffic;
 pub use flows::{Direction, Ends, KnownFlow, Plane, flows};
 pub use load::{Sizes, try_object};

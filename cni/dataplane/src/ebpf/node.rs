@@ -5,7 +5,7 @@ use std::net::{IpAddr, Ipv4Addr};
 use std::path::PathBuf;
 
 use cni_kernel::route::RouteSocket;
-use slipway_ebpf_abi::{Config, Counter, Reason, UPLINK_ETHERNET, VERSION, maps};
+use slipway_ebpf_abi::{Config, Counter, LEFT, Reason, UPLINK_ETHERNET, VERSION, maps};
 
 use super::load::Sizes;
 use super::place::Place;
@@ -47,6 +47,8 @@ pub struct Status {
     pub masquerade_clash: Option<String>,
     /// How many containers the programs know.
     pub containers: usize,
+    /// How many of them are left to nftables as a whole: limited in their rate, or kept apart from others.
+    pub containers_left: usize,
     /// How many published ports.
     pub ports: usize,
     /// What they have counted, where it is not zero; what they have dropped is in `dropped`.
@@ -265,6 +267,7 @@ pub fn status(settings: &Settings) -> Result<Status, Error> {
     let mut uplinks: Vec<String> =
         tables::uplinks(&place)?.all()?.into_iter().map(|(i, _)| name(i)).collect();
     uplinks.sort();
+    let pods = tables.pods.all()?;
     let counted = tables::counters(&place)?;
     let value = |index: usize| counted.get(index).copied().unwrap_or_default();
     let each = Counter::ALL.into_iter().map(|counter| (counter, value(counter as usize)));
@@ -278,7 +281,8 @@ pub fn status(settings: &Settings) -> Result<Status, Error> {
         sockets: Some(sockets_of(&place, settings)),
         masquerade_ports: configured(&place).ok().and_then(masquerade_ports),
         masquerade_clash: settings.masquerade_ports.clash(),
-        containers: tables.pods.all()?.len(),
+        containers: pods.len(),
+        containers_left: pods.iter().filter(|(_, pod)| pod.flags & LEFT != 0).count(),
         ports: tables.ports()?,
         counters,
         dropped,

@@ -106,7 +106,10 @@ fn print_text(status: &Status, out: &mut dyn Write) -> io::Result<()> {
                 writeln!(out, "masquerade  by nftables: {why}")?;
             }
         }
-        writeln!(out, "containers  {}", status.containers)?;
+        match status.containers_left {
+            0 => writeln!(out, "containers  {}", status.containers)?,
+            left => writeln!(out, "containers  {}, {left} of them left to nftables", status.containers)?,
+        }
         writeln!(out, "ports       {}", status.ports)?;
     }
     for (counter, count) in &status.counters {
@@ -152,6 +155,7 @@ fn why_left(reason: Reason) -> &'static str {
         Reason::Ttl => "the time to live ended here",
         Reason::Fragment => "a piece of a packet whose first piece was not seen",
         Reason::Headers => "extension headers that the programs do not read",
+        Reason::Pod => "the container's rate is limited, or it is kept apart from others",
     }
 }
 
@@ -177,6 +181,7 @@ fn print_json(status: &Status, out: &mut dyn Write) -> io::Result<()> {
         "masqueradePorts": status.masquerade_ports.map(|ports| ports.to_string()),
         "masqueradeClash": status.masquerade_clash,
         "containers": status.containers,
+        "containersLeft": status.containers_left,
         "ports": status.ports,
         "counters": counters,
         "dropped": dropped,
@@ -216,6 +221,7 @@ mod tests {
             masquerade_ports: Some(PortRange::default()),
             masquerade_clash: None,
             containers: 2,
+            containers_left: 1,
             ports: 3,
             counters: vec![(Counter::Published, 7)],
             dropped: vec![(Counter::DropWrite, 1)],
@@ -226,7 +232,7 @@ mod tests {
         let text = String::from_utf8(text).unwrap();
         assert!(
             text.ends_with(
-                "uplinks     eth0, eth1\nsockets     /sys/fs/cgroup\nmasquerade  with ports 61000-65535\ncontainers  2\nports       3\n\
+                "uplinks     eth0, eth1\nsockets     /sys/fs/cgroup\nmasquerade  with ports 61000-65535\ncontainers  2, 1 of them left to nftables\nports       3\n\
                  counter     Published: 7\n\
                  dropped     Write: 1 (the kernel refused to change the packet)\n\
                  left        Ttl: 2 (the time to live ended here)\n"

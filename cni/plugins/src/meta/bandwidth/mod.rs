@@ -7,6 +7,7 @@
 mod config;
 mod device;
 
+use cni_dataplane::ebpf;
 use cni_kernel::mac::Mac;
 use cni_kernel::route::{Link, LinkKind, RouteError, RouteSocket, TokenBucket};
 use cni_spec::{AddResult, CniError, Version};
@@ -45,6 +46,8 @@ impl Plugin for Bandwidth {
             return Ok(previous.clone());
         }
         let sides = Sides::find(request, previous)?;
+        // The BPF programs put packets past the queues.
+        ebpf::leave_link(sides.veth.index);
         let mut result = previous.clone();
         if let Some(device) = sides.limit(&limits, request)? {
             // A repeated ADD finds it told already.

@@ -6,6 +6,7 @@ mod firewalld;
 
 use std::net::IpAddr;
 
+use cni_dataplane::ebpf;
 use cni_dataplane::firewall::{self, BridgeUse, FirewallRequest, Held, IngressPolicy, Means};
 use cni_dataplane::owner::{AttachmentHash, Owner};
 use cni_kernel::route::{Link, RouteSocket};
@@ -38,6 +39,10 @@ impl Plugin for Firewall {
         let config = Config::read(request.config)?;
         let previous = previous(request)?;
         let wanted = wanted(request, &config, previous)?;
+        if config.policy != IngressPolicy::Open {
+            // The BPF programs put packets past the chains that keep containers apart.
+            ebpf::leave_addresses(wanted.addresses.iter().copied());
+        }
         let admitted = firewall::admit(&wanted).map_err(CniError::from).and_then(|()| match wanted.means {
             Means::Firewalld => Zone::open(&config.zone)?.add(&wanted.addresses),
             Means::Iptables | Means::Nftables => Ok(()),

@@ -1,0 +1,93 @@
+//! Other plugins on a container's links: what would be passed by leaves the container to nftables.
+
+use serde_json::{Value, json};
+use slipway_tests::{Attach, PROGRAMS, Proto, has_programs, skip};
+
+use crate::{PORT, Stage, address, list};
+
+/// The backends of a container's ports, as `slipway ports` names them.
+fn backends(stage: &Stage) -> Vec<Value> {
+    let ports: Value = serde_json::from_str(&stage.node.slipway("ports --json")).expect("JSON");
+    ports.as_array().expect("a list").iter().map(|port| port["backend"].clone()).collect()
+}
+
+fn with(plugin: Value) -> Value {
+    let mut list = list("ebpf");
+    list["plugins"].as_array_mut().expect("a list").push(plugin);
+    list
+}
+
+/// Publishes a port through a chain with this plugin, and says who serves it.
+fn served(plugin: Value, prepare: impl Fn(Attach) -> Attach) -> Value {
+    let stage = Stage::new();
+    stage.node.cmd(&format!("ip route add default via {}", stage.client.v4));
+    let network = stage.node.network(with(plugin));
+    let pod = stage.node.pod("web");
+    let attach = prepare(Attach::new(&pod).port_on("0.0.0.0", Proto::Tcp, PORT, 80));
+    let result = network.add(&attach).expect("ADD");
+    let _server = pod.serve(Proto::Tcp, &format!("{}:80", address(&result)), "web");
+    stage.client.expect(Proto::Tcp, (stage.client.node_v4, PORT), "web");
+    let _far = stage.client.serve(Proto::Tcp, &format!("{}:7000", stage.client.v4), "far");
+    assert_eq!(pod.expect(Proto::Tcp, (stage.client.v4, 7000), "far").peer.ip(), stage.client.node_v4);
+    let [backend] = &backends(&stage)[..] else { panic!("one port") };
+    let status = stage.node.programs();
+    let is_left = backend == "nftables";
+    assert_eq!(status["containersLeft"], json!(u8::from(is_left)), "{status}");
+    let carried = ["ToPodPackets", "FromPodPackets"].map(|name| stage.node.counted(name) > 0);
+    assert_eq!(carried, [!is_left; 2], "{status}");
+    if is_left {
+        assert!(status["left"]["Pod"].as_u64() >= Some(1), "{status}");
+    }
+    network.check(&attach).expect("CHECK");
+    network.del(&attach).expect("DEL");
+    assert_eq!(stage.node.programs()["containers"], 0);
+    backend.clone()
+}
+
+#[test]
+fn a_container_with_limits_is_left_to_nftables() {
+    if !has_programs() {
+        skip!(PROGRAMS);
+    }
+    let bandwidth = |keys: Value| {
+        let mut plugin = json!({"type": "bandwidth"});
+        plugin.as_object_mut().expect("an object").extend(keys.as_object().expect("an object").clone());
+        plugin
+    };
+    for limits in [
+        json!({"ingressRate": 80_000_000, "ingressBurst": 800_000}),
+        json!({"egressRate": 80_000_000, "egressBurst": 800_000}),
+    ] {
+        assert_eq!(served(bandwidth(limits), |a| a), "nftables");
+    }
+    assert_eq!(served(bandwidth(json!({})), |a| a), "ebpf");
+}
+
+#[test]
+fn a_container_that_is_kept_apart_is_left_to_nftables() {
+    if !has_programs() {
+        skip!(PROGRAMS);
+    }
+    for (policy, backend) in [("open", "ebpf"), ("same-bridge", "nftables"), ("isolated", "nftables")] {
+        let firewall = json!({"type": "firewall", "backend": "iptables", "ingressPolicy": policy});
+        assert_eq!(served(firewall, |a| a), backend, "{policy}");
+    }
+}
+
+/// A container that is told again, as portmap's ADD alone is repeated, stays where it is.
+#[test]
+fn limits_that_were_there_first_are_seen() {
+    if !has_programs() {
+        skip!(PROGRAMS);
+    }
+    let stage = Stage::new();
+    let pod = stage.node.pod("web");
+    let network = stage.network();
+    let attach = Attach::new(&pod).port_on("0.0.0.0", Proto::Tcp, PORT, 80);
+    let result = network.add(&attach).expect("ADD");
+    assert_eq!(backends(&stage), ["ebpf"]);
+    let link = result["interfaces"][1]["name"].as_str().expect("the node's end").to_owned();
+    stage.node.cmd(&format!("tc qdisc add dev {link} root tbf rate 80mbit burst 100k latency 25ms"));
+    crate::publish(&network, &attach, &result);
+    assert_eq!(backends(&stage), ["nftables"]);
+}
