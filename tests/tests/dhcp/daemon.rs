@@ -249,6 +249,29 @@ fn two_daemons_do_not_share_leases() {
     assert!(relative.stderr.contains("Error writing pidfile \"pid\": path not absolute"), "{relative}");
 }
 
+/// What `slipway uninstall` leaves, and why; and what it takes away.
+#[test]
+fn uninstall_waits_for_leases_and_their_daemon() {
+    if is_peer() {
+        return;
+    }
+    let stage = Stage::new();
+    let _server = Server::start(&stage, Rules::default());
+    stage.start_daemon(&[]);
+    let (pod, network) = (stage.node.pod("pod"), stage.network(&json!({})));
+    network.add(&Attach::new(&pod)).expect("ADD");
+    let uninstall = || stage.node.slipway("uninstall --to /run/none");
+    let told = uninstall();
+    assert!(told.contains("leave   /var/lib/cni/dhcp (/var/lib/cni/dhcp/lan:pod:eth0 is a lease)"), "{told}");
+    network.del(&Attach::new(&pod)).expect("DEL");
+    let told = uninstall();
+    assert!(told.contains("leave   /var/lib/cni/dhcp (slipway dhcp daemon runs)"), "{told}");
+    stage.stop("daemon", Signal::SIGTERM);
+    let told = uninstall();
+    assert!(told.contains("remove  /var/lib/cni/dhcp\n"), "{told}");
+    assert!(stage.node.run(|| !std::path::Path::new(STATE).exists()));
+}
+
 /// A daemon in a container, which sees the host's files elsewhere.
 #[test]
 fn a_daemon_may_see_the_hosts_files_elsewhere() {

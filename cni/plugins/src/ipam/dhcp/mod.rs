@@ -9,6 +9,7 @@ mod frame;
 mod keeper;
 mod lease;
 mod leases;
+pub(crate) mod leftovers;
 mod message;
 mod protocol;
 

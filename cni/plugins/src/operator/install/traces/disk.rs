@@ -1,5 +1,5 @@
-//! What host-local has on disk beside the reservations, and the folders of tuning's backups and flannel's saved
-//! configurations.
+//! What host-local has on disk beside the reservations, dhcp beside the leases, and the folders of tuning's
+//! backups and flannel's saved configurations.
 
 use std::ffi::OsString;
 use std::io::{self, ErrorKind};
@@ -9,6 +9,7 @@ use std::path::{Path, PathBuf};
 use cni_kernel::dir::{DurableDir, TEMPORARY};
 
 use super::{Trace, TraceError};
+use crate::ipam::dhcp::leftovers as dhcp;
 use crate::ipam::host_local::leftovers;
 use crate::meta::{flannel, tuning};
 
@@ -26,10 +27,13 @@ pub(super) fn plan(data_dir: &Path) -> Result<Vec<Trace>, TraceError> {
     if leftovers::has_own(data_dir)? {
         traces.push(Trace::Folder(leftovers::own(data_dir)));
     }
+    if dhcp::folder().is_dir() {
+        traces.push(judge(dhcp::folder().to_owned(), dhcp::in_the_way().map_err(TraceError::Disk)?));
+    }
     Ok(traces)
 }
 
-/// Removes a network's folder, or our own with all that is in it.
+/// Removes a network's folder, our own with all that is in it, or that of leases.
 pub(super) fn remove(folder: PathBuf) -> Result<Trace, TraceError> {
     if let Some(kept) = KEPT.iter().find(|kept| Path::new(kept.folder) == folder) {
         kept.remove()?;
@@ -42,7 +46,9 @@ pub(super) fn remove(folder: PathBuf) -> Result<Trace, TraceError> {
             None => Trace::Folder(folder),
         });
     }
-    let why = if leftovers::is_own(&folder) {
+    let why = if folder == dhcp::folder() {
+        dhcp::remove().map_err(TraceError::Disk)?
+    } else if leftovers::is_own(&folder) {
         leftovers::remove_own(&folder)?;
         None
     } else {
