@@ -3,6 +3,7 @@
 mod daemon;
 mod lease;
 mod links;
+mod plugins;
 mod server;
 mod stage;
 mod times;

@@ -27,7 +27,7 @@ use super::message::Options;
 pub(super) const LOCK: &str = "lock";
 /// The largest file of a lease, in bytes.
 const LARGEST: usize = 1 << 20;
-/// How long an ADD that is to stop is waited for.
+/// How long another call for the same attachment is waited for, when it is to stop or gives a lease back.
 const TO_STOP: Duration = Duration::from_secs(20);
 
 /// All leases.
@@ -36,8 +36,8 @@ pub(super) struct Leases {
     patience: Patience,
     store: Arc<DurableDir>,
     table: Mutex<HashMap<Owner, Slot>>,
-    /// Told when a server is not being asked any more.
-    answered: Condvar,
+    /// Told when somebody's [`Turn`] is over.
+    turned: Condvar,
 }
 
 /// What there is of an attachment.
@@ -46,6 +46,8 @@ enum Slot {
     Asking(Arc<AtomicBool>),
     /// A lease is kept.
     Kept(Kept),
+    /// It is being given back.
+    Releasing,
 }
 
 struct Kept {
@@ -61,27 +63,29 @@ impl Kept {
     }
 }
 
-/// The place of an ADD in the table, however the ADD ends.
-struct Asking<'a> {
+/// The place in the table of a call that asks for a lease or gives it back, however the call ends. An
+/// attachment has one such place at most.
+struct Turn<'a> {
     leases: &'a Leases,
     owner: &'a Owner,
+    /// Set when it is to end.
     stop: Arc<AtomicBool>,
 }
 
-impl Drop for Asking<'_> {
+impl Drop for Turn<'_> {
     fn drop(&mut self) {
         let mut table = self.leases.table();
-        if matches!(table.get(self.owner), Some(Slot::Asking(_))) {
+        if matches!(table.get(self.owner), Some(Slot::Asking(_) | Slot::Releasing)) {
             table.remove(self.owner);
         }
-        self.leases.answered.notify_all();
+        self.leases.turned.notify_all();
     }
 }
 
 impl Leases {
     pub(super) fn new(store: DurableDir, patience: Patience, host_prefix: String) -> Self {
-        let (table, answered) = (Mutex::default(), Condvar::new());
-        Self { host_prefix, patience, store: Arc::new(store), table, answered }
+        let (table, turned) = (Mutex::default(), Condvar::new());
+        Self { host_prefix, patience, store: Arc::new(store), table, turned }
     }
 
     fn table(&self) -> MutexGuard<'_, HashMap<Owner, Slot>> {
@@ -171,8 +175,8 @@ impl Leases {
     }
 
     /// A place in the table for an ADD; or the lease that is there.
-    fn start_asking<'a>(&'a self, owner: &'a Owner) -> Result<Result<Asking<'a>, Lease>, CniError> {
-        let mut table = self.table();
+    fn start_asking<'a>(&'a self, owner: &'a Owner) -> Result<Result<Turn<'a>, Lease>, CniError> {
+        let mut table = self.wait(owner, |slot| matches!(slot, Slot::Releasing))?;
         match table.get(owner) {
             Some(Slot::Kept(kept)) if !kept.thread.is_finished() => Ok(Err(kept.lease())),
             Some(Slot::Asking(_)) => {
@@ -182,7 +186,7 @@ impl Leases {
             _ => {
                 let stop = Arc::<AtomicBool>::default();
                 table.insert(owner.clone(), Slot::Asking(stop.clone()));
-                Ok(Ok(Asking { leases: self, owner, stop }))
+                Ok(Ok(Turn { leases: self, owner, stop }))
             }
         }
     }
@@ -205,9 +209,10 @@ impl Leases {
     /// Gives the attachment's lease back, if there is one.
     ///
     /// # Errors
-    /// Code 11 when an ADD that asks for it does not stop; code 5 when the file does not go.
+    /// Code 11 when another call is busy with it for long; code 5 when the file does not go.
     pub(super) fn release(&self, owner: &Owner) -> Result<(), CniError> {
-        if let Some(Slot::Kept(kept)) = self.take(owner)? {
+        let (kept, _turn) = self.take(owner)?;
+        if let Some(kept) = kept {
             // What it is at ends soon.
             kept.stop.store(true, Ordering::Relaxed);
             let _sent = kept.orders.send(Order::Release);
@@ -219,20 +224,40 @@ impl Leases {
         self.forget(owner)
     }
 
-    /// Takes what there is of an attachment out of the table, when no server is being asked any more.
-    fn take(&self, owner: &Owner) -> Result<Option<Slot>, CniError> {
+    /// Takes an attachment's lease out of the table, when nobody asks for it or gives it back any more.
+    fn take<'a>(&'a self, owner: &'a Owner) -> Result<(Option<Kept>, Turn<'a>), CniError> {
+        let mut table = self.wait(owner, |slot| match slot {
+            Slot::Asking(stop) => {
+                stop.store(true, Ordering::Relaxed);
+                true
+            }
+            Slot::Releasing => true,
+            Slot::Kept(_) => false,
+        })?;
+        let kept = match table.insert(owner.clone(), Slot::Releasing) {
+            Some(Slot::Kept(kept)) => Some(kept),
+            _ => None,
+        };
+        Ok((kept, Turn { leases: self, owner, stop: Arc::default() }))
+    }
+
+    /// Waits as long as an attachment's place is one that `is_busy` says is another call's.
+    fn wait(
+        &self,
+        owner: &Owner,
+        is_busy: impl Fn(&Slot) -> bool,
+    ) -> Result<MutexGuard<'_, HashMap<Owner, Slot>>, CniError> {
         let end = Instant::now() + TO_STOP;
         let mut table = self.table();
-        while let Some(Slot::Asking(stop)) = table.get(owner) {
-            stop.store(true, Ordering::Relaxed);
+        while table.get(owner).is_some_and(&is_busy) {
             let left = end.saturating_duration_since(Instant::now());
             if left.is_zero() {
-                let msg = format!("a server is still being asked for {}", owner.client_id());
+                let msg = format!("another call is busy with {}", owner.client_id());
                 return Err(CniError::new(ErrorCode::TryAgainLater, msg));
             }
-            table = self.answered.wait_timeout(table, left).unwrap_or_else(PoisonError::into_inner).0;
+            table = self.turned.wait_timeout(table, left).unwrap_or_else(PoisonError::into_inner).0;
         }
-        Ok(table.remove(owner))
+        Ok(table)
     }
 
     /// Gives back all leases of the network but those of `owners`.
