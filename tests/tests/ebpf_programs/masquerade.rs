@@ -134,6 +134,26 @@ fn without_a_free_port_nftables_has_the_flow() {
     assert!((1..=4).contains(&again), "{again}");
 }
 
+/// An identifier that another echo has towards the same place is not given again; elsewhere it is free.
+#[test]
+fn echoes_to_one_place_have_an_identifier_each() {
+    let mut rig = rig!();
+    rig.config(|config| (config.masquerade_first, config.masquerade_last) = (61000, 61000));
+    for v6 in [false, true] {
+        let at = rig.addresses(v6);
+        let first = Ip::new(at.pod, at.far).echo(true, 7);
+        assert_eq!(rig.sends(&first).translated().ports.0, 61000);
+        let second = Ip::new(at.pod, at.far).echo(true, 8);
+        rig.sends(&second).left(&second);
+        // The answer is the first one's, and its next request has the same identifier.
+        let answer = rig.arrives(&Ip::new(at.far, at.node).echo(false, 61000)).translated();
+        assert_eq!((answer.destination, answer.ports), (at.pod, (7, 7)));
+        assert_eq!(rig.sends(&first).translated().ports.0, 61000);
+        let elsewhere = Ip::new(at.pod, at.client).echo(true, 8);
+        assert_eq!(rig.sends(&elsewhere).translated().ports.0, 61000);
+    }
+}
+
 #[test]
 fn a_port_with_a_socket_of_the_node_is_not_chosen() {
     let mut rig = rig!();
