@@ -205,7 +205,7 @@ impl Outcome {
     }
 }
 
-/// A suite while its lines come in. The form is libtest's with one test at a time.
+/// A suite while its lines come in, in libtest's form.
 #[derive(Debug, Default)]
 struct Reading {
     name: String,
