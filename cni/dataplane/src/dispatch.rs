@@ -274,7 +274,10 @@ impl Backend for Dataplane {
             other => other?,
         };
         all.extend(self.iptables.list()?);
-        ebpf::name_served(&mut all)?;
+        // Who may not read the maps is told what the table says.
+        if let Err(error) = ebpf::name_served(&mut all) {
+            log::warn!("ask the BPF programs what they serve: {error}");
+        }
         all.sort_by(|a, b| (a.port, &a.owner, a.backend).cmp(&(b.port, &b.owner, b.backend)));
         // What is on its way from one backend to the other is in both for a moment.
         all.dedup_by(|a, b| (a.port, &a.owner) == (b.port, &b.owner));
