@@ -24,6 +24,8 @@ pub(crate) struct Kernels {
     /// Test programs that are never run in the machines.
     #[serde(default)]
     pub(crate) left_out: Vec<LeftOut>,
+    /// Test programs whose tests do not run side by side.
+    pub(crate) one_by_one: Vec<String>,
     /// What no machine has for a reason that lies with the programs in it and not with the kernel.
     #[serde(default)]
     pub(crate) anywhere: Vec<Missing>,

@@ -367,7 +367,8 @@ impl Bench<'_> {
     fn plan(&self, kernel: &str) -> Plan {
         let suites = self.programs.tests.iter().map(|test| {
             // Tests mostly wait: for the kernel's grace periods, and for answers that must not come.
-            let threads = if self.args.measure { 1 } else { 3 };
+            let alone = self.args.measure || self.list.one_by_one.contains(&test.name);
+            let threads = if alone { 1 } else { 3 };
             let mut args = vec![format!("--test-threads={threads}"), "--color=never".to_owned()];
             args.extend(self.args.filter.clone());
             if self.args.measure {
