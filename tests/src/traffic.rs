@@ -18,7 +18,7 @@ use crate::space::Space;
 
 /// How long a client tries before it gives up: a lost first SYN is sent again after one second, and a lost
 /// neighbour solicitation too.
-pub const PATIENCE: Duration = Duration::from_secs(4);
+pub const PATIENCE: Duration = Duration::from_secs(12);
 
 /// How long a client tries that should not get through. Three UDP attempts, or a TCP handshake that
 /// would take a millisecond.

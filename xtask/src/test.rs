@@ -2,10 +2,8 @@
 
 use std::collections::BTreeSet;
 use std::fs;
-use std::num::NonZero;
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::thread;
 use std::time::Duration;
 
 use nix::unistd::Uid;
@@ -23,10 +21,6 @@ const NETWORK_TESTS: &str = "slipway-tests";
 /// How long a run of tests may print nothing: the harness ends a test's commands after a minute each, and
 /// says so of tests that take longer.
 const SILENCE: Duration = Duration::from_secs(600);
-
-/// How many tests run side by side. Network tests mostly wait: for the kernel's grace periods, and for answers
-/// that must not come. By default there are two for each processor.
-const THREADS: &str = "RUST_TEST_THREADS";
 
 /// Run everything that must pass.
 ///
@@ -93,9 +87,6 @@ fn run_stages(args: &Args, stages: &mut Stages) -> Result<String> {
     stages.run("network tests", |log| {
         let mut command = as_root(&["test", "--no-fail-fast", "--package", NETWORK_TESTS])?;
         command.env("SLIPWAY_BIN_DIR", &bin_dir).env("SLIPWAY_SKIPS", &skips);
-        if std::env::var_os(THREADS).is_none() {
-            command.env(THREADS, (2 * thread::available_parallelism().map_or(2, NonZero::get)).to_string());
-        }
         tests(with_filter(command, args), log)
     })?;
     let mut skipped = String::new();
