@@ -247,7 +247,8 @@ fn ports_prints_a_table() {
     Call::new(&node, &pod, 2, &[map_on("127.0.0.1", "tcp", 80, 8080)]).add();
     let table = node.slipway("ports --network net");
     let line: Vec<&str> = table.lines().nth(1).unwrap_or_default().split_whitespace().collect();
-    assert_eq!(line, ["net", "pod", "eth0", "tcp", "127.0.0.1:80", "10.77.0.2:8080", "0"], "{table}");
+    let wanted = ["net", "pod", "eth0", "tcp", "127.0.0.1:80", "10.77.0.2:8080", "nftables", "0", "-", "-"];
+    assert_eq!(line, wanted, "{table}");
     assert_eq!(node.slipway("ports --container other --output json").trim(), "[]");
     let wrong = node.try_slipway("ports --format json");
     assert_eq!(wrong.code, Some(2), "{wrong}");
