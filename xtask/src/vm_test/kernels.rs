@@ -25,6 +25,7 @@ pub(crate) struct Kernels {
     #[serde(default)]
     pub(crate) left_out: Vec<LeftOut>,
     /// Test programs whose tests do not run side by side.
+    #[serde(default)]
     pub(crate) one_by_one: Vec<String>,
     /// What no machine has for a reason that lies with the programs in it and not with the kernel.
     #[serde(default)]

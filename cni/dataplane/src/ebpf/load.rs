@@ -103,7 +103,7 @@ pub(super) fn ensure(place: &Place, object: &[u8], sizes: &Sizes) -> Result<Path
 /// Loads an object's programs with small maps of their own, and lets go of them: whether this kernel takes them.
 ///
 /// # Errors
-/// As [`ensure`].
+/// What the kernel refuses, with the last that its verifier said.
 pub fn try_object(object: &[u8]) -> Result<(), Error> {
     const SMALL: u32 = 64;
     let _ = setrlimit(Resource::RLIMIT_MEMLOCK, RLIM_INFINITY, RLIM_INFINITY);
