@@ -96,7 +96,8 @@ impl Stage {
     /// Starts the daemon, with more flags.
     pub(crate) fn start_daemon(&self, flags: &[&str]) {
         let mut command = Command::new(slipway());
-        command.args(["dhcp", "daemon", "-timeout", "3s"]).args(flags);
+        // As patient as usual: a test that is starved of the processor must not lose its lease.
+        command.args(["dhcp", "daemon", "-timeout", "10s"]).args(flags);
         self.start("daemon", &self.node, command);
         self.wait_for_daemon();
     }
