@@ -7,7 +7,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
-use slipway_tests::{Attach, Network, Node, Pod, Space, is_peer, peer_fails};
+use slipway_tests::{Attach, Network, Node, Pod, Space, is_peer, peer_fails, stride};
 
 /// Bits a second into the container, and out of it.
 const INGRESS: u64 = 16_000_000;
@@ -123,20 +123,25 @@ fn rates_are_within_ten_percent() {
     let node = Node::new();
     let client = node.host("client");
     let pod = node.pod("pod");
-    let network = network(&node, &limits());
+    // An emulated machine, on which a sample of other tests is run, sends no faster than that.
+    let slower = if stride() > 1 { 4 } else { 1 };
+    let (into, out_of) = (INGRESS / slower, EGRESS / slower);
+    let limits =
+        json!({"ingressRate": into, "ingressBurst": BURST, "egressRate": out_of, "egressBurst": BURST});
+    let network = network(&node, &limits);
     network.add(&Attach::new(&pod)).expect("ADD");
     node.forward();
     let address = Ipv4Addr::new(10, 1, 2, 2);
-    within_ten_percent("UDP in", udp_rate(&client, &pod, address, 2 * INGRESS), INGRESS);
-    within_ten_percent("UDP out", udp_rate(&pod, &client, client.v4, 2 * EGRESS), EGRESS);
+    within_ten_percent("UDP in", udp_rate(&client, &pod, address, 2 * into), into);
+    within_ten_percent("UDP out", udp_rate(&pod, &client, client.v4, 2 * out_of), out_of);
     // Headers take some 5 %, and acknowledgements go the other way.
-    within_ten_percent("TCP in", tcp_rate(&client, &pod, address), INGRESS * 96 / 100);
-    within_ten_percent("TCP out", tcp_rate(&pod, &client, client.v4), EGRESS * 96 / 100);
+    within_ten_percent("TCP in", tcp_rate(&client, &pod, address), into * 96 / 100);
+    within_ten_percent("TCP out", tcp_rate(&pod, &client, client.v4), out_of * 96 / 100);
     // Both at once do not disturb each other.
     thread::scope(|scope| {
-        let out = scope.spawn(|| udp_rate(&pod, &client, client.v4, 2 * EGRESS));
-        within_ten_percent("UDP in, both", udp_rate(&client, &pod, address, 2 * INGRESS), INGRESS);
-        within_ten_percent("UDP out, both", out.join().expect("no panic"), EGRESS);
+        let out = scope.spawn(|| udp_rate(&pod, &client, client.v4, 2 * out_of));
+        within_ten_percent("UDP in, both", udp_rate(&client, &pod, address, 2 * into), into);
+        within_ten_percent("UDP out, both", out.join().expect("no panic"), out_of);
     });
 }
 
