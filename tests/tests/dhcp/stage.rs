@@ -62,6 +62,7 @@ impl Stage {
     pub(crate) fn stop(&self, name: &str, signal: Signal) {
         let child = self.programs.lock().expect("not poisoned").remove(name);
         let mut child = child.unwrap_or_else(|| panic!("{name} does not run"));
+        kill_traced(child.id());
         kill(Pid::from_raw(i32::try_from(child.id()).expect("a process ID")), signal).expect("send a signal");
         child.wait().expect("a child");
     }
@@ -159,9 +160,18 @@ impl Drop for Stage {
             eprintln!("dnsmasq:\n{}\ndaemon:\n{}", self.log(), self.daemon_log());
         }
         for child in self.programs.lock().expect("not poisoned").values_mut() {
+            kill_traced(child.id());
             drop(child.kill());
             drop(child.wait());
         }
+    }
+}
+
+/// Kills what a program has started: the daemon, where the program is strace, which it would outlive.
+fn kill_traced(parent: u32) {
+    let children = std::fs::read_to_string(format!("/proc/{parent}/task/{parent}/children"));
+    for pid in children.unwrap_or_default().split_whitespace() {
+        let _gone = kill(Pid::from_raw(pid.parse().expect("a process ID")), Signal::SIGKILL);
     }
 }
 
