@@ -47,6 +47,7 @@ mod feature;
 mod golden;
 mod interrupt;
 mod node;
+mod pace;
 mod plugin;
 mod skip;
 mod snapshot;
@@ -61,6 +62,7 @@ pub use interrupt::{
     Disturbance, Point, all_kill_points, disturbed, error_points, kill_points, killed, stride,
 };
 pub use node::{BridgeNetfilter, Host, Node, Pod};
+pub use pace::{patience, within};
 pub use plugin::{
     CniFailure, Output, PluginCall, Running, is_peer, newest_version, peer_fails, plugin_dir, plugin_names,
     slipway,
@@ -68,4 +70,4 @@ pub use plugin::{
 pub use skip::{record_skip, test_name};
 pub use snapshot::Snapshot;
 pub use space::{CommandOutput, Space};
-pub use traffic::{Answer, Conversation, PATIENCE, Proto, QUICK, Server, at};
+pub use traffic::{Answer, Conversation, Proto, QUICK, Server, at};

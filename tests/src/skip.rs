@@ -23,6 +23,21 @@ macro_rules! skip {
     }};
 }
 
+/// Ends the test that calls it with [`skip!`], unless the first expression says that the feature is there.
+///
+/// ```no_run
+/// # fn has_vrf() -> bool { false }
+/// slipway_tests::needs!(has_vrf(), "vrf");
+/// ```
+#[macro_export]
+macro_rules! needs {
+    ($has:expr, $feature:expr) => {
+        if !$has {
+            $crate::skip!($feature);
+        }
+    };
+}
+
 /// The suite and function around `here`, a function declared inside of it. (libtest names threads
 /// after tests, but not with `--test-threads=1`.)
 #[must_use]

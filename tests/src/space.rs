@@ -16,6 +16,7 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
 use crate::cgroup::ControlGroup;
+use crate::pace::within;
 
 /// How long a command may take. A plugin that needs longer hangs.
 const COMMAND_LIMIT: Duration = Duration::from_secs(60);
@@ -222,9 +223,9 @@ impl Space {
     /// drops what is sent before.
     ///
     /// # Panics
-    /// When it is not after two seconds.
+    /// When it is not after two seconds of a usual machine.
     pub fn wait_up(&self, ifname: &str) {
-        let up = poll(Duration::from_secs(2), || match self.link(ifname)["operstate"] == "UP" {
+        let up = poll(within(Duration::from_secs(2)), || match self.link(ifname)["operstate"] == "UP" {
             true => ControlFlow::Break(()),
             false => ControlFlow::Continue(()),
         });
@@ -279,7 +280,7 @@ impl Started {
     /// that it started has not.
     pub(crate) fn wait(mut self) -> CommandOutput {
         let begin = Instant::now();
-        let ended = poll(COMMAND_LIMIT, || match self.child.try_wait() {
+        let ended = poll(within(COMMAND_LIMIT), || match self.child.try_wait() {
             Ok(Some(status)) => ControlFlow::Break(status),
             Ok(None) => ControlFlow::Continue(()),
             Err(error) => panic!("wait for {}: {error}", self.line),
@@ -288,7 +289,7 @@ impl Started {
         if ended.is_none() {
             hung = kill_family(&mut self.child);
         }
-        let whole = poll(OUTPUT_LIMIT, || match self.stdout.is_whole() && self.stderr.is_whole() {
+        let whole = poll(within(OUTPUT_LIMIT), || match self.stdout.is_whole() && self.stderr.is_whole() {
             true => ControlFlow::Break(()),
             false => ControlFlow::Continue(()),
         });
@@ -302,7 +303,7 @@ impl Started {
             if self.input.is_empty() { String::new() } else { format!("\n  stdin: {}", clip(&self.input)) };
         let spent = begin.elapsed().as_millis();
         self.space.journal.note(format!("[{}] {}{input}{output} ({spent} ms)", self.space.name, output.line));
-        assert!(ended.is_some(), "{}: took longer than {COMMAND_LIMIT:?}:\n{hung}", output.line);
+        assert!(ended.is_some(), "{}: took longer than {:?}:\n{hung}", output.line, within(COMMAND_LIMIT));
         assert!(whole.is_some(), "{}: it ended, and something that it started has not", output.line);
         output
     }

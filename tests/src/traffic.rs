@@ -14,11 +14,8 @@ use nix::sys::socket::{
 };
 use nix::sys::time::{TimeVal, TimeValLike};
 
+use crate::pace::patience;
 use crate::space::Space;
-
-/// How long a client tries before it gives up: a lost first SYN is sent again after one second, and a lost
-/// neighbour solicitation too.
-pub const PATIENCE: Duration = Duration::from_secs(12);
 
 /// How long a client tries that should not get through. Three UDP attempts, or a TCP handshake that
 /// would take a millisecond.
@@ -136,7 +133,7 @@ impl Space {
     /// # Errors
     /// Nobody answered: refused, unreachable, timed out.
     pub fn ask(&self, proto: Proto, to: impl Into<SocketAddr>) -> io::Result<Answer> {
-        self.ask_from(proto, None, to.into(), PATIENCE)
+        self.ask_from(proto, None, to.into(), patience())
     }
 
     /// Asks a server once from a given local address (port 0: any), for as long as `limit`.
@@ -387,7 +384,7 @@ impl Space {
             send(raw.as_raw_fd(), &request, MsgFlags::empty())?;
             let mut buffer = [0; 1500];
             let begin = Instant::now();
-            while begin.elapsed() < PATIENCE {
+            while begin.elapsed() < patience() {
                 let length = recv(raw.as_raw_fd(), &mut buffer, MsgFlags::empty())?;
                 // A raw IPv4 socket delivers the IP header too: raw(7).
                 let header = if to.is_ipv4() { usize::from(buffer[0] & 15) * 4 } else { 0 };

@@ -7,7 +7,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
-use slipway_tests::{Attach, Network, Node, Pod, Space, is_peer, peer_fails, stride};
+use slipway_tests::{Attach, Network, Node, Pod, Space, is_peer, peer_fails, stride, within};
 
 /// Bits a second into the container, and out of it.
 const INGRESS: u64 = 16_000_000;
@@ -83,7 +83,8 @@ fn udp_rate(from: &Space, to: &Space, address: Ipv4Addr, flood: u64) -> u64 {
 fn tcp_rate(from: &Space, to: &Space, address: Ipv4Addr) -> u64 {
     let listener = to.run(|| TcpListener::bind((address, 0))).expect("bind");
     let to = listener.local_addr().expect("an address");
-    let mut sender = from.run(|| TcpStream::connect_timeout(&to, Duration::from_secs(8))).expect("connect");
+    let mut sender =
+        from.run(|| TcpStream::connect_timeout(&to, within(Duration::from_secs(8)))).expect("connect");
     let (mut receiver, _) = listener.accept().expect("accept");
     let stop = AtomicBool::new(false);
     thread::scope(|scope| {

@@ -2,7 +2,7 @@
 
 use std::io::ErrorKind;
 
-use slipway_tests::{BridgeNetfilter, Node, PATIENCE, Proto, Snapshot, at};
+use slipway_tests::{BridgeNetfilter, Node, Proto, Snapshot, at, patience};
 
 #[test]
 fn nodes_do_not_see_each_other_nor_the_machine() {
@@ -36,7 +36,7 @@ fn answers_tell_who_and_from_where() {
         let answer = client.expect(proto, (far.v6, 81), "far6");
         assert_eq!(answer.peer.ip(), client.v6);
         let answer =
-            client.ask_from(proto, Some(at(client.v4, 4321)), at(far.v4, 80), PATIENCE).expect("an answer");
+            client.ask_from(proto, Some(at(client.v4, 4321)), at(far.v4, 80), patience()).expect("an answer");
         assert_eq!(answer.peer, at(client.v4, 4321));
         client.expect_none(proto, (far.v4, 82));
     }
@@ -48,7 +48,7 @@ fn a_conversation_goes_on_until_the_server_ends() {
     let client = node.host("client");
     for proto in Proto::ALL {
         let server = node.serve(proto, &at(client.node_v4, 80).to_string(), "node");
-        let mut talk = client.dial(proto, None, at(client.node_v4, 80), PATIENCE).expect("a connection");
+        let mut talk = client.dial(proto, None, at(client.node_v4, 80), patience()).expect("a connection");
         for _ in 0..3 {
             assert_eq!(talk.say().expect("an answer").who, "node");
         }

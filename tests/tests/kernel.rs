@@ -16,6 +16,7 @@ use cni_kernel::route::{
 use cni_kernel::sysctl;
 use nix::errno::Errno;
 use nix::sched::{CloneFlags, unshare};
+use slipway_tests::within;
 
 /// A namespace that lives as long as the thread that made it.
 fn new_netns() -> Netns {
@@ -103,8 +104,10 @@ fn a_pair_joins_two_namespaces_and_a_bridge() {
 
     world.host.change_link(&outer, &LinkChange::new().alias("owner").master(&bridge).up()).unwrap();
     world.pod.change_link(&inner, &LinkChange::new().up()).unwrap();
-    let outer =
-        world.host.wait_for_link(&outer, Duration::from_secs(5), |link| link.state == OperState::Up).unwrap();
+    let outer = world
+        .host
+        .wait_for_link(&outer, within(Duration::from_secs(5)), |link| link.state == OperState::Up)
+        .unwrap();
     assert_eq!(
         (outer.state, outer.master, outer.alias.as_str()),
         (OperState::Up, Some(bridge.index), "owner")
@@ -238,7 +241,7 @@ fn detection_is_waited_for() {
     world.host.change_link(&outer, &LinkChange::new().up()).unwrap();
     let net = "fd00::3/64".parse().unwrap();
     world.pod.add_address(&inner, net, DuplicateDetection::AsLink).unwrap();
-    let settled = world.pod.wait_for_detection(&inner, Duration::from_secs(10)).unwrap();
+    let settled = world.pod.wait_for_detection(&inner, within(Duration::from_secs(10))).unwrap();
     assert!(settled.iter().any(|address| address.net == net && !address.tentative), "{settled:?}");
 }
 

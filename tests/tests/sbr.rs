@@ -75,7 +75,7 @@ fn packets_leave_by_the_link_of_their_address() {
     let _server = client.serve(Proto::Tcp, "0.0.0.0:81", "client");
     for from in ["10.1.0.2", "10.2.0.2"] {
         let from = at(from.parse::<std::net::IpAddr>().expect("an address"), 0);
-        let answer = pod.ask_from(Proto::Tcp, Some(from), (client.v4, 81).into(), slipway_tests::PATIENCE);
+        let answer = pod.ask_from(Proto::Tcp, Some(from), (client.v4, 81).into(), slipway_tests::patience());
         assert_eq!(answer.expect("an answer").peer.ip(), from.ip());
     }
     network.del(&attach).expect("DEL");

@@ -35,10 +35,10 @@ const V6_DESTINATION: u16 = 4;
 const PROTO_NUMBER: u16 = 1;
 const PROTO_SOURCE_PORT: u16 = 2;
 const PROTO_DESTINATION_PORT: u16 = 3;
-// enum ctattr_filter
+// enum ctattr_counters
 const COUNTED_PACKETS: u16 = 1;
 const COUNTED_BYTES: u16 = 2;
-
+// enum ctattr_filter
 const FILTER_ORIGINAL: u16 = 1;
 const FILTER_REPLY: u16 = 2;
 // Which parts of a tuple a filter looks at (net/netfilter/nf_internals.h).

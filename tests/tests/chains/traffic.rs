@@ -4,7 +4,7 @@ use std::io::{Read, Write};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener, TcpStream};
 use std::time::{Duration, Instant};
 
-use slipway_tests::{Answer, PATIENCE, Pod, Proto, Server, Space, at};
+use slipway_tests::{Answer, Pod, Proto, Server, Space, at, patience, within};
 
 use crate::world::{Chain, EGRESS, INGRESS, MAC, MTU, PORT, SERVED, SYSCTL, World, address, everything};
 
@@ -69,7 +69,7 @@ fn reached(world: &World, (pod, own): (&Pod, [IpAddr; 2]), (other, theirs): (&Po
 
 /// Of the addresses of a container that has two links, that of the list under test.
 fn ask(from: &Space, own: IpAddr, proto: Proto, to: SocketAddr) -> Answer {
-    from.ask_from(proto, Some(at(own, 0)), to, PATIENCE).unwrap_or_else(|e| panic!("{proto:?} {to}: {e}"))
+    from.ask_from(proto, Some(at(own, 0)), to, patience()).unwrap_or_else(|e| panic!("{proto:?} {to}: {e}"))
 }
 
 /// The container reaches others, who see it or the node.
@@ -114,7 +114,7 @@ fn transfer(
     let target = target(port);
     let begin = Instant::now();
     let mut sender =
-        from.run(|| TcpStream::connect_timeout(&target, Duration::from_secs(8))).expect("connect");
+        from.run(|| TcpStream::connect_timeout(&target, within(Duration::from_secs(8)))).expect("connect");
     let (mut receiver, _) = listener.accept().expect("accept");
     let bytes = usize::try_from(rate / 8).expect("small");
     let received = std::thread::scope(|scope| {

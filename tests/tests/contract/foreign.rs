@@ -3,7 +3,7 @@
 use std::net::IpAddr;
 
 use serde_json::json;
-use slipway_tests::{BridgeNetfilter, PATIENCE, Proto, at, peer_fails};
+use slipway_tests::{BridgeNetfilter, Proto, at, patience, peer_fails};
 
 use crate::world::{PORT, SERVED, Web, World, each, gateways, in_every_topology};
 
@@ -33,7 +33,7 @@ fn the_nodes_own_conversation_from_a_published_port_is_untouched() {
             for proto in Proto::ALL {
                 let from = Some(at(node, PORT));
                 let mut talk =
-                    world.node.dial(proto, from, at(client, OUTSIDE), PATIENCE).expect("a connection");
+                    world.node.dial(proto, from, at(client, OUTSIDE), patience()).expect("a connection");
                 assert_eq!(talk.say().expect("an answer").who, "outside");
                 talks.push(talk);
             }
@@ -50,7 +50,7 @@ fn the_nodes_own_conversation_from_a_published_port_is_untouched() {
                 let address = at(client, OUTSIDE + 1);
                 let _server = world.client.serve(proto, &address.to_string(), "outside");
                 let answer =
-                    world.node.ask_from(proto, Some(at(node, PORT)), address, PATIENCE).expect("an answer");
+                    world.node.ask_from(proto, Some(at(node, PORT)), address, patience()).expect("an answer");
                 assert_eq!((answer.who.as_str(), answer.peer), ("outside", at(node, PORT)));
             }
         }
@@ -68,7 +68,7 @@ fn a_masqueraded_conversation_from_a_published_port_is_untouched() {
         for (index, (client, node)) in pairs(world).into_iter().enumerate() {
             for proto in Proto::ALL {
                 let from = Some(at(other.ips()[index], PORT));
-                let answer = other.ask_from(proto, from, at(client, OUTSIDE), PATIENCE).expect("an answer");
+                let answer = other.ask_from(proto, from, at(client, OUTSIDE), patience()).expect("an answer");
                 assert_eq!((answer.who.as_str(), answer.peer.ip()), ("outside", node));
             }
         }

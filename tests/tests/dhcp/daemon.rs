@@ -8,20 +8,15 @@ use std::time::Duration;
 
 use nix::sys::signal::Signal;
 use serde_json::json;
-use slipway_tests::{Attach, is_peer, skip, slipway};
+use slipway_tests::{Attach, slipway};
 
 use crate::server::{RELEASE, Rules, Say, Server};
-use crate::stage::{SOCKET, STATE, Stage, address, has_dnsmasq, is_up};
+use crate::stage::{SOCKET, STATE, Stage, address, is_up};
 
 /// Whatever ends it, the next one goes on.
 #[test]
 fn leases_survive_restarts_of_daemon_and_server() {
-    if is_peer() {
-        return;
-    }
-    if !has_dnsmasq() {
-        skip!("dnsmasq");
-    }
+    needs_dnsmasq!();
     let stage = Stage::with_dnsmasq(&[]);
     let network = stage.network(&json!({}));
     let pod = stage.node.pod("pod");
@@ -49,9 +44,7 @@ fn leases_survive_restarts_of_daemon_and_server() {
 /// Leases go on at their times, not when somebody calls; those of the machine's last run are over.
 #[test]
 fn a_daemon_that_starts_renews_what_is_due() {
-    if is_peer() {
-        return;
-    }
+    ours_alone!();
     let stage = Stage::new();
     let server = Server::start(&stage, Rules { times: [3, 100, 200], ..Rules::default() });
     stage.start_daemon(&[]);
@@ -75,9 +68,7 @@ fn a_daemon_that_starts_renews_what_is_due() {
 /// Killed at each of its writes in turn, in an ADD and in a DEL: the next daemon, and a DEL, leave nothing.
 #[test]
 fn a_daemon_that_is_killed_between_any_two_writes_leaves_nothing_behind() {
-    if is_peer() {
-        return;
-    }
+    ours_alone!();
     let stage = Stage::new();
     let server = Server::start(&stage, Rules::default());
     let pod = stage.node.pod("pod");
@@ -122,9 +113,7 @@ fn a_daemon_that_is_killed_between_any_two_writes_leaves_nothing_behind() {
 /// A lease that cannot be written is given back at once.
 #[test]
 fn a_full_disk_is_said_and_leaves_nothing() {
-    if is_peer() {
-        return;
-    }
+    ours_alone!();
     let stage = Stage::new();
     let server = Server::start(&stage, Rules::default());
     stage.node.cmd(&format!("mkdir -p {STATE}"));
@@ -146,9 +135,7 @@ fn a_full_disk_is_said_and_leaves_nothing() {
 /// Without a daemon: an error that says so, and nothing left.
 #[test]
 fn without_a_daemon_what_can_be_done_is_done() {
-    if is_peer() {
-        return;
-    }
+    ours_alone!();
     let stage = Stage::new();
     let _server = Server::start(&stage, Rules::default());
     let (pod, network) = (stage.node.pod("pod"), stage.network(&json!({})));
@@ -175,9 +162,7 @@ fn without_a_daemon_what_can_be_done_is_done() {
 /// Root's alone, on both sides; what is not understood is answered, and does no harm.
 #[test]
 fn strangers_get_nothing() {
-    if is_peer() {
-        return;
-    }
+    ours_alone!();
     let stage = Stage::new();
     stage.start_daemon(&[]);
     let mode = |path: &str| stage.node.cmd(&format!("stat -c %a:%U {path}")).trim().to_owned();
@@ -231,9 +216,7 @@ fn strangers_get_nothing() {
 
 #[test]
 fn two_daemons_do_not_share_leases() {
-    if is_peer() {
-        return;
-    }
+    ours_alone!();
     let stage = Stage::new();
     stage.start_daemon(&["-pidfile", "/run/dhcp.pid"]);
     assert_eq!(stage.node.read("/run/dhcp.pid"), Some(stage.pid("daemon").to_string()));
@@ -252,9 +235,7 @@ fn two_daemons_do_not_share_leases() {
 /// What `slipway uninstall` leaves, and why; and what it takes away.
 #[test]
 fn uninstall_waits_for_leases_and_their_daemon() {
-    if is_peer() {
-        return;
-    }
+    ours_alone!();
     let stage = Stage::new();
     let _server = Server::start(&stage, Rules::default());
     stage.start_daemon(&[]);
@@ -275,9 +256,7 @@ fn uninstall_waits_for_leases_and_their_daemon() {
 /// A daemon in a container, which sees the host's files elsewhere.
 #[test]
 fn a_daemon_may_see_the_hosts_files_elsewhere() {
-    if is_peer() {
-        return;
-    }
+    ours_alone!();
     let stage = Stage::new();
     let _server = Server::start(&stage, Rules::default());
     let pod = stage.node.pod("pod");
@@ -296,9 +275,7 @@ fn a_daemon_may_see_the_hosts_files_elsewhere() {
 /// The capabilities that the unit leaves it are enough, from a lease to its end.
 #[test]
 fn the_units_capabilities_are_enough() {
-    if is_peer() {
-        return;
-    }
+    ours_alone!();
     let unit = include_str!("../../../cni/plugins/systemd/cni-dhcp.service");
     let line = unit.lines().find_map(|line| line.strip_prefix("CapabilityBoundingSet=")).expect("a line");
     let kept: Vec<String> =
@@ -324,9 +301,7 @@ fn the_units_capabilities_are_enough() {
 /// As systemd starts it: called by its plugin's name, with the socket as descriptor 3.
 #[test]
 fn a_socket_that_is_handed_over_is_used() {
-    if is_peer() {
-        return;
-    }
+    ours_alone!();
     let stage = Stage::new();
     let _server = Server::start(&stage, Rules::default());
     stage.node.cmd("mkdir -p /run/cni");

@@ -1,19 +1,14 @@
 //! Leases of a real server.
 
 use serde_json::{Value, json};
-use slipway_tests::{Attach, Pod, Proto, is_peer, skip};
+use slipway_tests::{Attach, Pod, Proto};
 
-use crate::stage::{Stage, address, has_dnsmasq};
+use crate::stage::{Stage, address};
 
 /// A lease, used, checked, and given back.
 #[test]
 fn a_container_has_a_lease_as_long_as_it_lives() {
-    if is_peer() {
-        return;
-    }
-    if !has_dnsmasq() {
-        skip!("dnsmasq");
-    }
+    needs_dnsmasq!();
     let stage = Stage::with_dnsmasq(&["--dhcp-option=121,0.0.0.0/0,10.77.0.1,10.99.0.0/16,10.77.0.9"]);
     let network = stage.network(&json!({
         "priority": 50,
@@ -52,12 +47,7 @@ fn a_container_has_a_lease_as_long_as_it_lives() {
 /// What the server calls static routes (33), and the router; and what is not asked for.
 #[test]
 fn routes_are_those_that_were_asked_for() {
-    if is_peer() {
-        return;
-    }
-    if !has_dnsmasq() {
-        skip!("dnsmasq");
-    }
+    needs_dnsmasq!();
     let stage = Stage::with_dnsmasq(&["--dhcp-option=33,172.20.0.0,10.77.0.7"]);
     let routes = |name: &str, request: Value| {
         let pod = stage.node.pod(name);
@@ -78,12 +68,7 @@ fn routes_are_those_that_were_asked_for() {
 /// The server tells clients apart by the identifier, of which the usual one names the attachment.
 #[test]
 fn a_lease_is_known_by_the_clients_identifier() {
-    if is_peer() {
-        return;
-    }
-    if !has_dnsmasq() {
-        skip!("dnsmasq");
-    }
+    needs_dnsmasq!();
     let fixed = [
         "--dhcp-host=id:00:70:6f:64:2f:6c:61:6e:2f:65:74:68:30,10.77.0.200",
         "--dhcp-host=id:mine,10.77.0.201",
@@ -102,12 +87,7 @@ fn a_lease_is_known_by_the_clients_identifier() {
 /// Many at once have an address each; the same one twice has one answer or is told to try again.
 #[test]
 fn adds_at_once_do_not_meet() {
-    if is_peer() {
-        return;
-    }
-    if !has_dnsmasq() {
-        skip!("dnsmasq");
-    }
+    needs_dnsmasq!();
     let stage = Stage::with_dnsmasq(&[]);
     let network = stage.network(&json!({}));
     let pods: Vec<Pod> = (0..8).map(|n| stage.node.pod(&format!("pod{n}"))).collect();
@@ -131,12 +111,7 @@ fn adds_at_once_do_not_meet() {
 
 #[test]
 fn gc_gives_back_what_no_attachment_owns() {
-    if is_peer() {
-        return;
-    }
-    if !has_dnsmasq() {
-        skip!("dnsmasq");
-    }
+    needs_dnsmasq!();
     let stage = Stage::with_dnsmasq(&[]);
     let network = stage.network(&json!({}));
     let pods = ["one", "two", "three"].map(|name| stage.node.pod(name));
@@ -171,12 +146,7 @@ fn gc_gives_back_what_no_attachment_owns() {
 /// A container that was started again under the same names, without a DEL.
 #[test]
 fn another_namespace_has_a_lease_of_its_own() {
-    if is_peer() {
-        return;
-    }
-    if !has_dnsmasq() {
-        skip!("dnsmasq");
-    }
+    needs_dnsmasq!();
     let stage = Stage::with_dnsmasq(&[]);
     let network = stage.network(&json!({}));
     let pods = ["one", "two"].map(|name| stage.node.pod(name));

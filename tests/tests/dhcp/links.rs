@@ -1,7 +1,7 @@
 //! All plugins that make links, with a real server outside the node.
 
 use serde_json::{Value, json};
-use slipway_tests::{Attach, Proto, is_peer, lacks, skip};
+use slipway_tests::{Attach, Proto, lacks, needs, skip};
 
 use crate::stage::{Stage, address, has_dnsmasq};
 
@@ -36,54 +36,37 @@ fn has_a_lease(plugin: Value, link: &str) {
 
 #[test]
 fn macvlan() {
-    if is_peer() {
-        return;
-    }
+    ours_alone!();
     if let Some(feature) = lacks("macvlan") {
         skip!(feature);
     }
-    if !has_dnsmasq() {
-        skip!("dnsmasq");
-    }
+    needs!(has_dnsmasq(), "dnsmasq");
     has_a_lease(json!({"type": "macvlan", "master": "out0"}), "eth0");
 }
 
 /// All containers have the master's address: the server is asked to answer everybody.
 #[test]
 fn ipvlan() {
-    if is_peer() {
-        return;
-    }
+    ours_alone!();
     if let Some(feature) = lacks("ipvlan") {
         skip!(feature);
     }
-    if !has_dnsmasq() {
-        skip!("dnsmasq");
-    }
+    needs!(has_dnsmasq(), "dnsmasq");
     has_a_lease(json!({"type": "ipvlan", "master": "out0"}), "eth0");
 }
 
 #[test]
 fn vlan() {
-    if is_peer() {
-        return;
-    }
+    ours_alone!();
     if let Some(feature) = lacks("vlan") {
         skip!(feature);
     }
-    if !has_dnsmasq() {
-        skip!("dnsmasq");
-    }
+    needs!(has_dnsmasq(), "dnsmasq");
     has_a_lease(json!({"type": "vlan", "master": "out0", "vlanId": 5}), "eth0.5");
 }
 
 #[test]
 fn host_device() {
-    if is_peer() {
-        return;
-    }
-    if !has_dnsmasq() {
-        skip!("dnsmasq");
-    }
+    needs_dnsmasq!();
     has_a_lease(json!({"type": "host-device", "device": "out0"}), "eth0");
 }

@@ -1,7 +1,7 @@
 //! The plugin is killed, wherever it is: a DEL leaves no lease behind, and nothing else.
 
 use serde_json::json;
-use slipway_tests::{Attach, Disturbance, disturbed, is_peer, kill_points};
+use slipway_tests::{Attach, Disturbance, disturbed, kill_points};
 
 use crate::server::{Heard, RELEASE, Rules, Server};
 use crate::stage::Stage;
@@ -20,9 +20,7 @@ fn a_del_that_is_killed_is_done_by_the_next() {
 }
 
 fn is_killed(verb: &str) {
-    if is_peer() {
-        return;
-    }
+    ours_alone!();
     let stage = Stage::new();
     let server = Server::start(&stage, Rules::default());
     stage.start_daemon(&[]);

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use serde_json::{Value, json};
-use slipway_tests::{BridgeNetfilter, Network, Node, Pod, Space, slipway};
+use slipway_tests::{BridgeNetfilter, Network, Node, Pod, Space, slipway, within};
 
 /// Where the daemon keeps leases, and where it listens.
 pub(crate) const STATE: &str = "/var/lib/cni/dhcp";
@@ -145,7 +145,7 @@ impl Stage {
 
     #[track_caller]
     pub(crate) fn wait(&self, what: &str, done: impl Fn() -> bool) {
-        let end = Instant::now() + Duration::from_secs(90);
+        let end = Instant::now() + within(Duration::from_secs(90));
         while !done() {
             let (server, daemon) = (self.log(), self.daemon_log());
             assert!(Instant::now() < end, "waited in vain: {what}\n{server}\n{daemon}");

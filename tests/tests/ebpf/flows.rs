@@ -1,7 +1,7 @@
 //! What `slipway flows` and `slipway ports` say of the conversations of the programs.
 
 use serde_json::{Value, json};
-use slipway_tests::{Attach, Host, PATIENCE, PROGRAMS, Proto, at, has_programs, skip};
+use slipway_tests::{Attach, Host, PROGRAMS, Proto, at, has_programs, needs, patience};
 
 use crate::{PORT, Stage, address, attach, list};
 
@@ -23,9 +23,7 @@ fn leads_out(stage: &Stage, host: &Host) {
 
 #[test]
 fn a_conversation_is_listed_with_both_halves_and_its_owner() {
-    if !has_programs() {
-        skip!(PROGRAMS);
-    }
+    needs!(has_programs(), PROGRAMS);
     let stage = Stage::new();
     assert_eq!(flows(&stage, ""), [] as [Value; 0]);
     let pod = stage.node.pod("web");
@@ -33,7 +31,7 @@ fn a_conversation_is_listed_with_both_halves_and_its_owner() {
     let pod_address = address(&result);
     let _server = pod.serve(Proto::Tcp, &format!("{pod_address}:80"), "web");
     let to = at(stage.client.node_v4, PORT);
-    let mut talk = stage.client.dial(Proto::Tcp, None, to, PATIENCE).expect("a connection");
+    let mut talk = stage.client.dial(Proto::Tcp, None, to, patience()).expect("a connection");
     let own = talk.say().expect("an answer").own;
     let all = flows(&stage, "");
     let [flow] = &all[..] else { panic!("{all:#?}") };
@@ -72,9 +70,7 @@ fn a_conversation_is_listed_with_both_halves_and_its_owner() {
 
 #[test]
 fn what_is_masqueraded_or_left_to_nftables_is_told_apart() {
-    if !has_programs() {
-        skip!(PROGRAMS);
-    }
+    needs!(has_programs(), PROGRAMS);
     let stage = Stage::new();
     leads_out(&stage, &stage.client);
     let pod = stage.node.pod("web");
@@ -105,9 +101,7 @@ fn what_is_masqueraded_or_left_to_nftables_is_told_apart() {
 
 #[test]
 fn ports_name_the_backend_that_serves_them() {
-    if !has_programs() {
-        skip!(PROGRAMS);
-    }
+    needs!(has_programs(), PROGRAMS);
     let stage = Stage::new();
     let backend_of = |container: &str| -> Vec<String> {
         let text = stage.node.slipway(&format!("ports --json --container {container}"));

@@ -10,7 +10,7 @@ mod upgrade;
 
 use serde_json::{Value, json};
 use slipway_tests::{
-    Attach, BridgeNetfilter, Host, Network, Node, PROGRAMS, Pod, Proto, at, has_programs, skip,
+    Attach, BridgeNetfilter, Host, Network, Node, PROGRAMS, Pod, Proto, at, has_programs, needs,
 };
 
 const PORT: u16 = 8080;
@@ -86,9 +86,7 @@ fn publish(network: &Network<'_>, attach: &Attach, result: &Value) {
 
 #[test]
 fn the_programs_are_set_up_once_and_taken_away() {
-    if !has_programs() {
-        skip!(PROGRAMS);
-    }
+    needs!(has_programs(), PROGRAMS);
     let stage = Stage::new();
     assert_eq!(stage.node.programs()["setUp"], false);
     let said = stage.node.slipway("node setup");
@@ -108,9 +106,7 @@ fn the_programs_are_set_up_once_and_taken_away() {
 
 #[test]
 fn a_container_is_told_and_forgotten() {
-    if !has_programs() {
-        skip!(PROGRAMS);
-    }
+    needs!(has_programs(), PROGRAMS);
     let stage = Stage::new();
     let network = stage.network();
     let pod = stage.node.pod("web");
@@ -133,9 +129,7 @@ fn a_container_is_told_and_forgotten() {
 
 #[test]
 fn check_finds_what_the_programs_do_not_know() {
-    if !has_programs() {
-        skip!(PROGRAMS);
-    }
+    needs!(has_programs(), PROGRAMS);
     let stage = Stage::new();
     let network = stage.network();
     let pod = stage.node.pod("web");
@@ -149,9 +143,7 @@ fn check_finds_what_the_programs_do_not_know() {
 
 #[test]
 fn garbage_is_collected_from_the_maps_too() {
-    if !has_programs() {
-        skip!(PROGRAMS);
-    }
+    needs!(has_programs(), PROGRAMS);
     let stage = Stage::new();
     let network = stage.network();
     let (one, two) = (stage.node.pod("one"), stage.node.pod("two"));
@@ -166,9 +158,7 @@ fn garbage_is_collected_from_the_maps_too() {
 
 #[test]
 fn without_the_programs_nftables_serves() {
-    if !has_programs() {
-        skip!(PROGRAMS);
-    }
+    needs!(has_programs(), PROGRAMS);
     let stage = Stage::new();
     let network = stage.network();
     let pod = stage.node.pod("web");
@@ -183,9 +173,7 @@ fn without_the_programs_nftables_serves() {
 
 #[test]
 fn what_the_programs_cannot_do_is_left_to_nftables() {
-    if !has_programs() {
-        skip!(PROGRAMS);
-    }
+    needs!(has_programs(), PROGRAMS);
     for (key, value) in
         [("snat", json!(false)), ("masqAll", json!(true)), ("conditionsV4", json!(["ip", "ttl", "1-255"]))]
     {
@@ -208,9 +196,7 @@ fn what_the_programs_cannot_do_is_left_to_nftables() {
 
 #[test]
 fn a_network_changes_to_nftables_and_back() {
-    if !has_programs() {
-        skip!(PROGRAMS);
-    }
+    needs!(has_programs(), PROGRAMS);
     let stage = Stage::new();
     let pod = stage.node.pod("web");
     let attach = attach(&pod);
@@ -227,9 +213,7 @@ fn a_network_changes_to_nftables_and_back() {
 
 #[test]
 fn setup_mends_what_others_have_done_to_interfaces() {
-    if !has_programs() {
-        skip!(PROGRAMS);
-    }
+    needs!(has_programs(), PROGRAMS);
     let stage = Stage::new();
     let network = stage.network();
     let pod = stage.node.pod("web");
@@ -258,9 +242,7 @@ fn setup_mends_what_others_have_done_to_interfaces() {
 
 #[test]
 fn the_uplinks_may_be_named() {
-    if !has_programs() {
-        skip!(PROGRAMS);
-    }
+    needs!(has_programs(), PROGRAMS);
     let stage = Stage::new();
     let other = stage.node.host("other");
     // /etc is the machine's own: the node gets one that is empty but for this.

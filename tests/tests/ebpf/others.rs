@@ -1,7 +1,7 @@
 //! Other plugins on a container's links: what would be passed by leaves the container to nftables.
 
 use serde_json::{Value, json};
-use slipway_tests::{Attach, PROGRAMS, Proto, has_programs, skip};
+use slipway_tests::{Attach, PROGRAMS, Proto, has_programs, needs};
 
 use crate::{PORT, Stage, address, list};
 
@@ -46,9 +46,7 @@ fn served(plugin: Value, prepare: impl Fn(Attach) -> Attach) -> Value {
 
 #[test]
 fn a_container_with_limits_is_left_to_nftables() {
-    if !has_programs() {
-        skip!(PROGRAMS);
-    }
+    needs!(has_programs(), PROGRAMS);
     let bandwidth = |keys: Value| {
         let mut plugin = json!({"type": "bandwidth"});
         plugin.as_object_mut().expect("an object").extend(keys.as_object().expect("an object").clone());
@@ -65,9 +63,7 @@ fn a_container_with_limits_is_left_to_nftables() {
 
 #[test]
 fn a_container_that_is_kept_apart_is_left_to_nftables() {
-    if !has_programs() {
-        skip!(PROGRAMS);
-    }
+    needs!(has_programs(), PROGRAMS);
     for (policy, backend) in [("open", "ebpf"), ("same-bridge", "nftables"), ("isolated", "nftables")] {
         let firewall = json!({"type": "firewall", "backend": "iptables", "ingressPolicy": policy});
         assert_eq!(served(firewall, |a| a), backend, "{policy}");
@@ -77,9 +73,7 @@ fn a_container_that_is_kept_apart_is_left_to_nftables() {
 /// A container that is told again, as portmap's ADD alone is repeated, stays where it is.
 #[test]
 fn limits_that_were_there_first_are_seen() {
-    if !has_programs() {
-        skip!(PROGRAMS);
-    }
+    needs!(has_programs(), PROGRAMS);
     let stage = Stage::new();
     let pod = stage.node.pod("web");
     let network = stage.network();

@@ -1,7 +1,7 @@
 //! A kernel, or a node, on which the programs cannot be: it is said why, and nftables serves.
 
 use serde_json::json;
-use slipway_tests::{PROGRAMS, Proto, has_programs, skip, slipway};
+use slipway_tests::{PROGRAMS, Proto, has_programs, needs, skip, slipway};
 
 use crate::{PORT, Stage, address, attach, list};
 
@@ -50,9 +50,7 @@ fn what_the_verifier_says_is_shown() {
 /// The kernel's type information is of no importance: the programs ask for nothing that moves.
 #[test]
 fn they_load_without_type_information_of_the_kernel() {
-    if !has_programs() {
-        skip!(PROGRAMS);
-    }
+    needs!(has_programs(), PROGRAMS);
     let stage = Stage::new();
     if stage.node.list("/sys/kernel/btf").contains(&"vmlinux".to_owned()) {
         stage.node.cmd("mount -t tmpfs tmpfs /sys/kernel/btf");
@@ -63,9 +61,7 @@ fn they_load_without_type_information_of_the_kernel() {
 
 #[test]
 fn without_a_bpf_file_system_nftables_serves_and_it_is_said() {
-    if !has_programs() {
-        skip!(PROGRAMS);
-    }
+    needs!(has_programs(), PROGRAMS);
     let stage = Stage::new();
     stage.node.own_etc();
     stage.node.write("/etc/cni/slipway.json", json!({"backend": "ebpf"}).to_string());
@@ -89,9 +85,7 @@ fn without_a_bpf_file_system_nftables_serves_and_it_is_said() {
 /// As in a container that may not load programs, or under a policy that forbids it.
 #[test]
 fn a_kernel_that_forbids_bpf_says_so() {
-    if !has_programs() {
-        skip!(PROGRAMS);
-    }
+    needs!(has_programs(), PROGRAMS);
     let stage = Stage::new();
     stage.node.own_etc();
     stage.node.write("/etc/cni/slipway.json", json!({"backend": "ebpf"}).to_string());

@@ -2,15 +2,13 @@
 
 use aya::maps::MapData;
 use serde_json::{Value, json};
-use slipway_tests::{Attach, PROGRAMS, Proto, at, has_programs, skip};
+use slipway_tests::{Attach, PROGRAMS, Proto, at, has_programs, needs};
 
 use crate::{Stage, attach};
 
 #[test]
 fn ports_for_masquerade_are_not_those_of_the_nodes_own_sockets() {
-    if !has_programs() {
-        skip!(PROGRAMS);
-    }
+    needs!(has_programs(), PROGRAMS);
     let stage = Stage::new();
     stage.node.own_etc();
     stage.node.write("/etc/cni/slipway.json", json!({"masqueradePorts": "40000-40099"}).to_string());
@@ -44,9 +42,7 @@ fn ports_for_masquerade_are_not_those_of_the_nodes_own_sockets() {
 
 #[test]
 fn maps_are_as_large_as_is_said() {
-    if !has_programs() {
-        skip!(PROGRAMS);
-    }
+    needs!(has_programs(), PROGRAMS);
     let stage = Stage::new();
     stage.node.own_etc();
     stage.node.write("/etc/cni/slipway.json", json!({"maps": {"flows": 2048, "ports": 300_000}}).to_string());

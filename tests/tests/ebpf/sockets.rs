@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 use slipway_tests::{
-    Attach, BridgeNetfilter, Network, Node, PATIENCE, PROGRAMS, Proto, at, has_programs, skip,
+    Attach, BridgeNetfilter, Network, Node, PROGRAMS, Proto, at, has_programs, needs, patience, skip,
 };
 
 use crate::{PORT, Stage, address, attach, list};
@@ -213,7 +213,7 @@ fn answers_of_the_nodes_servers_are_left_alone() {
         let server: SocketAddr = server.parse().expect("an address");
         let ip = if server.ip().is_unspecified() { client } else { server.ip() };
         let to = at(ip, server.port());
-        let answer = stage.node.ask_from(Proto::Udp, Some(at(client, PORT)), to, PATIENCE);
+        let answer = stage.node.ask_from(Proto::Udp, Some(at(client, PORT)), to, patience());
         assert_eq!(answer.unwrap_or_else(|e| panic!("{client} asks {server}: {e}")).who, "stub");
     }
 }
@@ -265,9 +265,7 @@ fn where_they_are_attached_is_chosen_and_said() {
 
 #[test]
 fn without_control_groups_nftables_serves() {
-    if !has_programs() {
-        skip!(PROGRAMS);
-    }
+    needs!(has_programs(), PROGRAMS);
     let stage = Stage::new();
     let _web = web(&stage, list("ebpf"), "web", |a| a.port(Proto::Tcp, PORT, 80).port(Proto::Udp, PORT, 80));
     let status = stage.node.programs();

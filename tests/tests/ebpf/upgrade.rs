@@ -1,7 +1,7 @@
 //! Programs of another version take over.
 
 use serde_json::json;
-use slipway_tests::{BridgeNetfilter, PATIENCE, PROGRAMS, Proto, at, has_programs, skip};
+use slipway_tests::{BridgeNetfilter, PROGRAMS, Proto, at, has_programs, needs, patience, skip};
 
 use crate::{PORT, Stage, address, attach};
 
@@ -17,9 +17,7 @@ fn program_at(stage: &Stage, link: &str) -> String {
 /// programs, and loads them beside those.
 #[test]
 fn conversations_go_on() {
-    if !has_programs() {
-        skip!(PROGRAMS);
-    }
+    needs!(has_programs(), PROGRAMS);
     let Some(stage) = Stage::with_cgroup(BridgeNetfilter::Off) else {
         skip!("control groups of version 2");
     };
@@ -32,10 +30,10 @@ fn conversations_go_on() {
     let to = at(stage.client.node_v4, PORT);
     let mut talks = Vec::new();
     for proto in Proto::ALL {
-        talks.push(stage.client.dial(proto, None, to, PATIENCE).expect("a conversation with the port"));
-        talks.push(pod.dial(proto, None, at(stage.client.v4, 7000), PATIENCE).expect("one of the pod"));
+        talks.push(stage.client.dial(proto, None, to, patience()).expect("a conversation with the port"));
+        talks.push(pod.dial(proto, None, at(stage.client.v4, 7000), patience()).expect("one of the pod"));
     }
-    let mut own = stage.node.dial(Proto::Tcp, None, to, PATIENCE).expect("a connection of the node");
+    let mut own = stage.node.dial(Proto::Tcp, None, to, patience()).expect("a connection of the node");
     let first: Vec<_> = talks.iter_mut().map(|talk| talk.say().expect("an answer").peer).collect();
     own.say().expect("an answer");
     let folder = format!("/sys/fs/bpf/slipway/{}", slipway_ebpf_abi::VERSION);

@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use slipway_tests::Node;
+use slipway_tests::{Node, within};
 
 const SOCKET: &str = "/run/dbus/system_bus_socket";
 const CONFIG: &str = r#"<!DOCTYPE busconfig PUBLIC "-//freedesktop//DTD D-Bus Bus Configuration 1.0//EN"
@@ -53,7 +53,7 @@ impl Daemon {
         let daemon = Self(child.ok()?);
         let begin = Instant::now();
         while node.run(|| UnixStream::connect(SOCKET).is_err()) {
-            assert!(begin.elapsed() < Duration::from_secs(20), "dbus-daemon does not listen");
+            assert!(begin.elapsed() < within(Duration::from_secs(20)), "dbus-daemon does not listen");
             thread::sleep(Duration::from_millis(10));
         }
         Some(daemon)

@@ -10,7 +10,7 @@ use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use slipway_tests::{Attach, BridgeNetfilter, FLOWTABLE, Proto, has_flowtable, skip};
+use slipway_tests::{Attach, BridgeNetfilter, FLOWTABLE, Proto, has_flowtable, needs};
 
 use crate::world::World;
 
@@ -122,9 +122,7 @@ fn median(mut values: Vec<f64>) -> f64 {
 #[test]
 #[ignore = "a measurement"]
 fn a_stream_and_requests() {
-    if !has_flowtable() {
-        skip!(FLOWTABLE);
-    }
+    needs!(has_flowtable(), FLOWTABLE);
     let (plain, offloading) = (Stage::new("false"), Stage::new("true"));
     let ways = [("routed", &plain, 0), ("published", &plain, 1), ("flowtable", &offloading, 1)];
     let works: [(&str, f64, Work); 3] = [

@@ -5,7 +5,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::time::{Duration, Instant};
 
 use cni_nftables::conntrack::{Conntrack, Filter, Flow, FlowFamily};
-use slipway_tests::{BridgeNetfilter, FLOWTABLE, Proto, QUICK, at, has_flowtable, skip};
+use slipway_tests::{BridgeNetfilter, FLOWTABLE, Proto, QUICK, at, has_flowtable, needs, within};
 
 use crate::world::{PORT, SERVED, Web, World, in_every_topology};
 
@@ -67,7 +67,7 @@ pub(crate) fn passed(world: &World) -> usize {
 fn until_offloaded(world: &World, container: IpAddr, mut say: impl FnMut()) {
     let begin = Instant::now();
     while !offloaded(world).iter().any(|flow| is_of(flow, container)) {
-        assert!(begin.elapsed() < Duration::from_secs(30), "no flow with {container} is offloaded");
+        assert!(begin.elapsed() < within(Duration::from_secs(30)), "no flow with {container} is offloaded");
         say();
         std::thread::sleep(Duration::from_millis(50));
     }
@@ -75,9 +75,7 @@ fn until_offloaded(world: &World, container: IpAddr, mut say: impl FnMut()) {
 
 #[test]
 fn connections_to_a_published_port() {
-    if !has_flowtable() {
-        skip!(FLOWTABLE);
-    }
+    needs!(has_flowtable(), FLOWTABLE);
     in_every_topology(|world| {
         let network = world.network(1);
         let web = Web::published(world, &network, "web");
@@ -106,9 +104,7 @@ fn connections_to_a_published_port() {
 
 #[test]
 fn connections_of_a_masqueraded_container() {
-    if !has_flowtable() {
-        skip!(FLOWTABLE);
-    }
+    needs!(has_flowtable(), FLOWTABLE);
     let world = World::new(BridgeNetfilter::Off);
     let network = world.network(1);
     let web = Web::published(&world, &network, "web");
@@ -136,9 +132,7 @@ fn connections_of_a_masqueraded_container() {
 /// A flow that goes past the chains does not need what moves; whoever comes next does.
 #[test]
 fn a_running_connection_survives_migrations() {
-    if !has_flowtable() {
-        skip!(FLOWTABLE);
-    }
+    needs!(has_flowtable(), FLOWTABLE);
     let world = World::new(BridgeNetfilter::Off);
     let network = world.network(1);
     let web = Web::published(&world, &network, "web");
@@ -160,9 +154,7 @@ fn a_running_connection_survives_migrations() {
 /// UDP, where the kernel lets go of it again: the client keeps its socket while the pod is replaced.
 #[test]
 fn a_udp_conversation_follows_the_port() {
-    if !has_flowtable() {
-        skip!(FLOWTABLE);
-    }
+    needs!(has_flowtable(), FLOWTABLE);
     for netfilter in [BridgeNetfilter::Off, BridgeNetfilter::On] {
         let world = World::new(netfilter);
         let network = world.network(1);
@@ -200,9 +192,7 @@ fn a_udp_conversation_follows_the_port() {
 /// soon as nobody sends.
 #[test]
 fn a_deleted_containers_flows_are_gone() {
-    if !has_flowtable() {
-        skip!(FLOWTABLE);
-    }
+    needs!(has_flowtable(), FLOWTABLE);
     let world = World::new(BridgeNetfilter::Off);
     let network = world.network(1);
     let first = Web::published(&world, &network, "first");
@@ -238,9 +228,7 @@ fn a_deleted_containers_flows_are_gone() {
 /// A Service of another engine that leads to the same container is none of our business.
 #[test]
 fn what_another_engine_translates_is_left_to_it() {
-    if !has_flowtable() {
-        skip!(FLOWTABLE);
-    }
+    needs!(has_flowtable(), FLOWTABLE);
     let world = World::new(BridgeNetfilter::Off);
     let network = world.network(1);
     let web = Web::published(&world, &network, "web");

@@ -1,6 +1,6 @@
 //! The flowtable as a part of the table: made, joined, mended, taken away.
 
-use slipway_tests::{BridgeNetfilter, FLOWTABLE, Proto, at, has_flowtable, skip};
+use slipway_tests::{BridgeNetfilter, FLOWTABLE, Proto, at, has_flowtable, needs};
 
 use crate::flows::{offloaded, passed, watch};
 use crate::world::{PORT, Web, World};
@@ -23,9 +23,7 @@ fn settings(world: &World, text: &str) {
 
 #[test]
 fn bridges_and_uplinks_join_and_named_links_replace_uplinks() {
-    if !has_flowtable() {
-        skip!(FLOWTABLE);
-    }
+    needs!(has_flowtable(), FLOWTABLE);
     let world = World::new(BridgeNetfilter::Off);
     let uplink = world.client.node_link.clone();
     let _one = Web::published(&world, &world.network(1), "one");
@@ -48,9 +46,7 @@ fn bridges_and_uplinks_join_and_named_links_replace_uplinks() {
 
 #[test]
 fn it_is_switched_off_and_on_under_a_running_connection() {
-    if !has_flowtable() {
-        skip!(FLOWTABLE);
-    }
+    needs!(has_flowtable(), FLOWTABLE);
     let world = World::new(BridgeNetfilter::Off);
     let network = world.network(1);
     let _web = Web::published(&world, &network, "web");
@@ -76,9 +72,7 @@ fn it_is_switched_off_and_on_under_a_running_connection() {
 
 #[test]
 fn what_somebody_flushed_is_put_back() {
-    if !has_flowtable() {
-        skip!(FLOWTABLE);
-    }
+    needs!(has_flowtable(), FLOWTABLE);
     let world = World::new(BridgeNetfilter::Off);
     let network = world.network(1);
     let web = Web::published(&world, &network, "web");
@@ -105,9 +99,7 @@ fn what_somebody_flushed_is_put_back() {
 /// First ADDs at the same moment all want to make it.
 #[test]
 fn several_first_containers_at_once() {
-    if !has_flowtable() {
-        skip!(FLOWTABLE);
-    }
+    needs!(has_flowtable(), FLOWTABLE);
     let world = World::new(BridgeNetfilter::Off);
     let names = ["one", "two", "three", "four"];
     std::thread::scope(|scope| {

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use serde_json::json;
-use slipway_tests::{Network, PATIENCE, Proto, Space, at};
+use slipway_tests::{Network, Proto, Space, at, patience};
 
 use crate::{LEGACY, Maker, NFT, PORT, TABLE, Web, World, shown};
 
@@ -34,7 +34,7 @@ impl Hammer {
     /// New connections, one after the other.
     fn connect(&self, from: &Space, to: SocketAddr, sees: Option<std::net::IpAddr>) {
         while self.goes_on() {
-            let answer = from.dial(Proto::Tcp, None, to, PATIENCE).and_then(|mut talk| talk.say());
+            let answer = from.dial(Proto::Tcp, None, to, patience()).and_then(|mut talk| talk.say());
             self.asked.fetch_add(1, Ordering::Relaxed);
             match answer {
                 Ok(answer) if sees.is_some_and(|ip| answer.peer.ip() != ip) => {
@@ -53,7 +53,7 @@ impl Hammer {
             let socket = from.run(|| UdpSocket::bind(any)).expect("a socket");
             let answer = (|| {
                 socket.connect(to)?;
-                socket.set_read_timeout(Some(PATIENCE))?;
+                socket.set_read_timeout(Some(patience()))?;
                 socket.send(b"hello")?;
                 socket.recv(&mut [0; 512])
             })();
@@ -66,7 +66,7 @@ impl Hammer {
 
     /// One conversation that goes on.
     fn talk(&self, from: &Space, proto: Proto, to: SocketAddr) {
-        let mut talk = from.dial(proto, None, to, PATIENCE).expect("a conversation");
+        let mut talk = from.dial(proto, None, to, patience()).expect("a conversation");
         while self.goes_on() {
             if let Err(error) = talk.say() {
                 return self.failed(format!("{} conversation with {to}: {error}", proto.name()));
@@ -76,8 +76,8 @@ impl Hammer {
     }
 
     fn download(&self, from: &Space, to: SocketAddr) {
-        let mut stream = from.run(|| TcpStream::connect_timeout(&to, PATIENCE)).expect("a download");
-        stream.set_read_timeout(Some(PATIENCE)).expect("a time-out");
+        let mut stream = from.run(|| TcpStream::connect_timeout(&to, patience())).expect("a download");
+        stream.set_read_timeout(Some(patience())).expect("a time-out");
         let mut buffer = vec![0; 64 << 10];
         while self.goes_on() {
             match stream.read(&mut buffer) {

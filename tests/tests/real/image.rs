@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
-use slipway_tests::{PATIENCE, Space};
+use slipway_tests::{Space, patience};
 
 use crate::machine::Machine;
 
@@ -97,9 +97,9 @@ pub(crate) fn expect(space: &Space, address: impl Into<SocketAddr>, who: &str) -
     let address = address.into();
     let begin = Instant::now();
     let body = loop {
-        match get(space, address, PATIENCE) {
+        match get(space, address, patience()) {
             Ok(body) => break body,
-            Err(e) => assert!(begin.elapsed() < PATIENCE, "{}: ask {address}: {e}", space.name()),
+            Err(e) => assert!(begin.elapsed() < patience(), "{}: ask {address}: {e}", space.name()),
         }
         std::thread::sleep(Duration::from_millis(20));
     };

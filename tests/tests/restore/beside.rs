@@ -3,7 +3,7 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use slipway_tests::{Proto, at, slipway};
+use slipway_tests::{Proto, at, slipway, within};
 
 use crate::{PORT, SERVED, Web, World};
 
@@ -14,9 +14,11 @@ fn who_leaves_meanwhile_has_nothing_in_the_end() {
     let network = world.bridge(1);
     let web = Web::published(&world, &network, "web", PORT);
     let path = network.cache_path(&web.attach);
+    // It is looked up in a directory that is held.
+    let file = path.rsplit('/').next().expect("a name");
     world.node.cmd("nft flush ruleset");
     let report = std::thread::scope(|scope| {
-        let restoring = scope.spawn(|| world.restore("").0);
+        let restoring = scope.spawn(|| world.restore_held_up(file, within(Duration::from_secs(2))).0);
         for _ in 0..200 {
             if world.node.ruleset().contains("hostports4 {") && world.node.slipway("ports").contains("8080") {
                 break;

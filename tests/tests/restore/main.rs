@@ -9,9 +9,12 @@ mod left_out;
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::ops::Deref;
+use std::time::Duration;
 
 use serde_json::{Value, json};
-use slipway_tests::{Attach, BridgeNetfilter, Host, Network, Node, Pod, Proto, Server, Space, at};
+use slipway_tests::{
+    Attach, BridgeNetfilter, CommandOutput, Host, Network, Node, Pod, Proto, Server, Space, at, slipway,
+};
 
 const SERVED: u16 = 80;
 const PORT: u16 = 8080;
@@ -70,7 +73,20 @@ impl World {
 
     /// The report of `slipway restore`, and its exit code.
     fn restore(&self, args: &str) -> (Value, i32) {
-        let output = self.node.try_slipway(&format!("restore --output json {args}"));
+        Self::told(&self.node.try_slipway(&format!("restore --output json {args}")))
+    }
+
+    /// Restores, but before the command asks whether the runtime still knows the container of this file of
+    /// its cache, it is held up for so long.
+    fn restore_held_up(&self, file: &str, pause: Duration) -> (Value, i32) {
+        let pause = format!("inject=newfstatat:delay_enter={}", pause.as_micros());
+        let command = slipway().display().to_string();
+        let words =
+            format!("strace -f -qq -o /dev/null -P {file} -e {pause} {command} restore --output json");
+        Self::told(&self.node.try_cmd(&words))
+    }
+
+    fn told(output: &CommandOutput) -> (Value, i32) {
         let report = serde_json::from_str(&output.stdout).unwrap_or_else(|error| panic!("{error}: {output}"));
         (report, output.code.expect("an exit code"))
     }

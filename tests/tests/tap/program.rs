@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use cni_kernel::tap::{self, Queues};
 use nix::fcntl::{FcntlArg, OFlag, fcntl};
-use slipway_tests::Space;
+use slipway_tests::{Space, within};
 
 /// The program's own Ethernet address.
 const ADDRESS: [u8; 6] = [0x02, 0, 0, 0, 0, 0xaa];
@@ -30,7 +30,7 @@ impl Program {
 
     /// Answers requests for the address, until one for an echo was answered; tells who sent that.
     pub(crate) fn answer_for(&self, own: Ipv4Addr) -> Ipv4Addr {
-        let end = Instant::now() + Duration::from_secs(20);
+        let end = Instant::now() + within(Duration::from_secs(20));
         let mut frame = [0_u8; 2048];
         while Instant::now() < end {
             let length = match (&self.file).read(&mut frame) {

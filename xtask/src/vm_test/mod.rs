@@ -390,6 +390,7 @@ impl Bench<'_> {
             ("PROPTEST_CASES".to_owned(), "16".to_owned()),
             ("SLIPWAY_GARBAGE".to_owned(), "40".to_owned()),
             ("SLIPWAY_SAMPLE".to_owned(), "8".to_owned()),
+            ("SLIPWAY_SLOWER".to_owned(), "5".to_owned()),
             // Where files with expected output are found.
             ("CARGO_WORKSPACE_DIR".to_owned(), workspace::root().display().to_string()),
         ];

@@ -16,8 +16,7 @@ mod tests;
 pub(crate) mod transit;
 pub(crate) mod withdraw;
 
-use std::collections::BTreeMap;
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 
 use cni_nftables::ElementData;

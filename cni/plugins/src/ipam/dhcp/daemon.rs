@@ -2,8 +2,9 @@
 //!
 //! One thread for each lease and one for each call that is being answered.
 
+use std::fs::File;
 use std::io::{self, Write};
-use std::os::unix::fs::FileTypeExt as _;
+use std::os::unix::fs::{FileTypeExt as _, OpenOptionsExt as _};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::Path;
 use std::sync::Arc;
@@ -73,7 +74,9 @@ fn run(flags: &Flags) -> Result<(), String> {
         if !path.is_absolute() {
             return Err(format!("Error writing pidfile {path:?}: path not absolute"));
         }
-        std::fs::write(path, std::process::id().to_string())
+        // Whatever the umask, nobody else writes it.
+        let file = File::options().write(true).create(true).truncate(true).mode(0o644).open(path);
+        file.and_then(|mut file| file.write_all(std::process::id().to_string().as_bytes()))
             .map_err(|e| format!("Error writing pidfile {path:?}: {e}"))?;
     }
     let store = open_state(&flags.on_host(&flags.state))?;

@@ -16,7 +16,7 @@ const USUAL: u32 = 3600;
 /// `RT_SCOPE_LINK` of `linux/rtnetlink.h`.
 const SCOPE_LINK: u8 = 253;
 
-/// Whose it is: an attachment, and the namespace that it had when the lease was asked for.
+/// Whose it is: an attachment, as the runtime names it.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub(super) struct Owner {
     pub(super) network: String,

@@ -194,7 +194,7 @@ impl Leases {
     /// Has the attachment's lease renewed, which is not waited for, and says what it is.
     ///
     /// # Errors
-    /// There is none.
+    /// The attachment has no lease.
     pub(super) fn renew(&self, owner: &Owner) -> Result<AddResult, CniError> {
         match self.table().get(owner) {
             Some(Slot::Kept(kept)) if !kept.thread.is_finished() => {

@@ -1,0 +1,202 @@
+//! A node with containers to attach and detach, and what runtimes do after an ADD that was cut off.
+
+use std::cell::RefCell;
+
+use serde_json::{Value, json};
+use slipway_tests::{Attach, BridgeNetfilter, Network, Node, Pod, Proto, Snapshot};
+
+/// `interface` is the plugin that makes, or moves, the links of pod `number`.
+pub(crate) fn list(interface: &str, number: u16) -> Value {
+    let ipam = json!({
+        "type": "host-local",
+        "ranges": [[{"subnet": "10.88.0.0/24"}], [{"subnet": "fd00:88::/64"}]],
+        "routes": [{"dst": "0.0.0.0/0"}, {"dst": "::/0"}],
+    });
+    if interface == "flannel" {
+        let delegate = json!({"bridge": "br0", "hairpinMode": true});
+        return json!({"name": "net", "plugins": [{"type": "flannel", "delegate": delegate}]});
+    }
+    if is_pair(interface) {
+        let chained = chained(interface);
+        let interface = if chained.is_some() { "bridge" } else { interface };
+        let plugin = json!({
+            "type": interface, "bridge": "br0", "isGateway": true, "ipMasq": true, "hairpinMode": true,
+            "ipam": ipam,
+        });
+        let portmap = json!({"type": "portmap", "capabilities": {"portMappings": true}});
+        return json!({"name": "net", "plugins": [plugin, chained.unwrap_or(portmap)]});
+    }
+    let plugin = json!({
+        "type": interface, "master": "out0", "vlanId": number, "device": format!("dev{number}"), "ipam": ipam,
+    });
+    json!({"name": "net", "plugins": [plugin]})
+}
+
+/// Whether the plugin joins containers to the node by a pair of links.
+pub(crate) fn is_pair(interface: &str) -> bool {
+    ["bridge", "flannel", "ptp"].contains(&interface) || chained(interface).is_some()
+}
+
+/// The plugin that is chained behind bridge in portmap's place, if that is what is asked for.
+pub(crate) fn chained(name: &str) -> Option<Value> {
+    Some(match name {
+        "bandwidth" => json!({
+            "type": "bandwidth", "ingressRate": 8_000_000, "ingressBurst": 800_000,
+            "egressRate": 8_000_000, "egressBurst": 800_000,
+        }),
+        "firewall" => json!({"type": "firewall", "backend": "nftables", "ingressPolicy": "isolated"}),
+        "firewall_iptables" => {
+            json!({"type": "firewall", "backend": "iptables", "ingressPolicy": "isolated"})
+        }
+        "sbr" => json!({"type": "sbr"}),
+        "vrf" => json!({"type": "vrf", "vrfname": "blue"}),
+        "tuning" => json!({
+            "type": "tuning", "mac": "02:00:00:00:00:07", "mtu": 1300, "promisc": true, "allmulti": true,
+            "txQLen": 77, "sysctl": {"net.ipv4.conf.IFNAME.arp_filter": "1"},
+        }),
+        _ => return None,
+    })
+}
+
+/// A node with one pod that runs, and another one to attach and detach.
+pub(crate) struct Stage {
+    pub(crate) node: Node,
+    first: Pod,
+    pod: RefCell<Pod>,
+    interface: &'static str,
+}
+
+impl Stage {
+    /// A node on which nothing was attached yet.
+    pub(crate) fn empty(interface: &'static str) -> Self {
+        let node = Node::new();
+        node.bridge_netfilter(BridgeNetfilter::Off);
+        if interface == "flannel" {
+            let share = "FLANNEL_NETWORK=10.88.0.0/16\nFLANNEL_SUBNET=10.88.0.1/24\nFLANNEL_IPV6_NETWORK=fd00:88::/56\n\
+                FLANNEL_IPV6_SUBNET=fd00:88::1/64\nFLANNEL_MTU=1450\nFLANNEL_IPMASQ=false\n";
+            node.write("/run/flannel/subnet.env", share);
+        }
+        if !is_pair(interface) {
+            // A link to make others on, and a device for each pod.
+            let _outside = node.host("outside");
+            for number in [1, 2] {
+                let add = format!("ip link add dev{number} type veth peer name wire{number} netns outside");
+                node.cmd(&add);
+            }
+        }
+        let (first, pod) = (node.pod("first"), node.pod("pod"));
+        // Addresses are not probed for, which takes a second at each point.
+        for pod in [&first, &pod] {
+            pod.sysctl("net/ipv6/conf/default/accept_dad", "0");
+        }
+        Self { node, first, pod: RefCell::new(pod), interface }
+    }
+
+    pub(crate) fn new(interface: &'static str) -> Self {
+        let stage = Self::empty(interface);
+        stage.network_of(1).add(&stage.first()).expect("ADD of the first pod");
+        stage
+    }
+
+    pub(crate) fn network(&self) -> Network<'_> {
+        self.network_of(2)
+    }
+
+    pub(crate) fn network_of(&self, number: u16) -> Network<'_> {
+        self.node.network(list(self.interface, number))
+    }
+
+    pub(crate) fn first(&self) -> Attach {
+        Attach::new(&self.first).port(Proto::Tcp, 8080, 80)
+    }
+
+    pub(crate) fn attach(&self) -> Attach {
+        Attach::new(&self.pod.borrow()).port(Proto::Tcp, 9000, 80).port(Proto::Udp, 9000, 80)
+    }
+
+    /// What must be the same before and after. Left out: what counts up whatever happens, what is
+    /// derived from the reservations, the pod's own switches, which go with it, and files that a killed writer
+    /// had not given their names yet: they are removed by and by.
+    pub(crate) fn state(&self) -> Snapshot {
+        Snapshot::take(&self.node, &[&**self.pod.borrow(), &*self.first]).without(&[
+            "last_reserved_ip",
+            "networks/.slipway/",
+            "/.slipway-tmp-",
+        ])
+    }
+
+    /// The container is gone, and another one starts under its name.
+    pub(crate) fn replace_pod(&self) {
+        // The name must be free first.
+        let placeholder = self.node.pod("placeholder");
+        self.pod.replace(placeholder).remove();
+        let pod = self.node.pod("pod");
+        pod.sysctl("net/ipv6/conf/default/accept_dad", "0");
+        self.pod.replace(pod).remove();
+    }
+
+    /// Attaches, proves that everything is there, and detaches.
+    #[track_caller]
+    pub(crate) fn prove_fresh(&self, why: &str) {
+        let network = self.network();
+        network.add(&self.attach()).unwrap_or_else(|failure| panic!("{why}: a fresh ADD: {failure}"));
+        network.check(&self.attach()).unwrap_or_else(|failure| panic!("{why}: its CHECK: {failure}"));
+        check_first(&network, &self.first(), why);
+        network.del(&self.attach()).unwrap_or_else(|failure| panic!("{why}: its DEL: {failure}"));
+    }
+}
+
+/// The pod that ran all the time has what it had; without a cache, so without a prevResult, only its reservation
+/// and its namespace are looked at.
+fn check_first(network: &Network<'_>, first: &Attach, why: &str) {
+    let configs = network.configs(Some(first));
+    let mut ipam = configs[0].clone();
+    ipam["type"] = json!("host-local");
+    if ipam["ipam"].is_null() {
+        // flannel makes them of flanneld's file.
+        ipam["ipam"] = json!({"type": "host-local", "ranges": [[{"subnet": "10.88.0.0/24"}]]});
+    }
+    let output = network.call("CHECK", &ipam, Some(first));
+    assert!(output.result().is_ok(), "{why}: {}", output.process);
+}
+
+/// The ways in which a runtime may clear up after an ADD that it knows nothing of.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Cleanup {
+    Del,
+    /// As containerd does it: a second time without the namespace.
+    DelTwice,
+    /// After the container's end: a link of which one end is in its namespace, made the moment before
+    /// the kill, has no owner's name on it yet, and goes with the namespace.
+    Gc,
+}
+
+impl Cleanup {
+    const ALL: [Self; 3] = [Self::Del, Self::DelTwice, Self::Gc];
+
+    /// One of those that fit: the kernel would take a device of this test, which is one end of a pair, with
+    /// the namespace.
+    pub(crate) fn of(interface: &str, turn: usize) -> Self {
+        let fitting = if interface == "host-device" { 2 } else { Self::ALL.len() };
+        Self::ALL[turn % fitting]
+    }
+
+    #[track_caller]
+    pub(crate) fn run(self, stage: &Stage, why: &str) {
+        let network = stage.network();
+        let fine = |failure: &dyn std::fmt::Display| panic!("{why}: {self:?}: {failure}");
+        match self {
+            Self::Del => network.del(&stage.attach()).unwrap_or_else(|failure| fine(&failure)),
+            Self::DelTwice => {
+                network.del(&stage.attach()).unwrap_or_else(|failure| fine(&failure));
+                network.del(&stage.attach().netns("")).unwrap_or_else(|failure| fine(&failure));
+            }
+            Self::Gc => {
+                stage.replace_pod();
+                if let Err(failures) = network.gc(&[&stage.first()]) {
+                    failures.iter().for_each(|failure| fine(failure));
+                }
+            }
+        }
+    }
+}
