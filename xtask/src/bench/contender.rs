@@ -44,7 +44,7 @@ impl Backend {
 
     /// A node that uses nftables alone has no iptables: then the reference's DEL does not look there
     /// too, and cannot stumble over what iptables says about a chain that was never made.
-    fn path(self, iptables: &str) -> Result<String> {
+    pub(super) fn path(self, iptables: &str) -> Result<String> {
         if self == Self::Nftables {
             return links("only-nft", &[("nft".to_owned(), "nft".to_owned())]);
         }

@@ -3,7 +3,6 @@
 use std::cell::RefCell;
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::Command;
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -12,12 +11,11 @@ use super::contender::{Backend, Contender};
 use super::floor::Floor;
 use super::measure;
 use super::report::{FloorSeries, Profile, Report, Series};
-use crate::apt_root::AptRoot;
-use crate::build::Flavour;
+use super::sets::version;
 use crate::error::{Error, Result};
 use crate::progress::Stages;
 use crate::run::{self, tool};
-use crate::{install, sandbox, workspace};
+use crate::{sandbox, workspace};
 
 /// Ours.
 const OWN: &str = "slipway";
@@ -43,7 +41,7 @@ struct Run {
 /// # Errors
 /// As [`super::run`].
 pub(super) fn run(args: &ControlArgs) -> Result<()> {
-    let (own, peer) = (own_dir(args)?, peer_dir(args)?);
+    let (own, peer) = (args.plugins.own()?, args.plugins.peer()?);
     let mut conditions = conditions(args, &peer)?;
     let out = workspace::target().join("bench");
     let save = args.save.clone().map(|dir| if dir.is_relative() { workspace::root().join(dir) } else { dir });
@@ -209,29 +207,6 @@ fn idle_rate() -> Result<f64> {
     Ok((measure::busy()?.saturating_sub(busy)).as_secs_f64() / begun.elapsed().as_secs_f64())
 }
 
-fn own_dir(args: &ControlArgs) -> Result<PathBuf> {
-    if let Some(dir) = &args.slipway {
-        return workspace::absolute(dir);
-    }
-    let flavour = if args.static_ { Flavour::Static } else { Flavour::Release };
-    let binary = install::built(flavour)?;
-    let dir = workspace::scratch("bench")?.join("bin");
-    run::capture(Command::new(binary).args(["install", "--to"]).arg(&dir))?;
-    Ok(dir)
-}
-
-fn peer_dir(args: &ControlArgs) -> Result<PathBuf> {
-    let dir = if args.fetch_peer {
-        AptRoot::open("unstable")?.fetch("containernetworking-plugins")?.join("usr/lib/cni")
-    } else {
-        workspace::absolute(&args.peer)?
-    };
-    match ["bridge", "host-local", "portmap"].iter().find(|plugin| !dir.join(plugin).is_file()) {
-        None => Ok(dir),
-        Some(missing) => Err(Error::Failed(format!("{} has no {missing}", dir.display()))),
-    }
-}
-
 /// An empty folder for all state, on the disk that the checkout is on.
 fn fresh_state() -> Result<PathBuf> {
     let dir = workspace::scratch("bench")?.join("var-lib");
@@ -260,35 +235,6 @@ fn conditions(args: &ControlArgs, peer: &Path) -> Result<Vec<String>> {
             .to_owned(),
         format!("load before the run: {}", load.trim()),
     ])
-}
-
-/// What a plugin says about itself: our binary's `slipway version`, or what the reference prints to
-/// standard error when it is called without a command, with the package it came in where that is known.
-fn version(dir: &Path) -> String {
-    let own = dir.join("slipway");
-    if own.is_file() {
-        return run::capture(Command::new(own).arg("version"))
-            .map_or_else(|e| e.to_string(), |v| v.trim().to_owned());
-    }
-    let output = Command::new(dir.join("portmap")).env_remove("CNI_COMMAND").output();
-    let text = output.map(|o| String::from_utf8_lossy(&o.stderr).into_owned()).unwrap_or_default();
-    let said = text.lines().next().unwrap_or("unknown");
-    match package_of(dir) {
-        Some(package) => format!("{said} ({package})"),
-        None => said.to_owned(),
-    }
-}
-
-/// The package that a plugin directory came in: a fetched one says it beside the unpacked files, an
-/// installed one is known to dpkg.
-fn package_of(dir: &Path) -> Option<String> {
-    let unpacked = dir.ancestors().nth(3)?;
-    if let Ok(name) = fs::read_to_string(unpacked.with_extension("from")) {
-        return Some(name);
-    }
-    let owner = run::capture(tool("dpkg-query", &["--search"]).arg(dir.join("portmap"))).ok()?;
-    let package = owner.split(':').next()?.to_owned();
-    run::capture(&mut tool("dpkg-query", &["--show", "--showformat=${Package} ${Version}", &package])).ok()
 }
 
 /// The bytes of all regular files in a plugin directory.

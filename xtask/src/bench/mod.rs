@@ -7,11 +7,14 @@ mod measure;
 mod netlink;
 mod plot;
 mod report;
+mod sets;
 mod trace;
+mod traffic;
 
 use std::path::PathBuf;
 
 use crate::error::Result;
+use sets::Plugins;
 
 /// Measure against other plugin sets.
 #[derive(Debug, clap::Args)]
@@ -24,6 +27,8 @@ pub(crate) struct Args {
 enum Bench {
     /// ADD and DEL of bridge + host-local + portmap (3 ports, ipMasq), as whole processes
     Control(ControlArgs),
+    /// What a packet costs: TCP_STREAM, TCP_RR and TCP_CRR by the number of published ports
+    Traffic(traffic::TrafficArgs),
     /// Draw the figures that a run saved
     Plot(plot::PlotArgs),
 }
@@ -35,18 +40,8 @@ enum Bench {
 /// attached by the contender itself, by real ADDs.
 #[derive(Debug, clap::Args)]
 pub(crate) struct ControlArgs {
-    /// The directory of the plugins to compare with
-    #[arg(long, value_name = "DIR", default_value = "/usr/lib/cni", conflicts_with = "fetch_peer")]
-    peer: PathBuf,
-    /// Compare with the reference plugins of Debian unstable, fetched and unpacked below target/
-    #[arg(long)]
-    fetch_peer: bool,
-    /// Our plugins' directory, instead of building them
-    #[arg(long, value_name = "DIR")]
-    slipway: Option<PathBuf>,
-    /// Measure the build without shared libraries
-    #[arg(long = "static", conflicts_with = "slipway")]
-    static_: bool,
+    #[command(flatten)]
+    plugins: Plugins,
     /// How many pods are present while it is measured, one figure after the other
     #[arg(long, value_delimiter = ',', default_value = "0,100,1000", value_name = "N,N,…",
           value_parser = clap::value_parser!(u32).range(0..=10_000))]
@@ -74,6 +69,7 @@ pub(crate) struct ControlArgs {
 pub(crate) fn run(args: &Args) -> Result<()> {
     match &args.bench {
         Bench::Control(args) => control::run(args),
+        Bench::Traffic(args) => traffic::run(args),
         Bench::Plot(args) => plot::run(args),
     }
 }

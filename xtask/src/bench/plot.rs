@@ -2,16 +2,18 @@
 
 use std::fs;
 use std::ops::Range;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use plotters::coord::Shift;
 use plotters::prelude::*;
 use serde::Deserialize;
 
+use super::traffic::Report;
 use crate::error::{Error, Result};
 use crate::workspace;
 
-/// Draw ADD and DEL by the number of pods, from what `bench control` saved, as SVG.
+/// Draw ADD and DEL by the number of pods, and packets by the number of ports, from what `bench control` and
+/// `bench traffic` saved, as SVG.
 #[derive(Debug, clap::Args)]
 pub(crate) struct PlotArgs {
     /// The figures; of a number of pods that several runs have, those of the first are drawn
@@ -20,6 +22,15 @@ pub(crate) struct PlotArgs {
     /// The picture to write
     #[arg(long, value_name = "FILE", default_value = "docs/images/control.svg")]
     out: PathBuf,
+    /// The figures of packets; without them only those of pods are drawn
+    #[arg(long, value_name = "FILE", default_value = "docs/data/traffic.json")]
+    traffic: PathBuf,
+    /// The picture of them to write
+    #[arg(long, value_name = "FILE", default_value = "docs/images/traffic.svg")]
+    traffic_out: PathBuf,
+    /// Print the figures of packets as the tables of the documentation, and draw nothing
+    #[arg(long)]
+    table: bool,
 }
 
 /// The part of control.json that is drawn.
@@ -55,14 +66,29 @@ impl Data {
     }
 }
 
-/// One line of a panel: its name and, per number of pods, median and 95th percentile.
+/// One line of a panel: its name and, per number of pods, median and 95th percentile (or the largest figure).
 type Line = (String, Vec<(u32, f64, f64)>);
+
+/// One panel of a picture.
+struct Panel<'a> {
+    title: &'a str,
+    x: &'a str,
+    lines: &'a [Line],
+}
 
 /// Runs the task.
 ///
 /// # Errors
 /// The file that could not be read, understood or written.
 pub(super) fn run(args: &PlotArgs) -> Result<()> {
+    let traffic = workspace::root().join(&args.traffic);
+    if args.table {
+        print!("{}", Report::read(&traffic)?.markdown());
+        return Ok(());
+    }
+    if traffic.exists() {
+        write(&args.traffic_out, &draw_traffic(&Report::read(&traffic)?)?)?;
+    }
     let mut data = Data { rows: Vec::new(), floor: Vec::new() };
     for file in &args.data {
         let file = workspace::root().join(file);
@@ -71,14 +97,31 @@ pub(super) fn run(args: &PlotArgs) -> Result<()> {
             .map_err(|e| Error::Failed(format!("read {}: {e}", file.display())))?;
         data.add(run);
     }
-    let out = workspace::root().join(&args.out);
+    write(&args.out, &draw(&data)?)
+}
+
+fn write(out: &Path, picture: &str) -> Result<()> {
+    let out = workspace::root().join(out);
     if let Some(dir) = out.parent() {
         fs::create_dir_all(dir).map_err(|e| Error::file("create the directory", dir, e))?;
     }
-    let picture = draw(&data)?;
     fs::write(&out, picture).map_err(|e| Error::file("write", &out, e))?;
     println!("{}", out.display());
     Ok(())
+}
+
+fn draw_traffic(report: &Report) -> Result<String> {
+    let (mut picture, plots) = (String::new(), report.plots());
+    {
+        let width = 400 * u32::try_from(plots.len().max(1)).unwrap_or(1);
+        let area = SVGBackend::with_string(&mut picture, (width, 400)).into_drawing_area();
+        area.fill(&WHITE).map_err(failed)?;
+        for (area, (title, lines)) in area.split_evenly((1, plots.len().max(1))).iter().zip(&plots) {
+            panel(area, &Panel { title, x: "published ports", lines })?;
+        }
+        area.present().map_err(failed)?;
+    }
+    Ok(picture)
 }
 
 fn draw(data: &Data) -> Result<String> {
@@ -87,8 +130,10 @@ fn draw(data: &Data) -> Result<String> {
         let area = SVGBackend::with_string(&mut picture, (960, 400)).into_drawing_area();
         area.fill(&WHITE).map_err(failed)?;
         let (left, right) = area.split_horizontally(480);
-        panel(&left, "ADD, ms (median, 95th percentile)", &adds(data))?;
-        panel(&right, "DEL, ms (median, 95th percentile)", &dels(data))?;
+        for (area, what, lines) in [(left, "ADD", adds(data)), (right, "DEL", dels(data))] {
+            let title = format!("{what}, ms (median, 95th percentile)");
+            panel(&area, &Panel { title: &title, x: "pods present", lines: &lines })?;
+        }
         area.present().map_err(failed)?;
     }
     Ok(picture)
@@ -123,7 +168,8 @@ fn failed(error: impl std::fmt::Display) -> Error {
     Error::Failed(format!("draw: {error}"))
 }
 
-fn panel(area: &DrawingArea<SVGBackend<'_>, Shift>, title: &str, lines: &[Line]) -> Result<()> {
+fn panel(area: &DrawingArea<SVGBackend<'_>, Shift>, of: &Panel<'_>) -> Result<()> {
+    let Panel { title, x, lines } = *of;
     let mut pods: Vec<u32> = lines.iter().flat_map(|(_, points)| points.iter().map(|(n, ..)| *n)).collect();
     pods.sort_unstable();
     pods.dedup();
@@ -141,7 +187,7 @@ fn panel(area: &DrawingArea<SVGBackend<'_>, Shift>, title: &str, lines: &[Line])
         .configure_mesh()
         .disable_x_mesh()
         .light_line_style(TRANSPARENT)
-        .x_desc("pods present")
+        .x_desc(x)
         .set_tick_mark_size(LabelAreaPosition::Bottom, 0)
         .x_labels(pods.len() * 10)
         .x_label_formatter(&|x| {

@@ -1,0 +1,90 @@
+//! The plugin sets that are compared: where they come from, and what they say they are.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use crate::apt_root::AptRoot;
+use crate::build::Flavour;
+use crate::error::{Error, Result};
+use crate::run::{self, tool};
+use crate::{install, workspace};
+
+/// Which ones.
+#[derive(Debug, clap::Args)]
+pub(super) struct Plugins {
+    /// The directory of the plugins to compare with
+    #[arg(long, value_name = "DIR", default_value = "/usr/lib/cni", conflicts_with = "fetch_peer")]
+    peer: PathBuf,
+    /// Compare with the reference plugins of Debian unstable, fetched and unpacked below target/
+    #[arg(long)]
+    fetch_peer: bool,
+    /// Our plugins' directory, instead of building them
+    #[arg(long, value_name = "DIR")]
+    slipway: Option<PathBuf>,
+    /// Measure the build without shared libraries
+    #[arg(long = "static", conflicts_with = "slipway")]
+    static_: bool,
+}
+
+impl Plugins {
+    /// Ours, built and installed below target/ unless a directory was named.
+    ///
+    /// # Errors
+    /// The build's and the installation's own.
+    pub(super) fn own(&self) -> Result<PathBuf> {
+        if let Some(dir) = &self.slipway {
+            return workspace::absolute(dir);
+        }
+        let flavour = if self.static_ { Flavour::Static } else { Flavour::Release };
+        let binary = install::built(flavour)?;
+        let dir = workspace::scratch("bench")?.join("bin");
+        run::capture(Command::new(binary).args(["install", "--to"]).arg(&dir))?;
+        Ok(dir)
+    }
+
+    /// The others'.
+    ///
+    /// # Errors
+    /// They cannot be fetched, or are not there.
+    pub(super) fn peer(&self) -> Result<PathBuf> {
+        let dir = if self.fetch_peer {
+            AptRoot::open("unstable")?.fetch("containernetworking-plugins")?.join("usr/lib/cni")
+        } else {
+            workspace::absolute(&self.peer)?
+        };
+        match ["bridge", "host-local", "portmap"].iter().find(|plugin| !dir.join(plugin).is_file()) {
+            None => Ok(dir),
+            Some(missing) => Err(Error::Failed(format!("{} has no {missing}", dir.display()))),
+        }
+    }
+}
+
+/// What a plugin says about itself: our binary's `slipway version`, or what the reference prints to
+/// standard error when it is called without a command, with the package it came in where that is known.
+pub(super) fn version(dir: &Path) -> String {
+    let own = dir.join("slipway");
+    if own.is_file() {
+        return run::capture(Command::new(own).arg("version"))
+            .map_or_else(|e| e.to_string(), |v| v.trim().to_owned());
+    }
+    let output = Command::new(dir.join("portmap")).env_remove("CNI_COMMAND").output();
+    let text = output.map(|o| String::from_utf8_lossy(&o.stderr).into_owned()).unwrap_or_default();
+    let said = text.lines().next().unwrap_or("unknown");
+    match package_of(dir) {
+        Some(package) => format!("{said} ({package})"),
+        None => said.to_owned(),
+    }
+}
+
+/// The package that a plugin directory came in: a fetched one says it beside the unpacked files, an
+/// installed one is known to dpkg.
+fn package_of(dir: &Path) -> Option<String> {
+    let unpacked = dir.ancestors().nth(3)?;
+    if let Ok(name) = fs::read_to_string(unpacked.with_extension("from")) {
+        return Some(name);
+    }
+    let owner = run::capture(tool("dpkg-query", &["--search"]).arg(dir.join("portmap"))).ok()?;
+    let package = owner.split(':').next()?.to_owned();
+    run::capture(&mut tool("dpkg-query", &["--show", "--showformat=${Package} ${Version}", &package])).ok()
+}

@@ -1,0 +1,100 @@
+//! What a span of time took of the machine.
+
+use std::fs;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use nix::sys::resource::{UsageWho, getrusage};
+use nix::sys::time::TimeValLike;
+
+use super::load::Spent;
+use crate::error::{Error, Result};
+
+/// A span that has begun.
+#[derive(Debug)]
+pub(super) struct Clock {
+    idle: Idle,
+    own: f64,
+    begun: Instant,
+}
+
+/// All processors together, in seconds.
+#[derive(Debug, Clone, Copy, PartialEq)]
+struct Idle {
+    processors: f64,
+    /// Idle, or taken away by the hypervisor.
+    free: f64,
+}
+
+impl Clock {
+    /// Begins one.
+    ///
+    /// # Errors
+    /// The kernel's accounts cannot be read.
+    pub(super) fn start() -> Result<Self> {
+        Ok(Self { idle: idle()?, own: own()?, begun: Instant::now() })
+    }
+
+    /// Ends it, with what was done.
+    ///
+    /// # Errors
+    /// As [`Self::start`].
+    pub(super) fn stop(self, operations: f64) -> Result<Spent> {
+        let wall = self.begun.elapsed().as_secs_f64();
+        let (idle, own) = (idle()?, own()? - self.own);
+        let busy = idle.processors * wall - (idle.free - self.idle.free);
+        Ok(Spent { operations, wall, busy: busy.max(0.0), own })
+    }
+}
+
+/// How much of one processor is busy while nothing is measured.
+///
+/// # Errors
+/// As [`Clock::start`].
+pub(super) fn idle_rate(time: Duration) -> Result<f64> {
+    let clock = Clock::start()?;
+    std::thread::sleep(time);
+    let spent = clock.stop(0.0)?;
+    Ok(spent.busy / spent.wall)
+}
+
+/// User and system time of this process.
+fn own() -> Result<f64> {
+    let usage =
+        getrusage(UsageWho::RUSAGE_SELF).map_err(|e| Error::system("read the process's CPU time", e))?;
+    let time = usage.user_time() + usage.system_time();
+    Ok(Duration::from_micros(u64::try_from(time.num_microseconds()).unwrap_or(0)).as_secs_f64())
+}
+
+fn idle() -> Result<Idle> {
+    let path = Path::new("/proc/stat");
+    let text = fs::read_to_string(path).map_err(|e| Error::file("read", path, e))?;
+    idle_in(&text).ok_or_else(|| Error::Failed("/proc/stat has no line `cpu`".to_owned()))
+}
+
+/// The first line's idle, iowait and steal, in ticks of 10 ms, see proc(5). What is busy is what is neither:
+/// user, nice, system, irq and softirq are sampled at the timer's interrupts, some 250 times a second, while
+/// a processor's idle time is clocked where the timer stops with it (`CONFIG_NO_HZ_IDLE`).
+fn idle_in(text: &str) -> Option<Idle> {
+    let line = text.lines().find_map(|line| line.strip_prefix("cpu "))?;
+    let ticks: Vec<f64> = line.split_whitespace().filter_map(|word| word.parse().ok()).collect();
+    let processors = text.lines().filter(|line| is_processor(line)).count();
+    let free = ticks.get(3)? + ticks.get(4)? + ticks.get(7)?;
+    Some(Idle { processors: f64::from(u32::try_from(processors).ok()?), free: free / 100.0 })
+}
+
+/// `cpu0 …`, and not the sum `cpu …`.
+fn is_processor(line: &str) -> bool {
+    line.strip_prefix("cpu").is_some_and(|rest| rest.starts_with(|c: char| c.is_ascii_digit()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn idle_waiting_and_stolen_time_is_free() {
+        let text = "cpu  1 2 3 1000 100 4 5 10 0 0\ncpu0 9 9 9\ncpu1 9\nctxt 1\n";
+        assert_eq!(idle_in(text), Some(Idle { processors: 2.0, free: 11.1 }));
+    }
+}

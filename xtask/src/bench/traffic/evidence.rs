@@ -1,0 +1,109 @@
+//! That the packets went the way that the contender's name says.
+
+use serde_json::Value;
+
+use super::contender::{Contender, Kind, Way};
+use super::figures::Series;
+use super::load::Work;
+use crate::error::{Error, Result};
+
+/// What the node had counted before.
+#[derive(Debug)]
+pub(super) struct Evidence {
+    programs: Value,
+}
+
+/// What was done in all rounds together, the warm-up not included.
+#[derive(Debug, Default)]
+struct Done {
+    kib: f64,
+    transactions: f64,
+    connections: f64,
+}
+
+impl Done {
+    fn of(series: &[&Series], way: Way) -> Self {
+        let mut done = Self::default();
+        for one in series.iter().filter(|one| one.way == way) {
+            let operations: f64 = one.rounds.iter().map(|spent| spent.operations).sum();
+            match one.work {
+                Work::Stream => done.kib += operations,
+                Work::Requests => done.transactions += operations,
+                Work::Connections => done.connections += operations,
+            }
+        }
+        done
+    }
+}
+
+impl Evidence {
+    /// Before the traffic.
+    ///
+    /// # Errors
+    /// The node cannot be asked.
+    pub(super) fn before(contender: &Contender) -> Result<Self> {
+        Ok(Self { programs: contender.programs()? })
+    }
+
+    /// After it.
+    ///
+    /// # Errors
+    /// The packets went another way; the node cannot be asked.
+    pub(super) fn check(&self, contender: &Contender, series: &[&Series]) -> Result<()> {
+        let failed = |why: String| Err(Error::Failed(format!("{}: {why}", contender.kind.name())));
+        let programs = contender.programs()?;
+        if contender.kind != Kind::Ebpf {
+            if programs["setUp"] == true {
+                return failed("the BPF programs are loaded on this node".to_owned());
+            }
+        } else if let Some(why) = self.missed(&programs, series) {
+            return failed(why);
+        }
+        let (tracked, tables) = (contender.tracked()?, contender.tables()?);
+        let connections = [Way::Port, Way::Masquerade].map(|way| Done::of(series, way).connections);
+        let many = connections.iter().sum::<f64>() / 20.0;
+        match contender.kind {
+            Kind::Routed if tracked > 0 || !tables.trim().is_empty() => {
+                failed(format!("{tracked} connections are tracked; tables: {tables}"))
+            }
+            Kind::Routed => Ok(()),
+            Kind::Ebpf if many > 10.0 && as_float(tracked) > many => {
+                failed(format!("the kernel tracks {tracked} connections"))
+            }
+            Kind::Ebpf => Ok(()),
+            _ if as_float(tracked) < many.min(100.0) => {
+                failed(format!("the kernel tracks {tracked} connections only"))
+            }
+            Kind::Nftables if !tables.contains("inet slipway") => failed(format!("tables: {tables}")),
+            _ => Ok(()),
+        }
+    }
+
+    /// What the programs have not counted that they should have.
+    fn missed(&self, programs: &Value, series: &[&Series]) -> Option<String> {
+        let counted = |name: &str| {
+            let count = |status: &Value| status["counters"][name].as_f64().unwrap_or(0.0);
+            count(programs) - count(&self.programs)
+        };
+        let [port, out, node] = [Way::Port, Way::Masquerade, Way::Node].map(|way| Done::of(series, way));
+        // A connection is a SYN, an ACK and a byte at least; the answers come back.
+        let packets = |done: &Done| done.transactions + 3.0 * done.connections;
+        let expected = [
+            ("Published", port.connections),
+            ("Masqueraded", out.connections),
+            ("Sockets", node.connections),
+            ("ToPodPackets", packets(&port) + 2.0 * out.connections + out.transactions),
+            ("FromPodPackets", packets(&out) + 2.0 * port.connections + port.transactions),
+            ("ToPodBytes", port.kib * 1024.0),
+            ("FromPodBytes", out.kib * 1024.0),
+        ];
+        let missed = expected.into_iter().find(|(name, least)| counted(name) < *least);
+        missed.map(|(name, least)| {
+            format!("the programs counted {} {name}, and {least} went there", counted(name))
+        })
+    }
+}
+
+fn as_float(count: u64) -> f64 {
+    u32::try_from(count).map_or(f64::INFINITY, f64::from)
+}

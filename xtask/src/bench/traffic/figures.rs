@@ -1,0 +1,472 @@
+//! From rounds to figures: medians, ratios to the routed way, goals, tables.
+
+use std::fmt::Write as _;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use serde::{Deserialize, Serialize};
+
+use super::contender::{Count, Kind, Way};
+use super::load::{Spent, Work};
+use crate::error::{Error, Result};
+
+/// All rounds of one contender doing one thing with one number of ports.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub(super) struct Series {
+    pub(super) contender: Kind,
+    pub(super) way: Way,
+    pub(super) work: Work,
+    pub(super) ports: u32,
+    pub(super) rounds: Vec<Spent>,
+}
+
+/// What stood behind a number of ports.
+#[derive(Debug, Serialize, Deserialize)]
+pub(super) struct Pods {
+    pub(super) contender: Kind,
+    /// What the plugins say about themselves.
+    pub(super) version: String,
+    pub(super) ports: u32,
+    #[serde(flatten)]
+    pub(super) count: Count,
+}
+
+/// A figure over all rounds.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+pub(in crate::bench) struct Figure {
+    pub(in crate::bench) median: f64,
+    pub(in crate::bench) least: f64,
+    pub(in crate::bench) most: f64,
+}
+
+/// One contender doing one thing with one number of ports, per operation: a KiB of STREAM in nanoseconds, a
+/// transaction of RR or CRR in microseconds.
+#[derive(Debug, Serialize, Deserialize)]
+struct Row {
+    contender: Kind,
+    way: Way,
+    work: Work,
+    ports: u32,
+    unit: String,
+    /// Processor time of the whole machine.
+    machine: Figure,
+    /// Processor time of the process that is both ends of the conversation, with what the kernel did on its
+    /// behalf.
+    own: Figure,
+    /// Wall clock.
+    wall: Figure,
+    /// The machine's time to that of the routed way, round by round.
+    ratio: Option<Figure>,
+    /// The process's own time likewise.
+    own_ratio: Option<Figure>,
+    rounds: Vec<Spent>,
+}
+
+/// A goal of the design.
+#[derive(Debug, Serialize, Deserialize)]
+struct Goal {
+    what: String,
+    value: f64,
+    goal: f64,
+    met: bool,
+}
+
+/// Everything that one run measured.
+#[derive(Debug, Serialize, Deserialize)]
+pub(in crate::bench) struct Report {
+    /// The machine and the conditions, one line each.
+    conditions: Vec<String>,
+    pods: Vec<Pods>,
+    rows: Vec<Row>,
+    goals: Vec<Goal>,
+}
+
+/// A line of a plot: who, and for each number of ports the median and the largest figure.
+pub(in crate::bench) type Line = (String, Vec<(u32, f64, f64)>);
+
+impl Figure {
+    fn of(values: &[f64]) -> Self {
+        let least = values.iter().copied().fold(f64::INFINITY, f64::min);
+        let most = values.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+        Self { median: median(values.to_vec()), least, most }
+    }
+}
+
+/// The middle value; of an even number of values the mean of the two in the middle.
+pub(super) fn median(mut values: Vec<f64>) -> f64 {
+    values.sort_by(f64::total_cmp);
+    let half = values.len() / 2;
+    match (values.get(half.wrapping_sub(1)), values.get(half)) {
+        (Some(below), Some(above)) if values.len().is_multiple_of(2) => f64::midpoint(*below, *above),
+        (_, middle) => middle.copied().unwrap_or(f64::NAN),
+    }
+}
+
+impl Work {
+    fn name(self) -> &'static str {
+        match self {
+            Self::Stream => "STREAM",
+            Self::Requests => "RR",
+            Self::Connections => "CRR",
+        }
+    }
+
+    /// The unit of an operation's time, and how many of it make a second.
+    fn unit(self) -> (&'static str, f64) {
+        match self {
+            Self::Stream => ("ns/KiB", 1e9),
+            Self::Requests | Self::Connections => ("µs", 1e6),
+        }
+    }
+}
+
+impl Row {
+    fn new(series: &Series, routed: Option<&Series>) -> Self {
+        let (unit, scale) = series.work.unit();
+        let per = |of: fn(&Spent) -> f64| {
+            series.rounds.iter().map(|spent| of(spent) * scale / spent.operations).collect::<Vec<_>>()
+        };
+        let ratio = |of: fn(&Spent) -> f64| {
+            let pairs = series.rounds.iter().zip(&routed?.rounds);
+            let ratios = pairs.map(|(one, base)| (of(one) / one.operations) / (of(base) / base.operations));
+            Some(Figure::of(&ratios.collect::<Vec<_>>()))
+        };
+        Self {
+            contender: series.contender,
+            way: series.way,
+            work: series.work,
+            ports: series.ports,
+            unit: unit.to_owned(),
+            machine: Figure::of(&per(|spent| spent.busy)),
+            own: Figure::of(&per(|spent| spent.own)),
+            wall: Figure::of(&per(|spent| spent.wall)),
+            ratio: ratio(|spent| spent.busy),
+            own_ratio: ratio(|spent| spent.own),
+            rounds: series.rounds.clone(),
+        }
+    }
+}
+
+impl Report {
+    /// Computes the figures.
+    pub(super) fn new(conditions: Vec<String>, series: &[Series], pods: Vec<Pods>) -> Self {
+        let routed = |one: &Series| {
+            series.iter().find(|base| {
+                base.contender == Kind::Routed
+                    && (base.way, base.work, base.ports) == (one.way, one.work, one.ports)
+            })
+        };
+        let rows: Vec<Row> = series.iter().map(|one| Row::new(one, routed(one))).collect();
+        let goals = goals(&rows);
+        Self { conditions, pods, rows, goals }
+    }
+
+    /// Writes `traffic.json` into a directory and returns its path.
+    ///
+    /// # Errors
+    /// It cannot be written.
+    pub(super) fn save(&self, dir: &Path) -> Result<PathBuf> {
+        fs::create_dir_all(dir).map_err(|e| Error::file("create the directory", dir, e))?;
+        let json = serde_json::to_string_pretty(self)
+            .map_err(|e| Error::Failed(format!("print the figures: {e}")))?;
+        let path = dir.join("traffic.json");
+        fs::write(&path, json + "\n").map_err(|e| Error::file("write", &path, e))?;
+        Ok(path)
+    }
+
+    /// Reads what was saved.
+    ///
+    /// # Errors
+    /// It is not there, or something else.
+    pub(in crate::bench) fn read(path: &Path) -> Result<Self> {
+        let text = fs::read_to_string(path).map_err(|e| Error::file("read", path, e))?;
+        serde_json::from_str(&text).map_err(|e| Error::Failed(format!("read {}: {e}", path.display())))
+    }
+
+    /// Everything, for people.
+    pub(super) fn text(&self) -> String {
+        let mut text = String::new();
+        // Writing to a String cannot fail.
+        for line in &self.conditions {
+            let _ = writeln!(text, "{line}");
+        }
+        let _ = writeln!(text);
+        for pods in &self.pods {
+            let Count { live_pods, live_ports, bulk_pods, bulk_ports } = pods.count;
+            let _ = writeln!(
+                text,
+                "{:<18} {:>6} ports: {live_ports} of {live_pods} live pods, {bulk_ports} of {bulk_pods} pods as rules",
+                pods.contender.name(),
+                pods.ports
+            );
+        }
+        let _ = writeln!(
+            text,
+            "\n{:<10} {:<7} {:<18} {:>6} {:>7}  {:>9} {:>9} {:>9}  {:>9} {:>9}  {:>6} {:>6} {:>6}  {:>6}",
+            "way",
+            "",
+            "",
+            "ports",
+            "",
+            "machine",
+            "least",
+            "most",
+            "process",
+            "wall",
+            "ratio",
+            "least",
+            "most",
+            "proc."
+        );
+        for row in &self.rows {
+            let _ = writeln!(text, "{}", row.text());
+        }
+        let _ = writeln!(text, "\n{}", self.markdown());
+        for goal in &self.goals {
+            let Goal { what, value, goal, met } = goal;
+            let _ = writeln!(
+                text,
+                "{} {what}: {value:.3} (goal: {goal})",
+                if *met { "met   " } else { "MISSED" }
+            );
+        }
+        text
+    }
+
+    /// A table for each way and work, as the documentation has them.
+    pub(in crate::bench) fn markdown(&self) -> String {
+        let mut text = String::new();
+        let (ports, kinds) = (self.numbers(), self.kinds());
+        for (way, work) in self.blocks() {
+            let heads: Vec<String> = ports.iter().map(|n| format!(" {} |", thousands(*n))).collect();
+            let _ = writeln!(text, "| {} ({}) |{}", work.name(), work.unit().0, heads.concat());
+            let _ = writeln!(text, "|---|{}", "---|".repeat(ports.len()));
+            for kind in &kinds {
+                let cells: Vec<String> = ports
+                    .iter()
+                    .map(|n| self.find(way, work, *kind, *n).map_or_else(|| " |".to_owned(), Row::cell))
+                    .collect();
+                let _ = writeln!(text, "| {} |{}", kind.name(), cells.concat());
+            }
+            let _ = writeln!(text);
+        }
+        text
+    }
+
+    /// The lines of a plot of one work of the published ports, with its title.
+    pub(in crate::bench) fn plots(&self) -> Vec<(String, Vec<Line>)> {
+        let blocks = self.blocks().into_iter().filter(|(way, _)| *way == Way::Port);
+        blocks
+            .map(|(way, work)| {
+                let line = |kind: Kind| {
+                    let rows = self.numbers().into_iter().filter_map(|n| self.find(way, work, kind, n));
+                    (
+                        kind.name().to_owned(),
+                        rows.map(|r| (r.ports, r.machine.median, r.machine.most)).collect(),
+                    )
+                };
+                let lines = self.kinds().into_iter().map(line).collect();
+                (format!("{}, {} of processor time", work.name(), work.unit().0), lines)
+            })
+            .collect()
+    }
+
+    fn find(&self, way: Way, work: Work, kind: Kind, ports: u32) -> Option<&Row> {
+        find(&self.rows, way, work, kind, ports)
+    }
+
+    fn numbers(&self) -> Vec<u32> {
+        let mut numbers: Vec<u32> = self.rows.iter().map(|row| row.ports).collect();
+        numbers.sort_unstable();
+        numbers.dedup();
+        numbers
+    }
+
+    fn kinds(&self) -> Vec<Kind> {
+        let mut kinds: Vec<Kind> = self.rows.iter().map(|row| row.contender).collect();
+        kinds.sort();
+        kinds.dedup();
+        kinds
+    }
+
+    fn blocks(&self) -> Vec<(Way, Work)> {
+        let mut blocks = Vec::new();
+        for row in &self.rows {
+            if !blocks.contains(&(row.way, row.work)) {
+                blocks.push((row.way, row.work));
+            }
+        }
+        blocks
+    }
+}
+
+impl Row {
+    fn text(&self) -> String {
+        let ratio = self.ratio.unwrap_or(Figure { median: f64::NAN, least: f64::NAN, most: f64::NAN });
+        format!(
+            "{:<10} {:<7} {:<18} {:>6} {:>7}  {:>9.2} {:>9.2} {:>9.2}  {:>9.2} {:>9.2}  {:>6.3} {:>6.3} {:>6.3}  {:>6.3}",
+            self.way.name(),
+            self.work.name(),
+            self.contender.name(),
+            self.ports,
+            self.unit,
+            self.machine.median,
+            self.machine.least,
+            self.machine.most,
+            self.own.median,
+            self.wall.median,
+            ratio.median,
+            ratio.least,
+            ratio.most,
+            self.own_ratio.map_or(f64::NAN, |ratio| ratio.median)
+        )
+    }
+
+    /// ` 91.0 (1.07) |`: time and ratio.
+    fn cell(&self) -> String {
+        let time = self.machine.median;
+        let time = if time < 100.0 { format!("{time:.1}") } else { thousands(rounded(time)) };
+        match self.ratio {
+            Some(ratio) if self.contender != Kind::Routed => format!(" {time} ({:.2}) |", ratio.median),
+            _ => format!(" {time} |"),
+        }
+    }
+}
+
+/// Figures of a table are small enough.
+#[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "saturates, and is for people")]
+fn rounded(value: f64) -> u32 {
+    value.round() as u32
+}
+
+/// `60,000`.
+fn thousands(n: u32) -> String {
+    if n < 1000 { n.to_string() } else { format!("{},{:03}", thousands(n / 1000), n % 1000) }
+}
+
+fn find(rows: &[Row], way: Way, work: Work, kind: Kind, ports: u32) -> Option<&Row> {
+    rows.iter().find(|row| (row.way, row.work, row.contender, row.ports) == (way, work, kind, ports))
+}
+
+/// The goals that this run says something about.
+fn goals(rows: &[Row]) -> Vec<Goal> {
+    use Work::{Connections, Requests, Stream};
+    let mut goals = Vec::new();
+    let mut add = |what: String, value: f64, goal: f64| {
+        goals.push(Goal { what, value, goal, met: value <= goal });
+    };
+    let to_routed = [
+        (Way::Port, Kind::Nftables, Connections, 1.10),
+        (Way::Port, Kind::Ebpf, Stream, 0.78),
+        (Way::Port, Kind::Ebpf, Requests, 0.82),
+        (Way::Port, Kind::Ebpf, Connections, 0.85),
+        (Way::Node, Kind::Ebpf, Requests, 1.02),
+        (Way::Node, Kind::Ebpf, Connections, 1.02),
+    ];
+    for (way, kind, work, goal) in to_routed {
+        for row in rows.iter().filter(|row| (row.way, row.contender, row.work) == (way, kind, work)) {
+            if let Some(ratio) = row.ratio {
+                add(format!("{} with {} ports, to routed", row.what(), row.ports), ratio.median, goal);
+            }
+        }
+    }
+    for (kind, work) in [
+        (Kind::Nftables, Connections),
+        (Kind::Ebpf, Stream),
+        (Kind::Ebpf, Requests),
+        (Kind::Ebpf, Connections),
+    ] {
+        let ours = |row: &&Row| (row.way, row.contender, row.work) == (Way::Port, kind, work);
+        let ratios: Vec<(u32, f64)> =
+            rows.iter().filter(ours).filter_map(|row| Some((row.ports, row.ratio?.median))).collect();
+        if let Some(((fewest, first), rest)) = ratios.split_first() {
+            for (ports, ratio) in rest {
+                let what = format!("port {} {}, {ports} ports to {fewest}", work.name(), kind.name());
+                add(what, ratio / first, 1.05);
+            }
+        }
+    }
+    for row in rows.iter().filter(|row| (row.way, row.contender) == (Way::Masquerade, Kind::Ebpf)) {
+        if let Some(nftables) = find(rows, row.way, row.work, Kind::Nftables, row.ports) {
+            let value = row.machine.median / nftables.machine.median;
+            add(format!("{} with {} ports, to nftables", row.what(), row.ports), value, 0.9);
+        }
+    }
+    goals
+}
+
+impl Row {
+    fn what(&self) -> String {
+        format!("{} {} {}", self.way.name(), self.work.name(), self.contender.name())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn series(contender: Kind, ports: u32, busy: [f64; 3]) -> Series {
+        let spent = |busy| Spent { operations: 10_000.0, wall: 1.0, busy, own: busy / 2.0 };
+        let (way, work) = (Way::Port, Work::Connections);
+        Series { contender, way, work, ports, rounds: busy.map(spent).to_vec() }
+    }
+
+    #[test]
+    fn the_middle_of_odd_and_even_numbers_of_values() {
+        assert_eq!(median(vec![3.0, 1.0, 2.0]), 2.0);
+        assert_eq!(median(vec![4.0, 1.0]), 2.5);
+        assert!(median(Vec::new()).is_nan());
+    }
+
+    #[test]
+    fn figures_are_per_operation_and_ratios_by_round() {
+        let all = vec![
+            series(Kind::Routed, 1, [1.0, 2.0, 4.0]),
+            series(Kind::Nftables, 1, [1.1, 2.0, 4.8]),
+            series(Kind::Nftables, 60_000, [1.0, 1.0, 1.0]),
+        ];
+        let report = Report::new(vec!["a machine".to_owned()], &all, Vec::new());
+        let row = &report.rows[1];
+        assert_eq!(row.machine, Figure { median: 200.0, least: 110.0, most: 480.0 });
+        assert_eq!(row.own.median, 100.0);
+        let ratio = row.ratio.unwrap();
+        assert!((ratio.median - 1.1).abs() < 1e-9 && (ratio.most - 1.2).abs() < 1e-9, "{ratio:?}");
+        assert!(report.rows[2].ratio.is_none(), "nothing to compare with");
+        let goals: Vec<(f64, bool)> = report.goals.iter().map(|goal| (goal.goal, goal.met)).collect();
+        assert_eq!(goals, [(1.10, true)]);
+        let expected = "| CRR (µs) | 1 | 60,000 |\n|---|---|---|\n| routed | 200 | |\n\
+                        | nftables | 200 (1.10) | 100 |\n\n";
+        assert_eq!(report.markdown(), expected);
+        assert!(
+            report.text().contains("met    port CRR nftables with 1 ports, to routed: 1.100 (goal: 1.1)")
+        );
+    }
+
+    #[test]
+    fn flat_is_the_same_ratio_with_any_number() {
+        let all = vec![
+            series(Kind::Routed, 1, [1.0; 3]),
+            series(Kind::Ebpf, 1, [0.8; 3]),
+            series(Kind::Routed, 1_000, [2.0; 3]),
+            series(Kind::Ebpf, 1_000, [1.6; 3]),
+        ];
+        let report = Report::new(Vec::new(), &all, Vec::new());
+        let flat = report.goals.iter().find(|goal| goal.what == "port CRR ebpf, 1000 ports to 1").unwrap();
+        assert!((flat.value - 1.0).abs() < 1e-9);
+        let plots = report.plots();
+        assert_eq!(plots.len(), 1);
+        assert_eq!(plots[0].1.iter().map(|(_, points)| points.len()).collect::<Vec<_>>(), [2, 2]);
+    }
+
+    #[test]
+    fn large_numbers_have_commas() {
+        assert_eq!([7, 1_000, 60_999, 1_000_001].map(thousands), ["7", "1,000", "60,999", "1,000,001"]);
+    }
+
+    #[test]
+    fn what_was_saved_is_read_again() {
+        let report = Report::new(vec!["x".to_owned()], &[series(Kind::Routed, 1, [1.0; 3])], Vec::new());
+        let json = serde_json::to_string(&report).unwrap();
+        assert_eq!(serde_json::from_str::<Report>(&json).unwrap().markdown(), report.markdown());
+    }
+}

@@ -1,0 +1,246 @@
+//! The load: one connection at a time, from one thread to another.
+//!
+//! TCP_STREAM, TCP_RR and TCP_CRR in the words of netperf: bytes in one direction; one byte there and back,
+//! over and over; a connection for each byte there and back.
+
+use std::fs::File;
+use std::io::{Read, Write};
+use std::net::{Ipv4Addr, SocketAddrV4, TcpListener, TcpStream};
+use std::os::fd::AsRawFd;
+use std::sync::mpsc;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use nix::errno::Errno;
+use nix::sched::{CpuSet, sched_setaffinity};
+use nix::sys::socket::{
+    AddressFamily, SockFlag, SockType, SockaddrIn, bind, connect, setsockopt, socket, sockopt,
+};
+use nix::sys::time::TimeVal;
+use nix::unistd::Pid;
+use serde::{Deserialize, Serialize};
+
+use super::cost::Clock;
+use super::space::in_net;
+use crate::error::{Error, Result};
+
+/// The port that all servers listen on.
+pub(super) const PORT: u16 = 80;
+/// How long either side waits for the other.
+const PATIENCE: Duration = Duration::from_secs(10);
+/// What a sender writes, and a receiver reads at a time.
+const CHUNK: usize = 128 << 10;
+/// Before the clock starts: the window grows, caches fill.
+const WARM_UP: Duration = Duration::from_millis(100);
+/// Transactions between two looks at the clock.
+const TURNS: u32 = 16;
+/// Ports that the client takes one after the other. Each is free again long before its turn.
+const CLIENT_PORTS: std::ops::Range<u16> = 1_024..65_000;
+/// The first byte of a connection: what is it for?
+const TAKE: u8 = b'S';
+const ECHO: u8 = b'R';
+
+/// What is done over and over.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) enum Work {
+    /// TCP_STREAM: an operation is a KiB.
+    #[serde(rename = "STREAM")]
+    Stream,
+    /// TCP_RR: an operation is one byte there and one back.
+    #[serde(rename = "RR")]
+    Requests,
+    /// TCP_CRR: likewise, with a connection for each.
+    #[serde(rename = "CRR")]
+    Connections,
+}
+
+/// What was done in a span of time, and what it took.
+#[derive(Debug, Clone, Copy, Default, Serialize, Deserialize)]
+pub(super) struct Spent {
+    /// KiB or transactions.
+    pub(super) operations: f64,
+    /// Wall clock, in seconds.
+    pub(super) wall: f64,
+    /// The whole machine's busy time, idle control not yet taken off, in seconds of one processor.
+    pub(super) busy: f64,
+    /// User and system time of this process, which is both ends of the conversation, in seconds.
+    pub(super) own: f64,
+}
+
+/// Where threads run.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, clap::ValueEnum)]
+#[serde(rename_all = "kebab-case")]
+pub(super) enum Pin {
+    /// Both ends on the first processor: nobody waits for a processor to wake up, and the wall clock is the
+    /// processor's time.
+    One,
+    /// The client on the first processor, the server on the second one.
+    Two,
+    /// Where the kernel puts them.
+    None,
+}
+
+impl Pin {
+    fn apply(self, processor: usize) -> Result<()> {
+        let processor = match self {
+            Self::None => return Ok(()),
+            Self::One => 0,
+            Self::Two => processor,
+        };
+        let failed = |e: Errno| Error::system(format!("stay on processor {processor}"), e);
+        let mut set = CpuSet::new();
+        set.set(processor).map_err(failed)?;
+        sched_setaffinity(Pid::from_raw(0), &set).map_err(failed)
+    }
+}
+
+/// Serves in a namespace until the process ends.
+///
+/// # Errors
+/// The port cannot be listened on.
+pub(super) fn serve(net: &File, pin: Pin) -> Result<()> {
+    let listener = in_net(net, || {
+        TcpListener::bind((Ipv4Addr::UNSPECIFIED, PORT))
+            .map_err(|e| Error::system(format!("listen on port {PORT}"), e))
+    })?;
+    let (sender, ready) = mpsc::channel();
+    thread::spawn(move || {
+        // Nobody waits for it any more if that fails.
+        let _ = sender.send(pin.apply(1));
+        let mut bytes = vec![0; CHUNK];
+        for mut stream in listener.incoming().flatten() {
+            // A client that goes away early says so itself.
+            let _ = answer(&mut stream, &mut bytes);
+        }
+    });
+    ready.recv().unwrap_or_else(|e| Err(Error::system("start the server", std::io::Error::other(e))))
+}
+
+fn answer(stream: &mut TcpStream, bytes: &mut [u8]) -> std::io::Result<()> {
+    stream.set_read_timeout(Some(PATIENCE))?;
+    let mut byte = [0];
+    if stream.read(&mut byte)? == 0 {
+        return Ok(());
+    }
+    if byte == [TAKE] {
+        while stream.read(bytes)? > 0 {}
+        return Ok(());
+    }
+    loop {
+        stream.write_all(&byte)?;
+        if stream.read(&mut byte)? == 0 {
+            return Ok(());
+        }
+    }
+}
+
+/// A client with its own row of ports.
+#[derive(Debug)]
+pub(super) struct Client {
+    next: u16,
+}
+
+impl Client {
+    /// Begins with the first port.
+    pub(super) const fn new() -> Self {
+        Self { next: CLIENT_PORTS.start }
+    }
+
+    /// Works for a time, from the calling thread's namespace.
+    ///
+    /// # Errors
+    /// A connection that failed.
+    pub(super) fn run(&mut self, work: Work, to: SocketAddrV4, time: Duration, pin: Pin) -> Result<Spent> {
+        pin.apply(0)?;
+        match work {
+            Work::Stream => self.stream(to, time),
+            Work::Requests => self.requests(to, time),
+            Work::Connections => {
+                self.connections(to, WARM_UP)?;
+                self.connections(to, time)
+            }
+        }
+    }
+
+    fn stream(&mut self, to: SocketAddrV4, time: Duration) -> Result<Spent> {
+        let failed = |e| Error::system(format!("send to {to}"), e);
+        let mut stream = self.dial(to)?;
+        stream.write_all(&[TAKE]).map_err(failed)?;
+        let bytes = vec![7; CHUNK];
+        let mut send_for = |time: Duration| {
+            let (begun, mut chunks) = (Instant::now(), 0_u32);
+            while begun.elapsed() < time {
+                stream.write_all(&bytes).map_err(failed)?;
+                chunks += 1;
+            }
+            Ok(f64::from(chunks) * 128.0)
+        };
+        send_for(WARM_UP)?;
+        let clock = Clock::start()?;
+        let kib = send_for(time)?;
+        clock.stop(kib)
+    }
+
+    fn requests(&mut self, to: SocketAddrV4, time: Duration) -> Result<Spent> {
+        let mut stream = self.dial(to)?;
+        // What is sent is one byte, and nothing more until the answer: it is never held back.
+        let mut ask_for = |time: Duration| {
+            let (begun, mut count) = (Instant::now(), 0_u32);
+            while begun.elapsed() < time {
+                for _ in 0..TURNS {
+                    echoed(&mut stream, to)?;
+                }
+                count += TURNS;
+            }
+            Ok(f64::from(count))
+        };
+        ask_for(WARM_UP)?;
+        let clock = Clock::start()?;
+        let count = ask_for(time)?;
+        clock.stop(count)
+    }
+
+    fn connections(&mut self, to: SocketAddrV4, time: Duration) -> Result<Spent> {
+        let (clock, begun, mut count) = (Clock::start()?, Instant::now(), 0_u32);
+        while begun.elapsed() < time {
+            for _ in 0..TURNS {
+                echoed(&mut self.dial(to)?, to)?;
+            }
+            count += TURNS;
+        }
+        clock.stop(f64::from(count))
+    }
+
+    /// Opens a connection from the next port that is free.
+    fn dial(&mut self, to: SocketAddrV4) -> Result<TcpStream> {
+        for _ in 0..100 {
+            let port = self.next;
+            self.next = if port + 1 < CLIENT_PORTS.end { port + 1 } else { CLIENT_PORTS.start };
+            match dial_from(port, to) {
+                Ok(stream) => return Ok(stream),
+                Err(Errno::EADDRINUSE | Errno::EADDRNOTAVAIL) => {}
+                Err(e) => return Err(Error::system(format!("connect to {to} from port {port}"), e)),
+            }
+        }
+        Err(Error::Failed(format!("connect to {to}: no port is free")))
+    }
+}
+
+fn dial_from(port: u16, to: SocketAddrV4) -> Result<TcpStream, Errno> {
+    let fd = socket(AddressFamily::Inet, SockType::Stream, SockFlag::SOCK_CLOEXEC, None)?;
+    setsockopt(&fd, sockopt::ReuseAddr, &true)?;
+    let patience = TimeVal::new(10, 0);
+    setsockopt(&fd, sockopt::SendTimeout, &patience)?;
+    setsockopt(&fd, sockopt::ReceiveTimeout, &patience)?;
+    bind(fd.as_raw_fd(), &SockaddrIn::from(SocketAddrV4::new(Ipv4Addr::UNSPECIFIED, port)))?;
+    connect(fd.as_raw_fd(), &SockaddrIn::from(to))?;
+    Ok(TcpStream::from(fd))
+}
+
+fn echoed(stream: &mut TcpStream, to: SocketAddrV4) -> Result<()> {
+    let mut byte = [0];
+    stream
+        .write_all(&[ECHO])
+        .and_then(|()| stream.read_exact(&mut byte))
+        .map_err(|e| Error::system(format!("ask {to}"), e))
+}

@@ -1,0 +1,271 @@
+//! What a packet costs on its way from a client to a pod.
+
+mod contender;
+mod cost;
+mod evidence;
+mod figures;
+mod load;
+mod plan;
+mod shape;
+mod space;
+
+use std::fs;
+use std::num::NonZero;
+use std::path::PathBuf;
+use std::thread;
+use std::time::Duration;
+
+use contender::{Contender, Kind, Setting, Way};
+use evidence::Evidence;
+pub(super) use figures::Report;
+use figures::{Pods, Series};
+use load::{Pin, Work};
+
+use super::sets::{Plugins, version};
+use crate::error::{Error, Result};
+use crate::progress::Stages;
+use crate::run::{self, tool};
+use crate::{sandbox, workspace};
+
+/// Quiet time before each measurement.
+const SETTLE: Duration = Duration::from_millis(20);
+/// How long the machine may take to come to rest after pods were attached, and how long a look takes.
+const REST: Duration = Duration::from_secs(30);
+const LOOK: Duration = Duration::from_secs(1);
+/// What counts as rest: a share of one processor.
+const RESTING: f64 = 0.05;
+/// What is too much to be taken off.
+const TOO_BUSY: f64 = 0.2;
+/// All works, in the order of the tables.
+const WORKS: [Work; 3] = [Work::Stream, Work::Requests, Work::Connections];
+
+/// Measure what a packet costs: a client's namespace, the node's, a pod's.
+///
+/// TCP_STREAM, TCP_RR and TCP_CRR, in processor time of the whole machine and by the wall clock, without
+/// translation and through the published ports of each plugin set. Every contender has a node of its own;
+/// they take turns of a second. Of 1,000 published ports each belongs to a pod of its own, beyond that 250 to
+/// one, all attached by real ADDs; of the reference's only some, the rest is loaded as rules of the same
+/// shape. Ports are added from one number to the next.
+#[derive(Debug, clap::Args)]
+pub(crate) struct TrafficArgs {
+    #[command(flatten)]
+    plugins: Plugins,
+    /// How many ports are published while it is measured, one figure after the other
+    #[arg(long, value_delimiter = ',', default_value = "1,1000,10000,60000", value_name = "N,N,…")]
+    ports: Vec<u32>,
+    /// Who takes part
+    #[arg(
+        long,
+        value_enum,
+        value_delimiter = ',',
+        value_name = "NAME,NAME,…",
+        default_value = "routed,reference-iptables,reference-nftables,nftables,ebpf"
+    )]
+    contenders: Vec<Kind>,
+    /// Who asks whom: a host a published port, a pod another host, the node its own published port
+    #[arg(long, value_enum, value_delimiter = ',', value_name = "WAY,WAY,…", default_value = "port")]
+    ways: Vec<Way>,
+    /// How often everything is measured
+    #[arg(long, default_value_t = 7, value_parser = clap::value_parser!(u32).range(1..=100))]
+    rounds: u32,
+    /// How long each measurement takes
+    #[arg(long, default_value_t = 1.0, value_name = "S")]
+    seconds: f64,
+    /// Which processors the client and the server run on
+    #[arg(long, value_enum, default_value = "none")]
+    pin: Pin,
+    /// How many of the reference's pods are attached by real ADDs
+    #[arg(long, default_value_t = 500, value_name = "N")]
+    peer_live: u32,
+    /// The variant of iptables that the nodes use
+    #[arg(long, default_value = "nft", value_parser = ["nft", "legacy"])]
+    iptables: String,
+    /// Bridged packets pass through netfilter (net.bridge.bridge-nf-call-iptables)
+    #[arg(long)]
+    bridge_nf: bool,
+    /// Write the figures to this directory too, as traffic.json
+    #[arg(long, value_name = "DIR")]
+    save: Option<PathBuf>,
+}
+
+/// Everything that is measured.
+struct Run {
+    conditions: Vec<String>,
+    contenders: Vec<Contender>,
+    ways: Vec<Way>,
+    rounds: u32,
+    time: Duration,
+    series: Vec<Series>,
+    pods: Vec<Pods>,
+}
+
+/// Runs the benchmark.
+///
+/// # Errors
+/// A build, a plugin that fails, a contender that does not do what its name says.
+pub(super) fn run(args: &TrafficArgs) -> Result<()> {
+    let mut levels = args.ports.clone();
+    levels.sort_unstable();
+    levels.dedup();
+    for level in &levels {
+        plan::pods(*level)?;
+    }
+    let time = Duration::try_from_secs_f64(args.seconds).ok().filter(|time| *time <= 10 * LOOK);
+    let time = time.ok_or_else(|| Error::Failed("--seconds: up to 10".to_owned()))?;
+    let setting = setting(args)?;
+    let conditions = conditions(args, &setting)?;
+    let out = workspace::target().join("bench");
+    let save = args.save.clone().map(|dir| if dir.is_relative() { workspace::root().join(dir) } else { dir });
+    let mut stages = Stages::new("bench")?;
+    sandbox::enter(sandbox::State::Memory)?;
+    let mut run = Run::new(args, time, conditions);
+    stages.run("nodes", |_| run.make_nodes(&args.contenders, &setting))?;
+    for ports in levels {
+        stages.run(&format!("{ports} ports: attach"), |_| run.fill(ports))?;
+        rest()?;
+        stages.run(&format!("{ports} ports: measure"), |_| run.measure(ports))?;
+    }
+    let report = Report::new(run.conditions, &run.series, run.pods);
+    println!("\n{}", report.text());
+    for dir in [Some(out), save].into_iter().flatten() {
+        println!("written: {}", report.save(&dir)?.display());
+    }
+    Ok(())
+}
+
+impl Run {
+    fn new(args: &TrafficArgs, time: Duration, conditions: Vec<String>) -> Self {
+        let mut ways = args.ways.clone();
+        ways.sort();
+        ways.dedup();
+        let rounds = args.rounds;
+        Self { conditions, contenders: Vec::new(), ways, rounds, time, series: Vec::new(), pods: Vec::new() }
+    }
+
+    fn make_nodes(&mut self, kinds: &[Kind], setting: &Setting) -> Result<String> {
+        let mut kinds = kinds.to_vec();
+        kinds.sort();
+        kinds.dedup();
+        for kind in kinds {
+            self.contenders.push(Contender::new(kind, setting)?);
+        }
+        self.each(Contender::learn)?;
+        Ok(format!("{} contenders", self.contenders.len()))
+    }
+
+    /// Attaches pods at all nodes at once: nothing is timed here.
+    fn fill(&mut self, ports: u32) -> Result<String> {
+        self.each(|contender| contender.fill(ports))?;
+        for contender in &self.contenders {
+            let (kind, count) = (contender.kind, contender.count);
+            self.pods.push(Pods { contender: kind, version: version(contender.dir()), ports, count });
+        }
+        Ok(String::new())
+    }
+
+    fn each(&mut self, work: impl Fn(&mut Contender) -> Result<()> + Sync) -> Result<()> {
+        let work = &work;
+        thread::scope(|scope| {
+            let threads: Vec<_> =
+                self.contenders.iter_mut().map(|contender| scope.spawn(move || work(contender))).collect();
+            let join = |thread: thread::ScopedJoinHandle<'_, Result<()>>| {
+                thread.join().unwrap_or_else(|_| Err(Error::Failed("a thread panicked".to_owned())))
+            };
+            // All are waited for, whichever fails.
+            let results: Vec<Result<()>> = threads.into_iter().map(join).collect();
+            results.into_iter().collect()
+        })
+    }
+
+    /// All rounds with one number of ports. Who begins changes from one to the next.
+    fn measure(&mut self, ports: u32) -> Result<String> {
+        let evidence = self.contenders.iter().map(Evidence::before).collect::<Result<Vec<_>>>()?;
+        let mut series = Vec::new();
+        for way in &self.ways {
+            for work in WORKS {
+                for contender in &self.contenders {
+                    series.push(Series {
+                        contender: contender.kind,
+                        way: *way,
+                        work,
+                        ports,
+                        rounds: Vec::new(),
+                    });
+                }
+            }
+        }
+        let (count, mut idle) = (self.contenders.len(), Vec::new());
+        for round in 0..self.rounds {
+            idle.push(cost::idle_rate(self.time)?);
+            for block in series.chunks_mut(count) {
+                for turn in 0..count {
+                    let index = (usize::try_from(round).unwrap_or(0) + turn) % count;
+                    thread::sleep(SETTLE);
+                    let of = &mut block[index];
+                    of.rounds.push(self.contenders[index].sample(of.way, of.work, self.time)?);
+                }
+            }
+        }
+        let idle = figures::median(idle);
+        for spent in series.iter_mut().flat_map(|series| &mut series.rounds) {
+            spent.busy -= idle * spent.wall;
+        }
+        for (contender, evidence) in self.contenders.iter().zip(&evidence) {
+            let own = series.iter().filter(|series| series.contender == contender.kind);
+            evidence.check(contender, &own.collect::<Vec<_>>())?;
+        }
+        self.series.extend(series);
+        let said = format!("{:.1} % of one processor busy by itself", idle * 100.0);
+        self.conditions.push(match idle {
+            idle if idle < TOO_BUSY => format!("{ports} ports: {said}"),
+            _ => format!("{ports} ports: {said}: too much for figures of the whole machine"),
+        });
+        Ok(format!("{} rounds, {said}", self.rounds))
+    }
+}
+
+/// Waits until the machine does little by itself, or for as long as that is worth it.
+fn rest() -> Result<()> {
+    for _ in 0..REST.as_secs() / LOOK.as_secs() {
+        if cost::idle_rate(LOOK)? < RESTING {
+            break;
+        }
+    }
+    Ok(())
+}
+
+fn setting(args: &TrafficArgs) -> Result<Setting> {
+    let own = args.plugins.own()?;
+    let peer =
+        if args.contenders.iter().any(|kind| kind.is_peer()) { args.plugins.peer()? } else { own.clone() };
+    Ok(Setting {
+        own,
+        peer,
+        iptables: args.iptables.clone(),
+        peer_live: args.peer_live.max(1),
+        bridge_netfilter: args.bridge_nf,
+        groups: args.ways.contains(&Way::Node),
+        pin: args.pin,
+    })
+}
+
+fn conditions(args: &TrafficArgs, setting: &Setting) -> Result<Vec<String>> {
+    let kernel = run::capture(&mut tool("uname", &["-srm"]))?;
+    let load = fs::read_to_string("/proc/loadavg").unwrap_or_default();
+    let processors = thread::available_parallelism().map_or(0, NonZero::get);
+    let mut conditions = vec![
+        format!(
+            "client namespace, node, pod behind a bridge; IPv4; veth with the kernel's own offloads; {} rounds of \
+             {} s, interleaved",
+            args.rounds, args.seconds
+        ),
+        format!("{}, {processors} processors; pinned to: {:?}", kernel.trim(), args.pin),
+        format!("iptables-{}; bridged packets pass netfilter: {}", args.iptables, args.bridge_nf),
+        format!("slipway: {}", version(&setting.own)),
+    ];
+    if setting.peer != setting.own {
+        conditions.push(format!("reference: {}", version(&setting.peer)));
+    }
+    conditions.push(format!("load before the run: {}", load.trim()));
+    Ok(conditions)
+}

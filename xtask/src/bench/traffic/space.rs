@@ -1,0 +1,251 @@
+//! Where the traffic goes: a node with a mount namespace of its own, another host, and pods.
+
+use std::fs::{self, File};
+use std::path::{Path, PathBuf};
+use std::thread;
+
+use nix::mount::{MntFlags, MsFlags, mount, umount2};
+use nix::sched::{CloneFlags, setns, unshare};
+use nix::unistd::gettid;
+
+use crate::error::{Error, Result};
+use crate::run::{self, tool};
+use crate::sandbox;
+
+/// The other host's namespace, as the node names it.
+const CLIENT: &str = "client";
+/// The addresses of both ends (RFC 5737).
+pub(super) const NODE_ADDRESS: &str = "192.0.2.1";
+pub(super) const CLIENT_ADDRESS: &str = "192.0.2.2";
+
+/// A node and the host that it is a router for. All of it ends with the process.
+#[derive(Debug)]
+pub(super) struct Space {
+    mnt: File,
+    net: File,
+    client: File,
+    group: Option<ControlGroup>,
+}
+
+impl Space {
+    /// Makes both, with their link. IPv6 is off in there: what is measured is IPv4, and the neighbour
+    /// discovery of some thousand links would be measured with it. `group` gives the node a control group of
+    /// its own, for what runs by [`Self::in_group`].
+    ///
+    /// # Errors
+    /// A system call or a command that failed.
+    pub(super) fn new(group: bool, bridge_netfilter: bool) -> Result<Self> {
+        let group = if group { Some(ControlGroup::new()?) } else { None };
+        let below = group.as_ref().map(|group| group.below_root.clone());
+        let (mnt, net) = in_thread(move || make(below.as_deref()))?;
+        let client = net.try_clone().map_err(|e| Error::system("duplicate a namespace", e))?;
+        let mut space = Self { mnt, net, client, group };
+        space.client = space.run(|| {
+            quiet(bridge_netfilter)?;
+            add_netns(CLIENT)
+        })?;
+        space.run(|| {
+            ip("link set lo up\n\
+                link add uplink0 type veth peer name eth0 netns client\n\
+                addr add 192.0.2.1/24 dev uplink0\n\
+                link set uplink0 up\n\
+                route add default via 192.0.2.2\n")
+        })?;
+        in_net(&space.client, || {
+            ip("link set lo up\n\
+                addr add 192.0.2.2/24 dev eth0\n\
+                link set eth0 up\n\
+                route add default via 192.0.2.1\n")
+        })?;
+        space.run(|| write("/proc/sys/net/ipv4/ip_forward", "1"))?;
+        Ok(space)
+    }
+
+    /// Runs something on a thread of its own on the node.
+    ///
+    /// # Errors
+    /// Its own, or that the namespaces cannot be entered.
+    pub(super) fn run<T: Send>(&self, work: impl FnOnce() -> Result<T> + Send) -> Result<T> {
+        self.run_in(&self.net, work)
+    }
+
+    /// Likewise, in another network namespace, which sees the node's files.
+    ///
+    /// # Errors
+    /// As [`Self::run`].
+    pub(super) fn run_in<T: Send>(&self, net: &File, work: impl FnOnce() -> Result<T> + Send) -> Result<T> {
+        in_thread(|| {
+            // setns(2): to enter a mount namespace, a thread must not share its current directory.
+            unshare(CloneFlags::CLONE_FS).map_err(|e| Error::system("leave the shared directory", e))?;
+            setns(&self.mnt, CloneFlags::CLONE_NEWNS)
+                .map_err(|e| Error::system("enter the node's mounts", e))?;
+            setns(net, CloneFlags::CLONE_NEWNET).map_err(|e| Error::system("enter the namespace", e))?;
+            work()
+        })
+    }
+
+    /// Runs something on a thread that is in the node's namespace and control group.
+    ///
+    /// # Errors
+    /// As [`Self::run`].
+    pub(super) fn in_group<T: Send>(&self, work: impl FnOnce() -> Result<T> + Send) -> Result<T> {
+        in_net(&self.net, || {
+            self.group.as_ref().map_or(Ok(()), ControlGroup::enter)?;
+            work()
+        })
+    }
+
+    /// The other host's namespace.
+    pub(super) fn client(&self) -> &File {
+        &self.client
+    }
+
+    /// An empty namespace at /run/netns/`name` of the node.
+    ///
+    /// # Errors
+    /// The system call that failed.
+    pub(super) fn pod(&self, name: &str) -> Result<(PathBuf, File)> {
+        let path = sandbox::netns_path(name);
+        self.run(|| Ok((path, add_netns(name)?)))
+    }
+}
+
+/// Runs something on a thread of its own in a network namespace.
+///
+/// # Errors
+/// Its own, or that the namespace cannot be entered.
+pub(super) fn in_net<T: Send>(net: &File, work: impl FnOnce() -> Result<T> + Send) -> Result<T> {
+    in_thread(|| {
+        setns(net, CloneFlags::CLONE_NEWNET).map_err(|e| Error::system("enter the namespace", e))?;
+        work()
+    })
+}
+
+fn in_thread<T: Send>(work: impl FnOnce() -> Result<T> + Send) -> Result<T> {
+    thread::scope(|scope| scope.spawn(work).join())
+        .unwrap_or_else(|_| Err(Error::Failed("a thread ended with a panic".to_owned())))
+}
+
+/// The node's namespaces, made by the calling thread, which stays there. Nothing of the machine's BPF file
+/// system or control groups is seen in there.
+fn make(group: Option<&Path>) -> Result<(File, File)> {
+    unshare(CloneFlags::CLONE_FS | CloneFlags::CLONE_NEWNS | CloneFlags::CLONE_NEWNET)
+        .map_err(|e| Error::system("make a node's namespaces", e))?;
+    let none: Option<&str> = None;
+    mount(none, "/", none, MsFlags::MS_REC | MsFlags::MS_PRIVATE, none)
+        .map_err(|e| Error::system("make the mounts private", e))?;
+    for (kind, folder) in [("tmpfs", "/run"), ("tmpfs", "/var/lib"), ("bpf", "/sys/fs/bpf")] {
+        mounted(kind, folder)?;
+    }
+    fs::create_dir("/run/netns").map_err(|e| Error::file("create", Path::new("/run/netns"), e))?;
+    mounted("tmpfs", "/sys/fs/cgroup")?;
+    if let Some(below) = group {
+        let all = Path::new("/run/cgroups");
+        fs::create_dir(all).map_err(|e| Error::file("create", all, e))?;
+        mounted("cgroup2", "/run/cgroups")?;
+        mount(Some(&all.join(below)), "/sys/fs/cgroup", none, MsFlags::MS_BIND, none)
+            .map_err(|e| Error::system("mount the node's control group", e))?;
+        umount2(all, MntFlags::MNT_DETACH).map_err(|e| Error::file("unmount", all, e))?;
+    }
+    let open = |path| File::open(path).map_err(|e| Error::file("open", Path::new(path), e));
+    Ok((open("/proc/thread-self/ns/mnt")?, open("/proc/thread-self/ns/net")?))
+}
+
+fn mounted(kind: &str, on: &str) -> Result<()> {
+    mount(Some("none"), on, Some(kind), MsFlags::MS_NOSUID, None::<&str>)
+        .map_err(|e| Error::system(format!("mount a {kind} on {on}"), e))
+}
+
+fn add_netns(name: &str) -> Result<File> {
+    let path = sandbox::add_netns(name)?;
+    let net = File::open(&path).map_err(|e| Error::file("open", &path, e))?;
+    in_net(&net, || quiet(false))?;
+    Ok(net)
+}
+
+/// Settings of a new network namespace.
+fn quiet(bridge_netfilter: bool) -> Result<()> {
+    for scope in ["all", "default"] {
+        unless_missing(&format!("/proc/sys/net/ipv6/conf/{scope}/disable_ipv6"), "1")?;
+    }
+    for family in ["iptables", "ip6tables", "arptables"] {
+        let value = if bridge_netfilter { "1" } else { "0" };
+        unless_missing(&format!("/proc/sys/net/bridge/bridge-nf-call-{family}"), value)?;
+    }
+    // A client that opens thousands of connections a second comes back to its ports within a minute.
+    write("/proc/sys/net/ipv4/tcp_tw_reuse", "1")
+}
+
+/// Writes a setting that the kernel may have been built without.
+fn unless_missing(path: &str, value: &str) -> Result<()> {
+    if Path::new(path).exists() { write(path, value) } else { Ok(()) }
+}
+
+fn write(path: &str, value: &str) -> Result<()> {
+    fs::write(path, value).map_err(|e| Error::file("write", Path::new(path), e))
+}
+
+fn ip(batch: &str) -> Result<()> {
+    run::feed(&mut tool("ip", &["-batch", "-"]), batch).map(drop)
+}
+
+/// A control group below this process's own one, for single threads. It is taken away at the end; of a run
+/// that was killed, by the next one.
+#[derive(Debug)]
+struct ControlGroup {
+    path: PathBuf,
+    below_root: PathBuf,
+}
+
+/// What their names begin with, before the number of the process.
+const GROUP: &str = "slipway-bench-";
+
+impl ControlGroup {
+    fn new() -> Result<Self> {
+        let (root, own) = hierarchy().ok_or_else(|| {
+            Error::Failed("the node's own traffic needs control groups of version 2".to_owned())
+        })?;
+        remove_stale(&root.join(&own));
+        let below_root = own.join(format!("{GROUP}{}-{}", std::process::id(), gettid()));
+        let path = root.join(&below_root);
+        fs::create_dir_all(&path).map_err(|e| Error::file("create", &path, e))?;
+        let made = Self { path, below_root };
+        let kind = made.path.join("cgroup.type");
+        fs::write(&kind, "threaded").map_err(|e| Error::file("write", &kind, e))?;
+        Ok(made)
+    }
+
+    /// Moves the calling thread there for good.
+    fn enter(&self) -> Result<()> {
+        let file = self.path.join("cgroup.threads");
+        fs::write(&file, gettid().to_string()).map_err(|e| Error::file("write", &file, e))
+    }
+}
+
+impl Drop for ControlGroup {
+    fn drop(&mut self) {
+        // One that is in use is removed by the next run.
+        let _ = fs::remove_dir(&self.path);
+    }
+}
+
+/// A group that is in use cannot be removed.
+fn remove_stale(folder: &Path) {
+    for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
+        let name = entry.file_name().to_string_lossy().into_owned();
+        let pid = name.strip_prefix(GROUP).and_then(|rest| rest.split('-').next().map(str::to_owned));
+        if pid.is_some_and(|pid| !Path::new("/proc").join(pid).exists()) {
+            let _ = fs::remove_dir(entry.path());
+        }
+    }
+}
+
+/// Where the hierarchy of version 2 is mounted, and this process's own group in it.
+fn hierarchy() -> Option<(PathBuf, PathBuf)> {
+    // proc_pid_mountinfo(5): the fifth field is the mount point; the type comes after a dash.
+    let mounts = fs::read_to_string("/proc/self/mountinfo").ok()?;
+    let line = mounts.lines().find(|line| line.contains(" - cgroup2 "))?;
+    let groups = fs::read_to_string("/proc/self/cgroup").ok()?;
+    let own = groups.lines().find_map(|line| line.strip_prefix("0::/"))?;
+    Some((PathBuf::from(line.split(' ').nth(4)?), PathBuf::from(own)))
+}
