@@ -176,6 +176,7 @@ fn statements() -> Vec<Vec<Stmt>> {
         vec![Stmt::eq(Field::CtMark, Value::Mark(7)), accept()],
         vec![Stmt::mark_has(0x2000), Stmt::Masquerade(PortChoice::Keep)],
         vec![Stmt::Masquerade(PortChoice::FullyRandom)],
+        vec![Stmt::eq(Field::L4Proto, Value::Proto(6)), Stmt::Masquerade(PortChoice::Between(1024, 60999))],
     ]
 }
 
@@ -279,6 +280,7 @@ fn rules_are_read_back_as_statements() {
                 ip saddr 10.22.0.4 ip daddr != 10.22.0.0/24 masquerade
                 ip6 saddr fd00:22::4 ip6 daddr != fd00:22::/64 masquerade
                 ip saddr 10.16.0.0/12 ip ttl 3 return
+                meta l4proto icmp masquerade to :0-60999
             }
             }
             table ip t { chain c {
@@ -305,6 +307,7 @@ fn rules_are_read_back_as_statements() {
                 "meta nfproto ipv4 ip saddr 10.22.0.4 ip daddr != 10.22.0.0/24 masquerade",
                 "meta nfproto ipv6 ip6 saddr fd00:22::4 ip6 daddr != fd00:22::/64 masquerade",
                 "meta nfproto ipv4 ip saddr 10.16.0.0/12 ip ttl 3 return",
+                "meta l4proto icmp masquerade to :0-60999",
             ]
         );
         assert_eq!(

@@ -10,7 +10,7 @@ use cni_nftables::{
 use cni_spec::Attachment;
 
 use crate::nftables::session::{Patience, Session, State};
-use crate::nftables::{record, schema};
+use crate::nftables::{record, schema, spare_ports_of_programs};
 use crate::{ContainerNetns, Error};
 
 /// Whether the plugins work without it.
@@ -297,12 +297,18 @@ pub fn mend_own_table() -> Result<(), Error> {
     loop {
         let generation = session.generation()?;
         let batch = match session.state()? {
-            State::Ready => return Ok(()),
+            State::Ready => {
+                spare_ports_of_programs(&session);
+                return Ok(());
+            }
             State::Missing => schema::bootstrap(),
             State::Damaged(repair) => repair,
         };
         match session.socket.commit(&batch, Some(generation)) {
-            Ok(()) => return Ok(()),
+            Ok(()) => {
+                spare_ports_of_programs(&session);
+                return Ok(());
+            }
             Err(e) => patience.wait("make the table whole", e)?,
         }
     }

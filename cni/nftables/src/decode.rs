@@ -89,6 +89,7 @@ impl Decoder {
             "masq" => {
                 let choice = match number(body, 1).unwrap_or_default() {
                     0 => PortChoice::Keep,
+                    2 => PortChoice::Between(self.port(number(body, 2)?)?, self.port(number(body, 3)?)?),
                     4 => PortChoice::Random,
                     16 => PortChoice::FullyRandom,
                     _ => return None,
@@ -218,6 +219,15 @@ impl Decoder {
             self.registers.insert(register(at), Held::Bytes(bytes(body, 2)?));
         }
         Some(())
+    }
+
+    /// The port that was loaded into a register.
+    fn port(&self, number: u32) -> Option<u16> {
+        let Held::Bytes(bytes) = self.registers.get(&register(number))? else { return None };
+        match Value::decode(DataType::InetService, bytes)? {
+            Value::Port(port) => Some(port),
+            _ => None,
+        }
     }
 
     fn nat(&mut self, body: &[u8]) -> Option<()> {

@@ -129,8 +129,12 @@ impl Expr {
                     e.u32(sys::NFTNL_EXPR_NAT_REG_PROTO_MIN, *port);
                 }
             }
-            Self::Masquerade { flags } if *flags != 0 => {
+            Self::Masquerade { flags, ports } if *flags != 0 => {
                 e.u32(sys::NFTNL_EXPR_MASQ_FLAGS, *flags);
+                if let Some([first, last]) = ports {
+                    e.u32(sys::NFTNL_EXPR_MASQ_REG_PROTO_MIN, *first)
+                        .u32(sys::NFTNL_EXPR_MASQ_REG_PROTO_MAX, *last);
+                }
             }
             _ => {}
         }

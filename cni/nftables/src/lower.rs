@@ -55,7 +55,7 @@ pub(crate) enum Expr {
     Load { register: u32, data: Vec<u8> },
     Verdict(Verdict),
     Dnat { family: u8, address: u32, port: Option<u32> },
-    Masquerade { flags: u32 },
+    Masquerade { flags: u32, ports: Option<[u32; 2]> },
     Counter,
     Offload { flowtable: String },
 }
@@ -163,13 +163,14 @@ impl Lowering<'_> {
             }
             Stmt::Dnat { version, target } => self.dnat(*version, target),
             Stmt::Masquerade(choice) => {
-                // NF_NAT_RANGE_PROTO_RANDOM and NF_NAT_RANGE_PROTO_RANDOM_FULLY in linux/netfilter/nf_nat.h
-                let flags = match choice {
-                    PortChoice::Keep => 0,
-                    PortChoice::Random => 1 << 2,
-                    PortChoice::FullyRandom => 1 << 4,
+                // NF_NAT_RANGE_PROTO_SPECIFIED, _RANDOM and _RANDOM_FULLY in linux/netfilter/nf_nat.h
+                let (flags, ports) = match choice {
+                    PortChoice::Keep => (0, None),
+                    PortChoice::Random => (1 << 2, None),
+                    PortChoice::FullyRandom => (1 << 4, None),
+                    PortChoice::Between(first, last) => (1 << 1, Some(self.load_ports(*first, *last)?)),
                 };
-                self.push(Expr::Masquerade { flags });
+                self.push(Expr::Masquerade { flags, ports });
                 Ok(())
             }
             Stmt::Counter => {
@@ -293,6 +294,19 @@ impl Lowering<'_> {
         let port = if with_port { Some(register(slots)?) } else { None };
         self.push(Expr::Dnat { family, address, port });
         Ok(())
+    }
+
+    /// Loads the ends of a range of ports, each into a register that is as far from the other as nft's own
+    /// (16 bytes): older kernels ask for that much room (`nft_masq_init`).
+    fn load_ports(&mut self, first: u16, last: u16) -> Result<[u32; 2], &'static str> {
+        if first > last {
+            return Err("the range of ports ends before it begins");
+        }
+        let registers = [register(0)?, register(4)?];
+        for (register, port) in registers.into_iter().zip([first, last]) {
+            self.push(Expr::Load { register, data: Value::Port(port).encode() });
+        }
+        Ok(registers)
     }
 
     fn lookup(&mut self, set: &str, target: Option<u32>, cmp: Cmp) -> Result<(), &'static str> {

@@ -243,6 +243,10 @@ pub enum PortChoice {
     Random,
     /// `fully-random`: `NF_NAT_RANGE_PROTO_RANDOM_FULLY`.
     FullyRandom,
+    /// `to :1024-60999`: the packet's own port if it is one of these and free, else another of these
+    /// (`NF_NAT_RANGE_PROTO_SPECIFIED`). For ICMP, the identifier of the echo. nft wants the rule to know the
+    /// transport protocol; the kernel leaves alone what has no ports.
+    Between(u16, u16),
 }
 
 /// One statement of a rule.
@@ -495,6 +499,7 @@ impl fmt::Display for Stmt {
             Self::Masquerade(PortChoice::Keep) => f.write_str("masquerade"),
             Self::Masquerade(PortChoice::Random) => f.write_str("masquerade random"),
             Self::Masquerade(PortChoice::FullyRandom) => f.write_str("masquerade fully-random"),
+            Self::Masquerade(PortChoice::Between(first, last)) => write!(f, "masquerade to :{first}-{last}"),
             Self::Counter => f.write_str("counter"),
             Self::Offload(flowtable) => write!(f, "flow add @{flowtable}"),
             Self::Verdict(verdict) => verdict.fmt(f),

@@ -6,6 +6,7 @@ mod others;
 mod safety;
 mod settings;
 mod sockets;
+mod spared;
 mod upgrade;
 
 use serde_json::{Value, json};

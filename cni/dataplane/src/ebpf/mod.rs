@@ -30,6 +30,7 @@ pub use entries::{leave_addresses, leave_link};
 pub(crate) use flows::add_traffic;
 pub use flows::{Direction, Ends, KnownFlow, Plane, flows};
 pub use load::{Sizes, try_object};
+pub(crate) use node::reserved_ports;
 pub use node::{Settings, Status, is_there, setup_node, status, teardown_node};
 pub use range::PortRange;
 pub use slipway_ebpf_abi::{Counter, Reason, State};

@@ -113,7 +113,9 @@ fn setup(settings: &Settings) -> Result<Place, Error> {
     }
     renew_containers(&place, &folder)?;
     reserve_ports(&place);
-    configure(&place, configuration(settings.masquerade_ports))?;
+    let config = configuration(settings.masquerade_ports);
+    spare_ports(masquerade_ports(config));
+    configure(&place, config)?;
     // Without them nftables serves the node's own sockets.
     if let Err(error) = sockets::attach(&folder, &settings.cgroup).and_then(|()| learn_cookie(&place)) {
         log::warn!("the node's own sockets are left to nftables: {error}");
@@ -245,6 +247,7 @@ pub fn teardown_node() -> Result<bool, Error> {
         }
     }
     let removed = Place::remove_all();
+    spare_ports(None);
     results.into_iter().collect::<Result<(), Error>>()?;
     removed
 }
@@ -288,6 +291,19 @@ pub fn status(settings: &Settings) -> Result<Status, Error> {
         dropped,
         left: left.filter(|(_, count)| *count != 0).collect(),
     })
+}
+
+/// The ports that only the programs may masquerade with, if there are programs on this node: one system call
+/// where there are none.
+pub(crate) fn reserved_ports() -> Option<PortRange> {
+    configured(&Place::find()?).ok().and_then(masquerade_ports)
+}
+
+/// Netfilter's masquerade leaves the programs' ports alone before they take any.
+fn spare_ports(ports: Option<PortRange>) {
+    if let Err(error) = crate::nftables::spare_ports(ports) {
+        log::warn!("the masquerade of nftables does not leave ports {ports:?} to the programs: {error}");
+    }
 }
 
 fn masquerade_ports(config: Config) -> Option<PortRange> {

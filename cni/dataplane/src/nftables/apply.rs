@@ -386,7 +386,7 @@ impl Job {
     }
 
     fn check_chains(&self, session: &Session) -> Result<(), Error> {
-        let shared = self.plan.shared.iter().map(|chain| (chain.name(), chain.rules(Layout::Plain).len()));
+        let shared = self.plan.shared.iter().map(|chain| (chain.name(), chain.rules(Layout::PLAIN).len()));
         let own = self.own_rules.iter().map(|(f, rules)| (schema::own_chain(&self.hash, *f), rules.len()));
         for (name, wanted) in shared.chain(own) {
             let read = session.socket.rules(&session.table, &name);

@@ -11,6 +11,7 @@ pub(crate) mod plan;
 pub(crate) mod record;
 pub(crate) mod schema;
 pub(crate) mod session;
+pub(crate) mod spare;
 #[cfg(test)]
 mod tests;
 pub(crate) mod transit;
@@ -30,7 +31,7 @@ use crate::{
 };
 use apply::Job;
 use flows::Which;
-use offload::{Layout, Offload, Protocols};
+use offload::{Offload, Protocols};
 use schema::Map;
 use session::{Held, Session, State, unless_no_nf_tables};
 
@@ -129,6 +130,26 @@ pub(crate) fn masquerade_job(request: &MasqueradeRequest) -> Job {
     Job::new(schema::KIND_MASQUERADE, who, plan::masquerade(request))
 }
 
+/// Leaves the ports to the programs that they masquerade with, where there are programs. Failing is no failure of
+/// what was made: a container that chooses such a port by itself is rare.
+pub(crate) fn spare_ports_of_programs(session: &Session) {
+    let settled = match crate::ebpf::reserved_ports() {
+        None => Ok(()),
+        reserved => spare::settle(session, reserved),
+    };
+    if let Err(error) = settled {
+        log::warn!("masquerade does not leave the programs' ports alone: {error}");
+    }
+}
+
+/// Makes masquerade spare these ports, from the next conversation on.
+///
+/// # Errors
+/// What the kernel refused. A node without nf_tables has nothing to change.
+pub(crate) fn spare_ports(ports: Option<crate::ebpf::PortRange>) -> Result<(), Error> {
+    unless_no_nf_tables(Session::open().and_then(|session| spare::settle(&session, ports)))
+}
+
 /// Failing to flush is no failure of the mapping: it is said, and the flows end by themselves.
 fn flush(ports: &[(crate::HostPorts, Which)]) {
     if let Err(e) = flows::flush(ports) {
@@ -149,6 +170,7 @@ impl Backend for Nftables {
     fn masquerade(&self, request: &MasqueradeRequest) -> Result<(), Error> {
         let session = Session::open()?;
         masquerade_job(request).run(&session)?;
+        spare_ports_of_programs(&session);
         self.settle(&session, request.addresses.iter().map(IpNet::addr));
         Ok(())
     }
@@ -161,8 +183,8 @@ impl Backend for Nftables {
         let Some((session, gone)) = unless_no_nf_tables(withdrawn)? else { return Ok(()) };
         let ports = gone.iter().filter_map(published);
         let ports: Vec<_> = ports.map(|port| (port.host, Which::To(port.container))).collect();
-        let offloaded = match session.layout()? {
-            Layout::Offloading(Protocols::TcpAndUdp) => gone.iter().filter_map(container).collect(),
+        let offloaded = match session.layout()?.offloading {
+            Some(Protocols::TcpAndUdp) => gone.iter().filter_map(container).collect(),
             _ => BTreeSet::new(),
         };
         let end_flows = || {

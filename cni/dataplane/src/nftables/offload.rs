@@ -24,7 +24,9 @@ use cni_nftables::{
 
 use super::schema::{self, Fixed, SharedChain};
 use super::session::{Patience, Session, State, unless_no_nf_tables};
+use super::spare;
 use crate::Error;
+use crate::ebpf::PortRange;
 
 /// The flowtable's name.
 pub(crate) const FLOWTABLE: &str = "flows";
@@ -57,13 +59,13 @@ pub enum Uplinks {
     Named(Vec<String>),
 }
 
-/// How the table treats established flows.
+/// What the table has beside its maps and what leads to them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Layout {
-    /// They go through all chains.
-    Plain,
-    /// They go by the flowtable.
-    Offloading(Protocols),
+pub(crate) struct Layout {
+    /// What goes by the flowtable; none: everything goes through all chains.
+    pub(crate) offloading: Option<Protocols>,
+    /// The ports that masquerade leaves to the BPF programs.
+    pub(crate) spared: Option<PortRange>,
 }
 
 /// The protocols that are offloaded.
@@ -94,22 +96,27 @@ impl Protocols {
 }
 
 impl Layout {
-    /// The layout with a flowtable, as this kernel can have it.
-    pub(crate) fn offloading() -> Self {
-        Self::Offloading(Protocols::of_this_kernel())
+    /// Neither.
+    pub(crate) const PLAIN: Self = Self { offloading: None, spared: None };
+
+    /// This with a flowtable, as this kernel can have it.
+    pub(crate) fn offloading(self) -> Self {
+        Self { offloading: Some(Protocols::of_this_kernel()), ..self }
     }
 
     /// What a chain that knows a flow for ours says, beside what it says anyway.
     pub(crate) fn remember(self) -> Option<Stmt> {
-        match self {
-            Self::Plain => None,
-            Self::Offloading(_) => Some(Stmt::set_ct_mark_bits(CT_MARK)),
-        }
+        self.offloading.map(|_| Stmt::set_ct_mark_bits(CT_MARK))
     }
 
-    /// The chain that puts flows into the flowtable.
-    pub(crate) fn chain(self) -> Option<Fixed> {
-        let Self::Offloading(protocols) = self else { return None };
+    /// The chains that only this layout has: the one that puts flows into the flowtable, and the one that
+    /// masquerades with other ports than the programs'.
+    pub(crate) fn chains(self) -> impl Iterator<Item = Fixed> {
+        self.forward().into_iter().chain(self.spared.map(spare::chain))
+    }
+
+    fn forward(self) -> Option<Fixed> {
+        let protocols = self.offloading?;
         let base = BaseChain {
             kind: ChainKind::Filter,
             hook: Hook::Forward,
@@ -151,9 +158,9 @@ pub(crate) fn switch_on(shared: &[SharedChain], layout: Layout, devices: &[Strin
 }
 
 /// The batch that takes it away again. Marks that connections have stay, and mean nothing.
-pub(crate) fn switch_off(shared: &[SharedChain]) -> Transaction {
+pub(crate) fn switch_off(shared: &[SharedChain], layout: Layout) -> Transaction {
     let table = schema::table();
-    let mut batch = schema::repair(shared, Layout::Plain);
+    let mut batch = schema::repair(shared, Layout { offloading: None, ..layout });
     batch.flush_chain(&table, CHAIN).delete_chain(&table, CHAIN).delete_flowtable(&table, FLOWTABLE);
     batch
 }
@@ -178,22 +185,22 @@ pub(crate) fn settle(session: &Session, wanted: &Offload, containers: &[IpAddr])
         // That nothing is to be done, the usual case, is seen without the rest.
         let generation = session.generation()?;
         let layout = session.layout()?;
-        let missing: Vec<String> = match (uplinks, layout) {
-            (None, Layout::Plain) => return Ok(()),
-            (Some(_), Layout::Offloading(_)) => missing(session, &devices)?,
+        let missing: Vec<String> = match (uplinks, layout.offloading) {
+            (None, None) => return Ok(()),
+            (Some(_), Some(_)) => missing(session, &devices)?,
             _ => devices.iter().cloned().collect(),
         };
-        if uplinks.is_some() && layout != Layout::Plain && missing.is_empty() {
+        if uplinks.is_some() && layout.offloading.is_some() && missing.is_empty() {
             return Ok(());
         }
         if !matches!(session.state()?, State::Ready) {
             // Somebody took it apart just now: the next ADD mends it, and comes here again.
             return Ok(());
         }
-        let batch = match (uplinks, layout) {
-            (None, _) => switch_off(&session.shared_chains()?),
-            (Some(_), Layout::Plain) => switch_on(&session.shared_chains()?, Layout::offloading(), &missing),
-            (Some(_), Layout::Offloading(_)) => {
+        let batch = match (uplinks, layout.offloading) {
+            (None, _) => switch_off(&session.shared_chains()?, layout),
+            (Some(_), None) => switch_on(&session.shared_chains()?, layout.offloading(), &missing),
+            (Some(_), Some(_)) => {
                 let mut batch = Transaction::new();
                 batch.add_flowtable(Flowtable::new(&session.table, FLOWTABLE, &missing));
                 batch
@@ -310,7 +317,7 @@ pub fn try_out() -> Result<(), Error> {
     let id = cni_nftables::TableId::new(cni_nftables::Family::Inet, "probe");
     let mut batch = Transaction::new();
     batch.add_table(Table::new(&id)).add_flowtable(Flowtable::new(&id, FLOWTABLE, &[]));
-    if let Some(Fixed { chain, rules }) = Layout::offloading().chain() {
+    if let Some(Fixed { chain, rules }) = Layout::PLAIN.offloading().forward() {
         batch.add_chain(Chain { table: id.clone(), ..chain });
         for stmts in rules {
             batch.add_rule(Rule::new(&id, CHAIN, stmts));
@@ -334,6 +341,10 @@ mod tests {
 
     use super::*;
 
+    fn offloading(protocols: Protocols) -> Layout {
+        Layout { offloading: Some(protocols), ..Layout::PLAIN }
+    }
+
     #[test]
     fn on_and_off() {
         let shared = [
@@ -342,21 +353,21 @@ mod tests {
             SharedChain::HairpinNone { family: crate::AddressFamily::V4, bit: 13 },
         ];
         let devices = ["cni0".to_owned(), "eth0".to_owned()];
-        let on = switch_on(&shared, Layout::Offloading(Protocols::TcpAndUdp), &devices);
+        let on = switch_on(&shared, offloading(Protocols::TcpAndUdp), &devices);
         expect_file!["../../golden/flowtable-on.nft"].assert_eq(&on.to_string());
-        let off = switch_off(&shared).to_string();
+        let off = switch_off(&shared, Layout::PLAIN).to_string();
         expect_file!["../../golden/flowtable-off.nft"].assert_eq(&off);
         assert!(!off.contains("ct mark"), "{off}");
     }
 
     #[test]
     fn every_chain_has_as_many_rules_as_without() {
-        let offloading = Layout::Offloading(Protocols::Tcp);
+        let offloading = offloading(Protocols::Tcp);
         let fixed = |layout| -> Vec<_> {
             let chains = schema::fixed_chains(layout).into_iter();
             chains.map(|fixed| (fixed.chain.name, fixed.rules.len())).collect()
         };
-        let (plain, with) = (fixed(Layout::Plain), fixed(offloading));
+        let (plain, with) = (fixed(Layout::PLAIN), fixed(offloading));
         assert_eq!(plain.iter().filter(|of| !with.contains(of)).count(), 0);
         assert_eq!(with.len(), plain.len() + 1);
         let network = "10.88.0.0/16".parse().unwrap();
@@ -367,7 +378,7 @@ mod tests {
             SharedChain::HairpinAll { family, bit: 13 },
             SharedChain::HairpinNone { family, bit: 13 },
         ] {
-            let (plain, with) = (chain.rules(Layout::Plain), chain.rules(offloading));
+            let (plain, with) = (chain.rules(Layout::PLAIN), chain.rules(offloading));
             assert_eq!(plain.len(), with.len(), "{chain:?}");
             assert_ne!(plain, with, "{chain:?}");
         }

@@ -29,6 +29,7 @@ use cni_nftables::{
 use ipnet::IpNet;
 
 use super::offload::Layout;
+use super::spare;
 use crate::owner::AttachmentHash;
 use crate::{AddressFamily, HostAddress, HostPorts};
 
@@ -304,7 +305,7 @@ impl SharedChain {
                 let stay = Operand::OneOf(vec![prefix(network), multicast(family_of(network))]);
                 vec![
                     vec![one_of(daddr, stay), Stmt::Verdict(Verdict::Return)],
-                    layout.remember().into_iter().chain([masquerade()]).collect(),
+                    layout.remember().into_iter().chain([spare::masquerade(layout)]).collect(),
                 ]
             }
             Self::Hairpin { network, bit } => {
@@ -418,7 +419,7 @@ pub(crate) fn fixed_chains(layout: Layout) -> Vec<Fixed> {
     let postrouting = sources.into_iter().chain(outside).collect();
     chains.push(Fixed::base("postrouting", (ChainKind::Nat, Hook::Postrouting, BEFORE_SRCNAT), postrouting));
     chains.push(Fixed::base("guard", (ChainKind::Filter, Hook::Prerouting, RAW), guard_rules()));
-    chains.extend(layout.chain());
+    chains.extend(layout.chains());
     chains
 }
 
@@ -565,7 +566,7 @@ pub(crate) fn bootstrap() -> Transaction {
     for map in Map::all() {
         batch.add_set(map.definition());
     }
-    let fixed = fixed_chains(Layout::Plain);
+    let fixed = fixed_chains(Layout::PLAIN);
     for Fixed { chain, .. } in &fixed {
         batch.add_chain(chain.clone());
     }

@@ -11,6 +11,7 @@ use super::judge::{Record, TLV_KIND};
 use super::offload::{self, Layout};
 use super::plan;
 use super::schema::{self, Map, SharedChain};
+use super::spare;
 use super::transit::{self, Transit};
 use crate::owner::{AttachmentHash, Life};
 use crate::{Error, Owner};
@@ -207,7 +208,7 @@ impl Session {
             batch.flush_chain(&self.table, name).delete_chain(&self.table, name);
         }
         // The chain alone is left of it where somebody took the flowtable away.
-        if layout != Layout::Plain && offload::present(self)?.is_none() {
+        if layout.offloading.is_some() && offload::present(self)?.is_none() {
             batch.add_flowtable(Flowtable::new(&self.table, offload::FLOWTABLE, &[]));
         }
         batch.append(schema::repair(&shared, layout));
@@ -227,10 +228,11 @@ impl Session {
         self.socket.table(&self.table).map_err(|e| Error::kernel("read table inet slipway", e))
     }
 
-    /// Whether the table has a flowtable.
+    /// Whether the table has a flowtable, and which ports its masquerade spares.
     pub(crate) fn layout(&self) -> Result<Layout, Error> {
-        let there = self.chain(offload::CHAIN)?.is_some();
-        Ok(if there { Layout::offloading() } else { Layout::Plain })
+        let spared = self.chain(spare::CHAIN)?.and_then(|chain| spare::range_of(&chain));
+        let layout = Layout { spared, ..Layout::PLAIN };
+        Ok(if self.chain(offload::CHAIN)?.is_some() { layout.offloading() } else { layout })
     }
 
     /// The chains that the elements of several attachments lead to.

@@ -63,7 +63,7 @@ fn the_whole_table() {
 fn a_repair_keeps_maps_and_elements() {
     let text = schema::repair(
         &[schema::SharedChain::HairpinAll { family: AddressFamily::V4, bit: 13 }],
-        Layout::Plain,
+        Layout::PLAIN,
     )
     .to_string();
     assert!(!text.contains("delete") && !text.contains("flush set"), "{text}");
@@ -81,7 +81,7 @@ fn shared_chains() {
         schema::SharedChain::HairpinAll { family: AddressFamily::V6, bit: 13 },
     ] {
         assert_eq!(schema::SharedChain::from_name(&chain.name()), Some(chain));
-        schema::add_shared(&mut batch, &chain, Layout::Plain);
+        schema::add_shared(&mut batch, &chain, Layout::PLAIN);
     }
     expect_file!["../../golden/shared-chains.nft"].assert_eq(&batch.to_string());
     for name in

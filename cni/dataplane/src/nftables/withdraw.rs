@@ -287,7 +287,7 @@ fn unused_chains(session: &Session) -> Result<Transaction, Error> {
     let read = session.socket.chains(&session.table);
     for chain in read.map_err(|e| Error::kernel(format!("list the chains of table {}", schema::TABLE), e))? {
         let Some(shared) = SharedChain::from_name(&chain.name) else { continue };
-        if usize::try_from(chain.uses).is_ok_and(|uses| uses <= shared.rules(Layout::Plain).len()) {
+        if usize::try_from(chain.uses).is_ok_and(|uses| uses <= shared.rules(Layout::PLAIN).len()) {
             batch.flush_chain(&session.table, &chain.name).delete_chain(&session.table, &chain.name);
         }
     }

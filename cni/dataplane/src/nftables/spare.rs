@@ -1,0 +1,186 @@
+//! The ports that netfilter's masquerade leaves to the BPF programs'.
+//!
+//! ```text
+//! chain spare-ports   meta l4proto { tcp, udp } th sport 1024-65535 masquerade to :1024-60999
+//!                     meta l4proto { icmp, ipv6-icmp } masquerade to :0-60999
+//!                     masquerade
+//! ```
+//!
+//! An answer to one of these ports belongs to a conversation that the programs have. By itself netfilter keeps the
+//! port that the container chose, and takes any from 1024 on when that one is taken. So the chains `masquerade-…`
+//! go here in place of masquerading, while there are programs on the node: with as many rules as before, so that an
+//! earlier version of Slipway finds nothing wrong with them. The comment of this chain says which ports are spared; it
+//! outlives a flush of the rules.
+
+use cni_nftables::{Chain, ChainInfo, Cmp, Field, Operand, PortChoice, Stmt, Transaction, Value};
+
+use super::offload::Layout;
+use super::schema::{self, Fixed, SharedChain};
+use super::session::{Patience, Session, State};
+use crate::Error;
+use crate::ebpf::PortRange;
+
+/// The chain's name. Its presence says that ports are spared.
+pub(crate) const CHAIN: &str = "spare-ports";
+/// What its comment begins with; the ports follow.
+const COMMENT: &str = "masquerades with other ports than the programs': ";
+/// The first port that the kernel gives to who has not one below it (`nf_nat_l4proto_unique_tuple`).
+const FIRST: u16 = 1024;
+
+/// What masquerades, at the end of a chain.
+pub(crate) fn masquerade(layout: Layout) -> Stmt {
+    match layout.spared {
+        None => Stmt::Masquerade(PortChoice::Keep),
+        Some(_) => Stmt::goto(CHAIN),
+    }
+}
+
+/// The chain that spares these ports.
+pub(crate) fn chain(spared: PortRange) -> Fixed {
+    let chain = Chain::new(&schema::table(), CHAIN).comment(&format!("{COMMENT}{spared}"));
+    Fixed { chain, rules: rules(spared) }
+}
+
+/// The ports that a chain says that it spares.
+pub(crate) fn range_of(chain: &ChainInfo) -> Option<PortRange> {
+    chain.comment.as_deref()?.strip_prefix(COMMENT)?.parse().ok()
+}
+
+fn rules(spared: PortRange) -> Vec<Vec<Stmt>> {
+    let protocols = |numbers: [u8; 2]| {
+        let numbers = numbers.map(|number| Operand::Value(Value::Proto(number)));
+        Stmt::Match { fields: vec![Field::L4Proto], cmp: Cmp::Eq, to: Operand::OneOf(numbers.to_vec()) }
+    };
+    let between = |(first, last)| Stmt::Masquerade(PortChoice::Between(first, last));
+    let mut rules = Vec::new();
+    // Only what a program can mistake for its own: it knows TCP, UDP and the echoes of ICMP.
+    if let Some(others) = others(spared, FIRST) {
+        let high = Operand::Range(Value::Port(FIRST), Value::Port(u16::MAX));
+        let high = Stmt::Match { fields: vec![Field::ThSport], cmp: Cmp::Eq, to: high };
+        rules.push(vec![protocols([6, 17]), high, between(others)]);
+    }
+    if let Some(others) = others(spared, 0) {
+        rules.push(vec![protocols([1, 58]), between(others)]);
+    }
+    rules.push(vec![Stmt::Masquerade(PortChoice::Keep)]);
+    rules
+}
+
+/// The ports from `first` on that are not spared: the larger part of them, as the kernel takes one range. None if
+/// there are none.
+fn others(spared: PortRange, first: u16) -> Option<(u16, u16)> {
+    let below = (first, spared.first.saturating_sub(1));
+    let above = (spared.last.saturating_add(1), u16::MAX);
+    let size = |(first, last): (u16, u16)| last.checked_sub(first);
+    let below = size(below).filter(|_| spared.first > first).map(|size| (size, below));
+    let above = size(above).filter(|_| spared.last < u16::MAX).map(|size| (size, above));
+    below.into_iter().chain(above).max().map(|(_, range)| range)
+}
+
+/// The batch that makes the masquerade of these chains spare these ports, or none.
+fn change(shared: &[SharedChain], layout: Layout, was_there: Option<&ChainInfo>) -> Transaction {
+    let table = schema::table();
+    let mut batch = Transaction::new();
+    let masquerading = || shared.iter().filter(|chain| matches!(chain, SharedChain::Masquerade { .. }));
+    for chain in masquerading() {
+        batch.flush_chain(&table, &chain.name());
+    }
+    if was_there.is_some() {
+        batch.flush_chain(&table, CHAIN).delete_chain(&table, CHAIN);
+    }
+    if let Some(Fixed { chain, rules }) = layout.spared.map(chain) {
+        batch.add_chain(chain.exclusive());
+        schema::add_rules(&mut batch, CHAIN, rules);
+    }
+    for chain in masquerading() {
+        schema::add_rules(&mut batch, &chain.name(), chain.rules(layout));
+    }
+    batch
+}
+
+/// Makes the table's masquerade spare these ports, or none. A table that is not there, or not whole, is left as it
+/// is: whoever makes it comes here afterwards.
+///
+/// # Errors
+/// What the kernel refused, or no quiet moment. What containers have in the table is not touched.
+pub(crate) fn settle(session: &Session, wanted: Option<PortRange>) -> Result<(), Error> {
+    let mut patience = Patience::new();
+    loop {
+        let generation = session.generation()?;
+        let found = session.chain(CHAIN)?;
+        let as_wanted = match &found {
+            None => wanted.is_none(),
+            Some(chain) => wanted.is_some() && range_of(chain) == wanted,
+        };
+        if as_wanted || !matches!(session.state()?, State::Ready) {
+            return Ok(());
+        }
+        let layout = Layout { spared: wanted, ..session.layout()? };
+        let batch = change(&session.shared_chains()?, layout, found.as_ref());
+        match session.socket.commit(&batch, Some(generation)) {
+            Ok(()) => return Ok(()),
+            Err(e) => patience.wait("leave ports to the programs' masquerade", e)?,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use expect_test::expect_file;
+
+    use super::*;
+
+    fn range(first: u16, last: u16) -> PortRange {
+        PortRange { first, last }
+    }
+
+    #[test]
+    fn the_larger_part_of_the_others_is_chosen() {
+        assert_eq!(others(range(61000, 65535), FIRST), Some((1024, 60999)));
+        assert_eq!(others(range(61000, 65535), 0), Some((0, 60999)));
+        assert_eq!(others(range(40000, 40099), FIRST), Some((1024, 39999)));
+        assert_eq!(others(range(20000, 20099), FIRST), Some((20100, 65535)));
+        assert_eq!(others(range(1024, 65534), FIRST), Some((65535, 65535)));
+        assert_eq!(others(range(1025, 65535), FIRST), Some((1024, 1024)));
+        assert_eq!(others(range(1024, 65535), FIRST), None);
+        assert_eq!(others(range(1024, 65535), 0), Some((0, 1023)));
+    }
+
+    #[test]
+    fn none_of_the_chosen_is_spared() {
+        for (first, last) in [(1024, 1024), (1024, 65535), (65535, 65535), (30000, 40000), (61000, 65535)] {
+            for from in [0, FIRST] {
+                if let Some((low, high)) = others(range(first, last), from) {
+                    assert!(from <= low && low <= high && (high < first || low > last), "{first}-{last}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn on_another_range_and_off() {
+        let shared = [
+            SharedChain::Masquerade { network: "10.88.0.0/16".parse().unwrap() },
+            SharedChain::Hairpin { network: "10.88.0.0/16".parse().unwrap(), bit: 13 },
+            SharedChain::Masquerade { network: "fd00::/64".parse().unwrap() },
+        ];
+        let spared = |range| Layout { spared: range, ..Layout::PLAIN };
+        let there = |range| {
+            let comment = chain(range).chain.comment;
+            ChainInfo {
+                table: schema::table(),
+                name: CHAIN.to_owned(),
+                handle: 1,
+                base: None,
+                uses: 3,
+                comment,
+            }
+        };
+        let default = PortRange::default();
+        assert_eq!(range_of(&there(default)), Some(default));
+        let on = change(&shared, spared(Some(default)), None).to_string();
+        let other = change(&shared, spared(Some(range(40000, 40099))), Some(&there(default))).to_string();
+        let off = change(&shared, Layout::PLAIN, Some(&there(default))).to_string();
+        expect_file!["../../golden/spare-ports.nft"].assert_eq(&[on, other, off].join("\n"));
+    }
+}

@@ -1,0 +1,137 @@
+//! The ports that the programs masquerade with are nobody else's: netfilter's masquerade leaves them alone.
+
+use std::net::{IpAddr, SocketAddr};
+
+use serde_json::{Value, json};
+use slipway_tests::{Attach, PROGRAMS, Pod, Proto, at, has_programs, needs, patience};
+
+use crate::{Stage, list};
+
+/// The identifier of the suite's pings, which is a port to whoever translates addresses. With one port alone,
+/// every conversation that the programs masquerade has it.
+const ONLY: u16 = 0x511b;
+const FAR: u16 = 7000;
+
+/// A node whose programs masquerade with one port, and whose way out leads to the client.
+fn stage() -> Stage {
+    let stage = Stage::new();
+    stage.node.own_etc();
+    stage
+        .node
+        .write("/etc/cni/slipway.json", json!({"masqueradePorts": format!("{ONLY}-{ONLY}")}).to_string());
+    stage.node.cmd(&format!("ip route add default via {}", stage.client.v4));
+    stage.node.cmd(&format!("ip -6 route add default via {}", stage.client.v6));
+    stage
+}
+
+/// A network of another subnet, masqueraded by this backend.
+fn other(backend: &str) -> Value {
+    let mut list = list(backend);
+    list["name"] = "other".into();
+    list["plugins"][0]["bridge"] = "cni1".into();
+    list["plugins"][0]["ipam"]["ranges"] =
+        json!([[{"subnet": "10.88.2.0/24"}], [{"subnet": "fd00:88:2::/64"}]]);
+    list
+}
+
+fn addresses(result: &Value) -> [IpAddr; 2] {
+    [0, 1].map(|i| {
+        let ip = result["ips"][i]["address"].as_str().expect("an address");
+        ip.split('/').next().expect("an address").parse().expect("an address")
+    })
+}
+
+/// Each of both pods keeps a conversation with the same far end, and either gets its own answers.
+fn live_side_by_side(stage: &Stage, by_programs: (&Pod, [IpAddr; 2]), by_netfilter: (&Pod, [IpAddr; 2])) {
+    for (family, far) in [IpAddr::from(stage.client.v4), stage.client.v6.into()].into_iter().enumerate() {
+        for proto in Proto::ALL {
+            let to = SocketAddr::new(far, FAR);
+            let _server = stage.client.serve(proto, &to.to_string(), "far");
+            let mut one = by_programs.0.dial(proto, None, to, patience()).expect("a conversation");
+            // The far end sees the only port that the programs have.
+            assert_eq!(one.say().expect("an answer").peer.port(), ONLY, "{proto:?} {to}");
+            let from = SocketAddr::new(by_netfilter.1[family], ONLY);
+            let mut two = by_netfilter.0.dial(proto, Some(from), to, patience()).expect("another one");
+            for _ in 0..2 {
+                assert_ne!(two.say().expect("an answer").peer.port(), ONLY, "{proto:?} {to}");
+                assert_eq!(one.say().expect("an answer").peer.port(), ONLY, "{proto:?} {to}");
+            }
+        }
+        // The echo of the first is remembered while the other asks.
+        by_programs.0.ping(far).unwrap_or_else(|e| panic!("ping {far}: {e}"));
+        by_netfilter.0.ping(far).unwrap_or_else(|e| panic!("ping {far} beside the programs: {e}"));
+    }
+}
+
+#[test]
+fn netfilters_masquerade_takes_no_port_of_the_programs() {
+    needs!(has_programs(), PROGRAMS);
+    let stage = stage();
+    let (fast, slow) = (stage.node.pod("fast"), stage.node.pod("slow"));
+    // First the network that nftables serves: the table is there before the programs are.
+    let slow_result = stage.node.network(other("nftables")).add(&Attach::new(&slow)).expect("ADD");
+    assert!(!stage.node.cmd("nft list table inet slipway").contains("spare-ports"));
+    let fast_result = stage.network().add(&Attach::new(&fast)).expect("ADD");
+    live_side_by_side(&stage, (&fast, addresses(&fast_result)), (&slow, addresses(&slow_result)));
+    assert!(stage.node.counted("Masqueraded") >= 6, "{}", stage.node.programs());
+}
+
+/// The programs have no port left: the stack has the second conversation, and finds one of its own.
+#[test]
+fn what_the_programs_leave_to_it_takes_none_either() {
+    needs!(has_programs(), PROGRAMS);
+    let stage = stage();
+    let network = stage.network();
+    let (fast, slow) = (stage.node.pod("fast"), stage.node.pod("slow"));
+    network.add(&Attach::new(&fast)).expect("ADD");
+    let result = network.add(&Attach::new(&slow)).expect("ADD");
+    let to = at(stage.client.v4, FAR);
+    let _server = stage.client.serve(Proto::Udp, &to.to_string(), "far");
+    let mut one = fast.dial(Proto::Udp, None, to, patience()).expect("a conversation");
+    assert_eq!(one.say().expect("an answer").peer.port(), ONLY);
+    let from = SocketAddr::new(addresses(&result)[0], ONLY);
+    let mut two = slow.dial(Proto::Udp, Some(from), to, patience()).expect("another one");
+    for _ in 0..2 {
+        assert_ne!(two.say().expect("an answer").peer.port(), ONLY);
+        assert_eq!(one.say().expect("an answer").peer.port(), ONLY);
+    }
+    let status = stage.node.programs();
+    assert_eq!(status["left"]["NoPort"], 1, "{status}");
+}
+
+#[test]
+fn the_table_follows_the_programs() {
+    needs!(has_programs(), PROGRAMS);
+    let stage = stage();
+    let table = || stage.node.cmd("nft list table inet slipway");
+    // The programs are there before the table is.
+    stage.node.slipway("node setup");
+    let pod = stage.node.pod("web");
+    let network = stage.node.network(other("nftables"));
+    let attach = Attach::new(&pod);
+    network.add(&attach).expect("ADD");
+    assert!(table().contains(&format!("masquerade to :{}-65535", ONLY + 1)), "{}", table());
+    network.check(&attach).expect("CHECK");
+    // Saved and loaded again by nft, it still says the same.
+    let saved = stage.node.cmd("nft -s list table inet slipway");
+    stage.node.nft(&format!("delete table inet slipway\n{saved}"));
+    assert_eq!(stage.node.cmd("nft -s list table inet slipway"), saved);
+    // Somebody flushes the rules: they come back with it.
+    stage.node.nft("flush table inet slipway");
+    network.check(&attach).expect_err("CHECK of a flushed table");
+    let second = stage.node.pod("second");
+    network.add(&Attach::new(&second)).expect("ADD");
+    network.check(&attach).expect("CHECK");
+    assert!(table().contains(&format!("masquerade to :{}-65535", ONLY + 1)), "{}", table());
+    // Other ports.
+    stage.node.write("/etc/cni/slipway.json", json!({"masqueradePorts": "61000-61999"}).to_string());
+    stage.node.slipway("node setup");
+    assert!(table().contains("masquerade to :1024-60999"), "{}", table());
+    assert!(!table().contains(&format!(":{}-65535", ONLY + 1)), "{}", table());
+    network.check(&attach).expect("CHECK");
+    // None.
+    stage.node.slipway("node teardown");
+    assert!(!table().contains("spare-ports"), "{}", table());
+    network.check(&attach).expect("CHECK");
+    network.del(&attach).expect("DEL");
+}
