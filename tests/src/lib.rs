@@ -43,6 +43,7 @@
 mod bpf;
 mod cgroup;
 mod chain;
+mod ethtool;
 mod feature;
 mod golden;
 mod interrupt;

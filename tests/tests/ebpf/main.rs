@@ -7,6 +7,7 @@ mod safety;
 mod settings;
 mod sockets;
 mod spared;
+mod transfer;
 mod upgrade;
 
 use serde_json::{Value, json};

@@ -1,0 +1,48 @@
+//! What an interface may leave to its device: ethtool(8), by the ioctl that it made its name with.
+#![allow(unsafe_code, reason = "nix has no ioctl for ethtool")]
+
+use std::net::UdpSocket;
+use std::os::fd::AsRawFd;
+
+use nix::libc;
+
+use crate::Space;
+
+/// `SIOCETHTOOL` of linux/sockios.h.
+const SIOCETHTOOL: libc::Ioctl = 0x8946;
+/// `ETHTOOL_SRXCSUM`, `_STXCSUM`, `_SSG`, `_STSO`, `_SGSO` and `_SGRO` of linux/ethtool.h. Without scattered buffers
+/// there is no segmentation either.
+const FEATURES: [u32; 6] = [0x15, 0x17, 0x19, 0x1f, 0x24, 0x2c];
+
+/// `struct ethtool_value`.
+#[repr(C)]
+struct Setting {
+    command: u32,
+    value: u32,
+}
+
+impl Space {
+    /// Leaves nothing of this interface's work to its device: packets are cut and merged by nobody, and their
+    /// checksums are computed and looked at in software.
+    ///
+    /// # Panics
+    /// When the kernel refuses.
+    pub fn without_offloads(&self, ifname: &str) {
+        self.run(|| {
+            let socket = UdpSocket::bind("0.0.0.0:0").expect("a socket");
+            for command in FEATURES {
+                let mut setting = Setting { command, value: 0 };
+                // SAFETY: all zeros are a valid request.
+                let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
+                for (to, from) in request.ifr_name.iter_mut().zip(ifname.bytes()) {
+                    *to = from.cast_signed();
+                }
+                request.ifr_ifru.ifru_data = (&raw mut setting).cast();
+                // SAFETY: the request leads to a setting, both of which outlive the call.
+                let result = unsafe { libc::ioctl(socket.as_raw_fd(), SIOCETHTOOL, &raw mut request) };
+                let error = std::io::Error::last_os_error();
+                assert_eq!(result, 0, "{}: set feature {command:#x} of {ifname}: {error}", self.name());
+            }
+        });
+    }
+}
