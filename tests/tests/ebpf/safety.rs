@@ -1,7 +1,7 @@
 //! A kernel, or a node, on which the programs cannot be: it is said why, and nftables serves.
 
-use serde_json::json;
-use slipway_tests::{PROGRAMS, Proto, has_programs, needs, skip, slipway};
+use serde_json::{Value, json};
+use slipway_tests::{Attach, Network, PROGRAMS, Proto, has_programs, needs, skip, slipway};
 
 use crate::{PORT, Stage, address, attach, list};
 
@@ -104,4 +104,95 @@ fn a_kernel_that_forbids_bpf_says_so() {
     let pod = stage.node.pod("web");
     stage.node.network(list("ebpf")).add(&attach(&pod)).expect("ADD");
     assert_eq!(stage.node.programs()["containers"], 1);
+}
+
+/// What a process sees of a seccomp filter, of a security module's policy, and of a kernel without bpf(2).
+const REFUSALS: [(&str, &str); 3] = [
+    ("EPERM", "Operation not permitted"),
+    ("EACCES", "Permission denied"),
+    ("ENOSYS", "Function not implemented"),
+];
+
+/// A program under strace(1), for which bpf(2) fails with this error.
+fn refusing(error: &str) -> Vec<String> {
+    let inject = format!("inject=bpf:error={error}");
+    ["strace", "-f", "-qq", "-o", "/dev/null", "-e", "trace=bpf", "-e", &inject].map(str::to_owned).to_vec()
+}
+
+/// ADD of the whole list, each plugin so; what they said on standard error comes with the result.
+fn add_so(network: &Network<'_>, attach: &Attach, wrapper: &[String]) -> (Value, String) {
+    let words: Vec<&str> = wrapper.iter().map(String::as_str).collect();
+    let (mut result, mut said) = (Value::Null, String::new());
+    for mut config in network.configs(Some(attach)) {
+        if !result.is_null() {
+            config["prevResult"] = result;
+        }
+        let call = network.prepare("ADD", &config, Some(attach)).env("SLIPWAY_LOG", "warn");
+        let output = call.through(&words).run();
+        said.push_str(&output.process.stderr);
+        result = output.ok();
+    }
+    (result, said)
+}
+
+#[test]
+fn where_bpf_is_refused_nftables_serves_and_it_is_said() {
+    needs!(has_programs(), PROGRAMS);
+    for (error, text) in REFUSALS {
+        let stage = Stage::new();
+        stage.node.own_etc();
+        stage.node.write("/etc/cni/slipway.json", json!({"backend": "ebpf"}).to_string());
+        stage.node.cmd(&format!("ip route add default via {}", stage.client.v4));
+        let wrapper = refusing(error);
+        let so =
+            |args: &str| stage.node.try_cmd(&format!("{} {} {args}", wrapper.join(" "), slipway().display()));
+        let failed = so("node setup");
+        assert!(failed.code == Some(1) && failed.stderr.contains(text), "{failed}");
+        assert!(failed.stderr.contains("bpf(2)"), "{failed}");
+        let report = so("check-node").stdout;
+        let line = report.lines().find(|line| line.contains("  cannot be loaded: ")).unwrap_or_default();
+        assert!(line.starts_with("warning") && line.contains(text), "{report}");
+        let pod = stage.node.pod("web");
+        let attach = attach(&pod);
+        let network = stage.network();
+        let (result, said) = add_so(&network, &attach, &wrapper);
+        assert!(said.contains("is left to nftables: ") && said.contains(text), "{said}");
+        let _server = pod.serve(Proto::Tcp, &format!("{}:80", address(&result)), "web");
+        let _far = stage.client.serve(Proto::Tcp, &format!("{}:7000", stage.client.v4), "far");
+        stage.client.expect(Proto::Tcp, (stage.client.node_v4, PORT), "web");
+        assert_eq!(pod.expect(Proto::Tcp, (stage.client.v4, 7000), "far").peer.ip(), stage.client.node_v4);
+        assert_eq!(stage.node.programs()["setUp"], false);
+        // Once it is allowed, the same container's ADD has the programs serve it.
+        crate::publish(&network, &attach, &result);
+        stage.client.expect(Proto::Tcp, (stage.client.node_v4, PORT), "web");
+        assert!(stage.carried() > 0, "{}", stage.node.programs());
+        network.del(&attach).expect("DEL");
+    }
+}
+
+/// The programs are there and serve; whoever comes later is not allowed to speak to them.
+#[test]
+fn where_bpf_is_refused_later_the_next_container_is_left_to_nftables() {
+    needs!(has_programs(), PROGRAMS);
+    let stage = Stage::new();
+    let network = stage.network();
+    let (one, two) = (stage.node.pod("one"), stage.node.pod("two"));
+    let result = network.add(&Attach::new(&one).port(Proto::Tcp, PORT, 80)).expect("ADD");
+    let _one = one.serve(Proto::Tcp, &format!("{}:80", address(&result)), "one");
+    let wrapper = refusing("EPERM");
+    let attach = Attach::new(&two).port(Proto::Tcp, PORT + 1, 80);
+    let (result, said) = add_so(&network, &attach, &wrapper);
+    assert!(said.contains("is left to nftables: ") && said.contains("Operation not permitted"), "{said}");
+    let _two = two.serve(Proto::Tcp, &format!("{}:80", address(&result)), "two");
+    stage.client.expect(Proto::Tcp, (stage.client.node_v4, PORT + 1), "two");
+    assert_eq!(stage.carried(), 0, "{}", stage.node.programs());
+    stage.client.expect(Proto::Tcp, (stage.client.node_v4, PORT), "one");
+    assert!(stage.carried() > 0, "{}", stage.node.programs());
+    let words: Vec<&str> = wrapper.iter().map(String::as_str).collect();
+    for mut config in network.configs(Some(&attach)).into_iter().rev() {
+        config["prevResult"] = result.clone();
+        network.prepare("DEL", &config, Some(&attach)).through(&words).run().ok();
+    }
+    stage.client.expect_none(Proto::Tcp, (stage.client.node_v4, PORT + 1));
+    stage.client.expect(Proto::Tcp, (stage.client.node_v4, PORT), "one");
 }

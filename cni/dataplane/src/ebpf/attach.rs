@@ -9,6 +9,7 @@ use aya::programs::tc::{NlOptions, SchedClassifierLink, TcAttachOptions, TcError
 use aya::programs::{Link as _, ProgramError, SchedClassifier, TcAttachType, tc};
 use nix::errno::Errno;
 
+use super::said;
 use crate::Error;
 
 /// Priority of the filter: others may come before it and after it.
@@ -30,8 +31,7 @@ pub(super) enum Before {
 /// # Errors
 /// The interface is gone, or has another discipline in clsact's place.
 pub(super) fn attach(interface: &str, program: &Path) -> Result<Before, Error> {
-    let failed =
-        |e: ProgramError| Error::kernel(format!("attach {} to {interface}", program.display()), Box::new(e));
+    let failed = |e: ProgramError| said::failed(format!("attach {} to {interface}", program.display()), e);
     let mut classifier = SchedClassifier::from_pin(program).map_err(failed)?;
     match tc::qdisc_add_clsact(interface) {
         Ok(()) => {}

@@ -12,6 +12,7 @@ use nix::sys::resource::{RLIM_INFINITY, Resource, setrlimit};
 use slipway_ebpf_abi::maps;
 
 use super::place::{self, Place};
+use super::said;
 use crate::Error;
 
 /// How often another process may be in the way: two first ADDs at one moment pin the same maps.
@@ -189,29 +190,21 @@ fn pin_exists(error: &PinError) -> bool {
 fn refused(error: &EbpfError) -> Box<dyn std::error::Error + Send + Sync> {
     match error {
         EbpfError::ProgramError(e) => explain(e).into(),
-        _ => whole(error).into(),
+        _ => said::text(error).into(),
     }
-}
-
-/// What an error and those behind it say: at the end is what the kernel said.
-fn whole(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut behind = error.source();
-    while let Some(cause) = behind {
-        let said = cause.to_string();
-        if !text.contains(&said) {
-            text = format!("{text}: {said}");
-        }
-        behind = cause.source();
-    }
-    text
 }
 
 /// What the kernel said, with the end of what its verifier said.
 fn explain(error: &ProgramError) -> String {
-    let ProgramError::LoadError { io_error, verifier_log } = error else { return whole(error) };
+    let ProgramError::LoadError { io_error, verifier_log } = error else {
+        return said::text(error);
+    };
     let log = verifier_log.to_string();
     let lines: Vec<&str> = log.lines().filter(|line| !line.trim().is_empty()).collect();
+    if lines.is_empty() {
+        // Not the verifier: whoever comes before it.
+        return said::text(io_error);
+    }
     let last = lines.get(lines.len().saturating_sub(LINES)..).unwrap_or_default().join("\n  ");
     format!("{io_error}; the verifier's last lines:\n  {last}")
 }

@@ -15,6 +15,7 @@ mod load;
 mod node;
 mod place;
 mod range;
+mod said;
 mod sockets;
 mod tables;
 mod uplinks;

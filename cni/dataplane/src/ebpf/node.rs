@@ -102,7 +102,7 @@ pub fn setup_node(settings: &Settings) -> Result<Status, Error> {
 fn setup(settings: &Settings) -> Result<Place, Error> {
     let object = programs_of_this_binary()?;
     let place = Place::make()?;
-    let folder = load::ensure(&place, object, &settings.sizes)?;
+    let folder = load::ensure(&place, object, &settings.sizes).inspect_err(|_| place.forget_if_empty())?;
     let around = uplinks::look(&settings.uplinks).map_err(|e| Error::kernel("look for uplinks", e))?;
     tell_addresses(&place, &around.locals)?;
     tell_uplinks(&place, &around)?;

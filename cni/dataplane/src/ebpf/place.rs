@@ -73,6 +73,14 @@ impl Place {
         Ok(place)
     }
 
+    /// Removes the folder if nothing is in it: what could not be set up is not there.
+    pub(super) fn forget_if_empty(&self) {
+        for folder in [Some(self.base.as_path()), self.base.parent()].into_iter().flatten() {
+            // An error says that something is in it.
+            let _ = fs::remove_dir(folder);
+        }
+    }
+
     /// Where a map is pinned.
     pub(super) fn map(&self, name: &str) -> PathBuf {
         self.base.join(name)

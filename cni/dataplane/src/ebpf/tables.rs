@@ -11,6 +11,7 @@ use slipway_ebpf_abi::{
 };
 
 use super::place::Place;
+use super::said;
 use crate::{Error, HostAddress, Protocol};
 
 /// A hash map of the kernel, with what it is called in errors.
@@ -35,7 +36,7 @@ impl<K: Plain, V: Plain> Table<K, V> {
         let opened = MapData::from_pin(&path)
             .and_then(Map::from_map_data)
             .and_then(HashMap::<MapData, K, V>::try_from);
-        let map = opened.map_err(|e| Error::kernel(format!("open the BPF map {}", path.display()), e))?;
+        let map = opened.map_err(|e| said::failed(format!("open the BPF map {}", path.display()), e))?;
         Ok(Self { name, map })
     }
 
@@ -47,7 +48,7 @@ impl<K: Plain, V: Plain> Table<K, V> {
         match self.map.get(key, 0) {
             Ok(value) => Ok(Some(value)),
             Err(MapError::KeyNotFound) => Ok(None),
-            Err(e) => Err(Error::kernel(format!("read from the BPF map {}", self.name), e)),
+            Err(e) => Err(said::failed(format!("read from the BPF map {}", self.name), e)),
         }
     }
 
@@ -57,7 +58,7 @@ impl<K: Plain, V: Plain> Table<K, V> {
     /// The kernel's own: E2BIG when the map is full.
     pub(super) fn put(&mut self, key: K, value: V) -> Result<(), Error> {
         let put = self.map.insert(key, value, 0);
-        put.map_err(|e| Error::kernel(format!("write to the BPF map {}", self.name), e))
+        put.map_err(|e| said::failed(format!("write to the BPF map {}", self.name), e))
     }
 
     /// Takes something away; says whether it was there.
@@ -69,7 +70,7 @@ impl<K: Plain, V: Plain> Table<K, V> {
             Ok(()) => Ok(true),
             Err(MapError::KeyNotFound) => Ok(false),
             Err(MapError::SyscallError(e)) if e.io_error.kind() == std::io::ErrorKind::NotFound => Ok(false),
-            Err(e) => Err(Error::kernel(format!("remove from the BPF map {}", self.name), e)),
+            Err(e) => Err(said::failed(format!("remove from the BPF map {}", self.name), e)),
         }
     }
 
@@ -80,7 +81,7 @@ impl<K: Plain, V: Plain> Table<K, V> {
     /// The kernel's own.
     pub(super) fn some(&self, most: usize) -> Result<Vec<(K, V)>, Error> {
         let read: Result<Vec<_>, _> = self.map.iter().take(most).collect();
-        read.map_err(|e| Error::kernel(format!("read the BPF map {}", self.name), e))
+        read.map_err(|e| said::failed(format!("read the BPF map {}", self.name), e))
     }
 
     /// Everything, in no order. What changes meanwhile may be missing or be there twice.
@@ -89,7 +90,7 @@ impl<K: Plain, V: Plain> Table<K, V> {
     /// The kernel's own.
     pub(super) fn all(&self) -> Result<Vec<(K, V)>, Error> {
         let read: Result<Vec<_>, _> = self.map.iter().collect();
-        read.map_err(|e| Error::kernel(format!("read the BPF map {}", self.name), e))
+        read.map_err(|e| said::failed(format!("read the BPF map {}", self.name), e))
     }
 }
 
@@ -255,7 +256,7 @@ fn array(place: &Place, name: &str) -> Result<Map, Error> {
     let path = place.map(name);
     MapData::from_pin(&path)
         .and_then(Map::from_map_data)
-        .map_err(|e| Error::kernel(format!("open the BPF map {}", path.display()), e))
+        .map_err(|e| said::failed(format!("open the BPF map {}", path.display()), e))
 }
 
 /// The settings that the programs read.
@@ -264,7 +265,7 @@ fn array(place: &Place, name: &str) -> Result<Map, Error> {
 /// As [`Table::open`].
 pub(super) fn config(place: &Place) -> Result<Array<MapData, Config>, Error> {
     let map = array(place, maps::CONFIG)?;
-    Array::try_from(map).map_err(|e| Error::kernel("open the BPF map config", e))
+    Array::try_from(map).map_err(|e| said::failed("open the BPF map config", e))
 }
 
 /// What the programs have counted, summed over the processors.
@@ -274,7 +275,7 @@ pub(super) fn config(place: &Place) -> Result<Array<MapData, Config>, Error> {
 pub(super) fn counters(place: &Place) -> Result<Counters, Error> {
     let map = array(place, maps::COUNTERS)?;
     let read = PerCpuArray::<_, Counters>::try_from(map).and_then(|map| map.get(&0, 0));
-    let each = read.map_err(|e| Error::kernel("read the BPF map counters", e))?;
+    let each = read.map_err(|e| said::failed("read the BPF map counters", e))?;
     let mut sum = [0; slipway_ebpf_abi::COUNTERS];
     for counters in each.iter() {
         for (total, count) in sum.iter_mut().zip(counters) {

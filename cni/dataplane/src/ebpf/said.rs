@@ -1,0 +1,75 @@
+//! What the kernel said when it refused something about BPF, for people.
+
+use std::io;
+
+use nix::errno::Errno;
+
+use crate::Error;
+
+/// The failure of an operation.
+pub(super) fn failed(
+    operation: impl Into<String>,
+    error: impl std::error::Error + Send + Sync + 'static,
+) -> Error {
+    Error::kernel(operation, text(&error))
+}
+
+/// What an error and those behind it say, and where to look.
+pub(super) fn text(error: &(dyn std::error::Error + 'static)) -> String {
+    with_hint(whole(error), os_error(error))
+}
+
+/// The number of the kernel's own error at the end of a chain of errors.
+fn os_error(error: &(dyn std::error::Error + 'static)) -> Option<Errno> {
+    let own = error.downcast_ref::<io::Error>().and_then(io::Error::raw_os_error);
+    match (own, error.source()) {
+        (Some(number), _) => Some(Errno::from_raw(number)),
+        (None, Some(behind)) => os_error(behind),
+        (None, None) => None,
+    }
+}
+
+/// Says where to look when the kernel forbids BPF as such, which it does with one word.
+fn with_hint(text: String, error: Option<Errno>) -> String {
+    let hint = match error {
+        Some(Errno::EPERM | Errno::EACCES) => {
+            "bpf(2) takes CAP_BPF and CAP_NET_ADMIN, or CAP_SYS_ADMIN before Linux 5.8; a seccomp filter or a security \
+             module may forbid it all the same"
+        }
+        Some(Errno::ENOSYS) => "this kernel has no bpf(2), or a seccomp filter hides it",
+        _ => return text,
+    };
+    format!("{text} ({hint})")
+}
+
+/// What an error and those behind it say: at the end is what the kernel said.
+fn whole(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut behind = error.source();
+    while let Some(cause) = behind {
+        let said = cause.to_string();
+        if !text.contains(&said) {
+            text = format!("{text}: {said}");
+        }
+        behind = cause.source();
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_behind_an_error_is_said_once() {
+        let wrapped = |number: Errno| {
+            let io_error = io::Error::from_raw_os_error(number as i32);
+            aya::maps::MapError::SyscallError(aya::sys::SyscallError { call: "bpf", io_error })
+        };
+        let refused = text(&wrapped(Errno::EPERM));
+        assert!(refused.contains("Operation not permitted") && refused.contains("CAP_BPF"), "{refused}");
+        assert_eq!(refused.matches("Operation not permitted").count(), 1);
+        let full = text(&wrapped(Errno::E2BIG));
+        assert!(full.contains("Argument list too long") && !full.contains("bpf(2)"), "{full}");
+    }
+}
