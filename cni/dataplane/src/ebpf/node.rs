@@ -113,7 +113,7 @@ fn setup(settings: &Settings) -> Result<Place, Error> {
     }
     renew_containers(&place, &folder)?;
     reserve_ports(&place);
-    let config = configuration(settings.masquerade_ports);
+    let config = configuration(&place, settings.masquerade_ports);
     spare_ports(masquerade_ports(config));
     configure(&place, config)?;
     // Without them nftables serves the node's own sockets.
@@ -125,8 +125,13 @@ fn setup(settings: &Settings) -> Result<Place, Error> {
 }
 
 /// Ports that the node's own sockets may choose, too, are none to masquerade with: nftables does it then.
-fn configuration(ports: PortRange) -> Config {
-    let config = Config::new(cookie::of_this_namespace());
+fn configuration(place: &Place, ports: PortRange) -> Config {
+    let netns_cookie = match cookie::of_this_namespace() {
+        // What was learnt before holds until it is learnt again.
+        0 => configured(place).map_or(0, |config| config.netns_cookie),
+        told => told,
+    };
+    let config = Config::new(netns_cookie);
     match ports.clash() {
         None => Config { masquerade_first: ports.first, masquerade_last: ports.last, ..config },
         Some(why) => {
@@ -155,10 +160,10 @@ fn reserve_ports(place: &Place) {
 /// Has the program at connect(2) note the cookie of this namespace where the kernel tells it to nobody else
 /// (before Linux 5.14): it sees a socket here connect that it was told of.
 fn learn_cookie(place: &Place) -> Result<(), Error> {
-    let config = configured(place)?;
-    if config.netns_cookie != 0 {
+    if cookie::of_this_namespace() != 0 {
         return Ok(());
     }
+    let config = configured(place)?;
     let Some((socket, teacher)) = cookie::teacher() else { return Ok(()) };
     configure(place, Config { teacher, ..config })?;
     // Whatever becomes of the call, nothing is sent. 9 is the port of discard (RFC 863).
