@@ -5,7 +5,8 @@
 //! [`Addr4`], [`Addr6`] and [`Port`] keep them apart from numbers of the host. Everything else is in the
 //! host's byte order. Padding is named and zero: the kernel compares a key byte by byte.
 //!
-//! A change of anything here that is stored in a map needs a new [`VERSION`].
+//! A change of anything here that is stored in a map needs a new [`VERSION`], which is what
+//! [`maps::unchanged_since`] says of that map from then on.
 #![no_std]
 
 mod address;

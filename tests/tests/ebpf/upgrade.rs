@@ -1,9 +1,21 @@
 //! Programs of another version take over.
 
-use serde_json::json;
-use slipway_tests::{BridgeNetfilter, PROGRAMS, Proto, at, has_programs, needs, patience, skip};
+use serde_json::{Value, json};
+use slipway_tests::{Attach, BridgeNetfilter, PROGRAMS, Proto, at, has_programs, needs, patience, skip};
 
 use crate::{PORT, Stage, address, attach};
+
+const BASE: &str = "/sys/fs/bpf/slipway";
+
+/// The node's end of the pod's links.
+fn pod_link(result: &Value) -> String {
+    result["interfaces"][1]["name"].as_str().expect("the node's end").to_owned()
+}
+
+/// Makes what this version has pinned that of one with another layout of the maps.
+fn becomes(stage: &Stage, layout: u32) {
+    stage.node.cmd(&format!("mv {BASE}/{} {BASE}/{layout}", slipway_ebpf_abi::VERSION));
+}
 
 /// The number that the kernel has for the program at a link.
 fn program_at(stage: &Stage, link: &str) -> String {
@@ -40,8 +52,7 @@ fn conversations_go_on() {
     let programs = |stage: &Stage| -> Vec<String> {
         stage.node.list(&folder).into_iter().filter(|name| name.starts_with("programs-")).collect()
     };
-    let pod_link = result["interfaces"][1]["name"].as_str().expect("the node's end").to_owned();
-    let links = [stage.client.node_link.clone(), pod_link];
+    let links = [stage.client.node_link.clone(), pod_link(&result)];
     let before = (programs(&stage), links.each_ref().map(|link| program_at(&stage, link)));
     stage.node.cmd(&format!("mv {folder}/{} {folder}/programs-earlier", before.0[0]));
     assert_eq!(stage.node.programs()["current"], false);
@@ -62,4 +73,93 @@ fn conversations_go_on() {
     assert_eq!(stage.node.counted("Sockets"), led + 1);
     // All of it is new flows' way, too.
     stage.client.expect(Proto::Tcp, to, "web");
+}
+
+/// What the first layout had of these maps is what the second one has, but for the settings.
+#[test]
+fn maps_that_a_later_layout_has_not_changed_are_taken_over() {
+    needs!(has_programs(), PROGRAMS);
+    let stage = Stage::new();
+    stage.node.cmd(&format!("ip route add default via {}", stage.client.v4));
+    let network = stage.network();
+    let (web, gone) = (stage.node.pod("web"), stage.node.pod("gone"));
+    let result = network.add(&attach(&web)).expect("ADD");
+    let leaving = Attach::new(&gone).port_on("0.0.0.0", Proto::Tcp, PORT + 1, 80);
+    network.add(&leaving).expect("ADD");
+    let ip = address(&result);
+    let _servers = Proto::ALL.map(|proto| web.serve(proto, &format!("{ip}:80"), "web"));
+    let _far = Proto::ALL.map(|proto| stage.client.serve(proto, &format!("{}:7000", stage.client.v4), "far"));
+    let mut talks = Vec::new();
+    for proto in Proto::ALL {
+        let to = at(stage.client.node_v4, PORT);
+        talks.push(stage.client.dial(proto, None, to, patience()).expect("a conversation with the port"));
+        talks.push(web.dial(proto, None, at(stage.client.v4, 7000), patience()).expect("one of the pod"));
+    }
+    let first: Vec<_> = talks.iter_mut().map(|talk| talk.say().expect("an answer").peer).collect();
+    let links = [stage.client.node_link.clone(), pod_link(&result)];
+    let before = links.each_ref().map(|link| program_at(&stage, link));
+    becomes(&stage, 1);
+    // The new version's first word may be a DEL: what it removes, the old programs no longer know.
+    network.del(&leaving).expect("DEL");
+    assert_eq!(stage.node.programs()["ports"], 4);
+    assert_eq!(stage.node.programs()["setUp"], false);
+    let carried = stage.carried();
+    stage.node.slipway("node setup");
+    let after = links.each_ref().map(|link| program_at(&stage, link));
+    assert!(before.iter().zip(&after).all(|(old, new)| old != new), "{before:?} {after:?}");
+    assert_eq!(stage.node.list(BASE), [slipway_ebpf_abi::VERSION.to_string()]);
+    let again: Vec<_> = talks.iter_mut().map(|talk| talk.say().expect("an answer").peer).collect();
+    assert_eq!(first, again);
+    let status = stage.node.programs();
+    assert!(stage.carried() >= carried + 4, "{status}");
+    assert_eq!(
+        (&status["setUp"], &status["containers"], &status["ports"]),
+        (&json!(true), &json!(1), &json!(4))
+    );
+    network.check(&attach(&web)).expect("CHECK");
+    network.del(&attach(&web)).expect("DEL");
+    assert_eq!(stage.node.programs()["containers"], 0);
+}
+
+/// A version that is not known here, as after going back to an earlier one.
+#[test]
+fn what_an_unknown_layout_served_is_left_to_nftables() {
+    needs!(has_programs(), PROGRAMS);
+    for by_del in [false, true] {
+        let stage = Stage::new();
+        stage.node.cmd(&format!("ip route add default via {}", stage.client.v4));
+        let network = stage.network();
+        let (old, other) = (stage.node.pod("old"), stage.node.pod("other"));
+        let result = network.add(&attach(&old)).expect("ADD");
+        let ip = address(&result);
+        let _servers = Proto::ALL.map(|proto| old.serve(proto, &format!("{ip}:80"), "old"));
+        let second = Attach::new(&other).port(Proto::Tcp, PORT + 1, 80);
+        if by_del {
+            network.add(&second).expect("ADD");
+        }
+        becomes(&stage, 99);
+        if by_del {
+            network.del(&second).expect("DEL");
+            assert_eq!(stage.node.programs()["setUp"], false);
+        } else {
+            let result = network.add(&second).expect("ADD");
+            let _server = other.serve(Proto::Tcp, &format!("{}:80", address(&result)), "other");
+            stage.client.expect(Proto::Tcp, (stage.client.node_v4, PORT + 1), "other");
+            assert!(stage.carried() > 0, "{}", stage.node.programs());
+        }
+        assert!(!stage.node.list(BASE).contains(&"99".to_owned()));
+        assert_eq!(stage.filters(&pod_link(&result)), "");
+        let carried = stage.carried();
+        let _far = stage.client.serve(Proto::Udp, &format!("{}:7000", stage.client.v4), "far");
+        for proto in Proto::ALL {
+            let answer = stage.client.expect(proto, (stage.client.node_v4, PORT), "old");
+            assert_eq!(answer.peer.ip(), stage.client.v4);
+        }
+        assert_eq!(old.expect(Proto::Udp, (stage.client.v4, 7000), "far").peer.ip(), stage.client.node_v4);
+        assert_eq!(stage.carried(), carried);
+        // Told again, it is the programs' once more.
+        crate::publish(&network, &attach(&old), &result);
+        stage.client.expect(Proto::Tcp, (stage.client.node_v4, PORT), "old");
+        assert!(stage.carried() > carried, "{}", stage.node.programs());
+    }
 }

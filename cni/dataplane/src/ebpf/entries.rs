@@ -265,7 +265,13 @@ pub(crate) fn leave_masquerade(request: &MasqueradeRequest) {
 }
 
 fn leave(work: impl FnOnce(&mut Tables) -> Result<(), Error>) {
-    let Some(place) = Place::find() else { return };
+    let Some(place) = Place::find() else {
+        // Programs whose maps this version cannot write to would go on as if nothing had changed.
+        if let Err(error) = node::give_up_others() {
+            log::warn!("take away the BPF programs of another version: {error}");
+        }
+        return;
+    };
     if let Err(error) = Tables::open(&place).and_then(|mut tables| work(&mut tables)) {
         log::warn!("forget a container in the BPF maps: {error}");
     }

@@ -121,7 +121,41 @@ fn setup(settings: &Settings) -> Result<Place, Error> {
         log::warn!("the node's own sockets are left to nftables: {error}");
     }
     load::forget_others(&place, &folder);
+    if let Err(error) = give_up_others() {
+        log::warn!("{error}");
+    }
     Ok(place)
+}
+
+/// Takes away what a version with another layout of the maps has left: its programs, wherever they were not
+/// replaced by this version's. Containers that only they knew are nftables' from now on.
+///
+/// # Errors
+/// What could not be taken away.
+pub(super) fn give_up_others() -> Result<(), Error> {
+    if !Place::has_others() {
+        return Ok(());
+    }
+    let mut known = BTreeSet::new();
+    if let Some(place) = Place::find() {
+        known.extend(tables::uplinks(&place)?.all()?.into_iter().map(|(index, _)| index));
+        known.extend(Tables::open(&place)?.pods.all()?.into_iter().map(|(index, _)| index));
+    }
+    let failed = |e| Error::kernel("look for links with programs of another version", e);
+    let links = RouteSocket::open().and_then(|socket| socket.links()).map_err(failed)?;
+    let mut left = Vec::new();
+    for link in links.into_iter().filter(|link| !known.contains(&link.index)) {
+        match attach::detach(&link.name) {
+            Ok(true) => left.push(link.name),
+            Ok(false) => {}
+            // A link may go at any time.
+            Err(error) => log::debug!("{error}"),
+        }
+    }
+    if !left.is_empty() {
+        log::warn!("the programs of another version were at {}: nftables serves there", left.join(", "));
+    }
+    Place::remove_others()
 }
 
 /// Ports that the node's own sockets may choose, too, are none to masquerade with: nftables does it then.
@@ -238,7 +272,7 @@ fn detach_index(index: u32) -> Result<bool, Error> {
 /// # Errors
 /// What could not be taken away; the rest was.
 pub fn teardown_node() -> Result<bool, Error> {
-    let mut results = Vec::new();
+    let mut results = vec![give_up_others()];
     if let Some(place) = Place::find() {
         let uplinks = tables::uplinks(&place).and_then(|table| table.all());
         let pods = Tables::open(&place).and_then(|tables| tables.pods.all());

@@ -5,17 +5,22 @@
 //! /sys/fs/bpf/slipway/<layout>/programs-<digest>/<name> one folder for each version of the programs
 //! ```
 //!
-//! Versions of the programs that share a layout of the maps share the maps, too: flows outlive an upgrade.
+//! Versions of the programs that share a layout of the maps share the maps, too: flows outlive an upgrade. A later
+//! layout takes over the maps that it has not changed, by a second pin for each: the programs of both have the
+//! same map, until the earlier ones are replaced.
 
 use std::fs;
 use std::io::{self, ErrorKind};
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 
+use aya::maps::MapData;
 use nix::mount::{MsFlags, mount};
 use nix::sys::statfs::{BPF_FS_MAGIC, statfs};
 use sha2::{Digest, Sha256};
+use slipway_ebpf_abi::maps;
 
+use super::said;
 use crate::Error;
 
 /// Where the BPF file system is mounted, by convention of the kernel and of systemd.
@@ -32,10 +37,19 @@ pub(super) struct Place {
 }
 
 impl Place {
-    /// The folder, if it is there: one system call on a node that has no such programs.
+    /// The folder, if it is there, or can take over what an earlier version has told its programs: two system calls
+    /// on a node that has no such programs.
     pub(super) fn find() -> Option<Self> {
         let place = Self::new();
-        place.base.is_dir().then_some(place)
+        if place.base.is_dir() {
+            return Some(place);
+        }
+        let earlier = others().into_iter().find(Layout::knows_containers)?;
+        if let Err(error) = make(&place.base).map(|()| place.take_over(&earlier)) {
+            log::warn!("{error}");
+            return None;
+        }
+        Some(place)
     }
 
     fn new() -> Self {
@@ -70,7 +84,31 @@ impl Place {
         }
         let place = Self::new();
         make(&place.base)?;
+        for earlier in others() {
+            place.take_over(&earlier);
+        }
         Ok(place)
+    }
+
+    /// Pins the maps of an earlier layout here that are the same in this one, unless there are such already.
+    fn take_over(&self, earlier: &Layout) {
+        for name in maps::ALL.into_iter().filter(|name| earlier.has_todays(name)) {
+            let (from, to) = (earlier.folder.join(name), self.map(name));
+            if to.exists() || !from.exists() {
+                continue;
+            }
+            let pinned = MapData::from_pin(&from)
+                .map_err(|e| said::failed(format!("open the BPF map {}", from.display()), e))
+                .and_then(|map| {
+                    map.pin(&to).map_err(|e| said::failed(format!("pin the BPF map {}", to.display()), e))
+                });
+            match pinned {
+                Ok(()) => log::info!("{} is {} from now on", from.display(), to.display()),
+                // Another process that was quicker has pinned it, too.
+                Err(_) if to.exists() => {}
+                Err(error) => log::warn!("{error}"),
+            }
+        }
     }
 
     /// Removes the folder if nothing is in it: what could not be set up is not there.
@@ -102,6 +140,27 @@ impl Place {
             .collect()
     }
 
+    /// Removes what is pinned of other layouts.
+    ///
+    /// # Errors
+    /// A pin that cannot be removed.
+    pub(super) fn remove_others() -> Result<(), Error> {
+        for Layout { folder, .. } in others() {
+            match fs::remove_dir_all(&folder) {
+                Err(e) if e.kind() != ErrorKind::NotFound => {
+                    return Err(Error::kernel(format!("remove {}", folder.display()), e));
+                }
+                _ => {}
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether there is anything of another layout.
+    pub(super) fn has_others() -> bool {
+        !others().is_empty()
+    }
+
     /// Whether anything is pinned, of any layout.
     pub(super) fn is_there() -> bool {
         Path::new(FILE_SYSTEM).join(FOLDER).is_dir()
@@ -120,6 +179,40 @@ impl Place {
             Err(e) => Err(Error::kernel(format!("remove {}", folder.display()), e)),
         }
     }
+}
+
+/// What a version with another layout of the maps has pinned.
+struct Layout {
+    number: u32,
+    folder: PathBuf,
+}
+
+impl Layout {
+    /// Whether its map of this name is what today's is.
+    fn has_todays(&self, name: &str) -> bool {
+        (maps::unchanged_since(name)..slipway_ebpf_abi::VERSION).contains(&self.number)
+    }
+
+    /// Whether what it was told of containers can be taken over as a whole.
+    fn knows_containers(&self) -> bool {
+        let told = [maps::PODS, maps::POD_ADDRESSES4, maps::POD_ADDRESSES6, maps::PORTS4, maps::PORTS6];
+        told.into_iter().all(|name| self.has_todays(name) && self.folder.join(name).exists())
+    }
+}
+
+/// What is pinned of other layouts, later ones first.
+fn others() -> Vec<Layout> {
+    let Ok(entries) = fs::read_dir(Path::new(FILE_SYSTEM).join(FOLDER)) else { return Vec::new() };
+    let mut others: Vec<Layout> = entries
+        .filter_map(Result::ok)
+        .filter_map(|entry| {
+            let number = entry.file_name().to_str()?.parse().ok()?;
+            Some(Layout { number, folder: entry.path() })
+        })
+        .filter(|layout| layout.number != slipway_ebpf_abi::VERSION)
+        .collect();
+    others.sort_by_key(|layout| std::cmp::Reverse(layout.number));
+    others
 }
 
 /// Makes a folder that only root may look into.
