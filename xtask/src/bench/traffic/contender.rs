@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 use super::load::{self, Client, Pin, Spent, Work};
 use super::plan::{self, PER_POD, Ports};
 use super::shape::{Identity, Place, Shape, Tool};
-use super::space::{CLIENT_ADDRESS, NODE_ADDRESS, Space, in_net};
+use super::space::{CLIENT_ADDRESS, Habits, NODE_ADDRESS, Space, in_net};
 use crate::bench::contender::Backend;
 use crate::cni::{self, Chain, Family, Pod};
 use crate::error::{Error, Result};
@@ -92,6 +92,8 @@ pub(super) enum Way {
     Masquerade,
     /// The node itself asks its published port.
     Node,
+    /// The node itself asks the pod's own address.
+    NodeDirect,
 }
 
 impl Way {
@@ -101,6 +103,7 @@ impl Way {
             Self::Port => "port",
             Self::Masquerade => "masquerade",
             Self::Node => "node",
+            Self::NodeDirect => "node-direct",
         }
     }
 }
@@ -112,8 +115,7 @@ pub(super) struct Setting {
     pub(super) peer: PathBuf,
     pub(super) iptables: String,
     pub(super) peer_live: u32,
-    pub(super) bridge_netfilter: bool,
-    pub(super) groups: bool,
+    pub(super) habits: Habits,
     pub(super) pin: Pin,
 }
 
@@ -141,7 +143,7 @@ pub(super) struct Contender {
     live: Vec<(Ipv4Addr, u16)>,
     shapes: Vec<(u16, Shape)>,
     measured: Option<Measured>,
-    clients: [Client; 3],
+    clients: [Client; 4],
 }
 
 /// The pod at the other end.
@@ -157,7 +159,7 @@ impl Contender {
     /// # Errors
     /// The namespaces cannot be made.
     pub(super) fn new(kind: Kind, setting: &Setting) -> Result<Self> {
-        let space = Space::new(setting.groups, setting.bridge_netfilter)?;
+        let space = Space::new(&setting.habits)?;
         let contender = Self {
             kind,
             space,
@@ -168,7 +170,7 @@ impl Contender {
             live: Vec::new(),
             shapes: Vec::new(),
             measured: None,
-            clients: [const { Client::new() }; 3],
+            clients: [const { Client::new() }; 4],
         };
         load::serve(contender.space.client(), setting.pin)?;
         if kind == Kind::Tracked {
@@ -269,6 +271,10 @@ impl Contender {
         match way {
             Way::Port => in_net(self.space.client(), || client.run(work, published, time, pin)),
             Way::Node => self.space.in_group(|| client.run(work, published, time, pin)),
+            Way::NodeDirect => {
+                let direct = SocketAddrV4::new(address, load::PORT);
+                self.space.in_group(|| client.run(work, direct, time, pin))
+            }
             Way::Masquerade => {
                 let outside = SocketAddrV4::new(parse(CLIENT_ADDRESS)?, load::PORT);
                 in_net(&measured.net, || client.run(work, outside, time, pin))

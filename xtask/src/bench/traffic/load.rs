@@ -27,7 +27,7 @@ use crate::error::{Error, Result};
 /// The port that all servers listen on.
 pub(super) const PORT: u16 = 80;
 /// How long either side waits for the other.
-const PATIENCE: Duration = Duration::from_secs(10);
+const PATIENCE: Duration = Duration::from_mins(1);
 /// What a sender writes, and a receiver reads at a time.
 const CHUNK: usize = 128 << 10;
 /// Before the clock starts: the window grows, caches fill.
@@ -41,16 +41,18 @@ const TAKE: u8 = b'S';
 const ECHO: u8 = b'R';
 
 /// What is done over and over.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, clap::ValueEnum)]
 pub(super) enum Work {
     /// TCP_STREAM: an operation is a KiB.
     #[serde(rename = "STREAM")]
     Stream,
     /// TCP_RR: an operation is one byte there and one back.
     #[serde(rename = "RR")]
+    #[value(name = "rr")]
     Requests,
     /// TCP_CRR: likewise, with a connection for each.
     #[serde(rename = "CRR")]
+    #[value(name = "crr")]
     Connections,
 }
 
@@ -229,7 +231,7 @@ impl Client {
 fn dial_from(port: u16, to: SocketAddrV4) -> Result<TcpStream, Errno> {
     let fd = socket(AddressFamily::Inet, SockType::Stream, SockFlag::SOCK_CLOEXEC, None)?;
     setsockopt(&fd, sockopt::ReuseAddr, &true)?;
-    let patience = TimeVal::new(10, 0);
+    let patience = TimeVal::new(60, 0);
     setsockopt(&fd, sockopt::SendTimeout, &patience)?;
     setsockopt(&fd, sockopt::ReceiveTimeout, &patience)?;
     bind(fd.as_raw_fd(), &SockaddrIn::from(SocketAddrV4::new(Ipv4Addr::UNSPECIFIED, port)))?;

@@ -20,6 +20,7 @@ use evidence::Evidence;
 pub(super) use figures::Report;
 use figures::{Pods, Series};
 use load::{Pin, Work};
+use space::Habits;
 
 use super::sets::{Plugins, version};
 use crate::error::{Error, Result};
@@ -36,8 +37,6 @@ const LOOK: Duration = Duration::from_secs(1);
 const RESTING: f64 = 0.05;
 /// What is too much to be taken off.
 const TOO_BUSY: f64 = 0.2;
-/// All works, in the order of the tables.
-const WORKS: [Work; 3] = [Work::Stream, Work::Requests, Work::Connections];
 
 /// Measure what a packet costs: a client's namespace, the node's, a pod's.
 ///
@@ -62,9 +61,19 @@ pub(crate) struct TrafficArgs {
         default_value = "routed,reference-iptables,reference-nftables,nftables,ebpf"
     )]
     contenders: Vec<Kind>,
-    /// Who asks whom: a host a published port, a pod another host, the node its own published port
+    /// Who asks whom: a host a published port, a pod another host, the node its own published port, the node the
+    /// pod
     #[arg(long, value_enum, value_delimiter = ',', value_name = "WAY,WAY,…", default_value = "port")]
     ways: Vec<Way>,
+    /// What is done
+    #[arg(
+        long,
+        value_enum,
+        value_delimiter = ',',
+        value_name = "WORK,WORK,…",
+        default_value = "stream,rr,crr"
+    )]
+    works: Vec<Work>,
     /// How often everything is measured
     #[arg(long, default_value_t = 7, value_parser = clap::value_parser!(u32).range(1..=100))]
     rounds: u32,
@@ -80,6 +89,9 @@ pub(crate) struct TrafficArgs {
     /// The variant of iptables that the nodes use
     #[arg(long, default_value = "nft", value_parser = ["nft", "legacy"])]
     iptables: String,
+    /// TCP's congestion control; by default one that does not pace, which would be measured with it
+    #[arg(long, default_value = "reno", value_name = "NAME")]
+    congestion: String,
     /// Bridged packets pass through netfilter (net.bridge.bridge-nf-call-iptables)
     #[arg(long)]
     bridge_nf: bool,
@@ -93,6 +105,7 @@ struct Run {
     conditions: Vec<String>,
     contenders: Vec<Contender>,
     ways: Vec<Way>,
+    works: Vec<Work>,
     rounds: u32,
     time: Duration,
     series: Vec<Series>,
@@ -138,8 +151,20 @@ impl Run {
         let mut ways = args.ways.clone();
         ways.sort();
         ways.dedup();
+        let mut works = args.works.clone();
+        works.sort();
+        works.dedup();
         let rounds = args.rounds;
-        Self { conditions, contenders: Vec::new(), ways, rounds, time, series: Vec::new(), pods: Vec::new() }
+        Self {
+            conditions,
+            contenders: Vec::new(),
+            ways,
+            works,
+            rounds,
+            time,
+            series: Vec::new(),
+            pods: Vec::new(),
+        }
     }
 
     fn make_nodes(&mut self, kinds: &[Kind], setting: &Setting) -> Result<String> {
@@ -182,12 +207,12 @@ impl Run {
         let evidence = self.contenders.iter().map(Evidence::before).collect::<Result<Vec<_>>>()?;
         let mut series = Vec::new();
         for way in &self.ways {
-            for work in WORKS {
+            for work in &self.works {
                 for contender in &self.contenders {
                     series.push(Series {
                         contender: contender.kind,
                         way: *way,
-                        work,
+                        work: *work,
                         ports,
                         rounds: Vec::new(),
                     });
@@ -243,8 +268,11 @@ fn setting(args: &TrafficArgs) -> Result<Setting> {
         peer,
         iptables: args.iptables.clone(),
         peer_live: args.peer_live.max(1),
-        bridge_netfilter: args.bridge_nf,
-        groups: args.ways.contains(&Way::Node),
+        habits: Habits {
+            bridge_netfilter: args.bridge_nf,
+            group: args.ways.iter().any(|way| matches!(way, Way::Node | Way::NodeDirect)),
+            congestion: args.congestion.clone(),
+        },
         pin: args.pin,
     })
 }
@@ -260,7 +288,10 @@ fn conditions(args: &TrafficArgs, setting: &Setting) -> Result<Vec<String>> {
             args.rounds, args.seconds
         ),
         format!("{}, {processors} processors; pinned to: {:?}", kernel.trim(), args.pin),
-        format!("iptables-{}; bridged packets pass netfilter: {}", args.iptables, args.bridge_nf),
+        format!(
+            "iptables-{}; bridged packets pass netfilter: {}; congestion control: {}",
+            args.iptables, args.bridge_nf, args.congestion
+        ),
         format!("slipway: {}", version(&setting.own)),
     ];
     if setting.peer != setting.own {

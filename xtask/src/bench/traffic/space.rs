@@ -18,9 +18,21 @@ const CLIENT: &str = "client";
 pub(super) const NODE_ADDRESS: &str = "192.0.2.1";
 pub(super) const CLIENT_ADDRESS: &str = "192.0.2.2";
 
+/// How the namespaces are set up.
+#[derive(Debug, Clone)]
+pub(super) struct Habits {
+    /// Bridged packets pass through netfilter on the node.
+    pub(super) bridge_netfilter: bool,
+    /// The node has a control group of its own, for what runs by [`Space::in_group`].
+    pub(super) group: bool,
+    /// TCP's congestion control at both ends.
+    pub(super) congestion: String,
+}
+
 /// A node and the host that it is a router for. All of it ends with the process.
 #[derive(Debug)]
 pub(super) struct Space {
+    congestion: String,
     mnt: File,
     net: File,
     client: File,
@@ -29,20 +41,20 @@ pub(super) struct Space {
 
 impl Space {
     /// Makes both, with their link. IPv6 is off in there: what is measured is IPv4, and the neighbour
-    /// discovery of some thousand links would be measured with it. `group` gives the node a control group of
-    /// its own, for what runs by [`Self::in_group`].
+    /// discovery of some thousand links would be measured with it.
     ///
     /// # Errors
     /// A system call or a command that failed.
-    pub(super) fn new(group: bool, bridge_netfilter: bool) -> Result<Self> {
-        let group = if group { Some(ControlGroup::new()?) } else { None };
+    pub(super) fn new(habits: &Habits) -> Result<Self> {
+        let group = if habits.group { Some(ControlGroup::new()?) } else { None };
         let below = group.as_ref().map(|group| group.below_root.clone());
         let (mnt, net) = in_thread(move || make(below.as_deref()))?;
         let client = net.try_clone().map_err(|e| Error::system("duplicate a namespace", e))?;
-        let mut space = Self { mnt, net, client, group };
+        let congestion = habits.congestion.clone();
+        let mut space = Self { congestion, mnt, net, client, group };
         space.client = space.run(|| {
-            quiet(bridge_netfilter)?;
-            add_netns(CLIENT)
+            quiet(habits.bridge_netfilter, &habits.congestion)?;
+            add_netns(CLIENT, &habits.congestion)
         })?;
         space.run(|| {
             ip("link set lo up\n\
@@ -106,7 +118,7 @@ impl Space {
     /// The system call that failed.
     pub(super) fn pod(&self, name: &str) -> Result<(PathBuf, File)> {
         let path = sandbox::netns_path(name);
-        self.run(|| Ok((path, add_netns(name)?)))
+        self.run(|| Ok((path, add_netns(name, &self.congestion)?)))
     }
 }
 
@@ -156,15 +168,16 @@ fn mounted(kind: &str, on: &str) -> Result<()> {
         .map_err(|e| Error::system(format!("mount a {kind} on {on}"), e))
 }
 
-fn add_netns(name: &str) -> Result<File> {
+fn add_netns(name: &str, congestion: &str) -> Result<File> {
     let path = sandbox::add_netns(name)?;
     let net = File::open(&path).map_err(|e| Error::file("open", &path, e))?;
-    in_net(&net, || quiet(false))?;
+    in_net(&net, || quiet(false, congestion))?;
     Ok(net)
 }
 
 /// Settings of a new network namespace.
-fn quiet(bridge_netfilter: bool) -> Result<()> {
+fn quiet(bridge_netfilter: bool, congestion: &str) -> Result<()> {
+    write("/proc/sys/net/ipv4/tcp_congestion_control", congestion)?;
     for scope in ["all", "default"] {
         unless_missing(&format!("/proc/sys/net/ipv6/conf/{scope}/disable_ipv6"), "1")?;
     }
