@@ -4,7 +4,7 @@
 //! what one has attached the other detaches.
 
 use std::fmt::Display;
-use std::io::{self, Write};
+use std::io::Write;
 use std::path::{Path, PathBuf};
 
 use cni_runtime::cache;
@@ -13,6 +13,8 @@ use cni_runtime::network::{Container, Runtime};
 use cni_spec::{Version, text};
 use serde_json::{Map, Value};
 use sha2::{Digest as _, Sha512};
+
+use crate::operator::said;
 
 /// Arguments of `cnitool` and of `slipway cnitool`.
 pub const USAGE: &str = "add|check|del|gc|status NETWORK NETNS [-i IFNAME]";
@@ -44,10 +46,6 @@ CNI_IFNAME   the interface in the namespace (eth0), unless -i says it
 ";
 
 /// The exit code, unless it could not be said.
-fn said(written: io::Result<()>, code: u8) -> u8 {
-    written.map_or(1, |()| code)
-}
-
 /// What was asked for.
 #[derive(Debug, PartialEq, Eq)]
 struct Arguments {

@@ -7,6 +7,7 @@ use serde_json::{Value, json};
 
 use super::filter::Filter;
 use super::table;
+use crate::operator::said;
 
 /// Arguments of `slipway flows`.
 pub const USAGE: &str = "[--network NAME] [--container ID] [--output table|json]";
@@ -25,10 +26,6 @@ pub fn flows_command(args: &[String], out: &mut dyn Write, err: &mut dyn Write) 
         }
         Err(error) => said(writeln!(err, "slipway flows: {error}"), 1),
     }
-}
-
-fn said(written: io::Result<()>, code: u8) -> u8 {
-    written.map_or(1, |()| code)
 }
 
 const HEADER: [&str; 12] = [

@@ -24,6 +24,12 @@ use crate::registry;
 /// code: 0 for success, 1 for a failure, 2 for wrong arguments.
 pub type Run = fn(&[String], &mut dyn Write, &mut dyn Write) -> u8;
 
+/// The exit code of a command that has said what it had to; 1 if it could not: nobody read it, so that the work
+/// counts as failed.
+pub(crate) fn said(written: io::Result<()>, code: u8) -> u8 {
+    written.map_or(1, |()| code)
+}
+
 /// One command of `slipway`.
 #[derive(Debug)]
 pub struct Command {
@@ -138,21 +144,16 @@ pub fn run(args: &[String], out: &mut dyn Write, err: &mut dyn Write) -> u8 {
         name => name,
     };
     let Some(command) = find(name) else {
-        return report(writeln!(err, "slipway: no command {name:?}; `slipway help` lists the commands"), 2);
+        return said(writeln!(err, "slipway: no command {name:?}; `slipway help` lists the commands"), 2);
     };
     if rest.iter().any(|arg| arg == "-h" || arg == "--help") {
-        return report(usage(command, out), 0);
+        return said(usage(command, out), 0);
     }
     (command.run)(rest, out, err)
 }
 
 fn find(name: &str) -> Option<&'static Command> {
     COMMANDS.iter().find(|command| command.name == name)
-}
-
-/// The exit code, unless it could not be said: nobody reads, so that the work counts as failed.
-fn report(written: io::Result<()>, code: u8) -> u8 {
-    written.map_or(1, |()| code)
 }
 
 fn usage(command: &Command, out: &mut dyn Write) -> io::Result<()> {
@@ -163,11 +164,11 @@ fn usage(command: &Command, out: &mut dyn Write) -> io::Result<()> {
 fn help(args: &[String], out: &mut dyn Write, err: &mut dyn Write) -> u8 {
     if let Some(name) = args.first() {
         return match find(name) {
-            Some(command) => report(usage(command, out), 0),
-            None => report(writeln!(err, "slipway: no command {name:?}"), 2),
+            Some(command) => said(usage(command, out), 0),
+            None => said(writeln!(err, "slipway: no command {name:?}"), 2),
         };
     }
-    report(overview(out), 0)
+    said(overview(out), 0)
 }
 
 fn overview(out: &mut dyn Write) -> io::Result<()> {
@@ -186,16 +187,16 @@ fn overview(out: &mut dyn Write) -> io::Result<()> {
 }
 
 fn version(_args: &[String], out: &mut dyn Write, _err: &mut dyn Write) -> u8 {
-    report(writeln!(out, "slipway {}", env!("CARGO_PKG_VERSION")), 0)
+    said(writeln!(out, "slipway {}", env!("CARGO_PKG_VERSION")), 0)
 }
 
 fn plugins(args: &[String], out: &mut dyn Write, err: &mut dyn Write) -> u8 {
     let columns = match args {
         [] => Columns::All,
         [one] if one == "--names" => Columns::Name,
-        [other, ..] => return report(writeln!(err, "slipway plugins: unknown argument {other:?}"), 2),
+        [other, ..] => return said(writeln!(err, "slipway plugins: unknown argument {other:?}"), 2),
     };
-    report(list_plugins(columns, out), 0)
+    said(list_plugins(columns, out), 0)
 }
 
 /// What `slipway plugins` shows of each.
@@ -224,11 +225,11 @@ fn list_plugins(columns: Columns, out: &mut dyn Write) -> io::Result<()> {
 
 fn plugin(args: &[String], out: &mut dyn Write, err: &mut dyn Write) -> u8 {
     let [name] = args else {
-        return report(writeln!(err, "slipway plugin: one argument is needed, the plugin's name"), 2);
+        return said(writeln!(err, "slipway plugin: one argument is needed, the plugin's name"), 2);
     };
     let Some(plugin) = registry::find(name) else {
         let names = registry::names().join(", ");
-        return report(writeln!(err, "slipway plugin: no plugin {name:?}, there are {names}"), 2);
+        return said(writeln!(err, "slipway plugin: no plugin {name:?}, there are {names}"), 2);
     };
     crate::skel::serve(plugin, out, err)
 }

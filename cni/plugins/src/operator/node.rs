@@ -7,6 +7,7 @@ use cni_spec::CniError;
 use serde_json::json;
 
 use crate::node_defaults::NodeDefaults;
+use crate::operator::said;
 
 /// Arguments of `slipway node`.
 pub const USAGE: &str = "setup|teardown|status [--output text|json]";
@@ -41,10 +42,6 @@ pub fn node_command(args: &[String], out: &mut dyn Write, err: &mut dyn Write) -
         ),
         Err(error) => said(writeln!(err, "slipway node: {error}"), 1),
     }
-}
-
-fn said(written: io::Result<()>, code: u8) -> u8 {
-    written.map_or(1, |()| code)
 }
 
 fn run(task: Task) -> Result<Status, CniError> {

@@ -8,6 +8,7 @@ use serde_json::{Value, json};
 
 use super::filter::Filter;
 use super::table;
+use crate::operator::said;
 
 /// Arguments of `slipway ports`.
 pub const USAGE: &str = "[--network NAME] [--container ID] [--output table|json]";
@@ -39,10 +40,6 @@ pub fn ports_command(args: &[String], out: &mut dyn Write, err: &mut dyn Write) 
     };
     let rows: Vec<Row> = listed.into_iter().zip(traffic).collect();
     said(if filter.json { print_json(&rows, out) } else { print_table(&rows, out) }, 0)
-}
-
-fn said(written: io::Result<()>, code: u8) -> u8 {
-    written.map_or(1, |()| code)
 }
 
 const HEADER: [&str; 10] = [

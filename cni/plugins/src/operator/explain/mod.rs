@@ -7,13 +7,15 @@ mod story;
 #[cfg(test)]
 mod tests;
 
-use std::io::{self, Write};
+use std::io::Write;
 use std::net::{IpAddr, SocketAddr};
 
 use cni_dataplane::Protocol;
 use cni_dataplane::explain::Packet;
 
 use facts::Facts;
+
+use crate::operator::said;
 
 /// Arguments of `slipway explain`.
 pub const USAGE: &str = "tcp|udp|sctp ADDRESS:PORT [from ADDRESS] [--iif LINK]";
@@ -41,10 +43,6 @@ pub fn explain_command(args: &[String], out: &mut dyn Write, err: &mut dyn Write
         Ok(facts) => said(out.write_all(story::tell(&facts).as_bytes()), 0),
         Err(reason) => said(writeln!(err, "slipway explain: {reason}"), 1),
     }
-}
-
-fn said(written: io::Result<()>, code: u8) -> u8 {
-    written.map_or(1, |()| code)
 }
 
 fn parse(args: &[String]) -> Result<Question, String> {

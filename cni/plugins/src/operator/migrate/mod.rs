@@ -3,7 +3,7 @@
 mod clues;
 mod report;
 
-use std::io::{self, Write};
+use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -13,6 +13,7 @@ use cni_kernel::dir::DurableDir;
 use cni_kernel::lock::FileLock;
 
 use crate::meta::portmap;
+use crate::operator::said;
 use report::Output;
 
 /// Arguments of `slipway migrate`.
@@ -59,10 +60,6 @@ pub fn migrate_command(args: &[String], out: &mut dyn Write, err: &mut dyn Write
         () => 0,
     };
     said(report::print(&rows, (options.to, options.output), out), code)
-}
-
-fn said(written: io::Result<()>, code: u8) -> u8 {
-    written.map_or(1, |()| code)
 }
 
 fn parse(args: &[String]) -> Result<Options, String> {

@@ -7,7 +7,7 @@
 mod report;
 mod standing;
 
-use std::io::{self, Write};
+use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
@@ -15,6 +15,7 @@ use cni_dataplane::node::{self, OwnTable};
 use cni_runtime::{Cache, Cached, cache};
 use cni_spec::NetConf;
 
+use crate::operator::said;
 use crate::plugin::{Belonging, Env, Request};
 use crate::registry;
 use report::{Output, Row, State};
@@ -66,10 +67,6 @@ pub fn restore_command(args: &[String], out: &mut dyn Write, err: &mut dyn Write
         0
     };
     said(report::print(&rows, options.output, out), code)
-}
-
-fn said(written: io::Result<()>, code: u8) -> u8 {
-    written.map_or(1, |()| code)
 }
 
 fn parse(args: &[String]) -> Result<Options, String> {

@@ -16,6 +16,8 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use collect::{Part, Places};
 use tar::Archive;
 
+use crate::operator::said;
+
 /// Arguments of `slipway support-bundle`.
 pub const USAGE: &str = "[-o FILE] [--config-dir DIR] [--plugin-dir DIR]";
 
@@ -42,10 +44,6 @@ pub fn support_bundle_command(args: &[String], out: &mut dyn Write, err: &mut dy
         return said(writeln!(err, "slipway support-bundle: write {}: {error}", file.display()), 1);
     }
     said(summary(&file, &parts, out), 0)
-}
-
-fn said(written: io::Result<()>, code: u8) -> u8 {
-    written.map_or(1, |()| code)
 }
 
 fn parse(args: &[String]) -> Result<Options, String> {
