@@ -45,6 +45,7 @@ mod cgroup;
 mod chain;
 mod ethtool;
 mod feature;
+pub mod garbage;
 mod golden;
 mod interrupt;
 mod node;

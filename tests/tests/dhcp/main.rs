@@ -18,6 +18,7 @@ macro_rules! needs_dnsmasq {
 }
 
 mod daemon;
+mod garbage;
 mod lease;
 mod links;
 mod plugins;

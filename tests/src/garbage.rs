@@ -1,0 +1,290 @@
+//! Mutated configurations and environments: an error of the specification each, or success that DEL
+//! takes back; never a crash, a hang or something left.
+
+use serde_json::{Map, Value, json};
+
+use crate::node::{Node, Pod};
+use crate::plugin::Output;
+use crate::snapshot::Snapshot;
+
+/// SplitMix64: small, and the same everywhere.
+struct Random(u64);
+
+impl Random {
+    fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mixed = (self.0 ^ self.0 >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        let mixed = (mixed ^ mixed >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
+        mixed ^ mixed >> 31
+    }
+
+    fn below(&mut self, limit: usize) -> usize {
+        (self.next() % limit as u64) as usize
+    }
+
+    fn pick<'a, T>(&mut self, from: &'a [T]) -> &'a T {
+        &from[self.below(from.len())]
+    }
+}
+
+fn nasty_values() -> Vec<Value> {
+    let mut deep = json!(1);
+    for _ in 0..100 {
+        deep = json!([deep]);
+    }
+    vec![
+        json!(null),
+        json!(true),
+        json!(false),
+        json!(0),
+        json!(-1),
+        json!(1),
+        json!(65_536),
+        json!(4_294_967_296_u64),
+        json!(i64::MIN),
+        json!(u64::MAX),
+        json!(1.5),
+        json!(1e300),
+        json!(""),
+        json!(" "),
+        json!(".."),
+        json!("../../../tmp/x"),
+        json!("/"),
+        json!("a\nb"),
+        json!("a\"b; flush ruleset"),
+        json!("a\u{0}b"),
+        json!("\u{202e}é"),
+        json!("x".repeat(5000)),
+        json!("10.1.2.3"),
+        json!("10.1.2.0/24"),
+        json!("0.0.0.0/0"),
+        json!("255.255.255.255/32"),
+        json!("::/0"),
+        json!("fd00::/127"),
+        json!("::ffff:10.0.0.0/104"),
+        json!("lo"),
+        json!("eth0"),
+        json!("br0"),
+        json!("02:00:00:00:00:01"),
+        json!("ff:ff:ff:ff:ff:ff"),
+        json!([]),
+        json!([null]),
+        json!([[]]),
+        json!({}),
+        json!({ "": {} }),
+        json!([1, "a", {}, []]),
+        deep,
+    ]
+}
+
+/// Every place in a value, as a JSON pointer.
+fn places(value: &Value, at: &str, into: &mut Vec<String>) {
+    let escape = |key: &str| key.replace('~', "~0").replace('/', "~1");
+    match value {
+        Value::Object(map) => {
+            for (key, inner) in map {
+                let place = format!("{at}/{}", escape(key));
+                into.push(place.clone());
+                places(inner, &place, into);
+            }
+        }
+        Value::Array(list) => {
+            for (index, inner) in list.iter().enumerate() {
+                let place = format!("{at}/{index}");
+                into.push(place.clone());
+                places(inner, &place, into);
+            }
+        }
+        _ => {}
+    }
+}
+
+fn mutate(config: &mut Value, random: &mut Random, nasty: &[Value]) {
+    let mut all = Vec::new();
+    places(config, "", &mut all);
+    // Name, version and type are mutated rarely: what they are checked by is soon seen.
+    let kept = |place: &&String| ["/name", "/cniVersion", "/type", "/ipam/type"].contains(&place.as_str());
+    all.retain(|place| !kept(&place) || random.below(20) == 0);
+    if all.is_empty() {
+        return;
+    }
+    let place = random.pick(&all).clone();
+    match random.below(6) {
+        0 => {
+            let (parent, key) = place.rsplit_once('/').expect("a pointer");
+            match config.pointer_mut(parent) {
+                Some(Value::Object(map)) => drop(map.remove(key)),
+                Some(Value::Array(list)) => drop(list.pop()),
+                _ => {}
+            }
+        }
+        1 => {
+            // Another spelling of the same key.
+            let (parent, key) = place.rsplit_once('/').expect("a pointer");
+            if let Some(Value::Object(map)) = config.pointer_mut(parent) {
+                map.insert(key.to_uppercase(), random.pick(nasty).clone());
+            }
+        }
+        2 => {
+            let from = random.pick(&all).clone();
+            if let (Some(value), Some(to)) = (config.pointer(&from).cloned(), config.pointer_mut(&place)) {
+                *to = value;
+            }
+        }
+        _ => {
+            if let Some(value) = config.pointer_mut(&place) {
+                *value = random.pick(nasty).clone();
+            }
+        }
+    }
+}
+
+fn bytes_of(config: &Value, random: &mut Random) -> Vec<u8> {
+    let mut bytes = config.to_string().into_bytes();
+    if random.below(10) == 0 {
+        let at = random.below(bytes.len());
+        match random.below(3) {
+            0 => bytes[at] = random.next().to_le_bytes()[0],
+            1 => bytes.truncate(at),
+            _ => drop(bytes.splice(at..at, b"\xff{[,\"".iter().copied())),
+        }
+    }
+    bytes
+}
+
+struct Run<'a> {
+    node: &'a Node,
+    pod: &'a Pod,
+    random: Random,
+    nasty: Vec<Value>,
+    plugin: &'static str,
+    seed: u64,
+}
+
+impl Run<'_> {
+    fn state(&self) -> Snapshot {
+        let derived = ["last_reserved_ip", "networks/.slipway/", "folder ", "/lock"];
+        // The bridge and its addresses stay, as they are every container's; so do its subnets' chains.
+        let shared = [" br0 ", "\"br0\"", "nft chain", "nft rule"];
+        let derived: Vec<&str> = derived.into_iter().chain(shared).collect();
+        Snapshot::take(self.node, &[self.pod]).without(&derived)
+    }
+
+    fn call(&self, verb: &str, bytes: &[u8], spoilt: Option<(&str, &str)>) -> Output {
+        let call = self.node.plugin(self.plugin).command(verb).for_pod(self.pod).stdin(bytes);
+        match spoilt {
+            Some((key, value)) => call.env(key, value).run(),
+            None => call.run(),
+        }
+    }
+
+    /// One variable of the environment that is not as it should be, now and then.
+    fn spoil(&mut self) -> Option<(&'static str, &'static str)> {
+        const KEYS: &[&str] = &["CNI_ARGS", "CNI_NETNS", "CNI_IFNAME", "CNI_CONTAINERID"];
+        const TEXTS: &[&str] = &[
+            "",
+            "..",
+            "/",
+            "a b",
+            "lo",
+            "IP=1;",
+            "IgnoreUnknown=1;IP=10.88.0.7",
+            "x=y",
+            "/proc/self/ns/mnt",
+            "/etc/passwd",
+            "\u{e9}\n",
+        ];
+        let spoilt = self.random.below(8) == 0;
+        let pair = (*self.random.pick(KEYS), *self.random.pick(TEXTS));
+        spoilt.then_some(pair)
+    }
+
+    #[track_caller]
+    fn judge(&self, output: &Output) -> bool {
+        let told = format!("SLIPWAY_SEED={}: {}{}", self.seed, output.process.line, output.process);
+        assert!(matches!(output.process.code, Some(0 | 1)), "{told}");
+        assert!(!output.process.stderr.contains("panicked"), "{told}");
+        match output.process.code {
+            Some(1) => {
+                let failure = output.error();
+                assert!(failure.code != 0 && !failure.msg.is_empty(), "{told}");
+                assert!(!failure.msg.contains("panic"), "{told}");
+                false
+            }
+            _ => true,
+        }
+    }
+}
+
+/// Calls a plugin with what it must refuse or take back, `SLIPWAY_GARBAGE` times (default 150). A failure
+/// prints a seed, with which `SLIPWAY_SEED` repeats the run. `logs` are files in which calls are written down.
+///
+/// # Panics
+/// When the plugin does anything else, or refuses the configuration as it is.
+pub fn feed(plugin: &'static str, config: &Value, node: &Node, pod: &Pod, logs: &[&str]) {
+    let number = |key: &str, default: u64| {
+        std::env::var(key).ok().map_or(default, |text| text.parse().expect("a number"))
+    };
+    let seed = number("SLIPWAY_SEED", 1);
+    let mut run = Run { node, pod, random: Random(seed), nasty: nasty_values(), plugin, seed };
+    // Once as it is, so that bridge, tables and folders are there.
+    let plain = config.to_string();
+    for verb in ["ADD", "DEL"] {
+        let output = run.node.plugin(plugin).command(verb).for_pod(run.pod).stdin(plain.as_str()).run();
+        let _ = output.ok();
+    }
+    let before = run.state();
+    let (mut succeeded, mut refused) = (0, 0);
+    for turn in 0..number("SLIPWAY_GARBAGE", 150) {
+        let mut mutated = config.clone();
+        for _ in 0..=run.random.below(3) {
+            let nasty = std::mem::take(&mut run.nasty);
+            mutate(&mut mutated, &mut run.random, &nasty);
+            run.nasty = nasty;
+        }
+        // A bridge stays when its last container goes: there shall be only one.
+        if mutated.get("bridge").is_none_or(|name| name.is_null() || name.is_string()) {
+            mutated["bridge"] = json!("br0");
+        }
+        if let Some(ipam) = mutated.get_mut("ipam").and_then(Value::as_object_mut) {
+            keep_inside(ipam);
+        }
+        // The same for a bridge that flannel asks for.
+        if let Some(delegate) = mutated.get_mut("delegate").and_then(Value::as_object_mut)
+            && delegate.get("type") == Some(&json!("bridge"))
+        {
+            delegate.insert("bridge".to_owned(), json!("br0"));
+        }
+        let bytes = bytes_of(&mutated, &mut run.random);
+        let verb = *run.random.pick(&["ADD", "ADD", "ADD", "ADD", "CHECK", "DEL", "GC", "STATUS"]);
+        let spoilt = run.spoil();
+        let output = run.call(verb, &bytes, spoilt);
+        let success = run.judge(&output);
+        let counter = if success { &mut succeeded } else { &mut refused };
+        *counter += 1;
+        if verb == "ADD" && success {
+            // As the runtime would: the same configuration, the same environment.
+            let del = run.call("DEL", &bytes, spoilt);
+            assert!(run.judge(&del), "SLIPWAY_SEED={seed}: DEL: {}{}", del.process.line, del.process);
+        }
+        if turn % 10 == 9 || (verb == "ADD" && !success && turn % 3 == 0) {
+            let mut changes = before.changes(&run.state());
+            changes.retain(|change| !logs.iter().any(|log| change.contains(&format!("file {log} "))));
+            let told = format!("SLIPWAY_SEED={seed}, turn {turn}: {}{}", output.process.line, output.process);
+            assert!(
+                changes.is_empty(),
+                "{}\n{told}\n{}",
+                changes.join("\n"),
+                String::from_utf8_lossy(&bytes)
+            );
+        }
+    }
+    assert!(succeeded > 0 && refused > 0, "{succeeded} succeeded, {refused} were refused");
+}
+
+/// Reservations of mutated configurations stay where the harness looks.
+fn keep_inside(ipam: &mut Map<String, Value>) {
+    if ipam.get("dataDir").is_some_and(Value::is_string) {
+        ipam.remove("dataDir");
+    }
+}
