@@ -1,7 +1,7 @@
 //! flannel: bridge and ptp, with addresses of the node's share of the cluster's network.
 
 use serde_json::{Value, json};
-use slipway_tests::{Attach, BridgeNetfilter, Network, Node, Proto, Snapshot, at, is_peer};
+use slipway_tests::{Attach, BridgeNetfilter, Network, Node, Proto, Snapshot, at, is_peer, lacks, skip};
 
 const ENV: &str = "/run/flannel/subnet.env";
 const DIR: &str = "/var/lib/cni/flannel";
@@ -110,6 +110,35 @@ fn the_delegate_is_chosen() {
     assert!(saved["isGateway"].is_null());
     network.del(&Attach::new(&pod)).expect("DEL");
     assert_eq!(node.read("/run/saved/pod"), None);
+}
+
+/// With layer 3 between the nodes' containers, and without a bridge.
+#[test]
+fn ipvlan_can_be_the_delegate() {
+    if let Some(feature) = lacks("ipvlan") {
+        skip!(feature);
+    }
+    let node = node();
+    let client = node.host("client");
+    client.cmd(&format!("ip route replace 10.244.3.0/24 via {}", client.node_v4));
+    let delegate = json!({"type": "ipvlan", "master": client.node_link, "mode": "l3"});
+    let network =
+        node.network(json!({"name": "cbr0", "plugins": [{"type": "flannel", "delegate": delegate}]}));
+    let (one, two) = (node.pod("one"), node.pod("two"));
+    let result = network.add(&Attach::new(&one)).expect("ADD");
+    assert_eq!(result["ips"][0]["address"], "10.244.3.2/24");
+    network.add(&Attach::new(&two)).expect("ADD");
+    let data = &one.link("eth0")["linkinfo"];
+    assert_eq!((&data["info_kind"], &data["info_data"]["mode"]), (&json!("ipvlan"), &json!("l3")));
+    assert_eq!(one.link("eth0")["mtu"], 1450);
+    let _server = one.serve(Proto::Tcp, "0.0.0.0:80", "one");
+    two.expect(Proto::Tcp, at([10, 244, 3, 2], 80), "one");
+    client.expect(Proto::Tcp, at([10, 244, 3, 2], 80), "one");
+    network.check(&Attach::new(&one)).expect("CHECK");
+    network.del(&Attach::new(&one)).expect("DEL");
+    assert!(!one.has_link("eth0"));
+    network.del(&Attach::new(&two).netns("")).expect("DEL without a namespace");
+    assert_eq!(node.list(DIR), [".slipway"]);
 }
 
 /// A runtime that repeats an ADD is refused, and the container keeps what it has.
