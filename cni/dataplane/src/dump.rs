@@ -37,7 +37,8 @@ pub fn own_tables() -> Result<String, Error> {
         let flowtable =
             flowtable.map_err(|e| Error::kernel(format!("read the flowtable of table {id}"), e))?;
         if let Some(flowtable) = flowtable {
-            let _written = writeln!(text, "  flowtable {}: {}", flowtable.name, flowtable.devices.join(", "));
+            let devices: Vec<String> = flowtable.devices.iter().map(ToString::to_string).collect();
+            let _written = writeln!(text, "  flowtable {}: {}", flowtable.name, devices.join(", "));
         }
         for set in socket.sets(&id).map_err(|e| Error::kernel(format!("list the maps of table {id}"), e))? {
             let elements = socket.elements(&id, &set.name);

@@ -32,7 +32,7 @@ mod wire;
 pub use error::Error;
 pub use object::{
     BaseChain, Chain, ChainKind, Create, Element, ElementData, ElementId, Family, Flowtable, Hook, Keys,
-    MapData, Policy, Rule, Set, Table, TableId, Tlv,
+    Links, MapData, Policy, Rule, Set, Table, TableId, Tlv,
 };
 pub use read::{ChainInfo, ElementInfo, FlowtableInfo, RuleInfo, SetInfo, TableInfo};
 pub use socket::Socket;

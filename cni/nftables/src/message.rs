@@ -10,9 +10,10 @@ use crate::expr::verdict_code;
 use crate::intervals::{Content, successor};
 use crate::lower::{ANONYMOUS_NAME, AnonymousSet, Expr, Lowered};
 use crate::object::{
-    Chain, Create, Element, ElementData, ElementId, Family, Flowtable, Keys, MapData, Rule, Set, Table,
-    TableId,
+    Chain, Create, Element, ElementData, ElementId, Family, Flowtable, Keys, Links, MapData, Rule, Set,
+    Table, TableId,
 };
+use crate::parse;
 use crate::raw;
 use crate::stmt::Verdict;
 use crate::transaction::Op;
@@ -68,6 +69,8 @@ enum Body {
     Set(raw::Set),
     Elements(raw::Set),
     Flowtable(raw::Flowtable),
+    /// Attributes that libnftnl's older versions, with which this must work, do not know.
+    Attributes(Vec<u8>),
 }
 
 /// One message of a batch, but for its sequence number.
@@ -255,6 +258,11 @@ unsafe impl NlMsg for Message {
                 Body::Set(set) => sys::nftnl_set_nlmsg_build_payload(header, set.as_ptr()),
                 Body::Elements(set) => sys::nftnl_set_elems_nlmsg_build_payload(header, set.as_ptr()),
                 Body::Flowtable(table) => sys::nftnl_flowtable_nlmsg_build_payload(header, table.as_ptr()),
+                Body::Attributes(bytes) => {
+                    let end = buf.cast::<u8>().add(wire::NF_HEADER_LEN);
+                    std::ptr::copy_nonoverlapping(bytes.as_ptr(), end, bytes.len());
+                    (*header).nlmsg_len += u32::try_from(bytes.len()).unwrap_or(u32::MAX);
+                }
             }
         }
     }
@@ -341,19 +349,38 @@ fn raw_flowtable(table: &TableId, flowtable: &str) -> Result<raw::Flowtable, &'s
 }
 
 fn add_flowtable(flowtable: &Flowtable) -> Result<Message, &'static str> {
-    let mut raw = raw_flowtable(&flowtable.table, &flowtable.name)?;
-    raw.u32(sys::NFTNL_FLOWTABLE_HOOKNUM, INGRESS).u32(sys::NFTNL_FLOWTABLE_PRIO, 0);
-    let devices: Vec<CString> = flowtable.devices.iter().map(|link| name(link)).collect::<Result<_, _>>()?;
-    if devices.iter().any(|link| link.as_bytes_with_nul().len() > MAX_LINK_NAME) {
-        return Err("a link's name has at most 15 bytes");
+    for text in [&flowtable.table.name, &flowtable.name] {
+        name(text)?;
     }
-    if devices.len() > MAX_DEVICES {
+    if flowtable.devices.len() > MAX_DEVICES {
         return Err("the kernel takes at most 255 links at once");
     }
-    if !devices.is_empty() {
-        raw.devices(&devices);
+    let mut devices = Vec::new();
+    for links in &flowtable.devices {
+        let (kind, text) = match links {
+            Links::Named(text) => (parse::DEVICE_NAME, text),
+            Links::Beginning(text) => (parse::DEVICE_PREFIX, text),
+        };
+        if name(text)?.as_bytes_with_nul().len() > MAX_LINK_NAME {
+            return Err("a link's name has at most 15 bytes");
+        }
+        devices.push((kind, text));
     }
-    Ok(Message::add(&flowtable.table, NEW_FLOWTABLE, Create::OrKeep, Body::Flowtable(raw)))
+    let body = wire::attributes(|body| {
+        body.text(parse::FLOWTABLE_TABLE, &flowtable.table.name);
+        body.text(parse::FLOWTABLE_NAME, &flowtable.name);
+        body.nest(parse::FLOWTABLE_HOOK, |hook| {
+            hook.be32(parse::HOOK_NUMBER, INGRESS).be32(parse::HOOK_PRIORITY, 0);
+            if !devices.is_empty() {
+                hook.nest(parse::HOOK_DEVICES, |list| {
+                    for (kind, text) in devices {
+                        list.text(kind, text);
+                    }
+                });
+            }
+        });
+    });
+    Ok(Message::add(&flowtable.table, NEW_FLOWTABLE, Create::OrKeep, Body::Attributes(body)))
 }
 
 fn add_table(table: &Table) -> Result<Message, &'static str> {

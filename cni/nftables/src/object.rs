@@ -330,15 +330,24 @@ pub struct Flowtable {
     pub table: TableId,
     /// Its name.
     pub name: String,
-    /// The links whose packets look for their flow in it as they come in. Each must be there; one that goes
-    /// leaves it by itself.
-    pub devices: Vec<String>,
+    /// The links whose packets look for their flow in it as they come in. One that is named must be there;
+    /// one that goes leaves it by itself.
+    pub devices: Vec<Links>,
+}
+
+/// Links that a flowtable is hooked to.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Links {
+    /// One, by its name.
+    Named(String),
+    /// All whose names begin so, those that come later too (Linux 6.17: `NFTA_DEVICE_PREFIX`).
+    Beginning(String),
 }
 
 impl Flowtable {
     /// A flowtable at the ingress hook of these links, priority 0.
     #[must_use]
-    pub fn new(table: &TableId, name: &str, devices: &[String]) -> Self {
+    pub fn new(table: &TableId, name: &str, devices: &[Links]) -> Self {
         Self { table: table.clone(), name: name.to_owned(), devices: devices.to_vec() }
     }
 }

@@ -2,7 +2,7 @@
 //!
 //! Attribute numbers are those of `linux/netfilter/nf_tables.h` (`enum nft_*_attributes`).
 
-use crate::object::{BaseChain, ChainKind, ElementData, Family, Hook, Keys, MapData, Policy, TableId};
+use crate::object::{BaseChain, ChainKind, ElementData, Family, Hook, Keys, Links, MapData, Policy, TableId};
 use crate::read::{ChainInfo, ElementInfo, FlowtableInfo, RuleInfo, SetInfo, TableInfo};
 use crate::stmt::Verdict;
 use crate::udata;
@@ -16,6 +16,16 @@ pub(crate) const RULE_TABLE: u16 = 1;
 pub(crate) const RULE_CHAIN: u16 = 2;
 pub(crate) const FLOWTABLE_TABLE: u16 = 1;
 pub(crate) const FLOWTABLE_NAME: u16 = 2;
+pub(crate) const FLOWTABLE_HOOK: u16 = 3;
+/// `NFTA_FLOWTABLE_HOOK_NUM`.
+pub(crate) const HOOK_NUMBER: u16 = 1;
+/// `NFTA_FLOWTABLE_HOOK_PRIORITY`.
+pub(crate) const HOOK_PRIORITY: u16 = 2;
+/// `NFTA_FLOWTABLE_HOOK_DEVS`.
+pub(crate) const HOOK_DEVICES: u16 = 3;
+pub(crate) const DEVICE_NAME: u16 = 1;
+/// `NFTA_DEVICE_PREFIX`.
+pub(crate) const DEVICE_PREFIX: u16 = 2;
 pub(crate) const SET_TABLE: u16 = 1;
 pub(crate) const SET_NAME: u16 = 2;
 pub(crate) const LIST_TABLE: u16 = 1;
@@ -92,17 +102,20 @@ fn base(body: &[u8]) -> Option<BaseChain> {
 }
 
 pub(crate) fn flowtable(family: Option<Family>, body: &[u8]) -> Option<FlowtableInfo> {
-    const HOOK: u16 = 3;
-    const HOOK_DEVICES: u16 = 3;
     const USE: u16 = 4;
     const HANDLE: u16 = 5;
-    let devices = find(body, HOOK).and_then(|hook| find(hook, HOOK_DEVICES)).unwrap_or_default();
+    let devices = find(body, FLOWTABLE_HOOK).and_then(|hook| find(hook, HOOK_DEVICES)).unwrap_or_default();
     Some(FlowtableInfo {
         table: id(family, find(body, FLOWTABLE_TABLE)?)?,
         name: text(find(body, FLOWTABLE_NAME)?),
         handle: find(body, HANDLE).and_then(be64).unwrap_or_default(),
         uses: find(body, USE).and_then(be32).unwrap_or_default(),
-        devices: attrs(devices).map(|(_, name)| text(name)).collect(),
+        devices: attrs(devices)
+            .map(|(kind, name)| match kind {
+                DEVICE_PREFIX => Links::Beginning(text(name)),
+                _ => Links::Named(text(name)),
+            })
+            .collect(),
     })
 }
 

@@ -3,7 +3,7 @@
 use std::fmt;
 
 use crate::object::{
-    BaseChain, Chain, Element, ElementData, ElementId, Flowtable, Keys, MapData, Rule, Set, Table, Tlv,
+    BaseChain, Chain, Element, ElementData, ElementId, Flowtable, Keys, Links, MapData, Rule, Set, Table, Tlv,
 };
 use crate::value::{DataType, join, quoted};
 
@@ -52,11 +52,21 @@ impl fmt::Display for Rule {
     }
 }
 
+impl fmt::Display for Links {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Named(name) => f.write_str(name),
+            Self::Beginning(prefix) => write!(f, "{prefix}*"),
+        }
+    }
+}
+
 impl fmt::Display for Flowtable {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "add flowtable {} {} {{ hook ingress priority 0 ;", self.table, self.name)?;
         if !self.devices.is_empty() {
-            write!(f, " devices = {{ {} }} ;", self.devices.join(", "))?;
+            let devices: Vec<String> = self.devices.iter().map(ToString::to_string).collect();
+            write!(f, " devices = {{ {} }} ;", devices.join(", "))?;
         }
         f.write_str(" }")
     }

@@ -5,7 +5,7 @@
 //! is given, so that nothing here borrows.
 #![allow(unsafe_code, reason = "every function of libnftnl is a foreign function")]
 
-use std::ffi::{CStr, CString, c_char, c_void};
+use std::ffi::{CStr, c_void};
 use std::ptr::NonNull;
 
 use nftnl::nftnl_sys as sys;
@@ -146,29 +146,9 @@ object! {
 }
 
 impl Flowtable {
-    pub(crate) fn u32(&mut self, number: u32, value: u32) -> &mut Self {
-        // SAFETY: the object is alive and the attribute is one of four bytes.
-        unsafe { sys::nftnl_flowtable_set_u32(self.0.as_ptr(), attr(number), value) };
-        self
-    }
-
     pub(crate) fn text(&mut self, number: u32, value: &CStr) -> &mut Self {
         // SAFETY: the object is alive and the string ends with a NUL; it is copied.
         if unsafe { sys::nftnl_flowtable_set_str(self.0.as_ptr(), attr(number), value.as_ptr()) } < 0 {
-            std::process::abort();
-        }
-        self
-    }
-
-    /// Sets the devices' names.
-    pub(crate) fn devices(&mut self, names: &[CString]) -> &mut Self {
-        let mut pointers: Vec<*const c_char> = names.iter().map(|name| name.as_ptr()).collect();
-        pointers.push(std::ptr::null());
-        let number = attr(sys::NFTNL_FLOWTABLE_DEVICES);
-        let array = pointers.as_mut_ptr();
-        // SAFETY: the object is alive; the array ends with a null pointer, as libnftnl looks for its end by
-        // that; the strings, which `names` keeps alive, end with a NUL, and are copied.
-        if unsafe { sys::nftnl_flowtable_set_array(self.0.as_ptr(), number, array) } < 0 {
             std::process::abort();
         }
         self

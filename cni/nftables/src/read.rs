@@ -1,6 +1,6 @@
 //! What the kernel tells about the ruleset.
 
-use crate::object::{BaseChain, ElementData, Keys, MapData, TableId, Tlv};
+use crate::object::{BaseChain, ElementData, Keys, Links, MapData, TableId, Tlv};
 use crate::stmt::Stmt;
 use crate::value::{DataType, Value};
 
@@ -74,7 +74,7 @@ pub struct FlowtableInfo {
     /// How many rules use it.
     pub uses: u32,
     /// The links it is hooked to.
-    pub devices: Vec<String>,
+    pub devices: Vec<Links>,
 }
 
 /// An element as the kernel describes it.

@@ -101,6 +101,13 @@ impl Message {
     }
 }
 
+/// Attributes without a message around them.
+pub(crate) fn attributes(fill: impl FnOnce(&mut Message)) -> Vec<u8> {
+    let mut message = Message { bytes: Vec::with_capacity(128) };
+    fill(&mut message);
+    message.bytes
+}
+
 /// Fills in length and sequence number.
 fn seal(bytes: &mut [u8], sequence: u32) {
     let len = u32::try_from(bytes.len()).unwrap_or(u32::MAX);

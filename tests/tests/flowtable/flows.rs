@@ -41,11 +41,16 @@ fn is_of(flow: &Flow, container: IpAddr) -> bool {
     flow.original.source == container || flow.reply.source == container
 }
 
-/// Whether this kernel lets flows go that are offloaded, so that UDP is offloaded at all.
-fn cuts_flows() -> bool {
+/// The kernel's major and minor number.
+pub(crate) fn kernel() -> (u32, u32) {
     let release = std::fs::read_to_string("/proc/sys/kernel/osrelease").expect("a release");
     let mut numbers = release.split(['.', '-', '+']).map_while(|word| word.parse::<u32>().ok());
-    (numbers.next(), numbers.next()) >= (Some(6), Some(4))
+    numbers.next().zip(numbers.next()).expect("a number and another")
+}
+
+/// Whether this kernel lets flows go that are offloaded, so that UDP is offloaded at all.
+fn cuts_flows() -> bool {
+    kernel() >= (6, 4)
 }
 
 /// Counts what passes the forward hook, before the chain that offloads.
@@ -94,8 +99,10 @@ fn connections_to_a_published_port() {
             let before = passed(world);
             (0..LINES).for_each(|_| say());
             let more = passed(world) - before;
-            // A container with a link of its own: what it sends comes in by that, and is not offloaded.
-            let most = if world.interface == "bridge" { LINES / 10 } else { LINES * 3 };
+            // A container with a link of its own, which is not in the flowtable of older kernels: what it sends
+            // comes in by that.
+            let both = world.interface == "bridge" || kernel() >= (7, 0);
+            let most = if both { LINES / 10 } else { LINES * 3 };
             assert!(more <= most, "{more} of some {} packets passed the forward hook ({to})", 2 * LINES);
         }
         network.del(&web.attach).expect("DEL");

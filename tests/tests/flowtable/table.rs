@@ -2,17 +2,23 @@
 
 use slipway_tests::{BridgeNetfilter, FLOWTABLE, Proto, at, has_flowtable, needs};
 
-use crate::flows::{offloaded, passed, watch};
+use crate::flows::{kernel, offloaded, passed, watch};
 use crate::world::{PORT, Web, World};
+use cni_nftables::{Family, Links, Socket, TableId};
 
-/// The links that are in the flowtable, as nft names them; none if there is no flowtable.
+/// The links that are in the flowtable by their names; none if there is no flowtable. Older versions of nft cannot
+/// read what newer kernels say of it.
 pub(crate) fn devices(world: &World) -> Option<Vec<String>> {
-    let text = world.node.try_cmd("nft list flowtable inet slipway flows").stdout;
-    let (_, rest) = text.split_once("flowtable flows")?;
-    let list = rest.split_once("devices = {").and_then(|(_, rest)| rest.split_once('}'));
-    let mut names: Vec<String> = list
-        .map(|(names, _)| names.split(',').map(|name| name.trim().trim_matches('"').to_owned()).collect())
-        .unwrap_or_default();
+    let table = TableId::new(Family::Inet, "slipway");
+    let found = world.node.run(|| Socket::open().and_then(|socket| socket.flowtable(&table, "flows")));
+    let links = found.expect("nf_tables").map(|flowtable| flowtable.devices)?;
+    let containers = links.contains(&Links::Beginning("veth".to_owned()));
+    assert_eq!(containers, kernel() >= (7, 0), "newer kernels want containers' own links in it: {links:?}");
+    let named = links.into_iter().filter_map(|links| match links {
+        Links::Named(name) => Some(name),
+        Links::Beginning(_) => None,
+    });
+    let mut names: Vec<String> = named.collect();
     names.sort();
     Some(names)
 }

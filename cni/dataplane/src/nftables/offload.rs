@@ -1,7 +1,7 @@
 //! The flowtable: established flows that this table has translated go past all chains.
 //!
 //! ```text
-//! flowtable flows    at the ingress of the bridges of containers and of the node's links to elsewhere
+//! flowtable flows    at the ingress of containers' bridges and links and of the node's links to elsewhere
 //! chain forward      ct mark & 0x2000 == 0x2000 ct status assured meta l4proto { tcp, udp } flow add @flows
 //! ```
 //!
@@ -18,7 +18,7 @@ use std::net::IpAddr;
 use cni_kernel::route::{Family, LinkKind, MAIN_TABLE, RouteError, RouteSocket};
 use cni_nftables::conntrack::{Conntrack, Filter, Flow, FlowFamily};
 use cni_nftables::{
-    BaseChain, Chain, ChainKind, Cmp, Field, Flowtable, Hook, Operand, Policy, Rule, Stmt, Table,
+    BaseChain, Chain, ChainKind, Cmp, Field, Flowtable, Hook, Links, Operand, Policy, Rule, Stmt, Table,
     Transaction, Value,
 };
 
@@ -32,6 +32,8 @@ use crate::ebpf::PortRange;
 pub(crate) const FLOWTABLE: &str = "flows";
 /// The chain that puts flows into it. Its presence says that the table has a flowtable.
 pub(crate) const CHAIN: &str = "forward";
+/// How the names of containers' links begin.
+const VETHS: &str = "veth";
 /// The bit of the connection's mark: the same as the usual one of the packet's.
 const CT_MARK: u32 = 1 << schema::DEFAULT_MARK_BIT;
 /// Behind other engines' chains at this hook (`NF_IP_PRI_FILTER` is 0, `NF_IP_PRI_SECURITY` 50), so that
@@ -79,19 +81,37 @@ pub(crate) enum Protocols {
 }
 
 impl Protocols {
-    /// What this kernel can do: since Linux 6.4, ctnetlink deletes flows that are offloaded
+    /// What a kernel can do: since Linux 6.4, ctnetlink deletes flows that are offloaded
     /// (`ctnetlink_del_conntrack`).
-    fn of_this_kernel() -> Self {
+    fn of(kernel: Kernel) -> Self {
+        if kernel >= Kernel(6, 4) { Self::TcpAndUdp } else { Self::Tcp }
+    }
+}
+
+/// Major and minor number of a kernel's release.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+struct Kernel(u32, u32);
+
+impl Kernel {
+    fn this() -> Self {
         let release = nix::sys::utsname::uname().map(|names| names.release().to_string_lossy().into_owned());
         Self::of_release(&release.unwrap_or_default())
     }
 
+    /// 0.0 if it is none.
     fn of_release(release: &str) -> Self {
         let mut numbers = release.split(|c: char| !c.is_ascii_digit()).map(|word| word.parse::<u32>().ok());
         match (numbers.next().flatten(), numbers.next().flatten()) {
-            (Some(major), Some(minor)) if (major, minor) >= (6, 4) => Self::TcpAndUdp,
-            _ => Self::Tcp,
+            (Some(major), Some(minor)) => Self(major, minor),
+            _ => Self(0, 0),
         }
+    }
+
+    /// Whether it looks through bridges, and takes no flow in whose container's link is not in the flowtable:
+    /// 7.2 does, 6.18 does not. From 6.17 on all links can be told of by the beginning of their names
+    /// (`NFTA_DEVICE_PREFIX`); only newer versions of nft can read that, so it is not said where it need not be.
+    fn looks_through_bridges(self) -> bool {
+        self >= Self(7, 0)
     }
 }
 
@@ -101,7 +121,7 @@ impl Layout {
 
     /// This with a flowtable, as this kernel can have it.
     pub(crate) fn offloading(self) -> Self {
-        Self { offloading: Some(Protocols::of_this_kernel()), ..self }
+        Self { offloading: Some(Protocols::of(Kernel::this())), ..self }
     }
 
     /// What a chain that knows a flow for ours says, beside what it says anyway.
@@ -150,7 +170,7 @@ fn rule(protocols: Protocols) -> Vec<Stmt> {
 }
 
 /// The batch that gives the table a flowtable at these links.
-pub(crate) fn switch_on(shared: &[SharedChain], layout: Layout, devices: &[String]) -> Transaction {
+pub(crate) fn switch_on(shared: &[SharedChain], layout: Layout, devices: &[Links]) -> Transaction {
     let mut batch = Transaction::new();
     batch.add_flowtable(Flowtable::new(&schema::table(), FLOWTABLE, devices));
     batch.append(schema::repair(shared, layout));
@@ -185,7 +205,7 @@ pub(crate) fn settle(session: &Session, wanted: &Offload, containers: &[IpAddr])
         // That nothing is to be done, the usual case, is seen without the rest.
         let generation = session.generation()?;
         let layout = session.layout()?;
-        let missing: Vec<String> = match (uplinks, layout.offloading) {
+        let missing: Vec<Links> = match (uplinks, layout.offloading) {
             (None, None) => return Ok(()),
             (Some(_), Some(_)) => missing(session, &devices)?,
             _ => devices.iter().cloned().collect(),
@@ -214,29 +234,33 @@ pub(crate) fn settle(session: &Session, wanted: &Offload, containers: &[IpAddr])
 }
 
 /// Those of the links that are not in the flowtable.
-fn missing(session: &Session, devices: &BTreeSet<String>) -> Result<Vec<String>, Error> {
+fn missing(session: &Session, devices: &BTreeSet<Links>) -> Result<Vec<Links>, Error> {
     let present = self::present(session)?.unwrap_or_default();
     Ok(devices.iter().filter(|device| !present.contains(device)).cloned().collect())
 }
 
 /// The links that are in the flowtable; none if there is no flowtable.
-pub(crate) fn present(session: &Session) -> Result<Option<Vec<String>>, Error> {
+pub(crate) fn present(session: &Session) -> Result<Option<Vec<Links>>, Error> {
     let found = session.socket.flowtable(&session.table, FLOWTABLE);
     let found = found.map_err(|e| Error::kernel(format!("read flowtable {FLOWTABLE}"), e))?;
     Ok(found.map(|flowtable| flowtable.devices))
 }
 
-/// The uplinks that are there, and the bridges that the containers are behind. A container's own link (ptp)
-/// is left out: the kernel cannot describe a flowtable of some two hundred links, to `nft list ruleset`
-/// neither, and what comes in by another link than these goes through the chains as ever.
-fn devices(uplinks: &Uplinks, containers: &[IpAddr]) -> Result<BTreeSet<String>, RouteError> {
+/// The uplinks that are there, and the bridges that the containers are behind; and the containers' own links by the
+/// beginning of their names, where the kernel wants them. It is not told of each: it cannot describe a flowtable
+/// of some two hundred links, to `nft list ruleset` neither. Where they are not in it, what comes in by a
+/// container's own link (ptp) goes through the chains as ever.
+fn devices(uplinks: &Uplinks, containers: &[IpAddr]) -> Result<BTreeSet<Links>, RouteError> {
     let socket = RouteSocket::open()?;
     let mut devices = BTreeSet::new();
+    if Kernel::this().looks_through_bridges() {
+        devices.insert(Links::Beginning(VETHS.to_owned()));
+    }
     match uplinks {
         Uplinks::Named(names) => {
             for name in names {
                 match socket.find_link(name)? {
-                    Some(link) => drop(devices.insert(link.name)),
+                    Some(link) => drop(devices.insert(Links::Named(link.name))),
                     None => log::warn!("flowtable: there is no link {name}"),
                 }
             }
@@ -248,7 +272,7 @@ fn devices(uplinks: &Uplinks, containers: &[IpAddr]) -> Result<BTreeSet<String>,
                 indices.extend(routes.iter().filter(|route| route.is_default()).filter_map(|r| r.link));
             }
             for index in indices {
-                devices.insert(socket.link_by_index(index)?.name);
+                devices.insert(Links::Named(socket.link_by_index(index)?.name));
             }
         }
     }
@@ -260,7 +284,7 @@ fn devices(uplinks: &Uplinks, containers: &[IpAddr]) -> Result<BTreeSet<String>,
         }
         let link = socket.link_by_index(index)?;
         if link.kind == LinkKind::Bridge {
-            devices.insert(link.name);
+            devices.insert(Links::Named(link.name));
         }
     }
     Ok(devices)
@@ -295,7 +319,7 @@ pub(crate) fn cut(containers: &BTreeSet<IpAddr>) {
 pub enum Standing {
     /// Established flows go through the chains.
     None,
-    /// They go by the flowtable, if they come in by these links.
+    /// They go by the flowtable, if they come in by these links; `veth*` are all whose names begin so.
     At(Vec<String>),
 }
 
@@ -304,8 +328,9 @@ pub enum Standing {
 /// # Errors
 /// What nf_tables said.
 pub fn standing() -> Result<Standing, Error> {
-    unless_no_nf_tables(Session::open().and_then(|session| present(&session)))
-        .map(|devices| devices.map_or(Standing::None, Standing::At))
+    unless_no_nf_tables(Session::open().and_then(|session| present(&session))).map(|found| {
+        found.map_or(Standing::None, |links| Standing::At(links.iter().map(Links::to_string).collect()))
+    })
 }
 
 /// Whether this kernel can have a flowtable; nothing is made.
@@ -329,7 +354,7 @@ pub fn try_out() -> Result<(), Error> {
 /// Which protocols this kernel offloads, as people say it.
 #[must_use]
 pub fn protocols() -> &'static str {
-    match Protocols::of_this_kernel() {
+    match Protocols::of(Kernel::this()) {
         Protocols::Tcp => "TCP",
         Protocols::TcpAndUdp => "TCP and UDP",
     }
@@ -352,7 +377,8 @@ mod tests {
             SharedChain::Hairpin { network: "fd00::/64".parse().unwrap(), bit: 5 },
             SharedChain::HairpinNone { family: crate::AddressFamily::V4, bit: 13 },
         ];
-        let devices = ["cni0".to_owned(), "eth0".to_owned()];
+        let devices = ["cni0", "eth0"].map(|name| Links::Named(name.to_owned()));
+        let devices = [&devices[..], &[Links::Beginning(VETHS.to_owned())]].concat();
         let on = switch_on(&shared, offloading(Protocols::TcpAndUdp), &devices);
         expect_file!["../../golden/flowtable-on.nft"].assert_eq(&on.to_string());
         let off = switch_off(&shared, Layout::PLAIN).to_string();
@@ -387,10 +413,18 @@ mod tests {
     #[test]
     fn udp_is_offloaded_where_it_can_be_cut() {
         for release in ["5.10.0-46-cloud-amd64", "6.1.0", "6.3.13", "", "mine", "6"] {
-            assert_eq!(Protocols::of_release(release), Protocols::Tcp, "{release}");
+            assert_eq!(Protocols::of(Kernel::of_release(release)), Protocols::Tcp, "{release}");
         }
         for release in ["6.4", "6.12.117+deb12-cloud-amd64", "7.0.1", "10.2"] {
-            assert_eq!(Protocols::of_release(release), Protocols::TcpAndUdp, "{release}");
+            assert_eq!(Protocols::of(Kernel::of_release(release)), Protocols::TcpAndUdp, "{release}");
+        }
+    }
+
+    #[test]
+    fn containers_links_are_in_it_where_the_kernel_looks_for_them() {
+        for (release, does) in [("6.18.15+deb13", false), ("7.0.0", true), ("7.2.13+deb14-cloud-amd64", true)]
+        {
+            assert_eq!(Kernel::of_release(release).looks_through_bridges(), does, "{release}");
         }
     }
 }
