@@ -1,7 +1,7 @@
 //! One way from the client to a pod, with a node of its own.
 
 use std::fs::{self, File};
-use std::net::{Ipv4Addr, SocketAddrV4};
+use std::net::Ipv4Addr;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
@@ -9,10 +9,10 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
-use super::load::{self, Client, Pin, Spent, Work};
+use super::load::{self, Client, Pin, Spent, Target, Work};
 use super::plan::{self, PER_POD, Ports};
 use super::shape::{Identity, Place, Shape, Tool};
-use super::space::{CLIENT_ADDRESS, Habits, NODE_ADDRESS, Space, in_net};
+use super::space::{Habits, NODE_ADDRESS, Space, in_net, outside};
 use crate::bench::contender::Backend;
 use crate::cni::{self, Chain, Family, Pod};
 use crate::error::{Error, Result};
@@ -263,21 +263,19 @@ impl Contender {
             return Err(Error::Failed("nothing is attached".to_owned()));
         };
         let (address, port) = self.live[measured.index];
+        let direct = Target { addresses: vec![address], port: load::PORT };
         let published = match self.kind.backend() {
-            None => SocketAddrV4::new(address, load::PORT),
-            Some(_) => SocketAddrV4::new(parse(NODE_ADDRESS)?, port),
+            None => direct.clone(),
+            Some(_) => Target { addresses: vec![NODE_ADDRESS], port },
         };
         let (pin, client) = (self.setting.pin, &mut self.clients[way as usize]);
         match way {
-            Way::Port => in_net(self.space.client(), || client.run(work, published, time, pin)),
-            Way::Node => self.space.in_group(|| client.run(work, published, time, pin)),
-            Way::NodeDirect => {
-                let direct = SocketAddrV4::new(address, load::PORT);
-                self.space.in_group(|| client.run(work, direct, time, pin))
-            }
+            Way::Port => in_net(self.space.client(), || client.run(work, &published, time, pin)),
+            Way::Node => self.space.in_group(|| client.run(work, &published, time, pin)),
+            Way::NodeDirect => self.space.in_group(|| client.run(work, &direct, time, pin)),
             Way::Masquerade => {
-                let outside = SocketAddrV4::new(parse(CLIENT_ADDRESS)?, load::PORT);
-                in_net(&measured.net, || client.run(work, outside, time, pin))
+                let outside = Target { addresses: outside().collect(), port: load::PORT };
+                in_net(&measured.net, || client.run(work, &outside, time, pin))
             }
         }
         .map_err(failed)

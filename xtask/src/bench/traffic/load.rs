@@ -140,19 +140,28 @@ fn answer(stream: &mut TcpStream, bytes: &mut [u8]) -> std::io::Result<()> {
 #[derive(Debug)]
 pub(super) struct Client {
     next: u16,
+    turn: usize,
+}
+
+/// What a client asks.
+#[derive(Debug, Clone)]
+pub(super) struct Target {
+    /// Connections go to one of them after the other.
+    pub(super) addresses: Vec<Ipv4Addr>,
+    pub(super) port: u16,
 }
 
 impl Client {
     /// Begins with the first port.
     pub(super) const fn new() -> Self {
-        Self { next: CLIENT_PORTS.start }
+        Self { next: CLIENT_PORTS.start, turn: 0 }
     }
 
     /// Works for a time, from the calling thread's namespace.
     ///
     /// # Errors
     /// A connection that failed.
-    pub(super) fn run(&mut self, work: Work, to: SocketAddrV4, time: Duration, pin: Pin) -> Result<Spent> {
+    pub(super) fn run(&mut self, work: Work, to: &Target, time: Duration, pin: Pin) -> Result<Spent> {
         pin.apply(0)?;
         match work {
             Work::Stream => self.stream(to, time),
@@ -164,9 +173,9 @@ impl Client {
         }
     }
 
-    fn stream(&mut self, to: SocketAddrV4, time: Duration) -> Result<Spent> {
+    fn stream(&mut self, to: &Target, time: Duration) -> Result<Spent> {
+        let (mut stream, to) = self.dial(to)?;
         let failed = |e| Error::system(format!("send to {to}"), e);
-        let mut stream = self.dial(to)?;
         stream.write_all(&[TAKE]).map_err(failed)?;
         let bytes = vec![7; CHUNK];
         let mut send_for = |time: Duration| {
@@ -183,8 +192,8 @@ impl Client {
         clock.stop(kib)
     }
 
-    fn requests(&mut self, to: SocketAddrV4, time: Duration) -> Result<Spent> {
-        let mut stream = self.dial(to)?;
+    fn requests(&mut self, to: &Target, time: Duration) -> Result<Spent> {
+        let (mut stream, to) = self.dial(to)?;
         // What is sent is one byte, and nothing more until the answer: it is never held back.
         let mut ask_for = |time: Duration| {
             let (begun, mut count) = (Instant::now(), 0_u32);
@@ -202,11 +211,12 @@ impl Client {
         clock.stop(count)
     }
 
-    fn connections(&mut self, to: SocketAddrV4, time: Duration) -> Result<Spent> {
+    fn connections(&mut self, to: &Target, time: Duration) -> Result<Spent> {
         let (clock, begun, mut count) = (Clock::start()?, Instant::now(), 0_u32);
         while begun.elapsed() < time {
             for _ in 0..TURNS {
-                echoed(&mut self.dial(to)?, to)?;
+                let (mut stream, to) = self.dial(to)?;
+                echoed(&mut stream, to)?;
             }
             count += TURNS;
         }
@@ -214,12 +224,15 @@ impl Client {
     }
 
     /// Opens a connection from the next port that is free.
-    fn dial(&mut self, to: SocketAddrV4) -> Result<TcpStream> {
+    fn dial(&mut self, to: &Target) -> Result<(TcpStream, SocketAddrV4)> {
+        self.turn = (self.turn + 1) % to.addresses.len().max(1);
+        let address = to.addresses.get(self.turn).copied().unwrap_or(Ipv4Addr::LOCALHOST);
+        let to = SocketAddrV4::new(address, to.port);
         for _ in 0..100 {
             let port = self.next;
             self.next = if port + 1 < CLIENT_PORTS.end { port + 1 } else { CLIENT_PORTS.start };
             match dial_from(port, to) {
-                Ok(stream) => return Ok(stream),
+                Ok(stream) => return Ok((stream, to)),
                 Err(Errno::EADDRINUSE | Errno::EADDRNOTAVAIL) => {}
                 Err(e) => return Err(Error::system(format!("connect to {to} from port {port}"), e)),
             }

@@ -1,6 +1,7 @@
 //! Where the traffic goes: a node with a mount namespace of its own, another host, and pods.
 
 use std::fs::{self, File};
+use std::net::Ipv4Addr;
 use std::path::{Path, PathBuf};
 use std::thread;
 
@@ -14,9 +15,13 @@ use crate::sandbox;
 
 /// The other host's namespace, as the node names it.
 const CLIENT: &str = "client";
-/// The addresses of both ends (RFC 5737).
-pub(super) const NODE_ADDRESS: &str = "192.0.2.1";
-pub(super) const CLIENT_ADDRESS: &str = "192.0.2.2";
+/// The node's address (RFC 5737).
+pub(super) const NODE_ADDRESS: Ipv4Addr = Ipv4Addr::new(192, 0, 2, 1);
+
+/// The addresses that pods ask. They are many, as a node that masquerades has a number of ports for each.
+pub(super) fn outside() -> impl Iterator<Item = Ipv4Addr> {
+    (1..=250).map(|last| Ipv4Addr::new(198, 51, 100, last))
+}
 
 /// How the namespaces are set up.
 #[derive(Debug, Clone)]
@@ -66,6 +71,7 @@ impl Space {
         in_net(&space.client, || {
             ip("link set lo up\n\
                 addr add 192.0.2.2/24 dev eth0\n\
+                addr add 198.51.100.1/24 dev lo\n\
                 link set eth0 up\n\
                 route add default via 192.0.2.1\n")
         })?;
