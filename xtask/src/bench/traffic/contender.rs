@@ -367,11 +367,16 @@ impl Contender {
         })
     }
 
-    /// What `slipway node status` says on this node.
+    /// What the BPF programs have counted on this node, and the rest of `slipway node status`; null where nothing
+    /// is pinned.
     ///
     /// # Errors
     /// It failed.
     pub(super) fn programs(&self) -> Result<Value> {
+        let pinned = self.space.run(|| Ok(Path::new("/sys/fs/bpf/slipway").exists()))?;
+        if !pinned {
+            return Ok(Value::Null);
+        }
         let mut command = Command::new(self.setting.own.join("slipway"));
         command.args(["node", "status", "--output", "json"]);
         self.space.run(|| {

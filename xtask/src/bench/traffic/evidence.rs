@@ -51,15 +51,15 @@ impl Evidence {
     /// The packets went another way; the node cannot be asked.
     pub(super) fn check(&self, contender: &Contender, series: &[&Series]) -> Result<()> {
         let failed = |why: String| Err(Error::Failed(format!("{}: {why}", contender.kind.name())));
-        let programs = contender.programs()?;
+        let (tracked, programs) = (contender.tracked()?, contender.programs()?);
         if contender.kind != Kind::Ebpf {
-            if programs["setUp"] == true {
-                return failed("the BPF programs are loaded on this node".to_owned());
+            if !programs.is_null() {
+                return failed("BPF programs are pinned on this node".to_owned());
             }
         } else if let Some(why) = self.missed(&programs, series) {
             return failed(why);
         }
-        let (tracked, tables) = (contender.tracked()?, contender.tables()?);
+        let tables = contender.tables()?;
         let connections = [Way::Port, Way::Masquerade].map(|way| Done::of(series, way).connections);
         let many = connections.iter().sum::<f64>() / 20.0;
         // What the node's own sockets ask needs no translation, and is tracked; so is the warm-up.

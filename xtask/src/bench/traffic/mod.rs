@@ -11,7 +11,7 @@ mod space;
 
 use std::fs;
 use std::num::NonZero;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::thread;
 use std::time::Duration;
 
@@ -89,9 +89,9 @@ pub(crate) struct TrafficArgs {
     /// The variant of iptables that the nodes use
     #[arg(long, default_value = "nft", value_parser = ["nft", "legacy"])]
     iptables: String,
-    /// TCP's congestion control; by default one that does not pace, which would be measured with it
-    #[arg(long, default_value = "reno", value_name = "NAME")]
-    congestion: String,
+    /// TCP's congestion control, instead of the machine's own
+    #[arg(long, value_name = "NAME")]
+    congestion: Option<String>,
     /// Bridged packets pass through netfilter (net.bridge.bridge-nf-call-iptables)
     #[arg(long)]
     bridge_nf: bool,
@@ -271,10 +271,17 @@ fn setting(args: &TrafficArgs) -> Result<Setting> {
         habits: Habits {
             bridge_netfilter: args.bridge_nf,
             group: args.ways.iter().any(|way| matches!(way, Way::Node | Way::NodeDirect)),
-            congestion: args.congestion.clone(),
+            congestion: args.congestion.clone().map_or_else(own_congestion, Ok)?,
         },
         pin: args.pin,
     })
+}
+
+/// What the machine itself uses.
+fn own_congestion() -> Result<String> {
+    let path = Path::new("/proc/sys/net/ipv4/tcp_congestion_control");
+    let name = fs::read_to_string(path).map_err(|e| Error::file("read", path, e))?;
+    Ok(name.trim().to_owned())
 }
 
 fn conditions(args: &TrafficArgs, setting: &Setting) -> Result<Vec<String>> {
@@ -290,7 +297,7 @@ fn conditions(args: &TrafficArgs, setting: &Setting) -> Result<Vec<String>> {
         format!("{}, {processors} processors; pinned to: {:?}", kernel.trim(), args.pin),
         format!(
             "iptables-{}; bridged packets pass netfilter: {}; congestion control: {}",
-            args.iptables, args.bridge_nf, args.congestion
+            args.iptables, args.bridge_nf, setting.habits.congestion
         ),
         format!("slipway: {}", version(&setting.own)),
     ];
