@@ -1,7 +1,10 @@
 //! The kernel's table of flows (ctnetlink, `linux/netfilter/nfnetlink_conntrack.h`).
 
+mod create;
+
 use std::net::IpAddr;
 
+pub use create::NewFlow;
 use nix::errno::Errno;
 
 use crate::channel::Channel;
@@ -17,6 +20,7 @@ const DELETE: u16 = 2;
 const TUPLE_ORIGINAL: u16 = 1;
 const TUPLE_REPLY: u16 = 2;
 const STATUS: u16 = 3;
+const PROTOCOL_INFO: u16 = 4;
 const COUNTERS_ORIGINAL: u16 = 9;
 const COUNTERS_REPLY: u16 = 10;
 const ID: u16 = 12;
@@ -35,6 +39,15 @@ const V6_DESTINATION: u16 = 4;
 const PROTO_NUMBER: u16 = 1;
 const PROTO_SOURCE_PORT: u16 = 2;
 const PROTO_DESTINATION_PORT: u16 = 3;
+const PROTO_ICMP_ID: u16 = 4;
+const PROTO_ICMP_TYPE: u16 = 5;
+const PROTO_ICMP_CODE: u16 = 6;
+const PROTO_ICMPV6_ID: u16 = 7;
+const PROTO_ICMPV6_TYPE: u16 = 8;
+const PROTO_ICMPV6_CODE: u16 = 9;
+// enum ctattr_protoinfo and ctattr_protoinfo_tcp
+const INFO_TCP: u16 = 1;
+const INFO_TCP_STATE: u16 = 1;
 // enum ctattr_counters
 const COUNTED_PACKETS: u16 = 1;
 const COUNTED_BYTES: u16 = 2;
@@ -47,7 +60,16 @@ const BY_DESTINATION: u32 = 1 << 1;
 const BY_PROTOCOL: u32 = 1 << 3;
 const BY_DESTINATION_PORT: u32 = 1 << 5;
 
-/// One direction of a flow.
+/// ICMP, ICMPv6 (IANA protocol numbers).
+const ICMP: u8 = 1;
+const ICMPV6: u8 = 58;
+// Types of their messages (RFC 792, RFC 4443).
+const ECHO: u8 = 8;
+const ECHO_REPLY: u8 = 0;
+const ECHO_V6: u8 = 128;
+const ECHO_REPLY_V6: u8 = 129;
+
+/// One direction of a flow. Of an ICMP echo, the identifier stands for the port of who asks, 0 for that of the other.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Tuple {
     /// Source address.
@@ -76,11 +98,15 @@ pub struct Flow {
     /// Its packets and their bytes from the IP header on, of both directions; none where the kernel does not count
     /// (`net.netfilter.nf_conntrack_acct`).
     pub counted: Option<(u64, u64)>,
+    /// `enum tcp_conntrack` (`linux/netfilter/nf_conntrack_tcp.h`), of a connection of TCP.
+    pub tcp_state: Option<u8>,
 }
 
 impl Flow {
     /// `IPS_OFFLOAD`: a flowtable carries it.
     pub const OFFLOADED: u32 = 1 << 14;
+    /// `IPS_SEEN_REPLY`: there were packets in both directions.
+    pub const ANSWERED: u32 = 1 << 1;
 
     /// Whether its destination was translated (`IPS_DST_NAT`).
     #[must_use]
@@ -336,7 +362,13 @@ fn flow(body: &[u8]) -> Option<Flow> {
         status: find(body, STATUS).and_then(be32).unwrap_or_default(),
         zone: find(body, ZONE).and_then(be16).unwrap_or_default(),
         counted: counted(body),
+        tcp_state: tcp_state(body),
     })
+}
+
+fn tcp_state(body: &[u8]) -> Option<u8> {
+    let tcp = find(find(body, PROTOCOL_INFO)?, INFO_TCP)?;
+    find(tcp, INFO_TCP_STATE)?.first().copied()
 }
 
 fn counted(body: &[u8]) -> Option<(u64, u64)> {
@@ -360,11 +392,25 @@ fn tuple(body: &[u8]) -> Option<Tuple> {
         }
     };
     let port = |kind| find(proto, kind).and_then(be16).unwrap_or_default();
+    let protocol = find(proto, PROTO_NUMBER)?.first().copied()?;
+    let (source_port, destination_port) = match protocol {
+        ICMP => echo_ends(proto, PROTO_ICMP_TYPE, port(PROTO_ICMP_ID)),
+        ICMPV6 => echo_ends(proto, PROTO_ICMPV6_TYPE, port(PROTO_ICMPV6_ID)),
+        _ => (port(PROTO_SOURCE_PORT), port(PROTO_DESTINATION_PORT)),
+    };
     Some(Tuple {
         source: address(V4_SOURCE, V6_SOURCE)?,
         destination: address(V4_DESTINATION, V6_DESTINATION)?,
-        protocol: find(proto, PROTO_NUMBER)?.first().copied()?,
-        source_port: port(PROTO_SOURCE_PORT),
-        destination_port: port(PROTO_DESTINATION_PORT),
+        protocol,
+        source_port,
+        destination_port,
     })
+}
+
+fn echo_ends(proto: &[u8], kind: u16, id: u16) -> (u16, u16) {
+    match find(proto, kind).and_then(|value| value.first()) {
+        Some(&(ECHO | ECHO_V6)) => (id, 0),
+        Some(&(ECHO_REPLY | ECHO_REPLY_V6)) => (0, id),
+        _ => (0, 0),
+    }
 }

@@ -1,0 +1,201 @@
+//! Flows that somebody else has had so far, put into the kernel's table.
+
+use std::net::IpAddr;
+use std::time::Duration;
+
+use nix::errno::Errno;
+
+use super::{
+    Conntrack, DELETE, ECHO, ECHO_REPLY, ECHO_REPLY_V6, ECHO_V6, FlowFamily, ICMP, ICMPV6, INFO_TCP,
+    INFO_TCP_STATE, PROTO_DESTINATION_PORT, PROTO_ICMP_CODE, PROTO_ICMP_ID, PROTO_ICMP_TYPE,
+    PROTO_ICMPV6_CODE, PROTO_ICMPV6_ID, PROTO_ICMPV6_TYPE, PROTO_NUMBER, PROTO_SOURCE_PORT, PROTOCOL_INFO,
+    STATUS, SUBSYSTEM, TUPLE_IP, TUPLE_ORIGINAL, TUPLE_PROTO, TUPLE_REPLY, Tuple, V4_DESTINATION, V4_SOURCE,
+    V6_DESTINATION, V6_SOURCE,
+};
+use crate::error::Error;
+use crate::wire::{self, Message};
+
+// enum cntl_msg_types
+const NEW: u16 = 0;
+// enum ctattr_type
+const NAT_SOURCE: u16 = 6;
+const TIMEOUT: u16 = 7;
+const NAT_DESTINATION: u16 = 13;
+// enum ctattr_nat
+const NAT_V4: u16 = 1;
+const NAT_PROTO: u16 = 3;
+const NAT_V6: u16 = 4;
+// enum ctattr_protonat
+const NAT_PORT_FIRST: u16 = 1;
+const NAT_PORT_LAST: u16 = 2;
+// enum ctattr_protoinfo_tcp
+const INFO_TCP_FLAGS_ORIGINAL: u16 = 4;
+const INFO_TCP_FLAGS_REPLY: u16 = 5;
+/// `IP_CT_TCP_FLAG_BE_LIBERAL` (`linux/netfilter/nf_conntrack_tcp.h`): a packet outside of the window is not
+/// invalid. Nobody has told the kernel of the windows so far.
+const LIBERAL: u8 = 0x08;
+// `IPS_*` (`linux/netfilter/nf_conntrack_common.h`). What is in the table is confirmed.
+const CONFIRMED: u32 = 1 << 3;
+const ANSWERED: u32 = super::Flow::ANSWERED;
+const ASSURED: u32 = 1 << 2;
+/// TCP, UDP (IANA protocol numbers).
+const TCP: u8 = 6;
+const UDP: u8 = 17;
+
+/// A flow for [`Conntrack::insert`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct NewFlow {
+    /// A packet of its first direction, as it comes.
+    pub original: Tuple,
+    /// The same packet when both its ends are translated.
+    pub translated: Tuple,
+    /// Whether there were packets in both directions.
+    pub is_answered: bool,
+    /// Whether it is not to be the first to go when the table is full: a handshake is through, or a conversation
+    /// of UDP has gone to and fro.
+    pub is_assured: bool,
+    /// `enum tcp_conntrack`; of TCP alone.
+    pub tcp_state: Option<u8>,
+    /// For how long without a packet it is to stay, at least a second.
+    pub timeout: Duration,
+}
+
+impl Tuple {
+    /// The same turned round: a packet that answers this one.
+    #[must_use]
+    pub const fn reversed(self) -> Self {
+        Self {
+            source: self.destination,
+            destination: self.source,
+            protocol: self.protocol,
+            source_port: self.destination_port,
+            destination_port: self.source_port,
+        }
+    }
+}
+
+impl Conntrack {
+    /// Puts a flow into the table, with its translation. Flows that have the same ends on either side are taken
+    /// away: they are of another conversation that is over, as the caller knows who has this one.
+    ///
+    /// The kernel translates only where a chain for address translation is hooked.
+    ///
+    /// # Errors
+    /// The kernel's: protocols but TCP, UDP and ICMP echo among others.
+    pub fn insert(&self, flow: &NewFlow) -> Result<(), Error> {
+        let failed = |errno| Error::Io { operation: format!("insert the flow {:?}", flow.original), errno };
+        match self.put(flow) {
+            Ok(()) => return Ok(()),
+            Err(Errno::EEXIST) => {}
+            Err(errno) => return Err(failed(errno)),
+        }
+        for tuple in [flow.original, flow.translated.reversed()] {
+            let mut message =
+                Message::new(SUBSYSTEM << 8 | DELETE, wire::ACK, FlowFamily::of(tuple.source).number(), 0);
+            put_tuple(&mut message, TUPLE_ORIGINAL, &tuple);
+            match self.channel.ask(message, |_, _| {}) {
+                Ok(_) | Err(Errno::ENOENT) => {}
+                Err(errno) => return Err(failed(errno)),
+            }
+        }
+        self.put(flow).map_err(failed)
+    }
+
+    fn put(&self, flow: &NewFlow) -> Result<(), Errno> {
+        /// How often the kernel is asked again that says that its table was being changed.
+        const TRIES: u32 = 5;
+        let mut tries = 0;
+        loop {
+            match self.channel.ask(flow.question(), |_, _| {}) {
+                Err(Errno::EAGAIN) if tries < TRIES => tries += 1,
+                other => return other.map(drop),
+            }
+        }
+    }
+}
+
+impl NewFlow {
+    /// The kernel wants both directions as if nothing were translated, and makes the second one again from the
+    /// translation that it is told.
+    fn question(&self) -> Message {
+        let Self { original, translated, .. } = self;
+        let family = FlowFamily::of(original.source).number();
+        let flags = wire::ACK | wire::CREATE | wire::EXCLUSIVE;
+        let mut message = Message::new(SUBSYSTEM << 8 | NEW, flags, family, 0);
+        put_tuple(&mut message, TUPLE_ORIGINAL, original);
+        put_tuple(&mut message, TUPLE_REPLY, &original.reversed());
+        let seconds = u32::try_from(self.timeout.as_secs()).unwrap_or(u32::MAX).max(1);
+        message.be32(TIMEOUT, seconds);
+        let answered = if self.is_answered { ANSWERED } else { 0 };
+        let assured = if self.is_assured { ASSURED } else { 0 };
+        message.be32(STATUS, CONFIRMED | answered | assured);
+        // Both are told, also where nothing changes: else the kernel chooses, and it may choose another port.
+        let is_echo = matches!(original.protocol, ICMP | ICMPV6);
+        let target = (!is_echo).then_some(translated.destination_port);
+        message.nest(NAT_DESTINATION, |nat| put_end(nat, translated.destination, target));
+        message.nest(NAT_SOURCE, |nat| put_end(nat, translated.source, Some(translated.source_port)));
+        if let Some(state) = self.tcp_state {
+            message.nest(PROTOCOL_INFO, |info| {
+                info.nest(INFO_TCP, |tcp| {
+                    tcp.attr(INFO_TCP_STATE, &[state]);
+                    // Which flags, and which of them count.
+                    tcp.attr(INFO_TCP_FLAGS_ORIGINAL, &[LIBERAL, LIBERAL]);
+                    tcp.attr(INFO_TCP_FLAGS_REPLY, &[LIBERAL, LIBERAL]);
+                });
+            });
+        }
+        message
+    }
+}
+
+fn put_end(nat: &mut Message, address: IpAddr, port: Option<u16>) {
+    match address {
+        IpAddr::V4(address) => nat.attr(NAT_V4, &address.octets()),
+        IpAddr::V6(address) => nat.attr(NAT_V6, &address.octets()),
+    };
+    if let Some(port) = port {
+        nat.nest(NAT_PROTO, |proto| {
+            proto.attr(NAT_PORT_FIRST, &port.to_be_bytes());
+            proto.attr(NAT_PORT_LAST, &port.to_be_bytes());
+        });
+    }
+}
+
+fn put_tuple(message: &mut Message, kind: u16, tuple: &Tuple) {
+    message.nest(kind, |nest| {
+        nest.nest(TUPLE_IP, |ip| match (tuple.source, tuple.destination) {
+            (IpAddr::V4(source), IpAddr::V4(destination)) => {
+                ip.attr(V4_SOURCE, &source.octets()).attr(V4_DESTINATION, &destination.octets());
+            }
+            (IpAddr::V6(source), IpAddr::V6(destination)) => {
+                ip.attr(V6_SOURCE, &source.octets()).attr(V6_DESTINATION, &destination.octets());
+            }
+            // The kernel refuses a tuple without addresses.
+            _ => {}
+        });
+        nest.nest(TUPLE_PROTO, |proto| put_protocol(proto, tuple));
+    });
+}
+
+fn put_protocol(proto: &mut Message, tuple: &Tuple) {
+    let Tuple { source_port, destination_port, .. } = *tuple;
+    proto.attr(PROTO_NUMBER, &[tuple.protocol]);
+    let asks = destination_port == 0;
+    let id = source_port.max(destination_port).to_be_bytes();
+    match tuple.protocol {
+        ICMP => {
+            let kind = if asks { ECHO } else { ECHO_REPLY };
+            proto.attr(PROTO_ICMP_ID, &id).attr(PROTO_ICMP_TYPE, &[kind]).attr(PROTO_ICMP_CODE, &[0]);
+        }
+        ICMPV6 => {
+            let kind = if asks { ECHO_V6 } else { ECHO_REPLY_V6 };
+            proto.attr(PROTO_ICMPV6_ID, &id).attr(PROTO_ICMPV6_TYPE, &[kind]).attr(PROTO_ICMPV6_CODE, &[0]);
+        }
+        TCP | UDP => {
+            proto.attr(PROTO_SOURCE_PORT, &source_port.to_be_bytes());
+            proto.attr(PROTO_DESTINATION_PORT, &destination_port.to_be_bytes());
+        }
+        // Of others there is nothing that the kernel would take.
+        _ => {}
+    }
+}
