@@ -6,6 +6,7 @@
 
 pub mod activation;
 pub mod boot;
+pub mod bpf;
 pub mod dir;
 pub mod grace;
 pub mod lock;

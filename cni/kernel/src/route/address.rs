@@ -58,6 +58,25 @@ impl RouteSocket {
         self.transport.list(&message, format_args!("list addresses"), decode)
     }
 
+    /// The addresses of a link's other end, which is in another namespace. Nobody need know the way there. None
+    /// where the kernel does not tell (before Linux 4.20).
+    ///
+    /// # Errors
+    /// When the kernel cannot be asked.
+    pub fn peer_addresses(&self, link: &Link) -> Result<Vec<Address>, RouteError> {
+        let (Some(peer), Some(netns)) = (link.peer, link.peer_netns) else { return Ok(Vec::new()) };
+        let mut all = Vec::new();
+        for family in [AddressFamily::Inet, AddressFamily::Inet6] {
+            let mut message = AddressMessage::default();
+            (message.header.family, message.header.index) = (family, peer);
+            message.attributes.push(AddressAttribute::TargetNetNsId(netns));
+            let action = format_args!("list addresses of the other end of {}", link.name);
+            let question = RouteNetlinkMessage::GetAddress(message);
+            all.extend(self.transport.list(&question, action, |payload| decode_in(payload, netns))?);
+        }
+        Ok(all.into_iter().filter(|address: &Address| address.link == peer).collect())
+    }
+
     /// Gives a link an address, for IPv4 with the subnet's broadcast address. The kernel makes a route
     /// to the subnet by this link.
     ///
@@ -161,6 +180,18 @@ fn address_message(link: &Link, net: IpNet) -> AddressMessage {
 
 /// Length of `struct ifaddrmsg` of `linux/if_addr.h`.
 const IFADDRMSG: usize = 8;
+
+/// An address in the namespace with this number. A kernel that does not look there tells of its own ones.
+fn decode_in(payload: &[u8], netns: i32) -> Result<Option<Address>, String> {
+    /// `IFA_TARGET_NETNSID` (`linux/if_addr.h`).
+    const TARGET: u16 = 10;
+    let (_, rest) = payload.split_at_checked(IFADDRMSG).ok_or("an address without a header")?;
+    let told = wire::attributes(rest).find(|(kind, _)| *kind == TARGET);
+    if told.is_none_or(|(_, value)| wire::u32_of(value).cast_signed() != netns) {
+        return Ok(None);
+    }
+    decode(payload)
+}
 
 fn decode(payload: &[u8]) -> Result<Option<Address>, String> {
     let (header, rest) = payload.split_at_checked(IFADDRMSG).ok_or("an address without a header")?;

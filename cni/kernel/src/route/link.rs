@@ -48,6 +48,9 @@ pub struct Link {
     /// `IFLA_LINK`: of a veth the number of its other end, in that end's namespace; of a VLAN or
     /// macvlan the number of the link below.
     pub peer: Option<u32>,
+    /// `IFLA_LINK_NETNSID`: the namespace of the other end or the link below, if that is another one, by a number
+    /// that means something in this namespace alone.
+    pub peer_netns: Option<i32>,
     /// What it is set to as a port of a bridge.
     pub port: Option<PortSettings>,
     /// Of a bridge: whether it filters by VLAN.
@@ -475,6 +478,7 @@ pub(super) fn decode(payload: &[u8]) -> Result<Link, String> {
         state: OperState::Unknown,
         master: None,
         peer: None,
+        peer_netns: None,
         port: None,
         vlan_filtering: None,
         vrf_table: None,
@@ -491,6 +495,10 @@ pub(super) fn decode(payload: &[u8]) -> Result<Link, String> {
             nix::libc::IFLA_OPERSTATE => link.state = oper_state(wire::u8_of(value)),
             nix::libc::IFLA_MASTER => link.master = Some(wire::u32_of(value)),
             nix::libc::IFLA_LINK => link.peer = Some(wire::u32_of(value)),
+            // Negative where the kernel has given it no number.
+            nix::libc::IFLA_LINK_NETNSID => {
+                link.peer_netns = Some(wire::u32_of(value).cast_signed()).filter(|id| *id >= 0);
+            }
             nix::libc::IFLA_LINKINFO => decode_info(value, &mut link),
             nix::libc::IFLA_AF_SPEC => {
                 link.route_localnet =

@@ -153,6 +153,7 @@ mod tests {
             state: OperState::Down,
             master: None,
             peer: None,
+            peer_netns: None,
             port: None,
             vlan_filtering: None,
             vrf_table: None,
