@@ -110,11 +110,13 @@ pub enum Reason {
     Headers = 15,
     /// The pod is left to the stack as a whole: its rate is limited, or it is kept apart from others.
     Pod = 16,
+    /// Netfilter had the conversation before the programs served the pod, or it began while they took over.
+    Earlier = 17,
 }
 
 impl Reason {
     /// Each reason.
-    pub const ALL: [Self; 16] = [
+    pub const ALL: [Self; 17] = [
         Self::Direct,
         Self::Mtu,
         Self::Full,
@@ -131,6 +133,7 @@ impl Reason {
         Self::Fragment,
         Self::Headers,
         Self::Pod,
+        Self::Earlier,
     ];
 
     /// Where [`Counters`] counts packets that were left to others for this reason: those that began a flow,

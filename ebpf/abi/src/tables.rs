@@ -14,7 +14,7 @@ pub struct Pod {
     pub generation: u32,
     /// Largest packet (IP header and what follows) that the pod's interface takes.
     pub mtu: u32,
-    /// [`LEFT`].
+    /// [`LEFT`], [`HELD`].
     pub flags: u32,
     /// Zero.
     pub pad: u32,
@@ -23,6 +23,11 @@ pub struct Pod {
 /// [`Pod::flags`]: the pod is left to the kernel's stack as a whole. A program would put packets past what limits
 /// its rate or keeps others from it.
 pub const LEFT: u32 = 1;
+
+/// [`Pod::flags`]: conversations that begin now are noted and left to the kernel's stack; those that the programs
+/// have go on. So nothing begins unseen while it is looked for what conntrack already has with the pod, or what
+/// the programs have.
+pub const HELD: u32 = 2;
 
 /// Value of maps [`podaddrs4`](crate::maps::POD_ADDRESSES4) and [`podaddrs6`](crate::maps::POD_ADDRESSES6),
 /// whose key is a pod's address.

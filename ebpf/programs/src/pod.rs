@@ -1,6 +1,6 @@
 //! What a pod sends.
 
-use slipway_ebpf_abi::{Action, Counter, IPPROTO_TCP, LEFT, LONE, MASQUERADED, ORIGINAL, Reason, SIDE_POD};
+use slipway_ebpf_abi::{Action, Counter, HELD, IPPROTO_TCP, LEFT, LONE, MASQUERADED, ORIGINAL, Reason, SIDE_POD};
 
 use crate::admit::{self, Admission, Ports};
 use crate::config::{config, count, count_fallback, count_packet};
@@ -86,8 +86,11 @@ fn send<F: Family>(skb: Skb, work: &mut Work<F>) -> i32 {
     route::send(work)
 }
 
+/// No link takes packets of this size.
+const EARLIER: u32 = u32::MAX;
+
 /// Whether what this address of the pod begins with others is masqueraded by the programs. Fills the flow's
-/// generation, and returns the pod's MTU; 0: it is not.
+/// generation, and returns the pod's MTU; 0: it is not; [`EARLIER`]: not yet.
 #[inline(never)]
 fn is_masqueraded<F: Family>(work: &mut Work<F>) -> u32 {
     let (source, destination) = (work.packet.key.source, work.packet.key.destination);
@@ -105,7 +108,7 @@ fn is_masqueraded<F: Family>(work: &mut Work<F>) -> u32 {
         return 0;
     }
     work.flow.generation = pod.generation;
-    pod.mtu
+    if pod.flags & HELD == 0 { pod.mtu } else { EARLIER }
 }
 
 /// Decides whether the first packet of a conversation is masqueraded here, and does it.
@@ -114,6 +117,9 @@ fn masquerade<F: Family>(skb: Skb, work: &mut Work<F>) -> i32 {
     let pod_mtu = is_masqueraded(work);
     if pod_mtu == 0 {
         return Act::STACK;
+    }
+    if pod_mtu == EARLIER {
+        return pass(work, Reason::Earlier);
     }
     let uplink = match route::of_packet(skb, work) {
         Verdict::Forward => match route::uplink(work) {

@@ -1,7 +1,7 @@
 //! What arrives from outside.
 
 use slipway_ebpf_abi::{
-    Action, Counter, IPPROTO_TCP, IPPROTO_UDP, LEFT, ORIGINAL, PUBLISHED, PortKey, PortTarget, Reason,
+    Action, Counter, IPPROTO_TCP, IPPROTO_UDP, HELD, LEFT, ORIGINAL, PUBLISHED, PortKey, PortTarget, Reason,
     SIDE_UPLINK,
 };
 
@@ -132,11 +132,11 @@ fn published<F: Family>(skb: Skb, work: &mut Work<F>, target: &PortTarget<Addr<F
     flow.destination_port = target.port;
     flow.action = Action::ToPod as u8;
     match reason_to_pass(skb, work, pod.mtu) {
-        TRANSLATE => true,
+        TRANSLATE if pod.flags & HELD == 0 => true,
         NOT_OURS => false,
         reason => {
             work.flow.action = Action::Pass as u8;
-            work.flow.reason = reason;
+            work.flow.reason = if reason == TRANSLATE { Reason::Earlier as u8 } else { reason };
             true
         }
     }

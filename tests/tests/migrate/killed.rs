@@ -8,12 +8,13 @@ use crate::{LEGACY, Maker, NFT, PORT, Web, World};
 /// How many points are tried in each direction.
 const SAMPLE: usize = 8;
 
-fn killed_and_resumed(maker: &Maker) {
+/// In both directions between two places, of which the first is where the maker makes it.
+pub(super) fn killed_and_resumed(maker: &Maker, places: (&str, &str)) {
     let world = World::new(maker.variant);
     let network = world.network(1, "bridge", maker.backend, &json!({}));
     let web = Web::new(&world, maker, &network, "web", PORT);
     let call = |to: &str| world.node.plugin("slipway").arguments(&["migrate", "--to", to]);
-    for (to, from) in [("nftables", "iptables"), ("iptables", "nftables")] {
+    for (from, to) in [places, (places.1, places.0)] {
         let (output, points) = all_kill_points(&world.node, call(to));
         assert_eq!(output.process.code, Some(0), "{}", output.process);
         world.assert_is_in(to);
@@ -47,10 +48,10 @@ fn killed_and_resumed(maker: &Maker) {
 
 #[test]
 fn with_iptables_nft() {
-    killed_and_resumed(&NFT);
+    killed_and_resumed(&NFT, ("iptables", "nftables"));
 }
 
 #[test]
 fn with_iptables_legacy() {
-    killed_and_resumed(&LEGACY);
+    killed_and_resumed(&LEGACY, ("iptables", "nftables"));
 }

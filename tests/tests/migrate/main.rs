@@ -6,6 +6,7 @@ mod beside;
 mod hammer;
 mod killed;
 mod moves;
+mod programs;
 
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
@@ -28,6 +29,7 @@ struct Maker {
 }
 
 const TABLE: Maker = Maker { backend: "nftables", variant: "nft", directory: None };
+const PROGRAMS: Maker = Maker { backend: "ebpf", variant: "nft", directory: None };
 const NFT: Maker = Maker { backend: "iptables", variant: "nft", directory: None };
 const LEGACY: Maker = Maker { backend: "iptables", variant: "legacy", directory: None };
 
@@ -131,9 +133,29 @@ impl World {
         let in_chains = all.contains("CNI-DN-") || all.contains("masquerade\" id:");
         let of_reference = all.contains("cni_hostport") || all.contains("cni_plugins_masquerade");
         let in_table = all.contains(" : 10.88.1.2 . 80");
-        let found = (in_table, in_chains, of_reference);
-        let wanted = (place == "nftables", place == "iptables", place == "reference");
-        assert_eq!(found, wanted, "{place}: {all}");
+        let programs = self.node.programs();
+        let by_programs = programs["containers"].as_u64() > Some(0) || programs["ports"].as_u64() > Some(0);
+        let found = (in_table, in_chains, of_reference, by_programs);
+        // The programs stand on the table.
+        let wanted = (
+            place == "nftables" || place == "ebpf",
+            place == "iptables",
+            place == "reference",
+            place == "ebpf",
+        );
+        assert_eq!(found, wanted, "{place}: {programs:#} {all}");
+        if place == "ebpf" {
+            assert_eq!(self.backends(), ["ebpf"], "{programs:#}");
+        }
+    }
+
+    /// Who serves the published ports.
+    fn backends(&self) -> Vec<String> {
+        let ports: Value = serde_json::from_str(&self.node.slipway("ports --json")).expect("JSON");
+        let all = ports.as_array().expect("a list").iter();
+        let names: std::collections::BTreeSet<String> =
+            all.map(|port| port["backend"].as_str().expect("a name").to_owned()).collect();
+        names.into_iter().collect()
     }
 }
 

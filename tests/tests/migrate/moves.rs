@@ -5,9 +5,19 @@ use slipway_tests::{Attach, Proto};
 
 use crate::{LEGACY, Maker, NFT, PORT, TABLE, Web, World, count, shown};
 
-/// From where it was made to the table, to the chains and to the table again; then DEL leaves nothing.
-fn round_trip(maker: &Maker, interface: &str) {
-    eprintln!("{} {interface}", shown(maker));
+/// From where it was made to the other place, back and there again.
+fn there_and_back(maker: &Maker, interface: &str) {
+    let steps = if maker.backend == "nftables" && maker.directory.is_none() {
+        ["iptables", "nftables", "iptables"]
+    } else {
+        ["nftables", "iptables", "nftables"]
+    };
+    round_trip(maker, interface, &steps);
+}
+
+/// From where it was made to each of these places; then DEL leaves nothing.
+pub(super) fn round_trip(maker: &Maker, interface: &str, steps: &[&str]) {
+    eprintln!("{} {interface}: {steps:?}", shown(maker));
     let world = World::new(maker.variant);
     let network = world.network(1, interface, maker.backend, &json!({}));
     let web = Web::new(&world, maker, &network, "web", PORT);
@@ -23,14 +33,7 @@ fn round_trip(maker: &Maker, interface: &str) {
         world.client.expect(Proto::Tcp, (world.client.node_v4, PORT + 1000), "web");
         world.node.expect(Proto::Tcp, ([127, 0, 0, 1], PORT), "web");
     };
-    let first =
-        if maker.directory.is_some() && maker.backend == "nftables" { "reference" } else { maker.backend };
-    let steps = if first == "nftables" {
-        ["iptables", "nftables", "iptables"]
-    } else {
-        ["nftables", "iptables", "nftables"]
-    };
-    for to in steps {
+    for &to in steps {
         let before = world.everything();
         let (report, code) = world.migrate(&format!("--to {to} --dry-run"));
         assert_eq!((code, count(&report, "to move")), (3, 2), "{report:#}");
@@ -51,17 +54,17 @@ fn round_trip(maker: &Maker, interface: &str) {
 
 #[test]
 fn from_the_table() {
-    round_trip(&TABLE, "bridge");
+    there_and_back(&TABLE, "bridge");
 }
 
 #[test]
 fn from_chains_of_iptables_nft() {
-    round_trip(&NFT, "ptp");
+    there_and_back(&NFT, "ptp");
 }
 
 #[test]
 fn from_chains_of_iptables_legacy() {
-    round_trip(&LEGACY, "bridge");
+    there_and_back(&LEGACY, "bridge");
 }
 
 #[test]
@@ -70,7 +73,7 @@ fn from_what_the_reference_made() {
     if all.is_empty() {
         slipway_tests::skip!("the reference's portmap in /usr/lib/cni");
     }
-    all.iter().for_each(|maker| round_trip(maker, "bridge"));
+    all.iter().for_each(|maker| there_and_back(maker, "bridge"));
 }
 
 /// Keys that both backends have keep their meaning.

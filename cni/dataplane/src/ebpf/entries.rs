@@ -1,30 +1,27 @@
 //! What the programs are told of containers: written after the nftables elements that hold the ownership,
 //! removed before they are.
 
-use std::hash::{BuildHasher, Hasher, RandomState};
 use std::net::IpAddr;
 
-use cni_kernel::netns::Netns;
-use cni_kernel::route::{Link, LinkKind, RouteError, RouteSocket};
 use cni_nftables::ElementData;
-use ipnet::IpNet;
-use slipway_ebpf_abi::{LEFT, MASQUERADED, Pod, PodAddress, SPARES_LOOPBACK, maps};
+use slipway_ebpf_abi::{HELD, LEFT, MASQUERADED, Pod, SPARES_LOOPBACK};
 
-use super::attach::{self, Before};
+use super::Left;
+use super::adopt::{self, Hold, adopt, host_end};
+use super::flows::Pods;
 use super::place::Place;
 use super::tables::{NOBODY, Published, Tables, Target};
-use super::{Left, node};
 use crate::nftables::plan;
 use crate::nftables::schema::Map;
 use crate::nftables::session::Held;
 use crate::{
-    BackendName, ContainerNetns, Error, HostAddress, HostPorts, Listed, Loopback, MasqueradeRequest,
-    PortRequest, Protocol, PublishedPort, Snat,
+    BackendName, Error, HostAddress, HostPorts, Listed, Loopback, MasqueradeRequest, PortRequest, Protocol,
+    PublishedPort, Snat,
 };
 
 /// The most ports of one container that are put into the maps, one by one. A longer run is a single element
 /// for nftables, which serves it.
-const MANY: usize = 4096;
+pub(super) const MANY: usize = 4096;
 
 /// Why a request is left to nftables for good; none: the programs can serve it.
 pub(super) fn unserved(request: &PortRequest) -> Option<Left> {
@@ -41,19 +38,19 @@ pub(super) fn unserved(request: &PortRequest) -> Option<Left> {
 }
 
 /// Whether a mapping is for the programs: SCTP is not.
-fn is_served(host: &HostPorts) -> bool {
+pub(super) fn is_served(host: &HostPorts) -> bool {
     host.protocol != Protocol::Sctp
 }
 
 /// What the programs are told of a mapping of this container.
-fn target(request: &PortRequest, port: &PublishedPort, pod: (u32, u32), to: u16) -> Target {
+pub(super) fn target(request: &PortRequest, port: &PublishedPort, pod: (u32, u32), to: u16) -> Target {
     let spares = request.loopback == Loopback::Spared && matches!(port.host.address, HostAddress::Any(_));
     let flags = if spares { SPARES_LOOPBACK } else { 0 };
     Target { pod: pod.0, generation: pod.1, address: port.container, port: to, flags }
 }
 
 /// The single ports of a mapping, each with the port of the container.
-fn single(port: &PublishedPort) -> impl Iterator<Item = (Published, u16)> {
+pub(super) fn single(port: &PublishedPort) -> impl Iterator<Item = (Published, u16)> {
     let (host, to) = (port.host, port.container_port);
     let one = move |number| Published { host: host.address, protocol: host.protocol, port: number };
     host.ports().map(move |number| (one(number), to.wrapping_add(number.wrapping_sub(host.first))))
@@ -64,17 +61,18 @@ fn single(port: &PublishedPort) -> impl Iterator<Item = (Published, u16)> {
 /// # Errors
 /// The kernel's own; what was written is taken back.
 pub(super) fn publish(place: &Place, request: &PortRequest) -> Result<Option<Left>, Error> {
-    let Some(link) = host_link(&request.netns, request.attachment.ifname())? else {
+    let Some((link, inside)) = host_end(&request.netns, request.attachment.ifname())? else {
         reserve_ports(&mut Tables::open(place)?, request)?;
         return Ok(Some(Left::NoVeth));
     };
     let mut tables = Tables::open(place)?;
-    let pod = adopt(place, &mut tables, &link, &request.networks, None)?;
+    let pod = adopt(place, &mut tables, &link, &request.networks, (None, Hold::needed(&inside)))?;
+    let own = (pod.link, pod.generation);
     let served = || request.ports.iter().filter(|port| is_served(&port.host));
     let write = |tables: &mut Tables| -> Result<(), Error> {
         for port in served() {
             for (published, to) in single(port) {
-                tables.put_port(&published, &target(request, port, pod, to))?;
+                tables.put_port(&published, &target(request, port, own, to))?;
             }
         }
         Ok(())
@@ -85,6 +83,7 @@ pub(super) fn publish(place: &Place, request: &PortRequest) -> Result<Option<Lef
         }
         return Err(error);
     }
+    adopt::release(place, &mut tables, &pod)?;
     Ok(None)
 }
 
@@ -93,46 +92,14 @@ pub(super) fn publish(place: &Place, request: &PortRequest) -> Result<Option<Lef
 /// # Errors
 /// The kernel's own.
 pub(super) fn masquerade(place: &Place, request: &MasqueradeRequest) -> Result<Option<Left>, Error> {
-    let Some(link) = host_link(&request.netns, request.attachment.ifname())? else {
+    let Some((link, inside)) = host_end(&request.netns, request.attachment.ifname())? else {
         return Ok(Some(Left::NoVeth));
     };
     let mut tables = Tables::open(place)?;
-    adopt(place, &mut tables, &link, &request.addresses, Some(MASQUERADED))?;
+    let how = (Some(MASQUERADED), Hold::needed(&inside));
+    let pod = adopt(place, &mut tables, &link, &request.addresses, how)?;
+    adopt::release(place, &mut tables, &pod)?;
     Ok(None)
-}
-
-/// Puts the program on the container's link and tells the maps of the container. A link that had no program
-/// is a new one: what the maps may still have of its number is of another container, and gets another
-/// generation, so that no old flow ends in the new container.
-fn adopt(
-    place: &Place,
-    tables: &mut Tables,
-    link: &Link,
-    addresses: &[IpNet],
-    flag: Option<u32>,
-) -> Result<(u32, u32), Error> {
-    let program = node::programs(place)?.join(maps::programs::POD_INGRESS);
-    let before = attach::attach(&link.name, &program)?;
-    let known = if before == Before::Replaced { tables.pods.get(&link.index)? } else { None };
-    let generation = known.map_or_else(random, |pod| pod.generation);
-    let flags = known.map_or(0, |pod| pod.flags) | if is_limited(link)? { LEFT } else { 0 };
-    tables.pods.put(link.index, Pod { generation, mtu: link.mtu, flags, pad: 0 })?;
-    for network in addresses {
-        let is_own = |entry: &PodAddress| (entry.pod, entry.generation) == (link.index, generation);
-        let old = tables.address(network.addr())?.filter(is_own);
-        let flags = old.map_or(0, |entry| entry.flags) | flag.unwrap_or_default();
-        let prefix = network.prefix_len().into();
-        tables.put_address(network.addr(), PodAddress { pod: link.index, generation, flags, prefix })?;
-    }
-    Ok((link.index, generation))
-}
-
-/// Whether somebody limits the rate of what goes through a link: the programs would put packets past that.
-fn is_limited(link: &Link) -> Result<bool, Error> {
-    let failed = |e: RouteError| Error::kernel(format!("ask for the limits of {}", link.name), e);
-    let socket = RouteSocket::open().map_err(failed)?;
-    let queue = socket.token_bucket(link).map_err(failed)?;
-    Ok(queue.is_some() || !socket.redirections(link).map_err(failed)?.is_empty())
 }
 
 /// Leaves a container to nftables as a whole, by the number of the host's end of its links: its rate is about to be
@@ -155,31 +122,6 @@ fn leave_one(tables: &mut Tables, index: u32) -> Result<(), Error> {
     match tables.pods.get(&index)? {
         Some(pod) if pod.flags & LEFT == 0 => tables.pods.put(index, Pod { flags: pod.flags | LEFT, ..pod }),
         _ => Ok(()),
-    }
-}
-
-/// A number that no other container of this node is likely to have; never 0.
-fn random() -> u32 {
-    let drawn = RandomState::new().build_hasher().finish();
-    let [a, b, c, d, ..] = drawn.to_ne_bytes();
-    u32::from_ne_bytes([a, b, c, d]).max(1)
-}
-
-/// The host's end of a container's pair of links; none if the container's interface is no such thing.
-fn host_link(netns: &ContainerNetns, ifname: &str) -> Result<Option<Link>, Error> {
-    let failed = |e: Box<dyn std::error::Error + Send + Sync>| {
-        Error::kernel(format!("find the host's end of {ifname} in {}", netns.path.display()), e)
-    };
-    let inside = Netns::open(&netns.path).map_err(|e| failed(e.into()))?;
-    let socket = RouteSocket::open_in(&inside).map_err(|e| failed(e.into()))?;
-    let own = socket.link(ifname).map_err(|e| failed(e.into()))?;
-    let Some(peer) = own.peer.filter(|_| own.kind == LinkKind::Veth) else { return Ok(None) };
-    let socket = RouteSocket::open().map_err(|e| failed(e.into()))?;
-    match socket.link_by_index(peer) {
-        // The number may be that of another link here, if the other end is in a third namespace.
-        Ok(link) => Ok(Some(link).filter(|link| link.kind == LinkKind::Veth && link.peer == Some(own.index))),
-        Err(e) if e.is_not_found() => Ok(None),
-        Err(e) => Err(failed(e.into())),
     }
 }
 
@@ -212,6 +154,22 @@ fn reserve_ports(tables: &mut Tables, request: &PortRequest) -> Result<(), Error
     })
 }
 
+/// Takes ports from these containers. They are told to be nobody's, which CHECK takes for what it is: somebody has
+/// left them to nftables.
+pub(super) fn withdraw_ports(tables: &mut Tables, request: &PortRequest, pods: &Pods) -> Result<(), Error> {
+    for port in request.ports.iter().filter(|port| is_served(&port.host) && port.host.len() <= MANY) {
+        for (published, _) in single(port) {
+            let Some(found) = tables.port(&published)?.filter(|found| found.pod != NOBODY) else { continue };
+            let is_theirs = pods.get(&found.pod) == Some(&found.generation);
+            let is_alive = |pod: Pod| pod.generation == found.generation;
+            if is_theirs || !tables.pods.get(&found.pod)?.is_some_and(is_alive) {
+                reserve(tables, port, &published)?;
+            }
+        }
+    }
+    Ok(())
+}
+
 fn reserve(tables: &mut Tables, port: &PublishedPort, published: &Published) -> Result<(), Error> {
     let nobody = Target { pod: NOBODY, generation: 0, address: port.container, port: 0, flags: 0 };
     tables.put_port(published, &nobody)
@@ -228,7 +186,7 @@ pub(crate) fn name_served(all: &mut [Listed]) -> Result<(), Error> {
     for one in in_tables.filter(|one| is_served(&one.port.host)) {
         let Some((first, _)) = single(&one.port).next() else { continue };
         let Some(target) = tables.port(&first)? else { continue };
-        if tables.pods.get(&target.pod)?.is_some_and(|pod| pod.flags & LEFT == 0) {
+        if tables.pods.get(&target.pod)?.is_some_and(|pod| pod.flags & (LEFT | HELD) == 0) {
             one.backend = BackendName::Ebpf;
         }
     }
@@ -318,7 +276,7 @@ fn forget_address(tables: &mut Tables, address: IpAddr, going: u32) -> Result<()
 /// # Errors
 /// [`Error::Missing`] with the first difference.
 pub(super) fn check_ports(place: &Place, request: &PortRequest) -> Result<(), Error> {
-    if host_link(&request.netns, request.attachment.ifname())?.is_none() {
+    if host_end(&request.netns, request.attachment.ifname())?.is_none() {
         return Ok(());
     }
     let tables = Tables::open(place)?;
@@ -328,6 +286,7 @@ pub(super) fn check_ports(place: &Place, request: &PortRequest) -> Result<(), Er
             let missing = |what: &str| Err(Error::Missing(format!("{name} {what} in the BPF maps")));
             match tables.port(&published)? {
                 None => return missing("is missing"),
+                Some(Target { pod: NOBODY, .. }) => {}
                 Some(found) if found != target(request, port, (found.pod, found.generation), to) => {
                     return missing("leads elsewhere");
                 }
@@ -347,7 +306,7 @@ pub(super) fn check_ports(place: &Place, request: &PortRequest) -> Result<(), Er
 /// # Errors
 /// [`Error::Missing`] with the first difference.
 pub(super) fn check_masquerade(place: &Place, request: &MasqueradeRequest) -> Result<(), Error> {
-    if host_link(&request.netns, request.attachment.ifname())?.is_none() {
+    if host_end(&request.netns, request.attachment.ifname())?.is_none() {
         return Ok(());
     }
     let tables = Tables::open(place)?;

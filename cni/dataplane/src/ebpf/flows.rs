@@ -77,26 +77,48 @@ pub fn flows() -> Result<Vec<KnownFlow>, Error> {
         Err(Error::NoNfTables(_)) => BTreeMap::new(),
         other => other?,
     };
-    let clock = Clock { now: now(), config: node::configured(&place)? };
-    let pods: BTreeMap<u32, u32> = Table::<u32, slipway_ebpf_abi::Pod>::open(&place, maps::PODS)?
+    let clock = Clock::read(&place)?;
+    let pods: Pods = Table::<u32, slipway_ebpf_abi::Pod>::open(&place, maps::PODS)?
         .all()?
         .into_iter()
         .map(|(link, pod)| (link, pod.generation))
         .collect();
     let is_there = |link: u32, generation: u32| link == 0 || pods.get(&link) == Some(&generation);
-    let mut all = Vec::new();
-    for (name, is_established) in [(maps::FLOWS4, true), (maps::EMBRYOS4, false)] {
-        let halves = halves::<Addr4>(&place, name)?;
-        all.extend(pairs(&halves, is_established, &clock, is_there));
-    }
-    for (name, is_established) in [(maps::FLOWS6, true), (maps::EMBRYOS6, false)] {
-        let halves = halves::<Addr6>(&place, name)?;
-        all.extend(pairs(&halves, is_established, &clock, is_there));
-    }
+    let mut all = read(&place, &clock, is_there)?;
     for flow in &mut all {
         flow.owner = owners.get(&flow.container).cloned();
     }
     all.sort_by_key(|flow| (flow.container, flow.protocol, flow.first.before));
+    Ok(all)
+}
+
+/// Links of containers, each with its generation.
+pub(super) type Pods = BTreeMap<u32, u32>;
+
+/// The conversations of these containers that the programs serve.
+///
+/// # Errors
+/// The maps cannot be read.
+pub(super) fn served(place: &Place, clock: &Clock, pods: &Pods) -> Result<Vec<KnownFlow>, Error> {
+    let mut all = read(place, clock, |link, generation| pods.get(&link) == Some(&generation))?;
+    all.retain(|flow| !matches!(flow.plane, Plane::Left(_)));
+    Ok(all)
+}
+
+fn read(
+    place: &Place,
+    clock: &Clock,
+    is_there: impl Fn(u32, u32) -> bool + Copy,
+) -> Result<Vec<KnownFlow>, Error> {
+    let mut all = Vec::new();
+    for (name, is_established) in [(maps::FLOWS4, true), (maps::EMBRYOS4, false)] {
+        let halves = halves::<Addr4>(place, name)?;
+        all.extend(pairs(&halves, is_established, clock, is_there));
+    }
+    for (name, is_established) in [(maps::FLOWS6, true), (maps::EMBRYOS6, false)] {
+        let halves = halves::<Addr6>(place, name)?;
+        all.extend(pairs(&halves, is_established, clock, is_there));
+    }
     Ok(all)
 }
 
@@ -133,14 +155,30 @@ fn goes_through(flow: &KnownFlow, listed: &Listed) -> bool {
         }
 }
 
-struct Clock {
-    now: u32,
+/// The time, and how long the programs keep what is silent.
+pub(super) struct Clock {
+    /// In ticks.
+    pub(super) now: u32,
     config: Config,
 }
 
 impl Clock {
+    /// This moment.
+    ///
+    /// # Errors
+    /// The settings cannot be read.
+    pub(super) fn read(place: &Place) -> Result<Self, Error> {
+        Ok(Self { now: now(), config: node::configured(place)? })
+    }
+
+    /// For how long a conversation stays if there is no further packet.
+    pub(super) fn left(&self, flow: &KnownFlow) -> Duration {
+        let timeout = self.config.timeouts.get(flow.state as usize).copied().unwrap_or_default();
+        Duration::from_nanos(u64::from(timeout) << TICK_SHIFT).saturating_sub(flow.idle)
+    }
+
     /// For how long, if its time is not over.
-    fn idle<A>(&self, flow: &Flow<A>) -> Option<Duration> {
+    pub(super) fn idle<A>(&self, flow: &Flow<A>) -> Option<Duration> {
         // A packet may have come since.
         let ticks = self.now.saturating_sub(flow.last_seen);
         let timeout = self.config.timeouts.get(usize::from(flow.state))?;

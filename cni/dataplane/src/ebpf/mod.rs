@@ -7,11 +7,15 @@
 //! What the programs are told comes after the elements are in, and goes before they do (`entries`).
 //! Whatever keeps the programs from serving, the ports are published all the same.
 
+mod adopt;
 mod attach;
 mod cookie;
+mod earlier;
 pub(crate) mod entries;
 mod flows;
+mod handover;
 mod load;
+pub(crate) mod moving;
 mod node;
 mod place;
 mod range;
@@ -78,6 +82,12 @@ pub enum Left {
     ManyPorts,
     /// The container's interface is no veth.
     NoVeth,
+    /// Its rate is limited, or it is kept apart from others.
+    Pod,
+    /// All its ports are of SCTP.
+    Sctp,
+    /// Its network namespace is not known, and it cannot be found by its addresses.
+    Nowhere,
 }
 
 impl fmt::Display for Left {
@@ -89,6 +99,9 @@ impl fmt::Display for Left {
             Self::NoMasquerade => "it has snat: false",
             Self::ManyPorts => "it has more than 4,096 ports",
             Self::NoVeth => "its interface is no veth",
+            Self::Pod => "its rate is limited, or it is kept apart from others",
+            Self::Sctp => "the programs do not know SCTP",
+            Self::Nowhere => "its interface cannot be found",
         })
     }
 }
@@ -121,12 +134,13 @@ impl Ebpf {
 impl Backend for Ebpf {
     fn publish(&self, request: &PortRequest) -> Result<(), Error> {
         self.nftables.publish(request)?;
-        self.on_top(&request.attachment, |place| match entries::unserved(request) {
-            None => entries::publish(place, request),
-            left => {
+        self.on_top(&request.attachment, |place| {
+            let left = entries::unserved(request);
+            let done = if left.is_none() { entries::publish(place, request) } else { Ok(left) };
+            if !matches!(done, Ok(None)) {
                 entries::leave_ports(request);
-                Ok(left)
             }
+            done
         });
         Ok(())
     }

@@ -7,6 +7,7 @@ use std::path::PathBuf;
 use cni_kernel::route::RouteSocket;
 use slipway_ebpf_abi::{Config, Counter, LEFT, Reason, UPLINK_ETHERNET, VERSION, maps};
 
+use super::attach::Use;
 use super::load::Sizes;
 use super::place::Place;
 use super::range::PortRange;
@@ -85,7 +86,7 @@ pub(super) fn ready(settings: &Settings) -> Result<Place, Error> {
     setup(settings)
 }
 
-fn is_set_up(place: &Place) -> bool {
+pub(super) fn is_set_up(place: &Place) -> bool {
     configured(place).is_ok_and(|config| config.version == VERSION)
 }
 
@@ -99,7 +100,7 @@ pub fn setup_node(settings: &Settings) -> Result<Status, Error> {
     status(settings)
 }
 
-fn setup(settings: &Settings) -> Result<Place, Error> {
+pub(super) fn setup(settings: &Settings) -> Result<Place, Error> {
     let object = programs_of_this_binary()?;
     let place = Place::make()?;
     let folder = load::ensure(&place, object, &settings.sizes).inspect_err(|_| place.forget_if_empty())?;
@@ -109,7 +110,7 @@ fn setup(settings: &Settings) -> Result<Place, Error> {
     for (name, uplink) in around.uplinks.values() {
         let is_ethernet = uplink.flags & UPLINK_ETHERNET != 0;
         let program = if is_ethernet { maps::programs::UPLINK_INGRESS } else { UPLINK_L3 };
-        attach::attach(name, &folder.join(program))?;
+        attach::attach(name, &folder.join(program), Use::None)?;
     }
     renew_containers(&place, &folder)?;
     reserve_ports(&place);
@@ -246,7 +247,7 @@ fn renew_containers(place: &Place, folder: &std::path::Path) -> Result<(), Error
     for (index, _) in tables.pods.all()? {
         match socket.link_by_index(index) {
             Ok(link) => {
-                attach::attach(&link.name, &folder.join(maps::programs::POD_INGRESS))?;
+                attach::attach(&link.name, &folder.join(maps::programs::POD_INGRESS), Use::Busy)?;
             }
             Err(e) if e.is_not_found() => {
                 tables.pods.remove(&index)?;

@@ -46,7 +46,7 @@ impl FromStr for PortRange {
 
 impl PortRange {
     /// Why this node's own sockets may choose ports of this range, if they may.
-    pub(super) fn clash(self) -> Option<String> {
+    pub(crate) fn clash(self) -> Option<String> {
         // A node that does not say has the kernel's defaults, which leave out everything from 61000 on.
         let local = sysctl::get("net/ipv4/ip_local_port_range").ok()?;
         let reserved = sysctl::get("net/ipv4/ip_local_reserved_ports").unwrap_or_default();

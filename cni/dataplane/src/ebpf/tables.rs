@@ -61,6 +61,20 @@ impl<K: Plain, V: Plain> Table<K, V> {
         put.map_err(|e| said::failed(format!("write to the BPF map {}", self.name), e))
     }
 
+    /// Puts something in the place of what is there; says whether anything was.
+    ///
+    /// # Errors
+    /// The kernel's own.
+    pub(super) fn replace(&mut self, key: K, value: V) -> Result<bool, Error> {
+        /// `BPF_EXIST` (`linux/bpf.h`).
+        const ONLY_IF_THERE: u64 = 2;
+        match self.map.insert(key, value, ONLY_IF_THERE) {
+            Ok(()) => Ok(true),
+            Err(MapError::SyscallError(e)) if e.io_error.kind() == std::io::ErrorKind::NotFound => Ok(false),
+            Err(e) => Err(Error::kernel(format!("write to the BPF map {}", self.name), e)),
+        }
+    }
+
     /// Takes something away; says whether it was there.
     ///
     /// # Errors

@@ -7,25 +7,40 @@ use cni_spec::Attachment;
 use ipnet::IpNet;
 
 use super::{Clue, Mover, Place, Row, Source, State, Wanted, Work, request, table};
+use crate::ebpf::Left;
+use crate::ebpf::moving::{Known, Moving};
 use crate::iptables::survey::{self, What};
 use crate::nftables::record;
 use crate::nftables::schema::KIND_PORTS;
 use crate::nftables::transit::Key;
 use crate::owner::AttachmentHash;
 use crate::reference::{Piece, Reference};
-use crate::{ContainerNetns, Error};
+use crate::{BackendName, ContainerNetns, Error};
 
 impl Mover<'_> {
     /// Everything that is to be moved, and rows about what cannot be.
     pub(super) fn survey(&self) -> Result<(Vec<Work>, Vec<Row>), Error> {
-        let (mut works, mut rows) = (Vec::new(), Vec::new());
-        if self.from(Place::Nftables) {
-            self.survey_table(&mut works, &mut rows)?;
+        let (mut works, mut rows) = self.everything()?;
+        if self.order.to == BackendName::Ebpf {
+            works = self.for_programs(works, &mut rows)?;
         }
-        if self.from(Place::Iptables) {
+        works.retain(|work| self.from(work.place));
+        rows.retain(|row| self.from(row.from));
+        Ok((works, rows))
+    }
+
+    /// Everything that is where it may be moved from or to.
+    pub(super) fn everything(&self) -> Result<(Vec<Work>, Vec<Row>), Error> {
+        let (mut works, mut rows) = (Vec::new(), Vec::new());
+        let programs = Moving::find()?;
+        let to = self.order.to;
+        if to != BackendName::Nftables || programs.is_some() {
+            self.survey_table(programs.as_ref(), &mut works, &mut rows)?;
+        }
+        if to == BackendName::Ebpf || self.from(Place::Iptables) {
             self.survey_chains(&mut works, &mut rows)?;
         }
-        if self.from(Place::Reference)
+        if (to == BackendName::Ebpf || self.from(Place::Reference))
             && let Some(reference) = Reference::find()?
         {
             self.survey_rules(reference.survey()?, &mut works, &mut rows);
@@ -33,7 +48,23 @@ impl Mover<'_> {
         Ok((works, rows))
     }
 
-    fn survey_table(&self, works: &mut Vec<Work>, rows: &mut Vec<Row>) -> Result<(), Error> {
+    /// Who serves what is in our table.
+    fn place(&self, programs: Option<&Moving>, wanted: &Wanted) -> Result<Place, Error> {
+        let Some(programs) = programs else { return Ok(Place::Nftables) };
+        Ok(match programs.knows(wanted.thing())? {
+            Known::Yes => Place::Ebpf,
+            // What a call has left that was cut off is gone on with in either direction.
+            Known::Partly if self.order.to != BackendName::Ebpf => Place::Ebpf,
+            Known::Partly | Known::No => Place::Nftables,
+        })
+    }
+
+    fn survey_table(
+        &self,
+        programs: Option<&Moving>,
+        works: &mut Vec<Work>,
+        rows: &mut Vec<Row>,
+    ) -> Result<(), Error> {
         for (key, found) in table::all(&self.session)? {
             if !self.of_network(&found.owner.network) {
                 continue;
@@ -41,11 +72,17 @@ impl Mover<'_> {
             let named =
                 Attachment::new(&found.owner.network, &found.owner.container_id, &found.owner.ifname).ok();
             let clues = self.order.clues.iter().map(|clue| clue.attachment.clone());
-            let mut candidates = named.into_iter().chain(clues);
+            let mut candidates = named.iter().cloned().chain(clues);
             let attachment = candidates.find(|attachment| AttachmentHash::of(attachment) == key.0);
+            let place = match (attachment.as_ref().or(named.as_ref()), &found.what) {
+                (Some(name), Ok(what)) => {
+                    self.place(programs, &request(name, found.netns.clone(), what.clone()))?
+                }
+                _ => Place::Nftables,
+            };
             let left = |owner: Option<Attachment>, why: String| Row {
                 what: format!("{} of {}", kind_name(key.1), found.owner),
-                from: Place::Nftables,
+                from: place,
                 state: State::LeftAlone,
                 ports: None,
                 owner,
@@ -55,7 +92,10 @@ impl Mover<'_> {
                 (Some(attachment), Ok(what)) => {
                     let netns = self.netns(&attachment, Some(found.netns.clone()));
                     let wanted = request(&attachment, netns, what);
-                    works.push(Work { attachment, wanted, source: Source::Table });
+                    works.push(Work { attachment, wanted, source: Source::Table, place });
+                }
+                (owner @ Some(_), Err(why)) if self.order.to == BackendName::Ebpf => {
+                    rows.push(left(owner, format!("{}: {why}", Left::Conditions)));
                 }
                 (owner @ Some(_), Err(why)) => rows.push(left(owner, why)),
                 (None, _) => rows.push(left(
@@ -115,6 +155,7 @@ impl Mover<'_> {
                         attachment: one.attachment.clone(),
                         wanted,
                         source: Source::Chains(found),
+                        place: Place::Iptables,
                     });
                 }
                 Err(why) => rows.push(left(None, why)),
@@ -169,7 +210,8 @@ impl Mover<'_> {
             let netns = self.netns(&one.attachment, one.netns.clone());
             let wanted = request(&one.attachment, netns, what);
             let attachment = one.attachment.clone();
-            let work = Work { attachment, wanted, source: Source::Rules(vec![piece]) };
+            let (source, place) = (Source::Rules(vec![piece]), Place::Reference);
+            let work = Work { attachment, wanted, source, place };
             match found.get_mut(&work.key()) {
                 Some(before) => before.join(work),
                 None => drop(found.insert(work.key(), work)),

@@ -11,20 +11,27 @@
 //!
 //! How far a thing is stands in its owner's entry in our table (`Transit`): an ADD writes it anew and a DEL
 //! removes it, by which they take the thing over, and a later call goes on where a killed one ended.
+//!
+//! The programs of the eBPF backend stand on our table: what they are to serve is made there first. Whose
+//! conversation is whose is told then by the maps of flows and by conntrack (`programs`).
 
+mod chains;
 mod find;
+mod programs;
 mod table;
 pub(crate) mod words;
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
 use cni_kernel::grace::wait_for_packets;
 use cni_spec::Attachment;
 use ipnet::IpNet;
 
+use crate::ebpf::Settings;
+use crate::ebpf::moving::{self, Moving};
 use crate::iptables::survey::{self, What};
-use crate::iptables::{Frame, Iptables, Purpose};
+use crate::iptables::{Frame, Purpose};
 use crate::nftables::record::{self, KIND_IPTABLES_MASQUERADE, KIND_IPTABLES_PORTS};
 use crate::nftables::schema::{KIND_MASQUERADE, KIND_PORTS};
 use crate::nftables::session::Session;
@@ -49,6 +56,8 @@ pub enum Place {
     Iptables,
     /// The tables of the reference plugins' nftables backend.
     Reference,
+    /// The programs of the eBPF backend, on top of our own table.
+    Ebpf,
 }
 
 impl Place {
@@ -59,6 +68,7 @@ impl Place {
             Self::Nftables => "nftables",
             Self::Iptables => "iptables",
             Self::Reference => "reference",
+            Self::Ebpf => "ebpf",
         }
     }
 }
@@ -86,6 +96,8 @@ pub struct Order {
     pub networks: Vec<String>,
     /// What is known beside the ruleset.
     pub clues: Vec<Clue>,
+    /// What the programs are to know of the node.
+    pub settings: Settings,
 }
 
 /// What became of one thing.
@@ -140,6 +152,8 @@ struct Work {
     attachment: Attachment,
     wanted: Wanted,
     source: Source,
+    /// Where it was at the beginning.
+    place: Place,
 }
 
 impl Wanted {
@@ -189,25 +203,22 @@ impl Work {
         matches!(&self.wanted, Wanted::Ports(request) if request.ports.is_empty())
     }
 
-    fn place(&self) -> Place {
-        match self.source {
-            Source::Table => Place::Nftables,
-            Source::Chains(_) => Place::Iptables,
-            Source::Rules(_) => Place::Reference,
-        }
-    }
-
     fn row(&self, state: State, why: impl Into<String>) -> Row {
         let ports = match &self.wanted {
             Wanted::Ports(request) => Some(request.clone()),
             Wanted::Masquerade(_) => None,
         };
-        let (what, from) = (self.wanted.to_string(), self.place());
+        let (what, from) = (self.wanted.to_string(), self.place);
         Row { owner: Some(self.attachment.clone()), what, from, state, why: why.into(), ports }
     }
 
     fn same(&self, other: &Self) -> bool {
-        self.key() == other.key() && self.place() == other.place() && self.wanted == other.wanted
+        let source = |work: &Self| std::mem::discriminant(&work.source);
+        self.key() == other.key() && source(self) == source(other) && self.wanted == other.wanted
+    }
+
+    fn is_in_table(&self) -> bool {
+        matches!(self.source, Source::Table)
     }
 }
 
@@ -252,27 +263,53 @@ pub fn migrate(
     mover.session.state()?;
     let (works, mut rows) = mover.survey()?;
     if plan_only == Plan::Only {
+        if order.to == BackendName::Ebpf && !works.is_empty() {
+            moving::possible()?;
+        }
         rows.extend(works.iter().map(|work| work.row(State::Planned, "")));
         return Ok(rows);
     }
     let total = works.len();
+    let mut programs = match order.to {
+        // What keeps the node from it is said before anything is moved.
+        BackendName::Ebpf if total > 0 => Some(Moving::set_up(&order.settings)?),
+        _ => Moving::find()?,
+    };
     mover.finish_what_was_begun(&works)?;
-    for (number, group) in works.chunks(GROUP).enumerate() {
-        progress(number * GROUP, total);
-        let group = group.to_vec();
-        rows.extend(match order.to {
-            BackendName::Nftables | BackendName::Ebpf => mover.to_table(group)?,
-            BackendName::Iptables => mover.to_chains(group)?,
-        });
+    let mut done = 0;
+    for group in groups(works) {
+        progress(done, total);
+        done += group.len();
+        rows.extend(mover.move_group(group, programs.as_mut())?);
     }
     progress(total, total);
-    if order.to == BackendName::Nftables && order.networks.is_empty() {
+    if order.to != BackendName::Iptables && order.networks.is_empty() {
         rows.extend(mover.remove_frames()?);
     }
     if order.networks.is_empty() && order.from.contains(&Place::Reference) {
         rows.extend(mover.remove_empty_tables()?);
     }
     Ok(rows)
+}
+
+/// What is moved side by side. Both kinds of an attachment are in one group.
+fn groups(works: Vec<Work>) -> Vec<Vec<Work>> {
+    let mut groups: Vec<Vec<Work>> = Vec::new();
+    for of_one in by_attachment(works).into_values() {
+        match groups.last_mut() {
+            Some(group) if group.len() + of_one.len() <= GROUP => group.extend(of_one),
+            _ => groups.push(of_one),
+        }
+    }
+    groups
+}
+
+fn by_attachment(works: Vec<Work>) -> BTreeMap<AttachmentHash, Vec<Work>> {
+    let mut all: BTreeMap<AttachmentHash, Vec<Work>> = BTreeMap::new();
+    for work in works {
+        all.entry(work.key().0).or_default().push(work);
+    }
+    all
 }
 
 /// Whether anything is to be done.
@@ -292,21 +329,63 @@ struct Mover<'a> {
 impl Mover<'_> {
     fn from(&self, place: Place) -> bool {
         let there = match self.order.to {
-            BackendName::Nftables | BackendName::Ebpf => place == Place::Nftables,
-            BackendName::Iptables => place == Place::Iptables,
+            BackendName::Nftables => Place::Nftables,
+            BackendName::Ebpf => Place::Ebpf,
+            BackendName::Iptables => Place::Iptables,
         };
-        !there && self.order.from.contains(&place)
+        place != there && self.order.from.contains(&place)
     }
 
     fn of_network(&self, network: &str) -> bool {
         self.order.networks.is_empty() || self.order.networks.iter().any(|wanted| wanted == network)
     }
 
+    fn move_group(&self, group: Vec<Work>, programs: Option<&mut Moving>) -> Result<Vec<Row>, Error> {
+        match (self.order.to, programs) {
+            (BackendName::Ebpf, Some(programs)) => self.to_programs(programs, group),
+            (BackendName::Ebpf | BackendName::Nftables, None) => self.only_to_table(group),
+            (BackendName::Nftables, Some(programs)) => {
+                let (theirs, others) = group.into_iter().partition(|work| work.place == Place::Ebpf);
+                let (moved, mut rows) = self.from_programs(programs, theirs);
+                rows.extend(moved.iter().map(|(work, why)| work.row(State::Moved, why.as_str())));
+                rows.extend(self.only_to_table(others)?);
+                Ok(rows)
+            }
+            (BackendName::Iptables, None) => self.to_chains(group),
+            (BackendName::Iptables, Some(programs)) => {
+                let (theirs, mut others): (Vec<Work>, Vec<Work>) =
+                    group.into_iter().partition(|work| work.place == Place::Ebpf);
+                let (free, mut rows) = self.from_programs(programs, theirs);
+                let (free, whys): (Vec<Work>, Vec<String>) = free.into_iter().unzip();
+                let complaints: BTreeMap<String, String> =
+                    free.iter().map(|work| work.wanted.to_string()).zip(whys).collect();
+                others.extend(free);
+                for mut row in self.to_chains(others)? {
+                    if let Some(why) = complaints.get(&row.what).filter(|_| row.why.is_empty()) {
+                        row.why.clone_from(why);
+                    }
+                    rows.push(row);
+                }
+                Ok(rows)
+            }
+        }
+    }
+
+    fn only_to_table(&self, group: Vec<Work>) -> Result<Vec<Row>, Error> {
+        if group.is_empty() {
+            return Ok(Vec::new());
+        }
+        let (moved, mut rows) = self.to_table(group)?;
+        rows.extend(moved.iter().map(|work| work.row(State::Moved, "")));
+        Ok(rows)
+    }
+
     /// What a killed call has left: things on their way whose old place is empty.
     fn finish_what_was_begun(&self, works: &[Work]) -> Result<(), Error> {
-        let to_table = self.order.to == BackendName::Nftables;
+        let to_table = self.order.to != BackendName::Iptables;
+        let still_there = works.iter().filter(|work| !to_table || !work.is_in_table());
         let at_work: BTreeSet<Key> =
-            works.iter().map(|work| if to_table { work.key() } else { work.record() }).collect();
+            still_there.map(|work| if to_table { work.key() } else { work.record() }).collect();
         // Those whose old place was not looked at, or could not be read, are not judged.
         let mut begun: Vec<(Key, crate::Owner, Transit)> = Vec::new();
         if to_table {
@@ -342,14 +421,8 @@ impl Mover<'_> {
         transit::take_away(&self.session, keys, transit::Part::All, (&made, &|_| None)).map(drop)
     }
 
-    fn take_chains_back(&self, owner: &crate::Owner, kind: u32) -> Result<(), Error> {
-        if let Ok(attachment) = Attachment::new(&owner.network, &owner.container_id, &owner.ifname) {
-            Iptables::unmake(&attachment, kind)?;
-        }
-        record::remove(&self.session, owner.attachment_hash, &[kind])
-    }
-
-    fn to_table(&self, group: Vec<Work>) -> Result<Vec<Row>, Error> {
+    /// Returns what is there now, and rows about the rest.
+    fn to_table(&self, group: Vec<Work>) -> Result<(Vec<Work>, Vec<Row>), Error> {
         let mut rows = Vec::new();
         let mut made = Vec::new();
         let here = table::all(&self.session)?;
@@ -385,9 +458,8 @@ impl Mover<'_> {
         }
         let added: BTreeSet<Key> = added.iter().map(|work| work.key()).collect();
         transit::mark(&self.session, &keys, (&[Transit::Verified], Transit::Settled), &|_| Vec::new())?;
-        let moved = going.iter().filter(|work| !added.contains(&work.key()));
-        rows.extend(moved.map(|work| work.row(State::Moved, "")));
-        Ok(rows)
+        let moved = going.into_iter().filter(|work| !added.contains(&work.key())).collect();
+        Ok((moved, rows))
     }
 
     /// Makes it in our table. Says why it is better left alone.
@@ -428,7 +500,7 @@ impl Mover<'_> {
         if made.is_empty() {
             return Ok(made);
         }
-        let (now, _) = self.survey()?;
+        let (now, _) = self.everything()?;
         let there = |work: &Work| now.iter().any(|other| other.same(work));
         let (verified, changed): (Vec<Work>, Vec<Work>) = made.into_iter().partition(there);
         take_back(&changed)?;
@@ -463,93 +535,6 @@ impl Mover<'_> {
             reference.take_away(&pieces, reference::Part::All)?;
         }
         Ok(())
-    }
-
-    fn to_chains(&self, group: Vec<Work>) -> Result<Vec<Row>, Error> {
-        let mut rows = Vec::new();
-        let mut made = Vec::new();
-        for work in group {
-            match self.make_in_chains(&work) {
-                Ok(None) => made.push(work),
-                Ok(Some(why)) => rows.push(work.row(State::LeftAlone, why)),
-                Err(error) => {
-                    self.unmake(&work)?;
-                    rows.push(work.row(State::Failed, error.to_string()));
-                }
-            }
-        }
-        wait_for_packets();
-        let verified = self.verify(made, &mut rows, |works| works.iter().try_for_each(|w| self.unmake(w)))?;
-        let (from_table, from_rules): (Vec<Work>, Vec<Work>) =
-            verified.into_iter().partition(|work| matches!(work.source, Source::Table));
-        let records: Vec<Key> = from_rules.iter().map(Work::record).collect();
-        transit::mark(&self.session, &records, (&[Transit::Made], Transit::Verified), &|_| Vec::new())?;
-        self.empty_old_places(&from_rules)?;
-        transit::mark(&self.session, &records, (&[Transit::Verified], Transit::Settled), &|_| Vec::new())?;
-        rows.extend(from_rules.iter().map(|work| work.row(State::Moved, "")));
-        // An ADD or DEL of the same attachment has changed the entry, or will find it.
-        let on_its_way = |entry: &crate::nftables::session::Held| match (&entry.owner, entry.key.as_slice()) {
-            (Some(owner), [_, cni_nftables::Value::Mark(kind)]) => {
-                let record = self.session.entry(owner.attachment_hash, record_kind(*kind))?;
-                Ok(record.is_some_and(|record| record.transit() != Transit::Settled))
-            }
-            _ => Ok(false),
-        };
-        let records: Vec<Key> = from_table.iter().map(Work::record).collect();
-        transit::mark(&self.session, &records, (&[Transit::Made], Transit::Verified), &|_| Vec::new())?;
-        let keys: Vec<Key> = from_table.iter().map(Work::key).collect();
-        let settle = |kind| Some(record_kind(kind));
-        transit::take_away(&self.session, &keys, transit::Part::Translation, (&on_its_way, &settle))?;
-        wait_for_packets();
-        let gone = transit::take_away(&self.session, &keys, transit::Part::All, (&on_its_way, &settle))?;
-        for work in &from_table {
-            if gone.contains(&work.key()) {
-                rows.push(work.row(State::Moved, ""));
-            } else {
-                self.unmake(work)?;
-                rows.push(work.row(State::LeftAlone, "it was taken away meanwhile"));
-            }
-        }
-        Ok(rows)
-    }
-
-    /// Makes it in chains of iptables. Says why it is better left alone.
-    fn make_in_chains(&self, work: &Work) -> Result<Option<String>, Error> {
-        let (hash, kind) = work.record();
-        let of_table = matches!(work.source, Source::Table);
-        if Iptables::shares_its_chains(&self.session, &work.attachment, kind)? {
-            return Ok(Some("another interface of the container has things in the same chains".to_owned()));
-        }
-        let before = self.session.entry(hash, kind)?.map(|entry| entry.transit());
-        // The old place may be emptied in part: the chains are whole.
-        if before == Some(Transit::Verified) {
-            return Ok(None);
-        }
-        if work.is_empty() {
-            return Ok(Some(NOTHING.to_owned()));
-        }
-        if before == Some(Transit::Settled) && !of_table {
-            return Ok(Some("iptables has something of the same attachment".to_owned()));
-        }
-        let there = || Ok(!of_table || self.session.entry(work.key().0, work.key().1)?.is_some());
-        if !record::put_if(&self.session, (kind, Transit::Made), work.wanted.who(), &there)? {
-            return Ok(Some("it was taken away meanwhile".to_owned()));
-        }
-        match &work.wanted {
-            Wanted::Ports(request) => Iptables::make_ports(request)?,
-            Wanted::Masquerade(request) => Iptables::make_masquerade(request)?,
-        }
-        Ok(None)
-    }
-
-    /// Takes chains back, unless an ADD has made them its own.
-    fn unmake(&self, work: &Work) -> Result<(), Error> {
-        let (hash, kind) = work.record();
-        if self.session.entry(hash, kind)?.is_some_and(|entry| entry.transit() == Transit::Settled) {
-            return Ok(());
-        }
-        Iptables::unmake(&work.attachment, kind)?;
-        record::remove(&self.session, hash, &[kind])
     }
 
     /// The chains that all containers shared, when nobody needs them any longer.

@@ -68,7 +68,7 @@ pub(crate) fn flush(ports: &[(HostPorts, Which)]) -> Result<usize, Error> {
 }
 
 /// How many flows the namespace has, all protocols together.
-fn flow_count() -> Option<usize> {
+pub(crate) fn flow_count() -> Option<usize> {
     cni_kernel::sysctl::get("net/netfilter/nf_conntrack_count").ok()?.parse().ok()
 }
 

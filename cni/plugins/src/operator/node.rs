@@ -142,6 +142,7 @@ fn why_left(reason: Reason) -> &'static str {
         Reason::Full => "the map of conversations takes no more",
         Reason::Clash => "no source port tells this conversation from another one",
         Reason::NoPort => "no port for masquerade is free towards this destination",
+        Reason::Earlier => "netfilter had the conversation before the programs served the container",
         Reason::NodeSocket => "a socket of the node has this port",
         Reason::UnknownAddress => "an address that the programs do not know: `slipway node setup`",
         Reason::NotForwarding => "forwarding is off at the interface",

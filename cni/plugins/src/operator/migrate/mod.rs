@@ -13,12 +13,13 @@ use cni_kernel::dir::DurableDir;
 use cni_kernel::lock::FileLock;
 
 use crate::meta::portmap;
+use crate::node_defaults::NodeDefaults;
 use crate::operator::said;
 use report::Output;
 
 /// Arguments of `slipway migrate`.
-pub const USAGE: &str = "--to nftables|iptables [--from nftables|iptables|reference|all]... [--network NAME]... \
-     [--dry-run] [--cache-dir DIR]... [--data-dir DIR]... [--output text|json]";
+pub const USAGE: &str = "--to nftables|iptables|ebpf [--from nftables|iptables|reference|ebpf|all]... \
+     [--network NAME]... [--dry-run] [--cache-dir DIR]... [--data-dir DIR]... [--output text|json]";
 
 /// The folder of the lock that keeps two calls apart.
 const LOCK_FOLDER: &str = "/run/slipway";
@@ -83,14 +84,13 @@ fn parse(args: &[String]) -> Result<Options, String> {
         let value = inline.or_else(|| args.next().cloned()).ok_or_else(|| format!("{name} needs a value"))?;
         match (name, value.as_str()) {
             ("--to", name) => {
-                // The programs stand on the table: moving there is the business of an ADD.
-                let backend = BackendName::from_name(name).filter(|backend| *backend != BackendName::Ebpf);
-                to = Some(backend.ok_or_else(|| format!("--to is nftables or iptables, not {name:?}"))?);
+                let backend = BackendName::from_name(name);
+                to = Some(backend.ok_or_else(|| format!("--to is {DESTINATIONS}, not {name:?}"))?);
             }
             ("--from", "all") => from.extend(PLACES),
             ("--from", name) => {
                 let place = PLACES.into_iter().find(|place| place.as_str() == name);
-                let wrong = || format!("--from is nftables, iptables, reference or all, not {name:?}");
+                let wrong = || format!("--from is nftables, iptables, reference, ebpf or all, not {name:?}");
                 from.push(place.ok_or_else(wrong)?);
             }
             ("--network", _) => networks.push(value),
@@ -101,7 +101,7 @@ fn parse(args: &[String]) -> Result<Options, String> {
             (_, other) => return Err(format!("--output is text or json, not {other:?}")),
         }
     }
-    let to = to.ok_or("--to nftables or --to iptables is needed")?;
+    let to = to.ok_or_else(|| format!("--to is needed: {DESTINATIONS}"))?;
     if from.is_empty() {
         from.extend(PLACES);
     }
@@ -111,7 +111,8 @@ fn parse(args: &[String]) -> Result<Options, String> {
     Ok(Options { to, from, networks, plan, cache_dirs, data_dirs, output })
 }
 
-const PLACES: [Place; 3] = [Place::Nftables, Place::Iptables, Place::Reference];
+const PLACES: [Place; 4] = [Place::Nftables, Place::Iptables, Place::Reference, Place::Ebpf];
+const DESTINATIONS: &str = "nftables, iptables or ebpf";
 
 fn run(options: &Options, err: &mut dyn Write) -> Result<Vec<Row>, String> {
     let Options { to, from, networks, plan, .. } = options.clone();
@@ -120,7 +121,8 @@ fn run(options: &Options, err: &mut dyn Write) -> Result<Vec<Row>, String> {
         Plan::AndDo => Some(lock()?),
     };
     let clues = clues::read(&options.cache_dirs, &options.data_dirs)?;
-    let order = Order { to, from, networks, clues };
+    let settings = NodeDefaults::read().map_err(|e| e.to_string())?.ebpf;
+    let order = Order { to, from, networks, clues, settings };
     // Whoever moves a few things needs no word of how far it is.
     let mut progress = |done: usize, total: usize| {
         if done > 0 && done < total {
@@ -129,7 +131,7 @@ fn run(options: &Options, err: &mut dyn Write) -> Result<Vec<Row>, String> {
         }
     };
     let mut rows = migrate(&order, plan, &mut progress).map_err(|e| e.to_string())?;
-    if to == BackendName::Nftables {
+    if to != BackendName::Iptables {
         open_loopbacks(&mut rows);
     }
     Ok(rows)
@@ -144,7 +146,7 @@ fn lock() -> Result<FileLock, String> {
 
 /// An ADD of ours opens the way from the node's loopback, of which the reference does a part.
 fn open_loopbacks(rows: &mut [Row]) {
-    for row in rows.iter_mut().filter(|row| row.state == State::Moved) {
+    for row in rows.iter_mut().filter(|row| row.state == State::Moved && row.from != Place::Ebpf) {
         let Some(request) = &row.ports else { continue };
         if let Err(error) = portmap::open_loopback_for(request) {
             row.why = format!("the node's loopback does not lead to it: {error}");
@@ -163,7 +165,7 @@ mod tests {
     #[test]
     fn arguments() {
         let plain = parsed(&["--to", "nftables"]).unwrap();
-        assert_eq!((plain.to, plain.from.len(), plain.plan), (BackendName::Nftables, 3, Plan::AndDo));
+        assert_eq!((plain.to, plain.from.len(), plain.plan), (BackendName::Nftables, 4, Plan::AndDo));
         let all = parsed(&[
             "--to=iptables",
             "--from",
@@ -183,12 +185,12 @@ mod tests {
             (vec!["a".into(), "b".into()], Plan::Only, Output::Json)
         );
         for (args, wanted) in [
-            (&["--dry-run"][..], "--to nftables or --to iptables is needed"),
-            (&["--to", "ebpf"], "--to is nftables or iptables, not \"ebpf\""),
+            (&["--dry-run"][..], "--to is needed: nftables, iptables or ebpf"),
+            (&["--to", "x"], "--to is nftables, iptables or ebpf, not \"x\""),
             (&["--to"], "--to needs a value"),
             (
                 &["--from", "x", "--to", "nftables"],
-                "--from is nftables, iptables, reference or all, not \"x\"",
+                "--from is nftables, iptables, reference, ebpf or all, not \"x\"",
             ),
             (&["--from", "nftables", "--to", "nftables"], "--from and --to are both nftables"),
             (&["x"], "unknown argument \"x\""),

@@ -1,0 +1,236 @@
+//! Containers that the programs come to know, without taking a conversation from netfilter.
+//!
+//! A container that has spoken before may have conversations that conntrack has. One plane has a conversation
+//! for its whole life, so that such a container is *held* at first: what begins now is noted and left to
+//! netfilter. When every packet that may have missed that is through, all that conntrack has is
+//! [noted](super::earlier), and the container is set free.
+
+use std::hash::{BuildHasher, Hasher, RandomState};
+use std::net::IpAddr;
+
+use cni_kernel::netns::Netns;
+use cni_kernel::route::{Link, LinkKind, RouteError, RouteSocket};
+use ipnet::IpNet;
+use slipway_ebpf_abi::{HELD, LEFT, Pod, PodAddress, maps};
+
+use super::attach::{self, Before, Use};
+use super::place::Place;
+use super::tables::Tables;
+use super::{earlier, node};
+use crate::{ContainerNetns, Error};
+
+/// A container that the programs know.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Adopted {
+    /// Number of the host's end of its links.
+    pub(super) link: u32,
+    pub(super) generation: u32,
+    pub(super) addresses: Vec<IpAddr>,
+    /// Whether what it begins is still left to netfilter.
+    pub(super) is_held: bool,
+}
+
+/// Whether a container is held until conntrack has been asked.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Hold {
+    /// It is.
+    Yes,
+    /// Nobody has ever spoken from there.
+    No,
+}
+
+impl Hold {
+    /// What is needed for a container in this namespace.
+    pub(super) fn needed(inside: &Netns) -> Self {
+        if has_spoken(inside) { Self::Yes } else { Self::No }
+    }
+}
+
+/// Puts the program on the container's link and tells the maps of the container. A link that had no program
+/// is a new one: what the maps may still have of its number is of another container, and gets another
+/// generation, so that no old flow ends in the new container.
+pub(super) fn adopt(
+    place: &Place,
+    tables: &mut Tables,
+    link: &Link,
+    addresses: &[IpNet],
+    (flag, hold): (Option<u32>, Hold),
+) -> Result<Adopted, Error> {
+    let program = node::programs(place)?.join(maps::programs::POD_INGRESS);
+    let used = if hold == Hold::Yes { Use::Busy } else { Use::None };
+    let before = attach::attach(&link.name, &program, used)?;
+    let known = if before == Before::Replaced { tables.pods.get(&link.index)? } else { None };
+    let generation = known.map_or_else(random, |pod| pod.generation);
+    let mut flags = known.map_or(0, |pod| pod.flags);
+    if is_limited(link)? {
+        flags |= LEFT;
+    }
+    if hold == Hold::Yes {
+        flags |= HELD;
+    }
+    tables.pods.put(link.index, Pod { generation, mtu: link.mtu, flags, pad: 0 })?;
+    for network in addresses {
+        let is_own = |entry: &PodAddress| (entry.pod, entry.generation) == (link.index, generation);
+        let old = tables.address(network.addr())?.filter(is_own);
+        let flags = old.map_or(0, |entry| entry.flags) | flag.unwrap_or_default();
+        let prefix = network.prefix_len().into();
+        tables.put_address(network.addr(), PodAddress { pod: link.index, generation, flags, prefix })?;
+    }
+    let addresses = addresses.iter().map(IpNet::addr).collect();
+    Ok(Adopted { link: link.index, generation, addresses, is_held: flags & HELD != 0 })
+}
+
+/// Notes what conntrack has with a container that is held, and sets it free.
+pub(super) fn release(place: &Place, tables: &mut Tables, pod: &Adopted) -> Result<(), Error> {
+    if !pod.is_held {
+        return Ok(());
+    }
+    earlier::note(place, std::slice::from_ref(pod))?;
+    free(tables, pod)
+}
+
+/// Sets a container free; one that is gone meanwhile does not come back.
+pub(super) fn free(tables: &mut Tables, pod: &Adopted) -> Result<(), Error> {
+    change(tables, (pod.link, pod.generation), |flags| flags & !HELD)
+}
+
+/// Holds a container.
+pub(super) fn hold(tables: &mut Tables, pod: (u32, u32)) -> Result<(), Error> {
+    change(tables, pod, |flags| flags | HELD)
+}
+
+fn change(tables: &mut Tables, (link, generation): (u32, u32), to: impl Fn(u32) -> u32) -> Result<(), Error> {
+    match tables.pods.get(&link)? {
+        Some(pod) if pod.generation == generation && to(pod.flags) != pod.flags => {
+            tables.pods.replace(link, Pod { flags: to(pod.flags), ..pod }).map(drop)
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Whether somebody limits the rate of what goes through a link: the programs would put packets past that.
+pub(super) fn is_limited(link: &Link) -> Result<bool, Error> {
+    let failed = |e: RouteError| Error::kernel(format!("ask for the limits of {}", link.name), e);
+    let socket = RouteSocket::open().map_err(failed)?;
+    let queue = socket.token_bucket(link).map_err(failed)?;
+    Ok(queue.is_some() || !socket.redirections(link).map_err(failed)?.is_empty())
+}
+
+/// A number that no other container of this node is likely to have; never 0.
+fn random() -> u32 {
+    let drawn = RandomState::new().build_hasher().finish();
+    let [a, b, c, d, ..] = drawn.to_ne_bytes();
+    u32::from_ne_bytes([a, b, c, d]).max(1)
+}
+
+/// The host's end of a container's pair of links, and the container's namespace; none if the container's interface
+/// is no such thing.
+pub(super) fn host_end(netns: &ContainerNetns, ifname: &str) -> Result<Option<(Link, Netns)>, Error> {
+    let failed = |e: Box<dyn std::error::Error + Send + Sync>| {
+        Error::kernel(format!("find the host's end of {ifname} in {}", netns.path.display()), e)
+    };
+    let inside = Netns::open(&netns.path).map_err(|e| failed(e.into()))?;
+    let socket = RouteSocket::open_in(&inside).map_err(|e| failed(e.into()))?;
+    let own = socket.link(ifname).map_err(|e| failed(e.into()))?;
+    let Some(peer) = own.peer.filter(|_| own.kind == LinkKind::Veth) else { return Ok(None) };
+    let socket = RouteSocket::open().map_err(|e| failed(e.into()))?;
+    match socket.link_by_index(peer) {
+        // The number may be that of another link here, if the other end is in a third namespace.
+        Ok(link) if link.kind == LinkKind::Veth && link.peer == Some(own.index) => Ok(Some((link, inside))),
+        Ok(_) => Ok(None),
+        Err(e) if e.is_not_found() => Ok(None),
+        Err(e) => Err(failed(e.into())),
+    }
+}
+
+/// Whether there was ever a conversation from or to this namespace: TCP, UDP or a ping. It is asked of a new
+/// container, for which the kernel's table of flows need not be read. What cannot be read counts as yes.
+fn has_spoken(inside: &Netns) -> bool {
+    // The folder of the thread: that of the process is of the namespace of its first thread.
+    let read = |name: &str| std::fs::read_to_string(format!("/proc/thread-self/net/{name}"));
+    let texts = inside.run(|| ["snmp", "sockstat", "snmp6", "sockstat6"].map(read));
+    match texts {
+        Ok([Ok(v4), Ok(sockets), v6, sockets6]) => {
+            let v6 = v6.unwrap_or_default() + &sockets6.unwrap_or_default();
+            !counts(&v4).chain(words(&sockets)).chain(words(&v6)).all(|(_, count)| count == 0)
+        }
+        _ => true,
+    }
+}
+
+/// What is looked at in /proc/net/snmp; the same of IPv6 stands in snmp6.
+const COUNTS: [&str; 6] = [
+    "Tcp: ActiveOpens",
+    "Tcp: PassiveOpens",
+    "Udp: InDatagrams",
+    "Udp: OutDatagrams",
+    "Icmp: InEchos",
+    "Icmp: OutEchos",
+];
+const COUNTS6: [&str; 4] = ["Udp6InDatagrams", "Udp6OutDatagrams", "Icmp6InEchos", "Icmp6OutEchos"];
+/// Sockets may hold what nobody has read yet.
+const SOCKETS: [&str; 2] = ["UDP: inuse", "UDP6: inuse"];
+
+/// Pairs of lines, names and values: `Tcp: ActiveOpens …`, `Tcp: 3 …`.
+fn counts(text: &str) -> impl Iterator<Item = (String, u64)> {
+    let lines: Vec<&str> = text.lines().collect();
+    let pairs: Vec<(String, u64)> = lines
+        .chunks_exact(2)
+        .filter_map(|pair| Some((pair.first()?.split_once(' ')?, pair.get(1)?.split_once(' ')?)))
+        .flat_map(|((part, names), (_, values))| {
+            let values = values.split(' ').map(|value| value.parse().unwrap_or_default());
+            names.split(' ').zip(values).map(move |(name, value)| (format!("{part} {name}"), value))
+        })
+        .filter(|(name, _)| COUNTS.contains(&name.as_str()))
+        .collect();
+    pairs.into_iter()
+}
+
+/// Lines of `Udp6InDatagrams   0`, or `UDP6: inuse 0`.
+fn words(text: &str) -> impl Iterator<Item = (String, u64)> {
+    text.lines().filter_map(|line| {
+        let mut words: Vec<&str> = line.split_whitespace().collect();
+        words.truncate(if words.first()?.ends_with(':') { 3 } else { 2 });
+        let value = words.pop()?.parse().ok()?;
+        let name = words.join(" ");
+        (COUNTS6.contains(&name.as_str()) || SOCKETS.contains(&name.as_str())).then_some((name, value))
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn counts_are_found_in_what_the_kernel_writes() {
+        let snmp = "Ip: Forwarding InReceives\nIp: 1 7\nTcp: RtoAlgorithm ActiveOpens PassiveOpens\nTcp: 1 3 0\n\
+            Udp: InDatagrams NoPorts OutDatagrams\nUdp: 0 4 5\n";
+        let found: Vec<(String, u64)> = counts(snmp).collect();
+        let named = |name: &str, count| (name.to_owned(), count);
+        assert_eq!(
+            found,
+            [
+                named("Tcp: ActiveOpens", 3),
+                named("Tcp: PassiveOpens", 0),
+                named("Udp: InDatagrams", 0),
+                named("Udp: OutDatagrams", 5)
+            ]
+        );
+        let v6 = "Ip6InReceives   \t9\nUdp6InDatagrams  \t2\nTCP6: inuse 3\nUDP6: inuse 1\nFRAG6: inuse 0 memory 0\n";
+        let found: Vec<(String, u64)> = words(v6).collect();
+        assert_eq!(found, [named("Udp6InDatagrams", 2), named("UDP6: inuse", 1)]);
+        assert_eq!(
+            words("sockets: used 4\nUDP: inuse 0 mem 0\n").collect::<Vec<_>>(),
+            [named("UDP: inuse", 0)]
+        );
+    }
+
+    #[test]
+    fn a_namespace_where_nobody_has_spoken_is_told_from_one_where_somebody_has() {
+        // The tests' own namespace has had conversations, or cannot be read.
+        let current = Netns::current().unwrap();
+        let socket = std::net::UdpSocket::bind("127.0.0.1:0").unwrap();
+        assert!(has_spoken(&current));
+        drop(socket);
+    }
+}

@@ -1,0 +1,275 @@
+//! Conversations that netfilter has with a container before the programs serve it: they are noted in the maps of
+//! flows, so that the programs leave them to the stack for their whole life.
+
+use std::collections::BTreeMap;
+use std::hash::Hash;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+
+use aya::Pod as Plain;
+use cni_kernel::grace::wait_for_packets;
+use cni_nftables::conntrack::{self, Conntrack, Filter, FlowFamily};
+use slipway_ebpf_abi::{
+    Action, Addr4, Addr6, Flow, FlowKey, IPPROTO_ICMP, IPPROTO_ICMPV6, IPPROTO_TCP, IPPROTO_UDP, ORIGINAL,
+    PUBLISHED, Port, Reason, SIDE_POD, SIDE_UPLINK, State, maps,
+};
+
+use super::adopt::Adopted;
+use super::flows::Clock;
+use super::place::Place;
+use super::tables::Table;
+use crate::Error;
+use crate::nftables::flows::flow_count;
+
+/// Notes what conntrack has with these containers, which are held. Returns how many conversations there were.
+///
+/// # Errors
+/// Conntrack cannot be read, or the maps not be written.
+pub(super) fn note(place: &Place, pods: &[Adopted]) -> Result<usize, Error> {
+    // Packets that have passed a program before it knew of a container are in conntrack after this.
+    wait_for_packets();
+    if flow_count() == Some(0) {
+        return Ok(0);
+    }
+    let of: BTreeMap<IpAddr, (u32, u32)> = pods
+        .iter()
+        .flat_map(|pod| pod.addresses.iter().map(|address| (*address, (pod.link, pod.generation))))
+        .collect();
+    let found = known(&of)?;
+    let clock = Clock::read(place)?;
+    let (mut v4, mut v6) = (Book::<Addr4>::open(place)?, Book::<Addr6>::open(place)?);
+    for flow in &found {
+        // A container may talk to another one by a published port: it is in the flow twice.
+        for (side, address) in [(SIDE_POD, flow.original.source), (SIDE_UPLINK, flow.reply.source)] {
+            let Some(pod) = of.get(&address) else { continue };
+            match address {
+                IpAddr::V4(_) => v4.note(flow, (side, *pod), &clock)?,
+                IpAddr::V6(_) => v6.note(flow, (side, *pod), &clock)?,
+            }
+        }
+    }
+    Ok(found.len())
+}
+
+/// The conversations with one of these addresses.
+fn known(of: &BTreeMap<IpAddr, (u32, u32)>) -> Result<Vec<conntrack::Flow>, Error> {
+    let failed = |e| Error::kernel("ask conntrack for conversations of containers", e);
+    let everything = Filter {
+        family: FlowFamily::Both,
+        protocol: None,
+        destinations: Vec::new(),
+        port: None,
+        reply_source: None,
+        status: 0,
+    };
+    let mut found = Vec::new();
+    let each = |flow: &conntrack::Flow| {
+        if of.contains_key(&flow.original.source) || of.contains_key(&flow.reply.source) {
+            found.push(*flow);
+        }
+    };
+    Conntrack::open().and_then(|conntrack| conntrack.for_each(&everything, each)).map_err(failed)?;
+    Ok(found)
+}
+
+/// An address of one family.
+trait Address: Copy + Default {
+    /// The address, if it is of this family.
+    fn of(address: IpAddr) -> Option<Self>;
+    /// The maps of established flows and of embryos.
+    const MAPS: (&'static str, &'static str);
+}
+
+impl Address for Addr4 {
+    fn of(address: IpAddr) -> Option<Self> {
+        match address {
+            IpAddr::V4(address) => Some(Ipv4Addr::into(address)),
+            IpAddr::V6(_) => None,
+        }
+    }
+
+    const MAPS: (&'static str, &'static str) = (maps::FLOWS4, maps::EMBRYOS4);
+}
+
+impl Address for Addr6 {
+    fn of(address: IpAddr) -> Option<Self> {
+        match address {
+            IpAddr::V6(address) => Some(Ipv6Addr::into(address)),
+            IpAddr::V4(_) => None,
+        }
+    }
+
+    const MAPS: (&'static str, &'static str) = (maps::FLOWS6, maps::EMBRYOS6);
+}
+
+/// The maps of flows of one family.
+struct Book<A> {
+    flows: Table<FlowKey<A>, Flow<A>>,
+    embryos: Table<FlowKey<A>, Flow<A>>,
+}
+
+impl<A: Address> Book<A>
+where
+    FlowKey<A>: Plain + Hash,
+    Flow<A>: Plain,
+{
+    fn open(place: &Place) -> Result<Self, Error> {
+        let (flows, embryos) = A::MAPS;
+        Ok(Self { flows: Table::open(place, flows)?, embryos: Table::open(place, embryos)? })
+    }
+
+    fn note(
+        &mut self,
+        flow: &conntrack::Flow,
+        (side, pod): (u8, (u32, u32)),
+        clock: &Clock,
+    ) -> Result<(), Error> {
+        let Some(one) = half::<A>(flow, side, pod) else { return Ok(()) };
+        let (key, half) = (one.key, Flow { last_seen: clock.now, ..one.half });
+        let halves = [(key, half), (half.other_key(&key), half.other_half(&key))];
+        let mut served = false;
+        for (key, _) in &halves {
+            for map in [&self.flows, &self.embryos] {
+                let there = map.get(key)?;
+                served |= there.is_some_and(|there| {
+                    there.action != Action::Pass as u8
+                        && there.generation == half.generation
+                        && clock.idle(&there).is_some()
+                });
+            }
+        }
+        // What conntrack knows of it is of before, or of a packet that the programs gave to the stack.
+        if served {
+            return Ok(());
+        }
+        for (key, half) in halves {
+            if one.is_established {
+                self.flows.put(key, half)?;
+                self.embryos.remove(&key)?;
+            } else {
+                // A dead half in the one map would have the programs remove a live one in the other, too.
+                self.flows.remove(&key)?;
+                self.embryos.put(key, half)?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// A half with its key, and whether it goes to the established flows.
+#[derive(Debug)]
+struct One<A> {
+    key: FlowKey<A>,
+    half: Flow<A>,
+    is_established: bool,
+}
+
+/// The half of a conversation that its first packet belongs to, as the program on that side sees it. None for what
+/// the programs leave alone in any case.
+fn half<A: Address>(flow: &conntrack::Flow, side: u8, (pod, generation): (u32, u32)) -> Option<One<A>> {
+    let (original, reply) = (&flow.original, &flow.reply);
+    let (state, is_established) = stands(flow)?;
+    let key = FlowKey {
+        source: A::of(original.source)?,
+        destination: A::of(original.destination)?,
+        source_port: Port::new(original.source_port),
+        destination_port: Port::new(original.destination_port),
+        protocol: original.protocol,
+        side,
+        pad: 0,
+    };
+    let published = if side == SIDE_UPLINK && flow.is_dnat() { PUBLISHED } else { 0 };
+    let half = Flow {
+        // Answers tell what became of the first packet's ends.
+        source: A::of(reply.destination)?,
+        destination: A::of(reply.source)?,
+        source_port: Port::new(reply.destination_port),
+        destination_port: Port::new(reply.source_port),
+        action: Action::Pass as u8,
+        reason: Reason::Earlier as u8,
+        state: state as u8,
+        flags: ORIGINAL | published,
+        pod,
+        generation,
+        ..Flow::default()
+    };
+    Some(One { key, half, is_established })
+}
+
+/// Where a conversation stands, and whether it is an established one.
+fn stands(flow: &conntrack::Flow) -> Option<(State, bool)> {
+    let answered = flow.status & conntrack::Flow::ANSWERED != 0;
+    match flow.original.protocol {
+        IPPROTO_TCP => {
+            let number = flow.tcp_state.unwrap_or_default();
+            let state = State::from_number(number).filter(|state| *state as u8 <= State::Close as u8);
+            let state = state.unwrap_or(State::SynSent);
+            let established = (State::Established as u8..=State::TimeWait as u8).contains(&(state as u8));
+            Some((state, established))
+        }
+        IPPROTO_UDP => Some((if answered { State::Stream } else { State::Unreplied }, answered)),
+        IPPROTO_ICMP | IPPROTO_ICMPV6 => Some((State::Echo, answered)),
+        _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use cni_nftables::conntrack::Tuple;
+
+    use super::*;
+
+    fn tuple(source: (&str, u16), destination: (&str, u16), protocol: u8) -> Tuple {
+        Tuple {
+            source: source.0.parse().unwrap(),
+            destination: destination.0.parse().unwrap(),
+            protocol,
+            source_port: source.1,
+            destination_port: destination.1,
+        }
+    }
+
+    fn flow(original: Tuple, reply: Tuple, status: u32, tcp_state: Option<u8>) -> conntrack::Flow {
+        conntrack::Flow { original, reply, status, zone: 0, counted: None, tcp_state }
+    }
+
+    const POD: (u32, u32) = (7, 99);
+
+    #[test]
+    fn a_conversation_with_a_port_has_the_two_halves_that_the_programs_would_look_for() {
+        let original = tuple(("192.0.2.9", 40000), ("192.0.2.2", 8080), 17);
+        let reply = tuple(("10.0.0.5", 80), ("192.0.2.9", 40000), 17);
+        let known = flow(original, reply, conntrack::Flow::ANSWERED | 32, None);
+        let one = half::<Addr4>(&known, SIDE_UPLINK, POD).unwrap();
+        assert_eq!((one.key.destination_port.number(), one.key.side), (8080, SIDE_UPLINK));
+        assert_eq!((one.half.action, one.half.state), (Action::Pass as u8, State::Stream as u8));
+        assert_eq!((one.half.flags, one.is_established), (ORIGINAL | PUBLISHED, true));
+        let answer = one.half.other_key(&one.key);
+        assert_eq!(IpAddr::from(answer.source), reply.source);
+        assert_eq!((answer.source_port.number(), answer.destination_port.number()), (80, 40000));
+        assert_eq!(answer.side, SIDE_POD);
+        assert_eq!(one.half.other_half(&one.key).action, Action::Pass as u8);
+        assert!(half::<Addr6>(&known, SIDE_UPLINK, POD).is_none());
+    }
+
+    #[test]
+    fn what_is_masqueraded_is_found_from_both_sides() {
+        let original = tuple(("fd00::5", 50000), ("2001:db8::1", 443), 6);
+        let reply = tuple(("2001:db8::1", 443), ("2001:db8::2", 50001), 6);
+        for (tcp, state, established) in
+            [(3, State::Established, true), (1, State::SynSent, false), (8, State::Close, false)]
+        {
+            let one = half::<Addr6>(&flow(original, reply, 0, Some(tcp)), SIDE_POD, POD).unwrap();
+            assert_eq!((one.half.state, one.is_established), (state as u8, established));
+            assert_eq!((one.half.flags, one.half.pod, one.half.generation), (ORIGINAL, 7, 99));
+            let answer = one.half.other_key(&one.key);
+            assert_eq!((IpAddr::from(answer.destination), answer.side), (reply.destination, SIDE_UPLINK));
+            assert_eq!(answer.destination_port.number(), 50001);
+        }
+    }
+
+    #[test]
+    fn other_protocols_are_not_noted() {
+        let original = tuple(("10.0.0.5", 0), ("192.0.2.9", 0), 132);
+        assert!(half::<Addr4>(&flow(original, original.reversed(), 0, None), SIDE_POD, POD).is_none());
+    }
+}

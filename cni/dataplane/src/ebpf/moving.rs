@@ -1,0 +1,359 @@
+//! Containers that run, moved to the programs and away from them: what `crate::migrate` does with the maps.
+
+use std::cell::OnceCell;
+use std::collections::BTreeMap;
+use std::net::IpAddr;
+
+use cni_kernel::netns::Netns;
+use cni_kernel::route::{Link, LinkKind, RouteError, RouteSocket};
+use slipway_ebpf_abi::{HELD, LEFT, MASQUERADED};
+
+use super::adopt::{self, Adopted, Hold};
+use super::entries::{self, is_served, single, target, unserved};
+use super::flows::Pods;
+use super::handover::{self, Handed};
+use super::place::Place;
+use super::tables::{NOBODY, Tables};
+use super::{Left, Settings, attach, earlier, node};
+use crate::firewall::{self, IngressPolicy};
+use crate::{Error, MasqueradeRequest, PortRequest};
+
+/// What an attachment has, of either kind.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Thing<'a> {
+    /// Published ports.
+    Ports(&'a PortRequest),
+    /// Masquerade.
+    Masquerade(&'a MasqueradeRequest),
+}
+
+impl Thing<'_> {
+    pub(crate) fn addresses(&self) -> Vec<ipnet::IpNet> {
+        match self {
+            Self::Ports(request) => request.networks.clone(),
+            Self::Masquerade(request) => request.addresses.clone(),
+        }
+    }
+}
+
+/// Whether the programs serve something.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Known {
+    /// They know nothing of it, or leave it to netfilter.
+    No,
+    /// In part, or for what began before.
+    Partly,
+    /// All that they can serve.
+    Yes,
+}
+
+/// Where a container's links are.
+#[derive(Debug)]
+pub(crate) struct Spot {
+    link: Link,
+}
+
+/// A container that the programs are to serve, and know by now.
+#[derive(Debug)]
+pub(crate) struct Begun {
+    pod: Adopted,
+}
+
+/// The maps of this node.
+#[derive(Debug)]
+pub(crate) struct Moving {
+    place: Place,
+    tables: Tables,
+}
+
+impl Moving {
+    /// The maps, if there are any.
+    ///
+    /// # Errors
+    /// They cannot be opened.
+    pub(crate) fn find() -> Result<Option<Self>, Error> {
+        let Some(place) = Place::find() else { return Ok(None) };
+        // A set-up that was cut off has made no maps.
+        if !node::is_set_up(&place) {
+            return Ok(None);
+        }
+        Ok(Some(Self { tables: Tables::open(&place)?, place }))
+    }
+
+    /// Brings the node's programs up to date, or sets them up.
+    ///
+    /// # Errors
+    /// What this node or kernel lacks.
+    pub(crate) fn set_up(settings: &Settings) -> Result<Self, Error> {
+        let place = node::setup(settings)?;
+        Ok(Self { tables: Tables::open(&place)?, place })
+    }
+
+    /// Whether the programs serve this.
+    ///
+    /// # Errors
+    /// The maps cannot be read.
+    pub(crate) fn knows(&self, thing: Thing<'_>) -> Result<Known, Error> {
+        let (mut all, mut any, mut left) = (true, false, false);
+        let mut look = |pod: Option<(u32, u32)>| -> Result<(), Error> {
+            let live = match pod {
+                Some((link, generation)) => {
+                    self.tables.pods.get(&link)?.filter(|pod| pod.generation == generation)
+                }
+                None => None,
+            };
+            left |= live.is_some_and(|pod| pod.flags & LEFT != 0);
+            any |= pod.is_some();
+            all &= live.is_some_and(|pod| pod.flags & HELD == 0);
+            Ok(())
+        };
+        match thing {
+            Thing::Ports(request) => {
+                let served = request.ports.iter().filter(|port| is_served(&port.host));
+                for port in served.filter(|port| port.host.len() <= entries::MANY) {
+                    for (published, to) in single(port) {
+                        let found = self.tables.port(&published)?.filter(|found| found.pod != NOBODY);
+                        let own = |found: &super::tables::Target| {
+                            *found == target(request, port, (found.pod, found.generation), to)
+                        };
+                        look(found.filter(own).map(|found| (found.pod, found.generation)))?;
+                    }
+                }
+            }
+            Thing::Masquerade(request) => {
+                for network in &request.addresses {
+                    let found = self.tables.address(network.addr())?;
+                    let found = found.filter(|entry| entry.flags & MASQUERADED != 0);
+                    look(found.map(|entry| (entry.pod, entry.generation)))?;
+                }
+            }
+        }
+        Ok(match (any && !left, all) {
+            (false, _) => Known::No,
+            (true, false) => Known::Partly,
+            (true, true) => Known::Yes,
+        })
+    }
+
+    /// Whether a container is left to netfilter as a whole.
+    ///
+    /// # Errors
+    /// The maps cannot be read.
+    pub(crate) fn leaves(&self, spot: &Spot) -> Result<bool, Error> {
+        Ok(self.tables.pods.get(&spot.link.index)?.is_some_and(|pod| pod.flags & LEFT != 0))
+    }
+
+    /// Tells the maps of a container that others have served so far. It is held: what begins now is left to
+    /// netfilter. A port that a container has which is alive is not taken from it.
+    ///
+    /// # Errors
+    /// The kernel's own. What was written is for [`Self::give_up`] to take away.
+    pub(crate) fn begin(&mut self, spot: &Spot, things: &[Thing<'_>]) -> Result<Begun, Error> {
+        let mut pod = None;
+        for thing in things {
+            let flag = matches!(thing, Thing::Masquerade(_)).then_some(MASQUERADED);
+            let networks = thing.addresses();
+            let adopted =
+                adopt::adopt(&self.place, &mut self.tables, &spot.link, &networks, (flag, Hold::Yes))?;
+            let before: &mut Adopted = pod.get_or_insert_with(|| adopted.clone());
+            let new = adopted.addresses.iter().filter(|address| !before.addresses.contains(address));
+            let new: Vec<IpAddr> = new.copied().collect();
+            before.addresses.extend(new);
+            if let Thing::Ports(request) = thing {
+                self.publish(request, (adopted.link, adopted.generation))?;
+            }
+        }
+        let nothing = Adopted { link: spot.link.index, generation: 0, addresses: Vec::new(), is_held: false };
+        Ok(Begun { pod: pod.unwrap_or(nothing) })
+    }
+
+    fn publish(&mut self, request: &PortRequest, pod: (u32, u32)) -> Result<(), Error> {
+        for port in request.ports.iter().filter(|port| is_served(&port.host)) {
+            for (published, to) in single(port) {
+                let there = self.tables.port(&published)?.map(|found| (found.pod, found.generation));
+                let alive = match there.filter(|there| *there != pod) {
+                    Some((link, generation)) => {
+                        self.tables.pods.get(&link)?.is_some_and(|pod| pod.generation == generation)
+                    }
+                    None => false,
+                };
+                if !alive {
+                    self.tables.put_port(&published, &target(request, port, pod, to))?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Notes the conversations that netfilter has with these containers.
+    ///
+    /// # Errors
+    /// Conntrack cannot be read, or the maps not be written.
+    pub(crate) fn note_earlier(&self, all: &[&Begun]) -> Result<usize, Error> {
+        let pods: Vec<Adopted> = all.iter().map(|begun| begun.pod.clone()).collect();
+        earlier::note(&self.place, &pods)
+    }
+
+    /// Has the programs serve a container from now on.
+    ///
+    /// # Errors
+    /// The kernel's own.
+    pub(crate) fn finish(&mut self, begun: &Begun) -> Result<(), Error> {
+        adopt::free(&mut self.tables, &begun.pod)
+    }
+
+    /// Takes back what was told of a container that has gone meanwhile, and nothing that is of another one.
+    ///
+    /// # Errors
+    /// The kernel's own.
+    pub(crate) fn give_up(&mut self, spot: &Spot, things: &[Thing<'_>]) -> Result<(), Error> {
+        let pods = self.pods_of(things)?;
+        for (link, generation) in pods.iter().filter(|(link, _)| **link == spot.link.index) {
+            let is_own = |pod: slipway_ebpf_abi::Pod| pod.generation == *generation;
+            if self.tables.pods.get(link)?.is_some_and(is_own) {
+                self.tables.pods.remove(link)?;
+            }
+        }
+        self.forget(things, &pods)?;
+        // A link that is gone has taken the program with it.
+        if let Err(error) = attach::detach(&spot.link.name) {
+            log::debug!("{error}");
+        }
+        Ok(())
+    }
+
+    /// Has netfilter serve containers from now on that the programs have served, with the conversations that
+    /// they have.
+    ///
+    /// # Errors
+    /// The kernel's own; a further call goes on.
+    pub(crate) fn withdraw(&mut self, things: &[Thing<'_>]) -> Result<Handed, Error> {
+        let pods = self.pods_of(things)?;
+        let handed = handover::hand_over(&self.place, &mut self.tables, &pods)?;
+        self.forget(things, &pods)?;
+        let failed = |e| Error::kernel("look for the links of containers", e);
+        let socket = RouteSocket::open().map_err(failed)?;
+        for link in pods.keys() {
+            match socket.link_by_index(*link) {
+                Ok(link) => drop(attach::detach(&link.name)?),
+                Err(e) if e.is_not_found() => {}
+                Err(e) => return Err(failed(e)),
+            }
+        }
+        Ok(handed)
+    }
+
+    /// The containers that the maps have these things for.
+    fn pods_of(&self, things: &[Thing<'_>]) -> Result<Pods, Error> {
+        let mut pods = BTreeMap::new();
+        for thing in things {
+            for network in thing.addresses() {
+                pods.extend(self.tables.address(network.addr())?.map(|entry| (entry.pod, entry.generation)));
+            }
+        }
+        Ok(pods)
+    }
+
+    /// Forgets ports and addresses, as far as they are of these containers. A port of one address stays
+    /// reserved: a mapping of another container for all addresses must not get what is for this one.
+    fn forget(&mut self, things: &[Thing<'_>], pods: &Pods) -> Result<(), Error> {
+        for thing in things {
+            if let Thing::Ports(request) = thing {
+                entries::withdraw_ports(&mut self.tables, request, pods)?;
+            }
+            for network in thing.addresses() {
+                let entry = self.tables.address(network.addr())?;
+                if entry.is_some_and(|entry| pods.get(&entry.pod) == Some(&entry.generation)) {
+                    self.tables.remove_address(network.addr())?;
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Finds containers, by their namespace or, where nobody knows that, by their addresses.
+#[derive(Debug, Default)]
+pub(crate) struct Finder {
+    /// The host's ends of pairs of links, by the addresses of the other ones.
+    by_address: OnceCell<BTreeMap<IpAddr, Vec<Link>>>,
+}
+
+impl Finder {
+    /// Why the programs cannot serve a container with these things, or where it is.
+    ///
+    /// # Errors
+    /// The kernel cannot be asked.
+    pub(crate) fn spot(&self, things: &[Thing<'_>]) -> Result<Result<Spot, Left>, Error> {
+        for thing in things {
+            if let Thing::Ports(request) = thing
+                && let Some(left) = unserved(request)
+            {
+                return Ok(Err(left));
+            }
+        }
+        let Some((attachment, netns)) = things.first().map(|thing| match thing {
+            Thing::Ports(request) => (&request.attachment, &request.netns),
+            Thing::Masquerade(request) => (&request.attachment, &request.netns),
+        }) else {
+            return Ok(Err(Left::Nowhere));
+        };
+        if firewall::held(attachment)?.is_some_and(|held| held.policy != IngressPolicy::Open) {
+            return Ok(Err(Left::Pod));
+        }
+        let link = if Netns::open(&netns.path).is_ok() {
+            match adopt::host_end(netns, attachment.ifname())? {
+                Some((link, _)) => link,
+                None => return Ok(Err(Left::NoVeth)),
+            }
+        } else {
+            match self.by_addresses(things)? {
+                Some(link) => link,
+                None => return Ok(Err(Left::Nowhere)),
+            }
+        };
+        if adopt::is_limited(&link)? {
+            return Ok(Err(Left::Pod));
+        }
+        Ok(Ok(Spot { link }))
+    }
+
+    /// The one pair of links whose other end has one of the addresses.
+    fn by_addresses(&self, things: &[Thing<'_>]) -> Result<Option<Link>, Error> {
+        if self.by_address.get().is_none() {
+            let read = Self::read().map_err(|e| Error::kernel("look for the links of containers", e))?;
+            // Nobody else is here to set it.
+            let _ = self.by_address.set(read);
+        }
+        let Some(by_address) = self.by_address.get() else { return Ok(None) };
+        let networks = things.iter().flat_map(Thing::addresses);
+        let mut links: BTreeMap<u32, &Link> = BTreeMap::new();
+        for link in networks.filter_map(|network| by_address.get(&network.addr())).flatten() {
+            links.insert(link.index, link);
+        }
+        let mut links = links.into_values();
+        Ok(links.next().filter(|_| links.next().is_none()).cloned())
+    }
+
+    fn read() -> Result<BTreeMap<IpAddr, Vec<Link>>, RouteError> {
+        let socket = RouteSocket::open()?;
+        let mut all: BTreeMap<IpAddr, Vec<Link>> = BTreeMap::new();
+        for link in socket.links()?.into_iter().filter(|link| link.kind == LinkKind::Veth) {
+            for address in socket.peer_addresses(&link)?.into_iter().filter(|address| address.global) {
+                all.entry(address.net.addr()).or_default().push(link.clone());
+            }
+        }
+        Ok(all)
+    }
+}
+
+/// Whether the programs could be loaded, where they are not.
+///
+/// # Errors
+/// What this node or kernel lacks.
+pub(crate) fn possible() -> Result<(), Error> {
+    match Moving::find()? {
+        Some(_) => node::programs_of_this_binary().map(drop),
+        None => super::try_out(),
+    }
+}

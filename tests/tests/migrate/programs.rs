@@ -1,0 +1,120 @@
+//! To the programs of the eBPF backend and away from them.
+
+use serde_json::json;
+use slipway_tests::{Attach, Proto, has_programs, needs};
+
+use crate::hammer::nobody_notices;
+use crate::killed::killed_and_resumed;
+use crate::moves::round_trip;
+use crate::{LEGACY, Maker, NFT, PORT, PROGRAMS, TABLE, Web, World, count};
+
+#[test]
+fn from_the_table_to_the_programs_and_on() {
+    needs!(has_programs(), slipway_tests::PROGRAMS);
+    round_trip(&TABLE, "bridge", &["ebpf", "nftables", "ebpf", "iptables"]);
+}
+
+#[test]
+fn from_the_programs_and_back() {
+    needs!(has_programs(), slipway_tests::PROGRAMS);
+    round_trip(&PROGRAMS, "ptp", &["nftables", "ebpf", "iptables", "ebpf"]);
+}
+
+#[test]
+fn from_chains_to_the_programs() {
+    needs!(has_programs(), slipway_tests::PROGRAMS);
+    round_trip(&NFT, "bridge", &["ebpf", "iptables", "ebpf"]);
+    round_trip(&LEGACY, "bridge", &["ebpf", "nftables"]);
+}
+
+#[test]
+fn from_what_the_reference_made_to_the_programs() {
+    needs!(has_programs(), slipway_tests::PROGRAMS);
+    let all = Maker::references();
+    if all.is_empty() {
+        slipway_tests::skip!("the reference's portmap in /usr/lib/cni");
+    }
+    for maker in &all {
+        round_trip(maker, "bridge", &["ebpf", "nftables"]);
+        nobody_notices(maker, &["ebpf"]);
+    }
+}
+
+#[test]
+fn nobody_notices_on_the_way_to_the_programs() {
+    needs!(has_programs(), slipway_tests::PROGRAMS);
+    nobody_notices(&TABLE, &["ebpf"]);
+    nobody_notices(&NFT, &["ebpf"]);
+}
+
+#[test]
+fn nobody_notices_on_the_way_from_the_programs() {
+    needs!(has_programs(), slipway_tests::PROGRAMS);
+    nobody_notices(&PROGRAMS, &["nftables"]);
+    nobody_notices(&PROGRAMS, &["iptables"]);
+}
+
+#[test]
+fn nobody_notices_to_and_fro() {
+    needs!(has_programs(), slipway_tests::PROGRAMS);
+    nobody_notices(&PROGRAMS, &["nftables", "ebpf", "iptables", "ebpf", "nftables"]);
+}
+
+#[test]
+fn a_killed_call_is_gone_on_with() {
+    needs!(has_programs(), slipway_tests::PROGRAMS);
+    killed_and_resumed(&TABLE, ("nftables", "ebpf"));
+}
+
+#[test]
+fn what_the_programs_cannot_serve_stays() {
+    needs!(has_programs(), slipway_tests::PROGRAMS);
+    let world = World::new("nft");
+    let add = |name: &str, backend: &str, keys: serde_json::Value, port: u16| {
+        let number = u8::try_from(port - 8000).expect("few");
+        let network = world.network(number, "bridge", backend, &keys);
+        let pod = world.node.pod(name);
+        network.add(&Attach::new(&pod).port(Proto::Tcp, port, 80)).expect("ADD");
+        pod
+    };
+    let _pods = [
+        add("plain", "nftables", json!({}), 8001),
+        add("conditions", "nftables", json!({"conditionsV4": ["ip", "ttl", "1-255"]}), 8002),
+        add("all", "nftables", json!({"masqAll": true}), 8003),
+        add("never", "iptables", json!({"snat": false}), 8004),
+        add("limit", "iptables", json!({"conditionsV4": ["-m", "limit", "--limit", "5/min"]}), 8005),
+    ];
+    let before = world.everything();
+    let (report, code) = world.migrate("--to ebpf --dry-run");
+    assert_eq!((code, count(&report, "to move")), (4, 2), "{report:#}");
+    assert_eq!(world.everything(), before);
+    let (report, code) = world.migrate("--to ebpf");
+    assert_eq!((code, count(&report, "moved"), count(&report, "left alone")), (4, 2, 8), "{report:#}");
+    let text = report.to_string();
+    for why in
+        ["it has conditions", "it has masqAll", "it has snat: false", "the condition \\\"-m\\\" of iptables"]
+    {
+        assert!(text.contains(why), "{why}: {report:#}");
+    }
+    assert_eq!(world.everything(), before, "what stays, stays where it was");
+    assert_eq!(world.backends(), ["ebpf", "iptables", "nftables"]);
+}
+
+/// A container whose rate is limited, or that is kept apart, would go past what does so.
+#[test]
+fn what_others_limit_stays() {
+    needs!(has_programs(), slipway_tests::PROGRAMS);
+    let world = World::new("nft");
+    let network = world.network(1, "bridge", "nftables", &json!({}));
+    let web = Web::new(&world, &TABLE, &network, "web", PORT);
+    let links = world.node.cmd("ip -o link show master br1");
+    let link = links.split(": ").nth(1).and_then(|name| name.split('@').next()).expect("a link");
+    world.node.cmd(&format!("tc qdisc add dev {link} root tbf rate 100mbit burst 64kb latency 50ms"));
+    let (report, code) = world.migrate("--to ebpf");
+    assert_eq!((code, count(&report, "left alone")), (4, 2), "{report:#}");
+    assert!(report.to_string().contains("its rate is limited"), "{report:#}");
+    world.node.cmd(&format!("tc qdisc del dev {link} root"));
+    world.migrated("ebpf", 2);
+    network.del(&web.attach).expect("DEL");
+    assert_eq!(world.node.programs()["containers"], 0);
+}
