@@ -4,8 +4,9 @@
 
 use std::net::IpAddr;
 use std::process::Command;
+use std::time::Duration;
 
-use cni_nftables::conntrack::{Conntrack, Filter, FlowFamily};
+use cni_nftables::conntrack::{Conntrack, Filter, Flow, FlowFamily, NewFlow, Tuple};
 use nix::sched::{CloneFlags, unshare};
 
 fn in_namespace(work: impl FnOnce() + Send) {
@@ -113,5 +114,77 @@ fn the_kernel_itself_leaves_other_flows_out() {
         assert_eq!(answered(&udp(FlowFamily::Ipv6, &["fd00::1"], 54)), 0);
         let source = Some("10.9.0.3".parse().unwrap());
         assert_eq!(answered(&Filter { reply_source: source, ..udp(FlowFamily::Ipv4, &[], 53) }), 2);
+    });
+}
+
+/// A flow of this protocol whose ends become others.
+fn new(
+    protocol: u8,
+    (source, source_port): (&str, u16),
+    (destination, destination_port): (&str, u16),
+    (new_source, new_source_port): (&str, u16),
+    (new_destination, new_destination_port): (&str, u16),
+) -> NewFlow {
+    let tuple = |source: &str, source_port, destination: &str, destination_port| Tuple {
+        source: source.parse().unwrap(),
+        destination: destination.parse().unwrap(),
+        protocol,
+        source_port,
+        destination_port,
+    };
+    NewFlow {
+        original: tuple(source, source_port, destination, destination_port),
+        translated: tuple(new_source, new_source_port, new_destination, new_destination_port),
+        is_answered: true,
+        is_assured: true,
+        tcp_state: (protocol == 6).then_some(3),
+        timeout: Duration::from_secs(100),
+    }
+}
+
+#[test]
+fn flows_are_put_in_with_both_ends_translated() {
+    in_namespace(|| {
+        let conntrack = Conntrack::open().unwrap();
+        let published =
+            new(6, ("192.0.2.9", 40000), ("192.0.2.2", 8080), ("192.0.2.9", 1024), ("10.0.0.5", 80));
+        let masqueraded =
+            new(17, ("10.0.0.5", 5000), ("192.0.2.9", 53), ("192.0.2.2", 61000), ("192.0.2.9", 53));
+        let echo = new(1, ("10.0.0.5", 77), ("192.0.2.9", 0), ("192.0.2.2", 78), ("192.0.2.9", 0));
+        let v6 =
+            new(6, ("2001:db8::9", 40000), ("2001:db8::2", 80), ("2001:db8::9", 40000), ("fd00::5", 8080));
+        let echo6 = new(58, ("fd00::5", 1), ("2001:db8::9", 0), ("2001:db8::2", 2), ("2001:db8::9", 0));
+        let all_of = [published, masqueraded, echo, v6, echo6];
+        for flow in &all_of {
+            conntrack.insert(flow).unwrap_or_else(|e| panic!("{flow:?}: {e}"));
+        }
+        let listed = || {
+            let mut flows = Vec::new();
+            conntrack.for_each(&all(FlowFamily::Both), |flow| flows.push(*flow)).unwrap();
+            flows
+        };
+        let flows = listed();
+        assert_eq!(flows.len(), all_of.len(), "{flows:#?}");
+        for wanted in &all_of {
+            let found = flows.iter().find(|flow| flow.original == wanted.original).expect("the flow");
+            assert_eq!(found.reply, wanted.translated.reversed(), "{found:?}");
+            assert_eq!(found.tcp_state, wanted.tcp_state, "{found:?}");
+            assert_ne!(found.status & Flow::ANSWERED, 0, "{found:?}");
+        }
+        assert!(flows.iter().find(|flow| flow.original == v6.original).expect("the flow").is_dnat());
+        // The same ends, of another connection: it takes the place of the old one.
+        let closing = NewFlow { tcp_state: Some(7), ..published };
+        conntrack.insert(&closing).unwrap();
+        let elsewhere =
+            new(6, ("192.0.2.9", 40001), ("192.0.2.3", 8080), ("192.0.2.9", 1024), ("10.0.0.5", 80));
+        conntrack.insert(&elsewhere).unwrap();
+        let flows = listed();
+        assert_eq!(flows.len(), all_of.len(), "{flows:#?}");
+        assert!(!flows.iter().any(|flow| flow.original == published.original), "{flows:#?}");
+        assert!(
+            conntrack
+                .insert(&new(132, ("10.0.0.5", 1), ("10.0.0.6", 2), ("10.0.0.5", 1), ("10.0.0.7", 2)))
+                .is_err()
+        );
     });
 }

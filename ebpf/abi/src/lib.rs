@@ -26,9 +26,9 @@ pub use flow::{
     IPPROTO_UDP, LONE, ORIGINAL, PUBLISHED, SIDE_POD, SIDE_UPLINK, STATES, State,
 };
 pub use tables::{
-    FragmentKey, FragmentKey4, FragmentKey6, FragmentPorts, HELD, LEFT, MASQUERADED, Pod, PodAddress, PortKey,
-    PortKey4, PortKey6, PortTarget, PortTarget4, PortTarget6, SPARES_LOOPBACK, SocketKey, SocketKey4,
-    SocketKey6, SocketOrigin, SocketOrigin4, SocketOrigin6, UPLINK_ETHERNET, Uplink,
+    FragmentKey, FragmentKey4, FragmentKey6, FragmentPorts, HELD, LEFT, MASQUERADED, Pod, PodAddress,
+    PortKey, PortKey4, PortKey6, PortTarget, PortTarget4, PortTarget6, SPARES_LOOPBACK, SocketKey,
+    SocketKey4, SocketKey6, SocketOrigin, SocketOrigin4, SocketOrigin6, UPLINK_ETHERNET, Uplink,
 };
 
 /// Version of the maps' layout: part of the path under which they are pinned.

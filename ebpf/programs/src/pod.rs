@@ -1,6 +1,8 @@
 //! What a pod sends.
 
-use slipway_ebpf_abi::{Action, Counter, HELD, IPPROTO_TCP, LEFT, LONE, MASQUERADED, ORIGINAL, Reason, SIDE_POD};
+use slipway_ebpf_abi::{
+    Action, Counter, HELD, IPPROTO_TCP, LEFT, LONE, MASQUERADED, ORIGINAL, Reason, SIDE_POD,
+};
 
 use crate::admit::{self, Admission, Ports};
 use crate::config::{config, count, count_fallback, count_packet};

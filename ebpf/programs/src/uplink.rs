@@ -1,7 +1,7 @@
 //! What arrives from outside.
 
 use slipway_ebpf_abi::{
-    Action, Counter, IPPROTO_TCP, IPPROTO_UDP, HELD, LEFT, ORIGINAL, PUBLISHED, PortKey, PortTarget, Reason,
+    Action, Counter, HELD, IPPROTO_TCP, IPPROTO_UDP, LEFT, ORIGINAL, PUBLISHED, PortKey, PortTarget, Reason,
     SIDE_UPLINK,
 };
 

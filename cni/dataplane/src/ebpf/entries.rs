@@ -6,11 +6,11 @@ use std::net::IpAddr;
 use cni_nftables::ElementData;
 use slipway_ebpf_abi::{HELD, LEFT, MASQUERADED, Pod, SPARES_LOOPBACK};
 
-use super::Left;
 use super::adopt::{self, Hold, adopt, host_end};
 use super::flows::Pods;
 use super::place::Place;
 use super::tables::{NOBODY, Published, Tables, Target};
+use super::{Left, node};
 use crate::nftables::plan;
 use crate::nftables::schema::Map;
 use crate::nftables::session::Held;
