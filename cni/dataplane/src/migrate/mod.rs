@@ -346,7 +346,7 @@ impl Mover<'_> {
             (BackendName::Ebpf | BackendName::Nftables, None) => self.only_to_table(group),
             (BackendName::Nftables, Some(programs)) => {
                 let (theirs, others) = group.into_iter().partition(|work| work.place == Place::Ebpf);
-                let (moved, mut rows) = self.from_programs(programs, theirs);
+                let (moved, mut rows) = self.leave_programs(programs, theirs);
                 rows.extend(moved.iter().map(|(work, why)| work.row(State::Moved, why.as_str())));
                 rows.extend(self.only_to_table(others)?);
                 Ok(rows)
@@ -355,7 +355,7 @@ impl Mover<'_> {
             (BackendName::Iptables, Some(programs)) => {
                 let (theirs, mut others): (Vec<Work>, Vec<Work>) =
                     group.into_iter().partition(|work| work.place == Place::Ebpf);
-                let (free, mut rows) = self.from_programs(programs, theirs);
+                let (free, mut rows) = self.leave_programs(programs, theirs);
                 let (free, whys): (Vec<Work>, Vec<String>) = free.into_iter().unzip();
                 let complaints: BTreeMap<String, String> =
                     free.iter().map(|work| work.wanted.to_string()).zip(whys).collect();

@@ -190,7 +190,7 @@ impl Mover<'_> {
 
     /// Has netfilter serve a group again. Returns what the programs no longer have, each with what is to be said
     /// of it, and rows about the rest.
-    pub(super) fn from_programs(
+    pub(super) fn leave_programs(
         &self,
         programs: &mut Moving,
         works: Vec<Work>,
