@@ -98,6 +98,10 @@ fn another_engines_dnat_keeps_its_source() {
         }}",
         service[0], web.v4, service[1], web.v6
     ));
+    if crate::DATAPLANE == crate::world::Dataplane::Ebpf {
+        // Only kube-proxy is looked for by each ADD.
+        world.node.slipway("node setup");
+    }
     for index in [0, 1] {
         for proto in Proto::ALL {
             let answer = other.expect(proto, (service[index], 80), "web");

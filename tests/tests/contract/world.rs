@@ -64,7 +64,9 @@ impl World {
         if crate::DATAPLANE == Dataplane::Flowtable {
             node.own_etc();
             node.write("/etc/cni/slipway.json", r#"{"flowtable": true}"#);
-            // The link that it takes for the one to elsewhere.
+        }
+        if matches!(crate::DATAPLANE, Dataplane::Flowtable | Dataplane::Ebpf) {
+            // The link that either takes for the one to elsewhere, also for what has no route of its own.
             node.cmd(&format!("ip route add default via {}", client.v4));
             node.cmd(&format!("ip route add default via {}", client.v6));
         }

@@ -4,6 +4,7 @@
 mod flows;
 mod others;
 mod safety;
+mod services;
 mod settings;
 mod sockets;
 mod spared;

@@ -30,6 +30,8 @@ pub(crate) struct Made {
     pub(crate) act: Act,
     /// Without the link layer.
     pub(crate) packet: Vec<u8>,
+    /// How long it took.
+    pub(crate) nanoseconds: u128,
 }
 
 impl Made {
@@ -313,7 +315,7 @@ impl Rig {
             7 => Act::Redirect,
             other => panic!("unknown action {other}"),
         };
-        Made { act, packet: out.split_off(14) }
+        Made { act, packet: out.split_off(14), nanoseconds: result.duration.as_nanos() }
     }
 
     pub(crate) fn flows4(&mut self, map: &str) -> BTreeMap<FlowKey4, Flow4> {

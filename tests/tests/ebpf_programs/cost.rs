@@ -7,7 +7,8 @@ use aya::programs::{CgroupSockAddr, ProgramInfo, SchedClassifier};
 use slipway_ebpf_abi::maps::programs;
 use slipway_tests::Node;
 
-use crate::bed;
+use crate::wire::{ACK, Ip, SYN};
+use crate::{bed, rig};
 
 /// Instructions that the verifier looked at, `<kernel> <program> <number>` on each line.
 const GOLDEN: &str = include_str!("instructions.golden");
@@ -72,5 +73,32 @@ fn every_program_loads_and_the_verifier_looks_at_as_many_instructions_as_before(
             None => (1, CEILING),
         };
         assert!((least..=most).contains(&count), "{name}: {count}; now:\n{found}");
+    }
+}
+
+/// What a packet of an established connection takes in each program, by the kernel's own clock. A measurement, and
+/// no test: `cargo test -p slipway-tests --test ebpf_programs -- --ignored --nocapture takes`.
+#[test]
+#[ignore = "a measurement"]
+fn what_a_packet_takes() {
+    const RUNS: usize = 20_000;
+    let rig = rig!();
+    for v6 in [false, true] {
+        let at = rig.addresses(v6);
+        let to_port = |flags| Ip::new(at.client, at.node).tcp((40000, bed::HOST_PORT), flags);
+        let answer = |flags| Ip::new(at.pod, at.client).tcp((bed::POD_PORT, 40000), flags);
+        rig.arrives(&to_port(SYN)).translated();
+        rig.sends(&answer(SYN | ACK)).translated();
+        rig.arrives(&to_port(ACK)).translated();
+        let mut taken = [Vec::with_capacity(RUNS), Vec::with_capacity(RUNS)];
+        for _ in 0..RUNS {
+            taken[0].push(rig.arrives(&to_port(ACK)).nanoseconds);
+            taken[1].push(rig.sends(&answer(ACK)).nanoseconds);
+        }
+        let name = if v6 { "IPv6" } else { "IPv4" };
+        for (taken, program) in taken.iter_mut().zip(["uplink_ingress", "pod_ingress"]) {
+            taken.sort_unstable();
+            println!("{name} {program}: {} ns, a quarter under {}", taken[RUNS / 2], taken[RUNS / 4]);
+        }
     }
 }

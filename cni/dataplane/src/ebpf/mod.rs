@@ -20,6 +20,7 @@ mod node;
 mod place;
 mod range;
 mod said;
+mod services;
 mod sockets;
 mod tables;
 mod uplinks;
@@ -147,7 +148,10 @@ impl Backend for Ebpf {
 
     fn masquerade(&self, request: &MasqueradeRequest) -> Result<(), Error> {
         self.nftables.masquerade(request)?;
-        self.on_top(&request.attachment, |place| entries::masquerade(place, request));
+        self.on_top(&request.attachment, |place| {
+            node::yield_to_services(place)?;
+            entries::masquerade(place, request)
+        });
         Ok(())
     }
 

@@ -14,7 +14,7 @@ use super::range::PortRange;
 use super::sockets::{self, ControlGroup, Sockets};
 use super::tables::{self, Tables};
 use super::uplinks::{self, Surroundings};
-use super::{attach, cookie, entries, load, object};
+use super::{attach, cookie, entries, load, object, services};
 use crate::nftables::Nftables;
 use crate::{Backend, Error};
 
@@ -46,6 +46,8 @@ pub struct Status {
     pub masquerade_ports: Option<PortRange>,
     /// Why the ports that are set may not be used, if the node's own sockets may choose them, too.
     pub masquerade_clash: Option<String>,
+    /// The engine that translates destinations in netfilter, which is why nftables masquerades.
+    pub services: Option<String>,
     /// How many containers the programs know.
     pub containers: usize,
     /// How many of them are left to nftables as a whole: limited in their rate, or kept apart from others.
@@ -167,13 +169,33 @@ fn configuration(place: &Place, ports: PortRange) -> Config {
         told => told,
     };
     let config = Config::new(netns_cookie);
-    match ports.clash() {
+    match ports.clash().or_else(services::engine) {
         None => Config { masquerade_first: ports.first, masquerade_last: ports.last, ..config },
         Some(why) => {
             log::warn!("masquerade is left to nftables: {why}");
-            Config { masquerade_first: u16::MAX, masquerade_last: 0, ..config }
+            without_masquerade(config)
         }
     }
+}
+
+fn without_masquerade(config: Config) -> Config {
+    Config { masquerade_first: u16::MAX, masquerade_last: 0, ..config }
+}
+
+/// Leaves masquerade to nftables once kube-proxy is there, which may come later than the programs. Conversations that
+/// they masquerade go on.
+///
+/// # Errors
+/// The settings cannot be read or written.
+pub(super) fn yield_to_services(place: &Place) -> Result<(), Error> {
+    let config = configured(place)?;
+    if masquerade_ports(config).is_some()
+        && let Some(why) = services::kube_proxy()
+    {
+        log::warn!("masquerade is left to nftables: {why}");
+        configure(place, without_masquerade(config))?;
+    }
+    Ok(())
 }
 
 fn configure(place: &Place, config: Config) -> Result<(), Error> {
@@ -324,6 +346,7 @@ pub fn status(settings: &Settings) -> Result<Status, Error> {
         sockets: Some(sockets_of(&place, settings)),
         masquerade_ports: configured(&place).ok().and_then(masquerade_ports),
         masquerade_clash: settings.masquerade_ports.clash(),
+        services: services::engine(),
         containers: pods.len(),
         containers_left: pods.iter().filter(|(_, pod)| pod.flags & LEFT != 0).count(),
         ports: tables.ports()?,

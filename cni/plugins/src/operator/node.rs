@@ -95,11 +95,12 @@ fn print_text(status: &Status, out: &mut dyn Write) -> io::Result<()> {
             Some(Sockets::Not(why)) => writeln!(out, "sockets     none: {why}")?,
             None => {}
         }
-        match (&status.masquerade_ports, &status.masquerade_clash) {
+        let why_not = status.masquerade_clash.as_ref().or(status.services.as_ref());
+        match (&status.masquerade_ports, why_not) {
             (Some(ports), None) => writeln!(out, "masquerade  with ports {ports}")?,
             (Some(ports), Some(why)) => writeln!(out, "masquerade  with ports {ports}, but {why}")?,
             (None, why) => {
-                let why = why.as_deref().unwrap_or("`slipway node setup` changes that");
+                let why = why.map_or("`slipway node setup` changes that", String::as_str);
                 writeln!(out, "masquerade  by nftables: {why}")?;
             }
         }
@@ -178,6 +179,7 @@ fn print_json(status: &Status, out: &mut dyn Write) -> io::Result<()> {
         "socketsLeft": why,
         "masqueradePorts": status.masquerade_ports.map(|ports| ports.to_string()),
         "masqueradeClash": status.masquerade_clash,
+        "services": status.services,
         "containers": status.containers,
         "containersLeft": status.containers_left,
         "ports": status.ports,
@@ -218,6 +220,7 @@ mod tests {
             sockets: Some(Sockets::At("/sys/fs/cgroup".into())),
             masquerade_ports: Some(PortRange::default()),
             masquerade_clash: None,
+            services: None,
             containers: 2,
             containers_left: 1,
             ports: 3,

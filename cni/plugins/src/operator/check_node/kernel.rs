@@ -164,6 +164,15 @@ fn at_sockets(status: &Status) -> Option<Finding> {
 fn masquerade(status: &Status) -> Option<Finding> {
     let (what, why) =
         ("ports that BPF programs masquerade with", "answers to such a port belong to a container");
+    if let Some(engine) = status.services.as_ref().filter(|_| status.is_set_up) {
+        let why = "a program sees a packet before Services are translated, and would send it past them";
+        let text = match status.masquerade_ports {
+            None => format!("none: {engine}, so that nftables masquerades"),
+            Some(ports) => format!("{ports}, but {engine}"),
+        };
+        let state = if status.masquerade_ports.is_some() { State::Warning } else { State::Note };
+        return Some(Finding::new(what, state, text).why(why).mend("`slipway node setup` after a change"));
+    }
     let clash = status.masquerade_clash.as_ref().filter(|_| status.is_set_up)?;
     let mend = "set net.ipv4.ip_local_reserved_ports to these ports, or \"masqueradePorts\" in \
                 /etc/cni/slipway.json to others, then `slipway node setup`; nftables masquerades until then";

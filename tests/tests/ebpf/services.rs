@@ -1,0 +1,78 @@
+//! Services of kube-proxy and others beside the programs: a container reaches them, because masquerade is left to nftables.
+
+use serde_json::Value;
+use slipway_tests::{Attach, PROGRAMS, Proto, has_programs, needs};
+
+use crate::{Stage, address};
+
+const SERVICE: [u8; 4] = [10, 96, 0, 1];
+
+fn stage() -> Stage {
+    let stage = Stage::new();
+    stage.node.cmd(&format!("ip route add default via {}", stage.client.v4));
+    stage
+}
+
+/// A Service that leads to an address outside.
+fn table(name: &str, far: std::net::Ipv4Addr) -> String {
+    format!(
+        "table ip {name} {{
+            chain services {{
+                type nat hook prerouting priority dstnat;
+                ip daddr 10.96.0.1 meta l4proto {{ tcp, udp }} th dport 80 dnat ip to {far}:7000
+            }}
+        }}"
+    )
+}
+
+/// Whether a container that was masqueraded by the programs before reaches the Service.
+fn reaches(stage: &Stage, prepare: impl Fn(&Stage)) {
+    let network = stage.network();
+    let (web, later) = (stage.node.pod("web"), stage.node.pod("later"));
+    let far = stage.client.v4;
+    let _far = Proto::ALL.map(|proto| stage.client.serve(proto, &format!("{far}:7000"), "far"));
+    let result = network.add(&Attach::new(&web)).expect("ADD");
+    web.expect(Proto::Tcp, (far, 7000), "far");
+    let before = stage.node.counted("Masqueraded");
+    assert_eq!(before, 1, "{}", stage.node.programs());
+    prepare(stage);
+    network.add(&Attach::new(&later)).expect("ADD");
+    for pod in [&web, &later] {
+        for proto in Proto::ALL {
+            assert_eq!(pod.expect(proto, (SERVICE, 80), "far").peer.ip(), stage.client.node_v4);
+            assert_eq!(pod.expect(proto, (far, 7000), "far").peer.ip(), stage.client.node_v4);
+        }
+    }
+    let status = stage.node.programs();
+    assert_eq!(stage.node.counted("Masqueraded"), before, "{status} {}", address(&result));
+    assert_eq!(status["masqueradePorts"], Value::Null);
+    assert!(
+        status["services"]
+            .as_str()
+            .is_some_and(|text| text.contains("kube-proxy") || text.contains("services")),
+        "{status}"
+    );
+    assert!(stage.node.slipway("node status").contains("masquerade  by nftables: "));
+}
+
+#[test]
+fn kube_proxy_is_seen_by_the_next_container() {
+    needs!(has_programs(), PROGRAMS);
+    let stage = stage();
+    reaches(&stage, |stage| stage.node.nft(&table("kube-proxy", stage.client.v4)));
+    // Once it is gone, the programs masquerade again.
+    stage.node.nft("delete table ip kube-proxy");
+    stage.node.slipway("node setup");
+    assert_eq!(stage.node.programs()["services"], Value::Null);
+    assert!(stage.node.programs()["masqueradePorts"].is_string());
+}
+
+#[test]
+fn other_engines_are_seen_by_setup() {
+    needs!(has_programs(), PROGRAMS);
+    let stage = stage();
+    reaches(&stage, |stage| {
+        stage.node.nft(&table("balancer", stage.client.v4));
+        stage.node.slipway("node setup");
+    });
+}
