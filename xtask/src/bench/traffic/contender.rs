@@ -77,7 +77,8 @@ impl Kind {
     }
 
     fn path(self, iptables: &str) -> Result<String> {
-        let only_nft = matches!(self, Self::ReferenceNftables);
+        // Nothing can be done with iptables where there is none.
+        let only_nft = matches!(self, Self::ReferenceNftables | Self::Nftables | Self::Ebpf);
         if only_nft { Backend::Nftables } else { Backend::Iptables }.path(iptables)
     }
 }
@@ -386,7 +387,7 @@ impl Contender {
         })
     }
 
-    /// The tables of nftables on the node.
+    /// The tables of nftables on the node. Of many rules nft takes its time to read, whatever it is asked for.
     ///
     /// # Errors
     /// nft failed.
