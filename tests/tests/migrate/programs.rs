@@ -70,6 +70,8 @@ fn a_killed_call_is_gone_on_with() {
 fn what_the_programs_cannot_serve_stays() {
     needs!(has_programs(), slipway_tests::PROGRAMS);
     let world = World::new("nft");
+    // While the programs are there, nftables masquerades with other ports than they do.
+    world.node.slipway("node setup");
     let add = |name: &str, backend: &str, keys: serde_json::Value, port: u16| {
         let number = u8::try_from(port - 8000).expect("few");
         let network = world.network(number, "bridge", backend, &keys);
