@@ -1,11 +1,12 @@
 //! What IPv4 and IPv6 do differently. The programs are written once, for a [`Family`], and compiled twice.
 
 use aya_ebpf::bindings::{bpf_fib_lookup, bpf_redir_neigh, bpf_redir_neigh__bindgen_ty_1, bpf_sock_tuple};
-use aya_ebpf::maps::{HashMap, LruHashMap};
+use aya_ebpf::maps::{HashMap, LruHashMap, PerCpuArray};
 use slipway_ebpf_abi::{Flow, FlowKey, FragmentKey, FragmentPorts, PodAddress, PortKey, PortTarget, Uplink};
 
 use crate::csum::Difference;
 use crate::packet::{Fragment, Packet};
+use crate::route::Known;
 use crate::skb::Skb;
 use crate::work::Work;
 
@@ -50,6 +51,8 @@ pub(crate) trait Family: Copy + Sized + 'static {
 
     /// What this processor is working on.
     fn work() -> Option<&'static mut Work<Self>>;
+    /// Routes that flows of this processor took lately.
+    fn routes() -> &'static PerCpuArray<Known<Self>>;
     /// Established flows.
     fn flows() -> &'static Flows<Self>;
     /// Other flows.

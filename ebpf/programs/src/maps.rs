@@ -10,6 +10,7 @@ use slipway_ebpf_abi::{
     SocketOrigin4, SocketOrigin6, Uplink,
 };
 
+use crate::route::{self, Known};
 use crate::v4::V4;
 use crate::v6::V6;
 use crate::work::Work;
@@ -69,3 +70,8 @@ pub(crate) static SOCKETS6: LruHashMap<SocketKey6, SocketOrigin6> =
 pub(crate) static WORK4: PerCpuArray<Work<V4>> = PerCpuArray::with_max_entries(1, 0);
 #[map(name = "work6")]
 pub(crate) static WORK6: PerCpuArray<Work<V6>> = PerCpuArray::with_max_entries(1, 0);
+/// Likewise.
+#[map(name = "routes4")]
+pub(crate) static ROUTES4: PerCpuArray<Known<V4>> = PerCpuArray::with_max_entries(route::SLOTS, 0);
+#[map(name = "routes6")]
+pub(crate) static ROUTES6: PerCpuArray<Known<V6>> = PerCpuArray::with_max_entries(route::SLOTS, 0);

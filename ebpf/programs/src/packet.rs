@@ -40,6 +40,9 @@ pub(crate) struct Packet<F: Family> {
     pub(crate) l4: u32,
     /// Length from the IP header on, of the packet or of each that it will be cut into.
     pub(crate) length: u32,
+    /// The word of the IP header that has the hops that are left, as the packet has it: it lies before the addresses,
+    /// or one word before them, so that all that is rewritten is written at once, and not read again.
+    pub(crate) hops: u32,
     /// Type of service or traffic class, which a route may depend on.
     pub(crate) tos: u8,
     /// Hops that are left.

@@ -39,8 +39,8 @@ fn handle<F: Family>(skb: Skb, work: &mut Work<F>) -> i32 {
             hit.touch(skb, work, now);
             return Act::STACK;
         }
-        let verdict = route::of_flow(skb, work);
-        let act = may_leave(work, verdict);
+        let verdict = route::of_packet_of_flow(skb, work, now);
+        let act = may_leave(work, &verdict);
         if act != LEAVE {
             return act;
         }
@@ -62,11 +62,11 @@ const LEAVE: i32 = -2;
 
 /// Whether a packet of a flow can be sent by this route; else what becomes of it, unchanged.
 #[inline(always)]
-fn may_leave<F: Family>(work: &Work<F>, verdict: Verdict) -> i32 {
+fn may_leave<F: Family>(work: &Work<F>, verdict: &Verdict) -> i32 {
     let packet = &work.packet;
     let reason = match verdict {
         Verdict::Forward if packet.ttl <= 1 => Reason::Ttl,
-        Verdict::Forward if route::uplink(work).is_some() => return LEAVE,
+        Verdict::Forward => return LEAVE,
         Verdict::TooBig if !packet.dont_fragment => {
             count(Counter::DropTooBig);
             return Act::DROP;

@@ -5,12 +5,12 @@ use aya_ebpf::bindings::{
     BPF_FIB_LKUP_RET_NOT_FWDED, BPF_FIB_LKUP_RET_SUCCESS, bpf_fib_lookup, bpf_redir_neigh,
 };
 use aya_ebpf::helpers::{bpf_fib_lookup as lookup, bpf_redirect_neigh};
-use slipway_ebpf_abi::Uplink;
+use slipway_ebpf_abi::{FlowKey, Uplink};
 
 use crate::family::{Addr, Family, next_hop};
 use crate::maps::UPLINKS;
 use crate::skb::Skb;
-use crate::words::clear;
+use crate::words::{clear, copy, mix, same};
 use crate::work::Work;
 
 /// What the kernel would do with a packet.
@@ -69,6 +69,93 @@ pub(crate) fn of_packet<F: Family>(skb: Skb, work: &mut Work<F>) -> Verdict {
 pub(crate) fn of_flow<F: Family>(skb: Skb, work: &mut Work<F>) -> Verdict {
     let destination = work.flow.destination;
     verdict(ask(skb, work, destination))
+}
+
+/// How many routes each processor remembers. Flows that fall on the same one take turns, and ask.
+pub(crate) const SLOTS: u32 = 512;
+
+/// The route that packets of one half of a flow took lately: the question is half of what such a packet costs. It is
+/// asked again in each [tick](slipway_ebpf_abi::TICK_SHIFT) (about a second), and for a packet that is larger than those
+/// before.
+#[repr(C)]
+pub(crate) struct Known<F: Family> {
+    /// The half.
+    key: FlowKey<Addr<F>>,
+    /// The flow's pod, of which a later one may have the address.
+    generation: u32,
+    /// When it was asked.
+    tick: u32,
+    /// The longest packet that was found to fit.
+    length: u32,
+    /// Type of service or traffic class.
+    tos: u32,
+    /// The uplink.
+    interface: u32,
+    /// [`bpf_fib_lookup`]: family and address of the next hop.
+    family: u32,
+    hop: [u32; 4],
+}
+
+/// As [`of_flow`], for a packet of an established flow: [`Verdict::Forward`] only to an uplink.
+#[inline(always)]
+pub(crate) fn of_packet_of_flow<F: Family>(skb: Skb, work: &mut Work<F>, now: u32) -> Verdict {
+    if recall(work, now) != 0 {
+        return Verdict::Forward;
+    }
+    let verdict = of_flow(skb, work);
+    if let Verdict::Forward = verdict {
+        if uplink(work).is_none() {
+            return Verdict::Other;
+        }
+        remember(work, now);
+    }
+    verdict
+}
+
+/// Where the route of the packet's half is kept.
+#[inline(always)]
+fn slot<F: Family>(work: &Work<F>) -> Option<*mut Known<F>> {
+    F::routes().get_ptr_mut(mix(&raw const work.packet.key) & (SLOTS - 1))
+}
+
+/// Takes the route from what is known, and says 1, if it is known. On a stack of its own, as [`remember`].
+#[inline(never)]
+fn recall<F: Family>(work: &mut Work<F>, now: u32) -> u32 {
+    let Some(known) = slot(work) else { return 0 };
+    // SAFETY: the element is this processor's own.
+    let known = unsafe { &*known };
+    if known.tick != now
+        || known.generation != work.flow.generation
+        || known.length < work.packet.length
+        || known.tos != u32::from(work.packet.tos)
+        || !same(&raw const known.key, &raw const work.packet.key)
+    {
+        return 0;
+    }
+    work.route.ifindex = known.interface;
+    work.route.family = known.family as u8;
+    copy(&raw const known.hop, (&raw mut work.route.__bindgen_anon_4).cast());
+    1
+}
+
+#[inline(never)]
+fn remember<F: Family>(work: &Work<F>, now: u32) -> u32 {
+    let Some(known) = slot(work) else { return 0 };
+    // SAFETY: as in `recall`.
+    let known = unsafe { &mut *known };
+    // A packet of the same half that was longer has shown that it fits, unless that was long ago.
+    let is_same = known.tick == now && same(&raw const known.key, &raw const work.packet.key);
+    let longest =
+        if is_same && known.length > work.packet.length { known.length } else { work.packet.length };
+    copy(&raw const work.packet.key, &raw mut known.key);
+    known.generation = work.flow.generation;
+    known.tick = now;
+    known.length = longest;
+    known.tos = u32::from(work.packet.tos);
+    known.interface = work.route.ifindex;
+    known.family = u32::from(work.route.family);
+    copy((&raw const work.route.__bindgen_anon_4).cast(), &raw mut known.hop);
+    1
 }
 
 /// The uplink that the route leads to, if it does.

@@ -4,7 +4,7 @@ use aya_ebpf::bindings::{
     bpf_fib_lookup, bpf_sock_tuple, bpf_sock_tuple__bindgen_ty_1,
     bpf_sock_tuple__bindgen_ty_1__bindgen_ty_1 as Tuple,
 };
-use aya_ebpf::maps::{HashMap, LruHashMap};
+use aya_ebpf::maps::{HashMap, LruHashMap, PerCpuArray};
 use slipway_ebpf_abi::{
     Addr4, FlowKey, FragmentKey4, FragmentPorts, IPPROTO_ICMP, PodAddress, PortKey4, PortTarget4, Uplink,
 };
@@ -13,6 +13,7 @@ use crate::csum::Difference;
 use crate::family::{Ends, Family, Flows, Upper};
 use crate::maps;
 use crate::packet::{Fragment, Packet};
+use crate::route::Known;
 use crate::skb::Skb;
 use crate::work::Work;
 
@@ -35,6 +36,17 @@ struct Header {
     destination: Addr4,
 }
 
+/// What a translation changes of it, from offset [`HOPS`] on.
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct Rewritten {
+    hops: u32,
+    source: Addr4,
+    destination: Addr4,
+}
+
+/// Offset of the time to live, which the protocol, the checksum and the addresses follow.
+const HOPS: u32 = 8;
 /// More fragments follow.
 const MORE: u16 = 0x2000;
 /// Do not fragment.
@@ -56,6 +68,10 @@ impl Family for V4 {
     fn work() -> Option<&'static mut Work<Self>> {
         // SAFETY: the element is this processor's own, and asked for once by each program.
         maps::WORK4.get_ptr_mut(0).map(|work| unsafe { &mut *work })
+    }
+    #[inline(always)]
+    fn routes() -> &'static PerCpuArray<Known<Self>> {
+        &maps::ROUTES4
     }
     #[inline(always)]
     fn flows() -> &'static Flows<Self> {
@@ -97,6 +113,8 @@ impl Family for V4 {
         }
         packet.key.source = header.source;
         packet.key.destination = header.destination;
+        let [first, second] = header.checksum.to_ne_bytes();
+        packet.hops = u32::from_ne_bytes([header.ttl, header.protocol, first, second]);
         packet.ttl = header.ttl;
         packet.tos = header.tos;
         let fragment = u16::from_be(header.fragment);
@@ -118,16 +136,16 @@ impl Family for V4 {
 
     #[inline(always)]
     fn write_header(skb: Skb, packet: &Packet<Self>, new: Ends<Self>) -> bool {
-        let Some(mut header) = skb.load::<Header>(packet.l3) else { return false };
         let hops = |ttl: u8, protocol: u8| u32::from(u16::from_ne_bytes([ttl, protocol]));
-        let ttl = header.ttl.wrapping_sub(1);
-        let difference = Self::difference((header.source, header.destination), new)
-            .word(hops(header.ttl, header.protocol), hops(ttl, header.protocol));
-        header.ttl = ttl;
-        header.checksum = difference.apply(header.checksum);
-        (header.source, header.destination) = new;
+        let [ttl, protocol, first, second] = packet.hops.to_ne_bytes();
+        let less = ttl.wrapping_sub(1);
+        let checksum = Self::difference((packet.key.source, packet.key.destination), new)
+            .word(hops(ttl, protocol), hops(less, protocol))
+            .apply(u16::from_ne_bytes([first, second]));
+        let [first, second] = checksum.to_ne_bytes();
+        let hops = u32::from_ne_bytes([less, protocol, first, second]);
         // A header with a valid checksum sums up to nothing: no device's sum changes.
-        skb.store(packet.l3, &header, 0)
+        skb.store(packet.l3 + HOPS, &Rewritten { hops, source: new.0, destination: new.1 }, 0)
     }
 
     #[inline(always)]

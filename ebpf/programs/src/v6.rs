@@ -4,7 +4,7 @@ use aya_ebpf::bindings::{
     BPF_F_RECOMPUTE_CSUM, bpf_fib_lookup, bpf_sock_tuple, bpf_sock_tuple__bindgen_ty_1,
     bpf_sock_tuple__bindgen_ty_1__bindgen_ty_2 as Tuple,
 };
-use aya_ebpf::maps::{HashMap, LruHashMap};
+use aya_ebpf::maps::{HashMap, LruHashMap, PerCpuArray};
 use slipway_ebpf_abi::{
     Addr6, FlowKey, FragmentKey6, FragmentPorts, IPPROTO_ICMPV6, PodAddress, PortKey6, PortTarget6, Reason,
     Uplink,
@@ -15,6 +15,7 @@ use crate::csum::Difference;
 use crate::family::{Ends, Family, Flows, Upper};
 use crate::maps;
 use crate::packet::{Fragment, Packet};
+use crate::route::Known;
 use crate::skb::Skb;
 use crate::work::Work;
 
@@ -32,6 +33,18 @@ struct Header {
     source: Addr6,
     destination: Addr6,
 }
+
+/// What a translation changes of it, from offset [`HOPS`] on.
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct Rewritten {
+    hops: u32,
+    source: Addr6,
+    destination: Addr6,
+}
+
+/// Offset of the payload's length, which the next header, the hop limit and the addresses follow.
+const HOPS: u32 = 4;
 
 /// The first bytes of every extension header that the programs walk over.
 #[repr(C)]
@@ -123,6 +136,10 @@ impl Family for V6 {
         maps::WORK6.get_ptr_mut(0).map(|work| unsafe { &mut *work })
     }
     #[inline(always)]
+    fn routes() -> &'static PerCpuArray<Known<Self>> {
+        &maps::ROUTES6
+    }
+    #[inline(always)]
     fn flows() -> &'static Flows<Self> {
         &maps::FLOWS6
     }
@@ -162,6 +179,8 @@ impl Family for V6 {
         }
         packet.key.source = header.source;
         packet.key.destination = header.destination;
+        let [high, low] = header.length.to_ne_bytes();
+        packet.hops = u32::from_ne_bytes([high, low, header.next, header.hops]);
         packet.ttl = header.hops;
         packet.tos = first << 4 | second >> 4;
         packet.dont_fragment = true;
@@ -170,12 +189,12 @@ impl Family for V6 {
 
     #[inline(always)]
     fn write_header(skb: Skb, packet: &Packet<Self>, new: Ends<Self>) -> bool {
-        let Some(mut header) = skb.load::<Header>(packet.l3) else { return false };
-        header.hops = header.hops.wrapping_sub(1);
-        (header.source, header.destination) = new;
+        let [high, low, next, hops] = packet.hops.to_ne_bytes();
+        let hops = u32::from_ne_bytes([high, low, next, hops.wrapping_sub(1)]);
+        let rewritten = Rewritten { hops, source: new.0, destination: new.1 };
         // No checksum in this header makes up for the change, so that a sum that a device has computed has to
         // follow it; the change of the checksum above IP then changes it back.
-        skb.store(packet.l3, &header, u64::from(BPF_F_RECOMPUTE_CSUM))
+        skb.store(packet.l3 + HOPS, &rewritten, u64::from(BPF_F_RECOMPUTE_CSUM))
     }
 
     #[inline(always)]

@@ -19,6 +19,34 @@ pub(crate) fn copy<T: Copy>(from: *const T, to: *mut T) {
     }
 }
 
+/// Whether two values whose size is a multiple of 4 bytes are the same.
+#[inline(always)]
+pub(crate) fn same<T: Copy>(one: *const T, other: *const T) -> bool {
+    let mut differing = 0;
+    // SAFETY: as in `copy`.
+    unsafe {
+        for word in 0..size_of::<T>() / 4 {
+            differing |=
+                one.cast::<u32>().add(word).read_volatile() ^ other.cast::<u32>().add(word).read_volatile();
+        }
+    }
+    differing == 0
+}
+
+/// A number that depends on each word of a value whose size is a multiple of 4 bytes.
+#[inline(always)]
+pub(crate) fn mix<T: Copy>(value: *const T) -> u32 {
+    let mut mixed = 0_u32;
+    // SAFETY: as in `copy`.
+    unsafe {
+        for word in 0..size_of::<T>() / 4 {
+            mixed =
+                mixed.wrapping_mul(0x9e37_79b1).wrapping_add(value.cast::<u32>().add(word).read_volatile());
+        }
+    }
+    mixed.wrapping_mul(0x9e37_79b1) >> 16
+}
+
 /// Makes a value of integers all zeros.
 #[inline(always)]
 pub(crate) fn clear<T: Copy>(to: *mut T) {
