@@ -16,7 +16,7 @@ use cni_kernel::route::{
 use cni_kernel::sysctl;
 use nix::errno::Errno;
 use nix::sched::{CloneFlags, unshare};
-use slipway_tests::within;
+use slipway_tests::{Node, within};
 
 /// A namespace that lives as long as the thread that made it.
 fn new_netns() -> Netns {
@@ -290,4 +290,31 @@ fn a_namespace_that_is_gone_is_told_from_one_that_never_was() {
     let error = Netns::open(Path::new("/run/netns/never-was")).unwrap_err();
     assert!(error.is_gone());
     assert_eq!(error.to_string(), "failed to Statfs \"/run/netns/never-was\": no such file or directory");
+}
+
+/// The first containers of a node come at once: all want forwarding on, and links come meanwhile.
+#[test]
+fn forwarding_is_on_for_all_when_many_switch_it_on() {
+    for round in 0..60 {
+        let node = Node::new();
+        std::thread::scope(|scope| {
+            for number in 0..12 {
+                let node = &node;
+                scope.spawn(move || {
+                    if number < 2 {
+                        for link in 0..4 {
+                            let (one, other) = (format!("a{number}{link}"), format!("b{number}{link}"));
+                            node.cmd(&format!("ip link add {one} type veth peer name {other}"));
+                        }
+                    } else {
+                        node.run(|| sysctl::ensure("net/ipv4/ip_forward", "1")).expect("switch it on");
+                    }
+                });
+            }
+        });
+        for scope in ["all", "default", "lo"] {
+            let setting = node.sysctl_get(&format!("net/ipv4/conf/{scope}/forwarding"));
+            assert_eq!(setting.as_deref(), Some("1"), "{scope}, round {round}");
+        }
+    }
 }

@@ -4,10 +4,11 @@
 //! may hold dots. What lies below `net` belongs to the network namespace of the calling thread,
 //! whatever `/proc` is mounted; see [`get_in`] and [`set_in`] for another one's.
 
-use std::fs::{File, OpenOptions};
-use std::io::{Read, Write};
+use std::fs::{File, OpenOptions, TryLockError};
+use std::io::{Read, Seek as _, Write};
 use std::os::fd::OwnedFd;
 use std::path::PathBuf;
+use std::time::Duration;
 
 use nix::errno::Errno;
 use nix::fcntl::{AT_FDCWD, OFlag, OpenHow, ResolveFlag, openat, openat2};
@@ -88,14 +89,41 @@ pub fn set(name: &str, value: &str) -> Result<(), SysctlError> {
 /// whole namespace: writing `ip_forward` resets others even when nothing changes, and a read-only
 /// `/proc/sys` does no harm where all is set.
 ///
+/// Processes that do this at once take turns. The kernel stores a new value of `ip_forward` before it has the lock
+/// that it needs to tell all links, and takes it back when it does not get that; a second writer that finds
+/// it stored meanwhile changes nothing, and neither does the first when it tries again: the setting is 1
+/// then, and no link forwards (`devinet_sysctl_forward`, seen on 6.18).
+///
 /// # Errors
 /// Names the setting and the value.
 pub fn ensure(name: &str, value: &str) -> Result<bool, SysctlError> {
     if get(name)? == value {
         return Ok(false);
     }
-    set(name, value)?;
-    Ok(true)
+    let written = OpenOptions::new().read(true).write(true).open(path(name)?).and_then(|mut file| {
+        take_turns(&file);
+        let mut now = String::new();
+        file.read_to_string(&mut now)?;
+        if now.trim_end() == value {
+            return Ok(false);
+        }
+        file.rewind()?;
+        file.write_all(value.as_bytes()).map(|()| true)
+    });
+    written.map_err(|source| SysctlError::Write { name: name.to_owned(), value: value.to_owned(), source })
+}
+
+/// Waits for the lock of a file, which its closing gives back, but not for ever: anybody who may read a file
+/// can hold it.
+fn take_turns(file: &File) {
+    const TRIES: u32 = 200;
+    const PAUSE: Duration = Duration::from_millis(5);
+    for _ in 0..TRIES {
+        match file.try_lock() {
+            Err(TryLockError::WouldBlock) => std::thread::sleep(PAUSE),
+            _ => return,
+        }
+    }
 }
 
 /// [`get`] in another namespace.

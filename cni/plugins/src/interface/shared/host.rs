@@ -138,7 +138,7 @@ impl Host {
             let wanted = addresses.iter().any(|address| Family::of(address.addr()) == family);
             // Writing resets other settings even when nothing changes.
             if wanted && !self.route.forwards(family).map_err(failed)? {
-                sysctl::set(name, "1").map_err(failed)?;
+                sysctl::ensure(name, "1").map_err(failed)?;
             }
         }
         Ok(())
