@@ -216,3 +216,32 @@ fn a_packet_too_large_for_the_route_is_told_so_or_left_from_the_first_on() {
         rig.sends_in_segments(&long, 1400).left(&long);
     }
 }
+
+/// What a flow's packets leave by is remembered for a second, and for packets that are no longer than those before.
+#[test]
+fn a_running_flow_follows_its_route() {
+    let rig = rig!();
+    for v6 in [false, true] {
+        let at = rig.addresses(v6);
+        let (route, via, net) = if v6 {
+            ("ip -6 route", rig.client.v6.to_string(), "2001:db8:ffff::/48")
+        } else {
+            ("ip route", rig.client.v4.to_string(), "198.18.0.0/15")
+        };
+        let (out, back) = (Ip::new(at.pod, at.far), Ip::new(at.far, at.node));
+        let port = chosen(&rig, v6, &out.tcp((POD_PORT, 443), SYN), (at.far, 443));
+        rig.arrives(&back.tcp((443, port), SYN | ACK)).translated();
+        let packet = out.tcp((POD_PORT, 443), ACK);
+        for _ in 0..4 {
+            rig.sends(&packet).translated();
+        }
+        rig.node.cmd(&format!("{route} add unreachable {net}"));
+        std::thread::sleep(std::time::Duration::from_millis(1300));
+        rig.sends(&packet).left(&packet);
+        rig.node.cmd(&format!("{route} del unreachable {net}"));
+        rig.sends(&packet).translated();
+        rig.node.cmd(&format!("{route} replace default via {via} mtu lock 1280"));
+        let long = out.packet(6, &out.tcp_segment((POD_PORT, 443), ACK, &[7; 1350]));
+        rig.sends(&long).left(&long);
+    }
+}

@@ -391,98 +391,47 @@ fn any_call_of_portmaps_del_fails() {
     del_fails("bridge", 1);
 }
 
-/// Four tests for each plugin that makes one link, moves one, or lets another make a pair.
-macro_rules! links {
-    ($($plugin:ident: $name:literal;)*) => {
+/// Four tests for each plugin, by its name and its place in the list.
+macro_rules! plugins {
+    ($($module:ident: $name:literal, $at:literal;)*) => {
         $(
-            mod $plugin {
-                use slipway_tests::{lacks, skip};
-
-                #[test]
-                fn killed_in_add() {
-                    if let Some(feature) = lacks($name) {
-                        skip!(feature);
-                    }
-                    super::add_is_killed($name, 0);
+            mod $module {
+                plugins! {
+                    test $name, $at;
+                    killed_in_add: add_is_killed;
+                    killed_in_del: del_is_killed;
+                    any_call_of_its_add_fails: add_fails;
+                    any_call_of_its_del_fails: del_fails;
                 }
-
-                #[test]
-                fn killed_in_del() {
-                    if let Some(feature) = lacks($name) {
-                        skip!(feature);
-                    }
-                    super::del_is_killed($name, 0);
+            }
+        )*
+    };
+    (test $name:literal, $at:literal; $($test:ident: $what:ident;)*) => {
+        $(
+            #[test]
+            fn $test() {
+                if let Some(feature) = slipway_tests::lacks($name) {
+                    slipway_tests::skip!(feature);
                 }
-
-                #[test]
-                fn any_call_of_its_add_fails() {
-                    if let Some(feature) = lacks($name) {
-                        skip!(feature);
-                    }
-                    super::add_fails($name, 0);
-                }
-
-                #[test]
-                fn any_call_of_its_del_fails() {
-                    if let Some(feature) = lacks($name) {
-                        skip!(feature);
-                    }
-                    super::del_fails($name, 0);
-                }
+                super::$what($name, $at);
             }
         )*
     };
 }
 
-links! {
-    dummy: "dummy";
-    flannel: "flannel";
-    host_device: "host-device";
-    ipvlan: "ipvlan";
-    macvlan: "macvlan";
-    tap: "tap";
-    vlan: "vlan";
+// Those that make one link, move one, or let another make a pair; then those that are chained.
+plugins! {
+    dummy: "dummy", 0;
+    flannel: "flannel", 0;
+    host_device: "host-device", 0;
+    ipvlan: "ipvlan", 0;
+    macvlan: "macvlan", 0;
+    tap: "tap", 0;
+    vlan: "vlan", 0;
+    bandwidth: "bandwidth", 1;
+    firewall: "firewall", 1;
+    firewall_iptables: "firewall_iptables", 1;
+    sbr: "sbr", 1;
+    tuning: "tuning", 1;
+    vrf: "vrf", 1;
 }
-
-/// Four tests for each plugin that is chained.
-macro_rules! chained {
-    ($($name:ident)*) => {
-        $(mod $name {
-            use slipway_tests::{lacks, skip};
-
-            #[test]
-            fn killed_in_add() {
-                if let Some(feature) = lacks(stringify!($name)) {
-                    skip!(feature);
-                }
-                super::add_is_killed(stringify!($name), 1);
-            }
-
-            #[test]
-            fn killed_in_del() {
-                if let Some(feature) = lacks(stringify!($name)) {
-                    skip!(feature);
-                }
-                super::del_is_killed(stringify!($name), 1);
-            }
-
-            #[test]
-            fn any_call_of_its_add_fails() {
-                if let Some(feature) = lacks(stringify!($name)) {
-                    skip!(feature);
-                }
-                super::add_fails(stringify!($name), 1);
-            }
-
-            #[test]
-            fn any_call_of_its_del_fails() {
-                if let Some(feature) = lacks(stringify!($name)) {
-                    skip!(feature);
-                }
-                super::del_fails(stringify!($name), 1);
-            }
-        })*
-    };
-}
-
-chained! { bandwidth firewall firewall_iptables sbr tuning vrf }
