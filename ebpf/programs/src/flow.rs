@@ -49,18 +49,38 @@ pub(crate) fn is_pod(pod: u32, generation: u32) -> bool {
     unsafe { PODS.get(pod) }.is_some_and(|pod| pod.generation == generation && pod.flags & LEFT == 0)
 }
 
+/// What a flow's life depends on. Copied, so that the verifier needs not know which map it is from.
+struct Life {
+    state: u8,
+    last_seen: u32,
+    pod: u32,
+    generation: u32,
+}
+
+impl Life {
+    #[inline(always)]
+    fn of<A: Copy>(flow: &Flow<A>) -> Self {
+        Self { state: flow.state, last_seen: flow.last_seen, pod: flow.pod, generation: flow.generation }
+    }
+
+    #[inline(always)]
+    fn goes_on(&self, now: u32) -> bool {
+        let Some(timeout) =
+            config().and_then(|config| config.timeouts.get(usize::from(self.state) & (STATES - 1)))
+        else {
+            return false;
+        };
+        // `now` may be a little older than what another processor has written.
+        let age = now.wrapping_sub(self.last_seen);
+        let over = age > *timeout && age < u32::MAX / 2;
+        !over && (self.pod == 0 || is_pod(self.pod, self.generation))
+    }
+}
+
 /// Whether the flow's pod is there and its time is not over.
 #[inline(always)]
 pub(crate) fn is_live<A: Copy>(flow: &Flow<A>, now: u32) -> bool {
-    let Some(timeout) =
-        config().and_then(|config| config.timeouts.get(usize::from(flow.state) & (STATES - 1)))
-    else {
-        return false;
-    };
-    // `now` may be a little older than what another processor has written.
-    let age = now.wrapping_sub(flow.last_seen);
-    let over = age > *timeout && age < u32::MAX / 2;
-    !over && (flow.pod == 0 || is_pod(flow.pod, flow.generation))
+    Life::of(flow).goes_on(now)
 }
 
 /// Removes both halves of the flow at hand.
@@ -213,6 +233,22 @@ fn promote<F: Family>(work: &mut Work<F>) -> u32 {
     let _ = F::embryos().remove(&work.packet.key);
     count(Counter::Established);
     0
+}
+
+/// Whether a flow that is alive has the key [`Work::other`].
+#[inline(never)]
+pub(crate) fn is_taken<F: Family>(work: &Work<F>, now: u32) -> bool {
+    // SAFETY: as in `find`.
+    let life = unsafe {
+        match F::flows().get(&work.other) {
+            Some(found) => Life::of(found),
+            None => match F::embryos().get(&work.other) {
+                Some(found) => Life::of(found),
+                None => return false,
+            },
+        }
+    };
+    life.goes_on(now)
 }
 
 /// Takes the key [`Work::other`] for [`Work::half`], the other half of the flow at hand.
