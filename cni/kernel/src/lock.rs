@@ -1,6 +1,6 @@
 //! Locks between processes.
 
-use std::fs::File;
+use std::fs::{File, TryLockError};
 use std::path::{Path, PathBuf};
 use std::sync::mpsc;
 use std::time::Duration;
@@ -61,8 +61,8 @@ impl FileLock {
     fn lock(file: File, path: PathBuf, patience: Duration) -> Result<Self, LockError> {
         match file.try_lock() {
             Ok(()) => return Ok(Self { _file: file, path }),
-            Err(std::fs::TryLockError::WouldBlock) => {}
-            Err(std::fs::TryLockError::Error(source)) => return Err(LockError::Lock { path, source }),
+            Err(TryLockError::WouldBlock) => {}
+            Err(TryLockError::Error(source)) => return Err(LockError::Lock { path, source }),
         }
         // flock has no time limit, and polling would let late comers overtake; so a thread waits,
         // and is left behind when patience ends. Should it get the lock after that, nobody takes
@@ -86,6 +86,19 @@ impl FileLock {
     #[must_use]
     pub fn path(&self) -> &Path {
         &self.path
+    }
+}
+
+/// Waits for the lock of a file, which its closing gives back, for a second at most: for what takes far less than
+/// that, where whoever may read the file can hold it, and going on without it is better than not going on.
+pub fn take_turns(file: &File) {
+    const TRIES: u32 = 200;
+    const PAUSE: Duration = Duration::from_millis(5);
+    for _ in 0..TRIES {
+        match file.try_lock() {
+            Err(TryLockError::WouldBlock) => std::thread::sleep(PAUSE),
+            _ => return,
+        }
     }
 }
 

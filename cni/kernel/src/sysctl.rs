@@ -4,16 +4,16 @@
 //! may hold dots. What lies below `net` belongs to the network namespace of the calling thread,
 //! whatever `/proc` is mounted; see [`get_in`] and [`set_in`] for another one's.
 
-use std::fs::{File, OpenOptions, TryLockError};
+use std::fs::{File, OpenOptions};
 use std::io::{Read, Seek as _, Write};
 use std::os::fd::OwnedFd;
 use std::path::PathBuf;
-use std::time::Duration;
 
 use nix::errno::Errno;
 use nix::fcntl::{AT_FDCWD, OFlag, OpenHow, ResolveFlag, openat, openat2};
 use nix::sys::stat::Mode;
 
+use crate::lock::take_turns;
 use crate::netns::{Netns, NetnsError};
 
 /// Why a setting could not be read or written.
@@ -111,19 +111,6 @@ pub fn ensure(name: &str, value: &str) -> Result<bool, SysctlError> {
         file.write_all(value.as_bytes()).map(|()| true)
     });
     written.map_err(|source| SysctlError::Write { name: name.to_owned(), value: value.to_owned(), source })
-}
-
-/// Waits for the lock of a file, which its closing gives back, but not for ever: anybody who may read a file
-/// can hold it.
-fn take_turns(file: &File) {
-    const TRIES: u32 = 200;
-    const PAUSE: Duration = Duration::from_millis(5);
-    for _ in 0..TRIES {
-        match file.try_lock() {
-            Err(TryLockError::WouldBlock) => std::thread::sleep(PAUSE),
-            _ => return,
-        }
-    }
 }
 
 /// [`get`] in another namespace.

@@ -59,16 +59,19 @@ pub(super) fn adopt(
     let program = node::programs(place)?.join(maps::programs::POD_INGRESS);
     let used = if hold == Hold::Yes { Use::Busy } else { Use::None };
     let before = attach::attach(&link.name, &program, used)?;
-    let known = if before == Before::Replaced { tables.pods.get(&link.index)? } else { None };
-    let generation = known.map_or_else(random, |pod| pod.generation);
-    let mut flags = known.map_or(0, |pod| pod.flags);
-    if is_limited(link)? {
-        flags |= LEFT;
-    }
+    let mut noted = if is_limited(link)? { LEFT } else { 0 };
     if hold == Hold::Yes {
-        flags |= HELD;
+        noted |= HELD;
     }
-    tables.pods.put(link.index, Pod { generation, mtu: link.mtu, flags, pad: 0 })?;
+    let mut pod = Pod { generation: random(), mtu: link.mtu, flags: noted, pad: 0 };
+    tables.change_pod(link.index, |known| {
+        if let Some(known) = known.filter(|_| before == Before::Replaced) {
+            pod.generation = known.generation;
+            pod.flags |= known.flags;
+        }
+        Some(pod)
+    })?;
+    let Pod { generation, flags, .. } = pod;
     for network in addresses {
         let is_own = |entry: &PodAddress| (entry.pod, entry.generation) == (link.index, generation);
         let old = tables.address(network.addr())?.filter(is_own);
@@ -100,12 +103,9 @@ pub(super) fn hold(tables: &mut Tables, pod: (u32, u32)) -> Result<(), Error> {
 }
 
 fn change(tables: &mut Tables, (link, generation): (u32, u32), to: impl Fn(u32) -> u32) -> Result<(), Error> {
-    match tables.pods.get(&link)? {
-        Some(pod) if pod.generation == generation && to(pod.flags) != pod.flags => {
-            tables.pods.replace(link, Pod { flags: to(pod.flags), ..pod }).map(drop)
-        }
-        _ => Ok(()),
-    }
+    tables.change_pod(link, |known| {
+        known.map(|pod| if pod.generation == generation { Pod { flags: to(pod.flags), ..pod } } else { pod })
+    })
 }
 
 /// Whether somebody limits the rate of what goes through a link: the programs would put packets past that.

@@ -119,10 +119,7 @@ pub fn leave_addresses(addresses: impl IntoIterator<Item = IpAddr>) {
 }
 
 fn leave_one(tables: &mut Tables, index: u32) -> Result<(), Error> {
-    match tables.pods.get(&index)? {
-        Some(pod) if pod.flags & LEFT == 0 => tables.pods.put(index, Pod { flags: pod.flags | LEFT, ..pod }),
-        _ => Ok(()),
-    }
+    tables.change_pod(index, |known| known.map(|pod| Pod { flags: pod.flags | LEFT, ..pod }))
 }
 
 /// Makes the programs forget what these elements stand for. It comes before the elements are deleted: until
@@ -265,9 +262,7 @@ fn forget_address(tables: &mut Tables, address: IpAddr, going: u32) -> Result<()
     if entry.flags & !going != 0 {
         return Ok(());
     }
-    if tables.pods.get(&entry.pod)?.is_some_and(|pod| pod.generation == entry.generation) {
-        tables.pods.remove(&entry.pod)?;
-    }
+    tables.forget_pod(entry.pod, entry.generation)?;
     tables.remove_address(address).map(|_| ())
 }
 

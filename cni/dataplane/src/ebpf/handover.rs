@@ -65,9 +65,7 @@ pub(super) fn hand_over(place: &Place, tables: &mut Tables, pods: &Pods) -> Resu
     tell(place, pods, &mut told, &mut handed)?;
     handed.count = told.len();
     for (link, generation) in pods {
-        if tables.pods.get(link)?.is_some_and(|pod| pod.generation == *generation) {
-            tables.pods.remove(link)?;
-        }
+        tables.forget_pod(*link, *generation)?;
     }
     // Some may have ended between the two: conntrack would keep them for days.
     tell(place, pods, &mut told, &mut handed)?;

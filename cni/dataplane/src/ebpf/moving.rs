@@ -209,10 +209,7 @@ impl Moving {
     pub(crate) fn give_up(&mut self, spot: &Spot, things: &[Thing<'_>]) -> Result<(), Error> {
         let pods = self.pods_of(things)?;
         for (link, generation) in pods.iter().filter(|(link, _)| **link == spot.link.index) {
-            let is_own = |pod: slipway_ebpf_abi::Pod| pod.generation == *generation;
-            if self.tables.pods.get(link)?.is_some_and(is_own) {
-                self.tables.pods.remove(link)?;
-            }
+            self.tables.forget_pod(*link, *generation)?;
         }
         self.forget(things, &pods)?;
         // A link that is gone has taken the program with it.

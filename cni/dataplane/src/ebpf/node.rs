@@ -266,14 +266,12 @@ fn tell_uplinks(place: &Place, around: &Surroundings) -> Result<(), Error> {
 fn renew_containers(place: &Place, folder: &std::path::Path) -> Result<(), Error> {
     let mut tables = Tables::open(place)?;
     let socket = RouteSocket::open().map_err(|e| Error::kernel("reach rtnetlink", e))?;
-    for (index, _) in tables.pods.all()? {
+    for (index, pod) in tables.pods.all()? {
         match socket.link_by_index(index) {
             Ok(link) => {
                 attach::attach(&link.name, &folder.join(maps::programs::POD_INGRESS), Use::Busy)?;
             }
-            Err(e) if e.is_not_found() => {
-                tables.pods.remove(&index)?;
-            }
+            Err(e) if e.is_not_found() => tables.forget_pod(index, pod.generation)?,
             Err(e) => return Err(Error::kernel("look for the link of a container", e)),
         }
     }

@@ -9,12 +9,13 @@
 //! layout takes over the maps that it has not changed, by a second pin for each: the programs of both have the
 //! same map, until the earlier ones are replaced.
 
-use std::fs;
+use std::fs::{self, File};
 use std::io::{self, ErrorKind};
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 
 use aya::maps::MapData;
+use cni_kernel::lock::take_turns;
 use nix::mount::{MsFlags, mount};
 use nix::sys::statfs::{BPF_FS_MAGIC, statfs};
 use sha2::{Digest, Sha256};
@@ -117,6 +118,13 @@ impl Place {
             // An error says that something is in it.
             let _ = fs::remove_dir(folder);
         }
+    }
+
+    /// A lock on the folder, for what is read and written again; it ends with the value.
+    pub(super) fn turn(&self) -> Option<File> {
+        let folder = File::open(&self.base).ok()?;
+        take_turns(&folder);
+        Some(folder)
     }
 
     /// Where a map is pinned.

@@ -61,20 +61,6 @@ impl<K: Plain, V: Plain> Table<K, V> {
         put.map_err(|e| said::failed(format!("write to the BPF map {}", self.name), e))
     }
 
-    /// Puts something in the place of what is there; says whether anything was.
-    ///
-    /// # Errors
-    /// The kernel's own.
-    pub(super) fn replace(&mut self, key: K, value: V) -> Result<bool, Error> {
-        /// `BPF_EXIST` (`linux/bpf.h`).
-        const ONLY_IF_THERE: u64 = 2;
-        match self.map.insert(key, value, ONLY_IF_THERE) {
-            Ok(()) => Ok(true),
-            Err(MapError::SyscallError(e)) if e.io_error.kind() == std::io::ErrorKind::NotFound => Ok(false),
-            Err(e) => Err(Error::kernel(format!("write to the BPF map {}", self.name), e)),
-        }
-    }
-
     /// Takes something away; says whether it was there.
     ///
     /// # Errors
@@ -111,6 +97,7 @@ impl<K: Plain, V: Plain> Table<K, V> {
 /// The maps of pods and their published ports.
 #[derive(Debug)]
 pub(super) struct Tables {
+    place: Place,
     pub(super) pods: Table<u32, Pod>,
     pub(super) addresses4: Table<Addr4, PodAddress>,
     pub(super) addresses6: Table<Addr6, PodAddress>,
@@ -155,12 +142,41 @@ impl Tables {
     /// As [`Table::open`].
     pub(super) fn open(place: &Place) -> Result<Self, Error> {
         Ok(Self {
+            place: place.clone(),
             pods: Table::open(place, maps::PODS)?,
             addresses4: Table::open(place, maps::POD_ADDRESSES4)?,
             addresses6: Table::open(place, maps::POD_ADDRESSES6)?,
             ports4: Table::open(place, maps::PORTS4)?,
             ports6: Table::open(place, maps::PORTS6)?,
         })
+    }
+
+    /// Makes of what the programs know of the pod behind a link, by the link's number, what they are to know; none is
+    /// nothing. Processes that do this at once take turns: what one has noted, that the pod is left to nftables or
+    /// that it is held, would be lost by another that has read before and writes after.
+    ///
+    /// # Errors
+    /// The kernel's own.
+    pub(super) fn change_pod(
+        &mut self,
+        link: u32,
+        change: impl FnOnce(Option<Pod>) -> Option<Pod>,
+    ) -> Result<(), Error> {
+        let _turn = self.place.turn();
+        let known = self.pods.get(&link)?;
+        match change(known) {
+            wanted if wanted == known => Ok(()),
+            Some(pod) => self.pods.put(link, pod),
+            None => self.pods.remove(&link).map(drop),
+        }
+    }
+
+    /// Forgets the pod behind a link, unless the link is another one's by now.
+    ///
+    /// # Errors
+    /// The kernel's own.
+    pub(super) fn forget_pod(&mut self, link: u32, generation: u32) -> Result<(), Error> {
+        self.change_pod(link, |known| known.filter(|pod| pod.generation != generation))
     }
 
     /// What the programs know of a pod's address.
