@@ -113,10 +113,23 @@ fn tcp_rate(from: &Space, to: &Space, address: Ipv4Addr) -> u64 {
     })
 }
 
+/// What is measured, the rate, and what it is to be.
+type Rate = (&'static str, u64, u64);
+
+/// Measures once, and again if what else the machine does may have been in the way.
 #[track_caller]
-fn within_ten_percent(what: &str, rate: u64, wanted: u64) {
-    eprintln!("{what}: {rate} bit/s of {wanted}");
-    assert!(rate * 10 >= wanted * 9 && rate * 10 <= wanted * 11, "{what}: {rate} bit/s instead of {wanted}");
+fn within_ten_percent<const N: usize>(measure: impl Fn() -> [Rate; N]) {
+    const TRIES: usize = 3;
+    let mut seen = Vec::new();
+    while seen.len() < TRIES {
+        let rates = measure();
+        eprintln!("{rates:?}");
+        if rates.iter().all(|(_, rate, wanted)| rate * 10 >= wanted * 9 && rate * 10 <= wanted * 11) {
+            return;
+        }
+        seen.push(rates);
+    }
+    panic!("bit/s, and what they are to be: {seen:?}");
 }
 
 /// Between the container and another host, so that all of the node's way is gone.
@@ -134,16 +147,18 @@ fn rates_are_within_ten_percent() {
     network.add(&Attach::new(&pod)).expect("ADD");
     node.forward();
     let address = Ipv4Addr::new(10, 1, 2, 2);
-    within_ten_percent("UDP in", udp_rate(&client, &pod, address, into), into);
-    within_ten_percent("UDP out", udp_rate(&pod, &client, client.v4, out_of), out_of);
+    within_ten_percent(|| [("UDP in", udp_rate(&client, &pod, address, into), into)]);
+    within_ten_percent(|| [("UDP out", udp_rate(&pod, &client, client.v4, out_of), out_of)]);
     // Headers take some 5 %, and acknowledgements go the other way.
-    within_ten_percent("TCP in", tcp_rate(&client, &pod, address), into * 96 / 100);
-    within_ten_percent("TCP out", tcp_rate(&pod, &client, client.v4), out_of * 96 / 100);
+    within_ten_percent(|| [("TCP in", tcp_rate(&client, &pod, address), into * 96 / 100)]);
+    within_ten_percent(|| [("TCP out", tcp_rate(&pod, &client, client.v4), out_of * 96 / 100)]);
     // Both at once do not disturb each other.
-    thread::scope(|scope| {
-        let out = scope.spawn(|| udp_rate(&pod, &client, client.v4, out_of));
-        within_ten_percent("UDP in, both", udp_rate(&client, &pod, address, into), into);
-        within_ten_percent("UDP out, both", out.join().expect("no panic"), out_of);
+    within_ten_percent(|| {
+        thread::scope(|scope| {
+            let out = scope.spawn(|| udp_rate(&pod, &client, client.v4, out_of));
+            let into_pod = udp_rate(&client, &pod, address, into);
+            [("UDP in, both", into_pod, into), ("UDP out, both", out.join().expect("no panic"), out_of)]
+        })
     });
 }
 
