@@ -7,6 +7,13 @@
 pub(crate) struct Difference(u64);
 
 impl Difference {
+    /// What [`Self::sum`] gave.
+    #[inline(always)]
+    #[must_use]
+    pub(crate) fn of(sum: u32) -> Self {
+        Self(sum as u64)
+    }
+
     /// A word became another one.
     #[inline(always)]
     #[must_use]

@@ -8,7 +8,7 @@ use slipway_ebpf_abi::{Action, Counter, FlowKey, IPPROTO_UDP, Reason, SIDE_UPLIN
 
 use crate::config::{count, count_fallback, count_packet};
 use crate::csum::Difference;
-use crate::family::{Ends, Family};
+use crate::family::Family;
 use crate::flow;
 use crate::packet;
 use crate::route::{self, Verdict};
@@ -40,18 +40,39 @@ fn find_flow<F: Family>(work: &mut Work<F>) -> bool {
     flow::look(work, now()) && work.flow.action != Action::Pass as u8
 }
 
-/// Rewrites the packet inside. Returns what that changes in the sum over it; a negative number: it is spoilt.
+/// What the functions that rewrite the packet inside return if it is spoilt; else what they change in a sum.
+const SPOILT: i64 = -1;
+
+/// What other addresses change in the sum over the packet inside.
+#[inline(never)]
+fn inner_difference<F: Family>(work: &Work<F>) -> i64 {
+    let (inner, flow) = (&work.inner, &work.flow);
+    let (old, new) = ((inner.key.source, inner.key.destination), (flow.destination, flow.source));
+    i64::from(F::difference(old, new).sum())
+}
+
+/// Writes other addresses into the header of the packet inside. On a stack of its own: before Linux 6.6 the frames
+/// that lead to this one are rounded up to 32 bytes each.
+#[inline(never)]
+fn rewrite_inner_header<F: Family>(skb: Skb, work: &Work<F>) -> i64 {
+    match F::write_inner(skb, &work.inner, (work.flow.destination, work.flow.source)) {
+        Some(difference) => i64::from(difference.sum()),
+        None => SPOILT,
+    }
+}
+
+/// Rewrites the packet inside. Returns what that changes in the sum over it.
 #[inline(never)]
 fn rewrite_inner<F: Family>(skb: Skb, work: &Work<F>) -> i64 {
-    const SPOILT: i64 = -1;
     let (inner, flow) = (&work.inner, &work.flow);
     let protocol = inner.key.protocol;
-    let (old, new): (Ends<F>, Ends<F>) =
-        ((inner.key.source, inner.key.destination), (flow.destination, flow.source));
     let old_ports = (inner.key.source_port.0, inner.key.destination_port.0);
     let new_ports = (flow.destination_port.0, flow.source_port.0);
-    let Some(header) = F::write_inner(skb, inner, new) else { return SPOILT };
-    let difference = header.ports(old_ports, new_ports);
+    let header = rewrite_inner_header(skb, work);
+    if header < 0 {
+        return SPOILT;
+    }
+    let difference = Difference::of(header as u32).ports(old_ports, new_ports);
     if !write_ports::<F>(skb, inner.l4, protocol, (flow.destination_port, flow.source_port)) {
         return SPOILT;
     }
@@ -63,7 +84,7 @@ fn rewrite_inner<F: Family>(skb: Skb, work: &Work<F>) -> i64 {
     }
     let mut change = Difference::default().ports(old_ports, new_ports);
     if covers_addresses::<F>(protocol) {
-        change = change.and(F::difference(old, new));
+        change = change.and(Difference::of(inner_difference(work) as u32));
     }
     let mut new_checksum = change.apply(checksum);
     if protocol == IPPROTO_UDP && new_checksum == 0 {

@@ -150,11 +150,14 @@ impl Family for V4 {
 
     #[inline(always)]
     fn write_inner(skb: Skb, inner: &Packet<Self>, new: Ends<Self>) -> Option<Difference> {
-        let mut header = skb.load::<Header>(inner.l3)?;
-        header.checksum = Self::difference((header.source, header.destination), new).apply(header.checksum);
-        (header.source, header.destination) = new;
+        let [ttl, protocol, first, second] = inner.hops.to_ne_bytes();
+        let checksum = Self::difference((inner.key.source, inner.key.destination), new)
+            .apply(u16::from_ne_bytes([first, second]));
+        let [first, second] = checksum.to_ne_bytes();
+        let hops = u32::from_ne_bytes([ttl, protocol, first, second]);
+        let rewritten = Rewritten { hops, source: new.0, destination: new.1 };
         // The header's own checksum makes up for the addresses.
-        if skb.store(inner.l3, &header, 0) { Some(Difference::default()) } else { None }
+        if skb.store(inner.l3 + HOPS, &rewritten, 0) { Some(Difference::default()) } else { None }
     }
 
     #[inline(always)]

@@ -199,10 +199,9 @@ impl Family for V6 {
 
     #[inline(always)]
     fn write_inner(skb: Skb, inner: &Packet<Self>, new: Ends<Self>) -> Option<Difference> {
-        let mut header = skb.load::<Header>(inner.l3)?;
-        let difference = Self::difference((header.source, header.destination), new);
-        (header.source, header.destination) = new;
-        if skb.store(inner.l3, &header, 0) { Some(difference) } else { None }
+        let difference = Self::difference((inner.key.source, inner.key.destination), new);
+        let rewritten = Rewritten { hops: inner.hops, source: new.0, destination: new.1 };
+        if skb.store(inner.l3 + HOPS, &rewritten, 0) { Some(difference) } else { None }
     }
 
     #[inline(always)]
