@@ -2,7 +2,9 @@
 //! plugin of the registry without a line in the table below fails the last test.
 
 use serde_json::{Value, json};
-use slipway_tests::{Attach, BridgeNetfilter, Node, Proto, Snapshot, is_peer, lacks, skip};
+use slipway_tests::{
+    Attach, BridgeNetfilter, Node, PROGRAMS, Proto, Snapshot, has_programs, is_peer, lacks, skip,
+};
 
 /// A test for each plugin: in which list it is tried, and for which link.
 macro_rules! every_plugin {
@@ -119,6 +121,31 @@ fn comes_and_goes(plugin: &str, ifname: &str, plugins: &Value) {
     cycle();
     before.assert_same(&state());
     network.del(&attach).expect("DEL of what is not there");
+}
+
+/// What no other kernel's verifier can tell: that this one's takes the programs.
+#[test]
+fn the_programs_are_taken_and_serve() {
+    if !has_programs() {
+        skip!(PROGRAMS);
+    }
+    let node = Node::new();
+    node.bridge_netfilter(BridgeNetfilter::Off);
+    let client = node.host("client");
+    let pod = node.pod("pod");
+    let bridge = json!({
+        "type": "bridge", "isGateway": true, "ipMasq": true, "ipMasqBackend": "ebpf", "ipam": ipam(),
+    });
+    let portmap = json!({"type": "portmap", "backend": "ebpf", "capabilities": {"portMappings": true}});
+    let network = node.network(json!({"name": "net", "plugins": [bridge, portmap]}));
+    let attach = Attach::new(&pod).port(Proto::Tcp, 8080, 80);
+    network.add(&attach).expect("ADD");
+    network.check(&attach).expect("CHECK");
+    assert_eq!(node.programs()["containers"], 1);
+    let _server = pod.serve(Proto::Tcp, "0.0.0.0:80", "pod");
+    client.expect(Proto::Tcp, (client.node_v4, 8080), "pod");
+    network.del(&attach).expect("DEL");
+    assert_eq!(node.programs()["containers"], 0);
 }
 
 #[test]

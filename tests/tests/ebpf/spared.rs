@@ -3,7 +3,9 @@
 use std::net::{IpAddr, SocketAddr};
 
 use serde_json::{Value, json};
-use slipway_tests::{Attach, PROGRAMS, Pod, Proto, at, has_programs, needs, patience};
+use slipway_tests::{
+    Attach, NFT_RANGES, PROGRAMS, Pod, Proto, at, has_programs, needs, nft_loads_ranges, patience,
+};
 
 use crate::{Stage, list};
 
@@ -100,6 +102,22 @@ fn what_the_programs_leave_to_it_takes_none_either() {
 }
 
 #[test]
+fn the_table_is_saved_and_loaded_with_its_ports() {
+    needs!(has_programs(), PROGRAMS);
+    needs!(nft_loads_ranges(), NFT_RANGES);
+    let stage = stage();
+    stage.node.slipway("node setup");
+    let pod = stage.node.pod("web");
+    let network = stage.node.network(other("nftables"));
+    let attach = Attach::new(&pod);
+    network.add(&attach).expect("ADD");
+    let saved = stage.node.cmd("nft -s list table inet slipway");
+    stage.node.nft(&format!("delete table inet slipway\n{saved}"));
+    assert_eq!(stage.node.cmd("nft -s list table inet slipway"), saved);
+    network.check(&attach).expect("CHECK");
+}
+
+#[test]
 fn the_table_follows_the_programs() {
     needs!(has_programs(), PROGRAMS);
     let stage = stage();
@@ -112,10 +130,6 @@ fn the_table_follows_the_programs() {
     network.add(&attach).expect("ADD");
     assert!(table().contains(&format!("masquerade to :{}-65535", ONLY + 1)), "{}", table());
     network.check(&attach).expect("CHECK");
-    // Saved and loaded again by nft, it still says the same.
-    let saved = stage.node.cmd("nft -s list table inet slipway");
-    stage.node.nft(&format!("delete table inet slipway\n{saved}"));
-    assert_eq!(stage.node.cmd("nft -s list table inet slipway"), saved);
     // Somebody flushes the rules: they come back with it.
     stage.node.nft("flush table inet slipway");
     network.check(&attach).expect_err("CHECK of a flushed table");
