@@ -55,6 +55,7 @@ mod skip;
 mod snapshot;
 mod space;
 mod traffic;
+mod tun;
 
 pub use bpf::{PROGRAMS, has_programs};
 pub use chain::{Attach, Failure, Network};
@@ -73,3 +74,4 @@ pub use skip::{record_skip, test_name};
 pub use snapshot::Snapshot;
 pub use space::{CommandOutput, Space};
 pub use traffic::{Answer, Conversation, Proto, QUICK, Server, at};
+pub use tun::TunWire;

@@ -87,6 +87,21 @@ pub fn open(name: &str, queues: Queues) -> Result<File, TapError> {
     Ok(device)
 }
 
+/// Makes a tun in the calling thread's namespace, a link whose packets begin with the IP header, as those of many
+/// tunnels do: each read gives one packet, each write sends one. It goes with the file.
+///
+/// # Errors
+/// See [`TapError`].
+pub fn tun(name: &str) -> Result<File, TapError> {
+    let device = device()?;
+    request(&device, name, libc::IFF_TUN | libc::IFF_NO_PI).map_err(|errno| TapError::Kernel {
+        action: "create",
+        name: name.to_owned(),
+        errno,
+    })?;
+    Ok(device)
+}
+
 fn device() -> Result<File, TapError> {
     File::options().read(true).write(true).open(DEVICE).map_err(TapError::Open)
 }
@@ -96,6 +111,10 @@ fn attach(device: &File, name: &str, queues: Queues, more: libc::c_int) -> Resul
     if queues == Queues::Several {
         flags |= libc::IFF_MULTI_QUEUE;
     }
+    request(device, name, flags)
+}
+
+fn request(device: &File, name: &str, flags: libc::c_int) -> Result<(), Errno> {
     let name = name.as_bytes();
     if name.is_empty() || name.len() >= libc::IFNAMSIZ {
         return Err(Errno::EINVAL);

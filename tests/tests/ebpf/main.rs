@@ -11,9 +11,11 @@ mod spared;
 mod transfer;
 mod upgrade;
 
+use std::net::IpAddr;
+
 use serde_json::{Value, json};
 use slipway_tests::{
-    Attach, BridgeNetfilter, Host, Network, Node, PROGRAMS, Pod, Proto, at, has_programs, needs,
+    Attach, BridgeNetfilter, Host, Network, Node, PROGRAMS, Pod, Proto, TunWire, at, has_programs, needs,
 };
 
 const PORT: u16 = 8080;
@@ -241,6 +243,46 @@ fn setup_mends_what_others_have_done_to_interfaces() {
     stage.client.wait_up("eth0");
     ask(true);
     assert_eq!(stage.node.programs()["uplinks"], json!(["up0"]));
+}
+
+/// A tunnel: its packets begin with the IP header, and the program for them is loaded with the first such uplink.
+#[test]
+fn an_uplink_may_have_no_ethernet() {
+    needs!(has_programs(), PROGRAMS);
+    let stage = Stage::new();
+    let loaded = || stage.node.cmd("find /sys/fs/bpf -name uplink_*");
+    stage.node.slipway("node setup");
+    assert!(loaded().lines().all(|path| path.ends_with("/uplink_ingress")), "{}", loaded());
+    let _wire = TunWire::new(&stage.node, &stage.client, "tun0");
+    for (space, own) in [(&*stage.node, 1), (&*stage.client, 2)] {
+        space.cmd("ip link set tun0 up");
+        space.cmd(&format!("ip address add 198.51.100.{own}/30 dev tun0"));
+        space.cmd(&format!("ip address add 2001:db8:7::{own}/64 dev tun0 nodad"));
+    }
+    stage.node.slipway("node setup");
+    assert!(loaded().contains("uplink_l3"), "{}", loaded());
+    assert!(stage.filters("tun0").contains("uplink_l3"), "{}", stage.filters("tun0"));
+    let (network, pod) = (stage.network(), stage.node.pod("web"));
+    let attach = attach(&pod);
+    network.add(&attach).expect("ADD");
+    for (node, client) in [("198.51.100.1", "198.51.100.2"), ("2001:db8:7::1", "2001:db8:7::2")] {
+        let (node, client): (IpAddr, IpAddr) = (node.parse().unwrap(), client.parse().unwrap());
+        for proto in [Proto::Tcp, Proto::Udp] {
+            // Into the pod, and its answers.
+            let _server = pod.serve(proto, "[::]:80", "web");
+            let before = stage.carried();
+            let answer = stage.client.ask(proto, (node, PORT)).expect("an answer");
+            assert_eq!((answer.who.as_str(), answer.peer.ip()), ("web", client));
+            assert!(stage.carried() > before, "{}", stage.node.programs());
+            // Out of the pod.
+            let before = stage.node.counted("Masqueraded");
+            let _far = stage.client.serve(proto, &at(client, 7000).to_string(), "far");
+            let answer = pod.ask(proto, (client, 7000)).expect("an answer");
+            assert_eq!((answer.who.as_str(), answer.peer.ip()), ("far", node));
+            assert_eq!(stage.node.counted("Masqueraded"), before + 1);
+        }
+    }
+    network.del(&attach).expect("DEL");
 }
 
 #[test]

@@ -59,13 +59,29 @@ impl Sizes {
 /// How many of the verifier's last lines are shown.
 const LINES: usize = 12;
 
-/// Has all maps and programs pinned, and returns the folder of the programs. What is there is left as it is.
+/// Which programs a node needs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Wanted {
+    /// All but [`maps::programs::UPLINK_L3`]: a third of what the verifier has to read, for interfaces that few nodes
+    /// have.
+    Usual,
+    /// All.
+    All,
+}
+
+/// Has all maps and the programs that are wanted pinned, and returns the folder of the programs. What is there is left
+/// as it is.
 ///
 /// # Errors
 /// The kernel refuses a program (the verifier's last lines are in the error), or has no BPF.
-pub(super) fn ensure(place: &Place, object: &[u8], sizes: &Sizes) -> Result<PathBuf, Error> {
+pub(super) fn ensure(place: &Place, object: &[u8], sizes: &Sizes, wanted: Wanted) -> Result<PathBuf, Error> {
     let folder = place.programs(object);
-    if is_whole(&folder) {
+    let (is_whole, for_l3) = (is_whole(&folder), folder.join(maps::programs::UPLINK_L3));
+    let is_missing = |name: &str| match name {
+        maps::programs::UPLINK_L3 => wanted == Wanted::All && !for_l3.exists(),
+        _ => !is_whole,
+    };
+    if is_whole && !is_missing(maps::programs::UPLINK_L3) {
         return Ok(folder);
     }
     // Before Linux 5.11 memory of BPF counts against this limit. A failure shows when the maps are made.
@@ -80,7 +96,7 @@ pub(super) fn ensure(place: &Place, object: &[u8], sizes: &Sizes) -> Result<Path
         }
     };
     place::make(&folder)?;
-    let mut programs: Vec<_> = ebpf.programs_mut().collect();
+    let mut programs: Vec<_> = ebpf.programs_mut().filter(|(name, _)| is_missing(name)).collect();
     // What says that all are there comes last.
     programs.sort_by_key(|(name, _)| *name == LAST);
     for (name, program) in programs {
@@ -115,8 +131,11 @@ pub fn try_object(object: &[u8]) -> Result<(), Error> {
         loader.map_max_entries(name, size);
     }
     let mut ebpf = loader.load(object).map_err(|e| Error::kernel("load the BPF programs", refused(&e)))?;
-    let required = |program: &Program| matches!(program, Program::SchedClassifier(_));
-    for (name, program) in ebpf.programs_mut().filter(|(_, program)| required(program)) {
+    // The third program of tc is the second with another offset.
+    let is_tried = |name: &str, program: &Program| {
+        matches!(program, Program::SchedClassifier(_)) && name != maps::programs::UPLINK_L3
+    };
+    for (name, program) in ebpf.programs_mut().filter(|(name, program)| is_tried(name, program)) {
         load_one(program).map_err(|e| Error::kernel(format!("load the BPF program {name}"), explain(&e)))?;
     }
     Ok(())
@@ -125,7 +144,7 @@ pub fn try_object(object: &[u8]) -> Result<(), Error> {
 /// The program that is pinned last.
 const LAST: &str = maps::programs::UPLINK_INGRESS;
 
-/// Whether all programs are pinned in the folder.
+/// Whether all programs that every node needs are pinned in the folder.
 fn is_whole(folder: &Path) -> bool {
     folder.join(LAST).exists()
 }

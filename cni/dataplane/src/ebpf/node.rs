@@ -5,10 +5,10 @@ use std::net::{IpAddr, Ipv4Addr};
 use std::path::PathBuf;
 
 use cni_kernel::route::RouteSocket;
-use slipway_ebpf_abi::{Config, Counter, LEFT, Reason, UPLINK_ETHERNET, VERSION, maps};
+use slipway_ebpf_abi::{Config, Counter, LEFT, Reason, UPLINK_ETHERNET, Uplink, VERSION, maps};
 
 use super::attach::Use;
-use super::load::Sizes;
+use super::load::{Sizes, Wanted};
 use super::place::Place;
 use super::range::PortRange;
 use super::sockets::{self, ControlGroup, Sockets};
@@ -62,9 +62,6 @@ pub struct Status {
     pub left: Vec<(Reason, u64)>,
 }
 
-/// The program for uplinks whose packets begin with the IP header.
-const UPLINK_L3: &str = "uplink_l3";
-
 /// The programs that this binary has.
 pub(super) fn programs_of_this_binary() -> Result<&'static [u8], Error> {
     object().ok_or_else(|| Error::NoEbpf("this binary was built without the BPF programs".to_owned()))
@@ -92,6 +89,10 @@ pub(super) fn is_set_up(place: &Place) -> bool {
     configured(place).is_ok_and(|config| config.version == VERSION)
 }
 
+fn is_ethernet(uplink: &Uplink) -> bool {
+    uplink.flags & UPLINK_ETHERNET != 0
+}
+
 /// Loads the programs, tells them of the node, and attaches them; what is there is brought up to date: new
 /// uplinks, new addresses, programs of another version. Flows are kept.
 ///
@@ -105,13 +106,19 @@ pub fn setup_node(settings: &Settings) -> Result<Status, Error> {
 pub(super) fn setup(settings: &Settings) -> Result<Place, Error> {
     let object = programs_of_this_binary()?;
     let place = Place::make()?;
-    let folder = load::ensure(&place, object, &settings.sizes).inspect_err(|_| place.forget_if_empty())?;
-    let around = uplinks::look(&settings.uplinks).map_err(|e| Error::kernel("look for uplinks", e))?;
+    let around = uplinks::look(&settings.uplinks)
+        .map_err(|e| Error::kernel("look for uplinks", e))
+        .inspect_err(|_| place.forget_if_empty())?;
+    let all_ethernet = around.uplinks.values().all(|(_, uplink)| is_ethernet(uplink));
+    let wanted = if all_ethernet { Wanted::Usual } else { Wanted::All };
+    let folder =
+        load::ensure(&place, object, &settings.sizes, wanted).inspect_err(|_| place.forget_if_empty())?;
     tell_addresses(&place, &around.locals)?;
     tell_uplinks(&place, &around)?;
     for (name, uplink) in around.uplinks.values() {
-        let is_ethernet = uplink.flags & UPLINK_ETHERNET != 0;
-        let program = if is_ethernet { maps::programs::UPLINK_INGRESS } else { UPLINK_L3 };
+        // Or else its packets begin with the IP header.
+        let program =
+            if is_ethernet(uplink) { maps::programs::UPLINK_INGRESS } else { maps::programs::UPLINK_L3 };
         attach::attach(name, &folder.join(program), Use::None)?;
     }
     renew_containers(&place, &folder)?;
