@@ -88,7 +88,9 @@ fn choose<F: Family>(skb: Skb, work: &mut Work<F>, now: u32) -> u32 {
         let port = Port::new(work.ports.first.wrapping_add(place as u16));
         work.flow.source_port = port;
         work.other.destination_port = port;
-        if !flow::is_taken(work, now) && !(work.ports.avoid_sockets && has_socket::<F>(skb, &work.other)) {
+        let is_taken =
+            flow::is_taken(work, now) || work.ports.avoid_sockets && has_socket::<F>(skb, &work.other);
+        if !is_taken {
             return 1;
         }
     }
