@@ -65,7 +65,7 @@ pub use interrupt::{
     Disturbance, Point, all_kill_points, disturbed, error_points, kill_points, killed, stride,
 };
 pub use node::{BridgeNetfilter, Host, Node, Pod};
-pub use pace::{patience, within};
+pub use pace::{is_slow, patience, within};
 pub use plugin::{
     CniFailure, Output, PluginCall, Running, is_peer, newest_version, peer_fails, plugin_dir, plugin_names,
     slipway,

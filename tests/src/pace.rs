@@ -16,6 +16,12 @@ pub fn within(limit: Duration) -> Duration {
     limit * *SLOWER
 }
 
+/// Whether an answer may take so long that the kernel sends what was answered again.
+#[must_use]
+pub fn is_slow() -> bool {
+    *SLOWER > 1
+}
+
 /// How long a client tries before it gives up: a lost first SYN is sent again after one second, and a lost
 /// neighbour solicitation too.
 #[must_use]

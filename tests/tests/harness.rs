@@ -1,8 +1,9 @@
 //! The harness itself: what the other suites take for granted.
 
 use std::io::ErrorKind;
+use std::time::Duration;
 
-use slipway_tests::{BridgeNetfilter, Node, Proto, Snapshot, at, patience};
+use slipway_tests::{BridgeNetfilter, Node, Proto, Snapshot, at, patience, within};
 
 #[test]
 fn nodes_do_not_see_each_other_nor_the_machine() {
@@ -152,7 +153,7 @@ fn a_failure_reports_what_was_run() {
 fn a_command_may_leave_nothing_running() {
     let failed = std::panic::catch_unwind(|| {
         let node = Node::new();
-        node.cmd_input("sh", "sleep 15 &\n");
+        node.cmd_input("sh", &format!("sleep {} &\n", within(Duration::from_secs(15)).as_secs()));
     });
     let message = failed.expect_err("sleep runs on");
     let text = message.downcast_ref::<String>().expect("a message");

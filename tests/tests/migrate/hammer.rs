@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use serde_json::json;
-use slipway_tests::{Network, Proto, Space, at, patience};
+use slipway_tests::{Network, Proto, Space, at, is_slow, patience};
 
 use crate::{LEGACY, Maker, NFT, PORT, TABLE, Web, World, shown};
 
@@ -127,7 +127,8 @@ fn serve_long(listener: &TcpListener, hammer: &Hammer) {
     });
 }
 
-/// How often a first packet of a connection had to be sent again, which hides a gap.
+/// How often a first packet of a connection had to be sent again, which hides that it was lost: a port that nobody
+/// serves for a moment is refused.
 fn sent_again(space: &Space) -> u64 {
     let text = space.cmd("cat /proc/net/netstat");
     let mut lines = text.lines().filter_map(|line| line.strip_prefix("TcpExt: "));
@@ -191,7 +192,9 @@ fn while_used(world: &World, web: &Web, work: impl FnOnce()) -> Vec<String> {
     let mut failures = hammer.failures.into_inner().expect("not poisoned");
     for (space, before) in spaces.iter().zip(before) {
         let again = sent_again(space) - before;
-        if again > 0 {
+        if again > 0 && is_slow() {
+            eprintln!("{again} first packets of {} were sent again, or answered late", space.name());
+        } else if again > 0 {
             failures.push(format!("{again} first packets of {} were sent again", space.name()));
         }
     }
