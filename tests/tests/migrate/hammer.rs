@@ -92,7 +92,8 @@ impl Hammer {
         let mut buffer = vec![0; 64 << 10];
         while self.goes_on() {
             match stream.read(&mut buffer) {
-                Ok(0) => return self.failed(format!("download from {to}: ended early")),
+                Ok(0) if self.goes_on() => return self.failed(format!("download from {to}: ended early")),
+                Ok(0) => return,
                 Ok(length) => drop(self.bytes.fetch_add(length, Ordering::Relaxed)),
                 Err(error) => return self.failed(format!("download from {to}: {error}")),
             }
