@@ -120,7 +120,10 @@ fn ipvlan_can_be_the_delegate() {
     }
     let node = node();
     let client = node.host("client");
-    client.cmd(&format!("ip route replace 10.244.3.0/24 via {}", client.node_v4));
+    // Another node, with an address of a container of its own: containers have a route to flannel's network alone.
+    client.cmd("ip address add 10.244.9.1/32 dev lo");
+    client.cmd(&format!("ip route replace 10.244.3.0/24 via {} src 10.244.9.1", client.node_v4));
+    node.cmd(&format!("ip route add 10.244.9.0/24 via {}", client.v4));
     let delegate = json!({"type": "ipvlan", "master": client.node_link, "mode": "l3"});
     let network =
         node.network(json!({"name": "cbr0", "plugins": [{"type": "flannel", "delegate": delegate}]}));
