@@ -231,3 +231,35 @@ pub(super) fn make(path: &Path) -> Result<(), Error> {
     let made = fs::DirBuilder::new().recursive(true).mode(0o700).create(path);
     made.map_err(|e: io::Error| Error::kernel(format!("make {}", path.display()), e))
 }
+
+#[cfg(test)]
+mod tests {
+    use std::thread;
+
+    use super::*;
+
+    #[test]
+    fn who_reads_and_writes_again_takes_turns() {
+        const WRITERS: u32 = 4;
+        const TIMES: u32 = 50;
+        let folder = tempfile::tempdir().unwrap();
+        let place = Place { base: folder.path().to_owned() };
+        let number = place.map("number");
+        fs::write(&number, "0").unwrap();
+        thread::scope(|scope| {
+            for _ in 0..WRITERS {
+                scope.spawn(|| {
+                    for _ in 0..TIMES {
+                        let turn = place.turn();
+                        assert!(turn.is_some(), "the folder is there");
+                        let known: u32 = fs::read_to_string(&number).unwrap().parse().unwrap();
+                        // Wide enough for another that does not wait.
+                        thread::yield_now();
+                        fs::write(&number, (known + 1).to_string()).unwrap();
+                    }
+                });
+            }
+        });
+        assert_eq!(fs::read_to_string(&number).unwrap(), (WRITERS * TIMES).to_string());
+    }
+}
