@@ -2,8 +2,12 @@
 //! plugin of the registry without a line in the table below fails the last test.
 
 use serde_json::{Value, json};
+#[path = "dhcp/stage.rs"]
+#[expect(dead_code, reason = "what the suite of dhcp needs besides")]
+mod stage;
+
 use slipway_tests::{
-    Attach, BridgeNetfilter, Node, PROGRAMS, Proto, Snapshot, has_programs, is_peer, lacks, skip,
+    Attach, BridgeNetfilter, Node, PROGRAMS, Proto, Snapshot, has_programs, is_peer, lacks, needs, skip,
 };
 
 /// A test for each plugin: in which list it is tried, and for which link.
@@ -148,6 +152,37 @@ fn the_programs_are_taken_and_serve() {
     assert_eq!(node.programs()["containers"], 0);
 }
 
+/// It needs a server beside the node.
+#[test]
+fn dhcp() {
+    if is_peer() {
+        return;
+    }
+    needs!(stage::has_dnsmasq(), "dnsmasq");
+    let stage = stage::Stage::with_dnsmasq(&[]);
+    let network = stage.network(&json!({}));
+    let pod = stage.node.pod("pod");
+    let attach = Attach::new(&pod);
+    let cycle = || {
+        let result = network.add(&attach).expect("ADD");
+        assert_eq!(result["ips"][0]["gateway"], "10.77.0.1");
+        assert_eq!(stage.leases().len(), 1);
+        network.check(&attach).expect("CHECK");
+        let _server = pod.serve(Proto::Tcp, "0.0.0.0:80", "pod");
+        let address: std::net::IpAddr = stage::address(&result).parse().expect("an address");
+        stage.node.expect(Proto::Tcp, (address, 80), "pod");
+        network.del(&attach).expect("DEL");
+        assert_eq!(stage.leases(), Vec::<String>::new());
+    };
+    // With its first port the bridge gets an address of its own.
+    cycle();
+    let state = || Snapshot::take(&stage.node, &[&pod]).without(&["/run/dnsmasq.log", "/run/daemon.err"]);
+    let before = state();
+    cycle();
+    before.assert_same(&state());
+    network.del(&attach).expect("DEL of what is not there");
+}
+
 #[test]
 fn none_is_forgotten() {
     if is_peer() {
@@ -156,7 +191,6 @@ fn none_is_forgotten() {
     // A line per plugin: its name, and what it does.
     let table = Node::new().slipway("plugins");
     let there: Vec<&str> = table.lines().filter_map(|line| line.split_whitespace().next()).collect();
-    // What needs a server beside the node has a suite alone.
     let mut all = [PLUGINS, &["dhcp"]].concat();
     all.sort_unstable();
     assert_eq!(there, all);

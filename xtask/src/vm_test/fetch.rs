@@ -74,11 +74,11 @@ fn fetch_from(source: &Source, dir: &Path) -> Result<Ready> {
 fn fetch_package(root: &AptRoot, package: &str, dir: &Path) -> Result<Ready> {
     let release = package.strip_prefix(PARTS[0]).unwrap_or(package);
     let fresh = dir.with_extension("new");
-    for old in [dir, &fresh] {
-        if old.exists() {
-            fs::remove_dir_all(old).map_err(|e| Error::file("remove", old, e))?;
-        }
-    }
+    let remove = |old: &Path| match old.exists() {
+        true => fs::remove_dir_all(old).map_err(|e| Error::file("remove", old, e)),
+        false => Ok(()),
+    };
+    remove(&fresh)?;
     fs::create_dir_all(&fresh).map_err(|e| Error::file("create the directory", &fresh, e))?;
     for part in PARTS {
         let name = format!("{part}{release}");
@@ -88,6 +88,8 @@ fn fetch_package(root: &AptRoot, package: &str, dir: &Path) -> Result<Ready> {
         }
     }
     lay_out(&fresh, release)?;
+    // Only now: without a network the old one serves.
+    remove(dir)?;
     fs::rename(&fresh, dir).map_err(|e| Error::file("rename", &fresh, e))?;
     Ready::at(dir)
 }

@@ -102,7 +102,13 @@ const OPTIONAL: &[&str] =
     &["ip6tables-legacy", "ip6tables-nft", "iptables-legacy", "iptables-nft", "ss", "strace", "sysctl", "tc"];
 
 /// Plugins of the reference that some tests compare ours with.
-const REFERENCE: &[&str] = &["/usr/lib/cni/bridge", "/usr/lib/cni/host-local", "/usr/lib/cni/portmap"];
+const REFERENCE: &[&str] = &[
+    "/usr/lib/cni/bridge",
+    "/usr/lib/cni/host-device",
+    "/usr/lib/cni/host-local",
+    "/usr/lib/cni/portmap",
+    "/usr/lib/cni/static",
+];
 
 /// Tables of names for `ip` and `nft`.
 const DATA: &[&str] = &["/etc/protocols", "/etc/services", "/etc/iproute2", "/usr/share/iproute2"];

@@ -65,9 +65,9 @@ pub(crate) struct Args {
     /// What executes a machine's instructions (as found out, when not given)
     #[arg(long, value_enum, env = "SLIPWAY_VM_ACCEL")]
     accel: Option<Accelerator>,
-    /// Minutes for one machine
-    #[arg(long, value_name = "MINUTES", default_value_t = 120)]
-    limit: u64,
+    /// Minutes for one machine (120 with KVM, 360 without, when not given)
+    #[arg(long, value_name = "MINUTES")]
+    limit: Option<u64>,
     /// Fetch the kernels anew
     #[arg(long)]
     refresh: bool,
@@ -263,7 +263,7 @@ fn all_rows<'a>(list: &'a Kernels, rows: &[Row<'_>]) -> Result<Vec<Row<'a>>> {
     let row = |kernel: &'a Kernel| {
         let fresh = rows.iter().find(|(own, _)| own.name == kernel.name).map(|(_, row)| row.clone());
         let row = match (fresh, earlier(&kernel.name)?) {
-            (Some(Ok(outcome)), Some(earlier)) if outcome.sound => Ok(outcome.with_earlier(earlier)),
+            (Some(Ok(outcome)), Some(earlier)) => Ok(outcome.with_earlier(earlier)),
             (Some(row), _) => row,
             (None, Some(earlier)) => {
                 let nothing = Outcome { suites: Vec::new(), ..earlier.clone() };
@@ -313,7 +313,7 @@ impl Bench<'_> {
             initramfs: &initramfs,
             dir: &dir,
             nonce: &plan.nonce,
-            limit: Duration::from_secs(self.args.limit * 60),
+            limit: Duration::from_secs(60 * self.args.limit.unwrap_or(self.qemu.accelerator.patience())),
         };
         let mut log = log;
         let run = self.qemu.run(&machine, |event| {
@@ -340,7 +340,8 @@ impl Bench<'_> {
             println!("  {:<8} {figure}", kernel.name);
         }
         let whole = self.args.filter.is_none() && !self.args.measure;
-        if outcome.sound && whole && self.args.peer.is_none() {
+        // A machine that did not come up has told nothing.
+        if !outcome.release.is_empty() && whole && self.args.peer.is_none() {
             self.keep(&dir, &outcome)?;
         }
         if self.args.keep_console {
@@ -356,6 +357,7 @@ impl Bench<'_> {
         if let Some(earlier) = earlier(&outcome.kernel)? {
             known = known.with_earlier(earlier);
         }
+        known.suites.retain(|suite| self.programs.names.contains(&suite.name));
         // What was wrong with a test program is told by the program's own entry.
         known.problems.clear();
         let text = serde_json::to_vec_pretty(&known);

@@ -26,9 +26,6 @@ pub(crate) struct Outcome {
     pub(crate) suites: Vec<SuiteOutcome>,
     /// Why the run failed; empty when it passed.
     pub(crate) problems: Vec<String>,
-    /// Whether nothing was wrong with the machine's kernel, so that what each test program said counts that was
-    /// through when the machine ended.
-    pub(crate) sound: bool,
     /// What to show with the problems.
     pub(crate) evidence: Vec<String>,
     /// What was measured: the lines that begin with [`FIGURE`], without it.
@@ -141,6 +138,9 @@ pub(crate) fn judge(list: &Kernels, kernel: &Kernel, plan: &Plan, run: &Run) -> 
             let last = if unfinished.is_empty() { &suite.name } else { unfinished };
             outcome.problems.push(format!("the machine ended without its closing line; last seen: {last:?}"));
             outcome.evidence.extend(tail("output", &suite.lines));
+            if !suite.name.is_empty() {
+                outcome.cut_off(std::mem::take(&mut suite));
+            }
             let console: Vec<String> = run.console.lines().map(str::to_owned).collect();
             outcome.evidence.extend(tail("console", &console));
         }
@@ -151,7 +151,10 @@ pub(crate) fn judge(list: &Kernels, kernel: &Kernel, plan: &Plan, run: &Run) -> 
         Some((_, taint)) => outcome.problems.push(format!("the kernel is tainted: {taint}")),
     }
     let complaints = complaints(&run.console);
-    outcome.sound = end.is_none_or(|(_, taint)| taint == 0) && complaints.is_empty();
+    if end.is_some_and(|(_, taint)| taint != 0) || !complaints.is_empty() {
+        // Which of them it was cannot be told; none proves anything.
+        outcome.suites.iter_mut().for_each(|suite| suite.passed = false);
+    }
     if outcome.suites.iter().all(|suite| suite.tests.is_empty()) {
         outcome.problems.push("no test was run".to_owned());
     }
@@ -168,6 +171,12 @@ pub(crate) fn judge(list: &Kernels, kernel: &Kernel, plan: &Plan, run: &Run) -> 
 }
 
 impl Outcome {
+    /// A test program with which the machine ended: what it has told, and that it has failed.
+    fn cut_off(&mut self, reading: Reading) {
+        let (name, sources) = (reading.name.clone(), String::new());
+        self.suites.push(SuiteOutcome { name, sources, millis: 0, passed: false, tests: reading.results() });
+    }
+
     fn close(&mut self, name: &str, ending: Ending, millis: u64, reading: Reading) {
         let announced = reading.announced;
         let figures = reading.lines.iter().filter_map(|line| line.strip_prefix(FIGURE));
@@ -352,13 +361,23 @@ mod tests {
         assert!(text.contains("without its closing line"), "{text}");
         // The programs that were through count all the same.
         let ended = outcome(|events| drop(events.pop()), "");
-        assert!(ended.sound && !ended.passed() && ended.suites[0].passed);
+        assert!(!ended.passed() && ended.suites[0].passed);
         let text = problem(|events| {
             let at = index(events, "b::three ... ok");
             events.truncate(at);
             events.push(Event::Unfinished("test b::three ... ".to_owned()));
         });
         assert!(text.contains("last seen: \"test b::three ... \""), "{text}");
+        // The program that it ended with has failed, whatever an earlier run says.
+        let cut = outcome(
+            |events| {
+                let at = index(events, "b::three ... ok");
+                events.truncate(at);
+            },
+            "",
+        );
+        let both = cut.with_earlier(outcome(|_| {}, ""));
+        assert_eq!((both.suites[0].passed, both.suites[0].tests.len()), (false, 2));
     }
 
     #[test]
@@ -411,7 +430,6 @@ mod tests {
     #[test]
     fn an_earlier_run_tells_of_what_was_not_in_this_one() {
         let now = outcome(|_| {}, "");
-        assert!(now.sound);
         let mut earlier = now.clone();
         earlier.suites[0].tests.clear();
         let other = SuiteOutcome { name: "bridge".to_owned(), passed: false, ..earlier.suites[0].clone() };
@@ -437,7 +455,8 @@ mod tests {
             "[   12.3] BUG: unable to handle page fault for address: 0",
         ] {
             let outcome = outcome(|_| {}, line);
-            assert_eq!((outcome.problems, outcome.sound), (vec![format!("console: {line}")], false));
+            assert_eq!(outcome.problems, [format!("console: {line}")]);
+            assert!(!outcome.suites[0].passed, "nothing that ran there proves anything");
         }
     }
 }

@@ -1,5 +1,6 @@
 //! The test programs, the plugins and the first process, built for the machines.
 
+use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -21,6 +22,8 @@ const INIT: (&str, &str) = ("slipway-vm-tests", "vm-init");
 pub(crate) struct Programs {
     /// Test programs, by the names of their suites.
     pub(crate) tests: Vec<TestProgram>,
+    /// The names of all there are, also of those that are not wanted.
+    pub(crate) names: BTreeSet<String>,
     /// The first process.
     pub(crate) init: PathBuf,
     /// The plugin directory.
@@ -56,6 +59,8 @@ struct Message {
 #[derive(Debug, serde::Deserialize)]
 struct Target {
     name: String,
+    #[serde(default)]
+    kind: Vec<String>,
 }
 
 #[derive(Debug, serde::Deserialize)]
@@ -75,7 +80,8 @@ pub(crate) fn build(log: &Log, peer: Option<&Path>) -> Result<Programs> {
     run::log(&mut own, &log.file)?;
     let init = Flavour::Static.binary().with_file_name(INIT.1);
     let (tests, plugins) = (tests(&dir, log)?, plugin_dir(&dir, log)?);
-    Ok(Programs { tests, init, plugins, peer: peer.map(Path::to_owned) })
+    let names = tests.iter().map(|test| test.name.clone()).collect();
+    Ok(Programs { tests, names, init, plugins, peer: peer.map(Path::to_owned) })
 }
 
 fn tests(dir: &Path, log: &Log) -> Result<Vec<TestProgram>> {
@@ -98,7 +104,8 @@ fn tests(dir: &Path, log: &Log) -> Result<Vec<TestProgram>> {
     Ok(tests)
 }
 
-/// The test programs among cargo's messages; a binary and a library of one name are told apart.
+/// The test programs among cargo's messages, which come in no certain order; a binary's is told from that of a
+/// library of the same name.
 fn test_programs(printed: &str) -> Vec<TestProgram> {
     let mut found: Vec<TestProgram> = Vec::new();
     for message in printed.lines().filter_map(|line| serde_json::from_str::<Message>(line).ok()) {
@@ -109,7 +116,7 @@ fn test_programs(printed: &str) -> Vec<TestProgram> {
         };
         if profile.test {
             let mut name = target.name.replace('-', "_");
-            if found.iter().any(|known| known.name == name) {
+            if target.kind.iter().any(|kind| kind == "bin") {
                 name.push_str("_bin");
             }
             let package = manifest_path.parent().unwrap_or(&manifest_path).to_owned();
@@ -137,17 +144,17 @@ mod tests {
 
     #[test]
     fn only_test_programs_are_taken() {
-        let line = |name: &str, test: bool, path: &str| {
+        let line = |name: &str, kind: &str, test: bool, path: &str| {
             format!(
-                r#"{{"reason":"compiler-artifact","manifest_path":"/s/Cargo.toml","target":{{"name":"{name}"}},"profile":{{"test":{test}}},"executable":{path}}}"#
+                r#"{{"reason":"compiler-artifact","manifest_path":"/s/Cargo.toml","target":{{"name":"{name}","kind":["{kind}"]}},"profile":{{"test":{test}}},"executable":{path}}}"#
             )
         };
         let printed = [
-            line("cni-kernel", true, r#""/t/a""#),
-            line("slipway", false, r#""/t/b""#),
-            line("slipway", true, r#""/t/c""#),
-            line("slipway", true, r#""/t/d""#),
-            line("serde", false, "null"),
+            line("cni-kernel", "lib", true, r#""/t/a""#),
+            line("slipway", "bin", false, r#""/t/b""#),
+            line("slipway", "bin", true, r#""/t/d""#),
+            line("slipway", "lib", true, r#""/t/c""#),
+            line("serde", "lib", false, "null"),
             r#"{"reason":"build-finished","success":true}"#.to_owned(),
         ];
         let expected =

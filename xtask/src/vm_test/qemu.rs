@@ -175,6 +175,14 @@ fn fetch(root: &Path) -> Result<()> {
 }
 
 impl Accelerator {
+    /// Minutes in which a machine has run all test programs that there are, and twice over.
+    pub(crate) fn patience(self) -> u64 {
+        match self {
+            Self::Kvm => 120,
+            Self::Tcg => 360,
+        }
+    }
+
     /// The processor's own virtualization only where it is told to the system and the device opens: a
     /// nested machine may have the device without it, and a guest then hangs at its first instruction.
     pub(crate) fn detect() -> Self {

@@ -97,11 +97,10 @@ fn verdict(one: &Outcome, rows: &[Row<'_>]) -> String {
     let all: BTreeSet<String> =
         rows.iter().filter_map(|(_, row)| row.as_ref().ok()).flat_map(names).collect();
     let left: Vec<String> = all.difference(&names(one)).map(|name| format!("`{name}`")).collect();
-    match (one.passed(), left.is_empty()) {
-        (true, true) => "ok".to_owned(),
-        (true, false) => format!("not run yet: {}", left.join(", ")),
-        (false, _) => "**failed**".to_owned(),
-    }
+    let passed = (!one.passed()).then(|| "**failed**".to_owned());
+    let whole = (!left.is_empty()).then(|| format!("not run yet: {}", left.join(", ")));
+    let parts: Vec<String> = passed.into_iter().chain(whole).collect();
+    if parts.is_empty() { "ok".to_owned() } else { parts.join("; ") }
 }
 
 /// The README with the kernels in their place: from the mark to the next heading. None without a mark.
@@ -123,7 +122,7 @@ pub(crate) fn readme(text: &str, rows: &[Row<'_>]) -> Option<String> {
                 one.count(Status::Passed),
                 one.count(Status::Skipped),
                 one.count(Status::Failed),
-                if verdict(one, rows).starts_with("not run") { "in part" } else { "" }
+                verdict(one, rows)
             ),
             Err(_) => writeln!(own, "| {} | | | | not run |", kernel.name),
         };
@@ -211,12 +210,24 @@ mod tests {
         let text = "before\n\n<!-- kernels -->\nold\n\n## Next\n";
         let once = readme(text, &rows).unwrap();
         let expected = format!(
-            "| 6.1.0-56-cloud-amd64 | 1 | 1 | 0 |  |\n| {} | | | | not run |\n\n## Next\n",
+            "| 6.1.0-56-cloud-amd64 | 1 | 1 | 0 | ok |\n| {} | | | | not run |\n\n## Next\n",
             list.kernel[1].name
         );
         assert!(once.starts_with("before\n\n<!-- kernels -->\nThe ") && once.ends_with(&expected), "{once}");
         assert_eq!(readme(&once, &rows).unwrap(), once);
         assert_eq!(readme("no mark\n\n## Next\n", &rows), None);
+    }
+
+    #[test]
+    fn a_failure_hides_neither_itself_nor_what_was_not_run() {
+        let list = Kernels::load().unwrap();
+        let (mut one, two) = (row(&list.kernel[0]), row(&list.kernel[1]));
+        let outcome = one.1.as_mut().unwrap();
+        outcome.suites[0].name = "bridge".to_owned();
+        outcome.problems.push("links: its time was over".to_owned());
+        let text = readme("<!-- kernels -->\n\n## Next\n", &[one, two]).unwrap();
+        assert!(text.contains("| 0 | **failed**; not run yet: `links` |\n"), "{text}");
+        assert!(text.contains("| 0 | not run yet: `bridge` |\n"), "{text}");
     }
 
     #[test]
