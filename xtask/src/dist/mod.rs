@@ -18,11 +18,12 @@ use cross::Cross;
 /// The most that the whole plugin set may take on a node's disk, in bytes.
 const LIMIT: u64 = 6_000_000;
 
-/// Build the binary that is shipped: static, stripped, the same bytes wherever it is built.
+/// Build the binary that is shipped: static, stripped, the same bytes in whatever folder it is built.
 ///
 /// It is put into target/dist with its checksum. What is promised of it is checked each time but for
 /// the second build, which `--verify` makes from a copy of the sources in another folder. The bytes
-/// also depend on the toolchain and on the C library that the machine has.
+/// also depend on the toolchain and on the C library that the machine has. For another processor it is
+/// run under an emulator: the plugins' VERSION and the unit tests, nothing that needs root.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
     /// The processor it is for; for another than this machine's, compiler and libraries are fetched
