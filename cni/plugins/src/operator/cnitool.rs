@@ -45,7 +45,6 @@ CNI_ARGS     KEY=VALUE;KEY=VALUE
 CNI_IFNAME   the interface in the namespace (eth0), unless -i says it
 ";
 
-/// The exit code, unless it could not be said.
 /// What was asked for.
 #[derive(Debug, PartialEq, Eq)]
 struct Arguments {
