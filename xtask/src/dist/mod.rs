@@ -23,7 +23,7 @@ const LIMIT: u64 = 6_000_000;
 /// It is put into target/dist with its checksum. What is promised of it is checked each time but for
 /// the second build, which `--verify` makes from a copy of the sources in another folder. The bytes
 /// also depend on the toolchain and on the C library that the machine has. For another processor it is
-/// run under an emulator: the plugins' VERSION and the unit tests, nothing that needs root.
+/// run under an emulator: the plugins' VERSION and the unit tests, no ADD and no installation.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
     /// The processor it is for; for another than this machine's, compiler and libraries are fetched
