@@ -148,6 +148,44 @@ fn what_is_in_use_stays_and_is_named() {
     network.del(&Attach::new(&one)).expect("DEL");
 }
 
+/// A container that comes while the plugins are taken away keeps what it has, and is named.
+#[test]
+fn a_container_that_comes_late_is_named() {
+    if is_peer() {
+        return;
+    }
+    let node = Node::new();
+    let (early, late) = (node.pod("early"), node.pod("late"));
+    let network = node.network(lists()[0].clone());
+    network.add(&attach(&early, 8080)).expect("ADD");
+    network.del(&attach(&early, 8080)).expect("DEL");
+    node.slipway(&format!("install --to {DIR}"));
+    let pause = "inject=unlinkat:delay_enter=5000000:when=1";
+    let command = slipway_tests::slipway().display().to_string();
+    let words = format!("strace -f -qq -o /dev/null -e {pause} {command} uninstall --to {DIR}");
+    let said = std::thread::scope(|scope| {
+        let uninstall = scope.spawn(|| node.try_cmd(&words));
+        // The tables are gone, the first plugin is not.
+        let end = std::time::Instant::now() + slipway_tests::within(std::time::Duration::from_secs(60));
+        while node.ruleset().contains("table inet slipway") {
+            assert!(std::time::Instant::now() < end, "the table is not removed");
+            std::thread::sleep(std::time::Duration::from_millis(5));
+        }
+        network.add(&attach(&late, 8080)).expect("ADD");
+        uninstall.join().expect("a command")
+    });
+    assert_eq!(said.code, Some(1), "{said}");
+    let expected = "table inet slipway stays: network bridged, container late, interface eth0 came while";
+    assert!(said.stderr.contains(expected), "{said}");
+    assert!(!said.stderr.contains("nothing was changed"), "{said}");
+    network.check(&attach(&late, 8080)).expect("CHECK");
+    // What it says to do.
+    node.slipway(&format!("install --to {DIR}"));
+    network.del(&attach(&late, 8080)).expect("DEL");
+    node.slipway(&format!("uninstall --to {DIR}"));
+    assert_eq!(node.ruleset(), "");
+}
+
 #[test]
 fn force_takes_away_what_containers_have() {
     if is_peer() {

@@ -113,11 +113,7 @@ impl PluginDir {
     }
 
     fn stat(&self, name: &str) -> Result<Option<FileStat>, InstallError> {
-        match fstatat(&self.fd, name, AtFlags::AT_SYMLINK_NOFOLLOW) {
-            Ok(stat) => Ok(Some(stat)),
-            Err(Errno::ENOENT) => Ok(None),
-            Err(e) => Err(self.failed("look at", name, e)),
-        }
+        stat_in(&self.fd, name).map_err(|e| self.failed("look at", name, e))
     }
 
     /// Whether the installed binary is the very file that is to be installed, as when an installed
@@ -163,10 +159,7 @@ impl PluginDir {
     }
 
     fn remove_temporary(&self) -> Result<(), InstallError> {
-        match unlinkat(&self.fd, TEMPORARY, UnlinkatFlags::NoRemoveDir) {
-            Ok(()) | Err(Errno::ENOENT) => Ok(()),
-            Err(e) => Err(self.failed("remove", TEMPORARY, e)),
-        }
+        self.remove(TEMPORARY)
     }
 
     /// Gives the plugin under `name` a second name in the backup directory. It keeps its first name,
@@ -177,12 +170,11 @@ impl PluginDir {
             Err(e) => return Err(self.failed("create the directory", BACKUP_DIR, e)),
         }
         let backup = self.backup_dir()?.ok_or_else(|| self.failed("open", BACKUP_DIR, Errno::ENOENT))?;
-        match unlinkat(&backup, TEMPORARY, UnlinkatFlags::NoRemoveDir) {
-            Ok(()) | Err(Errno::ENOENT) => {}
-            Err(e) => return Err(self.failed("remove an unfinished copy of", name, e)),
-        }
+        remove_from(&backup, TEMPORARY).map_err(|e| self.failed("remove an unfinished copy of", name, e))?;
+        // An earlier call may have come this far: renaming a file to another name of its own does nothing.
         linkat(&self.fd, name, &backup, TEMPORARY, AtFlags::empty())
             .and_then(|()| renameat(&backup, TEMPORARY, &backup, name))
+            .and_then(|()| remove_from(&backup, TEMPORARY))
             .map_err(|e| self.failed("keep a copy of", name, e))?;
         backup.sync_all().map_err(|e| io_failed("sync", &self.path.join(BACKUP_DIR), e))
     }
@@ -190,19 +182,31 @@ impl PluginDir {
     /// Puts a backed up plugin in the place of our link.
     pub(super) fn restore(&self, name: &str) -> Result<(), InstallError> {
         let backup = self.backup_dir()?.ok_or_else(|| self.failed("open", BACKUP_DIR, Errno::ENOENT))?;
-        renameat(&backup, name, &self.fd, name).map_err(|e| self.failed("restore", name, e))
+        // The second call is for two names of one file, where the first does nothing.
+        renameat(&backup, name, &self.fd, name)
+            .and_then(|()| remove_from(&backup, name))
+            .map_err(|e| self.failed("restore", name, e))
+    }
+
+    /// Whether a plugin and the copy of it are one file: nothing of ours came in its place yet.
+    pub(super) fn is_backup(&self, name: &str) -> Result<bool, InstallError> {
+        let Some(backup) = self.backup_dir()? else { return Ok(false) };
+        let copy = stat_in(&backup, name).map_err(|e| self.failed("look at the copy of", name, e))?;
+        let own = self.stat(name)?;
+        Ok(own.zip(copy).is_some_and(|(own, copy)| (own.st_dev, own.st_ino) == (copy.st_dev, copy.st_ino)))
     }
 
     pub(super) fn remove(&self, name: &str) -> Result<(), InstallError> {
-        match unlinkat(&self.fd, name, UnlinkatFlags::NoRemoveDir) {
-            Ok(()) | Err(Errno::ENOENT) => Ok(()),
-            Err(e) => Err(self.failed("remove", name, e)),
-        }
+        remove_from(&self.fd, name).map_err(|e| self.failed("remove", name, e))
     }
 
     /// Removes unfinished files and the backup directory, the latter only when nothing is left in it.
     pub(super) fn remove_leftovers(&self) -> Result<(), InstallError> {
         self.remove_temporary()?;
+        if let Some(backup) = self.backup_dir()? {
+            remove_from(&backup, TEMPORARY)
+                .map_err(|e| self.failed("remove an unfinished copy in", BACKUP_DIR, e))?;
+        }
         match unlinkat(&self.fd, BACKUP_DIR, UnlinkatFlags::RemoveDir) {
             Ok(()) | Err(Errno::ENOENT | Errno::ENOTEMPTY | Errno::EEXIST) => Ok(()),
             Err(e) => Err(self.failed("remove the directory", BACKUP_DIR, e)),
@@ -243,6 +247,22 @@ impl PluginDir {
 
 fn io_failed(operation: &'static str, path: &Path, source: io::Error) -> InstallError {
     InstallError::Io { operation, path: path.to_owned(), source }
+}
+
+/// Removes a name that may be gone.
+fn remove_from(dir: &File, name: &str) -> Result<(), Errno> {
+    match unlinkat(dir, name, UnlinkatFlags::NoRemoveDir) {
+        Err(Errno::ENOENT) => Ok(()),
+        done => done,
+    }
+}
+
+fn stat_in(dir: &File, name: &str) -> Result<Option<FileStat>, Errno> {
+    match fstatat(dir, name, AtFlags::AT_SYMLINK_NOFOLLOW) {
+        Ok(stat) => Ok(Some(stat)),
+        Err(Errno::ENOENT) => Ok(None),
+        Err(e) => Err(e),
+    }
 }
 
 /// The directory's entries without `.` and `..`. Names that are not UTF-8 are nobody's plugin.

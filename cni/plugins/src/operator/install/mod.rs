@@ -172,6 +172,8 @@ fn plan_uninstall(dir: &PluginDir) -> Result<Vec<Step>, InstallError> {
     for name in backups {
         steps.push(match dir.entry(&name)? {
             Entry::Missing | Entry::OurLink => Step::Restore(name),
+            // A call that was to replace it ended before.
+            Entry::File if dir.is_backup(&name)? => Step::Restore(name),
             _ => Step::Leave(name),
         });
     }
@@ -214,25 +216,31 @@ pub fn uninstall_command(args: &[String], out: &mut dyn Write, err: &mut dyn Wri
         State::Force => InUse::Remove,
     };
     // Before the plugins go: containers that need them may be there.
-    let planned = match traces::plan(in_use, &options.data_dir) {
+    let mut traces = match traces::plan(in_use, &options.data_dir) {
         Ok(planned) => planned,
         Err(e) => return report(err, &e, 1),
     };
+    // The tables first: that is where containers are that came meanwhile, and it is done with them or not at all.
+    if options.mode == Mode::Apply
+        && let Err(e) = traces::remove_tables(&mut traces, in_use)
+    {
+        return report(err, &e, 1);
+    }
     let code = command(&options, out, err, uninstall);
     if code != 0 {
         return code;
     }
-    let done = match options.mode {
-        Mode::DryRun => planned,
-        Mode::Apply => match traces::remove(planned, in_use) {
-            Ok(done) => done,
+    let mut late = Vec::new();
+    if options.mode == Mode::Apply {
+        match traces::remove_rest(&mut traces, in_use) {
+            Ok(owners) => late = owners,
             Err(e) => return report(err, &e, 1),
-        },
-    };
-    match tell_traces(&done, options.mode, out) {
-        Ok(()) => 0,
-        Err(e) => report(err, &e, 1),
+        }
     }
+    if let Err(e) = tell_traces(&traces, options.mode, out) {
+        return report(err, &e, 1);
+    }
+    late.into_iter().fold(0, |_, e| report(err, &e, 1))
 }
 
 fn tell_traces(traces: &[Trace], mode: Mode, out: &mut dyn Write) -> io::Result<()> {

@@ -194,6 +194,30 @@ fn what_a_killed_installation_left_does_not_matter() {
 }
 
 #[test]
+fn what_a_killed_replacement_left_does_not_matter() {
+    let theirs = |world: &World| {
+        fs::create_dir_all(world.dir.join(BACKUP_DIR)).unwrap();
+        fs::write(world.dir.join("bridge"), b"theirs").unwrap();
+        // The copy is kept, our link did not come, and a second call was killed in the middle of the same.
+        for name in ["bridge", ".slipway-new"] {
+            fs::hard_link(world.dir.join("bridge"), world.dir.join(BACKUP_DIR).join(name)).unwrap();
+        }
+    };
+    let once = world();
+    theirs(&once);
+    once.replace();
+    assert!(once.listing().contains(&"kept/bridge=theirs".to_owned()), "{:?}", once.listing());
+    once.uninstall();
+    let never = world();
+    theirs(&never);
+    never.uninstall();
+    for world in [once, never] {
+        assert_eq!(world.listing(), ["bridge=theirs"]);
+        assert!(!world.dir.join(BACKUP_DIR).exists());
+    }
+}
+
+#[test]
 fn a_dry_run_changes_nothing_and_says_the_same() {
     let world = world();
     let dry = Options { mode: Mode::DryRun, ..world.options() };

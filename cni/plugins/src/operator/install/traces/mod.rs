@@ -68,6 +68,19 @@ pub enum TraceError {
         /// Whose.
         owners: Vec<Owner>,
     },
+    /// Containers came while the plugins were taken away.
+    #[error(
+        "table {} stays: {} came while the plugins went: install them again, remove the containers, and \
+         call `uninstall` once more",
+        table.name(),
+        owners.iter().map(ToString::to_string).collect::<Vec<_>>().join("; ")
+    )]
+    CameLate {
+        /// The table.
+        table: OwnTable,
+        /// Whose.
+        owners: Vec<Owner>,
+    },
     /// A table could not be read or removed.
     #[error(transparent)]
     Table(#[from] DataplaneError),
@@ -121,37 +134,60 @@ pub fn plan(in_use: InUse, data_dir: &Path) -> Result<Vec<Trace>, TraceError> {
     Ok(traces)
 }
 
-/// Does it, in this order. What came into use since it was planned stays.
+/// Removes the tables that are planned to go. What came into use since it was planned stays.
 ///
 /// # Errors
-/// The first that could not be removed.
-pub fn remove(traces: Vec<Trace>, in_use: InUse) -> Result<Vec<Trace>, TraceError> {
-    let mut done = Vec::new();
+/// With [`InUse::Spare`] that containers have something in a table; the first that could not be removed.
+pub fn remove_tables(traces: &mut [Trace], in_use: InUse) -> Result<(), TraceError> {
     for trace in traces {
-        done.push(match trace {
-            Trace::Table(table) => match table.remove(in_use)? {
+        if let Trace::Table(table) = *trace {
+            match table.remove(in_use)? {
                 Holding::Owners(owners) if in_use == InUse::Spare => {
                     return Err(TraceError::InUse { table, owners });
                 }
-                Holding::Rules if in_use == InUse::Spare => administered(table),
-                _ => Trace::Table(table),
-            },
+                Holding::Rules if in_use == InUse::Spare => *trace = administered(table),
+                _ => {}
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Removes all else, in this order, and the tables that a container which came while the plugins went has made
+/// again. Returns, with [`InUse::Spare`], whose tables stay.
+///
+/// # Errors
+/// The first that could not be removed.
+pub fn remove_rest(traces: &mut [Trace], in_use: InUse) -> Result<Vec<TraceError>, TraceError> {
+    let mut late = Vec::new();
+    for table in OwnTable::ALL {
+        match table.remove(in_use) {
+            Ok(Holding::Owners(owners)) if in_use == InUse::Spare => {
+                late.push(TraceError::CameLate { table, owners });
+            }
+            Ok(_) | Err(DataplaneError::ForeignTable { .. } | DataplaneError::NewerSchema { .. }) => {}
+            Err(error) => return Err(error.into()),
+        }
+    }
+    for trace in traces {
+        let done = match trace {
+            Trace::Table(_) | Trace::Leave { .. } => continue,
             Trace::Programs => {
                 ebpf::teardown_node()?;
                 Trace::Programs
             }
-            Trace::Chains(frame) => judge(frame, frame.remove()?),
-            Trace::Link(name) => links::remove(name)?,
-            Trace::Folder(path) => disk::remove(path)?,
+            Trace::Chains(frame) => judge(*frame, frame.remove()?),
+            Trace::Link(name) => links::remove(std::mem::take(name))?,
+            Trace::Folder(path) => disk::remove(std::mem::take(path))?,
             Trace::Memory(path) => {
                 std::fs::remove_dir_all(&path)
                     .map_err(|error| TraceError::Disk(format!("remove {}: {error}", path.display())))?;
-                Trace::Memory(path)
+                continue;
             }
-            leave @ Trace::Leave { .. } => leave,
-        });
+        };
+        *trace = done;
     }
-    Ok(done)
+    Ok(late)
 }
 
 fn chains(frame: Frame) -> String {
