@@ -225,6 +225,12 @@ fn two_daemons_do_not_share_leases() {
     assert!(second.stderr.contains("another daemon keeps these leases"), "{second}");
     let second = stage.node.try_slipway("dhcp daemon -statedir /run/leases");
     assert!(second.stderr.contains("slipway dhcp: Error getting listener: "), "{second}");
+    // One that gives up does not say that it runs.
+    for flags in ["", "-statedir /run/leases"] {
+        let second = stage.node.try_slipway(&format!("dhcp daemon -pidfile /run/dhcp.pid {flags}"));
+        assert_eq!(second.code, Some(1), "{second}");
+        assert_eq!(stage.node.read("/run/dhcp.pid"), Some(stage.pid("daemon").to_string()), "{flags}");
+    }
     let wrong = stage.node.try_slipway("dhcp daemon -nonsense");
     assert_eq!(wrong.code, Some(2), "{wrong}");
     assert!(wrong.stderr.contains("usage: slipway dhcp daemon"), "{wrong}");

@@ -70,14 +70,8 @@ pub(super) fn has_files(state: &Path, network: &str) -> bool {
 /// Serves until the process is killed.
 fn run(flags: &Flags) -> Result<(), String> {
     let inherited = activation::listener().map_err(|e| format!("Error getting listener: {e}"))?;
-    if let Some(path) = &flags.pid_file {
-        if !path.is_absolute() {
-            return Err(format!("Error writing pidfile {path:?}: path not absolute"));
-        }
-        // Whatever the umask, nobody else writes it.
-        let file = File::options().write(true).create(true).truncate(true).mode(0o644).open(path);
-        file.and_then(|mut file| file.write_all(std::process::id().to_string().as_bytes()))
-            .map_err(|e| format!("Error writing pidfile {path:?}: {e}"))?;
+    if let Some(path) = flags.pid_file.as_ref().filter(|path| !path.is_absolute()) {
+        return Err(format!("Error writing pidfile {path:?}: path not absolute"));
     }
     let store = open_state(&flags.on_host(&flags.state))?;
     // Two daemons would take the same leases for theirs. Kept as long as the process lives.
@@ -87,6 +81,10 @@ fn run(flags: &Flags) -> Result<(), String> {
         Some(listener) => listener,
         None => listen(&flags.on_host(&flags.socket)).map_err(|e| format!("Error getting listener: {e}"))?,
     };
+    // Now that nothing keeps it from running: the file may be that of another daemon.
+    if let Some(path) = &flags.pid_file {
+        write_pid(path).map_err(|e| format!("Error writing pidfile {path:?}: {e}"))?;
+    }
     let patience = Patience {
         timeout: flags.timeout,
         resend_max: flags.resend_max,
@@ -98,6 +96,12 @@ fn run(flags: &Flags) -> Result<(), String> {
     log::info!("ready");
     serve(&leases, &listener);
     Ok(())
+}
+
+/// Whatever the umask, nobody else writes it.
+fn write_pid(path: &Path) -> io::Result<()> {
+    let mut file = File::options().write(true).create(true).truncate(true).mode(0o644).open(path)?;
+    file.write_all(std::process::id().to_string().as_bytes())
 }
 
 /// The folder of leases, for root alone; those above it are everybody's to see.
