@@ -4,6 +4,7 @@
 //! given back: a daemon that is started again goes on where the last one was killed.
 
 use std::collections::HashMap;
+use std::ffi::OsStr;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
@@ -12,7 +13,7 @@ use std::thread::{Builder, JoinHandle};
 use std::time::{Duration, Instant};
 
 use cni_kernel::boot;
-use cni_kernel::dir::DurableDir;
+use cni_kernel::dir::{DirError, DurableDir};
 use cni_kernel::netns::Netns;
 use cni_spec::{AddResult, CniError, ErrorCode};
 
@@ -35,9 +36,20 @@ pub(super) struct Leases {
     host_prefix: String,
     patience: Patience,
     store: Arc<DurableDir>,
-    table: Mutex<HashMap<Owner, Slot>>,
+    table: Arc<Table>,
     /// Told when somebody's [`Turn`] is over.
     turned: Condvar,
+}
+
+type Table = Mutex<HashMap<Owner, Slot>>;
+
+/// Why a file says nothing of a lease.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum ReadError {
+    #[error(transparent)]
+    File(#[from] DirError),
+    #[error(transparent)]
+    Content(#[from] serde_json::Error),
 }
 
 /// What there is of an attachment.
@@ -46,8 +58,8 @@ enum Slot {
     Asking(Arc<AtomicBool>),
     /// A lease is kept.
     Kept(Kept),
-    /// It is being given back.
-    Releasing,
+    /// It is being given back, by the call that has this mark.
+    Releasing(Arc<AtomicBool>),
 }
 
 struct Kept {
@@ -68,14 +80,16 @@ impl Kept {
 struct Turn<'a> {
     leases: &'a Leases,
     owner: &'a Owner,
-    /// Set when it is to end.
+    /// Set when it is to end, and what the place is told apart by from that of the next call.
     stop: Arc<AtomicBool>,
 }
 
 impl Drop for Turn<'_> {
     fn drop(&mut self) {
         let mut table = self.leases.table();
-        if matches!(table.get(self.owner), Some(Slot::Asking(_) | Slot::Releasing)) {
+        if let Some(Slot::Asking(mark) | Slot::Releasing(mark)) = table.get(self.owner)
+            && Arc::ptr_eq(mark, &self.stop)
+        {
             table.remove(self.owner);
         }
         self.leases.turned.notify_all();
@@ -84,12 +98,12 @@ impl Drop for Turn<'_> {
 
 impl Leases {
     pub(super) fn new(store: DurableDir, patience: Patience, host_prefix: String) -> Self {
-        let (table, turned) = (Mutex::default(), Condvar::new());
+        let (table, turned) = (Arc::default(), Condvar::new());
         Self { host_prefix, patience, store: Arc::new(store), table, turned }
     }
 
     fn table(&self) -> MutexGuard<'_, HashMap<Owner, Slot>> {
-        self.table.lock().unwrap_or_else(PoisonError::into_inner)
+        locked(&self.table)
     }
 
     /// Goes on with the leases on the disk.
@@ -101,22 +115,18 @@ impl Leases {
         });
         let boot = boot::id();
         for name in names.iter().filter(|name| *name != LOCK) {
-            let lease = match self.store.read(name, LARGEST) {
-                Ok(Some(bytes)) => serde_json::from_slice::<Lease>(&bytes).map_err(|e| e.to_string()),
-                Ok(None) => continue,
-                Err(error) => Err(error.to_string()),
-            };
-            match lease {
-                Ok(lease) if **name != *lease.owner.file_name() || lease.owner.checked().is_err() => {
+            match read(&self.store, name) {
+                Ok(None) => {}
+                Ok(Some(lease)) if **name != *lease.owner.file_name() || lease.owner.checked().is_err() => {
                     log::error!("{name:?} is of {}, left alone", lease.owner.client_id());
                 }
-                Ok(lease) if lease.boot != boot => {
+                Ok(Some(lease)) if lease.boot != boot => {
                     log::info!("{}: gone with the machine's last run", lease.owner.client_id());
                     if let Err(error) = self.store.remove(name) {
                         log::error!("{error}");
                     }
                 }
-                Ok(lease) => {
+                Ok(Some(lease)) => {
                     log::info!("{}: keeping {} as before", lease.owner.client_id(), lease.address);
                     if let Err(error) = self.keep(lease) {
                         log::error!("{error}");
@@ -176,7 +186,7 @@ impl Leases {
 
     /// A place in the table for an ADD; or the lease that is there.
     fn start_asking<'a>(&'a self, owner: &'a Owner) -> Result<Result<Turn<'a>, Lease>, CniError> {
-        let mut table = self.wait(owner, |slot| matches!(slot, Slot::Releasing))?;
+        let mut table = self.wait(owner, |slot| matches!(slot, Slot::Releasing(_)))?;
         match table.get(owner) {
             Some(Slot::Kept(kept)) if !kept.thread.is_finished() => Ok(Err(kept.lease())),
             Some(Slot::Asking(_)) => {
@@ -231,14 +241,15 @@ impl Leases {
                 stop.store(true, Ordering::Relaxed);
                 true
             }
-            Slot::Releasing => true,
+            Slot::Releasing(_) => true,
             Slot::Kept(_) => false,
         })?;
-        let kept = match table.insert(owner.clone(), Slot::Releasing) {
+        let stop = Arc::<AtomicBool>::default();
+        let kept = match table.insert(owner.clone(), Slot::Releasing(stop.clone())) {
             Some(Slot::Kept(kept)) => Some(kept),
             _ => None,
         };
-        Ok((kept, Turn { leases: self, owner, stop: Arc::default() }))
+        Ok((kept, Turn { leases: self, owner, stop }))
     }
 
     /// Waits as long as an attachment's place is one that `is_busy` says is another call's.
@@ -302,17 +313,38 @@ impl Leases {
         let (lease, stop) = (Arc::new(Mutex::new(lease)), Arc::<AtomicBool>::default());
         let keeper = self.keeper(lease.clone(), received, stop.clone());
         let (store, name) = (self.store.clone(), owner.file_name());
+        let (shared, whose, its) = (self.table.clone(), owner.clone(), lease.clone());
         let run = move || {
             let end = keeper.run();
+            // As long as the place in the table is there nobody else writes the file.
             if let Err(error) = store.remove(&name) {
                 log::error!("{error}");
             }
+            let mut table = locked(&shared);
+            // Somebody may be taking it out already, who waits for this thread.
+            if matches!(table.get(&whose), Some(Slot::Kept(kept)) if Arc::ptr_eq(&kept.lease, &its)) {
+                table.remove(&whose);
+            }
             end
         };
+        // A thread that ends at once finds its place nevertheless.
+        let mut table = self.table();
         let thread = Builder::new().name("lease".to_owned()).stack_size(STACK).spawn(run);
         let thread = thread.map_err(|e| format!("start a thread for {}: {e}", owner.client_id()))?;
-        self.table().insert(owner, Slot::Kept(Kept { lease, orders, stop, thread }));
+        table.insert(owner, Slot::Kept(Kept { lease, orders, stop, thread }));
         Ok(())
+    }
+}
+
+fn locked(table: &Table) -> MutexGuard<'_, HashMap<Owner, Slot>> {
+    table.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// The lease in a file; none when there is no such file.
+pub(super) fn read(store: &DurableDir, name: &OsStr) -> Result<Option<Lease>, ReadError> {
+    match store.read(name, LARGEST)? {
+        Some(bytes) => Ok(Some(serde_json::from_slice(&bytes)?)),
+        None => Ok(None),
     }
 }
 
@@ -324,4 +356,77 @@ fn save(store: &DurableDir, lease: &Lease) -> Result<(), String> {
 fn told(owner: &Owner, error: &ExchangeError) -> CniError {
     log::warn!("{}: {error}", owner.client_id());
     CniError::internal(error.to_string())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::Ipv4Addr;
+    use std::path::PathBuf;
+
+    use super::*;
+
+    const PATIENCE: Patience = Patience {
+        timeout: Duration::from_secs(1),
+        resend_max: Duration::from_secs(1),
+        resend_timeout: Duration::from_secs(1),
+        broadcast: false,
+    };
+
+    /// A lease that is to be renewed at once, of a namespace that is gone.
+    fn of_nobody() -> Lease {
+        Lease {
+            owner: Owner { network: "n".into(), container: "c".into(), ifname: "eth0".into() },
+            netns: PathBuf::from("/run/netns/none-of-that-name"),
+            netns_id: (1, 2),
+            options: Options::default(),
+            address: Ipv4Addr::new(10, 0, 0, 5),
+            prefix: 24,
+            server: Ipv4Addr::new(10, 0, 0, 1),
+            gateway: None,
+            routes: Vec::new(),
+            boot: boot::id(),
+            since: boot::uptime().as_secs(),
+            renewal: 0,
+            rebinding: 3600,
+            expiry: 3600,
+        }
+    }
+
+    fn leases(root: &tempfile::TempDir) -> Leases {
+        let store = DurableDir::create(&root.path().join("dhcp"), 0o700).unwrap();
+        Leases::new(store, PATIENCE, String::new())
+    }
+
+    /// A DEL that comes when an ADD has its lease and is about to say so.
+    #[test]
+    fn the_end_of_an_add_does_not_end_a_del() {
+        let root = tempfile::tempdir().unwrap();
+        let (leases, lease) = (leases(&root), Lease { renewal: 3600, ..of_nobody() });
+        let owner = lease.owner.clone();
+        let asking = leases.start_asking(&owner).unwrap().unwrap();
+        leases.keep(lease).unwrap();
+        let (kept, releasing) = leases.take(&owner).unwrap();
+        drop(asking);
+        assert_eq!(leases.table().len(), 1, "an ADD that comes now does not wait for the DEL");
+        drop(releasing);
+        assert!(leases.table().is_empty());
+        kept.unwrap().orders.send(Order::Release).unwrap();
+    }
+
+    #[test]
+    fn of_a_lease_whose_container_went_nothing_is_kept() {
+        let root = tempfile::tempdir().unwrap();
+        let leases = leases(&root);
+        leases.save(&of_nobody()).unwrap();
+        leases.keep(of_nobody()).unwrap();
+        let end = Instant::now() + Duration::from_secs(20);
+        while !leases.table().is_empty() {
+            assert!(Instant::now() < end, "its keeper is still in the table");
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        assert!(leases.store.list().unwrap().is_empty());
+        // Nothing is left that a DEL would have to find.
+        leases.release(&of_nobody().owner).unwrap();
+        assert!(leases.table().is_empty());
+    }
 }
