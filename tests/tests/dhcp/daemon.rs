@@ -1,14 +1,16 @@
 //! The daemon: started again, killed, out of space, called by others, started by systemd.
 
 use std::io::{Read as _, Write as _};
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsRawFd as _, OwnedFd};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::process::{Command, Stdio};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use nix::sys::signal::Signal;
+use nix::sys::signal::{Signal, kill};
+use nix::sys::socket::{AddressFamily, Backlog, SockFlag, SockType, UnixAddr, bind, listen, socket};
+use nix::unistd::Pid;
 use serde_json::json;
-use slipway_tests::{Attach, slipway};
+use slipway_tests::{Attach, slipway, within};
 
 use crate::server::{RELEASE, Rules, Say, Server};
 use crate::stage::{SOCKET, STATE, Stage, address, is_up};
@@ -157,6 +159,90 @@ fn without_a_daemon_what_can_be_done_is_done() {
     let wrong = stage.network(&json!({"request": [{"option": "nonsense"}]}));
     let failure = wrong.add(&attach).expect_err("ADD");
     assert!(failure.error.msg.contains("Can not parse option \"nonsense\""), "{failure}");
+}
+
+/// What stands on the disk from before the machine was started again is nobody's lease, nor is what nobody can
+/// read: no daemon would give it back either.
+#[test]
+fn leases_of_before_a_restart_need_no_daemon() {
+    ours_alone!();
+    let stage = Stage::new();
+    let _server = Server::start(&stage, Rules::default());
+    stage.start_daemon(&[]);
+    let (pod, network) = (stage.node.pod("pod"), stage.network(&json!({})));
+    let attach = Attach::new(&pod);
+    network.add(&attach).expect("ADD");
+    stage.stop("daemon", Signal::SIGTERM);
+    let file = format!("{STATE}/lan:pod:eth0");
+    let kept = stage.node.read(&file).expect("a file");
+    let gc = || network.gc_plugins(&json!([]));
+    assert_eq!(gc().expect_err("GC")[0].error.code, 11);
+    let mut old: serde_json::Value = serde_json::from_str(&kept).expect("JSON");
+    old["boot"] = "00000000-0000-0000-0000-000000000000".into();
+    for content in [old.to_string(), "{".to_owned()] {
+        stage.node.write(&file, &kept);
+        assert_eq!(network.del(&attach).expect_err("DEL").error.code, 11);
+        stage.node.write(&file, &content);
+        network.del(&attach).unwrap_or_else(|error| panic!("{content}: {error}"));
+        gc().unwrap_or_else(|errors| panic!("{content}: {errors:?}"));
+    }
+    // A file that the disk does not give, which is nothing of the attachment's to see here, may be a lease.
+    stage.node.cmd(&format!("rm {file}"));
+    stage.node.cmd(&format!("ln -s /run/none {file}"));
+    assert_eq!(network.del(&attach).expect_err("DEL").error.code, 11);
+}
+
+/// A daemon that does not answer, and one whose queue is full of calls that it does not take.
+#[test]
+fn a_daemon_that_hangs_is_not_waited_for_for_long() {
+    ours_alone!();
+    let stage = Stage::new();
+    let _server = Server::start(&stage, Rules::default());
+    stage.start_daemon(&[]);
+    let (pod, network) = (stage.node.pod("pod"), stage.network(&json!({})));
+    let attach = Attach::new(&pod);
+    network.add(&attach).expect("ADD");
+    kill(Pid::from_raw(i32::try_from(stage.pid("daemon")).expect("a process ID")), Signal::SIGSTOP)
+        .expect("send a signal");
+    let start = Instant::now();
+    let told = network.status().expect_err("STATUS").error;
+    assert_eq!(told.code, 50, "{told:?}");
+    assert_eq!(told.msg, "error calling DHCP.Ping: the daemon has not answered for 5 s");
+    assert!(start.elapsed() < within(Duration::from_secs(15)), "{:?}", start.elapsed());
+    let start = Instant::now();
+    std::thread::scope(|scope| {
+        let calls = [
+            ("Release", scope.spawn(|| network.del(&attach).expect_err("DEL").error)),
+            ("Renew", scope.spawn(|| network.check(&attach).expect_err("CHECK").error)),
+            ("Retain", scope.spawn(|| network.gc_plugins(&json!([])).expect_err("GC").remove(0).error)),
+        ];
+        for (method, call) in calls {
+            let told = call.join().expect("no panic");
+            assert_eq!(told.code, 11, "{told:?}");
+            let text = format!("error calling DHCP.{method}: the daemon has not answered for 30 s");
+            assert!(told.msg.ends_with(&text), "{told:?}");
+        }
+    });
+    assert!(start.elapsed() < within(Duration::from_secs(50)), "{:?}", start.elapsed());
+    // Nobody takes what waits here: the second call does not even get in.
+    let full = stage.node.run(|| {
+        let address = UnixAddr::new("/run/full").expect("an address");
+        let socket = socket(AddressFamily::Unix, SockType::Stream, SockFlag::SOCK_CLOEXEC, None);
+        let socket = socket.expect("a socket");
+        bind(socket.as_raw_fd(), &address).expect("bind");
+        listen(&socket, Backlog::new(1).expect("a number")).expect("listen");
+        let waiting: Vec<_> = (0..2).map(|_| UnixStream::connect("/run/full").expect("connect")).collect();
+        (socket, waiting)
+    });
+    let told = stage.network(&json!({"daemonSocketPath": "/run/full"})).status().expect_err("STATUS").error;
+    assert_eq!(told.code, 50, "{told:?}");
+    assert!(told.msg.starts_with("error dialing DHCP daemon: dial unix /run/full: "), "{told:?}");
+    drop(full);
+    // It goes on, and hears what was asked of it meanwhile.
+    kill(Pid::from_raw(i32::try_from(stage.pid("daemon")).expect("a process ID")), Signal::SIGCONT)
+        .expect("send a signal");
+    stage.wait("the lease is given back", || stage.leases().is_empty());
+    network.del(&attach).expect("DEL");
 }
 
 /// Root's alone, on both sides; what is not understood is answered, and does no harm.

@@ -55,18 +55,6 @@ pub fn dhcp_command(args: &[String], _out: &mut dyn Write, err: &mut dyn Write) 
     }
 }
 
-/// Whether an attachment has a lease on disk.
-pub(super) fn has_file(state: &Path, owner: &Owner) -> bool {
-    DurableDir::open(state).is_ok_and(|dir| dir.exists(owner.file_name()).unwrap_or(true))
-}
-
-/// Whether a network has leases on disk.
-pub(super) fn has_files(state: &Path, network: &str) -> bool {
-    let Ok(dir) = DurableDir::open(state) else { return false };
-    let prefix = format!("{network}:");
-    dir.list().is_ok_and(|names| names.iter().any(|name| name.to_string_lossy().starts_with(&prefix)))
-}
-
 /// Serves until the process is killed.
 fn run(flags: &Flags) -> Result<(), String> {
     let inherited = activation::listener().map_err(|e| format!("Error getting listener: {e}"))?;
@@ -192,7 +180,7 @@ fn request(stream: &mut UnixStream) -> Result<Request, CniError> {
     // Read in any case: an answer is lost when a socket is closed that something waits in.
     let line = protocol::read_line(stream);
     protocol::expect_root(stream).map_err(|text| failed(&text))?;
-    protocol::parse(&line?)
+    protocol::parse(&line.map_err(|e| protocol::failed("read from", &e))?)
 }
 
 fn carry_out(leases: &Arc<Leases>, request: Request) -> Result<Reply, CniError> {

@@ -1,14 +1,17 @@
 //! What stays on disk when there is no lease any more, and how `slipway uninstall` takes it away.
 
+use std::ffi::OsStr;
 use std::path::Path;
 use std::time::Duration;
 
+use cni_kernel::boot;
 use cni_kernel::dir::{DirError, DurableDir};
 use cni_kernel::lock::FileLock;
 use nix::errno::Errno;
 
 use super::daemon::STATE;
-use super::leases::LOCK;
+use super::lease::Owner;
+use super::leases::{LOCK, ReadError, read};
 
 /// The folder of leases.
 pub(crate) fn folder() -> &'static Path {
@@ -46,6 +49,49 @@ fn remove_folder(path: &Path) -> Result<Option<String>, String> {
             Err(format!("remove {}: {error}", path.display()))
         }
         _ => Ok(None),
+    }
+}
+
+/// Whether an attachment has a lease on the disk that a daemon would keep.
+///
+/// # Errors
+/// What the disk did not give: it may be one.
+pub(super) fn has_lease(state: &Path, owner: &Owner) -> Result<bool, DirError> {
+    match DurableDir::open(state) {
+        Ok(dir) => is_lease(&dir, owner.file_name().as_ref()),
+        Err(error) if error.is_not_found() => Ok(false),
+        Err(error) => Err(error),
+    }
+}
+
+/// Whether a network has such leases.
+///
+/// # Errors
+/// What the disk did not give.
+pub(super) fn has_leases(state: &Path, network: &str) -> Result<bool, DirError> {
+    let dir = match DurableDir::open(state) {
+        Ok(dir) => dir,
+        Err(error) if error.is_not_found() => return Ok(false),
+        Err(error) => return Err(error),
+    };
+    for name in dir.list()? {
+        let owner = name.to_str().and_then(Owner::of_file);
+        if owner.is_some_and(|owner| owner.network == network) && is_lease(&dir, &name)? {
+            return Ok(true);
+        }
+    }
+    Ok(false)
+}
+
+/// One of before a restart of the machine is over, and one that says nothing no daemon would give back.
+fn is_lease(dir: &DurableDir, name: &OsStr) -> Result<bool, DirError> {
+    match read(dir, name) {
+        Ok(lease) => Ok(lease.is_some_and(|lease| lease.boot == boot::id())),
+        Err(ReadError::File(error)) if error.errno().is_some() => Err(error),
+        Err(error) => {
+            log::warn!("{}: {error}", dir.path().join(name).display());
+            Ok(false)
+        }
     }
 }
 

@@ -13,21 +13,23 @@ pub(crate) mod leftovers;
 mod message;
 mod protocol;
 
+use std::io;
 use std::net::IpAddr;
+use std::os::fd::AsRawFd as _;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
-use std::time::Duration;
 
+use cni_kernel::dir::DirError;
 use cni_spec::{AddResult, CniError, ErrorCode, Version};
+use nix::errno::Errno;
+use nix::sys::socket::{self, AddressFamily, SockFlag, SockType, UnixAddr, setsockopt, sockopt};
+use nix::sys::time::TimeVal;
 use serde_json::{Map, Value};
 
 use self::config::RawConfig;
 use self::lease::Owner;
 use self::protocol::{Reply, Request as Call};
 use crate::plugin::{NodeRequest, Plugin, Request};
-
-/// How long the daemon is waited for. It gives up after the time that its flag `-resendtimeout` says.
-const PATIENCE: Duration = Duration::from_secs(600);
 
 /// The IPAM plugin `dhcp`.
 #[derive(Debug)]
@@ -47,8 +49,7 @@ impl Plugin for Dhcp {
         let (options, priority) = (config.options(request.args)?, config.priority()?);
         let netns = request.netns.clone().unwrap_or_default();
         let owner = Owner::of(&request.attachment);
-        let stream = connect(&config.socket())?;
-        let mut result = leased("Allocate", stream, &Call::Allocate { owner, netns, options })?;
+        let mut result = leased(&config.socket(), &Call::Allocate { owner, netns, options })?;
         for route in &mut result.routes {
             route.priority = priority;
         }
@@ -58,19 +59,14 @@ impl Plugin for Dhcp {
     fn del(&self, request: &Request<'_>) -> Result<(), CniError> {
         let config: RawConfig = request.config.decode()?;
         let owner = Owner::of(&request.attachment);
-        let has_lease = daemon::has_file(Path::new(daemon::STATE), &owner);
-        match connect(&config.socket()) {
-            Ok(stream) => call(stream, "Release", &Call::Release { owner }).map(drop),
-            // Without a daemon nobody keeps leases. One that is on the disk will be kept again.
-            Err(_) if !has_lease => Ok(()),
-            Err(error) => Err(CniError { code: ErrorCode::TryAgainLater, ..error }),
-        }
+        let has_lease = leftovers::has_lease(Path::new(daemon::STATE), &owner);
+        give_back(&config.socket(), &Call::Release { owner }, has_lease)
     }
 
     fn check(&self, request: &Request<'_>) -> Result<(), CniError> {
         let config: RawConfig = request.config.decode()?;
         let owner = Owner::of(&request.attachment);
-        let result = leased("Renew", connect(&config.socket())?, &Call::Renew { owner })?;
+        let result = leased(&config.socket(), &Call::Renew { owner })?;
         let Some(before) = &request.config.prev_result else { return Ok(()) };
         let addresses: Vec<IpAddr> = before.ips.iter().map(|ip| ip.address.addr()).collect();
         match result.ips.iter().find(|ip| !addresses.contains(&ip.address.addr())) {
@@ -86,51 +82,86 @@ impl Plugin for Dhcp {
         let Some(valid) = &request.config.valid_attachments else { return Ok(()) };
         let config: RawConfig = request.config.decode()?;
         let network = request.config.name.clone();
-        match connect(&config.socket()) {
-            Ok(stream) => {
-                let owners = valid.iter().map(Owner::of).collect();
-                call(stream, "Retain", &Call::Retain { network, owners }).map(drop)
-            }
-            Err(_) if !daemon::has_files(Path::new(daemon::STATE), &network) => Ok(()),
-            Err(error) => Err(CniError { code: ErrorCode::TryAgainLater, ..error }),
-        }
+        let has_leases = leftovers::has_leases(Path::new(daemon::STATE), &network);
+        let owners = valid.iter().map(Owner::of).collect();
+        give_back(&config.socket(), &Call::Retain { network, owners }, has_leases)
     }
 
     fn status(&self, request: &NodeRequest<'_>) -> Result<(), CniError> {
         let config: RawConfig = request.config.decode()?;
         config.options("")?;
         let unavailable = |error: CniError| CniError { code: ErrorCode::NotAvailable, ..error };
-        let stream = connect(&config.socket()).map_err(unavailable)?;
-        call(stream, "Ping", &Call::Ping).map(drop).map_err(unavailable)
+        let stream = connect(&config.socket(), &Call::Ping).map_err(unavailable)?;
+        call(stream, &Call::Ping).map(drop).map_err(unavailable)
     }
 }
 
 /// A call whose answer is a lease.
-fn leased(method: &str, stream: UnixStream, what: &Call) -> Result<AddResult, CniError> {
-    let object = call(stream, method, what)?;
+fn leased(socket: &Path, what: &Call) -> Result<AddResult, CniError> {
+    let object = call(connect(socket, what)?, what)?;
     AddResult::from_object(Version::V1_1_0, &object)
-        .map_err(|e| CniError::internal(format!("error calling DHCP.{method}: {e}")))
+        .map_err(|e| CniError::internal(format!("error calling DHCP.{}: {e}", what.method())))
 }
 
-fn connect(path: &Path) -> Result<UnixStream, CniError> {
+/// A call that gives back what there is on the disk, if anything.
+fn give_back(socket: &Path, what: &Call, is_there: Result<bool, DirError>) -> Result<(), CniError> {
+    let is_there = is_there.unwrap_or_else(|error| {
+        log::warn!("{error}");
+        true
+    });
+    match connect(socket, what) {
+        Ok(stream) => call(stream, what).map(drop),
+        // Without a daemon nobody keeps leases. One that is on the disk will be kept again.
+        Err(error) if error.code != ErrorCode::TryAgainLater && !is_there => Ok(()),
+        Err(error) => Err(CniError { code: ErrorCode::TryAgainLater, ..error }),
+    }
+}
+
+/// Opens a connection for a call.
+///
+/// # Errors
+/// Code 11 when there is a daemon, and too many calls wait for it.
+fn connect(path: &Path, what: &Call) -> Result<UnixStream, CniError> {
     let told = |text: String| {
         let msg = format!("error dialing DHCP daemon: dial unix {}: {text}", path.display());
         CniError::new(ErrorCode::Io, msg)
     };
-    let failed = |e: std::io::Error| told(e.to_string());
-    let stream = UnixStream::connect(path).map_err(failed)?;
+    let stream = dial(path, what).map_err(|errno| match errno {
+        Errno::EAGAIN => CniError { code: ErrorCode::TryAgainLater, ..told(silence(what)) },
+        errno => told(io::Error::from(errno).to_string()),
+    })?;
     protocol::expect_root(&stream).map_err(told)?;
-    stream.set_read_timeout(Some(PATIENCE)).map_err(failed)?;
-    stream.set_write_timeout(Some(PATIENCE)).map_err(failed)?;
     Ok(stream)
 }
 
-fn call(mut stream: UnixStream, method: &str, call: &Call) -> Result<Map<String, Value>, CniError> {
-    let failed =
-        |error: CniError| CniError { msg: format!("error calling DHCP.{method}: {}", error.msg), ..error };
-    let io = |e: std::io::Error| failed(CniError::new(ErrorCode::Io, e.to_string()));
-    protocol::write(&mut stream, call).map_err(io)?;
-    match protocol::read(&mut stream).map_err(failed)? {
+/// As the standard library connects, but not for longer than the call's patience: a daemon that hangs leaves
+/// the socket's queue to fill, and who comes after that waits for a place in it.
+fn dial(path: &Path, what: &Call) -> Result<UnixStream, Errno> {
+    let fd = socket::socket(AddressFamily::Unix, SockType::Stream, SockFlag::SOCK_CLOEXEC, None)?;
+    let seconds = i64::try_from(what.patience().as_secs()).unwrap_or(i64::MAX);
+    let patience = TimeVal::new(seconds, 0);
+    setsockopt(&fd, sockopt::SendTimeout, &patience)?;
+    setsockopt(&fd, sockopt::ReceiveTimeout, &patience)?;
+    socket::connect(fd.as_raw_fd(), &UnixAddr::new(path)?)?;
+    Ok(UnixStream::from(fd))
+}
+
+fn silence(what: &Call) -> String {
+    format!("the daemon has not answered for {} s", what.patience().as_secs())
+}
+
+fn call(mut stream: UnixStream, what: &Call) -> Result<Map<String, Value>, CniError> {
+    let failed = |error: CniError| CniError {
+        msg: format!("error calling DHCP.{}: {}", what.method(), error.msg),
+        ..error
+    };
+    let told = |operation: &str, error: io::Error| match error.kind() {
+        io::ErrorKind::WouldBlock => failed(CniError::new(ErrorCode::TryAgainLater, silence(what))),
+        _ => failed(protocol::failed(operation, &error)),
+    };
+    protocol::write(&mut stream, what).map_err(|e| told("write to", e))?;
+    let line = protocol::read_line(&mut stream).map_err(|e| told("read from", e))?;
+    match protocol::parse(&line).map_err(failed)? {
         Reply::Done(object) => Ok(object),
         Reply::Failed(error) => Err(failed(error)),
     }

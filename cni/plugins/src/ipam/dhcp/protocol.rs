@@ -3,6 +3,7 @@
 use std::io::{BufRead as _, BufReader, Read, Write};
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
+use std::time::Duration;
 
 use cni_spec::{AddResult, CniError, ErrorCode, Version};
 use nix::sys::socket::getsockopt;
@@ -50,6 +51,30 @@ pub(super) enum Request {
     Ping,
 }
 
+impl Request {
+    /// What errors call it.
+    pub(super) fn method(&self) -> &'static str {
+        match self {
+            Self::Allocate { .. } => "Allocate",
+            Self::Renew { .. } => "Renew",
+            Self::Release { .. } => "Release",
+            Self::Retain { .. } => "Retain",
+            Self::Ping => "Ping",
+        }
+    }
+
+    /// How long the daemon is waited for.
+    pub(super) fn patience(&self) -> Duration {
+        Duration::from_secs(match self {
+            // It waits for servers as long as its flag `-resendtimeout` says.
+            Self::Allocate { .. } => 600,
+            // It waits for another call of the same attachment (`TO_STOP`), but for no server.
+            Self::Renew { .. } | Self::Release { .. } | Self::Retain { .. } => 30,
+            Self::Ping => 5,
+        })
+    }
+}
+
 /// What the daemon says.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
@@ -92,26 +117,22 @@ pub(super) fn write<T: Serialize>(stream: &mut dyn Write, value: &T) -> std::io:
     stream.flush()
 }
 
-/// Reads one line and what it says.
-pub(super) fn read<T: for<'de> Deserialize<'de>>(stream: &mut dyn Read) -> Result<T, CniError> {
-    parse(&read_line(stream)?)
-}
-
 /// What a line says.
 pub(super) fn parse<T: for<'de> Deserialize<'de>>(line: &[u8]) -> Result<T, CniError> {
-    serde_json::from_slice(line).map_err(|e| failed(&e))
+    serde_json::from_slice(line).map_err(|e| failed("read from", &e))
 }
 
-fn failed(error: &dyn std::fmt::Display) -> CniError {
-    CniError::new(ErrorCode::Io, format!("read from the DHCP socket: {error}"))
+/// The error of an operation on the socket.
+pub(super) fn failed(operation: &str, error: &dyn std::fmt::Display) -> CniError {
+    CniError::new(ErrorCode::Io, format!("{operation} the DHCP socket: {error}"))
 }
 
 /// Reads one line.
-pub(super) fn read_line(stream: &mut dyn Read) -> Result<Vec<u8>, CniError> {
+pub(super) fn read_line(stream: &mut dyn Read) -> std::io::Result<Vec<u8>> {
     let mut line = Vec::new();
-    BufReader::new(stream.take(LONGEST)).read_until(b'\n', &mut line).map_err(|e| failed(&e))?;
+    BufReader::new(stream.take(LONGEST)).read_until(b'\n', &mut line)?;
     if line.last() != Some(&b'\n') {
-        return Err(failed(&"the other end has said nothing, or no whole line"));
+        return Err(std::io::Error::other("the other end has said nothing, or no whole line"));
     }
     Ok(line)
 }
@@ -119,6 +140,10 @@ pub(super) fn read_line(stream: &mut dyn Read) -> Result<Vec<u8>, CniError> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    fn read<T: for<'de> Deserialize<'de>>(stream: &mut dyn Read) -> Result<T, CniError> {
+        parse(&read_line(stream).map_err(|e| failed("read from", &e))?)
+    }
 
     #[test]
     fn lines_are_read_as_they_are_written() {
