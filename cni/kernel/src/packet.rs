@@ -1,4 +1,4 @@
-//! IPv4 packets to and from a link that has no address yet.
+//! IPv4 packets to and from a link that has no address yet, and ARP packets to its neighbours.
 #![allow(unsafe_code, reason = "packet sockets: nix has no way to make their addresses")]
 
 use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
@@ -17,8 +17,11 @@ pub struct PacketSocket {
     index: i32,
 }
 
-/// Protocol number of IPv4 in Ethernet, in network byte order (`linux/if_ether.h`).
+/// Protocol numbers in Ethernet, in network byte order (`linux/if_ether.h`).
 const IPV4: u16 = 0x0800_u16.to_be();
+const ARP: u16 = 0x0806_u16.to_be();
+/// How often it is asked whether packets are still on their way out.
+const TO_LEAVE: Duration = Duration::from_millis(1);
 
 impl PacketSocket {
     /// Opens a socket in the calling thread's namespace that sees the UDP packets to `port` that arrive
@@ -35,7 +38,7 @@ impl PacketSocket {
         let fd = unsafe { OwnedFd::from_raw_fd(raw) };
         filter(&fd, port)?;
         let socket = Self { fd, index };
-        let address = socket.address(Mac([0; 6]));
+        let address = socket.address(IPV4, Mac([0; 6]));
         let length = size(&address);
         // SAFETY: `address` is a sockaddr_ll of that length, and lives through the call.
         Errno::result(unsafe { libc::bind(socket.fd.as_raw_fd(), (&raw const address).cast(), length) })?;
@@ -47,7 +50,41 @@ impl PacketSocket {
     /// # Errors
     /// The kernel's answer: ENETDOWN while the link is down.
     pub fn send(&self, packet: &[u8], to: Mac) -> Result<(), Errno> {
-        let address = self.address(to);
+        self.send_as(IPV4, packet, to)
+    }
+
+    /// Sends an ARP packet to a neighbour.
+    ///
+    /// # Errors
+    /// As those of [`PacketSocket::send`].
+    pub fn send_arp(&self, packet: &[u8], to: Mac) -> Result<(), Errno> {
+        self.send_as(ARP, packet, to)
+    }
+
+    /// Waits until what was sent has left the machine, or has arrived where it stays on it, and says whether it
+    /// has when `until` has come. An ipvlan link hands on what is for everybody some time later; when the link is
+    /// deleted before that, the packet is lost.
+    ///
+    /// # Errors
+    /// The kernel's answer.
+    pub fn wait_until_sent(&self, until: Instant) -> Result<bool, Errno> {
+        loop {
+            let mut bytes: libc::c_int = 0;
+            // SAFETY: the kernel writes one int to `bytes`, which lives through the call.
+            let asked = unsafe { libc::ioctl(self.fd.as_raw_fd(), libc::TIOCOUTQ, &raw mut bytes) };
+            Errno::result(asked)?;
+            if bytes == 0 {
+                return Ok(true);
+            }
+            if Instant::now() >= until {
+                return Ok(false);
+            }
+            std::thread::sleep(TO_LEAVE);
+        }
+    }
+
+    fn send_as(&self, protocol: u16, packet: &[u8], to: Mac) -> Result<(), Errno> {
+        let address = self.address(protocol, to);
         // SAFETY: `packet` and `address` live through the call, with the lengths that are given.
         let sent = unsafe {
             libc::sendto(
@@ -87,12 +124,12 @@ impl PacketSocket {
         }
     }
 
-    fn address(&self, mac: Mac) -> libc::sockaddr_ll {
+    fn address(&self, protocol: u16, mac: Mac) -> libc::sockaddr_ll {
         let mut bytes = [0_u8; 8];
         bytes[..6].copy_from_slice(&mac.0);
         libc::sockaddr_ll {
             sll_family: u16::try_from(libc::AF_PACKET).unwrap_or_default(),
-            sll_protocol: IPV4,
+            sll_protocol: protocol,
             sll_ifindex: self.index,
             sll_hatype: 0,
             sll_pkttype: 0,

@@ -134,6 +134,34 @@ fn an_answer_without_a_mask_is_no_lease() {
     assert_eq!(scene.stage.leases(), Vec::<String>::new());
 }
 
+/// The container has never had to ask for its server's hardware address, and nobody would tell it now.
+#[test]
+fn a_server_whose_hardware_address_nobody_tells_hears_a_release() {
+    ours_alone!();
+    let scene = Scene::new(Rules::default());
+    scene.stage.node.sysctl("net/ipv4/conf/lan0/arp_ignore", "8");
+    for round in 1..=3 {
+        scene.stage.network(&json!({})).add(&Attach::new(&scene.pod)).expect("ADD");
+        scene.del();
+        let heard = || scene.server.count(|heard| heard.kind == RELEASE);
+        scene.stage.wait("the server hears it", || heard() == round);
+    }
+}
+
+/// RFC 2131, section 4.4.1: whoever knew the address as somebody else's knows better at once. lan0 learns
+/// of nobody but those who announce themselves.
+#[test]
+fn neighbours_are_told_who_has_the_address() {
+    ours_alone!();
+    let scene = Scene::new(Rules::default());
+    scene.stage.node.sysctl("net/ipv4/conf/lan0/arp_accept", "1");
+    scene.stage.node.cmd("ip neigh add 10.77.0.50 lladdr 02:00:00:00:00:01 dev lan0 nud stale");
+    scene.stage.network(&json!({})).add(&Attach::new(&scene.pod)).expect("ADD");
+    let known = scene.stage.node.cmd("ip neigh show 10.77.0.50 dev lan0");
+    assert!(known.contains(&format!("lladdr {} ", scene.pod.mac("eth0"))), "{known}");
+    scene.del();
+}
+
 #[test]
 fn a_silent_server_is_not_waited_for_for_ever() {
     ours_alone!();

@@ -15,7 +15,7 @@ use smoltcp::wire::{
     DHCP_CLIENT_PORT as CLIENT_PORT, DHCP_SERVER_PORT as SERVER_PORT, DhcpMessageType as MessageType,
 };
 
-use super::frame::{to_client, to_server};
+use super::frame::{announcement, to_client, to_server};
 use super::lease::{LeaseError, Terms};
 use super::message::{Answer, Client, Options};
 
@@ -23,6 +23,8 @@ use super::message::{Answer, Client, Options};
 const EVERYBODY: Mac = Mac([0xff; 6]);
 /// How long a wait is at most before it is asked whether to stop.
 const SLICE: Duration = Duration::from_millis(200);
+/// How long a packet may take to leave the machine.
+const TO_LEAVE: Duration = Duration::from_secs(1);
 /// The largest packet that is read, in bytes: of a link with large frames.
 const LARGEST: usize = 9216;
 
@@ -224,18 +226,28 @@ impl Place {
     }
 
     /// Gives the address back. No answer is expected.
+    ///
+    /// To everybody, of whom the server acts that the message names. RFC 2131, section 4.4.4, has clients send
+    /// it to the server alone, but then it may wait in the kernel for the answer to an ARP request when the link
+    /// is deleted, and is lost without a word. The way of a broadcast is the one that the lease came by, through
+    /// a relay too; a hardware address out of an earlier answer may be that of a machine that was replaced.
     pub(super) fn release(&self, client: &Client, held: (Ipv4Addr, Ipv4Addr)) -> Result<(), ExchangeError> {
         let message = client.release(xid(), held.0, held.1);
-        let sent = self.udp(held.0, held.1).and_then(|socket| {
-            socket.send(&message).map(drop).map_err(|e| self.failed("send to the server", errno(&e)))
-        });
-        if sent.is_ok() {
-            return sent;
-        }
-        // The address is not on the link any more: everybody hears it, and the server it names acts.
-        let talk = self.packets()?;
+        let socket = self.packets()?;
         let packet = to_server(held.0, Ipv4Addr::BROADCAST, &message);
-        talk.send(&packet, EVERYBODY).map_err(|errno| self.failed("send to everybody", errno))
+        let failed = |errno| self.failed("send to everybody", errno);
+        socket.send(&packet, EVERYBODY).map_err(failed)?;
+        match socket.wait_until_sent(Instant::now() + TO_LEAVE).map_err(failed)? {
+            true => Ok(()),
+            false => Err(failed(Errno::ETIMEDOUT)),
+        }
+    }
+
+    /// Tells the neighbours who has the address now (RFC 2131, section 4.4.1): some may know it as another
+    /// container's.
+    pub(super) fn announce(&self, address: Ipv4Addr) -> Result<(), ExchangeError> {
+        let sent = self.packets()?.send_arp(&announcement(self.mac, address), EVERYBODY);
+        sent.map_err(|errno| self.failed("announce the address to everybody", errno))
     }
 
     fn udp(&self, address: Ipv4Addr, server: Ipv4Addr) -> Result<UdpSocket, ExchangeError> {

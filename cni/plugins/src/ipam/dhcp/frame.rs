@@ -1,10 +1,12 @@
-//! IPv4 and UDP headers: RFC 791, RFC 768.
+//! IPv4 and UDP headers: RFC 791, RFC 768. ARP: RFC 826, RFC 5227.
 
 use std::net::Ipv4Addr;
 
+use cni_kernel::mac::Mac;
 use smoltcp::phy::ChecksumCapabilities;
 use smoltcp::wire::{
-    DHCP_CLIENT_PORT, DHCP_SERVER_PORT, IpProtocol, Ipv4Packet, Ipv4Repr, UdpPacket, UdpRepr,
+    ArpOperation, ArpPacket, ArpRepr, DHCP_CLIENT_PORT, DHCP_SERVER_PORT, EthernetAddress, IpProtocol,
+    Ipv4Packet, Ipv4Repr, UdpPacket, UdpRepr,
 };
 
 /// A packet from a client to a server.
@@ -24,6 +26,20 @@ pub(super) fn to_server(source: Ipv4Addr, destination: Ipv4Addr, payload: &[u8])
     let mut inner = UdpPacket::new_unchecked(packet.payload_mut());
     let fill = |to: &mut [u8]| to.copy_from_slice(payload);
     udp.emit(&mut inner, &source.into(), &destination.into(), payload.len(), fill, &sums);
+    bytes
+}
+
+/// Says who has an address: a request for it by the one who has it (RFC 5227, section 3).
+pub(super) fn announcement(mac: Mac, address: Ipv4Addr) -> Vec<u8> {
+    let arp = ArpRepr::EthernetIpv4 {
+        operation: ArpOperation::Request,
+        source_hardware_addr: EthernetAddress(mac.0),
+        source_protocol_addr: address,
+        target_hardware_addr: EthernetAddress([0; 6]),
+        target_protocol_addr: address,
+    };
+    let mut bytes = vec![0; arp.buffer_len()];
+    arp.emit(&mut ArpPacket::new_unchecked(&mut bytes[..]));
     bytes
 }
 
@@ -56,6 +72,17 @@ mod tests {
         let udp = UdpPacket::new_checked(ip.payload()).unwrap();
         assert!(udp.verify_checksum(&source.into(), &destination.into()));
         assert_eq!((udp.src_port(), udp.dst_port(), udp.payload()), (68, 67, &b"payload"[..]));
+    }
+
+    #[test]
+    fn an_announcement_asks_for_what_it_has() {
+        let bytes = announcement(Mac([2, 0, 0, 0, 0, 1]), Ipv4Addr::new(10, 0, 0, 5));
+        let want = [
+            &[0, 1, 8, 0, 6, 4, 0, 1][..],
+            &[2, 0, 0, 0, 0, 1, 10, 0, 0, 5],
+            &[0, 0, 0, 0, 0, 0, 10, 0, 0, 5],
+        ];
+        assert_eq!(bytes, want.concat());
     }
 
     #[test]

@@ -82,6 +82,10 @@ pub(super) fn acquire(
         let timeout = patience.timeout.min(end.saturating_duration_since(Instant::now()));
         let error = match place.acquire(&client, None, Manner { timeout, stop }) {
             Ok(terms) => {
+                // The link is on already when it gets the address, so that the kernel will not do it.
+                if let Err(error) = place.announce(terms.address()) {
+                    log::warn!("{}: {error}", owner.client_id());
+                }
                 let at = (netns.to_path_buf(), place.id());
                 return Ok(Lease::new(owner.clone(), at, options, &terms));
             }
