@@ -196,6 +196,45 @@ fn an_administrator_says_which_sysctls_are_allowed() {
     }
 }
 
+/// As a mounted ConfigMap and some distributions have it.
+#[test]
+fn the_administrators_list_may_be_a_symbolic_link() {
+    let node = Node::new();
+    node.own_etc();
+    node.write("/etc/cni/tuning/..data/allowlist.conf", "^net\\.core\\.somaxconn$\n");
+    node.cmd("ln -s ..data/allowlist.conf /etc/cni/tuning/allowlist.conf");
+    let pod = node.pod("pod");
+    let attach = Attach::new(&pod);
+    let allowed = network(&node, &json!({"sysctl": {"net.core.somaxconn": "500"}}));
+    let refused = network(&node, &json!({"sysctl": {"net.ipv4.ip_forward": "1"}}));
+    allowed.add(&attach).expect("ADD");
+    allowed.check(&attach).expect("CHECK");
+    allowed.del(&attach).expect("DEL");
+    let why = "Sysctl net.ipv4.ip_forward is not allowed. ";
+    let error = refused.add(&attach).expect_err("not allowed").error;
+    assert!(error.msg.starts_with(why), "{error:?}");
+    refused.del(&attach).expect("DEL");
+    if is_peer() {
+        return;
+    }
+    allowed.status().expect("STATUS");
+    let error = refused.status().expect_err("STATUS").error;
+    assert!(error.code == 50 && error.msg.starts_with(why), "{error:?}");
+    // Somebody means to say what is allowed: that the list is not to be found does not allow all.
+    let tuning = "/etc/cni/tuning";
+    for gone in [
+        vec![format!("mv {tuning}/..data /run/data")],
+        vec![format!("mv {tuning} /run/list"), format!("ln -s none {tuning}")],
+    ] {
+        gone.iter().for_each(|line| drop(node.cmd(line)));
+        let error = allowed.add(&attach).expect_err("nothing is allowed").error;
+        assert_eq!(error.code, 5, "{error:?}");
+        assert!(error.msg.contains("open /etc/cni/tuning/allowlist.conf: "), "{error:?}");
+        assert_eq!(allowed.status().expect_err("STATUS").error.code, 50);
+        allowed.del(&attach).expect("DEL");
+    }
+}
+
 #[test]
 fn nothing_outside_of_net_is_written() {
     let node = Node::new();

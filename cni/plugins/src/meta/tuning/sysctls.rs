@@ -2,9 +2,11 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
+use std::fs::File;
+use std::io::{self, Read};
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 
-use cni_kernel::dir::{DirError, DurableDir};
 use cni_kernel::sysctl::{NetSettings, SysctlError};
 use cni_spec::{CniError, ErrorCode, text};
 use regex_lite::Regex;
@@ -12,10 +14,9 @@ use serde::Deserialize;
 use serde::de::{IgnoredAny, MapAccess, SeqAccess, Visitor};
 
 /// Where an administrator's list of what is allowed lies. Without it everything in `net` is.
-const ALLOWED: &str = "/etc/cni/tuning";
-const ALLOWED_FILE: &str = "allowlist.conf";
+const ALLOWED: &str = "/etc/cni/tuning/allowlist.conf";
 /// More than any list has, in bytes.
-const ALLOWED_LIMIT: usize = 1 << 20;
+const ALLOWED_LIMIT: u64 = 1 << 20;
 
 /// What the container's interface is called in a key.
 const IFNAME: &str = "IFNAME";
@@ -160,25 +161,20 @@ impl Allowed {
     /// # Errors
     /// A list that cannot be read, or a line that is no pattern: nothing is allowed then.
     pub(super) fn read() -> Result<Option<Self>, CniError> {
-        let unreadable = |error: DirError| CniError::new(ErrorCode::Io, error.to_string());
-        let dir = match DurableDir::open(Path::new(ALLOWED)) {
-            Err(error) if error.is_not_found() => return Ok(None),
-            opened => opened.map_err(unreadable)?,
-        };
-        let Some(content) = dir.read(ALLOWED_FILE, ALLOWED_LIMIT).map_err(unreadable)? else {
-            return Ok(None);
-        };
-        Self::parse(&String::from_utf8_lossy(&content)).map(Some)
+        let unreadable = |error| CniError::new(ErrorCode::Io, format!("open {ALLOWED}: {error}"));
+        match administrators(Path::new(ALLOWED)).map_err(unreadable)? {
+            Some(content) => Self::parse(&String::from_utf8_lossy(&content)).map(Some),
+            None => Ok(None),
+        }
     }
 
     fn parse(content: &str) -> Result<Self, CniError> {
         let lines = content.lines().map(str::trim).filter(|line| !line.is_empty());
         let patterns = lines.map(|line| match Regex::new(line) {
             Ok(pattern) => Ok((line.to_owned(), pattern)),
-            Err(error) => Err(CniError::config(format!(
-                "{ALLOWED}/{ALLOWED_FILE}: {} is no pattern: {error}",
-                text::quote(line)
-            ))),
+            Err(error) => {
+                Err(CniError::config(format!("{ALLOWED}: {} is no pattern: {error}", text::quote(line))))
+            }
         });
         Ok(Self { patterns: patterns.collect::<Result<_, _>>()? })
     }
@@ -198,6 +194,27 @@ impl Allowed {
             patterns.join(" ")
         )))
     }
+}
+
+/// Reads a file of the administrator's, who may have put a symbolic link in its place or in its folder's; none if
+/// there is neither. A link that leads nowhere is an error: something was meant to be there.
+fn administrators(path: &Path) -> io::Result<Option<Vec<u8>>> {
+    // A FIFO without a writer would keep us.
+    let file = match File::options().read(true).custom_flags(nix::libc::O_NONBLOCK).open(path) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {
+            let mut named = path.ancestors().take(2);
+            return if named.any(Path::is_symlink) { Err(error) } else { Ok(None) };
+        }
+        opened => opened?,
+    };
+    if !file.metadata()?.is_file() {
+        return Err(io::Error::other("not a regular file"));
+    }
+    let mut content = Vec::new();
+    if file.take(ALLOWED_LIMIT + 1).read_to_end(&mut content)? as u64 > ALLOWED_LIMIT {
+        return Err(io::Error::other(format!("larger than {ALLOWED_LIMIT} bytes")));
+    }
+    Ok(Some(content))
 }
 
 /// Makes the settings, and gives what was there before, last to first. Runs inside the namespace.
@@ -310,6 +327,37 @@ mod tests {
         for json in no {
             assert!(!has_duplicates(json.as_bytes()), "{json}");
         }
+    }
+
+    #[test]
+    fn the_administrators_file_is_read_where_links_lead() {
+        use std::os::unix::fs::symlink;
+        let folder = tempfile::tempdir().unwrap();
+        let at = |name: &str| folder.path().join(name);
+        let read = |name: &str| administrators(&at(name)).map_err(|error| error.to_string());
+        assert_eq!((read("tuning/list"), read("none")), (Ok(None), Ok(None)));
+        std::fs::create_dir(at("data")).unwrap();
+        assert_eq!(read("data/list"), Ok(None));
+        std::fs::write(at("data/list"), "core").unwrap();
+        symlink("data", at("tuning")).unwrap();
+        symlink("data/list", at("list")).unwrap();
+        for name in ["data/list", "tuning/list", "list"] {
+            assert_eq!(read(name), Ok(Some(b"core".to_vec())), "{name}");
+        }
+        std::fs::write(at("data/list"), vec![b'x'; 1 << 20]).unwrap();
+        assert_eq!(read("list").unwrap().unwrap().len(), 1 << 20);
+        std::fs::write(at("data/list"), vec![b'x'; (1 << 20) + 1]).unwrap();
+        assert_eq!(read("list"), Err("larger than 1048576 bytes".to_owned()));
+        assert_eq!(read("data"), Err("not a regular file".to_owned()));
+        nix::unistd::mkfifo(&at("fifo"), nix::sys::stat::Mode::S_IRWXU).unwrap();
+        assert_eq!(read("fifo"), Err("not a regular file".to_owned()));
+        // Something was meant to be there.
+        std::fs::remove_dir_all(at("data")).unwrap();
+        for name in ["tuning/list", "list"] {
+            assert!(read(name).unwrap_err().starts_with("No such file or directory"), "{name}");
+        }
+        symlink("circle", at("circle")).unwrap();
+        assert!(read("circle").is_err());
     }
 
     #[test]
