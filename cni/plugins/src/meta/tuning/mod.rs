@@ -2,9 +2,10 @@
 
 mod backup;
 mod config;
+mod layer3;
 mod sysctls;
 
-use cni_kernel::route::{Existing, Family, Link, LinkChange, MAIN_TABLE, RouteError, RouteSocket};
+use cni_kernel::route::{Link, LinkChange, RouteError, RouteSocket};
 use cni_spec::{AddResult, Attachment, CniError, ErrorCode};
 use nix::errno::Errno;
 
@@ -15,6 +16,7 @@ use crate::undo::Undo;
 use backup::{Backup, Backups};
 pub(crate) use config::DATA_DIR;
 use config::{Attributes, Config};
+use layer3::Layer3;
 use sysctls::{Allowed, Sysctl};
 
 /// The `tuning` plugin.
@@ -162,22 +164,14 @@ fn apply(route: &RouteSocket, link: &Link, wanted: &Attributes) -> Result<(), Ro
     }
 }
 
-/// A driver that changes its address only while the link is down. Routes that go with that are put back.
+/// A driver that changes its address only while the link is down. What goes with that is put back.
 fn while_down(route: &RouteSocket, link: &Link, change: &LinkChange) -> Result<(), RouteError> {
-    let mut routes = Vec::new();
-    for family in [Family::V4, Family::V6] {
-        routes.extend(route.routes(family, MAIN_TABLE)?);
-    }
+    let before = Layer3::of(route, link)?;
     route.change_link(link, &LinkChange::new().down())?;
     let changed = route.change_link(link, change);
     if link.up {
         route.change_link(link, &LinkChange::new().up())?;
-        for lost in routes.iter().filter(|route| route.link == Some(link.index)) {
-            match route.add_route(lost, Existing::Refuse) {
-                Err(error) if !error.already_exists() => return Err(error),
-                _ => {}
-            }
-        }
+        before.put_back(route, link)?;
     }
     changed
 }
@@ -296,10 +290,15 @@ impl Attributes {
 
 #[cfg(test)]
 mod tests {
+    use std::path::Path;
+
     use cni_kernel::mac::Mac;
+    use cni_kernel::netns::Netns;
+    use cni_kernel::route::{DuplicateDetection, Existing, Family, NewVeth, Route, RouteKind};
     use cni_spec::Interface;
 
     use super::*;
+    use crate::meta::trial;
 
     #[test]
     fn the_result_tells_the_containers_link_alone() {
@@ -317,6 +316,67 @@ mod tests {
         let seen: Vec<_> = result.interfaces.iter().map(|one| (one.mac.as_str(), one.mtu)).collect();
         assert_eq!(seen, [("old", 0), ("02:02:02:02:02:02", 0), ("02:02:02:02:02:02", 1400)]);
         assert_eq!(told(&previous, "eth1", &wanted), previous);
+    }
+
+    /// No driver of the tests' links needs it, so that it is tried on one that does not.
+    #[test]
+    fn what_a_link_loses_while_it_is_down_comes_back() {
+        let done = trial::in_new_namespace(|route| {
+            let here = Netns::open(Path::new("/proc/thread-self/ns/net")).unwrap();
+            let pair = NewVeth { name: "t0", mac: None, peer_name: "t1", peer_netns: &here, mtu: None };
+            route.create_veth(&pair)?;
+            for name in ["t1", "t0"] {
+                route.change_link(&route.link(name)?, &LinkChange::new().up())?;
+            }
+            let link = route.link("t0")?;
+            for net in ["10.9.0.2/24", "fd00:9::2/64"] {
+                route.add_address(&link, net.parse().unwrap(), DuplicateDetection::Skip)?;
+            }
+            let add = |dst: &str, gateway: Option<&str>, table: u32, protocol: u8| {
+                let gateway = gateway.map(|gateway| gateway.parse().unwrap());
+                let to = Route::to(dst.parse().unwrap());
+                let new = Route { gateway, link: Some(link.index), table, protocol, ..to };
+                route.add_route(&new, Existing::Refuse)
+            };
+            add("10.8.0.1/32", None, 254, 3)?;
+            add("0.0.0.0/0", Some("10.8.0.1"), 254, 3)?;
+            // As sbr does: the addresses' networks move to tables of their own.
+            for (net, gateway, all, table) in
+                [("10.9.0.0/24", "10.9.0.1", "0.0.0.0/0", 100), ("fd00:9::/64", "fd00:9::1", "::/0", 101)]
+            {
+                add(net, None, table, 2)?;
+                add(all, Some(gateway), table, 3)?;
+                let moved = Route { link: Some(link.index), ..Route::to(net.parse().unwrap()) };
+                route.delete_route(&moved)?;
+            }
+            let state = || {
+                let mut all = Vec::new();
+                for family in [Family::V4, Family::V6] {
+                    let routes = route.routes(family, 0).unwrap().into_iter();
+                    let unicast =
+                        routes.filter(|has| has.kind == RouteKind::Unicast && has.link == Some(link.index));
+                    all.extend(unicast.map(|has| format!("{has:?}")));
+                }
+                let addresses = route.addresses(&link).unwrap().into_iter();
+                all.extend(addresses.filter(|one| one.global).map(|one| one.net.to_string()));
+                all.sort();
+                all
+            };
+            let before = state();
+            assert!(before.len() >= 8, "{before:?}");
+            let mac = Mac([2, 0, 0, 0, 0, 7]);
+            while_down(route, &link, &LinkChange::new().mac(mac))?;
+            assert_eq!(before, state());
+            let after = route.link("t0")?;
+            assert!(after.up && after.mac == Some(mac), "{after:?}");
+            Ok(())
+        });
+        match done {
+            Err(error) if error.msg.starts_with("make a network namespace: ") => {
+                eprintln!("not tried: {error}");
+            }
+            done => done.unwrap(),
+        }
     }
 
     #[test]

@@ -1,0 +1,136 @@
+//! What a link loses when it goes down for a moment: its IPv6 addresses, and its routes in all tables.
+
+use cni_kernel::route::{
+    DuplicateDetection, Existing, Family, Link, Route, RouteError, RouteKind, RouteSocket,
+};
+use ipnet::IpNet;
+
+// linux/rtnetlink.h
+/// `RTPROT_KERNEL`: the kernel makes them for addresses.
+const BY_KERNEL: u8 = 2;
+/// `RTPROT_RA`: routers tell them again.
+const BY_ROUTERS: u8 = 9;
+
+/// A link's addresses and routes.
+#[derive(Debug)]
+pub(super) struct Layer3 {
+    addresses: Vec<IpNet>,
+    routes: Vec<Route>,
+}
+
+impl Layer3 {
+    /// # Errors
+    /// When the kernel cannot be asked.
+    pub(super) fn of(route: &RouteSocket, link: &Link) -> Result<Self, RouteError> {
+        let addresses = route.addresses(link)?.into_iter();
+        let lost = addresses.filter(|one| one.global && one.net.addr().is_ipv6()).map(|one| one.net);
+        Ok(Self { addresses: lost.collect(), routes: routes_of(route, link)? })
+    }
+
+    /// Gives the link, which is up again, what it had and has not. What the kernel has made for its addresses
+    /// meanwhile, and was not there, goes: somebody (sbr, vrf) had moved it to another table.
+    ///
+    /// # Errors
+    /// The first that could not be put back; all others were.
+    pub(super) fn put_back(&self, route: &RouteSocket, link: &Link) -> Result<(), RouteError> {
+        let mut result = Ok(());
+        for net in &self.addresses {
+            // They were found to be nobody else's before.
+            result = result.and(there(route.add_address(link, *net, DuplicateDetection::Skip)));
+        }
+        let Changes { extra, missing } = changes(&self.routes, &routes_of(route, link)?);
+        for extra in &extra {
+            result = result.and(gone(route.delete_route(extra)));
+        }
+        for missing in &missing {
+            // Others to the same place are further next hops.
+            result = result.and(there(route.add_route(missing, Existing::Append)));
+        }
+        result
+    }
+}
+
+/// The link's routes in all tables.
+fn routes_of(route: &RouteSocket, link: &Link) -> Result<Vec<Route>, RouteError> {
+    let mut routes = Vec::new();
+    for family in [Family::V4, Family::V6] {
+        routes.extend(route.routes(family, 0)?);
+    }
+    routes.retain(|has| has.link == Some(link.index) && has.kind == RouteKind::Unicast);
+    Ok(routes)
+}
+
+/// What makes of the routes that there are those that there were.
+#[derive(Debug)]
+struct Changes {
+    extra: Vec<Route>,
+    /// In the order in which they can be added.
+    missing: Vec<Route>,
+}
+
+fn changes(before: &[Route], now: &[Route]) -> Changes {
+    let extra = now.iter().filter(|has| has.protocol == BY_KERNEL && !before.contains(has));
+    let missing = before.iter().filter(|had| had.protocol != BY_ROUTERS && !now.contains(had));
+    let (extra, mut missing): (Vec<_>, Vec<_>) = (extra.cloned().collect(), missing.cloned().collect());
+    // A gateway is reached by a route that has none.
+    missing.sort_by_key(|route| route.gateway.is_some());
+    Changes { extra, missing }
+}
+
+/// What is there need not be added.
+fn there(added: Result<(), RouteError>) -> Result<(), RouteError> {
+    match added {
+        Err(error) if !error.already_exists() => Err(error),
+        _ => Ok(()),
+    }
+}
+
+/// What is not there need not be deleted.
+fn gone(deleted: Result<(), RouteError>) -> Result<(), RouteError> {
+    match deleted {
+        Err(error) if !error.is_not_found() => Err(error),
+        _ => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn route(dst: &str, gateway: Option<&str>, table: u32, protocol: u8) -> Route {
+        let gateway = gateway.map(|gateway| gateway.parse().unwrap());
+        Route { gateway, table, protocol, link: Some(7), ..Route::to(dst.parse().unwrap()) }
+    }
+
+    #[test]
+    fn gateways_come_after_the_routes_to_them() {
+        // In the kernel's order: the shortest prefix first.
+        let before = [
+            route("0.0.0.0/0", Some("10.8.0.1"), 254, 3),
+            route("10.8.0.1/32", None, 254, 3),
+            route("0.0.0.0/0", Some("10.9.0.1"), 100, 3),
+            route("10.9.0.0/24", None, 100, BY_KERNEL),
+            route("fe80::/64", None, 254, BY_KERNEL),
+            route("fd00:7::/64", Some("fe80::1"), 254, BY_ROUTERS),
+        ];
+        let now = [
+            route("10.9.0.0/24", None, 254, BY_KERNEL),
+            before[4].clone(),
+            route("1.1.1.1/32", None, 254, 3),
+        ];
+        let Changes { extra, missing } = changes(&before, &now);
+        let lines = |routes: &[Route]| routes.iter().map(ToString::to_string).collect::<Vec<_>>();
+        assert_eq!(lines(&extra), ["10.9.0.0/24"]);
+        assert_eq!(
+            lines(&missing),
+            [
+                "10.8.0.1/32",
+                "10.9.0.0/24 table 100",
+                "0.0.0.0/0 via 10.8.0.1",
+                "0.0.0.0/0 via 10.9.0.1 table 100"
+            ]
+        );
+        let Changes { extra, missing } = changes(&before, &before);
+        assert!(extra.is_empty() && missing.is_empty());
+    }
+}
