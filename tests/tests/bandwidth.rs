@@ -343,6 +343,38 @@ fn a_del_needs_nothing() {
     }
 }
 
+/// As when the container's namespace goes at the same moment: each request in turn waits until it has gone.
+#[test]
+fn a_del_goes_on_when_the_link_goes_meanwhile() {
+    const REQUESTS: usize = 8;
+    if is_peer() {
+        return;
+    }
+    let node = Node::new();
+    let network = network(&node, &limits());
+    for nth in (1..=REQUESTS).step_by(stride()) {
+        let pod = node.pod("pod");
+        let attach = Attach::new(&pod);
+        network.add(&attach).expect("ADD");
+        let config = network.configs(Some(&attach)).swap_remove(1);
+        let inject = format!("inject=sendto:delay_enter=1500000:when={nth}");
+        let strace = ["strace", "-f", "-qq", "-o", "/run/trace", "-e", "trace=sendto", "-e", &inject];
+        let running = network.prepare("DEL", &config, Some(&attach)).through(&strace).spawn();
+        let begun = Instant::now();
+        // strace writes down what is entered before it waits.
+        let sent = || node.read("/run/trace").unwrap_or_default().lines().count() >= nth;
+        while !sent() && begun.elapsed() < within(Duration::from_secs(5)) {
+            thread::sleep(Duration::from_millis(5));
+        }
+        pod.cmd("ip link del eth0");
+        assert!(running.wait().ok().is_null());
+        assert_eq!(ifbs(&node), Vec::<String>::new(), "request {nth}");
+        network.del(&attach).expect("DEL of the others");
+        node.cmd("rm -f /run/trace");
+        pod.remove();
+    }
+}
+
 #[test]
 fn an_add_may_be_repeated() {
     peer_fails("the queue is there already", || {
@@ -360,6 +392,103 @@ fn an_add_may_be_repeated() {
         assert!(node.cmd("tc qdisc show dev bwp6230a40fd8ff root").contains("rate 16Mbit"));
         assert!(second.call_one(1, "CHECK", &attach, &result).ok().is_null());
     });
+}
+
+/// Queues and filters of the node's end and of the devices.
+fn limited(node: &Node, veth: &str) -> String {
+    let mut lines = Vec::new();
+    for link in std::iter::once(veth.to_owned()).chain(ifbs(node)) {
+        let show = |what: &str| {
+            node.try_cmd(&format!(
+                "tc {what} show dev {link} {}",
+                if what == "filter" { "ingress" } else { "" }
+            ))
+            .stdout
+        };
+        let text = format!("{}{}", show("qdisc"), show("filter"));
+        lines.extend(
+            text.lines().filter(|line| line.contains("tbf") || line.contains("mirred")).map(str::to_owned),
+        );
+        lines.push(link);
+    }
+    lines.join("\n")
+}
+
+#[test]
+fn an_add_takes_away_what_is_not_asked_any_more() {
+    peer_fails("the queue is there already", || {
+        let node = Node::new();
+        let pod = node.pod("pod");
+        let attach = Attach::new(&pod);
+        let both = network(&node, &limits());
+        let into = network(&node, &json!({"ingressRate": INGRESS, "ingressBurst": BURST}));
+        let out_of = network(&node, &json!({"egressRate": EGRESS, "egressBurst": BURST}));
+        let none = network(&node, &json!({}));
+        let bare = both.add_first(&attach);
+        let veth = outer(&bare);
+        let has = |network: &Network<'_>, previous: &Value| {
+            let result = network.call_one(1, "ADD", &attach, previous).ok();
+            assert!(network.call_one(1, "CHECK", &attach, &result).ok().is_null());
+            let seen = limited(&node, &veth);
+            assert_eq!(result == bare, ifbs(&node).is_empty(), "{result}");
+            (seen.contains("16Mbit"), seen.contains("8Mbit") && seen.contains("mirred"), ifbs(&node).len())
+        };
+        assert_eq!(has(&both, &bare), (true, true, 1));
+        // Of somebody else's, beside ours.
+        node.cmd(&format!(
+            "tc filter add dev {veth} ingress pref 1 protocol ip u32 match u32 0 0 flowid 1:1"
+        ));
+        // With the result of the ADD before it, and with the one of bridge.
+        let full = both.call_one(1, "ADD", &attach, &bare).ok();
+        assert_eq!(has(&into, &full), (true, false, 0));
+        assert_eq!(has(&into, &bare), (true, false, 0));
+        assert_eq!(has(&out_of, &bare), (false, true, 1));
+        assert_eq!(has(&both, &bare), (true, true, 1));
+        assert_eq!(has(&none, &full), (false, false, 0));
+        assert_eq!(has(&none, &bare), (false, false, 0));
+        assert!(node.cmd(&format!("tc filter show dev {veth} ingress")).contains("pref 1 "));
+        // A queue that is not ours, by its handle.
+        node.cmd(&format!(
+            "tc qdisc replace dev {veth} root handle 7: tbf rate 16mbit burst 75008 limit 125008"
+        ));
+        assert_eq!(has(&none, &bare), (true, false, 0));
+        assert_eq!(has(&out_of, &bare), (true, true, 1));
+        assert!(out_of.call_one(1, "DEL", &attach, &bare).ok().is_null());
+        assert_eq!(ifbs(&node), Vec::<String>::new());
+        assert!(limited(&node, &veth).contains("tbf 7:"), "{}", limited(&node, &veth));
+    });
+}
+
+/// Whichever request cannot be sent: what was limited is limited as it was.
+#[test]
+fn a_failed_add_takes_nothing_away() {
+    if is_peer() {
+        return;
+    }
+    let node = Node::new();
+    let pod = node.pod("pod");
+    let attach = Attach::new(&pod);
+    let both = network(&node, &limits());
+    let bare = both.add_first(&attach);
+    let veth = outer(&bare);
+    let none = network(&node, &json!({}));
+    let mut config = none.configs(Some(&attach)).swap_remove(1);
+    config["prevResult"] = bare.clone();
+    both.call_one(1, "ADD", &attach, &bare).ok();
+    let before = limited(&node, &veth);
+    let mut failed = 0;
+    for nth in (1..40).step_by(stride()) {
+        let inject = format!("inject=sendto:error=ENOBUFS:when={nth}");
+        let strace = ["strace", "-f", "-qq", "-o", "/dev/null", "-e", &inject];
+        let output = none.prepare("ADD", &config, Some(&attach)).through(&strace).run();
+        if output.result().is_ok() {
+            break;
+        }
+        failed += 1;
+        assert_eq!(limited(&node, &veth), before, "request {nth}");
+    }
+    assert!(failed > 5 / stride(), "{failed} only");
+    assert_eq!(limited(&node, &veth), veth, "all is gone in the end");
 }
 
 /// Two interfaces of a container in the same network: the reference's name is one for both.

@@ -121,6 +121,18 @@ pub(super) enum Made {
     Before,
 }
 
+/// Removes the attachment's devices.
+///
+/// # Errors
+/// The first that could not be looked for or removed; all others were.
+pub(super) fn remove(route: &RouteSocket, attachment: &Attachment) -> Result<(), RouteError> {
+    let removed = names(attachment).map(|name| match route.find_link(&name)? {
+        Some(link) if is_of(&link, attachment) => gone(route.delete_link(&link)),
+        _ => Ok(()),
+    });
+    removed.into_iter().fold(Ok(()), Result::and)
+}
+
 /// Removes the devices of a network whose owners are not valid any more.
 ///
 /// # Errors

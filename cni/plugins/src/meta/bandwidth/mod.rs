@@ -10,7 +10,8 @@ mod device;
 use cni_dataplane::ebpf;
 use cni_kernel::mac::Mac;
 use cni_kernel::route::{Link, LinkKind, RouteError, RouteSocket, TokenBucket};
-use cni_spec::{AddResult, CniError, Version};
+use cni_spec::{AddResult, Attachment, CniError, Version};
+use nix::errno::Errno;
 
 use crate::interface::shared::container::Container;
 use crate::interface::shared::{failed, interface};
@@ -42,35 +43,32 @@ impl Plugin for Bandwidth {
     fn add(&self, request: &Request<'_>) -> Result<AddResult, CniError> {
         let limits = Limits::read(request.config)?;
         let previous = previous(request)?;
-        if limits.is_none() {
-            return Ok(previous.clone());
-        }
-        let sides = Sides::find(request, previous)?;
-        // The BPF programs put packets past the queues.
-        ebpf::leave_link(sides.veth.index);
+        let sides = if limits.is_none() {
+            // Any link will do. What an earlier ADD has limited is looked for where it can be alone.
+            Sides::find_if_there(request)?
+        } else {
+            let sides = Sides::find(request, previous)?;
+            // The BPF programs put packets past the queues.
+            ebpf::leave_link(sides.veth.index);
+            Some(sides)
+        };
+        let Some(sides) = sides else { return Ok(previous.clone()) };
+        let Devices { limited, removed } = sides.limit(&limits, request)?;
         let mut result = previous.clone();
-        if let Some(device) = sides.limit(&limits, request)? {
-            // A repeated ADD finds it told already.
-            result.interfaces.retain(|one| one.name != device.name || !one.sandbox.is_empty());
-            result.interfaces.push(interface(&device, String::new()));
-        }
+        // A repeated ADD finds it told already.
+        let told = |name: &str| limited.iter().chain(&removed).any(|device| device.name == name);
+        result.interfaces.retain(|one| !told(&one.name) || !one.sandbox.is_empty());
+        result.interfaces.extend(limited.iter().map(|device| interface(device, String::new())));
         Ok(result)
     }
 
     fn del(&self, request: &Request<'_>) -> Result<(), CniError> {
         let host = RouteSocket::open().map_err(failed)?;
-        let mut result = Ok(());
         // What is left of the container's own links goes with them; this is for those that stay.
-        if let Some(veth) = outer_end(&host, request)? {
-            result = result.and(gone(host.delete_redirection(&veth)));
-            if host.token_bucket(&veth).map_err(failed)?.is_some() {
-                result = result.and(gone(host.delete_token_bucket(&veth)));
-            }
-        }
-        for device in device::find(&host, &request.attachment).map_err(failed)? {
-            result = result.and(gone(host.delete_link(&device)));
-        }
-        result.map_err(failed)
+        let released = outer_end(&host, request)
+            .and_then(|veth| veth.map_or(Ok(()), |veth| release(&host, &veth).map_err(failed)));
+        // Whatever came of that: the device is the node's.
+        released.and(device::remove(&host, &request.attachment).map_err(failed))
     }
 
     fn check(&self, request: &Request<'_>) -> Result<(), CniError> {
@@ -108,6 +106,14 @@ fn previous<'a>(request: &'a Request<'_>) -> Result<&'a AddResult, CniError> {
     previous.ok_or_else(|| CniError::config("must be called as chained plugin"))
 }
 
+/// The attachment's devices after an ADD.
+struct Devices {
+    /// The one that limits what comes out of the container.
+    limited: Option<Link>,
+    /// Those that limited it before.
+    removed: Vec<Link>,
+}
+
 /// The node's end of the container's pair of links.
 struct Sides {
     host: RouteSocket,
@@ -139,37 +145,94 @@ impl Sides {
         Ok(Self { host, veth })
     }
 
-    /// Limits both directions as far as that is asked for, or leaves all as it was. Gives the device.
-    fn limit(&self, limits: &Limits, request: &Request<'_>) -> Result<Option<Link>, CniError> {
-        let (host, veth) = (&self.host, &self.veth);
+    /// The same where there may be no such pair: none then.
+    fn find_if_there(request: &Request<'_>) -> Result<Option<Self>, CniError> {
+        let host = RouteSocket::open().map_err(failed)?;
+        Ok(outer_end(&host, request)?.map(|veth| Self { host, veth }))
+    }
+
+    /// Limits both directions as far as that is asked for, and no further, or leaves all as it was.
+    fn limit(&self, limits: &Limits, request: &Request<'_>) -> Result<Devices, CniError> {
         let mut undo = Undo::new();
-        if let Some(bucket) = &limits.ingress {
-            let before = host.token_bucket(veth).map_err(failed)?;
-            // Before the step: one whose answer is lost may have been done.
-            undo.on_failure(format!("rate of {}", veth.name), move || put_back(host, veth, before));
-            host.set_token_bucket(veth, bucket).map_err(failed)?;
+        match &limits.ingress {
+            Some(bucket) => self.limit_ingress(bucket, &mut undo),
+            None => self.free_ingress(&mut undo),
         }
-        let Some(bucket) = &limits.egress else {
-            undo.keep();
-            return Ok(None);
-        };
-        let (device, made) = device::provide(host, &request.attachment, veth.mtu).map_err(failed)?;
+        .map_err(failed)?;
+        let devices = match &limits.egress {
+            Some(bucket) => self.limit_egress(bucket, &request.attachment, &mut undo),
+            None => self.free_egress(&request.attachment, &mut undo),
+        }
+        .map_err(failed)?;
+        undo.keep();
+        Ok(devices)
+    }
+
+    fn limit_ingress<'a>(&'a self, bucket: &TokenBucket, undo: &mut Undo<'a>) -> Result<(), RouteError> {
+        let (host, veth) = (&self.host, &self.veth);
+        let before = host.token_bucket(veth)?;
+        // Before the step: one whose answer is lost may have been done.
+        undo.on_failure(format!("rate of {}", veth.name), move || put_back(host, veth, before));
+        host.set_token_bucket(veth, bucket)
+    }
+
+    fn limit_egress<'a>(
+        &'a self,
+        bucket: &TokenBucket,
+        attachment: &Attachment,
+        undo: &mut Undo<'a>,
+    ) -> Result<Devices, RouteError> {
+        let (host, veth) = (&self.host, &self.veth);
+        let (device, made) = device::provide(host, attachment, veth.mtu)?;
         let at = device.clone();
         let before = match made {
             Made::Now => None,
-            Made::Before => host.token_bucket(&device).map_err(failed)?,
+            Made::Before => host.token_bucket(&device)?,
         };
         undo.on_failure(format!("device {}", device.name), move || match made {
             Made::Now => gone(host.delete_link(&at)),
             Made::Before => put_back(host, &at, before),
         });
-        host.set_token_bucket(&device, bucket).map_err(failed)?;
-        if !host.redirections(veth).map_err(failed)?.contains(&device.index) {
+        host.set_token_bucket(&device, bucket)?;
+        if !host.redirections(veth)?.contains(&device.index) {
             undo.on_failure("redirection", move || gone(host.delete_redirection(veth)));
-            host.redirect_ingress(veth, &device).map_err(failed)?;
+            host.redirect_ingress(veth, &device)?;
         }
-        undo.keep();
-        Ok(Some(device))
+        Ok(Devices { limited: Some(device), removed: Vec::new() })
+    }
+
+    /// Takes away the queue of an earlier ADD.
+    fn free_ingress<'a>(&'a self, undo: &mut Undo<'a>) -> Result<(), RouteError> {
+        let (host, veth) = (&self.host, &self.veth);
+        let before = host.token_bucket(veth)?;
+        if before.is_none() {
+            return Ok(());
+        }
+        let deleted = host.delete_token_bucket(veth);
+        if !is_of_others(&deleted) {
+            undo.on_failure(format!("rate of {}", veth.name), move || put_back(host, veth, before));
+        }
+        done(deleted)
+    }
+
+    /// Takes away device and redirection of an earlier ADD.
+    fn free_egress<'a>(
+        &'a self,
+        attachment: &Attachment,
+        undo: &mut Undo<'a>,
+    ) -> Result<Devices, RouteError> {
+        let (host, veth) = (&self.host, &self.veth);
+        let removed = device::find(host, attachment)?;
+        for device in &removed {
+            if host.redirections(veth)?.contains(&device.index) {
+                let to = device.clone();
+                undo.on_failure("redirection", move || host.redirect_ingress(veth, &to));
+                gone(host.delete_redirection(veth))?;
+            }
+            // The last step that can fail, as there is one device as a rule.
+            gone(host.delete_link(device))?;
+        }
+        Ok(Devices { limited: None, removed })
     }
 
     fn check(&self, limits: &Limits, request: &Request<'_>) -> Result<(), CniError> {
@@ -194,8 +257,29 @@ impl Sides {
 fn put_back(host: &RouteSocket, link: &Link, before: Option<TokenBucket>) -> Result<(), RouteError> {
     match before {
         Some(bucket) => host.set_token_bucket(link, &bucket),
-        None => gone(host.delete_token_bucket(link)),
+        None => done(host.delete_token_bucket(link)),
     }
+}
+
+/// Takes off the node's end what an ADD has put on it.
+fn release(host: &RouteSocket, veth: &Link) -> Result<(), RouteError> {
+    let redirection = gone(host.delete_redirection(veth));
+    let queue = match host.token_bucket(veth) {
+        Ok(Some(_)) => done(host.delete_token_bucket(veth)),
+        // The link may have gone meanwhile.
+        looked => gone(looked.map(drop)),
+    };
+    redirection.and(queue)
+}
+
+/// Whether a queue is still there because somebody else's has taken the place of ours: it has another handle.
+fn is_of_others(deleted: &Result<(), RouteError>) -> bool {
+    deleted.as_ref().is_err_and(|error| error.errno() == Some(Errno::EINVAL))
+}
+
+/// A queue that is gone, or is not ours, need not be deleted.
+fn done(deleted: Result<(), RouteError>) -> Result<(), RouteError> {
+    if is_of_others(&deleted) { Ok(()) } else { gone(deleted) }
 }
 
 /// Whether two links of which one has the other's number are the ends of a pair: numbers are used again in
