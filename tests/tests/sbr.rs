@@ -102,6 +102,36 @@ fn a_third_link_has_tables_of_its_own() {
     assert_eq!(rules(&pod).len(), 2, "net2 has its own: {:?}", rules(&pod));
 }
 
+/// Rules of somebody else's to the kernel's tables are not what an earlier ADD has made.
+#[test]
+fn the_kernels_tables_are_nobodys_own() {
+    let node = Node::new();
+    for table in ["main", "default"] {
+        let pod = node.pod(table);
+        let network = second(&node, &json!({}));
+        let attach = net1(&pod);
+        let previous = network.add_first(&attach);
+        let address = previous["ips"][0]["address"].as_str().and_then(|net| net.split('/').next());
+        let address = address.expect("an address").to_owned();
+        pod.cmd(&format!("ip rule add from {address} lookup {table}"));
+        let result = network.call_one(1, "ADD", &attach, &previous).ok();
+        let own = rules(&pod);
+        assert_eq!(own[0], format!("{address} lookup 100"), "{own:?}");
+        assert!(own.contains(&format!("{address} lookup {table}")), "{own:?}");
+        let routes = pod.cmd("ip route show table 100");
+        for line in ["default via 10.2.0.1 dev net1", "10.2.0.0/24 dev net1", "172.16.0.0/16 via 10.2.0.1"] {
+            assert!(routes.contains(line), "{line}: {routes}");
+        }
+        if !is_peer() {
+            assert!(network.call_one(1, "CHECK", &attach, &result).ok().is_null());
+            let before = Snapshot::take(&node, &[&pod]);
+            let _ = network.call_one(1, "ADD", &attach, &previous).ok();
+            before.assert_same(&Snapshot::take(&node, &[&pod]));
+        }
+        network.del(&attach).expect("DEL");
+    }
+}
+
 /// Two links at the same moment must not take the same table.
 #[test]
 fn links_that_come_at_the_same_moment_have_tables_of_their_own() {

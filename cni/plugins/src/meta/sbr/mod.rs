@@ -6,7 +6,7 @@ use std::net::IpAddr;
 use std::time::Duration;
 
 use cni_kernel::netns::NetnsLock;
-use cni_kernel::route::{Existing, Family, Link, MAIN_TABLE, Route, RouteError, RouteSocket, Rule};
+use cni_kernel::route::{Existing, Family, Link, Route, RouteError, RouteSocket, Rule};
 use cni_spec::{AddResult, CniError, ErrorCode, NetConf};
 use nix::errno::Errno;
 use serde::Deserialize;
@@ -15,7 +15,7 @@ use crate::interface::shared::container::Container;
 use crate::interface::shared::failed;
 use crate::plugin::{NodeRequest, Plugin, Request};
 use crate::undo::Undo;
-use plan::{Gateway, Neighbours, Plan, Present, Source};
+use plan::{Gateway, KERNELS, Neighbours, Plan, Present, Source};
 
 /// How long another call for the same container may have the namespace locked.
 const LOCK_PATIENCE: Duration = Duration::from_secs(15);
@@ -260,9 +260,7 @@ fn tidy(
     let mut result = Ok(());
     for rule in present.rules.iter().filter(is_ours) {
         result = result.and(gone(route.delete_rule(rule)));
-        if Some(rule.table) == filled_by_others
-            || rule.table >= MAIN_TABLE - 1 && rule.table <= MAIN_TABLE + 1
-        {
+        if Some(rule.table) == filled_by_others || KERNELS.contains(&rule.table) {
             continue;
         }
         let in_table =

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
+use std::ops::RangeInclusive;
 
 use cni_kernel::route::{Existing, Family, MAIN_TABLE, Route, RouteKind, Rule};
 use cni_spec::AddResult;
@@ -9,6 +10,13 @@ use ipnet::IpNet;
 
 /// The first table that is taken, as by the reference.
 const FIRST_TABLE: u32 = 100;
+/// `RT_TABLE_DEFAULT`, `RT_TABLE_MAIN` and `RT_TABLE_LOCAL`: everybody's.
+pub(super) const KERNELS: RangeInclusive<u32> = 253..=255;
+
+/// Whether a table may be one that an ADD has taken for an address.
+fn may_be_own(table: u32) -> bool {
+    table >= FIRST_TABLE && !KERNELS.contains(&table)
+}
 
 /// One of the link's addresses.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -67,9 +75,7 @@ impl Present {
     /// The rule of an address that an earlier ADD has made.
     pub(super) fn rule_of(&self, address: IpAddr) -> Option<&Rule> {
         let source = Some(IpNet::from(address));
-        self.rules
-            .iter()
-            .find(|rule| rule.by_source_alone && rule.source == source && rule.table >= FIRST_TABLE)
+        self.rules.iter().find(|rule| rule.by_source_alone && rule.source == source && may_be_own(rule.table))
     }
 
     /// The routes of the link in the main table. Those to link-local addresses stay where they are: they
@@ -171,8 +177,8 @@ fn in_table(
 pub(super) fn told(previous: &AddResult, plan: &Plan, present: &Present, link: u32) -> AddResult {
     let in_main = |table: u32| table == MAIN_TABLE;
     let moved = plan.routes.iter().map(|(route, _)| route);
-    let before = present.routes.iter().filter(|route| route.link == Some(link) && route.table >= FIRST_TABLE);
-    let elsewhere: Vec<&Route> = moved.chain(before).filter(|route| !in_main(route.table)).collect();
+    let before = present.routes.iter().filter(|route| route.link == Some(link) && may_be_own(route.table));
+    let elsewhere: Vec<&Route> = moved.chain(before).collect();
     let mut result = previous.clone();
     for told in result.routes.iter_mut().filter(|told| told.table.is_none_or(in_main)) {
         let fits = |route: &&&Route| {
@@ -227,7 +233,7 @@ impl Tables {
     }
 
     fn next(&mut self) -> u32 {
-        while !self.used.insert(self.next) {
+        while !may_be_own(self.next) || !self.used.insert(self.next) {
             self.next += 1;
         }
         self.next
@@ -360,6 +366,21 @@ mod tests {
         let plan = plan(&[source("10.0.0.5/24", Some("10.0.0.1"))], LINK, &present, Neighbours::Moved);
         assert!(plan.rules.is_empty() && plan.leaving.is_empty());
         assert_eq!(lines(&plan.routes), ["0.0.0.0/0 via 10.0.0.1 table 100 Replace"]);
+    }
+
+    /// Somebody's rule to one of the kernel's tables is not an earlier ADD's.
+    #[test]
+    fn the_kernels_tables_are_nobodys_own() {
+        for table in KERNELS {
+            let rule = Rule { priority: Some(5), ..Rule::from_address("10.0.0.5".parse().unwrap(), table) };
+            let present = Present { rules: vec![rule], routes: vec![route("10.0.0.0/24", None, None)] };
+            let plan = plan(&[source("10.0.0.5/24", None)], LINK, &present, Neighbours::Moved);
+            assert_eq!(plan.rules, [Rule::from_address("10.0.0.5".parse().unwrap(), 100)]);
+            assert_eq!(lines(&plan.routes), ["10.0.0.0/24 table 100 Replace"]);
+        }
+        let full = (100..253).map(|table| Rule::from_address("1.1.1.1".parse().unwrap(), table));
+        let mut tables = Tables::of(&Present { rules: full.collect(), routes: vec![] });
+        assert_eq!([tables.next(), tables.next()], [256, 257]);
     }
 
     #[test]
