@@ -131,11 +131,11 @@ fn variables(env: &Env) -> [(&'static str, &str); 5] {
     ]
 }
 
-/// The variables of the call are this process's own but for the command; they are set all the same,
-/// because `env` is what the call is about.
+/// The variables of the call are this process's own but for the command, or what the call is about. They are
+/// all set: what is empty here may not be so in this process's environment.
 fn exec(path: &Path, env: &Env, config: &[u8]) -> Result<Vec<u8>, CniError> {
-    let set = variables(env).into_iter().filter(|(_, value)| !value.is_empty());
-    let mut all: Vec<(&str, OsString)> = set.map(|(name, value)| (name, value.into())).collect();
+    let mut all: Vec<(&str, OsString)> =
+        variables(env).into_iter().map(|(name, value)| (name, value.into())).collect();
     if let Ok(folders) = std::env::join_paths(&env.path) {
         all.push(("CNI_PATH", folders));
     }
