@@ -1,7 +1,7 @@
 //! flannel: bridge and ptp, with addresses of the node's share of the cluster's network.
 
 use serde_json::{Value, json};
-use slipway_tests::{Attach, BridgeNetfilter, Network, Node, Proto, Snapshot, at, is_peer, lacks, skip};
+use slipway_tests::{Attach, BridgeNetfilter, Network, Node, Pod, Proto, Snapshot, at, is_peer, lacks, skip};
 
 const ENV: &str = "/run/flannel/subnet.env";
 const DIR: &str = "/var/lib/cni/flannel";
@@ -242,6 +242,178 @@ fn gc_removes_what_no_attachment_owns() {
         reserved.contains(&"10.244.3.2".to_owned()) && !reserved.contains(&"10.244.3.3".to_owned()),
         "{reserved:?}"
     );
+}
+
+/// What an ADD made when the configuration was another one, or the reference made, goes too.
+#[test]
+fn gc_deletes_by_what_was_saved() {
+    if is_peer() {
+        return;
+    }
+    let node = node();
+    let elsewhere = elsewhere(&node);
+    let by_ptp = network(&node, json!({"delegate": {"type": "ptp"}}));
+    let today = network(&node, json!({}));
+    let pods = ["one", "two", "three", "four"].map(|name| node.pod(name));
+    let [one, two, three, four] = pods.each_ref().map(Attach::new);
+    for attach in [&one, &two, &three] {
+        elsewhere.add(attach).expect("ADD");
+    }
+    by_ptp.add(&four).expect("ADD");
+    // As the reference leaves it: nobody knows the interface.
+    node.cmd(&format!("rm {DIR}/.slipway/two:eth0"));
+    pods.into_iter().filter(|pod| pod.name() != "three").for_each(Pod::remove);
+    today.gc(&[&three]).expect("GC");
+    assert_eq!(node.list(DIR), [".slipway", "three"]);
+    assert_eq!(node.list(&format!("{DIR}/.slipway")), ["three:eth0"]);
+    assert_eq!(reservations(&node, "/run/elsewhere/cbr0"), ["10.244.4.4"]);
+    assert_eq!(reservations(&node, "/var/lib/cni/networks/cbr0"), Vec::<String>::new());
+    elsewhere.check(&three).expect("CHECK of the living");
+    elsewhere.del(&three).expect("DEL");
+}
+
+/// The network as it was before it was changed to what it is today.
+fn elsewhere(node: &Node) -> Network<'_> {
+    node.write("/run/elsewhere.env", env("false").replace("244.3.1", "244.4.1").replace(":3::1", ":4::1"));
+    let (delegate, ipam) = (json!({"bridge": "cni1"}), json!({"dataDir": "/run/elsewhere"}));
+    network(node, json!({"subnetFile": "/run/elsewhere.env", "delegate": delegate, "ipam": ipam}))
+}
+
+fn reservations(node: &Node, dir: &str) -> Vec<String> {
+    node.list(dir).into_iter().filter(|name| name.starts_with("10.")).collect()
+}
+
+/// What could not be deleted is kept for the next one; all else goes.
+#[test]
+fn gc_goes_on_after_an_error() {
+    if is_peer() {
+        return;
+    }
+    let node = node();
+    let elsewhere = elsewhere(&node);
+    let pods = ["one", "two", "three"].map(|name| node.pod(name));
+    let attach: Vec<Attach> = pods.iter().map(Attach::new).collect();
+    for one in &attach[..2] {
+        elsewhere.add(one).expect("ADD");
+    }
+    network(&node, json!({})).add(&attach[2]).expect("ADD");
+    let file = format!("{DIR}/.slipway/one:eth0");
+    let saved = node.read(&file).expect("the saved file");
+    node.write(&file, saved.replace("host-local", "absent"));
+    pods.into_iter().for_each(Pod::remove);
+    let flannel = |keys: Value| {
+        let failures = network(&node, keys).gc_plugins(&json!([])).expect_err("GC");
+        assert_eq!(failures.len(), 1, "{failures:?}");
+        failures[0].error.clone()
+    };
+    let error = flannel(json!({}));
+    assert!(error.msg.contains("absent") && error.msg.contains("one"), "{error:?}");
+    assert_eq!(node.list(&format!("{DIR}/.slipway")), ["one:eth0"]);
+    assert_eq!(reservations(&node, "/run/elsewhere/cbr0"), ["10.244.4.2"]);
+    assert_eq!(reservations(&node, "/var/lib/cni/networks/cbr0"), Vec::<String>::new());
+    // Neither does a configuration that no ADD could use stop it.
+    node.write(&file, saved);
+    assert_eq!(flannel(json!({"delegate": 7})).code, 7);
+    assert_eq!(node.list(DIR), [".slipway"]);
+    assert_eq!(reservations(&node, "/run/elsewhere/cbr0"), Vec::<String>::new());
+}
+
+/// The namespace that a GC's environment names by chance is none of the dead.
+#[test]
+fn gc_deletes_without_a_namespace() {
+    if is_peer() {
+        return;
+    }
+    let node = node();
+    let log =
+        "#!/bin/sh\ncat >/dev/null\necho $CNI_COMMAND $CNI_CONTAINERID $CNI_IFNAME $CNI_NETNS >>/run/log\n";
+    node.write("/run/bin/other", log);
+    node.cmd("chmod +x /run/bin/other");
+    let other = json!({"cniVersion": "1.1.0", "name": "cbr0", "type": "other"});
+    node.write(&format!("{DIR}/.slipway/one:eth0"), other.to_string());
+    let config = json!({
+        "cniVersion": "1.1.0", "name": "cbr0", "type": "flannel", "delegate": {"type": "other"},
+        "cni.dev/valid-attachments": [],
+    });
+    let call = node.plugin("flannel").command("GC").config(&config).env("CNI_PATH", "/run/bin");
+    call.env("CNI_NETNS", "/run/netns/chance").run().ok();
+    let log = node.read("/run/log").expect("the log");
+    assert_eq!(log.lines().next(), Some("DEL one eth0"), "{log}");
+    assert_eq!(node.list(&format!("{DIR}/.slipway")), Vec::<String>::new());
+}
+
+/// A file is empty where a disk lost what was written last.
+#[test]
+fn a_broken_copy_is_no_obstacle() {
+    if is_peer() {
+        return;
+    }
+    let node = node();
+    let pod = node.pod("pod");
+    let attach = Attach::new(&pod);
+    let (ours, shared) = (format!("{DIR}/.slipway/pod:eth0"), format!("{DIR}/pod"));
+    let gone = |dir: &str| {
+        assert_eq!((node.list(DIR), node.read(&ours)), (vec![".slipway".to_owned()], None));
+        assert_eq!(reservations(&node, dir), Vec::<String>::new());
+        assert!(!pod.has_link("eth0"));
+    };
+    let today = network(&node, json!({}));
+    // One of the two says what is to be deleted: the present keys would not do.
+    let elsewhere = elsewhere(&node);
+    for broken in [&ours, &shared] {
+        for content in ["", "{", "[]", "{}", "{\"type\": 7}"] {
+            elsewhere.add(&attach).expect("ADD");
+            node.write(broken, content);
+            elsewhere.check(&attach).expect("CHECK");
+            today.del(&attach).expect("DEL");
+            gone("/run/elsewhere/cbr0");
+            elsewhere.del(&attach).expect("DEL");
+        }
+    }
+    // Neither does: the present keys do.
+    for content in ["", "{"] {
+        today.add(&attach).expect("ADD");
+        for file in [&ours, &shared] {
+            node.write(file, content);
+        }
+        today.check(&attach).expect_err("CHECK");
+        node.cmd(&format!("rm {ENV}"));
+        today.del(&attach).expect("DEL");
+        gone("/var/lib/cni/networks/cbr0");
+        node.write(ENV, env("false"));
+    }
+    // The copy that all of a container's attachments share may be of another network.
+    today.add(&attach).expect("ADD");
+    node.write(&ours, "");
+    let foreign = r#"{"cniVersion":"1.0.0","name":"other","type":"bridge","ipam":{"type":"host-local"}}"#;
+    node.write(&shared, foreign);
+    today.del(&attach).expect("DEL");
+    gone("/var/lib/cni/networks/cbr0");
+}
+
+/// A DEL needs to know where the saved configuration is, and nothing else.
+#[test]
+fn del_is_not_stopped_by_keys_that_it_does_not_need() {
+    let node = node();
+    let pod = node.pod("pod");
+    let attach = Attach::new(&pod);
+    let network = network(&node, json!({}));
+    for (key, value) in [
+        ("delegate", json!(7)),
+        ("subnetFile", json!(7)),
+        ("ipam", json!({"routes": 7})),
+        ("dataDir", json!(7)),
+    ] {
+        network.add(&attach).expect("ADD");
+        let mut config = network.configs(Some(&attach)).swap_remove(0);
+        config[key] = value;
+        if !is_peer() {
+            assert!(network.call("DEL", &config, Some(&attach)).ok().is_null());
+            assert_eq!(reservations(&node, "/var/lib/cni/networks/cbr0"), Vec::<String>::new());
+            assert!(!pod.has_link("eth0"));
+        }
+        network.del(&attach).expect("DEL");
+    }
 }
 
 #[test]

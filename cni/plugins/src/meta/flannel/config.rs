@@ -41,6 +41,18 @@ pub(super) struct Keys {
     runtime_config: Option<Map<String, Value>>,
 }
 
+/// The only key that a DEL looks at.
+#[derive(Default, Deserialize)]
+#[serde(default, rename_all = "camelCase")]
+struct Place {
+    data_dir: Option<PathBuf>,
+}
+
+/// Where the delegate's configuration is kept, whatever else the configuration says.
+pub(super) fn data_dir(config: &NetConf) -> PathBuf {
+    given(config.decode::<Place>().unwrap_or_default().data_dir.as_ref(), DATA_DIR)
+}
+
 #[derive(Default, Deserialize)]
 #[serde(default)]
 struct IpamRoutes {

@@ -2,17 +2,18 @@
 //! usually bridge, do the work with it.
 
 mod config;
+mod dead;
 mod saved;
 mod subnet_env;
 
 use cni_kernel::dir::DirError;
-use cni_spec::{AddResult, Attachment, CniError, ErrorCode, NetConf};
+use cni_spec::{AddResult, CniError, ErrorCode, NetConf};
 use serde_json::{Map, Value};
 
 pub(crate) use self::config::DATA_DIR;
 use self::config::Keys;
 pub(crate) use self::saved::OURS;
-use self::saved::Saved;
+use self::saved::{Found, Saved};
 use self::subnet_env::SubnetEnv;
 use crate::interface::shared::container::Container;
 use crate::interface::shared::failed as link_failed;
@@ -37,12 +38,12 @@ impl Plugin for Flannel {
         let keys: Keys = request.config.decode()?;
         let env = subnet_env(&keys)?;
         let config = keys.delegate(request.config, Some(&env))?;
-        let (kind, bytes) = (kind(&config), Value::Object(config).to_string().into_bytes());
+        let (kind, bytes) = (kind(&config), bytes(config));
         let failed =
             |error: CniError| CniError { msg: format!("failed to delegate add: {}", error.msg), ..error };
         delegate::look_for(&kind, request.env).map_err(failed)?;
         let saved = Saved::create(&keys.data_dir()).map_err(|e| io(&e))?;
-        let earlier = saved.get(&request.attachment).map_err(|e| io(&e))?;
+        let earlier = saved.raw(&request.attachment).map_err(|e| io(&e))?;
         let found = has_link(request)?;
         // Before the delegate does anything: DEL must know what to undo.
         saved.put(&request.attachment, &bytes).map_err(|e| io(&e))?;
@@ -70,17 +71,21 @@ impl Plugin for Flannel {
     }
 
     fn del(&self, request: &Request<'_>) -> Result<(), CniError> {
-        let keys: Keys = request.config.decode()?;
-        let Some(saved) = Saved::open(&keys.data_dir()).map_err(|e| io(&e))? else { return Ok(()) };
-        let Some(bytes) = saved.get(&request.attachment).map_err(|e| io(&e))? else { return Ok(()) };
-        // A file that cannot be read has nothing to delete by, today as tomorrow.
-        match with_runtime(&bytes, request.config, &[]) {
-            Some((kind, bytes)) => delegate::other(&kind, request.env, "DEL", &bytes).map(drop)?,
-            None => {
-                log::error!("{}: the saved configuration of {} is no JSON", self.name(), request.attachment);
+        let Some(saved) = Saved::open(&config::data_dir(request.config)).map_err(|e| io(&e))? else {
+            return Ok(());
+        };
+        let attachment = &request.attachment;
+        let config = match saved.get(attachment).map_err(|e| io(&e))? {
+            Found::Nothing => return Ok(()),
+            Found::Whole(config) => config,
+            Found::Broken => {
+                let name = self.name();
+                log::warn!("{name}: what was saved of {attachment} is broken: deleted by the configuration");
+                of_today(request.config)?
             }
-        }
-        saved.forget(&request.attachment).map_err(|e| io(&e))
+        };
+        delegate::other(&kind(&config), request.env, "DEL", &bytes(config))?;
+        saved.forget(attachment).map_err(|e| io(&e))
     }
 
     fn check(&self, request: &Request<'_>) -> Result<(), CniError> {
@@ -89,17 +94,10 @@ impl Plugin for Flannel {
     }
 
     fn gc(&self, request: &NodeRequest<'_>) -> Result<(), CniError> {
-        let keys: Keys = request.config.decode()?;
-        let env = subnet_env(&keys).ok();
-        let mut config = keys.delegate(request.config, env.as_ref())?;
-        for key in ["cni.dev/valid-attachments", "cni.dev/attachments"] {
-            if let Some(value) = request.config.raw.get(key) {
-                drop(config.insert(key.to_owned(), value.clone()));
-            }
-        }
-        let kind = kind(&config);
-        delegate::other(&kind, request.env, "GC", Value::Object(config).to_string().as_bytes())?;
-        forget_dead(&keys, request.config)
+        // What was made when the configuration was another one the delegate does not find by today's.
+        let deleted = dead::delete(request);
+        let collected = of_today(request.config).and_then(|config| dead::collect(request, config));
+        deleted.and(collected)
     }
 
     fn status(&self, request: &NodeRequest<'_>) -> Result<(), CniError> {
@@ -109,7 +107,7 @@ impl Plugin for Flannel {
         let config = keys.delegate(request.config, Some(&env))?;
         Saved::create(&keys.data_dir()).map_err(|e| io(&e)).map_err(unusable)?;
         let kind = kind(&config);
-        delegate::other(&kind, request.env, "STATUS", Value::Object(config).to_string().as_bytes()).map(drop)
+        delegate::other(&kind, request.env, "STATUS", &bytes(config)).map(drop)
     }
 
     fn belongings(&self, request: &Request<'_>) -> Result<Vec<Box<dyn Belonging>>, CniError> {
@@ -127,16 +125,24 @@ impl Plugin for Flannel {
 impl Flannel {
     /// The delegate's type and its configuration as it was at ADD, with what the runtime says now.
     fn saved(&self, request: &Request<'_>) -> Result<(String, Vec<u8>), CniError> {
-        let keys: Keys = request.config.decode()?;
-        let saved = Saved::open(&keys.data_dir()).map_err(|e| io(&e))?;
-        let bytes =
-            saved.map(|saved| saved.get(&request.attachment)).transpose().map_err(|e| io(&e))?.flatten();
-        let bytes = bytes.and_then(|bytes| with_runtime(&bytes, request.config, &["prevResult"]));
-        bytes.ok_or_else(|| {
-            let dir = keys.data_dir();
-            CniError::internal(format!("flannel: {dir:?} has nothing of {}", request.attachment))
-        })
+        let dir = config::data_dir(request.config);
+        let saved = Saved::open(&dir).map_err(|e| io(&e))?;
+        let found = saved.map(|saved| saved.get(&request.attachment)).transpose().map_err(|e| io(&e))?;
+        let Some(Found::Whole(mut config)) = found else {
+            let msg = format!("flannel: {dir:?} has nothing of {}", request.attachment);
+            return Err(CniError::internal(msg));
+        };
+        if let Some(value) = request.config.raw.get("prevResult") {
+            drop(config.insert("prevResult".to_owned(), value.clone()));
+        }
+        Ok((kind(&config), bytes(config)))
     }
+}
+
+/// The delegate's configuration by what flannel is told now. flanneld's file need not be there.
+fn of_today(config: &NetConf) -> Result<Map<String, Value>, CniError> {
+    let keys: Keys = config.decode()?;
+    Ok(keys.delegate(config, subnet_env(&keys).ok().as_ref())?)
 }
 
 /// Whether the container has a link of the interface's name already. Where it cannot be looked into, the delegate
@@ -159,41 +165,8 @@ fn kind(config: &Map<String, Value>) -> String {
     config.get("type").and_then(Value::as_str).unwrap_or_default().to_owned()
 }
 
-/// The delegate's type and its saved configuration with `keys` of flannel's own; none when it is not JSON.
-fn with_runtime(saved: &[u8], config: &NetConf, keys: &[&str]) -> Option<(String, Vec<u8>)> {
-    let mut saved: Map<String, Value> = serde_json::from_slice(saved).ok()?;
-    for key in keys {
-        if let Some(value) = config.raw.get(*key) {
-            drop(saved.insert((*key).to_owned(), value.clone()));
-        }
-    }
-    Some((kind(&saved), Value::Object(saved).to_string().into_bytes()))
-}
-
-/// Removes the files of this network's attachments that are not valid any more. The delegate's GC has
-/// removed what they stand for.
-fn forget_dead(keys: &Keys, config: &NetConf) -> Result<(), CniError> {
-    let Some(valid) = &config.valid_attachments else { return Ok(()) };
-    let Some(saved) = Saved::open(&keys.data_dir()).map_err(|e| io(&e))? else { return Ok(()) };
-    let of_this_network = |bytes: Option<Vec<u8>>| {
-        let saved: Option<Map<String, Value>> = bytes.and_then(|bytes| serde_json::from_slice(&bytes).ok());
-        saved.is_some_and(|saved| saved.get("name").and_then(Value::as_str) == Some(&config.name))
-    };
-    saved.sweep().map_err(|e| io(&e))?;
-    for (container, ifname) in saved.list().map_err(|e| io(&e))? {
-        let Some(ifname) = ifname else {
-            let alive = valid.iter().any(|one| one.container_id() == container);
-            if !alive && of_this_network(saved.of_container(&container).map_err(|e| io(&e))?) {
-                saved.forget_container(&container).map_err(|e| io(&e))?;
-            }
-            continue;
-        };
-        let Ok(attachment) = Attachment::new(&config.name, &container, &ifname) else { continue };
-        if !valid.contains(&attachment) && of_this_network(saved.get(&attachment).map_err(|e| io(&e))?) {
-            saved.forget(&attachment).map_err(|e| io(&e))?;
-        }
-    }
-    Ok(())
+fn bytes(config: Map<String, Value>) -> Vec<u8> {
+    Value::Object(config).to_string().into_bytes()
 }
 
 /// An error of the directory of saved configurations.

@@ -8,11 +8,23 @@ use std::path::Path;
 
 use cni_kernel::dir::{DirError, DurableDir};
 use cni_spec::Attachment;
+use serde_json::{Map, Value};
 
 /// The largest file that is read, in bytes: as large as a configuration may be.
 const LIMIT: usize = 16 << 20;
 /// The folder that only we make.
 pub(crate) const OURS: &str = ".slipway";
+
+/// What there is of an attachment.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Found {
+    /// No file.
+    Nothing,
+    /// Files that do not say what the delegate was told.
+    Broken,
+    /// What the delegate was told.
+    Whole(Map<String, Value>),
+}
 
 /// The directory of saved configurations.
 #[derive(Debug)]
@@ -46,11 +58,29 @@ impl Saved {
         self.shared.replace(attachment.container_id(), config, 0o600)
     }
 
-    pub(super) fn get(&self, attachment: &Attachment) -> Result<Option<Vec<u8>>, DirError> {
+    /// The attachment's file as it is, or else the reference's.
+    pub(super) fn raw(&self, attachment: &Attachment) -> Result<Option<Vec<u8>>, DirError> {
         match self.ours.read(name(attachment), LIMIT)? {
             Some(config) => Ok(Some(config)),
             None => self.shared.read(attachment.container_id(), LIMIT),
         }
+    }
+
+    /// What an attachment's delegate was told: by the first of the two files that says it. The reference's may
+    /// be of another attachment of the container; where there is one of ours, it must be of the same network.
+    pub(super) fn get(&self, attachment: &Attachment) -> Result<Found, DirError> {
+        let ours = self.ours.read(name(attachment), LIMIT);
+        if let Some(config) = ours.as_ref().ok().and_then(Option::as_deref).and_then(whole) {
+            return Ok(Found::Whole(config));
+        }
+        let shared = self.shared.read(attachment.container_id(), LIMIT);
+        let alone = matches!(ours, Ok(None));
+        let fits = |config: &Map<String, Value>| alone || is_of(config, attachment.network());
+        let told = shared.as_ref().ok().and_then(Option::as_deref).and_then(whole);
+        if let Some(config) = told.filter(fits) {
+            return Ok(Found::Whole(config));
+        }
+        Ok(if ours?.is_none() && shared?.is_none() { Found::Nothing } else { Found::Broken })
     }
 
     /// The reference's file stays while another attachment of the container has one.
@@ -87,9 +117,9 @@ impl Saved {
         Ok(all)
     }
 
-    /// The reference's file of a container.
-    pub(super) fn of_container(&self, container: &str) -> Result<Option<Vec<u8>>, DirError> {
-        self.shared.read(container, LIMIT)
+    /// What the reference's file of a container says; none if that cannot be understood.
+    pub(super) fn of_container(&self, container: &str) -> Result<Option<Map<String, Value>>, DirError> {
+        Ok(self.shared.read(container, LIMIT)?.as_deref().and_then(whole))
     }
 
     /// Removes the reference's file of a container.
@@ -98,6 +128,67 @@ impl Saved {
     }
 }
 
+/// Whether a delegate's configuration is of that network.
+pub(super) fn is_of(config: &Map<String, Value>, network: &str) -> bool {
+    config.get("name").and_then(Value::as_str) == Some(network)
+}
+
+/// A delegate's configuration; none where it does not even say what the delegate is.
+fn whole(bytes: &[u8]) -> Option<Map<String, Value>> {
+    let config: Map<String, Value> = serde_json::from_slice(bytes).ok()?;
+    let kind = config.get("type").and_then(Value::as_str);
+    kind.is_some_and(|kind| !kind.is_empty()).then_some(config)
+}
+
 fn name(attachment: &Attachment) -> String {
     format!("{}:{}", attachment.container_id(), attachment.ifname())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_first_file_that_says_something_counts() {
+        const OURS: &str = r#"{"type":"bridge","name":"n","x":"ours"}"#;
+        const SHARED: &str = r#"{"type":"bridge","name":"n","x":"shared"}"#;
+        const FOREIGN: &str = r#"{"type":"bridge","name":"other","x":"foreign"}"#;
+        let folder = tempfile::tempdir().unwrap();
+        let saved = Saved::create(folder.path()).unwrap();
+        let attachment = Attachment::new("n", "c", "eth0").unwrap();
+        let get = |ours: Option<&str>, shared: Option<&str>| {
+            for (name, content) in [(".slipway/c:eth0", ours), ("c", shared)] {
+                let path = folder.path().join(name);
+                match content {
+                    Some(content) => std::fs::write(path, content).unwrap(),
+                    None => drop(std::fs::remove_file(path)),
+                }
+            }
+            match saved.get(&attachment).unwrap() {
+                Found::Nothing => "nothing".to_owned(),
+                Found::Broken => "broken".to_owned(),
+                Found::Whole(config) => config["x"].as_str().unwrap().to_owned(),
+            }
+        };
+        assert_eq!(get(None, None), "nothing");
+        assert_eq!(get(Some(OURS), Some(FOREIGN)), "ours");
+        assert_eq!(get(Some(OURS), None), "ours");
+        assert_eq!(get(None, Some(SHARED)), "shared");
+        // As the reference deletes by it.
+        assert_eq!(get(None, Some(FOREIGN)), "foreign");
+        for broken in ["", "{", "[]", "{}", r#"{"type":7}"#, r#"{"type":""}"#] {
+            assert_eq!(get(Some(OURS), Some(broken)), "ours");
+            assert_eq!(get(Some(broken), Some(SHARED)), "shared", "{broken}");
+            for shared in [None, Some(broken), Some(FOREIGN)] {
+                assert_eq!(get(Some(broken), shared), "broken", "{broken} {shared:?}");
+            }
+            assert_eq!(get(None, Some(broken)), "broken", "{broken}");
+        }
+        // One that cannot be read is not one that says nothing.
+        let _ = get(None, None);
+        std::fs::create_dir(folder.path().join(".slipway/c:eth0")).unwrap();
+        assert!(saved.get(&attachment).is_err());
+        std::fs::write(folder.path().join("c"), SHARED).unwrap();
+        assert!(matches!(saved.get(&attachment), Ok(Found::Whole(_))));
+    }
 }
