@@ -19,6 +19,8 @@ pub(super) struct Layer3 {
 }
 
 impl Layer3 {
+    /// What the link has now.
+    ///
     /// # Errors
     /// When the kernel cannot be asked.
     pub(super) fn of(route: &RouteSocket, link: &Link) -> Result<Self, RouteError> {
