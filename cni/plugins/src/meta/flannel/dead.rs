@@ -3,7 +3,7 @@
 use cni_spec::{Attachment, CniError};
 use serde_json::{Map, Value};
 
-use super::saved::{Found, Saved, is_of};
+use super::saved::{Saved, is_of};
 use super::{bytes, config, io, kind};
 use crate::plugin::{Env, NodeRequest};
 use crate::skel::delegate;
@@ -52,12 +52,9 @@ pub(super) fn collect(request: &NodeRequest<'_>, mut config: Map<String, Value>)
     delegate::other(&kind(&config), request.env, "GC", &bytes(config)).map(drop)
 }
 
-/// The delegate's DEL. Nobody knows the namespace, and if it is there at all it is none of a container.
+/// The delegate's DEL. Nobody knows the namespace.
 fn delete_one(request: &NodeRequest<'_>, saved: &Saved, attachment: &Attachment) -> Result<(), CniError> {
-    let Found::Whole(config) = saved.get(attachment).map_err(|e| io(&e))? else { return Ok(()) };
-    if !is_of(&config, attachment.network()) {
-        return Ok(());
-    }
+    let Some(config) = saved.own(attachment).map_err(|e| io(&e))? else { return Ok(()) };
     let env = Env {
         container_id: attachment.container_id().to_owned(),
         ifname: attachment.ifname().to_owned(),

@@ -83,6 +83,13 @@ impl Saved {
         Ok(if ours?.is_none() && shared?.is_none() { Found::Nothing } else { Found::Broken })
     }
 
+    /// What our own file of an attachment says, if it is of the attachment's network: that of a broken one nobody
+    /// knows.
+    pub(super) fn own(&self, attachment: &Attachment) -> Result<Option<Map<String, Value>>, DirError> {
+        let config = self.ours.read(name(attachment), LIMIT)?.as_deref().and_then(whole);
+        Ok(config.filter(|config| is_of(config, attachment.network())))
+    }
+
     /// The reference's file stays while another attachment of the container has one.
     pub(super) fn forget(&self, attachment: &Attachment) -> Result<(), DirError> {
         self.ours.remove(name(attachment))?;
@@ -184,6 +191,12 @@ mod tests {
             }
             assert_eq!(get(None, Some(broken)), "broken", "{broken}");
         }
+        // A GC goes by what says whose it is.
+        let own = |content: &str| {
+            std::fs::write(folder.path().join(".slipway/c:eth0"), content).unwrap();
+            saved.own(&attachment).unwrap().is_some()
+        };
+        assert_eq!([OURS, FOREIGN, "{", ""].map(own), [true, false, false, false]);
         // One that cannot be read is not one that says nothing.
         let _ = get(None, None);
         std::fs::create_dir(folder.path().join(".slipway/c:eth0")).unwrap();
