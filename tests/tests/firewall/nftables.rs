@@ -146,3 +146,27 @@ fn a_foreign_table_is_refused() {
     assert!(error.msg.contains("was not made by slipway"), "{error:?}");
     assert!(table(&node).contains("chain theirs"));
 }
+
+/// As many as it has, and each is let through, checked, and taken away again.
+#[test]
+fn a_container_may_have_many_addresses() {
+    if is_peer() {
+        return;
+    }
+    let node = Node::new();
+    let pod = node.pod("pod");
+    let attach = Attach::new(&pod);
+    for backend in ["nftables", "iptables"] {
+        let network = network(&node, 1, &json!({"backend": backend}));
+        let mut previous = network.add_first(&attach);
+        let ips = previous["ips"].as_array_mut().expect("a list");
+        ips.extend((10..130).map(|last| json!({"address": format!("10.1.1.{last}/24")})));
+        ips.extend((10..130).map(|last| json!({"address": format!("fd00:1::{last}/64")})));
+        let _ = network.call_one(1, "ADD", &attach, &previous).ok();
+        assert!(network.call_one(1, "CHECK", &attach, &previous).ok().is_null());
+        assert!(network.call_one(1, "DEL", &attach, &Value::Null).ok().is_null());
+        assert!(!table(&node).contains("elements"), "{}", table(&node));
+        assert!(!super::filter(&node, "iptables-save").contains("10.1.1."), "{backend}");
+        network.del(&attach).expect("DEL");
+    }
+}

@@ -46,9 +46,6 @@ const ISOLATED: &str = "isolated";
 const BASE: BaseChain =
     BaseChain { kind: ChainKind::Filter, hook: Hook::Forward, priority: 0, policy: Policy::Accept };
 
-/// More addresses than a container ever has.
-const SLOTS: u32 = 64;
-
 pub(crate) fn table() -> TableId {
     TableId::new(Family::Inet, "slipway-firewall")
 }
@@ -220,10 +217,7 @@ impl Ledger {
     fn missing(&self, means: Means) -> Result<Transaction, Error> {
         let chain = |name: &str| self.socket.chain(&table(), name).map_err(Self::read);
         let mut batch = Transaction::new();
-        if chain(MARKER)?.is_none() {
-            if self.socket.table(&table()).map_err(Self::read)?.is_some() {
-                return Err(Error::ForeignTable { table: TABLE });
-            }
+        if !self.is_there()? {
             batch.append(bootstrap());
         }
         let uses = u32::try_from(rules().len()).unwrap_or_default();
@@ -249,7 +243,7 @@ impl Ledger {
         let Some(owner) = owner_of(&found) else { return Ok(None) };
         let mut addresses = Vec::new();
         for set in ADDRESSES {
-            for slot in 0..SLOTS {
+            for slot in 0..u32::MAX {
                 let Some(found) = self.element(&slot_id(set, hash, slot))? else { break };
                 addresses.extend(address_of(&found.data));
             }
@@ -320,7 +314,7 @@ impl Ledger {
         let (hash, comment) = (wanted.owner.attachment_hash, wanted.owner.to_comment());
         for set in ADDRESSES {
             let of_set = wanted.addresses.iter().filter(|address| of_family(**address, &ADDRESSES) == set);
-            for (slot, address) in (0..SLOTS).zip(of_set) {
+            for (slot, address) in (0..).zip(of_set) {
                 let way_back = Element::new(slot_id(set, hash, slot)).values(vec![Value::address(*address)]);
                 batch.add_element(way_back.comment(&comment));
                 batch.add_element(Element::new(pod_id(*address)).comment(&comment));
@@ -358,7 +352,7 @@ impl Ledger {
         let Some(held) = self.held(hash)? else { return Ok(Vec::new()) };
         let mut present = vec![attachment_id(hash)];
         for set in ADDRESSES {
-            for slot in 0..SLOTS {
+            for slot in 0..u32::MAX {
                 let id = slot_id(set, hash, slot);
                 if self.element(&id)?.is_none() {
                     break;
@@ -445,12 +439,20 @@ impl Ledger {
 
     /// Whether there is a table of ours.
     fn is_there(&self) -> Result<bool, Error> {
-        if self.socket.table(&table()).map_err(Self::read)?.is_none() {
-            return Ok(false);
-        }
-        match self.socket.chain(&table(), MARKER).map_err(Self::read)? {
-            Some(_) => Ok(true),
-            None => Err(Error::ForeignTable { table: TABLE }),
+        let mut patience = Patience::new();
+        loop {
+            let generation = self.generation()?;
+            if self.socket.table(&table()).map_err(Self::read)?.is_none() {
+                return Ok(false);
+            }
+            if self.socket.chain(&table(), MARKER).map_err(Self::read)?.is_some() {
+                return Ok(true);
+            }
+            // Table and chain may have been of two moments.
+            if self.generation()? == generation {
+                return Err(Error::ForeignTable { table: TABLE });
+            }
+            patience.pause(&format!("read table {TABLE}"))?;
         }
     }
 }
