@@ -1,9 +1,9 @@
 //! firewalld over a real bus.
 
 use serde_json::{Value, json};
-use slipway_tests::{Attach, Node, newest_version, peer_fails};
+use slipway_tests::{Attach, Node, is_peer, newest_version, peer_fails};
 
-use super::bus::{Daemon, Zones, firewalld};
+use super::bus::{Daemon, Zones, firewalld, refusing};
 use super::{filter, network, recorded};
 
 fn sources(zones: &Zones) -> Vec<String> {
@@ -144,5 +144,28 @@ fn without_firewalld_it_is_iptables_unless_it_is_asked_for() {
             let error = asked.status().expect_err("STATUS").error;
             assert_eq!((error.code, error.msg.as_str()), (50, "firewalld does not run"));
         });
+    }
+}
+
+/// A rootless runtime reaches the bus of the machine, and is not let in.
+#[test]
+fn where_the_bus_refuses_it_is_iptables_unless_firewalld_is_asked_for() {
+    let node = Node::new();
+    refusing(&node);
+    let pod = node.pod("pod");
+    let attach = Attach::new(&pod);
+    let auto = network(&node, 1, &json!({}));
+    auto.add(&attach).expect("ADD");
+    assert!(filter(&node, "iptables-save").contains("-s 10.1.1.2/32 -j ACCEPT"));
+    auto.check(&attach).expect("CHECK");
+    let previous = auto.cached(&attach).expect("it was added");
+    auto.del(&attach).expect("DEL");
+    assert!(auto.call_one(1, "DEL", &attach, &previous).ok().is_null(), "of one who has nothing");
+    if !is_peer() {
+        auto.status().expect("STATUS");
+        let asked = network(&node, 1, &json!({"backend": "firewalld"}));
+        let error = asked.add(&attach).expect_err("it was asked for").error;
+        assert!(error.msg.contains("authenticate at the system bus"), "{error:?}");
+        assert_eq!(asked.status().expect_err("STATUS").error.code, 50);
     }
 }

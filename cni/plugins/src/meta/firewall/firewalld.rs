@@ -19,13 +19,33 @@ const ZONE: Target = Target {
 /// # Errors
 /// When the bus is there and does not answer.
 pub(super) fn is_running() -> Result<bool, CniError> {
-    match Bus::system().and_then(|mut bus| bus.has_owner(NAME)) {
+    match ask() {
         Err(BusError::Unreachable(why)) => {
             log::debug!("{why}");
             Ok(false)
         }
         asked => asked.map_err(failed),
     }
+}
+
+/// Whether firewalld runs, as far as can be told, for those who do not depend on it: root of a user namespace
+/// reaches the machine's bus and is not let in.
+pub(super) fn seems_to_run() -> bool {
+    match ask() {
+        Ok(runs) => runs,
+        Err(BusError::Unreachable(why)) => {
+            log::debug!("{why}");
+            false
+        }
+        Err(error) => {
+            log::warn!("{error}: firewalld counts as not running");
+            false
+        }
+    }
+}
+
+fn ask() -> Result<bool, BusError> {
+    Bus::system().and_then(|mut bus| bus.has_owner(NAME))
 }
 
 /// A zone of firewalld.

@@ -61,7 +61,7 @@ impl Plugin for Firewall {
         let told = told_addresses(request);
         // A container of the reference's, of whom nothing is recorded.
         let may_be_in_zone = !told.is_empty() && matches!(choice, Choice::Auto | Choice::Firewalld);
-        if may_be_in_zone && firewall::held(&request.attachment)?.is_none() && firewalld::is_running()? {
+        if may_be_in_zone && firewall::held(&request.attachment)?.is_none() && firewalld::seems_to_run() {
             Zone::open(&zone)?.remove(&told)?;
         }
         take_away(request, &zone, policy)
@@ -111,8 +111,10 @@ impl Plugin for Firewall {
     fn status(&self, request: &NodeRequest<'_>) -> Result<(), CniError> {
         let config = Config::read(request.config)?;
         let unavailable = |reason: String| CniError::new(ErrorCode::NotAvailable, reason);
-        let means = means(config.choice)?;
-        if means == Means::Firewalld && !firewalld::is_running()? {
+        let means = means(config.choice);
+        if config.choice == Choice::Firewalld
+            && !firewalld::is_running().map_err(|error| unavailable(error.msg))?
+        {
             return Err(unavailable("firewalld does not run".to_owned()));
         }
         firewall::status(means).map_err(|error| unavailable(error.to_string()))
@@ -129,14 +131,14 @@ fn previous<'a>(request: &'a Request<'_>) -> Result<&'a AddResult, CniError> {
 }
 
 /// How it is to be done.
-fn means(choice: Choice) -> Result<Means, CniError> {
-    Ok(match choice {
+fn means(choice: Choice) -> Means {
+    match choice {
         Choice::Iptables => Means::Iptables,
         Choice::Nftables => Means::Nftables,
         Choice::Firewalld => Means::Firewalld,
-        Choice::Auto if firewalld::is_running()? => Means::Firewalld,
+        Choice::Auto if firewalld::seems_to_run() => Means::Firewalld,
         Choice::Auto => Means::Iptables,
-    })
+    }
 }
 
 fn wanted(request: &Request<'_>, config: &Config, previous: &AddResult) -> Result<FirewallRequest, CniError> {
@@ -155,7 +157,7 @@ fn wanted(request: &Request<'_>, config: &Config, previous: &AddResult) -> Resul
     let fits = cni_spec::check_ifname(&bridge).is_ok();
     Ok(FirewallRequest {
         attachment: request.attachment.clone(),
-        means: means(config.choice)?,
+        means: means(config.choice),
         addresses: addresses(previous),
         bridge: if fits { bridge } else { String::new() },
         policy: config.policy,
