@@ -228,4 +228,27 @@ fn status_looks_for_the_programs() {
     let before = Snapshot::take(&node, &[]);
     network(&node, 1, &json!({"backend": "nftables"})).status().expect("STATUS");
     before.assert_same(&Snapshot::take(&node, &[]));
+    if is_peer() {
+        return;
+    }
+    for variant in ["nft", "legacy"] {
+        let program = node.try_cmd(&format!("readlink -e /usr/sbin/iptables-{variant}-restore")).stdout;
+        if !program.trim().is_empty() {
+            node.cmd(&format!("mount --bind /dev/null {}", program.trim()));
+        }
+    }
+    network(&node, 1, &json!({"backend": "nftables"})).status().expect("STATUS");
+    for keys in [json!({"backend": "iptables"}), json!({})] {
+        let error = network(&node, 1, &keys).status().expect_err("STATUS").error;
+        assert!(error.code == 50 && error.msg.contains("not found"), "{keys}: {error:?}");
+    }
+    // A policy is kept by iptables with firewalld, too.
+    let Some(_daemon) = super::bus::Daemon::start(&node) else { return };
+    let _zones = super::bus::firewalld(&node);
+    network(&node, 1, &json!({"backend": "firewalld"})).status().expect("STATUS");
+    let error = network(&node, 1, &json!({"backend": "firewalld", "ingressPolicy": "isolated"}))
+        .status()
+        .expect_err("STATUS")
+        .error;
+    assert!(error.code == 50 && error.msg.contains("not found"), "{error:?}");
 }

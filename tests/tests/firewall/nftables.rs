@@ -145,6 +145,11 @@ fn a_foreign_table_is_refused() {
     let error = network.add(&Attach::new(&pod)).expect_err("ADD").error;
     assert!(error.msg.contains("was not made by slipway"), "{error:?}");
     assert!(table(&node).contains("chain theirs"));
+    // Who has what is written there whatever the backend.
+    for keys in [open(), json!({"backend": "iptables"}), json!({})] {
+        let error = super::network(&node, 1, &keys).status().expect_err("STATUS").error;
+        assert!(error.code == 50 && error.msg.contains("was not made by slipway"), "{keys}: {error:?}");
+    }
 }
 
 /// As many as it has, and each is let through, checked, and taken away again.

@@ -229,11 +229,13 @@ impl Ledger {
         Ok(batch)
     }
 
-    /// Whether the table can be made, without making it.
-    pub(super) fn try_out(&self) -> Result<(), Error> {
-        let mut batch = bootstrap();
-        batch.append(hook());
-        self.socket.dry_run(&batch).map_err(|e| Error::kernel(format!("make table {TABLE}"), e))
+    /// Whether what is missing of the table, for that means, can be made; without making it.
+    pub(super) fn try_out(&self, means: Means) -> Result<(), Error> {
+        let missing = self.missing(means)?;
+        if missing.is_empty() {
+            return Ok(());
+        }
+        self.socket.dry_run(&missing).map_err(|e| Error::kernel(format!("make table {TABLE}"), e))
     }
 
     /// What the attachment has.

@@ -117,9 +117,12 @@ impl FirewallRequest {
     }
 
     fn needs_iptables(&self) -> bool {
-        self.means == Means::Iptables
-            || (self.means == Means::Firewalld && self.policy != IngressPolicy::Open)
+        needs_iptables(self.means, self.policy)
     }
+}
+
+fn needs_iptables(means: Means, policy: IngressPolicy) -> bool {
+    means == Means::Iptables || (means == Means::Firewalld && policy != IngressPolicy::Open)
 }
 
 /// Lets the container's packets through, and keeps its bridge apart. ADD again changes what is there.
@@ -326,13 +329,14 @@ pub fn rejoin(bridge: &str) -> Result<(), Error> {
 ///
 /// # Errors
 /// What is missing.
-pub fn status(means: Means) -> Result<(), Error> {
-    match means {
-        Means::Nftables => match Ledger::open()? {
-            Some(ledger) => ledger.try_out(),
-            None => Err(Error::NoNfTables("this kernel has no nf_tables".to_owned())),
-        },
-        Means::Iptables => filter::status(),
-        Means::Firewalld => Ok(()),
+pub fn status(means: Means, policy: IngressPolicy) -> Result<(), Error> {
+    match Ledger::open()? {
+        // Whatever the means, it is written down who has what.
+        Some(ledger) => ledger.try_out(means)?,
+        None if means == Means::Nftables => {
+            return Err(Error::NoNfTables("this kernel has no nf_tables".to_owned()));
+        }
+        None => {}
     }
+    if needs_iptables(means, policy) { filter::status() } else { Ok(()) }
 }

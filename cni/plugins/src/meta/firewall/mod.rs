@@ -117,7 +117,7 @@ impl Plugin for Firewall {
         {
             return Err(unavailable("firewalld does not run".to_owned()));
         }
-        firewall::status(means).map_err(|error| unavailable(error.to_string()))
+        firewall::status(means, config.policy).map_err(|error| unavailable(error.to_string()))
     }
 }
 
