@@ -41,6 +41,12 @@ pub enum Error {
         /// Who holds it.
         holder: String,
     },
+    /// Others are changing the firewall's rules.
+    #[error("wait for others who change the firewall's rules: {source}")]
+    NoTurn {
+        /// The lock that they hold.
+        source: cni_kernel::lock::LockError,
+    },
     /// A tool of iptables did not come to an end.
     #[error("{program} did not end within {seconds} s and was killed")]
     IptablesHangs {
@@ -131,6 +137,7 @@ impl Error {
             | Self::ConflictUnowned { .. }
             | Self::Taken { .. }
             | Self::XtablesLock { .. }
+            | Self::NoTurn { .. }
             | Self::IptablesHangs { .. }
             | Self::Busy { .. } => ErrorCode::TryAgainLater,
             Self::Condition { .. } | Self::Request(_) => ErrorCode::InvalidConfig,

@@ -169,3 +169,106 @@ fn where_the_bus_refuses_it_is_iptables_unless_firewalld_is_asked_for() {
         assert_eq!(asked.status().expect_err("STATUS").error.code, 50);
     }
 }
+
+/// A DEL that comes late must not take what the address's next holder has.
+#[test]
+fn a_late_del_leaves_the_next_holder_in_the_zone() {
+    peer_fails("a zone names no owner", || {
+        let node = Node::new();
+        let _daemon = daemon!(&node);
+        let zones = firewalld(&node);
+        let (old, new) = (node.pod("old"), node.pod("new"));
+        let network = network(&node, 1, &json!({"backend": "firewalld"}));
+        let previous = network.add_first(&Attach::new(&old));
+        // Once it is told the addresses, once they are in its own record.
+        for told in [&previous, &Value::Null] {
+            let _ = network.call_one(1, "ADD", &Attach::new(&old), &previous).ok();
+            if !told.is_null() {
+                assert!(network.call_one(1, "DEL", &Attach::new(&old), &previous).ok().is_null());
+            }
+            let _ = network.call_one(1, "ADD", &Attach::new(&new), &previous).ok();
+            assert!(network.call_one(1, "DEL", &Attach::new(&old), told).ok().is_null());
+            assert_eq!(sources(&zones), ["10.1.1.2/32 trusted", "fd00:1::2/128 trusted"]);
+            assert!(network.call_one(1, "CHECK", &Attach::new(&new), &previous).ok().is_null());
+            assert!(network.call_one(1, "DEL", &Attach::new(&new), &Value::Null).ok().is_null());
+            assert!(sources(&zones).is_empty(), "{:?}", sources(&zones));
+        }
+    });
+}
+
+/// `firewall-cmd --reload` takes the addresses away, and leaves the record.
+#[test]
+fn a_reload_is_mended_by_restore() {
+    if is_peer() {
+        return;
+    }
+    let node = Node::new();
+    let _daemon = daemon!(&node);
+    let zones = firewalld(&node);
+    let pod = node.pod("pod");
+    let attach = Attach::new(&pod);
+    let network = network(&node, 1, &json!({}));
+    network.add(&attach).expect("ADD");
+    network.write_cache(&attach);
+    let before = sources(&zones);
+    zones.lock().expect("not poisoned").clear();
+    let report = node.slipway("restore");
+    assert_eq!(sources(&zones), before, "{report}");
+    network.check(&attach).expect("CHECK");
+}
+
+/// What the configuration asked for before and does not ask for now: a backend, addresses, a zone.
+#[test]
+fn a_repeated_add_leaves_the_zone_that_is_not_asked_for_any_more() {
+    if is_peer() {
+        return;
+    }
+    let node = Node::new();
+    let _daemon = daemon!(&node);
+    let zones = firewalld(&node);
+    let pod = node.pod("pod");
+    let attach = Attach::new(&pod);
+    let keys = |zone: &str| json!({"backend": "firewalld", "firewalldZone": zone});
+    let (trusted, public) = (network(&node, 1, &keys("trusted")), network(&node, 1, &keys("public")));
+    let both = trusted.add(&attach).expect("ADD");
+    let mut one = both.clone();
+    one["ips"].as_array_mut().expect("a list").truncate(1);
+    let _ = trusted.call_one(1, "ADD", &attach, &one).ok();
+    assert_eq!(sources(&zones), ["10.1.1.2/32 trusted"], "one address less");
+    let _ = public.call_one(1, "ADD", &attach, &both).ok();
+    assert_eq!(sources(&zones), ["10.1.1.2/32 public", "fd00:1::2/128 public"], "another zone");
+    assert!(public.call_one(1, "CHECK", &attach, &both).ok().is_null());
+    for backend in ["nftables", "iptables"] {
+        let other = network(&node, 1, &json!({"backend": backend}));
+        let _ = other.call_one(1, "ADD", &attach, &both).ok();
+        assert!(sources(&zones).is_empty(), "{backend}: {:?}", sources(&zones));
+        let _ = public.call_one(1, "ADD", &attach, &both).ok();
+        assert_eq!(sources(&zones).len(), 2, "{backend}");
+    }
+    assert!(public.call_one(1, "DEL", &attach, &both).ok().is_null());
+    assert!(sources(&zones).is_empty());
+}
+
+#[test]
+fn del_and_gc_know_the_zone_that_the_add_chose() {
+    peer_fails("it takes the configuration's word", || {
+        let node = Node::new();
+        let _daemon = daemon!(&node);
+        let zones = firewalld(&node);
+        let (one, two) = (node.pod("one"), node.pod("two"));
+        let network_of =
+            |zone: &str| network(&node, 1, &json!({"backend": "firewalld", "firewalldZone": zone}));
+        let then = network_of("public");
+        for pod in [&one, &two] {
+            then.add(&Attach::new(pod)).expect("ADD");
+        }
+        // An administrator's own: nobody of ours put it there.
+        zones.lock().expect("not poisoned").insert("10.9.9.9/32".to_owned(), "public".to_owned());
+        let now = network_of("trusted");
+        let previous = then.cached(&Attach::new(&one)).expect("it was added");
+        assert!(now.call_one(1, "DEL", &Attach::new(&one), &previous).ok().is_null());
+        assert_eq!(sources(&zones).len(), 3, "{:?}", sources(&zones));
+        network_of("not a zone").gc_plugins(&Value::Null).expect("GC");
+        assert_eq!(sources(&zones), ["10.9.9.9/32 public"]);
+    });
+}

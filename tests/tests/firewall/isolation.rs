@@ -217,3 +217,87 @@ fn a_repeated_add_changes_the_policy() {
         assert!(!node.ruleset().contains("\"br1\" . \"br1\""), "{}", node.ruleset());
     }
 }
+
+/// What the reference leaves behind a container with `same-bridge` whose first link is this one.
+fn kept_apart_by_the_reference(node: &Node, link: &str) {
+    let comment = |policy: &str| {
+        format!("-m comment --comment \"CNI firewall plugin rules (ingressPolicy: {policy})\"")
+    };
+    let (one, either) = (comment("same-bridge"), comment("same-bridge|isolated"));
+    let rules = format!(
+        "*filter\n:CNI-ISOLATION-STAGE-1 -\n:CNI-ISOLATION-STAGE-2 -\n\
+         -A FORWARD {either} -j CNI-ISOLATION-STAGE-1\n\
+         -A CNI-ISOLATION-STAGE-1 -i {link} ! -o {link} {one} -j CNI-ISOLATION-STAGE-2\n\
+         -A CNI-ISOLATION-STAGE-1 {either} -j RETURN\n\
+         -A CNI-ISOLATION-STAGE-2 -o {link} {either} -j DROP\n\
+         -A CNI-ISOLATION-STAGE-2 {either} -j RETURN\nCOMMIT\n"
+    );
+    node.cmd_input("iptables-restore --noflush", &rules);
+}
+
+/// Behind ptp the first link is the node's end of a pair: it has no ports.
+#[test]
+fn gc_leaves_a_container_of_the_references_on_ptp_apart() {
+    if is_peer() {
+        return;
+    }
+    let node = Node::new();
+    node.cmd("ip link add vethref type veth peer name eth9");
+    kept_apart_by_the_reference(&node, "vethref");
+    let network = network(&node, 1, &keys("iptables", "same-bridge"));
+    network.gc_plugins(&Value::Null).expect("GC");
+    assert!(filter(&node, "iptables-save").contains("-o vethref"));
+    node.cmd("ip link del vethref");
+    network.gc_plugins(&Value::Null).expect("GC");
+    assert!(!filter(&node, "iptables-save").contains("ISOLATION"));
+}
+
+/// A container on ptp with a policy takes along what kept it apart, its namespace there or gone.
+#[test]
+fn a_container_on_ptp_leaves_nothing() {
+    if is_peer() {
+        return;
+    }
+    let node = Node::new();
+    let pod = node.pod("pod");
+    let ptp = json!({"type": "ptp", "ipam": {"type": "host-local", "ranges": [[{"subnet": "10.1.1.0/24"}]]}});
+    let firewall = json!({"type": "firewall", "backend": "iptables", "ingressPolicy": "same-bridge"});
+    let network = node.network(json!({"name": "ptp", "plugins": [ptp, firewall]}));
+    let attach = Attach::new(&pod);
+    for netns in [attach.netns.clone(), "".into()] {
+        let previous = network.add(&attach).expect("ADD");
+        network.check(&attach).expect("CHECK");
+        let gone = attach.clone().netns(netns);
+        assert!(network.call_one(1, "DEL", &gone, &previous).ok().is_null());
+        let left = filter(&node, "iptables-save");
+        assert!(!left.contains("ISOLATION"), "{left}");
+        network.del(&attach).expect("DEL");
+    }
+}
+
+/// A container that went without a DEL does not stand for one of whom nothing is recorded.
+#[test]
+fn the_record_of_a_dead_container_stands_for_no_other() {
+    if is_peer() {
+        return;
+    }
+    let node = Node::new();
+    let (dead, unknown, last) = (node.pod("dead"), node.pod("unknown"), node.pod("last"));
+    network(&node, 1, &keys("iptables", "open")).add(&Attach::new(&dead)).expect("ADD");
+    let network = network(&node, 1, &keys("iptables", "same-bridge"));
+    let _ = network.add_first(&Attach::new(&unknown));
+    network.add(&Attach::new(&last)).expect("ADD");
+    let link = "ip -o link show master br1";
+    let ports = node.cmd(link).lines().count();
+    dead.remove();
+    let begun = std::time::Instant::now();
+    while node.cmd(link).lines().count() == ports {
+        assert!(
+            begun.elapsed() < slipway_tests::within(std::time::Duration::from_secs(30)),
+            "its port stays"
+        );
+        std::thread::sleep(std::time::Duration::from_millis(10));
+    }
+    network.del(&Attach::new(&last)).expect("DEL");
+    assert!(filter(&node, "iptables-save").contains("ISOLATION-STAGE-2 -o br1"));
+}

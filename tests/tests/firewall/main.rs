@@ -6,6 +6,7 @@ mod firewalld;
 mod iptables;
 mod isolation;
 mod nftables;
+mod turns;
 
 use serde_json::{Value, json};
 use slipway_tests::{Attach, Network, Node, is_peer};

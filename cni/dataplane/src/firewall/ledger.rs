@@ -4,7 +4,7 @@
 //! table inet slipway-firewall {
 //!     set pods4 { ipv4_addr }            addresses of containers, each with its owner; and pods6
 //!     map addresses4 { attachment's hash . number : ipv4_addr }   the way back; and addresses6
-//!     map attachments { attachment's hash : bridge . means and policy }
+//!     map attachments { attachment's hash : bridge . means and policy }   with firewalld's zone as private bytes
 //!     set isolating { ifname }           bridges that packets of other such bridges do not reach
 //!     set same { ifname . ifname }       each of them with itself
 //!     set isolated { ifname . ifname }   with itself, where not even its own ports reach each other
@@ -25,6 +25,7 @@ use cni_nftables::{
 use cni_spec::Attachment;
 
 use super::{Held, IngressPolicy, Means};
+use crate::nftables::judge::TLV_KIND;
 use crate::nftables::session::Patience;
 use crate::owner::{AttachmentHash, NetworkHash};
 use crate::{Error, Owner};
@@ -250,7 +251,10 @@ impl Ledger {
                 addresses.extend(address_of(&found.data));
             }
         }
-        Ok(Some(Held { owner, means, policy, bridge, addresses }))
+        // Lost where somebody has loaded the ruleset from a file of nft's.
+        let zone = found.tlv(TLV_KIND).and_then(|bytes| std::str::from_utf8(bytes).ok());
+        let zone = zone.unwrap_or_default().to_owned();
+        Ok(Some(Held { owner, means, zone, policy, bridge, addresses }))
     }
 
     /// Whose an address is; none if it is nobody's.
@@ -324,7 +328,11 @@ impl Ledger {
         }
         let bridge = wanted.bridge.clone();
         let data = vec![Value::Ifname(bridge.clone()), Value::Mark(encode(wanted.means, wanted.policy))];
-        batch.add_element(Element::new(attachment_id(hash)).values(data).comment(&comment));
+        let mut entry = Element::new(attachment_id(hash)).values(data).comment(&comment);
+        if !wanted.zone.is_empty() {
+            entry = entry.tlv(TLV_KIND, wanted.zone.clone().into_bytes());
+        }
+        batch.add_element(entry);
         if wanted.means == Means::Nftables {
             for id in isolation(&bridge, &[wanted.policy]) {
                 // What is there for others is there for this one.

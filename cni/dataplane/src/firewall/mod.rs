@@ -5,6 +5,9 @@
 //! recorded here all the same.
 
 pub(crate) mod ledger;
+mod turn;
+
+pub use turn::Turn;
 
 use std::net::IpAddr;
 
@@ -58,6 +61,8 @@ pub struct FirewallRequest {
     pub attachment: Attachment,
     /// How.
     pub means: Means,
+    /// With firewalld: the zone that the addresses are put into, by the caller.
+    pub zone: String,
     /// The container's addresses.
     pub addresses: Vec<IpAddr>,
     /// The bridge that it is on; empty when none is known. A policy needs it.
@@ -75,6 +80,8 @@ pub struct Held {
     pub owner: Owner,
     /// How it was made.
     pub means: Means,
+    /// The zone of firewalld that its addresses are in; empty with other means, or when it is not known.
+    pub zone: String,
     /// Its policy.
     pub policy: IngressPolicy,
     /// Its bridge; may be empty.
@@ -86,16 +93,21 @@ pub struct Held {
 impl Held {
     /// Whether this is what is asked for. (The owner's name may be cut; whose it is, is known.)
     fn is_for(&self, request: &FirewallRequest) -> bool {
-        (self.means, self.policy, &self.bridge, &self.addresses)
-            == (request.means, request.policy, &request.bridge, &request.addresses)
+        *self == Self { owner: self.owner.clone(), ..request.held() }
     }
 }
 
+/// firewalld has no zones with longer names, by far.
+const LONGEST_ZONE: usize = 64;
+
 impl FirewallRequest {
     fn held(&self) -> Held {
+        let in_zone = self.means == Means::Firewalld && self.zone.len() <= LONGEST_ZONE;
+        let zone = in_zone.then_some(&self.zone);
         Held {
             owner: Owner::of(&self.attachment),
             means: self.means,
+            zone: zone.cloned().unwrap_or_default(),
             policy: self.policy,
             bridge: self.bridge.clone(),
             addresses: self.addresses.clone(),
@@ -125,11 +137,12 @@ fn needs_iptables(means: Means, policy: IngressPolicy) -> bool {
     means == Means::Iptables || (means == Means::Firewalld && policy != IngressPolicy::Open)
 }
 
-/// Lets the container's packets through, and keeps its bridge apart. ADD again changes what is there.
+/// Lets the container's packets through, and keeps its bridge apart. ADD again changes what is there, but for
+/// zones of firewalld, which the caller has to do with.
 ///
 /// # Errors
 /// What could not be made; [`dismiss`] takes away what was.
-pub fn admit(request: &FirewallRequest) -> Result<(), Error> {
+pub fn admit(request: &FirewallRequest, turn: &Turn) -> Result<(), Error> {
     let ledger = Ledger::open()?;
     let (before, mut policies) = match &ledger {
         Some(ledger) => {
@@ -152,7 +165,7 @@ pub fn admit(request: &FirewallRequest) -> Result<(), Error> {
     };
     // What the configuration asked for before and does not ask for now.
     if let Some(before) = before.filter(|before| !before.is_for(request)) {
-        withdraw(ledger.as_ref(), &before, BridgeUse::Unknown)?;
+        withdraw(ledger.as_ref(), &before, (BridgeUse::Unknown, turn))?;
     }
     if let Some(ledger) = &ledger {
         ledger.put(&request.attachment, &request.held())?;
@@ -184,7 +197,12 @@ pub enum BridgeUse {
 ///
 /// # Errors
 /// What could not be removed; the call can be repeated.
-pub fn dismiss(attachment: &Attachment, told: &[IpAddr], bridge: (&str, BridgeUse)) -> Result<(), Error> {
+pub fn dismiss(
+    attachment: &Attachment,
+    told: &[IpAddr],
+    bridge: (&str, BridgeUse),
+    turn: &Turn,
+) -> Result<(), Error> {
     let ledger = Ledger::open()?;
     let hash = AttachmentHash::of(attachment);
     let held = match &ledger {
@@ -194,20 +212,38 @@ pub fn dismiss(attachment: &Attachment, told: &[IpAddr], bridge: (&str, BridgeUs
     let mut whole = held.unwrap_or_else(|| Held {
         owner: Owner::of(attachment),
         means: Means::Iptables,
+        zone: String::new(),
         policy: IngressPolicy::Open,
         bridge: bridge.0.to_owned(),
         addresses: Vec::new(),
     });
-    for address in told {
-        let others = match &ledger {
-            Some(ledger) => ledger.holder(*address)?.is_some_and(|holder| holder != hash),
-            None => false,
-        };
-        if !others && !whole.addresses.contains(address) {
-            whole.addresses.push(*address);
+    let told: Vec<IpAddr> = told.iter().filter(|told| !whole.addresses.contains(told)).copied().collect();
+    whole.addresses.extend(own_among(ledger.as_ref(), hash, &told)?);
+    withdraw(ledger.as_ref(), &whole, (bridge.1, turn))
+}
+
+/// Those of the addresses that nobody else is recorded to have: one that was given to somebody else meanwhile is
+/// that one's.
+///
+/// # Errors
+/// What could not be read.
+pub fn own_addresses(owner: AttachmentHash, addresses: &[IpAddr]) -> Result<Vec<IpAddr>, Error> {
+    own_among(Ledger::open()?.as_ref(), owner, addresses)
+}
+
+fn own_among(
+    ledger: Option<&Ledger>,
+    owner: AttachmentHash,
+    addresses: &[IpAddr],
+) -> Result<Vec<IpAddr>, Error> {
+    let Some(ledger) = ledger else { return Ok(addresses.to_vec()) };
+    let mut own = Vec::new();
+    for address in addresses {
+        if ledger.holder(*address)?.is_none_or(|holder| holder == owner) {
+            own.push(*address);
         }
     }
-    withdraw(ledger.as_ref(), &whole, bridge.1)
+    Ok(own)
 }
 
 /// What the attachment has, as far as it was recorded.
@@ -218,29 +254,20 @@ pub fn held(attachment: &Attachment) -> Result<Option<Held>, Error> {
     Ledger::open()?.map_or(Ok(None), |ledger| ledger.held(AttachmentHash::of(attachment)))
 }
 
-/// How many attachments are recorded to be on a bridge, but for one.
+/// All attachments of whom something is recorded.
 ///
 /// # Errors
 /// What could not be read.
-pub fn recorded_on(bridge: &str, but: Option<&Attachment>) -> Result<usize, Error> {
-    let but = but.map(AttachmentHash::of);
-    let Some(ledger) = Ledger::open()? else { return Ok(0) };
-    let all = ledger.list(|owner| Some(owner.attachment_hash) != but)?;
-    Ok(all.iter().filter(|(_, name, _)| name == bridge).count())
+pub fn recorded() -> Result<Vec<AttachmentHash>, Error> {
+    let Some(ledger) = Ledger::open()? else { return Ok(Vec::new()) };
+    Ok(ledger.list(|_| true)?.into_iter().map(|(owner, _, _)| owner.attachment_hash).collect())
 }
 
 /// Rules first, the record last: a call that was cut off can be repeated. What keeps the bridge apart goes
 /// when nobody else needs it.
-fn withdraw(ledger: Option<&Ledger>, held: &Held, bridge: BridgeUse) -> Result<(), Error> {
+fn withdraw(ledger: Option<&Ledger>, held: &Held, (bridge, _turn): (BridgeUse, &Turn)) -> Result<(), Error> {
     let hash = held.owner.attachment_hash;
-    let mut own = Vec::new();
-    for address in &held.addresses {
-        let holder = ledger.map_or(Ok(None), |ledger| ledger.holder(*address))?;
-        // One that was given to somebody else meanwhile is that one's.
-        if holder.is_none_or(|holder| holder == hash) {
-            own.push(*address);
-        }
-    }
+    let own = own_among(ledger, hash, &held.addresses)?;
     let asked = held.policy != IngressPolicy::Open || bridge == BridgeUse::Unused;
     let separates = asked && !held.bridge.is_empty();
     let others = match ledger {
@@ -297,31 +324,38 @@ pub fn dead(network: &str, valid: &[Attachment]) -> Result<Vec<Held>, Error> {
 ///
 /// # Errors
 /// What could not be removed; the call can be repeated.
-pub fn forget(held: &Held, bridge: BridgeUse) -> Result<(), Error> {
-    withdraw(Ledger::open()?.as_ref(), held, bridge)
+pub fn forget(held: &Held, bridge: BridgeUse, turn: &Turn) -> Result<(), Error> {
+    withdraw(Ledger::open()?.as_ref(), held, (bridge, turn))
 }
 
-/// Bridges that rules of iptables keep apart, and whether anybody recorded needs them.
+/// Bridges that rules of iptables keep apart though nobody recorded needs them.
 ///
 /// # Errors
 /// What could not be read.
-pub fn separated_bridges() -> Result<Vec<(String, bool)>, Error> {
+pub fn needlessly_separated() -> Result<Vec<String>, Error> {
     let ledger = Ledger::open()?;
     let mut all = Vec::new();
     for bridge in filter::separated()? {
-        let policies = ledger
-            .as_ref()
-            .map_or(Ok(Vec::new()), |ledger| ledger.policies(&bridge, KeptBy::Iptables, None))?;
-        all.push((bridge, !policies.is_empty()));
+        if !is_needed(ledger.as_ref(), &bridge)? {
+            all.push(bridge);
+        }
     }
     Ok(all)
 }
 
-/// Lets bridges be reached again: nobody needs them apart.
+fn is_needed(ledger: Option<&Ledger>, bridge: &str) -> Result<bool, Error> {
+    let policies = ledger.map_or(Ok(Vec::new()), |ledger| ledger.policies(bridge, KeptBy::Iptables, None))?;
+    Ok(!policies.is_empty())
+}
+
+/// Lets a bridge be reached again, if still nobody recorded needs it apart.
 ///
 /// # Errors
 /// What could not be removed.
-pub fn rejoin(bridge: &str) -> Result<(), Error> {
+pub fn rejoin(bridge: &str, _turn: &Turn) -> Result<(), Error> {
+    if is_needed(Ledger::open()?.as_ref(), bridge)? {
+        return Ok(());
+    }
     filter::clear(&[], Some(&Isolation::new(bridge, &[])))
 }
 

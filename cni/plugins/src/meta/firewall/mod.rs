@@ -1,5 +1,6 @@
 //! `firewall`: lets a container's packets through the node's firewall, and keeps bridges apart.
 
+mod bridge;
 mod config;
 mod dbus;
 mod firewalld;
@@ -7,14 +8,12 @@ mod firewalld;
 use std::net::IpAddr;
 
 use cni_dataplane::ebpf;
-use cni_dataplane::firewall::{self, BridgeUse, FirewallRequest, Held, IngressPolicy, Means};
-use cni_dataplane::owner::{AttachmentHash, Owner};
-use cni_kernel::route::{Link, RouteSocket};
+use cni_dataplane::firewall::{self, BridgeUse, FirewallRequest, Held, IngressPolicy, Means, Turn};
+use cni_dataplane::owner::AttachmentHash;
 use cni_spec::{AddResult, CniError, ErrorCode, Version};
 
-use crate::interface::shared::container::Container;
-use crate::interface::shared::failed;
 use crate::plugin::{Belonging, NodeRequest, Plugin, Request};
+use bridge::Leaving;
 use config::{Choice, Config};
 use firewalld::Zone;
 
@@ -43,12 +42,10 @@ impl Plugin for Firewall {
             // The BPF programs put packets past the chains that keep containers apart.
             ebpf::leave_addresses(wanted.addresses.iter().copied());
         }
-        let admitted = firewall::admit(&wanted).map_err(CniError::from).and_then(|()| match wanted.means {
-            Means::Firewalld => Zone::open(&config.zone)?.add(&wanted.addresses),
-            Means::Iptables | Means::Nftables => Ok(()),
-        });
-        if let Err(error) = admitted {
-            if let Err(left) = take_away(request, &config.zone, config.policy) {
+        let turn = Turn::to_add(&wanted)?;
+        if let Err(error) = make(&wanted, &turn) {
+            drop(turn);
+            if let Err(left) = take_away(request, &config.zone, config.policy, &Turn::to_remove()) {
                 log::warn!("take back what was made for {}: {left}", request.attachment);
             }
             return Err(error);
@@ -59,12 +56,19 @@ impl Plugin for Firewall {
     fn del(&self, request: &Request<'_>) -> Result<(), CniError> {
         let (choice, zone, policy) = config::for_removal(request.config);
         let told = told_addresses(request);
+        let held = firewall::held(&request.attachment)?;
+        let turn = match &held {
+            None if told.is_empty() && policy == IngressPolicy::Open => Turn::unneeded(),
+            Some(held) if !held.is_elsewhere() && policy == IngressPolicy::Open => Turn::unneeded(),
+            _ => Turn::to_remove(),
+        };
         // A container of the reference's, of whom nothing is recorded.
         let may_be_in_zone = !told.is_empty() && matches!(choice, Choice::Auto | Choice::Firewalld);
-        if may_be_in_zone && firewall::held(&request.attachment)?.is_none() && firewalld::seems_to_run() {
-            Zone::open(&zone)?.remove(&told)?;
+        if may_be_in_zone && held.is_none() && firewalld::seems_to_run() {
+            let owner = AttachmentHash::of(&request.attachment);
+            Zone::open(&zone)?.remove(&firewall::own_addresses(owner, &told)?)?;
         }
-        take_away(request, &zone, policy)
+        take_away(request, &zone, policy, &turn)
     }
 
     fn check(&self, request: &Request<'_>) -> Result<(), CniError> {
@@ -74,17 +78,7 @@ impl Plugin for Firewall {
             // What ran when the container came counts.
             wanted.means = firewall::held(&request.attachment)?.map_or(wanted.means, |held| held.means);
         }
-        firewall::check(&wanted)?;
-        if wanted.means != Means::Firewalld {
-            return Ok(());
-        }
-        match Zone::open(&config.zone)?.missing(&wanted.addresses)? {
-            None => Ok(()),
-            Some(address) => {
-                let msg = format!("firewalld: {address} is not in zone {}", config.zone);
-                Err(CniError::internal(msg))
-            }
-        }
+        compare(&wanted)
     }
 
     fn gc(&self, request: &NodeRequest<'_>) -> Result<(), CniError> {
@@ -94,9 +88,10 @@ impl Plugin for Firewall {
         for held in firewall::dead(&request.config.name, valid)? {
             result = result.and(forget(&held, &zone));
         }
-        for (bridge, needed) in firewall::separated_bridges()? {
-            if !needed && bridge_use(&bridge, None)? == BridgeUse::Unused {
-                result = result.and(firewall::rejoin(&bridge).map_err(CniError::from));
+        for bridge in firewall::needlessly_separated()? {
+            let turn = Turn::to_remove();
+            if bridge::use_of(&bridge, Leaving::default())? == BridgeUse::Unused {
+                result = result.and(firewall::rejoin(&bridge, &turn).map_err(CniError::from));
             }
         }
         result
@@ -105,7 +100,7 @@ impl Plugin for Firewall {
     fn belongings(&self, request: &Request<'_>) -> Result<Vec<Box<dyn Belonging>>, CniError> {
         let config = Config::read(request.config)?;
         let wanted = wanted(request, &config, previous(request)?)?;
-        Ok(vec![Box::new(Rules { wanted, zone: config.zone })])
+        Ok(vec![Box::new(Rules { wanted })])
     }
 
     fn status(&self, request: &NodeRequest<'_>) -> Result<(), CniError> {
@@ -158,6 +153,7 @@ fn wanted(request: &Request<'_>, config: &Config, previous: &AddResult) -> Resul
     Ok(FirewallRequest {
         attachment: request.attachment.clone(),
         means: means(config.choice),
+        zone: config.zone.clone(),
         addresses: addresses(previous),
         bridge: if fits { bridge } else { String::new() },
         policy: config.policy,
@@ -177,8 +173,41 @@ fn told_addresses(request: &Request<'_>) -> Vec<IpAddr> {
     request.config.prev_result.as_ref().map(addresses).unwrap_or_default()
 }
 
+/// Makes what is asked for, and takes addresses out of zones that an ADD before this one has put them into and
+/// this one does not: once their record is written anew, nobody would know of them.
+fn make(wanted: &FirewallRequest, turn: &Turn) -> Result<(), CniError> {
+    if let Some(held) = firewall::held(&wanted.attachment)? {
+        let stays = |address: &IpAddr| {
+            let known = held.zone.is_empty() || held.zone == wanted.zone;
+            wanted.means == Means::Firewalld && known && wanted.addresses.contains(address)
+        };
+        let stale: Vec<IpAddr> = held.addresses.iter().filter(|one| !stays(one)).copied().collect();
+        leave_zone(&Held { addresses: stale, ..held }, &wanted.zone)?;
+    }
+    firewall::admit(wanted, turn)?;
+    match wanted.means {
+        Means::Firewalld => Zone::open(&wanted.zone)?.add(&wanted.addresses),
+        Means::Iptables | Means::Nftables => Ok(()),
+    }
+}
+
+/// Compares what is there with what is asked for.
+fn compare(wanted: &FirewallRequest) -> Result<(), CniError> {
+    firewall::check(wanted)?;
+    if wanted.means != Means::Firewalld {
+        return Ok(());
+    }
+    match Zone::open(&wanted.zone)?.missing(&wanted.addresses)? {
+        None => Ok(()),
+        Some(address) => {
+            let msg = format!("firewalld: {address} is not in zone {}", wanted.zone);
+            Err(CniError::internal(msg))
+        }
+    }
+}
+
 /// Takes away what the attachment has, by whatever means.
-fn take_away(request: &Request<'_>, zone: &str, policy: IngressPolicy) -> Result<(), CniError> {
+fn take_away(request: &Request<'_>, zone: &str, policy: IngressPolicy, turn: &Turn) -> Result<(), CniError> {
     let attachment = &request.attachment;
     let held = firewall::held(attachment)?;
     if let Some(held) = &held {
@@ -189,61 +218,34 @@ fn take_away(request: &Request<'_>, zone: &str, policy: IngressPolicy) -> Result
     let bridge = held.as_ref().map_or(told, |held| held.bridge.as_str());
     let separated =
         policy != IngressPolicy::Open || held.as_ref().is_some_and(|held| held.policy != IngressPolicy::Open);
-    let bridge_use = if separated { bridge_use(bridge, Some(request))? } else { BridgeUse::Unknown };
-    Ok(firewall::dismiss(attachment, &told_addresses(request), (bridge, bridge_use))?)
+    let bridge_use =
+        if separated { bridge::use_of(bridge, Leaving::of(request)?)? } else { BridgeUse::Unknown };
+    Ok(firewall::dismiss(attachment, &told_addresses(request), (bridge, bridge_use), turn)?)
 }
 
-/// Where firewalld does not run any more, its zones are gone.
-fn leave_zone(held: &Held, zone: &str) -> Result<(), CniError> {
-    if held.means == Means::Firewalld && firewalld::is_running()? {
-        return Zone::open(zone)?.remove(&held.addresses);
+/// Takes addresses out of the zone that they were put into, or out of this one where that is not known. Where
+/// firewalld does not run any more, its zones are gone; an address that somebody else has by now is that one's.
+fn leave_zone(held: &Held, configured: &str) -> Result<(), CniError> {
+    if held.means != Means::Firewalld || held.addresses.is_empty() || !firewalld::is_running()? {
+        return Ok(());
     }
-    Ok(())
+    let zone = if held.zone.is_empty() { configured } else { &held.zone };
+    Zone::open(zone)?.remove(&firewall::own_addresses(held.owner.attachment_hash, &held.addresses)?)
 }
 
 fn forget(held: &Held, zone: &str) -> Result<(), CniError> {
+    let turn = if held.is_elsewhere() { Turn::to_remove() } else { Turn::unneeded() };
     leave_zone(held, zone)?;
     let bridge_use = match held.policy {
         IngressPolicy::Open => BridgeUse::Unknown,
-        _ => bridge_use(&held.bridge, None)?,
+        _ => bridge::use_of(&held.bridge, Leaving::recorded(held.owner.attachment_hash))?,
     };
-    Ok(firewall::forget(held, bridge_use)?)
+    Ok(firewall::forget(held, bridge_use, &turn)?)
 }
 
-/// Whether there are containers on a bridge of whom nothing is recorded, such as the reference's: they may
-/// need it apart. The container that a DEL is about does not count.
-fn bridge_use(bridge: &str, leaving: Option<&Request<'_>>) -> Result<BridgeUse, CniError> {
-    let host = RouteSocket::open().map_err(failed)?;
-    let Some(link) = host.find_link(bridge).map_err(failed)? else { return Ok(BridgeUse::Unused) };
-    let own = match leaving {
-        Some(request) => own_port(request)?,
-        None => None,
-    };
-    let links = host.links().map_err(failed)?;
-    let is_own = |port: &Link| Some(port.index) == own || leaving.is_some_and(|request| is_of(port, request));
-    let ports = links.iter().filter(|port| port.master == Some(link.index) && !is_own(port)).count();
-    let recorded = firewall::recorded_on(bridge, leaving.map(|request| &request.attachment))?;
-    Ok(if ports > recorded { BridgeUse::Unknown } else { BridgeUse::Unused })
-}
-
-/// The number of the node's end of the container's link.
-fn own_port(request: &Request<'_>) -> Result<Option<u32>, CniError> {
-    let Some(container) = Container::open_if_there(request.netns.as_deref())? else { return Ok(None) };
-    let link = container.route.find_link(request.attachment.ifname()).map_err(failed)?;
-    Ok(link.and_then(|link| link.peer))
-}
-
-/// Whether a port has the attachment's name on it, as bridge writes it: the link outlives the namespace's path
-/// for a while.
-fn is_of(port: &Link, request: &Request<'_>) -> bool {
-    let owner = Owner::from_comment(&port.alias);
-    owner.is_some_and(|owner| owner.attachment_hash == AttachmentHash::of(&request.attachment))
-}
-
-/// What a flush of the ruleset takes away.
+/// What a flush of the ruleset, or firewalld's reload, takes away.
 struct Rules {
     wanted: FirewallRequest,
-    zone: String,
 }
 
 impl Belonging for Rules {
@@ -252,23 +254,19 @@ impl Belonging for Rules {
     }
 
     fn check(&self) -> Result<(), CniError> {
-        Ok(firewall::check(&self.wanted)?)
+        compare(&self.wanted)
     }
 
     fn put_back(&self) -> Result<(), CniError> {
-        firewall::admit(&self.wanted)?;
-        match self.wanted.means {
-            Means::Firewalld => Zone::open(&self.zone)?.add(&self.wanted.addresses),
-            Means::Iptables | Means::Nftables => Ok(()),
-        }
+        make(&self.wanted, &Turn::to_add(&self.wanted)?)
     }
 
     fn take_away(&self) -> Result<(), CniError> {
-        let wanted = &self.wanted;
+        let (wanted, turn) = (&self.wanted, Turn::to_remove());
         if let Some(held) = firewall::held(&wanted.attachment)? {
-            leave_zone(&held, &self.zone)?;
+            leave_zone(&held, &wanted.zone)?;
         }
         let bridge = (wanted.bridge.as_str(), BridgeUse::Unknown);
-        Ok(firewall::dismiss(&wanted.attachment, &wanted.addresses, bridge)?)
+        Ok(firewall::dismiss(&wanted.attachment, &wanted.addresses, bridge, &turn)?)
     }
 }
