@@ -271,6 +271,20 @@ fn routes_carry_all_they_are_given() {
     assert_eq!(world.host.routes(Family::V4, 1000).unwrap().len(), 1);
 }
 
+/// The kernel says that it leaves by the loopback.
+#[test]
+fn a_route_that_leads_nowhere_is_no_default_route() {
+    // RTN_UNREACHABLE and RTN_BLACKHOLE of linux/rtnetlink.h
+    for kind in [7, 6] {
+        let world = World::new();
+        for family in [Family::V4, Family::V6] {
+            let nowhere = Route { kind: RouteKind::Other(kind), metric: 5000, ..Route::default_of(family) };
+            world.host.add_route(&nowhere, Existing::Refuse).unwrap();
+            assert_eq!(world.host.default_route(family).unwrap(), None);
+        }
+    }
+}
+
 #[test]
 fn a_local_route_leads_to_a_link() {
     let world = World::new();

@@ -268,13 +268,16 @@ impl RouteSocket {
     }
 
     /// The default route of a family in the main table: of several the one with the lowest metric.
-    /// None if there is none that leaves by a link.
+    /// None if there is none that leaves by a link. One that leads nowhere (`unreachable`, `blackhole`, …)
+    /// does not, though the kernel tells the loopback for it.
     ///
     /// # Errors
     /// When the kernel cannot be asked.
     pub fn default_route(&self, family: Family) -> Result<Option<Route>, RouteError> {
         let routes = self.routes(family, MAIN_TABLE)?.into_iter();
-        Ok(routes.filter(|route| route.is_default() && route.link.is_some()).min_by_key(|route| route.metric))
+        let leaves =
+            |route: &Route| route.is_default() && route.link.is_some() && route.kind == RouteKind::Unicast;
+        Ok(routes.filter(leaves).min_by_key(|route| route.metric))
     }
 
     /// The route that the node's own packets to `address` take, as `ip route get` tells it.
