@@ -28,10 +28,16 @@ pub fn ipam_needs_link(config: &NetConf) -> bool {
 /// If anything fails afterwards, the caller takes them back with [`ipam_del`].
 ///
 /// # Errors
-/// There is no such plugin, or its own error.
+/// There is no such plugin, or its own error. Nothing is reserved either when its answer cannot be read.
 pub fn ipam_add(request: &Request<'_>) -> Result<AddResult, CniError> {
     let output = call(request.config, request.env, "ADD")?;
-    AddResult::from_output(request.config.version, &output).map_err(|e| CniError::internal(e.to_string()))
+    AddResult::from_output(request.config.version, &output).map_err(|error| {
+        // It succeeded: it has reserved something.
+        if let Err(undo) = ipam_del(request) {
+            log::warn!("release the addresses of {}: {undo}", request.attachment);
+        }
+        CniError::internal(error.to_string())
+    })
 }
 
 /// Gives the addresses of the attachment back.

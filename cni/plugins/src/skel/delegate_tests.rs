@@ -4,7 +4,7 @@ use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::PathBuf;
 use std::time::Duration;
 
-use cni_spec::{ErrorCode, IpConfig, Version};
+use cni_spec::{Attachment, ErrorCode, IpConfig, Version};
 use tempfile::TempDir;
 
 use super::*;
@@ -107,6 +107,19 @@ fn errors_of_a_delegate_are_passed_on() {
         "{garbage}"
     );
     assert!(message("kill -9 $$").ends_with("killed by signal 9"));
+}
+
+/// A plugin that succeeded has reserved addresses, whatever it says.
+#[test]
+fn addresses_that_cannot_be_read_are_given_back() {
+    let folder = TempDir::new().unwrap();
+    let log = folder.path().join("log");
+    script(&folder, &format!("echo $CNI_COMMAND >>{}; echo oops", log.display()));
+    let (env, config) = (env(folder.path(), "ADD"), NetConf::parse(CONFIG.to_owned()).unwrap());
+    let attachment = Attachment::new("n", "c", "eth0").unwrap();
+    let request = Request { attachment, netns: None, args: &env.args, config: &config, env: &env };
+    ipam_add(&request).unwrap_err();
+    assert_eq!(fs::read_to_string(&log).unwrap(), "ADD\nDEL\n");
 }
 
 #[test]
