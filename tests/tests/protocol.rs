@@ -2,7 +2,7 @@
 //! specification's code and the reference's words, and nothing is touched.
 
 use serde_json::{Value, json};
-use slipway_tests::{Node, PluginCall, Snapshot, newest_version, plugin_names};
+use slipway_tests::{Node, PluginCall, Snapshot, is_peer, newest_version, plugin_names};
 
 fn config(plugin: &str, version: &str) -> Value {
     json!({
@@ -114,6 +114,10 @@ fn hostile_names_are_refused() {
             refused(call().ifname(".."), 4, "interface name is . or ..");
             for name in ["a/b", "a:b", "a b", "a\tb"] {
                 refused(call().ifname(name), 4, "interface name contains / or : or whitespace characters");
+            }
+            if !is_peer() {
+                // The kernel would make it eth0, eth1, …
+                refused(call().ifname("eth%d"), 4, "interface name contains %");
             }
             for name in ["..", "../x", "a b", "a\nb", "a\"b", "-a"] {
                 let mut config = config(&plugin, "1.0.0");

@@ -42,6 +42,14 @@ pub enum AttachmentError {
     /// The interface name holds a slash, a colon or white space.
     #[error("interface name contains / or : or whitespace characters: {0:?}")]
     IfnameCharacters(String),
+    /// The interface name holds a percent sign: a pattern such as `eth%d`, which the kernel makes a name of
+    /// that is free.
+    #[error("interface name contains %: {0:?}")]
+    IfnamePattern(String),
+    /// The name of a link that is looked for is longer than the 127 bytes of the kernel's `ALTIFNAMSIZ`, or
+    /// holds a NUL.
+    #[error("no link can have this name: {0:?}")]
+    LinkName(String),
 }
 
 impl Attachment {
@@ -109,7 +117,7 @@ pub fn check_container_id(id: &str) -> Result<(), AttachmentError> {
     }
 }
 
-/// Checks an interface name as the kernel's `dev_valid_name` does.
+/// Checks an interface name as the kernel's `dev_valid_name` does, and that it is no pattern for names.
 ///
 /// # Errors
 /// Names the rule that the name breaks.
@@ -124,8 +132,25 @@ pub fn check_ifname(name: &str) -> Result<(), AttachmentError> {
         Err(AttachmentError::IfnameDots(owned()))
     } else if name.contains(|c: char| c == '/' || c == ':' || c == '\0' || c.is_whitespace()) {
         Err(AttachmentError::IfnameCharacters(owned()))
+    } else if name.contains('%') {
+        Err(AttachmentError::IfnamePattern(owned()))
     } else {
         Ok(())
+    }
+}
+
+/// Checks a name that a link is looked for by: its own, or an alternative one, which may be longer (Linux
+/// 5.5; `ip link property add dev LINK altname NAME`).
+///
+/// # Errors
+/// Names the rule that the name breaks.
+pub fn check_link_name(name: &str) -> Result<(), AttachmentError> {
+    const IFNAMSIZ: usize = 16;
+    const ALTIFNAMSIZ: usize = 128;
+    match name.len() {
+        ..IFNAMSIZ => check_ifname(name),
+        IFNAMSIZ..ALTIFNAMSIZ if !name.contains('\0') => Ok(()),
+        _ => Err(AttachmentError::LinkName(name.to_owned())),
     }
 }
 

@@ -174,6 +174,10 @@ impl From<AttachmentError> for CniError {
                 "interface name contains / or : or whitespace characters",
                 ifname(name),
             ),
+            E::IfnamePattern(name) => {
+                (ErrorCode::InvalidEnvironment, "interface name contains %", ifname(name))
+            }
+            E::LinkName(name) => (ErrorCode::InvalidEnvironment, "no link can have this name", name),
         };
         Self::new(code, msg).with_details(details)
     }

@@ -15,7 +15,9 @@ mod version;
 mod wire;
 
 pub use args::{Args, ArgsError};
-pub use attachment::{Attachment, AttachmentError, check_container_id, check_ifname, check_network};
+pub use attachment::{
+    Attachment, AttachmentError, check_container_id, check_ifname, check_link_name, check_network,
+};
 pub use config::{Draft, NetConf, Purpose, incompatible};
 pub use error::{CniError, ErrorCode};
 pub use list::{ListError, NetConfList};

@@ -156,6 +156,7 @@ fn malformed_variables_are_named() {
         ("CNI_IFNAME", "..", "interface name is . or ..", "CNI_IFNAME is \"..\""),
         ("CNI_IFNAME", "a/b", bad, "CNI_IFNAME is \"a/b\""),
         ("CNI_IFNAME", "a\tb", bad, "CNI_IFNAME is \"a\\tb\""),
+        ("CNI_IFNAME", "eth%d", "interface name contains %", "CNI_IFNAME is \"eth%d\""),
     ];
     for verb in ["ADD", "DEL", "CHECK"] {
         for (name, value, msg, details) in rows {

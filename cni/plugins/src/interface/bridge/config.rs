@@ -342,6 +342,7 @@ mod tests {
                 json!({"bridge": "a/b"}),
                 "key \"bridge\": interface name contains / or : or whitespace characters: \"a/b\"",
             ),
+            (json!({"bridge": "br%d"}), "key \"bridge\": interface name contains %: \"br%d\""),
             (
                 json!({"bridge": "long-bridge-x", "vlan": 10, "isGateway": true}),
                 "keys \"bridge\" and \"vlan\": the gateway's link: interface name is too long: \"long-bridge-x.10\"",
