@@ -102,6 +102,14 @@ pub fn tun(name: &str) -> Result<File, TapError> {
     Ok(device)
 }
 
+/// Whether taps can be made: opens the device, and makes none.
+///
+/// # Errors
+/// [`TapError::Open`] when they cannot.
+pub fn available() -> Result<(), TapError> {
+    device().map(drop)
+}
+
 fn device() -> Result<File, TapError> {
     File::options().read(true).write(true).open(DEVICE).map_err(TapError::Open)
 }

@@ -4,6 +4,7 @@ use std::os::fd::{AsFd, AsRawFd};
 use std::time::{Duration, Instant};
 
 use nix::errno::Errno;
+use rtnetlink::packet_core::DefaultNla;
 use rtnetlink::packet_route::RouteNetlinkMessage;
 use rtnetlink::packet_route::link::{
     AfSpecInet, AfSpecUnspec, InetDevConf, InfoData, InfoKind, InfoVeth, InfoVrf, LinkAttribute,
@@ -271,17 +272,30 @@ impl LinkChange {
 }
 
 impl RouteSocket {
-    /// The link of this name.
+    /// The link of this name, or of this alternative name, which may have up to 127 bytes.
     ///
     /// # Errors
     /// [`RouteError::is_not_found`] when there is none.
     pub fn link(&self, name: &str) -> Result<Link, RouteError> {
-        // The kernel would answer EINVAL or ERANGE to a name that no link can have.
-        if name.is_empty() || name.len() >= nix::libc::IFNAMSIZ {
-            return Err(self.transport.not_found(format_args!("find link {name:?}"), Errno::ENODEV));
+        /// `ALTIFNAMSIZ` of `linux/netdevice.h`.
+        const ALTIFNAMSIZ: usize = 128;
+        const LONG: usize = nix::libc::IFNAMSIZ;
+        let missing = || Err(self.transport.not_found(format_args!("find link {name:?}"), Errno::ENODEV));
+        let name_attribute = match name.len() {
+            1..LONG => LinkAttribute::IfName(name.to_owned()),
+            LONG..ALTIFNAMSIZ => {
+                let value = [name.as_bytes(), b"\0"].concat();
+                LinkAttribute::Other(DefaultNla::new(IFLA_ALT_IFNAME, value))
+            }
+            // The kernel would answer EINVAL or ERANGE to a name that no link can have.
+            _ => return missing(),
+        };
+        let message = RouteNetlinkMessage::GetLink(query(0, Some(name_attribute)));
+        match self.transport.get(message, format_args!("find link {name}"), decode) {
+            // Before Linux 5.5 there were no alternative names.
+            Err(error) if name.len() >= LONG && error.errno() == Some(Errno::EINVAL) => missing(),
+            answer => answer,
         }
-        let message = query(0, Some(name));
-        self.transport.get(RouteNetlinkMessage::GetLink(message), format_args!("find link {name}"), decode)
     }
 
     /// The link of this name, or none.
@@ -364,7 +378,23 @@ impl RouteSocket {
     /// # Errors
     /// When the kernel gives no answer, or no permission.
     pub fn knows_kind(&self, kind: &str) -> Result<bool, RouteError> {
+        self.knows(kind, &[])
+    }
+
+    /// Whether the kernel knows one of the kinds `dummy`, `ipvlan`, `macvlan` and `vlan`, loading its module if
+    /// need be. Asks for a link that it cannot make, of an address for groups and on no other link: a kind
+    /// that is not known is what it says first (`rtnl_newlink` in `net/core/rtnetlink.c`).
+    ///
+    /// # Errors
+    /// When the kernel gives no answer, or no permission.
+    pub fn can_create(&self, kind: &str) -> Result<bool, RouteError> {
+        const FOR_GROUPS: Mac = Mac([1, 0, 0x5e, 0, 0, 1]);
+        self.knows(kind, &[LinkAttribute::Address(FOR_GROUPS.0.to_vec())])
+    }
+
+    fn knows(&self, kind: &str, more: &[LinkAttribute]) -> Result<bool, RouteError> {
         let mut message = LinkMessage::default();
+        message.attributes.extend_from_slice(more);
         message
             .attributes
             .push(LinkAttribute::LinkInfo(vec![LinkInfo::Kind(InfoKind::Other(kind.to_owned()))]));
@@ -434,12 +464,10 @@ impl RouteSocket {
     }
 }
 
-fn query(index: u32, name: Option<&str>) -> LinkMessage {
+fn query(index: u32, name: Option<LinkAttribute>) -> LinkMessage {
     let mut message = LinkMessage::default();
     message.header.index = index;
-    if let Some(name) = name {
-        message.attributes.push(LinkAttribute::IfName(name.to_owned()));
-    }
+    message.attributes.extend(name);
     message.attributes.push(LinkAttribute::ExtMask(vec![LinkExtentMask::SkipStats]));
     message
 }
@@ -448,6 +476,7 @@ fn query(index: u32, name: Option<&str>) -> LinkMessage {
 pub(super) const IFINFOMSG: usize = 16;
 
 // linux/if_link.h
+const IFLA_ALT_IFNAME: u16 = 53;
 const IFLA_INFO_KIND: u16 = 1;
 const IFLA_INFO_DATA: u16 = 2;
 const IFLA_INFO_SLAVE_KIND: u16 = 4;
