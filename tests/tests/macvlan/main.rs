@@ -6,7 +6,7 @@ mod on_a_link;
 mod single;
 
 use serde_json::{Value, json};
-use slipway_tests::{Attach, Proto, peer_fails, skip};
+use slipway_tests::{Attach, Proto, is_peer, peer_fails, skip};
 
 use on_a_link::{all_meet, info, neighbours_are_told, refused, with_gateway};
 use single::{World, add, address, differs};
@@ -96,6 +96,10 @@ fn an_mtu_that_the_master_cannot_have_is_refused() {
         let pod = world.node.pod(&format!("pod{mtu}"));
         let failure = world.network(1, &json!({"mtu": mtu})).add(&Attach::new(&pod)).expect_err("bad MTU");
         assert_eq!(failure.error.msg, format!("invalid MTU {mtu}, must be [0, master MTU(1400)]"));
+        if !is_peer() {
+            let failure = world.network(1, &json!({"mtu": mtu})).status().expect_err("ADD would fail");
+            assert_eq!(failure.error.code, 50, "{failure}");
+        }
     }
 }
 

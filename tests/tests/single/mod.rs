@@ -286,6 +286,43 @@ fn status_says_when_the_range_is_exhausted() {
     });
 }
 
+/// The containers' network is all right, but the kernel cannot make their links.
+#[test]
+fn status_says_whether_the_kernel_has_such_links() {
+    if is_peer() {
+        return; // It does not look.
+    }
+    let node = Node::new();
+    let client = node.host("client");
+    let network = World { node, client };
+    let network = network.network(1, &json!({}));
+    match lacks(PLUGIN) {
+        None => network.status().expect("the kernel has them"),
+        Some(_) => {
+            let failure = network.status().expect_err("the next ADD would fail");
+            assert_eq!(failure.error.code, 50, "{failure}");
+            assert!(failure.error.msg.contains(PLUGIN), "{failure}");
+        }
+    }
+}
+
+/// `gw` without an address is a route on the link.
+#[test]
+fn check_knows_a_route_on_the_link() {
+    let Some(world) = World::new() else { skip!(NEEDS) };
+    let pod = world.node.pod("pod");
+    let mut ipam = dual_stack(1);
+    ipam["routes"] = json!([{"dst": "10.9.0.0/16", "gw": "0.0.0.0", "scope": 253}]);
+    let network = world.network(1, &json!({"ipam": ipam}));
+    add(&network, &pod);
+    assert!(pod.cmd("ip route").contains("10.9.0.0/16 dev eth0 scope link"));
+    if !is_peer() {
+        network.check(&Attach::new(&pod)).expect("CHECK");
+        pod.cmd("ip route delete 10.9.0.0/16");
+        differs(&network, &pod, "Expected Route 10.9.0.0/16");
+    }
+}
+
 #[test]
 fn check_finds_what_has_changed() {
     let Some(world) = World::new() else { skip!(NEEDS) };

@@ -84,6 +84,20 @@ fn the_mtu_is_the_masters_or_less() {
 }
 
 #[test]
+fn the_master_may_be_named_by_an_alternative_name() {
+    let Some(world) = World::new() else { skip!(NEEDS) };
+    let pod = world.node.pod("pod");
+    for name in ["rack-1", "the-uplink-to-the-rack-of-the-lab"] {
+        world.node.cmd(&format!("ip link property add dev out0 altname {name}"));
+        let network = world.network(1, &json!({"master": name}));
+        network.status().expect("STATUS");
+        add(&network, &pod);
+        network.check(&Attach::new(&pod)).expect("CHECK");
+        network.del(&Attach::new(&pod)).expect("DEL");
+    }
+}
+
+#[test]
 fn the_master_may_be_in_the_container() {
     let Some(world) = World::new() else { skip!(NEEDS) };
     let pod = world.node.pod("pod");

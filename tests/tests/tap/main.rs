@@ -146,6 +146,22 @@ fn it_does_not_wait_for_the_program() {
     });
 }
 
+#[test]
+fn status_says_when_there_is_no_device_to_make_it_with() {
+    let Some(world) = World::new() else { skip!(NEEDS) };
+    peer_fails("does not look", || {
+        let network = world.network(1, &json!({}));
+        network.status().expect("STATUS");
+        world.node.cmd("mount -t tmpfs tmpfs /dev/net");
+        let failure = network.status().expect_err("the next ADD would fail");
+        assert_eq!(
+            (failure.error.code, failure.error.msg.starts_with("open /dev/net/tun")),
+            (50, true),
+            "{failure}"
+        );
+    });
+}
+
 /// Where there is no SELinux, a context cannot be given.
 #[test]
 fn a_context_needs_selinux() {

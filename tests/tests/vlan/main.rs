@@ -4,7 +4,7 @@
 mod single;
 
 use serde_json::{Value, json};
-use slipway_tests::{Attach, Proto, peer_fails, skip};
+use slipway_tests::{Attach, Proto, is_peer, peer_fails, skip};
 
 use single::{World, add, address};
 
@@ -94,6 +94,12 @@ fn the_mtu_is_the_masters_or_less() {
     assert_eq!(two.link("eth0")["mtu"], 1300);
     let failure = world.network(3, &json!({"mtu": 1401})).add(&Attach::new(&three)).expect_err("bad MTU");
     assert_eq!(failure.error.msg, "invalid MTU 1401, must be [0, master MTU(1400)]");
+    if !is_peer() {
+        assert_eq!(
+            world.network(3, &json!({"mtu": 1401})).status().expect_err("it is too large").error.code,
+            50
+        );
+    }
 }
 
 #[test]

@@ -4,6 +4,7 @@ use cni_kernel::route::{DuplicateDetection, Link, LinkChange, LinkKind, NewKind,
 use cni_spec::{AddResult, CniError};
 
 use super::shared::single::check::{Expected, check, not_of_type};
+use super::shared::single::keys::kind_status;
 use super::shared::single::{Addresses, Recipe, Site, remove};
 use crate::plugin::{NodeRequest, Plugin, Request};
 use crate::skel::delegate;
@@ -54,6 +55,7 @@ impl Plugin for Dummy {
     }
 
     fn status(&self, request: &NodeRequest<'_>) -> Result<(), CniError> {
+        kind_status("dummy")?;
         delegate::ipam_status(request)
     }
 }

@@ -6,7 +6,7 @@ use serde::Deserialize;
 
 use super::shared::container::Setting;
 use super::shared::single::check::{Expected, check, not_of_type, same_mode};
-use super::shared::single::keys::Below;
+use super::shared::single::keys::{Below, kind_status};
 use super::shared::single::{Addresses, Recipe, Site, remove};
 use crate::plugin::{NodeRequest, Plugin, Request};
 use crate::skel::delegate;
@@ -62,6 +62,7 @@ impl Plugin for Ipvlan {
 
     fn status(&self, request: &NodeRequest<'_>) -> Result<(), CniError> {
         let settings = Settings::new(request.config)?;
+        kind_status("ipvlan")?;
         // Without the key it may be that of the plugin before, which is not known here.
         if settings.below.master.is_some() {
             settings.below.status()?;

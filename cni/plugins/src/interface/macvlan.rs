@@ -8,7 +8,7 @@ use serde::Deserialize;
 
 use super::shared::container::Setting;
 use super::shared::single::check::{Expected, check, not_of_type, same_mode};
-use super::shared::single::keys::{Below, mac};
+use super::shared::single::keys::{Below, kind_status, mac};
 use super::shared::single::{Addresses, Recipe, Site, remove};
 use crate::plugin::{NodeRequest, Plugin, Request};
 use crate::skel::delegate;
@@ -59,7 +59,9 @@ impl Plugin for Macvlan {
     }
 
     fn status(&self, request: &NodeRequest<'_>) -> Result<(), CniError> {
-        Settings::new(request.config, "")?.below.status()?;
+        let settings = Settings::new(request.config, "")?;
+        kind_status("macvlan")?;
+        settings.below.status_with_mtu()?;
         if request.config.ipam.is_empty() { Ok(()) } else { delegate::ipam_status(request) }
     }
 }

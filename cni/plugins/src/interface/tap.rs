@@ -11,7 +11,7 @@ use serde::Deserialize;
 
 use super::shared::failed;
 use super::shared::single::check::{Expected, check, not_of_type};
-use super::shared::single::keys::mac;
+use super::shared::single::keys::{mac, unavailable};
 use super::shared::single::{Addresses, Recipe, Site, remove};
 use crate::plugin::{NodeRequest, Plugin, Request};
 use crate::skel::delegate;
@@ -69,6 +69,7 @@ impl Plugin for Tap {
 
     fn status(&self, request: &NodeRequest<'_>) -> Result<(), CniError> {
         Settings::new(request.config, "")?;
+        tap::available().map_err(|error| unavailable(&error))?;
         if request.config.ipam.is_empty() { Ok(()) } else { delegate::ipam_status(request) }
     }
 }

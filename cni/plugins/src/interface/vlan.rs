@@ -6,7 +6,7 @@ use serde::Deserialize;
 
 use super::shared::check::wrong;
 use super::shared::single::check::{Expected, check, not_of_type};
-use super::shared::single::keys::Below;
+use super::shared::single::keys::{Below, kind_status};
 use super::shared::single::{Addresses, Recipe, Site, remove};
 use crate::plugin::{NodeRequest, Plugin, Request};
 use crate::skel::delegate;
@@ -57,7 +57,9 @@ impl Plugin for Vlan {
     }
 
     fn status(&self, request: &NodeRequest<'_>) -> Result<(), CniError> {
-        Settings::new(request.config)?.below.status()?;
+        let settings = Settings::new(request.config)?;
+        kind_status("vlan")?;
+        settings.below.status_with_mtu()?;
         delegate::ipam_status(request)
     }
 }

@@ -120,10 +120,12 @@ impl<'a> Inside<'a> {
             let family = Family::of(wanted.dst.addr());
             let present = self.container.route.routes(family, table).map_err(failed)?;
             let is_default = wanted.dst.prefix_len() == 0;
+            // Without an address it is a route on the link, which the kernel tells no gateway of.
+            let gateway = wanted.gw.filter(|gateway| !gateway.is_unspecified());
             let found = present.iter().any(|is| {
                 is.dst == wanted.dst.trunc()
                     && is.link == Some(link.index)
-                    && (is_default || wanted.gw.is_none() || is.gateway == wanted.gw)
+                    && (is_default || wanted.gw.is_none() || is.gateway == gateway)
                     && (wanted.priority == 0 || is.metric == wanted.priority)
             });
             if !found {

@@ -2,7 +2,7 @@
 
 use cni_kernel::mac::Mac;
 use cni_kernel::route::{Family, Link, NewKind, NewLink, RouteError, RouteSocket};
-use cni_spec::{Args, CniError, Dns, ErrorCode, NetConf, check_ifname};
+use cni_spec::{Args, CniError, Dns, ErrorCode, NetConf, check_link_name};
 use serde::Deserialize;
 
 use super::Site;
@@ -58,7 +58,7 @@ impl Below {
         let keys: Keys = config.decode()?;
         let master = (!keys.master.is_empty()).then_some(keys.master);
         if let Some(name) = &master {
-            check_ifname(name).map_err(|error| CniError::config(format!("key \"master\": {error}")))?;
+            check_link_name(name).map_err(|error| CniError::config(format!("key \"master\": {error}")))?;
         }
         let place = if keys.link_in_container { Place::Container } else { Place::Node };
         Ok(Self { master, place, mtu: keys.mtu, dns: keys.dns })
@@ -102,12 +102,20 @@ impl Below {
     ///
     /// # Errors
     /// Code 50 when there is none.
-    pub(crate) fn status(&self) -> Result<(), CniError> {
-        if self.place == Place::Container {
-            return Ok(());
+    pub(crate) fn status(&self) -> Result<Option<Link>, CniError> {
+        match self.place {
+            Place::Container => Ok(None),
+            Place::Node => self.find_in(&Host::open()?.route).map(Some).map_err(|error| unavailable(&error)),
         }
-        let unavailable = |error: CniError| CniError::new(ErrorCode::NotAvailable, error.to_string());
-        self.find_in(&Host::open()?.route).map(drop).map_err(unavailable)
+    }
+
+    /// As [`Below::status`], and whether the link below takes the MTU.
+    ///
+    /// # Errors
+    /// Code 50 when there is none, or it does not.
+    pub(crate) fn status_with_mtu(&self) -> Result<(), CniError> {
+        let master = self.status()?;
+        master.map_or(Ok(None), |master| self.mtu(&master)).map(drop).map_err(|error| unavailable(&error))
     }
 
     fn find_in(&self, route: &RouteSocket) -> Result<Link, CniError> {
@@ -138,6 +146,22 @@ impl Below {
             ))),
         }
     }
+}
+
+/// For a STATUS: whether the kernel makes links of that kind, by its own word for it.
+///
+/// # Errors
+/// Code 50 when it does not.
+pub(crate) fn kind_status(kind: &str) -> Result<(), CniError> {
+    match RouteSocket::open().and_then(|route| route.can_create(kind)).map_err(failed)? {
+        true => Ok(()),
+        false => Err(unavailable(&format_args!("the kernel has no links of kind {kind}"))),
+    }
+}
+
+/// The next ADD would fail of this.
+pub(crate) fn unavailable(error: &dyn std::fmt::Display) -> CniError {
+    CniError::new(ErrorCode::NotAvailable, error.to_string())
 }
 
 /// The address that the link shall have: the runtime's wish goes before that of `CNI_ARGS`, and that before
