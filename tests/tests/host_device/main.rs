@@ -1,6 +1,8 @@
 //! The host-device plugin: each way to name a device, the way there and back, packets over the device, and
 //! what happens when a part of it is gone.
 
+mod home;
+
 use std::net::IpAddr;
 
 use serde_json::{Value, json};

@@ -6,7 +6,7 @@ use std::path::{Component, Path, PathBuf};
 
 use cni_kernel::mac::Mac;
 use cni_kernel::route::{Link, RouteSocket};
-use cni_spec::{CniError, NetConf, check_ifname};
+use cni_spec::{CniError, NetConf, check_link_name};
 use serde::Deserialize;
 
 use crate::interface::shared::failed;
@@ -21,7 +21,7 @@ const PROGRAM_DRIVERS: &[&str] = &["vfio-pci", "uio_pci_generic", "igb_uio"];
 /// The device that the configuration names.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Device {
-    /// A link of this name.
+    /// A link of this name, which may be an alternative one.
     Name(String),
     /// The link with this address.
     Mac(Mac),
@@ -58,7 +58,7 @@ impl Device {
             _ => None,
         };
         if !keys.device.is_empty() {
-            check_ifname(&keys.device)
+            check_link_name(&keys.device)
                 .map_err(|error| CniError::config(format!("key \"device\": {error}")))?;
             return Ok(Self::Name(keys.device));
         }
@@ -108,6 +108,17 @@ impl Device {
             }
             // It has no driver.
             Err(_) => Ok(false),
+        }
+    }
+
+    /// Whether its link can be on the node again some time: not if the device itself is gone.
+    pub(super) fn may_return(&self) -> bool {
+        let is_there = |path: &Path| fs::symlink_metadata(path).is_ok();
+        match self {
+            Self::Name(_) | Self::Mac(_) => true,
+            Self::Path(path) => is_there(path),
+            Self::Pci(id) => is_there(&Path::new(PCI).join(id)),
+            Self::Auxiliary(id) => is_there(&Path::new(AUXILIARY).join(id)),
         }
     }
 

@@ -6,6 +6,7 @@
 mod device;
 mod travel;
 
+use cni_kernel::mac::Mac;
 use cni_kernel::route::{DuplicateDetection, Link};
 use cni_spec::{AddResult, CniError, Dns, Interface};
 use serde::Deserialize;
@@ -49,10 +50,18 @@ impl Plugin for HostDevice {
             detection: DuplicateDetection::AsLink,
         };
         recipe.refuse_if_taken(&container)?;
+        if request.config.ipam.is_empty() {
+            // Before the link loses what it has on the node.
+            can_be_told(&AddResult::default(), request)?;
+        }
         if device.is_driven_by_a_program()? {
             return without_a_link(&recipe, &container);
         }
         let host = Host::open()?;
+        // One that the kernel has brought back since the last DEL.
+        if let Err(error) = travel::settle(&host.route, &device, request.attachment.ifname(), None) {
+            log::warn!("{error}");
+        }
         let link = device.find(&host.route)?;
         let journey = Journey { host: &host, container: &container, ifname: request.attachment.ifname() };
         // A second time the link is home already.
@@ -64,6 +73,7 @@ impl Plugin for HostDevice {
         undo.on_failure("bring the link home", take_away);
         let moved = journey.take_there(&link)?;
         let result = recipe.configure(&container, &moved, &take_away, &mut undo)?;
+        can_be_told(&result, request)?;
         undo.keep();
         Ok(result)
     }
@@ -97,6 +107,12 @@ impl Plugin for HostDevice {
     }
 }
 
+/// Results before version 0.3.0 must have an address. An ADD whose result cannot be told is undone by its
+/// DEL, after which the link is off.
+fn can_be_told(result: &AddResult, request: &Request<'_>) -> Result<(), CniError> {
+    result.print(request.config.version).map(drop).map_err(|error| CniError::internal(error.to_string()))
+}
+
 /// The keys that do not say which device it is, as they are written.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
@@ -126,21 +142,33 @@ fn without_a_link(recipe: &Recipe<'_>, container: &Container) -> Result<AddResul
 
 /// Brings the attachment's link home, from wherever it is by now.
 fn bring_home(request: &Request<'_>) -> Result<(), CniError> {
+    // What cannot be told any more may still be in the container, under the attachment's name.
+    let device = Device::of(request.config).inspect_err(|error| log::debug!("{error}")).ok();
+    if device.as_ref().is_some_and(|device| device.is_driven_by_a_program().unwrap_or(false)) {
+        return Ok(());
+    }
+    let (ifname, told) = (request.attachment.ifname(), told_mac(request));
     let host = Host::open()?;
     let container = Container::open_if_there(request.netns.as_deref())?;
     if let Some(container) = &container {
-        let journey = Journey { host: &host, container, ifname: request.attachment.ifname() };
-        if let Some((link, name)) = journey.find_abroad()? {
+        let journey = Journey { host: &host, container, ifname };
+        if let Some((link, name)) = journey.find_abroad(device.as_ref(), told)? {
             return journey.bring_home_as(&link, &name);
         }
     }
-    // It is not in the container: with its namespace gone the kernel has brought it back.
-    match Device::of(request.config) {
-        Ok(device) => travel::settle(&host.route, &device, request.attachment.ifname()),
-        // What cannot be told any more is not there.
-        Err(error) => {
-            log::debug!("{error}");
-            Ok(())
-        }
+    match (&device, &container) {
+        (None, _) => Ok(()),
+        // It was not in the container, or is home; the kernel has brought back nothing.
+        (Some(device), Some(_)) => travel::settle(&host.route, device, ifname, None),
+        (Some(device), None) => travel::await_return(&host.route, device, ifname, told),
     }
+}
+
+/// The address that the link had in the container, as the ADD's result tells it; none without the result of
+/// an ADD that ended well.
+fn told_mac(request: &Request<'_>) -> Option<Mac> {
+    let ifname = request.attachment.ifname();
+    let mut interfaces = request.config.prev_result.as_ref()?.interfaces.iter();
+    let ours = interfaces.find(|interface| interface.name == ifname && !interface.sandbox.is_empty())?;
+    ours.mac.parse().ok()
 }

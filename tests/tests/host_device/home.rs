@@ -1,0 +1,195 @@
+//! Which device a DEL brings home: that of its own attachment and no other, however late it is.
+
+use std::time::Duration;
+
+use serde_json::{Value, json};
+use slipway_tests::{Attach, Network, peer_fails};
+
+use super::{World, add};
+
+/// A network of that name with a device, without addresses.
+fn network<'a>(world: &'a World, name: &str, keys: &Value) -> Network<'a> {
+    let mut plugin = json!({"type": "host-device"});
+    plugin.as_object_mut().expect("an object").extend(keys.as_object().expect("an object").clone());
+    world.node.network(json!({"name": name, "plugins": [plugin]}))
+}
+
+fn device<'a>(world: &'a World, name: &str) -> Network<'a> {
+    network(world, &format!("of-{name}"), &json!({"device": name}))
+}
+
+#[test]
+fn a_del_leaves_the_devices_of_other_attachments() {
+    let world = World::new();
+    world.node.cmd("ip link add ens6 type veth peer name wire6 netns outside");
+    let pod = world.node.pod("pod");
+    // It keeps its name in the container, and its alias is its name therefore.
+    let (first, kept) = (device(&world, "dev0"), Attach::new(&pod).ifname("dev0"));
+    let (second, moved) = (device(&world, "ens6"), Attach::new(&pod).ifname("net2"));
+    first.add(&kept).expect("ADD");
+    second.add(&moved).expect("ADD");
+    second.del(&moved).expect("DEL");
+    peer_fails("fails when the device is home", || second.del(&moved).expect("DEL again"));
+    assert!(pod.has_link("dev0"), "the first one's device");
+
+    // What was refused has nothing there.
+    let absent = network(&world, "absent", &json!({"device": "absent"}));
+    absent.add(&moved).expect_err("there is no such device");
+    peer_fails("fails", || absent.del(&moved).expect("DEL"));
+    first.add(&moved).expect_err("the container has it already");
+    peer_fails("fails", || first.del(&moved).expect("DEL"));
+    assert!(pod.has_link("dev0"), "the first one's device");
+
+    // Nor any other link of the container's.
+    pod.cmd("ip link add pod0 type veth peer name pod1");
+    pod.cmd("ip link set pod0 alias pod0");
+    peer_fails("fails", || second.del(&moved).expect("DEL"));
+    assert!(pod.has_link("pod0"));
+    first.del(&kept).expect("DEL");
+    assert!(world.node.has_link("dev0"));
+}
+
+/// The ADD is refused, and its DEL is for another device than the one that has the name.
+#[test]
+fn a_del_leaves_the_device_that_had_the_name_first() {
+    let world = World::new();
+    world.node.cmd("ip link add ens7 type veth peer name wire7 netns outside");
+    let pod = world.node.pod("pod");
+    let attach = Attach::new(&pod);
+    peer_fails("brings home whatever has the name", || {
+        let first = device(&world, "dev0");
+        first.add(&attach).expect("ADD");
+        let hwaddr = json!({"hwaddr": world.node.mac("ens7")});
+        for other in [device(&world, "ens7"), network(&world, "by-address", &hwaddr)] {
+            other.add(&attach).expect_err("the name is taken");
+            other.del(&attach).expect("DEL");
+            assert!(pod.has_link("eth0") && world.node.has_link("ens7"));
+        }
+        first.del(&attach).expect("DEL");
+        assert!(world.node.has_link("dev0"));
+    });
+}
+
+/// The result tells that it is the device which the configuration named.
+#[test]
+fn a_device_whose_address_has_changed_comes_home() {
+    let world = World::new();
+    let pod = world.node.pod("pod");
+    let network = network(&world, "net", &json!({"hwaddr": world.mac}));
+    add(&network, &pod);
+    pod.cmd("ip link set eth0 address 02:00:00:00:00:66");
+    network.del(&Attach::new(&pod)).expect("DEL");
+    assert!(world.node.has_link("dev0"));
+}
+
+#[test]
+fn a_device_that_was_named_by_an_alternative_name_comes_home() {
+    let world = World::new();
+    let pod = world.node.pod("pod");
+    for name in ["rack-1", "the-uplink-to-the-rack-of-the-lab"] {
+        world.node.cmd(&format!("ip link property add dev dev0 altname {name}"));
+        let network = device(&world, name);
+        let before = world.state(&pod);
+        add(&network, &pod);
+        assert_eq!(pod.mac("eth0"), world.mac);
+        network.del(&Attach::new(&pod)).expect("DEL");
+        before.assert_same(&world.state(&pod));
+    }
+}
+
+/// A link that is down and has an alias need not have been away.
+#[test]
+fn an_administrators_alias_is_left_alone() {
+    peer_fails("fails when the namespace is gone", || {
+        let world = World::new();
+        world.buses();
+        world.node.cmd("ip link set dev0 alias uplink");
+        let pod = world.node.pod("pod");
+        let before = world.state(&pod);
+        for keys in [
+            json!({"hwaddr": world.mac}),
+            json!({"kernelpath": "/sys/devices/pci0000:00/0000:01:00.0"}),
+            json!({"pciBusID": "0000:01:00.0"}),
+        ] {
+            let network = network(&world, "net", &keys);
+            let attach = Attach::new(&pod).ifname("dev0");
+            network.del(&attach).expect("DEL");
+            before.assert_same(&world.state(&pod));
+            network.del(&attach.netns("")).expect("DEL");
+            before.assert_same(&world.state(&pod));
+        }
+    });
+}
+
+/// The kernel brings a device back some time after the namespace went: down, under the name that it had
+/// there. Here it is done by hand, as the kernel lets virtual links go with the namespace.
+#[test]
+fn a_del_waits_for_a_device_that_is_on_its_way() {
+    peer_fails("fails when the namespace is gone", || {
+        let world = World::new();
+        world.buses();
+        let (pod, limbo) = (world.node.pod("pod"), world.node.pod("limbo"));
+        // A process of the node's tells where that is.
+        world.node.write("/run/back", "ip -n limbo link set eth0 netns $$\nexit $?\n");
+        let before = world.state(&pod);
+        for keys in [json!({"device": "dev0"}), json!({"hwaddr": world.mac})] {
+            let network = network(&world, "net", &keys);
+            add(&network, &pod);
+            pod.cmd("ip link set eth0 netns limbo");
+            let node = &world.node;
+            assert_eq!(limbo.link("eth0")["ifalias"], "dev0");
+            std::thread::scope(|scope| {
+                scope.spawn(|| {
+                    std::thread::sleep(Duration::from_millis(400));
+                    node.cmd("sh /run/back");
+                });
+                network.del(&Attach::new(&pod).netns("")).expect("DEL");
+            });
+            before.assert_same(&world.state(&pod));
+        }
+    });
+}
+
+/// It came when no DEL waited for it any more.
+#[test]
+fn an_add_finds_a_device_that_came_back_by_itself() {
+    peer_fails("does not find it", || {
+        let world = World::new();
+        let pod = world.node.pod("pod");
+        let network = network(&world, "net", &json!({"device": "dev0"}));
+        let before = world.state(&pod);
+        for name in ["eth0", "dev12"] {
+            world.node.cmd(&format!("ip link set dev0 name {name} alias dev0"));
+            add(&network, &pod);
+            assert_eq!(pod.mac("eth0"), world.mac);
+            network.del(&Attach::new(&pod)).expect("DEL");
+            before.assert_same(&world.state(&pod));
+        }
+    });
+}
+
+/// The old form of a result has an address in it. What the node has on the link would be lost on the way.
+#[test]
+fn a_device_whose_result_cannot_be_told_is_not_moved() {
+    peer_fails("moves it", || {
+        let world = World::new();
+        world.node.cmd("ip link set dev0 up");
+        world.node.cmd("ip address add 10.60.1.9/24 dev dev0");
+        let pod = world.node.pod("pod");
+        let mut config = network(&world, "net", &json!({"device": "dev0"})).configs(None).remove(0);
+        let without = json!({"type": "answers-nothing"});
+        world.node.write("/run/cni-bin/answers-nothing", "#!/bin/sh\necho '{}'\n");
+        world.node.cmd("chmod 755 /run/cni-bin/answers-nothing");
+        for (version, ipam) in [("0.1.0", &json!({})), ("0.2.0", &json!({})), ("0.2.0", &without)] {
+            config["cniVersion"] = version.into();
+            config["ipam"] = ipam.clone();
+            let before = world.state(&pod);
+            let call = world.node.plugin("host-device").command("ADD").for_pod(&pod).config(&config);
+            call.env("CNI_PATH", "/run/cni-bin").run().error();
+            assert!(world.node.link("dev0")["flags"].to_string().contains("\"UP\""));
+            if ipam == &json!({}) {
+                before.assert_same(&world.state(&pod));
+            }
+        }
+    });
+}
