@@ -6,7 +6,7 @@ use slipway_ebpf_abi::{
 };
 
 use crate::config::{config, count};
-use crate::family::{Addr, Family};
+use crate::family::{Addr, Family, Flows};
 use crate::maps::PODS;
 use crate::packet::{Fragment, Kind, Packet};
 use crate::skb::Skb;
@@ -36,7 +36,8 @@ pub(crate) enum Claim {
 /// Whether the half `found` belongs to the half with the key `own`.
 #[inline(always)]
 fn leads_to<F: Family>(found: &Flow<Addr<F>>, own: &FlowKey<Addr<F>>) -> bool {
-    F::same(found.destination, own.source)
+    found.flags & LONE == 0
+        && F::same(found.destination, own.source)
         && F::same(found.source, own.destination)
         && found.destination_port.0 == own.source_port.0
         && found.source_port.0 == own.destination_port.0
@@ -90,14 +91,20 @@ pub(crate) fn remove<F: Family>(work: &mut Work<F>) -> u32 {
     // An error says that it is not there, which is what is wanted.
     let _ = F::flows().remove(&work.packet.key);
     let _ = F::embryos().remove(&work.packet.key);
-    if work.flow.flags & LONE == 0 {
-        let _ = F::flows().remove(&work.other);
-        let _ = F::embryos().remove(&work.other);
-    }
+    remove_other(work, F::flows());
+    remove_other(work, F::embryos());
     0
 }
 
 /// The half that the packet at hand belongs to, if it is alive; one that is dead is removed, and one that is
+#[inline(always)]
+fn remove_other<F: Family>(work: &Work<F>, map: &Flows<F>) {
+    // SAFETY: as in `find`.
+    if unsafe { map.get(&work.other) }.is_some_and(|found| leads_to::<F>(found, &work.packet.key)) {
+        let _ = map.remove(&work.other);
+    }
+}
+
 /// over is removed if the packet begins another connection.
 #[inline(always)]
 pub(crate) fn find<F: Family>(work: &mut Work<F>, now: u32) -> Option<Hit<F>> {

@@ -10,7 +10,7 @@ use aya::{Ebpf, EbpfLoader};
 use slipway_ebpf_abi as abi;
 use slipway_ebpf_abi::{
     Addr4, Addr6, Config, Counter, Flow4, Flow6, FlowKey4, FlowKey6, Pod, PodAddress, Port, PortKey,
-    PortTarget, Reason, Uplink,
+    PortTarget, Reason, Router, Uplink,
 };
 use slipway_tests::{Host, Node};
 
@@ -72,6 +72,8 @@ pub(crate) struct Rig {
     pub(crate) client: Host,
     pub(crate) pod_link: u32,
     pub(crate) uplink: u32,
+    /// The link of a second pod, where a test has asked for one.
+    second: Option<(u32, [u8; 6])>,
     maps: BTreeMap<String, Map>,
     ebpf: Ebpf,
     macs: [[u8; 6]; 2],
@@ -84,10 +86,18 @@ pub(crate) const MTU: u32 = 1500;
 
 pub(crate) const POD4: Ipv4Addr = Ipv4Addr::new(10, 77, 0, 5);
 pub(crate) const POD6: Ipv6Addr = Ipv6Addr::new(0xfd77, 0, 0, 0, 0, 0, 0, 5);
+/// The second pod's addresses, and the port of the node that leads to its [`POD_PORT`].
+pub(crate) const SECOND4: Ipv4Addr = Ipv4Addr::new(10, 77, 0, 7);
+pub(crate) const SECOND6: Ipv6Addr = Ipv6Addr::new(0xfd77, 0, 0, 0, 0, 0, 0, 7);
+pub(crate) const SECOND_HOST_PORT: u16 = 8082;
 
 fn mac(text: &str) -> [u8; 6] {
     let bytes: Vec<u8> = text.split(':').map(|part| u8::from_str_radix(part, 16).unwrap()).collect();
     bytes.try_into().unwrap()
+}
+
+fn index(node: &Node, link: &str) -> u32 {
+    u32::try_from(node.link(link)["ifindex"].as_u64().expect("an index")).expect("32 bits")
 }
 
 /// The programs, if the binary was built with them.
@@ -123,10 +133,7 @@ impl Rig {
         node.cmd("ip address add fd77::1/64 dev pod0 nodad");
         node.cmd(&format!("ip route add default via {}", client.v4));
         node.cmd(&format!("ip route add default via {}", client.v6));
-        let index = |name: &str| {
-            u32::try_from(node.link(name)["ifindex"].as_u64().expect("an index")).expect("32 bits")
-        };
-        let (uplink, pod_link) = (index(&link), index("pod0"));
+        let (uplink, pod_link) = (index(&node, &link), index(&node, "pod0"));
         let macs = [mac(&node.mac(&link)), mac(&node.mac("pod0"))];
         let mut loader = EbpfLoader::new();
         if let Some(size) = sizes.flows {
@@ -145,7 +152,7 @@ impl Rig {
         for name in abi::maps::ALL {
             maps.insert(name.to_owned(), ebpf.take_map(name).unwrap_or_else(|| panic!("no map {name}")));
         }
-        let mut rig = Self { node, client, pod_link, uplink, maps, ebpf, macs };
+        let mut rig = Self { node, client, pod_link, uplink, second: None, maps, ebpf, macs };
         rig.fill();
         Some(rig)
     }
@@ -181,17 +188,49 @@ impl Rig {
 
     /// The pod with a generation, masqueraded.
     pub(crate) fn add_pod(&mut self, generation: u32) {
+        self.tell_pod(self.pod_link, generation, (POD4, POD6));
+    }
+
+    /// To whom the pod's frames are addressed that the node is to forward.
+    pub(crate) fn route_by(&mut self, generation: u32, mac: [u8; 6]) {
+        let [a, b, c, d, e, f] = mac;
+        let mac = [[a, b], [c, d], [e, f]].map(u16::from_ne_bytes);
         let pod = self.pod_link;
+        self.map::<u32, Router>(abi::maps::ROUTERS)
+            .insert(pod, Router { generation, mac, pad: 0 }, 0)
+            .unwrap();
+    }
+
+    /// The MAC address that the packets of [`Self::sends`] are addressed to.
+    pub(crate) fn pod_mac(&self) -> [u8; 6] {
+        self.macs[1]
+    }
+
+    fn tell_pod(&mut self, pod: u32, generation: u32, (v4, v6): (Ipv4Addr, Ipv6Addr)) {
         self.map::<u32, Pod>(abi::maps::PODS)
             .insert(pod, Pod { generation, mtu: MTU, flags: 0, pad: 0 }, 0)
             .unwrap();
         let address = |prefix| PodAddress { pod, generation, flags: abi::MASQUERADED, prefix };
         self.map::<Addr4, PodAddress>(abi::maps::POD_ADDRESSES4)
-            .insert(Addr4::from(POD4), address(24), 0)
+            .insert(Addr4::from(v4), address(24), 0)
             .unwrap();
         self.map::<Addr6, PodAddress>(abi::maps::POD_ADDRESSES6)
-            .insert(Addr6::from(POD6), address(64), 0)
+            .insert(Addr6::from(v6), address(64), 0)
             .unwrap();
+    }
+
+    /// A second pod, with a published port.
+    pub(crate) fn add_second_pod(&mut self) {
+        self.node.cmd("ip link add pod1 type veth peer name podpeer1");
+        self.node.cmd("ip link set pod1 up");
+        self.node.cmd("ip link set podpeer1 up");
+        self.node.wait_up("pod1");
+        let (link, mac) = (index(&self.node, "pod1"), mac(&self.node.mac("pod1")));
+        self.second = Some((link, mac));
+        self.tell_pod(link, GENERATION, (SECOND4, SECOND6));
+        for protocol in [wire::TCP, wire::UDP] {
+            self.lead(protocol, (SECOND_HOST_PORT, POD_PORT), (link, GENERATION), (SECOND4, SECOND6));
+        }
     }
 
     pub(crate) fn pod_mtu(&mut self, mtu: u32) {
@@ -208,19 +247,28 @@ impl Rig {
 
     /// Publishes a port at any address, in both families.
     pub(crate) fn publish(&mut self, protocol: u8, host_port: u16, pod_port: u16, generation: u32) {
-        let pod = self.pod_link;
-        let (port, target) = (Port::new(host_port), Port::new(pod_port));
+        self.lead(protocol, (host_port, pod_port), (self.pod_link, generation), (POD4, POD6));
+    }
+
+    fn lead(
+        &mut self,
+        protocol: u8,
+        ports: (u16, u16),
+        (pod, generation): (u32, u32),
+        (v4, v6): (Ipv4Addr, Ipv6Addr),
+    ) {
+        let (port, target) = (Port::new(ports.0), Port::new(ports.1));
         self.map(abi::maps::PORTS4)
             .insert(
                 PortKey { address: Addr4::default(), port, protocol, pad: 0 },
-                PortTarget { pod, generation, address: Addr4::from(POD4), port: target, flags: 0 },
+                PortTarget { pod, generation, address: Addr4::from(v4), port: target, flags: 0 },
                 0,
             )
             .unwrap();
         self.map(abi::maps::PORTS6)
             .insert(
                 PortKey { address: Addr6::default(), port, protocol, pad: 0 },
-                PortTarget { pod, generation, address: Addr6::from(POD6), port: target, flags: 0 },
+                PortTarget { pod, generation, address: Addr6::from(v6), port: target, flags: 0 },
                 0,
             )
             .unwrap();
@@ -280,6 +328,11 @@ impl Rig {
         self.run(abi::maps::programs::POD_INGRESS, (self.pod_link, self.macs[1]), packet, 0)
     }
 
+    /// The second pod sends a packet.
+    pub(crate) fn second_sends(&self, packet: &[u8]) -> Made {
+        self.run(abi::maps::programs::POD_INGRESS, self.second.expect("a second pod"), packet, 0)
+    }
+
     /// The pod sends a packet that will be cut into pieces with this much payload.
     pub(crate) fn sends_in_segments(&self, packet: &[u8], payload: u32) -> Made {
         self.run(abi::maps::programs::POD_INGRESS, (self.pod_link, self.macs[1]), packet, payload)
@@ -332,12 +385,18 @@ impl Rig {
         for map in [abi::maps::FLOWS4, abi::maps::EMBRYOS4] {
             for (key, mut flow) in self.flows4(map) {
                 flow.last_seen = flow.last_seen.wrapping_sub(ticks);
+                if key.protocol != wire::TCP {
+                    flow.mark = flow.mark.wrapping_sub(ticks);
+                }
                 self.map(map).insert(key, flow, 0).unwrap();
             }
         }
         for map in [abi::maps::FLOWS6, abi::maps::EMBRYOS6] {
             for (key, mut flow) in self.flows6(map) {
                 flow.last_seen = flow.last_seen.wrapping_sub(ticks);
+                if key.protocol != wire::TCP {
+                    flow.mark = flow.mark.wrapping_sub(ticks);
+                }
                 self.map(map).insert(key, flow, 0).unwrap();
             }
         }
@@ -355,6 +414,29 @@ impl Rig {
                 self.map::<FlowKey6, Flow6>(map).remove(&key).unwrap();
             }
         }
+    }
+
+    /// How many halves there are whose time is not over.
+    pub(crate) fn living(&mut self, v6: bool) -> usize {
+        // CLOCK_MONOTONIC, as the programs have it.
+        let now = nix::time::clock_gettime(nix::time::ClockId::CLOCK_MONOTONIC).unwrap();
+        let now = std::time::Duration::from(now).as_nanos() >> abi::TICK_SHIFT;
+        let now = u32::try_from(now).unwrap();
+        let timeouts = Config::new(0).timeouts;
+        let is_living = |state: u8, seen: u32| {
+            now.wrapping_sub(seen).cast_signed() <= timeouts[usize::from(state)].cast_signed()
+        };
+        let mut all = Vec::new();
+        if v6 {
+            for map in [abi::maps::FLOWS6, abi::maps::EMBRYOS6] {
+                all.extend(self.flows6(map).into_values().map(|flow| (flow.state, flow.last_seen)));
+            }
+        } else {
+            for map in [abi::maps::FLOWS4, abi::maps::EMBRYOS4] {
+                all.extend(self.flows4(map).into_values().map(|flow| (flow.state, flow.last_seen)));
+            }
+        }
+        all.into_iter().filter(|(state, seen)| is_living(*state, *seen)).count()
     }
 
     /// How many halves the two maps of a family have.
