@@ -57,6 +57,7 @@ impl Config {
         seconds[State::Unreplied as usize] = 30;
         seconds[State::Stream as usize] = 120;
         seconds[State::Echo as usize] = 30;
+        seconds[State::Replied as usize] = 30;
         seconds
     };
 

@@ -88,8 +88,9 @@ pub struct Flow<A> {
     pub flags: u8,
     /// Why the flow was left to others: a [`Reason`](crate::Reason), with [`Action::Pass`] only.
     pub reason: u8,
-    /// Zero.
-    pub pad: u32,
+    /// TCP: the sequence number of the last packet of this half, a number of the host. Others: when the flow began, in
+    /// ticks. 0: unknown.
+    pub mark: u32,
 }
 
 /// [`Flow`] of IPv4.
@@ -120,6 +121,7 @@ impl<A: Copy> Flow<A> {
         Self {
             packets: 0,
             bytes: 0,
+            mark: if key.protocol == IPPROTO_TCP { 0 } else { self.mark },
             source: key.destination,
             destination: key.source,
             source_port: key.destination_port,
@@ -169,10 +171,12 @@ pub enum State {
     Close = 8,
     /// UDP, nothing came back yet.
     Unreplied = 9,
-    /// UDP, both have spoken.
+    /// UDP, both have spoken for two seconds and more.
     Stream = 10,
     /// ICMP echo.
     Echo = 11,
+    /// UDP, both have spoken.
+    Replied = 12,
 }
 
 /// Length of a table indexed by [`State`]: a power of two, so that the verifier is content with a masked index.
@@ -180,7 +184,7 @@ pub const STATES: usize = 16;
 
 impl State {
     /// Each state.
-    pub const ALL: [Self; 11] = [
+    pub const ALL: [Self; 12] = [
         Self::SynSent,
         Self::SynReceived,
         Self::Established,
@@ -192,6 +196,7 @@ impl State {
         Self::Unreplied,
         Self::Stream,
         Self::Echo,
+        Self::Replied,
     ];
 
     /// The state with this number.
@@ -215,8 +220,8 @@ mod tests {
         assert_eq!(size_of::<Flow4>(), 48);
         assert_eq!(size_of::<Flow6>(), 72);
         assert_eq!(offset_of!(Flow4, source), 28);
-        assert_eq!(offset_of!(Flow4, pad) + 4, 48);
-        assert_eq!(offset_of!(Flow6, pad) + 4, 72);
+        assert_eq!(offset_of!(Flow4, mark) + 4, 48);
+        assert_eq!(offset_of!(Flow6, mark) + 4, 72);
         assert_eq!(offset_of!(FlowKey6, pad) + 2, 40);
     }
 

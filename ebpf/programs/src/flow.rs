@@ -84,7 +84,8 @@ pub(crate) fn is_live<A: Copy>(flow: &Flow<A>, now: u32) -> bool {
     Life::of(flow).goes_on(now)
 }
 
-/// Removes both halves of the flow at hand.
+/// Removes both halves of the flow at hand. The key of the other one may be another flow's by now, which has claimed it
+/// when this one was dead already: that one stays.
 #[inline(never)]
 pub(crate) fn remove<F: Family>(work: &mut Work<F>) -> u32 {
     work.turn_key();
@@ -96,7 +97,6 @@ pub(crate) fn remove<F: Family>(work: &mut Work<F>) -> u32 {
     0
 }
 
-/// The half that the packet at hand belongs to, if it is alive; one that is dead is removed, and one that is
 #[inline(always)]
 fn remove_other<F: Family>(work: &Work<F>, map: &Flows<F>) {
     // SAFETY: as in `find`.
@@ -105,6 +105,7 @@ fn remove_other<F: Family>(work: &Work<F>, map: &Flows<F>) {
     }
 }
 
+/// The half that the packet at hand belongs to, if it is alive; one that is dead is removed, and one that is
 /// over is removed if the packet begins another connection.
 #[inline(always)]
 pub(crate) fn find<F: Family>(work: &mut Work<F>, now: u32) -> Option<Hit<F>> {
@@ -143,14 +144,18 @@ impl<F: Family> Hit<F> {
     /// Notes a packet of this half.
     #[inline(always)]
     pub(crate) fn touch(&self, skb: Skb, work: &mut Work<F>, now: u32) {
-        let state = next_state(&work.flow, &work.packet);
+        let state = next_state(&work.flow, &work.packet, now);
+        note_place(work);
+        work.flow.packets = work.flow.packets.wrapping_add(skb.segments());
+        work.flow.bytes = work.flow.bytes.wrapping_add(u64::from(skb.len()));
         // SAFETY: as in `find`. The counts of a half may lose a packet when two processors handle the same
         // flow at once; the network card gives a flow to one.
         unsafe {
-            (*self.entry).packets = work.flow.packets.wrapping_add(skb.segments());
-            (*self.entry).bytes = work.flow.bytes.wrapping_add(u64::from(skb.len()));
+            (*self.entry).packets = work.flow.packets;
+            (*self.entry).bytes = work.flow.bytes;
+            (*self.entry).mark = work.flow.mark;
         }
-        let established = self.embryo && is_established(&work.flow, state, &work.packet);
+        let established = self.embryo && is_established(state, work.packet.key.protocol);
         if state == work.flow.state && now == work.flow.last_seen && !established {
             return;
         }
@@ -159,8 +164,10 @@ impl<F: Family> Hit<F> {
             (*self.entry).state = state;
             (*self.entry).last_seen = now;
         }
-        // What the other half is told, and what moves to the established flows.
-        copy(self.entry, &raw mut work.flow);
+        // What the other half is told, and what moves to the established flows. It is not read from the element again,
+        // which may have become another flow's.
+        work.flow.state = state;
+        work.flow.last_seen = now;
         if established {
             promote(work);
         } else if work.flow.flags & LONE == 0 {
@@ -170,24 +177,50 @@ impl<F: Family> Hit<F> {
 }
 
 #[inline(always)]
-fn next_state<F: Family>(flow: &Flow<Addr<F>>, packet: &Packet<F>) -> u8 {
+fn next_state<F: Family>(flow: &Flow<Addr<F>>, packet: &Packet<F>, now: u32) -> u8 {
     let original = flow.flags & ORIGINAL != 0;
     match packet.key.protocol {
-        IPPROTO_TCP if packet.fragment != Fragment::Later => {
-            tcp_state::next(flow.state, original, packet.tcp)
-        }
-        IPPROTO_UDP if !original => State::Stream as u8,
+        IPPROTO_TCP if packet.fragment == Fragment::Later || is_misplaced_reset(flow, packet) => flow.state,
+        IPPROTO_TCP => tcp_state::next(flow.state, original, packet.tcp),
+        IPPROTO_UDP => next_state_of_udp(flow, original, now),
         _ => flow.state,
     }
 }
 
+/// Ticks that a conversation of UDP lasts before it may be a stream, as in conntrack: two seconds at least.
+const STREAM_AFTER: u32 = 2;
+
 #[inline(always)]
-fn is_established<F: Family>(flow: &Flow<Addr<F>>, state: u8, packet: &Packet<F>) -> bool {
-    if packet.key.protocol == IPPROTO_TCP {
-        tcp_state::is_established(state)
-    } else {
-        flow.flags & ORIGINAL == 0
+fn next_state_of_udp<A: Copy>(flow: &Flow<A>, original: bool, now: u32) -> u8 {
+    match flow.state {
+        s if s == State::Unreplied as u8 && !original => State::Replied as u8,
+        s if s == State::Replied as u8 && original && now.wrapping_sub(flow.mark) > STREAM_AFTER => {
+            State::Stream as u8
+        }
+        other => other,
     }
+}
+
+/// Whether this is a reset from far beside where the sender was, which its receiver does not take for one.
+#[inline(always)]
+fn is_misplaced_reset<F: Family>(flow: &Flow<Addr<F>>, packet: &Packet<F>) -> bool {
+    packet.tcp & tcp_state::RST != 0 && flow.mark != 0 && !tcp_state::is_near(packet.sequence, flow.mark)
+}
+
+/// Notes where in the connection the sender is. A segment from nowhere near does not move that: whoever knows no more
+/// than the ends of a connection would make room for a reset with it.
+#[inline(always)]
+fn note_place<F: Family>(work: &mut Work<F>) {
+    let packet = &work.packet;
+    let has_place = packet.key.protocol == IPPROTO_TCP && packet.fragment != Fragment::Later;
+    if has_place && (work.flow.mark == 0 || tcp_state::is_near(packet.sequence, work.flow.mark)) {
+        work.flow.mark = packet.sequence;
+    }
+}
+
+#[inline(always)]
+fn is_established(state: u8, protocol: u8) -> bool {
+    if protocol == IPPROTO_TCP { tcp_state::is_established(state) } else { state == State::Stream as u8 }
 }
 
 /// Tells the other half what this one has learnt, or puts it back if it was evicted.
@@ -230,6 +263,7 @@ fn promote<F: Family>(work: &mut Work<F>) -> u32 {
         if let Some(embryo) = unsafe { F::embryos().get(&work.other) } {
             work.half.packets = embryo.packets;
             work.half.bytes = embryo.bytes;
+            work.half.mark = embryo.mark;
         }
         if F::flows().insert(&work.other, &work.half, u64::from(BPF_ANY)).is_err() {
             let _ = F::flows().remove(&work.packet.key);

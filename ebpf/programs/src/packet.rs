@@ -45,6 +45,8 @@ pub(crate) struct Packet<F: Family> {
     pub(crate) hops: u32,
     /// Type of service or traffic class, which a route may depend on.
     pub(crate) tos: u8,
+    /// The sequence number of TCP.
+    pub(crate) sequence: u32,
     /// Hops that are left.
     pub(crate) ttl: u8,
     /// The flags byte of TCP, 0 for other protocols and for pieces without a header.
@@ -140,6 +142,7 @@ impl<F: Family> Packet<F> {
                 self.key.source_port = header.ports[0];
                 self.key.destination_port = header.ports[1];
                 self.tcp = header.flags;
+                self.sequence = u32::from_be(header.sequence);
                 if tcp_state::opens(header.flags) {
                     self.kind = Kind::Opening;
                 }

@@ -1,5 +1,5 @@
 //! The states of a TCP connection, as conntrack has them for one that nobody tampers with
-//! (net/netfilter/nf_conntrack_proto_tcp.c, table `tcp_conntracks`), without its look at sequence numbers.
+//! (net/netfilter/nf_conntrack_proto_tcp.c, table `tcp_conntracks`). Of sequence numbers only those of resets are looked at.
 
 use slipway_ebpf_abi::State;
 
@@ -11,6 +11,15 @@ pub(crate) const SYN: u8 = 0x02;
 pub(crate) const RST: u8 = 0x04;
 /// ACK.
 pub(crate) const ACK: u8 = 0x10;
+
+/// How far a segment may be from the one before: more than what is merged into one, or lost at once on most ways.
+const NEAR: u32 = 1 << 20;
+
+/// Whether two sequence numbers are near to each other.
+#[inline(always)]
+pub(crate) fn is_near(one: u32, other: u32) -> bool {
+    one.wrapping_sub(other).wrapping_add(NEAR) <= 2 * NEAR
+}
 
 /// Whether a packet with these flags asks for a new connection.
 #[inline(always)]

@@ -7,7 +7,7 @@
 //! The programs run in softirq context, where none of them is interrupted by another one on the same processor.
 
 use aya_ebpf::bindings::bpf_fib_lookup;
-use slipway_ebpf_abi::{Action, Flow, FlowKey, ORIGINAL};
+use slipway_ebpf_abi::{Action, Flow, FlowKey, IPPROTO_TCP, ORIGINAL};
 
 use crate::admit::{Ports, first_state};
 use crate::family::{Addr, Ends, Family};
@@ -56,6 +56,7 @@ impl<F: Family> Work<F> {
         self.flow.packets = skb.segments();
         self.flow.bytes = u64::from(skb.len());
         self.flow.last_seen = now;
+        self.flow.mark = if self.packet.key.protocol == IPPROTO_TCP { self.packet.sequence } else { now };
         self.flow.state = first_state(self.packet.key.protocol);
         self.flow.flags = ORIGINAL;
     }
@@ -67,6 +68,10 @@ impl<F: Family> Work<F> {
         let (key, half) = (&self.packet.key, &mut self.half);
         clear(&raw mut half.packets);
         clear(&raw mut half.bytes);
+        if key.protocol == IPPROTO_TCP {
+            // Each side has its own numbers.
+            half.mark = 0;
+        }
         half.source = key.destination;
         half.destination = key.source;
         half.source_port = key.destination_port;

@@ -9,8 +9,8 @@ mod fragments;
 mod masquerade;
 mod model;
 mod published;
-
 mod tcp;
+mod udp;
 mod wire;
 
 /// The rig, or the end of the test where the binary has no programs.

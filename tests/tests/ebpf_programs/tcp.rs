@@ -130,3 +130,43 @@ fn a_syn_begins_anew_where_the_old_connection_is_over() {
     let seen = rig.arrives(&Ip::new(at.client, at.node).tcp((CLIENT_PORT, HOST_PORT), SYN)).translated();
     assert_eq!(seen.ports.1, 81);
 }
+
+/// Whoever knows the ends of a connection, but not where it stands, cannot end it: what receives such a reset does not
+/// take it for one (RFC 5961).
+#[test]
+fn a_reset_that_does_not_belong_there_ends_nothing() {
+    let mut rig = rig!();
+    let at = rig.addresses(false);
+    let open = [(Client, SYN), (Pod, SYN | ACK), (Client, ACK), (Pod, ACK)];
+    let speaks = |rig: &Rig, who, flags, sequence| {
+        match who {
+            Client => {
+                rig.arrives(&Ip::new(at.client, at.node).tcp_at((CLIENT_PORT, HOST_PORT), flags, sequence))
+            }
+            Pod => rig.sends(&Ip::new(at.pod, at.client).tcp_at((POD_PORT, CLIENT_PORT), flags, sequence)),
+        }
+        .translated();
+    };
+    play(&rig, &open);
+    for wrong in [0x1000_0000_u32, 0x8000_0000, 0xf000_0000] {
+        for who in [Client, Pod] {
+            // It is passed on all the same, and another segment from nowhere does not make it right.
+            speaks(&rig, who, RST, wrong);
+            speaks(&rig, who, ACK, wrong);
+            speaks(&rig, who, RST, wrong.wrapping_add(1));
+            assert_eq!(state(&mut rig), Some(State::Established), "{wrong:#x} {who:?}");
+        }
+    }
+    // One that belongs there does, wherever the connection is by now.
+    for who in [Client, Pod] {
+        rig.forget_flows();
+        play(&rig, &open);
+        let mut place: u32 = 7;
+        for _ in 0..9000 {
+            place = place.wrapping_add(500_000);
+            speaks(&rig, who, ACK, place);
+        }
+        speaks(&rig, who, RST, place.wrapping_add(1400));
+        assert_eq!(state(&mut rig), Some(State::Close), "{who:?}");
+    }
+}

@@ -138,8 +138,13 @@ impl Ip {
 
     /// The header and content of TCP.
     pub(crate) fn tcp_segment(&self, ports: (u16, u16), flags: u8, payload: &[u8]) -> Vec<u8> {
+        self.segment_at(ports, flags, 7, payload)
+    }
+
+    fn segment_at(&self, ports: (u16, u16), flags: u8, sequence: u32, payload: &[u8]) -> Vec<u8> {
         let mut segment = [ports.0.to_be_bytes(), ports.1.to_be_bytes()].concat();
-        segment.extend([0, 0, 0, 7, 0, 0, 0, 9, 5 << 4, flags, 0xff, 0xff, 0, 0, 0, 0]);
+        segment.extend(sequence.to_be_bytes());
+        segment.extend([0, 0, 0, 9, 5 << 4, flags, 0xff, 0xff, 0, 0, 0, 0]);
         segment.extend(payload);
         self.seal(TCP, 16, segment)
     }
@@ -170,6 +175,11 @@ impl Ip {
 
     pub(crate) fn tcp(&self, ports: (u16, u16), flags: u8) -> Vec<u8> {
         self.packet(TCP, &self.tcp_segment(ports, flags, b"tcp payload"))
+    }
+
+    /// A segment with a sequence number that is not that of the others.
+    pub(crate) fn tcp_at(&self, ports: (u16, u16), flags: u8, sequence: u32) -> Vec<u8> {
+        self.packet(TCP, &self.segment_at(ports, flags, sequence, b""))
     }
 
     pub(crate) fn udp(&self, ports: (u16, u16), payload: &[u8]) -> Vec<u8> {

@@ -96,6 +96,7 @@ fn state(flow: &KnownFlow) -> &'static str {
         State::TimeWait => "TIME_WAIT",
         State::Close => "CLOSE",
         State::Unreplied => "UNREPLIED",
+        State::Replied => "REPLIED",
         State::Stream => "STREAM",
         State::Echo => "ECHO",
     }
