@@ -96,7 +96,8 @@ pub enum Reason {
     NotForwarding = 8,
     /// The published port leads to a pod that is gone.
     PodGone = 9,
-    /// The uplink has no address to masquerade with.
+    /// The uplink has no address to masquerade with, or several, of which the stack chooses one; or it has lost the one
+    /// that the programs were told of.
     NoAddress = 10,
     /// The route does not lead to an uplink any more.
     Route = 11,
@@ -112,11 +113,13 @@ pub enum Reason {
     Pod = 16,
     /// Netfilter had the conversation before the programs served the pod, or it began while they took over.
     Earlier = 17,
+    /// The pod has sent it to another router on its link.
+    Router = 18,
 }
 
 impl Reason {
     /// Each reason.
-    pub const ALL: [Self; 17] = [
+    pub const ALL: [Self; 18] = [
         Self::Direct,
         Self::Mtu,
         Self::Full,
@@ -134,6 +137,7 @@ impl Reason {
         Self::Headers,
         Self::Pod,
         Self::Earlier,
+        Self::Router,
     ];
 
     /// Where [`Counters`] counts packets that were left to others for this reason: those that began a flow,

@@ -27,7 +27,7 @@ pub use flow::{
 };
 pub use tables::{
     FragmentKey, FragmentKey4, FragmentKey6, FragmentPorts, HELD, LEFT, MASQUERADED, Pod, PodAddress,
-    PortKey, PortKey4, PortKey6, PortTarget, PortTarget4, PortTarget6, SPARES_LOOPBACK, SocketKey,
+    PortKey, PortKey4, PortKey6, PortTarget, PortTarget4, PortTarget6, Router, SPARES_LOOPBACK, SocketKey,
     SocketKey4, SocketKey6, SocketOrigin, SocketOrigin4, SocketOrigin6, UPLINK_ETHERNET, Uplink,
 };
 

@@ -8,6 +8,8 @@ pub const CONFIG: &str = "config";
 pub const UPLINKS: &str = "uplinks";
 /// Hash: index of an interface → [`Pod`](crate::Pod).
 pub const PODS: &str = "pods";
+/// Hash: index of an interface → [`Router`](crate::Router).
+pub const ROUTERS: &str = "routers";
 /// Hash: [`Addr4`](crate::Addr4) → [`PodAddress`](crate::PodAddress).
 pub const POD_ADDRESSES4: &str = "podaddrs4";
 /// Hash: [`Addr6`](crate::Addr6) → [`PodAddress`](crate::PodAddress).
@@ -44,10 +46,11 @@ pub const SOCKETS6: &str = "socks6";
 pub const COUNTERS: &str = "counters";
 
 /// Each map.
-pub const ALL: [&str; 18] = [
+pub const ALL: [&str; 19] = [
     CONFIG,
     UPLINKS,
     PODS,
+    ROUTERS,
     POD_ADDRESSES4,
     POD_ADDRESSES6,
     PORTS4,
@@ -72,6 +75,8 @@ pub fn unchanged_since(name: &str) -> u32 {
     match name {
         // `Config::teacher` came with 2.
         CONFIG => 2,
+        // A map that came later; a version that does not know it writes none of it.
+        ROUTERS => 2,
         _ => 1,
     }
 }

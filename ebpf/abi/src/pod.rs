@@ -2,7 +2,7 @@
 
 use crate::{
     Addr4, Addr6, Config, Flow, FlowKey, FragmentKey, FragmentPorts, Pod, PodAddress, Port, PortKey,
-    PortTarget, SocketKey, SocketOrigin, Uplink,
+    PortTarget, Router, SocketKey, SocketOrigin, Uplink,
 };
 
 // SAFETY (all of this file): the types are `repr(C)` or `repr(transparent)`, made of integers only, without
@@ -20,5 +20,5 @@ macro_rules! plain {
     )* };
 }
 
-plain!(Addr4, Addr6, Port, Config, FragmentPorts, Pod, PodAddress, Uplink);
+plain!(Addr4, Addr6, Port, Config, FragmentPorts, Pod, PodAddress, Router, Uplink);
 plain!(of address: Flow, FlowKey, FragmentKey, PortKey, PortTarget, SocketKey, SocketOrigin);

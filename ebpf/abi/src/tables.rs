@@ -29,6 +29,20 @@ pub const LEFT: u32 = 1;
 /// the programs have.
 pub const HELD: u32 = 2;
 
+/// Value of map [`routers`](crate::maps::ROUTERS), whose key is the index of the pod's interface on the host's side: to
+/// whom frames of the pod are addressed that the node is to forward. What the pod begins with other frames is for
+/// another router on its link, and none of the programs' business. A pod without such an element is not asked.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Router {
+    /// The pod's [`Pod::generation`]: what is here of another one does not count.
+    pub generation: u32,
+    /// The MAC address, as a frame has it.
+    pub mac: [u16; 3],
+    /// Zero.
+    pub pad: u16,
+}
+
 /// Value of maps [`podaddrs4`](crate::maps::POD_ADDRESSES4) and [`podaddrs6`](crate::maps::POD_ADDRESSES6),
 /// whose key is a pod's address.
 #[repr(C)]
@@ -189,6 +203,7 @@ mod tests {
     fn keys_and_values_have_no_hidden_padding() {
         assert_eq!(size_of::<Pod>(), 16);
         assert_eq!(size_of::<PodAddress>(), 16);
+        assert_eq!(size_of::<Router>(), 12);
         assert_eq!((size_of::<PortKey4>(), size_of::<PortKey6>()), (8, 20));
         assert_eq!((size_of::<PortTarget4>(), size_of::<PortTarget6>()), (16, 28));
         assert_eq!(size_of::<Uplink>(), 28);

@@ -6,8 +6,8 @@ use aya_ebpf::maps::{Array, HashMap, LruHashMap, PerCpuArray};
 use slipway_ebpf_abi::maps as sizes;
 use slipway_ebpf_abi::{
     Addr4, Addr6, Config, Counters, Flow4, Flow6, FlowKey4, FlowKey6, FragmentKey4, FragmentKey6,
-    FragmentPorts, Pod, PodAddress, PortKey4, PortKey6, PortTarget4, PortTarget6, SocketKey4, SocketKey6,
-    SocketOrigin4, SocketOrigin6, Uplink,
+    FragmentPorts, Pod, PodAddress, PortKey4, PortKey6, PortTarget4, PortTarget6, Router, SocketKey4,
+    SocketKey6, SocketOrigin4, SocketOrigin6, Uplink,
 };
 
 use crate::route::{self, Known};
@@ -26,6 +26,8 @@ pub(crate) static COUNTERS: PerCpuArray<Counters> = PerCpuArray::with_max_entrie
 pub(crate) static UPLINKS: HashMap<u32, Uplink> = HashMap::with_max_entries(sizes::UPLINKS_SIZE, LAZY);
 #[map(name = "pods")]
 pub(crate) static PODS: HashMap<u32, Pod> = HashMap::with_max_entries(sizes::PODS_SIZE, LAZY);
+#[map(name = "routers")]
+pub(crate) static ROUTERS: HashMap<u32, Router> = HashMap::with_max_entries(sizes::PODS_SIZE, LAZY);
 
 #[map(name = "podaddrs4")]
 pub(crate) static POD_ADDRESSES4: HashMap<Addr4, PodAddress> =

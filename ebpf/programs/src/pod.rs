@@ -9,7 +9,7 @@ use crate::config::{config, count, count_fallback, count_packet};
 use crate::family::Family;
 use crate::flow;
 use crate::icmp;
-use crate::maps::PODS;
+use crate::maps::{PODS, ROUTERS};
 use crate::packet::{self, Fragment, Kind};
 use crate::route::{self, Verdict};
 use crate::skb::{Act, ETHERNET, Skb, now};
@@ -113,6 +113,18 @@ fn is_masqueraded<F: Family>(work: &mut Work<F>) -> u32 {
     if pod.flags & HELD == 0 { pod.mtu } else { EARLIER }
 }
 
+/// Whether the pod has sent this to another router on its link than the node, by the address of the frame.
+#[inline(always)]
+fn is_for_another<F: Family>(skb: Skb, work: &Work<F>) -> bool {
+    // SAFETY: copied at once.
+    let Some(router) = unsafe { ROUTERS.get(work.flow.pod) }.copied() else { return false };
+    if router.generation != work.flow.generation {
+        return false;
+    }
+    let [a, b, c] = router.mac;
+    !matches!(skb.load::<[u16; 3]>(0), Some([d, e, f]) if (a ^ d) | (b ^ e) | (c ^ f) == 0)
+}
+
 /// Decides whether the first packet of a conversation is masqueraded here, and does it.
 #[inline(never)]
 fn masquerade<F: Family>(skb: Skb, work: &mut Work<F>) -> i32 {
@@ -122,6 +134,9 @@ fn masquerade<F: Family>(skb: Skb, work: &mut Work<F>) -> i32 {
     }
     if pod_mtu == EARLIER {
         return pass(work, Reason::Earlier);
+    }
+    if is_for_another(skb, work) {
+        return pass(work, Reason::Router);
     }
     let uplink = match route::of_packet(skb, work) {
         Verdict::Forward => match route::uplink(work) {

@@ -154,6 +154,57 @@ fn echoes_to_one_place_have_an_identifier_each() {
     }
 }
 
+/// The programs are told an uplink's address once; the stack knows whether the node has it still.
+#[test]
+fn an_address_that_the_node_has_no_more_is_not_masqueraded_with() {
+    let mut rig = rig!();
+    let link = rig.client.node_link.clone();
+    for v6 in [false, true] {
+        let at = rig.addresses(v6);
+        let (before, new) = if v6 {
+            (format!("{}/64", at.node), "2001:db8:1::77/64")
+        } else {
+            (format!("{}/24", at.node), "192.0.2.77/24")
+        };
+        rig.node.cmd(&format!("ip address add {new} dev {link}"));
+        rig.node.cmd(&format!("ip address del {before} dev {link}"));
+        rig.node.cmd(&format!("ip {} route replace default dev {link}", if v6 { "-6" } else { "-4" }));
+        for packet in [
+            Ip::new(at.pod, at.far).udp((POD_PORT, 53), b"who?"),
+            Ip::new(at.pod, at.far).tcp((POD_PORT, 443), SYN),
+        ] {
+            rig.sends(&packet).left(&packet);
+        }
+        // Noted, so that both stay with nftables.
+        assert_eq!(rig.halves(v6), (0, 2));
+    }
+    assert_eq!(rig.fallbacks(Reason::NoAddress), 4);
+}
+
+/// A pod of the same network may be a router, too: a gateway, a VPN. What is sent to it is not taken away.
+#[test]
+fn what_the_pod_sends_to_another_router_is_left_to_the_stack() {
+    let mut rig = rig!();
+    let (node, other) = (rig.pod_mac(), [2, 0, 0, 0, 0, 0x77]);
+    for v6 in [false, true] {
+        let at = rig.addresses(v6);
+        let packet = |port| Ip::new(at.pod, at.far).udp((port, 53), b"");
+        rig.route_by(crate::bed::GENERATION, other);
+        rig.sends(&packet(1000)).left(&packet(1000));
+        // It is noted, and stays there.
+        rig.route_by(crate::bed::GENERATION, node);
+        rig.sends(&packet(1000)).left(&packet(1000));
+        chosen(&rig, v6, &packet(1001), (at.far, 53));
+        // What has begun goes on, whatever becomes of the bridge's address.
+        rig.route_by(crate::bed::GENERATION, other);
+        chosen(&rig, v6, &packet(1001), (at.far, 53));
+        // What is said of another pod that had the link's number does not count.
+        rig.route_by(crate::bed::GENERATION + 1, other);
+        chosen(&rig, v6, &packet(1002), (at.far, 53));
+    }
+    assert_eq!(rig.fallbacks(Reason::Router), 2);
+}
+
 #[test]
 fn a_port_with_a_socket_of_the_node_is_not_chosen() {
     let mut rig = rig!();

@@ -11,7 +11,7 @@ use std::net::IpAddr;
 use cni_kernel::netns::Netns;
 use cni_kernel::route::{Link, LinkKind, RouteError, RouteSocket};
 use ipnet::IpNet;
-use slipway_ebpf_abi::{HELD, LEFT, Pod, PodAddress, maps};
+use slipway_ebpf_abi::{HELD, LEFT, Pod, PodAddress, Router, maps};
 
 use super::attach::{self, Before, Use};
 use super::place::Place;
@@ -72,6 +72,7 @@ pub(super) fn adopt(
         Some(pod)
     })?;
     let Pod { generation, flags, .. } = pod;
+    tell_router(tables, link, generation)?;
     for network in addresses {
         let is_own = |entry: &PodAddress| (entry.pod, entry.generation) == (link.index, generation);
         let old = tables.address(network.addr())?.filter(is_own);
@@ -81,6 +82,27 @@ pub(super) fn adopt(
     }
     let addresses = addresses.iter().map(IpNet::addr).collect();
     Ok(Adopted { link: link.index, generation, addresses, is_held: flags & HELD != 0 })
+}
+
+/// Tells the programs to whom the container addresses what the node is to forward: to the bridge that its link belongs
+/// to, or to the link itself. With no such address the programs do not ask.
+pub(super) fn tell_router(tables: &mut Tables, link: &Link, generation: u32) -> Result<(), Error> {
+    let failed = |e| Error::kernel(format!("look for the bridge that {} belongs to", link.name), e);
+    let mac = match link.master {
+        None => link.mac,
+        Some(master) => match RouteSocket::open().and_then(|socket| socket.link_by_index(master)) {
+            Ok(master) if master.kind == LinkKind::Bridge => master.mac,
+            // A VRF: its ports are addressed themselves.
+            Ok(_) => link.mac,
+            // Its next port is this link no more.
+            Err(e) if e.is_not_found() => return Ok(()),
+            Err(e) => return Err(failed(e)),
+        },
+    };
+    let Some(mac) = mac else { return Ok(()) };
+    let [a, b, c, d, e, f] = mac.0;
+    let mac = [[a, b], [c, d], [e, f]].map(u16::from_ne_bytes);
+    tables.put_router(link.index, Router { generation, mac, pad: 0 })
 }
 
 /// Notes what conntrack has with a container that is held, and sets it free.

@@ -14,7 +14,7 @@ use super::range::PortRange;
 use super::sockets::{self, ControlGroup, Sockets};
 use super::tables::{self, Tables};
 use super::uplinks::{self, Surroundings};
-use super::{attach, cookie, entries, load, object, services};
+use super::{adopt, attach, cookie, entries, load, object, services};
 use crate::nftables::Nftables;
 use crate::{Backend, Error};
 
@@ -277,6 +277,7 @@ fn renew_containers(place: &Place, folder: &std::path::Path) -> Result<(), Error
         match socket.link_by_index(index) {
             Ok(link) => {
                 attach::attach(&link.name, &folder.join(maps::programs::POD_INGRESS), Use::Busy)?;
+                adopt::tell_router(&mut tables, &link, pod.generation)?;
             }
             Err(e) if e.is_not_found() => tables.forget_pod(index, pod.generation)?,
             Err(e) => return Err(Error::kernel("look for the link of a container", e)),

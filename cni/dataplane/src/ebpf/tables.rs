@@ -7,7 +7,7 @@ use aya::Pod as Plain;
 use aya::maps::{Array, HashMap, Map, MapData, MapError, PerCpuArray};
 use slipway_ebpf_abi::{
     Addr4, Addr6, Config, Counters, Pod, PodAddress, Port, PortKey, PortKey4, PortKey6, PortTarget,
-    PortTarget4, PortTarget6, Uplink, maps,
+    PortTarget4, PortTarget6, Router, Uplink, maps,
 };
 
 use super::place::Place;
@@ -99,6 +99,8 @@ impl<K: Plain, V: Plain> Table<K, V> {
 pub(super) struct Tables {
     place: Place,
     pub(super) pods: Table<u32, Pod>,
+    /// None where only an earlier version has told programs of anything: they do not ask.
+    routers: Option<Table<u32, Router>>,
     pub(super) addresses4: Table<Addr4, PodAddress>,
     pub(super) addresses6: Table<Addr6, PodAddress>,
     pub(super) ports4: Table<PortKey4, PortTarget4>,
@@ -144,6 +146,11 @@ impl Tables {
         Ok(Self {
             place: place.clone(),
             pods: Table::open(place, maps::PODS)?,
+            routers: place
+                .map(maps::ROUTERS)
+                .exists()
+                .then(|| Table::open(place, maps::ROUTERS))
+                .transpose()?,
             addresses4: Table::open(place, maps::POD_ADDRESSES4)?,
             addresses6: Table::open(place, maps::POD_ADDRESSES6)?,
             ports4: Table::open(place, maps::PORTS4)?,
@@ -176,7 +183,22 @@ impl Tables {
     /// # Errors
     /// The kernel's own.
     pub(super) fn forget_pod(&mut self, link: u32, generation: u32) -> Result<(), Error> {
-        self.change_pod(link, |known| known.filter(|pod| pod.generation != generation))
+        self.change_pod(link, |known| known.filter(|pod| pod.generation != generation))?;
+        match &mut self.routers {
+            // One of another generation does not count, whoever wrote it.
+            Some(routers) if routers.get(&link)?.is_some_and(|router| router.generation == generation) => {
+                routers.remove(&link).map(drop)
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Writes to whom the frames of the pod behind a link are addressed that the node is to forward.
+    ///
+    /// # Errors
+    /// The kernel's own.
+    pub(super) fn put_router(&mut self, link: u32, router: Router) -> Result<(), Error> {
+        self.routers.as_mut().map_or(Ok(()), |routers| routers.put(link, router))
     }
 
     /// What the programs know of a pod's address.

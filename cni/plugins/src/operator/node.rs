@@ -148,7 +148,10 @@ fn why_left(reason: Reason) -> &'static str {
         Reason::UnknownAddress => "an address that the programs do not know: `slipway node setup`",
         Reason::NotForwarding => "forwarding is off at the interface",
         Reason::PodGone => "the container is gone",
-        Reason::NoAddress => "the uplink has no address to masquerade with",
+        Reason::NoAddress => {
+            "the uplink's address for masquerade is not certain: none, several, or a new one"
+        }
+        Reason::Router => "the container has sent it to another router on its link",
         Reason::Route => "the route leads to no uplink",
         Reason::TooBig => "larger than the route takes: the sender is told",
         Reason::Ttl => "the time to live ended here",
