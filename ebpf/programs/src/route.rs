@@ -67,8 +67,40 @@ pub(crate) fn of_packet<F: Family>(skb: Skb, work: &mut Work<F>) -> Verdict {
 /// What it would do with a packet from the pod's own address to the flow's destination.
 #[inline(always)]
 pub(crate) fn of_flow<F: Family>(skb: Skb, work: &mut Work<F>) -> Verdict {
-    let destination = work.flow.destination;
-    verdict(ask(skb, work, destination))
+    let (destination, length) = (work.flow.destination, work.packet.length);
+    verdict(ask(skb, work, destination, length))
+}
+
+/// No such interface (include/uapi/asm-generic/errno-base.h).
+const ENODEV: i32 = -19;
+
+/// Asks about an address as if a packet to it came in at `interface`. Nothing of the answer is kept.
+#[inline(never)]
+fn ask_about<F: Family>(skb: Skb, work: &mut Work<F>, address: Addr<F>, interface: u32) -> i32 {
+    clear(&raw mut work.doubt);
+    let question = &mut work.doubt;
+    question.family = F::AF;
+    question.ifindex = interface;
+    F::ask_route(question, (address, address));
+    // SAFETY: the helper reads and writes the question only.
+    unsafe { lookup(skb.0.cast(), question, size_of::<bpf_fib_lookup>() as i32, 0) as i32 }
+}
+
+/// Whether the node has no interface with this number any more. That of a pod that died goes with its namespace,
+/// whether or not anybody tells the programs.
+#[inline(always)]
+pub(crate) fn is_gone<F: Family>(skb: Skb, work: &mut Work<F>, interface: u32) -> bool {
+    let address = work.packet.key.destination;
+    ask_about(skb, work, address, interface) == ENODEV
+}
+
+/// Whether the address in [`Work::flow`] that a packet would leave with, by the route that was found, is the node's no
+/// more: a packet to it would be sent elsewhere.
+#[inline(always)]
+pub(crate) fn has_lost_address<F: Family>(skb: Skb, work: &mut Work<F>) -> bool {
+    let (address, interface) = (work.flow.source, work.route.ifindex);
+    let code = ask_about(skb, work, address, interface) as u32;
+    !matches!(verdict(code), Verdict::Here | Verdict::Disabled)
 }
 
 /// How many routes each processor remembers. Flows that fall on the same one take turns, and ask.

@@ -46,7 +46,7 @@ fn handle<F: Family>(skb: Skb, work: &mut Work<F>) -> i32 {
     let begins = work.packet.kind == Kind::Opening
         && work.packet.fragment != Fragment::Later
         && (work.packet.key.protocol == IPPROTO_TCP || work.packet.key.protocol == IPPROTO_UDP);
-    if !begins || work.packet.ttl <= 1 {
+    if !begins || work.packet.ttl <= 1 || is_forged(work) != 0 {
         return Act::STACK;
     }
     work.begin(skb, now);
@@ -56,6 +56,16 @@ fn handle<F: Family>(skb: Skb, work: &mut Work<F>) -> i32 {
         return Act::STACK;
     }
     into_pod(skb, work)
+}
+
+/// Whether a packet from outside has a source that is nobody's out there: an address of the node, or of a pod. The
+/// stack drops such packets, or knows why not.
+#[inline(never)]
+fn is_forged<F: Family>(work: &Work<F>) -> u32 {
+    let source = &work.packet.key.source;
+    // SAFETY: the values are not read.
+    let is_own = unsafe { F::locals().get(source).is_some() || F::pod_addresses().get(source).is_some() };
+    u32::from(is_own)
 }
 
 /// Translates the packet and puts it into the pod.
@@ -92,7 +102,7 @@ fn port_of<F: Family>(packet: &Packet<F>) -> Option<PortTarget<Addr<F>>> {
 fn admit<F: Family>(skb: Skb, work: &mut Work<F>) -> u32 {
     let wanted = match port_of(&work.packet) {
         Some(target) => published(skb, work, &target),
-        None => direct(work),
+        None => direct(skb, work),
     };
     if !wanted {
         return Admission::LEFT;
@@ -124,6 +134,10 @@ fn published<F: Family>(skb: Skb, work: &mut Work<F>, target: &PortTarget<Addr<F
         count_fallback(Reason::Pod);
         return false;
     }
+    if route::is_gone(skb, work, target.pod) {
+        count_fallback(Reason::PodGone);
+        return false;
+    }
     let flow = &mut work.flow;
     flow.flags = ORIGINAL | PUBLISHED;
     flow.pod = target.pod;
@@ -145,12 +159,16 @@ fn published<F: Family>(skb: Skb, work: &mut Work<F>, target: &PortTarget<Addr<F
 /// A pod that is reached at its own address: noted, so that its answers are not masqueraded, and that no other
 /// flow gets the same ends. Returns whether it is one.
 #[inline(always)]
-fn direct<F: Family>(work: &mut Work<F>) -> bool {
+fn direct<F: Family>(skb: Skb, work: &mut Work<F>) -> bool {
     // SAFETY: copied at once.
     let address = unsafe { F::pod_addresses().get(work.packet.key.destination) }.copied();
     let Some(address) = address.filter(|address| flow::is_pod(address.pod, address.generation)) else {
         return false;
     };
+    if route::is_gone(skb, work, address.pod) {
+        count_fallback(Reason::PodGone);
+        return false;
+    }
     let flow = &mut work.flow;
     flow.pod = address.pod;
     flow.generation = address.generation;

@@ -33,6 +33,8 @@ pub(crate) struct Work<F: Family> {
     pub(crate) ends: Ends<F>,
     /// The question for its route, and the answer.
     pub(crate) route: bpf_fib_lookup,
+    /// Another question, whose answer is one word: that in `route` is still needed.
+    pub(crate) doubt: bpf_fib_lookup,
 }
 
 impl<F: Family> Work<F> {

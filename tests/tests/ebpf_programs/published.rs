@@ -274,6 +274,44 @@ fn a_flow_dies_with_its_pod() {
     }
 }
 
+/// The container is dead, and nobody has told the programs; the stack finds nobody there, or whose the port is now.
+#[test]
+fn a_port_of_a_pod_whose_link_is_gone_is_left_to_the_stack() {
+    let mut rig = rig!();
+    rig.node.cmd("ip link del pod0");
+    for v6 in [false, true] {
+        let at = rig.addresses(v6);
+        for packet in [
+            Ip::new(at.client, at.node).udp((CLIENT_PORT, HOST_PORT), b""),
+            Ip::new(at.client, at.node).tcp((CLIENT_PORT, HOST_PORT), SYN),
+            Ip::new(at.client, at.pod).udp((CLIENT_PORT, POD_PORT), b""),
+        ] {
+            rig.arrives(&packet).left(&packet);
+        }
+        assert_eq!(rig.halves(v6), (0, 0));
+    }
+    assert_eq!(rig.fallbacks(Reason::PodGone), 6);
+}
+
+/// Only somebody who lies sends from there: the stack drops such packets, or knows better.
+#[test]
+fn what_comes_from_outside_with_a_source_of_the_node_or_of_a_pod_is_left_to_the_stack() {
+    let mut rig = rig!();
+    for v6 in [false, true] {
+        let at = rig.addresses(v6);
+        for source in [at.node, at.pod] {
+            for packet in [
+                Ip::new(source, at.node).udp((CLIENT_PORT, HOST_PORT), b""),
+                Ip::new(source, at.node).tcp((CLIENT_PORT, HOST_PORT), SYN),
+                Ip::new(source, at.pod).udp((CLIENT_PORT, POD_PORT), b""),
+            ] {
+                rig.arrives(&packet).left(&packet);
+            }
+        }
+        assert_eq!(rig.halves(v6), (0, 0));
+    }
+}
+
 #[test]
 fn an_address_that_the_node_was_not_told_of_is_left_to_nftables_and_noted() {
     let mut rig = rig!();
