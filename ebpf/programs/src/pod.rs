@@ -152,6 +152,9 @@ fn masquerade<F: Family>(skb: Skb, work: &mut Work<F>) -> i32 {
     if F::same(work.flow.source, Default::default()) {
         return pass(work, Reason::NoAddress);
     }
+    if route::has_lost_address(skb, work) {
+        return pass(work, Reason::NoAddress);
+    }
     if work.packet.key.protocol != IPPROTO_TCP && pod_mtu > uplink.mtu {
         return pass(work, Reason::Mtu);
     }

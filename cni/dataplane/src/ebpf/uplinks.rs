@@ -62,17 +62,71 @@ fn judge(links: &[Link], addresses: &[Address], leads_out: &[u32], named: &[Stri
     found
 }
 
+/// An uplink has an address to masquerade with only where the kernel has no choice: which of several it takes depends on
+/// the next hop (IPv4) or on the destination (IPv6, RFC 6724), and is nftables' to find out.
+fn certain<'a>(own: impl Iterator<Item = &'a Address>) -> (Option<Ipv4Addr>, Option<Ipv6Addr>) {
+    let usable = own.filter(|address| !address.tentative && !address.duplicate && !address.deprecated);
+    let (mut of_v4, mut of_v6) = (Vec::new(), Vec::new());
+    for address in usable {
+        match address.net.addr() {
+            // Of the addresses of one subnet, the first one is taken.
+            IpAddr::V4(v4) if !address.secondary => of_v4.push(v4),
+            IpAddr::V4(_) => {}
+            IpAddr::V6(v6) => of_v6.push(v6),
+        }
+    }
+    (only(&of_v4), only(&of_v6))
+}
+
 fn describe<'a>(link: &Link, own: impl Iterator<Item = &'a Address>) -> Uplink {
-    let usable = own.filter(|address| !address.tentative && !address.duplicate);
-    let addresses: Vec<IpAddr> = usable.map(|address| address.net.addr()).collect();
-    let v4: Option<Ipv4Addr> =
-        addresses.iter().find_map(|a| if let IpAddr::V4(a) = a { Some(*a) } else { None });
-    let v6: Option<Ipv6Addr> =
-        addresses.iter().find_map(|a| if let IpAddr::V6(a) = a { Some(*a) } else { None });
+    let (v4, v6) = certain(own);
     Uplink {
         mtu: link.mtu,
         flags: if link.mac.is_some() { UPLINK_ETHERNET } else { 0 },
         address4: v4.map_or_else(Addr4::default, Addr4::from),
         address6: v6.map_or_else(Addr6::default, Addr6::from),
+    }
+}
+
+fn only<A: Copy>(all: &[A]) -> Option<A> {
+    if let [one] = all { Some(*one) } else { None }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn address(net: &str) -> Address {
+        let net = net.parse().expect("an address");
+        Address {
+            link: 3,
+            net,
+            tentative: false,
+            duplicate: false,
+            secondary: false,
+            deprecated: false,
+            global: true,
+        }
+    }
+
+    #[test]
+    fn an_uplink_masquerades_with_an_address_that_is_the_only_one() {
+        let chosen = |addresses: &[Address]| certain(addresses.iter());
+        let (v4, v6) = (address("192.0.2.2/24"), address("2001:db8::2/64"));
+        let both = (Some(Ipv4Addr::new(192, 0, 2, 2)), Some(Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, 2)));
+        assert_eq!(chosen(&[]), (None, None));
+        assert_eq!(chosen(&[v4.clone(), v6.clone()]), both);
+        let unusable = [
+            Address { secondary: true, ..address("192.0.2.3/24") },
+            Address { deprecated: true, ..address("2001:db8::3/64") },
+            Address { tentative: true, ..address("2001:db8::4/64") },
+            Address { duplicate: true, ..address("2001:db8::5/64") },
+        ];
+        assert_eq!(chosen(&[&[v4.clone(), v6.clone()][..], &unusable].concat()), both);
+        // Of several, the kernel chooses by next hop or destination.
+        assert_eq!(chosen(&[v4.clone(), address("198.51.100.2/24"), v6.clone()]), (None, both.1));
+        let temporary = Address { secondary: true, ..address("2001:db8::9/64") };
+        assert_eq!(chosen(&[v4.clone(), v6.clone(), temporary]), (both.0, None));
+        assert_eq!(chosen(&[v4, v6, address("fd00::2/64")]), (both.0, None));
     }
 }

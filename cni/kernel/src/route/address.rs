@@ -23,6 +23,10 @@ pub struct Address {
     pub tentative: bool,
     /// Somebody else on the link has the address.
     pub duplicate: bool,
+    /// Another address of the same subnet came first (IPv4), or it is a temporary one (IPv6, RFC 8981).
+    pub secondary: bool,
+    /// No new conversation is to begin with it (RFC 4862, section 5.5.4).
+    pub deprecated: bool,
     /// Whether its scope is the world, not the link (fe80::/10) or the host.
     pub global: bool,
 }
@@ -214,6 +218,8 @@ fn decode(payload: &[u8]) -> Result<Option<Address>, String> {
         net,
         tentative: flags.contains(AddressFlags::Tentative),
         duplicate: flags.contains(AddressFlags::Dadfailed),
+        secondary: flags.contains(AddressFlags::Secondary),
+        deprecated: flags.contains(AddressFlags::Deprecated),
         global: header[3] == u8::from(AddressScope::Universe),
     }))
 }
