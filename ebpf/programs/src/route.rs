@@ -27,17 +27,20 @@ pub(crate) enum Verdict {
     Other,
 }
 
-/// Asks for the route of the packet at hand, to `destination`. The packet is not changed, so that a route that
+/// No length: what the uplink takes is what matters, not what the path takes.
+const ANY: u32 = 0;
+
+/// Asks for the route of the packet at hand, to `destination`, of a `length`. The packet is not changed, so that a route that
 /// depends on the source (`ip rule`) is the one that the stack would take.
 #[inline(never)]
-fn ask<F: Family>(skb: Skb, work: &mut Work<F>, destination: Addr<F>) -> u32 {
+fn ask<F: Family>(skb: Skb, work: &mut Work<F>, destination: Addr<F>, length: u32) -> u32 {
     clear(&raw mut work.route);
     let (packet, question) = (&work.packet, &mut work.route);
     question.family = F::AF;
     question.l4_protocol = packet.key.protocol;
     question.sport = packet.key.source_port.0;
     question.dport = packet.key.destination_port.0;
-    question.__bindgen_anon_1.tot_len = if packet.length > 0xffff { 0xffff } else { packet.length as u16 };
+    question.__bindgen_anon_1.tot_len = if length > 0xffff { 0xffff } else { length as u16 };
     question.ifindex = skb.interface();
     question.__bindgen_anon_2.tos = packet.tos;
     F::ask_route(question, (packet.key.source, destination));
@@ -60,8 +63,8 @@ fn verdict(code: u32) -> Verdict {
 /// What the kernel would do with the packet at hand as it is.
 #[inline(always)]
 pub(crate) fn of_packet<F: Family>(skb: Skb, work: &mut Work<F>) -> Verdict {
-    let destination = work.packet.key.destination;
-    verdict(ask(skb, work, destination))
+    let (destination, length) = (work.packet.key.destination, work.packet.length);
+    verdict(ask(skb, work, destination, length))
 }
 
 /// What it would do with a packet from the pod's own address to the flow's destination.
@@ -135,13 +138,31 @@ pub(crate) fn of_packet_of_flow<F: Family>(skb: Skb, work: &mut Work<F>, now: u3
         return Verdict::Forward;
     }
     let verdict = of_flow(skb, work);
-    if let Verdict::Forward = verdict {
-        if uplink(work).is_none() {
-            return Verdict::Other;
+    match verdict {
+        Verdict::Forward if uplink(work).is_none() => return Verdict::Other,
+        Verdict::Forward => {
+            remember(work, now);
         }
-        remember(work, now);
+        Verdict::TooBig if !work.packet.dont_fragment => return of_large_packet(skb, work),
+        _ => {}
     }
     verdict
+}
+
+/// The same for a packet that is too large for the path as the node knows it, and may be cut on the way: whoever finds
+/// it too large does so. Its own uplink has to take it as it is. This is not remembered: it proves nothing about packets
+/// that may not be cut.
+#[inline(always)]
+fn of_large_packet<F: Family>(skb: Skb, work: &mut Work<F>) -> Verdict {
+    let destination = work.flow.destination;
+    match verdict(ask(skb, work, destination, ANY)) {
+        Verdict::Forward => match uplink(work) {
+            Some(uplink) if work.packet.length <= uplink.mtu => Verdict::Forward,
+            Some(_) => Verdict::TooBig,
+            None => Verdict::Other,
+        },
+        other => other,
+    }
 }
 
 /// Where the route of the packet's half is kept.

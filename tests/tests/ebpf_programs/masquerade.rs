@@ -239,7 +239,7 @@ fn a_packet_too_large_for_the_route_is_told_so_or_left_from_the_first_on() {
         let at = rig.addresses(v6);
         let large = vec![7; 1400];
         let first = Ip::new(at.pod, at.far).udp((POD_PORT, 53), b"small");
-        chosen(&rig, v6, &first, (at.far, 53));
+        let port = chosen(&rig, v6, &first, (at.far, 53));
         let route = if v6 { "ip -6 route" } else { "ip route" };
         let via = rig.client.v6.to_string();
         let via = if v6 { via } else { rig.client.v4.to_string() };
@@ -248,8 +248,14 @@ fn a_packet_too_large_for_the_route_is_told_so_or_left_from_the_first_on() {
         let packet = Ip::new(at.pod, at.far).udp((POD_PORT, 53), &large);
         rig.sends(&packet).left(&packet);
         if !v6 {
-            // May be cut, but the stack cannot be given a translated flow: dropped, and counted.
+            // May be cut by whoever finds it too large: it is sent if the uplink takes it. The stack, which would cut
+            // it here, cannot be given a translated flow: what the uplink does not take is dropped, and counted.
             let packet = Ip::new(at.pod, at.far).may_fragment().udp((POD_PORT, 53), &large);
+            assert_eq!(chosen(&rig, v6, &packet, (at.far, 53)), port);
+            // That it was sent proves nothing about those that may not be cut.
+            let packet = Ip::new(at.pod, at.far).udp((POD_PORT, 53), &large);
+            rig.sends(&packet).left(&packet);
+            let packet = Ip::new(at.pod, at.far).may_fragment().udp((POD_PORT, 53), &[7; 1600]);
             assert_eq!(rig.sends(&packet).act, crate::bed::Act::Drop);
             assert_eq!(rig.count(Counter::DropTooBig), 1);
             // A flow that begins so is the stack's.

@@ -365,6 +365,8 @@ fn a_flow_that_is_silent_for_too_long_is_over() {
         rig.arrives(&packet).translated();
         rig.age(20);
         rig.sends(&answer).translated();
+        rig.age(20);
+        rig.arrives(&packet).translated();
         rig.age(110);
         rig.arrives(&packet).translated();
         rig.age(130);
@@ -383,6 +385,8 @@ fn each_half_puts_the_other_back() {
     let answer = Ip::new(at.pod, at.client).udp((POD_PORT, CLIENT_PORT), b"");
     rig.arrives(&packet).translated();
     rig.sends(&answer).translated();
+    rig.age(5);
+    rig.arrives(&packet).translated();
     for side in [abi::SIDE_POD, abi::SIDE_UPLINK] {
         let before = rig.flows4(abi::maps::FLOWS4);
         let lost = *before.keys().find(|key| key.side == side).expect("both halves");
@@ -403,8 +407,6 @@ fn each_half_puts_the_other_back() {
     }
     assert_eq!(rig.count(Counter::Restored), 2);
 }
-        rig.age(20);
-        rig.arrives(&packet).translated();
 
 #[test]
 fn a_flood_of_first_packets_evicts_no_established_flow() {
@@ -423,8 +425,6 @@ fn a_flood_of_first_packets_evicts_no_established_flow() {
         assert_eq!(flows, 2);
         assert!(embryos <= 1024 + 256, "{embryos}");
         rig.arrives(&there.tcp((CLIENT_PORT, HOST_PORT), ACK)).translated();
-    rig.age(5);
-    rig.arrives(&packet).translated();
         rig.sends(&Ip::new(at.pod, at.client).tcp((POD_PORT, CLIENT_PORT), ACK)).translated();
     }
 }
