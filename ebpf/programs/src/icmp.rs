@@ -100,7 +100,7 @@ fn rewrite_inner<F: Family>(skb: Skb, work: &Work<F>) -> i64 {
 #[inline(never)]
 fn rewrite<F: Family>(skb: Skb, work: &Work<F>) -> bool {
     let difference = rewrite_inner(skb, work);
-    if difference < 0 {
+    if difference < 0 || !skb.untag() {
         return false;
     }
     let checksum = work.packet.l4 + checksum_offset(F::ICMP);

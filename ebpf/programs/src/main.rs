@@ -62,7 +62,7 @@ pub(crate) fn uplink_l3(ctx: TcContext) -> i32 {
 #[classifier]
 pub(crate) fn pod_ingress(ctx: TcContext) -> i32 {
     let skb = Skb(ctx.skb.skb);
-    if skb.is_tagged() {
+    if skb.is_in_vlan() {
         return Act::STACK;
     }
     match skb.protocol() {
@@ -74,9 +74,9 @@ pub(crate) fn pod_ingress(ctx: TcContext) -> i32 {
 
 #[inline(always)]
 fn uplink(skb: Skb, l3: u32) -> i32 {
-    // A frame with a VLAN tag belongs to the VLAN's own interface, and what is not addressed to this machine
+    // A frame with the number of a VLAN belongs to the VLAN's own interface, and what is not addressed to this machine
     // to nobody here.
-    if skb.is_tagged() || !skb.is_to_host() {
+    if skb.is_in_vlan() || !skb.is_to_host() {
         return Act::STACK;
     }
     match skb.protocol() {

@@ -5,7 +5,7 @@ use core::mem::MaybeUninit;
 use aya_ebpf::bindings::{__sk_buff, TC_ACT_OK, TC_ACT_SHOT};
 use aya_ebpf::helpers::{
     bpf_ktime_get_ns, bpf_l4_csum_replace, bpf_redirect_peer, bpf_skb_change_head, bpf_skb_load_bytes,
-    bpf_skb_store_bytes,
+    bpf_skb_store_bytes, bpf_skb_vlan_pop,
 };
 use slipway_ebpf_abi::TICK_SHIFT;
 
@@ -15,6 +15,9 @@ pub(crate) const ETHERNET: u32 = 14;
 pub(crate) const IPV4: u32 = 0x0800_u16.to_be() as u32;
 /// EtherType of IPv6.
 pub(crate) const IPV6: u32 = 0x86dd_u16.to_be() as u32;
+
+/// The number of the VLAN, of what a tag says.
+const VLAN_NUMBER: u32 = 0x0fff;
 
 /// `PACKET_HOST` (include/uapi/linux/if_packet.h): addressed to this machine.
 const PACKET_HOST: u32 = 0;
@@ -43,10 +46,24 @@ macro_rules! field {
 }
 
 impl Skb {
-    /// Whether the frame has a VLAN tag that the device took out of it.
+    /// Whether the frame has a VLAN tag, which the device took out of it.
     #[inline(always)]
-    pub(crate) fn is_tagged(self) -> bool {
+    pub(crate) fn has_tag(self) -> bool {
         field!(self, vlan_present) != 0
+    }
+
+    /// Whether the frame belongs to a VLAN. A tag without the number of one says how urgent the frame is (IEEE 802.1Q,
+    /// section 9.6), and nothing else.
+    #[inline(always)]
+    pub(crate) fn is_in_vlan(self) -> bool {
+        self.has_tag() && field!(self, vlan_tci) & VLAN_NUMBER != 0
+    }
+
+    /// Takes a tag away that a frame may have, as the stack does before it forwards a packet.
+    #[inline(always)]
+    pub(crate) fn untag(self) -> bool {
+        // SAFETY: the context is valid.
+        !self.has_tag() || unsafe { bpf_skb_vlan_pop(self.0) } == 0
     }
 
     /// Whether the frame is addressed to this machine.

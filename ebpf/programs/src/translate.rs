@@ -47,7 +47,7 @@ pub(crate) fn write_header<F: Family>(skb: Skb, work: &Work<F>) -> bool {
 #[inline(never)]
 pub(crate) fn translate<F: Family>(skb: Skb, work: &mut Work<F>) -> bool {
     work.ends = (work.flow.source, work.flow.destination);
-    if !write_header(skb, work) {
+    if !skb.untag() || !write_header(skb, work) {
         return false;
     }
     if work.packet.fragment == Fragment::Later {

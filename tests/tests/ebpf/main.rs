@@ -2,6 +2,7 @@
 //! away. What they do to packets is in `contract_ebpf`.
 
 mod flows;
+mod frames;
 mod others;
 mod safety;
 mod services;

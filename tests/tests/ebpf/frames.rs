@@ -1,0 +1,123 @@
+//! Frames that are for others than they seem to be, and packets whose source the kernel chooses.
+
+use std::net::{Ipv4Addr, UdpSocket};
+use std::os::fd::AsRawFd;
+
+use nix::sys::socket::{AddressFamily, MsgFlags, SockFlag, SockType, sendto, socket};
+use slipway_tests::{Attach, PROGRAMS, Proto, at, has_programs, needs, patience};
+
+use crate::{PORT, Stage, address, attach};
+
+/// An address of nobody: a pod behind which it is said to be, and another host that has it as well.
+const BEHIND: Ipv4Addr = Ipv4Addr::new(198, 51, 100, 1);
+const FAR: u16 = 7000;
+
+#[test]
+fn what_a_pod_sends_to_another_pod_as_its_router_gets_there() {
+    needs!(has_programs(), PROGRAMS);
+    let stage = Stage::new();
+    stage.node.cmd(&format!("ip route add default via {}", stage.client.v4));
+    let network = stage.network();
+    let (pod, gateway) = (stage.node.pod("pod"), stage.node.pod("gateway"));
+    network.add(&Attach::new(&pod)).expect("ADD");
+    let router = address(&network.add(&Attach::new(&gateway)).expect("ADD"));
+    pod.cmd(&format!("ip route add {BEHIND}/32 via {router}"));
+    for space in [&*gateway, &*stage.client] {
+        space.cmd(&format!("ip address add {BEHIND}/32 dev lo"));
+    }
+    let mut servers = Vec::new();
+    for proto in Proto::ALL {
+        servers.push(gateway.serve(proto, &at(BEHIND, FAR).to_string(), "gateway"));
+        servers.push(stage.client.serve(proto, &at(BEHIND, FAR).to_string(), "outside"));
+        servers.push(stage.client.serve(proto, &at(stage.client.v4, FAR).to_string(), "far"));
+        pod.expect(proto, (BEHIND, FAR), "gateway");
+    }
+    assert!(stage.node.programs()["left"]["Router"].as_u64() >= Some(1), "{}", stage.node.programs());
+    // What it sends to the bridge is the programs', as before, with the bridge's address as it was told anew.
+    for again in [false, true] {
+        if again {
+            stage.node.cmd("ip link set cni0 address 02:00:00:00:77:77");
+            pod.cmd("ip neigh flush dev eth0");
+            stage.node.slipway("node setup");
+        }
+        let carried = stage.node.counted("FromPodPackets");
+        for proto in Proto::ALL {
+            assert_eq!(pod.expect(proto, (stage.client.v4, FAR), "far").peer.ip(), stage.client.node_v4);
+        }
+        assert!(stage.node.counted("FromPodPackets") > carried, "{}", stage.node.programs());
+    }
+    // The other pod, which forwards nothing, asks for itself.
+    assert_eq!(gateway.expect(Proto::Tcp, (stage.client.v4, FAR), "far").peer.ip(), stage.client.node_v4);
+}
+
+/// A tag with the number 0 says how urgent a frame is (IEEE 802.1Q), and belongs to no VLAN.
+#[test]
+fn a_frame_with_a_priority_is_served() {
+    needs!(has_programs(), PROGRAMS);
+    let stage = Stage::new();
+    let pod = stage.node.pod("web");
+    let ip = address(&stage.network().add(&attach(&pod)).expect("ADD"));
+    let _server = pod.serve(Proto::Udp, &format!("{ip}:80"), "web");
+    let (client, node) = (&stage.client, stage.client.node_v4);
+    let mac = |text: String| -> Vec<u8> {
+        text.trim().split(':').map(|byte| u8::from_str_radix(byte, 16).expect("a byte")).collect()
+    };
+    let ends = [mac(stage.node.mac(&client.node_link)), mac(client.mac("eth0"))].concat();
+    // Priority 5.
+    let tag = [0x81, 0x00, 5 << 5, 0x00, 0x08, 0x00];
+    let frame = [&ends[..], &tag, &datagram((client.v4, 40000), (node, PORT))].concat();
+    let answerer = client.run(|| {
+        let own = UdpSocket::bind((client.v4, 40000)).expect("a socket");
+        own.set_read_timeout(Some(patience())).expect("a timeout");
+        let fd = socket(AddressFamily::Packet, SockType::Raw, SockFlag::empty(), None).expect("a socket");
+        let mut links = nix::ifaddrs::getifaddrs().expect("interfaces");
+        let link = links.find_map(|link| {
+            let address = link.address.filter(|_| link.interface_name == "eth0")?;
+            address.as_link_addr().copied()
+        });
+        sendto(fd.as_raw_fd(), &frame, &link.expect("the link"), MsgFlags::empty()).expect("send the frame");
+        own.recv_from(&mut [0; 512]).expect("an answer").1
+    });
+    // Not from a port of the programs, as if the pod had begun a conversation of its own.
+    assert_eq!(answerer, at(node, PORT));
+    assert_eq!(stage.carried(), 1, "{}", stage.node.programs());
+}
+
+/// A datagram from its IP header on, with no checksum of its own (RFC 768).
+fn datagram((source, from): (Ipv4Addr, u16), (destination, to): (Ipv4Addr, u16)) -> Vec<u8> {
+    const CONTENT: &[u8] = b"?\n";
+    let length = |header: usize| u16::try_from(header + CONTENT.len()).expect("it is short").to_be_bytes();
+    let mut header = [&[0x45, 0][..], &length(28), &[0, 1, 0x40, 0, 64, 17, 0, 0]].concat();
+    header.extend(source.octets());
+    header.extend(destination.octets());
+    let sum: u32 = header.chunks(2).map(|pair| u32::from(u16::from_be_bytes([pair[0], pair[1]]))).sum();
+    let folded = (sum & 0xffff) + (sum >> 16);
+    let folded = u16::try_from((folded & 0xffff) + (folded >> 16)).expect("it was folded");
+    header[10..12].copy_from_slice(&(!folded).to_be_bytes());
+    [&header[..], &from.to_be_bytes(), &to.to_be_bytes(), &length(8), &[0, 0], CONTENT].concat()
+}
+
+/// Which of several addresses a conversation leaves with depends on where it goes: nftables finds out.
+#[test]
+fn an_uplink_with_two_addresses_masquerades_with_the_one_that_the_kernel_chooses() {
+    needs!(has_programs(), PROGRAMS);
+    let stage = Stage::new();
+    let (own, far) = (Ipv4Addr::new(198, 51, 100, 2), Ipv4Addr::new(198, 51, 100, 9));
+    stage.node.cmd(&format!("ip address add {own}/24 dev {}", stage.client.node_link));
+    stage.client.cmd(&format!("ip address add {far}/24 dev eth0"));
+    let pod = stage.node.pod("pod");
+    stage.network().add(&Attach::new(&pod)).expect("ADD");
+    for proto in Proto::ALL {
+        let _servers =
+            [far, stage.client.v4].map(|ip| stage.client.serve(proto, &at(ip, FAR).to_string(), "far"));
+        assert_eq!(pod.expect(proto, (far, FAR), "far").peer.ip(), own);
+        assert_eq!(pod.expect(proto, (stage.client.v4, FAR), "far").peer.ip(), stage.client.node_v4);
+    }
+    assert!(stage.node.programs()["left"]["NoAddress"].as_u64() >= Some(4), "{}", stage.node.programs());
+    // With one of them alone, the programs do.
+    stage.node.cmd(&format!("ip address del {own}/24 dev {}", stage.client.node_link));
+    stage.node.slipway("node setup");
+    let _server = stage.client.serve(Proto::Tcp, &at(stage.client.v4, FAR).to_string(), "far");
+    assert_eq!(pod.expect(Proto::Tcp, (stage.client.v4, FAR), "far").peer.ip(), stage.client.node_v4);
+    assert!(stage.node.counted("FromPodPackets") > 0);
+}
