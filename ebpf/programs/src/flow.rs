@@ -7,11 +7,11 @@ use slipway_ebpf_abi::{
 
 use crate::config::{config, count};
 use crate::family::{Addr, Family, Flows};
-use crate::maps::PODS;
+use crate::maps::{PODS, TURNS};
 use crate::packet::{Fragment, Kind, Packet};
 use crate::skb::Skb;
 use crate::tcp_state;
-use crate::words::copy;
+use crate::words::{copy, mix};
 use crate::work::Work;
 
 /// A half that was found. What it says is in [`Work::flow`].
@@ -87,22 +87,47 @@ pub(crate) fn is_live<A: Copy>(flow: &Flow<A>, now: u32) -> bool {
 /// Removes both halves of the flow at hand. The key of the other one may be another flow's by now, which has claimed it
 /// when this one was dead already: that one stays.
 #[inline(never)]
-pub(crate) fn remove<F: Family>(work: &mut Work<F>) -> u32 {
+pub(crate) fn remove<F: Family>(work: &mut Work<F>, now: u32) -> u32 {
     work.turn_key();
     // An error says that it is not there, which is what is wanted.
     let _ = F::flows().remove(&work.packet.key);
     let _ = F::embryos().remove(&work.packet.key);
-    remove_other(work, F::flows());
-    remove_other(work, F::embryos());
+    if work.flow.flags & LONE == 0 {
+        make_room(work, now);
+    }
     0
 }
 
+/// Whether something is at the key [`Work::other`].
 #[inline(always)]
-fn remove_other<F: Family>(work: &Work<F>, map: &Flows<F>) {
-    // SAFETY: as in `find`.
-    if unsafe { map.get(&work.other) }.is_some_and(|found| leads_to::<F>(found, &work.packet.key)) {
-        let _ = map.remove(&work.other);
+fn is_occupied<F: Family>(work: &Work<F>) -> bool {
+    // SAFETY: the values are not read.
+    unsafe { F::embryos().get(&work.other).is_some() || F::flows().get(&work.other).is_some() }
+}
+
+/// Removes what is at the key [`Work::other`], unless it is alive and another flow's: then it says 0. The kernel removes by
+/// key alone: of two processors that see the same dead half, the second one would remove what the first has put in its
+/// place. They take turns, and who has to wait says 0.
+#[inline(never)]
+fn make_room<F: Family>(work: &Work<F>, now: u32) -> u32 {
+    let turn = mix(&raw const work.other);
+    if TURNS.insert(&turn, &1, u64::from(BPF_NOEXIST)).is_err() {
+        return 0;
     }
+    let is_free = make_room_in(work, F::embryos(), now) && make_room_in(work, F::flows(), now);
+    let _ = TURNS.remove(&turn);
+    u32::from(is_free)
+}
+
+#[inline(always)]
+fn make_room_in<F: Family>(work: &Work<F>, map: &Flows<F>, now: u32) -> bool {
+    // SAFETY: as in `find`.
+    let Some(found) = (unsafe { map.get(&work.other) }) else { return true };
+    if is_live(found, now) && !leads_to::<F>(found, &work.packet.key) {
+        return false;
+    }
+    let _ = map.remove(&work.other);
+    true
 }
 
 /// The half that the packet at hand belongs to, if it is alive; one that is dead is removed, and one that is
@@ -120,7 +145,7 @@ pub(crate) fn find<F: Family>(work: &mut Work<F>, now: u32) -> Option<Hit<F>> {
         && work.packet.key.protocol == IPPROTO_TCP
         && tcp_state::is_over(work.flow.state);
     if renewed || !is_live(&work.flow, now) {
-        remove(work);
+        remove(work, now);
         return None;
     }
     Some(Hit { entry, embryo })
@@ -295,12 +320,8 @@ pub(crate) fn is_taken<F: Family>(work: &Work<F>, now: u32) -> bool {
 /// Takes the key [`Work::other`] for [`Work::half`], the other half of the flow at hand.
 #[inline(always)]
 pub(crate) fn claim<F: Family>(work: &Work<F>, now: u32) -> Claim {
-    // SAFETY: as in `find`.
-    if let Some(found) = unsafe { F::embryos().get(&work.other) } {
-        if is_live(found, now) && !leads_to::<F>(found, &work.packet.key) {
-            return Claim::Busy;
-        }
-        let _ = F::embryos().remove(&work.other);
+    if is_occupied(work) && make_room(work, now) == 0 {
+        return Claim::Busy;
     }
     match F::embryos().insert(&work.other, &work.half, u64::from(BPF_NOEXIST)) {
         Ok(()) => {}
@@ -314,7 +335,6 @@ pub(crate) fn claim<F: Family>(work: &Work<F>, now: u32) -> Claim {
             let _ = F::embryos().remove(&work.other);
             return Claim::Busy;
         }
-        let _ = F::flows().remove(&work.other);
     }
     Claim::Taken
 }

@@ -67,7 +67,11 @@ pub(crate) static FRAGMENTS6: LruHashMap<FragmentKey6, FragmentPorts> =
 pub(crate) static SOCKETS6: LruHashMap<SocketKey6, SocketOrigin6> =
     LruHashMap::with_max_entries(sizes::SOCKETS_SIZE, 0);
 
-/// Scratch, of no interest to user space.
+/// Keys that a processor is just taking over from a flow that is dead, by a number made of them: who puts the number
+/// here does so alone. Of no interest to user space.
+#[map(name = "turns")]
+pub(crate) static TURNS: HashMap<u32, u32> = HashMap::with_max_entries(1024, 0);
+/// Scratch, likewise.
 #[map(name = "work4")]
 pub(crate) static WORK4: PerCpuArray<Work<V4>> = PerCpuArray::with_max_entries(1, 0);
 #[map(name = "work6")]
