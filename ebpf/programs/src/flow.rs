@@ -330,11 +330,12 @@ pub(crate) fn claim<F: Family>(work: &Work<F>, now: u32) -> Claim {
     }
     // Only now the established flows: one that moves there at this moment was in the way of the insertion.
     // SAFETY: as in `find`.
-    if let Some(found) = unsafe { F::flows().get(&work.other) } {
-        if is_live(found, now) && !leads_to::<F>(found, &work.packet.key) {
-            let _ = F::embryos().remove(&work.other);
-            return Claim::Busy;
-        }
+    if let Some(found) = unsafe { F::flows().get(&work.other) }
+        && is_live(found, now)
+        && !leads_to::<F>(found, &work.packet.key)
+    {
+        let _ = F::embryos().remove(&work.other);
+        return Claim::Busy;
     }
     Claim::Taken
 }

@@ -77,7 +77,7 @@ pub(crate) fn of_flow<F: Family>(skb: Skb, work: &mut Work<F>) -> Verdict {
 /// No such interface (include/uapi/asm-generic/errno-base.h).
 const ENODEV: i32 = -19;
 
-/// Asks about an address as if a packet to it came in at `interface`. Nothing of the answer is kept.
+/// Asks about an address as if a packet to it came in at `interface`. The answer is in [`Work::doubt`].
 #[inline(never)]
 fn ask_about<F: Family>(skb: Skb, work: &mut Work<F>, address: Addr<F>, interface: u32) -> i32 {
     clear(&raw mut work.doubt);
@@ -95,6 +95,20 @@ fn ask_about<F: Family>(skb: Skb, work: &mut Work<F>, address: Addr<F>, interfac
 pub(crate) fn is_gone<F: Family>(skb: Skb, work: &mut Work<F>, interface: u32) -> bool {
     let address = work.packet.key.destination;
     ask_about(skb, work, address, interface) == ENODEV
+}
+
+/// Whether answers to the packet at hand, which came in at an uplink, would leave by none: its source is an address of the
+/// node, or of a pod, or the programs see nothing of what is sent there.
+#[inline(always)]
+pub(crate) fn is_one_way<F: Family>(skb: Skb, work: &mut Work<F>) -> bool {
+    let source = work.packet.key.source;
+    match verdict(ask_about(skb, work, source, skb.interface()) as u32) {
+        // SAFETY: the value is not read.
+        Verdict::Forward => unsafe { UPLINKS.get(work.doubt.ifindex) }.is_none(),
+        // Said of the packet itself, too, and counted there.
+        Verdict::Disabled => false,
+        _ => true,
+    }
 }
 
 /// Whether the address in [`Work::flow`] that a packet would leave with, by the route that was found, is the node's no

@@ -46,7 +46,7 @@ fn handle<F: Family>(skb: Skb, work: &mut Work<F>) -> i32 {
     let begins = work.packet.kind == Kind::Opening
         && work.packet.fragment != Fragment::Later
         && (work.packet.key.protocol == IPPROTO_TCP || work.packet.key.protocol == IPPROTO_UDP);
-    if !begins || work.packet.ttl <= 1 || is_forged(work) != 0 {
+    if !begins || work.packet.ttl <= 1 {
         return Act::STACK;
     }
     work.begin(skb, now);
@@ -56,16 +56,6 @@ fn handle<F: Family>(skb: Skb, work: &mut Work<F>) -> i32 {
         return Act::STACK;
     }
     into_pod(skb, work)
-}
-
-/// Whether a packet from outside has a source that is nobody's out there: an address of the node, or of a pod. The
-/// stack drops such packets, or knows why not.
-#[inline(never)]
-fn is_forged<F: Family>(work: &Work<F>) -> u32 {
-    let source = &work.packet.key.source;
-    // SAFETY: the values are not read.
-    let is_own = unsafe { F::locals().get(source).is_some() || F::pod_addresses().get(source).is_some() };
-    u32::from(is_own)
 }
 
 /// Translates the packet and puts it into the pod.
@@ -138,6 +128,10 @@ fn published<F: Family>(skb: Skb, work: &mut Work<F>, target: &PortTarget<Addr<F
         count_fallback(Reason::PodGone);
         return false;
     }
+    if route::is_one_way(skb, work) {
+        count_fallback(Reason::Route);
+        return false;
+    }
     let flow = &mut work.flow;
     flow.flags = ORIGINAL | PUBLISHED;
     flow.pod = target.pod;
@@ -167,6 +161,10 @@ fn direct<F: Family>(skb: Skb, work: &mut Work<F>) -> bool {
     };
     if route::is_gone(skb, work, address.pod) {
         count_fallback(Reason::PodGone);
+        return false;
+    }
+    if route::is_one_way(skb, work) {
+        count_fallback(Reason::Route);
         return false;
     }
     let flow = &mut work.flow;
