@@ -268,6 +268,14 @@ impl Piece {
         is_masquerade_of(&self.comment, attachment)
     }
 
+    /// The ports that the rules publish, if they are about ports.
+    pub(crate) fn into_ports(self) -> Option<Vec<crate::PublishedPort>> {
+        match self.what {
+            Ok(What::Ports(ports)) => Some(ports.ports),
+            _ => None,
+        }
+    }
+
     /// The attachment that a comment about masquerade names, if it was not cut.
     pub(crate) fn named(&self) -> Option<Attachment> {
         let (_, rest) = self.comment.split_once(", net: ")?;

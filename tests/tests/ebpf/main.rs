@@ -9,8 +9,10 @@ mod services;
 mod settings;
 mod sockets;
 mod spared;
+mod stale;
 mod transfer;
 mod upgrade;
+mod uplinks;
 
 use std::net::IpAddr;
 

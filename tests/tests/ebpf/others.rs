@@ -85,3 +85,56 @@ fn limits_that_were_there_first_are_seen() {
     crate::publish(&network, &attach, &result);
     assert_eq!(backends(&stage), ["nftables"]);
 }
+
+/// Without `chained` plugins in between: the firewall is asked before the ports are published.
+#[test]
+fn a_container_that_was_kept_apart_first_is_left_to_nftables() {
+    needs!(has_programs(), PROGRAMS);
+    let stage = Stage::new();
+    let mut list = list("ebpf");
+    let firewall = json!({"type": "firewall", "backend": "iptables", "ingressPolicy": "same-bridge"});
+    list["plugins"].as_array_mut().expect("a list").insert(1, firewall);
+    let network = stage.node.network(list);
+    let pod = stage.node.pod("web");
+    let attach = Attach::new(&pod).port_on("0.0.0.0", Proto::Tcp, PORT, 80);
+    let result = network.add(&attach).expect("ADD");
+    let left = || {
+        assert_eq!(
+            (backends(&stage), &stage.node.programs()["containersLeft"]),
+            (vec![json!("nftables")], &json!(1))
+        )
+    };
+    left();
+    // With a new program comes a new generation, of which nobody has noted anything.
+    let link = result["interfaces"][1]["name"].as_str().expect("the node's end").to_owned();
+    stage.node.cmd(&format!("tc qdisc del dev {link} clsact"));
+    crate::publish(&network, &attach, &result);
+    left();
+    network.del(&attach).expect("DEL");
+}
+
+/// A mapping with a host address wins over one without, whoever serves it, also where the programs come later.
+#[test]
+fn a_host_address_of_another_backend_is_not_the_programs() {
+    needs!(has_programs(), PROGRAMS);
+    for backend in ["nftables", "iptables"] {
+        let stage = Stage::new();
+        let mut first = list(backend);
+        first["name"] = "first".into();
+        first["plugins"][0]["bridge"] = "cni1".into();
+        first["plugins"][0]["ipam"]["ranges"] = json!([[{"subnet": "10.88.2.0/24"}]]);
+        let (one, two) = (stage.node.pod("one"), stage.node.pod("two"));
+        let first = stage.node.network(first);
+        let node = stage.client.node_v4.to_string();
+        let named = Attach::new(&one).port_on(&node, Proto::Udp, PORT, 80);
+        let result = first.add(&named).expect("ADD");
+        let _one = one.serve(Proto::Udp, &format!("{}:80", address(&result)), "one");
+        let network = stage.network();
+        let result = network.add(&Attach::new(&two).port_on("0.0.0.0", Proto::Udp, PORT, 80)).expect("ADD");
+        let _two = two.serve(Proto::Udp, &format!("{}:80", address(&result)), "two");
+        stage.client.expect(Proto::Udp, (stage.client.node_v4, PORT), "one");
+        stage.node.slipway("node setup");
+        stage.client.expect(Proto::Udp, (stage.client.node_v4, PORT), "one");
+        first.del(&named).expect("DEL");
+    }
+}

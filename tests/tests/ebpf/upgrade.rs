@@ -163,3 +163,27 @@ fn what_an_unknown_layout_served_is_left_to_nftables() {
         assert!(stage.carried() > carried, "{}", stage.node.programs());
     }
 }
+
+/// Whoever takes the programs away cuts nobody off.
+#[test]
+fn conversations_go_on_without_the_programs() {
+    needs!(has_programs(), PROGRAMS);
+    let stage = Stage::new();
+    stage.node.cmd(&format!("ip route add default via {}", stage.client.v4));
+    let pod = stage.node.pod("web");
+    let result = stage.network().add(&attach(&pod)).expect("ADD");
+    let ip = address(&result);
+    let _servers = Proto::ALL.map(|proto| pod.serve(proto, &format!("{ip}:80"), "web"));
+    let _far = Proto::ALL.map(|proto| stage.client.serve(proto, &format!("{}:7000", stage.client.v4), "far"));
+    let mut talks = Vec::new();
+    for proto in Proto::ALL {
+        let to = at(stage.client.node_v4, PORT);
+        talks.push(stage.client.dial(proto, None, to, patience()).expect("a conversation with the port"));
+        talks.push(pod.dial(proto, None, at(stage.client.v4, 7000), patience()).expect("one of the pod"));
+    }
+    let first: Vec<_> = talks.iter_mut().map(|talk| talk.say().expect("an answer").peer).collect();
+    assert!(stage.carried() >= 4, "{}", stage.node.programs());
+    stage.node.slipway("node teardown");
+    let again: Vec<_> = talks.iter_mut().map(|talk| talk.say().expect("an answer").peer).collect();
+    assert_eq!(first, again);
+}

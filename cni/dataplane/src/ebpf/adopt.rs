@@ -10,6 +10,7 @@ use std::net::IpAddr;
 
 use cni_kernel::netns::Netns;
 use cni_kernel::route::{Link, LinkKind, RouteError, RouteSocket};
+use cni_spec::Attachment;
 use ipnet::IpNet;
 use slipway_ebpf_abi::{HELD, LEFT, Pod, PodAddress, Router, maps};
 
@@ -17,6 +18,7 @@ use super::attach::{self, Before, Use};
 use super::place::Place;
 use super::tables::Tables;
 use super::{earlier, node};
+use crate::firewall::{self, IngressPolicy};
 use crate::{ContainerNetns, Error};
 
 /// A container that the programs know.
@@ -48,18 +50,19 @@ impl Hold {
 
 /// Puts the program on the container's link and tells the maps of the container. A link that had no program
 /// is a new one: what the maps may still have of its number is of another container, and gets another
-/// generation, so that no old flow ends in the new container.
+/// generation, so that no old flow ends in the new container. What has it left to nftables is looked for each time:
+/// whoever limits or separates it may have come first.
 pub(super) fn adopt(
     place: &Place,
     tables: &mut Tables,
-    link: &Link,
+    (attachment, link): (&Attachment, &Link),
     addresses: &[IpNet],
     (flag, hold): (Option<u32>, Hold),
 ) -> Result<Adopted, Error> {
     let program = node::programs(place)?.join(maps::programs::POD_INGRESS);
     let used = if hold == Hold::Yes { Use::Busy } else { Use::None };
     let before = attach::attach(&link.name, &program, used)?;
-    let mut noted = if is_limited(link)? { LEFT } else { 0 };
+    let mut noted = if is_limited(link)? || is_kept_apart(attachment)? { LEFT } else { 0 };
     if hold == Hold::Yes {
         noted |= HELD;
     }
@@ -136,6 +139,11 @@ pub(super) fn is_limited(link: &Link) -> Result<bool, Error> {
     let socket = RouteSocket::open().map_err(failed)?;
     let queue = socket.token_bucket(link).map_err(failed)?;
     Ok(queue.is_some() || !socket.redirections(link).map_err(failed)?.is_empty())
+}
+
+/// Whether the firewall plugin keeps a container apart from others: the programs would put packets past its rules.
+pub(super) fn is_kept_apart(attachment: &Attachment) -> Result<bool, Error> {
+    Ok(firewall::held(attachment)?.is_some_and(|held| held.policy != IngressPolicy::Open))
 }
 
 /// A number that no other container of this node is likely to have; never 0.

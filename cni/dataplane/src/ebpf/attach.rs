@@ -9,8 +9,11 @@ use std::os::fd::AsFd;
 use std::path::Path;
 
 use aya::programs::tc::{NlOptions, SchedClassifierLink, TcAttachOptions, TcError, TcHandle};
-use aya::programs::{Link as _, ProgramError, ProgramInfo, SchedClassifier, TcAttachType, tc};
+use aya::programs::{
+    Link as _, ProgramError, ProgramInfo, SchedClassifier, TcAttachType, loaded_programs, tc,
+};
 use cni_kernel::bpf;
+use cni_kernel::route::RouteSocket;
 use nix::errno::Errno;
 use nix::net::if_::if_nametoindex;
 use slipway_ebpf_abi::maps;
@@ -19,9 +22,10 @@ use super::said;
 use crate::Error;
 
 /// Priority of the filter: others may come before it and after it.
-const PRIORITY: u16 = 0x534c;
+pub(super) const PRIORITY: u16 = 0x534c;
 /// Handle of the filter at that priority: one of ours for each interface.
-const HANDLE: TcHandle = TcHandle::new(0, 1);
+const HANDLE: TcHandle = TcHandle::new(0, NUMBER);
+const NUMBER: u16 = 1;
 
 /// Whether an interface had our filter before.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -105,6 +109,37 @@ fn attach_to_clsact(classifier: &mut SchedClassifier, interface: &str) -> Result
     // Dropped, it would be detached: it is to stay when this process has ended.
     std::mem::forget(classifier.take_link(link)?);
     Ok(before)
+}
+
+/// The number that the kernel has for our program at an interface, which is given by its number; none if it has none, or
+/// if there is no such interface. One question, a second one where a program is not below clsact.
+///
+/// # Errors
+/// The kernel's own.
+pub(super) fn program_at(socket: &RouteSocket, index: u32) -> Result<Option<u32>, Error> {
+    let failed = |e| Error::kernel(format!("look for the BPF program at interface {index}"), e);
+    match socket.program_at(index, PRIORITY, u32::from(NUMBER)) {
+        Ok(None) => {}
+        Ok(found) => return Ok(found),
+        Err(e) if e.is_not_found() => return Ok(None),
+        Err(e) => return Err(failed(e)),
+    }
+    match socket.link_by_index(index) {
+        Ok(link) => Ok(in_tcx(&link.name).map(|(_, program)| program.id())),
+        Err(e) if e.is_not_found() => Ok(None),
+        Err(e) => Err(failed(e)),
+    }
+}
+
+/// The numbers of the maps that a program works with, by its number; none if it is gone.
+///
+/// # Errors
+/// The kernel's own.
+pub(super) fn maps_of(program: u32) -> Result<Vec<u32>, Error> {
+    // One may go while all are looked at.
+    let found = loaded_programs().filter_map(Result::ok).find(|one| one.id() == program);
+    let maps = found.map(|found| found.map_ids()).transpose();
+    Ok(maps.map_err(|e| said::failed("look for the maps of a BPF program", e))?.flatten().unwrap_or_default())
 }
 
 /// Takes our filter away from an interface; says whether there was one. The discipline stays: others may use

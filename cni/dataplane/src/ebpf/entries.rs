@@ -3,20 +3,22 @@
 
 use std::net::IpAddr;
 
+use cni_kernel::route::RouteSocket;
 use cni_nftables::ElementData;
-use slipway_ebpf_abi::{HELD, LEFT, MASQUERADED, Pod, SPARES_LOOPBACK};
+use slipway_ebpf_abi::{HELD, LEFT, MASQUERADED, Pod, PodAddress, SPARES_LOOPBACK};
 
 use super::adopt::{self, Hold, adopt, host_end};
 use super::flows::Pods;
 use super::place::Place;
 use super::tables::{NOBODY, Published, Tables, Target};
-use super::{Left, node};
+use super::{Left, links, node};
 use crate::nftables::plan;
 use crate::nftables::schema::Map;
 use crate::nftables::session::Held;
+use crate::owner::AttachmentHash;
 use crate::{
-    BackendName, Error, HostAddress, HostPorts, Listed, Loopback, MasqueradeRequest, PortRequest, Protocol,
-    PublishedPort, Snat,
+    BackendName, Error, HostAddress, HostPorts, Listed, Loopback, MasqueradeRequest, Owner, PortRequest,
+    Protocol, PublishedPort, Snat, Withdrawal,
 };
 
 /// The most ports of one container that are put into the maps, one by one. A longer run is a single element
@@ -66,10 +68,12 @@ pub(super) fn publish(place: &Place, request: &PortRequest) -> Result<Option<Lef
         return Ok(Some(Left::NoVeth));
     };
     let mut tables = Tables::open(place)?;
-    let pod = adopt(place, &mut tables, &link, &request.networks, (None, Hold::needed(&inside)))?;
+    let (who, how) = ((&request.attachment, &link), (None, Hold::needed(&inside)));
+    let pod = adopt(place, &mut tables, who, &request.networks, how)?;
     let own = (pod.link, pod.generation);
     let served = || request.ports.iter().filter(|port| is_served(&port.host));
     let write = |tables: &mut Tables| -> Result<(), Error> {
+        let _turn = place.turn();
         for port in served() {
             for (published, to) in single(port) {
                 tables.put_port(&published, &target(request, port, own, to))?;
@@ -96,8 +100,8 @@ pub(super) fn masquerade(place: &Place, request: &MasqueradeRequest) -> Result<O
         return Ok(Some(Left::NoVeth));
     };
     let mut tables = Tables::open(place)?;
-    let how = (Some(MASQUERADED), Hold::needed(&inside));
-    let pod = adopt(place, &mut tables, &link, &request.addresses, how)?;
+    let (who, how) = ((&request.attachment, &link), (Some(MASQUERADED), Hold::needed(&inside)));
+    let pod = adopt(place, &mut tables, who, &request.addresses, how)?;
     adopt::release(place, &mut tables, &pod)?;
     Ok(None)
 }
@@ -123,9 +127,91 @@ fn leave_one(tables: &mut Tables, index: u32) -> Result<(), Error> {
 }
 
 /// Makes the programs forget what these elements stand for. It comes before the elements are deleted: until
-/// then nobody else can have what they hold. A node without programs pays one system call.
-pub(crate) fn forget<'a>(held: impl IntoIterator<Item = &'a Held>) {
-    leave(|tables| held.into_iter().try_for_each(|held| forget_one(tables, held)));
+/// then nobody else can have what they hold. What the programs know is read first; then `is_unchanged` has to say that
+/// the ruleset is still the one that the elements were read in, and so that it is theirs and not that of somebody who
+/// came after them; and what is something else by then is left alone. A node without programs pays one system call.
+pub(crate) fn forget<'a>(
+    held: impl IntoIterator<Item = &'a Held>,
+    is_unchanged: impl FnOnce() -> Result<bool, Error>,
+) {
+    leave(|tables| {
+        let mut known = Vec::new();
+        for held in held {
+            know(tables, held, &mut known)?;
+        }
+        // Whoever finds the ruleset changed is refused the deletion, and comes here again.
+        if known.is_empty() || !is_unchanged()? {
+            return Ok(());
+        }
+        known.iter().try_for_each(|one| forget_one(tables, one))
+    });
+}
+
+/// Makes the programs forget what is an attachment's although no element says so, as after a flush of the ruleset: what
+/// the hints lead to, if its link is gone or is the attachment's own.
+pub(crate) fn forget_unheld(withdrawal: &Withdrawal<'_>) {
+    if withdrawal.ports.is_empty() && withdrawal.addresses.is_empty() {
+        return;
+    }
+    leave(|tables| {
+        let mut known = Vec::new();
+        let ports = withdrawal.ports.iter().filter(|_| withdrawal.kinds.ports());
+        for host in ports.filter(|host| is_served(host) && host.len() <= MANY) {
+            for port in host.ports() {
+                let published = Published { host: host.address, protocol: host.protocol, port };
+                let found = tables.port(&published)?.filter(|found| found.pod != NOBODY);
+                known.extend(found.map(|found| Known::Port(published, found)));
+            }
+        }
+        let going = if withdrawal.kinds.masquerade() { MASQUERADED } else { 0 };
+        for address in withdrawal.addresses {
+            let found = tables.address(*address)?;
+            known.extend(found.map(|found| Known::Address(*address, found, going)));
+        }
+        if known.is_empty() {
+            return Ok(());
+        }
+        let own = AttachmentHash::of(withdrawal.attachment);
+        for one in known {
+            if is_gone_or_of(tables, one.pod(), own)? {
+                forget_one(tables, &one)?;
+            }
+        }
+        Ok(())
+    });
+}
+
+/// Whether a pod's link is gone, or names this attachment as its owner.
+fn is_gone_or_of(tables: &Tables, pod: (u32, u32), own: AttachmentHash) -> Result<bool, Error> {
+    if !tables.is_alive(pod)? {
+        return Ok(true);
+    }
+    let failed = |e| Error::kernel("look for the link of a container", e);
+    match RouteSocket::open().map_err(failed)?.link_by_index(pod.0) {
+        Ok(link) => Ok(Owner::from_comment(&link.alias).is_some_and(|owner| owner.attachment_hash == own)),
+        Err(e) if e.is_not_found() => Ok(true),
+        Err(e) => Err(failed(e)),
+    }
+}
+
+/// Makes the programs forget containers whose link is gone.
+pub(crate) fn forget_gone() {
+    leave(sweep);
+}
+
+/// Takes away containers whose link is gone, and ports and addresses of containers that are unknown: a container is told
+/// before they are.
+pub(super) fn sweep(tables: &mut Tables) -> Result<(), Error> {
+    let failed = |e| Error::kernel("look for the links of containers", e);
+    let socket = RouteSocket::open().map_err(failed)?;
+    for (index, pod) in tables.pods.all()? {
+        match socket.link_by_index(index) {
+            Ok(_) => {}
+            Err(e) if e.is_not_found() => tables.forget_pod(index, pod.generation)?,
+            Err(e) => return Err(failed(e)),
+        }
+    }
+    tables.remove_unowned()
 }
 
 /// Leaves a container to nftables as a whole: an earlier ADD may have asked for the programs. They see no packet of
@@ -190,18 +276,16 @@ pub(crate) fn name_served(all: &mut [Listed]) -> Result<(), Error> {
     Ok(())
 }
 
-/// The same for all that nftables has when the programs are set up.
+/// The same for all that others serve when the programs are set up.
 ///
 /// # Errors
 /// The kernel's own.
-pub(super) fn reserve_listed(place: &Place, listed: &[Listed]) -> Result<(), Error> {
+pub(super) fn reserve_all(place: &Place, ports: &[PublishedPort]) -> Result<(), Error> {
     let mut tables = Tables::open(place)?;
-    let of_one = |one: &&Listed| {
-        matches!(one.port.host.address, HostAddress::One(_))
-            && is_served(&one.port.host)
-            && one.port.host.len() <= MANY
+    let of_one = |port: &&PublishedPort| {
+        matches!(port.host.address, HostAddress::One(_)) && is_served(&port.host) && port.host.len() <= MANY
     };
-    for port in listed.iter().filter(of_one).map(|one| &one.port) {
+    for port in ports.iter().filter(of_one) {
         for (published, _) in single(port) {
             if tables.port(&published)?.is_none() {
                 reserve(&mut tables, port, &published)?;
@@ -232,26 +316,62 @@ fn leave(work: impl FnOnce(&mut Tables) -> Result<(), Error>) {
     }
 }
 
-fn forget_one(tables: &mut Tables, held: &Held) -> Result<(), Error> {
-    let key = || held.key.first().and_then(plan::as_address);
-    match (held.map, &held.data) {
-        (Map::Hairpin(_), _) => key().map_or(Ok(()), |address| forget_address(tables, address, 0)),
-        (Map::Masquerade(_), _) => {
-            key().map_or(Ok(()), |address| forget_address(tables, address, MASQUERADED))
+/// What the programs were found to know.
+#[derive(Debug, Clone, Copy)]
+enum Known {
+    /// A port, and where it led to.
+    Port(Published, Target),
+    /// A container's address, and what of its flags is to go with it.
+    Address(IpAddr, PodAddress, u32),
+}
+
+impl Known {
+    /// Whose it is: link and generation.
+    fn pod(&self) -> (u32, u32) {
+        match self {
+            Self::Port(_, target) => (target.pod, target.generation),
+            Self::Address(_, entry, _) => (entry.pod, entry.generation),
         }
+    }
+}
+
+/// What the programs know of an element.
+fn know(tables: &Tables, held: &Held, known: &mut Vec<Known>) -> Result<(), Error> {
+    let key = || held.key.first().and_then(plan::as_address);
+    let mut address = |going| -> Result<(), Error> {
+        let Some(address) = key() else { return Ok(()) };
+        let entry = tables.address(address)?;
+        known.extend(entry.map(|entry| Known::Address(address, entry, going)));
+        Ok(())
+    };
+    match (held.map, &held.data) {
+        (Map::Hairpin(_), _) => address(0),
+        (Map::Masquerade(_), _) => address(MASQUERADED),
         (map, ElementData::Values(data)) => {
-            let Some(port) = plan::published(map, &held.key, held.end.as_deref(), data) else {
+            let published = plan::published(map, &held.key, held.end.as_deref(), data);
+            let Some(port) = published.filter(|port| port.host.len() <= MANY && is_served(&port.host)) else {
                 return Ok(());
             };
-            if port.host.len() > MANY {
-                return Ok(());
-            }
-            for (published, _) in single(&port).filter(|_| is_served(&port.host)) {
-                tables.remove_port(&published)?;
+            for (published, _) in single(&port) {
+                known.extend(tables.port(&published)?.map(|target| Known::Port(published, target)));
             }
             Ok(())
         }
         _ => Ok(()),
+    }
+}
+
+/// Forgets it, if it is still what it was.
+fn forget_one(tables: &mut Tables, known: &Known) -> Result<(), Error> {
+    match *known {
+        Known::Port(published, target) => tables.remove_port_if(&published, &target),
+        Known::Address(address, entry, going) => {
+            let is_same = |now: &PodAddress| (now.pod, now.generation) == (entry.pod, entry.generation);
+            if tables.address(address)?.as_ref().is_some_and(is_same) {
+                forget_address(tables, address, going)?;
+            }
+            Ok(())
+        }
     }
 }
 
@@ -271,9 +391,8 @@ fn forget_address(tables: &mut Tables, address: IpAddr, going: u32) -> Result<()
 /// # Errors
 /// [`Error::Missing`] with the first difference.
 pub(super) fn check_ports(place: &Place, request: &PortRequest) -> Result<(), Error> {
-    if host_end(&request.netns, request.attachment.ifname())?.is_none() {
-        return Ok(());
-    }
+    let Some((link, _)) = host_end(&request.netns, request.attachment.ifname())? else { return Ok(()) };
+    links::check(place, &link)?;
     let tables = Tables::open(place)?;
     for port in request.ports.iter().filter(|port| is_served(&port.host)) {
         for (published, to) in single(port) {
@@ -301,9 +420,8 @@ pub(super) fn check_ports(place: &Place, request: &PortRequest) -> Result<(), Er
 /// # Errors
 /// [`Error::Missing`] with the first difference.
 pub(super) fn check_masquerade(place: &Place, request: &MasqueradeRequest) -> Result<(), Error> {
-    if host_end(&request.netns, request.attachment.ifname())?.is_none() {
-        return Ok(());
-    }
+    let Some((link, _)) = host_end(&request.netns, request.attachment.ifname())? else { return Ok(()) };
+    links::check(place, &link)?;
     let tables = Tables::open(place)?;
     for network in &request.addresses {
         // None: it was left to nftables as a whole.

@@ -6,6 +6,7 @@ use std::net::IpAddr;
 
 use cni_kernel::netns::Netns;
 use cni_kernel::route::{Link, LinkKind, RouteError, RouteSocket};
+use cni_spec::Attachment;
 use slipway_ebpf_abi::{HELD, LEFT, MASQUERADED};
 
 use super::adopt::{self, Adopted, Hold};
@@ -15,7 +16,6 @@ use super::handover::{self, Handed};
 use super::place::Place;
 use super::tables::{NOBODY, Tables};
 use super::{Left, Settings, attach, earlier, node};
-use crate::firewall::{self, IngressPolicy};
 use crate::{Error, MasqueradeRequest, PortRequest};
 
 /// What an attachment has, of either kind.
@@ -28,6 +28,13 @@ pub(crate) enum Thing<'a> {
 }
 
 impl Thing<'_> {
+    fn attachment(&self) -> &Attachment {
+        match self {
+            Self::Ports(request) => &request.attachment,
+            Self::Masquerade(request) => &request.attachment,
+        }
+    }
+
     pub(crate) fn addresses(&self) -> Vec<ipnet::IpNet> {
         match self {
             Self::Ports(request) => request.networks.clone(),
@@ -153,8 +160,8 @@ impl Moving {
         for thing in things {
             let flag = matches!(thing, Thing::Masquerade(_)).then_some(MASQUERADED);
             let networks = thing.addresses();
-            let adopted =
-                adopt::adopt(&self.place, &mut self.tables, &spot.link, &networks, (flag, Hold::Yes))?;
+            let who = (thing.attachment(), &spot.link);
+            let adopted = adopt::adopt(&self.place, &mut self.tables, who, &networks, (flag, Hold::Yes))?;
             let before: &mut Adopted = pod.get_or_insert_with(|| adopted.clone());
             let new = adopted.addresses.iter().filter(|address| !before.addresses.contains(address));
             let new: Vec<IpAddr> = new.copied().collect();
@@ -295,7 +302,7 @@ impl Finder {
         }) else {
             return Ok(Err(Left::Nowhere));
         };
-        if firewall::held(attachment)?.is_some_and(|held| held.policy != IngressPolicy::Open) {
+        if adopt::is_kept_apart(attachment)? {
             return Ok(Err(Left::Pod));
         }
         let link = if Netns::open(&netns.path).is_ok() {

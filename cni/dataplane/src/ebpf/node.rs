@@ -5,18 +5,19 @@ use std::net::{IpAddr, Ipv4Addr};
 use std::path::PathBuf;
 
 use cni_kernel::route::RouteSocket;
-use slipway_ebpf_abi::{Config, Counter, LEFT, Reason, UPLINK_ETHERNET, Uplink, VERSION, maps};
+use slipway_ebpf_abi::{Config, Counter, LEFT, Reason, VERSION, maps};
 
-use super::attach::Use;
+use super::links::{self, Without, detach_index, is_ethernet};
 use super::load::{Sizes, Wanted};
 use super::place::Place;
 use super::range::PortRange;
 use super::sockets::{self, ControlGroup, Sockets};
 use super::tables::{self, Tables};
-use super::uplinks::{self, Surroundings};
-use super::{adopt, attach, cookie, entries, load, object, services};
+use super::{attach, cookie, entries, handover, load, object, services, uplinks};
+use crate::iptables::Iptables;
 use crate::nftables::Nftables;
-use crate::{Backend, Error};
+use crate::reference::{Piece, Reference};
+use crate::{Backend, Error, PublishedPort};
 
 /// What an administrator may set.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -40,6 +41,10 @@ pub struct Status {
     pub is_current: bool,
     /// The interfaces that carry traffic from outside, by name; a number where the interface is gone.
     pub uplinks: Vec<String>,
+    /// Interfaces at which there are programs whose maps are not to be found from here.
+    pub served_elsewhere: Vec<String>,
+    /// Uplinks that have to have a program and have none.
+    pub uplinks_without: Vec<Without>,
     /// What has become of the programs at the node's own sockets; none while nothing is set up.
     pub sockets: Option<Sockets>,
     /// The source ports that the programs masquerade with; none: nftables does it.
@@ -72,13 +77,14 @@ pub(super) fn programs(place: &Place) -> Result<PathBuf, Error> {
     Ok(place.programs(programs_of_this_binary()?))
 }
 
-/// The node as the programs have it, set up if it is not: the way of an ADD. Where all is there, it opens one
-/// pinned map and reads one element.
+/// The node as the programs have it, set up if it is not, or if somebody took a program from an uplink: the way of an
+/// ADD. Where all is there, it opens two pinned maps, reads a few elements, and asks the kernel once for each uplink.
 pub(super) fn ready(settings: &Settings) -> Result<Place, Error> {
     let object = programs_of_this_binary()?;
     if let Some(place) = Place::find()
         && place.programs(object).join(maps::programs::UPLINK_INGRESS).exists()
         && is_set_up(&place)
+        && links::are_whole(&place)?
     {
         return Ok(place);
     }
@@ -89,39 +95,40 @@ pub(super) fn is_set_up(place: &Place) -> bool {
     configured(place).is_ok_and(|config| config.version == VERSION)
 }
 
-fn is_ethernet(uplink: &Uplink) -> bool {
-    uplink.flags & UPLINK_ETHERNET != 0
-}
-
 /// Loads the programs, tells them of the node, and attaches them; what is there is brought up to date: new
 /// uplinks, new addresses, programs of another version. Flows are kept.
 ///
 /// # Errors
 /// What this kernel lacks, or what could not be attached.
 pub fn setup_node(settings: &Settings) -> Result<Status, Error> {
-    setup(settings)?;
-    status(settings)
+    let (_, left) = set_up(settings)?;
+    let mut status = status(settings)?;
+    // Now it is known why.
+    for one in &mut status.uplinks_without {
+        if let Some(told) = left.iter().find(|told| told.name == one.name) {
+            one.why.clone_from(&told.why);
+        }
+    }
+    Ok(status)
 }
 
 pub(super) fn setup(settings: &Settings) -> Result<Place, Error> {
+    set_up(settings).map(|(place, _)| place)
+}
+
+/// As [`setup_node`], with the uplinks that were left.
+fn set_up(settings: &Settings) -> Result<(Place, Vec<Without>), Error> {
     let object = programs_of_this_binary()?;
+    let around = uplinks::look(&settings.uplinks).map_err(|e| Error::kernel("look for uplinks", e))?;
+    links::refuse_elsewhere(&around)?;
     let place = Place::make()?;
-    let around = uplinks::look(&settings.uplinks)
-        .map_err(|e| Error::kernel("look for uplinks", e))
-        .inspect_err(|_| place.forget_if_empty())?;
     let all_ethernet = around.uplinks.values().all(|(_, uplink)| is_ethernet(uplink));
     let wanted = if all_ethernet { Wanted::Usual } else { Wanted::All };
     let folder =
         load::ensure(&place, object, &settings.sizes, wanted).inspect_err(|_| place.forget_if_empty())?;
     tell_addresses(&place, &around.locals)?;
-    tell_uplinks(&place, &around)?;
-    for (name, uplink) in around.uplinks.values() {
-        // Or else its packets begin with the IP header.
-        let program =
-            if is_ethernet(uplink) { maps::programs::UPLINK_INGRESS } else { maps::programs::UPLINK_L3 };
-        attach::attach(name, &folder.join(program), Use::None)?;
-    }
-    renew_containers(&place, &folder)?;
+    let left = links::settle(&place, &folder, &around)?;
+    links::renew_containers(&place, &folder)?;
     reserve_ports(&place);
     let config = configuration(&place, settings.masquerade_ports);
     spare_ports(masquerade_ports(config));
@@ -134,7 +141,7 @@ pub(super) fn setup(settings: &Settings) -> Result<Place, Error> {
     if let Err(error) = give_up_others() {
         log::warn!("{error}");
     }
-    Ok(place)
+    Ok((place, left))
 }
 
 /// Takes away what a version with another layout of the maps has left: its programs, wherever they were not
@@ -213,11 +220,20 @@ pub(super) fn configured(place: &Place) -> Result<Config, Error> {
     tables::config(place)?.get(&0, 0).map_err(|e| Error::kernel("read the BPF map config", e))
 }
 
-/// Containers may be there that nftables serves.
+/// Containers may be there that others serve: our table, the chains of iptables, the reference's rules.
 fn reserve_ports(place: &Place) {
-    let reserved = Nftables::new().list().and_then(|listed| entries::reserve_listed(place, &listed));
-    if let Err(error) = reserved {
-        log::warn!("tell the BPF maps what nftables serves: {error}");
+    let listed = |backend: &dyn Backend| -> Result<Vec<PublishedPort>, Error> {
+        Ok(backend.list()?.into_iter().map(|one| one.port).collect())
+    };
+    let reference = || match Reference::find()? {
+        Some(found) => Ok(found.survey()?.into_iter().filter_map(Piece::into_ports).flatten().collect()),
+        None => Ok(Vec::new()),
+    };
+    for found in [listed(&Nftables::new()), listed(&Iptables::new()), reference()] {
+        match found.and_then(|ports| entries::reserve_all(place, &ports)) {
+            Ok(()) | Err(Error::NoNfTables(_)) => {}
+            Err(error) => log::warn!("tell the BPF maps what others serve: {error}"),
+        }
     }
 }
 
@@ -258,53 +274,21 @@ fn tell_addresses(place: &Place, locals: &[IpAddr]) -> Result<(), Error> {
     Ok(())
 }
 
-fn tell_uplinks(place: &Place, around: &Surroundings) -> Result<(), Error> {
-    let mut table = tables::uplinks(place)?;
-    for (index, _) in table.all()? {
-        if !around.uplinks.contains_key(&index) {
-            table.remove(&index)?;
-            detach_index(index)?;
-        }
-    }
-    around.uplinks.iter().try_for_each(|(index, (_, uplink))| table.put(*index, *uplink))
-}
-
-/// Gives the links of containers this version's program; forgets containers whose link is gone.
-fn renew_containers(place: &Place, folder: &std::path::Path) -> Result<(), Error> {
-    let mut tables = Tables::open(place)?;
-    let socket = RouteSocket::open().map_err(|e| Error::kernel("reach rtnetlink", e))?;
-    for (index, pod) in tables.pods.all()? {
-        match socket.link_by_index(index) {
-            Ok(link) => {
-                attach::attach(&link.name, &folder.join(maps::programs::POD_INGRESS), Use::Busy)?;
-                adopt::tell_router(&mut tables, &link, pod.generation)?;
-            }
-            Err(e) if e.is_not_found() => tables.forget_pod(index, pod.generation)?,
-            Err(e) => return Err(Error::kernel("look for the link of a container", e)),
-        }
-    }
-    Ok(())
-}
-
-fn detach_index(index: u32) -> Result<bool, Error> {
-    let socket = RouteSocket::open().map_err(|e| Error::kernel("reach rtnetlink", e))?;
-    match socket.link_by_index(index) {
-        Ok(link) => attach::detach(&link.name),
-        Err(e) if e.is_not_found() => Ok(false),
-        Err(e) => Err(Error::kernel("look for an interface", e)),
-    }
-}
-
-/// Detaches the programs and takes away all that is pinned: nftables serves everything from then on. Says
-/// whether there was anything.
+/// Detaches the programs and takes away all that is pinned: nftables serves everything from then on, and conntrack has
+/// the conversations that went on. Says whether there was anything.
 ///
 /// # Errors
 /// What could not be taken away; the rest was.
 pub fn teardown_node() -> Result<bool, Error> {
     let mut results = vec![give_up_others()];
     if let Some(place) = Place::find() {
-        let uplinks = tables::uplinks(&place).and_then(|table| table.all());
+        // Before they are forgotten.
         let pods = Tables::open(&place).and_then(|tables| tables.pods.all());
+        // What cannot be handed over ends, which is no reason to leave the programs where they are.
+        if let Err(error) = hand_over(&place) {
+            log::warn!("give conntrack what the BPF programs have: {error}");
+        }
+        let uplinks = tables::uplinks(&place).and_then(|table| table.all());
         let indices = uplinks.map(|all| all.into_iter().map(|(index, _)| index).collect::<Vec<_>>());
         let pods = pods.map(|all| all.into_iter().map(|(index, _)| index).collect::<Vec<_>>());
         for found in [indices, pods] {
@@ -320,6 +304,23 @@ pub fn teardown_node() -> Result<bool, Error> {
     removed
 }
 
+/// Gives conntrack the conversations that the programs have.
+fn hand_over(place: &Place) -> Result<(), Error> {
+    if !is_set_up(place) {
+        return Ok(());
+    }
+    let mut tables = Tables::open(place)?;
+    let pods = tables.pods.all()?.into_iter().map(|(link, pod)| (link, pod.generation)).collect();
+    let handed = handover::hand_over(place, &mut tables, &pods)?;
+    if handed.count > 0 {
+        log::info!("{} conversations are conntrack's from now on", handed.count);
+    }
+    for (_, what) in handed.lost {
+        log::warn!("a conversation could not be given to conntrack: {what}");
+    }
+    Ok(())
+}
+
 /// Whether anything of the programs is on this node.
 #[must_use]
 pub fn is_there() -> bool {
@@ -331,7 +332,10 @@ pub fn is_there() -> bool {
 /// # Errors
 /// What is pinned cannot be read.
 pub fn status(settings: &Settings) -> Result<Status, Error> {
-    let Some(place) = Place::find() else { return Ok(Status::default()) };
+    let Some(place) = Place::find() else {
+        let around = uplinks::look(&settings.uplinks).map_err(|e| Error::kernel("look for uplinks", e))?;
+        return Ok(Status { served_elsewhere: links::served_from_elsewhere(&around)?, ..Status::default() });
+    };
     let tables = Tables::open(&place)?;
     let socket = RouteSocket::open().map_err(|e| Error::kernel("reach rtnetlink", e))?;
     let name = |index: u32| socket.link_by_index(index).map_or_else(|_| index.to_string(), |link| link.name);
@@ -349,6 +353,8 @@ pub fn status(settings: &Settings) -> Result<Status, Error> {
         is_set_up: is_set_up(&place),
         is_current: programs(&place).is_ok_and(|folder| folder.is_dir()),
         uplinks,
+        served_elsewhere: Vec::new(),
+        uplinks_without: links::without(&place, &settings.uplinks)?,
         sockets: Some(sockets_of(&place, settings)),
         masquerade_ports: configured(&place).ok().and_then(masquerade_ports),
         masquerade_clash: settings.masquerade_ports.clash(),

@@ -9,12 +9,13 @@
 //! layout takes over the maps that it has not changed, by a second pin for each: the programs of both have the
 //! same map, until the earlier ones are replaced.
 
+use std::collections::BTreeSet;
 use std::fs::{self, File};
 use std::io::{self, ErrorKind};
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 
-use aya::maps::MapData;
+use aya::maps::{MapData, MapInfo};
 use cni_kernel::lock::take_turns;
 use nix::mount::{MsFlags, mount};
 use nix::sys::statfs::{BPF_FS_MAGIC, statfs};
@@ -167,6 +168,16 @@ impl Place {
     /// Whether there is anything of another layout.
     pub(super) fn has_others() -> bool {
         !others().is_empty()
+    }
+
+    /// The numbers of all maps that are pinned here, of any layout.
+    pub(super) fn map_ids() -> BTreeSet<u32> {
+        let own = Self::new().base;
+        let folders = others().into_iter().map(|layout| layout.folder).chain([own]);
+        let entries = folders.flat_map(|folder| fs::read_dir(folder).into_iter().flatten()).flatten();
+        // Folders among them, and what is no map.
+        let found = entries.filter_map(|entry| MapInfo::from_pin(entry.path()).ok());
+        found.map(|map| map.id()).collect()
     }
 
     /// Whether anything is pinned, of any layout.

@@ -94,6 +94,28 @@ impl<K: Plain, V: Plain> Table<K, V> {
     }
 }
 
+impl<K: Plain, V: Plain> Table<K, V> {
+    /// Takes away each element of which `is_to_go` says so, also when it is asked again while nobody else writes.
+    fn remove_where(
+        &mut self,
+        place: &Place,
+        is_to_go: impl Fn(&V) -> Result<bool, Error>,
+    ) -> Result<(), Error> {
+        for (key, value) in self.all()? {
+            if !is_to_go(&value)? {
+                continue;
+            }
+            let _turn = place.turn();
+            if let Some(value) = self.get(&key)?
+                && is_to_go(&value)?
+            {
+                self.remove(&key)?;
+            }
+        }
+        Ok(())
+    }
+}
+
 /// The maps of pods and their published ports.
 #[derive(Debug)]
 pub(super) struct Tables {
@@ -257,6 +279,39 @@ impl Tables {
         }
     }
 
+    /// Has it lead nowhere, if it still leads there.
+    ///
+    /// # Errors
+    /// The kernel's own.
+    pub(super) fn remove_port_if(&mut self, port: &Published, target: &Target) -> Result<(), Error> {
+        let _turn = self.place.turn();
+        if self.port(port)?.as_ref() == Some(target) {
+            self.remove_port(port)?;
+        }
+        Ok(())
+    }
+
+    /// Whether the pod behind a link is known by this generation.
+    ///
+    /// # Errors
+    /// The kernel's own.
+    pub(super) fn is_alive(&self, (link, generation): (u32, u32)) -> Result<bool, Error> {
+        Ok(self.pods.get(&link)?.is_some_and(|pod| pod.generation == generation))
+    }
+
+    /// Takes away addresses and ports of pods that are not known. Those that lead to nobody stay: they are reserved.
+    ///
+    /// # Errors
+    /// The kernel's own.
+    pub(super) fn remove_unowned(&mut self) -> Result<(), Error> {
+        let Self { place, pods, addresses4, addresses6, ports4, ports6, routers: _ } = self;
+        let place = &*place;
+        addresses4.remove_where(place, |entry| is_unowned(pods, (entry.pod, entry.generation)))?;
+        addresses6.remove_where(place, |entry| is_unowned(pods, (entry.pod, entry.generation)))?;
+        ports4.remove_where(place, |target| is_unowned(pods, (target.pod, target.generation)))?;
+        ports6.remove_where(place, |target| is_unowned(pods, (target.pod, target.generation)))
+    }
+
     /// Has it lead nowhere.
     pub(super) fn remove_port(&mut self, port: &Published) -> Result<bool, Error> {
         match port.keys() {
@@ -264,6 +319,10 @@ impl Tables {
             Keys::V6(key) => self.ports6.remove(&key),
         }
     }
+}
+
+fn is_unowned(pods: &Table<u32, Pod>, (link, generation): (u32, u32)) -> Result<bool, Error> {
+    Ok(link != NOBODY && pods.get(&link)?.is_none_or(|pod| pod.generation != generation))
 }
 
 enum Keys {

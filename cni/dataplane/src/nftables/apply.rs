@@ -199,7 +199,7 @@ impl Job {
         let mut patience = Patience::new();
         loop {
             let generation = session.generation()?;
-            let batch = self.difference(session)?;
+            let batch = self.difference(session, generation)?;
             if batch.is_empty() {
                 return Ok(());
             }
@@ -210,7 +210,7 @@ impl Job {
         }
     }
 
-    fn difference(&self, session: &Session) -> Result<Transaction, Error> {
+    fn difference(&self, session: &Session, generation: u32) -> Result<Transaction, Error> {
         let mut batch = self.base(session)?;
         let entry = session.entry(self.hash, self.kind)?;
         let own = match entry {
@@ -221,12 +221,13 @@ impl Job {
         };
         let own: Vec<Held> = own.into_iter().filter(|held| held.map != Map::Owners).collect();
         let others = self.others(session)?;
-        batch.append(super::withdraw::removal(session, &others.dead)?);
+        batch.append(super::withdraw::removal(session, generation, &others.dead)?);
         let shared = |item: &&Item| others.shared.iter().any(|held| serves(held, item));
         let items: Vec<&Item> = self.plan.items.iter().filter(|item| !shared(item)).collect();
         let kept = |item: &Item| own.iter().any(|held| matches(held, item));
         let wanted = |held: &Held| items.iter().any(|item| matches(held, item));
-        crate::ebpf::entries::forget(own.iter().filter(|held| !wanted(held)));
+        let is_unchanged = || super::withdraw::is_unchanged(session, generation);
+        crate::ebpf::entries::forget(own.iter().filter(|held| !wanted(held)), is_unchanged);
         for held in own.iter().filter(|held| !wanted(held)) {
             batch.delete_element(held.id());
         }

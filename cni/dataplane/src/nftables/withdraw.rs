@@ -36,6 +36,10 @@ pub(crate) fn withdraw(session: &Session, withdrawal: &Withdrawal<'_>) -> Result
     loop {
         let generation = session.generation()?;
         let entries = entries(session, hash, &kinds)?;
+        if entries.is_empty() {
+            // Somebody may have flushed the ruleset, which says nothing to the programs.
+            ebpf::entries::forget_unheld(withdrawal);
+        }
         let no_ports = || !entries.iter().any(|entry| entry_kind(entry) == schema::KIND_PORTS);
         if entries.is_empty() || (withdrawal.kinds == Kinds::AllIfPorts && no_ports()) {
             return Ok(Vec::new());
@@ -47,7 +51,7 @@ pub(crate) fn withdraw(session: &Session, withdrawal: &Withdrawal<'_>) -> Result
         if held.len() != expected {
             held = session.dump(elements(), |held| held.is_of(hash) && kinds.contains(&held.map.kind()))?;
         }
-        ebpf::entries::forget(&held);
+        ebpf::entries::forget(&held, || is_unchanged(session, generation));
         let mut batch = Transaction::new();
         delete(&mut batch, held.iter().chain(&entries));
         if kinds.contains(&schema::KIND_PORTS) {
@@ -72,7 +76,7 @@ pub(crate) fn everything_of(
         let generation = session.generation()?;
         let mut held = entries(session, hash, kinds)?;
         held.extend(session.dump(elements(), |held| held.is_of(hash) && kinds.contains(&held.map.kind()))?);
-        ebpf::entries::forget(&held);
+        ebpf::entries::forget(&held, || is_unchanged(session, generation));
         let mut batch = Transaction::new();
         delete(&mut batch, &held);
         if kinds.contains(&schema::KIND_PORTS) {
@@ -88,8 +92,12 @@ pub(crate) fn everything_of(
     }
 }
 
-/// The changes that take away everything of these attachments.
-pub(crate) fn removal(session: &Session, hashes: &BTreeSet<AttachmentHash>) -> Result<Transaction, Error> {
+/// The changes that take away everything of these attachments, to be committed with this generation.
+pub(crate) fn removal(
+    session: &Session,
+    generation: u32,
+    hashes: &BTreeSet<AttachmentHash>,
+) -> Result<Transaction, Error> {
     let mut batch = Transaction::new();
     if hashes.is_empty() {
         return Ok(batch);
@@ -97,12 +105,17 @@ pub(crate) fn removal(session: &Session, hashes: &BTreeSet<AttachmentHash>) -> R
     let of_them =
         |held: &Held| held.owner.as_ref().is_some_and(|owner| hashes.contains(&owner.attachment_hash));
     let held = session.dump(Map::all(), of_them)?;
-    ebpf::entries::forget(&held);
+    ebpf::entries::forget(&held, || is_unchanged(session, generation));
     delete(&mut batch, &held);
     for hash in hashes {
         delete_own_chains(session, &mut batch, *hash)?;
     }
     Ok(batch)
+}
+
+/// Whether the ruleset is still the one of this generation.
+pub(crate) fn is_unchanged(session: &Session, generation: u32) -> Result<bool, Error> {
+    Ok(session.generation()? == generation)
 }
 
 fn elements() -> impl Iterator<Item = Map> {
@@ -234,6 +247,8 @@ pub(crate) fn retain(
                 owner.network_hash == network_hash && !valid.contains(&owner.attachment_hash)
             })
     };
+    // Also those that no element names, as after a flush of the ruleset.
+    ebpf::entries::forget_gone();
     let mut patience = Patience::new();
     loop {
         let generation = session.generation()?;
@@ -251,7 +266,7 @@ pub(crate) fn retain(
         });
         let mut batch = Transaction::new();
         for of_one in held.chunk_by(|a, b| a.owner == b.owner) {
-            ebpf::entries::forget(of_one);
+            ebpf::entries::forget(of_one, || is_unchanged(session, generation));
             delete(&mut batch, of_one);
             let owner = of_one.first().and_then(|held| held.owner.as_ref());
             if let Some(owner) = owner.filter(|_| kinds.contains(&schema::KIND_PORTS)) {

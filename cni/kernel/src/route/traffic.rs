@@ -103,14 +103,19 @@ struct Request<'a> {
 
 impl Request<'_> {
     fn message(&self, kind: u16, attributes: Attributes) -> Message {
-        // The family and its padding.
-        let mut payload = vec![0; 4];
-        for field in [self.link.index, self.handle, self.parent, self.info] {
-            payload.extend(field.to_ne_bytes());
-        }
-        payload.extend(attributes.0);
-        Message::Bytes { kind, payload }
+        tc_message(kind, [self.link.index, self.handle, self.parent, self.info], attributes)
     }
+}
+
+/// `fields`: the link's number, handle, parent and info.
+fn tc_message(kind: u16, fields: [u32; 4], attributes: Attributes) -> Message {
+    // The family and its padding.
+    let mut payload = vec![0; 4];
+    for field in fields {
+        payload.extend(field.to_ne_bytes());
+    }
+    payload.extend(attributes.0);
+    Message::Bytes { kind, payload }
 }
 
 /// Length of `struct tcmsg`.
@@ -140,6 +145,7 @@ const TCA_U32_ACT: u16 = 7;
 const TCA_ACT_KIND: u16 = 1;
 const TCA_ACT_OPTIONS: u16 = 2;
 const TCA_MIRRED_PARMS: u16 = 2;
+const TCA_BPF_ID: u16 = 11;
 /// Where the number of the link is in `struct tc_mirred`.
 const MIRRED_LINK: usize = 24;
 
@@ -253,6 +259,31 @@ impl RouteSocket {
             Ok(Some(redirected_to(payload.get(TCMSG..).unwrap_or_default())))
         })?;
         Ok(found.into_iter().flatten().collect())
+    }
+
+    /// The number of the BPF program that looks at what comes in by a link, at this place among the filters (priority
+    /// and handle) below clsact, by the link's number: one question. None if there is no such filter.
+    ///
+    /// # Errors
+    /// [`RouteError::is_not_found`] when there is no such link.
+    pub fn program_at(&self, link: u32, priority: u16, handle: u32) -> Result<Option<u32>, RouteError> {
+        let info = (u32::from(priority) << 16) | filter_info() & 0xffff;
+        let message = tc_message(RTM_GETTFILTER, [link, handle, CLSACT_INGRESS, info], Attributes::default());
+        let answer = self.transport.ask(
+            Verb::Get,
+            message,
+            format_args!("look for a program at link {link}"),
+            |payload| {
+                let attributes = payload.get(TCMSG..).ok_or("a filter without a header")?;
+                let options = find(attributes, TCA_OPTIONS).unwrap_or_default();
+                Ok(find(options, TCA_BPF_ID).map(wire::u32_of))
+            },
+        );
+        match answer {
+            // Neither the filter nor clsact is there.
+            Err(error) if matches!(error.errno(), Some(Errno::ENOENT | Errno::EINVAL)) => Ok(None),
+            answer => answer.map(Option::flatten),
+        }
     }
 
     /// The hook for packets that come in: that of clsact, which eBPF programs have in common with others; or

@@ -32,7 +32,12 @@ pub fn node_command(args: &[String], out: &mut dyn Write, err: &mut dyn Write) -
         Ok(parsed) => parsed,
         Err(reason) => return said(writeln!(err, "slipway node: {reason}"), 2),
     };
-    match run(task) {
+    let done = run(task);
+    if let (Task::Setup, Ok(status)) = (task, &done) {
+        // What is said of it stands in the status, too: that nobody hears it is no failure.
+        let _ = warn(status, err);
+    }
+    match done {
         Ok(status) => said(
             match output {
                 Output::Text => print_text(&status, out),
@@ -42,6 +47,13 @@ pub fn node_command(args: &[String], out: &mut dyn Write, err: &mut dyn Write) -
         ),
         Err(error) => said(writeln!(err, "slipway node: {error}"), 1),
     }
+}
+
+/// Names the uplinks that the set-up had to leave.
+fn warn(status: &Status, err: &mut dyn Write) -> io::Result<()> {
+    status.uplinks_without.iter().try_for_each(|left| {
+        writeln!(err, "slipway node: uplink {} is left to nftables: {}", left.name, left.why)
+    })
 }
 
 fn run(task: Task) -> Result<Status, CniError> {
@@ -85,11 +97,17 @@ fn print_text(status: &Status, out: &mut dyn Write) -> io::Result<()> {
         _ if ebpf::object().is_none() => "absent: this binary was built without them",
         (true, true) => "loaded",
         (true, false) => "loaded, of another version: `slipway node setup` replaces them",
+        (false, _) if !status.served_elsewhere.is_empty() => {
+            "not to be found here: their maps are pinned in another mount namespace"
+        }
         (false, _) => "not loaded: nftables serves everything",
     };
     writeln!(out, "programs    {state}")?;
     if status.is_set_up {
         writeln!(out, "uplinks     {}", status.uplinks.join(", "))?;
+        for left in &status.uplinks_without {
+            writeln!(out, "without     {}: {}", left.name, left.why)?;
+        }
         match &status.sockets {
             Some(Sockets::At(group)) => writeln!(out, "sockets     {}", group.display())?,
             Some(Sockets::Not(why)) => writeln!(out, "sockets     none: {why}")?,
@@ -173,11 +191,15 @@ fn print_json(status: &Status, out: &mut dyn Write) -> io::Result<()> {
         Some(Sockets::Not(why)) => (None, Some(why)),
         None => (None, None),
     };
+    let without: Vec<_> =
+        status.uplinks_without.iter().map(|left| json!({"name": left.name, "why": left.why})).collect();
     let value = json!({
         "builtIn": ebpf::object().is_some(),
         "setUp": status.is_set_up,
         "current": status.is_current,
         "uplinks": status.uplinks,
+        "uplinksWithout": without,
+        "servedElsewhere": status.served_elsewhere,
         "sockets": group,
         "socketsLeft": why,
         "masqueradePorts": status.masquerade_ports.map(|ports| ports.to_string()),
@@ -196,7 +218,7 @@ fn print_json(status: &Status, out: &mut dyn Write) -> io::Result<()> {
 
 #[cfg(test)]
 mod tests {
-    use cni_dataplane::ebpf::PortRange;
+    use cni_dataplane::ebpf::{PortRange, Without};
 
     use super::*;
 
@@ -220,6 +242,8 @@ mod tests {
             is_set_up: true,
             is_current: true,
             uplinks: vec!["eth0".to_owned(), "eth1".to_owned()],
+            served_elsewhere: Vec::new(),
+            uplinks_without: vec![Without { name: "eth2".to_owned(), why: "no such interface".to_owned() }],
             sockets: Some(Sockets::At("/sys/fs/cgroup".into())),
             masquerade_ports: Some(PortRange::default()),
             masquerade_clash: None,
@@ -236,7 +260,7 @@ mod tests {
         let text = String::from_utf8(text).unwrap();
         assert!(
             text.ends_with(
-                "uplinks     eth0, eth1\nsockets     /sys/fs/cgroup\nmasquerade  with ports 61000-65535\ncontainers  2, 1 of them left to nftables\nports       3\n\
+                "uplinks     eth0, eth1\nwithout     eth2: no such interface\nsockets     /sys/fs/cgroup\nmasquerade  with ports 61000-65535\ncontainers  2, 1 of them left to nftables\nports       3\n\
                  counter     Published: 7\n\
                  dropped     Write: 1 (the kernel refused to change the packet)\n\
                  left        Ttl: 2 (the time to live ended here)\n"

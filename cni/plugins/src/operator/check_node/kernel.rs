@@ -141,10 +141,24 @@ fn programs() -> Vec<Finding> {
     let found = ebpf::status(&defaults.ebpf);
     let at_sockets = found.as_ref().ok().and_then(at_sockets);
     let masquerade = found.as_ref().ok().and_then(masquerade);
-    [Some(programs_loaded(found, if wanted { State::Warning } else { State::Note })), at_sockets, masquerade]
-        .into_iter()
-        .flatten()
-        .collect()
+    let at_uplinks = found.as_ref().ok().and_then(at_uplinks);
+    let loaded = programs_loaded(found, if wanted { State::Warning } else { State::Note });
+    [Some(loaded), at_uplinks, at_sockets, masquerade].into_iter().flatten().collect()
+}
+
+/// Uplinks that have no program.
+fn at_uplinks(status: &Status) -> Option<Finding> {
+    let (what, why) = (
+        "BPF programs at uplinks",
+        "what comes in elsewhere is nftables'; an uplink that has lost its program answers no container that it masquerades",
+    );
+    let left: Vec<String> =
+        status.uplinks_without.iter().map(|left| format!("{}: {}", left.name, left.why)).collect();
+    if left.is_empty() || !status.is_set_up {
+        return None;
+    }
+    let mend = "`slipway node setup`; or name the uplinks as \"uplinks\" in /etc/cni/slipway.json";
+    Some(Finding::new(what, State::Warning, left.join("; ")).why(why).mend(mend))
 }
 
 /// The programs at the node's own sockets, once anything is set up.

@@ -1,0 +1,149 @@
+//! Interfaces to the outside, told to the programs and given one: what is seen when one of the two is missing.
+
+use serde_json::json;
+use slipway_tests::{Attach, Host, PROGRAMS, Pod, Proto, at, has_programs, needs, slipway};
+
+use crate::{PORT, Stage, address, attach};
+
+const FAR: u16 = 7000;
+
+/// A pod reaches a far end, which sees the node.
+fn reaches(pod: &Pod, far: &Host) {
+    let _server = far.serve(Proto::Tcp, &at(far.v4, FAR).to_string(), "far");
+    assert_eq!(pod.expect(Proto::Tcp, (far.v4, FAR), "far").peer.ip(), far.node_v4);
+}
+
+/// What status says of an interface that lacks something.
+fn complaint(stage: &Stage, link: &str) -> String {
+    let status = stage.node.programs();
+    let all = status["uplinksWithout"].as_array().unwrap_or_else(|| panic!("{status}"));
+    let of_link = all.iter().find(|one| one["name"] == link);
+    of_link.map(|one| one["why"].as_str().expect("a reason").to_owned()).unwrap_or_default()
+}
+
+/// Something else has our place among the filters of one uplink: the others are served all the same, and what a pod
+/// sends out of this one is netfilter's.
+#[test]
+fn one_uplink_without_a_program_is_no_error_for_the_others() {
+    needs!(has_programs(), PROGRAMS);
+    let stage = Stage::new();
+    let other = stage.node.host("other");
+    stage.node.cmd(&format!("tc qdisc add dev {} clsact", other.node_link));
+    stage.node.cmd(&format!(
+        "tc filter add dev {} ingress protocol all pref 21324 u32 match u32 0 0 flowid :1",
+        other.node_link
+    ));
+    let pod = stage.node.pod("web");
+    let network = stage.network();
+    let attach = attach(&pod);
+    let result = network.add(&attach).expect("ADD");
+    let setup = stage.node.try_slipway("node setup");
+    assert!(setup.code == Some(0) && setup.stderr.contains(&other.node_link), "{setup}");
+    assert_eq!(stage.node.programs()["uplinks"], json!([stage.client.node_link]));
+    assert!(complaint(&stage, &other.node_link).contains("attach"), "{}", stage.node.programs());
+    assert_eq!(complaint(&stage, &stage.client.node_link), "");
+    let report = stage.node.try_slipway("check-node").stdout;
+    let line = report.lines().find(|line| line.contains("BPF programs at uplinks")).unwrap_or_default();
+    assert!(line.starts_with("warning") && line.contains(&other.node_link), "{report}");
+    let before = stage.node.counted("Masqueraded");
+    reaches(&pod, &other);
+    assert_eq!(stage.node.counted("Masqueraded"), before, "{}", stage.node.programs());
+    reaches(&pod, &stage.client);
+    assert_eq!(stage.node.counted("Masqueraded"), before + 1, "{}", stage.node.programs());
+    let _server = pod.serve(Proto::Tcp, &format!("{}:80", address(&result)), "web");
+    for host in [&stage.client, &other] {
+        host.expect(Proto::Tcp, (host.node_v4, PORT), "web");
+    }
+    // The way is free, and the next set-up takes it.
+    stage.node.cmd(&format!("tc filter del dev {} ingress pref 21324", other.node_link));
+    stage.node.slipway("node setup");
+    assert_eq!(complaint(&stage, &other.node_link), "");
+    reaches(&pod, &other);
+    assert_eq!(stage.node.counted("Masqueraded"), before + 2, "{}", stage.node.programs());
+    network.check(&attach).expect("CHECK");
+    network.del(&attach).expect("DEL");
+}
+
+/// Wherever a set-up with a new uplink ends, pods reach what is behind it.
+#[test]
+fn a_setup_that_is_killed_cuts_nobody_off() {
+    needs!(has_programs(), PROGRAMS);
+    let stage = Stage::new();
+    let (network, pod) = (stage.network(), stage.node.pod("web"));
+    network.add(&Attach::new(&pod)).expect("ADD");
+    let other = stage.node.host("other");
+    let _server = other.serve(Proto::Tcp, &at(other.v4, FAR).to_string(), "far");
+    let mut killed = 0;
+    loop {
+        let inject = format!("inject=bpf:signal=SIGKILL:when={}", killed + 1);
+        let slipway = slipway();
+        let program = slipway.display();
+        let line = format!("strace -f -qq -o /dev/null -e trace=bpf -e {inject} {program} node setup");
+        let ended = stage.node.try_cmd(&line).code == Some(0);
+        let peer = pod.expect(Proto::Tcp, (other.v4, FAR), "far").peer;
+        assert_eq!(peer.ip(), other.node_v4, "killed at bpf(2) number {}", killed + 1);
+        if ended {
+            break;
+        }
+        killed += 1;
+    }
+    assert!(killed > 10, "killed {killed} times");
+    let before = stage.node.counted("Masqueraded");
+    pod.expect(Proto::Tcp, (other.v4, FAR), "far");
+    assert_eq!(stage.node.counted("Masqueraded"), before + 1, "{}", stage.node.programs());
+}
+
+#[test]
+fn the_program_of_an_uplink_that_somebody_took_away_is_missed_and_comes_back_with_the_next_container() {
+    needs!(has_programs(), PROGRAMS);
+    let stage = Stage::new();
+    let (network, pod) = (stage.network(), stage.node.pod("web"));
+    let attach = attach(&pod);
+    network.add(&attach).expect("ADD");
+    network.check(&attach).expect("CHECK");
+    reaches(&pod, &stage.client);
+    let link = stage.client.node_link.clone();
+    stage.node.cmd(&format!("tc qdisc del dev {link} clsact"));
+    let failure = network.check(&attach).expect_err("CHECK").to_string();
+    assert!(failure.contains("BPF program") && failure.contains(&link), "{failure}");
+    assert!(complaint(&stage, &link).contains("program"), "{}", stage.node.programs());
+    let text = stage.node.slipway("node status");
+    assert!(text.contains(&format!("without     {link}: ")), "{text}");
+    let report = stage.node.try_slipway("check-node").stdout;
+    let line = report.lines().find(|line| line.contains("BPF programs at uplinks")).unwrap_or_default();
+    assert!(line.starts_with("warning") && line.contains(&link), "{report}");
+    let next = stage.node.pod("next");
+    network.add(&Attach::new(&next)).expect("ADD");
+    assert_eq!(complaint(&stage, &link), "");
+    network.check(&attach).expect("CHECK");
+    reaches(&pod, &stage.client);
+}
+
+#[test]
+fn the_program_of_a_container_that_somebody_took_away_is_missed() {
+    needs!(has_programs(), PROGRAMS);
+    let stage = Stage::new();
+    let (network, pod) = (stage.network(), stage.node.pod("web"));
+    let attach = attach(&pod);
+    let result = network.add(&attach).expect("ADD");
+    let link = result["interfaces"][1]["name"].as_str().expect("the node's end").to_owned();
+    stage.node.cmd(&format!("tc qdisc del dev {link} clsact"));
+    let failure = network.check(&attach).expect_err("CHECK").to_string();
+    assert!(failure.contains("BPF program") && failure.contains(&link), "{failure}");
+    stage.node.slipway("node setup");
+    network.check(&attach).expect("CHECK");
+    let _server = pod.serve(Proto::Tcp, &format!("{}:80", address(&result)), "web");
+    stage.client.expect(Proto::Tcp, (stage.client.node_v4, PORT), "web");
+}
+
+#[test]
+fn an_uplink_that_was_named_and_is_not_there_is_told() {
+    needs!(has_programs(), PROGRAMS);
+    let stage = Stage::new();
+    stage.node.own_etc();
+    let settings = json!({"uplinks": ["nosuch0", stage.client.node_link]});
+    stage.node.write("/etc/cni/slipway.json", settings.to_string());
+    let setup = stage.node.try_slipway("node setup");
+    assert!(setup.code == Some(0) && setup.stderr.contains("nosuch0"), "{setup}");
+    assert!(complaint(&stage, "nosuch0").contains("no such interface"), "{}", stage.node.programs());
+}
