@@ -149,3 +149,29 @@ fn the_table_follows_the_programs() {
     network.check(&attach).expect("CHECK");
     network.del(&attach).expect("DEL");
 }
+
+/// A pod that netfilter masquerades sends from a port that another one publishes: the answer is its own.
+#[test]
+fn netfilters_masquerade_takes_no_published_port_for_datagrams() {
+    const PUBLISHED: u16 = 5353;
+    needs!(has_programs(), PROGRAMS);
+    let stage = Stage::new();
+    stage.node.cmd(&format!("ip route add default via {}", stage.client.v4));
+    stage.node.cmd(&format!("ip -6 route add default via {}", stage.client.v6));
+    let mut list = list("ebpf");
+    list["plugins"][0]["ipMasqBackend"] = "nftables".into();
+    let network = stage.node.network(list);
+    let (one, two) = (stage.node.pod("one"), stage.node.pod("two"));
+    network.add(&Attach::new(&one).port(Proto::Udp, PUBLISHED, PUBLISHED)).expect("ADD");
+    let result = network.add(&Attach::new(&two)).expect("ADD");
+    let own = addresses(&result);
+    for (family, far) in [IpAddr::from(stage.client.v4), stage.client.v6.into()].into_iter().enumerate() {
+        let to = SocketAddr::new(far, FAR);
+        let _server = stage.client.serve(Proto::Udp, &to.to_string(), "far");
+        let from = SocketAddr::new(own[family], PUBLISHED);
+        let mut talk = two.dial(Proto::Udp, Some(from), to, patience()).expect("a conversation");
+        for _ in 0..2 {
+            assert_ne!(talk.say().expect("an answer").peer.port(), PUBLISHED, "{to}");
+        }
+    }
+}

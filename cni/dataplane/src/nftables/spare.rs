@@ -1,7 +1,8 @@
 //! The ports that netfilter's masquerade leaves to the BPF programs'.
 //!
 //! ```text
-//! chain spare-ports   meta l4proto { tcp, udp } th sport 1024-65535 masquerade to :1024-60999
+//! chain spare-ports   meta l4proto udp masquerade to :32768-60999
+//!                     meta l4proto { tcp, udp } th sport 1024-65535 masquerade to :1024-60999
 //!                     meta l4proto { icmp, ipv6-icmp } masquerade to :0-60999
 //!                     masquerade
 //! ```
@@ -11,6 +12,10 @@
 //! go here in place of masquerading, while there are programs on the node: with as many rules as before, so that an
 //! earlier version of Slipway finds nothing wrong with them. The comment of this chain says which ports are spared; it
 //! outlives a flush of the rules.
+//!
+//! UDP gets none of the ports below those that a node's sockets choose by themselves, which is where ports are
+//! published. To a program an answer to a published port would be the first word of a new client: unlike the rules
+//! here, it does not know which conversations netfilter has, and a datagram does not tell.
 
 use cni_nftables::{Chain, ChainInfo, Cmp, Field, Operand, PortChoice, Stmt, Transaction, Value};
 
@@ -26,6 +31,9 @@ pub(crate) const CHAIN: &str = "spare-ports";
 const COMMENT: &str = "masquerades with other ports than the programs': ";
 /// The first port that the kernel gives to who has not one below it (`nf_nat_l4proto_unique_tuple`).
 const FIRST: u16 = 1024;
+/// The first port that is not meant for services: where `net.ipv4.ip_local_port_range` begins by default. Who publishes
+/// ports from here on is warned by `slipway check-node`.
+const EPHEMERAL: u16 = 32768;
 
 /// What masquerades, at the end of a chain.
 pub(crate) fn masquerade(layout: Layout) -> Stmt {
@@ -54,6 +62,9 @@ fn rules(spared: PortRange) -> Vec<Vec<Stmt>> {
     let between = |(first, last)| Stmt::Masquerade(PortChoice::Between(first, last));
     let mut rules = Vec::new();
     // Only what a program can mistake for its own: it knows TCP, UDP and the echoes of ICMP.
+    if let Some(others) = others(spared, EPHEMERAL) {
+        rules.push(vec![Stmt::eq(Field::L4Proto, Value::Proto(17)), between(others)]);
+    }
     if let Some(others) = others(spared, FIRST) {
         let high = Operand::Range(Value::Port(FIRST), Value::Port(u16::MAX));
         let high = Stmt::Match { fields: vec![Field::ThSport], cmp: Cmp::Eq, to: high };
@@ -70,7 +81,7 @@ fn rules(spared: PortRange) -> Vec<Vec<Stmt>> {
 /// there are none.
 fn others(spared: PortRange, first: u16) -> Option<(u16, u16)> {
     let below = (first, spared.first.saturating_sub(1));
-    let above = (spared.last.saturating_add(1), u16::MAX);
+    let above = (spared.last.saturating_add(1).max(first), u16::MAX);
     let size = |(first, last): (u16, u16)| last.checked_sub(first);
     let below = size(below).filter(|_| spared.first > first).map(|size| (size, below));
     let above = size(above).filter(|_| spared.last < u16::MAX).map(|size| (size, above));
@@ -144,12 +155,16 @@ mod tests {
         assert_eq!(others(range(1025, 65535), FIRST), Some((1024, 1024)));
         assert_eq!(others(range(1024, 65535), FIRST), None);
         assert_eq!(others(range(1024, 65535), 0), Some((0, 1023)));
+        assert_eq!(others(range(61000, 65535), EPHEMERAL), Some((32768, 60999)));
+        assert_eq!(others(range(20000, 20099), EPHEMERAL), Some((32768, 65535)));
+        assert_eq!(others(range(30000, 40000), EPHEMERAL), Some((40001, 65535)));
+        assert_eq!(others(range(30000, 65535), EPHEMERAL), None);
     }
 
     #[test]
     fn none_of_the_chosen_is_spared() {
         for (first, last) in [(1024, 1024), (1024, 65535), (65535, 65535), (30000, 40000), (61000, 65535)] {
-            for from in [0, FIRST] {
+            for from in [0, FIRST, EPHEMERAL] {
                 if let Some((low, high)) = others(range(first, last), from) {
                     assert!(from <= low && low <= high && (high < first || low > last), "{first}-{last}");
                 }
