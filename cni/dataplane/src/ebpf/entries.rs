@@ -150,7 +150,7 @@ pub(crate) fn forget<'a>(
 /// Makes the programs forget what is an attachment's although no element says so, as after a flush of the ruleset: what
 /// the hints lead to, if its link is gone or is the attachment's own.
 pub(crate) fn forget_unheld(withdrawal: &Withdrawal<'_>) {
-    if withdrawal.ports.is_empty() && withdrawal.addresses.is_empty() {
+    if withdrawal.ports.is_empty() && withdrawal.addresses.is_empty() || !node::is_at_home() {
         return;
     }
     leave(|tables| {
@@ -196,7 +196,9 @@ fn is_gone_or_of(tables: &Tables, pod: (u32, u32), own: AttachmentHash) -> Resul
 
 /// Makes the programs forget containers whose link is gone.
 pub(crate) fn forget_gone() {
-    leave(sweep);
+    if node::is_at_home() {
+        leave(sweep);
+    }
 }
 
 /// Takes away containers whose link is gone, and ports and addresses of containers that are unknown: a container is told

@@ -201,6 +201,12 @@ fn programs_loaded(found: Result<Status, cni_dataplane::Error>, otherwise: State
             let mend = "build with `cargo xtask build`, which fetches the compiler";
             Finding::new(what, otherwise, "not in this binary").why(why).mend(mend)
         }
+        Ok(status) if !status.served_elsewhere.is_empty() => {
+            let found =
+                format!("at {}, pinned in another mount namespace", status.served_elsewhere.join(", "));
+            let mend = "let whoever calls the plugins see the BPF file system that `slipway node setup` saw";
+            Finding::new(what, State::Warning, found).why(why).mend(mend)
+        }
         Ok(status) if !status.is_set_up => {
             let mend = "the first container with backend ebpf, or `slipway node setup`, loads them";
             match ebpf::try_out() {
