@@ -102,7 +102,7 @@ fn a_container_that_was_kept_apart_first_is_left_to_nftables() {
         assert_eq!(
             (backends(&stage), &stage.node.programs()["containersLeft"]),
             (vec![json!("nftables")], &json!(1))
-        )
+        );
     };
     left();
     // With a new program comes a new generation, of which nobody has noted anything.
