@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::os::unix::fs::FileTypeExt as _;
+use std::os::unix::process::CommandExt as _;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::sync::Mutex;
@@ -51,6 +52,9 @@ impl Stage {
         let errors = format!("/run/{name}.err");
         let child = space.run(|| {
             let errors = File::options().create(true).append(true).open(&errors).expect("a file for errors");
+            // A group of its own: where the tests' group has no parent any more, as in a virtual machine, the kernel
+            // hangs up on all of it when one of it stands still (a daemon that is stopped) and another ends.
+            command.process_group(0);
             command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(errors).spawn()
         });
         let child = child.unwrap_or_else(|e| panic!("start {name}: {e}"));
