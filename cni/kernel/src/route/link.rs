@@ -26,6 +26,9 @@ pub struct Link {
     pub index: u32,
     /// Its name.
     pub name: String,
+    /// Its alternative names. Before Linux 6.7 a link that has been moved still has them, and is not found by them
+    /// where it is now.
+    pub alternative_names: Vec<String>,
     /// `IFLA_IFALIAS`, a free text of at most 255 bytes; empty when there is none.
     pub alias: String,
     /// Its Ethernet address; none where the link layer has another kind.
@@ -476,6 +479,7 @@ fn query(index: u32, name: Option<LinkAttribute>) -> LinkMessage {
 pub(super) const IFINFOMSG: usize = 16;
 
 // linux/if_link.h
+const IFLA_PROP_LIST: u16 = 52;
 const IFLA_ALT_IFNAME: u16 = 53;
 const IFLA_INFO_KIND: u16 = 1;
 const IFLA_INFO_DATA: u16 = 2;
@@ -496,6 +500,7 @@ pub(super) fn decode(payload: &[u8]) -> Result<Link, String> {
     let mut link = Link {
         index: wire::u32_of(&header[4..]),
         name: String::new(),
+        alternative_names: Vec::new(),
         alias: String::new(),
         mac: None,
         mtu: 0,
@@ -517,6 +522,10 @@ pub(super) fn decode(payload: &[u8]) -> Result<Link, String> {
     for (kind, value) in wire::attributes(rest) {
         match kind {
             nix::libc::IFLA_IFNAME => link.name = wire::text(value),
+            IFLA_PROP_LIST => {
+                let names = wire::attributes(value).filter(|(kind, _)| *kind == IFLA_ALT_IFNAME);
+                link.alternative_names = names.map(|(_, name)| wire::text(name)).collect();
+            }
             nix::libc::IFLA_IFALIAS => link.alias = wire::text(value),
             nix::libc::IFLA_ADDRESS => link.mac = wire::mac(value),
             nix::libc::IFLA_MTU => link.mtu = wire::u32_of(value),

@@ -81,7 +81,7 @@ impl Journey<'_> {
         check_ifname(&link.alias).map_err(|error| {
             CniError::internal(format!("the alias of link {} is no name of a link: {error}", link.name))
         })?;
-        if !self.is_meant(&link, device, told)? {
+        if !Self::is_meant(&link, device, told) {
             log::debug!("link {} of the container is another attachment's {}", link.name, link.alias);
             return Ok(None);
         }
@@ -91,17 +91,14 @@ impl Journey<'_> {
 
     /// Whether a link of the container's is the device that the configuration names, as far as can be told
     /// from here: what is below `/sys` is the node's.
-    fn is_meant(&self, link: &Link, device: Option<&Device>, told: Option<Mac>) -> Result<bool, CniError> {
+    fn is_meant(link: &Link, device: Option<&Device>, told: Option<Mac>) -> bool {
         match device {
-            Some(Device::Name(name)) if link.alias == *name => Ok(true),
+            Some(Device::Name(name)) if link.alias == *name => true,
             // An alternative name goes with the link.
-            Some(Device::Name(name)) => {
-                let named = self.container.route.find_link(name).map_err(failed)?;
-                Ok(named.is_some_and(|named| named.index == link.index && named.name != *name))
-            }
+            Some(Device::Name(name)) => link.alternative_names.contains(name),
             // Its address may be another by now; that it was this one, the result tells.
-            Some(Device::Mac(mac)) => Ok(link.mac == Some(*mac) || told == Some(*mac)),
-            Some(Device::Path(_) | Device::Pci(_) | Device::Auxiliary(_)) | None => Ok(true),
+            Some(Device::Mac(mac)) => link.mac == Some(*mac) || told == Some(*mac),
+            Some(Device::Path(_) | Device::Pci(_) | Device::Auxiliary(_)) | None => true,
         }
     }
 
@@ -207,6 +204,7 @@ mod tests {
         Link {
             index: 7,
             name: name.to_owned(),
+            alternative_names: Vec::new(),
             alias: alias.to_owned(),
             mac: None,
             mtu: 1500,
