@@ -107,6 +107,8 @@ impl Flow {
     pub const OFFLOADED: u32 = 1 << 14;
     /// `IPS_SEEN_REPLY`: there were packets in both directions.
     pub const ANSWERED: u32 = 1 << 1;
+    /// `IPS_ASSURED`: it stays when the table is full; for UDP, there was more than a question and its answer.
+    pub const ASSURED: u32 = 1 << 2;
 
     /// Whether its destination was translated (`IPS_DST_NAT`).
     #[must_use]

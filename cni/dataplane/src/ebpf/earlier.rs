@@ -197,7 +197,7 @@ fn half<A: Address>(flow: &conntrack::Flow, side: u8, (pod, generation): (u32, u
 
 /// Where a conversation stands, and whether it is an established one.
 fn stands(flow: &conntrack::Flow) -> Option<(State, bool)> {
-    let answered = flow.status & conntrack::Flow::ANSWERED != 0;
+    let has = |bit| flow.status & bit != 0;
     match flow.original.protocol {
         IPPROTO_TCP => {
             let number = flow.tcp_state.unwrap_or_default();
@@ -206,8 +206,10 @@ fn stands(flow: &conntrack::Flow) -> Option<(State, bool)> {
             let established = (State::Established as u8..=State::TimeWait as u8).contains(&(state as u8));
             Some((state, established))
         }
-        IPPROTO_UDP => Some((if answered { State::Stream } else { State::Unreplied }, answered)),
-        IPPROTO_ICMP | IPPROTO_ICMPV6 => Some((State::Echo, answered)),
+        IPPROTO_UDP if has(conntrack::Flow::ASSURED) => Some((State::Stream, true)),
+        IPPROTO_UDP if has(conntrack::Flow::ANSWERED) => Some((State::Replied, false)),
+        IPPROTO_UDP => Some((State::Unreplied, false)),
+        IPPROTO_ICMP | IPPROTO_ICMPV6 => Some((State::Echo, false)),
         _ => None,
     }
 }
@@ -238,7 +240,8 @@ mod tests {
     fn a_conversation_with_a_port_has_the_two_halves_that_the_programs_would_look_for() {
         let original = tuple(("192.0.2.9", 40000), ("192.0.2.2", 8080), 17);
         let reply = tuple(("10.0.0.5", 80), ("192.0.2.9", 40000), 17);
-        let known = flow(original, reply, conntrack::Flow::ANSWERED | 32, None);
+        let status = conntrack::Flow::ANSWERED | conntrack::Flow::ASSURED | 32;
+        let known = flow(original, reply, status, None);
         let one = half::<Addr4>(&known, SIDE_UPLINK, POD).unwrap();
         assert_eq!((one.key.destination_port.number(), one.key.side), (8080, SIDE_UPLINK));
         assert_eq!((one.half.action, one.half.state), (Action::Pass as u8, State::Stream as u8));
@@ -265,6 +268,18 @@ mod tests {
             assert_eq!((IpAddr::from(answer.destination), answer.side), (reply.destination, SIDE_UPLINK));
             assert_eq!(answer.destination_port.number(), 50001);
         }
+    }
+
+    #[test]
+    fn a_question_that_was_answered_is_no_stream() {
+        let of = |protocol, status| {
+            let original = tuple(("10.0.0.5", 40000), ("192.0.2.9", 53), protocol);
+            let one = half::<Addr4>(&flow(original, original.reversed(), status, None), SIDE_POD, POD);
+            one.map(|one| (one.half.state, one.is_established)).unwrap()
+        };
+        assert_eq!(of(IPPROTO_UDP, 0), (State::Unreplied as u8, false));
+        assert_eq!(of(IPPROTO_UDP, conntrack::Flow::ANSWERED), (State::Replied as u8, false));
+        assert_eq!(of(IPPROTO_ICMP, conntrack::Flow::ANSWERED), (State::Echo as u8, false));
     }
 
     #[test]

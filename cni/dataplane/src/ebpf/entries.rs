@@ -150,10 +150,13 @@ pub(crate) fn forget<'a>(
 /// Makes the programs forget what is an attachment's although no element says so, as after a flush of the ruleset: what
 /// the hints lead to, if its link is gone or is the attachment's own.
 pub(crate) fn forget_unheld(withdrawal: &Withdrawal<'_>) {
-    if withdrawal.ports.is_empty() && withdrawal.addresses.is_empty() || !node::is_at_home() {
+    if withdrawal.ports.is_empty() && withdrawal.addresses.is_empty() {
         return;
     }
     leave(|tables| {
+        if !node::is_at_home(tables.place()) {
+            return Ok(());
+        }
         let mut known = Vec::new();
         let ports = withdrawal.ports.iter().filter(|_| withdrawal.kinds.ports());
         for host in ports.filter(|host| is_served(host) && host.len() <= MANY) {
@@ -196,14 +199,12 @@ fn is_gone_or_of(tables: &Tables, pod: (u32, u32), own: AttachmentHash) -> Resul
 
 /// Makes the programs forget containers whose link is gone.
 pub(crate) fn forget_gone() {
-    if node::is_at_home() {
-        leave(sweep);
-    }
+    leave(|tables| if node::is_at_home(tables.place()) { sweep(tables) } else { Ok(()) });
 }
 
 /// Takes away containers whose link is gone, and ports and addresses of containers that are unknown: a container is told
 /// before they are.
-pub(super) fn sweep(tables: &mut Tables) -> Result<(), Error> {
+fn sweep(tables: &mut Tables) -> Result<(), Error> {
     let failed = |e| Error::kernel("look for the links of containers", e);
     let socket = RouteSocket::open().map_err(failed)?;
     for (index, pod) in tables.pods.all()? {

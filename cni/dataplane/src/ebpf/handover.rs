@@ -84,7 +84,7 @@ fn tell(
     for flow in flows::served(place, &clock, pods)? {
         let name = (flow.protocol, flow.first.before);
         let again = told.get(&name).copied();
-        let goes_on = |state| state == State::Established || state == State::Stream;
+        let goes_on = |state| matches!(state, State::Established | State::Stream | State::Replied);
         if again.is_some_and(|before| before == flow.state || goes_on(flow.state)) {
             continue;
         }
@@ -121,7 +121,7 @@ fn as_new(flow: &KnownFlow, clock: &Clock) -> NewFlow {
         original: tuple(flow.first.before),
         translated: tuple(flow.first.after),
         is_answered: flow.is_established || !matches!(flow.state, State::SynSent | State::Unreplied),
-        is_assured: flow.is_established && flow.state != State::Echo,
+        is_assured: flow.is_established,
         // The states of TCP have conntrack's numbers.
         tcp_state: is_tcp.then_some(flow.state as u8),
         timeout: clock.left(flow),

@@ -9,11 +9,11 @@ use std::path::Path;
 use cni_kernel::route::{Link, RouteSocket};
 use slipway_ebpf_abi::{Addr4, Addr6, LEFT, UPLINK_ETHERNET, Uplink, maps};
 
+use super::adopt;
 use super::attach::{self, Use};
 use super::place::Place;
 use super::tables::{self, Table, Tables};
 use super::uplinks::{self, Surroundings};
-use super::{adopt, entries};
 use crate::Error;
 
 /// An interface that has to have a program and has none.
@@ -196,7 +196,6 @@ pub(super) fn without(place: &Place, named: &[String]) -> Result<Vec<Without>, E
 /// A program that cannot be attached, or the maps.
 pub(super) fn renew_containers(place: &Place, folder: &Path) -> Result<(), Error> {
     let mut tables = Tables::open(place)?;
-    entries::sweep(&mut tables)?;
     let socket = socket()?;
     for (index, pod) in tables.pods.all()? {
         match socket.link_by_index(index) {
@@ -204,12 +203,11 @@ pub(super) fn renew_containers(place: &Place, folder: &Path) -> Result<(), Error
                 attach::attach(&link.name, &folder.join(maps::programs::POD_INGRESS), Use::Busy)?;
                 adopt::tell_router(&mut tables, &link, pod.generation)?;
             }
-            // Just now.
-            Err(e) if e.is_not_found() => {}
+            Err(e) if e.is_not_found() => tables.forget_pod(index, pod.generation)?,
             Err(e) => return Err(Error::kernel("look for the link of a container", e)),
         }
     }
-    Ok(())
+    tables.remove_unowned()
 }
 
 /// Takes our program from an interface, by its number; says whether there was one.

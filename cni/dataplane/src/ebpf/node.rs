@@ -95,10 +95,10 @@ pub(super) fn is_set_up(place: &Place) -> bool {
     configured(place).is_ok_and(|config| config.version == VERSION)
 }
 
-/// Whether the programs, if there are any, are those of this network namespace: in another one, with the same BPF file
-/// system, no link of a container is to be found. Where the kernel does not tell, it is taken for this one.
-pub(super) fn is_at_home() -> bool {
-    let Some(config) = Place::find().and_then(|place| configured(&place).ok()) else { return true };
+/// Whether the programs are those of this network namespace: in another one, with the same BPF file system, no link of
+/// a container is to be found. Where the kernel does not tell, it is taken for this one.
+pub(super) fn is_at_home(place: &Place) -> bool {
+    let Ok(config) = configured(place) else { return true };
     let here = cookie::of_this_namespace();
     here == 0 || config.netns_cookie == 0 || here == config.netns_cookie
 }

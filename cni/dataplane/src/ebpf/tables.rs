@@ -92,9 +92,7 @@ impl<K: Plain, V: Plain> Table<K, V> {
         let read: Result<Vec<_>, _> = self.map.iter().collect();
         read.map_err(|e| said::failed(format!("read the BPF map {}", self.name), e))
     }
-}
 
-impl<K: Plain, V: Plain> Table<K, V> {
     /// Takes away each element of which `is_to_go` says so, also when it is asked again while nobody else writes.
     fn remove_where(
         &mut self,
@@ -178,6 +176,11 @@ impl Tables {
             ports4: Table::open(place, maps::PORTS4)?,
             ports6: Table::open(place, maps::PORTS6)?,
         })
+    }
+
+    /// Where they are pinned.
+    pub(super) fn place(&self) -> &Place {
+        &self.place
     }
 
     /// Makes of what the programs know of the pod behind a link, by the link's number, what they are to know; none is

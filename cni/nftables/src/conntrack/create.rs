@@ -37,7 +37,7 @@ const LIBERAL: u8 = 0x08;
 // `IPS_*` (`linux/netfilter/nf_conntrack_common.h`). What is in the table is confirmed.
 const CONFIRMED: u32 = 1 << 3;
 const ANSWERED: u32 = super::Flow::ANSWERED;
-const ASSURED: u32 = 1 << 2;
+const ASSURED: u32 = super::Flow::ASSURED;
 /// TCP, UDP (IANA protocol numbers).
 const TCP: u8 = 6;
 const UDP: u8 = 17;

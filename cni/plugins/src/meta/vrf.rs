@@ -3,25 +3,19 @@
 //! The kernel takes the link down and up again when it is given to a VRF: its routes and, by default, its
 //! IPv6 addresses are gone then. They are put back, the routes into the VRF's table.
 
-use ipnet::IpNet;
-
-use cni_kernel::route::{
-    DuplicateDetection, Existing, Family, Link, LinkChange, LinkKind, MAIN_TABLE, Route, RouteError,
-    RouteKind, RouteSocket,
-};
+use cni_kernel::route::{Family, Link, LinkChange, LinkKind, MAIN_TABLE, RouteError, RouteSocket};
 use cni_spec::{AddResult, CniError, NetConf, Version, check_ifname, text};
 use serde::Deserialize;
 
 use crate::interface::shared::container::Container;
 use crate::interface::shared::failed;
-use crate::meta::trial;
+use crate::meta::layer3::Layer3;
+use crate::meta::{gone, trial};
 use crate::plugin::{NodeRequest, Plugin, Request};
 use crate::undo::Undo;
 
 /// The kernel's name for a VRF (`IFLA_INFO_KIND`).
 const KIND: &str = "vrf";
-/// `RTPROT_KERNEL` of `linux/rtnetlink.h`: routes that the kernel makes again by itself.
-const BY_KERNEL: u8 = 2;
 
 /// The `vrf` plugin.
 #[derive(Debug)]
@@ -187,58 +181,13 @@ fn enslave(route: &RouteSocket, config: &Config, ifname: &str) -> Result<u32, Cn
         let (lost, at) = (before.clone(), link.clone());
         undo.on_failure(format!("master of {ifname}"), move || {
             route.change_link(&at, &LinkChange::new().no_master())?;
-            lost.put_back(route, &at, MAIN_TABLE)
+            lost.put_back(route, &at)
         });
         route.change_link(&link, &LinkChange::new().master(&vrf)).map_err(failed)?;
-        before.put_back(route, &link, table).map_err(failed)?;
+        before.in_vrf(table).put_back(route, &link).map_err(failed)?;
     }
     undo.keep();
     Ok(table)
-}
-
-/// What a link loses when it goes down for a moment.
-#[derive(Debug, Clone)]
-struct Layer3 {
-    addresses: Vec<IpNet>,
-    routes: Vec<Route>,
-}
-
-impl Layer3 {
-    fn of(route: &RouteSocket, link: &Link) -> Result<Self, RouteError> {
-        let addresses = route.addresses(link)?.into_iter();
-        let mut routes = Vec::new();
-        for family in [Family::V4, Family::V6] {
-            routes.extend(route.routes(family, MAIN_TABLE)?);
-        }
-        routes.retain(|has| {
-            has.link == Some(link.index) && has.kind == RouteKind::Unicast && has.protocol != BY_KERNEL
-        });
-        // A gateway is reached by a route that has none.
-        routes.sort_by_key(|has| has.gateway.is_some());
-        Ok(Self {
-            addresses: addresses
-                .filter(|one| one.global && one.net.addr().is_ipv6())
-                .map(|one| one.net)
-                .collect(),
-            routes,
-        })
-    }
-
-    /// What is there still is left alone.
-    fn put_back(&self, route: &RouteSocket, link: &Link, table: u32) -> Result<(), RouteError> {
-        let there = |done: Result<(), RouteError>| match done {
-            Err(error) if !error.already_exists() => Err(error),
-            _ => Ok(()),
-        };
-        for net in &self.addresses {
-            // They were found to be nobody else's before.
-            there(route.add_address(link, *net, DuplicateDetection::Skip))?;
-        }
-        for lost in &self.routes {
-            there(route.add_route(&Route { table, ..lost.clone() }, Existing::Append))?;
-        }
-        Ok(())
-    }
 }
 
 /// The first table from 1 on that no VRF stands for, and that has nothing in it.
@@ -253,14 +202,6 @@ fn free_table(route: &RouteSocket) -> Result<u32, RouteError> {
         table += 1;
     }
     Ok(table)
-}
-
-/// What is not there need not be changed.
-fn gone(done: Result<(), RouteError>) -> Result<(), RouteError> {
-    match done {
-        Err(error) if !error.is_not_found() => Err(error),
-        _ => Ok(()),
-    }
 }
 
 #[cfg(test)]

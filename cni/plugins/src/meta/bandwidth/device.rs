@@ -6,6 +6,8 @@ use cni_kernel::route::{Link, LinkChange, LinkKind, RouteError, RouteSocket};
 use cni_spec::Attachment;
 use sha2::{Digest, Sha512};
 
+use crate::meta::gone;
+
 /// What all names begin with, as the reference's.
 const PREFIX: &str = "bwp";
 /// How many hexadecimal digits follow: a link's name has 15 characters.
@@ -160,14 +162,6 @@ fn is_dead(link: &Link, network: &str, valid: &[Attachment]) -> bool {
                 && link.mac == Some(mac(network))
                 && !valid.iter().any(|one| names(one).contains(&link.name))
         }
-    }
-}
-
-/// What is not there need not be deleted.
-pub(super) fn gone(deleted: Result<(), RouteError>) -> Result<(), RouteError> {
-    match deleted {
-        Err(error) if !error.is_not_found() => Err(error),
-        _ => Ok(()),
     }
 }
 

@@ -15,12 +15,12 @@ use nix::errno::Errno;
 
 use crate::interface::shared::container::Container;
 use crate::interface::shared::{failed, interface};
-use crate::meta::trial;
+use crate::meta::{gone, trial};
 use crate::plugin::{NodeRequest, Plugin, Request};
 use crate::undo::Undo;
 use config::Limits;
+use device::Made;
 pub(crate) use device::is_ours;
-use device::{Made, gone};
 
 /// The `bandwidth` plugin.
 #[derive(Debug)]

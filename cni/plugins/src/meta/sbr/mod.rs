@@ -6,13 +6,14 @@ use std::net::IpAddr;
 use std::time::Duration;
 
 use cni_kernel::netns::NetnsLock;
-use cni_kernel::route::{Existing, Family, Link, Route, RouteError, RouteSocket, Rule};
+use cni_kernel::route::{Existing, Family, Link, Route, RouteSocket, Rule};
 use cni_spec::{AddResult, CniError, ErrorCode, NetConf};
 use nix::errno::Errno;
 use serde::Deserialize;
 
 use crate::interface::shared::container::Container;
 use crate::interface::shared::failed;
+use crate::meta::{gone, there};
 use crate::plugin::{NodeRequest, Plugin, Request};
 use crate::undo::Undo;
 use plan::{Gateway, KERNELS, Neighbours, Plan, Present, Source};
@@ -204,26 +205,10 @@ fn carry_out(route: &RouteSocket, plan: &Plan, present: &Present) -> Result<(), 
     Ok(())
 }
 
-/// What is there need not be added.
-fn there(added: Result<(), RouteError>) -> Result<(), RouteError> {
-    match added {
-        Err(error) if !error.already_exists() => Err(error),
-        _ => Ok(()),
-    }
-}
-
 /// Whether two routes of a table differ in their source at most.
 fn is_same(one: &Route, other: &Route) -> bool {
     let key = |route: &Route| (route.dst, route.table, route.metric, route.link, route.gateway);
     key(one) == key(other)
-}
-
-/// What is not there need not be deleted.
-fn gone(deleted: Result<(), RouteError>) -> Result<(), RouteError> {
-    match deleted {
-        Err(error) if !error.is_not_found() => Err(error),
-        _ => Ok(()),
-    }
 }
 
 /// The link's addresses, and those that the result tells: the link may be gone, or may have lost them.

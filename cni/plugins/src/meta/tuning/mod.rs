@@ -2,7 +2,6 @@
 
 mod backup;
 mod config;
-mod layer3;
 mod sysctls;
 
 use cni_kernel::route::{Link, LinkChange, RouteError, RouteSocket};
@@ -11,12 +10,12 @@ use nix::errno::Errno;
 
 use crate::interface::shared::container::Container;
 use crate::interface::shared::failed;
+use crate::meta::layer3::Layer3;
 use crate::plugin::{NodeRequest, Plugin, Request};
 use crate::undo::Undo;
 use backup::{Backup, Backups};
 pub(crate) use config::DATA_DIR;
 use config::{Attributes, Config};
-use layer3::Layer3;
 use sysctls::{Allowed, Sysctl};
 
 /// The `tuning` plugin.

@@ -1,18 +1,22 @@
 //! What a link loses when it goes down for a moment: its IPv6 addresses, and its routes in all tables.
 
 use cni_kernel::route::{
-    DuplicateDetection, Existing, Family, Link, Route, RouteError, RouteKind, RouteSocket,
+    DuplicateDetection, Existing, Family, Link, MAIN_TABLE, Route, RouteError, RouteKind, RouteSocket,
 };
 use ipnet::IpNet;
+
+use super::{gone, there};
 
 // linux/rtnetlink.h
 /// `RTPROT_KERNEL`: the kernel makes them for addresses.
 const BY_KERNEL: u8 = 2;
 /// `RTPROT_RA`: routers tell them again.
 const BY_ROUTERS: u8 = 9;
+/// `RT_TABLE_LOCAL`.
+const LOCAL_TABLE: u32 = 255;
 
 /// A link's addresses and routes.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub(super) struct Layer3 {
     addresses: Vec<IpNet>,
     routes: Vec<Route>,
@@ -27,6 +31,14 @@ impl Layer3 {
         let addresses = route.addresses(link)?.into_iter();
         let lost = addresses.filter(|one| one.global && one.net.addr().is_ipv6()).map(|one| one.net);
         Ok(Self { addresses: lost.collect(), routes: routes_of(route, link)? })
+    }
+
+    /// The same with the routes that a VRF has in a table of its own, in that one.
+    pub(super) fn in_vrf(mut self, table: u32) -> Self {
+        for route in self.routes.iter_mut().filter(|route| [MAIN_TABLE, LOCAL_TABLE].contains(&route.table)) {
+            route.table = table;
+        }
+        self
     }
 
     /// Gives the link, which is up again, what it had and has not. What the kernel has made for its addresses
@@ -77,22 +89,6 @@ fn changes(before: &[Route], now: &[Route]) -> Changes {
     // A gateway is reached by a route that has none.
     missing.sort_by_key(|route| route.gateway.is_some());
     Changes { extra, missing }
-}
-
-/// What is there need not be added.
-fn there(added: Result<(), RouteError>) -> Result<(), RouteError> {
-    match added {
-        Err(error) if !error.already_exists() => Err(error),
-        _ => Ok(()),
-    }
-}
-
-/// What is not there need not be deleted.
-fn gone(deleted: Result<(), RouteError>) -> Result<(), RouteError> {
-    match deleted {
-        Err(error) if !error.is_not_found() => Err(error),
-        _ => Ok(()),
-    }
 }
 
 #[cfg(test)]
