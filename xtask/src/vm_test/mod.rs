@@ -237,6 +237,12 @@ fn conclude(args: &Args, list: &Kernels, rows: &[Row<'_>]) -> Result<Verdict> {
 
 fn write_docs(list: &Kernels, rows: &[Row<'_>], emulator: &str) -> Result<()> {
     let write = |path: &Path, text: String| fs::write(path, text).map_err(|e| Error::file("write", path, e));
+    for (kernel, row) in rows {
+        if let Ok(outcome) = row {
+            let told = Outcome { problems: Vec::new(), evidence: Vec::new(), ..outcome.clone() };
+            write(&data(&kernel.name), told.to_json()?)?;
+        }
+    }
     write(&workspace::root().join("docs/kernels.md"), report::page(list, rows, emulator))?;
     let readme = workspace::root().join("README.md");
     let text = fs::read_to_string(&readme).map_err(|e| Error::file("read", &readme, e))?;
@@ -252,10 +258,19 @@ fn sources() -> String {
     run::capture(git.current_dir(workspace::root())).unwrap_or_default().trim().to_owned()
 }
 
-/// What the kernel's earlier runs told, if there were any.
+/// What the kernel's earlier runs told, if there were any: here, and those of which the page was made.
 fn earlier(kernel: &str) -> Result<Option<Outcome>> {
-    let path = kernels::cache()?.join("runs").join(kernel).join(RESULTS);
-    Ok(fs::read(path).ok().and_then(|text| serde_json::from_slice(&text).ok()))
+    let read = |path: PathBuf| -> Option<Outcome> { serde_json::from_slice(&fs::read(path).ok()?).ok() };
+    let here = read(kernels::cache()?.join("runs").join(kernel).join(RESULTS));
+    Ok(match (here, read(data(kernel))) {
+        (Some(here), Some(page)) => Some(here.with_earlier(page)),
+        (here, page) => here.or(page),
+    })
+}
+
+/// Where the page keeps what a kernel's runs told, for machines on which they were not.
+fn data(kernel: &str) -> PathBuf {
+    workspace::root().join("docs/data/kernels").join(format!("{kernel}.json"))
 }
 
 /// A row for each kernel of the list: of this run with what earlier ones tell, or of those.
@@ -332,6 +347,7 @@ impl Bench<'_> {
         let mut outcome = outcome::judge(self.list, kernel, &plan, &run);
         for suite in &mut outcome.suites {
             suite.sources.clone_from(&self.sources);
+            suite.at = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
         }
         if let Err(wrong) = kernel.check_options(&self.list.promised, &ready.config) {
             outcome.problems.push(format!("kernels.toml and its configuration differ: {wrong}"));
@@ -360,10 +376,8 @@ impl Bench<'_> {
         known.suites.retain(|suite| self.programs.names.contains(&suite.name));
         // What was wrong with a test program is told by the program's own entry.
         known.problems.clear();
-        let text = serde_json::to_vec_pretty(&known);
-        let text = text.map_err(|e| Error::Failed(format!("write the results: {e}")))?;
         let path = dir.join(RESULTS);
-        fs::write(&path, text).map_err(|e| Error::file("write", &path, e))
+        fs::write(&path, known.to_json()?).map_err(|e| Error::file("write", &path, e))
     }
 
     fn plan(&self, kernel: &str) -> Plan {

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use slipway_vm::{Ending, Event, Plan};
 
+use crate::error::{Error, Result};
 use crate::vm_test::kernels::{Kernel, Kernels};
 use crate::vm_test::qemu::Run;
 
@@ -40,6 +41,9 @@ pub(crate) struct SuiteOutcome {
     /// What git called the sources.
     pub(crate) sources: String,
     pub(crate) millis: u64,
+    /// When the machine was done with it, in seconds since 1970.
+    #[serde(default)]
+    pub(crate) at: u64,
     /// Whether nothing was wrong with it.
     pub(crate) passed: bool,
     pub(crate) tests: Vec<(String, Status)>,
@@ -77,21 +81,38 @@ impl Outcome {
         names.into_iter().collect::<Vec<_>>().join(", ")
     }
 
-    /// Adds what an earlier run tells of test programs that were not in this one. Nothing, when it was
+    /// Adds what other runs tell of test programs that were not in this one, or were in it before. Nothing, when it was
     /// another release of the kernel.
     pub(crate) fn with_earlier(mut self, earlier: Self) -> Self {
         if self.release == earlier.release {
-            let known: BTreeSet<String> = self.suites.iter().map(|suite| suite.name.clone()).collect();
-            let others = earlier.suites.into_iter().filter(|suite| !known.contains(&suite.name));
-            for suite in others {
+            for suite in earlier.suites {
+                let own = self.suites.iter().position(|own| own.name == suite.name);
+                let is_newer = own.is_none_or(|own| self.suites[own].at < suite.at);
+                if !is_newer {
+                    continue;
+                }
                 if !suite.passed {
                     self.problems.push(format!("{} failed in an earlier run", suite.name));
                 }
+                own.map(|own| self.suites.remove(own));
                 self.suites.push(suite);
             }
             self.suites.sort_by(|one, other| one.name.cmp(&other.name));
         }
         self
+    }
+}
+
+impl Outcome {
+    /// As it is kept: a line for each test program.
+    ///
+    /// # Errors
+    /// None that are known of.
+    pub(crate) fn to_json(&self) -> Result<String> {
+        let text = serde_json::to_string(self);
+        let text = text.map_err(|e| Error::Failed(format!("write the results: {e}")))?;
+        // Within a string, quotes would be escaped.
+        Ok(text.replace("{\"name\":", "\n{\"name\":") + "\n")
     }
 }
 
@@ -174,7 +195,8 @@ impl Outcome {
     /// A test program with which the machine ended: what it has told, and that it has failed.
     fn cut_off(&mut self, reading: Reading) {
         let (name, sources) = (reading.name.clone(), String::new());
-        self.suites.push(SuiteOutcome { name, sources, millis: 0, passed: false, tests: reading.results() });
+        let tests = reading.results();
+        self.suites.push(SuiteOutcome { name, sources, millis: 0, at: 0, passed: false, tests });
     }
 
     fn close(&mut self, name: &str, ending: Ending, millis: u64, reading: Reading) {
@@ -210,7 +232,7 @@ impl Outcome {
         }
         let tests = reading.results();
         let sources = String::new();
-        self.suites.push(SuiteOutcome { name: name.to_owned(), sources, millis, passed, tests });
+        self.suites.push(SuiteOutcome { name: name.to_owned(), sources, millis, at: 0, passed, tests });
     }
 }
 
@@ -428,6 +450,16 @@ mod tests {
     }
 
     #[test]
+    fn what_is_kept_has_a_line_for_each_program() {
+        let mut told = outcome(|_| {}, "");
+        told.suites[0].tests[0].0 = "a {\"name\":".to_owned();
+        let text = told.to_json().unwrap();
+        assert_eq!(text.lines().count(), 2, "{text}");
+        let read: Outcome = serde_json::from_str(&text).unwrap();
+        assert_eq!(read.suites[0].tests, told.suites[0].tests);
+    }
+
+    #[test]
     fn an_earlier_run_tells_of_what_was_not_in_this_one() {
         let now = outcome(|_| {}, "");
         let mut earlier = now.clone();
@@ -441,6 +473,10 @@ mod tests {
         );
         assert_eq!(both.suites[1].tests.len(), 3, "this run's own");
         assert_eq!(both.problems, ["bridge failed in an earlier run"]);
+        let mut later = earlier.clone();
+        later.suites[0].at = 1;
+        let both = now.clone().with_earlier(later);
+        assert_eq!((both.suites.len(), both.suites[1].tests.len()), (2, 0), "the last one counts");
         earlier.release = "6.1.0-55-cloud-amd64".to_owned();
         assert_eq!(now.with_earlier(earlier).suites.len(), 1);
     }

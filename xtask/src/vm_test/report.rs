@@ -80,7 +80,7 @@ pub(crate) fn page(list: &Kernels, rows: &[Row<'_>], emulator: &str) -> String {
                 one.count(Status::Skipped),
                 one.count(Status::Failed),
                 one.boot.map_or("-".to_owned(), seconds),
-                seconds(one.tested()),
+                time(one),
                 verdict(one, rows)
             ),
             Err(reason) => writeln!(text, "| {} | not run: {reason} | | | | | | | |", kernel.name),
@@ -89,6 +89,12 @@ pub(crate) fn page(list: &Kernels, rows: &[Row<'_>], emulator: &str) -> String {
     missing(&mut text, list);
     matrix(&mut text, rows);
     text
+}
+
+/// How long its test programs took.
+fn time(one: &Outcome) -> String {
+    let is_whole = one.suites.iter().all(|suite| suite.millis > 0);
+    format!("{}{}", if is_whole { "" } else { "> " }, seconds(one.tested()))
 }
 
 /// In a word; a kernel on which a test program was not run that others ran is not done.
@@ -193,6 +199,7 @@ mod tests {
             name: "links".to_owned(),
             sources: "abc".to_owned(),
             millis: 5,
+            at: 7,
             passed: true,
             tests,
         };
