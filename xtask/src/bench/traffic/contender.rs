@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 use super::load::{self, Client, Pin, Spent, Target, Work};
 use super::plan::{self, PER_POD, Ports};
 use super::shape::{Identity, Place, Shape, Tool};
-use super::space::{Habits, NODE_ADDRESS, Space, in_net, outside};
+use super::space::{Habits, JOINED_POD, NODE_ADDRESS, Space, in_net, outside};
 use crate::bench::contender::Backend;
 use crate::cni::{self, Chain, Family, Pod};
 use crate::error::{Error, Result};
@@ -27,6 +27,8 @@ const BULK: u32 = u32::from_be_bytes([10, 250, 0, 0]);
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, clap::ValueEnum)]
 #[serde(rename_all = "kebab-case")]
 pub(super) enum Kind {
+    /// No node in between: one pair of links from the client to the pod. What both ends cost by themselves.
+    Direct,
     /// No translation: the client asks the pod's own address. Nobody has rules here, nothing tracks
     /// connections.
     Routed,
@@ -48,6 +50,7 @@ impl Kind {
     /// As it is written in tables and on the command line.
     pub(super) fn name(self) -> &'static str {
         match self {
+            Self::Direct => "direct",
             Self::Routed => "routed",
             Self::Tracked => "tracked",
             Self::ReferenceIptables => "reference-iptables",
@@ -65,7 +68,7 @@ impl Kind {
     /// The value of the plugins' keys; none for a node without portmap and masquerade.
     fn backend(self) -> Option<&'static str> {
         match self {
-            Self::Routed | Self::Tracked => None,
+            Self::Direct | Self::Routed | Self::Tracked => None,
             Self::ReferenceIptables | Self::Iptables => Some("iptables"),
             Self::ReferenceNftables | Self::Nftables => Some("nftables"),
             Self::Ebpf => Some("ebpf"),
@@ -219,6 +222,13 @@ impl Contender {
     /// # Errors
     /// An ADD failed, or rules that cannot be loaded.
     pub(super) fn fill(&mut self, ports: u32) -> Result<()> {
+        if self.kind == Kind::Direct {
+            if self.live.is_empty() {
+                self.space.join(&name(0))?;
+                self.live.push((JOINED_POD, load::PORT));
+            }
+            return self.choose(1);
+        }
         let pods = plan::pods(ports)?;
         let mut bulk = Vec::new();
         for ports in pods.iter().skip(self.planned) {

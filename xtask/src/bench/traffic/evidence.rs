@@ -65,7 +65,7 @@ impl Evidence {
         let own = [Way::Node, Way::NodeDirect].map(|way| Done::of(series, way).connections);
         let allowed = many + 2.0 * own.iter().sum::<f64>();
         match contender.kind {
-            Kind::Routed => match contender.tables()? {
+            Kind::Direct | Kind::Routed => match contender.tables()? {
                 tables if tracked == 0 && tables.trim().is_empty() => Ok(()),
                 tables => failed(format!("{tracked} connections are tracked; tables: {tables}")),
             },

@@ -18,6 +18,9 @@ const CLIENT: &str = "client";
 /// The node's address (RFC 5737).
 pub(super) const NODE_ADDRESS: Ipv4Addr = Ipv4Addr::new(192, 0, 2, 1);
 
+/// A pod's address that is joined to the other host without a node in between (RFC 5737).
+pub(super) const JOINED_POD: Ipv4Addr = Ipv4Addr::new(203, 0, 113, 2);
+
 /// The addresses that pods ask. They are many, as a node that masquerades has a number of ports for each.
 pub(super) fn outside() -> impl Iterator<Item = Ipv4Addr> {
     (1..=250).map(|last| Ipv4Addr::new(198, 51, 100, last))
@@ -125,6 +128,22 @@ impl Space {
     pub(super) fn pod(&self, name: &str) -> Result<(PathBuf, File)> {
         let path = sandbox::netns_path(name);
         self.run(|| Ok((path, add_netns(name, &self.congestion)?)))
+    }
+
+    /// An empty namespace as [`Self::pod`] that one pair of links joins to the other host; its address is [`JOINED_POD`].
+    ///
+    /// # Errors
+    /// As [`Self::pod`].
+    pub(super) fn join(&self, name: &str) -> Result<()> {
+        let (_, pod) = self.pod(name)?;
+        self.run(|| {
+            ip(&format!(
+                "link add joined0 type veth peer name eth0 netns {name}\n\
+                 link set joined0 netns {CLIENT}\n"
+            ))
+        })?;
+        in_net(&self.client, || ip("addr add 203.0.113.1/24 dev joined0\nlink set joined0 up\n"))?;
+        in_net(&pod, || ip(&format!("addr add {JOINED_POD}/24 dev eth0\nlink set eth0 up\n")))
     }
 }
 
