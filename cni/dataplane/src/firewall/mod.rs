@@ -15,6 +15,7 @@ use cni_spec::Attachment;
 
 use crate::iptables::ChainName;
 use crate::iptables::filter::{self, Isolation};
+use crate::iptables::tools::Tools;
 use crate::owner::AttachmentHash;
 use crate::{Error, Owner};
 use ledger::{KeptBy, Ledger};
@@ -128,8 +129,22 @@ impl FirewallRequest {
         filter::Wanted { family, admitted, dismissed: Vec::new(), isolation, admin: self.admin_chain.clone() }
     }
 
-    fn needs_iptables(&self) -> bool {
-        needs_iptables(self.means, self.policy)
+    /// Does something with the rules of iptables that this needs, if any; `others` are the policies of the bridge's other
+    /// containers.
+    fn with_iptables(
+        &self,
+        mut others: Vec<IngressPolicy>,
+        work: impl Fn(&Tools, &filter::Wanted) -> Result<(), Error>,
+    ) -> Result<(), Error> {
+        if !needs_iptables(self.means, self.policy) {
+            return Ok(());
+        }
+        others.push(self.policy);
+        let isolation = (self.policy != IngressPolicy::Open).then(|| Isolation::new(&self.bridge, &others));
+        let tools = filter::tools()?;
+        self.families()
+            .into_iter()
+            .try_for_each(|family| work(&tools, &self.filter(family, isolation.clone())))
     }
 }
 
@@ -144,7 +159,7 @@ fn needs_iptables(means: Means, policy: IngressPolicy) -> bool {
 /// What could not be made; [`dismiss`] takes away what was.
 pub fn admit(request: &FirewallRequest, turn: &Turn) -> Result<(), Error> {
     let ledger = Ledger::open()?;
-    let (before, mut policies) = match &ledger {
+    let (before, policies) = match &ledger {
         Some(ledger) => {
             let hash = AttachmentHash::of(&request.attachment);
             let others = match request.policy {
@@ -170,17 +185,7 @@ pub fn admit(request: &FirewallRequest, turn: &Turn) -> Result<(), Error> {
     if let Some(ledger) = &ledger {
         ledger.put(&request.attachment, &request.held())?;
     }
-    if !request.needs_iptables() {
-        return Ok(());
-    }
-    policies.push(request.policy);
-    let isolation =
-        (request.policy != IngressPolicy::Open).then(|| Isolation::new(&request.bridge, &policies));
-    let tools = filter::tools()?;
-    request
-        .families()
-        .into_iter()
-        .try_for_each(|family| filter::bring_about(&tools, &request.filter(family, isolation.clone())))
+    request.with_iptables(policies, filter::bring_about)
 }
 
 /// Whether others are on a bridge, of whom nothing is recorded.
@@ -299,17 +304,7 @@ pub fn check(request: &FirewallRequest) -> Result<(), Error> {
             )?;
         }
     }
-    if !request.needs_iptables() {
-        return Ok(());
-    }
-    policies.push(request.policy);
-    let isolation =
-        (request.policy != IngressPolicy::Open).then(|| Isolation::new(&request.bridge, &policies));
-    let tools = filter::tools()?;
-    request
-        .families()
-        .into_iter()
-        .try_for_each(|family| filter::check(&tools, &request.filter(family, isolation.clone())))
+    request.with_iptables(policies, filter::check)
 }
 
 /// What attachments of the network have that are not valid. [`forget`] takes it away.

@@ -21,7 +21,7 @@ mod rule;
 pub(crate) mod survey;
 #[cfg(test)]
 mod tests;
-mod tools;
+pub(crate) mod tools;
 mod withdraw;
 
 use cni_spec::Attachment;

@@ -19,8 +19,8 @@ use super::{RouteSocket, wire};
 use crate::mac::Mac;
 use crate::netns::Netns;
 
-/// A link as the kernel describes it.
-#[derive(Debug, Clone, PartialEq, Eq)]
+/// A link as the kernel describes it; by default one of which it says nothing.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Link {
     /// Its number in its namespace.
     pub index: u32,
@@ -68,13 +68,14 @@ pub struct Link {
 }
 
 /// What a link is (`IFLA_INFO_KIND`).
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub enum LinkKind {
     /// A bridge.
     Bridge,
     /// One end of a pair.
     Veth,
     /// A link without a kind: a device, or the loopback.
+    #[default]
     Plain,
     /// A link with an address of its own on another link.
     Macvlan(MacvlanMode),
@@ -91,9 +92,10 @@ pub enum LinkKind {
 }
 
 /// The state of RFC 2863, section 3.1.14, as `IFLA_OPERSTATE` numbers it.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum OperState {
     /// The driver does not tell; the loopback's state for ever.
+    #[default]
     Unknown,
     /// Some part is missing.
     NotPresent,
@@ -499,25 +501,10 @@ pub(super) fn decode(payload: &[u8]) -> Result<Link, String> {
     let flags = LinkFlags::from_bits_retain(wire::u32_of(&header[8..]));
     let mut link = Link {
         index: wire::u32_of(&header[4..]),
-        name: String::new(),
-        alternative_names: Vec::new(),
-        alias: String::new(),
-        mac: None,
-        mtu: 0,
-        kind: LinkKind::Plain,
         up: flags.contains(LinkFlags::Up),
         promiscuous: flags.contains(LinkFlags::Promisc),
         all_multicast: flags.contains(LinkFlags::Allmulti),
-        tx_queue: 0,
-        state: OperState::Unknown,
-        master: None,
-        peer: None,
-        peer_netns: None,
-        port: None,
-        vlan_filtering: None,
-        vrf_table: None,
-        route_localnet: false,
-        accept_ra: 0,
+        ..Link::default()
     };
     for (kind, value) in wire::attributes(rest) {
         match kind {

@@ -1,6 +1,7 @@
 //! `tap`: gives a container a link whose frames a program reads and writes, such as a virtual machine.
 
 use std::fs;
+use std::ops::RangeInclusive;
 use std::process::{Command, Stdio};
 
 use cni_kernel::mac::Mac;
@@ -10,6 +11,7 @@ use cni_spec::{AddResult, CniError, Dns, NetConf, check_ifname};
 use serde::Deserialize;
 
 use super::shared::failed;
+use super::shared::keys::mtu;
 use super::shared::single::check::{Expected, check, not_of_type};
 use super::shared::single::keys::{mac, unavailable};
 use super::shared::single::{Addresses, Recipe, Site, remove};
@@ -18,7 +20,7 @@ use crate::skel::delegate;
 
 /// What the kernel takes: `ETH_MIN_MTU` of `linux/if_ether.h`, and `ETH_MAX_MTU` without the header
 /// (`tun_net_initialize` in `drivers/net/tun.c`).
-const MTU: std::ops::RangeInclusive<i64> = 68..=65_521;
+const MTU: RangeInclusive<i64> = 68..=65_521;
 /// Where a thread says in which SELinux context the next program that it runs shall be.
 const EXEC_CONTEXT: &str = "/proc/thread-self/attr/exec";
 
@@ -118,7 +120,7 @@ impl Settings {
             group: keys.group,
             context,
             bridge,
-            mtu: mtu(keys.mtu)?,
+            mtu: mtu(keys.mtu, MTU)?,
             mac: mac(config, args)?,
             dns: keys.dns,
         })
@@ -180,18 +182,6 @@ impl Settings {
             }
         }
         words
-    }
-}
-
-fn mtu(wanted: i64) -> Result<Option<u32>, CniError> {
-    match u32::try_from(wanted) {
-        Ok(0) => Ok(None),
-        Ok(mtu) if MTU.contains(&wanted) => Ok(Some(mtu)),
-        _ => Err(CniError::config(format!(
-            "key \"mtu\": invalid MTU {wanted} (must be 0 or between {} and {})",
-            MTU.start(),
-            MTU.end()
-        ))),
     }
 }
 

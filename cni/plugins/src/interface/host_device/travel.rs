@@ -204,24 +204,10 @@ mod tests {
         Link {
             index: 7,
             name: name.to_owned(),
-            alternative_names: Vec::new(),
             alias: alias.to_owned(),
-            mac: None,
             mtu: 1500,
-            kind: LinkKind::Plain,
-            up: false,
-            promiscuous: false,
-            all_multicast: false,
-            tx_queue: 0,
             state: OperState::Down,
-            master: None,
-            peer: None,
-            peer_netns: None,
-            port: None,
-            vlan_filtering: None,
-            vrf_table: None,
-            route_localnet: false,
-            accept_ra: 0,
+            ..Link::default()
         }
     }
 

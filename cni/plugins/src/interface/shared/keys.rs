@@ -1,11 +1,13 @@
 //! Keys that mean the same in every plugin with a pair of links.
 
+use std::ops::RangeInclusive;
+
 use cni_dataplane::BackendName;
 use cni_spec::{CniError, Dns, NetConf};
 use serde::Deserialize;
 
 /// What a veth takes: `ETH_MIN_MTU` and `ETH_MAX_MTU` of `linux/if_ether.h`.
-const MTU: std::ops::RangeInclusive<i64> = 68..=65_535;
+const MTU: RangeInclusive<i64> = 68..=65_535;
 
 /// What the common keys ask for, checked.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -46,21 +48,22 @@ impl Common {
         Ok(Self {
             masquerade: keys.ip_masq,
             masquerade_backend,
-            mtu: mtu(keys.mtu)?,
+            mtu: mtu(keys.mtu, MTU)?,
             dns: (keys.dns != Dns::default()).then_some(keys.dns),
             ipam: !config.ipam.is_empty(),
         })
     }
 }
 
-fn mtu(wanted: i64) -> Result<Option<u32>, CniError> {
+/// The MTU that a configuration wants, if it wants one and the kind of link takes it.
+pub(crate) fn mtu(wanted: i64, taken: RangeInclusive<i64>) -> Result<Option<u32>, CniError> {
     match u32::try_from(wanted) {
         Ok(0) => Ok(None),
-        Ok(mtu) if MTU.contains(&wanted) => Ok(Some(mtu)),
+        Ok(mtu) if taken.contains(&wanted) => Ok(Some(mtu)),
         _ => Err(CniError::config(format!(
             "key \"mtu\": invalid MTU {wanted} (must be 0 or between {} and {})",
-            MTU.start(),
-            MTU.end()
+            taken.start(),
+            taken.end()
         ))),
     }
 }
