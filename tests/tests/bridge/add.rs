@@ -5,7 +5,8 @@ use std::collections::BTreeSet;
 use serde_json::json;
 use slipway_tests::{Attach, Node, Proto, Snapshot, peer_fails};
 
-use super::{add, address, dual_stack, network, port};
+use super::dual_stack;
+use super::pair::{add, address, network, outer};
 
 #[test]
 fn the_result_names_bridge_port_and_container() {
@@ -16,7 +17,7 @@ fn the_result_names_bridge_port_and_container() {
     assert_eq!(interfaces.len(), 3);
     assert_eq!(interfaces[0]["name"], "br0");
     assert_eq!(interfaces[0]["mac"], node.mac("br0"));
-    let port = port(&result);
+    let port = outer(&result);
     assert!(port.starts_with("veth") && port.len() == 12, "{port}");
     assert_eq!(interfaces[1]["mac"], node.mac(&port));
     assert_eq!(interfaces[2]["name"], "eth0");
@@ -36,13 +37,13 @@ fn the_gateway_serves_both_families() {
     let results = [add(&network, &one), add(&network, &two)];
     let _servers = [one.serve(Proto::Tcp, "[::]:80", "one"), client.serve(Proto::Tcp, "[::]:80", "client")];
     for family in 0..2 {
-        let peer = (address(&results[0], family).parse::<std::net::IpAddr>().expect("IP"), 80);
+        let peer = (address(&results[0], family), 80);
         two.expect(Proto::Tcp, peer, "one");
     }
     // By the default route, with the node as a router: the client sees the pod's own address.
-    let own: std::net::IpAddr = address(&results[1], 0).parse().expect("IP");
+    let own = address(&results[1], 0);
     assert_eq!(two.expect(Proto::Tcp, (client.v4, 80), "client").peer.ip(), own);
-    let own: std::net::IpAddr = address(&results[1], 1).parse().expect("IP");
+    let own = address(&results[1], 1);
     assert_eq!(two.expect(Proto::Tcp, (client.v6, 80), "client").peer.ip(), own);
 }
 
@@ -136,13 +137,13 @@ fn many_at_once_make_one_bridge() {
     let node = Node::new();
     let network = network(&node, &json!({"isGateway": true, "ipam": dual_stack()}));
     let pods: Vec<_> = (0..16).map(|number| node.pod(&format!("pod{number}"))).collect();
-    let addresses: BTreeSet<String> = std::thread::scope(|scope| {
+    let addresses: BTreeSet<_> = std::thread::scope(|scope| {
         let threads: Vec<_> =
             pods.iter().map(|pod| scope.spawn(|| address(&add(&network, pod), 0))).collect();
         threads.into_iter().map(|thread| thread.join().expect("ADD")).collect()
     });
     assert_eq!(addresses.len(), pods.len());
-    let first: std::net::IpAddr = addresses.iter().next().expect("one").parse().expect("IP");
+    let first = *addresses.iter().next().expect("one");
     let server =
         pods.iter().find(|pod| pod.cmd("ip address").contains(&format!("{first}/24"))).expect("the pod");
     let _server = server.serve(Proto::Tcp, "0.0.0.0:80", "server");
@@ -193,7 +194,7 @@ fn a_second_add_leaves_the_first_alone() {
     let failure = network.add(&Attach::new(&pod)).expect_err("it is attached");
     assert!(failure.error.msg.contains("container veth name"), "{failure}");
     before.without(&["/.slipway/"]).assert_same(&Snapshot::take(&node, &[&pod]).without(&["/.slipway/"]));
-    assert!(pod.cmd("ip address").contains(&address(&result, 0)));
+    assert!(pod.cmd("ip address").contains(&address(&result, 0).to_string()));
 }
 
 /// Two interfaces of one container in one network, as Multus makes them.

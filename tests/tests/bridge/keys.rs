@@ -3,7 +3,8 @@
 use serde_json::{Value, json};
 use slipway_tests::{Attach, Node, Pod, Proto, peer_fails};
 
-use super::{add, address, dual_stack, network, port};
+use super::dual_stack;
+use super::pair::{add, address, network, outer};
 
 fn bridge_slave(node: &Node, name: &str) -> Value {
     node.link(name)["linkinfo"]["info_slave_data"].clone()
@@ -14,7 +15,7 @@ fn mtu_is_the_configurations() {
     let node = Node::new();
     let pod = node.pod("pod");
     let result = add(&network(&node, &json!({"mtu": 1300})), &pod);
-    for link in [node.link("br0"), node.link(&port(&result)), pod.link("eth0")] {
+    for link in [node.link("br0"), node.link(&outer(&result)), pod.link("eth0")] {
         assert_eq!(link["mtu"], 1300);
     }
 }
@@ -33,7 +34,7 @@ fn mtu_is_that_of_the_default_route() {
         node.cmd(&format!("ip route add default via {}", client.v4));
         let result = add(&network, &two);
         assert_eq!(two.link("eth0")["mtu"], 1400);
-        assert_eq!(node.link(&port(&result))["mtu"], 1400);
+        assert_eq!(node.link(&outer(&result))["mtu"], 1400);
         // The bridge takes the smallest of its ports.
         assert_eq!(node.link("br0")["mtu"], 1400);
     });
@@ -44,10 +45,10 @@ fn hairpin_lets_a_pod_reach_itself_through_the_bridge() {
     let node = Node::new();
     let pod = node.pod("pod");
     let result = add(&network(&node, &json!({"hairpinMode": true})), &pod);
-    assert_eq!(bridge_slave(&node, &port(&result))["hairpin"], true);
+    assert_eq!(bridge_slave(&node, &outer(&result))["hairpin"], true);
     let without = node.pod("without");
     let result = add(&network(&node, &json!({})), &without);
-    assert_eq!(bridge_slave(&node, &port(&result))["hairpin"], false);
+    assert_eq!(bridge_slave(&node, &outer(&result))["hairpin"], false);
 }
 
 #[test]
@@ -56,11 +57,11 @@ fn isolated_ports_do_not_see_each_other() {
     let network = network(&node, &json!({"portIsolation": true, "isGateway": true}));
     let (one, two) = (node.pod("one"), node.pod("two"));
     let result = add(&network, &one);
-    assert_eq!(bridge_slave(&node, &port(&result))["isolated"], true);
+    assert_eq!(bridge_slave(&node, &outer(&result))["isolated"], true);
     add(&network, &two);
     let _servers =
         [one.serve(Proto::Tcp, "0.0.0.0:80", "one"), node.serve(Proto::Tcp, "10.1.2.1:80", "node")];
-    let one: std::net::IpAddr = address(&result, 0).parse().expect("IP");
+    let one = address(&result, 0);
     two.expect_none(Proto::Tcp, (one, 80));
     two.expect(Proto::Tcp, ([10, 1, 2, 1], 80), "node");
 }
@@ -167,7 +168,7 @@ fn settings_of_both_ends() {
     assert_eq!(node.sysctl_get("net/ipv6/conf/br0/accept_ra").as_deref(), Some("0"));
     assert_eq!(node.sysctl_get("net/ipv6/conf/all/forwarding").as_deref(), Some("1"));
     peer_fails("the reference leaves the port a network layer of its own", || {
-        let setting = format!("net/ipv6/conf/{}/disable_ipv6", port(&result));
+        let setting = format!("net/ipv6/conf/{}/disable_ipv6", outer(&result));
         assert_eq!(node.sysctl_get(&setting).as_deref(), Some("1"));
     });
 }
@@ -182,7 +183,10 @@ fn duplicate_detection_is_waited_for() {
         assert_eq!(container_sysctl(&one, "net/ipv6/conf/eth0/accept_dad"), "1");
         assert_eq!(container_sysctl(&one, "net/ipv6/conf/eth0/enhanced_dad"), "1");
         let addresses = one.cmd("ip -6 address show dev eth0");
-        assert!(addresses.contains(&address(&result, 1)) && !addresses.contains("tentative"), "{addresses}");
+        assert!(
+            addresses.contains(&address(&result, 1).to_string()) && !addresses.contains("tentative"),
+            "{addresses}"
+        );
         // The same address again, by an IPAM that does not know of the first.
         let ipam = json!({"type": "host-local", "dataDir": "/var/lib/other", "ranges": [[{"subnet": "fd00:1::/64"}]]});
         let other = network(&node, &json!({"enabledad": true, "ipam": ipam}));
@@ -200,7 +204,7 @@ fn the_containers_link_may_stay_down() {
         let network = network(&node, &json!({"disableContainerInterface": true, "ipam": {}}));
         let result = add(&network, &pod);
         assert_eq!(pod.link("eth0")["operstate"], "DOWN");
-        assert_eq!(node.link(&port(&result))["master"], "br0");
+        assert_eq!(node.link(&outer(&result))["master"], "br0");
         network.check(&Attach::new(&pod)).expect("CHECK");
     });
 }
@@ -235,7 +239,7 @@ fn a_foreign_source_address_is_dropped() {
     one.expect(Proto::Tcp, target, "two");
     network.del(&Attach::new(&one)).expect("DEL");
     let ruleset = node.ruleset();
-    assert!(!ruleset.contains(&port(&result)) && !ruleset.contains(&own), "{ruleset}");
+    assert!(!ruleset.contains(&outer(&result)) && !ruleset.contains(&own), "{ruleset}");
     network.check(&Attach::new(&two)).expect("the other one's guard is still there");
 }
 

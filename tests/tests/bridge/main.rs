@@ -6,44 +6,42 @@
 mod add;
 mod check;
 mod keys;
-mod remove;
+#[path = "../pair/mod.rs"]
+mod pair;
 mod vlan;
 
 use serde_json::{Value, json};
-use slipway_tests::{Attach, Network, Node, Pod};
 
-/// A network of the bridge plugin alone, `br0` and host-local of 10.1.2.0/24, with `keys` on top.
-fn network<'a>(node: &'a Node, keys: &Value) -> Network<'a> {
-    node.network(json!({"name": "net", "plugins": [plugin(keys)]}))
+/// Where the host's end is in a result.
+const OUTER: usize = 1;
+/// What errors of CHECK begin with.
+const PREFIX: &str = "";
+
+/// The keys that leave something on the node.
+fn all() -> Value {
+    json!({"isGateway": true, "ipMasq": true, "macspoofchk": true})
 }
 
+/// Those that give containers a way out.
+fn leading() -> Value {
+    json!({"isDefaultGateway": true})
+}
+
+/// Those of another network on the same node.
+fn other_keys() -> Value {
+    json!({"bridge": "br1"})
+}
+
+/// The plugin with `br0` and host-local of 10.1.2.0/24, with `keys` on top.
 fn plugin(keys: &Value) -> Value {
-    let mut plugin = json!({
+    let plugin = json!({
         "type": "bridge", "bridge": "br0",
         "ipam": {"type": "host-local", "subnet": "10.1.2.0/24"},
     });
-    plugin.as_object_mut().expect("an object").extend(keys.as_object().expect("an object").clone());
-    plugin
+    pair::with(plugin, keys.clone())
 }
 
 /// host-local of both families.
 fn dual_stack() -> Value {
     json!({"type": "host-local", "ranges": [[{"subnet": "10.1.2.0/24"}], [{"subnet": "fd00:1::/64"}]]})
-}
-
-/// Attaches the pod and returns the result.
-#[track_caller]
-fn add(network: &Network<'_>, pod: &Pod) -> Value {
-    network.add(&Attach::new(pod)).expect("ADD")
-}
-
-/// Name of the host's end in a result.
-fn port(result: &Value) -> String {
-    result["interfaces"][1]["name"].as_str().expect("a name").to_owned()
-}
-
-/// The address of the pod in a result, without its prefix.
-fn address(result: &Value, index: usize) -> String {
-    let net = result["ips"][index]["address"].as_str().expect("an address");
-    net.split('/').next().expect("an address").to_owned()
 }

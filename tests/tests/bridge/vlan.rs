@@ -3,7 +3,7 @@
 use serde_json::{Value, json};
 use slipway_tests::{Attach, Node, Proto, peer_fails, skip};
 
-use super::{add, address, network, port};
+use super::pair::{add, address, network, outer};
 
 /// Whether bridges filter by VLAN: a kernel without it refuses the setting, or takes it and forgets it.
 fn has_filtering(node: &Node) -> bool {
@@ -66,10 +66,10 @@ fn ports_of_different_vlans_are_apart() {
     let pods = ["a", "b", "c"].map(|name| node.pod(name));
     let (five, six) = (network(&node, &json!({"vlan": 5})), network(&node, &json!({"vlan": 6})));
     let result = add(&five, &pods[0]);
-    assert_eq!(vlans(&node, &port(&result)), [(5, native())]);
+    assert_eq!(vlans(&node, &outer(&result)), [(5, native())]);
     add(&five, &pods[1]);
     add(&six, &pods[2]);
-    let target: std::net::IpAddr = address(&result, 0).parse().expect("IP");
+    let target = address(&result, 0);
     let _server = pods[0].serve(Proto::Tcp, "0.0.0.0:80", "a");
     pods[1].expect(Proto::Tcp, (target, 80), "a");
     pods[2].expect_none(Proto::Tcp, (target, 80));
@@ -84,7 +84,7 @@ fn the_default_vlan_stays_when_asked() {
     }
     let pod = node.pod("pod");
     let result = add(&network(&node, &json!({"vlan": 5, "preserveDefaultVlan": true})), &pod);
-    assert_eq!(vlans(&node, &port(&result)), [(1, vec!["Egress Untagged".to_owned()]), (5, native())]);
+    assert_eq!(vlans(&node, &outer(&result)), [(1, vec!["Egress Untagged".to_owned()]), (5, native())]);
 }
 
 #[test]
@@ -98,10 +98,16 @@ fn a_trunk_carries_its_vlans_tagged() {
     let alone = network(&node, &json!({"vlanTrunk": trunk}));
     let tagged = |id| (id, Vec::new());
     let result = add(&alone, &one);
-    assert_eq!(vlans(&node, &port(&result)), [(1, native()), tagged(10), tagged(11), tagged(12), tagged(20)]);
+    assert_eq!(
+        vlans(&node, &outer(&result)),
+        [(1, native()), tagged(10), tagged(11), tagged(12), tagged(20)]
+    );
     alone.check(&Attach::new(&one)).expect("CHECK");
     let result = add(&network(&node, &json!({"vlan": 5, "vlanTrunk": trunk})), &two);
-    assert_eq!(vlans(&node, &port(&result)), [(5, native()), tagged(10), tagged(11), tagged(12), tagged(20)]);
+    assert_eq!(
+        vlans(&node, &outer(&result)),
+        [(5, native()), tagged(10), tagged(11), tagged(12), tagged(20)]
+    );
 }
 
 #[test]

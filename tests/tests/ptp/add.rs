@@ -5,7 +5,8 @@ use std::collections::BTreeSet;
 use serde_json::json;
 use slipway_tests::{Attach, Node, Proto, Snapshot, is_peer, peer_fails};
 
-use super::{add, address, dual_stack, network, outer};
+use super::dual_stack;
+use super::pair::{add, address, network, outer};
 
 #[test]
 fn the_result_names_the_hosts_end_and_the_containers() {

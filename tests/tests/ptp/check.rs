@@ -1,56 +1,9 @@
 //! CHECK finds what has changed since.
 
-use serde_json::{Value, json};
-use slipway_tests::{Attach, Network, Node, Pod, peer_fails};
+use serde_json::json;
+use slipway_tests::{Attach, Node, peer_fails};
 
-use super::{add, dual_stack, network, outer};
-
-/// A dual-stack pod that CHECK is content with.
-fn attached<'a>(node: &'a Node, pod: &Pod, keys: Value) -> (Network<'a>, Value) {
-    let mut all = json!({"ipam": dual_stack()});
-    all.as_object_mut().expect("an object").extend(keys.as_object().expect("an object").clone());
-    let network = network(node, &all);
-    let result = add(&network, pod);
-    network.check(&Attach::new(pod)).expect("CHECK of what was just made");
-    (network, result)
-}
-
-#[track_caller]
-fn differs(network: &Network<'_>, pod: &Pod, text: &str) {
-    let failure = network.check(&Attach::new(pod)).expect_err("CHECK should notice");
-    assert!(failure.error.msg.contains(text), "{text:?} is not in: {failure}");
-}
-
-#[test]
-fn the_containers_link() {
-    let node = Node::new();
-    let pod = node.pod("pod");
-    let (network, result) = attached(&node, &pod, json!({}));
-    let mac = result["interfaces"][1]["mac"].as_str().expect("a MAC");
-    pod.cmd("ip link set eth0 address 02:00:00:00:00:77");
-    differs(
-        &network,
-        &pod,
-        &format!("ptp: Interface eth0 Mac {mac} doesn't match container Mac: 02:00:00:00:00:77"),
-    );
-    pod.cmd(&format!("ip link set eth0 address {mac}"));
-    network.check(&Attach::new(&pod)).expect("CHECK");
-    pod.cmd("ip link delete eth0");
-    differs(&network, &pod, "eth0");
-}
-
-#[test]
-fn the_containers_addresses_and_routes() {
-    let node = Node::new();
-    let pod = node.pod("pod");
-    let (network, _) = attached(&node, &pod, json!({}));
-    pod.cmd("ip route delete default");
-    differs(&network, &pod, "Expected Route");
-    pod.cmd("ip route add default via 10.1.2.1");
-    network.check(&Attach::new(&pod)).expect("CHECK");
-    pod.cmd("ip address delete fd00:1::2/64 dev eth0");
-    differs(&network, &pod, "Failed to match addr");
-}
+use super::pair::{attached, differs, outer};
 
 #[test]
 fn what_leads_to_the_container_and_back() {
@@ -83,26 +36,5 @@ fn what_leads_to_the_container_and_back() {
         // Older kernels rename no link that is up.
         node.cmd(&format!("ip link set {outer} name other"));
         differs(&network, &pod, "ptp: host end of container interface eth0 was not found");
-    });
-}
-
-#[test]
-fn a_previous_result_is_required() {
-    let node = Node::new();
-    let pod = node.pod("pod");
-    let (network, _) = attached(&node, &pod, json!({}));
-    network.forget();
-    differs(&network, &pod, "ptp: Required prevResult missing");
-}
-
-#[test]
-fn masquerade_is_compared() {
-    peer_fails("does not look at it", || {
-        let node = Node::new();
-        let pod = node.pod("pod");
-        let (network, _) = attached(&node, &pod, json!({"ipMasq": true}));
-        // Whatever the table's layout is: all that a container has in it.
-        node.nft("delete table inet slipway");
-        network.check(&Attach::new(&pod)).expect_err("CHECK should notice");
     });
 }

@@ -5,7 +5,8 @@ use std::net::IpAddr;
 use serde_json::json;
 use slipway_tests::{Attach, Node, Proto, Snapshot, peer_fails};
 
-use super::{add, address, dual_stack, network, outer};
+use super::dual_stack;
+use super::pair::{add, address, network, outer};
 
 #[test]
 fn mtu_is_the_configurations() {

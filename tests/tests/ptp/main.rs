@@ -5,20 +5,36 @@
 mod add;
 mod check;
 mod keys;
+#[path = "../pair/mod.rs"]
+mod pair;
 mod remove;
 
 use serde_json::{Value, json};
-use slipway_tests::{Attach, Network, Node, Pod};
 
-/// A network of the ptp plugin alone, with host-local of 10.1.2.0/24, with `keys` on top.
-fn network<'a>(node: &'a Node, keys: &Value) -> Network<'a> {
-    node.network(json!({"name": "net", "plugins": [plugin(keys)]}))
+/// Where the host's end is in a result.
+const OUTER: usize = 0;
+/// What errors of CHECK begin with.
+const PREFIX: &str = "ptp: ";
+
+/// The keys that leave something on the node.
+fn all() -> Value {
+    json!({"ipMasq": true})
 }
 
+/// Those that give containers a way out.
+fn leading() -> Value {
+    json!({})
+}
+
+/// Those of another network on the same node.
+fn other_keys() -> Value {
+    all()
+}
+
+/// The plugin with host-local of 10.1.2.0/24, with `keys` on top.
 fn plugin(keys: &Value) -> Value {
-    let mut plugin = json!({"type": "ptp", "ipam": ipv4()});
-    plugin.as_object_mut().expect("an object").extend(keys.as_object().expect("an object").clone());
-    plugin
+    let plugin = json!({"type": "ptp", "ipam": ipv4()});
+    pair::with(plugin, keys.clone())
 }
 
 fn ipv4() -> Value {
@@ -32,21 +48,4 @@ fn dual_stack() -> Value {
         "ranges": [[{"subnet": "10.1.2.0/24"}], [{"subnet": "fd00:1::/64"}]],
         "routes": [{"dst": "0.0.0.0/0"}, {"dst": "::/0"}],
     })
-}
-
-/// Attaches the pod and returns the result.
-#[track_caller]
-fn add(network: &Network<'_>, pod: &Pod) -> Value {
-    network.add(&Attach::new(pod)).expect("ADD")
-}
-
-/// Name of the host's end in a result.
-fn outer(result: &Value) -> String {
-    result["interfaces"][0]["name"].as_str().expect("a name").to_owned()
-}
-
-/// The address of the pod in a result, without its prefix.
-fn address(result: &Value, index: usize) -> std::net::IpAddr {
-    let net = result["ips"][index]["address"].as_str().expect("an address");
-    net.split('/').next().expect("an address").parse().expect("an IP address")
 }

@@ -1,0 +1,247 @@
+//! What holds for every plugin that makes a pair of links, of which the node keeps one end. The suites of these plugins
+//! take this module in; each says what its configuration is.
+
+use std::net::IpAddr;
+
+use serde_json::{Value, json};
+use slipway_tests::{Attach, Network, Node, Pod, Snapshot, newest_version, peer_fails};
+
+use crate::{OUTER, PREFIX, all, dual_stack, leading, other_keys, plugin};
+
+/// A network of the plugin alone, with host-local of 10.1.2.0/24, with `keys` on top.
+pub(crate) fn network<'a>(node: &'a Node, keys: &Value) -> Network<'a> {
+    node.network(json!({"name": "net", "plugins": [plugin(keys)]}))
+}
+
+/// Some keys and others on top.
+pub(crate) fn with(mut keys: Value, others: Value) -> Value {
+    let Value::Object(others) = others else { panic!("not an object: {others}") };
+    keys.as_object_mut().expect("an object").extend(others);
+    keys
+}
+
+/// Attaches the pod and returns the result.
+#[track_caller]
+pub(crate) fn add(network: &Network<'_>, pod: &Pod) -> Value {
+    network.add(&Attach::new(pod)).expect("ADD")
+}
+
+/// Name of the host's end in a result.
+pub(crate) fn outer(result: &Value) -> String {
+    result["interfaces"][OUTER]["name"].as_str().expect("a name").to_owned()
+}
+
+/// The container's end in a result.
+fn last(result: &Value) -> &Value {
+    result["interfaces"].as_array().and_then(|all| all.last()).expect("interfaces")
+}
+
+/// The address of the pod in a result, without its prefix.
+pub(crate) fn address(result: &Value, index: usize) -> IpAddr {
+    let net = result["ips"][index]["address"].as_str().expect("an address");
+    net.split('/').next().expect("an address").parse().expect("an IP address")
+}
+
+/// The state, without what counts on and what is derived from the reservations.
+fn state(node: &Node, pod: &Pod) -> Snapshot {
+    Snapshot::take(node, &[pod]).without(&["last_reserved_ip", "/.slipway/"])
+}
+
+pub(crate) fn reservations(node: &Node) -> Vec<String> {
+    let names = node.list("/var/lib/cni/networks/net").into_iter();
+    names.filter(|name| name.parse::<IpAddr>().is_ok()).collect()
+}
+
+/// A dual-stack pod with default routes that CHECK is content with.
+pub(crate) fn attached<'a>(node: &'a Node, pod: &Pod, keys: Value) -> (Network<'a>, Value) {
+    let network = network(node, &with(with(leading(), json!({"ipam": dual_stack()})), keys));
+    let result = add(&network, pod);
+    network.check(&Attach::new(pod)).expect("CHECK of what was just made");
+    (network, result)
+}
+
+/// Has CHECK find a difference.
+#[track_caller]
+pub(crate) fn differs(network: &Network<'_>, pod: &Pod, text: &str) {
+    let failure = network.check(&Attach::new(pod)).expect_err("CHECK should notice");
+    assert!(failure.error.msg.contains(text), "{text:?} is not in: {failure}");
+}
+
+#[test]
+fn del_removes_what_add_made_and_may_come_again() {
+    let node = Node::new();
+    let (first, pod) = (node.pod("first"), node.pod("pod"));
+    let network = network(&node, &with(all(), json!({"ipam": dual_stack()})));
+    add(&network, &first);
+    let before = state(&node, &pod);
+    add(&network, &pod);
+    for _ in 0..2 {
+        network.del(&Attach::new(&pod)).expect("DEL");
+        before.assert_same(&state(&node, &pod));
+    }
+    // Nobody ever heard of this one.
+    network.del(&Attach::new(&pod).container("unknown").netns("/run/netns/none")).expect("DEL");
+    network.del(&Attach::new(&pod).container("unknown").netns("")).expect("DEL");
+    before.assert_same(&state(&node, &pod));
+}
+
+#[test]
+fn del_without_a_namespace_finds_the_hosts_end() {
+    peer_fails("leaves the link and the masquerade", || {
+        let node = Node::new();
+        let (first, pod) = (node.pod("first"), node.pod("pod"));
+        let network = network(&node, &with(all(), json!({"ipam": dual_stack()})));
+        add(&network, &first);
+        for netns in ["", "/run/netns/gone"] {
+            let before = state(&node, &pod);
+            add(&network, &pod);
+            network.forget();
+            network.del(&Attach::new(&pod).netns(netns)).expect("DEL");
+            before.assert_same(&state(&node, &pod));
+        }
+    });
+}
+
+#[test]
+fn del_leaves_a_link_of_others() {
+    peer_fails("deletes any link of that name", || {
+        let node = Node::new();
+        let pod = node.pod("pod");
+        pod.cmd("ip link add eth0 type bridge");
+        let network = network(&node, &json!({}));
+        network.add(&Attach::new(&pod)).expect_err("the name is taken");
+        network.del(&Attach::new(&pod)).expect("DEL");
+        assert!(pod.has_link("eth0"));
+        pod.cmd("ip link delete eth0");
+        // A link of another attachment: same name, same namespace, another container ID.
+        add(&network, &pod);
+        network.del(&Attach::new(&pod).container("other")).expect("DEL");
+        assert!(pod.has_link("eth0"));
+        network.check(&Attach::new(&pod)).expect("CHECK");
+    });
+}
+
+#[test]
+fn del_does_all_it_can_when_a_part_fails() {
+    peer_fails("stops at the first error", || {
+        let node = Node::new();
+        let pod = node.pod("pod");
+        add(&network(&node, &all()), &pod);
+        let broken = with(all(), json!({"ipam": {"type": "absent"}}));
+        let failure = network(&node, &broken).del(&Attach::new(&pod)).expect_err("no such IPAM");
+        assert!(failure.to_string().contains("absent"), "{failure}");
+        assert!(!pod.has_link("eth0"));
+        assert!(!node.ruleset().contains("10.1.2.2"), "{}", node.ruleset());
+    });
+}
+
+#[test]
+fn gc_removes_the_dead_and_nothing_else() {
+    peer_fails("does nothing", || {
+        let node = Node::new();
+        let (live, dead, elsewhere) = (node.pod("live"), node.pod("dead"), node.pod("elsewhere"));
+        let ours = network(&node, &all());
+        let mut list = json!({"name": "other", "plugins": [plugin(&other_keys())]});
+        list["plugins"][0]["ipam"]["subnet"] = "10.9.0.0/24".into();
+        let other = node.network(list);
+        let dead_link = outer(&add(&ours, &dead));
+        let live_link = outer(&add(&ours, &live));
+        let other_link = outer(&add(&other, &elsewhere));
+        // The runtime lost its cache: the plugin alone knows of the dead one.
+        ours.forget();
+        let live_attach = Attach::new(&live);
+        ours.gc(&[&live_attach]).expect("GC");
+        assert!(!node.has_link(&dead_link) && !dead.has_link("eth0"));
+        assert!(node.has_link(&live_link) && node.has_link(&other_link));
+        assert_eq!(reservations(&node), ["10.1.2.3"]);
+        let ruleset = node.ruleset();
+        assert!(!ruleset.contains("10.1.2.2 ") && ruleset.contains("10.1.2.3 "), "{ruleset}");
+        assert!(!ruleset.contains(&dead_link), "{ruleset}");
+        ours.gc_plugins(&Value::Null).expect("GC");
+        assert!(!node.has_link(&live_link) && node.has_link(&other_link));
+        assert!(reservations(&node).is_empty());
+    });
+}
+
+#[test]
+fn gc_without_a_list_removes_nothing() {
+    let node = Node::new();
+    let pod = node.pod("pod");
+    let network = network(&node, &json!({}));
+    add(&network, &pod);
+    if newest_version() == "1.0.0" {
+        return; // An older peer, which does not know the command.
+    }
+    // The kernel makes the route for multicast in its own time.
+    let state = || Snapshot::take(&node, &[&pod]).without(&["ff00::/8"]);
+    let before = state();
+    network.call("GC", &network.configs(None)[0], None).ok();
+    before.assert_same(&state());
+}
+
+#[test]
+fn status_says_when_the_range_is_exhausted() {
+    peer_fails("says nothing", || {
+        let node = Node::new();
+        let pod = node.pod("pod");
+        let ipam = json!({"type": "host-local", "subnet": "10.1.2.0/30"});
+        let network = network(&node, &with(all(), json!({"ipam": ipam})));
+        network.status().expect("one address is free");
+        add(&network, &pod);
+        assert_eq!(network.status().expect_err("none is free").error.code, 50);
+        network.del(&Attach::new(&pod)).expect("DEL");
+        network.status().expect("it is free again");
+    });
+}
+
+#[test]
+fn the_containers_link() {
+    let node = Node::new();
+    let pod = node.pod("pod");
+    let (network, result) = attached(&node, &pod, json!({}));
+    let mac = last(&result)["mac"].as_str().expect("a MAC");
+    pod.cmd("ip link set eth0 address 02:00:00:00:00:77");
+    differs(
+        &network,
+        &pod,
+        &format!("{PREFIX}Interface eth0 Mac {mac} doesn't match container Mac: 02:00:00:00:00:77"),
+    );
+    pod.cmd(&format!("ip link set eth0 address {mac}"));
+    network.check(&Attach::new(&pod)).expect("CHECK");
+    pod.cmd("ip link delete eth0");
+    differs(&network, &pod, "eth0");
+}
+
+#[test]
+fn the_containers_addresses_and_routes() {
+    let node = Node::new();
+    let pod = node.pod("pod");
+    let (network, _) = attached(&node, &pod, json!({}));
+    pod.cmd("ip route delete default");
+    differs(&network, &pod, "Expected Route");
+    pod.cmd("ip route add default via 10.1.2.1");
+    network.check(&Attach::new(&pod)).expect("CHECK");
+    pod.cmd("ip address delete fd00:1::2/64 dev eth0");
+    differs(&network, &pod, "Failed to match addr");
+}
+
+#[test]
+fn a_previous_result_is_required() {
+    let node = Node::new();
+    let pod = node.pod("pod");
+    let (network, _) = attached(&node, &pod, json!({}));
+    network.forget();
+    differs(&network, &pod, &format!("{PREFIX}Required prevResult missing"));
+}
+
+#[test]
+fn masquerade_is_compared() {
+    peer_fails("does not look at it", || {
+        let node = Node::new();
+        let pod = node.pod("pod");
+        let (network, _) = attached(&node, &pod, json!({"ipMasq": true}));
+        // Whatever the table's layout is: all that a container has in it.
+        node.nft("delete table inet slipway");
+        network.check(&Attach::new(&pod)).expect_err("CHECK should notice");
+    });
+}
