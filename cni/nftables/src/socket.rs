@@ -68,6 +68,19 @@ fn unsupported(feature: &str, op: &str) -> Error {
     Error::Unsupported { feature: feature.to_owned(), op: op.to_owned() }
 }
 
+/// Which change an answer is about, by its message's place after the batch's begin; none for one about the batch as a whole.
+/// `owners` has each message's change.
+fn refused_op(place: u32, errno: Errno, owners: &[usize]) -> Option<usize> {
+    // The generation is looked at before the first change. When the kernel has let go of its lock in the middle of a
+    // batch, to load a module, it begins again, and then names the message that needed the module
+    // (`nfnetlink_rcv_batch`).
+    if errno == Errno::ERESTART {
+        return None;
+    }
+    // Sequence numbers count up from the batch's begin; the first change's message is the next.
+    owners.get(usize::try_from(place.checked_sub(1)?).ok()?).copied()
+}
+
 fn invalid(op: &Op, reason: &'static str) -> Error {
     Error::Invalid { op: op.to_string(), reason: reason.to_owned() }
 }
@@ -174,9 +187,7 @@ impl Socket {
                 Err(Error::Malformed { operation: format!("commit {first}"), reason: "no acknowledgement" })
             };
         };
-        // Sequence numbers count up from the batch's begin; the first change's message is the next.
-        let place = answer.sequence.wrapping_sub(begin).checked_sub(1).and_then(|n| usize::try_from(n).ok());
-        let index = place.and_then(|place| owners.get(place)).copied();
+        let index = refused_op(answer.sequence.wrapping_sub(begin), errno, &owners);
         let Some((index, op)) = index.and_then(|index| Some((index, transaction.ops().get(index)?))) else {
             return Err(match errno {
                 // nfnetlink's answer for a subsystem that is not there
@@ -566,4 +577,18 @@ fn hash(element: &ElementInfo) -> u64 {
     let mut hasher = DefaultHasher::new();
     (&element.key, &element.key_end).hash(&mut hasher);
     hasher.finish()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_ruleset_that_changed_meanwhile_is_no_changes_fault() {
+        let owners = [0, 0, 1];
+        assert_eq!(refused_op(0, Errno::ENOENT, &owners), None, "the begin itself");
+        assert_eq!(refused_op(3, Errno::ENOENT, &owners), Some(1));
+        assert_eq!(refused_op(4, Errno::ENOENT, &owners), None);
+        assert_eq!(refused_op(3, Errno::ERESTART, &owners), None, "after a module was loaded");
+    }
 }
