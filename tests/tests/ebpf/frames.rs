@@ -6,11 +6,11 @@ use std::os::fd::AsRawFd;
 use nix::sys::socket::{AddressFamily, MsgFlags, SockFlag, SockType, sendto, socket};
 use slipway_tests::{Attach, PROGRAMS, Proto, at, has_programs, needs, patience};
 
+use crate::transfer::FAR;
 use crate::{PORT, Stage, address, attach};
 
 /// An address of nobody: a pod behind which it is said to be, and another host that has it as well.
 const BEHIND: Ipv4Addr = Ipv4Addr::new(198, 51, 100, 1);
-const FAR: u16 = 7000;
 
 #[test]
 fn what_a_pod_sends_to_another_pod_as_its_router_gets_there() {

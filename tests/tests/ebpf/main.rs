@@ -4,6 +4,7 @@
 mod flows;
 mod frames;
 mod others;
+mod paths;
 mod safety;
 mod services;
 mod settings;
@@ -83,6 +84,12 @@ fn attach(pod: &Pod) -> Attach {
 fn address(result: &Value) -> String {
     let ip = result["ips"][0]["address"].as_str().expect("an address");
     ip.split('/').next().expect("an address").to_owned()
+}
+
+/// The container's address of one family.
+fn address_of(result: &Value, index: usize) -> IpAddr {
+    let ip = result["ips"][index]["address"].as_str().and_then(|ip| ip.split('/').next());
+    ip.expect("an address").parse().expect("an IP address")
 }
 
 /// portmap's ADD alone, once more: bridge's would find its links there.

@@ -3,22 +3,23 @@
 //! are cut and summed by devices, by the node on the way out, or by their senders.
 
 use std::io::{Read, Write};
-use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
+use std::net::{IpAddr, Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::thread;
 use std::time::Duration;
 
-use serde_json::Value;
 use slipway_tests::{
     Attach, BridgeNetfilter, Host, Node, PROGRAMS, Pod, Proto, Space, has_programs, needs, patience,
 };
 
-use crate::{PORT, Stage};
+use crate::{PORT, Stage, address_of};
 
 /// How much each end sends: 64 MiB, less where the machine is emulated.
 fn amount() -> usize {
     if patience() > Duration::from_secs(12) { 8 << 20 } else { 64 << 20 }
 }
 
+/// The far end's port.
+pub(crate) const FAR: u16 = 7000;
 const BLOCK: usize = 64 << 10;
 /// What blocks differ by.
 const SHIFT: usize = 509;
@@ -42,9 +43,9 @@ fn block(noise: &[u8], number: usize) -> &[u8] {
 }
 
 /// Sends its own and compares what comes, until both are through.
-fn exchange(mut stream: TcpStream, (own, other): (u64, u64)) {
+fn exchange(mut stream: TcpStream, (own, other): (u64, u64), amount: usize) {
     stream.set_read_timeout(Some(patience() * 5)).expect("a limit");
-    let blocks = amount() / BLOCK;
+    let blocks = amount / BLOCK;
     let mut sender = stream.try_clone().expect("a second handle");
     thread::scope(|scope| {
         scope.spawn(move || {
@@ -61,14 +62,14 @@ fn exchange(mut stream: TcpStream, (own, other): (u64, u64)) {
     });
 }
 
-/// One connection from here to there, over which both send.
-fn transfer(from: &Space, to: SocketAddr, server: &Space, at: SocketAddr) {
+/// One connection from here to there, over which both send so many bytes.
+pub(crate) fn transfer(from: &Space, to: SocketAddr, server: &Space, at: SocketAddr, amount: usize) {
     const SEEDS: (u64, u64) = (0x5eed, 0xfeed);
     let listener = server.run(|| TcpListener::bind(at)).expect("listen");
     thread::scope(|scope| {
-        scope.spawn(move || exchange(listener.accept().expect("a connection").0, SEEDS));
+        scope.spawn(move || exchange(listener.accept().expect("a connection").0, SEEDS, amount));
         let stream = from.run(|| TcpStream::connect_timeout(&to, patience()));
-        exchange(stream.unwrap_or_else(|e| panic!("connect to {to}: {e}")), (SEEDS.1, SEEDS.0));
+        exchange(stream.unwrap_or_else(|e| panic!("connect to {to}: {e}")), (SEEDS.1, SEEDS.0), amount);
     });
 }
 
@@ -94,7 +95,7 @@ fn wrong_sums(space: &Space) -> u64 {
 struct Bed {
     stage: Stage,
     pod: Pod,
-    addresses: [String; 2],
+    addresses: [IpAddr; 2],
     /// The node's end of the pod's links.
     link: String,
 }
@@ -108,7 +109,7 @@ impl Bed {
         let Host { v4, v6, .. } = &stage.client;
         stage.node.cmd(&format!("ip route add default via {v4}"));
         stage.node.cmd(&format!("ip -6 route add default via {v6}"));
-        let addresses = [0, 1].map(|i| own_address(&result["ips"][i]));
+        let addresses = [0, 1].map(|index| address_of(&result, index));
         let link = result["interfaces"][1]["name"].as_str().expect("the node's end").to_owned();
         Self { stage, pod, addresses, link }
     }
@@ -118,13 +119,13 @@ impl Bed {
         let (client, node) = (&self.stage.client, &self.stage.node);
         let before = ["ToPodBytes", "FromPodBytes", "DropWrite", "DropTooBig"].map(|name| node.counted(name));
         let ways: [(SocketAddr, SocketAddr); 2] = [
-            ((client.node_v4, PORT).into(), (client.v4, 7000).into()),
-            ((client.node_v6, PORT).into(), (client.v6, 7000).into()),
+            ((client.node_v4, PORT).into(), (client.v4, FAR).into()),
+            ((client.node_v6, PORT).into(), (client.v6, FAR).into()),
         ];
         for ((port, far), own) in ways.into_iter().zip(&self.addresses) {
-            let own = SocketAddr::new(own.parse().expect("an address"), 80);
-            transfer(client, port, &self.pod, own);
-            transfer(&self.pod, far, client, far);
+            let own = SocketAddr::new(*own, 80);
+            transfer(client, port, &self.pod, own, amount());
+            transfer(&self.pod, far, client, far, amount());
             let _servers = (
                 self.pod.serve(Proto::Udp, &own.to_string(), "web"),
                 client.serve(Proto::Udp, &far.to_string(), "far"),
@@ -141,10 +142,6 @@ impl Bed {
             assert_eq!(wrong_sums(space), 0, "{}", space.name());
         }
     }
-}
-
-fn own_address(ip: &Value) -> String {
-    ip["address"].as_str().and_then(|ip| ip.split('/').next()).expect("an address").to_owned()
 }
 
 /// Large packets, whose checksums nobody computes on a machine with links of this kind.
