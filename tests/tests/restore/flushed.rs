@@ -6,7 +6,7 @@ use slipway_tests::{Network, Proto, at};
 use crate::{LOOPBACK, LOOPBACK6, PORT, Web, World, count, each, line, silent};
 
 /// Everything that the contract promises about a pod with one port.
-fn everything_works(world: &World, web: &Web, who: &str) {
+pub(crate) fn everything_works(world: &World, web: &Web, who: &str) {
     for (proto, to) in each(world.node_ips(), PORT) {
         let answer = world.client.expect(proto, to, who);
         assert!([world.client.v4.into(), world.client.v6.into()].contains(&answer.peer.ip()), "{answer:?}");

@@ -6,6 +6,7 @@
 mod beside;
 mod flushed;
 mod left_out;
+mod programs;
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::ops::Deref;

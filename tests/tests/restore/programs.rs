@@ -1,0 +1,68 @@
+//! Containers that the BPF programs serve: their maps outlive a flush of the ruleset, the elements do not.
+
+use serde_json::{Value, json};
+use slipway_tests::{Network, PROGRAMS, Proto, at, has_programs, needs};
+
+use crate::flushed::everything_works;
+use crate::{LOOPBACK, PORT, Web, World, count, line, silent};
+
+fn fast(world: &World) -> Network<'_> {
+    world.network(1, "bridge", [json!({"ipMasqBackend": "ebpf"}), json!({"backend": "ebpf"})])
+}
+
+/// What the programs have done so far for hosts outside and for pods.
+fn carried(world: &World) -> [u64; 2] {
+    ["Published", "Masqueraded"].map(|name| world.node.counted(name))
+}
+
+fn is_back(world: &World, network: &Network<'_>, web: &Web) {
+    let (report, code) = world.restore("");
+    assert_eq!(code, 0, "{report:#}");
+    assert_eq!(line(&report, "web", "published ports")["state"], "restored");
+    assert_eq!(line(&report, "web", "masquerade")["state"], "restored");
+    let before = carried(world);
+    everything_works(world, web, "web");
+    let after = carried(world);
+    assert!(after[0] > before[0] && after[1] > before[1], "{before:?} {after:?} {}", world.node.programs());
+    network.check(&web.attach).expect("CHECK");
+    assert_eq!(world.restored(), 0, "everything is there");
+}
+
+fn nothing_is_left(world: &World, network: &Network<'_>, web: &Web) {
+    web.leave(world, network);
+    assert!(!world.node.ruleset().contains("slipway1"), "{}", world.node.ruleset());
+    let Value::Object(status) = world.node.programs() else { panic!("no status") };
+    assert_eq!((&status["containers"], &status["ports"]), (&json!(0), &json!(0)));
+}
+
+#[test]
+fn the_elements_are_back() {
+    needs!(has_programs(), PROGRAMS);
+    let world = World::new();
+    let network = fast(&world);
+    let web = Web::published(&world, &network, "web", PORT);
+    everything_works(&world, &web, "web");
+    world.node.cmd("nft flush ruleset");
+    // The programs go on; what they leave to nftables does not.
+    world.client.expect(Proto::Tcp, at(world.client.node_v4, PORT), "web");
+    silent(&world.node, at(LOOPBACK, PORT));
+    network.check(&web.attach).expect_err("CHECK should notice");
+    is_back(&world, &network, &web);
+    nothing_is_left(&world, &network, &web);
+}
+
+#[test]
+fn the_programs_are_back_too() {
+    needs!(has_programs(), PROGRAMS);
+    let world = World::new();
+    let network = fast(&world);
+    let web = Web::published(&world, &network, "web", PORT);
+    world.node.slipway("node teardown");
+    world.node.cmd("nft flush ruleset");
+    silent(&world.client, at(world.client.node_v4, PORT));
+    let (report, code) = world.restore("--dry-run");
+    assert_eq!((code, count(&report, "restored")), (3, 0), "{report:#}");
+    assert_eq!(world.node.programs()["setUp"], false);
+    is_back(&world, &network, &web);
+    nothing_is_left(&world, &network, &web);
+}
