@@ -2,10 +2,10 @@
 //! somebody else by now.
 
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
-use slipway_tests::{Attach, PROGRAMS, Proto, at, has_programs, needs, slipway};
+use slipway_tests::{Attach, PROGRAMS, Proto, at, has_programs, needs, patience, slipway};
 
 use crate::{PORT, Stage, address, attach};
 
@@ -44,9 +44,16 @@ fn a_container_that_is_gone_is_garbage_after_a_flush_too() {
         let stage = Stage::new();
         let network = stage.network();
         let pod = stage.node.pod("web");
-        network.add(&attach(&pod)).expect("ADD");
+        let result = network.add(&attach(&pod)).expect("ADD");
         stage.node.nft("flush ruleset");
         pod.remove();
+        // The kernel takes the links of a namespace away in its own time.
+        let link = result["interfaces"][1]["name"].as_str().expect("the node's end");
+        let begun = Instant::now();
+        while stage.node.has_link(link) {
+            assert!(begun.elapsed() < patience(), "{link} is still there");
+            thread::sleep(Duration::from_millis(5));
+        }
         if by_setup {
             stage.node.slipway("node setup");
         } else {

@@ -1,9 +1,10 @@
 //! Beside ADDs and DELs that go on.
 
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use slipway_tests::{Proto, at, slipway, within};
+use serde_json::json;
+use slipway_tests::{Attach, Proto, at, slipway, stride, within};
 
 use crate::{PORT, SERVED, Web, World};
 
@@ -125,4 +126,44 @@ fn two_restores_at_once() {
         network.check(&pod.attach).expect("CHECK");
     }
     assert_eq!(world.restored(), 0);
+}
+
+/// At each of a call's questions and changes the ruleset is flushed. A table that is half of what it should be, because one
+/// half was read before and the other one after that, must not be mended into one that nobody owns: all later calls
+/// would refuse it.
+#[test]
+fn a_flush_at_any_moment_of_an_add_leaves_a_table_that_the_next_can_use() {
+    const REQUESTS: usize = 30;
+    let world = World::new();
+    let network = world.network(1, "bridge", [json!({"ipMasq": false}), json!({})]);
+    let steady = world.node.pod("steady");
+    let steady = Attach::new(&steady).port(Proto::Tcp, PORT, SERVED);
+    for nth in (1..=REQUESTS).step_by(stride()) {
+        let (pod, next) = (world.node.pod("pod"), world.node.pod("next"));
+        let attach = Attach::new(&pod).port(Proto::Tcp, 9001, SERVED);
+        network.add(&steady).expect("ADD that makes the table");
+        let result = network.add_first(&attach);
+        let mut config = network.configs(Some(&attach)).swap_remove(1);
+        config["prevResult"] = result;
+        let inject = format!("inject=sendto:delay_enter=700000:when={nth}");
+        let strace = ["strace", "-f", "-qq", "-o", "/run/trace", "-e", "trace=sendto", "-e", &inject];
+        let running = network.prepare("ADD", &config, Some(&attach)).through(&strace).spawn();
+        let begun = Instant::now();
+        // strace writes down what is entered before it waits.
+        let sent = || world.node.read("/run/trace").unwrap_or_default().lines().count() >= nth;
+        while !sent() && begun.elapsed() < within(Duration::from_secs(2)) {
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        world.node.cmd("nft flush ruleset");
+        // It may have been too late for this one.
+        running.wait();
+        let attach_next = Attach::new(&next).port(Proto::Tcp, 9002, SERVED);
+        network.add(&attach_next).unwrap_or_else(|e| panic!("request {nth}: {e}"));
+        for attach in [&attach_next, &attach, &steady] {
+            network.del(attach).unwrap_or_else(|e| panic!("request {nth}: {e}"));
+        }
+        world.node.cmd("rm -f /run/trace");
+        pod.remove();
+        next.remove();
+    }
 }

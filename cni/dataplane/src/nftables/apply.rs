@@ -96,7 +96,13 @@ impl Job {
     }
 
     fn fast(&self, session: &Session) -> Result<Fast, Error> {
-        let mut batch = self.base(session)?;
+        // What is done here is done whatever the ruleset is by then. A table that is being flushed can look damaged, and to
+        // mend it would make another one.
+        let mut batch = match session.state()? {
+            State::Ready => Transaction::new(),
+            State::Missing => schema::bootstrap(),
+            State::Damaged(_) => return Ok(Fast::NotUsual),
+        };
         let ranges = self.plan.items.iter().any(is_run);
         if ranges || session.entry(self.hash, self.kind)?.is_some() || self.overlaps_a_run(session)? {
             return Ok(Fast::NotUsual);

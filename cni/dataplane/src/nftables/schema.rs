@@ -582,8 +582,9 @@ pub(crate) fn bootstrap() -> Transaction {
 pub(crate) fn repair(shared: &[SharedChain], layout: Layout) -> Transaction {
     let id = table();
     let mut batch = Transaction::new();
-    // Wakes it up.
+    // Wakes it up. Should it be gone meanwhile, what is made in its place is whole.
     batch.add_table(Table::new(&id));
+    batch.add_chain(Chain::new(&id, &marker(SCHEMA)));
     let fixed = fixed_chains(layout);
     for map in Map::all() {
         batch.add_set(map.definition());
