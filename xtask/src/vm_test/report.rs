@@ -64,7 +64,8 @@ pub(crate) fn page(list: &Kernels, rows: &[Row<'_>], emulator: &str) -> String {
     let _ = writeln!(
         text,
         "Machines: {emulator}, one processor. Times are those of the last run, beside whatever else the \
-         machine did. `sources` is what git calls what was tested; each test program's last run counts.\n"
+         machine did; with `>`, of some programs it is not known any more. `sources` is what git calls what was \
+         tested; each test program's last run counts ([data](data/kernels)).\n"
     );
     text.push_str("| kernel | release | sources | passed | skipped | failed | boot | tests | |\n");
     text.push_str("|---|---|---|---:|---:|---:|---:|---:|---|\n");
