@@ -85,6 +85,26 @@ fn the_link_and_its_routes_are_in_the_vrf() {
     assert!(!pod.has_link("blue"));
 }
 
+/// The link goes down for a moment, and with that the kernel takes the routes of all tables away.
+#[test]
+fn routes_of_other_tables_stay_there() {
+    needs_vrf!();
+    peer_fails("puts back those of the main table only", || {
+        let node = Node::new();
+        let pod = node.pod("pod");
+        let attach = Attach::new(&pod);
+        let network = network(&node, 1, &blue());
+        let result = network.add_first(&attach);
+        pod.cmd("ip route add 10.50.0.0/24 via 10.1.2.1 dev eth0 table 100");
+        pod.cmd("ip -6 route add fd00:50::/64 via fd00:1::1 dev eth0 table 100");
+        let routes = || ["ip route show table 100", "ip -6 route show table 100"].map(|line| pod.cmd(line));
+        let before = routes();
+        network.call_one(1, "ADD", &attach, &result).ok();
+        assert_eq!(master(&pod, "eth0").as_deref(), Some("blue"));
+        assert_eq!(routes(), before);
+    });
+}
+
 #[test]
 fn a_vrf_has_several_links_and_goes_with_the_last() {
     needs_vrf!();

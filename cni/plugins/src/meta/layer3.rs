@@ -131,4 +131,12 @@ mod tests {
         let Changes { extra, missing } = changes(&before, &before);
         assert!(extra.is_empty() && missing.is_empty());
     }
+
+    #[test]
+    fn a_vrf_has_the_main_tables_routes_and_leaves_others_where_they_are() {
+        let of = |table| route("10.9.0.0/24", None, table, BY_KERNEL);
+        let routes = [MAIN_TABLE, LOCAL_TABLE, 100].map(of).to_vec();
+        let there = Layer3 { addresses: Vec::new(), routes }.in_vrf(7);
+        assert_eq!(there.routes, [of(7), of(7), of(100)]);
+    }
 }
