@@ -34,7 +34,8 @@
 //! `SLIPWAY_BIN_DIR` names the plugin directory. Without it the workspace's own binary is built (once
 //! per test process, by the cargo that runs the tests) and linked under the plugins' names.
 //! `SLIPWAY_PEER_DIR` puts another implementation in its place, so that a suite can be compared with
-//! the reference plugins: see [`peer_fails`].
+//! the reference plugins: see [`peer_fails`]. Some tests let the reference work beside ours, or clean up after
+//! it: [`Reference`] says where it comes from.
 //!
 //! # When a test fails
 //! A [`Node`] that is dropped by a panic prints every command run in it (with input and output), and
@@ -51,6 +52,7 @@ mod interrupt;
 mod node;
 mod pace;
 mod plugin;
+mod reference;
 mod skip;
 mod snapshot;
 mod space;
@@ -70,6 +72,7 @@ pub use plugin::{
     CniFailure, Output, PluginCall, Running, is_peer, newest_version, peer_fails, plugin_dir, plugin_names,
     slipway,
 };
+pub use reference::{NEWER_REFERENCE, REFERENCE, Reference};
 pub use skip::{record_skip, test_name};
 pub use snapshot::Snapshot;
 pub use space::{CommandOutput, Space};

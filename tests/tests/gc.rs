@@ -3,10 +3,8 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test fails by panicking")]
 
-use std::path::{Path, PathBuf};
-
 use serde_json::{Value, json};
-use slipway_tests::{Attach, BridgeNetfilter, Network, Node, Pod, Proto};
+use slipway_tests::{Attach, BridgeNetfilter, Network, Node, Pod, Proto, REFERENCE, Reference, needs};
 
 /// How often a container of the other network comes and goes meanwhile.
 const TURNS: u16 = 4;
@@ -120,44 +118,29 @@ fn in_chains_of_iptables_legacy() {
     by_ours("ptp", "iptables", "legacy");
 }
 
-/// ADD by the plugins of another directory, chained as a runtime does.
-fn add_by(directory: &Path, network: &Network<'_>, attach: &Attach) {
+/// ADD by the reference's plugins, chained as a runtime does.
+fn add_by(reference: &Reference, network: &Network<'_>, attach: &Attach) {
     let mut result = Value::Null;
     for mut config in network.configs(Some(attach)) {
         config["cniVersion"] = json!("1.0.0");
         if !result.is_null() {
             config["prevResult"] = result;
         }
-        let program = directory.join(config["type"].as_str().expect("a type"));
+        let program = reference.plugin(config["type"].as_str().expect("a type"));
         let call = network.prepare("ADD", &config, Some(attach)).instead(&program);
-        result = call.env("CNI_PATH", directory).run().ok();
+        result = call.env("CNI_PATH", reference.dir()).run().ok();
     }
-}
-
-/// The reference plugins: Debian's, and those that `SLIPWAY_REFERENCE_DIRS` names.
-fn references() -> Vec<PathBuf> {
-    let more = std::env::var_os("SLIPWAY_REFERENCE_DIRS").unwrap_or_default();
-    let all = std::iter::once(PathBuf::from("/usr/lib/cni")).chain(std::env::split_paths(&more));
-    all.filter(|dir| dir.join("portmap").exists()).collect()
-}
-
-/// Whether the plugins of that directory have a backend of this name.
-fn has(directory: &Path, backend: &str) -> bool {
-    let program = std::fs::read(directory.join("portmap")).expect("read portmap");
-    let names: &[u8] = b"cni_hostport";
-    backend == "iptables" || program.windows(names.len()).any(|window| window == names)
 }
 
 #[test]
 fn what_the_reference_made() {
-    if references().is_empty() {
-        slipway_tests::skip!("the reference's portmap in /usr/lib/cni");
-    }
-    for directory in references() {
-        for backend in ["iptables", "nftables"].into_iter().filter(|backend| has(&directory, backend)) {
+    let all = Reference::all();
+    needs!(!all.is_empty(), REFERENCE);
+    for reference in all {
+        for backend in reference.backends() {
             let node = node("nft");
             let (one, two) = (network(&node, 1, "bridge", backend), network(&node, 2, "bridge", backend));
-            the_dead_go(&node, [&one, &two], &|network, attach| add_by(&directory, network, attach));
+            the_dead_go(&node, [&one, &two], &|network, attach| add_by(&reference, network, attach));
         }
     }
 }

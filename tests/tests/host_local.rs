@@ -2,17 +2,16 @@
 //! that fail cleanly on a full disk.
 
 use std::collections::BTreeSet;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use serde_json::{Value, json};
 use slipway_tests::{
-    CniFailure, Disturbance, Node, Output, PluginCall, Point, disturbed, kill_points, killed, skip, stride,
+    CniFailure, Disturbance, Node, Output, PluginCall, Point, REFERENCE, Reference, disturbed, kill_points,
+    killed, skip, stride,
 };
 
 const DIR: &str = "/var/lib/cni/networks";
 const NET: &str = "/var/lib/cni/networks/net";
-/// Debian's containernetworking-plugins.
-const REFERENCE: &str = "/usr/lib/cni";
 
 fn config(ipam: Value) -> Value {
     let mut config = json!({ "cniVersion": "1.0.0", "name": "net", "type": "test", "ipam": ipam });
@@ -35,9 +34,8 @@ fn call(node: &Node, verb: &str, id: &str, config: &Value) -> PluginCall {
 }
 
 /// The same for the reference's host-local.
-fn reference(node: &Node, verb: &str, id: &str, config: &Value) -> Output {
-    let program = format!("{REFERENCE}/host-local");
-    call(node, verb, id, config).instead(Path::new(&program)).run()
+fn reference(program: &Path, node: &Node, verb: &str, id: &str, config: &Value) -> Output {
+    call(node, verb, id, config).instead(program).run()
 }
 
 /// A GC or STATUS.
@@ -65,19 +63,20 @@ fn reserved(node: &Node) -> BTreeSet<String> {
     names.filter(|name| name.parse::<std::net::IpAddr>().is_ok()).collect()
 }
 
-fn has_reference() -> bool {
-    Path::new(REFERENCE).join("host-local").exists()
+/// The reference's program.
+fn theirs() -> Option<PathBuf> {
+    Reference::any().map(|reference| reference.plugin("host-local"))
 }
 
 #[test]
 fn a_node_is_switched_over_and_back_with_pods_running() {
-    if !has_reference() {
-        skip!("the reference's host-local in /usr/lib/cni");
-    }
+    let Some(program) = theirs() else {
+        skip!(REFERENCE);
+    };
     let node = Node::new();
     let conf = dual();
     let ours = |verb: &str, id: &str| call(&node, verb, id, &conf).run();
-    let theirs = |verb: &str, id: &str| reference(&node, verb, id, &conf);
+    let theirs = |verb: &str, id: &str| reference(&program, &node, verb, id, &conf);
     let pair = |n: u8| vec![format!("10.1.2.{n}/24"), format!("fd00:1::{n}/64")];
 
     for (n, id) in [(2, "r1"), (3, "r2"), (4, "r3")] {
@@ -111,15 +110,14 @@ fn a_node_is_switched_over_and_back_with_pods_running() {
 
 #[test]
 fn both_implementations_work_at_the_same_time() {
-    if !has_reference() {
-        skip!("the reference's host-local in /usr/lib/cni");
-    }
+    let Some(program) = theirs() else {
+        skip!(REFERENCE);
+    };
     let node = Node::new();
-    let program = format!("{REFERENCE}/host-local");
     let running: Vec<_> = (0..40)
         .map(|n| {
             let add = call(&node, "ADD", &format!("c{n}"), &four());
-            if n % 2 == 0 { add.spawn() } else { add.instead(Path::new(&program)).spawn() }
+            if n % 2 == 0 { add.spawn() } else { add.instead(&program).spawn() }
         })
         .collect();
     let given: BTreeSet<String> =
@@ -130,7 +128,7 @@ fn both_implementations_work_at_the_same_time() {
     let running: Vec<_> = (0..40)
         .map(|n| {
             let del = call(&node, "DEL", &format!("c{n}"), &four());
-            if n % 2 == 1 { del.spawn() } else { del.instead(Path::new(&program)).spawn() }
+            if n % 2 == 1 { del.spawn() } else { del.instead(&program).spawn() }
         })
         .collect();
     running.into_iter().for_each(|running| drop(running.wait().ok()));
@@ -187,9 +185,13 @@ fn an_add_that_is_killed_anywhere_blocks_nothing() {
         // Another container gets its addresses at once, from us and from the reference.
         let other = addresses(&call(&node, "ADD", "other", &conf).run().ok());
         assert_eq!(other.len(), 2, "{point:?}");
-        if has_reference() && at % 8 == 0 {
-            assert_eq!(addresses(&reference(&node, "ADD", "theirs", &conf).ok()).len(), 2, "{point:?}");
-            let _ = reference(&node, "DEL", "theirs", &conf).ok();
+        if let Some(program) = theirs().filter(|_| at % 8 == 0) {
+            assert_eq!(
+                addresses(&reference(&program, &node, "ADD", "theirs", &conf).ok()).len(),
+                2,
+                "{point:?}"
+            );
+            let _ = reference(&program, &node, "DEL", "theirs", &conf).ok();
         }
         if at % 2 == 0 {
             let _ = call(&node, "DEL", "victim", &conf).run().ok();
@@ -497,8 +499,9 @@ fn bad_configurations_are_refused_with_the_references_words() {
         let conf = config(ipam);
         let failure = call(&node, "ADD", "c1", &conf).run().error();
         assert_eq!((failure.code, failure.msg.as_str()), (7, msg));
-        if has_reference() {
-            assert_eq!(reference(&node, "ADD", "c1", &conf).error().msg, msg, "the reference's own words");
+        if let Some(program) = theirs() {
+            let failure = reference(&program, &node, "ADD", "c1", &conf).error();
+            assert_eq!(failure.msg, msg, "the reference's own words");
         }
         let _ = call(&node, "DEL", "c1", &conf).run().ok();
     }
@@ -507,9 +510,9 @@ fn bad_configurations_are_refused_with_the_references_words() {
 
 #[test]
 fn results_are_the_references_in_every_version() {
-    if !has_reference() {
-        skip!("the reference's host-local in /usr/lib/cni");
-    }
+    let Some(program) = theirs() else {
+        skip!(REFERENCE);
+    };
     for version in ["0.1.0", "0.2.0", "0.3.0", "0.3.1", "0.4.0", "1.0.0"] {
         let (one, two) = (Node::new(), Node::new());
         let mut conf = dual();
@@ -525,7 +528,7 @@ fn results_are_the_references_in_every_version() {
             );
         }
         let ours = call(&one, "ADD", "c1", &conf).run().ok();
-        assert_eq!(ours, reference(&two, "ADD", "c1", &conf).ok(), "{version}");
+        assert_eq!(ours, reference(&program, &two, "ADD", "c1", &conf).ok(), "{version}");
         assert_eq!(reserved(&one), reserved(&two));
     }
 }

@@ -1,14 +1,10 @@
 //! static: the addresses that the configuration or the runtime says, on a container that uses them.
 
-use std::path::Path;
-
 use serde_json::{Value, json};
 use slipway_tests::{
-    Attach, BridgeNetfilter, Node, Output, Proto, is_peer, newest_version, peer_fails, skip,
+    Attach, BridgeNetfilter, Node, Output, Proto, REFERENCE, Reference, is_peer, newest_version, peer_fails,
+    skip,
 };
-
-/// Debian's containernetworking-plugins.
-const REFERENCE: &str = "/usr/lib/cni/static";
 
 fn config(ipam: Value) -> Value {
     let mut config = json!({"cniVersion": "1.0.0", "name": "net", "type": "test", "ipam": ipam});
@@ -119,15 +115,15 @@ fn cases() -> Vec<(Value, &'static str)> {
 /// The same results; the same words, of which ours may be preceded by where the value is.
 #[test]
 fn the_reference_says_the_same() {
-    if !Path::new(REFERENCE).exists() {
-        skip!("the reference's static in /usr/lib/cni");
-    }
+    let Some(reference) = Reference::any().map(|reference| reference.plugin("static")) else {
+        skip!(REFERENCE);
+    };
     let node = Node::new();
     for (config, args) in cases() {
         let call =
             || node.plugin("static").command("ADD").container("c").ifname("eth0").netns("/run/netns/c");
         let ours = call().args(args).config(&config).run().result();
-        let theirs = call().args(args).config(&config).instead(Path::new(REFERENCE)).run().result();
+        let theirs = call().args(args).config(&config).instead(&reference).run().result();
         match (ours, theirs) {
             (Ok(ours), Ok(mut theirs)) => {
                 // The reference of the time wrote an empty one in results of version 1.0.0.

@@ -12,6 +12,7 @@ mod error;
 mod install;
 mod links;
 mod progress;
+mod reference;
 mod run;
 mod runtimes;
 mod sandbox;

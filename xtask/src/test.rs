@@ -11,12 +11,19 @@ use nix::unistd::Uid;
 use crate::build::Flavour;
 use crate::error::{Error, Result};
 use crate::progress::{Log, Stages};
+use crate::reference::{self, Reference};
 use crate::run::{self, cargo, tool};
 use crate::runtimes::Runtimes;
 use crate::{build, ebpf, links, setup, vm_test, workspace};
 
 /// The package of the network tests, which need root and the built binary.
 const NETWORK_TESTS: &str = "slipway-tests";
+
+/// The test programs in which the reference plugins work too, and what those tests' names have in common.
+const REFERENCE_TESTS: (&[&str], &[&str]) = (
+    &["gc", "host_device", "host_local", "iptables", "migrate", "static"],
+    &["reference", "switched_over", "both_implementations", "each_side_removes"],
+);
 
 /// How long a run of tests may print nothing: the harness ends a test's commands after a minute each, and
 /// says so of tests that take longer.
@@ -38,7 +45,8 @@ pub(crate) struct Args {
     /// Leave out the virtual machines with other kernels
     #[arg(long)]
     no_vm: bool,
-    /// Only the tests with podman, containerd and cnitool, which are fetched and unpacked below target
+    /// Only the tests with podman, containerd, cnitool and the newest reference plugins, which are fetched and
+    /// unpacked below target
     #[arg(long, conflicts_with_all = ["quick", "no_vm"])]
     runtimes: bool,
 }
@@ -74,6 +82,7 @@ fn run_stages(args: &Args, stages: &mut Stages) -> Result<String> {
     if args.quick {
         return Ok(String::new());
     }
+    let reference = references(stages, &[reference::STABLE])?;
     let mut bin_dir = PathBuf::new();
     stages.run("build", |log| {
         quiet(Flavour::Debug.cargo_build()?, log)?;
@@ -87,14 +96,20 @@ fn run_stages(args: &Args, stages: &mut Stages) -> Result<String> {
     stages.run("network tests", |log| {
         let mut command = as_root(&["test", "--no-fail-fast", "--package", NETWORK_TESTS])?;
         command.env("SLIPWAY_BIN_DIR", &bin_dir).env("SLIPWAY_SKIPS", &skips);
+        command.envs([reference.variable()]);
         tests(with_filter(command, args), log)
     })?;
     let mut skipped = String::new();
     stages.run("skipped tests", |_| {
         let seen = lines_of(&skips)?;
-        expected(&seen, &lines_of(&workspace::root().join("tests/skips.txt"))?)?;
+        let listed = lines_of(&workspace::root().join("tests/skips.txt"))?;
+        let unexplained = seen.iter().filter(|line| !reference.explains(line)).cloned().collect();
+        expected(&unexplained, &listed)?;
         skipped = if seen.is_empty() { String::new() } else { format!("; {} tests skipped", seen.len()) };
-        Ok(format!("{} skipped here, all of them listed in tests/skips.txt", seen.len()))
+        let others = seen.len() - unexplained.len();
+        let told =
+            if others == 0 { String::new() } else { format!(", but {others} for the reference plugins") };
+        Ok(format!("{} skipped here, all of them listed in tests/skips.txt{told}", seen.len()))
     })?;
     if args.filter.is_none() {
         stages.run("documentation", |log| {
@@ -149,9 +164,32 @@ fn run_runtimes(args: &Args, stages: &mut Stages) -> Result<String> {
         command.env("SLIPWAY_RUNTIMES", fetched.dir());
         tests(with_filter(command, args), log)
     })?;
+    let reference = references(stages, &[reference::NEWEST])?;
+    let programs = REFERENCE_TESTS.0.iter().flat_map(|name| ["--test", name]);
+    let compared: Vec<&str> = ["test", "--package", NETWORK_TESTS].into_iter().chain(programs).collect();
+    stages.run("build comparisons", |log| quiet(cargo(&[&compared[..], &["--no-run"]].concat()), log))?;
+    stages.run("comparisons", |log| {
+        let mut command = cargo(&[&compared[..], &["--no-fail-fast", "--"], REFERENCE_TESTS.1].concat());
+        command.env("SLIPWAY_BIN_DIR", &bin_dir).env("SLIPWAY_SKIPS", &skips).envs([reference.variable()]);
+        tests(command, log)
+    })?;
     let seen = lines_of(&skips)?;
-    expected(&seen, &seen.iter().filter(|line| fetched.explains(line)).cloned().collect())?;
+    let explained = |line: &&String| fetched.explains(line) || reference.explains(line);
+    let mut listed: BTreeSet<String> = seen.iter().filter(explained).cloned().collect();
+    listed.extend(lines_of(&workspace::root().join("tests/skips.txt"))?);
+    expected(&seen, &listed)?;
     Ok(if seen.is_empty() { String::new() } else { format!("; {} tests skipped, see above", seen.len()) })
+}
+
+/// The reference plugins of these suites; those that cannot be had are told.
+fn references(stages: &mut Stages, suites: &[&'static str]) -> Result<Reference> {
+    let mut found = None;
+    stages.run("reference plugins", |_| Ok(found.insert(Reference::find(suites)).summary()))?;
+    let found = found.ok_or_else(|| Error::Failed("nobody looked for the reference plugins".to_owned()))?;
+    for reason in found.missing() {
+        println!("  SKIP  {reason}");
+    }
+    Ok(found)
 }
 
 /// The file that tests write their skips to, empty.

@@ -7,7 +7,8 @@ use std::net::IpAddr;
 
 use serde_json::{Value, json};
 use slipway_tests::{
-    Attach, Host, Network, Node, Pod, Proto, Snapshot, golden, is_peer, newest_version, peer_fails,
+    Attach, Host, Network, Node, Pod, Proto, REFERENCE, Reference, Snapshot, golden, is_peer, newest_version,
+    peer_fails, skip,
 };
 
 /// A node with a device `dev0`, which is down; `wire0` of a host outside is at its other end.
@@ -433,13 +434,12 @@ fn gc_and_status_are_ipams() {
 /// Each side brings home what the other one has moved.
 #[test]
 fn the_reference_and_ours_bring_each_others_home() {
-    let reference = std::path::Path::new("/usr/lib/cni/host-device");
     if is_peer() {
         return;
     }
-    if !reference.exists() {
-        slipway_tests::skip!("the reference's host-device in /usr/lib/cni");
-    }
+    let Some(reference) = Reference::any().map(|reference| reference.plugin("host-device")) else {
+        skip!(REFERENCE);
+    };
     let world = World::new();
     let pod = world.node.pod("pod");
     let mut config = world.network(&json!({"ipam": {}})).configs(None).remove(0);
@@ -447,10 +447,10 @@ fn the_reference_and_ours_bring_each_others_home() {
     let ours = |verb: &str| world.node.plugin("host-device").command(verb).for_pod(&pod).config(&config);
     let before = world.state(&pod);
     let _ = ours("ADD").run().ok();
-    let _ = ours("DEL").instead(reference).run().ok();
+    let _ = ours("DEL").instead(&reference).run().ok();
     assert_eq!(world.node.mac("dev0"), world.mac);
     // Older ones leave the alias.
-    let _ = ours("ADD").instead(reference).run().ok();
+    let _ = ours("ADD").instead(&reference).run().ok();
     let _ = ours("DEL").run().ok();
     before.assert_same(&world.state(&pod));
 }

@@ -1,9 +1,9 @@
 //! DEL, CHECK and GC find an attachment wherever it is, whatever the configuration says now.
 
 use serde_json::json;
-use slipway_tests::golden;
+use slipway_tests::{NEWER_REFERENCE, REFERENCE, Reference, golden, needs, skip};
 
-use crate::{Stage, VARIANTS, map, references};
+use crate::{Stage, VARIANTS, map};
 
 #[test]
 fn a_del_finds_the_ports_in_the_other_backend() {
@@ -143,11 +143,11 @@ fn the_oldest_layout_is_removed_by_del_and_by_gc() {
 
 #[test]
 fn what_the_references_nftables_backend_left_is_found() {
-    let newer: Vec<_> =
-        references().into_iter().filter(|dir| dir != std::path::Path::new(crate::REFERENCE)).collect();
-    for directory in newer {
+    let newer = Reference::with_nftables();
+    needs!(!newer.is_empty(), NEWER_REFERENCE);
+    for reference in newer {
         let stage = Stage::new("nft");
-        let theirs = stage.plain("ADD").key("backend", json!("nftables")).by(&directory);
+        let theirs = stage.plain("ADD").key("backend", json!("nftables")).by(&reference);
         theirs.ok();
         theirs.clone().container("c2").key("runtimeConfig", json!({"portMappings": [map("tcp", 9, 9)]})).ok();
         let ours = stage.plain("CHECK");
@@ -254,12 +254,12 @@ fn a_container_on_two_networks_has_its_ports_on_the_first() {
 /// What the reference made names no interface and no namespace: it counts as living.
 #[test]
 fn a_port_of_the_references_is_not_taken() {
-    if references().is_empty() {
-        slipway_tests::skip!("the reference's portmap in /usr/lib/cni");
-    }
+    let Some(reference) = Reference::any() else {
+        skip!(REFERENCE);
+    };
     for variant in VARIANTS {
         let stage = Stage::new(variant);
-        let theirs = stage.plain("ADD").by(&references()[0]);
+        let theirs = stage.plain("ADD").by(&reference);
         theirs.ok();
         for backend in ["iptables", "nftables"] {
             let other = stage.plain("ADD").container("c2").key("backend", json!(backend));

@@ -1,8 +1,9 @@
 //! What stands in the kernel after an ADD is, byte for byte, what the reference plugins leave.
 
 use serde_json::{Value, json};
+use slipway_tests::{REFERENCE, Reference, needs};
 
-use crate::{Call, Stage, VARIANTS, families, many, map, references};
+use crate::{Call, Stage, VARIANTS, families, many, map};
 
 /// The cases: the golden's name, the mappings, and the keys.
 fn cases() -> Vec<(&'static str, Vec<Value>, Value)> {
@@ -68,20 +69,18 @@ fn a_long_container_id_is_cut_in_comments() {
 /// The goldens are not ours: whichever reference is on the machine is asked again.
 #[test]
 fn the_goldens_are_what_the_reference_leaves() {
-    let references = references();
-    if references.is_empty() {
-        slipway_tests::skip!("the reference's portmap in /usr/lib/cni");
-    }
-    for directory in references {
+    let all = Reference::all();
+    needs!(!all.is_empty(), REFERENCE);
+    for reference in all {
         for variant in VARIANTS {
             for (name, mappings, keys) in cases() {
                 // Version 1.1.1 does not know this key.
-                if name == "masqall" && directory.as_path() == std::path::Path::new(crate::REFERENCE) {
+                if name == "masqall" && !reference.portmap_knows("masqAll") {
                     continue;
                 }
                 let stage = Stage::new(variant);
                 prepare(&stage);
-                let call: Call<'_> = stage.call("ADD", &mappings, &keys).by(&directory);
+                let call: Call<'_> = stage.call("ADD", &mappings, &keys).by(&reference);
                 call.ok();
                 let (left, golden) = (stage.both(), golden(name));
                 // What is wrong with the legacy ip6tables is said at `reduced_for_the_reference`.
@@ -89,7 +88,7 @@ fn the_goldens_are_what_the_reference_leaves() {
                     "legacy" => text.split("# ip6tables").next().unwrap_or_default().to_owned(),
                     _ => text.to_owned(),
                 };
-                assert_eq!(part(&left), part(&golden), "{name}, iptables-{variant}, {directory:?}");
+                assert_eq!(part(&left), part(&golden), "{name}, iptables-{variant}, {reference:?}");
             }
         }
     }

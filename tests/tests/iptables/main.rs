@@ -8,21 +8,10 @@ mod masquerade;
 mod reference;
 mod storms;
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use serde_json::{Value, json};
-use slipway_tests::{Node, Output, PluginCall, Pod, Running};
-
-/// Debian's containernetworking-plugins.
-const REFERENCE: &str = "/usr/lib/cni";
-
-/// The directories with the reference plugins to be tested with: Debian's, and those that
-/// `SLIPWAY_REFERENCE_DIRS` names, divided by colons.
-fn references() -> Vec<PathBuf> {
-    let more = std::env::var_os("SLIPWAY_REFERENCE_DIRS").unwrap_or_default();
-    let all = std::iter::once(PathBuf::from(REFERENCE)).chain(std::env::split_paths(&more));
-    all.filter(|dir| dir.join("portmap").exists()).collect()
-}
+use slipway_tests::{Node, Output, PluginCall, Pod, Reference, Running};
 
 const VARIANTS: [&str; 2] = ["nft", "legacy"];
 
@@ -143,9 +132,9 @@ impl Call<'_> {
         self
     }
 
-    /// By the plugin of another directory.
-    fn by(mut self, directory: &Path) -> Self {
-        self.program = Some(directory.join("portmap"));
+    /// By the reference.
+    fn by(mut self, reference: &Reference) -> Self {
+        self.program = Some(reference.plugin("portmap"));
         self
     }
 

@@ -1,9 +1,9 @@
 //! ipMasq with the iptables backend.
 
 use serde_json::{Value, json};
-use slipway_tests::{Attach, Node, Proto};
+use slipway_tests::{Attach, Node, Proto, REFERENCE, Reference, needs};
 
-use crate::{VARIANTS, references};
+use crate::VARIANTS;
 
 fn list(backend: &str) -> Value {
     json!({
@@ -69,27 +69,25 @@ fn the_chains_are_the_references_and_go_with_the_container() {
 
 #[test]
 fn each_side_removes_what_the_other_made() {
-    if references().is_empty() {
-        slipway_tests::skip!("the reference's bridge in /usr/lib/cni");
-    }
-    for directory in references() {
+    let all = Reference::all();
+    needs!(!all.is_empty(), REFERENCE);
+    for reference in all {
         for ours_first in [true, false] {
             let node = Node::new();
             let network = node.network(list("iptables"));
             let pod = node.pod("c1");
             let attach = Attach::new(&pod).container(ID);
-            let bridge = directory.join("bridge");
+            let bridge = reference.plugin("bridge");
             let config = network.configs(Some(&attach)).remove(0);
             let call = |verb: &str, ours: bool| {
                 let call = network.prepare(verb, &config, Some(&attach));
-                let directory = directory.display().to_string();
-                let call = if ours { call } else { call.instead(&bridge).env("CNI_PATH", directory) };
+                let call = if ours { call } else { call.instead(&bridge).env("CNI_PATH", reference.dir()) };
                 call.run().ok()
             };
             let _ = call("ADD", ours_first);
-            assert_eq!(saved(&node, "nft"), golden(), "{directory:?}");
+            assert_eq!(saved(&node, "nft"), golden(), "{reference:?}");
             call("DEL", !ours_first);
-            assert!(!saved(&node, "nft").contains("CNI-"), "{directory:?}: {}", saved(&node, "nft"));
+            assert!(!saved(&node, "nft").contains("CNI-"), "{reference:?}: {}", saved(&node, "nft"));
         }
     }
 }

@@ -2,38 +2,39 @@
 
 use serde_json::{Value, json};
 
-use crate::{Stage, VARIANTS, families, many, map, references};
+use slipway_tests::{REFERENCE, Reference, needs};
 
-fn each(test: impl Fn(&Stage, &std::path::Path, &[Value], &Value)) {
-    for directory in references() {
+use crate::{Stage, VARIANTS, families, many, map};
+
+fn each(all: &[Reference], test: impl Fn(&Stage, &Reference, &[Value], &Value)) {
+    for reference in all {
         for variant in VARIANTS {
             for (mappings, keys) in [
                 (families(), json!({})),
                 (many(), json!({"snat": false})),
                 (vec![map("udp", 53, 53)], json!({"conditionsV4": ["!", "-i", "lo"], "markMasqBit": 20})),
             ] {
-                test(&Stage::new(variant), &directory, &mappings, &keys);
+                test(&Stage::new(variant), reference, &mappings, &keys);
             }
         }
     }
 }
 
 /// Whether the reference can check what it has made.
-fn can_check(directory: &std::path::Path) -> bool {
+fn can_check(reference: &Reference) -> bool {
     let stage = Stage::new("nft");
-    let theirs = stage.plain("ADD").by(directory);
+    let theirs = stage.plain("ADD").by(reference);
     theirs.ok();
     theirs.verb("CHECK").run().result().is_ok()
 }
 
 #[test]
 fn ours_checks_and_removes_what_the_reference_made() {
-    if references().is_empty() {
-        slipway_tests::skip!("the reference's portmap in /usr/lib/cni");
-    }
-    each(|stage, directory, mappings, keys| {
+    let all = Reference::all();
+    needs!(!all.is_empty(), REFERENCE);
+    each(&all, |stage, reference, mappings, keys| {
         let call = stage.call("ADD", mappings, keys).reduced_for_the_reference();
-        call.clone().by(directory).ok();
+        call.clone().by(reference).ok();
         call.clone().verb("CHECK").ok();
         // Another ADD of the same attachment is no conflict with itself, and mends nothing needlessly.
         let before = stage.both();
@@ -49,26 +50,25 @@ fn ours_checks_and_removes_what_the_reference_made() {
 
 #[test]
 fn the_reference_checks_and_removes_what_ours_made() {
-    if references().is_empty() {
-        slipway_tests::skip!("the reference's portmap in /usr/lib/cni");
-    }
-    each(|stage, directory, mappings, keys| {
+    let all = Reference::all();
+    needs!(!all.is_empty(), REFERENCE);
+    each(&all, |stage, reference, mappings, keys| {
         let call = stage.call("ADD", mappings, keys).reduced_for_the_reference();
         call.ok();
         // The CHECK of version 1.1.1 fails for what it has made itself: it asks for both families, and
         // in the chains of one for the rules of the other.
-        let checks = can_check(directory);
+        let checks = can_check(reference);
         if checks {
-            call.clone().verb("CHECK").by(directory).ok();
+            call.clone().verb("CHECK").by(reference).ok();
         }
-        call.clone().verb("DEL").by(directory).ok();
+        call.clone().verb("DEL").by(reference).ok();
         let all = stage.both();
         assert!(!all.contains("CNI-DN-"), "{all}");
         // What is left of us is the record of the owner, which a DEL or GC of ours takes away.
         call.clone().verb("DEL").ok();
         stage.assert_gone();
         if checks {
-            call.verb("CHECK").by(directory).run().error();
+            call.verb("CHECK").by(reference).run().error();
         }
     });
 }

@@ -279,7 +279,7 @@ fn nobody_notices_with_iptables_legacy() {
 fn nobody_notices_with_what_the_reference_made() {
     let all = Maker::references();
     if all.is_empty() {
-        slipway_tests::skip!("the reference's portmap in /usr/lib/cni");
+        slipway_tests::skip!(slipway_tests::REFERENCE);
     }
     all.iter().for_each(there_and_back);
 }

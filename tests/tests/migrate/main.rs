@@ -12,7 +12,7 @@ use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 
 use serde_json::{Value, json};
-use slipway_tests::{Attach, BridgeNetfilter, Host, Network, Node, Pod, Proto, Server};
+use slipway_tests::{Attach, BridgeNetfilter, Host, Network, Node, Pod, Proto, Reference, Server};
 
 const SERVED: u16 = 80;
 const PORT: u16 = 8080;
@@ -34,22 +34,15 @@ const NFT: Maker = Maker { backend: "iptables", variant: "nft", directory: None 
 const LEGACY: Maker = Maker { backend: "iptables", variant: "legacy", directory: None };
 
 impl Maker {
-    /// The reference plugins, with each backend that they have: Debian's, and those that
-    /// `SLIPWAY_REFERENCE_DIRS` names.
+    /// The reference plugins, with each backend that they have.
     fn references() -> Vec<Self> {
-        let more = std::env::var_os("SLIPWAY_REFERENCE_DIRS").unwrap_or_default();
-        let dirs = std::iter::once(PathBuf::from("/usr/lib/cni")).chain(std::env::split_paths(&more));
-        let dirs: Vec<PathBuf> = dirs.filter(|dir| dir.join("portmap").exists()).collect();
-        let mut all = Vec::new();
-        for dir in dirs {
-            let program = std::fs::read(dir.join("portmap")).expect("read portmap");
-            let has_nftables = program.windows(12).any(|window| window == b"cni_hostport");
-            let backends = if has_nftables { &["iptables", "nftables"][..] } else { &["iptables"] };
-            for backend in backends {
-                all.push(Self { backend, variant: "nft", directory: Some(dir.clone()) });
-            }
-        }
-        all
+        let each = |reference: Reference| {
+            let directory = Some(reference.dir().to_owned());
+            let maker =
+                move |backend: &&'static str| Self { backend, variant: "nft", directory: directory.clone() };
+            reference.backends().iter().map(maker).collect::<Vec<_>>()
+        };
+        Reference::all().into_iter().flat_map(each).collect()
     }
 }
 

@@ -71,7 +71,7 @@ fn from_chains_of_iptables_legacy() {
 fn from_what_the_reference_made() {
     let all = Maker::references();
     if all.is_empty() {
-        slipway_tests::skip!("the reference's portmap in /usr/lib/cni");
+        slipway_tests::skip!(slipway_tests::REFERENCE);
     }
     all.iter().for_each(|maker| there_and_back(maker, "bridge"));
 }

@@ -32,7 +32,7 @@ fn from_what_the_reference_made_to_the_programs() {
     needs!(has_programs(), slipway_tests::PROGRAMS);
     let all = Maker::references();
     if all.is_empty() {
-        slipway_tests::skip!("the reference's portmap in /usr/lib/cni");
+        slipway_tests::skip!(slipway_tests::REFERENCE);
     }
     for maker in &all {
         round_trip(maker, "bridge", &["ebpf", "nftables"]);

@@ -4,11 +4,10 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use crate::apt_root::AptRoot;
 use crate::build::Flavour;
 use crate::error::{Error, Result};
 use crate::run::{self, tool};
-use crate::{install, workspace};
+use crate::{install, reference, workspace};
 
 /// Which ones.
 #[derive(Debug, clap::Args)]
@@ -49,7 +48,7 @@ impl Plugins {
     /// They cannot be fetched, or are not there.
     pub(super) fn peer(&self) -> Result<PathBuf> {
         let dir = if self.fetch_peer {
-            AptRoot::open("unstable")?.fetch("containernetworking-plugins")?.join("usr/lib/cni")
+            reference::fetch(reference::NEWEST)?
         } else {
             workspace::absolute(&self.peer)?
         };

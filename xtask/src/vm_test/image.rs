@@ -101,14 +101,8 @@ const TOOLS: &[&str] = &[
 const OPTIONAL: &[&str] =
     &["ip6tables-legacy", "ip6tables-nft", "iptables-legacy", "iptables-nft", "ss", "strace", "sysctl", "tc"];
 
-/// Plugins of the reference that some tests compare ours with.
-const REFERENCE: &[&str] = &[
-    "/usr/lib/cni/bridge",
-    "/usr/lib/cni/host-device",
-    "/usr/lib/cni/host-local",
-    "/usr/lib/cni/portmap",
-    "/usr/lib/cni/static",
-];
+/// Plugins of the reference that some tests compare ours with, or let them call each other.
+const REFERENCE: &[&str] = &["bridge", "host-device", "host-local", "portmap", "static"];
 
 /// Tables of names for `ip` and `nft`.
 const DATA: &[&str] = &["/etc/protocols", "/etc/services", "/etc/iproute2", "/usr/share/iproute2"];
@@ -132,11 +126,12 @@ pub(crate) struct Userland {
 }
 
 impl Userland {
-    /// Finds the tools and the shared libraries of the tools and of `programs`.
+    /// Finds the tools, of the reference plugins in a directory those that tests need, and the shared
+    /// libraries of all of them and of `programs`.
     ///
     /// # Errors
     /// A tool that every system must have is not here.
-    pub(crate) fn find(programs: &[&Path]) -> Result<Self> {
+    pub(crate) fn find(programs: &[&Path], reference: Option<&Path>) -> Result<Self> {
         let mut own = Self { files: BTreeMap::new(), links: BTreeMap::new() };
         let mut missing = Vec::new();
         for name in TOOLS {
@@ -152,9 +147,9 @@ impl Userland {
                 "not on this machine: {names} (`cargo xtask setup --optional`)"
             )));
         }
-        // Some tests compare with it where it is.
-        for name in REFERENCE.iter().map(Path::new).filter(|path| path.is_file()) {
-            own.program(name)?;
+        if let Some(dir) = reference {
+            let system = Path::new("/usr/lib/cni");
+            own.files.extend(REFERENCE.iter().map(|name| (system.join(name), dir.join(name))));
         }
         own.extensions()?;
         let mut linked: BTreeSet<PathBuf> = own.files.values().cloned().collect();
