@@ -1,10 +1,12 @@
 //! What `/etc/cni/slipway.json` sets for the programs.
 
+use std::time::{Duration, Instant};
+
 use aya::maps::MapData;
 use serde_json::{Value, json};
 use slipway_tests::{Attach, PROGRAMS, Proto, at, has_programs, needs};
 
-use crate::{Stage, attach};
+use crate::{PORT, Stage, address, attach};
 
 #[test]
 fn ports_for_masquerade_are_not_those_of_the_nodes_own_sockets() {
@@ -57,4 +59,36 @@ fn maps_are_as_large_as_is_said() {
     let pod = stage.node.pod("web");
     stage.network().add(&attach(&pod)).expect("ADD");
     assert_eq!(stage.node.programs()["ports"], 4);
+}
+
+/// Conversations last as long as those of conntrack on this node, from its next set-up on.
+#[test]
+fn how_long_conversations_last_is_the_nodes_setting() {
+    needs!(has_programs(), PROGRAMS);
+    let stage = Stage::new();
+    // Which has conntrack loaded, whose settings are not there before.
+    let script = "table inet probe {
+        chain looks { type filter hook prerouting priority 0; ct state new counter; }
+    }";
+    stage.node.cmd_input("nft -f -", script);
+    let pod = stage.node.pod("web");
+    let result = stage.network().add(&attach(&pod)).expect("ADD");
+    let _server = pod.serve(Proto::Udp, &format!("{}:80", address(&result)), "web");
+    let ask = || stage.client.expect(Proto::Udp, (stage.client.node_v4, PORT), "web");
+    let listed = || stage.node.slipway("flows --output json").contains("\"udp\"");
+    let usual = stage.node.sysctl_get("net/netfilter/nf_conntrack_udp_timeout");
+    assert_eq!(usual.as_deref(), Some("30"));
+    ask();
+    assert!(listed());
+    stage.node.sysctl("net/netfilter/nf_conntrack_udp_timeout", "1");
+    stage.node.slipway("node setup");
+    let begun = Instant::now();
+    while listed() {
+        assert!(begun.elapsed() < Duration::from_secs(20), "it lasts longer than what is set");
+        std::thread::sleep(Duration::from_millis(200));
+    }
+    stage.node.sysctl("net/netfilter/nf_conntrack_udp_timeout", "600");
+    stage.node.slipway("node setup");
+    ask();
+    assert!(listed());
 }

@@ -24,6 +24,7 @@ mod said;
 mod services;
 mod sockets;
 mod tables;
+mod timeouts;
 mod uplinks;
 
 use std::fmt;

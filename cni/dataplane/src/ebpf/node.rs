@@ -13,7 +13,7 @@ use super::place::Place;
 use super::range::PortRange;
 use super::sockets::{self, ControlGroup, Sockets};
 use super::tables::{self, Tables};
-use super::{attach, cookie, entries, handover, load, object, services, uplinks};
+use super::{attach, cookie, entries, handover, load, object, services, timeouts, uplinks};
 use crate::iptables::Iptables;
 use crate::nftables::Nftables;
 use crate::reference::{Piece, Reference};
@@ -190,7 +190,7 @@ fn configuration(place: &Place, ports: PortRange) -> Config {
         0 => configured(place).map_or(0, |config| config.netns_cookie),
         told => told,
     };
-    let config = Config::new(netns_cookie);
+    let config = Config { timeouts: timeouts::of_this_node(), ..Config::new(netns_cookie) };
     match ports.clash().or_else(services::engine) {
         None => Config { masquerade_first: ports.first, masquerade_last: ports.last, ..config },
         Some(why) => {
