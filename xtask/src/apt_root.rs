@@ -12,7 +12,14 @@ use std::process::{Command, Stdio};
 
 use crate::error::{Error, Result};
 use crate::run::{self, tool};
-use crate::workspace;
+use crate::workspace::{self, Lock};
+
+/// Names a Debian archive where the machine's own sources have none, `http://HOST/debian`. The security archive
+/// is at the same address with `-security`.
+const MIRROR: &str = "SLIPWAY_DEBIAN_MIRROR";
+
+/// The file that has the sources of the lists that are there, and their age.
+const UPDATED: &str = "updated";
 
 /// Debian's archive keys; package debian-archive-keyring, which Ubuntu has too.
 const KEYRING: &str = "/usr/share/keyrings/debian-archive-keyring.gpg";
@@ -56,14 +63,44 @@ impl AptRoot {
             let dir = root.dir.join(part);
             fs::create_dir_all(&dir).map_err(|e| Error::file("create the directory", &dir, e))?;
         }
+        let _lock = root.lock()?;
         root.write("status", "")?;
-        root.write("sources.list", &root.source_lines()?)?;
+        let sources = root.source_lines()?;
+        root.write("sources.list", &sources)?;
         root.write("apt.conf", &root.configuration())?;
-        if !root.lists_are_fresh() {
-            run::capture(root.apt("apt-get").arg("update"))?;
-            root.write("updated", "")?;
+        if !root.lists_are_fresh(&sources) {
+            root.update()?;
         }
         Ok(root)
+    }
+
+    /// One run at a time works in a root.
+    fn lock(&self) -> Result<Lock> {
+        Lock::take(&self.dir.join("lock"))
+    }
+
+    /// Gets the lists of packages, all of them: to apt-get alone one that cannot be had is worth a warning. Where
+    /// there are older lists of the same sources, they go on to serve.
+    fn update(&self) -> Result<()> {
+        let sources = self.source_lines()?;
+        match run::capture(self.apt("apt-get").args(["--error-on=any", "update"])) {
+            Ok(_) => self.write(UPDATED, &sources),
+            Err(e) if self.listed().as_ref() != Some(&sources) => Err(e),
+            Err(_) => Ok(()),
+        }
+    }
+
+    /// The sources whose lists are there.
+    fn listed(&self) -> Option<String> {
+        fs::read_to_string(self.dir.join(UPDATED)).ok()
+    }
+
+    /// Does it, and when that fails once more with new lists: files leave the archive when newer ones come.
+    fn with_new_lists<T>(&self, work: impl Fn() -> Result<T>) -> Result<T> {
+        work().or_else(|first| {
+            let again = self.update().and_then(|()| work());
+            again.map_err(|_| first)
+        })
     }
 
     /// Downloads a package and unpacks it into a folder of its own, which is returned. A package that
@@ -74,8 +111,9 @@ impl AptRoot {
     pub(crate) fn fetch(&self, package: &str) -> Result<PathBuf> {
         // Without the colon of a foreign package: the path goes into lists that colons separate.
         let folder = package.replace(':', ".");
+        let _lock = self.lock()?;
         let unpacked = self.dir.join("unpacked").join(&folder);
-        let deb = self.download(package)?;
+        let deb = self.with_new_lists(|| self.download(package))?;
         let stamp = self.dir.join("unpacked").join(format!("{folder}.from"));
         let name = deb.file_name().unwrap_or_default().to_string_lossy().into_owned();
         if fs::read_to_string(&stamp).is_ok_and(|from| from == name) {
@@ -106,8 +144,9 @@ impl AptRoot {
     pub(crate) fn fetch_all(&self, packages: &[&str], into: &Path) -> Result<()> {
         // The package status is empty, so that "install" means all of them.
         let words = ["install", "--download-only", "--yes", "--no-install-recommends"];
+        let _lock = self.lock()?;
         run::capture(self.apt("apt-get").arg("clean"))?;
-        run::capture(self.apt("apt-get").args(words).args(packages))?;
+        self.with_new_lists(|| run::capture(self.apt("apt-get").args(words).args(packages)))?;
         let archives = self.dir.join("cache/archives");
         let entries = fs::read_dir(&archives).map_err(|e| Error::file("list", &archives, e))?;
         for entry in entries.filter_map(std::result::Result::ok).map(|entry| entry.path()) {
@@ -135,6 +174,7 @@ impl AptRoot {
     /// # Errors
     /// The suite has no such source, or its download failed.
     pub(crate) fn fetch_source(&self, package: &str) -> Result<PathBuf> {
+        let _lock = self.lock()?;
         let dir = self.dir.join("sources");
         for part in ["lists/partial", "archives"] {
             let dir = dir.join(part);
@@ -181,7 +221,8 @@ impl AptRoot {
         format!(
             "Dir::State \"{dir}\";\nDir::State::lists \"{dir}/lists\";\nDir::State::status \"{dir}/status\";\n\
              Dir::Cache \"{dir}/cache\";\nDir::Etc::SourceList \"{dir}/sources.list\";\n\
-             Dir::Etc::SourceParts \"/dev/null\";\nAcquire::Languages \"none\";\n\
+             Dir::Etc::SourceParts \"/dev/null\";\nDir::Etc::Preferences \"/dev/null\";\n\
+             Dir::Etc::PreferencesParts \"/dev/null\";\nAcquire::Languages \"none\";\n\
              Acquire::IndexTargets::deb::DEP-11::DefaultEnabled \"false\";\n\
              APT::Sandbox::User \"root\";\nAPT::Update::Post-Invoke {{}};\nAPT::Update::Post-Invoke-Success {{}};\n\
              {architectures}"
@@ -189,21 +230,36 @@ impl AptRoot {
     }
 
     fn source_lines(&self) -> Result<String> {
+        let mut missing = Vec::new();
         if !Path::new(KEYRING).is_file() {
-            return Err(Error::Failed(format!(
-                "packages of Debian {} need {KEYRING}: install the package debian-archive-keyring",
-                self.suites.join(", ")
-            )));
+            missing.push(format!("{KEYRING}: install the package debian-archive-keyring"));
         }
-        let line = |suite: &String| {
-            Ok(format!("deb [signed-by={KEYRING}] {} {suite} main\n", debian_mirror(suite)?))
-        };
-        self.suites.iter().map(line).collect()
+        let mut lines = String::new();
+        for suite in &self.suites {
+            match debian_mirror(suite)? {
+                Some(mirror) => lines.push_str(&format!("deb [signed-by={KEYRING}] {mirror} {suite} main\n")),
+                None => {
+                    missing.push(format!(
+                        "the address of a Debian archive, of which this machine's apt knows none: set {MIRROR} to \
+                         it, as in http://HOST/debian (or run `apt-get update`, if its lists were removed)"
+                    ));
+                    break;
+                }
+            }
+        }
+        if missing.is_empty() {
+            return Ok(lines);
+        }
+        Err(Error::Failed(format!(
+            "packages of Debian {} need {}",
+            self.suites.join(", "),
+            missing.join("; and ")
+        )))
     }
 
-    fn lists_are_fresh(&self) -> bool {
-        let age = fs::metadata(self.dir.join("updated")).and_then(|m| m.modified()).map(|t| t.elapsed());
-        matches!(age, Ok(Ok(age)) if age.as_secs() < 24 * 3600)
+    fn lists_are_fresh(&self, sources: &str) -> bool {
+        let age = fs::metadata(self.dir.join(UPDATED)).and_then(|m| m.modified()).map(|t| t.elapsed());
+        self.listed().as_deref() == Some(sources) && matches!(age, Ok(Ok(age)) if age.as_secs() < 24 * 3600)
     }
 
     fn write(&self, name: &str, text: &str) -> Result<()> {
@@ -256,16 +312,20 @@ fn debian_architecture() -> &'static str {
     }
 }
 
-/// The Debian mirror that the machine's own apt uses; the security archive for a security suite.
-fn debian_mirror(suite: &str) -> Result<String> {
+/// The Debian mirror that the environment names, or that the machine's own apt uses; the security archive for a
+/// security suite.
+fn debian_mirror(suite: &str) -> Result<Option<String>> {
+    if let Ok(named) = std::env::var(MIRROR) {
+        return Ok(Some(mirror_named(&named, suite)));
+    }
     let format = ["indextargets", "--format", "$(ORIGIN)|$(LABEL)|$(REPO_URI)", "Created-By: Packages"];
     let targets = run::capture(&mut tool("apt-get", &format))?;
-    mirror_among(&targets, suite).ok_or_else(|| {
-        Error::Failed(format!(
-            "this machine's apt knows no Debian archive to take {suite} from: add one to its sources and \
-             run `apt-get update`"
-        ))
-    })
+    Ok(mirror_among(&targets, suite))
+}
+
+fn mirror_named(named: &str, suite: &str) -> String {
+    let named = named.trim_end_matches('/');
+    if suite.ends_with("-security") { format!("{named}-security/") } else { format!("{named}/") }
 }
 
 fn mirror_among(targets: &str, suite: &str) -> Option<String> {
@@ -294,6 +354,9 @@ mod tests {
         let mirror = |suite| mirror_among(targets, suite);
         assert_eq!(mirror("unstable").as_deref(), Some("http://mirror.example/debian/"));
         assert_eq!(mirror("bookworm-security").as_deref(), Some("http://mirror.example/debian-security/"));
+        assert_eq!(mirror_named("http://mirror.example/debian/", "trixie"), "http://mirror.example/debian/");
+        let security = "http://mirror.example/debian-security/";
+        assert_eq!(mirror_named("http://mirror.example/debian", "bookworm-security"), security);
         assert_eq!(mirror_among("Ubuntu|Ubuntu|http://mirror.example/ubuntu/\n", "trixie"), None);
     }
 }

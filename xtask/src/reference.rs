@@ -53,6 +53,11 @@ impl Reference {
         own
     }
 
+    /// None, where no test needs them.
+    pub(crate) fn none() -> Self {
+        Self { dirs: OsString::new(), missing: Vec::new() }
+    }
+
     /// The variable of the environment for the tests.
     pub(crate) fn variable(&self) -> (&'static str, &OsString) {
         (VARIABLE, &self.dirs)
@@ -72,8 +77,13 @@ impl Reference {
 
     /// Whether a test was skipped for plugins that could not be had.
     pub(crate) fn explains(&self, skip: &str) -> bool {
-        !self.missing.is_empty() && SKIPS.iter().any(|needs| skip.ends_with(needs))
+        !self.missing.is_empty() && is_needed(skip)
     }
+}
+
+/// Whether a test was skipped for want of them.
+pub(crate) fn is_needed(skip: &str) -> bool {
+    SKIPS.iter().any(|needs| skip.ends_with(needs))
 }
 
 /// The directory with the plugins of one suite. Without a network, what was fetched before serves.

@@ -57,7 +57,8 @@ const WANTED: [Wanted; 3] = [
 pub(crate) struct Runtimes {
     dir: PathBuf,
     versions: Vec<String>,
-    missing: Vec<(&'static str, Error)>,
+    /// As the tests' skips end that need it, and why it is not there.
+    missing: Vec<(String, Error)>,
 }
 
 impl Runtimes {
@@ -70,8 +71,12 @@ impl Runtimes {
         let mut all = Self { dir: dir.clone(), versions: Vec::new(), missing: Vec::new() };
         for wanted in &WANTED {
             match wanted.fetch(&dir.join(wanted.suite), log) {
-                Ok(versions) => all.versions.push(versions),
-                Err(e) => all.missing.push((wanted.suite, e)),
+                Ok((versions, without)) => {
+                    all.versions.push(versions);
+                    let what = format!("cnitool of Debian {}", wanted.suite);
+                    all.missing.extend(without.map(|e| (what, e)));
+                }
+                Err(e) => all.missing.push((format!("of Debian {}", wanted.suite), e)),
             }
         }
         if all.versions.is_empty() {
@@ -93,17 +98,18 @@ impl Runtimes {
 
     /// The suites that could not be had, and why.
     pub(crate) fn missing(&self) -> impl Iterator<Item = String> + '_ {
-        self.missing.iter().map(|(suite, e)| format!("the runtimes of Debian {suite} could not be had: {e}"))
+        self.missing.iter().map(|(what, e)| format!("what is {what} could not be had: {e}"))
     }
 
     /// Whether a test was skipped for a suite that could not be had.
     pub(crate) fn explains(&self, skip: &str) -> bool {
-        self.missing.iter().any(|(suite, _)| skip.ends_with(&format!(" of Debian {suite}")))
+        self.missing.iter().any(|(what, _)| skip.ends_with(&format!(" {what}")))
     }
 }
 
 impl Wanted {
-    fn fetch(&self, root: &Path, log: &Log) -> Result<String> {
+    /// Returns what there is, for people, and why cnitool is not.
+    fn fetch(&self, root: &Path, log: &Log) -> Result<(String, Option<Error>)> {
         let stamp = root.with_extension("from");
         let there = fs::read_to_string(&stamp).ok();
         let planned = AptRoot::open(self.suite).and_then(|apt| Ok((apt.plan(&self.packages())?, apt)));
@@ -111,24 +117,35 @@ impl Wanted {
             (Ok((plan, apt)), there) => {
                 let text = text_of(&plan);
                 if there.as_deref() == Some(&*text) {
-                    return Ok(self.versions(&text));
+                    return Ok((self.versions(&text), None));
                 }
                 (text, apt)
             }
             // Without a network, what was fetched before serves.
-            (Err(_), Some(there)) if there.starts_with(&layout()) => return Ok(self.versions(&there)),
+            (Err(_), Some(there)) if there.starts_with(&layout()) => {
+                return Ok((self.versions(&there), None));
+            }
             (Err(e), _) => return Err(e),
         };
+        let fresh = root.with_extension("new");
+        remove(&fresh)?;
+        merged_usr(&fresh)?;
+        apt.fetch_all(&self.packages(), &fresh)?;
+        let source = self.cnitool.then(|| apt.fetch_source(CNI_SOURCE)).transpose();
+        let built =
+            source.and_then(|source| source.map_or(Ok(()), |source| build_cnitool(&source, &fresh, log)));
+        // Only now: without a network the old one serves.
         for old in [&stamp, root] {
             remove(old)?;
         }
-        merged_usr(root)?;
-        apt.fetch_all(&self.packages(), root)?;
-        if self.cnitool {
-            build_cnitool(&apt.fetch_source(CNI_SOURCE)?, root, log)?;
+        fs::rename(&fresh, root).map_err(|e| Error::file("rename", &fresh, e))?;
+        let versions = self.versions(&plan);
+        if let Err(e) = built {
+            // Without the stamp it is tried again.
+            return Ok((versions, Some(e)));
         }
         fs::write(&stamp, &plan).map_err(|e| Error::file("write", &stamp, e))?;
-        Ok(self.versions(&plan))
+        Ok((versions, None))
     }
 
     fn packages(&self) -> Vec<&'static str> {
@@ -227,7 +244,7 @@ mod tests {
 
     #[test]
     fn only_what_could_not_be_had_may_be_skipped() {
-        let missing = vec![("unstable", Error::Failed("no network".to_owned()))];
+        let missing = vec![("of Debian unstable".to_owned(), Error::Failed("no network".to_owned()))];
         let runtimes = Runtimes { missing, ..Runtimes::default() };
         assert!(
             runtimes.explains("containerd::unstable::status: skipped: needs containerd of Debian unstable")

@@ -45,6 +45,9 @@ pub(crate) struct Args {
     /// Leave out the virtual machines with other kernels
     #[arg(long)]
     no_vm: bool,
+    /// Fail when a kernel, the emulator or the reference plugins cannot be had, instead of skipping what needs them
+    #[arg(long)]
+    require: bool,
     /// Only the tests with podman, containerd, cnitool and the newest reference plugins, which are fetched and
     /// unpacked below target
     #[arg(long, conflicts_with_all = ["quick", "no_vm"])]
@@ -75,14 +78,18 @@ fn run_stages(args: &Args, stages: &mut Stages) -> Result<String> {
             ebpf::lint(|command| run::log(command, &log.file))?;
             quiet(cargo(&clippy), log)
         })?;
-        stages.run("unit tests (BPF)", |log| tests(ebpf::unit_tests()?, log))?;
+        stages.run("unit tests (BPF)", |log| tests(ebpf::unit_tests()?, log).map(some))?;
     }
     let unit = ["test", "--no-fail-fast", "--workspace", "--exclude", NETWORK_TESTS];
-    stages.run("unit tests", |log| tests(with_filter(cargo(&unit), args), log))?;
+    let mut passed = 0;
+    stages.run("unit tests", |log| {
+        passed = tests(with_filter(cargo(&unit), args), log)?;
+        Ok(some(passed))
+    })?;
     if args.quick {
         return Ok(String::new());
     }
-    let reference = references(stages, &[reference::STABLE])?;
+    let reference = references(stages, &[reference::STABLE], args.require)?;
     let mut bin_dir = PathBuf::new();
     stages.run("build", |log| {
         quiet(Flavour::Debug.cargo_build()?, log)?;
@@ -97,8 +104,11 @@ fn run_stages(args: &Args, stages: &mut Stages) -> Result<String> {
         let mut command = as_root(&["test", "--no-fail-fast", "--package", NETWORK_TESTS])?;
         command.env("SLIPWAY_BIN_DIR", &bin_dir).env("SLIPWAY_SKIPS", &skips);
         command.envs([reference.variable()]);
-        tests(with_filter(command, args), log)
+        let count = tests(with_filter(command, args), log)?;
+        passed += count;
+        Ok(some(count))
     })?;
+    none_is_no_proof(passed)?;
     let mut skipped = String::new();
     stages.run("skipped tests", |_| {
         let seen = lines_of(&skips)?;
@@ -120,7 +130,7 @@ fn run_stages(args: &Args, stages: &mut Stages) -> Result<String> {
         })?;
     }
     if args.filter.is_none() && !args.no_vm {
-        let verdict = vm_test::smoke(stages)?;
+        let verdict = vm_test::smoke(stages, args.require)?;
         if !verdict.skipped.is_empty() {
             let kernels = verdict.skipped.join(", ");
             skipped.push_str(&format!("; SKIP: not run on Linux {kernels}, see above"));
@@ -147,6 +157,9 @@ fn run_runtimes(args: &Args, stages: &mut Stages) -> Result<String> {
         Ok(fetched.versions())
     })?;
     for reason in fetched.missing() {
+        if args.require {
+            return Err(Error::Failed(reason));
+        }
         println!("  SKIP  {reason}");
     }
     let mut bin_dir = PathBuf::new();
@@ -162,31 +175,56 @@ fn run_runtimes(args: &Args, stages: &mut Stages) -> Result<String> {
         let mut command = cargo(&[&suite[..], &["--no-fail-fast"]].concat());
         command.env("SLIPWAY_BIN_DIR", &bin_dir).env("SLIPWAY_SKIPS", &skips);
         command.env("SLIPWAY_RUNTIMES", fetched.dir());
-        tests(with_filter(command, args), log)
+        let count = tests(with_filter(command, args), log)?;
+        none_is_no_proof(count)?;
+        Ok(some(count))
     })?;
-    let reference = references(stages, &[reference::NEWEST])?;
+    let reference =
+        if args.filter.is_none() { compare(args, stages, &bin_dir, &skips)? } else { Reference::none() };
+    let seen = lines_of(&skips)?;
+    let explained = |line: &str| fetched.explains(line) || reference.explains(line);
+    let listed = lines_of(&workspace::root().join("tests/skips.txt"))?;
+    expected(&seen, &allowed_with_runtimes(&seen, listed, explained))?;
+    Ok(if seen.is_empty() { String::new() } else { format!("; {} tests skipped, see above", seen.len()) })
+}
+
+/// Those of the network tests in which the reference plugins work, with the newest of them.
+fn compare(args: &Args, stages: &mut Stages, bin_dir: &Path, skips: &Path) -> Result<Reference> {
+    let reference = references(stages, &[reference::NEWEST], args.require)?;
     let programs = REFERENCE_TESTS.0.iter().flat_map(|name| ["--test", name]);
     let compared: Vec<&str> = ["test", "--package", NETWORK_TESTS].into_iter().chain(programs).collect();
     stages.run("build comparisons", |log| quiet(cargo(&[&compared[..], &["--no-run"]].concat()), log))?;
     stages.run("comparisons", |log| {
         let mut command = cargo(&[&compared[..], &["--no-fail-fast", "--"], REFERENCE_TESTS.1].concat());
-        command.env("SLIPWAY_BIN_DIR", &bin_dir).env("SLIPWAY_SKIPS", &skips).envs([reference.variable()]);
-        tests(command, log)
+        command.env("SLIPWAY_BIN_DIR", bin_dir).env("SLIPWAY_SKIPS", skips).envs([reference.variable()]);
+        let count = tests(command, log)?;
+        none_is_no_proof(count)?;
+        Ok(some(count))
     })?;
-    let seen = lines_of(&skips)?;
-    let explained = |line: &&String| fetched.explains(line) || reference.explains(line);
-    let mut listed: BTreeSet<String> = seen.iter().filter(explained).cloned().collect();
-    listed.extend(lines_of(&workspace::root().join("tests/skips.txt"))?);
-    expected(&seen, &listed)?;
-    Ok(if seen.is_empty() { String::new() } else { format!("; {} tests skipped, see above", seen.len()) })
+    Ok(reference)
+}
+
+/// The skips that the tests of runtimes may have: what could not be fetched, and what the list of the other tests
+/// has that is not fetched for these.
+fn allowed_with_runtimes(
+    seen: &BTreeSet<String>,
+    listed: BTreeSet<String>,
+    explained: impl Fn(&str) -> bool,
+) -> BTreeSet<String> {
+    let fetched = |line: &str| line.starts_with("real::") || reference::is_needed(line);
+    let others = listed.into_iter().filter(|line| !fetched(line));
+    seen.iter().filter(|line| explained(line)).cloned().chain(others).collect()
 }
 
 /// The reference plugins of these suites; those that cannot be had are told.
-fn references(stages: &mut Stages, suites: &[&'static str]) -> Result<Reference> {
+fn references(stages: &mut Stages, suites: &[&'static str], require: bool) -> Result<Reference> {
     let mut found = None;
     stages.run("reference plugins", |_| Ok(found.insert(Reference::find(suites)).summary()))?;
     let found = found.ok_or_else(|| Error::Failed("nobody looked for the reference plugins".to_owned()))?;
     for reason in found.missing() {
+        if require {
+            return Err(Error::Failed(reason));
+        }
         println!("  SKIP  {reason}");
     }
     Ok(found)
@@ -208,14 +246,28 @@ fn quiet(mut command: Command, log: &Log) -> Result<String> {
     run::log(&mut command, &log.file).map(|()| String::new())
 }
 
+/// For people.
+fn some(tests: usize) -> String {
+    format!("{tests} tests")
+}
+
+/// # Errors
+/// Nothing was tested.
+fn none_is_no_proof(tests: usize) -> Result<()> {
+    match tests {
+        0 => Err(Error::Failed("no test was run: none has such a name".to_owned())),
+        _ => Ok(()),
+    }
+}
+
 /// Runs a `cargo test` to the end, counts what passed and names what failed.
-fn tests(mut command: Command, log: &Log) -> Result<String> {
+fn tests(mut command: Command, log: &Log) -> Result<usize> {
     let outcome = run::log_while_it_talks(command.env("CARGO_TERM_COLOR", "never"), &log.file, SILENCE);
     let printed = fs::read(&log.path).map_err(|e| Error::file("read", &log.path, e))?;
     let printed = String::from_utf8_lossy(&printed);
     let failed = failed(&printed);
     match outcome {
-        Ok(()) => Ok(format!("{} tests", passed(&printed))),
+        Ok(()) => Ok(passed(&printed)),
         Err(e) if failed.is_empty() => Err(e),
         Err(_) => Err(Error::Failed(format!(
             "{} of {} tests failed (all of it is in {}):\n    {}",
@@ -300,6 +352,18 @@ mod tests {
                        test result: FAILED. 3 passed; 1 failed; 0 ignored\n";
         assert_eq!(passed(printed), 20);
         assert_eq!(failed(printed), ["a::b"]);
+    }
+
+    #[test]
+    fn what_was_fetched_for_a_test_is_no_reason_to_skip_it() {
+        let runtime = "real::podman::a_reboot: skipped: needs podman of Debian bookworm";
+        let reference = "gc::what_the_reference_made: skipped: needs the reference plugins";
+        let kernel = "migrate::programs::x: skipped: needs vrf";
+        let all = set(&[runtime, reference, kernel]);
+        assert_eq!(allowed_with_runtimes(&all, all.clone(), |_| false), set(&[kernel]));
+        let explained = |line: &str| line == runtime;
+        assert_eq!(allowed_with_runtimes(&all, all.clone(), explained), set(&[kernel, runtime]));
+        assert!(none_is_no_proof(0).is_err() && none_is_no_proof(1).is_ok());
     }
 
     #[test]

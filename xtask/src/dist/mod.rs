@@ -12,7 +12,7 @@ use crate::ebpf;
 use crate::error::{Error, Result};
 use crate::progress::{Log, Stages};
 use crate::run::{self, cargo, tool};
-use crate::workspace;
+use crate::{setup, workspace};
 use cross::Cross;
 
 /// The most that the whole plugin set may take on a node's disk, in bytes.
@@ -75,6 +75,7 @@ impl Toolchain {
 /// A build that fails, or a promise that is not kept.
 pub(crate) fn run(args: &Args) -> Result<()> {
     let mut stages = Stages::new("dist")?;
+    stages.run("setup", |_| setup::ensure())?;
     let own = workspace::scratch("dist")?;
     let out = workspace::target().join("dist").join(&args.target);
     fs::create_dir_all(&out).map_err(|e| Error::file("create the directory", &out, e))?;

@@ -11,14 +11,14 @@ mod sources;
 mod toolchain;
 
 use std::env;
-use std::fs::{self, File};
+use std::fs;
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use crate::error::{Error, Result};
 use crate::run::{self, cargo};
-use crate::workspace;
+use crate::workspace::{self, Lock};
 use toolchain::Toolchain;
 
 /// The target of the programs: BPF, little-endian, as x86-64 and ARM64 are.
@@ -145,7 +145,7 @@ fn ensure_in(
     let sources = digest(checkout)?;
     let cache = cache()?;
     // Two tasks at once build one after the other, and the second finds what the first has made.
-    let _lock = Lock::take(&cache)?;
+    let _lock = Lock::take(&cache.join("lock"))?;
     let kept = cache.join(format!("slipway-{}.o", toolchain.key(&sources)));
     let how = if kept.is_file() {
         "as it was built before"
@@ -225,16 +225,4 @@ fn cache() -> Result<PathBuf> {
     let made = fs::DirBuilder::new().recursive(true).mode(0o700).create(&dir);
     made.map_err(|e| Error::file("create the directory", &dir, e))?;
     Ok(dir)
-}
-
-/// Held while something is built into the cache.
-struct Lock(#[expect(dead_code, reason = "closing the file gives the lock back")] File);
-
-impl Lock {
-    fn take(cache: &Path) -> Result<Self> {
-        let path = cache.join("lock");
-        let file = File::create(&path).map_err(|e| Error::file("make", &path, e))?;
-        file.lock().map_err(|e| Error::file("lock", &path, e))?;
-        Ok(Self(file))
-    }
 }

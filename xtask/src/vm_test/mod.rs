@@ -23,7 +23,8 @@ use slipway_vm::{Event, Plan, Suite};
 use crate::error::{Error, Result};
 use crate::progress::Stages;
 use crate::run::{self, tool};
-use crate::{reference, setup, workspace};
+use crate::workspace::{self, Lock};
+use crate::{reference, setup};
 use fetch::{Ready, Refresh};
 use image::Userland;
 use kernels::{Kernel, Kernels};
@@ -116,8 +117,9 @@ pub(crate) fn run(args: &Args) -> Result<()> {
 ///
 /// # Errors
 /// As [`run()`].
-pub(crate) fn smoke(stages: &mut Stages) -> Result<Verdict> {
-    machines(&Smoke::parse_from(["smoke", "--smoke"]).args, stages)
+pub(crate) fn smoke(stages: &mut Stages, require: bool) -> Result<Verdict> {
+    let words = ["smoke", "--smoke"].into_iter().chain(require.then_some("--require"));
+    machines(&Smoke::parse_from(words).args, stages)
 }
 
 /// Gives [`Args`] the defaults and the environment variables that its fields are declared with.
@@ -181,8 +183,15 @@ fn on_machines<'a>(
     if ready.is_empty() {
         return Ok(rows);
     }
+    let mut reference = None;
+    stages.run("reference plugins", |_| match reference::fetch(reference::STABLE) {
+        Ok(dir) => Ok(reference.insert(dir).display().to_string()),
+        Err(e) if args.require => Err(e),
+        Err(e) => Ok(format!("SKIP: the tests that compare with them, for they cannot be had: {e}")),
+    })?;
     let mut built = None;
     stages.run("build for machines", |log| {
+        let _lock = Lock::take(&build_lock()?)?;
         let mut programs = programs::build(log, args.peer.as_deref())?;
         programs.tests.retain(|own| list.left_out.iter().all(|one| one.suite != own.name));
         let suites = if args.smoke { &list.smoke } else { &args.suite };
@@ -192,8 +201,6 @@ fn on_machines<'a>(
         }
         programs.tests.retain(|own| suites.is_empty() || suites.contains(&own.name));
         let paths: Vec<&Path> = programs.tests.iter().map(|own| own.path.as_path()).collect();
-        // Without them the machines' tests say that they are missing, and the page has it.
-        let reference = reference::fetch(reference::STABLE).ok();
         let userland = Userland::find(&paths, reference.as_deref())?;
         let text = format!("{} test programs", programs.tests.len());
         built = Some((programs, userland));
@@ -240,7 +247,10 @@ fn conclude(args: &Args, list: &Kernels, rows: &[Row<'_>]) -> Result<Verdict> {
 fn write_docs(list: &Kernels, rows: &[Row<'_>], emulator: &str) -> Result<()> {
     let write = |path: &Path, text: String| fs::write(path, text).map_err(|e| Error::file("write", path, e));
     for (kernel, row) in rows {
-        if let Ok(outcome) = row {
+        // A machine that did not come up has told nothing.
+        if let Ok(outcome) = row
+            && !outcome.release.is_empty()
+        {
             let told = Outcome { problems: Vec::new(), evidence: Vec::new(), ..outcome.clone() };
             write(&data(&kernel.name), told.to_json()?)?;
         }
@@ -252,6 +262,11 @@ fn write_docs(list: &Kernels, rows: &[Row<'_>], emulator: &str) -> Result<()> {
         Some(text) => write(&readme, text),
         None => Err(Error::Failed("README.md has no place for the kernels".to_owned())),
     }
+}
+
+/// Held while what goes into machines is built, and shared by those who read it.
+fn build_lock() -> Result<PathBuf> {
+    Ok(kernels::cache()?.join("lock"))
 }
 
 /// What git calls the sources, also when they were changed since; empty where git knows nothing.
@@ -279,18 +294,25 @@ fn data(kernel: &str) -> PathBuf {
 fn all_rows<'a>(list: &'a Kernels, rows: &[Row<'_>]) -> Result<Vec<Row<'a>>> {
     let row = |kernel: &'a Kernel| {
         let fresh = rows.iter().find(|(own, _)| own.name == kernel.name).map(|(_, row)| row.clone());
-        let row = match (fresh, earlier(&kernel.name)?) {
-            (Some(Ok(outcome)), Some(earlier)) => Ok(outcome.with_earlier(earlier)),
-            (Some(row), _) => row,
-            (None, Some(earlier)) => {
-                let nothing = Outcome { suites: Vec::new(), ..earlier.clone() };
-                Ok(nothing.with_earlier(earlier))
-            }
-            (None, None) => Err("not asked for".to_owned()),
-        };
-        Ok((kernel, row))
+        Ok((kernel, all_told(fresh, earlier(&kernel.name)?)))
     };
     list.kernel.iter().map(row).collect()
+}
+
+/// What is known of a kernel: what this run told of it, if it was in it and could be run, and earlier ones.
+fn all_told(
+    fresh: Option<std::result::Result<Outcome, String>>,
+    earlier: Option<Outcome>,
+) -> std::result::Result<Outcome, String> {
+    match (fresh, earlier) {
+        (Some(Ok(outcome)), Some(earlier)) => Ok(outcome.with_earlier(earlier)),
+        (None | Some(Err(_)), Some(earlier)) => {
+            let nothing = Outcome { suites: Vec::new(), ..earlier.clone() };
+            Ok(nothing.with_earlier(earlier))
+        }
+        (Some(row), None) => row,
+        (None, None) => Err("not asked for".to_owned()),
+    }
 }
 
 impl Bench<'_> {
@@ -321,16 +343,21 @@ impl Bench<'_> {
     fn run_one(&self, kernel: &Kernel, ready: &Ready, log: &File) -> Result<Outcome> {
         let dir = kernels::cache()?.join("runs").join(&kernel.name);
         fs::create_dir_all(&dir).map_err(|e| Error::file("create the directory", &dir, e))?;
+        // A run beside this one may have the same kernel, or build anew what goes into the machine.
+        let _own = Lock::take(&dir.join("lock"))?;
         let plan = self.plan(&kernel.name);
         let initramfs = dir.join("initramfs.cpio");
         let modules = image::modules(ready, &self.list.modules)?;
+        let unchanged = Lock::share(&build_lock()?)?;
         image::write(&initramfs, &self.userland, &self.programs, ready, &modules, &plan)?;
+        drop(unchanged);
         let machine = Machine {
             image: &ready.image,
             initramfs: &initramfs,
             dir: &dir,
             nonce: &plan.nonce,
             limit: Duration::from_secs(60 * self.args.limit.unwrap_or(self.qemu.accelerator.patience())),
+            suite_limit: SUITE_LIMIT,
         };
         let mut log = log;
         let run = self.qemu.run(&machine, |event| {
@@ -419,5 +446,23 @@ impl Bench<'_> {
         let nonce =
             format!("{:x}{}", now.as_nanos(), kernel.replace(|c: char| !c.is_ascii_alphanumeric(), ""));
         Plan { nonce, preload: self.list.preload.clone(), env, suites: suites.collect() }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_kernel_that_cannot_be_had_now_loses_nothing() {
+        let known = Outcome { release: "6.1".to_owned(), ..Outcome::default() };
+        let told = |fresh, earlier| all_told(fresh, earlier).map(|outcome| outcome.release);
+        let gone = || Some(Err("no network".to_owned()));
+        assert_eq!(told(gone(), Some(known.clone())), Ok("6.1".to_owned()));
+        assert_eq!(told(gone(), None), Err("no network".to_owned()));
+        assert_eq!(told(None, Some(known.clone())), Ok("6.1".to_owned()));
+        assert!(told(None, None).is_err());
+        let newer = Outcome { release: "6.2".to_owned(), ..Outcome::default() };
+        assert_eq!(told(Some(Ok(newer)), Some(known)), Ok("6.2".to_owned()));
     }
 }

@@ -176,7 +176,8 @@ pub(crate) fn judge(list: &Kernels, kernel: &Kernel, plan: &Plan, run: &Run) -> 
         // Which of them it was cannot be told; none proves anything.
         outcome.suites.iter_mut().for_each(|suite| suite.passed = false);
     }
-    if outcome.suites.iter().all(|suite| suite.tests.is_empty()) {
+    let mut all = outcome.suites.iter().flat_map(|suite| &suite.tests);
+    if all.all(|(_, status)| *status == Status::Ignored) {
         outcome.problems.push("no test was run".to_owned());
     }
     for skip in skips.iter().filter(|skip| !list.allows(kernel, skip)) {
@@ -408,6 +409,14 @@ mod tests {
             let from = index(events, "running 3");
             events[from] = Event::Output("running 0 tests".to_owned());
             events.drain(from + 1..from + 6);
+        });
+        assert_eq!(text, "no test was run");
+        let text = problem(|events| {
+            for line in events.iter_mut() {
+                if let Event::Output(text) = line {
+                    *text = text.replace("... ok", "... ignored, a measurement");
+                }
+            }
         });
         assert_eq!(text, "no test was run");
     }

@@ -26,6 +26,9 @@ const PAUSE: Duration = Duration::from_millis(50);
 /// is emulated and the machine has nothing else to do.
 const BOOT_LIMIT: Duration = Duration::from_secs(180);
 
+/// How long a machine may take, beyond the limit of a test program, to end it.
+const GRACE: Duration = Duration::from_secs(120);
+
 /// An emulator that can be started.
 #[derive(Debug, Clone)]
 pub(crate) struct Qemu {
@@ -53,6 +56,8 @@ pub(crate) struct Machine<'a> {
     pub(crate) nonce: &'a str,
     /// For the whole run.
     pub(crate) limit: Duration,
+    /// For each test program, by which time the machine itself has ended it, unless it hangs.
+    pub(crate) suite_limit: Duration,
 }
 
 /// How a machine's run ended.
@@ -213,11 +218,13 @@ impl Guest {
         let begun = Instant::now();
         let mut events = Vec::new();
         let mut boot = None;
+        let mut progress = Progress::default();
         let trouble = loop {
             let ended = self.child.try_wait().map_err(|e| Error::system("wait for the emulator", e))?;
             for line in self.reports.lines()? {
                 if let Some(event) = Event::parse(&line, machine.nonce) {
                     boot.get_or_insert_with(|| begun.elapsed());
+                    progress.see(&event, begun.elapsed());
                     told(&event);
                     events.push(event);
                 }
@@ -230,12 +237,45 @@ impl Guest {
             if boot.is_none() && begun.elapsed() > BOOT_LIMIT {
                 break Some(format!("nothing came from it within {} s", BOOT_LIMIT.as_secs()));
             }
+            if let Some(hung) = progress.hung(begun.elapsed(), machine.suite_limit).filter(|_| boot.is_some())
+            {
+                break Some(hung);
+            }
             if begun.elapsed() > machine.limit {
                 break Some(format!("it was not done after {} s", machine.limit.as_secs()));
             }
             thread::sleep(PAUSE);
         };
         Ok(Run { events, console: String::new(), boot, took: begun.elapsed(), trouble })
+    }
+}
+
+/// How far a machine has come with its test programs.
+#[derive(Debug, Default)]
+struct Progress {
+    /// When the last one began or ended, from the start of the emulator.
+    at: Duration,
+    /// What runs.
+    running: Option<String>,
+}
+
+impl Progress {
+    fn see(&mut self, event: &Event, now: Duration) {
+        match event {
+            Event::Hello(_) | Event::Finish { .. } | Event::End { .. } => self.running = None,
+            Event::Start(suite) => self.running = Some(suite.clone()),
+            _ => return,
+        }
+        self.at = now;
+    }
+
+    /// Why it is taken for hung: nothing began or ended for longer than its own watch over a test program takes.
+    fn hung(&self, now: Duration, suite_limit: Duration) -> Option<String> {
+        let silent = now.saturating_sub(self.at);
+        (silent > suite_limit + GRACE).then(|| {
+            let where_to = self.running.as_ref().map_or("between two test programs", String::as_str);
+            format!("it hangs: for {} s nothing began or ended (in: {where_to})", silent.as_secs())
+        })
     }
 }
 
@@ -279,7 +319,24 @@ impl Tail {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use slipway_vm::Ending;
     use std::io::Write;
+
+    #[test]
+    fn a_machine_in_which_nothing_ends_hangs() {
+        let (second, limit) = (Duration::from_secs, Duration::from_secs(1800));
+        let mut progress = Progress::default();
+        progress.see(&Event::Start("links".to_owned()), second(10));
+        // What it prints is no sign that it gets on.
+        progress.see(&Event::Output("test a ... ok".to_owned()), second(1000));
+        assert_eq!(progress.hung(second(1900), limit), None);
+        let text = progress.hung(second(1931), limit).unwrap();
+        assert!(text.contains("1921 s") && text.contains("links"), "{text}");
+        let finish = Event::Finish { suite: "links".to_owned(), ending: Ending::Timeout, millis: 1 };
+        progress.see(&finish, second(1900));
+        assert_eq!(progress.hung(second(3000), limit), None);
+        assert!(progress.hung(second(3821), limit).unwrap().contains("between"));
+    }
 
     #[test]
     fn lines_are_read_once_and_only_when_complete() {
