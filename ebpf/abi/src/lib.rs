@@ -27,8 +27,8 @@ pub use flow::{
 };
 pub use tables::{
     FragmentKey, FragmentKey4, FragmentKey6, FragmentPorts, HELD, LEFT, MASQUERADED, Pod, PodAddress,
-    PortKey, PortKey4, PortKey6, PortTarget, PortTarget4, PortTarget6, Router, SPARES_LOOPBACK, SocketKey,
-    SocketKey4, SocketKey6, SocketOrigin, SocketOrigin4, SocketOrigin6, UPLINK_ETHERNET, Uplink,
+    PortKey, PortKey4, PortKey6, PortTarget, PortTarget4, PortTarget6, Router, SEVERAL, SPARES_LOOPBACK,
+    SocketKey, SocketKey4, SocketKey6, SocketOrigin, SocketOrigin4, SocketOrigin6, UPLINK_ETHERNET, Uplink,
 };
 
 /// Version of the maps' layout: part of the path under which they are pinned.

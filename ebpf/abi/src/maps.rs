@@ -18,12 +18,13 @@ pub const POD_ADDRESSES6: &str = "podaddrs6";
 pub const PORTS4: &str = "ports4";
 /// Hash: [`PortKey6`](crate::PortKey6) → [`PortTarget6`](crate::PortTarget6).
 pub const PORTS6: &str = "ports6";
-/// Hash: [`Addr4`](crate::Addr4), an address of the node but those of 127/8 → `u32`, 1.
+/// Hash: [`Addr4`](crate::Addr4), an address of the node but those of 127/8 → `u32`, index of its interface, or
+/// [`SEVERAL`](crate::SEVERAL).
 ///
 /// A published port without a host address is served by the programs at these addresses, and left to nftables
 /// at others: an address that is missing here costs speed, not reachability.
 pub const LOCALS4: &str = "locals4";
-/// Hash: [`Addr6`](crate::Addr6), an address of the node but `::1` and link-local ones → `u32`, 1.
+/// Hash: [`Addr6`](crate::Addr6), an address of the node but `::1` and link-local ones → as [`LOCALS4`].
 pub const LOCALS6: &str = "locals6";
 /// LRU hash: [`FlowKey4`](crate::FlowKey4) → [`Flow4`](crate::Flow4): flows that both sides have taken part in.
 pub const FLOWS4: &str = "flows4";

@@ -102,6 +102,10 @@ pub struct PortTarget<A> {
 /// [`PortTarget::flags`]: a port of all addresses, but not of the node's loopback (127/8 and `::1`).
 pub const SPARES_LOOPBACK: u16 = 1;
 
+/// In place of an interface's index in [`LOCALS4`](crate::maps::LOCALS4) and
+/// [`LOCALS6`](crate::maps::LOCALS6): more than one interface has the address.
+pub const SEVERAL: u32 = 0;
+
 /// [`PortTarget`] of IPv4.
 pub type PortTarget4 = PortTarget<Addr4>;
 /// [`PortTarget`] of IPv6.

@@ -40,12 +40,17 @@ fn handle<F: Family>(skb: Skb, work: &mut Work<F>) -> i32 {
             return Act::STACK;
         }
         let verdict = route::of_packet_of_flow(skb, work, now);
-        let act = may_leave(work, &verdict);
-        if act != LEAVE {
-            return act;
+        if !matches!(verdict, Verdict::Moved) {
+            let act = may_leave(work, &verdict);
+            if act != LEAVE {
+                return act;
+            }
+            hit.touch(skb, work, now);
+            return send(skb, work);
         }
-        hit.touch(skb, work, now);
-        return send(skb, work);
+        // It begins anew, with another address. A connection of TCP cannot: the stack, which knows nothing of it, has
+        // its other end say so.
+        flow::remove(work, now);
     }
     if work.packet.kind != Kind::Opening || work.packet.fragment == Fragment::Later || work.packet.ttl <= 1 {
         return Act::STACK;
@@ -155,7 +160,8 @@ fn masquerade<F: Family>(skb: Skb, work: &mut Work<F>) -> i32 {
     if route::has_lost_address(skb, work) {
         return pass(work, Reason::NoAddress);
     }
-    if work.packet.key.protocol != IPPROTO_TCP && pod_mtu > uplink.mtu {
+    // The two sides of a TCP connection discover what the path takes, unless their packets may be cut instead.
+    if pod_mtu > uplink.mtu && (work.packet.key.protocol != IPPROTO_TCP || !work.packet.dont_fragment) {
         return pass(work, Reason::Mtu);
     }
     let Some(config) = config() else { return Act::STACK };

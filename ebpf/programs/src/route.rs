@@ -5,9 +5,10 @@ use aya_ebpf::bindings::{
     BPF_FIB_LKUP_RET_NOT_FWDED, BPF_FIB_LKUP_RET_SUCCESS, bpf_fib_lookup, bpf_redir_neigh,
 };
 use aya_ebpf::helpers::{bpf_fib_lookup as lookup, bpf_redirect_neigh};
-use slipway_ebpf_abi::{FlowKey, Uplink};
+use slipway_ebpf_abi::{FlowKey, ORIGINAL, SEVERAL, Uplink};
 
 use crate::family::{Addr, Family, next_hop};
+use crate::flow;
 use crate::maps::UPLINKS;
 use crate::skb::Skb;
 use crate::words::{clear, copy, mix, same};
@@ -23,6 +24,8 @@ pub(crate) enum Verdict {
     TooBig,
     /// Nothing: forwarding is off.
     Disabled,
+    /// Send it, but not with the address that the flow was given: it is not the uplink's, or the node's no more.
+    Moved,
     /// Something else.
     Other,
 }
@@ -98,10 +101,16 @@ pub(crate) fn is_gone<F: Family>(skb: Skb, work: &mut Work<F>, interface: u32) -
 }
 
 /// Whether answers to the packet at hand, which came in at an uplink, would leave by none: its source is an address of the
-/// node, or of a pod, or the programs see nothing of what is sent there.
+/// node, or of a pod, or the programs see nothing of what is sent there. A pod's may lead to an uplink all the same, where
+/// the pods' bridge is one.
 #[inline(always)]
 pub(crate) fn is_one_way<F: Family>(skb: Skb, work: &mut Work<F>) -> bool {
     let source = work.packet.key.source;
+    // SAFETY: copied at once.
+    let pod = unsafe { F::pod_addresses().get(source) }.copied();
+    if pod.is_some_and(|pod| flow::is_pod(pod.pod, pod.generation)) {
+        return true;
+    }
     match verdict(ask_about(skb, work, source, skb.interface()) as u32) {
         // SAFETY: the value is not read.
         Verdict::Forward => unsafe { UPLINKS.get(work.doubt.ifindex) }.is_none(),
@@ -118,6 +127,23 @@ pub(crate) fn has_lost_address<F: Family>(skb: Skb, work: &mut Work<F>) -> bool 
     let (address, interface) = (work.flow.source, work.route.ifindex);
     let code = ask_about(skb, work, address, interface) as u32;
     !matches!(verdict(code), Verdict::Here | Verdict::Disabled)
+}
+
+/// Whether a flow that is masqueraded would leave by the route that was found with an address that is not its uplink's:
+/// the route leads to another one since, or the address is gone. Netfilter's masquerade forgets such conversations, too.
+#[inline(always)]
+fn has_moved<F: Family>(skb: Skb, work: &mut Work<F>, uplink: &Uplink) -> bool {
+    if work.flow.flags & ORIGINAL == 0 {
+        return false;
+    }
+    if !F::same(*F::uplink_address(uplink), work.flow.source) {
+        // SAFETY: copied at once.
+        let at = unsafe { F::locals().get(work.flow.source) }.copied();
+        if at != Some(work.route.ifindex) && at != Some(SEVERAL) {
+            return true;
+        }
+    }
+    has_lost_address(skb, work)
 }
 
 /// How many routes each processor remembers. Flows that fall on the same one take turns, and ask.
@@ -153,8 +179,11 @@ pub(crate) fn of_packet_of_flow<F: Family>(skb: Skb, work: &mut Work<F>, now: u3
     }
     let verdict = of_flow(skb, work);
     match verdict {
-        Verdict::Forward if uplink(work).is_none() => return Verdict::Other,
         Verdict::Forward => {
+            let Some(uplink) = uplink(work) else { return Verdict::Other };
+            if has_moved(skb, work, uplink) {
+                return Verdict::Moved;
+            }
             remember(work, now);
         }
         Verdict::TooBig if !work.packet.dont_fragment => return of_large_packet(skb, work),

@@ -3,6 +3,7 @@
 
 mod flows;
 mod frames;
+mod moved;
 mod others;
 mod paths;
 mod safety;

@@ -147,3 +147,52 @@ fn an_uplink_that_was_named_and_is_not_there_is_told() {
     assert!(setup.code == Some(0) && setup.stderr.contains("nosuch0"), "{setup}");
     assert!(complaint(&stage, "nosuch0").contains("no such interface"), "{}", stage.node.programs());
 }
+
+/// The pods' own bridge is the uplink: what comes in there comes from pods, too, and theirs is nftables'. A pod that asks
+/// itself by its published port would get a packet with its own address as the source.
+#[test]
+fn pods_on_the_uplinks_bridge_reach_published_ports_their_own_too() {
+    needs!(has_programs(), PROGRAMS);
+    let stage = Stage::new();
+    let (node, client) = (&stage.node, &stage.client);
+    let own = client.node_v4;
+    // Which bridge does for a gateway.
+    node.sysctl("net/ipv4/ip_forward", "1");
+    for words in [
+        // With the address that the client knows.
+        format!("link add br0 address {} type bridge", node.mac(&client.node_link)),
+        format!("address del {own}/24 dev {}", client.node_link),
+        format!("link set {} master br0", client.node_link),
+        format!("address add {own}/24 dev br0"),
+        "link set br0 up".to_owned(),
+        format!("route add default via {} dev br0", client.v4),
+    ] {
+        node.cmd(&format!("ip {words}"));
+    }
+    let network = |last: u8| {
+        node.network(json!({
+            "name": "flat", "plugins": [
+                {
+                    "type": "bridge", "bridge": "br0", "hairpinMode": true,
+                    "ipam": {
+                        "type": "static", "addresses": [{"address": format!("192.0.2.{last}/24")}],
+                        "routes": [{"dst": "0.0.0.0/0", "gw": own}],
+                    },
+                },
+                {"type": "portmap", "backend": "ebpf", "capabilities": {"portMappings": true}},
+            ],
+        }))
+    };
+    let (web, other) = (node.pod("web"), node.pod("other"));
+    network(50).add(&Attach::new(&web).port(Proto::Tcp, PORT, 80)).expect("ADD");
+    network(51).add(&Attach::new(&other).port(Proto::Tcp, PORT + 1, 80)).expect("ADD");
+    assert_eq!(node.programs()["uplinks"], json!(["br0"]));
+    let _server = web.serve(Proto::Tcp, "192.0.2.50:80", "web");
+    let served = || node.programs()["counters"]["Published"].clone();
+    client.expect(Proto::Tcp, (own, PORT), "web");
+    assert_eq!(served(), 1);
+    for pod in [&other, &web] {
+        pod.expect(Proto::Tcp, (own, PORT), "web");
+    }
+    assert_eq!(served(), 1, "nftables has served the pods");
+}

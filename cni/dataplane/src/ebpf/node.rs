@@ -1,6 +1,6 @@
 //! The programs on a node: set up once, looked at, and taken away.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, Ipv4Addr};
 use std::path::PathBuf;
 
@@ -260,23 +260,22 @@ fn learn_cookie(place: &Place) -> Result<(), Error> {
     configure(place, Config { netns_cookie, ..config })
 }
 
-fn tell_addresses(place: &Place, locals: &[IpAddr]) -> Result<(), Error> {
+fn tell_addresses(place: &Place, wanted: &BTreeMap<IpAddr, u32>) -> Result<(), Error> {
     let (mut v4, mut v6) = tables::locals(place)?;
-    let wanted: BTreeSet<IpAddr> = locals.iter().copied().collect();
     for (address, _) in v4.all()? {
-        if !wanted.contains(&IpAddr::V4(address.into())) {
+        if !wanted.contains_key(&IpAddr::V4(address.into())) {
             v4.remove(&address)?;
         }
     }
     for (address, _) in v6.all()? {
-        if !wanted.contains(&IpAddr::V6(address.into())) {
+        if !wanted.contains_key(&IpAddr::V6(address.into())) {
             v6.remove(&address)?;
         }
     }
-    for address in wanted {
-        match address {
-            IpAddr::V4(address) => v4.put(address.into(), 1)?,
-            IpAddr::V6(address) => v6.put(address.into(), 1)?,
+    for (address, interface) in wanted {
+        match *address {
+            IpAddr::V4(address) => v4.put(address.into(), *interface)?,
+            IpAddr::V6(address) => v6.put(address.into(), *interface)?,
         }
     }
     Ok(())

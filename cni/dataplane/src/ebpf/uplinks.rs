@@ -4,15 +4,15 @@ use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use cni_kernel::route::{Address, Family, Link, LinkKind, RouteError, RouteSocket};
-use slipway_ebpf_abi::{Addr4, Addr6, UPLINK_ETHERNET, Uplink};
+use slipway_ebpf_abi::{Addr4, Addr6, SEVERAL, UPLINK_ETHERNET, Uplink};
 
 /// What a node has, as the programs are told it.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct Surroundings {
     /// By the number of the interface: its name, and what the programs know of it.
     pub(super) uplinks: BTreeMap<u32, (String, Uplink)>,
-    /// Every address of the node but those of the loopback and of single links.
-    pub(super) locals: Vec<IpAddr>,
+    /// Every address of the node but those of the loopback and of single links, and its interface, or [`SEVERAL`].
+    pub(super) locals: BTreeMap<IpAddr, u32>,
 }
 
 /// Looks at the node. `named` are the interfaces that an administrator has named; none: they are found.
@@ -56,9 +56,12 @@ fn judge(links: &[Link], addresses: &[Address], leads_out: &[u32], named: &[Stri
         IpAddr::V4(address) => !address.is_loopback(),
         IpAddr::V6(address) => !address.is_loopback() && !address.is_unicast_link_local(),
     };
-    found.locals = addresses.iter().map(|address| address.net.addr()).filter(is_local).collect();
-    found.locals.sort_unstable();
-    found.locals.dedup();
+    for address in addresses.iter().filter(|address| is_local(&address.net.addr())) {
+        let at = found.locals.entry(address.net.addr()).or_insert(address.link);
+        if *at != address.link {
+            *at = SEVERAL;
+        }
+    }
     found
 }
 

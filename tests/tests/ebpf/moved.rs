@@ -1,0 +1,81 @@
+//! The address or the interface that a masqueraded conversation left by is another one now.
+
+use std::net::IpAddr;
+use std::time::Duration;
+
+use serde_json::Value;
+use slipway_tests::{Attach, Host, PROGRAMS, Proto, at, has_programs, needs, patience};
+
+use crate::Stage;
+
+const FAR: u16 = 7000;
+
+/// After so long the route of a conversation is asked for again, whenever it was asked.
+const REMEMBERED: Duration = Duration::from_millis(1200);
+
+/// A conversation of UDP that goes on and on from one socket, as a tunnel does, is masqueraded by the address that the
+/// node has: at once when it is told of, and by nftables meanwhile.
+#[test]
+fn a_conversation_goes_on_with_the_nodes_new_address() {
+    needs!(has_programs(), PROGRAMS);
+    for told in [true, false] {
+        let stage = Stage::new();
+        let (node, client) = (&stage.node, &stage.client);
+        let pod = node.pod("web");
+        stage.network().add(&Attach::new(&pod)).expect("ADD");
+        let fresh: [IpAddr; 2] = ["192.0.2.77".parse().expect("v4"), "2001:db8::77".parse().expect("v6")];
+        let far = [IpAddr::from(client.v4), IpAddr::from(client.v6)];
+        let old = [IpAddr::from(client.node_v4), IpAddr::from(client.node_v6)];
+        let _servers = far.map(|far| client.serve(Proto::Udp, &at(far, FAR).to_string(), "far"));
+        let mut talks =
+            far.map(|far| pod.dial(Proto::Udp, None, at(far, FAR), patience()).expect("a socket"));
+        for (talk, old) in talks.iter_mut().zip(old) {
+            assert_eq!(talk.say().expect("an answer").peer.ip(), old);
+        }
+        for ((old, fresh), length) in old.iter().zip(fresh).zip([24, 64]) {
+            node.cmd(&format!("ip address del {old}/{length} dev {}", client.node_link));
+            node.cmd(&format!("ip address add {fresh}/{length} dev {} nodad", client.node_link));
+        }
+        if told {
+            node.slipway("node setup");
+        }
+        std::thread::sleep(REMEMBERED);
+        for (talk, fresh) in talks.iter_mut().zip(fresh) {
+            let answer = talk.say().unwrap_or_else(|e| panic!("told: {told}: {fresh}: {e}"));
+            assert_eq!(answer.peer.ip(), fresh, "told: {told}");
+        }
+        let masqueraded = &node.programs()["counters"]["Masqueraded"];
+        assert_eq!(*masqueraded, Value::from(if told { 4 } else { 2 }), "told: {told}");
+    }
+}
+
+/// The route leads to another uplink now: its address is the one that answers come back to.
+#[test]
+fn a_conversation_goes_on_by_another_uplink() {
+    needs!(has_programs(), PROGRAMS);
+    let stage = Stage::new();
+    let (node, one) = (&stage.node, &stage.client);
+    let other = node.host("other");
+    let far: IpAddr = "10.99.0.1".parse().expect("an address");
+    for host in [one, &other] {
+        host.cmd(&format!("ip address add {far}/32 dev lo"));
+    }
+    let by = |host: &Host| node.cmd(&format!("ip route replace {far}/32 via {}", host.v4));
+    by(one);
+    let pod = node.pod("web");
+    stage.network().add(&Attach::new(&pod)).expect("ADD");
+    let _servers = [one, &other].map(|host| host.serve(Proto::Udp, &at(far, FAR).to_string(), &host.name()));
+    let mut talk = pod.dial(Proto::Udp, None, at(far, FAR), patience()).expect("a socket");
+    assert_eq!(talk.say().expect("an answer").peer.ip(), IpAddr::from(one.node_v4));
+    // Both addresses are the node's all the time.
+    by(&other);
+    std::thread::sleep(REMEMBERED);
+    let answer = talk.say().expect("an answer by the other uplink");
+    assert_eq!(answer.peer.ip(), IpAddr::from(other.node_v4));
+    assert_eq!(node.programs()["counters"]["Masqueraded"], 2);
+    // A second address on the uplink that it leaves by is no reason to begin anew.
+    node.cmd(&format!("ip address add 203.0.113.200/24 dev {}", other.node_link));
+    node.slipway("node setup");
+    std::thread::sleep(REMEMBERED);
+    assert_eq!(talk.say().expect("an answer").peer, answer.peer);
+}
