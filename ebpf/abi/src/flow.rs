@@ -98,6 +98,18 @@ pub type Flow4 = Flow<Addr4>;
 /// [`Flow`] of IPv6.
 pub type Flow6 = Flow<Addr6>;
 
+impl<A> Flow<A> {
+    /// The [`State`] whose timeout counts. Of a conversation of which the programs see one side only ([`LONE`]), they
+    /// cannot tell whether the other one has spoken: conntrack may have a stream there, and it must not be ours before
+    /// that has ended.
+    #[inline(always)]
+    #[must_use]
+    pub const fn timed_as(&self) -> u8 {
+        let is_lone = self.flags & LONE != 0 && self.state == State::Unreplied as u8;
+        if is_lone { State::Stream as u8 } else { self.state }
+    }
+}
+
 impl<A: Copy> Flow<A> {
     /// The key of the other half, `key` being the key of this one.
     #[inline(always)]

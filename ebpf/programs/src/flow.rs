@@ -61,7 +61,7 @@ struct Life {
 impl Life {
     #[inline(always)]
     fn of<A: Copy>(flow: &Flow<A>) -> Self {
-        Self { state: flow.state, last_seen: flow.last_seen, pod: flow.pod, generation: flow.generation }
+        Self { state: flow.timed_as(), last_seen: flow.last_seen, pod: flow.pod, generation: flow.generation }
     }
 
     #[inline(always)]

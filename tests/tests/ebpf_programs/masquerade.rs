@@ -274,6 +274,25 @@ fn a_packet_too_large_for_the_route_is_told_so_or_left_from_the_first_on() {
     }
 }
 
+/// Of a conversation that is the stack's the programs see one side: it may be a stream there, and is not taken before
+/// that is over, even when the reason has gone.
+#[test]
+fn a_conversation_of_the_stack_stays_there_as_long_as_a_stream() {
+    let mut rig = rig!();
+    rig.config(|config| (config.masquerade_first, config.masquerade_last) = (1, 0));
+    let at = rig.addresses(false);
+    let packet = Ip::new(at.pod, at.far).udp((POD_PORT, 53), b"");
+    rig.sends(&packet).left(&packet);
+    assert_eq!(rig.fallbacks(Reason::NoPort), 1);
+    rig.config(|config| (config.masquerade_first, config.masquerade_last) = (61000, 65535));
+    for idle in [100, 100] {
+        rig.age(idle);
+        rig.sends(&packet).left(&packet);
+    }
+    rig.age(140);
+    chosen(&rig, false, &packet, (at.far, 53));
+}
+
 /// What a flow's packets leave by is remembered for a second, and for packets that are no longer than those before.
 #[test]
 fn a_running_flow_follows_its_route() {

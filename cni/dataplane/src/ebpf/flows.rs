@@ -181,7 +181,7 @@ impl Clock {
     pub(super) fn idle<A>(&self, flow: &Flow<A>) -> Option<Duration> {
         // A packet may have come since.
         let ticks = self.now.saturating_sub(flow.last_seen);
-        let timeout = self.config.timeouts.get(usize::from(flow.state))?;
+        let timeout = self.config.timeouts.get(usize::from(flow.timed_as()))?;
         (ticks <= *timeout).then(|| Duration::from_nanos(u64::from(ticks) << TICK_SHIFT))
     }
 }
