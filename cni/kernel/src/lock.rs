@@ -7,12 +7,18 @@ use std::time::Duration;
 
 use crate::dir::{DirError, DurableDir};
 
-/// An exclusive flock(2) on a file. Freed when the value goes, and by the kernel when the process
+/// A flock(2) on a file, for one alone or shared with others. Freed when the value goes, and by the kernel when the process
 /// ends in whatever way.
 #[derive(Debug)]
 pub struct FileLock {
     _file: File,
     path: PathBuf,
+}
+
+#[derive(Debug, Clone, Copy)]
+enum Kind {
+    Alone,
+    Shared,
 }
 
 /// Why a lock was not got.
@@ -55,11 +61,24 @@ impl FileLock {
     /// [`LockError::TimedOut`] when somebody else keeps it for all of `patience`.
     pub fn acquire(dir: &DurableDir, name: &str, mode: u32, patience: Duration) -> Result<Self, LockError> {
         let file = dir.open_file(name, crate::dir::Access::ReadOrCreate(mode))?;
-        Self::lock(file, dir.path().join(name), patience)
+        Self::lock(file, dir.path().join(name), patience, Kind::Alone)
     }
 
-    fn lock(file: File, path: PathBuf, patience: Duration) -> Result<Self, LockError> {
-        match file.try_lock() {
+    /// As [`FileLock::acquire`], but others may share it: nobody acquires it for himself meanwhile.
+    ///
+    /// # Errors
+    /// [`LockError::TimedOut`] when somebody has it for himself for all of `patience`.
+    pub fn share(dir: &DurableDir, name: &str, mode: u32, patience: Duration) -> Result<Self, LockError> {
+        let file = dir.open_file(name, crate::dir::Access::ReadOrCreate(mode))?;
+        Self::lock(file, dir.path().join(name), patience, Kind::Shared)
+    }
+
+    fn lock(file: File, path: PathBuf, patience: Duration, kind: Kind) -> Result<Self, LockError> {
+        let at_once = match kind {
+            Kind::Alone => file.try_lock(),
+            Kind::Shared => file.try_lock_shared(),
+        };
+        match at_once {
             Ok(()) => return Ok(Self { _file: file, path }),
             Err(TryLockError::WouldBlock) => {}
             Err(TryLockError::Error(source)) => return Err(LockError::Lock { path, source }),
@@ -71,7 +90,11 @@ impl FileLock {
         std::thread::Builder::new()
             .name("flock".to_owned())
             .spawn(move || {
-                let result = file.lock().map(|()| file);
+                let locked = match kind {
+                    Kind::Alone => file.lock(),
+                    Kind::Shared => file.lock_shared(),
+                };
+                let result = locked.map(|()| file);
                 let _nobody_waits_any_more = sender.send(result);
             })
             .map_err(|source| LockError::Lock { path: path.clone(), source })?;
@@ -114,6 +137,14 @@ mod tests {
         let error = FileLock::acquire(&dir, "lock", 0o600, Duration::from_millis(20)).unwrap_err();
         assert!(error.is_timeout(), "{error}");
         assert!(error.to_string().contains("still held by another process after 20 ms"), "{error}");
+
+        let shared = || FileLock::share(&dir, "other", 0o600, Duration::from_millis(20));
+        let both = (shared().unwrap(), shared().unwrap());
+        assert!(FileLock::acquire(&dir, "other", 0o600, Duration::from_millis(20)).unwrap_err().is_timeout());
+        drop(both);
+        let alone = FileLock::acquire(&dir, "other", 0o600, Duration::from_secs(20)).unwrap();
+        assert!(shared().unwrap_err().is_timeout());
+        drop(alone);
 
         let waiter = std::thread::spawn(move || {
             FileLock::acquire(&dir, "lock", 0o600, Duration::from_secs(20)).map(|lock| lock.path().to_owned())

@@ -1,9 +1,11 @@
 //! Beside containers that come and go: none that went comes back, none that came is lost.
 
-use serde_json::json;
-use slipway_tests::{Attach, Proto};
+use std::time::Duration;
 
-use crate::{LEGACY, Maker, NFT, World};
+use serde_json::json;
+use slipway_tests::{Attach, Proto, stride, within};
+
+use crate::{LEGACY, Maker, NFT, PORT, Web, World};
 
 const WORKERS: u16 = 3;
 const TURNS: u16 = 5;
@@ -49,6 +51,43 @@ fn beside(maker: &Maker) {
         }
     }
     assert!(!all.contains("CNI-DN-"), "{all}");
+}
+
+/// A container goes and comes again, to its old place, while its things are moved: at each moment of that.
+#[test]
+fn one_that_comes_again_is_served_whenever_it_comes() {
+    let world = World::new(NFT.variant);
+    let network = world.network(1, "bridge", "iptables", &json!({}));
+    let web = Web::new(&world, &NFT, &network, "web", PORT);
+    let held = within(Duration::from_millis(1500));
+    let mut tried = 0;
+    // Before every third program that it runs; they are counted for each thread and call.
+    for nth in (1..).step_by(3 * stride()) {
+        let spawns = "clone,clone3,vfork";
+        let (trace, delay) = (format!("trace={spawns}"), held.as_micros());
+        let inject = format!("inject={spawns}:delay_enter={delay}:when={nth}");
+        let strace = ["strace", "-qq", "-o", "/run/held", "-e", &trace, "-e", &inject];
+        let call = world.node.plugin("slipway").arguments(&["migrate", "--to", "nftables"]);
+        let migration = call.through(&strace).spawn();
+        std::thread::sleep(held / 3);
+        network.del(&web.attach).unwrap_or_else(|e| panic!("{nth}: DEL: {e}"));
+        network.add(&web.attach).unwrap_or_else(|e| panic!("{nth}: ADD: {e}"));
+        let output = migration.wait();
+        // In quiet, whatever was caught on its way is brought to its end.
+        let (report, code) = world.migrate("--to nftables");
+        assert_eq!(code, 0, "{nth}: {report:#}");
+        network.check(&web.attach).unwrap_or_else(|e| panic!("{nth}: CHECK: {e}; {}", output.process));
+        for ip in world.node_ips() {
+            world.client.expect(Proto::Tcp, (ip, PORT), "web");
+        }
+        let (report, code) = world.migrate("--to iptables");
+        assert_eq!(code, 0, "{nth}: {report:#}");
+        tried += 1;
+        if !world.node.read("/run/held").unwrap_or_default().contains("(DELAYED)") {
+            break;
+        }
+    }
+    assert!(tried > 8 / stride(), "{tried} are too few to be true");
 }
 
 #[test]

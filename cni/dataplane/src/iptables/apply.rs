@@ -9,7 +9,7 @@
 use std::path::Path;
 
 use cni_kernel::dir::DurableDir;
-use cni_kernel::lock::FileLock;
+use cni_kernel::lock::{FileLock, LockError};
 use cni_spec::Attachment;
 
 use super::listing::{ListedRule, Listing};
@@ -22,6 +22,8 @@ use crate::{AddressFamily, Error};
 
 /// The lock under which the shared rules are made.
 const LOCK: &str = "iptables.lock";
+/// Its name for those who write, and those who empty.
+const MOVING: &str = "iptables-moving.lock";
 
 /// A container of somebody else that has what is asked for.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -92,6 +94,27 @@ fn alone() -> Option<FileLock> {
         .map_err(|error| error.to_string())
         .and_then(|dir| FileLock::acquire(&dir, LOCK, 0o600, PATIENCE).map_err(|error| error.to_string()));
     lock.map_err(|error| log::debug!("{error}: the rules that all share may be made twice")).ok()
+}
+
+/// Held while a container's owner and its rules are written, by as many as do that at once.
+///
+/// Whoever moves containers elsewhere takes it for himself to empty their old places: chains have their names from the
+/// container, and one that has come again since has others of the same name. Who cannot have it goes on without.
+pub(crate) fn writing() -> Option<FileLock> {
+    moving_lock(FileLock::share).map_err(|error| log::debug!("{error}: migrate may be at work")).ok()
+}
+
+/// The same for who empties places: none, if it cannot be had.
+pub(crate) fn nobody_writes() -> Option<FileLock> {
+    moving_lock(FileLock::acquire).map_err(|error| log::warn!("{error}: containers may come meanwhile")).ok()
+}
+
+type Take = fn(&DurableDir, &str, u32, std::time::Duration) -> Result<FileLock, LockError>;
+
+fn moving_lock(take: Take) -> Result<FileLock, String> {
+    DurableDir::create(Path::new(MEMORY), 0o755)
+        .map_err(|error| error.to_string())
+        .and_then(|dir| take(&dir, MOVING, 0o600, PATIENCE).map_err(|error| error.to_string()))
 }
 
 /// Where a container's entry rules stand.

@@ -285,6 +285,7 @@ impl Backend for Iptables {
             }
         }
         let had = presence::of(&request.attachment, Kinds::Ports)?.any();
+        let _writing = apply::writing();
         // The guard of the loopback, and the owner: before there is anything to guard or to own.
         recorder.put(record::KIND_IPTABLES_PORTS, (&request.attachment, &request.netns))?;
         let published = Self::publish_all(&tools, request, &recorder);
@@ -301,6 +302,7 @@ impl Backend for Iptables {
     fn masquerade(&self, request: &MasqueradeRequest) -> Result<(), Error> {
         let tools = Tools::new(chosen_variant()?);
         let recorder = Recorder::open()?;
+        let _writing = apply::writing();
         recorder.put(record::KIND_IPTABLES_MASQUERADE, (&request.attachment, &request.netns))?;
         let others = recorder.others(record::KIND_IPTABLES_MASQUERADE, &request.attachment)?;
         let plans = plan::masquerade(request);

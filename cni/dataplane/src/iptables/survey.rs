@@ -8,7 +8,7 @@ use ipnet::IpNet;
 use super::listing::{ListedRule, Listing};
 use super::names::{self, ChainName, CommentOwner};
 use super::tools::{Tools, Variant};
-use super::{presence, withdraw};
+use super::{apply, presence, withdraw};
 use crate::migrate::words;
 use crate::{AddressFamily, Error, Loopback, Protocol, PublishedPort, Snat};
 
@@ -227,11 +227,14 @@ fn read_masquerade(listing: &Listing, chains: &BTreeSet<String>) -> Result<What,
 }
 
 /// Removes the chains of these containers and what leads to them, by one input of the tool for each family;
-/// conntrack is left alone.
-pub(crate) fn take_away(found: &[&Found]) -> Result<(), Error> {
+/// conntrack is left alone. Those are spared of which `is_over` is not true any more when nobody writes. Returns whether
+/// that could be made sure.
+pub(crate) fn take_away<T>(found: &[(&Found, T)], is_over: impl Fn(&T) -> bool) -> Result<bool, Error> {
+    let alone = apply::nobody_writes();
+    let over: Vec<&Found> = found.iter().filter(|(_, whose)| is_over(whose)).map(|(one, _)| *one).collect();
     for variant in Variant::ALL {
         for family in AddressFamily::BOTH {
-            let here = found.iter().filter(|one| one.variant == variant && one.families.contains(&family));
+            let here = over.iter().filter(|one| one.variant == variant && one.families.contains(&family));
             let chains: Vec<ChainName> =
                 here.flat_map(|one| &one.chains).filter_map(|name| ChainName::new(name).ok()).collect();
             if !chains.is_empty() {
@@ -239,5 +242,5 @@ pub(crate) fn take_away(found: &[&Found]) -> Result<(), Error> {
             }
         }
     }
-    Ok(())
+    Ok(alone.is_some())
 }

@@ -444,18 +444,22 @@ impl Mover<'_> {
         let (going, gone): (Vec<Work>, Vec<Work>) =
             verified.into_iter().partition(|work| marked.contains(&work.key()));
         rows.extend(gone.iter().map(|work| work.row(State::LeftAlone, "it was taken away meanwhile")));
-        self.empty_old_places(&going)?;
+        let alone = self.empty_old_places(&going)?;
         let keys: Vec<Key> = going.iter().map(Work::key).collect();
         // An ADD for the old place that came just now has an entry of its own again.
         let added: Vec<&Work> = going
             .iter()
-            .filter(|work| matches!(work.source, Source::Chains(_)))
-            .filter(|work| matches!(self.session.entry(work.record().0, work.record().1), Ok(Some(_))))
+            .filter(|work| matches!(work.source, Source::Chains(_)) && self.is_added_again(&work.record()))
             .collect();
-        for work in &added {
-            let why = "it was added again meanwhile: `slipway restore` looks whether anything is missing";
-            rows.push(work.row(State::Failed, why));
-        }
+        let (state, why) = if alone {
+            (State::LeftAlone, "it was added again meanwhile; another call looks at it again")
+        } else {
+            (
+                State::Failed,
+                "it was added again meanwhile: `slipway restore` looks whether anything is missing",
+            )
+        };
+        rows.extend(added.iter().map(|work| work.row(state, why)));
         let added: BTreeSet<Key> = added.iter().map(|work| work.key()).collect();
         transit::mark(&self.session, &keys, (&[Transit::Verified], Transit::Settled), &|_| Vec::new())?;
         let moved = going.into_iter().filter(|work| !added.contains(&work.key())).collect();
@@ -509,16 +513,22 @@ impl Mover<'_> {
         Ok(verified)
     }
 
-    /// Empties the old places outside our table.
-    fn empty_old_places(&self, works: &[Work]) -> Result<(), Error> {
-        let chains: Vec<&survey::Found> = works
+    /// Whether the iptables backend has it, which migrate has taken it from: an ADD writes that down first.
+    fn is_added_again(&self, record: &Key) -> bool {
+        matches!(self.session.entry(record.0, record.1), Ok(Some(_)))
+    }
+
+    /// Empties the old places outside our table. Returns whether nothing was taken away of what was written meanwhile.
+    fn empty_old_places(&self, works: &[Work]) -> Result<bool, Error> {
+        let chains: Vec<(&survey::Found, Key)> = works
             .iter()
             .filter_map(|work| match &work.source {
-                Source::Chains(found) => Some(found),
+                Source::Chains(found) => Some((found, work.record())),
                 _ => None,
             })
             .collect();
-        survey::take_away(&chains)?;
+        // Chains have their names from the container: those of an ADD that came since are called the same.
+        let alone = survey::take_away(&chains, |record| !self.is_added_again(record))?;
         let pieces: Vec<&Piece> = works
             .iter()
             .filter_map(|work| match &work.source {
@@ -534,7 +544,7 @@ impl Mover<'_> {
             wait_for_packets();
             reference.take_away(&pieces, reference::Part::All)?;
         }
-        Ok(())
+        Ok(alone)
     }
 
     /// The chains that all containers shared, when nobody needs them any longer.
