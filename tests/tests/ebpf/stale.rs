@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use serde_json::{Value, json};
 use slipway_tests::{Attach, PROGRAMS, Proto, at, has_programs, needs, patience, slipway};
 
-use crate::{PORT, Stage, address, attach};
+use crate::{PORT, Stage, address, attach, list};
 
 fn known(stage: &Stage) -> (Value, Value) {
     let status = stage.node.programs();
@@ -129,4 +129,117 @@ fn another_mount_namespace_leaves_the_programs_alone() {
     stage.client.expect(Proto::Tcp, (stage.client.node_v4, PORT + 1), "next");
     assert_eq!(stage.filters(&stage.client.node_link), filter);
     reach(2);
+}
+
+/// Whether the kernel tells a process the cookie of its network namespace (`SO_NETNS_COOKIE`): from Linux 5.14 on.
+fn tells_cookies(stage: &Stage) -> bool {
+    let release = stage.node.cmd("uname -r");
+    let mut numbers = release.split(|c: char| !c.is_ascii_digit()).map(|word| word.parse().unwrap_or(0));
+    let mut next = || numbers.next().unwrap_or(0);
+    (next(), next()) >= (5, 14)
+}
+
+/// In another network namespace nothing that the maps name is to be found, and what is there may have the same
+/// numbers and addresses: whoever calls from there takes nothing over, and takes nothing away.
+#[test]
+fn another_network_namespace_leaves_the_programs_alone() {
+    needs!(has_programs(), PROGRAMS);
+    let stage = Stage::new();
+    stage.node.own_etc();
+    stage.node.write("/etc/cni/slipway.json", json!({"backend": "ebpf"}).to_string());
+    stage.node.cmd(&format!("ip route add default via {}", stage.client.v4));
+    let network = stage.network();
+    let pod = stage.node.pod("web");
+    let result = network.add(&attach(&pod)).expect("ADD");
+    let link = result["interfaces"][1]["name"].as_str().expect("the node's end");
+    let number = |link: &str| {
+        let text = stage.node.cmd(&format!("ip -o link show dev {link}"));
+        text.split(':').next().expect("a number").trim().to_owned()
+    };
+    let _web = Proto::ALL.map(|proto| pod.serve(proto, &format!("{}:80", address(&result)), "web"));
+    let _far = stage.client.serve(Proto::Tcp, &at(stage.client.v4, 7000).to_string(), "far");
+    let mut masqueraded = 0;
+    let mut serves = |after: &str| {
+        let carried = stage.carried();
+        for proto in Proto::ALL {
+            stage.client.expect(proto, (stage.client.node_v4, PORT), "web");
+        }
+        assert!(stage.carried() > carried, "{after}: {}", stage.node.programs());
+        assert_eq!(pod.expect(Proto::Tcp, (stage.client.v4, 7000), "far").peer.ip(), stage.client.node_v4);
+        masqueraded += 1;
+        assert_eq!(stage.node.counted("Masqueraded"), masqueraded, "{after}: {}", stage.node.programs());
+    };
+    serves("ADD");
+    let filters = || [&stage.client.node_link, link].map(|link| stage.filters(link));
+    let before = (filters(), stage.node.programs()["uplinks"].clone(), known(&stage));
+    let mut left_alone = |after: &str| {
+        assert_eq!((filters(), stage.node.programs()["uplinks"].clone(), known(&stage)), before, "{after}");
+        serves(after);
+    };
+
+    // There is an uplink there, whose number is one of the node's, and a link that has the number of the container's.
+    let elsewhere = stage.node.pod("elsewhere");
+    for (name, twin) in [("up0", stage.client.node_link.as_str()), ("other0", link)] {
+        let (number, peer) = (number(twin), format!("{name}-peer"));
+        elsewhere
+            .cmd(&format!("ip link add {name} index {number} type veth peer name {peer} index 1{number}"));
+        elsewhere.cmd(&format!("ip link set {name} up"));
+        elsewhere.cmd(&format!("ip link set {peer} up"));
+    }
+    elsewhere.cmd("ip address add 203.0.113.9/24 dev up0");
+    elsewhere.cmd("ip route add default via 203.0.113.1");
+    let program = slipway();
+    let there = |args: &str| elsewhere.try_cmd(&format!("{} {args}", program.display()));
+    if !tells_cookies(&stage) {
+        let said = there("node status");
+        assert_eq!(said.code, Some(0), "{said}: it is taken for the node's own");
+        return;
+    }
+    for task in ["setup", "teardown", "status"] {
+        let said = there(&format!("node {task}"));
+        assert!(said.code == Some(1) && said.stderr.contains("another network namespace"), "{said}");
+        assert!(said.stderr.contains("rm -r /sys/fs/bpf/slipway"), "{said}");
+        left_alone(&format!("node {task}"));
+    }
+    let report = there("check-node").stdout;
+    let line = report.lines().find(|line| line.contains("another network namespace")).unwrap_or_default();
+    assert!(line.starts_with("warning"), "{report}");
+
+    // The same port to the same address, of a container that is there.
+    let twin = stage.node.pod("twin");
+    let published = attach(&twin);
+    let into = format!("--net={}", elsewhere.path().display());
+    let so = |backend: &str, verb: &str| {
+        let network = stage.node.network(list(backend));
+        let mut config = network.configs(Some(&published)).pop().expect("portmap");
+        config["prevResult"] = result.clone();
+        let call = network.prepare(verb, &config, Some(&published)).env("SLIPWAY_LOG", "warn");
+        let output = call.through(&["nsenter", &into]).run();
+        output.ok();
+        output.process.stderr
+    };
+    let said = so("ebpf", "ADD");
+    assert!(said.contains("left to nftables") && said.contains("another network namespace"), "{said}");
+    left_alone("ADD there");
+    so("ebpf", "CHECK");
+    let ports = there("ports --json").stdout;
+    assert!(ports.contains("nftables") && !ports.contains("ebpf"), "{ports}");
+    so("ebpf", "DEL");
+    left_alone("DEL there");
+    so("nftables", "ADD");
+    left_alone("ADD with another backend there");
+    let mut config = network.configs(None).pop().expect("portmap");
+    config["cni.dev/valid-attachments"] = json!([]);
+    network.prepare("GC", &config, None).through(&["nsenter", &into]).run().ok();
+    left_alone("GC there");
+    network.check(&attach(&pod)).expect("CHECK");
+
+    // Whoever takes the plugins away there leaves the programs where they are.
+    let said = there("uninstall --dry-run --to /run/no-plugins");
+    assert!(said.code == Some(0) && said.stdout.contains("another network namespace"), "{said}");
+
+    // When the namespace is gone, this is the way out.
+    stage.node.cmd("rm -r /sys/fs/bpf/slipway");
+    let said = there("node setup");
+    assert_eq!(said.code, Some(0), "{said}");
 }

@@ -154,9 +154,6 @@ pub(crate) fn forget_unheld(withdrawal: &Withdrawal<'_>) {
         return;
     }
     leave(|tables| {
-        if !node::is_at_home(tables.place()) {
-            return Ok(());
-        }
         let mut known = Vec::new();
         let ports = withdrawal.ports.iter().filter(|_| withdrawal.kinds.ports());
         for host in ports.filter(|host| is_served(host) && host.len() <= MANY) {
@@ -199,7 +196,7 @@ fn is_gone_or_of(tables: &Tables, pod: (u32, u32), own: AttachmentHash) -> Resul
 
 /// Makes the programs forget containers whose link is gone.
 pub(crate) fn forget_gone() {
-    leave(|tables| if node::is_at_home(tables.place()) { sweep(tables) } else { Ok(()) });
+    leave(sweep);
 }
 
 /// Takes away containers whose link is gone, and ports and addresses of containers that are unknown: a container is told
@@ -266,7 +263,7 @@ fn reserve(tables: &mut Tables, port: &PublishedPort, published: &Published) -> 
 /// # Errors
 /// The maps cannot be read.
 pub(crate) fn name_served(all: &mut [Listed]) -> Result<(), Error> {
-    let Some(place) = Place::find() else { return Ok(()) };
+    let Some(place) = node::at_home() else { return Ok(()) };
     let tables = Tables::open(&place)?;
     let in_tables = all.iter_mut().filter(|one| one.backend == BackendName::Nftables);
     for one in in_tables.filter(|one| is_served(&one.port.host)) {
@@ -306,6 +303,8 @@ pub(crate) fn leave_masquerade(request: &MasqueradeRequest) {
     });
 }
 
+/// Tells the programs, if there are any, and if they are this network namespace's: to those of another one nothing here
+/// is known, and what has the same number or address there is somebody else's.
 fn leave(work: impl FnOnce(&mut Tables) -> Result<(), Error>) {
     let Some(place) = Place::find() else {
         // Programs whose maps this version cannot write to would go on as if nothing had changed.
@@ -314,6 +313,9 @@ fn leave(work: impl FnOnce(&mut Tables) -> Result<(), Error>) {
         }
         return;
     };
+    if !node::is_at_home(&place) {
+        return;
+    }
     if let Err(error) = Tables::open(&place).and_then(|mut tables| work(&mut tables)) {
         log::warn!("forget a container in the BPF maps: {error}");
     }

@@ -40,7 +40,7 @@ pub use flows::{Direction, Ends, KnownFlow, Plane, flows};
 pub use links::Without;
 pub use load::{Sizes, try_object};
 pub(crate) use node::reserved_ports;
-pub use node::{Settings, Status, is_there, setup_node, status, teardown_node};
+pub use node::{Settings, Status, is_there, served_abroad, setup_node, status, teardown_node};
 pub use range::PortRange;
 pub use slipway_ebpf_abi::{Counter, Reason, State};
 pub use sockets::{ControlGroup, Sockets};
@@ -164,7 +164,7 @@ impl Backend for Ebpf {
 
     fn check_ports(&self, request: &PortRequest) -> Result<(), Error> {
         self.nftables.check_ports(request)?;
-        match place::Place::find() {
+        match node::at_home() {
             Some(place) if object().is_some() && entries::unserved(request).is_none() => {
                 entries::check_ports(&place, request)
             }
@@ -174,7 +174,7 @@ impl Backend for Ebpf {
 
     fn check_masquerade(&self, request: &MasqueradeRequest) -> Result<(), Error> {
         self.nftables.check_masquerade(request)?;
-        match place::Place::find() {
+        match node::at_home() {
             Some(place) if object().is_some() => entries::check_masquerade(&place, request),
             _ => Ok(()),
         }

@@ -74,12 +74,12 @@ pub(crate) struct Moving {
 }
 
 impl Moving {
-    /// The maps, if there are any.
+    /// The maps, if there are any of this network namespace.
     ///
     /// # Errors
     /// They cannot be opened.
     pub(crate) fn find() -> Result<Option<Self>, Error> {
-        let Some(place) = Place::find() else { return Ok(None) };
+        let Some(place) = node::at_home() else { return Ok(None) };
         // A set-up that was cut off has made no maps.
         if !node::is_set_up(&place) {
             return Ok(None);
@@ -358,6 +358,6 @@ impl Finder {
 pub(crate) fn possible() -> Result<(), Error> {
     match Moving::find()? {
         Some(_) => node::programs_of_this_binary().map(drop),
-        None => super::try_out(),
+        None => node::served_abroad().map_or_else(super::try_out, Err),
     }
 }

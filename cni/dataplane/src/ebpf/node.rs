@@ -83,10 +83,13 @@ pub(super) fn ready(settings: &Settings) -> Result<Place, Error> {
     let object = programs_of_this_binary()?;
     if let Some(place) = Place::find()
         && place.programs(object).join(maps::programs::UPLINK_INGRESS).exists()
-        && is_set_up(&place)
-        && links::are_whole(&place)?
+        && let Ok(config) = configured(&place)
+        && config.version == VERSION
     {
-        return Ok(place);
+        refuse_another(&config)?;
+        if links::are_whole(&place)? {
+            return Ok(place);
+        }
     }
     setup(settings)
 }
@@ -98,9 +101,39 @@ pub(super) fn is_set_up(place: &Place) -> bool {
 /// Whether the programs are those of this network namespace: in another one, with the same BPF file system, no link of
 /// a container is to be found. Where the kernel does not tell, it is taken for this one.
 pub(super) fn is_at_home(place: &Place) -> bool {
-    let Ok(config) = configured(place) else { return true };
+    refuse_abroad(place).is_ok()
+}
+
+/// The maps, if there are any and they are this network namespace's.
+pub(super) fn at_home() -> Option<Place> {
+    Place::find().filter(is_at_home)
+}
+
+/// Refuses what is not for those to do who are not [at home](is_at_home): the maps name links by their numbers, and
+/// containers by their addresses, and both are something else here.
+///
+/// # Errors
+/// [`Error::NoEbpf`] with what can be done.
+pub(super) fn refuse_abroad(place: &Place) -> Result<(), Error> {
+    configured(place).map_or(Ok(()), |config| refuse_another(&config))
+}
+
+fn refuse_another(config: &Config) -> Result<(), Error> {
     let here = cookie::of_this_namespace();
-    here == 0 || config.netns_cookie == 0 || here == config.netns_cookie
+    if here == 0 || config.netns_cookie == 0 || here == config.netns_cookie {
+        return Ok(());
+    }
+    Err(Error::NoEbpf(format!(
+        "the BPF programs serve another network namespace, from which they have to be looked after (if that one is \
+         gone, `rm -r {}` takes away what it has left)",
+        Place::all().display(),
+    )))
+}
+
+/// Why the programs are not this network namespace's; none if they are, or there are none.
+#[must_use]
+pub fn served_abroad() -> Option<Error> {
+    Place::find().and_then(|place| refuse_abroad(&place).err())
 }
 
 /// Loads the programs, tells them of the node, and attaches them; what is there is brought up to date: new
@@ -130,6 +163,7 @@ fn set_up(settings: &Settings) -> Result<(Place, Vec<Without>), Error> {
     let around = uplinks::look(&settings.uplinks).map_err(|e| Error::kernel("look for uplinks", e))?;
     links::refuse_elsewhere(&around)?;
     let place = Place::make()?;
+    refuse_abroad(&place)?;
     let all_ethernet = around.uplinks.values().all(|(_, uplink)| is_ethernet(uplink));
     let wanted = if all_ethernet { Wanted::Usual } else { Wanted::All };
     let folder =
@@ -285,8 +319,11 @@ fn tell_addresses(place: &Place, wanted: &BTreeMap<IpAddr, u32>) -> Result<(), E
 /// the conversations that went on. Says whether there was anything.
 ///
 /// # Errors
-/// What could not be taken away; the rest was.
+/// What could not be taken away; the rest was. With programs of another network namespace nothing is.
 pub fn teardown_node() -> Result<bool, Error> {
+    if let Some(place) = Place::find() {
+        refuse_abroad(&place)?;
+    }
     let mut results = vec![give_up_others()];
     if let Some(place) = Place::find() {
         // Before they are forgotten.
@@ -337,12 +374,13 @@ pub fn is_there() -> bool {
 /// Looks at the programs of this node.
 ///
 /// # Errors
-/// What is pinned cannot be read.
+/// What is pinned cannot be read, or is another network namespace's.
 pub fn status(settings: &Settings) -> Result<Status, Error> {
     let Some(place) = Place::find() else {
         let around = uplinks::look(&settings.uplinks).map_err(|e| Error::kernel("look for uplinks", e))?;
         return Ok(Status { served_elsewhere: links::served_from_elsewhere(&around)?, ..Status::default() });
     };
+    refuse_abroad(&place)?;
     let tables = Tables::open(&place)?;
     let socket = RouteSocket::open().map_err(|e| Error::kernel("reach rtnetlink", e))?;
     let name = |index: u32| socket.link_by_index(index).map_or_else(|_| index.to_string(), |link| link.name);
@@ -378,7 +416,7 @@ pub fn status(settings: &Settings) -> Result<Status, Error> {
 /// The ports that only the programs may masquerade with, if there are programs on this node: one system call
 /// where there are none.
 pub(crate) fn reserved_ports() -> Option<PortRange> {
-    configured(&Place::find()?).ok().and_then(masquerade_ports)
+    configured(&at_home()?).ok().and_then(masquerade_ports)
 }
 
 /// Netfilter's masquerade leaves the programs' ports alone before they take any.

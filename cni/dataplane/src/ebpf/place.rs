@@ -180,9 +180,14 @@ impl Place {
         found.map(|map| map.id()).collect()
     }
 
+    /// The folder of all layouts.
+    pub(super) fn all() -> PathBuf {
+        Path::new(FILE_SYSTEM).join(FOLDER)
+    }
+
     /// Whether anything is pinned, of any layout.
     pub(super) fn is_there() -> bool {
-        Path::new(FILE_SYSTEM).join(FOLDER).is_dir()
+        Self::all().is_dir()
     }
 
     /// Takes everything away that is pinned here, of every layout. What is attached to an interface stays
@@ -191,7 +196,7 @@ impl Place {
     /// # Errors
     /// A pin that cannot be removed.
     pub(super) fn remove_all() -> Result<bool, Error> {
-        let folder = Path::new(FILE_SYSTEM).join(FOLDER);
+        let folder = Self::all();
         match fs::remove_dir_all(&folder) {
             Ok(()) => Ok(true),
             Err(e) if e.kind() == ErrorKind::NotFound => Ok(false),

@@ -178,11 +178,6 @@ impl Tables {
         })
     }
 
-    /// Where they are pinned.
-    pub(super) fn place(&self) -> &Place {
-        &self.place
-    }
-
     /// Makes of what the programs know of the pod behind a link, by the link's number, what they are to know; none is
     /// nothing. Processes that do this at once take turns: what one has noted, that the pod is left to nftables or
     /// that it is held, would be lost by another that has read before and writes after.

@@ -231,6 +231,10 @@ fn programs_loaded(found: Result<Status, cni_dataplane::Error>, otherwise: State
             let found = format!("{} containers, uplinks {}", status.containers, status.uplinks.join(", "));
             Finding::ok(what, found).why(why)
         }
+        Err(error @ cni_dataplane::Error::NoEbpf(_)) => {
+            let mend = "let whoever calls the plugins be in the network namespace that the programs serve";
+            Finding::new(what, State::Warning, error.to_string()).why(why).mend(mend)
+        }
         Err(error) => {
             let mend = "`slipway node teardown`, then `slipway node setup`";
             Finding::new(what, State::Warning, error.to_string()).why(why).mend(mend)

@@ -121,7 +121,10 @@ pub fn plan(in_use: InUse, data_dir: &Path) -> Result<Vec<Trace>, TraceError> {
         }
     }
     if ebpf::is_there() {
-        traces.push(Trace::Programs);
+        traces.push(match ebpf::served_abroad() {
+            None => Trace::Programs,
+            Some(error) => Trace::Leave { what: "BPF programs".to_owned(), why: error.to_string() },
+        });
     }
     let frames = [Frame::all(Purpose::Ports)?, Frame::all(Purpose::Firewall)?].concat();
     for frame in frames {
