@@ -243,3 +243,60 @@ fn another_network_namespace_leaves_the_programs_alone() {
     let said = there("node setup");
     assert_eq!(said.code, Some(0), "{said}");
 }
+
+/// A set-up reserves what others serve: a mapping that its container's ADD has told of meanwhile is no such thing.
+#[test]
+fn a_slow_setup_takes_no_port_from_an_add() {
+    needs!(has_programs(), PROGRAMS);
+    let stage = Stage::new();
+    let network = stage.network();
+    let pod = stage.node.pod("web");
+    let node = stage.client.node_v4.to_string();
+    let attach = Attach::new(&pod).port_on(&node, Proto::Tcp, PORT, 80);
+    let result = network.add(&attach).expect("ADD");
+    let _server = pod.serve(Proto::Tcp, &format!("{}:80", address(&result)), "web");
+    let mut config = network.configs(Some(&attach)).pop().expect("portmap");
+    config["prevResult"] = result.clone();
+    // As in the middle of an ADD: the elements are in, and the programs have not been told.
+    let half = || {
+        network.call("DEL", &config, Some(&attach)).ok();
+        let kill = ["strace", "-f", "-qq", "-o", "/dev/null", "-e", "inject=bpf:signal=KILL:when=1"];
+        let killed = network.prepare("ADD", &config, Some(&attach)).through(&kill).run();
+        assert!(matches!(killed.process.code, None | Some(137)), "{}", killed.process);
+        assert_eq!(stage.node.programs()["ports"], 0);
+    };
+    let slipway = slipway();
+    let setup = |options: &str| {
+        // Where there is a program, it asks the kernel for one after the other, those of others on this machine too.
+        stage.node.cmd(&format!("tc qdisc del dev {} clsact", stage.client.node_link));
+        stage.node.cmd(&format!("strace -f -qq -e trace=bpf {options} {} node setup", slipway.display()))
+    };
+    // The first one finds something else to do.
+    for _ in 0..2 {
+        half();
+        setup("-o /run/setup.trace");
+    }
+    let trace = stage.node.read("/run/setup.trace").expect("a trace");
+    let calls = || trace.lines().filter(|line| line.contains("bpf("));
+    let mut map = String::new();
+    let written = calls().position(|line| {
+        if line.contains("/ports4\"") {
+            line.rsplit("= ").next().expect("a descriptor").clone_into(&mut map);
+        }
+        line.contains("BPF_MAP_UPDATE_ELEM") && line.contains(&format!("map_fd={map},"))
+    });
+    let written = written.unwrap_or_else(|| panic!("the port was not reserved: {trace}"));
+    half();
+    let delay = format!("-o /dev/null -e inject=bpf:delay_enter=4000000:when={}", written + 1);
+    thread::scope(|scope| {
+        let slow = scope.spawn(|| setup(&delay));
+        thread::sleep(Duration::from_secs(2));
+        network.call("ADD", &config, Some(&attach)).ok();
+        assert_eq!(stage.node.programs()["ports"], 1);
+        slow.join().expect("set-up");
+    });
+    assert_eq!(stage.node.programs()["ports"], 1);
+    let before = stage.carried();
+    stage.client.expect(Proto::Tcp, (stage.client.node_v4, PORT), "web");
+    assert!(stage.carried() > before, "{}", stage.node.programs());
+}

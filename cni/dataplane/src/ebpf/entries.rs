@@ -254,8 +254,11 @@ pub(super) fn withdraw_ports(tables: &mut Tables, request: &PortRequest, pods: &
 }
 
 fn reserve(tables: &mut Tables, port: &PublishedPort, published: &Published) -> Result<(), Error> {
-    let nobody = Target { pod: NOBODY, generation: 0, address: port.container, port: 0, flags: 0 };
-    tables.put_port(published, &nobody)
+    tables.put_port(published, &nobody(port))
+}
+
+fn nobody(port: &PublishedPort) -> Target {
+    Target { pod: NOBODY, generation: 0, address: port.container, port: 0, flags: 0 }
 }
 
 /// Names the programs as those who serve what they have been told of, of what nftables has.
@@ -287,9 +290,8 @@ pub(super) fn reserve_all(place: &Place, ports: &[PublishedPort]) -> Result<(), 
     };
     for port in ports.iter().filter(of_one) {
         for (published, _) in single(port) {
-            if tables.port(&published)?.is_none() {
-                reserve(&mut tables, port, &published)?;
-            }
+            // Its container's ADD may be about to tell of it, between a look and a write.
+            tables.put_new_port(&published, &nobody(port))?;
         }
     }
     Ok(())

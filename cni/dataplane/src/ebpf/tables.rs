@@ -61,6 +61,22 @@ impl<K: Plain, V: Plain> Table<K, V> {
         put.map_err(|e| said::failed(format!("write to the BPF map {}", self.name), e))
     }
 
+    /// Puts something there if there is nothing, in one step.
+    ///
+    /// # Errors
+    /// As [`Self::put`].
+    pub(super) fn put_new(&mut self, key: K, value: V) -> Result<(), Error> {
+        /// `BPF_NOEXIST` of linux/bpf.h.
+        const ONLY_NEW: u64 = 1;
+        match self.map.insert(key, value, ONLY_NEW) {
+            Ok(()) => Ok(()),
+            Err(MapError::SyscallError(e)) if e.io_error.kind() == std::io::ErrorKind::AlreadyExists => {
+                Ok(())
+            }
+            Err(e) => Err(said::failed(format!("write to the BPF map {}", self.name), e)),
+        }
+    }
+
     /// Takes something away; says whether it was there.
     ///
     /// # Errors
@@ -113,6 +129,9 @@ impl<K: Plain, V: Plain> Table<K, V> {
         Ok(())
     }
 }
+
+/// How something is put into a map.
+type Put<K, V> = fn(&mut Table<K, V>, K, V) -> Result<(), Error>;
 
 /// The maps of pods and their published ports.
 #[derive(Debug)]
@@ -262,16 +281,33 @@ impl Tables {
 
     /// Has a port lead to a pod. A container's address of the other family leads nowhere: the port is left.
     pub(super) fn put_port(&mut self, port: &Published, target: &Target) -> Result<(), Error> {
+        self.write_port(port, target, (Table::put, Table::put))
+    }
+
+    /// The same, unless it leads anywhere, or is reserved: whoever writes at the same time has come before.
+    ///
+    /// # Errors
+    /// The kernel's own.
+    pub(super) fn put_new_port(&mut self, port: &Published, target: &Target) -> Result<(), Error> {
+        self.write_port(port, target, (Table::put_new, Table::put_new))
+    }
+
+    fn write_port(
+        &mut self,
+        port: &Published,
+        target: &Target,
+        (put4, put6): (Put<PortKey4, PortTarget4>, Put<PortKey6, PortTarget6>),
+    ) -> Result<(), Error> {
         let Target { pod, generation, flags, .. } = *target;
         let to = Port::new(target.port);
         match (port.keys(), target.address) {
             (Keys::V4(key), IpAddr::V4(address)) => {
                 let target = PortTarget { pod, generation, address: address.into(), port: to, flags };
-                self.ports4.put(key, target)
+                put4(&mut self.ports4, key, target)
             }
             (Keys::V6(key), IpAddr::V6(address)) => {
                 let target = PortTarget { pod, generation, address: address.into(), port: to, flags };
-                self.ports6.put(key, target)
+                put6(&mut self.ports6, key, target)
             }
             _ => Ok(()),
         }
