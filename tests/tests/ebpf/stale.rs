@@ -244,6 +244,38 @@ fn another_network_namespace_leaves_the_programs_alone() {
     assert_eq!(said.code, Some(0), "{said}");
 }
 
+/// A container that comes while the programs are taken away is not left with a program that nobody tells anything.
+#[test]
+fn a_container_that_comes_beside_a_teardown_is_served() {
+    needs!(has_programs(), PROGRAMS);
+    let stage = Stage::new();
+    stage.node.cmd(&format!("ip route add default via {}", stage.client.v4));
+    let network = stage.network();
+    let (pod, next) = (stage.node.pod("web"), stage.node.pod("next"));
+    network.add(&attach(&pod)).expect("ADD");
+    let _far = stage.client.serve(Proto::Tcp, &at(stage.client.v4, 7000).to_string(), "far");
+    // It waits for packets that are on their way before it hands conversations over.
+    let inject = "inject=membarrier:delay_enter=4000000:when=1";
+    let slipway = slipway();
+    let line = format!("strace -f -qq -o /dev/null -e trace=membarrier -e {inject} {}", slipway.display());
+    let result = thread::scope(|scope| {
+        let teardown = scope.spawn(|| stage.node.cmd(&format!("{line} node teardown")));
+        thread::sleep(Duration::from_secs(2));
+        let result = network.add(&Attach::new(&next).port(Proto::Tcp, PORT + 1, 80)).expect("ADD");
+        assert_eq!(stage.node.programs()["containers"], 2);
+        teardown.join().expect("teardown");
+        result
+    });
+    assert_eq!(stage.node.programs()["setUp"], false);
+    let link = result["interfaces"][1]["name"].as_str().expect("the node's end");
+    for link in [link, &stage.client.node_link] {
+        assert_eq!(stage.filters(link), "", "{link}");
+    }
+    assert_eq!(next.expect(Proto::Tcp, (stage.client.v4, 7000), "far").peer.ip(), stage.client.node_v4);
+    let _next = next.serve(Proto::Tcp, &format!("{}:80", address(&result)), "next");
+    stage.client.expect(Proto::Tcp, (stage.client.node_v4, PORT + 1), "next");
+}
+
 /// A set-up reserves what others serve: a mapping that its container's ADD has told of meanwhile is no such thing.
 #[test]
 fn a_slow_setup_takes_no_port_from_an_add() {

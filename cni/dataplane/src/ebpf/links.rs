@@ -85,6 +85,15 @@ fn let_go(table: &mut Table<u32, Uplink>, index: u32, uplink: Uplink) -> Result<
     }
 }
 
+/// Has the programs masquerade nothing that begins from now on.
+///
+/// # Errors
+/// The map cannot be read or written.
+pub(super) fn withhold_addresses(place: &Place) -> Result<(), Error> {
+    let mut table = tables::uplinks(place)?;
+    table.all()?.into_iter().try_for_each(|(index, uplink)| table.put(index, without_address(uplink)))
+}
+
 /// The names of uplinks whose program works with maps that are not pinned where this process looks: another one has
 /// pinned them in its mount namespace.
 ///

@@ -326,26 +326,37 @@ pub fn teardown_node() -> Result<bool, Error> {
     }
     let mut results = vec![give_up_others()];
     if let Some(place) = Place::find() {
-        // Before they are forgotten.
-        let pods = Tables::open(&place).and_then(|tables| tables.pods.all());
-        // What cannot be handed over ends, which is no reason to leave the programs where they are.
-        if let Err(error) = hand_over(&place) {
-            log::warn!("give conntrack what the BPF programs have: {error}");
-        }
-        let uplinks = tables::uplinks(&place).and_then(|table| table.all());
-        let indices = uplinks.map(|all| all.into_iter().map(|(index, _)| index).collect::<Vec<_>>());
-        let pods = pods.map(|all| all.into_iter().map(|(index, _)| index).collect::<Vec<_>>());
-        for found in [indices, pods] {
-            match found {
-                Ok(indices) => results.extend(indices.into_iter().map(|i| detach_index(i).map(|_| ()))),
-                Err(e) => results.push(Err(e)),
-            }
+        // Once more just before the pins go: a container may have come meanwhile.
+        for _ in 0..2 {
+            results.extend(let_all_go(&place));
         }
     }
     let removed = Place::remove_all();
     spare_ports(None);
     results.into_iter().collect::<Result<(), Error>>()?;
     removed
+}
+
+/// Has netfilter serve what the programs know, and takes them from where they are attached.
+fn let_all_go(place: &Place) -> Vec<Result<(), Error>> {
+    // Whatever container comes from here on begins nothing that only the program at an uplink can undo.
+    let mut results = vec![links::withhold_addresses(place)];
+    // Before they are forgotten.
+    let pods = Tables::open(place).and_then(|tables| tables.pods.all());
+    // What cannot be handed over ends, which is no reason to leave the programs where they are.
+    if let Err(error) = hand_over(place) {
+        log::warn!("give conntrack what the BPF programs have: {error}");
+    }
+    let uplinks = tables::uplinks(place).and_then(|table| table.all());
+    let indices = uplinks.map(|all| all.into_iter().map(|(index, _)| index).collect::<Vec<_>>());
+    let pods = pods.map(|all| all.into_iter().map(|(index, _)| index).collect::<Vec<_>>());
+    for found in [indices, pods] {
+        match found {
+            Ok(indices) => results.extend(indices.into_iter().map(|i| detach_index(i).map(|_| ()))),
+            Err(e) => results.push(Err(e)),
+        }
+    }
+    results
 }
 
 /// Gives conntrack the conversations that the programs have.
