@@ -64,7 +64,7 @@ fn a_conversation_goes_on_by_another_uplink() {
     by(one);
     let pod = node.pod("web");
     stage.network().add(&Attach::new(&pod)).expect("ADD");
-    let _servers = [one, &other].map(|host| host.serve(Proto::Udp, &at(far, FAR).to_string(), &host.name()));
+    let _servers = [one, &other].map(|host| host.serve(Proto::Udp, &at(far, FAR).to_string(), host.name()));
     let mut talk = pod.dial(Proto::Udp, None, at(far, FAR), patience()).expect("a socket");
     assert_eq!(talk.say().expect("an answer").peer.ip(), IpAddr::from(one.node_v4));
     // Both addresses are the node's all the time.
