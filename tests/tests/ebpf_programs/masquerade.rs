@@ -274,6 +274,22 @@ fn a_packet_too_large_for_the_route_is_told_so_or_left_from_the_first_on() {
     }
 }
 
+/// Where a pod's packets may be larger than its uplink's, somebody has to cut those that may be cut: the stack. The two
+/// sides of a TCP connection whose packets may not be cut find out what fits.
+#[test]
+fn what_may_be_cut_and_may_be_too_large_for_the_uplink_is_left() {
+    let mut rig = rig!();
+    rig.pod_mtu(9000);
+    let at = rig.addresses(false);
+    let ip = || Ip::new(at.pod, at.far);
+    let left = [ip().may_fragment().tcp((POD_PORT, 443), SYN), ip().udp((POD_PORT, 53), b"")];
+    for packet in left {
+        rig.sends(&packet).left(&packet);
+    }
+    assert_eq!(rig.fallbacks(Reason::Mtu), 2);
+    chosen(&rig, false, &ip().tcp((POD_PORT + 1, 443), SYN), (at.far, 443));
+}
+
 /// Of a conversation that is the stack's the programs see one side: it may be a stream there, and is not taken before
 /// that is over, even when the reason has gone.
 #[test]
