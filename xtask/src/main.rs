@@ -11,6 +11,7 @@ mod ebpf;
 mod error;
 mod install;
 mod links;
+mod pool;
 mod progress;
 mod reference;
 mod run;
@@ -19,6 +20,7 @@ mod sandbox;
 mod serve;
 mod setup;
 mod test;
+mod test_programs;
 mod vm_test;
 mod workspace;
 

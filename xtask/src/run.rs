@@ -157,7 +157,7 @@ pub(crate) fn log_while_it_talks(command: &mut Command, log: &File, silence: Dur
 }
 
 /// Kills a process and all that it started, and lists them.
-fn kill_family(child: &mut Child) -> String {
+pub(crate) fn kill_family(child: &mut Child) -> String {
     let mut told = String::new();
     let mut family = vec![child.id()];
     let mut at = 0;

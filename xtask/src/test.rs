@@ -10,10 +10,12 @@ use nix::unistd::Uid;
 
 use crate::build::Flavour;
 use crate::error::{Error, Result};
+use crate::pool::{Pool, Summary};
 use crate::progress::{Log, Stages};
 use crate::reference::{self, Reference};
 use crate::run::{self, cargo, tool};
 use crate::runtimes::Runtimes;
+use crate::test_programs::{TestProgram, test_programs};
 use crate::{build, ebpf, links, setup, vm_test, workspace};
 
 /// The package of the network tests, which need root and the built binary.
@@ -42,6 +44,9 @@ pub(crate) struct Args {
     /// Only build, and run the tests whose names contain this
     #[arg(long, value_name = "TEXT", conflicts_with = "quick")]
     filter: Option<String>,
+    /// Run each network test so many times: finds those that fail now and then
+    #[arg(long, value_name = "N", default_value_t = 1, conflicts_with_all = ["quick", "runtimes"])]
+    repeat: usize,
     /// Leave out the virtual machines with other kernels
     #[arg(long)]
     no_vm: bool,
@@ -96,17 +101,27 @@ fn run_stages(args: &Args, stages: &mut Stages) -> Result<String> {
         bin_dir = plugin_dir(Flavour::Debug, log)?;
         build::size(&Flavour::Debug.binary())
     })?;
+    let mut programs = Vec::new();
     stages.run("build network tests", |log| {
-        quiet(cargo(&["test", "--package", NETWORK_TESTS, "--no-run"]), log)
+        programs = network_tests(log)?;
+        Ok(String::new())
     })?;
     let skips = no_skips()?;
     stages.run("network tests", |log| {
-        let mut command = as_root(&["test", "--no-fail-fast", "--package", NETWORK_TESTS])?;
-        command.env("SLIPWAY_BIN_DIR", &bin_dir).env("SLIPWAY_SKIPS", &skips);
-        command.envs([reference.variable()]);
-        let count = tests(with_filter(command, args), log)?;
-        passed += count;
-        Ok(some(count))
+        let variable = |name: &str, value: &Path| (name.to_owned(), value.into());
+        let (name, dirs) = reference.variable();
+        let env = vec![
+            variable("SLIPWAY_BIN_DIR", &bin_dir),
+            variable("SLIPWAY_SKIPS", &skips),
+            (name.to_owned(), dirs.clone()),
+        ];
+        let pool = Pool { prefix: as_root()?, env, filter: args.filter.clone(), repeat: args.repeat };
+        let sum = pool.run(&programs, log)?;
+        passed += sum.passed;
+        if sum.failed.is_empty() {
+            return Ok(format!("{}; the slowest:{}", some(sum.passed), sum.slowest()));
+        }
+        Err(Error::Failed(failures(&sum, args.repeat, &log.path)))
     })?;
     none_is_no_proof(passed)?;
     let mut skipped = String::new();
@@ -299,23 +314,39 @@ fn plugin_dir(flavour: Flavour, log: &Log) -> Result<PathBuf> {
     Ok(dir)
 }
 
-/// A cargo command with root's rights over namespaces that it makes.
-fn as_root(args: &[&str]) -> Result<Command> {
+/// The programs of the network tests, built.
+fn network_tests(log: &Log) -> Result<Vec<TestProgram>> {
+    let copy = log.file.try_clone().map_err(|e| Error::system("duplicate the log's descriptor", e))?;
+    let words = ["test", "--package", NETWORK_TESTS, "--no-run", "--message-format=json-render-diagnostics"];
+    // What cargo prints for people goes to its standard error.
+    run::capture_with(cargo(&words).env("CARGO_TERM_COLOR", "never"), copy).map(|text| test_programs(&text))
+}
+
+/// A line per test that failed, and where its output is.
+fn failures(sum: &Summary, repeat: usize, log: &Path) -> String {
+    let line = |(title, times): (&String, &usize)| match repeat {
+        0 | 1 => format!("\n    {title}"),
+        _ => format!("\n    {title}: {times} of {repeat} times"),
+    };
+    let lines: String = sum.failed.iter().map(line).collect();
+    let tests = sum.passed + sum.failed.values().sum::<usize>();
+    format!("{} of {tests} failed (all of it is in {}):{lines}", tests - sum.passed, log.display())
+}
+
+/// The words before a program that give it root's rights over namespaces that it makes.
+fn as_root() -> Result<Vec<String>> {
     if Uid::effective().is_root() {
-        return Ok(cargo(args));
+        return Ok(Vec::new());
     }
-    let unshare = ["--user", "--map-root-user"];
-    let probe = [&unshare[..], &["--net", "--mount", "true"]].concat();
+    let unshare = ["unshare", "--user", "--map-root-user"];
+    let probe = [&unshare[1..], &["--net", "--mount", "true"]].concat();
     if let Err(e) = run::capture(&mut tool("unshare", &probe)) {
         return Err(Error::Failed(format!(
             "the network tests need root, or a system that lets users make namespaces, which this one \
              does not: {e}\nRun `sudo --preserve-env=PATH,HOME cargo xtask test`, or leave them out with --quick"
         )));
     }
-    let inner = cargo(args);
-    let mut command = tool("unshare", &unshare);
-    command.arg(inner.get_program()).args(inner.get_args()).current_dir(workspace::root());
-    Ok(command)
+    Ok(unshare.map(str::to_owned).to_vec())
 }
 
 /// The lines that are neither empty nor a comment.

@@ -1,0 +1,322 @@
+//! Runs the tests of all test programs in one pool, each test as a process of its own.
+//!
+//! `cargo test` runs one program after the other, and within one as many tests at a time as there are processors.
+//! The network tests mostly wait: for a timeout, for a server, for a grace period of the kernel. So more of them run at
+//! once than there are processors, whatever program they are in. Tests that measure run afterwards, one at a time
+//! (`tests/alone.txt`). A test that fails has failed: none is run again.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::fs::{self, File};
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Mutex, PoisonError};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use crate::error::{Error, Result};
+use crate::progress::{Log, seconds};
+use crate::run;
+use crate::test_programs::TestProgram;
+use crate::workspace;
+
+/// Tests at a time, per processor.
+const PER_PROCESSOR: usize = 4;
+
+/// The longest that one test may take. The harness ends each command after a minute.
+const LIMIT: Duration = Duration::from_secs(900);
+
+/// The number of slowest tests that a run lists.
+const SLOWEST: usize = 8;
+
+/// What to run, and how.
+#[derive(Debug)]
+pub(crate) struct Pool {
+    /// Words before each program: `unshare …` for a user without root's rights.
+    pub(crate) prefix: Vec<String>,
+    /// Variables of the environment.
+    pub(crate) env: Vec<(String, std::ffi::OsString)>,
+    /// Runs only the tests whose names contain this.
+    pub(crate) filter: Option<String>,
+    /// Runs each test as many times.
+    pub(crate) repeat: usize,
+}
+
+/// One run of one test.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Job {
+    /// Index of its program.
+    program: usize,
+    /// libtest's name of it.
+    name: String,
+    /// `program::name`, as in skips.txt.
+    title: String,
+    /// Counts the runs of the same test, from 0.
+    round: usize,
+}
+
+/// The end of one run.
+#[derive(Debug)]
+struct Verdict {
+    title: String,
+    took: Duration,
+    /// The reason and all output, of a test that failed.
+    failure: Option<String>,
+}
+
+/// The sum of a run.
+#[derive(Debug, Default)]
+pub(crate) struct Summary {
+    /// Number of runs that passed.
+    pub(crate) passed: usize,
+    /// The tests that failed, sorted, with the number of failures of each.
+    pub(crate) failed: BTreeMap<String, usize>,
+    /// The slowest tests, slowest first.
+    pub(crate) slowest: Vec<(String, Duration)>,
+}
+
+impl Summary {
+    /// The slowest tests as text, one a line.
+    pub(crate) fn slowest(&self) -> String {
+        self.slowest
+            .iter()
+            .map(|(title, took)| format!("\n          {:>8}  {title}", seconds(*took)))
+            .collect()
+    }
+}
+
+impl Pool {
+    /// Runs the tests of these programs; the log gets a line per test, and all output of those that fail.
+    ///
+    /// # Errors
+    /// A program that does not list its tests, or files that cannot be written. A failed test is no error here.
+    pub(crate) fn run(&self, programs: &[TestProgram], log: &Log) -> Result<Summary> {
+        let scratch = workspace::scratch("test")?;
+        let durations = scratch.join("durations.json");
+        let mut known = read_durations(&durations);
+        let jobs = self.jobs(programs)?;
+        let (alone, pooled) = split(jobs, &alone(&workspace::root().join("tests/alone.txt"))?);
+        let output = scratch.join("output");
+        fs::create_dir_all(&output).map_err(|e| Error::file("create the directory", &output, e))?;
+        let processors = thread::available_parallelism().map_or(1, usize::from);
+        let mut verdicts = Vec::new();
+        for (jobs, workers) in [(pooled, PER_PROCESSOR * processors), (alone, 1)] {
+            let jobs = longest_first(jobs, &known);
+            verdicts.extend(self.work(programs, jobs, workers, &output, log)?);
+        }
+        for verdict in verdicts.iter().filter(|verdict| verdict.failure.is_none()) {
+            known.insert(verdict.title.clone(), u64::try_from(verdict.took.as_millis()).unwrap_or(u64::MAX));
+        }
+        let text = serde_json::to_string(&known).map_err(|e| Error::Failed(format!("{durations:?}: {e}")))?;
+        fs::write(&durations, text).map_err(|e| Error::file("write", &durations, e))?;
+        Ok(summary(&verdicts))
+    }
+
+    /// All tests that the programs list, as often as they are to run.
+    fn jobs(&self, programs: &[TestProgram]) -> Result<Vec<Job>> {
+        let mut jobs = Vec::new();
+        for (program, test) in programs.iter().enumerate() {
+            let listed = run::capture(Command::new(&test.path).args(["--list", "--format", "terse"]))?;
+            for name in listed.lines().filter_map(|line| line.strip_suffix(": test")) {
+                let title = format!("{}::{name}", test.name);
+                if self.filter.as_ref().is_none_or(|text| title.contains(text.as_str())) {
+                    let job = |round| Job { program, name: name.to_owned(), title: title.clone(), round };
+                    jobs.extend((0..self.repeat.max(1)).map(job));
+                }
+            }
+        }
+        Ok(jobs)
+    }
+
+    fn work(
+        &self,
+        programs: &[TestProgram],
+        jobs: Vec<Job>,
+        workers: usize,
+        output: &Path,
+        log: &Log,
+    ) -> Result<Vec<Verdict>> {
+        let queue = Mutex::new(VecDeque::from(jobs));
+        let (verdicts, trouble) = (Mutex::new(Vec::new()), Mutex::new(None));
+        let number = AtomicUsize::new(0);
+        let next = || queue.lock().unwrap_or_else(PoisonError::into_inner).pop_front();
+        thread::scope(|scope| {
+            for _ in 0..workers {
+                scope.spawn(|| {
+                    while let Some(job) = next() {
+                        let file = output.join(format!("{}.txt", number.fetch_add(1, Ordering::Relaxed)));
+                        match programs.get(job.program).map(|program| self.one(program, &job, &file)) {
+                            Some(Ok(verdict)) => {
+                                note(&verdict, log);
+                                verdicts.lock().unwrap_or_else(PoisonError::into_inner).push(verdict);
+                            }
+                            Some(Err(error)) => {
+                                *trouble.lock().unwrap_or_else(PoisonError::into_inner) = Some(error);
+                                return;
+                            }
+                            None => return,
+                        }
+                    }
+                });
+            }
+        });
+        match trouble.into_inner().unwrap_or_else(PoisonError::into_inner) {
+            Some(error) => Err(error),
+            None => Ok(verdicts.into_inner().unwrap_or_else(PoisonError::into_inner)),
+        }
+    }
+
+    /// Runs one test to its end.
+    fn one(&self, program: &TestProgram, job: &Job, path: &Path) -> Result<Verdict> {
+        let file = File::create(path).map_err(|e| Error::file("create", path, e))?;
+        let copy = || file.try_clone().map_err(|e| Error::file("duplicate the descriptor of", path, e));
+        let mut words = self.prefix.iter().map(PathBuf::from).chain([program.path.clone()]);
+        let mut command = Command::new(words.next().unwrap_or_default());
+        command.args(words).args(["--exact", &job.name, "--color=never"]).envs(self.env.iter().cloned());
+        command.current_dir(&program.package).env("CARGO_MANIFEST_DIR", &program.package);
+        command.stdin(Stdio::null()).stdout(copy()?).stderr(copy()?);
+        let begun = Instant::now();
+        let mut child = command.spawn().map_err(|e| Error::file("start", &program.path, e))?;
+        let ending = wait(&mut child, begun)?;
+        let printed = fs::read(path).map_err(|e| Error::file("read", path, e))?;
+        // It was read; a file that stays is emptied by the next run.
+        let _ = fs::remove_file(path);
+        let printed = String::from_utf8_lossy(&printed);
+        let failure = reason(&ending, &printed).map(|reason| format!("{reason}\n{printed}"));
+        Ok(Verdict { title: job.title.clone(), took: begun.elapsed(), failure })
+    }
+}
+
+/// The end of a test's process.
+#[derive(Debug)]
+enum Ending {
+    /// By itself.
+    Status(ExitStatus),
+    /// Killed at the time limit, with the processes that were killed.
+    Killed(String),
+}
+
+fn wait(child: &mut Child, begun: Instant) -> Result<Ending> {
+    let mut pause = Duration::from_millis(2);
+    loop {
+        if let Some(status) = child.try_wait().map_err(|e| Error::system("wait for a test", e))? {
+            return Ok(Ending::Status(status));
+        }
+        if begun.elapsed() > LIMIT {
+            return Ok(Ending::Killed(run::kill_family(child)));
+        }
+        thread::sleep(pause);
+        pause = (pause * 2).min(Duration::from_millis(20));
+    }
+}
+
+/// The reason why a test has failed. A program that ran no test, or an ignored one, proves nothing.
+fn reason(ending: &Ending, printed: &str) -> Option<String> {
+    match ending {
+        Ending::Killed(family) => {
+            Some(format!("took longer than {} and was killed:\n{family}", seconds(LIMIT)))
+        }
+        Ending::Status(status) if !status.success() => Some(format!("ended with {status}")),
+        Ending::Status(_) if crate::test::passed(printed) != 1 => Some("ran no test".to_owned()),
+        Ending::Status(_) => None,
+    }
+}
+
+/// One line, and a failed test's output, in one write: several threads use the file.
+fn note(verdict: &Verdict, log: &Log) {
+    let took = seconds(verdict.took);
+    let text = match &verdict.failure {
+        None => format!("test {} ... ok ({took})\n", verdict.title),
+        Some(failure) => format!("test {} ... FAILED\n--- ({took}) {failure}\n", verdict.title),
+    };
+    // The verdict stands without the log.
+    let _ = (&log.file).write_all(text.as_bytes());
+}
+
+/// The tests that run with no other beside them: lines of a file, each the beginning of a title.
+fn alone(path: &Path) -> Result<Vec<String>> {
+    let text = fs::read_to_string(path).map_err(|e| Error::file("read", path, e))?;
+    let lines = text.lines().map(str::trim).filter(|line| !line.is_empty() && !line.starts_with('#'));
+    Ok(lines.map(str::to_owned).collect())
+}
+
+fn split(jobs: Vec<Job>, alone: &[String]) -> (Vec<Job>, Vec<Job>) {
+    jobs.into_iter().partition(|job| alone.iter().any(|beginning| job.title.starts_with(beginning.as_str())))
+}
+
+/// The longest tests first, so that none of them runs on when all others have ended. Tests of unknown length go first.
+fn longest_first(mut jobs: Vec<Job>, known: &BTreeMap<String, u64>) -> Vec<Job> {
+    let length = |job: &Job| known.get(&job.title).copied().unwrap_or(u64::MAX);
+    jobs.sort_by_key(|job| (job.round, std::cmp::Reverse(length(job))));
+    jobs
+}
+
+/// The milliseconds of earlier runs; none when there was none or the file is broken.
+fn read_durations(path: &Path) -> BTreeMap<String, u64> {
+    fs::read(path).ok().and_then(|bytes| serde_json::from_slice(&bytes).ok()).unwrap_or_default()
+}
+
+fn summary(verdicts: &[Verdict]) -> Summary {
+    let mut all = Summary::default();
+    let mut slowest: BTreeMap<&str, Duration> = BTreeMap::new();
+    for verdict in verdicts {
+        match verdict.failure {
+            None => all.passed += 1,
+            Some(_) => *all.failed.entry(verdict.title.clone()).or_default() += 1,
+        }
+        let longest = slowest.entry(&verdict.title).or_default();
+        *longest = verdict.took.max(*longest);
+    }
+    all.slowest = slowest.into_iter().map(|(title, took)| (title.to_owned(), took)).collect();
+    all.slowest.sort_by_key(|(_, took)| std::cmp::Reverse(*took));
+    all.slowest.truncate(SLOWEST);
+    all
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::process::ExitStatusExt;
+
+    use super::*;
+
+    fn job(title: &str, round: usize) -> Job {
+        Job { program: 0, name: title.to_owned(), title: title.to_owned(), round }
+    }
+
+    #[test]
+    fn long_tests_begin_first_and_rounds_follow_each_other() {
+        let known = [("a", 5), ("b", 900)].map(|(title, ms)| (title.to_owned(), ms)).into();
+        let sorted = longest_first(vec![job("a", 0), job("b", 1), job("b", 0), job("new", 0)], &known);
+        assert_eq!(sorted, [job("new", 0), job("b", 0), job("a", 0), job("b", 1)]);
+    }
+
+    #[test]
+    fn tests_that_measure_are_told_by_the_beginning_of_their_titles() {
+        let (alone, pooled) =
+            split(vec![job("bandwidth::rates", 0), job("gc::a", 0)], &["bandwidth::".to_owned()]);
+        assert_eq!((alone, pooled), (vec![job("bandwidth::rates", 0)], vec![job("gc::a", 0)]));
+    }
+
+    #[test]
+    fn only_a_test_that_ran_has_passed() {
+        let ok = || Ending::Status(ExitStatus::from_raw(0));
+        assert_eq!(reason(&ok(), "test result: ok. 1 passed; 0 failed; 0 ignored\n"), None);
+        assert_eq!(reason(&ok(), "test result: ok. 0 passed; 0 failed; 1 ignored\n").unwrap(), "ran no test");
+        let failed = Ending::Status(ExitStatus::from_raw(101 << 8));
+        assert_eq!(reason(&failed, "").unwrap(), "ended with exit status: 101");
+        assert!(reason(&Ending::Killed("1: x".to_owned()), "").unwrap().contains("1: x"));
+    }
+
+    #[test]
+    fn failures_are_counted_by_test() {
+        let verdict = |title: &str, ms, failure: Option<&str>| Verdict {
+            title: title.to_owned(),
+            took: Duration::from_millis(ms),
+            failure: failure.map(str::to_owned),
+        };
+        let sum = summary(&[verdict("a", 1, None), verdict("b", 9, Some("x")), verdict("b", 3, Some("x"))]);
+        assert_eq!((sum.passed, sum.failed), (1, [("b".to_owned(), 2)].into()));
+        assert_eq!(sum.slowest.first().unwrap(), &("b".to_owned(), Duration::from_millis(9)));
+    }
+}

@@ -1,0 +1,89 @@
+//! The test programs that cargo builds, with the folder each is started in.
+
+use std::path::PathBuf;
+
+/// One test program.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct TestProgram {
+    /// Cargo's name of it, as a word.
+    pub(crate) name: String,
+    /// The file.
+    pub(crate) path: PathBuf,
+    /// Its package's folder, where cargo would start it.
+    pub(crate) package: PathBuf,
+}
+
+/// One line of `cargo build --message-format=json`: what is read of it.
+#[derive(Debug, serde::Deserialize)]
+struct Message {
+    #[serde(default)]
+    executable: Option<PathBuf>,
+    #[serde(default)]
+    manifest_path: PathBuf,
+    #[serde(default)]
+    target: Option<Target>,
+    #[serde(default)]
+    profile: Option<Profile>,
+}
+
+#[derive(Debug, serde::Deserialize)]
+struct Target {
+    name: String,
+    #[serde(default)]
+    kind: Vec<String>,
+}
+
+#[derive(Debug, serde::Deserialize)]
+struct Profile {
+    test: bool,
+}
+
+/// The test programs among cargo's messages, sorted: cargo prints them in no fixed order. The tests of a binary get
+/// another name than those of a library of the same name.
+pub(crate) fn test_programs(printed: &str) -> Vec<TestProgram> {
+    let mut found: Vec<TestProgram> = Vec::new();
+    for message in printed.lines().filter_map(|line| serde_json::from_str::<Message>(line).ok()) {
+        let Message { executable: Some(path), manifest_path, target: Some(target), profile: Some(profile) } =
+            message
+        else {
+            continue;
+        };
+        if profile.test {
+            let mut name = target.name.replace('-', "_");
+            if target.kind.iter().any(|kind| kind == "bin") {
+                name.push_str("_bin");
+            }
+            let package = manifest_path.parent().unwrap_or(&manifest_path).to_owned();
+            found.push(TestProgram { name, path, package });
+        }
+    }
+    found.sort();
+    found
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_test_programs_are_taken() {
+        let line = |name: &str, kind: &str, test: bool, path: &str| {
+            format!(
+                r#"{{"reason":"compiler-artifact","manifest_path":"/s/Cargo.toml","target":{{"name":"{name}","kind":["{kind}"]}},"profile":{{"test":{test}}},"executable":{path}}}"#
+            )
+        };
+        let printed = [
+            line("cni-kernel", "lib", true, r#""/t/a""#),
+            line("slipway", "bin", false, r#""/t/b""#),
+            line("slipway", "bin", true, r#""/t/d""#),
+            line("slipway", "lib", true, r#""/t/c""#),
+            line("serde", "lib", false, "null"),
+            r#"{"reason":"build-finished","success":true}"#.to_owned(),
+        ];
+        let expected =
+            [("cni_kernel", "/t/a"), ("slipway", "/t/c"), ("slipway_bin", "/t/d")].map(|(name, path)| {
+                TestProgram { name: name.to_owned(), path: path.into(), package: "/s".into() }
+            });
+        assert_eq!(test_programs(&printed.join("\n")), expected);
+    }
+}
