@@ -6,8 +6,8 @@ use std::fs::File;
 use std::io::{Read, Write};
 use std::ops::ControlFlow;
 use std::path::Path;
-use std::process::{Child, Command, Stdio};
-use std::sync::{Arc, Mutex};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::{Arc, Mutex, mpsc};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -23,6 +23,9 @@ const COMMAND_LIMIT: Duration = Duration::from_secs(60);
 
 /// How long after a command's end somebody else may hold its output open: what it left behind would hang.
 const OUTPUT_LIMIT: Duration = Duration::from_secs(10);
+
+/// How often a command that runs is looked at.
+const LOOK: Duration = Duration::from_millis(20);
 
 /// How many characters of each stream the report of a failure shows.
 const REPORT_LIMIT: usize = 6000;
@@ -280,11 +283,7 @@ impl Started {
     /// that it started has not.
     pub(crate) fn wait(mut self) -> CommandOutput {
         let begin = Instant::now();
-        let ended = poll(within(COMMAND_LIMIT), || match self.child.try_wait() {
-            Ok(Some(status)) => ControlFlow::Break(status),
-            Ok(None) => ControlFlow::Continue(()),
-            Err(error) => panic!("wait for {}: {error}", self.line),
-        });
+        let ended = self.ending(within(COMMAND_LIMIT));
         let mut hung = String::new();
         if ended.is_none() {
             hung = kill_family(&mut self.child);
@@ -306,6 +305,27 @@ impl Started {
         assert!(ended.is_some(), "{}: took longer than {:?}:\n{hung}", output.line, within(COMMAND_LIMIT));
         assert!(whole.is_some(), "{}: it ended, and something that it started has not", output.line);
         output
+    }
+}
+
+impl Started {
+    /// Waits for the command's end; none when it takes longer than `limit`. The end of its output wakes this thread,
+    /// so that a short command costs no pause.
+    fn ending(&mut self, limit: Duration) -> Option<ExitStatus> {
+        let begin = Instant::now();
+        let mut pause = Duration::from_micros(100);
+        loop {
+            match self.child.try_wait() {
+                Ok(Some(status)) => return Some(status),
+                Ok(None) if begin.elapsed() > limit => return None,
+                Ok(None) => {}
+                Err(error) => panic!("wait for {}: {error}", self.line),
+            }
+            if self.stdout.wait(LOOK) {
+                thread::sleep(pause);
+                pause = (pause * 2).min(LOOK);
+            }
+        }
     }
 }
 
@@ -368,13 +388,19 @@ pub(crate) fn poll<T>(limit: Duration, mut question: impl FnMut() -> ControlFlow
 #[derive(Debug)]
 struct Collected {
     bytes: Arc<Mutex<Vec<u8>>>,
-    reader: thread::JoinHandle<()>,
+    /// Disconnected when the reader has ended.
+    reader: mpsc::Receiver<()>,
 }
 
 impl Collected {
-    /// Whether nobody can write any more.
+    /// True if no process can write any more.
     fn is_whole(&self) -> bool {
-        self.reader.is_finished()
+        self.wait(Duration::ZERO)
+    }
+
+    /// Waits until no process can write any more, for so long at most. True if that is so.
+    fn wait(&self, limit: Duration) -> bool {
+        self.reader.recv_timeout(limit) == Err(mpsc::RecvTimeoutError::Disconnected)
     }
 
     /// What came so far.
@@ -387,7 +413,9 @@ impl Collected {
 fn collect(mut stream: impl Read + Send + 'static) -> Collected {
     let bytes = Arc::new(Mutex::new(Vec::new()));
     let taken = Arc::clone(&bytes);
-    let reader = thread::spawn(move || {
+    let (running, reader) = mpsc::channel();
+    thread::spawn(move || {
+        let _running = running;
         let mut piece = [0; 16 * 1024];
         loop {
             match stream.read(&mut piece) {
