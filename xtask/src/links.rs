@@ -30,7 +30,7 @@ pub(crate) fn check(root: &Path) -> Result<usize> {
     Err(Error::Failed(format!("links that lead nowhere:\n    {}", broken.join("\n    "))))
 }
 
-/// The Markdown files of the checkout, built and hidden folders left out.
+/// The Markdown files of the checkout, without built and hidden folders but `.github`.
 fn pages(root: &Path) -> Result<Vec<PathBuf>> {
     let mut pages = Vec::new();
     let mut folders = vec![root.to_owned()];
@@ -39,7 +39,7 @@ fn pages(root: &Path) -> Result<Vec<PathBuf>> {
         for entry in entries.filter_map(std::result::Result::ok) {
             let (path, name) = (entry.path(), entry.file_name());
             let name = name.to_string_lossy();
-            if name.starts_with('.') || name == "target" {
+            if (name.starts_with('.') && name != ".github") || name == "target" {
                 continue;
             }
             match entry.file_type() {
