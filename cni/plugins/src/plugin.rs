@@ -13,6 +13,11 @@ pub trait Plugin: Sync {
     /// One line for help texts.
     fn summary(&self) -> &'static str;
 
+    /// True if the key `ipam.type` may name it.
+    fn is_ipam(&self) -> bool {
+        false
+    }
+
     /// The versions of the specification it speaks, oldest first.
     fn versions(&self) -> &'static [Version] {
         Version::ALL
@@ -155,4 +160,6 @@ pub struct Env {
     pub path: Vec<PathBuf>,
     /// `CNI_NETNS_OVERRIDE`, with which a runtime says that it means its own namespace.
     pub netns_override: String,
+    /// The number of delegations above this call.
+    pub depth: u32,
 }

@@ -104,6 +104,13 @@ mod tests {
         assert_eq!(missing, ["docs/plugins/host-local.md", "tests/tests/host_local.rs"]);
     }
 
+    /// The key `ipam.type` takes no other plugin of this set: one that delegates would call itself without end.
+    #[test]
+    fn these_plugins_are_ipam() {
+        let ipam: Vec<&str> = PLUGINS.iter().filter(|one| one.is_ipam()).map(|one| one.name()).collect();
+        assert_eq!(ipam, ["dhcp", "host-local", "noop", "static"]);
+    }
+
     #[test]
     fn names_are_sorted_and_unique() {
         assert!(names().is_sorted_by(|a, b| a < b), "{:?}", names());

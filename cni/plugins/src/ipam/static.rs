@@ -23,6 +23,10 @@ impl Plugin for Static {
         "gives the addresses that are written in the configuration"
     }
 
+    fn is_ipam(&self) -> bool {
+        true
+    }
+
     fn add(&self, request: &Request<'_>) -> Result<AddResult, CniError> {
         let config = request.config.decode::<RawConfig>()?.resolve(request.config.version, request.args)?;
         let ips = config.addresses.iter().map(|one| IpConfig {

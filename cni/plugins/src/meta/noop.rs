@@ -28,6 +28,11 @@ impl Plugin for Noop {
         "does nothing, and answers as a file says, for tests of runtimes"
     }
 
+    /// As a stand-in it may be any plugin.
+    fn is_ipam(&self) -> bool {
+        true
+    }
+
     /// Without a file: the previous result, or an empty one.
     fn add(&self, request: &Request<'_>) -> Result<AddResult, CniError> {
         Ok(request.config.prev_result.clone().unwrap_or_default())

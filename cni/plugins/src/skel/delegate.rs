@@ -13,8 +13,13 @@ use cni_runtime::invoke::{self, failure, find};
 use cni_spec::{AddResult, CniError, NetConf};
 
 use super::Io;
+use super::env::DEPTH;
 use crate::plugin::{Env, NodeRequest, Plugin, Request};
 use crate::registry;
+
+/// Delegations below each other that are allowed. `flannel`, `bridge` and `host-local` have two; the rest is for
+/// plugins of others in between. A configuration that delegates in a circle has no end otherwise.
+const DEEPEST: u32 = 8;
 
 /// Whether the configured IPAM plugin works through the container's link (RFC 2131): the link must be there
 /// when it is asked for an address, and still be there when it gives it back (DHCPRELEASE).
@@ -77,8 +82,7 @@ pub fn ipam_status(request: &NodeRequest<'_>) -> Result<(), CniError> {
 /// # Errors
 /// There is no such plugin, or its own error.
 pub fn other(plugin: &str, env: &Env, command: &str, config: &[u8]) -> Result<Vec<u8>, CniError> {
-    let env = Env { command: command.to_owned(), ..env.clone() };
-    delegate(plugin, &env, config, registry::PLUGINS)
+    delegate(plugin, &below(env, command), config, registry::PLUGINS, |_| Ok(()))
 }
 
 /// Says whether there is a plugin of that name to call.
@@ -90,17 +94,54 @@ pub fn look_for(plugin: &str, env: &Env) -> Result<(), CniError> {
 }
 
 fn call(config: &NetConf, env: &Env, command: &str) -> Result<Vec<u8>, CniError> {
-    let env = Env { command: command.to_owned(), ..env.clone() };
-    delegate(&config.ipam, &env, &config.bytes, registry::PLUGINS)
+    delegate(&config.ipam, &below(env, command), &config.bytes, registry::PLUGINS, must_be_ipam)
 }
 
-/// Calls plugin `name` with `env` and the configuration, and gives what it printed.
-fn delegate(name: &str, env: &Env, config: &[u8], own: &[&dyn Plugin]) -> Result<Vec<u8>, CniError> {
-    let path = find(name, &env.path)?;
-    match own.iter().find(|plugin| plugin.name() == name) {
-        Some(plugin) if is_this_binary(&path) => in_process(*plugin, env, config),
-        _ => exec(&path, env, config),
+/// Refuses a plugin that gives no addresses: it would delegate to itself with the same configuration.
+fn must_be_ipam(plugin: &dyn Plugin) -> Result<(), CniError> {
+    if plugin.is_ipam() {
+        return Ok(());
     }
+    let name = plugin.name();
+    Err(CniError::config(format!("key \"ipam.type\": plugin {name:?} is not an IPAM plugin")))
+}
+
+/// The environment of a delegate.
+fn below(env: &Env, command: &str) -> Env {
+    Env { command: command.to_owned(), depth: env.depth.saturating_add(1), ..env.clone() }
+}
+
+/// Calls plugin `name` with `env` and the configuration, and gives what it printed. `may` judges a plugin of
+/// this binary; another file of the same name is free to be anything.
+fn delegate(
+    name: &str,
+    env: &Env,
+    config: &[u8],
+    own: &[&dyn Plugin],
+    may: impl Fn(&dyn Plugin) -> Result<(), CniError>,
+) -> Result<Vec<u8>, CniError> {
+    let path = find(name, &env.path)?;
+    let own = own.iter().find(|plugin| plugin.name() == name && is_this_binary(&path));
+    if let Err(error) = within_depth(name, env).and_then(|()| own.map_or(Ok(()), |plugin| may(*plugin))) {
+        // No ADD has succeeded with this configuration, so that nothing is to be removed; and a runtime
+        // would repeat a DEL that fails without end.
+        if ["DEL", "GC"].contains(&env.command.as_str()) {
+            log::warn!("{} is not passed on: {error}", env.command);
+            return Ok(Vec::new());
+        }
+        return Err(error);
+    }
+    match own {
+        Some(plugin) => in_process(*plugin, env, config),
+        None => exec(&path, env, config),
+    }
+}
+
+fn within_depth(name: &str, env: &Env) -> Result<(), CniError> {
+    if env.depth <= DEEPEST {
+        return Ok(());
+    }
+    Err(CniError::config(format!("plugin {name:?}: more than {DEEPEST} plugins delegate to each other")))
 }
 
 /// Whether a path leads, over any number of links, to the file that this process runs.
@@ -115,6 +156,7 @@ fn in_process(plugin: &dyn Plugin, env: &Env, config: &[u8]) -> Result<Vec<u8>, 
         Some(match name {
             "CNI_PATH" => path.clone(),
             "CNI_NETNS_OVERRIDE" => env.netns_override.clone().into(),
+            DEPTH => env.depth.to_string().into(),
             name => variables(env).into_iter().find(|(n, _)| *n == name)?.1.into(),
         })
     };
@@ -145,6 +187,7 @@ fn exec(path: &Path, env: &Env, config: &[u8]) -> Result<Vec<u8>, CniError> {
     if let Ok(folders) = std::env::join_paths(&env.path) {
         all.push(("CNI_PATH", folders));
     }
+    all.push((DEPTH, env.depth.to_string().into()));
     invoke::exec(path, &all, config)
 }
 

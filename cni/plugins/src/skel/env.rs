@@ -8,6 +8,10 @@ use cni_spec::{CniError, ErrorCode, check_container_id, check_ifname};
 use super::Vars;
 use crate::plugin::Env;
 
+/// The number of delegations above this call, for plugins of this set: other plugins pass it on with the rest
+/// of the environment.
+pub(super) const DEPTH: &str = "SLIPWAY_DELEGATION_DEPTH";
+
 /// Reads and checks the variables, in the reference's order. All that are missing are named in one
 /// message; the first one that breaks its rule is an error before that.
 pub(super) fn read(vars: Vars<'_>) -> Result<Env, CniError> {
@@ -43,6 +47,9 @@ pub(super) fn read(vars: Vars<'_>) -> Result<Env, CniError> {
         missing.push("CNI_PATH");
     }
     env.path = split(&folders);
+    // Only this plugin set writes it: any other text is no delegation of ours.
+    let depth = vars(DEPTH).and_then(|text| text.to_str()?.parse().ok());
+    env.depth = depth.unwrap_or_default();
     if missing.is_empty() {
         return Ok(env);
     }

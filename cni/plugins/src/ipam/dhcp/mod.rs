@@ -44,6 +44,10 @@ impl Plugin for Dhcp {
         "gives addresses from a DHCP server on the container's link, by a daemon"
     }
 
+    fn is_ipam(&self) -> bool {
+        true
+    }
+
     fn add(&self, request: &Request<'_>) -> Result<AddResult, CniError> {
         let config: RawConfig = request.config.decode()?;
         let (options, priority) = (config.options(request.args)?, config.priority()?);

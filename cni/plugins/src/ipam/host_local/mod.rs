@@ -46,6 +46,10 @@ impl Plugin for HostLocal {
         "gives addresses from ranges, reserved in files on this node"
     }
 
+    fn is_ipam(&self) -> bool {
+        true
+    }
+
     fn add(&self, request: &Request<'_>) -> Result<AddResult, CniError> {
         let config = request.config.decode::<RawConfig>()?.resolve(request.config.version, request.env)?;
         let dns = match &config.resolv_conf {

@@ -20,6 +20,8 @@ pub(super) enum ConfigError {
     Type,
     #[error("'delegate' dictionary must not have '{0}' field, it'll be set by flannel")]
     Reserved(&'static str),
+    #[error("key \"delegate.type\": flannel cannot delegate to itself")]
+    Itself,
     #[error("failed to read IPAM routes: {0}")]
     Routes(#[from] KeyError),
 }
@@ -80,6 +82,7 @@ impl Keys {
         let mut delegate = self.delegate.clone().unwrap_or_default();
         let kind = match fold::get(&delegate, "type") {
             None => "bridge".to_owned(),
+            Some(Value::String(kind)) if kind == "flannel" => return Err(ConfigError::Itself),
             Some(Value::String(kind)) => kind.clone(),
             Some(_) => return Err(ConfigError::Type),
         };
