@@ -99,6 +99,8 @@ pub enum Existing {
     Refuse,
     /// Add the new one behind it, for IPv6 as a further next hop. An equal route is EEXIST still.
     Append,
+    /// Add the new one before it, so that packets take it; otherwise as [`Existing::Append`].
+    Prepend,
     /// Put the new one in its place.
     Replace,
 }
@@ -303,6 +305,8 @@ impl RouteSocket {
         let flags = match existing {
             Existing::Refuse => NLM_F_EXCL,
             Existing::Append => NLM_F_APPEND,
+            // Neither flag: fib_table_insert() puts the new one first.
+            Existing::Prepend => 0,
             Existing::Replace => NLM_F_REPLACE,
         };
         let message = RouteNetlinkMessage::NewRoute(route.message());

@@ -136,8 +136,9 @@ impl Container {
         }
         for route in &layer3.routes {
             let route = Route { link: Some(link.index), ..route.clone() };
-            // Others to the same place are next hops beside it, as with the reference.
-            self.route.add_route(&route, Existing::Append).map_err(|error| {
+            // Of several IPv4 routes to one destination the last serves, IPv6 has them as next hops: as with
+            // the reference.
+            self.route.add_route(&route, Existing::Prepend).map_err(|error| {
                 CniError::internal(format!("failed to add route '{route} dev {}': {error}", link.name))
             })?;
         }
