@@ -37,6 +37,9 @@ pub(super) fn plan(answer: AddResult, dns: Option<&Dns>) -> Result<Plan, CniErro
     let mut routes = own_routes(&result.ips)?;
     let mut layer3 = Layer3::of(&result);
     layer3.routes.retain(|route| !says_the_same(route, &routes));
+    for route in &mut layer3.routes {
+        route.onlink = route.gateway.is_some_and(|next| is_neighbour(next, &result.ips));
+    }
     routes.append(&mut layer3.routes);
     let layer3 = Layer3 { routes, subnets: Subnets::BehindGateway, ..layer3 };
     Ok(Plan { layer3, outside: outside(&result.ips)?, result })
@@ -88,6 +91,12 @@ fn says_the_same(route: &KernelRoute, own: &[KernelRoute]) -> bool {
             let gateway = other.gateway.unwrap_or(other.dst.addr());
             other.dst == route.dst && route.gateway.is_none_or(|next| next == gateway)
         })
+}
+
+/// True for a next hop in a container's subnet that is not the gateway. The kernel refuses it, because its route to
+/// the subnet leads to the gateway; the reference adds its routes while the subnet is on the link still.
+fn is_neighbour(next: IpAddr, ips: &[IpConfig]) -> bool {
+    ips.iter().any(|ip| ip.address.contains(&next)) && ips.iter().all(|ip| ip.gateway != Some(next))
 }
 
 fn gateway_of(ip: &IpConfig) -> Result<IpAddr, CniError> {
@@ -210,6 +219,21 @@ mod tests {
         answer.routes.push(metric);
         let plan = plan(answer, None).unwrap();
         assert_eq!(routes(&plan)[4..], ["10.1.2.0/24 via 10.1.2.9", "10.1.2.0/24 via 10.1.2.1 metric 5"]);
+    }
+
+    #[test]
+    fn a_next_hop_in_the_subnet_counts_as_on_the_link() {
+        let routes = [
+            ("10.9.0.0/16", Some("10.1.2.9")),
+            ("10.8.0.0/16", Some("10.1.2.1")),
+            ("10.7.0.0/16", None),
+            ("10.6.0.0/16", Some("192.0.2.1")),
+            ("fd09::/48", Some("fd00:1::9")),
+        ];
+        let plan = plan(answer(DUAL, &routes), None).unwrap();
+        let onlink: Vec<bool> = plan.layer3.routes.iter().map(|route| route.onlink).collect();
+        assert_eq!(onlink[4..], [true, false, false, false, true]);
+        assert!(onlink[..4].iter().all(|onlink| !onlink), "the plugin's own");
     }
 
     #[test]
