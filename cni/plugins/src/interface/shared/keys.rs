@@ -18,7 +18,7 @@ pub(crate) struct Common {
     pub(crate) masquerade_backend: Option<BackendName>,
     /// MTU in bytes; none for that of the default route's link.
     pub(crate) mtu: Option<u32>,
-    /// Resolver settings that replace IPAM's; none when no field is set.
+    /// Resolver settings that replace IPAM's; none without a list or a domain.
     pub(crate) dns: Option<Dns>,
     /// Whether there is IPAM, and so a layer 3.
     pub(crate) ipam: bool,
@@ -31,7 +31,33 @@ struct Keys {
     ip_masq: bool,
     ip_masq_backend: String,
     mtu: i64,
-    dns: Dns,
+    dns: DnsKeys,
+}
+
+/// The key `dns`, in which an empty list differs from a missing one.
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+struct DnsKeys {
+    nameservers: Option<Vec<String>>,
+    domain: String,
+    search: Option<Vec<String>>,
+    options: Option<Vec<String>>,
+}
+
+impl DnsKeys {
+    /// The settings that replace IPAM's. As with the reference, an empty list is enough to switch IPAM's off,
+    /// an empty domain is not.
+    fn settings(self) -> Option<Dns> {
+        let Self { nameservers, domain, search, options } = self;
+        let lists = [&nameservers, &search, &options];
+        let given = !domain.is_empty() || lists.into_iter().any(Option::is_some);
+        given.then(|| Dns {
+            nameservers: nameservers.unwrap_or_default(),
+            domain,
+            search: search.unwrap_or_default(),
+            options: options.unwrap_or_default(),
+        })
+    }
 }
 
 impl Common {
@@ -49,7 +75,7 @@ impl Common {
             masquerade: keys.ip_masq,
             masquerade_backend,
             mtu: mtu(keys.mtu, MTU)?,
-            dns: (keys.dns != Dns::default()).then_some(keys.dns),
+            dns: keys.dns.settings(),
             ipam: !config.ipam.is_empty(),
         })
     }
@@ -92,6 +118,22 @@ mod tests {
             Common { masquerade: false, masquerade_backend: None, mtu: None, dns: None, ipam: false };
         assert_eq!(common(&json!({})).unwrap(), expected);
         assert_eq!(common(&json!({"ipam": {}, "dns": {}, "mtu": 0})).unwrap(), expected);
+    }
+
+    #[test]
+    fn a_list_or_a_domain_replaces_the_dns_of_ipam() {
+        for (dns, replaces) in [
+            (json!(null), false),
+            (json!({}), false),
+            (json!({"domain": ""}), false),
+            (json!({"nameservers": null, "search": null, "options": null}), false),
+            (json!({"nameservers": []}), true),
+            (json!({"Search": []}), true),
+            (json!({"options": []}), true),
+            (json!({"domain": "a.test"}), true),
+        ] {
+            assert_eq!(common(&json!({"dns": dns})).unwrap().dns.is_some(), replaces, "{dns}");
+        }
     }
 
     #[test]
