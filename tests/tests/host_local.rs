@@ -359,7 +359,7 @@ fn a_disk_that_fills_up_at_any_moment_leaves_nothing() {
 #[test]
 fn no_inodes_left_refuses_and_leaves_nothing() {
     let mut seen = 0;
-    for inodes in 3..16 {
+    for inodes in 2..10 {
         let node = Node::new();
         mount(&node, &format!("nr_inodes={inodes}"));
         let added = call(&node, "ADD", "c1", &dual()).run();
@@ -379,6 +379,54 @@ fn no_inodes_left_refuses_and_leaves_nothing() {
         assert_eq!(reserved(&node).len(), 2, "{inodes}");
     }
     assert!(seen > 2, "the limit was met {seen} times");
+}
+
+/// What the place in the round and the index would take is not needed.
+#[test]
+fn an_add_needs_an_inode_for_each_reservation_and_no_other() {
+    let programs = Reference::all().into_iter().map(|one| Some(one.plugin("host-local"))).chain([None]);
+    for program in programs {
+        let node = Node::new();
+        mount(&node, "nr_inodes=1000");
+        let add = |id: &str| match &program {
+            Some(program) => reference(program, &node, "ADD", id, &dual()),
+            None => call(&node, "ADD", id, &dual()).run(),
+        };
+        let _ = add("c1").ok();
+        let used = node.cmd(&format!("df --output=iused {DIR}"));
+        let used: u32 = used.lines().last().and_then(|line| line.trim().parse().ok()).expect("a number");
+        node.cmd(&format!("mount -o remount,nr_inodes={} {DIR}", used + 2));
+        let added = addresses(&add("c2").ok());
+        assert_eq!(added, ["10.1.2.3/24", "fd00:1::3/64"], "{program:?}");
+        assert_eq!(reserved(&node).len(), 4, "{program:?}");
+        if program.is_none() {
+            let _ = call(&node, "CHECK", "c2", &dual()).run().ok();
+            // The next search begins where the last place is, or before it.
+            node.cmd(&format!("mount -o remount,nr_inodes={} {DIR}", used + 4));
+            assert_eq!(addresses(&add("c3").ok()), ["10.1.2.4/24", "fd00:1::4/64"]);
+            let _ = call(&node, "DEL", "c2", &dual()).run().ok();
+            assert_eq!(reserved(&node).len(), 4);
+        }
+    }
+}
+
+/// The first ADD of a network: its directory, the lock, two reservations, and the root of the file system.
+#[test]
+fn the_first_add_takes_inodes_for_what_counts_first() {
+    for inodes in 4..10 {
+        let node = Node::new();
+        mount(&node, &format!("nr_inodes={inodes}"));
+        if inodes < 5 {
+            refused(&node, "c1", "ENOSPC");
+            continue;
+        }
+        let _ = node_call(&node, "STATUS", &dual()).ok();
+        node.cmd(&format!("find {DIR} -mindepth 1 -delete"));
+        let _ = call(&node, "ADD", "c1", &dual()).run().ok();
+        assert_eq!(reserved(&node).len(), 2, "{inodes}");
+        let _ = call(&node, "DEL", "c1", &dual()).run().ok();
+        assert_eq!(reserved(&node).len(), 0, "{inodes}");
+    }
 }
 
 #[test]

@@ -140,9 +140,9 @@ impl<'a> Ledger<'a> {
         }
     }
 
-    /// Reserves all of these addresses or none. First the place in the round is written, so that
-    /// a failure of that leaves no reservation. Returns files that the caller syncs, and the
-    /// directory after them, once the lock is free.
+    /// Reserves all of these addresses or none. The place in the round is only a hint for the next search: where it
+    /// cannot be written, as without a free inode, the reservations count all the same. Returns files that the
+    /// caller syncs, and the directory after them, once the lock is free.
     pub(super) fn reserve(
         &mut self,
         attachment: &Attachment,
@@ -160,17 +160,14 @@ impl<'a> Ledger<'a> {
     }
 
     fn link_all(&mut self, text: &str, reservations: &[Reservation<'_>]) -> Result<Vec<File>, ReserveError> {
-        let mut last = Vec::with_capacity(reservations.len());
-        for reservation in reservations {
-            last.push(self.store.set_last(reservation.set, reservation.address)?);
-        }
         for (done, reservation) in reservations.iter().enumerate() {
             if let Err(error) = self.link_one(text, reservation) {
                 self.take_back(reservations.get(..done).unwrap_or_default());
                 return Err(error);
             }
         }
-        Ok(last)
+        let last = reservations.iter().map(|one| self.store.set_last(one.set, one.address));
+        Ok(last.filter_map(|set| set.inspect_err(|error| log::warn!("{error}")).ok()).collect())
     }
 
     fn link_one(&self, text: &str, reservation: &Reservation<'_>) -> Result<(), ReserveError> {

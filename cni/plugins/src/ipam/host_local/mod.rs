@@ -56,8 +56,8 @@ impl Plugin for HostLocal {
             Some(path) => read_resolv_conf(path)?,
             None => Dns::default(),
         };
-        let store = Store::create(&config.data_dir, request.attachment.network())?;
-        let ips = allocate(&store, &config, &request.attachment)?;
+        let mut store = Store::create(&config.data_dir, request.attachment.network())?;
+        let ips = allocate(&mut store, &config, &request.attachment)?;
         Ok(AddResult { interfaces: Vec::new(), ips, routes: config.routes, dns })
     }
 
@@ -94,10 +94,14 @@ impl Plugin for HostLocal {
             let text = format!("host-local: dataDir {:?} is not usable: {error}", config.data_dir);
             CniError::new(ErrorCode::NotAvailable, text)
         };
-        let store =
+        let mut store =
             Store::create(&config.data_dir, &request.config.name).map_err(|error| unusable(&error))?;
-        store.probe().map_err(|error| unusable(&error))?;
+        // As many at once as an ADD makes.
+        let probes = config.sets.iter().map(|_| store.probe()).collect::<Result<Vec<_>, _>>();
+        let probes = probes.map_err(|error| unusable(&error))?;
+        store.open_ours(&config.data_dir, &request.config.name);
         let mut ledger = Ledger::open(&store).map_err(|error| unusable(&error))?;
+        drop(probes);
         let gateways = gateways(&config);
         for set in &config.sets {
             let last = None;
@@ -146,9 +150,10 @@ struct Choice<'a> {
 }
 
 /// Takes one address from each range set: all of them, or none and an error.
-fn allocate(store: &Store, config: &Config, attachment: &Attachment) -> Result<Vec<IpConfig>, CniError> {
+fn allocate(store: &mut Store, config: &Config, attachment: &Attachment) -> Result<Vec<IpConfig>, CniError> {
     let staged: Vec<Staged> =
         config.sets.iter().map(|_| store.stage(&owner::text(attachment))).collect::<Result<_, _>>()?;
+    store.open_ours(&config.data_dir, attachment.network());
     let (choices, last) = reserve(store, config, attachment, &staged)?;
     if let Err(error) = sync(store, &last) {
         let addresses: Vec<IpAddr> = choices.iter().map(|choice| choice.address).collect();
@@ -261,11 +266,9 @@ fn release(store: &Store, attachment: &Attachment, only: Option<&[IpAddr]>) -> R
 /// nothing left to do.
 fn sync(store: &Store, last: &[File]) -> Result<(), StoreError> {
     for file in last {
-        file.sync_all().map_err(|error| StoreError::System {
-            operation: "sync last_reserved_ip in",
-            path: store.dir.path().to_path_buf(),
-            errno: Errno::from_raw(error.raw_os_error().unwrap_or(Errno::EIO as i32)),
-        })?;
+        if let Err(error) = file.sync_all() {
+            log::warn!("sync last_reserved_ip in {:?}: {error}", store.dir.path());
+        }
     }
     store.sync()
 }

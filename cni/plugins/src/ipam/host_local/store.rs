@@ -38,6 +38,7 @@ pub(super) const LAST: &str = "last_reserved_ip.";
 /// Ours.
 const INDEX: &str = "index";
 const RESERVATION_MODE: u32 = 0o600;
+const LOCK_MODE: u32 = 0o600;
 /// How long a caller waits for others: they hold the lock for less than a millisecond, or for a
 /// second when the index is made anew for tens of thousands of reservations.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -96,36 +97,52 @@ pub(super) enum Linked {
 }
 
 impl Store {
-    /// Opens the network's directory, made if it is not there.
+    /// Opens the network's directory, made if it is not there. Files of ours come later, with
+    /// [`Self::open_ours`]: on a disk with few inodes left the reservation takes the first one.
     pub(super) fn create(data_dir: &Path, network: &str) -> Result<Self, StoreError> {
-        let dir = DurableDir::create(&data_dir.join(network), 0o755)?;
-        Ok(Self::with_ours(dir, data_dir, network))
+        Ok(Self::of(DurableDir::create(&data_dir.join(network), 0o755)?))
     }
 
     /// Opens the network's directory; none if it is not there, so that nothing is reserved.
     pub(super) fn open(data_dir: &Path, network: &str) -> Result<Option<Self>, StoreError> {
         match DurableDir::open(&data_dir.join(network)) {
-            Ok(dir) => Ok(Some(Self::with_ours(dir, data_dir, network))),
+            Ok(dir) => {
+                let mut store = Self::of(dir);
+                store.open_ours(data_dir, network);
+                Ok(Some(store))
+            }
             Err(error) if error.errno() == Some(Errno::ENOENT) => Ok(None),
             Err(error) => Err(error.into()),
         }
     }
 
-    fn with_ours(mut dir: DurableDir, data_dir: &Path, network: &str) -> Self {
-        let ours = DurableDir::create(&data_dir.join(OURS).join(network), 0o700)
-            .inspect_err(|error| log::warn!("without an index, every call reads all reservations: {error}"))
-            .ok();
-        if let Some(ours) = &ours
-            && let Err(error) = dir.use_scratch(ours)
-        {
-            log::warn!("{error}");
+    fn of(dir: DurableDir) -> Self {
+        Self { dir, ours: None, boot: boot_id() }
+    }
+
+    /// Opens the directory of what is ours alone, made if it is not there. Best effort: without it there is no
+    /// index, and temporary files are made beside the reservations.
+    pub(super) fn open_ours(&mut self, data_dir: &Path, network: &str) {
+        let path = data_dir.join(OURS).join(network);
+        let opened = DurableDir::open(&path).or_else(|_| {
+            // No call goes without the lock's file, which takes an inode before ours do.
+            self.dir.open_file(LOCK, Access::ReadOrCreate(LOCK_MODE))?;
+            DurableDir::create(&path, 0o700)
+        });
+        match opened {
+            Ok(ours) => {
+                if let Err(error) = self.dir.use_scratch(&ours) {
+                    log::warn!("{error}");
+                }
+                self.ours = Some(ours);
+            }
+            Err(error) => log::warn!("without an index, every call reads all reservations: {error}"),
         }
-        Self { dir, ours, boot: boot_id() }
     }
 
     /// Takes the lock that the reference takes too.
     pub(super) fn lock(&self) -> Result<FileLock, StoreError> {
-        Ok(FileLock::acquire(&self.dir, LOCK, 0o600, PATIENCE)?)
+        Ok(FileLock::acquire(&self.dir, LOCK, LOCK_MODE, PATIENCE)?)
     }
 
     /// Writes an owner's text to the disk, to be named later.
@@ -343,13 +360,15 @@ impl Store {
         StoreError::System { operation, path: self.dir.path().join(name), errno }
     }
 
-    /// Proves that a file can be made in the directory, and leaves none.
-    pub(super) fn probe(&self) -> Result<(), StoreError> {
+    /// Proves that a file can be made in the directory. It has no name and is gone once it is dropped.
+    pub(super) fn probe(&self) -> Result<Option<File>, StoreError> {
         let flags = OFlag::O_TMPFILE | OFlag::O_WRONLY | OFlag::O_CLOEXEC;
         match openat(&self.dir, ".", flags, Mode::from_bits_truncate(RESERVATION_MODE)) {
             Ok(fd) => {
-                let written = File::from(fd).write_all(&[b'x'; 128]);
-                written.map_err(|error| self.system("write a reservation in", "", errno(&error)))
+                let mut file = File::from(fd);
+                file.write_all(&[b'x'; 128])
+                    .map_err(|error| self.system("write a reservation in", "", errno(&error)))?;
+                Ok(Some(file))
             }
             Err(Errno::EOPNOTSUPP | Errno::EISDIR | Errno::EINVAL) => nix::unistd::faccessat(
                 self.dir.as_fd(),
@@ -357,6 +376,7 @@ impl Store {
                 nix::unistd::AccessFlags::W_OK,
                 AtFlags::empty(),
             )
+            .map(|()| None)
             .map_err(|errno| self.system("write to", "", errno)),
             Err(errno) => Err(self.system("make a file in", "", errno)),
         }
