@@ -44,9 +44,26 @@ fn it_answers_as_it_is_told_and_writes_down_the_call() {
         let stdin = STANDARD.decode(args["StdinData"].as_str().expect("base64")).expect("base64");
         assert_eq!(serde_json::from_slice::<Value>(&stdin).expect("JSON"), config());
     }
-    let told_nothing = told(&node, "ADD", &config(), &json!({})).json();
-    let message = "set debug.ReportResult and call debug.WriteDebug() before calling this plugin";
-    assert_eq!(told_nothing, json!({"result": message}));
+}
+
+#[test]
+fn an_empty_result_prints_nothing() {
+    let node = Node::new();
+    for verb in ["ADD", "DEL", "CHECK", "GC", "STATUS"] {
+        for (debug, code) in [
+            (json!({}), 0),
+            (json!({"ReportResult": ""}), 0),
+            (json!({"ReportResult": null, "ExitWithCode": 3}), 3),
+            (json!({"ExitWithCode": 1, "ReportStderr": "to stderr"}), 1),
+        ] {
+            let output = told(&node, verb, &config(), &debug);
+            assert_eq!((output.process.code, output.process.stdout.as_str()), (Some(code), ""), "{verb}");
+            assert_eq!(output.process.stderr, debug["ReportStderr"].as_str().unwrap_or_default());
+            let written = file(&node);
+            assert_eq!(written["Command"], verb);
+            assert_eq!(written.get("ReportResult"), debug.get("ReportResult"));
+        }
+    }
 }
 
 #[test]
