@@ -1,0 +1,189 @@
+//! DEL of an attachment that is gone: what a runtime calls most often. A second DEL reads, and that is all: it
+//! starts no program, changes no file, no ruleset and no link, and waits for no one.
+//!
+//! Each case has another attachment of the same network beside it, so that all shared state exists.
+
+mod trace;
+
+use cni_nftables::Socket;
+use serde_json::{Value, json};
+use slipway_tests::{
+    Attach, BridgeNetfilter, Network, Node, PROGRAMS, Proto, has_programs, is_peer, lacks, skip,
+};
+
+#[path = "../firewall/bus.rs"]
+#[expect(dead_code, reason = "the suite of firewall needs more of it")]
+mod bus;
+#[path = "../dhcp/stage.rs"]
+#[expect(dead_code, reason = "the suite of dhcp needs more of it")]
+mod stage;
+
+/// A test for each line: the list, and the interface's name.
+macro_rules! second_del_reads_only {
+    ($($test:ident: $plugin:literal for $ifname:literal in $list:expr;)*) => {
+        $(
+            #[test]
+            fn $test() {
+                if let Some(feature) = lacks($plugin) {
+                    skip!(feature);
+                }
+                costs_nothing(&Node::new(), $ifname, &$list);
+            }
+        )*
+    };
+}
+
+second_del_reads_only! {
+    bandwidth: "bandwidth" for "eth0" in json!([bridged("nftables"), limited()]);
+    bridge: "bridge" for "eth0" in json!([bridged("nftables")]);
+    bridge_iptables: "bridge" for "eth0" in json!([bridged("iptables")]);
+    dummy: "dummy" for "eth0" in json!([{"type": "dummy", "ipam": ipam()}]);
+    firewall_iptables: "firewall" for "eth0" in json!([bridged("nftables"), walled("iptables")]);
+    firewall_nftables: "firewall" for "eth0" in json!([bridged("nftables"), walled("nftables")]);
+    flannel: "flannel" for "eth0" in json!([{"type": "flannel", "delegate": {"isDefaultGateway": true}}]);
+    host_device: "host-device" for "eth0" in json!([{"type": "host-device", "device": "dev0", "ipam": ipam()}]);
+    host_local: "host-local" for "eth0" in json!([{"type": "host-local", "ipam": ipam()}]);
+    ipvlan: "ipvlan" for "eth0" in json!([{"type": "ipvlan", "master": "out0", "ipam": ipam()}]);
+    loopback: "loopback" for "lo" in json!([{"type": "loopback"}]);
+    macvlan: "macvlan" for "eth0" in json!([{"type": "macvlan", "master": "out0", "ipam": ipam()}]);
+    noop: "noop" for "eth0" in json!([{"type": "ptp", "ipam": ipam()}, {"type": "noop"}]);
+    portmap: "portmap" for "eth0" in json!([bridged("nftables"), published("nftables")]);
+    portmap_iptables: "portmap" for "eth0" in json!([bridged("nftables"), published("iptables")]);
+    ptp: "ptp" for "eth0" in json!([{"type": "ptp", "ipMasq": true, "ipam": ipam()}, published("nftables")]);
+    sbr: "sbr" for "eth0" in json!([bridged("nftables"), {"type": "sbr"}]);
+    r#static: "static" for "eth0" in json!([{"type": "ptp", "ipam": fixed()}]);
+    tap: "tap" for "eth0" in json!([{"type": "tap", "ipam": ipam()}]);
+    tuning: "tuning" for "eth0" in json!([bridged("nftables"), tuned()]);
+    vlan: "vlan" for "eth0" in json!([{"type": "vlan", "master": "out0", "vlanId": 5, "ipam": ipam()}]);
+    vrf: "vrf" for "eth0" in json!([{"type": "ptp", "ipam": ipam()}, {"type": "vrf", "vrfname": "blue"}]);
+}
+
+fn bridged(backend: &str) -> Value {
+    json!({
+        "type": "bridge", "isGateway": true, "ipMasq": true, "ipMasqBackend": backend, "macspoofchk": true,
+        "ipam": ipam(),
+    })
+}
+
+fn walled(backend: &str) -> Value {
+    json!({"type": "firewall", "backend": backend, "ingressPolicy": "same-bridge"})
+}
+
+fn limited() -> Value {
+    json!({
+        "type": "bandwidth", "ingressRate": 100_000_000, "ingressBurst": 8_000_000,
+        "egressRate": 100_000_000, "egressBurst": 8_000_000,
+    })
+}
+
+fn tuned() -> Value {
+    json!({
+        "type": "tuning", "mac": "02:00:00:00:00:07", "mtu": 1300, "allmulti": true, "txQLen": 77,
+        "sysctl": {"net.ipv4.conf.IFNAME.arp_filter": "1"},
+    })
+}
+
+fn published(backend: &str) -> Value {
+    json!({"type": "portmap", "backend": backend, "capabilities": {"portMappings": true}})
+}
+
+fn ipam() -> Value {
+    json!({
+        "type": "host-local", "routes": [{"dst": "0.0.0.0/0"}, {"dst": "::/0"}],
+        "ranges": [[{"subnet": "10.88.0.0/24"}], [{"subnet": "fd00:88::/64"}]],
+    })
+}
+
+fn fixed() -> Value {
+    json!({
+        "type": "static", "routes": [{"dst": "0.0.0.0/0"}],
+        "addresses": [{"address": "10.88.0.9/24", "gateway": "10.88.0.1"}],
+    })
+}
+
+/// The list after its own ADD and DEL, beside another attachment of the network, and the same on a node that
+/// never had any.
+#[track_caller]
+fn costs_nothing(node: &Node, ifname: &str, plugins: &Value) {
+    if is_peer() {
+        return;
+    }
+    let network = prepared(node, plugins);
+    let pod = node.pod("pod");
+    let attach = Attach::new(&pod).ifname(ifname).port(Proto::Tcp, 8080, 80).port(Proto::Udp, 8080, 80);
+    let mut wrong = reads_only("a node that never had any", node, &network, &attach, &Value::Null);
+    // `static` gives one address, and a device is moved once: both are for the attachment that is watched.
+    let single = |plugin: &Value| plugin["ipam"]["type"] == "static" || plugin["type"] == "host-device";
+    let other = node.pod("other");
+    let beside = Attach::new(&other).ifname(ifname).port(Proto::Tcp, 8081, 80);
+    if !plugins.as_array().expect("plugins").iter().any(single) {
+        network.add(&beside).expect("ADD beside it");
+    }
+    let result = network.add(&attach).expect("ADD");
+    network.del(&attach).expect("the first DEL");
+    wrong.extend(reads_only("after its DEL", node, &network, &attach, &Value::Null));
+    wrong.extend(reads_only("after its DEL, with the result", node, &network, &attach, &result));
+    let nowhere = attach.clone().netns("");
+    wrong.extend(reads_only("without a namespace", node, &network, &nowhere, &Value::Null));
+    wrong.extend(reads_only("without a namespace, with the result", node, &network, &nowhere, &result));
+    let path = pod.path().to_owned();
+    pod.remove();
+    wrong.extend(reads_only("with its namespace gone", node, &network, &attach.netns(path), &result));
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
+
+/// The node's devices and files that the lists need.
+fn prepared<'a>(node: &'a Node, plugins: &Value) -> Network<'a> {
+    node.bridge_netfilter(BridgeNetfilter::Off);
+    let _client = node.host("client");
+    node.cmd("ip link add dev0 type veth peer name wire0 netns client");
+    // What flanneld writes.
+    let share =
+        "FLANNEL_NETWORK=10.88.0.0/16\nFLANNEL_SUBNET=10.88.0.1/24\nFLANNEL_MTU=1450\nFLANNEL_IPMASQ=false\n";
+    node.write("/run/flannel/subnet.env", share);
+    node.network(json!({"name": "net", "plugins": plugins}))
+}
+
+/// DEL of each plugin of the list, the last one first, under strace(1): names each call that is no reading, and
+/// each change of the node.
+fn reads_only(case: &str, node: &Node, network: &Network<'_>, attach: &Attach, result: &Value) -> Vec<String> {
+    let mut wrong = Vec::new();
+    for mut config in network.configs(Some(attach)).into_iter().rev() {
+        if !result.is_null() {
+            config["prevResult"] = result.clone();
+        }
+        let name = config["type"].as_str().expect("a type").to_owned();
+        let before = state(node);
+        let calls = trace::calls(node, network.prepare("DEL", &config, Some(attach)));
+        let after = state(node);
+        wrong.extend(calls.iter().map(|call| format!("{name} {case}: {call}")));
+        if before != after {
+            wrong.push(format!("{name} {case}: the node has changed:\n{before}\n---\n{after}"));
+        }
+    }
+    wrong
+}
+
+/// The ruleset's generation, and the times of everything below the node's own folders.
+fn state(node: &Node) -> String {
+    let generation = node.run(|| Socket::open().and_then(|socket| socket.generation()));
+    let files = node.cmd(&format!("find /run /var/lib -not -path {} -not -path /run -printf %p:%i:%T@:%C@\\n", trace::FILE));
+    format!("generation {generation:?}\n{files}")
+}
+
+#[test]
+fn ebpf() {
+    if !has_programs() {
+        skip!(PROGRAMS);
+    }
+    costs_nothing(&Node::new(), "eth0", &json!([bridged("ebpf"), published("ebpf")]));
+}
+
+/// Its record says that nothing is in firewalld: the bus is not asked.
+#[test]
+fn firewall_firewalld() {
+    let node = Node::new();
+    let Some(_daemon) = bus::Daemon::start(&node) else { skip!("dbus-daemon") };
+    let _zones = bus::firewalld(&node);
+    costs_nothing(&node, "eth0", &json!([bridged("nftables"), {"type": "firewall", "backend": "firewalld"}]));
+}

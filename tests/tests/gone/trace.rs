@@ -1,0 +1,88 @@
+//! The system calls of a plugin that are more than reading.
+
+use slipway_tests::{Node, PluginCall};
+
+/// Where strace writes, which the state of the node leaves out.
+pub(crate) const FILE: &str = "/run/gone.trace";
+
+/// Calls that change nothing but the process itself, and those that read.
+const READING: &[&str] = &[
+    "access", "arch_prctl", "bind", "brk", "clock_gettime", "close", "dup", "epoll_create1", "epoll_ctl",
+    "exit", "exit_group", "faccessat2", "fcntl", "fstat", "fstatfs", "futex", "getdents64", "getpid",
+    "getrandom", "getsockname", "getsockopt", "gettid", "getuid", "geteuid", "lseek", "madvise", "mmap",
+    "mprotect", "mremap", "munmap", "newfstatat", "poll", "prctl", "pread64", "prlimit64", "read", "readlink",
+    "readlinkat", "recvfrom", "recvmsg", "restart_syscall", "rseq", "rt_sigaction", "rt_sigprocmask",
+    "sched_getaffinity", "sched_yield", "set_robust_list", "set_tid_address", "setsockopt", "sigaltstack",
+    "socket", "statfs", "statx", "uname",
+];
+/// Threads of the process's own, and their way into another namespace.
+const THREADS: &[&str] = &["clone", "clone3", "setns", "unshare"];
+/// What a call of bpf(2) may do.
+const BPF: &[&str] = &["BPF_OBJ_GET,", "BPF_MAP_LOOKUP_ELEM,", "BPF_OBJ_GET_INFO_BY_FD,"];
+
+/// Runs the call to its end under strace, and returns its system calls that are no reading.
+pub(crate) fn calls(node: &Node, call: PluginCall) -> Vec<String> {
+    let output = call.through(&["strace", "-f", "-qq", "-y", "-s", "256", "-o", FILE]).run();
+    output.ok();
+    let trace = node.read(FILE).unwrap_or_else(|| panic!("no trace: {}", output.process));
+    node.cmd(&format!("rm {FILE}"));
+    // strace's own start of the plugin is the first line.
+    let mut lines = trace.lines();
+    let first = lines.next().unwrap_or_default();
+    assert!(first.contains("execve("), "{first}");
+    lines.filter(|line| !is_reading(line)).map(str::to_owned).collect()
+}
+
+/// True for a call that reads, and for what is no beginning of a call: a signal, or an interrupted call's end.
+fn is_reading(line: &str) -> bool {
+    let Some((_, rest)) = line.split_once(' ') else { return true };
+    let Some((name, arguments)) = rest.trim_start().split_once('(') else { return true };
+    if name.is_empty() || !name.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'_') {
+        return true;
+    }
+    match name {
+        "openat" | "open" => {
+            !["O_CREAT", "O_WRONLY", "O_RDWR", "O_TMPFILE", "O_TRUNC"].iter().any(|flag| arguments.contains(flag))
+        }
+        "ioctl" => arguments.contains(", NS_GET_"),
+        "flock" => arguments.contains("LOCK_SH") || arguments.contains("LOCK_UN"),
+        "bpf" => BPF.iter().any(|command| arguments.starts_with(command)),
+        "sendto" | "sendmsg" => is_request_to_read(arguments),
+        // The result, of which a DEL has none, and what the log says.
+        "write" => arguments.starts_with("1<") || arguments.starts_with("2<"),
+        _ => READING.contains(&name) || THREADS.contains(&name),
+    }
+}
+
+/// True for netlink messages that get: their types are `RTM_GETLINK`, `NFT_MSG_GETGEN`, `IPCTNL_MSG_CT_GET`. Those
+/// of a socket of another namespace strace writes as numbers: rtnetlink's come in fours, and the third gets.
+fn is_request_to_read(arguments: &str) -> bool {
+    let mut types = arguments.split("nlmsg_type=").skip(1).peekable();
+    let is_get = |text: &str| {
+        let name = text.split([',', ' ', '}']).next().unwrap_or_default();
+        let number = name.strip_prefix("0x").and_then(|digits| u16::from_str_radix(digits, 16).ok());
+        number.map_or(name.contains("GET"), |number| number < 0x100 && number % 4 == 2)
+    };
+    types.peek().is_some() && types.all(is_get)
+}
+
+#[test]
+fn reading_is_told_from_writing() {
+    for (reading, line) in [
+        (true, r#"1 openat(AT_FDCWD</>, "/proc/self/ns/net", O_RDONLY|O_CLOEXEC) = 3"#),
+        (false, r#"1 openat(3</run>, "lock", O_RDONLY|O_CREAT|O_CLOEXEC, 0600) = 3"#),
+        (true, "1 sendto(3<NETLINK:[1]>, [{nlmsg_len=20, nlmsg_type=RTM_GETLINK, nlmsg_flags=NLM_F_REQUEST}, x], 20, 0) = 20"),
+        (false, "1 sendto(3<NETLINK:[1]>, [{nlmsg_len=20, nlmsg_type=RTM_GETLINK}, {nlmsg_type=RTM_DELLINK}], 20, 0) = 20"),
+        (false, "1 sendto(3<NETLINK:[1]>, [{nlmsg_len=20, nlmsg_type=NFNL_MSG_BATCH_BEGIN}], 20, 0) = 20"),
+        (true, "1 sendto(3<socket:[1]>, [{nlmsg_len=20, nlmsg_type=0x12 /* NLMSG_??? */}, x], 20, 0) = 20"),
+        (false, "1 sendto(3<socket:[1]>, [{nlmsg_len=20, nlmsg_type=0x11 /* NLMSG_??? */}, x], 20, 0) = 20"),
+        (true, "1 ioctl(5</run/netns/pod>, NS_GET_NSTYPE) = 0x40000000"),
+        (false, "1 flock(3</run/lock>, LOCK_EX) = 0"),
+        (false, "1 nanosleep({tv_sec=0, tv_nsec=1}, NULL) = 0"),
+        (false, "1 unlinkat(3</run>, \"x\", 0) = 0"),
+        (true, "1 <... unlinkat resumed>) = 0"),
+        (true, "1 +++ exited with 0 +++"),
+    ] {
+        assert_eq!(is_reading(line), reading, "{line}");
+    }
+}
