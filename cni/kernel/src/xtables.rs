@@ -90,6 +90,20 @@ pub fn chains(family: Family, table: &str) -> Result<Vec<String>, XtablesError> 
     Ok(chain_names(&entries, entry_layout(family)))
 }
 
+/// True if the rules of a table, as the kernel has them in memory, contain one of these texts. False if the namespace
+/// does not have the table.
+///
+/// # Errors
+/// What the kernel said.
+pub fn contains(family: Family, table: &str, texts: &[Vec<u8>]) -> Result<bool, XtablesError> {
+    if !has_table(family, table) {
+        return Ok(false);
+    }
+    let failed = |errno| XtablesError { table: table.to_owned(), tables: tables_name(family), errno };
+    let entries = read(family, table).map_err(failed)?;
+    Ok(texts.iter().any(|text| entries.windows(text.len().max(1)).any(|bytes| bytes == text)))
+}
+
 fn tables_name(family: Family) -> &'static str {
     match family {
         Family::V4 => "ip_tables",

@@ -14,6 +14,7 @@ pub(crate) const CHAIN_TABLE: u16 = 1;
 pub(crate) const CHAIN_NAME: u16 = 3;
 pub(crate) const RULE_TABLE: u16 = 1;
 pub(crate) const RULE_CHAIN: u16 = 2;
+pub(crate) const RULE_EXPRESSIONS: u16 = 4;
 pub(crate) const FLOWTABLE_TABLE: u16 = 1;
 pub(crate) const FLOWTABLE_NAME: u16 = 2;
 pub(crate) const FLOWTABLE_HOOK: u16 = 3;
@@ -121,15 +122,14 @@ pub(crate) fn flowtable(family: Option<Family>, body: &[u8]) -> Option<Flowtable
 
 pub(crate) fn rule(family: Option<Family>, body: &[u8]) -> Option<RuleInfo> {
     const HANDLE: u16 = 3;
-    const EXPRESSIONS: u16 = 4;
     const USERDATA: u16 = 7;
     Some(RuleInfo {
         table: id(family, find(body, RULE_TABLE)?)?,
         chain: text(find(body, RULE_CHAIN)?),
         handle: find(body, HANDLE).and_then(be64)?,
         comment: find(body, USERDATA).and_then(udata::comment),
-        target: find(body, EXPRESSIONS).and_then(target),
-        stmts: crate::decode::statements(family, find(body, EXPRESSIONS).unwrap_or_default()),
+        target: find(body, RULE_EXPRESSIONS).and_then(target),
+        stmts: crate::decode::statements(family, find(body, RULE_EXPRESSIONS).unwrap_or_default()),
     })
 }
 

@@ -400,6 +400,31 @@ impl Socket {
         })
     }
 
+    /// True if a rule of a chain has expressions that pass, as the kernel encodes them: for rules of others, which may
+    /// have expressions that [`RuleInfo`] has no words for. False if there is no such chain.
+    ///
+    /// # Errors
+    /// The kernel's.
+    pub fn has_rule(
+        &self,
+        table: &TableId,
+        chain: &str,
+        pass: impl Fn(&[u8]) -> bool,
+    ) -> Result<bool, Error> {
+        let message = || {
+            let mut message = get(GET_RULE, wire::DUMP, table.family.number());
+            message.text(parse::RULE_TABLE, &table.name).text(parse::RULE_CHAIN, chain);
+            message
+        };
+        let found = self.gather(&format!("read rules of chain {table} {chain}"), message, |_, body| {
+            let is_in_chain =
+                wire::find(body, parse::RULE_CHAIN).is_some_and(|name| wire::text(name) == chain);
+            let expressions = wire::find(body, parse::RULE_EXPRESSIONS)?;
+            (is_in_chain && pass(expressions)).then_some(())
+        })?;
+        Ok(!found.is_empty())
+    }
+
     /// The sets and maps of one table, but for anonymous ones; empty if there is no such table.
     ///
     /// # Errors

@@ -7,13 +7,60 @@ pub(crate) const FILE: &str = "/run/gone.trace";
 
 /// Calls that change nothing but the process itself, and those that read.
 const READING: &[&str] = &[
-    "access", "arch_prctl", "bind", "brk", "clock_gettime", "close", "dup", "epoll_create1", "epoll_ctl",
-    "exit", "exit_group", "faccessat2", "fcntl", "fstat", "fstatfs", "futex", "getdents64", "getpid",
-    "getrandom", "getsockname", "getsockopt", "gettid", "getuid", "geteuid", "lseek", "madvise", "mmap",
-    "mprotect", "mremap", "munmap", "newfstatat", "poll", "prctl", "pread64", "prlimit64", "read", "readlink",
-    "readlinkat", "recvfrom", "recvmsg", "restart_syscall", "rseq", "rt_sigaction", "rt_sigprocmask",
-    "sched_getaffinity", "sched_yield", "set_robust_list", "set_tid_address", "setsockopt", "sigaltstack",
-    "socket", "statfs", "statx", "uname",
+    "access",
+    "arch_prctl",
+    "bind",
+    "brk",
+    "clock_gettime",
+    "close",
+    "dup",
+    "epoll_create1",
+    "epoll_ctl",
+    "exit",
+    "exit_group",
+    "faccessat2",
+    "fcntl",
+    "fstat",
+    "fstatfs",
+    "futex",
+    "getdents64",
+    "getpid",
+    "getrandom",
+    "getsockname",
+    "getsockopt",
+    "gettid",
+    "getuid",
+    "geteuid",
+    "lseek",
+    "madvise",
+    "mmap",
+    "mprotect",
+    "mremap",
+    "munmap",
+    "newfstatat",
+    "poll",
+    "prctl",
+    "pread64",
+    "prlimit64",
+    "read",
+    "readlink",
+    "readlinkat",
+    "recvfrom",
+    "recvmsg",
+    "restart_syscall",
+    "rseq",
+    "rt_sigaction",
+    "rt_sigprocmask",
+    "sched_getaffinity",
+    "sched_yield",
+    "set_robust_list",
+    "set_tid_address",
+    "setsockopt",
+    "sigaltstack",
+    "socket",
+    "statfs",
+    "statx",
+    "uname",
 ];
 /// Threads of the process's own, and their way into another namespace.
 const THREADS: &[&str] = &["clone", "clone3", "setns", "unshare"];
@@ -41,9 +88,9 @@ fn is_reading(line: &str) -> bool {
         return true;
     }
     match name {
-        "openat" | "open" => {
-            !["O_CREAT", "O_WRONLY", "O_RDWR", "O_TMPFILE", "O_TRUNC"].iter().any(|flag| arguments.contains(flag))
-        }
+        "openat" | "open" => !["O_CREAT", "O_WRONLY", "O_RDWR", "O_TMPFILE", "O_TRUNC"]
+            .iter()
+            .any(|flag| arguments.contains(flag)),
         "ioctl" => arguments.contains(", NS_GET_"),
         "flock" => arguments.contains("LOCK_SH") || arguments.contains("LOCK_UN"),
         "bpf" => BPF.iter().any(|command| arguments.starts_with(command)),
@@ -71,8 +118,14 @@ fn reading_is_told_from_writing() {
     for (reading, line) in [
         (true, r#"1 openat(AT_FDCWD</>, "/proc/self/ns/net", O_RDONLY|O_CLOEXEC) = 3"#),
         (false, r#"1 openat(3</run>, "lock", O_RDONLY|O_CREAT|O_CLOEXEC, 0600) = 3"#),
-        (true, "1 sendto(3<NETLINK:[1]>, [{nlmsg_len=20, nlmsg_type=RTM_GETLINK, nlmsg_flags=NLM_F_REQUEST}, x], 20, 0) = 20"),
-        (false, "1 sendto(3<NETLINK:[1]>, [{nlmsg_len=20, nlmsg_type=RTM_GETLINK}, {nlmsg_type=RTM_DELLINK}], 20, 0) = 20"),
+        (
+            true,
+            "1 sendto(3<NETLINK:[1]>, [{nlmsg_len=20, nlmsg_type=RTM_GETLINK, nlmsg_flags=NLM_F_REQUEST}, x], 20, 0) = 20",
+        ),
+        (
+            false,
+            "1 sendto(3<NETLINK:[1]>, [{nlmsg_len=20, nlmsg_type=RTM_GETLINK}, {nlmsg_type=RTM_DELLINK}], 20, 0) = 20",
+        ),
         (false, "1 sendto(3<NETLINK:[1]>, [{nlmsg_len=20, nlmsg_type=NFNL_MSG_BATCH_BEGIN}], 20, 0) = 20"),
         (true, "1 sendto(3<socket:[1]>, [{nlmsg_len=20, nlmsg_type=0x12 /* NLMSG_??? */}, x], 20, 0) = 20"),
         (false, "1 sendto(3<socket:[1]>, [{nlmsg_len=20, nlmsg_type=0x11 /* NLMSG_??? */}, x], 20, 0) = 20"),

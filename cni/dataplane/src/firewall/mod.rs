@@ -259,6 +259,23 @@ pub fn held(attachment: &Attachment) -> Result<Option<Held>, Error> {
     Ledger::open()?.map_or(Ok(None), |ledger| ledger.held(AttachmentHash::of(attachment)))
 }
 
+/// True if rules of iptables may let packets of these addresses through. Reads only, and runs no program.
+///
+/// # Errors
+/// What could not be read.
+pub fn may_have_rules(addresses: &[IpAddr]) -> Result<bool, Error> {
+    filter::may_name_any(addresses)
+}
+
+/// True if rules of iptables may keep a bridge apart that no recorded attachment needs apart. Reads only, and runs no
+/// program.
+///
+/// # Errors
+/// What could not be read.
+pub fn may_be_needlessly_separated(bridge: &str) -> Result<bool, Error> {
+    Ok(filter::may_separate(bridge)? && !is_needed(Ledger::open()?.as_ref(), bridge)?)
+}
+
 /// All attachments of whom something is recorded.
 ///
 /// # Errors

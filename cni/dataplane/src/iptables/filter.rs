@@ -160,6 +160,9 @@ pub(crate) fn bring_about(tools: &Tools, wanted: &Wanted) -> Result<(), Error> {
 
 /// Takes rules of these addresses away wherever there are any, and keeps a bridge apart as is said now.
 pub(crate) fn clear(addresses: &[IpAddr], isolation: Option<&Isolation>) -> Result<(), Error> {
+    if addresses.is_empty() && isolation.is_none() {
+        return Ok(());
+    }
     for (variant, family) in places()? {
         let tools = Tools::of(variant, TableName::Filter);
         let own = addresses.iter().filter(|address| AddressFamily::of(**address) == family);
@@ -178,6 +181,40 @@ pub(crate) fn clear(addresses: &[IpAddr], isolation: Option<&Isolation>) -> Resu
         )?;
     }
     Ok(())
+}
+
+/// True if there may be rules of one of these addresses. No program is run.
+pub(crate) fn may_name_any(addresses: &[IpAddr]) -> Result<bool, Error> {
+    if addresses.is_empty() {
+        return Ok(false);
+    }
+    for place in places()? {
+        let own = addresses.iter().filter(|address| AddressFamily::of(**address) == place.1);
+        let texts: Vec<Vec<u8>> = own.map(|address| octets(*address)).collect();
+        if !texts.is_empty() && presence::has_rule(place, (TableName::Filter, CONTAINERS), &texts)? {
+            return Ok(true);
+        }
+    }
+    Ok(false)
+}
+
+fn octets(address: IpAddr) -> Vec<u8> {
+    match address {
+        IpAddr::V4(address) => address.octets().to_vec(),
+        IpAddr::V6(address) => address.octets().to_vec(),
+    }
+}
+
+/// True if there may be rules that keep the bridge apart. No program is run.
+pub(crate) fn may_separate(bridge: &str) -> Result<bool, Error> {
+    // As the kernel ends it.
+    let name = [bridge.as_bytes(), &[0]].concat();
+    for place in places()? {
+        if presence::has_rule(place, (TableName::Filter, STAGE_1), std::slice::from_ref(&name))? {
+            return Ok(true);
+        }
+    }
+    Ok(false)
 }
 
 /// The bridges that are kept apart.

@@ -124,6 +124,12 @@ fn memory_of(family: AddressFamily) -> Option<(DurableDir, String)> {
     Some((directory, format!("no-chains-{netns}-{number}")))
 }
 
+/// True if the rules of a table contain one of these texts.
+pub(super) fn contains(family: AddressFamily, table: &str, texts: &[Vec<u8>]) -> Result<bool, Error> {
+    let read = xtables::contains(kernel_family(family), table, texts);
+    read.map_err(|e| Error::kernel("look at the legacy tables", e))
+}
+
 /// The chains of a table; none if it is not there.
 pub(crate) fn chains_of(family: AddressFamily, table: &str) -> Result<Vec<String>, Error> {
     xtables::chains(kernel_family(family), table).map_err(|e| Error::kernel("look at the legacy tables", e))

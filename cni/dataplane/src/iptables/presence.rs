@@ -124,6 +124,24 @@ pub(crate) fn any_chain_of(names: &[&str]) -> Result<Presence, Error> {
     Ok(presence)
 }
 
+/// True if rules in a chain of a table contain one of these texts: an address, a name. It may be a rule of another
+/// chain in a legacy table, which the kernel hands out as a whole only.
+pub(super) fn has_rule(
+    (variant, family): (Variant, AddressFamily),
+    (table, chain): (TableName, &str),
+    texts: &[Vec<u8>],
+) -> Result<bool, Error> {
+    if variant == Variant::Legacy {
+        return legacy::contains(family, table.as_str(), texts);
+    }
+    let Some(socket) = socket()? else { return Ok(false) };
+    let table = table_id(family, table);
+    let contains =
+        |bytes: &[u8]| texts.iter().any(|text| bytes.windows(text.len().max(1)).any(|window| window == text));
+    let found = socket.has_rule(&table, chain, contains);
+    found.map_err(|e| Error::kernel(format!("read chain {table} {chain}"), e))
+}
+
 /// A socket to nf_tables; none where the kernel has none.
 fn socket() -> Result<Option<Socket>, Error> {
     let opened = Socket::open().and_then(|socket| socket.generation().map(|_| socket));

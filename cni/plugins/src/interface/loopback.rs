@@ -57,6 +57,9 @@ impl Plugin for Loopback {
         };
         let socket = RouteSocket::open_in(&netns).map_err(failed)?;
         let link = lo(&socket)?;
+        if !link.up {
+            return Ok(());
+        }
         socket.change_link(&link, &LinkChange::new().down()).map_err(failed)
     }
 

@@ -53,11 +53,13 @@ fn remove(request: &Request<'_>, failures: &mut Failures) {
     let links = failures.keep(OwnLinks::find(request));
     let addresses = failures.keep(known_addresses(request, links.as_ref())).unwrap_or_default();
     let withdraw = || withdraw(request, &addresses);
+    let Some(links) = links.as_ref().filter(|links| links.any()) else {
+        failures.0.extend(withdraw().0);
+        return;
+    };
     let withdrawn = std::thread::scope(|scope| {
         let thread = std::thread::Builder::new().name("withdraw".to_owned()).spawn_scoped(scope, withdraw);
-        if let Some(links) = &links {
-            links.delete(failures);
-        }
+        links.delete(failures);
         match thread {
             Ok(thread) => thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)),
             Err(_) => withdraw(), // No thread to be had: one after the other.
@@ -128,6 +130,10 @@ impl OwnLinks {
             outer.extend(link.filter(|link| is_host_end_of(link, attachment)));
         }
         Ok(Self { host, inner: None, outer })
+    }
+
+    fn any(&self) -> bool {
+        self.inner.is_some() || !self.outer.is_empty()
     }
 
     fn delete(&self, failures: &mut Failures) {

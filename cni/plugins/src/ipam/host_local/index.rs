@@ -122,6 +122,12 @@ impl Index {
         (whole && head.finished && head.stamp == *stamp).then_some(index)
     }
 
+    /// True if the header in the file is the one that was read when it was opened.
+    pub(super) fn is_as_opened(&self, stamp: &Stamp) -> bool {
+        let again = self.file.try_clone().ok().and_then(|file| Self::open(file, stamp));
+        again.is_some_and(|again| again.head == self.head)
+    }
+
     /// Writes a new index over whatever `file` has. It is unfinished until [`Self::finish`].
     pub(super) fn create(file: File, contents: &Contents) -> io::Result<Self> {
         let head = Head {

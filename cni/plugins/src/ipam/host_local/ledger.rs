@@ -49,6 +49,25 @@ pub(super) struct Reservation<'a> {
     pub(super) staged: &'a Staged,
 }
 
+/// True if the index shows that the attachment has no address. Takes no lock and changes nothing; false where
+/// the index is not to be trusted, or changes at that moment.
+///
+/// An entry keeps its slot for as long as it is there, but for an index that is written anew, whose header is
+/// another one then: so an owner that has an address all the time is not missed.
+pub(super) fn index_shows_none(store: &Store, attachment: &Attachment) -> bool {
+    let look = || -> Option<bool> {
+        let stamp = store.stamp().ok()?;
+        let index = Index::open(store.present_index()?, &stamp)?;
+        for key in [owner::key(attachment), owner::key_without_interface(attachment)] {
+            if !index.owned(key).ok()?.is_empty() {
+                return None;
+            }
+        }
+        Some(index.is_as_opened(&stamp) && store.stamp().ok()? == stamp)
+    };
+    look().unwrap_or(false)
+}
+
 impl<'a> Ledger<'a> {
     /// Waits for the lock.
     pub(super) fn open(store: &'a Store) -> Result<Self, StoreError> {

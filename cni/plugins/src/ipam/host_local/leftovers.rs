@@ -178,7 +178,7 @@ mod tests {
 
     /// A folder as host-local leaves it when its last address was given back.
     fn network(data_dir: &Path, name: &str) -> PathBuf {
-        Store::create(data_dir, name).unwrap().open_ours(data_dir, name);
+        Store::create(data_dir, name).unwrap().make_ours(data_dir, name);
         let folder = data_dir.join(name);
         for file in ["lock", "last_reserved_ip.0"] {
             fs::write(folder.join(file), "").unwrap();

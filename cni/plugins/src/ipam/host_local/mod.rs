@@ -63,7 +63,10 @@ impl Plugin for HostLocal {
 
     fn del(&self, request: &Request<'_>) -> Result<(), CniError> {
         let Some(store) = open(request.config, request.attachment.network())? else { return Ok(()) };
-        release(&store, &request.attachment, None)?;
+        // A runtime calls DEL several times for each sandbox: all but the first find nothing.
+        if !ledger::index_shows_none(&store, &request.attachment) {
+            release(&store, &request.attachment, None)?;
+        }
         Ok(())
     }
 
@@ -99,7 +102,7 @@ impl Plugin for HostLocal {
         // As many at once as an ADD makes.
         let probes = config.sets.iter().map(|_| store.probe()).collect::<Result<Vec<_>, _>>();
         let probes = probes.map_err(|error| unusable(&error))?;
-        store.open_ours(&config.data_dir, &request.config.name);
+        store.make_ours(&config.data_dir, &request.config.name);
         let mut ledger = Ledger::open(&store).map_err(|error| unusable(&error))?;
         drop(probes);
         let gateways = gateways(&config);
@@ -153,7 +156,7 @@ struct Choice<'a> {
 fn allocate(store: &mut Store, config: &Config, attachment: &Attachment) -> Result<Vec<IpConfig>, CniError> {
     let staged: Vec<Staged> =
         config.sets.iter().map(|_| store.stage(&owner::text(attachment))).collect::<Result<_, _>>()?;
-    store.open_ours(&config.data_dir, attachment.network());
+    store.make_ours(&config.data_dir, attachment.network());
     let (choices, last) = reserve(store, config, attachment, &staged)?;
     if let Err(error) = sync(store, &last) {
         let addresses: Vec<IpAddr> = choices.iter().map(|choice| choice.address).collect();

@@ -98,22 +98,24 @@ pub(super) enum Linked {
 
 impl Store {
     /// Opens the network's directory, made if it is not there. Files of ours come later, with
-    /// [`Self::open_ours`]: on a disk with few inodes left the reservation takes the first one.
+    /// [`Self::make_ours`]: on a disk with few inodes left the reservation takes the first one.
     pub(super) fn create(data_dir: &Path, network: &str) -> Result<Self, StoreError> {
         Ok(Self::of(DurableDir::create(&data_dir.join(network), 0o755)?))
     }
 
-    /// Opens the network's directory; none if it is not there, so that nothing is reserved.
+    /// Opens the network's directories, of which none is made; none if there is no directory of reservations, so
+    /// that nothing is reserved.
     pub(super) fn open(data_dir: &Path, network: &str) -> Result<Option<Self>, StoreError> {
-        match DurableDir::open(&data_dir.join(network)) {
-            Ok(dir) => {
-                let mut store = Self::of(dir);
-                store.open_ours(data_dir, network);
-                Ok(Some(store))
-            }
-            Err(error) if error.errno() == Some(Errno::ENOENT) => Ok(None),
-            Err(error) => Err(error.into()),
+        let dir = match DurableDir::open(&data_dir.join(network)) {
+            Err(error) if error.errno() == Some(Errno::ENOENT) => return Ok(None),
+            opened => opened?,
+        };
+        let mut store = Self::of(dir);
+        match DurableDir::open(&data_dir.join(OURS).join(network)) {
+            Ok(ours) => store.use_ours(ours),
+            Err(error) => log::debug!("without an index, every call reads all reservations: {error}"),
         }
+        Ok(Some(store))
     }
 
     fn of(dir: DurableDir) -> Self {
@@ -122,7 +124,7 @@ impl Store {
 
     /// Opens the directory of what is ours alone, made if it is not there. Best effort: without it there is no
     /// index, and temporary files are made beside the reservations.
-    pub(super) fn open_ours(&mut self, data_dir: &Path, network: &str) {
+    pub(super) fn make_ours(&mut self, data_dir: &Path, network: &str) {
         let path = data_dir.join(OURS).join(network);
         let opened = DurableDir::open(&path).or_else(|_| {
             // No call goes without the lock's file, which takes an inode before ours do.
@@ -130,14 +132,16 @@ impl Store {
             DurableDir::create(&path, 0o700)
         });
         match opened {
-            Ok(ours) => {
-                if let Err(error) = self.dir.use_scratch(&ours) {
-                    log::warn!("{error}");
-                }
-                self.ours = Some(ours);
-            }
+            Ok(ours) => self.use_ours(ours),
             Err(error) => log::warn!("without an index, every call reads all reservations: {error}"),
         }
+    }
+
+    fn use_ours(&mut self, ours: DurableDir) {
+        if let Err(error) = self.dir.use_scratch(&ours) {
+            log::warn!("{error}");
+        }
+        self.ours = Some(ours);
     }
 
     /// Takes the lock that the reference takes too.
@@ -312,6 +316,11 @@ impl Store {
         }
         let opened = self.ours.as_ref()?.open_file(INDEX, Access::WriteOrCreate(0o600));
         opened.inspect_err(|error| log::warn!("{error}")).ok()
+    }
+
+    /// The index file for reading, if it is there.
+    pub(super) fn present_index(&self) -> Option<File> {
+        self.ours.as_ref().filter(|_| self.boot != [0; 16])?.open_file(INDEX, Access::Read).ok()
     }
 
     /// Removes the index, when it cannot be marked as wrong.

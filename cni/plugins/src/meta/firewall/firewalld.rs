@@ -14,6 +14,9 @@ const ZONE: Target = Target {
     interface: "org.fedoraproject.FirewallD1.zone",
 };
 
+/// What firewalld says of an address that is not in the zone.
+const GONE: [&str; 4] = ["UNKNOWN_SOURCE", "ZONE_CONFLICT", "NOT_ENABLED", "INVALID_ZONE"];
+
 /// Whether firewalld runs: somebody has its name on the system bus. Without a bus it does not.
 ///
 /// # Errors
@@ -87,14 +90,29 @@ impl<'a> Zone<'a> {
     pub(super) fn remove(&mut self, addresses: &[IpAddr]) -> Result<(), CniError> {
         let mut result = Ok(());
         for address in addresses {
-            let gone = ["UNKNOWN_SOURCE", "ZONE_CONFLICT", "NOT_ENABLED", "INVALID_ZONE"];
             match self.call("removeSource", *address) {
-                Err(BusError::Refused { message, .. }) if gone.iter().any(|code| says(&message, code)) => {}
+                Err(BusError::Refused { message, .. }) if GONE.iter().any(|code| says(&message, code)) => {}
                 Err(error) => result = result.and(Err(failed(error))),
                 Ok(_) => {}
             }
         }
         result
+    }
+
+    /// True if one of the addresses is in the zone. Changes nothing.
+    ///
+    /// # Errors
+    /// What firewalld says.
+    pub(super) fn has_any(&mut self, addresses: &[IpAddr]) -> Result<bool, CniError> {
+        for address in addresses {
+            match self.call("querySource", *address) {
+                Ok(Answer::Bool(true)) => return Ok(true),
+                Ok(_) => {}
+                Err(BusError::Refused { message, .. }) if GONE.iter().any(|code| says(&message, code)) => {}
+                Err(error) => return Err(failed(error)),
+            }
+        }
+        Ok(false)
     }
 
     /// The first of the addresses that is not in the zone.

@@ -57,8 +57,10 @@ impl Plugin for Firewall {
         let (choice, zone, policy) = config::for_removal(request.config);
         let told = told_addresses(request);
         let held = firewall::held(&request.attachment)?;
+        if held.is_none() && !may_be_left(request, &told)? {
+            return Ok(());
+        }
         let turn = match &held {
-            None if told.is_empty() && policy == IngressPolicy::Open => Turn::unneeded(),
             Some(held) if !held.is_elsewhere() && policy == IngressPolicy::Open => Turn::unneeded(),
             _ => Turn::to_remove(),
         };
@@ -206,6 +208,30 @@ fn compare(wanted: &FirewallRequest) -> Result<(), CniError> {
     }
 }
 
+/// True if something may be left of an attachment of which nothing is recorded, as of the reference's: a rule or a zone
+/// that has one of its addresses, or a bridge that is kept apart for no one. Reads only: a runtime calls DEL several
+/// times for each sandbox, and all but the first find nothing.
+fn may_be_left(request: &Request<'_>, told: &[IpAddr]) -> Result<bool, CniError> {
+    let (choice, zone, policy) = config::for_removal(request.config);
+    let own = firewall::own_addresses(AttachmentHash::of(&request.attachment), told)?;
+    if firewall::may_have_rules(&own)? {
+        return Ok(true);
+    }
+    let may_be_in_zone = !own.is_empty() && matches!(choice, Choice::Auto | Choice::Firewalld);
+    if may_be_in_zone && firewalld::seems_to_run() && Zone::open(&zone)?.has_any(&own)? {
+        return Ok(true);
+    }
+    let bridge = told_bridge(request);
+    let separated =
+        policy != IngressPolicy::Open && !bridge.is_empty() && firewall::may_be_needlessly_separated(bridge)?;
+    Ok(separated && bridge::use_of(bridge, Leaving::of(request)?)? == BridgeUse::Unused)
+}
+
+fn told_bridge<'a>(request: &'a Request<'_>) -> &'a str {
+    let first = request.config.prev_result.as_ref().and_then(|previous| previous.interfaces.first());
+    first.map(|interface| interface.name.as_str()).unwrap_or_default()
+}
+
 /// Takes away what the attachment has, by whatever means.
 fn take_away(request: &Request<'_>, zone: &str, policy: IngressPolicy, turn: &Turn) -> Result<(), CniError> {
     let attachment = &request.attachment;
@@ -213,9 +239,7 @@ fn take_away(request: &Request<'_>, zone: &str, policy: IngressPolicy, turn: &Tu
     if let Some(held) = &held {
         leave_zone(held, zone)?;
     }
-    let first = request.config.prev_result.as_ref().and_then(|previous| previous.interfaces.first());
-    let told = first.map(|interface| interface.name.as_str()).unwrap_or_default();
-    let bridge = held.as_ref().map_or(told, |held| held.bridge.as_str());
+    let bridge = held.as_ref().map_or_else(|| told_bridge(request), |held| held.bridge.as_str());
     let separated =
         policy != IngressPolicy::Open || held.as_ref().is_some_and(|held| held.policy != IngressPolicy::Open);
     let bridge_use =

@@ -124,11 +124,14 @@ impl Plugin for Sbr {
 
     fn del(&self, request: &Request<'_>) -> Result<(), CniError> {
         let Some(container) = Container::open_if_there(request.netns.as_deref())? else { return Ok(()) };
-        let _lock = lock(&container)?;
         let link = container.route.find_link(request.attachment.ifname()).map_err(failed)?;
         let keys: Keys = request.config.decode().unwrap_or_default();
         let filled_by_others = keys.table.and_then(|table| u32::try_from(table).ok());
         let addresses = known_addresses(request, &container.route, link.as_ref())?;
+        if !has_rules(&container.route, &addresses)? {
+            return Ok(());
+        }
+        let _lock = lock(&container)?;
         tidy(&container.route, &addresses, link.as_ref(), filled_by_others)
     }
 
@@ -165,15 +168,20 @@ impl Present {
     fn read(route: &RouteSocket) -> Result<Self, CniError> {
         let mut present = Self::default();
         for family in [Family::V4, Family::V6] {
-            match route.rules(family) {
-                // No such family here.
-                Err(error) if error.errno() == Some(Errno::EAFNOSUPPORT) => continue,
-                rules => present.rules.extend(rules.map_err(failed)?),
-            }
+            let Some(rules) = rules(route, family)? else { continue };
+            present.rules.extend(rules);
             // Of all tables.
             present.routes.extend(route.routes(family, 0).map_err(failed)?);
         }
         Ok(present)
+    }
+}
+
+/// The rules of a family; none where there is no such family.
+fn rules(route: &RouteSocket, family: Family) -> Result<Option<Vec<Rule>>, CniError> {
+    match route.rules(family) {
+        Err(error) if error.errno() == Some(Errno::EAFNOSUPPORT) => Ok(None),
+        rules => rules.map(Some).map_err(failed),
     }
 }
 
@@ -229,6 +237,23 @@ fn known_addresses(
     Ok(addresses)
 }
 
+/// True for a rule about packets from one of the addresses alone.
+fn is_of(rule: &Rule, addresses: &[IpAddr]) -> bool {
+    let source = rule.source.filter(|net| net.prefix_len() == net.max_prefix_len());
+    rule.by_source_alone && source.is_some_and(|net| addresses.contains(&net.addr()))
+}
+
+/// True if there are rules of these addresses.
+fn has_rules(route: &RouteSocket, addresses: &[IpAddr]) -> Result<bool, CniError> {
+    for family in [Family::V4, Family::V6] {
+        let rules = rules(route, family)?.unwrap_or_default();
+        if rules.iter().any(|rule| is_of(rule, addresses)) {
+            return Ok(true);
+        }
+    }
+    Ok(false)
+}
+
 /// Deletes the rules of the addresses, and the link's routes in the tables that they lead to. Goes on after
 /// an error.
 fn tidy(
@@ -238,12 +263,8 @@ fn tidy(
     filled_by_others: Option<u32>,
 ) -> Result<(), CniError> {
     let present = Present::read(route)?;
-    let is_ours = |rule: &&Rule| {
-        let source = rule.source.filter(|net| net.prefix_len() == net.max_prefix_len());
-        rule.by_source_alone && source.is_some_and(|net| addresses.contains(&net.addr()))
-    };
     let mut result = Ok(());
-    for rule in present.rules.iter().filter(is_ours) {
+    for rule in present.rules.iter().filter(|rule| is_of(rule, addresses)) {
         result = result.and(gone(route.delete_rule(rule)));
         if Some(rule.table) == filled_by_others || KERNELS.contains(&rule.table) {
             continue;

@@ -152,6 +152,14 @@ impl Backups {
         Ok(())
     }
 
+    /// True if there is a file for the attachment, whatever is in it.
+    ///
+    /// # Errors
+    /// Names the file.
+    pub(super) fn has(&self, attachment: &Attachment) -> Result<bool, CniError> {
+        self.dir.exists(file_name(attachment)).map_err(failed)
+    }
+
     /// The attachment's backup; none if there is none, or none that can be understood.
     ///
     /// # Errors

@@ -48,6 +48,9 @@ impl Plugin for Tuning {
     fn del(&self, request: &Request<'_>) -> Result<(), CniError> {
         let Some(backups) = Backups::open(&config::data_dir(request.config))? else { return Ok(()) };
         let attachment = &request.attachment;
+        if !backups.has(attachment)? {
+            return Ok(());
+        }
         if let Some(backup) = backups.read(attachment)? {
             if !backup.is_of(attachment) {
                 return Ok(());
