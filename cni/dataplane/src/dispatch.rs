@@ -9,7 +9,7 @@ use crate::iptables::Iptables;
 use crate::nftables::offload::Offload;
 use crate::nftables::record;
 use crate::nftables::schema::{KIND_MASQUERADE, KIND_PORTS};
-use crate::nftables::{Nftables, session::Session};
+use crate::nftables::{self, Nftables, session::Session};
 use crate::reference::Reference;
 use crate::{Backend, Error, Kinds, Listed, MasqueradeRequest, PortRequest, Traffic, Withdrawal, ebpf};
 
@@ -214,8 +214,11 @@ impl Backend for Dataplane {
 
     fn withdraw(&self, withdrawal: &Withdrawal<'_>) -> Result<(), Error> {
         // Whatever fails, the others are cleared.
-        let withdrawn = self.nftables.withdraw(withdrawal);
-        let elsewhere = match Elsewhere::look() {
+        let (withdrawn, session) = match nftables::take_away(withdrawal) {
+            Ok(session) => (Ok(()), session),
+            Err(error) => (Err(error), None),
+        };
+        let elsewhere = match Elsewhere::look_by(session) {
             Ok(found) => found,
             Err(error) => return withdrawn.and(Err(error)),
         };

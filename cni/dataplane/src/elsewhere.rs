@@ -26,9 +26,17 @@ impl Elsewhere {
     /// # Errors
     /// What nf_tables said.
     pub(crate) fn look() -> Result<Self, Error> {
+        Self::look_by(None)
+    }
+
+    /// Looks, by a socket that is open already if there is one: each that closes waits for the ruleset's lock.
+    ///
+    /// # Errors
+    /// What nf_tables said.
+    pub(crate) fn look_by(session: Option<Session>) -> Result<Self, Error> {
         let legacy = AddressFamily::BOTH.into_iter().any(iptables::legacy_has_nat);
         let without = Self { session: None, iptables: legacy, reference: false };
-        let session = match Session::open() {
+        let session = match session.map_or_else(Session::open, Ok) {
             Ok(session) => session,
             Err(Error::NoNfTables(_)) => return Ok(without),
             Err(error) => return Err(error),

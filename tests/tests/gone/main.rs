@@ -8,7 +8,8 @@ mod trace;
 use cni_nftables::Socket;
 use serde_json::{Value, json};
 use slipway_tests::{
-    Attach, BridgeNetfilter, Network, Node, PROGRAMS, Proto, has_programs, is_peer, lacks, skip,
+    Attach, BridgeNetfilter, Network, Node, PROGRAMS, Pod, Proto, REFERENCE, Reference, has_programs,
+    is_peer, lacks, needs, skip,
 };
 
 #[path = "../firewall/bus.rs"]
@@ -119,17 +120,60 @@ fn costs_nothing(node: &Node, ifname: &str, plugins: &Value) {
     if !plugins.as_array().expect("plugins").iter().any(single) {
         network.add(&beside).expect("ADD beside it");
     }
-    let result = network.add(&attach).expect("ADD");
-    network.del(&attach).expect("the first DEL");
-    wrong.extend(reads_only("after its DEL", node, &network, &attach, &Value::Null));
-    wrong.extend(reads_only("after its DEL, with the result", node, &network, &attach, &result));
-    let nowhere = attach.clone().netns("");
-    wrong.extend(reads_only("without a namespace", node, &network, &nowhere, &Value::Null));
-    wrong.extend(reads_only("without a namespace, with the result", node, &network, &nowhere, &result));
-    let path = pod.path().to_owned();
-    pod.remove();
-    wrong.extend(reads_only("with its namespace gone", node, &network, &attach.netns(path), &result));
+    wrong.extend(after_its_del(node, &network, &attach, pod));
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
+
+/// What further DELs do after an ADD and the first DEL.
+fn after_its_del(node: &Node, network: &Network<'_>, attach: &Attach, pod: Pod) -> Vec<String> {
+    let result = network.add(attach).expect("ADD");
+    network.del(attach).expect("the first DEL");
+    let path = pod.path().to_owned();
+    let (nowhere, gone) = (attach.clone().netns(""), attach.clone().netns(path));
+    let mut wrong = reads_only("after its DEL", node, network, attach, &Value::Null);
+    wrong.extend(reads_only("after its DEL, with the result", node, network, attach, &result));
+    wrong.extend(reads_only("without a namespace", node, network, &nowhere, &Value::Null));
+    wrong.extend(reads_only("without a namespace, with the result", node, network, &nowhere, &result));
+    pod.remove();
+    wrong.extend(reads_only("with its namespace gone", node, network, &gone, &result));
+    wrong
+}
+
+/// The reference's chains are there, with rules of another container: they are read, and no tool is started.
+#[test]
+fn beside_the_references_chains() {
+    if is_peer() {
+        return;
+    }
+    let all = Reference::all();
+    needs!(!all.is_empty(), REFERENCE);
+    for (reference, variant) in all.iter().flat_map(|one| [(one, "nft"), (one, "legacy")]) {
+        let node = Node::new();
+        let plugins = json!([bridged("iptables"), published("iptables"), walled("iptables")]);
+        let network = prepared(&node, &plugins);
+        node.cmd("mkdir /run/tools");
+        for name in ["iptables", "ip6tables"] {
+            node.cmd(&format!("ln -s /usr/sbin/{name}-{variant} /run/tools/{name}"));
+        }
+        let path = format!("/run/tools:{}", std::env::var("PATH").unwrap_or_default());
+        let other = node.pod("other");
+        let beside = Attach::new(&other).port(Proto::Tcp, 8081, 80);
+        let mut result = Value::Null;
+        for mut config in network.configs(Some(&beside)) {
+            config["cniVersion"] = json!("1.0.0");
+            if !result.is_null() {
+                config["prevResult"] = result;
+            }
+            let program = reference.plugin(config["type"].as_str().expect("a type"));
+            let call = network.prepare("ADD", &config, Some(&beside)).instead(&program);
+            result = call.env("CNI_PATH", reference.dir()).env("PATH", &path).run().ok();
+        }
+        let chains = node.cmd(&format!("iptables-{variant}-save"));
+        assert!(chains.contains("CNI-DN-") && chains.contains("CNI-ISOLATION-STAGE-1"), "{chains}");
+        let pod = node.pod("pod");
+        let wrong = after_its_del(&node, &network, &Attach::new(&pod).port(Proto::Tcp, 8080, 80), pod);
+        assert!(wrong.is_empty(), "{variant}, {}: {}", reference.dir().display(), wrong.join("\n"));
+    }
 }
 
 /// The node's devices and files that the lists need.
@@ -213,7 +257,7 @@ fn dhcp() {
     if is_peer() {
         return;
     }
-    slipway_tests::needs!(stage::has_dnsmasq(), "dnsmasq");
+    needs!(stage::has_dnsmasq(), "dnsmasq");
     let stage = stage::Stage::with_dnsmasq(&[]);
     let network = stage.network(&json!({}));
     let (pod, other) = (stage.node.pod("pod"), stage.node.pod("other"));

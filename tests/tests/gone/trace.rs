@@ -62,8 +62,8 @@ const READING: &[&str] = &[
     "statx",
     "uname",
 ];
-/// Threads of the process's own, and their way into another namespace.
-const THREADS: &[&str] = &["clone", "clone3", "setns", "unshare"];
+/// A thread of the process's own, which has to enter the container's namespace for a socket there.
+const THREAD: &[&str] = &["clone", "clone3", "setns"];
 /// What a call of bpf(2) may do.
 const BPF: &[&str] = &["BPF_OBJ_GET,", "BPF_MAP_LOOKUP_ELEM,", "BPF_OBJ_GET_INFO_BY_FD,"];
 
@@ -77,7 +77,13 @@ pub(crate) fn calls(node: &Node, call: PluginCall) -> Vec<String> {
     let mut lines = trace.lines();
     let first = lines.next().unwrap_or_default();
     assert!(first.contains("execve("), "{first}");
-    lines.filter(|line| !is_reading(line)).map(str::to_owned).collect()
+    let begun = |name: &str| trace.matches(&format!(" {name}(")).count();
+    let needless = (begun("clone") + begun("clone3")).saturating_sub(begun("setns"));
+    let mut wrong: Vec<String> = lines.filter(|line| !is_reading(line)).map(str::to_owned).collect();
+    if needless > 0 {
+        wrong.push(format!("{needless} threads that enter no namespace"));
+    }
+    wrong
 }
 
 /// True for a call that reads, and for what is no beginning of a call: a signal, or an interrupted call's end.
@@ -97,7 +103,7 @@ fn is_reading(line: &str) -> bool {
         "sendto" | "sendmsg" => is_request_to_read(arguments),
         // The result, of which a DEL has none, and what the log says.
         "write" => arguments.starts_with("1<") || arguments.starts_with("2<"),
-        _ => READING.contains(&name) || THREADS.contains(&name),
+        _ => READING.contains(&name) || THREAD.contains(&name),
     }
 }
 

@@ -157,6 +157,42 @@ fn flush(ports: &[(crate::HostPorts, Which)]) {
     }
 }
 
+/// Takes away what the withdrawal names. Returns the socket if nothing was there, for the caller's next look.
+///
+/// # Errors
+/// As [`Backend::withdraw`].
+pub(crate) fn take_away(withdrawal: &Withdrawal<'_>) -> Result<Option<Session>, Error> {
+    let withdrawn = Session::open().and_then(|session| {
+        let gone = withdraw::withdraw(&session, withdrawal)?;
+        Ok(Some((session, gone)))
+    });
+    let Some((session, gone)) = unless_no_nf_tables(withdrawn)? else { return Ok(None) };
+    if gone.is_empty() {
+        return Ok(Some(session));
+    }
+    let ports = gone.iter().filter_map(published);
+    let ports: Vec<_> = ports.map(|port| (port.host, Which::To(port.container))).collect();
+    let offloaded = match session.layout()?.offloading {
+        Some(Protocols::TcpAndUdp) => gone.iter().filter_map(container).collect(),
+        _ => BTreeSet::new(),
+    };
+    let end_flows = || {
+        flush(&ports);
+        offload::cut(&offloaded);
+    };
+    std::thread::scope(|scope| {
+        // A socket that deleted something closes only when no packet can see it any more, some
+        // 10 ms later (`nf_tables_rcv_nl_event`): time to look for flows meanwhile.
+        let flushing = std::thread::Builder::new().spawn_scoped(scope, end_flows);
+        drop(session);
+        if let Err(error) = flushing {
+            log::debug!("a thread of its own for the flows: {error}");
+            end_flows();
+        }
+    });
+    Ok(None)
+}
+
 impl Backend for Nftables {
     fn publish(&self, request: &PortRequest) -> Result<(), Error> {
         let session = Session::open()?;
@@ -176,32 +212,7 @@ impl Backend for Nftables {
     }
 
     fn withdraw(&self, withdrawal: &Withdrawal<'_>) -> Result<(), Error> {
-        let withdrawn = Session::open().and_then(|session| {
-            let gone = withdraw::withdraw(&session, withdrawal)?;
-            Ok(Some((session, gone)))
-        });
-        let Some((session, gone)) = unless_no_nf_tables(withdrawn)? else { return Ok(()) };
-        let ports = gone.iter().filter_map(published);
-        let ports: Vec<_> = ports.map(|port| (port.host, Which::To(port.container))).collect();
-        let offloaded = match session.layout()?.offloading {
-            Some(Protocols::TcpAndUdp) => gone.iter().filter_map(container).collect(),
-            _ => BTreeSet::new(),
-        };
-        let end_flows = || {
-            flush(&ports);
-            offload::cut(&offloaded);
-        };
-        std::thread::scope(|scope| {
-            // A socket that deleted something closes only when no packet can see it any more, some
-            // 10 ms later (`nf_tables_rcv_nl_event`): time to look for flows meanwhile.
-            let flushing = std::thread::Builder::new().spawn_scoped(scope, end_flows);
-            drop(session);
-            if let Err(error) = flushing {
-                log::debug!("a thread of its own for the flows: {error}");
-                end_flows();
-            }
-        });
-        Ok(())
+        take_away(withdrawal).map(drop)
     }
 
     fn check_ports(&self, request: &PortRequest) -> Result<(), Error> {
