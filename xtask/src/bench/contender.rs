@@ -31,6 +31,8 @@ pub(super) enum Backend {
     Nftables,
     /// `"backend": "iptables"`.
     Iptables,
+    /// `"backend": "ebpf"`.
+    Ebpf,
 }
 
 impl Backend {
@@ -39,6 +41,7 @@ impl Backend {
             Self::Default => None,
             Self::Nftables => Some("nftables"),
             Self::Iptables => Some("iptables"),
+            Self::Ebpf => Some("ebpf"),
         }
     }
 
@@ -88,11 +91,13 @@ pub(super) struct Contender {
     next: u32,
 }
 
-/// One ADD and one DEL of the whole list: what each plugin cost, in the order of the calls.
+/// One ADD and two DELs of the whole list: what each plugin cost, in the order of the calls.
 #[derive(Debug, Clone)]
 pub(super) struct Sample {
     pub(super) add: Vec<Cost>,
     pub(super) del: Vec<Cost>,
+    /// The second DEL, of an attachment that is gone. It has no result: the runtime's cache is empty by then.
+    pub(super) gone: Vec<Cost>,
 }
 
 /// A pod that was attached.
@@ -167,7 +172,7 @@ impl Contender {
         self.attach(pod, bridge, first_port).map(|(_, attached)| attached)
     }
 
-    /// One ADD and one DEL of a fresh pod on the first bridge.
+    /// One ADD and two DELs of a fresh pod on the first bridge.
     ///
     /// # Errors
     /// A plugin failed.
@@ -177,7 +182,9 @@ impl Contender {
         let (add, attached) = self.attach(pod, 0, MEASURED_PORT)?;
         pause();
         let del = self.detach(&attached)?;
-        Ok(Sample { add, del })
+        pause();
+        let gone = self.detach(&Attached { result: Value::Null, ..attached })?;
+        Ok(Sample { add, del, gone })
     }
 
     /// The same once more under a debugger's eyes: programs started and memory, for ADD and DEL.

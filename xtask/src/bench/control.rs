@@ -80,12 +80,18 @@ pub(super) fn run(args: &ControlArgs) -> Result<()> {
 
 impl Run {
     fn new(own: &Path, peer: &Path, args: &ControlArgs) -> Result<Self> {
-        let contenders = [
+        let mut contenders = vec![
             (OWN, own, Backend::Default),
             ("slipway-iptables", own, Backend::Iptables),
             ("peer-nftables", peer, Backend::Nftables),
             ("peer-iptables", peer, Backend::Iptables),
         ];
+        if args.ebpf {
+            contenders.insert(1, ("slipway-ebpf", own, Backend::Ebpf));
+        }
+        if let Some(older) = &args.older_peer {
+            contenders.push(("older-iptables", older, Backend::Iptables));
+        }
         let make = |(name, dir, backend)| Contender::new(name, dir, backend, &args.iptables);
         let contenders = contenders.into_iter().map(make).collect::<Result<_>>()?;
         let reps = args.reps;

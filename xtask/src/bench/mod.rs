@@ -46,6 +46,12 @@ pub(crate) struct ControlArgs {
     #[arg(long, value_delimiter = ',', default_value = "0,100,1000", value_name = "N,N,…",
           value_parser = clap::value_parser!(u32).range(0..=10_000))]
     pods: Vec<u32>,
+    /// Measure the eBPF backend too
+    #[arg(long)]
+    ebpf: bool,
+    /// Compare with the plugins in this directory too, of an older version, with the iptables backend
+    #[arg(long, value_name = "DIR")]
+    older_peer: Option<PathBuf>,
     /// How many rules of others are in each node's nat table of iptables, in chains of twenty, as
     /// kube-proxy has them
     #[arg(long, default_value_t = 0, value_name = "N",

@@ -81,7 +81,11 @@ struct Row {
     del_p50_ms: f64,
     del_p95_ms: f64,
     del_cpu_ms: f64,
-    /// Whole machine, per ADD and DEL together.
+    /// A DEL of an attachment that is gone.
+    gone_p50_ms: f64,
+    gone_p95_ms: f64,
+    gone_cpu_ms: f64,
+    /// Whole machine, per ADD and both DELs together.
     pair_busy_ms: f64,
     /// Each plugin by itself, in the order of the calls.
     plugins: Vec<PluginRow>,
@@ -169,13 +173,24 @@ impl Report {
         }
         let _ = writeln!(
             text,
-            "\n{:<18} {:>5}  {:>9} {:>9} {:>9}  {:>9} {:>9} {:>9}  {:>10}",
-            "ms per operation", "pods", "ADD p50", "p95", "CPU", "DEL p50", "p95", "CPU", "pair busy"
+            "\n{:<18} {:>5}  {:>9} {:>9} {:>9}  {:>9} {:>9} {:>9}  {:>10} {:>9} {:>9}  {:>10}",
+            "ms per operation",
+            "pods",
+            "ADD p50",
+            "p95",
+            "CPU",
+            "DEL p50",
+            "p95",
+            "CPU",
+            "second p50",
+            "p95",
+            "CPU",
+            "all busy"
         );
         for row in &self.rows {
             let _ = writeln!(
                 text,
-                "{:<18} {:>5}  {:>9.2} {:>9.2} {:>9.2}  {:>9.2} {:>9.2} {:>9.2}  {:>10.1}",
+                "{:<18} {:>5}  {:>9.2} {:>9.2} {:>9.2}  {:>9.2} {:>9.2} {:>9.2}  {:>10.2} {:>9.2} {:>9.2}  {:>10.1}",
                 row.contender,
                 row.pods,
                 row.add_p50_ms,
@@ -184,6 +199,9 @@ impl Report {
                 row.del_p50_ms,
                 row.del_p95_ms,
                 row.del_cpu_ms,
+                row.gone_p50_ms,
+                row.gone_p95_ms,
+                row.gone_cpu_ms,
                 row.pair_busy_ms
             );
         }
@@ -270,9 +288,10 @@ fn mean(times: impl Iterator<Item = Duration>) -> f64 {
 
 impl Row {
     fn of(series: &Series) -> Self {
-        let (adds, dels) = (
+        let (adds, dels, gone) = (
             || series.samples.iter().map(|s| Cost::sum(&s.add)),
             || series.samples.iter().map(|s| Cost::sum(&s.del)),
+            || series.samples.iter().map(|s| Cost::sum(&s.gone)),
         );
         let count = u32::try_from(series.samples.len()).unwrap_or(u32::MAX);
         Self {
@@ -285,6 +304,9 @@ impl Row {
             del_p50_ms: quantile(dels().map(|c| c.wall), 50),
             del_p95_ms: quantile(dels().map(|c| c.wall), 95),
             del_cpu_ms: mean(dels().map(|c| c.cpu)),
+            gone_p50_ms: quantile(gone().map(|c| c.wall), 50),
+            gone_p95_ms: quantile(gone().map(|c| c.wall), 95),
+            gone_cpu_ms: mean(gone().map(|c| c.cpu)),
             pair_busy_ms: series.busy.checked_div(count).map_or(f64::NAN, milliseconds),
             plugins: PluginRow::all(series),
         }
@@ -300,11 +322,14 @@ impl PluginRow {
         };
         let adds = |index| series.samples.iter().filter_map(|s| s.add.get(index).copied()).collect();
         let dels = |index| series.samples.iter().filter_map(|s| s.del.get(index).copied()).collect();
+        let gone = |index| series.samples.iter().filter_map(|s| s.gone.get(index).copied()).collect();
         vec![
             of("bridge ADD", adds(0)),
             of("portmap ADD", adds(1)),
             of("portmap DEL", dels(0)),
             of("bridge DEL", dels(1)),
+            of("portmap second DEL", gone(0)),
+            of("bridge second DEL", gone(1)),
         ]
     }
 }
@@ -382,8 +407,16 @@ fn csv(series: &[Series], floors: &[FloorSeries]) -> String {
     let mut text = String::from("contender,pods,repetition,call,wall_us,cpu_us\n");
     for one in series {
         for (rep, sample) in one.samples.iter().enumerate() {
-            let calls = ["bridge ADD", "portmap ADD", "portmap DEL", "bridge DEL"];
-            for (call, cost) in calls.iter().zip(sample.add.iter().chain(&sample.del)) {
+            let calls = [
+                "bridge ADD",
+                "portmap ADD",
+                "portmap DEL",
+                "bridge DEL",
+                "portmap second DEL",
+                "bridge second DEL",
+            ];
+            let costs = sample.add.iter().chain(&sample.del).chain(&sample.gone);
+            for (call, cost) in calls.iter().zip(costs) {
                 let (wall, cpu) = (cost.wall.as_micros(), cost.cpu.as_micros());
                 let _ = writeln!(text, "{},{},{rep},{call},{wall},{cpu}", one.contender, one.pods);
             }
@@ -409,7 +442,7 @@ mod tests {
 
     fn series(contender: &str, pods: u32, add: u64, del: u64) -> Series {
         let cost = |wall| vec![Cost { wall: ms(wall / 2), cpu: ms(wall / 2) }; 2];
-        let sample = Sample { add: cost(add), del: cost(del) };
+        let sample = Sample { add: cost(add), del: cost(del), gone: cost(2) };
         Series { contender: contender.into(), pods, samples: vec![sample; 3], busy: ms(30) }
     }
 
@@ -437,6 +470,6 @@ mod tests {
         // Without a peer at that number of pods there is nothing to compare with, and no goal is met.
         assert!(found[5..9].iter().all(|(value, met)| value.is_nan() && !met));
         assert_eq!(found[9..], [(1.0, true), (1.2, true)], "half milliseconds are cut");
-        assert_eq!(report.csv.lines().count(), 1 + 4 * 3 * 4 + 4);
+        assert_eq!(report.csv.lines().count(), 1 + 4 * 3 * 6 + 4);
     }
 }
