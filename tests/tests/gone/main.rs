@@ -205,7 +205,7 @@ fn reads_only(
         let name = config["type"].as_str().expect("a type").to_owned();
         let before = state(node);
         let mut calls = trace::calls(node, network.prepare("DEL", &config, Some(attach)));
-        // Whoever asks a daemon has to say what, and to whom.
+        // A question to a daemon is a write to its socket.
         calls.retain(|call| !asks_a_daemon(&config, result, call));
         let after = state(node);
         wrong.extend(calls.iter().map(|call| format!("{name} {case}: {call}")));

@@ -67,7 +67,7 @@ const THREAD: &[&str] = &["clone", "clone3", "setns"];
 /// What a call of bpf(2) may do.
 const BPF: &[&str] = &["BPF_OBJ_GET,", "BPF_MAP_LOOKUP_ELEM,", "BPF_OBJ_GET_INFO_BY_FD,"];
 
-/// Runs the call to its end under strace, and returns its system calls that are no reading.
+/// Runs the call to its end under strace, and returns its system calls that are more than reads.
 pub(crate) fn calls(node: &Node, call: PluginCall) -> Vec<String> {
     let output = call.through(&["strace", "-f", "-qq", "-y", "-s", "256", "-o", FILE]).run();
     output.ok();
@@ -120,7 +120,7 @@ fn is_request_to_read(arguments: &str) -> bool {
 }
 
 #[test]
-fn reading_is_told_from_writing() {
+fn reads_and_writes_are_distinguished() {
     for (reading, line) in [
         (true, r#"1 openat(AT_FDCWD</>, "/proc/self/ns/net", O_RDONLY|O_CLOEXEC) = 3"#),
         (false, r#"1 openat(3</run>, "lock", O_RDONLY|O_CREAT|O_CLOEXEC, 0600) = 3"#),
