@@ -69,14 +69,23 @@ impl Reference {
         if self.has_nftables() { &["iptables", "nftables"] } else { &["iptables"] }
     }
 
-    /// Whether this word, a key of the configuration say, is among the texts in its portmap's program:
-    /// versions are not told by the packages' plugins.
+    /// True if this word, a key of the configuration say, is among the texts in its portmap's program.
     ///
     /// # Panics
-    /// When the plugin cannot be read.
+    /// If the plugin cannot be read.
     #[must_use]
     pub fn portmap_knows(&self, word: &str) -> bool {
-        let path = self.plugin("portmap");
+        self.knows("portmap", word)
+    }
+
+    /// True if this word is among the texts in a plugin's program: the packages' plugins do not report their
+    /// versions.
+    ///
+    /// # Panics
+    /// If the plugin cannot be read.
+    #[must_use]
+    pub fn knows(&self, plugin: &str, word: &str) -> bool {
+        let path = self.plugin(plugin);
         let program = std::fs::read(&path).unwrap_or_else(|e| panic!("read {}: {e}", path.display()));
         program.windows(word.len()).any(|window| window == word.as_bytes())
     }

@@ -6,6 +6,7 @@ mod firewalld;
 mod iptables;
 mod isolation;
 mod nftables;
+mod reference;
 mod turns;
 
 use serde_json::{Value, json};

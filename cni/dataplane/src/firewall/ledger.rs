@@ -405,6 +405,17 @@ impl Ledger {
         }
     }
 
+    /// Checks that no other attachment is recorded to have one of these addresses.
+    pub(super) fn check_free(&self, addresses: &[IpAddr], owner: AttachmentHash) -> Result<(), Error> {
+        for address in addresses {
+            if self.holder(*address)?.is_some_and(|holder| holder != owner) {
+                let msg = format!("address {address} belongs to another attachment in table {TABLE}");
+                return Err(Error::Missing(msg));
+            }
+        }
+        Ok(())
+    }
+
     /// Compares what is there with what should be.
     pub(super) fn check(&self, wanted: &Held) -> Result<(), Error> {
         let missing = |what: String| Err(Error::Missing(what));

@@ -305,23 +305,41 @@ fn withdraw(ledger: Option<&Ledger>, held: &Held, (bridge, _turn): (BridgeUse, &
     ledger.map_or(Ok(()), |ledger| ledger.remove(hash))
 }
 
-/// Compares what is there with what is asked for.
+/// Compares the rules with what is asked for, whoever made them: of a container that the reference attached,
+/// nothing is recorded. Rules in nftables are the record.
 ///
 /// # Errors
 /// [`Error::Missing`] with the first difference.
 pub fn check(request: &FirewallRequest) -> Result<(), Error> {
-    let mut policies = Vec::new();
-    if let Some(ledger) = Ledger::open()? {
+    let hash = AttachmentHash::of(&request.attachment);
+    let Some(ledger) = Ledger::open()? else { return check_iptables(None, request) };
+    if request.means == Means::Nftables || ledger.held(hash)?.is_some() {
         ledger.check(&request.held())?;
-        if request.policy != IngressPolicy::Open {
-            policies = ledger.policies(
-                &request.bridge,
-                KeptBy::Iptables,
-                Some(AttachmentHash::of(&request.attachment)),
-            )?;
-        }
+    } else {
+        ledger.check_free(&request.addresses, hash)?;
     }
-    request.with_iptables(policies, filter::check)
+    check_iptables(Some(&ledger), request)
+}
+
+/// Compares the record, and the rules as [`check`] does.
+///
+/// # Errors
+/// [`Error::Missing`] with the first difference.
+pub fn check_record(request: &FirewallRequest) -> Result<(), Error> {
+    let ledger = Ledger::open()?;
+    ledger.as_ref().map_or(Ok(()), |ledger| ledger.check(&request.held()))?;
+    check_iptables(ledger.as_ref(), request)
+}
+
+fn check_iptables(ledger: Option<&Ledger>, request: &FirewallRequest) -> Result<(), Error> {
+    let hash = AttachmentHash::of(&request.attachment);
+    let others = match ledger {
+        Some(ledger) if request.policy != IngressPolicy::Open => {
+            ledger.policies(&request.bridge, KeptBy::Iptables, Some(hash))?
+        }
+        _ => Vec::new(),
+    };
+    request.with_iptables(others, filter::check)
 }
 
 /// What attachments of the network have that are not valid. [`forget`] takes it away.

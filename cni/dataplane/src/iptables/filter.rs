@@ -36,6 +36,8 @@ pub(super) const STAGE_2: &str = "CNI-ISOLATION-STAGE-2";
 const RULES: &str = "CNI firewall plugin rules";
 const ADMIN_OVERRIDES: &str = "CNI firewall plugin admin overrides";
 const EITHER: &str = "CNI firewall plugin rules (ingressPolicy: same-bridge|isolated)";
+/// The comment that the reference writes in place of [`EITHER`] in versions without the policy `isolated`.
+const OLDER_EITHER: &str = "CNI firewall plugin rules (ingressPolicy: same-bridge)";
 
 /// How a bridge is kept apart.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -126,6 +128,19 @@ fn admin_entry(admin: &ChainName) -> Rule {
 
 fn back() -> Rule {
     Rule::new(vec![Match::Comment(EITHER.to_owned())], Target::Return)
+}
+
+/// True if the listed rule is this one, as this or an older version of the reference writes it.
+fn is(listed: &ListedRule, rule: &Rule) -> bool {
+    let words = rule.words();
+    let same = |(listed, word): (&String, &String)| {
+        listed == word || (word == EITHER && listed == OLDER_EITHER)
+    };
+    listed.0.len() == words.len() && listed.0.iter().zip(&words).all(same)
+}
+
+fn has(listing: &Listing, chain: &str, rule: &Rule) -> bool {
+    listing.rules(chain).iter().any(|listed| is(listed, rule))
 }
 
 /// The variant that holds such chains, else the one that this node uses.
@@ -238,7 +253,7 @@ pub(super) fn needed(listing: &Listing) -> Option<&'static str> {
     if listing.rules(CONTAINERS).iter().any(|rule| !own(rule)) {
         return Some("containers' rules are there");
     }
-    if listing.rules(STAGE_1).iter().any(|rule| rule.0 != back().words()) {
+    if listing.rules(STAGE_1).iter().any(|rule| !is(rule, &back())) {
         return Some("a bridge is kept apart there");
     }
     (!listing.rules(ADMIN).is_empty()).then_some("an administrator's rules are there")
@@ -250,7 +265,6 @@ fn changes(listing: &Listing, wanted: &Wanted) -> Batch {
     for chain in [CONTAINERS, wanted.admin.as_str()] {
         make_chain(&mut batch, listing, chain);
     }
-    let isolates = isolation_entry().words();
     let new_entry = !listing.contains(FORWARD, &entry().words());
     if new_entry {
         batch.push(Op::Insert(FORWARD.to_owned(), entry().words()));
@@ -267,20 +281,21 @@ fn changes(listing: &Listing, wanted: &Wanted) -> Batch {
     if let Some(isolation) = wanted.isolation.as_ref().filter(|isolation| !isolation.is_none()) {
         for chain in [STAGE_2, STAGE_1] {
             make_chain(&mut batch, listing, chain);
-            if !listing.contains(chain, &back().words()) {
+            if !has(listing, chain, &back()) {
                 batch.append(chain, &back());
             }
         }
         set_bridge(&mut batch, listing, isolation);
-        if !listing.contains(FORWARD, &isolates) {
-            batch.push(Op::Insert(FORWARD.to_owned(), isolates));
+        if !has(listing, FORWARD, &isolation_entry()) {
+            batch.push(Op::Insert(FORWARD.to_owned(), isolation_entry().words()));
             return batch;
         }
     }
     // What separates goes before what accepts.
-    if new_entry && listing.contains(FORWARD, &isolates) {
-        batch.push(Op::Delete(FORWARD.to_owned(), isolates.clone()));
-        batch.push(Op::Insert(FORWARD.to_owned(), isolates));
+    let separating = listing.rules(FORWARD).iter().find(|listed| is(listed, &isolation_entry()));
+    if let Some(listed) = separating.filter(|_| new_entry) {
+        batch.push(Op::Delete(FORWARD.to_owned(), listed.0.clone()));
+        batch.push(Op::Insert(FORWARD.to_owned(), isolation_entry().words()));
     }
     batch
 }
@@ -301,14 +316,13 @@ fn set_bridge(batch: &mut Batch, listing: &Listing, isolation: &Isolation) {
         (STAGE_2, isolation.second(), ListedRule::outgoing),
     ];
     for (chain, rules, interface) in of_bridge {
-        let wanted: Vec<Vec<String>> = rules.iter().map(Rule::words).collect();
         for old in listing.rules(chain).iter().filter(|rule| interface(rule) == Some(name)) {
-            if !wanted.contains(&old.0) {
+            if !rules.iter().any(|rule| is(old, rule)) {
                 batch.push(Op::Delete(chain.to_owned(), old.0.clone()));
             }
         }
-        for words in wanted.into_iter().rev().filter(|words| !listing.contains(chain, words)) {
-            batch.push(Op::Insert(chain.to_owned(), words));
+        for rule in rules.iter().rev().filter(|rule| !has(listing, chain, rule)) {
+            batch.push(Op::Insert(chain.to_owned(), rule.words()));
         }
     }
 }
@@ -329,7 +343,7 @@ fn removals(listing: &Listing, wanted: &Wanted) -> Batch {
         return batch;
     }
     let of_others =
-        |rule: &ListedRule| rule.0 != back().words() && rule.incoming() != Some(&isolation.bridge);
+        |rule: &ListedRule| !is(rule, &back()) && rule.incoming() != Some(&isolation.bridge);
     if !isolation.is_none() || listing.rules(STAGE_1).iter().any(of_others) {
         set_bridge(&mut batch, listing, isolation);
         return batch;
@@ -353,7 +367,7 @@ pub(crate) fn check(tools: &Tools, wanted: &Wanted) -> Result<(), Error> {
         expected.extend(isolation.first().into_iter().map(|rule| (STAGE_1, rule)));
         expected.extend(isolation.second().into_iter().map(|rule| (STAGE_2, rule)));
     }
-    let missing = expected.iter().find(|(chain, rule)| !listing.contains(chain, &rule.words()));
+    let missing = expected.iter().find(|(chain, rule)| !has(&listing, chain, rule));
     let Some((chain, rule)) = missing else { return Ok(()) };
     let words = rule.words();
     let line = quote::line(words.iter().map(String::as_str));

@@ -80,7 +80,8 @@ impl Plugin for Firewall {
             // What ran when the container came counts.
             wanted.means = firewall::held(&request.attachment)?.map_or(wanted.means, |held| held.means);
         }
-        compare(&wanted)
+        firewall::check(&wanted)?;
+        compare_zone(&wanted)
     }
 
     fn gc(&self, request: &NodeRequest<'_>) -> Result<(), CniError> {
@@ -193,9 +194,8 @@ fn make(wanted: &FirewallRequest, turn: &Turn) -> Result<(), CniError> {
     }
 }
 
-/// Compares what is there with what is asked for.
-fn compare(wanted: &FirewallRequest) -> Result<(), CniError> {
-    firewall::check(wanted)?;
+/// Compares firewalld's zone with what is asked for, if that is how packets are let through.
+fn compare_zone(wanted: &FirewallRequest) -> Result<(), CniError> {
     if wanted.means != Means::Firewalld {
         return Ok(());
     }
@@ -278,7 +278,8 @@ impl Belonging for Rules {
     }
 
     fn check(&self) -> Result<(), CniError> {
-        compare(&self.wanted)
+        firewall::check_record(&self.wanted)?;
+        compare_zone(&self.wanted)
     }
 
     fn put_back(&self) -> Result<(), CniError> {

@@ -1,0 +1,146 @@
+//! Containers that the reference plugins attached: their CHECK, DEL and GC here.
+
+use serde_json::{Value, json};
+use slipway_tests::{Attach, Network, Node, Reference, is_peer};
+
+use super::bus::{Daemon, firewalld};
+use super::{filter, network, recorded};
+
+/// Adds a container with these plugins, all of them the reference's; returns the last result.
+fn add(reference: &Reference, network: &Network<'_>, attach: &Attach) -> Value {
+    let mut result = Value::Null;
+    for mut config in network.configs(Some(attach)) {
+        config["cniVersion"] = json!("1.0.0");
+        if !result.is_null() {
+            config["prevResult"] = result;
+        }
+        let program = reference.plugin(config["type"].as_str().expect("a type"));
+        let call = network.prepare("ADD", &config, Some(attach)).instead(&program);
+        result = call.env("CNI_PATH", reference.dir()).run().ok();
+    }
+    result
+}
+
+/// Runs a test with each version of the reference plugins.
+fn with_references(test: impl Fn(&Reference)) {
+    let all = Reference::all();
+    if all.is_empty() {
+        slipway_tests::skip!(slipway_tests::REFERENCE);
+    }
+    if !is_peer() {
+        all.iter().for_each(test);
+    }
+}
+
+/// The policies that this version of the plugin has.
+fn policies(reference: &Reference) -> &'static [&'static str] {
+    match () {
+        () if reference.knows("firewall", "ingressPolicy: same-bridge|isolated") => &["open", "same-bridge", "isolated"],
+        () if reference.knows("firewall", "ingressPolicy: same-bridge") => &["open", "same-bridge"],
+        () => &["open"],
+    }
+}
+
+/// The rules of a family's filter table that lead to a container or keep a bridge apart.
+fn rules(node: &Node, program: &str) -> Vec<(String, String)> {
+    let text = filter(node, program);
+    let rules = text.lines().filter_map(|line| line.strip_prefix("-A ")?.split_once(' '));
+    rules.map(|(chain, rule)| (chain.to_owned(), rule.to_owned())).collect()
+}
+
+#[test]
+fn check_passes_and_names_a_rule_that_is_removed() {
+    with_references(|reference| {
+        for policy in policies(reference) {
+            let node = Node::new();
+            let pod = node.pod("pod");
+            let attach = Attach::new(&pod);
+            let network = network(&node, 1, &json!({"backend": "iptables", "ingressPolicy": policy}));
+            let result = add(reference, &network, &attach);
+            assert_eq!(recorded(&node), "");
+            let check = || network.call_one(1, "CHECK", &attach, &result);
+            assert!(check().ok().is_null(), "{policy}");
+            let mut removed = 0;
+            for (program, family) in [("iptables", "ip"), ("ip6tables", "ip6")] {
+                for (chain, rule) in rules(&node, &format!("{program}-save")) {
+                    // The end of a chain does what leaving it does.
+                    if rule.ends_with("-j RETURN") {
+                        continue;
+                    }
+                    let change = |what: &str| {
+                        let input = format!("*filter\n-{what} {rule}\nCOMMIT\n");
+                        node.cmd_input(&format!("{program}-restore --noflush"), &input);
+                    };
+                    change(&format!("D {chain}"));
+                    let wanted = format!("expected {chain} rule [{rule}] not found in table {family} filter");
+                    // Older versions have one policy to name.
+                    let plain = |text: &str| text.replace("same-bridge|isolated", "same-bridge");
+                    assert_eq!(plain(&check().error().msg), plain(&wanted), "{policy}");
+                    change(&format!("I {chain} 1"));
+                    removed += 1;
+                }
+            }
+            assert!(removed >= 8, "{policy}: {removed} rules");
+            assert!(check().ok().is_null(), "{policy}");
+        }
+    });
+}
+
+#[test]
+fn del_removes_all_that_is_the_containers() {
+    with_references(|reference| {
+        for policy in policies(reference) {
+            let node = Node::new();
+            let pod = node.pod("pod");
+            let attach = Attach::new(&pod);
+            let network = network(&node, 1, &json!({"backend": "iptables", "ingressPolicy": policy}));
+            let result = add(reference, &network, &attach);
+            for config in network.configs(Some(&attach)).iter_mut().rev() {
+                config["prevResult"] = result.clone();
+                let _ = network.call("DEL", config, Some(&attach)).ok();
+            }
+            for (program, address) in [("iptables-save", "10.1.1."), ("ip6tables-save", "fd00:1::")] {
+                let left = filter(&node, program);
+                assert!(!left.contains(address) && !left.contains("br1"), "{policy}: {left}");
+            }
+        }
+    });
+}
+
+/// The rules are the container's next holder's, not those of the one that CHECK asks for.
+#[test]
+fn check_fails_for_an_address_of_another_container() {
+    with_references(|reference| {
+        let node = Node::new();
+        let (old, new) = (node.pod("old"), node.pod("new"));
+        let network = network(&node, 1, &json!({"backend": "iptables"}));
+        let result = add(reference, &network, &Attach::new(&old));
+        let _ = network.call_one(1, "ADD", &Attach::new(&new), &result).ok();
+        let error = network.call_one(1, "CHECK", &Attach::new(&old), &result).error();
+        assert_eq!(error.msg, "address 10.1.1.2 belongs to another attachment in table inet slipway-firewall");
+        assert!(network.call_one(1, "CHECK", &Attach::new(&new), &result).ok().is_null());
+    });
+}
+
+#[test]
+fn check_asks_firewalld() {
+    with_references(|reference| {
+        for keys in [json!({"backend": "firewalld"}), json!({"firewalldZone": "public"})] {
+            let node = Node::new();
+            let Some(_daemon) = Daemon::start(&node) else { slipway_tests::skip!("dbus-daemon") };
+            let zones = firewalld(&node);
+            let pod = node.pod("pod");
+            let attach = Attach::new(&pod);
+            let network = network(&node, 1, &keys);
+            let result = add(reference, &network, &attach);
+            let count = || zones.lock().expect("not poisoned").len();
+            assert_eq!((count(), recorded(&node).as_str()), (2, ""));
+            let check = || network.call_one(1, "CHECK", &attach, &result);
+            assert!(check().ok().is_null(), "{keys}");
+            let zone = zones.lock().expect("not poisoned").remove("10.1.1.2/32").expect("its zone");
+            assert_eq!(check().error().msg, format!("firewalld: 10.1.1.2 is not in zone {zone}"));
+            assert!(network.call_one(1, "DEL", &attach, &result).ok().is_null());
+            assert_eq!(count(), 0);
+        }
+    });
+}
