@@ -234,8 +234,7 @@ impl<'a> Network<'a> {
             }
             result = self.step("ADD", &config, Some(attach))?;
         }
-        let cached = Cached { attach: attach.clone(), result: result.clone() };
-        self.cache.lock().expect("not poisoned").insert(attach.key(), cached);
+        self.remember(attach, result.clone());
         Ok(result)
     }
 
@@ -250,6 +249,16 @@ impl<'a> Network<'a> {
         }
         self.cache.lock().expect("not poisoned").remove(&attach.key());
         Ok(())
+    }
+
+    /// Keeps the result of an ADD, which may have been another plugin set's, for DEL, CHECK and
+    /// [`Network::write_cache`].
+    ///
+    /// # Panics
+    /// If another thread panicked with the cache.
+    pub fn remember(&self, attach: &Attach, result: Value) {
+        let cached = Cached { attach: attach.clone(), result };
+        self.cache.lock().expect("not poisoned").insert(attach.key(), cached);
     }
 
     /// Writes what libcni keeps of an attachment on the node's disk, as its version 1.1 does: without the

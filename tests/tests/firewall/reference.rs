@@ -35,7 +35,9 @@ fn with_references(test: impl Fn(&Reference)) {
 /// The policies that this version of the plugin has.
 fn policies(reference: &Reference) -> &'static [&'static str] {
     match () {
-        () if reference.knows("firewall", "ingressPolicy: same-bridge|isolated") => &["open", "same-bridge", "isolated"],
+        () if reference.knows("firewall", "ingressPolicy: same-bridge|isolated") => {
+            &["open", "same-bridge", "isolated"]
+        }
         () if reference.knows("firewall", "ingressPolicy: same-bridge") => &["open", "same-bridge"],
         () => &["open"],
     }
@@ -117,7 +119,10 @@ fn check_fails_for_an_address_of_another_container() {
         let result = add(reference, &network, &Attach::new(&old));
         let _ = network.call_one(1, "ADD", &Attach::new(&new), &result).ok();
         let error = network.call_one(1, "CHECK", &Attach::new(&old), &result).error();
-        assert_eq!(error.msg, "address 10.1.1.2 belongs to another attachment in table inet slipway-firewall");
+        assert_eq!(
+            error.msg,
+            "address 10.1.1.2 belongs to another attachment in table inet slipway-firewall"
+        );
         assert!(network.call_one(1, "CHECK", &Attach::new(&new), &result).ok().is_null());
     });
 }
@@ -142,5 +147,41 @@ fn check_asks_firewalld() {
             assert!(network.call_one(1, "DEL", &attach, &result).ok().is_null());
             assert_eq!(count(), 0);
         }
+    });
+}
+
+/// `slipway migrate` records a container whose rules stay where they are: GC then finds them.
+#[test]
+fn migrate_records_the_living() {
+    with_references(|reference| {
+        let node = Node::new();
+        let (one, two) = (node.pod("one"), node.pod("two"));
+        let network = network(&node, 1, &json!({"backend": "iptables", "ingressPolicy": "same-bridge"}));
+        for pod in [&one, &two] {
+            let attach = Attach::new(pod);
+            network.remember(&attach, add(reference, &network, &attach));
+            network.write_cache(&attach);
+        }
+        two.remove();
+        let before = filter(&node, "iptables-save");
+        let migrate = |more: &str, wanted: i32, line: &str| {
+            let output = node.try_slipway(&format!("migrate --to nftables {more}"));
+            assert_eq!(output.code, Some(wanted), "{output}");
+            assert_eq!(
+                output.stdout.contains("net1 one eth0: firewall rules of 10.1.1.2, fd00:1::2"),
+                !line.is_empty()
+            );
+            assert!(output.stdout.contains(line) && !output.stdout.contains("net1 two"), "{output}");
+        };
+        migrate("--dry-run", 3, "0 failed, 1 to record");
+        assert_eq!(recorded(&node), "");
+        migrate("--network other", 0, "");
+        migrate("", 0, "0 failed, 1 recorded");
+        migrate("", 0, "");
+        assert_eq!(filter(&node, "iptables-save"), before);
+        network.check(&Attach::new(&one)).expect("CHECK");
+        network.gc_plugins(&Value::Null).expect("GC");
+        let left = filter(&node, "iptables-save");
+        assert!(!left.contains("10.1.1.2/32") && left.contains("10.1.1.3/32"), "{left}");
     });
 }

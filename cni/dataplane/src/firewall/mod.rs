@@ -321,6 +321,23 @@ pub fn check(request: &FirewallRequest) -> Result<(), Error> {
     check_iptables(Some(&ledger), request)
 }
 
+/// Records a container whose rules the reference made, so that DEL and GC find them. Nothing is written for one
+/// that has a record, or not all of its rules.
+///
+/// # Errors
+/// As for [`check`], and what nf_tables refused.
+pub fn adopt(request: &FirewallRequest, _turn: &Turn) -> Result<(), Error> {
+    check(request)?;
+    let Some(ledger) = Ledger::open()? else { return Ok(()) };
+    let hash = AttachmentHash::of(&request.attachment);
+    if ledger.held(hash)?.is_some() {
+        return Ok(());
+    }
+    ledger.put(&request.attachment, &request.held())?;
+    // The reference's DEL takes no lock: it may have removed the rules since they were read.
+    check(request).or_else(|gone| ledger.remove(hash).and(Err(gone)))
+}
+
 /// Compares the record, and the rules as [`check`] does.
 ///
 /// # Errors

@@ -133,9 +133,8 @@ fn back() -> Rule {
 /// True if the listed rule is this one, as this or an older version of the reference writes it.
 fn is(listed: &ListedRule, rule: &Rule) -> bool {
     let words = rule.words();
-    let same = |(listed, word): (&String, &String)| {
-        listed == word || (word == EITHER && listed == OLDER_EITHER)
-    };
+    let same =
+        |(listed, word): (&String, &String)| listed == word || (word == EITHER && listed == OLDER_EITHER);
     listed.0.len() == words.len() && listed.0.iter().zip(&words).all(same)
 }
 
@@ -342,8 +341,7 @@ fn removals(listing: &Listing, wanted: &Wanted) -> Batch {
     if !listing.has(STAGE_1) {
         return batch;
     }
-    let of_others =
-        |rule: &ListedRule| !is(rule, &back()) && rule.incoming() != Some(&isolation.bridge);
+    let of_others = |rule: &ListedRule| !is(rule, &back()) && rule.incoming() != Some(&isolation.bridge);
     if !isolation.is_none() || listing.rules(STAGE_1).iter().any(of_others) {
         set_bridge(&mut batch, listing, isolation);
         return batch;

@@ -113,6 +113,10 @@ pub enum State {
     Failed,
     /// It was no container's, and is gone.
     Removed,
+    /// It stays where it is, and would be recorded.
+    ToRecord,
+    /// It stays where it is, and is recorded now.
+    Recorded,
 }
 
 /// One thing and what became of it.

@@ -119,6 +119,22 @@ impl Plugin for Firewall {
     }
 }
 
+/// A container that the reference attached: its rules are all there, and nothing is recorded of it. The request is
+/// that of a CHECK.
+///
+/// # Errors
+/// What is wrong with the configuration, or cannot be read.
+pub(crate) fn unrecorded(request: &Request<'_>) -> Result<Option<FirewallRequest>, CniError> {
+    let config = Config::read(request.config)?;
+    let wanted = wanted(request, &config, previous(request)?)?;
+    // Rules in nftables are their own record.
+    if wanted.means == Means::Nftables || firewall::held(&request.attachment)?.is_some() {
+        return Ok(None);
+    }
+    let compared = firewall::check(&wanted).map_err(CniError::from).and_then(|()| compare_zone(&wanted));
+    Ok(compared.is_ok().then_some(wanted))
+}
+
 const fn since_0_4_0() -> &'static [Version] {
     Version::ALL.split_at(4).1
 }

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use cni_dataplane::ContainerNetns;
 use cni_dataplane::migrate::Clue;
 use cni_kernel::dir::DurableDir;
-use cni_runtime::{Cache, cache};
+use cni_runtime::{Cache, Cached, cache};
 use cni_spec::Attachment;
 use ipnet::IpNet;
 
@@ -17,29 +17,31 @@ const RESERVATIONS: &str = "/var/lib/cni/networks";
 /// Reads both. What is not named and is not there says nothing.
 pub(super) fn read(cache_dirs: &[PathBuf], data_dirs: &[PathBuf]) -> Result<Vec<Clue>, String> {
     let mut clues = Vec::new();
-    let usual = cache::DIRECTORIES.map(Path::new);
-    let caches: Vec<&Path> = if cache_dirs.is_empty() {
-        usual.to_vec()
-    } else {
-        cache_dirs.iter().map(PathBuf::as_path).collect()
-    };
-    for directory in caches {
-        let Some(cache) = Cache::open(directory).map_err(|e| e.to_string())? else { continue };
-        let (all, faults) = cache.read().map_err(|e| e.to_string())?;
-        for fault in faults {
-            log::warn!("{}: {}", fault.path.display(), fault.error);
-        }
-        clues.extend(all.into_iter().map(|cached| Clue {
-            addresses: cached.result.ips.iter().map(|ip| ip.address).collect(),
-            netns: cached.netns.as_deref().and_then(|path| ContainerNetns::read(path).ok()),
-            attachment: cached.attachment,
-        }));
-    }
+    clues.extend(cached(cache_dirs)?.into_iter().map(|cached| Clue {
+        addresses: cached.result.ips.iter().map(|ip| ip.address).collect(),
+        netns: cached.netns.as_deref().and_then(|path| ContainerNetns::read(path).ok()),
+        attachment: cached.attachment,
+    }));
     let usual = [PathBuf::from(RESERVATIONS)];
     for directory in if data_dirs.is_empty() { usual.as_slice() } else { data_dirs } {
         clues.extend(reservations(directory)?);
     }
     Ok(clues)
+}
+
+/// All attachments in these caches, or in the usual ones if none is named.
+pub(super) fn cached(directories: &[PathBuf]) -> Result<Vec<Cached>, String> {
+    let usual = cache::DIRECTORIES.map(PathBuf::from);
+    let mut cached = Vec::new();
+    for directory in if directories.is_empty() { usual.as_slice() } else { directories } {
+        let Some(cache) = Cache::open(directory).map_err(|e| e.to_string())? else { continue };
+        let (all, faults) = cache.read().map_err(|e| e.to_string())?;
+        for fault in faults {
+            log::warn!("{}: {}", fault.path.display(), fault.error);
+        }
+        cached.extend(all);
+    }
+    Ok(cached)
 }
 
 /// A folder for each network, in it a file for each address: the container's ID and, on another line, the

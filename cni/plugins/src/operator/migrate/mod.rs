@@ -1,6 +1,7 @@
 //! `slipway migrate`: moves what running containers have in the node's ruleset from one backend to another.
 
 mod clues;
+mod records;
 mod report;
 
 use std::io::Write;
@@ -57,7 +58,7 @@ pub fn migrate_command(args: &[String], out: &mut dyn Write, err: &mut dyn Write
     let code = match () {
         () if any(State::Failed) => 1,
         () if any(State::LeftAlone) => LEFT_ALONE,
-        () if any(State::Planned) => SOMETHING_TO_MOVE,
+        () if any(State::Planned) || any(State::ToRecord) => SOMETHING_TO_MOVE,
         () => 0,
     };
     said(report::print(&rows, (options.to, options.output), out), code)
@@ -133,6 +134,9 @@ fn run(options: &Options, err: &mut dyn Write) -> Result<Vec<Row>, String> {
     let mut rows = migrate(&order, plan, &mut progress).map_err(|e| e.to_string())?;
     if to != BackendName::Iptables {
         open_loopbacks(&mut rows);
+        if options.from.contains(&Place::Iptables) {
+            rows.extend(records::write(options)?);
+        }
     }
     Ok(rows)
 }

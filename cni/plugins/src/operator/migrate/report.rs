@@ -24,6 +24,8 @@ fn word(state: State) -> &'static str {
         State::LeftAlone => "left alone",
         State::Failed => "failed",
         State::Removed => "removed",
+        State::ToRecord => "to record",
+        State::Recorded => "recorded",
     }
 }
 
@@ -49,6 +51,7 @@ fn text(rows: &[Row], to: BackendName, out: &mut dyn Write) -> io::Result<()> {
         let owner = row.owner.as_ref();
         let owner = owner.map(|o| format!("{} {} {}: ", o.network(), o.container_id(), o.ifname()));
         let way = match row.state {
+            State::ToRecord | State::Recorded => String::new(),
             State::Moved | State::Planned => format!(" ({} -> {})", row.from.as_str(), to.as_str()),
             _ => format!(" ({})", row.from.as_str()),
         };
@@ -58,20 +61,25 @@ fn text(rows: &[Row], to: BackendName, out: &mut dyn Write) -> io::Result<()> {
         }
     }
     let count = |state: &State| rows.iter().filter(|row| row.state == *state).count();
-    let counts: Vec<String> =
-        STATES.iter().map(|state| format!("{} {}", count(state), word(*state))).collect();
+    let recorded = [State::ToRecord, State::Recorded].into_iter().filter(|state| count(state) > 0);
+    let counts: Vec<String> = STATES
+        .into_iter()
+        .chain(recorded)
+        .map(|state| format!("{} {}", count(&state), word(state)))
+        .collect();
     writeln!(out, "{}", counts.join(", "))
 }
 
 fn object(row: &Row, to: BackendName) -> Value {
     let owner = row.owner.as_ref();
+    let moves = !matches!(row.state, State::ToRecord | State::Recorded);
     json!({
         "network": owner.map(Attachment::network),
         "container": owner.map(Attachment::container_id),
         "interface": owner.map(Attachment::ifname),
         "what": row.what,
-        "from": row.from.as_str(),
-        "to": to.as_str(),
+        "from": moves.then(|| row.from.as_str()),
+        "to": moves.then(|| to.as_str()),
         "state": word(row.state),
         "why": row.why,
     })
@@ -96,6 +104,7 @@ mod tests {
         };
         let rows = [
             row("masquerade of 10.0.0.2", State::Moved, ""),
+            row("firewall rules of 10.0.0.2", State::Recorded, ""),
             row("published ports tcp/0.0.0.0:80 -> 10.0.0.2:80", State::LeftAlone, "because"),
         ];
         let printed = |output| {
@@ -105,13 +114,15 @@ mod tests {
         };
         expect![[r#"
             moved       pods web eth0: masquerade of 10.0.0.2 (iptables -> nftables)
+            recorded    pods web eth0: firewall rules of 10.0.0.2
             left alone  pods web eth0: published ports tcp/0.0.0.0:80 -> 10.0.0.2:80 (iptables)
                           because
-            1 moved, 0 to move, 0 removed, 1 left alone, 0 failed
+            1 moved, 0 to move, 0 removed, 1 left alone, 0 failed, 1 recorded
         "#]]
         .assert_eq(&printed(Output::Text));
         let value: Value = serde_json::from_str(&printed(Output::Json)).unwrap();
         assert_eq!(value["ok"], true);
         assert_eq!(value["things"][0]["state"], "moved");
+        assert_eq!((&value["things"][1]["from"], &value["things"][1]["to"]), (&Value::Null, &Value::Null));
     }
 }

@@ -5,7 +5,7 @@
 //! it still lives is for the kernel to say. Where the two do not agree, nothing is done.
 
 mod report;
-mod standing;
+pub(super) mod standing;
 
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -266,7 +266,8 @@ fn belongings(cached: &Cached) -> Result<Vec<Box<dyn Belonging>>, String> {
     Ok(all)
 }
 
-fn request<'a>(cached: &'a Cached, config: &'a NetConf, env: &'a Env) -> Request<'a> {
+/// The request of a CHECK.
+pub(super) fn request<'a>(cached: &'a Cached, config: &'a NetConf, env: &'a Env) -> Request<'a> {
     let (attachment, netns) = (cached.attachment.clone(), cached.netns.clone());
     Request { attachment, netns, args: &cached.args, config, env }
 }

@@ -8,7 +8,7 @@ use cni_spec::Interface;
 
 /// What became of a remembered attachment.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) enum Standing {
+pub(in crate::operator) enum Standing {
     /// The container lives and is attached as its result says.
     Attached,
     /// It does not, or it cannot be told from another one: nothing may be done in its name.
@@ -16,14 +16,14 @@ pub(super) enum Standing {
 }
 
 /// The node that containers are looked for from.
-pub(super) struct Node {
-    pub(super) route: RouteSocket,
+pub(in crate::operator) struct Node {
+    pub(in crate::operator) route: RouteSocket,
     id: NetnsId,
 }
 
 impl Node {
     /// The namespace of the calling thread.
-    pub(super) fn open() -> Result<Self, String> {
+    pub(in crate::operator) fn open() -> Result<Self, String> {
         let id = Netns::current().map_err(|e| e.to_string())?.id();
         Ok(Self { route: RouteSocket::open().map_err(|e| e.to_string())?, id })
     }
@@ -33,7 +33,7 @@ impl Node {
     ///
     /// # Errors
     /// What could not be looked at.
-    pub(super) fn standing(&self, cached: &Cached) -> Result<Standing, String> {
+    pub(in crate::operator) fn standing(&self, cached: &Cached) -> Result<Standing, String> {
         let not = |why: String| Ok(Standing::Not(why));
         let Some(path) = &cached.netns else {
             return not("neither the cache nor its result names the container's namespace".to_owned());
@@ -92,7 +92,7 @@ impl Node {
 
     /// Whether the node's loopback is open towards containers, as an ADD leaves it: on a link of ours, or
     /// on the bridge that one is a port of.
-    pub(super) fn opens_its_loopback(&self) -> Result<bool, String> {
+    pub(in crate::operator) fn opens_its_loopback(&self) -> Result<bool, String> {
         let links = self.route.links().map_err(|e| e.to_string())?;
         let ours: Vec<&Link> =
             links.iter().filter(|link| Owner::from_comment(&link.alias).is_some()).collect();

@@ -1,0 +1,54 @@
+//! Records of the firewall plugin for containers that the reference attached. Their rules stay where they are.
+
+use std::net::IpAddr;
+
+use cni_dataplane::firewall::{self, FirewallRequest, Turn};
+use cni_dataplane::migrate::{Place, Plan, Row, State};
+use cni_runtime::Cached;
+use cni_spec::CniError;
+
+use super::{Options, clues};
+use crate::meta::firewall::unrecorded;
+use crate::operator::restore::request;
+use crate::operator::restore::standing::{Node, Standing};
+use crate::plugin::Env;
+
+/// Records each living container that a runtime remembers with a configuration of firewall, whose rules are there and
+/// of which nothing is recorded.
+pub(super) fn write(options: &Options) -> Result<Vec<Row>, String> {
+    let node = Node::open()?;
+    let networks = &options.networks;
+    let selected =
+        |one: &Cached| networks.is_empty() || networks.iter().any(|name| name == one.attachment.network());
+    let mut rows = Vec::new();
+    for cached in clues::cached(&options.cache_dirs)?.into_iter().filter(selected) {
+        // Addresses of one that is gone may be another one's.
+        if node.standing(&cached)? != Standing::Attached {
+            continue;
+        }
+        rows.extend(wanted(&cached).map(|wanted| record(&wanted, options.plan)));
+    }
+    Ok(rows)
+}
+
+/// The rules that the container has without a record.
+fn wanted(cached: &Cached) -> Option<FirewallRequest> {
+    let warn = |error: &CniError| log::warn!("{}: {error}", cached.attachment);
+    let configs = cached.configs().inspect_err(warn).ok()?;
+    let config = configs.iter().find(|config| config.plugin == "firewall")?;
+    unrecorded(&request(cached, config, &Env::default())).inspect_err(warn).ok()?
+}
+
+fn record(wanted: &FirewallRequest, plan: Plan) -> Row {
+    let (state, why) = match plan {
+        Plan::Only => (State::ToRecord, String::new()),
+        Plan::AndDo => match Turn::to_add(wanted).and_then(|turn| firewall::adopt(wanted, &turn)) {
+            Ok(()) => (State::Recorded, String::new()),
+            Err(error) => (State::Failed, error.to_string()),
+        },
+    };
+    let addresses: Vec<String> = wanted.addresses.iter().map(IpAddr::to_string).collect();
+    let what = format!("firewall rules of {}", addresses.join(", "));
+    let owner = Some(wanted.attachment.clone());
+    Row { owner, what, from: Place::Iptables, state, why, ports: None }
+}
