@@ -15,6 +15,22 @@ use crate::mac::Mac;
 /// One tick of the scheduler's clock in nanoseconds, `PSCHED_TICKS2NS(1)` of `net/pkt_sched.h`.
 const TICK: u128 = 64;
 
+/// Microseconds that a packet which the kernel put together (GSO, GRO) may take at the rate; a longer one is split,
+/// so that packets of other flows get between.
+const LONGEST_PACKET_US: u64 = 2_000;
+/// The length from which on the kernel puts no packets together, but for BIG TCP.
+const LARGEST_PACKET: u64 = 65_536;
+/// Microseconds that a packet waits in a queue without fair queueing. Half of it costs a TCP connection 7 % of the rate.
+const WAIT_US: u64 = 10_000;
+/// Microseconds that codel lets packets wait, as it has it itself.
+const TARGET_US: u64 = 5_000;
+/// The least that a queue without fair queueing holds: packets of the link's where longer ones are split, else bytes
+/// that are more than a packet of BIG TCP.
+const LEAST_PACKETS: u64 = 8;
+const LEAST_BYTES: u64 = 600_000;
+/// Beyond the length of packets that the link says: its header, VLAN tags.
+const HEADERS: u64 = 32;
+
 /// A queue that sends at a rate, with bursts (tc-tbf(8)).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct TokenBucket {
@@ -37,20 +53,50 @@ impl TokenBucket {
         Self { rate, burst_ticks: clamp(nanoseconds / TICK), limit: clamp(waiting + u128::from(burst)) }
     }
 
+    /// The bytes that a packet may have on a link with this MTU; a longer one is split. None if packets need no
+    /// splitting.
+    fn longest_packet(&self, mtu: u32) -> Option<u32> {
+        let bytes = u128::from(self.rate) * u128::from(LONGEST_PACKET_US) / 1_000_000;
+        let bytes = u64::try_from(bytes).ok()?.max(u64::from(mtu) + HEADERS);
+        u32::try_from(bytes).ok().filter(|_| bytes < LARGEST_PACKET)
+    }
+
+    /// The bytes that wait where the kernel has no fair queueing.
+    fn waiting(&self, mtu: u32) -> u32 {
+        let least = match self.longest_packet(mtu) {
+            Some(_) => LEAST_PACKETS * (u64::from(mtu) + HEADERS),
+            None => LEAST_BYTES,
+        };
+        let bytes = u128::from(self.rate) * u128::from(WAIT_US) / 1_000_000;
+        u32::try_from(bytes.max(u128::from(least))).unwrap_or(u32::MAX)
+    }
+
+    /// Microseconds that codel lets packets wait: two of the link's, or it would drop what cannot go sooner.
+    fn target_us(&self, mtu: u32) -> u32 {
+        let two = 2 * (u64::from(mtu) + HEADERS) * 1_000_000 / self.rate.max(1);
+        u32::try_from(two.max(TARGET_US)).unwrap_or(u32::MAX)
+    }
+
     /// `struct tc_tbf_qopt`, and the rate by itself where it has no room in there.
-    fn options(&self) -> Attributes {
+    fn options(&self, mtu: u32) -> Attributes {
         /// `TC_LINKLAYER_ETHERNET`: no table of transmission times is needed.
         const ETHERNET: u8 = 1;
         let rate = u32::try_from(self.rate).unwrap_or(u32::MAX);
         // struct tc_ratespec: cell_log, linklayer, overhead, cell_align, mpu, rate
         let mut parameters = vec![0, ETHERNET, 0, 0, 0, 0, 0, 0];
         parameters.extend(rate.to_ne_bytes());
-        // No peak rate.
-        parameters.extend([0; 12]);
+        // tbf splits what is longer than the bucket of its peak rate: one that is no limit.
+        let longest = self.longest_packet(mtu);
+        let peak = if longest.is_some() { u32::MAX } else { 0 };
+        parameters.extend([0, ETHERNET, 0, 0, 0, 0, 0, 0]);
+        parameters.extend(peak.to_ne_bytes());
         parameters.extend(self.limit.to_ne_bytes());
         parameters.extend(self.burst_ticks.to_ne_bytes());
         parameters.extend([0; 4]);
-        let options = Attributes::default().with(TCA_TBF_PARMS, &parameters);
+        let mut options = Attributes::default().with(TCA_TBF_PARMS, &parameters);
+        if let Some(longest) = longest {
+            options = options.with(TCA_TBF_PBURST, &longest.to_ne_bytes());
+        }
         match u32::try_from(self.rate) {
             Ok(_) => options,
             Err(_) => options.with(TCA_TBF_RATE64, &self.rate.to_ne_bytes()),
@@ -139,6 +185,9 @@ const INGRESS_HANDLE: u32 = 0xffff_0000;
 const CLSACT_INGRESS: u32 = 0xffff_fff2;
 const TCA_TBF_PARMS: u16 = 1;
 const TCA_TBF_RATE64: u16 = 4;
+const TCA_TBF_PBURST: u16 = 7;
+const TCA_FQ_CODEL_TARGET: u16 = 1;
+const TCA_FQ_CODEL_INTERVAL: u16 = 3;
 // linux/pkt_cls.h
 const TCA_U32_SEL: u16 = 5;
 const TCA_U32_ACT: u16 = 7;
@@ -151,6 +200,10 @@ const MIRRED_LINK: usize = 24;
 
 /// The handle of the queue, as the reference and most people call it.
 const ROOT_HANDLE: u32 = 0x0001_0000;
+/// Where tbf has its child.
+const CHILD: u32 = ROOT_HANDLE | 1;
+/// codel's own interval is so many targets.
+const TARGETS: u32 = 20;
 /// The place of our filter. The kernel counts down from here for those who say nothing: others that mean to
 /// decide before it say a lower one.
 const PREFERENCE: u32 = 0xc000;
@@ -183,17 +236,38 @@ impl RouteSocket {
         self.transport.run(Verb::Create, RouteNetlinkMessage::NewLink(message), action)
     }
 
-    /// Lets a link send at a rate. A queue that it has already gives way.
+    /// Lets a link send at a rate. A queue that it has already gives way. What waits, waits in a fair queue
+    /// (tc-fq_codel(8)), so that a flow below the limit does not wait behind one that fills it; where the kernel has
+    /// none, in a short one.
     ///
     /// # Errors
     /// ENOENT when the kernel has no tbf.
     pub fn set_token_bucket(&self, link: &Link, bucket: &TokenBucket) -> Result<(), RouteError> {
-        let request = Request { link, handle: ROOT_HANDLE, parent: TC_H_ROOT, info: 0 };
-        let attributes = Attributes::default().text(TCA_KIND, "tbf").nested(TCA_OPTIONS, &bucket.options());
+        let root = Request { link, handle: ROOT_HANDLE, parent: TC_H_ROOT, info: 0 };
+        self.set_queue(&root, "tbf", &bucket.options(link.mtu))?;
+        // The kernel chooses the handle: with one of ours it would not replace a child of another kind.
+        let child = Request { link, handle: 0, parent: CHILD, info: 0 };
+        let target = bucket.target_us(link.mtu);
+        let fair = Attributes::default()
+            .with(TCA_FQ_CODEL_TARGET, &target.to_ne_bytes())
+            .with(TCA_FQ_CODEL_INTERVAL, &target.saturating_mul(TARGETS).to_ne_bytes());
+        match self.set_queue(&child, "fq_codel", &fair) {
+            Err(error) if error.is_not_found() => {
+                log::info!("{error}: its flows share one queue");
+                // struct tc_fifo_qopt
+                let short = Attributes(bucket.waiting(link.mtu).to_ne_bytes().to_vec());
+                self.set_queue(&child, "bfifo", &short)
+            }
+            set => set,
+        }
+    }
+
+    fn set_queue(&self, place: &Request<'_>, kind: &str, options: &Attributes) -> Result<(), RouteError> {
+        let attributes = Attributes::default().text(TCA_KIND, kind).nested(TCA_OPTIONS, options);
         self.transport.run(
             Verb::CreateWith(NLM_F_REPLACE),
-            request.message(RTM_NEWQDISC, attributes),
-            format_args!("limit the rate of {}", link.name),
+            place.message(RTM_NEWQDISC, attributes),
+            format_args!("limit the rate of {} by {kind}", place.link.name),
         )
     }
 
@@ -365,7 +439,7 @@ mod tests {
     fn a_bucket_reads_back_the_same() {
         for rate in [1, 1_000_000, u64::from(u32::MAX), 12_500_000_000] {
             let bucket = TokenBucket::new(rate, 125_000, 25_000);
-            assert_eq!(TokenBucket::decode(&bucket.options().0), Some(bucket), "{rate}");
+            assert_eq!(TokenBucket::decode(&bucket.options(1500).0), Some(bucket), "{rate}");
         }
         assert_eq!(TokenBucket::decode(&[]), None);
     }
@@ -377,6 +451,26 @@ mod tests {
         assert_eq!(bucket, TokenBucket { rate: 1_000_000, burst_ticks: 1_953_125, limit: 150_000 });
         let slow = TokenBucket::new(1, u32::MAX, 25_000);
         assert_eq!((slow.burst_ticks, slow.limit), (u32::MAX, u32::MAX));
+    }
+
+    #[test]
+    fn a_packet_takes_two_milliseconds_at_most_unless_the_link_says_more() {
+        let at = |rate| TokenBucket::new(rate, 1_000_000, 25_000);
+        // 8 Mbit/s, 100 Mbit/s, 1 Gbit/s, and as slow as can be.
+        let rows =
+            [(1_000_000, Some(2000)), (12_500_000, Some(25_000)), (125_000_000, None), (1, Some(1532))];
+        for (rate, longest) in rows {
+            assert_eq!(at(rate).longest_packet(1500), longest, "{rate}");
+            // What the queue holds is more than the longest packet: one that is larger never gets through.
+            assert!(at(rate).waiting(1500) > longest.unwrap_or(512 * 1024), "{rate}");
+            assert_eq!(
+                find(&at(rate).options(1500).0, TCA_TBF_PBURST).is_some(),
+                longest.is_some(),
+                "{rate}"
+            );
+        }
+        assert_eq!(at(1_000_000).longest_packet(9000), Some(9032));
+        assert_eq!((at(12_500_000).target_us(1500), at(125_000).target_us(1500)), (5000, 24_512));
     }
 
     #[test]

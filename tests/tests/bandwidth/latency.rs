@@ -1,0 +1,93 @@
+//! What a flow below the limit waits for.
+
+use std::io::{Read, Write};
+use std::net::{Ipv4Addr, Shutdown, TcpListener, TcpStream, UdpSocket};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use serde_json::json;
+use slipway_tests::{Attach, Node, Space, is_peer, within};
+
+use super::{EGRESS, INGRESS, SPAN, ifbs, network, outer};
+
+/// The median round trip of single datagrams while a connection in the same direction fills the limit.
+fn round_trip(from: &Space, to: &Space, address: Ipv4Addr) -> Duration {
+    let listener = to.run(|| TcpListener::bind((address, 0))).expect("bind");
+    let sink = listener.local_addr().expect("an address");
+    let mut sender =
+        from.run(|| TcpStream::connect_timeout(&sink, within(Duration::from_secs(8)))).expect("connect");
+    let (mut receiver, _) = listener.accept().expect("accept");
+    let ends = [&sender, &receiver].map(|end| end.try_clone().expect("a handle"));
+    let echo = to.run(|| UdpSocket::bind((address, 0))).expect("bind");
+    let ping = from.run(|| UdpSocket::bind("0.0.0.0:0")).expect("bind");
+    ping.connect(echo.local_addr().expect("an address")).expect("connect");
+    for socket in [&echo, &ping] {
+        socket.set_read_timeout(Some(Duration::from_millis(500))).expect("a time-out");
+    }
+    let stop = AtomicBool::new(false);
+    thread::scope(|scope| {
+        scope.spawn(|| while sender.write_all(&[0; 16_384]).is_ok() {});
+        scope.spawn(|| while receiver.read(&mut [0; 65_536]).is_ok_and(|bytes| bytes > 0) {});
+        scope.spawn(|| {
+            let mut buffer = [0; 8];
+            while !stop.load(Ordering::Relaxed) {
+                if let Ok((bytes, peer)) = echo.recv_from(&mut buffer) {
+                    let _ = echo.send_to(&buffer[..bytes], peer);
+                }
+            }
+        });
+        // The burst first.
+        thread::sleep(Duration::from_millis(1500));
+        let (begin, mut seen, mut number) = (Instant::now(), Vec::new(), 0_u64);
+        while begin.elapsed() < SPAN {
+            number += 1;
+            let (sent, mut buffer) = (Instant::now(), [0; 8]);
+            let answered = ping.send(&number.to_be_bytes()).is_ok()
+                && std::iter::from_fn(|| ping.recv(&mut buffer).ok().map(|_| u64::from_be_bytes(buffer)))
+                    .any(|reply| reply == number);
+            // One that is lost has waited for longer than anybody would.
+            seen.push(if answered { sent.elapsed() } else { Duration::from_millis(500) });
+            thread::sleep(Duration::from_millis(7));
+        }
+        stop.store(true, Ordering::Relaxed);
+        ends.iter().for_each(|end| drop(end.shutdown(Shutdown::Both)));
+        seen.sort();
+        seen[seen.len() / 2]
+    })
+}
+
+/// The control is the reference's queue on the same link: one for all flows, as long as the burst and 25 ms.
+#[test]
+fn a_second_flow_does_not_wait_behind_one_that_fills_the_limit() {
+    let node = Node::new();
+    let client = node.host("client");
+    let pod = node.pod("pod");
+    // A quarter of a second into the container, and a half out of it: runtimes ask for far more.
+    const BURST: u64 = 4_000_000;
+    let limits =
+        json!({"ingressRate": INGRESS, "ingressBurst": BURST, "egressRate": EGRESS, "egressBurst": BURST});
+    let network = network(&node, &limits);
+    let result = network.add(&Attach::new(&pod)).expect("ADD");
+    node.forward();
+    let address = Ipv4Addr::new(10, 1, 2, 2);
+    let into = || round_trip(&client, &pod, address);
+    let out_of = || round_trip(&pod, &client, client.v4);
+    let (ours_in, ours_out) = (into(), out_of());
+    let devices = [(outer(&result), INGRESS), (ifbs(&node).swap_remove(0), EGRESS)];
+    for (link, rate) in devices {
+        let (burst, limit) = (BURST / 8, rate / 8 / 40 + BURST / 8);
+        node.cmd(&format!("tc qdisc del dev {link} root"));
+        node.cmd(&format!(
+            "tc qdisc add dev {link} root handle 1: tbf rate {rate} burst {burst} limit {limit}"
+        ));
+    }
+    let (plain_in, plain_out) = (into(), out_of());
+    eprintln!(
+        "in: {ours_in:?}, one long queue: {plain_in:?}; out: {ours_out:?}, one long queue: {plain_out:?}"
+    );
+    network.check(&Attach::new(&pod)).expect("CHECK takes the reference's queue");
+    if !is_peer() {
+        assert!((ours_in + ours_out) * 2 < plain_in + plain_out, "one long queue is the slower one");
+    }
+}
