@@ -379,6 +379,9 @@ fn add_flowtable(flowtable: &Flowtable) -> Result<Message, &'static str> {
                 });
             }
         });
+        if flowtable.counter {
+            body.be32(parse::FLOWTABLE_FLAGS, parse::FLOWTABLE_COUNTER);
+        }
     });
     Ok(Message::add(&flowtable.table, NEW_FLOWTABLE, Create::OrKeep, Body::Attributes(body)))
 }
@@ -519,4 +522,24 @@ fn add_anonymous_set(
         messages.push(Message::add(table, NEW_ELEMENT, Create::OrKeep, Body::Elements(raw)));
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_flag_of_a_flowtable_that_counts_reads_back() {
+        let table = TableId::new(Family::Inet, "t");
+        for counter in [false, true] {
+            let devices = [Links::Named("eth0".to_owned()), Links::Beginning("veth".to_owned())];
+            let flowtable = Flowtable::new(&table, "flows", &devices).counter(counter);
+            let Body::Attributes(body) = add_flowtable(&flowtable).unwrap().body else {
+                panic!("attributes")
+            };
+            let read = parse::flowtable(Some(Family::Inet), &body).unwrap();
+            assert_eq!((read.name.as_str(), read.counter), ("flows", counter));
+            assert_eq!(read.devices, devices);
+        }
+    }
 }

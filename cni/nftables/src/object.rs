@@ -333,6 +333,8 @@ pub struct Flowtable {
     /// The links whose packets look for their flow in it as they come in. One that is named must be there;
     /// one that goes leaves it by itself.
     pub devices: Vec<Links>,
+    /// True if packets of its flows are counted in conntrack's accounting, where that is on (Linux 5.7).
+    pub counter: bool,
 }
 
 /// Links that a flowtable is hooked to.
@@ -345,10 +347,17 @@ pub enum Links {
 }
 
 impl Flowtable {
-    /// A flowtable at the ingress hook of these links, priority 0.
+    /// A flowtable at the ingress hook of these links, priority 0, that counts nothing.
     #[must_use]
     pub fn new(table: &TableId, name: &str, devices: &[Links]) -> Self {
-        Self { table: table.clone(), name: name.to_owned(), devices: devices.to_vec() }
+        Self { table: table.clone(), name: name.to_owned(), devices: devices.to_vec(), counter: false }
+    }
+
+    /// Counts packets, or leaves the setting of a flowtable that is there as it is.
+    #[must_use]
+    pub fn counter(mut self, counter: bool) -> Self {
+        self.counter = counter;
+        self
     }
 }
 

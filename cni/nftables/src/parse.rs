@@ -18,6 +18,10 @@ pub(crate) const RULE_EXPRESSIONS: u16 = 4;
 pub(crate) const FLOWTABLE_TABLE: u16 = 1;
 pub(crate) const FLOWTABLE_NAME: u16 = 2;
 pub(crate) const FLOWTABLE_HOOK: u16 = 3;
+/// `NFTA_FLOWTABLE_FLAGS`.
+pub(crate) const FLOWTABLE_FLAGS: u16 = 7;
+/// `NFT_FLOWTABLE_COUNTER`.
+pub(crate) const FLOWTABLE_COUNTER: u32 = 2;
 /// `NFTA_FLOWTABLE_HOOK_NUM`.
 pub(crate) const HOOK_NUMBER: u16 = 1;
 /// `NFTA_FLOWTABLE_HOOK_PRIORITY`.
@@ -111,6 +115,9 @@ pub(crate) fn flowtable(family: Option<Family>, body: &[u8]) -> Option<Flowtable
         name: text(find(body, FLOWTABLE_NAME)?),
         handle: find(body, HANDLE).and_then(be64).unwrap_or_default(),
         uses: find(body, USE).and_then(be32).unwrap_or_default(),
+        counter: find(body, FLOWTABLE_FLAGS)
+            .and_then(be32)
+            .is_some_and(|flags| flags & FLOWTABLE_COUNTER != 0),
         devices: attrs(devices)
             .map(|(kind, name)| match kind {
                 DEVICE_PREFIX => Links::Beginning(text(name)),

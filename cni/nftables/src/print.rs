@@ -68,6 +68,9 @@ impl fmt::Display for Flowtable {
             let devices: Vec<String> = self.devices.iter().map(ToString::to_string).collect();
             write!(f, " devices = {{ {} }} ;", devices.join(", "))?;
         }
+        if self.counter {
+            f.write_str(" counter ;")?;
+        }
         f.write_str(" }")
     }
 }

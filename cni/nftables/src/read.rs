@@ -75,6 +75,8 @@ pub struct FlowtableInfo {
     pub uses: u32,
     /// The links it is hooked to.
     pub devices: Vec<Links>,
+    /// True if it counts.
+    pub counter: bool,
 }
 
 /// An element as the kernel describes it.

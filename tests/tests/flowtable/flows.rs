@@ -78,6 +78,54 @@ fn until_offloaded(world: &World, container: IpAddr, mut say: impl FnMut()) {
     }
 }
 
+/// Packets that pass by the chains are in conntrack's accounting, and so in the table of ports. A flowtable of an
+/// earlier version begins to count with the next ADD, from Linux 5.12 on.
+#[test]
+fn offloaded_packets_are_counted() {
+    needs!(has_flowtable(), FLOWTABLE);
+    let world = World::new(BridgeNetfilter::Off);
+    world.node.sysctl("net/netfilter/nf_conntrack_acct", "1");
+    let network = world.network(1);
+    let web = Web::published(&world, &network, "web");
+    let container = web.ips()[0];
+    let counted = || {
+        let ports: serde_json::Value =
+            serde_json::from_str(&world.node.slipway("ports --json")).expect("JSON");
+        let packets = ports.as_array().expect("a list").iter().filter_map(|port| port["packets"].as_u64());
+        usize::try_from(packets.sum::<u64>()).expect("a number")
+    };
+    let mut talk =
+        world.client.dial(Proto::Tcp, None, at(world.client.node_v4, PORT), 5 * QUICK).expect("a connection");
+    let mut say = || assert_eq!(talk.say().expect("an answer").who, "web");
+    let mut counts = || {
+        until_offloaded(&world, container, &mut say);
+        let before = counted();
+        (0..LINES).for_each(|_| say());
+        counted() - before
+    };
+    let more = counts();
+    assert!(more >= 2 * LINES, "{more} of at least {} packets are counted", 2 * LINES);
+    if kernel() < (5, 12) {
+        return;
+    }
+    // As an earlier version made it.
+    let rule = world.node.cmd("nft list chain inet slipway forward");
+    let rule = rule.lines().find(|line| line.contains("flow add")).expect("the rule").trim().to_owned();
+    let named = crate::table::devices(&world).expect("a flowtable").join(", ");
+    if kernel() < (7, 0) {
+        world.node.nft(&format!(
+            "flush chain inet slipway forward\ndelete flowtable inet slipway flows\n\
+             add flowtable inet slipway flows {{ hook ingress priority 0; devices = {{ {named} }}; }}\n\
+             add rule inet slipway forward {rule}"
+        ));
+        let more = counts();
+        assert!(more < LINES, "{more} packets are counted without the flag");
+        let _next = Web::new(&world, &network, "next", |a| a.port(Proto::Tcp, PORT + 1, 80));
+        let more = counts();
+        assert!(more >= 2 * LINES, "{more} packets are counted after an ADD");
+    }
+}
+
 #[test]
 fn connections_to_a_published_port() {
     needs!(has_flowtable(), FLOWTABLE);

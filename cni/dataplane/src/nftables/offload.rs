@@ -18,8 +18,8 @@ use std::net::IpAddr;
 use cni_kernel::route::{Family, LinkKind, MAIN_TABLE, RouteError, RouteSocket};
 use cni_nftables::conntrack::{Conntrack, Filter, Flow, FlowFamily};
 use cni_nftables::{
-    BaseChain, Chain, ChainKind, Cmp, Field, Flowtable, Hook, Links, Operand, Policy, Rule, Stmt, Table,
-    Transaction, Value,
+    BaseChain, Chain, ChainKind, Cmp, Field, Flowtable, FlowtableInfo, Hook, Links, Operand, Policy, Rule,
+    Stmt, Table, TableId, Transaction, Value,
 };
 
 use super::schema::{self, Fixed, SharedChain};
@@ -107,6 +107,16 @@ impl Kernel {
         }
     }
 
+    /// True if a flowtable can count (`NFT_FLOWTABLE_COUNTER`, Linux 5.7).
+    fn counts(self) -> bool {
+        self >= Self(5, 7)
+    }
+
+    /// True if a flowtable that is there takes the flag: Linux 5.12. Before, the kernel ignores it without an error.
+    fn begins_to_count(self) -> bool {
+        self >= Self(5, 12)
+    }
+
     /// Whether it looks through bridges, and takes no flow in whose container's link is not in the flowtable:
     /// 7.2 does, 6.18 does not. From 6.17 on all links can be told of by the beginning of their names
     /// (`NFTA_DEVICE_PREFIX`); only newer versions of nft can read that, so it is not said where it need not be.
@@ -169,10 +179,16 @@ fn rule(protocols: Protocols) -> Vec<Stmt> {
     ]
 }
 
-/// The batch that gives the table a flowtable at these links.
-pub(crate) fn switch_on(shared: &[SharedChain], layout: Layout, devices: &[Links]) -> Transaction {
+/// The flowtable at these links. It counts where the kernel can: `slipway ports` reads conntrack's accounting, which
+/// would miss packets that pass by the chains.
+pub(crate) fn flowtable(table: &TableId, devices: &[Links]) -> Flowtable {
+    Flowtable::new(table, FLOWTABLE, devices).counter(Kernel::this().counts())
+}
+
+/// The batch that gives the table this flowtable.
+pub(crate) fn switch_on(shared: &[SharedChain], layout: Layout, flowtable: Flowtable) -> Transaction {
     let mut batch = Transaction::new();
-    batch.add_flowtable(Flowtable::new(&schema::table(), FLOWTABLE, devices));
+    batch.add_flowtable(flowtable);
     batch.append(schema::repair(shared, layout));
     batch
 }
@@ -205,27 +221,25 @@ pub(crate) fn settle(session: &Session, wanted: &Offload, containers: &[IpAddr])
         // That nothing is to be done, the usual case, is seen without the rest.
         let generation = session.generation()?;
         let layout = session.layout()?;
-        let missing: Vec<Links> = match (uplinks, layout.offloading) {
+        let batch = match (uplinks, layout.offloading) {
             (None, None) => return Ok(()),
-            (Some(_), Some(_)) => missing(session, &devices)?,
-            _ => devices.iter().cloned().collect(),
+            (None, Some(_)) => switch_off(&session.shared_chains()?, layout),
+            (Some(_), None) => {
+                let devices: Vec<Links> = devices.iter().cloned().collect();
+                let flowtable = flowtable(&session.table, &devices);
+                switch_on(&session.shared_chains()?, layout.offloading(), flowtable)
+            }
+            (Some(_), Some(_)) => {
+                let Some(flowtable) = change(read(session)?, &devices, Kernel::this()) else { return Ok(()) };
+                let mut batch = Transaction::new();
+                batch.add_flowtable(flowtable);
+                batch
+            }
         };
-        if uplinks.is_some() && layout.offloading.is_some() && missing.is_empty() {
-            return Ok(());
-        }
         if !matches!(session.state()?, State::Ready) {
             // Somebody took it apart just now: the next ADD mends it, and comes here again.
             return Ok(());
         }
-        let batch = match (uplinks, layout.offloading) {
-            (None, _) => switch_off(&session.shared_chains()?, layout),
-            (Some(_), None) => switch_on(&session.shared_chains()?, layout.offloading(), &missing),
-            (Some(_), Some(_)) => {
-                let mut batch = Transaction::new();
-                batch.add_flowtable(Flowtable::new(&session.table, FLOWTABLE, &missing));
-                batch
-            }
-        };
         match session.socket.commit(&batch, Some(generation)) {
             Ok(()) => return Ok(()),
             Err(e) => patience.wait("change the flowtable", e)?,
@@ -233,17 +247,24 @@ pub(crate) fn settle(session: &Session, wanted: &Offload, containers: &[IpAddr])
     }
 }
 
-/// Those of the links that are not in the flowtable.
-fn missing(session: &Session, devices: &BTreeSet<Links>) -> Result<Vec<Links>, Error> {
-    let present = self::present(session)?.unwrap_or_default();
-    Ok(devices.iter().filter(|device| !present.contains(device)).cloned().collect())
+/// What an existing flowtable lacks: links, and the flag to count, which one of an earlier version has not. None if
+/// it lacks nothing.
+fn change(present: Option<FlowtableInfo>, devices: &BTreeSet<Links>, kernel: Kernel) -> Option<Flowtable> {
+    let (links, counts) = present.map_or_else(Default::default, |found| (found.devices, found.counter));
+    let missing: Vec<Links> = devices.iter().filter(|device| !links.contains(device)).cloned().collect();
+    let counter = !counts && kernel.begins_to_count();
+    let change = Flowtable::new(&schema::table(), FLOWTABLE, &missing).counter(counter);
+    (counter || !missing.is_empty()).then_some(change)
+}
+
+fn read(session: &Session) -> Result<Option<FlowtableInfo>, Error> {
+    let found = session.socket.flowtable(&session.table, FLOWTABLE);
+    found.map_err(|e| Error::kernel(format!("read flowtable {FLOWTABLE}"), e))
 }
 
 /// The links that are in the flowtable; none if there is no flowtable.
 pub(crate) fn present(session: &Session) -> Result<Option<Vec<Links>>, Error> {
-    let found = session.socket.flowtable(&session.table, FLOWTABLE);
-    let found = found.map_err(|e| Error::kernel(format!("read flowtable {FLOWTABLE}"), e))?;
-    Ok(found.map(|flowtable| flowtable.devices))
+    Ok(read(session)?.map(|flowtable| flowtable.devices))
 }
 
 /// The uplinks that are there, and the bridges that the containers are behind; and the containers' own links by the
@@ -339,9 +360,9 @@ pub fn standing() -> Result<Standing, Error> {
 /// What it lacks, or what it said.
 pub fn try_out() -> Result<(), Error> {
     let session = Session::open()?;
-    let id = cni_nftables::TableId::new(cni_nftables::Family::Inet, "probe");
+    let id = TableId::new(cni_nftables::Family::Inet, "probe");
     let mut batch = Transaction::new();
-    batch.add_table(Table::new(&id)).add_flowtable(Flowtable::new(&id, FLOWTABLE, &[]));
+    batch.add_table(Table::new(&id)).add_flowtable(flowtable(&id, &[]));
     if let Some(Fixed { chain, rules }) = Layout::PLAIN.offloading().forward() {
         batch.add_chain(Chain { table: id.clone(), ..chain });
         for stmts in rules {
@@ -379,11 +400,33 @@ mod tests {
         ];
         let devices = ["cni0", "eth0"].map(|name| Links::Named(name.to_owned()));
         let devices = [&devices[..], &[Links::Beginning(VETHS.to_owned())]].concat();
-        let on = switch_on(&shared, offloading(Protocols::TcpAndUdp), &devices);
+        let flowtable = Flowtable::new(&schema::table(), FLOWTABLE, &devices).counter(true);
+        let on = switch_on(&shared, offloading(Protocols::TcpAndUdp), flowtable);
         expect_file!["../../golden/flowtable-on.nft"].assert_eq(&on.to_string());
         let off = switch_off(&shared, Layout::PLAIN).to_string();
         expect_file!["../../golden/flowtable-off.nft"].assert_eq(&off);
         assert!(!off.contains("ct mark"), "{off}");
+    }
+
+    #[test]
+    fn a_flowtable_of_an_earlier_version_begins_to_count() {
+        let link = |name: &str| Links::Named(name.to_owned());
+        let wanted = BTreeSet::from([link("cni0"), link("eth0")]);
+        let present = |devices: &[Links], counter| {
+            let (table, name) = (schema::table(), FLOWTABLE.to_owned());
+            Some(FlowtableInfo { table, name, handle: 1, uses: 1, devices: devices.to_vec(), counter })
+        };
+        let both = [link("cni0"), link("eth0")];
+        let lacks = |present, kernel| {
+            change(present, &wanted, kernel).map(|change| (change.devices.len(), change.counter))
+        };
+        let (old, new) = (Kernel(5, 10), Kernel(6, 12));
+        assert_eq!(lacks(present(&both, true), new), None);
+        assert_eq!(lacks(present(&both, false), new), Some((0, true)));
+        assert_eq!(lacks(present(&both, false), old), None);
+        assert_eq!(lacks(present(&both[..1], false), old), Some((1, false)));
+        assert_eq!(lacks(present(&both[..1], true), new), Some((1, false)));
+        assert!(!Kernel(5, 6).counts() && old.counts() && new.counts());
     }
 
     #[test]

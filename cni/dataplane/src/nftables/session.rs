@@ -3,8 +3,7 @@
 use std::time::{Duration, Instant};
 
 use cni_nftables::{
-    ElementData, ElementId, ElementInfo, Error as NftError, Flowtable, Socket, TableId, TableInfo,
-    Transaction, Value,
+    ElementData, ElementId, ElementInfo, Error as NftError, Socket, TableId, TableInfo, Transaction, Value,
 };
 
 use super::judge::{Record, TLV_KIND};
@@ -209,7 +208,7 @@ impl Session {
         }
         // The chain alone is left of it where somebody took the flowtable away.
         if layout.offloading.is_some() && offload::present(self)?.is_none() {
-            batch.add_flowtable(Flowtable::new(&self.table, offload::FLOWTABLE, &[]));
+            batch.add_flowtable(offload::flowtable(&self.table, &[]));
         }
         batch.append(schema::repair(&shared, layout));
         log::warn!("table {}: chains were changed by someone else, putting them back", schema::TABLE);
