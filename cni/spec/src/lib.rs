@@ -2,6 +2,7 @@
 //!
 //! No input or output happens here; everything can be tested with plain values.
 
+pub mod address;
 mod args;
 mod attachment;
 mod config;

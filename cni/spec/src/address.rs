@@ -1,0 +1,227 @@
+//! Addresses that a container can have, and those of its routers.
+//!
+//! An address that the node takes for its own, or for everyone's, must not become a container's: a published port
+//! would lead to the node itself, behind the filters that keep others out.
+
+use std::fmt;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+
+use ipnet::IpNet;
+
+use crate::{AddResult, CniError};
+
+/// An address that no container, or no router, can have.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum AddressError {
+    /// Of a container.
+    #[error("no container can have address {0}: {1}")]
+    Container(IpNet, Unusable),
+    /// Of a router.
+    #[error("no router can have address {0}: {1}")]
+    Router(IpAddr, Unusable),
+}
+
+impl From<AddressError> for CniError {
+    /// Code 7, whichever plugin the address came from.
+    fn from(error: AddressError) -> Self {
+        Self::config(error.to_string())
+    }
+}
+
+/// The reason why an address is no host's.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Unusable {
+    /// 0.0.0.0/8, `::`.
+    Unspecified,
+    /// 127.0.0.0/8, `::1`.
+    Loopback,
+    /// 224.0.0.0/4, `ff00::/8`.
+    Multicast,
+    /// 255.255.255.255.
+    LimitedBroadcast,
+    /// `::ffff:0:0/96`, and the deprecated `::/96` (RFC 4291, section 2.5.5).
+    Embedded,
+    /// A prefix length of 0.
+    NoPrefix,
+    /// The first address of its subnet.
+    Network,
+    /// The last address of its IPv4 subnet.
+    SubnetBroadcast,
+}
+
+impl fmt::Display for Unusable {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Unspecified => "it is unspecified",
+            Self::Loopback => "it is a loopback address",
+            Self::Multicast => "it is a multicast address",
+            Self::LimitedBroadcast => "it is the broadcast address",
+            Self::Embedded => "it is an IPv4 address written as IPv6",
+            Self::NoPrefix => "its prefix has no length",
+            Self::Network => "it is the address of its subnet",
+            Self::SubnetBroadcast => "it is the broadcast address of its subnet",
+        })
+    }
+}
+
+/// Checks an address, with the length of its subnet's prefix.
+///
+/// The first address of a subnet is one to all hosts for kernels before Linux 5.14 (IPv4), and one to all routers
+/// (IPv6, RFC 4291, section 2.6.1); the last one is one to all hosts in IPv4. A node in the subnet takes packets to
+/// either itself. Subnets of one or two addresses have neither (RFC 3021, RFC 6164).
+///
+/// # Errors
+/// No container can have it.
+pub fn check_container(net: IpNet) -> Result<(), AddressError> {
+    let host_bits = net.max_prefix_len() - net.prefix_len();
+    let of_subnet = || match net.addr() {
+        _ if net.prefix_len() == 0 => Some(Unusable::NoPrefix),
+        _ if host_bits < 2 => None,
+        address if address == net.network() => Some(Unusable::Network),
+        IpAddr::V4(_) if net.addr() == net.broadcast() => Some(Unusable::SubnetBroadcast),
+        _ => None,
+    };
+    match reason(net.addr()).or_else(of_subnet) {
+        Some(reason) => Err(AddressError::Container(net, reason)),
+        None => Ok(()),
+    }
+}
+
+/// Checks a next hop. The unspecified address stands for none.
+///
+/// # Errors
+/// No router can have it.
+pub fn check_router(address: IpAddr) -> Result<(), AddressError> {
+    match reason(address) {
+        Some(reason) if !address.is_unspecified() => Err(AddressError::Router(address, reason)),
+        _ => Ok(()),
+    }
+}
+
+/// The reason why no host can have an address, in whatever subnet. Link-local addresses, those of 240.0.0.0/4 and
+/// those for documentation are in use.
+fn reason(address: IpAddr) -> Option<Unusable> {
+    match address {
+        IpAddr::V4(Ipv4Addr::BROADCAST) => Some(Unusable::LimitedBroadcast),
+        IpAddr::V4(v4) if v4.octets()[0] == 0 => Some(Unusable::Unspecified),
+        IpAddr::V6(Ipv6Addr::UNSPECIFIED) => Some(Unusable::Unspecified),
+        _ if address.is_loopback() => Some(Unusable::Loopback),
+        _ if address.is_multicast() => Some(Unusable::Multicast),
+        IpAddr::V6(v6) if matches!(v6.segments(), [0, 0, 0, 0, 0, 0 | 0xffff, ..]) => {
+            Some(Unusable::Embedded)
+        }
+        _ => None,
+    }
+}
+
+impl AddResult {
+    /// Checks all addresses of containers, and their gateways.
+    ///
+    /// # Errors
+    /// The first one that cannot be.
+    pub fn check_addresses(&self) -> Result<(), AddressError> {
+        self.ips.iter().try_for_each(|ip| {
+            check_container(ip.address)?;
+            ip.gateway.map_or(Ok(()), check_router)
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn refused(net: &str) -> Option<Unusable> {
+        match check_container(net.parse().unwrap()) {
+            Err(AddressError::Container(_, reason)) => Some(reason),
+            other => {
+                assert_eq!(other, Ok(()));
+                None
+            }
+        }
+    }
+
+    #[test]
+    fn no_container_has_these() {
+        for (net, reason) in [
+            ("0.0.0.0/8", Unusable::Unspecified),
+            ("0.1.2.3/32", Unusable::Unspecified),
+            ("127.0.0.1/8", Unusable::Loopback),
+            ("127.255.255.254/32", Unusable::Loopback),
+            ("224.0.0.1/4", Unusable::Multicast),
+            ("239.255.255.255/32", Unusable::Multicast),
+            ("255.255.255.255/32", Unusable::LimitedBroadcast),
+            ("10.1.2.3/0", Unusable::NoPrefix),
+            ("10.1.2.0/24", Unusable::Network),
+            ("10.1.2.4/30", Unusable::Network),
+            ("10.1.2.255/24", Unusable::SubnetBroadcast),
+            ("10.1.2.7/30", Unusable::SubnetBroadcast),
+            ("::/64", Unusable::Unspecified),
+            ("::1/128", Unusable::Loopback),
+            ("ff02::1/128", Unusable::Multicast),
+            ("::ffff:10.0.0.5/120", Unusable::Embedded),
+            ("::10.0.0.5/128", Unusable::Embedded),
+            ("fd00::5/0", Unusable::NoPrefix),
+            ("fd00::/64", Unusable::Network),
+            ("fd00::4/126", Unusable::Network),
+        ] {
+            assert_eq!(refused(net), Some(reason), "{net}");
+        }
+    }
+
+    #[test]
+    fn containers_have_these() {
+        for net in [
+            "10.0.0.5/24",
+            "10.0.255.255/15",
+            "10.1.3.0/23",
+            "10.1.2.0/31",
+            "10.1.2.1/31",
+            "10.1.2.0/32",
+            "169.254.7.7/16",
+            "240.0.0.5/4",
+            "192.0.2.9/24",
+            "fe80::5/64",
+            "fd00::ffff:ffff:ffff:ffff/64",
+            "fd00::/127",
+            "fd00::/128",
+            "64:ff9b::a00:5/96",
+            "2001:db8::5/1",
+        ] {
+            assert_eq!(refused(net), None, "{net}");
+        }
+    }
+
+    #[test]
+    fn routers() {
+        for address in ["127.0.0.1", "0.0.0.1", "224.0.0.1", "255.255.255.255", "::1", "ff02::2"] {
+            assert!(check_router(address.parse().unwrap()).is_err(), "{address}");
+        }
+        for address in ["10.0.0.0", "169.254.1.1", "0.0.0.0", "::", "fe80::1"] {
+            assert_eq!(check_router(address.parse().unwrap()), Ok(()), "{address}");
+        }
+    }
+
+    #[test]
+    fn errors_name_the_address() {
+        let error: CniError = check_container("127.0.0.1/8".parse().unwrap()).unwrap_err().into();
+        assert_eq!(error.msg, "no container can have address 127.0.0.1/8: it is a loopback address");
+        assert_eq!(error.code.number(), 7);
+    }
+
+    proptest! {
+        #[test]
+        fn every_subnet_of_hosts_keeps_all_but_two(bits: u32, length in 8_u8..=30, host: u32) {
+            // A subnet of 10.0.0.0/8, and an address of it.
+            let address = Ipv4Addr::from(bits & 0x00ff_ffff | 0x0a00_0000);
+            let net = ipnet::Ipv4Net::new(address, length).unwrap().trunc();
+            let size = 1_u32 << (32 - length);
+            let at = host % size;
+            let one = Ipv4Addr::from(u32::from(net.addr()) + at);
+            let checked = check_container(IpNet::V4(ipnet::Ipv4Net::new(one, length).unwrap()));
+            prop_assert_eq!(checked.is_ok(), at != 0 && at != size - 1);
+        }
+    }
+}
