@@ -33,7 +33,7 @@ impl Plugin for Ipvlan {
         let recipe = Recipe {
             request,
             plugin: "ipvlan",
-            addresses: addresses(request),
+            addresses: addresses(request)?,
             dns: Some(settings.below.dns.clone()),
             ipam_failed: "",
             settings: SETTINGS,
@@ -72,12 +72,13 @@ impl Plugin for Ipvlan {
 }
 
 /// IPAM's; without IPAM those of the plugin before. One of the two must be there.
-fn addresses(request: &Request<'_>) -> Addresses {
+fn addresses(request: &Request<'_>) -> Result<Addresses, CniError> {
     match &request.config.prev_result {
         Some(previous) if request.config.ipam.is_empty() && !previous.ips.is_empty() => {
-            Addresses::Given(previous.clone())
+            previous.check_addresses()?;
+            Ok(Addresses::Given(previous.clone()))
         }
-        _ => Addresses::Ipam,
+        _ => Ok(Addresses::Ipam),
     }
 }
 

@@ -3,6 +3,7 @@
 
 use std::net::IpAddr;
 
+use cni_spec::address::{AddressError, check_container, check_router};
 use cni_spec::{AddResult, Args, ArgsError, CniError, Dns, IpConfig, Route, Version};
 use ipnet::{IpNet, Ipv4Net};
 use serde::Deserialize;
@@ -97,6 +98,8 @@ enum ConfigError {
     #[error("CNI version {0} does not support more than 1 address per family")]
     TooManyForVersion(Version),
     #[error(transparent)]
+    Unusable(#[from] AddressError),
+    #[error(transparent)]
     Key(#[from] KeyError),
     #[error(transparent)]
     Args(#[from] ArgsError),
@@ -155,6 +158,10 @@ impl RawConfig {
             (true, false) => requested(&by_args)?,
             (true, true) => ipam.addresses(&args)?,
         };
+        for one in &addresses {
+            check_container(one.address)?;
+            one.gateway.map_or(Ok(()), check_router)?;
+        }
         let of_v4 = addresses.iter().filter(|one| one.address.addr().is_ipv4()).count();
         if version < Version::V0_3_0 && (of_v4 > 1 || addresses.len() - of_v4 > 1) {
             return Err(ConfigError::TooManyForVersion(version));
@@ -295,6 +302,45 @@ mod tests {
         ];
         for (config, args, want) in cases {
             assert_eq!(resolve(config.clone(), Version::V1_1_0, args), Err(want.to_owned()), "{config}");
+        }
+    }
+
+    #[test]
+    fn addresses_that_no_container_can_have() {
+        let own = |address: &str| json!({"ipam": {"addresses": [{"address": address}]}});
+        for (config, args, want) in [
+            (own("127.0.0.1/8"), "", "no container can have address 127.0.0.1/8: it is a loopback address"),
+            (own("10.1.0.5/0"), "", "no container can have address 10.1.0.5/0: its prefix has no length"),
+            (
+                own("::ffff:127.0.0.1/104"),
+                "",
+                "no container can have address 127.0.0.1/8: it is a loopback address",
+            ),
+            (
+                json!({"ipam": {}}),
+                "IP=224.1.1.1/32",
+                "no container can have address 224.1.1.1/32: it is a multicast address",
+            ),
+            (
+                json!({"ipam": {}, "args": {"cni": {"ips": ["fd00::/64"]}}}),
+                "",
+                "no container can have address fd00::/64: it is the address of its subnet",
+            ),
+            (
+                json!({"ipam": {}, "runtimeConfig": {"ips": ["10.1.0.255/24"]}}),
+                "",
+                "no container can have address 10.1.0.255/24: it is the broadcast address of its subnet",
+            ),
+            (
+                json!({"ipam": {"addresses": [{"address": "10.1.0.5/24", "gateway": "::1"}]}}),
+                "",
+                "no router can have address ::1: it is a loopback address",
+            ),
+        ] {
+            assert_eq!(resolve(config.clone(), Version::V1_1_0, args), Err(want.to_owned()), "{config}");
+        }
+        for address in ["10.1.0.0/32", "10.1.0.0/31", "169.254.7.7/16", "fe80::5/64", "240.0.0.5/24"] {
+            assert!(resolve(own(address), Version::V1_1_0, "").is_ok(), "{address}");
         }
     }
 

@@ -33,16 +33,24 @@ pub fn ipam_needs_link(config: &NetConf) -> bool {
 /// If anything fails afterwards, the caller takes them back with [`ipam_del`].
 ///
 /// # Errors
-/// There is no such plugin, or its own error. Nothing is reserved either when its answer cannot be read.
+/// There is no such plugin, or its own error; code 7 for an address that no container can have. Nothing stays
+/// reserved either when its result is refused.
 pub fn ipam_add(request: &Request<'_>) -> Result<AddResult, CniError> {
     let output = call(request.config, request.env, "ADD")?;
-    AddResult::from_output(request.config.version, &output).map_err(|error| {
+    believed(request.config, &output).inspect_err(|_| {
         // It succeeded: it has reserved something.
         if let Err(undo) = ipam_del(request) {
             log::warn!("release the addresses of {}: {undo}", request.attachment);
         }
-        CniError::internal(error.to_string())
     })
+}
+
+/// The result that an IPAM plugin printed, checked.
+fn believed(config: &NetConf, output: &[u8]) -> Result<AddResult, CniError> {
+    let result = AddResult::from_output(config.version, output)
+        .map_err(|error| CniError::internal(error.to_string()))?;
+    result.check_addresses()?;
+    Ok(result)
 }
 
 /// Gives the addresses of the attachment back.

@@ -1,6 +1,7 @@
 //! `ipMasq`: what the dataplane is asked for a container's addresses.
 
 use cni_dataplane::{Backend, Dataplane, Kinds, MasqueradeRequest, Withdrawal, node};
+use cni_spec::address::check_container;
 use cni_spec::{Attachment, CniError, ErrorCode};
 use ipnet::IpNet;
 
@@ -51,7 +52,7 @@ pub(crate) fn check(
 /// none.
 ///
 /// # Errors
-/// What is wrong with the node's defaults.
+/// Code 7 for an address that no container can have; what is wrong with the node's defaults.
 pub(crate) fn belonging(
     common: &Common,
     attachment: &Attachment,
@@ -61,6 +62,7 @@ pub(crate) fn belonging(
     if !common.masquerade || !common.ipam {
         return Ok(None);
     }
+    addresses.iter().try_for_each(|net| check_container(*net))?;
     let wanted = request(attachment, container, addresses);
     Ok(Some(Box::new(Masqueraded { dataplane: dataplane(common)?, wanted })))
 }

@@ -3,6 +3,7 @@
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
+use cni_spec::address::{AddressError, check_container, check_router};
 use ipnet::IpNet;
 
 /// Addresses `first` to `last`, both included, of one subnet.
@@ -52,6 +53,8 @@ pub(super) enum RangeError {
     Start(IpAddr, IpNet),
     #[error("RangeEnd {0} not in network {1}")]
     End(IpAddr, IpNet),
+    #[error(transparent)]
+    Unusable(#[from] AddressError),
 }
 
 impl RawRange {
@@ -89,11 +92,32 @@ impl RawRange {
         if !subnet.contains(&range.last) || !ordered {
             return Err(RangeError::End(range.last, subnet));
         }
-        Ok(range)
+        Ok(range.usable()?)
     }
 }
 
 impl Range {
+    /// Leaves out the subnet's own address and its broadcast address, where the configuration includes them.
+    fn usable(mut self) -> Result<Self, AddressError> {
+        let subnet = self.subnet;
+        let checked = |address| {
+            check_container(IpNet::new(address, subnet.prefix_len()).unwrap_or_else(|_| address.into()))
+        };
+        if self.first == self.last {
+            checked(self.first)?;
+        }
+        if self.first == subnet.network() {
+            self.first = step(self.first, 1);
+        }
+        if self.last == subnet.broadcast() && self.last.is_ipv4() {
+            self.last = from_number(Family::V4, number(self.last) - 1);
+        }
+        checked(self.first)?;
+        checked(self.last)?;
+        check_router(self.gateway)?;
+        Ok(self)
+    }
+
     pub(super) fn contains(&self, address: IpAddr) -> bool {
         same_family(self.first, address)
             && (number(self.first)..=number(self.last)).contains(&number(address))
@@ -227,10 +251,10 @@ mod tests {
         let range = raw("fd00::/120", "", "", "fd00::9").resolve().unwrap();
         assert_eq!(range.to_string(), "fd00::1-fd00::ff");
         assert_eq!(range.gateway.to_string(), "fd00::9");
-        let range = raw("::/0", "", "", "").resolve().unwrap();
-        assert_eq!(range.to_string(), "::1-ffff:ffff:ffff:ffff:ffff:ffff:ffff:ffff");
-        let range = raw("0.0.0.0/0", "", "", "").resolve().unwrap();
-        assert_eq!(range.to_string(), "0.0.0.1-255.255.255.254");
+        let range = raw("8000::/1", "", "8000::9", "").resolve().unwrap();
+        assert_eq!(range.to_string(), "8000::1-8000::9");
+        let range = raw("64.0.0.0/3", "", "", "").resolve().unwrap();
+        assert_eq!(range.to_string(), "64.0.0.1-95.255.255.254");
     }
 
     #[test]
@@ -253,6 +277,38 @@ mod tests {
         ] {
             assert_eq!(message(subnet, first, last), expected);
         }
+    }
+
+    #[test]
+    fn addresses_that_no_container_can_have_are_left_out() {
+        let range = |first, last| raw("10.1.2.0/24", first, last, "").resolve().unwrap().to_string();
+        assert_eq!(range("10.1.2.0", "10.1.2.255"), "10.1.2.1-10.1.2.254");
+        assert_eq!(range("10.1.2.0", "10.1.2.9"), "10.1.2.1-10.1.2.9");
+        let range = raw("fd00::/64", "fd00::", "", "").resolve().unwrap();
+        assert_eq!(range.to_string(), "fd00::1-fd00::ffff:ffff:ffff:ffff");
+    }
+
+    #[test]
+    fn ranges_that_no_container_can_use() {
+        for (subnet, first, last, expected) in [
+            ("127.0.0.0/24", "", "", "127.0.0.1/24: it is a loopback address"),
+            ("224.0.0.0/24", "", "", "224.0.0.1/24: it is a multicast address"),
+            ("0.0.0.0/8", "", "", "0.0.0.1/8: it is unspecified"),
+            ("126.0.0.0/7", "", "", "127.255.255.254/7: it is a loopback address"),
+            ("0.0.0.0/0", "10.0.0.1", "10.0.0.9", "10.0.0.1/0: its prefix has no length"),
+            ("::/0", "fd00::1", "fd00::9", "fd00::1/0: its prefix has no length"),
+            ("10.1.2.0/24", "10.1.2.0", "10.1.2.0", "10.1.2.0/24: it is the address of its subnet"),
+            (
+                "10.1.2.0/24",
+                "10.1.2.255",
+                "10.1.2.255",
+                "10.1.2.255/24: it is the broadcast address of its subnet",
+            ),
+        ] {
+            assert_eq!(message(subnet, first, last), format!("no container can have address {expected}"));
+        }
+        let gateway = raw("10.1.2.0/24", "", "", "127.0.0.1").resolve().unwrap_err();
+        assert_eq!(gateway.to_string(), "no router can have address 127.0.0.1: it is a loopback address");
     }
 
     #[test]

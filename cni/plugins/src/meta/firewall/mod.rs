@@ -169,6 +169,7 @@ fn wanted(request: &Request<'_>, config: &Config, previous: &AddResult) -> Resul
         }
     }
     let fits = cni_spec::check_ifname(&bridge).is_ok();
+    previous.check_addresses()?;
     Ok(FirewallRequest {
         attachment: request.attachment.clone(),
         means: means(config.choice),

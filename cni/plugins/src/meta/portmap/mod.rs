@@ -9,6 +9,7 @@ use std::net::IpAddr;
 use cni_dataplane::{
     AddressFamily, Backend, ContainerNetns, Dataplane, Kinds, Loopback, PortRequest, Withdrawal,
 };
+use cni_spec::address::check_container;
 use cni_spec::{AddResult, CniError, ErrorCode, NetConf};
 
 use crate::plugin::{Belonging, NodeRequest, Plugin, Request};
@@ -157,6 +158,7 @@ fn wanted(
     if ports.is_empty() {
         return Ok(None);
     }
+    networks.iter().try_for_each(|network| check_container(*network))?;
     let path =
         request.netns.as_deref().ok_or_else(|| CniError::internal("no namespace to publish ports of"))?;
     let netns = ContainerNetns::read(path).map_err(|e| {

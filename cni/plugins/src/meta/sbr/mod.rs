@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use cni_kernel::netns::NetnsLock;
 use cni_kernel::route::{Existing, Family, Link, Route, RouteSocket, Rule};
+use cni_spec::address::check_container;
 use cni_spec::{AddResult, CniError, ErrorCode, NetConf};
 use nix::errno::Errno;
 use serde::Deserialize;
@@ -105,6 +106,7 @@ impl Plugin for Sbr {
             let ifname = request.attachment.ifname();
             return Err(CniError::config(format!("No IP addresses supplied on interface: {ifname}")));
         }
+        sources.iter().try_for_each(|source| check_container(source.address))?;
         let container = Container::open(request.netns.as_deref())?;
         let _lock = lock(&container)?;
         let link = container.route.link(request.attachment.ifname()).map_err(|error| {
