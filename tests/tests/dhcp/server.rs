@@ -39,8 +39,25 @@ pub(crate) struct Rules {
     pub(crate) select: Say,
     pub(crate) renew: Say,
     pub(crate) rebind: Say,
-    /// Whether answers have a subnet mask.
-    pub(crate) mask: bool,
+    /// The subnet mask of its answers, if any.
+    pub(crate) mask: Option<Ipv4Addr>,
+    /// Offers of another server on the link, which come before its own.
+    pub(crate) lies: Vec<Lie>,
+}
+
+/// An offer of another server.
+#[derive(Debug, Clone)]
+pub(crate) struct Lie {
+    pub(crate) address: [u8; 4],
+    pub(crate) mask: [u8; 4],
+    /// More options, as they are sent.
+    pub(crate) options: Vec<u8>,
+}
+
+impl Default for Lie {
+    fn default() -> Self {
+        Self { address: [10, 77, 0, 66], mask: [255, 255, 255, 0], options: Vec::new() }
+    }
 }
 
 impl Default for Rules {
@@ -52,7 +69,8 @@ impl Default for Rules {
             select: Say::Yes,
             renew: Say::Yes,
             rebind: Say::Yes,
-            mask: true,
+            mask: Some(Ipv4Addr::new(255, 255, 255, 0)),
+            lies: Vec::new(),
         }
     }
 }
@@ -105,12 +123,13 @@ impl Server {
                     let message = &buffer[..length];
                     let one = Heard::read(message, to_all);
                     let rules = rules.lock().expect("not poisoned").clone();
-                    let answer = rules.answer(&one, message);
+                    let answers = rules.lies(&one, message).into_iter().chain(rules.answer(&one, message));
                     heard.lock().expect("not poisoned").push(one.clone());
-                    let Some(answer) = answer else { continue };
                     let to = if one.from.is_unspecified() { Ipv4Addr::BROADCAST } else { one.from };
-                    // A client that has gone is none of the server's worries.
-                    drop(own.send_to(&answer, SocketAddr::from((to, 68))));
+                    for answer in answers {
+                        // A client that has gone is none of the server's worries.
+                        drop(own.send_to(&answer, SocketAddr::from((to, 68))));
+                    }
                 }
             })
         });
@@ -195,10 +214,29 @@ impl Rules {
             answer.extend([code, 4]);
             answer.extend(seconds.to_be_bytes());
         }
-        if self.mask {
-            answer.extend([1, 4, 255, 255, 255, 0]);
+        if let Some(mask) = self.mask {
+            answer.extend([1, 4]);
+            answer.extend(mask.octets());
         }
         answer.push(255);
         Some(answer)
+    }
+
+    /// Offers of the other server, whose identifier is 10.77.0.2.
+    fn lies(&self, heard: &Heard, message: &[u8]) -> Vec<Vec<u8>> {
+        if heard.kind != DISCOVER {
+            return Vec::new();
+        }
+        let offer = |lie: &Lie| {
+            let mut offer = message[..240].to_vec();
+            offer[0] = 2;
+            offer[16..20].copy_from_slice(&lie.address);
+            offer.extend([53, 1, OFFER, 54, 4, 10, 77, 0, 2, 51, 4, 0, 0, 1, 0, 1, 4]);
+            offer.extend(lie.mask);
+            offer.extend(&lie.options);
+            offer.push(255);
+            offer
+        };
+        self.lies.iter().map(offer).collect()
     }
 }

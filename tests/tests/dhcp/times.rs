@@ -7,7 +7,7 @@ use nix::sys::signal::Signal;
 use serde_json::json;
 use slipway_tests::{Attach, Pod, within};
 
-use crate::server::{DISCOVER, Heard, RELEASE, Rules, Say, Server};
+use crate::server::{DISCOVER, Heard, Lie, RELEASE, Rules, Say, Server};
 use crate::stage::{Stage, address, is_up};
 
 /// A container with a lease of that server.
@@ -122,7 +122,7 @@ fn a_lease_of_another_address_is_given_back() {
 #[test]
 fn an_answer_without_a_mask_is_no_lease() {
     ours_alone!();
-    let scene = Scene::new(Rules { mask: false, ..Rules::default() });
+    let scene = Scene::new(Rules { mask: None, ..Rules::default() });
     let network = scene.stage.network(&json!({}));
     let failure = network.add(&Attach::new(&scene.pod)).expect_err("ADD");
     assert_eq!(
@@ -217,5 +217,85 @@ fn del_ends_an_add_that_waits() {
     call("DEL").run().ok();
     assert!(start.elapsed() < within(Duration::from_secs(10)), "{:?}", start.elapsed());
     assert_eq!(running.wait().error().msg, "error calling DHCP.Allocate: stopped");
+    scene.del();
+}
+
+/// Offers that no container can use, each for another reason, and what names it.
+fn lies() -> Vec<(Lie, &'static str)> {
+    let address = |address| Lie { address, ..Lie::default() };
+    let options = |options: &[u8]| Lie { options: options.to_vec(), ..Lie::default() };
+    vec![
+        (address([127, 0, 0, 1]), "no container can have address 127.0.0.1/24"),
+        (address([224, 1, 1, 1]), "no container can have address 224.1.1.1/24"),
+        (address([255, 255, 255, 255]), "no container can have address 255.255.255.255/24"),
+        (address([10, 77, 0, 0]), "no container can have address 10.77.0.0/24"),
+        (address([10, 77, 0, 255]), "no container can have address 10.77.0.255/24"),
+        (Lie { mask: [0; 4], ..Lie::default() }, "no container can have address 10.77.0.66/0"),
+        (Lie { mask: [255, 0, 255, 0], ..Lie::default() }, "255.0.255.0"),
+        (options(&[3, 4, 127, 0, 0, 1]), "no router can have address 127.0.0.1"),
+        (options(&[121, 8, 24, 10, 9, 9, 224, 0, 0, 1]), "no router can have address 224.0.0.1"),
+    ]
+}
+
+/// The other server is quicker, and offers what cannot be: the lease is that of the better offer.
+#[test]
+fn offers_that_no_container_can_use_are_passed_over() {
+    ours_alone!();
+    let lies = lies().into_iter().map(|(lie, _)| lie).collect();
+    let scene = Scene::added(Rules { lies, ..Rules::default() });
+    assert!(scene.pod.cmd("ip -br address show eth0").contains("10.77.0.50/24"));
+    let selected = scene.server.heard().into_iter().find(Heard::selects).expect("a choice");
+    assert_eq!(
+        (&selected.options[&54][..], &selected.options[&50][..]),
+        (&[10, 77, 0, 1][..], &[10, 77, 0, 50][..])
+    );
+    scene.del();
+}
+
+#[test]
+fn without_a_usable_offer_the_error_names_the_reason() {
+    ours_alone!();
+    let scene = Scene::new(Rules { discover: Say::Nothing, ..Rules::default() });
+    scene.stage.stop("daemon", Signal::SIGTERM);
+    scene.stage.start_daemon(&["-timeout=2s", "--resendtimeout", "2100ms"]);
+    let network = scene.stage.network(&json!({}));
+    for (lie, reason) in lies().into_iter().step_by(3) {
+        scene.server.change(|rules| rules.lies = vec![lie]);
+        let start = Instant::now();
+        let failure = network.add(&Attach::new(&scene.pod)).expect_err("ADD");
+        let text = "error calling DHCP.Allocate: no more tries: no DHCP server offers a usable lease: ";
+        assert!(failure.error.msg.starts_with(text) && failure.error.msg.contains(reason), "{failure}");
+        assert!(start.elapsed() < within(Duration::from_secs(10)), "{:?}", start.elapsed());
+        assert!(!scene.pod.has_link("eth0"));
+    }
+    assert_eq!(scene.server.count(Heard::selects), 0, "nothing is taken");
+    assert_eq!(scene.stage.leases(), Vec::<String>::new());
+}
+
+/// RFC 2131, section 4.4.5: without an acknowledgment that can be used the lease goes on to its end, and no further.
+#[test]
+fn a_renewal_with_a_mask_that_cannot_be_is_none() {
+    ours_alone!();
+    let scene = Scene::added(Rules { times: [1, 3, 6], ..Rules::default() });
+    let start = Instant::now();
+    scene.server.change(|rules| rules.mask = Some([0, 0, 0, 0].into()));
+    scene.stage.wait("it is asked for again", || scene.extensions(true) >= 1);
+    assert!(is_up(&scene.pod));
+    assert!(scene.pod.cmd("ip -br address show eth0").contains("10.77.0.50/24"));
+    scene.stage.wait("the link goes off", || !is_up(&scene.pod));
+    assert!(start.elapsed() >= Duration::from_secs(4), "too early: {:?}", start.elapsed());
+    scene.stage.wait("the daemon forgets it", || scene.stage.leases().is_empty());
+    scene.del();
+}
+
+/// An acknowledgment of another address than the container's is another's.
+#[test]
+fn a_renewal_of_an_address_that_cannot_be_is_none() {
+    ours_alone!();
+    let scene = Scene::added(Rules { times: [1, 3, 6], ..Rules::default() });
+    scene.server.change(|rules| rules.address = [127, 0, 0, 1].into());
+    scene.stage.wait("the link goes off", || !is_up(&scene.pod));
+    assert!(!scene.pod.cmd("ip -br address show").contains("127.0.0.1"));
+    assert_eq!(scene.server.count(|heard| heard.from.is_loopback()), 0);
     scene.del();
 }

@@ -1,6 +1,7 @@
 //! Talking with servers on a container's link: each call opens its sockets in the container's namespace and
 //! closes them again, so that nothing here keeps a namespace alive.
 
+use std::cell::Cell;
 use std::net::{Ipv4Addr, SocketAddrV4, UdpSocket};
 use std::path::{Component, Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -49,6 +50,8 @@ pub(super) enum ExchangeError {
     Socket { operation: &'static str, link: String, errno: Errno },
     #[error("no DHCP server answered on {0}")]
     Silence(String),
+    #[error("no DHCP server offers a usable lease: {0}")]
+    Unusable(LeaseError),
     #[error("the DHCP server refused {0}")]
     Refused(Ipv4Addr),
     #[error(transparent)]
@@ -154,9 +157,11 @@ impl Place {
     ) -> Result<Terms, ExchangeError> {
         let talk = Talk::open(self, client, manner)?;
         let none = Ipv4Addr::UNSPECIFIED;
+        let passed_over = PassedOver::default();
         let offer = talk.ask(none, &client.discover(talk.xid, wanted), &|answer| {
-            answer.kind == MessageType::Offer && answer.server.is_some() && !answer.address.is_unspecified()
-        })?;
+            answer.kind == MessageType::Offer && passed_over.accept(Terms::check_offer(answer), client)
+        });
+        let offer = offer.map_err(|error| passed_over.explain(error))?;
         let server = offer.server.ok_or(LeaseError::NoServer)?;
         let taken = client.select(talk.xid, offer.address, server);
         let answer = talk.ask(none, &taken, &|answer| {
@@ -179,8 +184,9 @@ impl Place {
     ) -> Result<Terms, ExchangeError> {
         let talk = Talk::open(self, client, manner)?;
         let message = client.extend(talk.xid, held.0);
-        let answer = talk.ask(held.0, &message, &|answer| is_decision(answer, held.0))?;
-        terms(&answer, held.0, held.1)
+        let passed_over = PassedOver::default();
+        let answer = talk.ask(held.0, &message, &|answer| passed_over.decides(client, answer, held));
+        terms(&answer.map_err(|error| passed_over.explain(error))?, held.0, held.1)
     }
 
     /// Asks the server that gave the address for more time.
@@ -197,6 +203,7 @@ impl Place {
         let xid = xid();
         let message = client.extend(xid, address);
         let (end, mut pause) = (Instant::now() + manner.timeout, Duration::from_secs(1));
+        let passed_over = PassedOver::default();
         let mut buffer = [0; LARGEST];
         while Instant::now() < end {
             socket.send(&message).map_err(|e| failed("send to the server")(errno(&e)))?;
@@ -217,12 +224,12 @@ impl Place {
                     Err(e) => return Err(failed("receive from the server")(errno(&e))),
                 };
                 let answer = buffer.get(..length).and_then(|bytes| client.read(xid, bytes));
-                if let Some(answer) = answer.filter(|answer| is_decision(answer, address)) {
+                if let Some(answer) = answer.filter(|answer| passed_over.decides(client, answer, held)) {
                     return terms(&answer, address, server);
                 }
             }
         }
-        Err(ExchangeError::Silence(self.name.clone()))
+        Err(passed_over.explain(ExchangeError::Silence(self.name.clone())))
     }
 
     /// Gives the address back. No answer is expected.
@@ -320,6 +327,38 @@ impl<'a> Talk<'a> {
             }
         }
         Err(ExchangeError::Silence(self.place.name.clone()))
+    }
+}
+
+/// Why answers that make no lease are passed over: another server may have a better one.
+#[derive(Default)]
+struct PassedOver(Cell<Option<LeaseError>>);
+
+impl PassedOver {
+    fn accept<T>(&self, checked: Result<T, LeaseError>, client: &Client) -> bool {
+        match checked {
+            Ok(_) => true,
+            Err(error) => {
+                if self.0.replace(Some(error)) != Some(error) {
+                    log::warn!("{}: an answer is passed over: {error}", client.id);
+                }
+                false
+            }
+        }
+    }
+
+    /// True if a server has decided about the address, and its terms can be used.
+    fn decides(&self, client: &Client, answer: &Answer, (address, server): (Ipv4Addr, Ipv4Addr)) -> bool {
+        is_decision(answer, address)
+            && (answer.kind == MessageType::Nak || self.accept(Terms::of(answer, Some(server)), client))
+    }
+
+    /// The error of a wait in which nothing usable came.
+    fn explain(&self, error: ExchangeError) -> ExchangeError {
+        match (error, self.0.get()) {
+            (ExchangeError::Silence(_), Some(reason)) => ExchangeError::Unusable(reason),
+            (error, _) => error,
+        }
     }
 }
 

@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use cni_kernel::boot;
+use cni_spec::address::{AddressError, check_container, check_router};
 use cni_spec::{AddResult, Attachment, AttachmentError, IpConfig, Route};
 use ipnet::{IpNet, Ipv4Net};
 use serde::{Deserialize, Serialize};
@@ -87,6 +88,10 @@ pub(super) enum LeaseError {
     Mask(Ipv4Addr),
     #[error("DHCP option Server Identifier not found in DHCPACK")]
     NoServer,
+    #[error("the lease has no duration")]
+    NoDuration,
+    #[error(transparent)]
+    Unusable(#[from] AddressError),
 }
 
 /// What is to be done about a lease.
@@ -124,19 +129,36 @@ impl Terms {
         if bits.count_ones() != ones {
             return Err(LeaseError::Mask(mask));
         }
+        let prefix = u8::try_from(ones).unwrap_or(32);
+        let net = Ipv4Net::new(answer.address, prefix).unwrap_or_else(|_| answer.address.into());
+        check_container(net.into())?;
+        let server = answer.server.or(server).filter(|server| !server.is_unspecified());
+        let (server, routes) = (server.ok_or(LeaseError::NoServer)?, routes(answer));
+        let gateway = answer.routers.first().copied();
+        let next_hops = routes.iter().map(|(_, next_hop)| *next_hop).chain(gateway);
+        next_hops.chain([server]).try_for_each(|address| check_router(address.into()))?;
         let expiry = answer.lease.unwrap_or(USUAL);
+        if expiry == 0 {
+            return Err(LeaseError::NoDuration);
+        }
         let part = |percent: u64| u32::try_from(u64::from(expiry) * percent / 100).unwrap_or(u32::MAX);
         let rebinding = answer.rebinding.unwrap_or_else(|| part(85)).min(expiry);
         Ok(Self {
             address: answer.address,
-            prefix: u8::try_from(ones).unwrap_or(32),
-            server: answer.server.or(server).ok_or(LeaseError::NoServer)?,
-            gateway: answer.routers.first().copied(),
-            routes: routes(answer),
+            prefix,
+            server,
+            gateway,
+            routes,
             renewal: answer.renewal.unwrap_or_else(|| part(50)).min(rebinding),
             rebinding,
             expiry,
         })
+    }
+
+    /// Checks an offer. The mask may come with the acknowledgment alone.
+    pub(super) fn check_offer(offer: &Answer) -> Result<(), LeaseError> {
+        let mask = offer.mask.or(Some(Ipv4Addr::BROADCAST));
+        Self::of(&Answer { mask, ..offer.clone() }, None).map(drop)
     }
 
     pub(super) fn address(&self) -> Ipv4Addr {
@@ -304,6 +326,35 @@ mod tests {
         assert_eq!(refused(Answer { server: None, ..answer() }), LeaseError::NoServer);
         let odd = Ipv4Addr::new(255, 0, 255, 0);
         assert_eq!(refused(Answer { mask: Some(odd), ..answer() }), LeaseError::Mask(odd));
+        assert_eq!(refused(Answer { server: Some(Ipv4Addr::UNSPECIFIED), ..answer() }), LeaseError::NoServer);
+        assert_eq!(refused(Answer { lease: Some(0), ..answer() }), LeaseError::NoDuration);
+    }
+
+    #[test]
+    fn answers_with_addresses_that_cannot_be() {
+        let refused = |answer: Answer| Terms::of(&answer, None).unwrap_err().to_string();
+        for (address, why) in [
+            ([127, 0, 0, 1], "127.0.0.1/24: it is a loopback address"),
+            ([224, 1, 1, 1], "224.1.1.1/24: it is a multicast address"),
+            ([255, 255, 255, 255], "255.255.255.255/24: it is the broadcast address"),
+            ([0, 0, 0, 0], "0.0.0.0/24: it is unspecified"),
+            ([10, 0, 0, 0], "10.0.0.0/24: it is the address of its subnet"),
+            ([10, 0, 0, 255], "10.0.0.255/24: it is the broadcast address of its subnet"),
+        ] {
+            let lie = Answer { address: address.into(), ..answer() };
+            assert_eq!(refused(lie.clone()), format!("no container can have address {why}"));
+            assert!(Terms::check_offer(&lie).is_err(), "{why}");
+        }
+        let no_mask = Answer { mask: Some(Ipv4Addr::UNSPECIFIED), ..answer() };
+        assert_eq!(refused(no_mask), "no container can have address 10.0.0.5/0: its prefix has no length");
+        let loopback = "no router can have address 127.0.0.1: it is a loopback address";
+        assert_eq!(refused(Answer { routers: vec![Ipv4Addr::LOCALHOST], ..answer() }), loopback);
+        let route = ("10.9.0.0/16".parse().unwrap(), Ipv4Addr::LOCALHOST);
+        assert_eq!(refused(Answer { classless: vec![route], ..answer() }), loopback);
+        let route = (Ipv4Addr::new(172, 16, 0, 0), Ipv4Addr::LOCALHOST);
+        assert_eq!(refused(Answer { classful: vec![route], ..answer() }), loopback);
+        assert_eq!(refused(Answer { server: Some(Ipv4Addr::LOCALHOST), ..answer() }), loopback);
+        assert_eq!(Terms::check_offer(&Answer { mask: None, ..answer() }), Ok(()));
     }
 
     #[test]
