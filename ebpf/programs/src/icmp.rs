@@ -130,6 +130,11 @@ fn translate_error<F: Family>(skb: Skb, work: &mut Work<F>) -> i32 {
         count_fallback(Reason::Ttl);
         return Act::STACK;
     }
+    // As in `route::is_one_way`: the flow says nothing about who sends an error.
+    if !F::is_routable(work.packet.key.source) {
+        count_fallback(Reason::Route);
+        return Act::STACK;
+    }
     if work.packet.key.side == SIDE_UPLINK { to_pod(skb, work) } else { out(skb, work) }
 }
 

@@ -106,6 +106,10 @@ pub(crate) fn is_gone<F: Family>(skb: Skb, work: &mut Work<F>, interface: u32) -
 #[inline(always)]
 pub(crate) fn is_one_way<F: Family>(skb: Skb, work: &mut Work<F>) -> bool {
     let source = work.packet.key.source;
+    // `bpf_fib_lookup` finds the default route for them, where the kernel's stack drops them as martians.
+    if !F::is_routable(source) {
+        return true;
+    }
     // SAFETY: copied at once.
     let pod = unsafe { F::pod_addresses().get(source) }.copied();
     if pod.is_some_and(|pod| flow::is_pod(pod.pod, pod.generation)) {

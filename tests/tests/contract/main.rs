@@ -5,6 +5,7 @@ mod foreign;
 mod hardship;
 mod loopback_guard;
 mod loopback_spared;
+mod martians;
 mod masquerade;
 mod owners;
 mod reach;

@@ -4,6 +4,8 @@
 mod foreign;
 #[path = "../contract/loopback_guard.rs"]
 mod loopback_guard;
+#[path = "../contract/martians.rs"]
+mod martians;
 #[path = "../contract/masquerade.rs"]
 mod masquerade;
 #[path = "../contract/owners.rs"]

@@ -6,6 +6,7 @@ mod cost;
 mod direct;
 mod errors;
 mod fragments;
+mod martians;
 mod masquerade;
 mod model;
 mod published;
