@@ -54,9 +54,17 @@ fn what_is_wrong_is_named() {
         assert_eq!(error.code, 7);
         assert!(!filter(&node, "iptables-save").contains("CNI-"), "nothing was made");
         let policy = network(&node, 1, &json!({"backend": "nftables", "ingressPolicy": "isolated"}));
-        let error = policy
-            .call_one(1, "ADD", &attach, &json!({"cniVersion": "1.1.0", "ips": previous["ips"]}))
-            .error();
-        assert_eq!(error.msg, "ingressPolicy: prevResult names no bridge that could be kept apart");
+        // As macvlan's result has it: the node's link of that name is another one.
+        let inside = json!([{"name": "eth0", "sandbox": pod.path()}]);
+        for interfaces in [Value::Null, inside] {
+            let mut given = json!({"cniVersion": "1.1.0", "ips": previous["ips"]});
+            if !interfaces.is_null() {
+                given["interfaces"] = interfaces;
+            }
+            let error = policy.call_one(1, "ADD", &attach, &given).error();
+            assert_eq!(error.msg, "ingressPolicy: prevResult names no bridge that could be kept apart");
+            assert_eq!(error.code, 7);
+            policy.call_one(1, "DEL", &attach, &given).ok();
+        }
     }
 }

@@ -156,7 +156,9 @@ fn means(choice: Choice) -> Means {
 }
 
 fn wanted(request: &Request<'_>, config: &Config, previous: &AddResult) -> Result<FirewallRequest, CniError> {
-    let bridge = previous.interfaces.first().map(|interface| interface.name.clone()).unwrap_or_default();
+    // A link inside the container has the name of another one on the node.
+    let first = previous.interfaces.first().filter(|interface| interface.sandbox.is_empty());
+    let bridge = first.map(|interface| interface.name.clone()).unwrap_or_default();
     if config.policy != IngressPolicy::Open {
         let refused = |why: &str| CniError::config(format!("ingressPolicy: {why}"));
         if bridge.is_empty() {
