@@ -2,7 +2,7 @@
 //! a reason.
 
 use std::collections::BTreeMap;
-use std::io::ErrorKind;
+use std::io::ErrorKind::{Interrupted, TimedOut, WouldBlock};
 use std::net::{Ipv4Addr, SocketAddr, UdpSocket};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
@@ -117,7 +117,7 @@ impl Server {
                 while !stop.load(Ordering::Relaxed) {
                     let length = match socket.recv(&mut buffer) {
                         Ok(length) => length,
-                        Err(e) if matches!(e.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut) => continue,
+                        Err(e) if matches!(e.kind(), WouldBlock | TimedOut | Interrupted) => continue,
                         Err(e) => panic!("receive: {e}"),
                     };
                     let message = &buffer[..length];

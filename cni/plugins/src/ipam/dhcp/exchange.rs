@@ -159,7 +159,7 @@ impl Place {
         let none = Ipv4Addr::UNSPECIFIED;
         let passed_over = PassedOver::default();
         let offer = talk.ask(none, &client.discover(talk.xid, wanted), &|answer| {
-            answer.kind == MessageType::Offer && passed_over.accept(Terms::check_offer(answer), client)
+            answer.kind == MessageType::Offer && passed_over.accept(&Terms::check_offer(answer), client)
         });
         let offer = offer.map_err(|error| passed_over.explain(error))?;
         let server = offer.server.ok_or(LeaseError::NoServer)?;
@@ -335,22 +335,18 @@ impl<'a> Talk<'a> {
 struct PassedOver(Cell<Option<LeaseError>>);
 
 impl PassedOver {
-    fn accept<T>(&self, checked: Result<T, LeaseError>, client: &Client) -> bool {
-        match checked {
-            Ok(_) => true,
-            Err(error) => {
-                if self.0.replace(Some(error)) != Some(error) {
-                    log::warn!("{}: an answer is passed over: {error}", client.id);
-                }
-                false
-            }
+    fn accept<T>(&self, checked: &Result<T, LeaseError>, client: &Client) -> bool {
+        let Err(error) = checked else { return true };
+        if self.0.replace(Some(*error)) != Some(*error) {
+            log::warn!("{}: an answer is passed over: {error}", client.id);
         }
+        false
     }
 
     /// True if a server has decided about the address, and its terms can be used.
     fn decides(&self, client: &Client, answer: &Answer, (address, server): (Ipv4Addr, Ipv4Addr)) -> bool {
         is_decision(answer, address)
-            && (answer.kind == MessageType::Nak || self.accept(Terms::of(answer, Some(server)), client))
+            && (answer.kind == MessageType::Nak || self.accept(&Terms::of(answer, Some(server)), client))
     }
 
     /// The error of a wait in which nothing usable came.
