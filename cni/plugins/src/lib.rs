@@ -3,6 +3,7 @@
 pub mod interface;
 pub mod ipam;
 pub mod meta;
+mod keys;
 mod node_defaults;
 pub mod operator;
 pub mod plugin;

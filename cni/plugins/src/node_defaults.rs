@@ -177,6 +177,12 @@ fn uplinks(flowtable: Flowtable) -> Result<Option<Uplinks>, String> {
     }
 }
 
+/// The keys that are decoded here.
+#[cfg(test)]
+pub(crate) fn decodes() -> crate::keys::probe::Fields {
+    crate::keys::probe::fields::<Keys>()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

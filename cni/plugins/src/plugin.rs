@@ -68,6 +68,12 @@ pub trait Plugin: Sync {
         Ok(())
     }
 
+    /// The keys that it decodes, which the table of known keys is compared with.
+    #[cfg(test)]
+    fn decodes(&self) -> crate::keys::probe::Fields {
+        crate::keys::probe::Fields::new()
+    }
+
     /// Answers a call down to the bytes, for a plugin that plays another one in tests. Nothing: the
     /// method of the verb is called.
     ///

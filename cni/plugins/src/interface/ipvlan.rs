@@ -27,6 +27,11 @@ impl Plugin for Ipvlan {
         "gives a container a link with the Ethernet address of a link of the node's"
     }
 
+    #[cfg(test)]
+    fn decodes(&self) -> crate::keys::probe::Fields {
+        &super::shared::single::keys::decodes() | &crate::keys::probe::fields::<Keys>()
+    }
+
     fn add(&self, request: &Request<'_>) -> Result<AddResult, CniError> {
         let mut settings = Settings::new(request.config)?;
         settings.chain(request.config.prev_result.as_ref())?;

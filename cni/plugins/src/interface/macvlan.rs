@@ -29,6 +29,12 @@ impl Plugin for Macvlan {
         "gives a container a link with an Ethernet address of its own on a link of the node's"
     }
 
+    #[cfg(test)]
+    fn decodes(&self) -> crate::keys::probe::Fields {
+        use super::shared::single::keys;
+        &(&keys::decodes() | &keys::decodes_mac()) | &crate::keys::probe::fields::<Keys>()
+    }
+
     fn add(&self, request: &Request<'_>) -> Result<AddResult, CniError> {
         let settings = Settings::new(request.config, request.args)?;
         let recipe = Recipe {

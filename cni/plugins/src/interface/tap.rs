@@ -37,6 +37,11 @@ impl Plugin for Tap {
         "gives a container a link whose frames a program reads and writes"
     }
 
+    #[cfg(test)]
+    fn decodes(&self) -> crate::keys::probe::Fields {
+        &super::shared::single::keys::decodes_mac() | &crate::keys::probe::fields::<Keys>()
+    }
+
     fn add(&self, request: &Request<'_>) -> Result<AddResult, CniError> {
         let settings = Settings::new(request.config, request.args)?;
         let recipe = Recipe {

@@ -27,6 +27,11 @@ impl Plugin for Vlan {
         "gives a container the packets of one VLAN of a link"
     }
 
+    #[cfg(test)]
+    fn decodes(&self) -> crate::keys::probe::Fields {
+        &super::shared::single::keys::decodes() | &crate::keys::probe::fields::<Keys>()
+    }
+
     fn add(&self, request: &Request<'_>) -> Result<AddResult, CniError> {
         let settings = Settings::new(request.config)?;
         let recipe = Recipe {

@@ -28,6 +28,11 @@ impl Plugin for Static {
         true
     }
 
+    #[cfg(test)]
+    fn decodes(&self) -> crate::keys::probe::Fields {
+        crate::keys::probe::fields::<RawConfig>()
+    }
+
     fn add(&self, request: &Request<'_>) -> Result<AddResult, CniError> {
         let config = request.config.decode::<RawConfig>()?.resolve(request.config.version, request.args)?;
         let ips = config.addresses.iter().map(|one| IpConfig {

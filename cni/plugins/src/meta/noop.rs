@@ -29,6 +29,11 @@ impl Plugin for Noop {
         true
     }
 
+    #[cfg(test)]
+    fn decodes(&self) -> crate::keys::probe::Fields {
+        crate::keys::probe::fields::<Keys>()
+    }
+
     /// Without a file: the previous result, or an empty one.
     fn add(&self, request: &Request<'_>) -> Result<AddResult, CniError> {
         Ok(request.config.prev_result.clone().unwrap_or_default())

@@ -61,6 +61,11 @@ impl Plugin for Vrf {
         "gives the container's link to a VRF with a routing table of its own"
     }
 
+    #[cfg(test)]
+    fn decodes(&self) -> crate::keys::probe::Fields {
+        crate::keys::probe::fields::<Keys>()
+    }
+
     fn versions(&self) -> &'static [Version] {
         const { since_0_3_1() }
     }

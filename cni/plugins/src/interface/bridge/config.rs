@@ -253,6 +253,12 @@ fn ranges(ids: &[u16]) -> Vec<PortVlan> {
         .collect()
 }
 
+/// The keys that are decoded here.
+#[cfg(test)]
+pub(super) fn decodes() -> crate::keys::probe::Fields {
+    crate::keys::probe::fields::<Keys>()
+}
+
 #[cfg(test)]
 mod tests {
     use cni_spec::ErrorCode;

@@ -37,6 +37,11 @@ impl Plugin for Bridge {
         "joins a container to a bridge of the node"
     }
 
+    #[cfg(test)]
+    fn decodes(&self) -> crate::keys::probe::Fields {
+        &config::decodes() | &super::shared::keys::decodes()
+    }
+
     fn add(&self, request: &Request<'_>) -> Result<AddResult, CniError> {
         let settings = Settings::new(request.config, request.args)?;
         let container = Container::open(request.netns.as_deref())?;

@@ -197,6 +197,12 @@ fn names_in(folder: &Path) -> Vec<String> {
     names
 }
 
+/// The keys that are decoded here.
+#[cfg(test)]
+pub(super) fn decodes() -> crate::keys::probe::Fields {
+    crate::keys::probe::fields::<Keys>()
+}
+
 #[cfg(test)]
 mod tests {
     use serde_json::{Value, json};

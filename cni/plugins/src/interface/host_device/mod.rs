@@ -36,6 +36,11 @@ impl Plugin for HostDevice {
         "moves a link of the node's into a container, and back"
     }
 
+    #[cfg(test)]
+    fn decodes(&self) -> crate::keys::probe::Fields {
+        &device::decodes() | &crate::keys::probe::fields::<Keys>()
+    }
+
     fn add(&self, request: &Request<'_>) -> Result<AddResult, CniError> {
         let device = Device::of(request.config)?;
         let keys: Keys = request.config.decode()?;

@@ -34,6 +34,11 @@ impl Plugin for Ptp {
         "joins a container to the node by a pair of links of its own"
     }
 
+    #[cfg(test)]
+    fn decodes(&self) -> crate::keys::probe::Fields {
+        super::shared::keys::decodes()
+    }
+
     fn add(&self, request: &Request<'_>) -> Result<AddResult, CniError> {
         let common = Common::new(request.config)?;
         let container = Container::open(request.netns.as_deref())?;

@@ -99,6 +99,12 @@ fn backend(name: &str) -> Result<Option<BackendName>, CniError> {
     if name.is_empty() { Ok(None) } else { BackendName::from_name(name).map(Some).ok_or_else(unknown) }
 }
 
+/// The keys that are decoded here.
+#[cfg(test)]
+pub(crate) fn decodes() -> crate::keys::probe::Fields {
+    crate::keys::probe::fields::<Keys>()
+}
+
 #[cfg(test)]
 mod tests {
     use cni_spec::ErrorCode;

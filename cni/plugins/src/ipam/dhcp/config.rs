@@ -169,6 +169,12 @@ fn code(name: &str) -> Result<u8, ConfigError> {
     }
 }
 
+/// The keys that are decoded here.
+#[cfg(test)]
+pub(super) fn decodes() -> crate::keys::probe::Fields {
+    crate::keys::probe::fields::<RawConfig>()
+}
+
 #[cfg(test)]
 mod tests {
     use serde_json::{Value, json};

@@ -48,6 +48,11 @@ impl Plugin for Dhcp {
         true
     }
 
+    #[cfg(test)]
+    fn decodes(&self) -> crate::keys::probe::Fields {
+        config::decodes()
+    }
+
     fn add(&self, request: &Request<'_>) -> Result<AddResult, CniError> {
         let config: RawConfig = request.config.decode()?;
         let (options, priority) = (config.options(request.args)?, config.priority()?);

@@ -240,6 +240,12 @@ fn bad_address(key: &str, value: &str) -> ConfigError {
     KeyError::address(key, value).into()
 }
 
+/// The keys that are decoded here.
+#[cfg(test)]
+pub(super) fn decodes() -> crate::keys::probe::Fields {
+    crate::keys::probe::fields::<RawConfig>()
+}
+
 #[cfg(test)]
 mod tests {
     use serde_json::{Value, json};

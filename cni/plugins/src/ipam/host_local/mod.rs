@@ -50,6 +50,11 @@ impl Plugin for HostLocal {
         true
     }
 
+    #[cfg(test)]
+    fn decodes(&self) -> crate::keys::probe::Fields {
+        config::decodes()
+    }
+
     fn add(&self, request: &Request<'_>) -> Result<AddResult, CniError> {
         let config = request.config.decode::<RawConfig>()?.resolve(request.config.version, request.env)?;
         let dns = match &config.resolv_conf {

@@ -85,6 +85,12 @@ fn bucket(direction: &str, rate: u64, burst: u64) -> Result<Option<TokenBucket>,
     Ok(Some(TokenBucket::new(rate / 8, burst, LATENCY_US)))
 }
 
+/// The keys that are decoded here.
+#[cfg(test)]
+pub(super) fn decodes() -> crate::keys::probe::Fields {
+    crate::keys::probe::fields::<Keys>()
+}
+
 #[cfg(test)]
 mod tests {
     use serde_json::{Value, json};

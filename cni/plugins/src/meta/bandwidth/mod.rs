@@ -35,6 +35,11 @@ impl Plugin for Bandwidth {
         "limits the rate of the container's traffic"
     }
 
+    #[cfg(test)]
+    fn decodes(&self) -> crate::keys::probe::Fields {
+        config::decodes()
+    }
+
     fn versions(&self) -> &'static [Version] {
         // Earlier results tell no interfaces.
         const { since_0_3_0() }

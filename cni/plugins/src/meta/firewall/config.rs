@@ -85,6 +85,12 @@ fn or<'a>(value: &'a str, default: &'a str) -> &'a str {
     if value.is_empty() { default } else { value }
 }
 
+/// The keys that are decoded here.
+#[cfg(test)]
+pub(super) fn decodes() -> crate::keys::probe::Fields {
+    crate::keys::probe::fields::<Keys>()
+}
+
 #[cfg(test)]
 mod tests {
     use serde_json::{Value, json};

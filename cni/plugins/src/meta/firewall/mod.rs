@@ -30,6 +30,11 @@ impl Plugin for Firewall {
         "lets packets of the container through the node's firewall"
     }
 
+    #[cfg(test)]
+    fn decodes(&self) -> crate::keys::probe::Fields {
+        config::decodes()
+    }
+
     fn versions(&self) -> &'static [Version] {
         const { since_0_4_0() }
     }

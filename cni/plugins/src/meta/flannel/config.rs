@@ -143,6 +143,12 @@ fn given(path: Option<&PathBuf>, default: &str) -> PathBuf {
     path.filter(|path| !path.as_os_str().is_empty()).cloned().unwrap_or_else(|| PathBuf::from(default))
 }
 
+/// The keys that are decoded here.
+#[cfg(test)]
+pub(super) fn decodes() -> crate::keys::probe::Fields {
+    &crate::keys::probe::fields::<Keys>() | &crate::keys::probe::fields::<Place>()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

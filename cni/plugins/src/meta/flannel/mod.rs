@@ -34,6 +34,11 @@ impl Plugin for Flannel {
         "lets bridge or another plugin attach to the node's share of a flannel network"
     }
 
+    #[cfg(test)]
+    fn decodes(&self) -> crate::keys::probe::Fields {
+        config::decodes()
+    }
+
     fn add(&self, request: &Request<'_>) -> Result<AddResult, CniError> {
         let keys: Keys = request.config.decode()?;
         let env = subnet_env(&keys)?;

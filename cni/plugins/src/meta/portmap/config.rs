@@ -292,6 +292,12 @@ pub(crate) fn loopback_families(ports: &[PublishedPort], loopback: Loopback) -> 
     AddressFamily::BOTH.into_iter().filter(has).collect()
 }
 
+/// The keys that are decoded here.
+#[cfg(test)]
+pub(super) fn decodes() -> crate::keys::probe::Fields {
+    crate::keys::probe::fields::<Keys>()
+}
+
 #[cfg(test)]
 mod tests {
     use cni_spec::{Interface, IpConfig};

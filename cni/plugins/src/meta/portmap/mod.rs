@@ -29,6 +29,11 @@ impl Plugin for Portmap {
         "publishes ports of the container on the node"
     }
 
+    #[cfg(test)]
+    fn decodes(&self) -> crate::keys::probe::Fields {
+        config::decodes()
+    }
+
     fn add(&self, request: &Request<'_>) -> Result<AddResult, CniError> {
         let config = Config::read(request.config).map_err(unparsed)?;
         add(&config.dataplane()?, config, request, &access::open_loopback)

@@ -96,6 +96,11 @@ impl Plugin for Sbr {
         "routes packets of the container by their source address"
     }
 
+    #[cfg(test)]
+    fn decodes(&self) -> crate::keys::probe::Fields {
+        crate::keys::probe::fields::<Keys>()
+    }
+
     fn add(&self, request: &Request<'_>) -> Result<AddResult, CniError> {
         let config = Config::read(request.config)?;
         let previous = request.config.prev_result.as_ref();

@@ -145,6 +145,12 @@ impl Keys {
     }
 }
 
+/// The keys that are decoded here.
+#[cfg(test)]
+pub(super) fn decodes() -> crate::keys::probe::Fields {
+    &crate::keys::probe::fields::<Keys>() | &crate::keys::probe::fields::<Place>()
+}
+
 #[cfg(test)]
 mod tests {
     use serde_json::{Value, json};

@@ -31,6 +31,11 @@ impl Plugin for Tuning {
         "changes settings and attributes of the container's link"
     }
 
+    #[cfg(test)]
+    fn decodes(&self) -> crate::keys::probe::Fields {
+        config::decodes()
+    }
+
     fn add(&self, request: &Request<'_>) -> Result<AddResult, CniError> {
         let config = Config::read(request.config, request.args, request.attachment.ifname())?;
         allowed(&config)?;

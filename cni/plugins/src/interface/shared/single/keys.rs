@@ -38,8 +38,14 @@ struct Keys {
     master: String,
     link_in_container: bool,
     mtu: i64,
-    mac: String,
     dns: Dns,
+}
+
+/// The keys of plugins whose link may be given an address.
+#[derive(Debug, Default, Deserialize)]
+#[serde(default, rename_all = "camelCase")]
+struct MacKeys {
+    mac: String,
     runtime_config: WithMac,
 }
 
@@ -170,7 +176,7 @@ pub(crate) fn unavailable(error: &dyn std::fmt::Display) -> CniError {
 /// # Errors
 /// It is none, with code 7, or 4 from `CNI_ARGS`.
 pub(crate) fn mac(config: &NetConf, args: &str) -> Result<Option<Mac>, CniError> {
-    let keys: Keys = config.decode()?;
+    let keys: MacKeys = config.decode()?;
     let args = Args::parse(args, &["MAC"])?;
     let all = [
         (keys.runtime_config.mac.as_str(), ErrorCode::InvalidConfig),
@@ -184,6 +190,18 @@ pub(crate) fn mac(config: &NetConf, args: &str) -> Result<Option<Mac>, CniError>
         return Err(refused(format!("address {mac}: a link cannot have this MAC address")));
     }
     Ok(Some(mac))
+}
+
+/// The keys that are decoded here.
+#[cfg(test)]
+pub(crate) fn decodes() -> crate::keys::probe::Fields {
+    crate::keys::probe::fields::<Keys>()
+}
+
+/// The keys that are decoded here.
+#[cfg(test)]
+pub(crate) fn decodes_mac() -> crate::keys::probe::Fields {
+    crate::keys::probe::fields::<MacKeys>()
 }
 
 #[cfg(test)]
