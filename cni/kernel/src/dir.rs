@@ -103,6 +103,8 @@ pub enum Access {
     ReadOrCreate(u32),
     /// For reading and writing; made empty with this mode if it is not there.
     WriteOrCreate(u32),
+    /// For appending; made empty with this mode if it is not there.
+    AppendOrCreate(u32),
 }
 
 /// When a directory's list of names last changed, in its file system's clock.
@@ -204,6 +206,7 @@ impl DurableDir {
             Access::Read => (OFlag::O_RDONLY, None),
             Access::ReadOrCreate(mode) => (OFlag::O_RDONLY, Some(mode)),
             Access::WriteOrCreate(mode) => (OFlag::O_RDWR, Some(mode)),
+            Access::AppendOrCreate(mode) => (OFlag::O_WRONLY | OFlag::O_APPEND | OFlag::O_NOCTTY, Some(mode)),
         };
         let opened = match openat(&self.fd, name, always | flags, Mode::empty()) {
             Err(Errno::ENOENT) => match mode.map(Mode::from_bits_truncate) {
@@ -243,14 +246,14 @@ impl DurableDir {
         let path = self.path.join(name);
         match self.link_unnamed(name, content, mode) {
             Err(Unnamed::NotHere) => {}
-            Ok(()) => return self.sync_or_remove(name),
+            Ok(()) => return self.sync_or_remove(name).inspect(|()| log::debug!("create {path:?}")),
             Err(Unnamed::Failed(operation, errno)) => return Err(system(operation, &path, errno)),
         }
         let temporary = self.write_temporary(content, mode)?;
         let linked = linkat(self.scratch(), temporary.as_os_str(), &self.fd, name, AtFlags::empty());
         self.drop_temporary(&temporary);
         linked.map_err(|errno| system("create", &path, errno))?;
-        self.sync_or_remove(name)
+        self.sync_or_remove(name).inspect(|()| log::debug!("create {path:?}"))
     }
 
     /// Puts a file in the place of another one, or of none, in one step: a reader, and the disk
@@ -265,7 +268,17 @@ impl DurableDir {
             self.drop_temporary(&temporary);
             return Err(system("replace", &self.path.join(name), errno));
         }
+        log::debug!("replace {:?}", self.path.join(name));
         self.sync()
+    }
+
+    /// Gives a file another name in this directory, in the place of a file that has it. Nothing is synced.
+    ///
+    /// # Errors
+    /// Names the file.
+    pub fn rename(&self, from: impl AsRef<OsStr>, to: impl AsRef<OsStr>) -> Result<(), DirError> {
+        let (from, to) = (self.component(from.as_ref())?, self.component(to.as_ref())?);
+        renameat(&self.fd, from, &self.fd, to).map_err(|errno| system("rename", &self.path.join(from), errno))
     }
 
     /// Removes a file and says whether it was there.
@@ -275,7 +288,10 @@ impl DurableDir {
     pub fn remove(&self, name: impl AsRef<OsStr>) -> Result<bool, DirError> {
         let name = self.component(name.as_ref())?;
         match unlinkat(&self.fd, name, UnlinkatFlags::NoRemoveDir) {
-            Ok(()) => self.sync().map(|()| true),
+            Ok(()) => {
+                log::debug!("remove {:?}", self.path.join(name));
+                self.sync().map(|()| true)
+            }
             Err(Errno::ENOENT) => Ok(false),
             Err(errno) => Err(system("remove", &self.path.join(name), errno)),
         }

@@ -83,6 +83,7 @@ pub fn set(name: &str, value: &str) -> Result<(), SysctlError> {
         .open(path(name)?)
         .and_then(|mut file| file.write_all(value.as_bytes()))
         .map_err(|source| SysctlError::Write { name: name.to_owned(), value: value.to_owned(), source })
+        .inspect(|()| log::debug!("set sysctl {name} to {value:?}"))
 }
 
 /// Writes a setting unless it has the value already, and says whether it wrote. For settings of the
@@ -110,6 +111,9 @@ pub fn ensure(name: &str, value: &str) -> Result<bool, SysctlError> {
         file.rewind()?;
         file.write_all(value.as_bytes()).map(|()| true)
     });
+    if let Ok(true) = written {
+        log::debug!("set sysctl {name} to {value:?}");
+    }
     written.map_err(|source| SysctlError::Write { name: name.to_owned(), value: value.to_owned(), source })
 }
 

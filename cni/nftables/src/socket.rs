@@ -150,7 +150,17 @@ impl Socket {
     /// # Errors
     /// Which change was refused and why; see the predicates of [`Error`].
     pub fn commit(&self, transaction: &Transaction, generation: Option<u32>) -> Result<(), Error> {
-        self.run(transaction, generation, Ending::Commit)
+        for op in transaction.ops().iter().filter(|_| log::log_enabled!(log::Level::Debug)) {
+            log::debug!("nft {op}");
+        }
+        let begin = Instant::now();
+        let done = self.run(transaction, generation, Ending::Commit);
+        let took = begin.elapsed().as_secs_f64() * 1e3;
+        match &done {
+            Ok(()) => log::debug!("nft: {} changes committed in {took:.1} ms", transaction.ops().len()),
+            Err(error) => log::debug!("nft: nothing committed: {error}"),
+        }
+        done
     }
 
     /// Lets the kernel check all changes without making them. Some mistakes only show when a

@@ -2,8 +2,9 @@
 
 pub mod interface;
 pub mod ipam;
-pub mod meta;
 mod keys;
+pub mod logging;
+pub mod meta;
 mod node_defaults;
 pub mod operator;
 pub mod plugin;

@@ -6,7 +6,7 @@ use std::process::ExitCode;
 
 use cni_spec::{CniError, ErrorCode};
 use slipway::ipam::dhcp::daemon;
-use slipway::{operator, registry, skel};
+use slipway::{logging, operator, registry, skel};
 
 fn main() -> ExitCode {
     let mut args = std::env::args_os();
@@ -14,8 +14,8 @@ fn main() -> ExitCode {
     let name = Path::new(&called).file_name().and_then(|name| name.to_str()).unwrap_or_default();
     let args: Vec<String> = args.map(|arg| arg.to_string_lossy().into_owned()).collect();
     let is_daemon = args.iter().take(2).any(|arg| arg == "daemon");
-    // What a daemon does is seen by nobody else.
-    start_log(if is_daemon { "info" } else { "error" });
+    // A daemon has no result that would show what it does.
+    logging::start(if is_daemon { "info" } else { "error" });
     let (mut stdout, mut stderr) = (std::io::stdout(), std::io::stderr());
     // As the reference's units call it.
     if name == "dhcp" && is_daemon {
@@ -36,11 +36,4 @@ fn main() -> ExitCode {
         return ExitCode::FAILURE;
     }
     operator::run(&args, &mut stdout, &mut stderr).into()
-}
-
-/// Log lines go to standard error, where runtimes look when a plugin fails. `usual` is what is told
-/// unless `SLIPWAY_LOG` says otherwise (`debug`, or `cni_dataplane=trace,info`).
-fn start_log(usual: &str) {
-    let wanted = env_logger::Env::new().filter_or("SLIPWAY_LOG", usual);
-    env_logger::Builder::from_env(wanted).format_timestamp(None).init();
 }

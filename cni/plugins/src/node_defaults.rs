@@ -8,9 +8,11 @@ use std::path::{Path, PathBuf};
 use cni_dataplane::ebpf::{ControlGroup, PortRange, Sizes};
 use cni_dataplane::nftables::offload::{Offload, Uplinks};
 use cni_dataplane::{BackendName, Dataplane, ebpf};
-use cni_kernel::dir::DurableDir;
+use cni_kernel::dir::{DirError, DurableDir};
 use cni_spec::{CniError, ErrorCode};
 use serde::Deserialize;
+
+use crate::logging::{LogKeys, LogSettings};
 
 /// The directory of CNI's configuration; networks are in `net.d` below it.
 const DIRECTORY: &str = "/etc/cni";
@@ -30,6 +32,7 @@ struct Keys {
     cgroup: Option<Cgroup>,
     masquerade_ports: Option<String>,
     maps: MapKeys,
+    log: LogKeys,
 }
 
 /// `true`, `false`, or the links by name.
@@ -94,17 +97,24 @@ impl NodeDefaults {
     }
 
     fn read_in(directory: &Path) -> Result<Self, CniError> {
-        let io = |error: cni_kernel::dir::DirError| CniError::new(ErrorCode::Io, error.to_string());
-        let directory = match DurableDir::open(directory) {
-            Ok(directory) => directory,
-            Err(error) if error.is_not_found() => return Ok(Self::default()),
-            Err(error) => return Err(io(error)),
-        };
-        match directory.read(FILE, LIMIT).map_err(io)? {
+        match bytes(directory).map_err(|error| CniError::new(ErrorCode::Io, error.to_string()))? {
             Some(bytes) => Self::parse(&bytes)
-                .map_err(|why| CniError::config(format!("{}: {why}", directory.path().join(FILE).display()))),
+                .map_err(|why| CniError::config(format!("{}: {why}", directory.join(FILE).display()))),
             None => Ok(Self::default()),
         }
+    }
+
+    /// Where log lines go besides standard error. None where the file is missing or wrong, whatever else
+    /// is in it: a call is not stopped for its log.
+    pub(crate) fn read_log() -> Option<LogSettings> {
+        #[derive(Default, Deserialize)]
+        #[serde(default)]
+        struct LogAlone {
+            log: LogKeys,
+        }
+        let bytes = bytes(Path::new(DIRECTORY)).ok()??;
+        let keys: LogAlone = serde_json::from_slice(&bytes).ok()?;
+        keys.log.check().ok()?
     }
 
     fn parse(bytes: &[u8]) -> Result<Self, String> {
@@ -123,9 +133,19 @@ impl NodeDefaults {
             None => PortRange::default(),
             Some(text) => text.parse().map_err(|why| format!("key \"masqueradePorts\": {why}"))?,
         };
+        let _log = keys.log.check()?;
         let sizes = sizes(&keys.maps)?;
         let ebpf = ebpf::Settings { uplinks: keys.uplinks, cgroup, masquerade_ports, sizes };
         Ok(Self { backend, ip_masq_backend, flowtable, ebpf })
+    }
+}
+
+/// The file's content; none if there is no file.
+fn bytes(directory: &Path) -> Result<Option<Vec<u8>>, DirError> {
+    match DurableDir::open(directory) {
+        Ok(directory) => directory.read(FILE, LIMIT),
+        Err(error) if error.is_not_found() => Ok(None),
+        Err(error) => Err(error),
     }
 }
 

@@ -28,8 +28,10 @@ impl<'a> Undo<'a> {
         what: impl Into<String>,
         run: impl FnOnce() -> Result<(), E> + 'a,
     ) {
+        let what = what.into();
+        log::trace!("undo registered: {what}");
         let run = Box::new(move || run().map_err(|error| error.to_string()));
-        self.steps.push(Step { what: what.into(), run });
+        self.steps.push(Step { what, run });
     }
 
     /// All went well: nothing is taken back.
@@ -42,7 +44,7 @@ impl Drop for Undo<'_> {
     fn drop(&mut self) {
         while let Some(step) = self.steps.pop() {
             match (step.run)() {
-                Ok(()) => log::debug!("undone: {}", step.what),
+                Ok(()) => log::debug!("undo: {}: done", step.what),
                 Err(error) => log::warn!("undo: {}: {error}", step.what),
             }
         }

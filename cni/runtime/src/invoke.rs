@@ -5,7 +5,7 @@ use std::fs;
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitStatus, Output, Stdio};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use cni_spec::{CniError, text};
 
@@ -37,8 +37,16 @@ pub fn find(name: &str, folders: &[PathBuf]) -> Result<PathBuf, CniError> {
 /// # Errors
 /// The plugin's own, or one that says what it did instead of printing one.
 pub fn exec(path: &Path, env: &[(&str, OsString)], config: &[u8]) -> Result<Vec<u8>, CniError> {
-    let output = spawn_patiently(path, env, config)
-        .map_err(|e| failure(&format!("run {}: {e}", path.display()), &[], &[]))?;
+    let begin = Instant::now();
+    let output = spawn_patiently(path, env, config);
+    let took = begin.elapsed().as_secs_f64() * 1e3;
+    let ended = |output: &Output| status_text(output.status);
+    log::debug!(
+        "exec {}: {} in {took:.1} ms",
+        path.display(),
+        output.as_ref().map_or_else(ToString::to_string, ended)
+    );
+    let output = output.map_err(|e| failure(&format!("run {}: {e}", path.display()), &[], &[]))?;
     if output.status.success() {
         // What it had to say to people is not lost.
         if let Err(error) = io::stderr().write_all(&output.stderr) {

@@ -198,7 +198,9 @@ impl Tools {
         // At least a second, and whole ones: the tool takes no less.
         let wait = self.deadline.saturating_duration_since(Instant::now()).as_secs().max(1).to_string();
         let input = batch.to_string();
-        log::trace!("{}:\n{input}", program.display());
+        for line in input.lines().filter(|_| log::log_enabled!(log::Level::Debug)) {
+            log::debug!("{}: {line}", program.display());
+        }
         let run = run(&program, &["--noflush", "--wait", &wait], &input);
         legacy::forget();
         let run = run.map_err(Refusal::Failed)?;

@@ -259,7 +259,12 @@ impl Transport {
         message: impl Into<Message>,
         action: fmt::Arguments<'_>,
     ) -> Result<(), RouteError> {
-        self.exchange(message.into(), verb_flags(verb), action, &mut |_| Ok(())).map(|_| ())
+        let done = self.exchange(message.into(), verb_flags(verb), action, &mut |_| Ok(()));
+        match &done {
+            Ok(_) => log::debug!("{action}{}", self.place),
+            Err(error) => log::debug!("{error}"),
+        }
+        done.map(|_| ())
     }
 
     /// Asks for one object.

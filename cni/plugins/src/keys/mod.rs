@@ -33,8 +33,10 @@ pub(crate) enum Kind {
     Address,
     /// The address of a link or of a device on a bus.
     Hardware,
-    /// The name of a network, a link, a chain, a mode.
+    /// The name of a network, a link, a chain.
     Name,
+    /// One word of a few: a backend, a mode, a protocol.
+    Word,
     /// The path of a file.
     Path,
     /// Kernel settings below `net`, and their values.

@@ -1,6 +1,6 @@
 //! The table.
 
-use super::Kind::{Address, Bool, Hardware, Ipam, Name, Number, Object, Open, Path, Plugin, Settings};
+use super::Kind::{Address, Bool, Hardware, Ipam, Name, Number, Object, Open, Path, Plugin, Settings, Word};
 use super::{Key, Kind, Known};
 
 /// What libcni's own keys begin with.
@@ -74,7 +74,7 @@ const RUNTIME: &[Key] = &[
 ];
 
 const PORT_MAPPING: &[Key] =
-    &[key("hostPort", Number), key("containerPort", Number), key("protocol", Name), key("hostIP", Address)];
+    &[key("hostPort", Number), key("containerPort", Number), key("protocol", Word), key("hostIP", Address)];
 
 const RUNTIME_DNS: &[Key] = &[key("servers", Address), key("searches", Open), key("options", Open)];
 
@@ -100,8 +100,8 @@ const ROUTE: &[Key] = &[
 
 /// The node's settings, `/etc/cni/slipway.json`.
 pub(super) const NODE: &[Key] = &[
-    key("backend", Name),
-    key("ipMasqBackend", Name),
+    key("backend", Word),
+    key("ipMasqBackend", Word),
     key("flowtable", Object(&[key("devices", Name)])),
     key("uplinks", Name),
     key("cgroup", Path),
@@ -116,6 +116,10 @@ pub(super) const NODE: &[Key] = &[
             key("sockets", Number),
         ]),
     ),
+    key(
+        "log",
+        Object(&[key("level", Word), key("file", Path), key("maxSize", Number), key("journal", Bool)]),
+    ),
 ];
 
 /// All plugins, in the registry's order.
@@ -127,10 +131,10 @@ pub(super) const PLUGINS: &[Known] = &[
     of_plugin(
         "firewall",
         &[
-            key("backend", Name),
+            key("backend", Word),
             key("iptablesAdminChainName", Name),
             key("firewalldZone", Name),
-            key("ingressPolicy", Name),
+            key("ingressPolicy", Word),
         ],
     ),
     of_plugin(
@@ -149,13 +153,13 @@ pub(super) const PLUGINS: &[Known] = &[
     of_ipam("host-local", HOST_LOCAL),
     of_plugin(
         "ipvlan",
-        &[key("master", Name), key("linkInContainer", Bool), key("mode", Name), key("mtu", Number)],
+        &[key("master", Name), key("linkInContainer", Bool), key("mode", Word), key("mtu", Number)],
     ),
     of_plugin("loopback", &[]),
     of_plugin("macvlan", MACVLAN),
     of_plugin("noop", &[key("debugFile", Path), key("commandLog", Path)]),
     of_plugin("portmap", PORTMAP),
-    of_plugin("ptp", &[key("ipMasq", Bool), key("ipMasqBackend", Name), key("mtu", Number)]),
+    of_plugin("ptp", &[key("ipMasq", Bool), key("ipMasqBackend", Word), key("mtu", Number)]),
     of_plugin("sbr", &[key("table", Number), key("gateways", Address), key("addSourceHints", Bool)]),
     of_ipam("static", STATIC),
     of_plugin("tap", TAP),
@@ -186,7 +190,7 @@ const BRIDGE: &[Key] = &[
     key("isDefaultGateway", Bool),
     key("forceAddress", Bool),
     key("ipMasq", Bool),
-    key("ipMasqBackend", Name),
+    key("ipMasqBackend", Word),
     key("mtu", Number),
     key("hairpinMode", Bool),
     key("promiscMode", Bool),
@@ -202,7 +206,7 @@ const BRIDGE: &[Key] = &[
 const MACVLAN: &[Key] = &[
     key("master", Name),
     key("linkInContainer", Bool),
-    key("mode", Name),
+    key("mode", Word),
     key("mtu", Number),
     key("mac", Hardware),
     key("bcqueuelen", Number),
@@ -219,7 +223,7 @@ const TAP: &[Key] = &[
 ];
 
 const PORTMAP: &[Key] = &[
-    key("backend", Name),
+    key("backend", Word),
     key("snat", Bool),
     key("masqAll", Bool),
     key("excludeLoopback", Bool),

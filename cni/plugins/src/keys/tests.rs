@@ -127,13 +127,16 @@ fn unknown_keys_are_named_with_what_may_be_meant() {
     let flannel = json!({"name": "n", "type": "flannel", "delegate": {"hairpin": true}, "ipam": {"x": 1}});
     assert_eq!(warned("flannel", &flannel), ["unknown key \"delegate.hairpin\"", "unknown key \"ipam.x\""]);
     // What plugins of others know is not known here.
-    let foreign = json!({"name": "n", "type": "bridge", "ipam": {"type": "calico-ipam", "assign_ipv4": "true"}});
+    let foreign =
+        json!({"name": "n", "type": "bridge", "ipam": {"type": "calico-ipam", "assign_ipv4": "true"}});
     assert_eq!(warned("bridge", &foreign), Vec::<String>::new());
 }
 
 #[test]
 fn distances_are_those_of_levenshtein() {
-    for (a, b, wanted) in [("kitten", "sitting", 3), ("", "abc", 3), ("abc", "", 3), ("a", "A", 0), ("ab", "ba", 2)] {
+    for (a, b, wanted) in
+        [("kitten", "sitting", 3), ("", "abc", 3), ("abc", "", 3), ("a", "A", 0), ("ab", "ba", 2)]
+    {
         assert_eq!(distance(a, b), wanted, "{a} {b}");
     }
 }

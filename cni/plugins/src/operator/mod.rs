@@ -183,7 +183,7 @@ fn overview(out: &mut dyn Write) -> io::Result<()> {
         "\nCalled by the name of a plugin it answers as that plugin: {}.",
         registry::names().join(", ")
     )?;
-    writeln!(out, "SLIPWAY_LOG=debug makes plugins and commands say on standard error what they do.")
+    writeln!(out, "SLIPWAY_LOG=debug makes plugins and commands write each step to standard error.")
 }
 
 fn version(_args: &[String], out: &mut dyn Write, _err: &mut dyn Write) -> u8 {

@@ -12,12 +12,14 @@ mod panic;
 use std::ffi::OsString;
 use std::io::{Read, Write};
 use std::path::{Path, PathBuf};
+use std::time::Instant;
 
 use cni_spec::{
     Attachment, CniError, Declared, Draft, ErrorCode, NetConf, Purpose, Version, incompatible, text,
 };
 
 use crate::plugin::{Env, NodeRequest, Plugin, Request, Verbatim};
+use crate::{keys, logging};
 
 /// The largest configuration that is read, in bytes. Real ones have a few thousand; the bound keeps
 /// a broken runtime from filling the memory.
@@ -69,7 +71,7 @@ pub fn run(plugin: &dyn Plugin, vars: Vars<'_>, is_own_netns: IsOwnNetns<'_>, io
             return exit_code(stderr.write_all(about(plugin).as_bytes()));
         }
         Ok(env) if env.command == "VERSION" => Ok(version(plugin, &env).into()),
-        Ok(env) => answer(plugin, &env, is_own_netns, stdin),
+        Ok(env) => logged(plugin, &env, |call| answer(plugin, &env, call, is_own_netns, stdin)),
         Err(error) => Err(error),
     };
     let answer =
@@ -78,6 +80,37 @@ pub fn run(plugin: &dyn Plugin, vars: Vars<'_>, is_own_netns: IsOwnNetns<'_>, io
     let written = stdout.write_all(answer.stdout.as_bytes()).and_then(|()| stdout.flush());
     let told = stderr.write_all(answer.stderr.as_bytes());
     exit_code(written.and(told)).max(answer.code)
+}
+
+/// Runs a call and logs its begin and its end.
+fn logged(
+    plugin: &dyn Plugin,
+    env: &Env,
+    run: impl FnOnce(&logging::Call) -> Result<Verbatim, CniError>,
+) -> Result<Verbatim, CniError> {
+    let call = logging::Call::begin(plugin.name(), env);
+    let begin = Instant::now();
+    log::debug!(
+        "{} {} begins: CNI_NETNS {:?}, CNI_ARGS of {} bytes",
+        plugin.name(),
+        env.command,
+        env.netns,
+        env.args.len()
+    );
+    let answer = run(&call);
+    let took = begin.elapsed().as_secs_f64() * 1e3;
+    match &answer {
+        Ok(_) => log::info!("{} {} succeeded in {took:.1} ms", plugin.name(), env.command),
+        Err(error) => {
+            log::info!(
+                "{} {} failed in {took:.1} ms: code {}: {error}",
+                plugin.name(),
+                env.command,
+                error.code.number()
+            );
+        }
+    }
+    answer
 }
 
 fn exit_code(written: std::io::Result<()>) -> u8 {
@@ -123,42 +156,61 @@ fn version(plugin: &dyn Plugin, env: &Env) -> String {
 fn answer(
     plugin: &dyn Plugin,
     env: &Env,
+    call: &logging::Call,
     is_own_netns: IsOwnNetns<'_>,
     stdin: &mut dyn Read,
 ) -> Result<Verbatim, CniError> {
     let draft = Draft::parse(read_config(stdin)?)?;
+    let settle = |draft: Draft, purpose| {
+        let config = settle(plugin, draft, purpose)?;
+        logging::set_network(&config.name);
+        // The outer call has named what is unknown in its own configuration.
+        if purpose != Purpose::Removal && !call.is_delegated() {
+            warn_of_unknown_keys(plugin, &config);
+        }
+        Ok::<_, CniError>(config)
+    };
     match env.command.as_str() {
         "ADD" => {
-            let config = settle(plugin, draft, Purpose::Setup)?;
+            let config = settle(draft, Purpose::Setup)?;
             let request = request(env, &config, is_own_netns)?;
             or_verbatim(plugin, env, &config, || add(plugin, &request))
         }
         "DEL" => {
-            let config = settle(plugin, draft, Purpose::Removal)?;
+            let config = settle(draft, Purpose::Removal)?;
             let request = request(env, &config, is_own_netns)?;
             or_verbatim(plugin, env, &config, || silent(plugin.del(&request)))
         }
         "CHECK" => {
             not_before(plugin, &draft, Version::V0_4_0, "CHECK")?;
-            let config = settle(plugin, draft, Purpose::Setup)?;
+            let config = settle(draft, Purpose::Setup)?;
             // The reference does not compare the namespaces here.
             let request = request(env, &config, &|_| false)?;
             or_verbatim(plugin, env, &config, || silent(plugin.check(&request)))
         }
         "GC" => {
             not_before(plugin, &draft, Version::V1_1_0, "GC")?;
-            let config = settle(plugin, draft, Purpose::Node)?;
+            let config = settle(draft, Purpose::Node)?;
             or_verbatim(plugin, env, &config, || silent(gc(plugin, &NodeRequest { config: &config, env })))
         }
         "STATUS" => {
             not_before(plugin, &draft, Version::V1_1_0, "STATUS")?;
-            let config = settle(plugin, draft, Purpose::Node)?;
+            let config = settle(draft, Purpose::Node)?;
             let request = NodeRequest { config: &config, env };
             or_verbatim(plugin, env, &config, || silent(plugin.status(&request)))
         }
         unknown => {
             let msg = format!("unknown CNI_COMMAND: {unknown}");
             Err(CniError::new(ErrorCode::InvalidEnvironment, msg))
+        }
+    }
+}
+
+/// Names keys that no plugin knows. The decoder ignores them, as the specification wants.
+fn warn_of_unknown_keys(plugin: &dyn Plugin, config: &NetConf) {
+    if log::log_enabled!(log::Level::Warn) {
+        for key in keys::unknown(plugin.name(), &config.raw) {
+            log::warn!("{}: {key}", plugin.name());
         }
     }
 }

@@ -1,0 +1,73 @@
+//! The log as a file, which any number of processes write at once.
+//!
+//! Each line is one write(2) to a file that was opened for appending, so that lines of two processes do not
+//! mix. A file that is full is renamed to `NAME.1`, in the place of the one before it.
+
+use std::fs::File;
+use std::io::Write;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+
+use cni_kernel::dir::{Access, DirError, DurableDir};
+use nix::unistd::geteuid;
+
+/// Only its owner reads it: lines have names of containers and networks.
+const MODE: u32 = 0o600;
+
+pub(super) struct LogFile {
+    /// None where it cannot be opened: no line is written then.
+    dir: Option<DurableDir>,
+    name: String,
+    max_size: u64,
+}
+
+impl LogFile {
+    pub(super) fn new(path: PathBuf, max_size: u64) -> Self {
+        let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+        let dir = path.parent().and_then(|parent| DurableDir::open(parent).ok());
+        Self { dir, name, max_size }
+    }
+
+    /// Appends a line, if that is possible now.
+    pub(super) fn write(&self, line: &str) {
+        let Some(dir) = &self.dir else { return };
+        // A lost line is the log's alone: the call that it is about goes on.
+        let _lost = self.append(dir, line);
+    }
+
+    fn append(&self, dir: &DurableDir, line: &str) -> Result<(), DirError> {
+        let Some(mut file) = self.open(dir)? else { return Ok(()) };
+        if size(&file) + line.len() as u64 > self.max_size && self.set_aside(dir, &file)? {
+            let Some(next) = self.open(dir)? else { return Ok(()) };
+            file = next;
+        }
+        let _lost = file.write_all(line.as_bytes());
+        Ok(())
+    }
+
+    /// The file; none if it is another user's, or has another name in a place that is not known.
+    fn open(&self, dir: &DurableDir) -> Result<Option<File>, DirError> {
+        let file = dir.open_file(&self.name, Access::AppendOrCreate(MODE))?;
+        let ours = file.metadata().is_ok_and(|data| data.nlink() == 1 && data.uid() == geteuid().as_raw());
+        Ok(ours.then_some(file))
+    }
+
+    /// Renames the file, unless another process does; true if another one is in its place.
+    fn set_aside(&self, dir: &DurableDir, file: &File) -> Result<bool, DirError> {
+        if file.try_lock().is_err() {
+            return Ok(false);
+        }
+        // Another process may have renamed it before the lock was held.
+        let inode = |file: &File| file.metadata().map(|data| data.ino()).ok();
+        if let Some(now) = self.open(dir)?
+            && inode(&now) == inode(file)
+        {
+            dir.rename(&self.name, Path::new(&format!("{}.1", self.name)))?;
+        }
+        Ok(true)
+    }
+}
+
+fn size(file: &File) -> u64 {
+    file.metadata().map_or(0, |data| data.len())
+}
