@@ -2,6 +2,8 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test fails by panicking")]
 
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
 use serde_json::json;
 use slipway_tests::{Attach, Node, Proto, Snapshot};
 
@@ -23,8 +25,28 @@ fn it_has_what_a_report_needs_and_no_secrets() {
     network.write_cache(&attach);
     node.write(
         "/run/net.d/10-pods.conflist",
-        r#"{"name": "pods", "plugins": [], "etcdPassword": "hunter2"}"#,
+        r#"{"name": "pods", "plugins": [{"type": "bridge", "bridge": "br1", "etcdPassword": "hunter2"}],
+            "etcd": "http://a:2379,http://root:hunter2@b:2379", "env": ["X_PASSWORD=hunter2"], "hunter2": 1}"#,
     );
+    // Every other place in which people may leave one.
+    node.own_etc();
+    node.write("/etc/cni/slipway.json", r#"{"backend": "nftables"}"#);
+    node.cmd("rm -f /etc/os-release");
+    node.write("/etc/cni/other.json", r#"{"token": "hunter2"}"#);
+    node.write("/etc/os-release", "ID=debian\nTOKEN=hunter2\n");
+    node.cmd("ip link add spare type bridge");
+    node.cmd("ip link set spare alias password-hunter2");
+    node.nft("add element inet slipway hairpin4 { 10.99.0.1 comment \"hunter2\" : drop }");
+    node.write("/var/lib/cni/networks/pods/secret.txt", "hunter2");
+    node.write("/var/lib/cni/networks/pods/10.22.0.99", "token hunter2 x");
+    node.write("/var/lib/cni/results/pods-x-eth0", r#"{"kind": "hunter2"}"#);
+    node.write("/var/lib/cni/results/pods-y-eth0", r#""hunter2""#);
+    let config = r#"{"cniVersion": "1.1.0", "name": "n", "plugins": [{"type": "bridge", "mtu": "hunter2", "ipMasq": true}]}"#;
+    let cached = json!({
+        "kind": "cniCacheV1", "containerId": "z", "ifName": "eth0", "networkName": "n",
+        "netns": "/run/netns/web", "config": STANDARD.encode(config), "result": {"cniVersion": "1.1.0"},
+    });
+    node.write("/var/lib/cni/results/n-z-eth0", cached.to_string());
     node.write("/run/net.d/kubeconfig", "token: hunter2");
     let state = || Snapshot::take(&node, &[&pod]).without(&["bundle.tar"]);
     let before = state();
@@ -56,9 +78,12 @@ fn it_has_what_a_report_needs_and_no_secrets() {
         ("links.txt", &["br1: Bridge", "10.22.0.1/24", "route_localnet", "alias \"slipway1", "routes, IPv4"]),
         ("sysctl.txt", &["net/ipv4/ip_forward = 1"]),
         ("plugins.txt", &["could not be had", "/run/nowhere"]),
-        ("reservations.txt", &["10.22.0.2 \"web eth0\""]),
+        ("reservations.txt", &["10.22.0.2 web eth0", "10.22.0.99 (text of 15 characters)"]),
         ("cache.txt", &["bridge portmap", "/run/netns/web"]),
-        ("networks/10-pods.conflist", &["\"etcdPassword\": \"(redacted)\""]),
+        (
+            "networks/10-pods.conflist",
+            &["\"bridge\": \"br1\"", "12 characters)\": \"(text of 7 characters)\""],
+        ),
     ] {
         let text = node
             .read(&format!("/run/slipway-support/{name}"))
@@ -68,6 +93,26 @@ fn it_has_what_a_report_needs_and_no_secrets() {
         }
     }
     assert_eq!(node.try_cmd("grep -r hunter2 /run/slipway-support").code, Some(1), "a secret is in it");
+}
+
+/// Errors about settings and configurations quote them.
+#[test]
+fn what_is_wrong_with_settings_is_not_quoted() {
+    let node = Node::new();
+    node.own_etc();
+    for settings in
+        [r#"{"backend": "hunter2"}"#, r#"{"hunter2": 1}"#, r#"{"log": {"level": "hunter2"}}"#, "hunter2"]
+    {
+        node.write("/etc/cni/slipway.json", settings);
+        node.write("/run/net.d/a.conf", settings);
+        node.cmd("rm -rf /run/bundle.tar /run/slipway-support");
+        node.slipway(COMMAND);
+        node.cmd("tar -xf /run/bundle.tar -C /run");
+        let found = node.try_cmd("grep -r hunter2 /run/slipway-support");
+        assert_eq!(found.code, Some(1), "{settings}: {}", found.stdout);
+        let check = node.read("/run/slipway-support/check-node.txt").unwrap();
+        assert!(check.contains("slipway.json: (text of "), "{check}");
+    }
 }
 
 #[test]

@@ -5,17 +5,18 @@ use std::fmt::Write as _;
 use std::fs;
 use std::path::Path;
 
-use cni_dataplane::dump;
+use cni_dataplane::{Owner, dump};
 use cni_kernel::dir::DurableDir;
 use cni_kernel::netns::Netns;
 use cni_kernel::route::{Family, LOCAL_TABLE, MAIN_TABLE, RouteSocket};
 use cni_kernel::{sysctl, xtables};
-use cni_runtime::{Cache, cache};
+use cni_runtime::{Cache, CacheError, cache};
+use cni_spec::{check_container_id, check_ifname};
 use nix::sys::utsname::uname;
-use serde_json::Value;
 
 use super::super::{Run, check_node, ports, restore};
-use super::redact::redact;
+use super::redact::{Rule, is_address, is_name, is_path, length};
+use crate::interface::bridge::MADE;
 use crate::registry;
 
 /// The largest configuration that is taken, in bytes.
@@ -24,8 +25,34 @@ const CONFIG_MAX: usize = 1 << 20;
 const NAMES_MAX: usize = 5000;
 /// Where host-local keeps its reservations unless `dataDir` says otherwise.
 const RESERVATIONS: &str = "/var/lib/cni/networks";
+/// Where its index is, below the networks.
+const OURS: &str = ".slipway";
 /// Where the node's own defaults are.
 const DEFAULTS: &str = "/etc/cni";
+
+/// What may be shown of each file. Nothing of a file without a rule is.
+const RULES: [(&str, Rule); 14] = [
+    ("about.txt", Rule::Text),
+    ("check-node.txt", Rule::Text),
+    ("ports.txt", Rule::Text),
+    ("restore.txt", Rule::Outcomes),
+    ("nftables.txt", Rule::Text),
+    ("iptables.txt", Rule::Text),
+    ("links.txt", Rule::Text),
+    ("sysctl.txt", Rule::Text),
+    ("modules.txt", Rule::Text),
+    ("plugins.txt", Rule::Text),
+    ("reservations.txt", Rule::Text),
+    ("cache.txt", Rule::Text),
+    ("networks", Rule::Network),
+    ("defaults", Rule::Node),
+];
+
+/// The rule of a file, or of the folder that it is in.
+fn rule(name: &str) -> Option<Rule> {
+    let first = name.split('/').next().unwrap_or_default();
+    RULES.iter().find(|(known, _)| *known == first).map(|(_, rule)| *rule)
+}
 
 /// A file of the bundle.
 #[derive(Debug)]
@@ -38,7 +65,11 @@ pub(super) struct Part {
 
 impl Part {
     fn new(name: &str, about: &'static str, content: Result<String, String>) -> Self {
-        let content = content.unwrap_or_else(|error| format!("could not be had: {error}\n"));
+        let content = match (content, rule(name)) {
+            (_, None) => "left out: no rule says what may be shown of it\n".to_owned(),
+            (Ok(content), Some(rule)) => rule.apply(&content),
+            (Err(error), Some(_)) => Rule::Text.apply(&format!("could not be had: {error}\n")),
+        };
         Self { name: name.to_owned(), about, content: content.into_bytes() }
     }
 }
@@ -78,7 +109,7 @@ pub(super) fn all(places: &Places<'_>) -> Vec<Part> {
         Part::new(
             "modules.txt",
             "modules of the kernel",
-            fs::read_to_string("/proc/modules").map_err(|e| e.to_string()),
+            fs::read_to_string("/proc/modules").map(|text| modules(&text)).map_err(|e| e.to_string()),
         ),
         Part::new("plugins.txt", "names in the plugin directory", listing(places.plugins)),
         Part::new(
@@ -114,16 +145,41 @@ fn about() -> String {
         let words = [names.sysname(), names.release(), names.version(), names.machine()].map(word);
         let _written = writeln!(text, "{}", words.join(" "));
     }
-    for file in ["/etc/os-release", "/proc/uptime"] {
-        let content = fs::read_to_string(file).unwrap_or_else(|error| format!("{error}\n"));
-        let _written = writeln!(text, "\n{file}:\n{content}");
-    }
+    let release = fs::read_to_string("/etc/os-release").unwrap_or_default();
+    let _written = writeln!(text, "\n/etc/os-release:\n{}", distribution(&release));
+    let uptime = fs::read_to_string("/proc/uptime").unwrap_or_default();
+    let _written = writeln!(text, "/proc/uptime:\n{uptime}");
     for kind in ["net", "mnt", "pid", "user"] {
         let link = fs::read_link(Path::new("/proc/self/ns").join(kind));
         let _written =
             writeln!(text, "namespace {}", link.map_or_else(|e| e.to_string(), |l| l.display().to_string()));
     }
     text
+}
+
+/// What tells a distribution and its version. The file may have keys of an administrator's own.
+fn distribution(release: &str) -> String {
+    const KEYS: [&str; 6] = ["ID", "NAME", "VERSION", "VERSION_ID", "PRETTY_NAME", "VARIANT_ID"];
+    let plain = |c: char| c.is_ascii_alphanumeric() || " ._-()/+,".contains(c);
+    let line = |line: &str| {
+        let (key, value) = line.split_once('=')?;
+        let value = value.trim_matches(['"', '\'']);
+        let shown = value.len() <= 80 && value.chars().all(plain);
+        KEYS.contains(&key).then(|| match shown {
+            true => format!("{key}={value}\n"),
+            false => format!("{key}={}\n", length(value)),
+        })
+    };
+    release.lines().filter_map(line).collect()
+}
+
+/// Names, sizes and users. The addresses in the kernel's memory would help who attacks it.
+fn modules(list: &str) -> String {
+    let line = |line: &str| {
+        let words: Vec<&str> = line.split(' ').filter(|word| !word.starts_with("0x")).collect();
+        words.join(" ") + "\n"
+    };
+    list.lines().map(line).collect()
 }
 
 fn legacy_chains() -> String {
@@ -149,7 +205,12 @@ fn links() -> Result<String, String> {
     let all = route.links().map_err(failed)?;
     for link in &all {
         let master = link.master.map(|index| format!(", part of {index}")).unwrap_or_default();
-        let alias = if link.alias.is_empty() { String::new() } else { format!(", alias {:?}", link.alias) };
+        let alias = match Owner::from_comment(&link.alias) {
+            _ if link.alias.is_empty() => String::new(),
+            Some(_) => format!(", alias {:?}", link.alias),
+            None if link.alias == MADE => format!(", {MADE}"),
+            None => format!(", alias {}", length(&link.alias)),
+        };
         let localnet = if link.route_localnet { ", route_localnet" } else { "" };
         let (index, name, kind, mtu, state) = (link.index, &link.name, &link.kind, link.mtu, link.state);
         let _written =
@@ -206,8 +267,10 @@ fn listing(directory: &Path) -> Result<String, String> {
     for name in names.iter().take(NAMES_MAX) {
         let path = directory.join(name);
         let size = fs::symlink_metadata(&path).map(|data| data.len()).unwrap_or_default();
-        let link = fs::read_link(&path).map(|to| format!(" -> {}", to.display())).unwrap_or_default();
-        let _written = writeln!(text, "    {} {size}{link}", name.to_string_lossy());
+        let target =
+            |to: &Path| format!(" -> {}", only(&to.to_string_lossy(), |to| is_path(to) || is_name(to)));
+        let link = fs::read_link(&path).map(|to| target(&to)).unwrap_or_default();
+        let _written = writeln!(text, "    {} {size}{link}", only(&name.to_string_lossy(), is_name));
     }
     if names.len() > NAMES_MAX {
         let _written = writeln!(text, "    and {} more", names.len() - NAMES_MAX);
@@ -225,14 +288,44 @@ fn reservations(directory: &Path) -> Result<String, String> {
         let Ok(opened) = DurableDir::open(&path) else { continue };
         let mut names = opened.list().map_err(|e| e.to_string())?;
         names.sort();
-        let _written = writeln!(text, "{} ({} files)", path.display(), names.len());
+        let network = only(&network.to_string_lossy(), is_name);
+        let _written = writeln!(text, "{}/{network} ({} files)", directory.display(), names.len());
         for name in names.iter().take(NAMES_MAX) {
-            let content = opened.read(name, 4096).ok().flatten().unwrap_or_default();
-            let words = String::from_utf8_lossy(&content).split_whitespace().collect::<Vec<_>>().join(" ");
-            let _written = writeln!(text, "    {} {words:?}", name.to_string_lossy());
+            let name = name.to_string_lossy();
+            let line = match is_address(&name) {
+                true => {
+                    format!("{name} {}", owner(&opened.read(&*name, 4096).ok().flatten().unwrap_or_default()))
+                }
+                false => only(&name, is_bookkeeping),
+            };
+            let _written = writeln!(text, "    {line}");
         }
     }
     Ok(text)
+}
+
+/// A text that has the form that is expected, or its length.
+fn only(text: &str, expected: impl Fn(&str) -> bool) -> String {
+    if expected(text) { text.to_owned() } else { length(text) }
+}
+
+/// True for the names of files beside reservations, the reference's and ours.
+fn is_bookkeeping(name: &str) -> bool {
+    let rest = name.strip_prefix("last_reserved_ip.");
+    name == "lock" || name == OURS || rest.is_some_and(|number| number.parse::<u32>().is_ok())
+}
+
+/// What a reservation says: the container's ID and its interface.
+fn owner(content: &[u8]) -> String {
+    let text = String::from_utf8_lossy(content);
+    let words: Vec<&str> = text.split_whitespace().collect();
+    let valid = match words[..] {
+        [id] => check_container_id(id).is_ok(),
+        [id, ifname] => check_container_id(id).is_ok() && check_ifname(ifname).is_ok(),
+        _ => false,
+    };
+    // IDs have 64 characters where they are the longest.
+    if valid && text.len() <= 100 { words.join(" ") } else { length(&text) }
 }
 
 fn remembered() -> Result<String, String> {
@@ -245,22 +338,36 @@ fn remembered() -> Result<String, String> {
             let path = one.netns.clone().unwrap_or_default();
             let netns = match Netns::open(&path) {
                 Ok(netns) => format!("namespace {}", netns.id().ino),
-                Err(error) => error.to_string(),
+                Err(error) if error.is_gone() => "no namespace".to_owned(),
+                Err(_) => "cannot be opened".to_owned(),
             };
             let plugins = one.list.plugins.iter().filter_map(|plugin| plugin.get("type")?.as_str());
-            let plugins = plugins.collect::<Vec<_>>().join(" ");
-            let _written = writeln!(text, "    {} ({plugins}): {} {netns}", one.attachment, path.display());
+            let plugins = plugins.map(|plugin| only(plugin, is_name)).collect::<Vec<_>>().join(" ");
+            let path = only(&path.to_string_lossy(), is_path);
+            let _written = writeln!(text, "    {} ({plugins}): {path} {netns}", one.attachment);
         }
         for fault in faults {
-            let _written = writeln!(text, "    {}: {}", fault.path.display(), fault.error);
+            let name = fault.path.file_name().unwrap_or_default().to_string_lossy();
+            let _written = writeln!(text, "    {}: {}", only(&name, is_name), why(&fault.error));
         }
     }
     if text.is_empty() { Ok("no cache\n".to_owned()) } else { Ok(text) }
 }
 
-/// The configurations of a directory, without secrets. What is not JSON is named and left out.
+/// Why a file of the cache cannot be read, without words of the file.
+fn why(error: &CacheError) -> String {
+    match error {
+        CacheError::Form(why) => format!("no cached attachment, {}", length(why)),
+        CacheError::Kind(kind) => format!("of an unknown kind, {}", length(kind)),
+        CacheError::Name(_) => "its name is not that of the attachment in it".to_owned(),
+        CacheError::Directory(error) => error.errno().map_or_else(|| "no file".to_owned(), |e| e.to_string()),
+        CacheError::Read(_) | CacheError::TooLarge | CacheError::BareResult => error.to_string(),
+    }
+}
+
+/// The configurations of a directory.
 fn configurations(directory: &Path, folder: &str) -> Vec<Part> {
-    const ABOUT: &str = "configuration; values of keys that sound like secrets are replaced";
+    const ABOUT: &str = "configuration; of unknown keys, and of texts, there is the length alone";
     let listed = DurableDir::open(directory).and_then(|opened| opened.list().map(|names| (opened, names)));
     let (opened, mut names) = match listed {
         Ok(listed) => listed,
@@ -276,12 +383,7 @@ fn configurations(directory: &Path, folder: &str) -> Vec<Part> {
     let mut parts = Vec::new();
     for (number, name) in names.iter().filter(|name| is_network(name)).enumerate() {
         let content = match opened.read(name, CONFIG_MAX) {
-            Ok(Some(bytes)) => {
-                serde_json::from_slice(&bytes).map_err(|e| format!("no JSON: {e}")).map(|mut value: Value| {
-                    redact(&mut value);
-                    format!("{value:#}\n")
-                })
-            }
+            Ok(Some(bytes)) => Ok(String::from_utf8_lossy(&bytes).into_owned()),
             Ok(None) => Err("it went while it was looked at".to_owned()),
             Err(error) => Err(error.to_string()),
         };
@@ -294,7 +396,7 @@ fn configurations(directory: &Path, folder: &str) -> Vec<Part> {
 fn entry_name(name: &OsStr, number: usize) -> String {
     let text = name.to_string_lossy();
     let plain = text.chars().all(|c| c.is_ascii_alphanumeric() || "-_.".contains(c));
-    if plain && text.len() <= 60 && !text.starts_with('.') {
+    if plain && text.len() <= 40 && !text.starts_with('.') {
         text.into_owned()
     } else {
         format!("file-{number}")
@@ -323,7 +425,7 @@ mod tests {
         let all: String =
             parts.iter().map(|part| String::from_utf8_lossy(&part.content).into_owned()).collect();
         assert!(!all.contains("hunter2") && !all.contains("root:"), "{all}");
-        assert!(all.contains("no JSON") && all.contains("\"name\": \"a\""), "{all}");
+        assert!(all.contains("not JSON, 7 bytes") && all.contains("\"name\": \"a\""), "{all}");
         let none = configurations(&dir.path().join("none"), "networks");
         assert!(String::from_utf8_lossy(&none[0].content).contains("could not be had"));
     }
@@ -334,6 +436,60 @@ mod tests {
         std::fs::create_dir(dir.path().join("pods")).unwrap();
         std::fs::write(dir.path().join("pods/10.22.0.2"), "c1\r\neth0").unwrap();
         let text = reservations(dir.path()).unwrap();
-        assert!(text.contains("10.22.0.2 \"c1 eth0\""), "{text}");
+        assert!(text.contains("10.22.0.2 c1 eth0"), "{text}");
+        for (name, content) in [
+            ("10.22.0.3", "hunter2!"),
+            ("10.22.0.4", "a b hunter2"),
+            ("10.22.0.5", &"hunter2".repeat(20)),
+            ("hunter2", "c1"),
+            ("notes", "hunter2"),
+        ] {
+            std::fs::write(dir.path().join("pods").join(name), content).unwrap();
+        }
+        std::fs::create_dir(dir.path().join("x hunter2")).unwrap();
+        let text = reservations(dir.path()).unwrap();
+        assert!(!text.contains("hunter2"), "{text}");
+        assert!(text.contains("10.22.0.3 (text of 8 characters)"), "{text}");
+    }
+
+    /// A new file needs a rule; without one nothing of it is written.
+    #[test]
+    fn each_file_has_a_rule_and_one_without_is_left_out() {
+        let dir = tempfile::tempdir().unwrap();
+        std::fs::write(dir.path().join("a.conf"), "{}").unwrap();
+        let parts = all(&Places { configurations: dir.path(), plugins: dir.path() });
+        for part in &parts {
+            assert!(rule(&part.name).is_some(), "{} has no rule", part.name);
+        }
+        let first = |name: &str| name.split('/').next().unwrap_or_default().to_owned();
+        let mut collected: Vec<String> = parts.iter().map(|part| first(&part.name)).collect();
+        collected.extend(["defaults".to_owned()]);
+        for (name, _) in RULES {
+            assert!(collected.contains(&name.to_owned()), "nothing is collected as {name}");
+        }
+        let part = Part::new("new.txt", "", Ok("hunter2".to_owned()));
+        assert!(!String::from_utf8_lossy(&part.content).contains("hunter2"));
+    }
+
+    #[test]
+    fn the_kernels_addresses_are_left_out() {
+        let text = modules("nf_tables 1 2 - Live 0xffffffffc0a1b000 (E)\n");
+        assert_eq!(text, "nf_tables 1 2 - Live (E)\n");
+    }
+
+    #[test]
+    fn a_distribution_is_told_and_not_what_an_administrator_adds() {
+        let text = distribution(
+            "ID=debian\nVERSION=\"12 (bookworm)\"\nTOKEN=hunter2\nNAME=\"https://u:hunter2@h\"\n",
+        );
+        assert_eq!(text, "ID=debian\nVERSION=12 (bookworm)\nNAME=(text of 19 characters)\n");
+    }
+
+    #[test]
+    fn a_fault_of_the_cache_quotes_nothing() {
+        let faults = [CacheError::Form("hunter2".to_owned()), CacheError::Kind("hunter2".to_owned())];
+        for fault in &faults {
+            assert!(!why(fault).contains("hunter2"));
+        }
     }
 }

@@ -1,7 +1,8 @@
 //! `slipway support-bundle`: what a report of a bug needs, in one tar file.
 //!
-//! It is written for its owner's eyes alone (mode 0600), with secrets in configurations replaced, and says
-//! what is in it, so that it can be looked over before anybody else gets it.
+//! Only the owner can read it (mode 0600). Of configurations it has the values of known keys that have the
+//! form that the key asks for; of all others the type and the length. It lists its files, so that they can be
+//! looked over before the bundle is shared.
 
 mod collect;
 mod redact;
@@ -94,9 +95,10 @@ fn summary(path: &Path, parts: &[Part], out: &mut dyn Write) -> io::Result<()> {
     }
     writeln!(
         out,
-        "\nBefore you share it, look it over: `tar -xf {}` unpacks it into {FOLDER}. Container IDs, addresses,\n\
-         links and routes of this node are in it, and the configurations of its networks: what their keys do\n\
-         not call a secret is there as it is. Logs are not: what a plugin said when it failed is in the runtime's.",
+        "\nBefore you share it, look it over: `tar -xf {}` unpacks it into {FOLDER}. Names of networks, container\n\
+         IDs, addresses, links and routes of this node are in it. Configurations have the values of known keys\n\
+         that hold names, addresses, paths, numbers and switches; of all else they have the type and the length.\n\
+         Logs are not in it: see the runtime's, and the key `log` of /etc/cni/slipway.json.",
         path.display()
     )
 }

@@ -1,98 +1,279 @@
-//! Takes out of a configuration what nobody else should see.
+//! Decides what of a text or a configuration may be shown. Only what is known to be harmless is: the
+//! values of known keys where they have the form that the key asks for. Of everything else there is the
+//! type and the length.
 
-use serde_json::Value;
+use std::net::IpAddr;
 
-/// What stands in place of a value.
-const REDACTED: &str = "(redacted)";
-/// Parts of keys, in lower case, whose values are taken out whatever they are.
-const KEYS: [&str; 11] = [
-    "password",
-    "passwd",
-    "passphrase",
-    "secret",
-    "token",
-    "credential",
-    "apikey",
-    "privatekey",
-    "psk",
-    "auth",
-    "cookie",
+use cni_dataplane::Owner;
+use ipnet::IpNet;
+use serde_json::{Map, Value};
+
+use crate::keys::{Kind, Level};
+use crate::registry;
+
+/// All words that are values of keys of [`Kind::Word`].
+const WORDS: [&str; 26] = [
+    "nftables",
+    "iptables",
+    "ebpf",
+    "firewalld",
+    "bridge",
+    "private",
+    "vepa",
+    "passthru",
+    "source",
+    "l2",
+    "l3",
+    "l3s",
+    "open",
+    "same-bridge",
+    "isolated",
+    "tcp",
+    "udp",
+    "sctp",
+    "off",
+    "error",
+    "warn",
+    "info",
+    "debug",
+    "trace",
+    "auto",
+    "",
 ];
 
-/// Replaces the values of keys that sound like secrets, and texts that look like one.
-pub(super) fn redact(value: &mut Value) {
-    match value {
-        Value::Object(object) => {
-            for (key, value) in object {
-                if is_secret(key) && !matches!(value, Value::Bool(_) | Value::Null) {
-                    *value = REDACTED.into();
-                } else {
-                    redact(value);
-                }
-            }
+/// What may be shown of a file of the bundle.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Rule {
+    /// Our own words; quoted values only where they are harmless.
+    Text,
+    /// The same, without the reasons of failures, which may quote configurations.
+    Outcomes,
+    /// The configuration of a network.
+    Network,
+    /// The node's own settings.
+    Node,
+}
+
+impl Rule {
+    /// Reduces what was collected.
+    pub(super) fn apply(self, content: &str) -> String {
+        match self {
+            Self::Text => text(content),
+            Self::Outcomes => text(&without_reasons(content)),
+            Self::Network => configuration(content, Level::network),
+            Self::Node => configuration(content, |_| Level::node()),
         }
-        Value::Array(all) => all.iter_mut().for_each(redact),
-        Value::String(text) if looks_secret(text) => *text = REDACTED.to_owned(),
-        _ => {}
     }
 }
 
-fn is_secret(key: &str) -> bool {
-    let plain: String =
-        key.chars().filter(char::is_ascii_alphanumeric).collect::<String>().to_ascii_lowercase();
-    KEYS.iter().any(|part| plain.contains(part)) || plain == "key" || plain.ends_with("keydata")
+fn configuration(content: &str, level: impl Fn(&Map<String, Value>) -> Level) -> String {
+    match serde_json::from_str(content) {
+        Ok(Value::Object(object)) => format!("{:#}\n", of_object(level(&object), &object)),
+        Ok(other) => format!("not an object: {}\n", reduced(&other)),
+        // The parser's message may quote the text.
+        Err(error) => format!(
+            "not JSON, {} bytes: {:?} error at line {}, column {}\n",
+            content.len(),
+            error.classify(),
+            error.line(),
+            error.column()
+        ),
+    }
 }
 
-/// A key or certificate in the armour of RFC 7468, or an address with a password in it (RFC 3986, section
-/// 3.2.1).
-fn looks_secret(text: &str) -> bool {
-    let with_password = || {
-        let rest = text.split_once("://").map(|(_, rest)| rest.split('/').next().unwrap_or_default());
-        rest.and_then(|authority| authority.rsplit_once('@')).is_some_and(|(user, _)| user.contains(':'))
+fn of_object(level: Level, object: &Map<String, Value>) -> Value {
+    let mut shown = Map::new();
+    for (at, (name, value)) in object.iter().enumerate() {
+        let (name, value) = match level.find(name) {
+            Some(key) => (name.clone(), of_value(key.kind, value)),
+            None => {
+                let near = level.nearest(name).map(|near| format!(", like {near:?}")).unwrap_or_default();
+                (format!("(unknown key {at}, {} characters{near})", name.chars().count()), reduced(value))
+            }
+        };
+        shown.insert(name, value);
+    }
+    shown.into()
+}
+
+fn of_value(kind: Kind, value: &Value) -> Value {
+    let shown = match value {
+        Value::Null => true,
+        Value::Bool(_) => !matches!(kind, Kind::Open),
+        Value::Number(_) => matches!(kind, Kind::Number),
+        Value::String(text) => fits(kind, text),
+        Value::Array(items) => match kind {
+            Kind::Open => false,
+            _ => return items.iter().map(|item| of_value(kind, item)).collect(),
+        },
+        Value::Object(object) => match (kind, kind.level(object)) {
+            (Kind::Settings, _) => return settings(object),
+            (_, Some(level)) => return of_object(level, object),
+            (_, None) => false,
+        },
     };
-    text.contains("-----BEGIN") || with_password()
+    if shown { value.clone() } else { reduced(value) }
+}
+
+/// Kernel settings with numbers for values.
+fn settings(object: &Map<String, Value>) -> Value {
+    let plain = |name: &str| {
+        name.starts_with("net")
+            && name.len() <= 80
+            && made_of(name, |c| c.is_ascii_alphanumeric() || "._/-".contains(c))
+    };
+    let number = |value: &&Value| {
+        value
+            .as_str()
+            .is_some_and(|text| text.len() <= 40 && made_of(text, |c| c.is_ascii_digit() || c == ' '))
+    };
+    let entry = |(at, (name, value)): (usize, (&String, &Value))| {
+        let shown = Some(value).filter(number).cloned().unwrap_or_else(|| reduced(value));
+        let name =
+            if plain(name) { name.clone() } else { format!("(setting {at}, {} characters)", name.len()) };
+        (name, shown)
+    };
+    Value::Object(object.iter().enumerate().map(entry).collect())
+}
+
+/// The type and the length of a value.
+fn reduced(value: &Value) -> Value {
+    match value {
+        Value::Null => "(null)".into(),
+        Value::Bool(_) => "(bool)".into(),
+        Value::Number(_) => "(number)".into(),
+        Value::String(text) => length(text).into(),
+        Value::Array(items) => format!("(list of {})", items.len()).into(),
+        Value::Object(object) => format!("(object of {} keys)", object.len()).into(),
+    }
+}
+
+/// What stands for a text that is not shown.
+pub(super) fn length(text: &str) -> String {
+    format!("(text of {} characters)", text.chars().count())
+}
+
+fn made_of(text: &str, allowed: impl Fn(char) -> bool) -> bool {
+    !text.is_empty() && text.chars().all(allowed)
+}
+
+/// True if a text has the form of what the key is for.
+fn fits(kind: Kind, text: &str) -> bool {
+    match kind {
+        Kind::Bool => matches!(text, "true" | "false"),
+        Kind::Address => is_address(text),
+        Kind::Hardware => {
+            let parts: Vec<&str> = text.split([':', '.', '-']).collect();
+            let hex = |part: &&str| part.len() <= 4 && made_of(part, |c| c.is_ascii_hexdigit());
+            (4..=20).contains(&parts.len()) && parts.iter().all(hex)
+        }
+        Kind::Name => is_name(text),
+        Kind::Word => WORDS.contains(&text.to_ascii_lowercase().as_str()),
+        Kind::Path => is_path(text),
+        _ => false,
+    }
+}
+
+pub(super) fn is_address(text: &str) -> bool {
+    text.parse::<IpAddr>().is_ok() || text.parse::<IpNet>().is_ok()
+}
+
+/// True for a name that people give: no longer than they are, so that no token passes for one.
+pub(super) fn is_name(text: &str) -> bool {
+    text.len() <= 32
+        && text.starts_with(|c: char| c.is_ascii_alphanumeric())
+        && made_of(text, |c| c.is_ascii_alphanumeric() || "_.-".contains(c))
+}
+
+/// True for an absolute path of ordinary names.
+pub(super) fn is_path(text: &str) -> bool {
+    let ordinary = |part: &str| {
+        part.len() <= 40 && part.chars().all(|c| c.is_ascii_alphanumeric() || "_.:-".contains(c))
+    };
+    text.len() <= 200 && text.strip_prefix('/').is_some_and(|rest| rest.split('/').all(ordinary))
+}
+
+/// Our own words. What they quote is shown if it is an address, a path, an owner as we write it, a plugin
+/// or a known key; other words if they are no URL and no address of a person.
+fn text(content: &str) -> String {
+    content.split_inclusive('\n').map(line).collect()
+}
+
+fn line(line: &str) -> String {
+    // What is wrong with a configuration is said in its own words.
+    if let Some((place, why)) = line.split_once("slipway.json: ") {
+        return format!("{}slipway.json: {}\n", self::line(place), length(why.trim_end()));
+    }
+    let mut shown = String::with_capacity(line.len());
+    let mut rest = line;
+    while let Some(at) = rest.find(['"', '`']) {
+        let (before, from) = rest.split_at(at);
+        shown.push_str(&words(before));
+        let (mark, inner) = from.split_at(1);
+        let end = closing(inner, mark);
+        let (quoted, after) = inner.split_at(end.unwrap_or_else(|| inner.trim_end_matches('\n').len()));
+        if end.is_some() && harmless(quoted) {
+            shown.push_str(&format!("{mark}{quoted}{mark}"));
+        } else {
+            shown.push_str(&length(quoted));
+        }
+        rest = after.strip_prefix(mark).unwrap_or(after);
+    }
+    shown.push_str(&words(rest));
+    shown
+}
+
+/// Where a quoted text ends.
+fn closing(text: &str, mark: &str) -> Option<usize> {
+    let mut escaped = false;
+    for (at, c) in text.char_indices() {
+        match c {
+            _ if escaped => escaped = false,
+            '\\' if mark == "\"" => escaped = true,
+            _ if mark.starts_with(c) => return Some(at),
+            _ => {}
+        }
+    }
+    None
+}
+
+fn words(text: &str) -> String {
+    let word = |word: &str| {
+        let plain = word.trim_end();
+        match plain.contains("://") || plain.contains('@') {
+            true => format!("{}{}", length(plain), word.strip_prefix(plain).unwrap_or_default()),
+            false => word.to_owned(),
+        }
+    };
+    text.split_inclusive(char::is_whitespace).map(word).collect()
+}
+
+fn harmless(quoted: &str) -> bool {
+    is_address(quoted)
+        || is_path(quoted)
+        || Owner::from_comment(quoted).is_some()
+        || registry::find(quoted).is_some()
+        || Level::node().find(quoted).is_some()
+}
+
+/// Takes out the lines below those of failures.
+fn without_reasons(content: &str) -> String {
+    let mut failed = false;
+    let mut kept = String::new();
+    for line in content.split_inclusive('\n') {
+        let reason = line.starts_with("         ");
+        if !reason {
+            failed = ["failed", "left out"].iter().any(|state| line.starts_with(state));
+        }
+        if reason && failed {
+            kept.push_str(&format!("            {}\n", length(line.trim())));
+        } else {
+            kept.push_str(line);
+        }
+    }
+    kept
 }
 
 #[cfg(test)]
-mod tests {
-    use proptest::prelude::*;
-    use serde_json::json;
-
-    use super::*;
-
-    #[test]
-    fn secrets_are_replaced_and_the_rest_stays() {
-        let mut value = json!({
-            "name": "pods", "ipMasq": true, "useToken": false, "mtu": 1500, "externalSetMarkChain": "KEY",
-            "plugins": [{
-                "type": "bridge", "etcd": {"Password": "hunter2", "api_key": 7, "url": "https://u:hunter2@host/x"},
-                "kubernetes": {"k8s_auth_token": ["hunter2"], "client-key-data": "hunter2"},
-                "pem": "-----BEGIN PRIVATE KEY-----\nhunter2", "see": "https://host/a:b@c",
-            }],
-        });
-        redact(&mut value);
-        assert!(!value.to_string().contains("hunter2"), "{value:#}");
-        assert_eq!(value["plugins"][0]["see"], "https://host/a:b@c");
-        for (key, wanted) in [
-            ("name", json!("pods")),
-            ("ipMasq", json!(true)),
-            ("useToken", json!(false)),
-            ("mtu", json!(1500)),
-        ] {
-            assert_eq!(value[key], wanted);
-        }
-        assert_eq!(value["externalSetMarkChain"], "KEY");
-    }
-
-    proptest! {
-        #[test]
-        fn nothing_below_a_secret_key_is_left(key in "[a-zA-Z_-]{0,4}([pP]assword|TOKEN|secret|api[_-]?key)[a-zA-Z]{0,4}", depth in 0usize..4) {
-            let mut value = json!({ key: {"a": ["hunter2", {"b": "hunter2"}]} });
-            for _ in 0..depth {
-                value = json!([{"x": value}]);
-            }
-            redact(&mut value);
-            prop_assert!(!value.to_string().contains("hunter2"));
-        }
-    }
-}
+#[path = "redact_tests.rs"]
+mod tests;
