@@ -1,4 +1,4 @@
-//! The keys that configurations may have, for whoever must know them without decoding: the warning
+//! The keys that configurations may have, for those who must know them without decoding: the warning
 //! about unknown keys, and `slipway support-bundle`, which shows the values of known keys alone.
 //!
 //! The decoder ignores unknown keys, as the specification wants. The tests compare the table with the

@@ -35,7 +35,7 @@ fn level<T: DeserializeOwned>(path: &[&'static str]) -> Vec<&'static str> {
 
 #[derive(Clone, Copy)]
 struct Probe<'a> {
-    /// What is left of the way.
+    /// The rest of the way.
     path: &'a [&'static str],
     found: &'a RefCell<Vec<&'static str>>,
 }

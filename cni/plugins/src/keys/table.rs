@@ -3,7 +3,7 @@
 use super::Kind::{Address, Bool, Hardware, Ipam, Name, Number, Object, Open, Path, Plugin, Settings, Word};
 use super::{Key, Kind, Known};
 
-/// What libcni's own keys begin with.
+/// The beginning of libcni's own keys.
 pub(super) const LIBCNI: &str = "cni.dev/";
 
 const fn key(name: &'static str, kind: Kind) -> Key {

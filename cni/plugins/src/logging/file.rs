@@ -6,7 +6,7 @@
 use std::fs::File;
 use std::io::Write;
 use std::os::unix::fs::MetadataExt;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use cni_kernel::dir::{Access, DirError, DurableDir};
 use nix::unistd::geteuid;
@@ -22,7 +22,7 @@ pub(super) struct LogFile {
 }
 
 impl LogFile {
-    pub(super) fn new(path: PathBuf, max_size: u64) -> Self {
+    pub(super) fn new(path: &Path, max_size: u64) -> Self {
         let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
         let dir = path.parent().and_then(|parent| DurableDir::open(parent).ok());
         Self { dir, name, max_size }

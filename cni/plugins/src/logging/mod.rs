@@ -22,7 +22,7 @@ pub(crate) use settings::{LogKeys, LogSettings};
 /// The longest line, in bytes.
 const LONGEST: usize = 8 << 10;
 
-/// What a line is about.
+/// The call that a line is about.
 #[derive(Debug, Clone, Default)]
 struct Context {
     plugin: String,
@@ -145,7 +145,7 @@ impl Log for Lines {
     fn flush(&self) {}
 }
 
-/// What the node's settings ask for.
+/// The outputs that the node's settings ask for.
 struct Node {
     level: LevelFilter,
     file: Option<LogFile>,
@@ -156,7 +156,7 @@ impl Node {
     fn new(settings: LogSettings) -> Self {
         Self {
             level: settings.level,
-            file: settings.file.map(|path| LogFile::new(path, settings.max_size)),
+            file: settings.file.map(|path| LogFile::new(&path, settings.max_size)),
             journal: settings.journal.then(Journal::new).flatten(),
         }
     }

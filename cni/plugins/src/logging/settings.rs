@@ -32,7 +32,7 @@ impl LogKeys {
     /// Checks the keys; none if no line goes anywhere.
     ///
     /// # Errors
-    /// The key and what is wrong with its value.
+    /// A value that is none of those allowed; the text names the key.
     pub(crate) fn check(self) -> Result<Option<LogSettings>, String> {
         let level = self.level.as_deref().unwrap_or("info");
         let level: LevelFilter = level.parse().map_err(|_| {

@@ -74,7 +74,7 @@ fn read(path: &Path) -> String {
 fn a_full_file_is_set_aside_and_two_are_kept() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("a.log");
-    let log = LogFile::new(path.clone(), 100);
+    let log = LogFile::new(&path, 100);
     for number in 0..40 {
         log.write(&format!("line {number:04}\n"));
     }
@@ -98,7 +98,7 @@ fn what_is_no_plain_file_of_ours_is_left_alone() {
     std::fs::hard_link(&target, &hard).unwrap();
     nix::unistd::mkfifo(&fifo, nix::sys::stat::Mode::S_IRWXU).unwrap();
     for path in [&symlink, &hard, &fifo, &dir.path().join("none/a.log"), &dir.path().to_path_buf()] {
-        LogFile::new(path.clone(), 100).write("line\n");
+        LogFile::new(path, 100).write("line\n");
     }
     assert_eq!(read(&target), "mine");
 }
@@ -110,7 +110,7 @@ fn lines_of_eight_writers_do_not_mix() {
     let path = dir.path().join("a.log");
     std::thread::scope(|scope| {
         for writer in 0..8 {
-            let log = LogFile::new(path.clone(), 20_000);
+            let log = LogFile::new(&path, 20_000);
             scope.spawn(move || {
                 for number in 0..200 {
                     log.write(&format!("{writer}-{number:04} {}\n", "x".repeat(20)));

@@ -164,7 +164,7 @@ fn answer(
     let settle = |draft: Draft, purpose| {
         let config = settle(plugin, draft, purpose)?;
         logging::set_network(&config.name);
-        // The outer call has named what is unknown in its own configuration.
+        // The outer call has named the unknown keys already.
         if purpose != Purpose::Removal && !call.is_delegated() {
             warn_of_unknown_keys(plugin, &config);
         }

@@ -30,7 +30,7 @@ const OURS: &str = ".slipway";
 /// Where the node's own defaults are.
 const DEFAULTS: &str = "/etc/cni";
 
-/// What may be shown of each file. Nothing of a file without a rule is.
+/// The rule of each file. A file without a rule has no content.
 const RULES: [(&str, Rule); 14] = [
     ("about.txt", Rule::Text),
     ("check-node.txt", Rule::Text),
@@ -157,7 +157,7 @@ fn about() -> String {
     text
 }
 
-/// What tells a distribution and its version. The file may have keys of an administrator's own.
+/// The distribution and its version. The file may have keys of an administrator's own.
 fn distribution(release: &str) -> String {
     const KEYS: [&str; 6] = ["ID", "NAME", "VERSION", "VERSION_ID", "PRETTY_NAME", "VARIANT_ID"];
     let plain = |c: char| c.is_ascii_alphanumeric() || " ._-()/+,".contains(c);
@@ -315,7 +315,7 @@ fn is_bookkeeping(name: &str) -> bool {
     name == "lock" || name == OURS || rest.is_some_and(|number| number.parse::<u32>().is_ok())
 }
 
-/// What a reservation says: the container's ID and its interface.
+/// The owner in a reservation: the container's ID and its interface.
 fn owner(content: &[u8]) -> String {
     let text = String::from_utf8_lossy(content);
     let words: Vec<&str> = text.split_whitespace().collect();

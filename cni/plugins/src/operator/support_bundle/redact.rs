@@ -1,4 +1,4 @@
-//! Decides what of a text or a configuration may be shown. Only what is known to be harmless is: the
+//! Decides which parts of a text or a configuration may be shown. Only harmless ones are: the
 //! values of known keys where they have the form that the key asks for. Of everything else there is the
 //! type and the length.
 
@@ -41,7 +41,7 @@ const WORDS: [&str; 26] = [
     "",
 ];
 
-/// What may be shown of a file of the bundle.
+/// The way in which a file of the bundle is reduced.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Rule {
     /// Our own words; quoted values only where they are harmless.
@@ -148,7 +148,7 @@ fn reduced(value: &Value) -> Value {
     }
 }
 
-/// What stands for a text that is not shown.
+/// Stands for a text that is not shown.
 pub(super) fn length(text: &str) -> String {
     format!("(text of {} characters)", text.chars().count())
 }
@@ -200,7 +200,7 @@ fn text(content: &str) -> String {
 }
 
 fn line(line: &str) -> String {
-    // What is wrong with a configuration is said in its own words.
+    // An error about the settings quotes them.
     if let Some((place, why)) = line.split_once("slipway.json: ") {
         return format!("{}slipway.json: {}\n", self::line(place), length(why.trim_end()));
     }
