@@ -27,6 +27,7 @@ pub mod node;
 pub mod owner;
 mod port;
 mod reference;
+mod service_links;
 
 pub use backend::{
     Backend, Kinds, Listed, Loopback, MasqueradeRequest, PortRequest, Snat, Traffic, Withdrawal,

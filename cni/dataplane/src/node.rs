@@ -10,7 +10,7 @@ use cni_nftables::{
 use cni_spec::Attachment;
 
 use crate::nftables::session::{Patience, Session, State};
-use crate::nftables::{record, schema, spare_ports_of_programs};
+use crate::nftables::{addresses, record, schema, spare_ports_of_programs};
 use crate::{ContainerNetns, Error};
 
 /// Whether the plugins work without it.
@@ -298,17 +298,16 @@ pub fn mend_own_table() -> Result<(), Error> {
         let generation = session.generation()?;
         let batch = match session.state()? {
             State::Ready => {
+                addresses::settle(&session)?;
                 spare_ports_of_programs(&session);
                 return Ok(());
             }
-            State::Missing => schema::bootstrap(),
+            State::Missing => addresses::bootstrap()?,
             State::Damaged(repair) => repair,
         };
         match session.socket.commit(&batch, Some(generation)) {
-            Ok(()) => {
-                spare_ports_of_programs(&session);
-                return Ok(());
-            }
+            // Once more: what belongs to a whole table alone is still to be done.
+            Ok(()) => {}
             Err(e) => patience.wait("make the table whole", e)?,
         }
     }

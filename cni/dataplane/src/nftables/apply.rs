@@ -10,6 +10,7 @@ use std::collections::BTreeSet;
 use cni_nftables::{Chain, Element, ElementData, Stmt, Transaction, Value, Verdict};
 use cni_spec::Attachment;
 
+use super::addresses;
 use super::judge::{Record, TLV_KIND};
 use super::offload::Layout;
 use super::plan::{self, Datum, Item, Plan};
@@ -100,7 +101,7 @@ impl Job {
         // mend it would make another one.
         let mut batch = match session.state()? {
             State::Ready => Transaction::new(),
-            State::Missing => schema::bootstrap(),
+            State::Missing => addresses::bootstrap()?,
             State::Damaged(_) => return Ok(Fast::NotUsual),
         };
         let ranges = self.plan.items.iter().any(is_run);
@@ -143,7 +144,7 @@ impl Job {
     fn base(&self, session: &Session) -> Result<Transaction, Error> {
         Ok(match session.state()? {
             State::Ready => Transaction::new(),
-            State::Missing => schema::bootstrap(),
+            State::Missing => addresses::bootstrap()?,
             State::Damaged(repair) => repair,
         })
     }

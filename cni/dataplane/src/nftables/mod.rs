@@ -2,9 +2,11 @@
 //! and withdrawing touch elements alone, and the cost of a packet, of an ADD and of a DEL does not
 //! grow with their number.
 
+pub mod addresses;
 pub(crate) mod apply;
 pub mod conditions;
 pub(crate) mod flows;
+pub(crate) mod guard;
 pub(crate) mod judge;
 pub mod offload;
 pub(crate) mod plan;
@@ -197,6 +199,7 @@ impl Backend for Nftables {
     fn publish(&self, request: &PortRequest) -> Result<(), Error> {
         let session = Session::open()?;
         ports_job(request)?.run(&session)?;
+        addresses::settle_or_warn(&session);
         self.settle(&session, request.networks.iter().map(IpNet::addr));
         let ports = plan::collapse(&request.ports);
         flush(&ports.iter().map(|port| (port.host, Which::NotTo(port.container))).collect::<Vec<_>>());
@@ -206,6 +209,7 @@ impl Backend for Nftables {
     fn masquerade(&self, request: &MasqueradeRequest) -> Result<(), Error> {
         let session = Session::open()?;
         masquerade_job(request).run(&session)?;
+        addresses::settle_or_warn(&session);
         spare_ports_of_programs(&session);
         self.settle(&session, request.addresses.iter().map(IpNet::addr));
         Ok(())
@@ -251,10 +255,15 @@ impl Backend for Nftables {
         let session = Session::open()?;
         session.generation()?;
         match session.state()? {
-            State::Ready | State::Damaged(_) => Ok(()),
+            // Addresses of the node come and go without an ADD.
+            State::Ready => {
+                addresses::settle_or_warn(&session);
+                Ok(())
+            }
+            State::Damaged(_) => Ok(()),
             // Whether the kernel has every expression that the table needs, it alone can say.
             State::Missing => {
-                let tried = session.socket.dry_run(&schema::bootstrap());
+                let tried = session.socket.dry_run(&addresses::bootstrap()?);
                 tried.map_err(|e| Error::kernel(format!("make table {}", schema::TABLE), e))
             }
         }

@@ -68,6 +68,8 @@ pub(crate) struct Layout {
     pub(crate) offloading: Option<Protocols>,
     /// The ports that masquerade leaves to the BPF programs.
     pub(crate) spared: Option<PortRange>,
+    /// True if published ports answer at the addresses in the table's sets alone, of all that are local.
+    pub(crate) addresses: bool,
 }
 
 /// The protocols that are offloaded.
@@ -126,8 +128,8 @@ impl Kernel {
 }
 
 impl Layout {
-    /// Neither.
-    pub(crate) const PLAIN: Self = Self { offloading: None, spared: None };
+    /// None of these.
+    pub(crate) const PLAIN: Self = Self { offloading: None, spared: None, addresses: false };
 
     /// This with a flowtable, as this kernel can have it.
     pub(crate) fn offloading(self) -> Self {

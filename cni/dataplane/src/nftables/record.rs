@@ -6,6 +6,7 @@
 use cni_nftables::{Element, Transaction, Value};
 use cni_spec::Attachment;
 
+use super::addresses;
 use super::judge::{Record, TLV_KIND};
 use super::plan;
 use super::schema::{self, Map};
@@ -71,7 +72,7 @@ pub(crate) fn put_if(
         }
         let mut batch = match session.state()? {
             State::Ready => Transaction::new(),
-            State::Missing => schema::bootstrap(),
+            State::Missing => addresses::bootstrap()?,
             State::Damaged(repair) => repair,
         };
         if let Some(old) = session.entry(hash, kind)? {

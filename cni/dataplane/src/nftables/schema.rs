@@ -29,7 +29,7 @@ use cni_nftables::{
 use ipnet::IpNet;
 
 use super::offload::Layout;
-use super::spare;
+use super::{addresses, guard, spare};
 use crate::owner::AttachmentHash;
 use crate::{AddressFamily, HostAddress, HostPorts};
 
@@ -37,7 +37,7 @@ use crate::{AddressFamily, HostAddress, HostPorts};
 pub(crate) const TABLE: &str = "inet slipway";
 /// The layout that this version makes. The kernel cannot change a table's comment, so the number
 /// is the name of an empty chain ([`marker`]) that an upgrade replaces in its batch.
-pub(crate) const SCHEMA: u32 = 1;
+pub(crate) const SCHEMA: u32 = 2;
 /// The mark's bit for containers whose configuration names none: the reference plugin's own.
 pub(crate) const DEFAULT_MARK_BIT: u8 = 13;
 /// Kind of an entry in `owners`: published ports.
@@ -347,14 +347,14 @@ fn family_of(network: &IpNet) -> AddressFamily {
     AddressFamily::of(network.addr())
 }
 
-fn address_fields(family: AddressFamily) -> (Field, Field) {
+pub(crate) fn address_fields(family: AddressFamily) -> (Field, Field) {
     match family {
         AddressFamily::V4 => (Field::IpSaddr, Field::IpDaddr),
         AddressFamily::V6 => (Field::Ip6Saddr, Field::Ip6Daddr),
     }
 }
 
-fn one_of(field: Field, to: Operand) -> Stmt {
+pub(crate) fn one_of(field: Field, to: Operand) -> Stmt {
     Stmt::Match { fields: vec![field], cmp: cni_nftables::Cmp::Eq, to }
 }
 
@@ -363,7 +363,7 @@ fn prefix(network: &IpNet) -> Operand {
 }
 
 /// RFC 5771 and RFC 4291, section 2.7.
-fn multicast(family: AddressFamily) -> Operand {
+pub(crate) fn multicast(family: AddressFamily) -> Operand {
     match family {
         AddressFamily::V4 => Operand::Prefix(Value::Ipv4([224, 0, 0, 0].into()), 4),
         AddressFamily::V6 => Operand::Prefix(Value::Ipv6([0xff00, 0, 0, 0, 0, 0, 0, 0].into()), 8),
@@ -377,6 +377,9 @@ pub(crate) fn loopback(family: AddressFamily) -> Operand {
         AddressFamily::V6 => Operand::Value(Value::Ipv6(std::net::Ipv6Addr::LOCALHOST)),
     }
 }
+
+/// The rules of a chain.
+pub(crate) type Rules = Vec<Vec<Stmt>>;
 
 /// A chain that is always there, with its rules.
 #[derive(Debug, Clone)]
@@ -402,23 +405,29 @@ impl Fixed {
 pub(crate) fn fixed_chains(layout: Layout) -> Vec<Fixed> {
     // `NF_IP_PRI_RAW`, `NF_IP_PRI_NAT_DST`, `NF_IP_PRI_NAT_SRC` (`linux/netfilter_ipv4.h`).
     const RAW: i32 = -300;
-    const DSTNAT: i32 = -100;
+    // Chains that translate are called in order of their priorities, in order of registration where these are equal,
+    // until one of them has translated (`nf_nat_inet_fn`). A Service of kube-proxy, whose chains are at -100, thus wins
+    // whoever came first, as it does with the reference's rules, which are behind kube-proxy's in the same chain.
+    const BEHIND_DSTNAT: i32 = -99;
     const BEFORE_SRCNAT: i32 = 99;
-    let local = || AddressFamily::BOTH.map(local_rule).to_vec();
+    let local = || AddressFamily::BOTH.map(|family| local_rule(family, layout)).to_vec();
     let mut chains = Vec::new();
     for family in AddressFamily::BOTH {
         chains.push(Fixed::regular(translate_chain(family), translate_rules(family)));
         chains.push(Fixed::regular(hostports_chain(family), hostports_rules(family)));
+        chains.extend(layout.addresses.then(|| addresses::chain(family)));
     }
-    chains.push(Fixed::base("prerouting", (ChainKind::Nat, Hook::Prerouting, DSTNAT), local()));
-    chains.push(Fixed::base("output", (ChainKind::Nat, Hook::Output, DSTNAT), local()));
+    chains.push(Fixed::base("prerouting", (ChainKind::Nat, Hook::Prerouting, BEHIND_DSTNAT), local()));
+    chains.push(Fixed::base("output", (ChainKind::Nat, Hook::Output, BEHIND_DSTNAT), local()));
     let sources =
         AddressFamily::BOTH.map(|f| vec![Stmt::vmap(&[address_fields(f).1], Map::Hairpin(f).name())]);
     let outside =
         AddressFamily::BOTH.map(|f| vec![Stmt::vmap(&[address_fields(f).0], Map::Masquerade(f).name())]);
     let postrouting = sources.into_iter().chain(outside).collect();
     chains.push(Fixed::base("postrouting", (ChainKind::Nat, Hook::Postrouting, BEFORE_SRCNAT), postrouting));
-    chains.push(Fixed::base("guard", (ChainKind::Filter, Hook::Prerouting, RAW), guard_rules()));
+    chains.push(Fixed::base("guard", (ChainKind::Filter, Hook::Prerouting, RAW), guard::arriving()));
+    let input = (ChainKind::Nat, Hook::Input, BEHIND_DSTNAT);
+    chains.push(Fixed::base("guard-translated", input, guard::translated()));
     chains.extend(layout.chains());
     chains
 }
@@ -431,7 +440,8 @@ pub(crate) fn translate_chain(family: AddressFamily) -> &'static str {
     }
 }
 
-fn hostports_chain(family: AddressFamily) -> &'static str {
+/// The chain that looks published ports up.
+pub(crate) fn hostports_chain(family: AddressFamily) -> &'static str {
     match family {
         AddressFamily::V4 => "hostports4",
         AddressFamily::V6 => "hostports6",
@@ -447,8 +457,9 @@ fn nfproto(family: AddressFamily) -> Stmt {
 }
 
 /// Only what is addressed to the node is looked up, never what is merely forwarded.
-fn local_rule(family: AddressFamily) -> Vec<Stmt> {
-    vec![nfproto(family), Stmt::fib_daddr_local(), Stmt::goto(hostports_chain(family))]
+fn local_rule(family: AddressFamily, layout: Layout) -> Vec<Stmt> {
+    let next = if layout.addresses { addresses::name(family) } else { hostports_chain(family) };
+    vec![nfproto(family), Stmt::fib_daddr_local(), Stmt::goto(next)]
 }
 
 fn port_fields() -> [Field; 2] {
@@ -541,33 +552,24 @@ fn addressed_to(host: &HostPorts) -> Vec<Stmt> {
     address.into_iter().chain([protocol, one_of(Field::ThDport, ports)]).collect()
 }
 
-/// Nothing from or for 127/8 comes in on another interface than the loopback: `route_localnet`,
-/// which the node's own access to published ports needs, would let it in. Raw comes before any
-/// translation, so that answers, whose destination becomes 127.0.0.1 later, pass. The kernel itself
-/// drops ::1 from outside (`ip6_rcv_core`). Every packet comes by here: the address is compared first, which costs
-/// it less than its interface's name.
-fn guard_rules() -> Vec<Vec<Stmt>> {
-    let from_outside = || Stmt::ne(Field::Iifname, Value::Ifname("lo".to_owned()));
-    [Field::IpDaddr, Field::IpSaddr]
-        .map(|field| {
-            let stmt = one_of(field, loopback(AddressFamily::V4));
-            vec![stmt, from_outside(), Stmt::Verdict(Verdict::Drop)]
-        })
-        .to_vec()
+/// The maps and sets of a layout.
+fn sets(layout: Layout) -> impl Iterator<Item = Set> {
+    let addresses = AddressFamily::BOTH.into_iter().filter(move |_| layout.addresses).map(addresses::set);
+    Map::all().map(Map::definition).chain(addresses)
 }
 
-/// The whole table in one batch, without a flowtable.
-pub(crate) fn bootstrap() -> Transaction {
+/// The whole table in one batch.
+pub(crate) fn bootstrap(layout: Layout) -> Transaction {
     let id = table();
     let mut batch = Transaction::new();
     let comment =
         "published ports and masquerade of containers; made by slipway, elements carry their owners";
     batch.add_table(Table::new(&id).comment(comment).exclusive());
     batch.add_chain(Chain::new(&id, &marker(SCHEMA)).comment("the layout of this table").exclusive());
-    for map in Map::all() {
-        batch.add_set(map.definition());
+    for set in sets(layout) {
+        batch.add_set(set);
     }
-    let fixed = fixed_chains(Layout::PLAIN);
+    let fixed = fixed_chains(layout);
     for Fixed { chain, .. } in &fixed {
         batch.add_chain(chain.clone());
     }
@@ -586,8 +588,8 @@ pub(crate) fn repair(shared: &[SharedChain], layout: Layout) -> Transaction {
     batch.add_table(Table::new(&id));
     batch.add_chain(Chain::new(&id, &marker(SCHEMA)));
     let fixed = fixed_chains(layout);
-    for map in Map::all() {
-        batch.add_set(map.definition());
+    for set in sets(layout) {
+        batch.add_set(set);
     }
     for Fixed { chain, .. } in &fixed {
         batch.add_chain(chain.clone());

@@ -8,12 +8,12 @@ use cni_nftables::{
 
 use super::judge::{Record, TLV_KIND};
 use super::offload::{self, Layout};
-use super::plan;
+use super::{addresses, plan};
 use super::schema::{self, Map, SharedChain};
 use super::spare;
 use super::transit::{self, Transit};
 use crate::owner::{AttachmentHash, Life};
-use crate::{Error, Owner};
+use crate::{AddressFamily, Error, Owner};
 
 /// How long an operation goes on when others change the ruleset at every attempt.
 const PATIENCE: Duration = Duration::from_secs(15);
@@ -162,10 +162,15 @@ impl Session {
         if self.chain(&schema::marker(schema::SCHEMA))?.is_none() {
             return self.without_marker();
         }
-        let layout = self.layout()?;
+        let (damaged, wrong) = self.differences(self.layout()?)?;
+        let damaged = damaged || table.flags & DORMANT != 0;
+        if !damaged && wrong.is_empty() { Ok(State::Ready) } else { self.repair(&wrong).map(State::Damaged) }
+    }
+
+    /// True if a fixed chain is missing or has lost rules, and the names of those at another hook or priority.
+    fn differences(&self, layout: Layout) -> Result<(bool, Vec<String>), Error> {
         let fixed = schema::fixed_chains(layout);
-        let mut wrong = Vec::new();
-        let mut damaged = table.flags & DORMANT != 0;
+        let (mut wrong, mut damaged) = (Vec::new(), false);
         for wanted in &fixed {
             let chain = &wanted.chain;
             let expected = schema::expected_use(&chain.name, &fixed);
@@ -177,7 +182,7 @@ impl Session {
                 Some(found) => damaged |= found.uses < expected,
             }
         }
-        if !damaged && wrong.is_empty() { Ok(State::Ready) } else { self.repair(&wrong).map(State::Damaged) }
+        Ok((damaged, wrong))
     }
 
     /// Refuses to touch what a later version has made: it may hold more than is known here.
@@ -215,11 +220,13 @@ impl Session {
         Ok(batch)
     }
 
-    /// The batch that brings an older layout to ours: what chains say is replaced, maps and
-    /// elements stay. Each later schema adds here what its maps need beyond that.
+    /// The batch that brings an older layout to ours: rules are replaced, maps and elements stay. Each later schema adds
+    /// here what its maps need beyond that. From schema 1, `prerouting` and `output` move behind dstnat.
     fn upgrade(&self, found: u32) -> Result<Transaction, Error> {
         let mut batch = schema::upgrade(found);
-        batch.append(self.repair(&[])?);
+        // Of a chain that is there, the kernel changes neither hook nor priority.
+        let (_, moved) = self.differences(self.layout()?)?;
+        batch.append(self.repair(&moved)?);
         Ok(batch)
     }
 
@@ -227,10 +234,11 @@ impl Session {
         self.socket.table(&self.table).map_err(|e| Error::kernel("read table inet slipway", e))
     }
 
-    /// Whether the table has a flowtable, and which ports its masquerade spares.
+    /// What the table has beside its maps: a flowtable, ports that its masquerade spares, the node's addresses.
     pub(crate) fn layout(&self) -> Result<Layout, Error> {
         let spared = self.chain(spare::CHAIN)?.and_then(|chain| spare::range_of(&chain));
-        let layout = Layout { spared, ..Layout::PLAIN };
+        let addresses = self.chain(addresses::name(AddressFamily::V4))?.is_some();
+        let layout = Layout { spared, addresses, ..Layout::PLAIN };
         Ok(if self.chain(offload::CHAIN)?.is_some() { layout.offloading() } else { layout })
     }
 

@@ -56,7 +56,7 @@ fn show(plan: &plan::Plan) -> String {
 
 #[test]
 fn the_whole_table() {
-    expect_file!["../../golden/bootstrap.nft"].assert_eq(&schema::bootstrap().to_string());
+    expect_file!["../../golden/bootstrap.nft"].assert_eq(&schema::bootstrap(Layout::PLAIN).to_string());
 }
 
 #[test]

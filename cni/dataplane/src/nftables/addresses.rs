@@ -1,0 +1,191 @@
+//! The node's own addresses, on a node where others are local, too: see [`crate::service_links`].
+//!
+//! ```text
+//! set   addresses4   { 192.0.2.1, 10.88.0.1 }     local by another link than that of the Services
+//! chain addresses4   ip daddr 127.0.0.0/8 goto hostports4
+//!                    ip daddr @addresses4 goto hostports4
+//! ```
+//!
+//! The chains `prerouting` and `output` go here in place of `hostports4` and `hostports6`. An address that the engine
+//! adds later is in none of these sets, so that a Service needs nobody to make it known. An address that the node gets
+//! is, from the next ADD or STATUS on.
+
+use std::collections::BTreeSet;
+use std::net::IpAddr;
+
+use cni_nftables::{Chain, DataType, Element, ElementId, Set, Stmt, Transaction, Value};
+
+use super::offload::Layout;
+use super::schema::{self, Fixed, SharedChain};
+use super::session::{Patience, Session, State, unless_no_nf_tables};
+use crate::{AddressFamily, Error, service_links};
+
+/// Name of the chain of a family, and of its set. The presence of the one for IPv4 says that the layout has them.
+pub(crate) const fn name(family: AddressFamily) -> &'static str {
+    match family {
+        AddressFamily::V4 => "addresses4",
+        AddressFamily::V6 => "addresses6",
+    }
+}
+
+/// The chain of a family.
+pub(crate) fn chain(family: AddressFamily) -> Fixed {
+    let daddr = schema::address_fields(family).1;
+    let own = Stmt::in_set(&[daddr], name(family));
+    let hostports = || Stmt::goto(schema::hostports_chain(family));
+    let rules = vec![vec![schema::one_of(daddr, schema::loopback(family)), hostports()], vec![own, hostports()]];
+    Fixed { chain: Chain::new(&schema::table(), name(family)), rules }
+}
+
+/// The set of a family, empty.
+pub(crate) fn set(family: AddressFamily) -> Set {
+    let key = match family {
+        AddressFamily::V4 => DataType::Ipv4Addr,
+        AddressFamily::V6 => DataType::Ipv6Addr,
+    };
+    Set::new(&schema::table(), name(family), &[key])
+}
+
+fn element(address: IpAddr) -> ElementId {
+    ElementId::new(&schema::table(), name(AddressFamily::of(address)), vec![Value::address(address)])
+}
+
+/// Puts these addresses into the sets, and takes those out.
+fn exchange<'a>(
+    batch: &mut Transaction,
+    new: impl Iterator<Item = &'a IpAddr>,
+    old: impl Iterator<Item = &'a IpAddr>,
+) {
+    for address in old {
+        batch.delete_element(element(*address));
+    }
+    for address in new {
+        batch.add_element(Element::new(element(*address)));
+    }
+}
+
+/// The table where there is none yet, with the addresses of this node if only they count.
+///
+/// # Errors
+/// The node's links or addresses cannot be listed.
+pub(crate) fn bootstrap() -> Result<Transaction, Error> {
+    let own = own()?;
+    let mut batch = schema::bootstrap(Layout { addresses: own.is_some(), ..Layout::PLAIN });
+    exchange(&mut batch, own.iter().flatten(), [].iter());
+    Ok(batch)
+}
+
+/// The addresses that count on this node; none: every local one.
+fn own() -> Result<Option<BTreeSet<IpAddr>>, Error> {
+    service_links::other_addresses().map_err(|e| Error::kernel("list the node's own addresses", e))
+}
+
+/// The addresses in the table; none: every local one counts.
+pub(crate) fn recorded(session: &Session) -> Result<Option<BTreeSet<IpAddr>>, Error> {
+    if session.chain(name(AddressFamily::V4))?.is_none() {
+        return Ok(None);
+    }
+    let mut addresses = BTreeSet::new();
+    for family in AddressFamily::BOTH {
+        let found = match session.socket.elements(&session.table, name(family)) {
+            Err(error) if error.is_not_found() => continue,
+            found => found.map_err(|e| Error::kernel(format!("list set {}", name(family)), e))?,
+        };
+        let address = |key: &[Value]| super::plan::as_address(key.first()?);
+        addresses.extend(found.iter().filter_map(|element| address(&element.key)));
+    }
+    Ok(Some(addresses))
+}
+
+/// Makes the table know the node's own addresses if others are local, too, and every local one if not. A table that is
+/// missing, or not whole, is left as it is: the process that makes it comes here afterwards.
+///
+/// # Errors
+/// [`Error::Kernel`] if the kernel refused it, [`Error::Busy`] if the ruleset kept changing.
+pub(crate) fn settle(session: &Session) -> Result<(), Error> {
+    let mut patience = Patience::new();
+    loop {
+        let generation = session.generation()?;
+        let (wanted, found) = (own()?, recorded(session)?);
+        if wanted == found || !matches!(session.state()?, State::Ready) {
+            return Ok(());
+        }
+        let batch = change(&session.shared_chains()?, session.layout()?, (wanted.as_ref(), found.as_ref()));
+        match session.socket.commit(&batch, Some(generation)) {
+            Ok(()) => return Ok(()),
+            Err(e) => patience.wait("record the node's own addresses", e)?,
+        }
+    }
+}
+
+/// The batch that makes of what was found what is wanted.
+fn change(
+    shared: &[SharedChain],
+    layout: Layout,
+    (wanted, found): (Option<&BTreeSet<IpAddr>>, Option<&BTreeSet<IpAddr>>),
+) -> Transaction {
+    let (none, table) = (BTreeSet::new(), schema::table());
+    let mut batch = Transaction::new();
+    match (wanted, found) {
+        (Some(wanted), found) => {
+            if found.is_none() {
+                batch.append(schema::repair(shared, Layout { addresses: true, ..layout }));
+            }
+            let found = found.unwrap_or(&none);
+            exchange(&mut batch, wanted.difference(found), found.difference(wanted));
+        }
+        (None, _) => {
+            batch.append(schema::repair(shared, Layout { addresses: false, ..layout }));
+            for name in AddressFamily::BOTH.map(name) {
+                batch.flush_chain(&table, name).delete_chain(&table, name).delete_set(&table, name);
+            }
+        }
+    }
+    batch
+}
+
+/// What [`settle`] does, where failing is no failure of what was made: it is logged.
+pub(crate) fn settle_or_warn(session: &Session) {
+    if let Err(error) = settle(session) {
+        log::warn!("published ports may answer at other addresses than the node's own: {error}");
+    }
+}
+
+/// Which of the node's addresses published ports answer at.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Answering {
+    /// Every local one: the node has no link that holds the addresses of Services.
+    Everywhere,
+    /// So many, and the loopback, as the table has them.
+    At(usize),
+    /// At those that the table knows, which are not those of the node: the next ADD or STATUS brings it up to date.
+    Outdated,
+}
+
+/// Compares the node's addresses with those in the table.
+///
+/// # Errors
+/// [`Error::Kernel`] if either cannot be read.
+pub fn answering() -> Result<Answering, Error> {
+    let wanted = own()?;
+    let found = unless_no_nf_tables(Session::open().and_then(|session| {
+        let there = matches!(session.state()?, State::Ready);
+        Ok(if there { Some(recorded(&session)?) } else { None })
+    }))?;
+    Ok(match (wanted, found) {
+        // A table that is made later is made as it should be.
+        (None, None | Some(None)) => Answering::Everywhere,
+        (Some(wanted), None) => Answering::At(wanted.len()),
+        (Some(wanted), Some(Some(found))) if wanted == found => Answering::At(wanted.len()),
+        _ => Answering::Outdated,
+    })
+}
+
+/// True if a port that is published on all of the node's addresses answers at this one, which is local.
+///
+/// # Errors
+/// [`Error::Kernel`] if the table cannot be read.
+pub fn answers_at(address: IpAddr) -> Result<bool, Error> {
+    let recorded = unless_no_nf_tables(Session::open().and_then(|session| recorded(&session)))?;
+    Ok(address.is_loopback() || recorded.is_none_or(|own| own.contains(&address)))
+}

@@ -1,0 +1,45 @@
+//! Links that hold the addresses of Services: kube-proxy's in mode `ipvs`, and kube-router's.
+//!
+//! IPVS sees only what is addressed to the node, so these engines give each address of a Service to a link of the node.
+//! To the kernel's routing such an address is local; a port that is published on all of the node's addresses is not
+//! published there. The kernel's own lookups cannot tell the two apart: `fib` returns no interface for a local
+//! address, and its type compares with the packet's interface alone.
+
+use std::collections::BTreeSet;
+use std::net::IpAddr;
+
+use cni_kernel::route::{Family, LOCAL_TABLE, Link, RouteError, RouteKind, RouteSocket};
+
+/// Their names.
+pub(crate) const NAMES: [&str; 2] = ["kube-ipvs0", "kube-dummy-if"];
+
+/// Those that are on this node.
+///
+/// # Errors
+/// The kernel's own.
+pub(crate) fn present(socket: &RouteSocket) -> Result<Vec<Link>, RouteError> {
+    let found: Result<Vec<_>, _> = NAMES.iter().map(|name| socket.find_link(name)).collect();
+    Ok(found?.into_iter().flatten().collect())
+}
+
+/// The addresses that are local to the node by another link than these, the loopback's left out; none on a node
+/// without such a link, where every local address counts.
+///
+/// # Errors
+/// The kernel's own.
+pub(crate) fn other_addresses() -> Result<Option<BTreeSet<IpAddr>>, RouteError> {
+    let socket = RouteSocket::open()?;
+    let links = present(&socket)?;
+    if links.is_empty() {
+        return Ok(None);
+    }
+    let mut addresses = BTreeSet::new();
+    for family in [Family::V4, Family::V6] {
+        let of_services = |link: u32| links.iter().any(|known| known.index == link);
+        let routes = socket.routes(family, LOCAL_TABLE)?.into_iter();
+        let local = routes.filter(|route| route.kind == RouteKind::Local && !route.link.is_some_and(of_services));
+        let whole = local.filter(|route| route.dst.prefix_len() == route.dst.max_prefix_len());
+        addresses.extend(whole.map(|route| route.dst.addr()).filter(|address| !address.is_loopback()));
+    }
+    Ok(Some(addresses))
+}
