@@ -267,6 +267,10 @@ fn nobody(port: &PublishedPort) -> Target {
 /// The maps cannot be read.
 pub(crate) fn name_served(all: &mut [Listed]) -> Result<(), Error> {
     let Some(place) = node::at_home() else { return Ok(()) };
+    // Beside an engine that translates Services, nftables serves what is addressed to the node.
+    if !node::knows_addresses(&place)? {
+        return Ok(());
+    }
     let tables = Tables::open(&place)?;
     let in_tables = all.iter_mut().filter(|one| one.backend == BackendName::Nftables);
     for one in in_tables.filter(|one| is_served(&one.port.host)) {

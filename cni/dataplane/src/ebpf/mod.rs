@@ -127,7 +127,11 @@ impl Ebpf {
     /// Does what the programs are to do for an attachment. What fails here is no failure of the ADD:
     /// nftables has the ports already.
     fn on_top(&self, attachment: &Attachment, work: impl Fn(&place::Place) -> Result<Option<Left>, Error>) {
-        match node::ready(&self.settings).and_then(|place| work(&place)) {
+        let done = node::ready(&self.settings).and_then(|place| {
+            node::yield_to_services(&place)?;
+            work(&place)
+        });
+        match done {
             Ok(None) => {}
             Ok(Some(left)) => log::info!("{attachment} is left to nftables: {left}"),
             Err(error) => log::warn!("{attachment} is left to nftables: {error}"),
@@ -151,10 +155,7 @@ impl Backend for Ebpf {
 
     fn masquerade(&self, request: &MasqueradeRequest) -> Result<(), Error> {
         self.nftables.masquerade(request)?;
-        self.on_top(&request.attachment, |place| {
-            node::yield_to_services(place)?;
-            entries::masquerade(place, request)
-        });
+        self.on_top(&request.attachment, |place| entries::masquerade(place, request));
         Ok(())
     }
 
@@ -189,7 +190,12 @@ impl Backend for Ebpf {
     }
 
     fn status(&self) -> Result<(), Error> {
-        self.nftables.status()
+        self.nftables.status()?;
+        // kube-proxy may come later than the last container.
+        if let Some(Err(error)) = node::at_home().map(|place| node::yield_to_services(&place)) {
+            log::warn!("look for engines that translate Services: {error}");
+        }
+        Ok(())
     }
 }
 

@@ -53,6 +53,8 @@ pub struct Status {
     pub masquerade_clash: Option<String>,
     /// The engine that translates destinations in netfilter, which is why nftables masquerades.
     pub services: Option<String>,
+    /// True if nftables serves the published ports, too, because of such an engine.
+    pub ports_left: bool,
     /// How many containers the programs know.
     pub containers: usize,
     /// How many of them are left to nftables as a whole: limited in their rate, or kept apart from others.
@@ -168,11 +170,12 @@ fn set_up(settings: &Settings) -> Result<(Place, Vec<Without>), Error> {
     let wanted = if all_ethernet { Wanted::Usual } else { Wanted::All };
     let folder =
         load::ensure(&place, object, &settings.sizes, wanted).inspect_err(|_| place.forget_if_empty())?;
-    tell_addresses(&place, &around.locals)?;
+    let engine = services::engine();
+    tell_addresses(&place, if engine.is_some() { &NONE } else { &around.locals })?;
     let left = links::settle(&place, &folder, &around)?;
     links::renew_containers(&place, &folder)?;
     reserve_ports(&place);
-    let config = configuration(&place, settings.masquerade_ports);
+    let config = configuration(&place, settings.masquerade_ports, engine);
     spare_ports(masquerade_ports(config));
     configure(&place, config)?;
     // Without them nftables serves the node's own sockets.
@@ -217,15 +220,19 @@ pub(super) fn give_up_others() -> Result<(), Error> {
     Place::remove_others()
 }
 
-/// Ports that the node's own sockets may choose, too, are none to masquerade with: nftables does it then.
-fn configuration(place: &Place, ports: PortRange) -> Config {
+/// The addresses that the programs know for the node's where nftables is to decide about what is addressed to it.
+static NONE: BTreeMap<IpAddr, u32> = BTreeMap::new();
+
+/// Ports that the node's own sockets may choose, too, are none to masquerade with: nftables does it then, as it does
+/// beside an engine that translates Services.
+fn configuration(place: &Place, ports: PortRange, engine: Option<String>) -> Config {
     let netns_cookie = match cookie::of_this_namespace() {
         // What was learnt before holds until it is learnt again.
         0 => configured(place).map_or(0, |config| config.netns_cookie),
         told => told,
     };
     let config = Config { timeouts: timeouts::of_this_node(), ..Config::new(netns_cookie) };
-    match ports.clash().or_else(services::engine) {
+    match ports.clash().or(engine) {
         None => Config { masquerade_first: ports.first, masquerade_last: ports.last, ..config },
         Some(why) => {
             log::warn!("masquerade is left to nftables: {why}");
@@ -238,20 +245,27 @@ fn without_masquerade(config: Config) -> Config {
     Config { masquerade_first: u16::MAX, masquerade_last: 0, ..config }
 }
 
-/// Leaves masquerade to nftables once kube-proxy is there, which may come later than the programs. Conversations that
-/// they masquerade go on.
+/// Leaves published ports and masquerade to nftables once kube-proxy is there, which may come later than the programs.
+/// Flows that they translate go on.
 ///
 /// # Errors
 /// The settings cannot be read or written.
 pub(super) fn yield_to_services(place: &Place) -> Result<(), Error> {
     let config = configured(place)?;
-    if masquerade_ports(config).is_some()
+    if (masquerade_ports(config).is_some() || knows_addresses(place)?)
         && let Some(why) = services::kube_proxy()
     {
-        log::warn!("masquerade is left to nftables: {why}");
+        log::warn!("published ports and masquerade are left to nftables: {why}");
+        tell_addresses(place, &NONE)?;
         configure(place, without_masquerade(config))?;
     }
     Ok(())
+}
+
+/// True if the programs know the node's addresses, without which they translate nothing that is addressed to it.
+pub(super) fn knows_addresses(place: &Place) -> Result<bool, Error> {
+    let (v4, v6) = tables::locals(place)?;
+    Ok(!v4.all()?.is_empty() || !v6.all()?.is_empty())
 }
 
 fn configure(place: &Place, config: Config) -> Result<(), Error> {
@@ -415,6 +429,7 @@ pub fn status(settings: &Settings) -> Result<Status, Error> {
         masquerade_ports: configured(&place).ok().and_then(masquerade_ports),
         masquerade_clash: settings.masquerade_ports.clash(),
         services: services::engine(),
+        ports_left: !knows_addresses(&place)?,
         containers: pods.len(),
         containers_left: pods.iter().filter(|(_, pod)| pod.flags & LEFT != 0).count(),
         ports: tables.ports()?,

@@ -1,13 +1,17 @@
 //! Engines that translate destinations on their way through netfilter: kube-proxy's Services.
 //!
-//! A program at a container's link sees a packet before they do. It cannot know that the destination is a Service's, and
-//! would masquerade the packet and send it past them. So on a node with such an engine, masquerade is left to
-//! nftables.
+//! A BPF program sees a packet before they do. At a container's link it cannot know that the destination is a Service's,
+//! and would masquerade the packet and send it past them; at an uplink, and at a socket of the node, it cannot know that
+//! an address of the node is a Service's, too, at a published port. So on a node with such an engine both are left to
+//! nftables, which has its place behind these engines: all that the programs translate there is what the node's own
+//! sockets send to the loopback.
 
 use cni_nftables::{ChainInfo, ChainKind, Family, Hook, TableId};
 
-use crate::iptables::any_chain_of;
-use crate::nftables;
+use cni_kernel::route::RouteSocket;
+
+use crate::iptables::{TableName, any_chain_in};
+use crate::{nftables, service_links};
 
 /// kube-proxy's chain of iptables, in the modes `iptables` and `ipvs`.
 const CHAIN: &str = "KUBE-SERVICES";
@@ -17,8 +21,12 @@ const TABLE: &str = "kube-proxy";
 /// of the iptables tools (but for kube-proxy's chain), of podman and of the reference plugins.
 const LOCAL: [&str; 4] = ["slipway", "nat", "netavark", "cni_hostport"];
 
-/// kube-proxy, if it is here: some reads by name.
+/// kube-proxy or kube-router, if it is here: some reads by name. Of the legacy tables, the one for NAT is read as a whole.
 pub(super) fn kube_proxy() -> Option<String> {
+    let links = RouteSocket::open().and_then(|socket| service_links::present(&socket)).unwrap_or_default();
+    if let Some(link) = links.first() {
+        return Some(format!("link {} holds the addresses of Services", link.name));
+    }
     let socket = nftables::socket().ok().flatten();
     for family in [Family::Ip, Family::Ip6] {
         let table = TableId::new(family, TABLE);
@@ -26,7 +34,7 @@ pub(super) fn kube_proxy() -> Option<String> {
             return Some(format!("kube-proxy has table {table}"));
         }
     }
-    let found = any_chain_of(&[CHAIN]).is_ok_and(|presence| presence.any());
+    let found = any_chain_in(TableName::Nat, &[CHAIN]).is_ok_and(|places| !places.is_empty());
     found.then(|| format!("kube-proxy has chain {CHAIN}"))
 }
 

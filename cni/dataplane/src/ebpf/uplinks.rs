@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use cni_kernel::route::{Address, Family, Link, LinkKind, RouteError, RouteSocket};
+use crate::service_links;
 use slipway_ebpf_abi::{Addr4, Addr6, SEVERAL, UPLINK_ETHERNET, Uplink};
 
 /// What a node has, as the programs are told it.
@@ -41,6 +42,7 @@ fn judge(links: &[Link], addresses: &[Address], leads_out: &[u32], named: &[Stri
             let is_default = leads_out.contains(&link.index);
             let is_ours = link.kind == LinkKind::Veth && !link.alias.is_empty();
             link.up
+                && !service_links::NAMES.contains(&link.name.as_str())
                 && link.master.is_none()
                 && own().any(|address| !address.net.addr().is_loopback())
                 && (is_default || !(is_ours || link.kind == LinkKind::Bridge))
@@ -56,7 +58,13 @@ fn judge(links: &[Link], addresses: &[Address], leads_out: &[u32], named: &[Stri
         IpAddr::V4(address) => !address.is_loopback(),
         IpAddr::V6(address) => !address.is_loopback() && !address.is_unicast_link_local(),
     };
-    for address in addresses.iter().filter(|address| is_local(&address.net.addr())) {
+    let of_services: Vec<u32> = links
+        .iter()
+        .filter(|link| service_links::NAMES.contains(&link.name.as_str()))
+        .map(|link| link.index)
+        .collect();
+    let addresses = addresses.iter().filter(|address| !of_services.contains(&address.link));
+    for address in addresses.filter(|address| is_local(&address.net.addr())) {
         let at = found.locals.entry(address.net.addr()).or_insert(address.link);
         if *at != address.link {
             *at = SEVERAL;

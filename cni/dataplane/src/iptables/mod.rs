@@ -44,7 +44,8 @@ pub use conditions::check as check_conditions;
 pub use frame::{Frame, Purpose};
 pub(crate) use legacy::has_nat as legacy_has_nat;
 pub use names::ChainName;
-pub(crate) use presence::any_chain_of;
+pub(crate) use presence::any_chain_in;
+pub(crate) use rule::TableName;
 pub use presence::{Presence, chosen_variant, of_anyone as containers_chains};
 pub use tools::Variant;
 

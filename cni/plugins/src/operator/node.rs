@@ -126,7 +126,8 @@ fn print_text(status: &Status, out: &mut dyn Write) -> io::Result<()> {
             0 => writeln!(out, "containers  {}", status.containers)?,
             left => writeln!(out, "containers  {}, {left} of them left to nftables", status.containers)?,
         }
-        writeln!(out, "ports       {}", status.ports)?;
+        let server = if status.ports_left { ", served by nftables" } else { "" };
+        writeln!(out, "ports       {}{server}", status.ports)?;
     }
     for (counter, count) in &status.counters {
         writeln!(out, "counter     {counter:?}: {count}")?;
@@ -208,6 +209,7 @@ fn print_json(status: &Status, out: &mut dyn Write) -> io::Result<()> {
         "containers": status.containers,
         "containersLeft": status.containers_left,
         "ports": status.ports,
+        "portsLeft": status.ports_left,
         "counters": counters,
         "dropped": dropped,
         "left": left,
@@ -248,6 +250,7 @@ mod tests {
             masquerade_ports: Some(PortRange::default()),
             masquerade_clash: None,
             services: None,
+            ports_left: true,
             containers: 2,
             containers_left: 1,
             ports: 3,
@@ -260,7 +263,7 @@ mod tests {
         let text = String::from_utf8(text).unwrap();
         assert!(
             text.ends_with(
-                "uplinks     eth0, eth1\nwithout     eth2: no such interface\nsockets     /sys/fs/cgroup\nmasquerade  with ports 61000-65535\ncontainers  2, 1 of them left to nftables\nports       3\n\
+                "uplinks     eth0, eth1\nwithout     eth2: no such interface\nsockets     /sys/fs/cgroup\nmasquerade  with ports 61000-65535\ncontainers  2, 1 of them left to nftables\nports       3, served by nftables\n\
                  counter     Published: 7\n\
                  dropped     Write: 1 (the kernel refused to change the packet)\n\
                  left        Ttl: 2 (the time to live ended here)\n"

@@ -181,7 +181,7 @@ fn masquerade(status: &Status) -> Option<Finding> {
     if let Some(engine) = status.services.as_ref().filter(|_| status.is_set_up) {
         let why = "a program sees a packet before Services are translated, and would send it past them";
         let text = match status.masquerade_ports {
-            None => format!("none: {engine}, so that nftables masquerades"),
+            None => format!("none: {engine}, so that nftables masquerades, and serves published ports"),
             Some(ports) => format!("{ports}, but {engine}"),
         };
         let state = if status.masquerade_ports.is_some() { State::Warning } else { State::Note };
