@@ -1,0 +1,51 @@
+//! No translation of the table leads to the node's loopback, or to a group.
+
+use std::net::IpAddr;
+
+use slipway_tests::{Proto, at};
+
+use crate::{Backend, PORT, Stage, address};
+
+/// An element that only an earlier version, or a hand, could have made.
+#[test]
+fn an_element_for_the_loopback_leads_nobody_there() {
+    let stage = Stage::new(Backend::Nftables);
+    let _ingress = stage.publish();
+    for bad in ["127.0.0.1", "::1"] {
+        let ip: IpAddr = address(bad);
+        let map = if ip.is_ipv4() { "hostports4" } else { "hostports6" };
+        for proto in Proto::ALL {
+            let element = format!("{{ {} . 9999 : {ip} . {PORT} }}", proto.name());
+            stage.node.nft(&format!("add element inet slipway {map} {element}"));
+        }
+    }
+    stage.node.sysctl("net/ipv4/conf/all/route_localnet", "1");
+    stage.node.cmd("ip -6 route add local ::1/128 dev out0 table local metric 2000");
+    let secret = ["127.0.0.1", "::1"].map(|ip| {
+        Proto::ALL.map(|proto| stage.node.serve(proto, &at(address(ip), 7777).to_string(), "secret"))
+    });
+    for map in ["hostports4", "hostports6"] {
+        let to = if map == "hostports4" { "127.0.0.1" } else { "::1" };
+        for proto in Proto::ALL {
+            stage
+                .node
+                .nft(&format!("add element inet slipway {map} {{ {} . 9998 : {to} . 7777 }}", proto.name()));
+        }
+    }
+    for asker in [&*stage.client, &*stage.asker] {
+        for address in [IpAddr::from(stage.client.node_v4), stage.client.node_v6.into()] {
+            for proto in Proto::ALL {
+                asker.expect_none(proto, at(address, 9998));
+            }
+        }
+    }
+    // Another engine may do so: that is its own affair.
+    stage.node.nft(
+        "table ip proxy { chain prerouting { type nat hook prerouting priority dstnat - 5; \
+         tcp dport 9997 dnat to 127.0.0.1:7777; }; }",
+    );
+    stage.client.expect(Proto::Tcp, at(stage.client.node_v4, 9997), "secret");
+    drop(secret);
+    // What comes back to the node's own loopback passes.
+    stage.expect_published("guarded");
+}

@@ -1,0 +1,159 @@
+//! kube-proxy in mode `ipvs` and kube-router: each address of a Service is the node's, on a link made for it.
+//!
+//! The kernel's own balancer need not be there: what it would take at the input hook, a server of the node takes.
+
+use std::net::IpAddr;
+
+use slipway_tests::{Attach, Proto, Server, at};
+
+use crate::{Backend, PORT, Stage, address, on_each_backend};
+
+/// The links, and whether they are up.
+const LINKS: [(&str, bool); 2] = [("kube-ipvs0", false), ("kube-dummy-if", true)];
+
+fn cluster_ips(last: u8) -> [IpAddr; 2] {
+    [address(&format!("10.96.0.{last}")), address(&format!("fd00:96::{last}"))]
+}
+
+struct Engine<'a> {
+    stage: &'a Stage,
+    link: &'static str,
+}
+
+impl<'a> Engine<'a> {
+    fn new(stage: &'a Stage, (link, up): (&'static str, bool)) -> Self {
+        // A dummy link in earnest, which this kernel need not have.
+        stage.node.cmd(&format!("ip link add {link} type bridge"));
+        stage.node.cmd(&format!("ip link set {link} arp off"));
+        if up {
+            stage.node.cmd(&format!("ip link set {link} up"));
+        }
+        if stage.backend == Backend::Iptables {
+            for tool in ["iptables-nft", "ip6tables-nft"] {
+                stage.node.cmd(&format!("{tool} -t nat -N KUBE-SERVICES"));
+                for hook in ["PREROUTING", "OUTPUT"] {
+                    stage.node.cmd(&format!("{tool} -t nat -I {hook} -j KUBE-SERVICES"));
+                }
+            }
+        }
+        Self { stage, link }
+    }
+
+    /// A Service at these addresses.
+    fn service(&self, last: u8) -> Vec<Server> {
+        let ips = cluster_ips(last);
+        self.bind(last);
+        if self.stage.backend == Backend::Iptables {
+            for (ip, tool) in ips.into_iter().zip(["iptables-nft", "ip6tables-nft"]) {
+                for proto in Proto::ALL {
+                    // kube-proxy says it with a set of ipset, KUBE-CLUSTER-IP.
+                    let rule = format!("-d {ip} -p {} --dport {PORT} -j ACCEPT", proto.name());
+                    self.stage.node.cmd(&format!("{tool} -t nat -A KUBE-SERVICES {rule}"));
+                }
+            }
+        }
+        let serve = |ip| Proto::ALL.map(|p| self.stage.node.serve(p, &at(ip, PORT).to_string(), "service"));
+        ips.into_iter().flat_map(serve).collect()
+    }
+
+    fn bind(&self, last: u8) {
+        self.stage.addresses("add", &cluster_ips(last), self.link);
+    }
+
+    fn expect(&self, last: u8, when: &str) {
+        for ip in cluster_ips(last) {
+            self.stage.expect(ip, "service", when);
+        }
+    }
+}
+
+on_each_backend!(the_service_answers_at_each_of_its_addresses, an_engine_that_came_later_is_seen);
+
+fn the_service_answers_at_each_of_its_addresses(backend: Backend) {
+    for link in LINKS {
+        let stage = Stage::new(backend);
+        let engine = Engine::new(&stage, link);
+        let _first = engine.service(1);
+        let _ingress = stage.publish();
+        engine.expect(1, "there before the container");
+        stage.expect_published("beside a Service");
+        let _second = engine.service(2);
+        if backend == Backend::Ebpf {
+            // It looks for the node's addresses.
+            stage.node.slipway("node setup");
+        }
+        engine.expect(2, "created after the container");
+        // A restart of kube-proxy, and of a node that is cleaned up by it.
+        stage.addresses("del", &cluster_ips(1), engine.link);
+        engine.bind(1);
+        engine.expect(1, "bound again");
+        stage.expect_published("after all");
+    }
+}
+
+/// By a runtime's STATUS, and by the next container.
+fn an_engine_that_came_later_is_seen(backend: Backend) {
+    for by_status in [true, false] {
+        let stage = Stage::new(backend);
+        let ingress = stage.publish();
+        let engine = Engine::new(&stage, LINKS[0]);
+        let _service = engine.service(1);
+        let other = stage.node.pod("other");
+        if by_status {
+            stage.network(1).status().expect("STATUS");
+        } else {
+            let attach = Attach::new(&other).port(Proto::Tcp, PORT + 1, 80);
+            stage.network(1).add(&attach).expect("ADD");
+        }
+        engine.expect(1, "later");
+        stage.expect_published("later");
+        stage.network(1).check(&ingress.attach).ok();
+        // It goes: every local address is the node's again.
+        stage.node.cmd("ip link del kube-ipvs0");
+        stage.network(1).status().expect("STATUS");
+        let real = [address("192.0.2.77"), address("2001:db8::77")];
+        stage.addresses("add", &real, &stage.client.node_link);
+        for real in real {
+            stage.expect(real, "ingress", "an address of a node without IPVS");
+        }
+    }
+}
+
+#[test]
+fn real_addresses_are_followed() {
+    let stage = Stage::new(Backend::Nftables);
+    let engine = Engine::new(&stage, LINKS[0]);
+    let _service = engine.service(1);
+    let _ingress = stage.publish();
+    let real = [address("192.0.2.77"), address("2001:db8::77")];
+    stage.addresses("add", &real, &stage.client.node_link);
+    stage.network(1).status().expect("STATUS");
+    for real in real {
+        stage.expect(real, "ingress", "a new address");
+    }
+    // Local without an address, as the agents of some clouds have it for their balancers.
+    stage.node.cmd("ip route add local 203.0.113.5/32 dev out0 table local");
+    stage.network(1).status().expect("STATUS");
+    stage.expect(address("203.0.113.5"), "ingress", "a local route");
+    engine.expect(1, "as before");
+    // An address that is the node's no more is merely forwarded.
+    stage.node.cmd("ip route del local 203.0.113.5/32 dev out0 table local");
+    stage.client.cmd("ip address add 203.0.113.5/32 dev lo");
+    stage.node.cmd(&format!("ip route add 203.0.113.5/32 via {}", stage.client.v4));
+    let _far = stage.client.serve(Proto::Tcp, &format!("203.0.113.5:{PORT}"), "far");
+    stage.asker.expect(Proto::Tcp, at(address("203.0.113.5"), PORT), "far");
+}
+
+#[test]
+fn the_table_is_not_written_where_nothing_has_changed() {
+    let stage = Stage::new(Backend::Nftables);
+    let engine = Engine::new(&stage, LINKS[0]);
+    let _service = engine.service(1);
+    let _ingress = stage.publish();
+    stage.network(1).status().expect("STATUS");
+    let before = stage.node.ruleset();
+    let monitored = stage.node.try_cmd("timeout 2 nft monitor");
+    stage.network(1).status().expect("STATUS");
+    assert_eq!(stage.node.ruleset(), before);
+    drop(monitored);
+}
