@@ -13,6 +13,7 @@ use slipway_tests::{Attach, BridgeNetfilter, Host, Network, Node, Pod, Proto, Se
 mod guard;
 mod ipvs;
 mod kube_proxy;
+mod upgrade;
 mod vips;
 
 /// The port of the Service, and of the container.
