@@ -9,7 +9,7 @@ use std::net::IpAddr;
 
 use cni_nftables::conntrack::{Conntrack, Filter, Flow, FlowFamily};
 
-use crate::{AddressFamily, Error, HostAddress, HostPorts, Protocol};
+use crate::{AddressFamily, Error, HostAddress, HostPorts, Protocol, service_links};
 
 /// The family as conntrack names it.
 fn flow_family(family: AddressFamily) -> FlowFamily {
@@ -164,7 +164,9 @@ fn local_addresses() -> BTreeSet<IpAddr> {
             return BTreeSet::new();
         }
     };
-    all.filter_map(|interface| {
+    // What goes to a Service's address is its engine's.
+    let own = all.filter(|interface| !service_links::NAMES.contains(&interface.interface_name.as_str()));
+    own.filter_map(|interface| {
         let address = interface.address?;
         let v4 = address.as_sockaddr_in().map(|v4| IpAddr::V4(v4.ip()));
         v4.or_else(|| address.as_sockaddr_in6().map(|v6| IpAddr::V6(v6.ip())))
