@@ -37,7 +37,8 @@ pub(crate) fn other_addresses() -> Result<Option<BTreeSet<IpAddr>>, RouteError> 
     for family in [Family::V4, Family::V6] {
         let of_services = |link: u32| links.iter().any(|known| known.index == link);
         let routes = socket.routes(family, LOCAL_TABLE)?.into_iter();
-        let local = routes.filter(|route| route.kind == RouteKind::Local && !route.link.is_some_and(of_services));
+        let local =
+            routes.filter(|route| route.kind == RouteKind::Local && !route.link.is_some_and(of_services));
         let whole = local.filter(|route| route.dst.prefix_len() == route.dst.max_prefix_len());
         addresses.extend(whole.map(|route| route.dst.addr()).filter(|address| !address.is_loopback()));
     }

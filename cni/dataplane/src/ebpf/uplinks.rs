@@ -3,8 +3,8 @@
 use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-use cni_kernel::route::{Address, Family, Link, LinkKind, RouteError, RouteSocket};
 use crate::service_links;
+use cni_kernel::route::{Address, Family, Link, LinkKind, RouteError, RouteSocket};
 use slipway_ebpf_abi::{Addr4, Addr6, SEVERAL, UPLINK_ETHERNET, Uplink};
 
 /// What a node has, as the programs are told it.

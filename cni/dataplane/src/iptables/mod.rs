@@ -45,8 +45,8 @@ pub use frame::{Frame, Purpose};
 pub(crate) use legacy::has_nat as legacy_has_nat;
 pub use names::ChainName;
 pub(crate) use presence::any_chain_in;
-pub(crate) use rule::TableName;
 pub use presence::{Presence, chosen_variant, of_anyone as containers_chains};
+pub(crate) use rule::TableName;
 pub use tools::Variant;
 
 /// The iptables backend, on the network namespace of the thread that calls it.

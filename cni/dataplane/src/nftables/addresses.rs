@@ -13,6 +13,7 @@
 use std::collections::BTreeSet;
 use std::net::IpAddr;
 
+use cni_kernel::route::RouteSocket;
 use cni_nftables::{Chain, DataType, Element, ElementId, Set, Stmt, Transaction, Value};
 
 use super::offload::Layout;
@@ -33,7 +34,8 @@ pub(crate) fn chain(family: AddressFamily) -> Fixed {
     let daddr = schema::address_fields(family).1;
     let own = Stmt::in_set(&[daddr], name(family));
     let hostports = || Stmt::goto(schema::hostports_chain(family));
-    let rules = vec![vec![schema::one_of(daddr, schema::loopback(family)), hostports()], vec![own, hostports()]];
+    let rules =
+        vec![vec![schema::one_of(daddr, schema::loopback(family)), hostports()], vec![own, hostports()]];
     Fixed { chain: Chain::new(&schema::table(), name(family)), rules }
 }
 
@@ -149,6 +151,16 @@ pub(crate) fn settle_or_warn(session: &Session) {
     if let Err(error) = settle(session) {
         log::warn!("published ports may answer at other addresses than the node's own: {error}");
     }
+}
+
+/// The links on this node that hold the addresses of Services, by name.
+///
+/// # Errors
+/// [`Error::Kernel`] if links cannot be listed.
+pub fn links_of_services() -> Result<Vec<String>, Error> {
+    let found = RouteSocket::open().and_then(|socket| service_links::present(&socket));
+    let found = found.map_err(|e| Error::kernel("look for links that hold the addresses of Services", e))?;
+    Ok(found.into_iter().map(|link| link.name).collect())
 }
 
 /// Which of the node's addresses published ports answer at.

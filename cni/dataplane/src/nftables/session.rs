@@ -8,10 +8,10 @@ use cni_nftables::{
 
 use super::judge::{Record, TLV_KIND};
 use super::offload::{self, Layout};
-use super::{addresses, plan};
 use super::schema::{self, Map, SharedChain};
 use super::spare;
 use super::transit::{self, Transit};
+use super::{addresses, plan};
 use crate::owner::{AttachmentHash, Life};
 use crate::{AddressFamily, Error, Owner};
 

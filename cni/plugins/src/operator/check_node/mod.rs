@@ -1,6 +1,7 @@
 //! `slipway check-node`: what this kernel and this host can do, what is missing, and what of others
 //! would stop the traffic of published ports.
 
+mod engines;
 mod host;
 mod kernel;
 
@@ -86,6 +87,7 @@ pub fn check_node_command(args: &[String], out: &mut dyn Write, err: &mut dyn Wr
     };
     let mut findings = kernel::findings();
     findings.extend(host::findings());
+    findings.extend(engines::findings());
     let worst = findings.iter().map(|finding| finding.state).max().unwrap_or(State::Ok);
     let printed = match output {
         Output::Text => print_text(&findings, out),

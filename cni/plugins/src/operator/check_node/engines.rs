@@ -1,0 +1,139 @@
+//! Other engines that translate or filter what published ports and masquerade translate.
+
+use std::fs;
+use std::path::Path;
+use std::process::{Command, Stdio};
+
+use cni_dataplane::nftables::addresses::{self, Answering};
+use cni_dataplane::{ebpf, node};
+
+use super::{Finding, State};
+use crate::node_defaults::NodeDefaults;
+
+/// What firewalld reads its settings from.
+const FIREWALLD: &str = "/etc/firewalld/firewalld.conf";
+/// What prints the rules that masquerade.
+#[derive(Debug, Clone, Copy)]
+struct Printer {
+    command: &'static [&'static str],
+    /// The word for a source port chosen at random from all.
+    word: &'static str,
+    /// Whether what it prints is there: the tools of iptables may make what they are to print.
+    is_there: fn() -> bool,
+}
+
+const PRINTERS: [Printer; 5] = [
+    Printer { command: &["nft", "list", "ruleset"], word: "fully-random", is_there: || true },
+    of_iptables(&["iptables-nft-save", "-t", "nat"], || has_table("ip nat")),
+    of_iptables(&["ip6tables-nft-save", "-t", "nat"], || has_table("ip6 nat")),
+    of_iptables(&["iptables-legacy-save", "-t", "nat"], || has_legacy_nat("ip_tables_names")),
+    of_iptables(&["ip6tables-legacy-save", "-t", "nat"], || has_legacy_nat("ip6_tables_names")),
+];
+
+const fn of_iptables(command: &'static [&'static str], is_there: fn() -> bool) -> Printer {
+    Printer { command, word: "--random-fully", is_there }
+}
+
+fn has_table(name: &str) -> bool {
+    node::foreign_tables().unwrap_or_default().iter().any(|table| table == name)
+}
+
+fn has_legacy_nat(names: &str) -> bool {
+    let tables = fs::read_to_string(Path::new("/proc/self/net").join(names)).unwrap_or_default();
+    tables.split_whitespace().any(|table| table == "nat")
+}
+
+/// Everything about them.
+pub(super) fn findings() -> Vec<Finding> {
+    [services(), strict_forward_ports(), random_ports()].into_iter().flatten().collect()
+}
+
+/// A link that holds the addresses of Services.
+fn services() -> Option<Finding> {
+    let links = match addresses::links_of_services() {
+        Ok(links) => links,
+        Err(error) => return Some(Finding::new("links of Services", State::Warning, error.to_string())),
+    };
+    let outdated = || {
+        Finding::new("addresses of published ports", State::Warning, "not those that the node has now")
+            .why("on a node with IPVS the table has a list of the addresses that published ports answer at")
+            .mend(
+                "the next container with ports, STATUS of portmap, or `slipway restore` brings it up to date",
+            )
+    };
+    let what = format!("link {}", links.join(", "));
+    match addresses::answering() {
+        Err(error) => Some(Finding::new(what, State::Warning, error.to_string())),
+        Ok(Answering::Outdated) => Some(outdated()),
+        Ok(Answering::Everywhere) => None,
+        Ok(Answering::At(count)) => Some(
+            Finding::new(what, State::Note, "there, with the addresses of Services (kube-proxy's IPVS, kube-router)")
+                .why(format!(
+                    "published ports answer at {count} other addresses and the loopback alone; an address that the \
+                     node gets later counts from the next container with ports, or STATUS of portmap, on"
+                )),
+        ),
+    }
+}
+
+/// firewalld, told to let through nothing translated but by its own rules.
+fn strict_forward_ports() -> Option<Finding> {
+    let text = fs::read_to_string(FIREWALLD).ok()?;
+    if !is_strict(&text) {
+        return None;
+    }
+    let state = if has_table("inet firewalld") { State::Warning } else { State::Note };
+    let finding = Finding::new("firewalld, StrictForwardPorts", state, format!("yes, in {FIREWALLD}"));
+    Some(
+        finding
+            .why("firewalld refuses what others have translated: published ports answer to the node alone")
+            .mend("StrictForwardPorts=no and `firewall-cmd --reload`, or publish ports with `firewall-cmd --add-forward-port`"),
+    )
+}
+
+/// True if the settings switch it on, as firewalld reads booleans.
+fn is_strict(settings: &str) -> bool {
+    let values = settings.lines().filter_map(|line| line.trim().split_once('='));
+    let of_key = values.filter(|(key, _)| key.trim() == "StrictForwardPorts");
+    of_key.last().is_some_and(|(_, value)| matches!(value.trim().to_lowercase().as_str(), "yes" | "true"))
+}
+
+/// Masquerade of another engine that may choose one of the BPF programs' ports.
+fn random_ports() -> Option<Finding> {
+    let settings = NodeDefaults::read().unwrap_or_default().ebpf;
+    let ports = ebpf::status(&settings).ok().filter(|status| status.is_set_up)?.masquerade_ports?;
+    let Printer { command, .. } = PRINTERS.into_iter().find(finds)?;
+    let found = format!(
+        "a rule in `{}` chooses among all, those of the BPF programs ({ports}) too",
+        command.join(" ")
+    );
+    Some(
+        Finding::new("ports that others masquerade with", State::Warning, found)
+            .why("a reply to a port that both have chosen reaches the container alone: the other connection is cut")
+            .mend("give that rule ports outside of the range (--to-ports), or \"ipMasqBackend\": \"nftables\" to the networks"),
+    )
+}
+
+/// True if the command is there and prints the word.
+fn finds(printer: &Printer) -> bool {
+    let Some((program, args)) = printer.command.split_first() else { return false };
+    if !(printer.is_there)() {
+        return false;
+    }
+    let output = Command::new(program).args(args).stdin(Stdio::null()).stderr(Stdio::null()).output();
+    output.is_ok_and(|output| String::from_utf8_lossy(&output.stdout).contains(printer.word))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_last_setting_counts() {
+        assert!(is_strict("# StrictForwardPorts=no\nStrictForwardPorts=yes\n"));
+        assert!(is_strict("StrictForwardPorts = True"));
+        assert!(!is_strict("StrictForwardPorts=yes\nStrictForwardPorts=no"));
+        assert!(!is_strict("# StrictForwardPorts=yes\nIPv6_rpfilter=yes"));
+        assert!(!is_strict(""));
+    }
+}
