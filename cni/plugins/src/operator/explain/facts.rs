@@ -6,6 +6,7 @@ use std::path::Path;
 
 use cni_dataplane::explain::{self, Hit, Origin, Packet, Sources, Target, Truth};
 use cni_dataplane::iptables::Iptables;
+use cni_dataplane::nftables::addresses;
 use cni_dataplane::node::{self, OwnTable};
 use cni_dataplane::owner::AttachmentHash;
 use cni_dataplane::{AddressFamily, Backend, Error, HostAddress, Listed, Owner, Protocol};
@@ -25,6 +26,8 @@ const NEAR: usize = 3;
 pub(super) enum Place {
     /// On this node.
     Here,
+    /// At an address that is local and none of those that published ports answer at: a Service's.
+    OfServices,
     /// Behind this link of the node.
     Behind(String),
     /// The node has no route to it.
@@ -106,7 +109,7 @@ impl Facts {
         let to = packet.to;
         let family = AddressFamily::of(to.ip());
         let mut facts = Self {
-            place: place(&route, to.ip())?,
+            place: destination(&route, to.ip())?,
             table: table(),
             hit: None,
             conditions: None,
@@ -213,6 +216,14 @@ fn place(route: &RouteSocket, to: IpAddr) -> Result<Place, String> {
     }
 }
 
+/// As [`place`], on a node where the table knows which local addresses are Services'.
+fn destination(route: &RouteSocket, to: IpAddr) -> Result<Place, String> {
+    match place(route, to)? {
+        Place::Here if !addresses::answers_at(to).map_err(|e| e.to_string())? => Ok(Place::OfServices),
+        place => Ok(place),
+    }
+}
+
 /// Who sends a packet with this source, as far as it is told.
 pub(super) fn origin(packet_from: Option<IpAddr>, link: Option<&str>, to: IpAddr) -> Result<Origin, String> {
     let elsewhere = |link: Option<String>| Origin::Elsewhere(link);
@@ -224,7 +235,7 @@ pub(super) fn origin(packet_from: Option<IpAddr>, link: Option<&str>, to: IpAddr
         (Some(from), None) => {
             let route = RouteSocket::open().map_err(|e| e.to_string())?;
             Ok(match place(&route, from)? {
-                Place::Here => Origin::Node,
+                Place::Here | Place::OfServices => Origin::Node,
                 Place::Behind(link) => elsewhere(Some(link)),
                 Place::Nowhere(_) => elsewhere(None),
             })

@@ -111,7 +111,7 @@ impl Story {
         }
     }
 
-    /// The destination is no address of the node.
+    /// The destination is an address of no port.
     fn not_here(&mut self, facts: &Facts) -> String {
         let to = facts.packet.to.ip();
         match &facts.place {
@@ -123,6 +123,14 @@ impl Story {
                 "prerouting",
                 format!("{to} is no address of this node (it is behind {link}): published ports are for the node's own addresses alone"),
             ),
+            Place::OfServices => {
+                let set = if to.is_ipv4() { "addresses4" } else { "addresses6" };
+                self.step(
+                    "prerouting",
+                    format!("{to} is local, but not in set {set}, which has the addresses that published ports answer at: it is a Service's, or came to the node after the last ADD and STATUS"),
+                );
+                return "It is left to whatever serves that address.".to_owned();
+            }
             Place::Here => {}
         }
         if facts.packet.origin != Origin::Node {

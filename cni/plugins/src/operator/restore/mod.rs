@@ -11,6 +11,7 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
+use cni_dataplane::nftables::addresses::{self, Answering};
 use cni_dataplane::node::{self, OwnTable};
 use cni_runtime::{Cache, Cached, cache};
 use cni_spec::NetConf;
@@ -173,6 +174,9 @@ impl Restoration {
     fn table(&self) -> Result<Option<Row>, String> {
         let what = format!("table {}", node::own_table_name().0);
         let why = match node::own_table() {
+            Ok(OwnTable::Ready) if matches!(addresses::answering(), Ok(Answering::Outdated)) => {
+                "the addresses that published ports answer at were not those of the node"
+            }
             Ok(OwnTable::Ready) => {
                 return Ok(Some(Row { owner: None, what, state: State::Present, why: String::new() }));
             }
