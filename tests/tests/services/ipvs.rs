@@ -4,7 +4,9 @@
 
 use std::net::IpAddr;
 
-use slipway_tests::{Attach, Proto, Server, at};
+use cni_nftables::Socket;
+use cni_nftables::conntrack::{Conntrack, Filter, FlowFamily};
+use slipway_tests::{Attach, Proto, Server, at, patience};
 
 use crate::{Backend, PORT, Stage, address, on_each_backend};
 
@@ -145,15 +147,72 @@ fn real_addresses_are_followed() {
 }
 
 #[test]
+fn a_restoration_follows_real_addresses_and_the_commands_name_the_link() {
+    let stage = Stage::new(Backend::Nftables);
+    let engine = Engine::new(&stage, LINKS[0]);
+    let _service = engine.service(1);
+    let _ingress = stage.publish();
+    let report = stage.node.slipway("check-node");
+    assert!(
+        report.contains("link kube-ipvs0") && !report.contains("addresses of published ports"),
+        "{report}"
+    );
+    let said = stage.node.slipway(&format!("explain tcp 10.96.0.1:{PORT}"));
+    assert!(said.contains("not in set addresses4"), "{said}");
+    let real = address("192.0.2.77");
+    stage.addresses("add", &[real], &stage.client.node_link);
+    let report = stage.node.slipway("check-node");
+    assert!(report.contains("addresses of published ports"), "{report}");
+    assert_eq!(stage.node.try_slipway("restore --dry-run").code, Some(3));
+    stage.node.slipway("restore");
+    stage.expect(real, "ingress", "restored");
+    assert!(!stage.node.slipway("check-node").contains("addresses of published ports"));
+}
+
+/// A flow of UDP to a Service is its engine's, also when its port is published.
+#[test]
+fn flows_of_services_are_not_cut() {
+    let stage = Stage::new(Backend::Nftables);
+    let engine = Engine::new(&stage, LINKS[0]);
+    let _service = engine.service(1);
+    let [v4, v6] = cluster_ips(1);
+    let mut talks = [v4, v6].map(|ip| {
+        let talk = stage.client.dial(Proto::Udp, None, at(ip, PORT), patience()).expect("a socket");
+        (ip, talk)
+    });
+    // Tracked, once the table is there.
+    let _first = stage.pod(1, "first", |attach| attach.port(Proto::Tcp, PORT + 1, 80));
+    for (_, talk) in &mut talks {
+        assert_eq!(talk.say().expect("an answer").who, "service");
+    }
+    let flows = |ip: IpAddr| stage.node.run(|| flows_to(ip));
+    assert_eq!([v4, v6].map(flows), [1, 1]);
+    let _ingress = stage.publish();
+    assert_eq!([v4, v6].map(flows), [1, 1]);
+}
+
+/// How many flows of UDP conntrack has to an address.
+fn flows_to(address: IpAddr) -> usize {
+    let (family, protocol) = (FlowFamily::Both, Some(17));
+    let (destinations, port, reply_source) = (Vec::new(), Some(PORT), None);
+    let filter = Filter { family, protocol, destinations, port, reply_source, status: 0 };
+    let mut count = 0;
+    let conntrack = Conntrack::open().expect("conntrack");
+    conntrack
+        .for_each(&filter, |flow| count += usize::from(flow.original.destination == address))
+        .expect("the list of flows");
+    count
+}
+
+#[test]
 fn the_table_is_not_written_where_nothing_has_changed() {
     let stage = Stage::new(Backend::Nftables);
     let engine = Engine::new(&stage, LINKS[0]);
     let _service = engine.service(1);
     let _ingress = stage.publish();
     stage.network(1).status().expect("STATUS");
-    let before = stage.node.ruleset();
-    let monitored = stage.node.try_cmd("timeout 2 nft monitor");
+    let generation = || stage.node.run(|| Socket::open().and_then(|s| s.generation()).expect("nf_tables"));
+    let before = generation();
     stage.network(1).status().expect("STATUS");
-    assert_eq!(stage.node.ruleset(), before);
-    drop(monitored);
+    assert_eq!(generation(), before);
 }
