@@ -1,4 +1,5 @@
-//! Services of kube-proxy and others beside the programs: a container reaches them, because masquerade is left to nftables.
+//! Services of kube-proxy and others beside the BPF programs: a container reaches them, because masquerade is left to
+//! nftables. Published ports beside them are in the suite `services`.
 
 use serde_json::Value;
 use slipway_tests::{Attach, PROGRAMS, Proto, has_programs, needs};
@@ -45,7 +46,7 @@ fn reaches(stage: &Stage, prepare: impl Fn(&Stage)) {
     }
     let status = stage.node.programs();
     assert_eq!(stage.node.counted("Masqueraded"), before, "{status} {}", address(&result));
-    assert_eq!(status["masqueradePorts"], Value::Null);
+    assert_eq!((&status["masqueradePorts"], &status["portsLeft"]), (&Value::Null, &Value::Bool(true)));
     assert!(
         status["services"]
             .as_str()
@@ -64,7 +65,8 @@ fn kube_proxy_is_seen_by_the_next_container() {
     stage.node.nft("delete table ip kube-proxy");
     stage.node.slipway("node setup");
     assert_eq!(stage.node.programs()["services"], Value::Null);
-    assert!(stage.node.programs()["masqueradePorts"].is_string());
+    let status = stage.node.programs();
+    assert!(status["masqueradePorts"].is_string() && status["portsLeft"] == false, "{status}");
 }
 
 #[test]
@@ -75,4 +77,29 @@ fn other_engines_are_seen_by_setup() {
         stage.node.nft(&table("balancer", stage.client.v4));
         stage.node.slipway("node setup");
     });
+}
+
+/// kube-proxy's chain, wherever its rules are, or the link of IPVS.
+#[test]
+fn kube_proxy_is_seen_in_each_of_its_modes() {
+    needs!(has_programs(), PROGRAMS);
+    for engine in [
+        "iptables-nft -t nat -N KUBE-SERVICES",
+        "iptables-legacy -t nat -N KUBE-SERVICES",
+        "ip6tables-legacy -t nat -N KUBE-SERVICES",
+        "nft add table ip6 kube-proxy",
+        "ip link add kube-dummy-if type bridge",
+    ] {
+        let stage = stage();
+        let network = stage.network();
+        let pod = stage.node.pod("web");
+        network.add(&crate::attach(&pod)).expect("ADD");
+        let served = |text: &str| stage.node.slipway("ports --output json").contains(text);
+        assert!(served("ebpf"));
+        stage.node.cmd(engine);
+        network.status().expect("STATUS");
+        let status = stage.node.programs();
+        assert_eq!((&status["portsLeft"], served("ebpf")), (&Value::Bool(true), false), "{engine}: {status}");
+        assert!(status["services"].is_string(), "{engine}: {status}");
+    }
 }
