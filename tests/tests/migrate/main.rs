@@ -58,7 +58,7 @@ impl World {
         node.bridge_netfilter(BridgeNetfilter::Off);
         let client = node.host("client");
         for family in ["iptables", "ip6tables"] {
-            node.cmd(&format!("{family}-{variant} -t nat -N KUBE-SERVICES"));
+            node.cmd(&format!("{family}-{variant} -t mangle -N KUBE-IPTABLES-HINT"));
         }
         Self { node, client }
     }

@@ -94,8 +94,8 @@ fn strict_forward_ports() -> Option<Finding> {
 /// True if the settings switch it on, as firewalld reads booleans.
 fn is_strict(settings: &str) -> bool {
     let values = settings.lines().filter_map(|line| line.trim().split_once('='));
-    let of_key = values.filter(|(key, _)| key.trim() == "StrictForwardPorts");
-    of_key.last().is_some_and(|(_, value)| matches!(value.trim().to_lowercase().as_str(), "yes" | "true"))
+    let mut of_key = values.filter(|(key, _)| key.trim() == "StrictForwardPorts");
+    of_key.next_back().is_some_and(|(_, value)| matches!(value.trim().to_lowercase().as_str(), "yes" | "true"))
 }
 
 /// Masquerade of another engine that may choose one of the BPF programs' ports.
