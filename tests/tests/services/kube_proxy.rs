@@ -17,7 +17,7 @@ pub(crate) enum Mode {
 }
 
 impl Mode {
-    pub(crate) const ALL: [Self; 3] = [Self::Iptables("nft"), Self::Iptables("legacy"), Self::Nftables];
+    pub(crate) const ALL: [Self; 3] = [Self::Iptables("nft"), Self::Nftables, Self::Iptables("legacy")];
 }
 
 fn tool(variant: &str, address: IpAddr) -> String {
@@ -69,7 +69,7 @@ fn nftables(node: &Node, vip: IpAddr, endpoint: IpAddr) {
         let name = proto.name();
         let to = if vip.is_ipv4() { endpoint.to_string() } else { format!("[{endpoint}]") };
         let _ =
-            write!(endpoints, "chain service-{name} {{ meta l4proto {name} dnat {ip} to {to}:{SERVED}; }}\n");
+            writeln!(endpoints, "chain service-{name} {{ meta l4proto {name} dnat {ip} to {to}:{SERVED}; }}");
         services.push(format!("{vip} . {name} . {PORT} : goto service-{name}"));
     }
     let hooks = [("prerouting", "dstnat"), ("output", "-100")].map(|(hook, priority)| {

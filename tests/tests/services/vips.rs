@@ -2,6 +2,8 @@
 
 use std::net::IpAddr;
 
+use slipway_tests::Node;
+
 use crate::kube_proxy::{self, Mode};
 use crate::{Backend, Ingress, Stage, address, on_each_backend};
 
@@ -57,6 +59,11 @@ impl World {
 /// and those of kube-proxy's table have one priority.
 fn each(backend: Backend, test: impl Fn(World)) {
     for mode in Mode::ALL {
+        if mode == Mode::Iptables("legacy")
+            && Node::new().try_cmd("iptables-legacy -t nat -S").code != Some(0)
+        {
+            slipway_tests::skip!("legacy iptables");
+        }
         if backend != Backend::Iptables || mode != Mode::Nftables {
             eprintln!("backend {} with kube-proxy in mode {mode:?}", backend.name());
             test(World::new(backend, mode));
