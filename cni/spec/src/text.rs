@@ -1,5 +1,8 @@
 //! JSON and quoted text as the reference prints them.
 
+use std::net::IpAddr;
+
+use ipnet::IpNet;
 use serde::Serialize;
 use serde_json::ser::{PrettyFormatter, Serializer};
 
@@ -32,6 +35,27 @@ fn escape(json: &str) -> String {
         }
     }
     out
+}
+
+/// An address with its prefix length. Numbers with leading zeros are refused, as elsewhere an IPv4 address that
+/// has them is read as octal.
+#[must_use]
+pub fn parse_net(text: &str) -> Option<IpNet> {
+    let (address, length) = text.split_once('/')?;
+    if length.len() > 1 && length.starts_with('0') || !length.bytes().all(|byte| byte.is_ascii_digit()) {
+        return None;
+    }
+    IpNet::new(address.parse::<IpAddr>().ok()?, length.parse().ok()?).ok()
+}
+
+/// The same; an IPv4-mapped address is the IPv4 address that it stands for, as it is to the reference.
+#[must_use]
+pub fn parse_canonical_net(text: &str) -> Option<IpNet> {
+    let net = parse_net(text)?;
+    match (net, net.addr().to_canonical()) {
+        (IpNet::V6(net), IpAddr::V4(v4)) => IpNet::new(v4.into(), net.prefix_len().checked_sub(96)?).ok(),
+        _ => Some(net),
+    }
 }
 
 /// A string between double quotes with Go's escapes (`%q`): what the reference's messages show of
@@ -71,6 +95,20 @@ pub fn quote_all<S: AsRef<str>>(texts: impl IntoIterator<Item = S>) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn an_address_with_leading_zeros_is_none() {
+        for text in
+            ["010.1.2.0/24", "10.1.2.05/24", "10.1.2.0/024", "10.1.2.0/+24", "10.1.2.0", "10.1.2.0/33", "/24"]
+        {
+            assert_eq!(parse_net(text), None, "{text}");
+        }
+        for text in ["10.1.2.5/24", "0.0.0.0/0", "fd00::5/64"] {
+            assert_eq!(parse_net(text).map(|net| net.to_string()).as_deref(), Some(text));
+        }
+        assert_eq!(parse_canonical_net("::ffff:10.1.2.5/120"), parse_net("10.1.2.5/24"));
+        assert_eq!(parse_canonical_net("::ffff:10.1.2.5/64"), None);
+    }
 
     #[test]
     fn go_escapes() {

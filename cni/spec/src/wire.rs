@@ -13,6 +13,7 @@ use ipnet::IpNet;
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
 use serde_json::{Map, Value};
 
+use crate::text::parse_canonical_net;
 use crate::{AddResult, Dns, Interface, IpConfig, Route, Version, fold, text};
 
 /// Why a result cannot be read or cannot be written in the wanted version.
@@ -291,17 +292,7 @@ fn is_v4(net: &IpNet) -> bool {
 /// for, as it is to the reference.
 pub(crate) fn cidr<'de, D: Deserializer<'de>>(deserializer: D) -> Result<IpNet, D::Error> {
     let text = String::deserialize(deserializer)?;
-    parse_cidr(&text).ok_or_else(|| de::Error::custom(format!("invalid CIDR address: {text}")))
-}
-
-fn parse_cidr(text: &str) -> Option<IpNet> {
-    let net: IpNet = text.parse().ok()?;
-    match (net.addr().to_canonical(), net.prefix_len()) {
-        (IpAddr::V4(v4), length) if matches!(net, IpNet::V6(_)) => {
-            IpNet::new(IpAddr::V4(v4), length.checked_sub(96)?).ok()
-        }
-        _ => Some(net),
-    }
+    parse_canonical_net(&text).ok_or_else(|| de::Error::custom(format!("invalid CIDR address: {text}")))
 }
 
 /// Reads an address that may be missing: the empty string is no address, as it is to the reference.

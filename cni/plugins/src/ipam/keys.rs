@@ -1,7 +1,7 @@
 //! Keys that several IPAM plugins have: routes, and addresses in `args`.
 
+use cni_spec::text::parse_net;
 use cni_spec::{CniError, Route};
-use ipnet::IpNet;
 use serde::Deserialize;
 
 /// Why a value does not fit its key.
@@ -86,7 +86,7 @@ impl RawRoute {
         let scope = self
             .scope
             .map(|value| u8::try_from(value).map_err(|_| KeyError::Number { key: key("scope"), value }));
-        let dst: IpNet = dst.parse().map_err(|_| KeyError::cidr(&key("dst"), dst))?;
+        let dst = parse_net(dst).ok_or_else(|| KeyError::cidr(&key("dst"), dst))?;
         Ok(Route {
             dst,
             gw,

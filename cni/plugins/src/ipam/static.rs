@@ -4,8 +4,9 @@
 use std::net::IpAddr;
 
 use cni_spec::address::{AddressError, check_container, check_router};
+use cni_spec::text::parse_canonical_net;
 use cni_spec::{AddResult, Args, ArgsError, CniError, Dns, IpConfig, Route, Version};
-use ipnet::{IpNet, Ipv4Net};
+use ipnet::IpNet;
 use serde::Deserialize;
 
 use super::keys::{KeyError, RawArgs, RawRoute, routes};
@@ -182,7 +183,7 @@ impl RawIpam {
         let mut addresses = Vec::new();
         for (at, raw) in self.addresses.iter().flatten().enumerate() {
             let text = raw.address.as_deref().unwrap_or_default();
-            let address = cidr(text).ok_or_else(|| ConfigError::Address(text.to_owned()))?;
+            let address = parse_canonical_net(text).ok_or_else(|| ConfigError::Address(text.to_owned()))?;
             let gateway = match raw.gateway.as_deref() {
                 None | Some("") => None,
                 Some(text) => {
@@ -194,7 +195,7 @@ impl RawIpam {
         }
         for text in list(args.get("IP")) {
             let bad = || format!("the 'ip' field is expected to be in CIDR notation, got: '{text}'");
-            let address = cidr(text).ok_or_else(|| args.bad_value("IP", bad()))?;
+            let address = parse_canonical_net(text).ok_or_else(|| args.bad_value("IP", bad()))?;
             addresses.push(Address { address, gateway: None });
         }
         for text in list(args.get("GATEWAY")) {
@@ -215,21 +216,10 @@ fn list(text: Option<&str>) -> impl Iterator<Item = &str> {
 
 fn requested(texts: &[&String]) -> Result<Vec<Address>, ConfigError> {
     let address = |text: &&String| {
-        let address = cidr(text).ok_or_else(|| ConfigError::Requested((*text).clone()))?;
+        let address = parse_canonical_net(text).ok_or_else(|| ConfigError::Requested((*text).clone()))?;
         Ok(Address { address, gateway: None })
     };
     texts.iter().map(address).collect()
-}
-
-/// An address with a prefix length. An IPv4 address in IPv6's spelling is one of IPv4.
-fn cidr(text: &str) -> Option<IpNet> {
-    let net: IpNet = text.parse().ok()?;
-    let IpAddr::V4(address) = canonical(net.addr()) else { return Some(net) };
-    let length = match net {
-        IpNet::V4(net) => net.prefix_len(),
-        IpNet::V6(net) => net.prefix_len().checked_sub(96)?,
-    };
-    Ipv4Net::new(address, length).ok().map(IpNet::V4)
 }
 
 fn canonical(address: IpAddr) -> IpAddr {

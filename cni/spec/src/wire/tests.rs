@@ -293,7 +293,7 @@ fn a_declared_version_of_another_form_is_refused() {
 
 #[test]
 fn mapped_addresses_are_ipv4() {
-    let read = |text: &str| parse_cidr(text).map(|net| net.to_string());
+    let read = |text: &str| parse_canonical_net(text).map(|net| net.to_string());
     assert_eq!(read("::ffff:10.1.2.3/120").as_deref(), Some("10.1.2.3/24"));
     assert_eq!(read("::ffff:10.1.2.3/90"), None);
     assert_eq!(read("10.1.2.3/33"), None);

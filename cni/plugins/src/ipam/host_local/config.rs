@@ -3,8 +3,8 @@
 use std::net::IpAddr;
 use std::path::PathBuf;
 
+use cni_spec::text::parse_net;
 use cni_spec::{Args, ArgsError, CniError, Route, Version};
-use ipnet::IpNet;
 use serde::Deserialize;
 
 use super::range::{Family, RangeError, RangeSet, RawRange, canonical};
@@ -152,14 +152,18 @@ impl RawConfig {
         if let Some(sets) = self.runtime_config.as_ref().and_then(|runtime| runtime.ip_ranges.as_ref()) {
             raw.extend(named("runtimeConfig.ipRanges", sets));
         }
-        if ipam.subnet.is_some() {
-            let single = RawRangeKeys {
-                subnet: ipam.subnet.clone(),
-                range_start: ipam.range_start.clone(),
-                range_end: ipam.range_end.clone(),
-                gateway: ipam.gateway.clone(),
-            };
-            raw.push(("ipam".to_owned(), vec![single]));
+        let single = RawRangeKeys {
+            subnet: ipam.subnet.clone(),
+            range_start: ipam.range_start.clone(),
+            range_end: ipam.range_end.clone(),
+            gateway: ipam.gateway.clone(),
+        };
+        match single.subnet {
+            Some(_) => raw.push(("ipam".to_owned(), vec![single])),
+            // Without a subnet its addresses do not count, but they must be addresses.
+            None => {
+                single.parse("ipam")?;
+            }
         }
         if let Some(sets) = &ipam.ranges {
             raw.extend(named("ipam.ranges", sets));
@@ -206,7 +210,7 @@ impl RawRangeKeys {
         let subnet = self
             .subnet
             .as_deref()
-            .map(|text| text.parse::<IpNet>().map_err(|_| bad_cidr(&format!("{key}.subnet"), text)));
+            .map(|text| parse_net(text).ok_or_else(|| bad_cidr(&format!("{key}.subnet"), text)));
         Ok(RawRange {
             subnet: subnet.transpose()?,
             first: address("rangeStart", &self.range_start)?,
@@ -216,18 +220,18 @@ impl RawRangeKeys {
     }
 }
 
-/// The `IP` of `CNI_ARGS`.
+/// The `IP` of `CNI_ARGS`; an empty one asks for none.
 fn requested_by_args(args: &str) -> Result<Option<IpAddr>, ArgsError> {
     let args = Args::parse(args, &["IP"])?;
-    let Some(text) = args.get("IP") else { return Ok(None) };
+    let Some(text) = args.get("IP").filter(|text| !text.is_empty()) else { return Ok(None) };
     let address = address_with_prefix(text);
     Ok(Some(address.ok_or_else(|| args.bad_value("IP", format!("invalid IP address {text}")))?))
 }
 
 fn address_with_prefix(text: &str) -> Option<IpAddr> {
-    let address = match text.parse::<IpNet>() {
-        Ok(net) => net.addr(),
-        Err(_) => text.parse().ok()?,
+    let address = match parse_net(text) {
+        Some(net) => net.addr(),
+        None => text.parse().ok()?,
     };
     Some(canonical(address))
 }
@@ -360,10 +364,20 @@ mod tests {
     #[test]
     fn arguments_may_have_a_prefix_length() {
         assert_eq!(requested_by_args(""), Ok(None));
+        assert_eq!(requested_by_args("IP="), Ok(None));
         assert_eq!(requested_by_args("IP=10.0.0.1/8"), Ok("10.0.0.1".parse().ok()));
         assert_eq!(requested_by_args("A=b;IgnoreUnknown=TRUE;IP=fd00::1"), Ok("fd00::1".parse().ok()));
         let error = requested_by_args("IP=zz").unwrap_err();
         assert_eq!(error.to_string(), "ARGS: error parsing value of pair \"IP=zz\": invalid IP address zz");
+    }
+
+    #[test]
+    fn addresses_are_checked_without_a_subnet_too() {
+        for key in ["rangeStart", "rangeEnd", "gateway"] {
+            let keys = json!({ "ipam": { "ranges": [[{ "subnet": "10.1.2.0/24" }]], key: "x" } });
+            let error = resolve(keys, Version::V1_0_0, "").unwrap_err();
+            assert_eq!(error, format!("ipam.{key}: invalid IP address: x"));
+        }
     }
 
     #[test]

@@ -84,9 +84,9 @@ impl RawRange {
             }),
             gateway: self.gateway.unwrap_or(second),
         };
-        // With both ends given the wrong way round, the reference blames the start.
+        // Of a range without an address, the start is to blame where it is given, as in the reference.
         let ordered = same_family(range.first, range.last) && number(range.first) <= number(range.last);
-        if !subnet.contains(&range.first) || (self.first.is_some() && self.last.is_some() && !ordered) {
+        if !subnet.contains(&range.first) || (self.first.is_some() && !ordered) {
             return Err(RangeError::Start(range.first, subnet));
         }
         if !subnet.contains(&range.last) || !ordered {
@@ -273,6 +273,7 @@ mod tests {
             ("10.1.2.0/24", "fd00::1", "", "RangeStart fd00::1 not in network 10.1.2.0/24"),
             ("10.1.2.0/24", "", "10.1.3.1", "RangeEnd 10.1.3.1 not in network 10.1.2.0/24"),
             ("10.1.2.0/24", "10.1.2.9", "10.1.2.8", "RangeStart 10.1.2.9 not in network 10.1.2.0/24"),
+            ("10.1.2.0/24", "10.1.2.255", "", "RangeStart 10.1.2.255 not in network 10.1.2.0/24"),
             ("10.1.2.0/24", "", "10.1.2.0", "RangeEnd 10.1.2.0 not in network 10.1.2.0/24"),
         ] {
             assert_eq!(message(subnet, first, last), expected);

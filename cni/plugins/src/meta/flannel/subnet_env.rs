@@ -2,6 +2,7 @@
 
 use std::path::Path;
 
+use cni_spec::text::parse_net;
 use ipnet::IpNet;
 
 /// What flanneld has written, in its order.
@@ -95,7 +96,7 @@ impl Found {
 
 /// The network of an address with a prefix length: flanneld writes the node's own address in it.
 fn net(key: &str, value: &str) -> Result<IpNet, EnvError> {
-    let net: IpNet = value.trim().parse().map_err(|_| wrong(key, "invalid CIDR address", value))?;
+    let net = parse_net(value.trim()).ok_or_else(|| wrong(key, "invalid CIDR address", value))?;
     Ok(net.trunc())
 }
 
