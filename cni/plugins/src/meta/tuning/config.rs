@@ -45,7 +45,7 @@ struct Args {
 #[serde(default)]
 struct CniArgs {
     sysctl: BTreeMap<String, String>,
-    mac: String,
+    mac: Option<String>,
     promisc: Option<bool>,
     mtu: Option<i64>,
     allmulti: Option<bool>,
@@ -124,17 +124,15 @@ fn number(key: &str, value: i64) -> Result<Option<u32>, CniError> {
 
 impl Keys {
     /// The last that is there wins: the configuration, `CNI_ARGS`, the runtime, the configuration's
-    /// arguments.
+    /// arguments. Only of the last an empty text counts: it leaves the address as it is.
     fn mac(&self, args: &str) -> Result<Option<Mac>, CniError> {
         const FROM_ARGS: &str = "CNI_ARGS MAC";
         let from_args = cni_spec::Args::parse(args, &["MAC"])?.get("MAC").unwrap_or_default().to_owned();
-        let all = [
-            ("args.cni.mac", &self.args.cni.mac),
-            ("runtimeConfig.mac", &self.runtime_config.mac),
-            (FROM_ARGS, &from_args),
-            ("mac", &self.mac),
-        ];
-        let Some((key, text)) = all.into_iter().find(|(_, mac)| !mac.is_empty()) else { return Ok(None) };
+        let others =
+            [("runtimeConfig.mac", &self.runtime_config.mac), (FROM_ARGS, &from_args), ("mac", &self.mac)];
+        let last = self.args.cni.mac.as_ref().map(|mac| ("args.cni.mac", mac));
+        let found = last.or_else(|| others.into_iter().find(|(_, mac)| !mac.is_empty()));
+        let Some((key, text)) = found.filter(|(_, mac)| !mac.is_empty()) else { return Ok(None) };
         let code = if key == FROM_ARGS { ErrorCode::InvalidEnvironment } else { ErrorCode::InvalidConfig };
         let refused = |why: String| CniError::new(code, format!("{key}: {why}"));
         let mac: Mac = text.parse().map_err(|error| refused(format!("{error}")))?;
@@ -172,6 +170,14 @@ mod tests {
         assert_eq!(config, nothing);
         let config = read(&json!({"mtu": 0, "promisc": false, "sysctl": null, "dataDir": ""}), "").unwrap();
         assert_eq!(config, nothing);
+    }
+
+    #[test]
+    fn an_empty_address_of_the_arguments_leaves_the_links_own() {
+        let keys = json!({"mac": "02:00:00:00:00:01", "args": {"cni": {"mac": ""}}});
+        assert_eq!(read(&keys, "").unwrap().wanted.mac, None);
+        let keys = json!({"mac": "02:00:00:00:00:01", "args": {"cni": {"mac": null}}});
+        assert!(read(&keys, "").unwrap().wanted.mac.is_some());
     }
 
     #[test]
