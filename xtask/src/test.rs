@@ -23,7 +23,7 @@ const NETWORK_TESTS: &str = "slipway-tests";
 
 /// The test programs in which the reference plugins work too, and what those tests' names have in common.
 const REFERENCE_TESTS: (&[&str], &[&str]) = (
-    &["gc", "host_device", "host_local", "iptables", "migrate", "static"],
+    &["gc", "host_device", "host_local", "iptables", "keys", "migrate", "static"],
     &["reference", "switched_over", "both_implementations", "each_side_removes"],
 );
 

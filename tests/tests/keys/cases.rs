@@ -1,0 +1,179 @@
+//! The generated configurations: a base for each plugin, and each of its keys with values that do not belong there.
+
+use serde_json::{Value, json};
+
+/// The marks in a key's name of a member that is written with the same name once more, or in capitals.
+const AGAIN: &str = "#again";
+
+/// The kind of node that a plugin is called on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Needs {
+    /// An empty pod, and an uplink; of the state, only files are compared.
+    Files,
+    /// An empty pod, and an uplink.
+    Nothing,
+    /// The same; VLANs of bridges are compared too.
+    Bridge,
+    /// A pod with a link, as behind an interface plugin.
+    Link,
+    /// The same; queueing disciplines and filters are compared too.
+    Limits,
+}
+
+/// One plugin, or one part of its keys.
+#[derive(Debug)]
+pub(crate) struct Subject {
+    /// The plugin's name.
+    pub(crate) plugin: &'static str,
+    /// The node.
+    pub(crate) needs: Needs,
+    /// A configuration that works.
+    pub(crate) base: Value,
+    /// The keys that are varied.
+    pub(crate) keys: Vec<Key>,
+    /// Changes of several keys at once.
+    pub(crate) sets: Vec<Value>,
+    /// Values of `CNI_ARGS`.
+    pub(crate) args: &'static [&'static str],
+}
+
+/// A key: where it is, a value that it may have, and others that are worth a try.
+#[derive(Debug)]
+pub(crate) struct Key {
+    pointer: &'static str,
+    good: Value,
+    others: Vec<Value>,
+}
+
+/// One configuration.
+#[derive(Debug, Clone)]
+pub(crate) struct Case {
+    /// Unique within the subject.
+    pub(crate) name: String,
+    /// The last word of the key that was changed; none for several.
+    pub(crate) key: Option<String>,
+    /// `CNI_ARGS`.
+    pub(crate) args: String,
+    config: Value,
+}
+
+impl Case {
+    /// The configuration as the plugin gets it, with the result of an ADD.
+    pub(crate) fn text(&self, previous: Option<&Value>) -> String {
+        let mut config = self.config.clone();
+        if let (Some(previous), Some(object)) = (previous, config.as_object_mut()) {
+            object.insert("prevResult".to_owned(), previous.clone());
+        }
+        config.to_string().replace(&format!("{AGAIN}\":"), "\":")
+    }
+}
+
+/// A key whose good value is the base's, or `good` where the base has none.
+pub(crate) fn key(pointer: &'static str, good: Value, others: Value) -> Key {
+    let Value::Array(others) = others else { panic!("{pointer}: others are a list") };
+    Key { pointer, good, others }
+}
+
+/// Values that most keys refuse, and the edges of those that they take.
+fn strange() -> Vec<Value> {
+    json!([null, [], {}, "", 0, -1, 1.5, "x", true, ["x"], [null], 9_223_372_036_854_775_808_u64,])
+        .as_array()
+        .cloned()
+        .unwrap_or_default()
+}
+
+impl Subject {
+    /// All cases, the base first.
+    pub(crate) fn cases(&self) -> Vec<Case> {
+        let plain = |name: String, config: Value| Case { name, key: None, args: String::new(), config };
+        let mut cases = vec![plain("base".to_owned(), self.base.clone())];
+        for key in &self.keys {
+            self.of_key(key, &mut cases);
+        }
+        for set in &self.sets {
+            let mut config = self.base.clone();
+            for (pointer, value) in set.as_object().expect("a set is an object") {
+                assert!(put(&mut config, pointer, value.clone()), "{}: no place for {pointer}", self.plugin);
+            }
+            cases.push(plain(set.to_string(), config));
+        }
+        for args in self.args {
+            let case = plain(format!("CNI_ARGS={args}"), self.base.clone());
+            cases.push(Case { args: (*args).to_owned(), ..case });
+        }
+        cases
+    }
+
+    fn of_key(&self, key: &Key, cases: &mut Vec<Case>) {
+        let word = key.pointer.rsplit('/').find(|word| word.parse::<usize>().is_err()).unwrap_or_default();
+        let mut push = |what: String, config: Value| {
+            let name = format!("{}{what}", key.pointer);
+            cases.push(Case { name, key: Some(word.to_owned()), args: String::new(), config });
+        };
+        let mut good = self.base.clone();
+        if good.pointer(key.pointer).is_none() {
+            assert!(put(&mut good, key.pointer, key.good.clone()), "no place for {}", key.pointer);
+            push(format!("={}", key.good), good.clone());
+        } else {
+            let mut config = self.base.clone();
+            take(&mut config, key.pointer);
+            push(" absent".to_owned(), config);
+        }
+        // A relative path would lead out of the node, to the machine's own files.
+        let path = ["Dir", "Conf", "Path"].iter().any(|end| word.ends_with(end));
+        let strange = strange().into_iter().filter(|value| !path || *value != "x");
+        for value in strange.chain(key.others.iter().cloned()) {
+            let mut config = self.base.clone();
+            put(&mut config, key.pointer, value.clone());
+            push(format!("={value}"), config);
+        }
+        let value = good.pointer(key.pointer).cloned().unwrap_or_default();
+        let mut again = good.clone();
+        if put(&mut again, &format!("{}{AGAIN}", key.pointer), Value::Null) {
+            push(" again null".to_owned(), again);
+        }
+        let mut again = good.clone();
+        let second = key.others.first().cloned().unwrap_or(json!(""));
+        if put(&mut again, &format!("{}{AGAIN}", key.pointer), second) {
+            push(" again".to_owned(), again);
+        }
+        let mut shouted = good;
+        take(&mut shouted, key.pointer);
+        let (parent, name) = key.pointer.rsplit_once('/').expect("a pointer");
+        if name.parse::<usize>().is_err()
+            && put(&mut shouted, &format!("{parent}/{}", name.to_uppercase()), value)
+        {
+            push(" in capitals".to_owned(), shouted);
+        }
+    }
+}
+
+/// Sets a value, making the objects on the way; false where the way leads through something else.
+fn put(config: &mut Value, pointer: &str, value: Value) -> bool {
+    let mut place = config;
+    for word in pointer.split('/').skip(1) {
+        place = match place {
+            Value::Array(list) => match word.parse::<usize>().ok() {
+                Some(at) if at < list.len() => &mut list[at],
+                Some(at) if at == list.len() => {
+                    list.push(Value::Null);
+                    &mut list[at]
+                }
+                _ => return false,
+            },
+            Value::Object(object) => object.entry(word).or_insert_with(|| json!({})),
+            _ => return false,
+        };
+    }
+    *place = value;
+    true
+}
+
+fn take(config: &mut Value, pointer: &str) {
+    let (parent, name) = pointer.rsplit_once('/').expect("a pointer");
+    match (config.pointer_mut(parent), name.parse::<usize>()) {
+        (Some(Value::Object(object)), _) => drop(object.remove(name)),
+        (Some(Value::Array(list)), Ok(at)) if at < list.len() => drop(list.remove(at)),
+        _ => {}
+    }
+}

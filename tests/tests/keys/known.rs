@@ -1,0 +1,115 @@
+//! The list of differences that are meant: tests/golden/keys-differences.toml.
+
+use std::path::{Path, PathBuf};
+
+use serde::Deserialize;
+
+/// One entry: where it holds, why, and the line of a page that says so.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct Known {
+    /// The subjects; in the run of each, the entry must occur.
+    subjects: Vec<String>,
+    /// Patterns of cases' names; `*` is any text.
+    #[serde(default = "any")]
+    cases: Vec<String>,
+    /// Patterns of aspects.
+    aspects: Vec<String>,
+    /// One sentence.
+    reason: String,
+    /// The page, below docs, and words of it.
+    #[serde(default)]
+    page: String,
+    #[serde(default)]
+    line: String,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct List {
+    difference: Vec<Known>,
+    /// Defects that are still to be repaired: no page says that they are meant.
+    #[serde(default)]
+    defect: Vec<Known>,
+}
+
+impl List {
+    fn read() -> Self {
+        let path = root().join("tests/golden/keys-differences.toml");
+        let text = std::fs::read_to_string(&path).unwrap_or_else(|e| panic!("read {}: {e}", path.display()));
+        toml::from_str(&text).unwrap_or_else(|e| panic!("{}: {e}", path.display()))
+    }
+}
+
+fn any() -> Vec<String> {
+    vec!["*".to_owned()]
+}
+
+impl Known {
+    /// All entries.
+    pub(crate) fn all() -> Vec<Self> {
+        let list = List::read();
+        list.defect.into_iter().chain(list.difference).collect()
+    }
+
+    /// True if it names this subject.
+    pub(crate) fn is_of(&self, subject: &str) -> bool {
+        self.subjects.iter().any(|name| name == subject)
+    }
+
+    /// True if it explains this aspect of this case.
+    pub(crate) fn explains(&self, case: &str, aspect: &str) -> bool {
+        let fits = |patterns: &[String], text: &str| patterns.iter().any(|pattern| matches(pattern, text));
+        fits(&self.cases, case) && fits(&self.aspects, aspect)
+    }
+}
+
+impl std::fmt::Display for Known {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{:?} {:?}: {}", self.cases, self.aspects, self.reason)
+    }
+}
+
+fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).with_file_name("")
+}
+
+/// True if `text` is `pattern`, whose stars are any text.
+fn matches(pattern: &str, text: &str) -> bool {
+    let mut parts = pattern.split('*');
+    let Some(mut rest) = text.strip_prefix(parts.next().unwrap_or_default()) else { return false };
+    let mut parts = parts.peekable();
+    while let Some(part) = parts.next() {
+        if parts.peek().is_none() {
+            return rest.ends_with(part);
+        }
+        let Some(at) = rest.find(part) else { return false };
+        rest = &rest[at + part.len()..];
+    }
+    rest.is_empty()
+}
+
+#[test]
+fn stars_are_any_text() {
+    for (pattern, text, fits) in [
+        ("*", "", true),
+        ("a*c", "abc", true),
+        ("a*c", "abcd", false),
+        ("*b*", "abc", true),
+        ("abc", "abcd", false),
+        ("/mtu=*", "/mtu=7", true),
+    ] {
+        assert_eq!(matches(pattern, text), fits, "{pattern} {text}");
+    }
+}
+
+#[test]
+fn each_known_difference_is_on_its_page() {
+    for known in List::read().difference {
+        let path = root().join("docs").join(&known.page);
+        let page = std::fs::read_to_string(&path).unwrap_or_else(|e| panic!("read {}: {e}", path.display()));
+        let said = !known.line.is_empty() && page.contains(&known.line);
+        assert!(said, "{} does not say {:?} ({known})", path.display(), known.line);
+        assert!(known.reason.ends_with('.'), "a reason is a sentence: {known}");
+    }
+}
