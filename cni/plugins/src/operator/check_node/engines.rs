@@ -95,7 +95,9 @@ fn strict_forward_ports() -> Option<Finding> {
 fn is_strict(settings: &str) -> bool {
     let values = settings.lines().filter_map(|line| line.trim().split_once('='));
     let mut of_key = values.filter(|(key, _)| key.trim() == "StrictForwardPorts");
-    of_key.next_back().is_some_and(|(_, value)| matches!(value.trim().to_lowercase().as_str(), "yes" | "true"))
+    of_key
+        .next_back()
+        .is_some_and(|(_, value)| matches!(value.trim().to_lowercase().as_str(), "yes" | "true"))
 }
 
 /// Masquerade of another engine that may choose one of the BPF programs' ports.
