@@ -30,7 +30,7 @@ const LIMIT: Duration = Duration::from_secs(900);
 /// The number of slowest tests that a run lists.
 const SLOWEST: usize = 8;
 
-/// What to run, and how.
+/// The settings of a run.
 #[derive(Debug)]
 pub(crate) struct Pool {
     /// Words before each program: `unshare …` for a user without root's rights.
@@ -113,15 +113,15 @@ impl Pool {
         Ok(summary(&verdicts))
     }
 
-    /// All tests that the programs list, as often as they are to run.
+    /// All tests that the programs list, as often as they are to run. Those that are marked `ignore` run by hand only.
     fn jobs(&self, programs: &[TestProgram]) -> Result<Vec<Job>> {
         let mut jobs = Vec::new();
         for (program, test) in programs.iter().enumerate() {
-            let listed = run::capture(Command::new(&test.path).args(["--list", "--format", "terse"]))?;
-            for name in listed.lines().filter_map(|line| line.strip_suffix(": test")) {
+            let ignored = names(test, &["--ignored"])?;
+            for name in names(test, &[])?.into_iter().filter(|name| !ignored.contains(name)) {
                 let title = format!("{}::{name}", test.name);
                 if self.filter.as_ref().is_none_or(|text| title.contains(text.as_str())) {
-                    let job = |round| Job { program, name: name.to_owned(), title: title.clone(), round };
+                    let job = |round| Job { program, name: name.clone(), title: title.clone(), round };
                     jobs.extend((0..self.repeat.max(1)).map(job));
                 }
             }
@@ -186,6 +186,12 @@ impl Pool {
         let failure = reason(&ending, &printed).map(|reason| format!("{reason}\n{printed}"));
         Ok(Verdict { title: job.title.clone(), took: begun.elapsed(), failure })
     }
+}
+
+/// The names of a program's tests.
+fn names(program: &TestProgram, which: &[&str]) -> Result<Vec<String>> {
+    let listed = run::capture(Command::new(&program.path).args(["--list", "--format", "terse"]).args(which))?;
+    Ok(listed.lines().filter_map(|line| line.strip_suffix(": test")).map(str::to_owned).collect())
 }
 
 /// The end of a test's process.

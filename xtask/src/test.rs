@@ -318,7 +318,7 @@ fn plugin_dir(flavour: Flavour, log: &Log) -> Result<PathBuf> {
 fn network_tests(log: &Log) -> Result<Vec<TestProgram>> {
     let copy = log.file.try_clone().map_err(|e| Error::system("duplicate the log's descriptor", e))?;
     let words = ["test", "--package", NETWORK_TESTS, "--no-run", "--message-format=json-render-diagnostics"];
-    // What cargo prints for people goes to its standard error.
+    // Cargo writes its progress to standard error.
     run::capture_with(cargo(&words).env("CARGO_TERM_COLOR", "never"), copy).map(|text| test_programs(&text))
 }
 
