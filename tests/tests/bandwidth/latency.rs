@@ -11,14 +11,16 @@ use slipway_tests::{Attach, Node, Space, is_peer, within};
 
 use super::{EGRESS, INGRESS, SPAN, ifbs, network, outer};
 
-/// The median round trip of single datagrams while a connection in the same direction fills the limit.
+/// Connections that fill the limit. One alone may be held back by its receiver's window before the queue is long.
+const CONNECTIONS: usize = 4;
+
+/// The median round trip of single datagrams while connections in the same direction fill the limit.
 fn round_trip(from: &Space, to: &Space, address: Ipv4Addr) -> Duration {
     let listener = to.run(|| TcpListener::bind((address, 0))).expect("bind");
     let sink = listener.local_addr().expect("an address");
-    let mut sender =
-        from.run(|| TcpStream::connect_timeout(&sink, within(Duration::from_secs(8)))).expect("connect");
-    let (mut receiver, _) = listener.accept().expect("accept");
-    let ends = [&sender, &receiver].map(|end| end.try_clone().expect("a handle"));
+    let connect = || TcpStream::connect_timeout(&sink, within(Duration::from_secs(8)));
+    let pair = |_| (from.run(connect).expect("connect"), listener.accept().expect("accept").0);
+    let pairs: Vec<(TcpStream, TcpStream)> = (0..CONNECTIONS).map(pair).collect();
     let echo = to.run(|| UdpSocket::bind((address, 0))).expect("bind");
     let ping = from.run(|| UdpSocket::bind("0.0.0.0:0")).expect("bind");
     ping.connect(echo.local_addr().expect("an address")).expect("connect");
@@ -27,8 +29,10 @@ fn round_trip(from: &Space, to: &Space, address: Ipv4Addr) -> Duration {
     }
     let stop = AtomicBool::new(false);
     thread::scope(|scope| {
-        scope.spawn(|| while sender.write_all(&[0; 16_384]).is_ok() {});
-        scope.spawn(|| while receiver.read(&mut [0; 65_536]).is_ok_and(|bytes| bytes > 0) {});
+        for (sender, receiver) in &pairs {
+            scope.spawn(move || while (&*sender).write_all(&[0; 16_384]).is_ok() {});
+            scope.spawn(move || while (&*receiver).read(&mut [0; 65_536]).is_ok_and(|bytes| bytes > 0) {});
+        }
         scope.spawn(|| {
             let mut buffer = [0; 8];
             while !stop.load(Ordering::Relaxed) {
@@ -51,7 +55,10 @@ fn round_trip(from: &Space, to: &Space, address: Ipv4Addr) -> Duration {
             thread::sleep(Duration::from_millis(7));
         }
         stop.store(true, Ordering::Relaxed);
-        ends.iter().for_each(|end| drop(end.shutdown(Shutdown::Both)));
+        for end in pairs.iter().flat_map(|(sender, receiver)| [sender, receiver]) {
+            // A connection that has ended already needs no end.
+            let _ = end.shutdown(Shutdown::Both);
+        }
         seen.sort();
         seen[seen.len() / 2]
     })
