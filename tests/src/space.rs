@@ -4,6 +4,7 @@ use std::ffi::OsStr;
 use std::fmt::Write as _;
 use std::fs::File;
 use std::io::{Read, Write};
+use std::net::IpAddr;
 use std::ops::ControlFlow;
 use std::path::Path;
 use std::process::{Child, Command, ExitStatus, Stdio};
@@ -233,6 +234,21 @@ impl Space {
             false => ControlFlow::Continue(()),
         });
         assert!(up.is_some(), "{}: {ifname} does not come up", self.name);
+    }
+
+    /// Waits until an address is local here: the kernel makes the route of an IPv6 address that is not probed on a
+    /// worker of its own (`addrconf_dad_work`), some time after the address.
+    ///
+    /// # Panics
+    /// When it is not after two seconds of a usual machine.
+    pub fn wait_local(&self, address: IpAddr) {
+        let local = poll(within(Duration::from_secs(2)), || {
+            match self.try_cmd(&format!("ip route get {address}")).stdout.starts_with("local ") {
+                true => ControlFlow::Break(()),
+                false => ControlFlow::Continue(()),
+            }
+        });
+        assert!(local.is_some(), "{}: {address} does not become local", self.name);
     }
 
     /// Ruleset, links, addresses and routes as text, for the report of a failure.

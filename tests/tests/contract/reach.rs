@@ -81,6 +81,7 @@ fn other_pods_reach_the_container_at_the_nodes_addresses() {
         let _web = Web::published(world, &one, "web");
         let same = Web::new(world, &one, "same", |a| a);
         let other = Web::new(world, &two, "other", |a| a);
+        gateways(2).into_iter().for_each(|gateway| world.node.wait_local(gateway));
         for from in [&same, &other] {
             let ips = world.node_ips().into_iter().chain(gateways(1)).chain(gateways(2));
             for (proto, to) in each(ips, PORT) {
