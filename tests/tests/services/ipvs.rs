@@ -1,14 +1,14 @@
 //! kube-proxy in mode `ipvs` and kube-router: each address of a Service is the node's, on a link made for it.
 //!
-//! The kernel's own balancer need not be there: what it would take at the input hook, a server of the node takes.
+//! Where the kernel has no IPVS, a server of the node takes what the balancer would take at the input hook.
 
 use std::net::IpAddr;
 
 use cni_nftables::Socket;
 use cni_nftables::conntrack::{Conntrack, Filter, FlowFamily};
-use slipway_tests::{Attach, Proto, Server, at, patience};
+use slipway_tests::{Attach, Node, Proto, Server, at, needs, patience};
 
-use crate::{Backend, PORT, Stage, address, on_each_backend};
+use crate::{Backend, Ingress, PORT, SERVED, Stage, address, on_each_backend};
 
 /// The links, and whether they are up.
 const LINKS: [(&str, bool); 2] = [("kube-ipvs0", false), ("kube-dummy-if", true)];
@@ -41,21 +41,37 @@ impl<'a> Engine<'a> {
         Self { stage, link }
     }
 
-    /// A Service at these addresses.
+    /// A Service at these addresses, which a server of the node answers.
     fn service(&self, last: u8) -> Vec<Server> {
-        let ips = cluster_ips(last);
+        self.announce(last);
+        let serve = |ip| Proto::ALL.map(|p| self.stage.node.serve(p, &at(ip, PORT).to_string(), "service"));
+        cluster_ips(last).into_iter().flat_map(serve).collect()
+    }
+
+    /// A Service of the kernel's balancer at these addresses, with a container behind it.
+    fn balance(&self, last: u8, endpoint: &Ingress) {
+        self.announce(last);
+        for (ip, container) in cluster_ips(last).into_iter().zip(endpoint.addresses) {
+            for option in ["-t", "-u"] {
+                let (service, server) = (at(ip, PORT), at(container, SERVED));
+                self.stage.node.cmd(&format!("ipvsadm -A {option} {service} -s rr"));
+                self.stage.node.cmd(&format!("ipvsadm -a {option} {service} -r {server} -m"));
+            }
+        }
+    }
+
+    /// The addresses on the link, and with the backend iptables the rule that ends the chain for them.
+    fn announce(&self, last: u8) {
         self.bind(last);
         if self.stage.backend == Backend::Iptables {
-            for (ip, tool) in ips.into_iter().zip(["iptables-nft", "ip6tables-nft"]) {
+            for (ip, tool) in cluster_ips(last).into_iter().zip(["iptables-nft", "ip6tables-nft"]) {
                 for proto in Proto::ALL {
-                    // kube-proxy says it with a set of ipset, KUBE-CLUSTER-IP.
+                    // kube-proxy matches a set of ipset, KUBE-CLUSTER-IP.
                     let rule = format!("-d {ip} -p {} --dport {PORT} -j ACCEPT", proto.name());
                     self.stage.node.cmd(&format!("{tool} -t nat -A KUBE-SERVICES {rule}"));
                 }
             }
         }
-        let serve = |ip| Proto::ALL.map(|p| self.stage.node.serve(p, &at(ip, PORT).to_string(), "service"));
-        ips.into_iter().flat_map(serve).collect()
     }
 
     fn bind(&self, last: u8) {
@@ -69,7 +85,11 @@ impl<'a> Engine<'a> {
     }
 }
 
-on_each_backend!(the_service_answers_at_each_of_its_addresses, an_engine_that_came_later_is_seen);
+on_each_backend!(
+    the_service_answers_at_each_of_its_addresses,
+    an_engine_that_came_later_is_seen,
+    a_service_of_the_kernels_balancer_answers
+);
 
 fn the_service_answers_at_each_of_its_addresses(backend: Backend) {
     for link in LINKS {
@@ -91,6 +111,31 @@ fn the_service_answers_at_each_of_its_addresses(backend: Backend) {
         engine.expect(1, "bound again");
         stage.expect_published("after all");
     }
+}
+
+/// True if the kernel has IPVS: ipvsadm loads its module.
+fn has_ipvs(node: &Node) -> bool {
+    node.try_run(&["ipvsadm", "-Ln"]).is_some_and(|output| output.code == Some(0))
+}
+
+/// With the balancer of the kernel itself, whose hook is behind the translation of published ports.
+fn a_service_of_the_kernels_balancer_answers(backend: Backend) {
+    needs!(has_ipvs(&Node::new()), "ip_vs");
+    let stage = Stage::new(backend);
+    // Without it, netfilter does not see the connections that IPVS has translated, and masquerades no asker.
+    stage.node.sysctl("net/ipv4/vs/conntrack", "1");
+    let endpoint = stage.pod(2, "service", |attach| attach);
+    let engine = Engine::new(&stage, LINKS[0]);
+    engine.balance(1, &endpoint);
+    let _ingress = stage.publish();
+    engine.expect(1, "there before the container");
+    stage.expect_published("beside a Service");
+    engine.balance(2, &endpoint);
+    if backend == Backend::Ebpf {
+        // It looks for the node's addresses.
+        stage.node.slipway("node setup");
+    }
+    engine.expect(2, "created after the container");
 }
 
 /// By a runtime's STATUS, and by the next container.

@@ -56,6 +56,7 @@ pub(crate) const NEEDS: &[Need] = &[
     required("conntrack", "tests: shows connections", &["conntrack"], Probe::Program(&["conntrack"])),
     required("strace", "tests: kill plugins at each system call", &["strace"], Probe::Program(&["strace"])),
     required("dnsmasq", "tests: a DHCP server", &["dnsmasq-base"], Probe::Program(&["dnsmasq"])),
+    required("ipvsadm", "tests: a proxy of Services", &["ipvsadm"], Probe::Program(&["ipvsadm"])),
     required("curl", "demo: the requests it shows", &["curl"], Probe::Program(&["curl"])),
     required("nsenter and unshare", "tests, demo: namespaces", &["util-linux"], Probe::Program(&["nsenter"])),
     required(

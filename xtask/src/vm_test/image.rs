@@ -53,6 +53,7 @@ const TOOLS: &[&str] = &[
     "iptables-nft-save",
     "iptables-restore",
     "iptables-save",
+    "ipvsadm",
     "kmod",
     "ln",
     "ls",
@@ -102,7 +103,18 @@ const OPTIONAL: &[&str] =
     &["ip6tables-legacy", "ip6tables-nft", "iptables-legacy", "iptables-nft", "ss", "strace", "sysctl", "tc"];
 
 /// Plugins of the reference that some tests compare ours with, or let them call each other.
-const REFERENCE: &[&str] = &["bridge", "host-device", "host-local", "portmap", "static"];
+const REFERENCE: &[&str] = &[
+    "bridge",
+    "firewall",
+    "host-device",
+    "host-local",
+    "ipvlan",
+    "macvlan",
+    "portmap",
+    "ptp",
+    "static",
+    "vlan",
+];
 
 /// Tables of names for `ip` and `nft`.
 const DATA: &[&str] = &["/etc/protocols", "/etc/services", "/etc/iproute2", "/usr/share/iproute2"];
