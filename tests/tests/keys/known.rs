@@ -18,9 +18,7 @@ pub(crate) struct Known {
     /// One sentence.
     reason: String,
     /// The page, below docs, and words of it.
-    #[serde(default)]
     page: String,
-    #[serde(default)]
     line: String,
 }
 
@@ -28,9 +26,6 @@ pub(crate) struct Known {
 #[serde(deny_unknown_fields)]
 struct List {
     difference: Vec<Known>,
-    /// Defects that are still to be repaired: no page says that they are meant.
-    #[serde(default)]
-    defect: Vec<Known>,
 }
 
 impl List {
@@ -48,8 +43,7 @@ fn any() -> Vec<String> {
 impl Known {
     /// All entries.
     pub(crate) fn all() -> Vec<Self> {
-        let list = List::read();
-        list.defect.into_iter().chain(list.difference).collect()
+        List::read().difference
     }
 
     /// True if it names this subject.
