@@ -32,7 +32,7 @@ impl Elsewhere {
     /// Looks, by a socket that is open already if there is one: each that closes waits for the ruleset's lock.
     ///
     /// # Errors
-    /// What nf_tables said.
+    /// [`Error::Kernel`] if the ruleset cannot be read.
     pub(crate) fn look_by(session: Option<Session>) -> Result<Self, Error> {
         let legacy = AddressFamily::BOTH.into_iter().any(iptables::legacy_has_nat);
         let without = Self { session: None, iptables: legacy, reference: false };

@@ -94,7 +94,7 @@ pub fn chains(family: Family, table: &str) -> Result<Vec<String>, XtablesError> 
 /// does not have the table.
 ///
 /// # Errors
-/// What the kernel said.
+/// The kernel's error, with the table's name.
 pub fn contains(family: Family, table: &str, texts: &[Vec<u8>]) -> Result<bool, XtablesError> {
     if !has_table(family, table) {
         return Ok(false);

@@ -262,7 +262,7 @@ pub fn held(attachment: &Attachment) -> Result<Option<Held>, Error> {
 /// True if rules of iptables may let packets of these addresses through. Reads only, and runs no program.
 ///
 /// # Errors
-/// What could not be read.
+/// [`Error::Kernel`] if the chains cannot be read.
 pub fn may_have_rules(addresses: &[IpAddr]) -> Result<bool, Error> {
     filter::may_name_any(addresses)
 }
@@ -271,7 +271,7 @@ pub fn may_have_rules(addresses: &[IpAddr]) -> Result<bool, Error> {
 /// program.
 ///
 /// # Errors
-/// What could not be read.
+/// [`Error::Kernel`] if the chains or the record cannot be read.
 pub fn may_be_needlessly_separated(bridge: &str) -> Result<bool, Error> {
     Ok(filter::may_separate(bridge)? && !is_needed(Ledger::open()?.as_ref(), bridge)?)
 }
@@ -305,7 +305,7 @@ fn withdraw(ledger: Option<&Ledger>, held: &Held, (bridge, _turn): (BridgeUse, &
     ledger.map_or(Ok(()), |ledger| ledger.remove(hash))
 }
 
-/// Compares the rules with what is asked for, whoever made them: of a container that the reference attached,
+/// Compares the rules with what is asked for, no matter which plugin set made them: of a container that the reference attached,
 /// nothing is recorded. Rules in nftables are the record.
 ///
 /// # Errors

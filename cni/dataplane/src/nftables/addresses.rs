@@ -7,7 +7,7 @@
 //! ```
 //!
 //! The chains `prerouting` and `output` go here in place of `hostports4` and `hostports6`. An address that the engine
-//! adds later is in none of these sets, so that a Service needs nobody to make it known. An address that the node gets
+//! adds later is in none of these sets, so that no one has to announce it. An address that the node gets
 //! is, from the next ADD or STATUS on.
 
 use std::collections::BTreeSet;
@@ -146,7 +146,7 @@ fn change(
     batch
 }
 
-/// What [`settle`] does, where failing is no failure of what was made: it is logged.
+/// Calls [`settle`] and logs its error: the ports that were published before stay.
 pub(crate) fn settle_or_warn(session: &Session) {
     if let Err(error) = settle(session) {
         log::warn!("published ports may answer at other addresses than the node's own: {error}");

@@ -164,7 +164,7 @@ fn local_addresses() -> BTreeSet<IpAddr> {
             return BTreeSet::new();
         }
     };
-    // What goes to a Service's address is its engine's.
+    // Flows to a Service's address belong to its engine.
     let own = all.filter(|interface| !service_links::NAMES.contains(&interface.interface_name.as_str()));
     own.filter_map(|interface| {
         let address = interface.address?;

@@ -184,7 +184,7 @@ pub(crate) fn take_away(withdrawal: &Withdrawal<'_>) -> Result<Option<Session>, 
     };
     std::thread::scope(|scope| {
         // A socket that deleted something closes only when no packet can see it any more, some
-        // 10 ms later (`nf_tables_rcv_nl_event`): time to look for flows meanwhile.
+        // 10 ms later (`nf_tables_rcv_nl_event`): time to look for flows.
         let flushing = std::thread::Builder::new().spawn_scoped(scope, end_flows);
         drop(session);
         if let Err(error) = flushing {

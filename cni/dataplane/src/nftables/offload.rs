@@ -239,7 +239,7 @@ pub(crate) fn settle(session: &Session, wanted: &Offload, containers: &[IpAddr])
             }
         };
         if !matches!(session.state()?, State::Ready) {
-            // Somebody took it apart just now: the next ADD mends it, and comes here again.
+            // Another process has just taken it apart: the next ADD repairs it and calls this again.
             return Ok(());
         }
         match session.socket.commit(&batch, Some(generation)) {
@@ -249,8 +249,8 @@ pub(crate) fn settle(session: &Session, wanted: &Offload, containers: &[IpAddr])
     }
 }
 
-/// What an existing flowtable lacks: links, and the flag to count, which one of an earlier version has not. None if
-/// it lacks nothing.
+/// The links and the flag to count that an existing flowtable lacks; one of an earlier version has no flag. None if it
+/// lacks nothing.
 fn change(present: Option<FlowtableInfo>, devices: &BTreeSet<Links>, kernel: Kernel) -> Option<Flowtable> {
     let (links, counts) = present.map_or_else(Default::default, |found| (found.devices, found.counter));
     let missing: Vec<Links> = devices.iter().filter(|device| !links.contains(device)).cloned().collect();

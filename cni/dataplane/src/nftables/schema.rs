@@ -407,7 +407,7 @@ pub(crate) fn fixed_chains(layout: Layout) -> Vec<Fixed> {
     const RAW: i32 = -300;
     // Chains that translate are called in order of their priorities, in order of registration where these are equal,
     // until one of them has translated (`nf_nat_inet_fn`). A Service of kube-proxy, whose chains are at -100, thus wins
-    // whoever came first, as it does with the reference's rules, which are behind kube-proxy's in the same chain.
+    // in any order of registration, as it does with the reference's rules, which are behind kube-proxy's in the same chain.
     const BEHIND_DSTNAT: i32 = -99;
     const BEFORE_SRCNAT: i32 = 99;
     let local = || AddressFamily::BOTH.map(|family| local_rule(family, layout)).to_vec();

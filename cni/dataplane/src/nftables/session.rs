@@ -234,7 +234,7 @@ impl Session {
         self.socket.table(&self.table).map_err(|e| Error::kernel("read table inet slipway", e))
     }
 
-    /// What the table has beside its maps: a flowtable, ports that its masquerade spares, the node's addresses.
+    /// The parts of the table next to its maps: a flowtable, ports that its masquerade spares, the node's addresses.
     pub(crate) fn layout(&self) -> Result<Layout, Error> {
         let spared = self.chain(spare::CHAIN)?.and_then(|chain| spare::range_of(&chain));
         let addresses = self.chain(addresses::name(AddressFamily::V4))?.is_some();

@@ -461,7 +461,7 @@ mod tests {
             [(1_000_000, Some(2000)), (12_500_000, Some(25_000)), (125_000_000, None), (1, Some(1532))];
         for (rate, longest) in rows {
             assert_eq!(at(rate).longest_packet(1500), longest, "{rate}");
-            // What the queue holds is more than the longest packet: one that is larger never gets through.
+            // The queue holds more than the longest packet: one that is larger never gets through.
             assert!(at(rate).waiting(1500) > longest.unwrap_or(512 * 1024), "{rate}");
             assert_eq!(
                 find(&at(rate).options(1500).0, TCA_TBF_PBURST).is_some(),

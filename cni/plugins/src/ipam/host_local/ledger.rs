@@ -52,7 +52,7 @@ pub(super) struct Reservation<'a> {
 /// True if the index shows that the attachment has no address. Takes no lock and changes nothing; false where
 /// the index is not to be trusted, or changes at that moment.
 ///
-/// An entry keeps its slot for as long as it is there, but for an index that is written anew, whose header is
+/// An entry keeps its slot for as long as it is there, but for an index that is rewritten, whose header is
 /// another one then: so an owner that has an address all the time is not missed.
 pub(super) fn index_shows_none(store: &Store, attachment: &Attachment) -> bool {
     let look = || -> Option<bool> {

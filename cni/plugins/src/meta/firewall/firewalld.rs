@@ -14,7 +14,7 @@ const ZONE: Target = Target {
     interface: "org.fedoraproject.FirewallD1.zone",
 };
 
-/// What firewalld says of an address that is not in the zone.
+/// Error codes of firewalld for an address that is not in the zone.
 const GONE: [&str; 4] = ["UNKNOWN_SOURCE", "ZONE_CONFLICT", "NOT_ENABLED", "INVALID_ZONE"];
 
 /// Whether firewalld runs: somebody has its name on the system bus. Without a bus it does not.
@@ -102,7 +102,7 @@ impl<'a> Zone<'a> {
     /// True if one of the addresses is in the zone. Changes nothing.
     ///
     /// # Errors
-    /// What firewalld says.
+    /// firewalld's error, but for those of an address that is not in the zone.
     pub(super) fn has_any(&mut self, addresses: &[IpAddr]) -> Result<bool, CniError> {
         for address in addresses {
             match self.call("querySource", *address) {

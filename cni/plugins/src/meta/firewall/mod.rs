@@ -128,7 +128,7 @@ impl Plugin for Firewall {
 /// that of a CHECK.
 ///
 /// # Errors
-/// What is wrong with the configuration, or cannot be read.
+/// Code 7 for the configuration; otherwise the rules or the record that cannot be read.
 pub(crate) fn unrecorded(request: &Request<'_>) -> Result<Option<FirewallRequest>, CniError> {
     let config = Config::read(request.config)?;
     let wanted = wanted(request, &config, previous(request)?)?;

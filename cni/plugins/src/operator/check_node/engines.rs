@@ -10,15 +10,15 @@ use cni_dataplane::{ebpf, node};
 use super::{Finding, State};
 use crate::node_defaults::NodeDefaults;
 
-/// What firewalld reads its settings from.
+/// The file of firewalld's settings.
 const FIREWALLD: &str = "/etc/firewalld/firewalld.conf";
-/// What prints the rules that masquerade.
+/// A program that prints the rules that masquerade.
 #[derive(Debug, Clone, Copy)]
 struct Printer {
     command: &'static [&'static str],
     /// The word for a source port chosen at random from all.
     word: &'static str,
-    /// Whether what it prints is there: the tools of iptables may make what they are to print.
+    /// True if there are such rules: the tools of iptables may make the tables that they print.
     is_there: fn() -> bool,
 }
 
@@ -76,7 +76,7 @@ fn services() -> Option<Finding> {
     }
 }
 
-/// firewalld, told to let through nothing translated but by its own rules.
+/// firewalld, set to let no translated packet through but by its own rules.
 fn strict_forward_ports() -> Option<Finding> {
     let text = fs::read_to_string(FIREWALLD).ok()?;
     if !is_strict(&text) {
