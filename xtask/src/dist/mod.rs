@@ -16,7 +16,7 @@ use crate::{setup, workspace};
 use cross::Cross;
 
 /// The most that the whole plugin set may take on a node's disk, in bytes.
-const LIMIT: u64 = 6_000_000;
+const LIMIT: u64 = 6_300_000;
 
 /// Build the binary that is shipped: static, stripped, the same bytes in whatever folder it is built.
 ///
