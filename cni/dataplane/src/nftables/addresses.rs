@@ -1,4 +1,4 @@
-//! The node's own addresses, on a node where others are local, too: see [`crate::service_links`].
+//! The node's own addresses, on a node where others are local, too: see `service_links`.
 //!
 //! ```text
 //! set   addresses4   { 192.0.2.1, 10.88.0.1 }     local by another link than that of the Services
