@@ -396,7 +396,7 @@ fn ratios(rows: &[Row], floor: &[FloorRow], profiles: &[Profile], own: &str) -> 
     for profile in profiles.iter().filter(|profile| profile.contender == own) {
         let peak = profile.add_peak_bytes.max(profile.del_peak_bytes);
         add("MB of peak memory of a process".to_owned(), megabytes(peak), 6.0);
-        add("MB of the plugin directory".to_owned(), megabytes(profile.directory_bytes), 6.0);
+        add("MB of the plugin directory".to_owned(), megabytes(profile.directory_bytes), 6.3);
         add("programs started by an ADD".to_owned(), f64::from(profile.add_programs), 2.0);
     }
     ratios
