@@ -132,7 +132,7 @@ fn no_interface_plugin_believes_every_ipam_plugin() {
     assert!(seen >= 2, "bridge and ptp at least");
 }
 
-/// What people use stays.
+/// Addresses that people use are still accepted.
 #[test]
 fn unusual_addresses_that_are_in_use_are_given() {
     if is_peer() {
@@ -297,7 +297,7 @@ impl Scene {
         call(1, &evil, &believed)
     }
 
-    /// Whether another pod reaches the node's service through the published port.
+    /// True if another pod reaches the node's service through the published port.
     fn leads_to_the_service(&self, proto: Proto) -> bool {
         let _service = self.node.serve(proto, "127.0.0.1:7000", "service");
         let answer = self.other.ask(proto, ([10, 88, 0, 1], 8081));

@@ -97,7 +97,7 @@ fn comes_and_goes(plugin: &str, ifname: &str, plugins: &Value) {
     // A device that is moved.
     node.cmd("ip link add dev0 type veth peer name wire0 netns client");
     let pod = node.pod("pod");
-    // What flanneld writes.
+    // The file that flanneld writes.
     let share =
         "FLANNEL_NETWORK=10.88.0.0/16\nFLANNEL_SUBNET=10.88.0.1/24\nFLANNEL_MTU=1450\nFLANNEL_IPMASQ=false\n";
     node.write("/run/flannel/subnet.env", share);

@@ -162,7 +162,7 @@ impl World {
         // The gateway of those that are on the outer network themselves.
         client.cmd("ip address add 10.60.1.1/24 dev eth0");
         client.cmd("ip address add fd00:60:1::1/64 dev eth0 nodad");
-        // What flanneld writes.
+        // The file that flanneld writes.
         node.write(
             "/run/flannel/subnet.env",
             "FLANNEL_NETWORK=10.244.0.0/16\nFLANNEL_SUBNET=10.244.3.1/24\n\

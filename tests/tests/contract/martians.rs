@@ -61,7 +61,7 @@ impl Frames {
         sendto(self.socket.as_raw_fd(), &frame, &self.link, MsgFlags::empty()).expect("send a frame");
     }
 
-    /// What arrives, until something with `last` in it has; each with one of `marks`.
+    /// The frames that arrive up to the one with `last` in it; each contains one of `marks`.
     fn until(&self, last: &[u8], mark: &[u8]) -> Vec<Vec<u8>> {
         let has = |frame: &[u8], text: &[u8]| frame.windows(text.len()).any(|window| window == text);
         let (end, mut buffer, mut marked) = (Instant::now() + patience(), [0; 2048], Vec::new());
@@ -78,7 +78,7 @@ impl Frames {
     }
 }
 
-/// The port that no socket has, by which packets of TCP are told.
+/// A port without a socket, which identifies packets of TCP.
 const MARK: u16 = 0x7a7a;
 
 fn packets(source: IpAddr, to: IpAddr, port: u16) -> [Vec<u8>; 2] {

@@ -124,7 +124,7 @@ fn costs_nothing(node: &Node, ifname: &str, plugins: &Value) {
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
 }
 
-/// What further DELs do after an ADD and the first DEL.
+/// The system calls of further DELs after an ADD and the first DEL.
 fn after_its_del(node: &Node, network: &Network<'_>, attach: &Attach, pod: Pod) -> Vec<String> {
     let result = network.add(attach).expect("ADD");
     network.del(attach).expect("the first DEL");
@@ -181,7 +181,7 @@ fn prepared<'a>(node: &'a Node, plugins: &Value) -> Network<'a> {
     node.bridge_netfilter(BridgeNetfilter::Off);
     let _client = node.host("client");
     node.cmd("ip link add dev0 type veth peer name wire0 netns client");
-    // What flanneld writes.
+    // The file that flanneld writes.
     let share =
         "FLANNEL_NETWORK=10.88.0.0/16\nFLANNEL_SUBNET=10.88.0.1/24\nFLANNEL_MTU=1450\nFLANNEL_IPMASQ=false\n";
     node.write("/run/flannel/subnet.env", share);

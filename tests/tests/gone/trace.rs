@@ -64,7 +64,7 @@ const READING: &[&str] = &[
 ];
 /// A thread of the process's own, which has to enter the container's namespace for a socket there.
 const THREAD: &[&str] = &["clone", "clone3", "setns"];
-/// What a call of bpf(2) may do.
+/// The commands of bpf(2) that only read.
 const BPF: &[&str] = &["BPF_OBJ_GET,", "BPF_MAP_LOOKUP_ELEM,", "BPF_OBJ_GET_INFO_BY_FD,"];
 
 /// Runs the call to its end under strace, and returns its system calls that are more than reads.

@@ -46,6 +46,6 @@ fn an_element_for_the_loopback_leads_nobody_there() {
     );
     stage.client.expect(Proto::Tcp, at(stage.client.node_v4, 9997), "secret");
     drop(secret);
-    // What comes back to the node's own loopback passes.
+    // Replies to the node's own loopback pass.
     stage.expect_published("guarded");
 }

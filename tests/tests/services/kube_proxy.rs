@@ -90,7 +90,7 @@ fn nftables(node: &Node, vip: IpAddr, endpoint: IpAddr) {
     ));
 }
 
-/// Takes the rules away; of nf_tables with their base chains, if nobody else has rules there.
+/// Removes the rules; with nf_tables the base chains too, if no other rules are in them.
 pub(crate) fn remove(node: &Node, mode: Mode, vip: IpAddr, others_there: bool) {
     let Mode::Iptables(variant) = mode else {
         node.nft(&format!("delete table {} kube-proxy", if vip.is_ipv4() { "ip" } else { "ip6" }));

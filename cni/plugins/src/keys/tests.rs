@@ -126,7 +126,7 @@ fn unknown_keys_are_named_with_what_may_be_meant() {
     assert_eq!(warned("static", &config).len(), 0);
     let flannel = json!({"name": "n", "type": "flannel", "delegate": {"hairpin": true}, "ipam": {"x": 1}});
     assert_eq!(warned("flannel", &flannel), ["unknown key \"delegate.hairpin\"", "unknown key \"ipam.x\""]);
-    // What plugins of others know is not known here.
+    // The table has no keys of other plugin sets.
     let foreign =
         json!({"name": "n", "type": "bridge", "ipam": {"type": "calico-ipam", "assign_ipv4": "true"}});
     assert_eq!(warned("bridge", &foreign), Vec::<String>::new());
