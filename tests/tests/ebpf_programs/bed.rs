@@ -429,11 +429,11 @@ impl Rig {
         let mut all = Vec::new();
         if v6 {
             for map in [abi::maps::FLOWS6, abi::maps::EMBRYOS6] {
-                all.extend(self.flows6(map).into_values().map(|flow| (flow.state, flow.last_seen)));
+                all.extend(self.flows6(map).into_values().map(|flow| (flow.timed_as(), flow.last_seen)));
             }
         } else {
             for map in [abi::maps::FLOWS4, abi::maps::EMBRYOS4] {
-                all.extend(self.flows4(map).into_values().map(|flow| (flow.state, flow.last_seen)));
+                all.extend(self.flows4(map).into_values().map(|flow| (flow.timed_as(), flow.last_seen)));
             }
         }
         all.into_iter().filter(|(state, seen)| is_living(*state, *seen)).count()

@@ -77,7 +77,8 @@ impl Connection {
     /// Seconds that it lives without a packet.
     fn lasts(&self) -> u32 {
         match (self.protocol, self.handshake, self.fins) {
-            (UDP, ..) if self.stream => UDP_STREAM,
+            // Of a flow that the BPF programs see in one direction only, conntrack may have a stream.
+            (UDP, ..) if self.stream || self.lone => UDP_STREAM,
             (UDP, ..) if self.spoken == [true; 2] => UDP_ANSWERED,
             (UDP, ..) => 30,
             _ if self.reset => 10,
