@@ -22,6 +22,7 @@ mod setup;
 mod test;
 mod test_programs;
 mod vm_test;
+mod words;
 mod workspace;
 
 use std::process::ExitCode;
@@ -58,6 +59,8 @@ enum Task {
     Install(install::Args),
     /// Remove what `install` put there and bring back what it replaced
     Uninstall(install::UninstallArgs),
+    /// Look for words and forms that the project does not use
+    Words(words::Args),
     #[command(hide = true)]
     Serve(serve::Args),
 }
@@ -74,6 +77,7 @@ fn main() -> ExitCode {
         Task::Dist(args) => dist::run(&args),
         Task::Install(args) => install::run(&args),
         Task::Uninstall(args) => install::run_uninstall(&args),
+        Task::Words(args) => words::run(&args),
         Task::Serve(args) => serve::run(&args),
     };
     match result {

@@ -16,7 +16,7 @@ use crate::reference::{self, Reference};
 use crate::run::{self, cargo, tool};
 use crate::runtimes::Runtimes;
 use crate::test_programs::{TestProgram, test_programs};
-use crate::{build, ebpf, links, setup, vm_test, workspace};
+use crate::{build, ebpf, links, setup, vm_test, words, workspace};
 
 /// The package of the network tests, which need root and the built binary.
 const NETWORK_TESTS: &str = "slipway-tests";
@@ -141,7 +141,9 @@ fn run_stages(args: &Args, stages: &mut Stages) -> Result<String> {
             let mut doc = cargo(&["doc", "--workspace", "--no-deps", "--document-private-items"]);
             doc.env("RUSTDOCFLAGS", "--deny warnings");
             run::log(&mut doc, &log.file)?;
-            links::check(workspace::root()).map(|count| format!("{count} links in the pages lead somewhere"))
+            let words = words::check(workspace::root())?;
+            let links = links::check(workspace::root())?;
+            Ok(format!("{links} links in the pages lead somewhere; {words}"))
         })?;
     }
     if args.filter.is_none() && !args.no_vm {
