@@ -249,7 +249,7 @@ fn prose_of_rust(source: &str) -> Vec<Prose> {
             length
         } else if byte == b'"' {
             let length = string_length(here);
-            push_lines(&mut prose, Kind::Text, line, &here[..length].replace("\\n", " "));
+            push_lines(&mut prose, Kind::Text, line, &without_arguments(&here[..length].replace("\\n", " ")));
             length
         } else if byte == b'\'' {
             character_length(here)
@@ -260,6 +260,13 @@ fn prose_of_rust(source: &str) -> Vec<Prose> {
         at += length;
     }
     prose
+}
+
+/// A format string without `{…}`, which names variables.
+fn without_arguments(text: &str) -> String {
+    let mut pieces = text.split('{');
+    let first = pieces.next().unwrap_or_default().to_owned();
+    pieces.fold(first, |text, piece| text + "\u{1}" + piece.split_once('}').map_or("", |(_, after)| after))
 }
 
 fn push_lines(prose: &mut Vec<Prose>, kind: Kind, first: usize, text: &str) {
@@ -342,6 +349,7 @@ mod tests {
     fn comments_and_strings_are_read_and_code_is_not() {
         assert_eq!(found("let beside = 1;\n// Beside it.\nf(\"runs anew\\n\");\n").len(), 2);
         assert_eq!(found("let x = r#\"anew \" beside\"#; // anew").len(), 3);
+        assert_eq!(found("panic!(\"{beside}: no {anew:?}\")"), []);
         assert_eq!(found("let quote = '\"'; let beside = '\\''; // fine\nlet a: &'static str;"), []);
         assert_eq!(found("/* the\nstack */ /* of the stack */"), [(2, "the stack".to_owned())]);
     }
