@@ -31,7 +31,7 @@ pub(crate) fn check(root: &Path) -> Result<usize> {
 }
 
 /// The Markdown files of the checkout, without built and hidden folders but `.github`.
-fn pages(root: &Path) -> Result<Vec<PathBuf>> {
+pub(crate) fn pages(root: &Path) -> Result<Vec<PathBuf>> {
     let mut pages = Vec::new();
     let mut folders = vec![root.to_owned()];
     while let Some(folder) = folders.pop() {
@@ -54,7 +54,7 @@ fn pages(root: &Path) -> Result<Vec<PathBuf>> {
 }
 
 /// The relative targets of `[text](target)` outside code blocks and code spans, without their anchors.
-fn targets(text: &str) -> Vec<&str> {
+pub(crate) fn targets(text: &str) -> Vec<&str> {
     let mut found = Vec::new();
     let mut in_block = false;
     for line in text.lines() {

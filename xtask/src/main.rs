@@ -7,8 +7,10 @@ mod build;
 mod cni;
 mod demo;
 mod dist;
+mod docs_check;
 mod ebpf;
 mod error;
+mod figures;
 mod install;
 mod links;
 mod pool;
@@ -53,6 +55,8 @@ enum Task {
     VmTest(vm_test::Args),
     /// Measure against other plugin sets
     Bench(bench::Args),
+    /// Write the README's tables from the figures in docs/data
+    Figures(figures::Args),
     /// Build the binary that is shipped and check what is promised of it
     Dist(dist::Args),
     /// Build for release and install the binary with a link per plugin
@@ -74,6 +78,7 @@ fn main() -> ExitCode {
         Task::Demo(args) => demo::run(&args),
         Task::VmTest(args) => vm_test::run(&args),
         Task::Bench(args) => bench::run(&args),
+        Task::Figures(args) => figures::run(&args),
         Task::Dist(args) => dist::run(&args),
         Task::Install(args) => install::run(&args),
         Task::Uninstall(args) => install::run_uninstall(&args),

@@ -16,7 +16,7 @@ use crate::reference::{self, Reference};
 use crate::run::{self, cargo, tool};
 use crate::runtimes::Runtimes;
 use crate::test_programs::{TestProgram, test_programs};
-use crate::{build, ebpf, links, setup, vm_test, words, workspace};
+use crate::{build, docs_check, ebpf, links, setup, vm_test, words, workspace};
 
 /// The package of the network tests, which need root and the built binary.
 const NETWORK_TESTS: &str = "slipway-tests";
@@ -141,9 +141,10 @@ fn run_stages(args: &Args, stages: &mut Stages) -> Result<String> {
             let mut doc = cargo(&["doc", "--workspace", "--no-deps", "--document-private-items"]);
             doc.env("RUSTDOCFLAGS", "--deny warnings");
             run::log(&mut doc, &log.file)?;
-            let words = words::check(workspace::root())?;
             let links = links::check(workspace::root())?;
-            Ok(format!("{links} links in the pages lead somewhere; {words}"))
+            let commands = docs_check::check(workspace::root(), &Flavour::Debug.binary())?;
+            let words = words::check(workspace::root())?;
+            Ok(format!("{links} links in the pages lead somewhere; {commands}; {words}"))
         })?;
     }
     if args.filter.is_none() && !args.no_vm {

@@ -1,0 +1,359 @@
+//! Checks statements of the documentation against the tree and the programs.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::path::Path;
+use std::process::Command;
+
+use clap::CommandFactory;
+
+use crate::error::{Error, Result};
+use crate::{Cli, figures, links, run};
+
+/// Pages about the past, or written by a program.
+const LEFT_OUT: [&str; 2] = ["CHANGELOG.md", "docs/kernels.md"];
+
+/// Folders whose source files the map of the architecture names.
+const SOURCES: [&str; 5] = ["cni", "ebpf", "tests", "vm-tests", "xtask"];
+
+/// Compares the pages with the tree, with the tasks of `cargo xtask` and with the commands of `slipway`.
+///
+/// # Errors
+/// [`Error::Failed`] with a line for each statement that does not hold, or a file that cannot be read.
+pub(crate) fn check(root: &Path, slipway: &Path) -> Result<String> {
+    let pages = pages(root)?;
+    let mut wrong = tree(root, &pages)?;
+    let mut commands = 0;
+    for (page, text) in &pages {
+        for mention in mentions(text).iter().filter(|mention| mention.program == Program::Slipway) {
+            commands += 1;
+            wrong.extend(slipway_knows(slipway, mention).err().map(|error| format!("{page}: {error}")));
+        }
+    }
+    figures::check(root)?;
+    summary(&wrong).map(|()| format!("{commands} mentions of slipway's commands are right"))
+}
+
+/// What needs no built program.
+fn tree(root: &Path, pages: &[(String, String)]) -> Result<Vec<String>> {
+    let mut wrong = map_of_folders(root, page(pages, "docs/ARCHITECTURE.md")?)?;
+    wrong.extend(plugins(root, page(pages, "README.md")?)?);
+    wrong.extend(unreachable(pages));
+    let known = error_codes(root)?;
+    for (name, text) in pages {
+        wrong.extend(codes(text).difference(&known).map(|code| format!("{name}: no error has code {code}")));
+        for mention in mentions(text).iter().filter(|mention| mention.program == Program::Xtask) {
+            wrong.extend(xtask_knows(mention).err().map(|error| format!("{name}: {error}")));
+        }
+    }
+    Ok(wrong)
+}
+
+fn summary(wrong: &[String]) -> Result<()> {
+    if wrong.is_empty() {
+        return Ok(());
+    }
+    Err(Error::Failed(format!("statements that do not hold:\n    {}", wrong.join("\n    "))))
+}
+
+/// The pages by their paths from the root.
+fn pages(root: &Path) -> Result<Vec<(String, String)>> {
+    let mut pages = Vec::new();
+    for path in links::pages(root)? {
+        let name = path.strip_prefix(root).unwrap_or(&path).display().to_string();
+        if !LEFT_OUT.contains(&&*name) {
+            let text = fs::read_to_string(&path).map_err(|e| Error::file("read", &path, e))?;
+            pages.push((name, text));
+        }
+    }
+    Ok(pages)
+}
+
+fn page<'a>(pages: &'a [(String, String)], wanted: &str) -> Result<&'a str> {
+    let found = pages.iter().find(|(name, _)| name == wanted);
+    found.map(|(_, text)| &**text).ok_or_else(|| Error::Failed(format!("there is no page {wanted}")))
+}
+
+/// Compares the map's folders with those that have source files.
+fn map_of_folders(root: &Path, architecture: &str) -> Result<Vec<String>> {
+    let rows = section(architecture, "The map").lines().filter_map(|line| line.strip_prefix("| `"));
+    let named: Vec<&str> = rows.filter_map(|row| row.split('`').next()).collect();
+    let mut folders = BTreeSet::new();
+    for top in SOURCES {
+        source_folders(root, Path::new(top), &mut folders)?;
+    }
+    let covers = |name: &str, folder: &str| match name.strip_suffix("/*") {
+        Some(top) => folder == top || folder.strip_prefix(top).is_some_and(|rest| rest.starts_with('/')),
+        None => folder == name,
+    };
+    let lacking = folders
+        .iter()
+        .filter(|folder| !named.iter().any(|name| covers(name, folder)))
+        .map(|folder| format!("docs/ARCHITECTURE.md: the map lacks {folder}"));
+    let gone = named
+        .iter()
+        .filter(|name| !folders.iter().any(|folder| covers(name, folder)))
+        .map(|name| format!("docs/ARCHITECTURE.md: {name} of the map has no source file"));
+    Ok(lacking.chain(gone).collect())
+}
+
+/// Collects the folders below `folder` that have a source file.
+fn source_folders(root: &Path, folder: &Path, found: &mut BTreeSet<String>) -> Result<()> {
+    let path = root.join(folder);
+    for entry in fs::read_dir(&path).map_err(|e| Error::file("list", &path, e))?.flatten() {
+        let name = entry.file_name();
+        let (name, is_folder) = (name.to_string_lossy(), entry.file_type().is_ok_and(|kind| kind.is_dir()));
+        if is_folder && name != "target" && !name.starts_with('.') {
+            source_folders(root, &folder.join(&*name), found)?;
+        } else if !is_folder && name.ends_with(".rs") {
+            found.insert(folder.display().to_string());
+        }
+    }
+    Ok(())
+}
+
+/// Compares the README's list of plugins and its number of installed names with the plugins' pages.
+fn plugins(root: &Path, readme: &str) -> Result<Vec<String>> {
+    let folder = root.join("docs/plugins");
+    let entries = fs::read_dir(&folder).map_err(|e| Error::file("list", &folder, e))?;
+    let names: Vec<String> = entries
+        .filter_map(|entry| Some(entry.ok()?.file_name().to_str()?.strip_suffix(".md")?.to_owned()))
+        .collect();
+    let mut wrong: Vec<String> = names
+        .iter()
+        .filter(|name| !readme.contains(&format!("[{name}](docs/plugins/{name}.md)")))
+        .map(|name| format!("README.md: the list of plugins lacks {name}"))
+        .collect();
+    // The plugins, cnitool and slipway.
+    let changed = format!("{0} of {0} names changed", names.len() + 2);
+    let lines = readme.lines().filter(|line| line.ends_with(" names changed") && !line.contains(&changed));
+    wrong.extend(lines.map(|line| format!("README.md: {line:?} should say {changed:?}")));
+    Ok(wrong)
+}
+
+/// The pages of `docs` that no link leads to.
+fn unreachable(pages: &[(String, String)]) -> Vec<String> {
+    let mut linked = BTreeSet::new();
+    for (name, text) in pages {
+        let folder = Path::new(name).parent().unwrap_or(Path::new(""));
+        linked.extend(links::targets(text).into_iter().map(|target| normal(&folder.join(target))));
+    }
+    let own = pages.iter().filter(|(name, _)| name.starts_with("docs/") && !linked.contains(name));
+    own.map(|(name, _)| format!("{name}: no page has a link to it")).collect()
+}
+
+/// The path without `..`.
+fn normal(path: &Path) -> String {
+    let mut parts: Vec<&str> = Vec::new();
+    for part in path.iter().filter_map(|part| part.to_str()) {
+        match part {
+            ".." => drop(parts.pop()),
+            "." => {}
+            part => parts.push(part),
+        }
+    }
+    parts.join("/")
+}
+
+/// The codes of the specification and of the reference, as `cni-spec` numbers them.
+fn error_codes(root: &Path) -> Result<BTreeSet<u32>> {
+    let path = root.join("cni/spec/src/error.rs");
+    let text = fs::read_to_string(&path).map_err(|e| Error::file("read", &path, e))?;
+    let arms = text.lines().filter_map(|line| line.trim().strip_prefix("Self::")?.split_once(" => "));
+    Ok(arms.filter_map(|(_, number)| number.strip_suffix(',')?.parse().ok()).collect())
+}
+
+/// The numbers in columns named `code`.
+fn codes(text: &str) -> BTreeSet<u32> {
+    let mut found = BTreeSet::new();
+    let mut column = None;
+    for line in text.lines() {
+        let cells: Vec<&str> = line.split('|').map(str::trim).collect();
+        if !line.starts_with('|') {
+            column = None;
+        } else if let Some(at) = cells.iter().position(|cell| *cell == "code") {
+            column = Some(at);
+        } else if let Some(cell) = column.and_then(|at| cells.get(at)) {
+            found.extend(cell.split(", ").filter_map(|code| code.parse::<u32>().ok()));
+        }
+    }
+    found
+}
+
+/// The text of a section of the second level.
+fn section<'a>(text: &'a str, heading: &str) -> &'a str {
+    let sections = text.split("\n## ");
+    sections.filter_map(|part| part.strip_prefix(heading)).next().unwrap_or_default()
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Program {
+    Slipway,
+    Xtask,
+}
+
+/// A command line that a page shows.
+#[derive(Debug, PartialEq, Eq)]
+struct Mention {
+    program: Program,
+    command: String,
+    options: Vec<String>,
+}
+
+/// The command lines of `slipway` and `cargo xtask` in code spans and code blocks.
+fn mentions(text: &str) -> Vec<Mention> {
+    let mut found = Vec::new();
+    let mut paragraph = String::new();
+    let mut in_block = false;
+    for line in text.lines().chain([""]) {
+        if line.trim_start().starts_with("```") {
+            in_block = !in_block;
+        } else if in_block {
+            // What follows after two spaces explains the command.
+            let line = line.trim();
+            let line = line.strip_prefix("node ").unwrap_or(line);
+            if let Some(command) = line.strip_prefix("# ").or_else(|| line.strip_prefix("$ ")) {
+                found.extend(mention(command.split("  ").next().unwrap_or_default()));
+            }
+        } else if line.is_empty() {
+            // Every second piece between backticks is a code span.
+            found.extend(paragraph.split('`').skip(1).step_by(2).filter_map(mention));
+            paragraph.clear();
+        } else {
+            paragraph.push_str(line);
+            paragraph.push(' ');
+        }
+    }
+    found
+}
+
+/// The command line, if it is one and its command is named.
+fn mention(text: &str) -> Option<Mention> {
+    let mut words = text.split_whitespace().peekable();
+    let first = words.find(|word| !word.contains('='))?;
+    let program = match first {
+        "cargo" => (words.next()? == "xtask").then_some(Program::Xtask)?,
+        word if word == "slipway" || word.ends_with("/slipway") => Program::Slipway,
+        _ => return None,
+    };
+    let command = words.next()?;
+    let is_name = !command.is_empty() && command.chars().all(|c| c.is_ascii_lowercase() || c == '-');
+    if !is_name || command.starts_with('-') {
+        return None;
+    }
+    let words = words.take_while(|word| !matches!(*word, "|" | ";" | "&&" | ">"));
+    let options = words.filter(|word| word.starts_with("--") && word.len() > 2);
+    let name = |word: &str| {
+        let end = word.find(|c: char| !c.is_ascii_alphanumeric() && c != '-').unwrap_or(word.len());
+        word[..end].to_owned()
+    };
+    Some(Mention { program, command: command.to_owned(), options: options.map(name).collect() })
+}
+
+/// # Errors
+/// The task, or one of its options, is unknown.
+fn xtask_knows(mention: &Mention) -> std::result::Result<(), String> {
+    let Mention { command, options, .. } = mention;
+    let cli = Cli::command();
+    if command == "help" {
+        return Ok(());
+    }
+    let task = cli
+        .find_subcommand(command)
+        .ok_or_else(|| format!("`cargo xtask {command}`: there is no such task"))?;
+    // A task such as `bench` has tasks of its own.
+    let known: BTreeSet<String> = std::iter::once(task)
+        .chain(task.get_subcommands())
+        .flat_map(clap::Command::get_arguments)
+        .filter_map(|argument| Some(format!("--{}", argument.get_long()?)))
+        .collect();
+    unknown(options, |option| known.contains(option), &format!("cargo xtask {command}"))
+}
+
+/// # Errors
+/// The command, or one of its options, is unknown.
+fn slipway_knows(slipway: &Path, mention: &Mention) -> std::result::Result<(), String> {
+    let Mention { command, options, .. } = mention;
+    let help = run::capture(Command::new(slipway).args(["help", command]))
+        .map_err(|_| format!("`slipway {command}`: there is no such command"))?;
+    let words: BTreeSet<&str> = help.split(|c: char| !c.is_ascii_alphanumeric() && c != '-').collect();
+    unknown(options, |option| words.contains(option), &format!("slipway {command}"))
+}
+
+fn unknown(
+    options: &[String],
+    known: impl Fn(&str) -> bool,
+    command: &str,
+) -> std::result::Result<(), String> {
+    match options.iter().find(|option| *option != "--help" && !known(option)) {
+        Some(option) => Err(format!("`{command}` has no option {option}")),
+        None => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::workspace;
+
+    #[test]
+    fn the_pages_agree_with_the_tree() {
+        let root = workspace::root();
+        summary(&tree(root, &pages(root).unwrap()).unwrap()).unwrap();
+    }
+
+    #[test]
+    fn command_lines_are_found_in_spans_and_blocks() {
+        let text = "Call `slipway\nports --output json` or `A=1 cargo xtask bench control --pods 0,100`.\n\n\
+                    ```console\n# ./slipway install --to DIR   copies `slipway nothing`\nslipway no\n```\n\
+                    `slipway`, `slipway COMMAND` and `cargo xtask` name no command.\n";
+        let found: Vec<String> = mentions(text)
+            .into_iter()
+            .map(|mention| format!("{:?} {} {}", mention.program, mention.command, mention.options.join(" ")))
+            .collect();
+        assert_eq!(
+            found,
+            ["Slipway ports --output", "Xtask bench --pods", "Slipway install --to"].map(str::to_owned)
+        );
+    }
+
+    #[test]
+    fn a_task_and_an_option_that_do_not_exist_are_named() {
+        let wrong = |text: &str| xtask_knows(&mention(text).unwrap()).unwrap_err();
+        assert_eq!(wrong("cargo xtask brew"), "`cargo xtask brew`: there is no such task");
+        assert_eq!(wrong("cargo xtask test --slow"), "`cargo xtask test` has no option --slow");
+        xtask_knows(&mention("cargo xtask bench control --pods 0").unwrap()).unwrap();
+    }
+
+    #[test]
+    fn codes_are_read_from_their_columns_alone() {
+        let text = "| error | code |\n|---|---|\n| `11 ports` | 7 |\n| lease | as IPAM |\n\n| code | when |\n|---|---|\n| 1, 50 | 3 |\n";
+        assert_eq!(codes(text), BTreeSet::from([1, 7, 50]));
+    }
+
+    #[test]
+    fn folders_missing_on_either_side_are_named() {
+        let root = workspace::scratch("docs-check-test").unwrap();
+        for folder in ["cni/a/src/deep", "cni/b", "ebpf", "tests", "vm-tests", "xtask"] {
+            fs::create_dir_all(root.join(folder)).unwrap();
+        }
+        for file in ["cni/a/src/lib.rs", "cni/a/src/deep/x.rs", "cni/b/build.rs"] {
+            fs::write(root.join(file), "").unwrap();
+        }
+        let map = "# A\n\n## The map\n\n| folder | content |\n|---|---|\n| `cni/a/src/*` | x |\n| `cni/c` | y |\n\n## B\n";
+        assert_eq!(
+            map_of_folders(&root, map).unwrap(),
+            [
+                "docs/ARCHITECTURE.md: the map lacks cni/b",
+                "docs/ARCHITECTURE.md: cni/c of the map has no source file"
+            ]
+        );
+    }
+
+    #[test]
+    fn a_page_without_a_link_to_it_is_named() {
+        let pages = [("docs/a/b.md", "[c](../c.md)"), ("docs/c.md", "[b](a/b.md#part)"), ("docs/d.md", "")];
+        let pages = pages.map(|(name, text)| (name.to_owned(), text.to_owned()));
+        assert_eq!(unreachable(&pages), ["docs/d.md: no page has a link to it"]);
+    }
+}
