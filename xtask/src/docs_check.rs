@@ -1,8 +1,8 @@
 //! Checks statements of the documentation against the tree and the programs.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use clap::CommandFactory;
@@ -16,6 +16,12 @@ const LEFT_OUT: [&str; 2] = ["CHANGELOG.md", "docs/kernels.md"];
 /// Folders whose source files the map of the architecture names.
 const SOURCES: [&str; 5] = ["cni", "ebpf", "tests", "vm-tests", "xtask"];
 
+/// Sections whose tables name objects of the kernel in their first columns, and the files that define them.
+const OBJECTS: [(&str, &str, &str); 2] = [
+    ("docs/dataplane/table.md", "Objects", "cni/dataplane/golden/bootstrap.nft"),
+    ("docs/dataplane/ebpf.md", "Objects", "ebpf/abi/src/maps.rs"),
+];
+
 /// Compares the pages with the tree, with the tasks of `cargo xtask` and with the commands of `slipway`.
 ///
 /// # Errors
@@ -24,10 +30,16 @@ pub(crate) fn check(root: &Path, slipway: &Path) -> Result<String> {
     let pages = pages(root)?;
     let mut wrong = tree(root, &pages)?;
     let mut commands = 0;
+    let mut helps = BTreeMap::new();
     for (page, text) in &pages {
         for mention in mentions(text).iter().filter(|mention| mention.program == Program::Slipway) {
             commands += 1;
-            wrong.extend(slipway_knows(slipway, mention).err().map(|error| format!("{page}: {error}")));
+            let help = helps
+                .entry(mention.command.clone())
+                .or_insert_with(|| run::capture(Command::new(slipway).args(["help", &mention.command])).ok());
+            wrong.extend(
+                slipway_knows(help.as_deref(), mention).err().map(|error| format!("{page}: {error}")),
+            );
         }
     }
     figures::check(root)?;
@@ -39,6 +51,13 @@ fn tree(root: &Path, pages: &[(String, String)]) -> Result<Vec<String>> {
     let mut wrong = map_of_folders(root, page(pages, "docs/ARCHITECTURE.md")?)?;
     wrong.extend(plugins(root, page(pages, "README.md")?)?);
     wrong.extend(unreachable(pages));
+    wrong.extend(variables(root, pages)?);
+    for (name, heading, source) in OBJECTS {
+        wrong.extend(
+            objects(page(pages, name)?, heading, &read(&root.join(source))?)
+                .map(|object| format!("{name}: {source} has no {object}")),
+        );
+    }
     let known = error_codes(root)?;
     for (name, text) in pages {
         wrong.extend(codes(text).difference(&known).map(|code| format!("{name}: no error has code {code}")));
@@ -62,11 +81,14 @@ fn pages(root: &Path) -> Result<Vec<(String, String)>> {
     for path in links::pages(root)? {
         let name = path.strip_prefix(root).unwrap_or(&path).display().to_string();
         if !LEFT_OUT.contains(&&*name) {
-            let text = fs::read_to_string(&path).map_err(|e| Error::file("read", &path, e))?;
-            pages.push((name, text));
+            pages.push((name, read(&path)?));
         }
     }
     Ok(pages)
+}
+
+fn read(path: &Path) -> Result<String> {
+    fs::read_to_string(path).map_err(|e| Error::file("read", path, e))
 }
 
 fn page<'a>(pages: &'a [(String, String)], wanted: &str) -> Result<&'a str> {
@@ -155,10 +177,55 @@ fn normal(path: &Path) -> String {
     parts.join("/")
 }
 
+/// The variables `SLIPWAY_…` of the pages that no source file has.
+fn variables(root: &Path, pages: &[(String, String)]) -> Result<Vec<String>> {
+    let mut folders = BTreeSet::new();
+    for top in SOURCES {
+        source_folders(root, Path::new(top), &mut folders)?;
+    }
+    let mut known = BTreeSet::new();
+    for folder in &folders {
+        for path in sources(&root.join(folder))? {
+            known.extend(names_of_variables(&read(&path)?));
+        }
+    }
+    let wrong = pages.iter().flat_map(|(page, text)| {
+        let unknown: Vec<String> = names_of_variables(text).difference(&known).cloned().collect();
+        unknown.into_iter().map(move |name| format!("{page}: no source file has {name}"))
+    });
+    Ok(wrong.collect())
+}
+
+/// The source files of one folder.
+fn sources(folder: &Path) -> Result<Vec<PathBuf>> {
+    let entries = fs::read_dir(folder).map_err(|e| Error::file("list", folder, e))?;
+    let paths = entries.flatten().map(|entry| entry.path());
+    Ok(paths.filter(|path| path.extension().is_some_and(|extension| extension == "rs")).collect())
+}
+
+fn names_of_variables(text: &str) -> BTreeSet<String> {
+    let words = text.split(|c: char| !c.is_ascii_uppercase() && c != '_');
+    words.filter(|word| word.starts_with("SLIPWAY_") && word.len() > 8).map(str::to_owned).collect()
+}
+
+/// The plain names in the first columns of a section's tables that `source` does not have.
+fn objects<'a>(text: &'a str, heading: &str, source: &'a str) -> impl Iterator<Item = &'a str> {
+    let rows = section(text, heading).lines().filter(|line| line.starts_with("| `"));
+    let names =
+        rows.flat_map(|row| row[1..].split('|').next().unwrap_or_default().split('`').skip(1).step_by(2));
+    // A name with a mark bit is made for a container or a subnet.
+    let plain = |name: &&str| {
+        name.chars().all(|c| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '-')
+            && !name.ends_with("-13")
+    };
+    let words: BTreeSet<&str> = source.split(|c: char| !c.is_ascii_alphanumeric() && c != '-').collect();
+    names.filter(plain).filter(move |name| !words.contains(name))
+}
+
 /// The codes of the specification and of the reference, as `cni-spec` numbers them.
 fn error_codes(root: &Path) -> Result<BTreeSet<u32>> {
     let path = root.join("cni/spec/src/error.rs");
-    let text = fs::read_to_string(&path).map_err(|e| Error::file("read", &path, e))?;
+    let text = read(&path)?;
     let arms = text.lines().filter_map(|line| line.trim().strip_prefix("Self::")?.split_once(" => "));
     Ok(arms.filter_map(|(_, number)| number.strip_suffix(',')?.parse().ok()).collect())
 }
@@ -272,10 +339,9 @@ fn xtask_knows(mention: &Mention) -> std::result::Result<(), String> {
 
 /// # Errors
 /// The command, or one of its options, is unknown.
-fn slipway_knows(slipway: &Path, mention: &Mention) -> std::result::Result<(), String> {
+fn slipway_knows(help: Option<&str>, mention: &Mention) -> std::result::Result<(), String> {
     let Mention { command, options, .. } = mention;
-    let help = run::capture(Command::new(slipway).args(["help", command]))
-        .map_err(|_| format!("`slipway {command}`: there is no such command"))?;
+    let help = help.ok_or_else(|| format!("`slipway {command}`: there is no such command"))?;
     let words: BTreeSet<&str> = help.split(|c: char| !c.is_ascii_alphanumeric() && c != '-').collect();
     unknown(options, |option| words.contains(option), &format!("slipway {command}"))
 }
@@ -348,6 +414,14 @@ mod tests {
                 "docs/ARCHITECTURE.md: cni/c of the map has no source file"
             ]
         );
+    }
+
+    #[test]
+    fn an_object_and_a_variable_that_do_not_exist_are_named() {
+        let page = "# A\n\n## Objects\n\n| map | b |\n|---|---|\n| `ports4`, `gone4` | `other` |\n| `of-<x>` | c |\n";
+        assert_eq!(objects(page, "Objects", "map ports4 {").collect::<Vec<_>>(), ["gone4"]);
+        let names = names_of_variables("`SLIPWAY_LOG=debug`, SLIPWAY_… and $SLIPWAY_BIN_DIR");
+        assert_eq!(names.into_iter().collect::<Vec<_>>(), ["SLIPWAY_BIN_DIR", "SLIPWAY_LOG"]);
     }
 
     #[test]
