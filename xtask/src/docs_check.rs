@@ -51,6 +51,7 @@ fn tree(root: &Path, pages: &[(String, String)]) -> Result<Vec<String>> {
     let mut wrong = map_of_folders(root, page(pages, "docs/ARCHITECTURE.md")?)?;
     wrong.extend(plugins(root, page(pages, "README.md")?)?);
     wrong.extend(unreachable(pages));
+    wrong.extend(anchors(pages));
     wrong.extend(variables(root, pages)?);
     for (name, heading, source) in OBJECTS {
         wrong.extend(
@@ -162,6 +163,35 @@ fn unreachable(pages: &[(String, String)]) -> Vec<String> {
     }
     let own = pages.iter().filter(|(name, _)| name.starts_with("docs/") && !linked.contains(name));
     own.map(|(name, _)| format!("{name}: no page has a link to it")).collect()
+}
+
+/// The links to headings that do not exist.
+fn anchors(pages: &[(String, String)]) -> Vec<String> {
+    let headings: BTreeMap<&str, BTreeSet<String>> = pages
+        .iter()
+        .map(|(name, text)| (&**name, text.lines().filter_map(|line| Some(anchor(heading(line)?))).collect()))
+        .collect();
+    let mut wrong = Vec::new();
+    for (name, text) in pages {
+        let folder = Path::new(name).parent().unwrap_or(Path::new(""));
+        for (file, wanted) in links::linked(text).iter().filter_map(|target| target.split_once('#')) {
+            let page = if file.is_empty() { name.clone() } else { normal(&folder.join(file)) };
+            if headings.get(&*page).is_some_and(|headings| !headings.contains(wanted)) {
+                wrong.push(format!("{name}: {page} has no heading #{wanted}"));
+            }
+        }
+    }
+    wrong
+}
+
+fn heading(line: &str) -> Option<&str> {
+    line.starts_with('#').then(|| line.trim_start_matches('#').strip_prefix(' ')).flatten()
+}
+
+/// The anchor that GitHub makes of a heading.
+fn anchor(heading: &str) -> String {
+    let kept = heading.chars().filter(|c| c.is_alphanumeric() || matches!(c, ' ' | '-' | '_'));
+    kept.flat_map(char::to_lowercase).map(|c| if c == ' ' { '-' } else { c }).collect()
 }
 
 /// The path without `..`.
@@ -422,6 +452,19 @@ mod tests {
         assert_eq!(objects(page, "Objects", "map ports4 {").collect::<Vec<_>>(), ["gone4"]);
         let names = names_of_variables("`SLIPWAY_LOG=debug`, SLIPWAY_… and $SLIPWAY_BIN_DIR");
         assert_eq!(names.into_iter().collect::<Vec<_>>(), ["SLIPWAY_BIN_DIR", "SLIPWAY_LOG"]);
+    }
+
+    #[test]
+    fn a_link_to_a_heading_that_does_not_exist_is_named() {
+        let pages = [
+            (
+                "a.md",
+                "## The node's `lo`, again\n[x](#the-nodes-lo-again) [y](docs/b.md#gone) [z](docs/c.md#c)",
+            ),
+            ("docs/b.md", "# B\n[x](../a.md#the-nodes-lo-again)"),
+        ];
+        let pages = pages.map(|(name, text)| (name.to_owned(), text.to_owned()));
+        assert_eq!(anchors(&pages), ["a.md: docs/b.md has no heading #gone"]);
     }
 
     #[test]

@@ -55,6 +55,12 @@ pub(crate) fn pages(root: &Path) -> Result<Vec<PathBuf>> {
 
 /// The relative targets of `[text](target)` outside code blocks and code spans, without their anchors.
 pub(crate) fn targets(text: &str) -> Vec<&str> {
+    let files = linked(text).into_iter().map(|target| target.split('#').next().unwrap_or_default());
+    files.filter(|file| !file.is_empty()).collect()
+}
+
+/// The same with their anchors, and those that are an anchor alone.
+pub(crate) fn linked(text: &str) -> Vec<&str> {
     let mut found = Vec::new();
     let mut in_block = false;
     for line in text.lines() {
@@ -70,9 +76,8 @@ pub(crate) fn targets(text: &str) -> Vec<&str> {
             while let Some((_, after)) = rest.split_once("](") {
                 let Some((target, after)) = after.split_once(')') else { break };
                 rest = after;
-                let file = target.split('#').next().unwrap_or_default();
-                if !file.is_empty() && !file.contains(':') {
-                    found.push(file);
+                if !target.contains(':') {
+                    found.push(target);
                 }
             }
         }
@@ -89,6 +94,7 @@ mod tests {
         let text = "[a](docs/a.md) and [b](docs/b.md#part), not [c](https://c.example/) or [d](#here)\n\
                     `[e](e.md)` [f](f.md)\n```\n[g](g.md)\n```\n[h](../h.md)\n";
         assert_eq!(targets(text), ["docs/a.md", "docs/b.md", "f.md", "../h.md"]);
+        assert_eq!(linked(text), ["docs/a.md", "docs/b.md#part", "#here", "f.md", "../h.md"]);
     }
 
     #[test]
