@@ -358,6 +358,10 @@ fn xtask_knows(mention: &Mention) -> std::result::Result<(), String> {
     let task = cli
         .find_subcommand(command)
         .ok_or_else(|| format!("`cargo xtask {command}`: there is no such task"))?;
+    // Another program reads the options that follow.
+    if task.get_arguments().any(clap::Arg::is_trailing_var_arg_set) {
+        return Ok(());
+    }
     // A task such as `bench` has tasks of its own.
     let known: BTreeSet<String> = std::iter::once(task)
         .chain(task.get_subcommands())
