@@ -16,6 +16,9 @@ const LEFT_OUT: [&str; 2] = ["CHANGELOG.md", "docs/kernels.md"];
 /// Folders whose source files the map of the architecture names.
 const SOURCES: [&str; 5] = ["cni", "ebpf", "tests", "vm-tests", "xtask"];
 
+/// The file with the numbers of the error codes.
+const ERROR_CODES: &str = "cni/spec/src/error.rs";
+
 /// Sections whose tables name objects of the kernel in their first columns, and the files that define them.
 const OBJECTS: [(&str, &str, &str); 2] = [
     ("docs/dataplane/table.md", "Objects", "cni/dataplane/golden/bootstrap.nft"),
@@ -49,7 +52,7 @@ pub(crate) fn check(root: &Path, slipway: &Path) -> Result<String> {
 /// What needs no built program.
 fn tree(root: &Path, pages: &[(String, String)]) -> Result<Vec<String>> {
     let mut wrong = map_of_folders(root, page(pages, "docs/ARCHITECTURE.md")?)?;
-    wrong.extend(plugins(root, page(pages, "README.md")?)?);
+    wrong.extend(plugins(root, pages)?);
     wrong.extend(unreachable(pages));
     wrong.extend(anchors(pages));
     wrong.extend(variables(root, pages)?);
@@ -59,7 +62,9 @@ fn tree(root: &Path, pages: &[(String, String)]) -> Result<Vec<String>> {
                 .map(|object| format!("{name}: {source} has no {object}")),
         );
     }
-    let known = error_codes(root)?;
+    let all = error_codes(root)?;
+    let known: BTreeSet<u32> = all.values().copied().collect();
+    wrong.extend(codes_of_plugins(root, &all, section(page(pages, "docs/ARCHITECTURE.md")?, "Errors"))?);
     for (name, text) in pages {
         wrong.extend(codes(text).difference(&known).map(|code| format!("{name}: no error has code {code}")));
         for mention in mentions(text).iter().filter(|mention| mention.program == Program::Xtask) {
@@ -135,8 +140,9 @@ fn source_folders(root: &Path, folder: &Path, found: &mut BTreeSet<String>) -> R
     Ok(())
 }
 
-/// Compares the README's list of plugins and its number of installed names with the plugins' pages.
-fn plugins(root: &Path, readme: &str) -> Result<Vec<String>> {
+/// Compares the README's list of plugins, and the numbers of installed names, with the plugins' pages.
+fn plugins(root: &Path, pages: &[(String, String)]) -> Result<Vec<String>> {
+    let readme = page(pages, "README.md")?;
     let folder = root.join("docs/plugins");
     let entries = fs::read_dir(&folder).map_err(|e| Error::file("list", &folder, e))?;
     let names: Vec<String> = entries
@@ -149,8 +155,10 @@ fn plugins(root: &Path, readme: &str) -> Result<Vec<String>> {
         .collect();
     // The plugins, cnitool and slipway.
     let changed = format!("{0} of {0} names changed", names.len() + 2);
-    let lines = readme.lines().filter(|line| line.ends_with(" names changed") && !line.contains(&changed));
-    wrong.extend(lines.map(|line| format!("README.md: {line:?} should say {changed:?}")));
+    for (name, text) in pages {
+        let lines = text.lines().filter(|line| line.ends_with(" names changed") && !line.contains(&changed));
+        wrong.extend(lines.map(|line| format!("{name}: {line:?} should end with {changed:?}")));
+    }
     Ok(wrong)
 }
 
@@ -252,12 +260,35 @@ fn objects<'a>(text: &'a str, heading: &str, source: &'a str) -> impl Iterator<I
     names.filter(plain).filter(move |name| !words.contains(name))
 }
 
-/// The codes of the specification and of the reference, as `cni-spec` numbers them.
-fn error_codes(root: &Path) -> Result<BTreeSet<u32>> {
-    let path = root.join("cni/spec/src/error.rs");
-    let text = read(&path)?;
+/// The codes of the specification and of the reference by the names that `cni-spec` gives them.
+fn error_codes(root: &Path) -> Result<BTreeMap<String, u32>> {
+    let text = read(&root.join(ERROR_CODES))?;
     let arms = text.lines().filter_map(|line| line.trim().strip_prefix("Self::")?.split_once(" => "));
-    Ok(arms.filter_map(|(_, number)| number.strip_suffix(',')?.parse().ok()).collect())
+    Ok(arms
+        .filter_map(|(name, code)| Some((name.to_owned(), code.strip_suffix(',')?.parse().ok()?)))
+        .collect())
+}
+
+/// Compares a table of codes with the codes that source files name.
+fn codes_of_plugins(root: &Path, all: &BTreeMap<String, u32>, errors: &str) -> Result<Vec<String>> {
+    let mut folders = BTreeSet::new();
+    source_folders(root, Path::new("cni"), &mut folders)?;
+    let mut used = BTreeSet::new();
+    for folder in &folders {
+        for path in sources(&root.join(folder))?.iter().filter(|path| !path.ends_with(ERROR_CODES)) {
+            let text = read(path)?;
+            let names = text.split("ErrorCode::").skip(1);
+            let names = names.filter_map(|rest| rest.split(|c: char| !c.is_ascii_alphanumeric()).next());
+            used.extend(names.filter_map(|name| all.get(name)));
+        }
+    }
+    // The constructors of `CniError` name these.
+    used.extend(["InvalidConfig", "Internal"].iter().filter_map(|name| all.get(*name)));
+    let documented = codes(errors);
+    let wrong = used.symmetric_difference(&documented);
+    Ok(wrong
+        .map(|code| format!("docs/ARCHITECTURE.md: code {code} is used or documented, not both"))
+        .collect())
 }
 
 /// The numbers in columns named `code`.
