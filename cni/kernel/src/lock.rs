@@ -1,27 +1,28 @@
 //! Locks between processes.
 
 use std::fs::{File, TryLockError};
+use std::os::fd::AsRawFd;
 use std::path::{Path, PathBuf};
 use std::sync::mpsc;
 use std::time::Duration;
 
-use crate::dir::{DirError, DurableDir};
+use crate::dir::{Access, DirError, DurableDir};
 
-/// A flock(2) on a file, for one alone or shared with others. Freed when the value goes, and by the kernel when the process
-/// ends in whatever way.
+/// A flock(2) lock on a file, exclusive or shared. Dropping it releases the lock, as does the kernel when the
+/// process ends.
 #[derive(Debug)]
 pub struct FileLock {
-    _file: File,
+    file: File,
     path: PathBuf,
 }
 
 #[derive(Debug, Clone, Copy)]
-enum Kind {
-    Alone,
+enum Mode {
+    Exclusive,
     Shared,
 }
 
-/// Why a lock was not got.
+/// Why a lock was not acquired.
 #[derive(Debug, thiserror::Error)]
 pub enum LockError {
     /// Another process holds it.
@@ -32,7 +33,7 @@ pub enum LockError {
         /// How long this process waited.
         waited: Duration,
     },
-    /// The lock file could not be opened or made.
+    /// The lock file could not be opened or created.
     #[error(transparent)]
     Open(#[from] DirError),
     /// The system refused the lock.
@@ -40,13 +41,13 @@ pub enum LockError {
     Lock {
         /// The lock file.
         path: PathBuf,
-        /// The system's answer.
+        /// The system's error.
         source: std::io::Error,
     },
 }
 
 impl LockError {
-    /// Whether another process holds the lock: a reason to try again later.
+    /// True if another process holds the lock: try again later.
     #[must_use]
     pub fn is_timeout(&self) -> bool {
         matches!(self, Self::TimedOut { .. })
@@ -54,53 +55,72 @@ impl LockError {
 }
 
 impl FileLock {
-    /// Takes the lock on the file `name` in `dir`, which is made with `mode` if it is not there.
-    /// Waiters are served in the kernel's order; nobody waits for longer than `patience`.
+    /// Acquires the exclusive lock on the file `name` in `dir`, waiting for at most `patience`. A missing file is
+    /// created with `mode`. The kernel serves waiters in order.
     ///
     /// # Errors
-    /// [`LockError::TimedOut`] when somebody else keeps it for all of `patience`.
+    /// [`LockError::TimedOut`] if another process holds the lock for all of `patience`; [`LockError::Open`] if the
+    /// file cannot be opened or created.
     pub fn acquire(dir: &DurableDir, name: &str, mode: u32, patience: Duration) -> Result<Self, LockError> {
-        let file = dir.open_file(name, crate::dir::Access::ReadOrCreate(mode))?;
-        Self::lock(file, dir.path().join(name), patience, Kind::Alone)
+        let file = dir.open_file(name, Access::ReadOrCreate(mode))?;
+        Self::lock(file, dir.path().join(name), patience, Mode::Exclusive)
     }
 
-    /// As [`FileLock::acquire`], but others may share it: nobody acquires it for himself meanwhile.
+    /// Acquires the lock as [`FileLock::acquire`] does, but shared: other processes may share it, none can hold it
+    /// exclusively.
     ///
     /// # Errors
-    /// [`LockError::TimedOut`] when somebody has it for himself for all of `patience`.
+    /// [`LockError::TimedOut`] if another process holds the exclusive lock for all of `patience`;
+    /// [`LockError::Open`] if the file cannot be opened or created.
     pub fn share(dir: &DurableDir, name: &str, mode: u32, patience: Duration) -> Result<Self, LockError> {
-        let file = dir.open_file(name, crate::dir::Access::ReadOrCreate(mode))?;
-        Self::lock(file, dir.path().join(name), patience, Kind::Shared)
+        let file = dir.open_file(name, Access::ReadOrCreate(mode))?;
+        Self::lock(file, dir.path().join(name), patience, Mode::Shared)
     }
 
-    fn lock(file: File, path: PathBuf, patience: Duration, kind: Kind) -> Result<Self, LockError> {
-        let at_once = match kind {
-            Kind::Alone => file.try_lock(),
-            Kind::Shared => file.try_lock_shared(),
+    /// Acquires the exclusive lock on a file or directory that is open already. `path` is for error messages.
+    ///
+    /// # Errors
+    /// [`LockError::TimedOut`] if another process holds the lock for all of `patience`; [`LockError::Lock`] if
+    /// `/proc` is not mounted.
+    pub fn on(file: &File, path: &Path, patience: Duration) -> Result<Self, LockError> {
+        // Opened again, as flock(2) locks an open file description: two locks on `file` itself would be one.
+        let again = File::open(format!("/proc/self/fd/{}", file.as_raw_fd()))
+            .map_err(|source| LockError::Lock { path: path.to_owned(), source })?;
+        Self::lock(again, path.to_owned(), patience, Mode::Exclusive)
+    }
+
+    fn lock(file: File, path: PathBuf, patience: Duration, mode: Mode) -> Result<Self, LockError> {
+        let attempt = match mode {
+            Mode::Exclusive => file.try_lock(),
+            Mode::Shared => file.try_lock_shared(),
         };
-        match at_once {
-            Ok(()) => return Ok(Self { _file: file, path }),
+        match attempt {
+            Ok(()) => return Ok(Self { file, path }),
+            Err(TryLockError::WouldBlock) if patience.is_zero() => {
+                return Err(LockError::TimedOut { path, waited: patience });
+            }
             Err(TryLockError::WouldBlock) => {}
             Err(TryLockError::Error(source)) => return Err(LockError::Lock { path, source }),
         }
-        // flock has no time limit, and polling would let late comers overtake; so a thread waits,
-        // and is left behind when patience ends. Should it get the lock after that, nobody takes
-        // what it sends, the file is closed and the lock is free again.
+        // flock(2) has no time limit, and polling would let late comers overtake. So a thread waits, and is
+        // abandoned after `patience`. If it acquires the lock later, dropping what it sends releases it.
         let (sender, receiver) = mpsc::channel();
+        let waiting = path.clone();
         std::thread::Builder::new()
             .name("flock".to_owned())
             .spawn(move || {
-                let locked = match kind {
-                    Kind::Alone => file.lock(),
-                    Kind::Shared => file.lock_shared(),
+                let locked = match mode {
+                    Mode::Exclusive => file.lock(),
+                    Mode::Shared => file.lock_shared(),
                 };
-                let result = locked.map(|()| file);
-                let _nobody_waits_any_more = sender.send(result);
+                let _abandoned = sender.send(match locked {
+                    Ok(()) => Ok(Self { file, path: waiting }),
+                    Err(source) => Err(LockError::Lock { path: waiting, source }),
+                });
             })
             .map_err(|source| LockError::Lock { path: path.clone(), source })?;
         match receiver.recv_timeout(patience) {
-            Ok(Ok(file)) => Ok(Self { _file: file, path }),
-            Ok(Err(source)) => Err(LockError::Lock { path, source }),
+            Ok(result) => result,
             Err(_) => Err(LockError::TimedOut { path, waited: patience }),
         }
     }
@@ -112,15 +132,11 @@ impl FileLock {
     }
 }
 
-/// Waits for the lock of a file, which its closing gives back, for a second at most: for what takes far less than
-/// that, where whoever may read the file can hold it, and going on without it is better than not going on.
-pub fn take_turns(file: &File) {
-    const TRIES: u32 = 200;
-    const PAUSE: Duration = Duration::from_millis(5);
-    for _ in 0..TRIES {
-        match file.try_lock() {
-            Err(TryLockError::WouldBlock) => std::thread::sleep(PAUSE),
-            _ => return,
+impl Drop for FileLock {
+    fn drop(&mut self) {
+        // Closing is not enough: a child between fork and exec has the file open, too.
+        if let Err(error) = self.file.unlock() {
+            log::warn!("unlock {:?}: {error}", self.path);
         }
     }
 }
@@ -130,7 +146,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_held_lock_times_out_and_a_freed_one_is_got() {
+    fn a_held_lock_times_out_and_a_released_one_is_acquired() {
         let temp = tempfile::tempdir().unwrap();
         let dir = DurableDir::open(temp.path()).unwrap();
         let first = FileLock::acquire(&dir, "lock", 0o600, Duration::from_millis(10)).unwrap();
@@ -142,9 +158,9 @@ mod tests {
         let both = (shared().unwrap(), shared().unwrap());
         assert!(FileLock::acquire(&dir, "other", 0o600, Duration::from_millis(20)).unwrap_err().is_timeout());
         drop(both);
-        let alone = FileLock::acquire(&dir, "other", 0o600, Duration::from_secs(20)).unwrap();
+        let exclusive = FileLock::acquire(&dir, "other", 0o600, Duration::from_secs(20)).unwrap();
         assert!(shared().unwrap_err().is_timeout());
-        drop(alone);
+        drop(exclusive);
 
         let waiter = std::thread::spawn(move || {
             FileLock::acquire(&dir, "lock", 0o600, Duration::from_secs(20)).map(|lock| lock.path().to_owned())
@@ -152,5 +168,20 @@ mod tests {
         std::thread::sleep(Duration::from_millis(30));
         drop(first);
         assert_eq!(waiter.join().unwrap().unwrap(), temp.path().join("lock"));
+    }
+
+    #[test]
+    fn a_lock_on_an_open_file_ends_with_the_lock_not_with_the_file() {
+        let temp = tempfile::tempdir().unwrap();
+        let open = || File::open(temp.path()).unwrap();
+        let (one, two) = (open(), open());
+        let lock = |file: &File, patience| FileLock::on(file, temp.path(), patience);
+        let held = lock(&one, Duration::ZERO).unwrap();
+        assert!(lock(&two, Duration::ZERO).unwrap_err().is_timeout());
+        assert!(lock(&two, Duration::from_millis(20)).unwrap_err().is_timeout());
+        drop(held);
+        // The thread that waited in vain releases what it acquires too late.
+        drop(lock(&one, Duration::from_secs(20)).unwrap());
+        drop(lock(&two, Duration::from_secs(20)).unwrap());
     }
 }

@@ -1,15 +1,17 @@
 //! Network namespaces.
 #![allow(unsafe_code, reason = "asking a namespace for its type is an ioctl that nix does not wrap")]
 
-use std::fs::{File, TryLockError};
+use std::fs::File;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use nix::errno::Errno;
 use nix::sched::{CloneFlags, setns};
 use nix::sys::statfs::{NSFS_MAGIC, PROC_SUPER_MAGIC, fstatfs};
+
+use crate::lock::{FileLock, LockError};
 
 /// An open network namespace. The namespace lives at least as long as the value.
 #[derive(Debug)]
@@ -63,14 +65,6 @@ pub enum NetnsError {
     /// Entering it failed; EPERM without CAP_SYS_ADMIN.
     #[error("enter network namespace {path:?}: {source}")]
     Enter {
-        /// The namespace's path.
-        path: PathBuf,
-        /// The system's answer.
-        source: std::io::Error,
-    },
-    /// Somebody else had it locked for too long, or the lock is refused.
-    #[error("lock network namespace {path:?}: {source}")]
-    Lock {
         /// The namespace's path.
         path: PathBuf,
         /// The system's answer.
@@ -142,24 +136,13 @@ impl Netns {
         &self.path
     }
 
-    /// Locks the namespace against others that lock it, for at most `patience`. The lock is flock(2)'s, on
-    /// the namespace's file, as the reference's; it ends with the value that is returned.
+    /// Locks the namespace, waiting for at most `patience`. The lock is flock(2) on the namespace's file, as the
+    /// reference plugins take it.
     ///
     /// # Errors
-    /// [`NetnsError::Lock`] with `TimedOut` when the time is over.
-    pub fn lock(&self, patience: Duration) -> Result<NetnsLock<'_>, NetnsError> {
-        let end = Instant::now() + patience;
-        let failed = |source| NetnsError::Lock { path: self.path.clone(), source };
-        loop {
-            match self.file.try_lock() {
-                Ok(()) => return Ok(NetnsLock { file: &self.file }),
-                Err(TryLockError::Error(error)) => return Err(failed(error)),
-                Err(TryLockError::WouldBlock) if Instant::now() >= end => {
-                    return Err(failed(std::io::ErrorKind::TimedOut.into()));
-                }
-                Err(TryLockError::WouldBlock) => std::thread::sleep(Duration::from_millis(5)),
-            }
-        }
+    /// [`LockError::TimedOut`] if another process holds the lock for all of `patience`.
+    pub fn lock(&self, patience: Duration) -> Result<FileLock, LockError> {
+        FileLock::on(&self.file, &self.path, patience)
     }
 
     /// Runs `work` inside the namespace, on a thread of its own that ends with it: the caller's
@@ -182,20 +165,6 @@ impl Netns {
                 Err(panic) => std::panic::resume_unwind(panic),
             }
         })
-    }
-}
-
-/// A namespace that is locked.
-#[derive(Debug)]
-pub struct NetnsLock<'a> {
-    file: &'a File,
-}
-
-impl Drop for NetnsLock<'_> {
-    fn drop(&mut self) {
-        if let Err(error) = self.file.unlock() {
-            log::debug!("unlock a network namespace: {error}");
-        }
     }
 }
 
@@ -242,10 +211,7 @@ mod tests {
         let own = || Netns::open(Path::new("/proc/self/ns/net")).unwrap();
         let (one, two) = (own(), own());
         let lock = one.lock(Duration::from_secs(30)).unwrap();
-        let error = two.lock(Duration::ZERO).unwrap_err();
-        assert!(
-            matches!(&error, NetnsError::Lock { source, .. } if source.kind() == std::io::ErrorKind::TimedOut)
-        );
+        assert!(two.lock(Duration::ZERO).unwrap_err().is_timeout());
         drop(lock);
         two.lock(Duration::from_secs(30)).unwrap();
     }

@@ -8,12 +8,13 @@ use std::fs::{File, OpenOptions};
 use std::io::{Read, Seek as _, Write};
 use std::os::fd::OwnedFd;
 use std::path::PathBuf;
+use std::time::Duration;
 
 use nix::errno::Errno;
 use nix::fcntl::{AT_FDCWD, OFlag, OpenHow, ResolveFlag, openat, openat2};
 use nix::sys::stat::Mode;
 
-use crate::lock::take_turns;
+use crate::lock::FileLock;
 use crate::netns::{Netns, NetnsError};
 
 /// Why a setting could not be read or written.
@@ -86,23 +87,28 @@ pub fn set(name: &str, value: &str) -> Result<(), SysctlError> {
         .inspect(|()| log::debug!("set sysctl {name} to {value:?}"))
 }
 
-/// Writes a setting unless it has the value already, and says whether it wrote. For settings of the
-/// whole namespace: writing `ip_forward` resets others even when nothing changes, and a read-only
-/// `/proc/sys` does no harm where all is set.
+/// Writes a setting unless it has the value already. Returns true if it wrote. For settings of the whole
+/// namespace: writing `ip_forward` resets other settings even if its value stays, and a read-only `/proc/sys`
+/// does no harm where all is set.
 ///
-/// Processes that do this at once take turns. The kernel stores a new value of `ip_forward` before it has the lock
-/// that it needs to tell all links, and takes it back when it does not get that; a second writer that finds
-/// it stored meanwhile changes nothing, and neither does the first when it tries again: the setting is 1
-/// then, and no link forwards (`devinet_sysctl_forward`, seen on 6.18).
+/// Concurrent writers must not meet. The kernel stores a new value of `ip_forward` before it tries the lock under
+/// which it configures all links, and restores the old value if it does not get the lock. A second writer that
+/// reads the stored value changes nothing, and neither does the first writer's second attempt: then the setting
+/// is 1 and no link forwards (`devinet_sysctl_forward`, seen on 6.18). So this function holds a lock on the
+/// setting's file. Any process that may read the file can hold the lock, too: after a second the setting is
+/// written without it, and a warning logged.
 ///
 /// # Errors
 /// Names the setting and the value.
 pub fn ensure(name: &str, value: &str) -> Result<bool, SysctlError> {
+    const PATIENCE: Duration = Duration::from_secs(1);
     if get(name)? == value {
         return Ok(false);
     }
-    let written = OpenOptions::new().read(true).write(true).open(path(name)?).and_then(|mut file| {
-        take_turns(&file);
+    let path = path(name)?;
+    let written = OpenOptions::new().read(true).write(true).open(&path).and_then(|mut file| {
+        let _lock = FileLock::on(&file, &path, PATIENCE)
+            .inspect_err(|error| log::warn!("{error}; setting {name} without the lock"));
         let mut now = String::new();
         file.read_to_string(&mut now)?;
         if now.trim_end() == value {

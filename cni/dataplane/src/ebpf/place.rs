@@ -14,9 +14,10 @@ use std::fs::{self, File};
 use std::io::{self, ErrorKind};
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use aya::maps::{MapData, MapInfo};
-use cni_kernel::lock::take_turns;
+use cni_kernel::lock::FileLock;
 use nix::mount::{MsFlags, mount};
 use nix::sys::statfs::{BPF_FS_MAGIC, statfs};
 use sha2::{Digest, Sha256};
@@ -122,10 +123,10 @@ impl Place {
     }
 
     /// A lock on the folder, for what is read and written again; it ends with the value.
-    pub(super) fn turn(&self) -> Option<File> {
+    pub(super) fn turn(&self) -> Option<FileLock> {
         let folder = File::open(&self.base).ok()?;
-        take_turns(&folder);
-        Some(folder)
+        let lock = FileLock::on(&folder, &self.base, Duration::from_secs(1));
+        lock.inspect_err(|error| log::warn!("{error}; continuing without the lock")).ok()
     }
 
     /// Where a map is pinned.

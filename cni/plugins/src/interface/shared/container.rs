@@ -3,7 +3,8 @@
 use std::path::Path;
 use std::time::Duration;
 
-use cni_kernel::netns::{Netns, NetnsError, NetnsId, NetnsLock};
+use cni_kernel::lock::{FileLock, LockError};
+use cni_kernel::netns::{Netns, NetnsError, NetnsId};
 use cni_kernel::route::{
     DuplicateDetection, Existing, Family, Link, LinkChange, OperState, Route, RouteSocket,
 };
@@ -68,7 +69,7 @@ impl Container {
     ///
     /// # Errors
     /// When another one has it for longer than `patience`.
-    pub(crate) fn lock(&self, patience: Duration) -> Result<NetnsLock<'_>, NetnsError> {
+    pub(crate) fn lock(&self, patience: Duration) -> Result<FileLock, LockError> {
         self.netns.lock(patience)
     }
 

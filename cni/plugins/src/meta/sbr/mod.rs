@@ -5,7 +5,7 @@ mod plan;
 use std::net::IpAddr;
 use std::time::Duration;
 
-use cni_kernel::netns::NetnsLock;
+use cni_kernel::lock::FileLock;
 use cni_kernel::route::{Existing, Family, Link, Route, RouteSocket, Rule};
 use cni_spec::address::check_container;
 use cni_spec::{AddResult, CniError, ErrorCode, NetConf};
@@ -160,7 +160,7 @@ impl Plugin for Sbr {
 }
 
 /// Two plugins at the same moment would take the same table.
-fn lock(container: &Container) -> Result<NetnsLock<'_>, CniError> {
+fn lock(container: &Container) -> Result<FileLock, CniError> {
     container.lock(LOCK_PATIENCE).map_err(|error| CniError::new(ErrorCode::TryAgainLater, error.to_string()))
 }
 
