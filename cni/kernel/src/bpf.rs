@@ -1,7 +1,7 @@
-//! BPF programs on what an interface receives, without a queueing discipline (tcx, Linux 6.6).
+//! BPF programs at tcx ingress (Linux 6.6): without a queueing discipline.
 //!
-//! To give an interface in use its first discipline for what comes in has the kernel switch its other ones off
-//! for a moment (`qdisc_graft`, net/sched/sch_api.c), in which what it sends is lost.
+//! Adding the first ingress discipline to an interface makes the kernel deactivate its other disciplines for
+//! a moment (`qdisc_graft`, net/sched/sch_api.c). Packets sent in that moment are lost.
 #![allow(unsafe_code, reason = "bpf is a system call that nix does not wrap")]
 
 use std::os::fd::{AsRawFd, BorrowedFd};
@@ -17,7 +17,7 @@ const TCX_INGRESS: u32 = 46;
 /// `BPF_F_REPLACE`.
 const REPLACE: u32 = 1 << 2;
 
-/// The part of `union bpf_attr` that both commands read.
+/// The part of `union bpf_attr` that both commands use.
 #[repr(C)]
 #[derive(Debug, Default)]
 struct Attributes {
@@ -30,28 +30,28 @@ struct Attributes {
     revision: u64,
 }
 
-/// Has a program see what an interface receives, behind those that are there. It stays until it is detached or
-/// the interface goes.
+/// Attaches a program behind those that are attached already. It stays until it is detached or the interface
+/// is deleted.
 ///
 /// # Errors
-/// EINVAL before Linux 6.6; else the kernel's own.
+/// EINVAL before Linux 6.6.
 pub fn attach_ingress(interface: u32, program: BorrowedFd<'_>) -> Result<(), Errno> {
     call(ATTACH, &Attributes { interface, program: number(program), ..Attributes::default() })
 }
 
-/// Puts a program in the place of another one, in one step.
+/// Replaces the program `other`, atomically.
 ///
 /// # Errors
-/// ENOENT if the other one is not there; else the kernel's own.
+/// ENOENT if `other` is not attached.
 pub fn replace_ingress(interface: u32, program: BorrowedFd<'_>, other: BorrowedFd<'_>) -> Result<(), Errno> {
     let (program, replaced) = (number(program), number(other));
     call(ATTACH, &Attributes { interface, program, replaced, flags: REPLACE, ..Attributes::default() })
 }
 
-/// Takes a program away.
+/// Detaches a program.
 ///
 /// # Errors
-/// ENOENT if it is not there; else the kernel's own.
+/// ENOENT if it is not attached.
 pub fn detach_ingress(interface: u32, program: BorrowedFd<'_>) -> Result<(), Errno> {
     call(DETACH, &Attributes { interface, program: number(program), ..Attributes::default() })
 }
@@ -63,7 +63,7 @@ fn number(fd: BorrowedFd<'_>) -> u32 {
 
 fn call(command: libc::c_long, attributes: &Attributes) -> Result<(), Errno> {
     let attributes = Attributes { attach_type: TCX_INGRESS, ..*attributes };
-    // SAFETY: the kernel reads as many bytes as it is told from a value that lives until the call returns; both
+    // SAFETY: the kernel reads `size_of::<Attributes>()` bytes from a value that lives through the call; both
     // commands write nothing there.
     let result = unsafe {
         libc::syscall(libc::SYS_bpf, command, std::ptr::from_ref(&attributes), size_of::<Attributes>())
@@ -76,10 +76,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_no_program_is_refused() {
+    fn a_file_that_is_no_program_is_refused() {
         let file = std::fs::File::open("/dev/null").unwrap();
         let fd = std::os::fd::AsFd::as_fd(&file);
-        // Not permitted, no such command, or no program: never a success.
+        // EPERM, no such command, or not a program: never a success.
         assert!(attach_ingress(1, fd).is_err());
         assert!(replace_ingress(1, fd, fd).is_err());
         assert!(detach_ingress(1, fd).is_err());

@@ -1,8 +1,8 @@
-//! Files that are whole or absent, also after a power cut.
+//! Files that are complete or absent, also after a power cut.
 //!
-//! A [`DurableDir`] holds a directory open. Every name is a single component, looked up below that
-//! descriptor without following symbolic links, so that no name and no rename of a parent can lead
-//! elsewhere. Every change is on the disk when its call returns: file and directory are synced.
+//! A [`DurableDir`] holds a directory open. Names are single components, resolved below that descriptor
+//! without following symbolic links: no name, and no rename of a parent, leads elsewhere. When a method that
+//! writes returns, the change is on disk: file and directory are synced.
 
 use std::ffi::{OsStr, OsString};
 use std::fs::File;
@@ -18,10 +18,10 @@ use nix::fcntl::{AT_FDCWD, AtFlags, OFlag, openat, renameat};
 use nix::sys::stat::{Mode, fchmod, fstat, fstatat, mkdirat};
 use nix::unistd::{UnlinkatFlags, fsync, linkat, unlinkat};
 
-/// What the names of temporary files begin with. [`DurableDir::list`] leaves them out.
+/// Prefix of temporary files' names. [`DurableDir::list`] leaves them out.
 pub const TEMPORARY: &str = ".slipway-tmp-";
 
-/// Longer than a writer lives: runtimes do not let a plugin run for minutes.
+/// The age of an abandoned temporary file: runtimes do not let a plugin run for minutes.
 const STALE: Duration = Duration::from_secs(600);
 
 /// An open directory.
@@ -29,21 +29,21 @@ const STALE: Duration = Duration::from_secs(600);
 pub struct DurableDir {
     fd: OwnedFd,
     path: PathBuf,
-    /// Where temporary files are made, if not in the directory itself.
+    /// Directory for temporary files, if not the directory itself.
     scratch: Option<OwnedFd>,
 }
 
-/// Why a file operation failed.
+/// An error of a file operation.
 #[derive(Debug, thiserror::Error)]
 pub enum DirError {
-    /// The system refused it.
+    /// The system refused the operation.
     #[error("{operation} {path:?}: {errno}")]
     System {
-        /// What was tried.
+        /// The operation.
         operation: &'static str,
-        /// On which file or directory.
+        /// The file or directory.
         path: PathBuf,
-        /// The system's answer.
+        /// The system's error.
         errno: Errno,
     },
     /// The name is not a single component of a path.
@@ -51,10 +51,10 @@ pub enum DirError {
     Name {
         /// The name.
         name: OsString,
-        /// The directory it was meant for.
+        /// Its directory.
         dir: PathBuf,
     },
-    /// The file is larger than the caller takes.
+    /// The file exceeds the caller's limit.
     #[error("read {path:?}: larger than {limit} bytes")]
     TooLarge {
         /// The file.
@@ -62,7 +62,7 @@ pub enum DirError {
         /// The caller's limit in bytes.
         limit: usize,
     },
-    /// There is something else than a plain file.
+    /// The file is not a regular one.
     #[error("open {path:?}: not a regular file")]
     NotAFile {
         /// The path.
@@ -71,7 +71,7 @@ pub enum DirError {
 }
 
 impl DirError {
-    /// The system's answer, if it was the system that refused.
+    /// The system's error, if the system refused the operation.
     #[must_use]
     pub fn errno(&self) -> Option<Errno> {
         match self {
@@ -80,36 +80,35 @@ impl DirError {
         }
     }
 
-    /// Whether there is no such file or directory.
+    /// True if the file or directory does not exist.
     #[must_use]
     pub fn is_not_found(&self) -> bool {
         matches!(self.errno(), Some(Errno::ENOENT | Errno::ENOTDIR))
     }
 
-    /// Whether the name is taken.
+    /// True if the name is taken.
     #[must_use]
     pub fn already_exists(&self) -> bool {
         self.errno() == Some(Errno::EEXIST)
     }
 }
 
-/// How [`DurableDir::open_file`] opens a file. The mode of a new file is set as given, whatever the
-/// process's umask.
+/// How [`DurableDir::open_file`] opens a file. A new file gets the mode given, whatever the process's umask.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Access {
-    /// For reading; it must exist.
+    /// For reading; the file must exist.
     Read,
-    /// For reading; made empty with this mode if it is not there.
+    /// For reading; a missing file is created with this mode.
     ReadOrCreate(u32),
-    /// For reading and writing; made empty with this mode if it is not there.
+    /// For reading and writing; a missing file is created with this mode.
     WriteOrCreate(u32),
-    /// For appending; made empty with this mode if it is not there.
+    /// For appending; a missing file is created with this mode.
     AppendOrCreate(u32),
 }
 
-/// When a directory's list of names last changed, in its file system's clock.
+/// The last change of a directory's entries, by its file system's clock.
 ///
-/// File systems stamp with the kernel's tick (1–10 ms): two changes within one tick look the same.
+/// File systems use the kernel's tick (1–10 ms): two changes within one tick have the same time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Mtime {
     /// Seconds since 1970.
@@ -122,17 +121,17 @@ impl DurableDir {
     /// Opens an existing directory.
     ///
     /// # Errors
-    /// Names the directory.
+    /// [`DirError::System`] if it does not exist or is not a directory.
     pub fn open(path: &Path) -> Result<Self, DirError> {
         let fd = openat(AT_FDCWD, path, DIRECTORY, Mode::empty())
             .map_err(|errno| system("open directory", path, errno))?;
         Ok(Self { fd, path: path.to_path_buf(), scratch: None })
     }
 
-    /// Opens a directory, making it and its missing parents with `mode`, each of them synced.
+    /// Opens a directory. Creates it and missing parents with `mode`, and syncs each.
     ///
     /// # Errors
-    /// Names the directory that could not be made.
+    /// [`DirError::System`] with the directory that could not be created.
     pub fn create(path: &Path, mode: u32) -> Result<Self, DirError> {
         match Self::open(path) {
             Err(error) if error.errno() == Some(Errno::ENOENT) => {}
@@ -145,10 +144,10 @@ impl DurableDir {
         Self::create(parent, mode)?.subdir(name, mode)
     }
 
-    /// Opens a directory in this one, making it with `mode` if it is not there.
+    /// Opens a directory in this one. Creates it with `mode` if it is missing.
     ///
     /// # Errors
-    /// Names the directory; ELOOP or ENOTDIR when the name is a symbolic link or a file.
+    /// [`DirError::System`]: ELOOP or ENOTDIR if the name is a symbolic link or a file.
     pub fn subdir(&self, name: impl AsRef<OsStr>, mode: u32) -> Result<Self, DirError> {
         let name = self.component(name.as_ref())?;
         let path = self.path.join(name);
@@ -163,7 +162,7 @@ impl DurableDir {
                         self.sync()?;
                         return Ok(Self { fd, path, scratch: None });
                     }
-                    Err(Errno::EEXIST) => {} // Somebody else was faster.
+                    Err(Errno::EEXIST) => {} // Another process created it.
                     Err(errno) => return Err(system("make directory", &path, errno)),
                 }
                 open()
@@ -174,11 +173,11 @@ impl DurableDir {
         Ok(Self { fd, path, scratch: None })
     }
 
-    /// Makes temporary files in `scratch` from now on, which must be on the same file system: for
-    /// directories in which others take every file for one of theirs.
+    /// Makes temporary files in `scratch` from now on, which must be on the same file system. For directories
+    /// in which other programs use every file.
     ///
     /// # Errors
-    /// When no further descriptor can be had.
+    /// [`DirError::System`] if the process is out of descriptors.
     pub fn use_scratch(&mut self, scratch: &Self) -> Result<(), DirError> {
         let fd = scratch.fd.try_clone().map_err(|error| {
             system("hold directory", &scratch.path, Errno::from_raw(error.raw_os_error().unwrap_or(0)))
@@ -187,20 +186,20 @@ impl DurableDir {
         Ok(())
     }
 
-    /// The path it was opened by.
+    /// The path by which it was opened.
     #[must_use]
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// Opens a file for a caller that reads or writes parts of it. Nothing is synced here.
+    /// Opens a file for a caller that reads or writes parts of it. Syncs nothing.
     ///
     /// # Errors
-    /// Names the file; ELOOP when it is a symbolic link.
+    /// [`DirError::System`]: ENOENT if it is missing, ELOOP if it is a symbolic link; [`DirError::NotAFile`].
     pub fn open_file(&self, name: impl AsRef<OsStr>, access: Access) -> Result<File, DirError> {
         let name = self.component(name.as_ref())?;
         let path = self.path.join(name);
-        // Non-blocking, so that a FIFO of that name cannot hold the plugin up.
+        // Non-blocking: a FIFO of this name must not block the plugin.
         let always = OFlag::O_CLOEXEC | OFlag::O_NOFOLLOW | OFlag::O_NONBLOCK;
         let (flags, mode) = match access {
             Access::Read => (OFlag::O_RDONLY, None),
@@ -230,12 +229,11 @@ impl DurableDir {
         }
     }
 
-    /// Makes a new file that appears under its name only once its content is on the disk: after a
-    /// crash it is whole or absent. Fails if the name is taken.
+    /// Creates a file that gets its name when its content is on disk: after a crash it is complete or absent.
+    /// A failed call leaves no file of this name.
     ///
     /// # Errors
-    /// Names the file; [`DirError::already_exists`] when the name is taken. A failed call leaves
-    /// nothing under the name.
+    /// [`DirError::already_exists`] if the name is taken.
     pub fn create_new_linked(
         &self,
         name: impl AsRef<OsStr>,
@@ -245,7 +243,7 @@ impl DurableDir {
         let name = self.component(name.as_ref())?;
         let path = self.path.join(name);
         match self.link_unnamed(name, content, mode) {
-            Err(Unnamed::NotHere) => {}
+            Err(Unnamed::Unsupported) => {}
             Ok(()) => return self.sync_or_remove(name).inspect(|()| log::debug!("create {path:?}")),
             Err(Unnamed::Failed(operation, errno)) => return Err(system(operation, &path, errno)),
         }
@@ -256,11 +254,11 @@ impl DurableDir {
         self.sync_or_remove(name).inspect(|()| log::debug!("create {path:?}"))
     }
 
-    /// Puts a file in the place of another one, or of none, in one step: a reader, and the disk
-    /// after a crash, has the old content or the new.
+    /// Replaces or creates a file atomically: readers, and the disk after a crash, have the old content or
+    /// the new one.
     ///
     /// # Errors
-    /// Names the file; a failed call leaves the old content.
+    /// [`DirError::System`]; the old content stays.
     pub fn replace(&self, name: impl AsRef<OsStr>, content: &[u8], mode: u32) -> Result<(), DirError> {
         let name = self.component(name.as_ref())?;
         let temporary = self.write_temporary(content, mode)?;
@@ -272,19 +270,19 @@ impl DurableDir {
         self.sync()
     }
 
-    /// Gives a file another name in this directory, in the place of a file that has it. Nothing is synced.
+    /// Renames a file, replacing any file of the new name. Syncs nothing.
     ///
     /// # Errors
-    /// Names the file.
+    /// [`DirError::System`]: ENOENT if there is no such file.
     pub fn rename(&self, from: impl AsRef<OsStr>, to: impl AsRef<OsStr>) -> Result<(), DirError> {
         let (from, to) = (self.component(from.as_ref())?, self.component(to.as_ref())?);
         renameat(&self.fd, from, &self.fd, to).map_err(|errno| system("rename", &self.path.join(from), errno))
     }
 
-    /// Removes a file and says whether it was there.
+    /// Removes a file. Returns false if it did not exist.
     ///
     /// # Errors
-    /// Names the file.
+    /// [`DirError::System`] if it cannot be removed.
     pub fn remove(&self, name: impl AsRef<OsStr>) -> Result<bool, DirError> {
         let name = self.component(name.as_ref())?;
         match unlinkat(&self.fd, name, UnlinkatFlags::NoRemoveDir) {
@@ -297,10 +295,10 @@ impl DurableDir {
         }
     }
 
-    /// Reads a whole file; none when it is not there.
+    /// Reads a whole file; none if it does not exist.
     ///
     /// # Errors
-    /// Names the file; [`DirError::TooLarge`] when it has more than `limit` bytes.
+    /// [`DirError::TooLarge`] for more than `limit` bytes; else as of [`DurableDir::open_file`].
     pub fn read(&self, name: impl AsRef<OsStr>, limit: usize) -> Result<Option<Vec<u8>>, DirError> {
         let name = name.as_ref();
         let file = match self.open_file(name, Access::Read) {
@@ -318,18 +316,18 @@ impl DurableDir {
         Ok(Some(content))
     }
 
-    /// The names in the directory in no order, without `.`, `..` and temporary files.
+    /// The names in the directory, unordered, without `.`, `..` and temporary files.
     ///
     /// # Errors
-    /// Names the directory.
+    /// [`DirError::System`] if the directory cannot be read.
     pub fn list(&self) -> Result<Vec<OsString>, DirError> {
         Ok(self.entries()?.into_iter().filter(|name| !is_temporary(name)).collect())
     }
 
-    /// Whether there is a file or directory of this name; a symbolic link counts as one.
+    /// True if a file or directory of this name exists; a symbolic link counts.
     ///
     /// # Errors
-    /// Names the file.
+    /// [`DirError::System`] if the kernel cannot look it up.
     pub fn exists(&self, name: impl AsRef<OsStr>) -> Result<bool, DirError> {
         let name = self.component(name.as_ref())?;
         match fstatat(&self.fd, name, AtFlags::AT_SYMLINK_NOFOLLOW) {
@@ -339,32 +337,32 @@ impl DurableDir {
         }
     }
 
-    /// When the directory's list of names last changed.
+    /// The last change of the directory's entries.
     ///
     /// # Errors
-    /// Names the directory.
+    /// [`DirError::System`] if the kernel cannot look it up.
     pub fn mtime(&self) -> Result<Mtime, DirError> {
         let data = fstat(&self.fd).map_err(|errno| system("stat", &self.path, errno))?;
         Ok(Mtime { seconds: data.st_mtime, nanoseconds: data.st_mtime_nsec })
     }
 
-    /// Makes the directory's list of names durable.
+    /// Writes the directory's entries to disk.
     ///
     /// # Errors
-    /// Names the directory.
+    /// [`DirError::System`] if that fails.
     pub fn sync(&self) -> Result<(), DirError> {
         match fsync(&self.fd) {
-            // Some network and overlay file systems cannot sync a directory, and say so.
+            // Some network and overlay file systems do not support it.
             Ok(()) | Err(Errno::EINVAL) => Ok(()),
             Err(errno) => Err(system("sync directory", &self.path, errno)),
         }
     }
 
-    /// Removes temporary files that a killed process left, and says how many. For callers that hold
-    /// a lock under which all temporary files in the directory are made.
+    /// Removes temporary files of killed processes, and returns their number. The caller must hold a lock
+    /// under which all temporary files of the directory are written.
     ///
     /// # Errors
-    /// Names the directory that could not be read.
+    /// [`DirError::System`] if the directory cannot be read.
     pub fn remove_temporaries(&self) -> Result<usize, DirError> {
         let left = self.entries()?.into_iter().filter(|name| is_temporary(name));
         Ok(left
@@ -372,11 +370,11 @@ impl DurableDir {
             .count())
     }
 
-    /// Removes temporary files that were written longer ago than any caller lives, and says how many. For
-    /// directories without a lock.
+    /// Removes temporary files older than any running plugin, and returns their number. For directories
+    /// without a lock.
     ///
     /// # Errors
-    /// Names the directory that could not be read.
+    /// [`DirError::System`] if the directory cannot be read.
     pub fn remove_stale_temporaries(&self) -> Result<usize, DirError> {
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         let written = |name: &OsString| {
@@ -407,21 +405,21 @@ impl DurableDir {
         self.scratch.as_ref().unwrap_or(&self.fd).as_fd()
     }
 
-    /// A file without a name (O_TMPFILE) leaves nothing behind if the process is killed, and nobody
-    /// who walks the directory sees it.
+    /// Creates the file without a name first (O_TMPFILE): a killed process leaves nothing behind, and no
+    /// reader of the directory sees it.
     fn link_unnamed(&self, name: &OsStr, content: &[u8], mode: u32) -> Result<(), Unnamed> {
         let flags = OFlag::O_TMPFILE | OFlag::O_WRONLY | OFlag::O_CLOEXEC;
         let fd = match openat(&self.fd, ".", flags, Mode::from_bits_truncate(mode)) {
             Ok(fd) => fd,
-            // Not every file system has it; older kernels take the flag for O_DIRECTORY.
-            Err(Errno::EOPNOTSUPP | Errno::EISDIR | Errno::EINVAL) => return Err(Unnamed::NotHere),
+            // Not all file systems support it; older kernels mistake the flag for O_DIRECTORY.
+            Err(Errno::EOPNOTSUPP | Errno::EISDIR | Errno::EINVAL) => return Err(Unnamed::Unsupported),
             Err(errno) => return Err(Unnamed::Failed("create", errno)),
         };
         let file = fill(fd, content, mode).map_err(|errno| Unnamed::Failed("write", errno))?;
         let by_descriptor = PathBuf::from(format!("/proc/self/fd/{}", file.as_raw_fd()));
         match linkat(AT_FDCWD, &by_descriptor, &self.fd, name, AtFlags::AT_SYMLINK_FOLLOW) {
             Ok(()) => Ok(()),
-            Err(Errno::ENOENT) => Err(Unnamed::NotHere), // No /proc.
+            Err(Errno::ENOENT) => Err(Unnamed::Unsupported), // No /proc.
             Err(errno) => Err(Unnamed::Failed("create", errno)),
         }
     }
@@ -430,8 +428,7 @@ impl DurableDir {
         static COUNTER: AtomicU32 = AtomicU32::new(0);
         let flags = OFlag::O_CREAT | OFlag::O_EXCL | OFlag::O_WRONLY | OFlag::O_CLOEXEC | OFlag::O_NOFOLLOW;
         loop {
-            // Unique among live processes; a name that a dead one left with the same number is
-            // passed over.
+            // Unique among running processes; a dead one may have left the same name.
             let count = COUNTER.fetch_add(1, Ordering::Relaxed);
             let name = OsString::from(format!("{TEMPORARY}{}-{count}", std::process::id()));
             let fd = match openat(self.scratch(), name.as_os_str(), flags, Mode::from_bits_truncate(mode)) {
@@ -449,8 +446,8 @@ impl DurableDir {
         }
     }
 
-    /// Failing to remove a temporary file changes nothing for the caller, who has an error of its
-    /// own or a finished file.
+    /// Removes a temporary file. Its failure is only logged: the caller has a finished file or an error of
+    /// its own.
     fn drop_temporary(&self, name: &OsStr) {
         if let Err(errno) = unlinkat(self.scratch(), name, UnlinkatFlags::NoRemoveDir) {
             log::warn!("remove {:?}: {errno}", self.path.join(name));
@@ -482,11 +479,11 @@ impl AsFd for DurableDir {
 
 const DIRECTORY: OFlag = OFlag::O_RDONLY.union(OFlag::O_DIRECTORY).union(OFlag::O_CLOEXEC);
 
-/// Why a file could not be made without a name first.
+/// Failure of [`DurableDir::link_unnamed`].
 enum Unnamed {
-    /// The file system or the machine lacks what it takes.
-    NotHere,
-    /// It failed for a reason that a named file would meet too.
+    /// The file system has no O_TMPFILE, or `/proc` is not mounted: use a named temporary file.
+    Unsupported,
+    /// A failure that a named file would meet, too.
     Failed(&'static str, Errno),
 }
 
@@ -547,7 +544,7 @@ mod tests {
     }
 
     #[test]
-    fn the_way_by_a_named_temporary_file_does_the_same() {
+    fn a_named_temporary_file_has_the_same_result() {
         let (temp, mut dir) = fixture();
         let scratch = DurableDir::create(&temp.path().join("scratch"), 0o700).unwrap();
         dir.use_scratch(&scratch).unwrap();
@@ -555,7 +552,7 @@ mod tests {
         assert!(dir.entries().unwrap().is_empty());
         assert_eq!(scratch.entries().unwrap(), std::slice::from_ref(&temporary));
         assert!(scratch.list().unwrap().is_empty());
-        assert_eq!(scratch.remove_stale_temporaries().unwrap(), 0, "it may be written just now");
+        assert_eq!(scratch.remove_stale_temporaries().unwrap(), 0, "it may be in use");
         let file = File::options().write(true).open(temp.path().join("scratch").join(&temporary)).unwrap();
         file.set_modified(SystemTime::now() - 2 * STALE).unwrap();
         assert_eq!(scratch.remove_stale_temporaries().unwrap(), 1);
@@ -608,12 +605,12 @@ mod tests {
         let (_temp, dir) = fixture();
         assert!(dir.open_file("lock", Access::Read).unwrap_err().is_not_found());
         dir.open_file("lock", Access::ReadOrCreate(0o666)).unwrap();
-        assert_eq!(mode(&dir.path().join("lock")), 0o666, "the umask has no say");
+        assert_eq!(mode(&dir.path().join("lock")), 0o666, "the umask is not applied");
         assert!(dir.exists("lock").unwrap() && !dir.exists("other").unwrap());
     }
 
     #[test]
-    fn a_change_of_names_changes_the_time() {
+    fn a_new_entry_changes_the_time() {
         let (_temp, dir) = fixture();
         let before = dir.mtime().unwrap();
         std::thread::sleep(std::time::Duration::from_millis(20));

@@ -1,8 +1,7 @@
-//! What the plugins need of the kernel: network namespaces, routing netlink, sysctls, locks and
-//! files that survive a power cut.
+//! Network namespaces, routing netlink, sysctls, locks, and files that survive a power cut.
 //!
-//! Everything here blocks. Nothing here knows of the CNI specification, and nothing is kept between
-//! calls but open descriptors: the kernel is the state.
+//! All calls block. The crate knows nothing of CNI and keeps nothing between calls but open descriptors: the
+//! state is in the kernel.
 
 pub mod activation;
 pub mod boot;

@@ -8,23 +8,23 @@ use std::str::FromStr;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Mac(pub [u8; 6]);
 
-/// A text that is not an Ethernet address.
+/// An invalid Ethernet address.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("address {0}: invalid MAC address")]
 pub struct MacError(String);
 
 impl Mac {
-    /// A random address of the locally administered kind (IEEE 802, the second lowest bit of the
-    /// first byte), as the kernel gives to new virtual links.
+    /// A random locally administered address (IEEE 802, the second lowest bit of the first byte), as the
+    /// kernel gives new virtual links.
     ///
     /// # Errors
-    /// When the kernel refuses getrandom(2).
+    /// The error of getrandom(2).
     pub fn random() -> std::io::Result<Self> {
-        // The call, not /dev/urandom: a plugin may run where there is no /dev.
+        // getrandom(2), not /dev/urandom: a plugin may run without /dev.
         let mut bytes = [0_u8; 6];
         // SAFETY: the kernel writes at most `bytes.len()` bytes to `bytes`, which lives through the call.
         let count = unsafe { nix::libc::getrandom(bytes.as_mut_ptr().cast(), bytes.len(), 0) };
-        // Up to 256 bytes come whole or not at all, getrandom(2).
+        // getrandom(2) fills up to 256 bytes or none.
         if usize::try_from(count) != Ok(bytes.len()) {
             return Err(std::io::Error::last_os_error());
         }
@@ -32,14 +32,14 @@ impl Mac {
         Ok(Self(bytes))
     }
 
-    /// Whether the group bit is set: such an address cannot belong to a link (IEEE 802, the lowest
-    /// bit of the first byte).
+    /// True if the group bit is set (IEEE 802, the lowest bit of the first byte). No link can have such an
+    /// address.
     #[must_use]
     pub fn is_multicast(self) -> bool {
         self.0[0] & 1 == 1
     }
 
-    /// Whether it is 00:00:00:00:00:00, which the kernel refuses for a link.
+    /// True for 00:00:00:00:00:00, which the kernel refuses for a link.
     #[must_use]
     pub fn is_zero(self) -> bool {
         self.0 == [0; 6]
@@ -56,7 +56,7 @@ impl fmt::Display for Mac {
 impl FromStr for Mac {
     type Err = MacError;
 
-    /// Takes the three notations that runtimes use: `02:00:5e:10:00:01`, `02-00-5e-10-00-01` and
+    /// Accepts the three notations that runtimes use: `02:00:5e:10:00:01`, `02-00-5e-10-00-01` and
     /// `0200.5e10.0001`.
     fn from_str(text: &str) -> Result<Self, MacError> {
         let error = || MacError(text.to_owned());
@@ -95,7 +95,7 @@ mod tests {
     }
 
     #[test]
-    fn anything_else_is_refused_by_name() {
+    fn anything_else_is_refused_with_its_text() {
         for text in [
             "",
             "02",
@@ -111,7 +111,7 @@ mod tests {
     }
 
     #[test]
-    fn a_random_address_is_local_and_of_one_station() {
+    fn a_random_address_is_locally_administered_and_unicast() {
         for _ in 0..64 {
             let mac = Mac::random().unwrap();
             assert!(!mac.is_multicast() && mac.0[0] & 2 == 2, "{mac}");

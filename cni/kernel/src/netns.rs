@@ -21,8 +21,8 @@ pub struct Netns {
     id: NetnsId,
 }
 
-/// What a namespace is told apart by: the device and inode number of its file in nsfs, as in
-/// namespaces(7). Inode numbers are used again once a namespace is gone.
+/// Identifies a namespace: the device and inode number of its file in nsfs (namespaces(7)). The kernel reuses
+/// inode numbers of deleted namespaces.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct NetnsId {
     /// Device of the nsfs file system.
@@ -31,16 +31,16 @@ pub struct NetnsId {
     pub ino: u64,
 }
 
-/// Why a namespace could not be used.
+/// An error of a namespace.
 #[derive(Debug, thiserror::Error)]
 pub enum NetnsError {
-    /// There is nothing at the path: the namespace is gone.
+    /// Nothing is at the path: the namespace is gone.
     #[error("failed to Statfs {path:?}: no such file or directory")]
     NotFound {
         /// The path that was to be opened.
         path: PathBuf,
     },
-    /// There is something else than a namespace at the path, as after its mount was removed.
+    /// The path is not a namespace, as after its mount was removed.
     #[error("unknown FS magic on {path:?}: {magic:x}")]
     NotANamespace {
         /// The path that was opened.
@@ -48,33 +48,32 @@ pub enum NetnsError {
         /// The file system's magic number, see statfs(2).
         magic: u64,
     },
-    /// It is a namespace, but of another kind (mount, PID, …).
+    /// The namespace is of another kind (mount, PID, …).
     #[error("{path:?} is a namespace, but not a network namespace")]
     WrongKind {
         /// The path that was opened.
         path: PathBuf,
     },
-    /// Opening it failed otherwise.
+    /// The namespace could not be opened for another reason.
     #[error("failed to open netns {path:?}: {source}")]
     Open {
         /// The path that was to be opened.
         path: PathBuf,
-        /// The system's answer.
+        /// The system's error.
         source: std::io::Error,
     },
-    /// Entering it failed; EPERM without CAP_SYS_ADMIN.
+    /// The namespace could not be entered: EPERM without CAP_SYS_ADMIN.
     #[error("enter network namespace {path:?}: {source}")]
     Enter {
         /// The namespace's path.
         path: PathBuf,
-        /// The system's answer.
+        /// The system's error.
         source: std::io::Error,
     },
 }
 
 impl NetnsError {
-    /// Whether the namespace is gone: nothing at its path, or only the plain file that its mount
-    /// once covered. A DEL takes both for success.
+    /// True if the namespace is gone: nothing is at its path, or only the plain file that its mount covered.
     #[must_use]
     pub fn is_gone(&self) -> bool {
         matches!(self, Self::NotFound { .. } | Self::NotANamespace { .. })
@@ -85,11 +84,11 @@ impl Netns {
     /// Opens the namespace at `path` (`/run/netns/x`, `/proc/PID/ns/net`).
     ///
     /// # Errors
-    /// [`NetnsError::NotFound`] when there is nothing, [`NetnsError::NotANamespace`] when it is
-    /// something else.
+    /// [`NetnsError::NotFound`] if nothing is at the path; [`NetnsError::NotANamespace`] or
+    /// [`NetnsError::WrongKind`] if it is something else.
     pub fn open(path: &Path) -> Result<Self, NetnsError> {
         let owned = || path.to_path_buf();
-        // Non-blocking: whatever lies at the path, a FIFO too, must not hold the plugin up.
+        // Non-blocking: a FIFO at the path must not block the plugin.
         let file =
             File::options().read(true).custom_flags(nix::libc::O_NONBLOCK).open(path).map_err(|source| {
                 match source.raw_os_error() {
@@ -100,7 +99,7 @@ impl Netns {
         let kind = fstatfs(&file)
             .map_err(|errno| NetnsError::Open { path: owned(), source: errno.into() })?
             .filesystem_type();
-        // Kernels before 3.19 had namespaces in procfs; the reference accepts both.
+        // Before Linux 3.19 namespaces were in procfs; the reference plugins accept both.
         if kind != NSFS_MAGIC && kind != PROC_SUPER_MAGIC {
             #[allow(
                 clippy::cast_sign_loss,
@@ -119,18 +118,18 @@ impl Netns {
     /// The namespace of the calling thread.
     ///
     /// # Errors
-    /// When `/proc` is not mounted.
+    /// [`NetnsError::NotFound`] if `/proc` is not mounted.
     pub fn current() -> Result<Self, NetnsError> {
         Self::open(Path::new("/proc/thread-self/ns/net"))
     }
 
-    /// What it is told apart by.
+    /// The namespace's identity.
     #[must_use]
     pub fn id(&self) -> NetnsId {
         self.id
     }
 
-    /// The path it was opened by.
+    /// The path by which it was opened.
     #[must_use]
     pub fn path(&self) -> &Path {
         &self.path
@@ -145,11 +144,11 @@ impl Netns {
         FileLock::on(&self.file, &self.path, patience)
     }
 
-    /// Runs `work` inside the namespace, on a thread of its own that ends with it: the caller's
-    /// thread never changes its namespace, so that no failure can leave it in the wrong one.
+    /// Runs `work` inside the namespace, on a new thread: the calling thread never changes its namespace, so that
+    /// no failure can leave it in the wrong one.
     ///
     /// # Errors
-    /// When the namespace cannot be entered. What `work` itself returns is passed on as it is.
+    /// [`NetnsError::Enter`] if the namespace cannot be entered.
     pub fn run<T: Send>(&self, work: impl FnOnce() -> T + Send) -> Result<T, NetnsError> {
         let enter = |source: std::io::Error| NetnsError::Enter { path: self.path.clone(), source };
         std::thread::scope(|scope| {
@@ -174,8 +173,8 @@ impl AsFd for Netns {
     }
 }
 
-/// Asks the kernel for the namespace's type: `NS_GET_NSTYPE` of `linux/nsfs.h`, since Linux 4.11.
-/// An older kernel that does not know the question gets the benefit of the doubt.
+/// True for a network namespace (`NS_GET_NSTYPE` of `linux/nsfs.h`, since Linux 4.11), and where the kernel cannot
+/// tell.
 fn is_network(file: &File) -> bool {
     const NS_GET_NSTYPE: nix::libc::c_ulong = 0xb703;
     // SAFETY: the ioctl takes no argument and only returns a number; the descriptor is open.
@@ -188,7 +187,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_missing_path_and_a_plain_file_are_told_apart() {
+    fn a_missing_path_and_a_plain_file_are_different_errors() {
         let dir = tempfile::tempdir().unwrap();
         let missing = Netns::open(&dir.path().join("none")).unwrap_err();
         assert!(matches!(missing, NetnsError::NotFound { .. }), "{missing}");
@@ -207,7 +206,7 @@ mod tests {
     }
 
     #[test]
-    fn a_lock_keeps_others_out() {
+    fn a_lock_is_exclusive() {
         let own = || Netns::open(Path::new("/proc/self/ns/net")).unwrap();
         let (one, two) = (own(), own());
         let lock = one.lock(Duration::from_secs(30)).unwrap();
@@ -217,7 +216,7 @@ mod tests {
     }
 
     #[test]
-    fn the_current_namespace_is_the_one_of_the_thread() {
+    fn the_current_namespace_is_that_of_the_thread() {
         let current = Netns::current().unwrap();
         assert_eq!(current.id(), Netns::open(Path::new("/proc/self/ns/net")).unwrap().id());
     }

@@ -10,25 +10,24 @@ use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
 use crate::mac::Mac;
 
-/// A socket for the IPv4 packets of one link, with UDP to one port let through.
+/// A socket for a link's IPv4 packets; of those received, only UDP to one port gets in.
 #[derive(Debug)]
 pub struct PacketSocket {
     fd: OwnedFd,
     index: i32,
 }
 
-/// Protocol numbers in Ethernet, in network byte order (`linux/if_ether.h`).
+/// EtherTypes in network byte order (`linux/if_ether.h`).
 const IPV4: u16 = 0x0800_u16.to_be();
 const ARP: u16 = 0x0806_u16.to_be();
-/// How often it is asked whether packets are still on their way out.
-const TO_LEAVE: Duration = Duration::from_millis(1);
+/// Interval at which the send queue is checked.
+const SEND_POLL: Duration = Duration::from_millis(1);
 
 impl PacketSocket {
-    /// Opens a socket in the calling thread's namespace that sees the UDP packets to `port` that arrive
-    /// on link `index`.
+    /// Opens a socket in the calling thread's namespace that receives UDP packets to `port` on link `index`.
     ///
     /// # Errors
-    /// The kernel's answer: EPERM without CAP_NET_RAW, ENODEV without such a link.
+    /// EPERM without CAP_NET_RAW, ENODEV if there is no such link.
     pub fn open(index: u32, port: u16) -> Result<Self, Errno> {
         let index = i32::try_from(index).map_err(|_| Errno::ENODEV)?;
         let kind = libc::SOCK_DGRAM | libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK;
@@ -45,10 +44,10 @@ impl PacketSocket {
         Ok(socket)
     }
 
-    /// Sends an IPv4 packet, from its own header on, to a neighbour.
+    /// Sends an IPv4 packet, which begins with the IPv4 header, to a neighbour.
     ///
     /// # Errors
-    /// The kernel's answer: ENETDOWN while the link is down.
+    /// ENETDOWN while the link is down.
     pub fn send(&self, packet: &[u8], to: Mac) -> Result<(), Errno> {
         self.send_as(IPV4, packet, to)
     }
@@ -56,36 +55,36 @@ impl PacketSocket {
     /// Sends an ARP packet to a neighbour.
     ///
     /// # Errors
-    /// As those of [`PacketSocket::send`].
+    /// ENETDOWN while the link is down.
     pub fn send_arp(&self, packet: &[u8], to: Mac) -> Result<(), Errno> {
         self.send_as(ARP, packet, to)
     }
 
-    /// Waits until what was sent has left the machine, or has arrived where it stays on it, and says whether it
-    /// has when `until` has come. An ipvlan link hands on what is for everybody some time later; when the link is
-    /// deleted before that, the packet is lost.
+    /// Waits until all packets sent have left the host, or have been delivered on it. Returns false if
+    /// `until` passes before. An ipvlan link delivers broadcasts later; if it is deleted before that, they
+    /// are lost.
     ///
     /// # Errors
-    /// The kernel's answer.
+    /// The error of the ioctl `TIOCOUTQ`.
     pub fn wait_until_sent(&self, until: Instant) -> Result<bool, Errno> {
         loop {
             let mut bytes: libc::c_int = 0;
             // SAFETY: the kernel writes one int to `bytes`, which lives through the call.
-            let asked = unsafe { libc::ioctl(self.fd.as_raw_fd(), libc::TIOCOUTQ, &raw mut bytes) };
-            Errno::result(asked)?;
+            let queued = unsafe { libc::ioctl(self.fd.as_raw_fd(), libc::TIOCOUTQ, &raw mut bytes) };
+            Errno::result(queued)?;
             if bytes == 0 {
                 return Ok(true);
             }
             if Instant::now() >= until {
                 return Ok(false);
             }
-            std::thread::sleep(TO_LEAVE);
+            std::thread::sleep(SEND_POLL);
         }
     }
 
     fn send_as(&self, protocol: u16, packet: &[u8], to: Mac) -> Result<(), Errno> {
         let address = self.address(protocol, to);
-        // SAFETY: `packet` and `address` live through the call, with the lengths that are given.
+        // SAFETY: `packet` and `address` live through the call, and have the lengths passed.
         let sent = unsafe {
             libc::sendto(
                 self.fd.as_raw_fd(),
@@ -99,10 +98,10 @@ impl PacketSocket {
         Errno::result(sent).map(drop)
     }
 
-    /// Waits for an IPv4 packet; none when `until` has come. Longer ones than `buffer` are cut.
+    /// Waits for an IPv4 packet; returns none if `until` passes before. Packets longer than `buffer` are cut.
     ///
     /// # Errors
-    /// The kernel's answer: ENETDOWN when the link goes.
+    /// ENETDOWN if the link is deleted or set down.
     pub fn receive<'b>(&self, buffer: &'b mut [u8], until: Instant) -> Result<Option<&'b [u8]>, Errno> {
         loop {
             let left = until.saturating_duration_since(Instant::now()).min(Duration::from_secs(60));
@@ -143,7 +142,8 @@ fn size<T>(value: &T) -> libc::socklen_t {
     libc::socklen_t::try_from(size_of_val(value)).unwrap_or_default()
 }
 
-/// Lets whole UDP packets to a port through (`linux/filter.h`; offsets from the IPv4 header on).
+/// Accepts UDP packets to one port, but no fragments except the first (`linux/filter.h`; offsets count from
+/// the IPv4 header).
 fn filter(fd: &OwnedFd, port: u16) -> Result<(), Errno> {
     let op = |code: u32, jt: u8, jf: u8, k: u32| libc::sock_filter {
         code: u16::try_from(code).unwrap_or_default(),
@@ -155,10 +155,10 @@ fn filter(fd: &OwnedFd, port: u16) -> Result<(), Errno> {
         // The protocol; 17 is UDP.
         op(libc::BPF_LD | libc::BPF_B | libc::BPF_ABS, 0, 0, 9),
         op(libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K, 0, 6, 17),
-        // No fragment but the first.
+        // Of fragments only the first.
         op(libc::BPF_LD | libc::BPF_H | libc::BPF_ABS, 0, 0, 6),
         op(libc::BPF_JMP | libc::BPF_JSET | libc::BPF_K, 4, 0, 0x1fff),
-        // The destination port, behind a header whose length is in its first byte.
+        // The destination port, after a header whose length is in its first byte.
         op(libc::BPF_LDX | libc::BPF_B | libc::BPF_MSH, 0, 0, 0),
         op(libc::BPF_LD | libc::BPF_H | libc::BPF_IND, 0, 0, 2),
         op(libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K, 0, 1, u32::from(port)),

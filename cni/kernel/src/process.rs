@@ -1,4 +1,4 @@
-//! Programs that are run for a while.
+//! Child processes.
 #![allow(unsafe_code, reason = "what a child does between fork and exec cannot be said without")]
 
 use std::io;
@@ -8,10 +8,8 @@ use std::process::Command;
 use nix::errno::Errno;
 use nix::libc;
 
-/// Makes the program end when the thread that starts it ends, in whatever way: what a killed process
-/// has begun is not brought to its end by somebody whom nobody knows of any more.
-///
-/// (prctl(2), `PR_SET_PDEATHSIG`: the signal is sent at the end of the thread, not of the process.)
+/// Kills the child when the thread that starts it ends (prctl(2), `PR_SET_PDEATHSIG`: the thread, not the
+/// process), so that a killed plugin leaves no orphaned helper.
 pub fn end_with_us(command: &mut Command) -> &mut Command {
     // SAFETY: between fork and exec only calls that are safe in a signal handler are made: prctl and
     // getppid, both bare system calls. Nothing is allocated: an error of the system is a number.

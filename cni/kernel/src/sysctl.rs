@@ -1,8 +1,8 @@
 //! Kernel settings below `/proc/sys`.
 //!
-//! Names are written with slashes (`net/ipv4/conf/br0.100/arp_notify`), because the names of links
-//! may hold dots. What lies below `net` belongs to the network namespace of the calling thread,
-//! whatever `/proc` is mounted; see [`get_in`] and [`set_in`] for another one's.
+//! Names are written with slashes (`net/ipv4/conf/br0.100/arp_notify`), as names of links may contain dots. Settings
+//! below `net` are those of the calling thread's network namespace, whichever `/proc` is mounted; for those of another
+//! namespace see [`get_in`] and [`set_in`].
 
 use std::fs::{File, OpenOptions};
 use std::io::{Read, Seek as _, Write};
@@ -17,28 +17,28 @@ use nix::sys::stat::Mode;
 use crate::lock::FileLock;
 use crate::netns::{Netns, NetnsError};
 
-/// Why a setting could not be read or written.
+/// An error of a setting.
 #[derive(Debug, thiserror::Error)]
 pub enum SysctlError {
-    /// The name has an empty component, `.` or `..`, and could lead elsewhere.
+    /// The name has an empty component, `.` or `..`, and could lead outside of `/proc/sys`.
     #[error("invalid sysctl name {0:?}")]
     Name(String),
-    /// Reading failed; `NotFound` means that this kernel has no such setting.
+    /// Reading failed: `NotFound` if this kernel has no such setting.
     #[error("read sysctl {name}: {source}")]
     Read {
         /// The setting.
         name: String,
-        /// The system's answer.
+        /// The system's error.
         source: std::io::Error,
     },
-    /// Writing failed; `ReadOnlyFilesystem` means that `/proc/sys` is mounted read-only.
+    /// Writing failed: `ReadOnlyFilesystem` if `/proc/sys` is mounted read-only.
     #[error("set sysctl {name} to {value}: {source}")]
     Write {
         /// The setting.
         name: String,
-        /// The value it should have got.
+        /// The value to be written.
         value: String,
-        /// The system's answer.
+        /// The system's error.
         source: std::io::Error,
     },
     /// The namespace could not be entered.
@@ -47,7 +47,7 @@ pub enum SysctlError {
 }
 
 impl SysctlError {
-    /// Whether this kernel has no such setting (IPv6 switched off, no such link).
+    /// True if this kernel has no such setting (IPv6 switched off, no such link).
     #[must_use]
     pub fn is_not_found(&self) -> bool {
         match self {
@@ -59,10 +59,10 @@ impl SysctlError {
     }
 }
 
-/// Reads a setting, without the line's end.
+/// Reads a setting, without its newline.
 ///
 /// # Errors
-/// Names the setting.
+/// [`SysctlError::Read`], or [`SysctlError::Name`] for an invalid name.
 pub fn get(name: &str) -> Result<String, SysctlError> {
     let mut value = String::new();
     OpenOptions::new()
@@ -77,7 +77,7 @@ pub fn get(name: &str) -> Result<String, SysctlError> {
 /// Writes a setting.
 ///
 /// # Errors
-/// Names the setting and the value.
+/// [`SysctlError::Write`], or [`SysctlError::Name`] for an invalid name.
 pub fn set(name: &str, value: &str) -> Result<(), SysctlError> {
     OpenOptions::new()
         .write(true)
@@ -99,7 +99,7 @@ pub fn set(name: &str, value: &str) -> Result<(), SysctlError> {
 /// written without it, and a warning logged.
 ///
 /// # Errors
-/// Names the setting and the value.
+/// [`SysctlError::Read`] or [`SysctlError::Write`], or [`SysctlError::Name`] for an invalid name.
 pub fn ensure(name: &str, value: &str) -> Result<bool, SysctlError> {
     const PATIENCE: Duration = Duration::from_secs(1);
     if get(name)? == value {
@@ -126,7 +126,7 @@ pub fn ensure(name: &str, value: &str) -> Result<bool, SysctlError> {
 /// [`get`] in another namespace.
 ///
 /// # Errors
-/// Names the setting, or the namespace that could not be entered.
+/// As of [`get`]; [`SysctlError::Netns`] if the namespace cannot be entered.
 pub fn get_in(netns: &Netns, name: &str) -> Result<String, SysctlError> {
     netns.run(|| get(name))?
 }
@@ -134,7 +134,7 @@ pub fn get_in(netns: &Netns, name: &str) -> Result<String, SysctlError> {
 /// [`set`] in another namespace.
 ///
 /// # Errors
-/// Names the setting and the value, or the namespace that could not be entered.
+/// As of [`set`]; [`SysctlError::Netns`] if the namespace cannot be entered.
 pub fn set_in(netns: &Netns, name: &str, value: &str) -> Result<(), SysctlError> {
     netns.run(|| set(name, value))?
 }
@@ -142,23 +142,22 @@ pub fn set_in(netns: &Netns, name: &str, value: &str) -> Result<(), SysctlError>
 /// [`ensure`] in another namespace.
 ///
 /// # Errors
-/// Names the setting and the value, or the namespace that could not be entered.
+/// As of [`ensure`]; [`SysctlError::Netns`] if the namespace cannot be entered.
 pub fn ensure_in(netns: &Netns, name: &str, value: &str) -> Result<bool, SysctlError> {
     netns.run(|| ensure(name, value))?
 }
 
-/// The settings of network namespaces, `/proc/sys/net`, held open: names that others have written lead to
-/// nothing outside of it.
+/// The directory `/proc/sys/net`, held open: no name, wherever it comes from, leads outside of it.
 #[derive(Debug)]
 pub struct NetSettings {
     fd: OwnedFd,
 }
 
 impl NetSettings {
-    /// Opens the directory. Each read and write is about the namespace of the thread that makes it.
+    /// Opens the directory. Reads and writes are about the namespace of the thread that makes them.
     ///
     /// # Errors
-    /// When `/proc` is not mounted.
+    /// [`SysctlError::Read`] if `/proc` is not mounted.
     pub fn open() -> Result<Self, SysctlError> {
         let flags = OFlag::O_PATH | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC;
         let opened = openat(AT_FDCWD, "/proc/sys/net", flags, Mode::empty());
@@ -167,10 +166,10 @@ impl NetSettings {
         Ok(Self { fd })
     }
 
-    /// Reads a setting, without the line's end. `name` goes on behind `net/`.
+    /// Reads the setting `net/{name}`, without its newline.
     ///
     /// # Errors
-    /// Names the setting.
+    /// [`SysctlError::Read`], or [`SysctlError::Name`] for an invalid name.
     pub fn get(&self, name: &str) -> Result<String, SysctlError> {
         let mut value = String::new();
         self.file(name, OFlag::O_RDONLY)?
@@ -180,10 +179,10 @@ impl NetSettings {
         Ok(value)
     }
 
-    /// Writes a setting. `name` goes on behind `net/`.
+    /// Writes the setting `net/{name}`.
     ///
     /// # Errors
-    /// Names the setting and the value.
+    /// [`SysctlError::Write`], or [`SysctlError::Name`] for an invalid name.
     pub fn set(&self, name: &str, value: &str) -> Result<(), SysctlError> {
         self.file(name, OFlag::O_WRONLY)?.and_then(|mut file| file.write_all(value.as_bytes())).map_err(
             |source| SysctlError::Write { name: format!("net/{name}"), value: value.to_owned(), source },
@@ -197,7 +196,7 @@ impl NetSettings {
             .flags(flags)
             .resolve(ResolveFlag::RESOLVE_BENEATH | ResolveFlag::RESOLVE_NO_SYMLINKS);
         let opened = match openat2(&self.fd, name, how) {
-            // Before Linux 5.6. The name has no `..`, and procfs has no links here.
+            // Before Linux 5.6. The name has no `..`, and procfs has no symbolic links here.
             Err(Errno::ENOSYS) => openat(&self.fd, name, flags | OFlag::O_NOFOLLOW, Mode::empty()),
             other => other,
         };
@@ -224,7 +223,7 @@ mod tests {
     }
 
     #[test]
-    fn the_settings_of_namespaces_lead_nowhere_else() {
+    fn no_name_leads_outside_of_the_net_directory() {
         let net = NetSettings::open().unwrap();
         for name in ["", "/kernel/ostype", "../kernel/ostype", "core/../../kernel/ostype", "core//somaxconn"]
         {
@@ -239,7 +238,7 @@ mod tests {
     }
 
     #[test]
-    fn a_setting_is_read_without_its_line_end() {
+    fn a_setting_is_read_without_its_newline() {
         let value = get("kernel/ostype").unwrap();
         assert_eq!(value, "Linux");
         assert!(get("net/ipv4/no_such_setting").unwrap_err().is_not_found());

@@ -1,5 +1,4 @@
-//! Taps: links whose frames a program reads and writes (`Documentation/networking/tuntap.rst` of the
-//! kernel).
+//! Taps: links whose frames a process reads and writes (`Documentation/networking/tuntap.rst` of the kernel).
 #![allow(unsafe_code, reason = "taps are made by ioctls that nix does not wrap")]
 
 use std::fs::File;
@@ -8,57 +7,57 @@ use std::os::fd::AsRawFd;
 use nix::errno::Errno;
 use nix::libc;
 
-/// The device through which taps are made.
+/// The device that creates taps.
 const DEVICE: &str = "/dev/net/tun";
 
-/// A tap to be made.
+/// A tap to create.
 #[derive(Debug, Clone, Copy)]
 pub struct NewTap<'a> {
-    /// Its name.
+    /// Name.
     pub name: &'a str,
-    /// The user that may open it; none for those who may administer the network.
+    /// The user who may open it; none for those with `CAP_NET_ADMIN` only.
     pub owner: Option<u32>,
-    /// The group that may open it, likewise.
+    /// The group that may open it; none likewise.
     pub group: Option<u32>,
-    /// How many programs, or threads, may read and write side by side.
+    /// How many processes or threads can read and write concurrently.
     pub queues: Queues,
 }
 
-/// How many queues a tap has.
+/// Number of queues of a tap.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Queues {
-    /// One.
+    /// A single one.
     One,
-    /// As many as are opened, at most 256 (`IFF_MULTI_QUEUE`).
+    /// One for each open descriptor, at most 256 (`IFF_MULTI_QUEUE`).
     Several,
 }
 
-/// Why there is no tap.
+/// An error of a tap.
 #[derive(Debug, thiserror::Error)]
 pub enum TapError {
-    /// The device cannot be opened: ENOENT where there is none, ENODEV where the kernel has no driver.
+    /// The device cannot be opened: ENOENT if it is missing, ENODEV if the kernel has no driver.
     #[error("open {DEVICE}: {0}")]
     Open(std::io::Error),
     /// The kernel refused.
     #[error("{action} tap {name}: {errno}")]
     Kernel {
-        /// What was tried.
+        /// The operation.
         action: &'static str,
         /// The tap's name.
         name: String,
-        /// The kernel's answer; EBUSY when a link of the name exists.
+        /// The kernel's error; EBUSY if a link of this name exists.
         errno: Errno,
     },
 }
 
-/// Makes a tap that stays, in the calling thread's namespace. It is down, without a program at its other
-/// end. Frames come without the four bytes of `struct tun_pi` (`IFF_NO_PI`) as long as the program that
-/// opens it does not ask for them.
+/// Creates a persistent tap in the calling thread's namespace. The tap is down, and no process has it open.
+/// Frames come without the four bytes of `struct tun_pi` (`IFF_NO_PI`), unless the process that opens the tap
+/// asks for them.
 ///
-/// The tap is lasting with the last call only: a process that is killed before leaves none.
+/// The last system call makes the tap persistent: a process that is killed before leaves none.
 ///
 /// # Errors
-/// See [`TapError`].
+/// [`TapError::Open`] if taps are not available; [`TapError::Kernel`] with EBUSY if the name is taken.
 pub fn create(new: &NewTap<'_>) -> Result<(), TapError> {
     let device = device()?;
     let failed = |action| move |errno: Errno| TapError::Kernel { action, name: new.name.to_owned(), errno };
@@ -69,14 +68,16 @@ pub fn create(new: &NewTap<'_>) -> Result<(), TapError> {
     if let Some(group) = new.group {
         set(&device, libc::TUNSETGROUP, group).map_err(failed("set the group of"))?;
     }
-    set(&device, libc::TUNSETPERSIST, 1).map_err(failed("keep"))
+    set(&device, libc::TUNSETPERSIST, 1).map_err(failed("persist"))
 }
 
-/// Opens a queue of a tap in the calling thread's namespace: each read gives one frame, each write sends
-/// one, beginning with the Ethernet header. Where there is no such tap, one is made that goes with the file.
+/// Opens a queue of a tap in the calling thread's namespace. Each read returns one frame, each write sends
+/// one; both begin with the Ethernet header. If there is no such tap, creates one that is deleted when the
+/// file is closed.
 ///
 /// # Errors
-/// See [`TapError`]; EINVAL when the tap has another number of queues, EBUSY when its only one is open.
+/// [`TapError::Kernel`] with EINVAL if the tap has another number of queues, with EBUSY if its only queue is
+/// open.
 pub fn open(name: &str, queues: Queues) -> Result<File, TapError> {
     let device = device()?;
     attach(&device, name, queues, 0).map_err(|errno| TapError::Kernel {
@@ -87,11 +88,12 @@ pub fn open(name: &str, queues: Queues) -> Result<File, TapError> {
     Ok(device)
 }
 
-/// Makes a tun in the calling thread's namespace, a link whose packets begin with the IP header, as those of many
-/// tunnels do: each read gives one packet, each write sends one. It goes with the file.
+/// Creates a tun in the calling thread's namespace: a link whose packets begin with the IP header, as those
+/// of many tunnels do. Each read returns one packet, each write sends one. The link is deleted when the file
+/// is closed.
 ///
 /// # Errors
-/// See [`TapError`].
+/// [`TapError::Open`] if taps are not available; [`TapError::Kernel`] with EBUSY if the name is taken.
 pub fn tun(name: &str) -> Result<File, TapError> {
     let device = device()?;
     request(&device, name, libc::IFF_TUN | libc::IFF_NO_PI).map_err(|errno| TapError::Kernel {
@@ -102,10 +104,10 @@ pub fn tun(name: &str) -> Result<File, TapError> {
     Ok(device)
 }
 
-/// Whether taps can be made: opens the device, and makes none.
+/// Checks that the kernel has taps, without creating one.
 ///
 /// # Errors
-/// [`TapError::Open`] when they cannot.
+/// [`TapError::Open`] if it has not.
 pub fn available() -> Result<(), TapError> {
     device().map(drop)
 }

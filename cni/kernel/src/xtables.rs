@@ -1,8 +1,7 @@
-//! The kernel's older packet filter (`ip_tables`, `ip6_tables`): which tables there are, and which
-//! chains are in them.
+//! The legacy packet filter of the kernel (`ip_tables`, `ip6_tables`): its tables, and the chains in them.
 //!
-//! Read without the tools, without their lock and without making anything. All of a table is copied
-//! out of the kernel at once: a table of 200,000 rules is some 60 MB.
+//! Tables are read without the tools and their lock, and without creating any. The kernel copies a table
+//! whole: one of 200,000 rules is some 60 MB.
 #![allow(unsafe_code, reason = "reading a table is a socket option that nix does not wrap")]
 
 use std::fs;
@@ -20,19 +19,18 @@ const GET_INFO: c_int = 64;
 const GET_ENTRIES: c_int = 65;
 /// `XT_TABLE_MAXNAMELEN` (`linux/netfilter/x_tables.h`).
 const NAME_LEN: usize = 32;
-/// Size of `struct ipt_getinfo`: the name, and thirteen numbers of 32 bits, the last of which is the
-/// size of the table.
+/// Size of `struct ipt_getinfo`: the name and thirteen 32-bit numbers, of which the last is the table's size.
 const INFO_LEN: usize = NAME_LEN + 13 * 4;
 /// Offset of the rules in `struct ipt_get_entries`: the name, the size, and padding to eight bytes.
 const ENTRIES_HEAD: usize = 40;
-/// Name of the target that begins a chain; its data is the chain's name (`XT_ERROR_TARGET`).
+/// Target of the entry that begins a chain; its data is the chain's name (`XT_ERROR_TARGET`).
 const ERROR_TARGET: &[u8] = b"ERROR";
 /// `struct xt_entry_target`: a size of 16 bits, then the name, then the revision.
 const TARGET_HEAD: usize = 32;
-/// How often a table is read again that was changed between asking for its size and for its rules.
+/// Attempts to read a table that changes between the requests for its size and for its rules.
 const ATTEMPTS: u32 = 20;
 
-/// Why a table could not be read.
+/// A table that could not be read.
 #[derive(Debug, thiserror::Error)]
 #[error("read the {table} table of {tables}: {errno}")]
 pub struct XtablesError {
@@ -41,8 +39,8 @@ pub struct XtablesError {
     errno: Errno,
 }
 
-/// Whether this network namespace has the table. A table comes into being when somebody asks for it,
-/// and stays until the namespace ends.
+/// True if this network namespace has the table. The first request for a table creates it, and it stays until
+/// the namespace is deleted.
 #[must_use]
 pub fn has_table(family: Family, table: &str) -> bool {
     let file = match family {
@@ -52,35 +50,35 @@ pub fn has_table(family: Family, table: &str) -> bool {
     fs::read_to_string(file).is_ok_and(|names| names.lines().any(|name| name == table))
 }
 
-/// What a table is like without its rules: cheap to ask for, however many there are.
+/// A table's properties without its rules: cheap to read, however many rules there are.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TableInfo {
-    /// How many rules it has, counting what begins and ends its chains.
+    /// The number of rules, including those that begin and end chains.
     pub entries: usize,
-    /// The kernel's description of it in full: sizes, and where the built-in chains begin and end. A
-    /// table that has got or lost a rule has another one.
+    /// `struct ipt_getinfo`: sizes, and the offsets of the built-in chains. Adding or deleting a rule changes
+    /// it.
     pub bytes: Vec<u8>,
 }
 
-/// What a table is like; none if the namespace does not have it.
+/// A table's properties; none if the namespace does not have the table.
 ///
 /// # Errors
-/// What the kernel said.
+/// The kernel's error, with the table's name.
 pub fn info(family: Family, table: &str) -> Result<Option<TableInfo>, XtablesError> {
     if !has_table(family, table) {
         return Ok(None);
     }
     let failed = |errno| XtablesError { table: table.to_owned(), tables: tables_name(family), errno };
-    let bytes = open(family).and_then(|(socket, level)| ask(&socket, level, table)).map_err(failed)?;
+    let bytes = open(family).and_then(|(socket, level)| read_info(&socket, level, table)).map_err(failed)?;
     let entries = number(&bytes, INFO_LEN - 8).ok_or_else(|| failed(Errno::EPROTO))?;
     Ok(Some(TableInfo { entries, bytes }))
 }
 
-/// The names of the chains that users made in a table, in the kernel's order; empty if the namespace
-/// does not have the table.
+/// The names of a table's user-defined chains, in the kernel's order; empty if the namespace does not have
+/// the table.
 ///
 /// # Errors
-/// What the kernel said.
+/// The kernel's error, with the table's name.
 pub fn chains(family: Family, table: &str) -> Result<Vec<String>, XtablesError> {
     if !has_table(family, table) {
         return Ok(Vec::new());
@@ -90,8 +88,8 @@ pub fn chains(family: Family, table: &str) -> Result<Vec<String>, XtablesError> 
     Ok(chain_names(&entries, entry_layout(family)))
 }
 
-/// True if the rules of a table, as the kernel has them in memory, contain one of these texts. False if the namespace
-/// does not have the table.
+/// True if the rules of a table, in the kernel's binary form, contain one of these texts. False if the
+/// namespace does not have the table.
 ///
 /// # Errors
 /// The kernel's error, with the table's name.
@@ -119,10 +117,10 @@ fn open(family: Family) -> Result<(OwnedFd, c_int), Errno> {
     Ok((socket(domain, SockType::Datagram, SockFlag::SOCK_CLOEXEC, None)?, level))
 }
 
-fn ask(socket: &OwnedFd, level: c_int, table: &str) -> Result<Vec<u8>, Errno> {
+fn read_info(socket: &OwnedFd, level: c_int, table: &str) -> Result<Vec<u8>, Errno> {
     let mut info = vec![0; INFO_LEN];
     name_table(&mut info, table)?;
-    get(socket, (level, GET_INFO), &mut info)?;
+    get(socket, SocketOption { level, name: GET_INFO }, &mut info)?;
     Ok(info)
 }
 
@@ -130,7 +128,7 @@ fn read(family: Family, table: &str) -> Result<Vec<u8>, Errno> {
     let (socket, level) = open(family)?;
     let mut attempts = 0;
     loop {
-        let info = ask(&socket, level, table)?;
+        let info = read_info(&socket, level, table)?;
         let size = number(&info, INFO_LEN - 4).ok_or(Errno::EPROTO)?;
         let mut entries = vec![0; ENTRIES_HEAD + size];
         name_table(&mut entries, table)?;
@@ -138,9 +136,9 @@ fn read(family: Family, table: &str) -> Result<Vec<u8>, Errno> {
         if let Some(field) = entries.get_mut(NAME_LEN..NAME_LEN + 4) {
             field.copy_from_slice(&size.to_ne_bytes());
         }
-        match get(&socket, (level, GET_ENTRIES), &mut entries) {
+        match get(&socket, SocketOption { level, name: GET_ENTRIES }, &mut entries) {
             Ok(()) => return Ok(entries.split_off(ENTRIES_HEAD)),
-            // The kernel's answer to a size that is no longer the table's.
+            // The size is no longer the table's.
             Err(Errno::EAGAIN) if attempts < ATTEMPTS => attempts += 1,
             Err(errno) => return Err(errno),
         }
@@ -149,20 +147,27 @@ fn read(family: Family, table: &str) -> Result<Vec<u8>, Errno> {
 
 fn name_table(buffer: &mut [u8], table: &str) -> Result<(), Errno> {
     // The last byte stays NUL.
-    let place = buffer.get_mut(..table.len()).filter(|_| table.len() < NAME_LEN);
-    place.ok_or(Errno::EINVAL)?.copy_from_slice(table.as_bytes());
+    let field = buffer.get_mut(..table.len()).filter(|_| table.len() < NAME_LEN);
+    field.ok_or(Errno::EINVAL)?.copy_from_slice(table.as_bytes());
     Ok(())
 }
 
-fn get(socket: &OwnedFd, (level, option): (c_int, c_int), buffer: &mut [u8]) -> Result<(), Errno> {
+/// A socket option, as getsockopt(2) names it.
+#[derive(Debug, Clone, Copy)]
+struct SocketOption {
+    level: c_int,
+    name: c_int,
+}
+
+fn get(socket: &OwnedFd, option: SocketOption, buffer: &mut [u8]) -> Result<(), Errno> {
     let mut len = socklen_t::try_from(buffer.len()).map_err(|_| Errno::EOVERFLOW)?;
-    // SAFETY: the descriptor is open for the call; the kernel writes at most `len` bytes, which is the
-    // length of the buffer, and both pointers are valid and writable for the whole call.
+    // SAFETY: the descriptor is open for the call; the kernel writes at most `len` bytes, the length of the
+    // buffer; both pointers are valid and writable for the whole call.
     let result = unsafe {
         libc::getsockopt(
             socket.as_raw_fd(),
-            level,
-            option,
+            option.level,
+            option.name,
             buffer.as_mut_ptr().cast::<c_void>(),
             &raw mut len,
         )
@@ -170,10 +175,10 @@ fn get(socket: &OwnedFd, (level, option): (c_int, c_int), buffer: &mut [u8]) -> 
     Errno::result(result).map(drop)
 }
 
-/// Where the fields are in `struct ipt_entry` and `struct ip6t_entry`.
+/// Offsets in `struct ipt_entry` and `struct ip6t_entry`.
 #[derive(Debug, Clone, Copy)]
 struct Layout {
-    /// Offset of `target_offset`; `next_offset` is behind it, both 16 bits.
+    /// Offset of `target_offset`, which `next_offset` follows; both have 16 bits.
     offsets: usize,
 }
 
@@ -186,8 +191,8 @@ fn entry_layout(family: Family) -> Layout {
     }
 }
 
-/// A chain begins with an entry whose target is ERROR and says the chain's name; the table ends with
-/// one that says ERROR.
+/// The names of chains: a chain begins with an entry whose target is ERROR and whose data is the chain's
+/// name. The last entry of the table has the name ERROR.
 fn chain_names(entries: &[u8], layout: Layout) -> Vec<String> {
     let mut names = Vec::new();
     let mut rest = entries;
@@ -197,8 +202,8 @@ fn chain_names(entries: &[u8], layout: Layout) -> Vec<String> {
             names.extend(target.get(TARGET_HEAD..).filter(|_| is_error).map(text).map(lossy));
         }
         match rest.get(next..) {
-            // An entry of no length would never end.
-            Some(behind) if next > 0 => rest = behind,
+            // An entry of length zero would loop for ever.
+            Some(after) if next > 0 => rest = after,
             _ => break,
         }
     }
@@ -242,7 +247,7 @@ mod tests {
     }
 
     #[test]
-    fn chains_are_told_from_rules_and_from_the_end() {
+    fn only_user_defined_chains_are_listed() {
         let table = [
             entry(b"", b""),
             entry(b"ERROR", b"CNI-DN-x"),
@@ -254,7 +259,7 @@ mod tests {
         let layout = entry_layout(Family::V4);
         assert_eq!(chain_names(&table, layout), ["CNI-DN-x", "DOCKER"]);
         assert_eq!(chain_names(&table[..table.len() - 40], layout), ["CNI-DN-x", "DOCKER"]);
-        // Whatever the bytes are, it comes to an end.
+        // Arbitrary bytes do not loop for ever.
         assert_eq!(chain_names(&[0; 500], layout), Vec::<String>::new());
         assert_eq!(chain_names(&[0xff; 500], layout), Vec::<String>::new());
     }

@@ -7,7 +7,7 @@ use ipnet::IpNet;
 use rtnetlink::packet_route::address::{AddressAttribute, AddressFlags, AddressMessage, AddressScope};
 use rtnetlink::packet_route::{AddressFamily, RouteNetlinkMessage};
 
-use super::error::RouteError;
+use super::error::{ReplyError, RouteError};
 use super::link::Link;
 use super::transport::Verb;
 use super::{RouteSocket, wire};
@@ -15,28 +15,28 @@ use super::{RouteSocket, wire};
 /// An address of a link.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Address {
-    /// Number of the link.
+    /// The link's index.
     pub link: u32,
-    /// The address with the length of its prefix, not masked.
+    /// The address, not masked, with the length of its prefix.
     pub net: IpNet,
-    /// Duplicate address detection still runs (RFC 4862, section 5.4): the address cannot be used.
+    /// Duplicate address detection is not finished (RFC 4862, section 5.4): the address cannot be used yet.
     pub tentative: bool,
-    /// Somebody else on the link has the address.
+    /// Another host on the link has the address.
     pub duplicate: bool,
-    /// Another address of the same subnet came first (IPv4), or it is a temporary one (IPv6, RFC 8981).
+    /// The link has an older address of the same subnet (IPv4), or the address is temporary (IPv6, RFC 8981).
     pub secondary: bool,
-    /// No new conversation is to begin with it (RFC 4862, section 5.5.4).
+    /// No new connection should use it as its source (RFC 4862, section 5.5.4).
     pub deprecated: bool,
-    /// Whether its scope is the world, not the link (fe80::/10) or the host.
+    /// True if its scope is global, not link (fe80::/10) or host.
     pub global: bool,
 }
 
-/// Whether the kernel asks on the link if somebody has an IPv6 address before it is used.
+/// Duplicate address detection for a new IPv6 address.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum DuplicateDetection {
-    /// As the link's `accept_dad` says.
+    /// As the link's `accept_dad` requires.
     AsLink,
-    /// Not for this address (`IFA_F_NODAD`).
+    /// None for this address (`IFA_F_NODAD`).
     Skip,
 }
 
@@ -44,7 +44,7 @@ impl RouteSocket {
     /// The addresses of a link, of both families.
     ///
     /// # Errors
-    /// When the kernel cannot be asked.
+    /// [`RouteError`] if the kernel cannot list them.
     pub fn addresses(&self, link: &Link) -> Result<Vec<Address>, RouteError> {
         let mut message = AddressMessage::default();
         message.header.index = link.index;
@@ -56,17 +56,17 @@ impl RouteSocket {
     /// The addresses of all links.
     ///
     /// # Errors
-    /// When the kernel cannot be asked.
+    /// [`RouteError`] if the kernel cannot list them.
     pub fn all_addresses(&self) -> Result<Vec<Address>, RouteError> {
         let message = RouteNetlinkMessage::GetAddress(AddressMessage::default());
         self.transport.list(&message, format_args!("list addresses"), decode)
     }
 
-    /// The addresses of a link's other end, which is in another namespace. Nobody need know the way there. None
-    /// where the kernel does not tell (before Linux 4.20).
+    /// The addresses of a link's peer in another namespace, which need not be known. Empty where the kernel
+    /// cannot list them (before Linux 4.20).
     ///
     /// # Errors
-    /// When the kernel cannot be asked.
+    /// [`RouteError`] if the kernel cannot list them.
     pub fn peer_addresses(&self, link: &Link) -> Result<Vec<Address>, RouteError> {
         let (Some(peer), Some(netns)) = (link.peer, link.peer_netns) else { return Ok(Vec::new()) };
         let mut all = Vec::new();
@@ -74,18 +74,18 @@ impl RouteSocket {
             let mut message = AddressMessage::default();
             (message.header.family, message.header.index) = (family, peer);
             message.attributes.push(AddressAttribute::TargetNetNsId(netns));
-            let action = format_args!("list addresses of the other end of {}", link.name);
-            let question = RouteNetlinkMessage::GetAddress(message);
-            all.extend(self.transport.list(&question, action, |payload| decode_in(payload, netns))?);
+            let action = format_args!("list addresses of the peer of {}", link.name);
+            let request = RouteNetlinkMessage::GetAddress(message);
+            all.extend(self.transport.list(&request, action, |payload| decode_in(payload, netns))?);
         }
         Ok(all.into_iter().filter(|address: &Address| address.link == peer).collect())
     }
 
-    /// Gives a link an address, for IPv4 with the subnet's broadcast address. The kernel makes a route
-    /// to the subnet by this link.
+    /// Adds an address to a link, for IPv4 with the subnet's broadcast address. The kernel adds a route to
+    /// the subnet.
     ///
     /// # Errors
-    /// [`RouteError::already_exists`] when the link has it.
+    /// [`RouteError::already_exists`] if the link has it.
     pub fn add_address(
         &self,
         link: &Link,
@@ -95,10 +95,10 @@ impl RouteSocket {
         self.add_address_with(link, net, detection, AddressFlags::empty())
     }
 
-    /// The same without the route to the subnet (`IFA_F_NOPREFIXROUTE`).
+    /// Adds an address without the route to its subnet (`IFA_F_NOPREFIXROUTE`).
     ///
     /// # Errors
-    /// [`RouteError::already_exists`] when the link has it.
+    /// [`RouteError::already_exists`] if the link has it.
     pub fn add_address_alone(
         &self,
         link: &Link,
@@ -120,7 +120,7 @@ impl RouteSocket {
             flags |= AddressFlags::Nodad;
         }
         if !flags.is_empty() {
-            // Not in the header, whose field has room for eight flags only.
+            // As an attribute: the header's field has room for eight flags only.
             message.attributes.push(AddressAttribute::Flags(flags));
         }
         // Point-to-point prefixes have no broadcast address (RFC 3021).
@@ -133,21 +133,21 @@ impl RouteSocket {
         self.transport.run(Verb::Create, RouteNetlinkMessage::NewAddress(message), action)
     }
 
-    /// Takes an address from a link.
+    /// Deletes an address of a link.
     ///
     /// # Errors
-    /// [`RouteError::is_not_found`] when the link does not have it.
+    /// [`RouteError::is_not_found`] if the link does not have it.
     pub fn delete_address(&self, link: &Link, net: IpNet) -> Result<(), RouteError> {
         let message = RouteNetlinkMessage::DelAddress(address_message(link, net));
         self.transport.run(Verb::Change, message, format_args!("delete address {net} from {}", link.name))
     }
 
-    /// Waits until duplicate address detection has come to an end for all addresses of a link, at
-    /// most for `patience`, and returns the addresses as they are then. Detection makes no progress
-    /// while the link is down.
+    /// Waits until duplicate address detection has finished for all addresses of a link, for at most
+    /// `patience`. Returns the addresses, finished or not. Detection makes no progress while the link is
+    /// down.
     ///
     /// # Errors
-    /// When the kernel cannot be asked.
+    /// [`RouteError`] if the kernel cannot list the addresses.
     pub fn wait_for_detection(&self, link: &Link, patience: Duration) -> Result<Vec<Address>, RouteError> {
         let end = Instant::now() + patience;
         let mut pause = Duration::from_millis(2);
@@ -176,29 +176,34 @@ fn address_message(link: &Link, net: IpNet) -> AddressMessage {
         IpAddr::V4(_) | IpAddr::V6(_) => AddressScope::Universe,
     };
     message.header.index = link.index;
-    // Equal but for point-to-point addresses: the first is the other end's, the second the link's.
+    // Only on point-to-point links they differ: `Address` is the peer's, `Local` the link's.
     message.attributes.push(AddressAttribute::Address(net.addr()));
     message.attributes.push(AddressAttribute::Local(net.addr()));
     message
 }
 
-/// Length of `struct ifaddrmsg` of `linux/if_addr.h`.
+/// Length of `struct ifaddrmsg` (`linux/if_addr.h`).
 const IFADDRMSG: usize = 8;
 
-/// An address in the namespace with this number. A kernel that does not look there tells of its own ones.
-fn decode_in(payload: &[u8], netns: i32) -> Result<Option<Address>, String> {
+/// Decodes an address of the namespace with this id. A kernel that cannot look there lists its own
+/// namespace's addresses.
+fn decode_in(payload: &[u8], netns: i32) -> Result<Option<Address>, ReplyError> {
     /// `IFA_TARGET_NETNSID` (`linux/if_addr.h`).
     const TARGET: u16 = 10;
-    let (_, rest) = payload.split_at_checked(IFADDRMSG).ok_or("an address without a header")?;
-    let told = wire::attributes(rest).find(|(kind, _)| *kind == TARGET);
-    if told.is_none_or(|(_, value)| wire::u32_of(value).cast_signed() != netns) {
+    let (_, rest) = split_header(payload)?;
+    let target = wire::attributes(rest).find(|(kind, _)| *kind == TARGET);
+    if target.is_none_or(|(_, value)| wire::u32_of(value).cast_signed() != netns) {
         return Ok(None);
     }
     decode(payload)
 }
 
-fn decode(payload: &[u8]) -> Result<Option<Address>, String> {
-    let (header, rest) = payload.split_at_checked(IFADDRMSG).ok_or("an address without a header")?;
+fn split_header(payload: &[u8]) -> Result<(&[u8], &[u8]), ReplyError> {
+    payload.split_at_checked(IFADDRMSG).ok_or(ReplyError::NoHeader("an address"))
+}
+
+fn decode(payload: &[u8]) -> Result<Option<Address>, ReplyError> {
+    let (header, rest) = split_header(payload)?;
     let mut flags = u32::from(header[2]);
     let (mut address, mut local) = (None, None);
     for (kind, value) in wire::attributes(rest) {
@@ -211,7 +216,7 @@ fn decode(payload: &[u8]) -> Result<Option<Address>, String> {
     }
     let flags = AddressFlags::from_bits_retain(flags);
     let Some(net) = local.or(address).and_then(|address| IpNet::new(address, header[1]).ok()) else {
-        return Ok(None); // Another family than IP.
+        return Ok(None); // Not an IP address.
     };
     Ok(Some(Address {
         link: wire::u32_of(&header[4..]),

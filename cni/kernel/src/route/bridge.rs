@@ -1,4 +1,4 @@
-//! Bridges, their ports and the VLANs of their ports.
+//! Bridges, and the settings and VLANs of their ports.
 
 use rtnetlink::packet_route::link::{
     AfSpecBridge, BridgeVlanInfo, BridgeVlanInfoFlags, InfoBridge, InfoBridgePort, InfoData, InfoKind,
@@ -6,83 +6,41 @@ use rtnetlink::packet_route::link::{
 };
 use rtnetlink::packet_route::{AddressFamily, RouteNetlinkMessage};
 
-use super::error::RouteError;
+use super::error::{ReplyError, RouteError};
 use super::link::{IFINFOMSG, Link};
+use super::port::{PortSettings, Switch, VlanFiltering};
 use super::transport::Verb;
 use super::{RouteSocket, wire};
 use crate::mac::Mac;
 
-/// A bridge to be made.
+/// A bridge to create.
 #[derive(Debug)]
 pub struct NewBridge<'a> {
-    /// Its name.
+    /// Name.
     pub name: &'a str,
-    /// Its address. A bridge that is given one keeps it; one that is not follows the lowest address
-    /// of its ports.
+    /// Address. None: the bridge has the lowest address of its ports, and it changes with them.
     pub mac: Option<Mac>,
-    /// Its MTU in bytes; none for the kernel's default, which then follows the smallest of its
-    /// ports.
+    /// MTU in bytes. None: the smallest MTU of its ports, and it changes with them.
     pub mtu: Option<u32>,
-    /// Whether it keeps VLANs apart.
+    /// VLAN filtering.
     pub vlan_filtering: VlanFiltering,
 }
 
-/// Whether a bridge keeps VLANs apart (`IFLA_BR_VLAN_FILTERING`).
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum VlanFiltering {
-    /// It does.
-    On,
-    /// It does not look at VLANs.
-    Off,
-}
-
-/// On or off.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Switch {
-    /// On.
-    On,
-    /// Off.
-    Off,
-}
-
-impl Switch {
-    /// On for true.
-    #[must_use]
-    pub fn from_bool(on: bool) -> Self {
-        if on { Self::On } else { Self::Off }
-    }
-
-    /// True for on.
-    #[must_use]
-    pub fn is_on(self) -> bool {
-        self == Self::On
-    }
-}
-
-/// What a port of a bridge is set to.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct PortSettings {
-    /// Whether packets may leave by the port they came from.
-    pub hairpin: Switch,
-    /// Whether the port is kept from all other isolated ports (since Linux 4.18).
-    pub isolated: Switch,
-}
-
-/// VLANs of a port: all from `first` to `last`, with the same flags.
+/// VLANs of a port: all IDs from `first` to `last`, with the same flags.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct PortVlan {
-    /// The first VLAN ID, 1–4094.
+    /// First VLAN ID, 1–4094.
     pub first: u16,
-    /// The last VLAN ID, not below the first.
+    /// Last VLAN ID, not less than the first.
     pub last: u16,
-    /// Untagged packets that come in belong to this VLAN. For a single ID only.
+    /// Untagged packets received belong to this VLAN. For a single ID only.
     pub pvid: Switch,
-    /// Packets leave without their tag.
+    /// Packets are sent untagged.
     pub untagged: Switch,
 }
 
 impl PortVlan {
-    /// One VLAN whose packets come and go untagged.
+    /// One VLAN, untagged in both directions.
     #[must_use]
     pub fn native(id: u16) -> Self {
         Self { first: id, last: id, pvid: Switch::On, untagged: Switch::On }
@@ -101,7 +59,7 @@ impl PortVlan {
         flags
     }
 
-    /// A range is two entries, marked as begin and end.
+    /// The entries of a netlink message: a range has two, marked as begin and end.
     fn entries(self) -> Vec<AfSpecBridge> {
         let entry = |vid, flags| AfSpecBridge::VlanInfo(BridgeVlanInfo { flags, vid });
         if self.first == self.last {
@@ -125,33 +83,15 @@ impl std::fmt::Display for PortVlan {
     }
 }
 
-// linux/if_link.h; the kernel calls hairpin the port's mode.
-const IFLA_BRPORT_MODE: u16 = 4;
-const IFLA_BRPORT_ISOLATED: u16 = 33;
 // linux/if_bridge.h
 const IFLA_BRIDGE_VLAN_INFO: u16 = 2;
 
-impl PortSettings {
-    pub(super) fn decode(data: &[u8]) -> Self {
-        let mut settings = Self { hairpin: Switch::Off, isolated: Switch::Off };
-        for (kind, value) in wire::attributes(data) {
-            let switch = Switch::from_bool(wire::u8_of(value) != 0);
-            match kind {
-                IFLA_BRPORT_MODE => settings.hairpin = switch,
-                IFLA_BRPORT_ISOLATED => settings.isolated = switch,
-                _ => {}
-            }
-        }
-        settings
-    }
-}
-
 impl RouteSocket {
-    /// Makes a bridge and switches it on.
+    /// Creates a bridge that is up.
     ///
     /// # Errors
-    /// [`RouteError::already_exists`] when the name is taken; EOPNOTSUPP with VLAN filtering on a
-    /// kernel that was built without it.
+    /// [`RouteError::already_exists`] if the name is taken; EOPNOTSUPP for VLAN filtering in a kernel that
+    /// was built without it.
     pub fn create_bridge(&self, new: &NewBridge<'_>) -> Result<(), RouteError> {
         let mut message = LinkMessage::default();
         message.header.flags = LinkFlags::Up;
@@ -175,7 +115,7 @@ impl RouteSocket {
     /// Switches VLAN filtering on or off.
     ///
     /// # Errors
-    /// Names the bridge; EOPNOTSUPP on a kernel that was built without it.
+    /// EOPNOTSUPP in a kernel that was built without it.
     pub fn set_vlan_filtering(&self, bridge: &Link, filtering: VlanFiltering) -> Result<(), RouteError> {
         let mut message = LinkMessage::default();
         message.header.index = bridge.index;
@@ -187,11 +127,11 @@ impl RouteSocket {
         self.transport.run(Verb::Change, RouteNetlinkMessage::NewLink(message), action)
     }
 
-    /// Sets what a port of a bridge does. Only what differs from `from` is sent, so that a kernel
-    /// without a setting serves those who leave it alone.
+    /// Changes the settings of a bridge port. Sends only those that differ from `from`: a kernel that lacks a
+    /// setting serves callers that do not change it.
     ///
     /// # Errors
-    /// Names the port.
+    /// [`RouteError::is_not_found`] if the link is gone.
     pub fn set_port(&self, port: &Link, from: PortSettings, to: PortSettings) -> Result<(), RouteError> {
         let mut data = Vec::new();
         if from.hairpin != to.hairpin {
@@ -214,20 +154,20 @@ impl RouteSocket {
         self.transport.run(Verb::Change, RouteNetlinkMessage::NewLink(message), action)
     }
 
-    /// Lets a port take part in VLANs.
+    /// Adds VLANs to a port.
     ///
     /// # Errors
-    /// Names the port and the VLANs; EOPNOTSUPP on a kernel without VLAN filtering.
+    /// EOPNOTSUPP in a kernel without VLAN filtering.
     pub fn add_port_vlan(&self, port: &Link, vlan: PortVlan) -> Result<(), RouteError> {
         let message = RouteNetlinkMessage::SetLink(vlan_message(port, vlan));
         self.transport.run(Verb::Change, message, format_args!("add {vlan} to bridge port {}", port.name))
     }
 
-    /// Takes a port out of VLANs. One that it is not in is no error: the kernel does not tell
-    /// (br_vlan_info in net/bridge/br_netlink.c).
+    /// Removes VLANs from a port. Missing ones are no error: the kernel does not report them (br_vlan_info in
+    /// net/bridge/br_netlink.c).
     ///
     /// # Errors
-    /// Names the port and the VLANs.
+    /// [`RouteError::is_not_found`] if the link is gone.
     pub fn delete_port_vlan(&self, port: &Link, vlan: PortVlan) -> Result<(), RouteError> {
         let message = RouteNetlinkMessage::DelLink(vlan_message(port, vlan));
         self.transport.run(
@@ -237,10 +177,10 @@ impl RouteSocket {
         )
     }
 
-    /// The VLANs of a port, or of a bridge itself; neighbouring ones with equal flags as one range.
+    /// The VLANs of a port, or of a bridge itself; consecutive ones with equal flags form one range.
     ///
     /// # Errors
-    /// When the kernel cannot be asked.
+    /// [`RouteError`] if the kernel cannot list them.
     pub fn port_vlans(&self, port: &Link) -> Result<Vec<PortVlan>, RouteError> {
         let mut message = LinkMessage::default();
         message.header.interface_family = AddressFamily::Bridge;
@@ -262,8 +202,8 @@ fn vlan_message(port: &Link, vlan: PortVlan) -> LinkMessage {
     message
 }
 
-fn decode_vlans(payload: &[u8], wanted: u32) -> Result<Option<Vec<PortVlan>>, String> {
-    let (header, rest) = payload.split_at_checked(IFINFOMSG).ok_or("a link without a header")?;
+fn decode_vlans(payload: &[u8], wanted: u32) -> Result<Option<Vec<PortVlan>>, ReplyError> {
+    let (header, rest) = payload.split_at_checked(IFINFOMSG).ok_or(ReplyError::NoHeader("a link"))?;
     if wire::u32_of(&header[4..]) != wanted {
         return Ok(None);
     }

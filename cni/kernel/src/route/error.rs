@@ -1,4 +1,6 @@
-//! What can go wrong in a conversation with the kernel's routing side.
+//! Errors of requests to routing netlink.
+
+use std::net::IpAddr;
 
 use nix::errno::Errno;
 
@@ -7,59 +9,81 @@ use crate::netns::NetnsError;
 /// A failed request. `action` always names the operation, its object and the namespace.
 #[derive(Debug, thiserror::Error)]
 pub enum RouteError {
-    /// The kernel refused.
+    /// The kernel refused the request.
     #[error("{action}: {errno}{}{hint}", if hint.is_empty() { "" } else { ": " })]
     Kernel {
-        /// What was tried, on what.
+        /// The operation, its object and the namespace.
         action: String,
-        /// The kernel's answer.
+        /// The kernel's error.
         errno: Errno,
-        /// What the kernel said about it (extended acknowledgement), often empty.
+        /// The kernel's message (extended acknowledgement), often empty.
         hint: String,
     },
-    /// The socket itself failed; EAGAIN means that no answer came in time.
+    /// The socket failed; EAGAIN if no reply came in time.
     #[error("{action}: netlink socket: {errno}")]
     Socket {
-        /// What was tried, on what.
+        /// The operation, its object and the namespace.
         action: String,
-        /// The system's answer.
+        /// The system's error.
         errno: Errno,
     },
-    /// The kernel's answer could not be understood.
-    #[error("{action}: unexpected answer: {reason}")]
-    Answer {
-        /// What was tried, on what.
+    /// The kernel's reply could not be decoded.
+    #[error("{action}: unexpected reply: {source}")]
+    Reply {
+        /// The operation, its object and the namespace.
         action: String,
-        /// What is wrong with the answer.
-        reason: String,
+        /// The defect.
+        source: ReplyError,
     },
-    /// A list changed while it was read, each time that it was tried.
+    /// A list changed during each attempt to read it.
     #[error("{action}: the list kept changing while it was read")]
     Interrupted {
-        /// What was tried, on what.
+        /// The operation, its object and the namespace.
         action: String,
     },
     /// The namespace could not be entered.
     #[error("{action}: {source}")]
     Netns {
-        /// What was tried, on what.
+        /// The operation, its object and the namespace.
         action: String,
-        /// Why it could not be entered.
+        /// The namespace's error.
         source: NetnsError,
     },
 }
 
+/// A reply that cannot be decoded.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum ReplyError {
+    /// The message is shorter than its fixed part.
+    #[error("{0} without a header")]
+    NoHeader(&'static str),
+    /// The reply has no object.
+    #[error("it is empty")]
+    Empty,
+    /// The kernel reports that messages were lost (`NLMSG_OVERRUN`).
+    #[error("data was lost")]
+    Overrun,
+    /// The length of a route's prefix does not fit its address.
+    #[error("route to {address}/{length}: invalid prefix length")]
+    Prefix {
+        /// The route's destination.
+        address: IpAddr,
+        /// The length of its prefix.
+        length: u8,
+    },
+}
+
 impl RouteError {
-    /// The kernel's answer, if it was the kernel that refused.
+    /// The kernel's error, if the kernel refused the request.
     #[must_use]
     pub fn errno(&self) -> Option<Errno> {
         match self {
             Self::Kernel { errno, .. } => Some(*errno),
-            Self::Socket { .. } | Self::Answer { .. } | Self::Interrupted { .. } | Self::Netns { .. } => None,
+            Self::Socket { .. } | Self::Reply { .. } | Self::Interrupted { .. } | Self::Netns { .. } => None,
         }
     }
 
-    /// Whether the link, address or route does not exist.
+    /// True if the link, address, route or rule does not exist.
     #[must_use]
     pub fn is_not_found(&self) -> bool {
         matches!(
@@ -68,7 +92,7 @@ impl RouteError {
         )
     }
 
-    /// Whether something of that name, or an equal address or route, exists already.
+    /// True if an object of that name, or an equal address, route or rule, exists.
     #[must_use]
     pub fn already_exists(&self) -> bool {
         self.errno() == Some(Errno::EEXIST)

@@ -1,45 +1,34 @@
-//! Links of other kinds than bridges and pairs: those on top of another link, and those on nothing.
+//! Kinds of links and their modes.
 
-use std::os::fd::{AsFd, AsRawFd};
+use rtnetlink::packet_route::link::{IpVlanMode as WireIpvlanMode, MacVlanMode as WireMacvlanMode};
 
-use rtnetlink::packet_route::RouteNetlinkMessage;
-use rtnetlink::packet_route::link::{
-    InfoData, InfoIpVlan, InfoKind, InfoMacVlan, InfoVlan, IpVlanMode as WireIpvlanMode, LinkAttribute,
-    LinkInfo, LinkMessage, MacVlanMode as WireMacvlanMode,
-};
+use super::wire;
 
-use super::error::RouteError;
-use super::link::{Link, LinkKind};
-use super::transport::Verb;
-use super::{RouteSocket, wire};
-use crate::mac::Mac;
-use crate::netns::Netns;
-
-/// What links of one macvlan master may say to each other (`enum macvlan_mode` of `linux/if_link.h`).
+/// Traffic between links of one macvlan master (`enum macvlan_mode` of `linux/if_link.h`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum MacvlanMode {
-    /// Nothing.
+    /// None.
     Private,
-    /// What the switch that the master is connected to sends back.
+    /// Only by way of the switch to which the master is connected, if that sends packets back.
     Vepa,
-    /// Everything, at once.
+    /// All, directly.
     Bridge,
-    /// There is only one link, which has the master for itself.
+    /// The master has a single link.
     Passthru,
-    /// Only what comes from addresses on a list.
+    /// Only from source addresses on a list.
     Source,
     /// Any other, by its number.
     Other(u32),
 }
 
 impl MacvlanMode {
-    /// The mode of a name that `ip link` uses too.
+    /// The mode of this name, as in `ip link`.
     #[must_use]
     pub fn from_name(name: &str) -> Option<Self> {
         [Self::Private, Self::Vepa, Self::Bridge, Self::Passthru].into_iter().find(|mode| mode.name() == name)
     }
 
-    /// The name that `ip link` uses.
+    /// The name, as in `ip link`.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -52,7 +41,7 @@ impl MacvlanMode {
         }
     }
 
-    fn wire(self) -> WireMacvlanMode {
+    pub(super) fn wire(self) -> WireMacvlanMode {
         match self {
             Self::Private => WireMacvlanMode::Private,
             Self::Vepa => WireMacvlanMode::Vepa,
@@ -71,10 +60,10 @@ impl MacvlanMode {
     }
 }
 
-/// What of a packet an ipvlan link looks at (`enum ipvlan_mode` of `linux/if_link.h`).
+/// Layer at which an ipvlan link works (`enum ipvlan_mode` of `linux/if_link.h`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum IpvlanMode {
-    /// Frames: the link answers for its addresses on the master's network.
+    /// Frames: the link answers ARP and neighbour solicitations on the master's network.
     L2,
     /// Packets: the master's namespace routes what leaves.
     L3,
@@ -85,13 +74,13 @@ pub enum IpvlanMode {
 }
 
 impl IpvlanMode {
-    /// The mode of a name that `ip link` uses too.
+    /// The mode of this name, as in `ip link`.
     #[must_use]
     pub fn from_name(name: &str) -> Option<Self> {
         [Self::L2, Self::L3, Self::L3s].into_iter().find(|mode| mode.name() == name)
     }
 
-    /// The name that `ip link` uses.
+    /// The name, as in `ip link`.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -102,7 +91,7 @@ impl IpvlanMode {
         }
     }
 
-    fn wire(self) -> WireIpvlanMode {
+    pub(super) fn wire(self) -> WireIpvlanMode {
         match self {
             Self::L2 => WireIpvlanMode::L2,
             Self::L3 => WireIpvlanMode::L3,
@@ -119,113 +108,28 @@ impl IpvlanMode {
     }
 }
 
-/// What a new link is, and how it is set.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum NewKind {
-    /// A link with an address of its own on another link.
-    Macvlan {
-        /// What it may say to its neighbours.
-        mode: MacvlanMode,
-        /// How many broadcasts the master keeps for its links; none for the kernel's default of 1,000.
-        /// Since Linux 5.11; older kernels do not look at it.
-        broadcast_queue: Option<u32>,
-    },
+/// Kind of a link (`IFLA_INFO_KIND`).
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub enum LinkKind {
+    /// A bridge.
+    Bridge,
+    /// One end of a veth pair.
+    Veth,
+    /// A link without a kind: a device, or the loopback.
+    #[default]
+    Plain,
+    /// A link with an Ethernet address of its own on another link.
+    Macvlan(MacvlanMode),
     /// A link with the Ethernet address of the link below.
     Ipvlan(IpvlanMode),
-    /// The packets of one VLAN ID (IEEE 802.1Q) of the link below.
+    /// The packets of this VLAN ID of the link below.
     Vlan(u16),
-    /// A link that drops all that is sent.
+    /// A link that drops all packets sent.
     Dummy,
-}
-
-impl NewKind {
-    fn info(self) -> Vec<LinkInfo> {
-        match self {
-            Self::Macvlan { mode, broadcast_queue } => {
-                let mut data = vec![InfoMacVlan::Mode(mode.wire())];
-                data.extend(broadcast_queue.map(InfoMacVlan::BcQueueLen));
-                vec![LinkInfo::Kind(InfoKind::MacVlan), LinkInfo::Data(InfoData::MacVlan(data))]
-            }
-            Self::Ipvlan(mode) => {
-                let data = vec![InfoIpVlan::Mode(mode.wire())];
-                vec![LinkInfo::Kind(InfoKind::IpVlan), LinkInfo::Data(InfoData::IpVlan(data))]
-            }
-            Self::Vlan(id) => {
-                let data = vec![InfoVlan::Id(id)];
-                vec![LinkInfo::Kind(InfoKind::Vlan), LinkInfo::Data(InfoData::Vlan(data))]
-            }
-            Self::Dummy => vec![LinkInfo::Kind(InfoKind::Dummy)],
-        }
-    }
-
-    fn word(self) -> &'static str {
-        match self {
-            Self::Macvlan { .. } => "macvlan",
-            Self::Ipvlan(_) => "ipvlan",
-            Self::Vlan(_) => "vlan",
-            Self::Dummy => "dummy",
-        }
-    }
-}
-
-/// A link to be made.
-#[derive(Debug)]
-pub struct NewLink<'a> {
-    /// Its name. Kernels before 6.15 look for it in the socket's namespace too, wherever the link is made.
-    pub name: &'a str,
-    /// What it is.
-    pub kind: NewKind,
-    /// The link below, of the socket's namespace; none for a link on nothing.
-    pub below: Option<&'a Link>,
-    /// Where it is made; none for the socket's namespace.
-    pub netns: Option<&'a Netns>,
-    /// Its address; none for one of the kernel's choice. An ipvlan link has that of the link below.
-    pub mac: Option<Mac>,
-    /// Its MTU in bytes; none for the kernel's default, that of the link below.
-    pub mtu: Option<u32>,
-}
-
-impl RouteSocket {
-    /// Makes a link, which is down.
-    ///
-    /// # Errors
-    /// [`RouteError::already_exists`] when the name, or the VLAN ID on the link below, is taken; EOPNOTSUPP
-    /// when the kernel does not know the kind.
-    pub fn create_link(&self, new: &NewLink<'_>) -> Result<(), RouteError> {
-        let mut message = LinkMessage::default();
-        let attributes = &mut message.attributes;
-        attributes.push(LinkAttribute::IfName(new.name.to_owned()));
-        attributes.extend(new.below.map(|link| LinkAttribute::Link(link.index)));
-        attributes.extend(new.netns.map(|netns| LinkAttribute::NetNsFd(netns.as_fd().as_raw_fd())));
-        attributes.extend(new.mtu.map(LinkAttribute::Mtu));
-        attributes.extend(new.mac.map(|mac| LinkAttribute::Address(mac.0.to_vec())));
-        attributes.push(LinkAttribute::LinkInfo(new.kind.info()));
-        let (word, name) = (new.kind.word(), new.name);
-        let message = RouteNetlinkMessage::NewLink(message);
-        match new.below {
-            Some(link) => {
-                let action = format_args!("create {word} link {name} on {}", link.name);
-                self.transport.run(Verb::Create, message, action)
-            }
-            None => self.transport.run(Verb::Create, message, format_args!("create {word} link {name}")),
-        }
-    }
-
-    /// Moves a link to another namespace and, in the same request, gives it another name and alias. The
-    /// kernel switches it off and takes its addresses and routes away.
-    ///
-    /// # Errors
-    /// EEXIST when a link of the name is there: the link may be in the other namespace by then, under its
-    /// old name. EINVAL for a link that cannot leave its namespace.
-    pub fn move_link(&self, link: &Link, to: &Netns, name: &str, alias: &str) -> Result<(), RouteError> {
-        let mut message = LinkMessage::default();
-        message.header.index = link.index;
-        message.attributes.push(LinkAttribute::NetNsFd(to.as_fd().as_raw_fd()));
-        message.attributes.push(LinkAttribute::IfName(name.to_owned()));
-        message.attributes.push(LinkAttribute::IfAlias(alias.to_owned()));
-        let action = format_args!("move link {} to {} as {name}", link.name, to.path().display());
-        self.transport.run(Verb::Change, RouteNetlinkMessage::SetLink(message), action)
-    }
+    /// A link whose packets a process reads and writes.
+    Tun,
+    /// Any other, by the kernel's name for it.
+    Other(String),
 }
 
 // linux/if_link.h
@@ -233,11 +137,11 @@ const IFLA_MACVLAN_MODE: u16 = 1;
 const IFLA_IPVLAN_MODE: u16 = 1;
 const IFLA_VLAN_ID: u16 = 1;
 
-/// The kind of a link by the kernel's word for it and its `IFLA_INFO_DATA`.
-pub(super) fn decode(word: &str, data: &[u8]) -> LinkKind {
+/// The kind of a link, from `IFLA_INFO_KIND` and `IFLA_INFO_DATA`.
+pub(super) fn decode(name: &str, data: &[u8]) -> LinkKind {
     let find =
         |wanted| wire::attributes(data).find(|(kind, _)| *kind == wanted).map_or(&[][..], |(_, value)| value);
-    match word {
+    match name {
         "bridge" => LinkKind::Bridge,
         "veth" => LinkKind::Veth,
         "macvlan" => LinkKind::Macvlan(MacvlanMode::from_number(wire::u32_of(find(IFLA_MACVLAN_MODE)))),
@@ -254,7 +158,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn modes_are_told_by_name_and_number() {
+    fn modes_have_names_and_numbers() {
         for mode in [MacvlanMode::Private, MacvlanMode::Vepa, MacvlanMode::Bridge, MacvlanMode::Passthru] {
             assert_eq!(MacvlanMode::from_name(mode.name()), Some(mode));
             assert_eq!(MacvlanMode::from_number(mode.wire().into()), mode);
@@ -269,7 +173,7 @@ mod tests {
     }
 
     #[test]
-    fn a_kind_is_read_with_what_it_is_set_to() {
+    fn a_kind_is_decoded_with_its_mode() {
         let attribute = |value: &[u8]| {
             let mut bytes = (4 + u16::try_from(value.len()).unwrap()).to_ne_bytes().to_vec();
             bytes.extend(1_u16.to_ne_bytes());

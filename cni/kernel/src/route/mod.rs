@@ -1,19 +1,20 @@
 //! Links, addresses and routes over routing netlink (rtnetlink(7)).
 //!
-//! A [`RouteSocket`] belongs to the namespace it was opened in for all its life, whatever the
-//! namespace of the thread that uses it. Creation is exclusive: what exists already is an error
-//! ([`RouteError::already_exists`]), never silently taken over.
+//! A [`RouteSocket`] stays in the namespace in which it was opened, whatever the namespace of the thread that
+//! uses it. Creation is exclusive: an object that exists is an error ([`RouteError::already_exists`]).
 //!
-//! Requests are built with the types of `netlink-packet-route`. Answers are read attribute by
-//! attribute, only those that are needed: an attribute that a newer kernel has changed or added
-//! must not make a whole list unreadable.
+//! Requests are built with the types of `netlink-packet-route`. Replies are decoded attribute by attribute,
+//! and only the attributes needed: one that a newer kernel has changed or added must not make a whole list
+//! unreadable.
 
 mod address;
 mod bridge;
+mod create;
 mod error;
 mod kinds;
 mod link;
 mod path;
+mod port;
 mod rule;
 mod traffic;
 mod transport;
@@ -22,11 +23,13 @@ mod wire;
 use crate::netns::{Netns, NetnsError};
 
 pub use address::{Address, DuplicateDetection};
-pub use bridge::{NewBridge, PortSettings, PortVlan, Switch, VlanFiltering};
-pub use error::RouteError;
-pub use kinds::{IpvlanMode, MacvlanMode, NewKind, NewLink};
-pub use link::{Link, LinkChange, LinkKind, NewVeth, OperState};
+pub use bridge::{NewBridge, PortVlan};
+pub use create::{NewKind, NewLink, NewVeth};
+pub use error::{ReplyError, RouteError};
+pub use kinds::{IpvlanMode, LinkKind, MacvlanMode};
+pub use link::{Link, LinkChange, OperState};
 pub use path::{Existing, Family, LOCAL_TABLE, MAIN_TABLE, Route, RouteKind, RouteScope};
+pub use port::{PortSettings, Switch, VlanFiltering};
 pub use rule::Rule;
 pub use traffic::TokenBucket;
 
@@ -34,7 +37,7 @@ use transport::Transport;
 
 /// A routing netlink socket of one network namespace.
 ///
-/// All methods block until the kernel has answered, at most for half a minute.
+/// Methods block until the kernel has replied, for half a minute at most.
 #[derive(Debug)]
 pub struct RouteSocket {
     transport: Transport,
@@ -44,15 +47,16 @@ impl RouteSocket {
     /// Opens a socket in the calling thread's namespace.
     ///
     /// # Errors
-    /// When the kernel gives no socket.
+    /// [`RouteError::Socket`] if no socket can be opened.
     pub fn open() -> Result<Self, RouteError> {
         Ok(Self { transport: Transport::open(String::new())? })
     }
 
-    /// Opens a socket in another namespace. The caller's thread stays where it is.
+    /// Opens a socket in another namespace. The calling thread does not change its namespace.
     ///
     /// # Errors
-    /// When the namespace cannot be entered, or the kernel gives no socket.
+    /// [`RouteError::Netns`] if the namespace cannot be entered, [`RouteError::Socket`] if no socket can be
+    /// opened.
     pub fn open_in(netns: &Netns) -> Result<Self, RouteError> {
         let place = format!(" in {}", netns.path().display());
         let transport = netns.run(|| Transport::open(place)).map_err(|error: NetnsError| {

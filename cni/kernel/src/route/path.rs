@@ -11,13 +11,13 @@ use rtnetlink::packet_route::route::{
 };
 use rtnetlink::packet_route::{AddressFamily, RouteNetlinkMessage};
 
-use super::error::RouteError;
+use super::error::{ReplyError, RouteError};
 use super::transport::{Message, Verb};
 use super::{RouteSocket, wire};
 
-/// Number of the main routing table, `RT_TABLE_MAIN`.
+/// The main routing table, `RT_TABLE_MAIN`.
 pub const MAIN_TABLE: u32 = 254;
-/// Number of the table of local addresses, `RT_TABLE_LOCAL`.
+/// The table of local addresses, `RT_TABLE_LOCAL`.
 pub const LOCAL_TABLE: u32 = 255;
 
 /// A family of IP addresses.
@@ -40,51 +40,49 @@ impl Family {
 /// A route.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Route {
-    /// Where it leads. The kernel has it masked; see [`IpNet::trunc`].
+    /// Destination. The kernel stores it masked; see [`IpNet::trunc`].
     pub dst: IpNet,
-    /// The next hop.
+    /// Next hop.
     pub gateway: Option<IpAddr>,
-    /// Number of the link that packets leave by.
+    /// Index of the outgoing link.
     pub link: Option<u32>,
-    /// The source address that the node's own packets prefer.
+    /// Preferred source address of the node's own packets.
     pub source: Option<IpAddr>,
-    /// Metric: the lowest wins. 0 means 1,024 to the kernel for IPv6.
+    /// Metric: the lowest wins. For IPv6 the kernel reads 0 as 1,024.
     pub metric: u32,
     /// Table, [`MAIN_TABLE`] by default.
     pub table: u32,
-    /// Scope (IPv4 only). None: the world with a gateway, the link without, the host for
-    /// [`RouteKind::Local`].
+    /// Scope (IPv4 only). None: universe with a gateway, link without, host for [`RouteKind::Local`].
     pub scope: Option<RouteScope>,
-    /// What happens to packets.
+    /// Type.
     pub kind: RouteKind,
     /// Path MTU in bytes; 0 for the link's.
     pub mtu: u32,
-    /// The maximal TCP segment to advertise in bytes; 0 for the kernel's choice.
+    /// Maximum TCP segment to advertise in bytes; 0 for the kernel's choice.
     pub advmss: u32,
-    /// Whether the gateway counts as on the link though no prefix says so.
+    /// True if the gateway is on the link though no prefix covers it.
     pub onlink: bool,
-    /// Who made it (`rtm_protocol`), by the number in `linux/rtnetlink.h`; 0 for somebody by hand, as
-    /// `ip route add` has it.
+    /// Origin (`rtm_protocol`), by its number in `linux/rtnetlink.h`; 0 stands for `boot`, as of `ip route add`.
     pub protocol: u8,
 }
 
-/// What happens to the packets of a route (`rtm_type`).
+/// Type of a route (`rtm_type`): the fate of its packets.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum RouteKind {
-    /// They are sent on.
+    /// Forwarded or sent.
     Unicast,
-    /// They are for this node.
+    /// Delivered to this node.
     Local,
-    /// Any other, by the number in `linux/rtnetlink.h`.
+    /// Any other, by its number in `linux/rtnetlink.h`.
     Other(u8),
 }
 
-/// How far a route reaches (`rtm_scope`), by the number in `linux/rtnetlink.h`.
+/// Scope of a route (`rtm_scope`), by its number in `linux/rtnetlink.h`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RouteScope(pub u8);
 
 impl RouteScope {
-    /// The world.
+    /// Everywhere.
     pub const UNIVERSE: Self = Self(0);
     /// A directly attached network.
     pub const LINK: Self = Self(253);
@@ -92,21 +90,21 @@ impl RouteScope {
     pub const HOST: Self = Self(254);
 }
 
-/// What to do where a route to the same destination with the same metric exists.
+/// The action if a route to the same destination with the same metric exists.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Existing {
     /// Fail with EEXIST.
     Refuse,
-    /// Add the new one behind it, for IPv6 as a further next hop. An equal route is EEXIST still.
+    /// Add the new route after it, for IPv6 as a further next hop. An equal route is still EEXIST.
     Append,
-    /// Add the new one before it, so that packets take it; otherwise as [`Existing::Append`].
+    /// Add the new route before it, so that packets take it; else as [`Existing::Append`].
     Prepend,
-    /// Put the new one in its place.
+    /// Replace it.
     Replace,
 }
 
 impl Route {
-    /// A route in the main table with nothing else set.
+    /// A route in the main table; all else is unset.
     #[must_use]
     pub fn to(dst: IpNet) -> Self {
         Self {
@@ -125,7 +123,7 @@ impl Route {
         }
     }
 
-    /// The default route of a family, with nothing else set.
+    /// The default route of a family; all else is unset.
     #[must_use]
     pub fn default_of(family: Family) -> Self {
         Self::to(match family {
@@ -134,7 +132,7 @@ impl Route {
         })
     }
 
-    /// Whether it is a default route.
+    /// True for a default route.
     #[must_use]
     pub fn is_default(&self) -> bool {
         self.dst.prefix_len() == 0
@@ -214,11 +212,11 @@ impl std::fmt::Display for Route {
 }
 
 impl RouteSocket {
-    /// Whether the namespace forwards packets of this family: `net.ipv4.ip_forward`,
-    /// `net.ipv6.conf.all.forwarding`. False where the kernel does not have the family.
+    /// True if the namespace forwards packets of this family (`net.ipv4.ip_forward`,
+    /// `net.ipv6.conf.all.forwarding`). False if the kernel lacks the family.
     ///
     /// # Errors
-    /// When the kernel cannot be asked.
+    /// [`RouteError`] if the kernel cannot read the setting.
     pub fn forwards(&self, family: Family) -> Result<bool, RouteError> {
         // linux/netconf.h and linux/rtnetlink.h
         const RTM_GETNETCONF: u16 = 82;
@@ -232,32 +230,32 @@ impl RouteSocket {
             Family::V6 => (AddressFamily::Inet6, "IPv6"),
         };
         let mut payload = vec![u8::from(number), 0, 0, 0];
-        for half in [8, NETCONFA_IFINDEX] {
-            payload.extend(half.to_ne_bytes());
+        for header_field in [8, NETCONFA_IFINDEX] {
+            payload.extend(header_field.to_ne_bytes());
         }
         payload.extend(NETCONFA_IFINDEX_ALL.to_ne_bytes());
         let request = Message::Bytes { kind: RTM_GETNETCONF, payload };
-        let asked = self.transport.get(request, format_args!("read whether {name} is forwarded"), |answer| {
-            let settings = answer.get(NETCONFMSG..).unwrap_or_default();
+        let forwards = self.transport.get(request, format_args!("read forwarding of {name}"), |reply| {
+            let settings = reply.get(NETCONFMSG..).unwrap_or_default();
             Ok(wire::attributes(settings)
                 .any(|(kind, value)| kind == NETCONFA_FORWARDING && wire::u32_of(value) != 0))
         });
-        match asked {
+        match forwards {
             Err(error) if matches!(error.errno(), Some(Errno::EOPNOTSUPP | Errno::EAFNOSUPPORT)) => Ok(false),
-            answer => answer,
+            other => other,
         }
     }
 
-    /// The routes of one table of one family. One that has several next hops is as many routes.
+    /// The routes of one family in a table; one route for each next hop. Empty if there is no such table.
     ///
     /// # Errors
-    /// When the kernel cannot be asked. A table that does not exist is an empty list.
+    /// [`RouteError`] if the kernel cannot list them.
     pub fn routes(&self, family: Family, table: u32) -> Result<Vec<Route>, RouteError> {
         let mut message = RouteMessage::default();
         message.header.address_family = family_number(family);
         message.attributes.push(RouteAttribute::Table(table));
         let action = format_args!("list routes of table {table}");
-        // A kernel without IPv6 answers with the routes of the families that it has.
+        // A kernel without IPv6 lists the routes of the families that it has.
         let decode = |payload: &[u8]| {
             let mut routes = decode(payload, table)?;
             routes.retain(|route| Family::of(route.dst.addr()) == family);
@@ -269,12 +267,12 @@ impl RouteSocket {
         }
     }
 
-    /// The default route of a family in the main table: of several the one with the lowest metric.
-    /// None if there is none that leaves by a link. One that leads nowhere (`unreachable`, `blackhole`, …)
-    /// does not, though the kernel tells the loopback for it.
+    /// The default route of a family in the main table that leaves by a link; of several the one with the
+    /// lowest metric. A route that leads nowhere (`unreachable`, `blackhole`, …) does not count, though the
+    /// kernel lists it with the loopback.
     ///
     /// # Errors
-    /// When the kernel cannot be asked.
+    /// [`RouteError`] if the kernel cannot list the routes.
     pub fn default_route(&self, family: Family) -> Result<Option<Route>, RouteError> {
         let routes = self.routes(family, MAIN_TABLE)?.into_iter();
         let leaves =
@@ -282,10 +280,10 @@ impl RouteSocket {
         Ok(routes.filter(leaves).min_by_key(|route| route.metric))
     }
 
-    /// The route that the node's own packets to `address` take, as `ip route get` tells it.
+    /// The route of the node's own packets to `address`, as `ip route get` prints it.
     ///
     /// # Errors
-    /// [`RouteError::Kernel`] with ENETUNREACH when there is none.
+    /// [`RouteError::Kernel`] with ENETUNREACH if there is none.
     pub fn route_to(&self, address: IpAddr) -> Result<Route, RouteError> {
         let mut message = RouteMessage::default();
         message.header.address_family = family_number(Family::of(address));
@@ -293,14 +291,14 @@ impl RouteSocket {
         message.attributes.push(RouteAttribute::Destination(RouteAddress::from(address)));
         let action = format_args!("find route to {address}");
         self.transport.get(RouteNetlinkMessage::GetRoute(message), action, |payload| {
-            decode(payload, 0)?.into_iter().next().ok_or_else(|| "no route in it".to_owned())
+            decode(payload, 0)?.into_iter().next().ok_or(ReplyError::Empty)
         })
     }
 
     /// Adds a route.
     ///
     /// # Errors
-    /// [`RouteError::already_exists`] as `existing` says.
+    /// [`RouteError::already_exists`], depending on `existing`.
     pub fn add_route(&self, route: &Route, existing: Existing) -> Result<(), RouteError> {
         let flags = match existing {
             Existing::Refuse => NLM_F_EXCL,
@@ -313,13 +311,12 @@ impl RouteSocket {
         self.transport.run(Verb::CreateWith(flags), message, format_args!("add route {route}"))
     }
 
-    /// Deletes a route.
+    /// Deletes a route, whatever its origin.
     ///
     /// # Errors
-    /// [`RouteError::is_not_found`] when there is no such route.
+    /// [`RouteError::is_not_found`] if there is no such route.
     pub fn delete_route(&self, route: &Route) -> Result<(), RouteError> {
         let mut message = route.message();
-        // Whoever added it.
         message.header.protocol = RouteProtocol::Unspec;
         if route.scope.is_none() {
             message.header.scope = WireScope::NoWhere;
@@ -339,16 +336,16 @@ fn family_number(family: Family) -> AddressFamily {
     }
 }
 
-/// Length of `struct rtmsg` of `linux/rtnetlink.h`.
+/// Length of `struct rtmsg` (`linux/rtnetlink.h`).
 const RTMSG: usize = 12;
 // linux/rtnetlink.h
 const RTAX_MTU: u16 = 2;
 const RTAX_ADVMSS: u16 = 8;
 const RTNEXTHOP: usize = 8;
 
-/// Decodes a route of `table`, of any table when it is 0: one for each next hop.
-fn decode(payload: &[u8], table: u32) -> Result<Vec<Route>, String> {
-    let (header, rest) = payload.split_at_checked(RTMSG).ok_or("a route without a header")?;
+/// Decodes a route of `table`, or of any table for 0, into one route for each next hop.
+fn decode(payload: &[u8], table: u32) -> Result<Vec<Route>, ReplyError> {
+    let (header, rest) = payload.split_at_checked(RTMSG).ok_or(ReplyError::NoHeader("a route"))?;
     let family = match header[0] {
         2 => Family::V4,
         10 => Family::V6,
@@ -378,7 +375,7 @@ fn decode(payload: &[u8], table: u32) -> Result<Vec<Route>, String> {
             _ => decode_hop(kind, value, &mut route),
         }
     }
-    route.dst = IpNet::new(dst, prefix).map_err(|error| format!("route to {dst}/{prefix}: {error}"))?;
+    route.dst = IpNet::new(dst, prefix).map_err(|_| ReplyError::Prefix { address: dst, length: prefix })?;
     if table != 0 && route.table != table {
         return Ok(Vec::new());
     }
@@ -389,13 +386,13 @@ fn decode_hop(kind: u16, value: &[u8], route: &mut Route) {
     match kind {
         nix::libc::RTA_OIF => route.link = Some(wire::u32_of(value)),
         nix::libc::RTA_GATEWAY => route.gateway = wire::address(value),
-        // RFC 5549: an IPv4 route by an IPv6 gateway; the family comes first.
+        // RFC 5549: an IPv4 route via an IPv6 gateway; the family comes first.
         nix::libc::RTA_VIA => route.gateway = value.get(2..).and_then(wire::address),
         _ => {}
     }
 }
 
-/// A route by each of its next hops: `struct rtnexthop` of `linux/rtnetlink.h`, then attributes.
+/// A route for each next hop: `struct rtnexthop` (`linux/rtnetlink.h`), then attributes.
 fn by_hop(mut hops: &[u8], route: &Route) -> Vec<Route> {
     let mut routes = Vec::new();
     while let (Some(length), Some(index)) = (hops.get(..2).map(wire::u16_of), hops.get(4..RTNEXTHOP)) {
@@ -435,7 +432,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_sent_reads_back_the_same() {
+    fn an_encoded_route_decodes_to_the_same() {
         let mut route = Route::to("10.1.2.0/24".parse().unwrap());
         route.gateway = Some("10.1.0.1".parse().unwrap());
         route.link = Some(7);
@@ -481,7 +478,7 @@ mod tests {
     }
 
     #[test]
-    fn a_short_answer_is_an_error() {
+    fn a_short_reply_is_an_error() {
         assert!(decode(&[2; 11], 0).is_err());
         assert!(decode(&[], 0).is_err());
     }

@@ -1,4 +1,4 @@
-//! Rules: which routing table a packet is looked up in (ip-rule(8)).
+//! Routing rules (ip-rule(8)): which table a packet is looked up in.
 
 use std::net::IpAddr;
 
@@ -6,24 +6,24 @@ use ipnet::IpNet;
 use rtnetlink::packet_route::rule::{RuleAction, RuleAttribute, RuleMessage};
 use rtnetlink::packet_route::{AddressFamily, RouteNetlinkMessage};
 
-use super::error::RouteError;
+use super::error::{ReplyError, RouteError};
 use super::path::Family;
 use super::transport::Verb;
 use super::{RouteSocket, wire};
 
-/// A rule that leads to a table by the packet's source.
+/// A rule that selects a table by the packet's source.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Rule {
-    /// The family whose packets it is for.
+    /// Family of its packets.
     pub family: Family,
-    /// What the source is in; none for every source.
+    /// Prefix of the source; none for every source.
     pub source: Option<IpNet>,
-    /// The table that it leads to; 0 for a rule that leads to none.
+    /// Its table; 0 for a rule without one.
     pub table: u32,
-    /// Its place among the rules, the lowest first. None: before all that are there but the first.
+    /// Its priority: the lowest is matched first. None: before all existing rules but the first.
     pub priority: Option<u32>,
-    /// Whether nothing but the source decides. False for those with other conditions and for those that
-    /// jump or drop; such a rule is only read.
+    /// True if the rule has no condition but the source, and looks up a table. A rule for which this is false
+    /// is only read, never written.
     pub by_source_alone: bool,
 }
 
@@ -47,7 +47,7 @@ impl Rule {
             Family::V6 => AddressFamily::Inet6,
         };
         message.header.action = RuleAction::ToTable;
-        // The attribute says it where it does not fit: RT_TABLE_UNSPEC.
+        // A number that does not fit is in the attribute only: RT_TABLE_UNSPEC.
         message.header.table = u8::try_from(self.table).unwrap_or(0);
         message.attributes.push(RuleAttribute::Table(self.table));
         if let Some(source) = self.source {
@@ -76,7 +76,7 @@ impl RouteSocket {
     /// The rules of one family.
     ///
     /// # Errors
-    /// When the kernel cannot be asked.
+    /// [`RouteError`] if the kernel cannot list them.
     pub fn rules(&self, family: Family) -> Result<Vec<Rule>, RouteError> {
         let mut message = RuleMessage::default();
         message.header.family = match family {
@@ -90,7 +90,7 @@ impl RouteSocket {
     /// Adds a rule.
     ///
     /// # Errors
-    /// [`RouteError::already_exists`] when there is one like it.
+    /// [`RouteError::already_exists`] if there is an equal one.
     pub fn add_rule(&self, rule: &Rule) -> Result<(), RouteError> {
         let message = RouteNetlinkMessage::NewRule(rule.message());
         self.transport.run(Verb::Create, message, format_args!("add rule {rule}"))
@@ -99,14 +99,14 @@ impl RouteSocket {
     /// Deletes a rule.
     ///
     /// # Errors
-    /// [`RouteError::is_not_found`] when there is no such rule.
+    /// [`RouteError::is_not_found`] if there is no such rule.
     pub fn delete_rule(&self, rule: &Rule) -> Result<(), RouteError> {
         let message = RouteNetlinkMessage::DelRule(rule.message());
         self.transport.run(Verb::Change, message, format_args!("delete rule {rule}"))
     }
 }
 
-/// Length of `struct fib_rule_hdr` of `linux/fib_rules.h`.
+/// Length of `struct fib_rule_hdr` (`linux/fib_rules.h`).
 const HEADER: usize = 12;
 // linux/fib_rules.h
 const FR_ACT_TO_TBL: u8 = 1;
@@ -117,8 +117,8 @@ const FRA_SUPPRESS_PREFIXLEN: u16 = 14;
 const FRA_TABLE: u16 = 15;
 const FRA_PROTOCOL: u16 = 21;
 
-fn decode(payload: &[u8]) -> Result<Option<Rule>, String> {
-    let (header, rest) = payload.split_at_checked(HEADER).ok_or("a rule without a header")?;
+fn decode(payload: &[u8]) -> Result<Option<Rule>, ReplyError> {
+    let (header, rest) = payload.split_at_checked(HEADER).ok_or(ReplyError::NoHeader("a rule"))?;
     let family = match header[0] {
         2 => Family::V4,
         10 => Family::V6,
@@ -130,7 +130,7 @@ fn decode(payload: &[u8]) -> Result<Option<Rule>, String> {
         source: None,
         table: u32::from(header[4]),
         priority: None,
-        // Neither a destination nor a type of service, neither a negation.
+        // No destination, no type of service, no inversion.
         by_source_alone: header[1] == 0
             && header[3] == 0
             && header[7] == FR_ACT_TO_TBL
@@ -141,7 +141,7 @@ fn decode(payload: &[u8]) -> Result<Option<Rule>, String> {
             FRA_SRC => rule.source = wire::address(value).and_then(|ip| IpNet::new(ip, source_len).ok()),
             FRA_PRIORITY => rule.priority = Some(wire::u32_of(value)),
             FRA_TABLE => rule.table = wire::u32_of(value),
-            // Who made it, and "no suppression": the kernel tells them of every rule.
+            // The kernel sends the origin and "no suppression" with every rule.
             FRA_PROTOCOL => {}
             FRA_SUPPRESS_PREFIXLEN if wire::u32_of(value) == u32::MAX => {}
             _ => rule.by_source_alone = false,
@@ -164,7 +164,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_sent_reads_back_the_same() {
+    fn an_encoded_rule_decodes_to_the_same() {
         for (address, table) in [("10.1.2.3", 100), ("fd00::1", 1000)] {
             let mut rule = Rule::from_address(address.parse().unwrap(), table);
             assert_eq!(decode(&bytes(&rule)), Ok(Some(rule.clone())));
@@ -175,11 +175,11 @@ mod tests {
     }
 
     #[test]
-    fn other_conditions_are_noticed() {
+    fn further_conditions_are_noticed() {
         let plain = bytes(&Rule::from_address("10.1.2.3".parse().unwrap(), 100));
         let alone = |bytes: &[u8]| decode(bytes).unwrap().unwrap().by_source_alone;
         assert!(alone(&plain));
-        // A destination, a type of service, another action, a negation.
+        // A destination, a type of service, another action, an inversion.
         for (at, value) in [(1, 32), (3, 8), (7, 6), (8, 2)] {
             let mut bytes = plain.clone();
             bytes[at] = value;

@@ -1,50 +1,51 @@
-//! Traffic control: the rate at which a link sends, and what happens to packets that it receives
-//! (tc(8), linux/pkt_sched.h, linux/pkt_cls.h).
+//! Traffic control: limiting the rate of a link and redirecting what it receives (tc(8), linux/pkt_sched.h,
+//! linux/pkt_cls.h).
 
 use nix::errno::Errno;
 use rtnetlink::packet_core::{NLM_F_EXCL, NLM_F_REPLACE};
 use rtnetlink::packet_route::RouteNetlinkMessage;
 use rtnetlink::packet_route::link::{InfoKind, LinkAttribute, LinkFlags, LinkInfo, LinkMessage};
 
-use super::error::RouteError;
+use super::error::{ReplyError, RouteError};
 use super::link::Link;
 use super::transport::{Message, Verb};
 use super::{RouteSocket, wire};
 use crate::mac::Mac;
 
-/// One tick of the scheduler's clock in nanoseconds, `PSCHED_TICKS2NS(1)` of `net/pkt_sched.h`.
+/// One tick of the scheduler's clock in nanoseconds, `PSCHED_TICKS2NS(1)` (`net/pkt_sched.h`).
 const TICK: u128 = 64;
 
-/// Microseconds that a packet which the kernel put together (GSO, GRO) may take at the rate; a longer one is split,
-/// so that packets of other flows get between.
+/// Microseconds that an aggregated packet (GSO, GRO) may take at the rate; a longer one is split, so that
+/// packets of other flows get between.
 const LONGEST_PACKET_US: u64 = 2_000;
-/// The length from which on the kernel puts no packets together, but for BIG TCP.
+/// The length up to which the kernel aggregates packets, except for BIG TCP.
 const LARGEST_PACKET: u64 = 65_536;
-/// Microseconds that a packet waits in a queue without fair queueing. Half of it costs a TCP connection 7 % of the rate.
+/// Microseconds that a packet waits in a queue without fair queueing. Half of it costs a TCP connection 7 %
+/// of the rate.
 const WAIT_US: u64 = 10_000;
-/// Microseconds that codel lets packets wait, as it has it itself.
+/// codel's default target in microseconds.
 const TARGET_US: u64 = 5_000;
-/// The least that a queue without fair queueing holds: packets of the link's where longer ones are split, else bytes
-/// that are more than a packet of BIG TCP.
+/// The least that a queue without fair queueing holds: in packets of the link's MTU where longer ones are
+/// split, else in bytes, more than one packet of BIG TCP.
 const LEAST_PACKETS: u64 = 8;
 const LEAST_BYTES: u64 = 600_000;
-/// Beyond the length of packets that the link says: its header, VLAN tags.
+/// Bytes of a packet beyond the MTU: its link-layer header, VLAN tags.
 const HEADERS: u64 = 32;
 
-/// A queue that sends at a rate, with bursts (tc-tbf(8)).
+/// A token bucket filter: a queue that sends at a rate, with bursts (tc-tbf(8)).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct TokenBucket {
-    /// Bytes in a second.
+    /// Rate in bytes per second.
     pub rate: u64,
-    /// How long a burst lasts at that rate, in ticks of 64 ns.
+    /// Duration of a burst at that rate, in ticks of 64 ns.
     pub burst_ticks: u32,
-    /// How many bytes may wait.
+    /// Length of the queue in bytes.
     pub limit: u32,
 }
 
 impl TokenBucket {
-    /// A queue that sends `rate` bytes in a second, `burst` bytes at once, and keeps those that need not wait
-    /// longer than `latency_us` microseconds. What does not fit the kernel's 32 bits is as large as it can be.
+    /// A queue that sends `rate` bytes per second, `burst` bytes at once, and drops packets that would wait
+    /// longer than `latency_us` microseconds. Values that exceed the kernel's 32 bits are clamped.
     #[must_use]
     pub fn new(rate: u64, burst: u32, latency_us: u64) -> Self {
         let clamp = |value: u128| u32::try_from(value).unwrap_or(u32::MAX);
@@ -53,7 +54,7 @@ impl TokenBucket {
         Self { rate, burst_ticks: clamp(nanoseconds / TICK), limit: clamp(waiting + u128::from(burst)) }
     }
 
-    /// The bytes that a packet may have on a link with this MTU; a longer one is split. None if packets need no
+    /// The longest packet that is not split, in bytes, on a link with this MTU. None if no packet needs
     /// splitting.
     fn longest_packet(&self, mtu: u32) -> Option<u32> {
         let bytes = u128::from(self.rate) * u128::from(LONGEST_PACKET_US) / 1_000_000;
@@ -61,7 +62,7 @@ impl TokenBucket {
         u32::try_from(bytes).ok().filter(|_| bytes < LARGEST_PACKET)
     }
 
-    /// The bytes that wait where the kernel has no fair queueing.
+    /// Length in bytes of the queue where the kernel has no fair queueing.
     fn waiting(&self, mtu: u32) -> u32 {
         let least = match self.longest_packet(mtu) {
             Some(_) => LEAST_PACKETS * (u64::from(mtu) + HEADERS),
@@ -71,13 +72,14 @@ impl TokenBucket {
         u32::try_from(bytes.max(u128::from(least))).unwrap_or(u32::MAX)
     }
 
-    /// Microseconds that codel lets packets wait: two of the link's, or it would drop what cannot go sooner.
+    /// codel's target in microseconds: at least the time of two packets of the link's MTU, as codel would
+    /// otherwise drop packets that cannot be sent sooner.
     fn target_us(&self, mtu: u32) -> u32 {
         let two = 2 * (u64::from(mtu) + HEADERS) * 1_000_000 / self.rate.max(1);
         u32::try_from(two.max(TARGET_US)).unwrap_or(u32::MAX)
     }
 
-    /// `struct tc_tbf_qopt`, and the rate by itself where it has no room in there.
+    /// `struct tc_tbf_qopt`, and a separate attribute for a rate beyond 32 bits.
     fn options(&self, mtu: u32) -> Attributes {
         /// `TC_LINKLAYER_ETHERNET`: no table of transmission times is needed.
         const ETHERNET: u8 = 1;
@@ -85,7 +87,7 @@ impl TokenBucket {
         // struct tc_ratespec: cell_log, linklayer, overhead, cell_align, mpu, rate
         let mut parameters = vec![0, ETHERNET, 0, 0, 0, 0, 0, 0];
         parameters.extend(rate.to_ne_bytes());
-        // tbf splits what is longer than the bucket of its peak rate: one that is no limit.
+        // tbf splits packets longer than the bucket of the peak rate. This peak rate is no limit.
         let longest = self.longest_packet(mtu);
         let peak = if longest.is_some() { u32::MAX } else { 0 };
         parameters.extend([0, ETHERNET, 0, 0, 0, 0, 0, 0]);
@@ -115,7 +117,7 @@ impl TokenBucket {
     }
 }
 
-/// Attributes being written.
+/// Attributes to send.
 #[derive(Default)]
 struct Attributes(Vec<u8>);
 
@@ -139,29 +141,24 @@ impl Attributes {
     }
 }
 
-/// `struct tcmsg` of `linux/rtnetlink.h`, with what follows it.
-struct Request<'a> {
-    link: &'a Link,
+/// `struct tcmsg` (`linux/rtnetlink.h`).
+struct Request {
+    link: u32,
     handle: u32,
     parent: u32,
     info: u32,
 }
 
-impl Request<'_> {
+impl Request {
     fn message(&self, kind: u16, attributes: Attributes) -> Message {
-        tc_message(kind, [self.link.index, self.handle, self.parent, self.info], attributes)
+        // The family and its padding.
+        let mut payload = vec![0; 4];
+        for field in [self.link, self.handle, self.parent, self.info] {
+            payload.extend(field.to_ne_bytes());
+        }
+        payload.extend(attributes.0);
+        Message::Bytes { kind, payload }
     }
-}
-
-/// `fields`: the link's number, handle, parent and info.
-fn tc_message(kind: u16, fields: [u32; 4], attributes: Attributes) -> Message {
-    // The family and its padding.
-    let mut payload = vec![0; 4];
-    for field in fields {
-        payload.extend(field.to_ne_bytes());
-    }
-    payload.extend(attributes.0);
-    Message::Bytes { kind, payload }
 }
 
 /// Length of `struct tcmsg`.
@@ -181,7 +178,7 @@ const TC_H_ROOT: u32 = 0xffff_ffff;
 /// `TC_H_INGRESS` and `TC_H_CLSACT`: a link has one of them at most.
 const TC_H_INGRESS: u32 = 0xffff_fff1;
 const INGRESS_HANDLE: u32 = 0xffff_0000;
-/// Of clsact: the hook for packets that come in.
+/// The ingress hook of clsact.
 const CLSACT_INGRESS: u32 = 0xffff_fff2;
 const TCA_TBF_PARMS: u16 = 1;
 const TCA_TBF_RATE64: u16 = 4;
@@ -195,19 +192,19 @@ const TCA_ACT_KIND: u16 = 1;
 const TCA_ACT_OPTIONS: u16 = 2;
 const TCA_MIRRED_PARMS: u16 = 2;
 const TCA_BPF_ID: u16 = 11;
-/// Where the number of the link is in `struct tc_mirred`.
+/// Offset of the link's index in `struct tc_mirred`.
 const MIRRED_LINK: usize = 24;
 
-/// The handle of the queue, as the reference and most people call it.
+/// Handle of the root queue, the same as that of the reference plugins.
 const ROOT_HANDLE: u32 = 0x0001_0000;
-/// Where tbf has its child.
+/// Parent of tbf's child.
 const CHILD: u32 = ROOT_HANDLE | 1;
-/// codel's own interval is so many targets.
+/// codel's interval in targets, by its default.
 const TARGETS: u32 = 20;
-/// The place of our filter. The kernel counts down from here for those who say nothing: others that mean to
-/// decide before it say a lower one.
+/// Preference of our filter. The kernel counts down from here for filters without one: a filter that must
+/// decide before ours has a lower preference.
 const PREFERENCE: u32 = 0xc000;
-/// `ETH_P_ALL`, in network order, below the preference.
+/// `ETH_P_ALL`, in network byte order in the lower half of `tcm_info`.
 const EVERY_PROTOCOL: u32 = 0x0003;
 
 fn filter_info() -> u32 {
@@ -219,11 +216,11 @@ fn find(attributes: &[u8], wanted: u16) -> Option<&[u8]> {
 }
 
 impl RouteSocket {
-    /// Makes an intermediate device: what is sent through it goes on as if it had come in where it was
-    /// redirected from. It is up at once.
+    /// Creates an ifb, which is up: packets sent through it continue as if received by the link from which
+    /// they were redirected.
     ///
     /// # Errors
-    /// [`RouteError::already_exists`] when the name is taken.
+    /// [`RouteError::already_exists`] if the name is taken.
     pub fn create_ifb(&self, name: &str, mac: Mac, mtu: u32) -> Result<(), RouteError> {
         let mut message = LinkMessage::default();
         message.header.flags = LinkFlags::Up;
@@ -236,97 +233,103 @@ impl RouteSocket {
         self.transport.run(Verb::Create, RouteNetlinkMessage::NewLink(message), action)
     }
 
-    /// Lets a link send at a rate. A queue that it has already gives way. What waits, waits in a fair queue
-    /// (tc-fq_codel(8)), so that a flow below the limit does not wait behind one that fills it; where the kernel has
-    /// none, in a short one.
+    /// Limits the rate at which a link sends; replaces its queue. Waiting packets are queued fairly
+    /// (tc-fq_codel(8)), so that a flow below the limit does not wait behind one that fills it; without
+    /// fq_codel in the kernel, in a short queue.
     ///
     /// # Errors
-    /// ENOENT when the kernel has no tbf.
+    /// ENOENT if the kernel has no tbf.
     pub fn set_token_bucket(&self, link: &Link, bucket: &TokenBucket) -> Result<(), RouteError> {
-        let root = Request { link, handle: ROOT_HANDLE, parent: TC_H_ROOT, info: 0 };
-        self.set_queue(&root, "tbf", &bucket.options(link.mtu))?;
-        // The kernel chooses the handle: with one of ours it would not replace a child of another kind.
-        let child = Request { link, handle: 0, parent: CHILD, info: 0 };
+        let root = Request { link: link.index, handle: ROOT_HANDLE, parent: TC_H_ROOT, info: 0 };
+        self.set_queue(link, &root, "tbf", &bucket.options(link.mtu))?;
+        // The kernel chooses the handle: with a handle it would not replace a child of another kind.
+        let child = Request { link: link.index, handle: 0, parent: CHILD, info: 0 };
         let target = bucket.target_us(link.mtu);
         let fair = Attributes::default()
             .with(TCA_FQ_CODEL_TARGET, &target.to_ne_bytes())
             .with(TCA_FQ_CODEL_INTERVAL, &target.saturating_mul(TARGETS).to_ne_bytes());
-        match self.set_queue(&child, "fq_codel", &fair) {
+        match self.set_queue(link, &child, "fq_codel", &fair) {
             Err(error) if error.is_not_found() => {
                 log::info!("{error}: its flows share one queue");
                 // struct tc_fifo_qopt
                 let short = Attributes(bucket.waiting(link.mtu).to_ne_bytes().to_vec());
-                self.set_queue(&child, "bfifo", &short)
+                self.set_queue(link, &child, "bfifo", &short)
             }
             set => set,
         }
     }
 
-    fn set_queue(&self, place: &Request<'_>, kind: &str, options: &Attributes) -> Result<(), RouteError> {
+    fn set_queue(
+        &self,
+        link: &Link,
+        request: &Request,
+        kind: &str,
+        options: &Attributes,
+    ) -> Result<(), RouteError> {
         let attributes = Attributes::default().text(TCA_KIND, kind).nested(TCA_OPTIONS, options);
         self.transport.run(
             Verb::CreateWith(NLM_F_REPLACE),
-            place.message(RTM_NEWQDISC, attributes),
-            format_args!("limit the rate of {} by {kind}", place.link.name),
+            request.message(RTM_NEWQDISC, attributes),
+            format_args!("limit the rate of {} by {kind}", link.name),
         )
     }
 
-    /// The rate that a link sends at; none if it has no such queue.
+    /// The limit of a link's rate; none if there is none.
     ///
     /// # Errors
-    /// When the kernel cannot be asked.
+    /// [`RouteError`] if the kernel cannot read the queue.
     pub fn token_bucket(&self, link: &Link) -> Result<Option<TokenBucket>, RouteError> {
         let found = self.queue(link, TC_H_ROOT)?;
         Ok(found.filter(|(kind, _)| kind == "tbf").and_then(|(_, options)| TokenBucket::decode(&options)))
     }
 
-    /// Takes the queue of [`RouteSocket::set_token_bucket`] away.
+    /// Removes the limit of a link's rate.
     ///
     /// # Errors
-    /// [`RouteError::is_not_found`] when there is none.
+    /// [`RouteError::is_not_found`] if there is none.
     pub fn delete_token_bucket(&self, link: &Link) -> Result<(), RouteError> {
-        let request = Request { link, handle: ROOT_HANDLE, parent: TC_H_ROOT, info: 0 };
+        let request = Request { link: link.index, handle: ROOT_HANDLE, parent: TC_H_ROOT, info: 0 };
         let message = request.message(RTM_DELQDISC, Attributes::default());
         self.transport.run(Verb::Change, message, format_args!("delete the queue of {}", link.name))
     }
 
-    /// Sends what comes in by a link to another one. Whatever else looks at packets that come in goes first.
+    /// Redirects the packets that a link receives to another link, after all other filters.
     ///
     /// # Errors
-    /// ENOENT when the kernel has no clsact, u32 or mirred.
+    /// ENOENT if the kernel has no clsact, u32 or mirred.
     pub fn redirect_ingress(&self, link: &Link, to: &Link) -> Result<(), RouteError> {
         let parent = self.ingress_hook(link)?;
-        let request = Request { link, handle: 0, parent, info: filter_info() };
+        let request = Request { link: link.index, handle: 0, parent, info: filter_info() };
         let attributes = Attributes::default().text(TCA_KIND, "u32").nested(TCA_OPTIONS, &redirection(to));
         self.delete_redirection(link)
             .or_else(|error| if error.is_not_found() { Ok(()) } else { Err(error) })?;
         self.transport.run(
             Verb::CreateWith(NLM_F_EXCL),
             request.message(RTM_NEWTFILTER, attributes),
-            format_args!("redirect what comes in by {} to {}", link.name, to.name),
+            format_args!("redirect ingress of {} to {}", link.name, to.name),
         )
     }
 
-    /// Takes the redirection of [`RouteSocket::redirect_ingress`] away.
+    /// Removes the redirection of [`RouteSocket::redirect_ingress`].
     ///
     /// # Errors
-    /// [`RouteError::is_not_found`] when there is none.
+    /// [`RouteError::is_not_found`] if there is none.
     pub fn delete_redirection(&self, link: &Link) -> Result<(), RouteError> {
         let action = format_args!("delete the redirection of {}", link.name);
-        let Some(parent) = self.present_hook(link)? else {
+        let Some(parent) = self.existing_ingress_hook(link)? else {
             return Err(self.transport.not_found(action, Errno::ENOENT));
         };
-        let request = Request { link, handle: 0, parent, info: filter_info() };
+        let request = Request { link: link.index, handle: 0, parent, info: filter_info() };
         self.transport.run(Verb::Change, request.message(RTM_DELTFILTER, Attributes::default()), action)
     }
 
-    /// Numbers of the links that what comes in by a link is redirected to.
+    /// Indices of the links to which a link's received packets are redirected.
     ///
     /// # Errors
-    /// When the kernel cannot be asked.
+    /// [`RouteError`] if the kernel cannot list the filters.
     pub fn redirections(&self, link: &Link) -> Result<Vec<u32>, RouteError> {
-        let Some(parent) = self.present_hook(link)? else { return Ok(Vec::new()) };
-        let request = Request { link, handle: 0, parent, info: 0 };
+        let Some(parent) = self.existing_ingress_hook(link)? else { return Ok(Vec::new()) };
+        let request = Request { link: link.index, handle: 0, parent, info: 0 };
         let message = request.message(RTM_GETTFILTER, Attributes::default());
         let action = format_args!("list filters of {}", link.name);
         let found = self.transport.list(&message, action, |payload| {
@@ -335,67 +338,67 @@ impl RouteSocket {
         Ok(found.into_iter().flatten().collect())
     }
 
-    /// The number of the BPF program that looks at what comes in by a link, at this place among the filters (priority
-    /// and handle) below clsact, by the link's number: one question. None if there is no such filter.
+    /// The id of the BPF program at clsact's ingress hook of the link with index `link`, in the filter of
+    /// this priority and handle; none if there is no such filter. Takes one request.
     ///
     /// # Errors
-    /// [`RouteError::is_not_found`] when there is no such link.
+    /// [`RouteError::is_not_found`] if there is no such link.
     pub fn program_at(&self, link: u32, priority: u16, handle: u32) -> Result<Option<u32>, RouteError> {
         let info = (u32::from(priority) << 16) | filter_info() & 0xffff;
-        let message = tc_message(RTM_GETTFILTER, [link, handle, CLSACT_INGRESS, info], Attributes::default());
-        let answer = self.transport.ask(
+        let request = Request { link, handle, parent: CLSACT_INGRESS, info };
+        let program = self.transport.ask(
             Verb::Get,
-            message,
-            format_args!("look for a program at link {link}"),
+            request.message(RTM_GETTFILTER, Attributes::default()),
+            format_args!("read the program of link {link}"),
             |payload| {
-                let attributes = payload.get(TCMSG..).ok_or("a filter without a header")?;
+                let attributes = payload.get(TCMSG..).ok_or(ReplyError::NoHeader("a filter"))?;
                 let options = find(attributes, TCA_OPTIONS).unwrap_or_default();
                 Ok(find(options, TCA_BPF_ID).map(wire::u32_of))
             },
         );
-        match answer {
-            // Neither the filter nor clsact is there.
+        match program {
+            // The filter is missing, or clsact is.
             Err(error) if matches!(error.errno(), Some(Errno::ENOENT | Errno::EINVAL)) => Ok(None),
-            answer => answer.map(Option::flatten),
+            other => other.map(Option::flatten),
         }
     }
 
-    /// The hook for packets that come in: that of clsact, which eBPF programs have in common with others; or
-    /// of the older ingress, where somebody has made that one.
+    /// The hook for packets received: that of clsact, which is shared with BPF programs, or of the older
+    /// `ingress` if the link has that one. Adds clsact if it has none.
     fn ingress_hook(&self, link: &Link) -> Result<u32, RouteError> {
-        if let Some(parent) = self.present_hook(link)? {
+        if let Some(parent) = self.existing_ingress_hook(link)? {
             return Ok(parent);
         }
-        let request = Request { link, handle: INGRESS_HANDLE, parent: TC_H_INGRESS, info: 0 };
+        let request = Request { link: link.index, handle: INGRESS_HANDLE, parent: TC_H_INGRESS, info: 0 };
         let message = request.message(RTM_NEWQDISC, Attributes::default().text(TCA_KIND, "clsact"));
-        let made = self.transport.run(Verb::Create, message, format_args!("add clsact to {}", link.name));
-        match (made, self.present_hook(link)?) {
-            // Somebody else was faster.
+        let added = self.transport.run(Verb::Create, message, format_args!("add clsact to {}", link.name));
+        match (added, self.existing_ingress_hook(link)?) {
+            // Another process added it.
             (Err(error), Some(parent)) if error.already_exists() => Ok(parent),
-            (made, _) => made.map(|()| CLSACT_INGRESS),
+            (added, _) => added.map(|()| CLSACT_INGRESS),
         }
     }
 
-    fn present_hook(&self, link: &Link) -> Result<Option<u32>, RouteError> {
+    fn existing_ingress_hook(&self, link: &Link) -> Result<Option<u32>, RouteError> {
         let found = self.queue(link, TC_H_INGRESS)?;
         Ok(found.map(|(kind, _)| if kind == "clsact" { CLSACT_INGRESS } else { INGRESS_HANDLE }))
     }
 
-    /// Kind and options of a queue; none where there is none, or the one that every link has.
+    /// Kind and options of a queue; none if there is only the built-in one.
     fn queue(&self, link: &Link, parent: u32) -> Result<Option<(String, Vec<u8>)>, RouteError> {
-        let request = Request { link, handle: 0, parent, info: 0 };
+        let request = Request { link: link.index, handle: 0, parent, info: 0 };
         let message = request.message(RTM_GETQDISC, Attributes::default());
         let action = format_args!("read the queue of {}", link.name);
-        let answer = self.transport.ask(Verb::Echo, message, action, |payload| {
-            let attributes = payload.get(TCMSG..).ok_or("a queue without a header")?;
+        let queue = self.transport.ask(Verb::Echo, message, action, |payload| {
+            let attributes = payload.get(TCMSG..).ok_or(ReplyError::NoHeader("a queue"))?;
             let kind = find(attributes, TCA_KIND).map(wire::text).unwrap_or_default();
             Ok((kind, find(attributes, TCA_OPTIONS).unwrap_or_default().to_vec()))
         });
-        match answer {
-            // The one that is built in is not told: with EINVAL, or, where one was deleted at the hook of
-            // packets that come in, with no word (tc_get_qdisc in net/sched/sch_api.c).
+        match queue {
+            // The kernel does not send the built-in queue: the error is EINVAL, or at ingress, after another
+            // queue was deleted, there is no reply (tc_get_qdisc in net/sched/sch_api.c).
             Err(error) if matches!(error.errno(), Some(Errno::ENOENT | Errno::EINVAL)) => Ok(None),
-            answer => answer,
+            other => other,
         }
     }
 }
@@ -405,7 +408,7 @@ fn redirection(to: &Link) -> Attributes {
     const TC_U32_TERMINAL: u8 = 1;
     const TC_ACT_STOLEN: u32 = 4;
     const TCA_EGRESS_REDIR: u32 = 1;
-    // struct tc_u32_sel with one struct tc_u32_key: no bit of the packet counts.
+    // struct tc_u32_sel with one struct tc_u32_key: the mask is zero.
     let mut selector = vec![TC_U32_TERMINAL, 0, 1, 0];
     selector.resize(16 + 16, 0);
     // struct tc_mirred: index, capab, action, refcnt, bindcnt, eaction, ifindex
@@ -415,7 +418,7 @@ fn redirection(to: &Link) -> Attributes {
         .collect();
     let options = Attributes::default().with(TCA_MIRRED_PARMS, &mirred);
     let action = Attributes::default().text(TCA_ACT_KIND, "mirred").nested(TCA_ACT_OPTIONS, &options);
-    // The first of a list of actions.
+    // The first in a list of actions.
     let actions = Attributes::default().nested(1, &action);
     Attributes::default().with(TCA_U32_SEL, &selector).nested(TCA_U32_ACT, &actions)
 }
@@ -436,7 +439,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_bucket_reads_back_the_same() {
+    fn an_encoded_bucket_decodes_to_the_same() {
         for rate in [1, 1_000_000, u64::from(u32::MAX), 12_500_000_000] {
             let bucket = TokenBucket::new(rate, 125_000, 25_000);
             assert_eq!(TokenBucket::decode(&bucket.options(1500).0), Some(bucket), "{rate}");
@@ -444,9 +447,9 @@ mod tests {
         assert_eq!(TokenBucket::decode(&[]), None);
     }
 
-    /// As the reference computes them: for 1 MB/s and 125,000 bytes.
+    /// As the reference plugin computes them, for 1 MB/s and 125,000 bytes.
     #[test]
-    fn the_numbers_are_the_kernels() {
+    fn burst_and_limit_are_in_the_kernels_units() {
         let bucket = TokenBucket::new(1_000_000, 125_000, 25_000);
         assert_eq!(bucket, TokenBucket { rate: 1_000_000, burst_ticks: 1_953_125, limit: 150_000 });
         let slow = TokenBucket::new(1, u32::MAX, 25_000);
@@ -454,14 +457,14 @@ mod tests {
     }
 
     #[test]
-    fn a_packet_takes_two_milliseconds_at_most_unless_the_link_says_more() {
+    fn a_packet_takes_two_milliseconds_at_most_unless_the_mtu_needs_more() {
         let at = |rate| TokenBucket::new(rate, 1_000_000, 25_000);
-        // 8 Mbit/s, 100 Mbit/s, 1 Gbit/s, and as slow as can be.
+        // 8 Mbit/s, 100 Mbit/s, 1 Gbit/s, and the lowest rate.
         let rows =
             [(1_000_000, Some(2000)), (12_500_000, Some(25_000)), (125_000_000, None), (1, Some(1532))];
         for (rate, longest) in rows {
             assert_eq!(at(rate).longest_packet(1500), longest, "{rate}");
-            // The queue holds more than the longest packet: one that is larger never gets through.
+            // The queue holds more than the longest packet: a longer one would never be sent.
             assert!(at(rate).waiting(1500) > longest.unwrap_or(512 * 1024), "{rate}");
             assert_eq!(
                 find(&at(rate).options(1500).0, TCA_TBF_PBURST).is_some(),
@@ -474,7 +477,7 @@ mod tests {
     }
 
     #[test]
-    fn a_redirection_reads_back() {
+    fn an_encoded_redirection_decodes_to_the_same() {
         let mut all = Attributes::default().text(TCA_KIND, "u32");
         let mut link = crate::route::link::decode(&[0; 16]).unwrap();
         link.index = 77;

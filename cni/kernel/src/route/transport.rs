@@ -1,10 +1,9 @@
-//! The connection: one request, its answers, its end.
+//! One netlink request and its replies.
 //!
-//! rtnetlink's connection does the protocol; its socket is [`Patient`], and whoever asks waits for
-//! it in place. The kernel answers within the call that sends, so that there is nothing to do
-//! meanwhile and no event loop to set up. Answers stay bytes here ([`Message`]) and are
-//! read attribute by attribute by those who asked: an attribute that a later kernel has changed
-//! then costs at most itself, not the whole list.
+//! rtnetlink's connection does the protocol, on a socket of ours ([`Patient`]) that [`Transport::wait`] polls
+//! in place. The kernel replies within the call that sends, so no event loop is needed. Replies stay bytes
+//! here ([`Message`]), and the callers decode them attribute by attribute: an attribute that a later kernel
+//! has changed then costs at most itself, not the whole list.
 
 use std::cell::{Cell, RefCell};
 use std::convert::Infallible;
@@ -29,46 +28,46 @@ use rtnetlink::proto::{Connection, ConnectionHandle, new_connection_with_socket}
 use rtnetlink::sys::protocols::NETLINK_ROUTE;
 use rtnetlink::sys::{AsyncSocket, Socket, SocketAddr};
 
-use super::error::RouteError;
+use super::error::{ReplyError, RouteError};
 use super::wire;
 
-/// How long an answer may take once the request is sent. The kernel answers within the call that
-/// sends, so this only ends what would otherwise hang for ever.
+/// How long a reply may take once the request is sent. The kernel replies within the call that sends; this
+/// only ends what would otherwise block for ever.
 const PATIENCE: Duration = Duration::from_secs(30);
 
-/// The kernel fills at most 32 KB per datagram of a list (`NLMSG_GOODSIZE`, `netlink_dump`), unless
-/// one message alone is larger.
+/// The kernel fills at most 32 KB per datagram of a list (`NLMSG_GOODSIZE`, `netlink_dump`), unless a single
+/// message is larger.
 const LARGEST: usize = 128 * 1024;
 
-/// How often a list is read again because it changed meanwhile.
+/// Attempts to read a list that changes while it is read.
 const DUMP_ATTEMPTS: u32 = 5;
 
-/// What a request asks for.
+/// The flags of a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Verb {
-    /// Change something that exists, or delete it.
+    /// Changes or deletes an object.
     Change,
-    /// Make something new; an error if it exists (`NLM_F_EXCL`).
+    /// Creates an object; an error if it exists (`NLM_F_EXCL`).
     Create,
-    /// Make something beside what exists, or with other flags.
+    /// Creates an object with other flags.
     CreateWith(u16),
-    /// Ask for one object: exactly one answer.
+    /// Reads one object: exactly one reply.
     Get,
-    /// The same where the kernel tells everybody but those that asked, unless they say so (`NLM_F_ECHO`):
-    /// traffic control. An acknowledgement follows, since there may be nothing that it tells.
+    /// Reads one object of traffic control, which the kernel broadcasts and sends to the requester only with
+    /// `NLM_F_ECHO`. There may be no reply, so that an acknowledgement marks the end.
     Echo,
 }
 
-/// A request, or bytes: those of an answer, and of requests that `netlink-packet-route` lacks.
+/// A request; or bytes: a reply, or a request that `netlink-packet-route` lacks.
 #[derive(Debug, Clone)]
 pub(super) enum Message {
     /// A request.
     Request(Box<RouteNetlinkMessage>),
-    /// What follows the netlink header, of this type.
+    /// A message without its netlink header.
     Bytes {
         /// The message's type.
         kind: u16,
-        /// What follows the header.
+        /// The bytes after the header.
         payload: Vec<u8>,
     },
 }
@@ -110,16 +109,16 @@ impl NetlinkDeserializable for Message {
     }
 }
 
-/// A socket that says at once whether there is something to read; [`Transport::wait`] waits.
+/// A socket that does not block; [`Transport::wait`] waits for it.
 ///
-/// A failure is kept for [`Transport::wait`] and not told to rtnetlink, whose connection would end
-/// with it: the request is lost, but those that take back what was done need the socket still.
+/// A failure is stored for [`Transport::wait`] and hidden from rtnetlink, whose connection would end with it:
+/// the request is lost, but the socket is still needed to undo what was done.
 struct Patient {
     socket: Socket,
     failure: Cell<Option<Errno>>,
-    /// How long the kernel takes over a request, beyond what it takes.
+    /// Simulated delay of the kernel.
     #[cfg(test)]
-    slowness: Cell<Duration>,
+    delay: Cell<Duration>,
 }
 
 impl Patient {
@@ -138,10 +137,10 @@ impl Patient {
         }
     }
 
-    /// A message that could not be sent counts as sent: its answer is the failure.
+    /// Sends a message. One that could not be sent counts as sent: [`Transport::wait`] reports the failure.
     fn send(&self, length: usize, call: impl FnMut() -> io::Result<usize>) -> Poll<io::Result<usize>> {
         #[cfg(test)]
-        std::thread::sleep(self.slowness.get());
+        std::thread::sleep(self.delay.get());
         match self.attempt(call) {
             Poll::Pending => Poll::Ready(Ok(length)),
             sent => sent,
@@ -163,7 +162,7 @@ impl AsyncSocket for Patient {
             socket: Socket::new(protocol)?,
             failure: Cell::new(None),
             #[cfg(test)]
-            slowness: Cell::default(),
+            delay: Cell::default(),
         })
     }
 
@@ -198,13 +197,13 @@ impl AsyncSocket for Patient {
     }
 }
 
-/// A connection to the routing part of the namespace that it was opened in.
+/// A connection to routing netlink in the namespace in which it was opened.
 pub(super) struct Transport {
     connection: RefCell<Connection<Message, Patient>>,
     handle: ConnectionHandle<Message>,
     /// See [`PATIENCE`].
     patience: Duration,
-    /// ` in /run/netns/x`, or empty for the caller's namespace; the end of every error's action.
+    /// ` in /run/netns/x`, or empty for the caller's namespace: appended to the action of every error.
     place: String,
 }
 
@@ -214,10 +213,10 @@ impl fmt::Debug for Transport {
     }
 }
 
-/// Takes the payload of one answer, or says what is wrong with it.
-type Take<'a> = dyn FnMut(&[u8]) -> Result<(), String> + 'a;
+/// Decodes the payload of one reply.
+type Decode<'a> = dyn FnMut(&[u8]) -> Result<(), ReplyError> + 'a;
 
-/// How the answers to one request ended.
+/// How the replies to one request ended.
 enum End {
     Complete,
     /// The list changed while it was read (`NLM_F_DUMP_INTR`).
@@ -231,14 +230,14 @@ impl Transport {
             errno: errno_of(&error),
         };
         let opened = new_connection_with_socket::<Message, Patient>(NETLINK_ROUTE);
-        let (mut connection, handle, _unasked) = opened.map_err(failed)?;
-        // Without them a lost answer would look like success.
+        let (mut connection, handle, _multicast) = opened.map_err(failed)?;
+        // Without them a lost reply would look like success.
         connection.set_forward_ack(true);
         connection.set_forward_done(true);
         let socket = connection.socket_mut().socket_mut();
         socket.bind_auto().map_err(failed)?;
-        // Kernels before 4.12 and 4.20 do not know these. The first adds texts to errors, the last
-        // makes the kernel filter lists, which is done here again in any case.
+        // Kernels before 4.12 and 4.20 do not have these options. The first adds messages to errors; the last
+        // lets the kernel filter lists, which the callers do again in any case.
         for (what, done) in [
             ("NETLINK_EXT_ACK", socket.set_ext_ack(true)),
             ("NETLINK_CAP_ACK", socket.set_cap_ack(true)),
@@ -252,7 +251,7 @@ impl Transport {
         Ok(Self { connection, handle, patience: PATIENCE, place })
     }
 
-    /// Sends a request that has no answer but success or failure.
+    /// Sends a request that is only acknowledged.
     pub(super) fn run(
         &self,
         verb: Verb,
@@ -267,27 +266,24 @@ impl Transport {
         done.map(|_| ())
     }
 
-    /// Asks for one object.
+    /// Reads one object.
     pub(super) fn get<T>(
         &self,
         message: impl Into<Message>,
         action: fmt::Arguments<'_>,
-        decode: impl Fn(&[u8]) -> Result<T, String>,
+        decode: impl Fn(&[u8]) -> Result<T, ReplyError>,
     ) -> Result<T, RouteError> {
         let found = self.ask(Verb::Get, message, action, decode)?;
-        found.ok_or_else(|| RouteError::Answer {
-            action: self.action(action),
-            reason: "it is empty".to_owned(),
-        })
+        found.ok_or_else(|| RouteError::Reply { action: self.action(action), source: ReplyError::Empty })
     }
 
-    /// Asks for one object, by [`Verb::Get`] or [`Verb::Echo`]; none when the kernel keeps it to itself.
+    /// Reads one object by [`Verb::Get`] or [`Verb::Echo`]; none if the kernel does not send it.
     pub(super) fn ask<T>(
         &self,
         verb: Verb,
         message: impl Into<Message>,
         action: fmt::Arguments<'_>,
-        decode: impl Fn(&[u8]) -> Result<T, String>,
+        decode: impl Fn(&[u8]) -> Result<T, ReplyError>,
     ) -> Result<Option<T>, RouteError> {
         let mut found = None;
         self.exchange(message.into(), verb_flags(verb), action, &mut |payload| {
@@ -297,12 +293,12 @@ impl Transport {
         Ok(found)
     }
 
-    /// Asks for a list. `decode` leaves out what it returns none for.
+    /// Reads a list, without the objects for which `decode` returns none.
     pub(super) fn list<T>(
         &self,
         message: &(impl Clone + Into<Message>),
         action: fmt::Arguments<'_>,
-        decode: impl Fn(&[u8]) -> Result<Option<T>, String>,
+        decode: impl Fn(&[u8]) -> Result<Option<T>, ReplyError>,
     ) -> Result<Vec<T>, RouteError> {
         for _ in 0..DUMP_ATTEMPTS {
             let mut found = Vec::new();
@@ -318,7 +314,7 @@ impl Transport {
         Err(RouteError::Interrupted { action: self.action(action) })
     }
 
-    /// An error of a lookup that found nothing.
+    /// The error of a lookup that found nothing.
     pub(super) fn not_found(&self, action: fmt::Arguments<'_>, errno: Errno) -> RouteError {
         RouteError::Kernel { action: self.action(action), errno, hint: String::new() }
     }
@@ -327,22 +323,22 @@ impl Transport {
         format!("{action}{}", self.place)
     }
 
-    /// Drives the connection until it has an answer.
-    fn wait<T>(&self, mut answers: Pin<&mut impl Stream<Item = T>>) -> Result<T, Errno> {
+    /// Drives the connection until a reply arrives.
+    fn wait<T>(&self, mut replies: Pin<&mut impl Stream<Item = T>>) -> Result<T, Errno> {
         let mut connection = self.connection.borrow_mut();
         let mut context = Context::from_waker(Waker::noop());
         let mut until = None;
         connection.socket_mut().failure.set(None);
         loop {
             let ended = Pin::new(&mut *connection).poll(&mut context).is_ready();
-            // From here, as sending takes as long as the kernel works, and waits for its locks.
+            // From here: sending takes as long as the kernel works and waits for its locks.
             let until = *until.get_or_insert_with(|| Instant::now() + self.patience);
             if let Some(errno) = connection.socket_mut().failure.take() {
                 return Err(errno);
             }
-            match answers.as_mut().poll_next(&mut context) {
-                Poll::Ready(Some(answer)) => return Ok(answer),
-                // The answers are cut off before their end.
+            match replies.as_mut().poll_next(&mut context) {
+                Poll::Ready(Some(reply)) => return Ok(reply),
+                // The replies are cut off before their end.
                 Poll::Ready(None) => return Err(Errno::EPIPE),
                 Poll::Pending if ended => return Err(Errno::EPIPE),
                 Poll::Pending => {}
@@ -360,33 +356,33 @@ impl Transport {
         message: Message,
         flags: u16,
         action: fmt::Arguments<'_>,
-        take: &mut Take<'_>,
+        decode: &mut Decode<'_>,
     ) -> Result<End, RouteError> {
         let socket = |errno| RouteError::Socket { action: self.action(action), errno };
         let mut header = NetlinkHeader::default();
         header.flags = flags;
         let request = NetlinkMessage::new(header, NetlinkPayload::InnerMessage(message));
-        let answers = self.handle.request(request, SocketAddr::new(0, 0));
-        let mut answers = std::pin::pin!(answers.map_err(|_| socket(Errno::EPIPE))?);
+        let replies = self.handle.request(request, SocketAddr::new(0, 0));
+        let mut replies = std::pin::pin!(replies.map_err(|_| socket(Errno::EPIPE))?);
         let one = flags & (NLM_F_ACK | NLM_F_DUMP) == 0;
         let mut collector = Collector { wants_one: one, interrupted: false };
         loop {
-            let answer = self.wait(answers.as_mut()).map_err(socket)?;
-            match collector.message(&answer, take) {
+            let reply = self.wait(replies.as_mut()).map_err(socket)?;
+            match collector.message(&reply, decode) {
                 Ok(None) => {}
                 Ok(Some(end)) => return Ok(end),
                 Err(Refusal::Kernel(errno, hint)) => {
                     return Err(RouteError::Kernel { action: self.action(action), errno, hint });
                 }
-                Err(Refusal::Answer(reason)) => {
-                    return Err(RouteError::Answer { action: self.action(action), reason });
+                Err(Refusal::Reply(source)) => {
+                    return Err(RouteError::Reply { action: self.action(action), source });
                 }
             }
         }
     }
 }
 
-/// Waits until there is something to read, or the time is up.
+/// Waits until the socket has something to read, for `left` at most.
 #[allow(unsafe_code, reason = "the socket's type has no safe way to its descriptor")]
 fn readable(socket: &Socket, left: Duration) -> Result<(), Errno> {
     // SAFETY: the descriptor belongs to `socket`, which is borrowed for longer.
@@ -398,14 +394,14 @@ fn readable(socket: &Socket, left: Duration) -> Result<(), Errno> {
     }
 }
 
-/// Why an answer is not a success.
+/// An unsuccessful reply.
 enum Refusal {
     Kernel(Errno, String),
-    Answer(String),
+    Reply(ReplyError),
 }
 
 struct Collector {
-    /// Whether the first answer is the only one.
+    /// True if the first reply is the only one.
     wants_one: bool,
     interrupted: bool,
 }
@@ -414,7 +410,7 @@ impl Collector {
     fn message(
         &mut self,
         message: &NetlinkMessage<Message>,
-        take: &mut Take<'_>,
+        decode: &mut Decode<'_>,
     ) -> Result<Option<End>, Refusal> {
         self.interrupted |= message.header.flags & wire::NLM_F_DUMP_INTR != 0;
         let code = match &message.payload {
@@ -423,9 +419,9 @@ impl Collector {
                 None => 0,
             },
             NetlinkPayload::Done(done) => done.code,
-            NetlinkPayload::Overrun(_) => return Err(Refusal::Answer("data was lost".to_owned())),
+            NetlinkPayload::Overrun(_) => return Err(Refusal::Reply(ReplyError::Overrun)),
             NetlinkPayload::InnerMessage(Message::Bytes { payload, .. }) => {
-                take(payload).map_err(Refusal::Answer)?;
+                decode(payload).map_err(Refusal::Reply)?;
                 return Ok(self.wants_one.then_some(End::Complete));
             }
             _ => return Ok(None),
@@ -471,19 +467,19 @@ mod tests {
         transport.list(&message, format_args!("list links"), |_| Ok(Some(())))
     }
 
-    /// A machine with much to do: the kernel has the answer ready when the call that sends returns, later
-    /// than anybody waits for answers.
+    /// A busy machine: the kernel has the reply ready when the call that sends returns, which takes longer
+    /// than the limit for replies.
     #[test]
-    fn the_kernels_own_time_is_not_counted() {
+    fn the_time_that_sending_takes_does_not_count() {
         let mut transport = Transport::open(String::new()).unwrap();
         transport.patience = Duration::from_millis(200);
-        transport.connection.get_mut().socket_mut().slowness.set(Duration::from_millis(500));
+        transport.connection.get_mut().socket_mut().delay.set(Duration::from_millis(500));
         assert!(!links(&transport).unwrap().is_empty());
     }
 
-    /// No answer at all: the request went to nobody.
+    /// No request was sent, so no reply comes.
     #[test]
-    fn an_answer_that_never_comes_is_not_waited_for() {
+    fn a_missing_reply_times_out() {
         let mut transport = Transport::open(String::new()).unwrap();
         transport.patience = Duration::from_millis(50);
         let mut nothing = std::pin::pin!(futures_util::stream::pending::<()>());

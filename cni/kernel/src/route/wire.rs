@@ -1,4 +1,4 @@
-//! Reading netlink's bytes: attributes, numbers, the texts of errors.
+//! Decoding netlink messages: attributes, numbers, texts of errors.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
@@ -11,8 +11,8 @@ const NLM_F_ACK_TLVS: u16 = 0x200;
 const NLMSGERR_ATTR_MSG: u16 = 1;
 const HEADER: usize = 16;
 
-/// The text of an extended acknowledgement with these flags. `request` is what comes after the
-/// error's code: the request's header, unless capped the whole request, and then attributes.
+/// The kernel's message in an extended acknowledgement. `request` is what follows the error's code: the
+/// request's header, unless capped the rest of the request, and then attributes.
 pub(super) fn hint(flags: u16, request: &[u8]) -> Option<String> {
     if flags & NLM_F_ACK_TLVS == 0 {
         return None;
@@ -30,8 +30,7 @@ fn align(length: usize) -> usize {
     length.next_multiple_of(4)
 }
 
-/// The attributes in `bytes`: their types without the flag bits, and their values. Ends at the
-/// first one that is malformed.
+/// The attributes in `bytes`, as type (without the flag bits) and value. Ends at the first malformed one.
 pub(super) fn attributes(mut rest: &[u8]) -> impl Iterator<Item = (u16, &[u8])> {
     /// `NLA_F_NESTED` and `NLA_F_NET_BYTEORDER`.
     const FLAGS: u16 = 0xc000;
@@ -45,7 +44,7 @@ pub(super) fn attributes(mut rest: &[u8]) -> impl Iterator<Item = (u16, &[u8])> 
     })
 }
 
-/// A number of the machine's byte order, 0 where there are too few bytes.
+/// A number in host byte order; 0 if there are too few bytes.
 pub(super) fn u32_of(value: &[u8]) -> u32 {
     value.first_chunk().map_or(0, |bytes| u32::from_ne_bytes(*bytes))
 }
@@ -55,12 +54,12 @@ pub(super) fn u16_of(value: &[u8]) -> u16 {
     value.first_chunk().map_or(0, |bytes| u16::from_ne_bytes(*bytes))
 }
 
-/// The first byte, 0 where there is none.
+/// The first byte; 0 if there is none.
 pub(super) fn u8_of(value: &[u8]) -> u8 {
     value.first().copied().unwrap_or(0)
 }
 
-/// A text up to its NUL.
+/// The text before the first NUL.
 pub(super) fn text(value: &[u8]) -> String {
     let end = value.iter().position(|byte| *byte == 0).unwrap_or(value.len());
     String::from_utf8_lossy(&value[..end]).into_owned()
@@ -71,7 +70,7 @@ pub(super) fn mac(value: &[u8]) -> Option<Mac> {
     value.try_into().ok().map(Mac)
 }
 
-/// An IP address by its length.
+/// An IP address, of the family that has this length.
 pub(super) fn address(value: &[u8]) -> Option<IpAddr> {
     match value.len() {
         4 => <[u8; 4]>::try_from(value).ok().map(|bytes| Ipv4Addr::from(bytes).into()),
@@ -95,7 +94,7 @@ mod tests {
     }
 
     #[test]
-    fn an_error_carries_the_kernels_text() {
+    fn an_error_carries_the_kernels_message() {
         let mut request = 16_u32.to_ne_bytes().to_vec();
         request.extend([0; 12]);
         request.extend(8_u16.to_ne_bytes());
