@@ -33,7 +33,7 @@ impl PacketSocket {
         let kind = libc::SOCK_DGRAM | libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK;
         // SAFETY: no pointers; a negative result is handled. Protocol 0: nothing arrives before bind(2).
         let raw = Errno::result(unsafe { libc::socket(libc::AF_PACKET, kind, 0) })?;
-        // SAFETY: the descriptor was just made and nobody else has it.
+        // SAFETY: the descriptor was just made and has no other owner.
         let fd = unsafe { OwnedFd::from_raw_fd(raw) };
         filter(&fd, port)?;
         let socket = Self { fd, index };

@@ -1,4 +1,4 @@
-//! A netfilter netlink socket: one batch, one question, or one dump at a time.
+//! A netfilter netlink socket: one batch, one request or one dump at a time.
 #![allow(unsafe_code, reason = "netlink's own socket options are set through libmnl")]
 
 use std::cell::{Cell, RefCell};
@@ -11,45 +11,45 @@ use nix::sys::time::{TimeVal, TimeValLike};
 
 use crate::wire::{self, Header, Message};
 
-/// How long an answer may take. The kernel answers within the system call that asks, so that this
-/// only ends what should not happen.
+/// How long a reply may take. The kernel replies within the system call that sends; this only ends what would
+/// otherwise block for ever.
 const TIMEOUT_SECONDS: i64 = 10;
-/// Room for one datagram: the kernel makes dumps of at most 32 KB (`netlink_dump`), and answers to
-/// one question of a page or two (`NLMSG_GOODSIZE`).
+/// Size of the buffer for one datagram: the kernel sends at most 32 KB of a dump (`netlink_dump`), and a page
+/// or two for one object (`NLMSG_GOODSIZE`).
 const BUFFER_LEN: usize = 64 * 1024;
-/// The kernel's own default (`net.core.wmem_default`), below which nothing needs to be asked for.
+/// The kernel's default size of the send buffer (`net.core.wmem_default`).
 const DEFAULT_SEND_BUFFER: usize = 200 * 1024;
-/// `NETLINK_CAP_ACK` in `linux/netlink.h`: errors do not repeat the message they are about.
+/// `NETLINK_CAP_ACK` in `linux/netlink.h`: errors do not repeat the request.
 const NETLINK_CAP_ACK: i32 = 10;
-/// `NETLINK_EXT_ACK`: errors come with the kernel's own words.
+/// `NETLINK_EXT_ACK`: errors come with the kernel's message.
 const NETLINK_EXT_ACK: i32 = 11;
 
-/// What the kernel said to a message of a batch.
+/// The kernel's acknowledgement of one message of a batch.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Answer {
+pub(crate) struct Ack {
     pub(crate) sequence: u32,
-    /// None for an acknowledgement.
+    /// None for success.
     pub(crate) errno: Option<Errno>,
-    /// The kernel's own words, if it had any.
-    pub(crate) words: Option<String>,
+    /// The kernel's message, if any.
+    pub(crate) message: Option<String>,
 }
 
 /// How a dump ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Dump {
-    /// It is the state of one moment.
+    /// Nothing changed during the dump.
     Whole,
-    /// Something changed meanwhile.
+    /// The dumped list changed during the dump.
     Interrupted,
 }
 
-/// Memory aligned as netlink headers want it.
+/// Memory with the alignment of netlink headers.
 #[derive(Debug)]
 struct Buffer(Vec<u64>);
 
 impl Buffer {
     fn new() -> Self {
-        // Fresh memory is zero already, so that only what answers fill is ever touched.
+        // The kernel provides zeroed pages: only those that replies fill are touched.
         Self(vec![0; BUFFER_LEN / size_of::<u64>()])
     }
 
@@ -61,12 +61,12 @@ impl Buffer {
     }
 }
 
-/// The socket with its counter of messages.
+/// A socket with its counter of sequence numbers.
 pub(crate) struct Channel {
     socket: mnl::Socket,
     sequence: Cell<u32>,
-    /// Where answers are read to. Borrowed while one is: what is asked meanwhile through the same
-    /// socket would take that answer's rest for its own.
+    /// Buffer for replies. Borrowed while one is read: another request on the same socket would mix up the
+    /// replies.
     buffer: RefCell<Buffer>,
 }
 
@@ -86,7 +86,7 @@ impl Channel {
         let socket = mnl::Socket::new(mnl::Bus::Netfilter).map_err(|error| errno(&error))?;
         let channel = Self { socket, sequence: Cell::new(1), buffer: RefCell::new(Buffer::new()) };
         setsockopt(&channel.fd(), sockopt::ReceiveTimeout, &TimeVal::seconds(TIMEOUT_SECONDS))?;
-        // Older kernels lack one or the other; all that is lost is explanations.
+        // Older kernels lack them; then errors come without messages.
         channel.netlink_option(NETLINK_CAP_ACK);
         channel.netlink_option(NETLINK_EXT_ACK);
         Ok(channel)
@@ -101,7 +101,7 @@ impl Channel {
         const INT_LEN: u32 = 4;
         let mut on: i32 = 1;
         let value = std::ptr::from_mut(&mut on).cast();
-        // SAFETY: the socket is alive; the value is an int, as both options want it.
+        // SAFETY: the socket is alive; the value is an int, as both options require.
         let result =
             unsafe { mnl_sys::mnl_socket_setsockopt(self.socket.as_raw_socket(), option, value, INT_LEN) };
         if result < 0 {
@@ -109,41 +109,41 @@ impl Channel {
         }
     }
 
-    /// A fresh sequence number.
+    /// The next sequence number.
     pub(crate) fn next_sequence(&self) -> u32 {
         let sequence = self.sequence.get();
         self.sequence.set(sequence.wrapping_add(1).max(1));
         sequence
     }
 
-    /// Sends a batch, and gathers what the kernel said to its messages.
+    /// Sends a batch, and returns the acknowledgements of its messages.
     ///
-    /// The kernel works a batch off inside `sendmsg`, so that all its answers wait in the socket
-    /// when that returns.
-    pub(crate) fn batch(&self, bytes: &[u8]) -> Result<Vec<Answer>, Errno> {
+    /// The kernel processes a batch within `sendmsg`: all its acknowledgements are in the socket when that
+    /// returns.
+    pub(crate) fn batch(&self, bytes: &[u8]) -> Result<Vec<Ack>, Errno> {
         if bytes.len() > DEFAULT_SEND_BUFFER / 2 {
-            // A batch must be one datagram; the kernel keeps some room beside the data.
+            // A batch must be one datagram; the kernel's accounting includes its overhead.
             let size = bytes.len() + bytes.len() / 4 + DEFAULT_SEND_BUFFER;
-            // The first needs the capability in the machine's own user namespace, the second is cut
-            // to the machine's limit: then sending fails, and says so.
+            // The first needs CAP_NET_ADMIN in the initial user namespace; the second is limited by
+            // `net.core.wmem_max`, beyond which sending fails.
             setsockopt(&self.fd(), sockopt::SndBufForce, &size)
                 .or_else(|_| setsockopt(&self.fd(), sockopt::SndBuf, &size))?;
         }
         let mut buffer = self.buffer.try_borrow_mut().map_err(|_| Errno::EDEADLK)?;
         self.send(bytes)?;
-        self.answers(buffer.bytes())
+        self.read_acks(buffer.bytes())
     }
 
-    fn answers(&self, buffer: &mut [u8]) -> Result<Vec<Answer>, Errno> {
-        let mut answers: Vec<Answer> = Vec::new();
+    fn read_acks(&self, buffer: &mut [u8]) -> Result<Vec<Ack>, Errno> {
+        let mut acks: Vec<Ack> = Vec::new();
         let mut overflowed = false;
         loop {
             let received = match recv(self.fd().as_raw_fd(), buffer, MsgFlags::MSG_DONTWAIT) {
-                // The first of too many errors are there; one of them is all that is needed.
-                Err(Errno::EAGAIN) if overflowed && answers.iter().all(|answer| answer.errno.is_none()) => {
+                // Of too many errors the first are here; one is enough.
+                Err(Errno::EAGAIN) if overflowed && acks.iter().all(|ack| ack.errno.is_none()) => {
                     return Err(Errno::ENOBUFS);
                 }
-                Err(Errno::EAGAIN) => return Ok(answers),
+                Err(Errno::EAGAIN) => return Ok(acks),
                 Err(Errno::EINTR) => continue,
                 Err(Errno::ENOBUFS) => {
                     overflowed = true;
@@ -152,21 +152,21 @@ impl Channel {
                 other => other?,
             };
             for message in mnl::NlMessages::new(buffer.get(..received).unwrap_or_default()) {
-                answers.extend(read_answer(message.map_err(|error| errno(&error))?));
+                acks.extend(decode_ack(message.map_err(|error| errno(&error))?));
             }
         }
     }
 
-    /// Asks one question. `each` gets the family in `struct nfgenmsg`, and the body behind it, of
-    /// each message of the answer.
-    pub(crate) fn ask(&self, message: Message, each: impl FnMut(u8, &[u8])) -> Result<Dump, Errno> {
+    /// Sends one request. Calls `each` with the family in `struct nfgenmsg` and the body of each message of
+    /// the reply.
+    pub(crate) fn request(&self, message: Message, each: impl FnMut(u8, &[u8])) -> Result<Dump, Errno> {
         let mut buffer = self.buffer.try_borrow_mut().map_err(|_| Errno::EDEADLK)?;
         let sequence = self.next_sequence();
         self.send(&message.finish(sequence))?;
-        self.read_answer(sequence, buffer.bytes(), each)
+        self.read_reply(sequence, buffer.bytes(), each)
     }
 
-    fn read_answer(
+    fn read_reply(
         &self,
         sequence: u32,
         buffer: &mut [u8],
@@ -212,24 +212,24 @@ impl Channel {
 
 /// The error in an NLMSG_ERROR or NLMSG_DONE; none for success.
 fn error_number(message: &[u8]) -> Option<Errno> {
-    let place = message.get(wire::HEADER_LEN..wire::HEADER_LEN + 4)?;
-    let number = i32::from_ne_bytes(place.try_into().ok()?);
+    let field = message.get(wire::HEADER_LEN..wire::HEADER_LEN + 4)?;
+    let number = i32::from_ne_bytes(field.try_into().ok()?);
     (number != 0).then(|| Errno::from_raw(number.wrapping_neg()))
 }
 
-/// Reads an NLMSG_ERROR: `struct nlmsgerr`, then, if a flag says so, attributes (`enum nlmsgerr_attrs`).
-fn read_answer(message: &[u8]) -> Option<Answer> {
+/// Decodes an NLMSG_ERROR: `struct nlmsgerr`, then, if a flag is set, attributes (`enum nlmsgerr_attrs`).
+fn decode_ack(message: &[u8]) -> Option<Ack> {
     const MESSAGE: u16 = 1;
     let header = Header::read(message)?;
     if header.kind != wire::MSG_ERROR {
         return None;
     }
-    let words = || {
-        // The error number and the header of the message that it is about; with NETLINK_CAP_ACK
-        // nothing else lies before the attributes.
+    let text = || {
+        // The error number and the header of the request precede the attributes; NETLINK_CAP_ACK leaves out
+        // the rest of the request.
         let attributes = message.get(wire::HEADER_LEN + 4 + wire::HEADER_LEN..)?;
         wire::find(attributes, MESSAGE).map(wire::text)
     };
-    let words = if header.flags & wire::ACK_TLVS != 0 { words() } else { None };
-    Some(Answer { sequence: header.sequence, errno: error_number(message), words })
+    let text = if header.flags & wire::ACK_TLVS != 0 { text() } else { None };
+    Some(Ack { sequence: header.sequence, errno: error_number(message), message: text })
 }

@@ -1,4 +1,4 @@
-//! The kernel's table of flows (ctnetlink, `linux/netfilter/nfnetlink_conntrack.h`).
+//! The kernel's connection tracking table (ctnetlink, `linux/netfilter/nfnetlink_conntrack.h`).
 
 mod create;
 
@@ -54,7 +54,7 @@ const COUNTED_BYTES: u16 = 2;
 // enum ctattr_filter
 const FILTER_ORIGINAL: u16 = 1;
 const FILTER_REPLY: u16 = 2;
-// Which parts of a tuple a filter looks at (net/netfilter/nf_internals.h).
+// Parts of a tuple that a filter compares (net/netfilter/nf_internals.h).
 const BY_SOURCE: u32 = 1 << 0;
 const BY_DESTINATION: u32 = 1 << 1;
 const BY_PROTOCOL: u32 = 1 << 3;
@@ -69,7 +69,8 @@ const ECHO_REPLY: u8 = 0;
 const ECHO_V6: u8 = 128;
 const ECHO_REPLY_V6: u8 = 129;
 
-/// One direction of a flow. Of an ICMP echo, the identifier stands for the port of who asks, 0 for that of the other.
+/// One direction of a flow. For an ICMP echo, the identifier is the port of the host that requests, and the
+/// other port is 0.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Tuple {
     /// Source address.
@@ -87,45 +88,46 @@ pub struct Tuple {
 /// A flow.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Flow {
-    /// As its first packet came.
+    /// The first packet's direction.
     pub original: Tuple,
-    /// As answers come; with address translation it is not just the reverse.
+    /// The reply direction; with address translation it is not the reverse.
     pub reply: Tuple,
     /// `IPS_*` bits (`linux/netfilter/nf_conntrack_common.h`).
     pub status: u32,
     /// The conntrack zone.
     pub zone: u16,
-    /// Its packets and their bytes from the IP header on, of both directions; none where the kernel does not count
+    /// Packets and bytes (from the IP header on) of both directions; none if accounting is off
     /// (`net.netfilter.nf_conntrack_acct`).
     pub counted: Option<(u64, u64)>,
-    /// `enum tcp_conntrack` (`linux/netfilter/nf_conntrack_tcp.h`), of a connection of TCP.
+    /// `enum tcp_conntrack` (`linux/netfilter/nf_conntrack_tcp.h`), for TCP.
     pub tcp_state: Option<u8>,
 }
 
 impl Flow {
-    /// `IPS_OFFLOAD`: a flowtable carries it.
+    /// `IPS_OFFLOAD`: the flow is in a flowtable.
     pub const OFFLOADED: u32 = 1 << 14;
-    /// `IPS_SEEN_REPLY`: there were packets in both directions.
+    /// `IPS_SEEN_REPLY`: packets were seen in both directions.
     pub const ANSWERED: u32 = 1 << 1;
-    /// `IPS_ASSURED`: it stays when the table is full; for UDP, there was more than a question and its answer.
+    /// `IPS_ASSURED`: the flow is kept when the table is full; for UDP, more than one request and reply were
+    /// seen.
     pub const ASSURED: u32 = 1 << 2;
 
-    /// Whether its destination was translated (`IPS_DST_NAT`).
+    /// True if its destination was translated (`IPS_DST_NAT`).
     #[must_use]
     pub const fn is_dnat(&self) -> bool {
         self.status & 32 != 0
     }
 }
 
-/// The address family of the flows that are asked for.
+/// Address family of the flows in a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum FlowFamily {
     /// IPv4.
     Ipv4,
     /// IPv6.
     Ipv6,
-    /// Both in one pass through the kernel's table, which then filters by nothing: for tables with
-    /// few flows, as a pass takes time for each bucket (262,144 here: several milliseconds).
+    /// Both in one pass through the kernel's table, without filtering by the kernel. For tables with few
+    /// flows: a pass takes time for each bucket (262,144 here: several milliseconds).
     Both,
 }
 
@@ -152,18 +154,18 @@ impl FlowFamily {
     }
 }
 
-/// Which flows. An empty filter means all of the family.
+/// Selection of flows. An empty filter selects all flows of the family.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Filter {
-    /// Their family.
+    /// Family.
     pub family: FlowFamily,
     /// IP protocol number.
     pub protocol: Option<u8>,
-    /// Original destinations, any of these; empty means any.
+    /// Original destinations; empty for any.
     pub destinations: Vec<IpAddr>,
     /// Original destination port.
     pub port: Option<u16>,
-    /// The source of answers: where the flow really goes.
+    /// Source of the reply direction: the flow's translated destination.
     pub reply_source: Option<IpAddr>,
     /// Bits of [`Flow::status`] that must all be set; 0 for any.
     pub status: u32,
@@ -180,26 +182,26 @@ impl Filter {
             && flow.status & self.status == self.status
     }
 
-    /// The question that makes the kernel leave out what it can. Kernels before 5.8 ignore the
-    /// filter, and none takes a list of addresses: the answer is filtered again.
+    /// The request for a dump, with the conditions that the kernel can apply. Kernels before 5.8 ignore them,
+    /// and none accepts a list of addresses, so the reply is filtered again.
     ///
-    /// IPv6 addresses are never asked for: the kernel's comparison is the wrong way round (seen on
-    /// 6.18), so that it would leave out just the flows that are wanted.
-    fn question(&self) -> wire::Message {
+    /// IPv6 addresses are never sent: the kernel's comparison is inverted (seen on 6.18) and would leave out
+    /// just the selected flows.
+    fn request(&self) -> wire::Message {
         let mut message = wire::Message::new(SUBSYSTEM << 8 | GET, wire::DUMP, self.family.number(), 0);
         if self.status != 0 {
-            // Linux 5.16 and later; the value is what the bits must be under the mask.
+            // Since Linux 5.16; the masked bits must have this value.
             message.be32(STATUS, self.status).be32(STATUS_MASK, self.status);
         }
         if self.family == FlowFamily::Both {
-            // `ctnetlink_parse_tuple_filter` takes no tuple of an unspecified family.
+            // `ctnetlink_parse_tuple_filter` accepts no tuple of an unspecified family.
             return message;
         }
         let destination = match self.destinations.as_slice() {
             [single @ IpAddr::V4(_)] if self.family.fits(*single) => Some(*single),
             _ => None,
         };
-        // The kernel compares ports only together with the protocol.
+        // The kernel compares ports only with the protocol.
         let port = self.protocol.and(self.port);
         let reply_source = self.reply_source.filter(|source| source.is_ipv4() && self.family.fits(*source));
         let mut original_flags = 0;
@@ -244,17 +246,17 @@ fn put_address(message: &mut wire::Message, kind: u16, address: IpAddr) {
     }
 }
 
-/// A socket to the flow table of the network namespace that the thread was in when it was opened.
+/// A socket to conntrack in the network namespace that the thread had when it was opened.
 #[derive(Debug)]
 pub struct Conntrack {
     channel: Channel,
 }
 
 impl Conntrack {
-    /// Opens it.
+    /// Opens a socket.
     ///
     /// # Errors
-    /// No netfilter netlink in this kernel, or no permission.
+    /// [`Error::Unsupported`] if the kernel has no netfilter netlink; [`Error::Open`] without permission.
     pub fn open() -> Result<Self, Error> {
         match Channel::open() {
             Ok(channel) => Ok(Self { channel }),
@@ -263,55 +265,57 @@ impl Conntrack {
         }
     }
 
-    /// Goes through the flows that pass the filter. Where the kernel can filter (5.8 and later),
-    /// other flows never leave it. Flows that begin or end meanwhile may be missing or shown twice.
+    /// Calls `each` for the selected flows. A kernel since 5.8 sends only these. Flows that begin or end
+    /// during the dump may be missing or repeated.
     ///
-    /// `each` must not use this socket, which is busy with the answer (EDEADLK).
+    /// `each` must not use this socket, which is reading the reply (EDEADLK).
     ///
-    /// Gives the number of flows that the kernel answered with: more than were passed on, if it
-    /// could not filter by all that was asked for.
+    /// Returns the number of flows in the kernel's reply, which is larger if the kernel could not apply the
+    /// whole filter.
     ///
     /// # Errors
-    /// The kernel's, or connection tracking is missing.
+    /// [`Error::Unsupported`] if the kernel has no conntrack netlink; else [`Error::Io`].
     pub fn for_each(&self, filter: &Filter, mut each: impl FnMut(&Flow)) -> Result<usize, Error> {
         self.dump(filter, |flow, _| each(flow))
     }
 
-    /// How many flows pass the filter.
+    /// The number of selected flows.
     ///
     /// # Errors
-    /// As [`Conntrack::for_each`].
+    /// As of [`Conntrack::for_each`].
     pub fn count(&self, filter: &Filter) -> Result<usize, Error> {
         let mut count = 0;
         self.for_each(filter, |_| count += 1)?;
         Ok(count)
     }
 
-    /// Removes the flows that pass the filter, one by one, and tells how many there were. A flow
-    /// that ended meanwhile is no error, nor is one that a flowtable has and that the kernel does not take
-    /// away from it, as before Linux 6.4.
+    /// Deletes the selected flows one by one, and returns their number. A flow that ended concurrently is no
+    /// error, nor is an offloaded one that the kernel refuses to delete, as before Linux 6.4.
     ///
     /// # Errors
-    /// The kernel's, or connection tracking is missing.
+    /// As of [`Conntrack::for_each`].
     pub fn delete(&self, filter: &Filter) -> Result<usize, Error> {
         self.delete_if(filter, |_| true)
     }
 
-    /// Removes those of the flows that pass the filter which `doom` picks, as [`Conntrack::delete`]
-    /// does.
+    /// Deletes the selected flows for which `condition` is true, as [`Conntrack::delete`] does.
     ///
     /// # Errors
-    /// The kernel's, or connection tracking is missing.
-    pub fn delete_if(&self, filter: &Filter, mut doom: impl FnMut(&Flow) -> bool) -> Result<usize, Error> {
-        let mut doomed = Vec::new();
+    /// As of [`Conntrack::for_each`].
+    pub fn delete_if(
+        &self,
+        filter: &Filter,
+        mut condition: impl FnMut(&Flow) -> bool,
+    ) -> Result<usize, Error> {
+        let mut deletions = Vec::new();
         self.dump(filter, |flow, body| {
-            if doom(flow) {
-                doomed.push(deletion(FlowFamily::of(flow.original.destination), body));
+            if condition(flow) {
+                deletions.push(deletion(FlowFamily::of(flow.original.destination), body));
             }
         })?;
         let mut deleted = 0;
-        for message in doomed.into_iter().flatten() {
-            match self.channel.ask(message, |_, _| {}) {
+        for message in deletions.into_iter().flatten() {
+            match self.channel.request(message, |_, _| {}) {
                 Ok(_) => deleted += 1,
                 Err(Errno::ENOENT | Errno::EBUSY) => {}
                 Err(errno) => {
@@ -323,16 +327,16 @@ impl Conntrack {
     }
 
     fn dump(&self, filter: &Filter, mut each: impl FnMut(&Flow, &[u8])) -> Result<usize, Error> {
-        let mut answered = 0;
-        let result = self.channel.ask(filter.question(), |_, body| {
-            answered += 1;
+        let mut received = 0;
+        let result = self.channel.request(filter.request(), |_, body| {
+            received += 1;
             if let Some(flow) = flow(body).filter(|flow| filter.passes(flow)) {
                 each(&flow, body);
             }
         });
         match result {
-            Ok(_) => Ok(answered),
-            // nfnetlink's answer for a subsystem that is not there
+            Ok(_) => Ok(received),
+            // nfnetlink's error for a missing subsystem
             Err(Errno::EINVAL | Errno::EOPNOTSUPP) => Err(unsupported()),
             Err(errno) => Err(Error::Io { operation: format!("list flows ({filter:?})"), errno }),
         }
@@ -343,8 +347,8 @@ fn unsupported() -> Error {
     Error::Unsupported { feature: "conntrack netlink".to_owned(), op: "list flows".to_owned() }
 }
 
-/// The message that deletes the flow that this answer describes: the same tuple, zone and number,
-/// so that a new flow of the same addresses is left alone.
+/// The message that deletes the flow of this reply, by its tuple, zone and id: a new flow with the same tuple
+/// is not deleted.
 fn deletion(family: FlowFamily, body: &[u8]) -> Option<wire::Message> {
     const NESTED: u16 = 0x8000;
     let mut message = wire::Message::new(SUBSYSTEM << 8 | DELETE, wire::ACK, family.number(), 0);
@@ -396,8 +400,8 @@ fn tuple(body: &[u8]) -> Option<Tuple> {
     let port = |kind| find(proto, kind).and_then(be16).unwrap_or_default();
     let protocol = find(proto, PROTO_NUMBER)?.first().copied()?;
     let (source_port, destination_port) = match protocol {
-        ICMP => echo_ends(proto, PROTO_ICMP_TYPE, port(PROTO_ICMP_ID)),
-        ICMPV6 => echo_ends(proto, PROTO_ICMPV6_TYPE, port(PROTO_ICMPV6_ID)),
+        ICMP => echo_ports(proto, PROTO_ICMP_TYPE, port(PROTO_ICMP_ID)),
+        ICMPV6 => echo_ports(proto, PROTO_ICMPV6_TYPE, port(PROTO_ICMPV6_ID)),
         _ => (port(PROTO_SOURCE_PORT), port(PROTO_DESTINATION_PORT)),
     };
     Some(Tuple {
@@ -409,7 +413,8 @@ fn tuple(body: &[u8]) -> Option<Tuple> {
     })
 }
 
-fn echo_ends(proto: &[u8], kind: u16, id: u16) -> (u16, u16) {
+/// Source and destination port of an echo: see [`Tuple`].
+fn echo_ports(proto: &[u8], kind: u16, id: u16) -> (u16, u16) {
     match find(proto, kind).and_then(|value| value.first()) {
         Some(&(ECHO | ECHO_V6)) => (id, 0),
         Some(&(ECHO_REPLY | ECHO_REPLY_V6)) => (0, id),

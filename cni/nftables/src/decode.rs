@@ -1,15 +1,15 @@
-//! From the kernel's expressions back to statements, as far as there are statements for them.
+//! Decodes the kernel's expressions into statements, as far as there are statements for them.
 //!
-//! Attribute numbers are those of `linux/netfilter/nf_tables.h` (`enum nft_*_attributes`). nft and
-//! this crate put protocol tests before what needs them; they come out as statements of their own, and
-//! the ports of every transport protocol as those of `th`.
+//! Attribute numbers are those of `linux/netfilter/nf_tables.h` (`enum nft_*_attributes`). nft and this crate
+//! put protocol tests before statements that need them; these become statements of their own. Ports of every
+//! transport protocol become those of `th`.
 
 use std::collections::BTreeMap;
 
 use crate::lower::Expr;
 use crate::object::Family;
-use crate::parse;
 use crate::stmt::{Cmp, DnatTarget, Field, IpVersion, Operand, PortChoice, Stmt, Verdict};
+use crate::uapi;
 use crate::value::{DataType, Value};
 use crate::wire::{attrs, be32, find, text};
 
@@ -20,18 +20,18 @@ const DATA: u16 = 2;
 const LTE: u32 = 3;
 const GTE: u32 = 5;
 
-/// What a register holds.
+/// The content of a register.
 #[derive(Debug, Clone)]
 enum Held {
-    /// A field of the packet, perhaps its first bytes alone.
+    /// A field of the packet, or its first `len` bytes.
     Field { field: Field, len: usize },
-    /// A field and the mask on it.
+    /// A masked field.
     Masked { field: Field, mask: Vec<u8>, xor: Vec<u8> },
-    /// Bytes.
+    /// Constant bytes.
     Bytes(Vec<u8>),
 }
 
-/// The statements of a rule; none if any of it has none.
+/// The statements of a rule; none if one of its expressions has no statement.
 pub(crate) fn statements(family: Option<Family>, expressions: &[u8]) -> Option<Vec<Stmt>> {
     let network = match family {
         Some(Family::Ip) => Some(Value::NFPROTO_IPV4),
@@ -48,13 +48,13 @@ pub(crate) fn statements(family: Option<Family>, expressions: &[u8]) -> Option<V
 
 #[derive(Default)]
 struct Decoder {
-    /// The network protocol that is known so far: the headers' fields lie at the same places.
+    /// The network protocol, once known: IPv4 and IPv6 have different fields at the same offsets.
     network: Option<u8>,
     registers: BTreeMap<u32, Held>,
     stmts: Vec<Stmt>,
 }
 
-/// The kernel tells a register that begins one of the four large ones by the large one's number
+/// The 32-bit register at which one of the four 128-bit registers begins: the kernel reports the larger one
 /// (`nft_dump_register`).
 fn register(number: u32) -> u32 {
     match number {
@@ -68,7 +68,7 @@ fn number(body: &[u8], kind: u16) -> Option<u32> {
 }
 
 fn bytes(body: &[u8], kind: u16) -> Option<Vec<u8>> {
-    Some(find(find(body, kind)?, parse::DATA_VALUE)?.to_vec())
+    Some(find(find(body, kind)?, uapi::DATA_VALUE)?.to_vec())
 }
 
 impl Decoder {
@@ -124,7 +124,7 @@ impl Decoder {
     }
 
     fn bitwise(&mut self, body: &[u8]) -> Option<()> {
-        // Operation 0 is mask and xor, all others shift.
+        // Operation 0 is mask and xor, all others are shifts.
         if number(body, 6).unwrap_or_default() != 0 {
             return None;
         }
@@ -164,7 +164,7 @@ impl Decoder {
         Some(())
     }
 
-    /// The two ends of a range are two comparisons.
+    /// Joins the two comparisons of a range.
     fn bound(&mut self, field: Field, op: u32, data: &[u8]) -> Option<()> {
         let value = Value::decode(field.data_type(), data)?;
         match (op, self.stmts.last_mut()) {
@@ -196,7 +196,7 @@ impl Decoder {
         Some(())
     }
 
-    /// A set of alternatives comes out under the name that the kernel gave it.
+    /// Decodes a lookup. An anonymous set has the name that the kernel gave it.
     fn lookup(&mut self, body: &[u8]) -> Option<()> {
         let Held::Field { field, .. } = self.registers.get(&register(number(body, 2)?))? else {
             return None;
@@ -213,7 +213,7 @@ impl Decoder {
     fn immediate(&mut self, body: &[u8]) -> Option<()> {
         let at = number(body, 1)?;
         if at == crate::lower::VERDICT_REGISTER {
-            let verdict: Verdict = parse::verdict(find(find(body, 2)?, parse::DATA_VERDICT)?)?;
+            let verdict: Verdict = decode_verdict(find(find(body, 2)?, uapi::DATA_VERDICT)?)?;
             self.stmts.push(Stmt::Verdict(verdict));
         } else {
             self.registers.insert(register(at), Held::Bytes(bytes(body, 2)?));
@@ -221,7 +221,7 @@ impl Decoder {
         Some(())
     }
 
-    /// The port that was loaded into a register.
+    /// The port in a register.
     fn port(&self, number: u32) -> Option<u16> {
         let Held::Bytes(bytes) = self.registers.get(&register(number))? else { return None };
         match Value::decode(DataType::InetService, bytes)? {
@@ -239,7 +239,7 @@ impl Decoder {
             None => Some(None),
         };
         let (address, port) = (held(3)??, held(5)?);
-        // Type 1 is destination NAT. nft repeats the registers as the ends of ranges.
+        // Type 1 is destination NAT. nft sets the ends of ranges to the same registers.
         let ranges = (number(body, 4).is_some_and(|end| number(body, 3) != Some(end)))
             || number(body, 6).is_some_and(|end| number(body, 5) != Some(end));
         if number(body, 1)? != 1 || ranges {
@@ -268,10 +268,10 @@ impl Decoder {
 /// `NFT_META_MARK`.
 const META_MARK: u32 = 3;
 
-/// What an expression loads, and into which register. Only what begins a field is one.
+/// The field that an expression loads, and the register. Only loads from the beginning of a field count.
 fn load(name: &str, body: &[u8], network: Option<u8>) -> Option<(Held, u32)> {
     let at = register(number(body, 1)?);
-    let of_another = |field: &Field| match field {
+    let is_of_other_protocol = |field: &Field| match field {
         Field::IpSaddr | Field::IpDaddr | Field::IpTtl | Field::IpLength => {
             network != Some(Value::NFPROTO_IPV4)
         }
@@ -295,13 +295,12 @@ fn load(name: &str, body: &[u8], network: Option<u8>) -> Option<(Held, u32)> {
         }
         _ => None,
     };
-    let mut fields = Field::READABLE.iter().filter(|field| !of_another(field));
+    let mut fields = Field::READABLE.iter().filter(|field| !is_of_other_protocol(field));
     let found = fields.find_map(|field| Some((*field, loads(field)?)));
     found.map(|(field, len)| (Held::Field { field, len }, at))
 }
 
-/// What the bytes of a comparison mean. nft loads no more of an address than its prefix has, if that
-/// ends with a byte.
+/// The operand of a comparison. For a prefix that ends at a byte, nft loads only the prefix of an address.
 fn operand(field: Field, len: usize, data: &[u8]) -> Option<Operand> {
     let kind = field.data_type();
     if kind == DataType::Ifname && data.len() < kind.size() {
@@ -333,4 +332,20 @@ fn masked(field: Field, cmp: Cmp, mask: &[u8], data: &[u8]) -> Option<Stmt> {
         return Some(Stmt::AnyBit { field, bits: mask });
     }
     Some(Stmt::Masked { field, mask, cmp, value })
+}
+
+/// Decodes a verdict (`enum nft_verdict_attributes`).
+pub(crate) fn decode_verdict(body: &[u8]) -> Option<Verdict> {
+    const CODE: u16 = 1;
+    const CHAIN: u16 = 2;
+    let chain = || find(body, CHAIN).map(text);
+    Some(match find(body, CODE).and_then(be32)?.cast_signed() {
+        0 => Verdict::Drop,
+        1 => Verdict::Accept,
+        -1 => Verdict::Continue,
+        -3 => Verdict::Jump(chain()?),
+        -4 => Verdict::Goto(chain()?),
+        -5 => Verdict::Return,
+        _ => return None,
+    })
 }

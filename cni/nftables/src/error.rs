@@ -1,79 +1,81 @@
-//! What can go wrong, and the questions that callers ask about it.
+//! Errors of nf_tables and conntrack, and predicates of them.
 
 use nix::errno::Errno;
 
-/// A failure of nf_tables or of the socket to it.
+use crate::invalid::Invalid;
+
+/// A failure of nf_tables, of conntrack or of their socket.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// The netlink socket cannot be had.
+    /// The netlink socket cannot be opened.
     #[error("open a netfilter netlink socket: {errno}")]
     Open {
-        /// Why.
+        /// The system's error.
         errno: Errno,
     },
-    /// Sending or receiving failed.
+    /// Sending or receiving failed, or the kernel refused a request.
     #[error("{operation}: {errno}")]
     Io {
-        /// What was going on, with its object.
+        /// The operation and its object.
         operation: String,
-        /// Why.
+        /// The system's error.
         errno: Errno,
     },
     /// The kernel refused one change, and with it the transaction.
     #[error("nf_tables: {op}: {errno}{hint}")]
     Rejected {
-        /// Which change, in nft's syntax.
+        /// The change in nft's syntax.
         op: String,
-        /// Its place in the transaction, from 0.
+        /// Its index in the transaction.
         index: usize,
-        /// Why.
+        /// The kernel's error.
         errno: Errno,
-        /// The kernel's own words, with a separator before them; empty if it had none.
+        /// The kernel's message (extended acknowledgement), in parentheses after a space; empty if there is
+        /// none.
         hint: String,
     },
     /// The kernel refused the transaction as a whole.
     #[error("nf_tables: commit {what}: {errno}")]
     Commit {
-        /// The first change, for orientation.
+        /// The first change of the transaction.
         what: String,
-        /// Why.
+        /// The kernel's error.
         errno: Errno,
     },
-    /// This kernel lacks something.
+    /// The kernel lacks a feature.
     #[error("nf_tables: no {feature} in this kernel (needed by: {op})")]
     Unsupported {
-        /// What is missing.
+        /// The feature.
         feature: String,
-        /// What needs it.
+        /// The change or request that needs it.
         op: String,
     },
-    /// A change that cannot be expressed: a name with a NUL, a comment that is too long, values that
-    /// do not fit the field.
+    /// A change cannot be encoded.
     #[error("{op}: {reason}")]
     Invalid {
         /// The change in nft's syntax.
         op: String,
-        /// What is wrong with it.
-        reason: String,
+        /// The reason.
+        reason: Invalid,
     },
-    /// The kernel's answer makes no sense.
-    #[error("{operation}: unexpected answer: {reason}")]
+    /// The kernel's reply cannot be decoded.
+    #[error("{operation}: unexpected reply: {reason}")]
     Malformed {
-        /// What was asked.
+        /// The request.
         operation: String,
-        /// What is odd.
+        /// The defect.
         reason: &'static str,
     },
-    /// Others changed the ruleset during each of many attempts to read it.
+    /// Other processes changed the ruleset during each attempt to read it.
     #[error("{operation}: the ruleset kept changing while it was read")]
     KeepsChanging {
-        /// What was asked.
+        /// The request.
         operation: String,
     },
 }
 
 impl Error {
-    /// The kernel's error number, if it gave one.
+    /// The kernel's error, if there is one.
     #[must_use]
     pub const fn errno(&self) -> Option<Errno> {
         match self {
@@ -88,7 +90,7 @@ impl Error {
         }
     }
 
-    /// The place of the change that the kernel refused.
+    /// The index of the change that the kernel refused.
     #[must_use]
     pub const fn op_index(&self) -> Option<usize> {
         match self {
@@ -97,39 +99,39 @@ impl Error {
         }
     }
 
-    /// An exclusive change met something that exists already.
+    /// True if an exclusive change found an existing object.
     #[must_use]
     pub fn is_exists(&self) -> bool {
         self.errno() == Some(Errno::EEXIST)
     }
 
-    /// What a change or question is about does not exist.
+    /// True if an object of the change or request does not exist.
     #[must_use]
     pub fn is_not_found(&self) -> bool {
         self.errno() == Some(Errno::ENOENT)
     }
 
-    /// The ruleset is no longer the one whose generation was given to the commit. Nothing was
-    /// changed; read again and retry.
+    /// True if the ruleset has another generation than the one given to the commit. Nothing was changed: read
+    /// again and retry.
     #[must_use]
     pub fn is_stale_generation(&self) -> bool {
         matches!(self, Self::Commit { errno: Errno::ERESTART, .. })
     }
 
-    /// Something is still used (`EBUSY`), or the ruleset changed too fast to be read: worth another
+    /// True if an object is in use (`EBUSY`), or the ruleset changed too fast to be read: worth another
     /// attempt.
     #[must_use]
     pub fn is_busy(&self) -> bool {
         self.errno() == Some(Errno::EBUSY) || matches!(self, Self::KeepsChanging { .. })
     }
 
-    /// The caller may not do that here.
+    /// True if the process lacks the permission.
     #[must_use]
     pub fn is_not_permitted(&self) -> bool {
         matches!(self.errno(), Some(Errno::EPERM | Errno::EACCES))
     }
 
-    /// What this kernel lacks, if that is the reason.
+    /// The feature that the kernel lacks.
     #[must_use]
     pub fn unsupported(&self) -> Option<&str> {
         match self {

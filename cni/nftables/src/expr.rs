@@ -1,4 +1,4 @@
-//! From [`Expr`] to libnftnl's expressions.
+//! Builds libnftnl's expressions from [`Expr`].
 
 use std::ffi::CString;
 use std::ptr::NonNull;
@@ -16,7 +16,7 @@ const RANGE_NE: u32 = 1;
 /// `NFT_NAT_DNAT`.
 const NAT_DNAT: u32 = 1;
 
-/// A name for the kernel. Names with a NUL were refused before anything is built.
+/// A name as a C string. Names with a NUL were refused earlier.
 fn c(text: &str) -> CString {
     CString::new(text).unwrap_or_default()
 }
@@ -25,8 +25,8 @@ fn sized(bytes: &[u8]) -> u32 {
     u32::try_from(bytes.len()).unwrap_or(u32::MAX)
 }
 
-/// The kernel's code for a verdict (`NF_*` in `linux/netfilter.h`, `NFT_*` in
-/// `linux/netfilter/nf_tables.h`), and the chain that it leads to.
+/// The kernel's code of a verdict (`NF_*` in `linux/netfilter.h`, `NFT_*` in `linux/netfilter/nf_tables.h`),
+/// and its chain.
 pub(crate) fn verdict_code(verdict: &Verdict) -> (i32, Option<&str>) {
     match verdict {
         Verdict::Drop => (0, None),
@@ -39,7 +39,7 @@ pub(crate) fn verdict_code(verdict: &Verdict) -> (i32, Option<&str>) {
 }
 
 impl Expr {
-    /// libnftnl's form, set up by `nft`'s own conventions.
+    /// The expression as libnftnl's object, by the conventions of `nft`.
     pub(crate) fn build(&self) -> Expression {
         let mut e = Expression::new(&c(self.name()));
         match self {

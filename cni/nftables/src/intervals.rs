@@ -1,7 +1,8 @@
-//! Right-hand sides as bytes: values, prefixes, ranges, and sets of these.
+//! Encodes operands: values, prefixes, ranges, and sets of these.
 
 use std::collections::BTreeMap;
 
+use crate::invalid::Invalid;
 use crate::stmt::Operand;
 use crate::value::{DataType, Value, encode_concat};
 
@@ -9,22 +10,23 @@ use crate::value::{DataType, Value, encode_concat};
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Content {
     Values(Vec<Vec<u8>>),
-    /// Sorted, disjoint: the first key in, the first key out (none if the interval never ends).
+    /// Sorted and disjoint: the first key of each interval, and the first key after it (none for an interval
+    /// without end).
     Intervals(Vec<(Vec<u8>, Option<Vec<u8>>)>),
 }
 
-/// The value's bytes, if it is of that type.
-pub(crate) fn checked(value: &Value, data_type: DataType) -> Result<Vec<u8>, &'static str> {
+/// Encodes a value of the given type.
+pub(crate) fn checked(value: &Value, data_type: DataType) -> Result<Vec<u8>, Invalid> {
     if value.data_type() != data_type {
-        return Err("a value is of another type than its field");
+        return Err(Invalid::WrongType);
     }
     Ok(encode_concat(std::slice::from_ref(value)))
 }
 
-/// A mask of that many leading bits.
-pub(crate) fn prefix_mask(len: usize, bits: u8) -> Result<Vec<u8>, &'static str> {
+/// A mask of `bits` leading ones in `len` bytes.
+pub(crate) fn prefix_mask(len: usize, bits: u8) -> Result<Vec<u8>, Invalid> {
     if usize::from(bits) > len * 8 {
-        return Err("the prefix is longer than the address");
+        return Err(Invalid::PrefixTooLong);
     }
     let full = usize::from(bits / 8);
     let mut mask = vec![0xff; full];
@@ -35,31 +37,28 @@ pub(crate) fn prefix_mask(len: usize, bits: u8) -> Result<Vec<u8>, &'static str>
     Ok(mask)
 }
 
-/// First and last value of a range.
-pub(crate) fn interval(
-    data_type: DataType,
-    from: &Value,
-    to: &Value,
-) -> Result<(Vec<u8>, Vec<u8>), &'static str> {
+/// Encodes the first and the last value of a range.
+pub(crate) fn interval(data_type: DataType, from: &Value, to: &Value) -> Result<(Vec<u8>, Vec<u8>), Invalid> {
     if data_type.is_host_order() {
-        return Err("values of this type have no order");
+        return Err(Invalid::NotOrdered);
     }
     let (from, to) = (checked(from, data_type)?, checked(to, data_type)?);
-    if from > to { Err("the range ends before it begins") } else { Ok((from, to)) }
+    if from > to { Err(Invalid::RangeBackwards) } else { Ok((from, to)) }
 }
 
-/// What an anonymous set holds: plain values, or, if there is any prefix or range, intervals.
-pub(crate) fn content(key: DataType, elements: &[Operand]) -> Result<Content, &'static str> {
-    let plain = elements.iter().all(|element| matches!(element, Operand::Value(_)));
-    if plain {
-        let mut values = Vec::with_capacity(elements.len());
-        for element in elements {
-            match element {
-                Operand::Value(Value::IfnamePrefix(_)) => return Err("a set cannot hold a pattern"),
-                Operand::Value(value) => values.push(checked(value, key)?),
-                _ => return Err("unexpected element"),
-            }
+/// Encodes the elements of an anonymous set: as intervals if any is a prefix or range.
+pub(crate) fn content(key: DataType, elements: &[Operand]) -> Result<Content, Invalid> {
+    fn single(element: &Operand) -> Option<&Value> {
+        match element {
+            Operand::Value(value) => Some(value),
+            _ => None,
         }
+    }
+    if let Some(plain) = elements.iter().map(single).collect::<Option<Vec<&Value>>>() {
+        if plain.iter().any(|value| matches!(value, Value::IfnamePrefix(_))) {
+            return Err(Invalid::PatternInSet);
+        }
+        let mut values = plain.into_iter().map(|value| checked(value, key)).collect::<Result<Vec<_>, _>>()?;
         values.sort();
         values.dedup();
         return Ok(Content::Values(values));
@@ -75,7 +74,7 @@ pub(crate) fn content(key: DataType, elements: &[Operand]) -> Result<Content, &'
                 let to = from.iter().zip(&mask).map(|(byte, mask)| byte | !mask).collect();
                 (from, to)
             }
-            Operand::OneOf(_) | Operand::Set(_) => return Err("a set cannot hold a set"),
+            Operand::OneOf(_) | Operand::Set(_) => return Err(Invalid::SetInSet),
         };
         let end = intervals.entry(from).or_insert_with(|| to.clone());
         *end = to.max(end.clone());
@@ -83,13 +82,13 @@ pub(crate) fn content(key: DataType, elements: &[Operand]) -> Result<Content, &'
     Ok(Content::Intervals(merge(intervals)))
 }
 
-/// Joins intervals that overlap or touch.
+/// Merges intervals that overlap or touch.
 fn merge(intervals: BTreeMap<Vec<u8>, Vec<u8>>) -> Vec<(Vec<u8>, Option<Vec<u8>>)> {
     let mut merged: Vec<(Vec<u8>, Option<Vec<u8>>)> = Vec::new();
     for (from, to) in intervals {
         let end = successor(&to);
         match merged.last_mut() {
-            // An end of none is beyond everything.
+            // Without an end, the interval holds all that follows.
             Some((_, last)) if last.as_ref().is_none_or(|last| from <= *last) => {
                 if last.is_some() && (end.is_none() || end > *last) {
                     *last = end;
@@ -101,7 +100,7 @@ fn merge(intervals: BTreeMap<Vec<u8>, Vec<u8>>) -> Vec<(Vec<u8>, Option<Vec<u8>>
     merged
 }
 
-/// The next number, big-endian; none after the last.
+/// The next big-endian number; none after the last.
 pub(crate) fn successor(bytes: &[u8]) -> Option<Vec<u8>> {
     let mut next = bytes.to_vec();
     for byte in next.iter_mut().rev() {

@@ -1,13 +1,13 @@
 //! nf_tables and conntrack over netlink.
 //!
 //! - [`Transaction`] is a list of changes ([`Op`]) as a plain value. It prints as nft commands.
-//! - [`Socket`] commits transactions, all or nothing, if asked only on top of a known generation of
-//!   the ruleset, and reads the ruleset back.
-//! - [`Stmt`] is what rules are made of: the words of nft's syntax. [`Value`] is what they compare.
-//! - [`conntrack`] lists and removes flows.
+//! - [`Socket`] commits transactions atomically, if asked only for a given generation of the ruleset, and
+//!   reads the ruleset.
+//! - [`Stmt`] is a statement of a rule, after nft's syntax; [`Value`] is a value that rules compare.
+//! - [`conntrack`] lists, deletes and inserts flows.
 //!
-//! Messages are built by libnftnl, through the `nftnl` crate's traits where it lacks the object, and
-//! carried by libmnl. What the kernel answers is read by this crate itself.
+//! libnftnl builds the messages, through the `nftnl` crate or, for objects that this crate lacks, directly;
+//! libmnl sends them. Replies are decoded here.
 
 mod channel;
 pub mod conntrack;
@@ -15,6 +15,7 @@ mod decode;
 mod error;
 mod expr;
 mod intervals;
+mod invalid;
 mod lower;
 mod message;
 mod object;
@@ -25,11 +26,13 @@ mod read;
 mod socket;
 mod stmt;
 mod transaction;
+mod uapi;
 mod udata;
 mod value;
 mod wire;
 
 pub use error::Error;
+pub use invalid::Invalid;
 pub use object::{
     BaseChain, Chain, ChainKind, Create, Element, ElementData, ElementId, Family, Flowtable, Hook, Keys,
     Links, MapData, Policy, Rule, Set, Table, TableId, Tlv,

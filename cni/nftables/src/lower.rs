@@ -1,9 +1,10 @@
-//! From statements to the kernel's expressions: which bytes go to which register.
+//! Lowers statements to the kernel's expressions, which load bytes into registers.
 //!
-//! Everything here is a plain value; [`crate::expr`] turns it into libnftnl's objects. The numbers
-//! are those of `linux/netfilter/nf_tables.h`.
+//! Expressions are plain values here; [`crate::expr`] builds libnftnl's objects from them. Numbers are those
+//! of `linux/netfilter/nf_tables.h`.
 
 use crate::intervals::{Content, checked, content, interval, prefix_mask};
+use crate::invalid::Invalid;
 use crate::object::Family;
 use crate::stmt::{Cmp, DnatData, DnatTarget, Field, IpVersion, Operand, PortChoice, Stmt, Verdict};
 use crate::value::{DataType, Value};
@@ -12,7 +13,7 @@ use crate::value::{DataType, Value};
 const MAX_EXPRS: usize = 128;
 /// `NFT_REG32_00`: the first of sixteen 32-bit registers.
 const FIRST_REGISTER: u32 = 8;
-/// How many there are.
+/// The number of 32-bit registers.
 const REGISTERS: u32 = 16;
 /// `NFT_REG_VERDICT`.
 pub(crate) const VERDICT_REGISTER: u32 = 0;
@@ -39,7 +40,7 @@ const CMP_LTE: u32 = 3;
 const CMP_GTE: u32 = 5;
 const ARPHRD_ETHER: u16 = 1;
 
-/// One of the kernel's expressions.
+/// An expression of the kernel.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub(crate) enum Expr {
     MetaLoad { key: u32, register: u32 },
@@ -61,7 +62,7 @@ pub(crate) enum Expr {
 }
 
 impl Expr {
-    /// The kernel's name for it.
+    /// The kernel's name of the expression.
     pub(crate) const fn name(&self) -> &'static str {
         match self {
             Self::MetaLoad { .. } | Self::MetaSet { .. } => "meta",
@@ -81,7 +82,7 @@ impl Expr {
     }
 }
 
-/// A set that lives and dies with its rule.
+/// A set that exists as long as its rule.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct AnonymousSet {
     pub(crate) key: DataType,
@@ -89,15 +90,15 @@ pub(crate) struct AnonymousSet {
     pub(crate) content: Content,
 }
 
-/// A rule as the kernel takes it.
+/// A rule's expressions, and the anonymous sets that they use.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub(crate) struct Lowered {
     pub(crate) exprs: Vec<Expr>,
     pub(crate) sets: Vec<AnonymousSet>,
 }
 
-/// Converts the statements of one rule. `next_set_id` gives numbers that are unique in the batch.
-pub(crate) fn lower(family: Family, stmts: &[Stmt], next_set_id: &mut u32) -> Result<Lowered, &'static str> {
+/// Lowers the statements of one rule. `next_set_id` is the last set id used in the batch.
+pub(crate) fn lower(family: Family, stmts: &[Stmt], next_set_id: &mut u32) -> Result<Lowered, Invalid> {
     let mut lowering = Lowering {
         family,
         network: match family {
@@ -114,18 +115,18 @@ pub(crate) fn lower(family: Family, stmts: &[Stmt], next_set_id: &mut u32) -> Re
         lowering.stmt(stmt)?;
     }
     if lowering.out.exprs.len() > MAX_EXPRS {
-        return Err("the rule is too long: the kernel takes 128 expressions");
+        return Err(Invalid::RuleTooLong);
     }
     Ok(lowering.out)
 }
 
 struct Lowering<'a> {
     family: Family,
-    /// The network protocol that the rule has established so far (`NFPROTO_*`).
+    /// The network protocol that the rule has matched so far (`NFPROTO_*`).
     network: Option<u8>,
-    /// The transport protocol likewise (`IPPROTO_*`).
+    /// The transport protocol that the rule has matched so far (`IPPROTO_*`).
     transport: Option<u8>,
-    /// Whether the frame is known to have an Ethernet header.
+    /// True if the frame is known to have an Ethernet header.
     ethernet: bool,
     next_set_id: &'a mut u32,
     out: Lowered,
@@ -136,7 +137,7 @@ impl Lowering<'_> {
         self.out.exprs.push(expr);
     }
 
-    fn stmt(&mut self, stmt: &Stmt) -> Result<(), &'static str> {
+    fn stmt(&mut self, stmt: &Stmt) -> Result<(), Invalid> {
         match stmt {
             Stmt::Match { fields, cmp, to } => self.comparison(fields, *cmp, to),
             Stmt::Masked { field, mask, cmp, value } => self.masked(*field, mask, *cmp, value),
@@ -188,17 +189,17 @@ impl Lowering<'_> {
         }
     }
 
-    fn comparison(&mut self, fields: &[Field], cmp: Cmp, to: &Operand) -> Result<(), &'static str> {
+    fn comparison(&mut self, fields: &[Field], cmp: Cmp, to: &Operand) -> Result<(), Invalid> {
         if let Operand::Set(name) = to {
             self.load_all(fields)?;
             return self.lookup(name, None, cmp);
         }
         let [field] = fields else {
-            return Err("a concatenation can only be looked up in a named set");
+            return Err(Invalid::UnnamedConcatenation);
         };
         let data_type = field.data_type();
         if matches!(data_type, DataType::CtState | DataType::CtStatus | DataType::TcpFlag) {
-            return Err("a mask is not compared as a whole: test its bits");
+            return Err(Invalid::MaskCompared);
         }
         self.load(*field, 0)?;
         let register = register(0)?;
@@ -212,7 +213,7 @@ impl Lowering<'_> {
                 let data = checked(value, data_type)?;
                 let mask = prefix_mask(data.len(), *bits)?;
                 if data.iter().zip(&mask).any(|(byte, mask)| byte & !mask != 0) {
-                    return Err("the address has bits beyond its prefix");
+                    return Err(Invalid::BitsBeyondPrefix);
                 }
                 self.push(Expr::Bitwise { register, xor: vec![0; data.len()], mask });
                 self.push(Expr::Cmp { op: cmp_op(cmp), register, data });
@@ -232,9 +233,9 @@ impl Lowering<'_> {
         Ok(())
     }
 
-    fn one_of(&mut self, key: DataType, cmp: Cmp, elements: &[Operand]) -> Result<(), &'static str> {
+    fn one_of(&mut self, key: DataType, cmp: Cmp, elements: &[Operand]) -> Result<(), Invalid> {
         if elements.is_empty() {
-            return Err("a set of alternatives is empty");
+            return Err(Invalid::EmptySet);
         }
         *self.next_set_id += 1;
         let id = *self.next_set_id;
@@ -246,7 +247,7 @@ impl Lowering<'_> {
         Ok(())
     }
 
-    fn masked(&mut self, field: Field, mask: &Value, cmp: Cmp, value: &Value) -> Result<(), &'static str> {
+    fn masked(&mut self, field: Field, mask: &Value, cmp: Cmp, value: &Value) -> Result<(), Invalid> {
         let mask = checked(mask, field.data_type())?;
         let data = checked(value, field.data_type())?;
         self.load(field, 0)?;
@@ -256,7 +257,7 @@ impl Lowering<'_> {
         Ok(())
     }
 
-    fn any_bit(&mut self, field: Field, bits: &Value) -> Result<(), &'static str> {
+    fn any_bit(&mut self, field: Field, bits: &Value) -> Result<(), Invalid> {
         let mask = checked(bits, field.data_type())?;
         self.load(field, 0)?;
         let register = register(0)?;
@@ -266,7 +267,7 @@ impl Lowering<'_> {
         Ok(())
     }
 
-    fn dnat(&mut self, version: IpVersion, target: &DnatTarget) -> Result<(), &'static str> {
+    fn dnat(&mut self, version: IpVersion, target: &DnatTarget) -> Result<(), Invalid> {
         let (family, slots) = match version {
             IpVersion::V4 => (Value::NFPROTO_IPV4, 1),
             IpVersion::V6 => (Value::NFPROTO_IPV6, 4),
@@ -276,7 +277,7 @@ impl Lowering<'_> {
         let with_port = match target {
             DnatTarget::To(to, port) => {
                 if to.is_ipv4() != (version == IpVersion::V4) {
-                    return Err("the address is of the other family");
+                    return Err(Invalid::OtherFamily);
                 }
                 self.push(Expr::Load { register: address, data: Value::address(*to).encode() });
                 if let Some(port) = port {
@@ -296,11 +297,11 @@ impl Lowering<'_> {
         Ok(())
     }
 
-    /// Loads the ends of a range of ports, each into a register that is as far from the other as nft's own
-    /// (16 bytes): older kernels ask for that much room (`nft_masq_init`).
-    fn load_ports(&mut self, first: u16, last: u16) -> Result<[u32; 2], &'static str> {
+    /// Loads the ends of a range of ports. The registers are 16 bytes apart, as nft's are: older kernels
+    /// require that (`nft_masq_init`).
+    fn load_ports(&mut self, first: u16, last: u16) -> Result<[u32; 2], Invalid> {
         if first > last {
-            return Err("the range of ports ends before it begins");
+            return Err(Invalid::PortsBackwards);
         }
         let registers = [register(0)?, register(4)?];
         for (register, port) in registers.into_iter().zip([first, last]) {
@@ -309,17 +310,17 @@ impl Lowering<'_> {
         Ok(registers)
     }
 
-    fn lookup(&mut self, set: &str, target: Option<u32>, cmp: Cmp) -> Result<(), &'static str> {
+    fn lookup(&mut self, set: &str, target: Option<u32>, cmp: Cmp) -> Result<(), Invalid> {
         let (source, invert) = (register(0)?, cmp == Cmp::Ne);
         self.push(Expr::Lookup { set: set.to_owned(), id: None, source, target, invert });
         Ok(())
     }
 
-    /// Loads fields as a concatenation. What they need to be true is tested first, because those
-    /// tests use a register, too.
-    fn load_all(&mut self, fields: &[Field]) -> Result<(), &'static str> {
+    /// Loads fields as a concatenation. The protocols that they need are matched first, as that uses a
+    /// register, too.
+    fn load_all(&mut self, fields: &[Field]) -> Result<(), Invalid> {
         if fields.is_empty() {
-            return Err("nothing to look up");
+            return Err(Invalid::NoField);
         }
         for field in fields {
             self.require(*field)?;
@@ -329,17 +330,17 @@ impl Lowering<'_> {
             self.load(*field, slot)?;
             slot += slots(field.data_type());
         }
-        if slot > REGISTERS { Err("the key is too long") } else { Ok(()) }
+        if slot > REGISTERS { Err(Invalid::KeyTooLong) } else { Ok(()) }
     }
 
-    fn load(&mut self, field: Field, slot: u32) -> Result<(), &'static str> {
+    fn load(&mut self, field: Field, slot: u32) -> Result<(), Invalid> {
         self.require(field)?;
         self.push(field.load(register(slot)?));
         Ok(())
     }
 
-    /// Tests the protocols that the field belongs to, unless the rule did already.
-    fn require(&mut self, field: Field) -> Result<(), &'static str> {
+    /// Matches the protocols of a field, unless the rule has already.
+    fn require(&mut self, field: Field) -> Result<(), Invalid> {
         match field {
             Field::IpSaddr | Field::IpDaddr | Field::IpTtl | Field::IpLength => {
                 self.require_network(Value::NFPROTO_IPV4)
@@ -363,9 +364,9 @@ impl Lowering<'_> {
         }
     }
 
-    fn require_network(&mut self, family: u8) -> Result<(), &'static str> {
+    fn require_network(&mut self, family: u8) -> Result<(), Invalid> {
         if let Some(known) = self.network {
-            return if known == family { Ok(()) } else { Err("the rule mixes IPv4 and IPv6") };
+            return if known == family { Ok(()) } else { Err(Invalid::MixedNetworks) };
         }
         let register = register(0)?;
         if self.family == Family::Bridge {
@@ -380,9 +381,9 @@ impl Lowering<'_> {
         Ok(())
     }
 
-    fn require_transport(&mut self, protocol: u8) -> Result<(), &'static str> {
+    fn require_transport(&mut self, protocol: u8) -> Result<(), Invalid> {
         if let Some(known) = self.transport {
-            return if known == protocol { Ok(()) } else { Err("the rule mixes transport protocols") };
+            return if known == protocol { Ok(()) } else { Err(Invalid::MixedTransports) };
         }
         let register = register(0)?;
         self.push(Expr::MetaLoad { key: META_L4PROTO, register });
@@ -391,7 +392,7 @@ impl Lowering<'_> {
         Ok(())
     }
 
-    fn require_ethernet(&mut self) -> Result<(), &'static str> {
+    fn require_ethernet(&mut self) -> Result<(), Invalid> {
         if !self.ethernet {
             let register = register(0)?;
             self.push(Expr::MetaLoad { key: META_IIFTYPE, register });
@@ -401,7 +402,7 @@ impl Lowering<'_> {
         Ok(())
     }
 
-    /// Remembers a protocol that the rule itself tests.
+    /// Stores a protocol that the rule itself matches.
     fn learn(&mut self, field: Field, cmp: Cmp, value: &Value) {
         match (field, cmp, value) {
             (Field::NfProto, Cmp::Eq, Value::NfProto(family)) => self.network = Some(*family),
@@ -412,8 +413,8 @@ impl Lowering<'_> {
 }
 
 impl Field {
-    /// All that a rule can be read back from, each place once: the ports of every transport protocol
-    /// lie where those of `th` do.
+    /// The fields that rules can be decoded to, one for each location: the ports of every transport protocol
+    /// are where those of `th` are.
     pub(crate) const READABLE: [Self; 21] = [
         Self::NfProto,
         Self::L4Proto,
@@ -438,7 +439,7 @@ impl Field {
         Self::FibDaddrType,
     ];
 
-    /// The expression that loads it.
+    /// The expression that loads the field.
     pub(crate) fn load(self, register: u32) -> Expr {
         let payload = |base, offset, len| Expr::Payload { base, offset, len, register };
         match self {
@@ -461,7 +462,7 @@ impl Field {
             Self::Ip6Saddr => payload(NETWORK_HEADER, 8, 16),
             Self::Ip6Daddr => payload(NETWORK_HEADER, 24, 16),
             Self::IcmpType | Self::Icmpv6Type => payload(TRANSPORT_HEADER, 0, 1),
-            // TCP, UDP and SCTP all begin with the ports.
+            // TCP, UDP and SCTP begin with the ports.
             Self::ThSport | Self::TcpSport | Self::UdpSport | Self::SctpSport => {
                 payload(TRANSPORT_HEADER, 0, 2)
             }
@@ -477,7 +478,7 @@ impl Field {
     }
 }
 
-/// The name that asks the kernel to number an anonymous set.
+/// The name for which the kernel numbers an anonymous set.
 pub(crate) const ANONYMOUS_NAME: &str = "__set%d";
 
 const fn cmp_op(cmp: Cmp) -> u32 {
@@ -487,9 +488,9 @@ const fn cmp_op(cmp: Cmp) -> u32 {
     }
 }
 
-/// The number of the register at a 32-bit slot.
-const fn register(slot: u32) -> Result<u32, &'static str> {
-    if slot < REGISTERS { Ok(FIRST_REGISTER + slot) } else { Err("the key is too long") }
+/// The register at a 32-bit slot.
+const fn register(slot: u32) -> Result<u32, Invalid> {
+    if slot < REGISTERS { Ok(FIRST_REGISTER + slot) } else { Err(Invalid::KeyTooLong) }
 }
 
 fn slots(data_type: DataType) -> u32 {
@@ -532,7 +533,7 @@ mod tests {
     }
 
     #[test]
-    fn what_makes_no_sense_is_refused() {
+    fn invalid_statements_are_refused() {
         let refused = [
             Stmt::eq(Field::ThDport, Value::Proto(1)),
             Stmt::eq(Field::CtState, Value::CtState(2)),

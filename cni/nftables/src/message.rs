@@ -1,4 +1,4 @@
-//! From changes to netlink messages.
+//! Encodes changes as netlink messages.
 #![allow(unsafe_code, reason = "libnftnl writes messages through pointers")]
 
 use std::ffi::{CString, c_char, c_void};
@@ -8,24 +8,25 @@ use nftnl::{MsgType, NlMsg, nft_nlmsg_maxsize};
 
 use crate::expr::verdict_code;
 use crate::intervals::{Content, successor};
+use crate::invalid::Invalid;
 use crate::lower::{ANONYMOUS_NAME, AnonymousSet, Expr, Lowered};
 use crate::object::{
     Chain, Create, Element, ElementData, ElementId, Family, Flowtable, Keys, Links, MapData, Rule, Set,
     Table, TableId,
 };
-use crate::parse;
 use crate::raw;
 use crate::stmt::Verdict;
 use crate::transaction::Op;
+use crate::uapi;
 use crate::udata;
 use crate::value::{DataType, concat_id, concat_len, encode_concat};
 use crate::wire;
 
 /// `NFT_NAME_MAXLEN` in `linux/netfilter/nf_tables.h`, with the closing NUL.
 const MAX_NAME: usize = 256;
-/// `NFT_DATA_VALUE_MAXLEN`: bytes of a key or a datum.
+/// `NFT_DATA_VALUE_MAXLEN`: bytes of a key or of data.
 const MAX_VALUE: usize = 64;
-/// Elements of an anonymous set in one message: far below the 64 KB of one attribute.
+/// Elements of an anonymous set in one message: far less than the 64 KB of an attribute.
 const ELEMENTS_PER_MESSAGE: usize = 500;
 
 // enum nf_tables_msg_types
@@ -44,23 +45,16 @@ const DEL_FLOWTABLE: u16 = 24;
 
 /// `NF_NETDEV_INGRESS` in `linux/netfilter.h`.
 const INGRESS: u32 = 0;
-/// One less than `NFT_NETDEVICE_MAX`: how many devices the kernel takes in one message.
+/// One less than `NFT_NETDEVICE_MAX`: the devices that the kernel accepts in one message.
 const MAX_DEVICES: usize = 255;
 /// `IFNAMSIZ` in `linux/if.h`, with the closing NUL.
 const MAX_LINK_NAME: usize = 16;
 
 // enum nft_set_flags
-const SET_ANONYMOUS: u32 = 0x1;
 const SET_CONSTANT: u32 = 0x2;
-const SET_INTERVAL: u32 = 0x4;
-const SET_MAP: u32 = 0x8;
 const SET_CONCAT: u32 = 0x80;
-/// `NFT_DATA_VERDICT`: the data type of verdict maps.
-const DATA_VERDICT: u32 = 0xffff_ff00;
-/// `NFT_SET_ELEM_INTERVAL_END`.
-const INTERVAL_END: u32 = 1;
 
-/// What a message is about.
+/// The object of a message.
 #[derive(Debug)]
 enum Body {
     Table(raw::Table),
@@ -69,11 +63,11 @@ enum Body {
     Set(raw::Set),
     Elements(raw::Set),
     Flowtable(raw::Flowtable),
-    /// Attributes that libnftnl's older versions, with which this must work, do not know.
+    /// Encoded attributes, where the older versions of libnftnl that must be supported lack the attribute.
     Attributes(Vec<u8>),
 }
 
-/// One message of a batch, but for its sequence number.
+/// One message of a batch, without its sequence number.
 #[derive(Debug)]
 pub(crate) struct Message {
     family: Family,
@@ -82,19 +76,18 @@ pub(crate) struct Message {
     body: Body,
 }
 
-/// Changes as messages.
+/// Encodes changes as messages.
 ///
-/// One change makes one message, so that an error is about one change: also when it adds an element,
-/// which the kernel would take many of at once. That costs a microsecond each. Only anonymous sets
-/// take messages of their own beside their rule's.
+/// Each change is one message, so that an error belongs to one change. The kernel would accept many elements
+/// in a message; one each costs a microsecond. Only an anonymous set has messages besides that of its rule.
 #[derive(Debug, Default)]
 pub(crate) struct Encoder {
     next_set_id: u32,
 }
 
 impl Encoder {
-    /// The messages for one change.
-    pub(crate) fn encode(&mut self, op: &Op) -> Result<Vec<Message>, &'static str> {
+    /// Encodes one change.
+    pub(crate) fn encode(&mut self, op: &Op) -> Result<Vec<Message>, Invalid> {
         Ok(match op {
             Op::AddTable(table) => vec![add_table(table)?],
             Op::DeleteTable(table) => vec![Message::del(table, DEL_TABLE, Body::Table(raw_table(table)?))],
@@ -128,59 +121,43 @@ impl Encoder {
         })
     }
 
-    /// Statements to expressions, with set numbers of this batch.
-    pub(crate) fn lower(&mut self, rule: &Rule) -> Result<Lowered, &'static str> {
+    /// Lowers a rule, with set ids that are unique in this batch.
+    pub(crate) fn lower(&mut self, rule: &Rule) -> Result<Lowered, Invalid> {
         crate::lower::lower(rule.table.family, &rule.stmts, &mut self.next_set_id)
     }
 
-    /// A rule of bare expressions, to ask the kernel whether it knows them.
-    pub(crate) fn bare_rule(table: &TableId, chain: &str, exprs: &[Expr]) -> Result<Message, &'static str> {
-        let mut raw = raw_rule(table, chain)?;
-        for expr in exprs {
-            match expr {
-                Expr::Lookup { set, .. } => drop(name(set)?),
-                Expr::Offload { flowtable } => drop(name(flowtable)?),
-                Expr::Verdict(Verdict::Jump(chain) | Verdict::Goto(chain)) => drop(name(chain)?),
-                _ => {}
-            }
-            raw.push(expr.build().into_raw());
-        }
-        let flags = wire::CREATE | wire::APPEND;
-        Ok(Message { family: table.family, kind: NEW_RULE, flags, body: Body::Rule(raw) })
+    /// A rule of the given expressions, with which to test whether the kernel has them.
+    pub(crate) fn bare_rule(table: &TableId, chain: &str, exprs: &[Expr]) -> Result<Message, Invalid> {
+        Ok(Message::append_rule(table, rule_of(table, chain, exprs)?))
     }
 
-    fn add_rule(&mut self, rule: &Rule) -> Result<Vec<Message>, &'static str> {
+    fn add_rule(&mut self, rule: &Rule) -> Result<Vec<Message>, Invalid> {
         let lowered = self.lower(rule)?;
         let mut messages = Vec::new();
         for set in &lowered.sets {
             add_anonymous_set(&rule.table, set, &mut messages)?;
         }
-        let Message { family, kind, flags, body } =
-            Self::bare_rule(&rule.table, &rule.chain, &lowered.exprs)?;
-        let Body::Rule(mut raw) = body else {
-            return Err("not a rule");
-        };
+        let mut raw = rule_of(&rule.table, &rule.chain, &lowered.exprs)?;
         if let Some(comment) = &rule.comment {
-            let data = udata::encode(Some(comment), None).map_err(udata::Invalid::reason)?;
-            raw.data(sys::NFTNL_RULE_USERDATA, &data);
+            raw.data(sys::NFTNL_RULE_USERDATA, &udata::encode(Some(comment), None)?);
         }
-        messages.push(Message { family, kind, flags, body: Body::Rule(raw) });
+        messages.push(Message::append_rule(&rule.table, raw));
         Ok(messages)
     }
 
-    fn add_set(&mut self, set: &Set) -> Result<Message, &'static str> {
+    fn add_set(&mut self, set: &Set) -> Result<Message, Invalid> {
         self.next_set_id += 1;
         let concatenated = set.key.len() > 1;
         let intervals = set.keys == Keys::Intervals;
         let mut flags = 0;
         if intervals {
-            flags |= SET_INTERVAL;
+            flags |= uapi::SET_INTERVAL;
         }
         if intervals && concatenated {
             flags |= SET_CONCAT;
         }
         if set.data != MapData::None {
-            flags |= SET_MAP;
+            flags |= uapi::SET_MAP;
         }
         let mut raw = raw_set(&set.table, &set.name)?;
         raw.u32(sys::NFTNL_SET_ID, self.next_set_id)
@@ -190,7 +167,7 @@ impl Encoder {
         match &set.data {
             MapData::None => {}
             MapData::Verdict => {
-                raw.u32(sys::NFTNL_SET_DATA_TYPE, DATA_VERDICT).u32(sys::NFTNL_SET_DATA_LEN, 0);
+                raw.u32(sys::NFTNL_SET_DATA_TYPE, uapi::TYPE_VERDICT).u32(sys::NFTNL_SET_DATA_LEN, 0);
             }
             MapData::Values(types) => {
                 raw.u32(sys::NFTNL_SET_DATA_TYPE, concat_id(types))
@@ -206,7 +183,7 @@ impl Encoder {
         }
         let ranges = intervals && concatenated;
         let data = udata::encode_set(&set.key, &set.data, ranges, set.comment.as_deref());
-        raw.data(sys::NFTNL_SET_USERDATA, &data.map_err(udata::Invalid::reason)?);
+        raw.data(sys::NFTNL_SET_USERDATA, &data?);
         Ok(Message::add(&set.table, NEW_SET, set.create, Body::Set(raw)))
     }
 }
@@ -217,11 +194,16 @@ impl Message {
         Self { family: table.family, kind, flags: wire::CREATE | exclusive, body }
     }
 
+    fn append_rule(table: &TableId, rule: raw::Rule) -> Self {
+        let flags = wire::CREATE | wire::APPEND;
+        Self { family: table.family, kind: NEW_RULE, flags, body: Body::Rule(rule) }
+    }
+
     fn del(table: &TableId, kind: u16, body: Body) -> Self {
         Self { family: table.family, kind, flags: 0, body }
     }
 
-    /// Asks for an answer even if all is well.
+    /// Requests an acknowledgement.
     pub(crate) const fn acknowledge(&mut self) {
         self.flags |= wire::ACK;
     }
@@ -238,17 +220,16 @@ impl Message {
     }
 }
 
-// SAFETY: the largest message is one with all expressions of a rule (at most 128, each of a few
-// hundred bytes at most, names being checked), 500 small elements, or the 255 devices of a flowtable
-// (20 bytes each), all below the maximum of 64 KB
-// and a page.
+// SAFETY: the largest message is a rule with all its expressions (at most 128, each of a few hundred bytes at
+// most, as names are checked), 500 small elements, or the 255 devices of a flowtable (20 bytes each): all
+// less than the maximum of 64 KB and a page.
 unsafe impl NlMsg for Message {
     unsafe fn write(&self, buf: *mut c_void, seq: u32, _direction: MsgType) {
         let (family, kind) = (u16::from(self.family.number()), self.kind);
         let flags = self.flags;
-        // SAFETY: the caller vouches for the buffer; the header is its first 20 bytes, and the
-        // payload functions append to it what the bodies hold. Those only read the objects, which
-        // are alive. `nftnl_nlmsg_build_hdr` adds the subsystem to the kind and NLM_F_REQUEST to the flags.
+        // SAFETY: the caller guarantees the size of the buffer; the header is its first 20 bytes, and the
+        // payload functions append the bodies' attributes. They only read the objects, which are alive.
+        // `nftnl_nlmsg_build_hdr` adds the subsystem to the type and NLM_F_REQUEST to the flags.
         unsafe {
             let header = sys::nftnl_nlmsg_build_hdr(buf.cast::<c_char>(), kind, family, flags, seq);
             match &self.body {
@@ -268,10 +249,10 @@ unsafe impl NlMsg for Message {
     }
 }
 
-/// Room for one message of the largest size.
+/// A buffer for one message of the largest size.
 #[derive(Debug)]
 pub(crate) struct Scratch {
-    /// 32-bit words, because netlink headers want that alignment.
+    /// 32-bit words, for the alignment of netlink headers.
     words: Vec<u32>,
 }
 
@@ -280,7 +261,7 @@ impl Scratch {
         Self { words: vec![0; nft_nlmsg_maxsize() as usize / 4 + 1] }
     }
 
-    /// The message that was written last, padded as the next one's alignment wants it.
+    /// The last message written, padded for the alignment of the next.
     fn message(&self) -> &[u8] {
         let len = self.words.first().copied().unwrap_or_default() as usize;
         let words = self.words.get(..len.div_ceil(4)).unwrap_or_default();
@@ -289,20 +270,20 @@ impl Scratch {
     }
 }
 
-fn name(text: &str) -> Result<CString, &'static str> {
+fn name(text: &str) -> Result<CString, Invalid> {
     if text.is_empty() {
-        return Err("a name is empty");
+        return Err(Invalid::NameEmpty);
     }
     if text.len() >= MAX_NAME {
-        return Err("a name may have at most 255 bytes");
+        return Err(Invalid::NameTooLong);
     }
-    CString::new(text).map_err(|_| "a name may not hold a NUL")
+    CString::new(text).map_err(|_| Invalid::NameHasNul)
 }
 
-fn value_len(types: &[DataType]) -> Result<u32, &'static str> {
+fn value_len(types: &[DataType]) -> Result<u32, Invalid> {
     match concat_len(types) {
-        0 => Err("a key or a datum needs a type"),
-        len if len > MAX_VALUE => Err("a key or a datum may have at most 64 bytes"),
+        0 => Err(Invalid::NoType),
+        len if len > MAX_VALUE => Err(Invalid::ValueTooLong),
         len => Ok(u32::try_from(len).unwrap_or(u32::MAX)),
     }
 }
@@ -311,68 +292,82 @@ fn length_byte(part: DataType) -> u8 {
     u8::try_from(part.size()).unwrap_or(u8::MAX)
 }
 
-fn value(values: &[crate::value::Value]) -> Result<Vec<u8>, &'static str> {
+fn value(values: &[crate::value::Value]) -> Result<Vec<u8>, Invalid> {
     let types: Vec<DataType> = values.iter().map(crate::value::Value::data_type).collect();
     value_len(&types)?;
     Ok(encode_concat(values))
 }
 
-fn raw_table(table: &TableId) -> Result<raw::Table, &'static str> {
+fn raw_table(table: &TableId) -> Result<raw::Table, Invalid> {
     let mut raw = raw::Table::new();
     raw.text(sys::NFTNL_TABLE_NAME, &name(&table.name)?);
     Ok(raw)
 }
 
-fn raw_chain(table: &TableId, chain: &str) -> Result<raw::Chain, &'static str> {
+fn raw_chain(table: &TableId, chain: &str) -> Result<raw::Chain, Invalid> {
     let mut raw = raw::Chain::new();
     raw.text(sys::NFTNL_CHAIN_TABLE, &name(&table.name)?).text(sys::NFTNL_CHAIN_NAME, &name(chain)?);
     Ok(raw)
 }
 
-fn raw_rule(table: &TableId, chain: &str) -> Result<raw::Rule, &'static str> {
+fn raw_rule(table: &TableId, chain: &str) -> Result<raw::Rule, Invalid> {
     let mut raw = raw::Rule::new();
     raw.text(sys::NFTNL_RULE_TABLE, &name(&table.name)?).text(sys::NFTNL_RULE_CHAIN, &name(chain)?);
     Ok(raw)
 }
 
-fn raw_set(table: &TableId, set: &str) -> Result<raw::Set, &'static str> {
+fn rule_of(table: &TableId, chain: &str, exprs: &[Expr]) -> Result<raw::Rule, Invalid> {
+    let mut raw = raw_rule(table, chain)?;
+    for expr in exprs {
+        match expr {
+            Expr::Lookup { set, .. } => drop(name(set)?),
+            Expr::Offload { flowtable } => drop(name(flowtable)?),
+            Expr::Verdict(Verdict::Jump(chain) | Verdict::Goto(chain)) => drop(name(chain)?),
+            _ => {}
+        }
+        raw.push(expr.build().into_raw());
+    }
+    Ok(raw)
+}
+
+fn raw_set(table: &TableId, set: &str) -> Result<raw::Set, Invalid> {
     let mut raw = raw::Set::new();
     raw.text(sys::NFTNL_SET_TABLE, &name(&table.name)?).text(sys::NFTNL_SET_NAME, &name(set)?);
     Ok(raw)
 }
 
-fn raw_flowtable(table: &TableId, flowtable: &str) -> Result<raw::Flowtable, &'static str> {
+fn raw_flowtable(table: &TableId, flowtable: &str) -> Result<raw::Flowtable, Invalid> {
     let mut raw = raw::Flowtable::new();
     raw.text(sys::NFTNL_FLOWTABLE_TABLE, &name(&table.name)?)
         .text(sys::NFTNL_FLOWTABLE_NAME, &name(flowtable)?);
     Ok(raw)
 }
 
-fn add_flowtable(flowtable: &Flowtable) -> Result<Message, &'static str> {
+fn add_flowtable(flowtable: &Flowtable) -> Result<Message, Invalid> {
     for text in [&flowtable.table.name, &flowtable.name] {
         name(text)?;
     }
     if flowtable.devices.len() > MAX_DEVICES {
-        return Err("the kernel takes at most 255 links at once");
+        return Err(Invalid::TooManyLinks);
     }
     let mut devices = Vec::new();
     for links in &flowtable.devices {
         let (kind, text) = match links {
-            Links::Named(text) => (parse::DEVICE_NAME, text),
-            Links::Beginning(text) => (parse::DEVICE_PREFIX, text),
+            Links::Named(text) => (uapi::DEVICE_NAME, text),
+            Links::Beginning(text) => (uapi::DEVICE_PREFIX, text),
         };
         if name(text)?.as_bytes_with_nul().len() > MAX_LINK_NAME {
-            return Err("a link's name has at most 15 bytes");
+            return Err(Invalid::LinkNameTooLong);
         }
         devices.push((kind, text));
     }
     let body = wire::attributes(|body| {
-        body.text(parse::FLOWTABLE_TABLE, &flowtable.table.name);
-        body.text(parse::FLOWTABLE_NAME, &flowtable.name);
-        body.nest(parse::FLOWTABLE_HOOK, |hook| {
-            hook.be32(parse::HOOK_NUMBER, INGRESS).be32(parse::HOOK_PRIORITY, 0);
+        body.text(uapi::FLOWTABLE_TABLE, &flowtable.table.name);
+        body.text(uapi::FLOWTABLE_NAME, &flowtable.name);
+        body.nest(uapi::FLOWTABLE_HOOK, |hook| {
+            hook.be32(uapi::HOOK_NUMBER, INGRESS).be32(uapi::HOOK_PRIORITY, 0);
             if !devices.is_empty() {
-                hook.nest(parse::HOOK_DEVICES, |list| {
+                hook.nest(uapi::HOOK_DEVICES, |list| {
                     for (kind, text) in devices {
                         list.text(kind, text);
                     }
@@ -380,24 +375,24 @@ fn add_flowtable(flowtable: &Flowtable) -> Result<Message, &'static str> {
             }
         });
         if flowtable.counter {
-            body.be32(parse::FLOWTABLE_FLAGS, parse::FLOWTABLE_COUNTER);
+            body.be32(uapi::FLOWTABLE_FLAGS, uapi::FLOWTABLE_COUNTER);
         }
     });
     Ok(Message::add(&flowtable.table, NEW_FLOWTABLE, Create::OrKeep, Body::Attributes(body)))
 }
 
-fn add_table(table: &Table) -> Result<Message, &'static str> {
+fn add_table(table: &Table) -> Result<Message, Invalid> {
     let mut raw = raw_table(&table.id)?;
-    // As nft does: a table that is there and dormant wakes up.
+    // As nft does: this activates a dormant table.
     raw.u32(sys::NFTNL_TABLE_FLAGS, 0);
     if let Some(comment) = &table.comment {
-        let data = udata::encode(Some(comment), None).map_err(udata::Invalid::reason)?;
+        let data = udata::encode(Some(comment), None)?;
         raw.data(sys::NFTNL_TABLE_USERDATA, &data);
     }
     Ok(Message::add(&table.id, NEW_TABLE, table.create, Body::Table(raw)))
 }
 
-fn add_chain(chain: &Chain) -> Result<Message, &'static str> {
+fn add_chain(chain: &Chain) -> Result<Message, Invalid> {
     let mut raw = raw_chain(&chain.table, &chain.name)?;
     if let Some(base) = chain.base {
         raw.u32(sys::NFTNL_CHAIN_HOOKNUM, base.hook.number())
@@ -406,40 +401,40 @@ fn add_chain(chain: &Chain) -> Result<Message, &'static str> {
             .text(sys::NFTNL_CHAIN_TYPE, &name(base.kind.name())?);
     }
     if let Some(comment) = &chain.comment {
-        let data = udata::encode(Some(comment), None).map_err(udata::Invalid::reason)?;
+        let data = udata::encode(Some(comment), None)?;
         raw.data(sys::NFTNL_CHAIN_USERDATA, &data);
     }
     Ok(Message::add(&chain.table, NEW_CHAIN, chain.create, Body::Chain(raw)))
 }
 
-fn raw_element(id: &ElementId) -> Result<raw::SetElement, &'static str> {
+fn raw_element(id: &ElementId) -> Result<raw::SetElement, Invalid> {
     let mut raw = raw::SetElement::new();
     raw.data(sys::NFTNL_SET_ELEM_KEY, &value(&id.key)?);
-    // Ranges of single values are stored as two elements instead: see `range_end`.
+    // A range of single values is two elements instead: see `range_end`.
     if let (Some(end), [_, _, ..]) = (&id.key_end, id.key.as_slice()) {
         raw.data(sys::NFTNL_SET_ELEM_KEY_END, &value(end)?);
     }
     Ok(raw)
 }
 
-/// In interval sets whose key is a single value, the kernel takes a range as its first key and,
-/// marked, the first key beyond it.
-fn range_end(id: &ElementId) -> Result<Option<raw::SetElement>, &'static str> {
+/// The end of a range in a set whose key is a single value: the kernel stores a range as its first key and,
+/// with a flag, the first key after it.
+fn range_end(id: &ElementId) -> Result<Option<raw::SetElement>, Invalid> {
     let (Some(end), [_]) = (&id.key_end, id.key.as_slice()) else {
         return Ok(None);
     };
     if end.len() != 1 || end.iter().any(|value| value.data_type().is_host_order()) {
-        return Err("values of this type have no order");
+        return Err(Invalid::NotOrdered);
     }
-    let Some(beyond) = successor(&value(end)?) else {
+    let Some(after) = successor(&value(end)?) else {
         return Ok(None);
     };
     let mut raw = raw::SetElement::new();
-    raw.data(sys::NFTNL_SET_ELEM_KEY, &beyond).u32(sys::NFTNL_SET_ELEM_FLAGS, INTERVAL_END);
+    raw.data(sys::NFTNL_SET_ELEM_KEY, &after).u32(sys::NFTNL_SET_ELEM_FLAGS, uapi::INTERVAL_END);
     Ok(Some(raw))
 }
 
-fn elements(id: &ElementId, first: raw::SetElement) -> Result<Body, &'static str> {
+fn elements(id: &ElementId, first: raw::SetElement) -> Result<Body, Invalid> {
     let mut set = raw_set(&id.table, &id.set)?;
     set.push(first);
     if let Some(end) = range_end(id)? {
@@ -448,7 +443,7 @@ fn elements(id: &ElementId, first: raw::SetElement) -> Result<Body, &'static str
     Ok(Body::Elements(set))
 }
 
-fn add_element(element: &Element) -> Result<Message, &'static str> {
+fn add_element(element: &Element) -> Result<Message, Invalid> {
     let mut raw = raw_element(&element.id)?;
     match &element.data {
         ElementData::None => {}
@@ -464,7 +459,7 @@ fn add_element(element: &Element) -> Result<Message, &'static str> {
         }
     }
     let data = udata::encode(element.comment.as_deref(), element.tlv.as_ref());
-    let data = data.map_err(udata::Invalid::reason)?;
+    let data = data?;
     if !data.is_empty() {
         raw.data(sys::NFTNL_SET_ELEM_USERDATA, &data);
     }
@@ -472,7 +467,7 @@ fn add_element(element: &Element) -> Result<Message, &'static str> {
     Ok(Message::add(&element.id.table, NEW_ELEMENT, element.create, body))
 }
 
-fn delete_element(id: &ElementId) -> Result<Message, &'static str> {
+fn delete_element(id: &ElementId) -> Result<Message, Invalid> {
     Ok(Message::del(&id.table, DEL_ELEMENT, elements(id, raw_element(id)?)?))
 }
 
@@ -480,9 +475,9 @@ fn add_anonymous_set(
     table: &TableId,
     set: &AnonymousSet,
     messages: &mut Vec<Message>,
-) -> Result<(), &'static str> {
+) -> Result<(), Invalid> {
     let mut elements = Vec::new();
-    let mut flags = SET_ANONYMOUS | SET_CONSTANT;
+    let mut flags = uapi::SET_ANONYMOUS | SET_CONSTANT;
     let mut push = |key: &[u8], element_flags: u32| {
         let mut raw = raw::SetElement::new();
         raw.data(sys::NFTNL_SET_ELEM_KEY, key);
@@ -494,17 +489,17 @@ fn add_anonymous_set(
     match &set.content {
         Content::Values(values) => values.iter().for_each(|key| push(key, 0)),
         Content::Intervals(intervals) => {
-            flags |= SET_INTERVAL;
+            flags |= uapi::SET_INTERVAL;
             for (from, end) in intervals {
                 push(from, 0);
                 if let Some(end) = end {
-                    push(end, INTERVAL_END);
+                    push(end, uapi::INTERVAL_END);
                 }
             }
         }
     }
     let mut raw = raw_set(table, ANONYMOUS_NAME)?;
-    let data = udata::encode_set(&[set.key], &MapData::None, false, None).map_err(udata::Invalid::reason)?;
+    let data = udata::encode_set(&[set.key], &MapData::None, false, None)?;
     raw.u32(sys::NFTNL_SET_ID, set.id)
         .u32(sys::NFTNL_SET_FLAGS, flags)
         .u32(sys::NFTNL_SET_KEY_TYPE, concat_id(&[set.key]))
@@ -527,9 +522,10 @@ fn add_anonymous_set(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::parse;
 
     #[test]
-    fn the_flag_of_a_flowtable_that_counts_reads_back() {
+    fn the_counter_flag_of_a_flowtable_decodes_to_the_same() {
         let table = TableId::new(Family::Inet, "t");
         for counter in [false, true] {
             let devices = [Links::Named("eth0".to_owned()), Links::Beginning("veth".to_owned())];

@@ -1,4 +1,4 @@
-//! Tables, chains, rules, sets and elements as plain values.
+//! Tables, chains, rules, sets and elements to add, as plain values.
 
 use std::fmt;
 
@@ -16,7 +16,7 @@ pub enum Family {
     Ip6,
     /// ARP.
     Arp,
-    /// One device's ingress or egress.
+    /// Ingress or egress of one device.
     Netdev,
     /// Frames that a bridge forwards.
     Bridge,
@@ -64,17 +64,17 @@ impl fmt::Display for Family {
     }
 }
 
-/// Which table.
+/// Identity of a table.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct TableId {
-    /// Its family.
+    /// Family.
     pub family: Family,
-    /// Its name.
+    /// Name.
     pub name: String,
 }
 
 impl TableId {
-    /// Names a table.
+    /// The identity of a table.
     #[must_use]
     pub fn new(family: Family, name: &str) -> Self {
         Self { family, name: name.to_owned() }
@@ -87,12 +87,12 @@ impl fmt::Display for TableId {
     }
 }
 
-/// Whether something may be there already.
+/// The effect of an existing object with the same name or key.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Create {
-    /// An equal one that is there is an error (`NLM_F_EXCL`; `create` in nft's syntax).
+    /// An error (`NLM_F_EXCL`; `create` in nft's syntax).
     Exclusive,
-    /// An equal one that is there is left as it is, its comment included (`add` in nft's syntax).
+    /// None: the existing object stays, with its comment (`add` in nft's syntax).
     OrKeep,
 }
 
@@ -105,14 +105,14 @@ impl Create {
     }
 }
 
-/// A table to make.
+/// A table to add.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Table {
     /// Family and name.
     pub id: TableId,
-    /// A comment, at most 128 bytes. Linux keeps it since 5.10.
+    /// A comment of at most 128 bytes. The kernel stores it since Linux 5.10.
     pub comment: Option<String>,
-    /// What if it exists.
+    /// The effect of an existing one.
     pub create: Create,
 }
 
@@ -130,7 +130,7 @@ impl Table {
         self
     }
 
-    /// Makes an existing one an error.
+    /// Makes an existing table an error.
     #[must_use]
     pub const fn exclusive(mut self) -> Self {
         self.create = Create::Exclusive;
@@ -138,14 +138,14 @@ impl Table {
     }
 }
 
-/// What a base chain may do.
+/// Type of a base chain.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum ChainKind {
     /// `type filter`.
     Filter,
-    /// `type nat`: sees the first packet of each flow.
+    /// `type nat`: for the first packet of each flow.
     Nat,
-    /// `type route`: changes of the mark reroute locally made packets.
+    /// `type route`: a changed mark reroutes locally generated packets.
     Route,
 }
 
@@ -161,17 +161,17 @@ impl ChainKind {
     }
 }
 
-/// Where a base chain is attached. The numbers are the same for inet, ip, ip6 and bridge
-/// (`NF_INET_*` in `linux/netfilter.h`, `NF_BR_*` in `linux/netfilter_bridge.h`).
+/// Hook of a base chain. The numbers are the same for inet, ip, ip6 and bridge (`NF_INET_*` in
+/// `linux/netfilter.h`, `NF_BR_*` in `linux/netfilter_bridge.h`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Hook {
-    /// Packets that came in, before routing.
+    /// Packets received, before routing.
     Prerouting,
     /// Packets for this host.
     Input,
-    /// Packets that pass through.
+    /// Forwarded packets.
     Forward,
-    /// Packets made here.
+    /// Locally generated packets.
     Output,
     /// Packets about to leave.
     Postrouting,
@@ -211,10 +211,10 @@ impl Hook {
     }
 }
 
-/// What happens at the end of a base chain.
+/// The verdict at the end of a base chain.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Policy {
-    /// On to the next chain of the hook.
+    /// The packet continues with the next chain of the hook.
     Accept,
     /// The packet is dropped.
     Drop,
@@ -231,37 +231,37 @@ impl Policy {
     }
 }
 
-/// How a chain is attached to a hook.
+/// Attachment of a base chain to a hook.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct BaseChain {
-    /// Its kind.
+    /// Type.
     pub kind: ChainKind,
-    /// Its hook.
+    /// Hook.
     pub hook: Hook,
-    /// Its place among the hook's chains; lower is earlier (`enum nf_ip_hook_priorities` in
+    /// Priority among the hook's chains; lower is earlier (`enum nf_ip_hook_priorities` in
     /// `linux/netfilter_ipv4.h`: raw −300, dstnat −100, filter 0, srcnat 100).
     pub priority: i32,
-    /// Its policy.
+    /// Policy.
     pub policy: Policy,
 }
 
-/// A chain to make.
+/// A chain to add.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Chain {
-    /// The table it is in.
+    /// The table.
     pub table: TableId,
-    /// Its name.
+    /// Name.
     pub name: String,
-    /// How it is attached; none for a chain that rules and maps lead to.
+    /// Attachment to a hook; none for a chain to which rules and maps lead.
     pub base: Option<BaseChain>,
-    /// A comment, at most 128 bytes. Linux keeps it since 5.10.
+    /// A comment of at most 128 bytes. The kernel stores it since Linux 5.10.
     pub comment: Option<String>,
-    /// What if it exists.
+    /// The effect of an existing one.
     pub create: Create,
 }
 
 impl Chain {
-    /// A chain that rules and maps lead to; it may exist already.
+    /// A chain without a hook, which may exist.
     #[must_use]
     pub fn new(table: &TableId, name: &str) -> Self {
         Self {
@@ -273,7 +273,7 @@ impl Chain {
         }
     }
 
-    /// Attaches it to a hook.
+    /// Attaches the chain to a hook.
     #[must_use]
     pub const fn base(mut self, base: BaseChain) -> Self {
         self.base = Some(base);
@@ -287,7 +287,7 @@ impl Chain {
         self
     }
 
-    /// Makes an existing one an error.
+    /// Makes an existing chain an error.
     #[must_use]
     pub const fn exclusive(mut self) -> Self {
         self.create = Create::Exclusive;
@@ -302,14 +302,14 @@ pub struct Rule {
     pub table: TableId,
     /// The chain.
     pub chain: String,
-    /// What it says.
+    /// Statements.
     pub stmts: Vec<Stmt>,
-    /// A comment, at most 128 bytes.
+    /// A comment of at most 128 bytes.
     pub comment: Option<String>,
 }
 
 impl Rule {
-    /// A rule without comment.
+    /// A rule without a comment.
     #[must_use]
     pub fn new(table: &TableId, chain: &str, stmts: Vec<Stmt>) -> Self {
         Self { table: table.clone(), chain: chain.to_owned(), stmts, comment: None }
@@ -323,37 +323,37 @@ impl Rule {
     }
 }
 
-/// A flowtable to make, or devices to add to one that is there (Linux 5.8).
+/// A flowtable to add, or devices to add to an existing one (Linux 5.8).
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Flowtable {
     /// The table.
     pub table: TableId,
-    /// Its name.
+    /// Name.
     pub name: String,
-    /// The links whose packets look for their flow in it as they come in. One that is named must be there;
-    /// one that goes leaves it by itself.
+    /// The links at whose ingress the flowtable is looked up. A link named must exist; when a link is
+    /// deleted, the kernel removes it.
     pub devices: Vec<Links>,
-    /// True if packets of its flows are counted in conntrack's accounting, where that is on (Linux 5.7).
+    /// True if packets of its flows are counted in conntrack's accounting, if that is on (Linux 5.7).
     pub counter: bool,
 }
 
-/// Links that a flowtable is hooked to.
+/// Links to which a flowtable is attached.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Links {
     /// One, by its name.
     Named(String),
-    /// All whose names begin so, those that come later too (Linux 6.17: `NFTA_DEVICE_PREFIX`).
+    /// All whose names have this prefix, including later ones (Linux 6.17: `NFTA_DEVICE_PREFIX`).
     Beginning(String),
 }
 
 impl Flowtable {
-    /// A flowtable at the ingress hook of these links, priority 0, that counts nothing.
+    /// A flowtable at the ingress hook of these links, with priority 0 and without a counter.
     #[must_use]
     pub fn new(table: &TableId, name: &str, devices: &[Links]) -> Self {
         Self { table: table.clone(), name: name.to_owned(), devices: devices.to_vec(), counter: false }
     }
 
-    /// Counts packets, or leaves the setting of a flowtable that is there as it is.
+    /// Sets whether it counts. Only for a new flowtable: an existing one keeps its setting.
     #[must_use]
     pub fn counter(mut self, counter: bool) -> Self {
         self.counter = counter;
@@ -361,10 +361,10 @@ impl Flowtable {
     }
 }
 
-/// What the elements of a set lead to.
+/// Data of a set's elements.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum MapData {
-    /// Nothing: a plain set.
+    /// None: a plain set.
     None,
     /// A verdict.
     Verdict,
@@ -372,39 +372,39 @@ pub enum MapData {
     Values(Vec<DataType>),
 }
 
-/// How a set's keys are stored.
+/// Kind of a set's keys.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Keys {
-    /// Each element is one key; a hash table.
+    /// Single keys, in a hash table.
     Exact,
-    /// An element may be a range of keys (`flags interval`). For concatenated keys this is pipapo,
-    /// which copies itself on each commit.
+    /// Ranges of keys (`flags interval`). For concatenated keys the kernel uses pipapo, which is copied on
+    /// each commit.
     Intervals,
 }
 
-/// A set or map to make.
+/// A set or map to add.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Set {
     /// The table.
     pub table: TableId,
-    /// Its name.
+    /// Name.
     pub name: String,
-    /// The key's type; more than one is a concatenation.
+    /// Types of the key; more than one are a concatenation.
     pub key: Vec<DataType>,
-    /// What an element leads to.
+    /// Data of the elements.
     pub data: MapData,
     /// Single keys or ranges.
     pub keys: Keys,
-    /// The most elements it may hold; none for no limit.
+    /// Maximum number of elements; none for no limit.
     pub size: Option<u32>,
-    /// A comment, at most 128 bytes.
+    /// A comment of at most 128 bytes.
     pub comment: Option<String>,
-    /// What if it exists.
+    /// The effect of an existing one.
     pub create: Create,
 }
 
 impl Set {
-    /// A plain set with exact keys; it may exist already.
+    /// A plain set with exact keys, which may exist.
     #[must_use]
     pub fn new(table: &TableId, name: &str, key: &[DataType]) -> Self {
         Self {
@@ -419,7 +419,7 @@ impl Set {
         }
     }
 
-    /// Makes it a map.
+    /// Makes it a map to values of these types.
     #[must_use]
     pub fn data(mut self, types: &[DataType]) -> Self {
         self.data = MapData::Values(types.to_vec());
@@ -433,7 +433,7 @@ impl Set {
         self
     }
 
-    /// Lets elements be ranges.
+    /// Makes the keys ranges.
     #[must_use]
     pub const fn intervals(mut self) -> Self {
         self.keys = Keys::Intervals;
@@ -454,14 +454,14 @@ impl Set {
         self
     }
 
-    /// Makes an existing one an error.
+    /// Makes an existing set an error.
     #[must_use]
     pub const fn exclusive(mut self) -> Self {
         self.create = Create::Exclusive;
         self
     }
 
-    /// `set` or `map`, as nft's syntax calls it.
+    /// `set` or `map`, as in nft's syntax.
     #[must_use]
     pub const fn word(&self) -> &'static str {
         match self.data {
@@ -471,7 +471,7 @@ impl Set {
     }
 }
 
-/// What an element leads to.
+/// Data of an element.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum ElementData {
     /// Nothing.
@@ -482,24 +482,24 @@ pub enum ElementData {
     Values(Vec<Value>),
 }
 
-/// Bytes that an element carries for its owner, beside the comment.
+/// An entry of an element's userdata that is neither the comment nor nft's.
 ///
-/// The kernel keeps them; `nft` neither shows nor reloads them. With the comment they must fit into
-/// 256 bytes (`NFT_USERDATA_MAXLEN`), each taking two bytes more for its type and length.
+/// The kernel stores it; `nft` neither prints nor restores it. All entries and the comment must fit into 256
+/// bytes (`NFT_USERDATA_MAXLEN`), each with two more bytes for type and length.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Tlv {
-    /// Its type; `nft` itself uses 0 (comment) and 1 (flags) for elements.
+    /// Type; for elements `nft` itself uses 0 (comment) and 1 (flags).
     pub kind: u8,
     /// At most 255 bytes.
     pub bytes: Vec<u8>,
 }
 
-/// Which element of which set.
+/// Identity of an element.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct ElementId {
     /// The table.
     pub table: TableId,
-    /// The set's or map's name.
+    /// Name of the set or map.
     pub set: String,
     /// The key.
     pub key: Vec<Value>,
@@ -508,13 +508,13 @@ pub struct ElementId {
 }
 
 impl ElementId {
-    /// One key.
+    /// An element with a single key.
     #[must_use]
     pub fn new(table: &TableId, set: &str, key: Vec<Value>) -> Self {
         Self { table: table.clone(), set: set.to_owned(), key, key_end: None }
     }
 
-    /// From the key to this one, part by part, both included. A set with [`Keys::Intervals`] needs
+    /// Makes the key a range up to `key_end`, inclusive, part by part. A set with [`Keys::Intervals`] needs
     /// it for single keys, too: then both are the same.
     #[must_use]
     pub fn to(mut self, key_end: Vec<Value>) -> Self {
@@ -523,18 +523,18 @@ impl ElementId {
     }
 }
 
-/// An element to make. Unless asked otherwise, one that is there already is an error.
+/// An element to add. By default an existing one is an error.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Element {
     /// Set and key.
     pub id: ElementId,
-    /// What it leads to.
+    /// Data.
     pub data: ElementData,
-    /// A comment, at most 128 bytes.
+    /// A comment of at most 128 bytes.
     pub comment: Option<String>,
-    /// Bytes for the owner.
+    /// The owner's entry in the userdata.
     pub tlv: Option<Tlv>,
-    /// What if it exists.
+    /// The effect of an existing one.
     pub create: Create,
 }
 
@@ -545,14 +545,14 @@ impl Element {
         Self { id, data: ElementData::None, comment: None, tlv: None, create: Create::Exclusive }
     }
 
-    /// Leads to values.
+    /// Sets the data to values.
     #[must_use]
     pub fn values(mut self, values: Vec<Value>) -> Self {
         self.data = ElementData::Values(values);
         self
     }
 
-    /// Leads to a verdict.
+    /// Sets the data to a verdict.
     #[must_use]
     pub fn verdict(mut self, verdict: Verdict) -> Self {
         self.data = ElementData::Verdict(verdict);
@@ -566,14 +566,14 @@ impl Element {
         self
     }
 
-    /// Sets the owner's bytes.
+    /// Sets the owner's entry in the userdata.
     #[must_use]
     pub fn tlv(mut self, kind: u8, bytes: Vec<u8>) -> Self {
         self.tlv = Some(Tlv { kind, bytes });
         self
     }
 
-    /// Leaves one that is there as it is, its comment included.
+    /// Keeps an existing element, with its comment.
     #[must_use]
     pub const fn or_keep(mut self) -> Self {
         self.create = Create::OrKeep;

@@ -1,60 +1,15 @@
-//! From the kernel's answers to plain values.
+//! Decodes the kernel's replies into plain values.
 //!
 //! Attribute numbers are those of `linux/netfilter/nf_tables.h` (`enum nft_*_attributes`).
 
+use crate::decode::{decode_verdict, statements};
 use crate::object::{BaseChain, ChainKind, ElementData, Family, Hook, Keys, Links, MapData, Policy, TableId};
 use crate::read::{ChainInfo, ElementInfo, FlowtableInfo, RuleInfo, SetInfo, TableInfo};
 use crate::stmt::Verdict;
+use crate::uapi;
 use crate::udata;
 use crate::value::{concat_from_id, decode_concat};
 use crate::wire::{attrs, be32, be64, find, text};
-
-pub(crate) const TABLE_NAME: u16 = 1;
-pub(crate) const CHAIN_TABLE: u16 = 1;
-pub(crate) const CHAIN_NAME: u16 = 3;
-pub(crate) const RULE_TABLE: u16 = 1;
-pub(crate) const RULE_CHAIN: u16 = 2;
-pub(crate) const RULE_EXPRESSIONS: u16 = 4;
-pub(crate) const FLOWTABLE_TABLE: u16 = 1;
-pub(crate) const FLOWTABLE_NAME: u16 = 2;
-pub(crate) const FLOWTABLE_HOOK: u16 = 3;
-/// `NFTA_FLOWTABLE_FLAGS`.
-pub(crate) const FLOWTABLE_FLAGS: u16 = 7;
-/// `NFT_FLOWTABLE_COUNTER`.
-pub(crate) const FLOWTABLE_COUNTER: u32 = 2;
-/// `NFTA_FLOWTABLE_HOOK_NUM`.
-pub(crate) const HOOK_NUMBER: u16 = 1;
-/// `NFTA_FLOWTABLE_HOOK_PRIORITY`.
-pub(crate) const HOOK_PRIORITY: u16 = 2;
-/// `NFTA_FLOWTABLE_HOOK_DEVS`.
-pub(crate) const HOOK_DEVICES: u16 = 3;
-pub(crate) const DEVICE_NAME: u16 = 1;
-/// `NFTA_DEVICE_PREFIX`.
-pub(crate) const DEVICE_PREFIX: u16 = 2;
-pub(crate) const SET_TABLE: u16 = 1;
-pub(crate) const SET_NAME: u16 = 2;
-pub(crate) const LIST_TABLE: u16 = 1;
-pub(crate) const LIST_SET: u16 = 2;
-pub(crate) const LIST_ELEMENTS: u16 = 3;
-/// `NFTA_LIST_ELEM`.
-pub(crate) const LIST_ITEM: u16 = 1;
-pub(crate) const ELEMENT_KEY: u16 = 1;
-pub(crate) const ELEMENT_KEY_END: u16 = 10;
-/// `NFTA_DATA_VALUE`.
-pub(crate) const DATA_VALUE: u16 = 1;
-/// `NFTA_DATA_VERDICT`.
-pub(crate) const DATA_VERDICT: u16 = 2;
-
-/// `NFT_SET_ANONYMOUS`.
-const SET_ANONYMOUS: u32 = 0x1;
-/// `NFT_SET_INTERVAL`.
-const SET_INTERVAL: u32 = 0x4;
-/// `NFT_SET_MAP`.
-const SET_MAP: u32 = 0x8;
-/// `NFT_DATA_VERDICT`, the type.
-const TYPE_VERDICT: u32 = 0xffff_ff00;
-/// `NFT_SET_ELEM_INTERVAL_END`.
-const INTERVAL_END: u32 = 1;
 
 fn id(family: Option<Family>, name: &[u8]) -> Option<TableId> {
     Some(TableId { family: family?, name: text(name) })
@@ -66,7 +21,7 @@ pub(crate) fn table(family: Option<Family>, body: &[u8]) -> Option<TableInfo> {
     const HANDLE: u16 = 4;
     const USERDATA: u16 = 6;
     Some(TableInfo {
-        id: id(family, find(body, TABLE_NAME)?)?,
+        id: id(family, find(body, uapi::TABLE_NAME)?)?,
         handle: find(body, HANDLE).and_then(be64).unwrap_or_default(),
         uses: find(body, USE).and_then(be32).unwrap_or_default(),
         flags: find(body, FLAGS).and_then(be32).unwrap_or_default(),
@@ -79,8 +34,8 @@ pub(crate) fn chain(family: Option<Family>, body: &[u8]) -> Option<ChainInfo> {
     const USE: u16 = 6;
     const USERDATA: u16 = 12;
     Some(ChainInfo {
-        table: id(family, find(body, CHAIN_TABLE)?)?,
-        name: text(find(body, CHAIN_NAME)?),
+        table: id(family, find(body, uapi::CHAIN_TABLE)?)?,
+        name: text(find(body, uapi::CHAIN_NAME)?),
         handle: find(body, HANDLE).and_then(be64).unwrap_or_default(),
         base: base(body),
         uses: find(body, USE).and_then(be32).unwrap_or_default(),
@@ -92,16 +47,14 @@ fn base(body: &[u8]) -> Option<BaseChain> {
     const HOOK: u16 = 4;
     const POLICY: u16 = 5;
     const TYPE: u16 = 7;
-    const HOOK_NUMBER: u16 = 1;
-    const HOOK_PRIORITY: u16 = 2;
     let hook = find(body, HOOK)?;
     let kind = text(find(body, TYPE)?);
     let kinds = [ChainKind::Filter, ChainKind::Nat, ChainKind::Route];
     let policy = find(body, POLICY).and_then(be32);
     Some(BaseChain {
         kind: kinds.into_iter().find(|known| known.name() == kind)?,
-        hook: Hook::from_number(find(hook, HOOK_NUMBER).and_then(be32)?)?,
-        priority: find(hook, HOOK_PRIORITY).and_then(be32)?.cast_signed(),
+        hook: Hook::from_number(find(hook, uapi::HOOK_NUMBER).and_then(be32)?)?,
+        priority: find(hook, uapi::HOOK_PRIORITY).and_then(be32)?.cast_signed(),
         policy: if policy == Some(0) { Policy::Drop } else { Policy::Accept },
     })
 }
@@ -109,18 +62,19 @@ fn base(body: &[u8]) -> Option<BaseChain> {
 pub(crate) fn flowtable(family: Option<Family>, body: &[u8]) -> Option<FlowtableInfo> {
     const USE: u16 = 4;
     const HANDLE: u16 = 5;
-    let devices = find(body, FLOWTABLE_HOOK).and_then(|hook| find(hook, HOOK_DEVICES)).unwrap_or_default();
+    let devices =
+        find(body, uapi::FLOWTABLE_HOOK).and_then(|hook| find(hook, uapi::HOOK_DEVICES)).unwrap_or_default();
     Some(FlowtableInfo {
-        table: id(family, find(body, FLOWTABLE_TABLE)?)?,
-        name: text(find(body, FLOWTABLE_NAME)?),
+        table: id(family, find(body, uapi::FLOWTABLE_TABLE)?)?,
+        name: text(find(body, uapi::FLOWTABLE_NAME)?),
         handle: find(body, HANDLE).and_then(be64).unwrap_or_default(),
         uses: find(body, USE).and_then(be32).unwrap_or_default(),
-        counter: find(body, FLOWTABLE_FLAGS)
+        counter: find(body, uapi::FLOWTABLE_FLAGS)
             .and_then(be32)
-            .is_some_and(|flags| flags & FLOWTABLE_COUNTER != 0),
+            .is_some_and(|flags| flags & uapi::FLOWTABLE_COUNTER != 0),
         devices: attrs(devices)
             .map(|(kind, name)| match kind {
-                DEVICE_PREFIX => Links::Beginning(text(name)),
+                uapi::DEVICE_PREFIX => Links::Beginning(text(name)),
                 _ => Links::Named(text(name)),
             })
             .collect(),
@@ -131,16 +85,16 @@ pub(crate) fn rule(family: Option<Family>, body: &[u8]) -> Option<RuleInfo> {
     const HANDLE: u16 = 3;
     const USERDATA: u16 = 7;
     Some(RuleInfo {
-        table: id(family, find(body, RULE_TABLE)?)?,
-        chain: text(find(body, RULE_CHAIN)?),
+        table: id(family, find(body, uapi::RULE_TABLE)?)?,
+        chain: text(find(body, uapi::RULE_CHAIN)?),
         handle: find(body, HANDLE).and_then(be64)?,
         comment: find(body, USERDATA).and_then(udata::comment),
-        target: find(body, RULE_EXPRESSIONS).and_then(target),
-        stmts: crate::decode::statements(family, find(body, RULE_EXPRESSIONS).unwrap_or_default()),
+        target: find(body, uapi::RULE_EXPRESSIONS).and_then(target),
+        stmts: statements(family, find(body, uapi::RULE_EXPRESSIONS).unwrap_or_default()),
     })
 }
 
-/// The chain that the last immediate verdict of a rule leads to.
+/// The chain to which the last verdict of a rule jumps or goes.
 fn target(expressions: &[u8]) -> Option<String> {
     const NAME: u16 = 1;
     const DATA: u16 = 2;
@@ -150,25 +104,10 @@ fn target(expressions: &[u8]) -> Option<String> {
         return None;
     }
     let data = find(find(last, DATA)?, IMMEDIATE_DATA)?;
-    match verdict(find(data, DATA_VERDICT)?)? {
+    match decode_verdict(find(data, uapi::DATA_VERDICT)?)? {
         Verdict::Jump(chain) | Verdict::Goto(chain) => Some(chain),
         _ => None,
     }
-}
-
-pub(crate) fn verdict(body: &[u8]) -> Option<Verdict> {
-    const CODE: u16 = 1;
-    const CHAIN: u16 = 2;
-    let chain = || find(body, CHAIN).map(text);
-    Some(match find(body, CODE).and_then(be32)?.cast_signed() {
-        0 => Verdict::Drop,
-        1 => Verdict::Accept,
-        -1 => Verdict::Continue,
-        -3 => Verdict::Jump(chain()?),
-        -4 => Verdict::Goto(chain()?),
-        -5 => Verdict::Return,
-        _ => return None,
-    })
 }
 
 pub(crate) fn set(family: Option<Family>, body: &[u8]) -> Option<SetInfo> {
@@ -183,18 +122,18 @@ pub(crate) fn set(family: Option<Family>, body: &[u8]) -> Option<SetInfo> {
     let number = |kind| find(body, kind).and_then(be32);
     let flags = number(FLAGS).unwrap_or_default();
     let data = match number(DATA_TYPE) {
-        _ if flags & SET_MAP == 0 => Some(MapData::None),
-        Some(TYPE_VERDICT) => Some(MapData::Verdict),
+        _ if flags & uapi::SET_MAP == 0 => Some(MapData::None),
+        Some(uapi::TYPE_VERDICT) => Some(MapData::Verdict),
         Some(types) => concat_from_id(types).map(MapData::Values),
         None => None,
     };
     Some(SetInfo {
-        table: id(family, find(body, SET_TABLE)?)?,
-        name: text(find(body, SET_NAME)?),
+        table: id(family, find(body, uapi::SET_TABLE)?)?,
+        name: text(find(body, uapi::SET_NAME)?),
         handle: find(body, HANDLE).and_then(be64).unwrap_or_default(),
         key: number(KEY_TYPE).and_then(concat_from_id),
         data,
-        keys: if flags & SET_INTERVAL == 0 { Keys::Exact } else { Keys::Intervals },
+        keys: if flags & uapi::SET_INTERVAL == 0 { Keys::Exact } else { Keys::Intervals },
         size: find(body, DESCRIPTION).and_then(|inner| find(inner, DESCRIPTION_SIZE)).and_then(be32),
         key_len: number(KEY_LEN).unwrap_or_default(),
         data_len: number(DATA_LEN).unwrap_or_default(),
@@ -203,12 +142,12 @@ pub(crate) fn set(family: Option<Family>, body: &[u8]) -> Option<SetInfo> {
 }
 
 pub(crate) const fn is_anonymous(set: &SetInfo) -> bool {
-    set.flags & SET_ANONYMOUS != 0
+    set.flags & uapi::SET_ANONYMOUS != 0
 }
 
-/// Goes through the elements in a message. What this crate has no types for is left out.
+/// Calls `each` for the elements of a message, except those whose types [`crate::DataType`] lacks.
 pub(crate) fn elements(body: &[u8], set: &SetInfo, mut each: impl FnMut(ElementInfo)) {
-    let list = find(body, LIST_ELEMENTS).unwrap_or_default();
+    let list = find(body, uapi::LIST_ELEMENTS).unwrap_or_default();
     for (_, item) in attrs(list) {
         if let Some(element) = element(item, set) {
             each(element);
@@ -219,17 +158,19 @@ pub(crate) fn elements(body: &[u8], set: &SetInfo, mut each: impl FnMut(ElementI
 fn element(item: &[u8], set: &SetInfo) -> Option<ElementInfo> {
     let mut found = Item::default();
     for (kind, value) in attrs(item) {
-        found.take(kind, value);
+        found.set(kind, value);
     }
-    if found.flags & INTERVAL_END != 0 {
+    if found.flags & uapi::INTERVAL_END != 0 {
         return None;
     }
     let types = set.key.as_ref()?;
-    let decode = |data: &[u8]| decode_concat(types, find(data, DATA_VALUE)?);
+    let decode = |data: &[u8]| decode_concat(types, find(data, uapi::DATA_VALUE)?);
     let data = match (set.data.as_ref()?, found.data) {
-        (MapData::Verdict, Some(data)) => ElementData::Verdict(verdict(find(data, DATA_VERDICT)?)?),
+        (MapData::Verdict, Some(data)) => {
+            ElementData::Verdict(decode_verdict(find(data, uapi::DATA_VERDICT)?)?)
+        }
         (MapData::Values(types), Some(data)) => {
-            ElementData::Values(decode_concat(types, find(data, DATA_VALUE)?)?)
+            ElementData::Values(decode_concat(types, find(data, uapi::DATA_VALUE)?)?)
         }
         _ => ElementData::None,
     };
@@ -253,13 +194,13 @@ struct Item<'a> {
 }
 
 impl<'a> Item<'a> {
-    fn take(&mut self, kind: u16, value: &'a [u8]) {
+    fn set(&mut self, kind: u16, value: &'a [u8]) {
         const DATA: u16 = 2;
         const FLAGS: u16 = 3;
         const USERDATA: u16 = 6;
         match kind {
-            ELEMENT_KEY => self.key = Some(value),
-            ELEMENT_KEY_END => self.key_end = Some(value),
+            uapi::ELEMENT_KEY => self.key = Some(value),
+            uapi::ELEMENT_KEY_END => self.key_end = Some(value),
             DATA => self.data = Some(value),
             FLAGS => self.flags = be32(value).unwrap_or_default(),
             USERDATA => self.userdata = value,

@@ -1,4 +1,4 @@
-//! Objects as commands of nft's syntax.
+//! Formats objects as commands of nft's syntax.
 
 use std::fmt;
 
@@ -106,9 +106,9 @@ impl ElementId {
             return join(&self.key);
         };
         let parts = self.key.iter().zip(end);
-        let words =
+        let parts =
             parts.map(|(from, to)| if from == to { from.to_string() } else { format!("{from}-{to}") });
-        words.collect::<Vec<_>>().join(" . ")
+        parts.collect::<Vec<_>>().join(" . ")
     }
 }
 

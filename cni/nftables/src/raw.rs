@@ -1,8 +1,7 @@
 //! Owned libnftnl objects.
 //!
-//! The `nftnl` crate's own objects know neither userdata nor maps nor element data, and keep their
-//! pointers to themselves; these carry whatever attribute libnftnl has. Each setter copies what it
-//! is given, so that nothing here borrows.
+//! The `nftnl` crate's objects lack userdata, maps and element data, and hide their pointers; these accept
+//! every attribute of libnftnl. Setters copy their values, so nothing here borrows.
 #![allow(unsafe_code, reason = "every function of libnftnl is a foreign function")]
 
 use std::ffi::{CStr, c_void};
@@ -10,19 +9,19 @@ use std::ptr::NonNull;
 
 use nftnl::nftnl_sys as sys;
 
-/// libnftnl numbers its attributes from 0 to a few dozen; its setters take 16 bits.
+/// An attribute number as libnftnl's setters take it: 16 bits for numbers from 0 to a few dozen.
 #[allow(clippy::cast_possible_truncation, reason = "the largest attribute number is 18")]
 pub(crate) const fn attr(number: u32) -> u16 {
     number as u16
 }
 
-/// Unwraps an allocation. Without memory for some hundred bytes there is no way on, and none to
-/// report it: as libstd does, this ends the process.
+/// Checks an allocation. Without memory for some hundred bytes, neither continuing nor reporting is possible:
+/// the process aborts, as libstd does.
 fn allocated<T>(object: *mut T) -> NonNull<T> {
     NonNull::new(object).unwrap_or_else(|| std::process::abort())
 }
 
-/// A length for libnftnl. No caller has data beyond the 64 KB of a netlink attribute.
+/// A length as libnftnl takes it. No caller has data beyond the 64 KB of a netlink attribute.
 fn length(data: &[u8]) -> u32 {
     u32::try_from(data.len()).unwrap_or(u32::MAX)
 }
@@ -39,7 +38,7 @@ macro_rules! object {
                 Self(allocated(unsafe { sys::$alloc() }))
             }
 
-            #[allow(dead_code, reason = "expressions and elements are handed to their owner instead")]
+            #[allow(dead_code, reason = "expressions and elements are handed over to their owner")]
             pub(crate) const fn as_ptr(&self) -> *mut sys::$raw {
                 self.0.as_ptr()
             }
@@ -47,8 +46,8 @@ macro_rules! object {
 
         impl Drop for $name {
             fn drop(&mut self) {
-                // SAFETY: the object came from its allocator, and nobody else frees it: objects
-                // that were handed to an owner are forgotten.
+                // SAFETY: the object came from its allocator, and is freed only here: objects that were
+                // handed over to an owner are forgotten.
                 unsafe { sys::$free(self.0.as_ptr()) }
             }
         }
@@ -57,10 +56,10 @@ macro_rules! object {
 
 macro_rules! setters {
     ($name:ident: $u32:ident, $text:ident, $data:ident) => {
-        #[allow(dead_code, reason = "not every kind of object needs every kind of attribute")]
+        #[allow(dead_code, reason = "not every kind of object has every kind of attribute")]
         impl $name {
             pub(crate) fn u32(&mut self, number: u32, value: u32) -> &mut Self {
-                // SAFETY: the object is alive and the attribute is one of four bytes.
+                // SAFETY: the object is alive, and the attribute has four bytes.
                 unsafe { sys::$u32(self.0.as_ptr(), attr(number), value) };
                 self
             }
@@ -105,29 +104,29 @@ setters!(Rule: nftnl_rule_set_u32, nftnl_rule_set_str, nftnl_rule_set_data);
 
 impl Rule {
     pub(crate) fn u64(&mut self, number: u32, value: u64) -> &mut Self {
-        // SAFETY: the object is alive and the attribute is one of eight bytes.
+        // SAFETY: the object is alive, and the attribute has eight bytes.
         unsafe { sys::nftnl_rule_set_u64(self.0.as_ptr(), attr(number), value) };
         self
     }
 
-    /// Appends an expression, which the rule owns from now on.
+    /// Appends an expression; the rule becomes its owner.
     pub(crate) fn push(&mut self, expr: NonNull<sys::nftnl_expr>) -> &mut Self {
-        // SAFETY: both are alive; the caller gave the expression away.
+        // SAFETY: both are alive; the caller has given up the expression.
         unsafe { sys::nftnl_rule_add_expr(self.0.as_ptr(), expr.as_ptr()) };
         self
     }
 }
 
 object! {
-    /// A set, or what carries elements to one.
+    /// A set, or the elements to add to or delete from one.
     Set: nftnl_set, nftnl_set_alloc, nftnl_set_free
 }
 setters!(Set: nftnl_set_set_u32, nftnl_set_set_str, nftnl_set_set_data);
 
 impl Set {
-    /// Appends an element, which the set owns from now on.
+    /// Appends an element; the set becomes its owner.
     pub(crate) fn push(&mut self, element: SetElement) -> &mut Self {
-        // SAFETY: both are alive; the element is forgotten, so that only the set frees it.
+        // SAFETY: both are alive; the element is forgotten, so only the set frees it.
         unsafe { sys::nftnl_set_elem_add(self.0.as_ptr(), element.0.as_ptr()) };
         std::mem::forget(element);
         self
@@ -155,19 +154,19 @@ impl Flowtable {
     }
 }
 
-/// An expression that no rule owns yet.
+/// An expression without an owner.
 #[derive(Debug)]
 pub(crate) struct Expression(NonNull<sys::nftnl_expr>);
 setters!(Expression: nftnl_expr_set_u32, nftnl_expr_set_str, nftnl_expr_set);
 
 impl Expression {
-    /// An expression of the kernel's name; all that [`crate::lower::Expr`] has are known to libnftnl.
+    /// An expression of the kernel's name; libnftnl knows all names of [`crate::lower::Expr`].
     pub(crate) fn new(name: &CStr) -> Self {
         // SAFETY: the name ends with a NUL.
         Self(allocated(unsafe { sys::nftnl_expr_alloc(name.as_ptr()) }))
     }
 
-    /// Gives it away.
+    /// Hands it over to an owner.
     pub(crate) fn into_raw(self) -> NonNull<sys::nftnl_expr> {
         let raw = self.0;
         std::mem::forget(self);
@@ -177,7 +176,7 @@ impl Expression {
 
 impl Drop for Expression {
     fn drop(&mut self) {
-        // SAFETY: it came from its allocator and was not given away.
+        // SAFETY: it came from its allocator and was not handed over.
         unsafe { sys::nftnl_expr_free(self.0.as_ptr()) }
     }
 }

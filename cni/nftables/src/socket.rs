@@ -1,4 +1,4 @@
-//! The socket to nf_tables: commit and read.
+//! The socket to nf_tables: commits and reads.
 
 use std::cell::RefCell;
 use std::collections::{BTreeMap, HashSet};
@@ -7,14 +7,16 @@ use std::time::{Duration, Instant};
 
 use nix::errno::Errno;
 
-use crate::channel::{Answer, Channel, Dump};
+use crate::channel::{Ack, Channel, Dump};
 use crate::error::Error;
+use crate::invalid::Invalid;
 use crate::lower::Expr;
 use crate::message::{Encoder, Message, Scratch};
 use crate::object::{BaseChain, Chain, ElementId, Family, Flowtable, Rule, Set, Table, TableId};
 use crate::parse;
 use crate::read::{ChainInfo, ElementInfo, FlowtableInfo, RuleInfo, SetInfo, TableInfo};
 use crate::transaction::{Op, Transaction};
+use crate::uapi;
 use crate::value::{Value, encode_concat};
 use crate::wire;
 
@@ -36,13 +38,13 @@ const GET_ELEMENT: u16 = 13;
 const GET_GENERATION: u16 = 16;
 const GET_FLOWTABLE: u16 = 23;
 
-/// How long a dump is begun anew while others change the ruleset.
+/// How long a dump is repeated while other processes change the ruleset.
 const DUMP_PATIENCE: Duration = Duration::from_secs(5);
 
-/// How long to wait for a hash table that is being moved.
+/// Pause before repeating the dump of a hash table that is being resized.
 const DUMP_PAUSE: Duration = Duration::from_millis(20);
 
-/// A table that is never made: dry runs put things into it.
+/// A table that is never committed: dry runs add objects to it.
 const PROBE: &str = "__probe";
 
 fn kind(message: u16) -> u16 {
@@ -55,11 +57,11 @@ fn get(message: u16, flags: u16, family: u8) -> wire::Message {
 
 fn put_key(message: &mut wire::Message, kind: u16, key: &[Value]) {
     message.nest(kind, |data| {
-        data.attr(parse::DATA_VALUE, &encode_concat(key));
+        data.attr(uapi::DATA_VALUE, &encode_concat(key));
     });
 }
 
-/// Whether the kernel says by this that it does not know something.
+/// True for an error with which the kernel may report that it lacks a feature.
 const fn is_lack(errno: Errno) -> bool {
     matches!(errno, Errno::ENOENT | Errno::EOPNOTSUPP | Errno::EAFNOSUPPORT | Errno::EPROTONOSUPPORT)
 }
@@ -68,50 +70,50 @@ fn unsupported(feature: &str, op: &str) -> Error {
     Error::Unsupported { feature: feature.to_owned(), op: op.to_owned() }
 }
 
-/// Which change an answer is about, by its message's place after the batch's begin; none for one about the batch as a whole.
-/// `owners` has each message's change.
+/// The index of the change that caused an error, by the number of its message after the batch's begin; none
+/// for an error about the batch as a whole. `owners` has the change of each message.
 fn refused_op(place: u32, errno: Errno, owners: &[usize]) -> Option<usize> {
-    // The generation is looked at before the first change. When the kernel has let go of its lock in the middle of a
-    // batch, to load a module, it begins again, and then names the message that needed the module
-    // (`nfnetlink_rcv_batch`).
+    // The generation is compared before the first change. If the kernel released its lock during a batch
+    // to load a module, it starts the batch again, and this error then names the message that needed the
+    // module (`nfnetlink_rcv_batch`).
     if errno == Errno::ERESTART {
         return None;
     }
-    // Sequence numbers count up from the batch's begin; the first change's message is the next.
+    // The batch's begin has the first sequence number, the first change's message the next.
     owners.get(usize::try_from(place.checked_sub(1)?).ok()?).copied()
 }
 
-fn invalid(op: &Op, reason: &'static str) -> Error {
-    Error::Invalid { op: op.to_string(), reason: reason.to_owned() }
+fn invalid(op: &Op, reason: Invalid) -> Error {
+    Error::Invalid { op: op.to_string(), reason }
 }
 
-fn rejected(op: &Op, index: usize, errno: Errno, answer: &Answer) -> Error {
-    let hint = answer.words.as_ref().map(|words| format!(" ({words})")).unwrap_or_default();
+fn rejected(op: &Op, index: usize, errno: Errno, ack: &Ack) -> Error {
+    let hint = ack.message.as_ref().map(|message| format!(" ({message})")).unwrap_or_default();
     Error::Rejected { op: op.to_string(), index, errno, hint }
 }
 
-/// A socket to nf_tables of the network namespace that the thread was in when it was opened.
+/// A socket to nf_tables in the network namespace that the thread had when it was opened.
 #[derive(Debug)]
 pub struct Socket {
     channel: Channel,
-    /// The sets whose elements were read one by one, by table and name: what their keys and data are
-    /// does not change while they exist.
+    /// Sets whose elements were read one by one, by table and name: their types do not change while they
+    /// exist.
     sets: RefCell<BTreeMap<(TableId, String), SetInfo>>,
 }
 
-/// What becomes of a batch.
+/// How a batch ends.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Ending {
     Commit,
-    /// Without an end message the kernel checks everything, and then takes it back.
+    /// Without an end message the kernel checks all changes, and then discards them.
     Abort,
 }
 
 impl Socket {
-    /// Opens it.
+    /// Opens a socket.
     ///
     /// # Errors
-    /// No netfilter netlink in this kernel, or no permission.
+    /// [`Error::Unsupported`] if the kernel has no netfilter netlink; [`Error::Open`] without permission.
     pub fn open() -> Result<Self, Error> {
         match Channel::open() {
             Ok(channel) => Ok(Self { channel, sets: RefCell::default() }),
@@ -122,20 +124,20 @@ impl Socket {
         }
     }
 
-    /// The ruleset's generation: it changes with every commit in this namespace, anyone's.
+    /// The ruleset's generation, which changes with every commit in this namespace.
     ///
     /// # Errors
-    /// The kernel's, or an answer that makes no sense.
+    /// [`Error::Unsupported`] if the kernel has no nf_tables; else [`Error::Io`] or [`Error::Malformed`].
     pub fn generation(&self) -> Result<u32, Error> {
         const GENERATION_ID: u16 = 1;
         let operation = || "read the ruleset's generation".to_owned();
         let message = wire::Message::new(kind(GET_GENERATION), wire::ACK, 0, 0);
         let mut generation = None;
-        let result = self.channel.ask(message, |_, body| {
+        let result = self.channel.request(message, |_, body| {
             generation = wire::find(body, GENERATION_ID).and_then(wire::be32);
         });
         match result {
-            // nfnetlink's answer for a subsystem that is not there
+            // nfnetlink's error for a missing subsystem
             Err(Errno::EINVAL | Errno::EOPNOTSUPP) => Err(unsupported("nf_tables", &operation())),
             Err(errno) => Err(Error::Io { operation: operation(), errno }),
             Ok(_) => {
@@ -144,11 +146,12 @@ impl Socket {
         }
     }
 
-    /// Makes all changes at once, or none. With a generation, only if it is still the current one:
-    /// see [`Error::is_stale_generation`]. An empty transaction does nothing.
+    /// Makes all changes or none. With a generation, only if the ruleset still has it: see
+    /// [`Error::is_stale_generation`]. An empty transaction does nothing.
     ///
     /// # Errors
-    /// Which change was refused and why; see the predicates of [`Error`].
+    /// [`Error::Invalid`] for a change that cannot be encoded; [`Error::Rejected`] or [`Error::Unsupported`]
+    /// for one that the kernel refuses; [`Error::Commit`] if it refuses the transaction as a whole.
     pub fn commit(&self, transaction: &Transaction, generation: Option<u32>) -> Result<(), Error> {
         for op in transaction.ops().iter().filter(|_| log::log_enabled!(log::Level::Debug)) {
             log::debug!("nft {op}");
@@ -163,12 +166,11 @@ impl Socket {
         done
     }
 
-    /// Lets the kernel check all changes without making them. Some mistakes only show when a
-    /// transaction ends (loops of chains, statements in hooks where they may not be), and are not
-    /// found this way.
+    /// Lets the kernel check all changes without making them. Not found are the mistakes that the kernel
+    /// finds at the end of a transaction: loops of chains, statements in wrong hooks.
     ///
     /// # Errors
-    /// As [`Socket::commit`].
+    /// As of [`Socket::commit`].
     pub fn dry_run(&self, transaction: &Transaction) -> Result<(), Error> {
         self.run(transaction, None, Ending::Abort)
     }
@@ -185,22 +187,22 @@ impl Socket {
         let Some(first) = transaction.ops().first() else {
             return Ok(());
         };
-        let (begin, answers) = self
+        let (begin, acks) = self
             .send_batch(messages, generation, ending)
             .map_err(|errno| Error::Commit { what: first.to_string(), errno })?;
-        let mut refused = answers.iter().filter_map(|answer| Some((answer, answer.errno?)));
-        let Some((answer, errno)) = refused.next() else {
-            // Nothing refused: then the end must have been acknowledged.
-            return if ending == Ending::Abort || !answers.is_empty() {
+        let mut refused = acks.iter().filter_map(|ack| Some((ack, ack.errno?)));
+        let Some((ack, errno)) = refused.next() else {
+            // Without an error, the last change must have been acknowledged.
+            return if ending == Ending::Abort || !acks.is_empty() {
                 Ok(())
             } else {
                 Err(Error::Malformed { operation: format!("commit {first}"), reason: "no acknowledgement" })
             };
         };
-        let index = refused_op(answer.sequence.wrapping_sub(begin), errno, &owners);
+        let index = refused_op(ack.sequence.wrapping_sub(begin), errno, &owners);
         let Some((index, op)) = index.and_then(|index| Some((index, transaction.ops().get(index)?))) else {
             return Err(match errno {
-                // nfnetlink's answer for a subsystem that is not there
+                // nfnetlink's error for a missing subsystem
                 Errno::EOPNOTSUPP => unsupported("nf_tables", &first.to_string()),
                 errno => Error::Commit { what: first.to_string(), errno },
             });
@@ -208,17 +210,17 @@ impl Socket {
         let missing = if ending == Ending::Commit { self.missing_feature(op, errno) } else { None };
         Err(match missing {
             Some(feature) => Error::Unsupported { feature, op: op.to_string() },
-            None => rejected(op, index, errno, answer),
+            None => rejected(op, index, errno, ack),
         })
     }
 
-    /// Sends messages as one batch. Gives the sequence number of its begin and the answers.
+    /// Sends messages as one batch. Returns the sequence number of its begin, and the acknowledgements.
     fn send_batch(
         &self,
         mut messages: Vec<Message>,
         generation: Option<u32>,
         ending: Ending,
-    ) -> Result<(u32, Vec<Answer>), Errno> {
+    ) -> Result<(u32, Vec<Ack>), Errno> {
         if let Some(last) = messages.last_mut() {
             last.acknowledge();
         }
@@ -239,8 +241,8 @@ impl Socket {
         Ok((begin, self.channel.batch(&bytes)?))
     }
 
-    /// Finds out whether a change was refused because the kernel lacks something: it answers
-    /// ENOENT or EOPNOTSUPP for a missing expression or chain type just as for a missing chain.
+    /// The feature whose absence is the reason for a refusal, if any: the errors ENOENT and EOPNOTSUPP stand
+    /// for a missing expression or chain type as well as for a missing chain.
     fn missing_feature(&self, op: &Op, errno: Errno) -> Option<String> {
         if !matches!(errno, Errno::ENOENT | Errno::EOPNOTSUPP | Errno::EAFNOSUPPORT | Errno::EINVAL) {
             return None;
@@ -277,11 +279,11 @@ impl Socket {
         let lowered = Encoder::default().lower(rule).ok()?;
         let mut seen = Vec::new();
         for expr in &lowered.exprs {
-            // Lookups and jumps are built in; what they lead to is not there in a dry run.
+            // Lookups and jumps are built in; their set or chain is missing in a dry run.
             if matches!(expr, Expr::Lookup { .. } | Expr::Verdict(_)) || seen.contains(expr) {
                 continue;
             }
-            if self.lacks(rule.table.family, expr) {
+            if self.lacks_expression(rule.table.family, expr) {
                 return Some(format!("{} expression", expr.name()));
             }
             seen.push(expr.clone());
@@ -289,8 +291,8 @@ impl Socket {
         None
     }
 
-    /// Whether the kernel refuses a rule of just this expression for want of it.
-    fn lacks(&self, family: Family, expr: &Expr) -> bool {
+    /// True if the kernel refuses a rule of only this expression because it lacks the expression.
+    fn lacks_expression(&self, family: Family, expr: &Expr) -> bool {
         let table = TableId::new(family, PROBE);
         let mut encoder = Encoder::default();
         let mut messages = Vec::new();
@@ -302,10 +304,10 @@ impl Socket {
             messages.extend(encoder.encode(&op).unwrap_or_default());
         }
         messages.extend(Encoder::bare_rule(&table, PROBE, std::slice::from_ref(expr)));
-        let Ok((_, answers)) = self.send_batch(messages, None, Ending::Abort) else {
+        let Ok((_, acks)) = self.send_batch(messages, None, Ending::Abort) else {
             return false;
         };
-        answers.iter().filter_map(|answer| answer.errno).any(is_lack)
+        acks.iter().filter_map(|ack| ack.errno).any(is_lack)
     }
 
     fn missing_set(&self, set: &Set) -> Option<String> {
@@ -321,7 +323,7 @@ impl Socket {
         })
     }
 
-    /// A flowtable without devices shows whether it is the flowtable or a device that is missing.
+    /// Tries a flowtable without devices, as the error may be about a missing device.
     fn missing_flowtable(&self, family: Family) -> Option<String> {
         let table = TableId::new(family, PROBE);
         let mut probe = Transaction::new();
@@ -333,26 +335,26 @@ impl Socket {
     /// All tables.
     ///
     /// # Errors
-    /// The kernel's, or an answer that makes no sense.
+    /// [`Error::KeepsChanging`], or [`Error::Io`] with the kernel's error.
     pub fn tables(&self) -> Result<Vec<TableInfo>, Error> {
         let message = || get(GET_TABLE, wire::DUMP, 0);
         self.gather("list tables", message, parse::table)
     }
 
-    /// One table; none if there is none of that name.
+    /// One table; none if it is missing.
     ///
     /// # Errors
-    /// The kernel's, or an answer that makes no sense.
+    /// [`Error::Io`] with the kernel's error, or [`Error::Malformed`].
     pub fn table(&self, table: &TableId) -> Result<Option<TableInfo>, Error> {
         let mut message = get(GET_TABLE, wire::ACK, table.family.number());
-        message.text(parse::TABLE_NAME, &table.name);
+        message.text(uapi::TABLE_NAME, &table.name);
         self.one(&format!("read table {table}"), message, parse::table)
     }
 
     /// All chains of all tables.
     ///
     /// # Errors
-    /// The kernel's, or an answer that makes no sense.
+    /// [`Error::KeepsChanging`], or [`Error::Io`] with the kernel's error.
     pub fn all_chains(&self) -> Result<Vec<ChainInfo>, Error> {
         let message = || get(GET_CHAIN, wire::DUMP, 0);
         self.gather("list chains", message, parse::chain)
@@ -361,12 +363,12 @@ impl Socket {
     /// The chains of one table; empty if there is no such table.
     ///
     /// # Errors
-    /// The kernel's, or an answer that makes no sense.
+    /// [`Error::KeepsChanging`], or [`Error::Io`] with the kernel's error.
     pub fn chains(&self, table: &TableId) -> Result<Vec<ChainInfo>, Error> {
-        // Older kernels ignore the table in the question.
+        // Older kernels ignore the table in the request.
         let message = || {
             let mut message = get(GET_CHAIN, wire::DUMP, table.family.number());
-            message.text(parse::CHAIN_TABLE, &table.name);
+            message.text(uapi::CHAIN_TABLE, &table.name);
             message
         };
         let operation = format!("list chains of table {table}");
@@ -378,31 +380,31 @@ impl Socket {
     /// One chain; none if it or its table is missing.
     ///
     /// # Errors
-    /// The kernel's, or an answer that makes no sense.
+    /// [`Error::Io`] with the kernel's error, or [`Error::Malformed`].
     pub fn chain(&self, table: &TableId, name: &str) -> Result<Option<ChainInfo>, Error> {
         let mut message = get(GET_CHAIN, wire::ACK, table.family.number());
-        message.text(parse::CHAIN_TABLE, &table.name).text(parse::CHAIN_NAME, name);
+        message.text(uapi::CHAIN_TABLE, &table.name).text(uapi::CHAIN_NAME, name);
         self.one(&format!("read chain {table} {name}"), message, parse::chain)
     }
 
     /// One flowtable; none if it or its table is missing.
     ///
     /// # Errors
-    /// The kernel's, or an answer that makes no sense.
+    /// [`Error::Io`] with the kernel's error, or [`Error::Malformed`].
     pub fn flowtable(&self, table: &TableId, name: &str) -> Result<Option<FlowtableInfo>, Error> {
         let mut message = get(GET_FLOWTABLE, wire::ACK, table.family.number());
-        message.text(parse::FLOWTABLE_TABLE, &table.name).text(parse::FLOWTABLE_NAME, name);
+        message.text(uapi::FLOWTABLE_TABLE, &table.name).text(uapi::FLOWTABLE_NAME, name);
         self.one(&format!("read flowtable {table} {name}"), message, parse::flowtable)
     }
 
     /// The rules of one chain; empty if there is no such chain.
     ///
     /// # Errors
-    /// The kernel's, or an answer that makes no sense.
+    /// [`Error::KeepsChanging`], or [`Error::Io`] with the kernel's error.
     pub fn rules(&self, table: &TableId, chain: &str) -> Result<Vec<RuleInfo>, Error> {
         let message = || {
             let mut message = get(GET_RULE, wire::DUMP, table.family.number());
-            message.text(parse::RULE_TABLE, &table.name).text(parse::RULE_CHAIN, chain);
+            message.text(uapi::RULE_TABLE, &table.name).text(uapi::RULE_CHAIN, chain);
             message
         };
         self.gather(&format!("list rules of chain {table} {chain}"), message, |family, body| {
@@ -410,11 +412,12 @@ impl Socket {
         })
     }
 
-    /// True if a rule of a chain has expressions that pass, as the kernel encodes them: for rules of others, which may
-    /// have expressions that [`RuleInfo`] has no words for. False if there is no such chain.
+    /// True if `pass` returns true for the expressions of a rule in a chain, as the kernel encodes them. For
+    /// rules of other programs, for whose expressions [`RuleInfo`] may have no statements. False if there is
+    /// no such chain.
     ///
     /// # Errors
-    /// The kernel's.
+    /// [`Error::KeepsChanging`], or [`Error::Io`] with the kernel's error.
     pub fn has_rule(
         &self,
         table: &TableId,
@@ -423,26 +426,26 @@ impl Socket {
     ) -> Result<bool, Error> {
         let message = || {
             let mut message = get(GET_RULE, wire::DUMP, table.family.number());
-            message.text(parse::RULE_TABLE, &table.name).text(parse::RULE_CHAIN, chain);
+            message.text(uapi::RULE_TABLE, &table.name).text(uapi::RULE_CHAIN, chain);
             message
         };
         let found = self.gather(&format!("read rules of chain {table} {chain}"), message, |_, body| {
             let is_in_chain =
-                wire::find(body, parse::RULE_CHAIN).is_some_and(|name| wire::text(name) == chain);
-            let expressions = wire::find(body, parse::RULE_EXPRESSIONS)?;
+                wire::find(body, uapi::RULE_CHAIN).is_some_and(|name| wire::text(name) == chain);
+            let expressions = wire::find(body, uapi::RULE_EXPRESSIONS)?;
             (is_in_chain && pass(expressions)).then_some(())
         })?;
         Ok(!found.is_empty())
     }
 
-    /// The sets and maps of one table, but for anonymous ones; empty if there is no such table.
+    /// The named sets and maps of one table; empty if there is no such table.
     ///
     /// # Errors
-    /// The kernel's, or an answer that makes no sense.
+    /// [`Error::KeepsChanging`], or [`Error::Io`] with the kernel's error.
     pub fn sets(&self, table: &TableId) -> Result<Vec<SetInfo>, Error> {
         let message = || {
             let mut message = get(GET_SET, wire::DUMP, table.family.number());
-            message.text(parse::SET_TABLE, &table.name);
+            message.text(uapi::SET_TABLE, &table.name);
             message
         };
         let operation = format!("list sets of table {table}");
@@ -454,35 +457,35 @@ impl Socket {
     /// One set or map; none if it or its table is missing.
     ///
     /// # Errors
-    /// The kernel's, or an answer that makes no sense.
+    /// [`Error::Io`] with the kernel's error, or [`Error::Malformed`].
     pub fn set(&self, table: &TableId, name: &str) -> Result<Option<SetInfo>, Error> {
         let mut message = get(GET_SET, wire::ACK, table.family.number());
-        message.text(parse::SET_TABLE, &table.name).text(parse::SET_NAME, name);
+        message.text(uapi::SET_TABLE, &table.name).text(uapi::SET_NAME, name);
         self.one(&format!("read set {table} {name}"), message, parse::set)
     }
 
-    /// One element by its key; none if it, its set or its table is missing. In a set of ranges, the
-    /// element whose range is exactly this one, or, without an end, that holds the key.
+    /// One element by its key; none if it, its set or its table is missing. In a set of ranges: the element
+    /// with exactly this range or, without an end, the element that contains the key.
     ///
     /// # Errors
-    /// The kernel's, or an answer that makes no sense.
+    /// [`Error::Io`] with the kernel's error, or [`Error::Malformed`].
     pub fn element(&self, id: &ElementId) -> Result<Option<ElementInfo>, Error> {
         let Some(set) = self.known_set(id)? else {
             return Ok(None);
         };
         let mut message = get(GET_ELEMENT, wire::ACK, id.table.family.number());
-        message.text(parse::LIST_TABLE, &id.table.name).text(parse::LIST_SET, &id.set);
-        message.nest(parse::LIST_ELEMENTS, |list| {
-            list.nest(parse::LIST_ITEM, |element| {
-                put_key(element, parse::ELEMENT_KEY, &id.key);
+        message.text(uapi::LIST_TABLE, &id.table.name).text(uapi::LIST_SET, &id.set);
+        message.nest(uapi::LIST_ELEMENTS, |list| {
+            list.nest(uapi::LIST_ITEM, |element| {
+                put_key(element, uapi::ELEMENT_KEY, &id.key);
                 if let Some(end) = &id.key_end {
-                    put_key(element, parse::ELEMENT_KEY_END, end);
+                    put_key(element, uapi::ELEMENT_KEY_END, end);
                 }
             });
         });
         let mut found = None;
         let operation = format!("read element {id}");
-        let result = self.channel.ask(message, |_, body| {
+        let result = self.channel.request(message, |_, body| {
             parse::elements(body, &set, |element| found = Some(element));
         });
         match result {
@@ -492,8 +495,7 @@ impl Socket {
         }
     }
 
-    /// The set of an element. One of the same name that replaced it while this socket was open would
-    /// be taken for the old one.
+    /// The set of an element. A set that was replaced while this socket was open is not noticed.
     fn known_set(&self, id: &ElementId) -> Result<Option<SetInfo>, Error> {
         let name = (id.table.clone(), id.set.clone());
         if let Some(known) = self.sets.borrow().get(&name) {
@@ -509,22 +511,21 @@ impl Socket {
     /// All elements of a set. See [`Socket::fold_elements`].
     ///
     /// # Errors
-    /// The set or table is missing, the kernel's, or an answer that makes no sense.
+    /// As of [`Socket::fold_elements`].
     pub fn elements(&self, table: &TableId, set: &str) -> Result<Vec<ElementInfo>, Error> {
         self.fold_elements(table, set, Vec::new, Vec::push)
     }
 
-    /// Goes through all elements of a set without keeping them. When someone changes the ruleset
-    /// meanwhile, what was gathered is thrown away and it begins again with a new `start()`. Of a
-    /// range in a set whose key is a single value, only the beginning is shown. `each` must not use
-    /// this socket, which is busy with the answer (EDEADLK); another one is fine.
+    /// Calls `each` for all elements of a set without storing them. If another process changes the ruleset
+    /// during the dump, the result is discarded, and the dump repeated with a new `start()`. Of a range in a
+    /// set whose key is a single value, only the beginning is passed. `each` must not use this socket, which
+    /// is reading the reply (EDEADLK); another one can be used.
     ///
-    /// The kernel walks the set anew for each 32 KB of the answer, so that the time grows with the
-    /// square of the number of elements: about a second for 50,000.
+    /// The kernel walks the set again for each 32 KB of the reply, so the time grows with the square of the
+    /// number of elements: about a second for 50,000.
     ///
     /// # Errors
-    /// The set or table is missing, the kernel's, or an answer that makes no sense; it kept changing
-    /// (see [`Error::is_busy`]).
+    /// [`Error::Io`] with ENOENT if the set or table is missing; [`Error::KeepsChanging`].
     pub fn fold_elements<T>(
         &self,
         table: &TableId,
@@ -535,27 +536,27 @@ impl Socket {
         let operation = || format!("list elements of {table} {set}");
         let since = Instant::now();
         while since.elapsed() < DUMP_PATIENCE {
-            // The kernel does not mark an interrupted dump of elements as such (6.18 does not), and
-            // such a dump misses some elements and shows others twice.
+            // The kernel does not mark an interrupted dump of elements (6.18 does not), and such a dump
+            // misses some elements and repeats others.
             let generation = self.generation()?;
             let Some(info) = self.set(table, set)? else {
                 return Err(Error::Io { operation: operation(), errno: Errno::ENOENT });
             };
             let mut message = get(GET_ELEMENT, wire::DUMP, table.family.number());
-            message.text(parse::LIST_TABLE, &table.name).text(parse::LIST_SET, set);
+            message.text(uapi::LIST_TABLE, &table.name).text(uapi::LIST_SET, set);
             let mut gathered = start();
-            // A hash table that has just grown is moved piece by piece behind our back. The kernel
-            // goes on by counting, so that it shows one element twice for each that it misses.
+            // A hash table that has just grown is moved piece by piece during the dump. The kernel resumes a
+            // dump by an index, and repeats one element for each that it misses.
             let mut seen = HashSet::new();
-            let mut twice = false;
-            let result = self.channel.ask(message, |_, body| {
+            let mut repeated = false;
+            let result = self.channel.request(message, |_, body| {
                 parse::elements(body, &info, |element| {
-                    twice |= !seen.insert(hash(&element));
+                    repeated |= !seen.insert(hash(&element));
                     each(&mut gathered, element);
                 });
             });
             match result {
-                Ok(Dump::Whole) if twice => std::thread::sleep(DUMP_PAUSE),
+                Ok(Dump::Whole) if repeated => std::thread::sleep(DUMP_PAUSE),
                 Ok(Dump::Whole) if self.generation()? == generation => return Ok(gathered),
                 Ok(_) | Err(Errno::EINTR) => {}
                 Err(errno) => return Err(Error::Io { operation: operation(), errno }),
@@ -564,7 +565,7 @@ impl Socket {
         Err(Error::KeepsChanging { operation: operation() })
     }
 
-    /// Dumps until it gets a dump of one moment.
+    /// Repeats a dump until it was not interrupted.
     fn gather<T>(
         &self,
         operation: &str,
@@ -574,7 +575,7 @@ impl Socket {
         let since = Instant::now();
         while since.elapsed() < DUMP_PATIENCE {
             let mut found = Vec::new();
-            let result = self.channel.ask(message(), |family, body| {
+            let result = self.channel.request(message(), |family, body| {
                 found.extend(read(Family::from_number(family), body));
             });
             match result {
@@ -595,19 +596,19 @@ impl Socket {
         read: impl Fn(Option<Family>, &[u8]) -> Option<T>,
     ) -> Result<Option<T>, Error> {
         let mut found = None;
-        let result = self.channel.ask(message, |family, body| {
+        let result = self.channel.request(message, |family, body| {
             found = read(Family::from_number(family), body);
         });
         let operation = operation.to_owned();
         match (result, found) {
             (Ok(_), Some(found)) => Ok(Some(found)),
-            (Ok(_), None) => Err(Error::Malformed { operation, reason: "not what was asked for" }),
+            (Ok(_), None) => Err(Error::Malformed { operation, reason: "another object" }),
             (Err(Errno::ENOENT), _) => Ok(None),
             (Err(errno), _) => Err(Error::Io { operation, errno }),
         }
     }
 }
-/// Tells elements of one set apart.
+/// Hash of an element's key, unique in its set.
 fn hash(element: &ElementInfo) -> u64 {
     let mut hasher = DefaultHasher::new();
     (&element.key, &element.key_end).hash(&mut hasher);
@@ -619,7 +620,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_ruleset_that_changed_meanwhile_is_no_changes_fault() {
+    fn a_changed_generation_is_not_blamed_on_a_change() {
         let owners = [0, 0, 1];
         assert_eq!(refused_op(0, Errno::ENOENT, &owners), None, "the begin itself");
         assert_eq!(refused_op(3, Errno::ENOENT, &owners), Some(1));

@@ -1,22 +1,21 @@
-//! What a rule says, in the words of nft's syntax rather than the kernel's registers.
+//! Statements of rules, as in nft's syntax instead of the kernel's registers.
 
 use std::fmt;
 use std::net::IpAddr;
 
 use crate::value::{DataType, Value, join};
 
-/// Something a packet has that can be compared or looked up.
+/// A property of a packet that can be compared or looked up.
 ///
-/// In a table of family inet or bridge, a field of one network or transport protocol needs a match
-/// of that protocol before it, or other protocols' bytes would be read as this one's. As the `nft`
-/// command does, the conversion to the kernel's expressions puts it there by itself, once per rule.
-/// [`Field::ThSport`] and [`Field::ThDport`] are the exception: they mean "a port of whatever
-/// protocol this is", and the rule must see to it that it is one with ports.
+/// In a table of family inet or bridge, a field of one network or transport protocol needs a match of that
+/// protocol before it: bytes of another protocol would be mistaken for the field. Like `nft`, this crate
+/// inserts that match itself, once per rule. The exceptions are [`Field::ThSport`] and [`Field::ThDport`], a
+/// port of any protocol: the rule must match a protocol that has ports.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Field {
     /// `meta nfproto`.
     NfProto,
-    /// `meta l4proto`: the transport protocol; found behind IPv6 extension headers too.
+    /// `meta l4proto`: the transport protocol, also after IPv6 extension headers.
     L4Proto,
     /// `iifname`.
     Iifname,
@@ -148,12 +147,12 @@ impl fmt::Display for Field {
     }
 }
 
-/// Equal or not.
+/// Comparison.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Cmp {
-    /// The packet's value is the operand, or in it.
+    /// The packet's value equals the operand or is contained in it.
     Eq,
-    /// It is not.
+    /// It does not equal the operand and is not contained in it.
     Ne,
 }
 
@@ -166,65 +165,66 @@ impl Cmp {
     }
 }
 
-/// What a field is compared with.
+/// The right-hand side of a comparison.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum Operand {
     /// One value.
     Value(Value),
-    /// All addresses with the same first bits. Bits beyond the prefix must be zero.
+    /// All addresses with this prefix. Bits beyond the prefix must be zero.
     Prefix(Value, u8),
-    /// All values from the first to the second, both included.
+    /// All values from the first to the second, inclusive.
     Range(Value, Value),
-    /// The elements written here: values, prefixes and ranges (not sets again) of one type.
-    /// Overlapping elements are merged. Becomes an anonymous set of the rule.
+    /// These elements: values, prefixes and ranges (not sets) of one type. Overlapping elements are merged.
+    /// Becomes an anonymous set of the rule.
     OneOf(Vec<Operand>),
-    /// The elements of the set of this name in the rule's table.
+    /// The elements of a named set in the rule's table.
     Set(String),
 }
 
-/// A rule's decision, or a map element's.
+/// The verdict of a rule or map element.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum Verdict {
     /// Ends this hook's base chain.
     Accept,
-    /// Ends the packet.
+    /// Drops the packet.
     Drop,
-    /// Back to the calling chain, or the base chain's policy.
+    /// Returns to the calling chain, or to the base chain's policy.
     Return,
-    /// On with the next rule; useful in maps.
+    /// Continues with the next rule; useful in maps.
     Continue,
-    /// To that chain, and back at its end.
+    /// Continues in a chain, which returns at its end.
     Jump(String),
-    /// To that chain; its end goes where this chain's end would.
+    /// Continues in a chain, which at its end returns to where this chain would.
     Goto(String),
 }
 
-/// Where `dnat` sends a packet.
+/// Target of `dnat`.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum DnatTarget {
-    /// To the address, and port if any, written here.
+    /// This address, and port if any.
     To(IpAddr, Option<u16>),
-    /// To what the map gives for these fields; a packet without an entry goes on with the next rule.
+    /// The data of a map's element with these fields as key; without such an element the packet continues
+    /// with the next rule.
     Map {
         /// The key.
         fields: Vec<Field>,
         /// The map's name.
         map: String,
-        /// What the map holds.
+        /// Data of the map.
         data: DnatData,
     },
 }
 
-/// What a map for `dnat` holds.
+/// Data of a map for `dnat`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum DnatData {
-    /// An address: the port stays.
+    /// An address: the port is kept.
     Address,
     /// An address and a port.
     AddressAndPort,
 }
 
-/// The network protocol that address translation works on.
+/// Network protocol of an address translation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum IpVersion {
     /// IPv4.
@@ -233,7 +233,7 @@ pub enum IpVersion {
     V6,
 }
 
-/// How `masquerade` chooses the source port.
+/// Choice of the source port by `masquerade`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub enum PortChoice {
     /// The packet's own port if it is free.
@@ -243,17 +243,16 @@ pub enum PortChoice {
     Random,
     /// `fully-random`: `NF_NAT_RANGE_PROTO_RANDOM_FULLY`.
     FullyRandom,
-    /// `to :1024-60999`: the packet's own port if it is one of these and free, else another of these
-    /// (`NF_NAT_RANGE_PROTO_SPECIFIED`). For ICMP, the identifier of the echo. nft wants the rule to know the
-    /// transport protocol; the kernel leaves alone what has no ports.
+    /// `to :1024-60999`: the packet's own port if it is in the range and free, else another one of the range
+    /// (`NF_NAT_RANGE_PROTO_SPECIFIED`). For ICMP the identifier of the echo. nft requires the rule to match
+    /// the transport protocol; the kernel ignores the range for protocols without ports.
     Between(u16, u16),
 }
 
 /// One statement of a rule.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum Stmt {
-    /// Goes on only if the fields compare so. More than one field is a concatenation, which only
-    /// [`Operand::Set`] can hold.
+    /// Matches the fields. More than one field is a concatenation, which needs [`Operand::Set`].
     Match {
         /// The left-hand side.
         fields: Vec<Field>,
@@ -262,18 +261,18 @@ pub enum Stmt {
         /// The right-hand side.
         to: Operand,
     },
-    /// Goes on only if the field's masked bits compare so: `meta mark & 0x2000 == 0x2000`.
+    /// Matches masked bits of a field: `meta mark & 0x2000 == 0x2000`.
     Masked {
         /// The left-hand side.
         field: Field,
-        /// The bits to look at.
+        /// The mask.
         mask: Value,
         /// The comparison.
         cmp: Cmp,
-        /// What those bits are compared with.
+        /// The right-hand side.
         value: Value,
     },
-    /// Goes on only if the field has at least one of these bits: `ct state established,related`.
+    /// Matches a field that has at least one of these bits: `ct state established,related`.
     AnyBit {
         /// A field that is a mask.
         field: Field,
@@ -284,17 +283,18 @@ pub enum Stmt {
     SetMark {
         /// Bits to keep.
         and: u32,
-        /// Bits to turn over afterwards.
+        /// Bits to flip afterwards.
         xor: u32,
     },
     /// `ct mark set (ct mark & and) ^ xor`.
     SetCtMark {
         /// Bits to keep.
         and: u32,
-        /// Bits to turn over afterwards.
+        /// Bits to flip afterwards.
         xor: u32,
     },
-    /// Does what the verdict map says for the fields; without an entry the packet goes on.
+    /// Applies the verdict of a map's element with these fields as key; without such an element the packet
+    /// continues.
     Vmap {
         /// The key.
         fields: Vec<Field>,
@@ -305,18 +305,18 @@ pub enum Stmt {
     Dnat {
         /// The network protocol.
         version: IpVersion,
-        /// Where to.
+        /// The target.
         target: DnatTarget,
     },
     /// Translates the source to the outgoing interface's address.
     Masquerade(PortChoice),
     /// Counts packets and bytes.
     Counter,
-    /// `flow add @flowtable`: from the next packet on the flow goes by this flowtable, past all chains.
-    /// Only in chains of the forward hook, and nothing happens where the kernel cannot do it for this
-    /// flow; the packet goes on.
+    /// `flow add @flowtable`: from the next packet on the flow takes this flowtable and bypasses all chains.
+    /// Only in chains of the forward hook. Without effect where the kernel cannot offload the flow; the
+    /// packet continues.
     Offload(String),
-    /// Decides.
+    /// A verdict.
     Verdict(Verdict),
 }
 
@@ -333,7 +333,7 @@ impl Stmt {
         Self::Match { fields: vec![field], cmp: Cmp::Ne, to: Operand::Value(value) }
     }
 
-    /// `field address/bits`; bits of the address beyond the prefix are dropped.
+    /// `field address/bits`; the address is masked.
     #[must_use]
     pub fn in_net(field: Field, net: ipnet::IpNet) -> Self {
         Self::Match {
@@ -401,7 +401,7 @@ impl Stmt {
         Self::Vmap { fields: fields.to_vec(), map: map.to_owned() }
     }
 
-    /// `dnat ip to fields map @map`, the map's data being an address and a port.
+    /// `dnat ip to fields map @map`, for a map with addresses and ports.
     #[must_use]
     pub fn dnat_map(version: IpVersion, fields: &[Field], map: &str) -> Self {
         let target =
@@ -409,7 +409,7 @@ impl Stmt {
         Self::Dnat { version, target }
     }
 
-    /// `dnat ip to fields map @map`, the map's data being an address alone.
+    /// `dnat ip to fields map @map`, for a map with addresses only.
     #[must_use]
     pub fn dnat_map_address(version: IpVersion, fields: &[Field], map: &str) -> Self {
         let target =
@@ -463,15 +463,17 @@ fn join_fields(fields: &[Field]) -> String {
 }
 
 fn fmt_dnat(f: &mut fmt::Formatter<'_>, version: IpVersion, target: &DnatTarget) -> fmt::Result {
-    let word = match version {
+    let family = match version {
         IpVersion::V4 => "ip",
         IpVersion::V6 => "ip6",
     };
     match target {
-        DnatTarget::To(IpAddr::V6(address), Some(port)) => write!(f, "dnat {word} to [{address}]:{port}"),
-        DnatTarget::To(address, Some(port)) => write!(f, "dnat {word} to {address}:{port}"),
-        DnatTarget::To(address, None) => write!(f, "dnat {word} to {address}"),
-        DnatTarget::Map { fields, map, .. } => write!(f, "dnat {word} to {} map @{map}", join_fields(fields)),
+        DnatTarget::To(IpAddr::V6(address), Some(port)) => write!(f, "dnat {family} to [{address}]:{port}"),
+        DnatTarget::To(address, Some(port)) => write!(f, "dnat {family} to {address}:{port}"),
+        DnatTarget::To(address, None) => write!(f, "dnat {family} to {address}"),
+        DnatTarget::Map { fields, map, .. } => {
+            write!(f, "dnat {family} to {} map @{map}", join_fields(fields))
+        }
     }
 }
 

@@ -4,23 +4,24 @@ use std::fmt;
 
 use crate::object::{Chain, Element, ElementId, Flowtable, Rule, Set, Table, TableId};
 
-/// One change. Its [`fmt::Display`] is one command of nft's syntax.
+/// One change. [`fmt::Display`] prints it as a command in nft's syntax.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Op {
-    /// Makes a table.
+    /// Adds a table.
     AddTable(Table),
-    /// Removes a table with all it holds. Its absence is an error.
+    /// Deletes a table with its content. A missing one is an error.
     DeleteTable(TableId),
+    /// Adds a chain.
     /// Makes a chain.
     AddChain(Chain),
-    /// Removes a chain's rules.
+    /// Deletes a chain's rules.
     FlushChain {
         /// The table.
         table: TableId,
         /// The chain.
         chain: String,
     },
-    /// Removes a chain, which must be empty and unused.
+    /// Deletes a chain, which must be empty and unused.
     DeleteChain {
         /// The table.
         table: TableId,
@@ -29,58 +30,57 @@ pub enum Op {
     },
     /// Appends a rule.
     AddRule(Rule),
-    /// Removes a rule.
+    /// Deletes a rule.
     DeleteRule {
         /// The table.
         table: TableId,
         /// The chain.
         chain: String,
-        /// The rule's number in its table.
+        /// The rule's handle.
         handle: u64,
     },
-    /// Makes a set or map.
+    /// Adds a set or map.
     AddSet(Set),
-    /// Removes all elements of a set or map.
+    /// Deletes all elements of a set or map.
     FlushSet {
         /// The table.
         table: TableId,
         /// The set or map.
         set: String,
     },
-    /// Removes a set or map, which no rule may use.
+    /// Deletes a set or map that no rule uses.
     DeleteSet {
         /// The table.
         table: TableId,
         /// The set or map.
         set: String,
     },
-    /// Makes a flowtable, or adds devices to one.
+    /// Adds a flowtable, or devices to an existing one.
     AddFlowtable(Flowtable),
-    /// Removes a flowtable, which no rule may use. Its flows are ordinary ones again.
+    /// Deletes a flowtable that no rule uses. Its flows take the classic path again.
     DeleteFlowtable {
         /// The table.
         table: TableId,
         /// The flowtable.
         flowtable: String,
     },
-    /// Makes an element.
+    /// Adds an element.
     AddElement(Element),
-    /// Removes an element, whatever it leads to: the kernel compares the key alone. Its absence is
-    /// an error.
+    /// Deletes an element, whatever its data: the kernel compares the key only. A missing one is an error.
     DeleteElement(ElementId),
 }
 
-/// Changes that the kernel makes all at once, or not at all.
+/// Changes that the kernel makes atomically.
 ///
-/// Its [`fmt::Display`] prints one nft command per line, in order, so that it can be reviewed and
-/// compared as text. Objects may refer to what earlier changes of the same transaction make.
+/// [`fmt::Display`] prints one nft command per line, in order. Later changes can refer to objects that
+/// earlier ones add.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Transaction {
     ops: Vec<Op>,
 }
 
 impl Transaction {
-    /// An empty one.
+    /// An empty transaction.
     #[must_use]
     pub const fn new() -> Self {
         Self { ops: Vec::new() }
@@ -92,45 +92,45 @@ impl Transaction {
         &self.ops
     }
 
-    /// Whether there is nothing to do.
+    /// True if it has no changes.
     #[must_use]
     pub const fn is_empty(&self) -> bool {
         self.ops.is_empty()
     }
 
-    /// Adds any change.
+    /// Appends a change.
     pub fn push(&mut self, op: Op) -> &mut Self {
         self.ops.push(op);
         self
     }
 
-    /// Adds another transaction's changes.
+    /// Appends another transaction's changes.
     pub fn append(&mut self, mut other: Self) -> &mut Self {
         self.ops.append(&mut other.ops);
         self
     }
 
-    /// Makes a table.
+    /// Adds a table.
     pub fn add_table(&mut self, table: Table) -> &mut Self {
         self.push(Op::AddTable(table))
     }
 
-    /// Removes a table with all it holds.
+    /// Deletes a table with its content.
     pub fn delete_table(&mut self, table: &TableId) -> &mut Self {
         self.push(Op::DeleteTable(table.clone()))
     }
 
-    /// Makes a chain.
+    /// Adds a chain.
     pub fn add_chain(&mut self, chain: Chain) -> &mut Self {
         self.push(Op::AddChain(chain))
     }
 
-    /// Removes a chain's rules.
+    /// Deletes a chain's rules.
     pub fn flush_chain(&mut self, table: &TableId, chain: &str) -> &mut Self {
         self.push(Op::FlushChain { table: table.clone(), chain: chain.to_owned() })
     }
 
-    /// Removes an empty, unused chain.
+    /// Deletes an empty, unused chain.
     pub fn delete_chain(&mut self, table: &TableId, chain: &str) -> &mut Self {
         self.push(Op::DeleteChain { table: table.clone(), chain: chain.to_owned() })
     }
@@ -140,42 +140,42 @@ impl Transaction {
         self.push(Op::AddRule(rule))
     }
 
-    /// Removes a rule.
+    /// Deletes a rule.
     pub fn delete_rule(&mut self, table: &TableId, chain: &str, handle: u64) -> &mut Self {
         self.push(Op::DeleteRule { table: table.clone(), chain: chain.to_owned(), handle })
     }
 
-    /// Makes a set or map.
+    /// Adds a set or map.
     pub fn add_set(&mut self, set: Set) -> &mut Self {
         self.push(Op::AddSet(set))
     }
 
-    /// Removes all elements of a set or map.
+    /// Deletes all elements of a set or map.
     pub fn flush_set(&mut self, table: &TableId, set: &str) -> &mut Self {
         self.push(Op::FlushSet { table: table.clone(), set: set.to_owned() })
     }
 
-    /// Removes an unused set or map.
+    /// Deletes an unused set or map.
     pub fn delete_set(&mut self, table: &TableId, set: &str) -> &mut Self {
         self.push(Op::DeleteSet { table: table.clone(), set: set.to_owned() })
     }
 
-    /// Makes a flowtable, or adds devices to one.
+    /// Adds a flowtable, or devices to an existing one.
     pub fn add_flowtable(&mut self, flowtable: Flowtable) -> &mut Self {
         self.push(Op::AddFlowtable(flowtable))
     }
 
-    /// Removes an unused flowtable.
+    /// Deletes an unused flowtable.
     pub fn delete_flowtable(&mut self, table: &TableId, flowtable: &str) -> &mut Self {
         self.push(Op::DeleteFlowtable { table: table.clone(), flowtable: flowtable.to_owned() })
     }
 
-    /// Makes an element.
+    /// Adds an element.
     pub fn add_element(&mut self, element: Element) -> &mut Self {
         self.push(Op::AddElement(element))
     }
 
-    /// Removes an element.
+    /// Deletes an element.
     pub fn delete_element(&mut self, element: ElementId) -> &mut Self {
         self.push(Op::DeleteElement(element))
     }

@@ -1,17 +1,18 @@
-//! The userdata that nft keeps with its objects: a row of (type, length, value), each of the first
-//! two one byte (`libnftnl/udata.h`). The kernel stores it without looking.
+//! Userdata that nft stores with its objects: entries of (type, length, value), where type and length have
+//! one byte each (`libnftnl/udata.h`). The kernel does not interpret it.
 
+use crate::invalid::Invalid;
 use crate::object::{MapData, Tlv};
 use crate::value::{DataType, concat_len};
 
-/// The most bytes that the kernel keeps with a rule or element (`NFT_USERDATA_MAXLEN` in
+/// The most bytes of userdata that the kernel stores with a rule or element (`NFT_USERDATA_MAXLEN` in
 /// `linux/netfilter/nf_tables.h`).
 pub(crate) const MAX_LEN: usize = 256;
 
-/// The longest comment that nft takes back (`NFTNL_UDATA_COMMENT_MAXLEN`).
+/// The longest comment that nft accepts (`NFTNL_UDATA_COMMENT_MAXLEN`).
 pub(crate) const MAX_COMMENT: usize = 128;
 
-/// Comments of tables, chains, rules and elements all have this type
+/// Type of the comments of tables, chains, rules and elements
 /// (`NFTNL_UDATA_{TABLE,CHAIN,RULE,SET_ELEM}_COMMENT`).
 const COMMENT: u8 = 0;
 /// `NFTNL_UDATA_SET_ELEM_FLAGS`.
@@ -23,29 +24,11 @@ const SET_DATA_BYTEORDER: u8 = 1;
 /// `NFTNL_UDATA_SET_COMMENT`.
 const SET_COMMENT: u8 = 7;
 
-/// What is wrong with userdata.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Invalid {
-    CommentTooLong,
-    CommentHasNul,
-    TooLong,
-}
-
-impl Invalid {
-    pub(crate) const fn reason(self) -> &'static str {
-        match self {
-            Self::CommentTooLong => "a comment may have at most 128 bytes",
-            Self::CommentHasNul => "a comment may not hold a NUL",
-            Self::TooLong => "comment and userdata may have at most 256 bytes together",
-        }
-    }
-}
-
 fn put(out: &mut Vec<u8>, kind: u8, value: &[u8]) -> Result<(), Invalid> {
-    let len = u8::try_from(value.len()).map_err(|_| Invalid::TooLong)?;
+    let len = u8::try_from(value.len()).map_err(|_| Invalid::UserdataTooLong)?;
     out.extend([kind, len]);
     out.extend(value);
-    if out.len() > MAX_LEN { Err(Invalid::TooLong) } else { Ok(()) }
+    if out.len() > MAX_LEN { Err(Invalid::UserdataTooLong) } else { Ok(()) }
 }
 
 fn put_comment(out: &mut Vec<u8>, kind: u8, comment: &str) -> Result<(), Invalid> {
@@ -60,7 +43,7 @@ fn put_comment(out: &mut Vec<u8>, kind: u8, comment: &str) -> Result<(), Invalid
     put(out, kind, &text)
 }
 
-/// Userdata of a table, chain, rule or element.
+/// Encodes the userdata of a table, chain, rule or element.
 pub(crate) fn encode(comment: Option<&str>, tlv: Option<&Tlv>) -> Result<Vec<u8>, Invalid> {
     let mut out = Vec::new();
     if let Some(comment) = comment {
@@ -72,7 +55,7 @@ pub(crate) fn encode(comment: Option<&str>, tlv: Option<&Tlv>) -> Result<Vec<u8>
     Ok(out)
 }
 
-/// Userdata of a set: the byte orders that nft prints its elements by, then the comment.
+/// Encodes the userdata of a set: the byte orders by which nft prints its elements, then the comment.
 pub(crate) fn encode_set(
     key: &[DataType],
     data: &MapData,
@@ -102,7 +85,7 @@ fn byteorder(types: &[DataType], ranges: bool) -> u32 {
     }
 }
 
-/// Takes userdata apart; what does not fit its own lengths is left out.
+/// Iterates over entries, as type and value. Ends at the first that exceeds the bytes.
 fn entries(mut bytes: &[u8]) -> impl Iterator<Item = (u8, &[u8])> {
     std::iter::from_fn(move || {
         let [kind, len, rest @ ..] = bytes else {
@@ -124,10 +107,10 @@ pub(crate) fn comment(bytes: &[u8]) -> Option<String> {
     entries(bytes).find(|(kind, _)| *kind == COMMENT).map(|(_, value)| text(value))
 }
 
-/// What is neither the comment nor nft's own in an element's userdata.
+/// The entries of an element's userdata but the comment and nft's flags.
 pub(crate) fn tlvs(bytes: &[u8]) -> Vec<Tlv> {
-    let foreign = entries(bytes).filter(|(kind, _)| *kind != COMMENT && *kind != ELEMENT_FLAGS);
-    foreign.map(|(kind, value)| Tlv { kind, bytes: value.to_vec() }).collect()
+    let others = entries(bytes).filter(|(kind, _)| *kind != COMMENT && *kind != ELEMENT_FLAGS);
+    others.map(|(kind, value)| Tlv { kind, bytes: value.to_vec() }).collect()
 }
 
 #[cfg(test)]
@@ -144,12 +127,12 @@ mod tests {
     }
 
     #[test]
-    fn limits_are_kept() {
+    fn limits_are_enforced() {
         assert_eq!(encode(Some(&"x".repeat(129)), None), Err(Invalid::CommentTooLong));
         assert_eq!(encode(Some("a\0b"), None), Err(Invalid::CommentHasNul));
         let tlv = Tlv { kind: 200, bytes: vec![0; 130] };
-        assert_eq!(encode(Some(&"x".repeat(128)), Some(&tlv)), Err(Invalid::TooLong));
-        assert_eq!(encode(None, Some(&Tlv { kind: 1, bytes: vec![0; 256] })), Err(Invalid::TooLong));
+        assert_eq!(encode(Some(&"x".repeat(128)), Some(&tlv)), Err(Invalid::UserdataTooLong));
+        assert_eq!(encode(None, Some(&Tlv { kind: 1, bytes: vec![0; 256] })), Err(Invalid::UserdataTooLong));
         assert!(encode(Some(&"x".repeat(128)), None).is_ok());
     }
 

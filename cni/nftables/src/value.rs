@@ -1,8 +1,8 @@
-//! Typed values, and how they lie in nf_tables' registers.
+//! Typed values, and their encoding in nf_tables' registers.
 //!
-//! A set's key, a map's data and a comparison's right-hand side are bytes to the kernel. What they
-//! mean is known to user space only: `nft` keeps a type number next to each set (its
-//! `include/datatype.h`), and prints elements by it.
+//! To the kernel, a set's key, a map's data and the right-hand side of a comparison are bytes. Only user
+//! space knows their types: `nft` stores a type number with each set (its `include/datatype.h`), and prints
+//! elements by it.
 
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -10,22 +10,22 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 /// Length of the kernel's interface names with the closing NUL (`IFNAMSIZ` in `linux/if.h`).
 pub const IFNAMSIZ: usize = 16;
 
-/// The size of one 32-bit register; each part of a concatenation starts at such a boundary
-/// (`NFT_REG32_SIZE` in `linux/netfilter/nf_tables.h`).
+/// The size of a 32-bit register; each part of a concatenation begins at such a boundary (`NFT_REG32_SIZE` in
+/// `linux/netfilter/nf_tables.h`).
 pub const REGISTER_SIZE: usize = 4;
 
-/// What a value means, as the `nft` command names it in `type …`.
+/// The type of a value, named as in nft's `type …`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum DataType {
     /// `ipv4_addr`.
     Ipv4Addr,
-    /// `ipv6_addr`; also a fair container for any 128-bit number.
+    /// `ipv6_addr`; also usable for any 128-bit number.
     Ipv6Addr,
     /// `inet_proto`: an IP protocol number.
     InetProto,
     /// `inet_service`: a port, in network byte order.
     InetService,
-    /// `mark`: 32 bits in host byte order; also a fair container for any counter.
+    /// `mark`: 32 bits in host byte order; also usable for any 32-bit number.
     Mark,
     /// `ifname`.
     Ifname,
@@ -33,7 +33,7 @@ pub enum DataType {
     EtherAddr,
     /// `nf_proto`: the address family of a packet (`NFPROTO_*`).
     NfProto,
-    /// `fib_addrtype`: what kind of address the routing tables say it is (`RTN_*`).
+    /// `fib_addrtype`: the kind of an address by the routing tables (`RTN_*`).
     FibAddrType,
     /// `ct_state`: a bit mask.
     CtState,
@@ -45,15 +45,14 @@ pub enum DataType {
     Icmpv6Type,
     /// `tcp_flag`: a bit mask of eight bits.
     TcpFlag,
-    /// A plain number of one byte, for instance a TTL. Not usable as the type of a named set.
+    /// A number of one byte, for instance a TTL. No named set can have this type.
     Integer8,
-    /// A plain number of two bytes in network byte order, for instance a length. Not usable as the
-    /// type of a named set.
+    /// A number of two bytes in network byte order, for instance a length. No named set can have this type.
     Integer16,
 }
 
 impl DataType {
-    /// The number that `nft` knows the type by (`enum datatypes` in nftables' `datatype.h`).
+    /// The type's number in `nft` (`enum datatypes` in nftables' `datatype.h`).
     #[must_use]
     pub const fn id(self) -> u32 {
         match self {
@@ -75,7 +74,7 @@ impl DataType {
         }
     }
 
-    /// Bytes of one value, without padding.
+    /// Length of a value in bytes, without padding.
     #[must_use]
     pub const fn size(self) -> usize {
         match self {
@@ -88,13 +87,13 @@ impl DataType {
         }
     }
 
-    /// Bytes that a value takes as one part of a concatenation.
+    /// Length of a value as one part of a concatenation.
     #[must_use]
     pub const fn padded_len(self) -> usize {
         self.size().next_multiple_of(REGISTER_SIZE)
     }
 
-    /// Whether the bytes are in the machine's own order (marks and masks) rather than the network's.
+    /// True if the bytes are in host byte order (marks and masks), or an interface's name.
     #[must_use]
     pub const fn is_host_order(self) -> bool {
         matches!(self, Self::Mark | Self::FibAddrType | Self::CtState | Self::CtStatus | Self::Ifname)
@@ -122,7 +121,7 @@ impl DataType {
         }
     }
 
-    /// The type whose number is `id`, for types that named sets can have.
+    /// The type of this number, of those that named sets can have.
     #[must_use]
     pub fn from_id(id: u32) -> Option<Self> {
         const ALL: [DataType; 14] = [
@@ -164,19 +163,19 @@ pub enum Value {
     Port(u16),
     /// A packet mark, or any 32 bits.
     Mark(u32),
-    /// An interface's name; a name that is too long is cut by [`Value::encode`], so check it first.
+    /// An interface's name. [`Value::encode`] cuts a name that is too long: check it first.
     Ifname(String),
-    /// The beginning of interface names (`eth*` in nft). Only in comparisons, never in a set.
+    /// The prefix of interface names (`eth*` in nft). Only in comparisons, never in a set.
     IfnamePrefix(String),
     /// A link-layer address.
     Ether([u8; 6]),
     /// The packet's family: [`Value::NFPROTO_IPV4`] or [`Value::NFPROTO_IPV6`].
     NfProto(u8),
-    /// A `RTN_*` number: [`Value::RTN_LOCAL`], for instance.
+    /// A `RTN_*` number, such as [`Value::RTN_LOCAL`].
     AddrType(u32),
-    /// A mask of `ct state` bits: [`Value::CT_ESTABLISHED`] and its kin.
+    /// A mask of `ct state` bits, such as [`Value::CT_ESTABLISHED`].
     CtState(u32),
-    /// A mask of `ct status` bits (`IPS_*`): [`Value::CT_DNAT`] and its kin.
+    /// A mask of `ct status` bits (`IPS_*`), such as [`Value::CT_DNAT`].
     CtStatus(u32),
     /// An ICMP type.
     IcmpType(u8),
@@ -209,7 +208,7 @@ impl Value {
     pub const CT_SNAT: u32 = 16;
     /// `IPS_DST_NAT`.
     pub const CT_DNAT: u32 = 32;
-    /// `IPS_ASSURED`: it has been answered, and answered again (TCP: the handshake is complete).
+    /// `IPS_ASSURED`: the flow is kept when the table is full (TCP: the handshake is complete).
     pub const CT_ASSURED: u32 = 4;
 
     /// The value's type.
@@ -235,7 +234,7 @@ impl Value {
         }
     }
 
-    /// The bytes as the kernel compares them, without padding.
+    /// The bytes that the kernel compares, without padding.
     #[must_use]
     pub fn encode(&self) -> Vec<u8> {
         match self {
@@ -262,12 +261,12 @@ impl Value {
         }
     }
 
-    /// Reads a value of type `data_type` from the front of `bytes`; none if there are too few.
+    /// Decodes a value of type `data_type` from the beginning of `bytes`; none if there are too few.
     #[must_use]
     pub fn decode(data_type: DataType, bytes: &[u8]) -> Option<Self> {
         let bytes = bytes.get(..data_type.size())?;
-        let word = || Some(u32::from_ne_bytes(bytes.try_into().ok()?));
-        let half = || Some(u16::from_be_bytes(bytes.try_into().ok()?));
+        let u32_ne = || Some(u32::from_ne_bytes(bytes.try_into().ok()?));
+        let u16_be = || Some(u16::from_be_bytes(bytes.try_into().ok()?));
         let byte = || bytes.first().copied();
         Some(match data_type {
             DataType::Ipv4Addr => Self::Ipv4(<[u8; 4]>::try_from(bytes).ok()?.into()),
@@ -278,12 +277,12 @@ impl Value {
             DataType::Icmpv6Type => Self::Icmpv6Type(byte()?),
             DataType::TcpFlag => Self::TcpFlags(byte()?),
             DataType::Integer8 => Self::U8(byte()?),
-            DataType::InetService => Self::Port(half()?),
-            DataType::Integer16 => Self::U16(half()?),
-            DataType::Mark => Self::Mark(word()?),
-            DataType::FibAddrType => Self::AddrType(word()?),
-            DataType::CtState => Self::CtState(word()?),
-            DataType::CtStatus => Self::CtStatus(word()?),
+            DataType::InetService => Self::Port(u16_be()?),
+            DataType::Integer16 => Self::U16(u16_be()?),
+            DataType::Mark => Self::Mark(u32_ne()?),
+            DataType::FibAddrType => Self::AddrType(u32_ne()?),
+            DataType::CtState => Self::CtState(u32_ne()?),
+            DataType::CtStatus => Self::CtStatus(u32_ne()?),
             DataType::EtherAddr => Self::Ether(bytes.try_into().ok()?),
             DataType::Ifname => {
                 let end = bytes.iter().position(|byte| *byte == 0).unwrap_or(bytes.len());
@@ -292,7 +291,7 @@ impl Value {
         })
     }
 
-    /// The value for an address of either family.
+    /// An address of either family.
     #[must_use]
     pub const fn address(address: IpAddr) -> Self {
         match address {
@@ -302,11 +301,10 @@ impl Value {
     }
 }
 
-/// The bytes of one value or of a concatenation.
+/// Encodes one value or a concatenation.
 ///
-/// A single value stands alone without padding; in a concatenation each part is padded with zeros
-/// to full 32-bit registers, the last one too. That is what `nft` does, and what the kernel's
-/// payload and meta expressions leave in the registers, since they clear the rest of the last one.
+/// A single value has no padding. In a concatenation each part, the last one too, is padded with zeros to
+/// full 32-bit registers, as `nft` does and as the kernel's payload and meta expressions leave the registers.
 #[must_use]
 pub fn encode_concat(values: &[Value]) -> Vec<u8> {
     if let [single] = values {
@@ -320,7 +318,7 @@ pub fn encode_concat(values: &[Value]) -> Vec<u8> {
     bytes
 }
 
-/// Reads what [`encode_concat`] wrote; none if there are too few bytes.
+/// Decodes the bytes of [`encode_concat`]; none if there are too few.
 #[must_use]
 pub fn decode_concat(types: &[DataType], mut bytes: &[u8]) -> Option<Vec<Value>> {
     let mut values = Vec::with_capacity(types.len());
@@ -331,7 +329,7 @@ pub fn decode_concat(types: &[DataType], mut bytes: &[u8]) -> Option<Vec<Value>>
     Some(values)
 }
 
-/// The length of a value of these types: a key's or a datum's, in bytes.
+/// The length in bytes of one value or a concatenation of these types.
 #[must_use]
 pub fn concat_len(types: &[DataType]) -> usize {
     match types {
@@ -340,14 +338,14 @@ pub fn concat_len(types: &[DataType]) -> usize {
     }
 }
 
-/// The number by which `nft` knows a concatenated type: six bits for each part, the last part
-/// lowest (`concat_subtype_add` in nftables' `datatype.h`).
+/// The number of a concatenated type in `nft`: six bits for each part, the last one lowest
+/// (`concat_subtype_add` in nftables' `datatype.h`).
 #[must_use]
 pub fn concat_id(types: &[DataType]) -> u32 {
     types.iter().fold(0, |id, part| id << 6 | part.id())
 }
 
-/// The parts of a type number; none if one of them is unknown here.
+/// The parts of a concatenated type; none if [`DataType`] lacks one.
 #[must_use]
 pub fn concat_from_id(mut id: u32) -> Option<Vec<DataType>> {
     let mut types = Vec::new();
@@ -359,10 +357,10 @@ pub fn concat_from_id(mut id: u32) -> Option<Vec<DataType>> {
     (!types.is_empty()).then_some(types)
 }
 
-/// Writes an interface name, or any other word, as a quoted string of nft's syntax.
+/// Formats a string in nft's syntax.
 ///
-/// That syntax has no escapes, so what would end the string, and what is not printable, becomes a
-/// question mark. The text is for people; what goes to the kernel is never made from it.
+/// That syntax has no escapes: characters that would end the string, and unprintable ones, become question
+/// marks. The text is only printed, never sent to the kernel.
 pub(crate) fn quoted(text: &str) -> String {
     let inside: String =
         text.chars().map(|c| if c == '"' || c == '\\' || c.is_control() { '?' } else { c }).collect();
@@ -374,8 +372,8 @@ fn bit_names(f: &mut fmt::Formatter<'_>, bits: u32, names: &[(u32, &str)]) -> fm
     if bits == 0 || bits & !named != 0 {
         return write!(f, "{bits:#x}");
     }
-    let words: Vec<&str> = names.iter().filter(|(bit, _)| bits & bit != 0).map(|(_, word)| *word).collect();
-    f.write_str(&words.join(","))
+    let set: Vec<&str> = names.iter().filter(|(bit, _)| bits & bit != 0).map(|(_, name)| *name).collect();
+    f.write_str(&set.join(","))
 }
 
 impl fmt::Display for Value {
@@ -418,7 +416,7 @@ impl fmt::Display for Value {
     }
 }
 
-/// Writes values joined as nft joins concatenations.
+/// Formats a concatenation in nft's syntax.
 pub(crate) fn join(values: &[Value]) -> String {
     values.iter().map(ToString::to_string).collect::<Vec<_>>().join(" . ")
 }
@@ -460,7 +458,7 @@ mod tests {
 
     proptest::proptest! {
         #[test]
-        fn any_bytes_decode_or_not_but_never_panic(id: u32, bytes: Vec<u8>) {
+        fn arbitrary_bytes_never_panic(id: u32, bytes: Vec<u8>) {
             if let Some(types) = concat_from_id(id)
                 && let Some(values) = decode_concat(&types, &bytes)
             {

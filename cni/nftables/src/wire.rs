@@ -1,8 +1,8 @@
-//! Netlink messages and attributes as bytes, without pointers.
+//! Encoding and decoding netlink messages and attributes.
 //!
 //! Layouts: `struct nlmsghdr` and `struct nlattr` in `linux/netlink.h`, `struct nfgenmsg` in
-//! `linux/netfilter/nfnetlink.h`. Headers are in host byte order; netfilter's attribute values are
-//! in network byte order.
+//! `linux/netfilter/nfnetlink.h`. Headers are in host byte order, the values of netfilter's attributes in
+//! network byte order.
 
 /// `NLMSG_HDRLEN`.
 pub(crate) const HEADER_LEN: usize = 16;
@@ -19,7 +19,7 @@ const TYPE_MASK: u16 = 0x3fff;
 pub(crate) const REQUEST: u16 = 0x1;
 /// `NLM_F_ACK`.
 pub(crate) const ACK: u16 = 0x4;
-/// `NLM_F_DUMP_INTR`: what is dumped changed meanwhile.
+/// `NLM_F_DUMP_INTR`: the dumped list changed during the dump.
 pub(crate) const DUMP_INTERRUPTED: u16 = 0x10;
 /// `NLM_F_DUMP`.
 pub(crate) const DUMP: u16 = 0x300;
@@ -36,7 +36,7 @@ pub(crate) const MSG_ERROR: u16 = 2;
 /// `NLMSG_DONE`.
 pub(crate) const MSG_DONE: u16 = 3;
 
-/// A netlink message of netfilter in the making.
+/// A netfilter netlink message under construction.
 #[derive(Debug)]
 pub(crate) struct Message {
     bytes: Vec<u8>,
@@ -55,7 +55,7 @@ impl Message {
         Self { bytes }
     }
 
-    /// Adds an attribute. A value that is too long for the length field is cut; no caller has one.
+    /// Adds an attribute. A value that exceeds the length field is cut; no caller has one.
     pub(crate) fn attr(&mut self, kind: u16, value: &[u8]) -> &mut Self {
         let len = u16::try_from(value.len() + ATTR_HEADER_LEN).unwrap_or(u16::MAX);
         self.bytes.extend(len.to_ne_bytes());
@@ -65,7 +65,7 @@ impl Message {
         self
     }
 
-    /// Adds a string with its closing NUL.
+    /// Adds a NUL-terminated string.
     pub(crate) fn text(&mut self, kind: u16, value: &str) -> &mut Self {
         let mut bytes = value.as_bytes().to_vec();
         bytes.push(0);
@@ -77,20 +77,20 @@ impl Message {
         self.attr(kind, &value.to_be_bytes())
     }
 
-    /// Adds an attribute that is made of attributes.
+    /// Adds a nested attribute.
     pub(crate) fn nest(&mut self, kind: u16, fill: impl FnOnce(&mut Self)) -> &mut Self {
         let start = self.bytes.len();
         self.bytes.extend([0, 0]);
         self.bytes.extend((kind | NESTED).to_ne_bytes());
         fill(self);
         let len = u16::try_from(self.bytes.len() - start).unwrap_or(u16::MAX);
-        if let Some(place) = self.bytes.get_mut(start..start + 2) {
-            place.copy_from_slice(&len.to_ne_bytes());
+        if let Some(field) = self.bytes.get_mut(start..start + 2) {
+            field.copy_from_slice(&len.to_ne_bytes());
         }
         self
     }
 
-    /// The finished message with its sequence number.
+    /// Completes the message with its length and sequence number.
     pub(crate) fn finish(mut self, sequence: u32) -> Vec<u8> {
         seal(&mut self.bytes, sequence);
         self.bytes
@@ -101,25 +101,25 @@ impl Message {
     }
 }
 
-/// Attributes without a message around them.
+/// Encodes attributes without a message.
 pub(crate) fn attributes(fill: impl FnOnce(&mut Message)) -> Vec<u8> {
     let mut message = Message { bytes: Vec::with_capacity(128) };
     fill(&mut message);
     message.bytes
 }
 
-/// Fills in length and sequence number.
+/// Sets the length and the sequence number.
 fn seal(bytes: &mut [u8], sequence: u32) {
     let len = u32::try_from(bytes.len()).unwrap_or(u32::MAX);
-    if let Some(place) = bytes.get_mut(0..4) {
-        place.copy_from_slice(&len.to_ne_bytes());
+    if let Some(field) = bytes.get_mut(0..4) {
+        field.copy_from_slice(&len.to_ne_bytes());
     }
-    if let Some(place) = bytes.get_mut(8..12) {
-        place.copy_from_slice(&sequence.to_ne_bytes());
+    if let Some(field) = bytes.get_mut(8..12) {
+        field.copy_from_slice(&sequence.to_ne_bytes());
     }
 }
 
-/// What a message's header says.
+/// The header of a message.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Header {
     pub(crate) kind: u16,
@@ -128,15 +128,15 @@ pub(crate) struct Header {
 }
 
 impl Header {
-    /// Reads the header of a whole message.
+    /// Decodes the header of a complete message.
     pub(crate) fn read(message: &[u8]) -> Option<Self> {
-        let half = |at: usize| Some(u16::from_ne_bytes(message.get(at..at + 2)?.try_into().ok()?));
-        let word = |at: usize| Some(u32::from_ne_bytes(message.get(at..at + 4)?.try_into().ok()?));
-        Some(Self { kind: half(4)?, flags: half(6)?, sequence: word(8)? })
+        let u16_at = |at: usize| Some(u16::from_ne_bytes(message.get(at..at + 2)?.try_into().ok()?));
+        let u32_at = |at: usize| Some(u32::from_ne_bytes(message.get(at..at + 4)?.try_into().ok()?));
+        Some(Self { kind: u16_at(4)?, flags: u16_at(6)?, sequence: u32_at(8)? })
     }
 }
 
-/// Goes through attributes; ends at the first that does not fit.
+/// Iterates over attributes, as type and value. Ends at the first malformed one.
 pub(crate) fn attrs(mut bytes: &[u8]) -> impl Iterator<Item = (u16, &[u8])> {
     std::iter::from_fn(move || {
         let header = bytes.get(..ATTR_HEADER_LEN)?;
@@ -168,7 +168,7 @@ pub(crate) fn be64(value: &[u8]) -> Option<u64> {
     Some(u64::from_be_bytes(value.try_into().ok()?))
 }
 
-/// A string, with or without a closing NUL.
+/// A string, with or without a terminating NUL.
 pub(crate) fn text(value: &[u8]) -> String {
     let end = value.iter().position(|byte| *byte == 0).unwrap_or(value.len());
     String::from_utf8_lossy(value.get(..end).unwrap_or_default()).into_owned()
@@ -179,7 +179,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_message_reads_back() {
+    fn an_encoded_message_decodes_to_the_same() {
         let mut message = Message::new(0x0a10, ACK, 1, 10);
         message.text(1, "abc").be32(2, 7).nest(3, |inner| {
             inner.attr(4, &[1, 2, 3, 4, 5]);

@@ -1,4 +1,4 @@
-//! Flows that somebody else has had so far, put into the kernel's table.
+//! Inserting flows into conntrack.
 
 use std::net::IpAddr;
 use std::time::Duration;
@@ -31,10 +31,10 @@ const NAT_PORT_LAST: u16 = 2;
 // enum ctattr_protoinfo_tcp
 const INFO_TCP_FLAGS_ORIGINAL: u16 = 4;
 const INFO_TCP_FLAGS_REPLY: u16 = 5;
-/// `IP_CT_TCP_FLAG_BE_LIBERAL` (`linux/netfilter/nf_conntrack_tcp.h`): a packet outside of the window is not
-/// invalid. Nobody has told the kernel of the windows so far.
+/// `IP_CT_TCP_FLAG_BE_LIBERAL` (`linux/netfilter/nf_conntrack_tcp.h`): packets outside of the window are not
+/// invalid. The kernel has not seen the windows of an inserted flow.
 const LIBERAL: u8 = 0x08;
-// `IPS_*` (`linux/netfilter/nf_conntrack_common.h`). What is in the table is confirmed.
+// `IPS_*` (`linux/netfilter/nf_conntrack_common.h`). Flows in the table are confirmed.
 const CONFIRMED: u32 = 1 << 3;
 const ANSWERED: u32 = super::Flow::ANSWERED;
 const ASSURED: u32 = super::Flow::ASSURED;
@@ -45,23 +45,23 @@ const UDP: u8 = 17;
 /// A flow for [`Conntrack::insert`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct NewFlow {
-    /// A packet of its first direction, as it comes.
+    /// A packet of the original direction before translation.
     pub original: Tuple,
-    /// The same packet when both its ends are translated.
+    /// The same packet after translation of source and destination.
     pub translated: Tuple,
-    /// Whether there were packets in both directions.
+    /// True if packets were seen in both directions.
     pub is_answered: bool,
-    /// Whether it is not to be the first to go when the table is full: a handshake is through, or a conversation
-    /// of UDP has gone to and fro.
+    /// True to keep the flow when the table is full: the handshake is complete, or a UDP flow has more than
+    /// one request and reply.
     pub is_assured: bool,
-    /// `enum tcp_conntrack`; of TCP alone.
+    /// `enum tcp_conntrack`, for TCP only.
     pub tcp_state: Option<u8>,
-    /// For how long without a packet it is to stay, at least a second.
+    /// Time after which the flow is deleted unless a packet comes; at least a second.
     pub timeout: Duration,
 }
 
 impl Tuple {
-    /// The same turned round: a packet that answers this one.
+    /// The reverse direction: a reply to a packet with this tuple.
     #[must_use]
     pub const fn reversed(self) -> Self {
         Self {
@@ -75,13 +75,13 @@ impl Tuple {
 }
 
 impl Conntrack {
-    /// Puts a flow into the table, with its translation. Flows that have the same ends on either side are taken
-    /// away: they are of another conversation that is over, as the caller knows who has this one.
+    /// Inserts a flow with its translation. Deletes existing flows with the same tuple in either direction:
+    /// they are of an older connection, as the caller owns this one.
     ///
-    /// The kernel translates only where a chain for address translation is hooked.
+    /// The kernel translates only if a chain of type nat is attached.
     ///
     /// # Errors
-    /// The kernel's: protocols but TCP, UDP and ICMP echo among others.
+    /// [`Error::Io`] with the kernel's error, as for a protocol other than TCP, UDP and ICMP echo.
     pub fn insert(&self, flow: &NewFlow) -> Result<(), Error> {
         let failed = |errno| Error::Io { operation: format!("insert the flow {:?}", flow.original), errno };
         match self.put(flow) {
@@ -93,7 +93,7 @@ impl Conntrack {
             let mut message =
                 Message::new(SUBSYSTEM << 8 | DELETE, wire::ACK, FlowFamily::of(tuple.source).number(), 0);
             put_tuple(&mut message, TUPLE_ORIGINAL, &tuple);
-            match self.channel.ask(message, |_, _| {}) {
+            match self.channel.request(message, |_, _| {}) {
                 Ok(_) | Err(Errno::ENOENT) => {}
                 Err(errno) => return Err(failed(errno)),
             }
@@ -102,11 +102,11 @@ impl Conntrack {
     }
 
     fn put(&self, flow: &NewFlow) -> Result<(), Errno> {
-        /// How often the kernel is asked again that says that its table was being changed.
+        /// Attempts while the kernel reports that its table is changing.
         const TRIES: u32 = 5;
         let mut tries = 0;
         loop {
-            match self.channel.ask(flow.question(), |_, _| {}) {
+            match self.channel.request(flow.request(), |_, _| {}) {
                 Err(Errno::EAGAIN) if tries < TRIES => tries += 1,
                 other => return other.map(drop),
             }
@@ -115,9 +115,9 @@ impl Conntrack {
 }
 
 impl NewFlow {
-    /// The kernel wants both directions as if nothing were translated, and makes the second one again from the
-    /// translation that it is told.
-    fn question(&self) -> Message {
+    /// The request to insert the flow. The kernel requires both directions untranslated, and derives the
+    /// reply direction from the translation.
+    fn request(&self) -> Message {
         let Self { original, translated, .. } = self;
         let family = FlowFamily::of(original.source).number();
         let flags = wire::ACK | wire::CREATE | wire::EXCLUSIVE;
@@ -126,19 +126,19 @@ impl NewFlow {
         put_tuple(&mut message, TUPLE_REPLY, &original.reversed());
         let seconds = u32::try_from(self.timeout.as_secs()).unwrap_or(u32::MAX).max(1);
         message.be32(TIMEOUT, seconds);
-        let answered = if self.is_answered { ANSWERED } else { 0 };
+        let seen_reply = if self.is_answered { ANSWERED } else { 0 };
         let assured = if self.is_assured { ASSURED } else { 0 };
-        message.be32(STATUS, CONFIRMED | answered | assured);
-        // Both are told, also where nothing changes: else the kernel chooses, and it may choose another port.
+        message.be32(STATUS, CONFIRMED | seen_reply | assured);
+        // Both are sent, even if nothing changes: otherwise the kernel may choose another port.
         let is_echo = matches!(original.protocol, ICMP | ICMPV6);
         let target = (!is_echo).then_some(translated.destination_port);
-        message.nest(NAT_DESTINATION, |nat| put_end(nat, translated.destination, target));
-        message.nest(NAT_SOURCE, |nat| put_end(nat, translated.source, Some(translated.source_port)));
+        message.nest(NAT_DESTINATION, |nat| put_nat(nat, translated.destination, target));
+        message.nest(NAT_SOURCE, |nat| put_nat(nat, translated.source, Some(translated.source_port)));
         if let Some(state) = self.tcp_state {
             message.nest(PROTOCOL_INFO, |info| {
                 info.nest(INFO_TCP, |tcp| {
                     tcp.attr(INFO_TCP_STATE, &[state]);
-                    // Which flags, and which of them count.
+                    // Flags and their mask.
                     tcp.attr(INFO_TCP_FLAGS_ORIGINAL, &[LIBERAL, LIBERAL]);
                     tcp.attr(INFO_TCP_FLAGS_REPLY, &[LIBERAL, LIBERAL]);
                 });
@@ -148,7 +148,7 @@ impl NewFlow {
     }
 }
 
-fn put_end(nat: &mut Message, address: IpAddr, port: Option<u16>) {
+fn put_nat(nat: &mut Message, address: IpAddr, port: Option<u16>) {
     match address {
         IpAddr::V4(address) => nat.attr(NAT_V4, &address.octets()),
         IpAddr::V6(address) => nat.attr(NAT_V6, &address.octets()),
@@ -180,22 +180,22 @@ fn put_tuple(message: &mut Message, kind: u16, tuple: &Tuple) {
 fn put_protocol(proto: &mut Message, tuple: &Tuple) {
     let Tuple { source_port, destination_port, .. } = *tuple;
     proto.attr(PROTO_NUMBER, &[tuple.protocol]);
-    let asks = destination_port == 0;
+    let is_request = destination_port == 0;
     let id = source_port.max(destination_port).to_be_bytes();
     match tuple.protocol {
         ICMP => {
-            let kind = if asks { ECHO } else { ECHO_REPLY };
+            let kind = if is_request { ECHO } else { ECHO_REPLY };
             proto.attr(PROTO_ICMP_ID, &id).attr(PROTO_ICMP_TYPE, &[kind]).attr(PROTO_ICMP_CODE, &[0]);
         }
         ICMPV6 => {
-            let kind = if asks { ECHO_V6 } else { ECHO_REPLY_V6 };
+            let kind = if is_request { ECHO_V6 } else { ECHO_REPLY_V6 };
             proto.attr(PROTO_ICMPV6_ID, &id).attr(PROTO_ICMPV6_TYPE, &[kind]).attr(PROTO_ICMPV6_CODE, &[0]);
         }
         TCP | UDP => {
             proto.attr(PROTO_SOURCE_PORT, &source_port.to_be_bytes());
             proto.attr(PROTO_DESTINATION_PORT, &destination_port.to_be_bytes());
         }
-        // Of others there is nothing that the kernel would take.
+        // The kernel accepts no other protocol.
         _ => {}
     }
 }
