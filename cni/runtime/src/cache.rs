@@ -1,9 +1,9 @@
-//! The cache that runtimes keep of their attachments: one file `<network>-<container>-<interface>` in
-//! `<cache directory>/results`, written by libcni when an ADD has succeeded and removed when a DEL has.
+//! The cache of attachments: a file `<network>-<container>-<interface>` in `<cache directory>/results` for
+//! each, which libcni writes after a successful ADD and deletes after a successful DEL.
 //!
-//! The form is libcni's: `kind` `cniCacheV1`, `containerId`, `config` (the configuration list, base64),
+//! The format is libcni's: `kind` `cniCacheV1`, `containerId`, `config` (the configuration list, base64),
 //! `ifName`, `networkName`, `netns` (libcni 1.3 and later), `cniArgs`, `capabilityArgs`, `result`. libcni
-//! before 0.8 wrote the bare result, which does not say what was asked for.
+//! before 0.8 wrote only the result, without the request.
 
 use std::ffi::{OsStr, OsString};
 use std::io::Read as _;
@@ -19,14 +19,14 @@ use serde_json::{Map, Value};
 
 use crate::network::Container;
 
-/// Where libcni keeps its cache unless the runtime says otherwise (`CacheDir` in its `api.go`), and where
-/// kubelet's shim for Docker has it (`--cni-cache-dir`).
+/// libcni's default cache directory (`CacheDir` in its `api.go`), and that of kubelet's shim for Docker
+/// (`--cni-cache-dir`).
 pub const DIRECTORIES: [&str; 2] = ["/var/lib/cni", "/var/lib/cni/cache"];
-/// The folder in it.
+/// The directory of the files in it.
 const RESULTS: &str = "results";
 /// The largest file that is read, in bytes. A configuration may have 16 MiB, a third more as base64.
 const LIMIT: u64 = 32 << 20;
-/// libcni's name of the form.
+/// `kind` of libcni's format.
 const KIND: &str = "cniCacheV1";
 
 /// A directory of cached attachments.
@@ -35,61 +35,61 @@ pub struct Cache {
     results: DurableDir,
 }
 
-/// What is remembered of one attachment.
+/// A cached attachment.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Cached {
-    /// Who it is about.
+    /// The attachment.
     pub attachment: Attachment,
-    /// The container's namespace: as cached, else as the result names it.
+    /// The container's namespace, from the file, else from the result.
     pub netns: Option<PathBuf>,
-    /// `CNI_ARGS` as the runtime passed it.
+    /// `CNI_ARGS` as passed by the runtime.
     pub args: String,
-    /// What the runtime had to say, by capability.
+    /// Capability arguments, by capability.
     pub capabilities: Map<String, Value>,
-    /// The network as it was at the ADD.
+    /// The network's configuration at the ADD.
     pub list: NetConfList,
-    /// What the ADD ended with.
+    /// The result of the ADD.
     pub result: AddResult,
-    /// When it was written: the order of the ADDs.
+    /// Modification time of the file: the order of the ADDs.
     pub written: Option<SystemTime>,
 }
 
-/// A file that could not be made use of.
+/// A file that cannot be used.
 #[derive(Debug)]
 pub struct Fault {
     /// Its path.
     pub path: PathBuf,
-    /// Why not.
+    /// The reason.
     pub error: CacheError,
 }
 
-/// Why a file cannot be made use of.
+/// The reason why a file cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum CacheError {
-    /// Opening or reading it failed.
+    /// The file cannot be opened.
     #[error(transparent)]
     Directory(#[from] DirError),
-    /// Reading it failed.
-    #[error("read it: {0}")]
+    /// Reading failed.
+    #[error("read the file: {0}")]
     Read(std::io::Error),
-    /// It is larger than any cache file can be.
-    #[error("it has more than {LIMIT} bytes")]
+    /// The file is larger than a cache file can be.
+    #[error("larger than {LIMIT} bytes")]
     TooLarge,
-    /// It is not JSON of the expected form.
-    #[error("it is no cached attachment: {0}")]
+    /// The file is not JSON of the format.
+    #[error("not a cached attachment: {0}")]
     Form(String),
-    /// libcni before 0.8 wrote it.
-    #[error("it has the result alone, as libcni before 0.8 wrote it, and not what was asked for")]
+    /// The file is from libcni before 0.8.
+    #[error("only a result, as written by libcni before 0.8, without the request")]
     BareResult,
-    /// A later libcni wrote it.
-    #[error("it is of kind {0:?}, which is not known here")]
+    /// The file is from a later libcni.
+    #[error("unknown kind {0:?}")]
     Kind(String),
-    /// Its name is not that of the attachment inside.
-    #[error("it is about {0}, and its name is not")]
+    /// The file's name is not that of the attachment inside.
+    #[error("file name does not match the attachment inside ({0})")]
     Name(Attachment),
 }
 
-/// The file, keys as libcni writes them.
+/// The file, with libcni's keys.
 #[derive(Debug, Deserialize)]
 #[serde(rename_all = "camelCase")]
 struct File {
@@ -107,7 +107,7 @@ struct File {
     result: Option<Map<String, Value>>,
 }
 
-/// The same file as it is written, keys in libcni's order.
+/// The file for writing, with the keys in libcni's order.
 #[derive(Serialize)]
 #[serde(rename_all = "camelCase")]
 struct Written<'a> {
@@ -125,22 +125,22 @@ struct Written<'a> {
     result: Map<String, Value>,
 }
 
-/// Why an attachment could not be remembered.
+/// An attachment that could not be cached.
 #[derive(Debug, thiserror::Error)]
 pub enum RememberError {
-    /// The file.
+    /// The file cannot be written.
     #[error(transparent)]
     Directory(#[from] DirError),
-    /// The result has no form in that version.
+    /// The result cannot be encoded in that version.
     #[error(transparent)]
     Result(#[from] ResultError),
 }
 
 impl Cache {
-    /// Opens the cache in a directory; none when there is no such cache.
+    /// Opens the cache in a directory; none if it is missing.
     ///
     /// # Errors
-    /// Names the directory.
+    /// [`DirError`] if it cannot be opened.
     pub fn open(directory: &Path) -> Result<Option<Self>, DirError> {
         match DurableDir::open(&directory.join(RESULTS)) {
             Ok(results) => Ok(Some(Self { results })),
@@ -149,19 +149,19 @@ impl Cache {
         }
     }
 
-    /// Opens the cache in a directory, making it where it is not there.
+    /// Opens the cache in a directory, and creates it if it is missing.
     ///
     /// # Errors
-    /// Names the directory.
+    /// [`DirError`] if it cannot be opened or created.
     pub fn create(directory: &Path) -> Result<Self, DirError> {
         Ok(Self { results: DurableDir::create(&directory.join(RESULTS), 0o700)? })
     }
 
-    /// Remembers an attachment, whole or not at all, also after a power cut. `list` is the network's
-    /// configuration list as JSON, `version` the form of the result.
+    /// Stores an attachment, atomically also at a power cut. `list` is the network's configuration list as
+    /// JSON, `version` the version of the result.
     ///
     /// # Errors
-    /// Names the file.
+    /// [`RememberError`] if the result has no form in that version, or the file cannot be written.
     pub fn remember(
         &self,
         attachment: &Attachment,
@@ -187,33 +187,33 @@ impl Cache {
         Ok(self.results.replace(file_name(attachment), text.as_bytes(), 0o600)?)
     }
 
-    /// Forgets an attachment, if it was remembered.
+    /// Deletes an attachment's file, if it exists.
     ///
     /// # Errors
-    /// Names the file.
+    /// [`DirError`] if it cannot be deleted.
     pub fn forget(&self, attachment: &Attachment) -> Result<(), DirError> {
         self.results.remove(file_name(attachment)).map(drop)
     }
 
-    /// What is remembered of an attachment.
+    /// The cached attachment; none if it has no file.
     ///
     /// # Errors
-    /// It cannot be read, or makes no sense.
+    /// [`CacheError`] if the file cannot be used.
     pub fn get(&self, attachment: &Attachment) -> Result<Option<Cached>, CacheError> {
         self.read_one(&file_name(attachment))
     }
 
-    /// The folder that the files are in.
+    /// The directory of the files.
     #[must_use]
     pub fn path(&self) -> &Path {
         self.results.path()
     }
 
-    /// All attachments in the order of their ADDs, and the files that none could be read from. Files that
-    /// go while this is at work are left out.
+    /// All attachments in the order of their ADDs, and the files that cannot be used. Files that are deleted
+    /// concurrently are left out.
     ///
     /// # Errors
-    /// The folder cannot be listed.
+    /// [`DirError`] if the directory cannot be listed.
     pub fn read(&self) -> Result<(Vec<Cached>, Vec<Fault>), DirError> {
         let mut names = self.results.list()?;
         names.sort();
@@ -225,15 +225,15 @@ impl Cache {
                 Err(error) => faults.push(Fault { path: self.results.path().join(name), error }),
             }
         }
-        // Stable: where times are equal or unknown, names decide.
+        // Stable: equal or unknown times are sorted by name.
         all.sort_by_key(|cached| cached.written);
         Ok((all, faults))
     }
 
-    /// Whether the runtime still remembers the attachment: a DEL that has succeeded makes it forget.
+    /// True if the attachment is cached: a successful DEL deletes its file.
     ///
     /// # Errors
-    /// Names the file.
+    /// [`DirError`] if the file cannot be looked up.
     pub fn remembers(&self, attachment: &Attachment) -> Result<bool, DirError> {
         self.results.exists(file_name(attachment))
     }
@@ -267,14 +267,14 @@ fn parse(bytes: &[u8]) -> Result<Cached, CacheError> {
     match object.get("kind") {
         Some(Value::String(kind)) if kind == KIND => {}
         Some(Value::String(kind)) => return Err(CacheError::Kind(kind.clone())),
-        Some(_) => return Err(form("kind is no string".to_owned())),
+        Some(_) => return Err(form("kind is not a string".to_owned())),
         None if object.contains_key("cniVersion") => return Err(CacheError::BareResult),
         None => return Err(form("kind is missing".to_owned())),
     }
     let file = File::deserialize(Value::Object(object)).map_err(|e| form(e.to_string()))?;
     let attachment = Attachment::new(&file.network_name, &file.container_id, &file.if_name)
         .map_err(|e| form(e.to_string()))?;
-    let config = STANDARD.decode(&file.config).map_err(|_| form("config is no base64".to_owned()))?;
+    let config = STANDARD.decode(&file.config).map_err(|_| form("config is not base64".to_owned()))?;
     let list = list(&config).map_err(|e| form(format!("config: {e}")))?;
     if list.name != attachment.network() {
         return Err(form(format!("config is of network {:?}", list.name)));
@@ -300,7 +300,7 @@ fn parse(bytes: &[u8]) -> Result<Cached, CacheError> {
     })
 }
 
-/// A list, or the configuration of one plugin (libcni's `AddNetwork`).
+/// Decodes a list, or the configuration of a single plugin (libcni's `AddNetwork`).
 fn list(config: &[u8]) -> Result<NetConfList, cni_spec::ListError> {
     let is_list = serde_json::from_slice::<Map<String, Value>>(config)
         .is_ok_and(|object| object.contains_key("plugins") || !object.contains_key("type"));
@@ -308,11 +308,10 @@ fn list(config: &[u8]) -> Result<NetConfList, cni_spec::ListError> {
 }
 
 impl Cached {
-    /// What each plugin of the network would get on standard input with the attachment's result, in the
-    /// order of an ADD.
+    /// The input of each plugin of the network with the attachment's result, in the order of an ADD.
     ///
     /// # Errors
-    /// The result cannot be written in the list's version, or a configuration is not valid.
+    /// Code 7 if the result has no form in the list's version, or a configuration is invalid.
     pub fn configs(&self) -> Result<Vec<NetConf>, CniError> {
         let config = |plugin| {
             let input = self.list.input(plugin, Some(&self.result), &self.capabilities);
@@ -352,7 +351,7 @@ mod tests {
     }
 
     #[test]
-    fn what_libcni_writes_is_read() {
+    fn a_file_of_libcni_is_decoded() {
         let cached = parsed(&file()).unwrap();
         assert_eq!(cached.attachment, Attachment::new("pods", "c1", "eth0").unwrap());
         assert_eq!(cached.netns.as_deref(), Some(Path::new("/run/netns/c1")));
@@ -369,30 +368,30 @@ mod tests {
     }
 
     #[test]
-    fn the_namespace_of_the_file_goes_before_that_of_the_result() {
+    fn the_namespace_of_the_file_has_precedence_over_that_of_the_result() {
         let mut file = file();
         file["netns"] = "/proc/7/ns/net".into();
         assert_eq!(parsed(&file).unwrap().netns.as_deref(), Some(Path::new("/proc/7/ns/net")));
     }
 
     #[test]
-    fn other_forms_are_told_apart() {
+    fn files_of_other_formats_are_refused() {
         let mut other = file();
         other["kind"] = "cniCacheV2".into();
-        assert_eq!(parsed(&other).unwrap_err(), "it is of kind \"cniCacheV2\", which is not known here");
-        assert!(parsed(&file()["result"]).unwrap_err().contains("the result alone"));
-        for (key, value, said) in [
-            ("config", json!("!"), "config is no base64"),
+        assert_eq!(parsed(&other).unwrap_err(), "unknown kind \"cniCacheV2\"");
+        assert!(parsed(&file()["result"]).unwrap_err().contains("only a result"));
+        for (key, value, message) in [
+            ("config", json!("!"), "config is not base64"),
             ("config", json!("e30="), "no name"),
-            ("containerId", json!("../x"), "it is no cached attachment"),
+            ("containerId", json!("../x"), "not a cached attachment"),
             ("networkName", json!("other"), "config is of network \"pods\""),
             ("result", json!(null), "result is missing"),
-            ("cniArgs", json!([["one"]]), "it is no cached attachment"),
+            ("cniArgs", json!([["one"]]), "not a cached attachment"),
         ] {
             let mut file = file();
             file[key] = value;
             let error = parsed(&file).unwrap_err();
-            assert!(error.contains(said), "{key}: {error}");
+            assert!(error.contains(message), "{key}: {error}");
         }
     }
 
@@ -426,7 +425,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_remembered_is_read_again() {
+    fn a_stored_attachment_reads_back_the_same() {
         let dir = tempfile::tempdir().unwrap();
         let read = parse(file().to_string().as_bytes()).unwrap();
         let cache = Cache::create(dir.path()).unwrap();
@@ -445,7 +444,7 @@ mod tests {
         assert!(cache.get(&read.attachment).unwrap().is_none() && !path.exists());
     }
 
-    /// A FIFO must not hold the reader up.
+    /// A FIFO must not block the reader.
     fn make_fifo(path: &Path) {
         let made = std::process::Command::new("mkfifo").arg(path).status().unwrap();
         assert!(made.success());
@@ -457,7 +456,7 @@ mod tests {
             let _parsed = parse(&bytes);
         }
 
-        /// Files that are nearly right get further than random ones.
+        /// Nearly valid files reach more code than random ones.
         #[test]
         fn any_value_of_a_key_is_read_or_refused(
             key in prop::sample::select(vec![

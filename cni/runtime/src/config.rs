@@ -1,4 +1,4 @@
-//! The configuration directory: `*.conflist` files, and the single configurations of old.
+//! The configuration directory: `*.conflist` files, and legacy single configurations.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -6,58 +6,59 @@ use std::path::{Path, PathBuf};
 use cni_spec::{ListError, NetConfList, check_network, text};
 use serde_json::{Map, Value, json};
 
-/// Where runtimes look for networks unless they are told otherwise.
+/// The default configuration directory of runtimes.
 pub const DIRECTORY: &str = "/etc/cni/net.d";
 
-/// A network's configuration with the bytes that the cache keeps.
+/// A network's configuration, with the bytes for the cache.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Loaded {
-    /// What it says.
+    /// The configuration.
     pub list: NetConfList,
-    /// A list that says the same: with the plugins from the network's folder, if there are any.
+    /// The same as JSON, with the plugins of the network's directory, if any.
     pub bytes: Vec<u8>,
 }
 
-/// Why there is no configuration.
+/// A configuration that cannot be loaded.
 #[derive(Debug, thiserror::Error)]
 pub enum LoadError {
-    /// There is no file at all.
+    /// The directory has no configuration.
     #[error("no net configurations found in {0}")]
     Empty(String),
-    /// There is none of that name.
+    /// No configuration has this name.
     #[error("no net configuration with name {} in {directory}", text::quote(name))]
     NotFound {
-        /// The name.
+        /// The network's name.
         name: String,
-        /// Where it was looked for.
+        /// The configuration directory.
         directory: String,
     },
     /// A file or directory could not be read.
     #[error("error reading {path}: {error}")]
     Read {
-        /// Which.
+        /// The file or directory.
         path: String,
-        /// Why.
+        /// The system's error.
         error: io::Error,
     },
-    /// A file before the one that was looked for, or that one, is not valid.
+    /// The file of the network, or one before it, is invalid.
     #[error("{path}: {error}")]
     List {
-        /// Which.
+        /// The file.
         path: String,
-        /// Why.
+        /// The reason.
         error: ListError,
     },
-    /// Neither the list nor the network's folder has a plugin.
+    /// Neither the list nor the network's directory has a plugin.
     #[error("no plugin configs found")]
     NoPlugins,
 }
 
-/// Finds a network in a directory. Lists go before single configurations; files are read in the order of
-/// their names until one has the network's name, and one that is not valid ends the search.
+/// Loads a network's configuration. Reads lists, then single configurations, both sorted by file name, until
+/// one has the network's name. An invalid file ends the search.
 ///
 /// # Errors
-/// See [`LoadError`].
+/// [`LoadError::Empty`] or [`LoadError::NotFound`] if there is none; [`LoadError::Read`] or
+/// [`LoadError::List`] for a file that cannot be used; [`LoadError::NoPlugins`].
 pub fn load(directory: &Path, name: &str) -> Result<Loaded, LoadError> {
     let lists = files(directory, &["conflist"])?;
     for path in &lists {
@@ -83,10 +84,10 @@ pub fn load(directory: &Path, name: &str) -> Result<Loaded, LoadError> {
     Err(LoadError::NotFound { name: name.to_owned(), directory })
 }
 
-/// Adds the plugins of the folder that is named after the network.
+/// Adds the plugins of the directory named after the network.
 fn complete(mut list: NetConfList, bytes: Vec<u8>, path: &Path) -> Result<Loaded, LoadError> {
     let inlined = list.plugins.len();
-    // A name that is no plain name leads nowhere; it is refused when the network is used.
+    // An invalid name could lead to another directory; it is refused when the network is used.
     if !list.load_only_inlined_plugins && check_network(&list.name).is_ok() {
         let folder = path.parent().unwrap_or(Path::new("/")).join(&list.name);
         for path in files(&folder, &["conf"])? {
@@ -114,7 +115,7 @@ fn plugins(list: &NetConfList) -> Value {
     list.plugins.iter().cloned().map(Value::Object).collect()
 }
 
-/// The files with one of these extensions, sorted. A directory that is not there has none.
+/// The files with one of these extensions, sorted; none if the directory is missing.
 fn files(directory: &Path, extensions: &[&str]) -> Result<Vec<PathBuf>, LoadError> {
     let failed = |error| LoadError::Read { path: directory.display().to_string(), error };
     let entries = match std::fs::read_dir(directory) {
@@ -160,23 +161,23 @@ mod tests {
     fn lists_go_before_single_configurations() {
         let dir = tempfile::tempdir().unwrap();
         let dir = dir.path();
-        let said = |name: &str| load(dir, name).unwrap_err().to_string();
-        assert_eq!(said("n"), format!("no net configurations found in {}", dir.display()));
+        let message = |name: &str| load(dir, name).unwrap_err().to_string();
+        assert_eq!(message("n"), format!("no net configurations found in {}", dir.display()));
         write(dir, "10-a.conf", &json!({"name": "n", "type": "old"}));
         assert_eq!(types(&load(dir, "n").unwrap()), ["old"]);
         let bytes = load(dir, "n").unwrap().bytes;
         assert_eq!(types(&Loaded { list: NetConfList::parse(&bytes).unwrap(), bytes }), ["old"]);
         write(dir, "20-b.conflist", &json!({"name": "n", "plugins": [{"type": "new"}]}));
         assert_eq!(types(&load(dir, "n").unwrap()), ["new"]);
-        assert_eq!(said("x"), format!("no net configuration with name \"x\" in {}", dir.display()));
-        // One that is not valid ends the search for those after it.
+        assert_eq!(message("x"), format!("no net configuration with name \"x\" in {}", dir.display()));
+        // An invalid file ends the search.
         std::fs::write(dir.join("15-c.conflist"), "{").unwrap();
-        assert!(said("n").contains("15-c.conflist: error parsing configuration list"), "{}", said("n"));
+        assert!(message("n").contains("15-c.conflist: error parsing configuration list"), "{}", message("n"));
         assert!(load(&dir.join("none"), "n").unwrap_err().to_string().starts_with("no net configurations"));
     }
 
     #[test]
-    fn plugins_of_the_networks_folder_come_last() {
+    fn plugins_of_the_networks_directory_come_last() {
         let dir = tempfile::tempdir().unwrap();
         let dir = dir.path();
         write(dir, "10-n.conflist", &json!({"name": "n", "cniVersion": "1.0.0", "disableGC": true}));

@@ -1,4 +1,4 @@
-//! Finding a plugin and calling it: the specification's section "Execution", in the reference's words.
+//! Finding and calling a plugin: the specification's section "Execution", with the reference's messages.
 
 use std::ffi::OsString;
 use std::fs;
@@ -9,10 +9,10 @@ use std::time::{Duration, Instant};
 
 use cni_spec::{CniError, text};
 
-/// The first regular file of that name in the folders, in their order.
+/// The first regular file of this name in the directories, in their order.
 ///
 /// # Errors
-/// Code 7: no name, or one that is a path. Code 999: no folders, or nothing there.
+/// Code 7 if the name is empty or a path; code 999 without directories, or if none has the file.
 pub fn find(name: &str, folders: &[PathBuf]) -> Result<PathBuf, CniError> {
     if name.is_empty() {
         return Err(CniError::config("no plugin name provided"));
@@ -31,34 +31,34 @@ pub fn find(name: &str, folders: &[PathBuf]) -> Result<PathBuf, CniError> {
     })
 }
 
-/// Runs a plugin with `env` on top of this process's own environment and `config` on standard input, and
-/// gives what it printed. What it wrote to standard error is written to this process's own.
+/// Runs a plugin with `env` added to this process's environment and `config` on standard input, and returns
+/// its output. Its standard error is copied to this process's.
 ///
 /// # Errors
-/// The plugin's own, or one that says what it did instead of printing one.
+/// The error that the plugin printed, or one with its exit status and output.
 pub fn exec(path: &Path, env: &[(&str, OsString)], config: &[u8]) -> Result<Vec<u8>, CniError> {
     let begin = Instant::now();
-    let output = spawn_patiently(path, env, config);
+    let output = spawn_with_retries(path, env, config);
     let took = begin.elapsed().as_secs_f64() * 1e3;
-    let ended = |output: &Output| status_text(output.status);
+    let status = |output: &Output| status_text(output.status);
     log::debug!(
         "exec {}: {} in {took:.1} ms",
         path.display(),
-        output.as_ref().map_or_else(ToString::to_string, ended)
+        output.as_ref().map_or_else(ToString::to_string, status)
     );
     let output = output.map_err(|e| failure(&format!("run {}: {e}", path.display()), &[], &[]))?;
     if output.status.success() {
-        // What it had to say to people is not lost.
+        // Messages for people are not lost.
         if let Err(error) = io::stderr().write_all(&output.stderr) {
-            log::debug!("pass on the standard error of {}: {error}", path.display());
+            log::debug!("copy the standard error of {}: {error}", path.display());
         }
         return Ok(output.stdout);
     }
     Err(failure(&status_text(output.status), &output.stdout, &output.stderr))
 }
 
-/// Tries again while the file is being written, as during an upgrade: six times, a second apart.
-fn spawn_patiently(path: &Path, env: &[(&str, OsString)], config: &[u8]) -> io::Result<Output> {
+/// Retries while the file is being written, as during an upgrade: six attempts, a second apart.
+fn spawn_with_retries(path: &Path, env: &[(&str, OsString)], config: &[u8]) -> io::Result<Output> {
     const PAUSES: u32 = 5;
     for _ in 0..PAUSES {
         match spawn(path, env, config) {
@@ -78,10 +78,10 @@ fn spawn(path: &Path, env: &[(&str, OsString)], config: &[u8]) -> io::Result<Out
     command.envs(env.iter().map(|(name, value)| (name, value)));
     let mut child = command.spawn()?;
     let stdin = child.stdin.take();
-    // From a thread of its own: a plugin may write before it has read everything.
+    // On another thread: a plugin may write before it has read all input.
     std::thread::scope(|scope| {
         scope.spawn(move || {
-            // One that does not read its input at all is free to do so; its answer counts.
+            // A plugin need not read its input; only its output counts.
             if let Some(Err(error)) = stdin.map(|mut pipe| pipe.write_all(config)) {
                 log::debug!("write the configuration to {}: {error}", path.display());
             }
@@ -90,7 +90,7 @@ fn spawn(path: &Path, env: &[(&str, OsString)], config: &[u8]) -> io::Result<Out
     })
 }
 
-/// As Go prints it, which users and tools know.
+/// Formats a status as Go does, which users and tools know.
 fn status_text(status: ExitStatus) -> String {
     use std::os::unix::process::ExitStatusExt;
     match (status.code(), status.signal()) {
@@ -100,7 +100,7 @@ fn status_text(status: ExitStatus) -> String {
     }
 }
 
-/// The error that a plugin printed, or one that says what it did instead.
+/// The error that a plugin printed, or one with its exit status and output.
 #[must_use]
 pub fn failure(status: &str, stdout: &[u8], stderr: &[u8]) -> CniError {
     let shown = |bytes: &[u8]| text::quote(&String::from_utf8_lossy(bytes));

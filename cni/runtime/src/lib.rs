@@ -1,7 +1,7 @@
-//! The runtime's side of CNI: finding networks and plugins, calling them in order, and what a runtime
-//! remembers of the attachments it has made.
+//! The runtime's side of CNI: finding networks and plugins, calling plugins in order, and the cache of
+//! attachments.
 //!
-//! Nothing here knows of any plugin or of the dataplane.
+//! Knows nothing of the plugins and the dataplane.
 
 pub mod cache;
 pub mod config;

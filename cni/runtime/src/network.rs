@@ -1,4 +1,4 @@
-//! A network: its plugins called one after the other, with the results remembered.
+//! Networks: calling a network's plugins in order, and caching the results.
 //!
 //! Order, checks and messages are those of the reference library (libcni).
 
@@ -16,16 +16,16 @@ use crate::cache::{Cache, CacheError, Cached, RememberError};
 use crate::config::Loaded;
 use crate::invoke;
 
-/// What a runtime knows: where plugins are, and where it remembers its attachments.
+/// A runtime's directories.
 #[derive(Debug, Clone)]
 pub struct Runtime {
-    /// The plugin directories, as `CNI_PATH`.
+    /// The plugin directories, as in `CNI_PATH`.
     pub path: Vec<PathBuf>,
-    /// The directory of the cache, as [`crate::cache::DIRECTORIES`].
+    /// The directory of the cache, as in [`crate::cache::DIRECTORIES`].
     pub cache: PathBuf,
 }
 
-/// One container and interface, with what the runtime has to say about them.
+/// A container and its interface, with the runtime's parameters.
 #[derive(Debug, Clone, Default)]
 pub struct Container {
     /// `CNI_CONTAINERID`.
@@ -34,54 +34,54 @@ pub struct Container {
     pub netns: String,
     /// `CNI_IFNAME`.
     pub ifname: String,
-    /// `CNI_ARGS`, pair by pair.
+    /// `CNI_ARGS` as pairs of key and value.
     pub args: Vec<(String, String)>,
-    /// By capability.
+    /// Capability arguments, by capability.
     pub capabilities: Map<String, Value>,
 }
 
-/// Why a call of a network failed.
+/// A failed operation on a network.
 #[derive(Debug, thiserror::Error)]
 pub enum NetworkError {
-    /// A plugin, or finding it.
+    /// A plugin failed, or was not found.
     #[error("plugin {} failed ({verb}): {error}", .which)]
     Plugin {
         /// `type="bridge"`, and its name if the configuration has one.
         which: String,
         /// `add` or `delete`.
         verb: &'static str,
-        /// What it said.
+        /// The plugin's error.
         error: CniError,
     },
-    /// A plugin, in the words that it found itself.
+    /// A plugin's error, unchanged.
     #[error(transparent)]
     Told(#[from] CniError),
-    /// The container, the network or the interface has a name that is not valid.
+    /// The container's ID, the network's name or the interface's name is invalid.
     #[error(transparent)]
     Name(#[from] AttachmentError),
-    /// The network's version has no such verb.
+    /// The network's version does not have the command.
     #[error("configuration version {} does not support the {verb} command", text::quote(version))]
     TooOld {
         /// The version.
         version: String,
-        /// The verb.
+        /// The command.
         verb: &'static str,
     },
-    /// What was remembered cannot be read.
+    /// The cached result cannot be read.
     #[error("failed to get network {} cached result: {error}", text::quote(network))]
     Remembered {
         /// The network.
         network: String,
-        /// Why not.
+        /// The cache's error.
         error: CacheError,
     },
-    /// The cache's directory.
+    /// The cache's directory cannot be used.
     #[error(transparent)]
     Cache(#[from] DirError),
-    /// The result could not be remembered.
+    /// The result could not be cached.
     #[error(transparent)]
     Remember(#[from] RememberError),
-    /// A plugin does not speak the network's version.
+    /// A plugin does not support the network's version.
     #[error("plugin {plugin} does not support config version {}", text::quote(version))]
     Unspoken {
         /// The plugin.
@@ -89,35 +89,35 @@ pub enum NetworkError {
         /// The version.
         version: String,
     },
-    /// Several at once, each told in a line of its own.
+    /// Several errors, printed one per line.
     #[error("{}", .0.iter().map(ToString::to_string).collect::<Vec<_>>().join("\n"))]
     Several(Vec<NetworkError>),
-    /// An attachment that is not valid any more could not be deleted.
+    /// A stale attachment could not be deleted.
     #[error("failed to delete stale attachment {container} {ifname}: {error}")]
     Stale {
         /// The container's ID.
         container: String,
         /// The interface.
         ifname: String,
-        /// Why not.
+        /// The error of its DEL.
         error: Box<NetworkError>,
     },
-    /// The GC of a plugin.
+    /// A plugin's GC failed.
     #[error("failed to GC plugin {plugin}: {error}")]
     Gc {
         /// The plugin's type.
         plugin: String,
-        /// What it said.
+        /// The plugin's error.
         error: CniError,
     },
 }
 
 impl Runtime {
-    /// ADD of every plugin in order, each with the result of the one before it; the last result is
-    /// remembered. Nothing is undone when one fails: that is for a DEL, which the caller decides on.
+    /// Calls ADD of every plugin in order, each with the result of the previous one, and caches the last
+    /// result. A failure undoes nothing: the caller decides on a DEL.
     ///
     /// # Errors
-    /// The first plugin that fails.
+    /// [`NetworkError::Plugin`] for the first plugin that fails.
     pub fn add(&self, network: &Loaded, container: &Container) -> Result<AddResult, NetworkError> {
         let list = &network.list;
         let mut result = None;
@@ -128,10 +128,10 @@ impl Runtime {
             let input = self.input(network, plugin, result.as_ref(), container).map_err(failed)?;
             let output = self.call(plugin, "ADD", Some(container), &input).map_err(failed)?;
             let version = list.version.known().unwrap_or(Version::V0_1_0);
-            let given = AddResult::from_output(version, &output)
+            let added = AddResult::from_output(version, &output)
                 .map_err(|e| failed(CniError::internal(e.to_string())))?;
             log::debug!("{}: {attachment} added", kind(plugin));
-            result = Some(given);
+            result = Some(added);
         }
         let result = result.unwrap_or_default();
         let attachment = attachment(network, container)?;
@@ -145,10 +145,11 @@ impl Runtime {
         Ok(result)
     }
 
-    /// CHECK of every plugin in order, with the remembered result.
+    /// Calls CHECK of every plugin in order, with the cached result.
     ///
     /// # Errors
-    /// The first plugin that finds a difference, in its own words.
+    /// [`NetworkError::Told`] of the first plugin that finds a difference; [`NetworkError::TooOld`] before
+    /// version 0.4.0.
     pub fn check(&self, network: &Loaded, container: &Container) -> Result<(), NetworkError> {
         let list = &network.list;
         if older(&list.version, Version::V0_4_0) {
@@ -157,7 +158,7 @@ impl Runtime {
         if list.disable_check {
             return Ok(());
         }
-        let result = self.remembered(&attachment(network, container)?)?.map(|cached| cached.result);
+        let result = self.cached(&attachment(network, container)?)?.map(|cached| cached.result);
         for plugin in &list.plugins {
             invoke::find(kind(plugin), &self.path)?;
             let input = self.input(network, plugin, result.as_ref(), container)?;
@@ -166,16 +167,16 @@ impl Runtime {
         Ok(())
     }
 
-    /// DEL of every plugin in reverse order, with the remembered result, which is forgotten when all have
-    /// succeeded. One that cannot be read is as good as none.
+    /// Calls DEL of every plugin in reverse order, with the cached result, and deletes that when all have
+    /// succeeded. An unreadable cached result is ignored.
     ///
     /// # Errors
-    /// The first plugin that fails.
+    /// [`NetworkError::Plugin`] for the first plugin that fails.
     pub fn del(&self, network: &Loaded, container: &Container) -> Result<(), NetworkError> {
         let attachment = attachment(network, container)?;
         let mut result = None;
         if !older(&network.list.version, Version::V0_4_0) {
-            result = self.remembered(&attachment).unwrap_or_else(|error| {
+            result = self.cached(&attachment).unwrap_or_else(|error| {
                 log::warn!("{error}");
                 None
             });
@@ -193,12 +194,12 @@ impl Runtime {
         Ok(())
     }
 
-    /// Deletes the remembered attachments of this network that are not in `valid`, then has every plugin
-    /// do the same with those that it knows itself. Without a list everything that is remembered goes, and
-    /// plugins are told of no list, so that they keep what they have.
+    /// Deletes the cached attachments of this network that are not in `valid`, then calls GC of every plugin
+    /// with the list. Without a list all cached attachments are deleted, and plugins get no list, so that
+    /// they remove nothing.
     ///
     /// # Errors
-    /// All that failed.
+    /// [`NetworkError::Stale`] and [`NetworkError::Gc`], all that occurred.
     pub fn gc(&self, network: &Loaded, valid: Option<&[Attachment]>) -> Result<(), NetworkError> {
         if network.list.disable_gc {
             return Ok(());
@@ -246,10 +247,10 @@ impl Runtime {
         Ok(errors)
     }
 
-    /// STATUS of every plugin in order. Before version 1.1.0 there is none, and the answer is yes.
+    /// Calls STATUS of every plugin in order. Succeeds before version 1.1.0, which introduced it.
     ///
     /// # Errors
-    /// The first plugin that is not ready, in its own words.
+    /// [`NetworkError::Told`] of the first plugin that is not ready.
     pub fn status(&self, network: &Loaded) -> Result<(), NetworkError> {
         if older(&network.list.version, Version::V1_1_0) {
             return Ok(());
@@ -262,28 +263,28 @@ impl Runtime {
         Ok(())
     }
 
-    /// Whether all plugins are there and speak the network's version.
+    /// Checks that all plugins exist and support the network's version.
     ///
     /// # Errors
-    /// All that are not there or do not.
+    /// [`NetworkError::Told`] or [`NetworkError::Unspoken`], one for each plugin that does not.
     pub fn validate(&self, network: &Loaded) -> Result<(), NetworkError> {
         let wanted = version(network);
         let check = |plugin: &Map<String, Value>| {
-            let spoken = self.versions(kind(plugin))?;
+            let supported = self.versions(kind(plugin))?;
             let error =
                 || NetworkError::Unspoken { plugin: kind(plugin).to_owned(), version: wanted.to_owned() };
-            if spoken.iter().any(|one| one == wanted) { Ok(()) } else { Err(error()) }
+            if supported.iter().any(|one| one == wanted) { Ok(()) } else { Err(error()) }
         };
         several(network.list.plugins.iter().filter_map(|plugin| check(plugin).err()).collect())
     }
 
-    /// The versions that a plugin speaks, as it says itself. One that does not know VERSION is of 0.1.0.
+    /// The versions that a plugin supports, by its VERSION; 0.1.0 if it does not have that command.
     ///
     /// # Errors
-    /// There is no such plugin, or its answer makes no sense.
+    /// Code 7 or 999 if there is no such plugin; code 999 if its output cannot be decoded.
     pub fn versions(&self, plugin: &str) -> Result<Vec<String>, CniError> {
         let path = invoke::find(plugin, &self.path)?;
-        // What a plugin of 0.1.0 fails for is not to be the lack of a variable.
+        // A plugin of 0.1.0 must not fail because of a missing variable.
         let dummy = Container {
             id: "dummy".into(),
             netns: "dummy".into(),
@@ -299,7 +300,7 @@ impl Runtime {
         }
     }
 
-    fn remembered(&self, attachment: &Attachment) -> Result<Option<Cached>, NetworkError> {
+    fn cached(&self, attachment: &Attachment) -> Result<Option<Cached>, NetworkError> {
         let Some(cache) = Cache::open(&self.cache)? else { return Ok(None) };
         cache
             .get(attachment)
@@ -329,7 +330,7 @@ impl Runtime {
         invoke::exec(&path, &self.env(command, container), input.as_bytes())
     }
 
-    /// All six variables, also those that are empty.
+    /// All six variables, including empty ones.
     fn env(&self, command: &str, container: Option<&Container>) -> Vec<(&'static str, OsString)> {
         let none = Container::default();
         let Container { id, netns, ifname, args, .. } = container.unwrap_or(&none);
@@ -346,7 +347,7 @@ impl Runtime {
 }
 
 impl Container {
-    /// As it was remembered.
+    /// The container of a cached attachment.
     #[must_use]
     pub fn of(cached: &Cached) -> Self {
         let pairs = cached.args.split(';').filter_map(|pair| pair.split_once('='));
@@ -360,7 +361,7 @@ impl Container {
     }
 }
 
-/// In the reference's order: container, network, interface.
+/// Checks in the order of libcni: container, network, interface.
 fn attachment(network: &Loaded, container: &Container) -> Result<Attachment, AttachmentError> {
     check_container_id(&container.id)?;
     check_network(&network.list.name)?;
@@ -387,7 +388,7 @@ fn kind(plugin: &Map<String, Value>) -> &str {
     fold::get(plugin, "type").and_then(Value::as_str).unwrap_or_default()
 }
 
-/// How messages name a plugin.
+/// A plugin's name in messages.
 fn which(plugin: &Map<String, Value>) -> String {
     let kind = text::quote(kind(plugin));
     match fold::get(plugin, "name").and_then(Value::as_str) {
@@ -409,15 +410,15 @@ fn several(mut errors: Vec<NetworkError>) -> Result<(), NetworkError> {
 
 fn decode_versions(output: &[u8]) -> Result<Vec<String>, CniError> {
     let failed = |reason: &str| CniError::internal(format!("decoding version info: {reason}"));
-    let answer: Map<String, Value> = serde_json::from_slice(output).map_err(|e| failed(&e.to_string()))?;
-    let Some(version) = answer.get("cniVersion").and_then(Value::as_str).filter(|v| !v.is_empty()) else {
+    let reply: Map<String, Value> = serde_json::from_slice(output).map_err(|e| failed(&e.to_string()))?;
+    let Some(version) = reply.get("cniVersion").and_then(Value::as_str).filter(|v| !v.is_empty()) else {
         return Err(failed("missing field cniVersion"));
     };
-    match answer.get("supportedVersions").and_then(Value::as_array) {
+    match reply.get("supportedVersions").and_then(Value::as_array) {
         Some(list) if !list.is_empty() => {
             Ok(list.iter().filter_map(Value::as_str).map(str::to_owned).collect())
         }
-        // The answer of that version had no list.
+        // In 0.2.0 the reply had no list.
         _ if version == "0.2.0" => Ok(vec!["0.1.0".to_owned(), "0.2.0".to_owned()]),
         _ => Err(failed("missing field supportedVersions")),
     }
@@ -428,7 +429,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn answers_to_version() {
+    fn replies_to_version() {
         let decode = |text: &str| decode_versions(text.as_bytes()).map_err(|e| e.msg);
         let all = decode(r#"{"cniVersion":"1.0.0","supportedVersions":["0.4.0","1.0.0"]}"#);
         assert_eq!(all, Ok(vec!["0.4.0".to_owned(), "1.0.0".to_owned()]));
@@ -439,7 +440,7 @@ mod tests {
     }
 
     #[test]
-    fn plugins_are_named_as_the_reference_names_them() {
+    fn plugins_are_named_as_by_the_reference() {
         let plugin = |value: Value| which(value.as_object().unwrap());
         assert_eq!(plugin(json!({"type": "bridge"})), r#"type="bridge""#);
         assert_eq!(plugin(json!({"type": "bridge", "name": "b"})), r#"type="bridge" name="b""#);

@@ -1,7 +1,7 @@
-//! Addresses that a container can have, and those of its routers.
+//! Checks of addresses of containers and routers.
 //!
-//! An address that the node takes for its own, or for everyone's, must not become a container's: a published port
-//! would lead to the node itself, behind the filters that keep others out.
+//! An address that the node accepts as its own, or as a broadcast, must not become a container's: a published
+//! port would lead to the node itself, past the filters for its ports.
 
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -10,13 +10,13 @@ use ipnet::IpNet;
 
 use crate::{AddResult, CniError};
 
-/// An address that no container, or no router, can have.
+/// An address that no container or router can have.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum AddressError {
-    /// Of a container.
+    /// A container's address.
     #[error("no container can have address {0}: {1}")]
     Container(IpNet, Unusable),
-    /// Of a router.
+    /// A router's address.
     #[error("no router can have address {0}: {1}")]
     Router(IpAddr, Unusable),
 }
@@ -28,7 +28,7 @@ impl From<AddressError> for CniError {
     }
 }
 
-/// The reason why an address is no host's.
+/// The reason why no host can have an address.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Unusable {
     /// 0.0.0.0/8, `::`.
@@ -64,14 +64,15 @@ impl fmt::Display for Unusable {
     }
 }
 
-/// Checks an address, with the length of its subnet's prefix.
+/// Checks a container's address, with the length of its subnet's prefix.
 ///
-/// The first address of a subnet is one to all hosts for kernels before Linux 5.14 (IPv4), and one to all routers
-/// (IPv6, RFC 4291, section 2.6.1); the last one is one to all hosts in IPv4. A node in the subnet takes packets to
-/// either itself. Subnets of one or two addresses have neither (RFC 3021, RFC 6164).
+/// The first address of a subnet is a broadcast for kernels before Linux 5.14 (IPv4), and the anycast address
+/// of all routers (IPv6, RFC 4291, section 2.6.1); the last one is the broadcast in IPv4. A node in the
+/// subnet accepts packets to either as its own. Subnets of one or two addresses have neither (RFC 3021, RFC
+/// 6164).
 ///
 /// # Errors
-/// No container can have it.
+/// [`AddressError::Container`] if no container can have it.
 pub fn check_container(net: IpNet) -> Result<(), AddressError> {
     let host_bits = net.max_prefix_len() - net.prefix_len();
     let of_subnet = || match net.addr() {
@@ -87,10 +88,10 @@ pub fn check_container(net: IpNet) -> Result<(), AddressError> {
     }
 }
 
-/// Checks a next hop. The unspecified address stands for none.
+/// Checks a next hop. The unspecified address means none, and is accepted.
 ///
 /// # Errors
-/// No router can have it.
+/// [`AddressError::Router`] if no router can have it.
 pub fn check_router(address: IpAddr) -> Result<(), AddressError> {
     match reason(address) {
         Some(reason) if !address.is_unspecified() => Err(AddressError::Router(address, reason)),
@@ -98,7 +99,7 @@ pub fn check_router(address: IpAddr) -> Result<(), AddressError> {
     }
 }
 
-/// The reason why no host can have an address, in whatever subnet. Link-local addresses, those of 240.0.0.0/4 and
+/// The reason why no host of any subnet can have an address. Link-local addresses, those of 240.0.0.0/4 and
 /// those for documentation are in use.
 fn reason(address: IpAddr) -> Option<Unusable> {
     match address {
@@ -115,10 +116,10 @@ fn reason(address: IpAddr) -> Option<Unusable> {
 }
 
 impl AddResult {
-    /// Checks all addresses of containers, and their gateways.
+    /// Checks all addresses and gateways.
     ///
     /// # Errors
-    /// The first one that cannot be.
+    /// [`AddressError`] for the first unusable one.
     pub fn check_addresses(&self) -> Result<(), AddressError> {
         self.ips.iter().try_for_each(|ip| {
             check_container(ip.address)?;
@@ -144,7 +145,7 @@ mod tests {
     }
 
     #[test]
-    fn no_container_has_these() {
+    fn no_container_can_have_these() {
         for (net, reason) in [
             ("0.0.0.0/8", Unusable::Unspecified),
             ("0.1.2.3/32", Unusable::Unspecified),
@@ -172,7 +173,7 @@ mod tests {
     }
 
     #[test]
-    fn containers_have_these() {
+    fn containers_can_have_these() {
         for net in [
             "10.0.0.5/24",
             "10.0.255.255/15",
@@ -213,8 +214,8 @@ mod tests {
 
     proptest! {
         #[test]
-        fn every_subnet_of_hosts_keeps_all_but_two(bits: u32, length in 8_u8..=30, host: u32) {
-            // A subnet of 10.0.0.0/8, and an address of it.
+        fn only_the_first_and_the_last_address_of_a_subnet_are_refused(bits: u32, length in 8_u8..=30, host: u32) {
+            // A subnet of 10.0.0.0/8, and one of its addresses.
             let address = Ipv4Addr::from(bits & 0x00ff_ffff | 0x0a00_0000);
             let net = ipnet::Ipv4Net::new(address, length).unwrap().trunc();
             let size = 1_u32 << (32 - length);

@@ -1,48 +1,47 @@
 //! `CNI_ARGS`: extra arguments as `KEY=VALUE;KEY=VALUE`.
 //!
-//! The rules are those of the reference (`LoadArgs`): every part splits at `=` into exactly two,
-//! so that an empty part (a semicolon at the end) and a value with `=` are errors; keys are
-//! matched exactly; a key that the plugin does not know is an error unless `IgnoreUnknown` is
-//! true, wherever it stands.
+//! The rules are those of the reference (`LoadArgs`): every part splits at `=` into exactly two, so that an
+//! empty part (a semicolon at the end) and a value with `=` are errors; keys are case-sensitive; an unknown
+//! key is an error unless `IgnoreUnknown` is true anywhere in the arguments.
 
 use std::fmt::Display;
 use std::str::FromStr;
 
 use crate::{CniError, ErrorCode, text};
 
-/// The key that every plugin knows: whether keys that the plugin does not know are accepted.
+/// The key that every plugin knows: accepts unknown keys.
 const IGNORE_UNKNOWN: &str = "IgnoreUnknown";
 
-/// Arguments that a plugin knows, of a `CNI_ARGS` that it accepts.
+/// The known arguments of a `CNI_ARGS`.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Args {
     pairs: Vec<(String, String)>,
 }
 
-/// Why `CNI_ARGS` is not accepted.
+/// Invalid `CNI_ARGS`.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ArgsError {
     /// A part that does not split at `=` into exactly two.
     #[error("ARGS: invalid pair {}", text::quote(.0))]
     Pair(String),
-    /// Keys that the plugin does not know.
+    /// Unknown keys.
     #[error("ARGS: unknown args {}", text::quote_all(.0))]
     Unknown(Vec<String>),
-    /// A value that does not fit its key.
+    /// An invalid value of a known key.
     #[error("ARGS: error parsing value of pair {}: {message}", text::quote(pair))]
     Value {
         /// Key and value.
         pair: String,
-        /// What is wrong with the value.
+        /// The reason.
         message: String,
     },
 }
 
 impl Args {
-    /// Reads `CNI_ARGS` for a plugin that knows the given keys beside `IgnoreUnknown`.
+    /// Parses `CNI_ARGS` for a plugin that knows these keys besides `IgnoreUnknown`.
     ///
     /// # Errors
-    /// See [`ArgsError`].
+    /// [`ArgsError::Pair`], [`ArgsError::Unknown`], or [`ArgsError::Value`] for `IgnoreUnknown`.
     pub fn parse(text: &str, known: &[&str]) -> Result<Self, ArgsError> {
         let mut args = Self::default();
         if text.is_empty() {
@@ -50,8 +49,8 @@ impl Args {
         }
         let (mut unknown, mut ignore) = (Vec::new(), false);
         for pair in text.split(';') {
-            let mut halves = pair.split('=');
-            let (Some(key), Some(value), None) = (halves.next(), halves.next(), halves.next()) else {
+            let mut parts = pair.split('=');
+            let (Some(key), Some(value), None) = (parts.next(), parts.next(), parts.next()) else {
                 return Err(ArgsError::Pair(pair.to_owned()));
             };
             if key == IGNORE_UNKNOWN {
@@ -66,22 +65,22 @@ impl Args {
         if unknown.is_empty() || ignore { Ok(args) } else { Err(ArgsError::Unknown(unknown)) }
     }
 
-    /// The value of a key; of several the last, as each assignment replaces the one before.
+    /// The value of a key; the last of several.
     #[must_use]
     pub fn get(&self, key: &str) -> Option<&str> {
         self.pairs.iter().rev().find(|(k, _)| k == key).map(|(_, value)| value.as_str())
     }
 
-    /// The value of a key as a `T`.
+    /// The value of a key, parsed.
     ///
     /// # Errors
-    /// [`ArgsError::Value`] with the pair and what `T` says of it.
+    /// [`ArgsError::Value`] with the pair and the error of parsing.
     pub fn value<T: FromStr<Err: Display>>(&self, key: &str) -> Result<Option<T>, ArgsError> {
         let Some(value) = self.get(key) else { return Ok(None) };
         value.parse().map(Some).map_err(|e: T::Err| self.bad_value(key, e.to_string()))
     }
 
-    /// The error for a value of this key that the caller's own rules refuse.
+    /// The error for a value that the caller refuses.
     #[must_use]
     pub fn bad_value(&self, key: &str, message: impl Into<String>) -> ArgsError {
         let pair = format!("{key}={}", self.get(key).unwrap_or_default());
@@ -99,7 +98,7 @@ fn boolean(text: &str) -> Result<bool, String> {
 }
 
 impl From<ArgsError> for CniError {
-    /// Code 4: the arguments came with the environment.
+    /// Code 4: the arguments come with the environment.
     fn from(error: ArgsError) -> Self {
         Self::new(ErrorCode::InvalidEnvironment, error.to_string())
     }

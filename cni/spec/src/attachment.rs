@@ -1,13 +1,13 @@
-//! The owner of everything a plugin makes.
+//! Attachments: the owners of all that plugins create.
 
 use std::fmt;
 
-/// One container's attachment to one network: the owner of every link, reservation, map
-/// element, route and rule that the plugins make.
+/// A container's attachment to a network: the owner of every link, reservation, map element, route and rule
+/// that the plugins create.
 ///
-/// The specification identifies an attachment by the tuple (network name, `CNI_CONTAINERID`,
-/// `CNI_IFNAME`); see "Attachment" in the CNI specification 1.1.0. A value of this type has passed
-/// the specification's rules for all three, so that it can be part of a file name or a comment.
+/// The specification identifies an attachment by network name, `CNI_CONTAINERID` and `CNI_IFNAME`; see
+/// "Attachment" in the CNI specification 1.1.0. All three have been checked against its rules, so that they
+/// can be part of a file name or a comment.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Attachment {
     network: String,
@@ -15,7 +15,7 @@ pub struct Attachment {
     ifname: String,
 }
 
-/// Why a name cannot be part of an attachment.
+/// An invalid part of an attachment.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum AttachmentError {
     /// The network's name is empty.
@@ -39,24 +39,23 @@ pub enum AttachmentError {
     /// The interface name is `.` or `..`.
     #[error("interface name is . or ..: {0:?}")]
     IfnameDots(String),
-    /// The interface name holds a slash, a colon or white space.
+    /// The interface name contains a slash, a colon or white space.
     #[error("interface name contains / or : or whitespace characters: {0:?}")]
     IfnameCharacters(String),
-    /// The interface name holds a percent sign: a pattern such as `eth%d`, which the kernel makes a name of
-    /// that is free.
+    /// The interface name contains a percent sign: the kernel would replace a pattern such as `eth%d` by a
+    /// free name.
     #[error("interface name contains %: {0:?}")]
     IfnamePattern(String),
-    /// The name of a link that is looked for is longer than the 127 bytes of the kernel's `ALTIFNAMSIZ`, or
-    /// holds a NUL.
+    /// The name of a link is longer than the 127 bytes of the kernel's `ALTIFNAMSIZ`, or contains a NUL.
     #[error("no link can have this name: {0:?}")]
     LinkName(String),
 }
 
 impl Attachment {
-    /// Checks all three names by the specification's rules.
+    /// Checks the three names by the specification's rules.
     ///
     /// # Errors
-    /// The first name that breaks its rule.
+    /// [`AttachmentError`] for the first invalid name.
     pub fn new(network: &str, container_id: &str, ifname: &str) -> Result<Self, AttachmentError> {
         check_network(network)?;
         check_container_id(container_id)?;
@@ -68,19 +67,19 @@ impl Attachment {
         })
     }
 
-    /// The network's name, the `name` key of the configuration.
+    /// The network's name, from the configuration's `name`.
     #[must_use]
     pub fn network(&self) -> &str {
         &self.network
     }
 
-    /// The runtime's name for the container, `CNI_CONTAINERID`.
+    /// The container's ID, `CNI_CONTAINERID`.
     #[must_use]
     pub fn container_id(&self) -> &str {
         &self.container_id
     }
 
-    /// The interface inside the container, `CNI_IFNAME`.
+    /// The interface's name in the container, `CNI_IFNAME`.
     #[must_use]
     pub fn ifname(&self) -> &str {
         &self.ifname
@@ -96,7 +95,7 @@ impl fmt::Display for Attachment {
 /// Checks a network name.
 ///
 /// # Errors
-/// Names the rule that the name breaks.
+/// [`AttachmentError::NetworkMissing`] or [`AttachmentError::Network`].
 pub fn check_network(name: &str) -> Result<(), AttachmentError> {
     match is_identifier(name) {
         _ if name.is_empty() => Err(AttachmentError::NetworkMissing),
@@ -108,7 +107,7 @@ pub fn check_network(name: &str) -> Result<(), AttachmentError> {
 /// Checks a container ID.
 ///
 /// # Errors
-/// Names the rule that the ID breaks.
+/// [`AttachmentError::ContainerIdMissing`] or [`AttachmentError::ContainerId`].
 pub fn check_container_id(id: &str) -> Result<(), AttachmentError> {
     match is_identifier(id) {
         _ if id.is_empty() => Err(AttachmentError::ContainerIdMissing),
@@ -117,10 +116,10 @@ pub fn check_container_id(id: &str) -> Result<(), AttachmentError> {
     }
 }
 
-/// Checks an interface name as the kernel's `dev_valid_name` does, and that it is no pattern for names.
+/// Checks an interface name as the kernel's `dev_valid_name` does, and that it is not a pattern.
 ///
 /// # Errors
-/// Names the rule that the name breaks.
+/// [`AttachmentError`] with the rule that the name violates.
 pub fn check_ifname(name: &str) -> Result<(), AttachmentError> {
     const IFNAMSIZ: usize = 16;
     let owned = || name.to_owned();
@@ -139,11 +138,11 @@ pub fn check_ifname(name: &str) -> Result<(), AttachmentError> {
     }
 }
 
-/// Checks a name that a link is looked for by: its own, or an alternative one, which may be longer (Linux
+/// Checks a name by which a link is looked up: its own, or an alternative one, which may be longer (Linux
 /// 5.5; `ip link property add dev LINK altname NAME`).
 ///
 /// # Errors
-/// Names the rule that the name breaks.
+/// [`AttachmentError`] with the rule that the name violates.
 pub fn check_link_name(name: &str) -> Result<(), AttachmentError> {
     const IFNAMSIZ: usize = 16;
     const ALTIFNAMSIZ: usize = 128;

@@ -1,4 +1,4 @@
-//! The configuration that a plugin gets on standard input.
+//! The configuration that a plugin reads from standard input.
 
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
@@ -7,35 +7,35 @@ use serde_json::{Map, Value};
 use crate::wire::json_error;
 use crate::{AddResult, Attachment, CniError, Declared, ErrorCode, Version, check_network, fold, text};
 
-/// One plugin's network configuration: what every plugin needs of it, decoded, and the whole of it
-/// as it came, for the plugin's own keys and for delegates.
+/// A plugin's network configuration: the keys that every plugin needs, decoded, and the original for the
+/// plugin's own keys and for delegates.
 #[derive(Debug, Clone)]
 pub struct NetConf {
-    /// `cniVersion`; 0.1.0 when missing or empty.
+    /// `cniVersion`; 0.1.0 if missing or empty.
     pub version: Version,
     /// `name`, checked.
     pub name: String,
     /// `type`.
     pub plugin: String,
-    /// `ipam.type`, empty when there is no IPAM.
+    /// `ipam.type`; empty without IPAM.
     pub ipam: String,
     /// `prevResult`, decoded and converted.
     pub prev_result: Option<AddResult>,
-    /// `cni.dev/valid-attachments` (or the older `cni.dev/attachments`) of a GC. `None`: the key is
-    /// absent, nothing may be removed. An empty list, or null: every attachment is dead.
+    /// `cni.dev/valid-attachments` (or the older `cni.dev/attachments`) of a GC. None: the key is missing,
+    /// and nothing may be removed. An empty list, or null: no attachment is valid.
     pub valid_attachments: Option<Vec<Attachment>>,
-    /// The whole object, unknown keys included.
+    /// The whole object, with unknown keys.
     pub raw: Map<String, Value>,
-    /// The bytes it was decoded from: delegates get the same.
+    /// The original bytes, for delegates.
     pub bytes: Vec<u8>,
 }
 
 impl NetConf {
-    /// Reads a configuration, checking everything that this type promises.
+    /// Decodes a configuration for ADD.
     ///
     /// # Errors
-    /// Code 6: not JSON, or a version that is no string. Code 7: no valid name, or a key that does
-    /// not fit. Code 1: a version that was never published.
+    /// Code 6 if it is not JSON, or the version is not a string; code 7 if the name is invalid or a value
+    /// does not fit; code 1 for a version that was never published.
     pub fn parse(bytes: impl Into<Vec<u8>>) -> Result<Self, CniError> {
         let draft = Draft::parse(bytes)?;
         let declared = draft.version()?;
@@ -43,31 +43,29 @@ impl NetConf {
         draft.finish(version, Purpose::Setup)
     }
 
-    /// Decodes the plugin's own keys. Keys match without regard to case, as Go's decoder matches
-    /// them and as runtimes rely on (containerd sends `HostPort`); an exact match wins, and null
-    /// leaves a key at its default.
+    /// Decodes the plugin's own keys. They match in any case, as in Go's decoder: containerd sends
+    /// `HostPort`. An exact match has precedence, and null leaves the default.
     ///
     /// # Errors
-    /// Code 7, naming the key and what is wrong with its value.
+    /// Code 7 with the key and the reason if a value does not fit.
     pub fn decode<T: DeserializeOwned>(&self) -> Result<T, CniError> {
         fold::from_map(&self.raw).map_err(|e| CniError::config(format!("failed to load netconf: {e}")))
     }
 }
 
-/// What a configuration is read for: it says which keys must be right.
+/// The command for which a configuration is decoded, which decides what must be valid.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Purpose {
-    /// ADD and CHECK: everything counts.
+    /// ADD and CHECK: everything.
     Setup,
-    /// DEL: nothing that only describes the past may stand in its way, so that a `prevResult` or a
-    /// list of attachments that cannot be read is dropped.
+    /// DEL: an invalid `prevResult` or list of attachments is dropped, as it must not prevent the removal.
     Removal,
-    /// GC and STATUS: the list of attachments must be right, `prevResult` does not count.
+    /// GC and STATUS: the list of attachments; an invalid `prevResult` is dropped.
     Node,
 }
 
-/// A configuration of which only the JSON and the name are checked: the protocol settles the
-/// version before anything else is looked at.
+/// A configuration with only its JSON and name checked: the version must be negotiated before the rest is
+/// decoded.
 #[derive(Debug, Clone)]
 pub struct Draft {
     name: String,
@@ -104,10 +102,10 @@ struct ValidAttachment {
 }
 
 impl Draft {
-    /// Reads the JSON and checks the name.
+    /// Decodes the JSON and checks the name.
     ///
     /// # Errors
-    /// Code 6: not a JSON object. Code 7: no name, or one that breaks the rule.
+    /// Code 6 if it is not a JSON object; code 7 if the name is missing or invalid.
     pub fn parse(bytes: impl Into<Vec<u8>>) -> Result<Self, CniError> {
         let bytes = bytes.into();
         let decode = |e: &dyn std::fmt::Display| {
@@ -121,10 +119,10 @@ impl Draft {
         Ok(Self { name, raw, bytes })
     }
 
-    /// `cniVersion` as it is written; 0.1.0 when it is missing or empty.
+    /// `cniVersion`; 0.1.0 if it is missing or empty.
     ///
     /// # Errors
-    /// Code 6: it is no string.
+    /// Code 6 if it is not a string.
     pub fn version(&self) -> Result<Declared, CniError> {
         match fold::get(&self.raw, "cniVersion") {
             None | Some(Value::Null) => Ok(Declared::new("")),
@@ -136,10 +134,10 @@ impl Draft {
         }
     }
 
-    /// Reads the rest, as one of a version that the plugin speaks.
+    /// Decodes the rest, by the rules of a version that the plugin supports.
     ///
     /// # Errors
-    /// Code 7: a key does not fit; `purpose` says which ones count.
+    /// Code 7 if a value that matters for `purpose` does not fit.
     pub fn finish(self, version: Version, purpose: Purpose) -> Result<NetConf, CniError> {
         let types: Types = fold::from_map(&self.raw)
             .map_err(|e| CniError::config(format!("failed to load netconf: {e}")))?;
@@ -163,8 +161,8 @@ impl Draft {
         })
     }
 
-    /// A missing `cniVersion` in it means the configuration's; another form of result than the
-    /// configuration's version has is an error.
+    /// Decodes `prevResult`. Without a `cniVersion` of its own it has the configuration's; one of another
+    /// form is an error.
     fn prev_result(&self, version: Version) -> Result<Option<AddResult>, CniError> {
         let failed = |e: String| CniError::config(format!("could not parse prevResult: {e}"));
         match fold::get(&self.raw, "prevResult") {
@@ -191,7 +189,7 @@ impl Draft {
     }
 }
 
-/// Code 1: the plugin does not speak the configuration's version.
+/// Code 1: the plugin does not support the configuration's version.
 #[must_use]
 pub fn incompatible(declared: &Declared, supported: &[Version]) -> CniError {
     let config = text::quote(declared.as_str());
@@ -281,7 +279,7 @@ mod tests {
     }
 
     #[test]
-    fn a_removal_needs_no_past() {
+    fn a_removal_ignores_an_invalid_prev_result_and_list() {
         let json = r#"{"name":"n","prevResult":5,"cni.dev/valid-attachments":5}"#;
         let draft = Draft::parse(json).unwrap();
         let conf = draft.clone().finish(Version::V1_1_0, Purpose::Removal).unwrap();

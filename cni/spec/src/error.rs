@@ -94,11 +94,11 @@ impl<'de> Deserialize<'de> for ErrorCode {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, thiserror::Error)]
 #[error("{msg}{}{details}", if details.is_empty() { "" } else { "; " })]
 pub struct CniError {
-    /// What kind of error it is.
+    /// Kind of the error.
     pub code: ErrorCode,
-    /// One line that says what failed.
+    /// The failure, in one line.
     pub msg: String,
-    /// More about it; left out when empty.
+    /// Further details; left out if empty.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub details: String,
 }
@@ -109,7 +109,7 @@ impl CniError {
         Self { code, msg: msg.into(), details: String::new() }
     }
 
-    /// The same error with details.
+    /// Adds details.
     #[must_use]
     pub fn with_details(mut self, details: impl Into<String>) -> Self {
         self.details = details.into();
@@ -126,18 +126,17 @@ impl CniError {
         Self::new(ErrorCode::Internal, msg)
     }
 
-    /// The error as a plugin prints it: JSON with four spaces of indentation, without a newline at
-    /// the end.
+    /// The error as a plugin prints it: JSON indented by four spaces, without a final newline.
     #[must_use]
     pub fn print(&self) -> String {
         text::pretty(self)
     }
 
-    /// Reads an error that a plugin printed. Keys that are missing are empty; a missing code is 0.
+    /// Decodes an error that a plugin printed. Missing keys are empty; a missing code is 0.
     ///
     /// # Errors
-    /// It is no JSON object, or a key does not fit.
-    pub fn parse(output: &[u8]) -> Result<Self, String> {
+    /// [`ParseError`] if the bytes are not a JSON object, or a value does not fit its key.
+    pub fn parse(output: &[u8]) -> Result<Self, ParseError> {
         #[derive(Default, Deserialize)]
         #[serde(default)]
         struct Printed {
@@ -145,15 +144,27 @@ impl CniError {
             msg: String,
             details: String,
         }
-        let value: serde_json::Value = serde_json::from_slice(output).map_err(|e| json_error(&e))?;
-        let Printed { code, msg, details } = fold::from_value(&value).map_err(|e| e.to_string())?;
+        let value: serde_json::Value =
+            serde_json::from_slice(output).map_err(|e| ParseError::Json(json_error(&e)))?;
+        let Printed { code, msg, details } = fold::from_value(&value)?;
         Ok(Self { code: code.into(), msg, details })
     }
 }
 
+/// Output that is not a CNI error.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum ParseError {
+    /// The output is not JSON.
+    #[error("{0}")]
+    Json(String),
+    /// A value does not fit its key.
+    #[error(transparent)]
+    Key(#[from] fold::FoldError),
+}
+
 impl From<AttachmentError> for CniError {
-    /// The code and the words of the reference: 7 for the network's name, which comes with the
-    /// configuration, 4 for the names that come with the environment.
+    /// Converts with the codes and messages of the reference: 7 for the network's name, which comes with the
+    /// configuration, 4 for names that come with the environment.
     fn from(error: AttachmentError) -> Self {
         use AttachmentError as E;
         let ifname = |name: String| format!("CNI_IFNAME is {}", text::quote(&name));

@@ -1,14 +1,14 @@
-//! Decoding JSON the way the reference's decoder (Go's encoding/json) does, on top of serde.
+//! Decoding JSON as the reference's decoder (Go's encoding/json) does, on top of serde.
 //!
-//! Three habits of it matter to a configuration that works with the reference plugins:
+//! Configurations for the reference plugins depend on three of its properties:
 //!
 //! * the keys of an object match the fields of a struct without regard to ASCII case (containerd
 //!   sends `HostPort` where the specification says `hostPort`);
 //! * `null` leaves a field at its default;
 //! * unknown keys are ignored (which is serde's default too).
 //!
-//! It works at every depth, for structs. The keys of maps are data and stay as they are; so do
-//! keys that go through `#[serde(flatten)]` or an untagged enum, which serde decodes as maps.
+//! This holds for structs at every depth. Keys of maps are data and stay as they are, and so do keys that
+//! serde decodes as maps (`#[serde(flatten)]`, untagged enums).
 //!
 //! Errors name the path of the offending key and its value:
 //! `runtimeConfig.portMappings[0].hostPort: invalid value: integer `70000`, expected u16`.
@@ -21,7 +21,7 @@ use serde_json::{Map, Value};
 /// Decodes an object into `T`.
 ///
 /// # Errors
-/// The path of the first key that does not fit, and what is wrong with its value.
+/// [`FoldError`] with the path of the first key whose value does not fit, and the reason.
 pub fn from_map<T: DeserializeOwned>(map: &Map<String, Value>) -> Result<T, FoldError> {
     T::deserialize(FoldMap(map))
 }
@@ -29,42 +29,41 @@ pub fn from_map<T: DeserializeOwned>(map: &Map<String, Value>) -> Result<T, Fold
 /// Decodes any value into `T`.
 ///
 /// # Errors
-/// The path of the first key that does not fit, and what is wrong with its value.
+/// [`FoldError`] with the path of the first key whose value does not fit, and the reason.
 pub fn from_value<T: DeserializeOwned>(value: &Value) -> Result<T, FoldError> {
     T::deserialize(Fold(value))
 }
 
-/// Finds a key as the decoder would: the exact one if it is there, otherwise the last one that
-/// differs in case only. A `null` counts as absent only for the caller who says so.
+/// Looks up a key: the exact one, else the last that differs only in case. A `null` is returned as such.
 #[must_use]
 pub fn get<'a>(map: &'a Map<String, Value>, key: &str) -> Option<&'a Value> {
     map.get(key).or_else(|| map.iter().rev().find(|(k, _)| k.eq_ignore_ascii_case(key)).map(|(_, v)| v))
 }
 
-/// Why a value cannot be decoded, and where in the document it is.
+/// A value that cannot be decoded, with its path.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct FoldError {
-    /// Keys and indices from the outermost, in the spelling of the document; empty at the top.
+    /// Keys and indices from the outermost, as spelled in the document; empty at the top.
     path: String,
     message: String,
-    /// Whether the message already tells the value.
+    /// True if the message contains the value.
     shows_value: bool,
 }
 
 impl FoldError {
-    /// The path of the key, `a.b[0].c`; empty when the document itself does not fit.
+    /// The path of the value, `a.b[0].c`; empty for the document itself.
     #[must_use]
     pub fn path(&self) -> &str {
         &self.path
     }
 
-    /// What is wrong, without the path.
+    /// The reason, without the path.
     #[must_use]
     pub fn message(&self) -> &str {
         &self.message
     }
 
-    /// Puts the error under a key of the object around it.
+    /// Prepends a key to the path.
     #[must_use]
     pub fn under(mut self, key: &str) -> Self {
         let separator = if self.path.is_empty() || self.path.starts_with('[') { "" } else { "." };
@@ -76,7 +75,7 @@ impl FoldError {
         self.under(&format!("[{index}]"))
     }
 
-    /// Adds the value where the message of its own parser (an address, say) left it out.
+    /// Adds the value to a message without it, as of the parser of an address.
     fn about(mut self, value: &Value) -> Self {
         let scalar = matches!(value, Value::String(_) | Value::Number(_) | Value::Bool(_));
         if scalar && !self.shows_value {
@@ -87,7 +86,7 @@ impl FoldError {
     }
 }
 
-/// A value as JSON, cut where it would flood the message.
+/// A value as JSON, cut to a length for messages.
 fn shortened(value: &Value) -> String {
     const LONGEST: usize = 120;
     let text = value.to_string();
@@ -135,11 +134,11 @@ impl de::Error for FoldError {
     }
 }
 
-/// The deserializer: a borrowed value whose structs are matched without regard to case.
+/// A deserializer that matches the keys of structs in any case.
 struct Fold<'a>(&'a Value);
 
 impl<'a> Fold<'a> {
-    /// Gives a scalar to the visitor, which says itself if it is not what it wants.
+    /// Passes a scalar to the visitor, which refuses it if it does not fit.
     fn scalar<V: Visitor<'a>>(self, visitor: V) -> Result<V::Value, FoldError> {
         let read: Result<V::Value, FoldError> = match self.0 {
             Value::Bool(b) => visitor.visit_bool(*b),
@@ -161,7 +160,7 @@ impl<'a> Fold<'a> {
     }
 }
 
-/// Numbers, strings and booleans: `null` is the zero value, as Go has it in a list or a map.
+/// Numbers, strings and booleans: `null` is the zero value, as Go decodes it in a list or map.
 macro_rules! scalars {
     ($($method:ident => $zero:expr,)*) => {$(
         fn $method<V: Visitor<'a>>(self, visitor: V) -> Result<V::Value, FoldError> {
@@ -267,8 +266,8 @@ impl<'a> de::Deserializer<'a> for Fold<'a> {
         variants: &'static [&'static str],
         visitor: V,
     ) -> Result<V::Value, FoldError> {
-        // No configuration key of the specification is an enum with data: serde_json's own reading
-        // of `"variant"` and `{"variant": data}` is enough.
+        // No configuration key of the specification is an enum with data: serde_json's decoding of
+        // `"variant"` and `{"variant": data}` is enough.
         self.0.deserialize_enum(name, variants, visitor).map_err(<FoldError as de::Error>::custom)
     }
 
@@ -282,7 +281,7 @@ impl<'a> de::Deserializer<'a> for Fold<'a> {
     }
 }
 
-/// The same for an object that is at hand without its [`Value`].
+/// The same deserializer for an object without its [`Value`].
 struct FoldMap<'a>(&'a Map<String, Value>);
 
 impl<'a> de::Deserializer<'a> for FoldMap<'a> {
@@ -320,7 +319,7 @@ impl<'a> de::Deserializer<'a> for FoldMap<'a> {
     }
 }
 
-/// One entry: the name that the struct (or map) knows, the key of the document, the value.
+/// An entry: the name that the struct (or map) knows, the document's key, the value.
 type Entry<'a> = (&'a str, &'a str, &'a Value);
 
 /// The entries of an object, keys renamed to the fields that they match.
@@ -339,8 +338,8 @@ impl<'a> Entries<'a> {
         Self { entries: entries.into_iter(), current: None }
     }
 
-    /// One entry per field at most: the exact key beats the others, and of those the last wins. A
-    /// `null` leaves its field alone. Keys of no field are passed on, for structs that count them.
+    /// One entry per field at most: the exact key, else the last. A `null` leaves its field at the default.
+    /// Unknown keys are passed on, for structs that count them.
     fn of_struct(map: &'a Map<String, Value>, fields: &'static [&'static str]) -> Self {
         let mut entries: Vec<Entry<'a>> = Vec::with_capacity(map.len());
         for (key, value) in map {
@@ -389,7 +388,7 @@ impl<'a> de::MapAccess<'a> for Entries<'a> {
     }
 }
 
-/// The key of an object: a string, or what a newtype around a string makes of it.
+/// The key of an object: a string, or a newtype of one.
 struct MapKey<'a>(de::value::BorrowedStrDeserializer<'a, FoldError>);
 
 impl<'a> de::Deserializer<'a> for MapKey<'a> {
@@ -483,7 +482,7 @@ mod tests {
     }
 
     #[test]
-    fn case_does_not_matter_at_any_depth() {
+    fn keys_match_in_any_case_at_any_depth() {
         let got = conf(json!({
             "ISGATEWAY": true, "Vlan": 3,
             "PortMappings": [{"HostPort": 80, "ContainerPort": 8080, "HostIP": "::1"}],

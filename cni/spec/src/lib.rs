@@ -1,6 +1,4 @@
-//! The CNI specification as plain data: configurations, results, errors, arguments.
-//!
-//! No input or output happens here; everything can be tested with plain values.
+//! The CNI specification as plain data: configurations, results, errors, arguments. Does no input or output.
 
 pub mod address;
 mod args;
@@ -20,7 +18,7 @@ pub use attachment::{
     Attachment, AttachmentError, check_container_id, check_ifname, check_link_name, check_network,
 };
 pub use config::{Draft, NetConf, Purpose, incompatible};
-pub use error::{CniError, ErrorCode};
+pub use error::{CniError, ErrorCode, ParseError};
 pub use list::{ListError, NetConfList};
 pub use result::{AddResult, Dns, Interface, IpConfig, Route};
 pub use runtime_config::{Bandwidth, IpRange, PortMapping, RuntimeConfig, RuntimeDns};

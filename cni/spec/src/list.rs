@@ -1,56 +1,56 @@
-//! Network configuration lists (`*.conflist`): the data, without the files.
+//! Network configuration lists (`*.conflist`), without the files.
 //!
-//! Messages are the reference library's (libcni).
+//! Error messages are those of the reference library (libcni).
 
 use serde_json::{Map, Value};
 
 use crate::wire::json_error;
 use crate::{AddResult, Declared, ResultError, Version, fold, text};
 
-/// A network: plugins that are called one after the other.
+/// A network: plugins that are called in order.
 #[derive(Debug, Clone, PartialEq)]
 pub struct NetConfList {
-    /// `name`; not checked yet, as the reference checks it when the network is used.
+    /// `name`, not checked: libcni checks it when the network is used.
     pub name: String,
-    /// The greatest of `cniVersion` and `cniVersions` that this library knows the rules of; as it is
-    /// declared if there is but `cniVersion`.
+    /// The greatest version of `cniVersion` and `cniVersions` that this library supports; with `cniVersion`
+    /// only, as declared.
     pub version: Declared,
-    /// CHECK succeeds without a call.
+    /// CHECK succeeds without calling plugins.
     pub disable_check: bool,
-    /// GC succeeds without a call.
+    /// GC succeeds without calling plugins.
     pub disable_gc: bool,
-    /// Plugins come from this list alone, not also from the folder named after the network.
+    /// Plugins of the directory named after the network are ignored.
     pub load_only_inlined_plugins: bool,
-    /// The plugins' own configurations, each with a `type`.
+    /// The plugins' configurations, each with a `type`.
     pub plugins: Vec<Map<String, Value>>,
 }
 
-/// Why a list cannot be used.
+/// An invalid list.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ListError {
     /// Not a JSON object.
     #[error("error parsing configuration list: {0}")]
     Json(String),
-    /// There is no `name`.
+    /// `name` is missing.
     #[error("error parsing configuration list: no name")]
     NoName,
-    /// `name` is no string.
+    /// `name` is not a string.
     #[error("error parsing configuration list: invalid name type {0}")]
     NameType(&'static str),
-    /// `cniVersion` is no string.
+    /// `cniVersion` is not a string.
     #[error("error parsing configuration list: invalid cniVersion type {0}")]
     VersionType(&'static str),
-    /// `cniVersions` is no list.
+    /// `cniVersions` is not a list.
     #[error("error parsing configuration list: invalid type {0} for cniVersions")]
     VersionsType(&'static str),
-    /// An element of `cniVersions` is no version.
+    /// An element of `cniVersions` is not a version.
     #[error("error parsing configuration list: invalid cniVersions entry {value} at index {index}: {reason}")]
     Versions {
         /// The element.
         value: String,
-        /// Where it is.
+        /// Its index.
         index: usize,
-        /// What is wrong with it.
+        /// The reason.
         reason: String,
     },
     /// A switch is neither a boolean nor a string.
@@ -58,44 +58,43 @@ pub enum ListError {
     SwitchType {
         /// Its key.
         key: &'static str,
-        /// What it is.
+        /// Its type.
         found: &'static str,
     },
-    /// A switch is a string that says neither true nor false.
+    /// A switch is a string other than true and false.
     #[error("error parsing configuration list: invalid value {value} for {key}")]
     SwitchValue {
         /// Its key.
         key: &'static str,
-        /// What it says, quoted.
+        /// Its value, quoted.
         value: String,
     },
-    /// The plugins of the list are all there is, and there are none.
+    /// `loadOnlyInlinedPlugins` is true and `plugins` is missing.
     #[error("error parsing configuration list: `loadOnlyInlinedPlugins` is true, and no 'plugins' key")]
     NothingInlined,
-    /// `plugins` is no list.
+    /// `plugins` is not a list.
     #[error("error parsing configuration list: invalid 'plugins' type {0}")]
     PluginsType(&'static str),
     /// `plugins` is empty.
     #[error("error parsing configuration list: no plugins in list")]
     NoPlugins,
-    /// An element of `plugins` is no plugin configuration.
+    /// An element of `plugins` is not a plugin configuration.
     #[error(
         "error parsing configuration list: failed to parse plugin config {index}: error parsing configuration: {reason}"
     )]
     Plugin {
-        /// Where it is.
+        /// Its index.
         index: usize,
-        /// What is wrong with it.
+        /// The reason.
         reason: String,
     },
 }
 
 impl NetConfList {
-    /// Reads a list. Its own keys are case-sensitive, as they are to the reference, which decodes
-    /// them into a map.
+    /// Decodes a list. Its own keys are case-sensitive, as for libcni, which decodes them into a map.
     ///
     /// # Errors
-    /// See [`ListError`].
+    /// [`ListError`] with the key that does not fit.
     pub fn parse(bytes: &[u8]) -> Result<Self, ListError> {
         let raw: Option<Map<String, Value>> =
             serde_json::from_slice(bytes).map_err(|e| ListError::Json(json_error(&e)))?;
@@ -117,10 +116,10 @@ impl NetConfList {
         })
     }
 
-    /// A list of one plugin, as the legacy single configurations (`*.conf`, `*.json`) mean it.
+    /// A list of one plugin, from a legacy configuration (`*.conf`, `*.json`).
     ///
     /// # Errors
-    /// Not a JSON object, or without a `type`.
+    /// [`ListError::Plugin`] if it is not a JSON object or has no `type`.
     pub fn of_single(bytes: &[u8]) -> Result<Self, ListError> {
         let failed = |reason: String| ListError::Plugin { index: 0, reason };
         let raw: Map<String, Value> = serde_json::from_slice(bytes).map_err(|e| failed(json_error(&e)))?;
@@ -141,12 +140,11 @@ impl NetConfList {
         })
     }
 
-    /// What a plugin of the list gets on standard input: its configuration with the list's name and
-    /// version, the result of the plugin before it, and of `capabilities` (what the runtime has to
-    /// say, by capability) those that the plugin declared.
+    /// The input of a plugin of the list: its configuration with the list's name and version, the result of
+    /// the previous plugin, and those of `capabilities` that the plugin declares.
     ///
     /// # Errors
-    /// `prev` cannot be written in the list's version.
+    /// [`ResultError`] if `prev` has no form in the list's version.
     pub fn input(
         &self,
         plugin: &Map<String, Value>,
@@ -177,8 +175,7 @@ impl NetConfList {
     }
 }
 
-/// The greatest version that is declared; those of `cniVersions` that are newer than this library
-/// are left out.
+/// The greatest version declared. Versions of `cniVersions` that are newer than this library are ignored.
 fn version(raw: &Map<String, Value>) -> Result<Declared, ListError> {
     let declared = match raw.get("cniVersion") {
         None => Declared::new(""),
@@ -200,7 +197,7 @@ fn version(raw: &Map<String, Value>) -> Result<Declared, ListError> {
             value.as_str().ok_or_else(|| bad(index, value, format!("invalid type {}", go_type(value))))?;
         let entry = Declared::new(text);
         let newest = entry.compare(Version::V1_1_0).map_err(|e| bad(index, value, e.to_string()))?;
-        // A `cniVersion` that is no version loses to every one that is.
+        // An invalid `cniVersion` loses to every valid version.
         let older = match (greatest.numbers(), entry.numbers()) {
             (Ok(known), Ok(new)) => known < new,
             (known, _) => known.is_err(),
@@ -212,7 +209,7 @@ fn version(raw: &Map<String, Value>) -> Result<Declared, ListError> {
     Ok(greatest)
 }
 
-/// A switch that may be a boolean or, as older configurations have it, a string.
+/// A switch: a boolean or, in older configurations, a string.
 fn switch(raw: &Map<String, Value>, key: &'static str) -> Result<bool, ListError> {
     match raw.get(key) {
         None => Ok(false),
@@ -250,7 +247,7 @@ fn check_type(plugin: &Map<String, Value>) -> Result<(), String> {
     }
 }
 
-/// What Go's decoder makes of a value, by the names that the messages show.
+/// The name of a value's type in Go, for messages.
 fn go_type(value: &Value) -> &'static str {
     match value {
         Value::Null => "<nil>",

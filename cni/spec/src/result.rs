@@ -1,4 +1,4 @@
-//! The result of an ADD, in the newest version's terms.
+//! The result of an ADD.
 
 use std::net::IpAddr;
 
@@ -7,8 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::wire;
 
-/// What an ADD returns, in the terms of specification 1.1.0; older versions are conversions of it
-/// at the edge.
+/// The result of an ADD in the form of specification 1.1.0; other versions are converted from and to it.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct AddResult {
     /// The links of the attachment, host side and container side.
@@ -17,7 +16,7 @@ pub struct AddResult {
     pub ips: Vec<IpConfig>,
     /// The routes in the container.
     pub routes: Vec<Route>,
-    /// What the runtime should write into the container's resolver configuration.
+    /// Resolver settings for the container.
     pub dns: Dns,
 }
 
@@ -27,19 +26,19 @@ pub struct AddResult {
 pub struct Interface {
     /// The link's name.
     pub name: String,
-    /// Its hardware address, empty where it has none.
+    /// Its hardware address; empty if it has none.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub mac: String,
-    /// Its MTU in bytes, 0 where it is not told.
+    /// Its MTU in bytes; 0 if unknown.
     #[serde(skip_serializing_if = "wire::is_zero")]
     pub mtu: u32,
-    /// Path of the namespace it is in; empty for the host's.
+    /// Path of its namespace; empty for the host's.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub sandbox: String,
-    /// Path of a socket that stands for the link.
+    /// Path of a socket in place of the link.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub socket_path: String,
-    /// PCI ID of the device behind it.
+    /// PCI ID of its device.
     #[serde(rename = "pciID", skip_serializing_if = "String::is_empty")]
     pub pci_id: String,
 }
@@ -47,9 +46,9 @@ pub struct Interface {
 /// One address in a result.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct IpConfig {
-    /// Index into [`AddResult::interfaces`] of the link that has the address.
+    /// Index of its link in [`AddResult::interfaces`].
     pub interface: Option<usize>,
-    /// The container's address with the length of its subnet's prefix, not masked.
+    /// The address, not masked, with the length of its subnet's prefix.
     pub address: IpNet,
     /// The default gateway of the subnet.
     pub gateway: Option<IpAddr>,
@@ -61,28 +60,28 @@ pub struct Route {
     /// Destination, not masked.
     #[serde(deserialize_with = "wire::cidr")]
     pub dst: IpNet,
-    /// Next hop; none means the gateway of the address's configuration.
+    /// Next hop; none for the gateway of the address.
     #[serde(default, deserialize_with = "wire::address", skip_serializing_if = "Option::is_none")]
     pub gw: Option<IpAddr>,
-    /// Path MTU along the route in bytes, 0 for none.
+    /// Path MTU in bytes; 0 for none.
     #[serde(default, skip_serializing_if = "wire::is_zero")]
     pub mtu: u32,
-    /// TCP's maximal segment size to advertise in bytes, 0 for none.
+    /// Maximum TCP segment to advertise in bytes; 0 for none.
     #[serde(default, skip_serializing_if = "wire::is_zero")]
     pub advmss: u32,
-    /// Metric, 0 for the kernel's own choice.
+    /// Metric; 0 for the kernel's choice.
     #[serde(default, skip_serializing_if = "wire::is_zero")]
     pub priority: u32,
-    /// Routing table; none means the main one.
+    /// Routing table; none for the main one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub table: Option<u32>,
-    /// Scope by its rtnetlink number; none means the kernel's own choice.
+    /// Scope, by its rtnetlink number; none for the kernel's choice.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub scope: Option<u8>,
 }
 
 impl Route {
-    /// A route with everything else left to the kernel.
+    /// A route with all else left to the kernel.
     #[must_use]
     pub fn new(dst: IpNet, gw: Option<IpAddr>) -> Self {
         Self { dst, gw, mtu: 0, advmss: 0, priority: 0, table: None, scope: None }

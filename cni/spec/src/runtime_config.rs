@@ -1,5 +1,5 @@
-//! `runtimeConfig`: what a runtime tells plugins that declared the capability for it, as the
-//! specification's CONVENTIONS.md lists them.
+//! `runtimeConfig`: values that a runtime passes to plugins with the capability, as listed in the
+//! specification's CONVENTIONS.md.
 
 use std::net::IpAddr;
 
@@ -8,16 +8,16 @@ use serde::Deserialize;
 
 use crate::{CniError, NetConf, fold, wire};
 
-/// The well-known keys of `runtimeConfig`. Keys are reached in any case (containerd capitalises
-/// those of `portMappings` and `bandwidth`); what is missing is empty.
+/// The well-known keys of `runtimeConfig`. Keys match in any case (containerd capitalises those of
+/// `portMappings` and `bandwidth`); missing ones are empty.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
 pub struct RuntimeConfig {
-    /// Capability `portMappings`: ports to be published on the host.
+    /// Capability `portMappings`: ports to publish on the host.
     pub port_mappings: Vec<PortMapping>,
     /// Capability `ipRanges`: ranges to allocate from, one set per address.
     pub ip_ranges: Vec<Vec<IpRange>>,
-    /// Capability `ips`: addresses that the container shall get, with or without a prefix length.
+    /// Capability `ips`: addresses for the container, with or without a prefix length.
     pub ips: Vec<String>,
     /// Capability `mac`: hardware address of the container's link.
     pub mac: String,
@@ -31,7 +31,7 @@ pub struct RuntimeConfig {
     /// Capability `infinibandGUID`.
     #[serde(rename = "infinibandGUID")]
     pub infiniband_guid: String,
-    /// Capability `aliases`: names that the container shall be known by.
+    /// Capability `aliases`: further names of the container.
     pub aliases: Vec<String>,
     /// Capability `cgroupPath`: the container's cgroup below its mount point.
     pub cgroup_path: String,
@@ -41,28 +41,28 @@ pub struct RuntimeConfig {
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
 pub struct PortMapping {
-    /// Port on the host. 0 is as it came: whether it is an error is for the plugin to say.
+    /// Port on the host. 0 is passed on: the plugin decides whether it is an error.
     pub host_port: u16,
     /// Port in the container.
     pub container_port: u16,
-    /// `tcp`, `udp` or `sctp`, in the runtime's spelling; empty when it was not given.
+    /// `tcp`, `udp` or `sctp`, as the runtime writes it; empty if missing.
     pub protocol: String,
     /// Address on the host; empty for all of them.
     #[serde(rename = "hostIP")]
     pub host_ip: String,
 }
 
-/// One range of `ipRanges`, in the keys of host-local's `ranges`.
+/// One range of `ipRanges`, with the keys of host-local's `ranges`.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct IpRange {
-    /// The network, as it is written: host bits are not masked.
+    /// The network; host bits are not masked.
     #[serde(deserialize_with = "wire::cidr")]
     pub subnet: IpNet,
-    /// First address to give out.
+    /// First address to allocate.
     #[serde(default, deserialize_with = "wire::address")]
     pub range_start: Option<IpAddr>,
-    /// Last address to give out.
+    /// Last address to allocate.
     #[serde(default, deserialize_with = "wire::address")]
     pub range_end: Option<IpAddr>,
     /// The gateway.
@@ -84,7 +84,7 @@ pub struct Bandwidth {
     pub egress_burst: u64,
 }
 
-/// `dns` of `runtimeConfig`, whose keys are not those of a result.
+/// `dns` of `runtimeConfig`, whose keys differ from those of a result.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
 #[serde(default)]
 pub struct RuntimeDns {
@@ -97,10 +97,10 @@ pub struct RuntimeDns {
 }
 
 impl NetConf {
-    /// The well-known part of `runtimeConfig`; empty when there is none.
+    /// The well-known keys of `runtimeConfig`; all empty if it is missing.
     ///
     /// # Errors
-    /// Code 7, naming the key and what is wrong with its value.
+    /// Code 7 with the key and the reason if a value does not fit.
     pub fn runtime_config(&self) -> Result<RuntimeConfig, CniError> {
         let Some(value) = fold::get(&self.raw, "runtimeConfig") else {
             return Ok(RuntimeConfig::default());
@@ -162,7 +162,7 @@ mod tests {
     }
 
     #[test]
-    fn what_does_not_fit_is_named() {
+    fn values_that_do_not_fit_are_named() {
         assert_eq!(runtime(r#""runtimeConfig":null"#), Ok(RuntimeConfig::default()));
         let cases = [
             (

@@ -1,4 +1,4 @@
-//! JSON and quoted text as the reference prints them.
+//! JSON and quoted text in the reference plugins' format.
 
 use std::net::IpAddr;
 
@@ -6,11 +6,11 @@ use ipnet::IpNet;
 use serde::Serialize;
 use serde_json::ser::{PrettyFormatter, Serializer};
 
-/// A value as JSON with four spaces of indentation, no newline at the end, and `&`, `<`, `>`,
-/// U+2028 and U+2029 escaped as Go's encoding/json escapes them.
+/// Formats a value as JSON indented by four spaces, without a final newline. `&`, `<`, `>`, U+2028 and U+2029
+/// are escaped as by Go's encoding/json.
 ///
-/// Values of this crate always can be written; one that cannot (a map with keys that are no
-/// strings) gives `null`.
+/// A value that cannot be encoded (a map whose keys are not strings), of which this crate has none, becomes
+/// `null`.
 pub fn pretty<T: Serialize + ?Sized>(value: &T) -> String {
     let mut bytes = Vec::with_capacity(512);
     let formatter = PrettyFormatter::with_indent(b"    ");
@@ -20,12 +20,12 @@ pub fn pretty<T: Serialize + ?Sized>(value: &T) -> String {
     }
 }
 
-/// A value as JSON on one line, with the same escapes.
+/// Formats a value as JSON on one line, with the same escapes.
 pub fn compact<T: Serialize + ?Sized>(value: &T) -> String {
     serde_json::to_string(value).map_or_else(|_| "null".to_owned(), |text| escape(&text))
 }
 
-/// Outside strings JSON has none of these characters, so that every one of them is inside one.
+/// Escapes these characters: outside of strings JSON has none of them.
 fn escape(json: &str) -> String {
     let mut out = String::with_capacity(json.len());
     for c in json.chars() {
@@ -37,8 +37,8 @@ fn escape(json: &str) -> String {
     out
 }
 
-/// An address with its prefix length. Numbers with leading zeros are refused, as elsewhere an IPv4 address that
-/// has them is read as octal.
+/// Parses an address with its prefix length. Refuses numbers with leading zeros: other programs read such an
+/// IPv4 address as octal.
 #[must_use]
 pub fn parse_net(text: &str) -> Option<IpNet> {
     let (address, length) = text.split_once('/')?;
@@ -48,7 +48,8 @@ pub fn parse_net(text: &str) -> Option<IpNet> {
     IpNet::new(address.parse::<IpAddr>().ok()?, length.parse().ok()?).ok()
 }
 
-/// The same; an IPv4-mapped address is the IPv4 address that it stands for, as it is to the reference.
+/// Parses as [`parse_net`] does, and converts an IPv4-mapped address to the IPv4 address, as the reference
+/// does.
 #[must_use]
 pub fn parse_canonical_net(text: &str) -> Option<IpNet> {
     let net = parse_net(text)?;
@@ -58,8 +59,7 @@ pub fn parse_canonical_net(text: &str) -> Option<IpNet> {
     }
 }
 
-/// A string between double quotes with Go's escapes (`%q`): what the reference's messages show of
-/// foreign text.
+/// Quotes a string as Go's `%q` does, in which the reference's messages show foreign text.
 #[must_use]
 pub fn quote(text: &str) -> String {
     let mut out = String::with_capacity(text.len() + 2);
@@ -86,7 +86,7 @@ pub fn quote(text: &str) -> String {
     out
 }
 
-/// Several strings as Go prints a slice of them with `%q`: `["a" "b"]`.
+/// Quotes strings as Go prints a slice with `%q`: `["a" "b"]`.
 pub fn quote_all<S: AsRef<str>>(texts: impl IntoIterator<Item = S>) -> String {
     let quoted: Vec<String> = texts.into_iter().map(|t| quote(t.as_ref())).collect();
     format!("[{}]", quoted.join(" "))

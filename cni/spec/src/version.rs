@@ -5,7 +5,7 @@ use std::fmt;
 /// A published version of the CNI specification.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Version {
-    /// 0.1.0, also meant when a configuration has no version.
+    /// 0.1.0, the default of a configuration without version.
     V0_1_0,
     /// 0.2.0: VERSION lists the supported versions.
     V0_2_0,
@@ -22,11 +22,11 @@ pub enum Version {
 }
 
 impl Version {
-    /// All of them, oldest first.
+    /// All versions, oldest first.
     pub const ALL: &'static [Self] =
         &[Self::V0_1_0, Self::V0_2_0, Self::V0_3_0, Self::V0_3_1, Self::V0_4_0, Self::V1_0_0, Self::V1_1_0];
 
-    /// The version as configurations write it.
+    /// The version as in a configuration.
     #[must_use]
     pub fn as_str(self) -> &'static str {
         match self {
@@ -40,8 +40,7 @@ impl Version {
         }
     }
 
-    /// The version that is written so. None for one that was never published; the empty string is
-    /// not 0.1.0 here, see [`Declared`].
+    /// Parses a published version; none for any other. The empty string is not 0.1.0 here: see [`Declared`].
     #[must_use]
     pub fn parse(text: &str) -> Option<Self> {
         Self::ALL.iter().copied().find(|v| v.as_str() == text)
@@ -60,51 +59,51 @@ impl Version {
     }
 }
 
-/// A version as a configuration declares it, which need not be one that was ever published.
+/// The version that a configuration declares, published or not.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Declared(String);
 
-/// Why a declared version cannot be compared.
+/// An invalid version.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum VersionError {
     /// More than major, minor and patch.
     #[error("invalid version {0:?}: too many parts")]
     TooManyParts(String),
-    /// A part that is no number.
+    /// A part is not a number.
     #[error("failed to convert {part} version part {text:?} of {version:?}: not a number")]
     Part {
         /// `major`, `minor` or `micro`.
         part: &'static str,
-        /// The part as it is written.
+        /// The part.
         text: String,
-        /// The whole version.
+        /// The version.
         version: String,
     },
 }
 
 impl Declared {
-    /// Takes the text of a `cniVersion` key; the empty one means 0.1.0.
+    /// Stores the value of `cniVersion`; the empty string means 0.1.0.
     #[must_use]
     pub fn new(text: &str) -> Self {
         Self(if text.is_empty() { Version::V0_1_0.as_str().to_owned() } else { text.to_owned() })
     }
 
-    /// As it was written.
+    /// The version as declared.
     #[must_use]
     pub fn as_str(&self) -> &str {
         &self.0
     }
 
-    /// The published version of that name.
+    /// The published version, if it is one.
     #[must_use]
     pub fn known(&self) -> Option<Version> {
         Version::parse(&self.0)
     }
 
-    /// Major, minor and patch; what is left out counts as 0.
+    /// Major, minor and patch; missing parts are 0.
     ///
     /// # Errors
-    /// A part is no number, or there are more than three.
+    /// [`VersionError`] if a part is not a number, or there are more than three.
     pub fn numbers(&self) -> Result<[u64; 3], VersionError> {
         const PARTS: [&str; 3] = ["major", "minor", "micro"];
         let mut numbers = [0; 3];
@@ -121,10 +120,10 @@ impl Declared {
         Ok(numbers)
     }
 
-    /// Compares it with a published version by its numbers.
+    /// Compares the numbers with those of a published version.
     ///
     /// # Errors
-    /// It is no version.
+    /// [`VersionError`] if a part is not a number, or there are more than three.
     pub fn compare(&self, other: Version) -> Result<std::cmp::Ordering, VersionError> {
         Ok(self.numbers()?.cmp(&other.numbers()))
     }

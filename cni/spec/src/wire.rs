@@ -1,11 +1,9 @@
-//! Results as each version of the specification writes them, and the way between those and
-//! [`AddResult`].
+//! Encoding and decoding results in the forms of all versions of the specification.
 //!
-//! There are three forms: 0.1.0 and 0.2.0 have one address per family; 0.3.0 to 0.4.0 have lists
-//! and the interfaces, each address with its `version`; 1.0.0 and 1.1.0 drop that key and add
-//! attributes. Key order and the treatment of an empty `dns` follow the reference's output, which
-//! users compare: structs in their own order up to 0.4.0 with `"dns": {}` kept, keys sorted from
-//! 1.0.0 on with an empty `dns` left out.
+//! There are three forms: 0.1.0 and 0.2.0 have one address per family; 0.3.0 to 0.4.0 have lists of
+//! addresses, each with its `version`, and interfaces; 1.0.0 and 1.1.0 drop that key and add attributes. Key
+//! order and an empty `dns` follow the reference's output, which users compare: up to 0.4.0 the order of the
+//! struct, with `"dns": {}`; from 1.0.0 on sorted keys, without an empty `dns`.
 
 use std::net::IpAddr;
 
@@ -16,40 +14,40 @@ use serde_json::{Map, Value};
 use crate::text::parse_canonical_net;
 use crate::{AddResult, Dns, Interface, IpConfig, Route, Version, fold, text};
 
-/// Why a result cannot be read or cannot be written in the wanted version.
+/// A result that cannot be decoded, or encoded in a version.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ResultError {
     /// The bytes are not JSON or not an object.
     #[error("failed to unmarshal raw result: {0}")]
     Json(String),
-    /// A key does not fit.
+    /// A value does not fit its key.
     #[error("{0}")]
     Key(#[from] fold::FoldError),
-    /// The version to read it as is unknown.
+    /// The version is unknown.
     #[error("unsupported CNI result version {0}")]
     UnknownVersion(String),
-    /// It says it is of another form than the one it must be.
+    /// The version in the result is of another form.
     #[error("result type supports {supported} but unmarshalled CNIVersion is {found}")]
     OtherForm {
-        /// The versions of the form that was wanted.
+        /// The versions of the required form.
         supported: &'static str,
-        /// What `cniVersion` says, quoted.
+        /// `cniVersion` in the result, quoted.
         found: String,
     },
-    /// 0.1.0 and 0.2.0 have no way to say that there is no address.
+    /// There is no address, which 0.1.0 and 0.2.0 cannot express.
     #[error("cannot convert: no valid IP addresses")]
     NoAddress,
-    /// There is no such version to convert to.
+    /// The version to convert to is unknown.
     #[error("no converter for CNI result version {from} to {to}")]
     NoConverter {
-        /// The version that the result is in.
+        /// The result's version.
         from: Version,
-        /// The version that was asked for.
+        /// The version to convert to.
         to: String,
     },
 }
 
-/// The three forms that a result has had.
+/// The three forms of results.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Form {
     /// 0.1.0, 0.2.0.
@@ -80,11 +78,11 @@ impl Form {
 }
 
 impl AddResult {
-    /// Reads a result as one of `version`. Its own `cniVersion` may be missing; if it is there, it
-    /// must belong to a version of the same form.
+    /// Decodes a result of `version`. Its own `cniVersion` may be missing; otherwise it must have the same
+    /// form.
     ///
     /// # Errors
-    /// The form is another one, or a key does not fit.
+    /// [`ResultError::OtherForm`], or [`ResultError::Key`] if a value does not fit.
     pub fn from_object(version: Version, object: &Map<String, Value>) -> Result<Self, ResultError> {
         let form = Form::of(version);
         let declared: Head = fold::from_map(object)?;
@@ -101,11 +99,12 @@ impl AddResult {
         }
     }
 
-    /// Reads what a delegate (or, for a runtime, a plugin) printed. A result without `cniVersion`
-    /// is taken for one of the configuration's version, `null` for an empty one.
+    /// Decodes the output of a delegate (or, in a runtime, of a plugin). Without `cniVersion` the result has
+    /// the configuration's version; `null` is an empty result.
     ///
     /// # Errors
-    /// Not JSON, a version that does not exist, or a key that does not fit.
+    /// [`ResultError::Json`], [`ResultError::UnknownVersion`], or [`ResultError::Key`] if a value does not
+    /// fit.
     pub fn from_output(config: Version, output: &[u8]) -> Result<Self, ResultError> {
         let object: Option<Map<String, Value>> =
             serde_json::from_slice(output).map_err(|e| ResultError::Json(json_error(&e)))?;
@@ -119,7 +118,7 @@ impl AddResult {
         Self::from_object(version, &object)
     }
 
-    /// The result as an object of the given version, without formatting.
+    /// The result as an object of a version.
     ///
     /// # Errors
     /// [`ResultError::NoAddress`] for 0.1.0 and 0.2.0 without an address.
@@ -136,8 +135,7 @@ impl AddResult {
         }
     }
 
-    /// The result as the reference prints it in the given version: four spaces of indentation, no
-    /// newline at the end.
+    /// The result as the reference prints it in a version: indented by four spaces, without a final newline.
     ///
     /// # Errors
     /// [`ResultError::NoAddress`] for 0.1.0 and 0.2.0 without an address.
@@ -145,13 +143,13 @@ impl AddResult {
         Ok(match Form::of(version) {
             Form::PerFamily => text::pretty(&PerFamily::of(self, version)?),
             Form::Lists => text::pretty(&Lists::of(self, version, Form::Lists)),
-            // Through a map, whose keys are sorted.
+            // Through a map, which sorts the keys.
             Form::Current => text::pretty(&self.to_object(version)?),
         })
     }
 }
 
-/// The message of a JSON error in the reference's words where they are known to users.
+/// The message of a JSON error; for the most frequent one in the reference's words.
 pub(crate) fn json_error(error: &serde_json::Error) -> String {
     if error.is_eof() { "unexpected end of JSON input".to_owned() } else { error.to_string() }
 }
@@ -230,7 +228,7 @@ struct Lists {
     dns: Option<Dns>,
 }
 
-/// An address; `version` is written up to 0.4.0 and never read: the address says it.
+/// An address. `version` is written up to 0.4.0, and never read: the address implies it.
 #[derive(Serialize, Deserialize)]
 struct Address {
     #[serde(skip_deserializing, skip_serializing_if = "Option::is_none")]
@@ -273,7 +271,7 @@ impl Lists {
     }
 }
 
-/// The interface with the keys that the form has: 1.0.0 added the last three.
+/// The interface with the keys of the form: 1.0.0 added the last three.
 fn in_form(interface: &Interface, form: Form) -> Interface {
     let mut interface = interface.clone();
     if form == Form::Lists {
@@ -288,14 +286,14 @@ fn is_v4(net: &IpNet) -> bool {
     matches!(net, IpNet::V4(_))
 }
 
-/// Reads an address with its prefix length. An IPv4-mapped one is the IPv4 address that it stands
-/// for, as it is to the reference.
+/// Decodes an address with its prefix length. An IPv4-mapped one becomes the IPv4 address, as in the
+/// reference.
 pub(crate) fn cidr<'de, D: Deserializer<'de>>(deserializer: D) -> Result<IpNet, D::Error> {
     let text = String::deserialize(deserializer)?;
     parse_canonical_net(&text).ok_or_else(|| de::Error::custom(format!("invalid CIDR address: {text}")))
 }
 
-/// Reads an address that may be missing: the empty string is no address, as it is to the reference.
+/// Decodes an optional address: the empty string is none, as in the reference.
 pub(crate) fn address<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<IpAddr>, D::Error> {
     let text = String::deserialize(deserializer)?;
     if text.is_empty() {
@@ -306,13 +304,13 @@ pub(crate) fn address<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Opti
     Ok(Some(address.to_canonical()))
 }
 
-/// Writes a number that 0 leaves out.
+/// True for 0, which is left out of the output.
 pub(crate) fn is_zero(number: &u32) -> bool {
     *number == 0
 }
 
 impl Serialize for AddResult {
-    /// Writes the newest version's form.
+    /// Serializes in the form of the newest version.
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         self.to_object(Version::V1_1_0).map_err(serde::ser::Error::custom)?.serialize(serializer)
     }
