@@ -1,5 +1,5 @@
-// What the BPF object is made of, as one digest. Included by cni/dataplane's build script, which
-// must know whether an object that it finds was built from these sources, and by the task that builds it.
+// The digest of the BPF object's sources. Included by cni/dataplane's build script, which checks that an
+// object was built from these sources, and by the task that builds it.
 
 use std::fs;
 use std::io;
@@ -7,13 +7,13 @@ use std::path::{Path, PathBuf};
 
 use sha2::{Digest, Sha256};
 
-/// The files and folders below `ebpf` that the object depends on.
+/// The files and directories below `ebpf` on which the object depends.
 const SOURCES: [&str; 4] = ["Cargo.toml", "Cargo.lock", "abi", "programs"];
 
-/// SHA-256, in hexadecimal, of the names and contents of the sources in the folder `ebpf`.
+/// SHA-256, in hexadecimal, of the names and contents of the sources in the directory `ebpf`.
 ///
 /// # Errors
-/// A file or folder that cannot be read.
+/// The system's error if a file or directory cannot be read.
 pub(crate) fn digest(ebpf: &Path) -> io::Result<String> {
     let mut files = Vec::new();
     for source in SOURCES {
@@ -32,7 +32,7 @@ pub(crate) fn digest(ebpf: &Path) -> io::Result<String> {
     Ok(hash.finalize().iter().map(|byte| format!("{byte:02x}")).collect())
 }
 
-/// The files below a path, relative to the folder `ebpf`.
+/// Collects the files below a path, relative to the directory `ebpf`.
 fn collect(ebpf: &Path, path: &Path, files: &mut Vec<PathBuf>) -> io::Result<()> {
     let full = ebpf.join(path);
     if !full.is_dir() {
@@ -41,7 +41,7 @@ fn collect(ebpf: &Path, path: &Path, files: &mut Vec<PathBuf>) -> io::Result<()>
     }
     for entry in fs::read_dir(full)? {
         let name = entry?.file_name();
-        // Editors leave files beside those that they write.
+        // Temporary files of editors.
         let text = name.to_string_lossy();
         if !text.starts_with('.') && !text.ends_with('~') && text != "target" {
             collect(ebpf, &path.join(name), files)?;

@@ -1,24 +1,24 @@
-//! Addresses and ports as a packet has them.
+//! Addresses and ports in network byte order.
 
 use core::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-/// An IPv4 address, its four bytes in the order of the packet.
+/// An IPv4 address in network byte order.
 #[repr(transparent)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Addr4(pub u32);
 
-/// An IPv6 address, its sixteen bytes in the order of the packet.
+/// An IPv6 address in network byte order.
 #[repr(transparent)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Addr6(pub [u32; 4]);
 
-/// A port, or the identifier of an ICMP echo, its two bytes in the order of the packet.
+/// A port, or the identifier of an ICMP echo, in network byte order.
 #[repr(transparent)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Port(pub u16);
 
 impl Port {
-    /// The port with this number.
+    /// The port of this number.
     #[inline(always)]
     #[must_use]
     pub const fn new(number: u16) -> Self {
@@ -81,7 +81,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_address_has_the_bytes_of_the_packet_and_comes_back() {
+    fn an_address_is_in_network_byte_order_and_converts_back() {
         let v4 = Ipv4Addr::new(192, 0, 2, 1);
         assert_eq!(Addr4::from(v4).0.to_ne_bytes(), [192, 0, 2, 1]);
         assert_eq!(Ipv4Addr::from(Addr4::from(v4)), v4);
@@ -92,7 +92,7 @@ mod tests {
     }
 
     #[test]
-    fn a_port_has_the_bytes_of_the_packet() {
+    fn a_port_is_in_network_byte_order() {
         assert_eq!(Port::new(8080).0.to_ne_bytes(), [0x1f, 0x90]);
         assert_eq!(Port::new(8080).number(), 8080);
     }

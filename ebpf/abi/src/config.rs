@@ -1,49 +1,51 @@
-//! The settings that every program reads, and the clock.
+//! The configuration of the BPF programs, and their clock.
 
 use crate::flow::{STATES, State};
 
-/// The clock of the flows counts ticks of 2^30 ns (1.07 s) of CLOCK_MONOTONIC: a shift instead of a division
-/// for each packet, and 32 bits last for 146 years.
+/// The clock of the flows: ticks of 2^30 ns (1.07 s) of CLOCK_MONOTONIC. A shift replaces the division for
+/// each packet, and 32 bits last for 146 years.
 pub const TICK_SHIFT: u32 = 30;
 
-/// Seconds in ticks, rounded up.
+/// Converts seconds to ticks, rounding up.
 #[must_use]
 pub const fn ticks(seconds: u32) -> u32 {
     let nanoseconds = seconds as u64 * 1_000_000_000;
-    // 2^32 s are fewer than 2^32 ticks, each of which is longer than a second.
+    // 2^32 s are fewer than 2^32 ticks, as a tick is longer than a second.
     #[allow(clippy::cast_possible_truncation, reason = "see the line above")]
     let ticks = nanoseconds.div_ceil(1 << TICK_SHIFT) as u32;
     ticks
 }
 
-/// How long a flow in each state lives without a packet, in ticks; indexed by [`State`].
+/// Timeouts of flows without packets in ticks, indexed by [`State`].
 pub type Timeouts = [u32; STATES];
 
 /// The only element of map [`config`](crate::maps::CONFIG).
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Config {
-    /// Cookie of the node's network namespace (`SO_NETNS_COOKIE`): sockets of other namespaces are left alone.
+    /// Cookie of the node's network namespace (`SO_NETNS_COOKIE`). Sockets of other namespaces are not
+    /// translated.
     pub netns_cookie: u64,
-    /// Cookie of a socket (`SO_COOKIE`) that is in the node's network namespace; 0: none. When it connects, the
-    /// program writes the namespace's cookie into this element: before Linux 5.14 nobody else can tell it.
+    /// Cookie of a socket (`SO_COOKIE`) in the node's network namespace; 0: none. When it connects, the BPF
+    /// program stores the namespace's cookie in this element: before Linux 5.14 only a BPF program can read
+    /// it.
     pub teacher: u64,
-    /// Layout that the writer of this element knew: [`VERSION`](crate::VERSION).
+    /// [`VERSION`](crate::VERSION) of the writer.
     pub version: u32,
-    /// First source port that masquerade may choose, a number of the host.
+    /// First source port of masquerade, in host byte order.
     pub masquerade_first: u16,
-    /// Last one. Less than `masquerade_first`: nothing is masqueraded by the programs.
+    /// Last source port of masquerade. Less than `masquerade_first`: the BPF programs masquerade nothing.
     pub masquerade_last: u16,
-    /// See [`Timeouts`].
+    /// Timeouts of flows.
     pub timeouts: Timeouts,
 }
 
 impl Config {
-    /// The source ports of masquerade unless configured: above the ephemeral ports of Linux
-    /// (`ip_local_port_range`, 32768 to 60999).
+    /// The default source ports of masquerade: above the ephemeral ports of Linux (`ip_local_port_range`,
+    /// 32768 to 60999).
     pub const DEFAULT_PORTS: (u16, u16) = (61000, 65535);
 
-    /// What conntrack has by default (Documentation/networking/nf_conntrack-sysctl.rst), in seconds.
+    /// conntrack's defaults in seconds (Documentation/networking/nf_conntrack-sysctl.rst).
     pub const DEFAULT_SECONDS: Timeouts = {
         let mut seconds = [0; STATES];
         seconds[State::SynSent as usize] = 120;
@@ -61,7 +63,7 @@ impl Config {
         seconds
     };
 
-    /// The default settings for the namespace with this cookie.
+    /// The default configuration for the namespace with this cookie.
     #[must_use]
     pub const fn new(netns_cookie: u64) -> Self {
         let mut timeouts = Self::DEFAULT_SECONDS;
@@ -106,7 +108,7 @@ mod tests {
     }
 
     #[test]
-    fn the_element_is_as_long_as_its_fields() {
+    fn the_element_has_no_hidden_padding() {
         assert_eq!(size_of::<Config>(), 8 + 8 + 4 + 2 + 2 + 4 * STATES);
         assert_eq!(core::mem::offset_of!(Config, timeouts), 24);
     }

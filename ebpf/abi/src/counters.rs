@@ -1,54 +1,54 @@
-//! What the programs count, and why they leave a flow to others.
+//! Counters of the BPF programs, and the reasons for which they leave a flow to the kernel's stack.
 
 /// Length of [`Counters`].
 pub const COUNTERS: usize = 64;
 
-/// The only element of map [`counters`](crate::maps::COUNTERS), one for each processor: indexed by [`Counter`],
-/// and by [`Reason::fallback`].
+/// The only element of map [`counters`](crate::maps::COUNTERS), per processor; indexed by [`Counter`] and
+/// [`Reason::fallback`].
 pub type Counters = [u64; COUNTERS];
 
-/// First index of the fallbacks.
+/// Index of the first fallback.
 const FALLBACKS: usize = 32;
 
-/// What is counted, and its index.
+/// Counters, with their indices.
 #[repr(u8)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Counter {
-    /// Packets put into pods.
+    /// Packets redirected into pods.
     ToPodPackets = 0,
-    /// Their bytes, from the link layer's header on.
+    /// Bytes redirected into pods, from the link-layer header on.
     ToPodBytes = 1,
-    /// Packets of pods that were translated and sent out.
+    /// Packets of pods translated and sent.
     FromPodPackets = 2,
-    /// Their bytes.
+    /// Bytes of pods translated and sent, from the link-layer header on.
     FromPodBytes = 3,
-    /// New conversations with published ports.
+    /// New flows of published ports.
     Published = 4,
-    /// New conversations that are masqueraded.
+    /// New masqueraded flows.
     Masqueraded = 5,
-    /// New flows that were noted and left to the stack, whatever the reason.
+    /// New flows recorded and left to the kernel's stack, for any reason.
     Passed = 6,
     /// Flows that became established.
     Established = 7,
-    /// Halves that had been evicted and were put back.
+    /// Evicted directions of flows that were restored.
     Restored = 8,
-    /// ICMP errors about translated packets that were translated.
+    /// Translated ICMP errors about translated packets.
     Errors = 9,
-    /// Flows for which another source port had to be found, because the pod's end was taken.
+    /// Flows that got another source port because of a source port collision at the pod.
     PortChanged = 10,
-    /// Sockets of the node that were led to a pod: connections of TCP, messages of UDP.
+    /// Destinations of the node's sockets translated to a pod: TCP connections, UDP messages.
     Sockets = 11,
-    /// Dropped: too large for the route, and may not be told so, because fragmenting is allowed. Translated
-    /// packets cannot be given to the stack for that.
+    /// Dropped: a packet too large for the route whose sender allows fragmenting, so that no ICMP error may
+    /// be sent. Translated packets cannot be left to the kernel's stack.
     DropTooBig = 16,
-    /// Dropped: the kernel refused to change the packet after the first change.
+    /// Dropped: the kernel refused a write to a packet after the first one.
     DropWrite = 17,
-    /// Dropped: no port is left for a flow that nobody else can serve.
+    /// Dropped: no free port for a flow that only the BPF programs can serve.
     DropNoPort = 18,
 }
 
 impl Counter {
-    /// Each counter.
+    /// All counters.
     pub const ALL: [Self; 15] = [
         Self::ToPodPackets,
         Self::ToPodBytes,
@@ -67,58 +67,58 @@ impl Counter {
         Self::DropNoPort,
     ];
 
-    /// Whether it counts packets that were dropped.
+    /// True if it counts dropped packets.
     #[must_use]
     pub const fn is_drop(self) -> bool {
         matches!(self, Self::DropTooBig | Self::DropWrite | Self::DropNoPort)
     }
 }
 
-/// Why a packet that might have been translated here was left to the stack.
+/// The reason for which a packet was left to the kernel's stack instead of being translated.
 #[repr(u8)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Reason {
-    /// The pod was reached at its own address: nothing to translate.
+    /// The destination is the pod's own address: no translation.
     Direct = 1,
-    /// The pod's interface takes smaller packets than the uplink: the stack tells senders, or fragments.
+    /// The pod's MTU is smaller than the uplink's: the kernel's stack reports it to senders, or fragments.
     Mtu = 2,
-    /// The map of flows takes no more.
+    /// The map of flows is full.
     Full = 3,
-    /// No source port is free that tells this flow from another one at the pod's end.
+    /// Source port collision: no free port at the pod.
     Clash = 4,
-    /// All ports for masquerade are taken towards this destination.
+    /// No free port of masquerade for this destination.
     NoPort = 5,
-    /// A socket of the node's own is there (UDP).
+    /// The node has a UDP socket for the packet.
     NodeSocket = 6,
-    /// The address is the node's, but not in the map of its addresses.
+    /// An address of the node that is missing in the map of its addresses.
     UnknownAddress = 7,
     /// Forwarding is off at the interface.
     NotForwarding = 8,
-    /// The published port leads to a pod that is gone.
+    /// The target of the published port is a deleted pod.
     PodGone = 9,
-    /// The uplink has no address to masquerade with, or several, of which the stack chooses one; or it has lost the one
-    /// that the programs were told of.
+    /// No address for masquerade: the uplink has none, or several, of which the kernel's stack chooses, or
+    /// has lost the one in the map.
     NoAddress = 10,
-    /// The route does not lead to an uplink any more.
+    /// The route no longer leads to an uplink.
     Route = 11,
-    /// Larger than the route takes: the stack says so to the sender.
+    /// Larger than the route's MTU: the kernel's stack reports it to the sender.
     TooBig = 12,
-    /// The time to live ends here: the stack says so to the sender.
+    /// The time to live expires: the kernel's stack reports it to the sender.
     Ttl = 13,
-    /// A piece of a packet whose first piece was not seen.
+    /// A fragment whose first fragment was not seen.
     Fragment = 14,
-    /// More extension headers than the programs look at, or a routing header that is not used up.
+    /// Too many extension headers, or a routing header with segments left.
     Headers = 15,
-    /// The pod is left to the stack as a whole: its rate is limited, or it is kept apart from others.
+    /// All traffic of the pod is left to the kernel's stack: its rate is limited, or it is isolated.
     Pod = 16,
-    /// Netfilter had the conversation before the programs served the pod, or it began while they took over.
+    /// conntrack had the flow before the BPF programs served the pod, or it began during the move.
     Earlier = 17,
-    /// The pod has sent it to another router on its link.
+    /// The pod sent it to another router on its link.
     Router = 18,
 }
 
 impl Reason {
-    /// Each reason.
+    /// All reasons.
     pub const ALL: [Self; 18] = [
         Self::Direct,
         Self::Mtu,
@@ -140,15 +140,15 @@ impl Reason {
         Self::Router,
     ];
 
-    /// Where [`Counters`] counts packets that were left to others for this reason: those that began a flow,
-    /// and each of those that belong to none.
+    /// Index in [`Counters`] of the packets left to the kernel's stack for this reason: the first packets of
+    /// flows, and all packets without a flow.
     #[inline(always)]
     #[must_use]
     pub const fn fallback(self) -> usize {
         FALLBACKS + self as usize
     }
 
-    /// The reason with this number.
+    /// The reason of this number.
     #[must_use]
     pub fn from_number(number: u8) -> Option<Self> {
         Self::ALL.into_iter().find(|reason| *reason as u8 == number)
@@ -170,7 +170,7 @@ mod tests {
     }
 
     #[test]
-    fn reasons_come_back_from_their_numbers() {
+    fn reasons_convert_to_numbers_and_back() {
         for reason in Reason::ALL {
             assert_eq!(Reason::from_number(reason as u8), Some(reason));
         }

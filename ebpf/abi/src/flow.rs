@@ -1,9 +1,9 @@
-//! Flows: what is done with a packet of a conversation that is known.
+//! Flows: how packets of a known flow are translated.
 //!
-//! A flow is two elements, its *halves*, in the same map: one for the packets that arrive at an uplink
-//! ([`SIDE_UPLINK`]), one for those that leave the pod ([`SIDE_POD`]). A half's key is the packet as it
-//! arrives, its value says what the packet becomes. The key of the other half is not stored, it follows: the
-//! translated packet turned round, on the other side ([`Flow::other_key`]).
+//! A flow is two elements in the same map, one for each direction: packets that arrive at an uplink
+//! ([`SIDE_UPLINK`]) and packets that leave the pod ([`SIDE_POD`]). The key is the packet as it arrives, the
+//! value is the translation. The key of the reverse direction follows from both: the translated packet,
+//! reversed, on the other side ([`Flow::other_key`]).
 
 use crate::address::{Addr4, Addr6, Port};
 
@@ -16,34 +16,33 @@ pub const IPPROTO_ICMP: u8 = 1;
 /// ICMP for IPv6.
 pub const IPPROTO_ICMPV6: u8 = 58;
 
-/// [`FlowKey::side`]: as seen arriving at an uplink.
+/// [`FlowKey::side`]: a packet that arrives at an uplink.
 pub const SIDE_UPLINK: u8 = 0;
-/// [`FlowKey::side`]: as seen leaving a pod.
+/// [`FlowKey::side`]: a packet that leaves a pod.
 pub const SIDE_POD: u8 = 1;
 
-/// [`Flow::flags`]: this half's packets go in the direction of the first packet of the flow.
+/// [`Flow::flags`]: this is the direction of the flow's first packet.
 pub const ORIGINAL: u8 = 1;
-/// [`Flow::flags`]: a conversation with a published port; without it and with an action that translates, one
-/// that a pod began and that is masqueraded.
+/// [`Flow::flags`]: a flow to a published port. A translated flow without it is masqueraded.
 pub const PUBLISHED: u8 = 2;
-/// [`Flow::flags`]: there is no other half, because nobody knows what nftables will make of the packet. With
-/// [`Action::Pass`] only.
+/// [`Flow::flags`]: a one-sided flow. The reverse direction is not recorded, as the translation by nftables
+/// is unknown. With [`Action::Pass`] only.
 pub const LONE: u8 = 4;
 
 /// Key of the maps [`flows4`](crate::maps::FLOWS4), [`flows6`](crate::maps::FLOWS6),
 /// [`embryos4`](crate::maps::EMBRYOS4) and [`embryos6`](crate::maps::EMBRYOS6).
 ///
-/// An ICMP echo has its identifier as the port of the side that asks, and port 0 on the other.
+/// For an ICMP echo, the identifier is the port of the host that requests, and the other port is 0.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct FlowKey<A> {
     /// Source of the packet as it arrives.
     pub source: A,
-    /// Its destination.
+    /// Destination.
     pub destination: A,
-    /// Its source port.
+    /// Source port.
     pub source_port: Port,
-    /// Its destination port.
+    /// Destination port.
     pub destination_port: Port,
     /// [`IPPROTO_TCP`], [`IPPROTO_UDP`], [`IPPROTO_ICMP`] or [`IPPROTO_ICMPV6`].
     pub protocol: u8,
@@ -58,38 +57,39 @@ pub type FlowKey4 = FlowKey<Addr4>;
 /// [`FlowKey`] of IPv6.
 pub type FlowKey6 = FlowKey<Addr6>;
 
-/// One half of a flow.
+/// One direction of a flow.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Flow<A> {
-    /// Packets that this half has seen; a packet that was merged of several (GRO) counts as these.
+    /// Packets of this direction; a packet merged by GRO counts as its segments.
     pub packets: u64,
-    /// Their bytes, from the link layer's header on.
+    /// Bytes of this direction, from the link-layer header on.
     pub bytes: u64,
-    /// When the last packet of either half was seen, in [ticks](crate::TICK_SHIFT); 0 never.
+    /// Time of the last packet of either direction in [ticks](crate::TICK_SHIFT); 0: never.
     pub last_seen: u32,
-    /// The pod's end: index of its interface on the host's side. 0: no pod is needed ([`Action::Pass`] only).
+    /// Index of the pod's interface on the host; 0: no pod ([`Action::Pass`] only).
     pub pod: u32,
-    /// [`Pod::generation`](crate::Pod::generation) that the flow began with; another one now: the flow is dead.
+    /// [`Pod::generation`](crate::Pod::generation) at the flow's beginning. If the pod has another one, the
+    /// flow is dead.
     pub generation: u32,
-    /// What the packet's source becomes.
+    /// Translated source.
     pub source: A,
-    /// What its destination becomes.
+    /// Translated destination.
     pub destination: A,
-    /// What its source port becomes.
+    /// Translated source port.
     pub source_port: Port,
-    /// What its destination port becomes.
+    /// Translated destination port.
     pub destination_port: Port,
     /// An [`Action`].
     pub action: u8,
     /// A [`State`].
     pub state: u8,
-    /// [`ORIGINAL`], [`PUBLISHED`].
+    /// [`ORIGINAL`], [`PUBLISHED`], [`LONE`].
     pub flags: u8,
-    /// Why the flow was left to others: a [`Reason`](crate::Reason), with [`Action::Pass`] only.
+    /// A [`Reason`](crate::Reason), with [`Action::Pass`] only.
     pub reason: u8,
-    /// TCP: the sequence number of the last packet of this half, a number of the host. Others: when the flow began, in
-    /// ticks. 0: unknown.
+    /// TCP: sequence number of this direction's last packet, in host byte order. Others: time of the flow's
+    /// first packet in ticks. 0: unknown.
     pub mark: u32,
 }
 
@@ -99,19 +99,18 @@ pub type Flow4 = Flow<Addr4>;
 pub type Flow6 = Flow<Addr6>;
 
 impl<A> Flow<A> {
-    /// The [`State`] whose timeout counts. Of a conversation of which the programs see one side only ([`LONE`]), they
-    /// cannot tell whether the other one has spoken: conntrack may have a stream there, and it must not be ours before
-    /// that has ended.
+    /// The [`State`] whose timeout applies. Of a one-sided flow ([`LONE`]) the BPF programs do not see the
+    /// replies: conntrack may treat it as a stream, so the flow stays recorded until a stream's timeout.
     #[inline(always)]
     #[must_use]
     pub const fn timed_as(&self) -> u8 {
-        let is_lone = self.flags & LONE != 0 && self.state == State::Unreplied as u8;
-        if is_lone { State::Stream as u8 } else { self.state }
+        let is_one_sided = self.flags & LONE != 0 && self.state == State::Unreplied as u8;
+        if is_one_sided { State::Stream as u8 } else { self.state }
     }
 }
 
 impl<A: Copy> Flow<A> {
-    /// The key of the other half, `key` being the key of this one.
+    /// The key of the reverse direction; `key` is the key of this one.
     #[inline(always)]
     #[must_use]
     pub fn other_key(&self, key: &FlowKey<A>) -> FlowKey<A> {
@@ -126,7 +125,7 @@ impl<A: Copy> Flow<A> {
         }
     }
 
-    /// The other half, which has seen no packet of its own yet.
+    /// The reverse direction, without packets.
     #[inline(always)]
     #[must_use]
     pub fn other_half(&self, key: &FlowKey<A>) -> Self {
@@ -149,53 +148,54 @@ impl<A: Copy> Flow<A> {
     }
 }
 
-/// What is done with a packet of a flow.
+/// The action for packets of a flow.
 #[repr(u8)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Action {
-    /// Left to the kernel's stack, for the whole life of the flow: it needs no translation, or nftables does it.
+    /// Left to the kernel's stack for the flow's whole life: no translation is needed, or nftables
+    /// translates.
     Pass = 0,
-    /// Translated and put into the pod.
+    /// Translated and redirected into the pod.
     ToPod = 1,
-    /// Translated and sent out by the route to its destination.
+    /// Translated and sent by the route to its destination.
     ToUplink = 2,
 }
 
-/// States of TCP are those of conntrack (net/netfilter/nf_conntrack_proto_tcp.c).
+/// State of a flow; those of TCP are conntrack's (net/netfilter/nf_conntrack_proto_tcp.c).
 #[repr(u8)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum State {
-    /// TCP: the first SYN was seen.
+    /// TCP: SYN seen.
     SynSent = 1,
-    /// TCP: the answer to it was seen.
+    /// TCP: SYN-ACK seen.
     SynReceived = 2,
-    /// TCP: open.
+    /// TCP: established.
     Established = 3,
-    /// TCP: one side is done.
+    /// TCP: one FIN seen.
     FinWait = 4,
-    /// TCP: that was acknowledged.
+    /// TCP: that FIN acknowledged.
     CloseWait = 5,
-    /// TCP: both sides are done.
+    /// TCP: both FINs seen.
     LastAck = 6,
-    /// TCP: that was acknowledged.
+    /// TCP: both FINs acknowledged.
     TimeWait = 7,
     /// TCP: reset.
     Close = 8,
-    /// UDP, nothing came back yet.
+    /// UDP: no reply seen.
     Unreplied = 9,
-    /// UDP, both have spoken for two seconds and more.
+    /// UDP: packets in both directions over more than two seconds.
     Stream = 10,
     /// ICMP echo.
     Echo = 11,
-    /// UDP, both have spoken.
+    /// UDP: a reply seen.
     Replied = 12,
 }
 
-/// Length of a table indexed by [`State`]: a power of two, so that the verifier is content with a masked index.
+/// Length of a table indexed by [`State`]: a power of two, so that the verifier accepts a masked index.
 pub const STATES: usize = 16;
 
 impl State {
-    /// Each state.
+    /// All states.
     pub const ALL: [Self; 12] = [
         Self::SynSent,
         Self::SynReceived,
@@ -211,7 +211,7 @@ impl State {
         Self::Replied,
     ];
 
-    /// The state with this number.
+    /// The state of this number.
     #[must_use]
     pub fn from_number(number: u8) -> Option<Self> {
         Self::ALL.into_iter().find(|state| *state as u8 == number)
@@ -242,7 +242,7 @@ mod tests {
     }
 
     #[test]
-    fn the_halves_of_a_published_port_lead_to_each_other() {
+    fn the_directions_of_a_published_port_are_each_others_reverse() {
         let (client, node, pod) = (address(1), address(2), address(3));
         let key = FlowKey4 {
             source: client,
@@ -253,7 +253,7 @@ mod tests {
             side: SIDE_UPLINK,
             pad: 0,
         };
-        let half = Flow4 {
+        let forward = Flow4 {
             source: client,
             destination: pod,
             source_port: Port::new(40001),
@@ -265,21 +265,21 @@ mod tests {
             packets: 9,
             ..Flow4::default()
         };
-        let other_key = half.other_key(&key);
+        let other_key = forward.other_key(&key);
         assert_eq!(other_key.source, pod);
         assert_eq!(other_key.destination_port, Port::new(40001));
         assert_eq!(other_key.side, SIDE_POD);
-        let other = half.other_half(&key);
+        let other = forward.other_half(&key);
         assert_eq!(other.action, Action::ToUplink as u8);
         assert_eq!((other.source, other.source_port), (node, Port::new(8080)));
         assert_eq!((other.destination, other.destination_port), (client, Port::new(40000)));
         assert_eq!((other.flags, other.packets, other.pod), (PUBLISHED, 0, 5));
         assert_eq!(other.other_key(&other_key), key);
-        assert_eq!(other.other_half(&other_key), Flow4 { packets: 0, ..half });
+        assert_eq!(other.other_half(&other_key), Flow4 { packets: 0, ..forward });
     }
 
     #[test]
-    fn states_have_the_numbers_of_the_table() {
+    fn states_convert_to_numbers_and_back() {
         for state in State::ALL {
             assert_eq!(State::from_number(state as u8), Some(state));
             assert!((state as usize) < STATES);

@@ -1,12 +1,12 @@
-//! What the BPF programs and user space share: names, sizes, keys and values of the maps.
+//! The interface between the BPF programs and user space: names, sizes, keys and values of the maps.
 //!
-//! Numbers that a packet carries (addresses, ports, the identification of a fragment) are kept as the packet
-//! has them, in network byte order, so that a program copies them without turning them round; the types
-//! [`Addr4`], [`Addr6`] and [`Port`] keep them apart from numbers of the host. Everything else is in the
-//! host's byte order. Padding is named and zero: the kernel compares a key byte by byte.
+//! Numbers from a packet (addresses, ports, the identification of a fragment) are in network byte order, so
+//! that the BPF programs copy them as they are; the types [`Addr4`], [`Addr6`] and [`Port`] distinguish them
+//! from other numbers, which are in host byte order. Padding is named and zero: the kernel compares keys byte
+//! by byte.
 //!
-//! A change of anything here that is stored in a map needs a new [`VERSION`], which is what
-//! [`maps::unchanged_since`] says of that map from then on.
+//! A change of anything that is stored in a map needs a new [`VERSION`]; [`maps::unchanged_since`] must
+//! return it for that map.
 #![no_std]
 
 mod address;
@@ -31,5 +31,5 @@ pub use tables::{
     SocketKey, SocketKey4, SocketKey6, SocketOrigin, SocketOrigin4, SocketOrigin6, UPLINK_ETHERNET, Uplink,
 };
 
-/// Version of the maps' layout: part of the path under which they are pinned.
+/// Version of the maps' layout: part of the path of their pins.
 pub const VERSION: u32 = 2;

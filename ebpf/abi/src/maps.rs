@@ -1,14 +1,13 @@
-//! Names and default sizes of the maps. Names are what the object file has, what the pins are called
-//! (`/sys/fs/bpf/slipway/<version>/<name>`), and at most 15 bytes long, as the kernel wants it
-//! (BPF_OBJ_NAME_LEN).
+//! Names and default sizes of the maps. A name is that of the map in the object file and of its pin
+//! (`/sys/fs/bpf/slipway/<version>/<name>`); the kernel limits it to 15 bytes (BPF_OBJ_NAME_LEN).
 
-/// Array of one [`Config`](crate::Config).
+/// Array: a single [`Config`](crate::Config).
 pub const CONFIG: &str = "config";
-/// Hash: index of an interface → [`Uplink`](crate::Uplink).
+/// Hash: interface index → [`Uplink`](crate::Uplink).
 pub const UPLINKS: &str = "uplinks";
-/// Hash: index of an interface → [`Pod`](crate::Pod).
+/// Hash: interface index → [`Pod`](crate::Pod).
 pub const PODS: &str = "pods";
-/// Hash: index of an interface → [`Router`](crate::Router).
+/// Hash: interface index → [`Router`](crate::Router).
 pub const ROUTERS: &str = "routers";
 /// Hash: [`Addr4`](crate::Addr4) → [`PodAddress`](crate::PodAddress).
 pub const POD_ADDRESSES4: &str = "podaddrs4";
@@ -18,20 +17,20 @@ pub const POD_ADDRESSES6: &str = "podaddrs6";
 pub const PORTS4: &str = "ports4";
 /// Hash: [`PortKey6`](crate::PortKey6) → [`PortTarget6`](crate::PortTarget6).
 pub const PORTS6: &str = "ports6";
-/// Hash: [`Addr4`](crate::Addr4), an address of the node but those of 127/8 → `u32`, index of its interface, or
+/// Hash: [`Addr4`](crate::Addr4), an address of the node outside of 127/8 → `u32`, index of its interface, or
 /// [`SEVERAL`](crate::SEVERAL).
 ///
-/// A published port without a host address is served by the programs at these addresses, and left to nftables
-/// at others: an address that is missing here costs speed, not reachability.
+/// The BPF programs serve a published port without a host address at these addresses, and nftables at others:
+/// a missing address costs speed, not reachability.
 pub const LOCALS4: &str = "locals4";
-/// Hash: [`Addr6`](crate::Addr6), an address of the node but `::1` and link-local ones → as [`LOCALS4`].
+/// Hash: [`Addr6`](crate::Addr6), an address of the node except `::1` and link-local ones → as [`LOCALS4`].
 pub const LOCALS6: &str = "locals6";
-/// LRU hash: [`FlowKey4`](crate::FlowKey4) → [`Flow4`](crate::Flow4): flows that both sides have taken part in.
+/// LRU hash: [`FlowKey4`](crate::FlowKey4) → [`Flow4`](crate::Flow4): established flows.
 pub const FLOWS4: &str = "flows4";
 /// LRU hash: [`FlowKey6`](crate::FlowKey6) → [`Flow6`](crate::Flow6).
 pub const FLOWS6: &str = "flows6";
-/// LRU hash: [`FlowKey4`](crate::FlowKey4) → [`Flow4`](crate::Flow4): flows that only one side knows so far. A
-/// flood of them evicts no flow that is established.
+/// LRU hash: [`FlowKey4`](crate::FlowKey4) → [`Flow4`](crate::Flow4): half-open flows, apart from the
+/// established ones so that a flood evicts none of these.
 pub const EMBRYOS4: &str = "embryos4";
 /// LRU hash: [`FlowKey6`](crate::FlowKey6) → [`Flow6`](crate::Flow6).
 pub const EMBRYOS6: &str = "embryos6";
@@ -43,10 +42,10 @@ pub const FRAGMENTS6: &str = "frags6";
 pub const SOCKETS4: &str = "socks4";
 /// LRU hash: [`SocketKey6`](crate::SocketKey6) → [`SocketOrigin6`](crate::SocketOrigin6).
 pub const SOCKETS6: &str = "socks6";
-/// Per-CPU array of one [`Counters`](crate::Counters).
+/// Per-CPU array: a single [`Counters`](crate::Counters).
 pub const COUNTERS: &str = "counters";
 
-/// Each map.
+/// All maps.
 pub const ALL: [&str; 19] = [
     CONFIG,
     UPLINKS,
@@ -69,14 +68,14 @@ pub const ALL: [&str; 19] = [
     COUNTERS,
 ];
 
-/// The first [`VERSION`](crate::VERSION) of the layout whose map of this name is what today's is. A version after
-/// that takes such a map over from it, with all that is in it.
+/// The first [`VERSION`](crate::VERSION) of the layout since which the map of this name is unchanged. A later
+/// version takes over such a map with its content.
 #[must_use]
 pub fn unchanged_since(name: &str) -> u32 {
     match name {
-        // `Config::teacher` came with 2.
+        // 2 added `Config::teacher`.
         CONFIG => 2,
-        // A map that came later; a version that does not know it writes none of it.
+        // Newer than 1, which wrote no such map.
         ROUTERS => 2,
         _ => 1,
     }
@@ -84,7 +83,7 @@ pub fn unchanged_since(name: &str) -> u32 {
 
 /// Default size of [`UPLINKS`].
 pub const UPLINKS_SIZE: u32 = 1024;
-/// Default size of [`PODS`]. Memory is taken as elements are added, as for all maps that user space writes.
+/// Default size of [`PODS`]. Like all maps that user space writes, it allocates memory as elements are added.
 pub const PODS_SIZE: u32 = 16_384;
 /// Default size of [`POD_ADDRESSES4`] and [`POD_ADDRESSES6`].
 pub const POD_ADDRESSES_SIZE: u32 = 32_768;
@@ -92,25 +91,25 @@ pub const POD_ADDRESSES_SIZE: u32 = 32_768;
 pub const PORTS_SIZE: u32 = 131_072;
 /// Default size of [`LOCALS4`] and [`LOCALS6`].
 pub const LOCALS_SIZE: u32 = 4096;
-/// Default size of [`FLOWS4`] and [`FLOWS6`], in halves: two for each flow. LRU maps take their memory when
-/// they are made: 16 MiB and 21 MiB for these.
+/// Default size of [`FLOWS4`] and [`FLOWS6`] in elements, two for each flow. LRU maps allocate their memory
+/// when they are created: 16 MiB and 21 MiB for these.
 pub const FLOWS_SIZE: u32 = 131_072;
-/// Default size of [`EMBRYOS4`] and [`EMBRYOS6`], in halves.
+/// Default size of [`EMBRYOS4`] and [`EMBRYOS6`] in elements, two for each flow.
 pub const EMBRYOS_SIZE: u32 = 32_768;
 /// Default size of [`FRAGMENTS4`] and [`FRAGMENTS6`].
 pub const FRAGMENTS_SIZE: u32 = 8192;
 /// Default size of [`SOCKETS4`] and [`SOCKETS6`].
 pub const SOCKETS_SIZE: u32 = 32_768;
 
-/// The programs, as the object file calls them, and how each is attached.
+/// Names of the BPF programs in the object file.
 pub mod programs {
-    /// tc, ingress of every uplink.
+    /// tc, ingress of an uplink.
     pub const UPLINK_INGRESS: &str = "uplink_ingress";
-    /// tc, ingress of uplinks whose packets have no Ethernet header.
+    /// tc, ingress of an uplink whose packets have no Ethernet header.
     pub const UPLINK_L3: &str = "uplink_l3";
     /// tc, ingress of the host's end of a pod's veth.
     pub const POD_INGRESS: &str = "pod_ingress";
-    /// cgroup: each is named after its attach type.
+    /// cgroup; each has the name of its attach type.
     pub const SOCKET: [&str; 8] = [
         "connect4",
         "connect6",
@@ -128,7 +127,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_fit_the_kernel_and_differ() {
+    fn names_are_short_enough_and_unique() {
         for (index, name) in ALL.iter().enumerate() {
             assert!(name.len() <= 15, "{name}");
             assert!(!ALL[..index].contains(name), "{name} twice");

@@ -1,19 +1,19 @@
-//! Says to aya which types may be read and written as bytes.
+//! Lets aya read and write the types as bytes.
 
 use crate::{
     Addr4, Addr6, Config, Flow, FlowKey, FragmentKey, FragmentPorts, Pod, PodAddress, Port, PortKey,
     PortTarget, Router, SocketKey, SocketOrigin, Uplink,
 };
 
-// SAFETY (all of this file): the types are `repr(C)` or `repr(transparent)`, made of integers only, without
-// padding that is not a field (the tests of each module compare sizes), and any bits are a valid value.
+// SAFETY (all of this file): the types are `repr(C)` or `repr(transparent)`, consist of integers and have no
+// padding that is not a field (the tests of each module compare sizes); any bits are a valid value.
 macro_rules! plain {
     ($($type:ty),*) => { $(
         // SAFETY: see above.
         unsafe impl aya::Pod for $type {}
     )* };
-    (of address: $($type:ident),*) => { $(
-        // SAFETY: see above; with both kinds of address.
+    (both families: $($type:ident),*) => { $(
+        // SAFETY: see above.
         unsafe impl aya::Pod for $type<Addr4> {}
         // SAFETY: see above.
         unsafe impl aya::Pod for $type<Addr6> {}
@@ -21,4 +21,4 @@ macro_rules! plain {
 }
 
 plain!(Addr4, Addr6, Port, Config, FragmentPorts, Pod, PodAddress, Router, Uplink);
-plain!(of address: Flow, FlowKey, FragmentKey, PortKey, PortTarget, SocketKey, SocketOrigin);
+plain!(both families: Flow, FlowKey, FragmentKey, PortKey, PortTarget, SocketKey, SocketOrigin);

@@ -1,18 +1,18 @@
-//! Keys and values of what user space writes (pods, ports, uplinks), and of the small maps that the programs
-//! keep for themselves.
+//! Keys and values of the maps that user space writes (pods, ports, uplinks), and of the small maps that only
+//! the BPF programs write.
 
 use crate::address::{Addr4, Addr6, Port};
 
-/// Value of map [`pods`](crate::maps::PODS), whose key is the index of the pod's interface on the host's side.
+/// Value of map [`pods`](crate::maps::PODS). The key is the index of the pod's interface on the host.
 ///
-/// Written first after ownership is won, removed first of all by DEL: flows that were made with another
-/// generation, or whose pod is not in the map, are dead.
+/// An ADD writes it first once it owns the address and ports; a DEL removes it first. A flow with another
+/// generation, or whose pod is not in the map, is dead.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Pod {
-    /// A random number, not 0: interface indices are used again, this is not.
+    /// A random number other than 0: unlike interface indices, it is not reused.
     pub generation: u32,
-    /// Largest packet (IP header and what follows) that the pod's interface takes.
+    /// MTU of the pod's interface: the largest packet, from the IP header on.
     pub mtu: u32,
     /// [`LEFT`], [`HELD`].
     pub flags: u32,
@@ -20,54 +20,55 @@ pub struct Pod {
     pub pad: u32,
 }
 
-/// [`Pod::flags`]: the pod is left to the kernel's stack as a whole. A program would put packets past what limits
-/// its rate or keeps others from it.
+/// [`Pod::flags`]: all traffic of the pod is left to the kernel's stack. The BPF programs would bypass what
+/// limits its rate or isolates it.
 pub const LEFT: u32 = 1;
 
-/// [`Pod::flags`]: conversations that begin now are noted and left to the kernel's stack; those that the programs
-/// have go on. So nothing begins unseen while it is looked for what conntrack already has with the pod, or what
-/// the programs have.
+/// [`Pod::flags`]: new flows are recorded and left to the kernel's stack; existing flows of the BPF programs
+/// continue. Set while flows are moved between conntrack and the BPF programs, so that no flow begins unseen.
 pub const HELD: u32 = 2;
 
-/// Value of map [`routers`](crate::maps::ROUTERS), whose key is the index of the pod's interface on the host's side: to
-/// whom frames of the pod are addressed that the node is to forward. What the pod begins with other frames is for
-/// another router on its link, and none of the programs' business. A pod without such an element is not asked.
+/// Value of map [`routers`](crate::maps::ROUTERS): the destination of those frames of the pod that the node
+/// is to forward. The key is the index of the pod's interface on the host. Flows that the pod begins with
+/// other frames go to another router on its link, and are left alone. Without an element the destination is
+/// not checked.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Router {
-    /// The pod's [`Pod::generation`]: what is here of another one does not count.
+    /// The pod's [`Pod::generation`]; an element of another generation is ignored.
     pub generation: u32,
-    /// The MAC address, as a frame has it.
+    /// MAC address in network byte order.
     pub mac: [u16; 3],
     /// Zero.
     pub pad: u16,
 }
 
-/// Value of maps [`podaddrs4`](crate::maps::POD_ADDRESSES4) and [`podaddrs6`](crate::maps::POD_ADDRESSES6),
-/// whose key is a pod's address.
+/// Value of maps [`podaddrs4`](crate::maps::POD_ADDRESSES4) and [`podaddrs6`](crate::maps::POD_ADDRESSES6).
+/// The key is a pod's address.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PodAddress {
-    /// Index of the pod's interface on the host's side.
+    /// Index of the pod's interface on the host.
     pub pod: u32,
-    /// Its [`Pod::generation`].
+    /// The pod's [`Pod::generation`].
     pub generation: u32,
     /// [`MASQUERADED`].
     pub flags: u32,
-    /// Length of the prefix of the pod's own network: what goes there is not masqueraded.
+    /// Prefix length of the pod's network: traffic inside of it is not masqueraded.
     pub prefix: u32,
 }
 
-/// [`PodAddress::flags`]: what leaves the pod's network from this address is masqueraded by the programs.
+/// [`PodAddress::flags`]: the BPF programs masquerade traffic from this address that leaves the pod's
+/// network.
 pub const MASQUERADED: u32 = 1;
 
 /// Key of maps [`ports4`](crate::maps::PORTS4) and [`ports6`](crate::maps::PORTS6): a published port.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct PortKey<A> {
-    /// The host's address; all zeros: any address of the node in this family.
+    /// Address on the host; all zeros for any address of the node.
     pub address: A,
-    /// The host's port.
+    /// Port on the host.
     pub port: Port,
     /// [`IPPROTO_TCP`](crate::IPPROTO_TCP) or [`IPPROTO_UDP`](crate::IPPROTO_UDP).
     pub protocol: u8,
@@ -80,16 +81,16 @@ pub type PortKey4 = PortKey<Addr4>;
 /// [`PortKey`] of IPv6.
 pub type PortKey6 = PortKey<Addr6>;
 
-/// Value of maps [`ports4`](crate::maps::PORTS4) and [`ports6`](crate::maps::PORTS6): where the port leads.
+/// Value of maps [`ports4`](crate::maps::PORTS4) and [`ports6`](crate::maps::PORTS6): the target of the port.
 ///
-/// An element with pod 0 leads nowhere: the port belongs to a container that the programs do not serve, and the
-/// element keeps a mapping for all addresses from taking what is meant for this one.
+/// Pod 0 means no target: the port belongs to a container that the BPF programs do not serve, and the element
+/// prevents that a mapping for all addresses matches.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PortTarget<A> {
-    /// Index of the pod's interface on the host's side.
+    /// Index of the pod's interface on the host.
     pub pod: u32,
-    /// Its [`Pod::generation`].
+    /// The pod's [`Pod::generation`].
     pub generation: u32,
     /// The pod's address.
     pub address: A,
@@ -99,11 +100,11 @@ pub struct PortTarget<A> {
     pub flags: u16,
 }
 
-/// [`PortTarget::flags`]: a port of all addresses, but not of the node's loopback (127/8 and `::1`).
+/// [`PortTarget::flags`]: a port of all addresses except the node's loopback (127/8 and `::1`).
 pub const SPARES_LOOPBACK: u16 = 1;
 
-/// In place of an interface's index in [`LOCALS4`](crate::maps::LOCALS4) and
-/// [`LOCALS6`](crate::maps::LOCALS6): more than one interface has the address.
+/// An interface index in [`LOCALS4`](crate::maps::LOCALS4) and [`LOCALS6`](crate::maps::LOCALS6) for an
+/// address that more than one interface has.
 pub const SEVERAL: u32 = 0;
 
 /// [`PortTarget`] of IPv4.
@@ -111,37 +112,38 @@ pub type PortTarget4 = PortTarget<Addr4>;
 /// [`PortTarget`] of IPv6.
 pub type PortTarget6 = PortTarget<Addr6>;
 
-/// Value of map [`uplinks`](crate::maps::UPLINKS), whose key is the index of an interface that carries traffic
-/// from outside and has the program.
+/// Value of map [`uplinks`](crate::maps::UPLINKS). The key is the index of an interface for traffic with the
+/// outside that has the BPF program.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Uplink {
-    /// Largest packet (IP header and what follows) that the interface takes.
+    /// MTU: the largest packet, from the IP header on.
     pub mtu: u32,
     /// [`UPLINK_ETHERNET`].
     pub flags: u32,
-    /// The address that masquerade gives to IPv4 packets that leave here; zero: it does not.
+    /// Source address of masqueraded IPv4 packets; zero: none.
     pub address4: Addr4,
-    /// The same for IPv6.
+    /// Source address of masqueraded IPv6 packets; zero: none.
     pub address6: Addr6,
 }
 
-/// [`Uplink::flags`]: packets begin with an Ethernet header; without it, with the IP header.
+/// [`Uplink::flags`]: packets begin with an Ethernet header; otherwise with the IP header.
 pub const UPLINK_ETHERNET: u32 = 1;
 
-/// Key of maps [`frags4`](crate::maps::FRAGMENTS4) and [`frags6`](crate::maps::FRAGMENTS6): a packet in pieces.
+/// Key of maps [`frags4`](crate::maps::FRAGMENTS4) and [`frags6`](crate::maps::FRAGMENTS6): a fragmented
+/// packet.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct FragmentKey<A> {
-    /// The packet's source.
+    /// Source address.
     pub source: A,
-    /// Its destination.
+    /// Destination address.
     pub destination: A,
-    /// Its identification, as the packet has it (16 bits in IPv4).
+    /// Identification in network byte order (16 bits in IPv4).
     pub id: u32,
-    /// Index of the interface at which it arrived: one pod cannot speak for another.
+    /// Index of the interface at which the packet arrived: a pod cannot forge fragments of another one.
     pub interface: u32,
-    /// The protocol above IP.
+    /// Protocol above IP.
     pub protocol: u32,
 }
 
@@ -150,8 +152,8 @@ pub type FragmentKey4 = FragmentKey<Addr4>;
 /// [`FragmentKey`] of IPv6.
 pub type FragmentKey6 = FragmentKey<Addr6>;
 
-/// Value of maps [`frags4`](crate::maps::FRAGMENTS4) and [`frags6`](crate::maps::FRAGMENTS6): what only the
-/// first piece says.
+/// Value of maps [`frags4`](crate::maps::FRAGMENTS4) and [`frags6`](crate::maps::FRAGMENTS6): the ports,
+/// which only the first fragment has.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct FragmentPorts {
@@ -161,12 +163,12 @@ pub struct FragmentPorts {
     pub destination: Port,
 }
 
-/// Key of maps [`socks4`](crate::maps::SOCKETS4) and [`socks6`](crate::maps::SOCKETS6): a socket of the node and
-/// the pod's end that it was led to.
+/// Key of maps [`socks4`](crate::maps::SOCKETS4) and [`socks6`](crate::maps::SOCKETS6): a socket of the node,
+/// and the pod's address and port to which it was translated.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct SocketKey<A> {
-    /// The socket's cookie, its lower half first.
+    /// Cookie of the socket, the lower 32 bits first.
     pub cookie: [u32; 2],
     /// The pod's address.
     pub address: A,
@@ -176,13 +178,13 @@ pub struct SocketKey<A> {
     pub protocol: u16,
 }
 
-/// [`SocketKey`] of IPv4, also for addresses of IPv4 on a socket of IPv6.
+/// [`SocketKey`] of IPv4, also for IPv4 addresses of an IPv6 socket.
 pub type SocketKey4 = SocketKey<Addr4>;
 /// [`SocketKey`] of IPv6.
 pub type SocketKey6 = SocketKey<Addr6>;
 
-/// Value of maps [`socks4`](crate::maps::SOCKETS4) and [`socks6`](crate::maps::SOCKETS6): what the socket asked
-/// for, and is told that it talks to.
+/// Value of maps [`socks4`](crate::maps::SOCKETS4) and [`socks6`](crate::maps::SOCKETS6): the original
+/// destination, which the socket sees as its peer.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct SocketOrigin<A> {

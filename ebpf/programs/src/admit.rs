@@ -1,4 +1,4 @@
-//! New flows: both halves are made, or none.
+//! New flows: both directions are recorded, or none.
 
 use aya_ebpf::bindings::BPF_ANY;
 use aya_ebpf::helpers::{bpf_get_prandom_u32, bpf_sk_lookup_udp, bpf_sk_release, bpf_skc_lookup_tcp};
@@ -7,43 +7,42 @@ use slipway_ebpf_abi::{Action, Counter, FlowKey, IPPROTO_TCP, IPPROTO_UDP, Port,
 use crate::config::{count, count_fallback};
 use crate::family::{Addr, Family};
 use crate::flow::{self, Claim, claim};
+use crate::scratch::Scratch;
 use crate::skb::Skb;
-use crate::work::Work;
 
-/// How many ports are looked at for one that is free.
+/// Attempts to find a free port.
 const PROBES: u32 = 8;
 
-/// What becomes of the packet that wants to begin a flow. A number, because that is all that a function can
-/// return to the verifier.
+/// The result for the first packet of a flow. A number, as functions can return only numbers to the verifier.
 pub(crate) struct Admission;
 
 impl Admission {
-    /// It is left to the stack; no flow was noted.
+    /// Left to the stack; no flow was recorded.
     pub(crate) const LEFT: u32 = 0;
-    /// The flow was noted, and is left to the stack.
+    /// The flow was recorded, and is left to the stack.
     pub(crate) const PASSED: u32 = 1;
-    /// The flow was noted, and is translated.
+    /// The flow was recorded, and is translated.
     pub(crate) const TRANSLATED: u32 = 2;
 }
 
-/// Source ports that a flow may get, as the other side sees it.
+/// Candidates for the source port of a flow.
 pub(crate) struct Ports {
-    /// First.
+    /// First port.
     pub(crate) first: u16,
-    /// How many; not 0.
+    /// Number of ports; not 0.
     pub(crate) count: u32,
-    /// Whether the flow's own port is tried first.
+    /// True to try the packet's own port first.
     pub(crate) own: bool,
-    /// Whether a port where the node has a socket is left out.
+    /// True to avoid ports on which the node has a socket.
     pub(crate) avoid_sockets: bool,
 }
 
 impl Ports {
-    /// What a client's port is exchanged for, if another flow of it has the pod's end already.
+    /// Replacements for a client's port in a source port collision at the pod.
     pub(crate) const CLIENT: Self = Self { first: 1024, count: 64512, own: true, avoid_sockets: false };
 }
 
-/// The state that a flow of this protocol begins with.
+/// The initial state of a flow of this protocol.
 #[inline(always)]
 pub(crate) fn first_state(protocol: u8) -> u8 {
     match protocol {
@@ -53,19 +52,18 @@ pub(crate) fn first_state(protocol: u8) -> u8 {
     }
 }
 
-/// Whether a socket of the node would take a packet with this key.
+/// True if a socket of the node would receive a packet with this key.
 #[inline(never)]
 pub(crate) fn has_socket<F: Family>(skb: Skb, key: &FlowKey<Addr<F>>) -> bool {
-    /// `BPF_F_CURRENT_NETNS`: the namespace that the packet is in.
-    const HERE: u64 = -1_i64 as u64;
+    /// `BPF_F_CURRENT_NETNS`: the packet's namespace.
+    const CURRENT_NETNS: u64 = -1_i64 as u64;
     let mut tuple = F::socket_tuple(key);
-    // SAFETY: the tuple lives until the helper has returned; a socket that was found
-    // is released.
+    // SAFETY: the tuple lives until the helper has returned; a socket found is released.
     unsafe {
         let context = skb.0.cast();
         let socket = match key.protocol {
-            IPPROTO_TCP => bpf_skc_lookup_tcp(context, &raw mut tuple, F::TUPLE, HERE, 0),
-            IPPROTO_UDP => bpf_sk_lookup_udp(context, &raw mut tuple, F::TUPLE, HERE, 0),
+            IPPROTO_TCP => bpf_skc_lookup_tcp(context, &raw mut tuple, F::TUPLE, CURRENT_NETNS, 0),
+            IPPROTO_UDP => bpf_sk_lookup_udp(context, &raw mut tuple, F::TUPLE, CURRENT_NETNS, 0),
             _ => return false,
         };
         if socket.is_null() {
@@ -76,20 +74,20 @@ pub(crate) fn has_socket<F: Family>(skb: Skb, key: &FlowKey<Addr<F>>) -> bool {
     }
 }
 
-/// Chooses a source port for the flow at hand from [`Work::ports`], at random: taken ports stand in rows, which a
-/// search from one to the next would follow. To look costs the packet less than to claim in vain, and the verifier less
-/// than to follow a claim as often. 0: none was found.
+/// Chooses a free source port for the flow from [`Scratch::ports`]; returns 0 if none was found. Chooses at
+/// random: ports in use are consecutive, and a search from one to the next would follow them. A lookup costs
+/// the packet less than a failed claim, and the verifier less than following a claim as often.
 #[inline(never)]
-fn choose<F: Family>(skb: Skb, work: &mut Work<F>, now: u32) -> u32 {
-    work.turn_key();
+fn choose_port<F: Family>(skb: Skb, scratch: &mut Scratch<F>, now: u32) -> u32 {
+    scratch.set_reverse_key();
     for _ in 0..PROBES {
         // SAFETY: no arguments.
-        let place = unsafe { bpf_get_prandom_u32() }.checked_rem(work.ports.count).unwrap_or(0);
-        let port = Port::new(work.ports.first.wrapping_add(place as u16));
-        work.flow.source_port = port;
-        work.other.destination_port = port;
-        let is_taken =
-            flow::is_taken(work, now) || work.ports.avoid_sockets && has_socket::<F>(skb, &work.other);
+        let offset = unsafe { bpf_get_prandom_u32() }.checked_rem(scratch.ports.count).unwrap_or(0);
+        let port = Port::new(scratch.ports.first.wrapping_add(offset as u16));
+        scratch.flow.source_port = port;
+        scratch.reverse_key.destination_port = port;
+        let is_taken = flow::is_taken(scratch, now)
+            || scratch.ports.avoid_sockets && has_socket::<F>(skb, &scratch.reverse_key);
         if !is_taken {
             return 1;
         }
@@ -97,59 +95,62 @@ fn choose<F: Family>(skb: Skb, work: &mut Work<F>, now: u32) -> u32 {
     0
 }
 
-/// Notes the flow at hand: the half with the packet's key, which is [`Work::flow`], and the other one. Its source
-/// port is chosen from [`Work::ports`], so that the other half's key is nobody else's.
+/// Records the flow: [`Scratch::flow`] with the packet's key, and the reverse direction. The source port is
+/// chosen from [`Scratch::ports`] so that no other flow has the reverse direction's key.
 #[inline(never)]
-pub(crate) fn open<F: Family>(skb: Skb, work: &mut Work<F>) -> u32 {
+pub(crate) fn record<F: Family>(skb: Skb, scratch: &mut Scratch<F>) -> u32 {
     let mut outcome = Claim::Busy;
-    if work.ports.own {
-        outcome = note(work);
+    if scratch.ports.own {
+        outcome = record_both(scratch);
     }
-    if outcome == Claim::Busy && may_change_port(work) && choose(skb, work, work.flow.last_seen) != 0 {
-        outcome = note(work);
-        if outcome == Claim::Taken && work.ports.own {
+    if outcome == Claim::Busy
+        && may_change_port(scratch)
+        && choose_port(skb, scratch, scratch.flow.last_seen) != 0
+    {
+        outcome = record_both(scratch);
+        if outcome == Claim::Taken && scratch.ports.own {
             count(Counter::PortChanged);
         }
     }
     match outcome {
-        Claim::Taken if work.flow.action == Action::Pass as u8 => Admission::PASSED,
+        Claim::Taken if scratch.flow.action == Action::Pass as u8 => Admission::PASSED,
         Claim::Taken => Admission::TRANSLATED,
         Claim::Full => {
             count_fallback(Reason::Full);
             Admission::LEFT
         }
         Claim::Busy => {
-            count_fallback(if work.ports.own { Reason::Clash } else { Reason::NoPort });
+            count_fallback(if scratch.ports.own { Reason::Clash } else { Reason::NoPort });
             Admission::LEFT
         }
     }
 }
 
-/// Notes both halves of the flow at hand, or none.
+/// Records both directions of the flow, or none.
 #[inline(always)]
-fn note<F: Family>(work: &mut Work<F>) -> Claim {
-    work.turn_key();
-    work.turn_half();
-    let mut outcome = claim(work, work.flow.last_seen);
+fn record_both<F: Family>(scratch: &mut Scratch<F>) -> Claim {
+    scratch.set_reverse_key();
+    scratch.set_reverse();
+    let mut outcome = claim(scratch, scratch.flow.last_seen);
     if outcome == Claim::Taken
-        && F::embryos().insert(&work.packet.key, &work.flow, u64::from(BPF_ANY)).is_err()
+        && F::half_open().insert(&scratch.packet.key, &scratch.flow, u64::from(BPF_ANY)).is_err()
     {
-        let _ = F::embryos().remove(&work.other);
+        let _ = F::half_open().remove(&scratch.reverse_key);
         outcome = Claim::Full;
     }
     outcome
 }
 
-/// Whether the flow at hand may have another source port than its own.
+/// True if the flow may get another source port.
 #[inline(always)]
-fn may_change_port<F: Family>(work: &mut Work<F>) -> bool {
-    if work.flow.action == Action::Pass as u8 {
-        // Only the programs can tell the two apart: a flow that needed no translation needs one now.
-        if work.flow.reason != Reason::Direct as u8 && work.flow.reason != Reason::Mtu as u8 {
+fn may_change_port<F: Family>(scratch: &mut Scratch<F>) -> bool {
+    if scratch.flow.action == Action::Pass as u8 {
+        // Only by a translation can the replies of both flows be distinguished.
+        if scratch.flow.reason != Reason::Direct as u8 && scratch.flow.reason != Reason::Mtu as u8 {
             return false;
         }
-        work.flow.action = Action::ToPod as u8;
-        work.flow.reason = 0;
+        scratch.flow.action = Action::ToPod as u8;
+        scratch.flow.reason = 0;
     }
     true
 }

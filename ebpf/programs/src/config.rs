@@ -1,19 +1,19 @@
-//! The settings and the counters.
+//! The configuration and the counters.
 
 use slipway_ebpf_abi::{Config, Counter, Reason};
 
 use crate::maps::{CONFIG, COUNTERS};
 use crate::skb::Skb;
 
-/// The settings.
+/// The configuration.
 #[inline(always)]
 pub(crate) fn config() -> Option<&'static Config> {
     CONFIG.get(0)
 }
 
-/// Notes the cookie of the node's network namespace.
+/// Stores the cookie of the node's network namespace.
 #[inline(always)]
-pub(crate) fn learn(netns_cookie: u64) {
+pub(crate) fn store_netns_cookie(netns_cookie: u64) {
     if let Some(config) = CONFIG.get_ptr_mut(0) {
         // SAFETY: one aligned word of the element; user space waits for it.
         unsafe { (&raw mut (*config).netns_cookie).write_volatile(netns_cookie) };
@@ -23,27 +23,27 @@ pub(crate) fn learn(netns_cookie: u64) {
 #[inline(always)]
 fn add(index: usize, number: u64) {
     if let Some(counters) = COUNTERS.get_ptr_mut(0) {
-        // SAFETY: the element is this processor's own, and a program is not interrupted by another one of its
-        // kind on the same processor.
+        // SAFETY: the element is this processor's own, and no program of this kind interrupts another one on
+        // the same processor.
         if let Some(counter) = unsafe { (*counters).get_mut(index) } {
             *counter = counter.wrapping_add(number);
         }
     }
 }
 
-/// Adds one.
+/// Increments a counter.
 #[inline(always)]
 pub(crate) fn count(counter: Counter) {
     add(counter as usize, 1);
 }
 
-/// One packet that was left to the stack.
+/// Counts a packet that is left to the stack.
 #[inline(always)]
 pub(crate) fn count_fallback(reason: Reason) {
     add(reason.fallback(), 1);
 }
 
-/// A packet that was translated, and its bytes.
+/// Counts a translated packet and its bytes.
 #[inline(always)]
 pub(crate) fn count_packet(skb: Skb, packets: Counter, bytes: Counter) {
     if let Some(counters) = COUNTERS.get_ptr_mut(0) {
@@ -59,7 +59,7 @@ pub(crate) fn count_packet(skb: Skb, packets: Counter, bytes: Counter) {
     }
 }
 
-/// The same, for a reason that a flow has noted.
+/// Counts a packet that is left to the stack for the reason that its flow has.
 #[inline(always)]
 pub(crate) fn count_fallback_number(reason: u8) {
     add(Reason::Direct.fallback() - Reason::Direct as usize + usize::from(reason & 0x1f), 1);

@@ -1,34 +1,34 @@
-//! The Internet checksum's arithmetic (RFC 1624): what a checksum has to be changed by.
+//! Incremental updates of the Internet checksum (RFC 1624).
 //!
-//! Words are taken as they lie in memory; the sum does not depend on the byte order (RFC 1071, section 2).
+//! Words are in network byte order; the sum does not depend on it (RFC 1071, section 2).
 
-/// Sum of 32-bit words with end-around carry, not folded to 16 bits: what the kernel calls `__wsum`.
+/// The change of a sum: 32-bit words with end-around carry, not folded to 16 bits (the kernel's `__wsum`).
 #[derive(Clone, Copy, Default)]
 pub(crate) struct Difference(u64);
 
 impl Difference {
-    /// What [`Self::sum`] gave.
+    /// The change that [`Self::sum`] returned.
     #[inline(always)]
     #[must_use]
     pub(crate) fn of(sum: u32) -> Self {
         Self(sum as u64)
     }
 
-    /// A word became another one.
+    /// Adds the change of a word.
     #[inline(always)]
     #[must_use]
     pub(crate) fn word(self, old: u32, new: u32) -> Self {
         Self(self.0 + u64::from(!old) + u64::from(new))
     }
 
-    /// Both changes.
+    /// Adds another change.
     #[inline(always)]
     #[must_use]
     pub(crate) fn and(self, other: Self) -> Self {
         Self(self.0 + other.0)
     }
 
-    /// Two ports became two others.
+    /// Adds the change of two ports.
     #[inline(always)]
     #[must_use]
     pub(crate) fn ports(self, old: (u16, u16), new: (u16, u16)) -> Self {
@@ -36,16 +36,16 @@ impl Difference {
         self.word(word(old), word(new))
     }
 
-    /// Folded to 32 bits.
+    /// Folds the change to 32 bits.
     #[inline(always)]
     #[must_use]
     pub(crate) fn sum(self) -> u32 {
-        // At most a few dozen words were added: one carry of a carry.
+        // A few dozen words were added at most: a carry can carry once more.
         let folded = (self.0 & 0xffff_ffff) + (self.0 >> 32);
         ((folded & 0xffff_ffff) + (folded >> 32)) as u32
     }
 
-    /// The checksum field after the change.
+    /// The new value of a checksum field.
     #[inline(always)]
     #[must_use]
     pub(crate) fn apply(self, field: u16) -> u16 {

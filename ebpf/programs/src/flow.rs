@@ -1,4 +1,4 @@
-//! Flows: finding them, keeping both halves alike, and taking keys for new ones.
+//! Flows: looking them up, keeping both directions consistent, and claiming keys for new ones.
 
 use aya_ebpf::bindings::{BPF_ANY, BPF_NOEXIST};
 use slipway_ebpf_abi::{
@@ -7,35 +7,35 @@ use slipway_ebpf_abi::{
 
 use crate::config::{config, count};
 use crate::family::{Addr, Family, Flows};
-use crate::maps::{PODS, TURNS};
+use crate::maps::{KEY_LOCKS, PODS};
+use crate::memory::{copy, mix};
 use crate::packet::{Fragment, Kind, Packet};
+use crate::scratch::Scratch;
 use crate::skb::Skb;
 use crate::tcp_state;
-use crate::words::{copy, mix};
-use crate::work::Work;
 
-/// A half that was found. What it says is in [`Work::flow`].
+/// An element found for the packet. Its value is in [`Scratch::flow`].
 pub(crate) struct Hit<F: Family> {
-    /// Where it is kept.
+    /// The element in the map.
     entry: *mut Flow<Addr<F>>,
-    /// Whether it is in the map of embryos.
-    embryo: bool,
+    /// True if it is in the map of half-open flows.
+    half_open: bool,
 }
 
-/// What became of a key that a new flow wants.
+/// The result of claiming a key for a new flow.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Claim {
-    /// It is the new flow's.
+    /// The new flow has it.
     Taken,
-    /// Another flow, which is alive, has it.
+    /// Another live flow has it.
     Busy,
-    /// The map takes no more.
+    /// The map is full.
     Full,
 }
 
-/// Whether the half `found` belongs to the half with the key `own`.
+/// True if `found` is the reverse direction of the one with the key `own`.
 #[inline(always)]
-fn leads_to<F: Family>(found: &Flow<Addr<F>>, own: &FlowKey<Addr<F>>) -> bool {
+fn is_reverse_of<F: Family>(found: &Flow<Addr<F>>, own: &FlowKey<Addr<F>>) -> bool {
     found.flags & LONE == 0
         && F::same(found.destination, own.source)
         && F::same(found.source, own.destination)
@@ -43,14 +43,14 @@ fn leads_to<F: Family>(found: &Flow<Addr<F>>, own: &FlowKey<Addr<F>>) -> bool {
         && found.source_port.0 == own.destination_port.0
 }
 
-/// Whether the pod's interface is that of this generation.
+/// True if the pod's interface has this generation, and its traffic is not left to the kernel's stack.
 #[inline(always)]
 pub(crate) fn is_pod(pod: u32, generation: u32) -> bool {
     // SAFETY: two words of an element are read, once each.
     unsafe { PODS.get(pod) }.is_some_and(|pod| pod.generation == generation && pod.flags & LEFT == 0)
 }
 
-/// What a flow's life depends on. Copied, so that the verifier needs not know which map it is from.
+/// The fields on which a flow's life depends. Copied, so that the verifier need not track the map.
 struct Life {
     state: u8,
     last_seen: u32,
@@ -65,123 +65,127 @@ impl Life {
     }
 
     #[inline(always)]
-    fn goes_on(&self, now: u32) -> bool {
+    fn is_live(&self, now: u32) -> bool {
         let Some(timeout) =
             config().and_then(|config| config.timeouts.get(usize::from(self.state) & (STATES - 1)))
         else {
             return false;
         };
-        // `now` may be a little older than what another processor has written.
+        // `now` may be a little older than what another processor has stored.
         let age = now.wrapping_sub(self.last_seen);
         let over = age > *timeout && age < u32::MAX / 2;
         !over && (self.pod == 0 || is_pod(self.pod, self.generation))
     }
 }
 
-/// Whether the flow's pod is there and its time is not over.
+/// True if the flow's pod exists and the flow has not timed out.
 #[inline(always)]
 pub(crate) fn is_live<A: Copy>(flow: &Flow<A>, now: u32) -> bool {
-    Life::of(flow).goes_on(now)
+    Life::of(flow).is_live(now)
 }
 
-/// Removes both halves of the flow at hand. The key of the other one may be another flow's by now, which has claimed it
-/// when this one was dead already: that one stays.
+/// Removes both directions of the flow. Another flow may have claimed the key of the reverse direction after
+/// this flow died: that one stays.
 #[inline(never)]
-pub(crate) fn remove<F: Family>(work: &mut Work<F>, now: u32) -> u32 {
-    work.turn_key();
-    // An error says that it is not there, which is what is wanted.
-    let _ = F::flows().remove(&work.packet.key);
-    let _ = F::embryos().remove(&work.packet.key);
-    if work.flow.flags & LONE == 0 {
-        make_room(work, now);
+pub(crate) fn remove<F: Family>(scratch: &mut Scratch<F>, now: u32) -> u32 {
+    scratch.set_reverse_key();
+    // An error means that it is already gone.
+    let _ = F::flows().remove(&scratch.packet.key);
+    let _ = F::half_open().remove(&scratch.packet.key);
+    if scratch.flow.flags & LONE == 0 {
+        free_reverse_key(scratch, now);
     }
     0
 }
 
-/// Whether something is at the key [`Work::other`].
+/// True if there is an element with the key [`Scratch::reverse_key`].
 #[inline(always)]
-fn is_occupied<F: Family>(work: &Work<F>) -> bool {
+fn is_occupied<F: Family>(scratch: &Scratch<F>) -> bool {
     // SAFETY: the values are not read.
-    unsafe { F::embryos().get(&work.other).is_some() || F::flows().get(&work.other).is_some() }
+    unsafe {
+        F::half_open().get(&scratch.reverse_key).is_some() || F::flows().get(&scratch.reverse_key).is_some()
+    }
 }
 
-/// Removes what is at the key [`Work::other`], unless it is alive and another flow's: then it says 0. The kernel removes by
-/// key alone: of two processors that see the same dead half, the second one would remove what the first has put in its
-/// place. They take turns, and who has to wait says 0.
+/// Removes the element with the key [`Scratch::reverse_key`], unless it is of another live flow: then returns 0. The
+/// kernel removes by key only: of two processors that see the same dead element, the second would remove what
+/// the first has inserted instead. So they lock the key, and a processor that does not get the lock returns
+/// 0.
 #[inline(never)]
-fn make_room<F: Family>(work: &Work<F>, now: u32) -> u32 {
-    let turn = mix(&raw const work.other);
-    if TURNS.insert(&turn, &1, u64::from(BPF_NOEXIST)).is_err() {
+fn free_reverse_key<F: Family>(scratch: &Scratch<F>, now: u32) -> u32 {
+    let lock = mix(&raw const scratch.reverse_key);
+    if KEY_LOCKS.insert(&lock, &1, u64::from(BPF_NOEXIST)).is_err() {
         return 0;
     }
-    let is_free = make_room_in(work, F::embryos(), now) && make_room_in(work, F::flows(), now);
-    let _ = TURNS.remove(&turn);
+    let is_free =
+        free_reverse_key_in(scratch, F::half_open(), now) && free_reverse_key_in(scratch, F::flows(), now);
+    let _ = KEY_LOCKS.remove(&lock);
     u32::from(is_free)
 }
 
 #[inline(always)]
-fn make_room_in<F: Family>(work: &Work<F>, map: &Flows<F>, now: u32) -> bool {
+fn free_reverse_key_in<F: Family>(scratch: &Scratch<F>, map: &Flows<F>, now: u32) -> bool {
     // SAFETY: as in `find`.
-    let Some(found) = (unsafe { map.get(&work.other) }) else { return true };
-    if is_live(found, now) && !leads_to::<F>(found, &work.packet.key) {
+    let Some(found) = (unsafe { map.get(&scratch.reverse_key) }) else { return true };
+    if is_live(found, now) && !is_reverse_of::<F>(found, &scratch.packet.key) {
         return false;
     }
-    let _ = map.remove(&work.other);
+    let _ = map.remove(&scratch.reverse_key);
     true
 }
 
-/// The half that the packet at hand belongs to, if it is alive; one that is dead is removed, and one that is
-/// over is removed if the packet begins another connection.
+/// Finds the packet's direction of a live flow. Removes a dead flow, and one that is over if the packet
+/// begins another connection.
 #[inline(always)]
-pub(crate) fn find<F: Family>(work: &mut Work<F>, now: u32) -> Option<Hit<F>> {
-    let (entry, embryo) = match F::flows().get_ptr_mut(&work.packet.key) {
+pub(crate) fn find<F: Family>(scratch: &mut Scratch<F>, now: u32) -> Option<Hit<F>> {
+    let (entry, half_open) = match F::flows().get_ptr_mut(&scratch.packet.key) {
         Some(entry) => (entry, false),
-        None => (F::embryos().get_ptr_mut(&work.packet.key)?, true),
+        None => (F::half_open().get_ptr_mut(&scratch.packet.key)?, true),
     };
-    // The kernel keeps the memory of an element while the program runs; it may give it to another key, which is
-    // why everything is copied at once.
-    copy(entry, &raw mut work.flow);
-    let renewed = work.packet.kind == Kind::Opening
-        && work.packet.key.protocol == IPPROTO_TCP
-        && tcp_state::is_over(work.flow.state);
-    if renewed || !is_live(&work.flow, now) {
-        remove(work, now);
+    // The kernel keeps an element's memory while the program runs, but may reuse it for another key: so
+    // everything is copied at once.
+    copy(entry, &raw mut scratch.flow);
+    let renewed = scratch.packet.kind == Kind::Opening
+        && scratch.packet.key.protocol == IPPROTO_TCP
+        && tcp_state::is_over(scratch.flow.state);
+    if renewed || !is_live(&scratch.flow, now) {
+        remove(scratch, now);
         return None;
     }
-    Some(Hit { entry, embryo })
+    Some(Hit { entry, half_open })
 }
 
-/// Copies the half with the key in [`Work::other`] into [`Work::flow`], if it is alive.
+/// Copies the element with the key [`Scratch::reverse_key`] to [`Scratch::flow`]. Returns true if its flow is live.
 #[inline(always)]
-pub(crate) fn look<F: Family>(work: &mut Work<F>, now: u32) -> bool {
-    let entry = match F::flows().get_ptr_mut(&work.other) {
+pub(crate) fn find_reverse<F: Family>(scratch: &mut Scratch<F>, now: u32) -> bool {
+    let entry = match F::flows().get_ptr_mut(&scratch.reverse_key) {
         Some(entry) => entry,
-        None => match F::embryos().get_ptr_mut(&work.other) {
+        None => match F::half_open().get_ptr_mut(&scratch.reverse_key) {
             Some(entry) => entry,
             None => return false,
         },
     };
-    copy(entry, &raw mut work.flow);
-    is_live(&work.flow, now)
+    copy(entry, &raw mut scratch.flow);
+    is_live(&scratch.flow, now)
 }
 
 impl<F: Family> Hit<F> {
-    /// Notes a packet of this half.
+    /// Records a packet of this direction.
     #[inline(always)]
-    pub(crate) fn touch(&self, skb: Skb, work: &mut Work<F>, now: u32) {
-        let state = next_state(&work.flow, &work.packet, now);
-        note_place(work);
-        work.flow.packets = work.flow.packets.wrapping_add(skb.segments());
-        work.flow.bytes = work.flow.bytes.wrapping_add(u64::from(skb.len()));
-        // SAFETY: as in `find`. The counts of a half may lose a packet when two processors handle the same
-        // flow at once; the network card gives a flow to one.
+    pub(crate) fn record(&self, skb: Skb, scratch: &mut Scratch<F>, now: u32) {
+        let state = next_state(&scratch.flow, &scratch.packet, now);
+        record_sequence(scratch);
+        scratch.flow.packets = scratch.flow.packets.wrapping_add(skb.segments());
+        scratch.flow.bytes = scratch.flow.bytes.wrapping_add(u64::from(skb.len()));
+        // SAFETY: as in `find`. If two processors handle the same flow, a packet may not be counted; network
+        // cards assign a flow to one processor.
         unsafe {
-            (*self.entry).packets = work.flow.packets;
-            (*self.entry).bytes = work.flow.bytes;
-            (*self.entry).mark = work.flow.mark;
+            (*self.entry).packets = scratch.flow.packets;
+            (*self.entry).bytes = scratch.flow.bytes;
+            (*self.entry).mark = scratch.flow.mark;
         }
-        let established = self.embryo && is_established(state, work.packet.key.protocol);
-        if state == work.flow.state && now == work.flow.last_seen && !established {
+        let established = self.half_open && is_established(state, scratch.packet.key.protocol);
+        if state == scratch.flow.state && now == scratch.flow.last_seen && !established {
             return;
         }
         // SAFETY: as above.
@@ -189,14 +193,14 @@ impl<F: Family> Hit<F> {
             (*self.entry).state = state;
             (*self.entry).last_seen = now;
         }
-        // What the other half is told, and what moves to the established flows. It is not read from the element again,
-        // which may have become another flow's.
-        work.flow.state = state;
-        work.flow.last_seen = now;
+        // For the reverse direction and for the established flows. Not read from the element, which may be
+        // another flow's now.
+        scratch.flow.state = state;
+        scratch.flow.last_seen = now;
         if established {
-            promote(work);
-        } else if work.flow.flags & LONE == 0 {
-            synchronize(work, self.embryo);
+            promote(scratch);
+        } else if scratch.flow.flags & LONE == 0 {
+            update_reverse(scratch, self.half_open);
         }
     }
 }
@@ -205,14 +209,14 @@ impl<F: Family> Hit<F> {
 fn next_state<F: Family>(flow: &Flow<Addr<F>>, packet: &Packet<F>, now: u32) -> u8 {
     let original = flow.flags & ORIGINAL != 0;
     match packet.key.protocol {
-        IPPROTO_TCP if packet.fragment == Fragment::Later || is_misplaced_reset(flow, packet) => flow.state,
+        IPPROTO_TCP if packet.fragment == Fragment::Later || is_stray_reset(flow, packet) => flow.state,
         IPPROTO_TCP => tcp_state::next(flow.state, original, packet.tcp),
         IPPROTO_UDP => next_state_of_udp(flow, original, now),
         _ => flow.state,
     }
 }
 
-/// Ticks that a conversation of UDP lasts before it may be a stream, as in conntrack: two seconds at least.
+/// Minimum age in ticks of a UDP flow that becomes a stream: two seconds, as in conntrack.
 const STREAM_AFTER: u32 = 2;
 
 #[inline(always)]
@@ -226,20 +230,20 @@ fn next_state_of_udp<A: Copy>(flow: &Flow<A>, original: bool, now: u32) -> u8 {
     }
 }
 
-/// Whether this is a reset from far beside where the sender was, which its receiver does not take for one.
+/// True for a reset whose sequence number is far from the sender's, which its receiver ignores.
 #[inline(always)]
-fn is_misplaced_reset<F: Family>(flow: &Flow<Addr<F>>, packet: &Packet<F>) -> bool {
+fn is_stray_reset<F: Family>(flow: &Flow<Addr<F>>, packet: &Packet<F>) -> bool {
     packet.tcp & tcp_state::RST != 0 && flow.mark != 0 && !tcp_state::is_near(packet.sequence, flow.mark)
 }
 
-/// Notes where in the connection the sender is. A segment from nowhere near does not move that: whoever knows no more
-/// than the ends of a connection would make room for a reset with it.
+/// Records the sender's sequence number. One far away is ignored: otherwise an attacker who knows only the
+/// ends of a connection could prepare a reset.
 #[inline(always)]
-fn note_place<F: Family>(work: &mut Work<F>) {
-    let packet = &work.packet;
-    let has_place = packet.key.protocol == IPPROTO_TCP && packet.fragment != Fragment::Later;
-    if has_place && (work.flow.mark == 0 || tcp_state::is_near(packet.sequence, work.flow.mark)) {
-        work.flow.mark = packet.sequence;
+fn record_sequence<F: Family>(scratch: &mut Scratch<F>) {
+    let packet = &scratch.packet;
+    let has_sequence = packet.key.protocol == IPPROTO_TCP && packet.fragment != Fragment::Later;
+    if has_sequence && (scratch.flow.mark == 0 || tcp_state::is_near(packet.sequence, scratch.flow.mark)) {
+        scratch.flow.mark = packet.sequence;
     }
 }
 
@@ -248,25 +252,26 @@ fn is_established(state: u8, protocol: u8) -> bool {
     if protocol == IPPROTO_TCP { tcp_state::is_established(state) } else { state == State::Stream as u8 }
 }
 
-/// Tells the other half what this one has learnt, or puts it back if it was evicted.
+/// Updates the reverse direction's state and time, or restores it if it was evicted.
 #[inline(never)]
-fn synchronize<F: Family>(work: &mut Work<F>, embryo: bool) -> u32 {
-    let map = if embryo { F::embryos() } else { F::flows() };
-    work.turn_key();
-    match map.get_ptr_mut(&work.other) {
-        // SAFETY: the element is in the map, or was a moment ago; its memory is not given back while a program runs.
+fn update_reverse<F: Family>(scratch: &mut Scratch<F>, half_open: bool) -> u32 {
+    let map = if half_open { F::half_open() } else { F::flows() };
+    scratch.set_reverse_key();
+    match map.get_ptr_mut(&scratch.reverse_key) {
+        // SAFETY: the element is in the map, or was a moment ago; its memory is not freed while a program
+        // runs.
         Some(other) => unsafe {
-            if leads_to::<F>(&*other, &work.packet.key) {
-                (*other).state = work.flow.state;
-                (*other).last_seen = work.flow.last_seen;
+            if is_reverse_of::<F>(&*other, &scratch.packet.key) {
+                (*other).state = scratch.flow.state;
+                (*other).last_seen = scratch.flow.last_seen;
             } else {
-                // The key was evicted and is another flow's now: this flow cannot go on.
-                let _ = map.remove(&work.packet.key);
+                // The key was evicted, and another flow has it now: this flow ends.
+                let _ = map.remove(&scratch.packet.key);
             }
         },
         None => {
-            work.turn_half();
-            if map.insert(&work.other, &work.half, u64::from(BPF_NOEXIST)).is_ok() {
+            scratch.set_reverse();
+            if map.insert(&scratch.reverse_key, &scratch.reverse, u64::from(BPF_NOEXIST)).is_ok() {
                 count(Counter::Restored);
             }
         }
@@ -274,71 +279,71 @@ fn synchronize<F: Family>(work: &mut Work<F>, embryo: bool) -> u32 {
     0
 }
 
-/// Moves both halves to the established flows, first there, then away from here, so that one of both maps
-/// always knows them.
+/// Moves both directions to the established flows. Inserts before it removes, so that one of the maps always
+/// has them.
 #[inline(never)]
-fn promote<F: Family>(work: &mut Work<F>) -> u32 {
-    if F::flows().insert(&work.packet.key, &work.flow, u64::from(BPF_ANY)).is_err() {
+fn promote<F: Family>(scratch: &mut Scratch<F>) -> u32 {
+    if F::flows().insert(&scratch.packet.key, &scratch.flow, u64::from(BPF_ANY)).is_err() {
         return 0;
     }
-    if work.flow.flags & LONE == 0 {
-        work.turn_key();
-        work.turn_half();
+    if scratch.flow.flags & LONE == 0 {
+        scratch.set_reverse_key();
+        scratch.set_reverse();
         // SAFETY: as in `find`.
-        if let Some(embryo) = unsafe { F::embryos().get(&work.other) } {
-            work.half.packets = embryo.packets;
-            work.half.bytes = embryo.bytes;
-            work.half.mark = embryo.mark;
+        if let Some(half_open) = unsafe { F::half_open().get(&scratch.reverse_key) } {
+            scratch.reverse.packets = half_open.packets;
+            scratch.reverse.bytes = half_open.bytes;
+            scratch.reverse.mark = half_open.mark;
         }
-        if F::flows().insert(&work.other, &work.half, u64::from(BPF_ANY)).is_err() {
-            let _ = F::flows().remove(&work.packet.key);
+        if F::flows().insert(&scratch.reverse_key, &scratch.reverse, u64::from(BPF_ANY)).is_err() {
+            let _ = F::flows().remove(&scratch.packet.key);
             return 0;
         }
-        let _ = F::embryos().remove(&work.other);
+        let _ = F::half_open().remove(&scratch.reverse_key);
     }
-    let _ = F::embryos().remove(&work.packet.key);
+    let _ = F::half_open().remove(&scratch.packet.key);
     count(Counter::Established);
     0
 }
 
-/// Whether a flow that is alive has the key [`Work::other`].
+/// True if a live flow has the key [`Scratch::reverse_key`].
 #[inline(never)]
-pub(crate) fn is_taken<F: Family>(work: &Work<F>, now: u32) -> bool {
+pub(crate) fn is_taken<F: Family>(scratch: &Scratch<F>, now: u32) -> bool {
     // SAFETY: as in `find`.
     let life = unsafe {
-        match F::flows().get(&work.other) {
+        match F::flows().get(&scratch.reverse_key) {
             Some(found) => Life::of(found),
-            None => match F::embryos().get(&work.other) {
+            None => match F::half_open().get(&scratch.reverse_key) {
                 Some(found) => Life::of(found),
                 None => return false,
             },
         }
     };
-    life.goes_on(now)
+    life.is_live(now)
 }
 
-/// Takes the key [`Work::other`] for [`Work::half`], the other half of the flow at hand.
+/// Claims the key [`Scratch::reverse_key`] for [`Scratch::reverse`], the reverse direction of the flow.
 #[inline(always)]
-pub(crate) fn claim<F: Family>(work: &Work<F>, now: u32) -> Claim {
-    if is_occupied(work) && make_room(work, now) == 0 {
+pub(crate) fn claim<F: Family>(scratch: &Scratch<F>, now: u32) -> Claim {
+    if is_occupied(scratch) && free_reverse_key(scratch, now) == 0 {
         return Claim::Busy;
     }
-    match F::embryos().insert(&work.other, &work.half, u64::from(BPF_NOEXIST)) {
+    match F::half_open().insert(&scratch.reverse_key, &scratch.reverse, u64::from(BPF_NOEXIST)) {
         Ok(()) => {}
         Err(EEXIST) => return Claim::Busy,
         Err(_) => return Claim::Full,
     }
-    // Only now the established flows: one that moves there at this moment was in the way of the insertion.
+    // The established flows are checked afterwards: a flow that moves there now prevented the insertion.
     // SAFETY: as in `find`.
-    if let Some(found) = unsafe { F::flows().get(&work.other) }
+    if let Some(found) = unsafe { F::flows().get(&scratch.reverse_key) }
         && is_live(found, now)
-        && !leads_to::<F>(found, &work.packet.key)
+        && !is_reverse_of::<F>(found, &scratch.packet.key)
     {
-        let _ = F::embryos().remove(&work.other);
+        let _ = F::half_open().remove(&scratch.reverse_key);
         return Claim::Busy;
     }
     Claim::Taken
 }
 
-/// The element is there already (include/uapi/asm-generic/errno-base.h).
+/// The element exists (include/uapi/asm-generic/errno-base.h).
 const EEXIST: i32 = -17;

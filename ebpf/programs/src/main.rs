@@ -1,18 +1,18 @@
 //! The BPF programs of the eBPF fast path.
 //!
-//! `uplink_ingress` sees what arrives from outside, `pod_ingress` what a pod sends, and the programs of
-//! [`sock`] what the node's own sockets ask for. They share the maps of [`maps`], which user space fills
-//! (pods, ports, uplinks) and reads (flows, counters).
+//! `uplink_ingress` sees the packets from outside, `pod_ingress` those of a pod, and the programs of [`sock`]
+//! the destinations of the node's own sockets. They share the maps of [`maps`]; user space writes some (pods,
+//! ports, uplinks) and reads others (flows, counters).
 //!
-//! Two rules hold everywhere. Every check comes before the first write to a packet, because a packet that was
-//! changed cannot be left to the kernel's stack any more. And a packet that the programs do not understand is
-//! left to the stack, whose nftables tables know every published port as well.
+//! Two rules hold everywhere. All checks of a packet come before the first write to it, as a changed packet
+//! cannot be left to the kernel's stack. And a packet that the BPF programs do not understand is left to the
+//! stack, where nftables has every published port, too.
 #![no_std]
 #![no_main]
 #![allow(clippy::cast_possible_truncation, reason = "lengths, offsets and codes of the kernel are small")]
 #![allow(
     clippy::needless_borrows_for_generic_args,
-    reason = "a copy of a key takes room on the stack, of which a program has 512 bytes"
+    reason = "a copy of a key takes space on the stack, of which a program has 512 bytes"
 )]
 #![allow(
     clippy::unnecessary_cast,
@@ -26,9 +26,11 @@ mod family;
 mod flow;
 mod icmp;
 mod maps;
+mod memory;
 mod packet;
 mod pod;
 mod route;
+mod scratch;
 mod skb;
 mod sock;
 mod tcp_state;
@@ -36,8 +38,6 @@ mod translate;
 mod uplink;
 mod v4;
 mod v6;
-mod words;
-mod work;
 
 use aya_ebpf::macros::classifier;
 use aya_ebpf::programs::TcContext;
@@ -74,8 +74,8 @@ pub(crate) fn pod_ingress(ctx: TcContext) -> i32 {
 
 #[inline(always)]
 fn uplink(skb: Skb, l3: u32) -> i32 {
-    // A frame with the number of a VLAN belongs to the VLAN's own interface, and what is not addressed to this machine
-    // to nobody here.
+    // A frame with a VLAN ID belongs to the VLAN's own interface; a frame to another host is not for the
+    // node.
     if skb.is_in_vlan() || !skb.is_to_host() {
         return Act::STACK;
     }
@@ -86,12 +86,12 @@ fn uplink(skb: Skb, l3: u32) -> i32 {
     }
 }
 
-/// The kernel gives some helpers to programs under its own license only.
+/// The kernel provides some helpers only to programs under its own license.
 #[unsafe(link_section = "license")]
 #[unsafe(no_mangle)]
 static LICENSE: [u8; 13] = *b"Dual MIT/GPL\0";
 
-/// Never reached: the verifier refuses a program that could.
+/// Unreachable: the verifier would refuse the program otherwise.
 #[cfg(not(test))]
 #[panic_handler]
 fn panic(_: &core::panic::PanicInfo<'_>) -> ! {

@@ -1,4 +1,4 @@
-//! The maps. What each is for is said in `slipway_ebpf_abi::maps`.
+//! The maps; `slipway_ebpf_abi::maps` describes them.
 
 use aya_ebpf::bindings::BPF_F_NO_PREALLOC;
 use aya_ebpf::macros::map;
@@ -10,12 +10,12 @@ use slipway_ebpf_abi::{
     SocketKey6, SocketOrigin4, SocketOrigin6, Uplink,
 };
 
-use crate::route::{self, Known};
+use crate::route::{self, CachedRoute};
+use crate::scratch::Scratch;
 use crate::v4::V4;
 use crate::v6::V6;
-use crate::work::Work;
 
-/// Hash maps that only user space writes take memory as elements are added.
+/// For hash maps that only user space writes: allocates memory as elements are added.
 const LAZY: u32 = BPF_F_NO_PREALLOC;
 
 #[map(name = "config")]
@@ -39,7 +39,7 @@ pub(crate) static LOCALS4: HashMap<Addr4, u32> = HashMap::with_max_entries(sizes
 #[map(name = "flows4")]
 pub(crate) static FLOWS4: LruHashMap<FlowKey4, Flow4> = LruHashMap::with_max_entries(sizes::FLOWS_SIZE, 0);
 #[map(name = "embryos4")]
-pub(crate) static EMBRYOS4: LruHashMap<FlowKey4, Flow4> =
+pub(crate) static HALF_OPEN4: LruHashMap<FlowKey4, Flow4> =
     LruHashMap::with_max_entries(sizes::EMBRYOS_SIZE, 0);
 #[map(name = "frags4")]
 pub(crate) static FRAGMENTS4: LruHashMap<FragmentKey4, FragmentPorts> =
@@ -58,7 +58,7 @@ pub(crate) static LOCALS6: HashMap<Addr6, u32> = HashMap::with_max_entries(sizes
 #[map(name = "flows6")]
 pub(crate) static FLOWS6: LruHashMap<FlowKey6, Flow6> = LruHashMap::with_max_entries(sizes::FLOWS_SIZE, 0);
 #[map(name = "embryos6")]
-pub(crate) static EMBRYOS6: LruHashMap<FlowKey6, Flow6> =
+pub(crate) static HALF_OPEN6: LruHashMap<FlowKey6, Flow6> =
     LruHashMap::with_max_entries(sizes::EMBRYOS_SIZE, 0);
 #[map(name = "frags6")]
 pub(crate) static FRAGMENTS6: LruHashMap<FragmentKey6, FragmentPorts> =
@@ -67,17 +67,17 @@ pub(crate) static FRAGMENTS6: LruHashMap<FragmentKey6, FragmentPorts> =
 pub(crate) static SOCKETS6: LruHashMap<SocketKey6, SocketOrigin6> =
     LruHashMap::with_max_entries(sizes::SOCKETS_SIZE, 0);
 
-/// Keys that a processor is just taking over from a flow that is dead, by a number made of them: who puts the number
-/// here does so alone. Of no interest to user space.
+/// Locks of keys that a processor is taking over from a dead flow, by a hash of the key: the processor that
+/// inserts the hash has the lock. Not for user space.
 #[map(name = "turns")]
-pub(crate) static TURNS: HashMap<u32, u32> = HashMap::with_max_entries(1024, 0);
-/// Scratch, likewise.
+pub(crate) static KEY_LOCKS: HashMap<u32, u32> = HashMap::with_max_entries(1024, 0);
+/// Scratch memory. Not for user space.
 #[map(name = "work4")]
-pub(crate) static WORK4: PerCpuArray<Work<V4>> = PerCpuArray::with_max_entries(1, 0);
+pub(crate) static SCRATCH4: PerCpuArray<Scratch<V4>> = PerCpuArray::with_max_entries(1, 0);
 #[map(name = "work6")]
-pub(crate) static WORK6: PerCpuArray<Work<V6>> = PerCpuArray::with_max_entries(1, 0);
-/// Likewise.
+pub(crate) static SCRATCH6: PerCpuArray<Scratch<V6>> = PerCpuArray::with_max_entries(1, 0);
+/// Caches of routes. Not for user space.
 #[map(name = "routes4")]
-pub(crate) static ROUTES4: PerCpuArray<Known<V4>> = PerCpuArray::with_max_entries(route::SLOTS, 0);
+pub(crate) static ROUTE_CACHE4: PerCpuArray<CachedRoute<V4>> = PerCpuArray::with_max_entries(route::SLOTS, 0);
 #[map(name = "routes6")]
-pub(crate) static ROUTES6: PerCpuArray<Known<V6>> = PerCpuArray::with_max_entries(route::SLOTS, 0);
+pub(crate) static ROUTE_CACHE6: PerCpuArray<CachedRoute<V6>> = PerCpuArray::with_max_entries(route::SLOTS, 0);

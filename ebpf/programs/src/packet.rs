@@ -1,61 +1,61 @@
-//! What a packet says about itself.
+//! Decoding packets.
 
 use slipway_ebpf_abi::{FlowKey, FragmentKey, FragmentPorts, IPPROTO_TCP, IPPROTO_UDP, Port, Reason};
 
 use crate::config::count_fallback;
 use crate::family::{Addr, Family};
+use crate::scratch::Scratch;
 use crate::skb::Skb;
 use crate::tcp_state;
-use crate::work::Work;
 
-/// Which piece of a packet this is.
+/// Position of a fragment in its packet.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Fragment {
-    /// All of it.
+    /// Not a fragment.
     Whole,
-    /// The first piece: it has the ports.
+    /// First fragment, which has the ports.
     First,
-    /// Another piece: it has not.
+    /// Later fragment, without ports.
     Later,
 }
 
-/// What kind of packet it is.
+/// Role of a packet.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Kind {
-    /// Belongs to a flow, and begins one if there is none.
+    /// Belongs to a flow, or begins one.
     Opening,
-    /// Belongs to a flow, or to nobody here.
+    /// Belongs to an existing flow only.
     Following,
-    /// An ICMP error: about another packet.
+    /// An ICMP error about another packet.
     Error,
 }
 
-/// A packet that the programs understand.
+/// A decoded packet.
 pub(crate) struct Packet<F: Family> {
-    /// Its addresses, ports and protocol, seen from one side.
+    /// Addresses, ports, protocol and side.
     pub(crate) key: FlowKey<Addr<F>>,
     /// Offset of the IP header.
     pub(crate) l3: u32,
-    /// Offset of the header above.
+    /// Offset of the header above IP.
     pub(crate) l4: u32,
-    /// Length from the IP header on, of the packet or of each that it will be cut into.
+    /// Length from the IP header on; of a packet merged by GRO, that of its segments.
     pub(crate) length: u32,
-    /// The word of the IP header that has the hops that are left, as the packet has it: it lies before the addresses,
-    /// or one word before them, so that all that is rewritten is written at once, and not read again.
+    /// The 32-bit word of the IP header with the hop limit, in network byte order. It is next to the
+    /// addresses, so that one write rewrites all, without reading the word again.
     pub(crate) hops: u32,
-    /// Type of service or traffic class, which a route may depend on.
+    /// Type of service or traffic class, on which a route may depend.
     pub(crate) tos: u8,
-    /// The sequence number of TCP.
+    /// TCP: sequence number.
     pub(crate) sequence: u32,
-    /// Hops that are left.
+    /// Time to live or hop limit.
     pub(crate) ttl: u8,
-    /// The flags byte of TCP, 0 for other protocols and for pieces without a header.
+    /// TCP: flags; 0 for other protocols and later fragments.
     pub(crate) tcp: u8,
-    /// Whether the sender wants to be told when the packet is too large.
+    /// True if an ICMP error must be sent when the packet is too large.
     pub(crate) dont_fragment: bool,
-    /// Which piece it is.
+    /// Position in a fragmented packet.
     pub(crate) fragment: Fragment,
-    /// What kind it is.
+    /// Role.
     pub(crate) kind: Kind,
 }
 
@@ -70,15 +70,15 @@ struct Tcp {
     flags: u8,
 }
 
-/// The headers of UDP (RFC 768) and of ICMP echoes (RFC 792, RFC 4443 section 4) have the same length.
+/// A header of UDP (RFC 768) or of an ICMP echo (RFC 792, RFC 4443 section 4).
 #[repr(C)]
 #[derive(Clone, Copy)]
-struct Eight {
-    halves: [u16; 4],
+struct EightBytes {
+    fields: [u16; 4],
 }
 
 impl<F: Family> Packet<F> {
-    /// Reads the packet whose IP header is at `l3`. `false`: it is not one for the programs.
+    /// Decodes the packet whose IP header is at `l3`. Returns false if the BPF programs do not handle it.
     #[inline(always)]
     pub(crate) fn read(&mut self, skb: Skb, l3: u32, side: u8) -> bool {
         self.reset(l3, side);
@@ -88,18 +88,18 @@ impl<F: Family> Packet<F> {
         self.fragment = upper.fragment;
         self.length = skb.len().wrapping_sub(l3);
         if upper.fragment == Fragment::Later {
-            return self.recall_ports(skb, upper.id).is_some();
+            return self.load_ports(skb, upper.id).is_some();
         }
         if self.read_upper(skb).is_none() {
             return false;
         }
         if upper.fragment == Fragment::First && self.kind != Kind::Error {
-            self.remember_ports(skb, upper.id);
+            self.store_ports(skb, upper.id);
         }
         true
     }
 
-    /// Reads the packet inside an ICMP error, of which only the beginning is there.
+    /// Decodes the packet inside an ICMP error, of which only the beginning is there.
     #[inline(always)]
     pub(crate) fn read_inner(&mut self, skb: Skb, l3: u32, side: u8) -> bool {
         self.reset(l3, side);
@@ -109,12 +109,12 @@ impl<F: Family> Packet<F> {
         }
         self.key.protocol = upper.protocol;
         self.l4 = upper.offset;
-        // RFC 792 promises 8 bytes above the IP header, no more.
-        let Some(header) = skb.load::<Eight>(self.l4) else { return false };
+        // RFC 792 guarantees 8 bytes after the IP header.
+        let Some(header) = skb.load::<EightBytes>(self.l4) else { return false };
         match upper.protocol {
             IPPROTO_TCP | IPPROTO_UDP => {
-                self.key.source_port = Port(header.halves[0]);
-                self.key.destination_port = Port(header.halves[1]);
+                self.key.source_port = Port(header.fields[0]);
+                self.key.destination_port = Port(header.fields[1]);
                 true
             }
             icmp if icmp == F::ICMP => self.read_echo(header).is_some() && self.kind != Kind::Error,
@@ -149,14 +149,14 @@ impl<F: Family> Packet<F> {
                 self.limit_to_segment(skb, u32::from(header.offset >> 4) * 4);
             }
             IPPROTO_UDP => {
-                let header = skb.load::<Eight>(self.l4)?;
-                self.key.source_port = Port(header.halves[0]);
-                self.key.destination_port = Port(header.halves[1]);
+                let header = skb.load::<EightBytes>(self.l4)?;
+                self.key.source_port = Port(header.fields[0]);
+                self.key.destination_port = Port(header.fields[1]);
                 self.kind = Kind::Opening;
-                self.limit_to_segment(skb, size_of::<Eight>() as u32);
+                self.limit_to_segment(skb, size_of::<EightBytes>() as u32);
             }
             icmp if icmp == F::ICMP => {
-                let header = skb.load::<Eight>(self.l4)?;
+                let header = skb.load::<EightBytes>(self.l4)?;
                 self.read_echo(header)?;
             }
             _ => return None,
@@ -165,9 +165,9 @@ impl<F: Family> Packet<F> {
     }
 
     #[inline(always)]
-    fn read_echo(&mut self, header: Eight) -> Option<()> {
-        let kind = header.halves[0].to_ne_bytes()[0];
-        let id = Port(header.halves[2]);
+    fn read_echo(&mut self, header: EightBytes) -> Option<()> {
+        let kind = header.fields[0].to_ne_bytes()[0];
+        let id = Port(header.fields[2]);
         if kind == F::ECHO_REQUEST {
             self.key.source_port = id;
             self.kind = Kind::Opening;
@@ -181,7 +181,8 @@ impl<F: Family> Packet<F> {
         Some(())
     }
 
-    /// A packet that was merged of several, or that the device will cut, travels in pieces of this length.
+    /// Sets the length to that of a segment, for a packet that was merged by GRO or that the device will
+    /// segment.
     #[inline(always)]
     fn limit_to_segment(&mut self, skb: Skb, header: u32) {
         let payload = skb.segment_size();
@@ -202,16 +203,16 @@ impl<F: Family> Packet<F> {
     }
 
     #[inline(always)]
-    fn remember_ports(&self, skb: Skb, id: u32) {
+    fn store_ports(&self, skb: Skb, id: u32) {
         let ports = FragmentPorts { source: self.key.source_port, destination: self.key.destination_port };
-        // A full map evicts an older packet; an error here only means that the pieces are left to the stack.
+        // A full map evicts an older packet. After an error the later fragments are left to the stack.
         let _ = F::fragments().insert(self.fragment_key(skb, id), ports, 0);
     }
 
     #[inline(always)]
-    fn recall_ports(&mut self, skb: Skb, id: u32) -> Option<()> {
-        // SAFETY: copied at once; a piece that is taken for one of another packet needs an entry that is
-        // evicted and filled again in between, and has a wrong checksum then.
+    fn load_ports(&mut self, skb: Skb, id: u32) -> Option<()> {
+        // SAFETY: copied at once. If the entry is evicted and reused meanwhile, a fragment is mistaken for
+        // one of another packet, and fails that packet's checksum.
         match unsafe { F::fragments().get(self.fragment_key(skb, id)) } {
             Some(ports) => {
                 self.key.source_port = ports.source;
@@ -226,14 +227,14 @@ impl<F: Family> Packet<F> {
     }
 }
 
-/// Reads the packet at hand ([`Packet::read`]), on a stack of its own.
+/// Decodes the packet ([`Packet::read`]), in a stack frame of its own.
 #[inline(never)]
-pub(crate) fn read<F: Family>(skb: Skb, work: &mut Work<F>, l3: u32, side: u8) -> bool {
-    work.packet.read(skb, l3, side)
+pub(crate) fn read<F: Family>(skb: Skb, scratch: &mut Scratch<F>, l3: u32, side: u8) -> bool {
+    scratch.packet.read(skb, l3, side)
 }
 
-/// Reads the packet inside the one at hand ([`Packet::read_inner`]), likewise.
+/// Decodes the packet inside an ICMP error ([`Packet::read_inner`]), in a stack frame of its own.
 #[inline(never)]
-pub(crate) fn read_inner<F: Family>(skb: Skb, work: &mut Work<F>, l3: u32, side: u8) -> bool {
-    work.inner.read_inner(skb, l3, side)
+pub(crate) fn read_inner<F: Family>(skb: Skb, scratch: &mut Scratch<F>, l3: u32, side: u8) -> bool {
+    scratch.inner.read_inner(skb, l3, side)
 }

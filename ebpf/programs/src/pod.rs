@@ -1,4 +1,4 @@
-//! What a pod sends.
+//! Packets of pods.
 
 use slipway_ebpf_abi::{
     Action, Counter, HELD, IPPROTO_TCP, LEFT, LONE, MASQUERADED, ORIGINAL, Reason, SIDE_POD,
@@ -10,65 +10,69 @@ use crate::family::Family;
 use crate::flow;
 use crate::icmp;
 use crate::maps::{PODS, ROUTERS};
+use crate::memory::copy;
 use crate::packet::{self, Fragment, Kind};
 use crate::route::{self, Verdict};
+use crate::scratch::Scratch;
 use crate::skb::{Act, ETHERNET, Skb, now};
 use crate::translate::translate;
-use crate::words::copy;
-use crate::work::Work;
 
-/// The program, for one family.
+/// The program for one family.
 #[inline(never)]
 pub(crate) fn ingress<F: Family>(skb: Skb) -> i32 {
-    let Some(work) = F::work() else { return Act::STACK };
-    if packet::read(skb, work, ETHERNET, SIDE_POD) { handle(skb, work) } else { Act::STACK }
+    let Some(scratch) = F::scratch() else { return Act::STACK };
+    if packet::read(skb, scratch, ETHERNET, SIDE_POD) { handle(skb, scratch) } else { Act::STACK }
 }
 
 #[inline(never)]
-fn handle<F: Family>(skb: Skb, work: &mut Work<F>) -> i32 {
-    if work.packet.kind == Kind::Error {
-        return icmp::error(skb, work);
+fn handle<F: Family>(skb: Skb, scratch: &mut Scratch<F>) -> i32 {
+    if scratch.packet.kind == Kind::Error {
+        return icmp::error(skb, scratch);
     }
     let now = now();
-    if let Some(hit) = flow::find(work, now) {
-        if work.flow.pod != skb.interface() && work.flow.pod != 0 {
-            // Another pod's address: no business of the programs.
+    if let Some(hit) = flow::find(scratch, now) {
+        if scratch.flow.pod != skb.interface() && scratch.flow.pod != 0 {
+            // Another pod's address: left alone.
             return Act::STACK;
         }
-        if work.flow.action != Action::ToUplink as u8 {
-            hit.touch(skb, work, now);
+        if scratch.flow.action != Action::ToUplink as u8 {
+            hit.record(skb, scratch, now);
             return Act::STACK;
         }
-        let verdict = route::of_packet_of_flow(skb, work, now);
-        if !matches!(verdict, Verdict::Moved) {
-            let act = may_leave(work, &verdict);
+        let verdict = route::of_packet_of_flow(skb, scratch, now);
+        if !matches!(verdict, Verdict::AddressChanged) {
+            let act = action_by_route(scratch, &verdict);
             if act != LEAVE {
                 return act;
             }
-            hit.touch(skb, work, now);
-            return send(skb, work);
+            hit.record(skb, scratch, now);
+            return send(skb, scratch);
         }
-        // It begins anew, with another address. A connection of TCP cannot: the stack, which knows nothing of it, has
-        // its other end say so.
-        flow::remove(work, now);
+        // It begins again, with another address. A TCP connection cannot: the stack, which does not know
+        // it, replies with a reset.
+        flow::remove(scratch, now);
     }
-    if work.packet.kind != Kind::Opening || work.packet.fragment == Fragment::Later || work.packet.ttl <= 1 {
+    if scratch.packet.kind != Kind::Opening
+        || scratch.packet.fragment == Fragment::Later
+        || scratch.packet.ttl <= 1
+    {
         return Act::STACK;
     }
-    work.begin(skb, now);
-    work.flow.pod = skb.interface();
-    work.flow.destination = work.packet.key.destination;
-    work.flow.destination_port = work.packet.key.destination_port;
-    masquerade(skb, work)
+    scratch.begin_flow(skb, now);
+    scratch.flow.pod = skb.interface();
+    scratch.flow.destination = scratch.packet.key.destination;
+    scratch.flow.destination_port = scratch.packet.key.destination_port;
+    masquerade(skb, scratch)
 }
 
-/// Not an action of tc: the packet may be translated.
+/// Not an action of tc: the packet may be translated and sent.
 const LEAVE: i32 = -2;
 
-/// Whether a packet of a flow can be sent by this route; else what becomes of it, unchanged.
+/// Decides whether a packet of a flow can be sent by this route: [`LEAVE`], or the action for the unchanged
+/// packet.
 #[inline(always)]
-fn may_leave<F: Family>(work: &Work<F>, verdict: &Verdict) -> i32 {
-    let packet = &work.packet;
+fn action_by_route<F: Family>(scratch: &Scratch<F>, verdict: &Verdict) -> i32 {
+    let packet = &scratch.packet;
     let reason = match verdict {
         Verdict::Forward if packet.ttl <= 1 => Reason::Ttl,
         Verdict::Forward => return LEAVE,
@@ -84,28 +88,28 @@ fn may_leave<F: Family>(work: &Work<F>, verdict: &Verdict) -> i32 {
 }
 
 #[inline(never)]
-fn send<F: Family>(skb: Skb, work: &mut Work<F>) -> i32 {
+fn send<F: Family>(skb: Skb, scratch: &mut Scratch<F>) -> i32 {
     count_packet(skb, Counter::FromPodPackets, Counter::FromPodBytes);
-    if !translate(skb, work) {
+    if !translate(skb, scratch) {
         count(Counter::DropWrite);
         return Act::DROP;
     }
-    route::send(work)
+    route::send(scratch)
 }
 
-/// No link takes packets of this size.
-const EARLIER: u32 = u32::MAX;
+/// Not an MTU: the pod's flows are being moved.
+const BEING_MOVED: u32 = u32::MAX;
 
-/// Whether what this address of the pod begins with others is masqueraded by the programs. Fills the flow's
-/// generation, and returns the pod's MTU; 0: it is not; [`EARLIER`]: not yet.
+/// Decides whether the BPF programs masquerade the flow that the packet begins. Sets the flow's generation,
+/// and returns the pod's MTU; 0: no; [`BEING_MOVED`]: not yet.
 #[inline(never)]
-fn is_masqueraded<F: Family>(work: &mut Work<F>) -> u32 {
-    let (source, destination) = (work.packet.key.source, work.packet.key.destination);
+fn masqueraded_mtu<F: Family>(scratch: &mut Scratch<F>) -> u32 {
+    let (source, destination) = (scratch.packet.key.source, scratch.packet.key.destination);
     // SAFETY: copied at once.
     let Some(address) = unsafe { F::pod_addresses().get(source) }.copied() else { return 0 };
     // SAFETY: as above.
-    let Some(pod) = unsafe { PODS.get(work.flow.pod) }.copied() else { return 0 };
-    if address.pod != work.flow.pod
+    let Some(pod) = unsafe { PODS.get(scratch.flow.pod) }.copied() else { return 0 };
+    if address.pod != scratch.flow.pod
         || address.generation != pod.generation
         || pod.flags & LEFT != 0
         || address.flags & MASQUERADED == 0
@@ -114,90 +118,90 @@ fn is_masqueraded<F: Family>(work: &mut Work<F>) -> u32 {
     {
         return 0;
     }
-    work.flow.generation = pod.generation;
-    if pod.flags & HELD == 0 { pod.mtu } else { EARLIER }
+    scratch.flow.generation = pod.generation;
+    if pod.flags & HELD == 0 { pod.mtu } else { BEING_MOVED }
 }
 
-/// Whether the pod has sent this to another router on its link than the node, by the address of the frame.
+/// True if the pod sent the frame to another router on its link than the node.
 #[inline(always)]
-fn is_for_another<F: Family>(skb: Skb, work: &Work<F>) -> bool {
+fn is_for_other_router<F: Family>(skb: Skb, scratch: &Scratch<F>) -> bool {
     // SAFETY: copied at once.
-    let Some(router) = unsafe { ROUTERS.get(work.flow.pod) }.copied() else { return false };
-    if router.generation != work.flow.generation {
+    let Some(router) = unsafe { ROUTERS.get(scratch.flow.pod) }.copied() else { return false };
+    if router.generation != scratch.flow.generation {
         return false;
     }
     let [a, b, c] = router.mac;
     !matches!(skb.load::<[u16; 3]>(0), Some([d, e, f]) if (a ^ d) | (b ^ e) | (c ^ f) == 0)
 }
 
-/// Decides whether the first packet of a conversation is masqueraded here, and does it.
+/// Decides whether the BPF programs masquerade the flow that the packet begins, and does it.
 #[inline(never)]
-fn masquerade<F: Family>(skb: Skb, work: &mut Work<F>) -> i32 {
-    let pod_mtu = is_masqueraded(work);
+fn masquerade<F: Family>(skb: Skb, scratch: &mut Scratch<F>) -> i32 {
+    let pod_mtu = masqueraded_mtu(scratch);
     if pod_mtu == 0 {
         return Act::STACK;
     }
-    if pod_mtu == EARLIER {
-        return pass(work, Reason::Earlier);
+    if pod_mtu == BEING_MOVED {
+        return pass(scratch, Reason::Earlier);
     }
-    if is_for_another(skb, work) {
-        return pass(work, Reason::Router);
+    if is_for_other_router(skb, scratch) {
+        return pass(scratch, Reason::Router);
     }
-    let uplink = match route::of_packet(skb, work) {
-        Verdict::Forward => match route::uplink(work) {
+    let uplink = match route::of_packet(skb, scratch) {
+        Verdict::Forward => match route::uplink(scratch) {
             Some(uplink) => uplink,
             None => return Act::STACK,
         },
-        // Where it would leave is not said then. If the sender is told, it tries again; else the stack cuts
-        // it, and has to have the whole flow.
-        Verdict::TooBig if !work.packet.dont_fragment => return pass(work, Reason::TooBig),
+        // The lookup then returns no interface. A sender that gets an ICMP error retries; otherwise the stack
+        // fragments the packet, and must have the whole flow.
+        Verdict::TooBig if !scratch.packet.dont_fragment => return pass(scratch, Reason::TooBig),
         _ => return Act::STACK,
     };
-    copy(F::uplink_address(uplink), &raw mut work.flow.source);
-    if F::same(work.flow.source, Default::default()) {
-        return pass(work, Reason::NoAddress);
+    copy(F::uplink_address(uplink), &raw mut scratch.flow.source);
+    if F::same(scratch.flow.source, Default::default()) {
+        return pass(scratch, Reason::NoAddress);
     }
-    if route::has_lost_address(skb, work) {
-        return pass(work, Reason::NoAddress);
+    if route::has_lost_address(skb, scratch) {
+        return pass(scratch, Reason::NoAddress);
     }
-    // The two sides of a TCP connection discover what the path takes, unless their packets may be cut instead.
-    if pod_mtu > uplink.mtu && (work.packet.key.protocol != IPPROTO_TCP || !work.packet.dont_fragment) {
-        return pass(work, Reason::Mtu);
+    // Both ends of a TCP connection discover the path's MTU, unless their packets may be fragmented.
+    if pod_mtu > uplink.mtu && (scratch.packet.key.protocol != IPPROTO_TCP || !scratch.packet.dont_fragment) {
+        return pass(scratch, Reason::Mtu);
     }
     let Some(config) = config() else { return Act::STACK };
     let (first, last) = (config.masquerade_first, config.masquerade_last);
     if last < first || first == 0 {
-        return pass(work, Reason::NoPort);
+        return pass(scratch, Reason::NoPort);
     }
-    work.ports = Ports {
+    scratch.ports = Ports {
         first,
         count: u32::from(last.wrapping_sub(first)) + 1,
         own: false,
-        avoid_sockets: work.packet.key.protocol != F::ICMP,
+        avoid_sockets: scratch.packet.key.protocol != F::ICMP,
     };
-    work.flow.action = Action::ToUplink as u8;
-    if admit::open(skb, work) != Admission::TRANSLATED {
-        // The reason was counted already.
-        work.flow.action = Action::Pass as u8;
-        return note(work, Reason::NoPort);
+    scratch.flow.action = Action::ToUplink as u8;
+    if admit::record(skb, scratch) != Admission::TRANSLATED {
+        // The reason is counted already.
+        scratch.flow.action = Action::Pass as u8;
+        return record_passed(scratch, Reason::NoPort);
     }
     count(Counter::Masqueraded);
-    send(skb, work)
+    send(skb, scratch)
 }
 
-/// Notes that nftables has this conversation, whatever source it gives to it, and why.
+/// Records a flow that nftables masquerades, and the reason. Its source address there is unknown.
 #[inline(always)]
-fn pass<F: Family>(work: &mut Work<F>, reason: Reason) -> i32 {
+fn pass<F: Family>(scratch: &mut Scratch<F>, reason: Reason) -> i32 {
     count_fallback(reason);
-    note(work, reason)
+    record_passed(scratch, reason)
 }
 
 #[inline(never)]
-fn note<F: Family>(work: &mut Work<F>, reason: Reason) -> i32 {
-    work.flow.reason = reason as u8;
-    work.flow.flags = ORIGINAL | LONE;
-    // If the map takes no more, the next packet finds no place either.
-    if F::embryos().insert(&work.packet.key, &work.flow, 0).is_ok() {
+fn record_passed<F: Family>(scratch: &mut Scratch<F>, reason: Reason) -> i32 {
+    scratch.flow.reason = reason as u8;
+    scratch.flow.flags = ORIGINAL | LONE;
+    // If the map is full, the next packet is handled as this one.
+    if F::half_open().insert(&scratch.packet.key, &scratch.flow, 0).is_ok() {
         count(Counter::Passed);
     }
     Act::STACK

@@ -1,4 +1,4 @@
-//! The packet as the kernel hands it over, and what can be asked of the kernel about it.
+//! The packet buffer, and the helpers for it.
 
 use core::mem::MaybeUninit;
 
@@ -16,57 +16,56 @@ pub(crate) const IPV4: u32 = 0x0800_u16.to_be() as u32;
 /// EtherType of IPv6.
 pub(crate) const IPV6: u32 = 0x86dd_u16.to_be() as u32;
 
-/// The number of the VLAN, of what a tag says.
+/// The VLAN ID in a tag.
 const VLAN_NUMBER: u32 = 0x0fff;
 
-/// `PACKET_HOST` (include/uapi/linux/if_packet.h): addressed to this machine.
+/// `PACKET_HOST` (include/uapi/linux/if_packet.h): addressed to this host.
 const PACKET_HOST: u32 = 0;
 
-/// What a program says about a packet.
+/// Return values of tc programs.
 pub(crate) struct Act;
 
 impl Act {
-    /// Goes on into the kernel's stack.
+    /// Leaves the packet to the kernel's stack.
     pub(crate) const STACK: i32 = TC_ACT_OK as i32;
-    /// Is dropped.
+    /// Drops the packet.
     pub(crate) const DROP: i32 = TC_ACT_SHOT as i32;
 }
 
-/// The packet.
+/// The packet buffer.
 #[derive(Clone, Copy)]
 pub(crate) struct Skb(pub *mut __sk_buff);
 
-/// A field of the context. Volatile, because the verifier knows only whole fields at fixed places, and the
-/// compiler would otherwise read parts of them.
+/// Reads a field of the context. Volatile: the compiler would otherwise read parts of fields, and the
+/// verifier accepts whole ones only.
 macro_rules! field {
     ($skb:expr, $field:ident) => {
-        // SAFETY: the kernel hands the program a valid context.
+        // SAFETY: the kernel passes a valid context.
         unsafe { core::ptr::read_volatile(&raw const (*$skb.0).$field) }
     };
 }
 
 impl Skb {
-    /// Whether the frame has a VLAN tag, which the device took out of it.
+    /// True if the frame has a VLAN tag, which the device has removed from the data.
     #[inline(always)]
     pub(crate) fn has_tag(self) -> bool {
         field!(self, vlan_present) != 0
     }
 
-    /// Whether the frame belongs to a VLAN. A tag without the number of one says how urgent the frame is (IEEE 802.1Q,
-    /// section 9.6), and nothing else.
+    /// True if the frame belongs to a VLAN. A tag with ID 0 only gives a priority (IEEE 802.1Q, section 9.6).
     #[inline(always)]
     pub(crate) fn is_in_vlan(self) -> bool {
         self.has_tag() && field!(self, vlan_tci) & VLAN_NUMBER != 0
     }
 
-    /// Takes a tag away that a frame may have, as the stack does before it forwards a packet.
+    /// Removes the VLAN tag, if any, as the stack does before it forwards a packet.
     #[inline(always)]
     pub(crate) fn untag(self) -> bool {
         // SAFETY: the context is valid.
         !self.has_tag() || unsafe { bpf_skb_vlan_pop(self.0) } == 0
     }
 
-    /// Whether the frame is addressed to this machine.
+    /// True if the frame is addressed to this host.
     #[inline(always)]
     pub(crate) fn is_to_host(self) -> bool {
         field!(self, pkt_type) == PACKET_HOST
@@ -78,32 +77,32 @@ impl Skb {
         field!(self, protocol)
     }
 
-    /// Length with the link layer's header.
+    /// Length, including the link-layer header.
     #[inline(always)]
     pub(crate) fn len(self) -> u32 {
         field!(self, len)
     }
 
-    /// The interface.
+    /// Index of the interface.
     #[inline(always)]
     pub(crate) fn interface(self) -> u32 {
         field!(self, ifindex)
     }
 
-    /// Payload of each packet that this one was merged of, or will be cut into; 0 if it is a single one.
+    /// Payload length of the segments of a packet that was merged by GRO or will be segmented; 0 for others.
     #[inline(always)]
     pub(crate) fn segment_size(self) -> u32 {
         field!(self, gso_size)
     }
 
-    /// How many packets this is on the wire.
+    /// Number of packets on the wire.
     #[inline(always)]
     pub(crate) fn segments(self) -> u64 {
         let segments = field!(self, gso_segs);
         if segments == 0 { 1 } else { u64::from(segments) }
     }
 
-    /// Copies a header out of the packet; `None` if the packet ends before.
+    /// Copies a header out of the packet; none if the packet is too short.
     #[inline(always)]
     pub(crate) fn load<T: Copy>(self, offset: u32) -> Option<T> {
         let mut header = MaybeUninit::<T>::uninit();
@@ -115,8 +114,8 @@ impl Skb {
         }
     }
 
-    /// Copies a header into the packet. `flags`: 0, or BPF_F_RECOMPUTE_CSUM where nothing else in the packet
-    /// makes up for the change in the sum that a device has computed.
+    /// Writes a header into the packet. `flags`: 0, or BPF_F_RECOMPUTE_CSUM if no checksum in the packet
+    /// compensates the change in the sum computed by the device.
     #[inline(always)]
     pub(crate) fn store<T: Copy>(self, offset: u32, header: &T, flags: u64) -> bool {
         let from = core::ptr::from_ref(header);
@@ -131,8 +130,8 @@ impl Skb {
         unsafe { bpf_l4_csum_replace(self.0, offset, 0, u64::from(difference), flags) == 0 }
     }
 
-    /// Puts an Ethernet header in front of a packet that has none: a pod's interface has one always. The
-    /// packet is taken as addressed to the pod already, so that only the type matters.
+    /// Adds an Ethernet header to a packet without one, as a pod's interface requires it. The packet counts
+    /// as addressed to the pod, so only the type matters.
     #[inline(always)]
     pub(crate) fn add_ethernet(self) -> bool {
         let protocol = self.protocol() as u16;
@@ -141,7 +140,7 @@ impl Skb {
         failed == 0 && self.store(12, &protocol, 0)
     }
 
-    /// Hands the packet to the other end of this veth, in the pod.
+    /// Redirects the packet to the peer of this veth, in the pod.
     #[inline(always)]
     pub(crate) fn into_pod(self, interface: u32) -> i32 {
         // SAFETY: the helper checks the interface after the program has returned.
@@ -149,7 +148,7 @@ impl Skb {
     }
 }
 
-/// Now, in the [ticks](slipway_ebpf_abi::TICK_SHIFT) of the flows.
+/// The time in [ticks](slipway_ebpf_abi::TICK_SHIFT).
 #[inline(always)]
 pub(crate) fn now() -> u32 {
     // SAFETY: no arguments.

@@ -1,8 +1,8 @@
-//! The node's own sockets: a published port on an address of the node, 127/8 or `::1` becomes the pod's address
-//! when the socket connects or sends, so that no packet needs a translation.
+//! The node's own sockets: when a socket connects or sends to a published port on an address of the node,
+//! 127/8 or `::1`, the destination is replaced by the pod's address, so that no packet needs a translation.
 //!
-//! The hooks act for every process below the cgroup that they are attached to, and for every network namespace:
-//! only sockets of the node's own namespace are touched.
+//! The hooks run for every process in the cgroup to which they are attached, in every network namespace. Only
+//! sockets of the node's own namespace are translated.
 
 use aya_ebpf::bindings::{BPF_ANY, bpf_sock, bpf_sock_addr, bpf_sock_tuple};
 use aya_ebpf::helpers::{bpf_get_netns_cookie, bpf_get_socket_cookie, bpf_sk_lookup_udp, bpf_sk_release};
@@ -13,63 +13,63 @@ use slipway_ebpf_abi::{
     SocketKey, SocketOrigin,
 };
 
-use crate::config::{config, count, learn};
+use crate::config::{config, count, store_netns_cookie};
 use crate::family::Family;
 use crate::flow::is_pod;
 use crate::maps::{LOCALS4, LOCALS6, PORTS4, PORTS6, SOCKETS4, SOCKETS6};
+use crate::memory::clear;
 use crate::v4::V4;
 use crate::v6::V6;
-use crate::words::clear;
 
-/// The call goes on, with what the context says then.
-const GO_ON: i32 = 1;
+/// The call proceeds, with the addresses in the context.
+const PROCEED: i32 = 1;
 
-/// Second half of the prefix `::ffff:0:0/96`: an IPv4 address on a socket of IPv6.
+/// Third word of the prefix `::ffff:0:0/96`: an IPv4 address of an IPv6 socket.
 const MAPPED: u32 = 0x0000_ffff_u32.to_be();
 
 /// `::1`.
 const LOOPBACK6: Addr6 = Addr6([0, 0, 0, 1_u32.to_be()]);
 
-/// What a socket does.
+/// The hook that runs.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Deed {
-    /// It connects.
+enum Hook {
+    /// The socket connects.
     Connect,
-    /// It sends a message without being connected.
+    /// The socket sends a message without being connected.
     Send,
 }
 
-/// The socket and the address of the call.
+/// The context: socket and address of the call.
 #[derive(Clone, Copy)]
 struct Call(*mut bpf_sock_addr);
 
-/// A word of the context: the verifier knows whole words at fixed places only.
+/// Reads a word of the context: the verifier accepts only whole words at fixed offsets.
 macro_rules! word {
     ($call:expr, $($field:tt)+) => {
-        // SAFETY: the kernel hands the program a valid context.
+        // SAFETY: the kernel passes a valid context.
         unsafe { core::ptr::read_volatile(&raw const (*$call.0).$($field)+) }
     };
 }
 
-/// The same, written. What the compiler does not see through is the context itself, not the place of a field that was
-/// read before: the verifier takes no pointer into the context.
+/// Writes a word of the context. `black_box` hides the context from the compiler, not a field's address that
+/// was computed before: the verifier accepts no pointer into the context.
 macro_rules! set {
     ($call:expr, $value:expr, $($field:tt)+) => {
-        // SAFETY: as in `word`; the kernel takes the address from these fields after the program.
+        // SAFETY: as in `word`; the kernel reads the address from these fields after the program.
         unsafe { core::ptr::write_volatile(&raw mut (*core::hint::black_box($call.0)).$($field)+, $value) }
     };
 }
 
 impl Call {
-    /// TCP or UDP, if the socket is one of the node's.
+    /// TCP or UDP, if the socket is in the node's namespace.
     #[inline(always)]
     fn protocol(self) -> Option<u8> {
         // SAFETY: the context is valid.
         let cookie = unsafe { bpf_get_netns_cookie(self.0.cast()) };
         let config = config()?;
         if config.netns_cookie != cookie {
-            if config.teacher != 0 && self.cookie() == halves(config.teacher) {
-                learn(cookie);
+            if config.teacher != 0 && self.cookie() == split(config.teacher) {
+                store_netns_cookie(cookie);
             }
             return None;
         }
@@ -83,10 +83,10 @@ impl Call {
     #[inline(always)]
     fn cookie(self) -> [u32; 2] {
         // SAFETY: the context is valid.
-        halves(unsafe { bpf_get_socket_cookie(self.0.cast()) })
+        split(unsafe { bpf_get_socket_cookie(self.0.cast()) })
     }
 
-    /// The socket, of which fields may be read.
+    /// The socket, whose fields can be read.
     #[inline(always)]
     fn socket(self) -> Option<*const bpf_sock> {
         let socket = word!(self, __bindgen_anon_1.sk);
@@ -127,30 +127,30 @@ impl Call {
         set!(self, d, user_ip6[3]);
     }
 
-    /// The IPv4 address that this address of IPv6 stands for.
+    /// The IPv4 address in an IPv4-mapped address.
     #[inline(always)]
     fn mapped(self) -> Option<Addr4> {
         let [a, b, c, d] = self.address6().0;
         if a | b == 0 && c == MAPPED { Some(Addr4(d)) } else { None }
     }
 
-    /// Whether the socket is tied to an interface, or has a source on the loopback: a packet with that source
-    /// reaches no pod, so that such a socket is left to nftables.
+    /// True if the socket is bound to an interface or to a loopback address: packets with that source reach
+    /// no pod, so the socket is left to nftables.
     #[inline(always)]
-    fn is_tied4(self, source: Addr4) -> bool {
+    fn is_bound4(self, source: Addr4) -> bool {
         self.own_interface() != 0 || is_loopback4(source)
     }
 
     #[inline(always)]
-    fn is_tied6(self, source: Addr6) -> bool {
+    fn is_bound6(self, source: Addr6) -> bool {
         self.own_interface() != 0 || is_same(source, LOOPBACK6)
     }
 
-    /// Whether a socket of the node takes what this one sends to this address. It is the answer to something then,
-    /// or a new conversation with what the published port hides: conntrack tells them apart, nobody here. `source`
-    /// is zero where the route would choose it, and the route chooses the destination's own.
+    /// True if a socket of the node would receive the message. It is then a reply, or a new flow to what the
+    /// published port hides; only conntrack can distinguish them. A `source` of zero lets the route choose
+    /// the source, which is the destination itself.
     #[inline(always)]
-    fn is_answered_here4(self, source: Addr4, destination: Addr4) -> bool {
+    fn is_for_socket4(self, source: Addr4, destination: Addr4) -> bool {
         let source = if source.0 == 0 { destination } else { source };
         let ends = FlowKey {
             source,
@@ -163,7 +163,7 @@ impl Call {
     }
 
     #[inline(always)]
-    fn is_answered_here6(self, source: Addr6, destination: Addr6) -> bool {
+    fn is_for_socket6(self, source: Addr6, destination: Addr6) -> bool {
         let source = if is_same(source, Addr6([0; 4])) { destination } else { source };
         let ends = FlowKey {
             source,
@@ -178,10 +178,10 @@ impl Call {
     #[inline(always)]
     fn has_socket(self, mut tuple: bpf_sock_tuple, size: u32) -> bool {
         /// `BPF_F_CURRENT_NETNS`: the socket's namespace.
-        const HERE: u64 = -1_i64 as u64;
-        // SAFETY: the tuple lives until the helper has returned; a socket that was found is released.
+        const CURRENT_NETNS: u64 = -1_i64 as u64;
+        // SAFETY: the tuple lives until the helper has returned; a socket found is released.
         unsafe {
-            let socket = bpf_sk_lookup_udp(self.0.cast(), &raw mut tuple, size, HERE, 0);
+            let socket = bpf_sk_lookup_udp(self.0.cast(), &raw mut tuple, size, CURRENT_NETNS, 0);
             if socket.is_null() {
                 return false;
             }
@@ -193,11 +193,11 @@ impl Call {
     #[inline(always)]
     fn own_port(self) -> Port {
         let Some(socket) = self.socket() else { return Port(0) };
-        // SAFETY: a socket that the verifier has seen compared with null. It has this one in the host's order.
+        // SAFETY: the verifier has seen the socket compared with null. The port is in host byte order.
         Port::new(unsafe { core::ptr::read_volatile(&raw const (*socket).src_port) } as u16)
     }
 
-    /// The address that the socket is bound to, or zero.
+    /// The address to which the socket is bound, or zero.
     #[inline(always)]
     fn own_address4(self) -> Addr4 {
         let Some(socket) = self.socket() else { return Addr4(0) };
@@ -219,43 +219,43 @@ impl Call {
         }
     }
 
-    /// The interface that the socket is tied to; 0: none.
+    /// Index of the interface to which the socket is bound; 0: none.
     #[inline(always)]
     fn own_interface(self) -> u32 {
-        // A call without a socket is as good as one that is tied: it is left alone.
+        // Without a socket the call is left alone, as if the socket was bound.
         let Some(socket) = self.socket() else { return 1 };
         // SAFETY: as in `own_port`.
         unsafe { core::ptr::read_volatile(&raw const (*socket).bound_dev_if) }
     }
 
     #[inline(always)]
-    fn remember4(self, protocol: u8, target: &PortTarget<Addr4>, asked: Addr4) {
+    fn store_origin4(self, protocol: u8, target: &PortTarget<Addr4>, original: Addr4) {
         let key = SocketKey {
             cookie: self.cookie(),
             address: target.address,
             port: target.port,
             protocol: u16::from(protocol),
         };
-        // If the map takes no more, the socket is told the pod's address: it works, and looks different.
+        // If the map is full, the socket sees the pod's address as its peer: it works, but looks different.
         let _ = SOCKETS4.insert(
             key,
-            SocketOrigin { address: asked, port: self.port(), pad: 0 },
+            SocketOrigin { address: original, port: self.port(), pad: 0 },
             u64::from(BPF_ANY),
         );
     }
 
     #[inline(always)]
-    fn remember6(self, protocol: u8, target: &PortTarget<Addr6>, asked: Addr6) {
+    fn store_origin6(self, protocol: u8, target: &PortTarget<Addr6>, original: Addr6) {
         let key = SocketKey {
             cookie: self.cookie(),
             address: target.address,
             port: target.port,
             protocol: u16::from(protocol),
         };
-        // As in `remember4`.
+        // As in `store_origin4`.
         let _ = SOCKETS6.insert(
             key,
-            SocketOrigin { address: asked, port: self.port(), pad: 0 },
+            SocketOrigin { address: original, port: self.port(), pad: 0 },
             u64::from(BPF_ANY),
         );
     }
@@ -278,7 +278,7 @@ impl Call {
 }
 
 #[inline(always)]
-fn halves(cookie: u64) -> [u32; 2] {
+fn split(cookie: u64) -> [u32; 2] {
     [cookie as u32, (cookie >> 32) as u32]
 }
 
@@ -293,7 +293,7 @@ fn is_same(one: Addr6, other: Addr6) -> bool {
     (a ^ e) | (b ^ f) | (c ^ g) | (d ^ h) == 0
 }
 
-/// Where a port of the node leads, if it is published: with this address first, then for all addresses.
+/// The target of a port of the node, if it is published: first with this address, then for all addresses.
 #[inline(always)]
 fn target4(address: Addr4, port: Port, protocol: u8) -> Option<PortTarget<Addr4>> {
     // SAFETY: the value is not read.
@@ -334,81 +334,81 @@ fn target6(address: Addr6, port: Port, protocol: u8) -> Option<PortTarget<Addr6>
     target.filter(|target| is_pod(target.pod, target.generation))
 }
 
-/// The socket connects, or sends without being connected, to an IPv4 address. `source`: what the message has for
-/// its own, or what the socket has; zero if neither.
+/// Translates the destination of a socket that connects or sends to an IPv4 address. `source`: that of the
+/// message or of the socket; zero if neither has one.
 ///
-/// A connected socket of UDP may outlive the pod, and what it sends then is seen by nobody here: it is left to
-/// nftables, which translates each of its packets to the pod of that moment.
+/// A connected UDP socket may outlive the pod, and the BPF programs do not see what it sends then: it is left
+/// to nftables, which translates each packet to the current pod.
 #[inline(always)]
-fn lead4(call: Call, deed: Deed, source: Addr4) -> Option<()> {
+fn translate4(call: Call, hook: Hook, source: Addr4) -> Option<()> {
     let protocol = call.protocol()?;
-    if protocol == IPPROTO_UDP && deed == Deed::Connect {
+    if protocol == IPPROTO_UDP && hook == Hook::Connect {
         return None;
     }
     let address = call.address4();
     let target = target4(address, call.port(), protocol)?;
-    if call.is_tied4(source) || protocol == IPPROTO_UDP && call.is_answered_here4(source, address) {
+    if call.is_bound4(source) || protocol == IPPROTO_UDP && call.is_for_socket4(source, address) {
         return None;
     }
-    call.remember4(protocol, &target, address);
+    call.store_origin4(protocol, &target, address);
     set!(call, target.address.0, user_ip4);
     call.set_port(target.port);
     count(Counter::Sockets);
     Some(())
 }
 
-/// The same with an IPv4 address on a socket of IPv6.
+/// Translates an IPv4 address on an IPv6 socket.
 #[inline(always)]
-fn lead_mapped(call: Call, deed: Deed, address: Addr4, source: Addr6) -> Option<()> {
+fn translate_mapped(call: Call, hook: Hook, address: Addr4, source: Addr6) -> Option<()> {
     let protocol = call.protocol()?;
-    if protocol == IPPROTO_UDP && deed == Deed::Connect {
+    if protocol == IPPROTO_UDP && hook == Hook::Connect {
         return None;
     }
     let target = target4(address, call.port(), protocol)?;
-    // Unless it is mapped itself, all there is of the source is zero.
+    // A source that is not IPv4-mapped is unspecified.
     let source = Addr4(source.0[3]);
-    if call.is_tied4(source) || protocol == IPPROTO_UDP && call.is_answered_here4(source, address) {
+    if call.is_bound4(source) || protocol == IPPROTO_UDP && call.is_for_socket4(source, address) {
         return None;
     }
-    call.remember4(protocol, &target, address);
+    call.store_origin4(protocol, &target, address);
     set!(call, target.address.0, user_ip6[3]);
     call.set_port(target.port);
     count(Counter::Sockets);
     Some(())
 }
 
-/// The same with an IPv6 address. A connected socket of UDP is led there from `::1` alone, where nftables cannot
-/// serve it in every case.
+/// Translates an IPv6 address. A connected UDP socket is translated for `::1` only, where nftables cannot
+/// always serve it.
 #[inline(always)]
-fn lead6(call: Call, deed: Deed, source: Addr6) -> Option<()> {
+fn translate6(call: Call, hook: Hook, source: Addr6) -> Option<()> {
     let protocol = call.protocol()?;
     let address = call.address6();
-    if protocol == IPPROTO_UDP && deed == Deed::Connect && !is_same(address, LOOPBACK6) {
+    if protocol == IPPROTO_UDP && hook == Hook::Connect && !is_same(address, LOOPBACK6) {
         return None;
     }
     let target = target6(address, call.port(), protocol)?;
-    if call.is_tied6(source) || protocol == IPPROTO_UDP && call.is_answered_here6(source, address) {
+    if call.is_bound6(source) || protocol == IPPROTO_UDP && call.is_for_socket6(source, address) {
         return None;
     }
-    call.remember6(protocol, &target, address);
+    call.store_origin6(protocol, &target, address);
     call.set_address6(target.address);
     call.set_port(target.port);
     count(Counter::Sockets);
     Some(())
 }
 
-/// The socket is told whom it talks to, at an IPv4 address.
+/// Replaces the pod's IPv4 address by the original destination, as the peer that the socket sees.
 #[inline(always)]
-fn tell4(call: Call) -> Option<()> {
+fn restore_peer4(call: Call) -> Option<()> {
     let origin = call.origin4(call.address4())?;
     set!(call, origin.address.0, user_ip4);
     call.set_port(origin.port);
     Some(())
 }
 
-/// The same at an IPv6 address.
+/// The same for an IPv6 socket.
 #[inline(always)]
-fn tell6(call: Call) -> Option<()> {
+fn restore_peer6(call: Call) -> Option<()> {
     if let Some(address) = call.mapped() {
         let origin = call.origin4(address)?;
         set!(call, origin.address.0, user_ip6[3]);
@@ -425,8 +425,8 @@ fn tell6(call: Call) -> Option<()> {
 #[cgroup_sock_addr(connect4)]
 pub(crate) fn connect4(ctx: SockAddrContext) -> i32 {
     let call = Call(ctx.sock_addr);
-    let _ = lead4(call, Deed::Connect, call.own_address4());
-    GO_ON
+    let _ = translate4(call, Hook::Connect, call.own_address4());
+    PROCEED
 }
 
 /// A socket connects to an IPv6 address.
@@ -435,19 +435,19 @@ pub(crate) fn connect6(ctx: SockAddrContext) -> i32 {
     let call = Call(ctx.sock_addr);
     let source = call.own_address6();
     let _ = match call.mapped() {
-        Some(address) => lead_mapped(call, Deed::Connect, address, source),
-        None => lead6(call, Deed::Connect, source),
+        Some(address) => translate_mapped(call, Hook::Connect, address, source),
+        None => translate6(call, Hook::Connect, source),
     };
-    GO_ON
+    PROCEED
 }
 
 /// A socket that is not connected sends to an IPv4 address.
 #[cgroup_sock_addr(sendmsg4)]
 pub(crate) fn sendmsg4(ctx: SockAddrContext) -> i32 {
     let call = Call(ctx.sock_addr);
-    // A source that the caller gives with the message, or the socket's own.
-    let _ = lead4(call, Deed::Send, Addr4(word!(call, msg_src_ip4)));
-    GO_ON
+    // The source that the caller passes with the message, or the socket's own.
+    let _ = translate4(call, Hook::Send, Addr4(word!(call, msg_src_ip4)));
+    PROCEED
 }
 
 /// A socket that is not connected sends to an IPv6 address.
@@ -461,36 +461,36 @@ pub(crate) fn sendmsg6(ctx: SockAddrContext) -> i32 {
         word!(call, msg_src_ip6[3]),
     ]);
     let _ = match call.mapped() {
-        Some(address) => lead_mapped(call, Deed::Send, address, source),
-        None => lead6(call, Deed::Send, source),
+        Some(address) => translate_mapped(call, Hook::Send, address, source),
+        None => translate6(call, Hook::Send, source),
     };
-    GO_ON
+    PROCEED
 }
 
 /// A socket has received from an IPv4 address.
 #[cgroup_sock_addr(recvmsg4)]
 pub(crate) fn recvmsg4(ctx: SockAddrContext) -> i32 {
-    let _ = tell4(Call(ctx.sock_addr));
-    GO_ON
+    let _ = restore_peer4(Call(ctx.sock_addr));
+    PROCEED
 }
 
 /// A socket has received from an IPv6 address.
 #[cgroup_sock_addr(recvmsg6)]
 pub(crate) fn recvmsg6(ctx: SockAddrContext) -> i32 {
-    let _ = tell6(Call(ctx.sock_addr));
-    GO_ON
+    let _ = restore_peer6(Call(ctx.sock_addr));
+    PROCEED
 }
 
 /// A socket asks for its peer's IPv4 address.
 #[cgroup_sock_addr(getpeername4)]
 pub(crate) fn getpeername4(ctx: SockAddrContext) -> i32 {
-    let _ = tell4(Call(ctx.sock_addr));
-    GO_ON
+    let _ = restore_peer4(Call(ctx.sock_addr));
+    PROCEED
 }
 
 /// A socket asks for its peer's IPv6 address.
 #[cgroup_sock_addr(getpeername6)]
 pub(crate) fn getpeername6(ctx: SockAddrContext) -> i32 {
-    let _ = tell6(Call(ctx.sock_addr));
-    GO_ON
+    let _ = restore_peer6(Call(ctx.sock_addr));
+    PROCEED
 }

@@ -1,5 +1,5 @@
-//! The states of a TCP connection, as conntrack has them for one that nobody tampers with
-//! (net/netfilter/nf_conntrack_proto_tcp.c, table `tcp_conntracks`). Of sequence numbers only those of resets are looked at.
+//! The states of a TCP connection, as in conntrack's table `tcp_conntracks`
+//! (net/netfilter/nf_conntrack_proto_tcp.c). Sequence numbers are checked for resets only.
 
 use slipway_ebpf_abi::State;
 
@@ -12,37 +12,37 @@ pub(crate) const RST: u8 = 0x04;
 /// ACK.
 pub(crate) const ACK: u8 = 0x10;
 
-/// How far a segment may be from the one before: more than what is merged into one, or lost at once on most ways.
+/// Maximum distance of a segment from the previous one: more than GRO merges or most paths lose at once.
 const NEAR: u32 = 1 << 20;
 
-/// Whether two sequence numbers are near to each other.
+/// True if two sequence numbers are near each other.
 #[inline(always)]
 pub(crate) fn is_near(one: u32, other: u32) -> bool {
     one.wrapping_sub(other).wrapping_add(NEAR) <= 2 * NEAR
 }
 
-/// Whether a packet with these flags asks for a new connection.
+/// True if a packet with these flags requests a new connection.
 #[inline(always)]
 pub(crate) fn opens(flags: u8) -> bool {
     flags & (SYN | ACK | RST | FIN) == SYN
 }
 
-/// Whether a SYN in this state begins another connection with the same addresses and ports.
+/// True if a SYN in this state begins another connection with the same addresses and ports.
 #[inline(always)]
 pub(crate) fn is_over(state: u8) -> bool {
     state == State::TimeWait as u8 || state == State::Close as u8
 }
 
-/// Whether both sides have taken part, and the connection was not refused.
+/// True if both hosts have sent packets and the connection was not refused.
 #[inline(always)]
 pub(crate) fn is_established(state: u8) -> bool {
     state >= State::Established as u8 && state <= State::TimeWait as u8
 }
 
-/// The state after a packet with these flags. `original`: it goes in the direction of the first SYN.
+/// The state after a packet with these flags. `original`: in the direction of the first SYN.
 #[inline(always)]
 pub(crate) fn next(state: u8, original: bool, flags: u8) -> u8 {
-    // By far the most packets.
+    // Most packets.
     if state == State::Established as u8 && flags & (SYN | FIN | RST) == 0 {
         return state;
     }

@@ -1,4 +1,4 @@
-//! Writing a packet's new addresses and ports.
+//! Writing new addresses and ports into a packet.
 
 use aya_ebpf::bindings::{BPF_F_MARK_MANGLED_0, BPF_F_PSEUDO_HDR};
 use slipway_ebpf_abi::{IPPROTO_TCP, IPPROTO_UDP, Port};
@@ -6,8 +6,8 @@ use slipway_ebpf_abi::{IPPROTO_TCP, IPPROTO_UDP, Port};
 use crate::csum::Difference;
 use crate::family::Family;
 use crate::packet::Fragment;
+use crate::scratch::Scratch;
 use crate::skb::Skb;
-use crate::work::Work;
 
 /// Offset of the checksum in the header above IP.
 #[inline(always)]
@@ -19,7 +19,7 @@ pub(crate) fn checksum_offset(protocol: u8) -> u32 {
     }
 }
 
-/// Whether that checksum covers the addresses.
+/// True if that checksum covers the addresses.
 #[inline(always)]
 pub(crate) fn covers_addresses<F: Family>(protocol: u8) -> bool {
     protocol != F::ICMP || F::ICMP_PSEUDO
@@ -29,7 +29,7 @@ pub(crate) fn covers_addresses<F: Family>(protocol: u8) -> bool {
 #[inline(always)]
 pub(crate) fn write_ports<F: Family>(skb: Skb, l4: u32, protocol: u8, ports: (Port, Port)) -> bool {
     if protocol == F::ICMP {
-        // One of both is 0: an echo has one identifier, on the side that asks.
+        // One of them is 0: an echo has one identifier, which is the port of the host that requests.
         let id = Port(ports.0.0 | ports.1.0);
         skb.store(l4 + 4, &id, 0)
     } else {
@@ -37,25 +37,26 @@ pub(crate) fn write_ports<F: Family>(skb: Skb, l4: u32, protocol: u8, ports: (Po
     }
 }
 
-/// Writes [`Work::ends`] into the IP header, and one hop less.
+/// Writes [`Scratch::ends`] and the decremented hop limit into the IP header.
 #[inline(never)]
-pub(crate) fn write_header<F: Family>(skb: Skb, work: &Work<F>) -> bool {
-    F::write_header(skb, &work.packet, work.ends)
+pub(crate) fn write_header<F: Family>(skb: Skb, scratch: &Scratch<F>) -> bool {
+    F::write_header(skb, &scratch.packet, scratch.ends)
 }
 
-/// Changes the packet into what the flow says. `false`: the packet is spoilt.
+/// Translates the packet as the flow requires. Returns false if it failed halfway: the packet must be
+/// dropped.
 #[inline(never)]
-pub(crate) fn translate<F: Family>(skb: Skb, work: &mut Work<F>) -> bool {
-    work.ends = (work.flow.source, work.flow.destination);
-    if !skb.untag() || !write_header(skb, work) {
+pub(crate) fn translate<F: Family>(skb: Skb, scratch: &mut Scratch<F>) -> bool {
+    scratch.ends = (scratch.flow.source, scratch.flow.destination);
+    if !skb.untag() || !write_header(skb, scratch) {
         return false;
     }
-    if work.packet.fragment == Fragment::Later {
+    if scratch.packet.fragment == Fragment::Later {
         return true;
     }
-    let (packet, key, flow) = (&work.packet, &work.packet.key, &work.flow);
+    let (packet, key, flow) = (&scratch.packet, &scratch.packet.key, &scratch.flow);
     let checksum = packet.l4 + checksum_offset(key.protocol);
-    // A sender of UDP may leave the checksum out, by a zero (RFC 768); a sum of zero is written as all ones.
+    // A zero means that a UDP sender omits the checksum (RFC 768); a checksum of zero is sent as all ones.
     let zero = if key.protocol == IPPROTO_UDP { u64::from(BPF_F_MARK_MANGLED_0) } else { 0 };
     let (old_ports, new_ports) =
         ((key.source_port.0, key.destination_port.0), (flow.source_port.0, flow.destination_port.0));
@@ -71,6 +72,6 @@ pub(crate) fn translate<F: Family>(skb: Skb, work: &mut Work<F>) -> bool {
     if !covers_addresses::<F>(key.protocol) {
         return true;
     }
-    let difference = F::difference((key.source, key.destination), work.ends).sum();
+    let difference = F::difference((key.source, key.destination), scratch.ends).sum();
     skb.update_checksum(checksum, difference, zero | u64::from(BPF_F_PSEUDO_HDR))
 }

@@ -1,4 +1,4 @@
-//! What arrives from outside.
+//! Packets from outside.
 
 use slipway_ebpf_abi::{
     Action, Counter, HELD, IPPROTO_TCP, IPPROTO_UDP, LEFT, ORIGINAL, PUBLISHED, PortKey, PortTarget, Reason,
@@ -11,65 +11,65 @@ use crate::family::{Addr, Family};
 use crate::flow;
 use crate::icmp;
 use crate::maps::{PODS, UPLINKS};
+use crate::memory::clear;
 use crate::packet::{self, Fragment, Kind, Packet};
 use crate::route::{self, Verdict};
+use crate::scratch::Scratch;
 use crate::skb::{Act, Skb, now};
 use crate::translate::translate;
-use crate::words::clear;
-use crate::work::Work;
 
-/// The program, for one family. `l3`: offset of the IP header.
+/// The program for one family. `l3`: offset of the IP header.
 #[inline(never)]
 pub(crate) fn ingress<F: Family>(skb: Skb, l3: u32) -> i32 {
-    let Some(work) = F::work() else { return Act::STACK };
-    if packet::read(skb, work, l3, SIDE_UPLINK) { handle(skb, work) } else { Act::STACK }
+    let Some(scratch) = F::scratch() else { return Act::STACK };
+    if packet::read(skb, scratch, l3, SIDE_UPLINK) { handle(skb, scratch) } else { Act::STACK }
 }
 
 #[inline(never)]
-fn handle<F: Family>(skb: Skb, work: &mut Work<F>) -> i32 {
-    if work.packet.kind == Kind::Error {
-        return icmp::error(skb, work);
+fn handle<F: Family>(skb: Skb, scratch: &mut Scratch<F>) -> i32 {
+    if scratch.packet.kind == Kind::Error {
+        return icmp::error(skb, scratch);
     }
     let now = now();
-    if let Some(hit) = flow::find(work, now) {
-        if work.flow.action == Action::ToPod as u8 && work.packet.ttl <= 1 {
+    if let Some(hit) = flow::find(scratch, now) {
+        if scratch.flow.action == Action::ToPod as u8 && scratch.packet.ttl <= 1 {
             count_fallback(Reason::Ttl);
             return Act::STACK;
         }
-        hit.touch(skb, work, now);
-        if work.flow.action != Action::ToPod as u8 {
+        hit.record(skb, scratch, now);
+        if scratch.flow.action != Action::ToPod as u8 {
             return Act::STACK;
         }
-        return into_pod(skb, work);
+        return into_pod(skb, scratch);
     }
-    // Only TCP's first SYN and UDP begin a conversation with a pod; pings are the node's to answer.
-    let begins = work.packet.kind == Kind::Opening
-        && work.packet.fragment != Fragment::Later
-        && (work.packet.key.protocol == IPPROTO_TCP || work.packet.key.protocol == IPPROTO_UDP);
-    if !begins || work.packet.ttl <= 1 {
+    // Only TCP's first SYN and UDP begin a flow to a pod; the node itself replies to pings.
+    let begins = scratch.packet.kind == Kind::Opening
+        && scratch.packet.fragment != Fragment::Later
+        && (scratch.packet.key.protocol == IPPROTO_TCP || scratch.packet.key.protocol == IPPROTO_UDP);
+    if !begins || scratch.packet.ttl <= 1 {
         return Act::STACK;
     }
-    work.begin(skb, now);
-    work.flow.source = work.packet.key.source;
-    work.flow.source_port = work.packet.key.source_port;
-    if admit(skb, work) != Admission::TRANSLATED {
+    scratch.begin_flow(skb, now);
+    scratch.flow.source = scratch.packet.key.source;
+    scratch.flow.source_port = scratch.packet.key.source_port;
+    if admit(skb, scratch) != Admission::TRANSLATED {
         return Act::STACK;
     }
-    into_pod(skb, work)
+    into_pod(skb, scratch)
 }
 
-/// Translates the packet and puts it into the pod.
+/// Translates the packet and redirects it into the pod.
 #[inline(never)]
-fn into_pod<F: Family>(skb: Skb, work: &mut Work<F>) -> i32 {
+fn into_pod<F: Family>(skb: Skb, scratch: &mut Scratch<F>) -> i32 {
     count_packet(skb, Counter::ToPodPackets, Counter::ToPodBytes);
-    if !translate(skb, work) || work.packet.l3 == 0 && !skb.add_ethernet() {
+    if !translate(skb, scratch) || scratch.packet.l3 == 0 && !skb.add_ethernet() {
         count(Counter::DropWrite);
         return Act::DROP;
     }
-    skb.into_pod(work.flow.pod)
+    skb.into_pod(scratch.flow.pod)
 }
 
-/// The published port that a packet is for: one with the address first, then one for all addresses.
+/// The published port of a packet: first with its address, then for all addresses.
 #[inline(always)]
 fn port_of<F: Family>(packet: &Packet<F>) -> Option<PortTarget<Addr<F>>> {
     let mut key = PortKey {
@@ -78,7 +78,7 @@ fn port_of<F: Family>(packet: &Packet<F>) -> Option<PortTarget<Addr<F>>> {
         protocol: packet.key.protocol,
         pad: 0,
     };
-    // SAFETY: copied at once; user space writes whole elements, never over one that is there.
+    // SAFETY: copied at once; user space replaces whole elements.
     if let Some(target) = unsafe { F::ports().get(&key) } {
         return Some(*target);
     }
@@ -87,30 +87,30 @@ fn port_of<F: Family>(packet: &Packet<F>) -> Option<PortTarget<Addr<F>>> {
     unsafe { F::ports().get(&key) }.copied()
 }
 
-/// Decides what becomes of the first packet of a conversation, fills the rest of [`Work::flow`] and notes it.
+/// Decides about the first packet of a flow, completes [`Scratch::flow`] and records it.
 #[inline(never)]
-fn admit<F: Family>(skb: Skb, work: &mut Work<F>) -> u32 {
-    let wanted = match port_of(&work.packet) {
-        Some(target) => published(skb, work, &target),
-        None => direct(skb, work),
+fn admit<F: Family>(skb: Skb, scratch: &mut Scratch<F>) -> u32 {
+    let wanted = match port_of(&scratch.packet) {
+        Some(target) => published(skb, scratch, &target),
+        None => direct(skb, scratch),
     };
     if !wanted {
         return Admission::LEFT;
     }
-    work.ports = Ports::CLIENT;
-    let admission = admit::open(skb, work);
+    scratch.ports = Ports::CLIENT;
+    let admission = admit::record(skb, scratch);
     if admission == Admission::TRANSLATED {
         count(Counter::Published);
     } else if admission == Admission::PASSED {
         count(Counter::Passed);
-        count_fallback_number(work.flow.reason);
+        count_fallback_number(scratch.flow.reason);
     }
     admission
 }
 
-/// A packet for a published port. Returns whether the flow is to be noted.
+/// Handles a packet to a published port. Returns true to record the flow.
 #[inline(always)]
-fn published<F: Family>(skb: Skb, work: &mut Work<F>, target: &PortTarget<Addr<F>>) -> bool {
+fn published<F: Family>(skb: Skb, scratch: &mut Scratch<F>, target: &PortTarget<Addr<F>>) -> bool {
     if target.pod == 0 {
         return false;
     }
@@ -124,73 +124,73 @@ fn published<F: Family>(skb: Skb, work: &mut Work<F>, target: &PortTarget<Addr<F
         count_fallback(Reason::Pod);
         return false;
     }
-    if route::is_gone(skb, work, target.pod) {
+    if route::interface_is_gone(skb, scratch, target.pod) {
         count_fallback(Reason::PodGone);
         return false;
     }
-    if route::is_one_way(skb, work) {
+    if route::replies_bypass_uplinks(skb, scratch) {
         count_fallback(Reason::Route);
         return false;
     }
-    let flow = &mut work.flow;
+    let flow = &mut scratch.flow;
     flow.flags = ORIGINAL | PUBLISHED;
     flow.pod = target.pod;
     flow.generation = target.generation;
     flow.destination = target.address;
     flow.destination_port = target.port;
     flow.action = Action::ToPod as u8;
-    match reason_to_pass(skb, work, pod.mtu) {
+    match reason_to_pass(skb, scratch, pod.mtu) {
         TRANSLATE if pod.flags & HELD == 0 => true,
         NOT_OURS => false,
         reason => {
-            work.flow.action = Action::Pass as u8;
-            work.flow.reason = if reason == TRANSLATE { Reason::Earlier as u8 } else { reason };
+            scratch.flow.action = Action::Pass as u8;
+            scratch.flow.reason = if reason == TRANSLATE { Reason::Earlier as u8 } else { reason };
             true
         }
     }
 }
 
-/// A pod that is reached at its own address: noted, so that its answers are not masqueraded, and that no other
-/// flow gets the same ends. Returns whether it is one.
+/// Handles a packet to a pod's own address. The flow is recorded so that replies are not masqueraded, and no
+/// other flow gets the same ends. Returns true for such a packet.
 #[inline(always)]
-fn direct<F: Family>(skb: Skb, work: &mut Work<F>) -> bool {
+fn direct<F: Family>(skb: Skb, scratch: &mut Scratch<F>) -> bool {
     // SAFETY: copied at once.
-    let address = unsafe { F::pod_addresses().get(work.packet.key.destination) }.copied();
+    let address = unsafe { F::pod_addresses().get(scratch.packet.key.destination) }.copied();
     let Some(address) = address.filter(|address| flow::is_pod(address.pod, address.generation)) else {
         return false;
     };
-    if route::is_gone(skb, work, address.pod) {
+    if route::interface_is_gone(skb, scratch, address.pod) {
         count_fallback(Reason::PodGone);
         return false;
     }
-    if route::is_one_way(skb, work) {
+    if route::replies_bypass_uplinks(skb, scratch) {
         count_fallback(Reason::Route);
         return false;
     }
-    let flow = &mut work.flow;
+    let flow = &mut scratch.flow;
     flow.pod = address.pod;
     flow.generation = address.generation;
-    flow.destination = work.packet.key.destination;
-    flow.destination_port = work.packet.key.destination_port;
+    flow.destination = scratch.packet.key.destination;
+    flow.destination_port = scratch.packet.key.destination_port;
     flow.action = Action::Pass as u8;
     flow.reason = Reason::Direct as u8;
     true
 }
 
-/// No reason to leave the conversation to nftables.
+/// No reason to leave the flow to nftables.
 const TRANSLATE: u8 = 0;
-/// None of ours, not even to be noted.
+/// A flow that is left to the stack and not recorded.
 const NOT_OURS: u8 = 255;
 
-/// Why a conversation with a published port is left to nftables, a [`Reason`], if it is.
+/// The [`Reason`] to leave a flow to a published port to nftables, or one of the two above.
 #[inline(never)]
-fn reason_to_pass<F: Family>(skb: Skb, work: &mut Work<F>, pod_mtu: u32) -> u8 {
-    // A port is the node's own addresses': what is merely forwarded is not taken, whatever its port. A route
-    // that is missing looks the same as an address of the node, hence the map.
-    let verdict = route::of_packet(skb, work);
-    let packet = &work.packet;
+fn reason_to_pass<F: Family>(skb: Skb, scratch: &mut Scratch<F>, pod_mtu: u32) -> u8 {
+    // A port is published on the node's own addresses: forwarded packets are not translated, whatever their
+    // port. A missing route has the same result as an address of the node, so the map is checked, too.
+    let verdict = route::of_packet(skb, scratch);
+    let packet = &scratch.packet;
     match verdict {
-        Verdict::Here => {}
+        Verdict::Local => {}
         Verdict::Disabled => {
             count_fallback(Reason::NotForwarding);
             return NOT_OURS;
@@ -202,7 +202,7 @@ fn reason_to_pass<F: Family>(skb: Skb, work: &mut Work<F>, pod_mtu: u32) -> u8 {
         return Reason::UnknownAddress as u8;
     }
     if packet.key.protocol == IPPROTO_TCP {
-        // The two sides agree on what their interfaces take (MSS), and discover what the path takes.
+        // Both hosts agree on their interfaces' MTU (MSS), and discover that of the path.
         return TRANSLATE;
     }
     if admit::has_socket::<F>(skb, &packet.key) {

@@ -13,9 +13,9 @@ use crate::csum::Difference;
 use crate::family::{Ends, Family, Flows, Upper};
 use crate::maps;
 use crate::packet::{Fragment, Packet};
-use crate::route::Known;
+use crate::route::CachedRoute;
+use crate::scratch::Scratch;
 use crate::skb::Skb;
-use crate::work::Work;
 
 /// IPv4.
 #[derive(Clone, Copy)]
@@ -36,7 +36,7 @@ struct Header {
     destination: Addr4,
 }
 
-/// What a translation changes of it, from offset [`HOPS`] on.
+/// The part of the header that a translation rewrites, from offset [`HOPS`] on.
 #[repr(C)]
 #[derive(Clone, Copy)]
 struct Rewritten {
@@ -45,13 +45,13 @@ struct Rewritten {
     destination: Addr4,
 }
 
-/// Offset of the time to live, which the protocol, the checksum and the addresses follow.
+/// Offset of the time to live, which protocol, checksum and addresses follow.
 const HOPS: u32 = 8;
 /// More fragments follow.
 const MORE: u16 = 0x2000;
 /// Do not fragment.
 const DONT: u16 = 0x4000;
-/// Offset of this piece, in units of 8 bytes.
+/// Offset of this fragment in units of 8 bytes.
 const OFFSET: u16 = 0x1fff;
 
 impl Family for V4 {
@@ -65,21 +65,21 @@ impl Family for V4 {
     const TUPLE: u32 = 12;
 
     #[inline(always)]
-    fn work() -> Option<&'static mut Work<Self>> {
-        // SAFETY: the element is this processor's own, and asked for once by each program.
-        maps::WORK4.get_ptr_mut(0).map(|work| unsafe { &mut *work })
+    fn scratch() -> Option<&'static mut Scratch<Self>> {
+        // SAFETY: the element is this processor's own, and each program requests it once.
+        maps::SCRATCH4.get_ptr_mut(0).map(|scratch| unsafe { &mut *scratch })
     }
     #[inline(always)]
-    fn routes() -> &'static PerCpuArray<Known<Self>> {
-        &maps::ROUTES4
+    fn routes() -> &'static PerCpuArray<CachedRoute<Self>> {
+        &maps::ROUTE_CACHE4
     }
     #[inline(always)]
     fn flows() -> &'static Flows<Self> {
         &maps::FLOWS4
     }
     #[inline(always)]
-    fn embryos() -> &'static Flows<Self> {
-        &maps::EMBRYOS4
+    fn half_open() -> &'static Flows<Self> {
+        &maps::HALF_OPEN4
     }
     #[inline(always)]
     fn ports() -> &'static HashMap<PortKey4, PortTarget4> {
@@ -144,7 +144,8 @@ impl Family for V4 {
             .apply(u16::from_ne_bytes([first, second]));
         let [first, second] = checksum.to_ne_bytes();
         let hops = u32::from_ne_bytes([less, protocol, first, second]);
-        // A header with a valid checksum sums up to nothing: no device's sum changes.
+        // The header's checksum compensates the change: a sum over the packet computed by the device stays
+        // valid.
         skb.store(packet.l3 + HOPS, &Rewritten { hops, source: new.0, destination: new.1 }, 0)
     }
 
@@ -156,7 +157,7 @@ impl Family for V4 {
         let [first, second] = checksum.to_ne_bytes();
         let hops = u32::from_ne_bytes([ttl, protocol, first, second]);
         let rewritten = Rewritten { hops, source: new.0, destination: new.1 };
-        // The header's own checksum makes up for the addresses.
+        // The header's own checksum compensates the addresses.
         if skb.store(inner.l3 + HOPS, &rewritten, 0) { Some(Difference::default()) } else { None }
     }
 
@@ -166,9 +167,9 @@ impl Family for V4 {
     }
 
     #[inline(always)]
-    fn ask_route(question: &mut bpf_fib_lookup, ends: Ends<Self>) {
-        question.__bindgen_anon_3.ipv4_src = ends.0.0;
-        question.__bindgen_anon_4.ipv4_dst = ends.1.0;
+    fn set_addresses(request: &mut bpf_fib_lookup, ends: Ends<Self>) {
+        request.__bindgen_anon_3.ipv4_src = ends.0.0;
+        request.__bindgen_anon_4.ipv4_dst = ends.1.0;
     }
 
     #[inline(always)]
@@ -187,7 +188,7 @@ impl Family for V4 {
         &uplink.address4
     }
 
-    /// Neither 0/8 nor 127/8 nor 169.254/16 nor multicast nor what is reserved (RFC 6890).
+    /// False for 0/8, 127/8, 169.254/16, multicast and reserved addresses (RFC 6890).
     #[inline(always)]
     fn is_routable(address: Addr4) -> bool {
         let [first, second, ..] = address.0.to_ne_bytes();
@@ -197,7 +198,7 @@ impl Family for V4 {
     #[inline(always)]
     fn same_network(one: Addr4, other: Addr4, prefix: u32) -> bool {
         let differing = u64::from(u32::from_be(one.0 ^ other.0));
-        // 64 bits wide, because a shift by 32 has no meaning in 32.
+        // 64 bits wide: a shift of 32 bits by 32 is undefined.
         let prefix = if prefix < 32 { prefix } else { 32 };
         differing >> (32 - prefix) == 0
     }

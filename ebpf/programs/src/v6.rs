@@ -15,9 +15,9 @@ use crate::csum::Difference;
 use crate::family::{Ends, Family, Flows, Upper};
 use crate::maps;
 use crate::packet::{Fragment, Packet};
-use crate::route::Known;
+use crate::route::CachedRoute;
+use crate::scratch::Scratch;
 use crate::skb::Skb;
-use crate::work::Work;
 
 /// IPv6.
 #[derive(Clone, Copy)]
@@ -34,7 +34,7 @@ struct Header {
     destination: Addr6,
 }
 
-/// What a translation changes of it, from offset [`HOPS`] on.
+/// The part of the header that a translation rewrites, from offset [`HOPS`] on.
 #[repr(C)]
 #[derive(Clone, Copy)]
 struct Rewritten {
@@ -43,10 +43,10 @@ struct Rewritten {
     destination: Addr6,
 }
 
-/// Offset of the payload's length, which the next header, the hop limit and the addresses follow.
+/// Offset of the payload length, which next header, hop limit and addresses follow.
 const HOPS: u32 = 4;
 
-/// The first bytes of every extension header that the programs walk over.
+/// The first bytes of the extension headers that are skipped.
 #[repr(C)]
 #[derive(Clone, Copy)]
 struct Extension {
@@ -69,10 +69,10 @@ const HOP_BY_HOP: u8 = 0;
 const ROUTING: u8 = 43;
 const FRAGMENT: u8 = 44;
 const DESTINATION: u8 = 60;
-/// More extension headers than these are left to the stack.
+/// Maximum number of extension headers; packets with more are left to the stack.
 const EXTENSIONS: u32 = 4;
 
-/// Walks over extension headers.
+/// Skips extension headers.
 #[inline(always)]
 fn walk(skb: Skb, mut next: u8, mut offset: u32) -> Option<Upper> {
     let mut upper = Upper { offset: 0, protocol: 0, fragment: Fragment::Whole, id: 0 };
@@ -85,8 +85,8 @@ fn walk(skb: Skb, mut next: u8, mut offset: u32) -> Option<Upper> {
                 next = header.next;
                 offset += size_of::<FragmentHeader>() as u32;
                 if place & !7 != 0 {
-                    // What follows is not a header but the middle of the packet. Only the first piece has
-                    // the extension headers after this one, so that the protocol is taken as it stands here.
+                    // No header follows, but the middle of the packet. Only the first fragment has the
+                    // extension headers after this one, so the protocol is the one here.
                     upper.fragment = Fragment::Later;
                     break;
                 } else if place & 1 != 0 {
@@ -115,7 +115,7 @@ fn walk(skb: Skb, mut next: u8, mut offset: u32) -> Option<Upper> {
 }
 
 #[inline(always)]
-fn words(difference: Difference, old: Addr6, new: Addr6) -> Difference {
+fn address_difference(difference: Difference, old: Addr6, new: Addr6) -> Difference {
     let ([a, b, c, d], [e, f, g, h]) = (old.0, new.0);
     difference.word(a, e).word(b, f).word(c, g).word(d, h)
 }
@@ -131,21 +131,21 @@ impl Family for V6 {
     const TUPLE: u32 = 36;
 
     #[inline(always)]
-    fn work() -> Option<&'static mut Work<Self>> {
-        // SAFETY: the element is this processor's own, and asked for once by each program.
-        maps::WORK6.get_ptr_mut(0).map(|work| unsafe { &mut *work })
+    fn scratch() -> Option<&'static mut Scratch<Self>> {
+        // SAFETY: the element is this processor's own, and each program requests it once.
+        maps::SCRATCH6.get_ptr_mut(0).map(|scratch| unsafe { &mut *scratch })
     }
     #[inline(always)]
-    fn routes() -> &'static PerCpuArray<Known<Self>> {
-        &maps::ROUTES6
+    fn routes() -> &'static PerCpuArray<CachedRoute<Self>> {
+        &maps::ROUTE_CACHE6
     }
     #[inline(always)]
     fn flows() -> &'static Flows<Self> {
         &maps::FLOWS6
     }
     #[inline(always)]
-    fn embryos() -> &'static Flows<Self> {
-        &maps::EMBRYOS6
+    fn half_open() -> &'static Flows<Self> {
+        &maps::HALF_OPEN6
     }
     #[inline(always)]
     fn ports() -> &'static HashMap<PortKey6, PortTarget6> {
@@ -192,8 +192,8 @@ impl Family for V6 {
         let [high, low, next, hops] = packet.hops.to_ne_bytes();
         let hops = u32::from_ne_bytes([high, low, next, hops.wrapping_sub(1)]);
         let rewritten = Rewritten { hops, source: new.0, destination: new.1 };
-        // No checksum in this header makes up for the change, so that a sum that a device has computed has to
-        // follow it; the change of the checksum above IP then changes it back.
+        // The header has no checksum to compensate the change, so a sum computed by the device must be
+        // updated; updating the checksum above IP then reverts that.
         skb.store(packet.l3 + HOPS, &rewritten, u64::from(BPF_F_RECOMPUTE_CSUM))
     }
 
@@ -206,13 +206,13 @@ impl Family for V6 {
 
     #[inline(always)]
     fn difference(old: Ends<Self>, new: Ends<Self>) -> Difference {
-        words(words(Difference::default(), old.0, new.0), old.1, new.1)
+        address_difference(address_difference(Difference::default(), old.0, new.0), old.1, new.1)
     }
 
     #[inline(always)]
-    fn ask_route(question: &mut bpf_fib_lookup, ends: Ends<Self>) {
-        question.__bindgen_anon_3.ipv6_src = ends.0.0;
-        question.__bindgen_anon_4.ipv6_dst = ends.1.0;
+    fn set_addresses(request: &mut bpf_fib_lookup, ends: Ends<Self>) {
+        request.__bindgen_anon_3.ipv6_src = ends.0.0;
+        request.__bindgen_anon_4.ipv6_dst = ends.1.0;
     }
 
     #[inline(always)]
@@ -231,7 +231,7 @@ impl Family for V6 {
         &uplink.address6
     }
 
-    /// Neither `::/8` (unspecified, loopback, IPv4-mapped), nor link-local, nor multicast (RFC 4291).
+    /// False for `::/8` (unspecified, loopback, IPv4-mapped), link-local and multicast addresses (RFC 4291).
     #[inline(always)]
     fn is_routable(address: Addr6) -> bool {
         let [first, second, ..] = address.0[0].to_ne_bytes();
@@ -240,9 +240,9 @@ impl Family for V6 {
 
     #[inline(always)]
     fn same_network(one: Addr6, other: Addr6, prefix: u32) -> bool {
-        let half = |a: u32, b: u32| u64::from(u32::from_be(a)) << 32 | u64::from(u32::from_be(b));
+        let bits = |a: u32, b: u32| u64::from(u32::from_be(a)) << 32 | u64::from(u32::from_be(b));
         let ([a, b, c, d], [e, f, g, h]) = (one.0, other.0);
-        let (high, low) = (half(a ^ e, b ^ f), half(c ^ g, d ^ h));
+        let (high, low) = (bits(a ^ e, b ^ f), bits(c ^ g, d ^ h));
         match prefix {
             0 => true,
             1..=64 => high >> (64 - prefix) == 0,

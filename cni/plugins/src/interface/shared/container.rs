@@ -4,7 +4,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use cni_kernel::lock::{FileLock, LockError};
-use cni_kernel::netns::{Netns, NetnsError, NetnsId};
+use cni_kernel::netns::{Netns, NetnsId};
 use cni_kernel::route::{
     DuplicateDetection, Existing, Family, Link, LinkChange, OperState, Route, RouteSocket,
 };

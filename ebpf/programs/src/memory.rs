@@ -1,11 +1,11 @@
-//! Copying and clearing, word by word. The compiler would call functions for it (`memmove`, `memset`) that go
-//! byte by byte, at run time and under the verifier's eyes; it leaves volatile accesses as they are.
+//! Copying and clearing memory word by word. The compiler would otherwise call `memmove` and `memset`, which
+//! work byte by byte, and which the verifier has to follow; it does not replace volatile accesses.
 
 /// Copies a value whose size is a multiple of 8 bytes, or of 4.
 #[inline(always)]
 pub(crate) fn copy<T: Copy>(from: *const T, to: *mut T) {
-    // SAFETY: the callers have pointers to whole values, which are made of integers, aligned to 4 bytes at least
-    // (to 8 if their alignment says so).
+    // SAFETY: the callers pass pointers to whole values, which consist of integers and are aligned to 4 bytes
+    // at least (to 8 if their alignment is 8).
     unsafe {
         if align_of::<T>() == 8 {
             for word in 0..size_of::<T>() / 8 {
@@ -19,7 +19,7 @@ pub(crate) fn copy<T: Copy>(from: *const T, to: *mut T) {
     }
 }
 
-/// Whether two values whose size is a multiple of 4 bytes are the same.
+/// True if two values whose size is a multiple of 4 bytes are equal.
 #[inline(always)]
 pub(crate) fn same<T: Copy>(one: *const T, other: *const T) -> bool {
     let mut differing = 0;
@@ -33,7 +33,7 @@ pub(crate) fn same<T: Copy>(one: *const T, other: *const T) -> bool {
     differing == 0
 }
 
-/// A number that depends on each word of a value whose size is a multiple of 4 bytes.
+/// A hash of a value whose size is a multiple of 4 bytes.
 #[inline(always)]
 pub(crate) fn mix<T: Copy>(value: *const T) -> u32 {
     let mut mixed = 0_u32;
@@ -47,7 +47,7 @@ pub(crate) fn mix<T: Copy>(value: *const T) -> u32 {
     mixed.wrapping_mul(0x9e37_79b1) >> 16
 }
 
-/// Makes a value of integers all zeros.
+/// Clears a value that consists of integers.
 #[inline(always)]
 pub(crate) fn clear<T: Copy>(to: *mut T) {
     // SAFETY: as in `copy`.
