@@ -55,19 +55,19 @@ impl LockError {
 }
 
 impl FileLock {
-    /// Acquires the exclusive lock on the file `name` in `dir`, waiting for at most `patience`. A missing file is
-    /// created with `mode`. The kernel serves waiters in order.
+    /// Acquires the exclusive lock on the file `name` in `dir`, waiting for at most `patience`. A missing
+    /// file is created with `mode`. The kernel serves waiters in order.
     ///
     /// # Errors
-    /// [`LockError::TimedOut`] if another process holds the lock for all of `patience`; [`LockError::Open`] if the
-    /// file cannot be opened or created.
+    /// [`LockError::TimedOut`] if another process holds the lock for all of `patience`; [`LockError::Open`]
+    /// if the file cannot be opened or created.
     pub fn acquire(dir: &DurableDir, name: &str, mode: u32, patience: Duration) -> Result<Self, LockError> {
         let file = dir.open_file(name, Access::ReadOrCreate(mode))?;
         Self::lock(file, dir.path().join(name), patience, Mode::Exclusive)
     }
 
-    /// Acquires the lock as [`FileLock::acquire`] does, but shared: other processes may share it, none can hold it
-    /// exclusively.
+    /// Acquires the lock as [`FileLock::acquire`] does, but shared: other processes may share it, none can
+    /// hold it exclusively.
     ///
     /// # Errors
     /// [`LockError::TimedOut`] if another process holds the exclusive lock for all of `patience`;
@@ -80,8 +80,8 @@ impl FileLock {
     /// Acquires the exclusive lock on a file or directory that is open already. `path` is for error messages.
     ///
     /// # Errors
-    /// [`LockError::TimedOut`] if another process holds the lock for all of `patience`; [`LockError::Lock`] if
-    /// `/proc` is not mounted.
+    /// [`LockError::TimedOut`] if another process holds the lock for all of `patience`; [`LockError::Lock`]
+    /// if `/proc` is not mounted.
     pub fn on(file: &File, path: &Path, patience: Duration) -> Result<Self, LockError> {
         // Opened again, as flock(2) locks an open file description: two locks on `file` itself would be one.
         let again = File::open(format!("/proc/self/fd/{}", file.as_raw_fd()))

@@ -135,8 +135,8 @@ impl Netns {
         &self.path
     }
 
-    /// Locks the namespace, waiting for at most `patience`. The lock is flock(2) on the namespace's file, as the
-    /// reference plugins take it.
+    /// Locks the namespace, waiting for at most `patience`. The lock is flock(2) on the namespace's file, as
+    /// the reference plugins take it.
     ///
     /// # Errors
     /// [`LockError::TimedOut`] if another process holds the lock for all of `patience`.
@@ -144,8 +144,8 @@ impl Netns {
         FileLock::on(&self.file, &self.path, patience)
     }
 
-    /// Runs `work` inside the namespace, on a new thread: the calling thread never changes its namespace, so that
-    /// no failure can leave it in the wrong one.
+    /// Runs `work` inside the namespace, on a new thread: the calling thread never changes its namespace, so
+    /// that no failure can leave it in the wrong one.
     ///
     /// # Errors
     /// [`NetnsError::Enter`] if the namespace cannot be entered.
@@ -173,8 +173,8 @@ impl AsFd for Netns {
     }
 }
 
-/// True for a network namespace (`NS_GET_NSTYPE` of `linux/nsfs.h`, since Linux 4.11), and where the kernel cannot
-/// tell.
+/// True for a network namespace (`NS_GET_NSTYPE` of `linux/nsfs.h`, since Linux 4.11), and where the kernel
+/// cannot tell.
 fn is_network(file: &File) -> bool {
     const NS_GET_NSTYPE: nix::libc::c_ulong = 0xb703;
     // SAFETY: the ioctl takes no argument and only returns a number; the descriptor is open.

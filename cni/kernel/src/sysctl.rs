@@ -1,8 +1,8 @@
 //! Kernel settings below `/proc/sys`.
 //!
-//! Names are written with slashes (`net/ipv4/conf/br0.100/arp_notify`), as names of links may contain dots. Settings
-//! below `net` are those of the calling thread's network namespace, whichever `/proc` is mounted; for those of another
-//! namespace see [`get_in`] and [`set_in`].
+//! Names are written with slashes (`net/ipv4/conf/br0.100/arp_notify`), as names of links may contain dots.
+//! Settings below `net` are those of the calling thread's network namespace, whichever `/proc` is mounted;
+//! for those of another namespace see [`get_in`] and [`set_in`].
 
 use std::fs::{File, OpenOptions};
 use std::io::{Read, Seek as _, Write};
@@ -91,12 +91,12 @@ pub fn set(name: &str, value: &str) -> Result<(), SysctlError> {
 /// namespace: writing `ip_forward` resets other settings even if its value stays, and a read-only `/proc/sys`
 /// does no harm where all is set.
 ///
-/// Concurrent writers must not meet. The kernel stores a new value of `ip_forward` before it tries the lock under
-/// which it configures all links, and restores the old value if it does not get the lock. A second writer that
-/// reads the stored value changes nothing, and neither does the first writer's second attempt: then the setting
-/// is 1 and no link forwards (`devinet_sysctl_forward`, seen on 6.18). So this function holds a lock on the
-/// setting's file. Any process that may read the file can hold the lock, too: after a second the setting is
-/// written without it, and a warning logged.
+/// Concurrent writers must not meet. The kernel stores a new value of `ip_forward` before it tries the lock
+/// under which it configures all links, and restores the old value if it does not get the lock. A second
+/// writer that reads the stored value changes nothing, and neither does the first writer's second attempt:
+/// then the setting is 1 and no link forwards (`devinet_sysctl_forward`, seen on 6.18). So this function
+/// holds a lock on the setting's file. Any process that may read the file can hold the lock, too: after a
+/// second the setting is written without it, and a warning logged.
 ///
 /// # Errors
 /// [`SysctlError::Read`] or [`SysctlError::Write`], or [`SysctlError::Name`] for an invalid name.

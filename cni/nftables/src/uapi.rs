@@ -1,5 +1,5 @@
-//! Numbers of `linux/netfilter/nf_tables.h` that encoding and decoding share: attributes (`enum nft_*_attributes`) and
-//! flags.
+//! Numbers of `linux/netfilter/nf_tables.h` that encoding and decoding share: attributes (`enum
+//! nft_*_attributes`) and flags.
 
 pub(crate) const TABLE_NAME: u16 = 1;
 pub(crate) const CHAIN_TABLE: u16 = 1;

@@ -214,7 +214,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn only_the_first_and_the_last_address_of_a_subnet_are_refused(bits: u32, length in 8_u8..=30, host: u32) {
+        fn only_the_ends_of_a_subnet_are_refused(bits: u32, length in 8_u8..=30, host: u32) {
             // A subnet of 10.0.0.0/8, and one of its addresses.
             let address = Ipv4Addr::from(bits & 0x00ff_ffff | 0x0a00_0000);
             let net = ipnet::Ipv4Net::new(address, length).unwrap().trunc();

@@ -107,10 +107,10 @@ fn is_occupied<F: Family>(scratch: &Scratch<F>) -> bool {
     }
 }
 
-/// Removes the element with the key [`Scratch::reverse_key`], unless it is of another live flow: then returns 0. The
-/// kernel removes by key only: of two processors that see the same dead element, the second would remove what
-/// the first has inserted instead. So they lock the key, and a processor that does not get the lock returns
-/// 0.
+/// Removes the element with the key [`Scratch::reverse_key`], unless it is of another live flow: then returns
+/// 0. The kernel removes by key only: of two processors that see the same dead element, the second would
+/// remove what the first has inserted instead. So they lock the key, and a processor that does not get the
+/// lock returns 0.
 #[inline(never)]
 fn free_reverse_key<F: Family>(scratch: &Scratch<F>, now: u32) -> u32 {
     let lock = mix(&raw const scratch.reverse_key);
@@ -155,7 +155,8 @@ pub(crate) fn find<F: Family>(scratch: &mut Scratch<F>, now: u32) -> Option<Hit<
     Some(Hit { entry, half_open })
 }
 
-/// Copies the element with the key [`Scratch::reverse_key`] to [`Scratch::flow`]. Returns true if its flow is live.
+/// Copies the element with the key [`Scratch::reverse_key`] to [`Scratch::flow`]. Returns true if its flow is
+/// live.
 #[inline(always)]
 pub(crate) fn find_reverse<F: Family>(scratch: &mut Scratch<F>, now: u32) -> bool {
     let entry = match F::flows().get_ptr_mut(&scratch.reverse_key) {

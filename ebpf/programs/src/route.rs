@@ -125,8 +125,8 @@ pub(crate) fn replies_bypass_uplinks<F: Family>(skb: Skb, scratch: &mut Scratch<
     }
 }
 
-/// True if the source address in [`Scratch::flow`] is no longer the node's: by the route found, a packet to it
-/// would be sent elsewhere.
+/// True if the source address in [`Scratch::flow`] is no longer the node's: by the route found, a packet to
+/// it would be sent elsewhere.
 #[inline(always)]
 pub(crate) fn has_lost_address<F: Family>(skb: Skb, scratch: &mut Scratch<F>) -> bool {
     let (address, interface) = (scratch.flow.source, scratch.route.ifindex);
@@ -219,7 +219,8 @@ fn slot<F: Family>(scratch: &Scratch<F>) -> Option<*mut CachedRoute<F>> {
     F::routes().get_ptr_mut(mix(&raw const scratch.packet.key) & (SLOTS - 1))
 }
 
-/// Takes the route from the cache; returns 1 if it was there. In a stack frame of its own, as [`store_cached`].
+/// Takes the route from the cache; returns 1 if it was there. In a stack frame of its own, as
+/// [`store_cached`].
 #[inline(never)]
 fn load_cached<F: Family>(scratch: &mut Scratch<F>, now: u32) -> u32 {
     let Some(known) = slot(scratch) else { return 0 };

@@ -62,7 +62,8 @@ pub struct Route {
     pub advmss: u32,
     /// True if the gateway is on the link though no prefix covers it.
     pub onlink: bool,
-    /// Origin (`rtm_protocol`), by its number in `linux/rtnetlink.h`; 0 stands for `boot`, as of `ip route add`.
+    /// Origin (`rtm_protocol`), by its number in `linux/rtnetlink.h`; 0 stands for `boot`, as of `ip route
+    /// add`.
     pub protocol: u8,
 }
 

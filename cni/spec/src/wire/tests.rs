@@ -10,7 +10,7 @@ use serde_json::json;
 use super::*;
 use crate::{Args, CniError, NetConf, NetConfList};
 
-/// A result with something in every key.
+/// A result with a value for every key.
 fn full() -> AddResult {
     let object = json!({
         "interfaces": [
@@ -236,7 +236,7 @@ fn routes_of_a_family_without_an_address_are_lost_in_the_oldest_form() {
 }
 
 #[test]
-fn the_oldest_form_is_read_into_lists() {
+fn the_oldest_form_is_decoded_into_lists() {
     let output = br#"{"cniVersion":"0.2.0","IP6":{"ip":"fd00::3/64","gateway":""},
         "ip4":{"ip":"10.1.2.3/24","gateway":"10.1.2.1","routes":[{"dst":"0.0.0.0/0"}]}}"#;
     let result = AddResult::from_output(Version::V1_1_0, output).unwrap();
@@ -250,11 +250,11 @@ fn the_oldest_form_is_read_into_lists() {
 }
 
 #[test]
-fn what_a_delegate_printed_is_of_its_own_version() {
+fn the_output_of_a_delegate_has_its_own_version() {
     let read = |version, output: &str| AddResult::from_output(version, output.as_bytes());
     assert_eq!(read(Version::V0_3_1, "null"), Ok(AddResult::default()));
     assert_eq!(read(Version::V0_2_0, "{}"), Ok(AddResult::default()));
-    // Without a version: the configuration's.
+    // Without a version it has the configuration's.
     let lists = r#"{"ips":[{"version":"6","address":"10.1.2.3/24"}]}"#;
     assert_eq!(read(Version::V0_4_0, lists).map(|r| r.ips.len()), Ok(1));
     assert_eq!(read(Version::V0_2_0, lists).map(|r| r.ips.len()), Ok(0));
@@ -311,7 +311,7 @@ fn any_address() -> impl Strategy<Value = Option<IpAddr>> {
     proptest::option::of(any_net().prop_map(|net| net.addr()))
 }
 
-/// Short texts with the characters that are escaped among them.
+/// Short texts with characters that are escaped.
 fn any_text() -> impl Strategy<Value = String> {
     "[a-c<>&\"\\\\\u{0}\n\u{2028}\u{2029}é\u{10000}]{0,6}"
 }
@@ -358,7 +358,7 @@ fn any_version() -> impl Strategy<Value = Version> {
     proptest::sample::select(Version::ALL)
 }
 
-/// JSON whose keys are often the right ones, in one case or another.
+/// JSON whose keys are often valid, in some case.
 fn any_json() -> impl Strategy<Value = Value> {
     let text = prop_oneof![
         Just("10.1.2.3/24".to_owned()),
@@ -422,7 +422,7 @@ fn any_json() -> impl Strategy<Value = Value> {
     })
 }
 
-/// Reads bytes in every way there is. Whether it fails does not matter here.
+/// Decodes bytes in every way; failures are ignored.
 fn read_all(bytes: &[u8]) {
     if let Ok(conf) = NetConf::parse(bytes) {
         drop(conf.runtime_config());
@@ -451,9 +451,9 @@ proptest! {
         prop_assert_eq!(AddResult::from_output(Version::V0_1_0, text.as_bytes()), Ok(result));
     }
 
-    /// Once in the terms of a version, a result stays the same in it and in every version after it.
+    /// A result that was converted to a version stays the same in it and in every later version.
     #[test]
-    fn conversion_settles(result in any_result(), version in any_version(), later in any_version()) {
+    fn a_converted_result_stays_the_same(result in any_result(), version in any_version(), later in any_version()) {
         let Ok(text) = result.print(version) else {
             prop_assert!(result.ips.is_empty() && version <= Version::V0_2_0);
             return Ok(());
@@ -486,7 +486,7 @@ proptest! {
     #[test]
     fn arbitrary_json_never_panics(value in any_json()) {
         read_all(value.to_string().as_bytes());
-        // With a name and a version that count, so that the rest is reached.
+        // With a valid name and version, so that the rest is decoded.
         if let Value::Object(mut object) = value {
             object.insert("name".to_owned(), "n".into());
             object.insert("cniVersion".to_owned(), "1.1.0".into());
@@ -494,7 +494,7 @@ proptest! {
         }
     }
 
-    /// What was read is what was sent, in whatever case the keys are.
+    /// A result decodes to the same, whatever the case of its keys.
     #[test]
     fn the_case_of_keys_does_not_matter(result in any_result(), upper in any::<bool>()) {
         fn recase(value: Value, upper: bool) -> Value {
