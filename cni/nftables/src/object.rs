@@ -353,7 +353,7 @@ impl Flowtable {
         Self { table: table.clone(), name: name.to_owned(), devices: devices.to_vec(), counter: false }
     }
 
-    /// Sets whether it counts. Only for a new flowtable: an existing one keeps its setting.
+    /// Makes it count packets. False leaves the setting of an existing flowtable.
     #[must_use]
     pub fn counter(mut self, counter: bool) -> Self {
         self.counter = counter;
