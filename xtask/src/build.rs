@@ -22,7 +22,7 @@ pub(crate) struct Args {
 
 /// How the binary is built.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Flavour {
+pub enum Flavour {
     /// Quick to build, with line numbers in backtraces.
     Debug,
     /// As it is installed, with the machine's shared libraries.

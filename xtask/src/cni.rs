@@ -10,48 +10,48 @@ use serde_json::{Map, Value, json};
 use crate::error::{Error, Result};
 
 /// The interface's name in every pod.
-pub(crate) const IFNAME: &str = "eth0";
+pub const IFNAME: &str = "eth0";
 
 /// The `PATH` of a system service.
-pub(crate) const SYSTEM_PATH: &str = "/usr/sbin:/usr/bin:/sbin:/bin";
+pub const SYSTEM_PATH: &str = "/usr/sbin:/usr/bin:/sbin:/bin";
 
 /// A pod as the runtime knows it.
 #[derive(Debug, Clone)]
-pub(crate) struct Pod {
+pub struct Pod {
     /// The container's ID.
-    pub(crate) id: String,
+    pub id: String,
     /// Its network namespace.
-    pub(crate) netns: PathBuf,
+    pub netns: PathBuf,
 }
 
 /// A plugin directory and a list of plugin configurations.
 #[derive(Debug, Clone)]
-pub(crate) struct Chain {
+pub struct Chain {
     /// Where the plugins are.
-    pub(crate) dir: PathBuf,
+    pub dir: PathBuf,
     /// The network's name.
-    pub(crate) network: String,
+    pub network: String,
     /// The version that every call speaks.
-    pub(crate) version: &'static str,
+    pub version: &'static str,
     /// `PATH` for the plugins: where they find programs that they start.
-    pub(crate) path: String,
+    pub path: String,
     /// The plugins' configurations without name, version and what changes per call.
-    pub(crate) plugins: Vec<Value>,
+    pub plugins: Vec<Value>,
 }
 
 /// One call of one plugin, ready to be started.
 #[derive(Debug)]
-pub(crate) struct Call {
+pub struct Call {
     command: Command,
     /// The configuration.
-    pub(crate) input: Vec<u8>,
+    pub input: Vec<u8>,
     /// `bridge ADD pod-1`, for messages.
-    pub(crate) label: String,
+    pub label: String,
 }
 
 impl Chain {
     /// Prepares a call of the plugin at `index`.
-    pub(crate) fn call(&self, index: usize, verb: &str, pod: &Pod, ports: &Value, previous: &Value) -> Call {
+    pub fn call(&self, index: usize, verb: &str, pod: &Pod, ports: &Value, previous: &Value) -> Call {
         let mut config = self.plugins[index].as_object().cloned().unwrap_or_default();
         config.insert("name".into(), json!(self.network));
         config.insert("cniVersion".into(), json!(self.version));
@@ -87,7 +87,7 @@ impl Chain {
     ///
     /// # Errors
     /// The first plugin that fails, with what it printed.
-    pub(crate) fn add(&self, pod: &Pod, ports: &Value) -> Result<Value> {
+    pub fn add(&self, pod: &Pod, ports: &Value) -> Result<Value> {
         let mut result = Value::Null;
         for index in 0..self.plugins.len() {
             result = self.call(index, "ADD", pod, ports, &result).run()?;
@@ -99,7 +99,7 @@ impl Chain {
     ///
     /// # Errors
     /// The first plugin that fails, with what it printed.
-    pub(crate) fn del(&self, pod: &Pod, ports: &Value, result: &Value) -> Result<()> {
+    pub fn del(&self, pod: &Pod, ports: &Value, result: &Value) -> Result<()> {
         for index in (0..self.plugins.len()).rev() {
             self.call(index, "DEL", pod, ports, result).run()?;
         }
@@ -112,7 +112,7 @@ impl Call {
     ///
     /// # Errors
     /// It could not be started.
-    pub(crate) fn spawn(&mut self) -> Result<Child> {
+    pub fn spawn(&mut self) -> Result<Child> {
         self.command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
         self.command.spawn().map_err(|e| Error::file("start", Path::new(self.command.get_program()), e))
     }
@@ -121,7 +121,7 @@ impl Call {
     ///
     /// # Errors
     /// It failed: the call, its input and all that it printed.
-    pub(crate) fn run(mut self) -> Result<Value> {
+    pub fn run(mut self) -> Result<Value> {
         let mut child = self.spawn()?;
         if let Some(mut stdin) = child.stdin.take() {
             // A plugin that ends before it has read everything says why by its output.
@@ -147,7 +147,7 @@ impl Call {
 }
 
 /// The first address of a family in a result, without its prefix length.
-pub(crate) fn address(result: &Value, family: Family) -> Option<String> {
+pub fn address(result: &Value, family: Family) -> Option<String> {
     let ips = result["ips"].as_array()?;
     let addresses = ips.iter().filter_map(|ip| ip["address"].as_str()?.split('/').next());
     addresses.into_iter().find(|text| (family == Family::V6) == text.contains(':')).map(str::to_owned)
@@ -155,7 +155,7 @@ pub(crate) fn address(result: &Value, family: Family) -> Option<String> {
 
 /// An address family.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Family {
+pub enum Family {
     /// IPv4.
     V4,
     /// IPv6.

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 /// Every variant names what was done and to what.
 #[derive(Debug, thiserror::Error)]
-pub(crate) enum Error {
+pub enum Error {
     /// A program could not be started or did not succeed.
     #[error("`{command}` {how}{output}")]
     Command {
@@ -40,14 +40,16 @@ pub(crate) enum Error {
 }
 
 impl Error {
-    pub(crate) fn file(operation: &'static str, path: &Path, source: impl Into<io::Error>) -> Self {
+    /// An operation on a file that failed.
+    pub fn file(operation: &'static str, path: &Path, source: impl Into<io::Error>) -> Self {
         Self::File { operation, path: path.to_owned(), source: source.into() }
     }
 
-    pub(crate) fn system(operation: impl Into<String>, source: impl Into<io::Error>) -> Self {
+    /// An operation, with its object, that failed.
+    pub fn system(operation: impl Into<String>, source: impl Into<io::Error>) -> Self {
         Self::System { operation: operation.into(), source: source.into() }
     }
 }
 
 /// What a task returns.
-pub(crate) type Result<T, E = Error> = std::result::Result<T, E>;
+pub type Result<T, E = Error> = std::result::Result<T, E>;

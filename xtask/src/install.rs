@@ -76,7 +76,7 @@ pub(crate) fn run_uninstall(args: &UninstallArgs) -> Result<()> {
 ///
 /// # Errors
 /// Something is missing that cannot be installed, or the build's own.
-pub(crate) fn built(flavour: Flavour) -> Result<PathBuf> {
+pub fn built(flavour: Flavour) -> Result<PathBuf> {
     let name = match flavour {
         Flavour::Debug => "build",
         Flavour::Release => "build release",

@@ -20,7 +20,7 @@ const TAIL_LINES: usize = 200;
 
 /// Runs stages one after the other and keeps their times.
 #[derive(Debug)]
-pub(crate) struct Stages {
+pub struct Stages {
     started: Instant,
     live: bool,
     done: Vec<(String, Duration)>,
@@ -29,11 +29,11 @@ pub(crate) struct Stages {
 
 /// A running stage's log: what its programs print goes there.
 #[derive(Debug)]
-pub(crate) struct Log {
+pub struct Log {
     /// Open for appending.
-    pub(crate) file: File,
+    pub file: File,
     /// Its path.
-    pub(crate) path: PathBuf,
+    pub path: PathBuf,
 }
 
 impl Stages {
@@ -41,7 +41,7 @@ impl Stages {
     ///
     /// # Errors
     /// The folder for logs cannot be made.
-    pub(crate) fn new(name: &str) -> Result<Self> {
+    pub fn new(name: &str) -> Result<Self> {
         let logs = workspace::scratch("logs")?.join(name);
         fs::create_dir_all(&logs).map_err(|e| Error::file("create the directory", &logs, e))?;
         Ok(Self { started: Instant::now(), live: io::stdout().is_terminal(), done: Vec::new(), logs })
@@ -52,7 +52,7 @@ impl Stages {
     ///
     /// # Errors
     /// What the body returns, after the log's last lines were printed.
-    pub(crate) fn run(&mut self, name: &str, body: impl FnOnce(&Log) -> Result<String>) -> Result<()> {
+    pub fn run(&mut self, name: &str, body: impl FnOnce(&Log) -> Result<String>) -> Result<()> {
         let path = self.logs.join(format!("{}.log", name.replace([' ', '/'], "-")));
         let file = File::options().create(true).append(true).open(&path);
         let log = Log { file: file.map_err(|e| Error::file("open", &path, e))?, path };
@@ -78,7 +78,7 @@ impl Stages {
     }
 
     /// The closing line: how long everything took, and what took longest.
-    pub(crate) fn summary(&self) -> String {
+    pub fn summary(&self) -> String {
         let mut text = format!("{} stages in {}", self.done.len(), seconds(self.started.elapsed()));
         if let Some((name, took)) = self.done.iter().max_by_key(|(_, took)| *took) {
             // Writing to a String cannot fail.

@@ -22,7 +22,7 @@ const SKIPS: [&str; 2] = ["needs the reference plugins", "needs reference plugin
 pub(crate) const STABLE: &str = "bookworm";
 
 /// The suite with the newest version.
-pub(crate) const NEWEST: &str = "unstable";
+pub const NEWEST: &str = "unstable";
 
 /// The reference plugins of one or more suites.
 #[derive(Debug)]
@@ -90,7 +90,7 @@ pub(crate) fn is_needed(skip: &str) -> bool {
 ///
 /// # Errors
 /// They were not fetched before, and cannot be now.
-pub(crate) fn fetch(suite: &'static str) -> Result<PathBuf> {
+pub fn fetch(suite: &'static str) -> Result<PathBuf> {
     let fetched = AptRoot::open(suite).and_then(|apt| apt.fetch(PACKAGE)).map(|root| root.join(DIRECTORY));
     let before =
         || Some(workspace::scratch("apt").ok()?.join(suite).join("unpacked").join(PACKAGE).join(DIRECTORY));

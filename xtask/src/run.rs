@@ -23,12 +23,12 @@ pub(crate) fn search_path() -> Vec<PathBuf> {
 }
 
 /// The file that a program's name stands for.
-pub(crate) fn which(program: &str) -> Option<PathBuf> {
+pub fn which(program: &str) -> Option<PathBuf> {
     search_path().into_iter().map(|dir| dir.join(program)).find(|path| path.is_file())
 }
 
 /// A command that also finds the administrator's tools, with messages in English.
-pub(crate) fn tool(program: &str, args: &[&str]) -> Command {
+pub fn tool(program: &str, args: &[&str]) -> Command {
     let mut command = Command::new(which(program).unwrap_or_else(|| PathBuf::from(program)));
     command.args(args).env("LC_ALL", "C.UTF-8");
     if let Ok(path) = env::join_paths(search_path()) {
@@ -63,7 +63,7 @@ fn quote(word: &str) -> String {
 ///
 /// # Errors
 /// The command line and all that it printed, when it cannot be started or does not succeed.
-pub(crate) fn capture(command: &mut Command) -> Result<String> {
+pub fn capture(command: &mut Command) -> Result<String> {
     capture_from(command, Stdio::null())
 }
 
@@ -81,7 +81,7 @@ pub(crate) fn capture_from(command: &mut Command, input: Stdio) -> Result<String
 ///
 /// # Errors
 /// As [`capture`].
-pub(crate) fn feed(command: &mut Command, input: &str) -> Result<String> {
+pub fn feed(command: &mut Command, input: &str) -> Result<String> {
     command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
     let mut child = command.spawn().map_err(|e| not_started(command, &e))?;
     if let Some(mut stdin) = child.stdin.take() {

@@ -18,7 +18,7 @@ const NETNS_DIR: &str = "/run/netns";
 
 /// Where the private `/var/lib` keeps its files.
 #[derive(Debug, Clone, Copy)]
-pub(crate) enum State<'a> {
+pub enum State<'a> {
     /// In memory.
     Memory,
     /// In a folder, so that what is synced is synced to its disk.
@@ -31,7 +31,7 @@ pub(crate) enum State<'a> {
 ///
 /// # Errors
 /// The system does not allow it; the message says what helps.
-pub(crate) fn enter(state: State<'_>) -> Result<()> {
+pub fn enter(state: State<'_>) -> Result<()> {
     if !Uid::effective().is_root() {
         become_root()?;
     }
@@ -77,7 +77,7 @@ fn tmpfs(on: &str) -> Result<()> {
 }
 
 /// The path of a named namespace.
-pub(crate) fn netns_path(name: &str) -> PathBuf {
+pub fn netns_path(name: &str) -> PathBuf {
     Path::new(NETNS_DIR).join(name)
 }
 
@@ -85,7 +85,7 @@ pub(crate) fn netns_path(name: &str) -> PathBuf {
 ///
 /// # Errors
 /// The name is taken, or the system call that failed.
-pub(crate) fn add_netns(name: &str) -> Result<PathBuf> {
+pub fn add_netns(name: &str) -> Result<PathBuf> {
     let path = netns_path(name);
     fs::File::create_new(&path).map_err(|e| Error::file("create", &path, e))?;
     let target = path.clone();
@@ -102,7 +102,7 @@ pub(crate) fn add_netns(name: &str) -> Result<PathBuf> {
 ///
 /// # Errors
 /// It is not there, or the system call that failed.
-pub(crate) fn switch_to(path: &Path) -> Result<()> {
+pub fn switch_to(path: &Path) -> Result<()> {
     let file = fs::File::open(path).map_err(|e| Error::file("open", path, e))?;
     setns(file, CloneFlags::CLONE_NEWNET).map_err(|e| Error::file("enter", path, e))
 }

@@ -8,7 +8,7 @@ use nix::sys::resource::{UsageWho, getrusage};
 use nix::sys::time::TimeValLike;
 
 use super::load::Spent;
-use crate::error::{Error, Result};
+use xtask::error::{Error, Result};
 
 /// A span that has begun.
 #[derive(Debug)]

@@ -9,8 +9,8 @@ use plotters::prelude::*;
 use serde::Deserialize;
 
 use super::traffic::Report;
-use crate::error::{Error, Result};
-use crate::workspace;
+use xtask::error::{Error, Result};
+use xtask::workspace;
 
 /// Draw ADD and DEL by the number of pods, and packets by the number of ports, from what `bench control` and
 /// `bench traffic` saved, as SVG.

@@ -1,4 +1,5 @@
-//! `cargo xtask bench`: figures, measured side by side in one run.
+//! `cargo xtask bench`: plugin sets measured side by side in one run.
+#![allow(clippy::print_stdout, clippy::print_stderr, reason = "a program for the terminal")]
 
 mod contender;
 mod control;
@@ -12,13 +13,16 @@ mod trace;
 mod traffic;
 
 use std::path::PathBuf;
+use std::process::ExitCode;
 
-use crate::error::Result;
+use clap::Parser as _;
 use sets::Plugins;
+use xtask::error::Result;
 
-/// Measure against other plugin sets.
-#[derive(Debug, clap::Args)]
-pub(crate) struct Args {
+/// Measures plugin sets side by side.
+#[derive(Debug, clap::Parser)]
+#[command(name = "cargo xtask bench", bin_name = "cargo xtask bench", max_term_width = 100)]
+struct Cli {
     #[command(subcommand)]
     bench: Bench,
 }
@@ -68,12 +72,18 @@ pub(crate) struct ControlArgs {
     save: Option<PathBuf>,
 }
 
-/// Runs the task.
-///
-/// # Errors
-/// A build, a plugin that fails, or a measurement that cannot be made.
-pub(crate) fn run(args: &Args) -> Result<()> {
-    match &args.bench {
+fn main() -> ExitCode {
+    match run(&Cli::parse().bench) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(e) => {
+            eprintln!("bench: {e}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run(bench: &Bench) -> Result<()> {
+    match bench {
         Bench::Control(args) => control::run(args),
         Bench::Traffic(args) => traffic::run(args),
         Bench::Plot(args) => plot::run(args),

@@ -12,10 +12,10 @@ use super::floor::Floor;
 use super::measure;
 use super::report::{FloorSeries, Profile, Report, Series};
 use super::sets::version;
-use crate::error::{Error, Result};
-use crate::progress::Stages;
-use crate::run::{self, tool};
-use crate::{sandbox, workspace};
+use xtask::error::{Error, Result};
+use xtask::progress::Stages;
+use xtask::run::{self, tool};
+use xtask::{sandbox, workspace};
 
 /// Ours.
 const OWN: &str = "slipway";

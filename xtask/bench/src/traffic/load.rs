@@ -22,7 +22,7 @@ use serde::{Deserialize, Serialize};
 
 use super::cost::Clock;
 use super::space::in_net;
-use crate::error::{Error, Result};
+use xtask::error::{Error, Result};
 
 /// The port that all servers listen on.
 pub(super) const PORT: u16 = 80;

@@ -5,7 +5,7 @@ use serde_json::Value;
 use super::contender::{Contender, Kind, Way};
 use super::figures::Series;
 use super::load::Work;
-use crate::error::{Error, Result};
+use xtask::error::{Error, Result};
 
 /// What the node had counted before.
 #[derive(Debug)]

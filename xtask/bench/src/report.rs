@@ -11,7 +11,7 @@ use super::contender::Sample;
 use super::floor;
 use super::measure::Cost;
 use super::trace::Trace;
-use crate::error::{Error, Result};
+use xtask::error::{Error, Result};
 
 /// All samples of one contender at one number of pods.
 #[derive(Debug)]

@@ -9,10 +9,10 @@ use serde_json::{Value, json};
 
 use super::measure::{self, Cost};
 use super::trace::{self, Trace};
-use crate::cni::{Chain, Pod, SYSTEM_PATH};
-use crate::error::{Error, Result};
-use crate::run::{self, tool};
-use crate::{sandbox, workspace};
+use xtask::cni::{Chain, Pod, SYSTEM_PATH};
+use xtask::error::{Error, Result};
+use xtask::run::{self, tool};
+use xtask::{sandbox, workspace};
 
 /// Pods per bridge. A bridge holds 1,023 ports (`BR_MAX_PORTS` in net/bridge/br_private.h).
 const PODS_PER_BRIDGE: u32 = 500;

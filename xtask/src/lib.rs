@@ -1,31 +1,33 @@
 //! Tasks of the workspace: `cargo xtask help` lists them.
+//!
+//! What is public here is what the benchmarks, a crate of their own, use too.
 #![allow(clippy::print_stdout, clippy::print_stderr, reason = "a program for the terminal")]
 
 mod apt_root;
 mod bench;
-mod build;
-mod cni;
+pub mod build;
+pub mod cni;
 mod demo;
 mod dist;
 mod docs_check;
 mod ebpf;
-mod error;
+pub mod error;
 mod figures;
-mod install;
+pub mod install;
 mod links;
 mod pool;
-mod progress;
-mod reference;
-mod run;
+pub mod progress;
+pub mod reference;
+pub mod run;
 mod runtimes;
-mod sandbox;
+pub mod sandbox;
 mod serve;
 mod setup;
 mod test;
 mod test_programs;
 mod vm_test;
 mod words;
-mod workspace;
+pub mod workspace;
 
 use std::process::ExitCode;
 
@@ -53,7 +55,8 @@ enum Task {
     Demo(demo::Args),
     /// Run the test suites on other kernels, in virtual machines
     VmTest(vm_test::Args),
-    /// Measure against other plugin sets
+    /// Measure against other plugin sets (builds the benchmarks first)
+    #[command(disable_help_flag = true)]
     Bench(bench::Args),
     /// Write the README's tables from the figures in docs/data
     Figures(figures::Args),
@@ -69,7 +72,8 @@ enum Task {
     Serve(serve::Args),
 }
 
-fn main() -> ExitCode {
+/// Runs the task that the command line names.
+pub fn main() -> ExitCode {
     let result = match Cli::parse().task {
         Task::Setup(args) => setup::run(&args),
         Task::Build(args) => build::run(&args),

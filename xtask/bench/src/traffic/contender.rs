@@ -13,10 +13,10 @@ use super::load::{self, Client, Pin, Spent, Target, Work};
 use super::plan::{self, PER_POD, Ports};
 use super::shape::{Identity, Place, Shape, Tool};
 use super::space::{Habits, JOINED_POD, NODE_ADDRESS, Space, in_net, outside};
-use crate::bench::contender::Backend;
-use crate::cni::{self, Chain, Family, Pod};
-use crate::error::{Error, Result};
-use crate::run::{self, tool};
+use crate::contender::Backend;
+use xtask::cni::{self, Chain, Family, Pod};
+use xtask::error::{Error, Result};
+use xtask::run::{self, tool};
 
 /// Pods on one bridge.
 const PODS_PER_BRIDGE: usize = 250;
@@ -257,7 +257,7 @@ impl Contender {
         if self.measured.as_ref().is_some_and(|measured| measured.index == index) {
             return Ok(());
         }
-        let path = crate::sandbox::netns_path(&name(index));
+        let path = xtask::sandbox::netns_path(&name(index));
         let net = self.space.run(|| File::open(&path).map_err(|e| Error::file("open", &path, e)))?;
         load::serve(&net, self.setting.pin)?;
         self.measured = Some(Measured { index, net });

@@ -1,6 +1,6 @@
 //! Which pods publish which ports, for a number of published ports.
 
-use crate::error::{Error, Result};
+use xtask::error::{Error, Result};
 
 /// Published ports up to this number belong to pods that publish one each.
 pub(super) const SINGLES: u32 = 1_000;

@@ -14,8 +14,8 @@ use nix::sys::ptrace::{self, Options};
 use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
 use nix::unistd::Pid;
 
-use crate::cni::Call;
-use crate::error::{Error, Result};
+use xtask::cni::Call;
+use xtask::error::{Error, Result};
 
 /// Stops that are handled before a call is given up: an operation of the reference has a few thousand.
 const STOPS: u32 = 1_000_000;

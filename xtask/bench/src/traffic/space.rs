@@ -9,9 +9,9 @@ use nix::mount::{MntFlags, MsFlags, mount, umount2};
 use nix::sched::{CloneFlags, setns, unshare};
 use nix::unistd::gettid;
 
-use crate::error::{Error, Result};
-use crate::run::{self, tool};
-use crate::sandbox;
+use xtask::error::{Error, Result};
+use xtask::run::{self, tool};
+use xtask::sandbox;
 
 /// The other host's namespace, as the node names it.
 const CLIENT: &str = "client";

@@ -4,10 +4,10 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use crate::build::Flavour;
-use crate::error::{Error, Result};
-use crate::run::{self, tool};
-use crate::{install, reference, workspace};
+use xtask::build::Flavour;
+use xtask::error::{Error, Result};
+use xtask::run::{self, tool};
+use xtask::{install, reference, workspace};
 
 /// Which ones.
 #[derive(Debug, clap::Args)]

@@ -23,10 +23,10 @@ use load::{Pin, Spent, Work};
 use space::Habits;
 
 use super::sets::{Plugins, version};
-use crate::error::{Error, Result};
-use crate::progress::Stages;
-use crate::run::{self, tool};
-use crate::{sandbox, workspace};
+use xtask::error::{Error, Result};
+use xtask::progress::Stages;
+use xtask::run::{self, tool};
+use xtask::{sandbox, workspace};
 
 /// Quiet time before each measurement.
 const SETTLE: Duration = Duration::from_millis(20);

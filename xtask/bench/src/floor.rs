@@ -12,9 +12,9 @@ use nix::net::if_::if_nametoindex;
 use nix::sys::socket::SockProtocol;
 
 use super::netlink::{ACK, REQUEST, Socket, attribute, message, nested};
-use crate::error::{Error, Result};
-use crate::run::{self, tool};
-use crate::sandbox;
+use xtask::error::{Error, Result};
+use xtask::run::{self, tool};
+use xtask::sandbox;
 
 /// The node of this measurement.
 const NODE: &str = "floor";

@@ -8,8 +8,8 @@ use std::time::{Duration, Instant};
 use nix::sys::resource::{UsageWho, getrusage};
 use nix::sys::time::{TimeVal, TimeValLike};
 
-use crate::cni::Call;
-use crate::error::{Error, Result};
+use xtask::cni::Call;
+use xtask::error::{Error, Result};
 
 /// What an operation cost.
 #[derive(Debug, Clone, Copy, Default)]

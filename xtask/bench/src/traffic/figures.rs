@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 
 use super::contender::{Count, Kind, Way};
 use super::load::{Spent, Work};
-use crate::error::{Error, Result};
+use xtask::error::{Error, Result};
 
 /// All rounds of one contender doing one thing with one number of ports.
 #[derive(Debug, Clone, Serialize, Deserialize)]
@@ -33,10 +33,10 @@ pub(super) struct Pods {
 
 /// A figure over all rounds.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
-pub(in crate::bench) struct Figure {
-    pub(in crate::bench) median: f64,
-    pub(in crate::bench) least: f64,
-    pub(in crate::bench) most: f64,
+pub(crate) struct Figure {
+    pub(crate) median: f64,
+    pub(crate) least: f64,
+    pub(crate) most: f64,
 }
 
 /// One contender doing one thing with one number of ports, per operation: a KiB of STREAM in nanoseconds, a
@@ -73,7 +73,7 @@ struct Goal {
 
 /// Everything that one run measured.
 #[derive(Debug, Serialize, Deserialize)]
-pub(in crate::bench) struct Report {
+pub(crate) struct Report {
     /// The machine and the conditions, one line each.
     conditions: Vec<String>,
     pods: Vec<Pods>,
@@ -82,7 +82,7 @@ pub(in crate::bench) struct Report {
 }
 
 /// A line of a plot: who, and for each number of ports the median and the largest figure.
-pub(in crate::bench) type Line = (String, Vec<(u32, f64, f64)>);
+pub(crate) type Line = (String, Vec<(u32, f64, f64)>);
 
 impl Figure {
     fn of(values: &[f64]) -> Self {
@@ -174,7 +174,7 @@ impl Report {
     ///
     /// # Errors
     /// It is not there, or something else.
-    pub(in crate::bench) fn read(path: &Path) -> Result<Self> {
+    pub(crate) fn read(path: &Path) -> Result<Self> {
         let text = fs::read_to_string(path).map_err(|e| Error::file("read", path, e))?;
         serde_json::from_str(&text).map_err(|e| Error::Failed(format!("read {}: {e}", path.display())))
     }
@@ -230,7 +230,7 @@ impl Report {
     }
 
     /// A table for each way and work, as the documentation has them.
-    pub(in crate::bench) fn markdown(&self) -> String {
+    pub(crate) fn markdown(&self) -> String {
         let mut text = String::new();
         let (ports, kinds) = (self.numbers(), self.kinds());
         for (way, work) in self.blocks() {
@@ -250,7 +250,7 @@ impl Report {
     }
 
     /// The lines of a plot of one work of the published ports, with its title.
-    pub(in crate::bench) fn plots(&self) -> Vec<(String, Vec<Line>)> {
+    pub(crate) fn plots(&self) -> Vec<(String, Vec<Line>)> {
         let blocks = self.blocks().into_iter().filter(|(way, _)| *way == Way::Port);
         blocks
             .map(|(way, work)| {

@@ -1,0 +1,7 @@
+//! `cargo xtask`.
+
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    xtask::main()
+}
