@@ -16,7 +16,7 @@ use crate::reference::{self, Reference};
 use crate::run::{self, cargo, tool};
 use crate::runtimes::Runtimes;
 use crate::test_programs::{TestProgram, test_programs};
-use crate::{build, docs_check, ebpf, links, setup, vm_test, words, workspace};
+use crate::{build, deny, docs_check, ebpf, links, setup, vm_test, words, workspace};
 
 /// The package of the network tests, which need root and the built binary.
 const NETWORK_TESTS: &str = "slipway-tests";
@@ -83,6 +83,7 @@ fn run_stages(args: &Args, stages: &mut Stages) -> Result<String> {
             ebpf::lint(|command| run::log(command, &log.file))?;
             quiet(cargo(&clippy), log)
         })?;
+        stages.run("dependencies", |log| deny::check(log, args.require))?;
         stages.run("unit tests (BPF)", |log| tests(ebpf::unit_tests()?, log).map(some))?;
     }
     let unit = ["test", "--no-fail-fast", "--workspace", "--exclude", NETWORK_TESTS];
