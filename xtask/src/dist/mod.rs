@@ -7,11 +7,14 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
+use serde_json::Value;
+
 use crate::build;
 use crate::ebpf;
 use crate::error::{Error, Result};
 use crate::progress::{Log, Stages};
 use crate::run::{self, cargo, tool};
+use crate::tools::{CARGO_AUDITABLE, RUST_AUDIT_INFO};
 use crate::{setup, workspace};
 use cross::Cross;
 
@@ -69,20 +72,43 @@ impl Toolchain {
     }
 }
 
+/// How much of what is promised of a binary is checked.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Proof {
+    /// Build it again in another folder and compare the bytes.
+    pub(crate) verify: bool,
+    /// Run it.
+    pub(crate) test: bool,
+}
+
 /// Runs the task.
 ///
 /// # Errors
-/// A build that fails, or a promise that is not kept.
+/// A build or a check that fails.
 pub(crate) fn run(args: &Args) -> Result<()> {
     let mut stages = Stages::new("dist")?;
+    let binary = make(&args.target, Proof { verify: args.verify, test: !args.no_test }, &mut stages)?;
+    let out = binary.parent().unwrap_or(&binary);
+    let sum = run::capture(tool("sha256sum", &["slipway"]).current_dir(out))?;
+    let file = out.join("SHA256SUMS");
+    fs::write(&file, &sum).map_err(|e| Error::file("write", &file, e))?;
+    println!("{}\n{}", binary.display(), sum.trim_end());
+    Ok(())
+}
+
+/// Builds the binary for a processor, checks it, and returns its path.
+///
+/// # Errors
+/// As [`run()`].
+pub(crate) fn make(target: &str, proof: Proof, stages: &mut Stages) -> Result<PathBuf> {
     stages.run("setup", |_| setup::ensure())?;
     let own = workspace::scratch("dist")?;
-    let out = workspace::target().join("dist").join(&args.target);
+    let out = workspace::target().join("dist").join(target);
     fs::create_dir_all(&out).map_err(|e| Error::file("create the directory", &out, e))?;
     let binary = out.join("slipway");
     let mut toolchain = Toolchain::Own;
     stages.run("toolchain", |_| {
-        toolchain = Toolchain::find(&args.target)?;
+        toolchain = Toolchain::find(target)?;
         match &toolchain {
             Toolchain::Own => Ok("this machine's own".to_owned()),
             Toolchain::Cross(cross) => cross.version(),
@@ -94,8 +120,8 @@ pub(crate) fn run(args: &Args) -> Result<()> {
         fs::copy(&built, &binary).map_err(|e| Error::file("copy", &built, e))?;
         build::size(&binary)
     })?;
-    stages.run("look inside", |_| look_inside(&binary))?;
-    if args.verify {
+    stages.run("look inside", |log| look_inside(&binary, log))?;
+    if proof.verify {
         stages.run("build again elsewhere", |log| {
             let copy = own.join("elsewhere");
             copy_sources(&copy)?;
@@ -104,23 +130,19 @@ pub(crate) fn run(args: &Args) -> Result<()> {
             same(&binary, &again)
         })?;
     }
-    if !args.no_test {
+    if proof.test {
         stages.run("run it", |log| match &toolchain {
             Toolchain::Own => test(&own, &binary, log),
             Toolchain::Cross(cross) => test_emulated(cross, &binary, log),
         })?;
     }
-    let sum = run::capture(tool("sha256sum", &["slipway"]).current_dir(&out))?;
-    let file = out.join("SHA256SUMS");
-    fs::write(&file, &sum).map_err(|e| Error::file("write", &file, e))?;
-    println!("{}\n{}", binary.display(), sum.trim_end());
-    Ok(())
+    Ok(binary)
 }
 
 /// Builds a checkout into a target folder and returns the binary's path.
 fn build_in(toolchain: &Toolchain, checkout: &Path, target: &Path, log: &Log) -> Result<PathBuf> {
-    let mut command = toolchain.cargo_build()?;
-    command.current_dir(checkout).env("CARGO_TARGET_DIR", target);
+    let mut command = with_dependency_list(&toolchain.cargo_build()?, log)?;
+    command.arg("--locked").current_dir(checkout).env("CARGO_TARGET_DIR", target);
     // Without these, panic messages hold the paths of the machine that built it.
     let home = cargo_home()?;
     let mut flags = build::STATIC_FLAGS.to_owned();
@@ -135,6 +157,19 @@ fn build_in(toolchain: &Toolchain, checkout: &Path, target: &Path, log: &Log) ->
     Ok(target.join(toolchain.triple()).join("release/slipway"))
 }
 
+/// The same cargo command, by way of cargo-auditable: the binary carries the names and versions of its dependencies.
+fn with_dependency_list(build: &Command, log: &Log) -> Result<Command> {
+    let mut command = Command::new(CARGO_AUDITABLE.ensure(&log.file)?);
+    command.arg("auditable").args(build.get_args()).env("CARGO", build.get_program());
+    for (key, value) in build.get_envs() {
+        match value {
+            Some(value) => command.env(key, value),
+            None => command.env_remove(key),
+        };
+    }
+    Ok(command)
+}
+
 /// Where cargo keeps the sources of dependencies.
 pub(crate) fn cargo_home() -> Result<PathBuf> {
     let own = std::env::var_os("CARGO_HOME").map(PathBuf::from);
@@ -142,8 +177,19 @@ pub(crate) fn cargo_home() -> Result<PathBuf> {
     own.or_else(home).ok_or_else(|| Error::Failed("neither CARGO_HOME nor HOME is set".to_owned()))
 }
 
-/// What the file itself tells: its size, that no loader is needed, that no path of this machine is in it.
-fn look_inside(binary: &Path) -> Result<String> {
+/// The dependencies that a binary lists, as the JSON of cargo-auditable.
+///
+/// # Errors
+/// It has no list, or one that cannot be read.
+pub(crate) fn dependency_list(binary: &Path, log: &Log) -> Result<Value> {
+    let printed = run::capture(Command::new(RUST_AUDIT_INFO.ensure(&log.file)?).arg(binary))?;
+    serde_json::from_str(&printed)
+        .map_err(|e| Error::Failed(format!("read the binary's dependency list: {e}")))
+}
+
+/// Checks the file itself: its size, that it needs no loader, that it holds no path of this machine, and that its
+/// list of dependencies can be read.
+fn look_inside(binary: &Path, log: &Log) -> Result<String> {
     let bytes = fs::read(binary).map_err(|e| Error::file("read", binary, e))?;
     if bytes.len() as u64 > LIMIT {
         return Err(Error::Failed(format!("{} bytes are more than {LIMIT}", bytes.len())));
@@ -160,7 +206,12 @@ fn look_inside(binary: &Path) -> Result<String> {
             return Err(Error::Failed(format!("it holds a path of this machine: {text}")));
         }
     }
-    Ok("static, stripped, no path of this machine".to_owned())
+    let list = dependency_list(binary, log)?;
+    let listed = list["packages"].as_array().map_or(0, Vec::len);
+    if listed == 0 {
+        return Err(Error::Failed("its list of dependencies is empty".to_owned()));
+    }
+    Ok(format!("static, stripped, no path of this machine, lists {listed} packages"))
 }
 
 /// The sources as git sees them, what is not committed too, in a new folder.
