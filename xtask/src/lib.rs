@@ -19,6 +19,7 @@ mod links;
 mod pool;
 pub mod progress;
 pub mod reference;
+mod release;
 pub mod run;
 mod runtimes;
 pub mod sandbox;
@@ -64,6 +65,8 @@ enum Task {
     Figures(figures::Args),
     /// Build the binary that is shipped and check what is promised of it
     Dist(dist::Args),
+    /// Build and check what is published for a version; tagging and signing are left to the releaser
+    Release(release::Args),
     /// Build for release and install the binary with a link per plugin
     Install(install::Args),
     /// Remove what `install` put there and bring back what it replaced
@@ -86,6 +89,7 @@ pub fn main() -> ExitCode {
         Task::Bench(args) => bench::run(&args),
         Task::Figures(args) => figures::run(&args),
         Task::Dist(args) => dist::run(&args),
+        Task::Release(args) => release::run(&args),
         Task::Install(args) => install::run(&args),
         Task::Uninstall(args) => install::run_uninstall(&args),
         Task::Words(args) => words::run(&args),

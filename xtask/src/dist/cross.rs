@@ -88,6 +88,12 @@ impl Cross {
         Ok(command)
     }
 
+    /// The folders of the static libmnl and libnftnl, and the C library's header with its version.
+    pub(crate) fn libraries(&self) -> (PathBuf, PathBuf, PathBuf) {
+        let header = self.root.join("usr/aarch64-linux-gnu/include/features.h");
+        (self.libmnl.clone(), self.root.join("usr/lib/aarch64-linux-gnu"), header)
+    }
+
     /// Runs programs of the target.
     pub(crate) fn emulator(&self) -> PathBuf {
         self.program("qemu-aarch64-static")

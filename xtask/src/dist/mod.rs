@@ -14,6 +14,7 @@ use crate::ebpf;
 use crate::error::{Error, Result};
 use crate::progress::{Log, Stages};
 use crate::run::{self, cargo, tool};
+use crate::setup::{static_libmnl, static_libnftnl};
 use crate::tools::{CARGO_AUDITABLE, RUST_AUDIT_INFO};
 use crate::{setup, workspace};
 use cross::Cross;
@@ -70,6 +71,25 @@ impl Toolchain {
             Self::Cross(cross) => cross.cargo(&["build", "--release", "--package", "slipway"]),
         }
     }
+
+    /// The C libraries that it links, with their versions.
+    fn libraries(&self) -> Result<Vec<Library>> {
+        let (libmnl, libnftnl, features) = match self {
+            Self::Own => (static_libmnl()?, static_libnftnl()?, PathBuf::from("/usr/include/features.h")),
+            Self::Cross(cross) => cross.libraries(),
+        };
+        let packaged = |dir: &Path, name: &'static str, licence| {
+            let version = word_after(&dir.join("pkgconfig").join(format!("{name}.pc")), "Version:")?;
+            Ok(Library { name, version, licence })
+        };
+        let minor = word_after(&features, "__GLIBC_MINOR__\t")?;
+        let version = format!("{}.{minor}", word_after(&features, "__GLIBC__\t")?);
+        Ok(vec![
+            Library { name: "glibc", version, licence: "LGPL-2.1-or-later" },
+            packaged(&libmnl, "libmnl", "LGPL-2.1-or-later")?,
+            packaged(&libnftnl, "libnftnl", "GPL-2.0-or-later")?,
+        ])
+    }
 }
 
 /// How much of what is promised of a binary is checked.
@@ -81,13 +101,33 @@ pub(crate) struct Proof {
     pub(crate) test: bool,
 }
 
+/// A binary, and what a list of its parts needs to know.
+#[derive(Debug)]
+pub(crate) struct Built {
+    pub(crate) binary: PathBuf,
+    /// The target, as the compiler calls it.
+    pub(crate) triple: String,
+    /// The C libraries in the binary.
+    pub(crate) libraries: Vec<Library>,
+}
+
+/// A C library that is linked into the binary.
+#[derive(Debug)]
+pub(crate) struct Library {
+    pub(crate) name: &'static str,
+    pub(crate) version: String,
+    /// As an SPDX expression.
+    pub(crate) licence: &'static str,
+}
+
 /// Runs the task.
 ///
 /// # Errors
 /// A build or a check that fails.
 pub(crate) fn run(args: &Args) -> Result<()> {
     let mut stages = Stages::new("dist")?;
-    let binary = make(&args.target, Proof { verify: args.verify, test: !args.no_test }, &mut stages)?;
+    let proof = Proof { verify: args.verify, test: !args.no_test };
+    let binary = make(&args.target, proof, &mut stages)?.binary;
     let out = binary.parent().unwrap_or(&binary);
     let sum = run::capture(tool("sha256sum", &["slipway"]).current_dir(out))?;
     let file = out.join("SHA256SUMS");
@@ -96,11 +136,11 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     Ok(())
 }
 
-/// Builds the binary for a processor, checks it, and returns its path.
+/// Builds the binary for a processor and checks it.
 ///
 /// # Errors
 /// As [`run()`].
-pub(crate) fn make(target: &str, proof: Proof, stages: &mut Stages) -> Result<PathBuf> {
+pub(crate) fn make(target: &str, proof: Proof, stages: &mut Stages) -> Result<Built> {
     stages.run("setup", |_| setup::ensure())?;
     let own = workspace::scratch("dist")?;
     let out = workspace::target().join("dist").join(target);
@@ -136,7 +176,7 @@ pub(crate) fn make(target: &str, proof: Proof, stages: &mut Stages) -> Result<Pa
             Toolchain::Cross(cross) => test_emulated(cross, &binary, log),
         })?;
     }
-    Ok(binary)
+    Ok(Built { binary, triple: toolchain.triple(), libraries: toolchain.libraries()? })
 }
 
 /// Builds a checkout into a target folder and returns the binary's path.
@@ -236,6 +276,13 @@ fn copy_sources(to: &Path) -> Result<()> {
 
 fn same(one: &Path, other: &Path) -> Result<String> {
     run::capture(Command::new("cmp").args([one, other])).map(|_| "the same bytes".to_owned())
+}
+
+/// The first word after a text in a file.
+fn word_after(path: &Path, text: &str) -> Result<String> {
+    let content = fs::read_to_string(path).map_err(|e| Error::file("read", path, e))?;
+    let word = content.split_once(text).and_then(|(_, rest)| rest.split_whitespace().next());
+    word.map(str::to_owned).ok_or_else(|| Error::Failed(format!("{}: no {text:?}", path.display())))
 }
 
 /// Runs the tests of the shipped binary with a plugin directory that it made itself.

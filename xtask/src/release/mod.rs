@@ -1,0 +1,213 @@
+//! `cargo xtask release`: builds and checks what is published for a version. Tagging, signing and publishing are the
+//! releaser's.
+
+mod sbom;
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use serde_json::Value;
+
+use crate::dist::{self, Built, Proof};
+use crate::error::{Error, Result};
+use crate::progress::{Log, Stages};
+use crate::run::{self, cargo, tool};
+use crate::workspace;
+use sbom::Subject;
+
+/// The processors that a release is built for.
+const PROCESSORS: [&str; 2] = ["x86_64", "aarch64"];
+
+/// Build what is published for a version, and check it.
+///
+/// The version must be the CHANGELOG's newest, nothing may be uncommitted, and the version's tag must be free. The
+/// binaries are built and checked as by `dist --verify`, on a machine with an x86-64 processor. Beside them are put
+/// their bills of materials (CycloneDX), the sources and the checksums. Nothing is tagged, signed or uploaded: the
+/// commands for that are printed.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Args {
+    /// Report what stands in the way of a release, and build all the same
+    #[arg(long)]
+    dry_run: bool,
+    /// Neither build the binaries twice nor run them: only to try the task
+    #[arg(long, requires = "dry_run")]
+    quick: bool,
+}
+
+/// Runs the task.
+///
+/// # Errors
+/// Something stands in the way of a release, or a build or a check fails.
+pub(crate) fn run(args: &Args) -> Result<()> {
+    let mut stages = Stages::new("release")?;
+    let version = version()?;
+    let mut obstacles = Vec::new();
+    stages.run("version", |_| {
+        obstacles = find_obstacles(&version)?;
+        if obstacles.is_empty() {
+            return Ok(version.clone());
+        }
+        let list = format!("not ready: {}", obstacles.join("; "));
+        if args.dry_run { Ok(list) } else { Err(Error::Failed(list)) }
+    })?;
+    let out = workspace::target().join("release").join(&version);
+    if out.exists() {
+        fs::remove_dir_all(&out).map_err(|e| Error::file("remove", &out, e))?;
+    }
+    fs::create_dir_all(&out).map_err(|e| Error::file("create the directory", &out, e))?;
+    for processor in PROCESSORS {
+        let proof = Proof { verify: !args.quick, test: !args.quick };
+        let built = dist::make(processor, proof, &mut stages)?;
+        let name = format!("slipway-{version}-{processor}-linux");
+        stages.run(&format!("bill of {processor}"), |log| bill(&built, &version, &out, &name, log))?;
+    }
+    stages.run("sources", |_| sources(&version, &out))?;
+    stages.run("checksums", |_| checksums(&out))?;
+    println!("{}", out.display());
+    if obstacles.is_empty() {
+        println!("{}", next_steps(&version, &out));
+    } else {
+        println!("a release would have stopped: {}", obstacles.join("; "));
+    }
+    Ok(())
+}
+
+/// The version of the binary.
+fn version() -> Result<String> {
+    let printed = run::capture(&mut cargo(&["metadata", "--format-version=1", "--no-deps", "--locked"]))?;
+    let metadata: Value =
+        serde_json::from_str(&printed).map_err(|e| Error::Failed(format!("read cargo's metadata: {e}")))?;
+    let mut packages = metadata["packages"].as_array().into_iter().flatten();
+    let binary = packages.find(|package| package["name"] == "slipway");
+    let version = binary.and_then(|package| package["version"].as_str());
+    version.map(str::to_owned).ok_or_else(|| Error::Failed("no package slipway in the workspace".to_owned()))
+}
+
+/// What stands in the way of releasing a version.
+fn find_obstacles(version: &str) -> Result<Vec<String>> {
+    let mut found = Vec::new();
+    let path = workspace::root().join("CHANGELOG.md");
+    let changelog = fs::read_to_string(&path).map_err(|e| Error::file("read", &path, e))?;
+    found.extend(changelog_obstacle(&changelog, version));
+    let git = |words: &[&str]| run::capture(tool("git", words).current_dir(workspace::root()));
+    let changed = git(&["status", "--porcelain"])?.lines().count();
+    if changed > 0 {
+        found.push(format!("{changed} files differ from the commit"));
+    }
+    let tag = format!("refs/tags/v{version}^{{commit}}");
+    if let Ok(tagged) = git(&["rev-parse", "--quiet", "--verify", &tag])
+        && tagged != git(&["rev-parse", "HEAD"])?
+    {
+        found.push(format!("the tag v{version} is on another commit"));
+    }
+    Ok(found)
+}
+
+/// The CHANGELOG's newest entry must be `## [VERSION] - YYYY-MM-DD`; one without text may stand before it.
+fn changelog_obstacle(changelog: &str, version: &str) -> Option<String> {
+    let mut entries = changelog.split("\n## [").skip(1).peekable();
+    entries.next_if(|entry| entry.split_once('\n').is_some_and(|(_, text)| text.trim().is_empty()));
+    let heading = entries.next()?.lines().next().unwrap_or_default();
+    let is_dated = heading.strip_prefix(&format!("{version}] - ")).is_some_and(|date| {
+        date.len() == 10 && date.bytes().all(|byte| byte.is_ascii_digit() || byte == b'-')
+    });
+    (!is_dated).then(|| format!("CHANGELOG.md begins with [{heading}, not with [{version}] and a date"))
+}
+
+/// Copies a binary and writes its bill of materials, which must agree with the list that the binary carries.
+fn bill(built: &Built, version: &str, out: &Path, name: &str, log: &Log) -> Result<String> {
+    let to = out.join(name);
+    fs::copy(&built.binary, &to).map_err(|e| Error::file("copy", &built.binary, e))?;
+    let sha256 = sha256(&to)?;
+    let mut git = tool("git", &["show", "--no-patch", "--format=%cI", "HEAD"]);
+    let time = run::capture(git.current_dir(workspace::root()))?.trim().to_owned();
+    let libraries = &built.libraries;
+    let subject = Subject { version, triple: &built.triple, sha256: &sha256, time: &time, libraries };
+    let bill = sbom::bill(&subject)?;
+    let listed = listed(&dist::dependency_list(&built.binary, log)?);
+    if listed != bill.crates {
+        let differ: Vec<&String> = listed.symmetric_difference(&bill.crates).collect();
+        return Err(Error::Failed(format!("the binary's own list and the bill differ in {differ:?}")));
+    }
+    let text = serde_json::to_string_pretty(&bill.document)
+        .map_err(|e| Error::Failed(format!("print the bill of materials: {e}")))?;
+    let path = out.join(format!("{name}.cdx.json"));
+    fs::write(&path, text + "\n").map_err(|e| Error::file("write", &path, e))?;
+    let components = bill.document["components"].as_array().map_or(0, Vec::len);
+    Ok(format!("{components} components; {} crates, as the binary lists them", listed.len()))
+}
+
+/// The crates of a binary's own list that run on a node.
+fn listed(list: &Value) -> BTreeSet<String> {
+    let packages = list["packages"].as_array().into_iter().flatten();
+    packages
+        .filter(|package| package["kind"].as_str().is_none_or(|kind| kind == "runtime"))
+        .filter_map(|package| Some(format!("{} {}", package["name"].as_str()?, package["version"].as_str()?)))
+        .collect()
+}
+
+/// Writes the sources of the commit as an archive.
+fn sources(version: &str, out: &Path) -> Result<String> {
+    let name = format!("slipway-{version}.tar.gz");
+    let prefix = format!("--prefix=slipway-{version}/");
+    let mut git = tool("git", &["archive", "--format=tar.gz", &prefix, "--output"]);
+    run::capture(git.arg(out.join(&name)).arg("HEAD").current_dir(workspace::root())).map(|_| name)
+}
+
+/// Writes `SHA256SUMS` over all files.
+fn checksums(out: &Path) -> Result<String> {
+    let entries = fs::read_dir(out).map_err(|e| Error::file("list", out, e))?;
+    let mut names: Vec<PathBuf> =
+        entries.filter_map(|entry| Some(PathBuf::from(entry.ok()?.file_name()))).collect();
+    names.sort();
+    let sums = run::capture(tool("sha256sum", &[]).args(&names).current_dir(out))?;
+    let path = out.join("SHA256SUMS");
+    fs::write(&path, sums).map_err(|e| Error::file("write", &path, e))?;
+    run::capture(tool("sha256sum", &["--check", "--strict", "SHA256SUMS"]).current_dir(out))?;
+    Ok(format!("{} files", names.len()))
+}
+
+fn sha256(path: &Path) -> Result<String> {
+    let printed = run::capture(tool("sha256sum", &[]).arg(path))?;
+    Ok(printed.split(' ').next().unwrap_or_default().to_owned())
+}
+
+/// What the releaser does with the files.
+fn next_steps(version: &str, out: &Path) -> String {
+    format!(
+        "To release it:\n\n    git tag --sign v{version} --message 'Slipway {version}'\n    cd {out}\n    \
+         gpg --armor --detach-sign SHA256SUMS\n    git push origin v{version}\n\nand upload the files of that \
+         folder (docs/releasing.md).",
+        out = out.display()
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_changelog_must_begin_with_the_version_and_a_date() {
+        let obstacle = |text: &str| changelog_obstacle(&format!("# Changelog\n\n{text}"), "0.2.0");
+        assert_eq!(obstacle("## [0.2.0] - 2026-11-22\n\n- x\n"), None);
+        assert_eq!(obstacle("## [Unreleased]\n\n## [0.2.0] - 2026-11-22\n\n- x\n"), None);
+        for wrong in [
+            "## [Unreleased]\n\n- y\n\n## [0.2.0] - 2026-11-22\n",
+            "## [0.1.0] - 2026-11-22\n\n- x\n",
+            "## [0.2.0]\n\n- x\n",
+            "## [0.2.0] - soon\n\n- x\n",
+        ] {
+            assert!(obstacle(wrong).is_some(), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn build_dependencies_are_not_among_the_listed() {
+        let list = serde_json::json!({ "packages": [
+            { "name": "a", "version": "1.0.0" },
+            { "name": "b", "version": "2.0.0", "kind": "build" },
+        ] });
+        assert_eq!(listed(&list), BTreeSet::from(["a 1.0.0".to_owned()]));
+    }
+}

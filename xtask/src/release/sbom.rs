@@ -1,0 +1,260 @@
+//! The bill of materials of a binary, in CycloneDX 1.5.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+use std::path::Path;
+
+use serde_json::{Value, json};
+
+use crate::dist::Library;
+use crate::error::{Error, Result};
+use crate::run::{self, cargo};
+use crate::workspace;
+
+/// The registry's name in `Cargo.lock` and in cargo's metadata.
+const CRATES_IO: &str = "registry+https://github.com/rust-lang/crates.io-index";
+
+/// What a bill is about.
+#[derive(Debug)]
+pub(super) struct Subject<'a> {
+    /// The version of the workspace.
+    pub(super) version: &'a str,
+    /// The target, as the compiler calls it.
+    pub(super) triple: &'a str,
+    /// The binary's SHA-256.
+    pub(super) sha256: &'a str,
+    /// When the commit was made, as RFC 3339 has it.
+    pub(super) time: &'a str,
+    /// The C libraries in the binary.
+    pub(super) libraries: &'a [Library],
+}
+
+/// A bill, and the crates on it that run on a node.
+#[derive(Debug)]
+pub(super) struct Bill {
+    /// As JSON.
+    pub(super) document: Value,
+    /// `NAME VERSION` of each crate that the binary itself contains, without those of its BPF programs.
+    pub(super) crates: BTreeSet<String>,
+}
+
+/// Lists the crates in the binary, those in the BPF programs that it carries, and the C libraries.
+///
+/// # Errors
+/// Cargo's metadata or a lock file cannot be read.
+pub(super) fn bill(subject: &Subject<'_>) -> Result<Bill> {
+    let plugins =
+        Graph::read("cni/plugins/Cargo.toml", "Cargo.lock", &["--filter-platform", subject.triple])?;
+    let programs = Graph::read("ebpf/programs/Cargo.toml", "ebpf/Cargo.lock", &[])?;
+    let crates = plugins.packages.values().map(Package::title).collect();
+    let root = reference(&plugins.packages[&plugins.root]);
+    let mut components = BTreeMap::new();
+    let mut edges: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
+    for graph in [&plugins, &programs] {
+        for (id, package) in &graph.packages {
+            components.insert(reference(package), package.component());
+            let to = graph.edges.get(id).into_iter().flatten().map(|to| reference(&graph.packages[to]));
+            edges.entry(reference(package)).or_default().extend(to);
+        }
+    }
+    let own = edges.entry(root.clone()).or_default();
+    own.insert(reference(&programs.packages[&programs.root]));
+    for library in subject.libraries {
+        let name = format!("{} {}", library.name, library.version);
+        own.insert(name.clone());
+        components.insert(
+            name.clone(),
+            json!({
+                "type": "library", "bom-ref": name, "name": library.name, "version": library.version,
+                "licenses": [{ "expression": library.licence }],
+            }),
+        );
+    }
+    components.remove(&root);
+    let dependencies: Vec<Value> =
+        edges.iter().map(|(from, to)| json!({ "ref": from, "dependsOn": to })).collect();
+    let document = json!({
+        "bomFormat": "CycloneDX",
+        "specVersion": "1.5",
+        "version": 1,
+        "metadata": {
+            "timestamp": subject.time,
+            "component": {
+                "type": "application",
+                "bom-ref": root,
+                "name": "slipway",
+                "version": subject.version,
+                "description": format!("CNI plugins in one binary, for {}", subject.triple),
+                "licenses": [{ "expression": "GPL-2.0-or-later" }],
+                "hashes": [{ "alg": "SHA-256", "content": subject.sha256 }],
+            },
+        },
+        "components": components.into_values().collect::<Vec<_>>(),
+        "dependencies": dependencies,
+    });
+    Ok(Bill { document, crates })
+}
+
+/// The name of a package within a bill.
+fn reference(package: &Package) -> String {
+    if package.published { package.purl() } else { package.title() }
+}
+
+/// What runs on a node of a package's dependencies: neither build scripts, nor procedural macros, nor what these need.
+#[derive(Debug)]
+struct Graph {
+    root: String,
+    packages: BTreeMap<String, Package>,
+    edges: BTreeMap<String, BTreeSet<String>>,
+}
+
+#[derive(Debug)]
+struct Package {
+    name: String,
+    version: String,
+    licence: String,
+    /// Whether it comes from crates.io.
+    published: bool,
+    /// SHA-256 of the crate's file, from the lock file.
+    checksum: Option<String>,
+}
+
+impl Graph {
+    fn read(manifest: &str, lock: &str, words: &[&str]) -> Result<Self> {
+        let mut command = cargo(&["metadata", "--format-version=1", "--locked", "--manifest-path", manifest]);
+        let printed = run::capture(command.args(words))?;
+        let metadata: Value = serde_json::from_str(&printed)
+            .map_err(|e| Error::Failed(format!("read cargo's metadata of {manifest}: {e}")))?;
+        let checksums = checksums(&workspace::root().join(lock))?;
+        Self::of(&metadata, &checksums)
+            .ok_or_else(|| Error::Failed(format!("cargo's metadata of {manifest} have another form")))
+    }
+
+    fn of(metadata: &Value, checksums: &BTreeMap<String, String>) -> Option<Self> {
+        let nodes: BTreeMap<&str, &Value> = metadata["resolve"]["nodes"]
+            .as_array()?
+            .iter()
+            .filter_map(|node| Some((node["id"].as_str()?, node)))
+            .collect();
+        let about: BTreeMap<&str, &Value> = metadata["packages"]
+            .as_array()?
+            .iter()
+            .filter_map(|package| Some((package["id"].as_str()?, package)))
+            .collect();
+        let root = metadata["resolve"]["root"].as_str()?;
+        let mut graph = Self { root: root.to_owned(), packages: BTreeMap::new(), edges: BTreeMap::new() };
+        let mut left = vec![root];
+        while let Some(id) = left.pop() {
+            if graph.packages.contains_key(id) {
+                continue;
+            }
+            graph.packages.insert(id.to_owned(), Package::of(about.get(id)?, checksums)?);
+            for dependency in nodes.get(id)?["deps"].as_array()? {
+                let to = dependency["pkg"].as_str()?;
+                let mut kinds = dependency["dep_kinds"].as_array()?.iter();
+                if kinds.any(|kind| kind["kind"].is_null()) && !is_macro(about.get(to)?) {
+                    graph.edges.entry(id.to_owned()).or_default().insert(to.to_owned());
+                    left.push(to);
+                }
+            }
+        }
+        Some(graph)
+    }
+}
+
+/// True if a package is a procedural macro, which runs in the compiler.
+fn is_macro(package: &Value) -> bool {
+    let targets = package["targets"].as_array().into_iter().flatten();
+    targets
+        .flat_map(|target| target["kind"].as_array().into_iter().flatten())
+        .any(|kind| kind == "proc-macro")
+}
+
+impl Package {
+    fn of(package: &Value, checksums: &BTreeMap<String, String>) -> Option<Self> {
+        let text = |key: &str| package[key].as_str().map(str::to_owned);
+        let (name, version) = (text("name")?, text("version")?);
+        let checksum = checksums.get(&format!("{name} {version}")).cloned();
+        // `/` is how licences were separated before SPDX expressions.
+        let licence = text("license")?.replace('/', " OR ");
+        Some(Self { name, version, licence, published: package["source"] == CRATES_IO, checksum })
+    }
+
+    fn title(&self) -> String {
+        format!("{} {}", self.name, self.version)
+    }
+
+    fn purl(&self) -> String {
+        // Build metadata of a version: `+` is `%2B` in a package URL.
+        format!("pkg:cargo/{}@{}", self.name, self.version.replace('+', "%2B"))
+    }
+
+    fn component(&self) -> Value {
+        let mut component = json!({
+            "type": "library",
+            "bom-ref": reference(self),
+            "name": self.name,
+            "version": self.version,
+            "scope": "required",
+            "licenses": [{ "expression": self.licence }],
+        });
+        if self.published {
+            component["purl"] = json!(self.purl());
+        }
+        if let Some(checksum) = &self.checksum {
+            component["hashes"] = json!([{ "alg": "SHA-256", "content": checksum }]);
+        }
+        component
+    }
+}
+
+/// The checksums of a lock file, by name and version.
+fn checksums(path: &Path) -> Result<BTreeMap<String, String>> {
+    #[derive(serde::Deserialize)]
+    struct Lock {
+        package: Vec<Locked>,
+    }
+    #[derive(serde::Deserialize)]
+    struct Locked {
+        name: String,
+        version: String,
+        checksum: Option<String>,
+    }
+    let text = fs::read_to_string(path).map_err(|e| Error::file("read", path, e))?;
+    let lock: Lock = toml::from_str(&text).map_err(|e| Error::Failed(format!("{}: {e}", path.display())))?;
+    let pairs = lock.package.into_iter();
+    Ok(pairs.filter_map(|one| Some((format!("{} {}", one.name, one.version), one.checksum?))).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_runs_in_the_compiler_is_not_on_the_bill() {
+        let package = |id: &str, kind: &str| {
+            json!({ "id": id, "name": id, "version": "1.0.0", "license": "MIT/Apache-2.0",
+                    "source": CRATES_IO, "targets": [{ "kind": [kind] }] })
+        };
+        let on = |id: &str, kind: Value| json!({ "pkg": id, "dep_kinds": [{ "kind": kind }] });
+        let metadata = json!({
+            "packages": [package("a", "bin"), package("b", "lib"), package("c", "proc-macro"),
+                         package("d", "lib"), package("e", "lib"), package("f", "lib")],
+            "resolve": { "root": "a", "nodes": [
+                { "id": "a", "deps": [on("b", Value::Null), on("c", Value::Null), on("e", json!("build"))] },
+                { "id": "b", "deps": [on("f", json!("dev"))] },
+                { "id": "c", "deps": [on("d", Value::Null)] },
+                { "id": "d", "deps": [] }, { "id": "e", "deps": [] }, { "id": "f", "deps": [] },
+            ] },
+        });
+        let checksums = BTreeMap::from([("b 1.0.0".to_owned(), "00ff".to_owned())]);
+        let graph = Graph::of(&metadata, &checksums).unwrap();
+        assert_eq!(graph.packages.keys().collect::<Vec<_>>(), ["a", "b"]);
+        assert_eq!(
+            graph.packages["b"].component(),
+            json!({ "type": "library", "bom-ref": "pkg:cargo/b@1.0.0", "name": "b", "version": "1.0.0",
+                    "scope": "required", "licenses": [{ "expression": "MIT OR Apache-2.0" }],
+                    "purl": "pkg:cargo/b@1.0.0", "hashes": [{ "alg": "SHA-256", "content": "00ff" }] })
+        );
+    }
+}
