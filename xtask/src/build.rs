@@ -45,10 +45,14 @@ pub(crate) fn run(args: &Args) -> Result<()> {
         _ => Flavour::Debug,
     };
     setup::ensure()?;
-    println!("BPF programs: {}", ebpf::if_possible(run::show)?);
+    let programs = ebpf::if_possible(run::show)?;
+    println!("BPF programs: {}", programs.summary());
     run::show(&mut flavour.cargo_build()?)?;
     let binary = flavour.binary();
     println!("{} ({})", binary.display(), size(&binary)?);
+    if let Some(left_out) = programs.left_out() {
+        println!("{left_out}");
+    }
     Ok(())
 }
 

@@ -50,11 +50,15 @@ pub(crate) struct UninstallArgs {
 /// The build's and the installation's own.
 pub(crate) fn run(args: &Args) -> Result<()> {
     let flavour = if args.static_ { Flavour::Static } else { Flavour::Release };
-    let binary = built(flavour)?;
+    let Binary { path, left_out } = built(flavour)?;
     let mut words: Vec<OsString> = vec!["install".into(), "--to".into(), args.to.clone().into()];
     words.extend(args.replace.then(|| "--replace".into()));
     words.extend(args.dry_run.then(|| "--dry-run".into()));
-    run::show(Command::new(binary).args(words))
+    run::show(Command::new(path).args(words))?;
+    if let Some(left_out) = left_out {
+        println!("{left_out}");
+    }
+    Ok(())
 }
 
 /// Runs the task.
@@ -64,7 +68,7 @@ pub(crate) fn run(args: &Args) -> Result<()> {
 pub(crate) fn run_uninstall(args: &UninstallArgs) -> Result<()> {
     // The installed one knows best what it put there; without it, one is built.
     let installed = args.to.join("slipway");
-    let binary = if installed.is_file() { installed } else { built(Flavour::Release)? };
+    let binary = if installed.is_file() { installed } else { built(Flavour::Release)?.path };
     let mut words: Vec<OsString> = vec!["uninstall".into(), "--to".into(), args.to.clone().into()];
     words.extend(args.keep_state.then(|| "--keep-state".into()));
     words.extend(args.force.then(|| "--force".into()));
@@ -72,11 +76,20 @@ pub(crate) fn run_uninstall(args: &UninstallArgs) -> Result<()> {
     run::show(Command::new(binary).args(words))
 }
 
-/// Builds with a line of progress, after what the build and the other tasks need was installed.
+/// A binary that was built for use.
+#[derive(Debug)]
+pub struct Binary {
+    /// Where it is.
+    pub path: PathBuf,
+    /// What it lacks because this machine could not build it, and how to change that.
+    pub left_out: Option<String>,
+}
+
+/// Installs what a build needs, then builds.
 ///
 /// # Errors
 /// Something is missing that cannot be installed, or the build's own.
-pub fn built(flavour: Flavour) -> Result<PathBuf> {
+pub fn built(flavour: Flavour) -> Result<Binary> {
     let name = match flavour {
         Flavour::Debug => "build",
         Flavour::Release => "build release",
@@ -84,10 +97,15 @@ pub fn built(flavour: Flavour) -> Result<PathBuf> {
     };
     let mut stages = Stages::new("build")?;
     stages.run("setup", |_| setup::ensure())?;
-    stages.run("BPF programs", |log| ebpf::if_possible(|command| run::log(command, &log.file)))?;
+    let mut left_out = None;
+    stages.run("BPF programs", |log| {
+        let programs = ebpf::if_possible(|command| run::log(command, &log.file))?;
+        left_out = programs.left_out();
+        Ok(programs.summary())
+    })?;
     stages.run(name, |log| {
         run::log(&mut flavour.cargo_build()?, &log.file)?;
         build::size(&flavour.binary())
     })?;
-    Ok(flavour.binary())
+    Ok(Binary { path: flavour.binary(), left_out })
 }

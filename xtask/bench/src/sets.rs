@@ -36,7 +36,7 @@ impl Plugins {
             return workspace::absolute(dir);
         }
         let flavour = if self.static_ { Flavour::Static } else { Flavour::Release };
-        let binary = install::built(flavour)?;
+        let binary = install::built(flavour)?.path;
         let dir = workspace::scratch("bench")?.join("bin");
         run::capture(Command::new(binary).args(["install", "--to"]).arg(&dir))?;
         Ok(dir)

@@ -1,6 +1,8 @@
-//! `cargo xtask demo`: two pods, a published port, and every claim proven by a real request.
+//! `cargo xtask demo`: two pods, a published port, and a real request for each claim; once with nftables, once with
+//! the BPF programs.
 
 mod claims;
+mod ebpf;
 mod keep;
 mod leftovers;
 mod screen;
@@ -10,6 +12,7 @@ use std::path::PathBuf;
 use std::process::{Child, Command};
 use std::time::Instant;
 
+use nix::unistd::Uid;
 use serde_json::{Value, json};
 
 use crate::build::Flavour;
@@ -22,9 +25,10 @@ use screen::Screen;
 use world::Life;
 
 /// Show what Slipway does, in namespaces of its own: two pods on a bridge, a published port, and a
-/// real request for each claim.
+/// real request for each claim; first with nftables, then with the BPF programs.
 ///
-/// Nothing on this machine's network is touched. Fails when a claim does not hold.
+/// Nothing on this machine's network is touched. Fails when a claim does not hold. The second act needs root, and
+/// plugins that have the BPF programs; without, it is left out, and the last line says so.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
     /// Leave everything up, and say how to look around in it
@@ -45,6 +49,15 @@ struct Demo {
     pods: [Pod; 2],
     servers: Vec<Child>,
     life: Life,
+    /// Why the act with the BPF programs is not shown.
+    left_out: Option<String>,
+}
+
+/// What translates the packets in an act.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Act {
+    Nftables,
+    Ebpf,
 }
 
 /// Runs the task.
@@ -55,18 +68,23 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     if args.remove {
         return keep::remove();
     }
-    let dir = match &args.plugins {
-        Some(dir) => workspace::absolute(dir)?,
+    let (dir, mut left_out) = match &args.plugins {
+        Some(dir) => (workspace::absolute(dir)?, None),
         None => plugin_dir()?,
     };
     if args.keep {
         keep::replace_older()?;
     }
     let begun = Instant::now();
+    let is_root = Uid::effective().is_root();
     sandbox::enter(sandbox::State::Memory)?;
     world::build()?;
+    if !is_root {
+        left_out = left_out.or_else(|| Some("LEFT OUT: the eBPF backend: it needs root".to_owned()));
+    }
+    let left_out = left_out.or_else(|| ebpf::prepare(&dir));
     let life = if args.keep { Life::Stays } else { Life::Ends };
-    let mut demo = Demo::new(dir, life)?;
+    let mut demo = Demo::new(dir, life, left_out)?;
     let outcome = demo.show();
     if args.keep {
         keep::leave_up(&demo.chain, &demo.servers)?;
@@ -75,20 +93,23 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     }
     outcome?;
     println!("\nEvery claim holds ({}).", seconds(begun.elapsed()));
+    if let Some(left_out) = &demo.left_out {
+        println!("{left_out}");
+    }
     Ok(())
 }
 
-/// Builds the plugins and lets the binary install itself below the target folder.
-fn plugin_dir() -> Result<PathBuf> {
+/// Builds the plugins and lets the binary install itself below the target folder. Returns also what it lacks.
+fn plugin_dir() -> Result<(PathBuf, Option<String>)> {
     let binary = install::built(Flavour::Release)?;
     let dir = workspace::scratch("demo")?.join("bin");
-    run::capture(Command::new(binary).args(["install", "--to"]).arg(&dir))?;
-    Ok(dir)
+    run::capture(Command::new(binary.path).args(["install", "--to"]).arg(&dir))?;
+    Ok((dir, binary.left_out))
 }
 
 /// The network of the demo, as it would stand in /etc/cni/net.d.
-fn chain(dir: PathBuf) -> Chain {
-    let bridge = json!({
+fn chain(dir: PathBuf, act: Act) -> Chain {
+    let mut bridge = json!({
         "type": "bridge",
         "bridge": "cni0",
         "isGateway": true,
@@ -100,7 +121,11 @@ fn chain(dir: PathBuf) -> Chain {
             "routes": [{ "dst": "0.0.0.0/0" }, { "dst": "::/0" }],
         },
     });
-    let portmap = json!({ "type": "portmap", "capabilities": { "portMappings": true } });
+    let mut portmap = json!({ "type": "portmap", "capabilities": { "portMappings": true } });
+    if act == Act::Ebpf {
+        bridge["ipMasqBackend"] = json!("ebpf");
+        portmap["backend"] = json!("ebpf");
+    }
     let path = SYSTEM_PATH.to_owned();
     Chain { dir, network: "demo".to_owned(), version: "1.0.0", path, plugins: vec![bridge, portmap] }
 }
@@ -111,29 +136,33 @@ fn ports() -> Value {
 }
 
 impl Demo {
-    fn new(dir: PathBuf, life: Life) -> Result<Self> {
+    fn new(dir: PathBuf, life: Life, left_out: Option<String>) -> Result<Self> {
         let pod =
             |name: &str| -> Result<Pod> { Ok(Pod { id: name.to_owned(), netns: sandbox::add_netns(name)? }) };
-        Ok(Self { chain: chain(dir), pods: [pod("web")?, pod("client")?], servers: Vec::new(), life })
+        let chain = chain(dir, Act::Nftables);
+        let pods = [pod("web")?, pod("client")?];
+        let mut servers = Vec::new();
+        for name in ["web", world::OUTSIDE] {
+            servers.push(world::serve(name, life)?);
+        }
+        Ok(Self { chain, pods, servers, life, left_out })
     }
 
-    /// The whole story, once. With `--keep` the pods are attached again at its end.
+    /// Both acts. With `--keep` the pods are attached again at the end.
     fn show(&mut self) -> Result<()> {
         let screen = Screen::new();
-        let before = leftovers::Snapshot::take()?;
-        screen.title("A pod gets an interface, addresses and a published port");
-        let results = self.attach(&screen)?;
-        for name in ["web", world::OUTSIDE] {
-            self.servers.push(world::serve(name, self.life)?);
+        let mut failed = 0;
+        if self.left_out.is_none() {
+            screen.act("First act: nftables");
         }
-        world::wait_for_addresses(&["web", "client"])?;
-        let mut failed = self.claims(&screen, &results)?;
-        self.published(&screen, &mut failed)?;
-        self.detach(&screen, &results)?;
-        failed += leftovers::prove(&screen, &before, &self.gone(&results))?;
-        failed += Probe::nobody_answers().run(&screen);
+        failed += self.play(&screen, Act::Nftables)?;
+        if self.left_out.is_none() {
+            screen.act("Second act: the BPF programs");
+            failed += self.play(&screen, Act::Ebpf)?;
+        }
         if self.life == Life::Stays {
             screen.title("Attached again, to look around");
+            self.chain = chain(self.chain.dir.clone(), Act::Nftables);
             self.attach(&screen)?;
         }
         match failed {
@@ -141,6 +170,30 @@ impl Demo {
             1 => Err(Error::Failed("one claim does not hold".to_owned())),
             n => Err(Error::Failed(format!("{n} claims do not hold"))),
         }
+    }
+
+    /// From the ADDs to the proof that the DELs left nothing. Returns how many claims failed.
+    fn play(&mut self, screen: &Screen, act: Act) -> Result<u32> {
+        self.chain = chain(self.chain.dir.clone(), act);
+        let before = leftovers::Snapshot::take()?;
+        if act == Act::Ebpf {
+            ebpf::set_up(screen, &self.chain.dir)?;
+        }
+        screen.title("A pod gets an interface, addresses and a published port");
+        let results = self.attach(screen)?;
+        world::wait_for_addresses(&["web", "client"])?;
+        let mut failed = self.claims(screen, &results)?;
+        if act == Act::Ebpf {
+            failed += ebpf::prove(screen, &self.chain.dir)?;
+        }
+        self.published(screen, &mut failed)?;
+        self.detach(screen, &results)?;
+        if act == Act::Ebpf {
+            ebpf::tear_down(screen, &self.chain.dir)?;
+        }
+        failed += leftovers::prove(screen, &before, &self.gone(&results))?;
+        failed += Probe::nobody_answers().run(screen);
+        Ok(failed)
     }
 
     /// ADD for both pods, each plugin a process as a runtime starts it.

@@ -25,6 +25,11 @@ impl Screen {
         if self.colours { format!("\x1b[{code}m{text}\x1b[0m") } else { text.to_owned() }
     }
 
+    /// An act's heading.
+    pub(super) fn act(&self, text: &str) {
+        println!("\n{}", self.paint("1;7", &format!(" {text} ")));
+    }
+
     /// A new part of the story.
     pub(super) fn title(&self, text: &str) {
         println!("\n{}", self.paint("1", text));

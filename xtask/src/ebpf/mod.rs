@@ -55,6 +55,33 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     Ok(())
 }
 
+/// The BPF programs of a binary that is to be built.
+#[derive(Debug)]
+pub(crate) enum Programs {
+    /// They are there: how they were built.
+    Built(String),
+    /// There is no compiler for them: why, and how to get one.
+    Missing(String),
+}
+
+impl Programs {
+    /// For the line of a stage.
+    pub(crate) fn summary(&self) -> String {
+        match self {
+            Self::Built(how) => how.clone(),
+            Self::Missing(_) => "left out: there is no compiler for BPF".to_owned(),
+        }
+    }
+
+    /// What a binary without them lacks; to be printed last, where it is read.
+    pub(crate) fn left_out(&self) -> Option<String> {
+        match self {
+            Self::Built(_) => None,
+            Self::Missing(why) => Some(format!("LEFT OUT: the eBPF backend: {}", why.trim_end())),
+        }
+    }
+}
+
 /// Where the build script of cni/dataplane looks for the object of a checkout.
 fn object(checkout: &Path) -> PathBuf {
     checkout.join("target/ebpf/slipway.o")
@@ -70,17 +97,25 @@ pub(crate) fn ensure(execute: impl Fn(&mut Command) -> Result<()>) -> Result<Str
     ensure_in(workspace::root(), &toolchain, &execute)
 }
 
-/// Like [`ensure`], but with a toolchain that is there already; says what is missing if there is none.
+/// Like [`ensure`], but without a toolchain the binary is to be built without the programs.
 ///
 /// # Errors
 /// The build's own.
-pub(crate) fn if_possible(execute: impl Fn(&mut Command) -> Result<()>) -> Result<String> {
-    match Toolchain::find() {
-        Some(toolchain) => ensure_in(workspace::root(), &toolchain, &execute),
-        None => {
-            Ok("no BPF programs: the eBPF backend is left out (`cargo xtask ebpf` gets what it needs)".into())
+pub(crate) fn if_possible(execute: impl Fn(&mut Command) -> Result<()>) -> Result<Programs> {
+    match Toolchain::require(&execute) {
+        Ok(toolchain) => ensure_in(workspace::root(), &toolchain, &execute).map(Programs::Built),
+        Err(_) if is_current(workspace::root())? => {
+            Ok(Programs::Built("as they were built before".to_owned()))
         }
+        Err(e) => Ok(Programs::Missing(e.to_string())),
     }
+}
+
+/// True if a checkout has an object that was built from its sources.
+fn is_current(checkout: &Path) -> Result<bool> {
+    let object = object(checkout);
+    let built_from = fs::read_to_string(object.with_extension("o.sources")).unwrap_or_default();
+    Ok(object.is_file() && built_from.trim() == digest(checkout)?)
 }
 
 /// The object for another checkout: a copy of the sources in another place.

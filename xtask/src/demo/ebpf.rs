@@ -1,0 +1,78 @@
+//! The demo's second act: the BPF programs, and the proof that netfilter has no part in it.
+
+use std::path::Path;
+use std::process::Command;
+use std::time::Instant;
+
+use nix::mount::{MsFlags, mount};
+
+use super::claims::HOST_PORT;
+use super::screen::Screen;
+use super::world::{OUTSIDE_V4, OUTSIDE_V6};
+use crate::error::{Error, Result};
+use crate::run::{self, tool};
+
+/// Gives the node a BPF file system of its own, hides the machine's control groups (a program attached there would see
+/// the machine's sockets), and tries whether the programs can be loaded. Returns why the act is left out, if it is.
+pub(super) fn prepare(plugins: &Path) -> Option<String> {
+    let tried = || -> Result<()> {
+        for (kind, place) in [("tmpfs", "/sys/fs/cgroup"), ("bpf", "/sys/fs/bpf")] {
+            let (path, none) = (Path::new(place), None::<&str>);
+            mount(Some(kind), path, Some(kind), MsFlags::MS_NOSUID, none)
+                .map_err(|e| Error::file("mount over", path, e))?;
+        }
+        let slipway = plugins.join("slipway");
+        for verb in ["setup", "teardown"] {
+            run::capture(Command::new(&slipway).args(["node", verb]))?;
+        }
+        Ok(())
+    };
+    tried().err().map(|e| format!("LEFT OUT: the eBPF backend: {e}"))
+}
+
+/// Loads and attaches the programs.
+///
+/// # Errors
+/// `slipway node setup` fails.
+pub(super) fn set_up(screen: &Screen, plugins: &Path) -> Result<()> {
+    screen.title("The node gets the BPF programs");
+    node(screen, plugins, "setup")?;
+    // The connections of the first act are still listed, though they are closed.
+    run::capture(&mut tool("conntrack", &["--flush"])).map(|_| ())
+}
+
+/// Takes them away.
+///
+/// # Errors
+/// `slipway node teardown` fails.
+pub(super) fn tear_down(screen: &Screen, plugins: &Path) -> Result<()> {
+    node(screen, plugins, "teardown")
+}
+
+fn node(screen: &Screen, plugins: &Path, verb: &str) -> Result<()> {
+    let begun = Instant::now();
+    run::capture(Command::new(plugins.join("slipway")).args(["node", verb]))?;
+    screen.step(&format!("node {verb}"), begun.elapsed(), "");
+    Ok(())
+}
+
+/// Shows the flows that the programs know, and that conntrack has none of the other host's: netfilter did not see
+/// them. Returns how many claims failed.
+///
+/// # Errors
+/// A command that lists something failed.
+pub(super) fn prove(screen: &Screen, plugins: &Path) -> Result<u32> {
+    screen.title("It is the BPF programs that translate");
+    let flows = run::capture(Command::new(plugins.join("slipway")).arg("flows"))?;
+    screen.shown("slipway flows", &flows);
+    let listed = [OUTSIDE_V4, OUTSIDE_V6].iter().all(|client| flows.contains(client));
+    let mut failed = screen.verdict("they list the other host's connections", listed);
+    let port = HOST_PORT.to_string();
+    for (family, client) in [("ipv4", OUTSIDE_V4), ("ipv6", OUTSIDE_V6)] {
+        let words = ["--dump", "--family", family, "--orig-src", client, "--proto", "tcp", "--dport", &port];
+        let tracked = run::capture(&mut tool("conntrack", &words))?;
+        screen.shown(&format!("conntrack {}", words.join(" ")), &tracked);
+        failed += screen.verdict("conntrack has none of them", tracked.trim().is_empty());
+    }
+    Ok(failed)
+}
