@@ -13,7 +13,7 @@ use crate::dist::{self, Built, Proof};
 use crate::error::{Error, Result};
 use crate::progress::{Log, Stages};
 use crate::run::{self, cargo, tool};
-use crate::workspace;
+use crate::{vm_test, workspace};
 use sbom::Subject;
 
 /// The processors that a release is built for.
@@ -100,6 +100,10 @@ fn find_obstacles(version: &str) -> Result<Vec<String>> {
         && tagged != git(&["rev-parse", "HEAD"])?
     {
         found.push(format!("the tag v{version} is on another commit"));
+    }
+    let stale = vm_test::stale()?;
+    if !stale.is_empty() {
+        found.push(format!("docs/kernels.md has stale rows: {}", stale.join(", ")));
     }
     Ok(found)
 }

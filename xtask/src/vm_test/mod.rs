@@ -7,6 +7,7 @@ mod kernels;
 mod outcome;
 mod programs;
 mod qemu;
+mod record;
 mod report;
 
 use std::collections::VecDeque;
@@ -22,7 +23,6 @@ use slipway_vm::{Event, Plan, Suite};
 
 use crate::error::{Error, Result};
 use crate::progress::Stages;
-use crate::run::{self, tool};
 use crate::workspace::{self, Lock};
 use crate::{reference, setup};
 use fetch::{Ready, Refresh};
@@ -31,10 +31,8 @@ use kernels::{Kernel, Kernels};
 use outcome::{Outcome, Status};
 use programs::Programs;
 use qemu::{Accelerator, Machine, Qemu};
+use record::{Record, Sources};
 use report::Row;
-
-/// What is known of a kernel from its last runs, beside the two ports of the very last.
-const RESULTS: &str = "results.json";
 
 /// How long one test program may take.
 const SUITE_LIMIT: Duration = Duration::from_secs(1800);
@@ -81,15 +79,17 @@ pub(crate) struct Args {
     /// Measure: run what the sources mark as a measurement instead of the tests, and show its figures
     #[arg(long, requires = "suite")]
     measure: bool,
-    /// Write docs/kernels.md and the README's table; what is not in this run is told from earlier ones
+    /// Write docs/kernels.md and the README's table afterwards; refused if the sources differ from the commit
     #[arg(long, conflicts_with_all = ["filter", "peer", "measure"])]
     write_docs: bool,
+    /// Only write them, from earlier runs: marks the rows that have become stale
+    #[arg(long, exclusive = true)]
+    docs_only: bool,
 }
 
 /// What all machines of a run have in common.
 struct Bench<'a> {
-    /// What git calls the sources.
-    sources: String,
+    sources: Sources,
     args: &'a Args,
     list: &'a Kernels,
     qemu: Qemu,
@@ -97,11 +97,22 @@ struct Bench<'a> {
     userland: Userland,
 }
 
+pub(crate) use report::stale;
+
 /// Runs the task.
 ///
 /// # Errors
 /// A kernel that failed; with `--require`, one that could not be run.
 pub(crate) fn run(args: &Args) -> Result<()> {
+    if args.docs_only {
+        return report::write(&Kernels::load()?);
+    }
+    if args.write_docs && Sources::of_checkout().commit.is_none() {
+        return Err(Error::Failed(
+            "a row of docs/kernels.md is one commit: commit the changes first (those of docs and *.md may stay)"
+                .to_owned(),
+        ));
+    }
     let mut stages = Stages::new("vm-test")?;
     stages.run("setup", |_| setup::ensure())?;
     let verdict = machines(args, &mut stages)?;
@@ -207,7 +218,7 @@ fn on_machines<'a>(
         Ok(text)
     })?;
     let Some((programs, userland)) = built else { return Ok(rows) };
-    let bench = Bench { sources: sources(), args, list, qemu, programs, userland };
+    let bench = Bench { sources: Sources::of_checkout(), args, list, qemu, programs, userland };
     stages.run("machines", |log| {
         rows.extend(bench.run_all(ready, &log.file)?);
         Ok(format!("{} kernels", rows.iter().filter(|(_, row)| row.is_ok()).count()))
@@ -228,8 +239,7 @@ fn conclude(args: &Args, list: &Kernels, rows: &[Row<'_>]) -> Result<Verdict> {
     }
     print!("{}", report::lines(rows));
     if args.write_docs {
-        let emulator = Qemu::find(args.accel).and_then(|qemu| qemu.version()).unwrap_or_default();
-        write_docs(list, &all_rows(list, rows)?, &emulator)?;
+        report::write(list)?;
     }
     let outcomes: Vec<&Outcome> = rows.iter().filter_map(|(_, row)| row.as_ref().ok()).collect();
     let skipped: Vec<String> =
@@ -244,75 +254,9 @@ fn conclude(args: &Args, list: &Kernels, rows: &[Row<'_>]) -> Result<Verdict> {
     Ok(Verdict { text, skipped })
 }
 
-fn write_docs(list: &Kernels, rows: &[Row<'_>], emulator: &str) -> Result<()> {
-    let write = |path: &Path, text: String| fs::write(path, text).map_err(|e| Error::file("write", path, e));
-    for (kernel, row) in rows {
-        // A machine that did not come up has told nothing.
-        if let Ok(outcome) = row
-            && !outcome.release.is_empty()
-        {
-            let told = Outcome { problems: Vec::new(), evidence: Vec::new(), ..outcome.clone() };
-            write(&data(&kernel.name), told.to_json()?)?;
-        }
-    }
-    write(&workspace::root().join("docs/kernels.md"), report::page(list, rows, emulator))?;
-    let readme = workspace::root().join("README.md");
-    let text = fs::read_to_string(&readme).map_err(|e| Error::file("read", &readme, e))?;
-    match report::readme(&text, rows) {
-        Some(text) => write(&readme, text),
-        None => Err(Error::Failed("README.md has no place for the kernels".to_owned())),
-    }
-}
-
 /// Held while what goes into machines is built, and shared by those who read it.
 fn build_lock() -> Result<PathBuf> {
     Ok(kernels::cache()?.join("lock"))
-}
-
-/// What git calls the sources, also when they were changed since; empty where git knows nothing.
-fn sources() -> String {
-    let mut git = tool("git", &["describe", "--always", "--dirty"]);
-    run::capture(git.current_dir(workspace::root())).unwrap_or_default().trim().to_owned()
-}
-
-/// What the kernel's earlier runs told, if there were any: here, and those of which the page was made.
-fn earlier(kernel: &str) -> Result<Option<Outcome>> {
-    let read = |path: PathBuf| -> Option<Outcome> { serde_json::from_slice(&fs::read(path).ok()?).ok() };
-    let here = read(kernels::cache()?.join("runs").join(kernel).join(RESULTS));
-    Ok(match (here, read(data(kernel))) {
-        (Some(here), Some(page)) => Some(here.with_earlier(page)),
-        (here, page) => here.or(page),
-    })
-}
-
-/// Where the page keeps what a kernel's runs told, for machines on which they were not.
-fn data(kernel: &str) -> PathBuf {
-    workspace::root().join("docs/data/kernels").join(format!("{kernel}.json"))
-}
-
-/// A row for each kernel of the list: of this run with what earlier ones tell, or of those.
-fn all_rows<'a>(list: &'a Kernels, rows: &[Row<'_>]) -> Result<Vec<Row<'a>>> {
-    let row = |kernel: &'a Kernel| {
-        let fresh = rows.iter().find(|(own, _)| own.name == kernel.name).map(|(_, row)| row.clone());
-        Ok((kernel, all_told(fresh, earlier(&kernel.name)?)))
-    };
-    list.kernel.iter().map(row).collect()
-}
-
-/// What is known of a kernel: what this run told of it, if it was in it and could be run, and earlier ones.
-fn all_told(
-    fresh: Option<std::result::Result<Outcome, String>>,
-    earlier: Option<Outcome>,
-) -> std::result::Result<Outcome, String> {
-    match (fresh, earlier) {
-        (Some(Ok(outcome)), Some(earlier)) => Ok(outcome.with_earlier(earlier)),
-        (None | Some(Err(_)), Some(earlier)) => {
-            let nothing = Outcome { suites: Vec::new(), ..earlier.clone() };
-            Ok(nothing.with_earlier(earlier))
-        }
-        (Some(row), None) => row,
-        (None, None) => Err("not asked for".to_owned()),
-    }
 }
 
 impl Bench<'_> {
@@ -374,10 +318,6 @@ impl Bench<'_> {
         // It is big, and made anew each time.
         let _ = fs::remove_file(&initramfs);
         let mut outcome = outcome::judge(self.list, kernel, &plan, &run);
-        for suite in &mut outcome.suites {
-            suite.sources.clone_from(&self.sources);
-            suite.at = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
-        }
         if let Err(wrong) = kernel.check_options(&self.list.promised, &ready.config) {
             outcome.problems.push(format!("kernels.toml and its configuration differ: {wrong}"));
         }
@@ -385,9 +325,8 @@ impl Bench<'_> {
             println!("  {:<8} {figure}", kernel.name);
         }
         let whole = self.args.filter.is_none() && !self.args.measure;
-        // A machine that did not come up has told nothing.
-        if !outcome.release.is_empty() && whole && self.args.peer.is_none() {
-            self.keep(&dir, &outcome)?;
+        if whole && self.args.peer.is_none() {
+            self.keep(&outcome)?;
         }
         if self.args.keep_console {
             println!("--- console of {}\n{}", kernel.name, run.console);
@@ -395,18 +334,13 @@ impl Bench<'_> {
         Ok(outcome)
     }
 
-    /// Keeps what the run told, and what earlier ones told of other test programs.
-    fn keep(&self, dir: &Path, outcome: &Outcome) -> Result<()> {
-        let mut known = outcome.clone();
-        known.evidence.clear();
-        if let Some(earlier) = earlier(&outcome.kernel)? {
-            known = known.with_earlier(earlier);
+    /// Keeps the row of a run.
+    fn keep(&self, outcome: &Outcome) -> Result<()> {
+        let is_left_out = |name: &String| self.list.left_out.iter().any(|one| one.suite == *name);
+        match Record::of(outcome, &self.sources, &record::today()) {
+            Some(row) => row.keep(self.programs.names.iter().filter(|name| !is_left_out(name))),
+            None => Ok(()),
         }
-        known.suites.retain(|suite| self.programs.names.contains(&suite.name));
-        // What was wrong with a test program is told by the program's own entry.
-        known.problems.clear();
-        let path = dir.join(RESULTS);
-        fs::write(&path, known.to_json()?).map_err(|e| Error::file("write", &path, e))
     }
 
     fn plan(&self, kernel: &str) -> Plan {
@@ -446,23 +380,5 @@ impl Bench<'_> {
         let nonce =
             format!("{:x}{}", now.as_nanos(), kernel.replace(|c: char| !c.is_ascii_alphanumeric(), ""));
         Plan { nonce, preload: self.list.preload.clone(), env, suites: suites.collect() }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_kernel_that_cannot_be_had_now_loses_nothing() {
-        let known = Outcome { release: "6.1".to_owned(), ..Outcome::default() };
-        let told = |fresh, earlier| all_told(fresh, earlier).map(|outcome| outcome.release);
-        let gone = || Some(Err("no network".to_owned()));
-        assert_eq!(told(gone(), Some(known.clone())), Ok("6.1".to_owned()));
-        assert_eq!(told(gone(), None), Err("no network".to_owned()));
-        assert_eq!(told(None, Some(known.clone())), Ok("6.1".to_owned()));
-        assert!(told(None, None).is_err());
-        let newer = Outcome { release: "6.2".to_owned(), ..Outcome::default() };
-        assert_eq!(told(Some(Ok(newer)), Some(known)), Ok("6.2".to_owned()));
     }
 }

@@ -1,11 +1,9 @@
 //! What a machine's run means: each test's result, and everything that makes the run a failure.
 
-use std::collections::BTreeSet;
 use std::time::Duration;
 
 use slipway_vm::{Ending, Event, Plan};
 
-use crate::error::{Error, Result};
 use crate::vm_test::kernels::{Kernel, Kernels};
 use crate::vm_test::qemu::Run;
 
@@ -16,7 +14,7 @@ const TAIL: usize = 60;
 const FIGURE: &str = "figure: ";
 
 /// A kernel's run, judged.
-#[derive(Debug, Clone, Default, serde::Serialize, serde::Deserialize)]
+#[derive(Debug, Clone, Default)]
 pub(crate) struct Outcome {
     pub(crate) kernel: String,
     /// What `uname -r` printed; empty when the machine did not come so far.
@@ -30,27 +28,21 @@ pub(crate) struct Outcome {
     /// What to show with the problems.
     pub(crate) evidence: Vec<String>,
     /// What was measured: the lines that begin with [`FIGURE`], without it.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub(crate) figures: Vec<String>,
 }
 
 /// A test program's run.
-#[derive(Debug, Clone, serde::Serialize, serde::Deserialize)]
+#[derive(Debug, Clone)]
 pub(crate) struct SuiteOutcome {
     pub(crate) name: String,
-    /// What git called the sources.
-    pub(crate) sources: String,
     pub(crate) millis: u64,
-    /// When the machine was done with it, in seconds since 1970.
-    #[serde(default)]
-    pub(crate) at: u64,
     /// Whether nothing was wrong with it.
     pub(crate) passed: bool,
     pub(crate) tests: Vec<(String, Status)>,
 }
 
 /// A test's result.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Status {
     Passed,
     Skipped,
@@ -68,51 +60,6 @@ impl Outcome {
     /// How many tests have this result.
     pub(crate) fn count(&self, status: Status) -> usize {
         self.suites.iter().map(|suite| suite.count(status)).sum()
-    }
-
-    /// How long the test programs took together.
-    pub(crate) fn tested(&self) -> Duration {
-        Duration::from_millis(self.suites.iter().map(|suite| suite.millis).sum())
-    }
-
-    /// The names of the sources that were tested, without repetition.
-    pub(crate) fn sources(&self) -> String {
-        let names: BTreeSet<&str> = self.suites.iter().map(|suite| suite.sources.as_str()).collect();
-        names.into_iter().collect::<Vec<_>>().join(", ")
-    }
-
-    /// Adds what other runs tell of test programs that were not in this one, or were in it before. Nothing, when it was
-    /// another release of the kernel.
-    pub(crate) fn with_earlier(mut self, earlier: Self) -> Self {
-        if self.release == earlier.release {
-            for suite in earlier.suites {
-                let own = self.suites.iter().position(|own| own.name == suite.name);
-                let is_newer = own.is_none_or(|own| self.suites[own].at < suite.at);
-                if !is_newer {
-                    continue;
-                }
-                if !suite.passed {
-                    self.problems.push(format!("{} failed in an earlier run", suite.name));
-                }
-                own.map(|own| self.suites.remove(own));
-                self.suites.push(suite);
-            }
-            self.suites.sort_by(|one, other| one.name.cmp(&other.name));
-        }
-        self
-    }
-}
-
-impl Outcome {
-    /// As it is kept: a line for each test program.
-    ///
-    /// # Errors
-    /// None that are known of.
-    pub(crate) fn to_json(&self) -> Result<String> {
-        let text = serde_json::to_string(self);
-        let text = text.map_err(|e| Error::Failed(format!("write the results: {e}")))?;
-        // Within a string, quotes would be escaped.
-        Ok(text.replace("{\"name\":", "\n{\"name\":") + "\n")
     }
 }
 
@@ -195,9 +142,9 @@ pub(crate) fn judge(list: &Kernels, kernel: &Kernel, plan: &Plan, run: &Run) -> 
 impl Outcome {
     /// A test program with which the machine ended: what it has told, and that it has failed.
     fn cut_off(&mut self, reading: Reading) {
-        let (name, sources) = (reading.name.clone(), String::new());
+        let name = reading.name.clone();
         let tests = reading.results();
-        self.suites.push(SuiteOutcome { name, sources, millis: 0, at: 0, passed: false, tests });
+        self.suites.push(SuiteOutcome { name, millis: 0, passed: false, tests });
     }
 
     fn close(&mut self, name: &str, ending: Ending, millis: u64, reading: Reading) {
@@ -232,8 +179,7 @@ impl Outcome {
             }
         }
         let tests = reading.results();
-        let sources = String::new();
-        self.suites.push(SuiteOutcome { name: name.to_owned(), sources, millis, at: 0, passed, tests });
+        self.suites.push(SuiteOutcome { name: name.to_owned(), millis, passed, tests });
     }
 }
 
@@ -391,7 +337,7 @@ mod tests {
             events.push(Event::Unfinished("test b::three ... ".to_owned()));
         });
         assert!(text.contains("last seen: \"test b::three ... \""), "{text}");
-        // The program that it ended with has failed, whatever an earlier run says.
+        // The program that it ended with has failed.
         let cut = outcome(
             |events| {
                 let at = index(events, "b::three ... ok");
@@ -399,8 +345,7 @@ mod tests {
             },
             "",
         );
-        let both = cut.with_earlier(outcome(|_| {}, ""));
-        assert_eq!((both.suites[0].passed, both.suites[0].tests.len()), (false, 2));
+        assert_eq!((cut.suites[0].passed, cut.suites[0].tests.len()), (false, 2));
     }
 
     #[test]
@@ -456,38 +401,6 @@ mod tests {
             events[at] = Event::Skip("links::b::three: skipped: needs vrf".to_owned());
         });
         assert_eq!(text, "links::b::three: skipped: needs vrf: kernels.toml does not name this");
-    }
-
-    #[test]
-    fn what_is_kept_has_a_line_for_each_program() {
-        let mut told = outcome(|_| {}, "");
-        told.suites[0].tests[0].0 = "a {\"name\":".to_owned();
-        let text = told.to_json().unwrap();
-        assert_eq!(text.lines().count(), 2, "{text}");
-        let read: Outcome = serde_json::from_str(&text).unwrap();
-        assert_eq!(read.suites[0].tests, told.suites[0].tests);
-    }
-
-    #[test]
-    fn an_earlier_run_tells_of_what_was_not_in_this_one() {
-        let now = outcome(|_| {}, "");
-        let mut earlier = now.clone();
-        earlier.suites[0].tests.clear();
-        let other = SuiteOutcome { name: "bridge".to_owned(), passed: false, ..earlier.suites[0].clone() };
-        earlier.suites.push(other);
-        let both = now.clone().with_earlier(earlier.clone());
-        assert_eq!(
-            both.suites.iter().map(|suite| suite.name.as_str()).collect::<Vec<_>>(),
-            ["bridge", "links"]
-        );
-        assert_eq!(both.suites[1].tests.len(), 3, "this run's own");
-        assert_eq!(both.problems, ["bridge failed in an earlier run"]);
-        let mut later = earlier.clone();
-        later.suites[0].at = 1;
-        let both = now.clone().with_earlier(later);
-        assert_eq!((both.suites.len(), both.suites[1].tests.len()), (2, 0), "the last one counts");
-        earlier.release = "6.1.0-55-cloud-amd64".to_owned();
-        assert_eq!(now.with_earlier(earlier).suites.len(), 1);
     }
 
     #[test]

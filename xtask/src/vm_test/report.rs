@@ -1,13 +1,19 @@
-//! What the runs came to, for people: on the terminal and in docs/kernels.md.
+//! The results for people: on the terminal and in docs/kernels.md.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::fmt::Write as _;
+use std::fs;
+use std::path::Path;
+use std::time::Duration;
 
+use crate::error::{Error, Result};
 use crate::progress::seconds;
 use crate::vm_test::kernels::{Kernel, Kernels};
 use crate::vm_test::outcome::{Outcome, Status};
+use crate::vm_test::record::Record;
+use crate::workspace;
 
-/// A kernel that was asked for: what became of it, or why it could not be run.
+/// A kernel that was asked for: its outcome, or why it could not be run.
 pub(crate) type Row<'a> = (&'a Kernel, Result<Outcome, String>);
 
 /// A line per kernel.
@@ -48,90 +54,118 @@ pub(crate) fn failure(outcome: &Outcome) -> String {
     text
 }
 
+/// Writes the page docs/kernels.md, its data and the README's table from what is known.
+///
+/// # Errors
+/// A file cannot be written, or the README has no place for the table.
+pub(crate) fn write(list: &Kernels) -> Result<()> {
+    let mut rows = Vec::new();
+    for kernel in &list.kernel {
+        let known = Record::known(&kernel.name)?;
+        if let Some(record) = &known {
+            record.publish()?;
+        }
+        rows.push((kernel.name.as_str(), known.map(|record| (record.stale(), record))));
+    }
+    let write = |path: &Path, text: String| fs::write(path, text).map_err(|e| Error::file("write", path, e));
+    write(&workspace::root().join("docs/kernels.md"), page(list, &rows))?;
+    let path = workspace::root().join("README.md");
+    let text = fs::read_to_string(&path).map_err(|e| Error::file("read", &path, e))?;
+    match readme(&text, &rows) {
+        Some(text) => write(&path, text),
+        None => Err(Error::Failed("README.md has no place for the kernels".to_owned())),
+    }
+}
+
+/// The kernels whose rows do not tell of today's product, and why.
+///
+/// # Errors
+/// The list of kernels cannot be read.
+pub(crate) fn stale() -> Result<Vec<String>> {
+    let mut found = Vec::new();
+    for kernel in Kernels::load()?.kernel {
+        match Record::known(&kernel.name)? {
+            None => found.push(format!("{} (not run)", kernel.name)),
+            Some(record) => found.extend(record.stale().map(|why| format!("{} ({why})", kernel.name))),
+        }
+    }
+    Ok(found)
+}
+
+/// A kernel's name; if it was run, why its row is stale, and the row.
+type Known<'a> = (&'a str, Option<(Option<&'static str>, Record)>);
+
 /// The page docs/kernels.md.
-pub(crate) fn page(list: &Kernels, rows: &[Row<'_>], emulator: &str) -> String {
+fn page(list: &Kernels, rows: &[Known<'_>]) -> String {
     let mut text = String::from(
         "# Kernels\n\n\
          <!-- Made by `cargo xtask vm-test --write-docs`. Do not edit. -->\n\n\
-         Slipway's test suites run inside virtual machines with the kernels below: with real packets, as \
-         root, each test in network namespaces of its own. The plugins are the static binary that is \
-         shipped. A skipped test counts as a failure unless `vm-tests/kernels.toml` names what is \
-         missing, and so does a kernel that warned about itself. How the machines are made, and what is \
-         tried less often in them than on a machine itself, is in [vm-tests](../vm-tests/README.md).\n\n\
-         ```sh\ncargo xtask vm-test                # all of them\n\
-         cargo xtask vm-test --kernel 6.1   # one\n```\n\n",
+         The test suites run inside virtual machines with the kernels below: with real packets, as root, each test \
+         in network namespaces of its own. The plugins are the static binary that is shipped. A skipped test counts \
+         as a failure unless `vm-tests/kernels.toml` names what is missing, and so does a kernel that warned about \
+         itself. [vm-tests](../vm-tests/README.md) tells how the machines are made, and what is tried less often in \
+         them.\n\n\
+         ```sh\ncargo xtask vm-test --write-docs                # all of them, and this page\n\
+         cargo xtask vm-test --write-docs --kernel 6.1   # one\n\
+         cargo xtask vm-test --docs-only                 # only this page, from earlier runs\n```\n\n\
+         A row is one commit. It is stale if `cni` or `ebpf` has changed since; the marks are those of the day on \
+         which this page was made. Times are of machines with one processor, emulated where there is no KVM. Each \
+         kernel's [data](data/kernels) name the tests that were skipped or failed.\n\n\
+         | kernel | release | commit | date | passed | skipped | failed | boot | tests | |\n\
+         |---|---|---|---|---:|---:|---:|---:|---:|---|\n",
     );
-    let _ = writeln!(
-        text,
-        "Machines: {emulator}, one processor. Times are those of the last run, beside whatever else the \
-         machine did; with `>`, of some programs it is not known any more. `sources` is what git calls what was \
-         tested; each test program's last run counts ([data](data/kernels)).\n"
-    );
-    text.push_str("| kernel | release | sources | passed | skipped | failed | boot | tests | |\n");
-    text.push_str("|---|---|---|---:|---:|---:|---:|---:|---|\n");
     for (kernel, row) in rows {
         let _ = match row {
-            Ok(one) => writeln!(
-                text,
-                "| {} | {} | {} | {} | {} | {} | {} | {} | {} |",
-                kernel.name,
-                one.release,
-                one.sources(),
-                one.count(Status::Passed),
-                one.count(Status::Skipped),
-                one.count(Status::Failed),
-                one.boot.map_or("-".to_owned(), seconds),
-                time(one),
-                verdict(one, rows)
-            ),
-            Err(reason) => writeln!(text, "| {} | not run: {reason} | | | | | | | |", kernel.name),
+            Some((stale, one)) => {
+                let [passed, skipped, failed] = one.counts();
+                let millis = one.suites.iter().map(|suite| suite.millis).sum();
+                writeln!(
+                    text,
+                    "| {kernel} | {} | {} | {} | {passed} | {skipped} | {failed} | {} | {} | {} |",
+                    one.release,
+                    one.commit.as_deref().unwrap_or("several"),
+                    one.date,
+                    seconds(Duration::from_millis(one.boot_millis)),
+                    seconds(Duration::from_millis(millis)),
+                    verdict(one, *stale)
+                )
+            }
+            None => writeln!(text, "| {kernel} | not run | | | | | | | | |"),
         };
     }
     missing(&mut text, list);
-    matrix(&mut text, rows);
+    programs(&mut text, rows);
     text
 }
 
-/// How long its test programs took.
-fn time(one: &Outcome) -> String {
-    let is_whole = one.suites.iter().all(|suite| suite.millis > 0);
-    format!("{}{}", if is_whole { "" } else { "> " }, seconds(one.tested()))
-}
-
-/// In a word; a kernel on which a test program was not run that others ran is not done.
-fn verdict(one: &Outcome, rows: &[Row<'_>]) -> String {
-    let names = |one: &Outcome| one.suites.iter().map(|suite| suite.name.clone()).collect::<BTreeSet<_>>();
-    let all: BTreeSet<String> =
-        rows.iter().filter_map(|(_, row)| row.as_ref().ok()).flat_map(names).collect();
-    let left: Vec<String> = all.difference(&names(one)).map(|name| format!("`{name}`")).collect();
-    let passed = (!one.passed()).then(|| "**failed**".to_owned());
-    let whole = (!left.is_empty()).then(|| format!("not run yet: {}", left.join(", ")));
-    let parts: Vec<String> = passed.into_iter().chain(whole).collect();
+/// A row in a word.
+fn verdict(one: &Record, stale: Option<&str>) -> String {
+    let failed = (!one.passed()).then(|| "**failed**".to_owned());
+    let part = (!one.complete).then(|| format!("only {} test programs were run", one.suites.len()));
+    let stale = stale.map(|why| format!("stale: {why}"));
+    let parts: Vec<String> = failed.into_iter().chain(part).chain(stale).collect();
     if parts.is_empty() { "ok".to_owned() } else { parts.join("; ") }
 }
 
 /// The README with the kernels in their place: from the mark to the next heading. None without a mark.
-pub(crate) fn readme(text: &str, rows: &[Row<'_>]) -> Option<String> {
+fn readme(text: &str, rows: &[Known<'_>]) -> Option<String> {
     const MARK: &str = "<!-- kernels -->\n";
     let from = text.find(MARK)? + MARK.len();
     let to = from + text[from..].find("\n## ")?;
     let mut own = String::from(
-        "The tests are run on these kernels of Debian, x86-64; [docs/kernels.md](docs/kernels.md) has every \
-         test on each.\n`cargo xtask vm-test` does that again, and with `--write-docs` makes that page and \
-         this table.\n\n| Linux | tests passed | skipped | failed | |\n|---|---:|---:|---:|---|\n",
+        "The tests are run on these kernels of Debian, x86-64; [docs/kernels.md](docs/kernels.md) has more of each.\n\
+         `cargo xtask vm-test` does that again, and with `--write-docs` makes that page and this table.\n\n\
+         | Linux | commit | tests passed | skipped | failed | |\n|---|---|---:|---:|---:|---|\n",
     );
     for (kernel, row) in rows {
         let _ = match row {
-            Ok(one) => writeln!(
-                own,
-                "| {} | {} | {} | {} | {} |",
-                one.release,
-                one.count(Status::Passed),
-                one.count(Status::Skipped),
-                one.count(Status::Failed),
-                verdict(one, rows)
-            ),
-            Err(_) => writeln!(own, "| {} | | | | not run |", kernel.name),
+            Some((stale, one)) => {
+                let [passed, skipped, failed] = one.counts();
+                let commit = one.commit.as_deref().unwrap_or("several");
+                let verdict = verdict(one, *stale);
+                writeln!(own, "| {} | {commit} | {passed} | {skipped} | {failed} | {verdict} |", one.release)
+            }
+            None => writeln!(own, "| {kernel} | | | | | not run |"),
         };
     }
     Some(format!("{}{own}{}", &text[..from], &text[to..]))
@@ -153,97 +187,83 @@ fn missing(text: &mut String, list: &Kernels) {
     }
 }
 
-/// Every test on every kernel.
-fn matrix(text: &mut String, rows: &[Row<'_>]) {
-    let run: Vec<&Outcome> = rows.iter().filter_map(|(_, row)| row.as_ref().ok()).collect();
-    let mut results: BTreeMap<(&str, &str), BTreeMap<&str, Status>> = BTreeMap::new();
-    for outcome in &run {
-        for suite in &outcome.suites {
-            for (test, status) in &suite.tests {
-                results.entry((&suite.name, test)).or_default().insert(&outcome.kernel, *status);
-            }
-        }
+/// The tests of each program that passed on each kernel.
+fn programs(text: &mut String, rows: &[Known<'_>]) {
+    let run: Vec<&Record> =
+        rows.iter().filter_map(|(_, row)| row.as_ref().map(|(_, record)| record)).collect();
+    let names: BTreeSet<&str> =
+        run.iter().flat_map(|row| row.suites.iter().map(|suite| suite.name.as_str())).collect();
+    text.push_str("\n## Test programs\n\nTests that passed; in brackets, how many were skipped.\n\n| |");
+    for row in &run {
+        let _ = write!(text, " {} |", row.kernel);
     }
-    let suites: BTreeSet<&str> = results.keys().map(|(suite, _)| *suite).collect();
-    for suite in suites {
-        let _ = write!(text, "\n## {suite}\n\n| test |");
-        for outcome in &run {
-            let _ = write!(text, " {} |", outcome.kernel);
+    let _ = writeln!(text, "\n|---|{}", "---:|".repeat(run.len()));
+    for name in names {
+        let _ = write!(text, "| {name} |");
+        for row in &run {
+            let cell = match row.suites.iter().find(|suite| suite.name == name) {
+                None => "-".to_owned(),
+                Some(suite) if !suite.ok => "**failed**".to_owned(),
+                Some(suite) if suite.skipped.is_empty() => suite.passed.to_string(),
+                Some(suite) => format!("{} ({})", suite.passed, suite.skipped.len()),
+            };
+            let _ = write!(text, " {cell} |");
         }
-        let _ = writeln!(text, "\n|---|{}", ":-:|".repeat(run.len()));
-        for ((_, test), by_kernel) in results.iter().filter(|((own, _), _)| *own == suite) {
-            let _ = write!(text, "| {test} |");
-            for outcome in &run {
-                let mark = match by_kernel.get(outcome.kernel.as_str()) {
-                    Some(Status::Passed) => "ok",
-                    Some(Status::Skipped) => "skipped",
-                    Some(Status::Failed) => "**failed**",
-                    Some(Status::Ignored) => "ignored",
-                    None => "-",
-                };
-                let _ = write!(text, " {mark} |");
-            }
-            text.push('\n');
-        }
+        text.push('\n');
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::vm_test::outcome::SuiteOutcome;
+    use crate::vm_test::record::Suite;
 
-    fn row(kernel: &Kernel) -> Row<'_> {
-        let tests = [("a", Status::Passed), ("b", Status::Skipped)];
-        let tests = tests.map(|(name, status)| (name.to_owned(), status)).into();
-        let suite = SuiteOutcome {
-            name: "links".to_owned(),
-            sources: "abc".to_owned(),
-            millis: 5,
-            at: 7,
-            passed: true,
-            tests,
-        };
-        let release = "6.1.0-56-cloud-amd64".to_owned();
-        (
-            kernel,
-            Ok(Outcome { kernel: kernel.name.clone(), release, suites: vec![suite], ..Outcome::default() }),
-        )
+    fn record(kernel: &str) -> Record {
+        let skipped = vec!["b".to_owned()];
+        let suite =
+            Suite { name: "links".to_owned(), ok: true, passed: 1, skipped, failed: Vec::new(), millis: 5 };
+        Record {
+            kernel: kernel.to_owned(),
+            release: "6.1.0-56-cloud-amd64".to_owned(),
+            commit: Some("abc".to_owned()),
+            date: "2026-11-22".to_owned(),
+            boot_millis: 4100,
+            complete: true,
+            suites: vec![suite],
+        }
     }
 
     #[test]
     fn the_readmes_place_is_filled_and_nothing_else_changed() {
-        let list = Kernels::load().unwrap();
-        let rows = [row(&list.kernel[0]), (&list.kernel[1], Err("no such package".to_owned()))];
+        let rows = [("6.1", Some((None, record("6.1")))), ("6.12", None)];
         let text = "before\n\n<!-- kernels -->\nold\n\n## Next\n";
         let once = readme(text, &rows).unwrap();
-        let expected = format!(
-            "| 6.1.0-56-cloud-amd64 | 1 | 1 | 0 | ok |\n| {} | | | | not run |\n\n## Next\n",
-            list.kernel[1].name
-        );
-        assert!(once.starts_with("before\n\n<!-- kernels -->\nThe ") && once.ends_with(&expected), "{once}");
+        let expected =
+            "| 6.1.0-56-cloud-amd64 | abc | 1 | 1 | 0 | ok |\n| 6.12 | | | | | not run |\n\n## Next\n";
+        assert!(once.starts_with("before\n\n<!-- kernels -->\nThe ") && once.ends_with(expected), "{once}");
         assert_eq!(readme(&once, &rows).unwrap(), once);
         assert_eq!(readme("no mark\n\n## Next\n", &rows), None);
     }
 
     #[test]
-    fn a_failure_hides_neither_itself_nor_what_was_not_run() {
-        let list = Kernels::load().unwrap();
-        let (mut one, two) = (row(&list.kernel[0]), row(&list.kernel[1]));
-        let outcome = one.1.as_mut().unwrap();
-        outcome.suites[0].name = "bridge".to_owned();
-        outcome.problems.push("links: its time was over".to_owned());
-        let text = readme("<!-- kernels -->\n\n## Next\n", &[one, two]).unwrap();
-        assert!(text.contains("| 0 | **failed**; not run yet: `links` |\n"), "{text}");
-        assert!(text.contains("| 0 | not run yet: `bridge` |\n"), "{text}");
+    fn a_verdict_hides_neither_a_failure_nor_an_old_or_partial_row() {
+        let mut one = record("6.1");
+        assert_eq!(verdict(&one, None), "ok");
+        assert_eq!(verdict(&one, Some("old")), "stale: old");
+        (one.complete, one.suites[0].ok) = (false, false);
+        assert_eq!(verdict(&one, Some("old")), "**failed**; only 1 test programs were run; stale: old");
     }
 
     #[test]
-    fn the_page_has_every_test_of_every_kernel() {
-        let list = Kernels::load().unwrap();
-        let kernel = &list.kernel[0];
-        let page = page(&list, &[row(kernel)], "QEMU");
-        assert!(page.contains(&format!("## links\n\n| test | {} |\n|---|:-:|\n", kernel.name)), "{page}");
-        assert!(page.contains("| a | ok |\n| b | skipped |\n"), "{page}");
+    fn the_page_has_every_program_of_every_kernel() {
+        let mut other = record("6.12");
+        other.suites[0].name = "bridge".to_owned();
+        other.commit = None;
+        let rows = [("6.1", Some((None, record("6.1")))), ("6.12", Some((Some("old"), other)))];
+        let page = page(&Kernels::load().unwrap(), &rows);
+        let table = "| | 6.1 | 6.12 |\n|---|---:|---:|\n| bridge | - | 1 (1) |\n| links | 1 (1) | - |\n";
+        assert!(page.ends_with(table), "{page}");
+        assert!(page.contains("| abc | 2026-11-22 | 1 | 1 | 0 | 4.1 s | 0.0 s | ok |\n"), "{page}");
+        assert!(page.contains("| several | 2026-11-22 |") && page.contains("| stale: old |\n"), "{page}");
     }
 }
