@@ -29,13 +29,15 @@ pub(super) struct Subject<'a> {
     pub(super) libraries: &'a [Library],
 }
 
-/// A bill, and the crates on it that run on a node.
+/// A bill, and the crates that the binary's own list must agree with.
 #[derive(Debug)]
 pub(super) struct Bill {
     /// As JSON.
     pub(super) document: Value,
     /// `NAME VERSION` of each crate that the binary itself contains, without those of its BPF programs.
     pub(super) crates: BTreeSet<String>,
+    /// The same of each crate that only the compiler runs, for the binary.
+    pub(super) compiled_with: BTreeSet<String>,
 }
 
 /// Lists the crates in the binary, those in the BPF programs that it carries, and the C libraries.
@@ -47,6 +49,7 @@ pub(super) fn bill(subject: &Subject<'_>) -> Result<Bill> {
         Graph::read("cni/plugins/Cargo.toml", "Cargo.lock", &["--filter-platform", subject.triple])?;
     let programs = Graph::read("ebpf/programs/Cargo.toml", "ebpf/Cargo.lock", &[])?;
     let crates = plugins.packages.values().map(Package::title).collect();
+    let compiled_with = plugins.compiled_with.clone();
     let root = reference(&plugins.packages[&plugins.root]);
     let mut components = BTreeMap::new();
     let mut edges: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
@@ -92,7 +95,7 @@ pub(super) fn bill(subject: &Subject<'_>) -> Result<Bill> {
         "components": components.into_values().collect::<Vec<_>>(),
         "dependencies": dependencies,
     });
-    Ok(Bill { document, crates })
+    Ok(Bill { document, crates, compiled_with })
 }
 
 /// The name of a package within a bill.
@@ -106,6 +109,8 @@ struct Graph {
     root: String,
     packages: BTreeMap<String, Package>,
     edges: BTreeMap<String, BTreeSet<String>>,
+    /// `NAME VERSION` of all others that the build needs.
+    compiled_with: BTreeSet<String>,
 }
 
 #[derive(Debug)]
@@ -142,24 +147,46 @@ impl Graph {
             .filter_map(|package| Some((package["id"].as_str()?, package)))
             .collect();
         let root = metadata["resolve"]["root"].as_str()?;
-        let mut graph = Self { root: root.to_owned(), packages: BTreeMap::new(), edges: BTreeMap::new() };
-        let mut left = vec![root];
+        let mut graph = Self {
+            root: root.to_owned(),
+            packages: BTreeMap::new(),
+            edges: BTreeMap::new(),
+            compiled_with: BTreeSet::new(),
+        };
+        let (mut left, mut compiled) = (vec![root], Vec::new());
         while let Some(id) = left.pop() {
             if graph.packages.contains_key(id) {
                 continue;
             }
             graph.packages.insert(id.to_owned(), Package::of(about.get(id)?, checksums)?);
-            for dependency in nodes.get(id)?["deps"].as_array()? {
-                let to = dependency["pkg"].as_str()?;
-                let mut kinds = dependency["dep_kinds"].as_array()?.iter();
-                if kinds.any(|kind| kind["kind"].is_null()) && !is_macro(about.get(to)?) {
+            for (to, kinds) in dependencies(nodes.get(id)?) {
+                if kinds.contains(&"normal") && !is_macro(about.get(to)?) {
                     graph.edges.entry(id.to_owned()).or_default().insert(to.to_owned());
                     left.push(to);
+                } else if kinds != ["dev"] {
+                    compiled.push(to);
                 }
+            }
+        }
+        while let Some(id) = compiled.pop() {
+            if graph.compiled_with.insert(Package::of(about.get(id)?, checksums)?.title()) {
+                let needed = dependencies(nodes.get(id)?);
+                compiled.extend(needed.filter(|(_, kinds)| *kinds != ["dev"]).map(|(to, _)| to));
             }
         }
         Some(graph)
     }
+}
+
+/// What a node of the graph depends on, and for what: `normal`, `build`, `dev`.
+fn dependencies(node: &Value) -> impl Iterator<Item = (&str, Vec<&str>)> {
+    node["deps"].as_array().into_iter().flatten().filter_map(|dependency| {
+        let kinds = dependency["dep_kinds"].as_array()?.iter();
+        let mut kinds: Vec<&str> = kinds.map(|kind| kind["kind"].as_str().unwrap_or("normal")).collect();
+        kinds.sort_unstable();
+        kinds.dedup();
+        Some((dependency["pkg"].as_str()?, kinds))
+    })
 }
 
 /// True if a package is a procedural macro, which runs in the compiler.
@@ -250,6 +277,7 @@ mod tests {
         let checksums = BTreeMap::from([("b 1.0.0".to_owned(), "00ff".to_owned())]);
         let graph = Graph::of(&metadata, &checksums).unwrap();
         assert_eq!(graph.packages.keys().collect::<Vec<_>>(), ["a", "b"]);
+        assert_eq!(graph.compiled_with.iter().collect::<Vec<_>>(), ["c 1.0.0", "d 1.0.0", "e 1.0.0"]);
         assert_eq!(
             graph.packages["b"].component(),
             json!({ "type": "library", "bom-ref": "pkg:cargo/b@1.0.0", "name": "b", "version": "1.0.0",
