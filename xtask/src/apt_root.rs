@@ -1,9 +1,8 @@
-//! Packages of another Debian suite, fetched by the machine's own apt and unpacked below the target
-//! folder: static libraries, peers to measure against.
+//! Packages of any Debian suite, fetched by the machine's apt and unpacked below the target folder: static
+//! libraries, kernels, peers to measure against.
 //!
-//! apt works in a private root: lists, cache and an empty package status of its own, the machine's
-//! mirror, proxy settings and Debian's keyring. Nothing is installed, and the machine's package state
-//! is not touched. See apt.conf(5) for the `Dir::` names.
+//! apt works in a private root with its own lists, cache and empty package status, and with the machine's
+//! mirror, proxy settings and Debian's keyring. Nothing is installed. See apt.conf(5) for the `Dir::` names.
 
 use std::fs;
 use std::os::unix::fs::MetadataExt;
@@ -14,37 +13,36 @@ use crate::error::{Error, Result};
 use crate::run::{self, tool};
 use crate::workspace::{self, Lock};
 
-/// Names a Debian archive where the machine's own sources have none, `http://HOST/debian`. The security archive
-/// is at the same address with `-security`.
+/// Names a Debian archive if the machine's sources have none, `http://HOST/debian`. The security archive has
+/// the same address with `-security`.
 const MIRROR: &str = "SLIPWAY_DEBIAN_MIRROR";
 
-/// The file that has the sources of the lists that are there, and their age.
+/// The file with the sources of the downloaded lists; its time is their age.
 const UPDATED: &str = "updated";
 
 /// Debian's archive keys; package debian-archive-keyring, which Ubuntu has too.
 const KEYRING: &str = "/usr/share/keyrings/debian-archive-keyring.gpg";
 
-/// A private apt root for a suite, or for several that belong together.
+/// A private apt root for one or more suites.
 #[derive(Debug)]
 pub(crate) struct AptRoot {
     suites: Vec<String>,
-    /// Another architecture whose packages it also knows, as `<package>:<architecture>`.
+    /// A second architecture, whose packages are `<package>:<architecture>`.
     foreign: Option<&'static str>,
     dir: PathBuf,
 }
 
 impl AptRoot {
-    /// Prepares the root for a suite (`trixie`, `unstable`, `bookworm-security`) and gets its lists
-    /// of packages, unless that was done less than a day ago.
+    /// Prepares the root for a suite (`trixie`, `unstable`, `bookworm-security`) and downloads its lists of
+    /// packages if they are older than a day.
     ///
     /// # Errors
-    /// No apt, no Debian mirror among the machine's sources, no keyring, or apt's own failure.
+    /// There is no apt, no Debian mirror among the machine's sources or no keyring, or apt fails.
     pub(crate) fn open(suite: &str) -> Result<Self> {
         Self::prepare(&[suite], None)
     }
 
-    /// Like [`AptRoot::open`] for several suites at once, and for the packages of another architecture
-    /// besides the machine's own.
+    /// Like [`AptRoot::open`] for several suites and a second architecture.
     ///
     /// # Errors
     /// As [`AptRoot::open`].
@@ -55,7 +53,7 @@ impl AptRoot {
     fn prepare(suites: &[&str], foreign: Option<&'static str>) -> Result<Self> {
         let name = suites.iter().copied().chain(foreign).collect::<Vec<_>>().join("+");
         if run::which("apt-get").is_none() {
-            return Err(Error::Failed(format!("packages of Debian {name} need apt-get, which is not here")));
+            return Err(Error::Failed(format!("packages of Debian {name} need apt-get")));
         }
         let suites = suites.iter().map(|suite| (*suite).to_owned()).collect();
         let root = Self { suites, foreign, dir: workspace::scratch("apt")?.join(name) };
@@ -74,13 +72,13 @@ impl AptRoot {
         Ok(root)
     }
 
-    /// One run at a time works in a root.
+    /// The lock of the root, for one run at a time.
     fn lock(&self) -> Result<Lock> {
         Lock::take(&self.dir.join("lock"))
     }
 
-    /// Gets the lists of packages, all of them: to apt-get alone one that cannot be had is worth a warning. Where
-    /// there are older lists of the same sources, they go on to serve.
+    /// Downloads all lists of packages; for apt-get by itself, one that fails is only a warning. If a
+    /// download fails, older lists of the same sources remain in use.
     fn update(&self) -> Result<()> {
         let sources = self.source_lines()?;
         match run::capture(self.apt("apt-get").args(["--error-on=any", "update"])) {
@@ -90,12 +88,12 @@ impl AptRoot {
         }
     }
 
-    /// The sources whose lists are there.
+    /// The sources of the downloaded lists.
     fn listed(&self) -> Option<String> {
         fs::read_to_string(self.dir.join(UPDATED)).ok()
     }
 
-    /// Does it, and when that fails once more with new lists: files leave the archive when newer ones come.
+    /// Calls `work`, and again with new lists if it fails: the archive removes old files.
     fn with_new_lists<T>(&self, work: impl Fn() -> Result<T>) -> Result<T> {
         work().or_else(|first| {
             let again = self.update().and_then(|()| work());
@@ -103,13 +101,13 @@ impl AptRoot {
         })
     }
 
-    /// Downloads a package and unpacks it into a folder of its own, which is returned. A package that
-    /// is there in the version that the suite has is not fetched again.
+    /// Downloads a package, unpacks it into its own folder and returns that. Nothing is fetched if the
+    /// suite's version is there.
     ///
     /// # Errors
-    /// The suite has no such package, or a download or unpacking that failed.
+    /// The suite has no such package, or the download or the unpacking fails.
     pub(crate) fn fetch(&self, package: &str) -> Result<PathBuf> {
-        // Without the colon of a foreign package: the path goes into lists that colons separate.
+        // No colon in the path: it goes into lists that colons separate.
         let folder = package.replace(':', ".");
         let _lock = self.lock()?;
         let unpacked = self.dir.join("unpacked").join(&folder);
@@ -157,7 +155,7 @@ impl AptRoot {
         run::capture(self.apt("apt-get").arg("clean")).map(|_| ())
     }
 
-    /// What [`AptRoot::fetch_all`] would fetch: names and versions, in the order of the names.
+    /// The names and versions of what [`AptRoot::fetch_all`] would fetch, in the order of the names.
     ///
     /// # Errors
     /// The suite has no such packages.
@@ -200,7 +198,7 @@ impl AptRoot {
     fn download(&self, package: &str) -> Result<PathBuf> {
         let debs = self.dir.join("debs");
         run::capture(self.apt("apt-get").args(["download", package]).current_dir(&debs))?;
-        // `<package>_<version>_<architecture>.deb`; the newest, when older versions are there too.
+        // `<package>_<version>_<architecture>.deb`; older versions may lie next to it.
         newest(&debs, &format!("{}_", package.split(':').next().unwrap_or(package))).ok_or_else(|| {
             Error::Failed(format!("apt-get download {package} left nothing in {}", debs.display()))
         })
@@ -268,7 +266,7 @@ impl AptRoot {
     }
 }
 
-/// The file that came last, of those whose names begin so.
+/// The newest file with a prefix.
 fn newest(dir: &Path, prefix: &str) -> Option<PathBuf> {
     let entries = fs::read_dir(dir).into_iter().flatten().filter_map(std::result::Result::ok);
     entries
@@ -277,8 +275,8 @@ fn newest(dir: &Path, prefix: &str) -> Option<PathBuf> {
         .map(|entry| entry.path())
 }
 
-/// Unpacks a package over what is there. Links to folders stay: where `lib` leads to `usr/lib`, a package
-/// that still has files in `/lib` puts them into the latter.
+/// Unpacks a package over existing files. Symbolic links to folders stay: if `lib` links to `usr/lib`, files
+/// of `/lib` go there.
 fn unpack(deb: &Path, into: &Path) -> Result<()> {
     fs::create_dir_all(into).map_err(|e| Error::file("create the directory", into, e))?;
     let mut reader = tool("dpkg-deb", &["--fsys-tarfile"]);
@@ -295,8 +293,8 @@ fn unpack(deb: &Path, into: &Path) -> Result<()> {
     Err(Error::Failed(format!("dpkg-deb --fsys-tarfile {} ended with {read}", deb.display())))
 }
 
-/// `Inst name (version suite [architecture])`, with the version that is there in brackets before the
-/// parenthesis if one is.
+/// Parses `Inst name (version suite [architecture])`; an installed version stands in brackets before the
+/// parenthesis.
 fn planned(line: &str) -> Option<(String, String)> {
     let name = line.strip_prefix("Inst ")?.split(' ').next()?;
     let version = line.split_once(" (")?.1.split(' ').next()?;
@@ -312,8 +310,7 @@ fn debian_architecture() -> &'static str {
     }
 }
 
-/// The Debian mirror that the environment names, or that the machine's own apt uses; the security archive for a
-/// security suite.
+/// The Debian mirror of the environment or of the machine's apt; for a security suite, the security archive.
 fn debian_mirror(suite: &str) -> Result<Option<String>> {
     if let Ok(named) = std::env::var(MIRROR) {
         return Ok(Some(mirror_named(&named, suite)));

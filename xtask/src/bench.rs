@@ -1,4 +1,5 @@
-//! `cargo xtask bench`: runs the benchmarks, which are a crate of their own: they alone need a plotting library.
+//! `cargo xtask bench`: runs the benchmarks, which are a crate of their own: they alone need a plotting
+//! library.
 
 use std::ffi::OsString;
 use std::os::unix::process::CommandExt;

@@ -20,24 +20,24 @@ pub(crate) struct Args {
     static_: bool,
 }
 
-/// How the binary is built.
+/// A way to build the binary.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Flavour {
-    /// Quick to build, with line numbers in backtraces.
+    /// Quick, with line numbers in backtraces.
     Debug,
-    /// As it is installed, with the machine's shared libraries.
+    /// As installed, with the machine's shared libraries.
     Release,
-    /// As it is installed, without shared libraries.
+    /// As installed, without shared libraries.
     Static,
 }
 
-/// What makes a binary need neither shared libraries nor a loader.
+/// Compiler flags for a binary without shared libraries and loader.
 pub(crate) const STATIC_FLAGS: &str = "-C target-feature=+crt-static -C relocation-model=static";
 
 /// Runs the task.
 ///
 /// # Errors
-/// The build's own.
+/// The build fails.
 pub(crate) fn run(args: &Args) -> Result<()> {
     let flavour = match args {
         Args { static_: true, .. } => Flavour::Static,
@@ -60,7 +60,7 @@ impl Flavour {
     /// The cargo command that builds the binary.
     ///
     /// # Errors
-    /// The static libraries cannot be had.
+    /// The static libraries are missing and cannot be fetched.
     pub(crate) fn cargo_build(self) -> Result<Command> {
         match self {
             Self::Debug => Ok(run::cargo(&["build", "--package", "slipway"])),
@@ -69,7 +69,7 @@ impl Flavour {
         }
     }
 
-    /// Where that command puts it.
+    /// The path at which that command puts it.
     pub(crate) fn binary(self) -> PathBuf {
         let dir = match self {
             Self::Debug => workspace::target().join("debug"),
@@ -83,11 +83,11 @@ impl Flavour {
 /// The cargo command that builds packages without shared libraries.
 ///
 /// # Errors
-/// The static libraries cannot be had.
+/// The static libraries are missing and cannot be fetched.
 pub(crate) fn static_build(packages: &[&str]) -> Result<Command> {
     let mut command = run::cargo(&["build", "--release"]);
     command.args(packages.iter().flat_map(|package| ["--package", package]));
-    // Naming the target keeps the flags from build scripts and procedural macros, which cannot be
+    // With a named target, the flags do not apply to build scripts and procedural macros, which cannot be
     // static.
     command.args(["--target", &static_target()]);
     command.env("RUSTFLAGS", STATIC_FLAGS);
@@ -96,11 +96,11 @@ pub(crate) fn static_build(packages: &[&str]) -> Result<Command> {
     Ok(command)
 }
 
-/// Has a build link the static libmnl and libnftnl in these folders. They are copied to a folder `own`
-/// that has nothing else: the linker would take a shared library beside a static one.
+/// Makes a build link the static libmnl and libnftnl of these folders. They are copied to the folder `own`,
+/// which holds nothing else: the linker prefers a shared library in the same folder.
 ///
 /// # Errors
-/// They are not there.
+/// A library cannot be copied.
 pub(crate) fn with_libraries(
     command: &mut Command,
     libmnl: &Path,
@@ -125,8 +125,8 @@ pub(crate) fn static_target() -> String {
 /// A file's size for people, in MB (10^6 bytes).
 ///
 /// # Errors
-/// The file is not there.
+/// The file does not exist.
 pub(crate) fn size(path: &Path) -> Result<String> {
-    let bytes = fs::metadata(path).map_err(|e| Error::file("look at", path, e))?.len();
+    let bytes = fs::metadata(path).map_err(|e| Error::file("read the size of", path, e))?.len();
     Ok(format!("{}.{:02} MB", bytes / 1_000_000, bytes % 1_000_000 / 10_000))
 }

@@ -1,5 +1,5 @@
-//! Calling plugins as a runtime does: a process each, the environment, the configuration on standard
-//! input (CNI specification 1.1.0, section 2).
+//! Calls plugins as a runtime does: a process each, the environment, the configuration on standard input (CNI
+//! specification 1.1.0, section 2).
 
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -15,7 +15,7 @@ pub const IFNAME: &str = "eth0";
 /// The `PATH` of a system service.
 pub const SYSTEM_PATH: &str = "/usr/sbin:/usr/bin:/sbin:/bin";
 
-/// A pod as the runtime knows it.
+/// A pod, as the runtime identifies it.
 #[derive(Debug, Clone)]
 pub struct Pod {
     /// The container's ID.
@@ -27,19 +27,19 @@ pub struct Pod {
 /// A plugin directory and a list of plugin configurations.
 #[derive(Debug, Clone)]
 pub struct Chain {
-    /// Where the plugins are.
+    /// The plugin directory.
     pub dir: PathBuf,
     /// The network's name.
     pub network: String,
-    /// The version that every call speaks.
+    /// The `cniVersion` of each call.
     pub version: &'static str,
-    /// `PATH` for the plugins: where they find programs that they start.
+    /// The plugins' `PATH`.
     pub path: String,
-    /// The plugins' configurations without name, version and what changes per call.
+    /// The plugins' configurations, without name, version and the keys of single calls.
     pub plugins: Vec<Value>,
 }
 
-/// One call of one plugin, ready to be started.
+/// A call of a plugin, ready to start.
 #[derive(Debug)]
 pub struct Call {
     command: Command,
@@ -86,7 +86,7 @@ impl Chain {
     /// ADD through the whole list; returns the last result.
     ///
     /// # Errors
-    /// The first plugin that fails, with what it printed.
+    /// A plugin fails; the message has its output.
     pub fn add(&self, pod: &Pod, ports: &Value) -> Result<Value> {
         let mut result = Value::Null;
         for index in 0..self.plugins.len() {
@@ -98,7 +98,7 @@ impl Chain {
     /// DEL through the whole list, last plugin first.
     ///
     /// # Errors
-    /// The first plugin that fails, with what it printed.
+    /// A plugin fails; the message has its output.
     pub fn del(&self, pod: &Pod, ports: &Value, result: &Value) -> Result<()> {
         for index in (0..self.plugins.len()).rev() {
             self.call(index, "DEL", pod, ports, result).run()?;
@@ -108,23 +108,23 @@ impl Chain {
 }
 
 impl Call {
-    /// Starts the plugin; its input is still to be written.
+    /// Starts the plugin. The caller writes its input.
     ///
     /// # Errors
-    /// It could not be started.
+    /// It cannot be started.
     pub fn spawn(&mut self) -> Result<Child> {
         self.command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
         self.command.spawn().map_err(|e| Error::file("start", Path::new(self.command.get_program()), e))
     }
 
-    /// Runs the plugin and returns the JSON it printed; null when it printed nothing.
+    /// Runs the plugin and returns the JSON that it prints; null if it prints nothing.
     ///
     /// # Errors
-    /// It failed: the call, its input and all that it printed.
+    /// It fails; the message has its input and output.
     pub fn run(mut self) -> Result<Value> {
         let mut child = self.spawn()?;
         if let Some(mut stdin) = child.stdin.take() {
-            // A plugin that ends before it has read everything says why by its output.
+            // If the plugin ends before it has read everything, its output has the reason.
             let _ = stdin.write_all(&self.input);
         }
         let output =

@@ -9,8 +9,8 @@ use crate::run::{self, cargo, tool};
 use crate::tools::CARGO_DENY;
 use crate::workspace;
 
-/// The workspaces that a released binary is made of, and what is checked of each. The bans are about programs that
-/// run on a node: the BPF programs' dependencies on them run in the compiler.
+/// The workspaces that a released binary is made of, and what is checked of each. The bans are about programs
+/// that run on a node: the BPF programs' dependencies on them run in the compiler.
 const WORKSPACES: [(&str, &[&str]); 2] =
     [("Cargo.toml", &["licenses", "bans", "sources"]), ("ebpf/Cargo.toml", &["licenses", "sources"])];
 

@@ -1,40 +1,40 @@
-//! What can go wrong in a task.
+//! Errors of tasks.
 
 use std::io;
 use std::path::{Path, PathBuf};
 
-/// Every variant names what was done and to what.
+/// Each variant names the operation and its object.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// A program could not be started or did not succeed.
+    /// A program could not be started, or failed.
     #[error("`{command}` {how}{output}")]
     Command {
         /// The command line, for people.
         command: String,
         /// How it ended.
         how: String,
-        /// What it printed, indented on lines of its own; empty when it was shown already.
+        /// Its output, on indented lines; empty if it was shown already.
         output: String,
     },
     /// A system call failed on a file.
     #[error("{operation} {}: {source}", path.display())]
     File {
-        /// What was tried.
+        /// The operation.
         operation: &'static str,
-        /// On which file.
+        /// The file.
         path: PathBuf,
-        /// What the kernel said.
+        /// The kernel's error.
         source: io::Error,
     },
-    /// A system call failed on something that is no file.
+    /// Another system call failed.
     #[error("{operation}: {source}")]
     System {
-        /// What was tried, with its object.
+        /// The operation and its object.
         operation: String,
-        /// What the kernel said.
+        /// The kernel's error.
         source: io::Error,
     },
-    /// The task itself found something wrong.
+    /// A check of the task failed.
     #[error("{0}")]
     Failed(String),
 }
@@ -51,5 +51,5 @@ impl Error {
     }
 }
 
-/// What a task returns.
+/// The result of a task.
 pub type Result<T, E = Error> = std::result::Result<T, E>;

@@ -15,31 +15,30 @@ pub(crate) struct Args {
     /// The plugin directory
     #[arg(long, value_name = "DIR", default_value = "/opt/cni/bin")]
     to: PathBuf,
-    /// Replace plugins of others that have our names; a copy of each is kept and `uninstall` brings
-    /// it back
+    /// Replace other plugins of the same names; `uninstall` restores a copy of each
     #[arg(long)]
     replace: bool,
-    /// Only say what would be done
+    /// Only print what would be done
     #[arg(long)]
     dry_run: bool,
-    /// Without shared libraries, for nodes that lack libnftnl and libmnl
+    /// Without shared libraries, for nodes without libnftnl and libmnl
     #[arg(long = "static")]
     static_: bool,
 }
 
-/// Remove our links, our binary and what the plugins left; bring back what `install --replace` replaced.
+/// Remove the links, the binary and what the plugins left; restore what `install --replace` replaced.
 #[derive(Debug, clap::Args)]
 pub(crate) struct UninstallArgs {
     /// The plugin directory
     #[arg(long, value_name = "DIR", default_value = "/opt/cni/bin")]
     to: PathBuf,
-    /// Leave what the plugins have left on the node: tables, bridges, host-local's files
+    /// Keep what the plugins have on the node: tables, bridges, host-local's files
     #[arg(long, conflicts_with = "force")]
     keep_state: bool,
-    /// Take away what containers have in the tables too
+    /// Remove the entries of running containers, too
     #[arg(long)]
     force: bool,
-    /// Only say what would be done
+    /// Only print what would be done
     #[arg(long)]
     dry_run: bool,
 }
@@ -47,7 +46,7 @@ pub(crate) struct UninstallArgs {
 /// Runs the task.
 ///
 /// # Errors
-/// The build's and the installation's own.
+/// The build or the installation fails.
 pub(crate) fn run(args: &Args) -> Result<()> {
     let flavour = if args.static_ { Flavour::Static } else { Flavour::Release };
     let Binary { path, left_out } = built(flavour)?;
@@ -64,9 +63,9 @@ pub(crate) fn run(args: &Args) -> Result<()> {
 /// Runs the task.
 ///
 /// # Errors
-/// The build's and the removal's own.
+/// The build or the removal fails.
 pub(crate) fn run_uninstall(args: &UninstallArgs) -> Result<()> {
-    // The installed one knows best what it put there; without it, one is built.
+    // The installed binary knows what it installed; a new one is built only if it is missing.
     let installed = args.to.join("slipway");
     let binary = if installed.is_file() { installed } else { built(Flavour::Release)?.path };
     let mut words: Vec<OsString> = vec!["uninstall".into(), "--to".into(), args.to.clone().into()];
@@ -79,16 +78,16 @@ pub(crate) fn run_uninstall(args: &UninstallArgs) -> Result<()> {
 /// A binary that was built for use.
 #[derive(Debug)]
 pub struct Binary {
-    /// Where it is.
+    /// Its path.
     pub path: PathBuf,
-    /// What it lacks because this machine could not build it, and how to change that.
+    /// The line to print about parts that this machine could not build.
     pub left_out: Option<String>,
 }
 
 /// Installs what a build needs, then builds.
 ///
 /// # Errors
-/// Something is missing that cannot be installed, or the build's own.
+/// Something required cannot be installed, or the build fails.
 pub fn built(flavour: Flavour) -> Result<Binary> {
     let name = match flavour {
         Flavour::Debug => "build",

@@ -1,6 +1,6 @@
 //! Tasks of the workspace: `cargo xtask help` lists them.
 //!
-//! What is public here is what the benchmarks, a crate of their own, use too.
+//! Public items are those that the benchmarks, a crate of their own, use too.
 #![allow(clippy::print_stdout, clippy::print_stderr, reason = "a program for the terminal")]
 
 mod apt_root;
@@ -46,7 +46,7 @@ struct Cli {
 
 #[derive(Debug, Subcommand)]
 enum Task {
-    /// Find out what this machine lacks to build, test and show Slipway, and install it
+    /// Install what this machine lacks to build, test and show Slipway
     Setup(setup::Args),
     /// Build the slipway binary
     Build(build::Args),
@@ -54,7 +54,7 @@ enum Task {
     Ebpf(ebpf::Args),
     /// Run everything that must pass: format, lints, build, unit tests, network tests, documentation
     Test(test::Args),
-    /// Show what Slipway does: two pods, a published port, a real request for each claim
+    /// Show two pods and a published port, with a real request for each claim; nftables, then eBPF
     Demo(demo::Args),
     /// Run the test suites on other kernels, in virtual machines
     VmTest(vm_test::Args),
@@ -63,13 +63,13 @@ enum Task {
     Bench(bench::Args),
     /// Write the README's tables from the figures in docs/data
     Figures(figures::Args),
-    /// Build the binary that is shipped and check what is promised of it
+    /// Build the binary that is shipped and check its properties
     Dist(dist::Args),
     /// Build and check what is published for a version; tagging and signing are left to the releaser
     Release(release::Args),
     /// Build for release and install the binary with a link per plugin
     Install(install::Args),
-    /// Remove what `install` put there and bring back what it replaced
+    /// Remove what `install` installed and restore what it replaced
     Uninstall(install::UninstallArgs),
     /// Look for words and forms that the project does not use
     Words(words::Args),

@@ -1,15 +1,15 @@
-//! Checks that the links between the pages of the documentation lead somewhere.
+//! Checks the links between the pages of the documentation.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 
 use crate::error::{Error, Result};
 
-/// Looks at every relative link in the Markdown files at the top and below `docs`, and at the plugin
-/// crates' own, and returns how many there are. Links with a scheme are not followed.
+/// Checks every relative link in the Markdown files and returns their number. Links with a scheme are not
+/// followed.
 ///
 /// # Errors
-/// Each link to a file that does not exist, with the page it is on.
+/// A link leads to a file that does not exist; the message has all of them and their pages.
 pub(crate) fn check(root: &Path) -> Result<usize> {
     let mut count = 0;
     let mut broken = Vec::new();
@@ -27,10 +27,10 @@ pub(crate) fn check(root: &Path) -> Result<usize> {
     if broken.is_empty() {
         return Ok(count);
     }
-    Err(Error::Failed(format!("links that lead nowhere:\n    {}", broken.join("\n    "))))
+    Err(Error::Failed(format!("links to missing files:\n    {}", broken.join("\n    "))))
 }
 
-/// The Markdown files of the checkout, without built and hidden folders but `.github`.
+/// The Markdown files of the checkout, without `target` and hidden folders other than `.github`.
 pub(crate) fn pages(root: &Path) -> Result<Vec<PathBuf>> {
     let mut pages = Vec::new();
     let mut folders = vec![root.to_owned()];
@@ -102,6 +102,6 @@ mod tests {
         let dir = crate::workspace::scratch("links-test").unwrap();
         fs::write(dir.join("page.md"), "[there](page.md) [gone](missing.md)").unwrap();
         let error = check(&dir).unwrap_err().to_string();
-        assert_eq!(error, "links that lead nowhere:\n    page.md: missing.md");
+        assert_eq!(error, "links to missing files:\n    page.md: missing.md");
     }
 }

@@ -1,5 +1,4 @@
-//! The reference plugins that tests compare ours with, as Debian has them; unpacked below target, not
-//! installed.
+//! The reference plugins of Debian, with which tests compare; unpacked below the target folder.
 
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -8,17 +7,17 @@ use crate::apt_root::AptRoot;
 use crate::error::{Error, Result};
 use crate::workspace;
 
-/// The variable that names their directories to the tests.
+/// The variable with their directories, for the tests.
 const VARIABLE: &str = "SLIPWAY_REFERENCE_DIRS";
 
-/// Where they are in a system, and what they are called.
+/// Their directory in the package, and the package.
 const DIRECTORY: &str = "usr/lib/cni";
 const PACKAGE: &str = "containernetworking-plugins";
 
-/// What the tests' skips say that need them.
+/// The reasons of skipped tests that need them.
 const SKIPS: [&str; 2] = ["needs the reference plugins", "needs reference plugins with an nftables backend"];
 
-/// The suite whose version, 1.1.1, does not change any more; it can work with iptables only.
+/// The suite with version 1.1.1, which supports only iptables and does not change any more.
 pub(crate) const STABLE: &str = "bookworm";
 
 /// The suite with the newest version.
@@ -32,8 +31,8 @@ pub(crate) struct Reference {
 }
 
 impl Reference {
-    /// Fetches those of some suites, or takes the directories that the environment names. What cannot be
-    /// fetched is [`missing`](Self::missing).
+    /// Fetches those of some suites, or takes the directories of the environment. Failures are in
+    /// [`missing`](Self::missing).
     pub(crate) fn find(suites: &[&'static str]) -> Self {
         if let Some(dirs) = std::env::var_os(VARIABLE) {
             return Self { dirs, missing: Vec::new() };
@@ -53,7 +52,7 @@ impl Reference {
         own
     }
 
-    /// None, where no test needs them.
+    /// None: no test needs them.
     pub(crate) fn none() -> Self {
         Self { dirs: OsString::new(), missing: Vec::new() }
     }
@@ -63,33 +62,37 @@ impl Reference {
         (VARIABLE, &self.dirs)
     }
 
-    /// For people: where they are, or that there are none.
+    /// Their directories, for people.
     pub(crate) fn summary(&self) -> String {
-        if self.dirs.is_empty() { "none could be had".to_owned() } else { self.dirs.display().to_string() }
+        if self.dirs.is_empty() {
+            "none could be fetched".to_owned()
+        } else {
+            self.dirs.display().to_string()
+        }
     }
 
-    /// Those that could not be had, and why.
+    /// Those that could not be fetched, and why.
     pub(crate) fn missing(&self) -> impl Iterator<Item = String> + '_ {
         self.missing.iter().map(|(suite, e)| {
-            format!("the tests that compare with the reference plugins of Debian {suite}, which could not be had: {e}")
+            format!("the tests that compare with the reference plugins of Debian {suite}, which could not be fetched: {e}")
         })
     }
 
-    /// Whether a test was skipped for plugins that could not be had.
+    /// True if a test was skipped for plugins that could not be fetched.
     pub(crate) fn explains(&self, skip: &str) -> bool {
         !self.missing.is_empty() && is_needed(skip)
     }
 }
 
-/// Whether a test was skipped for want of them.
+/// True if a test was skipped because it needs them.
 pub(crate) fn is_needed(skip: &str) -> bool {
     SKIPS.iter().any(|needs| skip.ends_with(needs))
 }
 
-/// The directory with the plugins of one suite. Without a network, what was fetched before serves.
+/// The directory with the plugins of one suite. Without a network, it is that of an earlier download.
 ///
 /// # Errors
-/// They were not fetched before, and cannot be now.
+/// The package cannot be fetched, and never was.
 pub fn fetch(suite: &'static str) -> Result<PathBuf> {
     let fetched = AptRoot::open(suite).and_then(|apt| apt.fetch(PACKAGE)).map(|root| root.join(DIRECTORY));
     let before =
@@ -105,7 +108,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_skip_is_explained_by_what_could_not_be_had() {
+    fn a_skip_is_explained_by_plugins_that_could_not_be_fetched() {
         let there = Reference { dirs: "/a".into(), missing: Vec::new() };
         let gone = Reference {
             dirs: OsString::new(),

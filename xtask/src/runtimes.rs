@@ -14,26 +14,26 @@ use crate::progress::Log;
 use crate::run::{self, tool};
 use crate::workspace;
 
-/// Changes when the folders are to be made anew for another reason than other packages.
+/// Changed to make the folders again although the packages are the same.
 const LAYOUT: u32 = 1;
 
 /// What every folder has besides its runtimes: an init, the tools of a small system, the libraries of a
 /// plugin binary that is not static, and what the reference plugins run.
 const COMMON: [&str; 5] = ["busybox-static", "catatonit", "iptables", "libmnl0", "libnftnl11"];
 
-/// What cnitool is built with. The package of the library tells which version the suite has.
+/// The packages that build cnitool. The library's package has the suite's version of it.
 const GO: [&str; 2] = ["golang-go", CNI_LIBRARY];
 const CNI_LIBRARY: &str = "golang-github-appc-cni-dev";
 const CNI_SOURCE: &str = "golang-github-appc-cni";
 
-/// Where Go looks for cnitool's source, in the suite's root, and the name that it has there.
+/// Go's path for cnitool's source in the suite's root, and its import path.
 const GO_PATH: &str = "usr/src/cnitool";
 const CNI_IMPORT: &str = "github.com/containernetworking/cni";
 
 /// The program that is built.
 const CNITOOL: &str = "usr/local/bin/cnitool";
 
-/// What is fetched from one suite.
+/// The packages of one suite.
 #[derive(Debug)]
 struct Wanted {
     suite: &'static str,
@@ -52,7 +52,7 @@ const WANTED: [Wanted; 3] = [
     Wanted { suite: "unstable", runtimes: &["containerd", "runc"], cnitool: true },
 ];
 
-/// The runtimes that are there.
+/// The fetched runtimes.
 #[derive(Debug, Default)]
 pub(crate) struct Runtimes {
     dir: PathBuf,
@@ -62,7 +62,7 @@ pub(crate) struct Runtimes {
 }
 
 impl Runtimes {
-    /// Fetches what is not there in the version that the suite has. A suite that cannot be had is left out.
+    /// Fetches packages of which the suite has another version. A suite that cannot be fetched is left out.
     ///
     /// # Errors
     /// No suite could be had.
@@ -91,17 +91,17 @@ impl Runtimes {
         &self.dir
     }
 
-    /// What there is, for people.
+    /// The runtimes and their versions, for people.
     pub(crate) fn versions(&self) -> String {
         self.versions.join("; ")
     }
 
-    /// The suites that could not be had, and why.
+    /// The suites that could not be fetched, and why.
     pub(crate) fn missing(&self) -> impl Iterator<Item = String> + '_ {
         self.missing.iter().map(|(what, e)| format!("what is {what} could not be had: {e}"))
     }
 
-    /// Whether a test was skipped for a suite that could not be had.
+    /// True if a test was skipped for a suite that could not be fetched.
     pub(crate) fn explains(&self, skip: &str) -> bool {
         self.missing.iter().any(|(what, _)| skip.ends_with(&format!(" {what}")))
     }
@@ -171,7 +171,7 @@ fn layout() -> String {
     format!("layout {LAYOUT}\n")
 }
 
-/// What is compared to know whether a root is what the suite has.
+/// The text that tells if a root is up to date with the suite.
 fn text_of(plan: &[(String, String)]) -> String {
     layout() + &plan.iter().map(|(name, version)| format!("{name} {version}\n")).collect::<String>()
 }
@@ -231,7 +231,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn versions_are_told_without_debians_part() {
+    fn versions_are_printed_without_debians_part() {
         let plan = [
             ("containerd", "1.6.20~ds1-1+deb12u3"),
             (CNI_LIBRARY, "1.1.2-1"),
@@ -243,7 +243,7 @@ mod tests {
     }
 
     #[test]
-    fn only_what_could_not_be_had_may_be_skipped() {
+    fn only_tests_of_missing_runtimes_may_be_skipped() {
         let missing = vec![("of Debian unstable".to_owned(), Error::Failed("no network".to_owned()))];
         let runtimes = Runtimes { missing, ..Runtimes::default() };
         assert!(

@@ -1,7 +1,7 @@
-//! Namespaces of the task's own: nothing that a demo or a benchmark does reaches the machine.
+//! Namespaces that isolate a demo or a benchmark from the machine.
 //!
-//! The process itself moves into a new network namespace and a new mount namespace with private
-//! `/run` and `/var/lib`. All of it is gone when the last process in there ends.
+//! The process moves into a new network namespace and a new mount namespace with private `/run` and
+//! `/var/lib`. They end with the last process in them.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -13,24 +13,23 @@ use nix::unistd::{Gid, Uid};
 
 use crate::error::{Error, Result};
 
-/// Where namespaces get their names; `ip netns` looks here too.
+/// The folder of named namespaces, also for `ip netns`.
 const NETNS_DIR: &str = "/run/netns";
 
-/// Where the private `/var/lib` keeps its files.
+/// The storage of the private `/var/lib`.
 #[derive(Debug, Clone, Copy)]
 pub enum State<'a> {
     /// In memory.
     Memory,
-    /// In a folder, so that what is synced is synced to its disk.
+    /// In a folder, so that fsync(2) writes to its disk.
     Folder(&'a Path),
 }
 
-/// Moves this process into namespaces of its own. Its first namespace is called the node. To be
-/// called before any thread is started. A user who is not root becomes root in a user namespace, where
-/// the system allows that.
+/// Moves this process into new namespaces, the node. Must be called before any thread is started. A user who
+/// is not root becomes root in a user namespace, if the system allows that.
 ///
 /// # Errors
-/// The system does not allow it; the message says what helps.
+/// The system does not allow it; the message tells what helps.
 pub fn enter(state: State<'_>) -> Result<()> {
     if !Uid::effective().is_root() {
         become_root()?;
@@ -81,10 +80,10 @@ pub fn netns_path(name: &str) -> PathBuf {
     Path::new(NETNS_DIR).join(name)
 }
 
-/// Makes a network namespace with a name, as `ip netns add` does: a bind mount keeps it.
+/// Makes a named network namespace, as `ip netns add` does: a bind mount keeps it.
 ///
 /// # Errors
-/// The name is taken, or the system call that failed.
+/// The name exists, or a system call fails.
 pub fn add_netns(name: &str) -> Result<PathBuf> {
     let path = netns_path(name);
     fs::File::create_new(&path).map_err(|e| Error::file("create", &path, e))?;
@@ -98,10 +97,10 @@ pub fn add_netns(name: &str) -> Result<PathBuf> {
     Ok(path)
 }
 
-/// Moves the calling thread, and what it starts, into a named namespace.
+/// Moves the calling thread, and processes that it starts, into a named namespace.
 ///
 /// # Errors
-/// It is not there, or the system call that failed.
+/// The namespace does not exist, or a system call fails.
 pub fn switch_to(path: &Path) -> Result<()> {
     let file = fs::File::open(path).map_err(|e| Error::file("open", path, e))?;
     setns(file, CloneFlags::CLONE_NEWNET).map_err(|e| Error::file("enter", path, e))

@@ -1,4 +1,4 @@
-//! The demo's web server: it answers every request with its name and the address it saw.
+//! The demo's web server, which answers each request with its name and the client's address.
 
 use std::io::{BufRead, BufReader, Write};
 use std::net::{Ipv6Addr, SocketAddr, TcpListener, TcpStream};
@@ -10,9 +10,9 @@ use nix::sys::signal::Signal;
 
 use crate::error::{Error, Result};
 
-/// How long a client may take for its request.
+/// Time limit for a client's request.
 const PATIENCE: Duration = Duration::from_secs(5);
-/// Lines of a request's head that are read before the answer.
+/// The most lines of a request's head that are read.
 const HEAD_LINES: usize = 100;
 
 /// Answer web requests with a name and the client's address (what the demo's pods run).
@@ -24,27 +24,27 @@ pub(crate) struct Args {
     /// The TCP port, on every address of both families
     #[arg(long)]
     port: u16,
-    /// Go on when the process that started this one ends
+    /// Keep running when the parent process ends
     #[arg(long)]
     stay: bool,
 }
 
-/// Serves until it is killed. Prints one line when it listens.
+/// Serves until it is killed. Prints a line as soon as it listens.
 ///
 /// # Errors
-/// It cannot listen.
+/// It cannot listen on the port.
 pub(crate) fn run(args: &Args) -> Result<()> {
     if !args.stay {
-        prctl::set_pdeathsig(Signal::SIGTERM).map_err(|e| Error::system("ask for the parent's end", e))?;
+        prctl::set_pdeathsig(Signal::SIGTERM).map_err(|e| Error::system("set the parent-death signal", e))?;
     }
-    // On Linux a socket on [::] takes IPv4 too, unless net.ipv6.bindv6only says otherwise.
+    // On Linux a socket on [::] accepts IPv4, too, unless net.ipv6.bindv6only is set.
     let listener = TcpListener::bind((Ipv6Addr::UNSPECIFIED, args.port))
         .map_err(|e| Error::system(format!("listen on port {}", args.port), e))?;
     println!("listening");
     for stream in listener.incoming().filter_map(std::result::Result::ok) {
         let name = args.name.clone();
         thread::spawn(move || {
-            // A client that goes away early is its own business.
+            // The client may have closed the connection.
             let _ = answer(&stream, &name);
         });
     }

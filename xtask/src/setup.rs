@@ -1,4 +1,4 @@
-//! `cargo xtask setup`: what this machine lacks, what that is for, and its installation.
+//! `cargo xtask setup`: lists what this machine lacks and installs it.
 
 mod needs;
 
@@ -25,7 +25,7 @@ pub(crate) struct Args {
     /// Do not ask before installing
     #[arg(long)]
     yes: bool,
-    /// Only say what is missing; fails when something required is
+    /// Only list what is missing; fails if that is required
     #[arg(long, conflicts_with = "yes")]
     check: bool,
     /// Install what is optional too
@@ -56,8 +56,7 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     Ok(())
 }
 
-/// What other tasks do before they start: installs what is required, without asking and without a
-/// word when nothing is missing. Returns what it did.
+/// Installs what is required, without asking. Other tasks call it first. Returns a summary.
 ///
 /// # Errors
 /// As [`run()`].
@@ -85,7 +84,7 @@ pub(crate) fn static_libnftnl() -> Result<PathBuf> {
 /// The folder with libmnl.a: the system's when it has one, else a fetched one.
 ///
 /// # Errors
-/// Neither is there nor can it be fetched.
+/// The system has none, and it cannot be fetched.
 pub(crate) fn static_libmnl() -> Result<PathBuf> {
     if let Some(dir) = needs::library_dir("libmnl").filter(|dir| dir.join("libmnl.a").is_file()) {
         return Ok(dir);

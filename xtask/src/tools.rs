@@ -1,4 +1,5 @@
-//! Programs from crates.io that tasks use, each built once in a pinned version and kept below the target folder.
+//! Programs from crates.io that tasks use, each built once in a pinned version and kept below the target
+//! folder.
 
 use std::fs::{self, File};
 use std::path::PathBuf;

@@ -1,4 +1,4 @@
-//! Where things are in the checkout.
+//! Paths in the checkout, and locks.
 
 use std::env;
 use std::fs::{self, File};
@@ -17,32 +17,32 @@ pub fn target() -> PathBuf {
     env::var_os("CARGO_TARGET_DIR").map_or_else(|| root().join("target"), |dir| root().join(dir))
 }
 
-/// A folder below the target folder that the tasks themselves use, made when it is missing.
+/// A folder of the tasks below the target folder; it is created if missing.
 ///
 /// # Errors
-/// The folder that could not be made.
+/// The folder cannot be created.
 pub fn scratch(name: &str) -> Result<PathBuf> {
     let path = target().join("xtask").join(name);
     fs::create_dir_all(&path).map_err(|e| Error::file("create the directory", &path, e))?;
     Ok(path)
 }
 
-/// A lock that other runs of xtask respect, as long as this value lives.
+/// A lock against other runs of xtask, held until the value is dropped.
 #[derive(Debug)]
 pub(crate) struct Lock(#[expect(dead_code, reason = "closing the file gives the lock back")] File);
 
 impl Lock {
-    /// Waits until nobody else has it.
+    /// Waits for the exclusive lock.
     ///
     /// # Errors
-    /// The file cannot be made, or locked.
+    /// The file cannot be created or locked.
     pub(crate) fn take(path: &Path) -> Result<Self> {
         let file = Self::open(path)?;
         file.lock().map_err(|e| Error::file("lock", path, e))?;
         Ok(Self(file))
     }
 
-    /// Waits until nobody has it for himself; others may share it.
+    /// Waits for the shared lock.
     ///
     /// # Errors
     /// As [`Lock::take`].
@@ -53,14 +53,14 @@ impl Lock {
     }
 
     fn open(path: &Path) -> Result<File> {
-        File::create(path).map_err(|e| Error::file("make", path, e))
+        File::create(path).map_err(|e| Error::file("create", path, e))
     }
 }
 
-/// A path that a user gave, made absolute: tasks change what is mounted where, not the folder.
+/// Makes a user's path absolute. Relative ones would fail after a change of mounts.
 ///
 /// # Errors
-/// It does not exist.
+/// The path does not exist.
 pub fn absolute(path: &Path) -> Result<PathBuf> {
-    fs::canonicalize(path).map_err(|e| Error::file("look at", path, e))
+    fs::canonicalize(path).map_err(|e| Error::file("find", path, e))
 }

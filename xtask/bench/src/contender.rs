@@ -96,7 +96,8 @@ pub(super) struct Contender {
 pub(super) struct Sample {
     pub(super) add: Vec<Cost>,
     pub(super) del: Vec<Cost>,
-    /// The second DEL, of an attachment that is gone. It has no result: the first DEL has emptied the runtime's cache.
+    /// The second DEL, of an attachment that is gone. It has no result: the first DEL has emptied the
+    /// runtime's cache.
     pub(super) gone: Vec<Cost>,
 }
 

@@ -1,4 +1,4 @@
-//! What the demo claims, each as a request and the answer that must come.
+//! The demo's claims: each is a request and its expected answer.
 
 use serde_json::Value;
 
@@ -10,7 +10,7 @@ use crate::run;
 /// The published port.
 pub(super) const HOST_PORT: u16 = 8080;
 
-/// The addresses that answers are compared with.
+/// The addresses in expected answers.
 #[derive(Debug)]
 pub(super) struct Addresses {
     web: [String; 2],
@@ -19,7 +19,7 @@ pub(super) struct Addresses {
 }
 
 impl Addresses {
-    /// From the results of the two ADDs; the bridge's own address is the pods' gateway.
+    /// Reads them from the results of the two ADDs. The pods' gateway is the bridge's address.
     pub(super) fn of(results: &[Value; 2]) -> Option<Self> {
         let both = |result: &Value| Some([address(result, Family::V4)?, address(result, Family::V6)?]);
         let gateway = |v6: bool| {
@@ -38,12 +38,12 @@ impl Addresses {
 /// One request.
 #[derive(Debug)]
 pub(super) struct Probe {
-    /// Which namespace asks; the node without one.
+    /// The client's namespace; none is the node's.
     from: Option<&'static str>,
     url: String,
-    /// The exact answer; `None`: nobody may answer.
+    /// The exact answer; `None` if there must be none.
     answer: Option<String>,
-    /// What that proves.
+    /// The claim that the answer proves.
     claim: &'static str,
 }
 
@@ -54,13 +54,13 @@ impl Probe {
         Self { from, url, answer: Some(answer), claim }
     }
 
-    /// After the pods are gone.
-    pub(super) fn nobody_answers() -> Self {
+    /// The published port after its pod is gone.
+    pub(super) fn closed_port() -> Self {
         let url = format!("http://{NODE_V4}:{HOST_PORT}/");
         Self { from: Some(OUTSIDE), url, answer: None, claim: "the port is closed again" }
     }
 
-    /// Sends the request and shows it with its answer. Returns how many claims failed: 0 or 1.
+    /// Sends the request and prints it with its answer. Returns the number of failed claims, 0 or 1.
     pub(super) fn run(&self, screen: &Screen) -> u32 {
         let args = ["--silent", "--show-error", "--globoff", "--max-time", "5", &self.url];
         let outcome = run::capture(&mut inside(self.from, "curl", &args));
@@ -86,7 +86,7 @@ fn web(client: &str) -> String {
     format!("this is web; you are {client}")
 }
 
-/// Every claim, in the order of the story.
+/// All claims, in order, with headings.
 pub(super) fn all(a: &Addresses) -> Vec<(&'static str, Vec<Probe>)> {
     let outside = |client: &str| format!("this is outside; you are {client}");
     let published = |from, host: &str, seen: &str, claim| Probe::new(from, host, HOST_PORT, web(seen), claim);

@@ -12,8 +12,9 @@ use super::world::{OUTSIDE_V4, OUTSIDE_V6};
 use crate::error::{Error, Result};
 use crate::run::{self, tool};
 
-/// Gives the node a BPF file system of its own, hides the machine's control groups (a program attached there would see
-/// the machine's sockets), and tries whether the programs can be loaded. Returns why the act is left out, if it is.
+/// Gives the node a BPF file system of its own, hides the machine's control groups (a program attached there
+/// would see the machine's sockets), and tries whether the programs can be loaded. Returns why the act is
+/// left out, if it is.
 pub(super) fn prepare(plugins: &Path) -> Option<String> {
     let tried = || -> Result<()> {
         for (kind, place) in [("tmpfs", "/sys/fs/cgroup"), ("bpf", "/sys/fs/bpf")] {
@@ -41,7 +42,7 @@ pub(super) fn set_up(screen: &Screen, plugins: &Path) -> Result<()> {
     run::capture(&mut tool("conntrack", &["--flush"])).map(|_| ())
 }
 
-/// Takes them away.
+/// Detaches and unloads them.
 ///
 /// # Errors
 /// `slipway node teardown` fails.
@@ -56,11 +57,11 @@ fn node(screen: &Screen, plugins: &Path, verb: &str) -> Result<()> {
     Ok(())
 }
 
-/// Shows the flows that the programs know, and that conntrack has none of the other host's: netfilter did not see
-/// them. Returns how many claims failed.
+/// Prints the flows of the BPF programs, and checks that conntrack has none of the other host's: netfilter
+/// did not see them. Returns the number of failed claims.
 ///
 /// # Errors
-/// A command that lists something failed.
+/// `slipway flows` or `conntrack` fails.
 pub(super) fn prove(screen: &Screen, plugins: &Path) -> Result<u32> {
     screen.title("It is the BPF programs that translate");
     let flows = run::capture(Command::new(plugins.join("slipway")).arg("flows"))?;

@@ -16,14 +16,14 @@ use crate::error::{Error, Result};
 use crate::run::tool;
 use crate::workspace;
 
-/// What was left up.
+/// The processes that were left running.
 #[derive(Debug, Serialize, Deserialize)]
 struct State {
-    /// Holds the node's namespaces; the first in the list. The others are the web servers.
+    /// First the one that holds the node's namespaces, then the web servers.
     processes: Vec<Process>,
 }
 
-/// A process, told from a later one with the same number by when it was started.
+/// A process. The start time distinguishes it from a later one with the same PID.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 struct Process {
     pid: i32,
@@ -35,11 +35,11 @@ fn state_file() -> Result<PathBuf> {
     Ok(workspace::scratch("demo")?.join("left-up.json"))
 }
 
-/// Leaves a process in the node's namespaces, writes down who is to be stopped one day, and says how
-/// to look around.
+/// Leaves a process in the node's namespaces, records the processes for `--remove`, and prints how to look
+/// around.
 ///
 /// # Errors
-/// The process cannot be started or the file not be written.
+/// The process cannot be started, or the file cannot be written.
 pub(super) fn leave_up(chain: &Chain, servers: &[Child]) -> Result<()> {
     let mut holder = tool("sleep", &["infinity"]);
     holder.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()).process_group(0);
@@ -74,8 +74,8 @@ fn explain(chain: &Chain, holder: u32) {
     );
 }
 
-/// Whether user 0 here is somebody else outside (user_namespaces(7): the initial namespace maps the
-/// whole range onto itself).
+/// True in a user namespace other than the initial one, which maps the whole range onto itself
+/// (user_namespaces(7)).
 fn in_user_namespace() -> bool {
     let map = fs::read_to_string("/proc/self/uid_map").unwrap_or_default();
     map.split_whitespace().collect::<Vec<_>>() != ["0", "0", "4294967295"]
@@ -84,7 +84,7 @@ fn in_user_namespace() -> bool {
 /// Stops everything that an earlier `--keep` left, which removes its namespaces.
 ///
 /// # Errors
-/// A process that cannot be stopped.
+/// A process cannot be stopped.
 pub(super) fn remove() -> Result<()> {
     match stop_all()? {
         0 => println!("nothing is up"),
@@ -93,7 +93,7 @@ pub(super) fn remove() -> Result<()> {
     Ok(())
 }
 
-/// A second `--keep` takes the place of the first.
+/// Stops what an earlier `--keep` left.
 ///
 /// # Errors
 /// As [`remove`].
@@ -122,7 +122,7 @@ fn stop_all() -> Result<usize> {
 }
 
 impl Process {
-    /// The running process with a number; none when there is none.
+    /// The running process with a PID, if there is one.
     fn of(pid: u32) -> Option<Self> {
         let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
         Some(Self { pid: i32::try_from(pid).ok()?, started: started(&stat)? })
@@ -140,7 +140,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_process_is_told_by_number_and_start() {
+    fn a_process_is_identified_by_pid_and_start_time() {
         let own = Process::of(std::process::id()).unwrap();
         assert_eq!(Process::of(std::process::id()), Some(own));
         assert!(own.started > 0);

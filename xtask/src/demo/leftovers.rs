@@ -1,4 +1,4 @@
-//! The proof that a DEL leaves nothing of a pod on the node.
+//! Looks for anything of a pod that a DEL has left on the node.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -14,7 +14,7 @@ use crate::run::{self, tool};
 
 /// The bridge belongs to the network and stays, with the reference plugins as with ours.
 const NETWORK_LINKS: [&str; 1] = ["cni0"];
-/// Where `host-local` keeps its reservations.
+/// The folder of `host-local`'s reservations.
 const RESERVATIONS: &str = "/var/lib/cni/networks";
 
 /// The node's links before the first pod.
@@ -23,10 +23,10 @@ pub(super) struct Snapshot {
     links: BTreeSet<String>,
 }
 
-/// What must not be found any more.
+/// The names and addresses that must not be found any more.
 #[derive(Debug)]
 pub(super) struct Gone {
-    /// The binary that lists what is published, where there is one.
+    /// The binary that lists published ports, if the plugins have one.
     pub(super) slipway: Option<PathBuf>,
     /// The network.
     pub(super) network: String,
@@ -37,10 +37,10 @@ pub(super) struct Gone {
 }
 
 impl Snapshot {
-    /// Looks at the node.
+    /// Lists the node's links.
     ///
     /// # Errors
-    /// `ip` failed.
+    /// `ip` fails.
     pub(super) fn take() -> Result<Self> {
         let links: Value = json(&run::capture(&mut tool("ip", &["-json", "link"]))?)?;
         let names = links.as_array().into_iter().flatten().filter_map(|link| link["ifname"].as_str());
@@ -48,10 +48,10 @@ impl Snapshot {
     }
 }
 
-/// Looks everywhere and shows what it sees. Returns how many claims failed.
+/// Searches published ports, ruleset, links, routes and reservations. Returns the number of failed claims.
 ///
 /// # Errors
-/// A command that lists something failed.
+/// A command that lists one of these fails.
 pub(super) fn prove(screen: &Screen, before: &Snapshot, gone: &Gone) -> Result<u32> {
     screen.title("Nothing of them is left");
     let mut failed = 0;
@@ -85,7 +85,7 @@ pub(super) fn prove(screen: &Screen, before: &Snapshot, gone: &Gone) -> Result<u
     Ok(failed)
 }
 
-/// Whether a line speaks of a pod: by its ID or address as a whole word.
+/// True if a line has a pod's ID or address as a word.
 fn names(line: &str, gone: &Gone) -> bool {
     line.split(|c: char| !(c.is_ascii_alphanumeric() || ".:-_".contains(c)))
         .any(|word| gone.names.iter().chain(&gone.addresses).any(|name| name == word))

@@ -1,5 +1,5 @@
-//! `cargo xtask demo`: two pods, a published port, and a real request for each claim; once with nftables, once with
-//! the BPF programs.
+//! `cargo xtask demo`: two pods, a published port, and a real request for each claim; once with nftables,
+//! once with the BPF programs.
 
 mod claims;
 mod ebpf;
@@ -27,14 +27,14 @@ use world::Life;
 /// Show what Slipway does, in namespaces of its own: two pods on a bridge, a published port, and a
 /// real request for each claim; first with nftables, then with the BPF programs.
 ///
-/// Nothing on this machine's network is touched. Fails when a claim does not hold. The second act needs root, and
-/// plugins that have the BPF programs; without, it is left out, and the last line says so.
+/// Nothing on this machine's network is touched. Fails when a claim does not hold. The second act needs root,
+/// and plugins with the BPF programs; otherwise it is left out, and the last line gives the reason.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
-    /// Leave everything up, and say how to look around in it
+    /// Leave everything running, and print how to look around
     #[arg(long)]
     keep: bool,
-    /// Remove what `--keep` left up
+    /// Remove what `--keep` left
     #[arg(long, conflicts_with = "keep")]
     remove: bool,
     /// Use the plugins of this directory instead of building ours
@@ -42,7 +42,7 @@ pub(crate) struct Args {
     plugins: Option<PathBuf>,
 }
 
-/// Everything that is up while the demo runs.
+/// A running demo.
 #[derive(Debug)]
 struct Demo {
     chain: Chain,
@@ -53,7 +53,7 @@ struct Demo {
     left_out: Option<String>,
 }
 
-/// What translates the packets in an act.
+/// An act, by what translates the packets.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Act {
     Nftables,
@@ -63,7 +63,7 @@ enum Act {
 /// Runs the task.
 ///
 /// # Errors
-/// The build, a plugin, or the claims that did not hold.
+/// The build or a plugin fails, or a claim does not hold.
 pub(crate) fn run(args: &Args) -> Result<()> {
     if args.remove {
         return keep::remove();
@@ -107,7 +107,7 @@ fn plugin_dir() -> Result<(PathBuf, Option<String>)> {
     Ok((dir, binary.left_out))
 }
 
-/// The network of the demo, as it would stand in /etc/cni/net.d.
+/// The demo's network, as a list in /etc/cni/net.d has it.
 fn chain(dir: PathBuf, act: Act) -> Chain {
     let mut bridge = json!({
         "type": "bridge",
@@ -130,7 +130,7 @@ fn chain(dir: PathBuf, act: Act) -> Chain {
     Chain { dir, network: "demo".to_owned(), version: "1.0.0", path, plugins: vec![bridge, portmap] }
 }
 
-/// What the runtime passes for the pod `web`.
+/// The port mappings of the pod `web`, as a runtime passes them.
 fn ports() -> Value {
     json!([{ "hostPort": HOST_PORT, "containerPort": 80, "protocol": "tcp" }])
 }
@@ -192,11 +192,11 @@ impl Demo {
             ebpf::tear_down(screen, &self.chain.dir)?;
         }
         failed += leftovers::prove(screen, &before, &self.gone(&results))?;
-        failed += Probe::nobody_answers().run(screen);
+        failed += Probe::closed_port().run(screen);
         Ok(failed)
     }
 
-    /// ADD for both pods, each plugin a process as a runtime starts it.
+    /// ADD for both pods: a process per plugin, as a runtime does it.
     fn attach(&self, screen: &Screen) -> Result<[Value; 2]> {
         let mut results = [Value::Null, Value::Null];
         for (index, pod) in self.pods.iter().enumerate() {
@@ -253,7 +253,7 @@ impl Demo {
         Ok(())
     }
 
-    /// What must not be found anywhere after the DELs.
+    /// What the DELs must have removed.
     fn gone(&self, results: &[Value; 2]) -> leftovers::Gone {
         leftovers::Gone {
             slipway: Some(self.chain.dir.join("slipway")).filter(|path| path.is_file()),
@@ -268,7 +268,7 @@ impl Demo {
 
     fn stop(&mut self) {
         for server in &mut self.servers {
-            // One that is gone already is as good.
+            // It may have ended already.
             let _ = server.kill().and_then(|()| server.wait());
         }
     }

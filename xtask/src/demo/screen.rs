@@ -1,4 +1,4 @@
-//! What the demo prints: a picture, and a line per request and claim. Colours only on a terminal.
+//! The demo's output: a picture, and a line per request and claim. Colours only on a terminal.
 
 use std::env;
 use std::io::{self, IsTerminal};
@@ -10,7 +10,7 @@ use super::claims::HOST_PORT;
 use super::world::{NODE_V4, NODE_V6, OUTSIDE_V4, OUTSIDE_V6};
 use crate::cni::{Family, address};
 
-/// The terminal, or whatever standard output is.
+/// Standard output, with colours on a terminal.
 #[derive(Debug)]
 pub(super) struct Screen {
     colours: bool,
@@ -30,35 +30,35 @@ impl Screen {
         println!("\n{}", self.paint("1;7", &format!(" {text} ")));
     }
 
-    /// A new part of the story.
+    /// A heading.
     pub(super) fn title(&self, text: &str) {
         println!("\n{}", self.paint("1", text));
     }
 
-    /// Something was done.
+    /// An operation, its time and its result.
     pub(super) fn step(&self, what: &str, took: Duration, result: &str) {
         let took = format!("{:.1} ms", took.as_secs_f64() * 1000.0);
         println!("  {what:<12} {took:>9}   {result}");
     }
 
-    /// A request and the answer that came.
+    /// A request and its answer.
     pub(super) fn request(&self, from: &str, url: &str, answer: &str) {
         println!("  {from:>7} $ curl {url:<32} {}", self.paint("36", answer));
     }
 
-    /// Whether what was claimed holds. Returns 0 when it does and 1 when not.
+    /// A claim and its verdict. Returns 1 if it failed, else 0.
     pub(super) fn verdict(&self, claim: &str, holds: bool) -> u32 {
         let mark = if holds { self.paint("32", "ok  ") } else { self.paint("1;31", "FAIL") };
         println!("          {mark}  {claim}");
         u32::from(!holds)
     }
 
-    /// The answer that a failed claim needed.
+    /// The expected answer of a failed claim.
     pub(super) fn expected(&self, answer: &str) {
         println!("                expected: {answer}");
     }
 
-    /// A command on the node and all that it printed.
+    /// A command on the node and its output.
     pub(super) fn shown(&self, command: &str, output: &str) {
         println!("     node $ {command}");
         for line in output.lines() {
@@ -71,7 +71,7 @@ impl Screen {
         println!("            {text}");
     }
 
-    /// The machines and their addresses.
+    /// The hosts and their addresses.
     pub(super) fn picture(&self, results: &[Value; 2]) {
         println!();
         for line in picture(results) {

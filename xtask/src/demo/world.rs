@@ -1,4 +1,4 @@
-//! The demo's machines: this process's own namespace is the node, and another host stands outside.
+//! The demo's network: the process's own namespace is the node, another namespace is another host.
 
 use std::env;
 use std::fs;
@@ -21,11 +21,11 @@ pub(super) const OUTSIDE_V6: &str = "2001:db8:ff::2";
 pub(super) const NODE_V4: &str = "203.0.113.1";
 pub(super) const NODE_V6: &str = "2001:db8:ff::1";
 
-/// How long a server may take to listen.
+/// Time limit for addresses to become usable: attempts, and the pause between them.
 const ATTEMPTS: u32 = 100;
 const PAUSE: Duration = Duration::from_millis(50);
 
-/// Makes the node's links and the other host, in the namespaces that the caller has entered.
+/// Makes the node's links and the other host. The caller has entered the node's namespaces.
 ///
 /// # Errors
 /// The `ip` command that failed, or the setting that could not be made.
@@ -40,8 +40,8 @@ pub(super) fn build() -> Result<()> {
     ip(&format!("-n {OUTSIDE} addr add {OUTSIDE_V4}/24 dev eth0"))?;
     ip(&format!("-n {OUTSIDE} addr add {OUTSIDE_V6}/64 dev eth0 nodad"))?;
     ip(&format!("-n {OUTSIDE} link set eth0 up"))?;
-    // A new namespace starts with 1, and with that no reply to [::1] finds its way back: the bridge
-    // would hand packets to netfilter before they are routed.
+    // A new namespace starts with 1: the bridge hands packets to netfilter before they are routed, and
+    // replies to [::1] are lost.
     let sysctl = Path::new("/proc/sys/net/bridge/bridge-nf-call-ip6tables");
     if sysctl.exists() {
         fs::write(sysctl, "0").map_err(|e| Error::file("write 0 to", sysctl, e))?;
@@ -49,7 +49,7 @@ pub(super) fn build() -> Result<()> {
     Ok(())
 }
 
-/// Runs `ip` with words separated by blanks.
+/// Runs `ip` with arguments separated by blanks.
 ///
 /// # Errors
 /// The command and what it printed.
@@ -57,7 +57,7 @@ pub(super) fn ip(words: &str) -> Result<String> {
     run::capture(&mut tool("ip", &words.split(' ').collect::<Vec<_>>()))
 }
 
-/// A command inside a named namespace; the node's own without a name.
+/// A command inside a named namespace; without a name, in the node's.
 pub(super) fn inside(netns: Option<&str>, program: &str, args: &[&str]) -> Command {
     match netns {
         None => tool(program, args),
@@ -70,10 +70,10 @@ pub(super) fn inside(netns: Option<&str>, program: &str, args: &[&str]) -> Comma
     }
 }
 
-/// Whether what the demo made outlives it.
+/// The lifetime of the demo's network.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Life {
-    /// Gone when the demo ends, however it ends.
+    /// Ends with the demo, also if that is killed.
     Ends,
     /// Until `cargo xtask demo --remove`.
     Stays,
@@ -82,13 +82,13 @@ pub(super) enum Life {
 /// Starts the demo's web server on port 80 of a namespace and returns when it listens.
 ///
 /// # Errors
-/// It does not start or says something else.
+/// The server does not start, or prints something else first.
 pub(super) fn serve(netns: &str, life: Life) -> Result<Child> {
     let program = env::current_exe().map_err(|e| Error::system("find this program", e))?;
     let mut args = vec!["serve", "--port", "80", "--name", netns];
     args.extend((life == Life::Stays).then_some("--stay"));
     let mut command = inside(Some(netns), &program.to_string_lossy(), &args);
-    // A group of its own: an interrupt at the terminal is for the demo alone, which stops it.
+    // A process group of its own: an interrupt at the terminal goes to the demo, which stops the server.
     let mut child = command
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
@@ -112,7 +112,7 @@ pub(super) fn serve(netns: &str, life: Life) -> Result<Child> {
 /// (RFC 4862, section 5.4): until then the kernel does not answer for them.
 ///
 /// # Errors
-/// An address that stays tentative.
+/// An address is still tentative when the time is over.
 pub(super) fn wait_for_addresses(pods: &[&str]) -> Result<()> {
     let mut left = String::new();
     for _ in 0..ATTEMPTS {
@@ -125,5 +125,5 @@ pub(super) fn wait_for_addresses(pods: &[&str]) -> Result<()> {
         }
         thread::sleep(PAUSE);
     }
-    Err(Error::Failed(format!("addresses that never became usable:\n{left}")))
+    Err(Error::Failed(format!("addresses are still tentative:\n{left}")))
 }

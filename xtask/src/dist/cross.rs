@@ -1,6 +1,5 @@
-//! The way to a binary for aarch64 from another machine, all from Debian's packages and without
-//! installing one: a compiler with a standard library for aarch64, a linker, static C libraries, and an
-//! emulator for programs.
+//! Cross-compilation for aarch64 with Debian's packages, unpacked and not installed: a compiler with a
+//! standard library for aarch64, a linker, static C libraries, and an emulator.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -15,8 +14,8 @@ use crate::workspace;
 /// The target, as the compiler calls it.
 pub(crate) const TRIPLE: &str = "aarch64-unknown-linux-gnu";
 
-/// The suite whose compiler is new enough, and which the machine must be of, for the compiler runs with
-/// the machine's own C library.
+/// The suite of the compiler. The machine must be of the same one: the compiler runs with the machine's C
+/// library.
 const SUITE: &str = "bookworm";
 
 /// `rustc-web` is the newer compiler that Debian keeps for building browsers in an older release.
@@ -40,16 +39,14 @@ pub(crate) struct Cross {
 }
 
 impl Cross {
-    /// Fetches what is needed, unless that was done before.
+    /// Fetches and unpacks the packages, once.
     ///
     /// # Errors
-    /// Why it cannot be had.
+    /// The machine is of another suite, or a package cannot be fetched.
     pub(crate) fn fetch() -> Result<Self> {
         let system = fs::read_to_string("/etc/os-release").unwrap_or_default();
         if !system.lines().any(|line| line == format!("VERSION_CODENAME={SUITE}")) {
-            return Err(Error::Failed(format!(
-                "no compiler for {TRIPLE}: the way that is known here needs Debian {SUITE}"
-            )));
+            return Err(Error::Failed(format!("no compiler for {TRIPLE}: it needs Debian {SUITE}")));
         }
         let root = workspace::scratch("dist")?.join("cross");
         if !root.join("complete").is_file() {
@@ -94,12 +91,12 @@ impl Cross {
         (self.libmnl.clone(), self.root.join("usr/lib/aarch64-linux-gnu"), header)
     }
 
-    /// Runs programs of the target.
+    /// The emulator, which runs programs of the target.
     pub(crate) fn emulator(&self) -> PathBuf {
         self.program("qemu-aarch64-static")
     }
 
-    /// What the compiler calls itself.
+    /// The compiler's version.
     ///
     /// # Errors
     /// It does not start.

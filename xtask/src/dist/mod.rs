@@ -1,4 +1,4 @@
-//! `cargo xtask dist`: the binary that is shipped, and the proof of what it promises.
+//! `cargo xtask dist`: builds the binary that is shipped and checks its properties.
 
 mod cross;
 
@@ -22,18 +22,18 @@ use cross::Cross;
 /// The most that the whole plugin set may take on a node's disk, in bytes.
 const LIMIT: u64 = 6_300_000;
 
-/// Build the binary that is shipped: static, stripped, the same bytes in whatever folder it is built.
+/// Build the binary that is shipped: static, stripped, reproducible in any folder, with the list of its
+/// dependencies.
 ///
-/// It is put into target/dist with its checksum. What is promised of it is checked each time but for
-/// the second build, which `--verify` makes from a copy of the sources in another folder. The bytes
-/// also depend on the toolchain and on the C library that the machine has. For another processor it is
-/// run under an emulator: the plugins' VERSION and the unit tests, no ADD and no installation.
+/// It is put into target/dist with its checksum. `--verify` builds a copy of the sources in another folder
+/// and compares the bytes, which also depend on the toolchain and the C library. A binary for another
+/// processor is run under an emulator: the plugins' VERSION and the unit tests, no ADD and no installation.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
-    /// The processor it is for; for another than this machine's, compiler and libraries are fetched
+    /// Target processor; compiler and libraries for another than this machine's are fetched
     #[arg(long, value_name = "ARCH", default_value = ARCH, value_parser = ["x86_64", "aarch64"])]
     target: String,
-    /// Build it twice, in different places, and compare the bytes
+    /// Build twice, in different folders, and compare the bytes
     #[arg(long)]
     verify: bool,
     /// Do not run the tests of the binary, which need root
@@ -41,11 +41,11 @@ pub(crate) struct Args {
     no_test: bool,
 }
 
-/// Who builds.
+/// A compiler with linker and libraries.
 enum Toolchain {
-    /// This machine's own, for its own kind of processor.
+    /// This machine's, for its own processor.
     Own,
-    /// One that was fetched.
+    /// Fetched, for another processor.
     Cross(Cross),
 }
 
@@ -54,7 +54,7 @@ impl Toolchain {
         match target {
             ARCH => Ok(Self::Own),
             "aarch64" => Cross::fetch().map(Self::Cross),
-            other => Err(Error::Failed(format!("no way to build for {other} on {ARCH} is known here"))),
+            other => Err(Error::Failed(format!("cannot build for {other} on {ARCH}"))),
         }
     }
 
@@ -92,7 +92,7 @@ impl Toolchain {
     }
 }
 
-/// How much of what is promised of a binary is checked.
+/// The checks of a binary that take long.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Proof {
     /// Build it again in another folder and compare the bytes.
@@ -197,7 +197,8 @@ fn build_in(toolchain: &Toolchain, checkout: &Path, target: &Path, log: &Log) ->
     Ok(target.join(toolchain.triple()).join("release/slipway"))
 }
 
-/// The same cargo command, by way of cargo-auditable: the binary carries the names and versions of its dependencies.
+/// The same cargo command, by way of cargo-auditable: the binary carries the names and versions of its
+/// dependencies.
 fn with_dependency_list(build: &Command, log: &Log) -> Result<Command> {
     let mut command = Command::new(CARGO_AUDITABLE.ensure(&log.file)?);
     command.arg("auditable").args(build.get_args()).env("CARGO", build.get_program());
@@ -210,7 +211,7 @@ fn with_dependency_list(build: &Command, log: &Log) -> Result<Command> {
     Ok(command)
 }
 
-/// Where cargo keeps the sources of dependencies.
+/// Cargo's home, which holds the sources of dependencies.
 pub(crate) fn cargo_home() -> Result<PathBuf> {
     let own = std::env::var_os("CARGO_HOME").map(PathBuf::from);
     let home = || std::env::var_os("HOME").map(|home| Path::new(&home).join(".cargo"));
@@ -227,23 +228,23 @@ pub(crate) fn dependency_list(binary: &Path, log: &Log) -> Result<Value> {
         .map_err(|e| Error::Failed(format!("read the binary's dependency list: {e}")))
 }
 
-/// Checks the file itself: its size, that it needs no loader, that it holds no path of this machine, and that its
-/// list of dependencies can be read.
+/// Checks the file itself: its size, that it needs no loader, that it holds no path of this machine, and that
+/// its list of dependencies can be read.
 fn look_inside(binary: &Path, log: &Log) -> Result<String> {
     let bytes = fs::read(binary).map_err(|e| Error::file("read", binary, e))?;
     if bytes.len() as u64 > LIMIT {
-        return Err(Error::Failed(format!("{} bytes are more than {LIMIT}", bytes.len())));
+        return Err(Error::Failed(format!("{} bytes, the limit is {LIMIT}", bytes.len())));
     }
     let headers = run::capture(tool("readelf", &["--wide", "--program-headers", "--sections"]).arg(binary))?;
     for unwanted in ["INTERP", "DYNAMIC", ".symtab", ".debug_info"] {
         if headers.split_whitespace().any(|word| word == unwanted) {
-            return Err(Error::Failed(format!("it has {unwanted}, though it is to be static and stripped")));
+            return Err(Error::Failed(format!("has {unwanted}: not static, or not stripped")));
         }
     }
     for place in [workspace::root().to_owned(), cargo_home()?] {
         let text = place.to_string_lossy().into_owned();
         if bytes.windows(text.len()).any(|window| window == text.as_bytes()) {
-            return Err(Error::Failed(format!("it holds a path of this machine: {text}")));
+            return Err(Error::Failed(format!("contains a path of this machine: {text}")));
         }
     }
     let list = dependency_list(binary, log)?;
@@ -254,7 +255,7 @@ fn look_inside(binary: &Path, log: &Log) -> Result<String> {
     Ok(format!("static, stripped, no path of this machine, lists {listed} packages"))
 }
 
-/// The sources as git sees them, what is not committed too, in a new folder.
+/// Copies the files that git tracks or would track into a new folder.
 fn copy_sources(to: &Path) -> Result<()> {
     if to.exists() {
         fs::remove_dir_all(to).map_err(|e| Error::file("remove", to, e))?;
@@ -285,7 +286,7 @@ fn word_after(path: &Path, text: &str) -> Result<String> {
     word.map(str::to_owned).ok_or_else(|| Error::Failed(format!("{}: no {text:?}", path.display())))
 }
 
-/// Runs the tests of the shipped binary with a plugin directory that it made itself.
+/// Runs the tests of the shipped binary with a plugin directory that its own `install` made.
 fn test(own: &Path, binary: &Path, log: &Log) -> Result<String> {
     let plugins = own.join("bin");
     if plugins.exists() {
@@ -310,8 +311,8 @@ fn test(own: &Path, binary: &Path, log: &Log) -> Result<String> {
     Ok("in an empty file system: ADD, CHECK, DEL; installed and removed by itself".to_owned())
 }
 
-/// Unit tests that an emulator of programs fails, not we: it does not translate the question for a
-/// namespace's kind (ioctl_ns(2)), and a program that the emulated one starts is not emulated.
+/// Unit tests that fail under QEMU's user emulation: it does not translate ioctl_ns(2), and does not emulate
+/// programs that the emulated one starts.
 const NOT_EMULATED: [&str; 3] = [
     "netns::tests::another_kind_of_namespace_is_refused",
     "skel::delegate::tests::a_file_that_is_being_written_is_tried_again",
@@ -324,7 +325,7 @@ fn test_emulated(cross: &Cross, binary: &Path, log: &Log) -> Result<String> {
     // A line per plugin: its name, and what it does.
     let names: Vec<&str> = table.lines().filter_map(|line| line.split_whitespace().next()).collect();
     if names.is_empty() {
-        return Err(Error::Failed("it lists no plugin".to_owned()));
+        return Err(Error::Failed("`slipway plugins` lists none".to_owned()));
     }
     for name in names.iter().copied() {
         let mut command = Command::new(cross.emulator());
@@ -340,7 +341,7 @@ fn test_emulated(cross: &Cross, binary: &Path, log: &Log) -> Result<String> {
     words.extend(packages.iter().flat_map(|package| ["--package", package]));
     let mut command = cross.cargo(&words)?;
     command.arg("--").args(NOT_EMULATED.iter().flat_map(|test| ["--skip", test]));
-    // Random input finds what it finds on the machine itself, ten times quicker.
+    // Emulation is ten times slower; the whole of the random input is tried on the machine itself.
     run::log(command.env("PROPTEST_CASES", "16"), &log.file)?;
     let printed = fs::read_to_string(&log.path).map_err(|e| Error::file("read", &log.path, e))?;
     let passed = crate::test::passed(&printed);

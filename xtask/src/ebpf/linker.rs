@@ -1,4 +1,4 @@
-//! bpf-linker, which makes one object of what the compiler leaves.
+//! bpf-linker, which links the compiler's output to one object.
 
 use std::fs;
 use std::os::unix::fs::symlink;
@@ -9,16 +9,16 @@ use super::toolchain::Toolchain;
 use crate::error::{Error, Result};
 use crate::run::cargo;
 
-/// The version that is built.
+/// Its version.
 pub(super) const VERSION: &str = "0.13.0";
-/// The LLVM versions that this bpf-linker knows.
+/// The LLVM versions that this version supports.
 const LLVM: [&str; 3] = ["21", "22", "23"];
 
-/// The linker's path; it is built first if the cache does not have it. It uses the very LLVM library that
-/// the compiler uses: what that one writes, another one may not read.
+/// The linker's path; it is built if the cache does not have it. It uses the compiler's own LLVM library, as
+/// bitcode of one version of LLVM may not be readable by another.
 ///
 /// # Errors
-/// It cannot be built.
+/// It does not support the compiler's LLVM, or cannot be built.
 pub(super) fn ensure(
     toolchain: &Toolchain,
     cache: &Path,
@@ -37,11 +37,11 @@ pub(super) fn ensure(
     let major = toolchain.llvm_major()?;
     if !LLVM.contains(&major.as_str()) {
         return Err(Error::Failed(format!(
-            "{toolchain} has LLVM {major}; bpf-linker {VERSION} knows {}",
+            "{toolchain} has LLVM {major}; bpf-linker {VERSION} supports {}",
             LLVM.join(", ")
         )));
     }
-    // All that its build needs of LLVM is the library, under the name that linkers look for.
+    // Of LLVM, the build needs only the library, under the name that linkers look for.
     let prefix = home.join("prefix");
     let link = prefix.join("lib/libLLVM.so");
     fs::create_dir_all(prefix.join("lib")).map_err(|e| Error::file("create the directory", &prefix, e))?;
@@ -52,7 +52,7 @@ pub(super) fn ensure(
     command.args(["--version", &format!("={VERSION}"), "--features", &format!("llvm-{major}")]);
     command.arg("--root").arg(&home).arg("--target-dir").arg(&work).env("LLVM_PREFIX", &prefix);
     command.env("LD_LIBRARY_PATH", folder(&library));
-    // A linker of small objects need not be fast; these build it in half the time.
+    // The objects are small: a faster build matters more than a fast linker.
     for (key, value) in [("OPT_LEVEL", "1"), ("DEBUG", "0"), ("LTO", "off"), ("CODEGEN_UNITS", "16")] {
         command.env(format!("CARGO_PROFILE_RELEASE_{key}"), value);
     }

@@ -1,8 +1,8 @@
 //! `cargo xtask ebpf`: the BPF programs, which the binary carries.
 //!
 //! They are built by a compiler of their own ([`toolchain`]) and linked by bpf-linker ([`linker`]) into
-//! `target/ebpf/slipway.o`, where the build script of cni/dataplane finds the object. Both it and the linker
-//! are kept in the user's cache folder, for they take a minute and a half of CPU time together.
+//! `target/ebpf/slipway.o`, where the build script of cni/dataplane finds the object. The object and the
+//! linker, which take a minute and a half of CPU time together, are cached in the user's cache folder.
 
 mod linker;
 mod slim;
@@ -21,17 +21,17 @@ use crate::run::{self, cargo};
 use crate::workspace::{self, Lock};
 use toolchain::Toolchain;
 
-/// The target of the programs: BPF, little-endian, as x86-64 and ARM64 are.
+/// The target of the BPF programs: little-endian, as x86-64 and ARM64.
 const TARGET: &str = "bpfel-unknown-none";
 
 /// Build the BPF programs that the binary carries
 ///
 /// The compiler is Debian's rustc-web with its core library for BPF, or a nightly toolchain with rust-src,
-/// whichever is there; which one is said. Without any, it is installed: by apt-get where that has it, else
-/// by rustup. A binary that is built without the object has no eBPF backend, and says so.
+/// whichever is installed. If neither is, it is installed: by apt-get if that has it, else by rustup. A
+/// binary that is built without the object has no eBPF backend, and `slipway node status` reports that.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
-    /// Build twice, in different folders, whatever the cache has, and compare the bytes
+    /// Build twice, in different folders and without the cache, and compare the bytes
     #[arg(long)]
     verify: bool,
     /// Only the lints of the programs
@@ -42,7 +42,7 @@ pub(crate) struct Args {
 /// Runs the task.
 ///
 /// # Errors
-/// No toolchain can be had, or the build's own.
+/// No toolchain can be installed, or the build fails.
 pub(crate) fn run(args: &Args) -> Result<()> {
     if args.lint {
         return lint(run::show);
@@ -58,14 +58,14 @@ pub(crate) fn run(args: &Args) -> Result<()> {
 /// The BPF programs of a binary that is to be built.
 #[derive(Debug)]
 pub(crate) enum Programs {
-    /// They are there: how they were built.
+    /// Built; how, for people.
     Built(String),
-    /// There is no compiler for them: why, and how to get one.
+    /// There is no compiler for them; why, and how to get one.
     Missing(String),
 }
 
 impl Programs {
-    /// For the line of a stage.
+    /// A summary for the line of a stage.
     pub(crate) fn summary(&self) -> String {
         match self {
             Self::Built(how) => how.clone(),
@@ -73,7 +73,7 @@ impl Programs {
         }
     }
 
-    /// What a binary without them lacks; to be printed last, where it is read.
+    /// The line about what a binary without them lacks, to be printed last, where it is read.
     pub(crate) fn left_out(&self) -> Option<String> {
         match self {
             Self::Built(_) => None,
@@ -82,13 +82,13 @@ impl Programs {
     }
 }
 
-/// Where the build script of cni/dataplane looks for the object of a checkout.
+/// The path of a checkout's object, where the build script of cni/dataplane looks for it.
 fn object(checkout: &Path) -> PathBuf {
     checkout.join("target/ebpf/slipway.o")
 }
 
-/// Has the object built, with a toolchain that is installed if need be. Says with which one. `execute` runs
-/// the commands that may take long.
+/// Builds the object, unless the cache has it; installs a toolchain if there is none. Returns a summary with
+/// the toolchain's name. `execute` runs the commands that may take long.
 ///
 /// # Errors
 /// As [`run()`].
@@ -97,10 +97,11 @@ pub(crate) fn ensure(execute: impl Fn(&mut Command) -> Result<()>) -> Result<Str
     ensure_in(workspace::root(), &toolchain, &execute)
 }
 
-/// Like [`ensure`], but without a toolchain the binary is to be built without the programs.
+/// Like [`ensure`], but without a toolchain it is no error: the binary is then built without the BPF
+/// programs.
 ///
 /// # Errors
-/// The build's own.
+/// The build fails.
 pub(crate) fn if_possible(execute: impl Fn(&mut Command) -> Result<()>) -> Result<Programs> {
     match Toolchain::require(&execute) {
         Ok(toolchain) => ensure_in(workspace::root(), &toolchain, &execute).map(Programs::Built),
@@ -118,7 +119,7 @@ fn is_current(checkout: &Path) -> Result<bool> {
     Ok(object.is_file() && built_from.trim() == digest(checkout)?)
 }
 
-/// The object for another checkout: a copy of the sources in another place.
+/// Builds the object of another checkout, a copy of the sources.
 ///
 /// # Errors
 /// As [`run()`].
@@ -132,7 +133,7 @@ pub(crate) fn build_elsewhere(
     Ok(toolchain.to_string())
 }
 
-/// Compares what two builds in different folders come to.
+/// Builds in two folders and compares the bytes.
 fn verify(execute: impl Fn(&mut Command) -> Result<()>) -> Result<String> {
     let toolchain = Toolchain::require(&execute)?;
     let copy = workspace::scratch("ebpf")?.join("elsewhere");
@@ -149,11 +150,11 @@ fn verify(execute: impl Fn(&mut Command) -> Result<()>) -> Result<String> {
     Ok("two builds in different folders: the same bytes".to_owned())
 }
 
-/// Clippy over the programs and what they share with user space. It runs for the machine itself: the
-/// compiler for BPF brings no clippy of its own.
+/// Checks the format of the BPF programs and of `abi`, and runs clippy over them. Clippy runs for the
+/// machine's own target: the compiler for BPF has no clippy.
 ///
 /// # Errors
-/// What clippy finds.
+/// The format differs, or clippy warns.
 pub(crate) fn lint(execute: impl Fn(&mut Command) -> Result<()>) -> Result<()> {
     let own = workspace::scratch("ebpf")?.join("lint");
     let manifest = workspace::root().join("ebpf/Cargo.toml");
@@ -164,7 +165,7 @@ pub(crate) fn lint(execute: impl Fn(&mut Command) -> Result<()>) -> Result<()> {
     execute(&mut clippy)
 }
 
-/// The unit tests of what the programs share with user space.
+/// The command for the unit tests of `abi`.
 pub(crate) fn unit_tests() -> Result<Command> {
     let own = workspace::scratch("ebpf")?.join("lint");
     let mut command = cargo(&["test", "--no-fail-fast", "--package", "slipway-ebpf-abi", "--manifest-path"]);
@@ -179,7 +180,7 @@ fn ensure_in(
 ) -> Result<String> {
     let sources = digest(checkout)?;
     let cache = cache()?;
-    // Two tasks at once build one after the other, and the second finds what the first has made.
+    // Of two concurrent tasks, the second waits and finds the object of the first.
     let _lock = Lock::take(&cache.join("lock"))?;
     let kept = cache.join(format!("slipway-{}.o", toolchain.key(&sources)));
     let how = if kept.is_file() {
@@ -196,7 +197,7 @@ fn ensure_in(
     Ok(format!("{bytes} bytes, {how}, by {toolchain}"))
 }
 
-/// Compiles and links, and returns the object's path, in a folder of the tasks' own.
+/// Compiles and links below the target folder, and returns the object's path.
 fn compile(
     checkout: &Path,
     toolchain: &Toolchain,
@@ -207,13 +208,14 @@ fn compile(
     let mut command = toolchain.cargo(&["build", "--release", "--locked", "--target", TARGET]);
     command.current_dir(checkout.join("ebpf")).env("CARGO_TARGET_DIR", &target);
     let mut flags = vec![
-        // It chooses among declarations that none of these programs uses; one value gives one object.
+        // Selects aya-ebpf's declarations for a processor, which these programs do not use; the value is
+        // fixed so that the object is the same everywhere.
         "--cfg=bpf_target_arch=\"x86_64\"".to_owned(),
         "-Cdebuginfo=2".to_owned(),
-        // Types and line numbers for the kernel: the verifier shows source lines, maps have names of types.
+        // BTF: with it the verifier's log has source lines, and maps have named types.
         "-Clink-arg=--btf".to_owned(),
     ];
-    // Without these, the line numbers name folders of the machine that built it.
+    // Line numbers would otherwise contain paths of the build machine.
     for (from, to) in [(checkout, "slipway"), (crate::dist::cargo_home()?.as_path(), "cargo")] {
         flags.push(format!("--remap-path-prefix={}={to}", from.display()));
     }
@@ -229,8 +231,8 @@ fn compile(
     Ok(kept)
 }
 
-/// Puts the object where cni/dataplane looks for it. What is there already is not touched: cargo would
-/// build anew all that carries it.
+/// Copies the object to where cni/dataplane looks for it. An equal file is not touched, which would make
+/// cargo rebuild all that contains it.
 fn put(checkout: &Path, built: &Path) -> Result<()> {
     let (object, sources) = (object(checkout), digest(checkout)?);
     let folder = object.parent().unwrap_or(checkout);
@@ -250,13 +252,13 @@ fn digest(checkout: &Path) -> Result<String> {
     sources::digest(&ebpf).map_err(|e| Error::file("read", &ebpf, e))
 }
 
-/// A folder of the user's that lasts: `$XDG_CACHE_HOME/slipway-build`, or the same below `~/.cache`.
+/// The cache folder: `$XDG_CACHE_HOME/slipway-build`, by default below `~/.cache`.
 fn cache() -> Result<PathBuf> {
     let own = env::var_os("XDG_CACHE_HOME").map(PathBuf::from).filter(|dir| dir.is_absolute());
     let home = || env::var_os("HOME").map(|home| Path::new(&home).join(".cache"));
     let dir = own.or_else(home).unwrap_or_else(|| workspace::target().join("xtask"));
     let dir = dir.join("slipway-build");
-    // What is in it is run and linked: nobody else may write there.
+    // Files in it are run and linked: no other user may write there.
     let made = fs::DirBuilder::new().recursive(true).mode(0o700).create(&dir);
     made.map_err(|e| Error::file("create the directory", &dir, e))?;
     Ok(dir)

@@ -1,16 +1,16 @@
-//! Takes the debugging information out of an object.
+//! Removes DWARF debugging information from an object.
 //!
-//! The kernel reads types and line numbers from `.BTF` and `.BTF.ext`; the DWARF sections that these were
-//! made of are nine tenths of the file. binutils' strip does not know BPF on most machines. Offsets are
-//! those of the ELF-64 headers: elf(5).
+//! The kernel reads types and line numbers from `.BTF` and `.BTF.ext`, which were made of the DWARF sections;
+//! these are nine tenths of the file. On most machines, binutils' strip does not support BPF. Offsets are
+//! those of ELF-64: elf(5).
 
 use std::ops::Range;
 
 /// Length of the file header, and of an entry of the table of sections.
 const HEADER: usize = 64;
 
-/// The same object with empty debugging sections. They keep their places in the table, so that no index
-/// changes. None if it is not a little-endian ELF-64 file, or its tables do not fit into it.
+/// The same object with empty debugging sections, which stay in the table so that no index changes. None if
+/// it is not a little-endian ELF-64 file, or a table exceeds it.
 pub(super) fn slim(object: &[u8]) -> Option<Vec<u8>> {
     if object.get(..6)? != [0x7f, b'E', b'L', b'F', 2, 1] || half(object, 0x3a)? != HEADER {
         return None;
@@ -42,7 +42,7 @@ fn is_debugging(name: &[u8]) -> bool {
     name.starts_with(b".debug_") || name.starts_with(b".rel.debug_")
 }
 
-/// Where a section's bytes are.
+/// The range of a section's bytes.
 fn content(header: &[u8]) -> Option<Range<usize>> {
     let (start, size) = (long(header, 0x18)?, long(header, 0x20)?);
     Some(start..start.checked_add(size)?)
@@ -101,7 +101,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_cut_off_or_no_object_is_refused() {
+    fn a_truncated_or_other_file_is_refused() {
         let object = object();
         for length in 0..object.len() {
             assert_eq!(slim(&object[..length]), None, "{length}");

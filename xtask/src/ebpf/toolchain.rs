@@ -1,4 +1,4 @@
-//! A compiler for BPF.
+//! The compiler for BPF.
 
 use std::fmt;
 use std::fs;
@@ -13,39 +13,39 @@ use super::linker;
 use crate::error::{Error, Result};
 use crate::run::{self, cargo, tool};
 
-/// Debian's compiler that has a core library for BPF.
+/// Debian's compiler and its core library for BPF.
 const PACKAGES: [&str; 2] = ["rustc-web", "libstd-rust-web-dev-bpf"];
-/// Where that package puts the compiler; rustup's is first in `PATH`.
+/// That compiler's path: rustup's comes first in `PATH`.
 const PACKAGED: &str = "/usr/bin/rustc";
 
 /// A compiler that can build for BPF.
 #[derive(Debug)]
 pub(super) struct Toolchain {
     kind: Kind,
-    /// What `rustc -vV` prints.
+    /// The output of `rustc -vV`.
     about: String,
-    /// The folder with its libraries.
+    /// The root of its libraries.
     sysroot: PathBuf,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Kind {
-    /// It brings the core library for BPF.
+    /// Debian's, with a core library for BPF.
     Packaged,
-    /// rustup's `nightly` with the sources of the core library, which is built along.
+    /// rustup's `nightly`, which builds the core library from its sources.
     Nightly,
 }
 
 impl Toolchain {
-    /// The one that is there.
+    /// The installed one.
     pub(super) fn find() -> Option<Self> {
         Self::packaged().or_else(Self::nightly)
     }
 
-    /// The one that is there, or else one that is installed now.
+    /// The installed one, or one that it installs.
     ///
     /// # Errors
-    /// None can be had; says how to get one.
+    /// None can be installed; the message tells how to install one.
     pub(super) fn require(execute: &impl Fn(&mut Command) -> Result<()>) -> Result<Self> {
         if let Some(toolchain) = Self::find() {
             return Ok(toolchain);
@@ -91,8 +91,7 @@ impl Toolchain {
         let mut command = match self.kind {
             Kind::Packaged => {
                 let mut command = cargo(words);
-                // Released compilers take unstable options only so; bpf-linker needs none of them on the
-                // command line, but the core library's attributes are behind them.
+                // A released compiler accepts the core library's unstable attributes only with this.
                 command.env("RUSTC", PACKAGED).env("RUSTC_BOOTSTRAP", "1");
                 command
             }
@@ -121,17 +120,17 @@ impl Toolchain {
     /// `22`, of `LLVM version: 22.1.8`.
     ///
     /// # Errors
-    /// The compiler does not say.
+    /// The compiler does not print it.
     pub(super) fn llvm_major(&self) -> Result<String> {
         let version = self.about.lines().find_map(|line| line.strip_prefix("LLVM version: "));
         let major = version.and_then(|version| version.split('.').next()).map(str::to_owned);
-        major.ok_or_else(|| Error::Failed(format!("{self} does not say which LLVM it has")))
+        major.ok_or_else(|| Error::Failed(format!("{self} prints no LLVM version")))
     }
 
     /// The LLVM library that the compiler itself uses.
     ///
     /// # Errors
-    /// It is nowhere below the compiler's folder.
+    /// It is not below the compiler's folder.
     pub(super) fn libllvm(&self) -> Result<PathBuf> {
         let prefix = format!("libLLVM.so.{}", self.llvm_major()?);
         let lib = self.sysroot.join("lib");
@@ -148,7 +147,7 @@ impl Toolchain {
             .ok_or_else(|| Error::Failed(format!("no {prefix} below {}", lib.display())))
     }
 
-    /// What an object is kept under that this compiler has built from these sources.
+    /// The cache's key of an object that this compiler builds from these sources.
     pub(super) fn key(&self, sources: &str) -> String {
         let mut hash = Sha256::new();
         for part in [sources, &self.about, linker::VERSION] {
@@ -169,7 +168,7 @@ impl fmt::Display for Toolchain {
     }
 }
 
-/// Without what a cargo that runs this task has put into the environment.
+/// Removes what the cargo that runs this task has put into the environment.
 fn clean(command: &mut Command) -> &mut Command {
     command.env_remove("RUSTUP_TOOLCHAIN").env_remove("RUSTFLAGS")
 }
@@ -187,7 +186,7 @@ fn install(execute: &impl Fn(&mut Command) -> Result<()>) -> Result<()> {
         if has_packages() {
             let mut command = tool("apt-get", &["-q", "install", "-y", "--no-install-recommends"]);
             let installed = execute(command.args(PACKAGES).env("DEBIAN_FRONTEND", "noninteractive"));
-            // The packages of an older suite may have no core library for BPF that can be used.
+            // The core library for BPF of an older suite may be of no use.
             if installed.is_ok() && Toolchain::packaged().is_some() {
                 return Ok(());
             }

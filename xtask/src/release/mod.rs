@@ -1,5 +1,5 @@
-//! `cargo xtask release`: builds and checks what is published for a version. Tagging, signing and publishing are the
-//! releaser's.
+//! `cargo xtask release`: builds and checks what is published for a version. Tagging, signing and publishing
+//! are the releaser's.
 
 mod sbom;
 
@@ -21,10 +21,10 @@ const PROCESSORS: [&str; 2] = ["x86_64", "aarch64"];
 
 /// Build what is published for a version, and check it.
 ///
-/// The version must be the CHANGELOG's newest, nothing may be uncommitted, and the version's tag must be free. The
-/// binaries are built and checked as by `dist --verify`, on a machine with an x86-64 processor. Beside them are put
-/// their bills of materials (CycloneDX), the sources and the checksums. Nothing is tagged, signed or uploaded: the
-/// commands for that are printed.
+/// The version must be the CHANGELOG's newest, nothing may be uncommitted, and the version's tag must be
+/// free. The binaries are built and checked as by `dist --verify`, on a machine with an x86-64 processor.
+/// Beside them are put their bills of materials (CycloneDX), the sources and the checksums. Nothing is
+/// tagged, signed or uploaded: the commands for that are printed.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
     /// Report what stands in the way of a release, and build all the same
@@ -146,8 +146,8 @@ fn bill(built: &Built, version: &str, out: &Path, name: &str, log: &Log) -> Resu
     Ok(format!("{components} components, {} of them crates that the binary lists", bill.crates.len()))
 }
 
-/// The crates of a binary's own list. Its kinds are of no use: cargo-auditable takes a procedural macro with tests for a
-/// library.
+/// The crates of a binary's own list. Its kinds are of no use: cargo-auditable takes a procedural macro with
+/// tests for a library.
 fn listed(list: &Value) -> BTreeSet<String> {
     let packages = list["packages"].as_array().into_iter().flatten();
     packages

@@ -103,7 +103,8 @@ fn reference(package: &Package) -> String {
     if package.published { package.purl() } else { package.title() }
 }
 
-/// What runs on a node of a package's dependencies: neither build scripts, nor procedural macros, nor what these need.
+/// What runs on a node of a package's dependencies: neither build scripts, nor procedural macros, nor what
+/// these need.
 #[derive(Debug)]
 struct Graph {
     root: String,

@@ -1,18 +1,18 @@
-//! The list of what building, testing and showing Slipway need from the system.
+//! Programs and libraries of the system that the tasks need.
 
 use std::path::{Path, PathBuf};
 
 use crate::run::{self, tool};
 
-/// One thing that must, or may, be on the machine. The package names are the same in Debian 12 and
-/// 13 and in Ubuntu 22.04 and 24.04.
+/// A program or library that must, or may, be on the machine. The packages have the same names in Debian 12
+/// and 13 and in Ubuntu 22.04 and 24.04.
 #[derive(Debug)]
 pub(crate) struct Need {
-    /// What people call it.
+    /// Its name for people.
     pub(crate) name: &'static str,
-    /// What it is for.
+    /// The tasks that need it, and what for.
     pub(crate) purpose: &'static str,
-    /// The packages that have it.
+    /// The packages that contain it.
     pub(crate) packages: &'static [&'static str],
     grade: Grade,
     probe: Probe,
@@ -34,7 +34,7 @@ enum Probe {
     File(&'static str),
 }
 
-/// Everything, in the order of the report.
+/// All needs, in the order of the report.
 pub(crate) const NEEDS: &[Need] = &[
     required(
         "C compiler and linker",
@@ -100,12 +100,12 @@ const fn optional(
 }
 
 impl Need {
-    /// Whether the tasks cannot do without it.
+    /// True if tasks fail without it.
     pub(crate) fn required(&self) -> bool {
         self.grade == Grade::Required
     }
 
-    /// Whether it is on the machine now.
+    /// True if it is on the machine.
     pub(crate) fn is_there(&self) -> bool {
         match self.probe {
             Probe::Program(names) => names.iter().any(|name| run::which(name).is_some()),
@@ -130,14 +130,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_need_says_what_it_is_for_and_where_it_comes_from() {
+    fn every_need_has_a_purpose_and_a_package() {
         for need in NEEDS {
             assert!(!need.purpose.is_empty() && !need.packages.is_empty(), "{}", need.name);
         }
     }
 
     #[test]
-    fn probes_tell_what_is_there_from_what_is_not() {
+    fn probes_find_what_is_installed_and_nothing_else() {
         assert!(required("sh", "", &[], Probe::Program(&["sh"])).is_there());
         assert!(!required("x", "", &[], Probe::Program(&["no-such-program"])).is_there());
         assert!(!required("x", "", &[], Probe::Library("no-such-library", "1")).is_there());

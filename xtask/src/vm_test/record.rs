@@ -1,7 +1,7 @@
 //! What is kept of a kernel's runs: a row of docs/kernels.md, and its data.
 //!
-//! A row is one state of what is tested. Runs of one commit add up, of other test programs or of the same again; a run
-//! of another commit begins a new row, and a run of a changed tree is not kept.
+//! A row is one state of what is tested. Runs of one commit add up, of other test programs or of the same
+//! again; a run of another commit begins a new row, and a run of a changed tree is not kept.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -29,7 +29,8 @@ pub(crate) struct Record {
     pub(crate) kernel: String,
     /// As `uname -r` prints it.
     pub(crate) release: String,
-    /// The last commit that changed anything that is tested. None in rows from before they were of one commit each.
+    /// The last commit that changed anything that is tested. None in rows from before they were of one commit
+    /// each.
     pub(crate) commit: Option<String>,
     /// The day of the last run.
     pub(crate) date: String,
@@ -72,7 +73,8 @@ impl Sources {
 }
 
 impl Record {
-    /// The row of a run. None if the run was of a changed tree, or failed for a reason that is no test program's.
+    /// The row of a run. None if the run was of a changed tree, or failed for a reason that is no test
+    /// program's.
     pub(crate) fn of(outcome: &Outcome, sources: &Sources, date: &str) -> Option<Self> {
         let is_explained = outcome.passed() || outcome.suites.iter().any(|suite| !suite.passed);
         let commit = sources.commit.clone().filter(|_| is_explained && !outcome.release.is_empty())?;
@@ -133,7 +135,8 @@ impl Record {
         serde_json::from_slice(&fs::read(path).ok()?).ok()
     }
 
-    /// Keeps the row of a run on this machine, with what is known of the same commit. `programs` are all there are.
+    /// Keeps the row of a run on this machine, with what is known of the same commit. `programs` are all
+    /// there are.
     ///
     /// # Errors
     /// The file cannot be written.
@@ -149,8 +152,8 @@ impl Record {
         row.write(&path)
     }
 
-    /// The row of a kernel that the page has, or this machine's. One in which programs are missing takes the place of
-    /// none that has all.
+    /// The row of a kernel that the page has, or this machine's. One in which programs are missing takes the
+    /// place of none that has all.
     ///
     /// # Errors
     /// There is no folder for what is kept.

@@ -378,8 +378,8 @@ impl Contender {
         })
     }
 
-    /// What the BPF programs have counted on this node, and the rest of `slipway node status`; null where nothing
-    /// is pinned.
+    /// What the BPF programs have counted on this node, and the rest of `slipway node status`; null where
+    /// nothing is pinned.
     ///
     /// # Errors
     /// It failed.
@@ -397,7 +397,8 @@ impl Contender {
         })
     }
 
-    /// The tables of nftables on the node. Of many rules nft takes its time to read, whatever it is asked for.
+    /// The tables of nftables on the node. Of many rules nft takes its time to read, whatever it is asked
+    /// for.
     ///
     /// # Errors
     /// nft failed.

@@ -64,8 +64,8 @@ pub(crate) struct TrafficArgs {
         default_value = "routed,reference-iptables,reference-nftables,nftables,ebpf"
     )]
     contenders: Vec<Kind>,
-    /// Who asks whom: a host a published port, a pod another host, the node its own published port, the node the
-    /// pod
+    /// Who asks whom: a host a published port, a pod another host, the node its own published port, the node
+    /// the pod
     #[arg(long, value_enum, value_delimiter = ',', value_name = "WAY,WAY,…", default_value = "port")]
     ways: Vec<Way>,
     /// What is done
@@ -252,8 +252,8 @@ impl Run {
     }
 }
 
-/// A sample of a time in which the machine worked. The load never rests: a processor that did was taken away by the
-/// hypervisor, and what such a second says of an operation's cost is wrong by any factor.
+/// A sample of a time in which the machine worked. The load never rests: a processor that did was taken away
+/// by the hypervisor, and what such a second says of an operation's cost is wrong by any factor.
 fn steady_sample(contender: &mut Contender, way: Way, work: Work, time: Duration) -> Result<Spent> {
     for _ in 0..TRIES {
         let spent = contender.sample(way, work, time)?;

@@ -130,7 +130,8 @@ impl Space {
         self.run(|| Ok((path, add_netns(name, &self.congestion)?)))
     }
 
-    /// An empty namespace as [`Self::pod`] that one pair of links joins to the other host; its address is [`JOINED_POD`].
+    /// An empty namespace as [`Self::pod`] that one pair of links joins to the other host; its address is
+    /// [`JOINED_POD`].
     ///
     /// # Errors
     /// As [`Self::pod`].
