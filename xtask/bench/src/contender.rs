@@ -1,4 +1,4 @@
-//! A plugin set under measurement, with a node of its own.
+//! A plugin set to measure, with its own node.
 
 use std::fs;
 use std::io;
@@ -18,14 +18,14 @@ use xtask::{sandbox, workspace};
 const PODS_PER_BRIDGE: u32 = 500;
 /// Published ports per pod.
 const PORTS: u32 = 3;
-/// The first port of the pods that are present, and that of the one which is measured.
+/// The first port of the pods that are present, and that of the measured one.
 const FIRST_PORT: u32 = 2_000;
 const MEASURED_PORT: u32 = 40_000;
 
-/// How the plugins keep ports and masquerade.
+/// The backend of ports and masquerade.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Backend {
-    /// What they take when nothing is said.
+    /// The plugins' default.
     Default,
     /// `"backend": "nftables"`.
     Nftables,
@@ -45,8 +45,8 @@ impl Backend {
         }
     }
 
-    /// A node that uses nftables alone has no iptables: then the reference's DEL does not look there
-    /// too, and cannot stumble over what iptables says about a chain that was never made.
+    /// A node that uses only nftables has no iptables: the reference's DEL would look there, too, and might
+    /// fail on what iptables prints about a chain that was never made.
     pub(super) fn path(self, iptables: &str) -> Result<String> {
         if self == Self::Nftables {
             return links("only-nft", &[("nft".to_owned(), "nft".to_owned())]);
@@ -79,9 +79,9 @@ fn links(folder: &str, links: &[(String, String)]) -> Result<String> {
 /// A plugin set.
 #[derive(Debug)]
 pub(super) struct Contender {
-    /// For tables and files.
+    /// Its name in tables and files.
     pub(super) name: String,
-    /// Where its plugins are.
+    /// The directory of its plugins.
     pub(super) dir: PathBuf,
     backend: Backend,
     path: String,
@@ -91,7 +91,7 @@ pub(super) struct Contender {
     next: u32,
 }
 
-/// One ADD and two DELs of the whole list: what each plugin cost, in the order of the calls.
+/// The cost of each plugin in an ADD and two DELs of the whole list, in the order of the calls.
 #[derive(Debug, Clone)]
 pub(super) struct Sample {
     pub(super) add: Vec<Cost>,
@@ -101,7 +101,7 @@ pub(super) struct Sample {
     pub(super) gone: Vec<Cost>,
 }
 
-/// A pod that was attached.
+/// An attached pod.
 #[derive(Debug)]
 pub(super) struct Attached {
     pod: Pod,
@@ -111,7 +111,7 @@ pub(super) struct Attached {
 }
 
 impl Contender {
-    /// Makes its node: a namespace with an uplink, which is where masquerade would happen.
+    /// Makes its node: a namespace with an uplink, out of which masquerade would happen.
     ///
     /// # Errors
     /// The namespace or the links cannot be made.
@@ -132,11 +132,10 @@ impl Contender {
         Ok(Self { name, dir, backend, path, node, chains: Vec::new(), present: 0, next: 0 })
     }
 
-    /// Whether the plugin set really keeps its ports in nftables: versions without that backend
-    /// ignore the key.
+    /// True if the plugin set has its ports in nftables: versions without that backend ignore the key.
     ///
     /// # Errors
-    /// An ADD or DEL failed.
+    /// An ADD or DEL fails.
     pub(super) fn knows_its_backend(&mut self) -> Result<bool> {
         let attached = self.attach_untimed(MEASURED_PORT)?;
         let tables = run::capture(&mut tool("nft", &["list", "tables"]))?;
@@ -147,7 +146,7 @@ impl Contender {
     /// Attaches pods until `count` are present, by real ADDs.
     ///
     /// # Errors
-    /// An ADD failed.
+    /// An ADD fails.
     pub(super) fn fill(&mut self, count: u32, mut each: impl FnMut(u32)) -> Result<()> {
         while self.present < count {
             self.attach_untimed(FIRST_PORT + self.present * PORTS)?;
@@ -157,10 +156,10 @@ impl Contender {
         Ok(())
     }
 
-    /// Puts rules of others into its node.
+    /// Loads rules of another engine on its node.
     ///
     /// # Errors
-    /// iptables-restore failed.
+    /// iptables-restore fails.
     pub(super) fn restore(&self, iptables: &str, rules: &str) -> Result<()> {
         sandbox::switch_to(&self.node)?;
         let program = format!("iptables-{iptables}-restore");
@@ -173,10 +172,10 @@ impl Contender {
         self.attach(pod, bridge, first_port).map(|(_, attached)| attached)
     }
 
-    /// One ADD and two DELs of a fresh pod on the first bridge.
+    /// An ADD and two DELs of a new pod on the first bridge.
     ///
     /// # Errors
-    /// A plugin failed.
+    /// A plugin fails.
     pub(super) fn sample(&mut self, pause: impl Fn()) -> Result<Sample> {
         let pod = self.pod()?;
         pause();
@@ -188,10 +187,10 @@ impl Contender {
         Ok(Sample { add, del, gone })
     }
 
-    /// The same once more under a debugger's eyes: programs started and memory, for ADD and DEL.
+    /// The same under ptrace(2): started programs and memory, for ADD and DEL.
     ///
     /// # Errors
-    /// A plugin failed or cannot be traced.
+    /// A plugin fails or cannot be traced.
     pub(super) fn trace(&mut self) -> Result<(Trace, Trace)> {
         let (pod, ports) = (self.pod()?, ports(MEASURED_PORT));
         sandbox::switch_to(&self.node)?;
@@ -233,12 +232,12 @@ impl Contender {
         Ok(cost)
     }
 
-    /// A pod with an ID like a real one and an empty namespace. Namespaces stay until the end: taking
-    /// one down holds locks that the next measurement would wait for.
+    /// A pod with a realistic ID and an empty namespace. Namespaces stay until the end: the removal of one
+    /// holds locks for which the next measurement would wait.
     fn pod(&mut self) -> Result<Pod> {
         self.next += 1;
         let netns = sandbox::add_netns(&format!("{}-{}", self.name, self.next))?;
-        // 64 hexadecimal digits, different from the first one on.
+        // 64 hexadecimal digits that differ from the first one on.
         let id = format!("{:08x}", self.next.wrapping_mul(0x9e37_79b1)).repeat(8);
         Ok(Pod { id, netns })
     }
@@ -252,7 +251,7 @@ impl Contender {
         &self.chains[index]
     }
 
-    /// The list under measurement, for the bridge with a number.
+    /// The measured list, for the bridge with a number.
     fn new_chain(&self, number: usize) -> Chain {
         let mut bridge = json!({
             "type": "bridge",

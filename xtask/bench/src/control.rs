@@ -1,4 +1,4 @@
-//! The run: contenders, numbers of pods, repetitions, all interleaved.
+//! The run: contenders, numbers of pods and repetitions, interleaved.
 
 use std::cell::RefCell;
 use std::fs;
@@ -19,14 +19,14 @@ use xtask::{sandbox, workspace};
 
 /// Ours.
 const OWN: &str = "slipway";
-/// Quiet time before each operation, so that the last one's work in the kernel is not counted here.
+/// Pause before each operation, so that work of the last one in the kernel is not counted.
 const SETTLE: Duration = Duration::from_millis(30);
-/// How long the idle control watches.
+/// The duration of the idle control.
 const IDLE: Duration = Duration::from_secs(2);
-/// Operations before anything counts: files come into memory, tables are made.
+/// Warm-up operations, which load files into memory and make tables.
 const WARM_UP: u32 = 2;
 
-/// Everything that is measured.
+/// A measurement.
 struct Run {
     contenders: Vec<Contender>,
     floor: Floor,
@@ -98,8 +98,8 @@ impl Run {
         Ok(Self { contenders, floor: Floor::new()?, reps, series: Vec::new(), floors: Vec::new(), number: 0 })
     }
 
-    /// Warms everything up, drops a contender that does not know its backend, and takes the figures
-    /// that are no times.
+    /// Warms up, drops a contender that does not support its backend, and takes the figures that are no
+    /// times.
     fn profiles(&mut self, conditions: &mut Vec<String>) -> Result<Vec<Profile>> {
         let mut kept = Vec::new();
         for mut contender in self.contenders.drain(..) {
@@ -126,7 +126,7 @@ impl Run {
         Ok(profiles)
     }
 
-    /// Every node gets the same rules, those without a backend of iptables too.
+    /// Loads the same rules on each node, also on those without iptables as a backend.
     fn add_foreign_rules(&mut self, args: &ControlArgs) -> Result<String> {
         let rules = foreign_rules(args.foreign_rules);
         for contender in &self.contenders {
@@ -154,7 +154,7 @@ impl Run {
         self.floor.fill(pods)
     }
 
-    /// All repetitions at one number of pods. Who begins changes from one to the next.
+    /// All repetitions at one number of pods. A different contender begins each.
     fn measure(&mut self, pods: u32, idle: f64) -> Result<String> {
         let count = self.contenders.len();
         let mut series: Vec<Series> = self
@@ -183,7 +183,7 @@ impl Run {
     }
 }
 
-/// An input of iptables-restore with so many rules, twenty to a chain that nothing leads to.
+/// An input of iptables-restore with so many rules, twenty in each chain; no rule jumps to these.
 fn foreign_rules(count: u32) -> String {
     use std::fmt::Write;
     let mut text = String::from("*nat\n");
@@ -205,7 +205,7 @@ fn foreign_rules(count: u32) -> String {
     text
 }
 
-/// How much of one processor is busy while this task does nothing.
+/// The share of one processor that is busy while this task does nothing.
 fn idle_rate() -> Result<f64> {
     thread::sleep(SETTLE);
     let (busy, begun) = (measure::busy()?, Instant::now());
@@ -213,7 +213,7 @@ fn idle_rate() -> Result<f64> {
     Ok((measure::busy()?.saturating_sub(busy)).as_secs_f64() / begun.elapsed().as_secs_f64())
 }
 
-/// An empty folder for all state, on the disk that the checkout is on.
+/// An empty folder for all state, on the checkout's disk.
 fn fresh_state() -> Result<PathBuf> {
     let dir = workspace::scratch("bench")?.join("var-lib");
     if dir.exists() {

@@ -1,9 +1,8 @@
-//! The kernel's own floor for a DEL: what one batch that deletes three elements from an nf_tables map
-//! and the deletion of one veth pair cost in a process that does nothing else.
+//! The kernel's floor for a DEL: the cost of a batch that deletes three elements of an nf_tables map, and of
+//! the deletion of a veth pair, in a process that does nothing else.
 //!
-//! Both wait for the kernel: after a deleting batch the wait comes when the socket is closed, for what
-//! was deleted is freed after a grace period (RCU) and closing waits for that; a veth waits for grace
-//! periods and for its queues. No plugin can be quicker than the sum.
+//! Both wait for the kernel. What a batch deletes is freed after an RCU grace period, for which closing the
+//! socket waits; a veth waits for grace periods and for its queues. No plugin can be faster than the sum.
 
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
@@ -16,9 +15,9 @@ use xtask::error::{Error, Result};
 use xtask::run::{self, tool};
 use xtask::sandbox;
 
-/// The node of this measurement.
+/// The namespace of this measurement.
 const NODE: &str = "floor";
-/// Elements that one pod with three ports has.
+/// Elements of a pod with three ports.
 const PORTS: u32 = 3;
 /// `RTM_DELLINK` (linux/rtnetlink.h).
 const RTM_DELLINK: u16 = 17;
@@ -44,17 +43,17 @@ pub(super) struct Floor {
 /// One measurement.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Sample {
-    /// The deleting batch, from opening its socket to having closed it.
+    /// The deleting batch, from opening its socket until it is closed.
     pub(super) batch: Duration,
     /// The veth pair, likewise.
     pub(super) veth: Duration,
 }
 
 impl Floor {
-    /// Makes a node with a bridge and an empty map that a rule uses. Leaves the thread in there.
+    /// Makes a node with a bridge and an empty map that a rule uses, and moves the thread there.
     ///
     /// # Errors
-    /// The `ip` or `nft` command that failed.
+    /// `ip` or `nft` fails.
     pub(super) fn new() -> Result<Self> {
         let node = sandbox::add_netns(NODE)?;
         sandbox::switch_to(&node)?;
@@ -71,7 +70,7 @@ impl Floor {
     /// Fills the map as `pods` pods would, in bulk.
     ///
     /// # Errors
-    /// `nft` failed.
+    /// `nft` fails.
     pub(super) fn fill(&mut self, pods: u32) -> Result<()> {
         sandbox::switch_to(&self.node)?;
         let elements: Vec<String> = (self.pods * PORTS..pods * PORTS)
@@ -87,7 +86,7 @@ impl Floor {
     /// Makes a pod's interface and elements, then deletes them.
     ///
     /// # Errors
-    /// A command or a request that failed.
+    /// A command or a request fails.
     pub(super) fn sample(&self, number: u32) -> Result<Sample> {
         let (pod, veth) = (format!("floor-{number}"), format!("veth{number}"));
         let netns = sandbox::add_netns(&pod)?;
@@ -155,7 +154,7 @@ fn element(port: u16) -> Vec<u8> {
     nested(1, &nested(1, &attribute(1, &[TCP, 0, 0, 0, high, low, 0, 0])))
 }
 
-/// `struct ifinfomsg` with nothing but the index.
+/// `struct ifinfomsg` with only the index.
 fn delete_link(index: u32) -> Vec<u8> {
     let mut payload = [0; 16];
     payload[4..8].copy_from_slice(&index.to_ne_bytes());

@@ -31,7 +31,7 @@ struct Cli {
 enum Bench {
     /// ADD and DEL of bridge + host-local + portmap (3 ports, ipMasq), as whole processes
     Control(ControlArgs),
-    /// What a packet costs: TCP_STREAM, TCP_RR and TCP_CRR by the number of published ports
+    /// Cost of a packet: TCP_STREAM, TCP_RR and TCP_CRR by the number of published ports
     Traffic(traffic::TrafficArgs),
     /// Draw the figures that a run saved
     Plot(plot::PlotArgs),
@@ -39,35 +39,34 @@ enum Bench {
 
 /// Measure ADD and DEL of whole processes: wall clock, CPU, memory, programs started.
 ///
-/// Every contender has a node of its own (a network namespace) and its state on a real disk; their
-/// operations alternate, so that what else the machine does hits all alike. Pods that are present were
-/// attached by the contender itself, by real ADDs.
+/// Each contender has its own node (a network namespace) and its state on a real disk. The operations of
+/// contenders alternate, so that other load affects all alike. Pods that are present were attached by real
+/// ADDs of the contender.
 #[derive(Debug, clap::Args)]
 pub(crate) struct ControlArgs {
     #[command(flatten)]
     plugins: Plugins,
-    /// How many pods are present while it is measured, one figure after the other
+    /// Numbers of pods that are present, one after the other
     #[arg(long, value_delimiter = ',', default_value = "0,100,1000", value_name = "N,N,…",
           value_parser = clap::value_parser!(u32).range(0..=10_000))]
     pods: Vec<u32>,
-    /// Measure the eBPF backend too
+    /// Measure the eBPF backend, too
     #[arg(long)]
     ebpf: bool,
-    /// Compare with the plugins in this directory too, of an older version, with the iptables backend
+    /// Also compare with an older version in this directory, with the iptables backend
     #[arg(long, value_name = "DIR")]
     older_peer: Option<PathBuf>,
-    /// How many rules of others are in each node's nat table of iptables, in chains of twenty, as
-    /// kube-proxy has them
+    /// Rules of another engine in each node's nat table of iptables, in chains of twenty, as of kube-proxy
     #[arg(long, default_value_t = 0, value_name = "N",
           value_parser = clap::value_parser!(u32).range(0..=1_000_000))]
     foreign_rules: u32,
-    /// The variant of iptables that the nodes use, and that those rules are made with
+    /// The nodes' variant of iptables, also for those rules
     #[arg(long, default_value = "nft", value_parser = ["nft", "legacy"])]
     iptables: String,
     /// ADDs and DELs of each contender at each number of pods
     #[arg(long, default_value_t = 20, value_parser = clap::value_parser!(u32).range(1..=1000))]
     reps: u32,
-    /// Write the figures to this directory too, as control.json and control.csv
+    /// Also write the figures to this directory, as control.json and control.csv
     #[arg(long, value_name = "DIR")]
     save: Option<PathBuf>,
 }

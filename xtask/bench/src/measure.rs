@@ -11,17 +11,17 @@ use nix::sys::time::{TimeVal, TimeValLike};
 use xtask::cni::Call;
 use xtask::error::{Error, Result};
 
-/// What an operation cost.
+/// The cost of an operation.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct Cost {
     /// From the start of the process to its end.
     pub(super) wall: Duration,
-    /// User and system time of the process and of all it waited for.
+    /// User and system time of the process and of those that it waited for.
     pub(super) cpu: Duration,
 }
 
 impl Cost {
-    /// Of several calls together.
+    /// The sum of several calls.
     pub(super) fn sum(calls: &[Self]) -> Self {
         calls
             .iter()
@@ -29,16 +29,16 @@ impl Cost {
     }
 }
 
-/// Runs a call as a runtime does, and returns what it printed.
+/// Runs a call as a runtime does, and returns its output.
 ///
 /// # Errors
-/// It failed: the call, its input and its output.
+/// It fails; the message has its input and output.
 pub(super) fn call(mut call: Call) -> Result<(Cost, String)> {
     let cpu = children_cpu()?;
     let begun = Instant::now();
     let mut child = call.spawn()?;
     if let Some(mut stdin) = child.stdin.take() {
-        // A plugin that ends before it has read everything says why by its output.
+        // If the plugin ends before it has read everything, its output has the reason.
         let _ = stdin.write_all(&call.input);
     }
     let output =
@@ -68,8 +68,8 @@ fn duration(time: TimeVal) -> Duration {
     Duration::from_micros(u64::try_from(time.num_microseconds()).unwrap_or(0))
 }
 
-/// The whole machine's busy time since boot, all processors together: what soft interrupts and kernel
-/// threads do is in here and in nobody's own account.
+/// The busy time of all processors since boot. It includes soft interrupts and kernel threads, which no
+/// process is charged for.
 ///
 /// # Errors
 /// /proc/stat cannot be read.
@@ -80,7 +80,7 @@ pub(super) fn busy() -> Result<Duration> {
 }
 
 /// The first line: user, nice, system, idle, iowait, irq, softirq, steal in ticks of 10 ms, see
-/// proc(5). What the hypervisor took (steal) is nobody's work here.
+/// proc(5). Time of the hypervisor (steal) is not counted.
 fn busy_in(text: &str) -> Option<Duration> {
     let line = text.lines().find_map(|line| line.strip_prefix("cpu "))?;
     let ticks: Vec<u64> = line.split_whitespace().filter_map(|word| word.parse().ok()).collect();

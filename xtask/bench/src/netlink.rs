@@ -1,4 +1,4 @@
-//! As much netlink as the kernel's floor needs: requests by hand, one acknowledgement each.
+//! Netlink for the kernel's floor: raw requests with an acknowledgement each.
 
 use std::os::fd::{AsRawFd, OwnedFd};
 
@@ -26,17 +26,17 @@ impl Socket {
     /// Opens a socket in the calling thread's namespace.
     ///
     /// # Errors
-    /// The kernel does not know the protocol.
+    /// The kernel does not support the protocol.
     pub(super) fn open(protocol: SockProtocol) -> Result<Self> {
         socket(AddressFamily::Netlink, SockType::Raw, SockFlag::SOCK_CLOEXEC, protocol)
             .map(Self)
             .map_err(|e| Error::system("open a netlink socket", e))
     }
 
-    /// Sends a request, in which one message asks for an acknowledgement, and waits for that.
+    /// Sends a request, one message of which asks for an acknowledgement, and waits for that.
     ///
     /// # Errors
-    /// The kernel's, with `operation`.
+    /// The kernel's error, with `operation`.
     pub(super) fn request(&self, bytes: &[u8], operation: &str) -> Result<()> {
         let failed = |e: Errno| Error::system(operation, e);
         send(self.0.as_raw_fd(), bytes, MsgFlags::empty()).map_err(failed)?;
@@ -64,7 +64,7 @@ pub(super) fn message(kind: u16, flags: u16, payload: &[u8]) -> Vec<u8> {
     bytes.extend(length.to_ne_bytes());
     bytes.extend(kind.to_ne_bytes());
     bytes.extend(flags.to_ne_bytes());
-    // Sequence number and port: one request is on its way at a time, and the kernel fills in the port.
+    // Sequence number and port: there is one request at a time, and the kernel fills in the port.
     bytes.extend([0; 8]);
     bytes.extend(payload);
     pad(&mut bytes);

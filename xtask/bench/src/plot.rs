@@ -1,4 +1,4 @@
-//! `cargo xtask bench plot`: pictures for the documentation, from figures in the repository.
+//! `cargo xtask bench plot`: draws the documentation's pictures from figures in the repository.
 
 use std::fs;
 use std::ops::Range;
@@ -58,7 +58,7 @@ struct Floor {
 }
 
 impl Data {
-    /// Adds a run, as far as it was with numbers of pods that are not there yet.
+    /// Adds a run's numbers of pods, but for those that are known already.
     fn add(&mut self, run: Self) {
         let seen: Vec<u32> = self.floor.iter().map(|floor| floor.pods).collect();
         self.rows.extend(run.rows.into_iter().filter(|row| !seen.contains(&row.pods)));
@@ -79,7 +79,7 @@ struct Panel<'a> {
 /// Runs the task.
 ///
 /// # Errors
-/// The file that could not be read, understood or written.
+/// A file cannot be read, parsed or written.
 pub(super) fn run(args: &PlotArgs) -> Result<()> {
     let traffic = workspace::root().join(&args.traffic);
     if args.table {
@@ -173,7 +173,7 @@ fn panel(area: &DrawingArea<SVGBackend<'_>, Shift>, of: &Panel<'_>) -> Result<()
     let mut pods: Vec<u32> = lines.iter().flat_map(|(_, points)| points.iter().map(|(n, ..)| *n)).collect();
     pods.sort_unstable();
     pods.dedup();
-    // The numbers of pods stand at equal distances: 0 has no place on a logarithmic axis.
+    // Equal distances between the numbers of pods: 0 has no place on a logarithmic axis.
     let place = |n: u32| pods.iter().position(|other| *other == n).map_or(0.0, to_float);
     let last = to_float(pods.len().saturating_sub(1));
     let mut chart = ChartBuilder::on(area)

@@ -1,4 +1,4 @@
-//! From samples to figures: quantiles, ratios, the table, JSON and CSV.
+//! Figures of samples: quantiles, ratios, the table, JSON and CSV.
 
 use std::fmt::Write as _;
 use std::fs;
@@ -30,18 +30,18 @@ pub(super) struct FloorSeries {
     pub(super) samples: Vec<floor::Sample>,
 }
 
-/// What a contender is made of.
+/// A contender's static figures.
 #[derive(Debug, Serialize)]
 pub(super) struct Profile {
     pub(super) contender: String,
-    /// What the plugin says about itself.
+    /// The version that the plugins print.
     pub(super) version: String,
     /// Size of all files in the plugin directory, in bytes; links count nothing.
     pub(super) directory_bytes: u64,
     /// The largest process's peak resident size, in bytes.
     pub(super) add_peak_bytes: u64,
     pub(super) del_peak_bytes: u64,
-    /// Programs started by one ADD of the list, those of the runtime included.
+    /// Programs that one ADD of the list starts, the plugins included.
     pub(super) add_programs: u32,
     pub(super) del_programs: u32,
     pub(super) add_program_names: Vec<String>,
@@ -87,7 +87,7 @@ struct Row {
     gone_cpu_ms: f64,
     /// Whole machine, per ADD and both DELs together.
     pair_busy_ms: f64,
-    /// Each plugin by itself, in the order of the calls.
+    /// Each plugin, in the order of the calls.
     plugins: Vec<PluginRow>,
 }
 
@@ -121,7 +121,7 @@ struct Ratio {
     met: bool,
 }
 
-/// Everything that one run measured.
+/// The figures of a run.
 #[derive(Debug, Serialize)]
 pub(super) struct Report {
     /// The machine and the conditions, one line each.
@@ -135,7 +135,7 @@ pub(super) struct Report {
 }
 
 impl Report {
-    /// Computes the figures. `own` is the contender that the others are compared with.
+    /// Computes the figures. The others are compared with the contender `own`.
     pub(super) fn new(
         conditions: Vec<String>,
         series: &[Series],
@@ -152,7 +152,7 @@ impl Report {
     /// Writes `control.json` and `control.csv` into a directory and returns their paths.
     ///
     /// # Errors
-    /// The file that could not be written.
+    /// A file cannot be written.
     pub(super) fn save(&self, dir: &Path) -> Result<[PathBuf; 2]> {
         fs::create_dir_all(dir).map_err(|e| Error::file("create the directory", dir, e))?;
         let json = serde_json::to_string_pretty(self)
@@ -356,7 +356,7 @@ fn ratios(rows: &[Row], floor: &[FloorRow], profiles: &[Profile], own: &str) -> 
     let ours: Vec<&Row> = rows.iter().filter(|row| row.contender == own).collect();
     let Some(first) = ours.first() else { return ratios };
     for row in &ours {
-        // Ours in another mode is no peer.
+        // Our plugins with another backend are no peer.
         let is_peer = |peer: &&Row| !peer.contender.starts_with(own) && peer.pods == row.pods;
         let peers = || rows.iter().filter(is_peer);
         let (pods, best) = (row.pods, |of: fn(&Row) -> f64| peers().map(of).fold(f64::NAN, f64::min));
@@ -467,7 +467,7 @@ mod tests {
         let report = Report::new(vec![], &all, &floors, vec![], "own");
         let found: Vec<(f64, bool)> = report.ratios.iter().map(|r| (r.value, r.met)).collect();
         assert_eq!(found[..5], [(0.1, true), (0.25, true), (0.1, true), (0.25, true), (1.25, true)]);
-        // Without a peer at that number of pods there is nothing to compare with, and no goal is met.
+        // No goal is met without a peer at that number of pods.
         assert!(found[5..9].iter().all(|(value, met)| value.is_nan() && !met));
         assert_eq!(found[9..], [(1.0, true), (1.2, true)], "half milliseconds are cut");
         assert_eq!(report.csv.lines().count(), 1 + 4 * 3 * 6 + 4);

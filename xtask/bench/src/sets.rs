@@ -1,4 +1,4 @@
-//! The plugin sets that are compared: where they come from, and what they say they are.
+//! The plugin sets that are compared: their directories and versions.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -9,7 +9,7 @@ use xtask::error::{Error, Result};
 use xtask::run::{self, tool};
 use xtask::{install, reference, workspace};
 
-/// Which ones.
+/// The plugin sets to compare.
 #[derive(Debug, clap::Args)]
 pub(super) struct Plugins {
     /// The directory of the plugins to compare with
@@ -27,10 +27,10 @@ pub(super) struct Plugins {
 }
 
 impl Plugins {
-    /// Ours, built and installed below target/ unless a directory was named.
+    /// Our plugins: built and installed below target/, or those of a directory.
     ///
     /// # Errors
-    /// The build's and the installation's own.
+    /// The build or the installation fails.
     pub(super) fn own(&self) -> Result<PathBuf> {
         if let Some(dir) = &self.slipway {
             return workspace::absolute(dir);
@@ -42,10 +42,10 @@ impl Plugins {
         Ok(dir)
     }
 
-    /// The others'.
+    /// The peer's plugins.
     ///
     /// # Errors
-    /// They cannot be fetched, or are not there.
+    /// They cannot be fetched, or the directory has none.
     pub(super) fn peer(&self) -> Result<PathBuf> {
         let dir = if self.fetch_peer {
             reference::fetch(reference::NEWEST)?
@@ -59,8 +59,8 @@ impl Plugins {
     }
 }
 
-/// What a plugin says about itself: our binary's `slipway version`, or what the reference prints to
-/// standard error when it is called without a command, with the package it came in where that is known.
+/// The version of a plugin set: `slipway version`, or what a reference plugin prints to standard error
+/// without a command, with its package if that is known.
 pub(super) fn version(dir: &Path) -> String {
     let own = dir.join("slipway");
     if own.is_file() {
@@ -76,8 +76,8 @@ pub(super) fn version(dir: &Path) -> String {
     }
 }
 
-/// The package that a plugin directory came in: a fetched one says it beside the unpacked files, an
-/// installed one is known to dpkg.
+/// The package of a plugin directory: of a fetched one from the file next to it, of an installed one from
+/// dpkg.
 fn package_of(dir: &Path) -> Option<String> {
     let unpacked = dir.ancestors().nth(3)?;
     if let Ok(name) = fs::read_to_string(unpacked.with_extension("from")) {

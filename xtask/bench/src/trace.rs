@@ -1,8 +1,8 @@
-//! Which programs an operation starts, and how much memory the largest process of it used.
+//! Counts the programs that an operation starts, and finds the peak memory of its largest process.
 //!
-//! The call runs under ptrace(2), attached before its input is written, so that nothing of what it
-//! does is missed: every exec is an event, and every process stops once more before it goes, when its
-//! peak resident size (`VmHWM` in proc(5)) can still be read. Nothing is timed in such a run.
+//! The call runs under ptrace(2), attached before its input is written. Each exec is an event, and each
+//! process stops before it exits, when its peak resident size (`VmHWM` in proc(5)) can still be read. Such a
+//! run is not timed.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -17,17 +17,17 @@ use nix::unistd::Pid;
 use xtask::cni::Call;
 use xtask::error::{Error, Result};
 
-/// Stops that are handled before a call is given up: an operation of the reference has a few thousand.
+/// The most stops of a call. An operation of the reference has a few thousand.
 const STOPS: u32 = 1_000_000;
 
-/// What a call did.
+/// A traced call.
 #[derive(Debug, Default, Clone)]
 pub(super) struct Trace {
-    /// How often each program was started, the plugin itself included.
+    /// The starts of each program, the plugin included.
     pub(super) programs: BTreeMap<String, u32>,
     /// The largest process's peak resident size in bytes.
     pub(super) peak: u64,
-    /// What the plugin printed.
+    /// The plugin's output.
     pub(super) output: String,
 }
 
@@ -40,16 +40,16 @@ impl Trace {
         self.peak = self.peak.max(other.peak);
     }
 
-    /// How many programs were started in all.
+    /// The number of started programs.
     pub(super) fn started(&self) -> u32 {
         self.programs.values().sum()
     }
 }
 
-/// Runs a call and watches it.
+/// Runs a call and traces it.
 ///
 /// # Errors
-/// It cannot be traced, or it failed: the call and its output.
+/// It cannot be traced, or fails; the message has its output.
 pub(super) fn run(mut call: Call) -> Result<Trace> {
     let mut child = call.spawn()?;
     let root = Pid::from_raw(i32::try_from(child.id()).unwrap_or(i32::MAX));
@@ -60,7 +60,7 @@ pub(super) fn run(mut call: Call) -> Result<Trace> {
         | Options::PTRACE_O_TRACECLONE;
     ptrace::seize(root, options).map_err(|e| Error::system(format!("trace {}", call.label), e))?;
     if let Some(mut stdin) = child.stdin.take() {
-        // A plugin that ends before it has read everything says why by its output.
+        // If the plugin ends before it has read everything, its output has the reason.
         let _ = stdin.write_all(&call.input);
     }
     let mut trace = Trace::default();
@@ -83,7 +83,7 @@ pub(super) fn run(mut call: Call) -> Result<Trace> {
     Err(Error::Failed(format!("{} ended with {code}: {} {errors}", call.label, trace.output)))
 }
 
-/// Lets every traced process go on until the last one is gone; returns the root's exit code.
+/// Resumes the traced processes until the last one has ended; returns the root's exit code.
 fn follow(root: Pid, trace: &mut Trace, label: &str) -> Result<i32> {
     let mut code = -1;
     for _ in 0..STOPS {
@@ -95,7 +95,7 @@ fn follow(root: Pid, trace: &mut Trace, label: &str) -> Result<i32> {
         };
         let (pid, signal) = match status {
             WaitStatus::PtraceEvent(pid, _, event) => {
-                // The plugin's own exec may be seen or be over when it is attached: never counted here.
+                // The plugin's own exec may come before or after it is attached: not counted here.
                 if pid != root || event != libc::PTRACE_EVENT_EXEC {
                     note(pid, event, trace);
                 }
@@ -109,7 +109,7 @@ fn follow(root: Pid, trace: &mut Trace, label: &str) -> Result<i32> {
             _ => continue,
         };
         match ptrace::cont(pid, signal) {
-            // Killed in the meantime, by its own process's end.
+            // Killed by the end of its process.
             Ok(()) | Err(Errno::ESRCH) => {}
             Err(e) => return Err(Error::system(format!("let {label} go on"), e)),
         }

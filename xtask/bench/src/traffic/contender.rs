@@ -1,4 +1,4 @@
-//! One way from the client to a pod, with a node of its own.
+//! A contender: a way from the client to a pod, with its own node.
 
 use std::fs::{self, File};
 use std::net::Ipv4Addr;
@@ -20,19 +20,19 @@ use xtask::run::{self, tool};
 
 /// Pods on one bridge.
 const PODS_PER_BRIDGE: usize = 250;
-/// The first address of pods that are rules only, and have no interface.
+/// The first address of pods that have only rules, and no interface.
 const BULK: u32 = u32::from_be_bytes([10, 250, 0, 0]);
 
-/// What a node uses.
+/// The way of packets through a node.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, clap::ValueEnum)]
 #[serde(rename_all = "kebab-case")]
 pub(super) enum Kind {
-    /// No node in between: one pair of links from the client to the pod. What both ends cost by themselves.
+    /// No node: a veth pair joins client and pod. The cost of both ends alone.
     Direct,
-    /// No translation: the client asks the pod's own address. Nobody has rules here, nothing tracks
-    /// connections.
+    /// No translation: the client connects to the pod's address. There are no rules and no connection
+    /// tracking.
     Routed,
-    /// Likewise, on a node that tracks connections.
+    /// The same on a node that tracks connections.
     Tracked,
     /// The reference's portmap and bridge with iptables.
     ReferenceIptables,
@@ -47,7 +47,7 @@ pub(super) enum Kind {
 }
 
 impl Kind {
-    /// As it is written in tables and on the command line.
+    /// Its name in tables and on the command line.
     pub(super) fn name(self) -> &'static str {
         match self {
             Self::Direct => "direct",
@@ -80,28 +80,28 @@ impl Kind {
     }
 
     fn path(self, iptables: &str) -> Result<String> {
-        // Nothing can be done with iptables where there is none.
+        // Without iptables, no plugin can use it.
         let only_nft = matches!(self, Self::ReferenceNftables | Self::Nftables | Self::Ebpf);
         if only_nft { Backend::Nftables } else { Backend::Iptables }.path(iptables)
     }
 }
 
-/// Who asks whom.
+/// Client and server.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, clap::ValueEnum)]
 #[serde(rename_all = "kebab-case")]
 pub(super) enum Way {
-    /// Another host asks a published port of the node.
+    /// Another host connects to a published port of the node.
     Port,
-    /// A pod asks another host.
+    /// A pod connects to another host.
     Masquerade,
-    /// The node itself asks its published port.
+    /// The node connects to its own published port.
     Node,
-    /// The node itself asks the pod's own address.
+    /// The node connects to the pod's address.
     NodeDirect,
 }
 
 impl Way {
-    /// As it is written in tables and on the command line.
+    /// Its name in tables and on the command line.
     pub(super) fn name(self) -> &'static str {
         match self {
             Self::Port => "port",
@@ -112,7 +112,7 @@ impl Way {
     }
 }
 
-/// What all contenders of a run have in common.
+/// The conditions of all contenders of a run.
 #[derive(Debug, Clone)]
 pub(super) struct Setting {
     pub(super) own: PathBuf,
@@ -123,10 +123,10 @@ pub(super) struct Setting {
     pub(super) pin: Pin,
 }
 
-/// How many ports are which.
+/// Published ports by how their rules were made.
 #[derive(Debug, Clone, Copy, Default, Serialize, Deserialize)]
 pub(super) struct Count {
-    /// Pods that were attached by a real ADD, and their ports.
+    /// Pods that a real ADD attached, and their ports.
     pub(super) live_pods: u32,
     pub(super) live_ports: u32,
     /// Pods whose rules were loaded as text, and their ports.
@@ -143,7 +143,7 @@ pub(super) struct Contender {
     setting: Setting,
     path: String,
     planned: usize,
-    /// The addresses of the pods that are there, and the first port of each.
+    /// The addresses of attached pods, and the first port of each.
     live: Vec<(Ipv4Addr, u16)>,
     shapes: Vec<(u16, Shape)>,
     measured: Option<Measured>,
@@ -189,10 +189,10 @@ impl Contender {
         Ok(contender)
     }
 
-    /// Looks at what real ADDs write, on a node that is given up afterwards.
+    /// Reads what real ADDs write, on a node that is not used again.
     ///
     /// # Errors
-    /// An ADD failed, or wrote something else than its name says.
+    /// An ADD fails, or its backend is not the contender's.
     pub(super) fn learn(&mut self) -> Result<()> {
         if !self.kind.is_peer() {
             return Ok(());
@@ -217,10 +217,10 @@ impl Contender {
         Ok(())
     }
 
-    /// Publishes ports until there are so many.
+    /// Publishes ports up to a number.
     ///
     /// # Errors
-    /// An ADD failed, or rules that cannot be loaded.
+    /// An ADD fails, or rules cannot be loaded.
     pub(super) fn fill(&mut self, ports: u32) -> Result<()> {
         if self.kind == Kind::Direct {
             if self.live.is_empty() {
@@ -251,7 +251,7 @@ impl Contender {
         self.choose(pods.len())
     }
 
-    /// Has the pod in the middle answer.
+    /// Starts the server in the middle pod.
     fn choose(&mut self, pods: usize) -> Result<()> {
         let index = plan::measured(pods.min(self.live.len()));
         if self.measured.as_ref().is_some_and(|measured| measured.index == index) {
@@ -264,10 +264,10 @@ impl Contender {
         Ok(())
     }
 
-    /// Works for a time.
+    /// Makes traffic for a time.
     ///
     /// # Errors
-    /// The traffic does not come through.
+    /// The traffic does not arrive.
     pub(super) fn sample(&mut self, way: Way, work: Work, time: Duration) -> Result<Spent> {
         let failed = |e| Error::Failed(format!("{}, {}: {e}", self.kind.name(), way.name()));
         let Some(measured) = &self.measured else {
@@ -292,7 +292,7 @@ impl Contender {
         .map_err(failed)
     }
 
-    /// Where its plugins are.
+    /// The directory of its plugins.
     pub(super) fn dir(&self) -> &Path {
         if self.kind.is_peer() { &self.setting.peer } else { &self.setting.own }
     }
@@ -301,7 +301,7 @@ impl Contender {
     fn attach(&mut self, ports: Ports) -> Result<(String, Ipv4Addr)> {
         let index = self.live.len();
         let (netns, _) = self.space.pod(&name(index))?;
-        // 64 hexadecimal digits, different from the first one on.
+        // 64 hexadecimal digits that differ from the first one on.
         let number = u32::try_from(index + 1).unwrap_or(0);
         let pod = Pod { id: format!("{:08x}", number.wrapping_mul(0x9e37_79b1)).repeat(8), netns };
         let mappings = (0..ports.count).map(
@@ -366,10 +366,10 @@ impl Contender {
         Ok(())
     }
 
-    /// How many connections the node's kernel tracks.
+    /// The number of connections that the node's kernel tracks.
     ///
     /// # Errors
-    /// It does not say.
+    /// The kernel's counter cannot be read.
     pub(super) fn tracked(&self) -> Result<u64> {
         let path = Path::new("/proc/sys/net/netfilter/nf_conntrack_count");
         self.space.run(|| {
@@ -378,11 +378,10 @@ impl Contender {
         })
     }
 
-    /// What the BPF programs have counted on this node, and the rest of `slipway node status`; null where
-    /// nothing is pinned.
+    /// The output of `slipway node status` with the BPF programs' counters; null if nothing is pinned.
     ///
     /// # Errors
-    /// It failed.
+    /// The command fails.
     pub(super) fn programs(&self) -> Result<Value> {
         let pinned = self.space.run(|| Ok(Path::new("/sys/fs/bpf/slipway").exists()))?;
         if !pinned {
@@ -397,11 +396,10 @@ impl Contender {
         })
     }
 
-    /// The tables of nftables on the node. Of many rules nft takes its time to read, whatever it is asked
-    /// for.
+    /// The names of nftables' tables on the node. With many rules nft is slow, whatever it lists.
     ///
     /// # Errors
-    /// nft failed.
+    /// nft fails.
     pub(super) fn tables(&self) -> Result<String> {
         self.space.run(|| run::capture(&mut tool("nft", &["list", "tables"])))
     }

@@ -1,4 +1,4 @@
-//! What a span of time took of the machine.
+//! The cost of a span of time.
 
 use std::fs;
 use std::path::Path;
@@ -22,12 +22,12 @@ pub(super) struct Clock {
 #[derive(Debug, Clone, Copy, PartialEq)]
 struct Idle {
     processors: f64,
-    /// Idle, or taken away by the hypervisor.
+    /// Idle, or used by the hypervisor.
     free: f64,
 }
 
 impl Clock {
-    /// Begins one.
+    /// Starts a span.
     ///
     /// # Errors
     /// The kernel's accounts cannot be read.
@@ -35,7 +35,7 @@ impl Clock {
         Ok(Self { idle: idle()?, own: own()?, begun: Instant::now() })
     }
 
-    /// Ends it, with what was done.
+    /// Ends it, after so many operations.
     ///
     /// # Errors
     /// As [`Self::start`].
@@ -47,7 +47,7 @@ impl Clock {
     }
 }
 
-/// How much of one processor is busy while nothing is measured.
+/// The share of one processor that is busy while nothing is measured.
 ///
 /// # Errors
 /// As [`Clock::start`].
@@ -72,7 +72,7 @@ fn idle() -> Result<Idle> {
     idle_in(&text).ok_or_else(|| Error::Failed("/proc/stat has no line `cpu`".to_owned()))
 }
 
-/// The first line's idle, iowait and steal, in ticks of 10 ms, see proc(5). What is busy is what is neither:
+/// The first line's idle, iowait and steal, in ticks of 10 ms, see proc(5). Busy time is the rest:
 /// user, nice, system, irq and softirq are sampled at the timer's interrupts, some 250 times a second, while
 /// a processor's idle time is clocked where the timer stops with it (`CONFIG_NO_HZ_IDLE`).
 fn idle_in(text: &str) -> Option<Idle> {

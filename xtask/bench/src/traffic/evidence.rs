@@ -1,4 +1,4 @@
-//! That the packets went the way that the contender's name says.
+//! Proves that the packets went the way of the contender's name.
 
 use serde_json::Value;
 
@@ -7,13 +7,13 @@ use super::figures::Series;
 use super::load::Work;
 use xtask::error::{Error, Result};
 
-/// What the node had counted before.
+/// The state of the BPF programs before the traffic.
 #[derive(Debug)]
 pub(super) struct Evidence {
     programs: Value,
 }
 
-/// What was done in all rounds together, the warm-up not included.
+/// The operations of all rounds, without the warm-up.
 #[derive(Debug, Default)]
 struct Done {
     kib: f64,
@@ -37,18 +37,18 @@ impl Done {
 }
 
 impl Evidence {
-    /// Before the traffic.
+    /// Reads that state.
     ///
     /// # Errors
-    /// The node cannot be asked.
+    /// The node's counters cannot be read.
     pub(super) fn before(contender: &Contender) -> Result<Self> {
         Ok(Self { programs: contender.programs()? })
     }
 
-    /// After it.
+    /// Compares them after the traffic.
     ///
     /// # Errors
-    /// The packets went another way; the node cannot be asked.
+    /// The packets went another way, or the node's counters cannot be read.
     pub(super) fn check(&self, contender: &Contender, series: &[&Series]) -> Result<()> {
         let failed = |why: String| Err(Error::Failed(format!("{}: {why}", contender.kind.name())));
         let (tracked, programs) = (contender.tracked()?, contender.programs()?);
@@ -61,7 +61,7 @@ impl Evidence {
         }
         let connections = [Way::Port, Way::Masquerade].map(|way| Done::of(series, way).connections);
         let many = connections.iter().sum::<f64>() / 20.0;
-        // What the node's own sockets ask needs no translation, and is tracked; so is the warm-up.
+        // Connections of the node's own sockets need no translation and are tracked, as is the warm-up.
         let own = [Way::Node, Way::NodeDirect].map(|way| Done::of(series, way).connections);
         let allowed = many + 2.0 * own.iter().sum::<f64>();
         match contender.kind {
@@ -80,14 +80,14 @@ impl Evidence {
         }
     }
 
-    /// What the programs have not counted that they should have.
+    /// The shortfall in the BPF programs' counters, if there is one.
     fn missed(&self, programs: &Value, series: &[&Series]) -> Option<String> {
         let counted = |name: &str| {
             let count = |status: &Value| status["counters"][name].as_f64().unwrap_or(0.0);
             count(programs) - count(&self.programs)
         };
         let [port, out, node] = [Way::Port, Way::Masquerade, Way::Node].map(|way| Done::of(series, way));
-        // A connection is a SYN, an ACK and a byte at least; the answers come back.
+        // A connection has a SYN, an ACK and a byte at least, and the replies.
         let packets = |done: &Done| done.transactions + 3.0 * done.connections;
         let expected = [
             ("Published", port.connections),

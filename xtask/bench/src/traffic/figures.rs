@@ -1,4 +1,4 @@
-//! From rounds to figures: medians, ratios to the routed way, goals, tables.
+//! Figures of rounds: medians, ratios to the routed way, goals, tables.
 
 use std::fmt::Write as _;
 use std::fs;
@@ -10,7 +10,7 @@ use super::contender::{Count, Kind, Way};
 use super::load::{Spent, Work};
 use xtask::error::{Error, Result};
 
-/// All rounds of one contender doing one thing with one number of ports.
+/// All rounds of one contender with one work and one number of ports.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(super) struct Series {
     pub(super) contender: Kind,
@@ -20,11 +20,11 @@ pub(super) struct Series {
     pub(super) rounds: Vec<Spent>,
 }
 
-/// What stood behind a number of ports.
+/// The pods and rules behind a number of ports.
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) struct Pods {
     pub(super) contender: Kind,
-    /// What the plugins say about themselves.
+    /// The versions that the plugins print.
     pub(super) version: String,
     pub(super) ports: u32,
     #[serde(flatten)]
@@ -39,8 +39,8 @@ pub(crate) struct Figure {
     pub(crate) most: f64,
 }
 
-/// One contender doing one thing with one number of ports, per operation: a KiB of STREAM in nanoseconds, a
-/// transaction of RR or CRR in microseconds.
+/// A contender's figures of one work and one number of ports, per operation: a KiB of STREAM in nanoseconds,
+/// a transaction of RR or CRR in microseconds.
 #[derive(Debug, Serialize, Deserialize)]
 struct Row {
     contender: Kind,
@@ -50,8 +50,7 @@ struct Row {
     unit: String,
     /// Processor time of the whole machine.
     machine: Figure,
-    /// Processor time of the process that is both ends of the conversation, with what the kernel did on its
-    /// behalf.
+    /// Processor time of the process, which is both ends of the connection, and of the kernel on its behalf.
     own: Figure,
     /// Wall clock.
     wall: Figure,
@@ -71,7 +70,7 @@ struct Goal {
     met: bool,
 }
 
-/// Everything that one run measured.
+/// The figures of a run.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct Report {
     /// The machine and the conditions, one line each.
@@ -81,7 +80,7 @@ pub(crate) struct Report {
     goals: Vec<Goal>,
 }
 
-/// A line of a plot: who, and for each number of ports the median and the largest figure.
+/// A line of a plot: its name, and for each number of ports the median and the largest figure.
 pub(crate) type Line = (String, Vec<(u32, f64, f64)>);
 
 impl Figure {
@@ -160,7 +159,7 @@ impl Report {
     /// Writes `traffic.json` into a directory and returns its path.
     ///
     /// # Errors
-    /// It cannot be written.
+    /// The file cannot be written.
     pub(super) fn save(&self, dir: &Path) -> Result<PathBuf> {
         fs::create_dir_all(dir).map_err(|e| Error::file("create the directory", dir, e))?;
         let json = serde_json::to_string_pretty(self)
@@ -170,16 +169,16 @@ impl Report {
         Ok(path)
     }
 
-    /// Reads what was saved.
+    /// Reads saved figures.
     ///
     /// # Errors
-    /// It is not there, or something else.
+    /// The file cannot be read or has another form.
     pub(crate) fn read(path: &Path) -> Result<Self> {
         let text = fs::read_to_string(path).map_err(|e| Error::file("read", path, e))?;
         serde_json::from_str(&text).map_err(|e| Error::Failed(format!("read {}: {e}", path.display())))
     }
 
-    /// Everything, for people.
+    /// The tables, for people.
     pub(super) fn text(&self) -> String {
         let mut text = String::new();
         // Writing to a String cannot fail.
@@ -329,7 +328,7 @@ impl Row {
     }
 }
 
-/// Figures of a table are small enough.
+/// Rounds a figure of a table, which is small enough for that.
 #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "saturates, and is for people")]
 fn rounded(value: f64) -> u32 {
     value.round() as u32
@@ -349,7 +348,7 @@ fn ratios(rounds: &[Spent], base: &[Spent], of: fn(&Spent) -> f64) -> Vec<f64> {
     pairs.map(|(one, base)| (of(one) / one.operations) / (of(base) / base.operations)).collect()
 }
 
-/// The goals that this run says something about.
+/// The goals that this run has figures for.
 fn goals(rows: &[Row]) -> Vec<Goal> {
     use Work::{Connections, Requests, Stream};
     let mut goals = Vec::new();

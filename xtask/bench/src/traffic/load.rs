@@ -26,21 +26,21 @@ use xtask::error::{Error, Result};
 
 /// The port that all servers listen on.
 pub(super) const PORT: u16 = 80;
-/// How long either side waits for the other.
+/// Time limit for either side to wait for the other.
 const PATIENCE: Duration = Duration::from_mins(1);
-/// What a sender writes, and a receiver reads at a time.
+/// The size of a read or write.
 const CHUNK: usize = 128 << 10;
-/// Before the clock starts: the window grows, caches fill.
+/// Warm-up, in which the window grows and caches fill.
 const WARM_UP: Duration = Duration::from_millis(100);
-/// Transactions between two looks at the clock.
+/// Transactions between two readings of the clock.
 const TURNS: u32 = 16;
-/// Ports that the client takes one after the other. Each is free again long before its turn.
+/// The client's ports, used in order. Each is free again long before it is reused.
 const CLIENT_PORTS: std::ops::Range<u16> = 1_024..65_000;
-/// The first byte of a connection: what is it for?
+/// The first byte of a connection, which is the kind of traffic.
 const TAKE: u8 = b'S';
 const ECHO: u8 = b'R';
 
-/// What is done over and over.
+/// The kind of traffic.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, clap::ValueEnum)]
 pub(super) enum Work {
     /// TCP_STREAM: an operation is a KiB.
@@ -50,13 +50,13 @@ pub(super) enum Work {
     #[serde(rename = "RR")]
     #[value(name = "rr")]
     Requests,
-    /// TCP_CRR: likewise, with a connection for each.
+    /// TCP_CRR: the same, with a connection for each.
     #[serde(rename = "CRR")]
     #[value(name = "crr")]
     Connections,
 }
 
-/// What was done in a span of time, and what it took.
+/// The operations in a span of time, and their cost.
 #[derive(Debug, Clone, Copy, Default, Serialize, Deserialize)]
 pub(super) struct Spent {
     /// KiB or transactions.
@@ -65,20 +65,19 @@ pub(super) struct Spent {
     pub(super) wall: f64,
     /// The whole machine's busy time, idle control not yet taken off, in seconds of one processor.
     pub(super) busy: f64,
-    /// User and system time of this process, which is both ends of the conversation, in seconds.
+    /// User and system time of this process, which is both ends of the connection, in seconds.
     pub(super) own: f64,
 }
 
-/// Where threads run.
+/// The processors of threads.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, clap::ValueEnum)]
 #[serde(rename_all = "kebab-case")]
 pub(super) enum Pin {
-    /// Both ends on the first processor: nobody waits for a processor to wake up, and the wall clock is the
-    /// processor's time.
+    /// Both ends on the first processor: no processor has to wake up, and wall clock time is processor time.
     One,
     /// The client on the first processor, the server on the second one.
     Two,
-    /// Where the kernel puts them.
+    /// The kernel's choice.
     None,
 }
 
@@ -99,7 +98,7 @@ impl Pin {
 /// Serves in a namespace until the process ends.
 ///
 /// # Errors
-/// The port cannot be listened on.
+/// It cannot listen on the port.
 pub(super) fn serve(net: &File, pin: Pin) -> Result<()> {
     let listener = in_net(net, || {
         TcpListener::bind((Ipv4Addr::UNSPECIFIED, PORT))
@@ -107,11 +106,11 @@ pub(super) fn serve(net: &File, pin: Pin) -> Result<()> {
     })?;
     let (sender, ready) = mpsc::channel();
     thread::spawn(move || {
-        // Nobody waits for it any more if that fails.
+        // If that fails, the receiver has given up.
         let _ = sender.send(pin.apply(1));
         let mut bytes = vec![0; CHUNK];
         for mut stream in listener.incoming().flatten() {
-            // A client that goes away early says so itself.
+            // A client that closes early reports that itself.
             let _ = answer(&mut stream, &mut bytes);
         }
     });
@@ -136,31 +135,31 @@ fn answer(stream: &mut TcpStream, bytes: &mut [u8]) -> std::io::Result<()> {
     }
 }
 
-/// A client with its own row of ports.
+/// A client with its own range of ports.
 #[derive(Debug)]
 pub(super) struct Client {
     next: u16,
     turn: usize,
 }
 
-/// What a client asks.
+/// A client's servers.
 #[derive(Debug, Clone)]
 pub(super) struct Target {
-    /// Connections go to one of them after the other.
+    /// Connections go to them in turn.
     pub(super) addresses: Vec<Ipv4Addr>,
     pub(super) port: u16,
 }
 
 impl Client {
-    /// Begins with the first port.
+    /// Starts with the first port.
     pub(super) const fn new() -> Self {
         Self { next: CLIENT_PORTS.start, turn: 0 }
     }
 
-    /// Works for a time, from the calling thread's namespace.
+    /// Makes traffic for a time, from the calling thread's namespace.
     ///
     /// # Errors
-    /// A connection that failed.
+    /// A connection fails.
     pub(super) fn run(&mut self, work: Work, to: &Target, time: Duration, pin: Pin) -> Result<Spent> {
         pin.apply(0)?;
         match work {
@@ -194,7 +193,7 @@ impl Client {
 
     fn requests(&mut self, to: &Target, time: Duration) -> Result<Spent> {
         let (mut stream, to) = self.dial(to)?;
-        // What is sent is one byte, and nothing more until the answer: it is never held back.
+        // One byte is sent, and no more until the reply: it is never delayed.
         let mut ask_for = |time: Duration| {
             let (begun, mut count) = (Instant::now(), 0_u32);
             while begun.elapsed() < time {

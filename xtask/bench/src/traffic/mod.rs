@@ -1,4 +1,4 @@
-//! What a packet costs on its way from a client to a pod.
+//! Measures the cost of a packet from a client to a pod.
 
 mod contender;
 mod cost;
@@ -28,34 +28,34 @@ use xtask::progress::Stages;
 use xtask::run::{self, tool};
 use xtask::{sandbox, workspace};
 
-/// Quiet time before each measurement.
+/// Pause before each measurement.
 const SETTLE: Duration = Duration::from_millis(20);
-/// How long the machine may take to come to rest after pods were attached, and how long a look takes.
+/// Time limit for the machine to become idle after pods were attached, and the length of a sample.
 const REST: Duration = Duration::from_secs(30);
 const LOOK: Duration = Duration::from_secs(1);
-/// What counts as rest: a share of one processor.
+/// The busy share of one processor below which the machine is idle.
 const RESTING: f64 = 0.05;
-/// What is too much to be taken off.
+/// The busy share above which it cannot be subtracted.
 const TOO_BUSY: f64 = 0.2;
-/// How much of one processor a sample takes at least, and how often one is tried.
+/// The least share of one processor in a valid sample, and the number of attempts.
 const LEAST_BUSY: f64 = 0.3;
 const TRIES: u32 = 3;
 
-/// Measure what a packet costs: a client's namespace, the node's, a pod's.
+/// Measure the cost of a packet through the namespaces of a client, a node and a pod.
 ///
 /// TCP_STREAM, TCP_RR and TCP_CRR, in processor time of the whole machine and by the wall clock, without
-/// translation and through the published ports of each plugin set. Every contender has a node of its own;
-/// they take turns of a second. Of 1,000 published ports each belongs to a pod of its own, beyond that 250 to
-/// one, all attached by real ADDs; of the reference's only some, the rest is loaded as rules of the same
-/// shape. Ports are added from one number to the next.
+/// translation and through the published ports of each plugin set. Each contender has its own node; they
+/// alternate every second. Up to 1,000 published ports each belong to a pod of their own, beyond that 250 to
+/// one. Pods are attached by real ADDs; of the reference's only some, and the rules of the others, of the
+/// same shape, are loaded as text.
 #[derive(Debug, clap::Args)]
 pub(crate) struct TrafficArgs {
     #[command(flatten)]
     plugins: Plugins,
-    /// How many ports are published while it is measured, one figure after the other
+    /// Numbers of published ports, one after the other
     #[arg(long, value_delimiter = ',', default_value = "1,1000,10000,60000", value_name = "N,N,…")]
     ports: Vec<u32>,
-    /// Who takes part
+    /// The contenders
     #[arg(
         long,
         value_enum,
@@ -64,11 +64,11 @@ pub(crate) struct TrafficArgs {
         default_value = "routed,reference-iptables,reference-nftables,nftables,ebpf"
     )]
     contenders: Vec<Kind>,
-    /// Who asks whom: a host a published port, a pod another host, the node its own published port, the node
-    /// the pod
+    /// Client and server: a host to a published port, a pod to another host, the node to its own published
+    /// port, the node to the pod
     #[arg(long, value_enum, value_delimiter = ',', value_name = "WAY,WAY,…", default_value = "port")]
     ways: Vec<Way>,
-    /// What is done
+    /// The kinds of traffic
     #[arg(
         long,
         value_enum,
@@ -77,19 +77,19 @@ pub(crate) struct TrafficArgs {
         default_value = "stream,rr,crr"
     )]
     works: Vec<Work>,
-    /// How often everything is measured
+    /// Rounds
     #[arg(long, default_value_t = 7, value_parser = clap::value_parser!(u32).range(1..=100))]
     rounds: u32,
-    /// How long each measurement takes
+    /// Duration of each measurement
     #[arg(long, default_value_t = 1.0, value_name = "S")]
     seconds: f64,
-    /// Which processors the client and the server run on
+    /// Processors of client and server
     #[arg(long, value_enum, default_value = "none")]
     pin: Pin,
-    /// How many of the reference's pods are attached by real ADDs
+    /// The number of the reference's pods that are attached by real ADDs
     #[arg(long, default_value_t = 500, value_name = "N")]
     peer_live: u32,
-    /// The variant of iptables that the nodes use
+    /// The nodes' variant of iptables
     #[arg(long, default_value = "nft", value_parser = ["nft", "legacy"])]
     iptables: String,
     /// TCP's congestion control, instead of the machine's own
@@ -98,12 +98,12 @@ pub(crate) struct TrafficArgs {
     /// Bridged packets pass through netfilter (net.bridge.bridge-nf-call-iptables)
     #[arg(long)]
     bridge_nf: bool,
-    /// Write the figures to this directory too, as traffic.json
+    /// Also write the figures to this directory, as traffic.json
     #[arg(long, value_name = "DIR")]
     save: Option<PathBuf>,
 }
 
-/// Everything that is measured.
+/// A measurement.
 struct Run {
     conditions: Vec<String>,
     contenders: Vec<Contender>,
@@ -118,7 +118,7 @@ struct Run {
 /// Runs the benchmark.
 ///
 /// # Errors
-/// A build, a plugin that fails, a contender that does not do what its name says.
+/// A build or a plugin fails, or packets of a contender go another way than its name says.
 pub(super) fn run(args: &TrafficArgs) -> Result<()> {
     let mut levels = args.ports.clone();
     levels.sort_unstable();
@@ -181,7 +181,7 @@ impl Run {
         Ok(format!("{} contenders", self.contenders.len()))
     }
 
-    /// Attaches pods at all nodes at once: nothing is timed here.
+    /// Attaches pods on all nodes concurrently; this is not timed.
     fn fill(&mut self, ports: u32) -> Result<String> {
         self.each(|contender| contender.fill(ports))?;
         for contender in &self.contenders {
@@ -199,13 +199,13 @@ impl Run {
             let join = |thread: thread::ScopedJoinHandle<'_, Result<()>>| {
                 thread.join().unwrap_or_else(|_| Err(Error::Failed("a thread panicked".to_owned())))
             };
-            // All are waited for, whichever fails.
+            // Waits for all, even if one fails.
             let results: Vec<Result<()>> = threads.into_iter().map(join).collect();
             results.into_iter().collect()
         })
     }
 
-    /// All rounds with one number of ports. Who begins changes from one to the next.
+    /// All rounds with one number of ports. A different contender begins each.
     fn measure(&mut self, ports: u32) -> Result<String> {
         let evidence = self.contenders.iter().map(Evidence::before).collect::<Result<Vec<_>>>()?;
         let mut series = Vec::new();
@@ -252,8 +252,8 @@ impl Run {
     }
 }
 
-/// A sample of a time in which the machine worked. The load never rests: a processor that did was taken away
-/// by the hypervisor, and what such a second says of an operation's cost is wrong by any factor.
+/// A sample in which the machine was busy. The load never pauses: an idle processor was used by the
+/// hypervisor, and the figures of such a second are wrong by any factor.
 fn steady_sample(contender: &mut Contender, way: Way, work: Work, time: Duration) -> Result<Spent> {
     for _ in 0..TRIES {
         let spent = contender.sample(way, work, time)?;
@@ -266,7 +266,7 @@ fn steady_sample(contender: &mut Contender, way: Way, work: Work, time: Duration
     )))
 }
 
-/// Waits until the machine does little by itself, or for as long as that is worth it.
+/// Waits until the machine is idle, or the time limit.
 fn rest() -> Result<()> {
     for _ in 0..REST.as_secs() / LOOK.as_secs() {
         if cost::idle_rate(LOOK)? < RESTING {
@@ -294,7 +294,7 @@ fn setting(args: &TrafficArgs) -> Result<Setting> {
     })
 }
 
-/// What the machine itself uses.
+/// The machine's TCP congestion control.
 fn own_congestion() -> Result<String> {
     let path = Path::new("/proc/sys/net/ipv4/tcp_congestion_control");
     let name = fs::read_to_string(path).map_err(|e| Error::file("read", path, e))?;

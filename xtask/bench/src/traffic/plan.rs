@@ -1,32 +1,32 @@
-//! Which pods publish which ports, for a number of published ports.
+//! Assigns a number of published ports to pods.
 
 use xtask::error::{Error, Result};
 
 /// Published ports up to this number belong to pods that publish one each.
 pub(super) const SINGLES: u32 = 1_000;
-/// Beyond it a pod publishes so many, as media servers do.
+/// Ports of a pod beyond that number, as of a media server.
 pub(super) const PER_POD: u16 = 250;
-/// The largest number: from 1000 to 60999, below the ports that masquerade takes by default.
+/// The largest number: ports 1000 to 60999, below those that masquerade uses by default.
 pub(super) const MOST: u32 = 60_000;
 /// The first host port.
 const FIRST: u16 = 1_000;
-/// The first container port: no port keeps its number, so that none is published as part of a range.
+/// The first container port. It differs from the host port, so that no port is published as part of a range.
 pub(super) const INSIDE: u16 = 80;
 
-/// What one pod publishes: consecutive TCP ports.
+/// A pod's published ports: consecutive TCP ports.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Ports {
     /// The first host port.
     pub(super) first: u16,
-    /// How many.
+    /// Their number.
     pub(super) count: u16,
 }
 
-/// The pods for a number of published ports, in the order that they are attached in. Those for fewer ports
-/// are the first of them.
+/// The pods for a number of published ports, in the order of their ADDs. Those for fewer ports are the first
+/// of them.
 ///
 /// # Errors
-/// A number that no pods add up to.
+/// The ports of no set of pods add up to the number.
 pub(super) fn pods(ports: u32) -> Result<Vec<Ports>> {
     let many = ports.saturating_sub(SINGLES);
     if ports == 0 || ports > MOST || !many.is_multiple_of(u32::from(PER_POD)) {
@@ -43,8 +43,8 @@ pub(super) fn pods(ports: u32) -> Result<Vec<Ports>> {
     singles.chain(many).map(ports).collect()
 }
 
-/// Which of the first pods is measured: the one in the middle of those that publish one port, which among
-/// rules in a row is the mean over all of them.
+/// The index of the measured pod: the middle one of those with one port. Among rules that are walked in
+/// order, it is the mean of all.
 pub(super) fn measured(attached: usize) -> usize {
     attached.min(SINGLES as usize) / 2
 }

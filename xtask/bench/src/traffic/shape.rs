@@ -1,8 +1,8 @@
-//! Rules of the reference plugins in bulk: what they write for one pod, for many.
+//! Rules of the reference plugins in bulk.
 //!
-//! An ADD of the reference takes a tenth of a second and more, and the longer the more are there; the most of
-//! sixty thousand ports are therefore loaded as text. It is what a real ADD has added to the
-//! output of `iptables-save` or `nft list ruleset`, with another address, other ports, other chains.
+//! An ADD of the reference takes a tenth of a second and more, and longer with more rules. Most of sixty
+//! thousand ports are therefore loaded as text: what a real ADD adds to the output of `iptables-save` or `nft
+//! list ruleset`, with other addresses, ports and chains.
 
 use std::collections::HashMap;
 use std::fmt::Write;
@@ -10,7 +10,7 @@ use std::net::Ipv4Addr;
 
 use super::plan::Ports;
 
-/// What one ADD added.
+/// The lines that one ADD adds.
 #[derive(Debug, Clone)]
 pub(super) struct Shape {
     tool: Tool,
@@ -18,7 +18,7 @@ pub(super) struct Shape {
     pod: Identity,
 }
 
-/// What tells one pod's rules from another's.
+/// The values in which the rules of pods differ.
 #[derive(Debug, Clone)]
 pub(super) struct Identity {
     /// The container's ID.
@@ -29,7 +29,7 @@ pub(super) struct Identity {
     pub(super) ports: Ports,
 }
 
-/// Who prints and loads them.
+/// The tools that print and load them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Tool {
     /// `iptables-save -t nat`, `iptables-restore --noflush`.
@@ -38,24 +38,24 @@ pub(super) enum Tool {
     Nft,
 }
 
-/// One line of the output, and which chain it is in: `ip cni_hostport hostports` for nft.
+/// A line of the output and its chain: `ip cni_hostport hostports` for nft.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 struct Line {
     chain: String,
     text: String,
 }
 
-/// Where among the other pods' rules those of a pod go.
+/// The place of a pod's rules among those of other pods.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Place {
-    /// Before all that are there.
+    /// Before all others.
     Front,
-    /// Behind them, where the plugin itself puts them.
+    /// After them, as by the plugin.
     End,
 }
 
 impl Shape {
-    /// From what was there before and after an ADD.
+    /// The difference between the rules before and after an ADD.
     pub(super) fn new(tool: Tool, before: &str, after: &str, pod: Identity) -> Self {
         let mut known: HashMap<Line, u32> = HashMap::new();
         for line in parse(tool, before) {
@@ -71,7 +71,7 @@ impl Shape {
         Self { tool, lines: parse(tool, after).into_iter().filter(is_new).collect(), pod }
     }
 
-    /// How many lines translate a destination: as many as there are ports, if the shape is what it should be.
+    /// The number of lines that translate a destination. It must be that of the ports.
     pub(super) fn translations(&self) -> usize {
         let word = match self.tool {
             Tool::Iptables => "-j DNAT ",
@@ -80,7 +80,7 @@ impl Shape {
         self.lines.iter().filter(|line| line.text.contains(word)).count()
     }
 
-    /// The input of the tool that loads the same for other pods.
+    /// An input of the tool with the same rules for other pods.
     pub(super) fn script(&self, pods: &[(Identity, Place)]) -> String {
         let mut text = String::new();
         for (number, (pod, place)) in pods.iter().enumerate() {
@@ -91,7 +91,7 @@ impl Shape {
         }
         match self.tool {
             Tool::Iptables => {
-                // iptables-restore wants the chains before the rules.
+                // iptables-restore needs the chains before the rules.
                 let (chains, rules): (Vec<_>, Vec<_>) = text.lines().partition(|line| line.starts_with(':'));
                 format!("*nat\n{}\n{}\nCOMMIT\n", chains.join("\n"), rules.join("\n"))
             }
@@ -115,8 +115,8 @@ impl Shape {
         }
     }
 
-    /// The line for another pod: its words are taken apart at what cannot be part of an address, an ID, a
-    /// number or a chain's name.
+    /// The line for another pod. It is split at characters that are not part of an address, an ID, a number
+    /// or a chain's name.
     fn words(&self, line: &Line, pod: &Identity, number: usize) -> String {
         let mut text = String::with_capacity(line.text.len());
         let mut rest = line.text.as_str();
@@ -148,7 +148,7 @@ impl Shape {
             return (pod.ports.first + offset).to_string();
         }
         if self.tool == Tool::Iptables && self.is_own_chain(word) {
-            // As long as before: 28 characters at most, of which the last eight make it another one.
+            // Of the same length, 28 characters at most; the last eight differ.
             let (kept, _) = word.split_at(word.len().saturating_sub(8));
             return format!("{kept}{:04x}{:04x}", pod.ports.first, number & 0xffff);
         }
@@ -160,7 +160,7 @@ impl Shape {
     }
 }
 
-/// What a rule in the chain that all pods share begins with.
+/// The prefix of a rule in a chain that all pods share.
 const SHARED: &str = "-A CNI-HOSTPORT-DNAT ";
 
 fn is_word(c: char) -> bool {
@@ -177,7 +177,7 @@ fn parse(tool: Tool, text: &str) -> Vec<Line> {
     }
 }
 
-/// `:PREROUTING ACCEPT [7:420]` counts what came through.
+/// Removes the counters of `:PREROUTING ACCEPT [7:420]`.
 fn without_counters(line: &str) -> String {
     match line.split_once(" [") {
         Some((chain, _)) if line.starts_with(':') => format!("{chain} [0:0]"),

@@ -1,4 +1,4 @@
-//! Where the traffic goes: a node with a mount namespace of its own, another host, and pods.
+//! The namespaces of the traffic: a node, which has its own mount namespace, another host, and pods.
 
 use std::fs::{self, File};
 use std::net::Ipv4Addr;
@@ -18,26 +18,26 @@ const CLIENT: &str = "client";
 /// The node's address (RFC 5737).
 pub(super) const NODE_ADDRESS: Ipv4Addr = Ipv4Addr::new(192, 0, 2, 1);
 
-/// A pod's address that is joined to the other host without a node in between (RFC 5737).
+/// The address of a pod that a veth pair joins to the other host, without a node (RFC 5737).
 pub(super) const JOINED_POD: Ipv4Addr = Ipv4Addr::new(203, 0, 113, 2);
 
-/// The addresses that pods ask. They are many, as a node that masquerades has a number of ports for each.
+/// The addresses to which pods connect. They are many, as masquerade has a limited number of ports for each.
 pub(super) fn outside() -> impl Iterator<Item = Ipv4Addr> {
     (1..=250).map(|last| Ipv4Addr::new(198, 51, 100, last))
 }
 
-/// How the namespaces are set up.
+/// Settings of the namespaces.
 #[derive(Debug, Clone)]
 pub(super) struct Habits {
     /// Bridged packets pass through netfilter on the node.
     pub(super) bridge_netfilter: bool,
-    /// The node has a control group of its own, for what runs by [`Space::in_group`].
+    /// The node has a control group of its own, for [`Space::in_group`].
     pub(super) group: bool,
     /// TCP's congestion control at both ends.
     pub(super) congestion: String,
 }
 
-/// A node and the host that it is a router for. All of it ends with the process.
+/// A node, and a host for which it is the router. They end with the process.
 #[derive(Debug)]
 pub(super) struct Space {
     congestion: String,
@@ -48,11 +48,11 @@ pub(super) struct Space {
 }
 
 impl Space {
-    /// Makes both, with their link. IPv6 is off in there: what is measured is IPv4, and the neighbour
-    /// discovery of some thousand links would be measured with it.
+    /// Makes both, with their link, without IPv6: neighbour discovery on thousands of links would disturb the
+    /// measurement, which is of IPv4.
     ///
     /// # Errors
-    /// A system call or a command that failed.
+    /// A system call or a command fails.
     pub(super) fn new(habits: &Habits) -> Result<Self> {
         let group = if habits.group { Some(ControlGroup::new()?) } else { None };
         let below = group.as_ref().map(|group| group.below_root.clone());
@@ -82,15 +82,15 @@ impl Space {
         Ok(space)
     }
 
-    /// Runs something on a thread of its own on the node.
+    /// Runs a function on a new thread on the node.
     ///
     /// # Errors
-    /// Its own, or that the namespaces cannot be entered.
+    /// Those of the function, or the namespaces cannot be entered.
     pub(super) fn run<T: Send>(&self, work: impl FnOnce() -> Result<T> + Send) -> Result<T> {
         self.run_in(&self.net, work)
     }
 
-    /// Likewise, in another network namespace, which sees the node's files.
+    /// The same in another network namespace, with the node's mounts.
     ///
     /// # Errors
     /// As [`Self::run`].
@@ -105,7 +105,7 @@ impl Space {
         })
     }
 
-    /// Runs something on a thread that is in the node's namespace and control group.
+    /// Runs a function on a thread in the node's namespace and control group.
     ///
     /// # Errors
     /// As [`Self::run`].
@@ -124,14 +124,13 @@ impl Space {
     /// An empty namespace at /run/netns/`name` of the node.
     ///
     /// # Errors
-    /// The system call that failed.
+    /// A system call fails.
     pub(super) fn pod(&self, name: &str) -> Result<(PathBuf, File)> {
         let path = sandbox::netns_path(name);
         self.run(|| Ok((path, add_netns(name, &self.congestion)?)))
     }
 
-    /// An empty namespace as [`Self::pod`] that one pair of links joins to the other host; its address is
-    /// [`JOINED_POD`].
+    /// Like [`Self::pod`], joined by a veth pair to the other host; its address is [`JOINED_POD`].
     ///
     /// # Errors
     /// As [`Self::pod`].
@@ -148,10 +147,10 @@ impl Space {
     }
 }
 
-/// Runs something on a thread of its own in a network namespace.
+/// Runs a function on a new thread in a network namespace.
 ///
 /// # Errors
-/// Its own, or that the namespace cannot be entered.
+/// Those of the function, or the namespace cannot be entered.
 pub(super) fn in_net<T: Send>(net: &File, work: impl FnOnce() -> Result<T> + Send) -> Result<T> {
     in_thread(|| {
         setns(net, CloneFlags::CLONE_NEWNET).map_err(|e| Error::system("enter the namespace", e))?;
@@ -164,8 +163,8 @@ fn in_thread<T: Send>(work: impl FnOnce() -> Result<T> + Send) -> Result<T> {
         .unwrap_or_else(|_| Err(Error::Failed("a thread ended with a panic".to_owned())))
 }
 
-/// The node's namespaces, made by the calling thread, which stays there. Nothing of the machine's BPF file
-/// system or control groups is seen in there.
+/// Makes the node's namespaces; the calling thread stays there. The machine's BPF file system and control
+/// groups are hidden.
 fn make(group: Option<&Path>) -> Result<(File, File)> {
     unshare(CloneFlags::CLONE_FS | CloneFlags::CLONE_NEWNS | CloneFlags::CLONE_NEWNET)
         .map_err(|e| Error::system("make a node's namespaces", e))?;
@@ -211,11 +210,11 @@ fn quiet(bridge_netfilter: bool, congestion: &str) -> Result<()> {
         let value = if bridge_netfilter { "1" } else { "0" };
         unless_missing(&format!("/proc/sys/net/bridge/bridge-nf-call-{family}"), value)?;
     }
-    // A client that opens thousands of connections a second comes back to its ports within a minute.
+    // A client that opens thousands of connections per second reuses its ports within a minute.
     write("/proc/sys/net/ipv4/tcp_tw_reuse", "1")
 }
 
-/// Writes a setting that the kernel may have been built without.
+/// Writes a setting, if the kernel has it.
 fn unless_missing(path: &str, value: &str) -> Result<()> {
     if Path::new(path).exists() { write(path, value) } else { Ok(()) }
 }
@@ -228,15 +227,15 @@ fn ip(batch: &str) -> Result<()> {
     run::feed(&mut tool("ip", &["-batch", "-"]), batch).map(drop)
 }
 
-/// A control group below this process's own one, for single threads. It is taken away at the end; of a run
-/// that was killed, by the next one.
+/// A control group below that of this process, for single threads. It is removed at the end; if a run is
+/// killed, by the next one.
 #[derive(Debug)]
 struct ControlGroup {
     path: PathBuf,
     below_root: PathBuf,
 }
 
-/// What their names begin with, before the number of the process.
+/// The prefix of their names, before the PID.
 const GROUP: &str = "slipway-bench-";
 
 impl ControlGroup {
@@ -254,7 +253,7 @@ impl ControlGroup {
         Ok(made)
     }
 
-    /// Moves the calling thread there for good.
+    /// Moves the calling thread there.
     fn enter(&self) -> Result<()> {
         let file = self.path.join("cgroup.threads");
         fs::write(&file, gettid().to_string()).map_err(|e| Error::file("write", &file, e))
@@ -263,7 +262,7 @@ impl ControlGroup {
 
 impl Drop for ControlGroup {
     fn drop(&mut self) {
-        // One that is in use is removed by the next run.
+        // The next run removes one that is in use.
         let _ = fs::remove_dir(&self.path);
     }
 }
@@ -279,7 +278,7 @@ fn remove_stale(folder: &Path) {
     }
 }
 
-/// Where the hierarchy of version 2 is mounted, and this process's own group in it.
+/// The mount point of the version 2 hierarchy, and this process's group in it.
 fn hierarchy() -> Option<(PathBuf, PathBuf)> {
     // proc_pid_mountinfo(5): the fifth field is the mount point; the type comes after a dash.
     let mounts = fs::read_to_string("/proc/self/mountinfo").ok()?;
