@@ -1,4 +1,4 @@
-//! What dependencies may be: `deny.toml`, checked by cargo-deny.
+//! Checks dependencies against `deny.toml`, with cargo-deny.
 
 use std::fs;
 use std::path::Path;
@@ -18,15 +18,15 @@ const WORKSPACES: [(&str, &[&str]); 2] =
 const PLATFORMS: [&str; 2] = ["x86_64-unknown-linux-gnu", "aarch64-unknown-linux-gnu"];
 
 /// Checks licences, bans and sources of all dependencies. Returns a summary, which begins with `SKIP` if
-/// cargo-deny cannot be had.
+/// cargo-deny is missing.
 ///
 /// # Errors
-/// A dependency that `deny.toml` forbids; with `require`, also cargo-deny that cannot be had.
+/// A dependency that `deny.toml` forbids; with `require`, also if cargo-deny cannot be built.
 pub(crate) fn check(log: &Log, require: bool) -> Result<String> {
     let program = match CARGO_DENY.ensure(&log.file) {
         Ok(program) => program,
         Err(e) if require => return Err(e),
-        Err(e) => return Ok(format!("SKIP: cargo-deny cannot be had: {e}")),
+        Err(e) => return Ok(format!("SKIP: cargo-deny cannot be built: {e}")),
     };
     let mut crates = 0;
     for (manifest, checks) in WORKSPACES {

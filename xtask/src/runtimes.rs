@@ -17,8 +17,8 @@ use crate::workspace;
 /// Changed to make the folders again although the packages are the same.
 const LAYOUT: u32 = 1;
 
-/// What every folder has besides its runtimes: an init, the tools of a small system, the libraries of a
-/// plugin binary that is not static, and what the reference plugins run.
+/// The packages of every folder besides its runtimes: an init, the tools of a small system, the libraries of a
+/// plugin binary that is not static, and programs that the reference plugins run.
 const COMMON: [&str; 5] = ["busybox-static", "catatonit", "iptables", "libmnl0", "libnftnl11"];
 
 /// The packages that build cnitool. The library's package has the suite's version of it.
@@ -81,7 +81,7 @@ impl Runtimes {
         }
         if all.versions.is_empty() {
             let reasons: Vec<String> = all.missing().map(|reason| format!("\n    {reason}")).collect();
-            return Err(Error::Failed(format!("no runtime could be had:{}", reasons.concat())));
+            return Err(Error::Failed(format!("no runtime could be fetched:{}", reasons.concat())));
         }
         Ok(all)
     }
@@ -98,7 +98,7 @@ impl Runtimes {
 
     /// The suites that could not be fetched, and why.
     pub(crate) fn missing(&self) -> impl Iterator<Item = String> + '_ {
-        self.missing.iter().map(|(what, e)| format!("what is {what} could not be had: {e}"))
+        self.missing.iter().map(|(what, e)| format!("{what} could not be fetched: {e}"))
     }
 
     /// True if a test was skipped for a suite that could not be fetched.
@@ -171,7 +171,7 @@ fn layout() -> String {
     format!("layout {LAYOUT}\n")
 }
 
-/// The text that tells if a root is up to date with the suite.
+/// The text that changes when a root must be made again.
 fn text_of(plan: &[(String, String)]) -> String {
     layout() + &plan.iter().map(|(name, version)| format!("{name} {version}\n")).collect::<String>()
 }

@@ -50,7 +50,7 @@ pub(super) fn run(args: &ControlArgs) -> Result<()> {
     sandbox::enter(sandbox::State::Folder(&state))?;
     let mut run = Run::new(&own, &peer, args)?;
     if args.foreign_rules > 0 {
-        let name = format!("{} rules of others", args.foreign_rules);
+        let name = format!("{} foreign rules", args.foreign_rules);
         stages.run(&name, |_| run.add_foreign_rules(args))?;
     }
     let mut profiles = Vec::new();
@@ -235,7 +235,7 @@ fn conditions(args: &ControlArgs, peer: &Path) -> Result<Vec<String>> {
         ),
         format!("{}, {processors} processors, state on {}", kernel.trim(), disk.trim()),
         format!("peer: {}", version(peer)),
-        format!("iptables-{}, {} rules of others in the nat table", args.iptables, args.foreign_rules),
+        format!("iptables-{}, {} foreign rules in the nat table", args.iptables, args.foreign_rules),
         "pods present: attached by each contender itself with real ADDs, 500 to a bridge; the floor's map \
          was filled in bulk"
             .to_owned(),

@@ -13,7 +13,7 @@ use crate::error::{Error, Result};
 use crate::run::{self, tool};
 
 /// Gives the node a BPF file system of its own, hides the machine's control groups (a program attached there
-/// would see the machine's sockets), and tries whether the programs can be loaded. Returns why the act is
+/// would see the machine's sockets), and tries to load the programs. Returns why the act is
 /// left out, if it is.
 pub(super) fn prepare(plugins: &Path) -> Option<String> {
     let tried = || -> Result<()> {

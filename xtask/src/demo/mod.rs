@@ -253,7 +253,7 @@ impl Demo {
         Ok(())
     }
 
-    /// What the DELs must have removed.
+    /// The names and addresses that the DELs must have removed.
     fn gone(&self, results: &[Value; 2]) -> leftovers::Gone {
         leftovers::Gone {
             slipway: Some(self.chain.dir.join("slipway")).filter(|path| path.is_file()),

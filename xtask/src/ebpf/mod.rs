@@ -187,9 +187,9 @@ fn ensure_in(
         "as it was built before"
     } else {
         let built = compile(checkout, toolchain, execute)?;
-        let beside = cache.join("slipway.o.new");
-        fs::copy(&built, &beside).map_err(|e| Error::file("copy", &built, e))?;
-        fs::rename(&beside, &kept).map_err(|e| Error::file("rename", &beside, e))?;
+        let new = cache.join("slipway.o.new");
+        fs::copy(&built, &new).map_err(|e| Error::file("copy", &built, e))?;
+        fs::rename(&new, &kept).map_err(|e| Error::file("rename", &new, e))?;
         "built"
     };
     put(checkout, &kept)?;

@@ -84,7 +84,7 @@ fn version() -> Result<String> {
     version.map(str::to_owned).ok_or_else(|| Error::Failed("no package slipway in the workspace".to_owned()))
 }
 
-/// What stands in the way of releasing a version.
+/// The reasons not to release a version.
 fn find_obstacles(version: &str) -> Result<Vec<String>> {
     let mut found = Vec::new();
     let path = workspace::root().join("CHANGELOG.md");
@@ -181,7 +181,7 @@ fn sha256(path: &Path) -> Result<String> {
     Ok(printed.split(' ').next().unwrap_or_default().to_owned())
 }
 
-/// What the releaser does with the files.
+/// The releaser's next commands.
 fn next_steps(version: &str, out: &Path) -> String {
     format!(
         "To release it:\n\n    git tag --sign v{version} --message 'Slipway {version}'\n    cd {out}\n    \

@@ -14,7 +14,7 @@ use crate::workspace;
 /// The registry's name in `Cargo.lock` and in cargo's metadata.
 const CRATES_IO: &str = "registry+https://github.com/rust-lang/crates.io-index";
 
-/// What a bill is about.
+/// The subject of a bill.
 #[derive(Debug)]
 pub(super) struct Subject<'a> {
     /// The version of the workspace.
@@ -103,7 +103,7 @@ fn reference(package: &Package) -> String {
     if package.published { package.purl() } else { package.title() }
 }
 
-/// What runs on a node of a package's dependencies: neither build scripts, nor procedural macros, nor what
+/// The dependencies of a package that run on a node: neither build scripts, nor procedural macros, nor what
 /// these need.
 #[derive(Debug)]
 struct Graph {
@@ -119,7 +119,7 @@ struct Package {
     name: String,
     version: String,
     licence: String,
-    /// Whether it comes from crates.io.
+    /// True if it comes from crates.io.
     published: bool,
     /// SHA-256 of the crate's file, from the lock file.
     checksum: Option<String>,
@@ -179,7 +179,7 @@ impl Graph {
     }
 }
 
-/// What a node of the graph depends on, and for what: `normal`, `build`, `dev`.
+/// The dependencies of a node of the graph, each with its kinds: `normal`, `build`, `dev`.
 fn dependencies(node: &Value) -> impl Iterator<Item = (&str, Vec<&str>)> {
     node["deps"].as_array().into_iter().flatten().filter_map(|dependency| {
         let kinds = dependency["dep_kinds"].as_array()?.iter();

@@ -1,4 +1,4 @@
-//! What is kept of a kernel's runs: a row of docs/kernels.md, and its data.
+//! The record of a kernel's runs: a row of docs/kernels.md, and its data.
 //!
 //! A row is one state of what is tested. Runs of one commit add up, of other test programs or of the same
 //! again; a run of another commit begins a new row, and a run of a changed tree is not kept.
@@ -14,13 +14,13 @@ use crate::vm_test::kernels;
 use crate::vm_test::outcome::{Outcome, Status, SuiteOutcome};
 use crate::workspace;
 
-/// The file with a kernel's row, beside the two ports of its last run.
+/// The file with a kernel's row, next to the output of its last run.
 const FILE: &str = "row.json";
 
-/// What is not tested: it may change without a new row.
+/// Paths that no test depends on: they may change without a new row.
 const UNTESTED: [&str; 2] = [":(exclude)docs", ":(exclude)*.md"];
 
-/// What runs on nodes: when it changes, a row is stale.
+/// The product: when it changes, a row is stale.
 const PRODUCT: [&str; 2] = ["cni", "ebpf"];
 
 /// A kernel's row.
@@ -52,7 +52,7 @@ pub(crate) struct Suite {
     pub(crate) millis: u64,
 }
 
-/// What is tested, as git knows it.
+/// The version of what is tested.
 #[derive(Debug, Clone)]
 pub(crate) struct Sources {
     /// The last commit that changed it; none if it was changed since.
@@ -152,8 +152,7 @@ impl Record {
         row.write(&path)
     }
 
-    /// The row of a kernel that the page has, or this machine's. One in which programs are missing takes the
-    /// place of none that has all.
+    /// The row of a kernel: this machine's or the page's. A complete row wins over an incomplete one.
     ///
     /// # Errors
     /// There is no folder for what is kept.
@@ -200,12 +199,12 @@ impl Suite {
     }
 }
 
-/// Where this machine keeps the row of a kernel.
+/// The file with this machine's row of a kernel.
 fn here(kernel: &str) -> Result<PathBuf> {
     Ok(kernels::cache()?.join("runs").join(kernel).join(FILE))
 }
 
-/// Where the page has it.
+/// The file with the page's row of a kernel.
 fn data(kernel: &str) -> PathBuf {
     workspace::root().join("docs/data/kernels").join(format!("{kernel}.json"))
 }

@@ -42,7 +42,7 @@ pub(crate) fn lines(rows: &[Row<'_>]) -> String {
     text
 }
 
-/// What went wrong with one kernel, and what it printed about it.
+/// The problems of a kernel's run, and its output about them.
 pub(crate) fn failure(outcome: &Outcome) -> String {
     let mut text = format!("{} failed:\n", outcome.kernel);
     for problem in &outcome.problems {
@@ -103,8 +103,8 @@ fn page(list: &Kernels, rows: &[Known<'_>]) -> String {
          The test suites run inside virtual machines with the kernels below: with real packets, as root, each test \
          in network namespaces of its own. The plugins are the static binary that is shipped. A skipped test counts \
          as a failure unless `vm-tests/kernels.toml` names what is missing, and so does a kernel that warned about \
-         itself. [vm-tests](../vm-tests/README.md) tells how the machines are made, and what is tried less often in \
-         them.\n\n\
+         itself. [vm-tests](../vm-tests/README.md) explains how the machines are made, and what they try less \
+         often.\n\n\
          ```sh\ncargo xtask vm-test --write-docs                # all of them, and this page\n\
          cargo xtask vm-test --write-docs --kernel 6.1   # one\n\
          cargo xtask vm-test --docs-only                 # only this page, from earlier runs\n```\n\n\
@@ -171,7 +171,7 @@ fn readme(text: &str, rows: &[Known<'_>]) -> Option<String> {
     Some(format!("{}{own}{}", &text[..from], &text[to..]))
 }
 
-/// What tests may be skipped for.
+/// The table of reasons for which tests may be skipped.
 fn missing(text: &mut String, list: &Kernels) {
     text.push_str("\n## What may be skipped\n\n| kernel | feature | option | why |\n|---|---|---|---|\n");
     let everywhere = list.anywhere.iter().map(|one| ("any", one));
