@@ -89,17 +89,22 @@ pub(crate) fn is_needed(skip: &str) -> bool {
     SKIPS.iter().any(|needs| skip.ends_with(needs))
 }
 
-/// The directory with the plugins of one suite. Without a network, it is that of an earlier download.
+/// The directory with the plugins of one suite. The stable suite is fetched once; of another one, what was fetched
+/// before serves where there is no network.
 ///
 /// # Errors
-/// The package cannot be fetched, and never was.
+/// They were not fetched before, and cannot be now.
 pub fn fetch(suite: &'static str) -> Result<PathBuf> {
-    let fetched = AptRoot::open(suite).and_then(|apt| apt.fetch(PACKAGE)).map(|root| root.join(DIRECTORY));
-    let before =
-        || Some(workspace::scratch("apt").ok()?.join(suite).join("unpacked").join(PACKAGE).join(DIRECTORY));
-    match fetched {
-        Err(e) => before().filter(|dir| dir.is_dir()).ok_or(e),
-        found => found,
+    let unpacked = workspace::scratch("apt")?.join(suite).join("unpacked");
+    let before = unpacked.join(PACKAGE).join(DIRECTORY);
+    // Written when the unpacking has ended.
+    let is_whole = unpacked.join(format!("{PACKAGE}.from")).is_file() && before.is_dir();
+    if suite == STABLE && is_whole {
+        return Ok(before);
+    }
+    match AptRoot::open(suite).and_then(|apt| apt.fetch(PACKAGE)) {
+        Ok(root) => Ok(root.join(DIRECTORY)),
+        Err(e) => before.is_dir().then_some(before).ok_or(e),
     }
 }
 

@@ -13,7 +13,7 @@ use crate::vm_test::outcome::{Outcome, Status};
 use crate::vm_test::record::Record;
 use crate::workspace;
 
-/// A kernel that was asked for: its outcome, or why it could not be run.
+/// A kernel that was asked for: its results, or the reason why it could not be run.
 pub(crate) type Row<'a> = (&'a Kernel, Result<Outcome, String>);
 
 /// A line per kernel.
@@ -42,7 +42,7 @@ pub(crate) fn lines(rows: &[Row<'_>]) -> String {
     text
 }
 
-/// The problems of a kernel's run, and its output about them.
+/// The problems of one kernel, with their output.
 pub(crate) fn failure(outcome: &Outcome) -> String {
     let mut text = format!("{} failed:\n", outcome.kernel);
     for problem in &outcome.problems {
@@ -171,7 +171,7 @@ fn readme(text: &str, rows: &[Known<'_>]) -> Option<String> {
     Some(format!("{}{own}{}", &text[..from], &text[to..]))
 }
 
-/// The table of reasons for which tests may be skipped.
+/// The features for which tests may be skipped.
 fn missing(text: &mut String, list: &Kernels) {
     text.push_str("\n## What may be skipped\n\n| kernel | feature | option | why |\n|---|---|---|---|\n");
     let everywhere = list.anywhere.iter().map(|one| ("any", one));
