@@ -90,6 +90,11 @@ fn find_obstacles(version: &str) -> Result<Vec<String>> {
     let path = workspace::root().join("CHANGELOG.md");
     let changelog = fs::read_to_string(&path).map_err(|e| Error::file("read", &path, e))?;
     found.extend(changelog_obstacle(&changelog, version));
+    let manifest = workspace::root().join("ebpf/Cargo.toml");
+    let programs = fs::read_to_string(&manifest).map_err(|e| Error::file("read", &manifest, e))?;
+    if !programs.lines().any(|line| line == format!("version = \"{version}\"")) {
+        found.push(format!("ebpf/Cargo.toml has another version than {version}"));
+    }
     let git = |words: &[&str]| run::capture(tool("git", words).current_dir(workspace::root()));
     let changed = git(&["status", "--porcelain"])?.lines().count();
     if changed > 0 {
