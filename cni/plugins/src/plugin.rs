@@ -1,10 +1,10 @@
-//! What a plugin is: the trait that the registry holds and the protocol code drives.
+//! The trait that each plugin implements, and the requests that it answers.
 
 use std::path::PathBuf;
 
 use cni_spec::{AddResult, Attachment, CniError, NetConf, Version};
 
-/// One CNI plugin. Implementations hold no state: everything comes with the request, and what must
+/// A CNI plugin. Implementations hold no state: everything comes with the request, and what must
 /// last is in the kernel or on disk.
 pub trait Plugin: Sync {
     /// The plugin's `type` and the name of its link in the plugin directory.
@@ -18,49 +18,50 @@ pub trait Plugin: Sync {
         false
     }
 
-    /// The versions of the specification it speaks, oldest first.
+    /// The versions of the specification that it supports, oldest first.
     fn versions(&self) -> &'static [Version] {
         Version::ALL
     }
 
-    /// Attaches the container. Leaves everything or nothing.
+    /// Attaches the container: completely, or not at all.
     ///
     /// # Errors
-    /// What failed, and on which object.
+    /// A configuration that cannot be used, a missing object, or the kernel's refusal. Everything that
+    /// was made is removed before.
     fn add(&self, request: &Request<'_>) -> Result<AddResult, CniError>;
 
     /// Detaches the container. Needs only the attachment and the configuration; the namespace may
     /// be gone, and the call may come any number of times.
     ///
     /// # Errors
-    /// What failed; everything else was removed all the same.
+    /// The first object that could not be removed; all others were.
     fn del(&self, request: &Request<'_>) -> Result<(), CniError>;
 
-    /// Tells whether what `add` made is still there.
+    /// Compares what `add` made with what is there.
     ///
     /// # Errors
-    /// The first difference found.
+    /// The first difference.
     fn check(&self, request: &Request<'_>) -> Result<(), CniError>;
 
     /// Removes what belongs to attachments of this network that are not in
-    /// [`NetConf::valid_attachments`] (which the caller has checked to be there).
+    /// [`NetConf::valid_attachments`]. The caller has checked that this list is present.
     ///
     /// # Errors
-    /// What failed; everything else was removed all the same.
+    /// The first object that could not be removed; all others were.
     fn gc(&self, _request: &NodeRequest<'_>) -> Result<(), CniError> {
         Ok(())
     }
 
-    /// What the attachment has on the node that others may take away while the container lives, and
-    /// that can be put back without disturbing it. The request is that of a CHECK.
+    /// The attachment's objects on the node that another program may delete while the container lives, and
+    /// that can be made again without disturbing it. The request is that of a CHECK.
     ///
     /// # Errors
-    /// What is wrong with the configuration, or cannot be read.
-    fn belongings(&self, _request: &Request<'_>) -> Result<Vec<Box<dyn Belonging>>, CniError> {
+    /// A configuration that cannot be used, or a state that cannot be read.
+    fn restorable(&self, _request: &Request<'_>) -> Result<Vec<Box<dyn Restorable>>, CniError> {
         Ok(Vec::new())
     }
 
-    /// Tells whether the next `add` can succeed.
+    /// Checks that the next `add` can succeed.
     ///
     /// # Errors
     /// Code 50 or 51 with the reason.
@@ -68,75 +69,59 @@ pub trait Plugin: Sync {
         Ok(())
     }
 
-    /// The keys that it decodes, which the table of known keys is compared with.
+    /// The keys that it decodes, which a test compares with the table of known keys.
     #[cfg(test)]
     fn decodes(&self) -> crate::keys::probe::Fields {
         crate::keys::probe::Fields::new()
     }
+}
 
-    /// Answers a call down to the bytes, for a plugin that plays another one in tests. Nothing: the
-    /// method of the verb is called.
-    ///
-    /// # Errors
-    /// What is printed as the plugin's error.
-    fn verbatim(&self, _env: &Env, _config: &NetConf) -> Result<Option<Verbatim>, CniError> {
-        Ok(None)
-    }
-
-    /// What such a plugin says to VERSION. Nothing: [`Plugin::versions`].
-    fn told_versions(&self, _env: &Env) -> Option<Vec<String>> {
-        None
+impl std::fmt::Debug for dyn Plugin + '_ {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(self.name())
     }
 }
 
-/// An answer down to the bytes.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Verbatim {
-    /// What goes to standard output.
-    pub stdout: String,
-    /// What goes to standard error.
-    pub stderr: String,
-    /// The exit code.
-    pub code: u8,
-}
+/// Plugins of this binary.
+pub type Plugins = &'static [&'static dyn Plugin];
 
-/// Something of an attachment in the node's ruleset.
-pub trait Belonging {
-    /// What people call it.
+/// An object of an attachment in the node's ruleset that can be made again.
+pub trait Restorable {
+    /// Its name for reports.
     fn name(&self) -> String;
 
-    /// Tells whether it is there.
+    /// Compares it with what the ADD made.
     ///
     /// # Errors
     /// The first difference.
     fn check(&self) -> Result<(), CniError>;
 
-    /// Makes it as the ADD did. Nothing of another living attachment is taken.
+    /// Makes it as the ADD did. Takes nothing from another living attachment.
     ///
     /// # Errors
-    /// What failed; the call can be repeated.
+    /// The kernel's refusal, or a conflict with another attachment; the call can be repeated.
     fn put_back(&self) -> Result<(), CniError>;
 
-    /// Takes it away again, for a container that left while it was put back. What a later ADD has made
-    /// is left alone.
+    /// Removes it again, for a container that left while it was put back. Leaves alone what a later ADD
+    /// has made.
     ///
     /// # Errors
-    /// What failed; the call can be repeated.
+    /// The kernel's refusal; the call can be repeated.
     fn take_away(&self) -> Result<(), CniError>;
 }
 
 /// An ADD, DEL or CHECK.
 #[derive(Debug)]
 pub struct Request<'a> {
-    /// Who it is about.
+    /// The network, the container and the interface.
     pub attachment: Attachment,
-    /// `CNI_NETNS`; none when a DEL came without.
+    /// `CNI_NETNS`; none if a DEL has none.
     pub netns: Option<PathBuf>,
     /// `CNI_ARGS` as it came.
     pub args: &'a str,
     /// Configuration from standard input.
     pub config: &'a NetConf,
-    /// What a delegate needs to be called with the same environment.
+    /// The environment of the call, which a delegate gets too.
     pub env: &'a Env,
 }
 
@@ -145,11 +130,11 @@ pub struct Request<'a> {
 pub struct NodeRequest<'a> {
     /// Configuration from standard input.
     pub config: &'a NetConf,
-    /// What a delegate needs to be called with the same environment.
+    /// The environment of the call, which a delegate gets too.
     pub env: &'a Env,
 }
 
-/// The environment that the runtime called the plugin with.
+/// The environment of a call: the runtime's variables, and the plugins that can be called in process.
 #[derive(Debug, Clone, Default)]
 pub struct Env {
     /// `CNI_COMMAND`.
@@ -164,8 +149,10 @@ pub struct Env {
     pub args: String,
     /// `CNI_PATH`, split at the colons; empty parts are left out.
     pub path: Vec<PathBuf>,
-    /// `CNI_NETNS_OVERRIDE`, with which a runtime says that it means its own namespace.
+    /// `CNI_NETNS_OVERRIDE`: the runtime means the plugin's own namespace.
     pub netns_override: String,
     /// The number of delegations above this call.
     pub depth: u32,
+    /// The plugins of this binary that a delegation may call in process.
+    pub plugins: Plugins,
 }

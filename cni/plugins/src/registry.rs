@@ -1,6 +1,9 @@
 //! The plugins of this binary. One table drives dispatch, VERSION, help, installation and the test
 //! that every plugin has its page and its suite.
 
+use std::io::Write;
+use std::sync::LazyLock;
+
 use crate::interface::bridge::Bridge;
 use crate::interface::dummy::Dummy;
 use crate::interface::host_device::HostDevice;
@@ -16,16 +19,17 @@ use crate::ipam::r#static::Static;
 use crate::meta::bandwidth::Bandwidth;
 use crate::meta::firewall::Firewall;
 use crate::meta::flannel::Flannel;
-use crate::meta::noop::Noop;
+use crate::meta::noop::{Noop, Script};
 use crate::meta::portmap::Portmap;
 use crate::meta::sbr::Sbr;
 use crate::meta::tuning::Tuning;
 use crate::meta::vrf::Vrf;
 use crate::operator::cnitool;
-use crate::plugin::Plugin;
+use crate::plugin::{Plugin, Plugins};
+use crate::skel::{self, Callee};
 
 /// All plugins, by name.
-pub static PLUGINS: &[&dyn Plugin] = &[
+pub static PLUGINS: Plugins = &[
     &Bandwidth,
     &Bridge,
     &Dhcp,
@@ -48,6 +52,16 @@ pub static PLUGINS: &[&dyn Plugin] = &[
     &Vrf,
 ];
 
+/// The plugins that a delegation calls in process. All but `noop`, whose script answers for a whole process.
+static IN_PROCESS: LazyLock<Vec<&'static dyn Plugin>> =
+    LazyLock::new(|| PLUGINS.iter().copied().filter(|plugin| plugin.name() != Noop.name()).collect());
+
+/// Answers as `plugin` to the environment and standard input of this process.
+pub fn serve(plugin: &dyn Plugin, stdout: &mut dyn Write, stderr: &mut dyn Write) -> u8 {
+    let script: Option<&dyn skel::Script> = if plugin.name() == Noop.name() { Some(&Script) } else { None };
+    skel::serve(&Callee { plugin, script, plugins: &IN_PROCESS }, stdout, stderr)
+}
+
 /// The plugin of that `type`.
 #[must_use]
 pub fn find(name: &str) -> Option<&'static dyn Plugin> {
@@ -60,7 +74,7 @@ pub fn names() -> Vec<&'static str> {
     PLUGINS.iter().map(|plugin| plugin.name()).collect()
 }
 
-/// The names that the binary answers by beside its own, in order: the plugins' and `cnitool`.
+/// The names that the binary answers to, besides its own, in order: the plugins' and `cnitool`.
 #[must_use]
 pub fn links() -> Vec<&'static str> {
     let mut links = names();
@@ -75,7 +89,6 @@ mod tests {
 
     use super::*;
 
-    /// What a plugin is not finished without: its page and its suite.
     #[test]
     fn every_plugin_has_its_page_and_its_suite() {
         let top = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
@@ -83,7 +96,7 @@ mod tests {
         assert_eq!(missing, Vec::<String>::new());
     }
 
-    /// Those that are missing.
+    /// The missing files.
     fn companions(top: &Path, name: &str) -> Vec<String> {
         let (page, suite) =
             (format!("docs/plugins/{name}.md"), format!("tests/tests/{}", name.replace('-', "_")));
@@ -104,7 +117,7 @@ mod tests {
         assert_eq!(missing, ["docs/plugins/host-local.md", "tests/tests/host_local.rs"]);
     }
 
-    /// The key `ipam.type` takes no other plugin of this set: one that delegates would call itself without end.
+    /// The key `ipam.type` accepts no other plugin of this set: one that delegates would call itself without end.
     #[test]
     fn these_plugins_are_ipam() {
         let ipam: Vec<&str> = PLUGINS.iter().filter(|one| one.is_ipam()).map(|one| one.name()).collect();

@@ -1,6 +1,5 @@
-//! noop: the stand-in that the CNI project's own tests are made with. A file, named by `DEBUG=` in
-//! `CNI_ARGS` or by the key `debugFile`, says how it answers, and it writes into the file how it was
-//! called.
+//! noop: the plugin that the CNI project's own tests use in place of others. A file, named by `DEBUG=` in
+//! `CNI_ARGS` or by the key `debugFile`, holds its output; noop writes into the same file how it was called.
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
@@ -9,7 +8,8 @@ use cni_spec::{AddResult, Args, CniError, ErrorCode, NetConf, fold, incompatible
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
-use crate::plugin::{Env, Plugin, Request, Verbatim};
+use crate::plugin::{Env, Plugin, Request};
+use crate::skel::{self, Output};
 
 /// The plugin `noop`.
 #[derive(Debug)]
@@ -21,10 +21,10 @@ impl Plugin for Noop {
     }
 
     fn summary(&self) -> &'static str {
-        "does nothing, and answers as a file says, for tests of runtimes"
+        "does nothing, or prints what a file holds, for tests of runtimes"
     }
 
-    /// As a stand-in it may be any plugin.
+    /// It may play an IPAM plugin.
     fn is_ipam(&self) -> bool {
         true
     }
@@ -34,7 +34,7 @@ impl Plugin for Noop {
         crate::keys::probe::fields::<Keys>()
     }
 
-    /// Without a file: the previous result, or an empty one.
+    /// The previous result, or an empty one.
     fn add(&self, request: &Request<'_>) -> Result<AddResult, CniError> {
         Ok(request.config.prev_result.clone().unwrap_or_default())
     }
@@ -46,8 +46,14 @@ impl Plugin for Noop {
     fn check(&self, _request: &Request<'_>) -> Result<(), CniError> {
         Ok(())
     }
+}
 
-    fn verbatim(&self, env: &Env, config: &NetConf) -> Result<Option<Verbatim>, CniError> {
+/// The output that the file holds.
+#[derive(Debug)]
+pub struct Script;
+
+impl skel::Script for Script {
+    fn output(&self, env: &Env, config: &NetConf) -> Result<Option<Output>, CniError> {
         let keys: Keys = config.decode()?;
         if !keys.command_log.is_empty() {
             append(&keys.command_log, entry(env, config))?;
@@ -57,14 +63,14 @@ impl Plugin for Noop {
             return Ok(None);
         };
         let (mut file, debug) = read(&path)?;
-        if let Some(told) = &debug.report_version_support
-            && !told.iter().any(|version| version == config.version.as_str())
+        if let Some(versions) = &debug.report_version_support
+            && !versions.iter().any(|version| version == config.version.as_str())
         {
             let declared = Declared::new(config.version.as_str());
             let details = format!(
                 "config is {}, plugin supports {}",
                 text::quote(declared.as_str()),
-                text::quote_all(told)
+                text::quote_all(versions)
             );
             return Err(incompatible(&declared, &[]).with_details(details));
         }
@@ -72,10 +78,10 @@ impl Plugin for Noop {
             file.extend(called);
         }
         write(&path, &Value::Object(file))?;
-        debug.answer(config).map(Some)
+        debug.output(config).map(Some)
     }
 
-    fn told_versions(&self, env: &Env) -> Option<Vec<String>> {
+    fn versions(&self, env: &Env) -> Option<Vec<String>> {
         let path = debug_file(&env.args).ok()??;
         let (_, debug) = read(&path).ok()?;
         debug.report_version_support
@@ -90,7 +96,7 @@ struct Keys {
     command_log: String,
 }
 
-/// What the file says. Its other keys, `Command` and `CmdArgs`, are written and not read.
+/// The file's keys. Its other keys, `Command` and `CmdArgs`, are written and not read.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default, rename_all = "PascalCase")]
 struct Debug {
@@ -103,21 +109,21 @@ struct Debug {
 }
 
 impl Debug {
-    fn answer(self, config: &NetConf) -> Result<Verbatim, CniError> {
+    fn output(self, config: &NetConf) -> Result<Output, CniError> {
         if !self.report_error.is_empty() {
             let code = match self.report_error_code {
                 0 => ErrorCode::Internal,
                 code => ErrorCode::from(code),
             };
             let error = CniError::new(code, self.report_error);
-            return Ok(Verbatim { stdout: error.print(), stderr: self.report_stderr, code: 1 });
+            return Ok(Output { stdout: error.print(), stderr: self.report_stderr, code: 1 });
         }
         let stdout = match self.report_result.as_str() {
             "PASSTHROUGH" => previous(config, |_| {})?,
             "INJECT-DNS" => previous(config, |result| result.dns.nameservers = vec!["1.2.3.4".to_owned()])?,
             _ => self.report_result,
         };
-        Ok(Verbatim { stdout, stderr: self.report_stderr, code: self.exit_with_code })
+        Ok(Output { stdout, stderr: self.report_stderr, code: self.exit_with_code })
     }
 }
 
@@ -127,15 +133,15 @@ fn previous(config: &NetConf, change: impl FnOnce(&mut AddResult)) -> Result<Str
     result.print(config.version).map_err(|e| CniError::internal(e.to_string()))
 }
 
-/// `DEBUG` of `CNI_ARGS`; other keys are not looked at.
+/// `DEBUG` of `CNI_ARGS`; other keys are ignored.
 fn debug_file(args: &str) -> Result<Option<String>, CniError> {
-    // In one go with what is not known, as the reference has no list of keys here.
-    let unknown_are_fine = if args.is_empty() { String::new() } else { format!("IgnoreUnknown=1;{args}") };
-    let parsed = Args::parse(&unknown_are_fine, &["DEBUG"])?;
+    // The reference has no list of known keys here.
+    let ignoring_others = if args.is_empty() { String::new() } else { format!("IgnoreUnknown=1;{args}") };
+    let parsed = Args::parse(&ignoring_others, &["DEBUG"])?;
     Ok(parsed.get("DEBUG").map(str::to_owned))
 }
 
-/// How the plugin was called: the fields of the reference library's `CmdArgs`.
+/// The call, with the fields of the reference library's `CmdArgs`.
 fn entry(env: &Env, config: &NetConf) -> Value {
     let path = std::env::join_paths(&env.path).unwrap_or_default();
     json!({
@@ -163,7 +169,7 @@ fn write(path: &str, value: &Value) -> Result<(), CniError> {
     std::fs::write(path, value.to_string()).map_err(|e| failed("write", path, &e))
 }
 
-/// Appends to the list in a file, which is made if it is not there.
+/// Appends to the list in a file, which is made if missing.
 fn append(path: &str, entry: Value) -> Result<(), CniError> {
     let mut list: Vec<Value> = match std::fs::read(path) {
         Ok(bytes) if bytes.is_empty() => Vec::new(),

@@ -231,7 +231,7 @@ fn plugin(args: &[String], out: &mut dyn Write, err: &mut dyn Write) -> u8 {
         let names = registry::names().join(", ");
         return said(writeln!(err, "slipway plugin: no plugin {name:?}, there are {names}"), 2);
     };
-    crate::skel::serve(plugin, out, err)
+    registry::serve(plugin, out, err)
 }
 
 #[cfg(test)]

@@ -12,10 +12,9 @@ use std::path::Path;
 use cni_runtime::invoke::{self, failure, find};
 use cni_spec::{AddResult, CniError, NetConf};
 
-use super::Io;
 use super::env::DEPTH;
+use super::{Callee, Io};
 use crate::plugin::{Env, NodeRequest, Plugin, Request};
-use crate::registry;
 
 /// Delegations below each other that are allowed. `flannel`, `bridge` and `host-local` have two; the rest is for
 /// plugins of others in between. A configuration that delegates in a circle has no end otherwise.
@@ -90,7 +89,7 @@ pub fn ipam_status(request: &NodeRequest<'_>) -> Result<(), CniError> {
 /// # Errors
 /// There is no such plugin, or its own error.
 pub fn other(plugin: &str, env: &Env, command: &str, config: &[u8]) -> Result<Vec<u8>, CniError> {
-    delegate(plugin, &below(env, command), config, registry::PLUGINS, |_| Ok(()))
+    delegate(plugin, &below(env, command), config, |_| Ok(()))
 }
 
 /// Says whether there is a plugin of that name to call.
@@ -102,7 +101,7 @@ pub fn look_for(plugin: &str, env: &Env) -> Result<(), CniError> {
 }
 
 fn call(config: &NetConf, env: &Env, command: &str) -> Result<Vec<u8>, CniError> {
-    delegate(&config.ipam, &below(env, command), &config.bytes, registry::PLUGINS, must_be_ipam)
+    delegate(&config.ipam, &below(env, command), &config.bytes, must_be_ipam)
 }
 
 /// Refuses a plugin that gives no addresses: it would delegate to itself with the same configuration.
@@ -125,11 +124,10 @@ fn delegate(
     name: &str,
     env: &Env,
     config: &[u8],
-    own: &[&dyn Plugin],
     may: impl Fn(&dyn Plugin) -> Result<(), CniError>,
 ) -> Result<Vec<u8>, CniError> {
     let path = find(name, &env.path)?;
-    let own = own.iter().find(|plugin| plugin.name() == name && is_this_binary(&path));
+    let own = env.plugins.iter().find(|plugin| plugin.name() == name && is_this_binary(&path));
     if let Err(error) = within_depth(name, env).and_then(|()| own.map_or(Ok(()), |plugin| may(*plugin))) {
         // No ADD has succeeded with this configuration, so that nothing is to be removed; and a runtime
         // would repeat a DEL that fails without end.
@@ -171,7 +169,8 @@ fn in_process(plugin: &dyn Plugin, env: &Env, config: &[u8]) -> Result<Vec<u8>, 
     let (mut stdout, mut stderr) = (Vec::new(), Vec::new());
     let mut stdin = config;
     let io = Io { stdin: &mut stdin, stdout: &mut stdout, stderr: &mut stderr };
-    match super::run(plugin, &vars, &super::is_own_netns, io) {
+    match super::run(&Callee { plugin, script: None, plugins: env.plugins }, &vars, &super::is_own_netns, io)
+    {
         0 => Ok(stdout),
         code => Err(failure(&format!("exit status {code}"), &stdout, &stderr)),
     }

@@ -47,6 +47,7 @@ fn env(folder: &Path, command: &str) -> Env {
         path: vec![PathBuf::from("/nonexistent"), folder.to_owned()],
         netns_override: String::new(),
         depth: 1,
+        plugins: &[&Ipam],
     }
 }
 
@@ -60,7 +61,7 @@ fn script(folder: &TempDir, text: &str) {
 fn scripted(text: &str) -> Result<Vec<u8>, CniError> {
     let folder = TempDir::new().unwrap();
     script(&folder, text);
-    delegate("ipam", &env(folder.path(), "ADD"), CONFIG.as_bytes(), &[&Ipam], FREE)
+    delegate("ipam", &env(folder.path(), "ADD"), CONFIG.as_bytes(), FREE)
 }
 
 fn message(text: &str) -> String {
@@ -131,10 +132,10 @@ fn neither_side_waits_for_the_other() {
     let config = format!(r#"{{"name":"n","pad":"{}"}}"#, "x".repeat(300_000));
     let folder = TempDir::new().unwrap();
     script(&folder, "head -c 300000 /dev/zero; cat >/dev/null");
-    let out = delegate("ipam", &env(folder.path(), "ADD"), config.as_bytes(), &[], FREE).unwrap();
+    let out = delegate("ipam", &env(folder.path(), "ADD"), config.as_bytes(), FREE).unwrap();
     assert_eq!(out.len(), 300_000);
     script(&folder, "exit 0");
-    assert_eq!(delegate("ipam", &env(folder.path(), "ADD"), config.as_bytes(), &[], FREE), Ok(vec![]));
+    assert_eq!(delegate("ipam", &env(folder.path(), "ADD"), config.as_bytes(), FREE), Ok(vec![]));
 }
 
 #[test]
@@ -147,7 +148,7 @@ fn a_file_that_is_being_written_is_tried_again() {
         std::thread::sleep(Duration::from_millis(300));
         drop(writer);
     });
-    assert_eq!(delegate("ipam", &env(folder.path(), "ADD"), b"", &[], FREE), Ok(vec![]));
+    assert_eq!(delegate("ipam", &env(folder.path(), "ADD"), b"", FREE), Ok(vec![]));
     release.join().unwrap();
 }
 
@@ -157,14 +158,14 @@ fn this_binary_is_called_in_process() {
     // Over two links, as an installed plugin is.
     symlink("/proc/self/exe", folder.path().join("slipway")).unwrap();
     symlink("slipway", folder.path().join("ipam")).unwrap();
-    let out = delegate("ipam", &env(folder.path(), "ADD"), CONFIG.as_bytes(), &[&Ipam], FREE).unwrap();
+    let out = delegate("ipam", &env(folder.path(), "ADD"), CONFIG.as_bytes(), FREE).unwrap();
     let result = AddResult::from_output(Version::V1_0_0, &out).unwrap();
     assert_eq!(result.ips.len(), 1);
-    assert_eq!(delegate("ipam", &env(folder.path(), "CHECK"), CONFIG.as_bytes(), &[&Ipam], FREE), Ok(vec![]));
-    let error = delegate("ipam", &env(folder.path(), "DEL"), CONFIG.as_bytes(), &[&Ipam], FREE).unwrap_err();
+    assert_eq!(delegate("ipam", &env(folder.path(), "CHECK"), CONFIG.as_bytes(), FREE), Ok(vec![]));
+    let error = delegate("ipam", &env(folder.path(), "DEL"), CONFIG.as_bytes(), FREE).unwrap_err();
     assert_eq!(error, CniError::new(ErrorCode::TryAgainLater, "args A=B").with_details("d"));
     // The protocol's own checks are the same as over exec.
-    let error = delegate("ipam", &env(folder.path(), "GC"), CONFIG.as_bytes(), &[&Ipam], FREE).unwrap_err();
+    let error = delegate("ipam", &env(folder.path(), "GC"), CONFIG.as_bytes(), FREE).unwrap_err();
     assert_eq!(error.msg, "config version does not allow GC");
 }
 
@@ -180,7 +181,7 @@ fn the_depth_is_passed_on_and_bounded() {
     script(&folder, "echo $SLIPWAY_DELEGATION_DEPTH");
     let at = |depth: u32, verb: &str| {
         let env = Env { depth, ..env(folder.path(), verb) };
-        delegate("ipam", &env, CONFIG.as_bytes(), &[], FREE)
+        delegate("ipam", &env, CONFIG.as_bytes(), FREE)
     };
     assert_eq!(below(&env(folder.path(), "ADD"), "DEL").depth, 2);
     assert_eq!(at(DEEPEST, "ADD").unwrap(), format!("{DEEPEST}\n").as_bytes());
@@ -197,7 +198,7 @@ fn only_a_plugin_of_this_binary_must_be_ipam() {
     let folder = TempDir::new().unwrap();
     symlink("/proc/self/exe", folder.path().join("ipam")).unwrap();
     let call = |folder: &TempDir, verb: &str| {
-        delegate("ipam", &env(folder.path(), verb), CONFIG.as_bytes(), &[&Ipam], must_be_ipam)
+        delegate("ipam", &env(folder.path(), verb), CONFIG.as_bytes(), must_be_ipam)
     };
     let error = call(&folder, "ADD").unwrap_err();
     assert_eq!(error, CniError::config("key \"ipam.type\": plugin \"ipam\" is not an IPAM plugin"));

@@ -6,15 +6,15 @@ use std::path::PathBuf;
 use cni_spec::{CniError, ErrorCode, check_container_id, check_ifname};
 
 use super::Vars;
-use crate::plugin::Env;
+use crate::plugin::{Env, Plugins};
 
-/// The number of delegations above this call, for plugins of this set: other plugins pass it on with the rest
-/// of the environment.
+/// The variable for the number of delegations above this call. Other plugins pass it on with the rest of the
+/// environment.
 pub(super) const DEPTH: &str = "SLIPWAY_DELEGATION_DEPTH";
 
-/// Reads and checks the variables, in the reference's order. All that are missing are named in one
-/// message; the first one that breaks its rule is an error before that.
-pub(super) fn read(vars: Vars<'_>) -> Result<Env, CniError> {
+/// Reads and checks the variables, in the reference's order. One message names all that are missing; the
+/// first malformed one is an error before that.
+pub(super) fn read(vars: Vars<'_>, plugins: Plugins) -> Result<Env, CniError> {
     let command = string(vars, "CNI_COMMAND")?;
     let (attachment, netns, path) = match command.as_str() {
         "ADD" | "CHECK" => (true, true, true),
@@ -22,7 +22,7 @@ pub(super) fn read(vars: Vars<'_>) -> Result<Env, CniError> {
         "GC" | "STATUS" => (false, false, true),
         _ => (false, false, false),
     };
-    let mut env = Env { command, ..Env::default() };
+    let mut env = Env { command, plugins, ..Env::default() };
     let mut missing = Vec::new();
     let mut take = |name: &'static str, required: bool| {
         let value = string(vars, name)?;
@@ -47,7 +47,7 @@ pub(super) fn read(vars: Vars<'_>) -> Result<Env, CniError> {
         missing.push("CNI_PATH");
     }
     env.path = split(&folders);
-    // Only this plugin set writes it: any other text is no delegation of ours.
+    // Only this plugin set writes it, as a number.
     let depth = vars(DEPTH).and_then(|text| text.to_str()?.parse().ok());
     env.depth = depth.unwrap_or_default();
     if missing.is_empty() {
@@ -57,7 +57,7 @@ pub(super) fn read(vars: Vars<'_>) -> Result<Env, CniError> {
     Err(CniError::new(ErrorCode::InvalidEnvironment, msg))
 }
 
-/// An empty part would mean the working directory, which is not the runtime's to choose plugins by.
+/// Splits `CNI_PATH`. An empty part would mean the working directory, where no plugin may be looked for.
 fn split(folders: &OsString) -> Vec<PathBuf> {
     std::env::split_paths(folders).filter(|folder| !folder.as_os_str().is_empty()).collect()
 }

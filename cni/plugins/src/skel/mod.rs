@@ -2,8 +2,8 @@
 //! on standard output.
 //!
 //! Everything comes as a parameter, so that the whole protocol is tested without a process. The
-//! order of the checks, their codes and their messages are the reference's, but for one: that the
-//! namespace is not the plugin's own is checked before the plugin runs, not after.
+//! order of the checks, their codes and their messages are the reference's, with one exception: the
+//! check that the namespace is not the plugin's own comes before the plugin runs, not after.
 
 pub mod delegate;
 mod env;
@@ -18,27 +18,27 @@ use cni_spec::{
     Attachment, CniError, Declared, Draft, ErrorCode, NetConf, Purpose, Version, incompatible, text,
 };
 
-use crate::plugin::{Env, NodeRequest, Plugin, Request, Verbatim};
+use crate::plugin::{Env, NodeRequest, Plugin, Plugins, Request};
 use crate::{keys, logging};
 
-/// The largest configuration that is read, in bytes. Real ones have a few thousand; the bound keeps
+/// The largest configuration that is read, in bytes. Real ones have a few thousand; the limit keeps
 /// a broken runtime from filling the memory.
 pub const LARGEST_CONFIG: u64 = 16 << 20;
 
 /// Reads an environment variable; none when it is not set.
 pub type Vars<'a> = &'a dyn Fn(&str) -> Option<OsString>;
 
-/// Tells whether a path is the network namespace that the plugin itself runs in. A path that cannot
-/// be opened is not: the plugin will say what is wrong with it.
+/// Tests if a path is the network namespace that the plugin itself runs in. False for a path that cannot
+/// be opened: the plugin reports the cause.
 pub type IsOwnNetns<'a> = &'a dyn Fn(&Path) -> bool;
 
 /// The three streams of a plugin.
 pub struct Io<'a> {
-    /// Where the configuration comes from.
+    /// The configuration.
     pub stdin: &'a mut dyn Read,
-    /// Where result or error go.
+    /// The result or the error.
     pub stdout: &'a mut dyn Write,
-    /// Where a person who calls the plugin without a runtime gets an answer.
+    /// Help for a person who runs the plugin without a runtime.
     pub stderr: &'a mut dyn Write,
 }
 
@@ -48,11 +48,46 @@ impl std::fmt::Debug for Io<'_> {
     }
 }
 
-/// Answers as `plugin` to the environment and standard input of this process.
-pub fn serve(plugin: &dyn Plugin, stdout: &mut dyn Write, stderr: &mut dyn Write) -> u8 {
+/// The plugin that a call is for.
+#[derive(Debug, Clone, Copy)]
+pub struct Callee<'a> {
+    /// The plugin.
+    pub plugin: &'a dyn Plugin,
+    /// Its script, if it has one.
+    pub script: Option<&'a dyn Script>,
+    /// The plugins that it may call in process.
+    pub plugins: Plugins,
+}
+
+/// Output that replaces the plugin's own: `noop` plays other plugins in tests of runtimes.
+pub trait Script: Sync + std::fmt::Debug {
+    /// The versions to report for VERSION; none: [`Plugin::versions`].
+    fn versions(&self, env: &Env) -> Option<Vec<String>>;
+
+    /// The output of a call whose environment and configuration are valid; none: the plugin's method is
+    /// called.
+    ///
+    /// # Errors
+    /// A script that cannot be read, or that does not support the configuration's version.
+    fn output(&self, env: &Env, config: &NetConf) -> Result<Option<Output>, CniError>;
+}
+
+/// The output of a call, as it is written.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Output {
+    /// Text for standard output.
+    pub stdout: String,
+    /// Text for standard error.
+    pub stderr: String,
+    /// The exit code.
+    pub code: u8,
+}
+
+/// Answers as `callee` to the environment and standard input of this process.
+pub fn serve(callee: &Callee<'_>, stdout: &mut dyn Write, stderr: &mut dyn Write) -> u8 {
     panic::report_as_error();
     let io = Io { stdin: &mut std::io::stdin().lock(), stdout, stderr };
-    run(plugin, &|name| std::env::var_os(name), &is_own_netns, io)
+    run(callee, &|name| std::env::var_os(name), &is_own_netns, io)
 }
 
 /// Compares namespaces by device and inode, as namespaces(7) says.
@@ -62,32 +97,32 @@ fn is_own_netns(path: &Path) -> bool {
     matches!((id(path), id(Path::new("/proc/self/ns/net"))), (Ok(theirs), Ok(own)) if theirs == own)
 }
 
-/// Answers one call. Gives the exit code: 0, or 1 with an error on `io.stdout`.
-pub fn run(plugin: &dyn Plugin, vars: Vars<'_>, is_own_netns: IsOwnNetns<'_>, io: Io<'_>) -> u8 {
+/// Answers one call. Returns the exit code: 0, or 1 with an error on `io.stdout`.
+pub fn run(callee: &Callee<'_>, vars: Vars<'_>, is_own_netns: IsOwnNetns<'_>, io: Io<'_>) -> u8 {
     let Io { stdin, stdout, stderr } = io;
-    let answer = match env::read(vars) {
+    let output = match env::read(vars, callee.plugins) {
         // A person, not a runtime.
         _ if vars("CNI_COMMAND").is_none_or(|command| command.is_empty()) => {
-            return exit_code(stderr.write_all(about(plugin).as_bytes()));
+            return exit_code(stderr.write_all(about(callee.plugin).as_bytes()));
         }
-        Ok(env) if env.command == "VERSION" => Ok(version(plugin, &env).into()),
-        Ok(env) => logged(plugin, &env, |call| answer(plugin, &env, call, is_own_netns, stdin)),
+        Ok(env) if env.command == "VERSION" => Ok(version(callee, &env).into()),
+        Ok(env) => logged(callee.plugin, &env, |call| answer(callee, &env, call, is_own_netns, stdin)),
         Err(error) => Err(error),
     };
-    let answer =
-        answer.unwrap_or_else(|error| Verbatim { stdout: error.print(), code: 1, ..Verbatim::default() });
-    // In one write: a result is whole or not there.
-    let written = stdout.write_all(answer.stdout.as_bytes()).and_then(|()| stdout.flush());
-    let told = stderr.write_all(answer.stderr.as_bytes());
-    exit_code(written.and(told)).max(answer.code)
+    let output =
+        output.unwrap_or_else(|error| Output { stdout: error.print(), code: 1, ..Output::default() });
+    // In one write: a result is complete or missing.
+    let to_stdout = stdout.write_all(output.stdout.as_bytes()).and_then(|()| stdout.flush());
+    let to_stderr = stderr.write_all(output.stderr.as_bytes());
+    exit_code(to_stdout.and(to_stderr)).max(output.code)
 }
 
 /// Runs a call and logs its begin and its end.
 fn logged(
     plugin: &dyn Plugin,
     env: &Env,
-    run: impl FnOnce(&logging::Call) -> Result<Verbatim, CniError>,
-) -> Result<Verbatim, CniError> {
+    run: impl FnOnce(&logging::Call) -> Result<Output, CniError>,
+) -> Result<Output, CniError> {
     let call = logging::Call::begin(plugin.name(), env);
     let begin = Instant::now();
     log::debug!(
@@ -97,9 +132,9 @@ fn logged(
         env.netns,
         env.args.len()
     );
-    let answer = run(&call);
+    let output = run(&call);
     let took = begin.elapsed().as_secs_f64() * 1e3;
-    match &answer {
+    match &output {
         Ok(_) => log::info!("{} {} succeeded in {took:.1} ms", plugin.name(), env.command),
         Err(error) => {
             log::info!(
@@ -110,7 +145,7 @@ fn logged(
             );
         }
     }
-    answer
+    output
 }
 
 fn exit_code(written: std::io::Result<()>) -> u8 {
@@ -133,18 +168,17 @@ fn about(plugin: &dyn Plugin) -> String {
     )
 }
 
-/// The answer to VERSION: always in the plugin's own newest version, without a look at the input.
-fn version(plugin: &dyn Plugin, env: &Env) -> String {
+/// The output of VERSION: always in the plugin's own newest version; the input is not read.
+fn version(callee: &Callee<'_>, env: &Env) -> String {
     let newest = Version::ALL.last().map_or("", |v| v.as_str());
-    let told = plugin.told_versions(env);
-    if let Some(versions) = told {
+    if let Some(versions) = callee.script.and_then(|script| script.versions(env)) {
         return format!(
             "{{\"cniVersion\":{},\"supportedVersions\":{}}}\n",
             text::compact(newest),
             text::compact(&versions)
         );
     }
-    let versions: Vec<&str> = plugin.versions().iter().map(|v| v.as_str()).collect();
+    let versions: Vec<&str> = callee.plugin.versions().iter().map(|v| v.as_str()).collect();
     format!(
         "{{\"cniVersion\":{},\"supportedVersions\":{}}}\n",
         text::compact(versions.last().unwrap_or(&newest)),
@@ -154,17 +188,18 @@ fn version(plugin: &dyn Plugin, env: &Env) -> String {
 
 /// Everything but VERSION.
 fn answer(
-    plugin: &dyn Plugin,
+    callee: &Callee<'_>,
     env: &Env,
     call: &logging::Call,
     is_own_netns: IsOwnNetns<'_>,
     stdin: &mut dyn Read,
-) -> Result<Verbatim, CniError> {
+) -> Result<Output, CniError> {
+    let plugin = callee.plugin;
     let draft = Draft::parse(read_config(stdin)?)?;
     let settle = |draft: Draft, purpose| {
         let config = settle(plugin, draft, purpose)?;
         logging::set_network(&config.name);
-        // The outer call has named the unknown keys already.
+        // A delegated call has the outer call's keys, which are checked already.
         if purpose != Purpose::Removal && !call.is_delegated() {
             warn_of_unknown_keys(plugin, &config);
         }
@@ -174,30 +209,30 @@ fn answer(
         "ADD" => {
             let config = settle(draft, Purpose::Setup)?;
             let request = request(env, &config, is_own_netns)?;
-            or_verbatim(plugin, env, &config, || add(plugin, &request))
+            scripted(callee, env, &config, || add(plugin, &request))
         }
         "DEL" => {
             let config = settle(draft, Purpose::Removal)?;
             let request = request(env, &config, is_own_netns)?;
-            or_verbatim(plugin, env, &config, || silent(plugin.del(&request)))
+            scripted(callee, env, &config, || silent(plugin.del(&request)))
         }
         "CHECK" => {
             not_before(plugin, &draft, Version::V0_4_0, "CHECK")?;
             let config = settle(draft, Purpose::Setup)?;
             // The reference does not compare the namespaces here.
             let request = request(env, &config, &|_| false)?;
-            or_verbatim(plugin, env, &config, || silent(plugin.check(&request)))
+            scripted(callee, env, &config, || silent(plugin.check(&request)))
         }
         "GC" => {
             not_before(plugin, &draft, Version::V1_1_0, "GC")?;
             let config = settle(draft, Purpose::Node)?;
-            or_verbatim(plugin, env, &config, || silent(gc(plugin, &NodeRequest { config: &config, env })))
+            scripted(callee, env, &config, || silent(gc(plugin, &NodeRequest { config: &config, env })))
         }
         "STATUS" => {
             not_before(plugin, &draft, Version::V1_1_0, "STATUS")?;
             let config = settle(draft, Purpose::Node)?;
             let request = NodeRequest { config: &config, env };
-            or_verbatim(plugin, env, &config, || silent(plugin.status(&request)))
+            scripted(callee, env, &config, || silent(plugin.status(&request)))
         }
         unknown => {
             let msg = format!("unknown CNI_COMMAND: {unknown}");
@@ -206,7 +241,7 @@ fn answer(
     }
 }
 
-/// Names keys that no plugin knows. The decoder ignores them, as the specification wants.
+/// Logs keys that no plugin knows. The decoder ignores them, as the specification demands.
 fn warn_of_unknown_keys(plugin: &dyn Plugin, config: &NetConf) {
     if log::log_enabled!(log::Level::Warn) {
         for key in keys::unknown(plugin.name(), &config.raw) {
@@ -215,25 +250,27 @@ fn warn_of_unknown_keys(plugin: &dyn Plugin, config: &NetConf) {
     }
 }
 
-/// What the plugin has to say down to the bytes, else what `usual` gives for standard output.
-fn or_verbatim(
-    plugin: &dyn Plugin,
+/// The script's output, or else that of the plugin's method for standard output.
+fn scripted(
+    callee: &Callee<'_>,
     env: &Env,
     config: &NetConf,
-    usual: impl FnOnce() -> Result<String, CniError>,
-) -> Result<Verbatim, CniError> {
-    match plugin.verbatim(env, config)? {
-        Some(verbatim) => Ok(verbatim),
-        None => usual().map(Verbatim::from),
+    method: impl FnOnce() -> Result<String, CniError>,
+) -> Result<Output, CniError> {
+    if let Some(script) = callee.script
+        && let Some(output) = script.output(env, config)?
+    {
+        return Ok(output);
     }
+    method().map(Output::from)
 }
 
-/// Verbs but ADD print nothing when they succeed.
+/// All verbs except ADD print nothing when they succeed.
 fn silent(done: Result<(), CniError>) -> Result<String, CniError> {
     done.map(|()| String::new())
 }
 
-impl From<String> for Verbatim {
+impl From<String> for Output {
     fn from(stdout: String) -> Self {
         Self { stdout, ..Self::default() }
     }
@@ -250,8 +287,8 @@ fn read_config(stdin: &mut dyn Read) -> Result<Vec<u8>, CniError> {
     Ok(bytes)
 }
 
-/// CHECK, GC and STATUS came with later versions: neither the configuration nor the plugin may be
-/// of an earlier one.
+/// Refuses a configuration or a plugin that is older than the verb: CHECK, GC and STATUS came with later
+/// versions.
 fn not_before(plugin: &dyn Plugin, draft: &Draft, minimum: Version, verb: &str) -> Result<(), CniError> {
     let declared = draft.version()?;
     let decode = |e: cni_spec::VersionError| CniError::new(ErrorCode::Decode, e.to_string());
@@ -274,7 +311,7 @@ fn not_before(plugin: &dyn Plugin, draft: &Draft, minimum: Version, verb: &str) 
     Err(refuse("plugin"))
 }
 
-/// Finds the version that both sides speak, and reads the configuration as one of it.
+/// Finds the version that both sides support, and reads the configuration in that version.
 fn settle(plugin: &dyn Plugin, draft: Draft, purpose: Purpose) -> Result<NetConf, CniError> {
     let declared: Declared = draft.version()?;
     let version = declared
@@ -303,7 +340,7 @@ fn request<'a>(
 fn add(plugin: &dyn Plugin, request: &Request<'_>) -> Result<String, CniError> {
     let result = plugin.add(request)?;
     result.print(request.config.version).map_err(|error| {
-        // The container must not keep what its runtime was never told of.
+        // The container must not keep what its runtime knows nothing of.
         if let Err(undo) = plugin.del(request) {
             log::error!("undo the ADD of {}: {undo}", request.attachment);
         }
@@ -311,7 +348,7 @@ fn add(plugin: &dyn Plugin, request: &Request<'_>) -> Result<String, CniError> {
     })
 }
 
-/// Without a list nothing may be removed: specification 1.1.0, section "GC".
+/// Does nothing without a list of valid attachments: specification 1.1.0, section "GC".
 fn gc(plugin: &dyn Plugin, request: &NodeRequest<'_>) -> Result<(), CniError> {
     match request.config.valid_attachments {
         Some(_) => plugin.gc(request),

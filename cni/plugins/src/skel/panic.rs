@@ -1,27 +1,26 @@
-//! A bug in a plugin must still give the runtime an error that it can read.
+//! Panics, printed as an error that the runtime can read.
 
 use std::io::Write;
 
 use cni_spec::CniError;
 
-/// From now on a panic prints an error (code 999) to standard output, where it came from to
-/// standard error, and ends the process with code 1.
+/// Makes each panic print an error (code 999) to standard output and its place to standard error, and end the
+/// process with code 1.
 ///
-/// A result is written in one piece as the last thing of a call, so that no half of one can stand
-/// before the error.
+/// A result is written in one piece as the last step of a call, so that no part of one precedes the error.
 pub(super) fn report_as_error() {
     std::panic::set_hook(Box::new(|info| {
         let place = info.location().map_or_else(String::new, |at| format!(" at {}:{}", at.file(), at.line()));
         let error = CniError::internal(format!("bug{place}: {}", message(info.payload())));
-        // Whoever should hear of it may be gone; there is nobody else to tell.
-        let _unheard = writeln!(std::io::stderr(), "{}", error.msg);
+        // The reader may be gone, and there is no other place to report it.
+        let _unwritten = writeln!(std::io::stderr(), "{}", error.msg);
         let mut stdout = std::io::stdout();
-        let _unheard = stdout.write_all(error.print().as_bytes()).and_then(|()| stdout.flush());
+        let _unwritten = stdout.write_all(error.print().as_bytes()).and_then(|()| stdout.flush());
         std::process::exit(1);
     }));
 }
 
-/// The payload of `panic!` is a string, one way or the other.
+/// The message in the payload of `panic!`, a string of either kind.
 fn message(payload: &(dyn std::any::Any + Send)) -> &str {
     payload
         .downcast_ref::<&str>()
@@ -38,15 +37,15 @@ mod tests {
 
     const CHILD: &str = "SLIPWAY_TEST_PANICS";
 
-    /// This test, run again in a process of its own, panics there as a plugin would.
+    /// The test runs itself again in a child process, which panics as a plugin would.
     #[test]
-    fn a_bug_is_told_as_an_error() {
+    fn a_panic_is_printed_as_an_error() {
         if std::env::var_os(CHILD).is_some() {
             report_as_error();
             panic!("the <cause>");
         }
         let child = Command::new(std::env::current_exe().unwrap())
-            .args(["--exact", "--nocapture", "skel::panic::tests::a_bug_is_told_as_an_error"])
+            .args(["--exact", "--nocapture", "skel::panic::tests::a_panic_is_printed_as_an_error"])
             .env(CHILD, "1")
             .output()
             .unwrap();

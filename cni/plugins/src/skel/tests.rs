@@ -1,4 +1,4 @@
-//! The protocol, row by row, with a plugin that only writes down what it was asked.
+//! The protocol, row by row, with a plugin that only records its calls.
 
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
@@ -9,7 +9,7 @@ use expect_test::{Expect, expect};
 
 use super::*;
 
-/// What the plugin under test does and what it was asked to do.
+/// A plugin with a fixed result that records its calls.
 struct Fake {
     versions: &'static [Version],
     result: Result<AddResult, CniError>,
@@ -42,7 +42,7 @@ impl Plugin for Fake {
         "fake"
     }
     fn summary(&self) -> &'static str {
-        "writes down what it is asked"
+        "records its calls"
     }
     fn versions(&self) -> &'static [Version] {
         self.versions
@@ -67,6 +67,10 @@ impl Plugin for Fake {
         self.note(format!("status {}", request.config.name));
         Err(CniError::new(ErrorCode::NotAvailable, "full"))
     }
+}
+
+fn callee(plugin: &Fake) -> Callee<'_> {
+    Callee { plugin, script: None, plugins: &[] }
 }
 
 /// One call: exit code, standard output, standard error.
@@ -105,7 +109,7 @@ impl<'a> Call<'a> {
         let (mut out, mut err) = (Vec::new(), Vec::new());
         let io = Io { stdin: &mut self.stdin, stdout: &mut out, stderr: &mut err };
         let own = |path: &Path| path == Path::new("/own");
-        let code = run(plugin, &|name| self.vars.get(name).cloned(), &own, io);
+        let code = run(&callee(plugin), &|name| self.vars.get(name).cloned(), &own, io);
         (code, String::from_utf8(out).unwrap(), String::from_utf8(err).unwrap())
     }
 
@@ -178,7 +182,7 @@ fn a_variable_that_is_no_text_is_named() {
 }
 
 #[test]
-fn without_a_command_a_person_is_answered() {
+fn without_a_command_help_is_printed() {
     for call in [Call::new("", "garbage"), Call::new("", "").without(&["CNI_COMMAND", "CNI_PATH"])] {
         let (code, out, err) = call.run(&Fake::new());
         assert_eq!((code, out.as_str()), (0, ""));
@@ -223,7 +227,7 @@ fn standard_input_is_bounded_and_its_failure_named() {
     let ask = |stdin: &mut dyn Read| {
         let (mut out, mut err) = (Vec::new(), Vec::new());
         let io = Io { stdin, stdout: &mut out, stderr: &mut err };
-        run(&Fake::new(), &|name| vars.get(name).cloned(), &|_| false, io);
+        run(&callee(&Fake::new()), &|name| vars.get(name).cloned(), &|_| false, io);
         CniError::parse(&out).unwrap()
     };
     let failed = ask(&mut Broken);
@@ -254,7 +258,7 @@ fn versions_are_reconciled() {
         let bad = "failed to convert major version part \"x\" of \"x\": not a number";
         Call::new(verb, &conf("x")).fails(6, bad, "");
     }
-    // Between two published ones: late enough for the verb, but of no version.
+    // Between two published versions: new enough for the verb, but unknown.
     Call::new("CHECK", &conf("0.9.0")).fails(1, "incompatible CNI versions", &details("0.9.0"));
     let msg = "decoding version from network config: cniVersion: 1 is no string";
     Call::new("ADD", r#"{"cniVersion":1,"name":"n"}"#).fails(6, msg, "");
@@ -285,7 +289,7 @@ fn the_own_namespace_is_refused_before_the_plugin_runs() {
 }
 
 #[test]
-fn a_request_has_what_the_runtime_said() {
+fn a_request_has_the_variables_of_the_runtime() {
     let plugin = Fake::new();
     for verb in ["ADD", "DEL", "CHECK"] {
         assert_eq!(Call::new(verb, CONFIG).run(&plugin).0, 0);
@@ -361,7 +365,7 @@ fn results_are_of_the_version_of_the_configuration() {
 }
 
 #[test]
-fn a_result_that_cannot_be_told_is_undone() {
+fn a_result_that_cannot_be_converted_is_undone() {
     let plugin = Fake { result: Ok(AddResult::default()), ..Fake::new() };
     let (code, out, _) = Call::new("ADD", r#"{"cniVersion":"0.2.0","name":"n"}"#).run(&plugin);
     assert_eq!(code, 1);
@@ -411,7 +415,7 @@ fn status_gives_the_plugins_code() {
 }
 
 #[test]
-fn an_unreadable_past_stops_an_add_but_not_a_del() {
+fn a_prev_result_that_cannot_be_read_stops_an_add_but_not_a_del() {
     let conf = r#"{"cniVersion":"1.1.0","name":"n","prevResult":{"cniVersion":"0.4.0"}}"#;
     let msg = "could not parse prevResult: result type supports [1.0.0 1.1.0] but unmarshalled CNIVersion is \"0.4.0\"";
     Call::new("ADD", conf).fails(7, msg, "");
@@ -420,7 +424,7 @@ fn an_unreadable_past_stops_an_add_but_not_a_del() {
 }
 
 #[test]
-fn an_answer_that_nobody_takes_is_a_failure() {
+fn an_output_that_cannot_be_written_is_a_failure() {
     struct Closed<'a>(&'a Cell<bool>);
     impl Write for Closed<'_> {
         fn write(&mut self, _: &[u8]) -> std::io::Result<usize> {
@@ -434,7 +438,7 @@ fn an_answer_that_nobody_takes_is_a_failure() {
     let (tried, call) = (Cell::new(false), Call::new("ADD", CONFIG));
     let (mut stdin, err) = (call.stdin, RefCell::new(Vec::new()));
     let io = Io { stdin: &mut stdin, stdout: &mut Closed(&tried), stderr: &mut *err.borrow_mut() };
-    assert_eq!(run(&Fake::new(), &|name| call.vars.get(name).cloned(), &|_| false, io), 1);
+    assert_eq!(run(&callee(&Fake::new()), &|name| call.vars.get(name).cloned(), &|_| false, io), 1);
     assert!(tried.get());
 }
 

@@ -4,11 +4,11 @@
 //! the bridge last: what others share changes only when all else has succeeded. Every step that
 //! makes something of this attachment registers how to take it back.
 
-mod belonging;
 mod check;
 mod config;
 mod host;
 mod plan;
+mod restorable;
 
 use cni_dataplane::macspoof;
 use cni_kernel::route::{DuplicateDetection, Link, LinkChange};
@@ -17,7 +17,7 @@ use cni_spec::{AddResult, CniError, Interface};
 use super::shared::container::{Container, Setting};
 use super::shared::host::{Host, taken};
 use super::shared::{failed, interface, masquerade, remove};
-use crate::plugin::{Belonging, NodeRequest, Plugin, Request};
+use crate::plugin::{NodeRequest, Plugin, Request, Restorable};
 use crate::skel::delegate;
 use crate::undo::Undo;
 use config::Settings;
@@ -74,8 +74,8 @@ impl Plugin for Bridge {
         remove::gc(request)
     }
 
-    fn belongings(&self, request: &Request<'_>) -> Result<Vec<Box<dyn Belonging>>, CniError> {
-        belonging::of(request)
+    fn restorable(&self, request: &Request<'_>) -> Result<Vec<Box<dyn Restorable>>, CniError> {
+        restorable::of(request)
     }
 
     fn status(&self, request: &NodeRequest<'_>) -> Result<(), CniError> {

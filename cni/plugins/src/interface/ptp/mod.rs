@@ -16,7 +16,7 @@ use super::shared::container::{Container, Setting};
 use super::shared::host::{Host, taken};
 use super::shared::keys::Common;
 use super::shared::{failed, interface, masquerade, remove};
-use crate::plugin::{Belonging, NodeRequest, Plugin, Request};
+use crate::plugin::{NodeRequest, Plugin, Request, Restorable};
 use crate::skel::delegate;
 use crate::undo::Undo;
 use plan::Plan;
@@ -71,11 +71,11 @@ impl Plugin for Ptp {
         remove::gc(request)
     }
 
-    fn belongings(&self, request: &Request<'_>) -> Result<Vec<Box<dyn Belonging>>, CniError> {
+    fn restorable(&self, request: &Request<'_>) -> Result<Vec<Box<dyn Restorable>>, CniError> {
         let common = Common::new(request.config)?;
         let inside = Inside::open(request, previous_result(request, check::PLUGIN)?, check::PLUGIN)?;
         let (attachment, addresses) = (&request.attachment, inside.addresses());
-        let masquerade = masquerade::belonging(&common, attachment, &inside.container, &addresses)?;
+        let masquerade = masquerade::restorable(&common, attachment, &inside.container, &addresses)?;
         Ok(masquerade.into_iter().collect())
     }
 

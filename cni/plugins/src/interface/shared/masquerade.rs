@@ -8,7 +8,7 @@ use ipnet::IpNet;
 use super::container::Container;
 use super::keys::Common;
 use crate::node_defaults::NodeDefaults;
-use crate::plugin::Belonging;
+use crate::plugin::Restorable;
 use crate::undo::Undo;
 
 /// Masquerades the container's addresses, if the configuration asks for it.
@@ -53,12 +53,12 @@ pub(crate) fn check(
 ///
 /// # Errors
 /// Code 7 for an address that no container can have; what is wrong with the node's defaults.
-pub(crate) fn belonging(
+pub(crate) fn restorable(
     common: &Common,
     attachment: &Attachment,
     container: &Container,
     addresses: &[IpNet],
-) -> Result<Option<Box<dyn Belonging>>, CniError> {
+) -> Result<Option<Box<dyn Restorable>>, CniError> {
     if !common.masquerade || !common.ipam {
         return Ok(None);
     }
@@ -73,7 +73,7 @@ struct Masqueraded {
     wanted: MasqueradeRequest,
 }
 
-impl Belonging for Masqueraded {
+impl Restorable for Masqueraded {
     fn name(&self) -> String {
         let addresses: Vec<String> = self.wanted.addresses.iter().map(|net| net.addr().to_string()).collect();
         format!("masquerade of {}", addresses.join(", "))

@@ -12,7 +12,7 @@ use cni_dataplane::firewall::{self, BridgeUse, FirewallRequest, Held, IngressPol
 use cni_dataplane::owner::AttachmentHash;
 use cni_spec::{AddResult, CniError, ErrorCode, Version};
 
-use crate::plugin::{Belonging, NodeRequest, Plugin, Request};
+use crate::plugin::{NodeRequest, Plugin, Request, Restorable};
 use bridge::Leaving;
 use config::{Choice, Config};
 use firewalld::Zone;
@@ -105,7 +105,7 @@ impl Plugin for Firewall {
         result
     }
 
-    fn belongings(&self, request: &Request<'_>) -> Result<Vec<Box<dyn Belonging>>, CniError> {
+    fn restorable(&self, request: &Request<'_>) -> Result<Vec<Box<dyn Restorable>>, CniError> {
         let config = Config::read(request.config)?;
         let wanted = wanted(request, &config, previous(request)?)?;
         Ok(vec![Box::new(Rules { wanted })])
@@ -296,7 +296,7 @@ struct Rules {
     wanted: FirewallRequest,
 }
 
-impl Belonging for Rules {
+impl Restorable for Rules {
     fn name(&self) -> String {
         "rules of the firewall".to_owned()
     }

@@ -17,8 +17,7 @@ use self::saved::{Found, Saved};
 use self::subnet_env::SubnetEnv;
 use crate::interface::shared::container::Container;
 use crate::interface::shared::failed as link_failed;
-use crate::plugin::{Belonging, NodeRequest, Plugin, Request};
-use crate::registry;
+use crate::plugin::{NodeRequest, Plugin, Request, Restorable};
 use crate::skel::delegate;
 
 /// The plugin `flannel`.
@@ -115,15 +114,15 @@ impl Plugin for Flannel {
         delegate::other(&kind, request.env, "STATUS", &bytes(config)).map(drop)
     }
 
-    fn belongings(&self, request: &Request<'_>) -> Result<Vec<Box<dyn Belonging>>, CniError> {
+    fn restorable(&self, request: &Request<'_>) -> Result<Vec<Box<dyn Restorable>>, CniError> {
         let (kind, bytes) = self.saved(request)?;
-        let Some(plugin) = registry::find(&kind).filter(|plugin| plugin.name() != self.name()) else {
+        let Some(plugin) = request.env.plugins.iter().find(|plugin| plugin.name() == kind) else {
             return Ok(Vec::new());
         };
         let config = NetConf::parse(bytes)?;
         let netns = request.netns.clone();
         let Request { attachment, args, env, .. } = request;
-        plugin.belongings(&Request { attachment: attachment.clone(), netns, args, config: &config, env })
+        plugin.restorable(&Request { attachment: attachment.clone(), netns, args, config: &config, env })
     }
 }
 

@@ -1,8 +1,8 @@
 //! `portmap`: publishes a container's ports on the node.
 
 mod access;
-mod belonging;
 mod config;
+mod restorable;
 
 use std::net::IpAddr;
 
@@ -12,9 +12,9 @@ use cni_dataplane::{
 use cni_spec::address::check_container;
 use cni_spec::{AddResult, CniError, ErrorCode, NetConf};
 
-use crate::plugin::{Belonging, NodeRequest, Plugin, Request};
-use belonging::Ports;
+use crate::plugin::{NodeRequest, Plugin, Request, Restorable};
 use config::Config;
+use restorable::Ports;
 
 /// The `portmap` plugin.
 #[derive(Debug)]
@@ -53,13 +53,13 @@ impl Plugin for Portmap {
         Ok(Dataplane::default().retain(&request.config.name, valid, Kinds::Ports)?)
     }
 
-    fn belongings(&self, request: &Request<'_>) -> Result<Vec<Box<dyn Belonging>>, CniError> {
+    fn restorable(&self, request: &Request<'_>) -> Result<Vec<Box<dyn Restorable>>, CniError> {
         let config = Config::read(request.config)?;
         let previous = request.config.prev_result.as_ref();
         let previous = previous.ok_or_else(|| CniError::config("Required prevResult missing"))?;
         let dataplane = config.dataplane()?;
         let ports = wanted(request, config, previous)?.map(|wanted| Ports { dataplane, wanted });
-        Ok(ports.into_iter().map(|ports| Box::new(ports) as Box<dyn Belonging>).collect())
+        Ok(ports.into_iter().map(|ports| Box::new(ports) as Box<dyn Restorable>).collect())
     }
 
     fn status(&self, request: &NodeRequest<'_>) -> Result<(), CniError> {

@@ -17,7 +17,7 @@ use cni_runtime::{Cache, Cached, cache};
 use cni_spec::NetConf;
 
 use crate::operator::said;
-use crate::plugin::{Belonging, Env, Request};
+use crate::plugin::{Env, Request, Restorable as Belonging};
 use crate::registry;
 use report::{Output, Row, State};
 use standing::{Node, Standing};
@@ -264,7 +264,8 @@ fn belongings(cached: &Cached) -> Result<Vec<Box<dyn Belonging>>, String> {
     let mut all = Vec::new();
     for config in cached.configs().map_err(|e| e.to_string())? {
         let Some(plugin) = registry::find(&config.plugin) else { continue };
-        let of_plugin = plugin.belongings(&request(cached, &config, &Env::default()));
+        let env = Env { plugins: registry::PLUGINS, ..Env::default() };
+        let of_plugin = plugin.restorable(&request(cached, &config, &env));
         all.extend(of_plugin.map_err(|e| format!("{}: {e}", config.plugin))?);
     }
     Ok(all)

@@ -8,23 +8,23 @@ use cni_spec::{AddResult, Attachment, CniError};
 use super::config::Settings;
 use crate::interface::shared::check::{Inside, present, previous_result, wrong};
 use crate::interface::shared::{failed, masquerade};
-use crate::plugin::{Belonging, Request};
+use crate::plugin::{Request, Restorable};
 
 /// Everything of the attachment.
 ///
 /// # Errors
 /// What is wrong with the configuration, or cannot be read.
-pub(super) fn of(request: &Request<'_>) -> Result<Vec<Box<dyn Belonging>>, CniError> {
+pub(super) fn of(request: &Request<'_>) -> Result<Vec<Box<dyn Restorable>>, CniError> {
     let settings = Settings::new(request.config, request.args)?;
     let previous = previous_result(request, "")?;
     let inside = Inside::open(request, previous, "")?;
     let attachment = &request.attachment;
-    let mut all: Vec<Box<dyn Belonging>> = Vec::new();
+    let mut all: Vec<Box<dyn Restorable>> = Vec::new();
     if settings.spoof_check {
         all.push(Box::new(SpoofGuard::of(attachment, &inside, previous)?));
     }
     let addresses = inside.addresses();
-    all.extend(masquerade::belonging(&settings.common, attachment, &inside.container, &addresses)?);
+    all.extend(masquerade::restorable(&settings.common, attachment, &inside.container, &addresses)?);
     Ok(all)
 }
 
@@ -54,7 +54,7 @@ impl SpoofGuard {
     }
 }
 
-impl Belonging for SpoofGuard {
+impl Restorable for SpoofGuard {
     fn name(&self) -> String {
         format!("guard against spoofed addresses on {}, which may send with {}", self.port, self.mac)
     }

@@ -4,7 +4,7 @@ use cni_dataplane::{Backend, Dataplane, Kinds, PortRequest, Withdrawal, node};
 use cni_spec::CniError;
 
 use super::{access, loopback_addresses, open_loopback};
-use crate::plugin::Belonging;
+use crate::plugin::Restorable;
 
 /// How many mappings a name tells.
 const NAMED: usize = 4;
@@ -15,7 +15,7 @@ pub(super) struct Ports {
     pub(super) wanted: PortRequest,
 }
 
-impl Belonging for Ports {
+impl Restorable for Ports {
     fn name(&self) -> String {
         let ports = &self.wanted.ports;
         let mut names: Vec<String> = ports.iter().take(NAMED).map(ToString::to_string).collect();
