@@ -9,5 +9,6 @@ mod node_defaults;
 pub mod operator;
 pub mod plugin;
 pub mod registry;
+mod settings_file;
 pub mod skel;
 pub mod undo;

@@ -1,27 +1,20 @@
-//! What an administrator sets for the whole node: `/etc/cni/slipway.json`.
+//! Defaults that an administrator sets for the whole node in `/etc/cni/slipway.json`.
 //!
-//! A configuration that says something itself is not overruled by it. DEL and GC do not read it: they
-//! find what is there wherever it is.
+//! The keys of a network's configuration override them. DEL and GC do not read them: they search all
+//! backends.
 
 use std::path::{Path, PathBuf};
 
 use cni_dataplane::ebpf::{ControlGroup, PortRange, Sizes};
 use cni_dataplane::nftables::offload::{Offload, Uplinks};
 use cni_dataplane::{BackendName, Dataplane, ebpf};
-use cni_kernel::dir::{DirError, DurableDir};
 use cni_spec::{CniError, ErrorCode};
 use serde::Deserialize;
 
-use crate::logging::{LogKeys, LogSettings};
+use crate::logging::{LogError, LogKeys};
+use crate::settings_file::{self, FILE};
 
-/// The directory of CNI's configuration; networks are in `net.d` below it.
-const DIRECTORY: &str = "/etc/cni";
-/// The file in it.
-const FILE: &str = "slipway.json";
-/// The largest file that is read, in bytes.
-const LIMIT: usize = 64 << 10;
-
-/// The keys as they are written.
+/// The keys, not checked.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default, rename_all = "camelCase", deny_unknown_fields)]
 struct Keys {
@@ -35,7 +28,7 @@ struct Keys {
     log: LogKeys,
 }
 
-/// `true`, `false`, or the links by name.
+/// The key `flowtable`: `true`, `false`, or links by name.
 #[derive(Debug, Deserialize)]
 #[serde(untagged, expecting = "key \"flowtable\": true, false, or {\"devices\": [names of links]}")]
 enum Flowtable {
@@ -43,7 +36,7 @@ enum Flowtable {
     At(FlowtableKeys),
 }
 
-/// How many elements BPF maps take.
+/// The sizes of BPF maps, in elements.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default, rename_all = "camelCase", deny_unknown_fields)]
 struct MapKeys {
@@ -54,7 +47,7 @@ struct MapKeys {
     sockets: Option<u32>,
 }
 
-/// `false`, or a path.
+/// The key `cgroup`: `false`, or a path.
 #[derive(Debug, Deserialize)]
 #[serde(untagged, expecting = "key \"cgroup\": the path of a control group, or false")]
 enum Cgroup {
@@ -73,65 +66,48 @@ struct FlowtableKeys {
 pub(crate) struct NodeDefaults {
     /// For published ports.
     pub(crate) backend: Option<BackendName>,
-    /// For masquerade; where the file has only `backend`, the same.
+    /// For masquerade; by default the same as `backend`.
     pub(crate) ip_masq_backend: Option<BackendName>,
-    /// The flowtable's uplinks; none if there is to be no flowtable.
+    /// The flowtable's uplinks; none for no flowtable.
     pub(crate) flowtable: Option<Uplinks>,
-    /// For the programs of the eBPF backend.
+    /// For the BPF programs.
     pub(crate) ebpf: ebpf::Settings,
 }
 
 impl NodeDefaults {
-    /// The dataplane of a configuration that chooses this, or nothing.
+    /// The dataplane with a configuration's choice of a backend, if it makes one.
     pub(crate) fn dataplane(&self, choice: Option<BackendName>) -> Dataplane {
         let offload = self.flowtable.clone().map_or(Offload::Off, Offload::Through);
         Dataplane::new(choice).offload(offload).with_settings(self.ebpf.clone())
     }
 
-    /// Reads the file; no file is no default.
+    /// Reads the file. A missing one sets nothing.
     ///
     /// # Errors
-    /// Code 5 if it cannot be read, code 7 with the file, the key and the value.
+    /// Code 5 if it cannot be read; code 7 for a key or a value that is not allowed.
     pub(crate) fn read() -> Result<Self, CniError> {
-        Self::read_in(Path::new(DIRECTORY))
+        Self::read_in(Path::new(settings_file::DIRECTORY))
     }
 
     fn read_in(directory: &Path) -> Result<Self, CniError> {
-        match bytes(directory).map_err(|error| CniError::new(ErrorCode::Io, error.to_string()))? {
+        match settings_file::read_in(directory)
+            .map_err(|error| CniError::new(ErrorCode::Io, error.to_string()))?
+        {
             Some(bytes) => Self::parse(&bytes)
                 .map_err(|why| CniError::config(format!("{}: {why}", directory.join(FILE).display()))),
             None => Ok(Self::default()),
         }
     }
 
-    /// Where log lines go besides standard error. None where the file is missing or wrong, whatever else
-    /// is in it: a call is not stopped for its log.
-    pub(crate) fn read_log() -> Option<LogSettings> {
-        #[derive(Default, Deserialize)]
-        #[serde(default)]
-        struct LogAlone {
-            log: LogKeys,
-        }
-        let bytes = bytes(Path::new(DIRECTORY)).ok()??;
-        let keys: LogAlone = serde_json::from_slice(&bytes).ok()?;
-        keys.log.check().ok()?
-    }
-
-    fn parse(bytes: &[u8]) -> Result<Self, String> {
-        let keys: Keys = serde_json::from_slice(bytes).map_err(|error| error.to_string())?;
-        let named = |key: &str, name: Option<String>| match name {
-            None => Ok(None),
-            Some(name) => BackendName::from_name(&name)
-                .map(Some)
-                .ok_or_else(|| format!("key {key:?}: unknown backend {name:?}")),
-        };
-        let backend = named("backend", keys.backend)?;
-        let ip_masq_backend = named("ipMasqBackend", keys.ip_masq_backend)?.or(backend);
+    fn parse(bytes: &[u8]) -> Result<Self, SettingsError> {
+        let keys: Keys = serde_json::from_slice(bytes)?;
+        let backend = backend("backend", keys.backend)?;
+        let ip_masq_backend = self::backend("ipMasqBackend", keys.ip_masq_backend)?.or(backend);
         let flowtable = keys.flowtable.map(uplinks).transpose()?.flatten();
         let cgroup = control_group(keys.cgroup)?;
         let masquerade_ports = match keys.masquerade_ports {
             None => PortRange::default(),
-            Some(text) => text.parse().map_err(|why| format!("key \"masqueradePorts\": {why}"))?,
+            Some(text) => text.parse::<PortRange>().map_err(|why| SettingsError::Ports(why.to_string()))?,
         };
         let _log = keys.log.check()?;
         let sizes = sizes(&keys.maps)?;
@@ -140,33 +116,47 @@ impl NodeDefaults {
     }
 }
 
-/// The file's content; none if there is no file.
-fn bytes(directory: &Path) -> Result<Option<Vec<u8>>, DirError> {
-    match DurableDir::open(directory) {
-        Ok(directory) => directory.read(FILE, LIMIT),
-        Err(error) if error.is_not_found() => Ok(None),
-        Err(error) => Err(error),
-    }
+/// Why the file cannot be used.
+#[derive(Debug, thiserror::Error)]
+enum SettingsError {
+    #[error(transparent)]
+    Json(#[from] serde_json::Error),
+    #[error("key {key:?}: unknown backend {name:?}")]
+    Backend { key: &'static str, name: String },
+    #[error("key \"masqueradePorts\": {0}")]
+    Ports(String),
+    #[error(transparent)]
+    Log(#[from] LogError),
+    #[error("key \"cgroup\": {0:?} is not an absolute path")]
+    Cgroup(PathBuf),
+    #[error("key \"maps\": {key:?} is {size}, not a number from 1 to {LARGEST_MAP}")]
+    Size { key: &'static str, size: u32 },
+    #[error("key \"flowtable\": {0:?} is not the name of a link")]
+    Link(String),
 }
 
-fn control_group(cgroup: Option<Cgroup>) -> Result<ControlGroup, String> {
+/// The largest BPF map, in elements; one of the largest kind takes some hundred bytes.
+const LARGEST_MAP: u32 = 1 << 22;
+
+fn backend(key: &'static str, name: Option<String>) -> Result<Option<BackendName>, SettingsError> {
+    let Some(name) = name else { return Ok(None) };
+    BackendName::from_name(&name).map(Some).ok_or(SettingsError::Backend { key, name })
+}
+
+fn control_group(cgroup: Option<Cgroup>) -> Result<ControlGroup, SettingsError> {
     match cgroup {
         None | Some(Cgroup::Wanted(true)) => Ok(ControlGroup::Found),
         Some(Cgroup::Wanted(false)) => Ok(ControlGroup::Off),
         Some(Cgroup::At(path)) if path.is_absolute() => Ok(ControlGroup::At(path)),
-        Some(Cgroup::At(path)) => Err(format!("key \"cgroup\": {path:?} is no absolute path")),
+        Some(Cgroup::At(path)) => Err(SettingsError::Cgroup(path)),
     }
 }
 
-fn sizes(keys: &MapKeys) -> Result<Sizes, String> {
-    /// An element of the largest takes some hundred bytes.
-    const MOST: u32 = 1 << 22;
+fn sizes(keys: &MapKeys) -> Result<Sizes, SettingsError> {
     let default = Sizes::default();
-    let size = |name: &str, key: Option<u32>, default: u32| match key {
-        Some(size) if !(1..=MOST).contains(&size) => {
-            Err(format!("key \"maps\": {name:?} is a number from 1 to {MOST}, not {size}"))
-        }
-        key => Ok(key.unwrap_or(default)),
+    let size = |key: &'static str, size: Option<u32>, default: u32| match size {
+        Some(size) if !(1..=LARGEST_MAP).contains(&size) => Err(SettingsError::Size { key, size }),
+        size => Ok(size.unwrap_or(default)),
     };
     Ok(Sizes {
         flows: size("flows", keys.flows, default.flows)?,
@@ -177,12 +167,12 @@ fn sizes(keys: &MapKeys) -> Result<Sizes, String> {
     })
 }
 
-fn uplinks(flowtable: Flowtable) -> Result<Option<Uplinks>, String> {
+fn uplinks(flowtable: Flowtable) -> Result<Option<Uplinks>, SettingsError> {
     match flowtable {
         Flowtable::Wanted(false) => Ok(None),
         Flowtable::Wanted(true) => Ok(Some(Uplinks::OfDefaultRoutes)),
         Flowtable::At(keys) => {
-            // As the kernel has it (`dev_valid_name`).
+            // The kernel's rule (`dev_valid_name`).
             let invalid = |name: &&String| {
                 name.is_empty()
                     || name.len() > 15
@@ -190,14 +180,13 @@ fn uplinks(flowtable: Flowtable) -> Result<Option<Uplinks>, String> {
                     || name.contains(char::is_whitespace)
             };
             match keys.devices.iter().find(invalid) {
-                Some(name) => Err(format!("key \"flowtable\": {name:?} is no name of a link")),
+                Some(name) => Err(SettingsError::Link(name.clone())),
                 None => Ok(Some(Uplinks::Named(keys.devices))),
             }
         }
     }
 }
 
-/// The keys that are decoded here.
 #[cfg(test)]
 pub(crate) fn decodes() -> crate::keys::probe::Fields {
     crate::keys::probe::fields::<Keys>()
@@ -208,8 +197,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_written_is_understood_or_refused_by_name() {
-        let parse = |text: &str| NodeDefaults::parse(text.as_bytes());
+    fn backends_are_read_or_refused_by_name() {
+        let parse = |text: &str| NodeDefaults::parse(text.as_bytes()).map_err(|error| error.to_string());
         let [nftables, iptables, fast_path] = BackendName::ALL.map(Some);
         assert_eq!(parse("{}"), Ok(NodeDefaults::default()));
         let defaults =
@@ -227,8 +216,12 @@ mod tests {
     }
 
     #[test]
-    fn a_control_group_is_found_or_named_or_not_wanted() {
-        let parse = |text: &str| NodeDefaults::parse(text.as_bytes()).map(|defaults| defaults.ebpf.cgroup);
+    fn a_control_group_is_found_named_or_off() {
+        let parse = |text: &str| {
+            NodeDefaults::parse(text.as_bytes())
+                .map_err(|error| error.to_string())
+                .map(|defaults| defaults.ebpf.cgroup)
+        };
         assert_eq!(parse("{}"), Ok(ControlGroup::Found));
         assert_eq!(parse(r#"{"cgroup": true}"#), Ok(ControlGroup::Found));
         assert_eq!(parse(r#"{"cgroup": false}"#), Ok(ControlGroup::Off));
@@ -240,8 +233,12 @@ mod tests {
     }
 
     #[test]
-    fn ports_and_sizes_of_the_programs_are_set() {
-        let parse = |text: &str| NodeDefaults::parse(text.as_bytes()).map(|defaults| defaults.ebpf);
+    fn ports_and_map_sizes_are_read() {
+        let parse = |text: &str| {
+            NodeDefaults::parse(text.as_bytes())
+                .map_err(|error| error.to_string())
+                .map(|defaults| defaults.ebpf)
+        };
         let ports = parse(r#"{"masqueradePorts": "40000-49999"}"#).unwrap().masquerade_ports;
         assert_eq!(ports, PortRange { first: 40000, last: 49999 });
         let sizes = parse(r#"{"maps": {"flows": 1000, "ports": 70000}}"#).unwrap().sizes;
@@ -256,8 +253,12 @@ mod tests {
     }
 
     #[test]
-    fn a_flowtable_is_wanted_or_not_or_at_links() {
-        let parse = |text: &str| NodeDefaults::parse(text.as_bytes()).map(|defaults| defaults.flowtable);
+    fn a_flowtable_is_on_off_or_at_links() {
+        let parse = |text: &str| {
+            NodeDefaults::parse(text.as_bytes())
+                .map_err(|error| error.to_string())
+                .map(|defaults| defaults.flowtable)
+        };
         assert_eq!(parse(r#"{"flowtable": false}"#), Ok(None));
         assert_eq!(parse(r#"{"flowtable": true}"#), Ok(Some(Uplinks::OfDefaultRoutes)));
         let named = Uplinks::Named(vec!["eth0".to_owned(), "eth1".to_owned()]);

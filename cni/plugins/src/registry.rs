@@ -24,9 +24,11 @@ use crate::meta::portmap::Portmap;
 use crate::meta::sbr::Sbr;
 use crate::meta::tuning::Tuning;
 use crate::meta::vrf::Vrf;
-use crate::operator::cnitool;
 use crate::plugin::{Plugin, Plugins};
 use crate::skel::{self, Callee};
+
+/// The name that the binary answers to as `cnitool`.
+pub const CNITOOL: &str = "cnitool";
 
 /// All plugins, by name.
 pub static PLUGINS: Plugins = &[
@@ -78,7 +80,7 @@ pub fn names() -> Vec<&'static str> {
 #[must_use]
 pub fn links() -> Vec<&'static str> {
     let mut links = names();
-    links.push(cnitool::NAME);
+    links.push(CNITOOL);
     links.sort_unstable();
     links
 }

@@ -1,7 +1,7 @@
-//! The log as a file, which any number of processes write at once.
+//! Log lines to a file that any number of processes write concurrently.
 //!
-//! Each line is one write(2) to a file that was opened for appending, so that lines of two processes do not
-//! mix. A file that is full is renamed to `NAME.1`, in the place of the one before it.
+//! Each line is one write(2) to a file opened for appending, so that lines of two processes do not mix. A full
+//! file is renamed to `NAME.1`, which replaces the one before.
 
 use std::fs::File;
 use std::io::Write;
@@ -11,11 +11,11 @@ use std::path::Path;
 use cni_kernel::dir::{Access, DirError, DurableDir};
 use nix::unistd::geteuid;
 
-/// Only its owner reads it: lines have names of containers and networks.
+/// For its owner only: lines have names of containers and networks.
 const MODE: u32 = 0o600;
 
 pub(super) struct LogFile {
-    /// None where it cannot be opened: no line is written then.
+    /// None if it cannot be opened: lines are lost then.
     dir: Option<DurableDir>,
     name: String,
     max_size: u64,
@@ -28,10 +28,10 @@ impl LogFile {
         Self { dir, name, max_size }
     }
 
-    /// Appends a line, if that is possible now.
+    /// Appends a line, or loses it.
     pub(super) fn write(&self, line: &str) {
         let Some(dir) = &self.dir else { return };
-        // A lost line is the log's alone: the call that it is about goes on.
+        // The call proceeds without its line.
         let _lost = self.append(dir, line);
     }
 
@@ -45,14 +45,14 @@ impl LogFile {
         Ok(())
     }
 
-    /// The file; none if it is another user's, or has another name in a place that is not known.
+    /// The file; none if another user owns it, or if it has a second hard link, which may be anywhere.
     fn open(&self, dir: &DurableDir) -> Result<Option<File>, DirError> {
         let file = dir.open_file(&self.name, Access::AppendOrCreate(MODE))?;
         let ours = file.metadata().is_ok_and(|data| data.nlink() == 1 && data.uid() == geteuid().as_raw());
         Ok(ours.then_some(file))
     }
 
-    /// Renames the file, unless another process does; true if another one is in its place.
+    /// Renames the file, unless another process is doing so. True if the name now stands for another file.
     fn set_aside(&self, dir: &DurableDir, file: &File) -> Result<bool, DirError> {
         if file.try_lock().is_err() {
             return Ok(false);

@@ -1,13 +1,13 @@
-//! The log in the journal, by its native protocol (systemd, "Native Journal Protocol"): a datagram for each
-//! line, with a field on each line of it.
+//! Log lines to the journal, by its native protocol (systemd, "Native Journal Protocol"): a datagram for each
+//! log line, with one field on each line of the datagram.
 
 use std::os::unix::net::UnixDatagram;
 
 use log::Level;
 
-use super::{Context, LONGEST};
+use super::line::{Context, LONGEST, escaped};
 
-/// Where the journal listens.
+/// The journal's socket.
 const SOCKET: &str = "/run/systemd/journal/socket";
 
 pub(super) struct Journal {
@@ -15,17 +15,17 @@ pub(super) struct Journal {
 }
 
 impl Journal {
-    /// Opens a socket that never waits; none if there is none to be had.
+    /// Opens a non-blocking socket; none if the kernel refuses it.
     pub(super) fn new() -> Option<Self> {
         let socket = UnixDatagram::unbound().ok()?;
         socket.set_nonblocking(true).ok()?;
         Some(Self { socket })
     }
 
-    /// Sends a line. Where no journal listens, or it is busy, the line is lost.
+    /// Sends a line. It is lost if no journal listens, or the journal is busy.
     pub(super) fn write(&self, level: Level, context: &Context, message: &str) {
         let message = &message[..message.floor_char_boundary(LONGEST)];
-        // As syslog(3) has them.
+        // The priorities of syslog(3).
         let priority = match level {
             Level::Error => 3,
             Level::Warn => 4,
@@ -35,7 +35,7 @@ impl Journal {
         let mut datagram = format!("MESSAGE={message}\nPRIORITY={priority}\nSYSLOG_IDENTIFIER=slipway\n");
         for (name, value) in context.parts() {
             let name = name.to_ascii_uppercase();
-            datagram.push_str(&format!("CNI_{name}={}\n", super::escaped(value)));
+            datagram.push_str(&format!("CNI_{name}={}\n", escaped(value)));
         }
         let _lost = self.socket.send_to(datagram.as_bytes(), SOCKET);
     }

@@ -1,13 +1,17 @@
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
-use std::time::Duration;
+use std::time::{Duration, UNIX_EPOCH};
 
 use proptest::prelude::*;
 
+use super::line::timestamp;
 use super::*;
 
 fn settings(json: &str) -> Result<Option<LogSettings>, String> {
-    serde_json::from_str::<LogKeys>(json).map_err(|error| error.to_string())?.check()
+    serde_json::from_str::<LogKeys>(json)
+        .map_err(|error| error.to_string())?
+        .check()
+        .map_err(|error| error.to_string())
 }
 
 #[test]
@@ -42,7 +46,7 @@ fn times_are_those_of_the_calendar() {
 }
 
 #[test]
-fn a_line_has_what_it_is_about_and_one_end() {
+fn a_line_names_its_call_and_has_one_line_break() {
     let context = Context { plugin: "bridge".to_owned(), container: "a\nb".to_owned(), ..Context::EMPTY };
     let line = line(UNIX_EPOCH, log::Level::Debug, &context, &escaped("x\u{1b}[2J\u{202e}y\n"));
     let pid = std::process::id();
@@ -56,7 +60,7 @@ fn a_line_has_what_it_is_about_and_one_end() {
 }
 
 #[test]
-fn a_call_in_a_call_is_delegated_and_leaves_the_outer_one() {
+fn a_nested_call_is_delegated_and_the_outer_one_returns() {
     let env = |command: &str| plugin::Env { command: command.to_owned(), ..plugin::Env::default() };
     let outer = Call::begin("bridge", &env("ADD"));
     assert!(!outer.is_delegated());
@@ -71,7 +75,7 @@ fn read(path: &Path) -> String {
 }
 
 #[test]
-fn a_full_file_is_set_aside_and_two_are_kept() {
+fn a_full_file_is_renamed_and_two_are_kept() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("a.log");
     let log = LogFile::new(&path, 100);
@@ -87,9 +91,9 @@ fn a_full_file_is_set_aside_and_two_are_kept() {
     assert_eq!(older.lines().last().map(|line| &line[..5]), Some("line "));
 }
 
-/// Links and other users' files would lead what is written elsewhere; a FIFO would wait for a reader.
+/// Links would lead the lines elsewhere; a FIFO would wait for a reader.
 #[test]
-fn what_is_no_plain_file_of_ours_is_left_alone() {
+fn other_files_than_our_own_plain_ones_are_left_alone() {
     let dir = tempfile::tempdir().unwrap();
     let target = dir.path().join("target");
     std::fs::write(&target, "mine").unwrap();
@@ -103,7 +107,7 @@ fn what_is_no_plain_file_of_ours_is_left_alone() {
     assert_eq!(read(&target), "mine");
 }
 
-/// Several processes are several threads here: each write opens the file for itself.
+/// Threads stand for processes here: each write opens the file itself.
 #[test]
 fn lines_of_eight_writers_do_not_mix() {
     let dir = tempfile::tempdir().unwrap();

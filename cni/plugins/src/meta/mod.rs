@@ -6,8 +6,8 @@ pub mod flannel;
 mod layer3;
 pub mod noop;
 pub mod portmap;
+mod probe;
 pub mod sbr;
-mod trial;
 pub mod tuning;
 pub mod vrf;
 

@@ -10,7 +10,7 @@ use serde::Deserialize;
 use crate::interface::shared::container::Container;
 use crate::interface::shared::failed;
 use crate::meta::layer3::Layer3;
-use crate::meta::{gone, trial};
+use crate::meta::{gone, probe};
 use crate::plugin::{NodeRequest, Plugin, Request};
 use crate::undo::Undo;
 
@@ -115,7 +115,7 @@ impl Plugin for Vrf {
 
     fn status(&self, request: &NodeRequest<'_>) -> Result<(), CniError> {
         Config::read(request.config)?;
-        trial::in_new_namespace(|route| route.create_vrf("trial", 100))
+        probe::in_new_namespace(|route| route.create_vrf("probe", 100))
     }
 }
 

@@ -20,7 +20,7 @@ use crate::operator::said;
 pub const USAGE: &str = "add|check|del|gc|status NETWORK NETNS [-i IFNAME]";
 
 /// The name by which it is found in a plugin directory.
-pub const NAME: &str = "cnitool";
+pub const NAME: &str = crate::registry::CNITOOL;
 
 /// Reads an environment variable; none when it is not set or no text.
 type Vars<'a> = &'a dyn Fn(&str) -> Option<String>;

@@ -5,8 +5,10 @@ use std::path::PathBuf;
 
 use cni_spec::{CniError, ErrorCode, check_container_id, check_ifname};
 
-use super::Vars;
 use crate::plugin::{Env, Plugins};
+
+/// Reads an environment variable; none if it is not set.
+pub type Vars<'a> = &'a dyn Fn(&str) -> Option<OsString>;
 
 /// The variable for the number of delegations above this call. Other plugins pass it on with the rest of the
 /// environment.

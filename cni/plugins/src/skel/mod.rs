@@ -9,7 +9,6 @@ pub mod delegate;
 mod env;
 mod panic;
 
-use std::ffi::OsString;
 use std::io::{Read, Write};
 use std::path::{Path, PathBuf};
 use std::time::Instant;
@@ -20,13 +19,11 @@ use cni_spec::{
 
 use crate::plugin::{Env, NodeRequest, Plugin, Plugins, Request};
 use crate::{keys, logging};
+pub use env::Vars;
 
 /// The largest configuration that is read, in bytes. Real ones have a few thousand; the limit keeps
 /// a broken runtime from filling the memory.
 pub const LARGEST_CONFIG: u64 = 16 << 20;
-
-/// Reads an environment variable; none when it is not set.
-pub type Vars<'a> = &'a dyn Fn(&str) -> Option<OsString>;
 
 /// Tests if a path is the network namespace that the plugin itself runs in. False for a path that cannot
 /// be opened: the plugin reports the cause.

@@ -2,6 +2,7 @@
 
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
+use std::ffi::OsString;
 use std::sync::Mutex;
 
 use cni_spec::{AddResult, Interface, IpConfig};

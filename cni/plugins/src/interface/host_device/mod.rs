@@ -4,7 +4,7 @@
 //! brings home what the other one has moved.
 
 mod device;
-mod travel;
+mod move_link;
 
 use cni_kernel::mac::Mac;
 use cni_kernel::route::{DuplicateDetection, Link};
@@ -21,7 +21,7 @@ use crate::plugin::{NodeRequest, Plugin, Request};
 use crate::skel::delegate;
 use crate::undo::Undo;
 use device::Device;
-use travel::Journey;
+use move_link::Journey;
 
 /// The `host-device` plugin.
 #[derive(Debug)]
@@ -64,7 +64,7 @@ impl Plugin for HostDevice {
         }
         let host = Host::open()?;
         // One that the kernel has brought back since the last DEL.
-        if let Err(error) = travel::settle(&host.route, &device, request.attachment.ifname(), None) {
+        if let Err(error) = move_link::settle(&host.route, &device, request.attachment.ifname(), None) {
             log::warn!("{error}");
         }
         let link = device.find(&host.route)?;
@@ -164,8 +164,8 @@ fn bring_home(request: &Request<'_>) -> Result<(), CniError> {
     match (&device, &container) {
         (None, _) => Ok(()),
         // It was not in the container, or is home; the kernel has brought back nothing.
-        (Some(device), Some(_)) => travel::settle(&host.route, device, ifname, None),
-        (Some(device), None) => travel::await_return(&host.route, device, ifname, told),
+        (Some(device), Some(_)) => move_link::settle(&host.route, device, ifname, None),
+        (Some(device), None) => move_link::await_return(&host.route, device, ifname, told),
     }
 }
 

@@ -167,7 +167,8 @@ fn is_host_end_of(link: &Link, attachment: &Attachment) -> bool {
     link.kind == LinkKind::Veth && (link.alias.is_empty() || named())
 }
 
-fn delete(route: &RouteSocket, link: &Link) -> Result<(), CniError> {
+/// Deletes a link, unless it is gone already.
+pub(super) fn delete(route: &RouteSocket, link: &Link) -> Result<(), CniError> {
     match route.delete_link(link) {
         Err(error) if !error.is_not_found() => Err(failed(error)),
         _ => Ok(()),

@@ -1,6 +1,6 @@
 //! The keys of `ipam` that dhcp has.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use cni_spec::CniError;
 use serde::Deserialize;
@@ -9,6 +9,8 @@ use super::message::{Options, code as known};
 
 /// Where the daemon listens, unless the configuration says otherwise.
 pub(super) const SOCKET: &str = "/run/cni/dhcp.sock";
+/// The daemon's folder of leases.
+pub(super) const STATE: &str = "/var/lib/cni/dhcp";
 /// Options that are asked for, unless `skipDefault`: the router and the subnet mask.
 const DEFAULT_REQUEST: [u8; 2] = [known::ROUTER, known::SUBNET_MASK];
 /// The longest value of an option, in bytes (RFC 2132, section 2).
@@ -147,6 +149,16 @@ impl RawConfig {
         });
         Ok(options)
     }
+}
+
+/// A path of the host, for a daemon that sees the host's files below `prefix`.
+pub(super) fn on_host(prefix: &str, path: &Path) -> PathBuf {
+    if prefix.is_empty() {
+        return path.to_path_buf();
+    }
+    let mut whole = std::ffi::OsString::from(prefix);
+    whole.push(path);
+    PathBuf::from(whole)
 }
 
 /// The last value of a key; what is no pair is passed over.

@@ -21,11 +21,9 @@ use nix::sys::stat::{Mode, umask};
 use super::flags::Flags;
 use super::keeper::Patience;
 use super::lease::Owner;
-use super::leases::{LOCK, Leases};
+use super::leases::{LOCK, Leases, STACK};
 use super::protocol::{self, Reply, Request};
 
-/// Where leases are kept on disk.
-pub const STATE: &str = "/var/lib/cni/dhcp";
 /// Arguments of the command.
 pub const USAGE: &str = "daemon [-pidfile PATH] [-hostprefix PATH] [-socketpath PATH] [-statedir PATH] [-timeout 10s] [-resendmax 62s] [-resendtimeout 208s] [-broadcast]";
 
@@ -35,8 +33,6 @@ const MOST_CALLS: usize = 512;
 const TO_SAY: Duration = Duration::from_secs(10);
 /// How long a daemon that is about to end is waited for.
 const PREDECESSOR: Duration = Duration::from_secs(5);
-/// The stack of a thread, in bytes: packet buffers are on it, and little else.
-pub(super) const STACK: usize = 256 << 10;
 
 /// Runs `slipway dhcp ARGS` and `dhcp daemon`.
 pub fn dhcp_command(args: &[String], _out: &mut dyn Write, err: &mut dyn Write) -> u8 {

@@ -3,8 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use super::config::SOCKET;
-use super::daemon::STATE;
+use super::config::{SOCKET, STATE, on_host};
 
 /// The command's flags, as the reference spells them.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -101,16 +100,6 @@ fn duration(text: &str) -> Result<Duration, String> {
         return Err(wrong());
     }
     Duration::try_from_secs_f64(total).map_err(|_| wrong())
-}
-
-/// A path of the host's, as a daemon sees it that has the host's files at `prefix`.
-pub(super) fn on_host(prefix: &str, path: &Path) -> PathBuf {
-    if prefix.is_empty() {
-        return path.to_path_buf();
-    }
-    let mut whole = std::ffi::OsString::from(prefix);
-    whole.push(path);
-    PathBuf::from(whole)
 }
 
 #[cfg(test)]

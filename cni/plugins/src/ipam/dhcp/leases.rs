@@ -17,15 +17,16 @@ use cni_kernel::dir::{DirError, DurableDir};
 use cni_kernel::netns::Netns;
 use cni_spec::{AddResult, CniError, ErrorCode};
 
-use super::daemon::STACK;
+use super::config::on_host;
 use super::exchange::ExchangeError;
-use super::flags::on_host;
 use super::keeper::{self, End, Keeper, Order, Patience};
 use super::lease::{Lease, Owner};
 use super::message::Options;
 
 /// The file that a daemon holds a lock on. The name of a lease's file has colons.
 pub(super) const LOCK: &str = "lock";
+/// The stack of a thread, in bytes: packet buffers are on it, and little else.
+pub(super) const STACK: usize = 256 << 10;
 /// The largest file of a lease, in bytes.
 const LARGEST: usize = 1 << 20;
 /// How long another call for the same attachment is waited for, when it is to stop or gives a lease back.

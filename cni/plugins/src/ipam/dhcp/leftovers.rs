@@ -9,7 +9,7 @@ use cni_kernel::dir::{DirError, DurableDir};
 use cni_kernel::lock::FileLock;
 use nix::errno::Errno;
 
-use super::daemon::STATE;
+use super::config::STATE;
 use super::lease::Owner;
 use super::leases::{LOCK, ReadError, read};
 

@@ -68,7 +68,7 @@ impl Plugin for Dhcp {
     fn del(&self, request: &Request<'_>) -> Result<(), CniError> {
         let config: RawConfig = request.config.decode()?;
         let owner = Owner::of(&request.attachment);
-        let has_lease = leftovers::has_lease(Path::new(daemon::STATE), &owner);
+        let has_lease = leftovers::has_lease(Path::new(config::STATE), &owner);
         give_back(&config.socket(), &Call::Release { owner }, has_lease)
     }
 
@@ -91,7 +91,7 @@ impl Plugin for Dhcp {
         let Some(valid) = &request.config.valid_attachments else { return Ok(()) };
         let config: RawConfig = request.config.decode()?;
         let network = request.config.name.clone();
-        let has_leases = leftovers::has_leases(Path::new(daemon::STATE), &network);
+        let has_leases = leftovers::has_leases(Path::new(config::STATE), &network);
         let owners = valid.iter().map(Owner::of).collect();
         give_back(&config.socket(), &Call::Retain { network, owners }, has_leases)
     }

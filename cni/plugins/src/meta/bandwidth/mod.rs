@@ -15,7 +15,7 @@ use nix::errno::Errno;
 
 use crate::interface::shared::container::Container;
 use crate::interface::shared::{failed, interface};
-use crate::meta::{gone, trial};
+use crate::meta::{gone, probe};
 use crate::plugin::{NodeRequest, Plugin, Request};
 use crate::undo::Undo;
 use config::Limits;
@@ -93,9 +93,9 @@ impl Plugin for Bandwidth {
 
     fn status(&self, request: &NodeRequest<'_>) -> Result<(), CniError> {
         Limits::read(request.config)?;
-        trial::in_new_namespace(|route| {
-            route.create_ifb("trial", Mac([2, 0, 0, 0, 0, 1]), 1500)?;
-            let link = route.link("trial")?;
+        probe::in_new_namespace(|route| {
+            route.create_ifb("probe", Mac([2, 0, 0, 0, 0, 1]), 1500)?;
+            let link = route.link("probe")?;
             route.set_token_bucket(&link, &TokenBucket::new(125_000, 125_000, 25_000))?;
             route.redirect_ingress(&link, &link)
         })

@@ -1,4 +1,4 @@
-//! From flannel's configuration and flanneld's file to the configuration of the plugin that does the work.
+//! From flannel's configuration and flanneld's file to the delegate's configuration.
 
 use std::path::PathBuf;
 
@@ -10,7 +10,7 @@ use super::subnet_env::SubnetEnv;
 use crate::ipam::keys::{KeyError, RawRoute, routes};
 
 const SUBNET_FILE: &str = "/run/flannel/subnet.env";
-/// Where saved configurations are unless a configuration says otherwise.
+/// The default folder of saved configurations.
 pub(crate) const DATA_DIR: &str = "/var/lib/cni/flannel";
 
 /// Why a configuration cannot be used.
@@ -32,7 +32,7 @@ impl From<ConfigError> for CniError {
     }
 }
 
-/// The plugin's own keys.
+/// The keys, not checked.
 #[derive(Debug, Clone, Default, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
 pub(super) struct Keys {
@@ -43,16 +43,16 @@ pub(super) struct Keys {
     runtime_config: Option<Map<String, Value>>,
 }
 
-/// The only key that a DEL looks at.
+/// The only key that a DEL needs.
 #[derive(Default, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
-struct Place {
+struct DataDir {
     data_dir: Option<PathBuf>,
 }
 
-/// Where the delegate's configuration is kept, whatever else the configuration says.
+/// The folder of saved configurations, also if other keys are invalid.
 pub(super) fn data_dir(config: &NetConf) -> PathBuf {
-    given(config.decode::<Place>().unwrap_or_default().data_dir.as_ref(), DATA_DIR)
+    given(config.decode::<DataDir>().unwrap_or_default().data_dir.as_ref(), DATA_DIR)
 }
 
 #[derive(Default, Deserialize)]
@@ -67,13 +67,13 @@ impl Keys {
         given(self.subnet_file.as_ref(), SUBNET_FILE)
     }
 
-    /// Where the delegate's configuration is kept until DEL.
+    /// The folder of saved configurations.
     pub(super) fn data_dir(&self) -> PathBuf {
         given(self.data_dir.as_ref(), DATA_DIR)
     }
 
-    /// The delegate's configuration. Without flanneld's file it has no ranges, no routes of the cluster and
-    /// no MTU, which is enough for a GC.
+    /// The delegate's configuration. Without flanneld's file it has no ranges, cluster routes or MTU, which is
+    /// enough for a GC.
     pub(super) fn delegate(
         &self,
         config: &NetConf,
@@ -104,7 +104,7 @@ impl Keys {
             }
         };
         if let Some(env) = env {
-            // One of the two masquerades.
+            // Either flanneld masquerades or the delegate.
             default("ipMasq", (!env.masquerades).into());
             default("mtu", env.mtu.into());
         }
@@ -120,7 +120,7 @@ impl Keys {
             drop(ipam.insert("type".to_owned(), "host-local".into()));
         }
         let Some(env) = env else { return Ok(ipam) };
-        // For the error with the key's name; what goes on is the user's own spelling.
+        // Checked for the error with the key's name; the delegate gets the user's own spelling.
         let wrong =
             |e: fold::FoldError| KeyError::Shape { key: "ipam.routes".to_owned(), message: e.to_string() };
         let typed: IpamRoutes = fold::from_map(&ipam).map_err(wrong)?;
@@ -131,7 +131,7 @@ impl Keys {
         };
         all.extend(env.networks.iter().map(|network| json!({"dst": network})));
         let ranges: Vec<Value> = env.subnets.iter().map(|subnet| json!([{"subnet": subnet}])).collect();
-        // Whatever case the user wrote the keys in.
+        // In any case, as keys are case-insensitive.
         ipam.retain(|key, _| !key.eq_ignore_ascii_case("routes") && !key.eq_ignore_ascii_case("ranges"));
         drop(ipam.insert("ranges".to_owned(), ranges.into()));
         drop(ipam.insert("routes".to_owned(), all.into()));
@@ -143,10 +143,19 @@ fn given(path: Option<&PathBuf>, default: &str) -> PathBuf {
     path.filter(|path| !path.as_os_str().is_empty()).cloned().unwrap_or_else(|| PathBuf::from(default))
 }
 
-/// The keys that are decoded here.
+/// The delegate's type.
+pub(super) fn kind(config: &Map<String, Value>) -> String {
+    config.get("type").and_then(Value::as_str).unwrap_or_default().to_owned()
+}
+
+/// A configuration as it goes to a plugin's standard input.
+pub(super) fn bytes(config: Map<String, Value>) -> Vec<u8> {
+    Value::Object(config).to_string().into_bytes()
+}
+
 #[cfg(test)]
 pub(super) fn decodes() -> crate::keys::probe::Fields {
-    &crate::keys::probe::fields::<Keys>() | &crate::keys::probe::fields::<Place>()
+    &crate::keys::probe::fields::<Keys>() | &crate::keys::probe::fields::<DataDir>()
 }
 
 #[cfg(test)]
@@ -183,7 +192,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_user_says_goes_before() {
+    fn keys_of_the_user_take_precedence() {
         let got = delegate(&json!({
             "cniVersion": "1.0.0", "name": "n", "type": "flannel",
             "delegate": {"type": "ptp", "mtu": 1400, "IPMASQ": true},

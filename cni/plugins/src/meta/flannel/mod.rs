@@ -1,19 +1,18 @@
-//! flannel: takes this node's share of the cluster's network from flanneld's file, and lets another plugin,
-//! usually bridge, do the work with it.
+//! flannel: reads this node's subnets of the cluster's network from flanneld's file, and delegates to another
+//! plugin, bridge by default.
 
 mod config;
-mod dead;
+mod gc;
 mod saved;
 mod subnet_env;
 
-use cni_kernel::dir::DirError;
 use cni_spec::{AddResult, CniError, ErrorCode, NetConf};
 use serde_json::{Map, Value};
 
 pub(crate) use self::config::DATA_DIR;
-use self::config::Keys;
+use self::config::{Keys, bytes, kind};
 pub(crate) use self::saved::OURS;
-use self::saved::{Found, Saved};
+use self::saved::{Found, Saved, failed as io};
 use self::subnet_env::SubnetEnv;
 use crate::interface::shared::container::Container;
 use crate::interface::shared::failed as link_failed;
@@ -48,8 +47,8 @@ impl Plugin for Flannel {
         delegate::look_for(&kind, request.env).map_err(failed)?;
         let saved = Saved::create(&keys.data_dir()).map_err(|e| io(&e))?;
         let earlier = saved.raw(&request.attachment).map_err(|e| io(&e))?;
-        let found = has_link(request)?;
-        // Before the delegate does anything: DEL must know what to undo.
+        let had_link = has_link(request)?;
+        // Before the delegate runs: DEL needs it.
         saved.put(&request.attachment, &bytes).map_err(|e| io(&e))?;
         let added = delegate::other(&kind, request.env, "ADD", &bytes).and_then(|output| {
             let version = request.config.version;
@@ -57,13 +56,13 @@ impl Plugin for Flannel {
         });
         added.map_err(|error| {
             let attachment = &request.attachment;
-            // The delegate may have left something; if so, the file stays for the runtime's DEL. But a link
-            // that it has found is an earlier ADD's, or somebody else's, and so is what was saved for it.
-            let undone = match found {
+            // If the delegate's DEL fails, the file stays for the runtime's DEL. A link that was there before
+            // belongs to an earlier ADD or to another program, and so does the file saved for it.
+            let undone = match had_link {
                 true => Ok(()),
                 false => delegate::other(&kind, request.env, "DEL", &bytes).map(drop),
             };
-            let restored = undone.and_then(|()| match earlier.as_ref().filter(|_| found) {
+            let restored = undone.and_then(|()| match earlier.as_ref().filter(|_| had_link) {
                 Some(earlier) => saved.put(attachment, earlier).map_err(|e| io(&e)),
                 None => saved.forget(attachment).map_err(|e| io(&e)),
             });
@@ -84,8 +83,10 @@ impl Plugin for Flannel {
             Found::Whole(config) => config,
             Found::Broken => {
                 let name = self.name();
-                log::warn!("{name}: what was saved of {attachment} is broken: deleted by the configuration");
-                of_today(request.config)?
+                log::warn!(
+                    "{name}: the saved configuration of {attachment} is broken, using the current one"
+                );
+                current(request.config)?
             }
         };
         delegate::other(&kind(&config), request.env, "DEL", &bytes(config))?;
@@ -98,9 +99,9 @@ impl Plugin for Flannel {
     }
 
     fn gc(&self, request: &NodeRequest<'_>) -> Result<(), CniError> {
-        // What was made when the configuration was another one the delegate does not find by today's.
-        let deleted = dead::delete(request);
-        let collected = of_today(request.config).and_then(|config| dead::collect(request, config));
+        // First by the saved configurations: with the current one the delegate may search elsewhere.
+        let deleted = gc::delete(request);
+        let collected = current(request.config).and_then(|config| gc::collect(request, config));
         deleted.and(collected)
     }
 
@@ -127,13 +128,13 @@ impl Plugin for Flannel {
 }
 
 impl Flannel {
-    /// The delegate's type and its configuration as it was at ADD, with what the runtime says now.
+    /// The delegate's type and its configuration of the ADD, with the runtime's current `prevResult`.
     fn saved(&self, request: &Request<'_>) -> Result<(String, Vec<u8>), CniError> {
         let dir = config::data_dir(request.config);
         let saved = Saved::open(&dir).map_err(|e| io(&e))?;
         let found = saved.map(|saved| saved.get(&request.attachment)).transpose().map_err(|e| io(&e))?;
         let Some(Found::Whole(mut config)) = found else {
-            let msg = format!("flannel: {dir:?} has nothing of {}", request.attachment);
+            let msg = format!("flannel: {dir:?} has no configuration of {}", request.attachment);
             return Err(CniError::internal(msg));
         };
         if let Some(value) = request.config.raw.get("prevResult") {
@@ -143,14 +144,14 @@ impl Flannel {
     }
 }
 
-/// The delegate's configuration by what flannel is told now. flanneld's file need not be there.
-fn of_today(config: &NetConf) -> Result<Map<String, Value>, CniError> {
+/// The delegate's configuration by flannel's current one. flanneld's file may be missing.
+fn current(config: &NetConf) -> Result<Map<String, Value>, CniError> {
     let keys: Keys = config.decode()?;
     Ok(keys.delegate(config, subnet_env(&keys).ok().as_ref())?)
 }
 
-/// Whether the container has a link of the interface's name already. Where it cannot be looked into, the delegate
-/// fails and says why.
+/// True if the container has a link of the interface's name. False if its namespace cannot be opened: the
+/// delegate reports the cause.
 fn has_link(request: &Request<'_>) -> Result<bool, CniError> {
     let Ok(container) = Container::open(request.netns.as_deref()) else { return Ok(false) };
     Ok(container.route.find_link(request.attachment.ifname()).map_err(link_failed)?.is_some())
@@ -163,17 +164,4 @@ fn subnet_env(keys: &Keys) -> Result<SubnetEnv, CniError> {
         );
         CniError::internal(msg)
     })
-}
-
-fn kind(config: &Map<String, Value>) -> String {
-    config.get("type").and_then(Value::as_str).unwrap_or_default().to_owned()
-}
-
-fn bytes(config: Map<String, Value>) -> Vec<u8> {
-    Value::Object(config).to_string().into_bytes()
-}
-
-/// An error of the directory of saved configurations.
-fn io(error: &DirError) -> CniError {
-    CniError::new(ErrorCode::Io, format!("flannel: {error}"))
 }

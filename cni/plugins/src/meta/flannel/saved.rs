@@ -1,32 +1,40 @@
-//! What the delegate was told at ADD, kept until DEL.
+//! The delegate's configuration, saved at ADD for DEL.
 //!
-//! `<dataDir>/<container>` is the reference's file, so that either can delete what the other has made. Two
-//! attachments of one container would share it: ours are in `<dataDir>/.slipway/<container>:<interface>`
-//! besides (a colon is in no container ID and no interface name).
+//! `<dataDir>/<container>` is the reference's file: each set can delete what the other one attached. As
+//! attachments of one container share that file, each of ours has a second one,
+//! `<dataDir>/.slipway/<container>:<interface>` (no container ID and no interface name has a colon).
 
 use std::path::Path;
 
 use cni_kernel::dir::{DirError, DurableDir};
-use cni_spec::Attachment;
+use cni_spec::{Attachment, CniError, ErrorCode};
 use serde_json::{Map, Value};
 
 /// The largest file that is read, in bytes: as large as a configuration may be.
 const LIMIT: usize = 16 << 20;
-/// The folder that only we make.
+/// The folder of our own files.
 pub(crate) const OURS: &str = ".slipway";
 
-/// What there is of an attachment.
+/// The saved configuration of an attachment.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Found {
     /// No file.
     Nothing,
-    /// Files that do not say what the delegate was told.
+    /// Only files without a usable configuration.
     Broken,
-    /// What the delegate was told.
+    /// The delegate's configuration.
     Whole(Map<String, Value>),
 }
 
-/// The directory of saved configurations.
+/// The attachment that a file's name stands for.
+#[derive(Debug)]
+pub(super) struct SavedName {
+    pub(super) container: String,
+    /// None for a file of the reference.
+    pub(super) ifname: Option<String>,
+}
+
+/// The folder of saved configurations.
 #[derive(Debug)]
 pub(super) struct Saved {
     shared: DurableDir,
@@ -34,14 +42,14 @@ pub(super) struct Saved {
 }
 
 impl Saved {
-    /// Makes the directory where it is not there.
+    /// Opens the folder; makes it if missing.
     pub(super) fn create(path: &Path) -> Result<Self, DirError> {
         let shared = DurableDir::create(path, 0o700)?;
         let ours = shared.subdir(OURS, 0o700)?;
         Ok(Self { shared, ours })
     }
 
-    /// None when there is no such directory.
+    /// Opens the folder; none if missing.
     pub(super) fn open(path: &Path) -> Result<Option<Self>, DirError> {
         match DurableDir::open(path) {
             Ok(shared) => {
@@ -58,7 +66,7 @@ impl Saved {
         self.shared.replace(attachment.container_id(), config, 0o600)
     }
 
-    /// The attachment's file as it is, or else the reference's.
+    /// The content of the attachment's file, or else of the reference's.
     pub(super) fn raw(&self, attachment: &Attachment) -> Result<Option<Vec<u8>>, DirError> {
         match self.ours.read(name(attachment), LIMIT)? {
             Some(config) => Ok(Some(config)),
@@ -66,31 +74,30 @@ impl Saved {
         }
     }
 
-    /// What an attachment's delegate was told: by the first of the two files that says it. The reference's may
-    /// be of another attachment of the container; where there is one of ours, it must be of the same network.
+    /// The configuration in the first of the two files that has one. The reference's file may belong to another
+    /// attachment of the container: if the attachment has a file of its own, the network must match.
     pub(super) fn get(&self, attachment: &Attachment) -> Result<Found, DirError> {
         let ours = self.ours.read(name(attachment), LIMIT);
         if let Some(config) = ours.as_ref().ok().and_then(Option::as_deref).and_then(whole) {
             return Ok(Found::Whole(config));
         }
         let shared = self.shared.read(attachment.container_id(), LIMIT);
-        let alone = matches!(ours, Ok(None));
-        let fits = |config: &Map<String, Value>| alone || is_of(config, attachment.network());
-        let told = shared.as_ref().ok().and_then(Option::as_deref).and_then(whole);
-        if let Some(config) = told.filter(fits) {
+        let only_shared = matches!(ours, Ok(None));
+        let fits = |config: &Map<String, Value>| only_shared || is_of(config, attachment.network());
+        let config = shared.as_ref().ok().and_then(Option::as_deref).and_then(whole);
+        if let Some(config) = config.filter(fits) {
             return Ok(Found::Whole(config));
         }
         Ok(if ours?.is_none() && shared?.is_none() { Found::Nothing } else { Found::Broken })
     }
 
-    /// What our own file of an attachment says, if it is of the attachment's network: that of a broken one nobody
-    /// knows.
+    /// The configuration in the attachment's own file, if its network matches. A broken file names no network.
     pub(super) fn own(&self, attachment: &Attachment) -> Result<Option<Map<String, Value>>, DirError> {
         let config = self.ours.read(name(attachment), LIMIT)?.as_deref().and_then(whole);
         Ok(config.filter(|config| is_of(config, attachment.network())))
     }
 
-    /// The reference's file stays while another attachment of the container has one.
+    /// Removes the attachment's files. The reference's stays while another attachment of the container has one.
     pub(super) fn forget(&self, attachment: &Attachment) -> Result<(), DirError> {
         self.ours.remove(name(attachment))?;
         let prefix = format!("{}:", attachment.container_id());
@@ -101,30 +108,30 @@ impl Saved {
         Ok(())
     }
 
-    /// Removes what processes left that were killed while they wrote.
+    /// Removes temporary files of processes that were killed.
     pub(super) fn sweep(&self) -> Result<(), DirError> {
         self.shared.remove_stale_temporaries()?;
         self.ours.remove_stale_temporaries().map(drop)
     }
 
-    /// All container IDs and, where it is known, the interface.
-    pub(super) fn list(&self) -> Result<Vec<(String, Option<String>)>, DirError> {
-        let mut all = Vec::new();
+    /// All attachments that have files.
+    pub(super) fn list(&self) -> Result<Vec<SavedName>, DirError> {
+        let mut all: Vec<SavedName> = Vec::new();
         for name in self.ours.list()? {
             if let Some((container, ifname)) = name.to_string_lossy().split_once(':') {
-                all.push((container.to_owned(), Some(ifname.to_owned())));
+                all.push(SavedName { container: container.to_owned(), ifname: Some(ifname.to_owned()) });
             }
         }
         for name in self.shared.list()? {
             let name = name.to_string_lossy().into_owned();
-            if name != OURS && !all.iter().any(|(container, _)| *container == name) {
-                all.push((name, None));
+            if name != OURS && !all.iter().any(|one| one.container == name) {
+                all.push(SavedName { container: name, ifname: None });
             }
         }
         Ok(all)
     }
 
-    /// What the reference's file of a container says; none if that cannot be understood.
+    /// The configuration in the reference's file of a container, if it is usable.
     pub(super) fn of_container(&self, container: &str) -> Result<Option<Map<String, Value>>, DirError> {
         Ok(self.shared.read(container, LIMIT)?.as_deref().and_then(whole))
     }
@@ -135,12 +142,17 @@ impl Saved {
     }
 }
 
-/// Whether a delegate's configuration is of that network.
+/// The CNI error of a failed read or write.
+pub(super) fn failed(error: &DirError) -> CniError {
+    CniError::new(ErrorCode::Io, format!("flannel: {error}"))
+}
+
+/// True if a delegate's configuration belongs to that network.
 pub(super) fn is_of(config: &Map<String, Value>, network: &str) -> bool {
     config.get("name").and_then(Value::as_str) == Some(network)
 }
 
-/// A delegate's configuration; none where it does not even say what the delegate is.
+/// Parses a delegate's configuration; none if it does not name the delegate.
 fn whole(bytes: &[u8]) -> Option<Map<String, Value>> {
     let config: Map<String, Value> = serde_json::from_slice(bytes).ok()?;
     let kind = config.get("type").and_then(Value::as_str);
@@ -156,7 +168,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_first_file_that_says_something_counts() {
+    fn the_first_usable_file_counts() {
         const OURS: &str = r#"{"type":"bridge","name":"n","x":"ours"}"#;
         const SHARED: &str = r#"{"type":"bridge","name":"n","x":"shared"}"#;
         const FOREIGN: &str = r#"{"type":"bridge","name":"other","x":"foreign"}"#;
@@ -181,7 +193,7 @@ mod tests {
         assert_eq!(get(Some(OURS), Some(FOREIGN)), "ours");
         assert_eq!(get(Some(OURS), None), "ours");
         assert_eq!(get(None, Some(SHARED)), "shared");
-        // As the reference deletes by it.
+        // The reference deletes by its file, too.
         assert_eq!(get(None, Some(FOREIGN)), "foreign");
         for broken in ["", "{", "[]", "{}", r#"{"type":7}"#, r#"{"type":""}"#] {
             assert_eq!(get(Some(OURS), Some(broken)), "ours");
@@ -191,13 +203,13 @@ mod tests {
             }
             assert_eq!(get(None, Some(broken)), "broken", "{broken}");
         }
-        // A GC goes by what says whose it is.
+        // A GC needs a file that names the network.
         let own = |content: &str| {
             std::fs::write(folder.path().join(".slipway/c:eth0"), content).unwrap();
             saved.own(&attachment).unwrap().is_some()
         };
         assert_eq!([OURS, FOREIGN, "{", ""].map(own), [true, false, false, false]);
-        // One that cannot be read is not one that says nothing.
+        // An unreadable file is an error.
         let _ = get(None, None);
         std::fs::create_dir(folder.path().join(".slipway/c:eth0")).unwrap();
         assert!(saved.get(&attachment).is_err());

@@ -1,11 +1,11 @@
-//! The file in which flanneld tells what this node's share of the network is.
+//! The file in which flanneld writes this node's subnets.
 
 use std::path::Path;
 
 use cni_spec::text::parse_net;
 use ipnet::IpNet;
 
-/// What flanneld has written, in its order.
+/// The file's content, in its order.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(super) struct SubnetEnv {
     /// The networks of the cluster, IPv4 first: `FLANNEL_NETWORK`, `FLANNEL_IPV6_NETWORK`.
@@ -94,13 +94,13 @@ impl Found {
     }
 }
 
-/// The network of an address with a prefix length: flanneld writes the node's own address in it.
+/// The network of an address with a prefix length. flanneld writes the node's address, not the network's.
 fn net(key: &str, value: &str) -> Result<IpNet, EnvError> {
     let net = parse_net(value.trim()).ok_or_else(|| wrong(key, "invalid CIDR address", value))?;
     Ok(net.trunc())
 }
 
-/// Networks between commas, each once.
+/// Networks separated by commas, each once.
 fn nets(key: &str, value: &str) -> Result<Vec<IpNet>, EnvError> {
     let mut all = Vec::new();
     for text in value.split(',') {
@@ -125,7 +125,7 @@ mod tests {
     }
 
     #[test]
-    fn what_flanneld_writes() {
+    fn a_file_of_flanneld_is_parsed() {
         let env = parse(
             "FLANNEL_NETWORK=10.244.0.0/16,10.245.0.0/16,10.244.0.0/16\nFLANNEL_SUBNET=10.244.1.1/24\n\
              FLANNEL_IPV6_NETWORK=fd00:244::/56\nFLANNEL_IPV6_SUBNET=fd00:244:0:1::1/64\n\

@@ -1,4 +1,4 @@
-//! portmap's keys, and what they ask for.
+//! portmap's keys, decoded and checked.
 
 use std::net::{IpAddr, Ipv6Addr};
 
@@ -15,7 +15,7 @@ use crate::node_defaults::NodeDefaults;
 /// The bit of the packet mark when the configuration names none: the reference plugin's own.
 const DEFAULT_MARK_BIT: u8 = 13;
 
-/// The plugin's keys as they come.
+/// The keys, not checked.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
 struct Keys {
@@ -50,7 +50,7 @@ struct Mapping {
 /// The configuration, checked.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Config {
-    /// What the configuration asks for by name or by what only one backend understands.
+    /// The backend that the configuration names, or that alone supports its keys.
     pub(crate) backend: Option<BackendName>,
     pub(crate) set_mark_chain: Option<ChainName>,
     pub(crate) snat: Snat,
@@ -67,7 +67,7 @@ pub(crate) struct PortMapping {
     pub(crate) protocol: Protocol,
     pub(crate) host_port: u16,
     pub(crate) container_port: u16,
-    /// None: each family that the container has.
+    /// None for every family that the container has.
     pub(crate) host: Option<HostAddress>,
 }
 
@@ -111,22 +111,21 @@ impl Config {
         })
     }
 
-    /// The dataplane with what this configuration chooses, or the node's default.
+    /// The dataplane with the backend of this configuration, or the node's default.
     ///
     /// # Errors
-    /// What is wrong with the node's defaults.
+    /// Node settings that cannot be read (code 5) or used (code 7).
     pub(crate) fn dataplane(&self) -> Result<Dataplane, CniError> {
         let defaults = NodeDefaults::read()?;
         Ok(defaults.dataplane(self.backend.or(defaults.backend)))
     }
 
-    /// The mappings of a configuration that may be wrong elsewhere: a DEL looks for what it can
-    /// understand, and nothing stands in its way.
+    /// The valid mappings of a configuration. A DEL must not fail because of invalid ones, or of other keys.
     pub(crate) fn mappings_for_removal(config: &NetConf) -> Vec<PortMapping> {
         match config.decode::<Keys>() {
             Ok(keys) => keys.runtime_config.port_mappings.iter().filter_map(|m| m.check().ok()).collect(),
             Err(error) => {
-                log::warn!("{error}; removing what the attachment owns all the same");
+                log::warn!("{error}; ports are removed by their owner only");
                 Vec::new()
             }
         }
@@ -143,7 +142,7 @@ impl Mapping {
             .ok_or_else(|| CniError::config(format!("Invalid host port number: {}", self.host_port)))?;
         let wanted = self.protocol.to_ascii_lowercase();
         let protocol = match wanted.as_str() {
-            // The specification of the capability has no default; Kubernetes' and Docker's is TCP.
+            // The capability's specification has no default; Kubernetes and Docker use TCP.
             "" => Protocol::Tcp,
             _ => Protocol::ALL.into_iter().find(|p| p.as_str() == wanted).ok_or_else(|| {
                 CniError::config(format!(
@@ -156,8 +155,8 @@ impl Mapping {
     }
 }
 
-/// An empty string is every family, the unspecified address of a family every address of it. An
-/// IPv4 address written as IPv6 (RFC 4291, section 2.5.5.2) is that IPv4 address.
+/// Parses `hostIP`. An empty text stands for every family, the unspecified address of a family for every
+/// address of it. An IPv4-mapped IPv6 address (RFC 4291, section 2.5.5.2) is that IPv4 address.
 fn host_address(text: &str) -> Result<Option<HostAddress>, CniError> {
     if text.is_empty() {
         return Ok(None);
@@ -174,7 +173,7 @@ fn host_address(text: &str) -> Result<Option<HostAddress>, CniError> {
     }))
 }
 
-/// The backend that the configuration names, or the one that alone understands what it says.
+/// The backend that the configuration names, or that alone supports its keys.
 fn backend(keys: &Keys) -> Result<Option<BackendName>, CniError> {
     if keys.mark_masq_bit.is_some() && keys.external_set_mark_chain.is_some() {
         return Err(CniError::config("Cannot specify externalSetMarkChain and markMasqBit"));
@@ -205,26 +204,26 @@ fn backend(keys: &Keys) -> Result<Option<BackendName>, CniError> {
     }
 }
 
-/// An iptables match begins with an option or a negation.
+/// True for conditions in the grammar of iptables, which begin with an option or a negation.
 fn is_iptables_syntax(conditions: &[String]) -> bool {
     conditions.first().is_some_and(|word| word.starts_with(['-', '!']))
 }
 
-/// The keys whose values only the iptables backend understands, in the reference's order.
+/// The keys whose values only the iptables backend supports, in the reference's order.
 fn iptables_options(keys: &Keys) -> Vec<&'static str> {
     let external = keys.external_set_mark_chain.as_ref().map(|_| "externalSetMarkChain");
     external.into_iter().chain(conditions_that(keys, is_iptables_syntax)).collect()
 }
 
-/// The keys whose values only the nftables backend understands.
+/// The keys whose values only the nftables backend supports.
 fn nftables_options(keys: &Keys) -> Vec<&'static str> {
     conditions_that(keys, |words| !words.is_empty() && !is_iptables_syntax(words))
 }
 
-fn conditions_that(keys: &Keys, are: impl Fn(&[String]) -> bool) -> Vec<&'static str> {
+fn conditions_that(keys: &Keys, match_syntax: impl Fn(&[String]) -> bool) -> Vec<&'static str> {
     [("conditionsV4", &keys.conditions_v4), ("conditionsV6", &keys.conditions_v6)]
         .into_iter()
-        .filter(|(_, words)| words.as_deref().is_some_and(&are))
+        .filter(|(_, words)| words.as_deref().is_some_and(&match_syntax))
         .map(|(key, _)| key)
         .collect()
 }
@@ -233,8 +232,8 @@ fn chain(name: &str) -> Result<ChainName, CniError> {
     ChainName::new(name).map_err(|why| CniError::config(format!("externalSetMarkChain {name:?}: {why}")))
 }
 
-/// The container's addresses: the first of each family whose interface is not told, or is the one
-/// of the attachment, inside the container.
+/// The container's addresses: the first of each family that the result gives no interface, or the
+/// attachment's interface in the container.
 pub(crate) fn container_networks(result: &AddResult, ifname: &str) -> Vec<IpNet> {
     let ours = |interface: Option<usize>| match interface.and_then(|index| result.interfaces.get(index)) {
         None => true,
@@ -249,8 +248,8 @@ pub(crate) fn container_networks(result: &AddResult, ifname: &str) -> Vec<IpNet>
     networks
 }
 
-/// The mappings with the container's addresses put in. A mapping of a family that the container
-/// does not have comes to nothing, as in the reference.
+/// The mappings with the container's addresses. A mapping of a family that the container lacks is left
+/// out, as in the reference.
 pub(crate) fn published(mappings: &[PortMapping], networks: &[IpNet]) -> Vec<PublishedPort> {
     let mut ports = Vec::new();
     for mapping in mappings {
@@ -266,7 +265,7 @@ pub(crate) fn published(mappings: &[PortMapping], networks: &[IpNet]) -> Vec<Pub
     ports
 }
 
-/// Where the mappings may be found, the container's families unknown.
+/// The host ports of the mappings, if the container's families are unknown.
 pub(crate) fn possible_host_ports(mappings: &[PortMapping]) -> Vec<HostPorts> {
     let of = |mapping: &PortMapping| match mapping.host {
         Some(host) => vec![host_ports(mapping, host)],
@@ -279,7 +278,7 @@ fn host_ports(mapping: &PortMapping, address: HostAddress) -> HostPorts {
     HostPorts { protocol: mapping.protocol, address, first: mapping.host_port, last: mapping.host_port }
 }
 
-/// Whether the node's own loopback leads to one of these ports.
+/// The families in which the node's loopback leads to one of these ports.
 pub(crate) fn loopback_families(ports: &[PublishedPort], loopback: Loopback) -> Vec<AddressFamily> {
     let reaches = |host: HostAddress| match host {
         HostAddress::Any(_) => loopback == Loopback::Served,
@@ -397,7 +396,7 @@ mod tests {
     }
 
     #[test]
-    fn the_backend_is_named_or_follows_from_what_is_asked_for() {
+    fn the_backend_is_named_or_follows_from_the_keys() {
         let backend = |keys: &str| read(keys).unwrap().backend.map(BackendName::as_str);
         assert_eq!(backend(r#""x":1"#), None);
         assert_eq!(backend(r#""backend":"""#), None);
@@ -410,7 +409,7 @@ mod tests {
     }
 
     #[test]
-    fn a_removal_takes_what_it_understands() {
+    fn a_removal_takes_the_valid_mappings() {
         let text = r#"{"cniVersion":"1.1.0","name":"n","type":"portmap","markMasqBit":99,"backend":"iptables",
             "runtimeConfig":{"portMappings":[{"hostPort":0},{"hostPort":5,"containerPort":6}]}}"#;
         assert_eq!(Config::mappings_for_removal(&NetConf::parse(text).unwrap()).len(), 1);
@@ -444,7 +443,7 @@ mod tests {
     }
 
     #[test]
-    fn families_meet() {
+    fn a_mapping_is_published_in_the_containers_families() {
         let networks: Vec<IpNet> = vec!["10.0.0.3/24".parse().unwrap(), "fd00::5/64".parse().unwrap()];
         let mapping =
             PortMapping { protocol: Protocol::Tcp, host_port: 8080, container_port: 80, host: None };

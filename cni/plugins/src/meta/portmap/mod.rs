@@ -1,8 +1,8 @@
 //! `portmap`: publishes a container's ports on the node.
 
-mod access;
 mod config;
 mod restorable;
+mod route_localnet;
 
 use std::net::IpAddr;
 
@@ -36,7 +36,7 @@ impl Plugin for Portmap {
 
     fn add(&self, request: &Request<'_>) -> Result<AddResult, CniError> {
         let config = Config::read(request.config).map_err(unparsed)?;
-        add(&config.dataplane()?, config, request, &access::open_loopback)
+        add(&config.dataplane()?, config, request, &route_localnet::open)
     }
 
     fn del(&self, request: &Request<'_>) -> Result<(), CniError> {
@@ -69,8 +69,8 @@ impl Plugin for Portmap {
     }
 }
 
-/// The conditions of a family in a configuration, and whether it leaves the node's loopback alone; none if
-/// it cannot be read.
+/// The conditions of a family in a configuration, and true if it leaves the node's loopback alone; none if
+/// the configuration cannot be used.
 pub(crate) fn conditions(config: &NetConf, family: AddressFamily) -> Option<(Vec<String>, bool)> {
     let config = Config::read(config).ok()?;
     let conditions = match family {
@@ -80,49 +80,32 @@ pub(crate) fn conditions(config: &NetConf, family: AddressFamily) -> Option<(Vec
     Some((conditions, config.loopback == Loopback::Spared))
 }
 
-/// Opens the way from the node's loopback to a container's address.
-type OpenLoopback<'a> = &'a dyn Fn(IpAddr) -> Result<(), CniError>;
-
 fn add(
     backend: &dyn Backend,
     config: Config,
     request: &Request<'_>,
-    open: OpenLoopback<'_>,
+    open: route_localnet::Open<'_>,
 ) -> Result<AddResult, CniError> {
     let previous = request.config.prev_result.as_ref();
     let previous = previous.ok_or_else(|| CniError::config("must be called as chained plugin"))?;
     let Some(wanted) = wanted(request, config, previous)? else { return Ok(previous.clone()) };
     backend.publish(&wanted)?;
-    // The guard of the loopback is in place now, and not before.
-    if let Err(error) = open_loopback(&wanted, open) {
+    // Only now is the guard of the loopback in place.
+    if let Err(error) = route_localnet::open_for(&wanted, open) {
         if let Err(left) = backend.withdraw(&Withdrawal::of(&request.attachment, Kinds::Ports)) {
-            return Err(error.with_details(format!("and its ports are still published: {left}")));
+            return Err(error.with_details(format!("its ports are still published: {left}")));
         }
         return Err(error);
     }
     Ok(previous.clone())
 }
 
-fn open_loopback(request: &PortRequest, open: OpenLoopback<'_>) -> Result<(), CniError> {
-    loopback_addresses(request).into_iter().try_for_each(open)
-}
-
 /// Opens the way from the node's loopback to where these ports lead.
 ///
 /// # Errors
-/// What could not be set, on which link.
+/// The link or the route that could not be changed.
 pub(crate) fn open_loopback_for(request: &PortRequest) -> Result<(), CniError> {
-    open_loopback(request, &access::open_loopback)
-}
-
-/// The container's addresses that the node's loopback leads to, one of a family at most.
-fn loopback_addresses(request: &PortRequest) -> Vec<IpAddr> {
-    if request.snat == cni_dataplane::Snat::Never {
-        return Vec::new();
-    }
-    let first = |family| request.ports.iter().find(move |port| port.host.address.family() == family);
-    let families = config::loopback_families(&request.ports, request.loopback);
-    families.into_iter().filter_map(first).map(|port| port.container).collect()
+    route_localnet::open_for(request, &route_localnet::open)
 }
 
 fn del(backend: &dyn Backend, request: &Request<'_>) -> Result<(), CniError> {
@@ -134,8 +117,8 @@ fn del(backend: &dyn Backend, request: &Request<'_>) -> Result<(), CniError> {
     let addresses: Vec<IpAddr> = networks.iter().map(ipnet::IpNet::addr).collect();
     let withdrawal = Withdrawal {
         attachment: &request.attachment,
-        // A batch that deletes costs its process a wait for all processors. The interface plugin,
-        // whose DEL follows, finds its masqueraded addresses gone and pays no second one.
+        // A process that deletes nftables elements waits for an RCU grace period. The masqueraded
+        // addresses go with the ports, so that the interface plugin's DEL, which follows, need not wait.
         kinds: Kinds::AllIfPorts,
         ports: &ports,
         addresses: &addresses,
@@ -152,7 +135,7 @@ fn check(backend: &dyn Backend, config: Config, request: &Request<'_>) -> Result
     }
 }
 
-/// What is to be published; none if nothing is.
+/// The ports to publish; none if there are none.
 fn wanted(
     request: &Request<'_>,
     config: Config,
@@ -216,7 +199,7 @@ mod tests {
         let env = Env::default();
         run(&Request {
             attachment: Attachment::new("n", "c1", "eth0").unwrap(),
-            // Any file has an identity; the fake does not enter it.
+            // Any file has a device and an inode number; the fake does not enter the namespace.
             netns: Some(PathBuf::from("/proc/self/ns/net")),
             args: "",
             config,

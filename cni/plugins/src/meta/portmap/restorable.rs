@@ -1,12 +1,12 @@
-//! A container's published ports as something that can be put back.
+//! A container's published ports, for `slipway restore`.
 
 use cni_dataplane::{Backend, Dataplane, Kinds, PortRequest, Withdrawal, node};
 use cni_spec::CniError;
 
-use super::{access, loopback_addresses, open_loopback};
+use super::route_localnet;
 use crate::plugin::Restorable;
 
-/// How many mappings a name tells.
+/// The number of mappings that a name shows.
 const NAMED: usize = 4;
 
 /// The published ports of one attachment, and the way to them from the node's loopback.
@@ -27,8 +27,8 @@ impl Restorable for Ports {
 
     fn check(&self) -> Result<(), CniError> {
         self.dataplane.check_ports(&self.wanted)?;
-        for address in loopback_addresses(&self.wanted) {
-            if !access::is_open(address)? {
+        for address in route_localnet::addresses(&self.wanted) {
+            if !route_localnet::is_open(address)? {
                 return Err(CniError::internal(format!("the node's loopback does not lead to {address}")));
             }
         }
@@ -37,8 +37,8 @@ impl Restorable for Ports {
 
     fn put_back(&self) -> Result<(), CniError> {
         self.dataplane.publish(&self.wanted)?;
-        // The guard of the loopback is in place now, and not before.
-        open_loopback(&self.wanted, &access::open_loopback)
+        // Only now is the guard of the loopback in place.
+        route_localnet::open_for(&self.wanted, &route_localnet::open)
     }
 
     fn take_away(&self) -> Result<(), CniError> {

@@ -305,7 +305,7 @@ mod tests {
     use cni_spec::Interface;
 
     use super::*;
-    use crate::meta::trial;
+    use crate::meta::probe;
 
     #[test]
     fn the_result_tells_the_containers_link_alone() {
@@ -328,7 +328,7 @@ mod tests {
     /// No driver of the tests' links needs it, so that it is tried on one that does not.
     #[test]
     fn what_a_link_loses_while_it_is_down_comes_back() {
-        let done = trial::in_new_namespace(|route| {
+        let done = probe::in_new_namespace(|route| {
             let here = Netns::open(Path::new("/proc/thread-self/ns/net")).unwrap();
             let pair = NewVeth { name: "t0", mac: None, peer_name: "t1", peer_netns: &here, mtu: None };
             route.create_veth(&pair)?;

@@ -16,6 +16,7 @@ use cni_spec::{AddResult, Attachment, CniError, Dns};
 use super::container::{Container, Setting};
 use super::host::Host;
 use super::layer3::{Layer3, adopt};
+use super::remove::delete;
 use super::{failed, interface};
 use crate::plugin::Request;
 use crate::skel::delegate;
@@ -81,7 +82,7 @@ impl Site {
     /// Deletes what a call that failed or was killed has left under the name that links are made under.
     fn sweep(&self) -> Result<(), CniError> {
         match self.container.route.find_link(&self.name).map_err(failed)? {
-            Some(link) => remove::delete(&self.container.route, &link),
+            Some(link) => delete(&self.container.route, &link),
             None => Ok(()),
         }
     }
@@ -121,7 +122,7 @@ impl Recipe<'_> {
                 log::warn!("{error}");
             }
         })?;
-        let take_away = || remove::delete(&site.container.route, &made);
+        let take_away = || delete(&site.container.route, &made);
         let mut undo = Undo::new();
         undo.on_failure("delete the container's link", take_away);
         let link = self.give_name(&site.container, &made, change)?;

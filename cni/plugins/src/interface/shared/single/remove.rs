@@ -10,7 +10,7 @@ use cni_spec::{Attachment, CniError};
 use super::unfinished_name;
 use crate::interface::shared::container::Container;
 use crate::interface::shared::failed;
-use crate::interface::shared::remove::{Failures, with_ipam};
+use crate::interface::shared::remove::{Failures, delete, with_ipam};
 use crate::plugin::{NodeRequest, Request};
 use crate::skel::delegate;
 
@@ -49,14 +49,6 @@ fn delete_links(request: &Request<'_>, is_kind: impl Fn(&LinkKind) -> bool) -> R
 
 fn owner(link: &Link) -> Option<Owner> {
     Owner::from_comment(&link.alias)
-}
-
-/// Deletes a link, which may be gone already.
-pub(super) fn delete(route: &RouteSocket, link: &Link) -> Result<(), CniError> {
-    match route.delete_link(link) {
-        Err(error) if !error.is_not_found() => Err(failed(error)),
-        _ => Ok(()),
-    }
 }
 
 /// Removes the links of attachments of the network that are not valid any more from all namespaces that

@@ -1,31 +1,34 @@
-//! GC: what of this network is saved of attachments that are not valid any more.
+//! GC of attachments of this network that are not valid any more, by their saved configurations.
 
 use cni_spec::{Attachment, CniError};
 use serde_json::{Map, Value};
 
-use super::saved::{Saved, is_of};
-use super::{bytes, config, io, kind};
+use super::config::{self, bytes, kind};
+use super::saved::{Saved, SavedName, failed as io, is_of};
 use crate::plugin::{Env, NodeRequest};
 use crate::skel::delegate;
 
-/// Containers of the reference with what their delegate was told, which is the same for most.
-type Told = Vec<(Map<String, Value>, Vec<String>)>;
+/// Containers that the reference saved the same configuration for.
+struct Batch {
+    config: Map<String, Value>,
+    containers: Vec<String>,
+}
 
-/// Deletes all that was made for the dead by what was saved, then the files. One that could not be deleted
-/// keeps its file.
+/// Has the delegate delete what it made for attachments that are not valid, then removes their files. The file
+/// stays if the delegate fails.
 ///
 /// # Errors
-/// The first that failed; all others were deleted.
+/// The first failure; all others were deleted.
 pub(super) fn delete(request: &NodeRequest<'_>) -> Result<(), CniError> {
     let config = request.config;
     let Some(valid) = &config.valid_attachments else { return Ok(()) };
     let Some(saved) = Saved::open(&config::data_dir(config)).map_err(|e| io(&e))? else { return Ok(()) };
     let mut result = saved.sweep().map_err(|e| io(&e));
-    let mut told = Told::new();
-    for (container, ifname) in saved.list().map_err(|e| io(&e))? {
+    let mut batches = Vec::new();
+    for SavedName { container, ifname } in saved.list().map_err(|e| io(&e))? {
         let Some(ifname) = ifname else {
             if !valid.iter().any(|one| one.container_id() == container) {
-                result = result.and(remember(&saved, &config.name, container, &mut told));
+                result = result.and(add_to_batch(&saved, &config.name, container, &mut batches));
             }
             continue;
         };
@@ -34,15 +37,13 @@ pub(super) fn delete(request: &NodeRequest<'_>) -> Result<(), CniError> {
             result = result.and(delete_one(request, &saved, &attachment));
         }
     }
-    told.into_iter().fold(result, |result, (config, containers)| {
-        result.and(collect_by(request, &saved, config, &containers))
-    })
+    batches.into_iter().fold(result, |result, batch| result.and(collect_batch(request, &saved, batch)))
 }
 
-/// The delegate's GC.
+/// Calls the delegate's GC.
 ///
 /// # Errors
-/// The delegate's.
+/// The delegate's error.
 pub(super) fn collect(request: &NodeRequest<'_>, mut config: Map<String, Value>) -> Result<(), CniError> {
     for key in ["cni.dev/valid-attachments", "cni.dev/attachments"] {
         if let Some(value) = request.config.raw.get(key) {
@@ -52,7 +53,7 @@ pub(super) fn collect(request: &NodeRequest<'_>, mut config: Map<String, Value>)
     delegate::other(&kind(&config), request.env, "GC", &bytes(config)).map(drop)
 }
 
-/// The delegate's DEL. Nobody knows the namespace.
+/// Calls the delegate's DEL, without the namespace, which is unknown.
 fn delete_one(request: &NodeRequest<'_>, saved: &Saved, attachment: &Attachment) -> Result<(), CniError> {
     let Some(config) = saved.own(attachment).map_err(|e| io(&e))? else { return Ok(()) };
     let env = Env {
@@ -66,25 +67,26 @@ fn delete_one(request: &NodeRequest<'_>, saved: &Saved, attachment: &Attachment)
     saved.forget(attachment).map_err(|e| io(&e))
 }
 
-/// A file of the reference does not say the interface, without which there is no DEL.
-fn remember(saved: &Saved, network: &str, container: String, told: &mut Told) -> Result<(), CniError> {
+/// Adds a container that only the reference's file names. That file has no interface, so no DEL is possible.
+fn add_to_batch(
+    saved: &Saved,
+    network: &str,
+    container: String,
+    batches: &mut Vec<Batch>,
+) -> Result<(), CniError> {
     let config = saved.of_container(&container).map_err(|e| io(&e))?;
     let Some(config) = config.filter(|config| is_of(config, network)) else { return Ok(()) };
-    match told.iter_mut().find(|(other, _)| *other == config) {
-        Some((_, containers)) => containers.push(container),
-        None => told.push((config, vec![container])),
+    match batches.iter_mut().find(|batch| batch.config == config) {
+        Some(batch) => batch.containers.push(container),
+        None => batches.push(Batch { config, containers: vec![container] }),
     }
     Ok(())
 }
 
-/// The delegate's GC with what the reference has saved.
-fn collect_by(
-    request: &NodeRequest<'_>,
-    saved: &Saved,
-    mut config: Map<String, Value>,
-    containers: &[String],
-) -> Result<(), CniError> {
-    // There may have been no GC in the version that it was saved with.
+/// Calls the delegate's GC with a configuration that the reference saved.
+fn collect_batch(request: &NodeRequest<'_>, saved: &Saved, batch: Batch) -> Result<(), CniError> {
+    let Batch { mut config, containers } = batch;
+    // The version that it was saved with may be older than GC.
     drop(config.insert("cniVersion".to_owned(), request.config.version.as_str().into()));
     collect(request, config)?;
     let forgotten = containers.iter().map(|one| saved.forget_container(one).map_err(|e| io(&e)));

@@ -1,0 +1,118 @@
+//! The node's own way to published ports: from 127/8 and from ::1.
+
+use std::net::{IpAddr, Ipv6Addr};
+
+use cni_dataplane::{AddressFamily, PortRequest, Snat};
+use cni_kernel::route::{
+    Existing, Family, LOCAL_TABLE, Link, LinkChange, LinkKind, Route, RouteError, RouteKind, RouteSocket,
+};
+use cni_kernel::sysctl;
+use cni_spec::CniError;
+use ipnet::IpNet;
+
+use super::config::loopback_families;
+
+/// Opens the way from the node's loopback to a container's address.
+pub(super) type Open<'a> = &'a dyn Fn(IpAddr) -> Result<(), CniError>;
+
+/// Opens the way from the node's loopback to where these ports lead.
+///
+/// # Errors
+/// The link or the route that could not be changed.
+pub(crate) fn open_for(request: &PortRequest, open: Open<'_>) -> Result<(), CniError> {
+    addresses(request).into_iter().try_for_each(open)
+}
+
+/// The container's addresses that the node's loopback leads to, one of a family at most.
+pub(super) fn addresses(request: &PortRequest) -> Vec<IpAddr> {
+    if request.snat == Snat::Never {
+        return Vec::new();
+    }
+    let first = |family| request.ports.iter().find(move |port| port.host.address.family() == family);
+    let families = loopback_families(&request.ports, request.loopback);
+    families.into_iter().filter_map(first).map(|port| port.container).collect()
+}
+
+/// Lets packets pass between the node's loopback and a container. The tables that keep other hosts
+/// away from 127/8 must be in place before.
+///
+/// The IPv6 route is one per link, shared by all its containers, and goes with the link; so does
+/// the IPv4 setting.
+///
+/// # Errors
+/// The link or the route that could not be changed.
+pub(crate) fn open(container: IpAddr) -> Result<(), CniError> {
+    let socket = RouteSocket::open().map_err(failed)?;
+    let Some(link) = link_towards(&socket, container)? else { return Ok(()) };
+    match AddressFamily::of(container) {
+        AddressFamily::V4 => {
+            // Documentation/networking/ip-sysctl.rst: otherwise 127/8 is martian on this link.
+            if link.route_localnet {
+                return Ok(());
+            }
+            socket.change_link(&link, &LinkChange::new().route_localnet()).map_err(failed)
+        }
+        AddressFamily::V6 => accept_replies(&socket, &link),
+    }
+}
+
+/// True if [`open`] has nothing to change for the container. So also where no link leads to it.
+///
+/// # Errors
+/// The link or the routes that could not be read.
+pub(super) fn is_open(container: IpAddr) -> Result<bool, CniError> {
+    let socket = RouteSocket::open().map_err(failed)?;
+    let Some(link) = link_towards(&socket, container)? else { return Ok(true) };
+    match AddressFamily::of(container) {
+        AddressFamily::V4 => Ok(link.route_localnet),
+        AddressFamily::V6 => {
+            let local = socket.routes(Family::V6, LOCAL_TABLE).map_err(failed)?;
+            let loopback = IpNet::from(IpAddr::V6(Ipv6Addr::LOCALHOST));
+            Ok(local.iter().any(|route| route.dst == loopback && route.link == Some(link.index)))
+        }
+    }
+}
+
+/// The link that leads to a container.
+fn link_towards(socket: &RouteSocket, container: IpAddr) -> Result<Option<Link>, CniError> {
+    let link = match socket.route_to(container) {
+        Ok(Route { link: Some(link), .. }) => link,
+        Ok(_) => return Ok(None),
+        Err(error) => {
+            log::warn!("the node's loopback does not reach {container}: {error}");
+            return Ok(None);
+        }
+    };
+    socket.link_by_index(link).map(Some).map_err(failed)
+}
+
+/// Adds a local route to ::1 by the link. The kernel looks up a reply to ::1, its translation undone,
+/// strictly: it accepts only a route by the link that the reply came in through (`ip6_route_input` and
+/// `rt6_need_strict`).
+fn accept_replies(socket: &RouteSocket, link: &Link) -> Result<(), CniError> {
+    // Above 0, the metric of the loopback's own route, and another one for each link, as equal
+    // metrics would make one route.
+    const METRIC: u32 = 1024;
+    let route = Route {
+        link: Some(link.index),
+        metric: METRIC.saturating_add(link.index),
+        table: LOCAL_TABLE,
+        kind: RouteKind::Local,
+        ..Route::to(IpNet::from(IpAddr::V6(Ipv6Addr::LOCALHOST)))
+    };
+    match socket.add_route(&route, Existing::Refuse) {
+        Err(error) if !error.already_exists() => return Err(failed(error)),
+        _ => {}
+    }
+    let bridged = "net/bridge/bridge-nf-call-ip6tables";
+    if link.kind == LinkKind::Bridge && sysctl::get(bridged).is_ok_and(|value| value == "1") {
+        let name = &link.name;
+        log::warn!("{bridged} is 1: published ports on [::1] of the node do not answer through {name}");
+    }
+    Ok(())
+}
+
+#[allow(clippy::needless_pass_by_value, reason = "it is given to map_err")]
+fn failed(error: RouteError) -> CniError {
+    CniError::internal(error.to_string())
+}
