@@ -212,7 +212,7 @@ fn del_ends_an_add_that_waits() {
     scene.stage.wait("the server is asked", || scene.server.count(|heard| heard.kind == DISCOVER) >= 1);
     let twice = call("ADD").run().error();
     assert_eq!(twice.code, 11, "{twice:?}");
-    assert_eq!(twice.msg, "error calling DHCP.Allocate: a server is being asked for pod/lan/eth0 already");
+    assert_eq!(twice.msg, "error calling DHCP.Allocate: another call requests a lease for pod/lan/eth0");
     let start = Instant::now();
     call("DEL").run().ok();
     assert!(start.elapsed() < within(Duration::from_secs(10)), "{:?}", start.elapsed());

@@ -1,10 +1,10 @@
-//! Keys that several IPAM plugins have: routes, and addresses in `args`.
+//! Keys of several IPAM plugins: routes, and addresses in `args`.
 
 use cni_spec::text::parse_net;
 use cni_spec::{CniError, Route};
 use serde::Deserialize;
 
-/// Why a value does not fit its key.
+/// Why a key's value cannot be used.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum KeyError {
     #[error("{key}: invalid CIDR address: {value}")]
@@ -46,7 +46,7 @@ pub(crate) struct RawRoute {
     scope: Option<i64>,
 }
 
-/// The key `args`, as the specification's CONVENTIONS.md has it.
+/// The key `args` of the specification's CONVENTIONS.md.
 #[derive(Debug, Clone, Default, Deserialize)]
 #[serde(default)]
 pub(crate) struct RawArgs {

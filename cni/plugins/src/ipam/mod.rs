@@ -1,4 +1,4 @@
-//! The plugins that give addresses to others.
+//! IPAM plugins: they allocate addresses for interface plugins.
 
 pub mod dhcp;
 pub mod host_local;

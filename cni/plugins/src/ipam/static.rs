@@ -1,5 +1,5 @@
-//! static: addresses that are written in the configuration, or that the runtime asks for. It keeps no
-//! state: nothing is reserved, and nobody is asked whether somebody else has the address.
+//! static: addresses from the configuration or the runtime. It keeps no state: it reserves nothing, and does
+//! not detect duplicates.
 
 use std::net::IpAddr;
 
@@ -45,13 +45,13 @@ impl Plugin for Static {
         Ok(AddResult { interfaces: Vec::new(), ips, routes: config.routes, dns: config.dns })
     }
 
-    /// Nothing was kept, so that nothing is given back.
+    /// Does nothing, as there is no state.
     fn del(&self, _request: &Request<'_>) -> Result<(), CniError> {
         Ok(())
     }
 
-    /// A plugin behind this one may have taken an address out of the result: only what is there is
-    /// compared, as the reference does.
+    /// Compares the gateways of addresses in the result. A later plugin may have removed an address from it,
+    /// so a missing one is no error, as in the reference.
     fn check(&self, request: &Request<'_>) -> Result<(), CniError> {
         let config = request.config.decode::<RawConfig>()?.resolve(request.config.version, request.args)?;
         let Some(result) = &request.config.prev_result else {
@@ -69,15 +69,14 @@ impl Plugin for Static {
         Ok(())
     }
 
-    /// Addresses that come from the runtime alone are not known yet: what the configuration has must be
-    /// valid.
+    /// Checks the configuration. The runtime's addresses are not known before the ADD.
     fn status(&self, request: &NodeRequest<'_>) -> Result<(), CniError> {
         let raw = request.config.decode::<RawConfig>()?;
         raw.resolve(request.config.version, &request.env.args).map(drop).map_err(CniError::from)
     }
 }
 
-/// What an ADD gives.
+/// The configuration, checked.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Config {
     addresses: Vec<Address>,
@@ -151,8 +150,8 @@ struct RawRuntimeConfig {
 }
 
 impl RawConfig {
-    /// Addresses of the runtime replace those of `args`, and these all others; those of `CNI_ARGS` come
-    /// on top of the configuration's own.
+    /// Checks all keys. `runtimeConfig.ips` replaces `args.cni.ips`, which replaces all others; the addresses of
+    /// `CNI_ARGS` are added to those of `ipam.addresses`.
     fn resolve(&self, version: Version, args: &str) -> Result<Config, ConfigError> {
         let ipam = self.ipam.as_ref().ok_or(ConfigError::NoIpam)?;
         let by_args: Vec<&String> = self.args.iter().flat_map(RawArgs::ips).collect();
@@ -178,7 +177,7 @@ impl RawConfig {
 }
 
 impl RawIpam {
-    /// The configuration's own addresses and those of `CNI_ARGS`, with the gateways of `CNI_ARGS`.
+    /// The addresses of `ipam.addresses` and `CNI_ARGS`, with the gateways of `CNI_ARGS`.
     fn addresses(&self, args: &Args) -> Result<Vec<Address>, ConfigError> {
         let mut addresses = Vec::new();
         for (at, raw) in self.addresses.iter().flatten().enumerate() {
@@ -209,7 +208,7 @@ impl RawIpam {
     }
 }
 
-/// A list between commas; an empty text is an empty list.
+/// A list separated by commas; an empty text is an empty list.
 fn list(text: Option<&str>) -> impl Iterator<Item = &str> {
     text.filter(|text| !text.is_empty()).into_iter().flat_map(|text| text.split(',')).map(str::trim)
 }
@@ -248,7 +247,7 @@ mod tests {
     }
 
     #[test]
-    fn where_addresses_come_from() {
+    fn addresses_come_from_the_key_of_highest_precedence() {
         let v = Version::V1_1_0;
         let config = resolve(json!({"ipam": own()}), v, "").unwrap();
         assert_eq!(shown(&config), ["10.1.0.5/24 via 10.1.0.1", "fd00::5/64"]);

@@ -1,4 +1,4 @@
-//! The keys of `ipam` that dhcp has.
+//! dhcp's keys below `ipam`, decoded and checked; its default paths.
 
 use std::path::{Path, PathBuf};
 
@@ -7,22 +7,21 @@ use serde::Deserialize;
 
 use super::message::{Options, code as known};
 
-/// Where the daemon listens, unless the configuration says otherwise.
+/// The daemon's default socket.
 pub(super) const SOCKET: &str = "/run/cni/dhcp.sock";
 /// The daemon's folder of leases.
 pub(super) const STATE: &str = "/var/lib/cni/dhcp";
-/// Options that are asked for, unless `skipDefault`: the router and the subnet mask.
+/// The options that are requested unless `skipDefault`: the router and the subnet mask.
 const DEFAULT_REQUEST: [u8; 2] = [known::ROUTER, known::SUBNET_MASK];
 /// The longest value of an option, in bytes (RFC 2132, section 2).
 const LONGEST_VALUE: usize = 255;
-
-/// How long all values may be together, in bytes: a message must fit a packet.
+/// The limit for all values together, in bytes: a message must fit a packet.
 const LONGEST_TOGETHER: usize = 900;
-/// Options that the protocol itself needs as they are.
+/// Options that the client sets itself.
 const OWN: [u8; 5] =
     [known::REQUESTED_ADDRESS, known::OVERLOAD, known::MESSAGE_TYPE, known::SERVER, known::REQUEST_LIST];
 
-/// Names of options, as dhclient has them.
+/// dhclient's names of options.
 const NAMES: [(&str, u8); 6] = [
     ("subnet-mask", 1),
     ("routers", 3),
@@ -41,9 +40,9 @@ pub(super) enum ConfigError {
     TooLong { option: String, value: String },
     #[error("value too long for option {option:?} from CNI_ARGS {key:?}: {value:?}")]
     TooLongArgument { option: String, key: String, value: String },
-    #[error("Can not provide option {0:?}: its value is the client's own affair")]
+    #[error("Can not provide option {0:?}: the client sets it itself")]
     Own(String),
-    #[error("values too long: {0} bytes together, of {LONGEST_TOGETHER} at most")]
+    #[error("values too long: {0} bytes together, the limit is {LONGEST_TOGETHER}")]
     TooMuch(usize),
     #[error("ipam.priority: {0} is out of range")]
     Priority(i64),
@@ -87,19 +86,19 @@ struct RawProvide {
 }
 
 impl RawConfig {
-    /// Where the daemon listens.
+    /// The daemon's socket.
     pub(super) fn socket(&self) -> PathBuf {
         let given = self.ipam.as_ref().and_then(|ipam| ipam.daemon_socket_path.clone());
         given.filter(|path| !path.as_os_str().is_empty()).unwrap_or_else(|| PathBuf::from(SOCKET))
     }
 
-    /// The metric of all routes; 0 for the kernel's own choice.
+    /// The metric of all routes; 0 for the kernel's default.
     pub(super) fn priority(&self) -> Result<u32, ConfigError> {
         let given = self.ipam.as_ref().and_then(|ipam| ipam.priority).unwrap_or_default();
         u32::try_from(given).map_err(|_| ConfigError::Priority(given))
     }
 
-    /// What to tell and to ask the server. `args` are `CNI_ARGS`, of which any key can be a value.
+    /// The options to send and to request. `args` is `CNI_ARGS`, which `fromArg` names keys of.
     pub(super) fn options(&self, args: &str) -> Result<Options, ConfigError> {
         let Some(ipam) = &self.ipam else {
             return Ok(Options { request: DEFAULT_REQUEST.into(), ..Options::default() });
@@ -161,7 +160,7 @@ pub(super) fn on_host(prefix: &str, path: &Path) -> PathBuf {
     PathBuf::from(whole)
 }
 
-/// The last value of a key; what is no pair is passed over.
+/// The last value of a key in `CNI_ARGS`; text without `=` is skipped.
 fn argument<'a>(args: &'a str, key: &str) -> Option<&'a str> {
     args.split(';')
         .filter_map(|pair| pair.split_once('='))
@@ -175,13 +174,12 @@ fn code(name: &str) -> Result<u8, ConfigError> {
         return Ok(*code);
     }
     match name.parse() {
-        // The two are no options, but padding and end.
+        // 0 is padding, 255 the end of the options.
         Ok(0 | 255) | Err(_) => Err(ConfigError::Option(name.to_owned())),
         Ok(code) => Ok(code),
     }
 }
 
-/// The keys that are decoded here.
 #[cfg(test)]
 pub(super) fn decodes() -> crate::keys::probe::Fields {
     crate::keys::probe::fields::<RawConfig>()
@@ -217,7 +215,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wrong_is_named() {
+    fn errors_name_the_option() {
         let cases = [
             (
                 json!({"request": [{"option": "nonsense"}]}),
@@ -241,7 +239,7 @@ mod tests {
         let args = format!("A={}", "x".repeat(100));
         assert_eq!(
             options(&json!({"provide": many}), &args).unwrap_err(),
-            "values too long: 1020 bytes together, of 900 at most"
+            "values too long: 1020 bytes together, the limit is 900"
         );
         let long = json!({"provide": [{"option": "12", "value": "x".repeat(256)}]});
         assert!(options(&long, "").unwrap_err().starts_with("value too long for option \"12\": "));

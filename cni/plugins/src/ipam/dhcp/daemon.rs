@@ -1,6 +1,5 @@
-//! `slipway dhcp daemon`: keeps the leases of all containers of the node.
-//!
-//! One thread for each lease and one for each call that is being answered.
+//! `slipway dhcp daemon`: keeps the leases of all containers of the node, with one thread for each lease and
+//! one for each running call.
 
 use std::fs::File;
 use std::io::{self, Write};
@@ -18,7 +17,7 @@ use cni_kernel::lock::FileLock;
 use cni_spec::{CniError, ErrorCode};
 use nix::sys::stat::{Mode, umask};
 
-use super::flags::Flags;
+use super::flags::{FlagError, Flags};
 use super::keeper::Patience;
 use super::lease::Owner;
 use super::leases::{LOCK, Leases, STACK};
@@ -27,27 +26,27 @@ use super::protocol::{self, Reply, Request};
 /// Arguments of the command.
 pub const USAGE: &str = "daemon [-pidfile PATH] [-hostprefix PATH] [-socketpath PATH] [-statedir PATH] [-timeout 10s] [-resendmax 62s] [-resendtimeout 208s] [-broadcast]";
 
-/// How many calls are answered at a time; more wait in the socket's queue.
-const MOST_CALLS: usize = 512;
-/// How long a caller has to say what it wants.
-const TO_SAY: Duration = Duration::from_secs(10);
-/// How long a daemon that is about to end is waited for.
-const PREDECESSOR: Duration = Duration::from_secs(5);
+/// The limit of concurrent calls; more wait in the socket's queue.
+const MAX_CALLS: usize = 512;
+/// The time limit for a caller's request.
+const REQUEST_LIMIT: Duration = Duration::from_secs(10);
+/// The time limit for the lock of an earlier daemon that is ending.
+const LOCK_LIMIT: Duration = Duration::from_secs(5);
 
 /// Runs `slipway dhcp ARGS` and `dhcp daemon`.
 pub fn dhcp_command(args: &[String], _out: &mut dyn Write, err: &mut dyn Write) -> u8 {
-    let told = |text: &str, code: u8, err: &mut dyn Write| writeln!(err, "{text}").map_or(1, |()| code);
+    let fail = |text: &str, code: u8, err: &mut dyn Write| writeln!(err, "{text}").map_or(1, |()| code);
     let flags = match args.split_first() {
         Some((word, flags)) if word == "daemon" => Flags::parse(flags),
-        _ => Err("the one thing to do is `daemon`".to_owned()),
+        _ => Err(FlagError::NoDaemon),
     };
     let flags = match flags {
         Ok(flags) => flags,
-        Err(text) => return told(&format!("slipway dhcp: {text}\nusage: slipway dhcp {USAGE}"), 2, err),
+        Err(error) => return fail(&format!("slipway dhcp: {error}\nusage: slipway dhcp {USAGE}"), 2, err),
     };
     match run(&flags) {
         Ok(()) => 0,
-        Err(text) => told(&format!("slipway dhcp: {text}"), 1, err),
+        Err(text) => fail(&format!("slipway dhcp: {text}"), 1, err),
     }
 }
 
@@ -58,14 +57,14 @@ fn run(flags: &Flags) -> Result<(), String> {
         return Err(format!("Error writing pidfile {path:?}: path not absolute"));
     }
     let store = open_state(&flags.on_host(&flags.state))?;
-    // Two daemons would take the same leases for theirs. Kept as long as the process lives.
-    let _lock = FileLock::acquire(&store, LOCK, 0o600, PREDECESSOR)
+    // Two daemons would keep the same leases. Held until the process ends.
+    let _lock = FileLock::acquire(&store, LOCK, 0o600, LOCK_LIMIT)
         .map_err(|e| format!("another daemon keeps these leases: {e}"))?;
     let listener = match inherited {
         Some(listener) => listener,
         None => listen(&flags.on_host(&flags.socket)).map_err(|e| format!("Error getting listener: {e}"))?,
     };
-    // Now that nothing keeps it from running: the file may be that of another daemon.
+    // Only now, as the file may belong to another daemon.
     if let Some(path) = &flags.pid_file {
         write_pid(path).map_err(|e| format!("Error writing pidfile {path:?}: {e}"))?;
     }
@@ -76,27 +75,27 @@ fn run(flags: &Flags) -> Result<(), String> {
         broadcast: flags.broadcast,
     };
     let leases = Arc::new(Leases::new(store, patience, flags.host_prefix.clone()));
-    leases.take_up();
+    leases.load();
     log::info!("ready");
     serve(&leases, &listener);
     Ok(())
 }
 
-/// Whatever the umask, nobody else writes it.
+/// Writes the process ID. Only the owner may write the file, whatever the umask is.
 fn write_pid(path: &Path) -> io::Result<()> {
     let mut file = File::options().write(true).create(true).truncate(true).mode(0o644).open(path)?;
     file.write_all(std::process::id().to_string().as_bytes())
 }
 
-/// The folder of leases, for root alone; those above it are everybody's to see.
+/// Opens the folder of leases, which only root may read; makes it if missing.
 fn open_state(path: &Path) -> Result<DurableDir, String> {
     let (Some(parent), Some(name)) = (path.parent(), path.file_name()) else {
-        return Err(format!("-statedir {path:?} names no folder"));
+        return Err(format!("-statedir {path:?} is not the path of a folder"));
     };
     DurableDir::create(parent, 0o755).and_then(|parent| parent.subdir(name, 0o700)).map_err(|e| e.to_string())
 }
 
-/// Makes the socket, for root alone. One that nobody answers on any more is replaced.
+/// Makes the socket, for root only. Replaces one that refuses connections.
 fn listen(path: &Path) -> io::Result<UnixListener> {
     if let Some(folder) = path.parent() {
         DurableDir::create(folder, 0o755).map_err(io::Error::other)?;
@@ -106,7 +105,7 @@ fn listen(path: &Path) -> io::Result<UnixListener> {
     if is_stale {
         std::fs::remove_file(path)?;
     }
-    // From the first moment on; there is no other thread yet that would make files.
+    // The umask limits the mode from the start. No other thread makes files yet.
     let before = umask(Mode::from_bits_truncate(0o177));
     let listener = UnixListener::bind(path);
     umask(before);
@@ -119,14 +118,14 @@ fn serve(leases: &Arc<Leases>, listener: &UnixListener) {
     for stream in listener.incoming() {
         let stream = match stream {
             Ok(stream) => stream,
-            // Out of descriptors, for instance: others may close theirs.
+            // Out of file descriptors, for instance, until a call ends.
             Err(error) => {
                 log::error!("accept a call: {error}");
                 std::thread::sleep(Duration::from_millis(100));
                 continue;
             }
         };
-        while calls.load(Ordering::Relaxed) >= MOST_CALLS {
+        while calls.load(Ordering::Relaxed) >= MAX_CALLS {
             std::thread::sleep(Duration::from_millis(10));
         }
         let call = Call::new(&calls);
@@ -141,7 +140,7 @@ fn serve(leases: &Arc<Leases>, listener: &UnixListener) {
     }
 }
 
-/// A call that is being answered, however that ends.
+/// A running call: counted until it is dropped.
 struct Call(Arc<AtomicUsize>);
 
 impl Call {
@@ -162,7 +161,7 @@ fn answer(leases: &Arc<Leases>, mut stream: UnixStream) {
         Ok(reply) => reply,
         Err(error) => Reply::Failed(error),
     };
-    // A plugin that was killed does not listen any more; its DEL finds the lease.
+    // The plugin may have been killed; its DEL releases the lease.
     if let Err(error) = protocol::write(&mut stream, &reply) {
         log::info!("answer a call: {error}");
     }
@@ -171,11 +170,11 @@ fn answer(leases: &Arc<Leases>, mut stream: UnixStream) {
 fn request(stream: &mut UnixStream) -> Result<Request, CniError> {
     let failed = |what: &str| CniError::new(ErrorCode::Io, format!("DHCP socket: {what}"));
     for set in [UnixStream::set_read_timeout, UnixStream::set_write_timeout] {
-        set(stream, Some(TO_SAY)).map_err(|e| failed(&e.to_string()))?;
+        set(stream, Some(REQUEST_LIMIT)).map_err(|e| failed(&e.to_string()))?;
     }
-    // Read in any case: an answer is lost when a socket is closed that something waits in.
+    // Read before the check: closing a socket with unread data would discard the reply.
     let line = protocol::read_line(stream);
-    protocol::expect_root(stream).map_err(|text| failed(&text))?;
+    protocol::expect_root(stream).map_err(|error| failed(&error.to_string()))?;
     protocol::parse(&line.map_err(|e| protocol::failed("read from", &e))?)
 }
 

@@ -1,5 +1,5 @@
-//! Talking with servers on a container's link: each call opens its sockets in the container's namespace and
-//! closes them again, so that nothing here keeps a namespace alive.
+//! Exchanges with DHCP servers on a container's link. Each one opens its sockets in the container's namespace and
+//! closes them again, so that no socket keeps a namespace alive.
 
 use std::cell::Cell;
 use std::net::{Ipv4Addr, SocketAddrV4, UdpSocket};
@@ -18,33 +18,31 @@ use smoltcp::wire::{
 
 use super::frame::{announcement, to_client, to_server};
 use super::lease::{LeaseError, Terms};
-use super::message::{Answer, Client, Options};
+use super::message::{Client, Options, Reply};
 
-/// Everybody on the link.
-const EVERYBODY: Mac = Mac([0xff; 6]);
-/// How long a wait is at most before it is asked whether to stop.
+/// The broadcast address of the link.
+const BROADCAST: Mac = Mac([0xff; 6]);
+/// The interval at which the stop flag is checked.
 const SLICE: Duration = Duration::from_millis(200);
-/// How long a packet may take to leave the machine.
-const TO_LEAVE: Duration = Duration::from_secs(1);
-/// The largest packet that is read, in bytes: of a link with large frames.
+/// The time limit for a packet to be sent.
+const SEND_LIMIT: Duration = Duration::from_secs(1);
+/// The largest packet that is read, in bytes: of a link with jumbo frames.
 const LARGEST: usize = 9216;
 
-/// Why there is no lease, or no longer one.
+/// Why there is no lease.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum ExchangeError {
-    /// The namespace is gone, or another one is in its place.
-    #[error("{0:?} is not the container's network namespace any more")]
+    #[error("{0:?} is no longer the container's network namespace")]
     Gone(PathBuf),
-    /// The daemon's own links are none of a container's.
     #[error("{0:?} is the network namespace of the daemon, not of a container")]
     Own(PathBuf),
-    #[error("{0:?} is no absolute path without \"..\"")]
+    #[error("{0:?} is not an absolute path without \"..\"")]
     Path(PathBuf),
     #[error(transparent)]
     Netns(#[from] NetnsError),
     #[error(transparent)]
     Route(#[from] RouteError),
-    #[error("link {0} is no Ethernet link")]
+    #[error("link {0} is not an Ethernet link")]
     NotEthernet(String),
     #[error("{operation} on {link}: {errno}")]
     Socket { operation: &'static str, link: String, errno: Errno },
@@ -63,7 +61,7 @@ pub(super) enum ExchangeError {
 }
 
 impl ExchangeError {
-    /// Whether the link can never have a lease again: it, or its namespace, is gone.
+    /// True if the link or its namespace is gone.
     pub(super) fn is_final(&self) -> bool {
         match self {
             Self::Gone(_) => true,
@@ -73,11 +71,11 @@ impl ExchangeError {
         }
     }
 
-    /// Whether another try would end as this one.
-    pub(super) fn is_certain(&self) -> bool {
-        let of_the_place =
+    /// True if another try would fail too.
+    pub(super) fn is_permanent(&self) -> bool {
+        let of_the_link =
             matches!(self, Self::Own(_) | Self::Path(_) | Self::Netns(_) | Self::NotEthernet(_));
-        self.is_final() || of_the_place || matches!(self, Self::Lease(_) | Self::Stopped)
+        self.is_final() || of_the_link || matches!(self, Self::Lease(_) | Self::Stopped)
     }
 }
 
@@ -88,22 +86,29 @@ pub(super) struct Place {
     index: u32,
     name: String,
     mac: Mac,
-    /// Whether other links have the same address: packets to an IP address that this one does not have
-    /// yet do not reach it then.
+    /// True if other links have the same MAC address. A packet to an IP address that this link does not have yet
+    /// does not reach it then.
     shares_mac: bool,
 }
 
-/// How an exchange is made.
+/// The limits of an exchange.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Manner<'a> {
-    /// How long servers are waited for.
+    /// The time limit for servers.
     pub(super) timeout: Duration,
-    /// Set when somebody wants it to end.
+    /// Set to end the exchange.
     pub(super) stop: &'a AtomicBool,
 }
 
+/// A leased address and its server.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Held {
+    pub(super) address: Ipv4Addr,
+    pub(super) server: Ipv4Addr,
+}
+
 impl Place {
-    /// Finds the link. With `known`, the namespace must be that one.
+    /// Finds the link. With `known`, the namespace must have this ID.
     pub(super) fn open(path: &Path, ifname: &str, known: Option<(u64, u64)>) -> Result<Self, ExchangeError> {
         if !path.is_absolute() || path.components().any(|part| part == Component::ParentDir) {
             return Err(ExchangeError::Path(path.to_path_buf()));
@@ -122,18 +127,18 @@ impl Place {
         Ok(Self { netns, index: link.index, name: ifname.to_owned(), mac, shares_mac })
     }
 
-    /// What the namespace is told apart by.
+    /// Device and inode number of the namespace.
     pub(super) fn id(&self) -> (u64, u64) {
         (self.netns.id().dev, self.netns.id().ino)
     }
 
-    /// Switches the link on: nothing is sent through it before.
-    pub(super) fn switch_on(&self) -> Result<(), ExchangeError> {
+    /// Sets the link up, to send through it.
+    pub(super) fn set_up(&self) -> Result<(), ExchangeError> {
         self.change(&LinkChange::new().up())
     }
 
-    /// Switches the link off: its address is not its own any more.
-    pub(super) fn switch_off(&self) -> Result<(), ExchangeError> {
+    /// Sets the link down, so that the container stops using the address.
+    pub(super) fn set_down(&self) -> Result<(), ExchangeError> {
         self.change(&LinkChange::new().down())
     }
 
@@ -143,67 +148,66 @@ impl Place {
         Ok(route.change_link(&link, change)?)
     }
 
-    /// The client that asks for this link.
+    /// The client of this link.
     pub(super) fn client(&self, id: String, options: Options, broadcast: bool) -> Client {
         Client { mac: self.mac, id, options, broadcast: broadcast || self.shares_mac }
     }
 
-    /// Looks for a server and takes its offer.
+    /// Requests a lease: DISCOVER, then REQUEST to the first server with a usable offer.
     pub(super) fn acquire(
         &self,
         client: &Client,
         wanted: Option<Ipv4Addr>,
         manner: Manner<'_>,
     ) -> Result<Terms, ExchangeError> {
-        let talk = Talk::open(self, client, manner)?;
+        let exchange = Exchange::open(self, client, manner)?;
         let none = Ipv4Addr::UNSPECIFIED;
-        let passed_over = PassedOver::default();
-        let offer = talk.ask(none, &client.discover(talk.xid, wanted), &|answer| {
-            answer.kind == MessageType::Offer && passed_over.accept(&Terms::check_offer(answer), client)
+        let ignored = Ignored::default();
+        let offer = exchange.request(none, &client.discover(exchange.xid, wanted), &|reply| {
+            reply.kind == MessageType::Offer && ignored.accept(&Terms::check_offer(reply), client)
         });
-        let offer = offer.map_err(|error| passed_over.explain(error))?;
-        let server = offer.server.ok_or(LeaseError::NoServer)?;
-        let taken = client.select(talk.xid, offer.address, server);
-        let answer = talk.ask(none, &taken, &|answer| {
-            is_decision(answer, offer.address) && answer.server == Some(server)
+        let offer = offer.map_err(|error| ignored.explain(error))?;
+        let held = Held { address: offer.address, server: offer.server.ok_or(LeaseError::NoServer)? };
+        let selection = client.select(exchange.xid, held.address, held.server);
+        let reply = exchange.request(none, &selection, &|reply| {
+            is_decision(reply, held.address) && reply.server == Some(held.server)
         })?;
-        terms(&answer, offer.address, server).inspect_err(|error| {
+        terms(&reply, held).inspect_err(|error| {
             if let ExchangeError::Lease(_) = error {
-                log::warn!("{}: {error}: giving {} back", client.id, offer.address);
-                drop(self.release(client, (offer.address, server)));
+                log::warn!("{}: {error}: releasing {}", client.id, held.address);
+                drop(self.release(client, held));
             }
         })
     }
 
-    /// Asks any server for more time.
+    /// Asks any server to extend a lease.
     pub(super) fn rebind(
         &self,
         client: &Client,
-        held: (Ipv4Addr, Ipv4Addr),
+        held: Held,
         manner: Manner<'_>,
     ) -> Result<Terms, ExchangeError> {
-        let talk = Talk::open(self, client, manner)?;
-        let message = client.extend(talk.xid, held.0);
-        let passed_over = PassedOver::default();
-        let answer = talk.ask(held.0, &message, &|answer| passed_over.decides(client, answer, held));
-        terms(&answer.map_err(|error| passed_over.explain(error))?, held.0, held.1)
+        let exchange = Exchange::open(self, client, manner)?;
+        let message = client.extend(exchange.xid, held.address);
+        let ignored = Ignored::default();
+        let reply = exchange.request(held.address, &message, &|reply| ignored.decides(client, reply, held));
+        terms(&reply.map_err(|error| ignored.explain(error))?, held)
     }
 
-    /// Asks the server that gave the address for more time.
+    /// Asks the lease's server to extend it.
     pub(super) fn renew(
         &self,
         client: &Client,
-        held: (Ipv4Addr, Ipv4Addr),
+        held: Held,
         manner: Manner<'_>,
     ) -> Result<Terms, ExchangeError> {
-        let (address, server) = held;
-        let socket = self.udp(address, server)?;
+        let socket = self.udp(held)?;
         let failed = |operation| move |errno| self.failed(operation, errno);
         socket.set_read_timeout(Some(SLICE)).map_err(|e| failed("set a timeout")(errno(&e)))?;
         let xid = xid();
-        let message = client.extend(xid, address);
+        let message = client.extend(xid, held.address);
         let (end, mut pause) = (Instant::now() + manner.timeout, Duration::from_secs(1));
-        let passed_over = PassedOver::default();
+        let ignored = Ignored::default();
         let mut buffer = [0; LARGEST];
         while Instant::now() < end {
             socket.send(&message).map_err(|e| failed("send to the server")(errno(&e)))?;
@@ -216,51 +220,51 @@ impl Place {
                 let length = match socket.recv(&mut buffer) {
                     Ok(length) => length,
                     Err(e) if matches!(errno(&e), Errno::EAGAIN | Errno::EINTR) => continue,
-                    // Nobody listens there at the moment.
+                    // No server listens at the moment.
                     Err(e) if errno(&e) == Errno::ECONNREFUSED => {
                         std::thread::sleep(SLICE);
                         continue;
                     }
                     Err(e) => return Err(failed("receive from the server")(errno(&e))),
                 };
-                let answer = buffer.get(..length).and_then(|bytes| client.read(xid, bytes));
-                if let Some(answer) = answer.filter(|answer| passed_over.decides(client, answer, held)) {
-                    return terms(&answer, address, server);
+                let reply = buffer.get(..length).and_then(|bytes| client.read(xid, bytes));
+                if let Some(reply) = reply.filter(|reply| ignored.decides(client, reply, held)) {
+                    return terms(&reply, held);
                 }
             }
         }
-        Err(passed_over.explain(ExchangeError::Silence(self.name.clone())))
+        Err(ignored.explain(ExchangeError::Silence(self.name.clone())))
     }
 
-    /// Gives the address back. No answer is expected.
+    /// Releases the address. Servers do not reply to that.
     ///
-    /// To everybody, of whom the server acts that the message names. RFC 2131, section 4.4.4, has clients send
-    /// it to the server alone, but then it may wait in the kernel for the answer to an ARP request when the link
-    /// is deleted, and is lost without a word. The way of a broadcast is the one that the lease came by, through
-    /// a relay too; a hardware address out of an earlier answer may be that of a machine that was replaced.
-    pub(super) fn release(&self, client: &Client, held: (Ipv4Addr, Ipv4Addr)) -> Result<(), ExchangeError> {
-        let message = client.release(xid(), held.0, held.1);
+    /// The message is broadcast, and the server that it names acts. RFC 2131, section 4.4.4, has clients send
+    /// it to the server only; but then it may wait in the kernel for an ARP reply while the link is deleted, and
+    /// be lost silently. A broadcast takes the same path as the request did, through a relay too. The MAC
+    /// address of an earlier reply may belong to a machine that was replaced.
+    pub(super) fn release(&self, client: &Client, held: Held) -> Result<(), ExchangeError> {
+        let message = client.release(xid(), held.address, held.server);
         let socket = self.packets()?;
-        let packet = to_server(held.0, Ipv4Addr::BROADCAST, &message);
-        let failed = |errno| self.failed("send to everybody", errno);
-        socket.send(&packet, EVERYBODY).map_err(failed)?;
-        match socket.wait_until_sent(Instant::now() + TO_LEAVE).map_err(failed)? {
+        let packet = to_server(held.address, Ipv4Addr::BROADCAST, &message);
+        let failed = |errno| self.failed("send a broadcast", errno);
+        socket.send(&packet, BROADCAST).map_err(failed)?;
+        match socket.wait_until_sent(Instant::now() + SEND_LIMIT).map_err(failed)? {
             true => Ok(()),
             false => Err(failed(Errno::ETIMEDOUT)),
         }
     }
 
-    /// Tells the neighbours who has the address now (RFC 2131, section 4.4.1): some may know it as another
-    /// container's.
+    /// Announces the address to the neighbours (RFC 2131, section 4.4.1), whose ARP caches may have another
+    /// container's MAC address for it.
     pub(super) fn announce(&self, address: Ipv4Addr) -> Result<(), ExchangeError> {
-        let sent = self.packets()?.send_arp(&announcement(self.mac, address), EVERYBODY);
-        sent.map_err(|errno| self.failed("announce the address to everybody", errno))
+        let sent = self.packets()?.send_arp(&announcement(self.mac, address), BROADCAST);
+        sent.map_err(|errno| self.failed("announce the address", errno))
     }
 
-    fn udp(&self, address: Ipv4Addr, server: Ipv4Addr) -> Result<UdpSocket, ExchangeError> {
+    fn udp(&self, held: Held) -> Result<UdpSocket, ExchangeError> {
         let socket = self.netns.run(|| {
-            let socket = UdpSocket::bind(SocketAddrV4::new(address, CLIENT_PORT))?;
-            socket.connect(SocketAddrV4::new(server, SERVER_PORT))?;
+            let socket = UdpSocket::bind(SocketAddrV4::new(held.address, CLIENT_PORT))?;
+            socket.connect(SocketAddrV4::new(held.server, SERVER_PORT))?;
             Ok::<_, std::io::Error>(socket)
         })?;
         socket.map_err(|e| self.failed("open a socket to the server", errno(&e)))
@@ -277,7 +281,7 @@ impl Place {
 }
 
 /// An exchange by broadcast.
-struct Talk<'a> {
+struct Exchange<'a> {
     place: &'a Place,
     client: &'a Client,
     manner: Manner<'a>,
@@ -286,27 +290,27 @@ struct Talk<'a> {
     end: Instant,
 }
 
-impl<'a> Talk<'a> {
+impl<'a> Exchange<'a> {
     fn open(place: &'a Place, client: &'a Client, manner: Manner<'a>) -> Result<Self, ExchangeError> {
         let socket = place.packets()?;
         Ok(Self { place, client, manner, socket, xid: xid(), end: Instant::now() + manner.timeout })
     }
 
-    /// Sends a message, again after one, two, four … seconds, until an answer is what is wanted.
-    fn ask(
+    /// Sends a message, and repeats it after one, two, four … seconds, until a reply is wanted.
+    fn request(
         &self,
         source: Ipv4Addr,
         message: &[u8],
-        is_wanted: &dyn Fn(&Answer) -> bool,
-    ) -> Result<Answer, ExchangeError> {
+        is_wanted: &dyn Fn(&Reply) -> bool,
+    ) -> Result<Reply, ExchangeError> {
         let packet = to_server(source, Ipv4Addr::BROADCAST, message);
         let mut pause = Duration::from_secs(1);
         let mut buffer = [0; LARGEST];
         while Instant::now() < self.end {
-            match self.socket.send(&packet, EVERYBODY) {
-                // The other end of the link may come up a little later.
+            match self.socket.send(&packet, BROADCAST) {
+                // The other end of the link may come up later.
                 Ok(()) | Err(Errno::ENETDOWN | Errno::ENOBUFS) => {}
-                Err(errno) => return Err(self.place.failed("send to everybody", errno)),
+                Err(errno) => return Err(self.place.failed("send a broadcast", errno)),
             }
             let again = self.end.min(Instant::now() + pause);
             pause *= 2;
@@ -320,9 +324,9 @@ impl<'a> Talk<'a> {
                     Err(Errno::ENETDOWN) => None,
                     Err(errno) => return Err(self.place.failed("receive", errno)),
                 };
-                let answer = packet.and_then(to_client).and_then(|bytes| self.client.read(self.xid, bytes));
-                if let Some(answer) = answer.filter(is_wanted) {
-                    return Ok(answer);
+                let reply = packet.and_then(to_client).and_then(|bytes| self.client.read(self.xid, bytes));
+                if let Some(reply) = reply.filter(is_wanted) {
+                    return Ok(reply);
                 }
             }
         }
@@ -330,26 +334,26 @@ impl<'a> Talk<'a> {
     }
 }
 
-/// Why answers that make no lease are passed over: another server may have a better one.
+/// The reason why unusable replies were ignored: another server may send a usable one.
 #[derive(Default)]
-struct PassedOver(Cell<Option<LeaseError>>);
+struct Ignored(Cell<Option<LeaseError>>);
 
-impl PassedOver {
+impl Ignored {
     fn accept<T>(&self, checked: &Result<T, LeaseError>, client: &Client) -> bool {
         let Err(error) = checked else { return true };
         if self.0.replace(Some(*error)) != Some(*error) {
-            log::warn!("{}: an answer is passed over: {error}", client.id);
+            log::warn!("{}: reply ignored: {error}", client.id);
         }
         false
     }
 
     /// True if a server has decided about the address, and its terms can be used.
-    fn decides(&self, client: &Client, answer: &Answer, (address, server): (Ipv4Addr, Ipv4Addr)) -> bool {
-        is_decision(answer, address)
-            && (answer.kind == MessageType::Nak || self.accept(&Terms::of(answer, Some(server)), client))
+    fn decides(&self, client: &Client, reply: &Reply, held: Held) -> bool {
+        is_decision(reply, held.address)
+            && (reply.kind == MessageType::Nak || self.accept(&Terms::of(reply, Some(held.server)), client))
     }
 
-    /// The error of a wait in which nothing usable came.
+    /// Replaces the error of silence if a reply was ignored.
     fn explain(&self, error: ExchangeError) -> ExchangeError {
         match (error, self.0.get()) {
             (ExchangeError::Silence(_), Some(reason)) => ExchangeError::Unusable(reason),
@@ -358,23 +362,22 @@ impl PassedOver {
     }
 }
 
-/// Whether a server has decided about the address.
-fn is_decision(answer: &Answer, address: Ipv4Addr) -> bool {
-    match answer.kind {
-        MessageType::Ack => answer.address == address,
+/// True if a server has decided about the address.
+fn is_decision(reply: &Reply, address: Ipv4Addr) -> bool {
+    match reply.kind {
+        MessageType::Ack => reply.address == address,
         kind => kind == MessageType::Nak,
     }
 }
 
-fn terms(answer: &Answer, address: Ipv4Addr, server: Ipv4Addr) -> Result<Terms, ExchangeError> {
-    if answer.kind == MessageType::Nak {
-        return Err(ExchangeError::Refused(address));
+fn terms(reply: &Reply, held: Held) -> Result<Terms, ExchangeError> {
+    if reply.kind == MessageType::Nak {
+        return Err(ExchangeError::Refused(held.address));
     }
-    Ok(Terms::of(answer, Some(server))?)
+    Ok(Terms::of(reply, Some(held.server))?)
 }
 
-/// A number that answers are told apart by. Of the system's random source, for which a hash map's keys are
-/// an honest way.
+/// A random transaction ID. The standard library seeds the keys of its hash maps from the kernel's random source.
 pub(super) fn xid() -> u32 {
     use std::hash::{BuildHasher as _, Hasher as _, RandomState};
     let hash = RandomState::new().build_hasher().finish();

@@ -1,11 +1,26 @@
-//! The flags of `slipway dhcp daemon`, in the spelling of Go's package flag: one dash or two, `=` or a space.
+//! The flags of `slipway dhcp daemon`, in the syntax of Go's package flag: one dash or two, `=` or a space.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use super::config::{SOCKET, STATE, on_host};
 
-/// The command's flags, as the reference spells them.
+/// Why the flags cannot be used.
+#[derive(Debug, PartialEq, Eq, thiserror::Error)]
+pub(super) enum FlagError {
+    #[error("the only command is `daemon`")]
+    NoDaemon,
+    #[error("unknown argument {0:?}")]
+    Unknown(String),
+    #[error("-broadcast: {0:?} is neither true nor false")]
+    Broadcast(String),
+    #[error("-{0} needs a value")]
+    NoValue(String),
+    #[error("{0:?} is not a duration like 10s or 1m30s")]
+    Duration(String),
+}
+
+/// The command's flags, with the reference's names.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Flags {
     pub(super) pid_file: Option<PathBuf>,
@@ -19,8 +34,8 @@ pub(super) struct Flags {
 }
 
 impl Flags {
-    /// Reads the words behind `daemon`.
-    pub(super) fn parse(args: &[String]) -> Result<Self, String> {
+    /// Parses the arguments after `daemon`.
+    pub(super) fn parse(args: &[String]) -> Result<Self, FlagError> {
         let mut flags = Self {
             pid_file: None,
             host_prefix: String::new(),
@@ -34,7 +49,7 @@ impl Flags {
         let mut rest = args.iter();
         while let Some(word) = rest.next() {
             let Some(flag) = word.strip_prefix("--").or_else(|| word.strip_prefix('-')) else {
-                return Err(format!("unknown argument {word:?}"));
+                return Err(FlagError::Unknown(word.clone()));
             };
             let (name, value) = match flag.split_once('=') {
                 Some((name, value)) => (name, Some(value.to_owned())),
@@ -44,13 +59,13 @@ impl Flags {
                 flags.broadcast = match value.as_deref() {
                     None | Some("true" | "1") => true,
                     Some("false" | "0") => false,
-                    Some(other) => return Err(format!("-broadcast: {other:?} is neither true nor false")),
+                    Some(other) => return Err(FlagError::Broadcast(other.to_owned())),
                 };
                 continue;
             }
             let mut value = || match value.clone() {
                 Some(value) => Ok(value),
-                None => rest.next().cloned().ok_or_else(|| format!("-{name} needs a value")),
+                None => rest.next().cloned().ok_or_else(|| FlagError::NoValue(name.to_owned())),
             };
             match name {
                 "pidfile" => flags.pid_file = Some(PathBuf::from(value()?)),
@@ -60,21 +75,21 @@ impl Flags {
                 "timeout" => flags.timeout = duration(&value()?)?,
                 "resendmax" => flags.resend_max = duration(&value()?)?,
                 "resendtimeout" => flags.resend_timeout = duration(&value()?)?,
-                _ => return Err(format!("unknown argument {word:?}")),
+                _ => return Err(FlagError::Unknown(word.clone())),
             }
         }
         Ok(flags)
     }
 
-    /// A path of the host's.
+    /// A path of the host.
     pub(super) fn on_host(&self, path: &Path) -> PathBuf {
         on_host(&self.host_prefix, path)
     }
 }
 
-/// A time as Go writes it: `1m30s`, `500ms`.
-fn duration(text: &str) -> Result<Duration, String> {
-    let wrong = || format!("{text:?} is no time like 10s or 1m30s");
+/// Parses a duration of Go: `1m30s`, `500ms`.
+fn duration(text: &str) -> Result<Duration, FlagError> {
+    let wrong = || FlagError::Duration(text.to_owned());
     if text == "0" {
         return Ok(Duration::ZERO);
     }
@@ -106,7 +121,7 @@ fn duration(text: &str) -> Result<Duration, String> {
 mod tests {
     use super::*;
 
-    fn parse(args: &[&str]) -> Result<Flags, String> {
+    fn parse(args: &[&str]) -> Result<Flags, FlagError> {
         Flags::parse(&args.iter().map(|arg| (*arg).to_owned()).collect::<Vec<_>>())
     }
 

@@ -9,7 +9,7 @@ use smoltcp::wire::{
     Ipv4Packet, Ipv4Repr, UdpPacket, UdpRepr,
 };
 
-/// A packet from a client to a server.
+/// Builds a packet from a client to a server.
 pub(super) fn to_server(source: Ipv4Addr, destination: Ipv4Addr, payload: &[u8]) -> Vec<u8> {
     let udp = UdpRepr { src_port: DHCP_CLIENT_PORT, dst_port: DHCP_SERVER_PORT };
     let ip = Ipv4Repr {
@@ -29,7 +29,7 @@ pub(super) fn to_server(source: Ipv4Addr, destination: Ipv4Addr, payload: &[u8])
     bytes
 }
 
-/// Says who has an address: a request for it by the one who has it (RFC 5227, section 3).
+/// Builds an ARP announcement: a request for an address by its owner (RFC 5227, section 3).
 pub(super) fn announcement(mac: Mac, address: Ipv4Addr) -> Vec<u8> {
     let arp = ArpRepr::EthernetIpv4 {
         operation: ArpOperation::Request,
@@ -43,8 +43,8 @@ pub(super) fn announcement(mac: Mac, address: Ipv4Addr) -> Vec<u8> {
     bytes
 }
 
-/// What a packet to the client's port carries. Checksums are not looked at: between the two ends of a veth
-/// pair the kernel does not fill them in.
+/// The payload of a packet to the client's port. Checksums are ignored: the kernel does not fill them in
+/// between the ends of a veth pair.
 pub(super) fn to_client(packet: &[u8]) -> Option<&[u8]> {
     let ip = Ipv4Packet::new_checked(packet).ok()?;
     let is_whole = !ip.more_frags() && ip.frag_offset() == 0;
@@ -62,7 +62,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_sent_has_checksums() {
+    fn packets_to_servers_have_checksums() {
         let (source, destination) = (Ipv4Addr::UNSPECIFIED, Ipv4Addr::BROADCAST);
         let bytes = to_server(source, destination, b"payload");
         assert_eq!(bytes.len(), 20 + 8 + 7);
@@ -75,7 +75,7 @@ mod tests {
     }
 
     #[test]
-    fn an_announcement_asks_for_what_it_has() {
+    fn an_announcement_requests_its_own_address() {
         let bytes = announcement(Mac([2, 0, 0, 0, 0, 1]), Ipv4Addr::new(10, 0, 0, 5));
         let want = [
             &[0, 1, 8, 0, 6, 4, 0, 1][..],
@@ -86,7 +86,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_for_the_client_is_found() {
+    fn the_payload_for_the_client_is_found() {
         let mut packet = to_server(Ipv4Addr::LOCALHOST, Ipv4Addr::LOCALHOST, b"payload");
         assert_eq!(to_client(&packet), None);
         packet[22..24].copy_from_slice(&DHCP_CLIENT_PORT.to_be_bytes());
@@ -98,7 +98,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn any_bytes_are_taken_or_refused(bytes: Vec<u8>, start in 0x40_u8..0x50) {
+        fn any_bytes_are_accepted_or_ignored(bytes: Vec<u8>, start in 0x40_u8..0x50) {
             let _payload = to_client(&bytes);
             let mut nearly = to_server(Ipv4Addr::LOCALHOST, Ipv4Addr::LOCALHOST, &bytes);
             nearly[0] = start;

@@ -1,4 +1,4 @@
-//! A thread for each lease, which keeps it until it is given back, lost, or its container is gone.
+//! A thread for each lease, which renews it until it is released or lost, or its container is gone.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError};
@@ -7,16 +7,16 @@ use std::time::{Duration, Instant};
 
 use cni_kernel::boot;
 
-use super::exchange::{ExchangeError, Manner, Place, xid};
-use super::lease::{Lease, Owner, Phase, Terms};
+use super::exchange::{ExchangeError, Held, Manner, Place, xid};
+use super::lease::{Lease, LeaseNetns, Owner, Phase, Terms};
 use super::message::Options;
 
-/// RFC 2131, section 4.1, after some quicker tries: the first pause, and how much it is varied by.
+/// The first pause of RFC 2131, section 4.1, after some quicker tries.
 const FIRST_PAUSE: Duration = Duration::from_secs(4);
 const QUICK_PAUSE: Duration = Duration::from_secs(2);
 const QUICK_TRIES: u32 = 4;
 
-/// How patient the daemon is.
+/// The daemon's time limits.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Patience {
     /// For one exchange.
@@ -25,20 +25,20 @@ pub(super) struct Patience {
     pub(super) resend_max: Duration,
     /// For all exchanges of an ADD.
     pub(super) resend_timeout: Duration,
-    /// Whether answers shall be broadcast.
+    /// True to request broadcast replies.
     pub(super) broadcast: bool,
 }
 
-/// What a keeper is told.
+/// A command to a keeper.
 #[derive(Debug)]
 pub(super) enum Order {
     /// Renew now.
     Renew,
-    /// Give the address back and end.
+    /// Release the lease and end.
     Release,
 }
 
-/// Pauses between tries: some short ones, then each twice the one before it, all varied by a second.
+/// Pauses between tries: some short ones, then doubled each time, all varied by a second.
 #[derive(Debug)]
 pub(super) struct Pauses {
     tries: u32,
@@ -65,7 +65,7 @@ impl Pauses {
     }
 }
 
-/// Gets a lease for an attachment that has none.
+/// Requests a lease for an attachment that has none.
 pub(super) fn acquire(
     owner: &Owner,
     netns: &std::path::Path,
@@ -74,7 +74,7 @@ pub(super) fn acquire(
     stop: &AtomicBool,
 ) -> Result<Lease, ExchangeError> {
     let place = Place::open(netns, &owner.ifname, None)?;
-    place.switch_on()?;
+    place.set_up()?;
     let client = place.client(owner.client_id(), options.clone(), patience.broadcast);
     let end = Instant::now() + patience.resend_timeout;
     let mut pauses = Pauses::new(patience.resend_max);
@@ -82,14 +82,14 @@ pub(super) fn acquire(
         let timeout = patience.timeout.min(end.saturating_duration_since(Instant::now()));
         let error = match place.acquire(&client, None, Manner { timeout, stop }) {
             Ok(terms) => {
-                // The link is on already when it gets the address, so that the kernel will not do it.
+                // The kernel does not announce the address, as the link is up when it gets it.
                 if let Err(error) = place.announce(terms.address()) {
                     log::warn!("{}: {error}", owner.client_id());
                 }
-                let at = (netns.to_path_buf(), place.id());
-                return Ok(Lease::new(owner.clone(), at, options, &terms));
+                let netns = LeaseNetns { path: netns.to_path_buf(), id: place.id() };
+                return Ok(Lease::new(owner.clone(), netns, options, &terms));
             }
-            Err(error) if error.is_certain() => return Err(error),
+            Err(error) if error.is_permanent() => return Err(error),
             Err(error) => error,
         };
         let pause = pauses.next();
@@ -118,24 +118,24 @@ pub(super) struct Keeper {
     pub(super) orders: Receiver<Order>,
     pub(super) stop: Arc<AtomicBool>,
     pub(super) patience: Patience,
-    /// Writes the lease to the disk after a change.
+    /// Writes a changed lease to the disk.
     pub(super) save: Box<dyn Fn(&Lease) + Send>,
 }
 
 /// How a lease ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum End {
-    /// Its address was given back, or there was nobody to give it back to.
+    /// Released, or left to the server to expire.
     Released,
-    /// The container, or its link, is gone.
+    /// The container or its link is gone.
     Gone,
-    /// The server's time ran out or it wants the address back: the link was switched off.
+    /// Expired or refused by the server: the link was set down.
     Lost,
 }
 
-/// What to do after a try.
+/// The next step after a try.
 enum Next {
-    Go,
+    Continue,
     End(End),
 }
 
@@ -151,9 +151,9 @@ impl Keeper {
                 }
                 phase => match self.extend(phase) {
                     Next::End(end) => return end,
-                    Next::Go => match self.lease().phase(boot::uptime()) {
+                    Next::Continue => match self.lease().phase(boot::uptime()) {
                         Phase::Bound(wait) => wait,
-                        // The next phase does not wait for the end of a pause.
+                        // The next phase begins in time, even during a pause.
                         Phase::Renewing(left) | Phase::Rebinding(left) => pauses.next().min(left),
                         Phase::Expired => pauses.next(),
                     },
@@ -175,19 +175,19 @@ impl Keeper {
         self.lease.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// One try to get more time.
+    /// Tries once to extend the lease.
     fn extend(&self, phase: Phase) -> Next {
         let lease = self.lease();
         let who = lease.owner.client_id();
         let place = match Place::open(&lease.netns, &lease.owner.ifname, Some(lease.netns_id)) {
             Ok(place) => place,
             Err(error) if error.is_final() => {
-                log::info!("{who}: {error}: the lease is left to the server");
+                log::info!("{who}: {error}: the lease expires at the server");
                 return Next::End(End::Gone);
             }
             Err(error) => {
                 log::warn!("{who}: {error}");
-                return Next::Go;
+                return Next::Continue;
             }
         };
         let client = place.client(who.clone(), lease.options.clone(), self.patience.broadcast);
@@ -196,22 +196,22 @@ impl Keeper {
             Phase::Bound(_) | Phase::Expired => self.patience.timeout,
         };
         let manner = Manner { timeout, stop: &self.stop };
-        let held = (lease.address, lease.server);
+        let held = Held { address: lease.address, server: lease.server };
         let done = match phase {
             Phase::Rebinding(_) => place.rebind(&client, held, manner),
             Phase::Expired => Err(ExchangeError::Refused(lease.address)),
             _ => place.renew(&client, held, manner),
         };
         let done = match done {
-            // Not ours any more. Another lease of the same address would be as good.
+            // A new lease of the same address is good enough.
             Err(ExchangeError::Refused(address)) => {
-                log::warn!("{who}: {address} is not leased any more, asking for it again");
+                log::warn!("{who}: the lease of {address} has ended, requesting the address again");
                 match self.again(&place, &client, &lease, manner) {
                     Ok(terms) => Ok(terms),
-                    Err(ExchangeError::Stopped) => return Next::Go,
+                    Err(ExchangeError::Stopped) => return Next::Continue,
                     Err(error) => {
-                        log::error!("{who}: {error}: switching {} off", lease.owner.ifname);
-                        if let Err(error) = place.switch_off() {
+                        log::error!("{who}: {error}: setting {} down", lease.owner.ifname);
+                        if let Err(error) = place.set_down() {
                             log::error!("{who}: {error}");
                         }
                         return Next::End(End::Lost);
@@ -229,10 +229,10 @@ impl Keeper {
             }
             Err(error) => log::warn!("{who}: {error}"),
         }
-        Next::Go
+        Next::Continue
     }
 
-    /// A new lease of the same address; one of another address is given back at once.
+    /// Requests a new lease of the same address. Releases one of another address.
     fn again(
         &self,
         place: &Place,
@@ -244,25 +244,25 @@ impl Keeper {
         if terms.address() == lease.address {
             return Ok(terms);
         }
-        if let Err(error) = place.release(client, (terms.address(), terms.server())) {
+        let other = Held { address: terms.address(), server: terms.server() };
+        if let Err(error) = place.release(client, other) {
             log::warn!("{}: {error}", client.id);
         }
         Err(ExchangeError::Refused(lease.address))
     }
 
-    /// Gives the address back.
+    /// Releases the lease.
     pub(super) fn release(&self) -> End {
         let lease = self.lease();
         let who = lease.owner.client_id();
         let released =
             Place::open(&lease.netns, &lease.owner.ifname, Some(lease.netns_id)).and_then(|place| {
                 let client = place.client(who.clone(), lease.options.clone(), self.patience.broadcast);
-                place.release(&client, (lease.address, lease.server))
+                place.release(&client, Held { address: lease.address, server: lease.server })
             });
         match released {
             Ok(()) => log::info!("{who}: {} released", lease.address),
-            // The server will have it back in time.
-            Err(error) => log::info!("{who}: {} is left to the server: {error}", lease.address),
+            Err(error) => log::info!("{who}: {} expires at the server: {error}", lease.address),
         }
         End::Released
     }

@@ -1,7 +1,7 @@
-//! All leases of the node: in memory, where each has a keeper, and on disk, where each has a file.
+//! All leases of the node: in memory, each with a keeper, and on disk, each with a file.
 //!
-//! A lease is on disk before a plugin hears of it, and the file goes after the server has heard that it is
-//! given back: a daemon that is started again goes on where the last one was killed.
+//! The file is written before the plugin gets its reply, and removed after the server gets the release. So a
+//! restarted daemon keeps the leases of one that was killed.
 
 use std::collections::HashMap;
 use std::ffi::OsStr;
@@ -23,14 +23,14 @@ use super::keeper::{self, End, Keeper, Order, Patience};
 use super::lease::{Lease, Owner};
 use super::message::Options;
 
-/// The file that a daemon holds a lock on. The name of a lease's file has colons.
+/// The file that a daemon locks. Names of lease files have colons, so none is called so.
 pub(super) const LOCK: &str = "lock";
 /// The stack of a thread, in bytes: packet buffers are on it, and little else.
 pub(super) const STACK: usize = 256 << 10;
 /// The largest file of a lease, in bytes.
 const LARGEST: usize = 1 << 20;
-/// How long another call for the same attachment is waited for, when it is to stop or gives a lease back.
-const TO_STOP: Duration = Duration::from_secs(20);
+/// The time limit for another call of the same attachment to end.
+const BUSY_LIMIT: Duration = Duration::from_secs(20);
 
 /// All leases.
 pub(super) struct Leases {
@@ -38,13 +38,13 @@ pub(super) struct Leases {
     patience: Patience,
     store: Arc<DurableDir>,
     table: Arc<Table>,
-    /// Told when somebody's [`Turn`] is over.
-    turned: Condvar,
+    /// Notified when a [`Pending`] is dropped.
+    ended: Condvar,
 }
 
 type Table = Mutex<HashMap<Owner, Slot>>;
 
-/// Why a file says nothing of a lease.
+/// Why a lease's file cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum ReadError {
     #[error(transparent)]
@@ -53,13 +53,13 @@ pub(super) enum ReadError {
     Content(#[from] serde_json::Error),
 }
 
-/// What there is of an attachment.
+/// The state of an attachment.
 enum Slot {
-    /// A server is being asked. Set when somebody wants it to end.
-    Asking(Arc<AtomicBool>),
-    /// A lease is kept.
+    /// A call requests a lease. A DEL sets the flag to stop it.
+    Requesting(Arc<AtomicBool>),
+    /// A keeper holds a lease.
     Kept(Kept),
-    /// It is being given back, by the call that has this mark.
+    /// A call releases the lease; the flag identifies the call.
     Releasing(Arc<AtomicBool>),
 }
 
@@ -76,39 +76,46 @@ impl Kept {
     }
 }
 
-/// The place in the table of a call that asks for a lease or gives it back, however the call ends. An
-/// attachment has one such place at most.
-struct Turn<'a> {
+/// A call that requests or releases a lease. Its slot is removed when it is dropped, unless another call has
+/// replaced the slot. An attachment has one such call at most.
+struct Pending<'a> {
     leases: &'a Leases,
     owner: &'a Owner,
-    /// Set when it is to end, and what the place is told apart by from that of the next call.
+    /// Set to stop the call; also identifies its slot.
     stop: Arc<AtomicBool>,
 }
 
-impl Drop for Turn<'_> {
+impl Drop for Pending<'_> {
     fn drop(&mut self) {
         let mut table = self.leases.table();
-        if let Some(Slot::Asking(mark) | Slot::Releasing(mark)) = table.get(self.owner)
-            && Arc::ptr_eq(mark, &self.stop)
+        if let Some(Slot::Requesting(flag) | Slot::Releasing(flag)) = table.get(self.owner)
+            && Arc::ptr_eq(flag, &self.stop)
         {
             table.remove(self.owner);
         }
-        self.leases.turned.notify_all();
+        self.leases.ended.notify_all();
     }
+}
+
+/// The outcome of [`Leases::begin_request`].
+enum Begun<'a> {
+    Request(Pending<'a>),
+    /// The attachment has this lease already.
+    Held(Lease),
 }
 
 impl Leases {
     pub(super) fn new(store: DurableDir, patience: Patience, host_prefix: String) -> Self {
-        let (table, turned) = (Arc::default(), Condvar::new());
-        Self { host_prefix, patience, store: Arc::new(store), table, turned }
+        let (table, ended) = (Arc::default(), Condvar::new());
+        Self { host_prefix, patience, store: Arc::new(store), table, ended }
     }
 
     fn table(&self) -> MutexGuard<'_, HashMap<Owner, Slot>> {
         locked(&self.table)
     }
 
-    /// Goes on with the leases on the disk.
-    pub(super) fn take_up(&self) {
+    /// Starts keepers for the leases on disk.
+    pub(super) fn load(&self) {
         let swept = self.store.remove_temporaries().and_then(|_count| self.store.list());
         let names = swept.unwrap_or_else(|error| {
             log::error!("{error}");
@@ -119,29 +126,29 @@ impl Leases {
             match read(&self.store, name) {
                 Ok(None) => {}
                 Ok(Some(lease)) if **name != *lease.owner.file_name() || lease.owner.checked().is_err() => {
-                    log::error!("{name:?} is of {}, left alone", lease.owner.client_id());
+                    log::error!("{name:?} is ignored: it has the lease of {}", lease.owner.client_id());
                 }
                 Ok(Some(lease)) if lease.boot != boot => {
-                    log::info!("{}: gone with the machine's last run", lease.owner.client_id());
+                    log::info!("{}: lease of an earlier boot, removed", lease.owner.client_id());
                     if let Err(error) = self.store.remove(name) {
                         log::error!("{error}");
                     }
                 }
                 Ok(Some(lease)) => {
-                    log::info!("{}: keeping {} as before", lease.owner.client_id(), lease.address);
+                    log::info!("{}: keeping {}", lease.owner.client_id(), lease.address);
                     if let Err(error) = self.keep(lease) {
                         log::error!("{error}");
                     }
                 }
-                Err(error) => log::error!("{name:?}, left alone: {error}"),
+                Err(error) => log::error!("{name:?} is ignored: {error}"),
             }
         }
     }
 
-    /// The attachment's lease in this namespace: the one that it has, or a new one.
+    /// Returns the attachment's lease in this namespace, or requests one.
     ///
     /// # Errors
-    /// Code 11 when an ADD of the attachment is waiting for a server already.
+    /// Code 11 if another ADD of the attachment is running; code 999 if no server grants a lease.
     pub(super) fn allocate(
         &self,
         owner: &Owner,
@@ -150,21 +157,21 @@ impl Leases {
     ) -> Result<AddResult, CniError> {
         let who = owner.client_id();
         let path = on_host(&self.host_prefix, netns);
-        let asking = loop {
-            let old = match self.start_asking(owner)? {
-                Ok(asking) => break asking,
-                Err(old) => old,
+        let request = loop {
+            let old = match self.begin_request(owner)? {
+                Begun::Request(request) => break request,
+                Begun::Held(old) => old,
             };
             if Netns::open(&path).is_ok_and(|netns| (netns.id().dev, netns.id().ino) == old.netns_id) {
                 return Ok(old.result());
             }
-            // The container was started again, and nobody said DEL.
-            log::info!("{who}: {} was another container's", old.address);
+            // The container was started again without a DEL.
+            log::info!("{who}: {} was leased to an earlier namespace", old.address);
             self.release(owner)?;
         };
-        log::info!("{who}: asking for a lease");
-        let acquired = keeper::acquire(owner, &path, options, self.patience, &asking.stop);
-        let lease = acquired.map_err(|error| told(owner, &error))?;
+        log::info!("{who}: requesting a lease");
+        let acquired = keeper::acquire(owner, &path, options, self.patience, &request.stop);
+        let lease = acquired.map_err(|error| logged(owner, &error))?;
         log::info!("{who}: {} for {} s", lease.address, lease.expiry);
         let result = lease.result();
         let kept = self.save(&lease).and_then(|()| self.keep(lease.clone()));
@@ -175,41 +182,41 @@ impl Leases {
             self.forget(owner)?;
             return Err(CniError::new(ErrorCode::Io, error));
         }
-        let stopped = asking.stop.load(Ordering::Relaxed);
-        drop(asking);
+        let stopped = request.stop.load(Ordering::Relaxed);
+        drop(request);
         if stopped {
-            // A DEL came at the last moment.
+            // A DEL came after the server's reply.
             self.release(owner)?;
-            return Err(told(owner, &ExchangeError::Stopped));
+            return Err(logged(owner, &ExchangeError::Stopped));
         }
         Ok(result)
     }
 
-    /// A place in the table for an ADD; or the lease that is there.
-    fn start_asking<'a>(&'a self, owner: &'a Owner) -> Result<Result<Turn<'a>, Lease>, CniError> {
+    /// Enters an ADD into the table, unless the attachment has a lease.
+    fn begin_request<'a>(&'a self, owner: &'a Owner) -> Result<Begun<'a>, CniError> {
         let mut table = self.wait(owner, |slot| matches!(slot, Slot::Releasing(_)))?;
         match table.get(owner) {
-            Some(Slot::Kept(kept)) if !kept.thread.is_finished() => Ok(Err(kept.lease())),
-            Some(Slot::Asking(_)) => {
-                let msg = format!("a server is being asked for {} already", owner.client_id());
+            Some(Slot::Kept(kept)) if !kept.thread.is_finished() => Ok(Begun::Held(kept.lease())),
+            Some(Slot::Requesting(_)) => {
+                let msg = format!("another call requests a lease for {}", owner.client_id());
                 Err(CniError::new(ErrorCode::TryAgainLater, msg))
             }
             _ => {
                 let stop = Arc::<AtomicBool>::default();
-                table.insert(owner.clone(), Slot::Asking(stop.clone()));
-                Ok(Ok(Turn { leases: self, owner, stop }))
+                table.insert(owner.clone(), Slot::Requesting(stop.clone()));
+                Ok(Begun::Request(Pending { leases: self, owner, stop }))
             }
         }
     }
 
-    /// Has the attachment's lease renewed, which is not waited for, and says what it is.
+    /// Returns the attachment's lease, and has its keeper renew it in the background.
     ///
     /// # Errors
     /// The attachment has no lease.
     pub(super) fn renew(&self, owner: &Owner) -> Result<AddResult, CniError> {
         match self.table().get(owner) {
             Some(Slot::Kept(kept)) if !kept.thread.is_finished() => {
-                // A keeper that has just ended says so by the next call.
+                // If the keeper has just ended, the next call fails.
                 let _sent = kept.orders.send(Order::Renew);
                 Ok(kept.lease().result())
             }
@@ -217,28 +224,28 @@ impl Leases {
         }
     }
 
-    /// Gives the attachment's lease back, if there is one.
+    /// Releases the attachment's lease, if it has one.
     ///
     /// # Errors
-    /// Code 11 when another call is busy with it for long; code 5 when the file does not go.
+    /// Code 11 if another call of the attachment does not end in time; code 5 if the file cannot be removed.
     pub(super) fn release(&self, owner: &Owner) -> Result<(), CniError> {
-        let (kept, _turn) = self.take(owner)?;
+        let (kept, _pending) = self.take(owner)?;
         if let Some(kept) = kept {
-            // What it is at ends soon.
+            // Stops a running exchange.
             kept.stop.store(true, Ordering::Relaxed);
             let _sent = kept.orders.send(Order::Release);
             if kept.thread.join().is_err() {
                 return Err(CniError::internal(format!("the keeper of {} failed", owner.client_id())));
             }
         }
-        // Of a keeper that could not, or one that could not be read.
+        // If the keeper could not remove the file, or the file was unreadable.
         self.forget(owner)
     }
 
-    /// Takes an attachment's lease out of the table, when nobody asks for it or gives it back any more.
-    fn take<'a>(&'a self, owner: &'a Owner) -> Result<(Option<Kept>, Turn<'a>), CniError> {
+    /// Takes an attachment's lease out of the table, after other calls of the attachment have ended.
+    fn take<'a>(&'a self, owner: &'a Owner) -> Result<(Option<Kept>, Pending<'a>), CniError> {
         let mut table = self.wait(owner, |slot| match slot {
-            Slot::Asking(stop) => {
+            Slot::Requesting(stop) => {
                 stop.store(true, Ordering::Relaxed);
                 true
             }
@@ -250,36 +257,36 @@ impl Leases {
             Some(Slot::Kept(kept)) => Some(kept),
             _ => None,
         };
-        Ok((kept, Turn { leases: self, owner, stop }))
+        Ok((kept, Pending { leases: self, owner, stop }))
     }
 
-    /// Waits as long as an attachment's place is one that `is_busy` says is another call's.
+    /// Waits while `is_busy` is true for the attachment's slot.
     fn wait(
         &self,
         owner: &Owner,
         is_busy: impl Fn(&Slot) -> bool,
     ) -> Result<MutexGuard<'_, HashMap<Owner, Slot>>, CniError> {
-        let end = Instant::now() + TO_STOP;
+        let end = Instant::now() + BUSY_LIMIT;
         let mut table = self.table();
         while table.get(owner).is_some_and(&is_busy) {
             let left = end.saturating_duration_since(Instant::now());
             if left.is_zero() {
-                let msg = format!("another call is busy with {}", owner.client_id());
+                let msg = format!("timed out waiting for another call of {}", owner.client_id());
                 return Err(CniError::new(ErrorCode::TryAgainLater, msg));
             }
-            table = self.turned.wait_timeout(table, left).unwrap_or_else(PoisonError::into_inner).0;
+            table = self.ended.wait_timeout(table, left).unwrap_or_else(PoisonError::into_inner).0;
         }
         Ok(table)
     }
 
-    /// Gives back all leases of the network but those of `owners`.
+    /// Releases all leases of the network except those of `owners`.
     ///
     /// # Errors
-    /// The first one that could not be given back; all others were.
+    /// The first that could not be released; all others were.
     pub(super) fn retain(&self, network: &str, owners: &[Owner]) -> Result<(), CniError> {
         let mut all: Vec<Owner> = self.table().keys().cloned().collect();
         let names = self.store.list().map_err(|e| CniError::new(ErrorCode::Io, e.to_string()))?;
-        // Also files that nobody could read.
+        // Also unreadable files.
         all.extend(names.iter().filter_map(|name| Owner::of_file(name.to_str()?)));
         all.retain(|owner| owner.network == network && !owners.contains(owner));
         all.iter().map(|owner| self.release(owner)).fold(Ok(()), Result::and)
@@ -299,7 +306,7 @@ impl Leases {
     fn keeper(&self, lease: Arc<Mutex<Lease>>, orders: Receiver<Order>, stop: Arc<AtomicBool>) -> Keeper {
         let store = self.store.clone();
         let save = Box::new(move |lease: &Lease| {
-            // It is kept all the same: the next daemon will think that it ends earlier.
+            // The lease is kept, but a restarted daemon takes the earlier end from the file.
             if let Err(error) = save(&store, lease) {
                 log::error!("{error}");
             }
@@ -317,18 +324,18 @@ impl Leases {
         let (shared, whose, its) = (self.table.clone(), owner.clone(), lease.clone());
         let run = move || {
             let end = keeper.run();
-            // As long as the place in the table is there nobody else writes the file.
+            // While the slot is in the table, no other thread writes the file.
             if let Err(error) = store.remove(&name) {
                 log::error!("{error}");
             }
             let mut table = locked(&shared);
-            // Somebody may be taking it out already, who waits for this thread.
+            // A release may have taken it out already and be waiting for this thread.
             if matches!(table.get(&whose), Some(Slot::Kept(kept)) if Arc::ptr_eq(&kept.lease, &its)) {
                 table.remove(&whose);
             }
             end
         };
-        // A thread that ends at once finds its place nevertheless.
+        // Locked before the start: a thread that ends at once must find its slot.
         let mut table = self.table();
         let thread = Builder::new().name("lease".to_owned()).stack_size(STACK).spawn(run);
         let thread = thread.map_err(|e| format!("start a thread for {}: {e}", owner.client_id()))?;
@@ -341,7 +348,7 @@ fn locked(table: &Table) -> MutexGuard<'_, HashMap<Owner, Slot>> {
     table.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// The lease in a file; none when there is no such file.
+/// Reads a lease's file; none if there is no such file.
 pub(super) fn read(store: &DurableDir, name: &OsStr) -> Result<Option<Lease>, ReadError> {
     match store.read(name, LARGEST)? {
         Some(bytes) => Ok(Some(serde_json::from_slice(&bytes)?)),
@@ -354,7 +361,7 @@ fn save(store: &DurableDir, lease: &Lease) -> Result<(), String> {
     store.replace(lease.owner.file_name(), &text, 0o600).map_err(|e| e.to_string())
 }
 
-fn told(owner: &Owner, error: &ExchangeError) -> CniError {
+fn logged(owner: &Owner, error: &ExchangeError) -> CniError {
     log::warn!("{}: {error}", owner.client_id());
     CniError::internal(error.to_string())
 }
@@ -373,8 +380,8 @@ mod tests {
         broadcast: false,
     };
 
-    /// A lease that is to be renewed at once, of a namespace that is gone.
-    fn of_nobody() -> Lease {
+    /// A lease that is due for renewal, of a namespace that is gone.
+    fn lease_of_gone_netns() -> Lease {
         Lease {
             owner: Owner { network: "n".into(), container: "c".into(), ifname: "eth0".into() },
             netns: PathBuf::from("/run/netns/none-of-that-name"),
@@ -398,16 +405,16 @@ mod tests {
         Leases::new(store, PATIENCE, String::new())
     }
 
-    /// A DEL that comes when an ADD has its lease and is about to say so.
+    /// A DEL during an ADD that has its lease and has not replied yet.
     #[test]
     fn the_end_of_an_add_does_not_end_a_del() {
         let root = tempfile::tempdir().unwrap();
-        let (leases, lease) = (leases(&root), Lease { renewal: 3600, ..of_nobody() });
+        let (leases, lease) = (leases(&root), Lease { renewal: 3600, ..lease_of_gone_netns() });
         let owner = lease.owner.clone();
-        let asking = leases.start_asking(&owner).unwrap().unwrap();
+        let Begun::Request(request) = leases.begin_request(&owner).unwrap() else { panic!("a lease") };
         leases.keep(lease).unwrap();
         let (kept, releasing) = leases.take(&owner).unwrap();
-        drop(asking);
+        drop(request);
         assert_eq!(leases.table().len(), 1, "an ADD that comes now does not wait for the DEL");
         drop(releasing);
         assert!(leases.table().is_empty());
@@ -415,19 +422,19 @@ mod tests {
     }
 
     #[test]
-    fn of_a_lease_whose_container_went_nothing_is_kept() {
+    fn a_lease_whose_container_is_gone_is_removed() {
         let root = tempfile::tempdir().unwrap();
         let leases = leases(&root);
-        leases.save(&of_nobody()).unwrap();
-        leases.keep(of_nobody()).unwrap();
+        leases.save(&lease_of_gone_netns()).unwrap();
+        leases.keep(lease_of_gone_netns()).unwrap();
         let end = Instant::now() + Duration::from_secs(20);
         while !leases.table().is_empty() {
             assert!(Instant::now() < end, "its keeper is still in the table");
             std::thread::sleep(Duration::from_millis(5));
         }
         assert!(leases.store.list().unwrap().is_empty());
-        // Nothing is left that a DEL would have to find.
-        leases.release(&of_nobody().owner).unwrap();
+        // A DEL finds nothing.
+        leases.release(&lease_of_gone_netns().owner).unwrap();
         assert!(leases.table().is_empty());
     }
 }

@@ -1,7 +1,7 @@
-//! What stays on disk when there is no lease any more, and how `slipway uninstall` takes it away.
+//! The folder of leases: leases that a daemon would keep, and the folder's removal by `slipway uninstall`.
 
 use std::ffi::OsStr;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use cni_kernel::boot;
@@ -13,49 +13,58 @@ use super::config::STATE;
 use super::lease::Owner;
 use super::leases::{LOCK, ReadError, read};
 
+/// Why the folder cannot be read or removed.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum LeftoversError {
+    #[error(transparent)]
+    Dir(#[from] DirError),
+    #[error("remove {path:?}: {error}")]
+    Remove { path: PathBuf, error: std::io::Error },
+}
+
 /// The folder of leases.
 pub(crate) fn folder() -> &'static Path {
     Path::new(STATE)
 }
 
-/// What keeps the folder from being removed: leases, or a daemon. Nothing is changed.
+/// The reason why the folder cannot be removed: leases, or a daemon. Changes nothing.
 ///
 /// # Errors
-/// What could not be read.
-pub(crate) fn in_the_way() -> Result<Option<String>, String> {
+/// A folder that cannot be read.
+pub(crate) fn in_the_way() -> Result<Option<String>, LeftoversError> {
     match open(folder())? {
         Some(dir) => others(&dir, folder()),
         None => Ok(None),
     }
 }
 
-/// Removes the folder; or says what is in the way.
+/// Removes the folder, or returns the reason why it cannot be removed.
 ///
 /// # Errors
-/// What could not be removed.
-pub(crate) fn remove() -> Result<Option<String>, String> {
+/// A folder that cannot be read or removed.
+pub(crate) fn remove() -> Result<Option<String>, LeftoversError> {
     remove_folder(folder())
 }
 
-fn remove_folder(path: &Path) -> Result<Option<String>, String> {
+fn remove_folder(path: &Path) -> Result<Option<String>, LeftoversError> {
     let Some(dir) = open(path)? else { return Ok(None) };
     if let Some(why) = others(&dir, path)? {
         return Ok(Some(why));
     }
-    dir.remove(LOCK).map_err(|e| e.to_string())?;
-    // A lease of a daemon that has started just now keeps the folder there.
+    dir.remove(LOCK)?;
+    // Fails if a daemon has started since and written a lease.
     match std::fs::remove_dir(path) {
         Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
-            Err(format!("remove {}: {error}", path.display()))
+            Err(LeftoversError::Remove { path: path.to_path_buf(), error })
         }
         _ => Ok(None),
     }
 }
 
-/// Whether an attachment has a lease on the disk that a daemon would keep.
+/// True if the attachment has a lease on disk that a daemon would keep.
 ///
 /// # Errors
-/// What the disk did not give: it may be one.
+/// A folder or a file that cannot be read.
 pub(super) fn has_lease(state: &Path, owner: &Owner) -> Result<bool, DirError> {
     match DurableDir::open(state) {
         Ok(dir) => is_lease(&dir, owner.file_name().as_ref()),
@@ -64,10 +73,10 @@ pub(super) fn has_lease(state: &Path, owner: &Owner) -> Result<bool, DirError> {
     }
 }
 
-/// Whether a network has such leases.
+/// True if the network has such leases.
 ///
 /// # Errors
-/// What the disk did not give.
+/// A folder or a file that cannot be read.
 pub(super) fn has_leases(state: &Path, network: &str) -> Result<bool, DirError> {
     let dir = match DurableDir::open(state) {
         Ok(dir) => dir,
@@ -83,7 +92,7 @@ pub(super) fn has_leases(state: &Path, network: &str) -> Result<bool, DirError> 
     Ok(false)
 }
 
-/// One of before a restart of the machine is over, and one that says nothing no daemon would give back.
+/// True if a daemon would keep the lease. Leases of an earlier boot have ended, and malformed files are ignored.
 fn is_lease(dir: &DurableDir, name: &OsStr) -> Result<bool, DirError> {
     match read(dir, name) {
         Ok(lease) => Ok(lease.is_some_and(|lease| lease.boot == boot::id())),
@@ -95,21 +104,20 @@ fn is_lease(dir: &DurableDir, name: &OsStr) -> Result<bool, DirError> {
     }
 }
 
-fn open(path: &Path) -> Result<Option<DurableDir>, String> {
+fn open(path: &Path) -> Result<Option<DurableDir>, DirError> {
     match DurableDir::open(path) {
         Ok(dir) => Ok(Some(dir)),
         Err(error) if error.errno() == Some(Errno::ENOENT) => Ok(None),
-        Err(error) => Err(error.to_string()),
+        Err(error) => Err(error),
     }
 }
 
-fn others(dir: &DurableDir, path: &Path) -> Result<Option<String>, String> {
-    let failed = |e: DirError| e.to_string();
-    let names = dir.list().map_err(failed)?;
+fn others(dir: &DurableDir, path: &Path) -> Result<Option<String>, LeftoversError> {
+    let names = dir.list()?;
     if let Some(name) = names.iter().find(|name| *name != LOCK) {
         return Ok(Some(format!("{} is a lease", path.join(name).display())));
     }
-    // Made by a daemon, and held as long as it runs.
+    // A daemon makes the file and locks it while it runs.
     if !names.is_empty() && FileLock::acquire(dir, LOCK, 0o600, Duration::ZERO).is_err() {
         return Ok(Some("slipway dhcp daemon runs".to_owned()));
     }

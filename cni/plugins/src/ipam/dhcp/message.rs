@@ -1,4 +1,4 @@
-//! DHCP messages: RFC 2131, and the options of RFC 2132 and RFC 3442 that an attachment needs.
+//! DHCP messages (RFC 2131) and the options of RFC 2132 and RFC 3442 that an attachment needs.
 
 use std::collections::BTreeMap;
 use std::net::Ipv4Addr;
@@ -11,7 +11,7 @@ use smoltcp::wire::{
     DhcpPacket, EthernetAddress,
 };
 
-/// Options that go with every message, and those that are asked for.
+/// Options to send with every message, and options to request.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Options {
     /// Option and value.
@@ -20,22 +20,21 @@ pub(super) struct Options {
     pub(super) request: Vec<u8>,
 }
 
-/// Who asks.
+/// A DHCP client: one link of a container.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Client {
-    /// The link's address.
+    /// The link's MAC address.
     pub(super) mac: Mac,
-    /// What the lease is known by, in option 61.
+    /// The client identifier, option 61.
     pub(super) id: String,
-    /// What goes with it.
     pub(super) options: Options,
-    /// Whether answers shall be broadcast.
+    /// True to request broadcast replies.
     pub(super) broadcast: bool,
 }
 
-/// What a server has said.
+/// A server's message.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Answer {
+pub(super) struct Reply {
     pub(super) kind: MessageType,
     pub(super) address: Ipv4Addr,
     pub(super) server: Option<Ipv4Addr>,
@@ -51,18 +50,19 @@ pub(super) struct Answer {
 
 /// The longest client identifier that is sent, in bytes.
 const LONGEST_ID: usize = 254;
-/// The largest message that is taken, in bytes, of which servers are told: one that fits an Ethernet frame.
+/// The largest message that servers may send (option 57), in bytes: one that fits an Ethernet frame.
 const LARGEST: u16 = 1472;
-/// Length of a message before its options, and of the shortest message that old servers take (RFC 951).
+/// The length of a message before its options, in bytes.
 const HEADER: usize = 240;
+/// The shortest message that old servers accept (RFC 951), in bytes.
 const SHORTEST: usize = 300;
-/// What options begin with (RFC 2131, section 3).
+/// The magic cookie before the options (RFC 2131, section 3).
 const MAGIC: u32 = 0x6382_5363;
-/// Where a message has the name of a server and of a file, or more options (RFC 2132, section 9.3).
+/// The fields for the names of a server and of a file, which may hold more options (RFC 2132, section 9.3).
 const SNAME: std::ops::Range<usize> = 34..108;
 const FILE: std::ops::Range<usize> = 108..236;
 
-/// Options that have a meaning here (RFC 2132; the last one RFC 3442).
+/// The codes of the options that are used here (RFC 2132; the last one RFC 3442).
 pub(super) mod code {
     pub(in super::super) const SUBNET_MASK: u8 = 1;
     pub(in super::super) const ROUTER: u8 = 3;
@@ -80,7 +80,7 @@ pub(super) mod code {
     pub(in super::super) const CLASSLESS_ROUTE: u8 = 121;
 }
 
-/// Options of a message that is being made, in order; none is in it twice.
+/// Options of a message to send, in order, each once.
 #[derive(Debug, Default)]
 struct Outgoing(Vec<(u8, Vec<u8>)>);
 
@@ -92,7 +92,7 @@ impl Outgoing {
 }
 
 impl Client {
-    /// Looks for servers, and says which address it would like.
+    /// A DHCPDISCOVER, with the wanted address if there is one.
     pub(super) fn discover(&self, xid: u32, wanted: Option<Ipv4Addr>) -> Vec<u8> {
         let mut options = self.options(MessageType::Discover);
         if let Some(wanted) = wanted {
@@ -101,7 +101,7 @@ impl Client {
         self.encode(xid, Ipv4Addr::UNSPECIFIED, &options)
     }
 
-    /// Takes a server's offer.
+    /// A DHCPREQUEST that accepts a server's offer.
     pub(super) fn select(&self, xid: u32, address: Ipv4Addr, server: Ipv4Addr) -> Vec<u8> {
         let mut options = self.options(MessageType::Request);
         options.set(code::REQUESTED_ADDRESS, &address.octets());
@@ -109,15 +109,15 @@ impl Client {
         self.encode(xid, Ipv4Addr::UNSPECIFIED, &options)
     }
 
-    /// Asks for more time: of the server when it is sent to it, of any when it is broadcast.
+    /// A DHCPREQUEST to extend a lease: unicast to renew, broadcast to rebind.
     pub(super) fn extend(&self, xid: u32, address: Ipv4Addr) -> Vec<u8> {
         self.encode(xid, address, &self.options(MessageType::Request))
     }
 
-    /// Gives the address back.
+    /// A DHCPRELEASE.
     pub(super) fn release(&self, xid: u32, address: Ipv4Addr, server: Ipv4Addr) -> Vec<u8> {
         let mut options = self.options(MessageType::Release);
-        // RFC 2131, table 5: no parameters are asked for here.
+        // RFC 2131, table 5: a release requests no parameters.
         options.0.retain(|(code, _)| !matches!(*code, code::REQUEST_LIST | code::LARGEST_MESSAGE));
         options.set(code::SERVER, &server.octets());
         self.encode(xid, address, &options)
@@ -126,7 +126,7 @@ impl Client {
     fn options(&self, kind: MessageType) -> Outgoing {
         let mut options = Outgoing::default();
         options.set(code::MESSAGE_TYPE, &[kind.into()]);
-        // Type 0 (RFC 2132, section 9.14): not a hardware address.
+        // Type 0 stands for an identifier that is not a hardware address (RFC 2132, section 9.14).
         let id = self.id.as_bytes();
         let id = [&[0][..], id.get(..LONGEST_ID).unwrap_or(id)].concat();
         options.set(code::CLIENT, &id);
@@ -140,7 +140,7 @@ impl Client {
         options
     }
 
-    /// The message with these options; `address` is the one that the client has.
+    /// Builds a message with these options; `address` is the client's current one.
     fn encode(&self, xid: u32, address: Ipv4Addr, options: &Outgoing) -> Vec<u8> {
         let length: usize = options.0.iter().map(|(_, value)| 2 + value.len()).sum();
         let mut bytes = vec![0; SHORTEST.max(HEADER + length + 1)];
@@ -161,15 +161,15 @@ impl Client {
             .iter()
             .try_for_each(|(kind, data)| writer.emit(DhcpOption { kind: *kind, data }))
             .and_then(|()| writer.end());
-        // There is room for them, and configurations with longer ones are refused.
+        // Cannot fail: the buffer fits the options, and longer values are refused with the configuration.
         if let Err(error) = written {
             log::error!("{}: encode a DHCP message: {error}", self.id);
         }
         bytes
     }
 
-    /// What a message says, if it is an answer to this client.
-    pub(super) fn read(&self, xid: u32, bytes: &[u8]) -> Option<Answer> {
+    /// Parses a message, if it is a reply to this client.
+    pub(super) fn read(&self, xid: u32, bytes: &[u8]) -> Option<Reply> {
         let packet = DhcpPacket::new_checked(bytes).ok()?;
         let is_ours = packet.opcode() == OpCode::Reply
             && packet.magic_number() == MAGIC
@@ -180,7 +180,7 @@ impl Client {
         }
         let options = Incoming::of(&packet, bytes);
         let list = |code| options.addresses(code);
-        Some(Answer {
+        Some(Reply {
             kind: MessageType::from(*options.0.get(&code::MESSAGE_TYPE)?.first()?),
             address: packet.your_ip(),
             server: list(code::SERVER).first().copied(),
@@ -195,7 +195,7 @@ impl Client {
     }
 }
 
-/// Options of a message that was received. One that does not fit into 255 bytes comes in parts (RFC 3396).
+/// Options of a received message. One longer than 255 bytes comes in parts (RFC 3396).
 #[derive(Debug, Default)]
 struct Incoming(BTreeMap<u8, Vec<u8>>);
 
@@ -228,8 +228,8 @@ impl Incoming {
         self.0.get(&code)?.as_slice().try_into().ok().map(u32::from_be_bytes)
     }
 
-    /// RFC 3442: the length of a prefix, as many of its bytes as that needs, and a router. None of them if
-    /// one cannot be read.
+    /// The classless routes (RFC 3442): prefix length, the prefix's significant bytes, and router. None if one of
+    /// them is malformed.
     fn classless(&self) -> Vec<(Ipv4Net, Ipv4Addr)> {
         let mut rest = self.0.get(&code::CLASSLESS_ROUTE).map(Vec::as_slice).unwrap_or_default();
         let mut routes = Vec::new();
@@ -244,7 +244,7 @@ impl Incoming {
                 Some((net.trunc(), Ipv4Addr::from_octets(*router), behind))
             };
             let Some((net, router, behind)) = read() else {
-                log::warn!("the server's classless routes cannot be read: {rest:02x?}");
+                log::warn!("classless routes ignored, malformed: {rest:02x?}");
                 return Vec::new();
             };
             routes.push((net, router));
@@ -266,13 +266,13 @@ mod tests {
         Client { mac: Mac([2, 0, 0, 0, 0, 1]), id: "c".repeat(300), options, broadcast: true }
     }
 
-    /// The options of a message as they are sent.
+    /// The options of a message.
     fn sent(bytes: &[u8]) -> BTreeMap<u8, Vec<u8>> {
         Incoming::of(&DhcpPacket::new_checked(bytes).unwrap(), bytes).0
     }
 
-    /// A server's answer with these options.
-    fn answer(client: &Client, options: &[(u8, &[u8])]) -> Vec<u8> {
+    /// A server's reply with these options.
+    fn reply(client: &Client, options: &[(u8, &[u8])]) -> Vec<u8> {
         let mut outgoing = Outgoing::default();
         options.iter().for_each(|(code, value)| outgoing.0.push((*code, value.to_vec())));
         let mut bytes = client.encode(7, Ipv4Addr::UNSPECIFIED, &outgoing);
@@ -283,7 +283,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_client_sends() {
+    fn messages_have_the_options_of_their_kind() {
         let address = Ipv4Addr::new(10, 0, 0, 5);
         let bytes = client().discover(7, Some(address));
         let packet = DhcpPacket::new_checked(&bytes[..]).unwrap();
@@ -305,7 +305,7 @@ mod tests {
     }
 
     #[test]
-    fn an_identifier_of_the_configuration_goes_instead_of_the_usual_one() {
+    fn an_identifier_of_the_configuration_replaces_the_default() {
         let options = Options { provide: vec![(61, "mine".to_owned())], request: Vec::new() };
         let client = Client { options, broadcast: false, ..client() };
         let bytes = client.release(9, Ipv4Addr::LOCALHOST, Ipv4Addr::LOCALHOST);
@@ -314,9 +314,9 @@ mod tests {
     }
 
     #[test]
-    fn what_a_server_says() {
+    fn replies_are_parsed() {
         let client = client();
-        let bytes = answer(
+        let bytes = reply(
             &client,
             &[
                 (53, &[5]),
@@ -324,7 +324,7 @@ mod tests {
                 (1, &[255, 255, 255, 0]),
                 (51, &[0, 0, 1, 0]),
                 (58, &[1]),
-                // In two parts, the second one in the field of the file.
+                // In two parts, the second one in the file field.
                 (121, &[0, 10, 0]),
                 (52, &[1]),
             ],
@@ -340,19 +340,19 @@ mod tests {
         ];
         assert_eq!((got.classless, got.classful), (routes.to_vec(), Vec::new()));
         for broken in [&[33, 1, 2, 3, 4, 5, 6, 7, 8, 9][..], &[8, 10, 1, 2], &[32]] {
-            let bytes = answer(&client, &[(53, &[5]), (121, broken)]);
+            let bytes = reply(&client, &[(53, &[5]), (121, broken)]);
             assert_eq!(client.read(7, &bytes).unwrap().classless, [], "{broken:?}");
         }
     }
 
     #[test]
-    fn what_is_for_another_is_left() {
+    fn messages_for_other_clients_are_ignored() {
         let client = client();
-        assert_eq!(client.read(7, &client.discover(7, None)), None, "a request is no answer");
-        let mut bytes = answer(&client, &[(53, &[5])]);
-        assert_eq!(client.read(7, &bytes).map(|answer| answer.kind), Some(MessageType::Ack));
+        assert_eq!(client.read(7, &client.discover(7, None)), None, "a request is not a reply");
+        let mut bytes = reply(&client, &[(53, &[5])]);
+        assert_eq!(client.read(7, &bytes).map(|reply| reply.kind), Some(MessageType::Ack));
         assert_eq!(client.read(8, &bytes), None);
-        assert_eq!(client.read(7, &answer(&client, &[(1, &[255; 4])])), None, "no kind");
+        assert_eq!(client.read(7, &reply(&client, &[(1, &[255; 4])])), None, "no kind");
         DhcpPacket::new_unchecked(&mut bytes[..])
             .set_client_hardware_address(EthernetAddress([2, 0, 0, 0, 0, 2]));
         assert_eq!(client.read(7, &bytes), None);
@@ -360,13 +360,13 @@ mod tests {
 
     proptest! {
         #[test]
-        fn any_bytes_are_read_or_left(bytes: Vec<u8>, tail: Vec<u8>) {
+        fn any_bytes_are_parsed_or_ignored(bytes: Vec<u8>, tail: Vec<u8>) {
             let client = client();
-            let _answer = client.read(7, &bytes);
-            let mut nearly = answer(&client, &[(53, &[2]), (52, &[3])]);
+            let _reply = client.read(7, &bytes);
+            let mut nearly = reply(&client, &[(53, &[2]), (52, &[3])]);
             nearly.truncate(HEADER + 6);
             nearly.extend(tail);
-            let _answer = client.read(7, &nearly);
+            let _reply = client.read(7, &nearly);
         }
 
         #[test]

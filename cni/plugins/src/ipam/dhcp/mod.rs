@@ -1,5 +1,5 @@
-//! dhcp: addresses from a DHCP server on the container's link. A lease must be kept as long as the container
-//! lives, which a plugin does not: `slipway dhcp daemon` does, and the plugin tells it what to do.
+//! dhcp: addresses from a DHCP server on the container's link. A lease must be renewed while the container
+//! lives, after the plugin has ended: `slipway dhcp daemon` does it, at the plugin's request.
 
 mod config;
 pub mod daemon;
@@ -105,46 +105,46 @@ impl Plugin for Dhcp {
     }
 }
 
-/// A call whose answer is a lease.
+/// Sends a request whose reply is a lease.
 fn leased(socket: &Path, what: &Call) -> Result<AddResult, CniError> {
     let object = call(connect(socket, what)?, what)?;
     AddResult::from_object(Version::V1_1_0, &object)
         .map_err(|e| CniError::internal(format!("error calling DHCP.{}: {e}", what.method())))
 }
 
-/// A call that gives back what there is on the disk, if anything.
-fn give_back(socket: &Path, what: &Call, is_there: Result<bool, DirError>) -> Result<(), CniError> {
-    let is_there = is_there.unwrap_or_else(|error| {
+/// Sends a request that releases leases. Without a daemon it succeeds if there are none on disk.
+fn give_back(socket: &Path, what: &Call, has_leases: Result<bool, DirError>) -> Result<(), CniError> {
+    let has_leases = has_leases.unwrap_or_else(|error| {
         log::warn!("{error}");
         true
     });
     match connect(socket, what) {
         Ok(stream) => call(stream, what).map(drop),
-        // Without a daemon nobody keeps leases. One that is on the disk will be kept again.
-        Err(error) if error.code != ErrorCode::TryAgainLater && !is_there => Ok(()),
+        // A daemon that starts later would keep the leases on disk.
+        Err(error) if error.code != ErrorCode::TryAgainLater && !has_leases => Ok(()),
         Err(error) => Err(CniError { code: ErrorCode::TryAgainLater, ..error }),
     }
 }
 
-/// Opens a connection for a call.
+/// Connects to the daemon.
 ///
 /// # Errors
-/// Code 11 when there is a daemon, and too many calls wait for it.
+/// Code 11 if the daemon's queue stays full; code 5 if there is no daemon, or not root's.
 fn connect(path: &Path, what: &Call) -> Result<UnixStream, CniError> {
-    let told = |text: String| {
+    let failed = |text: String| {
         let msg = format!("error dialing DHCP daemon: dial unix {}: {text}", path.display());
         CniError::new(ErrorCode::Io, msg)
     };
     let stream = dial(path, what).map_err(|errno| match errno {
-        Errno::EAGAIN => CniError { code: ErrorCode::TryAgainLater, ..told(silence(what)) },
-        errno => told(io::Error::from(errno).to_string()),
+        Errno::EAGAIN => CniError { code: ErrorCode::TryAgainLater, ..failed(silence(what)) },
+        errno => failed(io::Error::from(errno).to_string()),
     })?;
-    protocol::expect_root(&stream).map_err(told)?;
+    protocol::expect_root(&stream).map_err(|error| failed(error.to_string()))?;
     Ok(stream)
 }
 
-/// As the standard library connects, but not for longer than the call's patience: a daemon that hangs leaves
-/// the socket's queue to fill, and who comes after that waits for a place in it.
+/// Connects with the request's time limit, which the standard library cannot: the queue of a daemon that hangs
+/// fills up, and connect(2) blocks then.
 fn dial(path: &Path, what: &Call) -> Result<UnixStream, Errno> {
     let fd = socket::socket(AddressFamily::Unix, SockType::Stream, SockFlag::SOCK_CLOEXEC, None)?;
     let seconds = i64::try_from(what.patience().as_secs()).unwrap_or(i64::MAX);
@@ -164,12 +164,12 @@ fn call(mut stream: UnixStream, what: &Call) -> Result<Map<String, Value>, CniEr
         msg: format!("error calling DHCP.{}: {}", what.method(), error.msg),
         ..error
     };
-    let told = |operation: &str, error: io::Error| match error.kind() {
+    let failed_io = |operation: &str, error: io::Error| match error.kind() {
         io::ErrorKind::WouldBlock => failed(CniError::new(ErrorCode::TryAgainLater, silence(what))),
         _ => failed(protocol::failed(operation, &error)),
     };
-    protocol::write(&mut stream, what).map_err(|e| told("write to", e))?;
-    let line = protocol::read_line(&mut stream).map_err(|e| told("read from", e))?;
+    protocol::write(&mut stream, what).map_err(|e| failed_io("write to", e))?;
+    let line = protocol::read_line(&mut stream).map_err(|e| failed_io("read from", e))?;
     match protocol::parse(&line).map_err(failed)? {
         Reply::Done(object) => Ok(object),
         Reply::Failed(error) => Err(failed(error)),

@@ -1,4 +1,4 @@
-//! What plugin and daemon say to each other: a JSON object in a line of its own, and one in answer.
+//! The protocol between plugin and daemon: a request and a reply, each a JSON object in one line.
 
 use std::io::{BufRead as _, BufReader, Read, Write};
 use std::os::unix::net::UnixStream;
@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use cni_spec::{AddResult, CniError, ErrorCode, Version};
+use nix::errno::Errno;
 use nix::sys::socket::getsockopt;
 use nix::sys::socket::sockopt::PeerCredentials;
 use serde::{Deserialize, Serialize};
@@ -17,42 +18,29 @@ use super::message::Options;
 /// The longest line, in bytes.
 const LONGEST: u64 = 1 << 20;
 
-/// What the plugin wants.
+/// The plugin's request.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "do", rename_all = "lowercase")]
 pub(super) enum Request {
-    /// A lease: the one that the attachment has, or a new one.
+    /// Return the attachment's lease, or request one.
     Allocate {
-        /// Whose.
         owner: Owner,
         /// The container's namespace.
         netns: PathBuf,
-        /// What to ask and tell the server.
         options: Options,
     },
-    /// The lease that the attachment has is to be renewed.
-    Renew {
-        /// Whose.
-        owner: Owner,
-    },
-    /// The attachment's lease is to be given back.
-    Release {
-        /// Whose.
-        owner: Owner,
-    },
-    /// All leases of a network but those of these owners are to be given back.
-    Retain {
-        /// The network.
-        network: String,
-        /// Who keeps theirs.
-        owners: Vec<Owner>,
-    },
-    /// Is anybody there?
+    /// Renew the attachment's lease.
+    Renew { owner: Owner },
+    /// Release the attachment's lease.
+    Release { owner: Owner },
+    /// Release all leases of a network except those of these owners.
+    Retain { network: String, owners: Vec<Owner> },
+    /// Test that the daemon replies.
     Ping,
 }
 
 impl Request {
-    /// What errors call it.
+    /// The reference's name, for errors.
     pub(super) fn method(&self) -> &'static str {
         match self {
             Self::Allocate { .. } => "Allocate",
@@ -63,25 +51,24 @@ impl Request {
         }
     }
 
-    /// How long the daemon is waited for.
+    /// The time limit for the daemon's reply.
     pub(super) fn patience(&self) -> Duration {
         Duration::from_secs(match self {
-            // It waits for servers as long as its flag `-resendtimeout` says.
+            // The daemon waits for servers, as long as its flag `-resendtimeout` says.
             Self::Allocate { .. } => 600,
-            // It waits for another call of the same attachment (`TO_STOP`), but for no server.
+            // The daemon waits for another call of the same attachment (`BUSY_LIMIT`), but for no server.
             Self::Renew { .. } | Self::Release { .. } | Self::Retain { .. } => 30,
             Self::Ping => 5,
         })
     }
 }
 
-/// What the daemon says.
+/// The daemon's reply.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub(super) enum Reply {
-    /// It is done; of an allocation the result in the newest version's form.
+    /// Success. For a lease, the result in the newest version's form.
     Done(Map<String, Value>),
-    /// It is not.
     Failed(CniError),
 }
 
@@ -98,14 +85,24 @@ impl Reply {
     }
 }
 
-/// Whether the other end belongs to root: only root's plugins may have leases, and only a daemon of root's
-/// may say what an address is.
-pub(super) fn expect_root(stream: &UnixStream) -> Result<(), String> {
-    let peer =
-        getsockopt(stream, PeerCredentials).map_err(|e| format!("ask for the other end's user: {e}"))?;
-    match peer.uid() {
+/// Why the peer is not accepted.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum PeerError {
+    #[error("read the peer's user: {0}")]
+    Unknown(Errno),
+    #[error("the peer belongs to user {0}, not to root")]
+    NotRoot(u32),
+}
+
+/// Checks that the peer belongs to root: only plugins of root may request leases, and only a daemon of root may
+/// return addresses.
+///
+/// # Errors
+/// [`PeerError::NotRoot`] if it belongs to another user.
+pub(super) fn expect_root(stream: &UnixStream) -> Result<(), PeerError> {
+    match getsockopt(stream, PeerCredentials).map_err(PeerError::Unknown)?.uid() {
         0 => Ok(()),
-        user => Err(format!("the other end belongs to user {user}, not to root")),
+        user => Err(PeerError::NotRoot(user)),
     }
 }
 
@@ -117,7 +114,7 @@ pub(super) fn write<T: Serialize>(stream: &mut dyn Write, value: &T) -> std::io:
     stream.flush()
 }
 
-/// What a line says.
+/// Parses a line.
 pub(super) fn parse<T: for<'de> Deserialize<'de>>(line: &[u8]) -> Result<T, CniError> {
     serde_json::from_slice(line).map_err(|e| failed("read from", &e))
 }
@@ -132,7 +129,7 @@ pub(super) fn read_line(stream: &mut dyn Read) -> std::io::Result<Vec<u8>> {
     let mut line = Vec::new();
     BufReader::new(stream.take(LONGEST)).read_until(b'\n', &mut line)?;
     if line.last() != Some(&b'\n') {
-        return Err(std::io::Error::other("the other end has said nothing, or no whole line"));
+        return Err(std::io::Error::other("the peer closed the connection before the end of a line"));
     }
     Ok(line)
 }

@@ -11,17 +11,17 @@ use super::range::{Family, RangeError, RangeSet, RawRange, canonical};
 use crate::ipam::keys::{KeyError, RawArgs, RawRoute, routes};
 use crate::plugin::Env;
 
-/// Where reservations are if the configuration does not say.
+/// The default folder of reservations.
 pub(super) const DATA_DIR: &str = "/var/lib/cni/networks";
 
-/// What an ADD needs.
+/// The configuration, checked.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Config {
     /// The directory that has one directory for each network.
     pub(super) data_dir: PathBuf,
     /// One address is taken from each. Never empty.
     pub(super) sets: Vec<RangeSet>,
-    /// Addresses that were asked for, each once, in order.
+    /// Requested addresses, each once, in order.
     pub(super) requested: Vec<IpAddr>,
     /// Passed on as they are.
     pub(super) routes: Vec<Route>,
@@ -96,15 +96,15 @@ struct RawRuntimeConfig {
 }
 
 impl RawConfig {
-    /// Where reservations are. All that DEL, CHECK and GC need: what was reserved with other ranges
-    /// must be found too.
+    /// The folder of reservations. DEL, CHECK and GC need no more: they must find reservations of other ranges
+    /// too.
     pub(super) fn data_dir(&self) -> Result<PathBuf, ConfigError> {
         let ipam = self.ipam.as_ref().ok_or(ConfigError::NoIpam)?;
         let given = ipam.data_dir.clone().filter(|dir| !dir.as_os_str().is_empty());
         Ok(given.unwrap_or_else(|| PathBuf::from(DATA_DIR)))
     }
 
-    /// Everything, checked.
+    /// Checks all keys.
     pub(super) fn resolve(&self, version: Version, env: &Env) -> Result<Config, ConfigError> {
         let data_dir = self.data_dir()?;
         let ipam = self.ipam.as_ref().ok_or(ConfigError::NoIpam)?;
@@ -120,8 +120,8 @@ impl RawConfig {
         })
     }
 
-    /// `CNI_ARGS`, then `args.cni.ips`, then `runtimeConfig.ips`. A prefix length behind an address
-    /// is ignored; the subnet has its own.
+    /// Requested addresses from `CNI_ARGS`, `args.cni.ips` and `runtimeConfig.ips`, in this order. A prefix
+    /// length after an address is ignored.
     fn requested(&self, env: &Env) -> Result<Vec<IpAddr>, ConfigError> {
         let mut requested = Vec::new();
         requested.extend(requested_by_args(&env.args)?);
@@ -142,7 +142,7 @@ impl RawConfig {
         Ok(once)
     }
 
-    /// `runtimeConfig.ipRanges`, then the single range, then `ipam.ranges`.
+    /// Range sets from `runtimeConfig.ipRanges`, the single range and `ipam.ranges`, in this order.
     fn sets(&self, ipam: &RawIpam) -> Result<Vec<RangeSet>, ConfigError> {
         let mut raw: Vec<(String, Vec<RawRangeKeys>)> = Vec::new();
         let named = |name: &str, sets: &Vec<Option<Vec<RawRangeKeys>>>| {
@@ -160,7 +160,7 @@ impl RawConfig {
         };
         match single.subnet {
             Some(_) => raw.push(("ipam".to_owned(), vec![single])),
-            // Without a subnet its addresses do not count, but they must be addresses.
+            // Without a subnet the other keys have no effect, but must be addresses.
             None => {
                 single.parse("ipam")?;
             }
@@ -220,7 +220,7 @@ impl RawRangeKeys {
     }
 }
 
-/// The `IP` of `CNI_ARGS`; an empty one asks for none.
+/// The `IP` of `CNI_ARGS`; an empty one counts as missing.
 fn requested_by_args(args: &str) -> Result<Option<IpAddr>, ArgsError> {
     let args = Args::parse(args, &["IP"])?;
     let Some(text) = args.get("IP").filter(|text| !text.is_empty()) else { return Ok(None) };
@@ -244,7 +244,6 @@ fn bad_address(key: &str, value: &str) -> ConfigError {
     KeyError::address(key, value).into()
 }
 
-/// The keys that are decoded here.
 #[cfg(test)]
 pub(super) fn decodes() -> crate::keys::probe::Fields {
     crate::keys::probe::fields::<RawConfig>()
@@ -271,7 +270,7 @@ mod tests {
     }
 
     #[test]
-    fn ranges_come_in_the_references_order() {
+    fn range_sets_are_in_the_references_order() {
         let config = resolve(
             json!({
                 "ipam": {

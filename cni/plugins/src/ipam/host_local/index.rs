@@ -36,6 +36,11 @@ pub(super) struct Contents {
 }
 
 impl Contents {
+    /// The addresses of an owner.
+    pub(super) fn owned(&self, key: OwnerKey) -> Vec<IpAddr> {
+        self.owners.iter().filter(|(owner, _)| *owner == key).map(|(_, address)| *address).collect()
+    }
+
     /// Takes an address up; `owner` is none for what is no reservation but occupies the name.
     pub(super) fn insert(&mut self, owner: Option<OwnerKey>, address: IpAddr) {
         let (block, place) = Block::of(address);

@@ -1,4 +1,4 @@
-//! The reservations of one network under its lock: read through the index, changed with it.
+//! The reservations of one network under its lock, read from the index and changed together with it.
 
 use std::fs::File;
 use std::io;
@@ -20,28 +20,35 @@ pub(super) struct Ledger<'a> {
     _lock: FileLock,
 }
 
-/// Where it is known from what is reserved.
+/// The source of what is reserved.
 #[derive(Debug)]
 enum Source {
-    /// The index on disk, true.
+    /// The index on disk, up to date.
     Index(Index),
-    /// A scan of the directory; there is no index.
+    /// A scan of the directory, without an index.
     Scan(Contents),
-    /// Nothing: the index failed in the middle of a change.
+    /// None: the index failed during a change.
     Unknown,
 }
 
 /// Why an address was not reserved.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum ReserveError {
-    /// The index was wrong: the name is taken. Read the directory and try again.
-    #[error("address {0} is taken, against the index")]
+    /// The index is wrong. The caller rebuilds it and tries again.
+    #[error("address {0} is taken, although the index has it free")]
     Taken(IpAddr),
     #[error(transparent)]
     Store(#[from] StoreError),
 }
 
-/// An address that is to be reserved, the number of its range set, and its file.
+/// The addresses of an attachment by the index.
+struct Owned {
+    addresses: Vec<IpAddr>,
+    /// True if the index differs from a file.
+    index_is_wrong: bool,
+}
+
+/// An address to reserve, the number of its range set, and its file.
 #[derive(Debug)]
 pub(super) struct Reservation<'a> {
     pub(super) set: usize,
@@ -49,11 +56,11 @@ pub(super) struct Reservation<'a> {
     pub(super) staged: &'a Staged,
 }
 
-/// True if the index shows that the attachment has no address. Takes no lock and changes nothing; false where
-/// the index is not to be trusted, or changes at that moment.
+/// True if the index shows that the attachment has no address. Takes no lock and changes nothing; false if
+/// the index is not trusted, or changes during the call.
 ///
-/// An entry keeps its slot for as long as it is there, but for an index that is rewritten, whose header is
-/// another one then: so an owner that has an address all the time is not missed.
+/// An owner that has an address throughout the call is found: its entry keeps its slot unless the index is
+/// rewritten, and a rewritten index has another header.
 pub(super) fn index_shows_none(store: &Store, attachment: &Attachment) -> bool {
     let look = || -> Option<bool> {
         let stamp = store.stamp().ok()?;
@@ -69,7 +76,7 @@ pub(super) fn index_shows_none(store: &Store, attachment: &Attachment) -> bool {
 }
 
 impl<'a> Ledger<'a> {
-    /// Waits for the lock.
+    /// Takes the lock and opens the index, or rebuilds it.
     pub(super) fn open(store: &'a Store) -> Result<Self, StoreError> {
         let lock = store.lock()?;
         let trusted = store.index_file().and_then(|file| Some(Index::open(file, &store.stamp().ok()?)));
@@ -81,7 +88,7 @@ impl<'a> Ledger<'a> {
         Ok(ledger)
     }
 
-    /// Reads the directory, and writes the index anew from it.
+    /// Reads the directory and rewrites the index from it.
     pub(super) fn rebuild(&mut self) -> Result<(), StoreError> {
         self.store.remove_leftovers();
         let before = self.store.stamp()?;
@@ -90,8 +97,8 @@ impl<'a> Ledger<'a> {
         match self.store.index_file().map(|file| Index::create(file, &contents)) {
             Some(Ok(index)) => {
                 self.source = Source::Index(index);
-                // Somebody without the lock changed it meanwhile: good enough for this call, whose
-                // every step is checked, but not for the next one.
+                // Not finished if another program changed the directory without the lock. This call checks
+                // each step against the files; the next one must rebuild.
                 if self.store.stamp()? == before {
                     self.finish();
                 }
@@ -105,48 +112,47 @@ impl<'a> Ledger<'a> {
         Ok(())
     }
 
-    /// The addresses of this attachment: those reserved for it, or else those reserved for its
-    /// container before interface names were written. Each was compared with its file.
+    /// The addresses reserved for this attachment, or else for its container by a version that wrote no
+    /// interface name. Each is compared with its file.
     pub(super) fn owned(&mut self, attachment: &Attachment) -> Result<Vec<IpAddr>, StoreError> {
-        let (addresses, wrong) = self.owned_by_index(attachment)?;
-        if !wrong {
-            return Ok(addresses);
+        let owned = self.owned_by_index(attachment)?;
+        if !owned.index_is_wrong {
+            return Ok(owned.addresses);
         }
         self.rebuild()?;
-        Ok(self.owned_by_index(attachment)?.0)
+        Ok(self.owned_by_index(attachment)?.addresses)
     }
 
-    /// Also tells whether the index turned out wrong.
-    fn owned_by_index(&mut self, attachment: &Attachment) -> Result<(Vec<IpAddr>, bool), StoreError> {
-        let mut wrong = false;
+    fn owned_by_index(&mut self, attachment: &Attachment) -> Result<Owned, StoreError> {
+        let mut index_is_wrong = false;
         for key in [owner::key(attachment), owner::key_without_interface(attachment)] {
             let mut addresses = Vec::new();
             for address in self.by_key(key)? {
                 match self.store.entry(address)? {
                     Some(Entry::Owned(text)) if OwnerKey::of(&text) == key => addresses.push(address),
-                    _ => wrong = true,
+                    _ => index_is_wrong = true,
                 }
             }
             if !addresses.is_empty() {
-                return Ok((addresses, wrong));
+                return Ok(Owned { addresses, index_is_wrong });
             }
         }
-        Ok((Vec::new(), wrong))
+        Ok(Owned { addresses: Vec::new(), index_is_wrong })
     }
 
     fn by_key(&mut self, key: OwnerKey) -> Result<Vec<IpAddr>, StoreError> {
         let found = match &self.source {
             Source::Index(index) => index.owned(key),
-            Source::Scan(contents) => return Ok(of(contents, key)),
+            Source::Scan(contents) => return Ok(contents.owned(key)),
             Source::Unknown => Err(unknown()),
         };
         match found {
             Ok(found) => Ok(found),
-            Err(error) => Ok(of(&self.scan_after(&error)?, key)),
+            Err(error) => Ok(self.scan_after(&error)?.owned(key)),
         }
     }
 
-    /// What is taken in a block.
+    /// The taken addresses of a block.
     pub(super) fn taken(&mut self, block: Block) -> Result<Bits, StoreError> {
         let found = match &self.source {
             Source::Index(index) => index.taken(block),
@@ -159,9 +165,9 @@ impl<'a> Ledger<'a> {
         }
     }
 
-    /// Reserves all of these addresses or none. The place in the round is only a hint for the next search: where it
-    /// cannot be written, as without a free inode, the reservations count all the same. Returns files that the
-    /// caller syncs, and the directory after them, once the lock is free.
+    /// Reserves all of these addresses or none. Returns the `last_reserved_ip` files, which the caller syncs
+    /// before the directory, after the lock is released. Such a file is only a hint for the next search: if it
+    /// cannot be written, for want of an inode for instance, the reservations stand.
     pub(super) fn reserve(
         &mut self,
         attachment: &Attachment,
@@ -194,7 +200,7 @@ impl<'a> Ledger<'a> {
         if self.store.link(staged, text, address)? == Linked::Done {
             return Ok(());
         }
-        // Its writer died, and no other can be at work while the lock is held.
+        // Its writer died: while the lock is held, no other process writes.
         if self.store.entry(address)? == Some(Entry::Torn) {
             log::info!("reservation of {address} is empty or torn: replaced");
             self.store.unlink(address)?;
@@ -214,7 +220,10 @@ impl<'a> Ledger<'a> {
         }
     }
 
-    /// Removes these reservations of the attachment. Goes on after a failure, and tells the first.
+    /// Removes these reservations of the attachment.
+    ///
+    /// # Errors
+    /// The first that could not be removed; all others were.
     pub(super) fn release(
         &mut self,
         attachment: &Attachment,
@@ -225,7 +234,7 @@ impl<'a> Ledger<'a> {
         for address in addresses {
             match self.store.unlink(*address) {
                 Ok(()) => {
-                    // It is under one of the two; removing it under the other changes nothing.
+                    // The entry has one of the two keys; removing the other one changes nothing.
                     self.record(|index| {
                         index.remove(owner::key(attachment), *address)?;
                         index.remove(owner::key_without_interface(attachment), *address)
@@ -238,8 +247,10 @@ impl<'a> Ledger<'a> {
         failed
     }
 
-    /// Removes the reservations of everybody but these attachments, and torn ones. Reads the whole
-    /// directory. Goes on after a failure, and tells the first.
+    /// Removes torn reservations and those of all other attachments. Reads the whole directory.
+    ///
+    /// # Errors
+    /// The first that could not be removed; all others were.
     pub(super) fn retain(&mut self, valid: &[Attachment]) -> Result<(), StoreError> {
         self.store.remove_leftovers();
         let mut dead = Vec::new();
@@ -256,23 +267,26 @@ impl<'a> Ledger<'a> {
         for address in dead {
             failed = failed.and(self.store.unlink(address));
         }
-        // Rather than entry by entry: this reads everything anyway.
+        // Simpler than entry by entry, and the directory was read anyway.
         self.rebuild()?;
         failed
     }
 
-    /// Marks the index as not to be trusted before the directory changes.
+    /// Marks the index as unfinished, before the directory changes.
     fn begin(&mut self) {
         self.record(Index::begin);
     }
 
-    /// Marks the index as true after the directory changed.
+    /// Marks the index as finished, after the directory changed.
     fn finish(&mut self) {
         if matches!(self.source, Source::Index(_)) {
             match self.store.mark() {
                 Some(stamp) => self.record(|index| index.finish(stamp)),
                 None => {
-                    log::warn!("{:?}: its mtime cannot be set: the index is not used", self.store.dir.path());
+                    log::warn!(
+                        "set the mtime of {:?}: no effect, the index is not used",
+                        self.store.dir.path()
+                    );
                 }
             }
         }
@@ -286,7 +300,7 @@ impl<'a> Ledger<'a> {
         }
     }
 
-    /// An index that cannot be written is worth nothing, and never a reason to fail.
+    /// Drops an index that cannot be read or written. The call proceeds without it.
     fn abandon(&mut self, error: &io::Error) {
         log::warn!("index of {:?}: {error}", self.store.dir.path());
         self.source = Source::Unknown;
@@ -301,10 +315,6 @@ impl<'a> Ledger<'a> {
     }
 }
 
-fn of(contents: &Contents, key: OwnerKey) -> Vec<IpAddr> {
-    contents.owners.iter().filter(|(owner, _)| *owner == key).map(|(_, address)| *address).collect()
-}
-
 fn unknown() -> io::Error {
-    io::Error::other("it failed before")
+    io::Error::other("an earlier write failed")
 }

@@ -1,7 +1,6 @@
-//! What stays on disk when no address is reserved any more, and how `slipway uninstall` takes it away.
+//! Files that stay when no address is reserved any more, and their removal by `slipway uninstall`.
 //!
-//! Only networks that this plugin has worked for are looked at: those with a folder of their own in
-//! `<dataDir>/.slipway`.
+//! Covers only networks that this plugin has served: those with a folder in `<dataDir>/.slipway`.
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
@@ -15,31 +14,31 @@ use super::config::DATA_DIR;
 use super::owner;
 use super::store::{Entry, LAST, LOCK, OURS, Store, StoreError};
 
-/// Where reservations are unless a configuration says otherwise.
+/// The default folder of reservations.
 pub(crate) const DEFAULT_DATA_DIR: &str = DATA_DIR;
 
-/// The folder that is ours alone.
+/// The folder of our own files.
 pub(crate) fn own(data_dir: &Path) -> PathBuf {
     data_dir.join(OURS)
 }
 
-/// Whether a path is that of such a folder.
+/// True if a path is that of such a folder.
 pub(crate) fn is_own(folder: &Path) -> bool {
     folder.file_name().is_some_and(|name| name == OURS)
 }
 
-/// Whether there is one.
+/// True if there is a folder of our own files.
 ///
 /// # Errors
-/// When it cannot be looked for.
+/// The folder exists and cannot be opened.
 pub(crate) fn has_own(data_dir: &Path) -> Result<bool, StoreError> {
     Ok(open(&own(data_dir))?.is_some())
 }
 
-/// The networks that have a folder and that this plugin has worked for, sorted.
+/// The networks that have reservation folders and that this plugin has served, sorted.
 ///
 /// # Errors
-/// What could not be listed.
+/// A folder that cannot be opened or listed.
 pub(crate) fn networks(data_dir: &Path) -> Result<Vec<OsString>, StoreError> {
     let Some(ours) = open(&own(data_dir))? else { return Ok(Vec::new()) };
     let mut names = ours.list()?;
@@ -53,11 +52,10 @@ pub(crate) fn networks(data_dir: &Path) -> Result<Vec<OsString>, StoreError> {
     Ok(present)
 }
 
-/// What keeps a network's folder from being removed: reservations, or files that are not
-/// host-local's. None if nothing does.
+/// The reason why a network's folder cannot be removed: reservations, or foreign files. None if it can.
 ///
 /// # Errors
-/// What could not be read.
+/// A folder or a file that cannot be read.
 pub(crate) fn in_the_way(folder: &Path) -> Result<Option<String>, StoreError> {
     match store(folder)? {
         Some(store) => others(&store),
@@ -65,11 +63,11 @@ pub(crate) fn in_the_way(folder: &Path) -> Result<Option<String>, StoreError> {
     }
 }
 
-/// Removes a network's folder. Under its lock, so that an ADD of this moment finds its place or
-/// leaves it. Gives what is in the way, if something is.
+/// Removes a network's folder under its lock, against a concurrent ADD. Returns the reason if it cannot be
+/// removed.
 ///
 /// # Errors
-/// What could not be locked, read or removed.
+/// A file that cannot be locked, read or removed.
 pub(crate) fn remove_network(folder: &Path) -> Result<Option<String>, StoreError> {
     let Some(store) = store(folder)? else { return Ok(None) };
     let lock = store.lock()?;
@@ -82,11 +80,10 @@ pub(crate) fn remove_network(folder: &Path) -> Result<Option<String>, StoreError
     Ok(None)
 }
 
-/// Removes the folder that is ours alone with all that is in it, and the folders above it if they
-/// are the usual ones and empty now.
+/// Removes the folder of our own files, and the folders above it if they are the default ones and empty.
 ///
 /// # Errors
-/// What could not be removed.
+/// A file or folder that cannot be removed.
 pub(crate) fn remove_own(folder: &Path) -> Result<(), StoreError> {
     let Some(ours) = open(folder)? else { return Ok(()) };
     for name in ours.list()? {
@@ -117,7 +114,7 @@ fn store(folder: &Path) -> Result<Option<Store>, StoreError> {
     }
 }
 
-/// Reservations, and files that are not host-local's.
+/// The number of reservations, or else of foreign files, as a reason.
 fn others(store: &Store) -> Result<Option<String>, StoreError> {
     let (mut reserved, mut foreign) = (0_usize, 0_usize);
     store.scan(|_, entry| match entry {
@@ -176,7 +173,7 @@ mod tests {
 
     use super::*;
 
-    /// A folder as host-local leaves it when its last address was given back.
+    /// A folder as host-local leaves it after the last release.
     fn network(data_dir: &Path, name: &str) -> PathBuf {
         Store::create(data_dir, name).unwrap().make_ours(data_dir, name);
         let folder = data_dir.join(name);
@@ -191,7 +188,7 @@ mod tests {
     fn nothing_is_left_of_networks_without_reservations() {
         let temp = tempfile::tempdir().unwrap();
         let folders = ["one", "two"].map(|name| network(temp.path(), name));
-        // A reservation whose writer died is none.
+        // A torn reservation does not count.
         fs::write(folders[0].join("10.0.0.9"), "").unwrap();
         assert_eq!(networks(temp.path()).unwrap(), ["one", "two"]);
         for folder in &folders {
@@ -206,12 +203,12 @@ mod tests {
     }
 
     #[test]
-    fn what_others_need_stays() {
+    fn reservations_and_foreign_files_stay() {
         let temp = tempfile::tempdir().unwrap();
         let (used, odd) = (network(temp.path(), "used"), network(temp.path(), "odd"));
         fs::write(used.join("10.0.0.2"), "c1\r\neth0").unwrap();
         fs::write(odd.join("notes"), "mine").unwrap();
-        // The reference's alone.
+        // Only the reference has served it.
         fs::create_dir(temp.path().join("theirs")).unwrap();
         assert_eq!(networks(temp.path()).unwrap(), ["odd", "used"]);
         for (folder, why) in [(&used, "reserved addresses: 1"), (&odd, "not host-local's: 1")] {

@@ -1,8 +1,8 @@
 //! host-local: addresses from ranges, reserved in files on this node.
 //!
-//! The files are the reference's, so that either can take over from the other while pods run; see
-//! `store` for what is where and why it survives a crash, and `index` for why an ADD or a DEL
-//! costs the same with ten reservations as with sixty thousand.
+//! The files are the reference's, so that either plugin set can take over from the other while pods run.
+//! `store` describes the files and why they survive a crash; `index` describes the file from which an ADD or a
+//! DEL reads the reservations without reading the directory.
 
 mod config;
 mod index;
@@ -68,7 +68,7 @@ impl Plugin for HostLocal {
 
     fn del(&self, request: &Request<'_>) -> Result<(), CniError> {
         let Some(store) = open(request.config, request.attachment.network())? else { return Ok(()) };
-        // A runtime calls DEL several times for each sandbox: all but the first find nothing.
+        // A runtime calls DEL several times for each sandbox; only the first one finds reservations.
         if !ledger::index_shows_none(&store, &request.attachment) {
             release(&store, &request.attachment, None)?;
         }
@@ -104,7 +104,7 @@ impl Plugin for HostLocal {
         };
         let mut store =
             Store::create(&config.data_dir, &request.config.name).map_err(|error| unusable(&error))?;
-        // As many at once as an ADD makes.
+        // As many files as an ADD makes.
         let probes = config.sets.iter().map(|_| store.probe()).collect::<Result<Vec<_>, _>>();
         let probes = probes.map_err(|error| unusable(&error))?;
         store.make_ours(&config.data_dir, &request.config.name);
@@ -135,9 +135,8 @@ impl From<StoreError> for CniError {
     }
 }
 
-/// The network's reservations, if there are any. The configuration's ranges are not looked at: what
-/// was reserved under others, or under those of a runtime that does not pass them any more, is found
-/// all the same.
+/// Opens the network's reservations; none if there is no directory. The configuration's ranges are ignored,
+/// so that reservations of earlier ranges are found too.
 fn open(config: &cni_spec::NetConf, network: &str) -> Result<Option<Store>, CniError> {
     let data_dir = config.decode::<RawConfig>()?.data_dir()?;
     Ok(Store::open(&data_dir, network)?)
@@ -151,13 +150,13 @@ fn read_resolv_conf(path: &Path) -> Result<Dns, CniError> {
     Ok(resolv::parse(&String::from_utf8_lossy(&text)))
 }
 
-/// An address that was chosen.
+/// A chosen address.
 struct Choice<'a> {
     address: IpAddr,
     range: &'a Range,
 }
 
-/// Takes one address from each range set: all of them, or none and an error.
+/// Reserves one address of each range set: all or none.
 fn allocate(store: &mut Store, config: &Config, attachment: &Attachment) -> Result<Vec<IpConfig>, CniError> {
     let staged: Vec<Staged> =
         config.sets.iter().map(|_| store.stage(&owner::text(attachment))).collect::<Result<_, _>>()?;
@@ -171,7 +170,7 @@ fn allocate(store: &mut Store, config: &Config, attachment: &Attachment) -> Resu
     Ok(choices.iter().map(Choice::to_ip_config).collect())
 }
 
-/// The part of it that needs the lock.
+/// The part of [`allocate`] under the lock.
 fn reserve<'a>(
     store: &Store,
     config: &'a Config,
@@ -188,8 +187,8 @@ fn reserve<'a>(
         match ledger.reserve(attachment, &reservations) {
             Ok(last) => return Ok((choices, last)),
             Err(ReserveError::Store(error)) => return Err(error.into()),
-            // Somebody made it without the lock, and without a change of the directory's mtime
-            // that could be seen.
+            // Another program made the file without the lock, and without a visible change of the directory's
+            // mtime.
             Err(error @ ReserveError::Taken(_)) if tries == 2 => {
                 return Err(CniError::new(ErrorCode::TryAgainLater, format!("host-local: {error}")));
             }
@@ -257,7 +256,7 @@ impl Choice<'_> {
     }
 }
 
-/// Frees the attachment's addresses, or of them only those given.
+/// Frees the attachment's addresses; with `only`, no others than these.
 fn release(store: &Store, attachment: &Attachment, only: Option<&[IpAddr]>) -> Result<(), StoreError> {
     let mut ledger = Ledger::open(store)?;
     let mut addresses = ledger.owned(attachment)?;
@@ -270,8 +269,7 @@ fn release(store: &Store, attachment: &Attachment, only: Option<&[IpAddr]>) -> R
     released.and(store.sync())
 }
 
-/// The files first: that usually brings the directory to the disk too, and syncing it then finds
-/// nothing left to do.
+/// Syncs the files, then the directory. Syncing the files usually writes the directory too.
 fn sync(store: &Store, last: &[File]) -> Result<(), StoreError> {
     for file in last {
         if let Err(error) = file.sync_all() {
@@ -281,7 +279,7 @@ fn sync(store: &Store, last: &[File]) -> Result<(), StoreError> {
     store.sync()
 }
 
-/// Every gateway of the configuration: none is given out, also where another range includes it.
+/// Every gateway of the configuration. None is allocated, even if another range includes it.
 fn gateways(config: &Config) -> Vec<IpAddr> {
     config.sets.iter().flat_map(RangeSet::ranges).map(|range| range.gateway).collect()
 }

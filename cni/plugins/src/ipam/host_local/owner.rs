@@ -1,4 +1,4 @@
-//! What a reservation file says about its owner.
+//! The owner in a reservation file.
 
 use std::net::IpAddr;
 
@@ -7,18 +7,16 @@ use sha2::{Digest, Sha256};
 
 use super::range::canonical;
 
-/// What a reservation's content means.
+/// A reservation's content.
 ///
-/// The reference writes `ID\r\nIFNAME` with one write(2), after it made the file under its name: if it
-/// is killed between the two, or the power fails before the page is on the disk, the file stays
-/// empty, or filled with zero bytes. No text has zero bytes, so that these two can be told from
-/// everything else. Anything else is a whole reservation, whoever wrote it.
+/// The reference makes the file under its name, then writes `ID\r\nIFNAME` with one write(2). If it is killed
+/// in between, or the power fails before the page is on the disk, the file stays empty or has zero bytes. No
+/// owner's text has zero bytes, so any other content is a complete reservation.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Content {
-    /// Nothing but white space, or a zero byte somewhere: its writer died. Only to be believed
-    /// while the lock is held, under which all writers write.
+    /// White space only, or a zero byte: its writer died. Valid only under the lock, which all writers hold.
     Torn,
-    /// Somebody's.
+    /// An owner's text.
     Owned(Vec<u8>),
 }
 
@@ -29,7 +27,7 @@ impl Content {
     }
 }
 
-/// What is written for an attachment.
+/// The text that is written for an attachment.
 pub(super) fn text(attachment: &Attachment) -> String {
     format!("{}\r\n{}", attachment.container_id(), attachment.ifname())
 }
@@ -39,13 +37,13 @@ pub(super) fn key(attachment: &Attachment) -> OwnerKey {
     OwnerKey::of(text(attachment).as_bytes())
 }
 
-/// The owner of a reservation that was written before interface names were.
+/// The owner in a reservation of a version that wrote no interface name.
 pub(super) fn key_without_interface(attachment: &Attachment) -> OwnerKey {
     OwnerKey::of(attachment.container_id().as_bytes())
 }
 
-/// Stands for an owner's text in the index: the first 120 bits of its SHA-256. What is found by it
-/// is compared with the file itself before anything is removed.
+/// An owner's text in the index: the first 120 bits of its SHA-256. A reservation found by it is compared with
+/// its file before it is removed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(super) struct OwnerKey(pub(super) [u8; 15]);
 
@@ -59,8 +57,8 @@ impl OwnerKey {
     }
 }
 
-/// Whether a reservation belongs to one of these attachments. One without an interface's name
-/// belongs to every attachment of its container; what follows a second line break is ignored.
+/// True if a reservation belongs to one of these attachments. One without an interface name belongs to every
+/// attachment of its container; text after a second line break is ignored.
 pub(super) fn is_one_of(content: &[u8], attachments: &[Attachment]) -> bool {
     let text = String::from_utf8_lossy(content);
     let mut lines = text.split("\r\n").map(str::trim);
@@ -70,8 +68,8 @@ pub(super) fn is_one_of(content: &[u8], attachments: &[Attachment]) -> bool {
         .any(|one| one.container_id() == id && ifname.is_none_or(|ifname| one.ifname() == ifname))
 }
 
-/// The address that a file's name stands for. Only the text that the address itself prints as: the
-/// reference takes an address for free if the file of that very name is missing.
+/// The address that a file's name stands for. Only its canonical text counts: the reference takes an address
+/// as free if the file of that name is missing.
 pub(super) fn address(name: &str) -> Option<IpAddr> {
     let address: IpAddr = name.parse().ok()?;
     (canonical(address) == address && address.to_string() == name).then_some(address)

@@ -9,15 +9,15 @@ use ipnet::IpNet;
 /// Addresses `first` to `last`, both included, of one subnet.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Range {
-    /// The subnet, masked; its prefix length goes with every address handed out.
+    /// The subnet; allocated addresses get its prefix length.
     pub(super) subnet: IpNet,
     pub(super) first: IpAddr,
     pub(super) last: IpAddr,
-    /// Never handed out. It may lie outside the subnet, as in the reference.
+    /// Never allocated. It may be outside the subnet, as in the reference.
     pub(super) gateway: IpAddr,
 }
 
-/// A range as the configuration has it, its texts parsed.
+/// A range of the configuration, parsed but not checked.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(super) struct RawRange {
     pub(super) subnet: Option<IpNet>,
@@ -58,8 +58,8 @@ pub(super) enum RangeError {
 }
 
 impl RawRange {
-    /// Fills in what the configuration leaves out: `.1` as gateway and first address, the address
-    /// before the broadcast address (IPv4) or the last of all (IPv6) as the last one.
+    /// Checks the range and fills in defaults: `.1` as gateway and first address; as the last address the one
+    /// before the broadcast address (IPv4) or the last one of the subnet (IPv6).
     pub(super) fn resolve(&self) -> Result<Range, RangeError> {
         let subnet = self.subnet.ok_or(RangeError::NoSubnet)?;
         let bits = subnet.max_prefix_len();
@@ -84,7 +84,7 @@ impl RawRange {
             }),
             gateway: self.gateway.unwrap_or(second),
         };
-        // Of a range without an address, the start is to blame where it is given, as in the reference.
+        // The error of an empty range names the start if the configuration has one, as in the reference.
         let ordered = same_family(range.first, range.last) && number(range.first) <= number(range.last);
         if !subnet.contains(&range.first) || (self.first.is_some() && !ordered) {
             return Err(RangeError::Start(range.first, subnet));
@@ -97,7 +97,7 @@ impl RawRange {
 }
 
 impl Range {
-    /// Leaves out the subnet's own address and its broadcast address, where the configuration includes them.
+    /// Excludes the subnet's own address and its broadcast address.
     fn usable(mut self) -> Result<Self, AddressError> {
         let subnet = self.subnet;
         let checked = |address| {
@@ -137,7 +137,7 @@ impl fmt::Display for Range {
 }
 
 impl RangeSet {
-    /// Checks a set by itself.
+    /// Checks that the ranges are of one family and do not overlap.
     pub(super) fn new(ranges: Vec<Range>) -> Result<Self, RangeError> {
         let Some(first) = ranges.first() else { return Err(RangeError::Empty) };
         if ranges.iter().any(|range| !same_family(range.first, first.first)) {
@@ -157,7 +157,7 @@ impl RangeSet {
 
     /// The family of its addresses.
     pub(super) fn family(&self) -> Family {
-        // `new` takes no empty set.
+        // `new` refuses an empty set.
         self.0.first().map_or(Family::V4, |range| family(range.first))
     }
 
@@ -206,7 +206,7 @@ pub(super) fn number(address: IpAddr) -> u128 {
     }
 }
 
-/// The address of a number; an IPv4 number has no more than 32 bits.
+/// The address of a number, which has 32 bits at most for IPv4.
 pub(super) fn from_number(family: Family, number: u128) -> IpAddr {
     match family {
         Family::V4 => IpAddr::V4(Ipv4Addr::from(u32::try_from(number).unwrap_or(u32::MAX))),
@@ -218,7 +218,7 @@ fn step(address: IpAddr, by: u128) -> IpAddr {
     from_number(family(address), number(address) + by)
 }
 
-/// An IPv4-mapped IPv6 address is an IPv4 address here, as in the reference.
+/// Converts an IPv4-mapped IPv6 address to the IPv4 address, as the reference does.
 pub(super) fn canonical(address: IpAddr) -> IpAddr {
     match address {
         IpAddr::V6(v6) => v6.to_ipv4_mapped().map_or(address, IpAddr::V4),
@@ -244,7 +244,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_left_out_is_filled_in() {
+    fn missing_keys_have_defaults() {
         let range = raw("10.1.2.0/24", "", "", "").resolve().unwrap();
         assert_eq!(range.to_string(), "10.1.2.1-10.1.2.254");
         assert_eq!(range.gateway.to_string(), "10.1.2.1");
@@ -258,7 +258,7 @@ mod tests {
     }
 
     #[test]
-    fn bad_ranges_are_told_with_the_references_words() {
+    fn errors_have_the_references_texts() {
         for (subnet, first, last, expected) in [
             ("", "", "", "missing subnet"),
             ("10.1.2.0/31", "", "", "Network 10.1.2.0/31 too small to allocate from"),
@@ -281,7 +281,7 @@ mod tests {
     }
 
     #[test]
-    fn addresses_that_no_container_can_have_are_left_out() {
+    fn network_and_broadcast_addresses_are_excluded() {
         let range = |first, last| raw("10.1.2.0/24", first, last, "").resolve().unwrap().to_string();
         assert_eq!(range("10.1.2.0", "10.1.2.255"), "10.1.2.1-10.1.2.254");
         assert_eq!(range("10.1.2.0", "10.1.2.9"), "10.1.2.1-10.1.2.9");

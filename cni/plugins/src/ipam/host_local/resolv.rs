@@ -1,9 +1,9 @@
-//! resolv.conf(5), as far as a result can carry it.
+//! The lines of resolv.conf(5) that a result has keys for.
 
 use cni_spec::Dns;
 
-/// Takes `nameserver`, `domain`, `search` and `options` lines; of several domains the last one
-/// counts, everything else adds up. Comments start with `#` or `;`.
+/// Parses `nameserver`, `domain`, `search` and `options` lines. The last `domain` counts; the others
+/// accumulate. Comments start with `#` or `;`.
 pub(super) fn parse(text: &str) -> Dns {
     let mut dns = Dns::default();
     for line in text.lines().map(str::trim).filter(|line| !line.starts_with(['#', ';'])) {
@@ -29,7 +29,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn known_lines_are_taken_and_others_left() {
+    fn known_lines_are_parsed_and_others_ignored() {
         let dns = parse(
             "# a comment\n; another\nnameserver 10.0.0.1 # kept out\n  nameserver fd00::1\n\ndomain a.test\n\
              domain b.test\nsearch a.test b.test\nsearch c.test\noptions ndots:5 edns0\nsortlist 10.0.0.0\nnameserver\n",

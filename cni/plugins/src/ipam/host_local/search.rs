@@ -1,13 +1,13 @@
-//! Finding a free address without asking for each one.
+//! The search for a free address.
 //!
-//! What is taken is kept as bits, 256 addresses to a block: a full /16 is 256 blocks to look at, and
-//! an IPv6 range has only as many blocks that are not empty as it has reservations.
+//! Taken addresses are bits in blocks of 256: a full /16 has 256 blocks to check, and an IPv6 range has no
+//! more blocks with bits set than reservations.
 
 use std::net::IpAddr;
 
 use super::range::{Family, Range, RangeSet, family, from_number, number};
 
-/// 256 neighbouring addresses: those that have all but their last eight bits in common.
+/// 256 addresses that differ only in their last eight bits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(super) struct Block {
     pub(super) family: Family,
@@ -15,7 +15,7 @@ pub(super) struct Block {
     pub(super) prefix: u128,
 }
 
-/// One bit for each address of a block, set when it is taken.
+/// One bit for each address of a block, set if the address is taken.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(super) struct Bits(pub(super) [u64; 4]);
 
@@ -41,23 +41,22 @@ impl Bits {
     }
 
     fn first_clear(&self, from: u8, to: u8) -> Option<u8> {
-        // At most 256 steps over four words that are in registers: not worth masks.
+        // At most 256 steps over four words: not worth masks.
         (from..=to).find(|at| !self.has(*at))
     }
 }
 
-/// The next free address of a set, going round: after `last` if the set has it, else from its
-/// beginning; the ranges in their order; `last` itself comes at the end. Addresses in `never` are
-/// passed over.
+/// Finds the next free address of a set, round robin: from the one after `last` if the set has it, else from
+/// the first; the ranges in their order; `last` itself at the end. Skips addresses in `never`.
 ///
-/// `taken` tells what is taken in a block; its error ends the search.
+/// `taken` returns the taken addresses of a block; its error ends the search.
 pub(super) fn next_free<'a, E>(
     set: &'a RangeSet,
     last: Option<IpAddr>,
     never: &[IpAddr],
     mut taken: impl FnMut(Block) -> Result<Bits, E>,
 ) -> Result<Option<(IpAddr, &'a Range)>, E> {
-    for (range, from, to) in round(set, last) {
+    for (range, from, to) in spans(set, last) {
         let mut at = from;
         while at <= to {
             let block = Block { family: set.family(), prefix: at >> 8 };
@@ -82,8 +81,8 @@ pub(super) fn next_free<'a, E>(
     Ok(None)
 }
 
-/// The stretches to search, in order.
-fn round(set: &RangeSet, last: Option<IpAddr>) -> Vec<(&Range, u128, u128)> {
+/// The spans to search, in order: range, first and last address.
+fn spans(set: &RangeSet, last: Option<IpAddr>) -> Vec<(&Range, u128, u128)> {
     let whole = |range: &Range| (number(range.first), number(range.last));
     let start = last.and_then(|last| {
         let at = set.ranges().iter().position(|range| range.contains(last))?;
@@ -93,19 +92,19 @@ fn round(set: &RangeSet, last: Option<IpAddr>) -> Vec<(&Range, u128, u128)> {
     let Some((at, last)) = start else {
         return ranges.iter().map(|range| (range, whole(range).0, whole(range).1)).collect();
     };
-    let mut stretches = Vec::with_capacity(ranges.len() + 1);
+    let mut spans = Vec::with_capacity(ranges.len() + 1);
     for (index, range) in ranges.iter().enumerate().cycle().skip(at).take(ranges.len()) {
         let (first, end) = whole(range);
         if index != at {
-            stretches.push((range, first, end));
+            spans.push((range, first, end));
         } else if last < end {
-            stretches.push((range, last + 1, end));
+            spans.push((range, last + 1, end));
         }
     }
     if let Some(range) = ranges.get(at) {
-        stretches.push((range, number(range.first), last));
+        spans.push((range, number(range.first), last));
     }
-    stretches
+    spans
 }
 
 #[cfg(test)]
@@ -142,8 +141,8 @@ mod tests {
         Ok(bits)
     }
 
-    /// The reference's way: one address after the other.
-    fn slowly(set: &RangeSet, last: Option<IpAddr>, taken: &BTreeSet<IpAddr>) -> Option<IpAddr> {
+    /// Searches as the reference does: one address after the other.
+    fn one_by_one(set: &RangeSet, last: Option<IpAddr>, taken: &BTreeSet<IpAddr>) -> Option<IpAddr> {
         let all: Vec<IpAddr> = (set.ranges().iter())
             .flat_map(|r| (number(r.first)..=number(r.last)).map(|n| from_number(set.family(), n)))
             .collect();
@@ -153,7 +152,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn it_finds_what_a_slow_search_finds(
+        fn blocks_give_the_same_address_as_one_by_one(
             taken in proptest::collection::btree_set(0u32..1100, 0..1024),
             last in proptest::option::of(0u32..1100),
             six: bool,
@@ -167,12 +166,12 @@ mod tests {
             let taken: BTreeSet<IpAddr> = taken.into_iter().map(address).collect();
             let last = last.map(address);
             let found = next_free(&set, last, &[], |block| bits(&taken, block)).unwrap();
-            prop_assert_eq!(found.map(|(address, _)| address), slowly(&set, last, &taken));
+            prop_assert_eq!(found.map(|(address, _)| address), one_by_one(&set, last, &taken));
         }
     }
 
     #[test]
-    fn a_full_set_has_none_and_the_gateway_is_passed_over() {
+    fn a_full_set_has_none_and_the_gateway_is_skipped() {
         let set = set(&[("10.0.0.0/29", "", "")]);
         let mut taken = BTreeSet::new();
         let never = ["10.0.0.1".parse().unwrap(), "fd00::1".parse().unwrap()];
@@ -182,7 +181,7 @@ mod tests {
             taken.insert(found);
         }
         assert_eq!(next_free(&set, None, &never, |block| bits(&taken, block)).unwrap(), None);
-        // Even the last one that was given comes round again.
+        // The address reserved last is found at the end.
         let last: IpAddr = "10.0.0.4".parse().unwrap();
         taken.remove(&last);
         let found = next_free(&set, Some(last), &never, |block| bits(&taken, block)).unwrap().unwrap();
@@ -192,7 +191,7 @@ mod tests {
     #[test]
     fn the_ends_of_the_address_space_do_not_overflow() {
         let last: IpAddr = "ffff:ffff:ffff:ffff:ffff:ffff:ffff:ffff".parse().unwrap();
-        // Made without `RawRange`, which refuses multicast addresses.
+        // Not by `RawRange`, which refuses multicast addresses.
         let subnet: ipnet::IpNet = "ffff:ffff:ffff:ffff:ffff:ffff:ffff:fff0/124".parse().unwrap();
         let first = from_number(Family::V6, number(subnet.network()) + 1);
         let set = RangeSet::new(vec![Range { subnet, first, last, gateway: first }]).unwrap();
@@ -204,7 +203,7 @@ mod tests {
     }
 
     #[test]
-    fn a_full_sixteen_asks_for_256_blocks() {
+    fn a_full_16_reads_256_blocks() {
         let set = set(&[("10.0.0.0/16", "", "")]);
         let mut asked = 0;
         let full = |_: Block| {

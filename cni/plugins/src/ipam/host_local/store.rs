@@ -1,16 +1,16 @@
 //! Reservations on disk, in the reference's format.
 //!
-//! `<dataDir>/<network>/` has one file for each address in use, named by it, its content the owner;
-//! `last_reserved_ip.N`, the address given last from range set N; and `lock`, a file to flock(2).
-//! The reference takes every file there for a reservation whose text is an owner's, so that
-//! nothing else may be put there. What is ours alone lies in `<dataDir>/.slipway/<network>/` (no
-//! network's name begins with a dot): the index and temporary files, which a killed process may
-//! leave and the next one overwrites.
+//! `<dataDir>/<network>/` has one file for each reserved address, with the address as its name and the
+//! owner as its content; `last_reserved_ip.N`, the address reserved last from range set N; and `lock`, a file
+//! for flock(2). The reference takes every file there for a reservation if its text is an owner's, so nothing
+//! else may be put there. Our own files are in `<dataDir>/.slipway/<network>/` (no network's name begins with
+//! a dot): the index and temporary files. A killed process may leave a temporary file; the next one
+//! overwrites it.
 //!
-//! A reservation is written and synced as a file without a name (`O_TMPFILE`), before the lock is
-//! taken, and linked to its name under the lock: it is whole or absent at every moment and after a
-//! power cut, two callers cannot get the same name, and a killed process leaves nothing. The
-//! directory is synced after the lock is freed and before the result is printed.
+//! A reservation is written and synced as an unnamed file (`O_TMPFILE`) before the lock is taken, and linked
+//! to its name under the lock. So it is complete or missing at every moment, also after a power cut; two
+//! callers cannot get the same name; and a killed process leaves nothing. The directory is synced after the
+//! lock is released and before the result is printed.
 
 use std::fs::File;
 use std::io::Write;
@@ -30,28 +30,26 @@ use nix::unistd::{UnlinkatFlags, linkat, unlinkat};
 use super::index::{Contents, Stamp};
 use super::owner::{self, Content};
 
-/// Files and directories that are ours, beside those of the networks.
+/// The folder of our own files.
 pub(super) const OURS: &str = ".slipway";
-/// The reference's names.
+// The reference's names.
 pub(super) const LOCK: &str = "lock";
 pub(super) const LAST: &str = "last_reserved_ip.";
-/// Ours.
+/// Our own file.
 const INDEX: &str = "index";
 const RESERVATION_MODE: u32 = 0o600;
 const LOCK_MODE: u32 = 0o600;
-/// How long a caller waits for others: they hold the lock for less than a millisecond, or for a
-/// second when the index is made anew for tens of thousands of reservations.
-const PATIENCE: Duration = Duration::from_secs(60);
-/// No owner's text is longer; a larger file is somebody else's.
+/// The time limit for the lock. A process holds it for less than a millisecond, or for a second to rebuild
+/// the index of tens of thousands of reservations.
+const LOCK_LIMIT: Duration = Duration::from_secs(60);
+/// The largest reservation, in bytes; a larger file is foreign.
 const LARGEST: usize = 4096;
 
 /// Why reservations could not be read or written.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum StoreError {
-    /// A directory's own.
     #[error(transparent)]
     Dir(#[from] DirError),
-    /// The lock's own.
     #[error(transparent)]
     Lock(#[from] LockError),
     #[error("{operation} {path:?}: {errno}")]
@@ -62,33 +60,33 @@ pub(crate) enum StoreError {
 #[derive(Debug)]
 pub(super) struct Store {
     pub(super) dir: DurableDir,
-    /// `<dataDir>/.slipway/<network>`; none where it cannot be made.
+    /// `<dataDir>/.slipway/<network>`; none if it cannot be made.
     pub(super) ours: Option<DurableDir>,
-    /// Which start of the machine this is.
+    /// The kernel's boot ID.
     boot: [u8; 16],
 }
 
-/// A reservation on disk that has no name yet.
+/// A reservation that has no name yet.
 #[derive(Debug)]
 pub(super) enum Staged {
     /// Ready to be linked.
     Unnamed(OwnedFd),
-    /// The file system has no unnamed files: it is written when its name is known.
+    /// To be written under its name, as the file system has no unnamed files.
     Later,
 }
 
-/// What a name in the directory stands for.
+/// The file of an address.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Entry {
-    /// A reservation with this text, without white space at its ends.
+    /// A reservation with this text, trimmed.
     Owned(Vec<u8>),
     /// A reservation whose writer died.
     Torn,
-    /// Something that is no reservation of ours or the reference's, but has an address's name.
+    /// A file that neither plugin set has written.
     Foreign,
 }
 
-/// How naming a staged reservation ended.
+/// The outcome of [`Store::link`].
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Linked {
     Done,
@@ -97,14 +95,13 @@ pub(super) enum Linked {
 }
 
 impl Store {
-    /// Opens the network's directory, made if it is not there. Files of ours come later, with
-    /// [`Self::make_ours`]: on a disk with few inodes left the reservation takes the first one.
+    /// Opens the network's directory; makes it if missing. Our own files come later, with
+    /// [`Self::make_ours`]: if the disk has few inodes left, the reservation must get the first one.
     pub(super) fn create(data_dir: &Path, network: &str) -> Result<Self, StoreError> {
         Ok(Self::of(DurableDir::create(&data_dir.join(network), 0o755)?))
     }
 
-    /// Opens the network's directories, of which none is made; none if there is no directory of reservations, so
-    /// that nothing is reserved.
+    /// Opens the network's directories and makes none. None if there is no directory of reservations.
     pub(super) fn open(data_dir: &Path, network: &str) -> Result<Option<Self>, StoreError> {
         let dir = match DurableDir::open(&data_dir.join(network)) {
             Err(error) if error.errno() == Some(Errno::ENOENT) => return Ok(None),
@@ -113,7 +110,7 @@ impl Store {
         let mut store = Self::of(dir);
         match DurableDir::open(&data_dir.join(OURS).join(network)) {
             Ok(ours) => store.use_ours(ours),
-            Err(error) => log::debug!("without an index, every call reads all reservations: {error}"),
+            Err(error) => log::debug!("no index, every call reads all reservations: {error}"),
         }
         Ok(Some(store))
     }
@@ -122,18 +119,18 @@ impl Store {
         Self { dir, ours: None, boot: boot_id() }
     }
 
-    /// Opens the directory of what is ours alone, made if it is not there. Best effort: without it there is no
-    /// index, and temporary files are made beside the reservations.
+    /// Opens the directory of our own files; makes it if missing. Best effort: without it there is no index,
+    /// and temporary files are made next to the reservations.
     pub(super) fn make_ours(&mut self, data_dir: &Path, network: &str) {
         let path = data_dir.join(OURS).join(network);
         let opened = DurableDir::open(&path).or_else(|_| {
-            // No call goes without the lock's file, which takes an inode before ours do.
+            // The lock's file must get its inode before our own files do.
             self.dir.open_file(LOCK, Access::ReadOrCreate(LOCK_MODE))?;
             DurableDir::create(&path, 0o700)
         });
         match opened {
             Ok(ours) => self.use_ours(ours),
-            Err(error) => log::warn!("without an index, every call reads all reservations: {error}"),
+            Err(error) => log::warn!("no index, every call reads all reservations: {error}"),
         }
     }
 
@@ -144,12 +141,12 @@ impl Store {
         self.ours = Some(ours);
     }
 
-    /// Takes the lock that the reference takes too.
+    /// Takes the lock, which the reference takes too.
     pub(super) fn lock(&self) -> Result<FileLock, StoreError> {
-        Ok(FileLock::acquire(&self.dir, LOCK, LOCK_MODE, PATIENCE)?)
+        Ok(FileLock::acquire(&self.dir, LOCK, LOCK_MODE, LOCK_LIMIT)?)
     }
 
-    /// Writes an owner's text to the disk, to be named later.
+    /// Writes an owner's text to an unnamed file and syncs it.
     pub(super) fn stage(&self, text: &str) -> Result<Staged, StoreError> {
         let failed = |operation| {
             move |errno| StoreError::System { operation, path: self.dir.path().to_path_buf(), errno }
@@ -158,7 +155,7 @@ impl Store {
         let mode = Mode::from_bits_truncate(RESERVATION_MODE);
         let fd = match openat(&self.dir, ".", flags, mode) {
             Ok(fd) => fd,
-            // Not every file system has it, and older kernels take the flag for O_DIRECTORY.
+            // Not every file system supports it, and older kernels take the flag for O_DIRECTORY.
             Err(Errno::EOPNOTSUPP | Errno::EISDIR | Errno::EINVAL) => return Ok(Staged::Later),
             Err(errno) => return Err(failed("make a file in")(errno)),
         };
@@ -171,7 +168,7 @@ impl Store {
         Ok(Staged::Unnamed(file.into()))
     }
 
-    /// Gives a staged reservation its address. Not synced for unnamed files: [`Self::sync`].
+    /// Links a staged reservation to its address. The caller syncs the directory.
     pub(super) fn link(&self, staged: &Staged, text: &str, address: IpAddr) -> Result<Linked, StoreError> {
         let name = address.to_string();
         if let Staged::Unnamed(fd) = staged {
@@ -186,7 +183,7 @@ impl Store {
             match linked {
                 Ok(()) => return Ok(Linked::Done),
                 Err(Errno::EEXIST) => return Ok(Linked::Taken),
-                Err(Errno::ENOENT) => {} // No /proc: write it now.
+                Err(Errno::ENOENT) => {} // No /proc: write it under its name.
                 Err(errno) => return Err(self.system("reserve", &name, errno)),
             }
         }
@@ -197,7 +194,7 @@ impl Store {
         }
     }
 
-    /// Removes a reservation; one that is gone already is no error. Not synced.
+    /// Removes a reservation, unless it is gone already. The caller syncs the directory.
     pub(super) fn unlink(&self, address: IpAddr) -> Result<(), StoreError> {
         let name = address.to_string();
         match unlinkat(&self.dir, name.as_str(), UnlinkatFlags::NoRemoveDir) {
@@ -206,7 +203,7 @@ impl Store {
         }
     }
 
-    /// What is under an address's name; none when the address is free.
+    /// The file of an address; none if the address is free.
     pub(super) fn entry(&self, address: IpAddr) -> Result<Option<Entry>, StoreError> {
         let name = address.to_string();
         match self.dir.read(&name, LARGEST) {
@@ -217,21 +214,21 @@ impl Store {
             })),
             Err(error) => match error {
                 DirError::NotAFile { .. } | DirError::TooLarge { .. } => Ok(Some(Entry::Foreign)),
-                // A symbolic link, or a socket.
+                // A symbolic link or a socket.
                 _ if matches!(error.errno(), Some(Errno::ELOOP | Errno::ENXIO)) => Ok(Some(Entry::Foreign)),
                 _ => Err(error.into()),
             },
         }
     }
 
-    /// Shows every address in the directory and what is there.
+    /// Visits the file of every address in the directory.
     pub(super) fn scan(&self, mut visit: impl FnMut(IpAddr, Entry)) -> Result<(), StoreError> {
         let names = self.dir.list()?;
         for address in names.iter().filter_map(|name| owner::address(name.to_str()?)) {
             match self.entry(address) {
                 Ok(Some(entry)) => visit(address, entry),
                 Ok(None) => {}
-                // Unreadable is not free, and not torn.
+                // An unreadable file is neither free nor torn.
                 Err(error) => {
                     log::warn!("{error}");
                     visit(address, Entry::Foreign);
@@ -241,19 +238,19 @@ impl Store {
         Ok(())
     }
 
-    /// Everything the index should know; torn reservations are free addresses.
+    /// The contents of an up-to-date index. Torn reservations count as free.
     pub(super) fn contents(&self) -> Result<Contents, StoreError> {
         let mut contents = Contents::default();
         self.scan(|address, entry| match entry {
             Entry::Owned(text) => contents.insert(Some(owner::OwnerKey::of(&text)), address),
             Entry::Foreign => contents.insert(None, address),
-            Entry::Torn => log::info!("reservation of {address} is empty or torn, and counts for nothing"),
+            Entry::Torn => log::info!("reservation of {address} is empty or torn: ignored"),
         })?;
         Ok(contents)
     }
 
-    /// The address that was given last from a range set. What cannot be read counts as none: then
-    /// the search begins at the beginning.
+    /// The address reserved last from a range set. None if it cannot be read: the search then begins with
+    /// the first address.
     pub(super) fn last(&self, set: usize) -> Option<IpAddr> {
         let bytes = self.dir.read(format!("{LAST}{set}"), LARGEST).unwrap_or_else(|error| {
             log::warn!("{error}");
@@ -262,14 +259,13 @@ impl Store {
         std::str::from_utf8(&bytes).ok()?.trim().parse().ok().map(super::range::canonical)
     }
 
-    /// Writes the address that was given last. The file is whole at every moment; it is durable once
-    /// the file returned is synced, and until then a power cut may leave it empty, which costs no
-    /// more than the place in the round.
+    /// Writes the address reserved last, in one step. The caller syncs the returned file; a power cut before
+    /// may leave it empty, and the next search then begins with the first address.
     pub(super) fn set_last(&self, set: usize, address: IpAddr) -> Result<File, StoreError> {
         let name = format!("{LAST}{set}");
         if let Some(ours) = &self.ours {
             match self.replace_last(ours, &name, &name, address) {
-                // The network's directory is a mount or a link of its own.
+                // The network's directory is a mount point or a symbolic link.
                 Err(StoreError::System { errno: Errno::EXDEV, .. }) => {}
                 done => return done,
             }
@@ -277,7 +273,7 @@ impl Store {
         self.replace_last(&self.dir, &format!("{TEMPORARY}{name}"), &name, address)
     }
 
-    /// Under the lock, so that one name for the temporary file is enough.
+    /// Runs under the lock, so one name for the temporary file is enough.
     fn replace_last(
         &self,
         via: &DurableDir,
@@ -303,13 +299,12 @@ impl Store {
         Ok(file)
     }
 
-    /// Makes all changes to the directory durable.
+    /// Syncs the directory.
     pub(super) fn sync(&self) -> Result<(), StoreError> {
         Ok(self.dir.sync()?)
     }
 
-    /// The index file, opened or made; none too where the machine does not say which of its starts
-    /// this is.
+    /// Opens the index file, or makes it. None if that fails, or if the kernel has no boot ID.
     pub(super) fn index_file(&self) -> Option<File> {
         if self.boot == [0; 16] {
             return None;
@@ -318,12 +313,12 @@ impl Store {
         opened.inspect_err(|error| log::warn!("{error}")).ok()
     }
 
-    /// The index file for reading, if it is there.
+    /// Opens the index file for reading, if it exists.
     pub(super) fn present_index(&self) -> Option<File> {
         self.ours.as_ref().filter(|_| self.boot != [0; 16])?.open_file(INDEX, Access::Read).ok()
     }
 
-    /// Removes the index, when it cannot be marked as wrong.
+    /// Removes an index that cannot be marked as unfinished.
     pub(super) fn remove_index(&self) {
         if let Some(ours) = &self.ours
             && let Err(errno) = unlinkat(ours, INDEX, UnlinkatFlags::NoRemoveDir)
@@ -333,7 +328,7 @@ impl Store {
         }
     }
 
-    /// Removes what killed processes left. Under the lock.
+    /// Removes temporary files of killed processes. Runs under the lock.
     pub(super) fn remove_leftovers(&self) {
         for dir in self.ours.iter().chain([&self.dir]) {
             if let Err(error) = dir.remove_temporaries() {
@@ -342,7 +337,7 @@ impl Store {
         }
     }
 
-    /// The state of the directory now.
+    /// The current state of the directory.
     pub(super) fn stamp(&self) -> Result<Stamp, StoreError> {
         let data = fstat(&self.dir).map_err(|errno| self.system("stat", "", errno))?;
         Ok(Stamp {
@@ -354,8 +349,8 @@ impl Store {
         })
     }
 
-    /// Sets the directory's mtime into the past by the least there is, so that no later change by
-    /// anybody leaves it as it is; returns the state after that. None where this is not possible.
+    /// Sets the directory's mtime back by the smallest step, so that every later change gives another mtime.
+    /// Returns the new state; none if this had no effect.
     pub(super) fn mark(&self) -> Option<Stamp> {
         let before = self.stamp().ok()?;
         let (seconds, nanoseconds) = before.mtime;
@@ -369,7 +364,7 @@ impl Store {
         StoreError::System { operation, path: self.dir.path().join(name), errno }
     }
 
-    /// Proves that a file can be made in the directory. It has no name and is gone once it is dropped.
+    /// Makes an unnamed file, to test that a reservation can be written. The kernel removes it on close.
     pub(super) fn probe(&self) -> Result<Option<File>, StoreError> {
         let flags = OFlag::O_TMPFILE | OFlag::O_WRONLY | OFlag::O_CLOEXEC;
         match openat(&self.dir, ".", flags, Mode::from_bits_truncate(RESERVATION_MODE)) {
@@ -392,7 +387,7 @@ impl Store {
     }
 }
 
-/// Which start of the machine this is; zeros if it does not say.
+/// The kernel's boot ID; zeros if it cannot be read.
 fn boot_id() -> [u8; 16] {
     let mut id = [0; 16];
     let text = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();

@@ -1,4 +1,4 @@
-//! The plugin as a whole, on a directory of its own.
+//! The whole plugin, in a temporary directory.
 
 use std::net::IpAddr;
 use std::os::unix::fs::PermissionsExt;
@@ -97,7 +97,7 @@ impl Fixture {
         found
     }
 
-    /// The index on disk is trusted, and knows what a scan finds.
+    /// Asserts that the index on disk is trusted and equals a scan.
     fn assert_index_true(&self) {
         let store = super::Store::open(self.temp.path(), "net").unwrap().unwrap();
         let index = super::index::Index::open(store.index_file().unwrap(), &store.stamp().unwrap());
@@ -145,7 +145,7 @@ fn files_are_the_references() {
 }
 
 #[test]
-fn addresses_go_round_until_there_are_none() {
+fn addresses_are_allocated_round_robin_until_none_is_free() {
     let f = Fixture::new();
     for expected in 2..=6 {
         assert_eq!(f.add_text(small(), &format!("c{expected}")), format!("10.1.2.{expected}/29"));
@@ -161,12 +161,12 @@ fn addresses_go_round_until_there_are_none() {
     assert_eq!(f.add_text(small(), "c7"), "10.1.2.3/29");
     f.del("c7").unwrap();
     f.del("c2").unwrap();
-    assert_eq!(f.add_text(small(), "c8"), "10.1.2.2/29", "not 10.1.2.3, which was given last");
+    assert_eq!(f.add_text(small(), "c8"), "10.1.2.2/29", "not 10.1.2.3, the one reserved last");
     f.assert_index_true();
 }
 
 #[test]
-fn the_same_attachment_gets_nothing_twice() {
+fn an_attachment_gets_no_second_address() {
     let f = Fixture::new();
     f.add(small(), "c1").unwrap();
     let twice = "failed to allocate for range 0: 10.1.2.2 has been allocated to c1, duplicate allocation is not allowed";
@@ -206,7 +206,7 @@ fn torn_reservations_block_nothing() {
     f.write("10.1.2.3", b"");
     f.gc(&["c2", "c4", "c5", "c6"]).unwrap();
     assert!(!f.path("10.1.2.3").exists());
-    // Torn after the index was written, without a change of the directory's names.
+    // Truncated after the index was written: the directory's mtime does not change.
     let file = std::fs::File::create(f.path("10.1.2.2")).unwrap();
     drop(file);
     let mut wish = small();
@@ -215,7 +215,7 @@ fn torn_reservations_block_nothing() {
 }
 
 #[test]
-fn a_torn_place_in_the_round_is_the_beginning() {
+fn with_a_torn_last_address_the_search_begins_with_the_first() {
     let f = Fixture::new();
     for torn in [&b""[..], b"\0\0\0", b"10.1.2.", b"\xff\xfe", b"192.168.0.1"] {
         f.write("last_reserved_ip.0", torn);
@@ -227,7 +227,7 @@ fn a_torn_place_in_the_round_is_the_beginning() {
 }
 
 #[test]
-fn what_is_no_reservation_is_never_touched() {
+fn foreign_files_are_never_touched() {
     let f = Fixture::new();
     std::fs::create_dir_all(f.path("10.1.2.2")).unwrap();
     let secret = f.temp.path().join("secret");
@@ -242,11 +242,11 @@ fn what_is_no_reservation_is_never_touched() {
 }
 
 #[test]
-fn changes_of_others_are_seen() {
+fn changes_by_other_programs_are_seen() {
     let f = Fixture::new();
     f.add(small(), "c1").unwrap();
     f.assert_index_true();
-    // As the reference would, at once: the file system's clock may not have moved on.
+    // As the reference would, at once: the file system's clock may show the same tick.
     f.write("10.1.2.3", b"c2\r\neth0");
     assert_eq!(f.add_text(small(), "c3"), "10.1.2.4/29");
     f.write("10.1.2.5", b"c4\r\neth0");
@@ -348,7 +348,7 @@ fn teardown_needs_no_ranges() {
     let f = Fixture::new();
     f.del("c1").unwrap();
     f.gc(&[]).unwrap();
-    assert!(!f.path("").exists(), "nothing is made for nothing");
+    assert!(!f.path("").exists(), "DEL and GC make no directory");
     f.add(small(), "c1").unwrap();
     f.call(json!({ "subnet": "nonsense" }), "c1", "", |request| HostLocal.del(request)).unwrap();
     assert_eq!(f.reserved(), [] as [IpAddr; 0]);

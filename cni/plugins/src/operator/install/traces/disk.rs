@@ -28,7 +28,10 @@ pub(super) fn plan(data_dir: &Path) -> Result<Vec<Trace>, TraceError> {
         traces.push(Trace::Folder(leftovers::own(data_dir)));
     }
     if dhcp::folder().is_dir() {
-        traces.push(judge(dhcp::folder().to_owned(), dhcp::in_the_way().map_err(TraceError::Disk)?));
+        traces.push(judge(
+            dhcp::folder().to_owned(),
+            dhcp::in_the_way().map_err(|e| TraceError::Disk(e.to_string()))?,
+        ));
     }
     Ok(traces)
 }
@@ -47,7 +50,7 @@ pub(super) fn remove(folder: PathBuf) -> Result<Trace, TraceError> {
         });
     }
     let why = if folder == dhcp::folder() {
-        dhcp::remove().map_err(TraceError::Disk)?
+        dhcp::remove().map_err(|e| TraceError::Disk(e.to_string()))?
     } else if leftovers::is_own(&folder) {
         leftovers::remove_own(&folder)?;
         None
