@@ -1,10 +1,9 @@
-//! Taking back what an ADD has done when a later step fails.
+//! Undo of the steps of an ADD that fails.
 
 use std::fmt::Display;
 
-/// Steps that take things back, run last to first when the value goes, unless [`Undo::keep`] was
-/// called. A step that fails is logged, and the others run all the same: the runtime's DEL finds
-/// whatever is left.
+/// Undo steps, which run last to first when the value is dropped, unless [`Undo::keep`] was called. A step that
+/// fails is logged and the others still run: the runtime's DEL removes the rest.
 #[derive(Default)]
 pub struct Undo<'a> {
     steps: Vec<Step<'a>>,
@@ -16,13 +15,13 @@ struct Step<'a> {
 }
 
 impl<'a> Undo<'a> {
-    /// Nothing to take back yet.
+    /// Starts without steps.
     #[must_use]
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Registers how to take back what was just done. `what` names it for the log.
+    /// Registers an undo step. `what` names it in the log.
     pub fn on_failure<E: Display>(
         &mut self,
         what: impl Into<String>,
@@ -34,7 +33,7 @@ impl<'a> Undo<'a> {
         self.steps.push(Step { what, run });
     }
 
-    /// All went well: nothing is taken back.
+    /// Drops all steps, after the ADD has succeeded.
     pub fn keep(mut self) {
         self.steps.clear();
     }
@@ -83,7 +82,7 @@ mod tests {
     }
 
     #[test]
-    fn steps_run_last_to_first_and_past_failures() {
+    fn steps_run_last_to_first_also_after_a_failure() {
         assert_eq!(run(false), ["third", "second", "first"]);
     }
 

@@ -1,4 +1,4 @@
-//! What a link loses when it goes down for a moment: its IPv6 addresses, and its routes in all tables.
+//! A link's IPv6 addresses and its routes in all tables, which the kernel removes when the link goes down.
 
 use cni_kernel::route::{
     DuplicateDetection, Existing, Family, Link, MAIN_TABLE, Route, RouteError, RouteKind, RouteSocket,
@@ -8,9 +8,9 @@ use ipnet::IpNet;
 use super::{gone, there};
 
 // linux/rtnetlink.h
-/// `RTPROT_KERNEL`: the kernel makes them for addresses.
+/// `RTPROT_KERNEL`: routes that the kernel makes for addresses.
 const BY_KERNEL: u8 = 2;
-/// `RTPROT_RA`: routers tell them again.
+/// `RTPROT_RA`: routes of router advertisements, which come again.
 const BY_ROUTERS: u8 = 9;
 /// `RT_TABLE_LOCAL`.
 const LOCAL_TABLE: u32 = 255;
@@ -23,17 +23,17 @@ pub(super) struct Layer3 {
 }
 
 impl Layer3 {
-    /// What the link has now.
+    /// Reads them.
     ///
     /// # Errors
-    /// When the kernel cannot be asked.
+    /// A failed netlink request.
     pub(super) fn of(route: &RouteSocket, link: &Link) -> Result<Self, RouteError> {
         let addresses = route.addresses(link)?.into_iter();
         let lost = addresses.filter(|one| one.global && one.net.addr().is_ipv6()).map(|one| one.net);
         Ok(Self { addresses: lost.collect(), routes: routes_of(route, link)? })
     }
 
-    /// The same with the routes that a VRF has in a table of its own, in that one.
+    /// Moves the routes of the main and local tables to a VRF's table.
     pub(super) fn in_vrf(mut self, table: u32) -> Self {
         for route in self.routes.iter_mut().filter(|route| [MAIN_TABLE, LOCAL_TABLE].contains(&route.table)) {
             route.table = table;
@@ -41,15 +41,15 @@ impl Layer3 {
         self
     }
 
-    /// Gives the link, which is up again, what it had and has not. What the kernel has made for its addresses
-    /// meanwhile, and was not there, goes: somebody (sbr, vrf) had moved it to another table.
+    /// Restores addresses and routes of the link, which is up again. Deletes routes that the kernel has made for
+    /// its addresses in between, if they were missing before: sbr or vrf had moved them to another table.
     ///
     /// # Errors
-    /// The first that could not be put back; all others were.
+    /// The first that could not be restored; all others were.
     pub(super) fn put_back(&self, route: &RouteSocket, link: &Link) -> Result<(), RouteError> {
         let mut result = Ok(());
         for net in &self.addresses {
-            // They were found to be nobody else's before.
+            // Duplicate address detection ran before.
             result = result.and(there(route.add_address(link, *net, DuplicateDetection::Skip)));
         }
         let Changes { extra, missing } = changes(&self.routes, &routes_of(route, link)?);
@@ -57,7 +57,7 @@ impl Layer3 {
             result = result.and(gone(route.delete_route(extra)));
         }
         for missing in &missing {
-            // Others to the same place are further next hops.
+            // Further routes to the same destination are next hops.
             result = result.and(there(route.add_route(missing, Existing::Append)));
         }
         result
@@ -74,7 +74,7 @@ fn routes_of(route: &RouteSocket, link: &Link) -> Result<Vec<Route>, RouteError>
     Ok(routes)
 }
 
-/// What makes of the routes that there are those that there were.
+/// The changes that restore the earlier routes.
 #[derive(Debug)]
 struct Changes {
     extra: Vec<Route>,
@@ -86,7 +86,7 @@ fn changes(before: &[Route], now: &[Route]) -> Changes {
     let extra = now.iter().filter(|has| has.protocol == BY_KERNEL && !before.contains(has));
     let missing = before.iter().filter(|had| had.protocol != BY_ROUTERS && !now.contains(had));
     let (extra, mut missing): (Vec<_>, Vec<_>) = (extra.cloned().collect(), missing.cloned().collect());
-    // A gateway is reached by a route that has none.
+    // Routes to gateways first, which have no gateway themselves.
     missing.sort_by_key(|route| route.gateway.is_some());
     Changes { extra, missing }
 }
@@ -133,7 +133,7 @@ mod tests {
     }
 
     #[test]
-    fn a_vrf_has_the_main_tables_routes_and_leaves_others_where_they_are() {
+    fn a_vrf_gets_the_routes_of_the_main_and_local_tables_only() {
         let of = |table| route("10.9.0.0/24", None, table, BY_KERNEL);
         let routes = [MAIN_TABLE, LOCAL_TABLE, 100].map(of).to_vec();
         let there = Layer3 { addresses: Vec::new(), routes }.in_vrf(7);

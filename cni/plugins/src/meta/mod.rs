@@ -1,4 +1,4 @@
-//! Plugins that are called after an interface plugin and add to what it made.
+//! Plugins that run after an interface plugin and change the links that it made.
 
 pub mod bandwidth;
 pub mod firewall;
@@ -13,7 +13,7 @@ pub mod vrf;
 
 use cni_kernel::route::RouteError;
 
-/// What is there need not be added.
+/// Accepts an object that exists already.
 fn there(added: Result<(), RouteError>) -> Result<(), RouteError> {
     match added {
         Err(error) if !error.already_exists() => Err(error),
@@ -21,7 +21,7 @@ fn there(added: Result<(), RouteError>) -> Result<(), RouteError> {
     }
 }
 
-/// What is not there need not be deleted or changed.
+/// Accepts that an object to delete or change is missing.
 fn gone(done: Result<(), RouteError>) -> Result<(), RouteError> {
     match done {
         Err(error) if !error.is_not_found() => Err(error),

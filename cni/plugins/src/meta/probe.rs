@@ -1,13 +1,13 @@
-//! Whether the kernel can do something, tried in a network namespace that is thrown away.
+//! Probes of the kernel's features in a temporary network namespace.
 
 use cni_kernel::route::{RouteError, RouteSocket};
 use cni_spec::{CniError, ErrorCode};
 use nix::sched::{CloneFlags, unshare};
 
-/// Tries it, on a thread of its own that enters the namespace and ends with it.
+/// Runs `attempt` on a thread that enters a new network namespace, which goes with the thread.
 ///
 /// # Errors
-/// Code 50 with what the kernel said.
+/// Code 50 with the kernel's error.
 pub(crate) fn in_new_namespace(
     attempt: impl FnOnce(&RouteSocket) -> Result<(), RouteError> + Send,
 ) -> Result<(), CniError> {

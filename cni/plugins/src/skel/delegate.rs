@@ -1,8 +1,7 @@
-//! Calls another plugin, as the specification's section "Execution of delegated plugins" says: by
-//! exec from `CNI_PATH`, with the same standard input and environment.
+//! Calls another plugin, by the specification's section "Execution of delegated plugins": by exec from
+//! `CNI_PATH`, with the same standard input and environment.
 //!
-//! Where the file found there is this very binary, the plugin is called in process: same contract,
-//! no exec.
+//! If the file found there is this binary, the plugin is called in process: same contract, no exec.
 
 use std::ffi::OsString;
 use std::fs;
@@ -16,86 +15,85 @@ use super::env::DEPTH;
 use super::{Callee, Io};
 use crate::plugin::{Env, NodeRequest, Plugin, Request};
 
-/// Delegations below each other that are allowed. `flannel`, `bridge` and `host-local` have two; the rest is for
-/// plugins of others in between. A configuration that delegates in a circle has no end otherwise.
-const DEEPEST: u32 = 8;
+/// The limit of nested delegations, against a configuration that delegates in a circle. `flannel`, `bridge` and
+/// `host-local` need two; the rest is for foreign plugins in between.
+const MAX_DEPTH: u32 = 8;
 
-/// Whether the configured IPAM plugin works through the container's link (RFC 2131): the link must be there
-/// when it is asked for an address, and still be there when it gives it back (DHCPRELEASE).
+/// True if the configured IPAM plugin uses the container's link (RFC 2131): the link must exist when the plugin
+/// requests an address and when it releases it (DHCPRELEASE).
 #[must_use]
 pub fn ipam_needs_link(config: &NetConf) -> bool {
     config.ipam == "dhcp"
 }
 
-/// Asks the configured IPAM plugin for addresses.
-///
-/// If anything fails afterwards, the caller takes them back with [`ipam_del`].
+/// Calls the configured IPAM plugin's ADD. If a later step fails, the caller releases the addresses with
+/// [`ipam_del`].
 ///
 /// # Errors
-/// There is no such plugin, or its own error; code 7 for an address that no container can have. Nothing stays
-/// reserved either when its result is refused.
+/// No such plugin; the plugin's own error; code 7 for an address that no container can have. If the result is
+/// refused, the addresses are released.
 pub fn ipam_add(request: &Request<'_>) -> Result<AddResult, CniError> {
     let output = call(request.config, request.env, "ADD")?;
-    believed(request.config, &output).inspect_err(|_| {
-        // It succeeded: it has reserved something.
+    checked(request.config, &output).inspect_err(|_| {
+        // The plugin succeeded, so it has reserved addresses.
         if let Err(undo) = ipam_del(request) {
             log::warn!("release the addresses of {}: {undo}", request.attachment);
         }
     })
 }
 
-/// The result that an IPAM plugin printed, checked.
-fn believed(config: &NetConf, output: &[u8]) -> Result<AddResult, CniError> {
+/// Parses and checks the result of an IPAM plugin.
+fn checked(config: &NetConf, output: &[u8]) -> Result<AddResult, CniError> {
     let result = AddResult::from_output(config.version, output)
         .map_err(|error| CniError::internal(error.to_string()))?;
     result.check_addresses()?;
     Ok(result)
 }
 
-/// Gives the addresses of the attachment back.
+/// Calls the IPAM plugin's DEL.
 ///
 /// # Errors
-/// There is no such plugin, or its own error.
+/// No such plugin, or the plugin's own error.
 pub fn ipam_del(request: &Request<'_>) -> Result<(), CniError> {
     call(request.config, request.env, "DEL").map(drop)
 }
 
-/// Asks whether the addresses are still the attachment's.
+/// Calls the IPAM plugin's CHECK.
 ///
 /// # Errors
-/// There is no such plugin, or its own error.
+/// No such plugin, or the plugin's own error.
 pub fn ipam_check(request: &Request<'_>) -> Result<(), CniError> {
     call(request.config, request.env, "CHECK").map(drop)
 }
 
-/// Hands a GC on.
+/// Calls the IPAM plugin's GC.
 ///
 /// # Errors
-/// There is no such plugin, or its own error.
+/// No such plugin, or the plugin's own error.
 pub fn ipam_gc(request: &NodeRequest<'_>) -> Result<(), CniError> {
     call(request.config, request.env, "GC").map(drop)
 }
 
-/// Hands a STATUS on.
+/// Calls the IPAM plugin's STATUS.
 ///
 /// # Errors
-/// There is no such plugin, or its own error: code 50 when there is no address left.
+/// No such plugin, or the plugin's own error: code 50 if no address is free.
 pub fn ipam_status(request: &NodeRequest<'_>) -> Result<(), CniError> {
     call(request.config, request.env, "STATUS").map(drop)
 }
 
-/// Calls another plugin than IPAM's with a configuration made for it, and gives what it printed.
+/// Calls a plugin with a configuration of its own, and returns its output.
 ///
 /// # Errors
-/// There is no such plugin, or its own error.
+/// No such plugin, or the plugin's own error.
 pub fn other(plugin: &str, env: &Env, command: &str, config: &[u8]) -> Result<Vec<u8>, CniError> {
     delegate(plugin, &below(env, command), config, |_| Ok(()))
 }
 
-/// Says whether there is a plugin of that name to call.
+/// Checks that there is a plugin of that name.
 ///
 /// # Errors
-/// There is none, or the name is not valid.
+/// No such plugin, or an invalid name.
 pub fn look_for(plugin: &str, env: &Env) -> Result<(), CniError> {
     find(plugin, &env.path).map(drop)
 }
@@ -104,7 +102,7 @@ fn call(config: &NetConf, env: &Env, command: &str) -> Result<Vec<u8>, CniError>
     delegate(&config.ipam, &below(env, command), &config.bytes, must_be_ipam)
 }
 
-/// Refuses a plugin that gives no addresses: it would delegate to itself with the same configuration.
+/// Refuses a plugin of another kind than IPAM: it would delegate to itself with the same configuration.
 fn must_be_ipam(plugin: &dyn Plugin) -> Result<(), CniError> {
     if plugin.is_ipam() {
         return Ok(());
@@ -118,8 +116,8 @@ fn below(env: &Env, command: &str) -> Env {
     Env { command: command.to_owned(), depth: env.depth.saturating_add(1), ..env.clone() }
 }
 
-/// Calls plugin `name` with `env` and the configuration, and gives what it printed. `may` judges a plugin of
-/// this binary; another file of the same name is free to be anything.
+/// Calls plugin `name` with `env` and the configuration, and returns its output. `may` checks a plugin of this
+/// binary only, not a foreign file of the same name.
 fn delegate(
     name: &str,
     env: &Env,
@@ -129,10 +127,10 @@ fn delegate(
     let path = find(name, &env.path)?;
     let own = env.plugins.iter().find(|plugin| plugin.name() == name && is_this_binary(&path));
     if let Err(error) = within_depth(name, env).and_then(|()| own.map_or(Ok(()), |plugin| may(*plugin))) {
-        // No ADD has succeeded with this configuration, so that nothing is to be removed; and a runtime
-        // would repeat a DEL that fails without end.
+        // No ADD can have succeeded with this configuration, so there is nothing to remove. A runtime would
+        // repeat a failing DEL forever.
         if ["DEL", "GC"].contains(&env.command.as_str()) {
-            log::warn!("{} is not passed on: {error}", env.command);
+            log::warn!("{} is not delegated: {error}", env.command);
             return Ok(Vec::new());
         }
         return Err(error);
@@ -144,13 +142,13 @@ fn delegate(
 }
 
 fn within_depth(name: &str, env: &Env) -> Result<(), CniError> {
-    if env.depth <= DEEPEST {
+    if env.depth <= MAX_DEPTH {
         return Ok(());
     }
-    Err(CniError::config(format!("plugin {name:?}: more than {DEEPEST} plugins delegate to each other")))
+    Err(CniError::config(format!("plugin {name:?}: more than {MAX_DEPTH} plugins delegate to each other")))
 }
 
-/// Whether a path leads, over any number of links, to the file that this process runs.
+/// True if a path leads, through any symbolic links, to the file that this process runs.
 fn is_this_binary(path: &Path) -> bool {
     let id = |path: &Path| fs::metadata(path).map(|data| (data.dev(), data.ino()));
     matches!((id(path), id(Path::new("/proc/self/exe"))), (Ok(theirs), Ok(own)) if theirs == own)
@@ -186,8 +184,7 @@ fn variables(env: &Env) -> [(&'static str, &str); 5] {
     ]
 }
 
-/// The variables of the call are this process's own but for the command, or what the call is about. They are
-/// all set: what is empty here may not be so in this process's environment.
+/// Runs a plugin's file. All variables are set, also empty ones: this process's environment may have others.
 fn exec(path: &Path, env: &Env, config: &[u8]) -> Result<Vec<u8>, CniError> {
     let mut all: Vec<(&str, OsString)> =
         variables(env).into_iter().map(|(name, value)| (name, value.into())).collect();

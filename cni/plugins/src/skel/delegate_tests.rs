@@ -1,4 +1,4 @@
-//! Delegation: finding, exec with a shell script for a plugin, and the in-process call.
+//! Delegation: finding a plugin, exec of a shell script as a plugin, and the call in process.
 
 use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::PathBuf;
@@ -11,7 +11,7 @@ use super::*;
 
 const CONFIG: &str = r#"{"cniVersion":"1.0.0","name":"n","type":"bridge","ipam":{"type":"ipam"}}"#;
 
-/// An IPAM plugin that answers with what it was called with.
+/// An IPAM plugin that checks its call.
 struct Ipam;
 
 impl Plugin for Ipam {
@@ -57,7 +57,7 @@ fn script(folder: &TempDir, text: &str) {
     fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
 }
 
-/// Runs a script as the delegate.
+/// Runs a shell script as the delegate.
 fn scripted(text: &str) -> Result<Vec<u8>, CniError> {
     let folder = TempDir::new().unwrap();
     script(&folder, text);
@@ -113,9 +113,9 @@ fn errors_of_a_delegate_are_passed_on() {
     assert!(message("kill -9 $$").ends_with("killed by signal 9"));
 }
 
-/// A plugin that succeeded has reserved addresses, whatever it says.
+/// A plugin that succeeded has reserved addresses, whatever its output is.
 #[test]
-fn addresses_that_cannot_be_read_are_given_back() {
+fn addresses_of_a_malformed_result_are_released() {
     let folder = TempDir::new().unwrap();
     let log = folder.path().join("log");
     script(&folder, &format!("echo $CNI_COMMAND >>{}; echo oops", log.display()));
@@ -127,8 +127,8 @@ fn addresses_that_cannot_be_read_are_given_back() {
 }
 
 #[test]
-fn neither_side_waits_for_the_other() {
-    // More than a pipe holds, both ways, and one that reads nothing.
+fn neither_side_blocks_the_other() {
+    // More than a pipe holds, both ways; and a plugin that reads nothing.
     let config = format!(r#"{{"name":"n","pad":"{}"}}"#, "x".repeat(300_000));
     let folder = TempDir::new().unwrap();
     script(&folder, "head -c 300000 /dev/zero; cat >/dev/null");
@@ -139,7 +139,7 @@ fn neither_side_waits_for_the_other() {
 }
 
 #[test]
-fn a_file_that_is_being_written_is_tried_again() {
+fn a_busy_file_is_tried_again() {
     let folder = TempDir::new().unwrap();
     let path = folder.path().join("ipam");
     fs::copy("/bin/true", &path).unwrap();
@@ -155,7 +155,7 @@ fn a_file_that_is_being_written_is_tried_again() {
 #[test]
 fn this_binary_is_called_in_process() {
     let folder = TempDir::new().unwrap();
-    // Over two links, as an installed plugin is.
+    // Through two symbolic links, as an installed plugin.
     symlink("/proc/self/exe", folder.path().join("slipway")).unwrap();
     symlink("slipway", folder.path().join("ipam")).unwrap();
     let out = delegate("ipam", &env(folder.path(), "ADD"), CONFIG.as_bytes(), FREE).unwrap();
@@ -184,12 +184,12 @@ fn the_depth_is_passed_on_and_bounded() {
         delegate("ipam", &env, CONFIG.as_bytes(), FREE)
     };
     assert_eq!(below(&env(folder.path(), "ADD"), "DEL").depth, 2);
-    assert_eq!(at(DEEPEST, "ADD").unwrap(), format!("{DEEPEST}\n").as_bytes());
+    assert_eq!(at(MAX_DEPTH, "ADD").unwrap(), format!("{MAX_DEPTH}\n").as_bytes());
     for verb in ["ADD", "CHECK", "STATUS"] {
-        assert_eq!(at(DEEPEST + 1, verb).unwrap_err().code, ErrorCode::InvalidConfig);
+        assert_eq!(at(MAX_DEPTH + 1, verb).unwrap_err().code, ErrorCode::InvalidConfig);
     }
     for verb in ["DEL", "GC"] {
-        assert_eq!(at(DEEPEST + 1, verb), Ok(vec![]));
+        assert_eq!(at(MAX_DEPTH + 1, verb), Ok(vec![]));
     }
 }
 

@@ -1,13 +1,13 @@
-//! bandwidth's keys, and what they ask for.
+//! bandwidth's keys, decoded and checked.
 
 use cni_kernel::route::TokenBucket;
 use cni_spec::{Bandwidth, CniError, NetConf, fold};
 use serde::Deserialize;
 
-/// How long a packet may wait, in microseconds; as the reference has it.
+/// The longest wait of a packet, in microseconds; the reference's value.
 const LATENCY_US: u64 = 25_000;
 
-/// The plugin's keys as they come: in the configuration itself, and from the runtime.
+/// The keys, not checked.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
 struct Keys {
@@ -24,7 +24,7 @@ struct RuntimeConfig {
     bandwidth: Option<Bandwidth>,
 }
 
-/// What each direction is limited to; none for no limit.
+/// The limit of each direction, if any.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Limits {
     /// Into the container.
@@ -34,11 +34,10 @@ pub(super) struct Limits {
 }
 
 impl Limits {
-    /// Reads and checks all keys. Those of the configuration count if any of them is there, else the
-    /// runtime's.
+    /// Reads and checks all keys. The runtime's count only if the configuration has none.
     ///
     /// # Errors
-    /// Code 7, naming the key.
+    /// Code 7 for a value that cannot be used.
     pub(super) fn read(config: &NetConf) -> Result<Self, CniError> {
         const OWN: [&str; 4] = ["ingressRate", "ingressBurst", "egressRate", "egressBurst"];
         let keys: Keys = config.decode()?;
@@ -85,7 +84,6 @@ fn bucket(direction: &str, rate: u64, burst: u64) -> Result<Option<TokenBucket>,
     Ok(Some(TokenBucket::new(rate / 8, burst, LATENCY_US)))
 }
 
-/// The keys that are decoded here.
 #[cfg(test)]
 pub(super) fn decodes() -> crate::keys::probe::Fields {
     crate::keys::probe::fields::<Keys>()
@@ -109,29 +107,29 @@ mod tests {
     }
 
     #[test]
-    fn the_configuration_goes_before_the_runtime() {
+    fn the_configuration_takes_precedence_over_the_runtime() {
         assert_eq!(read(&json!({})), Ok(Limits::default()));
         let zero = json!({"ingressRate": 0, "ingressBurst": 0, "egressRate": 0, "egressBurst": 0});
         assert!(read(&zero).unwrap().is_none());
         let runtime = json!({"bandwidth": {"ingressRate": 80, "ingressBurst": 160, "egressRate": 800, "egressBurst": 1600}});
-        let told = limits(Some((80, 160)), Some((800, 1600)));
-        assert_eq!(read(&json!({"runtimeConfig": runtime})), Ok(told));
+        let runtimes = limits(Some((80, 160)), Some((800, 1600)));
+        assert_eq!(read(&json!({"runtimeConfig": runtime})), Ok(runtimes));
         // One key of its own is enough, 0 too.
         let own = json!({"egressRate": 8000, "egressBurst": 16000, "runtimeConfig": runtime});
         assert_eq!(read(&own), Ok(limits(None, Some((8000, 16000)))));
         assert_eq!(read(&json!({"ingressRate": 0, "runtimeConfig": runtime})), Ok(Limits::default()));
-        assert_eq!(read(&json!({"ingressRate": null, "runtimeConfig": runtime})), Ok(told));
+        assert_eq!(read(&json!({"ingressRate": null, "runtimeConfig": runtime})), Ok(runtimes));
     }
 
     #[test]
-    fn containerd_sends_capitals() {
+    fn keys_of_containerd_are_capitalised() {
         let runtime =
             json!({"bandwidth": {"IngressRate": 80, "IngressBurst": 160, "EgressRate": 0, "EgressBurst": 0}});
         assert_eq!(read(&json!({"runtimeConfig": runtime})), Ok(limits(Some((80, 160)), None)));
     }
 
     #[test]
-    fn what_is_wrong_is_named() {
+    fn invalid_values_are_refused() {
         let rows = [
             (json!({"ingressRate": 8}), "if rate is set, burst must also be set"),
             (json!({"egressBurst": 8}), "if burst is set, rate must also be set"),

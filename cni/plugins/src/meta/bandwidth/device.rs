@@ -1,4 +1,4 @@
-//! The intermediate device that limits what leaves a container: its names, its owner.
+//! The intermediate device (ifb) that limits a container's egress: its names, its owner.
 
 use cni_dataplane::owner::{AttachmentHash, NetworkHash, Owner};
 use cni_kernel::mac::Mac;
@@ -8,13 +8,13 @@ use sha2::{Digest, Sha512};
 
 use crate::meta::gone;
 
-/// What all names begin with, as the reference's.
+/// The prefix of all names, as the reference's.
 const PREFIX: &str = "bwp";
-/// How many hexadecimal digits follow: a link's name has 15 characters.
+/// The number of hexadecimal digits that follow: a link's name has 15 characters at most.
 const DIGITS: usize = 12;
 
-/// The names that an attachment's device may have: the reference's, which network and container have in
-/// common whatever the interface, and one for the second interface of a container in the same network.
+/// The names that an attachment's device may have: the reference's, which does not depend on the interface, and
+/// one for a second interface of the container in the same network.
 pub(super) fn names(attachment: &Attachment) -> [String; 2] {
     let (network, container) = (attachment.network(), attachment.container_id());
     [hashed(&[network, container]), hashed(&[network, container, "\0", attachment.ifname()])]
@@ -27,8 +27,8 @@ fn hashed(parts: &[&str]) -> String {
     format!("{PREFIX}{}", &digits[..DIGITS])
 }
 
-/// The address of a network's devices. It is there from the first moment, when no owner's name is written
-/// on the device yet: a GC knows by it whose network it is.
+/// The MAC address of a network's devices. It is set at creation, before the owner's alias, so that a GC
+/// recognises the network of a device that a killed ADD left.
 fn mac(network: &str) -> Mac {
     let [a, b, c, d, e, ..] = NetworkHash::of(network).0;
     // Locally administered, for one link (IEEE 802).
@@ -39,13 +39,13 @@ fn is_device(link: &Link) -> bool {
     link.kind == LinkKind::Other("ifb".to_owned()) && link.name.starts_with(PREFIX)
 }
 
-/// Whether a link is a device that names its owner, so one that the reference did not make.
+/// True if a link is a device with an owner's alias, which the reference does not write.
 pub(crate) fn is_ours(link: &Link) -> bool {
     is_device(link) && Owner::from_comment(&link.alias).is_some()
 }
 
-/// Whether a link of one of the attachment's names is its own. The reference writes no owner on it, nor does
-/// an ADD that was killed at once.
+/// True if a link of one of the attachment's names is its device. One without an alias may be the reference's, or
+/// of an ADD that was killed.
 fn is_of(link: &Link, attachment: &Attachment) -> bool {
     let named = || {
         Owner::from_comment(&link.alias)
@@ -54,10 +54,10 @@ fn is_of(link: &Link, attachment: &Attachment) -> bool {
     is_device(link) && (link.alias.is_empty() || named())
 }
 
-/// The attachment's devices: one, as a rule.
+/// The attachment's devices, usually one.
 ///
 /// # Errors
-/// When the kernel cannot be asked.
+/// A failed netlink request.
 pub(super) fn find(route: &RouteSocket, attachment: &Attachment) -> Result<Vec<Link>, RouteError> {
     let mut found = Vec::new();
     for name in names(attachment) {
@@ -66,11 +66,10 @@ pub(super) fn find(route: &RouteSocket, attachment: &Attachment) -> Result<Vec<L
     Ok(found)
 }
 
-/// Makes the attachment's device, or takes the one that an earlier ADD has made. The flag says whether it is
-/// new.
+/// Makes the attachment's device, or uses the one of an earlier ADD.
 ///
 /// # Errors
-/// When the kernel refuses, or links of others have both names.
+/// The kernel's refusal, or foreign links with both names.
 pub(super) fn provide(
     route: &RouteSocket,
     attachment: &Attachment,
@@ -84,7 +83,7 @@ pub(super) fn provide(
     match make(route, attachment, mtu) {
         Ok(link) => Ok((link, Made::Now)),
         Err(error) => {
-            // One whose answer was lost, or that has no owner on it. There was none of ours before.
+            // The request may have succeeded with its reply lost, or the alias may be missing.
             for left in find(route, attachment).unwrap_or_default() {
                 if let Err(error) = gone(route.delete_link(&left)) {
                     log::warn!("{error}");
@@ -99,7 +98,7 @@ fn make(route: &RouteSocket, attachment: &Attachment, mtu: u32) -> Result<Link, 
     let [reference, own] = names(attachment);
     let mac = mac(attachment.network());
     let name = match route.create_ifb(&reference, mac, mtu) {
-        // That of the container's other interface.
+        // The device of the container's other interface.
         Err(error) if error.already_exists() => {
             route.create_ifb(&own, mac, mtu)?;
             own
@@ -114,19 +113,19 @@ fn make(route: &RouteSocket, attachment: &Attachment, mtu: u32) -> Result<Link, 
     Ok(link)
 }
 
-/// Whether a device is new.
+/// The call that made a device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Made {
-    /// This call made it.
+    /// This one.
     Now,
-    /// It was there.
+    /// An earlier one.
     Before,
 }
 
 /// Removes the attachment's devices.
 ///
 /// # Errors
-/// The first that could not be looked for or removed; all others were.
+/// The first that could not be read or removed; all others were.
 pub(super) fn remove(route: &RouteSocket, attachment: &Attachment) -> Result<(), RouteError> {
     let removed = names(attachment).map(|name| match route.find_link(&name)? {
         Some(link) if is_of(&link, attachment) => gone(route.delete_link(&link)),
@@ -156,7 +155,7 @@ fn is_dead(link: &Link, network: &str, valid: &[Attachment]) -> bool {
             owner.network_hash == NetworkHash::of(network)
                 && !valid.iter().any(|one| AttachmentHash::of(one) == owner.attachment_hash)
         }
-        // Of the network, and of nobody that counts.
+        // Without an alias: the network's, and of no valid attachment.
         None => {
             link.alias.is_empty()
                 && link.mac == Some(mac(network))

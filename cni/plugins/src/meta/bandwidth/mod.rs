@@ -1,8 +1,8 @@
 //! `bandwidth`: limits the rate of a container's traffic.
 //!
-//! What goes into the container is limited where the node's end of its pair of links sends. What comes out
-//! cannot be limited where it comes in: it is redirected to an intermediate device, limited where that one
-//! sends, and goes on from there as if it had just come in.
+//! Packets to the container are limited by a queue on the node's end of its pair of links. The kernel has no
+//! queue for received packets: packets from the container are redirected to an intermediate device, limited by
+//! its queue, and then received again.
 
 mod config;
 mod device;
@@ -41,7 +41,7 @@ impl Plugin for Bandwidth {
     }
 
     fn versions(&self) -> &'static [Version] {
-        // Earlier results tell no interfaces.
+        // Results of earlier versions have no interfaces.
         const { since_0_3_0() }
     }
 
@@ -49,30 +49,30 @@ impl Plugin for Bandwidth {
         let limits = Limits::read(request.config)?;
         let previous = previous(request)?;
         let sides = if limits.is_none() {
-            // Any link will do. What an earlier ADD has limited is looked for where it can be alone.
+            // Without limits any link will do. Limits of an earlier ADD can only be on a pair of links.
             Sides::find_if_there(request)?
         } else {
             let sides = Sides::find(request, previous)?;
-            // The BPF programs put packets past the queues.
+            // The BPF programs bypass the queues.
             ebpf::leave_link(sides.veth.index);
             Some(sides)
         };
         let Some(sides) = sides else { return Ok(previous.clone()) };
         let Devices { limited, removed } = sides.limit(&limits, request)?;
         let mut result = previous.clone();
-        // A repeated ADD finds it told already.
-        let told = |name: &str| limited.iter().chain(&removed).any(|device| device.name == name);
-        result.interfaces.retain(|one| !told(&one.name) || !one.sandbox.is_empty());
+        // The result of a repeated ADD has the device already.
+        let is_device = |name: &str| limited.iter().chain(&removed).any(|device| device.name == name);
+        result.interfaces.retain(|one| !is_device(&one.name) || !one.sandbox.is_empty());
         result.interfaces.extend(limited.iter().map(|device| interface(device, String::new())));
         Ok(result)
     }
 
     fn del(&self, request: &Request<'_>) -> Result<(), CniError> {
         let host = RouteSocket::open().map_err(failed)?;
-        // What is left of the container's own links goes with them; this is for those that stay.
+        // The queues go with the links; this is for links that stay.
         let released = outer_end(&host, request)
             .and_then(|veth| veth.map_or(Ok(()), |veth| release(&host, &veth).map_err(failed)));
-        // Whatever came of that: the device is the node's.
+        // Also after a failure: the device is on the node.
         released.and(device::remove(&host, &request.attachment).map_err(failed))
     }
 
@@ -113,9 +113,9 @@ fn previous<'a>(request: &'a Request<'_>) -> Result<&'a AddResult, CniError> {
 
 /// The attachment's devices after an ADD.
 struct Devices {
-    /// The one that limits what comes out of the container.
+    /// The device that limits the container's egress.
     limited: Option<Link>,
-    /// Those that limited it before.
+    /// Devices that did so before.
     removed: Vec<Link>,
 }
 
@@ -136,7 +136,7 @@ impl Sides {
         let container = Container::open(request.netns.as_deref())?;
         let inner = container.route.link(ifname).map_err(|error| no_peer(&error.to_string()))?;
         let index = inner.peer.filter(|_| inner.kind == LinkKind::Veth);
-        let index = index.ok_or_else(|| no_peer("it is no end of a pair"))?;
+        let index = index.ok_or_else(|| no_peer("it is not a veth"))?;
         let host = RouteSocket::open().map_err(failed)?;
         let veth = match host.link_by_index(index) {
             Err(error) if error.is_not_found() => {
@@ -150,13 +150,13 @@ impl Sides {
         Ok(Self { host, veth })
     }
 
-    /// The same where there may be no such pair: none then.
+    /// As [`Sides::find`]; none if there is no such pair.
     fn find_if_there(request: &Request<'_>) -> Result<Option<Self>, CniError> {
         let host = RouteSocket::open().map_err(failed)?;
         Ok(outer_end(&host, request)?.map(|veth| Self { host, veth }))
     }
 
-    /// Limits both directions as far as that is asked for, and no further, or leaves all as it was.
+    /// Sets or removes the limit of each direction; after an error both are as before.
     fn limit(&self, limits: &Limits, request: &Request<'_>) -> Result<Devices, CniError> {
         let mut undo = Undo::new();
         match &limits.ingress {
@@ -176,7 +176,7 @@ impl Sides {
     fn limit_ingress<'a>(&'a self, bucket: &TokenBucket, undo: &mut Undo<'a>) -> Result<(), RouteError> {
         let (host, veth) = (&self.host, &self.veth);
         let before = host.token_bucket(veth)?;
-        // Before the step: one whose answer is lost may have been done.
+        // Before the step, which may succeed with its reply lost.
         undo.on_failure(format!("rate of {}", veth.name), move || put_back(host, veth, before));
         host.set_token_bucket(veth, bucket)
     }
@@ -206,7 +206,7 @@ impl Sides {
         Ok(Devices { limited: Some(device), removed: Vec::new() })
     }
 
-    /// Takes away the queue of an earlier ADD.
+    /// Removes the queue of an earlier ADD.
     fn free_ingress<'a>(&'a self, undo: &mut Undo<'a>) -> Result<(), RouteError> {
         let (host, veth) = (&self.host, &self.veth);
         let before = host.token_bucket(veth)?;
@@ -214,13 +214,13 @@ impl Sides {
             return Ok(());
         }
         let deleted = host.delete_token_bucket(veth);
-        if !is_of_others(&deleted) {
+        if !is_foreign(&deleted) {
             undo.on_failure(format!("rate of {}", veth.name), move || put_back(host, veth, before));
         }
         done(deleted)
     }
 
-    /// Takes away device and redirection of an earlier ADD.
+    /// Removes device and redirection of an earlier ADD.
     fn free_egress<'a>(
         &'a self,
         attachment: &Attachment,
@@ -234,7 +234,7 @@ impl Sides {
                 undo.on_failure("redirection", move || host.redirect_ingress(veth, &to));
                 gone(host.delete_redirection(veth))?;
             }
-            // The last step that can fail, as there is one device as a rule.
+            // The last step that can fail, as there is usually one device.
             gone(host.delete_link(device))?;
         }
         Ok(Devices { limited: None, removed })
@@ -252,7 +252,7 @@ impl Sides {
         })?;
         check_queue(&self.host, &device, bucket)?;
         if !self.host.redirections(&self.veth).map_err(failed)?.contains(&device.index) {
-            let msg = format!("what comes in by {} is not redirected to {}", self.veth.name, device.name);
+            let msg = format!("packets received by {} are not redirected to {}", self.veth.name, device.name);
             return Err(CniError::internal(msg));
         }
         Ok(())
@@ -266,34 +266,34 @@ fn put_back(host: &RouteSocket, link: &Link, before: Option<TokenBucket>) -> Res
     }
 }
 
-/// Takes off the node's end what an ADD has put on it.
+/// Removes redirection and queue from the node's end.
 fn release(host: &RouteSocket, veth: &Link) -> Result<(), RouteError> {
     let redirection = gone(host.delete_redirection(veth));
     let queue = match host.token_bucket(veth) {
         Ok(Some(_)) => done(host.delete_token_bucket(veth)),
-        // The link may have gone meanwhile.
-        looked => gone(looked.map(drop)),
+        // The link may be gone.
+        read => gone(read.map(drop)),
     };
     redirection.and(queue)
 }
 
-/// Whether a queue is still there because somebody else's has taken the place of ours: it has another handle.
-fn is_of_others(deleted: &Result<(), RouteError>) -> bool {
+/// True if a queue was not deleted because another program has replaced it: its handle differs.
+fn is_foreign(deleted: &Result<(), RouteError>) -> bool {
     deleted.as_ref().is_err_and(|error| error.errno() == Some(Errno::EINVAL))
 }
 
-/// A queue that is gone, or is not ours, need not be deleted.
+/// Accepts that a queue to delete is gone or foreign.
 fn done(deleted: Result<(), RouteError>) -> Result<(), RouteError> {
-    if is_of_others(&deleted) { Ok(()) } else { gone(deleted) }
+    if is_foreign(&deleted) { Ok(()) } else { gone(deleted) }
 }
 
-/// Whether two links of which one has the other's number are the ends of a pair: numbers are used again in
-/// each namespace.
+/// True if the links are ends of one pair. Link indexes are unique only within a namespace, so each must be the
+/// other's peer.
 fn is_other_end(outer: &Link, inner: &Link) -> bool {
     outer.kind == LinkKind::Veth && outer.peer == Some(inner.index)
 }
 
-/// The node's end, for a DEL: none if there is none any more.
+/// The node's end of the pair, if it still exists.
 fn outer_end(host: &RouteSocket, request: &Request<'_>) -> Result<Option<Link>, CniError> {
     let Some(container) = Container::open_if_there(request.netns.as_deref())? else { return Ok(None) };
     let inner = container.route.find_link(request.attachment.ifname()).map_err(failed)?;

@@ -1,15 +1,15 @@
-//! firewall's keys, and what they ask for.
+//! firewall's keys, decoded and checked.
 
 use cni_dataplane::firewall::IngressPolicy;
 use cni_dataplane::iptables::ChainName;
 use cni_spec::{CniError, NetConf, text};
 use serde::Deserialize;
 
-/// The reference's names.
+// The reference's names.
 const ADMIN_CHAIN: &str = "CNI-ADMIN";
 const ZONE: &str = "trusted";
 
-/// The plugin's keys as they come.
+/// The keys, not checked.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
 struct Keys {
@@ -19,10 +19,10 @@ struct Keys {
     ingress_policy: String,
 }
 
-/// What the configuration chooses.
+/// The key `backend`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Choice {
-    /// firewalld where it runs, else the chains of iptables.
+    /// firewalld if it runs, else the chains of iptables.
     Auto,
     Iptables,
     Nftables,
@@ -42,7 +42,7 @@ impl Config {
     /// Reads and checks all keys.
     ///
     /// # Errors
-    /// Code 7, naming key and value.
+    /// Code 7 for a value that cannot be used.
     pub(super) fn read(config: &NetConf) -> Result<Self, CniError> {
         let keys: Keys = config.decode()?;
         let policy = IngressPolicy::from_name(&keys.ingress_policy).ok_or_else(|| {
@@ -56,14 +56,24 @@ impl Config {
     }
 }
 
-/// What a DEL needs, however the rest may be wrong.
-pub(super) fn for_removal(config: &NetConf) -> (Choice, String, IngressPolicy) {
-    let keys: Keys = config.decode().unwrap_or_default();
-    let policy = IngressPolicy::from_name(&keys.ingress_policy).unwrap_or(IngressPolicy::Open);
-    (choice(&keys.backend), zone(&keys), policy)
+/// The keys that a DEL needs.
+#[derive(Debug)]
+pub(super) struct Removal {
+    pub(super) choice: Choice,
+    pub(super) zone: String,
+    pub(super) policy: IngressPolicy,
 }
 
-/// Names that are not known mean the same as none, as for the reference.
+impl Removal {
+    /// Reads the keys. Invalid ones have their defaults, so that they do not fail a DEL.
+    pub(super) fn read(config: &NetConf) -> Self {
+        let keys: Keys = config.decode().unwrap_or_default();
+        let policy = IngressPolicy::from_name(&keys.ingress_policy).unwrap_or(IngressPolicy::Open);
+        Self { choice: choice(&keys.backend), zone: zone(&keys), policy }
+    }
+}
+
+/// Parses `backend`. Unknown names count as none, as in the reference.
 fn choice(backend: &str) -> Choice {
     match backend {
         "iptables" => Choice::Iptables,
@@ -71,7 +81,7 @@ fn choice(backend: &str) -> Choice {
         "firewalld" => Choice::Firewalld,
         "" => Choice::Auto,
         unknown => {
-            log::warn!("backend {unknown:?} is not known, and counts as none");
+            log::warn!("unknown backend {unknown:?} ignored");
             Choice::Auto
         }
     }
@@ -85,7 +95,6 @@ fn or<'a>(value: &'a str, default: &'a str) -> &'a str {
     if value.is_empty() { default } else { value }
 }
 
-/// The keys that are decoded here.
 #[cfg(test)]
 pub(super) fn decodes() -> crate::keys::probe::Fields {
     crate::keys::probe::fields::<Keys>()

@@ -1,9 +1,7 @@
-//! As much of D-Bus as it takes to ask firewalld: method calls with texts over the system bus, one after the
-//! other.
+//! The part of D-Bus that firewalld needs: method calls with text arguments over the system bus, one at a time.
 //!
 //! The wire format is that of the D-Bus Specification 0.41, sections "Message Protocol" and "Authentication
-//! Protocol". A client of a library would bring an event loop, or tens of dependencies, into every plugin
-//! process.
+//! Protocol". A library's client would bring an event loop or tens of dependencies into every plugin process.
 
 use std::io::{Read, Write};
 use std::os::linux::net::SocketAddrExt;
@@ -11,49 +9,34 @@ use std::os::unix::net::{SocketAddr, UnixStream};
 use std::path::Path;
 use std::time::Duration;
 
-/// How long an answer may take: firewalld may be reloading all of its rules.
-const PATIENCE: Duration = Duration::from_secs(25);
-/// Larger answers are refused, in bytes; the bus itself allows more.
+/// The time limit for a reply: firewalld may be reloading all of its rules.
+const REPLY_LIMIT: Duration = Duration::from_secs(25);
+/// The largest reply that is read, in bytes; the bus allows more.
 const LARGEST: usize = 1 << 20;
 
-/// Where the system bus is if nobody says otherwise (section "Well-known Message Bus Instances").
+/// The default addresses of the system bus (section "Well-known Message Bus Instances").
 const SYSTEM_BUS: &str = "unix:path=/run/dbus/system_bus_socket;unix:path=/var/run/dbus/system_bus_socket";
 
-/// Why a call has no answer.
+/// Why a call failed.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum BusError {
-    /// There is no bus.
-    #[error("the system bus of D-Bus cannot be reached: {0}")]
+    #[error("connect to the system bus of D-Bus: {0}")]
     Unreachable(String),
-    /// The conversation broke off.
     #[error("{operation}: {source}")]
-    Io {
-        /// What was tried.
-        operation: String,
-        /// The system's answer.
-        source: std::io::Error,
-    },
-    /// Something that is not the protocol came.
-    #[error("{operation}: unexpected answer: {reason}")]
-    Protocol {
-        /// What was tried.
-        operation: String,
-        /// What is wrong with it.
-        reason: &'static str,
-    },
-    /// The other side refused.
+    Io { operation: String, source: std::io::Error },
+    #[error("{operation}: unexpected reply: {reason}")]
+    Protocol { operation: String, reason: &'static str },
+    /// An error reply.
     #[error("{operation}: {name}: {message}")]
     Refused {
-        /// What was tried.
         operation: String,
         /// The error's name on the bus.
         name: String,
-        /// What it says.
         message: String,
     },
 }
 
-/// Whom a call goes to.
+/// The destination of a call.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Target {
     pub(super) name: &'static str,
@@ -64,13 +47,13 @@ pub(super) struct Target {
 const BUS: Target =
     Target { name: "org.freedesktop.DBus", path: "/org/freedesktop/DBus", interface: "org.freedesktop.DBus" };
 
-/// The first value of an answer.
+/// The first value of a reply.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) enum Answer {
-    Nothing,
+pub(super) enum Reply {
+    Empty,
     Text(String),
     Bool(bool),
-    /// Of a type that nobody here asks for.
+    /// A value of another type.
     Other,
 }
 
@@ -81,33 +64,33 @@ pub(super) struct Bus {
 }
 
 impl Bus {
-    /// Connects, as the user that this process is.
+    /// Connects as this process's user.
     pub(super) fn system() -> Result<Self, BusError> {
         let named = std::env::var("DBUS_SYSTEM_BUS_ADDRESS").unwrap_or_default();
         let stream = connect(if named.is_empty() { SYSTEM_BUS } else { &named })?;
         let io = |source| BusError::Io { operation: "connect to the system bus".to_owned(), source };
-        stream.set_read_timeout(Some(PATIENCE)).map_err(io)?;
-        stream.set_write_timeout(Some(PATIENCE)).map_err(io)?;
+        stream.set_read_timeout(Some(REPLY_LIMIT)).map_err(io)?;
+        stream.set_write_timeout(Some(REPLY_LIMIT)).map_err(io)?;
         let mut bus = Self { stream, serial: 0 };
         bus.authenticate()?;
         bus.call(BUS, "Hello", &[])?;
         Ok(bus)
     }
 
-    /// Whether somebody has that name on the bus.
+    /// True if a process owns that name on the bus.
     pub(super) fn has_owner(&mut self, name: &str) -> Result<bool, BusError> {
-        Ok(self.call(BUS, "NameHasOwner", &[name])? == Answer::Bool(true))
+        Ok(self.call(BUS, "NameHasOwner", &[name])? == Reply::Bool(true))
     }
 
     fn authenticate(&mut self) -> Result<(), BusError> {
         let operation = || "authenticate at the system bus".to_owned();
         let io = |source| BusError::Io { operation: operation(), source };
-        // The user's number in decimal digits, each as two hexadecimal ones; a zero byte goes first.
+        // A zero byte first; the user ID in decimal digits, each written as two hexadecimal digits.
         let user = nix::unistd::geteuid().to_string();
         let digits: String = user.bytes().map(|byte| format!("{byte:02x}")).collect();
         self.stream.write_all(format!("\0AUTH EXTERNAL {digits}\r\n").as_bytes()).map_err(io)?;
         let mut line = Vec::new();
-        // Byte by byte: what follows the line belongs to somebody else.
+        // Byte by byte, as the bytes after the line belong to the next message.
         while !line.ends_with(b"\r\n") && line.len() < 512 {
             let mut byte = [0];
             self.stream.read_exact(&mut byte).map_err(io)?;
@@ -119,8 +102,8 @@ impl Bus {
         self.stream.write_all(b"BEGIN\r\n").map_err(io)
     }
 
-    /// Calls a method with texts and waits for its answer.
-    pub(super) fn call(&mut self, target: Target, member: &str, args: &[&str]) -> Result<Answer, BusError> {
+    /// Calls a method with text arguments and waits for its reply.
+    pub(super) fn call(&mut self, target: Target, member: &str, args: &[&str]) -> Result<Reply, BusError> {
         let operation = || format!("{}.{member}({})", target.interface, args.join(", "));
         let io = |source| BusError::Io { operation: operation(), source };
         self.serial += 1;
@@ -131,24 +114,24 @@ impl Bus {
             let wrong = |reason| BusError::Protocol { operation: operation(), reason };
             let message = Message::parse(&message).ok_or_else(|| wrong("malformed"))?;
             if message.reply_to != Some(self.serial) {
-                continue; // A signal: the bus tells a new client its name.
+                continue; // A signal: the bus sends a new client its name.
             }
             return match message.kind {
-                METHOD_RETURN => Ok(message.answer()),
+                METHOD_RETURN => Ok(message.reply()),
                 ERROR => Err(BusError::Refused {
                     operation: operation(),
                     name: message.error.clone().unwrap_or_default(),
-                    message: match message.answer() {
-                        Answer::Text(text) => text,
+                    message: match message.reply() {
+                        Reply::Text(text) => text,
                         _ => String::new(),
                     },
                 }),
-                _ => Err(wrong("neither an answer nor an error")),
+                _ => Err(wrong("neither a method return nor an error")),
             };
         }
     }
 
-    /// One message as it comes.
+    /// Reads one message.
     fn receive(&mut self) -> std::io::Result<Vec<u8>> {
         let mut message = vec![0; FIXED];
         self.stream.read_exact(&mut message)?;
@@ -165,9 +148,9 @@ impl Bus {
     }
 }
 
-/// Tries the addresses in turn, as section "Server Addresses" has them.
+/// Tries the addresses one after the other (section "Server Addresses").
 fn connect(addresses: &str) -> Result<UnixStream, BusError> {
-    let mut why = "no address of a kind that is known".to_owned();
+    let mut why = "no address of a known kind".to_owned();
     for address in addresses.split(';') {
         let Some(keys) = address.strip_prefix("unix:") else { continue };
         let pairs = keys.split(',').filter_map(|pair| pair.split_once('='));
@@ -187,12 +170,12 @@ fn connect(addresses: &str) -> Result<UnixStream, BusError> {
     Err(BusError::Unreachable(why))
 }
 
-/// Length of the fixed part of a message: up to and with the length of the header's fields.
+/// The length of the fixed part of a message: up to and including the length of the header's fields.
 const FIXED: usize = 16;
 const METHOD_CALL: u8 = 1;
 const METHOD_RETURN: u8 = 2;
 const ERROR: u8 = 3;
-/// Nobody is started for our sake.
+/// The flag that keeps the bus from starting a service for the call.
 const NO_AUTO_START: u8 = 2;
 const VERSION: u8 = 1;
 // Section "Header Fields".
@@ -254,7 +237,7 @@ fn method_call(serial: u32, target: Target, member: &str, args: &[&str]) -> Vec<
     message
 }
 
-/// The order of a message's bytes: its sender's.
+/// The byte order of a message, which its sender chooses.
 #[derive(Debug, Clone, Copy)]
 enum Order {
     Little,
@@ -275,7 +258,7 @@ impl Order {
     }
 }
 
-/// What is of interest of a message.
+/// The parts of a message that are used.
 struct Message<'a> {
     kind: u8,
     order: Order,
@@ -285,7 +268,7 @@ struct Message<'a> {
     body: &'a [u8],
 }
 
-/// Reads values one after the other; places count from the message's beginning, as alignment does.
+/// Reads values one after the other. Positions count from the message's beginning, as alignment does.
 struct Reader<'a> {
     bytes: &'a [u8],
     at: usize,
@@ -355,15 +338,15 @@ impl<'a> Message<'a> {
         Some(message)
     }
 
-    fn answer(&self) -> Answer {
+    fn reply(&self) -> Reply {
         let mut reader = Reader { bytes: self.body, at: 0, order: self.order };
         let read = match self.signature.chars().next() {
-            None => Some(Answer::Nothing),
-            Some('s' | 'o') => reader.text().map(Answer::Text),
-            Some('b') => reader.number().map(|number| Answer::Bool(number != 0)),
-            Some(_) => Some(Answer::Other),
+            None => Some(Reply::Empty),
+            Some('s' | 'o') => reader.text().map(Reply::Text),
+            Some('b') => reader.number().map(|number| Reply::Bool(number != 0)),
+            Some(_) => Some(Reply::Other),
         };
-        read.unwrap_or(Answer::Other)
+        read.unwrap_or(Reply::Other)
     }
 }
 
@@ -371,7 +354,7 @@ impl<'a> Message<'a> {
 mod tests {
     use super::*;
 
-    /// The message of the specification's own kind: what `dbus-send` writes, byte by byte.
+    /// The bytes that `dbus-send` writes.
     #[test]
     fn a_call_is_marshalled() {
         let target = Target { name: "a.b", path: "/a", interface: "a.i" };
@@ -388,7 +371,7 @@ mod tests {
         assert_eq!(message, expected);
         let parsed = Message::parse(&message).unwrap();
         assert_eq!((parsed.kind, parsed.signature.as_str()), (METHOD_CALL, "s"));
-        assert_eq!(parsed.answer(), Answer::Text("xy".to_owned()));
+        assert_eq!(parsed.reply(), Reply::Text("xy".to_owned()));
     }
 
     fn reply(order: Order, kind: u8, signature: &str, body: &[u8]) -> Vec<u8> {
@@ -412,28 +395,28 @@ mod tests {
     }
 
     #[test]
-    fn answers_of_either_order_are_read() {
+    fn replies_of_either_byte_order_are_read() {
         let yes = reply(Order::Big, METHOD_RETURN, "b", &1_u32.to_be_bytes());
         let parsed = Message::parse(&yes).unwrap();
-        assert_eq!((parsed.reply_to, parsed.answer()), (Some(3), Answer::Bool(true)));
+        assert_eq!((parsed.reply_to, parsed.reply()), (Some(3), Reply::Bool(true)));
         let no = reply(Order::Little, METHOD_RETURN, "b", &0_u32.to_le_bytes());
-        assert_eq!(Message::parse(&no).unwrap().answer(), Answer::Bool(false));
+        assert_eq!(Message::parse(&no).unwrap().reply(), Reply::Bool(false));
         let nothing = reply(Order::Little, METHOD_RETURN, "", &[]);
-        assert_eq!(Message::parse(&nothing).unwrap().answer(), Answer::Nothing);
+        assert_eq!(Message::parse(&nothing).unwrap().reply(), Reply::Empty);
     }
 
     #[test]
-    fn garbage_is_no_message() {
+    fn malformed_messages_are_refused() {
         let good = reply(Order::Little, ERROR, "s", &[2, 0, 0, 0, b'n', b'o', 0]);
-        assert_eq!(Message::parse(&good).unwrap().answer(), Answer::Text("no".to_owned()));
+        assert_eq!(Message::parse(&good).unwrap().reply(), Reply::Text("no".to_owned()));
         for length in 0..good.len() {
-            let _ = Message::parse(&good[..length]).map(|message| message.answer());
+            let _ = Message::parse(&good[..length]).map(|message| message.reply());
         }
         for at in 0..good.len() {
             for value in [0, 1, 0x7f, 0xff] {
                 let mut bad = good.clone();
                 bad[at] = value;
-                let _ = Message::parse(&bad).map(|message| message.answer());
+                let _ = Message::parse(&bad).map(|message| message.reply());
             }
         }
     }

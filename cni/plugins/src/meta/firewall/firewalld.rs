@@ -1,11 +1,11 @@
-//! firewalld: addresses in one of its zones, asked for over D-Bus.
+//! firewalld: addresses in one of its zones, over D-Bus.
 
 use std::net::IpAddr;
 
 use cni_spec::CniError;
 use ipnet::IpNet;
 
-use super::dbus::{Answer, Bus, BusError, Target};
+use super::dbus::{Bus, BusError, Reply, Target};
 
 const NAME: &str = "org.fedoraproject.FirewallD1";
 const ZONE: Target = Target {
@@ -14,30 +14,30 @@ const ZONE: Target = Target {
     interface: "org.fedoraproject.FirewallD1.zone",
 };
 
-/// Error codes of firewalld for an address that is not in the zone.
+/// firewalld's error codes for an address that is not in the zone.
 const GONE: [&str; 4] = ["UNKNOWN_SOURCE", "ZONE_CONFLICT", "NOT_ENABLED", "INVALID_ZONE"];
 
-/// Whether firewalld runs: somebody has its name on the system bus. Without a bus it does not.
+/// True if firewalld runs: its name on the system bus has an owner. False without a bus.
 ///
 /// # Errors
-/// When the bus is there and does not answer.
+/// A bus that does not reply.
 pub(super) fn is_running() -> Result<bool, CniError> {
-    match ask() {
-        Err(BusError::Unreachable(why)) => {
-            log::debug!("{why}");
+    match has_owner() {
+        Err(error @ BusError::Unreachable(_)) => {
+            log::debug!("{error}");
             Ok(false)
         }
-        asked => asked.map_err(failed),
+        known => known.map_err(failed),
     }
 }
 
-/// Whether firewalld runs, as far as can be told, for those who do not depend on it: root of a user namespace
-/// reaches the machine's bus and is not let in.
+/// As [`is_running`], but false after an error: root of a user namespace can connect to the node's bus and is
+/// refused.
 pub(super) fn seems_to_run() -> bool {
-    match ask() {
+    match has_owner() {
         Ok(runs) => runs,
-        Err(BusError::Unreachable(why)) => {
-            log::debug!("{why}");
+        Err(error @ BusError::Unreachable(_)) => {
+            log::debug!("{error}");
             false
         }
         Err(error) => {
@@ -47,7 +47,7 @@ pub(super) fn seems_to_run() -> bool {
     }
 }
 
-fn ask() -> Result<bool, BusError> {
+fn has_owner() -> Result<bool, BusError> {
     Bus::system().and_then(|mut bus| bus.has_owner(NAME))
 }
 
@@ -62,16 +62,16 @@ impl<'a> Zone<'a> {
         Ok(Self { bus: Bus::system().map_err(failed)?, name })
     }
 
-    /// Puts addresses into the zone, all or none. One that is there already stays.
+    /// Adds addresses to the zone, all or none. One that is there already stays.
     ///
     /// # Errors
-    /// What firewalld says: that there is no such zone, that another zone has the address.
+    /// firewalld's error, for an unknown zone or an address of another zone.
     pub(super) fn add(&mut self, addresses: &[IpAddr]) -> Result<(), CniError> {
         let mut added = Vec::new();
         for address in addresses {
             match self.call("addSource", *address) {
                 Ok(_) => added.push(*address),
-                Err(BusError::Refused { message, .. }) if says(&message, "ZONE_ALREADY_SET") => {}
+                Err(BusError::Refused { message, .. }) if has_code(&message, "ZONE_ALREADY_SET") => {}
                 Err(error) => {
                     if let Err(left) = self.remove(&added) {
                         log::warn!("{left}");
@@ -83,15 +83,16 @@ impl<'a> Zone<'a> {
         Ok(())
     }
 
-    /// Takes addresses out of the zone. One that is not there, or is in another one, is no error.
+    /// Removes addresses from the zone. One that is missing or in another zone is no error.
     ///
     /// # Errors
-    /// What firewalld says.
+    /// firewalld's first other error; all other addresses were removed.
     pub(super) fn remove(&mut self, addresses: &[IpAddr]) -> Result<(), CniError> {
         let mut result = Ok(());
         for address in addresses {
             match self.call("removeSource", *address) {
-                Err(BusError::Refused { message, .. }) if GONE.iter().any(|code| says(&message, code)) => {}
+                Err(BusError::Refused { message, .. })
+                    if GONE.iter().any(|code| has_code(&message, code)) => {}
                 Err(error) => result = result.and(Err(failed(error))),
                 Ok(_) => {}
             }
@@ -102,13 +103,14 @@ impl<'a> Zone<'a> {
     /// True if one of the addresses is in the zone. Changes nothing.
     ///
     /// # Errors
-    /// firewalld's error, but for those of an address that is not in the zone.
+    /// firewalld's error, except those for an address that is not in the zone.
     pub(super) fn has_any(&mut self, addresses: &[IpAddr]) -> Result<bool, CniError> {
         for address in addresses {
             match self.call("querySource", *address) {
-                Ok(Answer::Bool(true)) => return Ok(true),
+                Ok(Reply::Bool(true)) => return Ok(true),
                 Ok(_) => {}
-                Err(BusError::Refused { message, .. }) if GONE.iter().any(|code| says(&message, code)) => {}
+                Err(BusError::Refused { message, .. })
+                    if GONE.iter().any(|code| has_code(&message, code)) => {}
                 Err(error) => return Err(failed(error)),
             }
         }
@@ -118,23 +120,23 @@ impl<'a> Zone<'a> {
     /// The first of the addresses that is not in the zone.
     ///
     /// # Errors
-    /// What firewalld says.
+    /// firewalld's error.
     pub(super) fn missing(&mut self, addresses: &[IpAddr]) -> Result<Option<IpAddr>, CniError> {
         for address in addresses {
-            if self.call("querySource", *address).map_err(failed)? != Answer::Bool(true) {
+            if self.call("querySource", *address).map_err(failed)? != Reply::Bool(true) {
                 return Ok(Some(*address));
             }
         }
         Ok(None)
     }
 
-    fn call(&mut self, member: &str, address: IpAddr) -> Result<Answer, BusError> {
+    fn call(&mut self, member: &str, address: IpAddr) -> Result<Reply, BusError> {
         self.bus.call(ZONE, member, &[self.name, &IpNet::from(address).to_string()])
     }
 }
 
-/// firewalld's errors begin with a code: `ZONE_ALREADY_SET: '10.0.0.2/32' already bound to 'trusted'`.
-fn says(message: &str, code: &str) -> bool {
+/// True if an error of firewalld begins with a code: `ZONE_ALREADY_SET: '10.0.0.2/32' already bound to 'trusted'`.
+fn has_code(message: &str, code: &str) -> bool {
     message.split(':').next() == Some(code)
 }
 

@@ -1,4 +1,4 @@
-//! `firewall`: lets a container's packets through the node's firewall, and keeps bridges apart.
+//! `firewall`: lets a container's packets through the node's firewall, and isolates bridges.
 
 mod bridge;
 mod config;
@@ -14,7 +14,7 @@ use cni_spec::{AddResult, CniError, ErrorCode, Version};
 
 use crate::plugin::{NodeRequest, Plugin, Request, Restorable};
 use bridge::Leaving;
-use config::{Choice, Config};
+use config::{Choice, Config, Removal};
 use firewalld::Zone;
 
 /// The `firewall` plugin.
@@ -44,14 +44,14 @@ impl Plugin for Firewall {
         let previous = previous(request)?;
         let wanted = wanted(request, &config, previous)?;
         if config.policy != IngressPolicy::Open {
-            // The BPF programs put packets past the chains that keep containers apart.
+            // The BPF programs bypass the chains that isolate containers.
             ebpf::leave_addresses(wanted.addresses.iter().copied());
         }
         let turn = Turn::to_add(&wanted)?;
         if let Err(error) = make(&wanted, &turn) {
             drop(turn);
             if let Err(left) = take_away(request, &config.zone, config.policy, &Turn::to_remove()) {
-                log::warn!("take back what was made for {}: {left}", request.attachment);
+                log::warn!("undo the ADD of {}: {left}", request.attachment);
             }
             return Err(error);
         }
@@ -59,21 +59,21 @@ impl Plugin for Firewall {
     }
 
     fn del(&self, request: &Request<'_>) -> Result<(), CniError> {
-        let (choice, zone, policy) = config::for_removal(request.config);
-        let told = told_addresses(request);
+        let Removal { choice, zone, policy } = Removal::read(request.config);
+        let previous = previous_addresses(request);
         let held = firewall::held(&request.attachment)?;
-        if held.is_none() && !may_be_left(request, &told)? {
+        if held.is_none() && !may_be_left(request, &previous)? {
             return Ok(());
         }
         let turn = match &held {
             Some(held) if !held.is_elsewhere() && policy == IngressPolicy::Open => Turn::unneeded(),
             _ => Turn::to_remove(),
         };
-        // A container of the reference's, of whom nothing is recorded.
-        let may_be_in_zone = !told.is_empty() && matches!(choice, Choice::Auto | Choice::Firewalld);
+        // A container of the reference has no record.
+        let may_be_in_zone = !previous.is_empty() && matches!(choice, Choice::Auto | Choice::Firewalld);
         if may_be_in_zone && held.is_none() && firewalld::seems_to_run() {
             let owner = AttachmentHash::of(&request.attachment);
-            Zone::open(&zone)?.remove(&firewall::own_addresses(owner, &told)?)?;
+            Zone::open(&zone)?.remove(&firewall::own_addresses(owner, &previous)?)?;
         }
         take_away(request, &zone, policy, &turn)
     }
@@ -82,7 +82,7 @@ impl Plugin for Firewall {
         let config = Config::read(request.config)?;
         let mut wanted = wanted(request, &config, previous(request)?)?;
         if config.choice == Choice::Auto {
-            // What ran when the container came counts.
+            // The means of the ADD count, also if firewalld has started or stopped since.
             wanted.means = firewall::held(&request.attachment)?.map_or(wanted.means, |held| held.means);
         }
         firewall::check(&wanted)?;
@@ -91,7 +91,7 @@ impl Plugin for Firewall {
 
     fn gc(&self, request: &NodeRequest<'_>) -> Result<(), CniError> {
         let Some(valid) = &request.config.valid_attachments else { return Ok(()) };
-        let (_, zone, _) = config::for_removal(request.config);
+        let zone = Removal::read(request.config).zone;
         let mut result = Ok(());
         for held in firewall::dead(&request.config.name, valid)? {
             result = result.and(forget(&held, &zone));
@@ -124,11 +124,11 @@ impl Plugin for Firewall {
     }
 }
 
-/// A container that the reference attached: its rules are all there, and nothing is recorded of it. The request is
-/// that of a CHECK.
+/// The request of a container that the reference attached: it has all its rules and no record. The argument is the
+/// request of a CHECK.
 ///
 /// # Errors
-/// Code 7 for the configuration; otherwise the rules or the record that cannot be read.
+/// Code 7 for the configuration; rules or records that cannot be read.
 pub(crate) fn unrecorded(request: &Request<'_>) -> Result<Option<FirewallRequest>, CniError> {
     let config = Config::read(request.config)?;
     let wanted = wanted(request, &config, previous(request)?)?;
@@ -149,7 +149,7 @@ fn previous<'a>(request: &'a Request<'_>) -> Result<&'a AddResult, CniError> {
     previous.ok_or_else(|| CniError::config("missing prevResult from earlier plugin"))
 }
 
-/// How it is to be done.
+/// The means that a choice stands for now.
 fn means(choice: Choice) -> Means {
     match choice {
         Choice::Iptables => Means::Iptables,
@@ -161,18 +161,18 @@ fn means(choice: Choice) -> Means {
 }
 
 fn wanted(request: &Request<'_>, config: &Config, previous: &AddResult) -> Result<FirewallRequest, CniError> {
-    // A link inside the container has the name of another one on the node.
+    // A link in the container may have the name of one on the node.
     let first = previous.interfaces.first().filter(|interface| interface.sandbox.is_empty());
     let bridge = first.map(|interface| interface.name.clone()).unwrap_or_default();
     if config.policy != IngressPolicy::Open {
         let refused = |why: &str| CniError::config(format!("ingressPolicy: {why}"));
         if bridge.is_empty() {
-            return Err(refused("prevResult names no bridge that could be kept apart"));
+            return Err(refused("prevResult has no bridge to isolate"));
         }
         cni_spec::check_ifname(&bridge).map_err(|error| refused(&error.to_string()))?;
-        // To iptables it would mean every name that begins so.
+        // iptables takes such a name as a prefix.
         if bridge.ends_with('+') {
-            return Err(refused(&format!("a bridge called {bridge:?} cannot be kept apart")));
+            return Err(refused(&format!("a bridge called {bridge:?} cannot be isolated")));
         }
     }
     let fits = cni_spec::check_ifname(&bridge).is_ok();
@@ -196,12 +196,12 @@ fn addresses(previous: &AddResult) -> Vec<IpAddr> {
     all
 }
 
-fn told_addresses(request: &Request<'_>) -> Vec<IpAddr> {
+fn previous_addresses(request: &Request<'_>) -> Vec<IpAddr> {
     request.config.prev_result.as_ref().map(addresses).unwrap_or_default()
 }
 
-/// Makes what is asked for, and takes addresses out of zones that an ADD before this one has put them into and
-/// this one does not: once their record is written anew, nobody would know of them.
+/// Makes the rules of an attachment. First removes addresses from zones that an earlier ADD has added them to and
+/// this one does not: the new record no longer names them.
 fn make(wanted: &FirewallRequest, turn: &Turn) -> Result<(), CniError> {
     if let Some(held) = firewall::held(&wanted.attachment)? {
         let stays = |address: &IpAddr| {
@@ -218,7 +218,7 @@ fn make(wanted: &FirewallRequest, turn: &Turn) -> Result<(), CniError> {
     }
 }
 
-/// Compares firewalld's zone with what is asked for, if that is how packets are let through.
+/// Compares firewalld's zone with the wanted addresses, if firewalld is the means.
 fn compare_zone(wanted: &FirewallRequest) -> Result<(), CniError> {
     if wanted.means != Means::Firewalld {
         return Ok(());
@@ -232,12 +232,12 @@ fn compare_zone(wanted: &FirewallRequest) -> Result<(), CniError> {
     }
 }
 
-/// True if something may be left of an attachment of which nothing is recorded, as of the reference's: a rule or a zone
-/// that has one of its addresses, or a bridge that is kept apart for no one. Reads only: a runtime calls DEL several
-/// times for each sandbox, and all but the first find nothing.
-fn may_be_left(request: &Request<'_>, told: &[IpAddr]) -> Result<bool, CniError> {
-    let (choice, zone, policy) = config::for_removal(request.config);
-    let own = firewall::own_addresses(AttachmentHash::of(&request.attachment), told)?;
+/// True if something may be left of an attachment without a record, such as the reference's: a rule or a zone with one
+/// of its addresses, or a bridge that is isolated for no container. Changes nothing: a runtime calls DEL several times
+/// for each sandbox, and only the first one finds something.
+fn may_be_left(request: &Request<'_>, previous: &[IpAddr]) -> Result<bool, CniError> {
+    let Removal { choice, zone, policy } = Removal::read(request.config);
+    let own = firewall::own_addresses(AttachmentHash::of(&request.attachment), previous)?;
     if firewall::may_have_rules(&own)? {
         return Ok(true);
     }
@@ -245,34 +245,34 @@ fn may_be_left(request: &Request<'_>, told: &[IpAddr]) -> Result<bool, CniError>
     if may_be_in_zone && firewalld::seems_to_run() && Zone::open(&zone)?.has_any(&own)? {
         return Ok(true);
     }
-    let bridge = told_bridge(request);
+    let bridge = previous_bridge(request);
     let separated =
         policy != IngressPolicy::Open && !bridge.is_empty() && firewall::may_be_needlessly_separated(bridge)?;
     Ok(separated && bridge::use_of(bridge, Leaving::of(request)?)? == BridgeUse::Unused)
 }
 
-fn told_bridge<'a>(request: &'a Request<'_>) -> &'a str {
+fn previous_bridge<'a>(request: &'a Request<'_>) -> &'a str {
     let first = request.config.prev_result.as_ref().and_then(|previous| previous.interfaces.first());
     first.map(|interface| interface.name.as_str()).unwrap_or_default()
 }
 
-/// Takes away what the attachment has, by whatever means.
+/// Removes the attachment's rules, of all means.
 fn take_away(request: &Request<'_>, zone: &str, policy: IngressPolicy, turn: &Turn) -> Result<(), CniError> {
     let attachment = &request.attachment;
     let held = firewall::held(attachment)?;
     if let Some(held) = &held {
         leave_zone(held, zone)?;
     }
-    let bridge = held.as_ref().map_or_else(|| told_bridge(request), |held| held.bridge.as_str());
+    let bridge = held.as_ref().map_or_else(|| previous_bridge(request), |held| held.bridge.as_str());
     let separated =
         policy != IngressPolicy::Open || held.as_ref().is_some_and(|held| held.policy != IngressPolicy::Open);
     let bridge_use =
         if separated { bridge::use_of(bridge, Leaving::of(request)?)? } else { BridgeUse::Unknown };
-    Ok(firewall::dismiss(attachment, &told_addresses(request), (bridge, bridge_use), turn)?)
+    Ok(firewall::dismiss(attachment, &previous_addresses(request), (bridge, bridge_use), turn)?)
 }
 
-/// Takes addresses out of the zone that they were put into, or out of this one where that is not known. Where
-/// firewalld does not run any more, its zones are gone; an address that somebody else has by now is that one's.
+/// Removes addresses from the zone of their record, or from the configured one. Without a running firewalld there
+/// are no zones. An address that another attachment has now is left to it.
 fn leave_zone(held: &Held, configured: &str) -> Result<(), CniError> {
     if held.means != Means::Firewalld || held.addresses.is_empty() || !firewalld::is_running()? {
         return Ok(());
@@ -291,7 +291,7 @@ fn forget(held: &Held, zone: &str) -> Result<(), CniError> {
     Ok(firewall::forget(held, bridge_use, &turn)?)
 }
 
-/// What a flush of the ruleset, or firewalld's reload, takes away.
+/// The attachment's rules, which a flush of the ruleset or a reload of firewalld deletes.
 struct Rules {
     wanted: FirewallRequest,
 }
