@@ -62,7 +62,7 @@ fn what_is_wrong_is_named() {
                 given["interfaces"] = interfaces;
             }
             let error = policy.call_one(1, "ADD", &attach, &given).error();
-            assert_eq!(error.msg, "ingressPolicy: prevResult names no bridge that could be kept apart");
+            assert_eq!(error.msg, "ingressPolicy: prevResult has no bridge to isolate");
             assert_eq!(error.code, 7);
             policy.call_one(1, "DEL", &attach, &given).ok();
         }

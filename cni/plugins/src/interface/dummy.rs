@@ -1,4 +1,4 @@
-//! `dummy`: gives a container a link that drops all that is sent, for addresses of its own.
+//! `dummy`: gives a container a link that drops all packets, for addresses of its own.
 
 use cni_kernel::route::{DuplicateDetection, Link, LinkChange, LinkKind, NewKind, NewLink};
 use cni_spec::{AddResult, CniError};
@@ -19,7 +19,7 @@ impl Plugin for Dummy {
     }
 
     fn summary(&self) -> &'static str {
-        "gives a container a link that drops all that is sent"
+        "gives a container a link that drops all packets"
     }
 
     fn add(&self, request: &Request<'_>) -> Result<AddResult, CniError> {

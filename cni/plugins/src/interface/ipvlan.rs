@@ -1,4 +1,4 @@
-//! `ipvlan`: gives a container a link of its own, with the Ethernet address of a link of the node's.
+//! `ipvlan`: gives a container a link of its own, with the MAC address of a link of the node.
 
 use cni_kernel::route::{DuplicateDetection, IpvlanMode, Link, LinkChange, LinkKind, NewKind};
 use cni_spec::{AddResult, CniError, NetConf};
@@ -15,7 +15,7 @@ use crate::skel::delegate;
 #[derive(Debug)]
 pub struct Ipvlan;
 
-/// As `arp_notify` for IPv6.
+/// The IPv6 counterpart of `arp_notify`.
 const SETTINGS: &[Setting] = &[("ndisc_notify", "1")];
 
 impl Plugin for Ipvlan {
@@ -24,7 +24,7 @@ impl Plugin for Ipvlan {
     }
 
     fn summary(&self) -> &'static str {
-        "gives a container a link with the Ethernet address of a link of the node's"
+        "gives a container a link with the MAC address of a link of the node"
     }
 
     #[cfg(test)]
@@ -68,7 +68,7 @@ impl Plugin for Ipvlan {
     fn status(&self, request: &NodeRequest<'_>) -> Result<(), CniError> {
         let settings = Settings::new(request.config)?;
         kind_status("ipvlan")?;
-        // Without the key it may be that of the plugin before, which is not known here.
+        // Without the key, the master may be the link of an earlier plugin, which is unknown here.
         if settings.below.master.is_some() {
             settings.below.status()?;
         }
@@ -76,7 +76,7 @@ impl Plugin for Ipvlan {
     }
 }
 
-/// IPAM's; without IPAM those of the plugin before. One of the two must be there.
+/// IPAM's addresses, or without IPAM those of the previous result.
 fn addresses(request: &Request<'_>) -> Result<Addresses, CniError> {
     match &request.config.prev_result {
         Some(previous) if request.config.ipam.is_empty() && !previous.ips.is_empty() => {
@@ -87,7 +87,7 @@ fn addresses(request: &Request<'_>) -> Result<Addresses, CniError> {
     }
 }
 
-/// What the configuration asks for, checked.
+/// The configuration, checked.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Settings {
     below: Below,
@@ -95,7 +95,7 @@ struct Settings {
     mtu: Option<u32>,
 }
 
-/// The keys as they are written.
+/// The keys, not checked.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
 struct Keys {
@@ -116,7 +116,7 @@ impl Settings {
         Ok(Self { below, mode, mtu: (mtu != 0).then_some(mtu) })
     }
 
-    /// Chained behind another plugin, the link below is the one that it made.
+    /// Uses the link of the previous result as master, if the configuration names none.
     fn chain(&mut self, previous: Option<&AddResult>) -> Result<(), CniError> {
         let (None, Some(previous)) = (&self.below.master, previous) else { return Ok(()) };
         match previous.interfaces.as_slice() {
@@ -132,9 +132,9 @@ impl Settings {
 
     fn make(&self, site: &Site) -> Result<LinkChange, CniError> {
         let master = self.below.find(site)?;
-        let made = self.below.create(site, &master, NewKind::Ipvlan(self.mode), (None, self.mtu));
+        let made = self.below.create(site, &master, NewKind::Ipvlan(self.mode), None, self.mtu);
         made.map_err(|error| CniError::internal(format!("failed to create ipvlan: {error}")))?;
-        // The neighbours shall learn at once that an address has moved to this link.
+        // The kernel then announces the address to the neighbours, which may know it at another link.
         Ok(LinkChange::new().arp_notify())
     }
 
@@ -178,7 +178,7 @@ mod tests {
     }
 
     #[test]
-    fn behind_another_plugin_its_link_is_the_one_below() {
+    fn the_link_of_the_previous_result_is_the_master() {
         let result = |names: &[&str]| AddResult {
             interfaces: names
                 .iter()

@@ -1,7 +1,7 @@
-//! `loopback`: switches the container's `lo` on.
+//! `loopback`: sets the container's `lo` up.
 //!
-//! The kernel gives it 127.0.0.1/8 and ::1/128 when it comes up. It has no keys of its own, and
-//! `CNI_IFNAME` does not count: the link is always `lo`.
+//! The kernel gives `lo` 127.0.0.1/8 and ::1/128 when it comes up. The plugin has no keys of its own, and ignores
+//! `CNI_IFNAME`.
 
 use std::path::Path;
 
@@ -24,7 +24,7 @@ impl Plugin for Loopback {
     }
 
     fn summary(&self) -> &'static str {
-        "switches the container's lo on"
+        "sets the container's lo up"
     }
 
     fn add(&self, request: &Request<'_>) -> Result<AddResult, CniError> {
@@ -34,14 +34,14 @@ impl Plugin for Loopback {
         let addresses = match addresses(&socket, &link) {
             Ok(addresses) => addresses,
             Err(error) => {
-                // It is left as it was found; the first error is the one to tell.
+                // As it was before; the first error is returned.
                 if !link.up {
                     let _ = socket.change_link(&link, &LinkChange::new().down());
                 }
                 return Err(error);
             }
         };
-        // A chained configuration passes on what the plugins before it made.
+        // In a chain, the previous result is passed on.
         Ok(match &request.config.prev_result {
             Some(previous) => previous.clone(),
             None => result(&netns, &addresses),
@@ -79,7 +79,7 @@ fn open(request: &Request<'_>) -> Result<(Netns, RouteSocket), CniError> {
     Ok((netns, socket))
 }
 
-/// Code 4: the path came with the environment.
+/// Has code 4, as the path comes from the environment.
 fn bad_netns(path: &Path, error: &NetnsError) -> CniError {
     CniError::new(ErrorCode::InvalidEnvironment, format!("failed to open netns {path:?}: {error}"))
 }
@@ -93,8 +93,7 @@ fn failed(error: cni_kernel::route::RouteError) -> CniError {
     CniError::internal(error.to_string())
 }
 
-/// The addresses of `lo`, which must all be loopback addresses: anything else would tell the
-/// runtime of an address that is not this plugin's.
+/// The addresses of `lo`. All must be loopback addresses, as the result must not have others.
 fn addresses(socket: &RouteSocket, link: &Link) -> Result<Vec<IpNet>, CniError> {
     let mut nets = Vec::new();
     for address in socket.addresses(link).map_err(failed)? {
@@ -105,7 +104,7 @@ fn addresses(socket: &RouteSocket, link: &Link) -> Result<Vec<IpNet>, CniError> 
         }
         nets.push(net);
     }
-    // IPv4 first, whatever order the kernel lists them in.
+    // IPv4 first, in any order of the kernel's list.
     nets.sort();
     Ok(nets)
 }

@@ -1,5 +1,4 @@
-//! `macvlan`: gives a container a link of its own, with an Ethernet address of its own, on a link of the
-//! node's.
+//! `macvlan`: gives a container a link with a MAC address of its own, on a link of the node.
 
 use cni_kernel::mac::Mac;
 use cni_kernel::route::{DuplicateDetection, Link, LinkChange, LinkKind, MacvlanMode, NewKind};
@@ -17,7 +16,7 @@ use crate::skel::delegate;
 #[derive(Debug)]
 pub struct Macvlan;
 
-/// As `arp_notify` for IPv6.
+/// The IPv6 counterpart of `arp_notify`.
 const SETTINGS: &[Setting] = &[("ndisc_notify", "1")];
 
 impl Plugin for Macvlan {
@@ -26,7 +25,7 @@ impl Plugin for Macvlan {
     }
 
     fn summary(&self) -> &'static str {
-        "gives a container a link with an Ethernet address of its own on a link of the node's"
+        "gives a container a link with a MAC address of its own on a link of the node"
     }
 
     #[cfg(test)]
@@ -72,7 +71,7 @@ impl Plugin for Macvlan {
     }
 }
 
-/// What the configuration asks for, checked.
+/// The configuration, checked.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Settings {
     below: Below,
@@ -81,7 +80,7 @@ struct Settings {
     broadcast_queue: Option<u32>,
 }
 
-/// The keys as they are written.
+/// The keys, not checked.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
 struct Keys {
@@ -105,9 +104,9 @@ impl Settings {
         let master = self.below.find(site)?;
         let kind = NewKind::Macvlan { mode: self.mode, broadcast_queue: self.broadcast_queue };
         let mtu = self.below.mtu(&master)?;
-        let made = self.below.create(site, &master, kind, (self.mac, mtu));
+        let made = self.below.create(site, &master, kind, self.mac, mtu);
         made.map_err(|error| CniError::internal(format!("failed to create macvlan: {error}")))?;
-        // The neighbours shall learn at once that an address has moved to this link.
+        // The kernel then announces the address to the neighbours, which may know it at another link.
         Ok(LinkChange::new().arp_notify())
     }
 

@@ -1,4 +1,4 @@
-//! Plugins that make or set up a link.
+//! Interface plugins: they make or configure a link.
 
 pub mod bridge;
 pub mod dummy;

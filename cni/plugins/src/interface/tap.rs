@@ -1,4 +1,4 @@
-//! `tap`: gives a container a link whose frames a program reads and writes, such as a virtual machine.
+//! `tap`: gives a container a link whose frames a program reads and writes, for virtual machines for instance.
 
 use std::fs;
 use std::ops::RangeInclusive;
@@ -18,10 +18,10 @@ use super::shared::single::{Addresses, Recipe, Site, remove};
 use crate::plugin::{NodeRequest, Plugin, Request};
 use crate::skel::delegate;
 
-/// What the kernel takes: `ETH_MIN_MTU` of `linux/if_ether.h`, and `ETH_MAX_MTU` without the header
+/// The kernel's limits: `ETH_MIN_MTU` of `linux/if_ether.h`, and `ETH_MAX_MTU` without the header
 /// (`tun_net_initialize` in `drivers/net/tun.c`).
 const MTU: RangeInclusive<i64> = 68..=65_521;
-/// Where a thread says in which SELinux context the next program that it runs shall be.
+/// The file for the SELinux context of the next program that the thread executes.
 const EXEC_CONTEXT: &str = "/proc/thread-self/attr/exec";
 
 /// The `tap` plugin.
@@ -51,7 +51,7 @@ impl Plugin for Tap {
             dns: Some(settings.dns.clone()),
             ipam_failed: "",
             settings: &[],
-            // Nobody is at the other end yet.
+            // No program is at the other end yet.
             detection: DuplicateDetection::Skip,
         };
         recipe.add(|site| settings.make(site))
@@ -81,7 +81,7 @@ impl Plugin for Tap {
     }
 }
 
-/// What the configuration asks for, checked.
+/// The configuration, checked.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Settings {
     queues: Queues,
@@ -94,7 +94,7 @@ struct Settings {
     dns: Dns,
 }
 
-/// The keys as they are written.
+/// The keys, not checked.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
 struct Keys {
@@ -145,11 +145,11 @@ impl Settings {
             change = change.mac(mac);
         }
         let name = site.name.as_str();
-        let work = || match &self.context {
+        let create = || match &self.context {
             None => tap::create(&self.tap(name)).map_err(|error| error.to_string()),
             Some(context) => self.create_in_context(name, context),
         };
-        let made = site.container.namespace().run(work).map_err(failed)?;
+        let made = site.container.namespace().run(create).map_err(failed)?;
         made.map_err(|error| CniError::internal(format!("failed to create tap: {error}")))?;
         Ok(change)
     }
@@ -158,9 +158,9 @@ impl Settings {
         NewTap { name, owner: self.owner, group: self.group, queues: self.queues }
     }
 
-    /// A tap has the SELinux context of the process that makes it, and a process with several threads may
-    /// change its own only to a lesser one: another program makes it, as with the reference. The thread that
-    /// this runs on ends afterwards.
+    /// Makes the tap by ip(8), as the reference does. A tap gets the SELinux context of the process that makes it,
+    /// and a process with several threads may change its own context only to a bounded one. The calling thread
+    /// must end afterwards.
     fn create_in_context(&self, name: &str, context: &str) -> Result<(), String> {
         fs::write(EXEC_CONTEXT, context)
             .map_err(|error| format!("failed set socket label: write {EXEC_CONTEXT}: {error}"))?;
@@ -175,7 +175,7 @@ impl Settings {
         }
     }
 
-    /// Of ip-tuntap(8).
+    /// The arguments for ip-tuntap(8).
     fn arguments(&self, name: &str) -> Vec<String> {
         let mut words = ["tuntap", "add", "mode", "tap", "name", name].map(str::to_owned).to_vec();
         if self.queues == Queues::Several {
@@ -225,7 +225,7 @@ mod tests {
     }
 
     #[test]
-    fn what_makes_no_sense_is_refused_by_name() {
+    fn invalid_values_are_refused_by_name() {
         for (keys, text) in [
             (json!({"mtu": 67}), "key \"mtu\": invalid MTU 67 (must be 0 or between 68 and 65521)"),
             (json!({"bridge": "a/b"}), "key \"bridge\": "),

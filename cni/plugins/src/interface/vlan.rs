@@ -69,14 +69,14 @@ impl Plugin for Vlan {
     }
 }
 
-/// What the configuration asks for, checked.
+/// The configuration, checked.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Settings {
     below: Below,
     id: u16,
 }
 
-/// The keys as they are written.
+/// The keys, not checked.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
 struct Keys {
@@ -93,7 +93,7 @@ impl Settings {
             ));
         }
         let id = u16::try_from(keys.vlan_id).ok().filter(|_| keys.vlan_id <= LAST_VLAN);
-        // The reference's text, whose bound is not the one that it keeps to.
+        // The reference's text; the reference itself refuses 4095.
         let wrong = format!("invalid VLAN ID {} (must be between 0 and 4095 inclusive)", keys.vlan_id);
         Ok(Self { below, id: id.ok_or_else(|| CniError::config(wrong))? })
     }
@@ -101,7 +101,7 @@ impl Settings {
     fn make(&self, site: &Site) -> Result<LinkChange, CniError> {
         let master = self.below.find(site)?;
         let mtu = self.below.mtu(&master)?;
-        let made = self.below.create(site, &master, NewKind::Vlan(self.id), (None, mtu));
+        let made = self.below.create(site, &master, NewKind::Vlan(self.id), None, mtu);
         made.map_err(|error| CniError::internal(format!("failed to create vlan: {error}")))?;
         Ok(LinkChange::new())
     }

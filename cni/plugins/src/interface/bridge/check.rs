@@ -1,4 +1,4 @@
-//! CHECK: compares the result of the ADD with what is there.
+//! CHECK: compares the result of the ADD with the kernel's state.
 
 use cni_dataplane::macspoof;
 use cni_kernel::route::{Link, LinkKind, PortVlan, RouteSocket};
@@ -23,7 +23,7 @@ pub(super) fn check(request: &Request<'_>) -> Result<(), CniError> {
 
     let bridge = check_bridge(&host.route, previous, &settings)?;
     let inner = inside.check_link()?;
-    let port = check_port(&host.route, previous, (&bridge, &inner), &settings)?;
+    let port = check_port(&host.route, previous, &bridge, &inner, &settings)?;
     if let (true, Some(mac)) = (settings.spoof_check, inner.mac) {
         macspoof::check(&request.attachment, &port.name, mac)?;
     }
@@ -62,7 +62,8 @@ fn check_bridge(route: &RouteSocket, previous: &AddResult, settings: &Settings) 
 fn check_port(
     route: &RouteSocket,
     previous: &AddResult,
-    (bridge, inner): (&Link, &Link),
+    bridge: &Link,
+    inner: &Link,
     settings: &Settings,
 ) -> Result<Link, CniError> {
     let missing = || wrong(format!("CNI veth created for bridge {} was not found", bridge.name));

@@ -1,4 +1,4 @@
-//! From the configuration as it comes to settings that are known to make sense.
+//! bridge's keys, decoded and checked.
 
 use cni_kernel::mac::Mac;
 use cni_kernel::route::{PortSettings, PortVlan, Switch};
@@ -7,58 +7,54 @@ use serde::Deserialize;
 
 use crate::interface::shared::keys::Common;
 
-/// The bridge's name when the configuration has none.
+/// The default name of the bridge.
 const DEFAULT_BRIDGE: &str = "cni0";
-/// The VLAN that a port of a bridge is in when nothing else is said (`default_pvid`).
+/// The VLAN that the kernel puts a new port into (`default_pvid`).
 pub(super) const DEFAULT_VLAN: u16 = 1;
 const LAST_VLAN: i64 = 4094;
 
-/// What the configuration asks for, checked.
+/// The configuration, checked.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Settings {
-    /// The keys that other plugins have too.
     pub(super) common: Common,
-    /// Name of the bridge.
+    /// The name of the bridge.
     pub(super) bridge: String,
-    /// Whether the bridge is the containers' gateway.
     pub(super) gateway: Gateway,
-    /// Whether an address of the bridge that stands in the way is removed.
+    /// True to remove a conflicting address of the bridge.
     pub(super) force_address: bool,
-    /// How the host's end of the pair is set.
+    /// The settings of the host's end of the pair.
     pub(super) port: PortSettings,
-    /// Whether the bridge is made promiscuous.
+    /// True to make the bridge promiscuous.
     pub(super) promiscuous: bool,
-    /// VLANs; none when the configuration names none.
     pub(super) vlans: Option<Vlans>,
-    /// Whether packets with a foreign source address are dropped.
+    /// True to drop packets with a foreign source MAC address.
     pub(super) spoof_check: bool,
-    /// Whether the container's addresses are probed before they are used.
+    /// True to detect duplicates of the container's IPv6 addresses.
     pub(super) detect_duplicates: bool,
-    /// Whether the container's end stays down.
+    /// True to leave the container's end down.
     pub(super) container_link_down: bool,
-    /// Address of the container's end; none for a random one.
+    /// The MAC address of the container's end; none for a random one.
     pub(super) mac: Option<Mac>,
 }
 
-/// What the bridge is to its containers.
+/// The bridge's role as a gateway.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Gateway {
-    /// Nothing.
     None,
-    /// It has the gateway's address.
+    /// The bridge has the gateway's address.
     Address,
-    /// And the default route leads there.
+    /// As `Address`, and the containers' default route leads there.
     DefaultRoute,
 }
 
 /// The VLANs of a container's port.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Vlans {
-    /// `vlan`, 0 for none: where it is set, the gateway sits on a link of its own.
+    /// `vlan`, 0 for none. If set, the gateway's addresses are on a link of their own.
     pub(super) vlan: u16,
-    /// Tagged VLANs, ascending, apart from each other, without the native one.
+    /// Ranges of tagged VLANs, ascending and not adjacent, without the native one.
     pub(super) trunk: Vec<PortVlan>,
-    /// Whether the port stays in VLAN 1 as well.
+    /// True to keep the port in VLAN 1, too.
     pub(super) keep_default: bool,
 }
 
@@ -114,7 +110,7 @@ impl Settings {
         })
     }
 
-    /// What every address of the bridge is on: the bridge itself, or the link of its VLAN.
+    /// The name of the link for the gateway's addresses, if `vlan` is set; otherwise they are on the bridge.
     pub(super) fn gateway_link(&self) -> Option<String> {
         let vlan = self.vlans.as_ref().map_or(0, |vlans| vlans.vlan);
         (vlan != 0).then(|| vlan_link(&self.bridge, vlan))
@@ -125,7 +121,7 @@ fn vlan_link(bridge: &str, vlan: u16) -> String {
     format!("{bridge}.{vlan}")
 }
 
-/// The keys as they are written.
+/// The keys, not checked.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
 struct Keys {
@@ -193,8 +189,7 @@ impl Keys {
         Ok(Some(vlans))
     }
 
-    /// The runtime's wish goes before that of the configuration's arguments, and that before
-    /// `CNI_ARGS`.
+    /// The MAC address, from `runtimeConfig`, `args.cni` or `CNI_ARGS`: the first that is set.
     fn mac(&self, args: &str) -> Result<Option<Mac>, CniError> {
         const FROM_ARGS: &str = "CNI_ARGS MAC";
         let from_args = cni_spec::Args::parse(args, &["MAC"])?.get("MAC").unwrap_or_default().to_owned();
@@ -246,14 +241,13 @@ impl Trunk {
     }
 }
 
-/// Ascending numbers as runs.
+/// Joins ascending numbers into ranges.
 fn ranges(ids: &[u16]) -> Vec<PortVlan> {
     ids.chunk_by(|a, b| a + 1 == *b)
         .filter_map(|run| Some(PortVlan::tagged(*run.first()?, *run.last()?)))
         .collect()
 }
 
-/// The keys that are decoded here.
 #[cfg(test)]
 pub(super) fn decodes() -> crate::keys::probe::Fields {
     crate::keys::probe::fields::<Keys>()
@@ -278,7 +272,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_given_is_a_bridge_of_the_default_name() {
+    fn without_keys_the_bridge_has_the_default_name() {
         let settings = settings(&json!({}), "").unwrap();
         assert_eq!(settings.bridge, "cni0");
         assert_eq!(settings.gateway, Gateway::None);
@@ -330,7 +324,7 @@ mod tests {
     }
 
     #[test]
-    fn what_makes_no_sense_is_refused_by_name() {
+    fn invalid_values_are_refused_by_name() {
         for (keys, text) in [
             (
                 json!({"hairpinMode": true, "promiscMode": true}),
@@ -389,7 +383,7 @@ mod tests {
     }
 
     #[test]
-    fn the_address_comes_from_the_first_that_has_one() {
+    fn the_first_mac_address_counts() {
         let (runtime, args) = ("02:00:00:00:00:01", "02:00:00:00:00:02");
         let mac = |keys: Value| settings(&keys, "MAC=02:00:00:00:00:03").unwrap().mac.unwrap().0[5];
         assert_eq!(mac(json!({"runtimeConfig": {"mac": runtime}, "args": {"cni": {"mac": args}}})), 1);
@@ -398,7 +392,7 @@ mod tests {
     }
 
     #[test]
-    fn arguments_of_the_environment_that_are_not_known_need_leave() {
+    fn unknown_cni_args_need_ignore_unknown() {
         let args = "IP=x;MAC=02:00:00:00:00:03";
         assert_eq!(settings(&json!({}), args).unwrap_err().msg, "ARGS: unknown args [\"IP=x\"]");
         assert!(settings(&json!({}), &format!("IgnoreUnknown=1;{args}")).unwrap().mac.is_some());

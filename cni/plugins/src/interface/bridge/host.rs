@@ -15,14 +15,14 @@ use super::config::{DEFAULT_VLAN, Settings, Vlans};
 use crate::interface::shared::host::{Host, host_names};
 use crate::interface::shared::{failed, optional};
 
-/// Ports that a bridge can have: `BR_MAX_PORTS` of the kernel's `net/bridge/br_private.h`, and port
-/// number 0 is the bridge's own.
+/// The limit of a bridge's ports: `BR_MAX_PORTS` of the kernel's `net/bridge/br_private.h`, without port 0,
+/// the bridge's own.
 const MAX_PORTS: u32 = 1023;
-/// The alias of links that this plugin made for all containers. `slipway uninstall` removes no
-/// others.
+/// The alias of links that this plugin made and containers share. `slipway uninstall` removes only links with
+/// this alias.
 pub(crate) const MADE: &str = "made by slipway";
 
-/// The addresses that the gateway's link lacks, and those in their way.
+/// The missing addresses of the gateway's link, and conflicting ones.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct GatewayChange {
     remove: Vec<IpNet>,
@@ -30,9 +30,9 @@ pub(super) struct GatewayChange {
 }
 
 impl Host {
-    /// Finds the bridge or makes it. Another ADD may do the same at the same moment.
+    /// Finds the bridge or makes it. Another ADD may do so concurrently.
     ///
-    /// A bridge that was made stays when the ADD fails later: others may use it by then.
+    /// The bridge stays if the ADD fails later, as other containers may use it.
     pub(super) fn ensure_bridge(&self, settings: &Settings) -> Result<Link, CniError> {
         let name = &settings.bridge;
         let mut change = LinkChange::new();
@@ -49,7 +49,7 @@ impl Host {
         if settings.vlans.is_some() && bridge.vlan_filtering != Some(VlanFiltering::On) {
             bridge = self.switch_filtering_on(&bridge)?;
         }
-        // The node must not take the word of a container for its routes.
+        // The node must not accept routes from a container.
         if bridge.accept_ra != 0 {
             optional(sysctl::set(&format!("net/ipv6/conf/{name}/accept_ra"), "0"))?;
         }
@@ -69,8 +69,8 @@ impl Host {
         let filtering = if settings.vlans.is_some() { VlanFiltering::On } else { VlanFiltering::Off };
         let mac = Mac::random()
             .map_err(|error| CniError::internal(format!("draw a random MAC address: {error}")))?;
-        // An address that was given stays; otherwise the bridge takes the lowest one of its ports,
-        // and every container that comes or goes may change the gateway's address under the others.
+        // A bridge without a MAC address of its own takes the lowest one of its ports: each container that
+        // comes or goes might change the gateway's.
         let new = NewBridge {
             name: &settings.bridge,
             mac: Some(mac),
@@ -84,8 +84,7 @@ impl Host {
         }
     }
 
-    /// A kernel that was built without VLAN filtering refuses the request, or takes it and does
-    /// nothing.
+    /// Enables VLAN filtering. A kernel built without it refuses the request, or accepts it without effect.
     fn switch_filtering_on(&self, bridge: &Link) -> Result<Link, CniError> {
         match self.route.set_vlan_filtering(bridge, VlanFiltering::On) {
             Err(error) if is_unsupported(&error) => return Err(no_filtering(&bridge.name)),
@@ -98,7 +97,7 @@ impl Host {
         Err(no_filtering(&bridge.name))
     }
 
-    /// Makes the host's end a port of the bridge, with its owner written on it, and switches it on.
+    /// Makes the host's end a port of the bridge, with its owner as its alias, and sets it up.
     pub(super) fn attach(
         &self,
         port: &Link,
@@ -106,11 +105,11 @@ impl Host {
         attachment: &Attachment,
         settings: &Settings,
     ) -> Result<(), CniError> {
-        // The bridge takes every packet, so that a port has no use for a network layer of its own,
-        // whose routes every other change of a link would have to walk past (`fib6_ifdown`).
+        // A port needs no IPv6 of its own, as the bridge takes every packet. Its routes would slow down every
+        // change of a link, which walks all of them (`fib6_ifdown`).
         optional(sysctl::set(&format!("net/ipv6/conf/{}/disable_ipv6", port.name), "1"))?;
         let mut join = LinkChange::new().alias(&Owner::of(attachment).to_comment()).master(bridge);
-        // No packet may pass before the port is set as asked.
+        // No packet may pass before the port has its settings.
         let plain = settings.vlans.is_none() && settings.port == UNSET;
         if plain {
             join = join.up();
@@ -135,7 +134,7 @@ impl Host {
         if vlans.native() == DEFAULT_VLAN || vlans.keep_default || wanted {
             return Ok(());
         }
-        // A bridge may have another default VLAN; deleting one that is not there is no error.
+        // A bridge may have another default VLAN; deleting a missing one is no error.
         self.route.delete_port_vlan(port, PortVlan::tagged(DEFAULT_VLAN, DEFAULT_VLAN)).map_err(failed)
     }
 
@@ -149,9 +148,8 @@ impl Host {
             .with_details(format!("port {} of the bridge", seen.name)))
     }
 
-    /// The link that the gateway's addresses are on: the bridge, or with `vlan` a link that ends in
-    /// a port of that VLAN. Such a link is made whole by every ADD, as the one that made it may have
-    /// been killed before it was done.
+    /// The link for the gateway's addresses: the bridge, or with `vlan` a veth whose peer is a port of that
+    /// VLAN. Every ADD completes such a veth, as the ADD that made it may have been killed.
     pub(super) fn ensure_gateway_link(
         &self,
         bridge: &Link,
@@ -168,7 +166,7 @@ impl Host {
         if link.kind != LinkKind::Veth {
             return Err(CniError::internal(format!("{name:?} already exists but is not a veth")));
         }
-        let peer = link.peer.ok_or_else(|| CniError::internal(format!("veth {name:?} has no other end")))?;
+        let peer = link.peer.ok_or_else(|| CniError::internal(format!("veth {name:?} has no peer")))?;
         let port = self.route.link_by_index(peer).map_err(failed)?;
         if port.master != Some(bridge.index) {
             let join = LinkChange::new().master(bridge);
@@ -184,7 +182,7 @@ impl Host {
     }
 
     fn create_gateway_link(&self, name: &str, mtu: Option<u32>) -> Result<Link, CniError> {
-        // The name of the port follows from that of the link, which is unique on the node.
+        // The port's name is derived from the link's, which is unique on the node.
         let attachment =
             Attachment::new("gateway", "bridge", name).map_err(|e| CniError::config(e.to_string()))?;
         for peer_name in host_names(&attachment) {
@@ -193,16 +191,16 @@ impl Host {
                 Err(error) if !error.already_exists() => return Err(failed(error)),
                 _ => {}
             }
-            // Made here, or by another ADD at the same moment.
+            // Made by this ADD or by a concurrent one.
             if let Some(link) = self.route.find_link(name).map_err(failed)? {
                 self.route.change_link(&link, &LinkChange::new().alias(MADE)).map_err(failed)?;
                 return Ok(link);
             }
         }
-        Err(CniError::internal(format!("create link {name:?}: no free name for its other end")))
+        Err(CniError::internal(format!("create link {name:?}: no free name for its peer")))
     }
 
-    /// What has to change for the link to have the gateway's addresses.
+    /// The changes that give the link the gateway's addresses.
     pub(super) fn gateway_change(
         &self,
         link: &Link,
@@ -225,7 +223,7 @@ impl Host {
         }
     }
 
-    /// Makes the change, and lets the node forward what containers send.
+    /// Makes the changes, and enables forwarding on the node.
     pub(super) fn become_gateway(
         &self,
         link: &Link,
@@ -239,8 +237,7 @@ impl Host {
             }
         }
         for net in &change.add {
-            // The configuration says whose address it is; and a gateway that is still being probed
-            // would not answer the first container.
+            // Without duplicate address detection: a tentative gateway would not answer the first container.
             match self.route.add_address(link, *net, DuplicateDetection::Skip) {
                 Err(error) if !error.already_exists() => return Err(failed(error)),
                 _ => {}
@@ -249,23 +246,23 @@ impl Host {
         if !change.add.is_empty()
             && let (LinkKind::Bridge, Some(mac)) = (&link.kind, link.mac)
         {
-            // A bridge that others made may have no address of its own; one of ours keeps its.
+            // Setting the MAC address keeps it, also on a bridge of another program that has none of its own.
             self.route.change_link(link, &LinkChange::new().mac(mac)).map_err(failed)?;
         }
         self.forward(gateways)
     }
 }
 
-/// How the kernel sets a new port.
+/// The kernel's settings of a new port.
 const UNSET: PortSettings = PortSettings { hairpin: Switch::Off, isolated: Switch::Off };
 
 impl GatewayChange {
-    /// IPv4: any other address is in the way. IPv6: those whose subnet overlaps; link-local ones are
-    /// the kernel's own business.
+    /// Compares addresses. In IPv4 any other address conflicts, in IPv6 one whose subnet overlaps; link-local
+    /// addresses never do, as the kernel makes them.
     fn between(present: &[IpNet], wanted: &[IpNet]) -> Self {
         let add: Vec<IpNet> = wanted.iter().filter(|net| !present.contains(net)).copied().collect();
         let overlaps = |a: &IpNet, b: &IpNet| a.contains(&b.network()) || b.contains(&a.network());
-        let in_the_way = |net: &&IpNet| {
+        let conflicts = |net: &&IpNet| {
             add.iter().any(|new| match (net, new) {
                 (IpNet::V4(_), IpNet::V4(_)) => true,
                 (IpNet::V6(_), IpNet::V6(_)) => overlaps(net, new),
@@ -273,7 +270,7 @@ impl GatewayChange {
             })
         };
         let others = present.iter().filter(|net| !wanted.contains(net));
-        Self { remove: others.filter(in_the_way).copied().collect(), add }
+        Self { remove: others.filter(conflicts).copied().collect(), add }
     }
 }
 
@@ -314,7 +311,7 @@ mod tests {
     }
 
     #[test]
-    fn only_what_is_in_the_way_is_removed() {
+    fn only_conflicting_addresses_are_removed() {
         let none: Vec<String> = Vec::new();
         assert_eq!(change(&[], &["10.1.2.1/24"]), (none.clone(), vec!["10.1.2.1/24".to_owned()]));
         assert_eq!(change(&["10.1.2.1/24"], &["10.1.2.1/24"]), (none.clone(), none.clone()));
@@ -323,7 +320,7 @@ mod tests {
         assert_eq!(remove, ["10.9.0.1/24"]);
         let (remove, add) = change(&["fd00::9/48"], &["fd00::1/64"]);
         assert_eq!((remove, add), (vec!["fd00::9/48".to_owned()], vec!["fd00::1/64".to_owned()]));
-        // Two gateways of one family are no conflict with each other.
+        // Two gateways of one family do not conflict.
         let (remove, add) = change(&["10.1.2.1/24"], &["10.1.2.1/24", "10.1.3.1/24"]);
         assert_eq!((remove, add), (none, vec!["10.1.3.1/24".to_owned()]));
     }

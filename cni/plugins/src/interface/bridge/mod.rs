@@ -1,8 +1,7 @@
-//! `bridge`: joins a container to a bridge of the node by a pair of links.
+//! `bridge`: connects a container to a bridge of the node by a veth pair.
 //!
-//! ADD asks IPAM first, before anything in the kernel is touched, and gives the gateway's address to
-//! the bridge last: what others share changes only when all else has succeeded. Every step that
-//! makes something of this attachment registers how to take it back.
+//! ADD calls IPAM first, before any change in the kernel, and adds the gateway's address to the bridge last:
+//! shared objects change only after all else has succeeded. Every step of this attachment registers its undo.
 
 mod check;
 mod config;
@@ -34,7 +33,7 @@ impl Plugin for Bridge {
     }
 
     fn summary(&self) -> &'static str {
-        "joins a container to a bridge of the node"
+        "connects a container to a bridge of the node"
     }
 
     #[cfg(test)]
@@ -46,18 +45,17 @@ impl Plugin for Bridge {
         let settings = Settings::new(request.config, request.args)?;
         let container = Container::open(request.netns.as_deref())?;
         let host = Host::open()?;
-        // Before IPAM: a second ADD of the same attachment must not take the first one's address
-        // away when it fails.
+        // Before IPAM: if a second ADD of the attachment fails, it must not release the first one's address.
         if container.route.find_link(request.attachment.ifname()).map_err(failed)?.is_some() {
             return Err(taken(&request.attachment));
         }
         let mut undo = Undo::new();
-        let work = Work { request, settings: &settings, host: &host, container: &container };
+        let context = AddContext { request, settings: &settings, host: &host, container: &container };
         let early = match delegate::ipam_needs_link(request.config) {
             true => None,
-            false => Some(work.plan(&mut undo)?),
+            false => Some(context.plan(&mut undo)?),
         };
-        let (links, plan) = set_up(&work, early, &mut undo)?;
+        let (links, plan) = set_up(&context, early, &mut undo)?;
         undo.keep();
         Ok(AddResult { interfaces: interfaces(&links, &container), ..plan.result })
     }
@@ -85,16 +83,16 @@ impl Plugin for Bridge {
     }
 }
 
-/// What the steps of an ADD work with.
-struct Work<'a> {
+/// The context of an ADD's steps.
+struct AddContext<'a> {
     request: &'a Request<'a>,
     settings: &'a Settings,
     host: &'a Host,
     container: &'a Container,
 }
 
-impl<'a> Work<'a> {
-    /// Asks IPAM, if there is one, and plans with what it says.
+impl<'a> AddContext<'a> {
+    /// Calls IPAM, if the configuration has one, and plans with its result.
     fn plan(&self, undo: &mut Undo<'a>) -> Result<Plan, CniError> {
         let request = self.request;
         let ipam = match self.settings.common.ipam {
@@ -109,18 +107,22 @@ impl<'a> Work<'a> {
     }
 }
 
-/// The links as they are in the end.
+/// The links after the ADD.
 struct Links {
     bridge: Link,
     port: Link,
     inner: Link,
-    /// The link of the gateway's addresses, where it is not the bridge.
+    /// The link of the gateway's addresses, unless it is the bridge.
     gateway: Option<Link>,
 }
 
-/// Carries the plan out, which is made on the way if IPAM needs the links for it.
-fn set_up<'a>(work: &Work<'a>, plan: Option<Plan>, undo: &mut Undo<'a>) -> Result<(Links, Plan), CniError> {
-    let Work { request, settings, host, container } = *work;
+/// Carries out the plan. Without one it calls IPAM after it has made the links.
+fn set_up<'a>(
+    context: &AddContext<'a>,
+    plan: Option<Plan>,
+    undo: &mut Undo<'a>,
+) -> Result<(Links, Plan), CniError> {
+    let AddContext { request, settings, host, container } = *context;
     let attachment = &request.attachment;
     let bridge = host.ensure_bridge(settings)?;
     let mtu = host.mtu(settings.common.mtu)?;
@@ -130,15 +132,15 @@ fn set_up<'a>(work: &Work<'a>, plan: Option<Plan>, undo: &mut Undo<'a>) -> Resul
     if settings.spoof_check {
         let mac =
             inner.mac.ok_or_else(|| CniError::internal(format!("link {} has no MAC address", inner.name)))?;
-        // Taken back whatever the outcome: a call that failed half-way may have left a part.
+        // Registered before the step, which may fail half-way.
         undo.on_failure("remove the guard against spoofing", || macspoof::release(attachment));
-        // The container's end is still down: no packet passes before the guard is there.
+        // The container's end is still down: no packet passes before.
         macspoof::protect(attachment, &port.name, mac)?;
     }
     host.attach(&port, &bridge, attachment, settings)?;
     let plan = match plan {
         Some(plan) => plan,
-        None => work.plan(undo)?,
+        None => context.plan(undo)?,
     };
     let gateway = match plan.gateways.is_empty() {
         true => None,
@@ -148,7 +150,7 @@ fn set_up<'a>(work: &Work<'a>, plan: Option<Plan>, undo: &mut Undo<'a>) -> Resul
             Some((link, change))
         }
     };
-    // The neighbours shall learn at once that an address has moved to this link.
+    // The kernel then announces the address to the neighbours, which may know it at another link.
     container.route.change_link(&inner, &LinkChange::new().arp_notify()).map_err(failed)?;
     container.prepare(&inner, &plan.layer3, settings_inside(settings))?;
     if !settings.container_link_down {
@@ -173,12 +175,12 @@ fn set_up<'a>(work: &Work<'a>, plan: Option<Plan>, undo: &mut Undo<'a>) -> Resul
     Ok((links, plan))
 }
 
-/// Whether the container's addresses are probed before they are used.
+/// The mode of duplicate address detection.
 fn detection(settings: &Settings) -> DuplicateDetection {
     if settings.detect_duplicates { DuplicateDetection::AsLink } else { DuplicateDetection::Skip }
 }
 
-/// How the container's end is set before it has IPv6 addresses.
+/// The settings of the container's end, made before it has IPv6 addresses.
 fn settings_inside(settings: &Settings) -> &'static [Setting] {
     match detection(settings) {
         DuplicateDetection::AsLink => &[("enhanced_dad", "1"), ("accept_dad", "1")],

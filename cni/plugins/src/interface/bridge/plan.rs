@@ -1,4 +1,4 @@
-//! What layer 3 of an attachment will look like: a pure function of settings and IPAM's answer.
+//! The addresses and routes of an attachment: a pure function of settings and IPAM's result.
 
 use std::net::IpAddr;
 
@@ -12,18 +12,18 @@ use crate::interface::shared::layer3::{Layer3, adopt};
 /// Index of the container's end in the result's interfaces: bridge, host's end, container's end.
 const CONTAINER: usize = 2;
 
-/// Addresses and routes to be set, and what the result says of them.
+/// Addresses and routes to set, and the result.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(super) struct Plan {
-    /// What the container's end is given.
+    /// For the container's end.
     pub(super) layer3: Layer3,
     /// The gateway's addresses; empty unless the bridge is the gateway.
     pub(super) gateways: Vec<IpNet>,
-    /// `ips`, `routes` and `dns` of the result; its interfaces are still to come.
+    /// The result, without its interfaces.
     pub(super) result: AddResult,
 }
 
-/// The plan for an attachment with IPAM's answer, or without IPAM.
+/// Plans an attachment with IPAM's result, or without IPAM.
 pub(super) fn plan(settings: &Settings, ipam: Option<AddResult>) -> Result<Plan, CniError> {
     let Some(answer) = ipam else {
         let dns = settings.common.dns.clone().unwrap_or_default();
@@ -46,7 +46,7 @@ pub(super) fn plan(settings: &Settings, ipam: Option<AddResult>) -> Result<Plan,
     Ok(Plan { layer3: Layer3::of(&result), gateways, result })
 }
 
-/// The gateway that IPAM names, otherwise the first address of the subnet.
+/// IPAM's gateway, or else the first address of the subnet.
 fn gateway_of(ip: &IpConfig) -> Result<IpNet, CniError> {
     let length = ip.address.prefix_len();
     let address = match ip.gateway {
@@ -68,8 +68,7 @@ fn gateway_of(ip: &IpConfig) -> Result<IpNet, CniError> {
     })
 }
 
-/// One default route for each family that has an address, unless there is one already: a second
-/// one would say the same again, with the gateway or without.
+/// Adds a default route for each family that has an address and no default route yet.
 fn add_default_routes(result: &mut AddResult) {
     for ip in &result.ips {
         let family = Family::of(ip.address.addr());

@@ -1,4 +1,4 @@
-//! What a container of `bridge` has in the node's ruleset.
+//! The rules of a container of `bridge`, for `slipway restore`.
 
 use cni_dataplane::macspoof;
 use cni_kernel::mac::Mac;
@@ -10,10 +10,10 @@ use crate::interface::shared::check::{Inside, present, previous_result, wrong};
 use crate::interface::shared::{failed, masquerade};
 use crate::plugin::{Request, Restorable};
 
-/// Everything of the attachment.
+/// All of the attachment's.
 ///
 /// # Errors
-/// What is wrong with the configuration, or cannot be read.
+/// A configuration that cannot be used, or links that cannot be read.
 pub(super) fn of(request: &Request<'_>) -> Result<Vec<Box<dyn Restorable>>, CniError> {
     let settings = Settings::new(request.config, request.args)?;
     let previous = previous_result(request, "")?;
@@ -28,10 +28,10 @@ pub(super) fn of(request: &Request<'_>) -> Result<Vec<Box<dyn Restorable>>, CniE
     Ok(all)
 }
 
-/// What a container may send with.
+/// The rules that let a container send with its own MAC address only.
 struct SpoofGuard {
     attachment: Attachment,
-    /// The host's end of its pair.
+    /// The host's end of the pair.
     port: String,
     mac: Mac,
 }
@@ -42,7 +42,7 @@ impl SpoofGuard {
         let host = RouteSocket::open().map_err(failed)?;
         let peer = inner.peer.ok_or_else(|| wrong(format!("link {} has no other end", inner.name)))?;
         let port = host.link_by_index(peer).map_err(failed)?.name;
-        // The address that it was given. What it has now may be what the guard is there to prevent.
+        // The address of the ADD: the container may have changed it since, which the guard must prevent.
         let given = previous
             .interfaces
             .iter()
@@ -68,7 +68,7 @@ impl Restorable for SpoofGuard {
     }
 
     fn take_away(&self) -> Result<(), CniError> {
-        // The link's name follows from the attachment: while there is one, it may be a later ADD's.
+        // The link's name depends on the attachment only: an existing link may be a later ADD's.
         let host = RouteSocket::open().map_err(failed)?;
         match host.find_link(&self.port).map_err(failed)? {
             Some(_) => Ok(()),

@@ -1,5 +1,5 @@
-//! Which device it is: by name, by Ethernet address, by its path below `/sys/devices`, by its address on
-//! the PCI bus or its name on the auxiliary bus.
+//! The configured device: by name, by MAC address, by its path below `/sys/devices`, by its address on the PCI
+//! bus or its name on the auxiliary bus.
 
 use std::fs;
 use std::path::{Component, Path, PathBuf};
@@ -15,7 +15,7 @@ const PCI: &str = "/sys/bus/pci/devices";
 const AUXILIARY: &str = "/sys/bus/auxiliary/devices";
 const DEVICES: &str = "/sys/devices/";
 
-/// Drivers that give a device to a program: the kernel has no link for it then.
+/// Drivers that pass a device to a program in user space. The kernel has no link for such a device.
 const PROGRAM_DRIVERS: &[&str] = &["vfio-pci", "uio_pci_generic", "igb_uio"];
 
 /// The device that the configuration names.
@@ -33,7 +33,7 @@ pub(super) enum Device {
     Auxiliary(String),
 }
 
-/// The keys as they are written.
+/// The keys, not checked.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
 struct Keys {
@@ -45,11 +45,11 @@ struct Keys {
 }
 
 impl Device {
-    /// Reads the keys. Of several, `device` goes first, then `hwaddr`, `kernelpath`, and the identifier that
-    /// the runtime gives before `pciBusID`.
+    /// Reads the keys. The first of these counts: `device`, `hwaddr`, `kernelpath`, `runtimeConfig.deviceID`,
+    /// `pciBusID`.
     ///
     /// # Errors
-    /// There is none, or its value is wrong, with code 7.
+    /// Code 7 if there is none, or its value cannot be used.
     pub(super) fn of(config: &NetConf) -> Result<Self, CniError> {
         let keys: Keys = config.decode()?;
         let by_bus = match config.runtime_config()?.device_id {
@@ -75,7 +75,7 @@ impl Device {
         let device = by_bus.ok_or_else(|| CniError::config(none))?;
         match &device {
             Self::Pci(id) if !is_one_name(id) => {
-                Err(CniError::config(format!("key \"pciBusID\": {id:?} is no address on the PCI bus")))
+                Err(CniError::config(format!("key \"pciBusID\": {id:?} is not an address on the PCI bus")))
             }
             _ => Ok(device),
         }
@@ -92,11 +92,11 @@ impl Device {
         Err(CniError::config(format!("runtime config DeviceID {id} not found or unsupported")))
     }
 
-    /// Whether it is a PCI device with a driver that gives it to a program, such as one of DPDK's.
+    /// True for a PCI device that a program in user space drives, such as one of DPDK.
     ///
     /// # Errors
-    /// There is no such device.
-    pub(super) fn is_driven_by_a_program(&self) -> Result<bool, CniError> {
+    /// No such device.
+    pub(super) fn is_in_user_space(&self) -> Result<bool, CniError> {
         let Self::Pci(id) = self else { return Ok(false) };
         let device = Path::new(PCI).join(id);
         fs::symlink_metadata(&device).map_err(|error| {
@@ -106,12 +106,12 @@ impl Device {
             Ok(driver) => {
                 Ok(driver.file_name().is_some_and(|name| PROGRAM_DRIVERS.iter().any(|one| name == *one)))
             }
-            // It has no driver.
+            // No driver.
             Err(_) => Ok(false),
         }
     }
 
-    /// Whether its link can be on the node again some time: not if the device itself is gone.
+    /// True if its link can appear on the node again, as the device exists.
     pub(super) fn may_return(&self) -> bool {
         let is_there = |path: &Path| fs::symlink_metadata(path).is_ok();
         match self {
@@ -125,7 +125,7 @@ impl Device {
     /// Finds its link on the node.
     ///
     /// # Errors
-    /// There is none.
+    /// No such link.
     pub(super) fn find(&self, route: &RouteSocket) -> Result<Link, CniError> {
         let missing = |why: String| CniError::internal(format!("failed to find host device: {why}"));
         let first_of = |folder: PathBuf| -> Result<Option<Link>, CniError> {
@@ -155,7 +155,7 @@ impl Device {
                 if let Some(link) = first_of(device.join("net"))? {
                     return Ok(link);
                 }
-                // A virtio device has its link below a device of its own.
+                // A virtio device has its link below a child device.
                 for name in names_in(&device).into_iter().filter(|name| name.starts_with("virtio")) {
                     if let Some(link) = first_of(device.join(name).join("net"))? {
                         return Ok(link);
@@ -171,7 +171,7 @@ impl Device {
     }
 }
 
-/// The reference looks at the beginning of the text alone, so that `..` leads anywhere.
+/// Checks `kernelpath`. Unlike in the reference, it may have no `..`, which would lead anywhere.
 fn kernel_path(text: &str) -> Result<PathBuf, CniError> {
     let path = Path::new(text);
     let plain = path.components().all(|part| matches!(part, Component::RootDir | Component::Normal(_)));
@@ -183,12 +183,12 @@ fn kernel_path(text: &str) -> Result<PathBuf, CniError> {
     )))
 }
 
-/// Whether a text can be the name of one file.
+/// True if a text can be the name of a file.
 fn is_one_name(text: &str) -> bool {
     !matches!(text, "" | "." | "..") && !text.contains(['/', '\0'])
 }
 
-/// The names in a folder, sorted; none when it cannot be read.
+/// The names in a folder, sorted; none if it cannot be read.
 fn names_in(folder: &Path) -> Vec<String> {
     let Ok(entries) = fs::read_dir(folder) else { return Vec::new() };
     let mut names: Vec<String> =
@@ -197,7 +197,6 @@ fn names_in(folder: &Path) -> Vec<String> {
     names
 }
 
-/// The keys that are decoded here.
 #[cfg(test)]
 pub(super) fn decodes() -> crate::keys::probe::Fields {
     crate::keys::probe::fields::<Keys>()
@@ -216,7 +215,7 @@ mod tests {
     }
 
     #[test]
-    fn of_several_keys_one_counts() {
+    fn the_first_key_counts() {
         let mut keys = json!({
             "device": "ens5", "hwaddr": "02:00:00:00:00:01", "kernelpath": "/sys/devices/a/b",
             "pciBusID": "0000:00:1f.6",
@@ -237,7 +236,7 @@ mod tests {
     }
 
     #[test]
-    fn what_leads_elsewhere_is_refused() {
+    fn paths_elsewhere_are_refused() {
         for path in
             ["/etc", "/sys/devices", "/sys/devices/../../etc", "sys/devices/a", "/sys/devices/a/./../b"]
         {
@@ -253,7 +252,7 @@ mod tests {
     }
 
     #[test]
-    fn an_address_that_is_none_is_named() {
+    fn an_invalid_mac_address_is_named() {
         let error = device(&json!({"hwaddr": "zz"})).unwrap_err();
         assert_eq!(
             error.msg,

@@ -1,7 +1,7 @@
-//! `host-device`: moves a link of the node's into a container, and back.
+//! `host-device`: moves a link of the node into a container, and back.
 //!
-//! While it is away the link's alias is the name that it had on the node, as with the reference: each side
-//! brings home what the other one has moved.
+//! In the container, the link's alias is its name on the node, as with the reference: each plugin set can move
+//! back the links of the other one.
 
 mod device;
 mod move_link;
@@ -21,7 +21,7 @@ use crate::plugin::{NodeRequest, Plugin, Request};
 use crate::skel::delegate;
 use crate::undo::Undo;
 use device::Device;
-use move_link::Journey;
+use move_link::Places;
 
 /// The `host-device` plugin.
 #[derive(Debug)]
@@ -33,7 +33,7 @@ impl Plugin for HostDevice {
     }
 
     fn summary(&self) -> &'static str {
-        "moves a link of the node's into a container, and back"
+        "moves a link of the node into a container, and back"
     }
 
     #[cfg(test)]
@@ -56,41 +56,41 @@ impl Plugin for HostDevice {
         };
         recipe.refuse_if_taken(&container)?;
         if request.config.ipam.is_empty() {
-            // Before the link loses what it has on the node.
-            can_be_told(&AddResult::default(), request)?;
+            // Before the link loses its addresses and routes on the node.
+            can_be_printed(&AddResult::default(), request)?;
         }
-        if device.is_driven_by_a_program()? {
+        if device.is_in_user_space()? {
             return without_a_link(&recipe, &container);
         }
         let host = Host::open()?;
-        // One that the kernel has brought back since the last DEL.
+        // A link that the kernel has moved back since the last DEL.
         if let Err(error) = move_link::settle(&host.route, &device, request.attachment.ifname(), None) {
             log::warn!("{error}");
         }
         let link = device.find(&host.route)?;
-        let journey = Journey { host: &host, container: &container, ifname: request.attachment.ifname() };
-        // A second time the link is home already.
-        let take_away = || journey.bring_home(&link);
+        let places = Places { host: &host, container: &container, ifname: request.attachment.ifname() };
+        // May be called twice.
+        let move_back = || places.move_back(&link);
         let mut undo = Undo::new();
         if link.up {
-            undo.on_failure("switch the link on again", || journey.switch_on(&link));
+            undo.on_failure("set the link up again", || places.set_up(&link));
         }
-        undo.on_failure("bring the link home", take_away);
-        let moved = journey.take_there(&link)?;
-        let result = recipe.configure(&container, &moved, &take_away, &mut undo)?;
-        can_be_told(&result, request)?;
+        undo.on_failure("move the link back", move_back);
+        let moved = places.move_to_container(&link)?;
+        let result = recipe.configure(&container, &moved, &move_back, &mut undo)?;
+        can_be_printed(&result, request)?;
         undo.keep();
         Ok(result)
     }
 
     fn del(&self, request: &Request<'_>) -> Result<(), CniError> {
         with_ipam(request.config, &|| delegate::ipam_del(request), |failures| {
-            failures.collect(bring_home(request));
+            failures.collect(move_back(request));
         })
     }
 
     fn check(&self, request: &Request<'_>) -> Result<(), CniError> {
-        if Device::of(request.config)?.is_driven_by_a_program()? {
+        if Device::of(request.config)?.is_in_user_space()? {
             let ipam = !request.config.ipam.is_empty();
             return if ipam { delegate::ipam_check(request) } else { Ok(()) };
         }
@@ -98,35 +98,33 @@ impl Plugin for HostDevice {
         check(request, &Expected { no_result: "Required prevResult missing", link: &any }).map(drop)
     }
 
-    /// Links are not looked for: a link's alias tells where it belongs, not whose it is. The kernel gives
-    /// those of a namespace that is gone back to the node.
+    /// Calls IPAM only. A link's alias has its name on the node, but no owner; the kernel moves links of a
+    /// namespace that is gone back to the node.
     fn gc(&self, request: &NodeRequest<'_>) -> Result<(), CniError> {
         let ours = request.config.valid_attachments.is_some() && !request.config.ipam.is_empty();
         if ours { delegate::ipam_gc(request) } else { Ok(()) }
     }
 
-    /// Whether the link is there is not looked at: a container that has it does not make the network
-    /// unavailable to those that run.
+    /// Calls IPAM only. A link that is in a container does not make the network unavailable.
     fn status(&self, request: &NodeRequest<'_>) -> Result<(), CniError> {
         if request.config.ipam.is_empty() { Ok(()) } else { delegate::ipam_status(request) }
     }
 }
 
-/// Results before version 0.3.0 must have an address. An ADD whose result cannot be told is undone by its
-/// DEL, after which the link is off.
-fn can_be_told(result: &AddResult, request: &Request<'_>) -> Result<(), CniError> {
+/// Checks that a result can be printed: one before version 0.3.0 must have an address. Otherwise skel would undo
+/// the ADD by a DEL, which leaves the link down.
+fn can_be_printed(result: &AddResult, request: &Request<'_>) -> Result<(), CniError> {
     result.print(request.config.version).map(drop).map_err(|error| CniError::internal(error.to_string()))
 }
 
-/// The keys that do not say which device it is, as they are written.
+/// The other keys, not checked.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
 struct Keys {
     dns: Dns,
 }
 
-/// A device that a program of the container drives itself is no link of the kernel's: it has addresses, and
-/// nobody to give them to.
+/// The ADD of a device in user space: IPAM reserves addresses, but there is no link for them.
 fn without_a_link(recipe: &Recipe<'_>, container: &Container) -> Result<AddResult, CniError> {
     let request = recipe.request;
     let mut result = match request.config.ipam.is_empty() {
@@ -145,33 +143,32 @@ fn without_a_link(recipe: &Recipe<'_>, container: &Container) -> Result<AddResul
     Ok(result)
 }
 
-/// Brings the attachment's link home, from wherever it is by now.
-fn bring_home(request: &Request<'_>) -> Result<(), CniError> {
-    // What cannot be told any more may still be in the container, under the attachment's name.
+/// Moves the attachment's link back to the node.
+fn move_back(request: &Request<'_>) -> Result<(), CniError> {
+    // With an invalid configuration, the link is found in the container by the attachment's name.
     let device = Device::of(request.config).inspect_err(|error| log::debug!("{error}")).ok();
-    if device.as_ref().is_some_and(|device| device.is_driven_by_a_program().unwrap_or(false)) {
+    if device.as_ref().is_some_and(|device| device.is_in_user_space().unwrap_or(false)) {
         return Ok(());
     }
-    let (ifname, told) = (request.attachment.ifname(), told_mac(request));
+    let (ifname, previous) = (request.attachment.ifname(), previous_mac(request));
     let host = Host::open()?;
     let container = Container::open_if_there(request.netns.as_deref())?;
     if let Some(container) = &container {
-        let journey = Journey { host: &host, container, ifname };
-        if let Some((link, name)) = journey.find_abroad(device.as_ref(), told)? {
-            return journey.bring_home_as(&link, &name);
+        let places = Places { host: &host, container, ifname };
+        if let Some(found) = places.find_in_container(device.as_ref(), previous)? {
+            return places.move_back_as(&found.link, &found.host_name);
         }
     }
     match (&device, &container) {
         (None, _) => Ok(()),
-        // It was not in the container, or is home; the kernel has brought back nothing.
+        // The namespace exists, so the kernel has moved nothing back.
         (Some(device), Some(_)) => move_link::settle(&host.route, device, ifname, None),
-        (Some(device), None) => move_link::await_return(&host.route, device, ifname, told),
+        (Some(device), None) => move_link::await_return(&host.route, device, ifname, previous),
     }
 }
 
-/// The address that the link had in the container, as the ADD's result tells it; none without the result of
-/// an ADD that ended well.
-fn told_mac(request: &Request<'_>) -> Option<Mac> {
+/// The link's MAC address in `prevResult`; none without a successful ADD.
+fn previous_mac(request: &Request<'_>) -> Option<Mac> {
     let ifname = request.attachment.ifname();
     let mut interfaces = request.config.prev_result.as_ref()?.interfaces.iter();
     let ours = interfaces.find(|interface| interface.name == ifname && !interface.sandbox.is_empty())?;

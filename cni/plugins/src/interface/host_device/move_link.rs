@@ -1,4 +1,4 @@
-//! The way of a link into a container and back.
+//! Moving a link into a container and back.
 
 use std::time::{Duration, Instant};
 
@@ -12,66 +12,71 @@ use crate::interface::shared::container::Container;
 use crate::interface::shared::failed;
 use crate::interface::shared::host::Host;
 
-/// How long a DEL waits for a device that the kernel brings back.
-const RETURN_PATIENCE: Duration = Duration::from_secs(2);
-/// How often it looks meanwhile.
+/// The time limit of a DEL for a device that the kernel moves back.
+const RETURN_LIMIT: Duration = Duration::from_secs(2);
+/// The interval of its checks.
 const RETURN_PAUSE: Duration = Duration::from_millis(50);
 
-/// Between which places a link moves.
-pub(super) struct Journey<'a> {
-    /// The node.
+/// The two places that a link moves between.
+pub(super) struct Places<'a> {
     pub(super) host: &'a Host,
-    /// The container.
     pub(super) container: &'a Container,
     /// The link's name in the container.
     pub(super) ifname: &'a str,
 }
 
-impl Journey<'_> {
-    /// Moves a link of the node's into the container, under the name that the runtime chose, with its own
-    /// as its alias. One request does it all, so that a kill leaves the link here or there.
-    pub(super) fn take_there(&self, link: &Link) -> Result<Link, CniError> {
+/// A link that was found in the container.
+pub(super) struct Found {
+    pub(super) link: Link,
+    /// Its name on the node.
+    pub(super) host_name: String,
+}
+
+impl Places<'_> {
+    /// Moves a link of the node into the container and renames it, with its old name as its alias. One netlink
+    /// request does it all, so that a killed process leaves the link in one of the two places.
+    pub(super) fn move_to_container(&self, link: &Link) -> Result<Link, CniError> {
         let moved = self.host.route.move_link(link, self.container.namespace(), self.ifname, &link.name);
         moved.map_err(|error| CniError::internal(format!("failed to move link {:?}: {error}", link.name)))?;
         self.container.route.link(self.ifname).map_err(failed)
     }
 
-    /// Brings the link that was taken there home, if it is not. `link` is as it was on the node.
-    pub(super) fn bring_home(&self, link: &Link) -> Result<(), CniError> {
+    /// Moves a link back, unless it is on the node already. `link` is its former state on the node.
+    pub(super) fn move_back(&self, link: &Link) -> Result<(), CniError> {
         if self.host.route.find_link(&link.name).map_err(failed)?.is_some() {
             return Ok(());
         }
-        // Under its old name, if only the first half of the request was carried out.
+        // It has its old name if the kernel carried out only the first half of the request.
         for name in [self.ifname, &link.name] {
             let there = self.container.route.find_link(name).map_err(failed)?;
             if let Some(there) = there.filter(|there| there.mac == link.mac && there.kind == link.kind) {
-                return self.bring_home_as(&there, &link.name);
+                return self.move_back_as(&there, &link.name);
             }
         }
         Err(CniError::internal(format!("link {} is neither on the node nor in the container", link.name)))
     }
 
-    /// Switches a link of the node's on.
-    pub(super) fn switch_on(&self, link: &Link) -> Result<(), CniError> {
+    /// Sets a link of the node up.
+    pub(super) fn set_up(&self, link: &Link) -> Result<(), CniError> {
         let link = self.host.route.link(&link.name).map_err(failed)?;
         self.host.route.change_link(&link, &LinkChange::new().up()).map_err(failed)
     }
 
-    /// The attachment's link in the container, and its name on the node; none when it is gone, or when the
-    /// link of the name is another's. `told` is the address that the ADD's result told.
+    /// Finds the attachment's link in the container; none if it is gone, or if the name belongs to another link.
+    /// `previous` is the MAC address in `prevResult`.
     ///
     /// # Errors
-    /// The link of the name does not say where it belongs.
-    pub(super) fn find_abroad(
+    /// A link without the alias that names it on the node.
+    pub(super) fn find_in_container(
         &self,
         device: Option<&Device>,
-        told: Option<Mac>,
-    ) -> Result<Option<(Link, String)>, CniError> {
+        previous: Option<Mac>,
+    ) -> Result<Option<Found>, CniError> {
         let Some(link) = self.container.route.find_link(self.ifname).map_err(failed)? else {
             return Ok(None);
         };
         if Owner::from_comment(&link.alias).is_some() {
-            return Ok(None); // Another plugin has made it.
+            return Ok(None); // Made by another plugin.
         }
         if link.alias.is_empty() {
             let ifname = self.ifname;
@@ -79,39 +84,42 @@ impl Journey<'_> {
             return Err(CniError::internal(msg));
         }
         check_ifname(&link.alias).map_err(|error| {
-            CniError::internal(format!("the alias of link {} is no name of a link: {error}", link.name))
+            CniError::internal(format!(
+                "the alias of link {} is not a valid name of a link: {error}",
+                link.name
+            ))
         })?;
-        if !Self::is_meant(&link, device, told) {
+        if !Self::is_device(&link, device, previous) {
             log::debug!("link {} of the container is another attachment's {}", link.name, link.alias);
             return Ok(None);
         }
-        let name = link.alias.clone();
-        Ok(Some((link, name)))
+        let host_name = link.alias.clone();
+        Ok(Some(Found { link, host_name }))
     }
 
-    /// Whether a link of the container's is the device that the configuration names, as far as can be told
-    /// from here: what is below `/sys` is the node's.
-    fn is_meant(link: &Link, device: Option<&Device>, told: Option<Mac>) -> bool {
+    /// True if a link of the container may be the configured device. By path or bus it cannot be checked: `/sys`
+    /// shows the node's links only.
+    fn is_device(link: &Link, device: Option<&Device>, previous: Option<Mac>) -> bool {
         match device {
             Some(Device::Name(name)) if link.alias == *name => true,
-            // An alternative name goes with the link.
+            // A link keeps its alternative names when it moves.
             Some(Device::Name(name)) => link.alternative_names.contains(name),
-            // Its address may be another by now; that it was this one, the result tells.
-            Some(Device::Mac(mac)) => link.mac == Some(*mac) || told == Some(*mac),
+            // The container may have changed the MAC address since the ADD.
+            Some(Device::Mac(mac)) => link.mac == Some(*mac) || previous == Some(*mac),
             Some(Device::Path(_) | Device::Pci(_) | Device::Auxiliary(_)) | None => true,
         }
     }
 
-    /// Moves a link of the container's to the node, under that name. It is down afterwards.
+    /// Moves a link of the container to the node and renames it. It is down afterwards.
     ///
-    /// One request does it all, so that a kill leaves the link here or there, and a link in the container
-    /// is the attachment's under the attachment's name only.
-    pub(super) fn bring_home_as(&self, link: &Link, name: &str) -> Result<(), CniError> {
+    /// One netlink request does it all, so that a killed process leaves the link in one of the two places, and a
+    /// link that is still in the container has the attachment's name.
+    pub(super) fn move_back_as(&self, link: &Link, name: &str) -> Result<(), CniError> {
         let (here, there) = (&self.host.route, &self.container.route);
         let cannot = |why: &str| {
-            CniError::internal(format!("failed to bring link {name} home from the container: {why}"))
+            CniError::internal(format!("failed to move link {name} back from the container: {why}"))
         };
-        // The kernel moves it before it finds that out.
+        // The kernel moves the link before it detects that.
         if here.find_link(name).map_err(failed)?.is_some() {
             return Err(cannot("the node has another link of that name"));
         }
@@ -119,25 +127,25 @@ impl Journey<'_> {
             there.change_link(link, &LinkChange::new().down()).map_err(failed)?;
         }
         there.move_link(link, &self.host.netns, name, name).map_err(|error| cannot(&error.to_string()))?;
-        let home = here.link(name).map_err(failed)?;
-        here.change_link(&home, &LinkChange::new().alias("")).map_err(failed)
+        let moved = here.link(name).map_err(failed)?;
+        here.change_link(&moved, &LinkChange::new().alias("")).map_err(failed)
     }
 }
 
-/// Waits until the kernel has brought the device back from a namespace that is gone, which it does some time
-/// after the namespace went (`cleanup_net` in `net/core/net_namespace.c`), and settles it. A device that
-/// does not come is with another container, or went with the namespace.
+/// Waits until the kernel has moved the device back from a namespace that is gone, which it does asynchronously
+/// (`cleanup_net` in `net/core/net_namespace.c`), and settles it. A device that does not come back is in another
+/// container, or was deleted with the namespace.
 pub(super) fn await_return(
     route: &RouteSocket,
     device: &Device,
     ifname: &str,
-    told: Option<Mac>,
+    previous: Option<Mac>,
 ) -> Result<(), CniError> {
-    let end = Instant::now() + RETURN_PATIENCE;
+    let end = Instant::now() + RETURN_LIMIT;
     loop {
-        settle(route, device, ifname, told)?;
-        // Without a result there was no ADD that ended well: nothing is under way.
-        let awaited = told.is_some() && device.may_return() && device.find(route).is_err();
+        settle(route, device, ifname, previous)?;
+        // Without a result no ADD has moved the device.
+        let awaited = previous.is_some() && device.may_return() && device.find(route).is_err();
         if !awaited || Instant::now() >= end {
             return Ok(());
         }
@@ -145,29 +153,29 @@ pub(super) fn await_return(
     }
 }
 
-/// Gives a link that the kernel has brought back to the node its name again: it keeps the one that it had
-/// in the container, or is called `dev` and a number where that is taken (`default_device_exit_net` in
-/// `net/core/dev.c`). A link that is in use, or that does not say where it belongs, is left alone.
+/// Renames a link that the kernel has moved back to the node. The kernel keeps its name in the container, or calls
+/// it `dev` and a number if that is taken (`default_device_exit_net` in `net/core/dev.c`). Leaves alone a link that
+/// is up, or that has no alias.
 ///
-/// `told` is the address that the ADD's result told of the link, for a container whose namespace is gone.
+/// `previous` is the MAC address in `prevResult`, for a container whose namespace is gone.
 pub(super) fn settle(
     route: &RouteSocket,
     device: &Device,
     ifname: &str,
-    told: Option<Mac>,
+    previous: Option<Mac>,
 ) -> Result<(), CniError> {
     let links = match device {
         Device::Name(name) => {
-            // By its alias, or by an alternative name.
+            // By alias or by alternative name.
             let named = route.find_link(name).map_err(failed)?.map(|link| link.index);
             let mut links = route.links().map_err(failed)?;
             links.retain(|link| link.alias == *name || (Some(link.index) == named && link.name != *name));
             links
         }
-        // What is not there need not be settled.
+        // A missing device has nothing to settle.
         device => device.find(route).into_iter().collect(),
     };
-    for link in links.iter().filter(|link| is_stranded(link, device, ifname, told)) {
+    for link in links.iter().filter(|link| is_stranded(link, device, ifname, previous)) {
         if link.name != link.alias {
             route.change_link(link, &LinkChange::new().rename(&link.alias)).map_err(failed)?;
         }
@@ -176,19 +184,17 @@ pub(super) fn settle(
     Ok(())
 }
 
-/// Whether a link of the node's is one that came back from a container without a DEL, or whose DEL was
-/// killed at its last step.
+/// True if a link of the node came back from a container without a DEL, or if its DEL was killed at the last step.
 ///
-/// An alias may also be an administrator's. That it is the name which the configuration has for the device
-/// speaks against that; for a device that the configuration names otherwise, the result of an ADD must tell
-/// that the link was in the container.
-fn is_stranded(link: &Link, device: &Device, ifname: &str, told: Option<Mac>) -> bool {
+/// An administrator may have set the alias. So it must be the configured name of the device, or `prevResult` must
+/// show that the link was in the container.
+fn is_stranded(link: &Link, device: &Device, ifname: &str, previous: Option<Mac>) -> bool {
     let numbered = |name: &str| {
         name.strip_prefix("dev")
             .is_some_and(|rest| !rest.is_empty() && rest.bytes().all(|b| b.is_ascii_digit()))
     };
-    let was_away =
-        matches!(device, Device::Name(name) if link.alias == *name) || (told.is_some() && told == link.mac);
+    let was_away = matches!(device, Device::Name(name) if link.alias == *name)
+        || (previous.is_some() && previous == link.mac);
     let renamed = was_away && (link.name == ifname || numbered(&link.name));
     let movable = !matches!(link.kind, LinkKind::Bridge);
     !link.up && movable && check_ifname(&link.alias).is_ok() && (link.name == link.alias || renamed)
@@ -214,13 +220,13 @@ mod tests {
     const MAC: Mac = Mac([2, 0, 0, 0, 0, 7]);
 
     #[test]
-    fn what_came_back_by_itself_is_known_by_its_name() {
+    fn a_link_that_came_back_is_recognised_by_its_name() {
         let named = Device::Name("ens5".to_owned());
         for (name, alias, expected) in [
             ("eth0", "ens5", true),
             ("dev12", "ens5", true),
             ("ens5", "ens5", true),
-            // An alias that somebody else has written.
+            // An administrator's alias.
             ("ens5", "uplink", false),
             ("development", "ens5", false),
             ("eth0", "", false),
@@ -231,9 +237,9 @@ mod tests {
         assert!(!is_stranded(&Link { up: true, ..link("eth0", "ens5") }, &named, "eth0", None));
     }
 
-    /// The alias may be an administrator's, and the link never have been away.
+    /// The alias may be an administrator's.
     #[test]
-    fn a_device_that_is_not_known_by_name_was_away_if_the_result_tells_so() {
+    fn a_device_that_is_not_configured_by_name_needs_the_mac_address_of_the_result() {
         let here = |name, alias| Link { mac: Some(MAC), ..link(name, alias) };
         let other = Mac([2, 0, 0, 0, 0, 8]);
         for device in [

@@ -1,4 +1,4 @@
-//! CHECK: compares the result of the ADD with what is there.
+//! CHECK: compares the result of the ADD with the kernel's state.
 
 use cni_kernel::route::{Family, Link, MAIN_TABLE, Route, RouteSocket};
 use cni_spec::{AddResult, CniError, Interface};
@@ -13,7 +13,7 @@ use crate::interface::shared::masquerade;
 use crate::plugin::Request;
 use crate::skel::delegate;
 
-/// What the reference's texts begin with.
+/// The prefix of the reference's messages.
 pub(super) const PLUGIN: &str = "ptp: ";
 
 pub(super) fn check(request: &Request<'_>) -> Result<(), CniError> {
@@ -41,7 +41,7 @@ pub(super) fn check(request: &Request<'_>) -> Result<(), CniError> {
     masquerade::check(&common, &request.attachment, &inside.container, &inside.addresses())
 }
 
-/// The host's end: the other one of the container's, and the one that the result names.
+/// The host's end: the peer of the container's end, and an interface of the result.
 fn check_outer(route: &RouteSocket, previous: &AddResult, inner: &Link) -> Result<Link, CniError> {
     let missing = || wrong(format!("{PLUGIN}host end of container interface {} was not found", inner.name));
     let outer = match route.link_by_index(inner.peer.ok_or_else(missing)?) {
@@ -58,15 +58,15 @@ fn check_outer(route: &RouteSocket, previous: &AddResult, inner: &Link) -> Resul
     Ok(outer)
 }
 
-/// The tables that the container's own routes may be in: a plugin that is chained behind may have moved them.
+/// The tables that the container's own routes may be in: a later plugin may have moved them.
 fn tables(socket: &RouteSocket, inner: &Link, previous: &AddResult) -> Result<Vec<u32>, CniError> {
-    let told = previous.routes.iter().filter_map(|route| route.table);
+    let in_result = previous.routes.iter().filter_map(|route| route.table);
     let vrf = match inner.master.map(|master| socket.link_by_index(master)) {
         Some(Ok(master)) => master.vrf_table,
         Some(Err(error)) if !error.is_not_found() => return Err(failed(error)),
         _ => None,
     };
-    Ok([MAIN_TABLE].into_iter().chain(told).chain(vrf).collect())
+    Ok([MAIN_TABLE].into_iter().chain(in_result).chain(vrf).collect())
 }
 
 fn has_route(socket: &RouteSocket, wanted: &Route, tables: &[u32]) -> Result<(), CniError> {

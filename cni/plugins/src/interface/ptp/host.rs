@@ -11,17 +11,17 @@ use crate::interface::shared::host::Host;
 use crate::interface::shared::{failed, optional};
 
 impl Host {
-    /// Writes the owner on the host's end, switches it on, and gives it the gateways' addresses and
-    /// the routes to the container's.
+    /// Sets the host's end up, with the owner as its alias, the gateways' addresses and the routes to the
+    /// container's addresses.
     pub(super) fn serve(&self, outer: &Link, plan: &Plan, attachment: &Attachment) -> Result<(), CniError> {
-        // The node must not learn routes from a container.
+        // The node must not accept routes from a container.
         for setting in ["accept_ra", "accept_dad"] {
             optional(sysctl::set(&format!("net/ipv6/conf/{}/{setting}", outer.name), "0"))?;
         }
         let change = LinkChange::new().alias(&Owner::of(attachment).to_comment()).up();
         self.route.change_link(outer, &change).map_err(failed)?;
         for gateway in &plan.outside.gateways {
-            // The configuration says whose address it is, and nobody else is on the link.
+            // Without duplicate address detection: the link has no other hosts.
             let added = self.route.add_address_alone(outer, *gateway, DuplicateDetection::Skip);
             added.map_err(|error| {
                 CniError::internal(format!("failed to add IP addr {gateway} to {:?}: {error}", outer.name))
@@ -39,8 +39,8 @@ impl Host {
         Ok(())
     }
 
-    /// The address leads to another container's link already, which is told with its owner. A link
-    /// goes with the container's namespace, so there is one still.
+    /// The error for an address whose route leads to another link, with its owner. That container still exists,
+    /// as its link goes with its namespace.
     fn taken_address(&self, container: IpNet) -> CniError {
         let address = container.addr();
         let link = self.route.route_to(address).ok().and_then(|route| route.link);
@@ -59,11 +59,11 @@ impl Host {
         if seen.state == OperState::Up {
             return Ok(());
         }
-        Err(CniError::internal(format!("link {} does not come up: it is {}", seen.name, seen.state)))
+        Err(CniError::internal(format!("link {} does not come up: its state is {}", seen.name, seen.state)))
     }
 }
 
-/// The route to a container's address: as the reference's, of host scope.
+/// The route to a container's address, of host scope as in the reference.
 pub(super) fn to_container(container: IpNet, outer: &Link) -> Route {
     Route { link: Some(outer.index), scope: Some(RouteScope::HOST), ..Route::to(container) }
 }

@@ -1,8 +1,7 @@
-//! `ptp`: joins a container to the node by a pair of links, and routes between them.
+//! `ptp`: connects a container to the node by a veth pair and routes.
 //!
-//! There is no bridge: the host's end has the gateway's address for this container alone, and a
-//! route for each of the container's addresses leads to it. Everything but the node's forwarding
-//! and the masquerade is on the pair and goes with it.
+//! There is no bridge: the host's end has the gateway's address for this container only, and a route to each of
+//! the container's addresses. All but the node's forwarding and the masquerade goes with the pair.
 
 mod check;
 mod host;
@@ -31,7 +30,7 @@ impl Plugin for Ptp {
     }
 
     fn summary(&self) -> &'static str {
-        "joins a container to the node by a pair of links of its own"
+        "connects a container to the node by a veth pair of its own"
     }
 
     #[cfg(test)]
@@ -43,8 +42,7 @@ impl Plugin for Ptp {
         let common = Common::new(request.config)?;
         let container = Container::open(request.netns.as_deref())?;
         let host = Host::open()?;
-        // Before IPAM: a second ADD of the same attachment must not take the first one's address
-        // away when it fails.
+        // Before IPAM: if a second ADD of the attachment fails, it must not release the first one's address.
         if container.route.find_link(request.attachment.ifname()).map_err(failed)?.is_some() {
             return Err(taken(&request.attachment));
         }
@@ -52,8 +50,8 @@ impl Plugin for Ptp {
         let answer = delegate::ipam_add(request)?;
         undo.on_failure("release the addresses", || delegate::ipam_del(request));
         let plan = plan::plan(answer, common.dns.as_ref())?;
-        let work = Work { request, common: &common, host: &host, container: &container };
-        let (outer, inner) = set_up(&work, &plan, &mut undo)?;
+        let context = AddContext { request, common: &common, host: &host, container: &container };
+        let (outer, inner) = set_up(&context, &plan, &mut undo)?;
         undo.keep();
         let interfaces = vec![interface(&outer, String::new()), interface(&inner, container.sandbox())];
         Ok(AddResult { interfaces, ..plan.result })
@@ -85,24 +83,24 @@ impl Plugin for Ptp {
     }
 }
 
-/// What the steps of an ADD work with.
-struct Work<'a> {
+/// The context of an ADD's steps.
+struct AddContext<'a> {
     request: &'a Request<'a>,
     common: &'a Common,
     host: &'a Host,
     container: &'a Container,
 }
 
-/// Carries the plan out. Returns the host's end and the container's as they are in the end.
-fn set_up<'a>(work: &Work<'a>, plan: &Plan, undo: &mut Undo<'a>) -> Result<(Link, Link), CniError> {
-    // There is nobody on the link to ask whether an address is free, and an end whose link-local
-    // address is still being probed does not look for the other one.
+/// Carries out the plan. Returns the host's end and the container's end.
+fn set_up<'a>(context: &AddContext<'a>, plan: &Plan, undo: &mut Undo<'a>) -> Result<(Link, Link), CniError> {
+    // Without duplicate address detection: the link has no other hosts, and an end with a tentative link-local
+    // address does not resolve the other end's address.
     const INSIDE: &[Setting] = &[("accept_dad", "0")];
-    let Work { request, common, host, container } = *work;
+    let AddContext { request, common, host, container } = *context;
     let attachment = &request.attachment;
     let mtu = host.mtu(common.mtu)?;
     let (inner, outer) = host.create_pair(&container.route, attachment, None, mtu)?;
-    // The other end, its addresses and its routes go with it.
+    // The peer, its addresses and its routes go with it.
     let to_delete = inner.clone();
     undo.on_failure("delete the container's link", move || container.route.delete_link(&to_delete));
     host.serve(&outer, plan, attachment)?;

@@ -1,4 +1,4 @@
-//! What both ends of an attachment will look like: a pure function of IPAM's answer.
+//! The addresses and routes of both ends: a pure function of IPAM's result.
 
 use std::net::IpAddr;
 
@@ -11,32 +11,32 @@ use crate::interface::shared::layer3::{Layer3, Subnets, adopt};
 /// Index of the container's end in the result's interfaces: host's end, container's end.
 const CONTAINER: usize = 1;
 
-/// Addresses and routes to be set, and what the result says of them.
+/// Addresses and routes to set, and the result.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(super) struct Plan {
-    /// What the container's end is given.
+    /// For the container's end.
     pub(super) layer3: Layer3,
-    /// What the host's end is given.
+    /// For the host's end.
     pub(super) outside: Outside,
-    /// `ips`, `routes` and `dns` of the result; its interfaces are still to come.
+    /// The result, without its interfaces.
     pub(super) result: AddResult,
 }
 
-/// The host's end.
+/// The addresses of the host's end.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(super) struct Outside {
-    /// The gateways' addresses, with prefixes of their full length.
+    /// The gateways' addresses, with the longest prefix.
     pub(super) gateways: Vec<IpNet>,
-    /// The container's addresses likewise: a route to each leads to the host's end.
+    /// The container's addresses likewise, for routes to them.
     pub(super) containers: Vec<IpNet>,
 }
 
-/// The plan for IPAM's answer.
+/// Plans an attachment with IPAM's result.
 pub(super) fn plan(answer: AddResult, dns: Option<&Dns>) -> Result<Plan, CniError> {
     let result = adopt(answer, CONTAINER, dns)?;
     let mut routes = own_routes(&result.ips)?;
     let mut layer3 = Layer3::of(&result);
-    layer3.routes.retain(|route| !says_the_same(route, &routes));
+    layer3.routes.retain(|route| !repeats(route, &routes));
     for route in &mut layer3.routes {
         route.onlink = route.gateway.is_some_and(|next| is_neighbour(next, &result.ips));
     }
@@ -45,7 +45,7 @@ pub(super) fn plan(answer: AddResult, dns: Option<&Dns>) -> Result<Plan, CniErro
     Ok(Plan { layer3, outside: outside(&result.ips)?, result })
 }
 
-/// What the host's end is given for these addresses.
+/// The host's end for these addresses.
 pub(super) fn outside(ips: &[IpConfig]) -> Result<Outside, CniError> {
     let mut outside = Outside::default();
     for ip in ips {
@@ -58,9 +58,8 @@ pub(super) fn outside(ips: &[IpConfig]) -> Result<Outside, CniError> {
     Ok(outside)
 }
 
-/// The routes that take the place of the kernel's route to the subnet: the gateway is on the link,
-/// everybody else behind it. Several addresses may have one gateway, or one subnet: the first of
-/// them is the source then.
+/// The routes that replace the kernel's route to the subnet: the gateway is on the link, all other hosts are
+/// behind it. If several addresses share a gateway or a subnet, the first one is the source.
 pub(super) fn own_routes(ips: &[IpConfig]) -> Result<Vec<KernelRoute>, CniError> {
     let mut routes: Vec<KernelRoute> = Vec::new();
     let mut add = |route: KernelRoute| {
@@ -74,7 +73,7 @@ pub(super) fn own_routes(ips: &[IpConfig]) -> Result<Vec<KernelRoute>, CniError>
         let scope = Some(RouteScope::LINK);
         add(KernelRoute { source, scope, ..KernelRoute::to(IpNet::from(gateway)) });
         let subnet = ip.address.trunc();
-        // An address without neighbours has no subnet to go to.
+        // An address with the longest prefix has no subnet.
         if subnet.prefix_len() < subnet.max_prefix_len() {
             let scope = Some(RouteScope::UNIVERSE);
             add(KernelRoute { source, scope, gateway: Some(gateway), ..KernelRoute::to(subnet) });
@@ -83,8 +82,8 @@ pub(super) fn own_routes(ips: &[IpConfig]) -> Result<Vec<KernelRoute>, CniError>
     Ok(routes)
 }
 
-/// Whether a route of the configuration repeats one of the plugin's own.
-fn says_the_same(route: &KernelRoute, own: &[KernelRoute]) -> bool {
+/// True if a route of the configuration repeats one of the plugin's own.
+fn repeats(route: &KernelRoute, own: &[KernelRoute]) -> bool {
     let plain = route.table == MAIN_TABLE && route.metric == 0 && route.mtu == 0 && route.advmss == 0;
     plain
         && own.iter().any(|other| {
@@ -93,8 +92,9 @@ fn says_the_same(route: &KernelRoute, own: &[KernelRoute]) -> bool {
         })
 }
 
-/// True for a next hop in a container's subnet that is not the gateway. The kernel refuses it, because its route to
-/// the subnet leads to the gateway; the reference adds its routes while the subnet is on the link still.
+/// True for a next hop in a container's subnet that is not the gateway. Without the flag `onlink` the kernel refuses
+/// it, because the route to the subnet leads to the gateway; the reference adds its routes while the subnet is still
+/// on the link.
 fn is_neighbour(next: IpAddr, ips: &[IpConfig]) -> bool {
     ips.iter().any(|ip| ip.address.contains(&next)) && ips.iter().all(|ip| ip.gateway != Some(next))
 }
@@ -136,7 +136,7 @@ mod tests {
         }
     }
 
-    /// As `ip route` would tell them.
+    /// The routes in the format of `ip route`.
     fn routes(plan: &Plan) -> Vec<String> {
         let text = |route: &KernelRoute| {
             let source = route.source.map(|source| format!(" src {source}")).unwrap_or_default();
@@ -197,7 +197,7 @@ mod tests {
     }
 
     #[test]
-    fn a_route_that_repeats_our_own_is_one_wish() {
+    fn a_route_that_repeats_an_own_one_is_left_out() {
         let repeated = [
             ("10.1.2.0/24", None),
             ("10.1.2.0/24", Some("10.1.2.1")),
@@ -207,12 +207,12 @@ mod tests {
         let plain = plan(answer(DUAL, &[]), None).unwrap();
         let plan = plan(answer(DUAL, &repeated), None).unwrap();
         assert_eq!(plan.layer3, plain.layer3);
-        // The result tells them all the same.
+        // The result has all of them.
         assert_eq!(plan.result.routes.len(), repeated.len());
     }
 
     #[test]
-    fn a_route_that_says_more_than_our_own_stays() {
+    fn a_route_with_other_attributes_stays() {
         let mut answer = answer(DUAL, &[("10.1.2.0/24", Some("10.1.2.9"))]);
         let mut metric = Route::new("10.1.2.0/24".parse().unwrap(), None);
         metric.priority = 5;
@@ -237,7 +237,7 @@ mod tests {
     }
 
     #[test]
-    fn what_ipam_must_not_answer_is_told() {
+    fn unusable_results_of_ipam_are_refused() {
         for (ips, text) in [
             (vec![], "IPAM plugin returned missing IP config"),
             (vec![("10.1.2.5/24", "")], "IPAM returned no gateway for 10.1.2.5/24: ptp needs one"),

@@ -1,4 +1,4 @@
-//! CHECK: what every plugin with a pair of links compares.
+//! CHECK: the comparisons of all plugins with a veth pair.
 
 use cni_kernel::netns::Netns;
 use cni_kernel::route::{Family, Link, LinkKind, MAIN_TABLE, RouteSocket};
@@ -9,22 +9,22 @@ use super::container::Container;
 use super::failed;
 use crate::plugin::Request;
 
-/// The result that the ADD ended with. `plugin` goes before the reference's text.
+/// The result of the ADD. `plugin` is the prefix of the reference's message.
 ///
 /// # Errors
-/// Code 7 when there is none.
+/// Code 7 if there is none.
 pub(crate) fn previous_result<'a>(request: &'a Request<'_>, plugin: &str) -> Result<&'a AddResult, CniError> {
     let previous = request.config.prev_result.as_ref();
     previous.ok_or_else(|| CniError::config(format!("{plugin}Required prevResult missing")))
 }
 
-/// The container, compared with what the ADD said of it.
+/// The container, for comparison with the ADD's result.
 pub(crate) struct Inside<'a> {
     /// The container's namespace.
     pub(crate) container: Container,
     previous: &'a AddResult,
     ifname: &'a str,
-    /// What the reference's texts begin with.
+    /// The prefix of the reference's messages.
     plugin: &'static str,
 }
 
@@ -32,7 +32,7 @@ impl<'a> Inside<'a> {
     /// Opens the container's namespace.
     ///
     /// # Errors
-    /// Code 4 when the path does not lead to one.
+    /// Code 4 if the path does not lead to one.
     pub(crate) fn open(
         request: &'a Request<'_>,
         previous: &'a AddResult,
@@ -42,20 +42,20 @@ impl<'a> Inside<'a> {
         Ok(Self { container, previous, ifname: request.attachment.ifname(), plugin })
     }
 
-    /// Number of the container's interface in the result.
+    /// The index of the container's interface in the result.
     fn index(&self) -> Option<usize> {
         let ours = |interface: &Interface| interface.name == self.ifname && !interface.sandbox.is_empty();
         self.previous.interfaces.iter().position(ours)
     }
 
-    /// What the result says of the container's addresses.
+    /// The container's entries of the result's `ips`.
     pub(crate) fn ips(&self) -> Vec<IpConfig> {
         let index = self.index();
         let ours = |ip: &&IpConfig| ip.interface.is_none() || ip.interface == index;
         self.previous.ips.iter().filter(ours).cloned().collect()
     }
 
-    /// The addresses themselves.
+    /// The container's addresses in the result.
     pub(crate) fn addresses(&self) -> Vec<IpNet> {
         self.ips().iter().map(|ip| ip.address).collect()
     }
@@ -71,7 +71,7 @@ impl<'a> Inside<'a> {
         })
     }
 
-    /// The container's link: there, what `is` asks for, with its MAC address, in this namespace.
+    /// The container's link, if it exists in this namespace, `is` accepts it, and its MAC address is the result's.
     ///
     /// # Errors
     /// The first difference.
@@ -102,25 +102,25 @@ impl<'a> Inside<'a> {
         Ok(link)
     }
 
-    /// The container's addresses.
+    /// Checks the container's addresses.
     ///
     /// # Errors
-    /// The first that is not there.
+    /// The first that is missing.
     pub(crate) fn check_addresses(&self, link: &Link) -> Result<(), CniError> {
         has_addresses(&self.container.route, link, &self.addresses())
     }
 
-    /// The result's routes. A default route matches with any gateway, as with the reference.
+    /// Checks the result's routes. A default route matches with any gateway, as in the reference.
     ///
     /// # Errors
-    /// The first that is not there.
+    /// The first that is missing.
     pub(crate) fn check_routes(&self, link: &Link) -> Result<(), CniError> {
         for wanted in &self.previous.routes {
             let table = wanted.table.unwrap_or(MAIN_TABLE);
             let family = Family::of(wanted.dst.addr());
             let present = self.container.route.routes(family, table).map_err(failed)?;
             let is_default = wanted.dst.prefix_len() == 0;
-            // Without an address it is a route on the link, which the kernel tells no gateway of.
+            // The unspecified address stands for an on-link route, which has no gateway in the kernel.
             let gateway = wanted.gw.filter(|gateway| !gateway.is_unspecified());
             let found = present.iter().any(|is| {
                 is.dst == wanted.dst.trunc()
@@ -137,10 +137,10 @@ impl<'a> Inside<'a> {
     }
 }
 
-/// Whether a link has all of the addresses.
+/// Checks that a link has all of the addresses.
 ///
 /// # Errors
-/// The first that is not there.
+/// The first that is missing.
 pub(crate) fn has_addresses(route: &RouteSocket, link: &Link, wanted: &[IpNet]) -> Result<(), CniError> {
     let present = route.addresses(link).map_err(failed)?;
     match wanted.iter().find(|net| !present.iter().any(|address| address.net == **net)) {
@@ -152,17 +152,17 @@ pub(crate) fn has_addresses(route: &RouteSocket, link: &Link, wanted: &[IpNet]) 
 /// The link of that name.
 ///
 /// # Errors
-/// When there is none.
+/// No such link.
 pub(crate) fn present(route: &RouteSocket, name: &str) -> Result<Link, CniError> {
     route.find_link(name).map_err(failed)?.ok_or_else(|| wrong(format!("Interface {name} not found")))
 }
 
-/// Whether the link has the MAC address that the result tells, if it tells one.
+/// True if the link has the MAC address of the result, or the result has none.
 pub(crate) fn same_mac(link: &Link, expected: &Interface) -> bool {
     expected.mac.is_empty() || expected.mac.parse().is_ok_and(|mac| link.mac == Some(mac))
 }
 
-/// A difference.
+/// The error for a difference.
 pub(crate) fn wrong(msg: String) -> CniError {
     CniError::internal(msg)
 }

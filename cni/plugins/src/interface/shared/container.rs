@@ -14,9 +14,9 @@ use cni_spec::{CniError, ErrorCode};
 use super::layer3::{Layer3, Subnets};
 use super::{failed, optional};
 
-/// How long duplicate address detection may take. The kernel waits for a random part of a second
+/// The time limit of duplicate address detection. The kernel waits for a random part of a second
 /// and then probes for one (RFC 4862, sections 5.4 and 5.1).
-const DETECTION_PATIENCE: Duration = Duration::from_secs(5);
+const DETECTION_LIMIT: Duration = Duration::from_secs(5);
 
 /// The container's namespace.
 pub(crate) struct Container {
@@ -26,23 +26,23 @@ pub(crate) struct Container {
 }
 
 impl Container {
-    /// Opens it for an ADD or a CHECK.
+    /// Opens the namespace for an ADD or a CHECK.
     ///
     /// # Errors
-    /// Code 4 when the path does not lead to a network namespace.
+    /// Code 4 if the path does not lead to a network namespace.
     pub(crate) fn open(path: Option<&Path>) -> Result<Self, CniError> {
         let path = path.unwrap_or(Path::new(""));
         let netns = Netns::open(path).map_err(|error| {
-            // The path came with the environment.
+            // The path comes from the environment.
             CniError::new(ErrorCode::InvalidEnvironment, format!("failed to open netns {path:?}: {error}"))
         })?;
         Self::of(netns)
     }
 
-    /// Opens it for a DEL; none when it is gone.
+    /// Opens the namespace for a DEL; none if it is gone.
     ///
     /// # Errors
-    /// When something else is at the path, or the kernel refuses.
+    /// A path to something else, or the kernel's refusal.
     pub(crate) fn open_if_there(path: Option<&Path>) -> Result<Option<Self>, CniError> {
         let Some(path) = path else { return Ok(None) };
         match Netns::open(path) {
@@ -57,10 +57,10 @@ impl Container {
         Ok(Self { netns, route })
     }
 
-    /// Runs something inside the namespace.
+    /// Runs `work` inside the namespace.
     ///
     /// # Errors
-    /// When it cannot be entered.
+    /// A namespace that cannot be entered.
     pub(crate) fn run<T: Send>(&self, work: impl FnOnce() -> T + Send) -> Result<T, CniError> {
         self.netns.run(work).map_err(failed)
     }
@@ -68,17 +68,17 @@ impl Container {
     /// Locks the namespace against other plugins that lock it.
     ///
     /// # Errors
-    /// When another one has it for longer than `patience`.
+    /// Another process holds the lock for longer than `patience`.
     pub(crate) fn lock(&self, patience: Duration) -> Result<FileLock, LockError> {
         self.netns.lock(patience)
     }
 
-    /// What the namespace is told apart by.
+    /// The namespace's device and inode number.
     pub(crate) fn id(&self) -> NetnsId {
         self.netns.id()
     }
 
-    /// The namespace's path, as the result names it.
+    /// The namespace's path, for the result.
     pub(crate) fn sandbox(&self) -> String {
         self.netns.path().display().to_string()
     }
@@ -88,7 +88,7 @@ impl Container {
         &self.netns
     }
 
-    /// Whether it is the namespace of that identity.
+    /// True if the namespace has that ID.
     pub(crate) fn is(&self, id: NetnsId) -> bool {
         self.netns.id() == id
     }
@@ -99,11 +99,11 @@ impl Container {
         cni_dataplane::ContainerNetns { path: self.netns.path().to_owned(), dev: id.dev, ino: id.ino }
     }
 
-    /// Sets what goes before IPv6 addresses, if there are any: that there is IPv6, and `settings` as
-    /// far as the kernel has them.
+    /// Enables IPv6 and applies `settings`, if the link is to have IPv6 addresses. Skips settings that the kernel
+    /// lacks.
     ///
     /// # Errors
-    /// What could not be set.
+    /// A setting that cannot be written.
     pub(crate) fn prepare(&self, link: &Link, layer3: &Layer3, settings: &[Setting]) -> Result<(), CniError> {
         if !layer3.has(Family::V6) {
             return Ok(());
@@ -111,10 +111,10 @@ impl Container {
         self.netns.run(|| set(&link.name, settings)).map_err(failed)?
     }
 
-    /// Gives the link its addresses and routes, and switches it on.
+    /// Gives the link its addresses and routes, and sets it up.
     ///
     /// # Errors
-    /// What could not be done; with detection also that somebody else has an address.
+    /// The kernel's refusal; with detection, also a duplicate address.
     pub(crate) fn bring_up(
         &self,
         link: &Link,
@@ -130,15 +130,15 @@ impl Container {
                 CniError::internal(format!("failed to add IP addr {net} to {:?}: {error}", link.name))
             })?;
         }
-        // After the addresses: with arp_notify the kernel tells the neighbours when the link comes up.
+        // After the addresses: with arp_notify the kernel announces them when the link comes up.
         self.route.change_link(link, &LinkChange::new().up()).map_err(failed)?;
         if detection == DuplicateDetection::AsLink && layer3.has(Family::V6) {
             self.wait_for_detection(link)?;
         }
         for route in &layer3.routes {
             let route = Route { link: Some(link.index), ..route.clone() };
-            // Of several IPv4 routes to one destination the last serves, IPv6 has them as next hops: as with
-            // the reference.
+            // As in the reference: of several IPv4 routes to a destination the last one is used; in IPv6 they are
+            // next hops.
             self.route.add_route(&route, Existing::Prepend).map_err(|error| {
                 CniError::internal(format!("failed to add route '{route} dev {}': {error}", link.name))
             })?;
@@ -147,15 +147,15 @@ impl Container {
     }
 
     fn wait_for_detection(&self, link: &Link) -> Result<(), CniError> {
-        let settled = self.route.wait_for_detection(link, DETECTION_PATIENCE).map_err(failed)?;
+        let settled = self.route.wait_for_detection(link, DETECTION_LIMIT).map_err(failed)?;
         if let Some(address) = settled.iter().find(|address| address.duplicate) {
             return Err(CniError::internal(format!(
-                "somebody else on the link has address {} of {} (duplicate address detection failed)",
+                "another host on the link has address {} of {} (duplicate address detection failed)",
                 address.net, link.name
             )));
         }
         let Some(address) = settled.iter().find(|address| address.tentative) else { return Ok(()) };
-        // Detection makes no progress on a link that does not work; that is for the port's check.
+        // Detection makes no progress on a link that is not up, which the caller checks.
         if self.route.link_by_index(link.index).map_err(failed)?.state != OperState::Up {
             return Ok(());
         }
@@ -163,7 +163,7 @@ impl Container {
             "address {} of {} is still tentative after {} s",
             address.net,
             link.name,
-            DETECTION_PATIENCE.as_secs()
+            DETECTION_LIMIT.as_secs()
         )))
     }
 }
@@ -171,13 +171,13 @@ impl Container {
 /// A setting of one link, below `/proc/sys/net/ipv6/conf/<link>`, and its value.
 pub(crate) type Setting = (&'static str, &'static str);
 
-/// Runs inside the namespace.
+/// Applies the settings. Runs inside the namespace.
 fn set(ifname: &str, settings: &[Setting]) -> Result<(), CniError> {
     let name = |setting: &str| format!("net/ipv6/conf/{ifname}/{setting}");
     for (setting, value) in settings {
         optional(sysctl::set(&name(setting), value))?;
     }
-    // Container engines switch IPv6 off in new namespaces.
+    // Container engines disable IPv6 in new namespaces.
     sysctl::ensure("net/ipv6/conf/lo/disable_ipv6", "0").map_err(failed)?;
     sysctl::ensure(&name("disable_ipv6"), "0").map_err(failed)?;
     sysctl::set(&name("keep_addr_on_down"), "1").map_err(failed)

@@ -12,9 +12,9 @@ use ipnet::IpNet;
 
 use super::failed;
 
-/// How long a link may take to carry packets. The reference's bridge gives up after 2.55 s.
-const LINK_PATIENCE: Duration = Duration::from_millis(2550);
-/// What a veth takes at most, `ETH_MAX_MTU` of `linux/if_ether.h`; the loopback's MTU is larger.
+/// The time limit for a link to come up, that of the reference's bridge.
+const LINK_LIMIT: Duration = Duration::from_millis(2550);
+/// The largest MTU of a veth, `ETH_MAX_MTU` of `linux/if_ether.h`; the loopback's MTU is larger.
 const MAX_MTU: u32 = 65_535;
 
 /// The namespace that the plugin was called in: the node's.
@@ -29,18 +29,17 @@ impl Host {
     /// Opens it.
     ///
     /// # Errors
-    /// When the kernel refuses.
+    /// The kernel's refusal.
     pub(crate) fn open() -> Result<Self, CniError> {
         let netns = Netns::current().map_err(failed)?;
         Ok(Self { netns, route: RouteSocket::open().map_err(failed)? })
     }
 
-    /// The MTU for a new pair: the configuration's, otherwise that of the link that the default
-    /// route leaves by, otherwise the kernel's own. The reference leaves it to the kernel at once,
-    /// so that packets of 1,500 bytes meet a tunnel of less.
+    /// The MTU for a new pair: the configuration's, or that of the default route's link, or else the kernel's
+    /// default. The reference always uses the kernel's default of 1,500 bytes, too much for a tunnel.
     ///
     /// # Errors
-    /// When the kernel cannot be asked.
+    /// A failed netlink request.
     pub(crate) fn mtu(&self, wanted: Option<u32>) -> Result<Option<u32>, CniError> {
         if wanted.is_some() {
             return Ok(wanted);
@@ -57,11 +56,11 @@ impl Host {
         Ok(None)
     }
 
-    /// Makes the pair of links and returns both ends, the container's first. After an error there is
-    /// none, also when the kernel made it and only its answer was lost.
+    /// Makes the veth pair and returns both ends, the container's first. After an error there is none, also if
+    /// the kernel made it and its reply was lost.
     ///
     /// # Errors
-    /// When the name is taken in the container, or the kernel refuses.
+    /// A name that is taken in the container, or the kernel's refusal.
     pub(crate) fn create_pair(
         &self,
         pod: &RouteSocket,
@@ -72,8 +71,8 @@ impl Host {
         self.try_create_pair(pod, attachment, mac, mtu).inspect_err(|_| self.delete_unused(attachment))
     }
 
-    /// Deletes links that bear one of the attachment's names and are nobody's yet: only a call that
-    /// failed or was killed leaves such.
+    /// Deletes links with one of the attachment's names and without an owner: only a call that failed or was
+    /// killed leaves such links.
     fn delete_unused(&self, attachment: &Attachment) {
         for name in host_names(attachment) {
             let unused = |link: &Link| {
@@ -119,24 +118,24 @@ impl Host {
         Err(last.map_or_else(|| CniError::internal("no name for the host's link"), failed))
     }
 
-    /// Waits until a link carries packets, and returns it as it was seen last.
+    /// Waits until a link is up, and returns its last state.
     ///
     /// # Errors
-    /// When the kernel cannot be asked.
+    /// A failed netlink request.
     pub(crate) fn wait_until_up(&self, link: &Link) -> Result<Link, CniError> {
-        self.route.wait_for_link(link, LINK_PATIENCE, |link| link.state == OperState::Up).map_err(failed)
+        self.route.wait_for_link(link, LINK_LIMIT, |link| link.state == OperState::Up).map_err(failed)
     }
 
-    /// Lets the node forward packets of the families that there are addresses of.
+    /// Enables forwarding on the node for the families of the addresses.
     ///
     /// # Errors
-    /// When a setting cannot be changed.
+    /// A setting that cannot be written.
     pub(crate) fn forward(&self, addresses: &[IpNet]) -> Result<(), CniError> {
         for (family, name) in
             [(Family::V4, "net/ipv4/ip_forward"), (Family::V6, "net/ipv6/conf/all/forwarding")]
         {
             let wanted = addresses.iter().any(|address| Family::of(address.addr()) == family);
-            // Writing resets other settings even when nothing changes.
+            // Writing the setting resets others, even if its value stays.
             if wanted && !self.route.forwards(family).map_err(failed)? {
                 sysctl::ensure(name, "1").map_err(failed)?;
             }
@@ -145,8 +144,8 @@ impl Host {
     }
 }
 
-/// Names for the host's end, in the order in which they are tried: `veth` and eight hexadecimal
-/// digits that follow from the attachment, so that a DEL without a namespace finds the link.
+/// The names to try for the host's end, in order: `veth` and eight hexadecimal digits of the attachment's hash, so
+/// that a DEL without a namespace finds the link.
 pub(crate) fn host_names(attachment: &Attachment) -> impl Iterator<Item = String> {
     const TRIES: usize = 10;
     let hash = AttachmentHash::of(attachment).0;
@@ -156,7 +155,7 @@ pub(crate) fn host_names(attachment: &Attachment) -> impl Iterator<Item = String
     })
 }
 
-/// The container has a link of that name already.
+/// The error if the container has a link of that name already.
 pub(crate) fn taken(attachment: &Attachment) -> CniError {
     let (name, peer) = (attachment.ifname(), host_names(attachment).next().unwrap_or_default());
     CniError::internal(format!("container veth name ({name:?}) peer provided ({peer:?}) already exists"))
@@ -167,7 +166,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_hosts_name_follows_from_the_attachment() {
+    fn the_hosts_name_depends_on_the_attachment() {
         let attachment = Attachment::new("net", "c1", "eth0").unwrap();
         let names: Vec<String> = host_names(&attachment).collect();
         assert_eq!(names.len(), 10);

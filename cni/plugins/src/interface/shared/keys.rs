@@ -1,4 +1,4 @@
-//! Keys that mean the same in every plugin with a pair of links.
+//! The common keys of the plugins with a veth pair.
 
 use std::ops::RangeInclusive;
 
@@ -6,25 +6,25 @@ use cni_dataplane::BackendName;
 use cni_spec::{CniError, Dns, NetConf};
 use serde::Deserialize;
 
-/// What a veth takes: `ETH_MIN_MTU` and `ETH_MAX_MTU` of `linux/if_ether.h`.
+/// A veth's limits: `ETH_MIN_MTU` and `ETH_MAX_MTU` of `linux/if_ether.h`.
 const MTU: RangeInclusive<i64> = 68..=65_535;
 
-/// What the common keys ask for, checked.
+/// The common keys, checked.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Common {
-    /// Whether the containers' addresses are masqueraded.
+    /// True to masquerade the containers' addresses.
     pub(crate) masquerade: bool,
-    /// What masquerades them; none for the node's default.
+    /// The backend for that; none for the node's default.
     pub(crate) masquerade_backend: Option<BackendName>,
     /// MTU in bytes; none for that of the default route's link.
     pub(crate) mtu: Option<u32>,
-    /// Resolver settings that replace IPAM's; none without a list or a domain.
+    /// Resolver settings that replace IPAM's, if any.
     pub(crate) dns: Option<Dns>,
-    /// Whether there is IPAM, and so a layer 3.
+    /// True if the configuration has an IPAM plugin.
     pub(crate) ipam: bool,
 }
 
-/// The keys as they are written.
+/// The keys, not checked.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
 struct Keys {
@@ -45,8 +45,8 @@ struct DnsKeys {
 }
 
 impl DnsKeys {
-    /// The settings that replace IPAM's. As with the reference, an empty list is enough to switch IPAM's off,
-    /// an empty domain is not.
+    /// The settings that replace IPAM's. As in the reference, an empty list replaces them, an empty domain does
+    /// not.
     fn settings(self) -> Option<Dns> {
         let Self { nameservers, domain, search, options } = self;
         let lists = [&nameservers, &search, &options];
@@ -64,7 +64,7 @@ impl Common {
     /// Reads and checks the common keys.
     ///
     /// # Errors
-    /// A key's value, with code 7.
+    /// Code 7 for a value that cannot be used.
     pub(crate) fn new(config: &NetConf) -> Result<Self, CniError> {
         let keys: Keys = config.decode()?;
         let masquerade_backend = match keys.ip_masq {
@@ -81,15 +81,15 @@ impl Common {
     }
 }
 
-/// The MTU that a configuration wants, if it wants one and the kind of link takes it.
-pub(crate) fn mtu(wanted: i64, taken: RangeInclusive<i64>) -> Result<Option<u32>, CniError> {
+/// Checks the key `mtu`; 0 counts as missing.
+pub(crate) fn mtu(wanted: i64, limits: RangeInclusive<i64>) -> Result<Option<u32>, CniError> {
     match u32::try_from(wanted) {
         Ok(0) => Ok(None),
-        Ok(mtu) if taken.contains(&wanted) => Ok(Some(mtu)),
+        Ok(mtu) if limits.contains(&wanted) => Ok(Some(mtu)),
         _ => Err(CniError::config(format!(
             "key \"mtu\": invalid MTU {wanted} (must be 0 or between {} and {})",
-            taken.start(),
-            taken.end()
+            limits.start(),
+            limits.end()
         ))),
     }
 }
@@ -99,7 +99,6 @@ fn backend(name: &str) -> Result<Option<BackendName>, CniError> {
     if name.is_empty() { Ok(None) } else { BackendName::from_name(name).map(Some).ok_or_else(unknown) }
 }
 
-/// The keys that are decoded here.
 #[cfg(test)]
 pub(crate) fn decodes() -> crate::keys::probe::Fields {
     crate::keys::probe::fields::<Keys>()
@@ -119,7 +118,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_given_asks_for_nothing() {
+    fn without_keys_all_is_off() {
         let expected =
             Common { masquerade: false, masquerade_backend: None, mtu: None, dns: None, ipam: false };
         assert_eq!(common(&json!({})).unwrap(), expected);
@@ -159,7 +158,7 @@ mod tests {
     }
 
     #[test]
-    fn what_makes_no_sense_is_refused_by_name() {
+    fn invalid_values_are_refused_by_name() {
         for (keys, text) in [
             (json!({"ipMasq": true, "ipMasqBackend": "x"}), "unknown ipmasq backend \"x\""),
             (json!({"mtu": 67}), "key \"mtu\": invalid MTU 67 (must be 0 or between 68 and 65535)"),

@@ -1,38 +1,37 @@
-//! From IPAM's answer to addresses and routes: pure functions.
+//! From IPAM's result to addresses and routes: pure functions.
 
 use cni_kernel::route::{Family, Route as KernelRoute, RouteScope};
 use cni_spec::{AddResult, CniError, Dns, IpConfig, Route};
 use ipnet::IpNet;
 
-/// What the container's end is given.
+/// The addresses and routes of the container's end.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct Layer3 {
     /// The container's addresses with the prefixes of their subnets.
     pub(crate) addresses: Vec<IpNet>,
-    /// Its routes, without the number of their link.
+    /// Its routes, without the index of their link.
     pub(crate) routes: Vec<KernelRoute>,
-    /// Where the addresses' subnets are.
     pub(crate) subnets: Subnets,
 }
 
-/// Where the subnet of a container's address is, seen from the container.
+/// The place of the addresses' subnets, seen from the container.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) enum Subnets {
-    /// On its link: the kernel makes the route when the address is added.
+    /// On the link: the kernel makes a route for each address.
     #[default]
     OnLink,
-    /// Behind its gateway: the kernel makes no route.
+    /// Behind the gateway: the kernel makes no routes.
     BehindGateway,
 }
 
 impl Layer3 {
-    /// What a result says. Without a next hop of its own, a route takes the first gateway of its
-    /// family; without any, it leads to the link itself.
+    /// The addresses and routes of a result. A route without a next hop takes the first gateway of its family;
+    /// without any, it is on-link.
     pub(crate) fn of(result: &AddResult) -> Self {
         let mut routes = Vec::new();
         for route in &result.routes {
             let route = kernel_route(route, &result.ips);
-            // The same route twice is one wish; the kernel would refuse the second.
+            // The kernel would refuse a second one.
             if !routes.contains(&route) {
                 routes.push(route);
             }
@@ -40,22 +39,22 @@ impl Layer3 {
         Self { addresses: result.ips.iter().map(|ip| ip.address).collect(), routes, ..Self::default() }
     }
 
-    /// Whether an address of the family is among the container's.
+    /// True if the container has an address of the family.
     pub(crate) fn has(&self, family: Family) -> bool {
         has(&self.addresses, family)
     }
 }
 
-/// Whether one of the addresses is of the family.
+/// True if one of the addresses is of the family.
 pub(crate) fn has(addresses: &[IpNet], family: Family) -> bool {
     addresses.iter().any(|net| Family::of(net.addr()) == family)
 }
 
-/// IPAM's answer as the plugin's own: all addresses are those of interface number `interface` of the
-/// result, whose interfaces are still to come, and the configuration's resolver settings win.
+/// Turns IPAM's result into the plugin's, without interfaces: all addresses belong to the interface of index
+/// `interface`, and the configuration's resolver settings replace IPAM's.
 ///
 /// # Errors
-/// When there is no address in it.
+/// A result without addresses.
 pub(crate) fn adopt(
     mut answer: AddResult,
     interface: usize,
@@ -118,7 +117,7 @@ mod tests {
     }
 
     #[test]
-    fn the_configurations_dns_wins_if_it_says_anything() {
+    fn the_configurations_dns_replaces_that_of_ipam() {
         let dns = |domain: &str| Dns { domain: domain.to_owned(), ..Dns::default() };
         let answer = || AddResult { dns: dns("ipam"), ..dual_stack() };
         assert_eq!(adopt(answer(), 1, None).unwrap().dns, dns("ipam"));

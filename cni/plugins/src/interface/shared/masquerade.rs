@@ -1,4 +1,4 @@
-//! `ipMasq`: what the dataplane is asked for a container's addresses.
+//! `ipMasq`: the dataplane's masquerade of a container's addresses.
 
 use cni_dataplane::{Backend, Dataplane, Kinds, MasqueradeRequest, Withdrawal, node};
 use cni_spec::address::check_container;
@@ -11,10 +11,10 @@ use crate::node_defaults::NodeDefaults;
 use crate::plugin::Restorable;
 use crate::undo::Undo;
 
-/// Masquerades the container's addresses, if the configuration asks for it.
+/// Masquerades the container's addresses, if `ipMasq` is set.
 ///
 /// # Errors
-/// The dataplane's own; code 11 when an address is another attachment's.
+/// The dataplane's error; code 11 for an address of another attachment.
 pub(crate) fn start<'a>(
     common: &Common,
     attachment: &'a Attachment,
@@ -32,7 +32,7 @@ pub(crate) fn start<'a>(
     Ok(dataplane.masquerade(&request(attachment, container, addresses))?)
 }
 
-/// Compares what the configuration asks for with what is there.
+/// Checks the masquerade, if `ipMasq` is set.
 ///
 /// # Errors
 /// The first difference.
@@ -48,11 +48,10 @@ pub(crate) fn check(
     Ok(dataplane(common)?.check_masquerade(&request(attachment, container, addresses))?)
 }
 
-/// The masquerade of a container as something that can be put back; none if the configuration asks for
-/// none.
+/// The masquerade of a container for `slipway restore`; none without `ipMasq`.
 ///
 /// # Errors
-/// Code 7 for an address that no container can have; what is wrong with the node's defaults.
+/// Code 7 for an address that no container can have, or node settings that cannot be used.
 pub(crate) fn restorable(
     common: &Common,
     attachment: &Attachment,
@@ -95,10 +94,10 @@ impl Restorable for Masqueraded {
     }
 }
 
-/// Whether the node can do what the configuration asks for.
+/// Checks that the node can masquerade, if `ipMasq` is set.
 ///
 /// # Errors
-/// Code 50 with what is missing.
+/// Code 50 with the missing feature.
 pub(crate) fn status(common: &Common) -> Result<(), CniError> {
     if !common.masquerade {
         return Ok(());
@@ -106,7 +105,7 @@ pub(crate) fn status(common: &Common) -> Result<(), CniError> {
     dataplane(common)?.status().map_err(|error| CniError::new(ErrorCode::NotAvailable, error.to_string()))
 }
 
-/// What the configuration chooses, or the node's default.
+/// The dataplane with the configuration's backend, or the node's default.
 fn dataplane(common: &Common) -> Result<Dataplane, CniError> {
     let defaults = NodeDefaults::read()?;
     Ok(defaults.dataplane(common.masquerade_backend.or(defaults.ip_masq_backend)))

@@ -1,9 +1,8 @@
-//! What the plugins that join a container to the node by a pair of links have in common: `bridge`
-//! and `ptp`.
+//! The common code of the plugins that connect a container to the node by a veth pair: `bridge` and `ptp`.
 //!
-//! One end of the pair is in the container, under the name that the runtime chose; the other one is
-//! the host's, under a name that follows from the attachment and with its owner written on it. So
-//! DEL and GC find it without the container, and [`remove`] is the same for both plugins.
+//! One end is in the container, under the runtime's name; the other one is on the host, with a name derived from the
+//! attachment and the owner as its alias. So DEL and GC find it without the container, and [`remove`] is the same
+//! for both plugins.
 
 pub(crate) mod check;
 pub(crate) mod container;
@@ -20,9 +19,9 @@ use cni_kernel::route::Link;
 use cni_kernel::sysctl::SysctlError;
 use cni_spec::{CniError, Interface};
 
-/// A link as the result tells it; `sandbox` is empty on the host.
+/// A link as an interface of the result; `sandbox` is empty on the host.
 ///
-/// The MTU is left out, as by the reference: its results for old and new versions stay the same.
+/// The MTU is left out, as in the reference.
 pub(crate) fn interface(link: &Link, sandbox: String) -> Interface {
     Interface {
         name: link.name.clone(),
@@ -32,13 +31,13 @@ pub(crate) fn interface(link: &Link, sandbox: String) -> Interface {
     }
 }
 
-/// An error of the kernel's side as the specification's.
+/// Converts an error of the kernel to a CNI error.
 #[allow(clippy::needless_pass_by_value, reason = "it is given to map_err")]
 pub(crate) fn failed(error: impl Display) -> CniError {
     CniError::internal(error.to_string())
 }
 
-/// A setting that a kernel without IPv6, or an older one, does not have.
+/// Accepts that a setting is missing, as in kernels without IPv6 and in older ones.
 pub(crate) fn optional<T>(result: Result<T, SysctlError>) -> Result<(), CniError> {
     match result {
         Err(error) if !error.is_not_found() => Err(failed(error)),

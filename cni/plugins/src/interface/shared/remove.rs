@@ -1,4 +1,4 @@
-//! DEL and GC: the same for every plugin with a pair of links, whatever the configuration says now.
+//! DEL and GC of all plugins with a veth pair. They do not depend on the current configuration.
 
 use std::net::IpAddr;
 
@@ -14,24 +14,23 @@ use super::host::{Host, host_names};
 use crate::plugin::{NodeRequest, Request};
 use crate::skel::delegate;
 
-/// Removes the links and what the dataplane holds, then the addresses: one that IPAM may give to the
-/// next container must have no trace of this one. What fails does not keep the rest from being done.
+/// Removes the links and the dataplane's entries, then releases the addresses: nothing of this container may be left
+/// when IPAM gives its address to another one. A failed step does not stop the others.
 ///
-/// Deleting a link and deleting from nf_tables each wait for the kernel's grace periods, 10–30 ms:
-/// they wait side by side.
+/// Deleting a link and deleting nftables elements each wait for the kernel's grace periods, 10–30 ms; they run
+/// concurrently.
 ///
 /// # Errors
-/// What could not be removed; all else was.
+/// The steps that failed; all others were done.
 pub(crate) fn del(request: &Request<'_>) -> Result<(), CniError> {
     with_ipam(request.config, &|| delegate::ipam_del(request), |failures| remove(request, failures))
 }
 
-/// Does `work`, then has IPAM do its part: an address that it may give to the next container must lead to
-/// nobody. The other way round where IPAM needs the link that `work` takes away. What fails does not keep
-/// the rest from being done.
+/// Runs `work`, then calls IPAM: an address must lead nowhere when IPAM frees it. In the opposite order if IPAM
+/// needs the link that `work` deletes. A failed step does not stop the others.
 ///
 /// # Errors
-/// What could not be done; all else was.
+/// The steps that failed; all others were done.
 pub(crate) fn with_ipam(
     config: &NetConf,
     ipam: &dyn Fn() -> Result<(), CniError>,
@@ -62,14 +61,14 @@ fn remove(request: &Request<'_>, failures: &mut Failures) {
         links.delete(failures);
         match thread {
             Ok(thread) => thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)),
-            Err(_) => withdraw(), // No thread to be had: one after the other.
+            Err(_) => withdraw(), // Without a thread: one after the other.
         }
     });
     failures.0.extend(withdrawn.0);
 }
 
-/// Takes away what the dataplane holds of the attachment: its ports too, which portmap's DEL has taken away
-/// before, but somebody who restored the ruleset meanwhile may have put back for a container that was there still.
+/// Removes the attachment's entries from the dataplane. That includes ports: portmap's DEL has removed them before,
+/// but a concurrent `slipway restore` may have put them back.
 fn withdraw(request: &Request<'_>, addresses: &[IpAddr]) -> Failures {
     let mut failures = Failures::default();
     let (attachment, wanted) = (&request.attachment, Wanted::of(request.config));
@@ -79,9 +78,8 @@ fn withdraw(request: &Request<'_>, addresses: &[IpAddr]) -> Failures {
     failures
 }
 
-/// What the configuration asks of the dataplane now. It may have been another one when the container
-/// came, so that DEL and GC look for everything; but a node that cannot do what it is not asked to do
-/// must not fail for it.
+/// The current keys for the dataplane. As they may have changed since the ADD, DEL and GC search for all entries;
+/// but a feature that the node lacks fails them only if the keys ask for it.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
 struct Wanted {
@@ -95,7 +93,7 @@ impl Wanted {
     }
 }
 
-/// The container's addresses, which save the dataplane a search.
+/// The container's addresses, which spare the dataplane a search.
 fn known_addresses(request: &Request<'_>, links: Option<&OwnLinks>) -> Result<Vec<IpAddr>, CniError> {
     if let Some(previous) = &request.config.prev_result {
         return Ok(previous.ips.iter().map(|ip| ip.address.addr()).collect());
@@ -108,9 +106,9 @@ fn known_addresses(request: &Request<'_>, links: Option<&OwnLinks>) -> Result<Ve
 /// The links of an attachment.
 struct OwnLinks {
     host: Host,
-    /// The container's end, with which the host's goes.
+    /// The container's end. The host's end goes with it.
     inner: Option<(Container, Link)>,
-    /// Where there is no container's end, what may be left of the host's.
+    /// Without a container's end, the host's ends that are left.
     outer: Vec<Link>,
 }
 
@@ -146,8 +144,8 @@ impl OwnLinks {
     }
 }
 
-/// Whether a link of the container's is this attachment's: one end of a pair, whose other end does
-/// not name another owner. (The reference's links name none.)
+/// True if a link of the container belongs to this attachment: a veth whose peer's alias names no other owner. (The
+/// reference writes no alias.)
 fn may_delete(host: &Host, link: &Link, attachment: &Attachment) -> bool {
     let owner = || {
         let outer = host.route.link_by_index(link.peer?).ok()?;
@@ -157,8 +155,8 @@ fn may_delete(host: &Host, link: &Link, attachment: &Attachment) -> bool {
         && owner().is_none_or(|owner| owner.attachment_hash == AttachmentHash::of(attachment))
 }
 
-/// Whether a link of the node's, of a name that follows from the attachment, is its end of the pair. An ADD
-/// that was killed early has written no owner on it.
+/// True if a link of the node with one of the attachment's names is its end of the pair. It has no alias if the ADD
+/// was killed early.
 fn is_host_end_of(link: &Link, attachment: &Attachment) -> bool {
     let named = || {
         Owner::from_comment(&link.alias)
@@ -178,9 +176,9 @@ pub(super) fn delete(route: &RouteSocket, link: &Link) -> Result<(), CniError> {
 /// Removes what belongs to attachments of the network that are not valid any more.
 ///
 /// # Errors
-/// What could not be removed; all else was.
+/// The objects that could not be removed; all others were.
 pub(crate) fn gc(request: &NodeRequest<'_>) -> Result<(), CniError> {
-    // Without a list nothing may be removed.
+    // Without a list, nothing may be removed.
     let Some(valid) = &request.config.valid_attachments else { return Ok(()) };
     let network = &request.config.name;
     let wanted = Wanted::of(request.config);
@@ -207,12 +205,12 @@ fn delete_dead_links(network: &str, valid: &[Attachment]) -> Result<(), CniError
     failures.into_result()
 }
 
-/// The errors of steps that do not depend on each other. The first one gives the code.
+/// The errors of independent steps. The first one determines the code.
 #[derive(Default)]
 pub(crate) struct Failures(Vec<CniError>);
 
 impl Failures {
-    /// Keeps the error, if it is one.
+    /// Adds the error, if it is one.
     pub(crate) fn collect(&mut self, result: Result<(), CniError>) {
         self.0.extend(result.err());
     }
@@ -221,18 +219,20 @@ impl Failures {
         result.map_err(|error| self.0.push(error)).ok()
     }
 
-    /// The dataplane's errors count only if the configuration asks for what it was to take away.
+    /// Adds the dataplane's error if the configuration asks for the feature, otherwise logs it.
     fn collect_if(&mut self, wanted: bool, result: Result<(), cni_dataplane::Error>) {
         match result.map_err(CniError::from) {
-            Err(error) if !wanted => log::warn!("look for what is not asked for: {error}"),
+            Err(error) if !wanted => {
+                log::warn!("remove entries of a feature that is not configured: {error}")
+            }
             other => self.collect(other),
         }
     }
 
-    /// All errors in one: the first, with the others in its details.
+    /// Joins all errors: the first one, with the others in its details.
     ///
     /// # Errors
-    /// There is one.
+    /// The joined errors, if there are any.
     pub(crate) fn into_result(self) -> Result<(), CniError> {
         let mut errors = self.0.into_iter();
         let Some(first) = errors.next() else { return Ok(()) };
@@ -248,7 +248,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn errors_are_told_together() {
+    fn errors_are_joined() {
         let mut failures = Failures::default();
         failures.collect(Ok(()));
         assert_eq!(std::mem::take(&mut failures.0), []);

@@ -1,4 +1,4 @@
-//! CHECK of the plugins that make one link.
+//! CHECK of the plugins that make a single link.
 
 use cni_kernel::route::Link;
 use cni_spec::CniError;
@@ -7,16 +7,16 @@ use crate::interface::shared::check::{Inside, previous_result, wrong};
 use crate::plugin::Request;
 use crate::skel::delegate;
 
-/// What a CHECK looks for.
+/// The expectations of a CHECK.
 pub(crate) struct Expected<'a> {
-    /// What the reference says when there is no `prevResult`.
+    /// The reference's message if there is no `prevResult`.
     pub(crate) no_result: &'static str,
-    /// Whether it is the link that the configuration asks for.
+    /// Compares the link with the configuration.
     pub(crate) link: &'a dyn Fn(&Link) -> Result<(), CniError>,
 }
 
-/// Compares the result of the ADD with what is there, after IPAM was asked. Returns the link and the
-/// container, for what else a plugin looks at.
+/// Calls IPAM's CHECK, then compares the result of the ADD with the kernel's state. Returns container and link, for
+/// further checks.
 ///
 /// # Errors
 /// The first difference.
@@ -39,7 +39,7 @@ pub(crate) fn check<'a>(
     Ok((inside, link))
 }
 
-/// Compares the modes of a link by name; `kind` is what the reference calls the link.
+/// Compares the modes of a link by name; `kind` is the reference's word for the link.
 pub(crate) fn same_mode(kind: &str, is: &str, wanted: &str) -> Result<(), CniError> {
     if is == wanted {
         return Ok(());
@@ -47,7 +47,7 @@ pub(crate) fn same_mode(kind: &str, is: &str, wanted: &str) -> Result<(), CniErr
     Err(wrong(format!("{kind} mode {is} does not match expected value: {wanted}")))
 }
 
-/// A link of another kind than the plugin makes.
+/// The error for a link of another kind.
 pub(crate) fn not_of_type(link: &Link, kind: &str) -> CniError {
     wrong(format!("Error: Container interface {} not of type {kind}", link.name))
 }

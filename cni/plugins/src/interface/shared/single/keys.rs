@@ -1,4 +1,4 @@
-//! Keys that mean the same in every plugin that makes one link.
+//! The common keys of the plugins that make a single link.
 
 use cni_kernel::mac::Mac;
 use cni_kernel::route::{Family, Link, NewKind, NewLink, RouteError, RouteSocket};
@@ -9,20 +9,19 @@ use super::Site;
 use crate::interface::shared::failed;
 use crate::interface::shared::host::Host;
 
-/// What the keys of a link on another one ask for, checked as far as it can be without the kernel.
+/// The keys of a link on a master link, checked as far as possible without the kernel.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Below {
-    /// `master`: the link below; none for the one that the default route leaves by.
+    /// `master`; none for the link of the default route.
     pub(crate) master: Option<String>,
-    /// Where it is.
     pub(crate) place: Place,
-    /// `mtu` as it is written; 0 for that of the link below.
+    /// `mtu`, not checked; 0 for that of the master.
     pub(crate) mtu: i64,
     /// `dns`.
     pub(crate) dns: Dns,
 }
 
-/// The namespace that the link below is in.
+/// The namespace of the master.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Place {
     /// The node's.
@@ -31,7 +30,7 @@ pub(crate) enum Place {
     Container,
 }
 
-/// The keys as they are written.
+/// The keys, not checked.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
 struct Keys {
@@ -41,7 +40,7 @@ struct Keys {
     dns: Dns,
 }
 
-/// The keys of plugins whose link may be given an address.
+/// The keys of plugins whose link may have a chosen MAC address.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
 struct MacKeys {
@@ -59,7 +58,7 @@ impl Below {
     /// Reads the keys.
     ///
     /// # Errors
-    /// A key's value, with code 7.
+    /// Code 7 for a value that cannot be used.
     pub(crate) fn new(config: &NetConf) -> Result<Self, CniError> {
         let keys: Keys = config.decode()?;
         let master = (!keys.master.is_empty()).then_some(keys.master);
@@ -70,10 +69,10 @@ impl Below {
         Ok(Self { master, place, mtu: keys.mtu, dns: keys.dns })
     }
 
-    /// The link below.
+    /// Finds the master.
     ///
     /// # Errors
-    /// There is none, or no default route.
+    /// No such link, or no default route.
     pub(crate) fn find(&self, site: &Site) -> Result<Link, CniError> {
         let route = match self.place {
             Place::Node => &site.host.route,
@@ -82,17 +81,17 @@ impl Below {
         self.find_in(route)
     }
 
-    /// Makes a link on the one below in the container, down, under the site's name, with an address and an
-    /// MTU if they are given.
+    /// Makes a link on the master, in the container, down, under the site's name.
     ///
     /// # Errors
-    /// The kernel's.
+    /// The kernel's refusal.
     pub(crate) fn create(
         &self,
         site: &Site,
         master: &Link,
         kind: NewKind,
-        (mac, mtu): (Option<Mac>, Option<u32>),
+        mac: Option<Mac>,
+        mtu: Option<u32>,
     ) -> Result<(), RouteError> {
         let new = NewLink { name: &site.name, kind, below: Some(master), netns: None, mac, mtu };
         match self.place {
@@ -104,10 +103,10 @@ impl Below {
         }
     }
 
-    /// The link below, if it is one of the node's: for a call without a container.
+    /// Finds the master for a STATUS, which has no container; none if it is in the container.
     ///
     /// # Errors
-    /// Code 50 when there is none.
+    /// Code 50 if there is no such link.
     pub(crate) fn status(&self) -> Result<Option<Link>, CniError> {
         match self.place {
             Place::Container => Ok(None),
@@ -115,10 +114,10 @@ impl Below {
         }
     }
 
-    /// As [`Below::status`], and whether the link below takes the MTU.
+    /// As [`Below::status`], and checks the MTU against the master's.
     ///
     /// # Errors
-    /// Code 50 when there is none, or it does not.
+    /// Code 50 if there is no such link, or its MTU is smaller.
     pub(crate) fn status_with_mtu(&self) -> Result<(), CniError> {
         let master = self.status()?;
         master.map_or(Ok(None), |master| self.mtu(&master)).map(drop).map_err(|error| unavailable(&error))
@@ -138,10 +137,10 @@ impl Below {
         Err(CniError::internal("no default route interface found"))
     }
 
-    /// The MTU to be set: none for that of the link below, which it must not exceed.
+    /// The MTU to set; none for that of the master.
     ///
     /// # Errors
-    /// It does, with code 7.
+    /// Code 7 if it exceeds the master's.
     pub(crate) fn mtu(&self, master: &Link) -> Result<Option<u32>, CniError> {
         match u32::try_from(self.mtu) {
             Ok(0) => Ok(None),
@@ -154,10 +153,10 @@ impl Below {
     }
 }
 
-/// For a STATUS: whether the kernel makes links of that kind, by its own word for it.
+/// Checks for a STATUS that the kernel supports links of that kind (`IFLA_INFO_KIND`).
 ///
 /// # Errors
-/// Code 50 when it does not.
+/// Code 50 if it does not.
 pub(crate) fn kind_status(kind: &str) -> Result<(), CniError> {
     match RouteSocket::open().and_then(|route| route.can_create(kind)).map_err(failed)? {
         true => Ok(()),
@@ -165,16 +164,15 @@ pub(crate) fn kind_status(kind: &str) -> Result<(), CniError> {
     }
 }
 
-/// The next ADD would fail of this.
+/// The error of a STATUS.
 pub(crate) fn unavailable(error: &dyn std::fmt::Display) -> CniError {
     CniError::new(ErrorCode::NotAvailable, error.to_string())
 }
 
-/// The address that the link shall have: the runtime's wish goes before that of `CNI_ARGS`, and that before
-/// the key `mac`.
+/// The MAC address for the link, from `runtimeConfig`, `CNI_ARGS` or the key `mac`: the first that is set.
 ///
 /// # Errors
-/// It is none, with code 7, or 4 from `CNI_ARGS`.
+/// Code 7 for an address that a link cannot have; code 4 if it comes from `CNI_ARGS`.
 pub(crate) fn mac(config: &NetConf, args: &str) -> Result<Option<Mac>, CniError> {
     let keys: MacKeys = config.decode()?;
     let args = Args::parse(args, &["MAC"])?;
@@ -192,13 +190,11 @@ pub(crate) fn mac(config: &NetConf, args: &str) -> Result<Option<Mac>, CniError>
     Ok(Some(mac))
 }
 
-/// The keys that are decoded here.
 #[cfg(test)]
 pub(crate) fn decodes() -> crate::keys::probe::Fields {
     crate::keys::probe::fields::<Keys>()
 }
 
-/// The keys that are decoded here.
 #[cfg(test)]
 pub(crate) fn decodes_mac() -> crate::keys::probe::Fields {
     crate::keys::probe::fields::<MacKeys>()
@@ -230,7 +226,7 @@ mod tests {
     }
 
     #[test]
-    fn the_runtimes_address_goes_first() {
+    fn the_runtimes_address_takes_precedence() {
         let address = |keys: &Value, args: &str| {
             mac(&config(keys), args).map(|mac| mac.map(|mac| mac.to_string()).unwrap_or_default())
         };
@@ -243,7 +239,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_address_is_refused_with_the_references_text() {
+    fn an_invalid_address_is_refused_with_the_references_text() {
         let error = mac(&config(&json!({"mac": "02:zz"})), "").unwrap_err();
         assert_eq!(error.msg, "invalid args 02:zz for MAC addr: address 02:zz: invalid MAC address");
         assert_eq!(error.code, ErrorCode::InvalidConfig);

@@ -1,9 +1,9 @@
-//! What the plugins that make one link, in the container alone, have in common: `macvlan`, `ipvlan`,
-//! `vlan`, `dummy` and `tap`.
+//! The common code of the plugins that make a single link, in the container: `macvlan`, `ipvlan`, `vlan`, `dummy` and
+//! `tap`.
 //!
-//! The link is made in the container's namespace under a name that follows from the attachment, and gets
-//! its owner's name as its alias together with the name that the runtime chose. So DEL finds it whatever
-//! became of the ADD, and leaves the links of others alone.
+//! The link is made in the container's namespace under a name derived from the attachment. One request then gives it
+//! the runtime's name and its owner as its alias. So DEL finds it also after a killed ADD, and leaves other links
+//! alone.
 
 pub(crate) mod check;
 pub(crate) mod keys;
@@ -22,50 +22,45 @@ use crate::plugin::Request;
 use crate::skel::delegate;
 use crate::undo::Undo;
 
-/// What an ADD does beside making the link.
+/// The parameters of an ADD.
 #[derive(Debug)]
 pub(crate) struct Recipe<'a> {
-    /// The call.
     pub(crate) request: &'a Request<'a>,
-    /// What the plugin is called in errors.
+    /// The plugin's name in errors.
     pub(crate) plugin: &'static str,
-    /// Where its addresses come from.
     pub(crate) addresses: Addresses,
     /// The result's resolver settings; none for IPAM's.
     pub(crate) dns: Option<Dns>,
-    /// What IPAM's errors begin with.
+    /// The prefix of IPAM's errors.
     pub(crate) ipam_failed: &'static str,
-    /// What is set before the link has IPv6 addresses.
+    /// Settings to make before the link has IPv6 addresses.
     pub(crate) settings: &'static [Setting],
-    /// Whether its IPv6 addresses are probed before they are used.
+    /// The mode of duplicate address detection.
     pub(crate) detection: DuplicateDetection,
 }
 
-/// Where the addresses of a link come from.
+/// The source of a link's addresses.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Addresses {
-    /// There are none: the link is switched on, and that is all.
+    /// No addresses: the link is only set up.
     None,
-    /// IPAM is asked.
     Ipam,
-    /// They are those of another plugin's result.
+    /// The previous result.
     Given(AddResult),
 }
 
 impl Addresses {
-    /// IPAM's, if the configuration names an IPAM plugin.
+    /// IPAM, if the configuration names an IPAM plugin.
     pub(crate) fn of(request: &Request<'_>) -> Self {
         if request.config.ipam.is_empty() { Self::None } else { Self::Ipam }
     }
 }
 
-/// Where an ADD works.
+/// The namespaces of an ADD.
 pub(crate) struct Site {
-    /// The node.
     pub(crate) host: Host,
-    /// The container.
     pub(crate) container: Container,
-    /// The name that the link is made under.
+    /// The temporary name of the link.
     pub(crate) name: String,
 }
 
@@ -73,13 +68,13 @@ impl Site {
     /// Opens both namespaces.
     ///
     /// # Errors
-    /// Code 4 when `CNI_NETNS` does not lead to a network namespace.
+    /// Code 4 if `CNI_NETNS` does not lead to a network namespace.
     pub(crate) fn open(request: &Request<'_>) -> Result<Self, CniError> {
         let container = Container::open(request.netns.as_deref())?;
-        Ok(Self { host: Host::open()?, container, name: unfinished_name(&request.attachment) })
+        Ok(Self { host: Host::open()?, container, name: temporary_name(&request.attachment) })
     }
 
-    /// Deletes what a call that failed or was killed has left under the name that links are made under.
+    /// Deletes a link with the temporary name, which a call that failed or was killed has left.
     fn sweep(&self) -> Result<(), CniError> {
         match self.container.route.find_link(&self.name).map_err(failed)? {
             Some(link) => delete(&self.container.route, &link),
@@ -88,9 +83,8 @@ impl Site {
     }
 }
 
-/// The name that an attachment's link is made under: `slip` and eleven hexadecimal digits that follow from
-/// the attachment.
-pub(crate) fn unfinished_name(attachment: &Attachment) -> String {
+/// The temporary name of an attachment's link: `slip` and eleven hexadecimal digits of the attachment's hash.
+pub(crate) fn temporary_name(attachment: &Attachment) -> String {
     const LENGTH: usize = 15;
     let hash = AttachmentHash::of(attachment).0;
     let mut name: String = "slip".to_owned();
@@ -99,15 +93,15 @@ pub(crate) fn unfinished_name(attachment: &Attachment) -> String {
     name
 }
 
-/// How a link is taken away from the container. May be called again.
-pub(crate) type TakeAway<'a> = dyn Fn() -> Result<(), CniError> + 'a;
+/// Removes the link from the container. May be called twice.
+pub(crate) type Remove<'a> = dyn Fn() -> Result<(), CniError> + 'a;
 
 impl Recipe<'_> {
-    /// Carries an ADD out. `make` makes the link in the container's namespace, down, under the site's name,
-    /// and says what is to be set on it when it gets its own.
+    /// Carries out an ADD. `make` makes the link in the container's namespace, down, with the temporary name, and
+    /// returns changes to make when it gets its own name.
     ///
     /// # Errors
-    /// What failed; nothing is left then.
+    /// The step that failed. Nothing is left.
     pub(crate) fn add(
         &self,
         make: impl FnOnce(&Site) -> Result<LinkChange, CniError>,
@@ -116,25 +110,25 @@ impl Recipe<'_> {
         self.refuse_if_taken(&site.container)?;
         site.sweep()?;
         let find = |change| Ok((change, site.container.route.link(&site.name).map_err(failed)?));
-        // Also when the kernel made it and only its answer was lost, or it cannot be found again.
+        // Also if the kernel made it and its reply was lost, or it cannot be found again.
         let (change, made) = make(&site).and_then(find).inspect_err(|_| {
             if let Err(error) = site.sweep() {
                 log::warn!("{error}");
             }
         })?;
-        let take_away = || delete(&site.container.route, &made);
+        let remove = || delete(&site.container.route, &made);
         let mut undo = Undo::new();
-        undo.on_failure("delete the container's link", take_away);
+        undo.on_failure("delete the container's link", remove);
         let link = self.give_name(&site.container, &made, change)?;
-        let result = self.configure(&site.container, &link, &take_away, &mut undo)?;
+        let result = self.configure(&site.container, &link, &remove, &mut undo)?;
         undo.keep();
         Ok(result)
     }
 
-    /// Before anything else: a second ADD of the same attachment must leave the first one alone.
+    /// Refuses a second ADD of the attachment, before any change.
     ///
     /// # Errors
-    /// The container has a link of the name.
+    /// A link of the name in the container.
     pub(crate) fn refuse_if_taken(&self, container: &Container) -> Result<(), CniError> {
         match container.route.find_link(self.request.attachment.ifname()).map_err(failed)? {
             Some(_) => Err(self.taken()),
@@ -142,27 +136,26 @@ impl Recipe<'_> {
         }
     }
 
-    /// Gives the container's link its addresses and routes, and switches it on.
-    ///
-    /// The link is there before IPAM is asked, as `dhcp` speaks through it.
+    /// Gives the container's link its addresses and routes, and sets it up. The link exists before IPAM is called,
+    /// as `dhcp` needs it.
     ///
     /// # Errors
-    /// What failed; `undo` knows how to take the addresses back then.
+    /// The step that failed; `undo` releases the addresses.
     pub(crate) fn configure<'a>(
         &'a self,
         container: &Container,
         link: &Link,
-        take_away: &'a TakeAway<'a>,
+        remove: &'a Remove<'a>,
         undo: &mut Undo<'a>,
     ) -> Result<AddResult, CniError> {
-        let mut result = match self.addresses(take_away, undo)? {
+        let mut result = match self.addresses(remove, undo)? {
             None => AddResult { dns: self.dns.clone().unwrap_or_default(), ..AddResult::default() },
             Some(answer) => adopt(answer, 0, self.dns.as_ref())?,
         };
         let layer3 = Layer3::of(&result);
         container.prepare(link, &layer3, self.settings)?;
         container.bring_up(link, &layer3, self.detection)?;
-        // Read again: other programs change addresses after creation.
+        // Read again: other programs (systemd's link policies) change MAC addresses after creation.
         let link = container.route.link_by_index(link.index).map_err(failed)?;
         result.interfaces = vec![interface(&link, container.sandbox())];
         Ok(result)
@@ -170,7 +163,7 @@ impl Recipe<'_> {
 
     fn addresses<'a>(
         &'a self,
-        take_away: &'a TakeAway<'a>,
+        remove: &'a Remove<'a>,
         undo: &mut Undo<'a>,
     ) -> Result<Option<AddResult>, CniError> {
         match &self.addresses {
@@ -182,9 +175,9 @@ impl Recipe<'_> {
                     ..error
                 })?;
                 undo.on_failure("release the addresses", move || {
-                    // An address that is free must lead to nobody.
+                    // An address must lead nowhere when IPAM frees it.
                     if !delegate::ipam_needs_link(self.request.config) {
-                        take_away()?;
+                        remove()?;
                     }
                     delegate::ipam_del(self.request)
                 });
@@ -193,7 +186,7 @@ impl Recipe<'_> {
         }
     }
 
-    /// Names the link as the runtime wants it, and writes its owner on it.
+    /// Gives the link the runtime's name, and its owner as its alias.
     fn give_name(&self, container: &Container, made: &Link, change: LinkChange) -> Result<Link, CniError> {
         let attachment = &self.request.attachment;
         let change = change.rename(attachment.ifname()).alias(&Owner::of(attachment).to_comment());
@@ -217,8 +210,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_name_that_a_link_is_made_under_follows_from_the_attachment() {
-        let of = |ifname: &str| unfinished_name(&Attachment::new("net", "c1", ifname).unwrap());
+    fn the_temporary_name_depends_on_the_attachment() {
+        let of = |ifname: &str| temporary_name(&Attachment::new("net", "c1", ifname).unwrap());
         assert_eq!(of("eth0").len(), 15);
         assert!(of("eth0").starts_with("slip"));
         assert_eq!(of("eth0"), of("eth0"));

@@ -1,4 +1,4 @@
-//! DEL and GC of the plugins that make one link, whatever the configuration says now.
+//! DEL and GC of the plugins that make a single link. They do not depend on the current configuration.
 
 use std::path::{Path, PathBuf};
 
@@ -7,23 +7,23 @@ use cni_kernel::netns::Netns;
 use cni_kernel::route::{Link, LinkKind, RouteSocket};
 use cni_spec::{Attachment, CniError};
 
-use super::unfinished_name;
+use super::temporary_name;
 use crate::interface::shared::container::Container;
 use crate::interface::shared::failed;
 use crate::interface::shared::remove::{Failures, delete, with_ipam};
 use crate::plugin::{NodeRequest, Request};
 use crate::skel::delegate;
 
-/// Where ip-netns(8) and the runtimes keep the namespaces of containers.
+/// The folder of ip-netns(8) and the runtimes for the containers' namespaces.
 const NAMESPACES: &str = "/run/netns";
 
-/// Removes the link, then the addresses: one that IPAM may give to the next container must lead to nobody.
-/// What fails does not keep the rest from being done.
+/// Removes the link, then releases the addresses: an address must lead nowhere when IPAM frees it. A failed step does
+/// not stop the others.
 ///
-/// `is_kind` tells the plugin's links by their kind: one without an owner's name is another plugin set's.
+/// `is_kind` is true for the plugin's kind of links, to recognise those of another plugin set, which have no alias.
 ///
 /// # Errors
-/// What could not be removed; all else was.
+/// The steps that failed; all others were done.
 pub(crate) fn del(request: &Request<'_>, is_kind: impl Fn(&LinkKind) -> bool) -> Result<(), CniError> {
     with_ipam(request.config, &|| delegate::ipam_del(request), |failures| {
         failures.collect(delete_links(request, is_kind));
@@ -35,8 +35,8 @@ fn delete_links(request: &Request<'_>, is_kind: impl Fn(&LinkKind) -> bool) -> R
     let attachment = &request.attachment;
     let mut failures = Failures::default();
     let of_the_name = container.route.find_link(attachment.ifname()).map_err(failed)?;
-    // Left by an ADD that was killed before the link had its name.
-    let unfinished = container.route.find_link(&unfinished_name(attachment)).map_err(failed)?;
+    // Of an ADD that was killed before the link had its name.
+    let unfinished = container.route.find_link(&temporary_name(attachment)).map_err(failed)?;
     let ours = of_the_name.filter(|link| match owner(link) {
         Some(owner) => owner.attachment_hash == AttachmentHash::of(attachment),
         None => is_kind(&link.kind),
@@ -51,13 +51,13 @@ fn owner(link: &Link) -> Option<Owner> {
     Owner::from_comment(&link.alias)
 }
 
-/// Removes the links of attachments of the network that are not valid any more from all namespaces that
-/// have a name, and hands the call on to IPAM. A link in a namespace without a name goes with it.
+/// Removes the links of attachments of the network that are not valid from all named namespaces, and calls IPAM. A
+/// link in an unnamed namespace goes with it.
 ///
 /// # Errors
-/// What could not be removed; all else was.
+/// The steps that failed; all others were done.
 pub(crate) fn gc(request: &NodeRequest<'_>) -> Result<(), CniError> {
-    // Without a list nothing may be removed.
+    // Without a list, nothing may be removed.
     let Some(valid) = &request.config.valid_attachments else { return Ok(()) };
     with_ipam(request.config, &|| delegate::ipam_gc(request), |failures| {
         failures.collect(delete_dead_links(&request.config.name, valid));
@@ -78,9 +78,9 @@ fn delete_dead_links(network: &str, valid: &[Attachment]) -> Result<(), CniError
         let route = match open(&path) {
             Ok((netns, route)) if netns.id() != own => route,
             Ok(_) => continue,
-            // It is going, or no namespace at all.
+            // Being removed, or not a namespace.
             Err(error) => {
-                log::debug!("look for dead links: {error}");
+                log::debug!("search for dead links: {error}");
                 continue;
             }
         };
@@ -96,7 +96,7 @@ fn delete_dead_links(network: &str, valid: &[Attachment]) -> Result<(), CniError
     failures.into_result()
 }
 
-/// Whether a link of the kind is one that these plugins make.
+/// True for the kinds of links that these plugins make.
 fn is_single(kind: &LinkKind) -> bool {
     matches!(
         kind,
@@ -104,7 +104,7 @@ fn is_single(kind: &LinkKind) -> bool {
     )
 }
 
-/// The paths of the namespaces that have a name.
+/// The paths of all named namespaces.
 fn named_namespaces() -> Result<Vec<PathBuf>, CniError> {
     match std::fs::read_dir(NAMESPACES) {
         Ok(entries) => Ok(entries.flatten().map(|entry| entry.path()).collect()),
