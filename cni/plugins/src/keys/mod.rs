@@ -1,8 +1,8 @@
-//! The keys that configurations may have, for those who must know them without decoding: the warning
-//! about unknown keys, and `slipway support-bundle`, which shows the values of known keys alone.
+//! The known keys of configurations, for the warning about unknown keys and for `slipway support-bundle`, which shows
+//! values of known keys only.
 //!
-//! The decoder ignores unknown keys, as the specification wants. The tests compare the table with the
-//! structs that plugins decode and with their pages.
+//! The decoder ignores unknown keys, as the specification demands. The tests compare the table with the structs that
+//! plugins decode and with their pages.
 
 #[cfg(test)]
 pub(crate) mod probe;
@@ -15,7 +15,7 @@ use std::fmt;
 use cni_spec::fold;
 use serde_json::{Map, Value};
 
-/// A key and the kind of its value. The kind holds for the elements of a list, too.
+/// A key and the kind of its value, or of the elements of its list.
 #[derive(Debug)]
 pub(crate) struct Key {
     pub(crate) name: &'static str,
@@ -35,28 +35,28 @@ pub(crate) enum Kind {
     Hardware,
     /// The name of a network, a link, a chain.
     Name,
-    /// One word of a few: a backend, a mode, a protocol.
+    /// A word of a fixed set: a backend, a mode, a protocol.
     Word,
     /// The path of a file.
     Path,
     /// Kernel settings below `net`, and their values.
     Settings,
-    /// Text or data in which anything may be.
+    /// Any text or data.
     Open,
     /// An object with these keys.
     Object(&'static [Key]),
-    /// The `ipam` of a configuration; with the type that counts when none is given.
+    /// The `ipam` of a configuration, with its default type.
     Ipam(&'static str),
-    /// The configuration of another plugin; with the type that counts when none is given.
+    /// The configuration of another plugin, with its default type.
     Plugin(&'static str),
 }
 
-/// The keys of one plugin besides those that every plugin may have.
+/// The keys of one plugin, without the common ones.
 #[derive(Debug)]
 pub(crate) struct Known {
     pub(crate) plugin: &'static str,
     pub(crate) keys: &'static [Key],
-    /// The keys below `ipam` if it is this plugin that is called for addresses.
+    /// The keys below `ipam` of an IPAM plugin.
     pub(crate) ipam: &'static [Key],
 }
 
@@ -65,7 +65,7 @@ pub(crate) struct Known {
 pub(crate) struct Level {
     common: &'static [Key],
     own: &'static [Key],
-    /// True if other keys may be known to a plugin that is not of this binary.
+    /// True if a plugin of another binary may know more keys.
     foreign: bool,
 }
 
@@ -74,7 +74,7 @@ impl Level {
         Self { common: &[], own, foreign: false }
     }
 
-    /// A list of plugins, or the one plugin of a file without a list.
+    /// The keys of a list of plugins, or of a file's single plugin.
     pub(crate) fn network(object: &Map<String, Value>) -> Self {
         match fold::get(object, "plugins") {
             Some(_) => Self::of(table::LIST),
@@ -82,7 +82,7 @@ impl Level {
         }
     }
 
-    /// The node's own settings.
+    /// The keys of the node's settings.
     pub(crate) const fn node() -> Self {
         Self::of(table::NODE)
     }
@@ -108,9 +108,9 @@ impl Level {
         self.all().find(|key| key.name.eq_ignore_ascii_case(name))
     }
 
-    /// The key that may be meant by a name that is none.
+    /// The key most similar to an unknown name, if any is similar.
     pub(crate) fn nearest(self, name: &str) -> Option<&'static str> {
-        // A secret of megabytes is no misspelt key.
+        // The comparison takes time proportional to the length, and keys are short.
         if name.len() > 40 {
             return None;
         }
@@ -121,22 +121,23 @@ impl Level {
 }
 
 impl Kind {
-    /// The keys of an object that is such a value; none if they are not to be looked at.
+    /// The keys of an object of this kind; none if any are allowed.
     pub(crate) fn level(self, object: &Map<String, Value>) -> Option<Level> {
         match self {
             Self::Object(keys) => Some(Level::of(keys)),
-            Self::Ipam(usual) => Some(Level::ipam(named(object, usual))),
-            Self::Plugin(usual) => Some(Level::plugin(named(object, usual))),
+            Self::Ipam(default) => Some(Level::ipam(named(object, default))),
+            Self::Plugin(default) => Some(Level::plugin(named(object, default))),
             _ => None,
         }
     }
 }
 
-fn named<'a>(object: &'a Map<String, Value>, usual: &'a str) -> &'a str {
-    fold::get(object, "type").and_then(Value::as_str).unwrap_or(usual)
+/// The object's `type`.
+fn named<'a>(object: &'a Map<String, Value>, default: &'a str) -> &'a str {
+    fold::get(object, "type").and_then(Value::as_str).unwrap_or(default)
 }
 
-/// A key that no plugin knows.
+/// An unknown key.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Unknown {
     path: String,
@@ -150,8 +151,8 @@ impl fmt::Display for Unknown {
     }
 }
 
-/// The unknown keys of a configuration that `plugin` is called with, in their order. Where it is called
-/// for the addresses of another one's container, only `ipam` is its own.
+/// The unknown keys of a configuration that `plugin` is called with, in their order. For an IPAM plugin, only those
+/// below `ipam`.
 pub(crate) fn unknown(plugin: &str, config: &Map<String, Value>) -> Vec<Unknown> {
     let mut found = Vec::new();
     if named(config, plugin) == plugin {
@@ -190,8 +191,7 @@ fn in_value(kind: Kind, value: &Value, path: &str, found: &mut Vec<Unknown>) {
     }
 }
 
-/// How many letters must be added, removed or replaced to get from `known` to `name`, in any case
-/// (Levenshtein).
+/// The Levenshtein distance of two names, in any case.
 fn distance(known: &str, name: &str) -> usize {
     let name: Vec<u8> = name.bytes().map(|byte| byte.to_ascii_lowercase()).collect();
     let mut row: Vec<usize> = (0..=name.len()).collect();

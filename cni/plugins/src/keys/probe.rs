@@ -1,4 +1,4 @@
-//! Lists the keys that a type decodes: serde hands the fields of each struct to its deserializer.
+//! Lists the keys that a type decodes: serde passes the fields of each struct to its deserializer.
 
 use std::cell::RefCell;
 use std::collections::BTreeSet;
@@ -28,14 +28,14 @@ pub(crate) fn fields<T: DeserializeOwned>() -> Fields {
 /// The fields of the struct at a path.
 fn level<T: DeserializeOwned>(path: &[&'static str]) -> Vec<&'static str> {
     let found = RefCell::new(Vec::new());
-    // An error comes after the fields have been seen.
+    // The error comes after the fields were recorded.
     let _decoded = T::deserialize(Probe { path, found: &found });
     found.into_inner()
 }
 
 #[derive(Clone, Copy)]
 struct Probe<'a> {
-    /// The rest of the way.
+    /// The rest of the path.
     path: &'a [&'static str],
     found: &'a RefCell<Vec<&'static str>>,
 }

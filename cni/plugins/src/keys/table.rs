@@ -1,16 +1,16 @@
-//! The table.
+//! The table of known keys.
 
 use super::Kind::{Address, Bool, Hardware, Ipam, Name, Number, Object, Open, Path, Plugin, Settings, Word};
 use super::{Key, Kind, Known};
 
-/// The beginning of libcni's own keys.
+/// The prefix of libcni's own keys.
 pub(super) const LIBCNI: &str = "cni.dev/";
 
 const fn key(name: &'static str, kind: Kind) -> Key {
     Key { name, kind }
 }
 
-/// Keys of a list, as libcni reads it.
+/// Keys of a list of plugins.
 pub(super) const LIST: &[Key] = &[
     key("cniVersion", Name),
     key("cniVersions", Name),

@@ -1,7 +1,7 @@
-//! `vrf`: gives a container's link to a VRF, a link that stands for a routing table of its own.
+//! `vrf`: enslaves a container's link to a VRF, a link that stands for a routing table of its own.
 //!
-//! The kernel takes the link down and up again when it is given to a VRF: its routes and, by default, its
-//! IPv6 addresses are gone then. They are put back, the routes into the VRF's table.
+//! The kernel sets a link down and up again when it enslaves it, which removes its routes and, by default, its IPv6
+//! addresses. The plugin restores them, the routes in the VRF's table.
 
 use cni_kernel::route::{Family, Link, LinkChange, LinkKind, MAIN_TABLE, RouteError, RouteSocket};
 use cni_spec::{AddResult, CniError, NetConf, Version, check_ifname, text};
@@ -21,7 +21,7 @@ const KIND: &str = "vrf";
 #[derive(Debug)]
 pub struct Vrf;
 
-/// The plugin's keys as they come.
+/// The keys, not checked.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
 struct Keys {
@@ -33,7 +33,7 @@ struct Keys {
 #[derive(Debug, PartialEq, Eq)]
 struct Config {
     name: String,
-    /// None: the first that is free, or the one that the VRF has.
+    /// None for the VRF's present table, or the first free one.
     table: Option<u32>,
 }
 
@@ -58,7 +58,7 @@ impl Plugin for Vrf {
     }
 
     fn summary(&self) -> &'static str {
-        "gives the container's link to a VRF with a routing table of its own"
+        "enslaves the container's link to a VRF with a routing table of its own"
     }
 
     #[cfg(test)]
@@ -76,14 +76,14 @@ impl Plugin for Vrf {
         let container = Container::open(request.netns.as_deref())?;
         let table = enslave(&container.route, &config, request.attachment.ifname())
             .map_err(|error| CniError { msg: format!("cmdAdd failed: {}", error.msg), ..error })?;
-        Ok(told(previous, table))
+        Ok(result(previous, table))
     }
 
     fn del(&self, request: &Request<'_>) -> Result<(), CniError> {
         let Some(container) = Container::open_if_there(request.netns.as_deref())? else { return Ok(()) };
         let keys: Keys = request.config.decode().unwrap_or_default();
         if check_ifname(&keys.vrfname).is_err() {
-            return Ok(()); // No ADD can have made such a one.
+            return Ok(()); // No ADD can have made such a VRF.
         }
         let route = &container.route;
         let Some(vrf) = route.find_link(&keys.vrfname).map_err(failed)?.filter(is_vrf) else { return Ok(()) };
@@ -142,8 +142,8 @@ fn different_table(vrf: &Link, config: &Config) -> Result<(), CniError> {
     }
 }
 
-/// The result with the table that its routes are in now: a CHECK of the plugin that made them looks there.
-fn told(previous: &AddResult, table: u32) -> AddResult {
+/// The result with the new table of its routes, in which a CHECK of the interface plugin looks.
+fn result(previous: &AddResult, table: u32) -> AddResult {
     let mut result = previous.clone();
     for route in result.routes.iter_mut().filter(|route| route.table.is_none_or(|table| table == MAIN_TABLE))
     {
@@ -152,7 +152,7 @@ fn told(previous: &AddResult, table: u32) -> AddResult {
     result
 }
 
-/// Gives the VRF's table.
+/// Enslaves the link to the VRF, which is made if missing. Returns the VRF's table.
 fn enslave(route: &RouteSocket, config: &Config, ifname: &str) -> Result<u32, CniError> {
     let mut undo = Undo::new();
     let link = route.link(ifname).map_err(failed)?;
@@ -195,14 +195,14 @@ fn enslave(route: &RouteSocket, config: &Config, ifname: &str) -> Result<u32, Cn
     Ok(table)
 }
 
-/// The first table from 1 on that no VRF stands for, and that has nothing in it.
+/// The first table from 1 on without a VRF and without routes.
 fn free_table(route: &RouteSocket) -> Result<u32, RouteError> {
     let mut used: Vec<u32> = route.links()?.iter().filter_map(|link| link.vrf_table).collect();
     for family in [Family::V4, Family::V6] {
         used.extend(route.routes(family, 0)?.iter().map(|has| has.table));
     }
     let mut table = 1;
-    // The kernel's own end at 255.
+    // 253 to 255 are the kernel's.
     while used.contains(&table) || (253..=255).contains(&table) {
         table += 1;
     }

@@ -1,4 +1,4 @@
-//! `sbr`: packets from a container's address leave by the link that has the address.
+//! `sbr` (source-based routing): packets from a container's address leave by the link that has the address.
 
 mod plan;
 
@@ -19,14 +19,14 @@ use crate::plugin::{NodeRequest, Plugin, Request};
 use crate::undo::Undo;
 use plan::{Gateway, KERNELS, Neighbours, Plan, Present, Source};
 
-/// How long another call for the same container may have the namespace locked.
-const LOCK_PATIENCE: Duration = Duration::from_secs(15);
+/// The time limit for the lock of the namespace.
+const LOCK_LIMIT: Duration = Duration::from_secs(15);
 
 /// The `sbr` plugin.
 #[derive(Debug)]
 pub struct Sbr;
 
-/// The plugin's keys as they come.
+/// The keys, not checked.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
 struct Keys {
@@ -38,7 +38,7 @@ struct Keys {
 /// The configuration, checked.
 #[derive(Debug, PartialEq, Eq)]
 struct Config {
-    /// A table that somebody else fills.
+    /// A table that another program fills.
     table: Option<u32>,
     gateways: Vec<IpAddr>,
     neighbours: Neighbours,
@@ -57,10 +57,10 @@ impl Config {
         Ok(Self { table, gateways: gateways(&keys.gateways)?, neighbours })
     }
 
-    fn source(&self, address: ipnet::IpNet, told: Option<IpAddr>) -> Source {
+    fn source(&self, address: ipnet::IpNet, from_ipam: Option<IpAddr>) -> Source {
         let family = Family::of(address.addr());
         let chosen = self.gateways.iter().find(|gateway| Family::of(**gateway) == family);
-        let gateway = chosen.copied().map(Gateway::Chosen).or(told.map(Gateway::Told));
+        let gateway = chosen.copied().map(Gateway::Chosen).or(from_ipam.map(Gateway::FromIpam));
         Source { address, gateway }
     }
 }
@@ -122,11 +122,11 @@ impl Plugin for Sbr {
         })?;
         let present = Present::read(&container.route)?;
         let plan = match config.table {
-            Some(table) => plan::rules_alone(&sources, table, &present),
+            Some(table) => plan::only_rules(&sources, table, &present),
             None => plan::plan(&sources, link.index, &present, config.neighbours),
         };
         carry_out(&container.route, &plan, &present)?;
-        Ok(plan::told(previous, &plan, &present, link.index))
+        Ok(plan::result(previous, &plan, &present, link.index))
     }
 
     fn del(&self, request: &Request<'_>) -> Result<(), CniError> {
@@ -139,7 +139,7 @@ impl Plugin for Sbr {
             return Ok(());
         }
         let _lock = lock(&container)?;
-        tidy(&container.route, &addresses, link.as_ref(), filled_by_others)
+        remove(&container.route, &addresses, link.as_ref(), filled_by_others)
     }
 
     fn check(&self, request: &Request<'_>) -> Result<(), CniError> {
@@ -159,12 +159,12 @@ impl Plugin for Sbr {
     }
 }
 
-/// Two plugins at the same moment would take the same table.
+/// Locks the namespace: two concurrent calls would take the same table.
 fn lock(container: &Container) -> Result<FileLock, CniError> {
-    container.lock(LOCK_PATIENCE).map_err(|error| CniError::new(ErrorCode::TryAgainLater, error.to_string()))
+    container.lock(LOCK_LIMIT).map_err(|error| CniError::new(ErrorCode::TryAgainLater, error.to_string()))
 }
 
-/// The addresses that the result gives the interface, or gives none in particular.
+/// The addresses of the result that belong to the interface, or to no interface.
 fn sources(config: &Config, previous: &AddResult, ifname: &str) -> Vec<Source> {
     let is_others = |index: usize| previous.interfaces.get(index).is_some_and(|one| one.name != ifname);
     let own = previous.ips.iter().filter(|ip| !ip.interface.is_some_and(is_others));
@@ -177,14 +177,14 @@ impl Present {
         for family in [Family::V4, Family::V6] {
             let Some(rules) = rules(route, family)? else { continue };
             present.rules.extend(rules);
-            // Of all tables.
+            // 0 stands for all tables.
             present.routes.extend(route.routes(family, 0).map_err(failed)?);
         }
         Ok(present)
     }
 }
 
-/// The rules of a family; none where there is no such family.
+/// The rules of a family; none if the kernel lacks the family.
 fn rules(route: &RouteSocket, family: Family) -> Result<Option<Vec<Rule>>, CniError> {
     match route.rules(family) {
         Err(error) if error.errno() == Some(Errno::EAFNOSUPPORT) => Ok(None),
@@ -192,7 +192,7 @@ fn rules(route: &RouteSocket, family: Family) -> Result<Option<Vec<Rule>>, CniEr
     }
 }
 
-/// How to take a step back is registered before the step: one whose answer is lost may have been done.
+/// Carries out the plan. Registers each undo before its step, which may succeed with its reply lost.
 fn carry_out(route: &RouteSocket, plan: &Plan, present: &Present) -> Result<(), CniError> {
     let mut undo = Undo::new();
     for rule in &plan.rules {
@@ -200,7 +200,7 @@ fn carry_out(route: &RouteSocket, plan: &Plan, present: &Present) -> Result<(), 
         route.add_rule(rule).map_err(failed)?;
     }
     for (new, existing) in &plan.routes {
-        // One that a repeated ADD finds there already stays.
+        // A route of an earlier ADD stays.
         if !present.routes.iter().any(|has| is_same(has, new)) {
             undo.on_failure(format!("route {new}"), move || gone(route.delete_route(new)));
         }
@@ -220,13 +220,13 @@ fn carry_out(route: &RouteSocket, plan: &Plan, present: &Present) -> Result<(), 
     Ok(())
 }
 
-/// Whether two routes of a table differ in their source at most.
+/// True if two routes of a table differ in their source only.
 fn is_same(one: &Route, other: &Route) -> bool {
     let key = |route: &Route| (route.dst, route.table, route.metric, route.link, route.gateway);
     key(one) == key(other)
 }
 
-/// The link's addresses, and those that the result tells: the link may be gone, or may have lost them.
+/// The addresses of the link and of the result: the link may be gone, or may have lost them.
 fn known_addresses(
     request: &Request<'_>,
     route: &RouteSocket,
@@ -238,19 +238,19 @@ fn known_addresses(
     }
     if let Some(previous) = &request.config.prev_result {
         let none = Config { table: None, gateways: Vec::new(), neighbours: Neighbours::Moved };
-        let told = sources(&none, previous, request.attachment.ifname());
-        addresses.extend(told.iter().map(|source| source.address.addr()));
+        let of_result = sources(&none, previous, request.attachment.ifname());
+        addresses.extend(of_result.iter().map(|source| source.address.addr()));
     }
     Ok(addresses)
 }
 
-/// True for a rule about packets from one of the addresses alone.
+/// True for a rule that matches packets from one of the addresses and nothing else.
 fn is_of(rule: &Rule, addresses: &[IpAddr]) -> bool {
     let source = rule.source.filter(|net| net.prefix_len() == net.max_prefix_len());
     rule.by_source_alone && source.is_some_and(|net| addresses.contains(&net.addr()))
 }
 
-/// True if there are rules of these addresses.
+/// True if there are rules for these addresses.
 fn has_rules(route: &RouteSocket, addresses: &[IpAddr]) -> Result<bool, CniError> {
     for family in [Family::V4, Family::V6] {
         let rules = rules(route, family)?.unwrap_or_default();
@@ -261,9 +261,11 @@ fn has_rules(route: &RouteSocket, addresses: &[IpAddr]) -> Result<bool, CniError
     Ok(false)
 }
 
-/// Deletes the rules of the addresses, and the link's routes in the tables that they lead to. Goes on after
-/// an error.
-fn tidy(
+/// Deletes the rules of the addresses, and the link's routes in their tables.
+///
+/// # Errors
+/// The first that could not be deleted; all others were.
+fn remove(
     route: &RouteSocket,
     addresses: &[IpAddr],
     link: Option<&Link>,
@@ -304,7 +306,7 @@ fn check(source: &Source, table: Option<u32>, link: &Link, present: &Present) ->
         {
             missing(format!("table {} has no default route via {gateway}", rule.table))
         }
-        Some(Gateway::Told(_)) if !routes.any(Route::is_default) => {
+        Some(Gateway::FromIpam(_)) if !routes.any(Route::is_default) => {
             missing(format!("table {} has no default route by {}", rule.table, link.name))
         }
         _ => Ok(()),
@@ -373,14 +375,14 @@ mod tests {
             ..AddResult::default()
         };
         let sources = sources(&config, &previous, "eth0");
-        let told: Vec<_> =
+        let seen: Vec<_> =
             sources.iter().map(|source| (source.address.to_string(), source.gateway.unwrap())).collect();
         let row = |address: &str, gateway| (address.to_owned(), gateway);
         assert_eq!(
-            told,
+            seen,
             [
                 row("10.0.0.5/24", Gateway::Chosen("10.0.0.9".parse().unwrap())),
-                row("fd00::5/64", Gateway::Told("fd00::1".parse().unwrap())),
+                row("fd00::5/64", Gateway::FromIpam("fd00::1".parse().unwrap())),
                 row("10.0.0.7/24", Gateway::Chosen("10.0.0.9".parse().unwrap())),
             ]
         );

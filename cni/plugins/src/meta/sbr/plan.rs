@@ -1,4 +1,4 @@
-//! From what is there to what is to be there: one rule and one table for each of the link's addresses.
+//! From the present rules and routes to the wanted ones: a rule and a table for each of the link's addresses.
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
@@ -8,12 +8,12 @@ use cni_kernel::route::{Existing, Family, MAIN_TABLE, Route, RouteKind, Rule};
 use cni_spec::AddResult;
 use ipnet::IpNet;
 
-/// The first table that is taken, as by the reference.
+/// The first table to take, the reference's.
 const FIRST_TABLE: u32 = 100;
-/// `RT_TABLE_DEFAULT`, `RT_TABLE_MAIN` and `RT_TABLE_LOCAL`: everybody's.
+/// `RT_TABLE_DEFAULT`, `RT_TABLE_MAIN` and `RT_TABLE_LOCAL`, which all programs share.
 pub(super) const KERNELS: RangeInclusive<u32> = 253..=255;
 
-/// Whether a table may be one that an ADD has taken for an address.
+/// True if an ADD may take the table for an address.
 fn may_be_own(table: u32) -> bool {
     table >= FIRST_TABLE && !KERNELS.contains(&table)
 }
@@ -25,32 +25,32 @@ pub(super) struct Source {
     pub(super) gateway: Option<Gateway>,
 }
 
-/// Where packets from an address leave by default.
+/// The default gateway of packets from an address.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Gateway {
-    /// IPAM's: a default route that the link has goes before it.
-    Told(IpAddr),
-    /// The configuration's: it goes before every other.
+    /// IPAM's. A default route of the link takes precedence.
+    FromIpam(IpAddr),
+    /// The configuration's. It takes precedence over all default routes.
     Chosen(IpAddr),
 }
 
 impl Gateway {
     pub(super) fn address(self) -> IpAddr {
-        let (Self::Told(address) | Self::Chosen(address)) = self;
+        let (Self::FromIpam(address) | Self::Chosen(address)) = self;
         address
     }
 }
 
-/// What happens to the link's own networks in the main table.
+/// The treatment of routes to the link's own networks in the main table.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Neighbours {
-    /// They go, like everything else.
+    /// They move, as all routes.
     Moved,
-    /// They stay, with the address that packets without one shall have.
+    /// They stay, with a source address for packets that have none yet.
     Hinted,
 }
 
-/// What the container has now.
+/// The container's current state.
 #[derive(Debug, Default)]
 pub(super) struct Present {
     pub(super) rules: Vec<Rule>,
@@ -58,28 +58,28 @@ pub(super) struct Present {
     pub(super) routes: Vec<Route>,
 }
 
-/// What is to be done, in this order.
+/// The changes, in this order.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct Plan {
     /// Rules to add.
     pub(super) rules: Vec<Rule>,
-    /// Routes to add, and what to do where there is one to the same place.
+    /// Routes to add, and the treatment of existing ones to the same destination.
     pub(super) routes: Vec<(Route, Existing)>,
     /// Routes of the main table to delete.
     pub(super) leaving: Vec<Route>,
-    /// Routes of the main table to put in the place of those that are there.
+    /// Routes that replace others of the main table.
     pub(super) hinted: Vec<Route>,
 }
 
 impl Present {
-    /// The rule of an address that an earlier ADD has made.
+    /// An address's rule of an earlier ADD.
     pub(super) fn rule_of(&self, address: IpAddr) -> Option<&Rule> {
         let source = Some(IpNet::from(address));
         self.rules.iter().find(|rule| rule.by_source_alone && rule.source == source && may_be_own(rule.table))
     }
 
-    /// The routes of the link in the main table. Those to link-local addresses stay where they are: they
-    /// say the link by themselves (RFC 4007), and IPv6 does not work without them.
+    /// The routes of the link in the main table, without those to link-local addresses: such an address is valid on
+    /// its link only (RFC 4007), and IPv6 does not work without these routes.
     fn of_link(&self, link: u32) -> impl Iterator<Item = &Route> {
         let link_local =
             |dst: IpNet| matches!(dst, IpNet::V6(net) if net.addr().segments()[0] & 0xffc0 == 0xfe80);
@@ -92,14 +92,14 @@ impl Present {
     }
 }
 
-/// Only the rules, to a table that somebody else fills.
-pub(super) fn rules_alone(sources: &[Source], table: u32, present: &Present) -> Plan {
+/// Plans rules for a table that another program fills.
+pub(super) fn only_rules(sources: &[Source], table: u32, present: &Present) -> Plan {
     let there = |rule: &Rule| present.rules.iter().any(|has| Rule { priority: None, ..has.clone() } == *rule);
     let rules = sources.iter().map(|source| Rule::from_address(source.address.addr(), table));
     Plan { rules: rules.filter(|rule| !there(rule)).collect(), ..Plan::default() }
 }
 
-/// A rule and a table for each address.
+/// Plans a rule and a table for each address.
 pub(super) fn plan(sources: &[Source], link: u32, present: &Present, neighbours: Neighbours) -> Plan {
     let mut plan = Plan::default();
     let mut tables = Tables::of(present);
@@ -124,7 +124,7 @@ pub(super) fn plan(sources: &[Source], link: u32, present: &Present, neighbours:
             _ => plan.leaving.push(route.clone()),
         }
     }
-    // A gateway is reached by a route that has none.
+    // Routes to gateways last, which have no gateway themselves.
     plan.leaving.sort_by_key(|route| route.gateway.is_none());
     plan
 }
@@ -143,7 +143,7 @@ fn in_table(
         .filter(|route| Family::of(route.dst.addr()) == family && is_for(route, source, sources))
         .map(|route| Route { table, ..route.clone() })
         .collect();
-    // Those without a gateway first: they lead to the gateways of the others.
+    // Routes without a gateway first: they lead to the others' gateways.
     routes.sort_by_key(|route| route.gateway.is_some());
     let default = source.gateway.map(|gateway| Route {
         gateway: Some(gateway.address()),
@@ -159,7 +159,9 @@ fn in_table(
             routes.retain(|route| !replaced(&default, route));
             routes.push(default);
         }
-        (Some(Gateway::Told(_)), Some(default)) if !routes.iter().any(|route| replaced(&default, route)) => {
+        (Some(Gateway::FromIpam(_)), Some(default))
+            if !routes.iter().any(|route| replaced(&default, route)) =>
+        {
             routes.push(default);
         }
         _ => {}
@@ -167,31 +169,31 @@ fn in_table(
     let mut seen = BTreeSet::new();
     let with_mode = |route: Route| {
         let first = seen.insert((route.dst, effective_metric(&route)));
-        // Others to the same place are further next hops.
+        // Further routes to the same destination are next hops.
         (route, if first { Existing::Replace } else { Existing::Append })
     };
     routes.into_iter().map(with_mode).collect()
 }
 
-/// The result with the tables that its routes are in now: a CHECK of the plugin that made them looks there.
-pub(super) fn told(previous: &AddResult, plan: &Plan, present: &Present, link: u32) -> AddResult {
+/// The result with the new tables of its routes, in which a CHECK of the interface plugin looks.
+pub(super) fn result(previous: &AddResult, plan: &Plan, present: &Present, link: u32) -> AddResult {
     let in_main = |table: u32| table == MAIN_TABLE;
     let moved = plan.routes.iter().map(|(route, _)| route);
     let before = present.routes.iter().filter(|route| route.link == Some(link) && may_be_own(route.table));
     let elsewhere: Vec<&Route> = moved.chain(before).collect();
     let mut result = previous.clone();
-    for told in result.routes.iter_mut().filter(|told| told.table.is_none_or(in_main)) {
+    for entry in result.routes.iter_mut().filter(|entry| entry.table.is_none_or(in_main)) {
         let fits = |route: &&&Route| {
-            route.dst == told.dst.trunc() && (told.gw.is_none() || route.gateway == told.gw)
+            route.dst == entry.dst.trunc() && (entry.gw.is_none() || route.gateway == entry.gw)
         };
         let stays = plan.hinted.iter().any(|route| fits(&&route));
-        told.table =
-            elsewhere.iter().find(fits).filter(|_| !stays).map_or(told.table, |route| Some(route.table));
+        entry.table =
+            elsewhere.iter().find(fits).filter(|_| !stays).map_or(entry.table, |route| Some(route.table));
     }
     result
 }
 
-/// The kernel takes 0 for 1,024 in IPv6, `IP6_RT_PRIO_USER`.
+/// The metric in the kernel, which takes 0 as 1,024 in IPv6 (`IP6_RT_PRIO_USER`).
 fn effective_metric(route: &Route) -> u32 {
     match (route.metric, route.dst) {
         (0, IpNet::V6(_)) => 1024,
@@ -199,15 +201,15 @@ fn effective_metric(route: &Route) -> u32 {
     }
 }
 
-/// Whether packets from an address may take a route: its own source or gateway is in the address's network,
-/// or it names none, or those of nobody.
+/// True if packets from an address may take a route: its source or gateway is in the address's network, or in none
+/// of the sources' networks, or missing.
 fn is_for(route: &Route, source: &Source, sources: &[Source]) -> bool {
     let named: Vec<IpAddr> = route.source.into_iter().chain(route.gateway).collect();
     let fits = |source: &Source| named.iter().any(|address| source.address.contains(address));
     named.is_empty() || fits(source) || !sources.iter().any(fits)
 }
 
-/// The route with the address that packets without one shall have.
+/// The route with a source address for packets that have none yet.
 fn hint(route: &Route, sources: &[Source]) -> Option<Route> {
     if route.source.is_some() {
         return Some(route.clone());
@@ -219,7 +221,7 @@ fn hint(route: &Route, sources: &[Source]) -> Option<Route> {
     Some(Route { source: Some(source.address.addr()), ..route.clone() })
 }
 
-/// Tables that nothing leads to and nothing is in.
+/// The tables without rules and routes.
 struct Tables {
     used: BTreeSet<u32>,
     next: u32,
@@ -247,7 +249,7 @@ mod tests {
     const LINK: u32 = 7;
 
     fn source(address: &str, gateway: Option<&str>) -> Source {
-        let gateway = gateway.map(|gateway| Gateway::Told(gateway.parse().unwrap()));
+        let gateway = gateway.map(|gateway| Gateway::FromIpam(gateway.parse().unwrap()));
         Source { address: address.parse().unwrap(), gateway }
     }
 
@@ -266,7 +268,7 @@ mod tests {
     }
 
     #[test]
-    fn one_address_takes_the_links_routes_along() {
+    fn the_links_routes_move_to_the_addresss_table() {
         let present = Present {
             rules: vec![],
             routes: vec![
@@ -284,7 +286,7 @@ mod tests {
             lines(&plan.routes),
             ["10.0.0.0/24 table 100 Replace", "0.0.0.0/0 via 10.0.0.1 table 100 Replace"]
         );
-        // The gateway's way last.
+        // The route to the gateway last.
         assert_eq!(plan.leaving, [present.routes[0].clone(), present.routes[1].clone()]);
         assert!(plan.hinted.is_empty());
     }
@@ -331,16 +333,16 @@ mod tests {
     }
 
     #[test]
-    fn the_result_tells_the_tables() {
-        let told_route = |dst: &str, gw: Option<&str>| {
+    fn the_result_has_the_new_tables() {
+        let entry = |dst: &str, gw: Option<&str>| {
             cni_spec::Route::new(dst.parse().unwrap(), gw.map(|gw| gw.parse().unwrap()))
         };
         let previous = AddResult {
             routes: vec![
-                told_route("0.0.0.0/0", None),
-                told_route("172.16.0.0/16", Some("10.0.0.1")),
-                told_route("172.17.0.0/16", None),
-                cni_spec::Route { table: Some(7), ..told_route("0.0.0.0/0", None) },
+                entry("0.0.0.0/0", None),
+                entry("172.16.0.0/16", Some("10.0.0.1")),
+                entry("172.17.0.0/16", None),
+                cni_spec::Route { table: Some(7), ..entry("0.0.0.0/0", None) },
             ],
             ..AddResult::default()
         };
@@ -353,7 +355,7 @@ mod tests {
             ],
         };
         let plan = plan(&[source("10.0.0.5/24", Some("10.0.0.1"))], LINK, &present, Neighbours::Moved);
-        let result = told(&previous, &plan, &present, LINK);
+        let result = result(&previous, &plan, &present, LINK);
         let tables: Vec<_> = result.routes.iter().map(|route| route.table).collect();
         assert_eq!(tables, [Some(100), Some(100), None, Some(7)]);
     }
@@ -368,9 +370,9 @@ mod tests {
         assert_eq!(lines(&plan.routes), ["0.0.0.0/0 via 10.0.0.1 table 100 Replace"]);
     }
 
-    /// Somebody's rule to one of the kernel's tables is not an earlier ADD's.
+    /// A rule to one of the kernel's tables is not of an earlier ADD.
     #[test]
-    fn the_kernels_tables_are_nobodys_own() {
+    fn the_kernels_tables_are_never_taken() {
         for table in KERNELS {
             let rule = Rule { priority: Some(5), ..Rule::from_address("10.0.0.5".parse().unwrap(), table) };
             let present = Present { rules: vec![rule], routes: vec![route("10.0.0.0/24", None, None)] };
@@ -384,7 +386,7 @@ mod tests {
     }
 
     #[test]
-    fn which_gateway_counts() {
+    fn a_chosen_gateway_replaces_default_routes_and_ipams_does_not() {
         let present = Present {
             rules: vec![],
             routes: vec![
@@ -394,17 +396,17 @@ mod tests {
                 Route { metric: 9, ..route("0.0.0.0/0", Some("10.0.0.4"), None) },
             ],
         };
-        let told = source("10.0.0.5/24", Some("10.0.0.1"));
+        let from_ipam = source("10.0.0.5/24", Some("10.0.0.1"));
         let with = |source: Source| lines(&plan(&[source], LINK, &present, Neighbours::Moved).routes);
         assert_eq!(
-            with(told.clone())[1..],
+            with(from_ipam.clone())[1..],
             [
                 "0.0.0.0/0 via 10.0.0.2 table 100 Replace",
                 "0.0.0.0/0 via 10.0.0.3 table 100 Append",
                 "0.0.0.0/0 via 10.0.0.4 metric 9 table 100 Replace",
             ]
         );
-        let chosen = Source { gateway: Some(Gateway::Chosen("10.0.0.1".parse().unwrap())), ..told };
+        let chosen = Source { gateway: Some(Gateway::Chosen("10.0.0.1".parse().unwrap())), ..from_ipam };
         assert_eq!(
             with(chosen)[1..],
             ["0.0.0.0/0 via 10.0.0.4 metric 9 table 100 Replace", "0.0.0.0/0 via 10.0.0.1 table 100 Replace"]
@@ -412,7 +414,7 @@ mod tests {
     }
 
     #[test]
-    fn hints_stay_in_the_main_table() {
+    fn hinted_routes_stay_in_the_main_table() {
         let present = Present {
             rules: vec![],
             routes: vec![
@@ -432,11 +434,11 @@ mod tests {
     }
 
     #[test]
-    fn a_table_of_somebody_elses_gets_rules_alone() {
+    fn a_table_of_another_program_gets_only_rules() {
         let there = Rule { priority: Some(5), ..Rule::from_address("10.0.0.5".parse().unwrap(), 40) };
         let present = Present { rules: vec![there], routes: vec![route("10.0.0.0/24", None, None)] };
         let sources = [source("10.0.0.5/24", None), source("fd00::5/64", None)];
-        let plan = rules_alone(&sources, 40, &present);
+        let plan = only_rules(&sources, 40, &present);
         assert_eq!(plan.rules, [Rule::from_address("fd00::5".parse().unwrap(), 40)]);
         assert!(plan.routes.is_empty() && plan.leaving.is_empty());
     }

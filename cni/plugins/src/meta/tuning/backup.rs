@@ -1,5 +1,5 @@
-//! What the link had before, in a file: `<dataDir>/<container>_<interface>.json`, in the reference's form,
-//! with the owner in keys of our own.
+//! The link's former attributes in a file, `<dataDir>/<container>_<interface>.json`: the reference's format, with the
+//! owner in additional keys.
 
 use std::io::ErrorKind;
 use std::path::Path;
@@ -11,12 +11,11 @@ use serde::{Deserialize, Serialize};
 
 use super::config::Attributes;
 
-/// More than a backup ever has, in bytes.
+/// The largest file that is read, in bytes.
 const LIMIT: usize = 64 << 10;
-/// Only root learns what links had.
 const FILE_MODE: u32 = 0o600;
 const DIR_MODE: u32 = 0o700;
-/// Of the folders above: others have files there, too.
+/// The mode of the folders above, which other programs use, too.
 const PARENT_MODE: u32 = 0o755;
 
 /// The file's content.
@@ -33,17 +32,17 @@ pub(super) struct Backup {
     allmulti: Option<bool>,
     #[serde(rename = "txQLen", skip_serializing_if = "Option::is_none")]
     tx_queue: Option<u32>,
-    /// The owner; empty in a file of the reference's.
+    /// The owner; empty in a file of the reference.
     network: String,
     #[serde(rename = "containerID")]
     container_id: String,
     ifname: String,
-    /// Device and inode number of the container's namespace: another one's link has had something else.
+    /// Device and inode number of the container's namespace, to recognise its link.
     netns: Option<(u64, u64)>,
 }
 
 impl Backup {
-    /// What a link had that is to be changed.
+    /// The backup of attributes to change.
     pub(super) fn new(attachment: &Attachment, netns: NetnsId, had: &Attributes) -> Self {
         Self {
             mac: had.mac.map(|mac| mac.to_string()).unwrap_or_default(),
@@ -58,7 +57,7 @@ impl Backup {
         }
     }
 
-    /// What the link is to get back.
+    /// The attributes to restore.
     pub(super) fn attributes(&self) -> Attributes {
         Attributes {
             mac: self.mac.parse().ok(),
@@ -69,7 +68,7 @@ impl Backup {
         }
     }
 
-    /// Keeps what an earlier ADD of the same attachment has found: what this one found is that one's work.
+    /// Keeps the attributes that an earlier ADD of the attachment has saved: this ADD found that one's changes.
     pub(super) fn keep(mut self, earlier: &Self) -> Self {
         if earlier.netns == self.netns {
             if !earlier.mac.is_empty() {
@@ -83,13 +82,13 @@ impl Backup {
         self
     }
 
-    /// Whether it is of that link: the namespace is the same, or the file does not say which.
+    /// True if the namespace is the backup's, or the backup names none.
     pub(super) fn is_in(&self, netns: NetnsId) -> bool {
         self.netns.is_none_or(|id| id == (netns.dev, netns.ino))
     }
 
-    /// Whether it belongs to the container's interface, of whatever network. Two of them may share a file's
-    /// name, since both may have a `_` in theirs.
+    /// True if the backup belongs to the container's interface, in any network. Two interfaces may share a file's
+    /// name, as both names may have a `_`.
     pub(super) fn is_of(&self, attachment: &Attachment) -> bool {
         self.container_id.is_empty()
             || (self.container_id == attachment.container_id() && self.ifname == attachment.ifname())
@@ -107,10 +106,10 @@ pub(super) struct Backups {
 }
 
 impl Backups {
-    /// Opens the folder, making it if need be.
+    /// Opens the folder; makes it if missing.
     ///
     /// # Errors
-    /// Names the folder.
+    /// A folder that cannot be opened or made.
     pub(super) fn create(path: &Path) -> Result<Self, CniError> {
         let create = || match DurableDir::open(path) {
             Err(error) if error.is_not_found() => match (path.parent(), path.file_name()) {
@@ -122,10 +121,10 @@ impl Backups {
         Ok(Self { dir: create().map_err(failed)? })
     }
 
-    /// Opens the folder; none if there is none.
+    /// Opens the folder; none if missing.
     ///
     /// # Errors
-    /// Names the folder.
+    /// A folder that cannot be opened.
     pub(super) fn open(path: &Path) -> Result<Option<Self>, CniError> {
         match DurableDir::open(path) {
             Ok(dir) => Ok(Some(Self { dir })),
@@ -134,43 +133,43 @@ impl Backups {
         }
     }
 
-    /// Whether the folder is there or can be made, as far as that shows without making it.
+    /// Checks that the folder exists or may be made, without making it.
     ///
     /// # Errors
-    /// Names what is in the way.
+    /// A file in its place, or a folder that cannot be read.
     pub(super) fn try_out(path: &Path) -> Result<(), CniError> {
         for folder in path.ancestors() {
             match folder.metadata() {
                 Ok(found) if found.is_dir() => return Ok(()),
-                Ok(_) => return Err(CniError::internal(format!("{} is no directory", folder.display()))),
+                Ok(_) => return Err(CniError::internal(format!("{} is not a directory", folder.display()))),
                 Err(error) if [ErrorKind::NotFound, ErrorKind::NotADirectory].contains(&error.kind()) => {}
                 Err(error) => {
-                    return Err(CniError::internal(format!("look at {}: {error}", folder.display())));
+                    return Err(CniError::internal(format!("stat {}: {error}", folder.display())));
                 }
             }
         }
         Ok(())
     }
 
-    /// True if there is a file for the attachment, whatever is in it.
+    /// True if the attachment has a file, valid or not.
     ///
     /// # Errors
-    /// Names the file.
+    /// A folder that cannot be read.
     pub(super) fn has(&self, attachment: &Attachment) -> Result<bool, CniError> {
         self.dir.exists(file_name(attachment)).map_err(failed)
     }
 
-    /// The attachment's backup; none if there is none, or none that can be understood.
+    /// Reads the attachment's backup; none if missing or malformed.
     ///
     /// # Errors
-    /// Names the file that cannot be read.
+    /// A file that cannot be read.
     pub(super) fn read(&self, attachment: &Attachment) -> Result<Option<Backup>, CniError> {
         self.read_file(&file_name(attachment))
     }
 
     fn read_file(&self, name: &str) -> Result<Option<Backup>, CniError> {
         let content = match self.dir.read(name, LIMIT) {
-            // Nothing that this plugin or the reference has written.
+            // Written neither by this plugin nor by the reference.
             Err(DirError::NotAFile { .. } | DirError::TooLarge { .. }) => None,
             read => read.map_err(failed)?,
         };
@@ -178,19 +177,19 @@ impl Backups {
         match serde_json::from_slice(&content) {
             Ok(backup) => Ok(Some(backup)),
             Err(error) => {
-                log::warn!("{}/{name} is no backup: {error}", self.dir.path().display());
+                log::warn!("parse {}/{name}: {error}", self.dir.path().display());
                 Ok(None)
             }
         }
     }
 
-    /// Writes the attachment's backup; a file of that name is replaced in one step.
+    /// Writes the attachment's backup, in one step.
     ///
     /// # Errors
-    /// Names the file.
+    /// A file that cannot be written.
     pub(super) fn write(&self, attachment: &Attachment, backup: &Backup) -> Result<(), CniError> {
         let content = serde_json::to_vec(backup).map_err(|e| CniError::internal(e.to_string()))?;
-        // A new file needs no temporary one beside it, which a kill would leave.
+        // A new file needs no temporary one, which a killed process would leave.
         match self.dir.create_new_linked(file_name(attachment), &content, FILE_MODE) {
             Err(error) if error.already_exists() => {
                 self.dir.replace(file_name(attachment), &content, FILE_MODE).map_err(failed)
@@ -199,21 +198,20 @@ impl Backups {
         }
     }
 
-    /// Removes the attachment's backup, if it is there.
+    /// Removes the attachment's backup, if it exists.
     ///
     /// # Errors
-    /// Names the file.
+    /// A file that cannot be removed.
     pub(super) fn remove(&self, attachment: &Attachment) -> Result<(), CniError> {
         self.dir.remove(file_name(attachment)).map(drop).map_err(failed)
     }
 
-    /// Removes the backups of a network whose owners are not among the valid ones. Files that name no
-    /// network stay.
+    /// Removes the backups of a network whose owners are not valid. Files without a network stay.
     ///
     /// # Errors
     /// The first file that could not be removed; all others were.
     pub(super) fn retain(&self, network: &str, valid: &[Attachment]) -> Result<(), CniError> {
-        // What processes left that were killed while they wrote.
+        // Temporary files of killed processes.
         let mut result = self.dir.remove_stale_temporaries().map(drop).map_err(failed);
         for name in self.dir.list().map_err(failed)? {
             let Some(name) = name.to_str().filter(|name| name.ends_with(".json")) else { continue };
@@ -284,7 +282,7 @@ mod tests {
     }
 
     #[test]
-    fn the_references_files_are_understood() {
+    fn the_references_files_are_read() {
         let folder = tempfile::tempdir().unwrap();
         let text = "{\n \"mac\": \"c2:b0:57:49:47:f1\",\n \"promisc\": false,\n \"mtu\": 1454,\n \"txQLen\": 1000\n}";
         std::fs::write(folder.path().join("c1_eth0.json"), text).unwrap();
@@ -295,13 +293,13 @@ mod tests {
         assert_eq!((backup.attributes().mtu, backup.attributes().tx_queue), (Some(1454), Some(1000)));
         assert!(backup.is_in(NETNS) && backup.is_of(&owner));
         assert_eq!(backups.read(&attachment("n", "c2")).unwrap(), None);
-        // They name no network: a DEL has to remove them.
+        // They name no network: only a DEL removes them.
         backups.retain("n", &[]).unwrap();
         assert!(backups.read(&owner).unwrap().is_some());
     }
 
     #[test]
-    fn the_first_find_is_kept() {
+    fn a_second_add_keeps_the_first_values() {
         let owner = attachment("n", "c1");
         let had = |mtu, allmulti| Attributes { mtu: Some(mtu), allmulti, ..Attributes::default() };
         let first = Backup::new(&owner, NETNS, &had(1500, None));

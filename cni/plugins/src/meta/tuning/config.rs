@@ -1,4 +1,4 @@
-//! tuning's keys, and what they ask for.
+//! tuning's keys, decoded and checked.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -9,10 +9,10 @@ use serde::Deserialize;
 
 use super::sysctls::{self, Sysctl};
 
-/// Where the reference keeps what a DEL restores, and we, unless a configuration says otherwise.
+/// The default folder of backups, the reference's.
 pub(crate) const DATA_DIR: &str = "/run/cni/tuning";
 
-/// The plugin's keys as they come.
+/// The keys, not checked.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
 struct Keys {
@@ -40,7 +40,7 @@ struct Args {
     cni: CniArgs,
 }
 
-/// `args.cni`: what is there replaces what the configuration says.
+/// `args.cni`, whose keys replace those of the configuration.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
 struct CniArgs {
@@ -53,25 +53,25 @@ struct CniArgs {
     tx_q_len: Option<i64>,
 }
 
-/// The only key that a DEL looks at.
+/// The only key that a DEL needs.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
-struct Place {
+struct DataDir {
     data_dir: PathBuf,
 }
 
 /// The configuration, checked.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Config {
-    /// What is to be set below `/proc/sys/net`, in this order.
+    /// Settings below `/proc/sys/net`, in this order.
     pub(super) sysctls: Vec<Sysctl>,
-    /// What is asked of the link.
+    /// Attributes to set.
     pub(super) wanted: Attributes,
-    /// Where the backup is kept.
+    /// The folder of backups.
     pub(super) data_dir: PathBuf,
 }
 
-/// Attributes of a link: those that are to be set, or those that it had.
+/// Attributes of a link, to set or to restore.
 #[derive(Debug, Default, Clone, PartialEq, Eq)]
 pub(super) struct Attributes {
     pub(super) mac: Option<Mac>,
@@ -85,7 +85,7 @@ impl Config {
     /// Reads and checks all keys. `args` is `CNI_ARGS`, `ifname` the container's interface.
     ///
     /// # Errors
-    /// Code 7, naming key and value; code 4 for `CNI_ARGS`.
+    /// Code 7 for a value that cannot be used; code 4 if it comes from `CNI_ARGS`.
     pub(super) fn read(config: &NetConf, args: &str, ifname: &str) -> Result<Self, CniError> {
         let keys: Keys = config.decode()?;
         if sysctls::has_duplicates(&config.bytes) {
@@ -103,17 +103,17 @@ impl Config {
                 allmulti: cni.allmulti.or(keys.allmulti),
                 tx_queue: cni.tx_q_len.or(keys.tx_q_len).map_or(Ok(None), |len| number("txQLen", len))?,
             },
-            data_dir: place(keys.data_dir),
+            data_dir: or_default(keys.data_dir),
         })
     }
 }
 
-/// Where the backup is kept, whatever else the configuration says.
+/// The folder of backups, also if other keys are invalid.
 pub(super) fn data_dir(config: &NetConf) -> PathBuf {
-    place(config.decode::<Place>().unwrap_or_default().data_dir)
+    or_default(config.decode::<DataDir>().unwrap_or_default().data_dir)
 }
 
-fn place(data_dir: PathBuf) -> PathBuf {
+fn or_default(data_dir: PathBuf) -> PathBuf {
     if data_dir.as_os_str().is_empty() { PathBuf::from(DATA_DIR) } else { data_dir }
 }
 
@@ -123,15 +123,15 @@ fn number(key: &str, value: i64) -> Result<Option<u32>, CniError> {
 }
 
 impl Keys {
-    /// The last that is there wins: the configuration, `CNI_ARGS`, the runtime, the configuration's
-    /// arguments. Only of the last an empty text counts: it leaves the address as it is.
+    /// The MAC address, from `args.cni`, `runtimeConfig`, `CNI_ARGS` or the key `mac`: the first that is set. An empty
+    /// text in `args.cni` counts as set, and leaves the link's address as it is.
     fn mac(&self, args: &str) -> Result<Option<Mac>, CniError> {
         const FROM_ARGS: &str = "CNI_ARGS MAC";
         let from_args = cni_spec::Args::parse(args, &["MAC"])?.get("MAC").unwrap_or_default().to_owned();
         let others =
             [("runtimeConfig.mac", &self.runtime_config.mac), (FROM_ARGS, &from_args), ("mac", &self.mac)];
-        let last = self.args.cni.mac.as_ref().map(|mac| ("args.cni.mac", mac));
-        let found = last.or_else(|| others.into_iter().find(|(_, mac)| !mac.is_empty()));
+        let first = self.args.cni.mac.as_ref().map(|mac| ("args.cni.mac", mac));
+        let found = first.or_else(|| others.into_iter().find(|(_, mac)| !mac.is_empty()));
         let Some((key, text)) = found.filter(|(_, mac)| !mac.is_empty()) else { return Ok(None) };
         let code = if key == FROM_ARGS { ErrorCode::InvalidEnvironment } else { ErrorCode::InvalidConfig };
         let refused = |why: String| CniError::new(code, format!("{key}: {why}"));
@@ -143,10 +143,9 @@ impl Keys {
     }
 }
 
-/// The keys that are decoded here.
 #[cfg(test)]
 pub(super) fn decodes() -> crate::keys::probe::Fields {
-    &crate::keys::probe::fields::<Keys>() | &crate::keys::probe::fields::<Place>()
+    &crate::keys::probe::fields::<Keys>() | &crate::keys::probe::fields::<DataDir>()
 }
 
 #[cfg(test)]
@@ -163,7 +162,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_asked_by_default() {
+    fn without_keys_nothing_changes() {
         let config = read(&json!({}), "").unwrap();
         let nothing =
             Config { sysctls: vec![], wanted: Attributes::default(), data_dir: "/run/cni/tuning".into() };
@@ -199,7 +198,7 @@ mod tests {
     }
 
     #[test]
-    fn arguments_replace_what_the_configuration_says() {
+    fn arguments_replace_keys_of_the_configuration() {
         let keys = json!({
             "sysctl": {"net.a": "1", "net.b": "1"}, "promisc": true, "mtu": 1400, "txQLen": 5,
             "args": {"cni": {
@@ -212,13 +211,13 @@ mod tests {
         assert_eq!(values, [("a", "1"), ("b", "2"), ("c", "2")]);
         assert_eq!((config.wanted.promisc, config.wanted.mtu), (None, Some(1300)));
         assert_eq!((config.wanted.allmulti, config.wanted.tx_queue), (Some(true), Some(6)));
-        // Without any in the configuration itself, too.
+        // Also if the configuration itself has none.
         let config = read(&json!({"args": {"cni": {"sysctl": {"net.c": "2"}}}}), "").unwrap();
         assert_eq!(config.sysctls.len(), 1);
     }
 
     #[test]
-    fn the_last_address_wins() {
+    fn the_mac_address_of_highest_precedence_counts() {
         let mac = |keys: Value, args: &str| read(&keys, args).unwrap().wanted.mac.unwrap().0[5];
         let [a, b, c] = ["02:00:00:00:00:01", "02:00:00:00:00:02", "02:00:00:00:00:03"];
         let env = "MAC=02:00:00:00:00:04";
@@ -230,7 +229,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wrong_is_named() {
+    fn invalid_values_are_refused_by_name() {
         let rows = [
             (json!({"mac": "x"}), "", (7, "mac: address x: invalid MAC address")),
             (

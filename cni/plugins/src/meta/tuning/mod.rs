@@ -16,7 +16,7 @@ use crate::undo::Undo;
 use backup::{Backup, Backups};
 pub(crate) use config::DATA_DIR;
 use config::{Attributes, Config};
-use sysctls::{Allowed, Sysctl};
+use sysctls::{Allowed, Applied, Sysctl};
 
 /// The `tuning` plugin.
 #[derive(Debug)]
@@ -47,7 +47,7 @@ impl Plugin for Tuning {
             change_link(&container, &config, &request.attachment, &mut undo)?;
         }
         undo.keep();
-        Ok(told(previous, request.attachment.ifname(), &config.wanted))
+        Ok(result(previous, request.attachment.ifname(), &config.wanted))
     }
 
     fn del(&self, request: &Request<'_>) -> Result<(), CniError> {
@@ -86,7 +86,7 @@ impl Plugin for Tuning {
     }
 
     fn status(&self, request: &NodeRequest<'_>) -> Result<(), CniError> {
-        // Any name will do: the runtime tells it to an ADD only.
+        // Any name will do: only an ADD has the interface's.
         let config = Config::read(request.config, "", "eth0")?;
         let unavailable = |error: CniError| CniError { code: ErrorCode::NotAvailable, ..error };
         allowed(&config).map_err(unavailable)?;
@@ -99,7 +99,7 @@ fn previous<'a>(request: &'a Request<'_>) -> Result<&'a AddResult, CniError> {
     previous.ok_or_else(|| CniError::config("Required prevResult missing"))
 }
 
-/// Whether an administrator allows what the configuration asks for.
+/// Checks the settings against the administrator's list.
 fn allowed(config: &Config) -> Result<(), CniError> {
     if config.sysctls.is_empty() {
         return Ok(());
@@ -115,14 +115,11 @@ fn set_sysctls<'a>(
     if sysctls.is_empty() {
         return Ok(());
     }
-    let (before, result) = match container.run(|| sysctls::apply(sysctls))? {
-        Ok(before) => (before, Ok(())),
-        Err((before, error)) => (before, Err(failed(error))),
-    };
+    let Applied { before, result } = container.run(|| sysctls::apply(sysctls))?;
     undo.on_failure("settings below /proc/sys/net", move || {
         container.run(|| sysctls::put_back(&before).map_err(failed))?
     });
-    result
+    result.map_err(failed)
 }
 
 fn link(container: &Container, ifname: &str) -> Result<Link, CniError> {
@@ -149,13 +146,13 @@ fn change_link<'a>(
         None => backup,
     };
     let written = backups.write(attachment, &backup);
-    // Also of one that failed: it may be there and not be durable.
+    // Also after a failed write: the file may exist without being durable.
     undo.on_failure("backup", move || match earlier {
         Some(earlier) => backups.write(attachment, &earlier),
         None => backups.remove(attachment),
     });
     written?;
-    // Some may be made when another one fails.
+    // Registered before: some changes may succeed before one fails.
     let (restored, at) = (had, link.clone());
     undo.on_failure("attributes", move || apply(&container.route, &at, &restored).map_err(failed));
     apply(&container.route, &link, &config.wanted).map_err(failed)
@@ -171,7 +168,8 @@ fn apply(route: &RouteSocket, link: &Link, wanted: &Attributes) -> Result<(), Ro
     }
 }
 
-/// A driver that changes its address only while the link is down. What goes with that is put back.
+/// Makes changes while the link is down, for a driver that changes the MAC address only then. Restores what the link
+/// loses by that.
 fn while_down(route: &RouteSocket, link: &Link, change: &LinkChange) -> Result<(), RouteError> {
     let before = Layer3::of(route, link)?;
     route.change_link(link, &LinkChange::new().down())?;
@@ -183,8 +181,7 @@ fn while_down(route: &RouteSocket, link: &Link, change: &LinkChange) -> Result<(
     changed
 }
 
-/// Gives the link back what it had. What the kernel refuses now is no reason to keep the container: the
-/// link is on its way out.
+/// Restores the link's attributes. Only logs what the kernel refuses, as the link is about to be deleted.
 fn restore(container: &Container, ifname: &str, backup: &Backup) -> Result<(), CniError> {
     if !backup.is_in(container.id()) {
         return Ok(());
@@ -200,15 +197,15 @@ fn restore(container: &Container, ifname: &str, backup: &Backup) -> Result<(), C
     Ok(())
 }
 
-/// The previous result with what the link has now.
-fn told(previous: &AddResult, ifname: &str, wanted: &Attributes) -> AddResult {
+/// The previous result with the link's new attributes.
+fn result(previous: &AddResult, ifname: &str, wanted: &Attributes) -> AddResult {
     let mut result = previous.clone();
     for interface in result.interfaces.iter_mut().filter(|one| one.name == ifname && !one.sandbox.is_empty())
     {
         if let Some(mac) = wanted.mac {
             interface.mac = mac.to_string();
         }
-        // Told only where it was told before.
+        // Only if the previous result has an MTU.
         if let Some(mtu) = wanted.mtu.filter(|_| interface.mtu != 0) {
             interface.mtu = mtu;
         }
@@ -247,7 +244,7 @@ fn check_link(link: &Link, wanted: &Attributes) -> Result<(), CniError> {
 }
 
 impl Attributes {
-    /// What a link has of the attributes that are set here.
+    /// The link's values of the attributes that are set here.
     fn of(&self, link: &Link) -> Self {
         Self {
             mac: self.mac.and(link.mac),
@@ -281,7 +278,7 @@ impl Attributes {
         }
     }
 
-    /// Those that are set, each by itself.
+    /// The attributes that are set, one at a time.
     fn each(&self) -> Vec<Self> {
         let none = Self::default;
         let all = [
@@ -308,7 +305,7 @@ mod tests {
     use crate::meta::probe;
 
     #[test]
-    fn the_result_tells_the_containers_link_alone() {
+    fn the_result_changes_for_the_containers_link_only() {
         let link = |name: &str, sandbox: &str, mtu| Interface {
             name: name.into(),
             mac: "old".into(),
@@ -319,13 +316,13 @@ mod tests {
         let interfaces = vec![link("eth0", "", 0), link("eth0", "/ns", 0), link("eth0", "/ns", 1500)];
         let previous = AddResult { interfaces, ..AddResult::default() };
         let wanted = Attributes { mac: Some(Mac([2; 6])), mtu: Some(1400), ..Attributes::default() };
-        let result = told(&previous, "eth0", &wanted);
-        let seen: Vec<_> = result.interfaces.iter().map(|one| (one.mac.as_str(), one.mtu)).collect();
+        let changed = result(&previous, "eth0", &wanted);
+        let seen: Vec<_> = changed.interfaces.iter().map(|one| (one.mac.as_str(), one.mtu)).collect();
         assert_eq!(seen, [("old", 0), ("02:02:02:02:02:02", 0), ("02:02:02:02:02:02", 1400)]);
-        assert_eq!(told(&previous, "eth1", &wanted), previous);
+        assert_eq!(result(&previous, "eth1", &wanted), previous);
     }
 
-    /// No driver of the tests' links needs it, so that it is tried on one that does not.
+    /// With a veth, although its driver does not need it.
     #[test]
     fn what_a_link_loses_while_it_is_down_comes_back() {
         let done = probe::in_new_namespace(|route| {
@@ -387,7 +384,7 @@ mod tests {
     }
 
     #[test]
-    fn each_attribute_by_itself() {
+    fn attributes_are_restored_one_at_a_time() {
         let all = Attributes { mtu: Some(1), allmulti: Some(false), ..Attributes::default() };
         let each = all.each();
         assert_eq!(each.len(), 2);

@@ -1,4 +1,4 @@
-//! The settings below `/proc/sys/net`: names, and the list of those that are allowed.
+//! Settings below `/proc/sys/net`: names, and the list of allowed ones.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -13,27 +13,26 @@ use regex_lite::Regex;
 use serde::Deserialize;
 use serde::de::{IgnoredAny, MapAccess, SeqAccess, Visitor};
 
-/// Where an administrator's list of what is allowed lies. Without it everything in `net` is.
+/// The administrator's list. Without it all settings below `net` are allowed.
 const ALLOWED: &str = "/etc/cni/tuning/allowlist.conf";
-/// More than any list has, in bytes.
+/// The largest list that is read, in bytes.
 const ALLOWED_LIMIT: u64 = 1 << 20;
 
-/// What the container's interface is called in a key.
+/// The placeholder for the container's interface in a key.
 const IFNAME: &str = "IFNAME";
 
 /// One setting.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Sysctl {
-    /// The key as it was written, which the list of what is allowed is about.
+    /// The key of the configuration, which the list refers to.
     pub(super) key: String,
     /// The name below `/proc/sys/net`, with slashes.
     pub(super) path: String,
-    /// What it is to be.
     pub(super) value: String,
 }
 
-/// The settings in the order in which they are made: those of a whole family before those of all links,
-/// these before one link's, because some set others (`ip_forward` resets a link's).
+/// Resolves and sorts settings: those of a family first, then those of all links, then those of one link, because
+/// some reset others (`ip_forward` resets those of links).
 pub(super) fn resolve(keys: &BTreeMap<String, String>, ifname: &str) -> Result<Vec<Sysctl>, CniError> {
     let of = |(key, value): (&String, &String)| {
         let path = below_net(key, ifname)
@@ -45,13 +44,13 @@ pub(super) fn resolve(keys: &BTreeMap<String, String>, ifname: &str) -> Result<V
         let parts: Vec<&str> = sysctl.path.split('/').collect();
         (parts.len(), !parts.iter().any(|part| matches!(*part, "all" | "default")))
     };
-    // Those that are alike stay in the order of their keys.
+    // The sort is stable: equal ones stay in the order of their keys.
     all.sort_by_key(general);
     Ok(all)
 }
 
-/// The name below `net`; none if it leads elsewhere. As sysctl(8) has it, what comes first of `.` and `/`
-/// separates: with slashes a name may have dots in it.
+/// The path below `net`; none if it leads elsewhere. As in sysctl(8), the first of `.` and `/` is the separator: with
+/// slashes, names may have dots.
 fn below_net(key: &str, ifname: &str) -> Option<String> {
     let path = match key.find(['.', '/']) {
         Some(first) if key[first..].starts_with('/') => key.to_owned(),
@@ -63,10 +62,10 @@ fn below_net(key: &str, ifname: &str) -> Option<String> {
     (!below.split('/').any(leads_away)).then(|| below.to_owned())
 }
 
-/// Whether a `sysctl` says a key twice. A decoder would take the last one, and the list of what is allowed
-/// would be asked about less than is written.
+/// True if a `sysctl` object has a key twice. A decoder would take the last one, and the other one would escape the
+/// list.
 pub(super) fn has_duplicates(config: &[u8]) -> bool {
-    // What does not decode was refused before.
+    // Malformed JSON was refused before.
     let Ok(tree) = serde_json::from_slice::<Tree>(config) else { return false };
     let twice = |tree: &Tree| {
         let mut seen = BTreeSet::new();
@@ -77,7 +76,7 @@ pub(super) fn has_duplicates(config: &[u8]) -> bool {
     own.chain(of_args).any(twice)
 }
 
-/// JSON with each key as often as it is written. Only objects count.
+/// JSON with repeated keys. Only objects are kept.
 enum Tree {
     Object(Vec<(String, Tree)>),
     Other,
@@ -156,13 +155,13 @@ pub(super) struct Allowed {
 }
 
 impl Allowed {
-    /// Reads the list; none if there is none, and everything is allowed.
+    /// Reads the list; none if missing.
     ///
     /// # Errors
-    /// A list that cannot be read, or a line that is no pattern: nothing is allowed then.
+    /// A list that cannot be read, or a line that is not a pattern.
     pub(super) fn read() -> Result<Option<Self>, CniError> {
         let unreadable = |error| CniError::new(ErrorCode::Io, format!("open {ALLOWED}: {error}"));
-        match administrators(Path::new(ALLOWED)).map_err(unreadable)? {
+        match read_followed(Path::new(ALLOWED)).map_err(unreadable)? {
             Some(content) => Self::parse(&String::from_utf8_lossy(&content)).map(Some),
             None => Ok(None),
         }
@@ -173,16 +172,16 @@ impl Allowed {
         let patterns = lines.map(|line| match Regex::new(line) {
             Ok(pattern) => Ok((line.to_owned(), pattern)),
             Err(error) => {
-                Err(CniError::config(format!("{ALLOWED}: {} is no pattern: {error}", text::quote(line))))
+                Err(CniError::config(format!("{ALLOWED}: {} is not a pattern: {error}", text::quote(line))))
             }
         });
         Ok(Self { patterns: patterns.collect::<Result<_, _>>()? })
     }
 
-    /// Tells whether all of them are allowed. A pattern may match anywhere in the key as it was written.
+    /// Checks that all settings are allowed. A pattern may match anywhere in the configuration's key.
     ///
     /// # Errors
-    /// The first that is not.
+    /// The first that is not allowed.
     pub(super) fn check(&self, sysctls: &[Sysctl]) -> Result<(), CniError> {
         let allowed =
             |sysctl: &&Sysctl| self.patterns.iter().any(|(_, pattern)| pattern.is_match(&sysctl.key));
@@ -196,10 +195,10 @@ impl Allowed {
     }
 }
 
-/// Reads a file of the administrator's, who may have put a symbolic link in its place or in its folder's; none if
-/// there is neither. A link that leads nowhere is an error: something was meant to be there.
-fn administrators(path: &Path) -> io::Result<Option<Vec<u8>>> {
-    // A FIFO without a writer would keep us.
+/// Reads a file, through symbolic links of the administrator in its place or its folder's; none if there is neither
+/// file nor link. A dangling link is an error.
+fn read_followed(path: &Path) -> io::Result<Option<Vec<u8>>> {
+    // A FIFO without a writer would block.
     let file = match File::options().read(true).custom_flags(nix::libc::O_NONBLOCK).open(path) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => {
             let mut named = path.ancestors().take(2);
@@ -217,30 +216,38 @@ fn administrators(path: &Path) -> io::Result<Option<Vec<u8>>> {
     Ok(Some(content))
 }
 
-/// Makes the settings, and gives what was there before, last to first. Runs inside the namespace.
-///
-/// # Errors
-/// The one that could not be made, with those that were.
-pub(super) fn apply(sysctls: &[Sysctl]) -> Result<Vec<Sysctl>, (Vec<Sysctl>, SysctlError)> {
+/// The outcome of [`apply`].
+pub(super) struct Applied {
+    /// The former values, last to first.
+    pub(super) before: Vec<Sysctl>,
+    /// The first error. Later settings were not written.
+    pub(super) result: Result<(), SysctlError>,
+}
+
+/// Writes the settings. Runs inside the namespace.
+pub(super) fn apply(sysctls: &[Sysctl]) -> Applied {
     let mut before = Vec::new();
-    let net = NetSettings::open().map_err(|error| (Vec::new(), error))?;
+    let net = match NetSettings::open() {
+        Ok(net) => net,
+        Err(error) => return Applied { before, result: Err(error) },
+    };
     for sysctl in sysctls {
         match net.get(&sysctl.path) {
             Ok(value) => before.insert(0, Sysctl { value, ..sysctl.clone() }),
-            // One that can only be written (`route/flush`) has nothing to go back to.
+            // A write-only setting (`route/flush`) has no former value.
             Err(error) => log::debug!("{error}"),
         }
         if let Err(error) = net.set(&sysctl.path, &sysctl.value) {
-            return Err((before, error));
+            return Applied { before, result: Err(error) };
         }
     }
-    Ok(before)
+    Applied { before, result: Ok(()) }
 }
 
-/// Makes the settings as far as they can be made. Runs inside the namespace.
+/// Writes the former values. Runs inside the namespace.
 ///
 /// # Errors
-/// The last that could not.
+/// The first that could not be written; all others were.
 pub(super) fn put_back(sysctls: &[Sysctl]) -> Result<(), SysctlError> {
     let net = NetSettings::open()?;
     sysctls.iter().map(|sysctl| net.set(&sysctl.path, &sysctl.value)).fold(Ok(()), Result::and)
@@ -255,7 +262,7 @@ pub(super) fn check(sysctls: &[Sysctl]) -> Result<(), CniError> {
     let net = NetSettings::open().map_err(failed)?;
     for Sysctl { path, value, .. } in sysctls {
         let current = net.get(path).map_err(failed)?;
-        // The kernel prints tabs between the numbers that were written with blanks.
+        // The kernel separates numbers by tabs.
         if !current.split_whitespace().eq(value.split_whitespace()) {
             return Err(CniError::internal(format!(
                 "Error: Tuning configured value of /proc/sys/net/{path} is {value}, current value is {current}"
@@ -295,13 +302,13 @@ mod tests {
         for (key, path) in rows {
             assert_eq!(below_net(key, "eth0.7").as_deref(), path, "{key:?}");
         }
-        // An interface's name is no way out either.
+        // An interface's name cannot lead elsewhere either.
         assert_eq!(below_net("net.IFNAME", ".."), None);
         assert_eq!(below_net("IFNAME.x", "net"), Some("x".to_owned()));
     }
 
     #[test]
-    fn the_general_ones_come_first() {
+    fn general_settings_come_first() {
         let keys = ["net.ipv4.conf.IFNAME.forwarding", "net.ipv4.ip_forward", "net.ipv4.conf.all.forwarding"];
         let keys = keys.into_iter().map(|key| (key.to_owned(), "1".to_owned())).collect();
         let paths: Vec<_> = resolve(&keys, "a0").unwrap().into_iter().map(|sysctl| sysctl.path).collect();
@@ -309,7 +316,7 @@ mod tests {
     }
 
     #[test]
-    fn a_key_that_is_there_twice_is_seen() {
+    fn repeated_keys_are_detected() {
         let yes = [
             r#"{"sysctl":{"a":"1","b":"2","a":"3"}}"#,
             r#"{"Sysctl":{"a":"1","\u0061":"3"}}"#,
@@ -330,11 +337,11 @@ mod tests {
     }
 
     #[test]
-    fn the_administrators_file_is_read_where_links_lead() {
+    fn the_list_is_read_through_symbolic_links() {
         use std::os::unix::fs::symlink;
         let folder = tempfile::tempdir().unwrap();
         let at = |name: &str| folder.path().join(name);
-        let read = |name: &str| administrators(&at(name)).map_err(|error| error.to_string());
+        let read = |name: &str| read_followed(&at(name)).map_err(|error| error.to_string());
         assert_eq!((read("tuning/list"), read("none")), (Ok(None), Ok(None)));
         std::fs::create_dir(at("data")).unwrap();
         assert_eq!(read("data/list"), Ok(None));
@@ -351,7 +358,7 @@ mod tests {
         assert_eq!(read("data"), Err("not a regular file".to_owned()));
         nix::unistd::mkfifo(&at("fifo"), nix::sys::stat::Mode::S_IRWXU).unwrap();
         assert_eq!(read("fifo"), Err("not a regular file".to_owned()));
-        // Something was meant to be there.
+        // Dangling links.
         std::fs::remove_dir_all(at("data")).unwrap();
         for name in ["tuning/list", "list"] {
             assert!(read(name).unwrap_err().starts_with("No such file or directory"), "{name}");
@@ -361,7 +368,7 @@ mod tests {
     }
 
     #[test]
-    fn the_list_is_of_patterns_that_match_anywhere() {
+    fn patterns_of_the_list_match_anywhere() {
         let sysctl = |key: &str| Sysctl { key: key.to_owned(), path: String::new(), value: String::new() };
         let list = Allowed::parse("^net\\.ipv4\\.conf\\.IFNAME\\.[a-z_]*$\r\n\n  core  \n").unwrap();
         list.check(&[sysctl("net.ipv4.conf.IFNAME.arp_filter"), sysctl("net.core.somaxconn")]).unwrap();
@@ -374,6 +381,6 @@ mod tests {
         assert!(Allowed::parse("").unwrap().check(&[sysctl("net.a")]).is_err());
         Allowed::parse("").unwrap().check(&[]).unwrap();
         let error = Allowed::parse("ok\n(").unwrap_err();
-        assert!(error.msg.starts_with("/etc/cni/tuning/allowlist.conf: \"(\" is no pattern: "), "{error}");
+        assert!(error.msg.starts_with("/etc/cni/tuning/allowlist.conf: \"(\" is not a pattern: "), "{error}");
     }
 }
