@@ -223,7 +223,7 @@ impl Failures {
     fn collect_if(&mut self, wanted: bool, result: Result<(), cni_dataplane::Error>) {
         match result.map_err(CniError::from) {
             Err(error) if !wanted => {
-                log::warn!("remove entries of a feature that is not configured: {error}")
+                log::warn!("remove entries of a feature that is not configured: {error}");
             }
             other => self.collect(other),
         }

@@ -101,7 +101,7 @@ impl Drop for Pending<'_> {
 enum Begun<'a> {
     Request(Pending<'a>),
     /// The attachment has this lease already.
-    Held(Lease),
+    Held(Box<Lease>),
 }
 
 impl Leases {
@@ -196,7 +196,7 @@ impl Leases {
     fn begin_request<'a>(&'a self, owner: &'a Owner) -> Result<Begun<'a>, CniError> {
         let mut table = self.wait(owner, |slot| matches!(slot, Slot::Releasing(_)))?;
         match table.get(owner) {
-            Some(Slot::Kept(kept)) if !kept.thread.is_finished() => Ok(Begun::Held(kept.lease())),
+            Some(Slot::Kept(kept)) if !kept.thread.is_finished() => Ok(Begun::Held(Box::new(kept.lease()))),
             Some(Slot::Requesting(_)) => {
                 let msg = format!("another call requests a lease for {}", owner.client_id());
                 Err(CniError::new(ErrorCode::TryAgainLater, msg))
