@@ -119,7 +119,8 @@ mod tests {
         assert_eq!(missing, ["docs/plugins/host-local.md", "tests/tests/host_local.rs"]);
     }
 
-    /// The key `ipam.type` accepts no other plugin of this set: one that delegates would call itself without end.
+    /// The key `ipam.type` accepts no other plugin of this set: one that delegates would call itself without
+    /// end.
     #[test]
     fn these_plugins_are_ipam() {
         let ipam: Vec<&str> = PLUGINS.iter().filter(|one| one.is_ipam()).map(|one| one.name()).collect();

@@ -2,8 +2,8 @@
 
 use std::fmt::Display;
 
-/// Undo steps, which run last to first when the value is dropped, unless [`Undo::keep`] was called. A step that
-/// fails is logged and the others still run: the runtime's DEL removes the rest.
+/// Undo steps, which run last to first when the value is dropped, unless [`Undo::keep`] was called. A step
+/// that fails is logged and the others still run: the runtime's DEL removes the rest.
 #[derive(Default)]
 pub struct Undo<'a> {
     steps: Vec<Step<'a>>,

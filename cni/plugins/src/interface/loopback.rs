@@ -1,7 +1,7 @@
 //! `loopback`: sets the container's `lo` up.
 //!
-//! The kernel gives `lo` 127.0.0.1/8 and ::1/128 when it comes up. The plugin has no keys of its own, and ignores
-//! `CNI_IFNAME`.
+//! The kernel gives `lo` 127.0.0.1/8 and ::1/128 when it comes up. The plugin has no keys of its own, and
+//! ignores `CNI_IFNAME`.
 
 use std::path::Path;
 

@@ -1,4 +1,5 @@
-//! `tap`: gives a container a link whose frames a program reads and writes, for virtual machines for instance.
+//! `tap`: gives a container a link whose frames a program reads and writes, for virtual machines for
+//! instance.
 
 use std::fs;
 use std::ops::RangeInclusive;
@@ -158,9 +159,9 @@ impl Settings {
         NewTap { name, owner: self.owner, group: self.group, queues: self.queues }
     }
 
-    /// Makes the tap by ip(8), as the reference does. A tap gets the SELinux context of the process that makes it,
-    /// and a process with several threads may change its own context only to a bounded one. The calling thread
-    /// must end afterwards.
+    /// Makes the tap by ip(8), as the reference does. A tap gets the SELinux context of the process that
+    /// makes it, and a process with several threads may change its own context only to a bounded one. The
+    /// calling thread must end afterwards.
     fn create_in_context(&self, name: &str, context: &str) -> Result<(), String> {
         fs::write(EXEC_CONTEXT, context)
             .map_err(|error| format!("failed set socket label: write {EXEC_CONTEXT}: {error}"))?;

@@ -150,8 +150,8 @@ struct RawRuntimeConfig {
 }
 
 impl RawConfig {
-    /// Checks all keys. `runtimeConfig.ips` replaces `args.cni.ips`, which replaces all others; the addresses of
-    /// `CNI_ARGS` are added to those of `ipam.addresses`.
+    /// Checks all keys. `runtimeConfig.ips` replaces `args.cni.ips`, which replaces all others; the addresses
+    /// of `CNI_ARGS` are added to those of `ipam.addresses`.
     fn resolve(&self, version: Version, args: &str) -> Result<Config, ConfigError> {
         let ipam = self.ipam.as_ref().ok_or(ConfigError::NoIpam)?;
         let by_args: Vec<&String> = self.args.iter().flat_map(RawArgs::ips).collect();

@@ -1,8 +1,8 @@
-//! The known keys of configurations, for the warning about unknown keys and for `slipway support-bundle`, which shows
-//! values of known keys only.
+//! The known keys of configurations, for the warning about unknown keys and for `slipway support-bundle`,
+//! which shows values of known keys only.
 //!
-//! The decoder ignores unknown keys, as the specification demands. The tests compare the table with the structs that
-//! plugins decode and with their pages.
+//! The decoder ignores unknown keys, as the specification demands. The tests compare the table with the
+//! structs that plugins decode and with their pages.
 
 #[cfg(test)]
 pub(crate) mod probe;
@@ -151,8 +151,8 @@ impl fmt::Display for Unknown {
     }
 }
 
-/// The unknown keys of a configuration that `plugin` is called with, in their order. For an IPAM plugin, only those
-/// below `ipam`.
+/// The unknown keys of a configuration that `plugin` is called with, in their order. For an IPAM plugin, only
+/// those below `ipam`.
 pub(crate) fn unknown(plugin: &str, config: &Map<String, Value>) -> Vec<Unknown> {
     let mut found = Vec::new();
     if named(config, plugin) == plugin {

@@ -1,7 +1,7 @@
 //! Log lines to a file that any number of processes write concurrently.
 //!
-//! Each line is one write(2) to a file opened for appending, so that lines of two processes do not mix. A full
-//! file is renamed to `NAME.1`, which replaces the one before.
+//! Each line is one write(2) to a file opened for appending, so that lines of two processes do not mix. A
+//! full file is renamed to `NAME.1`, which replaces the one before.
 
 use std::fs::File;
 use std::io::Write;

@@ -98,8 +98,8 @@ struct Lines {
 }
 
 impl Lines {
-    /// True if a line goes to standard error. Lines of libraries, one for each netlink message, need the level
-    /// `trace`.
+    /// True if a line goes to standard error. Lines of libraries, one for each netlink message, need the
+    /// level `trace`.
     fn on_stderr(&self, metadata: &Metadata<'_>) -> bool {
         let wanted = is_ours(metadata) || self.stderr.filter() == LevelFilter::Trace;
         wanted && self.stderr.enabled(metadata)

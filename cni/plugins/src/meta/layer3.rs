@@ -41,8 +41,8 @@ impl Layer3 {
         self
     }
 
-    /// Restores addresses and routes of the link, which is up again. Deletes routes that the kernel has made for
-    /// its addresses in between, if they were missing before: sbr or vrf had moved them to another table.
+    /// Restores addresses and routes of the link, which is up again. Deletes routes that the kernel has made
+    /// for its addresses in between, if they were missing before: sbr or vrf had moved them to another table.
     ///
     /// # Errors
     /// The first that could not be restored; all others were.

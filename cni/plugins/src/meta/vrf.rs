@@ -1,7 +1,7 @@
 //! `vrf`: enslaves a container's link to a VRF, a link that stands for a routing table of its own.
 //!
-//! The kernel sets a link down and up again when it enslaves it, which removes its routes and, by default, its IPv6
-//! addresses. The plugin restores them, the routes in the VRF's table.
+//! The kernel sets a link down and up again when it enslaves it, which removes its routes and, by default,
+//! its IPv6 addresses. The plugin restores them, the routes in the VRF's table.
 
 use cni_kernel::route::{Family, Link, LinkChange, LinkKind, MAIN_TABLE, RouteError, RouteSocket};
 use cni_spec::{AddResult, CniError, NetConf, Version, check_ifname, text};

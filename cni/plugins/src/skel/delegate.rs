@@ -15,12 +15,12 @@ use super::env::DEPTH;
 use super::{Callee, Io};
 use crate::plugin::{Env, NodeRequest, Plugin, Request};
 
-/// The limit of nested delegations, against a configuration that delegates in a circle. `flannel`, `bridge` and
-/// `host-local` need two; the rest is for foreign plugins in between.
+/// The limit of nested delegations, against a configuration that delegates in a circle. `flannel`, `bridge`
+/// and `host-local` need two; the rest is for foreign plugins in between.
 const MAX_DEPTH: u32 = 8;
 
-/// True if the configured IPAM plugin uses the container's link (RFC 2131): the link must exist when the plugin
-/// requests an address and when it releases it (DHCPRELEASE).
+/// True if the configured IPAM plugin uses the container's link (RFC 2131): the link must exist when the
+/// plugin requests an address and when it releases it (DHCPRELEASE).
 #[must_use]
 pub fn ipam_needs_link(config: &NetConf) -> bool {
     config.ipam == "dhcp"
@@ -116,8 +116,8 @@ fn below(env: &Env, command: &str) -> Env {
     Env { command: command.to_owned(), depth: env.depth.saturating_add(1), ..env.clone() }
 }
 
-/// Calls plugin `name` with `env` and the configuration, and returns its output. `may` checks a plugin of this
-/// binary only, not a foreign file of the same name.
+/// Calls plugin `name` with `env` and the configuration, and returns its output. `may` checks a plugin of
+/// this binary only, not a foreign file of the same name.
 fn delegate(
     name: &str,
     env: &Env,

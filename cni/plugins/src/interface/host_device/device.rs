@@ -1,5 +1,5 @@
-//! The configured device: by name, by MAC address, by its path below `/sys/devices`, by its address on the PCI
-//! bus or its name on the auxiliary bus.
+//! The configured device: by name, by MAC address, by its path below `/sys/devices`, by its address on the
+//! PCI bus or its name on the auxiliary bus.
 
 use std::fs;
 use std::path::{Component, Path, PathBuf};

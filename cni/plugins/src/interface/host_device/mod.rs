@@ -1,7 +1,7 @@
 //! `host-device`: moves a link of the node into a container, and back.
 //!
-//! In the container, the link's alias is its name on the node, as with the reference: each plugin set can move
-//! back the links of the other one.
+//! In the container, the link's alias is its name on the node, as with the reference: each plugin set can
+//! move back the links of the other one.
 
 mod device;
 mod move_link;
@@ -111,8 +111,8 @@ impl Plugin for HostDevice {
     }
 }
 
-/// Checks that a result can be printed: one before version 0.3.0 must have an address. Otherwise skel would undo
-/// the ADD by a DEL, which leaves the link down.
+/// Checks that a result can be printed: one before version 0.3.0 must have an address. Otherwise skel would
+/// undo the ADD by a DEL, which leaves the link down.
 fn can_be_printed(result: &AddResult, request: &Request<'_>) -> Result<(), CniError> {
     result.print(request.config.version).map(drop).map_err(|error| CniError::internal(error.to_string()))
 }

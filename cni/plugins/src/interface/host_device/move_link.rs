@@ -33,8 +33,8 @@ pub(super) struct Found {
 }
 
 impl Places<'_> {
-    /// Moves a link of the node into the container and renames it, with its old name as its alias. One netlink
-    /// request does it all, so that a killed process leaves the link in one of the two places.
+    /// Moves a link of the node into the container and renames it, with its old name as its alias. One
+    /// netlink request does it all, so that a killed process leaves the link in one of the two places.
     pub(super) fn move_to_container(&self, link: &Link) -> Result<Link, CniError> {
         let moved = self.host.route.move_link(link, self.container.namespace(), self.ifname, &link.name);
         moved.map_err(|error| CniError::internal(format!("failed to move link {:?}: {error}", link.name)))?;
@@ -62,8 +62,8 @@ impl Places<'_> {
         self.host.route.change_link(&link, &LinkChange::new().up()).map_err(failed)
     }
 
-    /// Finds the attachment's link in the container; none if it is gone, or if the name belongs to another link.
-    /// `previous` is the MAC address in `prevResult`.
+    /// Finds the attachment's link in the container; none if it is gone, or if the name belongs to another
+    /// link. `previous` is the MAC address in `prevResult`.
     ///
     /// # Errors
     /// A link without the alias that names it on the node.
@@ -97,8 +97,8 @@ impl Places<'_> {
         Ok(Some(Found { link, host_name }))
     }
 
-    /// True if a link of the container may be the configured device. By path or bus it cannot be checked: `/sys`
-    /// shows the node's links only.
+    /// True if a link of the container may be the configured device. By path or bus it cannot be checked:
+    /// `/sys` shows the node's links only.
     fn is_device(link: &Link, device: Option<&Device>, previous: Option<Mac>) -> bool {
         match device {
             Some(Device::Name(name)) if link.alias == *name => true,
@@ -112,8 +112,8 @@ impl Places<'_> {
 
     /// Moves a link of the container to the node and renames it. It is down afterwards.
     ///
-    /// One netlink request does it all, so that a killed process leaves the link in one of the two places, and a
-    /// link that is still in the container has the attachment's name.
+    /// One netlink request does it all, so that a killed process leaves the link in one of the two places,
+    /// and a link that is still in the container has the attachment's name.
     pub(super) fn move_back_as(&self, link: &Link, name: &str) -> Result<(), CniError> {
         let (here, there) = (&self.host.route, &self.container.route);
         let cannot = |why: &str| {
@@ -132,9 +132,9 @@ impl Places<'_> {
     }
 }
 
-/// Waits until the kernel has moved the device back from a namespace that is gone, which it does asynchronously
-/// (`cleanup_net` in `net/core/net_namespace.c`), and settles it. A device that does not come back is in another
-/// container, or was deleted with the namespace.
+/// Waits until the kernel has moved the device back from a namespace that is gone, which it does
+/// asynchronously (`cleanup_net` in `net/core/net_namespace.c`), and settles it. A device that does not come
+/// back is in another container, or was deleted with the namespace.
 pub(super) fn await_return(
     route: &RouteSocket,
     device: &Device,
@@ -153,9 +153,9 @@ pub(super) fn await_return(
     }
 }
 
-/// Renames a link that the kernel has moved back to the node. The kernel keeps its name in the container, or calls
-/// it `dev` and a number if that is taken (`default_device_exit_net` in `net/core/dev.c`). Leaves alone a link that
-/// is up, or that has no alias.
+/// Renames a link that the kernel has moved back to the node. The kernel keeps its name in the container, or
+/// calls it `dev` and a number if that is taken (`default_device_exit_net` in `net/core/dev.c`). Leaves alone
+/// a link that is up, or that has no alias.
 ///
 /// `previous` is the MAC address in `prevResult`, for a container whose namespace is gone.
 pub(super) fn settle(
@@ -184,10 +184,11 @@ pub(super) fn settle(
     Ok(())
 }
 
-/// True if a link of the node came back from a container without a DEL, or if its DEL was killed at the last step.
+/// True if a link of the node came back from a container without a DEL, or if its DEL was killed at the last
+/// step.
 ///
-/// An administrator may have set the alias. So it must be the configured name of the device, or `prevResult` must
-/// show that the link was in the container.
+/// An administrator may have set the alias. So it must be the configured name of the device, or `prevResult`
+/// must show that the link was in the container.
 fn is_stranded(link: &Link, device: &Device, ifname: &str, previous: Option<Mac>) -> bool {
     let numbered = |name: &str| {
         name.strip_prefix("dev")
@@ -248,7 +249,7 @@ mod tests {
             Device::Pci("0".to_owned()),
             Device::Name("an alternative name".to_owned()),
         ] {
-            for (name, alias, told, expected) in [
+            for (name, alias, previous, expected) in [
                 ("eth0", "uplink", None, false),
                 ("dev3", "uplink", None, false),
                 ("eth0", "ens5", Some(other), false),
@@ -258,8 +259,8 @@ mod tests {
                 // A DEL that was killed before it had cleared the alias.
                 ("ens5", "ens5", None, true),
             ] {
-                let seen = is_stranded(&here(name, alias), &device, "eth0", told);
-                assert_eq!(seen, expected, "{name} {alias} {told:?}");
+                let seen = is_stranded(&here(name, alias), &device, "eth0", previous);
+                assert_eq!(seen, expected, "{name} {alias} {previous:?}");
             }
             assert!(!is_stranded(&link("eth0", "ens5"), &device, "eth0", None), "without an address");
         }

@@ -39,8 +39,8 @@ impl Host {
         Ok(())
     }
 
-    /// The error for an address whose route leads to another link, with its owner. That container still exists,
-    /// as its link goes with its namespace.
+    /// The error for an address whose route leads to another link, with its owner. That container still
+    /// exists, as its link goes with its namespace.
     fn taken_address(&self, container: IpNet) -> CniError {
         let address = container.addr();
         let link = self.route.route_to(address).ok().and_then(|route| route.link);

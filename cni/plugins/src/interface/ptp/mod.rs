@@ -1,7 +1,7 @@
 //! `ptp`: connects a container to the node by a veth pair and routes.
 //!
-//! There is no bridge: the host's end has the gateway's address for this container only, and a route to each of
-//! the container's addresses. All but the node's forwarding and the masquerade goes with the pair.
+//! There is no bridge: the host's end has the gateway's address for this container only, and a route to each
+//! of the container's addresses. All but the node's forwarding and the masquerade goes with the pair.
 
 mod check;
 mod host;
@@ -93,8 +93,8 @@ struct AddContext<'a> {
 
 /// Carries out the plan. Returns the host's end and the container's end.
 fn set_up<'a>(context: &AddContext<'a>, plan: &Plan, undo: &mut Undo<'a>) -> Result<(Link, Link), CniError> {
-    // Without duplicate address detection: the link has no other hosts, and an end with a tentative link-local
-    // address does not resolve the other end's address.
+    // Without duplicate address detection: the link has no other hosts, and an end with a tentative
+    // link-local address does not resolve the other end's address.
     const INSIDE: &[Setting] = &[("accept_dad", "0")];
     let AddContext { request, common, host, container } = *context;
     let attachment = &request.attachment;

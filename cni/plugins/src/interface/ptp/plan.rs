@@ -92,9 +92,9 @@ fn repeats(route: &KernelRoute, own: &[KernelRoute]) -> bool {
         })
 }
 
-/// True for a next hop in a container's subnet that is not the gateway. Without the flag `onlink` the kernel refuses
-/// it, because the route to the subnet leads to the gateway; the reference adds its routes while the subnet is still
-/// on the link.
+/// True for a next hop in a container's subnet that is not the gateway. Without the flag `onlink` the kernel
+/// refuses it, because the route to the subnet leads to the gateway; the reference adds its routes while the
+/// subnet is still on the link.
 fn is_neighbour(next: IpAddr, ips: &[IpConfig]) -> bool {
     ips.iter().any(|ip| ip.address.contains(&next)) && ips.iter().all(|ip| ip.gateway != Some(next))
 }

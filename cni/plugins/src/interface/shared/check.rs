@@ -71,7 +71,8 @@ impl<'a> Inside<'a> {
         })
     }
 
-    /// The container's link, if it exists in this namespace, `is` accepts it, and its MAC address is the result's.
+    /// The container's link, if it exists in this namespace, `is` accepts it, and its MAC address is the
+    /// result's.
     ///
     /// # Errors
     /// The first difference.

@@ -99,8 +99,8 @@ impl Container {
         cni_dataplane::ContainerNetns { path: self.netns.path().to_owned(), dev: id.dev, ino: id.ino }
     }
 
-    /// Enables IPv6 and applies `settings`, if the link is to have IPv6 addresses. Skips settings that the kernel
-    /// lacks.
+    /// Enables IPv6 and applies `settings`, if the link is to have IPv6 addresses. Skips settings that the
+    /// kernel lacks.
     ///
     /// # Errors
     /// A setting that cannot be written.
@@ -137,8 +137,8 @@ impl Container {
         }
         for route in &layer3.routes {
             let route = Route { link: Some(link.index), ..route.clone() };
-            // As in the reference: of several IPv4 routes to a destination the last one is used; in IPv6 they are
-            // next hops.
+            // As in the reference: of several IPv4 routes to a destination the last one is used; in IPv6 they
+            // are next hops.
             self.route.add_route(&route, Existing::Prepend).map_err(|error| {
                 CniError::internal(format!("failed to add route '{route} dev {}': {error}", link.name))
             })?;

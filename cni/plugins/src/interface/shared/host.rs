@@ -56,8 +56,8 @@ impl Host {
         Ok(None)
     }
 
-    /// Makes the veth pair and returns both ends, the container's first. After an error there is none, also if
-    /// the kernel made it and its reply was lost.
+    /// Makes the veth pair and returns both ends, the container's first. After an error there is none, also
+    /// if the kernel made it and its reply was lost.
     ///
     /// # Errors
     /// A name that is taken in the container, or the kernel's refusal.
@@ -144,8 +144,8 @@ impl Host {
     }
 }
 
-/// The names to try for the host's end, in order: `veth` and eight hexadecimal digits of the attachment's hash, so
-/// that a DEL without a namespace finds the link.
+/// The names to try for the host's end, in order: `veth` and eight hexadecimal digits of the attachment's
+/// hash, so that a DEL without a namespace finds the link.
 pub(crate) fn host_names(attachment: &Attachment) -> impl Iterator<Item = String> {
     const TRIES: usize = 10;
     let hash = AttachmentHash::of(attachment).0;

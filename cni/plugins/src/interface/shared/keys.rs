@@ -45,8 +45,8 @@ struct DnsKeys {
 }
 
 impl DnsKeys {
-    /// The settings that replace IPAM's. As in the reference, an empty list replaces them, an empty domain does
-    /// not.
+    /// The settings that replace IPAM's. As in the reference, an empty list replaces them, an empty domain
+    /// does not.
     fn settings(self) -> Option<Dns> {
         let Self { nameservers, domain, search, options } = self;
         let lists = [&nameservers, &search, &options];

@@ -25,8 +25,8 @@ pub(crate) enum Subnets {
 }
 
 impl Layer3 {
-    /// The addresses and routes of a result. A route without a next hop takes the first gateway of its family;
-    /// without any, it is on-link.
+    /// The addresses and routes of a result. A route without a next hop takes the first gateway of its
+    /// family; without any, it is on-link.
     pub(crate) fn of(result: &AddResult) -> Self {
         let mut routes = Vec::new();
         for route in &result.routes {

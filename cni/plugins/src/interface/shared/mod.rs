@@ -1,8 +1,8 @@
 //! The common code of the plugins that connect a container to the node by a veth pair: `bridge` and `ptp`.
 //!
-//! One end is in the container, under the runtime's name; the other one is on the host, with a name derived from the
-//! attachment and the owner as its alias. So DEL and GC find it without the container, and [`remove`] is the same
-//! for both plugins.
+//! One end is in the container, under the runtime's name; the other one is on the host, with a name derived
+//! from the attachment and the owner as its alias. So DEL and GC find it without the container, and
+//! [`remove`] is the same for both plugins.
 
 pub(crate) mod check;
 pub(crate) mod container;

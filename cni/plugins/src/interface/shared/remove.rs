@@ -14,11 +14,11 @@ use super::host::{Host, host_names};
 use crate::plugin::{NodeRequest, Request};
 use crate::skel::delegate;
 
-/// Removes the links and the dataplane's entries, then releases the addresses: nothing of this container may be left
-/// when IPAM gives its address to another one. A failed step does not stop the others.
+/// Removes the links and the dataplane's entries, then releases the addresses: nothing of this container may
+/// be left when IPAM gives its address to another one. A failed step does not stop the others.
 ///
-/// Deleting a link and deleting nftables elements each wait for the kernel's grace periods, 10–30 ms; they run
-/// concurrently.
+/// Deleting a link and deleting nftables elements each wait for the kernel's grace periods, 10–30 ms; they
+/// run concurrently.
 ///
 /// # Errors
 /// The steps that failed; all others were done.
@@ -26,8 +26,8 @@ pub(crate) fn del(request: &Request<'_>) -> Result<(), CniError> {
     with_ipam(request.config, &|| delegate::ipam_del(request), |failures| remove(request, failures))
 }
 
-/// Runs `work`, then calls IPAM: an address must lead nowhere when IPAM frees it. In the opposite order if IPAM
-/// needs the link that `work` deletes. A failed step does not stop the others.
+/// Runs `work`, then calls IPAM: an address must lead nowhere when IPAM frees it. In the opposite order if
+/// IPAM needs the link that `work` deletes. A failed step does not stop the others.
 ///
 /// # Errors
 /// The steps that failed; all others were done.
@@ -67,8 +67,8 @@ fn remove(request: &Request<'_>, failures: &mut Failures) {
     failures.0.extend(withdrawn.0);
 }
 
-/// Removes the attachment's entries from the dataplane. That includes ports: portmap's DEL has removed them before,
-/// but a concurrent `slipway restore` may have put them back.
+/// Removes the attachment's entries from the dataplane. That includes ports: portmap's DEL has removed them
+/// before, but a concurrent `slipway restore` may have put them back.
 fn withdraw(request: &Request<'_>, addresses: &[IpAddr]) -> Failures {
     let mut failures = Failures::default();
     let (attachment, wanted) = (&request.attachment, Wanted::of(request.config));
@@ -78,8 +78,8 @@ fn withdraw(request: &Request<'_>, addresses: &[IpAddr]) -> Failures {
     failures
 }
 
-/// The current keys for the dataplane. As they may have changed since the ADD, DEL and GC search for all entries;
-/// but a feature that the node lacks fails them only if the keys ask for it.
+/// The current keys for the dataplane. As they may have changed since the ADD, DEL and GC search for all
+/// entries; but a feature that the node lacks fails them only if the keys ask for it.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
 struct Wanted {
@@ -144,8 +144,8 @@ impl OwnLinks {
     }
 }
 
-/// True if a link of the container belongs to this attachment: a veth whose peer's alias names no other owner. (The
-/// reference writes no alias.)
+/// True if a link of the container belongs to this attachment: a veth whose peer's alias names no other
+/// owner. (The reference writes no alias.)
 fn may_delete(host: &Host, link: &Link, attachment: &Attachment) -> bool {
     let owner = || {
         let outer = host.route.link_by_index(link.peer?).ok()?;
@@ -155,8 +155,8 @@ fn may_delete(host: &Host, link: &Link, attachment: &Attachment) -> bool {
         && owner().is_none_or(|owner| owner.attachment_hash == AttachmentHash::of(attachment))
 }
 
-/// True if a link of the node with one of the attachment's names is its end of the pair. It has no alias if the ADD
-/// was killed early.
+/// True if a link of the node with one of the attachment's names is its end of the pair. It has no alias if
+/// the ADD was killed early.
 fn is_host_end_of(link: &Link, attachment: &Attachment) -> bool {
     let named = || {
         Owner::from_comment(&link.alias)

@@ -1,5 +1,5 @@
-//! Exchanges with DHCP servers on a container's link. Each one opens its sockets in the container's namespace and
-//! closes them again, so that no socket keeps a namespace alive.
+//! Exchanges with DHCP servers on a container's link. Each one opens its sockets in the container's namespace
+//! and closes them again, so that no socket keeps a namespace alive.
 
 use std::cell::Cell;
 use std::net::{Ipv4Addr, SocketAddrV4, UdpSocket};
@@ -86,8 +86,8 @@ pub(super) struct Place {
     index: u32,
     name: String,
     mac: Mac,
-    /// True if other links have the same MAC address. A packet to an IP address that this link does not have yet
-    /// does not reach it then.
+    /// True if other links have the same MAC address. A packet to an IP address that this link does not have
+    /// yet does not reach it then.
     shares_mac: bool,
 }
 
@@ -239,8 +239,8 @@ impl Place {
     /// Releases the address. Servers do not reply to that.
     ///
     /// The message is broadcast, and the server that it names acts. RFC 2131, section 4.4.4, has clients send
-    /// it to the server only; but then it may wait in the kernel for an ARP reply while the link is deleted, and
-    /// be lost silently. A broadcast takes the same path as the request did, through a relay too. The MAC
+    /// it to the server only; but then it may wait in the kernel for an ARP reply while the link is deleted,
+    /// and be lost silently. A broadcast takes the same path as the request did, through a relay too. The MAC
     /// address of an earlier reply may belong to a machine that was replaced.
     pub(super) fn release(&self, client: &Client, held: Held) -> Result<(), ExchangeError> {
         let message = client.release(xid(), held.address, held.server);
@@ -377,7 +377,8 @@ fn terms(reply: &Reply, held: Held) -> Result<Terms, ExchangeError> {
     Ok(Terms::of(reply, Some(held.server))?)
 }
 
-/// A random transaction ID. The standard library seeds the keys of its hash maps from the kernel's random source.
+/// A random transaction ID. The standard library seeds the keys of its hash maps from the kernel's random
+/// source.
 pub(super) fn xid() -> u32 {
     use std::hash::{BuildHasher as _, Hasher as _, RandomState};
     let hash = RandomState::new().build_hasher().finish();

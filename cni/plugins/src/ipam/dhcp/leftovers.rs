@@ -92,7 +92,8 @@ pub(super) fn has_leases(state: &Path, network: &str) -> Result<bool, DirError> 
     Ok(false)
 }
 
-/// True if a daemon would keep the lease. Leases of an earlier boot have ended, and malformed files are ignored.
+/// True if a daemon would keep the lease. Leases of an earlier boot have ended, and malformed files are
+/// ignored.
 fn is_lease(dir: &DurableDir, name: &OsStr) -> Result<bool, DirError> {
     match read(dir, name) {
         Ok(lease) => Ok(lease.is_some_and(|lease| lease.boot == boot::id())),

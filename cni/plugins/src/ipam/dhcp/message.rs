@@ -228,8 +228,8 @@ impl Incoming {
         self.0.get(&code)?.as_slice().try_into().ok().map(u32::from_be_bytes)
     }
 
-    /// The classless routes (RFC 3442): prefix length, the prefix's significant bytes, and router. None if one of
-    /// them is malformed.
+    /// The classless routes (RFC 3442): prefix length, the prefix's significant bytes, and router. None if
+    /// one of them is malformed.
     fn classless(&self) -> Vec<(Ipv4Net, Ipv4Addr)> {
         let mut rest = self.0.get(&code::CLASSLESS_ROUTE).map(Vec::as_slice).unwrap_or_default();
         let mut routes = Vec::new();

@@ -143,8 +143,8 @@ fn connect(path: &Path, what: &Call) -> Result<UnixStream, CniError> {
     Ok(stream)
 }
 
-/// Connects with the request's time limit, which the standard library cannot: the queue of a daemon that hangs
-/// fills up, and connect(2) blocks then.
+/// Connects with the request's time limit, which the standard library cannot: the queue of a daemon that
+/// hangs fills up, and connect(2) blocks then.
 fn dial(path: &Path, what: &Call) -> Result<UnixStream, Errno> {
     let fd = socket::socket(AddressFamily::Unix, SockType::Stream, SockFlag::SOCK_CLOEXEC, None)?;
     let seconds = i64::try_from(what.patience().as_secs()).unwrap_or(i64::MAX);

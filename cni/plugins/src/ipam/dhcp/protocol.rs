@@ -94,8 +94,8 @@ pub(super) enum PeerError {
     NotRoot(u32),
 }
 
-/// Checks that the peer belongs to root: only plugins of root may request leases, and only a daemon of root may
-/// return addresses.
+/// Checks that the peer belongs to root: only plugins of root may request leases, and only a daemon of root
+/// may return addresses.
 ///
 /// # Errors
 /// [`PeerError::NotRoot`] if it belongs to another user.

@@ -96,8 +96,8 @@ struct RawRuntimeConfig {
 }
 
 impl RawConfig {
-    /// The folder of reservations. DEL, CHECK and GC need no more: they must find reservations of other ranges
-    /// too.
+    /// The folder of reservations. DEL, CHECK and GC need no more: they must find reservations of other
+    /// ranges too.
     pub(super) fn data_dir(&self) -> Result<PathBuf, ConfigError> {
         let ipam = self.ipam.as_ref().ok_or(ConfigError::NoIpam)?;
         let given = ipam.data_dir.clone().filter(|dir| !dir.as_os_str().is_empty());

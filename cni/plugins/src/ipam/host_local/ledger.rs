@@ -166,8 +166,8 @@ impl<'a> Ledger<'a> {
     }
 
     /// Reserves all of these addresses or none. Returns the `last_reserved_ip` files, which the caller syncs
-    /// before the directory, after the lock is released. Such a file is only a hint for the next search: if it
-    /// cannot be written, for want of an inode for instance, the reservations stand.
+    /// before the directory, after the lock is released. Such a file is only a hint for the next search: if
+    /// it cannot be written, for want of an inode for instance, the reservations stand.
     pub(super) fn reserve(
         &mut self,
         attachment: &Attachment,

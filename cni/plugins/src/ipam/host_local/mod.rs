@@ -1,8 +1,8 @@
 //! host-local: addresses from ranges, reserved in files on this node.
 //!
 //! The files are the reference's, so that either plugin set can take over from the other while pods run.
-//! `store` describes the files and why they survive a crash; `index` describes the file from which an ADD or a
-//! DEL reads the reservations without reading the directory.
+//! `store` describes the files and why they survive a crash; `index` describes the file from which an ADD or
+//! a DEL reads the reservations without reading the directory.
 
 mod config;
 mod index;

@@ -42,8 +42,8 @@ pub(super) fn key_without_interface(attachment: &Attachment) -> OwnerKey {
     OwnerKey::of(attachment.container_id().as_bytes())
 }
 
-/// An owner's text in the index: the first 120 bits of its SHA-256. A reservation found by it is compared with
-/// its file before it is removed.
+/// An owner's text in the index: the first 120 bits of its SHA-256. A reservation found by it is compared
+/// with its file before it is removed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(super) struct OwnerKey(pub(super) [u8; 15]);
 

@@ -13,8 +13,8 @@ const PREFIX: &str = "bwp";
 /// The number of hexadecimal digits that follow: a link's name has 15 characters at most.
 const DIGITS: usize = 12;
 
-/// The names that an attachment's device may have: the reference's, which does not depend on the interface, and
-/// one for a second interface of the container in the same network.
+/// The names that an attachment's device may have: the reference's, which does not depend on the interface,
+/// and one for a second interface of the container in the same network.
 pub(super) fn names(attachment: &Attachment) -> [String; 2] {
     let (network, container) = (attachment.network(), attachment.container_id());
     [hashed(&[network, container]), hashed(&[network, container, "\0", attachment.ifname()])]
@@ -44,8 +44,8 @@ pub(crate) fn is_ours(link: &Link) -> bool {
     is_device(link) && Owner::from_comment(&link.alias).is_some()
 }
 
-/// True if a link of one of the attachment's names is its device. One without an alias may be the reference's, or
-/// of an ADD that was killed.
+/// True if a link of one of the attachment's names is its device. One without an alias may be the
+/// reference's, or of an ADD that was killed.
 fn is_of(link: &Link, attachment: &Attachment) -> bool {
     let named = || {
         Owner::from_comment(&link.alias)

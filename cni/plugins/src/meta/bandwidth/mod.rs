@@ -1,8 +1,8 @@
 //! `bandwidth`: limits the rate of a container's traffic.
 //!
 //! Packets to the container are limited by a queue on the node's end of its pair of links. The kernel has no
-//! queue for received packets: packets from the container are redirected to an intermediate device, limited by
-//! its queue, and then received again.
+//! queue for received packets: packets from the container are redirected to an intermediate device, limited
+//! by its queue, and then received again.
 
 mod config;
 mod device;
@@ -287,8 +287,8 @@ fn done(deleted: Result<(), RouteError>) -> Result<(), RouteError> {
     if is_foreign(&deleted) { Ok(()) } else { gone(deleted) }
 }
 
-/// True if the links are ends of one pair. Link indexes are unique only within a namespace, so each must be the
-/// other's peer.
+/// True if the links are ends of one pair. Link indexes are unique only within a namespace, so each must be
+/// the other's peer.
 fn is_other_end(outer: &Link, inner: &Link) -> bool {
     outer.kind == LinkKind::Veth && outer.peer == Some(inner.index)
 }

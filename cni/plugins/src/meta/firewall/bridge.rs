@@ -1,4 +1,5 @@
-//! The containers on a bridge. The rules that isolate a bridge may go if each container left on it has a record.
+//! The containers on a bridge. The rules that isolate a bridge may go if each container left on it has a
+//! record.
 
 use cni_dataplane::firewall::{self, BridgeUse};
 use cni_dataplane::owner::{AttachmentHash, Owner};
@@ -37,8 +38,8 @@ impl Leaving {
     }
 }
 
-/// Returns [`BridgeUse::Unknown`] if there are containers without a record on a bridge, such as the reference's:
-/// they may need it isolated. For ptp, "the bridge" is the node's end of the container's link.
+/// Returns [`BridgeUse::Unknown`] if there are containers without a record on a bridge, such as the
+/// reference's: they may need it isolated. For ptp, "the bridge" is the node's end of the container's link.
 ///
 /// # Errors
 /// The links or the records that cannot be read.

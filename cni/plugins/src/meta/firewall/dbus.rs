@@ -1,4 +1,5 @@
-//! The part of D-Bus that firewalld needs: method calls with text arguments over the system bus, one at a time.
+//! The part of D-Bus that firewalld needs: method calls with text arguments over the system bus, one at a
+//! time.
 //!
 //! The wire format is that of the D-Bus Specification 0.41, sections "Message Protocol" and "Authentication
 //! Protocol". A library's client would bring an event loop or tens of dependencies into every plugin process.

@@ -135,7 +135,8 @@ impl<'a> Zone<'a> {
     }
 }
 
-/// True if an error of firewalld begins with a code: `ZONE_ALREADY_SET: '10.0.0.2/32' already bound to 'trusted'`.
+/// True if an error of firewalld begins with a code: `ZONE_ALREADY_SET: '10.0.0.2/32' already bound to
+/// 'trusted'`.
 fn has_code(message: &str, code: &str) -> bool {
     message.split(':').next() == Some(code)
 }

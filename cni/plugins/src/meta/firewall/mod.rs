@@ -124,8 +124,8 @@ impl Plugin for Firewall {
     }
 }
 
-/// The request of a container that the reference attached: it has all its rules and no record. The argument is the
-/// request of a CHECK.
+/// The request of a container that the reference attached: it has all its rules and no record. The argument
+/// is the request of a CHECK.
 ///
 /// # Errors
 /// Code 7 for the configuration; rules or records that cannot be read.
@@ -200,8 +200,8 @@ fn previous_addresses(request: &Request<'_>) -> Vec<IpAddr> {
     request.config.prev_result.as_ref().map(addresses).unwrap_or_default()
 }
 
-/// Makes the rules of an attachment. First removes addresses from zones that an earlier ADD has added them to and
-/// this one does not: the new record no longer names them.
+/// Makes the rules of an attachment. First removes addresses from zones that an earlier ADD has added them to
+/// and this one does not: the new record no longer names them.
 fn make(wanted: &FirewallRequest, turn: &Turn) -> Result<(), CniError> {
     if let Some(held) = firewall::held(&wanted.attachment)? {
         let stays = |address: &IpAddr| {
@@ -232,9 +232,9 @@ fn compare_zone(wanted: &FirewallRequest) -> Result<(), CniError> {
     }
 }
 
-/// True if something may be left of an attachment without a record, such as the reference's: a rule or a zone with one
-/// of its addresses, or a bridge that is isolated for no container. Changes nothing: a runtime calls DEL several times
-/// for each sandbox, and only the first one finds something.
+/// True if something may be left of an attachment without a record, such as the reference's: a rule or a zone
+/// with one of its addresses, or a bridge that is isolated for no container. Changes nothing: a runtime calls
+/// DEL several times for each sandbox, and only the first one finds something.
 fn may_be_left(request: &Request<'_>, previous: &[IpAddr]) -> Result<bool, CniError> {
     let Removal { choice, zone, policy } = Removal::read(request.config);
     let own = firewall::own_addresses(AttachmentHash::of(&request.attachment), previous)?;
@@ -271,8 +271,8 @@ fn take_away(request: &Request<'_>, zone: &str, policy: IngressPolicy, turn: &Tu
     Ok(firewall::dismiss(attachment, &previous_addresses(request), (bridge, bridge_use), turn)?)
 }
 
-/// Removes addresses from the zone of their record, or from the configured one. Without a running firewalld there
-/// are no zones. An address that another attachment has now is left to it.
+/// Removes addresses from the zone of their record, or from the configured one. Without a running firewalld
+/// there are no zones. An address that another attachment has now is left to it.
 fn leave_zone(held: &Held, configured: &str) -> Result<(), CniError> {
     if held.means != Means::Firewalld || held.addresses.is_empty() || !firewalld::is_running()? {
         return Ok(());

@@ -72,8 +72,8 @@ impl Keys {
         given(self.data_dir.as_ref(), DATA_DIR)
     }
 
-    /// The delegate's configuration. Without flanneld's file it has no ranges, cluster routes or MTU, which is
-    /// enough for a GC.
+    /// The delegate's configuration. Without flanneld's file it has no ranges, cluster routes or MTU, which
+    /// is enough for a GC.
     pub(super) fn delegate(
         &self,
         config: &NetConf,

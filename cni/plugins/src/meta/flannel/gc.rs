@@ -14,8 +14,8 @@ struct Batch {
     containers: Vec<String>,
 }
 
-/// Has the delegate delete what it made for attachments that are not valid, then removes their files. The file
-/// stays if the delegate fails.
+/// Has the delegate delete what it made for attachments that are not valid, then removes their files. The
+/// file stays if the delegate fails.
 ///
 /// # Errors
 /// The first failure; all others were deleted.

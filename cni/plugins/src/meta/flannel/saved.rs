@@ -74,8 +74,8 @@ impl Saved {
         }
     }
 
-    /// The configuration in the first of the two files that has one. The reference's file may belong to another
-    /// attachment of the container: if the attachment has a file of its own, the network must match.
+    /// The configuration in the first of the two files that has one. The reference's file may belong to
+    /// another attachment of the container: if the attachment has a file of its own, the network must match.
     pub(super) fn get(&self, attachment: &Attachment) -> Result<Found, DirError> {
         let ours = self.ours.read(name(attachment), LIMIT);
         if let Some(config) = ours.as_ref().ok().and_then(Option::as_deref).and_then(whole) {
@@ -91,13 +91,15 @@ impl Saved {
         Ok(if ours?.is_none() && shared?.is_none() { Found::Nothing } else { Found::Broken })
     }
 
-    /// The configuration in the attachment's own file, if its network matches. A broken file names no network.
+    /// The configuration in the attachment's own file, if its network matches. A broken file names no
+    /// network.
     pub(super) fn own(&self, attachment: &Attachment) -> Result<Option<Map<String, Value>>, DirError> {
         let config = self.ours.read(name(attachment), LIMIT)?.as_deref().and_then(whole);
         Ok(config.filter(|config| is_of(config, attachment.network())))
     }
 
-    /// Removes the attachment's files. The reference's stays while another attachment of the container has one.
+    /// Removes the attachment's files. The reference's stays while another attachment of the container has
+    /// one.
     pub(super) fn forget(&self, attachment: &Attachment) -> Result<(), DirError> {
         self.ours.remove(name(attachment))?;
         let prefix = format!("{}:", attachment.container_id());

@@ -78,8 +78,8 @@ impl Present {
         self.rules.iter().find(|rule| rule.by_source_alone && rule.source == source && may_be_own(rule.table))
     }
 
-    /// The routes of the link in the main table, without those to link-local addresses: such an address is valid on
-    /// its link only (RFC 4007), and IPv6 does not work without these routes.
+    /// The routes of the link in the main table, without those to link-local addresses: such an address is
+    /// valid on its link only (RFC 4007), and IPv6 does not work without these routes.
     fn of_link(&self, link: u32) -> impl Iterator<Item = &Route> {
         let link_local =
             |dst: IpNet| matches!(dst, IpNet::V6(net) if net.addr().segments()[0] & 0xffc0 == 0xfe80);
@@ -201,8 +201,8 @@ fn effective_metric(route: &Route) -> u32 {
     }
 }
 
-/// True if packets from an address may take a route: its source or gateway is in the address's network, or in none
-/// of the sources' networks, or missing.
+/// True if packets from an address may take a route: its source or gateway is in the address's network, or in
+/// none of the sources' networks, or missing.
 fn is_for(route: &Route, source: &Source, sources: &[Source]) -> bool {
     let named: Vec<IpAddr> = route.source.into_iter().chain(route.gateway).collect();
     let fits = |source: &Source| named.iter().any(|address| source.address.contains(address));

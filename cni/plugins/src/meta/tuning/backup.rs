@@ -1,5 +1,5 @@
-//! The link's former attributes in a file, `<dataDir>/<container>_<interface>.json`: the reference's format, with the
-//! owner in additional keys.
+//! The link's former attributes in a file, `<dataDir>/<container>_<interface>.json`: the reference's format,
+//! with the owner in additional keys.
 
 use std::io::ErrorKind;
 use std::path::Path;
@@ -68,7 +68,8 @@ impl Backup {
         }
     }
 
-    /// Keeps the attributes that an earlier ADD of the attachment has saved: this ADD found that one's changes.
+    /// Keeps the attributes that an earlier ADD of the attachment has saved: this ADD found that one's
+    /// changes.
     pub(super) fn keep(mut self, earlier: &Self) -> Self {
         if earlier.netns == self.netns {
             if !earlier.mac.is_empty() {
@@ -87,8 +88,8 @@ impl Backup {
         self.netns.is_none_or(|id| id == (netns.dev, netns.ino))
     }
 
-    /// True if the backup belongs to the container's interface, in any network. Two interfaces may share a file's
-    /// name, as both names may have a `_`.
+    /// True if the backup belongs to the container's interface, in any network. Two interfaces may share a
+    /// file's name, as both names may have a `_`.
     pub(super) fn is_of(&self, attachment: &Attachment) -> bool {
         self.container_id.is_empty()
             || (self.container_id == attachment.container_id() && self.ifname == attachment.ifname())

@@ -123,8 +123,8 @@ fn number(key: &str, value: i64) -> Result<Option<u32>, CniError> {
 }
 
 impl Keys {
-    /// The MAC address, from `args.cni`, `runtimeConfig`, `CNI_ARGS` or the key `mac`: the first that is set. An empty
-    /// text in `args.cni` counts as set, and leaves the link's address as it is.
+    /// The MAC address, from `args.cni`, `runtimeConfig`, `CNI_ARGS` or the key `mac`: the first that is set.
+    /// An empty text in `args.cni` counts as set, and leaves the link's address as it is.
     fn mac(&self, args: &str) -> Result<Option<Mac>, CniError> {
         const FROM_ARGS: &str = "CNI_ARGS MAC";
         let from_args = cni_spec::Args::parse(args, &["MAC"])?.get("MAC").unwrap_or_default().to_owned();

@@ -168,8 +168,8 @@ fn apply(route: &RouteSocket, link: &Link, wanted: &Attributes) -> Result<(), Ro
     }
 }
 
-/// Makes changes while the link is down, for a driver that changes the MAC address only then. Restores what the link
-/// loses by that.
+/// Makes changes while the link is down, for a driver that changes the MAC address only then. Restores what
+/// the link loses by that.
 fn while_down(route: &RouteSocket, link: &Link, change: &LinkChange) -> Result<(), RouteError> {
     let before = Layer3::of(route, link)?;
     route.change_link(link, &LinkChange::new().down())?;

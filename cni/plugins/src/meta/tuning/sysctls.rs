@@ -31,8 +31,8 @@ pub(super) struct Sysctl {
     pub(super) value: String,
 }
 
-/// Resolves and sorts settings: those of a family first, then those of all links, then those of one link, because
-/// some reset others (`ip_forward` resets those of links).
+/// Resolves and sorts settings: those of a family first, then those of all links, then those of one link,
+/// because some reset others (`ip_forward` resets those of links).
 pub(super) fn resolve(keys: &BTreeMap<String, String>, ifname: &str) -> Result<Vec<Sysctl>, CniError> {
     let of = |(key, value): (&String, &String)| {
         let path = below_net(key, ifname)
@@ -49,8 +49,8 @@ pub(super) fn resolve(keys: &BTreeMap<String, String>, ifname: &str) -> Result<V
     Ok(all)
 }
 
-/// The path below `net`; none if it leads elsewhere. As in sysctl(8), the first of `.` and `/` is the separator: with
-/// slashes, names may have dots.
+/// The path below `net`; none if it leads elsewhere. As in sysctl(8), the first of `.` and `/` is the
+/// separator: with slashes, names may have dots.
 fn below_net(key: &str, ifname: &str) -> Option<String> {
     let path = match key.find(['.', '/']) {
         Some(first) if key[first..].starts_with('/') => key.to_owned(),
@@ -62,8 +62,8 @@ fn below_net(key: &str, ifname: &str) -> Option<String> {
     (!below.split('/').any(leads_away)).then(|| below.to_owned())
 }
 
-/// True if a `sysctl` object has a key twice. A decoder would take the last one, and the other one would escape the
-/// list.
+/// True if a `sysctl` object has a key twice. A decoder would take the last one, and the other one would
+/// escape the list.
 pub(super) fn has_duplicates(config: &[u8]) -> bool {
     // Malformed JSON was refused before.
     let Ok(tree) = serde_json::from_slice::<Tree>(config) else { return false };
@@ -195,8 +195,8 @@ impl Allowed {
     }
 }
 
-/// Reads a file, through symbolic links of the administrator in its place or its folder's; none if there is neither
-/// file nor link. A dangling link is an error.
+/// Reads a file, through symbolic links of the administrator in its place or its folder's; none if there is
+/// neither file nor link. A dangling link is an error.
 fn read_followed(path: &Path) -> io::Result<Option<Vec<u8>>> {
     // A FIFO without a writer would block.
     let file = match File::options().read(true).custom_flags(nix::libc::O_NONBLOCK).open(path) {

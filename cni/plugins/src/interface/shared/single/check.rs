@@ -15,8 +15,8 @@ pub(crate) struct Expected<'a> {
     pub(crate) link: &'a dyn Fn(&Link) -> Result<(), CniError>,
 }
 
-/// Calls IPAM's CHECK, then compares the result of the ADD with the kernel's state. Returns container and link, for
-/// further checks.
+/// Calls IPAM's CHECK, then compares the result of the ADD with the kernel's state. Returns container and
+/// link, for further checks.
 ///
 /// # Errors
 /// The first difference.

@@ -1,9 +1,9 @@
-//! The common code of the plugins that make a single link, in the container: `macvlan`, `ipvlan`, `vlan`, `dummy` and
-//! `tap`.
+//! The common code of the plugins that make a single link, in the container: `macvlan`, `ipvlan`, `vlan`,
+//! `dummy` and `tap`.
 //!
-//! The link is made in the container's namespace under a name derived from the attachment. One request then gives it
-//! the runtime's name and its owner as its alias. So DEL finds it also after a killed ADD, and leaves other links
-//! alone.
+//! The link is made in the container's namespace under a name derived from the attachment. One request then
+//! gives it the runtime's name and its owner as its alias. So DEL finds it also after a killed ADD, and
+//! leaves other links alone.
 
 pub(crate) mod check;
 pub(crate) mod keys;
@@ -97,8 +97,8 @@ pub(crate) fn temporary_name(attachment: &Attachment) -> String {
 pub(crate) type Remove<'a> = dyn Fn() -> Result<(), CniError> + 'a;
 
 impl Recipe<'_> {
-    /// Carries out an ADD. `make` makes the link in the container's namespace, down, with the temporary name, and
-    /// returns changes to make when it gets its own name.
+    /// Carries out an ADD. `make` makes the link in the container's namespace, down, with the temporary name,
+    /// and returns changes to make when it gets its own name.
     ///
     /// # Errors
     /// The step that failed. Nothing is left.
@@ -136,8 +136,8 @@ impl Recipe<'_> {
         }
     }
 
-    /// Gives the container's link its addresses and routes, and sets it up. The link exists before IPAM is called,
-    /// as `dhcp` needs it.
+    /// Gives the container's link its addresses and routes, and sets it up. The link exists before IPAM is
+    /// called, as `dhcp` needs it.
     ///
     /// # Errors
     /// The step that failed; `undo` releases the addresses.

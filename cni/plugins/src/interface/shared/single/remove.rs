@@ -17,10 +17,11 @@ use crate::skel::delegate;
 /// The folder of ip-netns(8) and the runtimes for the containers' namespaces.
 const NAMESPACES: &str = "/run/netns";
 
-/// Removes the link, then releases the addresses: an address must lead nowhere when IPAM frees it. A failed step does
-/// not stop the others.
+/// Removes the link, then releases the addresses: an address must lead nowhere when IPAM frees it. A failed
+/// step does not stop the others.
 ///
-/// `is_kind` is true for the plugin's kind of links, to recognise those of another plugin set, which have no alias.
+/// `is_kind` is true for the plugin's kind of links, to recognise those of another plugin set, which have no
+/// alias.
 ///
 /// # Errors
 /// The steps that failed; all others were done.
@@ -51,8 +52,8 @@ fn owner(link: &Link) -> Option<Owner> {
     Owner::from_comment(&link.alias)
 }
 
-/// Removes the links of attachments of the network that are not valid from all named namespaces, and calls IPAM. A
-/// link in an unnamed namespace goes with it.
+/// Removes the links of attachments of the network that are not valid from all named namespaces, and calls
+/// IPAM. A link in an unnamed namespace goes with it.
 ///
 /// # Errors
 /// The steps that failed; all others were done.
