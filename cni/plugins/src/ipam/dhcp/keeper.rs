@@ -122,7 +122,7 @@ pub(super) struct Keeper {
     pub(super) save: Box<dyn Fn(&Lease) + Send>,
 }
 
-/// How a lease ended.
+/// The end of a lease.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum End {
     /// Released, or left to the server to expire.
