@@ -16,7 +16,7 @@ pub fn has_programs() -> bool {
     if crate::is_peer() {
         return false;
     }
-    Node::new().programs()["builtIn"] == true
+    Node::new().programs()["built_in"] == true
 }
 
 impl Node {
@@ -30,9 +30,10 @@ impl Node {
         serde_json::from_str(&text).expect("slipway node prints JSON")
     }
 
-    /// What the programs have counted under a name.
+    /// What the programs have counted under a name, dropped packets included.
     #[must_use]
     pub fn counted(&self, name: &str) -> u64 {
-        self.programs()["counters"][name].as_u64().unwrap_or_default()
+        let status = self.programs();
+        ["counters", "dropped"].into_iter().find_map(|kind| status[kind][name].as_u64()).unwrap_or_default()
     }
 }

@@ -14,7 +14,7 @@ fn check(node: &Node) -> (Value, bool) {
 
 fn finding<'a>(report: &'a Value, what: &str) -> &'a Value {
     let findings = report["findings"].as_array().expect("a list");
-    let found = findings.iter().find(|finding| finding["what"] == what);
+    let found = findings.iter().find(|finding| finding["subject"] == what);
     found.unwrap_or_else(|| panic!("nothing about {what}: {report:#}"))
 }
 
@@ -47,7 +47,7 @@ fn a_forward_chain_that_drops_is_named() {
     let chain = finding(&report, "chain ip filter FORWARD");
     assert_eq!(chain["state"], "warning");
     assert_eq!(chain["found"], "policy drop at the forward hook, 1 rules");
-    assert!(chain["mend"].as_str().unwrap().contains("DOCKER-USER"));
+    assert!(chain["fix"].as_str().unwrap().contains("DOCKER-USER"));
     let text = report.to_string();
     assert!(!text.contains("inet wall") && !text.contains("inet calm"), "{text}");
 }
@@ -90,7 +90,7 @@ fn text_says_why_and_how_to_mend_it() {
     let text = node.slipway("check-node");
     assert!(text.contains("warning  chain inet wall passing"), "{text}");
     assert!(text.contains("why: traffic to and from containers passes only if"), "{text}");
-    assert!(text.contains("mend: add rules to it that accept"), "{text}");
+    assert!(text.contains("fix: add rules to it that accept"), "{text}");
     assert!(text.contains("\n0 missing, "), "{text}");
     assert_eq!(node.try_slipway("check-node --output xml").code, Some(2));
 }

@@ -23,7 +23,7 @@ fn a_table_that_comes_and_goes_is_never_foreign() {
             space.run(|| {
                 let socket = Socket::open().expect("nf_tables");
                 while !done.load(Ordering::SeqCst) {
-                    node::mend_own_table().expect("nobody else changes it");
+                    node::repair_own_table().expect("nobody else changes it");
                     let mut batch = Transaction::new();
                     batch.delete_table(&TableId::new(Family::Inet, "slipway"));
                     socket.commit(&batch, None).expect("the table is there");

@@ -16,6 +16,7 @@ pub mod error;
 mod figures;
 pub mod install;
 mod links;
+mod manual;
 mod pool;
 pub mod progress;
 pub mod reference;
@@ -67,6 +68,8 @@ enum Task {
     Dist(dist::Args),
     /// Build and check what is published for a version; tagging and signing are left to the releaser
     Release(release::Args),
+    /// Write the manual pages and completions of `slipway`
+    Manual(manual::Args),
     /// Build for release and install the binary with a link per plugin
     Install(install::Args),
     /// Remove what `install` installed and restore what it replaced
@@ -90,6 +93,7 @@ pub fn main() -> ExitCode {
         Task::Figures(args) => figures::run(&args),
         Task::Dist(args) => dist::run(&args),
         Task::Release(args) => release::run(&args),
+        Task::Manual(args) => manual::run(&args),
         Task::Install(args) => install::run(&args),
         Task::Uninstall(args) => install::run_uninstall(&args),
         Task::Words(args) => words::run(&args),

@@ -291,7 +291,7 @@ pub fn own_table() -> Result<OwnTable, Error> {
 ///
 /// # Errors
 /// [`Error::ForeignTable`] and [`Error::NewerSchema`] if it is not ours to use, or what nf_tables said.
-pub fn mend_own_table() -> Result<(), Error> {
+pub fn repair_own_table() -> Result<(), Error> {
     let session = Session::open()?;
     let mut patience = Patience::new();
     loop {

@@ -7,7 +7,8 @@ use crate::{PORT, Stage, address, attach, list};
 
 fn flows(stage: &Stage, args: &str) -> Vec<Value> {
     let text = stage.node.slipway(&format!("flows --output json {args}"));
-    serde_json::from_str(&text).expect("slipway flows prints JSON")
+    let document: Value = serde_json::from_str(&text).expect("slipway flows prints JSON");
+    document["flows"].as_array().expect("a list").clone()
 }
 
 /// The conversations of one kind.
@@ -43,22 +44,28 @@ fn a_conversation_is_listed_with_both_halves_and_its_owner() {
         (&flow["protocol"], &flow["state"], &flow["kind"]),
         (&json!("tcp"), &json!("ESTABLISHED"), &json!("published"))
     );
-    let (first, answers) = (&flow["first"], &flow["answers"]);
-    assert_eq!((&first["from"], &first["to"]), (&json!(own.to_string()), &json!(to.to_string())));
-    assert_eq!(first["becomesTo"], json!(format!("{pod_address}:80")));
-    assert_eq!((&answers["becomesFrom"], &answers["to"]), (&json!(to.to_string()), &json!(own.to_string())));
-    assert!(first["packets"].as_u64() >= Some(3) && answers["packets"].as_u64() >= Some(2), "{flow}");
+    let (original, reply) = (&flow["original"], &flow["reply"]);
+    assert_eq!(
+        (&original["source"], &original["destination"]),
+        (&json!(own.to_string()), &json!(to.to_string()))
+    );
+    assert_eq!(original["translated_destination"], json!(format!("{pod_address}:80")));
+    assert_eq!(
+        (&reply["translated_source"], &reply["destination"]),
+        (&json!(to.to_string()), &json!(own.to_string()))
+    );
+    assert!(original["packets"].as_u64() >= Some(3) && reply["packets"].as_u64() >= Some(2), "{flow}");
     // What the table of ports says of it.
     let ports: Value = serde_json::from_str(&stage.node.slipway("ports --json")).expect("JSON");
-    let port = ports
+    let port = ports["ports"]
         .as_array()
         .expect("a list")
         .iter()
-        .find(|port| port["protocol"] == "tcp" && port["hostIP"] == "0.0.0.0");
+        .find(|port| port["protocol"] == "tcp" && port["host_ip"] == "0.0.0.0");
     let port = port.expect("the port");
     assert_eq!((&port["backend"], &port["connections"]), (&json!("ebpf"), &json!(1)));
     let sum =
-        |what: &str| first[what].as_u64().unwrap_or_default() + answers[what].as_u64().unwrap_or_default();
+        |what: &str| original[what].as_u64().unwrap_or_default() + reply[what].as_u64().unwrap_or_default();
     assert!(port["packets"].as_u64() >= Some(sum("packets")), "{port} {flow}");
     assert!(stage.node.slipway("flows").contains("ESTABLISHED"));
     // Others' are left out, and those of a container that is gone.
@@ -80,9 +87,9 @@ fn what_is_masqueraded_or_left_to_nftables_is_told_apart() {
     assert_eq!(pod.expect(Proto::Tcp, (stage.client.v4, 7000), "far").peer.ip(), stage.client.node_v4);
     let masqueraded = of_kind(&stage, "masqueraded");
     let [flow] = &masqueraded[..] else { panic!("{masqueraded:#?}") };
-    assert_eq!(flow["containerIP"], json!(pod_address));
+    assert_eq!(flow["container_ip"], json!(pod_address));
     let from: std::net::SocketAddr =
-        flow["first"]["becomesFrom"].as_str().expect("an end").parse().expect("an end");
+        flow["original"]["translated_source"].as_str().expect("an end").parse().expect("an end");
     assert_eq!(from.ip(), stage.client.node_v4);
     assert!(from.port() >= 61000, "{from}");
     // A container whose link takes less than the uplink has its datagrams by nftables, which can tell senders.
@@ -92,11 +99,15 @@ fn what_is_masqueraded_or_left_to_nftables_is_told_apart() {
     stage.node.slipway("node setup");
     let _web = pod.serve(Proto::Udp, &format!("{pod_address}:80"), "web");
     stage.client.expect(Proto::Udp, (stage.client.node_v4, PORT), "web");
-    let left = of_kind(&stage, "left");
+    let left = of_kind(&stage, "netfilter");
     let [flow] = &left[..] else { panic!("{left:#?}") };
-    assert_eq!((&flow["reason"], &flow["protocol"]), (&json!("Mtu"), &json!("udp")));
-    assert!(stage.node.programs()["left"]["Mtu"].as_u64() >= Some(1), "{}", stage.node.programs());
-    assert!(stage.node.slipway("node status").contains("left        Mtu: "));
+    assert_eq!((&flow["reason"], &flow["protocol"]), (&json!("mtu"), &json!("udp")));
+    assert!(
+        stage.node.programs()["left_to_netfilter"]["mtu"].as_u64() >= Some(1),
+        "{}",
+        stage.node.programs()
+    );
+    assert!(stage.node.slipway("node status").contains("netfilter   mtu: "));
 }
 
 #[test]
@@ -106,7 +117,7 @@ fn ports_name_the_backend_that_serves_them() {
     let backend_of = |container: &str| -> Vec<String> {
         let text = stage.node.slipway(&format!("ports --json --container {container}"));
         let ports: Value = serde_json::from_str(&text).expect("JSON");
-        let all = ports.as_array().expect("a list").iter();
+        let all = ports["ports"].as_array().expect("a list").iter();
         all.map(|port| port["backend"].as_str().expect("a name").to_owned()).collect()
     };
     let mut conditions = list("ebpf");

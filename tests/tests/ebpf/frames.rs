@@ -32,7 +32,11 @@ fn what_a_pod_sends_to_another_pod_as_its_router_gets_there() {
         servers.push(stage.client.serve(proto, &at(stage.client.v4, FAR).to_string(), "far"));
         pod.expect(proto, (BEHIND, FAR), "gateway");
     }
-    assert!(stage.node.programs()["left"]["Router"].as_u64() >= Some(1), "{}", stage.node.programs());
+    assert!(
+        stage.node.programs()["left_to_netfilter"]["other_router"].as_u64() >= Some(1),
+        "{}",
+        stage.node.programs()
+    );
     // What it sends to the bridge is the programs', as before, with the bridge's address as it was told anew.
     for again in [false, true] {
         if again {
@@ -40,11 +44,11 @@ fn what_a_pod_sends_to_another_pod_as_its_router_gets_there() {
             pod.cmd("ip neigh flush dev eth0");
             stage.node.slipway("node setup");
         }
-        let carried = stage.node.counted("FromPodPackets");
+        let carried = stage.node.counted("from_container_packets");
         for proto in Proto::ALL {
             assert_eq!(pod.expect(proto, (stage.client.v4, FAR), "far").peer.ip(), stage.client.node_v4);
         }
-        assert!(stage.node.counted("FromPodPackets") > carried, "{}", stage.node.programs());
+        assert!(stage.node.counted("from_container_packets") > carried, "{}", stage.node.programs());
     }
     // The other pod, which forwards nothing, asks for itself.
     assert_eq!(gateway.expect(Proto::Tcp, (stage.client.v4, FAR), "far").peer.ip(), stage.client.node_v4);
@@ -113,11 +117,15 @@ fn an_uplink_with_two_addresses_masquerades_with_the_one_that_the_kernel_chooses
         assert_eq!(pod.expect(proto, (far, FAR), "far").peer.ip(), own);
         assert_eq!(pod.expect(proto, (stage.client.v4, FAR), "far").peer.ip(), stage.client.node_v4);
     }
-    assert!(stage.node.programs()["left"]["NoAddress"].as_u64() >= Some(4), "{}", stage.node.programs());
+    assert!(
+        stage.node.programs()["left_to_netfilter"]["no_masquerade_address"].as_u64() >= Some(4),
+        "{}",
+        stage.node.programs()
+    );
     // With one of them alone, the programs do.
     stage.node.cmd(&format!("ip address del {own}/24 dev {}", stage.client.node_link));
     stage.node.slipway("node setup");
     let _server = stage.client.serve(Proto::Tcp, &at(stage.client.v4, FAR).to_string(), "far");
     assert_eq!(pod.expect(Proto::Tcp, (stage.client.v4, FAR), "far").peer.ip(), stage.client.node_v4);
-    assert!(stage.node.counted("FromPodPackets") > 0);
+    assert!(stage.node.counted("from_container_packets") > 0);
 }

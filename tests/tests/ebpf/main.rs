@@ -70,7 +70,7 @@ impl Stage {
 
     /// The packets that the programs have put into pods so far.
     fn carried(&self) -> u64 {
-        self.node.counted("ToPodPackets")
+        self.node.counted("to_container_packets")
     }
 
     fn filters(&self, link: &str) -> String {
@@ -104,7 +104,7 @@ fn publish(network: &Network<'_>, attach: &Attach, result: &Value) {
 fn the_programs_are_set_up_once_and_taken_away() {
     needs!(has_programs(), PROGRAMS);
     let stage = Stage::new();
-    assert_eq!(stage.node.programs()["setUp"], false);
+    assert_eq!(stage.node.programs()["loaded"], false);
     let said = stage.node.slipway("node setup");
     assert!(said.contains("programs    loaded") && said.contains(&stage.client.node_link), "{said}");
     assert!(stage.filters(&stage.client.node_link).contains("uplink_ingress"));
@@ -114,7 +114,7 @@ fn the_programs_are_set_up_once_and_taken_away() {
     assert_eq!((stage.filters(&stage.client.node_link), stage.node.programs()), before);
     stage.node.slipway("node teardown");
     assert_eq!(stage.filters(&stage.client.node_link), "");
-    assert_eq!(stage.node.programs()["setUp"], false);
+    assert_eq!(stage.node.programs()["loaded"], false);
     // What is there now is the kernel's own.
     assert!(!stage.node.list("/sys/fs/bpf").contains(&"slipway".to_owned()));
     stage.node.slipway("node teardown");
@@ -286,11 +286,11 @@ fn an_uplink_may_have_no_ethernet() {
             assert_eq!((answer.who.as_str(), answer.peer.ip()), ("web", client));
             assert!(stage.carried() > before, "{}", stage.node.programs());
             // Out of the pod.
-            let before = stage.node.counted("Masqueraded");
+            let before = stage.node.counted("masqueraded_flows");
             let _far = stage.client.serve(proto, &at(client, 7000).to_string(), "far");
             let answer = pod.ask(proto, (client, 7000)).expect("an answer");
             assert_eq!((answer.who.as_str(), answer.peer.ip()), ("far", node));
-            assert_eq!(stage.node.counted("Masqueraded"), before + 1);
+            assert_eq!(stage.node.counted("masqueraded_flows"), before + 1);
         }
     }
     network.del(&attach).expect("DEL");

@@ -44,7 +44,7 @@ fn a_conversation_goes_on_with_the_nodes_new_address() {
             let answer = talk.say().unwrap_or_else(|e| panic!("told: {told}: {fresh}: {e}"));
             assert_eq!(answer.peer.ip(), fresh, "told: {told}");
         }
-        let masqueraded = &node.programs()["counters"]["Masqueraded"];
+        let masqueraded = &node.programs()["counters"]["masqueraded_flows"];
         assert_eq!(*masqueraded, Value::from(if told { 4 } else { 2 }), "told: {told}");
     }
 }
@@ -72,7 +72,7 @@ fn a_conversation_goes_on_by_another_uplink() {
     std::thread::sleep(REMEMBERED);
     let answer = talk.say().expect("an answer by the other uplink");
     assert_eq!(answer.peer.ip(), IpAddr::from(other.node_v4));
-    assert_eq!(node.programs()["counters"]["Masqueraded"], 2);
+    assert_eq!(node.programs()["counters"]["masqueraded_flows"], 2);
     // A second address on the uplink that it leaves by is no reason to begin anew.
     node.cmd(&format!("ip address add 203.0.113.200/24 dev {}", other.node_link));
     node.slipway("node setup");

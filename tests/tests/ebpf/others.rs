@@ -8,7 +8,7 @@ use crate::{PORT, Stage, address, list};
 /// The backends of a container's ports, as `slipway ports` names them.
 fn backends(stage: &Stage) -> Vec<Value> {
     let ports: Value = serde_json::from_str(&stage.node.slipway("ports --json")).expect("JSON");
-    ports.as_array().expect("a list").iter().map(|port| port["backend"].clone()).collect()
+    ports["ports"].as_array().expect("a list").iter().map(|port| port["backend"].clone()).collect()
 }
 
 fn with(plugin: Value) -> Value {
@@ -32,11 +32,11 @@ fn served(plugin: Value, prepare: impl Fn(Attach) -> Attach) -> Value {
     let [backend] = &backends(&stage)[..] else { panic!("one port") };
     let status = stage.node.programs();
     let is_left = backend == "nftables";
-    assert_eq!(status["containersLeft"], json!(u8::from(is_left)), "{status}");
-    let carried = ["ToPodPackets", "FromPodPackets"].map(|name| stage.node.counted(name) > 0);
+    assert_eq!(status["containers_left_to_nftables"], json!(u8::from(is_left)), "{status}");
+    let carried = ["to_container_packets", "from_container_packets"].map(|name| stage.node.counted(name) > 0);
     assert_eq!(carried, [!is_left; 2], "{status}");
     if is_left {
-        assert!(status["left"]["Pod"].as_u64() >= Some(1), "{status}");
+        assert!(status["left_to_netfilter"]["container_policy"].as_u64() >= Some(1), "{status}");
     }
     network.check(&attach).expect("CHECK");
     network.del(&attach).expect("DEL");
@@ -100,7 +100,7 @@ fn a_container_that_was_kept_apart_first_is_left_to_nftables() {
     let result = network.add(&attach).expect("ADD");
     let left = || {
         assert_eq!(
-            (backends(&stage), &stage.node.programs()["containersLeft"]),
+            (backends(&stage), &stage.node.programs()["containers_left_to_nftables"]),
             (vec![json!("nftables")], &json!(1))
         );
     };

@@ -76,7 +76,7 @@ fn is_found_out(way: Way) {
     let node = &row.stage.node;
     let pod = node.pod("pod");
     let result = row.stage.network().add(&attach(&pod)).expect("ADD");
-    let before = ["ToPodBytes", "FromPodBytes"].map(|counter| node.counted(counter));
+    let before = ["to_container_bytes", "from_container_bytes"].map(|counter| node.counted(counter));
     let ends: [(IpAddr, IpAddr); 2] = [
         (row.stage.client.node_v4.into(), [10, 9, 2, 2].into()),
         (row.stage.client.node_v6.into(), "fd00:9:2::2".parse().expect("an address")),
@@ -93,7 +93,7 @@ fn is_found_out(way: Way) {
     }
     // All of it went by the programs.
     let sent = 2 * u64::try_from(AMOUNT).expect("64 bits");
-    let after = ["ToPodBytes", "FromPodBytes"].map(|counter| node.counted(counter));
+    let after = ["to_container_bytes", "from_container_bytes"].map(|counter| node.counted(counter));
     assert!(after[0] - before[0] > sent && after[1] - before[1] > sent, "{before:?} {after:?}");
 }
 
@@ -131,7 +131,7 @@ fn an_uplink_may_be_a_vlan() {
     let pod = node.pod("web");
     let result = stage.network().add(&attach(&pod)).expect("ADD");
     assert!(stage.filters("tagged").contains("uplink_ingress"), "{}", node.programs());
-    let before = ["ToPodBytes", "FromPodBytes"].map(|counter| node.counted(counter));
+    let before = ["to_container_bytes", "from_container_bytes"].map(|counter| node.counted(counter));
     for (index, own) in ["10.9.5.", "fd00:9:5::"].into_iter().enumerate() {
         let [own, far]: [IpAddr; 2] = [1, 2].map(|last| format!("{own}{last}").parse().expect("an address"));
         let inside = SocketAddr::new(address_of(&result, index), 80);
@@ -141,6 +141,6 @@ fn an_uplink_may_be_a_vlan() {
         assert_eq!(pod.expect(Proto::Udp, (far, FAR), "far").peer.ip(), own);
     }
     let sent = 4 * u64::try_from(AMOUNT).expect("64 bits");
-    let after = ["ToPodBytes", "FromPodBytes"].map(|counter| node.counted(counter));
+    let after = ["to_container_bytes", "from_container_bytes"].map(|counter| node.counted(counter));
     assert!(after[0] - before[0] > sent && after[1] - before[1] > sent, "{before:?} {after:?}");
 }

@@ -56,7 +56,7 @@ fn they_load_without_type_information_of_the_kernel() {
         stage.node.cmd("mount -t tmpfs tmpfs /sys/kernel/btf");
     }
     stage.node.slipway("node setup");
-    assert_eq!(stage.node.programs()["setUp"], true);
+    assert_eq!(stage.node.programs()["loaded"], true);
 }
 
 #[test]
@@ -161,7 +161,7 @@ fn where_bpf_is_refused_nftables_serves_and_it_is_said() {
         let _far = stage.client.serve(Proto::Tcp, &format!("{}:7000", stage.client.v4), "far");
         stage.client.expect(Proto::Tcp, (stage.client.node_v4, PORT), "web");
         assert_eq!(pod.expect(Proto::Tcp, (stage.client.v4, 7000), "far").peer.ip(), stage.client.node_v4);
-        assert_eq!(stage.node.programs()["setUp"], false);
+        assert_eq!(stage.node.programs()["loaded"], false);
         // Once it is allowed, the same container's ADD has the programs serve it.
         crate::publish(&network, &attach, &result);
         stage.client.expect(Proto::Tcp, (stage.client.node_v4, PORT), "web");

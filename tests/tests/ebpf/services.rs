@@ -34,7 +34,7 @@ fn reaches(stage: &Stage, prepare: impl Fn(&Stage)) {
     let _far = Proto::ALL.map(|proto| stage.client.serve(proto, &format!("{far}:7000"), "far"));
     let result = network.add(&Attach::new(&web)).expect("ADD");
     web.expect(Proto::Tcp, (far, 7000), "far");
-    let before = stage.node.counted("Masqueraded");
+    let before = stage.node.counted("masqueraded_flows");
     assert_eq!(before, 1, "{}", stage.node.programs());
     prepare(stage);
     network.add(&Attach::new(&later)).expect("ADD");
@@ -45,10 +45,13 @@ fn reaches(stage: &Stage, prepare: impl Fn(&Stage)) {
         }
     }
     let status = stage.node.programs();
-    assert_eq!(stage.node.counted("Masqueraded"), before, "{status} {}", address(&result));
-    assert_eq!((&status["masqueradePorts"], &status["portsLeft"]), (&Value::Null, &Value::Bool(true)));
+    assert_eq!(stage.node.counted("masqueraded_flows"), before, "{status} {}", address(&result));
+    assert_eq!(
+        (&status["masquerade_ports"], &status["ports_left_to_nftables"]),
+        (&Value::Null, &Value::Bool(true))
+    );
     assert!(
-        status["services"]
+        status["service_proxy"]
             .as_str()
             .is_some_and(|text| text.contains("kube-proxy") || text.contains("services")),
         "{status}"
@@ -64,9 +67,9 @@ fn kube_proxy_is_seen_by_the_next_container() {
     // Once it is gone, the programs masquerade again.
     stage.node.nft("delete table ip kube-proxy");
     stage.node.slipway("node setup");
-    assert_eq!(stage.node.programs()["services"], Value::Null);
+    assert_eq!(stage.node.programs()["service_proxy"], Value::Null);
     let status = stage.node.programs();
-    assert!(status["masqueradePorts"].is_string() && status["portsLeft"] == false, "{status}");
+    assert!(status["masquerade_ports"].is_string() && status["ports_left_to_nftables"] == false, "{status}");
 }
 
 #[test]
@@ -99,7 +102,11 @@ fn kube_proxy_is_seen_in_each_of_its_modes() {
         stage.node.cmd(engine);
         network.status().expect("STATUS");
         let status = stage.node.programs();
-        assert_eq!((&status["portsLeft"], served("ebpf")), (&Value::Bool(true), false), "{engine}: {status}");
-        assert!(status["services"].is_string(), "{engine}: {status}");
+        assert_eq!(
+            (&status["ports_left_to_nftables"], served("ebpf")),
+            (&Value::Bool(true), false),
+            "{engine}: {status}"
+        );
+        assert!(status["service_proxy"].is_string(), "{engine}: {status}");
     }
 }

@@ -23,10 +23,10 @@ fn ports_for_masquerade_are_not_those_of_the_nodes_own_sockets() {
     assert_eq!(ask().ip(), stage.client.node_v4);
     let status = stage.node.programs();
     assert_eq!(
-        (&status["masqueradePorts"], &status["counters"]["Masqueraded"]),
+        (&status["masquerade_ports"], &status["counters"]["masqueraded_flows"]),
         (&Value::Null, &Value::Null)
     );
-    let clash = status["masqueradeClash"].as_str().unwrap_or_default();
+    let clash = status["masquerade_conflict"].as_str().unwrap_or_default();
     assert!(clash.contains("port 40000") && clash.contains("32768-60999"), "{status}");
     let report = stage.node.try_slipway("check-node").stdout;
     assert!(report.contains("net.ipv4.ip_local_reserved_ports"), "{report}");
@@ -36,10 +36,10 @@ fn ports_for_masquerade_are_not_those_of_the_nodes_own_sockets() {
     assert!(peer.ip() == stage.client.node_v4 && (40000..40100).contains(&peer.port()), "{peer}");
     let status = stage.node.programs();
     assert_eq!(
-        (&status["masqueradePorts"], &status["masqueradeClash"]),
+        (&status["masquerade_ports"], &status["masquerade_conflict"]),
         (&json!("40000-40099"), &Value::Null)
     );
-    assert_eq!(status["counters"]["Masqueraded"], 1);
+    assert_eq!(status["counters"]["masqueraded_flows"], 1);
 }
 
 #[test]

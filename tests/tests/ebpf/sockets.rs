@@ -78,7 +78,7 @@ fn they_lead_to_the_pod_from_every_address_of_the_node() {
     let _web = web(&stage, list("ebpf"), "web", |a| a.port(Proto::Tcp, PORT, 80).port(Proto::Udp, PORT, 80));
     assert_eq!(stage.node.programs()["sockets"], "/sys/fs/cgroup");
     let own = [IpAddr::from(stage.client.node_v4), stage.client.node_v6.into()];
-    let mut led = stage.node.counted("Sockets");
+    let mut led = stage.node.counted("redirected_sockets");
     for ip in own.into_iter().chain([LOOPBACK, Ipv4Addr::new(127, 1, 2, 3).into(), LOOPBACK6]) {
         let to = at(ip, PORT);
         // `from` is what getpeername(2) says.
@@ -88,7 +88,7 @@ fn they_lead_to_the_pod_from_every_address_of_the_node() {
             if ip.is_ipv4() { Ipv4Addr::UNSPECIFIED.into() } else { Ipv6Addr::UNSPECIFIED.into() };
         let socket = socket(&stage.node, unspecified);
         assert_eq!(ask_unconnected(&socket, to).expect("an answer"), ("web".to_owned(), to));
-        let now = stage.node.counted("Sockets");
+        let now = stage.node.counted("redirected_sockets");
         // TCP, and the message of UDP that was not connected.
         assert!(now >= led + 2, "{to}: {led} before, {now} now");
         led = now;
@@ -101,11 +101,11 @@ fn an_ipv4_address_on_a_socket_of_ipv6_is_one() {
     let _web = web(&stage, list("ebpf"), "web", |a| a.port(Proto::Tcp, PORT, 80).port(Proto::Udp, PORT, 80));
     for ip in [Ipv4Addr::LOCALHOST, stage.client.node_v4] {
         let to = at(ip.to_ipv6_mapped(), PORT);
-        let led = stage.node.counted("Sockets");
+        let led = stage.node.counted("redirected_sockets");
         assert_eq!(stage.node.expect(Proto::Tcp, to, "web").from, to);
         let socket = socket(&stage.node, Ipv6Addr::UNSPECIFIED.into());
         assert_eq!(ask_unconnected(&socket, to).expect("an answer"), ("web".to_owned(), to));
-        assert_eq!(stage.node.counted("Sockets"), led + 2, "{to}");
+        assert_eq!(stage.node.counted("redirected_sockets"), led + 2, "{to}");
     }
 }
 
@@ -116,14 +116,14 @@ fn the_sockets_of_other_namespaces_are_none_of_theirs() {
     let _web = web(&stage, list("ebpf"), "web", |a| a.port(Proto::Tcp, PORT, 80).port(Proto::Udp, PORT, 80));
     let other = stage.node.pod("other");
     other.cmd("ip link set lo up");
-    let led = stage.node.counted("Sockets");
+    let led = stage.node.counted("redirected_sockets");
     for proto in Proto::ALL {
         for ip in [LOOPBACK, LOOPBACK6] {
             let _own = other.serve(proto, &at(ip, PORT).to_string(), "own");
             other.expect(proto, (ip, PORT), "own");
         }
     }
-    assert_eq!(stage.node.counted("Sockets"), led);
+    assert_eq!(stage.node.counted("redirected_sockets"), led);
 }
 
 #[test]
@@ -149,10 +149,10 @@ fn the_loopback_is_spared_if_the_network_says_so() {
             assert_eq!(ask_unconnected(&socket, *to).expect("an answer"), ("stub".to_owned(), *to));
         }
     }
-    let led = stage.node.counted("Sockets");
+    let led = stage.node.counted("redirected_sockets");
     stage.node.expect(Proto::Tcp, (stage.client.node_v4, PORT), "web");
     stage.node.expect(Proto::Tcp, (LOOPBACK, PORT + 1), "web");
-    assert_eq!(stage.node.counted("Sockets"), led + 2);
+    assert_eq!(stage.node.counted("redirected_sockets"), led + 2);
     network.check(&web.attach).expect("CHECK");
     network.del(&web.attach).expect("DEL");
     assert_eq!(stage.node.programs()["ports"], 0);
@@ -240,7 +240,7 @@ fn where_they_are_attached_is_chosen_and_said() {
         stage.node.write("/etc/cni/slipway.json", json!({"cgroup": value}).to_string());
         stage.node.slipway("node setup");
         let status = stage.node.programs();
-        (status["sockets"].clone(), status["socketsLeft"].as_str().unwrap_or_default().to_owned())
+        (status["cgroup"].clone(), status["cgroup_reason"].as_str().unwrap_or_default().to_owned())
     };
     stage.node.own_etc();
     stage.node.cmd("mkdir /run/group");
@@ -258,7 +258,7 @@ fn where_they_are_attached_is_chosen_and_said() {
     let result = stage.network().add(&attach(&pod)).expect("ADD");
     let _server = pod.serve(Proto::Tcp, &format!("{}:80", address(&result)), "web");
     stage.node.expect(Proto::Tcp, (LOOPBACK, PORT), "web");
-    assert_eq!(stage.node.counted("Sockets"), 1);
+    assert_eq!(stage.node.counted("redirected_sockets"), 1);
     stage.node.slipway("node teardown");
     stage.node.expect(Proto::Tcp, (LOOPBACK, PORT), "web");
 }
@@ -269,12 +269,12 @@ fn without_control_groups_nftables_serves() {
     let stage = Stage::new();
     let _web = web(&stage, list("ebpf"), "web", |a| a.port(Proto::Tcp, PORT, 80).port(Proto::Udp, PORT, 80));
     let status = stage.node.programs();
-    let why = status["socketsLeft"].as_str().unwrap_or_default();
-    assert!(status["sockets"].is_null() && why.contains("no control groups"), "{status}");
+    let why = status["cgroup_reason"].as_str().unwrap_or_default();
+    assert!(status["cgroup"].is_null() && why.contains("no control groups"), "{status}");
     for proto in Proto::ALL {
         for ip in [LOOPBACK, LOOPBACK6, stage.client.node_v4.into(), stage.client.node_v6.into()] {
             stage.node.expect(proto, (ip, PORT), "web");
         }
     }
-    assert_eq!(stage.node.counted("Sockets"), 0);
+    assert_eq!(stage.node.counted("redirected_sockets"), 0);
 }

@@ -75,7 +75,7 @@ fn netfilters_masquerade_takes_no_port_of_the_programs() {
     assert!(!stage.node.cmd("nft list table inet slipway").contains("spare-ports"));
     let fast_result = stage.network().add(&Attach::new(&fast)).expect("ADD");
     live_side_by_side(&stage, (&fast, addresses(&fast_result)), (&slow, addresses(&slow_result)));
-    assert!(stage.node.counted("Masqueraded") >= 6, "{}", stage.node.programs());
+    assert!(stage.node.counted("masqueraded_flows") >= 6, "{}", stage.node.programs());
 }
 
 /// The programs have no port left: the stack has the second conversation, and finds one of its own.
@@ -98,7 +98,7 @@ fn what_the_programs_leave_to_it_takes_none_either() {
         assert_eq!(one.say().expect("an answer").peer.port(), ONLY);
     }
     let status = stage.node.programs();
-    assert_eq!(status["left"]["NoPort"], 1, "{status}");
+    assert_eq!(status["left_to_netfilter"]["no_free_port"], 1, "{status}");
 }
 
 #[test]

@@ -103,7 +103,7 @@ fn another_mount_namespace_leaves_the_programs_alone() {
     let _far = stage.client.serve(Proto::Tcp, &at(stage.client.v4, 7000).to_string(), "far");
     let reach = |masqueraded: u64| {
         assert_eq!(pod.expect(Proto::Tcp, (stage.client.v4, 7000), "far").peer.ip(), stage.client.node_v4);
-        assert_eq!(stage.node.counted("Masqueraded"), masqueraded, "{}", stage.node.programs());
+        assert_eq!(stage.node.counted("masqueraded_flows"), masqueraded, "{}", stage.node.programs());
     };
     reach(1);
     let filter = stage.filters(&stage.client.node_link);
@@ -167,7 +167,12 @@ fn another_network_namespace_leaves_the_programs_alone() {
         assert!(stage.carried() > carried, "{after}: {}", stage.node.programs());
         assert_eq!(pod.expect(Proto::Tcp, (stage.client.v4, 7000), "far").peer.ip(), stage.client.node_v4);
         masqueraded += 1;
-        assert_eq!(stage.node.counted("Masqueraded"), masqueraded, "{after}: {}", stage.node.programs());
+        assert_eq!(
+            stage.node.counted("masqueraded_flows"),
+            masqueraded,
+            "{after}: {}",
+            stage.node.programs()
+        );
     };
     serves("ADD");
     let filters = || [&stage.client.node_link, link].map(|link| stage.filters(link));
@@ -266,7 +271,7 @@ fn a_container_that_comes_beside_a_teardown_is_served() {
         teardown.join().expect("teardown");
         result
     });
-    assert_eq!(stage.node.programs()["setUp"], false);
+    assert_eq!(stage.node.programs()["loaded"], false);
     let link = result["interfaces"][1]["name"].as_str().expect("the node's end");
     for link in [link, &stage.client.node_link] {
         assert_eq!(stage.filters(link), "", "{link}");

@@ -117,7 +117,8 @@ impl Bed {
     /// Everything there is to transfer, over IPv4 and IPv6.
     fn transfer(&self) {
         let (client, node) = (&self.stage.client, &self.stage.node);
-        let before = ["ToPodBytes", "FromPodBytes", "DropWrite", "DropTooBig"].map(|name| node.counted(name));
+        let before = ["to_container_bytes", "from_container_bytes", "write_failed", "too_big"]
+            .map(|name| node.counted(name));
         let ways: [(SocketAddr, SocketAddr); 2] = [
             ((client.node_v4, PORT).into(), (client.v4, FAR).into()),
             ((client.node_v6, PORT).into(), (client.v6, FAR).into()),
@@ -133,7 +134,8 @@ impl Bed {
             client.expect(Proto::Udp, port, "web");
             self.pod.expect(Proto::Udp, far, "far");
         }
-        let after = ["ToPodBytes", "FromPodBytes", "DropWrite", "DropTooBig"].map(|name| node.counted(name));
+        let after = ["to_container_bytes", "from_container_bytes", "write_failed", "too_big"]
+            .map(|name| node.counted(name));
         // All of it went by the programs.
         let sent = u64::try_from(4 * amount()).expect("64 bits");
         assert!(after[0] - before[0] > sent && after[1] - before[1] > sent, "{before:?} {after:?}");

@@ -56,21 +56,21 @@ fn conversations_go_on() {
     let before = (programs(&stage), links.each_ref().map(|link| program_at(&stage, link)));
     stage.node.cmd(&format!("mv {folder}/{} {folder}/programs-earlier", before.0[0]));
     assert_eq!(stage.node.programs()["current"], false);
-    let (carried, led) = (stage.carried(), stage.node.counted("Sockets"));
+    let (carried, led) = (stage.carried(), stage.node.counted("redirected_sockets"));
     stage.node.slipway("node setup");
     let after = (programs(&stage), links.each_ref().map(|link| program_at(&stage, link)));
     // Under the name of this version again, and others than before at each link.
     assert_eq!(before.0, after.0);
     assert!(before.1.iter().zip(&after.1).all(|(old, new)| old != new), "{before:?} {after:?}");
     let status = stage.node.programs();
-    assert_eq!((&status["current"], &status["sockets"]), (&json!(true), &json!("/sys/fs/cgroup")));
+    assert_eq!((&status["current"], &status["cgroup"]), (&json!(true), &json!("/sys/fs/cgroup")));
     // From the same ends as before, and through the programs.
     let again: Vec<_> = talks.iter_mut().map(|talk| talk.say().expect("an answer").peer).collect();
     assert_eq!(first, again);
     own.say().expect("an answer");
     assert!(stage.carried() >= carried + 4, "{status}");
     stage.node.expect(Proto::Tcp, to, "web");
-    assert_eq!(stage.node.counted("Sockets"), led + 1);
+    assert_eq!(stage.node.counted("redirected_sockets"), led + 1);
     // All of it is new flows' way, too.
     stage.client.expect(Proto::Tcp, to, "web");
 }
@@ -102,7 +102,7 @@ fn maps_that_a_later_layout_has_not_changed_are_taken_over() {
     // The new version's first word may be a DEL: what it removes, the old programs no longer know.
     network.del(&leaving).expect("DEL");
     assert_eq!(stage.node.programs()["ports"], 4);
-    assert_eq!(stage.node.programs()["setUp"], false);
+    assert_eq!(stage.node.programs()["loaded"], false);
     let carried = stage.carried();
     stage.node.slipway("node setup");
     let after = links.each_ref().map(|link| program_at(&stage, link));
@@ -113,7 +113,7 @@ fn maps_that_a_later_layout_has_not_changed_are_taken_over() {
     let status = stage.node.programs();
     assert!(stage.carried() >= carried + 4, "{status}");
     assert_eq!(
-        (&status["setUp"], &status["containers"], &status["ports"]),
+        (&status["loaded"], &status["containers"], &status["ports"]),
         (&json!(true), &json!(1), &json!(4))
     );
     network.check(&attach(&web)).expect("CHECK");
@@ -140,7 +140,7 @@ fn what_an_unknown_layout_served_is_left_to_nftables() {
         becomes(&stage, 99);
         if by_del {
             network.del(&second).expect("DEL");
-            assert_eq!(stage.node.programs()["setUp"], false);
+            assert_eq!(stage.node.programs()["loaded"], false);
         } else {
             let result = network.add(&second).expect("ADD");
             let _server = other.serve(Proto::Tcp, &format!("{}:80", address(&result)), "other");

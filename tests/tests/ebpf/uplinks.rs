@@ -16,9 +16,9 @@ fn reaches(pod: &Pod, far: &Host) {
 /// What status says of an interface that lacks something.
 fn complaint(stage: &Stage, link: &str) -> String {
     let status = stage.node.programs();
-    let all = status["uplinksWithout"].as_array().unwrap_or_else(|| panic!("{status}"));
+    let all = status["uplinks_left_to_nftables"].as_array().unwrap_or_else(|| panic!("{status}"));
     let of_link = all.iter().find(|one| one["name"] == link);
-    of_link.map(|one| one["why"].as_str().expect("a reason").to_owned()).unwrap_or_default()
+    of_link.map(|one| one["reason"].as_str().expect("a reason").to_owned()).unwrap_or_default()
 }
 
 /// Something else has our place among the filters of one uplink: the others are served all the same, and what a pod
@@ -45,11 +45,11 @@ fn one_uplink_without_a_program_is_no_error_for_the_others() {
     let report = stage.node.try_slipway("check-node").stdout;
     let line = report.lines().find(|line| line.contains("BPF programs at uplinks")).unwrap_or_default();
     assert!(line.starts_with("warning") && line.contains(&other.node_link), "{report}");
-    let before = stage.node.counted("Masqueraded");
+    let before = stage.node.counted("masqueraded_flows");
     reaches(&pod, &other);
-    assert_eq!(stage.node.counted("Masqueraded"), before, "{}", stage.node.programs());
+    assert_eq!(stage.node.counted("masqueraded_flows"), before, "{}", stage.node.programs());
     reaches(&pod, &stage.client);
-    assert_eq!(stage.node.counted("Masqueraded"), before + 1, "{}", stage.node.programs());
+    assert_eq!(stage.node.counted("masqueraded_flows"), before + 1, "{}", stage.node.programs());
     let _server = pod.serve(Proto::Tcp, &format!("{}:80", address(&result)), "web");
     for host in [&stage.client, &other] {
         host.expect(Proto::Tcp, (host.node_v4, PORT), "web");
@@ -59,7 +59,7 @@ fn one_uplink_without_a_program_is_no_error_for_the_others() {
     stage.node.slipway("node setup");
     assert_eq!(complaint(&stage, &other.node_link), "");
     reaches(&pod, &other);
-    assert_eq!(stage.node.counted("Masqueraded"), before + 2, "{}", stage.node.programs());
+    assert_eq!(stage.node.counted("masqueraded_flows"), before + 2, "{}", stage.node.programs());
     network.check(&attach).expect("CHECK");
     network.del(&attach).expect("DEL");
 }
@@ -88,9 +88,9 @@ fn a_setup_that_is_killed_cuts_nobody_off() {
         killed += 1;
     }
     assert!(killed > 10, "killed {killed} times");
-    let before = stage.node.counted("Masqueraded");
+    let before = stage.node.counted("masqueraded_flows");
     pod.expect(Proto::Tcp, (other.v4, FAR), "far");
-    assert_eq!(stage.node.counted("Masqueraded"), before + 1, "{}", stage.node.programs());
+    assert_eq!(stage.node.counted("masqueraded_flows"), before + 1, "{}", stage.node.programs());
 }
 
 #[test]
@@ -188,7 +188,7 @@ fn pods_on_the_uplinks_bridge_reach_published_ports_their_own_too() {
     network(51).add(&Attach::new(&other).port(Proto::Tcp, PORT + 1, 80)).expect("ADD");
     assert_eq!(node.programs()["uplinks"], json!(["br0"]));
     let _server = web.serve(Proto::Tcp, "192.0.2.50:80", "web");
-    let served = || node.programs()["counters"]["Published"].clone();
+    let served = || node.programs()["counters"]["published_flows"].clone();
     client.expect(Proto::Tcp, (own, PORT), "web");
     assert_eq!(served(), 1);
     for pod in [&other, &web] {

@@ -91,7 +91,8 @@ fn offloaded_packets_are_counted() {
     let counted = || {
         let ports: serde_json::Value =
             serde_json::from_str(&world.node.slipway("ports --json")).expect("JSON");
-        let packets = ports.as_array().expect("a list").iter().filter_map(|port| port["packets"].as_u64());
+        let packets =
+            ports["ports"].as_array().expect("a list").iter().filter_map(|port| port["packets"].as_u64());
         usize::try_from(packets.sum::<u64>()).expect("a number")
     };
     let mut talk =

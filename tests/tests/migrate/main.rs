@@ -145,7 +145,7 @@ impl World {
     /// Who serves the published ports.
     fn backends(&self) -> Vec<String> {
         let ports: Value = serde_json::from_str(&self.node.slipway("ports --json")).expect("JSON");
-        let all = ports.as_array().expect("a list").iter();
+        let all = ports["ports"].as_array().expect("a list").iter();
         let names: std::collections::BTreeSet<String> =
             all.map(|port| port["backend"].as_str().expect("a name").to_owned()).collect();
         names.into_iter().collect()
@@ -154,7 +154,7 @@ impl World {
 
 /// How many things are in this state.
 fn count(report: &Value, state: &str) -> usize {
-    let things = report["things"].as_array().expect("a list");
+    let things = report["items"].as_array().expect("a list");
     things.iter().filter(|thing| thing["state"] == state).count()
 }
 

@@ -36,7 +36,7 @@ pub(super) fn round_trip(maker: &Maker, interface: &str, steps: &[&str]) {
     for &to in steps {
         let before = world.everything();
         let (report, code) = world.migrate(&format!("--to {to} --dry-run"));
-        assert_eq!((code, count(&report, "to move")), (3, 2), "{report:#}");
+        assert_eq!((code, count(&report, "to_move")), (3, 2), "{report:#}");
         assert_eq!(world.everything(), before, "a dry run changes nothing");
         world.migrated(to, 2);
         world.assert_is_in(to);
@@ -114,7 +114,7 @@ fn what_cannot_be_said_is_left_alone() {
     world.node.cmd("ip6tables-nft -t nat -N MARK-MASQ");
     let _external = add("external", json!({"externalSetMarkChain": "MARK-MASQ"}), 8003);
     let (report, code) = world.migrate("--to nftables");
-    assert_eq!((code, count(&report, "moved"), count(&report, "left alone")), (4, 4, 2), "{report:#}");
+    assert_eq!((code, count(&report, "moved"), count(&report, "skipped")), (4, 4, 2), "{report:#}");
     let text = report.to_string();
     assert!(
         text.contains("the condition \\\"-m\\\" of iptables") && text.contains("MARK-MASQ"),

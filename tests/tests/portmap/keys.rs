@@ -249,7 +249,9 @@ fn ports_prints_a_table() {
     let line: Vec<&str> = table.lines().nth(1).unwrap_or_default().split_whitespace().collect();
     let wanted = ["net", "pod", "eth0", "tcp", "127.0.0.1:80", "10.77.0.2:8080", "nftables", "0", "-", "-"];
     assert_eq!(line, wanted, "{table}");
-    assert_eq!(node.slipway("ports --container other --output json").trim(), "[]");
+    let none: Value =
+        serde_json::from_str(&node.slipway("ports --container other --output json")).expect("JSON");
+    assert_eq!(none, json!({"schema": 1, "ports": []}));
     let wrong = node.try_slipway("ports --format json");
     assert_eq!(wrong.code, Some(2), "{wrong}");
 }

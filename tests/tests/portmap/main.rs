@@ -110,8 +110,8 @@ fn listed(node: &Node) -> Vec<String> {
     let all: Value = serde_json::from_str(&node.slipway("ports --output json")).expect("JSON");
     let line = |port: &Value| {
         let text = |key: &str| port[key].as_str().unwrap_or("-").to_owned();
-        let (first, last) = (&port["hostPort"], &port["hostPortEnd"]);
-        format!("{} {} {first}-{last} {}", text("protocol"), text("hostIP"), text("container"))
+        let (first, last) = (&port["host_port"], &port["host_port_end"]);
+        format!("{} {} {first}-{last} {}", text("protocol"), text("host_ip"), text("container"))
     };
-    all.as_array().expect("a list").iter().map(line).collect()
+    all["ports"].as_array().expect("a list").iter().map(line).collect()
 }

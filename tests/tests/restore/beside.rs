@@ -31,12 +31,15 @@ fn who_leaves_meanwhile_has_nothing_in_the_end() {
         world.node.cmd(&format!("rm {path}"));
         restoring.join().expect("no panic")
     });
-    let of_web = report["things"].as_array().unwrap().iter().filter(|thing| thing["container"] == "web");
+    let of_web = report["items"].as_array().unwrap().iter().filter(|thing| thing["container"] == "web");
     assert!(
         of_web.clone().count() > 0 && of_web.clone().all(|thing| thing["state"] != "restored"),
         "{report:#}"
     );
-    assert!(report.to_string().contains("the container left meanwhile: taken away again"), "{report:#}");
+    assert!(
+        report.to_string().contains("the container was deleted concurrently: removed again"),
+        "{report:#}"
+    );
     let left = world.node.ruleset();
     assert!(!left.contains("slipway1"), "{left}");
 }

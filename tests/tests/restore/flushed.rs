@@ -100,8 +100,8 @@ fn emptied_chains_are_filled() {
     silent(&world.client, at(world.client.node_v4, PORT));
     let (report, code) = world.restore("");
     assert_eq!(code, 0, "{report:#}");
-    assert_eq!(report["things"][0]["what"], "table inet slipway");
-    assert_eq!(report["things"][0]["state"], "restored");
+    assert_eq!(report["items"][0]["item"], "table inet slipway");
+    assert_eq!(report["items"][0]["state"], "restored");
     assert_eq!(count(&report, "restored"), 1, "{report:#}");
     everything_works(&world, &web, "web");
 }

@@ -16,8 +16,8 @@ fn the_dead_stay_dead() {
     let (report, code) = world.restore("");
     assert_eq!(code, 0, "{report:#}");
     let left = line(&report, "dead", "container");
-    assert_eq!(left["state"], "left out");
-    assert_eq!(left["why"], "the container is gone: no namespace at /run/netns/dead");
+    assert_eq!(left["state"], "skipped");
+    assert_eq!(left["reason"], "the container is gone: no namespace at /run/netns/dead");
     assert!(!world.node.ruleset().contains("dead"));
     world.client.expect(Proto::Tcp, at(world.client.node_v4, PORT), "live");
     silent(&world.client, at(world.client.node_v4, PORT + 1));
@@ -38,7 +38,10 @@ fn another_container_at_the_same_path_gets_nothing() {
     let (report, code) = world.restore("");
     assert_eq!(code, 0, "{report:#}");
     let left = line(&report, "pod", "container");
-    assert_eq!(left["why"], "its link belongs to network net1, container new, interface eth0", "{report:#}");
+    assert_eq!(
+        left["reason"], "its link belongs to network net1, container new, interface eth0",
+        "{report:#}"
+    );
     assert!(!world.node.slipway("ports").contains("8080"), "{report:#}");
     assert_eq!(line(&report, "new", "masquerade")["state"], "restored");
     drop(old);
@@ -60,12 +63,15 @@ fn without_an_owner_on_the_link_addresses_decide() {
     web.cmd(&format!("ip address del {}/24 dev eth0", web.ips[0]));
     let (report, _) = world.restore("");
     let left = line(&report, "web", "container");
-    assert!(left["why"].as_str().unwrap().contains("has not the address"), "{report:#}");
+    assert!(left["reason"].as_str().unwrap().contains("does not have the address"), "{report:#}");
     web.cmd(&format!("ip address add {}/24 dev eth0", web.ips[0]));
     web.cmd("ip link set eth0 address 02:00:00:00:00:99");
     let (report, _) = world.restore("");
     let left = line(&report, "web", "container");
-    assert!(left["why"].as_str().unwrap().contains("has not the MAC address"), "{report:#}");
+    assert!(
+        left["reason"].as_str().unwrap().contains("does not have the result's MAC address"),
+        "{report:#}"
+    );
     assert_eq!(count(&report, "restored"), 0, "{report:#}");
 }
 
@@ -85,7 +91,7 @@ fn a_port_of_a_living_container_is_not_taken() {
     assert_eq!(code, 1, "{report:#}");
     let failed = line(&report, "first", "published ports");
     assert_eq!(failed["state"], "failed");
-    assert!(failed["why"].as_str().unwrap().contains("container second"), "{failed}");
+    assert!(failed["reason"].as_str().unwrap().contains("container second"), "{failed}");
     world.client.expect(Proto::Tcp, at(world.client.node_v4, PORT), "second");
     drop(second);
 }
@@ -121,7 +127,7 @@ fn a_cache_that_cannot_be_read_stands_in_nobodys_way() {
     world.node.cmd("nft flush ruleset");
     let (report, code) = world.restore("");
     assert_eq!(code, 0, "{report:#}");
-    assert_eq!(count(&report, "left out"), 3, "{report:#}");
+    assert_eq!(count(&report, "skipped"), 3, "{report:#}");
     assert!(report.to_string().contains("before 0.8"), "{report:#}");
     world.client.expect(Proto::Tcp, at(world.client.node_v4, PORT), "web");
 }
@@ -139,7 +145,7 @@ fn caches_elsewhere_are_named() {
     world.client.expect(Proto::Tcp, at(world.client.node_v4, PORT), "web");
     let output = world.node.try_slipway("restore --cache-dir /run/nowhere");
     assert_eq!(output.code, Some(1), "{output}");
-    assert!(output.stderr.contains("there is no runtime's cache in /run/nowhere/results"), "{output}");
+    assert!(output.stderr.contains("no runtime's cache in /run/nowhere/results"), "{output}");
     drop(web);
 }
 

@@ -115,15 +115,15 @@ impl World {
 
 /// How many things are in this state.
 fn count(report: &Value, state: &str) -> usize {
-    let things = report["things"].as_array().expect("a list");
+    let things = report["items"].as_array().expect("a list");
     things.iter().filter(|thing| thing["state"] == state).count()
 }
 
 /// The line about a container whose text contains all of these.
 fn line<'a>(report: &'a Value, container: &str, words: &str) -> &'a Value {
-    let things = report["things"].as_array().expect("a list");
+    let things = report["items"].as_array().expect("a list");
     let found = things.iter().find(|thing| {
-        thing["container"] == container && thing["what"].as_str().is_some_and(|what| what.contains(words))
+        thing["container"] == container && thing["item"].as_str().is_some_and(|what| what.contains(words))
     });
     found.unwrap_or_else(|| panic!("nothing about {container} and {words}: {report:#}"))
 }

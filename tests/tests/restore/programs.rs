@@ -12,7 +12,7 @@ fn fast(world: &World) -> Network<'_> {
 
 /// What the programs have done so far for hosts outside and for pods.
 fn carried(world: &World) -> [u64; 2] {
-    ["Published", "Masqueraded"].map(|name| world.node.counted(name))
+    ["published_flows", "masqueraded_flows"].map(|name| world.node.counted(name))
 }
 
 fn is_back(world: &World, network: &Network<'_>, web: &Web) {
@@ -62,7 +62,7 @@ fn the_programs_are_back_too() {
     silent(&world.client, at(world.client.node_v4, PORT));
     let (report, code) = world.restore("--dry-run");
     assert_eq!((code, count(&report, "restored")), (3, 0), "{report:#}");
-    assert_eq!(world.node.programs()["setUp"], false);
+    assert_eq!(world.node.programs()["loaded"], false);
     is_back(&world, &network, &web);
     nothing_is_left(&world, &network, &web);
 }

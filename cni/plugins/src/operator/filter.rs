@@ -1,67 +1,40 @@
-//! The arguments of commands that list what containers have: whose, and in which form.
+//! The selection of what containers have, by network and container.
 
 use cni_dataplane::Owner;
 
-/// What is wanted.
+use super::cli::Given;
+
+/// The owners that are wanted.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct Filter {
-    pub(super) network: Option<String>,
-    pub(super) container: Option<String>,
-    pub(super) json: bool,
+    network: Option<String>,
+    container: Option<String>,
 }
 
 impl Filter {
-    /// Reads `[--network NAME] [--container ID] [--output table|json]`.
-    pub(super) fn parse(args: &[String]) -> Result<Self, String> {
-        let mut options = Self::default();
-        let mut args = args.iter();
-        while let Some(arg) = args.next() {
-            let (name, inline) = match arg.split_once('=') {
-                Some((name, value)) => (name, Some(value.to_owned())),
-                None => (arg.as_str(), None),
-            };
-            if name == "--json" {
-                options.json = true;
-                continue;
-            }
-            if !["--network", "--container", "--output", "-o"].contains(&name) {
-                return Err(format!("unknown argument {arg:?}"));
-            }
-            let value =
-                inline.or_else(|| args.next().cloned()).ok_or_else(|| format!("{name} needs a value"))?;
-            match name {
-                "--network" => options.network = Some(value),
-                "--container" => options.container = Some(value),
-                _ => options.json = parse_output(&value)?,
-            }
-        }
-        Ok(options)
+    /// Takes the options `--network` and `--container`.
+    pub(super) fn new(given: &Given) -> Self {
+        let value = |option| given.value(option).map(str::to_owned);
+        Self { network: value("--network"), container: value("--container") }
     }
 
-    /// Whether something with this owner is wanted.
+    /// True if things of this owner are wanted.
     pub(super) fn includes(&self, owner: Option<&Owner>) -> bool {
-        let network = |wanted: &String| owner.is_some_and(|owner| same(&owner.network, wanted));
+        let network = |wanted: &String| owner.is_some_and(|owner| matches(&owner.network, wanted));
         let container = |wanted: &String| {
-            owner
-                .is_some_and(|o| o.container_id.starts_with(wanted.as_str()) || same(&o.container_id, wanted))
+            owner.is_some_and(|o| {
+                o.container_id.starts_with(wanted.as_str()) || matches(&o.container_id, wanted)
+            })
         };
         self.network.as_ref().is_none_or(network) && self.container.as_ref().is_none_or(container)
     }
 }
 
-fn parse_output(value: &str) -> Result<bool, String> {
-    match value {
-        "json" => Ok(true),
-        "table" => Ok(false),
-        other => Err(format!("--output is table or json, not {other:?}")),
-    }
-}
-
-/// Whether a name as elements carry it (cut to fit, `~` at the end) can be the one that is wanted.
-fn same(carried: &str, wanted: &str) -> bool {
-    match carried.strip_suffix('~') {
+/// True if a name from an element's comment can be the wanted one. Long names are cut there, with `~` at the end.
+fn matches(stored: &str, wanted: &str) -> bool {
+    match stored.strip_suffix('~') {
         Some(begin) => wanted.starts_with(begin),
-        None => carried == wanted,
+        None => stored == wanted,
     }
 }
 
@@ -72,22 +45,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn arguments() {
-        let parse = |args: &[&str]| Filter::parse(&args.iter().map(|&a| a.to_owned()).collect::<Vec<_>>());
-        assert!(parse(&["--output=json"]).unwrap().json && parse(&["--json"]).unwrap().json);
-        assert_eq!(parse(&["--network", "a"]).unwrap().network.as_deref(), Some("a"));
-        assert_eq!(parse(&["--output", "xml"]).unwrap_err(), "--output is table or json, not \"xml\"");
-        assert_eq!(parse(&["--network"]).unwrap_err(), "--network needs a value");
-        assert_eq!(parse(&["what"]).unwrap_err(), "unknown argument \"what\"");
-    }
-
-    #[test]
-    fn filters_know_cut_names() {
+    fn cut_names_match() {
         let owner = Owner::of(&Attachment::new("k8s-pod-network", "0123456789", "eth0").unwrap());
         let filter = Filter { network: Some("k8s-pod-network".to_owned()), ..Filter::default() };
         assert!(filter.includes(Some(&owner)) && !filter.includes(None));
         let by_id = Filter { container: Some("0123".to_owned()), ..Filter::default() };
         assert!(by_id.includes(Some(&owner)));
-        assert!(same("abc~", "abcdef") && !same("abc~", "abX"));
+        assert!(matches("abc~", "abcdef") && !matches("abc~", "abX"));
     }
 }

@@ -1,31 +1,25 @@
-//! `slipway flows`: the conversations that the programs of the eBPF backend know.
+//! `slipway flows`: the flows that the BPF programs track.
 
 use std::io::{self, Write};
 
 use cni_dataplane::ebpf::{self, Direction, Ends, KnownFlow, Plane, State};
 use serde_json::{Value, json};
 
+use super::cli::{Failure, Given};
 use super::filter::Filter;
-use super::table;
-use crate::operator::said;
+use super::{json, names, table};
 
-/// Arguments of `slipway flows`.
-pub const USAGE: &str = "[--network NAME] [--container ID] [--output table|json]";
-
-/// Prints the conversations: exit code 0 (also when there are none), 1 when they cannot be read, 2 for wrong
-/// arguments.
-pub fn flows_command(args: &[String], out: &mut dyn Write, err: &mut dyn Write) -> u8 {
-    let filter = match Filter::parse(args) {
-        Ok(filter) => filter,
-        Err(reason) => return said(writeln!(err, "slipway flows: {reason}"), 2),
-    };
-    match ebpf::flows() {
-        Ok(mut flows) => {
-            flows.retain(|flow| filter.includes(flow.owner.as_ref()));
-            said(if filter.json { print_json(&flows, out) } else { print_table(&flows, out) }, 0)
-        }
-        Err(error) => said(writeln!(err, "slipway flows: {error}"), 1),
+/// Prints the flows.
+pub(super) fn run(given: &Given, out: &mut dyn Write, _err: &mut dyn Write) -> Result<u8, Failure> {
+    let filter = Filter::new(given);
+    let mut flows = ebpf::flows().map_err(Failure::failed)?;
+    flows.retain(|flow| filter.includes(flow.owner.as_ref()));
+    if given.json() {
+        json::print(document(&flows), out)?;
+    } else {
+        print_table(&flows, out)?;
     }
+    Ok(0)
 }
 
 const HEADER: [&str; 12] = [
@@ -39,7 +33,7 @@ const HEADER: [&str; 12] = [
     "BECOMES",
     "PACKETS",
     "BYTES",
-    "ANSWERS",
+    "REPLIES",
     "IDLE",
 ];
 
@@ -56,7 +50,7 @@ fn line(flow: &KnownFlow) -> [String; 12] {
     let (source, destination) = flow.first.before;
     let counted = |direction: Option<Direction>| direction.and_then(|direction| direction.counted);
     let number = |count: Option<u64>| count.map_or_else(|| "-".to_owned(), |count| count.to_string());
-    let (first, answers) = (counted(Some(flow.first)), counted(flow.answers));
+    let (original, reply) = (counted(Some(flow.first)), counted(flow.answers));
     let idle = if flow.idle.as_secs() < 2 { "-".to_owned() } else { format!("{} s", flow.idle.as_secs()) };
     [
         network,
@@ -67,9 +61,9 @@ fn line(flow: &KnownFlow) -> [String; 12] {
         source.to_string(),
         destination.to_string(),
         becomes(flow.first),
-        number(first.map(|(packets, _)| packets)),
-        number(first.map(|(_, bytes)| bytes)),
-        number(answers.map(|(packets, _)| packets)),
+        number(original.map(|(packets, _)| packets)),
+        number(original.map(|(_, bytes)| bytes)),
+        number(reply.map(|(packets, _)| packets)),
         idle,
     ]
 }
@@ -84,7 +78,7 @@ fn protocol(number: u8) -> String {
     }
 }
 
-/// As conntrack calls them.
+/// The state, in the words of conntrack.
 fn state(flow: &KnownFlow) -> &'static str {
     match flow.state {
         State::SynSent => "SYN_SENT",
@@ -106,11 +100,11 @@ fn served(plane: Plane) -> String {
     match plane {
         Plane::Published => "ebpf (port)".to_owned(),
         Plane::Masqueraded => "ebpf (masquerade)".to_owned(),
-        Plane::Left(reason) => format!("netfilter ({reason:?})"),
+        Plane::Left(reason) => format!("netfilter ({})", names::of_reason(reason)),
     }
 }
 
-/// What the translation changes.
+/// The ends that the translation changes.
 fn becomes(direction: Direction) -> String {
     let (before, after): (Ends, Ends) = (direction.before, direction.after);
     let mut changed = Vec::new();
@@ -123,46 +117,41 @@ fn becomes(direction: Direction) -> String {
     if changed.is_empty() { "-".to_owned() } else { changed.join(" ") }
 }
 
-fn print_json(flows: &[KnownFlow], out: &mut dyn Write) -> io::Result<()> {
-    let all: Vec<Value> = flows.iter().map(object).collect();
-    serde_json::to_writer_pretty(&mut *out, &all)?;
-    writeln!(out)
+/// The document of `slipway flows`.
+fn document(flows: &[KnownFlow]) -> Value {
+    json!({ "flows": flows.iter().map(object).collect::<Vec<_>>() })
 }
 
 fn object(flow: &KnownFlow) -> Value {
     let owner = flow.owner.as_ref();
-    let reason = match flow.plane {
-        Plane::Left(reason) => Some(format!("{reason:?}")),
-        Plane::Published | Plane::Masqueraded => None,
-    };
-    let kind = match flow.plane {
-        Plane::Published => "published",
-        Plane::Masqueraded => "masqueraded",
-        Plane::Left(_) => "left",
+    let (kind, reason) = match flow.plane {
+        Plane::Published => ("published", None),
+        Plane::Masqueraded => ("masqueraded", None),
+        Plane::Left(reason) => ("netfilter", Some(names::of_reason(reason))),
     };
     json!({
         "network": owner.map(|owner| &owner.network),
         "container": owner.map(|owner| &owner.container_id),
         "interface": owner.map(|owner| &owner.ifname),
-        "containerIP": flow.container.to_string(),
+        "container_ip": flow.container.to_string(),
         "protocol": protocol(flow.protocol),
         "state": state(flow),
         "established": flow.is_established,
         "kind": kind,
         "reason": reason,
-        "idleSeconds": flow.idle.as_secs(),
-        "first": half(flow.first),
-        "answers": flow.answers.map(half),
+        "idle_seconds": flow.idle.as_secs(),
+        "original": direction(flow.first),
+        "reply": flow.answers.map(direction),
     })
 }
 
-fn half(direction: Direction) -> Value {
+fn direction(direction: Direction) -> Value {
     let (before, after) = (direction.before, direction.after);
     json!({
-        "from": before.0.to_string(),
-        "to": before.1.to_string(),
-        "becomesFrom": after.0.to_string(),
-        "becomesTo": after.1.to_string(),
+        "source": before.0.to_string(),
+        "destination": before.1.to_string(),
+        "translated_source": after.0.to_string(),
+        "translated_destination": after.1.to_string(),
         "packets": direction.counted.map(|(packets, _)| packets),
         "bytes": direction.counted.map(|(_, bytes)| bytes),
     })
@@ -226,21 +215,33 @@ mod tests {
     }
 
     #[test]
-    fn the_table_lines_up() {
+    fn the_table_is_aligned() {
         expect![[r#"
-            NETWORK  CONTAINER  PROTOCOL  STATE        SERVED           FROM             TO                BECOMES          PACKETS  BYTES  ANSWERS  IDLE
+            NETWORK  CONTAINER  PROTOCOL  STATE        SERVED           FROM             TO                BECOMES          PACKETS  BYTES  REPLIES  IDLE
             pods     web1       tcp       ESTABLISHED  ebpf (port)      192.0.2.9:40000  192.0.2.2:8080    to 10.22.0.2:80  3        300    -        7 s
-            -        fd00::2    udp       UNREPLIED    netfilter (Mtu)  [fd00::2]:5353   [2001:db8::1]:53  -                1        90     -        -
+            -        fd00::2    udp       UNREPLIED    netfilter (mtu)  [fd00::2]:5353   [2001:db8::1]:53  -                1        90     -        -
         "#]].assert_eq(&printed(|out| print_table(&flows(), out)));
     }
 
     #[test]
-    fn json_has_both_halves() {
-        let all: Value = serde_json::from_str(&printed(|out| print_json(&flows(), out))).unwrap();
-        assert_eq!(all[0]["first"]["becomesTo"], "10.22.0.2:80");
-        assert_eq!((&all[0]["first"]["packets"], &all[0]["answers"]["packets"]), (&json!(3), &Value::Null));
-        assert_eq!(all[0]["answers"]["becomesFrom"], "192.0.2.2:8080");
-        assert_eq!((&all[1]["kind"], &all[1]["reason"]), (&json!("left"), &json!("Mtu")));
-        assert_eq!(all[1]["network"], Value::Null);
+    fn json_has_both_directions() {
+        let document = document(&flows());
+        let [published, _] = flows();
+        let counted = |direction: Direction, counted| Direction { counted, ..direction };
+        let swapped = KnownFlow {
+            first: counted(published.first, None),
+            answers: published.answers.map(|reply| counted(reply, Some((2, 200)))),
+            ..published
+        };
+        json::assert_documented("flows", &[document.clone(), super::document(&[swapped])]);
+        let [published, left] = [&document["flows"][0], &document["flows"][1]];
+        assert_eq!(published["original"]["translated_destination"], "10.22.0.2:80");
+        assert_eq!(
+            (&published["original"]["packets"], &published["reply"]["packets"]),
+            (&json!(3), &Value::Null)
+        );
+        assert_eq!(published["reply"]["translated_source"], "192.0.2.2:8080");
+        assert_eq!((&left["kind"], &left["reason"]), (&json!("netfilter"), &json!("mtu")));
+        assert_eq!(left["network"], Value::Null);
     }
 }

@@ -1,45 +1,38 @@
-//! `slipway ports`: what is published on this node, and who owns it.
+//! `slipway ports`: the published ports of this node, with their owners.
 
 use std::io::{self, Write};
 use std::net::IpAddr;
 
-use cni_dataplane::{Backend, Dataplane, HostAddress, Listed, Traffic};
+use cni_dataplane::{AddressFamily, Backend, Dataplane, HostAddress, Listed, Traffic};
 use serde_json::{Value, json};
 
+use super::cli::{Failure, Given};
 use super::filter::Filter;
-use super::table;
-use crate::operator::said;
-
-/// Arguments of `slipway ports`.
-pub const USAGE: &str = "[--network NAME] [--container ID] [--output table|json]";
+use super::{json, table};
 
 type Row = (Listed, Option<Traffic>);
 
-/// Prints the published ports: exit code 0 (also when there are none), 1 when they cannot be read,
-/// 2 for wrong arguments.
-pub fn ports_command(args: &[String], out: &mut dyn Write, err: &mut dyn Write) -> u8 {
-    let filter = match Filter::parse(args) {
-        Ok(filter) => filter,
-        Err(reason) => return said(writeln!(err, "slipway ports: {reason}"), 2),
-    };
+/// Prints the published ports.
+pub(super) fn run(given: &Given, out: &mut dyn Write, err: &mut dyn Write) -> Result<u8, Failure> {
+    let filter = Filter::new(given);
     let dataplane = Dataplane::default();
-    let mut listed = match dataplane.list() {
-        Ok(listed) => listed,
-        Err(error) => return said(writeln!(err, "slipway ports: {error}"), 1),
-    };
+    let mut listed = dataplane.list().map_err(Failure::failed)?;
     listed.retain(|one| filter.includes(one.owner.as_ref()));
     // Without conntrack the list is still worth printing.
     let traffic = match dataplane.traffic(&listed) {
         Ok(traffic) => traffic.into_iter().map(Some).collect(),
         Err(error) => {
-            if writeln!(err, "slipway ports: connections are not counted: {error}").is_err() {
-                return 1;
-            }
+            writeln!(err, "slipway ports: connections are not counted: {error}")?;
             vec![None; listed.len()]
         }
     };
     let rows: Vec<Row> = listed.into_iter().zip(traffic).collect();
-    said(if filter.json { print_json(&rows, out) } else { print_table(&rows, out) }, 0)
+    if given.json() {
+        json::print(document(&rows), out)?;
+    } else {
+        print_table(&rows, out)?;
+    }
+    Ok(0)
 }
 
 const HEADER: [&str; 10] = [
@@ -84,18 +77,18 @@ fn line(listed: &Listed, traffic: Option<Traffic>) -> [String; 10] {
     [network, container, ifname, protocol, host, target, backend, connections, packets, bytes]
 }
 
-fn print_json(rows: &[Row], out: &mut dyn Write) -> io::Result<()> {
-    let all: Vec<Value> = rows.iter().map(|(listed, traffic)| object(listed, *traffic)).collect();
-    serde_json::to_writer_pretty(&mut *out, &all)?;
-    writeln!(out)
+/// The document of `slipway ports`.
+fn document(rows: &[Row]) -> Value {
+    let ports: Vec<Value> = rows.iter().map(|(listed, traffic)| object(listed, *traffic)).collect();
+    json!({ "ports": ports })
 }
 
 fn object(listed: &Listed, traffic: Option<Traffic>) -> Value {
     let counted = traffic.and_then(|traffic| traffic.counted);
     let port = &listed.port;
     let host_ip = match port.host.address {
-        HostAddress::Any(cni_dataplane::AddressFamily::V4) => "0.0.0.0".to_owned(),
-        HostAddress::Any(cni_dataplane::AddressFamily::V6) => "::".to_owned(),
+        HostAddress::Any(AddressFamily::V4) => "0.0.0.0".to_owned(),
+        HostAddress::Any(AddressFamily::V6) => "::".to_owned(),
         HostAddress::One(address) => address.to_string(),
     };
     let owner = listed.owner.as_ref();
@@ -104,11 +97,11 @@ fn object(listed: &Listed, traffic: Option<Traffic>) -> Value {
         "container": owner.map(|owner| &owner.container_id),
         "interface": owner.map(|owner| &owner.ifname),
         "protocol": port.host.protocol.as_str(),
-        "hostIP": host_ip,
-        "hostPort": port.host.first,
-        "hostPortEnd": port.host.last,
-        "containerIP": port.container.to_string(),
-        "containerPort": port.container_port,
+        "host_ip": host_ip,
+        "host_port": port.host.first,
+        "host_port_end": port.host.last,
+        "container_ip": port.container.to_string(),
+        "container_port": port.container_port,
         "backend": listed.backend.as_str(),
         "connections": traffic.map(|traffic| traffic.connections),
         "packets": counted.map(|(packets, _)| packets),
@@ -118,7 +111,7 @@ fn object(listed: &Listed, traffic: Option<Traffic>) -> Value {
 
 #[cfg(test)]
 mod tests {
-    use cni_dataplane::{AddressFamily, BackendName, HostPorts, Owner, Protocol, PublishedPort};
+    use cni_dataplane::{BackendName, HostPorts, Owner, Protocol, PublishedPort};
     use cni_spec::Attachment;
     use expect_test::expect;
 
@@ -150,7 +143,7 @@ mod tests {
     }
 
     #[test]
-    fn the_table_lines_up() {
+    fn the_table_is_aligned() {
         expect![[r#"
             NETWORK          CONTAINER     INTERFACE  PROTOCOL  HOST                     TARGET               BACKEND   CONNECTIONS  PACKETS  BYTES
             k8s-pod-network  0123456789ab  eth0       tcp       0.0.0.0:8080             10.88.0.2:80         ebpf      3            30       3000
@@ -160,18 +153,20 @@ mod tests {
     }
 
     #[test]
-    fn nothing_published_is_a_header_or_an_empty_list() {
+    fn without_ports_there_is_a_header_or_an_empty_list() {
         assert_eq!(printed(|out| print_table(&[], out)).lines().count(), 1);
-        assert_eq!(printed(|out| print_json(&[], out)), "[]\n");
+        assert_eq!(document(&[]), json!({ "ports": [] }));
     }
 
     #[test]
     fn json_has_everything() {
-        let all: Value = serde_json::from_str(&printed(|out| print_json(&rows(), out))).unwrap();
-        assert_eq!(all[0]["hostIP"], "0.0.0.0");
-        assert_eq!((&all[0]["connections"], &all[0]["bytes"]), (&json!(3), &json!(3000)));
-        assert_eq!((&all[0]["backend"], &all[1]["bytes"]), (&json!("ebpf"), &Value::Null));
-        assert_eq!((&all[1]["hostPort"], &all[1]["hostPortEnd"]), (&json!(9000), &json!(9099)));
-        assert_eq!(all[1]["network"], Value::Null);
+        let document = document(&rows());
+        json::assert_documented("ports", &[document.clone(), super::document(&[])]);
+        let [container, by_hand] = [&document["ports"][0], &document["ports"][1]];
+        assert_eq!(container["host_ip"], "0.0.0.0");
+        assert_eq!((&container["connections"], &container["bytes"]), (&json!(3), &json!(3000)));
+        assert_eq!((&container["backend"], &by_hand["bytes"]), (&json!("ebpf"), &Value::Null));
+        assert_eq!((&by_hand["host_port"], &by_hand["host_port_end"]), (&json!(9000), &json!(9099)));
+        assert_eq!(by_hand["network"], Value::Null);
     }
 }

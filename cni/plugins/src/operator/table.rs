@@ -2,7 +2,7 @@
 
 use std::io::{self, Write};
 
-/// Prints a header and lines, each column as wide as it has to be.
+/// Prints a header and lines, each column as wide as its widest cell.
 pub(super) fn print<const N: usize>(
     header: [&str; N],
     lines: &[[String; N]],
@@ -23,7 +23,7 @@ pub(super) fn print<const N: usize>(
     lines.iter().try_for_each(|line| put(line.each_ref().map(String::as_str)))
 }
 
-/// Twelve characters are what people know a container by.
+/// The first twelve characters of a container ID, as container tools show it.
 pub(super) fn short(container_id: &str) -> String {
     container_id.chars().take(12).collect()
 }

@@ -90,13 +90,13 @@ impl Evidence {
         // A connection has a SYN, an ACK and a byte at least, and the replies.
         let packets = |done: &Done| done.transactions + 3.0 * done.connections;
         let expected = [
-            ("Published", port.connections),
-            ("Masqueraded", out.connections),
-            ("Sockets", node.connections),
-            ("ToPodPackets", packets(&port) + 2.0 * out.connections + out.transactions),
-            ("FromPodPackets", packets(&out) + 2.0 * port.connections + port.transactions),
-            ("ToPodBytes", port.kib * 1024.0),
-            ("FromPodBytes", out.kib * 1024.0),
+            ("published_flows", port.connections),
+            ("masqueraded_flows", out.connections),
+            ("redirected_sockets", node.connections),
+            ("to_container_packets", packets(&port) + 2.0 * out.connections + out.transactions),
+            ("from_container_packets", packets(&out) + 2.0 * port.connections + port.transactions),
+            ("to_container_bytes", port.kib * 1024.0),
+            ("from_container_bytes", out.kib * 1024.0),
         ];
         let missed = expected.into_iter().find(|(name, least)| counted(name) < *least);
         missed.map(|(name, least)| {

@@ -56,8 +56,10 @@ fn services() -> Option<Finding> {
     };
     let outdated = || {
         Finding::new("addresses of published ports", State::Warning, "not those that the node has now")
-            .why("on a node with IPVS the table has a list of the addresses that published ports answer at")
-            .mend(
+            .reason(
+                "on a node with IPVS the table has a list of the addresses that published ports answer at",
+            )
+            .fix(
                 "the next container with ports, STATUS of portmap, or `slipway restore` brings it up to date",
             )
     };
@@ -68,7 +70,7 @@ fn services() -> Option<Finding> {
         Ok(Answering::Everywhere) => None,
         Ok(Answering::At(count)) => Some(
             Finding::new(what, State::Note, "there, with the addresses of Services (kube-proxy's IPVS, kube-router)")
-                .why(format!(
+                .reason(format!(
                     "published ports answer at {count} other addresses and the loopback alone; an address that the \
                      node gets later counts from the next container with ports, or STATUS of portmap, on"
                 )),
@@ -86,8 +88,8 @@ fn strict_forward_ports() -> Option<Finding> {
     let finding = Finding::new("firewalld, StrictForwardPorts", state, format!("yes, in {FIREWALLD}"));
     Some(
         finding
-            .why("firewalld refuses what others have translated: published ports answer to the node alone")
-            .mend("StrictForwardPorts=no and `firewall-cmd --reload`, or publish ports with `firewall-cmd --add-forward-port`"),
+            .reason("firewalld refuses what others have translated: published ports answer to the node alone")
+            .fix("StrictForwardPorts=no and `firewall-cmd --reload`, or publish ports with `firewall-cmd --add-forward-port`"),
     )
 }
 
@@ -111,8 +113,8 @@ fn random_ports() -> Option<Finding> {
     );
     Some(
         Finding::new("ports that others masquerade with", State::Warning, found)
-            .why("a reply to a port that both have chosen reaches the container alone: the other connection is cut")
-            .mend("give that rule ports outside of the range (--to-ports), or \"ipMasqBackend\": \"nftables\" to the networks"),
+            .reason("a reply to a port that both have chosen reaches the container alone: the other connection is cut")
+            .fix("give that rule ports outside of the range (--to-ports), or \"ipMasqBackend\": \"nftables\" to the networks"),
     )
 }
 

@@ -63,14 +63,14 @@ fn own_table() -> Finding {
     match node::own_table() {
         Ok(OwnTable::Ready) => Finding::ok(what, format!("there, schema {schema}")),
         Ok(OwnTable::Absent) => {
-            Finding::ok(what, "not there yet").why("the first container with a published port makes it")
+            Finding::ok(what, "not there yet").reason("the first container with a published port makes it")
         }
         Ok(OwnTable::Damaged) => Finding::new(what, State::Warning, "changed by someone else, or older")
-            .why("published ports may not answer until then")
-            .mend("nothing to do: the next container that is added puts it right"),
+            .reason("published ports may not answer until then")
+            .fix("nothing to do: the next container that is added puts it right"),
         Err(error) => Finding::new(what, State::Missing, error.to_string())
-            .why("published ports and masquerade are its elements")
-            .mend("see what is named here"),
+            .reason("published ports and masquerade are its elements")
+            .fix("see what is named here"),
     }
 }
 
@@ -81,7 +81,7 @@ fn flowtable() -> Option<Finding> {
         Ok(defaults) => defaults.flowtable.is_some(),
         Err(error) => {
             let finding = Finding::new("the node's defaults", State::Missing, error.to_string());
-            return Some(finding.why("no container can be added").mend("see what is named here"));
+            return Some(finding.reason("no container can be added").fix("see what is named here"));
         }
     };
     let standing = match offload::standing() {
@@ -92,16 +92,16 @@ fn flowtable() -> Option<Finding> {
         (false, Standing::None) => None,
         (false, Standing::At(_)) => Some(
             Finding::new(WHAT, State::Note, "there, and no longer wanted")
-                .why("the next container that is added takes it away"),
+                .reason("the next container that is added takes it away"),
         ),
         (true, Standing::At(links)) => {
             Some(Finding::ok(WHAT, format!("for {}, at {}", offload::protocols(), links.join(", "))))
         }
         (true, Standing::None) => Some(match offload::try_out().err() {
-            None => Finding::ok(WHAT, "not there yet").why("the next container that is added makes it"),
+            None => Finding::ok(WHAT, "not there yet").reason("the next container that is added makes it"),
             Some(error) => Finding::new(WHAT, State::Warning, error.to_string())
-                .why("it is asked for in slipway.json; without it every packet goes through all chains")
-                .mend("a kernel (or its modules) with NF_FLOW_TABLE, NF_FLOW_TABLE_INET, NFT_FLOW_OFFLOAD"),
+                .reason("it is asked for in slipway.json; without it every packet goes through all chains")
+                .fix("a kernel (or its modules) with NF_FLOW_TABLE, NF_FLOW_TABLE_INET, NFT_FLOW_OFFLOAD"),
         }),
     }
 }
@@ -129,8 +129,8 @@ fn dropping(chain: &ForwardChain) -> Finding {
         State::Warning,
         format!("policy drop at the forward hook, {} rules", chain.rules),
     )
-    .why("traffic to and from containers passes only if one of its rules accepts it")
-    .mend(accept(&chain.name))
+    .reason("traffic to and from containers passes only if one of its rules accepts it")
+    .fix(accept(&chain.name))
 }
 
 /// What to do about a chain that drops, by what it is.
@@ -151,7 +151,9 @@ fn iptables() -> Finding {
     let what = "backend iptables";
     let why = "published ports and masquerade with \"backend\": \"iptables\", and what was made so before";
     let note = |error: DataplaneError| {
-        Finding::new(what, State::Note, error.to_string()).why(why).mend("nothing to do without that backend")
+        Finding::new(what, State::Note, error.to_string())
+            .reason(why)
+            .fix("nothing to do without that backend")
     };
     let (variant, chains) = match (iptables::chosen_variant(), iptables::containers_chains()) {
         (Ok(variant), Ok(chains)) => (variant, chains),
@@ -167,8 +169,8 @@ fn iptables() -> Finding {
         [] => Finding::ok(what, format!("iptables-{variant}")),
         [one] => Finding::ok(what, format!("iptables-{one}, which has chains of containers")),
         _ => Finding::new(what, State::Warning, "chains of containers in both iptables-nft and iptables-legacy")
-            .why("new ones are made with iptables-nft; both see every packet")
-            .mend("nothing to do if the older containers go; until then see both iptables-nft-save and iptables-legacy-save"),
+            .reason("new ones are made with iptables-nft; both see every packet")
+            .fix("nothing to do if the older containers go; until then see both iptables-nft-save and iptables-legacy-save"),
     }
 }
 
@@ -183,7 +185,7 @@ fn legacy(names: &str, command: &str) -> Vec<Finding> {
         return vec![Finding::ok(what, "none")];
     }
     let active = Finding::new(what, State::Note, tables.join(", "))
-        .why("their chains see the traffic, too, and nft does not list them");
+        .reason("their chains see the traffic, too, and nft does not list them");
     if !tables.contains(&"filter") {
         return vec![active];
     }
@@ -191,11 +193,11 @@ fn legacy(names: &str, command: &str) -> Vec<Finding> {
     let policy = match legacy_policy(command) {
         Some(policy) if policy == "ACCEPT" => Finding::ok(chain, "policy ACCEPT"),
         Some(policy) => Finding::new(chain, State::Warning, format!("policy {policy}"))
-            .why("traffic to and from containers passes only if one of its rules accepts it")
-            .mend(format!("{command} -I FORWARD with rules that accept the containers' network")),
+            .reason("traffic to and from containers passes only if one of its rules accepts it")
+            .fix(format!("{command} -I FORWARD with rules that accept the containers' network")),
         None => Finding::new(chain, State::Warning, "unknown: the command is not there")
-            .why("if its policy is DROP, traffic to containers passes only where a rule accepts it")
-            .mend(format!("look at it with `{command} -S FORWARD`")),
+            .reason("if its policy is DROP, traffic to containers passes only where a rule accepts it")
+            .fix(format!("look at it with `{command} -S FORWARD`")),
     };
     vec![active, policy]
 }
@@ -244,10 +246,10 @@ fn foreign_tables() -> Vec<Finding> {
     ];
     let present = known.into_iter().filter(|(name, ..)| tables.iter().any(|table| table == name));
     present
-        .map(|(name, who, why, mend)| {
+        .map(|(name, who, why, fix)| {
             Finding::new(format!("table {name}"), State::Note, format!("there, made by {who}"))
-                .why(why)
-                .mend(mend)
+                .reason(why)
+                .fix(fix)
         })
         .collect()
 }
@@ -328,7 +330,7 @@ fn settings() -> Vec<Finding> {
             // A setting that is not there belongs to a module that is not loaded.
             let value = sysctl::get(setting.name).ok()?;
             let (state, words) = (setting.say)(&value);
-            Some(Finding::new(setting.name, state, format!("{value} ({words})")).why(setting.why))
+            Some(Finding::new(setting.name, state, format!("{value} ({words})")).reason(setting.why))
         })
         .collect();
     found.extend(local_ports());
@@ -348,8 +350,8 @@ fn local_ports() -> Option<Finding> {
     let found = format!("{first} to {last} are the node's own for outgoing connections, {reserved}");
     Some(
         Finding::new("ports free for publishing", State::Note, found)
-            .why(WHY)
-            .mend("publish ports outside of the range, or list them in net.ipv4.ip_local_reserved_ports"),
+            .reason(WHY)
+            .fix("publish ports outside of the range, or list them in net.ipv4.ip_local_reserved_ports"),
     )
 }
 
@@ -361,8 +363,8 @@ fn flows() -> Option<Finding> {
     let state = if full { State::Warning } else { State::Ok };
     Some(
         Finding::new("tracked flows", state, format!("{count} of at most {max}"))
-            .why("when the table is full, new connections are dropped")
-            .mend("raise net.netfilter.nf_conntrack_max"),
+            .reason("when the table is full, new connections are dropped")
+            .fix("raise net.netfilter.nf_conntrack_max"),
     )
 }
 
@@ -379,27 +381,27 @@ fn state_dir(path: &Path) -> Finding {
             State::Missing,
             format!("{} cannot be written: {errno}", existing.display()),
         )
-        .why(why)
-        .mend("mount it writable, or set ipam.dataDir");
+        .reason(why)
+        .fix("mount it writable, or set ipam.dataDir");
     }
     let status = match statvfs(&existing) {
         Ok(status) => status,
-        Err(errno) => return Finding::new(what, State::Warning, errno.to_string()).why(why),
+        Err(errno) => return Finding::new(what, State::Warning, errno.to_string()).reason(why),
     };
     if status.flags().contains(FsFlags::ST_RDONLY) {
         return Finding::new(what, State::Missing, "on a read-only file system")
-            .why(why)
-            .mend("mount it writable, or set ipam.dataDir");
+            .reason(why)
+            .fix("mount it writable, or set ipam.dataDir");
     }
     let bytes = status.blocks_available().saturating_mul(status.fragment_size());
     let inodes = status.files_available();
     // Some file systems make inodes as they need them, and report none at all.
     if bytes < LITTLE_SPACE || (status.files() > 0 && inodes < FEW_INODES) {
         let found = format!("{} KiB and {inodes} inodes are free", bytes >> 10);
-        return Finding::new(what, State::Warning, found).why(why).mend("make room on that file system");
+        return Finding::new(what, State::Warning, found).reason(why).fix("make room on that file system");
     }
     let found = if existing == path { "writable" } else { "not there yet, can be made" };
-    Finding::ok(what, found).why(why)
+    Finding::ok(what, found).reason(why)
 }
 
 #[cfg(test)]

@@ -36,8 +36,8 @@ pub(super) fn findings() -> Vec<Finding> {
         Ok(Ok(more)) => found.extend(more),
         Ok(Err(errno)) => found.push(
             Finding::new("a network namespace to try things in", State::Missing, errno.to_string())
-                .why("without one nothing else about the kernel is known, and no container can have one")
-                .mend("call this as root, outside of containers that forbid it; CONFIG_NET_NS"),
+                .reason("without one nothing else about the kernel is known, and no container can have one")
+                .fix("call this as root, outside of containers that forbid it; CONFIG_NET_NS"),
         ),
         Err(_) => found.push(Finding::new("kernel features", State::Missing, "trying them out failed")),
     }
@@ -51,8 +51,8 @@ fn in_own_namespace() -> Result<Vec<Finding>, Errno> {
         Ok(features) => features.iter().map(feature).collect(),
         Err(error) => vec![
             Finding::new("nf_tables", State::Missing, error.to_string())
-                .why("published ports and masquerade are made of it")
-                .mend("call this as root"),
+                .reason("published ports and masquerade are made of it")
+                .fix("call this as root"),
         ],
     };
     match links() {
@@ -64,12 +64,12 @@ fn in_own_namespace() -> Result<Vec<Finding>, Errno> {
 
 fn feature(feature: &Feature) -> Finding {
     let Some(failure) = &feature.failure else {
-        return Finding::ok(feature.name, "works").why(feature.why);
+        return Finding::ok(feature.name, "works").reason(feature.why);
     };
     let state = if feature.need == Need::Required { State::Missing } else { State::Warning };
     Finding::new(feature.name, state, failure)
-        .why(feature.why)
-        .mend(format!("a kernel (or its modules) with {}", feature.options))
+        .reason(feature.why)
+        .fix(format!("a kernel (or its modules) with {}", feature.options))
 }
 
 fn links() -> Result<Vec<Finding>, RouteError> {
@@ -101,11 +101,11 @@ fn links() -> Result<Vec<Finding>, RouteError> {
     for (kind, why, option) in OPTIONAL_KINDS {
         let what = format!("{kind} links");
         found.push(match socket.knows_kind(kind) {
-            Ok(true) => Finding::ok(what, "works").why(why),
+            Ok(true) => Finding::ok(what, "works").reason(why),
             Ok(false) => Finding::new(what, State::Note, "not in this kernel")
-                .why(format!("only {why} needs them"))
-                .mend(format!("a kernel (or its modules) with {option}")),
-            Err(error) => Finding::new(what, State::Note, error.to_string()).why(why),
+                .reason(format!("only {why} needs them"))
+                .fix(format!("a kernel (or its modules) with {option}")),
+            Err(error) => Finding::new(what, State::Note, error.to_string()).reason(why),
         });
     }
     found.push(tun());
@@ -117,19 +117,19 @@ fn tun() -> Finding {
     const DEVICE: &str = "/dev/net/tun";
     let (what, why) = ("tun and tap links", "the tap plugin");
     if Path::new(DEVICE).exists() {
-        return Finding::ok(what, DEVICE).why(why);
+        return Finding::ok(what, DEVICE).reason(why);
     }
     Finding::new(what, State::Note, format!("no {DEVICE}"))
-        .why(format!("only {why} needs them"))
-        .mend("a kernel (or its modules) with TUN")
+        .reason(format!("only {why} needs them"))
+        .fix("a kernel (or its modules) with TUN")
 }
 
 fn made(what: &str, otherwise: State, why: &str, option: &str, result: Result<(), RouteError>) -> Finding {
     match result {
-        Ok(()) => Finding::ok(what, "works").why(why),
+        Ok(()) => Finding::ok(what, "works").reason(why),
         Err(error) => Finding::new(what, otherwise, error.to_string())
-            .why(why)
-            .mend(format!("a kernel (or its modules) with {option}")),
+            .reason(why)
+            .fix(format!("a kernel (or its modules) with {option}")),
     }
 }
 
@@ -157,19 +157,19 @@ fn at_uplinks(status: &Status) -> Option<Finding> {
     if left.is_empty() || !status.is_set_up {
         return None;
     }
-    let mend = "`slipway node setup`; or name the uplinks as \"uplinks\" in /etc/cni/slipway.json";
-    Some(Finding::new(what, State::Warning, left.join("; ")).why(why).mend(mend))
+    let fix = "`slipway node setup`; or name the uplinks as \"uplinks\" in /etc/cni/slipway.json";
+    Some(Finding::new(what, State::Warning, left.join("; ")).reason(why).fix(fix))
 }
 
 /// The programs at the node's own sockets, once anything is set up.
 fn at_sockets(status: &Status) -> Option<Finding> {
     let (what, why) = ("BPF programs at the node's own sockets", "[::1] wherever bridges call ip6tables");
     Some(match status.sockets.as_ref()? {
-        Sockets::At(group) => Finding::ok(what, group.display().to_string()).why(why),
+        Sockets::At(group) => Finding::ok(what, group.display().to_string()).reason(why),
         Sockets::Not(reason) => {
-            let mend = "nftables serves these sockets; name the control group as \"cgroup\" in \
+            let fix = "nftables serves these sockets; name the control group as \"cgroup\" in \
                         /etc/cni/slipway.json, then `slipway node setup`";
-            Finding::new(what, State::Note, reason.clone()).why(why).mend(mend)
+            Finding::new(what, State::Note, reason.clone()).reason(why).fix(fix)
         }
     })
 }
@@ -185,12 +185,12 @@ fn masquerade(status: &Status) -> Option<Finding> {
             Some(ports) => format!("{ports}, but {engine}"),
         };
         let state = if status.masquerade_ports.is_some() { State::Warning } else { State::Note };
-        return Some(Finding::new(what, state, text).why(why).mend("`slipway node setup` after a change"));
+        return Some(Finding::new(what, state, text).reason(why).fix("`slipway node setup` after a change"));
     }
     let clash = status.masquerade_clash.as_ref().filter(|_| status.is_set_up)?;
-    let mend = "set net.ipv4.ip_local_reserved_ports to these ports, or \"masqueradePorts\" in \
+    let fix = "set net.ipv4.ip_local_reserved_ports to these ports, or \"masqueradePorts\" in \
                 /etc/cni/slipway.json to others, then `slipway node setup`; nftables masquerades until then";
-    Some(Finding::new(what, State::Warning, clash.clone()).why(why).mend(mend))
+    Some(Finding::new(what, State::Warning, clash.clone()).reason(why).fix(fix))
 }
 
 /// `otherwise`: what it means that they are not there.
@@ -198,46 +198,46 @@ fn programs_loaded(found: Result<Status, cni_dataplane::Error>, otherwise: State
     let (what, why) = ("BPF programs", "the eBPF backend; nftables serves without them");
     match found {
         _ if ebpf::object().is_none() => {
-            let mend = "build with `cargo xtask build`, which fetches the compiler";
-            Finding::new(what, otherwise, "not in this binary").why(why).mend(mend)
+            let fix = "build with `cargo xtask build`, which fetches the compiler";
+            Finding::new(what, otherwise, "not in this binary").reason(why).fix(fix)
         }
         Ok(status) if !status.served_elsewhere.is_empty() => {
             let found =
                 format!("at {}, pinned in another mount namespace", status.served_elsewhere.join(", "));
-            let mend = "let whoever calls the plugins see the BPF file system that `slipway node setup` saw";
-            Finding::new(what, State::Warning, found).why(why).mend(mend)
+            let fix = "let whoever calls the plugins see the BPF file system that `slipway node setup` saw";
+            Finding::new(what, State::Warning, found).reason(why).fix(fix)
         }
         Ok(status) if !status.is_set_up => {
-            let mend = "the first container with backend ebpf, or `slipway node setup`, loads them";
+            let fix = "the first container with backend ebpf, or `slipway node setup`, loads them";
             match ebpf::try_out() {
                 Ok(()) => {
-                    Finding::new(what, State::Note, "not loaded; this kernel takes them").why(why).mend(mend)
+                    Finding::new(what, State::Note, "not loaded; this kernel takes them").reason(why).fix(fix)
                 }
                 Err(error) => Finding::new(what, otherwise, format!("cannot be loaded: {error}"))
-                    .why("containers with backend ebpf are served by nftables")
-                    .mend("a kernel of 5.10 or later that lets root load BPF programs"),
+                    .reason("containers with backend ebpf are served by nftables")
+                    .fix("a kernel of 5.10 or later that lets root load BPF programs"),
             }
         }
         Ok(status) if status.uplinks.is_empty() => {
-            let mend =
+            let fix =
                 "name the interfaces as \"uplinks\" in /etc/cni/slipway.json, then `slipway node setup`";
-            Finding::new(what, State::Warning, "loaded, but no uplink was found").why(why).mend(mend)
+            Finding::new(what, State::Warning, "loaded, but no uplink was found").reason(why).fix(fix)
         }
         Ok(status) if !status.is_current => {
-            let mend = "`slipway node setup` replaces them; flows are kept";
-            Finding::new(what, State::Note, "loaded, of another version").why(why).mend(mend)
+            let fix = "`slipway node setup` replaces them; flows are kept";
+            Finding::new(what, State::Note, "loaded, of another version").reason(why).fix(fix)
         }
         Ok(status) => {
             let found = format!("{} containers, uplinks {}", status.containers, status.uplinks.join(", "));
-            Finding::ok(what, found).why(why)
+            Finding::ok(what, found).reason(why)
         }
         Err(error @ cni_dataplane::Error::NoEbpf(_)) => {
-            let mend = "let whoever calls the plugins be in the network namespace that the programs serve";
-            Finding::new(what, State::Warning, error.to_string()).why(why).mend(mend)
+            let fix = "let whoever calls the plugins be in the network namespace that the programs serve";
+            Finding::new(what, State::Warning, error.to_string()).reason(why).fix(fix)
         }
         Err(error) => {
-            let mend = "`slipway node teardown`, then `slipway node setup`";
-            Finding::new(what, State::Warning, error.to_string()).why(why).mend(mend)
+            let fix = "`slipway node teardown`, then `slipway node setup`";
+            Finding::new(what, State::Warning, error.to_string()).reason(why).fix(fix)
         }
     }
 }
@@ -250,9 +250,9 @@ fn bpf() -> Vec<Finding> {
     };
     let cgroup =
         ["/sys/fs/cgroup", "/sys/fs/cgroup/unified"].into_iter().find(|path| is(path, CGROUP2_SUPER_MAGIC));
-    let finding = |what: &str, found: Option<&str>, mend: &str| match found {
-        Some(path) => Finding::ok(what, path).why(WHY),
-        None => Finding::new(what, State::Note, "not found").why(WHY).mend(mend),
+    let finding = |what: &str, found: Option<&str>, fix: &str| match found {
+        Some(path) => Finding::ok(what, path).reason(WHY),
+        None => Finding::new(what, State::Note, "not found").reason(WHY).fix(fix),
     };
     let bpffs = Some("/sys/fs/bpf").filter(|path| is(path, BPF_FS_MAGIC));
     let btf = Some("/sys/kernel/btf/vmlinux").filter(|path| Path::new(path).exists());

@@ -1,4 +1,4 @@
-//! What the kernel says about one packet's way.
+//! The facts about one packet's path, read from the kernel.
 
 use std::fs;
 use std::net::{IpAddr, SocketAddr};
@@ -18,15 +18,15 @@ use ipnet::IpNet;
 use super::super::check_node;
 use crate::meta::portmap;
 
-/// How many of the published ports near the one asked for are told.
+/// How many published ports near the queried one are printed.
 const NEAR: usize = 3;
 
-/// Where a packet's destination is.
+/// The place of a packet's destination.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Place {
     /// On this node.
     Here,
-    /// At an address that is local and none of those that published ports answer at: a Service's.
+    /// At a local address that published ports do not answer at: a Service's.
     OfServices,
     /// Behind this link of the node.
     Behind(String),
@@ -34,29 +34,29 @@ pub(super) enum Place {
     Nowhere(String),
 }
 
-/// What became of our table.
+/// The state of our table.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Table {
     Ready,
     Absent,
     Damaged,
-    /// It is not ours, or there is no nf_tables.
+    /// It is not ours, or the kernel has no nf_tables.
     Unusable(String),
 }
 
-/// The way from the node to a container.
+/// The path from the node to a container.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Way {
     pub(super) link: String,
     pub(super) is_bridge: bool,
     pub(super) route_localnet: bool,
-    /// Whether answers to ::1 are taken from this link.
+    /// True if a local route accepts replies to ::1 from this link.
     pub(super) answers_loopback6: bool,
-    /// Whether the container's port of the bridge sends packets back; none where that is not known.
+    /// The hairpin mode of the bridge's ports; none if they differ or there is no bridge.
     pub(super) hairpin: Option<Switch>,
 }
 
-/// Everything that is known of the packet's way.
+/// All facts about the packet's path.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Facts {
     pub(super) packet: Packet,
@@ -64,30 +64,30 @@ pub(super) struct Facts {
     pub(super) table: Table,
     /// The element that the lookups find.
     pub(super) hit: Option<Hit>,
-    /// Where that is a container's own chain: its conditions, if its runtime remembers them.
+    /// The conditions of a container's own chain, if the runtime's cache has them.
     pub(super) conditions: Option<Vec<(String, Truth)>>,
-    /// And what translates when they hold.
+    /// The element that translates when they hold.
     pub(super) translation: Option<Hit>,
-    /// What the chains of iptables have.
+    /// The mapping in the chains of iptables.
     pub(super) of_iptables: Option<Listed>,
-    /// Published ports that resemble the one asked for, the nearest first.
+    /// Published ports that resemble the queried one, the nearest first.
     pub(super) near: Vec<Listed>,
-    /// Whether something on the node listens on the port.
+    /// True if a socket of the node listens on the port.
     pub(super) listens: bool,
-    /// The way to the container that the packet is translated to.
+    /// The path to the container that the packet is translated to.
     pub(super) way: Option<Way>,
     pub(super) sources: Option<Sources>,
-    /// Whether the source is masqueraded on its way out, and whose it is.
+    /// The network that the source is masqueraded for, and its owner.
     pub(super) masquerade: Option<(IpNet, Option<Owner>)>,
     pub(super) forwards: bool,
-    /// Chains of others that drop what none of their rules accepts.
+    /// Chains of other programs that drop what none of their rules accepts.
     pub(super) dropping: Vec<String>,
-    /// Whether bridged packets of the family pass through netfilter.
+    /// True if bridged packets of the family pass through netfilter.
     pub(super) bridge_netfilter: bool,
 }
 
 impl Facts {
-    /// Where the packet goes after all translation that Slipway makes.
+    /// The destination after all of Slipway's translations.
     pub(super) fn target(&self) -> Option<SocketAddr> {
         let of_hit = |hit: &Hit| match hit.target {
             Target::Container(to) => Some(to),
@@ -99,13 +99,13 @@ impl Facts {
         of_nftables.or(of_own_chain).or_else(of_iptables)
     }
 
-    /// Asks the kernel.
+    /// Reads the kernel's state.
     ///
     /// # Errors
-    /// What could not be read.
+    /// Routes, links, settings or the table cannot be read.
     pub(super) fn gather(packet: Packet) -> Result<Self, String> {
-        let said = |error: &dyn std::fmt::Display| error.to_string();
-        let route = RouteSocket::open().map_err(|e| said(&e))?;
+        let text = |error: &dyn std::fmt::Display| error.to_string();
+        let route = RouteSocket::open().map_err(|e| text(&e))?;
         let to = packet.to;
         let family = AddressFamily::of(to.ip());
         let mut facts = Self {
@@ -120,16 +120,16 @@ impl Facts {
             way: None,
             sources: None,
             masquerade: None,
-            forwards: route.forwards(Family::of(to.ip())).map_err(|e| said(&e))?,
+            forwards: route.forwards(Family::of(to.ip())).map_err(|e| text(&e))?,
             dropping: check_node::dropping_forward_chains(family),
             bridge_netfilter: bridge_netfilter(family),
             packet,
         };
         if !matches!(facts.table, Table::Absent | Table::Unusable(_)) {
-            facts.ask_the_table(family).map_err(|e| said(&e))?;
+            facts.read_table(family).map_err(|e| text(&e))?;
         }
         if facts.place == Place::Here {
-            facts.look_around().map_err(|e| said(&e))?;
+            facts.find_others().map_err(|e| text(&e))?;
         }
         if let Some(target) = facts.target() {
             facts.way = way(&route, target.ip())?;
@@ -137,14 +137,14 @@ impl Facts {
         Ok(facts)
     }
 
-    fn ask_the_table(&mut self, family: AddressFamily) -> Result<(), Error> {
+    fn read_table(&mut self, family: AddressFamily) -> Result<(), Error> {
         let Packet { protocol, to, from, .. } = self.packet;
         if self.place == Place::Here {
             self.hit = explain::first_hit(protocol, to)?;
         }
         if let Some(Hit { target: Target::Chain(_), owner, host, .. }) = &self.hit {
             let named = matches!(host.address, HostAddress::One(_));
-            self.conditions = owner.as_ref().and_then(|owner| remembered(owner, &self.packet, named));
+            self.conditions = owner.as_ref().and_then(|owner| cached_conditions(owner, &self.packet, named));
             self.translation = explain::translation(protocol, to)?;
         }
         if let Some(target) = self.target() {
@@ -155,8 +155,8 @@ impl Facts {
         Ok(())
     }
 
-    /// What else is published.
-    fn look_around(&mut self) -> Result<(), Error> {
+    /// Finds the port in the chains of iptables, or else ports near to it.
+    fn find_others(&mut self) -> Result<(), Error> {
         if self.hit.is_some() {
             return Ok(());
         }
@@ -189,7 +189,7 @@ fn fits(listed: &Listed, protocol: Protocol, to: SocketAddr) -> bool {
     host.protocol == protocol && address && (host.first..=host.last).contains(&to.port())
 }
 
-/// Those that were probably meant: the same port otherwise, then the next numbers.
+/// The ports that were probably meant: the same number with another protocol or address, then the next numbers.
 fn nearest(mut all: Vec<Listed>, protocol: Protocol, to: SocketAddr) -> Vec<Listed> {
     let distance = |listed: &Listed| {
         let host = &listed.port.host;
@@ -216,7 +216,7 @@ fn place(route: &RouteSocket, to: IpAddr) -> Result<Place, String> {
     }
 }
 
-/// As [`place`], on a node where the table knows which local addresses are Services'.
+/// Like [`place`], with the addresses of Services told apart from the node's.
 fn destination(route: &RouteSocket, to: IpAddr) -> Result<Place, String> {
     match place(route, to)? {
         Place::Here if !addresses::answers_at(to).map_err(|e| e.to_string())? => Ok(Place::OfServices),
@@ -224,7 +224,7 @@ fn destination(route: &RouteSocket, to: IpAddr) -> Result<Place, String> {
     }
 }
 
-/// Who sends a packet with this source, as far as it is told.
+/// The sender of a packet, as far as source and link name it.
 pub(super) fn origin(packet_from: Option<IpAddr>, link: Option<&str>, to: IpAddr) -> Result<Origin, String> {
     let elsewhere = |link: Option<String>| Origin::Elsewhere(link);
     match (packet_from, link) {
@@ -270,7 +270,7 @@ fn way(route: &RouteSocket, container: IpAddr) -> Result<Option<Way>, String> {
     }))
 }
 
-/// Whether the bridge's ports send packets back, if they are all set alike.
+/// The hairpin mode of the bridge's ports, if all have the same.
 fn hairpin(route: &RouteSocket, bridge: &Link) -> Result<Option<Switch>, String> {
     let links = route.links().map_err(|e| e.to_string())?;
     let ports = links.iter().filter(|link| link.master == Some(bridge.index));
@@ -287,8 +287,8 @@ fn bridge_netfilter(family: AddressFamily) -> bool {
     sysctl::get(name).is_ok_and(|value| value == "1")
 }
 
-/// Whether a socket of the node is bound to the port: `/proc/net` lists them, addresses in hexadecimal, as
-/// proc_pid_net(5) says.
+/// True if a socket of the node is bound to the port, by the lists in `/proc/net` (proc_pid_net(5)), which have
+/// addresses in hexadecimal.
 fn listens(protocol: Protocol, to: SocketAddr) -> bool {
     let (name, listening) = match protocol {
         Protocol::Tcp => ("tcp", "0A"),
@@ -296,7 +296,7 @@ fn listens(protocol: Protocol, to: SocketAddr) -> bool {
         Protocol::Sctp => return false,
     };
     let bound = |text: &str| text.lines().skip(1).any(|line| is_bound(line, to.port(), listening));
-    // A socket of IPv6 may take IPv4, too.
+    // An IPv6 socket may accept IPv4, too.
     [name.to_owned(), format!("{name}6")]
         .iter()
         .any(|name| fs::read_to_string(Path::new("/proc/self/net").join(name)).is_ok_and(|text| bound(&text)))
@@ -309,9 +309,9 @@ fn is_bound(line: &str, port: u16, state: &str) -> bool {
     is_port && words.nth(1) == Some(state)
 }
 
-/// The conditions of a container, as its runtime remembers them: rules cannot be read back.
-/// A mapping that names its host address holds on the loopback, too.
-fn remembered(owner: &Owner, packet: &Packet, named: bool) -> Option<Vec<(String, Truth)>> {
+/// The conditions of a container, from the runtime's cache: they cannot be read back from rules. A mapping with a
+/// host address of its own also applies on the loopback.
+fn cached_conditions(owner: &Owner, packet: &Packet, named: bool) -> Option<Vec<(String, Truth)>> {
     let family = AddressFamily::of(packet.to.ip());
     let caches = cache::DIRECTORIES.iter().filter_map(|directory| Cache::open(Path::new(directory)).ok()?);
     let all = caches.filter_map(|cache| cache.read().ok()).flat_map(|(all, _)| all);
@@ -332,7 +332,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn sockets_are_found_in_proc() {
+    fn bound_sockets_are_found_in_proc() {
         let line =
             "   0: 00000000:1F90 00000000:0000 0A 00000000:00000000 00:00000000 00000000     0        0 1";
         assert!(is_bound(line, 8080, "0A"));

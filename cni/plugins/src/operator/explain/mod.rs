@@ -1,9 +1,9 @@
-//! `slipway explain`: what would happen to a packet, step by step, and why.
+//! `slipway explain`: follows the first packet of a connection through the node's rules.
 //!
-//! `facts` asks the kernel, `story` makes sentences of it.
+//! [`facts`] reads the kernel's state, [`render`] turns it into sentences.
 
 mod facts;
-mod story;
+mod render;
 #[cfg(test)]
 mod tests;
 
@@ -13,68 +13,59 @@ use std::net::{IpAddr, SocketAddr};
 use cni_dataplane::Protocol;
 use cni_dataplane::explain::Packet;
 
+use super::cli::{Failure, Given};
+use super::json;
 use facts::Facts;
+use render::Explanation;
 
-use crate::operator::said;
-
-/// Arguments of `slipway explain`.
-pub const USAGE: &str = "tcp|udp|sctp ADDRESS:PORT [from ADDRESS] [--iif LINK]";
-
-/// What is asked.
+/// The packet, as far as the operator describes it.
 #[derive(Debug, Clone, PartialEq, Eq)]
-struct Question {
+struct Query {
     protocol: Protocol,
     to: SocketAddr,
     from: Option<IpAddr>,
     link: Option<String>,
 }
 
-/// Prints the packet's way: exit code 0 whatever becomes of the packet, 1 when the kernel cannot be asked, 2
-/// for wrong arguments.
-pub fn explain_command(args: &[String], out: &mut dyn Write, err: &mut dyn Write) -> u8 {
-    let question = match parse(args) {
-        Ok(question) => question,
-        Err(reason) => return said(writeln!(err, "slipway explain: {reason}"), 2),
-    };
-    let Question { protocol, to, from, link } = question;
-    let gathered = facts::origin(from, link.as_deref(), to.ip())
-        .and_then(|origin| Facts::gather(Packet { protocol, to, from, origin }));
-    match gathered {
-        Ok(facts) => said(out.write_all(story::tell(&facts).as_bytes()), 0),
-        Err(reason) => said(writeln!(err, "slipway explain: {reason}"), 1),
+/// Prints the packet's path.
+pub(super) fn run(given: &Given, out: &mut dyn Write, _err: &mut dyn Write) -> Result<u8, Failure> {
+    let Query { protocol, to, from, link } = Query::new(given).map_err(Failure::Usage)?;
+    let facts = facts::origin(from, link.as_deref(), to.ip())
+        .and_then(|origin| Facts::gather(Packet { protocol, to, from, origin }))
+        .map_err(Failure::Failed)?;
+    let explanation = Explanation::of(&facts);
+    if given.json() {
+        json::print(explanation.document(), out)?;
+    } else {
+        out.write_all(explanation.text().as_bytes())?;
+    }
+    Ok(0)
+}
+
+impl Query {
+    fn new(given: &Given) -> Result<Self, String> {
+        let name = given.argument(0);
+        let protocol = Protocol::ALL.into_iter().find(|one| one.as_str() == name);
+        let protocol = protocol.ok_or_else(|| format!("{name:?} is not a protocol"))?;
+        let to: SocketAddr = given.argument(1).parse().map_err(|_| {
+            let given = given.argument(1);
+            format!("{given:?} is not an address and a port, as 192.0.2.2:8080 or [2001:db8::2]:8080")
+        })?;
+        // The older spelling of `--from ADDRESS`.
+        let positional = match given.arguments().get(2..).unwrap_or_default() {
+            [] => None,
+            [word, address] if word == "from" => Some(address.as_str()),
+            [other, ..] => return Err(format!("unexpected argument {other:?}")),
+        };
+        let from = given.value("--from").or(positional).map(|text| source(text, to)).transpose()?;
+        Ok(Self { protocol, to, from, link: given.value("--iif").map(str::to_owned) })
     }
 }
 
-fn parse(args: &[String]) -> Result<Question, String> {
-    let [protocol, to, rest @ ..] = args else {
-        return Err(format!("a protocol and a destination are needed: {USAGE}"));
-    };
-    let lower = protocol.to_ascii_lowercase();
-    let known = Protocol::ALL.into_iter().find(|one| one.as_str() == lower);
-    let protocol = known.ok_or_else(|| format!("{protocol:?} is not tcp, udp or sctp"))?;
-    let to: SocketAddr = to.parse().map_err(|_| {
-        format!("{to:?} is not an address and a port, as 192.0.2.2:8080 or [2001:db8::2]:8080")
-    })?;
-    let (mut from, mut link) = (None, None);
-    let mut rest = rest.iter();
-    while let Some(arg) = rest.next() {
-        let (name, inline) = match arg.split_once('=') {
-            Some((name, value)) => (name, Some(value.to_owned())),
-            None => (arg.as_str(), None),
-        };
-        if !["from", "--from", "--iif"].contains(&name) {
-            return Err(format!("unknown argument {arg:?}"));
-        }
-        let value = inline.or_else(|| rest.next().cloned()).ok_or_else(|| format!("{name} needs a value"))?;
-        if name == "--iif" {
-            link = Some(value);
-            continue;
-        }
-        let address: IpAddr = value.parse().map_err(|_| format!("{value:?} is not an address"))?;
-        if address.is_ipv4() != to.is_ipv4() {
-            return Err(format!("{address} and {to} are of different families"));
-        }
-        from = Some(address);
+fn source(text: &str, to: SocketAddr) -> Result<IpAddr, String> {
+    let address: IpAddr = text.parse().map_err(|_| format!("{text:?} is not an address"))?;
+    if address.is_ipv4() != to.is_ipv4() {
+        return Err(format!("{address} and {to} are of different families"));
     }
-    Ok(Question { protocol, to, from, link })
+    Ok(address)
 }

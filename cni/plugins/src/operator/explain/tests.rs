@@ -1,4 +1,4 @@
-//! Ways that take a node some trouble to lead a packet on.
+//! Paths that end early, or that need settings of the node.
 
 use cni_dataplane::explain::{Hit, Origin, Packet, Sources, Target, Truth};
 use cni_dataplane::{AddressFamily, HostAddress, HostPorts, Owner, Protocol};
@@ -6,9 +6,10 @@ use cni_kernel::route::Switch;
 use cni_spec::Attachment;
 use expect_test::expect;
 
+use super::Query;
 use super::facts::{Facts, Place, Table, Way};
-use super::story::tell;
-use super::{Question, parse};
+use super::render::Explanation;
+use crate::operator::{cli, commands, json};
 
 fn host(port: u16) -> HostPorts {
     let address = HostAddress::Any(AddressFamily::V4);
@@ -45,6 +46,10 @@ fn facts(to: &str, from: Option<&str>, origin: Origin) -> Facts {
     }
 }
 
+fn tell(facts: &Facts) -> String {
+    Explanation::of(facts).text()
+}
+
 fn elsewhere() -> Origin {
     Origin::Elsewhere(None)
 }
@@ -54,7 +59,7 @@ fn last(facts: &Facts) -> String {
 }
 
 #[test]
-fn a_whole_story() {
+fn all_steps_of_a_path() {
     expect![[r#"
         The first packet of a connection, tcp to 127.0.0.1:8080, from the node itself
 
@@ -104,7 +109,7 @@ fn a_container_that_calls_itself_needs_hairpin() {
 }
 
 #[test]
-fn what_is_not_told_is_doubted() {
+fn unknown_conditions_are_named_as_doubts() {
     let mut all = facts("192.0.2.1:8080", None, elsewhere());
     let hit = all.hit.as_mut().unwrap();
     all.translation = Some(hit.clone());
@@ -126,7 +131,7 @@ fn other_ends() {
     all.sources = Some(Sources::None);
     assert!(tell(&all).contains("snat: false"));
     all.sources = None;
-    assert!(tell(&all).contains("which should not be"));
+    assert!(tell(&all).contains("which is an error"));
     all.hit = None;
     all.table = Table::Unusable("no nf_tables".to_owned());
     assert!(tell(&all).contains("no lookup in nftables: no nf_tables"));
@@ -139,17 +144,32 @@ fn other_ends() {
 }
 
 #[test]
-fn arguments() {
-    let parse = |text: &str| parse(&text.split(' ').map(str::to_owned).collect::<Vec<_>>());
-    let wanted = Question {
+fn json_has_the_steps() {
+    let document = |facts: &Facts| Explanation::of(facts).document();
+    let from_node = document(&facts("127.0.0.1:8080", None, Origin::Node));
+    let from_link = Origin::Elsewhere(Some("eth1".to_owned()));
+    let from_link = document(&facts("192.0.2.1:8080", Some("192.0.2.9"), from_link));
+    json::assert_documented("explain", &[from_node.clone(), from_link.clone()]);
+    assert_eq!((&from_node["sent_by_node"], &from_link["link"]), (&true.into(), &"eth1".into()));
+    assert_eq!(from_node["steps"][0]["stage"], "output");
+    assert!(from_node["outcome"].as_str().unwrap().starts_with("It reaches 10.22.0.2:80"), "{from_node}");
+}
+
+#[test]
+fn queries() {
+    let read = |text: &str| {
+        let args: Vec<String> = text.split(' ').map(str::to_owned).collect();
+        Query::new(&cli::parse(commands::find("explain").unwrap(), &args).unwrap())
+    };
+    let wanted = Query {
         protocol: Protocol::Udp,
         to: "[2001:db8::1]:53".parse().unwrap(),
         from: Some("2001:db8::2".parse().unwrap()),
         link: Some("eth1".to_owned()),
     };
-    assert_eq!(parse("UDP [2001:db8::1]:53 from 2001:db8::2 --iif eth1"), Ok(wanted.clone()));
-    assert_eq!(parse("udp [2001:db8::1]:53 --iif=eth1 --from=2001:db8::2"), Ok(wanted));
-    assert_eq!(parse("tcp 192.0.2.1:80 x").unwrap_err(), "unknown argument \"x\"");
-    assert!(parse("tcp 192.0.2.1:80 from fd00::1").unwrap_err().contains("different families"));
-    assert!(parse("tcp 192.0.2.1").unwrap_err().contains("not an address and a port"));
+    assert_eq!(read("UDP [2001:db8::1]:53 from 2001:db8::2 --iif eth1"), Ok(wanted.clone()));
+    assert_eq!(read("udp [2001:db8::1]:53 --iif=eth1 --from=2001:db8::2"), Ok(wanted));
+    assert_eq!(read("tcp 192.0.2.1:80 x").unwrap_err(), "unexpected argument \"x\"");
+    assert!(read("tcp 192.0.2.1:80 --from fd00::1").unwrap_err().contains("different families"));
+    assert!(read("tcp 192.0.2.1").unwrap_err().contains("not an address and a port"));
 }

@@ -1,51 +1,45 @@
 //! The options of `slipway install` and `slipway uninstall`.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use super::DEFAULT_DIR;
 use crate::ipam::host_local::leftovers::DEFAULT_DATA_DIR;
+use crate::operator::cli::{Failure, Given};
 
-/// Whether the directory is changed.
+/// True changes or only their report.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Mode {
-    /// Do it.
+    /// Everything is done.
     Apply,
-    /// Say what would be done.
+    /// Nothing is changed.
     DryRun,
 }
 
-/// Which of the two commands the arguments are for.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Verb {
-    /// `slipway install`.
-    Install,
-    /// `slipway uninstall`, which does not know `--replace`.
-    Uninstall,
-}
-
-/// What becomes of what the plugins have left on the node.
+/// The fate of what the plugins have left on the node.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum State {
-    /// It is removed; nothing happens if containers have something in it.
+    /// It is removed; nothing happens if containers use it.
     Remove,
-    /// It is removed with what containers have in it (`--force`).
+    /// It is removed although containers use it (`--force`).
     Force,
     /// It stays (`--keep-state`).
     Keep,
 }
 
-/// What to install where.
+/// The options of both commands.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Options {
     /// The plugin directory (`--to`).
     pub dir: PathBuf,
-    /// Whether plugins of others with our names are replaced (`--replace`).
+    /// True if plugins of other sets with our names are replaced (`--replace`).
     pub replace: bool,
-    /// Whether anything is changed (`--dry-run`).
+    /// True changes or a dry run (`--dry-run`).
     pub mode: Mode,
-    /// What becomes of the node's state (`--force`, `--keep-state`; uninstall only).
+    /// The directory for manual pages and completions (`--share-dir`; install only).
+    pub share_dir: Option<PathBuf>,
+    /// The fate of the node's state (`--force`, `--keep-state`; uninstall only).
     pub state: State,
-    /// Where host-local's reservations are (`--data-dir`; uninstall only).
+    /// The directory of host-local's reservations (`--data-dir`; uninstall only).
     pub data_dir: PathBuf,
 }
 
@@ -55,103 +49,67 @@ impl Default for Options {
             dir: PathBuf::from(DEFAULT_DIR),
             replace: false,
             mode: Mode::Apply,
+            share_dir: None,
             state: State::Remove,
             data_dir: PathBuf::from(DEFAULT_DATA_DIR),
         }
     }
 }
 
-/// An argument that the command does not know.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum UsageError {
-    /// An option came without its directory.
-    #[error("{0} needs a directory")]
-    NoDirectory(&'static str),
-    /// Neither an option nor the value of one.
-    #[error(
-        "unknown argument {0:?}; known: --to DIR, --dry-run; install: --replace; \
-         uninstall: --data-dir DIR, --keep-state, --force"
-    )]
-    Unknown(String),
-    /// Two that contradict each other.
-    #[error("--keep-state and --force cannot be given together")]
-    KeepAndForce,
-}
-
 impl Options {
-    /// Reads the arguments after the command's name.
+    /// Takes the options of either command.
     ///
     /// # Errors
-    /// The argument that is not known or not complete.
-    pub fn parse(args: &[String], verb: Verb) -> Result<Self, UsageError> {
-        let mut options = Self::default();
-        let mut args = args.iter();
-        while let Some(arg) = args.next() {
-            let (name, inline) = match arg.split_once('=') {
-                Some((name, value)) => (name, Some(value)),
-                None => (arg.as_str(), None),
-            };
-            let mut directory = |option| {
-                let value = inline.or_else(|| args.next().map(String::as_str));
-                value.filter(|dir| !dir.is_empty()).map(PathBuf::from).ok_or(UsageError::NoDirectory(option))
-            };
-            match (name, verb) {
-                ("--to", _) => options.dir = directory("--to")?,
-                ("--data-dir", Verb::Uninstall) => options.data_dir = directory("--data-dir")?,
-                _ if inline.is_some() => return Err(UsageError::Unknown(arg.clone())),
-                ("--replace", Verb::Install) => options.replace = true,
-                ("--dry-run", _) => options.mode = Mode::DryRun,
-                ("--force", Verb::Uninstall) => options.state = options.state.and(State::Force)?,
-                ("--keep-state", Verb::Uninstall) => options.state = options.state.and(State::Keep)?,
-                _ => return Err(UsageError::Unknown(arg.clone())),
+    /// `--keep-state` together with `--force`; a `--share-dir` that is relative to no working directory.
+    pub fn new(given: &Given) -> Result<Self, Failure> {
+        let state = match (given.has("--keep-state"), given.has("--force")) {
+            (true, true) => {
+                return Err(Failure::usage("--keep-state and --force cannot be given together"));
             }
-        }
-        Ok(options)
-    }
-}
-
-impl State {
-    fn and(self, wanted: Self) -> Result<Self, UsageError> {
-        if self == Self::Remove || self == wanted { Ok(wanted) } else { Err(UsageError::KeepAndForce) }
+            (true, false) => State::Keep,
+            (false, true) => State::Force,
+            (false, false) => State::Remove,
+        };
+        let path = |option, usual: &str| PathBuf::from(given.value(option).unwrap_or(usual));
+        let share_dir = given.value("--share-dir").map(Path::new).map(std::path::absolute);
+        Ok(Self {
+            dir: path("--to", DEFAULT_DIR),
+            replace: given.has("--replace"),
+            mode: if given.has("--dry-run") { Mode::DryRun } else { Mode::Apply },
+            share_dir: share_dir.transpose().map_err(Failure::failed)?,
+            state,
+            data_dir: path("--data-dir", DEFAULT_DATA_DIR),
+        })
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::operator::{cli, commands};
 
-    fn parse(args: &[&str], verb: Verb) -> Result<Options, UsageError> {
-        let args: Vec<String> = args.iter().map(|a| (*a).to_owned()).collect();
-        Options::parse(&args, verb)
+    fn options(line: &str) -> Result<Options, Failure> {
+        let (command, args) = line.split_once(' ').unwrap_or((line, ""));
+        let args: Vec<String> = args.split_whitespace().map(str::to_owned).collect();
+        Options::new(&cli::parse(commands::find(command).unwrap(), &args).unwrap())
     }
 
     #[test]
-    fn the_default_is_where_runtimes_look() {
-        let options = parse(&[], Verb::Install).unwrap();
+    fn the_default_is_the_directory_of_runtimes() {
+        let options = options("install").unwrap();
         assert_eq!(options, Options::default());
         assert_eq!(options.dir, PathBuf::from("/opt/cni/bin"));
         assert_eq!(options.data_dir, PathBuf::from("/var/lib/cni/networks"));
     }
 
     #[test]
-    fn both_forms_of_an_option_with_a_value() {
-        assert_eq!(parse(&["--to", "/a", "--replace"], Verb::Install).unwrap().dir, PathBuf::from("/a"));
-        let options = parse(&["--to=/b", "--dry-run"], Verb::Install).unwrap();
-        assert_eq!((options.dir, options.mode), ("/b".into(), Mode::DryRun));
-        let options = parse(&["--data-dir", "/d", "--keep-state"], Verb::Uninstall).unwrap();
-        assert_eq!((options.data_dir, options.state), ("/d".into(), State::Keep));
-    }
-
-    #[test]
-    fn what_is_wrong_is_named() {
-        assert_eq!(parse(&["--to"], Verb::Install), Err(UsageError::NoDirectory("--to")));
-        assert_eq!(parse(&["--to="], Verb::Install), Err(UsageError::NoDirectory("--to")));
-        assert_eq!(parse(&["--data-dir"], Verb::Uninstall), Err(UsageError::NoDirectory("--data-dir")));
-        assert_eq!(parse(&["--dry-run=x"], Verb::Install), Err(UsageError::Unknown("--dry-run=x".into())));
-        for only in ["--force", "--keep-state", "--data-dir=/a"] {
-            assert_eq!(parse(&[only], Verb::Install), Err(UsageError::Unknown(only.into())));
-        }
-        assert_eq!(parse(&["--force", "--keep-state"], Verb::Uninstall), Err(UsageError::KeepAndForce));
-        assert_eq!(parse(&["--replace"], Verb::Uninstall), Err(UsageError::Unknown("--replace".into())));
+    fn options_of_both_commands() {
+        let install = options("install --to=/b --replace --dry-run --share-dir /usr/local/share").unwrap();
+        assert_eq!((install.dir, install.mode, install.replace), ("/b".into(), Mode::DryRun, true));
+        assert_eq!(install.share_dir, Some("/usr/local/share".into()));
+        let uninstall = options("uninstall --data-dir /d --keep-state").unwrap();
+        assert_eq!((uninstall.data_dir, uninstall.state), ("/d".into(), State::Keep));
+        assert_eq!(options("uninstall --force").unwrap().state, State::Force);
+        assert!(matches!(options("uninstall --force --keep-state"), Err(Failure::Usage(_))));
     }
 }

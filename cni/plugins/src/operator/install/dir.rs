@@ -14,23 +14,23 @@ use nix::fcntl::{AtFlags, OFlag, openat, readlinkat, renameat};
 use nix::sys::stat::{FileStat, Mode, SFlag, fstatat, mkdirat};
 use nix::unistd::{UnlinkatFlags, linkat, symlinkat, unlinkat};
 
-use super::{BACKUP_DIR, BINARY};
+use super::{BACKUP_DIR, BINARY, SHARE_LINK};
 
-/// New files and links are made under this name and then renamed. One name is enough: the directory
-/// is locked. What a killed installation left under it is removed by the next one.
+/// The name of a file or a link until it is complete and renamed. One name is enough, as the directory is locked.
+/// The next installation removes what a killed one left under it.
 const TEMPORARY: &str = ".slipway-new";
 
-/// Why an installation stopped.
+/// The failures of an installation.
 #[derive(Debug, thiserror::Error)]
 pub enum InstallError {
     /// A system call failed on a file.
     #[error("{operation} {}: {source}", path.display())]
     Io {
-        /// What was tried.
+        /// The operation.
         operation: &'static str,
-        /// On which file.
+        /// The file.
         path: PathBuf,
-        /// What the kernel said.
+        /// The kernel's error.
         source: io::Error,
     },
     /// A name is in use by something that is not replaced.
@@ -38,15 +38,15 @@ pub enum InstallError {
     Taken {
         /// The file in the way.
         path: PathBuf,
-        /// What it is, and what helps.
+        /// Its kind, and the remedy.
         why: &'static str,
     },
-    /// The steps could not be told to the caller.
+    /// The steps cannot be printed.
     #[error("write the report: {0}")]
     Report(#[source] io::Error),
 }
 
-/// What a name in the plugin directory stands for. Links are not followed.
+/// The kind of a name in the plugin directory. Links are not followed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Entry {
     Missing,
@@ -66,8 +66,8 @@ pub(super) struct PluginDir {
 }
 
 impl PluginDir {
-    /// Opens the directory and makes it, with its parents and mode 0755, when it is missing; a dry
-    /// run gets `None` instead.
+    /// Opens the directory, and creates it with its parents (mode 0755) if it is missing; a dry run gets `None`
+    /// instead.
     pub(super) fn open_or_create(path: &Path, dry: bool) -> Result<Option<Self>, InstallError> {
         if let Some(dir) = Self::open(path)? {
             return Ok(Some(dir));
@@ -83,7 +83,7 @@ impl PluginDir {
         Self::open(path)
     }
 
-    /// Opens and locks the directory; `None` when there is none.
+    /// Opens and locks the directory; `None` if it does not exist.
     pub(super) fn open(path: &Path) -> Result<Option<Self>, InstallError> {
         let failed = |operation| move |source| InstallError::Io { operation, path: path.to_owned(), source };
         let fd = match fs::OpenOptions::new().read(true).custom_flags(OFlag::O_DIRECTORY.bits()).open(path) {
@@ -116,8 +116,7 @@ impl PluginDir {
         stat_in(&self.fd, name).map_err(|e| self.failed("look at", name, e))
     }
 
-    /// Whether the installed binary is the very file that is to be installed, as when an installed
-    /// `slipway` is told to install itself.
+    /// True if the installed binary is the very file to install: an installed `slipway` that installs itself.
     pub(super) fn is_same_file(&self, binary: &Path) -> Result<bool, InstallError> {
         let source = fs::metadata(binary).map_err(|e| io_failed("look at", binary, e))?;
         Ok(self.stat(BINARY)?.is_some_and(|s| s.st_dev == source.dev() && s.st_ino == source.ino()))
@@ -132,7 +131,7 @@ impl PluginDir {
             .and_then(|fd| self.fill(&mut File::from(fd), binary))
             .and_then(|()| self.rename_into_place(BINARY));
         if written.is_err() {
-            // The first failure is the one to tell; a leftover is removed by the next call.
+            // The first failure is returned; the next call removes a leftover.
             let _ = self.remove_temporary();
         }
         written
@@ -147,7 +146,7 @@ impl PluginDir {
         file.sync_all().map_err(failed("sync"))
     }
 
-    /// Makes `name` a link to the binary, in one step for whoever looks at it.
+    /// Makes `name` a link to the binary, by one rename.
     pub(super) fn put_link(&self, name: &str) -> Result<(), InstallError> {
         self.remove_temporary()?;
         symlinkat(BINARY, &self.fd, TEMPORARY).map_err(|e| self.failed("create the link", TEMPORARY, e))?;
@@ -162,15 +161,15 @@ impl PluginDir {
         self.remove(TEMPORARY)
     }
 
-    /// Gives the plugin under `name` a second name in the backup directory. It keeps its first name,
-    /// so that it can be started until our link takes its place.
+    /// Gives the plugin under `name` a second name in the backup directory. It keeps its first name until our link
+    /// replaces it, so that a runtime can start it.
     pub(super) fn back_up(&self, name: &str) -> Result<(), InstallError> {
         match mkdirat(&self.fd, BACKUP_DIR, Mode::from_bits_truncate(0o755)) {
             Ok(()) | Err(Errno::EEXIST) => {}
             Err(e) => return Err(self.failed("create the directory", BACKUP_DIR, e)),
         }
         let backup = self.backup_dir()?.ok_or_else(|| self.failed("open", BACKUP_DIR, Errno::ENOENT))?;
-        remove_from(&backup, TEMPORARY).map_err(|e| self.failed("remove an unfinished copy of", name, e))?;
+        remove_from(&backup, TEMPORARY).map_err(|e| self.failed("remove an incomplete copy of", name, e))?;
         // An earlier call may have come this far: renaming a file to another name of its own does nothing.
         linkat(&self.fd, name, &backup, TEMPORARY, AtFlags::empty())
             .and_then(|()| renameat(&backup, TEMPORARY, &backup, name))
@@ -188,7 +187,7 @@ impl PluginDir {
             .map_err(|e| self.failed("restore", name, e))
     }
 
-    /// Whether a plugin and the copy of it are one file: nothing of ours came in its place yet.
+    /// True if a plugin and its copy are one file: our link has not replaced it yet.
     pub(super) fn is_backup(&self, name: &str) -> Result<bool, InstallError> {
         let Some(backup) = self.backup_dir()? else { return Ok(false) };
         let copy = stat_in(&backup, name).map_err(|e| self.failed("look at the copy of", name, e))?;
@@ -200,12 +199,12 @@ impl PluginDir {
         remove_from(&self.fd, name).map_err(|e| self.failed("remove", name, e))
     }
 
-    /// Removes unfinished files and the backup directory, the latter only when nothing is left in it.
+    /// Removes incomplete files, and the backup directory if it is empty.
     pub(super) fn remove_leftovers(&self) -> Result<(), InstallError> {
         self.remove_temporary()?;
         if let Some(backup) = self.backup_dir()? {
             remove_from(&backup, TEMPORARY)
-                .map_err(|e| self.failed("remove an unfinished copy in", BACKUP_DIR, e))?;
+                .map_err(|e| self.failed("remove an incomplete copy in", BACKUP_DIR, e))?;
         }
         match unlinkat(&self.fd, BACKUP_DIR, UnlinkatFlags::RemoveDir) {
             Ok(()) | Err(Errno::ENOENT | Errno::ENOTEMPTY | Errno::EEXIST) => Ok(()),
@@ -213,7 +212,7 @@ impl PluginDir {
         }
     }
 
-    /// Makes the changed names last through a power cut.
+    /// Writes the changed names to disk.
     pub(super) fn sync(&self) -> Result<(), InstallError> {
         self.fd.sync_all().map_err(|e| io_failed("sync", &self.path, e))
     }
@@ -231,6 +230,22 @@ impl PluginDir {
         Ok(names)
     }
 
+    /// The directory of manual pages and completions, if an installation has written them.
+    pub(super) fn share_dir(&self) -> Result<Option<PathBuf>, InstallError> {
+        match readlinkat(&self.fd, SHARE_LINK) {
+            Ok(target) => Ok(Some(target.into())),
+            Err(Errno::ENOENT) => Ok(None),
+            Err(e) => Err(self.failed("read the link", SHARE_LINK, e)),
+        }
+    }
+
+    /// Records the directory of manual pages and completions.
+    pub(super) fn put_share_link(&self, share: &Path) -> Result<(), InstallError> {
+        self.remove_temporary()?;
+        symlinkat(share, &self.fd, TEMPORARY).map_err(|e| self.failed("create the link", TEMPORARY, e))?;
+        self.rename_into_place(SHARE_LINK)
+    }
+
     fn backup_dir(&self) -> Result<Option<File>, InstallError> {
         let flags = OFlag::O_RDONLY | OFlag::O_DIRECTORY | OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC;
         match openat(&self.fd, BACKUP_DIR, flags, Mode::empty()) {
@@ -245,11 +260,11 @@ impl PluginDir {
     }
 }
 
-fn io_failed(operation: &'static str, path: &Path, source: io::Error) -> InstallError {
+pub(super) fn io_failed(operation: &'static str, path: &Path, source: io::Error) -> InstallError {
     InstallError::Io { operation, path: path.to_owned(), source }
 }
 
-/// Removes a name that may be gone.
+/// Removes a name, if it exists.
 fn remove_from(dir: &File, name: &str) -> Result<(), Errno> {
     match unlinkat(dir, name, UnlinkatFlags::NoRemoveDir) {
         Err(Errno::ENOENT) => Ok(()),
@@ -265,9 +280,9 @@ fn stat_in(dir: &File, name: &str) -> Result<Option<FileStat>, Errno> {
     }
 }
 
-/// The directory's entries without `.` and `..`. Names that are not UTF-8 are nobody's plugin.
+/// The directory's entries without `.` and `..`, and without names that are not UTF-8, which no plugin has.
 fn names_in(dir: &File) -> Result<BTreeSet<String>, Errno> {
-    // A descriptor of its own: reading moves the position of the one it reads from.
+    // Reading moves a descriptor's position, hence a descriptor of its own.
     let mut dir = Dir::openat(dir, ".", OFlag::O_RDONLY | OFlag::O_CLOEXEC, Mode::empty())?;
     let mut names = BTreeSet::new();
     for entry in dir.iter() {

@@ -1,14 +1,14 @@
 //! `slipway install` and `slipway uninstall`: one binary and a link per plugin in a plugin directory.
 //!
-//! A runtime may start a plugin at any moment of an installation, so that every name changes by one
-//! `rename`: at no time is `bridge` missing or half written. What was there before under a plugin's
-//! name is kept in [`BACKUP_DIR`] (a directory: runtimes look for `DIR/<type>` and refuse a type with
-//! a slash in it, so that nothing in there is ever executed) and comes back with `uninstall`, which
-//! then takes away what the plugins have left on the node ([`traces`]).
+//! A runtime may start a plugin at any moment of an installation. Hence every name changes by one `rename`: at no
+//! time is `bridge` missing or incomplete. A plugin of another set is kept in [`BACKUP_DIR`], and `uninstall` puts it
+//! back. Runtimes look for `DIR/<type>` and refuse a type with a slash in it, so that nothing in that directory is
+//! ever executed. `uninstall` also removes what the plugins have left on the node ([`leftovers`]).
 
 mod args;
 mod dir;
-pub mod traces;
+pub mod leftovers;
+mod share;
 
 use std::fmt;
 use std::io::{self, Write};
@@ -16,34 +16,37 @@ use std::path::Path;
 
 use cni_dataplane::dismantle::InUse;
 
-pub use args::{Mode, Options, State, UsageError, Verb};
+use super::cli::{Failure, Given};
+pub use args::{Mode, Options, State};
 pub use dir::InstallError;
 use dir::{Entry, PluginDir};
-use traces::Trace;
+use leftovers::Leftover;
 
 /// The binary's own name in the plugin directory, and the target of every link.
 pub const BINARY: &str = "slipway";
-/// Where runtimes look for plugins unless they are told otherwise.
+/// The usual plugin directory of runtimes.
 pub const DEFAULT_DIR: &str = "/opt/cni/bin";
-/// Holds, inside the plugin directory, the plugins of others that `--replace` replaced.
+/// The directory, inside the plugin directory, of the plugins that `--replace` replaced.
 pub const BACKUP_DIR: &str = ".slipway-replaced";
+/// The link, inside the plugin directory, to the share directory of manual pages and completions.
+pub const SHARE_LINK: &str = ".slipway-share";
 
-/// What is done about one name in the plugin directory.
+/// The change of one name in the plugin directory.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Step {
     /// The binary is written, or replaced by a newer one.
     Copy,
     /// The link is made.
     Link(String),
-    /// Somebody else's plugin goes to [`BACKUP_DIR`], and the link takes its place.
+    /// Another set's plugin goes to [`BACKUP_DIR`], and the link takes its place.
     Replace(String),
     /// The name is as it should be.
     Keep(String),
     /// Our link is removed.
     Remove(String),
-    /// The plugin that was there before us comes back.
+    /// The plugin that `--replace` had replaced comes back.
     Restore(String),
-    /// Somebody put a file in the place of our link; it stays, and so does what is in [`BACKUP_DIR`].
+    /// A file has taken the place of our link; it stays, and so does the copy in [`BACKUP_DIR`].
     Leave(String),
     /// The binary is removed.
     RemoveBinary,
@@ -55,7 +58,7 @@ impl fmt::Display for Step {
             Self::Copy => write!(f, "copy    {BINARY}"),
             Self::Link(name) => write!(f, "link    {name} -> {BINARY}"),
             Self::Replace(name) => {
-                write!(f, "replace {name} -> {BINARY} (the one that is there goes to {BACKUP_DIR}/{name})")
+                write!(f, "replace {name} -> {BINARY} (the present one goes to {BACKUP_DIR}/{name})")
             }
             Self::Keep(name) => write!(f, "keep    {name}"),
             Self::Remove(name) => write!(f, "remove  {name}"),
@@ -66,14 +69,13 @@ impl fmt::Display for Step {
     }
 }
 
-/// Installs `binary` and a link for each of `plugins` as the options say, and tells `out` each step.
+/// Installs `binary` and a link for each of `plugins`, and prints each step. The directory is locked.
 ///
-/// Nothing is changed when a step cannot be taken as planned: every name is looked at before the
-/// first one is written. The whole runs under a lock on the directory.
+/// Nothing is changed if a step is impossible: every name is checked before the first one is written.
 ///
 /// # Errors
-/// A name that is taken by a directory, or by somebody else's plugin without `--replace`; any failing
-/// system call with the file it was about.
+/// [`InstallError::Taken`] if a name belongs to a directory, or to another set's plugin without `--replace`;
+/// [`InstallError::Io`] if a system call fails.
 pub fn install(
     binary: &Path,
     plugins: &[&str],
@@ -82,14 +84,19 @@ pub fn install(
 ) -> Result<Vec<Step>, InstallError> {
     let dry = options.mode == Mode::DryRun;
     let Some(dir) = PluginDir::open_or_create(&options.dir, dry)? else {
-        // A dry run on a directory that is not there: everything would be made.
+        // A dry run on a directory that does not exist: everything would be created.
         let steps: Vec<Step> = [Step::Copy]
             .into_iter()
             .chain(plugins.iter().map(|name| Step::Link((*name).to_owned())))
             .collect();
-        return tell(steps, out);
+        return report_steps(steps, out);
     };
     let steps = plan_install(&dir, binary, plugins, options)?;
+    let recorded = dir.share_dir()?;
+    let share = options.share_dir.as_ref().or(recorded.as_ref());
+    let mut changes = share.map_or_else(|| Ok(Vec::new()), |share| share::plan_install(share))?;
+    let moved_from = recorded.as_ref().filter(|recorded| Some(*recorded) != share);
+    let outdated = moved_from.map_or_else(|| Ok(Vec::new()), |share| share::plan_uninstall(share))?;
     if !dry {
         for step in &steps {
             match step {
@@ -102,21 +109,33 @@ pub fn install(
                 _ => {}
             }
         }
+        if let Some(old) = moved_from {
+            share::apply(old, &outdated)?;
+        }
+        if let Some(share) = share {
+            dir.put_share_link(share)?;
+            share::apply(share, &changes)?;
+        }
         dir.sync()?;
     }
-    tell(steps, out)
+    changes.extend(outdated);
+    let steps = report_steps(steps, out)?;
+    share::report(&changes, out)?;
+    Ok(steps)
 }
 
-/// Removes our links and our binary, and puts back what `install --replace` had replaced. Files of
-/// others are not touched. A directory without anything of ours is a success.
+/// Removes our links and our binary, and puts back what `install --replace` had replaced. Other files are not
+/// touched. A directory without anything of ours is a success.
 ///
 /// # Errors
-/// The failing system call and the file it was about.
+/// [`InstallError::Io`] if a system call fails.
 pub fn uninstall(options: &Options, out: &mut dyn Write) -> Result<Vec<Step>, InstallError> {
     let Some(dir) = PluginDir::open(&options.dir)? else {
         return Ok(Vec::new());
     };
     let steps = plan_uninstall(&dir)?;
+    let share = dir.share_dir()?;
+    let changes = share.as_ref().map_or_else(|| Ok(Vec::new()), |share| share::plan_uninstall(share))?;
     if options.mode != Mode::DryRun {
         for step in &steps {
             match step {
@@ -126,10 +145,16 @@ pub fn uninstall(options: &Options, out: &mut dyn Write) -> Result<Vec<Step>, In
                 _ => {}
             }
         }
+        if let Some(share) = &share {
+            share::apply(share, &changes)?;
+            dir.remove(SHARE_LINK)?;
+        }
         dir.remove_leftovers()?;
         dir.sync()?;
     }
-    tell(steps, out)
+    let steps = report_steps(steps, out)?;
+    share::report(&changes, out)?;
+    Ok(steps)
 }
 
 fn plan_install(
@@ -172,7 +197,7 @@ fn plan_uninstall(dir: &PluginDir) -> Result<Vec<Step>, InstallError> {
     for name in backups {
         steps.push(match dir.entry(&name)? {
             Entry::Missing | Entry::OurLink => Step::Restore(name),
-            // A call that was to replace it ended before.
+            // The call that copied it was killed before it made the link.
             Entry::File if dir.is_backup(&name)? => Step::Restore(name),
             _ => Step::Leave(name),
         });
@@ -183,98 +208,87 @@ fn plan_uninstall(dir: &PluginDir) -> Result<Vec<Step>, InstallError> {
     Ok(steps)
 }
 
-fn tell(steps: Vec<Step>, out: &mut dyn Write) -> Result<Vec<Step>, InstallError> {
+fn report_steps(steps: Vec<Step>, out: &mut dyn Write) -> Result<Vec<Step>, InstallError> {
     for step in &steps {
         writeln!(out, "{step}").map_err(InstallError::Report)?;
     }
     Ok(steps)
 }
 
-/// `slipway install [--to DIR] [--replace] [--dry-run]`: installs the running executable with a link
-/// for each of `plugins`. Returns the exit code: 0, 1 for a failure, 2 for wrong arguments.
-pub fn install_command(args: &[String], plugins: &[&str], out: &mut dyn Write, err: &mut dyn Write) -> u8 {
-    let options = match Options::parse(args, Verb::Install) {
-        Ok(options) => options,
-        Err(e) => return report(err, &e, 2),
-    };
-    command(&options, out, err, |options, out| {
-        // Not the path of argv[0], which a caller may choose, and not a link's name: the file itself.
-        install(Path::new("/proc/self/exe"), plugins, options, out)
-    })
+/// `slipway install`: installs the running executable with a link for each of `plugins`.
+///
+/// # Errors
+/// The arguments are wrong, or a step fails.
+pub fn install_command(given: &Given, plugins: &[&str], out: &mut dyn Write) -> Result<u8, Failure> {
+    let options = Options::new(given)?;
+    // The file itself: argv[0] is chosen by the caller, and may be a link.
+    let steps = install(Path::new("/proc/self/exe"), plugins, &options, out).map_err(Failure::failed)?;
+    report_count(&options, &steps, out)?;
+    Ok(0)
 }
 
-/// `slipway uninstall [--to DIR] [--data-dir DIR] [--keep-state | --force] [--dry-run]`: undoes
-/// [`install_command`], and takes away what the plugins have left. Exit codes as there.
-pub fn uninstall_command(args: &[String], out: &mut dyn Write, err: &mut dyn Write) -> u8 {
-    let options = match Options::parse(args, Verb::Uninstall) {
-        Ok(options) => options,
-        Err(e) => return report(err, &e, 2),
-    };
+/// `slipway uninstall`: undoes [`install_command`], and removes what the plugins have left.
+///
+/// # Errors
+/// The arguments are wrong, containers use a table, or a step fails.
+pub fn uninstall_command(given: &Given, out: &mut dyn Write, err: &mut dyn Write) -> Result<u8, Failure> {
+    let options = Options::new(given)?;
     let in_use = match options.state {
-        State::Keep => return command(&options, out, err, uninstall),
+        State::Keep => {
+            uninstall_plugins(&options, out)?;
+            return Ok(0);
+        }
         State::Remove => InUse::Spare,
         State::Force => InUse::Remove,
     };
-    // Before the plugins go: containers that need them may be there.
-    let mut traces = match traces::plan(in_use, &options.data_dir) {
-        Ok(planned) => planned,
-        Err(e) => return report(err, &e, 1),
-    };
-    // The tables first: that is where containers are that came meanwhile, and it is done with them or not at all.
-    if options.mode == Mode::Apply
-        && let Err(e) = traces::remove_tables(&mut traces, in_use)
-    {
-        return report(err, &e, 1);
+    // Before the plugins: running containers need them for their DELs.
+    let mut leftovers = leftovers::plan(in_use, &options.data_dir).map_err(Failure::failed)?;
+    // The tables first: a container that came since has an element there, and then nothing at all is removed.
+    if options.mode == Mode::Apply {
+        leftovers::remove_tables(&mut leftovers, in_use).map_err(Failure::failed)?;
     }
-    let code = command(&options, out, err, uninstall);
-    if code != 0 {
-        return code;
-    }
+    uninstall_plugins(&options, out)?;
     let mut late = Vec::new();
     if options.mode == Mode::Apply {
-        match traces::remove_rest(&mut traces, in_use) {
-            Ok(owners) => late = owners,
-            Err(e) => return report(err, &e, 1),
-        }
+        late = leftovers::remove_rest(&mut leftovers, in_use).map_err(Failure::failed)?;
     }
-    if let Err(e) = tell_traces(&traces, options.mode, out) {
-        return report(err, &e, 1);
-    }
-    late.into_iter().fold(0, |_, e| report(err, &e, 1))
+    report_leftovers(&leftovers, options.mode, out)?;
+    late.iter().try_for_each(|error| writeln!(err, "slipway uninstall: {error}"))?;
+    Ok(u8::from(!late.is_empty()))
 }
 
-fn tell_traces(traces: &[Trace], mode: Mode, out: &mut dyn Write) -> io::Result<()> {
-    for trace in traces {
-        writeln!(out, "{trace}")?;
-    }
-    let left = traces.iter().filter(|trace| matches!(trace, Trace::Leave { .. })).count();
-    let verb = if mode == Mode::DryRun { "would be removed" } else { "removed" };
-    writeln!(out, "this node: {} of {} things {verb}", traces.len() - left, traces.len())
+fn uninstall_plugins(options: &Options, out: &mut dyn Write) -> Result<(), Failure> {
+    let steps = uninstall(options, out).map_err(Failure::failed)?;
+    Ok(report_count(options, &steps, out)?)
 }
 
-fn command(
-    options: &Options,
+/// `slipway manual`: writes manual pages and completions below a directory, for a package.
+///
+/// # Errors
+/// A file cannot be written, or is not ours.
+pub(super) fn manual_command(
+    given: &Given,
     out: &mut dyn Write,
-    err: &mut dyn Write,
-    run: impl FnOnce(&Options, &mut dyn Write) -> Result<Vec<Step>, InstallError>,
-) -> u8 {
-    match run(options, out) {
-        Ok(steps) => {
-            let changed = steps.iter().filter(|step| !matches!(step, Step::Keep(_) | Step::Leave(_))).count();
-            let done = if options.mode == Mode::DryRun { "would be changed" } else { "changed" };
-            match writeln!(out, "{}: {changed} of {} names {done}", options.dir.display(), steps.len()) {
-                Ok(()) => 0,
-                Err(e) => report(err, &e, 1),
-            }
-        }
-        Err(e) => report(err, &e, 1),
-    }
+    _err: &mut dyn Write,
+) -> Result<u8, Failure> {
+    let share = Path::new(given.argument(0));
+    let changes = share::plan_install(share).map_err(Failure::failed)?;
+    share::apply(share, &changes).map_err(Failure::failed)?;
+    share::report(&changes, out).map_err(Failure::failed)?;
+    Ok(0)
 }
 
-/// Nobody is left to tell when standard error fails too; the exit code still says it.
-fn report(err: &mut dyn Write, message: &dyn fmt::Display, code: u8) -> u8 {
-    let _: io::Result<()> = writeln!(err, "slipway: {message}");
-    code
+fn report_leftovers(leftovers: &[Leftover], mode: Mode, out: &mut dyn Write) -> io::Result<()> {
+    leftovers.iter().try_for_each(|leftover| writeln!(out, "{leftover}"))?;
+    let kept = leftovers.iter().filter(|leftover| matches!(leftover, Leftover::Keep { .. })).count();
+    let verb = if mode == Mode::DryRun { "would be removed" } else { "removed" };
+    writeln!(out, "this node: {} of {} things {verb}", leftovers.len() - kept, leftovers.len())
+}
+
+fn report_count(options: &Options, steps: &[Step], out: &mut dyn Write) -> io::Result<()> {
+    let changed = steps.iter().filter(|step| !matches!(step, Step::Keep(_) | Step::Leave(_))).count();
+    let verb = if options.mode == Mode::DryRun { "would be changed" } else { "changed" };
+    writeln!(out, "{}: {changed} of {} names {verb}", options.dir.display(), steps.len())
 }
 
 #[cfg(test)]

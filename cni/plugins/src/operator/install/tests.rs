@@ -6,6 +6,7 @@ use std::os::unix::fs::{PermissionsExt, symlink};
 use tempfile::TempDir;
 
 use super::*;
+use crate::operator::{cli, commands};
 
 const PLUGINS: &[&str] = &["bridge", "host-local", "portmap"];
 
@@ -69,13 +70,13 @@ impl World {
 const INSTALLED: &[&str] = &["bridge@slipway", "host-local@slipway", "portmap@slipway", "slipway=the binary"];
 
 #[test]
-fn a_missing_directory_is_made_and_filled() {
+fn a_missing_directory_is_created() {
     let world = world();
     world.install(&world.options()).unwrap();
     assert_eq!(world.listing(), INSTALLED);
     let mode = |path: &Path| fs::metadata(path).unwrap().permissions().mode() & 0o7777;
     assert_eq!(mode(&world.dir.join("bridge")), 0o755, "through the link: the binary can be executed");
-    assert_eq!(mode(&world.dir) & 0o022, 0, "nobody but the owner may write");
+    assert_eq!(mode(&world.dir) & 0o022, 0, "only the owner may write");
 }
 
 #[test]
@@ -103,7 +104,7 @@ fn the_installed_binary_can_install_itself() {
 }
 
 #[test]
-fn files_of_others_are_kept() {
+fn files_of_other_programs_are_kept() {
     let world = world();
     fs::create_dir_all(&world.dir).unwrap();
     fs::write(world.dir.join("flannel"), b"theirs").unwrap();
@@ -141,7 +142,7 @@ fn replace_keeps_a_copy_that_uninstall_puts_back() {
 }
 
 #[test]
-fn a_plugin_that_came_after_us_is_left_and_so_is_the_older_copy() {
+fn a_plugin_that_was_installed_later_stays_and_so_does_the_older_copy() {
     let world = world();
     fs::create_dir_all(&world.dir).unwrap();
     fs::write(world.dir.join("portmap"), b"theirs").unwrap();
@@ -185,7 +186,7 @@ fn a_directory_that_cannot_be_written_is_named() {
 }
 
 #[test]
-fn what_a_killed_installation_left_does_not_matter() {
+fn the_leftovers_of_a_killed_installation_are_removed() {
     let world = world();
     fs::create_dir_all(&world.dir).unwrap();
     fs::write(world.dir.join(".slipway-new"), b"half of").unwrap();
@@ -194,7 +195,7 @@ fn what_a_killed_installation_left_does_not_matter() {
 }
 
 #[test]
-fn what_a_killed_replacement_left_does_not_matter() {
+fn the_leftovers_of_a_killed_replacement_are_removed() {
     let theirs = |world: &World| {
         fs::create_dir_all(world.dir.join(BACKUP_DIR)).unwrap();
         fs::write(world.dir.join("bridge"), b"theirs").unwrap();
@@ -218,7 +219,7 @@ fn what_a_killed_replacement_left_does_not_matter() {
 }
 
 #[test]
-fn a_dry_run_changes_nothing_and_says_the_same() {
+fn a_dry_run_changes_nothing_and_plans_the_same() {
     let world = world();
     let dry = Options { mode: Mode::DryRun, ..world.options() };
     let planned = world.install(&dry).unwrap();
@@ -239,22 +240,64 @@ fn uninstall_where_nothing_is_does_nothing() {
 }
 
 #[test]
-fn the_command_reports_and_returns_the_exit_code() {
+fn manual_and_completions_come_with_a_share_directory_and_go() {
     let world = world();
-    let to = vec![format!("--to={}", world.dir.display())];
-    let (mut out, mut err) = (Vec::new(), Vec::new());
-    assert_eq!(install_command(&to, PLUGINS, &mut out, &mut err), 0);
+    let share = world.root.path().join("share");
+    fs::create_dir_all(share.join("man/man8")).unwrap();
+    fs::write(share.join("man/man8/other.8"), "theirs").unwrap();
+    let with = Options { share_dir: Some(share.clone()), ..world.options() };
+    let dry = Options { mode: Mode::DryRun, ..with.clone() };
+    world.install(&dry).unwrap();
+    assert!(!share.join("man/man8/slipway.8").exists());
+    world.install(&with).unwrap();
+    for file in ["man/man8/slipway.8", "man/man8/slipway-ports.8", "bash-completion/completions/slipway"] {
+        assert!(share.join(file).is_file(), "{file}");
+    }
+    // The next installation knows the place, replaces what is older and removes what is not needed any more.
+    let page = |name: &str| share.join("man/man8").join(name);
+    let current = fs::read_to_string(page("slipway-ports.8")).unwrap();
+    fs::write(page("slipway-ports.8"), format!("{current}older")).unwrap();
+    fs::write(page("slipway-gone.8"), &current).unwrap();
+    world.install(&world.options()).unwrap();
+    assert_eq!(fs::read_to_string(page("slipway-ports.8")).unwrap(), current);
+    assert!(!page("slipway-gone.8").exists());
+    // Another place takes over.
+    let elsewhere = world.root.path().join("elsewhere");
+    world.install(&Options { share_dir: Some(elsewhere.clone()), ..world.options() }).unwrap();
+    assert!(!page("slipway.8").exists() && elsewhere.join("man/man8/slipway.8").is_file());
+    world.uninstall();
+    assert_eq!(world.listing(), Vec::<String>::new());
+    assert_eq!(fs::read_dir(&elsewhere).unwrap().count(), 0, "empty directories are removed");
+    assert_eq!(fs::read_to_string(page("other.8")).unwrap(), "theirs");
+}
+
+#[test]
+fn a_manual_page_of_another_program_stops_everything_before_the_first_change() {
+    let world = world();
+    let page = world.root.path().join("share/man/man8/slipway.8");
+    fs::create_dir_all(page.parent().unwrap()).unwrap();
+    fs::write(&page, "theirs").unwrap();
+    let with = Options { share_dir: Some(world.root.path().join("share")), ..world.options() };
+    let error = world.install(&with).unwrap_err().to_string();
+    assert!(error.ends_with("man8/slipway.8 was not generated by slipway; nothing was changed"), "{error}");
+    assert_eq!(world.listing(), Vec::<String>::new());
+    assert_eq!(fs::read_to_string(&page).unwrap(), "theirs");
+}
+
+#[test]
+fn the_commands_print_what_they_do() {
+    let world = world();
+    let to = format!("--to={}", world.dir.display());
+    let given = |name: &str, args: &[&str]| {
+        let args: Vec<String> = args.iter().map(|&arg| arg.to_owned()).collect();
+        cli::parse(commands::find(name).unwrap(), &args).unwrap()
+    };
+    let mut out = Vec::new();
+    assert_eq!(install_command(&given("install", &[&to]), PLUGINS, &mut out).unwrap(), 0);
     let out = String::from_utf8(out).unwrap();
     assert!(out.starts_with("copy    slipway\nlink    bridge -> slipway\n"), "{out}");
     assert!(out.ends_with("cni/bin: 4 of 4 names changed\n"), "{out}");
-    // The machine that the tests run on is none of theirs.
-    let keep = vec![to[0].clone(), "--keep-state".to_owned()];
-    assert_eq!(uninstall_command(&keep, &mut Vec::new(), &mut err), 0);
-    assert_eq!(uninstall_command(&["--replace".to_owned()], &mut Vec::new(), &mut err), 2);
-    let err = String::from_utf8(err).unwrap();
-    assert_eq!(
-        err,
-        "slipway: unknown argument \"--replace\"; known: --to DIR, --dry-run; install: --replace; \
-         uninstall: --data-dir DIR, --keep-state, --force\n"
-    );
+    // Without the state of the machine that the tests run on.
+    let keep = given("uninstall", &[&to, "--keep-state"]);
+    assert_eq!(uninstall_command(&keep, &mut Vec::new(), &mut Vec::new()).unwrap(), 0);
 }

@@ -7,23 +7,22 @@ use cni_dataplane::migrate::{Place, Plan, Row, State};
 use cni_runtime::Cached;
 use cni_spec::CniError;
 
-use super::{Options, clues};
+use super::{Options, hints};
 use crate::meta::firewall::unrecorded;
+use crate::operator::restore::liveness::{Liveness, Node};
 use crate::operator::restore::request;
-use crate::operator::restore::standing::{Node, Standing};
 use crate::plugin::Env;
 
-/// Records each living container that a runtime remembers with a configuration of firewall, whose rules are there and
-/// of which nothing is recorded.
+/// Records each running container in a cache that has rules of the firewall plugin without a record.
 pub(super) fn write(options: &Options) -> Result<Vec<Row>, String> {
     let node = Node::open()?;
     let networks = &options.networks;
     let selected =
         |one: &Cached| networks.is_empty() || networks.iter().any(|name| name == one.attachment.network());
     let mut rows = Vec::new();
-    for cached in clues::cached(&options.cache_dirs)?.into_iter().filter(selected) {
-        // Addresses of one that is gone may be another one's.
-        if node.standing(&cached)? != Standing::Attached {
+    for cached in hints::cached(&options.cache_dirs)?.into_iter().filter(selected) {
+        // The addresses of one that is gone may be another container's now.
+        if node.liveness(&cached)? != Liveness::Attached {
             continue;
         }
         rows.extend(wanted(&cached).map(|wanted| record(&wanted, options.plan)));
@@ -31,7 +30,7 @@ pub(super) fn write(options: &Options) -> Result<Vec<Row>, String> {
     Ok(rows)
 }
 
-/// The rules that the container has without a record.
+/// The rules of a container that have no record.
 fn wanted(cached: &Cached) -> Option<FirewallRequest> {
     let warn = |error: &CniError| log::warn!("{}: {error}", cached.attachment);
     let configs = cached.configs().inspect_err(warn).ok()?;

@@ -1,4 +1,4 @@
-//! What `slipway migrate` says.
+//! The report of `slipway migrate`.
 
 use std::io::{self, Write};
 
@@ -7,21 +7,13 @@ use cni_dataplane::migrate::{Row, State};
 use cni_spec::Attachment;
 use serde_json::{Value, json};
 
-/// How it is printed.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub(super) enum Output {
-    #[default]
-    Text,
-    Json,
-}
-
 const STATES: [State; 5] = [State::Moved, State::Planned, State::Removed, State::LeftAlone, State::Failed];
 
-fn word(state: State) -> &'static str {
+const fn word(state: State) -> &'static str {
     match state {
         State::Planned => "to move",
         State::Moved => "moved",
-        State::LeftAlone => "left alone",
+        State::LeftAlone => "skipped",
         State::Failed => "failed",
         State::Removed => "removed",
         State::ToRecord => "to record",
@@ -29,24 +21,8 @@ fn word(state: State) -> &'static str {
     }
 }
 
-/// Prints all rows and their number.
-pub(super) fn print(
-    rows: &[Row],
-    (to, output): (BackendName, Output),
-    out: &mut dyn Write,
-) -> io::Result<()> {
-    match output {
-        Output::Text => text(rows, to, out),
-        Output::Json => {
-            let all: Vec<Value> = rows.iter().map(|row| object(row, to)).collect();
-            let failed = rows.iter().any(|row| row.state == State::Failed);
-            serde_json::to_writer_pretty(&mut *out, &json!({ "ok": !failed, "things": all }))?;
-            writeln!(out)
-        }
-    }
-}
-
-fn text(rows: &[Row], to: BackendName, out: &mut dyn Write) -> io::Result<()> {
+/// Prints all rows, and the number of rows in each state.
+pub(super) fn print(rows: &[Row], to: BackendName, out: &mut dyn Write) -> io::Result<()> {
     for row in rows {
         let owner = row.owner.as_ref();
         let owner = owner.map(|o| format!("{} {} {}: ", o.network(), o.container_id(), o.ifname()));
@@ -55,9 +31,9 @@ fn text(rows: &[Row], to: BackendName, out: &mut dyn Write) -> io::Result<()> {
             State::Moved | State::Planned => format!(" ({} -> {})", row.from.as_str(), to.as_str()),
             _ => format!(" ({})", row.from.as_str()),
         };
-        writeln!(out, "{:10}  {}{}{way}", word(row.state), owner.unwrap_or_default(), row.what)?;
+        writeln!(out, "{:9}  {}{}{way}", word(row.state), owner.unwrap_or_default(), row.what)?;
         if !row.why.is_empty() {
-            writeln!(out, "{:10}    {}", "", row.why)?;
+            writeln!(out, "{:9}    {}", "", row.why)?;
         }
     }
     let count = |state: &State| rows.iter().filter(|row| row.state == *state).count();
@@ -70,6 +46,12 @@ fn text(rows: &[Row], to: BackendName, out: &mut dyn Write) -> io::Result<()> {
     writeln!(out, "{}", counts.join(", "))
 }
 
+/// The document of `slipway migrate`.
+pub(super) fn document(rows: &[Row], to: BackendName) -> Value {
+    let is_ok = rows.iter().all(|row| row.state != State::Failed);
+    json!({ "ok": is_ok, "items": rows.iter().map(|row| object(row, to)).collect::<Vec<_>>() })
+}
+
 fn object(row: &Row, to: BackendName) -> Value {
     let owner = row.owner.as_ref();
     let moves = !matches!(row.state, State::ToRecord | State::Recorded);
@@ -77,11 +59,11 @@ fn object(row: &Row, to: BackendName) -> Value {
         "network": owner.map(Attachment::network),
         "container": owner.map(Attachment::container_id),
         "interface": owner.map(Attachment::ifname),
-        "what": row.what,
+        "item": row.what,
         "from": moves.then(|| row.from.as_str()),
         "to": moves.then(|| to.as_str()),
-        "state": word(row.state),
-        "why": row.why,
+        "state": word(row.state).replace(' ', "_"),
+        "reason": row.why,
     })
 }
 
@@ -91,6 +73,7 @@ mod tests {
     use expect_test::expect;
 
     use super::*;
+    use crate::operator::json;
 
     #[test]
     fn rows_are_printed_with_their_reasons() {
@@ -107,22 +90,22 @@ mod tests {
             row("firewall rules of 10.0.0.2", State::Recorded, ""),
             row("published ports tcp/0.0.0.0:80 -> 10.0.0.2:80", State::LeftAlone, "because"),
         ];
-        let printed = |output| {
-            let mut out = Vec::new();
-            print(&rows, (BackendName::Nftables, output), &mut out).unwrap();
-            String::from_utf8(out).unwrap()
-        };
+        let mut out = Vec::new();
+        print(&rows, BackendName::Nftables, &mut out).unwrap();
         expect![[r#"
-            moved       pods web eth0: masquerade of 10.0.0.2 (iptables -> nftables)
-            recorded    pods web eth0: firewall rules of 10.0.0.2
-            left alone  pods web eth0: published ports tcp/0.0.0.0:80 -> 10.0.0.2:80 (iptables)
-                          because
-            1 moved, 0 to move, 0 removed, 1 left alone, 0 failed, 1 recorded
+            moved      pods web eth0: masquerade of 10.0.0.2 (iptables -> nftables)
+            recorded   pods web eth0: firewall rules of 10.0.0.2
+            skipped    pods web eth0: published ports tcp/0.0.0.0:80 -> 10.0.0.2:80 (iptables)
+                         because
+            1 moved, 0 to move, 0 removed, 1 skipped, 0 failed, 1 recorded
         "#]]
-        .assert_eq(&printed(Output::Text));
-        let value: Value = serde_json::from_str(&printed(Output::Json)).unwrap();
-        assert_eq!(value["ok"], true);
-        assert_eq!(value["things"][0]["state"], "moved");
-        assert_eq!((&value["things"][1]["from"], &value["things"][1]["to"]), (&Value::Null, &Value::Null));
+        .assert_eq(&String::from_utf8(out).unwrap());
+        let without_owner = Row { owner: None, ..row("table ip cni_hostport", State::Removed, "") };
+        let document = document(&[rows.as_slice(), &[without_owner]].concat(), BackendName::Nftables);
+        json::assert_documented("migrate", std::slice::from_ref(&document));
+        assert_eq!(document["ok"], true);
+        let items = &document["items"];
+        assert_eq!(items[0]["state"], "moved");
+        assert_eq!((&items[1]["from"], &items[1]["to"]), (&Value::Null, &Value::Null));
     }
 }

@@ -1,11 +1,10 @@
-//! `slipway restore`: puts back what living containers have in the node's ruleset, after somebody has
-//! flushed it.
+//! `slipway restore`: puts back what running containers have in the ruleset, after a flush.
 //!
-//! What a container asked for is in the cache of its runtime, nowhere else once the ruleset is gone. Whether
-//! it still lives is for the kernel to say. Where the two do not agree, nothing is done.
+//! After a flush, only the runtime's cache has what a container asked for. The kernel shows whether the container
+//! still runs. Where the two do not agree, nothing is done.
 
+pub(super) mod liveness;
 mod report;
-pub(super) mod standing;
 
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -14,144 +13,97 @@ use std::time::{Duration, Instant};
 use cni_dataplane::nftables::addresses::{self, Answering};
 use cni_dataplane::node::{self, OwnTable};
 use cni_runtime::{Cache, Cached, cache};
-use cni_spec::NetConf;
+use cni_spec::{Attachment, NetConf};
 
-use crate::operator::said;
+use super::cli::{Failure, Given};
+use super::json;
 use crate::plugin::{Env, Request, Restorable as Belonging};
 use crate::registry;
-use report::{Output, Row, State};
-use standing::{Node, Standing};
+use liveness::{Liveness, Node};
+use report::{Row, State};
 
-/// Arguments of `slipway restore`.
-pub const USAGE: &str = "[--dry-run] [--cache-dir DIR]... [--output text|json]";
-
-/// A DEL takes the plugins one after the other, each in a process of its own, and the interface's comes
-/// last. A container that is still there this long after its ports were put back was not in the middle of
-/// one.
+/// A DEL runs the plugins one after the other, each in its own process, the interface's last. A container that
+/// is still attached this long after its ports were restored was not in the middle of one.
 const GRACE: Duration = Duration::from_secs(1);
 /// The exit code of a dry run that found something missing.
 const SOMETHING_MISSING: u8 = 3;
 
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Mode {
-    #[default]
     Restore,
     DryRun,
 }
 
-#[derive(Debug, Default, PartialEq, Eq)]
-struct Options {
-    mode: Mode,
-    directories: Vec<PathBuf>,
-    output: Output,
-}
-
-/// Puts back what is missing and prints what was done. Exit code 0 when all is there in the end, 1 when
-/// something failed, 2 for wrong arguments, 3 when a dry run found something missing.
-pub fn restore_command(args: &[String], out: &mut dyn Write, err: &mut dyn Write) -> u8 {
-    let options = match parse(args) {
-        Ok(options) => options,
-        Err(reason) => return said(writeln!(err, "slipway restore: {reason}"), 2),
-    };
-    let rows = match Restoration::begin(&options).and_then(|mut restoration| {
-        restoration.run()?;
-        Ok(restoration.rows)
-    }) {
-        Ok(rows) => rows,
-        Err(reason) => return said(writeln!(err, "slipway restore: {reason}"), 1),
-    };
-    let code = if !report::is_ok(&rows) {
-        1
-    } else if rows.iter().any(|row| row.state == State::Missing) {
-        SOMETHING_MISSING
+/// Restores what is missing and prints the outcome. The exit code is 1 if something failed, and 3 if a dry run
+/// found something missing.
+pub(super) fn run(given: &Given, out: &mut dyn Write, _err: &mut dyn Write) -> Result<u8, Failure> {
+    let mode = if given.has("--dry-run") { Mode::DryRun } else { Mode::Restore };
+    let directories: Vec<PathBuf> = given.values("--cache-dir").map(PathBuf::from).collect();
+    let mut restoration = Restoration::begin(mode, &directories).map_err(Failure::Failed)?;
+    restoration.run().map_err(Failure::Failed)?;
+    let rows = restoration.rows;
+    if given.json() {
+        json::print(report::document(&rows), out)?;
     } else {
-        0
-    };
-    said(report::print(&rows, options.output, out), code)
-}
-
-fn parse(args: &[String]) -> Result<Options, String> {
-    let mut options = Options::default();
-    let mut args = args.iter();
-    while let Some(arg) = args.next() {
-        if arg == "--dry-run" {
-            options.mode = Mode::DryRun;
-            continue;
-        }
-        let (name, inline) = match arg.split_once('=') {
-            Some((name, value)) => (name, Some(value.to_owned())),
-            None => (arg.as_str(), None),
-        };
-        if !["--cache-dir", "--output", "-o"].contains(&name) {
-            return Err(format!("unknown argument {arg:?}"));
-        }
-        let value = inline.or_else(|| args.next().cloned()).ok_or_else(|| format!("{name} needs a value"))?;
-        match (name, value.as_str()) {
-            ("--cache-dir", directory) => options.directories.push(directory.into()),
-            (_, "text") => options.output = Output::Text,
-            (_, "json") => options.output = Output::Json,
-            (_, other) => return Err(format!("--output is text or json, not {other:?}")),
-        }
+        report::print(&rows, out)?;
     }
-    Ok(options)
+    let is_missing = rows.iter().any(|row| row.state == State::Missing);
+    Ok(match (report::is_ok(&rows), is_missing) {
+        (false, _) => 1,
+        (true, true) => SOMETHING_MISSING,
+        (true, false) => 0,
+    })
 }
 
-/// Something that was put back, to be looked at again.
-struct PutBack {
-    /// Its row.
+/// Something that was restored, to be checked again.
+struct Restored {
+    /// The index of its row.
     row: usize,
-    /// Its cache and its place there.
+    /// The index of its container.
     container: usize,
     belonging: Box<dyn Belonging>,
 }
 
-/// One run.
+/// One run of the command.
 struct Restoration {
     mode: Mode,
     node: Node,
     caches: Vec<Cache>,
-    /// What is remembered, in the order of the ADDs, with the number of its cache.
+    /// The cached attachments in the order of their ADDs, each with the index of its cache.
     containers: Vec<(usize, Cached)>,
     rows: Vec<Row>,
-    put_back: Vec<PutBack>,
+    restored: Vec<Restored>,
 }
 
 impl Restoration {
-    /// Reads the caches.
-    fn begin(options: &Options) -> Result<Self, String> {
+    /// Reads the caches: those that are named, or else those in the usual places.
+    fn begin(mode: Mode, directories: &[PathBuf]) -> Result<Self, String> {
         let node = Node::open()?;
         let (mut caches, mut rows) = (Vec::new(), Vec::new());
-        for directory in &options.directories {
+        for directory in directories {
             let cache = Cache::open(directory).map_err(|e| e.to_string())?;
             caches.push(cache.ok_or_else(|| no_cache(&[directory.as_path()]))?);
         }
-        if options.directories.is_empty() {
+        if directories.is_empty() {
             let usual = cache::DIRECTORIES.map(Path::new);
             for directory in usual {
                 caches.extend(Cache::open(directory).map_err(|e| e.to_string())?);
             }
             if caches.is_empty() {
-                rows.push(left_out("containers", format!("{}: nothing is known of them", no_cache(&usual))));
+                let reason = format!("{}: no container is known", no_cache(&usual));
+                rows.push(Row::new(None, "containers", State::Skipped, reason));
             }
         }
         let mut containers = Vec::new();
         for (number, cache) in caches.iter().enumerate() {
             let (cached, faults) = cache.read().map_err(|e| e.to_string())?;
             containers.extend(cached.into_iter().map(|one| (number, one)));
-            let fault = |fault: cni_runtime::Fault| {
-                left_out(&format!("cache file {}", fault.path.display()), fault.error.to_string())
-            };
-            rows.extend(faults.into_iter().map(fault));
+            rows.extend(faults.into_iter().map(|fault| {
+                let file = format!("cache file {}", fault.path.display());
+                Row::new(None, file, State::Skipped, fault.error.to_string())
+            }));
         }
-        // Of two caches that remember one attachment, the newer one knows.
-        containers.sort_by_key(|(_, cached)| cached.written);
-        let names: Vec<_> = containers.iter().map(|(_, cached)| cached.attachment.clone()).collect();
-        let mut place = 0;
-        containers.retain(|_| {
-            place += 1;
-            names.get(place - 1).is_some_and(|name| !names.get(place..).unwrap_or_default().contains(name))
-        });
-        Ok(Self { mode: options.mode, node, caches, containers, rows, put_back: Vec::new() })
+        Ok(Self { mode, node, caches, containers: newest(containers), rows, restored: Vec::new() })
     }
 
     fn run(&mut self) -> Result<(), String> {
@@ -160,26 +112,26 @@ impl Restoration {
         for place in 0..self.containers.len() {
             self.container(place);
         }
-        if !self.put_back.is_empty() {
+        if !self.restored.is_empty() {
             let since = Instant::now();
-            self.look_again();
+            self.check_again();
             std::thread::sleep(GRACE.saturating_sub(since.elapsed()));
-            self.look_again();
+            self.check_again();
         }
         Ok(())
     }
 
-    /// The table itself. With it goes the guard of the node's loopback, which must be there while the
-    /// loopback is open towards a link, whatever becomes of the containers.
+    /// Restores the table itself, and with it the guard of the node's loopback: it must exist while
+    /// `route_localnet` is on for a link, whatever the containers have.
     fn table(&self) -> Result<Option<Row>, String> {
-        let what = format!("table {}", node::own_table_name().0);
-        let why = match node::own_table() {
+        let row = |state, reason: String| {
+            Some(Row::new(None, format!("table {}", node::own_table_name().0), state, reason))
+        };
+        let reason = match node::own_table() {
             Ok(OwnTable::Ready) if matches!(addresses::answering(), Ok(Answering::Outdated)) => {
-                "the addresses that published ports answer at were not those of the node"
+                "the list of the addresses that published ports answer at was not up to date"
             }
-            Ok(OwnTable::Ready) => {
-                return Ok(Some(Row { owner: None, what, state: State::Present, why: String::new() }));
-            }
+            Ok(OwnTable::Ready) => return Ok(row(State::Present, String::new())),
             Ok(OwnTable::Absent) if !self.node.opens_its_loopback()? => return Ok(None),
             Ok(OwnTable::Absent) => {
                 "it was gone, and with it the guard of the node's loopback, while route_localnet is on"
@@ -188,46 +140,44 @@ impl Restoration {
                 "its chains were emptied, changed or unhooked, or it is of an older version"
             }
             Err(cni_dataplane::Error::NoNfTables(_)) => return Ok(None),
-            Err(error) => return Ok(Some(failed(None, what, error.to_string()))),
+            Err(error) => return Ok(row(State::Failed, error.to_string())),
         };
-        let row = |state| Row { owner: None, what: what.clone(), state, why: why.to_owned() };
         if self.mode == Mode::DryRun {
-            return Ok(Some(row(State::Missing)));
+            return Ok(row(State::Missing, reason.to_owned()));
         }
-        Ok(Some(match node::mend_own_table() {
-            Ok(()) => row(State::Restored),
-            Err(error) => failed(None, what, error.to_string()),
-        }))
+        Ok(match node::repair_own_table() {
+            Ok(()) => row(State::Restored, reason.to_owned()),
+            Err(error) => row(State::Failed, error.to_string()),
+        })
     }
 
+    /// Restores what one container has, if it still runs.
     fn container(&mut self, place: usize) {
         let Some((_, cached)) = self.containers.get(place) else { return };
         let owner = cached.attachment.clone();
-        match self.node.standing(cached) {
-            Err(why) => self.rows.push(failed(Some(owner), "container".to_owned(), why)),
-            Ok(Standing::Not(why)) => {
-                self.rows.push(Row { owner: Some(owner), ..left_out("container", why) });
-            }
-            Ok(Standing::Attached) => match belongings(cached) {
-                Err(why) => self.rows.push(failed(Some(owner), "container".to_owned(), why)),
-                Ok(all) => {
-                    for belonging in all {
-                        let row = self.one(place, belonging.as_ref());
-                        let restored = row.state == State::Restored;
-                        self.rows.push(row);
-                        if restored {
-                            let row = self.rows.len() - 1;
-                            self.put_back.push(PutBack { row, container: place, belonging });
-                        }
-                    }
-                }
+        let row = |state, reason| Row::new(Some(owner), "container", state, reason);
+        let belongings = match self.node.liveness(cached) {
+            Err(reason) => return self.rows.push(row(State::Failed, reason)),
+            Ok(Liveness::Gone(reason)) => return self.rows.push(row(State::Skipped, reason)),
+            Ok(Liveness::Attached) => match belongings(cached) {
+                Err(reason) => return self.rows.push(row(State::Failed, reason)),
+                Ok(belongings) => belongings,
             },
+        };
+        for belonging in belongings {
+            let row = self.restore(place, belonging.as_ref());
+            let is_restored = row.state == State::Restored;
+            self.rows.push(row);
+            if is_restored {
+                let row = self.rows.len() - 1;
+                self.restored.push(Restored { row, container: place, belonging });
+            }
         }
     }
 
-    fn one(&self, place: usize, belonging: &dyn Belonging) -> Row {
+    fn restore(&self, place: usize, belonging: &dyn Belonging) -> Row {
         let owner = self.containers.get(place).map(|(_, cached)| cached.attachment.clone());
-        let row = |state, why: String| Row { owner: owner.clone(), what: belonging.name(), state, why };
+        let row = |state, reason| Row::new(owner, belonging.name(), state, reason);
         let Err(difference) = belonging.check() else { return row(State::Present, String::new()) };
         if self.mode == Mode::DryRun {
             return row(State::Missing, difference.to_string());
@@ -238,28 +188,42 @@ impl Restoration {
         }
     }
 
-    /// A container may have left while its things were put back; then they are to go again.
-    fn look_again(&mut self) {
-        let Self { node, caches, containers, rows, put_back, .. } = self;
-        put_back.retain(|one| {
+    /// Removes what was restored for containers that were deleted concurrently.
+    fn check_again(&mut self) {
+        let Self { node, caches, containers, rows, restored, .. } = self;
+        restored.retain(|one| {
             let Some((number, cached)) = containers.get(one.container) else { return false };
-            let remembered = caches.get(*number).map(|cache| cache.remembers(&cached.attachment));
-            let stands = matches!(remembered, Some(Ok(true) | Err(_)))
-                && !matches!(node.standing(cached), Ok(Standing::Not(_)));
-            if stands {
+            let is_cached = caches.get(*number).map(|cache| cache.remembers(&cached.attachment));
+            let is_attached = matches!(is_cached, Some(Ok(true) | Err(_)))
+                && !matches!(node.liveness(cached), Ok(Liveness::Gone(_)));
+            if is_attached {
                 return true;
             }
             let Some(row) = rows.get_mut(one.row) else { return false };
-            (row.state, row.why) = match one.belonging.take_away() {
-                Ok(()) => (State::LeftOut, "the container left meanwhile: taken away again".to_owned()),
-                Err(error) => (State::Failed, format!("the container left meanwhile: {error}")),
+            (row.state, row.reason) = match one.belonging.take_away() {
+                Ok(()) => {
+                    (State::Skipped, "the container was deleted concurrently: removed again".to_owned())
+                }
+                Err(error) => (State::Failed, format!("the container was deleted concurrently: {error}")),
             };
             false
         });
     }
 }
 
-/// What a container has, by the plugins of its network that are known here.
+/// Sorts attachments by the time of their ADD. Of two caches with the same attachment the newer one counts.
+fn newest(mut containers: Vec<(usize, Cached)>) -> Vec<(usize, Cached)> {
+    containers.sort_by_key(|(_, cached)| cached.written);
+    let owners: Vec<_> = containers.iter().map(|(_, cached)| cached.attachment.clone()).collect();
+    let mut next = 0;
+    containers.retain(|(_, cached)| {
+        next += 1;
+        !owners.get(next..).unwrap_or_default().contains(&cached.attachment)
+    });
+    containers
+}
+
+/// The things that a container has, by the plugins of its network that this binary has.
 fn belongings(cached: &Cached) -> Result<Vec<Box<dyn Belonging>>, String> {
     let mut all = Vec::new();
     for config in cached.configs().map_err(|e| e.to_string())? {
@@ -273,36 +237,11 @@ fn belongings(cached: &Cached) -> Result<Vec<Box<dyn Belonging>>, String> {
 
 /// The request of a CHECK.
 pub(super) fn request<'a>(cached: &'a Cached, config: &'a NetConf, env: &'a Env) -> Request<'a> {
-    let (attachment, netns) = (cached.attachment.clone(), cached.netns.clone());
+    let (attachment, netns): (Attachment, _) = (cached.attachment.clone(), cached.netns.clone());
     Request { attachment, netns, args: &cached.args, config, env }
-}
-
-fn left_out(what: &str, why: String) -> Row {
-    Row { owner: None, what: what.to_owned(), state: State::LeftOut, why }
-}
-
-fn failed(owner: Option<cni_spec::Attachment>, what: String, why: String) -> Row {
-    Row { owner, what, state: State::Failed, why }
 }
 
 fn no_cache(directories: &[&Path]) -> String {
     let names: Vec<String> = directories.iter().map(|d| d.join("results").display().to_string()).collect();
-    format!("there is no runtime's cache in {}", names.join(" or "))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn arguments() {
-        let parse = |args: &[&str]| parse(&args.iter().map(|&a| a.to_owned()).collect::<Vec<_>>());
-        assert_eq!(parse(&[]), Ok(Options::default()));
-        let all = parse(&["--dry-run", "--cache-dir", "/a", "--cache-dir=/b", "--output", "json"]).unwrap();
-        let directories = vec![PathBuf::from("/a"), PathBuf::from("/b")];
-        assert_eq!(all, Options { mode: Mode::DryRun, directories, output: Output::Json });
-        assert_eq!(parse(&["--cache-dir"]).unwrap_err(), "--cache-dir needs a value");
-        assert_eq!(parse(&["-o", "xml"]).unwrap_err(), "--output is text or json, not \"xml\"");
-        assert_eq!(parse(&["what"]).unwrap_err(), "unknown argument \"what\"");
-    }
+    format!("no runtime's cache in {}", names.join(" or "))
 }

@@ -1,34 +1,34 @@
-//! What `slipway restore` says.
+//! The report of `slipway restore`.
 
 use std::io::{self, Write};
 
 use cni_spec::Attachment;
 use serde_json::{Value, json};
 
-/// What became of one thing.
+/// The state of one thing at the end.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum State {
-    /// It is there.
+    /// It was there.
     Present,
-    /// It is missing, and a dry run leaves it so.
+    /// It is missing, and this is a dry run.
     Missing,
     /// It was missing and is there now.
     Restored,
-    /// Nothing was to be done about it.
-    LeftOut,
-    /// It could not be put back, or not even looked at.
+    /// Nothing had to be done about it.
+    Skipped,
+    /// It could not be restored, or not even checked.
     Failed,
 }
 
 impl State {
-    const ALL: [Self; 5] = [Self::Restored, Self::Missing, Self::Present, Self::LeftOut, Self::Failed];
+    const ALL: [Self; 5] = [Self::Restored, Self::Missing, Self::Present, Self::Skipped, Self::Failed];
 
-    fn word(self) -> &'static str {
+    const fn word(self) -> &'static str {
         match self {
             Self::Present => "present",
             Self::Missing => "missing",
             Self::Restored => "restored",
-            Self::LeftOut => "left out",
+            Self::Skipped => "skipped",
             Self::Failed => "failed",
         }
     }
@@ -37,48 +37,39 @@ impl State {
 /// One line.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Row {
-    /// Whose it is; none for what all have in common.
+    /// The owner; none for what all containers share.
     pub(super) owner: Option<Attachment>,
-    /// What it is.
-    pub(super) what: String,
-    /// What became of it.
+    /// The thing: "masquerade of 10.22.0.2".
+    pub(super) item: String,
     pub(super) state: State,
-    /// Why.
-    pub(super) why: String,
+    /// The reason of the state; empty if there is nothing to explain.
+    pub(super) reason: String,
 }
 
-/// How it is printed.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub(super) enum Output {
-    #[default]
-    Text,
-    Json,
-}
-
-/// Prints all rows and their number.
-pub(super) fn print(rows: &[Row], output: Output, out: &mut dyn Write) -> io::Result<()> {
-    match output {
-        Output::Text => text(rows, out),
-        Output::Json => {
-            let all: Vec<Value> = rows.iter().map(object).collect();
-            serde_json::to_writer_pretty(&mut *out, &json!({ "ok": is_ok(rows), "things": all }))?;
-            writeln!(out)
-        }
+impl Row {
+    pub(super) fn new(
+        owner: Option<Attachment>,
+        item: impl Into<String>,
+        state: State,
+        reason: String,
+    ) -> Self {
+        Self { owner, item: item.into(), state, reason }
     }
 }
 
-/// Whether nothing failed.
+/// True if nothing failed.
 pub(super) fn is_ok(rows: &[Row]) -> bool {
     rows.iter().all(|row| row.state != State::Failed)
 }
 
-fn text(rows: &[Row], out: &mut dyn Write) -> io::Result<()> {
+/// Prints all rows, and the number of rows in each state.
+pub(super) fn print(rows: &[Row], out: &mut dyn Write) -> io::Result<()> {
     for row in rows {
         let owner = row.owner.as_ref();
         let owner = owner.map(|o| format!("{} {} {}: ", o.network(), o.container_id(), o.ifname()));
-        writeln!(out, "{:8}  {}{}", row.state.word(), owner.unwrap_or_default(), row.what)?;
-        if !row.why.is_empty() {
-            writeln!(out, "{:8}    {}", "", row.why)?;
+        writeln!(out, "{:8}  {}{}", row.state.word(), owner.unwrap_or_default(), row.item)?;
+        if !row.reason.is_empty() {
+            writeln!(out, "{:8}    {}", "", row.reason)?;
         }
     }
     let count = |state: &State| rows.iter().filter(|row| row.state == *state).count();
@@ -87,15 +78,20 @@ fn text(rows: &[Row], out: &mut dyn Write) -> io::Result<()> {
     writeln!(out, "{}", counts.join(", "))
 }
 
+/// The document of `slipway restore`.
+pub(super) fn document(rows: &[Row]) -> Value {
+    json!({ "ok": is_ok(rows), "items": rows.iter().map(object).collect::<Vec<_>>() })
+}
+
 fn object(row: &Row) -> Value {
     let owner = row.owner.as_ref();
     json!({
         "network": owner.map(Attachment::network),
         "container": owner.map(Attachment::container_id),
         "interface": owner.map(Attachment::ifname),
-        "what": row.what,
+        "item": row.item,
         "state": row.state.word(),
-        "why": row.why,
+        "reason": row.reason,
     })
 }
 
@@ -104,35 +100,28 @@ mod tests {
     use expect_test::expect;
 
     use super::*;
+    use crate::operator::json;
 
     #[test]
     fn rows_are_printed_with_their_reasons() {
         let owner = Attachment::new("pods", "web", "eth0").ok();
-        let row = |owner: &Option<Attachment>, what: &str, state, why: &str| Row {
-            owner: owner.clone(),
-            what: what.to_owned(),
-            state,
-            why: why.to_owned(),
-        };
         let rows = [
-            row(&None, "table inet slipway", State::Restored, "it was missing"),
-            row(&owner, "masquerade of 10.0.0.2", State::Present, ""),
+            Row::new(None, "table inet slipway", State::Restored, "it was missing".to_owned()),
+            Row::new(owner, "masquerade of 10.0.0.2", State::Present, String::new()),
         ];
-        let printed = |output| {
-            let mut out = Vec::new();
-            print(&rows, output, &mut out).unwrap();
-            String::from_utf8(out).unwrap()
-        };
+        let mut out = Vec::new();
+        print(&rows, &mut out).unwrap();
         expect![[r#"
             restored  table inet slipway
                         it was missing
             present   pods web eth0: masquerade of 10.0.0.2
-            1 restored, 0 missing, 1 present, 0 left out, 0 failed
+            1 restored, 0 missing, 1 present, 0 skipped, 0 failed
         "#]]
-        .assert_eq(&printed(Output::Text));
-        let value: Value = serde_json::from_str(&printed(Output::Json)).unwrap();
-        assert_eq!(value["ok"], true);
-        assert_eq!(value["things"][1]["container"], "web");
-        assert_eq!(value["things"][0]["network"], Value::Null);
+        .assert_eq(&String::from_utf8(out).unwrap());
+        let document = document(&rows);
+        json::assert_documented("restore", std::slice::from_ref(&document));
+        assert_eq!(document["ok"], true);
+        assert_eq!(document["items"][1]["container"], "web");
+        assert_eq!(document["items"][0]["network"], Value::Null);
     }
 }

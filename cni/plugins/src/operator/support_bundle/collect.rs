@@ -14,7 +14,7 @@ use cni_runtime::{Cache, CacheError, cache};
 use cni_spec::{check_container_id, check_ifname};
 use nix::sys::utsname::uname;
 
-use super::super::{Run, check_node, ports, restore};
+use super::super::{commands, execute};
 use super::redact::{Rule, is_address, is_name, is_path, length};
 use crate::interface::bridge::MADE;
 use crate::registry;
@@ -87,16 +87,16 @@ pub(super) struct Places<'a> {
 pub(super) fn all(places: &Places<'_>) -> Vec<Part> {
     let mut parts = vec![
         Part::new("about.txt", "versions of slipway, kernel and distribution", Ok(about())),
-        Part::new("check-node.txt", "what check-node says", Ok(said(check_node::check_node_command, &[]))),
+        Part::new("check-node.txt", "what check-node says", Ok(printed("check-node", &[]))),
         Part::new(
             "ports.txt",
             "published ports: names of networks, container IDs, addresses",
-            Ok(said(ports::ports_command, &[])),
+            Ok(printed("ports", &[])),
         ),
         Part::new(
             "restore.txt",
             "what restore would do: container IDs, addresses, paths",
-            Ok(said(restore::restore_command, &["--dry-run"])),
+            Ok(printed("restore", &["--dry-run"])),
         ),
         Part::new(
             "nftables.txt",
@@ -128,11 +128,12 @@ pub(super) fn all(places: &Places<'_>) -> Vec<Part> {
     parts
 }
 
-/// What a command of ours prints.
-fn said(run: Run, args: &[&str]) -> String {
+/// The output of a command of this binary, and its exit code.
+fn printed(name: &str, args: &[&str]) -> String {
+    let Some(command) = commands::find(name) else { return format!("no command {name}\n") };
     let args: Vec<String> = args.iter().map(|arg| (*arg).to_owned()).collect();
     let (mut out, mut err) = (Vec::new(), Vec::new());
-    let code = run(&args, &mut out, &mut err);
+    let code = execute(command, &args, &mut out, &mut err);
     let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
     format!("{}{}exit code {code}\n", text(&out), text(&err))
 }

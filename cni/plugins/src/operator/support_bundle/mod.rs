@@ -1,8 +1,8 @@
-//! `slipway support-bundle`: what a report of a bug needs, in one tar file.
+//! `slipway support-bundle`: collects what a bug report needs into one tar file.
 //!
-//! Only the owner can read it (mode 0600). Of configurations it has the values of known keys that have the
-//! form that the key asks for; of all others the type and the length. It lists its files, so that they can be
-//! looked over before the bundle is shared.
+//! Only the owner can read it (mode 0600). Of configurations it has the values of known keys in the form that the
+//! key asks for; of all others the type and the length. The command lists the files, for a look before the bundle
+//! is shared.
 
 mod collect;
 mod redact;
@@ -17,59 +17,26 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use collect::{Part, Places};
 use tar::Archive;
 
-use crate::operator::said;
+use super::cli::{Failure, Given};
 
-/// Arguments of `slipway support-bundle`.
-pub const USAGE: &str = "[-o FILE] [--config-dir DIR] [--plugin-dir DIR]";
-
-/// The folder in the archive.
+/// The directory in the archive.
 const FOLDER: &str = "slipway-support";
 
-#[derive(Debug, PartialEq, Eq)]
-struct Options {
-    file: Option<PathBuf>,
-    configurations: PathBuf,
-    plugins: PathBuf,
-}
-
-/// Writes the file and says what is in it: exit code 0, 1 when it cannot be written, 2 for wrong arguments.
-pub fn support_bundle_command(args: &[String], out: &mut dyn Write, err: &mut dyn Write) -> u8 {
-    let options = match parse(args) {
-        Ok(options) => options,
-        Err(reason) => return said(writeln!(err, "slipway support-bundle: {reason}"), 2),
-    };
+/// Writes the file and lists its contents.
+pub(super) fn run(given: &Given, out: &mut dyn Write, _err: &mut dyn Write) -> Result<u8, Failure> {
     let time = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
-    let file = options.file.unwrap_or_else(|| PathBuf::from(format!("{FOLDER}-{time}.tar")));
-    let parts = collect::all(&Places { configurations: &options.configurations, plugins: &options.plugins });
-    if let Err(error) = write(&file, &parts, time) {
-        return said(writeln!(err, "slipway support-bundle: write {}: {error}", file.display()), 1);
-    }
-    said(summary(&file, &parts, out), 0)
+    let usual = || PathBuf::from(format!("{FOLDER}-{time}.tar"));
+    let file = given.value("--file").map_or_else(usual, PathBuf::from);
+    let parts = collect::all(&Places {
+        configurations: Path::new(given.value("--config-dir").unwrap_or("/etc/cni/net.d")),
+        plugins: Path::new(given.value("--plugin-dir").unwrap_or("/opt/cni/bin")),
+    });
+    write(&file, &parts, time).map_err(|e| Failure::Failed(format!("write {}: {e}", file.display())))?;
+    summary(&file, &parts, out)?;
+    Ok(0)
 }
 
-fn parse(args: &[String]) -> Result<Options, String> {
-    let mut options =
-        Options { file: None, configurations: "/etc/cni/net.d".into(), plugins: "/opt/cni/bin".into() };
-    let mut args = args.iter();
-    while let Some(arg) = args.next() {
-        let (name, inline) = match arg.split_once('=') {
-            Some((name, value)) => (name, Some(value.to_owned())),
-            None => (arg.as_str(), None),
-        };
-        if !["-o", "--output", "--config-dir", "--plugin-dir"].contains(&name) {
-            return Err(format!("unknown argument {arg:?}"));
-        }
-        let value = inline.or_else(|| args.next().cloned()).ok_or_else(|| format!("{name} needs a value"))?;
-        match name {
-            "--config-dir" => options.configurations = value.into(),
-            "--plugin-dir" => options.plugins = value.into(),
-            _ => options.file = Some(value.into()),
-        }
-    }
-    Ok(options)
-}
-
-/// Makes the file. One that is there already is left alone; half a one is taken away.
+/// Creates the file. One that exists is not overwritten; an incomplete one is removed.
 fn write(path: &Path, parts: &[Part], time: u64) -> io::Result<()> {
     let file = File::options().write(true).create_new(true).mode(0o600).open(path)?;
     let written = fill(file, parts, time);
@@ -108,18 +75,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn arguments() {
-        let parse = |args: &[&str]| parse(&args.iter().map(|&a| a.to_owned()).collect::<Vec<_>>());
-        let options = parse(&["-o", "x.tar", "--config-dir=/a", "--plugin-dir", "/b"]).unwrap();
-        let wanted =
-            Options { file: Some("x.tar".into()), configurations: "/a".into(), plugins: "/b".into() };
-        assert_eq!(options, wanted);
-        assert_eq!(parse(&["-o"]).unwrap_err(), "-o needs a value");
-        assert_eq!(parse(&["x.tar"]).unwrap_err(), "unknown argument \"x.tar\"");
-    }
-
-    #[test]
-    fn a_file_that_is_there_is_left_alone() {
+    fn a_file_that_exists_is_not_overwritten() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("x.tar");
         std::fs::write(&path, "mine").unwrap();
@@ -128,6 +84,6 @@ mod tests {
         let long = Part { name: "a".repeat(100), about: "", content: Vec::new() };
         let other = dir.path().join("y.tar");
         assert!(write(&other, &[long], 0).is_err());
-        assert!(!other.exists(), "half a file is taken away");
+        assert!(!other.exists(), "an incomplete file is removed");
     }
 }

@@ -263,7 +263,7 @@ fn without_reasons(content: &str) -> String {
     for line in content.split_inclusive('\n') {
         let reason = line.starts_with("         ");
         if !reason {
-            failed = ["failed", "left out"].iter().any(|state| line.starts_with(state));
+            failed = ["failed", "skipped"].iter().any(|state| line.starts_with(state));
         }
         if reason && failed {
             kept.push_str(&format!("            {}\n", length(line.trim())));

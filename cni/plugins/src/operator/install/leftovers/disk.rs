@@ -1,5 +1,5 @@
-//! What host-local has on disk beside the reservations, dhcp beside the leases, and the folders of tuning's
-//! backups and flannel's saved configurations.
+//! Leftovers on disk: host-local's files besides reservations, dhcp's directory besides leases, and the directories of
+//! tuning's backups and flannel's saved configurations.
 
 use std::ffi::OsString;
 use std::io::{self, ErrorKind};
@@ -8,71 +8,71 @@ use std::path::{Path, PathBuf};
 
 use cni_kernel::dir::{DurableDir, TEMPORARY};
 
-use super::{Trace, TraceError};
+use super::{Leftover, LeftoverError};
 use crate::ipam::dhcp::leftovers as dhcp;
 use crate::ipam::host_local::leftovers;
 use crate::meta::{flannel, tuning};
 
-/// The networks that our host-local has worked for. What the reference's has made is not ours.
-pub(super) fn plan(data_dir: &Path) -> Result<Vec<Trace>, TraceError> {
-    let mut traces = Vec::new();
+/// Finds the networks that our host-local has worked for, not the reference's, and the other directories.
+pub(super) fn plan(data_dir: &Path) -> Result<Vec<Leftover>, LeftoverError> {
+    let mut leftovers = Vec::new();
     for kept in KEPT {
-        traces.extend(kept.plan()?);
+        leftovers.extend(kept.plan()?);
     }
     for network in leftovers::networks(data_dir)? {
         let folder = data_dir.join(&network);
         let why = leftovers::in_the_way(&folder)?;
-        traces.push(judge(folder, why));
+        leftovers.push(kept_or_removed(folder, why));
     }
     if leftovers::has_own(data_dir)? {
-        traces.push(Trace::Folder(leftovers::own(data_dir)));
+        leftovers.push(Leftover::Directory(leftovers::own(data_dir)));
     }
     if dhcp::folder().is_dir() {
-        traces.push(judge(
+        leftovers.push(kept_or_removed(
             dhcp::folder().to_owned(),
-            dhcp::in_the_way().map_err(|e| TraceError::Disk(e.to_string()))?,
+            dhcp::in_the_way().map_err(|e| LeftoverError::Disk(e.to_string()))?,
         ));
     }
-    Ok(traces)
+    Ok(leftovers)
 }
 
-/// Removes a network's folder, our own with all that is in it, or that of leases.
-pub(super) fn remove(folder: PathBuf) -> Result<Trace, TraceError> {
+/// Removes a network's directory, that of our index with everything in it, or that of leases.
+pub(super) fn remove(folder: PathBuf) -> Result<Leftover, LeftoverError> {
     if let Some(kept) = KEPT.iter().find(|kept| Path::new(kept.folder) == folder) {
         kept.remove()?;
         return Ok(match kept.plan()? {
-            Some(Trace::Folder(folder)) => {
+            Some(Leftover::Directory(folder)) => {
                 let why = "a file is written there".to_owned();
-                Trace::Leave { what: folder.display().to_string(), why }
+                Leftover::Keep { what: folder.display().to_string(), why }
             }
             Some(leave) => leave,
-            None => Trace::Folder(folder),
+            None => Leftover::Directory(folder),
         });
     }
     let why = if folder == dhcp::folder() {
-        dhcp::remove().map_err(|e| TraceError::Disk(e.to_string()))?
+        dhcp::remove().map_err(|e| LeftoverError::Disk(e.to_string()))?
     } else if leftovers::is_own(&folder) {
         leftovers::remove_own(&folder)?;
         None
     } else {
         leftovers::remove_network(&folder)?
     };
-    Ok(judge(folder, why))
+    Ok(kept_or_removed(folder, why))
 }
 
-fn judge(folder: PathBuf, why: Option<String>) -> Trace {
+fn kept_or_removed(folder: PathBuf, why: Option<String>) -> Leftover {
     match why {
-        None => Trace::Folder(folder),
-        Some(why) => Trace::Leave { what: folder.display().to_string(), why },
+        None => Leftover::Directory(folder),
+        Some(why) => Leftover::Keep { what: folder.display().to_string(), why },
     }
 }
 
-/// A folder, in its usual place, with a file for each container that has something.
+/// A directory in its usual place, with a file for each container.
 struct Kept {
     folder: &'static str,
-    /// One in it that only Slipway makes: without it the folder is the reference's.
+    /// A directory in it that only Slipway makes: without it, the whole is the reference's.
     own: Option<&'static str>,
-    /// What the files are.
+    /// A name for the files.
     files: &'static str,
 }
 
@@ -82,13 +82,13 @@ const KEPT: [Kept; 2] = [
 ];
 
 impl Kept {
-    /// Our own folder in it.
+    /// Our own directory in it.
     fn own(&self) -> Option<PathBuf> {
         self.own.map(|own| Path::new(self.folder).join(own))
     }
 
-    /// None when there is nothing of ours.
-    fn plan(&self) -> Result<Option<Trace>, TraceError> {
+    /// None if nothing is ours.
+    fn plan(&self) -> Result<Option<Leftover>, LeftoverError> {
         let Some(names) = names(Path::new(self.folder))? else { return Ok(None) };
         let shared = names.iter().filter(|name| self.own.is_none_or(|own| *name != own)).count();
         let own = match self.own() {
@@ -98,23 +98,23 @@ impl Kept {
                 Some(own) => own.len(),
             },
         };
-        // Each is in both.
+        // Each container has a file in both.
         Ok(Some(match shared.max(own) {
-            0 => Trace::Folder(self.folder.into()),
+            0 => Leftover::Directory(self.folder.into()),
             files => {
                 let why = format!("{}: {files}", self.files);
-                Trace::Leave { what: self.folder.to_owned(), why }
+                Leftover::Keep { what: self.folder.to_owned(), why }
             }
         }))
     }
 
-    /// Removes what is empty, and the folder above it if that is empty then.
-    fn remove(&self) -> Result<(), TraceError> {
+    /// Removes the directories if they are empty, and the one above them if it is empty then.
+    fn remove(&self) -> Result<(), LeftoverError> {
         let folder = Path::new(self.folder);
         let own = self.own();
         for swept in own.as_deref().into_iter().chain([folder]) {
             if let Ok(dir) = DurableDir::open(swept) {
-                dir.remove_stale_temporaries().map_err(|error| TraceError::Disk(error.to_string()))?;
+                dir.remove_stale_temporaries().map_err(|error| LeftoverError::Disk(error.to_string()))?;
             }
         }
         for empty in own.as_deref().into_iter().chain([folder]).chain(folder.parent()) {
@@ -130,8 +130,8 @@ impl Kept {
     }
 }
 
-/// What is in a folder, but for files of writers that were killed; none when there is no such folder.
-fn names(folder: &Path) -> Result<Option<Vec<OsString>>, TraceError> {
+/// The names in a directory, without temporary files of killed writers; none if there is no such directory.
+fn names(folder: &Path) -> Result<Option<Vec<OsString>>, LeftoverError> {
     let read = std::fs::read_dir(folder).and_then(|entries| {
         entries.map(|entry| entry.map(|entry| entry.file_name())).collect::<io::Result<Vec<_>>>()
     });
@@ -145,6 +145,6 @@ fn names(folder: &Path) -> Result<Option<Vec<OsString>>, TraceError> {
     }
 }
 
-fn failed(what: &str, folder: &Path, error: &io::Error) -> TraceError {
-    TraceError::Disk(format!("{what} {}: {error}", folder.display()))
+fn failed(what: &str, folder: &Path, error: &io::Error) -> LeftoverError {
+    LeftoverError::Disk(format!("{what} {}: {error}", folder.display()))
 }

@@ -1,5 +1,4 @@
-//! What is known of the attachments beside the ruleset: the runtimes' cache, and the reservations of host-local,
-//! the reference's or ours.
+//! Sources that name attachments besides the ruleset: the runtimes' cache, and host-local's reservations.
 
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
@@ -14,22 +13,22 @@ use ipnet::IpNet;
 /// Where host-local keeps its reservations unless a configuration says otherwise.
 const RESERVATIONS: &str = "/var/lib/cni/networks";
 
-/// Reads both. What is not named and is not there says nothing.
+/// Reads both. A directory that is missing has no hints.
 pub(super) fn read(cache_dirs: &[PathBuf], data_dirs: &[PathBuf]) -> Result<Vec<Clue>, String> {
-    let mut clues = Vec::new();
-    clues.extend(cached(cache_dirs)?.into_iter().map(|cached| Clue {
+    let mut hints = Vec::new();
+    hints.extend(cached(cache_dirs)?.into_iter().map(|cached| Clue {
         addresses: cached.result.ips.iter().map(|ip| ip.address).collect(),
         netns: cached.netns.as_deref().and_then(|path| ContainerNetns::read(path).ok()),
         attachment: cached.attachment,
     }));
     let usual = [PathBuf::from(RESERVATIONS)];
     for directory in if data_dirs.is_empty() { usual.as_slice() } else { data_dirs } {
-        clues.extend(reservations(directory)?);
+        hints.extend(reservations(directory)?);
     }
-    Ok(clues)
+    Ok(hints)
 }
 
-/// All attachments in these caches, or in the usual ones if none is named.
+/// All attachments in these caches, or else in the usual ones.
 pub(super) fn cached(directories: &[PathBuf]) -> Result<Vec<Cached>, String> {
     let usual = cache::DIRECTORIES.map(PathBuf::from);
     let mut cached = Vec::new();
@@ -44,14 +43,14 @@ pub(super) fn cached(directories: &[PathBuf]) -> Result<Vec<Cached>, String> {
     Ok(cached)
 }
 
-/// A folder for each network, in it a file for each address: the container's ID and, on another line, the
-/// interface.
+/// Reads a directory for each network, with a file for each address: the container ID, and the interface on the
+/// next line.
 fn reservations(directory: &Path) -> Result<Vec<Clue>, String> {
-    let mut clues = Vec::new();
-    let Some(networks) = list(directory)? else { return Ok(clues) };
+    let mut hints = Vec::new();
+    let Some(networks) = list(directory)? else { return Ok(hints) };
     for network in networks {
         let folder = directory.join(&network);
-        // Anything may lie in that folder; what is no folder of addresses says nothing.
+        // The directory may have other files.
         let Ok(Some(files)) = list(&folder) else { continue };
         for file in files {
             let Ok(address) = file.parse::<IpAddr>() else { continue };
@@ -59,11 +58,11 @@ fn reservations(directory: &Path) -> Result<Vec<Clue>, String> {
             let mut lines = text.lines().map(str::trim);
             let (Some(id), Some(ifname)) = (lines.next(), lines.next()) else { continue };
             if let Ok(attachment) = Attachment::new(&network, id, ifname) {
-                clues.push(Clue { attachment, addresses: vec![IpNet::from(address)], netns: None });
+                hints.push(Clue { attachment, addresses: vec![IpNet::from(address)], netns: None });
             }
         }
     }
-    Ok(clues)
+    Ok(hints)
 }
 
 fn list(directory: &Path) -> Result<Option<Vec<String>>, String> {

@@ -1,4 +1,4 @@
-//! From what is known of a packet's way to sentences: a pure function.
+//! The explanation of a packet's path: a pure function of the facts.
 
 use std::fmt::Write as _;
 use std::net::{IpAddr, SocketAddr};
@@ -6,40 +6,72 @@ use std::net::{IpAddr, SocketAddr};
 use cni_dataplane::explain::{Hit, Origin, Packet, Sources, Target, Truth};
 use cni_dataplane::{HostAddress, Listed, Owner};
 use cni_kernel::route::Switch;
+use serde_json::{Value, json};
 
 use super::facts::{Facts, Place, Table, Way, listed_target};
 
-/// The packet's way, step by step.
-#[derive(Debug, Default)]
-struct Story {
+/// The packet's path, step by step.
+#[derive(Debug)]
+pub(super) struct Explanation<'a> {
+    packet: &'a Packet,
+    /// Each step: the stage in the kernel, and what happens there.
     steps: Vec<(&'static str, String)>,
-    /// What may keep it from arriving, beside the steps.
+    /// Causes that may stop the packet although the steps do not.
     doubts: Vec<String>,
+    outcome: String,
 }
 
-/// How a step leaves the packet.
+/// The packet's fate after a step.
 enum Then {
-    Goes,
+    Continues,
     Ends(String),
 }
 
-/// The whole text.
-pub(super) fn tell(facts: &Facts) -> String {
-    let mut story = Story::default();
-    let end = match story.walk(facts) {
-        Then::Ends(end) => end,
-        Then::Goes => story.arrival(facts),
-    };
-    let mut text = format!("{}\n\n", headline(&facts.packet));
-    let width = story.steps.iter().map(|(place, _)| place.len()).max().unwrap_or(0);
-    for (number, (place, what)) in story.steps.iter().enumerate() {
-        let number = number + 1;
-        let indented = what.replace('\n', &format!("\n{:indent$}", "", indent = width + 6));
-        // Writing to a String cannot fail.
-        let _written = writeln!(text, "{number:2}. {place:width$}  {indented}");
+impl<'a> Explanation<'a> {
+    /// Explains the facts.
+    pub(super) fn of(facts: &'a Facts) -> Self {
+        let outcome = String::new();
+        let mut all = Self { packet: &facts.packet, steps: Vec::new(), doubts: Vec::new(), outcome };
+        all.outcome = match all.walk(facts) {
+            Then::Ends(outcome) => outcome,
+            Then::Continues => all.arrival(facts),
+        };
+        all
     }
-    let _written = writeln!(text, "\n{end}");
-    text
+
+    /// The whole text.
+    pub(super) fn text(&self) -> String {
+        let mut text = format!("{}\n\n", headline(self.packet));
+        let width = self.steps.iter().map(|(stage, _)| stage.len()).max().unwrap_or(0);
+        for (number, (stage, what)) in self.steps.iter().enumerate() {
+            let number = number + 1;
+            let indented = what.replace('\n', &format!("\n{:indent$}", "", indent = width + 6));
+            // Writing to a String cannot fail.
+            let _written = writeln!(text, "{number:2}. {stage:width$}  {indented}");
+        }
+        let _written = writeln!(text, "\n{}", self.outcome);
+        text
+    }
+
+    /// The document of `slipway explain`.
+    pub(super) fn document(&self) -> Value {
+        let Packet { protocol, to, from, origin } = self.packet;
+        let (is_of_node, link) = match origin {
+            Origin::Node => (true, None),
+            Origin::Elsewhere(link) => (false, link.as_ref()),
+        };
+        let steps: Vec<Value> =
+            self.steps.iter().map(|(stage, text)| json!({ "stage": stage, "text": text })).collect();
+        json!({
+            "protocol": protocol.as_str(),
+            "destination": to.to_string(),
+            "source": from.map(|from| from.to_string()),
+            "sent_by_node": is_of_node,
+            "link": link,
+            "steps": steps,
+            "outcome": self.outcome,
+        })
+    }
 }
 
 fn headline(packet: &Packet) -> String {
@@ -58,9 +90,9 @@ fn is_loopback4(address: IpAddr) -> bool {
     address.is_ipv4() && address.is_loopback()
 }
 
-impl Story {
-    fn step(&mut self, place: &'static str, what: impl Into<String>) {
-        self.steps.push((place, what.into()));
+impl Explanation<'_> {
+    fn step(&mut self, stage: &'static str, what: impl Into<String>) {
+        self.steps.push((stage, what.into()));
     }
 
     fn walk(&mut self, facts: &Facts) -> Then {
@@ -78,14 +110,14 @@ impl Story {
             return Then::Ends(end);
         }
         self.sources(facts, target);
-        Then::Goes
+        Then::Continues
     }
 
-    /// Loopback addresses on other links.
+    /// The guard of the node's loopback: packets for or from loopback addresses on other links.
     fn guard(&mut self, facts: &Facts) -> Then {
         let Packet { to, from, origin, .. } = &facts.packet;
         if *origin == Origin::Node {
-            return Then::Goes;
+            return Then::Continues;
         }
         if to.ip().is_ipv6() && to.ip().is_loopback() {
             self.step("routing", "packets for ::1 that arrive on a link are dropped by the kernel itself");
@@ -101,17 +133,17 @@ impl Story {
                 if to.ip().is_ipv4() {
                     self.step("guard", "neither for nor from 127.0.0.0/8: passes");
                 }
-                Then::Goes
+                Then::Continues
             }
             (_, true) => {
-                self.step("guard", "table inet slipway is not whole: nothing but route_localnet of the link keeps the packet from the node's loopback. `slipway restore` puts the guard back");
-                Then::Goes
+                self.step("guard", "table inet slipway is incomplete: nothing but route_localnet of the link keeps the packet from the node's loopback. `slipway restore` puts the guard back");
+                Then::Continues
             }
-            (_, false) => Then::Goes,
+            (_, false) => Then::Continues,
         }
     }
 
-    /// The destination is an address of no port.
+    /// A destination at which no port is published.
     fn not_here(&mut self, facts: &Facts) -> String {
         let to = facts.packet.to.ip();
         match &facts.place {
@@ -129,7 +161,7 @@ impl Story {
                     "prerouting",
                     format!("{to} is local, but not in set {set}, which has the addresses that published ports answer at: it is a Service's, or came to the node after the last ADD and STATUS"),
                 );
-                return "It is left to whatever serves that address.".to_owned();
+                return "Another program serves that address.".to_owned();
             }
             Place::Here => {}
         }
@@ -154,9 +186,9 @@ impl Story {
             Some((network, _)) => {
                 self.step("postrouting", format!("the source is masqueraded, but not towards its own network {network}"));
             }
-            None => self.step("postrouting", "the source is masqueraded by nobody here"),
+            None => self.step("postrouting", "Slipway does not masquerade the source"),
         }
-        self.with_doubts("It is sent on to where it is addressed")
+        self.with_doubts("It is forwarded to its destination")
     }
 
     fn lookup(&mut self, facts: &Facts) -> Then {
@@ -172,10 +204,10 @@ impl Story {
                 );
             }
             Table::Absent => {
-                self.step(hook, format!("{to} is an address of this node; there is no table inet slipway, so that nothing is published in nftables"));
+                self.step(hook, format!("{to} is an address of this node; there is no table inet slipway, hence no port published in nftables"));
             }
             Table::Damaged => {
-                self.step(hook, "chains of table inet slipway are emptied, changed or unhooked: elements may not be looked up. `slipway restore` mends them");
+                self.step(hook, "chains of table inet slipway are emptied, changed or unhooked: elements may not be looked up. `slipway restore` repairs them");
                 self.doubts.push("it meets one of the changed chains".to_owned());
             }
             Table::Unusable(why) => self.step(hook, format!("no lookup in nftables: {why}")),
@@ -186,7 +218,7 @@ impl Story {
                 if let Some(listed) = &facts.of_iptables {
                     self.of_iptables(listed, facts.packet.to);
                 }
-                Then::Goes
+                Then::Continues
             }
         }
     }
@@ -194,32 +226,34 @@ impl Story {
     fn hit(&mut self, facts: &Facts, hit: &Hit) -> Then {
         let mut what = format!("map {} has {}: {}", hit.map, hit.host, whose(hit.owner.as_ref()));
         if hit.dead {
-            what.push_str("\nits namespace is gone: nobody is there; the next container that asks for the port takes it");
+            what.push_str(
+                "\nits namespace is gone; the next container that publishes the port takes it over",
+            );
         }
         let chain = match &hit.target {
             Target::Container(target) => {
                 let _written = write!(what, "\nthe destination becomes {target}");
                 self.step("lookup", what);
-                return Then::Goes;
+                return Then::Continues;
             }
             Target::Chain(chain) => chain,
         };
         self.step("lookup", what);
         let Some(conditions) = &facts.conditions else {
-            self.step("conditions", format!("chain {chain} has conditions that no runtime's cache remembers: `nft list chain inet slipway {chain}` shows them"));
+            self.step("conditions", format!("chain {chain} has conditions that are in no runtime's cache: `nft list chain inet slipway {chain}` shows them"));
             self.doubts.push(format!("chain {chain} does not let it pass"));
             return self.translated(facts);
         };
-        let mut told = format!("chain {chain} is the container's own");
+        let mut text = format!("chain {chain} is the container's own");
         for (condition, truth) in conditions {
             let word = match truth {
                 Truth::Yes => "holds",
                 Truth::No => "does not hold",
-                Truth::Unknown => "depends on what is not told here",
+                Truth::Unknown => "unknown: depends on other fields of the packet",
             };
-            let _written = write!(told, "\n{condition}: {word}");
+            let _written = write!(text, "\n{condition}: {word}");
         }
-        self.step("conditions", told);
+        self.step("conditions", text);
         if conditions.iter().any(|(_, truth)| *truth == Truth::No) {
             return Then::Ends(format!(
                 "It is not translated: a condition of the container does not hold. It goes to the node itself{}.",
@@ -236,7 +270,7 @@ impl Story {
         match facts.target() {
             Some(target) => {
                 self.step("translate", format!("the destination becomes {target}"));
-                Then::Goes
+                Then::Continues
             }
             None => Then::Ends(
                 "It is not translated: the container has no element for the port any more.".to_owned(),
@@ -294,10 +328,10 @@ impl Story {
             self.step("bridge", "bridge-nf-call is 1 and the port does not send packets back where they came from: hairpinMode is needed");
             return Then::Ends("It is dropped by the bridge.".to_owned());
         }
-        Then::Goes
+        Then::Continues
     }
 
-    /// What the node sends from its loopback needs two settings of the link.
+    /// Packets from the node's loopback, which need two settings of the link.
     fn leave_loopback(&mut self, facts: &Facts, way: &Way) -> Then {
         let to = facts.packet.to.ip();
         let from = facts.packet.from.unwrap_or(to);
@@ -322,7 +356,7 @@ impl Story {
                 "It gets no answer. With net.bridge.bridge-nf-call-ip6tables=0 it does.".to_owned(),
             );
         }
-        Then::Goes
+        Then::Continues
     }
 
     fn forward(&mut self, facts: &Facts) {
@@ -356,7 +390,7 @@ impl Story {
             },
             None if facts.hit.is_some() => {
                 self.doubts.push("map hairpin has no element for the container".to_owned());
-                "map hairpin has nothing about the container, which should not be: `slipway restore` mends it".to_owned()
+                "map hairpin has no element for the container, which is an error: `slipway restore` repairs it".to_owned()
             }
             None => "as the chains of iptables say".to_owned(),
         };
@@ -370,7 +404,7 @@ impl Story {
             |hit| hit.owner.as_ref(),
         );
         if facts.hit.as_ref().is_some_and(|hit| hit.dead) {
-            return format!("It is sent to {target}, where nobody is any more.");
+            return format!("It is sent to {target}, but the container is gone.");
         }
         let of = owner.map(|owner| format!(" of {owner}")).unwrap_or_default();
         self.with_doubts(&format!("It reaches {target}{of}"))
@@ -385,7 +419,7 @@ impl Story {
 }
 
 fn whose(owner: Option<&Owner>) -> String {
-    owner.map_or_else(|| "made by hand, without an owner".to_owned(), ToString::to_string)
+    owner.map_or_else(|| "an element without an owner".to_owned(), ToString::to_string)
 }
 
 fn listener(facts: &Facts) -> &'static str {

@@ -1,4 +1,4 @@
-//! Whether a container that a runtime remembers is still there, by what the kernel says.
+//! The liveness of a container that a runtime's cache has, by the state of the kernel.
 
 use cni_dataplane::owner::{AttachmentHash, Owner};
 use cni_kernel::netns::{Netns, NetnsId};
@@ -6,16 +6,16 @@ use cni_kernel::route::{Link, LinkKind, RouteSocket};
 use cni_runtime::Cached;
 use cni_spec::Interface;
 
-/// What became of a remembered attachment.
+/// The liveness of a cached attachment.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(in crate::operator) enum Standing {
-    /// The container lives and is attached as its result says.
+pub(in crate::operator) enum Liveness {
+    /// The container runs and is attached as its result says.
     Attached,
-    /// It does not, or it cannot be told from another one: nothing may be done in its name.
-    Not(String),
+    /// It does not, or its place may be another container's: nothing may be done in its name. The reason.
+    Gone(String),
 }
 
-/// The node that containers are looked for from.
+/// The node's network namespace, from which containers are looked up.
 pub(in crate::operator) struct Node {
     pub(in crate::operator) route: RouteSocket,
     id: NetnsId,
@@ -28,70 +28,70 @@ impl Node {
         Ok(Self { route: RouteSocket::open().map_err(|e| e.to_string())?, id })
     }
 
-    /// Looks at the container: its namespace, the link in it, the owner on the host's end of a pair, the
+    /// Checks the container's namespace, the link in it, the owner on the host's end of the pair, and the
     /// addresses.
     ///
     /// # Errors
-    /// What could not be looked at.
-    pub(in crate::operator) fn standing(&self, cached: &Cached) -> Result<Standing, String> {
-        let not = |why: String| Ok(Standing::Not(why));
+    /// The namespace cannot be opened, or links or addresses cannot be read.
+    pub(in crate::operator) fn liveness(&self, cached: &Cached) -> Result<Liveness, String> {
+        let gone = |reason: String| Ok(Liveness::Gone(reason));
         let Some(path) = &cached.netns else {
-            return not("neither the cache nor its result names the container's namespace".to_owned());
+            return gone("neither the cache nor its result names the container's namespace".to_owned());
         };
         let netns = match Netns::open(path) {
             Ok(netns) => netns,
             Err(error) if error.is_gone() => {
-                return not(format!("the container is gone: no namespace at {}", path.display()));
+                return gone(format!("the container is gone: no namespace at {}", path.display()));
             }
             Err(error) => return Err(error.to_string()),
         };
         if netns.id() == self.id {
-            return not(format!("{} is the node's own namespace", path.display()));
+            return gone(format!("{} is the node's own namespace", path.display()));
         }
         let inside = RouteSocket::open_in(&netns).map_err(|e| e.to_string())?;
         let name = cached.attachment.ifname();
         let Some(link) = inside.find_link(name).map_err(|e| e.to_string())? else {
-            return not(format!("the container has no link {name} any more"));
+            return gone(format!("the container has no link {name} any more"));
         };
-        if let Some(why) = self.is_of_another(cached, &link) {
-            return not(why);
+        if let Some(reason) = self.other_owner(cached, &link) {
+            return gone(reason);
         }
         let present = inside.addresses(&link).map_err(|e| e.to_string())?;
         let missing = addresses(cached).find(|wanted| !present.iter().any(|address| address.net == *wanted));
         match missing {
-            Some(net) => not(format!("{name} of the container has not the address {net} any more")),
-            None => Ok(Standing::Attached),
+            Some(net) => gone(format!("{name} of the container does not have the address {net} any more")),
+            None => Ok(Liveness::Attached),
         }
     }
 
-    /// Why the link is not the attachment's: the path may lead to another container by now.
-    fn is_of_another(&self, cached: &Cached, link: &Link) -> Option<String> {
-        // A link that is in the container alone names its owner itself.
+    /// The sign that the link is another attachment's. The path may lead to another container now.
+    fn other_owner(&self, cached: &Cached, link: &Link) -> Option<String> {
+        // A link without a host's end names its owner itself.
         let owner = Owner::from_comment(&link.alias).or_else(|| self.owner_of_the_pair(link));
         match owner {
             Some(owner) if owner.attachment_hash == AttachmentHash::of(&cached.attachment) => None,
             Some(owner) => Some(format!("its link belongs to {owner}")),
             // The reference's links name no owner.
             None => {
-                let told = inside(cached).map(|interface| interface.mac.as_str()).unwrap_or_default();
-                let same = told.is_empty() || told.parse().is_ok_and(|mac| link.mac == Some(mac));
-                (!same).then(|| format!("link {} has not the MAC address {told} of the result", link.name))
+                let wanted = inside(cached).map(|interface| interface.mac.as_str()).unwrap_or_default();
+                let is_same = wanted.is_empty() || wanted.parse().is_ok_and(|mac| link.mac == Some(mac));
+                (!is_same)
+                    .then(|| format!("link {} does not have the result's MAC address {wanted}", link.name))
             }
         }
     }
 
-    /// The owner that the host's end of a pair names, if it is the node that has it.
+    /// The owner in the alias of the host's end of a pair, if that end is on the node.
     fn owner_of_the_pair(&self, link: &Link) -> Option<Owner> {
         if link.kind != LinkKind::Veth {
             return None;
         }
         let outer = self.route.link_by_index(link.peer?).ok()?;
-        let joined = outer.kind == LinkKind::Veth && outer.peer == Some(link.index);
-        Owner::from_comment(&outer.alias).filter(|_| joined)
+        let is_pair = outer.kind == LinkKind::Veth && outer.peer == Some(link.index);
+        Owner::from_comment(&outer.alias).filter(|_| is_pair)
     }
 
-    /// Whether the node's loopback is open towards containers, as an ADD leaves it: on a link of ours, or
-    /// on the bridge that one is a port of.
+    /// True if an ADD has set `route_localnet` on a link of ours, or on the bridge that such a link is a port of.
     pub(in crate::operator) fn opens_its_loopback(&self) -> Result<bool, String> {
         let links = self.route.links().map_err(|e| e.to_string())?;
         let ours: Vec<&Link> =
@@ -102,18 +102,18 @@ impl Node {
     }
 }
 
-/// The container's end in the result.
+/// The container's interface in the result.
 fn inside(cached: &Cached) -> Option<&Interface> {
-    let ours = |one: &&Interface| one.name == cached.attachment.ifname() && !one.sandbox.is_empty();
-    cached.result.interfaces.iter().find(ours)
+    cached.result.interfaces.iter().find(|one| is_inside(cached, one))
 }
 
-/// The addresses that the result gives the container's end.
+fn is_inside(cached: &Cached, interface: &Interface) -> bool {
+    interface.name == cached.attachment.ifname() && !interface.sandbox.is_empty()
+}
+
+/// The addresses of the container's interface in the result. One without an interface counts as the container's.
 fn addresses(cached: &Cached) -> impl Iterator<Item = ipnet::IpNet> + '_ {
     let of = |index: usize| cached.result.interfaces.get(index);
-    let ours = move |index: Option<usize>| match index.and_then(of) {
-        None => true,
-        Some(one) => one.name == cached.attachment.ifname() && !one.sandbox.is_empty(),
-    };
+    let ours = move |index: Option<usize>| index.and_then(of).is_none_or(|one| is_inside(cached, one));
     cached.result.ips.iter().filter(move |ip| ours(ip.interface)).map(|ip| ip.address)
 }

@@ -1,0 +1,471 @@
+//! The table of commands. Dispatch, help, manual pages and completions come from it.
+
+use super::cli::{Argument, Command, OUTPUT, Opt, Reader, Value};
+use super::{
+    check_node, cnitool, completions, explain, flows, help, install, migrate, node, plugins, ports, restore,
+    support_bundle,
+};
+use crate::ipam::dhcp::daemon;
+use crate::registry;
+
+const NAME: Value = Value::Text("NAME");
+
+const NETWORK: Opt = Opt::value("--network", NAME, "only those of this network");
+const CONTAINER: Opt =
+    Opt::value("--container", Value::Text("ID"), "only those of this container: its ID, or how it begins");
+const CACHE_DIR: Opt = Opt::value(
+    "--cache-dir",
+    Value::Directory,
+    "the runtime's cache, if it is neither /var/lib/cni nor /var/lib/cni/cache; its files are in DIR/results",
+)
+.many();
+const TO: Opt = Opt::value("--to", Value::Directory, "the plugin directory (/opt/cni/bin)");
+const SHARE_DIR: Opt = Opt::value(
+    "--share-dir",
+    Value::Directory,
+    "also install manual pages and completions below this directory, as /usr/local/share; `uninstall` removes them",
+);
+
+/// All commands, in the order of the help text.
+pub static COMMANDS: &[Command] = &[
+    Command {
+        name: "ports",
+        summary: "list published ports, their owners and connections",
+        about: "Packets and bytes are those that conntrack or the BPF programs have counted; `-` where nothing \
+                counts. CONNECTIONS is the number of flows that exist now.",
+        arguments: &[],
+        options: &[NETWORK, CONTAINER, OUTPUT],
+        exit_codes: &[],
+        examples: &[
+            ("slipway ports --network pods", "the ports of one network"),
+            ("slipway ports --container 3f29 --output json", "those of one container, for a program"),
+        ],
+        reader: Reader::Table,
+        run: ports::run,
+    },
+    Command {
+        name: "flows",
+        summary: "list the flows that the BPF programs track",
+        about: "SERVED names the server of the flow: the BPF programs, or netfilter with the reason in brackets.",
+        arguments: &[],
+        options: &[NETWORK, CONTAINER, OUTPUT],
+        exit_codes: &[],
+        examples: &[
+            ("slipway flows --container web1", "the flows of one container"),
+            ("slipway flows --network pods -o json", "those of a network, for a program"),
+        ],
+        reader: Reader::Table,
+        run: flows::run,
+    },
+    Command {
+        name: "check-node",
+        summary: "check the kernel and the host: what is missing, what is in the way",
+        about: "Probes the kernel in a network namespace of its own and changes nothing on the node. Each finding \
+                that needs attention has a reason and a fix.",
+        arguments: &[],
+        options: &[OUTPUT],
+        exit_codes: &[(1, "something required is missing")],
+        examples: &[
+            ("slipway check-node", "before the first container"),
+            ("slipway check-node --output json", "for a program"),
+        ],
+        reader: Reader::Table,
+        run: check_node::run,
+    },
+    Command {
+        name: "node",
+        summary: "load, show or remove the BPF programs of the eBPF backend",
+        about: "All three print the status. The first container with the eBPF backend loads the programs, too. After \
+                `teardown` nftables serves everything.",
+        arguments: &[Argument::new(
+            Value::OneOf(&["setup", "teardown", "status"]),
+            "load and attach the programs, remove them, or only look",
+        )],
+        options: &[OUTPUT],
+        exit_codes: &[],
+        examples: &[
+            ("slipway node setup", "after a change of uplinks or of /etc/cni/slipway.json"),
+            ("slipway node status --output json", "for monitoring"),
+        ],
+        reader: Reader::Table,
+        run: node::run,
+    },
+    Command {
+        name: "explain",
+        summary: "follow the first packet of a connection through the node's rules",
+        about: "Makes the kernel's lookups one by one and prints each step with its reason. No packet is sent. \
+                Without --from and --iif the packet comes from another host, or from the node itself if it goes to \
+                a loopback address. The exit code is 0 whatever becomes of the packet.",
+        arguments: &[
+            Argument::new(Value::OneOf(&["tcp", "udp", "sctp"]), "the protocol"),
+            Argument::new(Value::Text("ADDRESS:PORT"), "the destination; IPv6 as [2001:db8::2]:8080"),
+            Argument::new(Value::Text("from"), "").hidden(),
+            Argument::new(Value::Text("ADDRESS"), "").hidden(),
+        ],
+        options: &[
+            Opt::value("--from", Value::Text("ADDRESS"), "the source"),
+            Opt::value(
+                "--iif",
+                Value::Text("LINK"),
+                "the link that the packet arrives on; lo: the node sends it",
+            ),
+            OUTPUT,
+        ],
+        exit_codes: &[],
+        examples: &[
+            ("slipway explain tcp 192.0.2.2:8080", "from another host"),
+            (
+                "slipway explain udp 192.0.2.2:53 --from 10.22.0.7 --iif cni0 -o json",
+                "from a container, for a program",
+            ),
+        ],
+        reader: Reader::Table,
+        run: explain::run,
+    },
+    Command {
+        name: "restore",
+        summary: "put back what running containers lost when the ruleset was flushed",
+        about: "Restores published ports, masquerade and the guard against spoofed addresses of each container that is \
+                in a runtime's cache and that the kernel shows to be running. Does nothing where nothing is missing.",
+        arguments: &[],
+        options: &[Opt::switch("--dry-run", "only report what is missing"), CACHE_DIR, OUTPUT],
+        exit_codes: &[
+            (1, "something could not be restored or read; the rest was"),
+            (3, "with --dry-run: something is missing"),
+        ],
+        examples: &[
+            ("slipway restore", "after `nft flush ruleset`"),
+            ("slipway restore --dry-run --output json", "from monitoring"),
+            ("slipway restore --cache-dir /var/lib/containers/cni", "with a cache in another place"),
+        ],
+        reader: Reader::Table,
+        run: restore::run,
+    },
+    Command {
+        name: "migrate",
+        summary: "move running containers from one backend to another",
+        about: "Published ports and masquerade move, container by container, while they serve; connections go on.",
+        arguments: &[],
+        options: &[
+            Opt::value("--to", Value::OneOf(&["nftables", "iptables", "ebpf"]), "the backend to move to")
+                .required(),
+            Opt::value(
+                "--from",
+                Value::OneOf(&["nftables", "iptables", "reference", "ebpf", "all"]),
+                "the backend to move from (all); reference: the nftables backend of the reference plugins",
+            )
+            .many(),
+            Opt::value("--network", NAME, "only containers of this network").many(),
+            Opt::switch("--dry-run", "only report what would move"),
+            CACHE_DIR,
+            Opt::value("--data-dir", Value::Directory, "host-local's reservations (/var/lib/cni/networks)")
+                .many(),
+            OUTPUT,
+        ],
+        exit_codes: &[
+            (1, "something failed"),
+            (3, "with --dry-run: something would move"),
+            (4, "something was left alone; the reasons are printed"),
+        ],
+        examples: &[
+            ("slipway migrate --to nftables --from iptables --dry-run", "what would move"),
+            ("slipway migrate --to ebpf --network pods --output json", "one network, for a program"),
+            (
+                "slipway migrate --to nftables --cache-dir /var/lib/containers/cni --data-dir /srv/cni/networks",
+                "with state in other places",
+            ),
+        ],
+        reader: Reader::Table,
+        run: migrate::run,
+    },
+    Command {
+        name: "support-bundle",
+        summary: "collect what a bug report needs into one tar file",
+        about: "Changes nothing on the node. Only the owner can read the file; one that exists is not overwritten. \
+                Of configurations it has the values of known keys, of all else the type and the length. Look it over \
+                before you share it.",
+        arguments: &[],
+        options: &[
+            Opt::value("--file", Value::File, "the file to write (slipway-support-TIME.tar)")
+                .short('o')
+                .older("--output"),
+            Opt::value("--config-dir", Value::Directory, "the networks' configurations (/etc/cni/net.d)"),
+            Opt::value("--plugin-dir", Value::Directory, "the plugin directory (/opt/cni/bin)"),
+        ],
+        exit_codes: &[],
+        examples: &[
+            ("slipway support-bundle --file slipway-support.tar", "into a file of this name"),
+            (
+                "slipway support-bundle --config-dir /etc/containers/cni --plugin-dir /usr/lib/cni",
+                "with other directories",
+            ),
+        ],
+        reader: Reader::Table,
+        run: support_bundle::run,
+    },
+    Command {
+        name: "install",
+        summary: "install this binary and a link per plugin into a plugin directory",
+        about: "Each name changes by one rename, so that a runtime finds a whole plugin at any moment. Nothing is \
+                changed if a name is taken and --replace is not given.",
+        arguments: &[],
+        options: &[
+            TO,
+            Opt::switch("--replace", "replace plugins of other sets; `uninstall` brings them back"),
+            SHARE_DIR,
+            Opt::switch("--dry-run", "only report what would be done"),
+        ],
+        exit_codes: &[],
+        examples: &[
+            ("slipway install --replace --dry-run", "what would change in /opt/cni/bin"),
+            (
+                "slipway install --to /usr/lib/cni --share-dir /usr/local/share",
+                "with manual pages and completions",
+            ),
+        ],
+        reader: Reader::Table,
+        run: |given, out, _| install::install_command(given, &registry::links(), out),
+    },
+    Command {
+        name: "uninstall",
+        summary: "remove the plugins and what they left, and bring back what was replaced",
+        about: "Removes only what Slipway made and no container uses; what stays is printed with the reason. Refuses \
+                while containers have something in Slipway's tables.",
+        arguments: &[],
+        options: &[
+            TO,
+            Opt::value("--data-dir", Value::Directory, "host-local's reservations (/var/lib/cni/networks)"),
+            Opt::switch("--keep-state", "remove the plugins only: tables, bridges and files stay"),
+            Opt::switch(
+                "--force",
+                "remove the tables although containers use them: their ports and masquerade end",
+            ),
+            Opt::switch("--dry-run", "only report what would be done"),
+        ],
+        exit_codes: &[(1, "something failed, or a container came while the plugins were removed")],
+        examples: &[
+            ("slipway uninstall --dry-run", "what would be removed"),
+            ("slipway uninstall --to /usr/lib/cni --keep-state", "before another plugin set takes over"),
+            (
+                "slipway uninstall --data-dir /srv/cni/networks --force",
+                "with other reservations, whatever is in use",
+            ),
+        ],
+        reader: Reader::Table,
+        run: install::uninstall_command,
+    },
+    Command {
+        name: "dhcp",
+        summary: "keep the DHCP leases of containers",
+        about: "Runs until it is killed, normally by systemd. Options have one dash or two, as those of the reference \
+                plugin's daemon.",
+        arguments: &[Argument::new(Value::OneOf(&["daemon"]), "the one task")],
+        options: &[
+            Opt::value("-pidfile", Value::File, "write the process ID to this file"),
+            Opt::value(
+                "-hostprefix",
+                Value::Directory,
+                "the host's root directory, if the daemon is in a container",
+            ),
+            Opt::value("-socketpath", Value::File, "the socket that plugins call (/run/cni/dhcp.sock)"),
+            Opt::value("-statedir", Value::Directory, "the leases on disk (/var/lib/cni/dhcp)"),
+            Opt::value("-timeout", Value::Text("TIME"), "the time to wait for a server's reply (10s)"),
+            Opt::value("-resendmax", Value::Text("TIME"), "the longest time between two requests (62s)"),
+            Opt::value("-resendtimeout", Value::Text("TIME"), "the time after which an ADD fails (208s)"),
+            Opt::switch("-broadcast", "ask servers to reply by broadcast"),
+        ],
+        exit_codes: &[],
+        examples: &[
+            ("slipway dhcp daemon -pidfile /run/cni/dhcp.pid -socketpath /run/cni/dhcp.sock", "by hand"),
+            (
+                "slipway dhcp daemon -hostprefix /host -statedir /var/lib/cni/dhcp -broadcast",
+                "in a container",
+            ),
+            ("slipway dhcp daemon -timeout 5s -resendmax 30s -resendtimeout 2m", "with a slow server"),
+        ],
+        reader: Reader::Command,
+        run: |given, out, err| Ok(daemon::dhcp_command(given.raw(), out, err)),
+    },
+    Command {
+        name: cnitool::NAME,
+        summary: "attach a network namespace to a network by hand, as a runtime does",
+        about: "Reads the environment of the CNI project's tool of this name: CNI_PATH (directories of plugins, with \
+                colons between them), NETCONFPATH (directory of networks, /etc/cni/net.d), CAP_ARGS (the runtime's \
+                configuration by capability, a JSON object), CNI_ARGS (KEY=VALUE;KEY=VALUE), CNI_IFNAME (eth0). \
+                Called by the name cnitool, its exit code for wrong arguments is 1, as that tool's.",
+        arguments: &[
+            Argument::new(Value::OneOf(&["add", "check", "del", "gc", "status"]), "the CNI command"),
+            Argument::new(Value::Text("NETWORK"), "the network's name"),
+            Argument::new(Value::Text("NETNS"), "the path of the network namespace"),
+        ],
+        options: &[Opt::value(
+            "--ifname",
+            Value::Text("IFNAME"),
+            "the interface in the namespace; goes before CNI_IFNAME",
+        )
+        .short('i')],
+        exit_codes: &[],
+        examples: &[
+            ("CNI_PATH=/opt/cni/bin slipway cnitool add pods /run/netns/web", "attach"),
+            ("CNI_PATH=/opt/cni/bin slipway cnitool del pods /run/netns/web --ifname eth1", "detach"),
+        ],
+        reader: Reader::Table,
+        run: cnitool::run,
+    },
+    Command {
+        name: "plugins",
+        summary: "list the plugins of this binary and the versions that they speak",
+        about: "",
+        arguments: &[],
+        options: &[Opt::switch("--names", "print the names only"), OUTPUT],
+        exit_codes: &[],
+        examples: &[
+            ("slipway plugins --names", "for a script"),
+            ("slipway plugins --output json", "for a program"),
+        ],
+        reader: Reader::Table,
+        run: plugins::list,
+    },
+    Command {
+        name: "plugin",
+        summary: "run a plugin by its name, without a link",
+        about: "The request is in the environment and on standard input, as the CNI specification says.",
+        arguments: &[Argument::new(Value::Text("PLUGIN"), "the plugin's name")],
+        options: &[],
+        exit_codes: &[(1, "the plugin failed; the error is on standard output")],
+        examples: &[("CNI_COMMAND=VERSION slipway plugin bridge", "the versions of one plugin")],
+        reader: Reader::Table,
+        run: plugins::serve,
+    },
+    Command {
+        name: "completions",
+        summary: "print the completions of a shell",
+        about: "`slipway install --share-dir` installs them for all three shells.",
+        arguments: &[Argument::new(Value::OneOf(&["bash", "zsh", "fish"]), "the shell")],
+        options: &[],
+        exit_codes: &[],
+        examples: &[("slipway completions bash", "to be read by `source <(slipway completions bash)`")],
+        reader: Reader::Table,
+        run: completions::run,
+    },
+    Command {
+        name: "manual",
+        summary: "write manual pages and completions below a directory",
+        about: "",
+        arguments: &[Argument::new(Value::Directory, "the directory, as /usr/share")],
+        options: &[],
+        exit_codes: &[],
+        examples: &[("slipway manual target/manual", "for a package")],
+        reader: Reader::Hidden,
+        run: install::manual_command,
+    },
+    Command {
+        name: "version",
+        summary: "print the version",
+        about: "",
+        arguments: &[],
+        options: &[OUTPUT],
+        exit_codes: &[],
+        examples: &[("slipway version --output json", "for a program")],
+        reader: Reader::Table,
+        run: plugins::version,
+    },
+    Command {
+        name: "help",
+        summary: "print this list, or the help of a command",
+        about: "",
+        arguments: &[Argument::new(Value::Text("COMMAND"), "the command").optional()],
+        options: &[],
+        exit_codes: &[],
+        examples: &[("slipway help ports", "the same as `slipway ports --help`")],
+        reader: Reader::Table,
+        run: help::run,
+    },
+];
+
+/// The command of that name.
+pub(super) fn find(name: &str) -> Option<&'static Command> {
+    COMMANDS.iter().find(|command| command.name == name)
+}
+
+/// The commands that help and manual show.
+pub(super) fn shown() -> impl Iterator<Item = &'static Command> {
+    COMMANDS.iter().filter(|command| command.reader != Reader::Hidden)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::operator::cli::{Stop, parse};
+
+    /// The words behind `slipway COMMAND` in an example.
+    fn words(command: &Command, example: &str) -> Vec<String> {
+        let (_, behind) =
+            example.split_once(&format!("slipway {}", command.name)).expect("a call of the command");
+        behind.split_whitespace().map(str::to_owned).collect()
+    }
+
+    #[test]
+    fn each_option_is_in_an_example_and_each_example_is_valid() {
+        for command in COMMANDS {
+            assert!(!command.examples.is_empty(), "{}", command.name);
+            let mut used: Vec<String> = Vec::new();
+            for (example, _) in command.examples {
+                let words = words(command, example);
+                assert!(parse(command, &words).is_ok(), "{example}: {:?}", parse(command, &words));
+                used.extend(words);
+            }
+            for option in command.options {
+                let short = option.short.map(|letter| format!("-{letter}")).unwrap_or_default();
+                assert!(
+                    used.iter().any(|word| word == option.name || *word == short),
+                    "{} {}",
+                    command.name,
+                    option.name
+                );
+            }
+        }
+    }
+
+    #[test]
+    fn descriptions_are_one_phrase() {
+        for command in COMMANDS {
+            let phrases = command
+                .options
+                .iter()
+                .map(|option| option.help)
+                .chain(command.shown_arguments().map(|argument| argument.help))
+                .chain([command.summary]);
+            for phrase in phrases {
+                let is_phrase = !phrase.is_empty() && !phrase.ends_with('.') && !phrase.contains('\n');
+                assert!(is_phrase && phrase.chars().count() <= 120, "{}: {phrase:?}", command.name);
+            }
+            let sentences = command.about.is_empty() || command.about.ends_with('.');
+            assert!(sentences && !command.about.contains('\n'), "{}", command.name);
+        }
+    }
+
+    #[test]
+    fn names_differ_and_all_that_print_data_print_json() {
+        let mut names: Vec<&str> = COMMANDS.iter().map(|command| command.name).collect();
+        names.sort_unstable();
+        names.dedup();
+        assert_eq!(names.len(), COMMANDS.len());
+        let with: Vec<&str> = COMMANDS
+            .iter()
+            .filter(|c| c.options.iter().any(|o| o.name == OUTPUT.name))
+            .map(|c| c.name)
+            .collect();
+        assert_eq!(
+            with,
+            ["ports", "flows", "check-node", "node", "explain", "restore", "migrate", "plugins", "version"]
+        );
+    }
+
+    #[test]
+    fn each_command_has_help() {
+        for command in COMMANDS {
+            assert_eq!(parse(command, &["--help".to_owned()]), Err(Stop::Help), "{}", command.name);
+        }
+    }
+}
