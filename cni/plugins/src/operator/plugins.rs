@@ -49,7 +49,7 @@ pub(super) fn serve(given: &Given, out: &mut dyn Write, err: &mut dyn Write) -> 
         let near = did_you_mean(name, registry::names().into_iter());
         return Err(Failure::Usage(format!("no plugin {name:?}{near}")));
     };
-    Ok(crate::skel::serve(plugin, out, err))
+    Ok(crate::registry::serve(plugin, out, err))
 }
 
 /// Prints the version.
