@@ -1,5 +1,4 @@
-//! Our tables as text, for people who look into what went wrong. Nothing reads it back: what nft itself
-//! prints is `nft list ruleset`, where there is an nft.
+//! Our tables as text, for a bug report from a node without nft. Nothing reads it back.
 
 use std::fmt::Write as _;
 
@@ -8,15 +7,15 @@ use cni_nftables::{ChainInfo, ElementData, ElementInfo, Family, Socket, TableId,
 use crate::Error;
 use crate::nftables::{offload, schema};
 
-/// The tables that are ours by name.
+/// The tables with our names.
 fn tables() -> [TableId; 2] {
     [schema::table(), TableId::new(Family::Bridge, "slipway")]
 }
 
-/// Each of our tables with its chains and all elements; and the names of all other tables.
+/// Prints our tables with their chains and all elements, and the names of all other tables.
 ///
 /// # Errors
-/// What nf_tables said.
+/// nf_tables cannot be reached or read.
 pub fn own_tables() -> Result<String, Error> {
     let socket = Socket::open().map_err(|e| Error::kernel("reach nf_tables", e))?;
     let mut text = String::new();
@@ -24,10 +23,10 @@ pub fn own_tables() -> Result<String, Error> {
     for id in tables() {
         let found = socket.table(&id).map_err(|e| Error::kernel(format!("read table {id}"), e))?;
         let Some(table) = found else {
-            let _written = writeln!(text, "table {id}: not there\n");
+            let _written = writeln!(text, "table {id}: does not exist\n");
             continue;
         };
-        let _written = writeln!(text, "table {id}: flags {}, {} things in it", table.flags, table.uses);
+        let _written = writeln!(text, "table {id}: flags {}, {} objects in it", table.flags, table.uses);
         let chains =
             socket.chains(&id).map_err(|e| Error::kernel(format!("list the chains of table {id}"), e))?;
         for chain in chains {

@@ -1,4 +1,4 @@
-//! What the table would do to one packet: the lookups that the kernel makes, made one by one.
+//! The lookups that the kernel makes in the table for one packet.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -10,25 +10,25 @@ use crate::nftables::session::{Held, Session};
 use crate::nftables::{conditions as grammar, plan};
 use crate::{AddressFamily, Error, HostAddress, HostPorts, Owner, Protocol};
 
-/// The first packet of a connection, as far as it is told.
+/// The first packet of a connection, as far as it is described.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Packet {
     /// The transport protocol.
     pub protocol: Protocol,
-    /// Where it goes.
+    /// The destination.
     pub to: SocketAddr,
-    /// Where it comes from, if that is told.
+    /// The source, if it is given.
     pub from: Option<IpAddr>,
-    /// Who sends it.
+    /// The sender.
     pub origin: Origin,
 }
 
-/// Who sends a packet.
+/// The sender of a packet.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Origin {
     /// The node itself.
     Node,
-    /// Somebody else; by which of the node's links, if that is known.
+    /// Another host or a container; with the link that the packet arrives on, if it is known.
     Elsewhere(Option<String>),
 }
 
@@ -37,17 +37,17 @@ pub enum Origin {
 pub struct Hit {
     /// The map.
     pub map: &'static str,
-    /// Who owns the element; none if it was made by hand.
+    /// The owner of the element; none if its comment names none.
     pub owner: Option<Owner>,
-    /// Whether the owner is provably dead.
+    /// True if the owner is provably dead.
     pub dead: bool,
-    /// The ports that the element stands for.
+    /// The host ports of the element.
     pub host: HostPorts,
-    /// What follows.
+    /// The element's target.
     pub target: Target,
 }
 
-/// What an element leads to.
+/// The target of an element.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Target {
     /// A container's address and port.
@@ -56,7 +56,7 @@ pub enum Target {
     Chain(String),
 }
 
-/// Which sources are masqueraded on the way to a container.
+/// The sources that are masqueraded on the way to a container.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Sources {
     /// Those in the container's network, and the node's loopback.
@@ -67,22 +67,21 @@ pub enum Sources {
     None,
 }
 
-/// Whether something can be told.
+/// The result of a condition.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Truth {
-    /// It is so.
+    /// It holds.
     Yes,
-    /// It is not so.
+    /// It does not hold.
     No,
-    /// It depends on what is not told of the packet.
+    /// It depends on fields of the packet that are not given.
     Unknown,
 }
 
-/// The element that decides about a packet for an address of the node, in the order of the kernel's
-/// lookups.
+/// Finds the element that decides about a packet for an address of the node, in the order of the kernel's lookups.
 ///
 /// # Errors
-/// What nf_tables said.
+/// nf_tables cannot be reached or read.
 pub fn first_hit(protocol: Protocol, to: SocketAddr) -> Result<Option<Hit>, Error> {
     let family = AddressFamily::of(to.ip());
     let maps = [
@@ -96,10 +95,10 @@ pub fn first_hit(protocol: Protocol, to: SocketAddr) -> Result<Option<Hit>, Erro
     first_of(&maps, protocol, to)
 }
 
-/// The element that translates once a container's own chain lets the packet pass.
+/// Finds the element that translates a packet after a container's own chain has accepted it.
 ///
 /// # Errors
-/// What nf_tables said.
+/// nf_tables cannot be reached or read.
 pub fn translation(protocol: Protocol, to: SocketAddr) -> Result<Option<Hit>, Error> {
     let family = AddressFamily::of(to.ip());
     let maps = [Map::HostIps(family), Map::HostIpRanges(family), Map::HostPorts(family), Map::Ranges(family)];
@@ -140,11 +139,11 @@ fn hit(session: &Session, held: Held, port: u16) -> Result<Option<Hit>, Error> {
     Ok(Some(Hit { map: held.map.name(), owner: held.owner, dead, host, target }))
 }
 
-/// Which sources get an address of the node on the way to a published port of the container; none if it
-/// has no published port.
+/// Finds the sources that are masqueraded on the way to a published port of the container; none if it has no
+/// published port.
 ///
 /// # Errors
-/// What nf_tables said.
+/// nf_tables cannot be reached or read.
 pub fn masqueraded_towards(container: IpAddr) -> Result<Option<Sources>, Error> {
     let map = Map::Hairpin(AddressFamily::of(container));
     let held = Session::open()?.get(map, &[Value::address(container)])?;
@@ -156,10 +155,10 @@ pub fn masqueraded_towards(container: IpAddr) -> Result<Option<Sources>, Error> 
     }))
 }
 
-/// The network whose chain masquerades what comes from an address, and the owner of the element.
+/// Finds the network whose chain masquerades packets from an address, and the owner of the element.
 ///
 /// # Errors
-/// What nf_tables said.
+/// nf_tables cannot be reached or read.
 pub fn masqueraded_from(source: IpAddr) -> Result<Option<(IpNet, Option<Owner>)>, Error> {
     let map = Map::Masquerade(AddressFamily::of(source));
     let held = Session::open()?.get(map, &[Value::address(source)])?;
@@ -176,10 +175,10 @@ fn chain_of(held: &Held) -> Option<&str> {
     }
 }
 
-/// Each condition of a container as nft writes it, and whether it holds for the packet.
+/// Evaluates the conditions of a container for a packet. Returns each as nft writes it, with its result.
 ///
 /// # Errors
-/// [`Error::Condition`] for what is no condition.
+/// [`Error::Condition`] if a text is not a condition.
 pub fn conditions(texts: &[String], packet: &Packet) -> Result<Vec<(String, Truth)>, Error> {
     let stmts = grammar::parse(texts, AddressFamily::of(packet.to.ip()))?;
     Ok(stmts.iter().map(|stmt| (stmt.to_string(), holds(stmt, packet))).collect())
@@ -191,7 +190,7 @@ fn holds(stmt: &Stmt, packet: &Packet) -> Truth {
             [field] => compare(*field, *cmp, to, packet),
             _ => Truth::Unknown,
         },
-        // The first packet of a connection is new, whatever it is otherwise.
+        // The first packet of a connection has the state new.
         Stmt::AnyBit { field: Field::CtState, bits: Value::CtState(bits) } => {
             if bits & Value::CT_NEW != 0 {
                 Truth::Yes
@@ -206,9 +205,9 @@ fn holds(stmt: &Stmt, packet: &Packet) -> Truth {
 fn compare(field: Field, cmp: Cmp, to: &Operand, packet: &Packet) -> Truth {
     let value = match value(field, packet) {
         Ok(Some(value)) => value,
-        // What the packet does not have makes the rule end, whatever it is compared with.
+        // A missing field ends the rule, whatever it is compared with.
         Ok(None) => return Truth::No,
-        Err(Untold) => return Truth::Unknown,
+        Err(NotGiven) => return Truth::Unknown,
     };
     match (is_in(&value, to), cmp) {
         (None, _) => Truth::Unknown,
@@ -229,18 +228,18 @@ fn compare(field: Field, cmp: Cmp, to: &Operand, packet: &Packet) -> Truth {
     }
 }
 
-/// Nothing is told of it.
-struct Untold;
+/// The field is not given.
+struct NotGiven;
 
-/// A packet's field; none if it has no such field.
-fn value(field: Field, packet: &Packet) -> Result<Option<Value>, Untold> {
+/// A field of a packet; none if it has no such field.
+fn value(field: Field, packet: &Packet) -> Result<Option<Value>, NotGiven> {
     let port = |protocol| Ok((packet.protocol == protocol).then_some(Value::Port(packet.to.port())));
-    /// `RTN_UNICAST` of `linux/rtnetlink.h`: another host's address.
+    /// `RTN_UNICAST` (`linux/rtnetlink.h`): another host's address.
     const UNICAST: u32 = 1;
     match (field, &packet.origin) {
         (Field::L4Proto, _) => Ok(Some(Value::Proto(packet.protocol.number()))),
         (Field::IpDaddr | Field::Ip6Daddr, _) => Ok(Some(Value::address(packet.to.ip()))),
-        (Field::IpSaddr | Field::Ip6Saddr, _) => packet.from.map(Value::address).map(Some).ok_or(Untold),
+        (Field::IpSaddr | Field::Ip6Saddr, _) => packet.from.map(Value::address).map(Some).ok_or(NotGiven),
         (Field::ThDport, _) => Ok(Some(Value::Port(packet.to.port()))),
         (Field::TcpDport, _) => port(Protocol::Tcp),
         (Field::UdpDport, _) => port(Protocol::Udp),
@@ -251,13 +250,13 @@ fn value(field: Field, packet: &Packet) -> Result<Option<Value>, Untold> {
             Ok(Some(Value::AddrType(Value::RTN_LOCAL)))
         }
         (Field::FibSaddrType, Origin::Elsewhere(_)) => {
-            packet.from.map(|_| Some(Value::AddrType(UNICAST))).ok_or(Untold)
+            packet.from.map(|_| Some(Value::AddrType(UNICAST))).ok_or(NotGiven)
         }
-        _ => Err(Untold),
+        _ => Err(NotGiven),
     }
 }
 
-/// Whether a value is the operand or in it; none if that cannot be told.
+/// True if a value is the operand or in it; none if it cannot be compared.
 fn is_in(value: &Value, to: &Operand) -> Option<bool> {
     match to {
         Operand::Value(Value::IfnamePrefix(begin)) => match value {
@@ -299,12 +298,12 @@ mod tests {
         }
     }
 
-    fn judged(text: &str, packet: &Packet) -> Vec<Truth> {
+    fn evaluated(text: &str, packet: &Packet) -> Vec<Truth> {
         conditions(&[text.to_owned()], packet).unwrap().into_iter().map(|(_, truth)| truth).collect()
     }
 
     #[test]
-    fn conditions_are_judged_by_what_is_told() {
+    fn conditions_are_evaluated_as_far_as_the_packet_is_given() {
         use Truth::{No, Unknown, Yes};
         for (text, truth) in [
             ("ip saddr 198.51.100.0/24", Yes),
@@ -329,12 +328,12 @@ mod tests {
             ("mark & 0x10 == 0x10", Unknown),
             ("tcp sport 1024-65535", Unknown),
         ] {
-            assert_eq!(judged(text, &packet()), [truth], "{text}");
+            assert_eq!(evaluated(text, &packet()), [truth], "{text}");
         }
         let unknown = Packet { from: None, origin: Origin::Elsewhere(None), ..packet() };
-        assert_eq!(judged("ip saddr 10.0.0.0/8 iifname eth1", &unknown), [Unknown, Unknown]);
+        assert_eq!(evaluated("ip saddr 10.0.0.0/8 iifname eth1", &unknown), [Unknown, Unknown]);
         let own = Packet { origin: Origin::Node, ..packet() };
-        assert_eq!(judged("iifname != eth1 fib saddr type local", &own), [No, Yes]);
+        assert_eq!(evaluated("iifname != eth1 fib saddr type local", &own), [No, Yes]);
         assert!(conditions(&["nonsense".to_owned()], &own).is_err());
     }
 }

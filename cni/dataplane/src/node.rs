@@ -1,5 +1,5 @@
-//! What the dataplane finds on a node: what its kernel can do, and what others have put into its
-//! ruleset. For whoever sets a node up, or wonders why nothing arrives.
+//! The dataplane's view of a node, for `slipway check-node`: the features of its kernel, and the chains and tables of
+//! other programs.
 
 use cni_nftables::conntrack::{Conntrack, Filter, FlowFamily};
 use cni_nftables::{
@@ -13,27 +13,27 @@ use crate::nftables::session::{Patience, Session, State};
 use crate::nftables::{addresses, record, schema, spare_ports_of_programs};
 use crate::{ContainerNetns, Error};
 
-/// Whether the plugins work without it.
+/// The need for a feature.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Need {
-    /// No published port or masquerade without it.
+    /// Published ports and masquerade need it.
     Required,
-    /// Only what [`Feature::why`] names is missing then.
+    /// Only the purpose in [`Feature::why`] needs it.
     Optional,
 }
 
-/// One thing that a kernel may lack.
+/// A feature that a kernel may lack.
 #[derive(Debug)]
 pub struct Feature {
-    /// What it is.
+    /// Its name.
     pub name: &'static str,
-    /// What it is for.
+    /// Its purpose.
     pub why: &'static str,
-    /// Whether the plugins work without it.
+    /// The need for it.
     pub need: Need,
-    /// The kernel's options that bring it.
+    /// The kernel's options that provide it.
     pub options: &'static str,
-    /// None if it is there, else what the kernel said.
+    /// The kernel's error; none if it works.
     pub failure: Option<String>,
 }
 
@@ -48,7 +48,7 @@ struct Probe {
 const PORT: [DataType; 2] = [DataType::InetProto, DataType::InetService];
 const PORT_FIELDS: [Field; 2] = [Field::L4Proto, Field::ThDport];
 
-/// Puts one rule into a chain of its own.
+/// Adds a chain with one rule.
 fn rule(table: &TableId, batch: &mut Transaction, stmts: Vec<Stmt>) {
     batch.add_chain(Chain::new(table, "c")).add_rule(Rule::new(table, "c", stmts));
 }
@@ -118,7 +118,7 @@ const PROBES: &[Probe] = &[
     },
     Probe {
         name: "nf_tables, fib expression",
-        why: "only traffic to the node's own addresses is a published port's",
+        why: "published ports take only traffic to the node's own addresses",
         need: Need::Required,
         options: "NFT_FIB, NFT_FIB_INET, NFT_FIB_IPV4, NFT_FIB_IPV6",
         build: |table, batch| rule(table, batch, vec![Stmt::fib_daddr_local()]),
@@ -156,11 +156,11 @@ const PROBES: &[Probe] = &[
     },
 ];
 
-/// Tries out what the dataplane uses. Everything is really made: call it on a thread that has left
-/// for a network namespace of its own.
+/// Probes the features that the dataplane uses. It creates real objects: call it on a thread in a network namespace of
+/// its own.
 ///
 /// # Errors
-/// The netfilter socket cannot be had for want of permission.
+/// [`Error::Kernel`] if the permission for nf_tables is missing.
 pub fn features() -> Result<Vec<Feature>, Error> {
     let socket = match Socket::open() {
         Err(error) if error.unsupported().is_none() => return Err(Error::kernel("reach nf_tables", error)),
@@ -187,7 +187,7 @@ pub fn features() -> Result<Vec<Feature>, Error> {
     for probe in PROBES {
         let result = try_out(probe);
         if result.as_ref().is_err_and(NftError::is_not_permitted) {
-            return result.map(|()| found).map_err(|e| Error::kernel("try out nf_tables", e));
+            return result.map(|()| found).map_err(|e| Error::kernel("probe nf_tables", e));
         }
         let Probe { name, why, need, options, .. } = *probe;
         found.push(Feature { name, why, need, options, failure: result.err().map(|e| e.to_string()) });
@@ -215,22 +215,22 @@ fn list_no_flows() -> Result<usize, NftError> {
     Conntrack::open()?.count(&all)
 }
 
-/// A chain of somebody else that forwarded traffic goes through.
+/// A chain of another program at the forward hook.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ForwardChain {
     /// Family, table and chain, as nft names them.
     pub name: String,
-    /// Whether what none of its rules accepts is dropped.
+    /// True if it drops packets that none of its rules accepts.
     pub drops: bool,
-    /// How many rules it has.
+    /// The number of its rules.
     pub rules: u32,
 }
 
-/// The base chains at the forward hook, ours left out. What `iptables-nft` makes is among them,
-/// what `iptables-legacy` makes is not.
+/// Lists the base chains at the forward hook, without ours: those of `iptables-nft` too, but not those of
+/// `iptables-legacy`.
 ///
 /// # Errors
-/// What nf_tables said.
+/// nf_tables cannot be reached or read.
 pub fn forward_chains() -> Result<Vec<ForwardChain>, Error> {
     let socket = Socket::open().map_err(|e| Error::kernel("reach nf_tables", e))?;
     let chains = socket.all_chains().map_err(|e| Error::kernel("list all chains", e))?;
@@ -247,37 +247,37 @@ pub fn forward_chains() -> Result<Vec<ForwardChain>, Error> {
     Ok(forward.collect())
 }
 
-/// The tables of others that say something about the node.
+/// Lists all tables, by family and name.
 ///
 /// # Errors
-/// What nf_tables said.
+/// nf_tables cannot be reached or read.
 pub fn foreign_tables() -> Result<Vec<String>, Error> {
     let socket = Socket::open().map_err(|e| Error::kernel("reach nf_tables", e))?;
     let tables = socket.tables().map_err(|e| Error::kernel("list tables", e))?;
     Ok(tables.into_iter().map(|table| table.id.to_string()).collect())
 }
 
-/// What became of our own table.
+/// The state of our own table.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum OwnTable {
-    /// There is none yet: the first container makes it.
+    /// It does not exist yet: the first container creates it.
     Absent,
-    /// It is there as it should be.
+    /// It is as it should be.
     Ready,
-    /// Somebody changed its chains, or it is of an older version: the next container mends it.
+    /// Its chains were changed, or it is of an older version: the next container repairs it.
     Damaged,
 }
 
-/// Family and name of our own table, and the layout that this version makes.
+/// Family and name of our own table, and the schema of this version.
 #[must_use]
 pub const fn own_table_name() -> (&'static str, u32) {
     (schema::TABLE, schema::SCHEMA)
 }
 
-/// Looks at our own table.
+/// Reads the state of our own table.
 ///
 /// # Errors
-/// [`Error::ForeignTable`] and [`Error::NewerSchema`] if it is not ours to use, or what nf_tables said.
+/// [`Error::ForeignTable`] or [`Error::NewerSchema`] if the table is not ours or newer; nf_tables cannot be read.
 pub fn own_table() -> Result<OwnTable, Error> {
     Ok(match Session::open()?.state()? {
         State::Ready => OwnTable::Ready,
@@ -286,11 +286,12 @@ pub fn own_table() -> Result<OwnTable, Error> {
     })
 }
 
-/// Makes our own table if it is missing and mends its chains if somebody has changed them; elements are
-/// left as they are. With the table comes the guard of the node's loopback.
+/// Creates our own table if it is missing, and repairs its chains if they were changed. Elements stay as they are. The
+/// table includes the guard of the node's loopback.
 ///
 /// # Errors
-/// [`Error::ForeignTable`] and [`Error::NewerSchema`] if it is not ours to use, or what nf_tables said.
+/// [`Error::ForeignTable`] or [`Error::NewerSchema`] if the table is not ours or newer; nf_tables cannot be read or
+/// written.
 pub fn repair_own_table() -> Result<(), Error> {
     let session = Session::open()?;
     let mut patience = Patience::new();
@@ -306,18 +307,18 @@ pub fn repair_own_table() -> Result<(), Error> {
             State::Damaged(repair) => repair,
         };
         match session.socket.commit(&batch, Some(generation)) {
-            // Once more: what belongs to a whole table alone is still to be done.
+            // Once more: the work for a complete table is still to be done.
             Ok(()) => {}
-            Err(e) => patience.wait("make the table whole", e)?,
+            Err(e) => patience.wait("repair the table", e)?,
         }
     }
 }
 
-/// Whether what is recorded of an attachment, in whichever backend, is about this namespace: an ADD that
-/// came later, with the same ID in another namespace, has a record of its own.
+/// True if the record of an attachment, in any backend, is about this namespace. A later ADD with the same ID in another
+/// namespace has its own record.
 ///
 /// # Errors
-/// What nf_tables said.
+/// nf_tables cannot be read.
 pub fn is_recorded_with(attachment: &Attachment, netns: &ContainerNetns) -> Result<bool, Error> {
     match Session::open().and_then(|session| record::is_with(&session, attachment, netns)) {
         Err(Error::NoNfTables(_)) => Ok(false),
