@@ -27,8 +27,8 @@ fn a_fresh_node_lacks_nothing() {
     for what in ["nf_tables, inet family", "nf_tables, fib expression", "veth links", "conntrack netlink"] {
         assert_eq!(finding(&report, what)["state"], "ok", "{what}");
     }
-    assert_eq!(finding(&report, "table inet slipway")["found"], "not there yet");
-    assert_eq!(finding(&report, "chains of others at the forward hook")["found"], "none");
+    assert_eq!(finding(&report, "table inet slipway")["found"], "does not exist yet");
+    assert_eq!(finding(&report, "chains of other programs at the forward hook")["found"], "none");
     // trying things out left nothing on the node
     assert_eq!(node.cmd("nft list ruleset"), "");
     assert!(!node.cmd("ip -o link").contains("probe"));
@@ -89,7 +89,7 @@ fn text_says_why_and_how_to_mend_it() {
     node.nft("table inet wall { chain passing { type filter hook forward priority 0; policy drop; }; }");
     let text = node.slipway("check-node");
     assert!(text.contains("warning  chain inet wall passing"), "{text}");
-    assert!(text.contains("why: traffic to and from containers passes only if"), "{text}");
+    assert!(text.contains("reason: traffic to and from containers passes only if"), "{text}");
     assert!(text.contains("fix: add rules to it that accept"), "{text}");
     assert!(text.contains("\n0 missing, "), "{text}");
     assert_eq!(node.try_slipway("check-node --output xml").code, Some(2));
@@ -113,7 +113,7 @@ fn a_firewalld_that_lets_no_translation_of_others_through_is_named() {
 #[test]
 fn a_masquerade_that_may_choose_the_programs_ports_is_named() {
     slipway_tests::needs!(slipway_tests::has_programs(), slipway_tests::PROGRAMS);
-    const WHAT: &str = "ports that others masquerade with";
+    const WHAT: &str = "ports of other masquerade rules";
     for command in [
         "iptables-nft -t nat -A POSTROUTING -s 10.1.0.0/16 -j MASQUERADE --random-fully",
         "ip6tables-legacy -t nat -A POSTROUTING -s fd00:1::/64 -j MASQUERADE --random-fully",

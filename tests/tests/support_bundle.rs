@@ -77,7 +77,7 @@ fn it_has_what_a_report_needs_and_no_secrets() {
         ),
         ("links.txt", &["br1: Bridge", "10.22.0.1/24", "route_localnet", "alias \"slipway1", "routes, IPv4"]),
         ("sysctl.txt", &["net/ipv4/ip_forward = 1"]),
-        ("plugins.txt", &["could not be had", "/run/nowhere"]),
+        ("plugins.txt", &["cannot be read", "/run/nowhere"]),
         ("reservations.txt", &["10.22.0.2 web eth0", "10.22.0.99 (text of 15 characters)"]),
         ("cache.txt", &["bridge portmap", "/run/netns/web"]),
         (
@@ -133,6 +133,6 @@ fn an_empty_node_has_one_too() {
     assert!(said.contains("Before you share it, look it over"), "{said}");
     node.cmd("tar -xf /run/bundle.tar -C /run");
     let text = node.read("/run/slipway-support/nftables.txt").unwrap();
-    assert!(text.contains("table inet slipway: not there"), "{text}");
+    assert!(text.contains("table inet slipway: does not exist"), "{text}");
     assert!(node.read("/run/slipway-support/networks/none.txt").unwrap().contains("/run/net.d"));
 }

@@ -100,7 +100,7 @@ fn a_kernel_that_forbids_bpf_says_so() {
     assert!(line.starts_with("warning") && line.contains("not permitted"), "{report}");
     // Where it is allowed, the same file is no reason for a warning.
     let report = stage.node.try_slipway("check-node").stdout;
-    assert!(report.contains("this kernel takes them"), "{report}");
+    assert!(report.contains("this kernel accepts them"), "{report}");
     let pod = stage.node.pod("web");
     stage.node.network(list("ebpf")).add(&attach(&pod)).expect("ADD");
     assert_eq!(stage.node.programs()["containers"], 1);

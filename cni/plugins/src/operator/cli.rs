@@ -69,11 +69,11 @@ pub struct Command {
 /// The reader of a command's arguments.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Reader {
-    /// [`parse`].
+    /// [`by_table`].
     Table,
-    /// The command itself, which spells its options as another tool does. [`Given::raw`] has the arguments.
+    /// The command itself, which behaves as a tool of others. [`Given::raw`] has the arguments.
     Command,
-    /// [`parse`]; the command is left out of help and manual.
+    /// [`by_table`]; the command is left out of help and manual.
     Hidden,
 }
 
@@ -331,13 +331,18 @@ impl Stop {
     }
 }
 
-/// Reads the arguments behind the command's name.
+/// Reads the arguments behind the command's name, as its reader does.
 pub(crate) fn parse(command: &Command, args: &[String]) -> Result<Given, Stop> {
-    let mut given = Given { raw: args.to_vec(), ..Given::default() };
-    if command.reader == Reader::Command {
-        let is_help = args.iter().any(|arg| arg == "-h" || arg == "--help");
-        return if is_help { Err(Stop::Help) } else { Ok(given) };
+    if command.reader != Reader::Command {
+        return by_table(command, args);
     }
+    let is_help = args.iter().any(|arg| arg == "-h" || arg == "--help");
+    if is_help { Err(Stop::Help) } else { Ok(Given { raw: args.to_vec(), ..Given::default() }) }
+}
+
+/// Reads the arguments behind the command's name as the table describes them.
+pub(crate) fn by_table(command: &Command, args: &[String]) -> Result<Given, Stop> {
+    let mut given = Given::default();
     let wrong = |error: lexopt::Error| Stop::Usage(error.to_string());
     let mut parser = Parser::from_args(args.to_vec());
     while let Some(arg) = parser.next().map_err(wrong)? {

@@ -13,7 +13,7 @@ use cni_spec::{Version, text};
 use serde_json::{Map, Value};
 use sha2::{Digest as _, Sha512};
 
-use super::cli::{self, Failure, Given, Stop};
+use super::cli::{self, Given, Stop};
 use super::{commands, exit_code};
 
 /// Its name in a plugin directory.
@@ -26,18 +26,16 @@ type Vars<'a> = &'a dyn Fn(&str) -> Option<String>;
 pub fn cnitool_command(args: &[String], out: &mut dyn Write, err: &mut dyn Write) -> u8 {
     let Some(command) = commands::find(NAME) else { return 1 };
     let usage = command.usage().replacen("slipway ", "", 1);
-    let done = match cli::parse(command, args) {
-        Ok(given) => run(&given, out, err),
+    let given = match cli::by_table(command, args) {
+        Ok(given) => given,
         Err(Stop::Help) => return exit_code(writeln!(out, "usage: {usage}\n\n{ENVIRONMENT}"), 0),
-        Err(Stop::Usage(text)) => Err(Failure::Usage(text)),
-    };
-    match done {
-        Ok(code) => code,
-        Err(Failure::Failed(text)) => exit_code(writeln!(err, "Error: {text}"), 1),
-        Err(Failure::Usage(text)) => {
-            exit_code(writeln!(err, "cnitool: {text}\nusage: {usage}\n\n{ENVIRONMENT}"), 1)
+        Err(Stop::Usage(text)) => {
+            return exit_code(writeln!(err, "cnitool: {text}\nusage: {usage}\n\n{ENVIRONMENT}"), 1);
         }
-        Err(Failure::Report(_)) => 1,
+    };
+    match called(&given, &|name| std::env::var(name).ok()) {
+        Ok(text) => exit_code(out.write_all(text.as_bytes()), 0),
+        Err(text) => exit_code(writeln!(err, "Error: {text}"), 1),
     }
 }
 
@@ -48,13 +46,6 @@ CAP_ARGS     the runtime's configuration by capability, a JSON object
 CNI_ARGS     KEY=VALUE;KEY=VALUE
 CNI_IFNAME   the interface in the namespace (eth0), unless -i names it
 ";
-
-/// Runs `slipway cnitool`.
-pub(super) fn run(given: &Given, out: &mut dyn Write, _err: &mut dyn Write) -> Result<u8, Failure> {
-    let printed = called(given, &|name| std::env::var(name).ok()).map_err(Failure::Failed)?;
-    out.write_all(printed.as_bytes())?;
-    Ok(0)
-}
 
 /// Runs the CNI command and returns its output.
 fn called(given: &Given, vars: Vars<'_>) -> Result<String, String> {
@@ -123,7 +114,7 @@ mod tests {
 
     fn parse(line: &str) -> Given {
         let args: Vec<String> = line.split_whitespace().map(str::to_owned).collect();
-        cli::parse(commands::find(NAME).unwrap(), &args).unwrap()
+        cli::by_table(commands::find(NAME).unwrap(), &args).unwrap()
     }
 
     #[test]

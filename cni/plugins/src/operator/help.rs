@@ -2,7 +2,7 @@
 
 use std::io::{self, Write};
 
-use super::cli::{Command, Failure, Given, Opt, did_you_mean};
+use super::cli::{Command, Failure, Given, Opt, USAGE_ERROR, did_you_mean};
 use super::commands;
 use crate::registry;
 
@@ -74,11 +74,12 @@ pub(super) fn of_command(command: &Command, out: &mut dyn Write) -> io::Result<(
     command.examples.iter().try_for_each(|(line, meaning)| writeln!(out, "  {line}\n      {meaning}"))
 }
 
-/// The exit codes of a command, with those of all.
+/// The exit codes of a command, with those of all; one with an empty meaning is not used.
 pub(super) fn exit_codes(command: &Command) -> impl Iterator<Item = (u8, &'static str)> {
     let own = |code: &u8| command.exit_codes.iter().find(|(own, _)| own == code).copied();
     let common = EXIT_CODES.into_iter().map(move |(code, meaning)| own(&code).unwrap_or((code, meaning)));
-    common.chain(command.exit_codes.iter().copied().filter(|(code, _)| *code > 2))
+    let more = command.exit_codes.iter().copied().filter(|(code, _)| *code > USAGE_ERROR);
+    common.chain(more).filter(|(_, meaning)| !meaning.is_empty())
 }
 
 fn described(option: &Opt) -> (String, String) {

@@ -1,4 +1,4 @@
-//! Other engines that translate or filter what published ports and masquerade translate.
+//! Other engines that translate or filter the traffic of published ports and masquerade.
 
 use std::fs;
 use std::path::Path;
@@ -16,9 +16,9 @@ const FIREWALLD: &str = "/etc/firewalld/firewalld.conf";
 #[derive(Debug, Clone, Copy)]
 struct Printer {
     command: &'static [&'static str],
-    /// The word for a source port chosen at random from all.
+    /// The option for a random source port.
     word: &'static str,
-    /// True if there are such rules: the tools of iptables may make the tables that they print.
+    /// True if the table exists: the tools of iptables may create the tables that they print.
     is_there: fn() -> bool,
 }
 
@@ -43,19 +43,19 @@ fn has_legacy_nat(names: &str) -> bool {
     tables.split_whitespace().any(|table| table == "nat")
 }
 
-/// Everything about them.
+/// All findings about them.
 pub(super) fn findings() -> Vec<Finding> {
     [services(), strict_forward_ports(), random_ports()].into_iter().flatten().collect()
 }
 
-/// A link that holds the addresses of Services.
+/// A link with the addresses of Services.
 fn services() -> Option<Finding> {
     let links = match addresses::links_of_services() {
         Ok(links) => links,
         Err(error) => return Some(Finding::new("links of Services", State::Warning, error.to_string())),
     };
     let outdated = || {
-        Finding::new("addresses of published ports", State::Warning, "not those that the node has now")
+        Finding::new("addresses of published ports", State::Warning, "not the node's present ones")
             .reason(
                 "on a node with IPVS the table has a list of the addresses that published ports answer at",
             )
@@ -69,16 +69,16 @@ fn services() -> Option<Finding> {
         Ok(Answering::Outdated) => Some(outdated()),
         Ok(Answering::Everywhere) => None,
         Ok(Answering::At(count)) => Some(
-            Finding::new(what, State::Note, "there, with the addresses of Services (kube-proxy's IPVS, kube-router)")
+            Finding::new(what, State::Note, "exists, with the addresses of Services (kube-proxy's IPVS, kube-router)")
                 .reason(format!(
-                    "published ports answer at {count} other addresses and the loopback alone; an address that the \
-                     node gets later counts from the next container with ports, or STATUS of portmap, on"
+                    "published ports answer at {count} other addresses and the loopback only; an address that the \
+                     node gets later is added by the next container with ports, or by STATUS of portmap"
                 )),
         ),
     }
 }
 
-/// firewalld, set to let no translated packet through but by its own rules.
+/// firewalld, if it is set to drop packets that other programs have translated.
 fn strict_forward_ports() -> Option<Finding> {
     let text = fs::read_to_string(FIREWALLD).ok()?;
     if !is_strict(&text) {
@@ -88,12 +88,12 @@ fn strict_forward_ports() -> Option<Finding> {
     let finding = Finding::new("firewalld, StrictForwardPorts", state, format!("yes, in {FIREWALLD}"));
     Some(
         finding
-            .reason("firewalld refuses what others have translated: published ports answer to the node alone")
+            .reason("firewalld drops packets that other programs have translated: published ports answer to the node only")
             .fix("StrictForwardPorts=no and `firewall-cmd --reload`, or publish ports with `firewall-cmd --add-forward-port`"),
     )
 }
 
-/// True if the settings switch it on, as firewalld reads booleans.
+/// True if the settings switch it on. firewalld reads `yes` and `true`, in any case.
 fn is_strict(settings: &str) -> bool {
     let values = settings.lines().filter_map(|line| line.trim().split_once('='));
     let mut of_key = values.filter(|(key, _)| key.trim() == "StrictForwardPorts");
@@ -108,12 +108,12 @@ fn random_ports() -> Option<Finding> {
     let ports = ebpf::status(&settings).ok().filter(|status| status.is_set_up)?.masquerade_ports?;
     let Printer { command, .. } = PRINTERS.into_iter().find(finds)?;
     let found = format!(
-        "a rule in `{}` chooses among all, those of the BPF programs ({ports}) too",
+        "a rule in `{}` chooses among all ports, including those of the BPF programs ({ports})",
         command.join(" ")
     );
     Some(
-        Finding::new("ports that others masquerade with", State::Warning, found)
-            .reason("a reply to a port that both have chosen reaches the container alone: the other connection is cut")
+        Finding::new("ports of other masquerade rules", State::Warning, found)
+            .reason("a reply to a port that both have chosen reaches the container only: the other connection breaks")
             .fix("give that rule ports outside of the range (--to-ports), or \"ipMasqBackend\": \"nftables\" to the networks"),
     )
 }
@@ -133,7 +133,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_last_setting_counts() {
+    fn the_last_value_of_a_setting_counts() {
         assert!(is_strict("# StrictForwardPorts=no\nStrictForwardPorts=yes\n"));
         assert!(is_strict("StrictForwardPorts = True"));
         assert!(!is_strict("StrictForwardPorts=yes\nStrictForwardPorts=no"));

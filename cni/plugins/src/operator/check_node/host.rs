@@ -1,4 +1,4 @@
-//! What is set up on the host: rules of others, our own table, settings, directories.
+//! The state of the host: our own table, rules of other programs, settings, directories.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -15,15 +15,15 @@ use nix::unistd::{AccessFlags, access};
 use super::{Finding, State};
 use crate::node_defaults::NodeDefaults;
 
-/// Where host-local keeps its reservations unless `dataDir` says otherwise.
+/// The directory of host-local's reservations, without `dataDir`.
 const STATE_DIR: &str = "/var/lib/cni/networks";
-/// How full the flow table may be before it is worth a warning, in percent.
+/// The fill level of conntrack's table that is worth a warning, in percent.
 const FLOWS_PERCENT: u64 = 80;
-/// Below this a reservation may soon fail: in bytes and in inodes.
+/// Free bytes and inodes below which a reservation may soon fail.
 const LITTLE_SPACE: u64 = 16 << 20;
 const FEW_INODES: u64 = 1000;
 
-/// Everything about the host.
+/// All findings about the host.
 pub(super) fn findings() -> Vec<Finding> {
     let mut found = vec![own_table()];
     found.extend(flowtable());
@@ -38,7 +38,7 @@ pub(super) fn findings() -> Vec<Finding> {
     found
 }
 
-/// The chains of others that drop forwarded packets of a family unless one of their rules accepts them.
+/// The chains of other programs that drop forwarded packets of a family unless one of their rules accepts them.
 pub(in crate::operator) fn dropping_forward_chains(family: AddressFamily) -> Vec<String> {
     let [of_family, of_other, command, tables] = match family {
         AddressFamily::V4 => ["ip ", "ip6 ", "iptables-legacy", "ip_tables_names"],
@@ -61,27 +61,28 @@ fn own_table() -> Finding {
     let (name, schema) = node::own_table_name();
     let what = format!("table {name}");
     match node::own_table() {
-        Ok(OwnTable::Ready) => Finding::ok(what, format!("there, schema {schema}")),
-        Ok(OwnTable::Absent) => {
-            Finding::ok(what, "not there yet").reason("the first container with a published port makes it")
+        Ok(OwnTable::Ready) => Finding::ok(what, format!("exists, schema {schema}")),
+        Ok(OwnTable::Absent) => Finding::ok(what, "does not exist yet")
+            .reason("the first container with a published port creates it"),
+        Ok(OwnTable::Damaged) => {
+            Finding::new(what, State::Warning, "changed by another program, or of an older version")
+                .reason("published ports may not answer")
+                .fix("`slipway restore`, or the next container that is added, repairs it")
         }
-        Ok(OwnTable::Damaged) => Finding::new(what, State::Warning, "changed by someone else, or older")
-            .reason("published ports may not answer until then")
-            .fix("nothing to do: the next container that is added puts it right"),
         Err(error) => Finding::new(what, State::Missing, error.to_string())
             .reason("published ports and masquerade are its elements")
-            .fix("see what is named here"),
+            .fix("see the error"),
     }
 }
 
-/// The flowtable, where the node's defaults ask for one or there is one.
+/// The flowtable, if the node's settings ask for one or one exists.
 fn flowtable() -> Option<Finding> {
     const WHAT: &str = "flowtable";
     let wanted = match NodeDefaults::read() {
         Ok(defaults) => defaults.flowtable.is_some(),
         Err(error) => {
-            let finding = Finding::new("the node's defaults", State::Missing, error.to_string());
-            return Some(finding.reason("no container can be added").fix("see what is named here"));
+            let finding = Finding::new("settings of the node", State::Missing, error.to_string());
+            return Some(finding.reason("no container can be added").fix("see the error"));
         }
     };
     let standing = match offload::standing() {
@@ -91,14 +92,16 @@ fn flowtable() -> Option<Finding> {
     match (wanted, standing) {
         (false, Standing::None) => None,
         (false, Standing::At(_)) => Some(
-            Finding::new(WHAT, State::Note, "there, and no longer wanted")
-                .reason("the next container that is added takes it away"),
+            Finding::new(WHAT, State::Note, "exists, and is no longer wanted")
+                .reason("the next container that is added removes it"),
         ),
         (true, Standing::At(links)) => {
             Some(Finding::ok(WHAT, format!("for {}, at {}", offload::protocols(), links.join(", "))))
         }
         (true, Standing::None) => Some(match offload::try_out().err() {
-            None => Finding::ok(WHAT, "not there yet").reason("the next container that is added makes it"),
+            None => {
+                Finding::ok(WHAT, "does not exist yet").reason("the next container that is added creates it")
+            }
             Some(error) => Finding::new(WHAT, State::Warning, error.to_string())
                 .reason("it is asked for in slipway.json; without it every packet goes through all chains")
                 .fix("a kernel (or its modules) with NF_FLOW_TABLE, NF_FLOW_TABLE_INET, NFT_FLOW_OFFLOAD"),
@@ -118,7 +121,7 @@ fn forwarding_rules() -> Vec<Finding> {
             0 => "none".to_owned(),
             count => format!("{count}, none drops by default"),
         };
-        return vec![Finding::ok("chains of others at the forward hook", found)];
+        return vec![Finding::ok("chains of other programs at the forward hook", found)];
     }
     chains.iter().filter(|chain| chain.drops).map(dropping).collect()
 }
@@ -133,7 +136,7 @@ fn dropping(chain: &ForwardChain) -> Finding {
     .fix(accept(&chain.name))
 }
 
-/// What to do about a chain that drops, by what it is.
+/// The remedy for a chain that drops, by its name.
 fn accept(chain: &str) -> String {
     match chain {
         "ip filter FORWARD" => {
@@ -146,14 +149,14 @@ fn accept(chain: &str) -> String {
     .to_owned()
 }
 
-/// Which of the two programs that call themselves iptables the backend of that name works with here.
+/// The variant of iptables that the iptables backend uses here.
 fn iptables() -> Finding {
     let what = "backend iptables";
-    let why = "published ports and masquerade with \"backend\": \"iptables\", and what was made so before";
+    let why = "published ports and masquerade with \"backend\": \"iptables\"";
     let note = |error: DataplaneError| {
         Finding::new(what, State::Note, error.to_string())
             .reason(why)
-            .fix("nothing to do without that backend")
+            .fix("nothing to do unless a network uses that backend")
     };
     let (variant, chains) = match (iptables::chosen_variant(), iptables::containers_chains()) {
         (Ok(variant), Ok(chains)) => (variant, chains),
@@ -169,12 +172,12 @@ fn iptables() -> Finding {
         [] => Finding::ok(what, format!("iptables-{variant}")),
         [one] => Finding::ok(what, format!("iptables-{one}, which has chains of containers")),
         _ => Finding::new(what, State::Warning, "chains of containers in both iptables-nft and iptables-legacy")
-            .reason("new ones are made with iptables-nft; both see every packet")
+            .reason("new ones are created with iptables-nft; both see every packet")
             .fix("nothing to do if the older containers go; until then see both iptables-nft-save and iptables-legacy-save"),
     }
 }
 
-/// The tables of legacy iptables, which nf_tables does not show.
+/// The tables of legacy iptables, which nft does not list.
 fn legacy(names: &str, command: &str) -> Vec<Finding> {
     let what = format!("tables of {command}");
     let Ok(text) = fs::read_to_string(Path::new("/proc/self/net").join(names)) else {
@@ -185,7 +188,7 @@ fn legacy(names: &str, command: &str) -> Vec<Finding> {
         return vec![Finding::ok(what, "none")];
     }
     let active = Finding::new(what, State::Note, tables.join(", "))
-        .reason("their chains see the traffic, too, and nft does not list them");
+        .reason("their chains see the traffic, and nft does not list them");
     if !tables.contains(&"filter") {
         return vec![active];
     }
@@ -247,25 +250,25 @@ fn foreign_tables() -> Vec<Finding> {
     let present = known.into_iter().filter(|(name, ..)| tables.iter().any(|table| table == name));
     present
         .map(|(name, who, why, fix)| {
-            Finding::new(format!("table {name}"), State::Note, format!("there, made by {who}"))
+            Finding::new(format!("table {name}"), State::Note, format!("exists, made by {who}"))
                 .reason(why)
                 .fix(fix)
         })
         .collect()
 }
 
-/// One setting of the kernel, what to say of its values, and what it is for.
+/// A setting of the kernel, its purpose, and the judgement of its values.
 struct Setting {
     name: &'static str,
     why: &'static str,
-    say: fn(&str) -> (State, &'static str),
+    judge: fn(&str) -> (State, &'static str),
 }
 
 const SETTINGS: &[Setting] = &[
     Setting {
         name: "net/ipv4/ip_forward",
         why: "packets between containers and other hosts are forwarded",
-        say: |value| match value {
+        judge: |value| match value {
             "1" => (State::Ok, "on"),
             _ => (State::Note, "off: a bridge that is a gateway switches it on"),
         },
@@ -273,15 +276,15 @@ const SETTINGS: &[Setting] = &[
     Setting {
         name: "net/ipv6/conf/all/forwarding",
         why: "packets between containers and other hosts are forwarded",
-        say: |value| match value {
+        judge: |value| match value {
             "1" => (State::Ok, "on"),
             _ => (State::Note, "off: a bridge that is an IPv6 gateway switches it on"),
         },
     },
     Setting {
         name: "net/ipv4/conf/all/route_localnet",
-        why: "127.0.0.1 of the node must stay out of reach for others; it is switched on for bridges alone",
-        say: |value| match value {
+        why: "127.0.0.1 of the node must not be reachable from outside; Slipway sets it for single links only",
+        judge: |value| match value {
             "0" => (State::Ok, "off"),
             _ => (
                 State::Warning,
@@ -291,8 +294,8 @@ const SETTINGS: &[Setting] = &[
     },
     Setting {
         name: "net/ipv4/conf/all/rp_filter",
-        why: "strict filtering drops what arrives by another interface than answers would take",
-        say: |value| match value {
+        why: "strict filtering drops packets that arrive on another interface than replies would leave by",
+        judge: |value| match value {
             "1" => (State::Note, "strict: traffic with asymmetric routes is dropped"),
             "2" => (State::Ok, "loose"),
             _ => (State::Ok, "off"),
@@ -301,19 +304,19 @@ const SETTINGS: &[Setting] = &[
     Setting {
         name: "net/bridge/bridge-nf-call-iptables",
         why: "with it, frames between containers on one bridge pass the forward chains as well",
-        say: |value| match value {
+        judge: |value| match value {
             "0" => (State::Ok, "off"),
             _ => (
                 State::Note,
-                "on: forward chains of others see traffic within a bridge, too, and a container \
+                "on: forward chains of other programs see traffic within a bridge, and a container \
                  reaches its own published port only with hairpinMode",
             ),
         },
     },
     Setting {
         name: "net/bridge/bridge-nf-call-ip6tables",
-        why: "while it is on, [::1]:hostPort does not answer: the bridge translates answers too early",
-        say: |value| match value {
+        why: "while it is on, [::1]:hostPort does not answer: the bridge translates replies too early",
+        judge: |value| match value {
             "0" => (State::Ok, "off"),
             _ => (
                 State::Warning,
@@ -327,9 +330,9 @@ fn settings() -> Vec<Finding> {
     let mut found: Vec<Finding> = SETTINGS
         .iter()
         .filter_map(|setting| {
-            // A setting that is not there belongs to a module that is not loaded.
+            // A missing setting belongs to a module that is not loaded.
             let value = sysctl::get(setting.name).ok()?;
-            let (state, words) = (setting.say)(&value);
+            let (state, words) = (setting.judge)(&value);
             Some(Finding::new(setting.name, state, format!("{value} ({words})")).reason(setting.why))
         })
         .collect();
@@ -337,10 +340,10 @@ fn settings() -> Vec<Finding> {
     found
 }
 
-/// Which ports the node's own connections take.
+/// The ports of the node's own connections.
 fn local_ports() -> Option<Finding> {
-    const WHY: &str = "an outgoing connection and a published port of the same number do not disturb each \
-                       other, but a server on a port that the node gave itself is hidden by a published one";
+    const WHY: &str = "an outgoing connection and a published port of the same number do not collide, \
+                       but a published port hides a server of the node with the same port";
     let range = sysctl::get("net/ipv4/ip_local_port_range").ok()?;
     let mut ends = range.split_whitespace();
     let (first, last) = (ends.next()?, ends.next()?);
@@ -370,11 +373,11 @@ fn flows() -> Option<Finding> {
 
 fn state_dir(path: &Path) -> Finding {
     let what = format!("state directory {}", path.display());
-    // Until the first container the directory need not be there: then its parent must be usable.
+    // host-local creates the directory for the first container, hence its parent counts.
     let Some(existing) = path.ancestors().find(|ancestor| ancestor.exists()).map(PathBuf::from) else {
-        return Finding::new(what, State::Missing, "not even / is there");
+        return Finding::new(what, State::Missing, "no parent directory");
     };
-    let why = "host-local keeps its reservations there";
+    let why = "host-local's reservations are there";
     if let Err(errno) = access(&existing, AccessFlags::W_OK | AccessFlags::X_OK) {
         return Finding::new(
             what,
@@ -395,12 +398,14 @@ fn state_dir(path: &Path) -> Finding {
     }
     let bytes = status.blocks_available().saturating_mul(status.fragment_size());
     let inodes = status.files_available();
-    // Some file systems make inodes as they need them, and report none at all.
+    // Some file systems create inodes when they need them, and report none.
     if bytes < LITTLE_SPACE || (status.files() > 0 && inodes < FEW_INODES) {
         let found = format!("{} KiB and {inodes} inodes are free", bytes >> 10);
-        return Finding::new(what, State::Warning, found).reason(why).fix("make room on that file system");
+        return Finding::new(what, State::Warning, found)
+            .reason(why)
+            .fix("free some space on that file system");
     }
-    let found = if existing == path { "writable" } else { "not there yet, can be made" };
+    let found = if existing == path { "writable" } else { "does not exist yet, can be created" };
     Finding::ok(what, found).reason(why)
 }
 
@@ -416,18 +421,18 @@ mod tests {
     }
 
     #[test]
-    fn a_directory_that_can_be_made_is_fine() {
+    fn a_directory_that_can_be_created_is_ok() {
         let dir = tempfile::tempdir().unwrap();
         assert_eq!(state_dir(dir.path()).state, State::Ok);
         let inner = state_dir(&dir.path().join("a/b"));
-        assert_eq!((inner.state, inner.found.as_str()), (State::Ok, "not there yet, can be made"));
+        assert_eq!((inner.state, inner.found.as_str()), (State::Ok, "does not exist yet, can be created"));
     }
 
     #[test]
-    fn settings_have_something_to_say_about_each_value() {
+    fn each_value_of_a_setting_is_judged() {
         for setting in SETTINGS {
             for value in ["0", "1", "2"] {
-                assert!(!(setting.say)(value).1.is_empty(), "{}", setting.name);
+                assert!(!(setting.judge)(value).1.is_empty(), "{}", setting.name);
             }
         }
     }

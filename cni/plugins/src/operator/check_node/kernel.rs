@@ -1,4 +1,4 @@
-//! What the kernel can do, tried out in a network namespace that is thrown away.
+//! The features of the kernel, probed in a network namespace of their own.
 
 use std::path::Path;
 
@@ -14,7 +14,7 @@ use nix::sys::statfs::{BPF_FS_MAGIC, CGROUP2_SUPER_MAGIC, FsType, statfs};
 use super::{Finding, State};
 use crate::node_defaults::NodeDefaults;
 
-/// Kinds of links that only some plugins need, and which.
+/// Kinds of links that single plugins need, and these plugins.
 const OPTIONAL_KINDS: [(&str, &str, &str); 6] = [
     ("macvlan", "the macvlan plugin", "MACVLAN"),
     ("ipvlan", "the ipvlan plugin", "IPVLAN"),
@@ -24,7 +24,7 @@ const OPTIONAL_KINDS: [(&str, &str, &str); 6] = [
     ("ifb", "the bandwidth plugin", "IFB"),
 ];
 
-/// Everything about the kernel.
+/// All findings about the kernel.
 pub(super) fn findings() -> Vec<Finding> {
     let mut found = Vec::new();
     if let Ok(name) = nix::sys::utsname::uname() {
@@ -35,11 +35,11 @@ pub(super) fn findings() -> Vec<Finding> {
     match tried {
         Ok(Ok(more)) => found.extend(more),
         Ok(Err(errno)) => found.push(
-            Finding::new("a network namespace to try things in", State::Missing, errno.to_string())
-                .reason("without one nothing else about the kernel is known, and no container can have one")
-                .fix("call this as root, outside of containers that forbid it; CONFIG_NET_NS"),
+            Finding::new("a network namespace for probes", State::Missing, errno.to_string())
+                .reason("without one the kernel cannot be probed, and no container can have one")
+                .fix("run this as root, outside of containers that forbid it; CONFIG_NET_NS"),
         ),
-        Err(_) => found.push(Finding::new("kernel features", State::Missing, "trying them out failed")),
+        Err(_) => found.push(Finding::new("kernel features", State::Missing, "the probe failed")),
     }
     found.extend(bpf());
     found
@@ -51,8 +51,8 @@ fn in_own_namespace() -> Result<Vec<Finding>, Errno> {
         Ok(features) => features.iter().map(feature).collect(),
         Err(error) => vec![
             Finding::new("nf_tables", State::Missing, error.to_string())
-                .reason("published ports and masquerade are made of it")
-                .fix("call this as root"),
+                .reason("published ports and masquerade are rules and elements of it")
+                .fix("run this as root"),
         ],
     };
     match links() {
@@ -112,7 +112,7 @@ fn links() -> Result<Vec<Finding>, RouteError> {
     Ok(found)
 }
 
-/// Tap devices are made through a file, not through netlink.
+/// Tap devices, which are created through a file, not through netlink.
 fn tun() -> Finding {
     const DEVICE: &str = "/dev/net/tun";
     let (what, why) = ("tun and tap links", "the tap plugin");
@@ -133,9 +133,9 @@ fn made(what: &str, otherwise: State, why: &str, option: &str, result: Result<()
     }
 }
 
-/// The programs of the eBPF backend: where they are not, nftables serves what was asked of them.
+/// The BPF programs. Without them nftables serves the containers of the eBPF backend.
 fn programs() -> Vec<Finding> {
-    // A mistake in the file is told where the file is looked at.
+    // A mistake in the file is a finding of its own.
     let defaults = NodeDefaults::read().unwrap_or_default();
     let wanted = [defaults.backend, defaults.ip_masq_backend].contains(&Some(BackendName::Ebpf));
     let found = ebpf::status(&defaults.ebpf);
@@ -150,7 +150,7 @@ fn programs() -> Vec<Finding> {
 fn at_uplinks(status: &Status) -> Option<Finding> {
     let (what, why) = (
         "BPF programs at uplinks",
-        "what comes in elsewhere is nftables'; an uplink that has lost its program answers no container that it masquerades",
+        "nftables serves what arrives elsewhere; replies to masqueraded containers are lost at an uplink without its program",
     );
     let left: Vec<String> =
         status.uplinks_without.iter().map(|left| format!("{}: {}", left.name, left.why)).collect();
@@ -161,9 +161,9 @@ fn at_uplinks(status: &Status) -> Option<Finding> {
     Some(Finding::new(what, State::Warning, left.join("; ")).reason(why).fix(fix))
 }
 
-/// The programs at the node's own sockets, once anything is set up.
+/// The BPF programs at the node's own sockets, if any are loaded.
 fn at_sockets(status: &Status) -> Option<Finding> {
-    let (what, why) = ("BPF programs at the node's own sockets", "[::1] wherever bridges call ip6tables");
+    let (what, why) = ("BPF programs at the node's own sockets", "[::1] where bridges call ip6tables");
     Some(match status.sockets.as_ref()? {
         Sockets::At(group) => Finding::ok(what, group.display().to_string()).reason(why),
         Sockets::Not(reason) => {
@@ -174,12 +174,12 @@ fn at_sockets(status: &Status) -> Option<Finding> {
     })
 }
 
-/// Whether the programs can have the ports that they masquerade with for themselves.
+/// The ports of the BPF programs for masquerade, if another program uses them, too.
 fn masquerade(status: &Status) -> Option<Finding> {
     let (what, why) =
-        ("ports that BPF programs masquerade with", "answers to such a port belong to a container");
+        ("ports that BPF programs masquerade with", "replies to such a port belong to a container");
     if let Some(engine) = status.services.as_ref().filter(|_| status.is_set_up) {
-        let why = "a program sees a packet before Services are translated, and would send it past them";
+        let why = "a BPF program sees a packet before Services are translated, and would send it past them";
         let text = match status.masquerade_ports {
             None => format!("none: {engine}, so that nftables masquerades, and serves published ports"),
             Some(ports) => format!("{ports}, but {engine}"),
@@ -193,7 +193,7 @@ fn masquerade(status: &Status) -> Option<Finding> {
     Some(Finding::new(what, State::Warning, clash.clone()).reason(why).fix(fix))
 }
 
-/// `otherwise`: what it means that they are not there.
+/// The loaded programs. `otherwise` is the state if there are none.
 fn programs_loaded(found: Result<Status, cni_dataplane::Error>, otherwise: State) -> Finding {
     let (what, why) = ("BPF programs", "the eBPF backend; nftables serves without them");
     match found {
@@ -204,15 +204,15 @@ fn programs_loaded(found: Result<Status, cni_dataplane::Error>, otherwise: State
         Ok(status) if !status.served_elsewhere.is_empty() => {
             let found =
                 format!("at {}, pinned in another mount namespace", status.served_elsewhere.join(", "));
-            let fix = "let whoever calls the plugins see the BPF file system that `slipway node setup` saw";
+            let fix = "run plugins in the mount namespace of `slipway node setup`, with its BPF file system";
             Finding::new(what, State::Warning, found).reason(why).fix(fix)
         }
         Ok(status) if !status.is_set_up => {
             let fix = "the first container with backend ebpf, or `slipway node setup`, loads them";
             match ebpf::try_out() {
-                Ok(()) => {
-                    Finding::new(what, State::Note, "not loaded; this kernel takes them").reason(why).fix(fix)
-                }
+                Ok(()) => Finding::new(what, State::Note, "not loaded; this kernel accepts them")
+                    .reason(why)
+                    .fix(fix),
                 Err(error) => Finding::new(what, otherwise, format!("cannot be loaded: {error}"))
                     .reason("containers with backend ebpf are served by nftables")
                     .fix("a kernel of 5.10 or later that lets root load BPF programs"),
@@ -221,7 +221,7 @@ fn programs_loaded(found: Result<Status, cni_dataplane::Error>, otherwise: State
         Ok(status) if status.uplinks.is_empty() => {
             let fix =
                 "name the interfaces as \"uplinks\" in /etc/cni/slipway.json, then `slipway node setup`";
-            Finding::new(what, State::Warning, "loaded, but no uplink was found").reason(why).fix(fix)
+            Finding::new(what, State::Warning, "loaded, but there is no uplink").reason(why).fix(fix)
         }
         Ok(status) if !status.is_current => {
             let fix = "`slipway node setup` replaces them; flows are kept";
@@ -232,7 +232,7 @@ fn programs_loaded(found: Result<Status, cni_dataplane::Error>, otherwise: State
             Finding::ok(what, found).reason(why)
         }
         Err(error @ cni_dataplane::Error::NoEbpf(_)) => {
-            let fix = "let whoever calls the plugins be in the network namespace that the programs serve";
+            let fix = "run plugins in the network namespace that the programs serve";
             Finding::new(what, State::Warning, error.to_string()).reason(why).fix(fix)
         }
         Err(error) => {
@@ -242,9 +242,9 @@ fn programs_loaded(found: Result<Status, cni_dataplane::Error>, otherwise: State
     }
 }
 
-/// What programs in the kernel need: nothing of it is needed by the nftables dataplane.
+/// The requirements of BPF programs. The nftables backend needs none of them.
 fn bpf() -> Vec<Finding> {
-    const WHY: &str = "only an eBPF dataplane needs it; the nftables dataplane does not";
+    const WHY: &str = "only the eBPF backend needs it";
     let is = |path: &str, kind: FsType| {
         statfs(Path::new(path)).is_ok_and(|status| status.filesystem_type() == kind)
     };

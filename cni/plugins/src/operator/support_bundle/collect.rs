@@ -1,4 +1,4 @@
-//! What a report of a bug needs, each part as a file. A part that cannot be had says why in its place.
+//! The parts of a bug report, each a file. A part that cannot be read has the error in its place.
 
 use std::ffi::OsStr;
 use std::fmt::Write as _;
@@ -19,15 +19,15 @@ use super::redact::{Rule, is_address, is_name, is_path, length};
 use crate::interface::bridge::MADE;
 use crate::registry;
 
-/// The largest configuration that is taken, in bytes.
+/// The largest configuration, in bytes.
 const CONFIG_MAX: usize = 1 << 20;
-/// The most names that are listed of one directory.
+/// The most names of a directory that are listed.
 const NAMES_MAX: usize = 5000;
-/// Where host-local keeps its reservations unless `dataDir` says otherwise.
+/// The directory of host-local's reservations, without `dataDir`.
 const RESERVATIONS: &str = "/var/lib/cni/networks";
-/// Where its index is, below the networks.
+/// The directory of its index, among the networks.
 const OURS: &str = ".slipway";
-/// Where the node's own defaults are.
+/// The directory of the node's settings.
 const DEFAULTS: &str = "/etc/cni";
 
 /// The rule of each file. A file without a rule has no content.
@@ -58,7 +58,7 @@ fn rule(name: &str) -> Option<Rule> {
 #[derive(Debug)]
 pub(super) struct Part {
     pub(super) name: String,
-    /// What it is, for whoever looks it over.
+    /// A description, for the owner's look before the bundle is shared.
     pub(super) about: &'static str,
     pub(super) content: Vec<u8>,
 }
@@ -66,28 +66,28 @@ pub(super) struct Part {
 impl Part {
     fn new(name: &str, about: &'static str, content: Result<String, String>) -> Self {
         let content = match (content, rule(name)) {
-            (_, None) => "left out: no rule says what may be shown of it\n".to_owned(),
+            (_, None) => "left out: no rule for its contents\n".to_owned(),
             (Ok(content), Some(rule)) => rule.apply(&content),
-            (Err(error), Some(_)) => Rule::Text.apply(&format!("could not be had: {error}\n")),
+            (Err(error), Some(_)) => Rule::Text.apply(&format!("cannot be read: {error}\n")),
         };
         Self { name: name.to_owned(), about, content: content.into_bytes() }
     }
 }
 
-/// Where to look.
+/// The directories to read.
 #[derive(Debug)]
 pub(super) struct Places<'a> {
-    /// The networks.
+    /// The networks' configurations.
     pub(super) configurations: &'a Path,
     /// The plugins.
     pub(super) plugins: &'a Path,
 }
 
-/// Everything.
+/// Collects all parts.
 pub(super) fn all(places: &Places<'_>) -> Vec<Part> {
     let mut parts = vec![
         Part::new("about.txt", "versions of slipway, kernel and distribution", Ok(about())),
-        Part::new("check-node.txt", "what check-node says", Ok(printed("check-node", &[]))),
+        Part::new("check-node.txt", "output of check-node", Ok(printed("check-node", &[]))),
         Part::new(
             "ports.txt",
             "published ports: names of networks, container IDs, addresses",
@@ -95,12 +95,12 @@ pub(super) fn all(places: &Places<'_>) -> Vec<Part> {
         ),
         Part::new(
             "restore.txt",
-            "what restore would do: container IDs, addresses, paths",
+            "output of restore --dry-run: container IDs, addresses, paths",
             Ok(printed("restore", &["--dry-run"])),
         ),
         Part::new(
             "nftables.txt",
-            "our tables; names of the tables of others",
+            "our tables; names of other tables",
             dump::own_tables().map_err(|e| e.to_string()),
         ),
         Part::new("iptables.txt", "names of the chains of legacy iptables", Ok(legacy_chains())),
@@ -117,7 +117,7 @@ pub(super) fn all(places: &Places<'_>) -> Vec<Part> {
             "reservations of host-local: addresses, container IDs",
             reservations(Path::new(RESERVATIONS)),
         ),
-        Part::new("cache.txt", "containers that the runtime remembers: names, IDs, namespaces", remembered()),
+        Part::new("cache.txt", "containers in the runtime's cache: names, IDs, namespaces", cached()),
     ];
     parts.extend(configurations(places.configurations, "networks"));
     parts.extend(
@@ -158,7 +158,7 @@ fn about() -> String {
     text
 }
 
-/// The distribution and its version. The file may have keys of an administrator's own.
+/// The distribution and its version. The file may have other keys, of an administrator.
 fn distribution(release: &str) -> String {
     const KEYS: [&str; 6] = ["ID", "NAME", "VERSION", "VERSION_ID", "PRETTY_NAME", "VARIANT_ID"];
     let plain = |c: char| c.is_ascii_alphanumeric() || " ._-()/+,".contains(c);
@@ -174,7 +174,7 @@ fn distribution(release: &str) -> String {
     release.lines().filter_map(line).collect()
 }
 
-/// Names, sizes and users. The addresses in the kernel's memory would help who attacks it.
+/// Names, sizes and users. The addresses in the kernel's memory would help an attacker.
 fn modules(list: &str) -> String {
     let line = |line: &str| {
         let words: Vec<&str> = line.split(' ').filter(|word| !word.starts_with("0x")).collect();
@@ -187,7 +187,7 @@ fn legacy_chains() -> String {
     let mut text = String::new();
     for (family, name) in [(Family::V4, "iptables-legacy"), (Family::V6, "ip6tables-legacy")] {
         for table in ["nat", "filter", "mangle", "raw"] {
-            // Looking at a table that is not there would load it.
+            // Reading a missing table would load it.
             if !xtables::has_table(family, table) {
                 continue;
             }
@@ -259,7 +259,7 @@ fn settings() -> String {
     NAMES.iter().map(line).collect()
 }
 
-/// Names, sizes and what links lead to.
+/// Names, sizes and the targets of links.
 fn listing(directory: &Path) -> Result<String, String> {
     let opened = DurableDir::open(directory).map_err(|e| e.to_string())?;
     let mut names = opened.list().map_err(|e| e.to_string())?;
@@ -305,12 +305,12 @@ fn reservations(directory: &Path) -> Result<String, String> {
     Ok(text)
 }
 
-/// A text that has the form that is expected, or its length.
+/// A text of the expected form, or its length.
 fn only(text: &str, expected: impl Fn(&str) -> bool) -> String {
     if expected(text) { text.to_owned() } else { length(text) }
 }
 
-/// True for the names of files beside reservations, the reference's and ours.
+/// True for the names of other files than reservations, the reference's and ours.
 fn is_bookkeeping(name: &str) -> bool {
     let rest = name.strip_prefix("last_reserved_ip.");
     name == "lock" || name == OURS || rest.is_some_and(|number| number.parse::<u32>().is_ok())
@@ -325,11 +325,11 @@ fn owner(content: &[u8]) -> String {
         [id, ifname] => check_container_id(id).is_ok() && check_ifname(ifname).is_ok(),
         _ => false,
     };
-    // IDs have 64 characters where they are the longest.
+    // The longest IDs have 64 characters.
     if valid && text.len() <= 100 { words.join(" ") } else { length(&text) }
 }
 
-fn remembered() -> Result<String, String> {
+fn cached() -> Result<String, String> {
     let mut text = String::new();
     for directory in cache::DIRECTORIES {
         let Some(cache) = Cache::open(Path::new(directory)).map_err(|e| e.to_string())? else { continue };
@@ -355,12 +355,12 @@ fn remembered() -> Result<String, String> {
     if text.is_empty() { Ok("no cache\n".to_owned()) } else { Ok(text) }
 }
 
-/// Why a file of the cache cannot be read, without words of the file.
+/// The error of a file in the cache, without words of the file.
 fn why(error: &CacheError) -> String {
     match error {
-        CacheError::Form(why) => format!("no cached attachment, {}", length(why)),
+        CacheError::Form(why) => format!("not a cached attachment, {}", length(why)),
         CacheError::Kind(kind) => format!("of an unknown kind, {}", length(kind)),
-        CacheError::Name(_) => "its name is not that of the attachment in it".to_owned(),
+        CacheError::Name(_) => "file name does not match the attachment inside".to_owned(),
         CacheError::Directory(error) => error.errno().map_or_else(|| "no file".to_owned(), |e| e.to_string()),
         CacheError::Read(_) | CacheError::TooLarge | CacheError::BareResult => error.to_string(),
     }
@@ -368,7 +368,7 @@ fn why(error: &CacheError) -> String {
 
 /// The configurations of a directory.
 fn configurations(directory: &Path, folder: &str) -> Vec<Part> {
-    const ABOUT: &str = "configuration; of unknown keys, and of texts, there is the length alone";
+    const ABOUT: &str = "configuration; of unknown keys and of texts only the length";
     let listed = DurableDir::open(directory).and_then(|opened| opened.list().map(|names| (opened, names)));
     let (opened, mut names) = match listed {
         Ok(listed) => listed,
@@ -385,7 +385,7 @@ fn configurations(directory: &Path, folder: &str) -> Vec<Part> {
     for (number, name) in names.iter().filter(|name| is_network(name)).enumerate() {
         let content = match opened.read(name, CONFIG_MAX) {
             Ok(Some(bytes)) => Ok(String::from_utf8_lossy(&bytes).into_owned()),
-            Ok(None) => Err("it went while it was looked at".to_owned()),
+            Ok(None) => Err("it was removed concurrently".to_owned()),
             Err(error) => Err(error.to_string()),
         };
         parts.push(Part::new(&format!("{folder}/{}", entry_name(name, number)), ABOUT, content));
@@ -393,7 +393,7 @@ fn configurations(directory: &Path, folder: &str) -> Vec<Part> {
     parts
 }
 
-/// A name that fits into an archive and leads nowhere else.
+/// A name that is safe in an archive.
 fn entry_name(name: &OsStr, number: usize) -> String {
     let text = name.to_string_lossy();
     let plain = text.chars().all(|c| c.is_ascii_alphanumeric() || "-_.".contains(c));
@@ -409,7 +409,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn configurations_are_taken_without_secrets() {
+    fn configurations_have_no_secrets() {
         let dir = tempfile::tempdir().unwrap();
         let write = |name: &str, text: &str| std::fs::write(dir.path().join(name), text).unwrap();
         write("10-a.conflist", r#"{"name":"a","password":"hunter2"}"#);
@@ -428,11 +428,11 @@ mod tests {
         assert!(!all.contains("hunter2") && !all.contains("root:"), "{all}");
         assert!(all.contains("not JSON, 7 bytes") && all.contains("\"name\": \"a\""), "{all}");
         let none = configurations(&dir.path().join("none"), "networks");
-        assert!(String::from_utf8_lossy(&none[0].content).contains("could not be had"));
+        assert!(String::from_utf8_lossy(&none[0].content).contains("cannot be read"));
     }
 
     #[test]
-    fn reservations_are_told_with_their_owners() {
+    fn reservations_are_listed_with_their_owners() {
         let dir = tempfile::tempdir().unwrap();
         std::fs::create_dir(dir.path().join("pods")).unwrap();
         std::fs::write(dir.path().join("pods/10.22.0.2"), "c1\r\neth0").unwrap();
@@ -479,7 +479,7 @@ mod tests {
     }
 
     #[test]
-    fn a_distribution_is_told_and_not_what_an_administrator_adds() {
+    fn the_distribution_is_shown_without_an_administrators_keys() {
         let text = distribution(
             "ID=debian\nVERSION=\"12 (bookworm)\"\nTOKEN=hunter2\nNAME=\"https://u:hunter2@h\"\n",
         );

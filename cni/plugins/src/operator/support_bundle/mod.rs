@@ -55,7 +55,7 @@ fn fill(file: File, parts: &[Part], time: u64) -> io::Result<()> {
 }
 
 fn summary(path: &Path, parts: &[Part], out: &mut dyn Write) -> io::Result<()> {
-    writeln!(out, "{}: readable by its owner alone\n", path.display())?;
+    writeln!(out, "{}: readable by its owner only\n", path.display())?;
     let width = parts.iter().map(|part| part.name.len()).max().unwrap_or(0);
     for part in parts {
         writeln!(out, "  {:width$}  {:7}  {}", part.name, part.content.len(), part.about)?;

@@ -1,6 +1,5 @@
-//! Decides which parts of a text or a configuration may be shown. Only harmless ones are: the
-//! values of known keys where they have the form that the key asks for. Of everything else there is the
-//! type and the length.
+//! Removes private parts from texts and configurations. The values of known keys in the form that the key asks for are
+//! kept; of everything else the type and the length.
 
 use std::net::IpAddr;
 
@@ -11,7 +10,7 @@ use serde_json::{Map, Value};
 use crate::keys::{Kind, Level};
 use crate::registry;
 
-/// All words that are values of keys of [`Kind::Word`].
+/// The values of all keys of [`Kind::Word`].
 const WORDS: [&str; 26] = [
     "nftables",
     "iptables",
@@ -41,12 +40,12 @@ const WORDS: [&str; 26] = [
     "",
 ];
 
-/// The way in which a file of the bundle is reduced.
+/// The rule for a file of the bundle.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Rule {
-    /// Our own words; quoted values only where they are harmless.
+    /// Our own text, with harmless quoted values only.
     Text,
-    /// The same, without the reasons of failures, which may quote configurations.
+    /// The same without the reasons of failures, which may quote configurations.
     Outcomes,
     /// The configuration of a network.
     Network,
@@ -55,7 +54,7 @@ pub(super) enum Rule {
 }
 
 impl Rule {
-    /// Reduces what was collected.
+    /// Applies the rule to a content.
     pub(super) fn apply(self, content: &str) -> String {
         match self {
             Self::Text => text(content),
@@ -157,7 +156,7 @@ fn made_of(text: &str, allowed: impl Fn(char) -> bool) -> bool {
     !text.is_empty() && text.chars().all(allowed)
 }
 
-/// True if a text has the form of what the key is for.
+/// True if a text has the form that the key asks for.
 fn fits(kind: Kind, text: &str) -> bool {
     match kind {
         Kind::Bool => matches!(text, "true" | "false"),
@@ -178,7 +177,7 @@ pub(super) fn is_address(text: &str) -> bool {
     text.parse::<IpAddr>().is_ok() || text.parse::<IpNet>().is_ok()
 }
 
-/// True for a name that people give: no longer than they are, so that no token passes for one.
+/// True for a name as people give them: short, so that no token passes for one.
 pub(super) fn is_name(text: &str) -> bool {
     text.len() <= 32
         && text.starts_with(|c: char| c.is_ascii_alphanumeric())
@@ -193,8 +192,8 @@ pub(super) fn is_path(text: &str) -> bool {
     text.len() <= 200 && text.strip_prefix('/').is_some_and(|rest| rest.split('/').all(ordinary))
 }
 
-/// Our own words. What they quote is shown if it is an address, a path, an owner as we write it, a plugin
-/// or a known key; other words if they are no URL and no address of a person.
+/// Redacts our own text. A quoted value is kept if it is an address, a path, an owner in our form, a plugin or a known
+/// key; other words if they are neither URLs nor e-mail addresses.
 fn text(content: &str) -> String {
     content.split_inclusive('\n').map(line).collect()
 }
@@ -223,7 +222,7 @@ fn line(line: &str) -> String {
     shown
 }
 
-/// Where a quoted text ends.
+/// The end of a quoted text.
 fn closing(text: &str, mark: &str) -> Option<usize> {
     let mut escaped = false;
     for (at, c) in text.char_indices() {
@@ -256,7 +255,7 @@ fn harmless(quoted: &str) -> bool {
         || Level::node().find(quoted).is_some()
 }
 
-/// Takes out the lines below those of failures.
+/// Removes the reasons below lines of failures.
 fn without_reasons(content: &str) -> String {
     let mut failed = false;
     let mut kept = String::new();

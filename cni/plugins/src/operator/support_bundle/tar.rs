@@ -9,10 +9,10 @@ const NAME_MAX: usize = 100;
 /// Readable and writable by the owner alone.
 const MODE: u64 = 0o600;
 
-/// Writes files one after the other; [`Archive::finish`] ends it.
+/// A writer of an archive. [`Archive::finish`] ends it.
 pub(super) struct Archive<W> {
     out: W,
-    /// Seconds since 1970 that all files are stamped with.
+    /// The time of all files, in seconds since 1970.
     time: u64,
 }
 
@@ -24,7 +24,7 @@ impl<W: Write> Archive<W> {
     /// Adds a file.
     ///
     /// # Errors
-    /// What writing said; a name that is empty or too long.
+    /// The name is empty or too long, or writing fails.
     pub(super) fn add(&mut self, name: &str, content: &[u8]) -> io::Result<()> {
         let length = u64::try_from(content.len()).map_err(io::Error::other)?;
         self.out.write_all(&header(name, length, self.time)?)?;
@@ -36,10 +36,10 @@ impl<W: Write> Archive<W> {
         Ok(())
     }
 
-    /// Writes the end of the archive and gives back what it was written to.
+    /// Writes the end of the archive and returns its writer.
     ///
     /// # Errors
-    /// What writing said.
+    /// Writing fails.
     pub(super) fn finish(mut self) -> io::Result<W> {
         self.out.write_all(&[0; 2 * BLOCK])?;
         self.out.flush()?;
@@ -61,7 +61,7 @@ fn header(name: &str, length: u64, time: u64) -> io::Result<[u8; BLOCK]> {
     put(&mut block, 116, octal(0, 7)?.as_bytes());
     put(&mut block, 124, octal(length, 11)?.as_bytes());
     put(&mut block, 136, octal(time, 11)?.as_bytes());
-    // The checksum is made with blanks in its own place.
+    // The checksum counts blanks in its own place.
     put(&mut block, 148, b"        ");
     put(&mut block, 156, b"0");
     put(&mut block, 257, b"ustar\x0000");
@@ -95,7 +95,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn tar_itself_reads_it() {
+    fn tar_reads_the_archive() {
         let dir = tempfile::tempdir().unwrap();
         let long = format!("{}/b", "a".repeat(98));
         let files: [(&str, Vec<u8>); 4] = [
@@ -122,11 +122,11 @@ mod tests {
     }
 
     #[test]
-    fn what_does_not_fit_is_refused() {
+    fn names_and_sizes_that_do_not_fit_are_refused() {
         let mut archive = Archive::new(Vec::new(), 0);
         assert!(archive.add("", b"").is_err());
         assert!(archive.add(&"a".repeat(101), b"").is_err());
         assert!(header("a", 1 << 40, 0).is_err());
-        assert!(archive.finish().unwrap().iter().all(|byte| *byte == 0), "nothing was begun");
+        assert!(archive.finish().unwrap().iter().all(|byte| *byte == 0), "no file was started");
     }
 }
