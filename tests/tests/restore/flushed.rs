@@ -175,7 +175,7 @@ fn the_guard_is_back_even_where_no_element_is_missing() {
     assert!(world.loopback_is_open(&web));
     let (report, code) = world.restore("");
     assert_eq!(code, 0, "{report:#}");
-    assert!(report.to_string().contains("there is no runtime's cache"), "{report:#}");
+    assert!(report.to_string().contains("no runtime's cache in"), "{report:#}");
     assert!(!world.loopback_is_open(&web));
     silent(&world.client, at(world.client.node_v4, PORT));
     drop(web);

@@ -71,7 +71,7 @@ pub struct Command {
 pub enum Reader {
     /// [`by_table`].
     Table,
-    /// The command itself, which behaves as a tool of others. [`Given::raw`] has the arguments.
+    /// The command itself, which behaves like another project's tool. [`Given::raw`] has the arguments.
     Command,
     /// [`by_table`]; the command is left out of help and manual.
     Hidden,
@@ -264,14 +264,11 @@ impl Command {
 }
 
 /// The option of all commands that print data.
-pub const OUTPUT: Opt = Opt::value(
-    "--output",
-    Value::OneOf(&["table", "json"]),
-    "for people (table, the default) or for programs",
-)
-.short('o');
+pub const OUTPUT: Opt =
+    Opt::value("--output", Value::OneOf(&["table", "json"]), "print a table (default), or JSON for programs")
+        .short('o');
 
-/// What was given on the command line.
+/// The options and arguments on the command line.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct Given {
     options: Vec<(&'static str, String)>,

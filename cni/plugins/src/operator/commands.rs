@@ -144,7 +144,7 @@ pub static COMMANDS: &[Command] = &[
     Command {
         name: "migrate",
         summary: "move running containers from one backend to another",
-        about: "Published ports and masquerade move, container by container, while they serve; connections go on.",
+        about: "Published ports and masquerade move, container by container, while they serve. Connections survive.",
         arguments: &[],
         options: &[
             Opt::value("--to", Value::OneOf(&["nftables", "iptables", "ebpf"]), "the backend to move to")
@@ -165,7 +165,7 @@ pub static COMMANDS: &[Command] = &[
         exit_codes: &[
             (1, "something failed"),
             (3, "with --dry-run: something would move"),
-            (4, "something was left alone; the reasons are printed"),
+            (4, "something was skipped; the reasons are printed"),
         ],
         examples: &[
             ("slipway migrate --to nftables --from iptables --dry-run", "what would move"),
@@ -301,7 +301,7 @@ pub static COMMANDS: &[Command] = &[
         options: &[Opt::value(
             "--ifname",
             Value::Text("IFNAME"),
-            "the interface in the namespace; goes before CNI_IFNAME",
+            "the interface in the namespace; overrides CNI_IFNAME",
         )
         .short('i')],
         exit_codes: &[(1, "failure, or wrong arguments"), (2, "")],

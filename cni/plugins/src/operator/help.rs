@@ -167,7 +167,7 @@ mod tests {
                   --dry-run            only report what is missing
                   --cache-dir DIR      the runtime's cache, if it is neither /var/lib/cni nor
                                        /var/lib/cni/cache; its files are in DIR/results; any number of times
-              -o, --output table|json  for people (table, the default) or for programs
+              -o, --output table|json  print a table (default), or JSON for programs
               -h, --help               print this
 
             exit codes:

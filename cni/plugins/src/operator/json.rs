@@ -4,7 +4,7 @@ use std::io::{self, Write};
 
 use serde_json::{Value, json};
 
-/// The number of the documents' form: changed with a field that goes, or that gets another meaning.
+/// The number of the documents' form. It changes if a field is removed or gets another meaning.
 const SCHEMA: u32 = 1;
 
 /// Prints a document with the number of its form.

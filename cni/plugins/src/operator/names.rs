@@ -88,7 +88,7 @@ pub(super) const fn why_left(reason: Reason) -> &'static str {
         Reason::Route => "the route leads to no uplink",
         Reason::TooBig => "larger than the route takes: the kernel answers with an ICMP error",
         Reason::Ttl => "the time to live ends here: the kernel answers with an ICMP error",
-        Reason::Fragment => "a fragment whose first one was not seen",
+        Reason::Fragment => "a fragment without its first fragment",
         Reason::Headers => "extension headers that the programs do not read",
         Reason::Pod => "the container has a rate limit or is isolated",
         Reason::Earlier => "conntrack had the flow before the programs served the container",

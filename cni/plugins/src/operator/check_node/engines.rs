@@ -118,7 +118,7 @@ fn random_ports() -> Option<Finding> {
     )
 }
 
-/// True if the command is there and prints the word.
+/// True if the command exists and prints the option.
 fn finds(printer: &Printer) -> bool {
     let Some((program, args)) = printer.command.split_first() else { return false };
     if !(printer.is_there)() {

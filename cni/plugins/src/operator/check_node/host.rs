@@ -85,11 +85,11 @@ fn flowtable() -> Option<Finding> {
             return Some(finding.reason("no container can be added").fix("see the error"));
         }
     };
-    let standing = match offload::standing() {
-        Ok(standing) => standing,
+    let present = match offload::standing() {
+        Ok(present) => present,
         Err(error) => return Some(Finding::new(WHAT, State::Warning, error.to_string())),
     };
-    match (wanted, standing) {
+    match (wanted, present) {
         (false, Standing::None) => None,
         (false, Standing::At(_)) => Some(
             Finding::new(WHAT, State::Note, "exists, and is no longer wanted")
@@ -103,7 +103,7 @@ fn flowtable() -> Option<Finding> {
                 Finding::ok(WHAT, "does not exist yet").reason("the next container that is added creates it")
             }
             Some(error) => Finding::new(WHAT, State::Warning, error.to_string())
-                .reason("it is asked for in slipway.json; without it every packet goes through all chains")
+                .reason("slipway.json asks for it; without it every packet goes through all chains")
                 .fix("a kernel (or its modules) with NF_FLOW_TABLE, NF_FLOW_TABLE_INET, NFT_FLOW_OFFLOAD"),
         }),
     }
@@ -198,7 +198,7 @@ fn legacy(names: &str, command: &str) -> Vec<Finding> {
         Some(policy) => Finding::new(chain, State::Warning, format!("policy {policy}"))
             .reason("traffic to and from containers passes only if one of its rules accepts it")
             .fix(format!("{command} -I FORWARD with rules that accept the containers' network")),
-        None => Finding::new(chain, State::Warning, "unknown: the command is not there")
+        None => Finding::new(chain, State::Warning, "unknown: the command is missing")
             .reason("if its policy is DROP, traffic to containers passes only where a rule accepts it")
             .fix(format!("look at it with `{command} -S FORWARD`")),
     };

@@ -43,7 +43,7 @@ struct Finding {
     /// The thing that was checked.
     subject: String,
     state: State,
-    /// What was found.
+    /// The result of the check.
     found: String,
     /// The purpose of the thing, or the consequence of the state.
     reason: String,

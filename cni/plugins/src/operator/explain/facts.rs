@@ -51,7 +51,7 @@ pub(super) struct Way {
     pub(super) is_bridge: bool,
     pub(super) route_localnet: bool,
     /// True if a local route accepts replies to ::1 from this link.
-    pub(super) answers_loopback6: bool,
+    pub(super) accepts_loopback6: bool,
     /// The hairpin mode of the bridge's ports; none if they differ or there is no bridge.
     pub(super) hairpin: Option<Switch>,
 }
@@ -216,7 +216,7 @@ fn place(route: &RouteSocket, to: IpAddr) -> Result<Place, String> {
     }
 }
 
-/// Like [`place`], with the addresses of Services told apart from the node's.
+/// Like [`place`], but it separates the addresses of Services from the node's.
 fn destination(route: &RouteSocket, to: IpAddr) -> Result<Place, String> {
     match place(route, to)? {
         Place::Here if !addresses::answers_at(to).map_err(|e| e.to_string())? => Ok(Place::OfServices),
@@ -258,14 +258,14 @@ fn way(route: &RouteSocket, container: IpAddr) -> Result<Option<Way>, String> {
     let link = route.link_by_index(index).map_err(|e| e.to_string())?;
     let local = route.routes(Family::V6, LOCAL_TABLE).map_err(|e| e.to_string())?;
     let loopback = |dst: &IpNet| dst.addr().is_loopback();
-    let answers_loopback6 = local.iter().any(|one| loopback(&one.dst) && one.link == Some(link.index));
+    let accepts_loopback6 = local.iter().any(|one| loopback(&one.dst) && one.link == Some(link.index));
     let is_bridge = link.kind == LinkKind::Bridge;
     let hairpin = if is_bridge { hairpin(route, &link)? } else { None };
     Ok(Some(Way {
         route_localnet: link.route_localnet,
         link: link.name,
         is_bridge,
-        answers_loopback6,
+        accepts_loopback6,
         hairpin,
     }))
 }

@@ -149,7 +149,7 @@ impl Explanation<'_> {
         match &facts.place {
             Place::Nowhere(why) => {
                 self.step("routing", format!("{to} is no address of this node, and there is no route to it: {why}"));
-                return "It goes nowhere.".to_owned();
+                return "It is dropped: there is no route.".to_owned();
             }
             Place::Behind(link) => self.step(
                 "prerouting",
@@ -343,17 +343,17 @@ impl Explanation<'_> {
             return Then::Ends("It is dropped. `slipway restore` switches it on where the container's configuration wants it.".to_owned());
         }
         let is_loopback6 = from.is_ipv6() && from.is_loopback();
-        if is_loopback6 && !way.answers_loopback6 {
+        if is_loopback6 && !way.accepts_loopback6 {
             self.step(
                 "routing",
-                format!("there is no local route for ::1 by {}: answers would be dropped", way.link),
+                format!("there is no local route for ::1 by {}: replies would be dropped", way.link),
             );
-            return Then::Ends("It gets no answer. `slipway restore` adds the route where the container's configuration wants it.".to_owned());
+            return Then::Ends("It gets no reply. `slipway restore` adds the route where the container's configuration wants it.".to_owned());
         }
         if is_loopback6 && way.is_bridge && facts.bridge_netfilter {
-            self.step("bridge", "net.bridge.bridge-nf-call-ip6tables is 1: the bridge undoes the translation of answers too early");
+            self.step("bridge", "net.bridge.bridge-nf-call-ip6tables is 1: the bridge undoes the translation of replies too early");
             return Then::Ends(
-                "It gets no answer. With net.bridge.bridge-nf-call-ip6tables=0 it does.".to_owned(),
+                "It gets no reply. With net.bridge.bridge-nf-call-ip6tables=0 it does.".to_owned(),
             );
         }
         Then::Continues
@@ -380,10 +380,10 @@ impl Explanation<'_> {
             Some(Sources::Of(network)) => match from {
                 _ if loopback => "a source on the node's loopback gets the node's address".to_owned(),
                 Some(from) if from == target.ip() => {
-                    "the container itself: its source becomes the node's address, so that the answer comes back".to_owned()
+                    "the container itself: its source becomes the node's address, so that the reply comes back".to_owned()
                 }
                 Some(from) if network.contains(&from) => {
-                    format!("{from} is in the container's own network {network}: it becomes the node's address, so that the answer comes back through the node")
+                    format!("{from} is in the container's own network {network}: it becomes the node's address, so that the reply comes back through the node")
                 }
                 Some(from) => format!("{from} is neither in {network} nor on the node's loopback: it keeps its address"),
                 None => format!("a source that is neither in {network} nor on the node's loopback keeps its address"),

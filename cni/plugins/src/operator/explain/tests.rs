@@ -35,7 +35,7 @@ fn facts(to: &str, from: Option<&str>, origin: Origin) -> Facts {
             link: "cni0".to_owned(),
             is_bridge: true,
             route_localnet: true,
-            answers_loopback6: true,
+            accepts_loopback6: true,
             hairpin: Some(Switch::Off),
         }),
         sources: Some(Sources::Of("10.22.0.0/24".parse().unwrap())),
@@ -82,8 +82,8 @@ fn the_loopback_needs_settings_of_the_link() {
     let mut all = facts("[::1]:8080", None, Origin::Node);
     assert!(last(&all).starts_with("It reaches"), "{}", tell(&all));
     all.bridge_netfilter = true;
-    assert_eq!(last(&all), "It gets no answer. With net.bridge.bridge-nf-call-ip6tables=0 it does.");
-    all.way.as_mut().unwrap().answers_loopback6 = false;
+    assert_eq!(last(&all), "It gets no reply. With net.bridge.bridge-nf-call-ip6tables=0 it does.");
+    all.way.as_mut().unwrap().accepts_loopback6 = false;
     assert!(last(&all).contains("`slipway restore` adds the route"), "{}", tell(&all));
 }
 
@@ -136,7 +136,7 @@ fn other_ends() {
     all.table = Table::Unusable("no nf_tables".to_owned());
     assert!(tell(&all).contains("no lookup in nftables: no nf_tables"));
     all.place = Place::Nowhere("ENETUNREACH".to_owned());
-    assert_eq!(last(&all), "It goes nowhere.");
+    assert_eq!(last(&all), "It is dropped: there is no route.");
     all.place = Place::Behind("eth1".to_owned());
     all.packet.from = Some([10, 22, 0, 2].into());
     all.masquerade = Some(("10.22.0.0/24".parse().unwrap(), None));

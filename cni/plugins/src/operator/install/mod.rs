@@ -44,7 +44,7 @@ pub enum Step {
     Keep(String),
     /// Our link is removed.
     Remove(String),
-    /// The plugin that `--replace` had replaced comes back.
+    /// The plugin that `--replace` had replaced is put back.
     Restore(String),
     /// A file has taken the place of our link; it stays, and so does the copy in [`BACKUP_DIR`].
     Leave(String),
@@ -63,7 +63,7 @@ impl fmt::Display for Step {
             Self::Keep(name) => write!(f, "keep    {name}"),
             Self::Remove(name) => write!(f, "remove  {name}"),
             Self::Restore(name) => write!(f, "restore {name} from {BACKUP_DIR}/{name}"),
-            Self::Leave(name) => write!(f, "leave   {name} (not ours; {BACKUP_DIR}/{name} stays as well)"),
+            Self::Leave(name) => write!(f, "leave   {name} (not ours; {BACKUP_DIR}/{name} stays, too)"),
             Self::RemoveBinary => write!(f, "remove  {BINARY}"),
         }
     }
@@ -89,14 +89,10 @@ pub fn install(
             .into_iter()
             .chain(plugins.iter().map(|name| Step::Link((*name).to_owned())))
             .collect();
-        return report_steps(steps, out);
+        return report_steps(steps, &share::Plan::install(options.share_dir.as_deref(), None)?, out);
     };
     let steps = plan_install(&dir, binary, plugins, options)?;
-    let recorded = dir.share_dir()?;
-    let share = options.share_dir.as_ref().or(recorded.as_ref());
-    let mut changes = share.map_or_else(|| Ok(Vec::new()), |share| share::plan_install(share))?;
-    let moved_from = recorded.as_ref().filter(|recorded| Some(*recorded) != share);
-    let outdated = moved_from.map_or_else(|| Ok(Vec::new()), |share| share::plan_uninstall(share))?;
+    let share = share::Plan::install(options.share_dir.as_deref(), dir.share_dir()?)?;
     if !dry {
         for step in &steps {
             match step {
@@ -109,19 +105,13 @@ pub fn install(
                 _ => {}
             }
         }
-        if let Some(old) = moved_from {
-            share::apply(old, &outdated)?;
+        if let Some(directory) = share.directory() {
+            dir.put_share_link(directory)?;
         }
-        if let Some(share) = share {
-            dir.put_share_link(share)?;
-            share::apply(share, &changes)?;
-        }
+        share.apply()?;
         dir.sync()?;
     }
-    changes.extend(outdated);
-    let steps = report_steps(steps, out)?;
-    share::report(&changes, out)?;
-    Ok(steps)
+    report_steps(steps, &share, out)
 }
 
 /// Removes our links and our binary, and puts back what `install --replace` had replaced. Other files are not
@@ -134,8 +124,7 @@ pub fn uninstall(options: &Options, out: &mut dyn Write) -> Result<Vec<Step>, In
         return Ok(Vec::new());
     };
     let steps = plan_uninstall(&dir)?;
-    let share = dir.share_dir()?;
-    let changes = share.as_ref().map_or_else(|| Ok(Vec::new()), |share| share::plan_uninstall(share))?;
+    let share = share::Plan::uninstall(dir.share_dir()?)?;
     if options.mode != Mode::DryRun {
         for step in &steps {
             match step {
@@ -145,16 +134,12 @@ pub fn uninstall(options: &Options, out: &mut dyn Write) -> Result<Vec<Step>, In
                 _ => {}
             }
         }
-        if let Some(share) = &share {
-            share::apply(share, &changes)?;
-            dir.remove(SHARE_LINK)?;
-        }
+        share.apply()?;
+        dir.remove(SHARE_LINK)?;
         dir.remove_leftovers()?;
         dir.sync()?;
     }
-    let steps = report_steps(steps, out)?;
-    share::report(&changes, out)?;
-    Ok(steps)
+    report_steps(steps, &share, out)
 }
 
 fn plan_install(
@@ -208,10 +193,13 @@ fn plan_uninstall(dir: &PluginDir) -> Result<Vec<Step>, InstallError> {
     Ok(steps)
 }
 
-fn report_steps(steps: Vec<Step>, out: &mut dyn Write) -> Result<Vec<Step>, InstallError> {
-    for step in &steps {
-        writeln!(out, "{step}").map_err(InstallError::Report)?;
-    }
+fn report_steps(
+    steps: Vec<Step>,
+    share: &share::Plan,
+    out: &mut dyn Write,
+) -> Result<Vec<Step>, InstallError> {
+    let printed = steps.iter().try_for_each(|step| writeln!(out, "{step}"));
+    printed.and_then(|()| share.report(out)).map_err(InstallError::Report)?;
     Ok(steps)
 }
 
@@ -271,10 +259,9 @@ pub(super) fn manual_command(
     out: &mut dyn Write,
     _err: &mut dyn Write,
 ) -> Result<u8, Failure> {
-    let share = Path::new(given.argument(0));
-    let changes = share::plan_install(share).map_err(Failure::failed)?;
-    share::apply(share, &changes).map_err(Failure::failed)?;
-    share::report(&changes, out).map_err(Failure::failed)?;
+    let plan = share::Plan::install(Some(Path::new(given.argument(0))), None).map_err(Failure::failed)?;
+    plan.apply().map_err(Failure::failed)?;
+    plan.report(out)?;
     Ok(0)
 }
 

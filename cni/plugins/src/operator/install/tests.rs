@@ -261,10 +261,13 @@ fn manual_and_completions_come_with_a_share_directory_and_go() {
     world.install(&world.options()).unwrap();
     assert_eq!(fs::read_to_string(page("slipway-ports.8")).unwrap(), current);
     assert!(!page("slipway-gone.8").exists());
+    // A killed installation.
+    fs::write(page("slipway-ports.8.slipway-new"), &current).unwrap();
     // Another place takes over.
     let elsewhere = world.root.path().join("elsewhere");
     world.install(&Options { share_dir: Some(elsewhere.clone()), ..world.options() }).unwrap();
-    assert!(!page("slipway.8").exists() && elsewhere.join("man/man8/slipway.8").is_file());
+    assert_eq!(fs::read_dir(share.join("man/man8")).unwrap().count(), 1, "the other program's page");
+    assert!(elsewhere.join("man/man8/slipway.8").is_file());
     world.uninstall();
     assert_eq!(world.listing(), Vec::<String>::new());
     assert_eq!(fs::read_dir(&elsewhere).unwrap().count(), 0, "empty directories are removed");

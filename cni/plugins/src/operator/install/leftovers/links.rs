@@ -53,7 +53,7 @@ fn is_ours(link: &Link) -> bool {
 fn decide_device(route: &RouteSocket, links: &[Link], device: &Link) -> Result<Leftover, LeftoverError> {
     for link in links.iter().filter(|link| link.kind == LinkKind::Veth) {
         if route.redirections(link)?.contains(&device.index) {
-            let why = format!("what comes in by {} goes through it", link.name);
+            let why = format!("packets from {} go through it", link.name);
             return Ok(Leftover::Keep { what: format!("link {}", device.name), why });
         }
     }
