@@ -78,7 +78,8 @@ pub enum Truth {
     Unknown,
 }
 
-/// Finds the element that decides about a packet for an address of the node, in the order of the kernel's lookups.
+/// Finds the element that decides about a packet for an address of the node, in the order of the kernel's
+/// lookups.
 ///
 /// # Errors
 /// nf_tables cannot be reached or read.

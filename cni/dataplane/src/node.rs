@@ -1,5 +1,5 @@
-//! The dataplane's view of a node, for `slipway check-node`: the features of its kernel, and the chains and tables of
-//! other programs.
+//! The dataplane's view of a node, for `slipway check-node`: the features of its kernel, and the chains and
+//! tables of other programs.
 
 use cni_nftables::conntrack::{Conntrack, Filter, FlowFamily};
 use cni_nftables::{
@@ -156,8 +156,8 @@ const PROBES: &[Probe] = &[
     },
 ];
 
-/// Probes the features that the dataplane uses. It creates real objects: call it on a thread in a network namespace of
-/// its own.
+/// Probes the features that the dataplane uses. It creates real objects: call it on a thread in a network
+/// namespace of its own.
 ///
 /// # Errors
 /// [`Error::Kernel`] if the permission for nf_tables is missing.
@@ -277,7 +277,8 @@ pub const fn own_table_name() -> (&'static str, u32) {
 /// Reads the state of our own table.
 ///
 /// # Errors
-/// [`Error::ForeignTable`] or [`Error::NewerSchema`] if the table is not ours or newer; nf_tables cannot be read.
+/// [`Error::ForeignTable`] or [`Error::NewerSchema`] if the table is not ours or newer; nf_tables cannot be
+/// read.
 pub fn own_table() -> Result<OwnTable, Error> {
     Ok(match Session::open()?.state()? {
         State::Ready => OwnTable::Ready,
@@ -286,12 +287,12 @@ pub fn own_table() -> Result<OwnTable, Error> {
     })
 }
 
-/// Creates our own table if it is missing, and repairs its chains if they were changed. Elements stay as they are. The
-/// table includes the guard of the node's loopback.
+/// Creates our own table if it is missing, and repairs its chains if they were changed. Elements stay as they
+/// are. The table includes the guard of the node's loopback.
 ///
 /// # Errors
-/// [`Error::ForeignTable`] or [`Error::NewerSchema`] if the table is not ours or newer; nf_tables cannot be read or
-/// written.
+/// [`Error::ForeignTable`] or [`Error::NewerSchema`] if the table is not ours or newer; nf_tables cannot be
+/// read or written.
 pub fn repair_own_table() -> Result<(), Error> {
     let session = Session::open()?;
     let mut patience = Patience::new();
@@ -314,8 +315,8 @@ pub fn repair_own_table() -> Result<(), Error> {
     }
 }
 
-/// True if the record of an attachment, in any backend, is about this namespace. A later ADD with the same ID in another
-/// namespace has its own record.
+/// True if the record of an attachment, in any backend, is about this namespace. A later ADD with the same ID
+/// in another namespace has its own record.
 ///
 /// # Errors
 /// nf_tables cannot be read.

@@ -160,7 +160,7 @@ impl Value {
         match words.iter().find(|word| word.eq_ignore_ascii_case(&given)) {
             Some(word) => Ok((*word).to_owned()),
             None => Err(Stop::usage(format!(
-                "{of} is {}, not {given:?}{}",
+                "{of} must be {}, not {given:?}{}",
                 alternatives(words),
                 did_you_mean(&given, words.iter().copied())
             ))),
@@ -525,13 +525,13 @@ mod tests {
             ("up --to /a --ouput json", "unknown option --ouput: did you mean --output?"),
             ("up --to /a --nonsense", "unknown option --nonsense"),
             ("up --to /a -x", "unknown option -x"),
-            ("up --to /a -o xml", "--output is table or json, not \"xml\""),
-            ("up --to /a -o jsno", "--output is table or json, not \"jsno\": did you mean json?"),
+            ("up --to /a -o xml", "--output must be table or json, not \"xml\""),
+            ("up --to /a -o jsno", "--output must be table or json, not \"jsno\": did you mean json?"),
             ("up --to", "--to needs a value: DIR"),
             ("up --to=", "--to is empty"),
             ("up", "--to DIR is missing: a directory"),
             ("--to /a", "up|down is missing: the direction"),
-            ("donw --to /a", "the argument is up or down, not \"donw\": did you mean down?"),
+            ("donw --to /a", "the argument must be up or down, not \"donw\": did you mean down?"),
             ("up a b --to /a", "unexpected argument \"b\""),
             ("up --to /a --dry-run=yes", "--dry-run takes no value"),
         ] {

@@ -64,7 +64,8 @@ fn called(given: &Given, vars: Vars<'_>) -> Result<String, String> {
         }
         "check" => runtime.check(&network, &container),
         "del" => runtime.del(&network, &container),
-        // The tool knows of no valid attachments: GC forgets what is cached, and leaves the rest to the plugins.
+        // The tool knows of no valid attachments: GC forgets what is cached, and leaves the rest to the
+        // plugins.
         "gc" => runtime.gc(&network, None),
         _ => runtime.status(&network),
     };

@@ -23,7 +23,7 @@ const TO: Opt = Opt::value("--to", Value::Directory, "the plugin directory (/opt
 const SHARE_DIR: Opt = Opt::value(
     "--share-dir",
     Value::Directory,
-    "also install manual pages and completions below this directory, as /usr/local/share; `uninstall` removes them",
+    "also write manual pages and completions below it, as /usr/local/share; `uninstall` removes them",
 );
 
 /// All commands, in the order of the help text.
@@ -31,8 +31,8 @@ pub static COMMANDS: &[Command] = &[
     Command {
         name: "ports",
         summary: "list published ports, their owners and connections",
-        about: "Packets and bytes are those that conntrack or the BPF programs have counted; `-` where nothing \
-                counts. CONNECTIONS is the number of flows that exist now.",
+        about: "Packets and bytes are those that conntrack or the BPF programs have counted; `-` where \
+                nothing counts. CONNECTIONS is the number of flows that exist now.",
         arguments: &[],
         options: &[NETWORK, CONTAINER, OUTPUT],
         exit_codes: &[],
@@ -46,7 +46,8 @@ pub static COMMANDS: &[Command] = &[
     Command {
         name: "flows",
         summary: "list the flows that the BPF programs track",
-        about: "SERVED names the server of the flow: the BPF programs, or netfilter with the reason in brackets.",
+        about: "SERVED names the server of the flow: the BPF programs, or netfilter with the reason in \
+                brackets.",
         arguments: &[],
         options: &[NETWORK, CONTAINER, OUTPUT],
         exit_codes: &[],
@@ -60,8 +61,8 @@ pub static COMMANDS: &[Command] = &[
     Command {
         name: "check-node",
         summary: "check the kernel and the host: what is missing, what is in the way",
-        about: "Probes the kernel in a network namespace of its own and changes nothing on the node. Each finding \
-                that needs attention has a reason and a fix.",
+        about: "Probes the kernel in a network namespace of its own and changes nothing on the node. Each \
+                finding that needs attention has a reason and a fix.",
         arguments: &[],
         options: &[OUTPUT],
         exit_codes: &[(1, "something required is missing")],
@@ -75,8 +76,8 @@ pub static COMMANDS: &[Command] = &[
     Command {
         name: "node",
         summary: "load, show or remove the BPF programs of the eBPF backend",
-        about: "All three print the status. The first container with the eBPF backend loads the programs, too. After \
-                `teardown` nftables serves everything.",
+        about: "All three print the status. The first container with the eBPF backend loads the programs, \
+                too. After `teardown` nftables serves everything.",
         arguments: &[Argument::new(
             Value::OneOf(&["setup", "teardown", "status"]),
             "load and attach the programs, remove them, or only look",
@@ -93,9 +94,9 @@ pub static COMMANDS: &[Command] = &[
     Command {
         name: "explain",
         summary: "follow the first packet of a connection through the node's rules",
-        about: "Makes the kernel's lookups one by one and prints each step with its reason. No packet is sent. \
-                Without --from and --iif the packet comes from another host, or from the node itself if it goes to \
-                a loopback address. The exit code is 0 whatever becomes of the packet.",
+        about: "Makes the kernel's lookups one by one and prints each step with its reason. No packet is \
+                sent. Without --from and --iif the packet comes from another host, or from the node itself \
+                if it goes to a loopback address. The exit code is 0 whatever becomes of the packet.",
         arguments: &[
             Argument::new(Value::OneOf(&["tcp", "udp", "sctp"]), "the protocol"),
             Argument::new(Value::Text("ADDRESS:PORT"), "the destination; IPv6 as [2001:db8::2]:8080"),
@@ -125,8 +126,9 @@ pub static COMMANDS: &[Command] = &[
     Command {
         name: "restore",
         summary: "put back what running containers lost when the ruleset was flushed",
-        about: "Restores published ports, masquerade and the guard against spoofed addresses of each container that is \
-                in a runtime's cache and that the kernel shows to be running. Does nothing where nothing is missing.",
+        about: "Restores published ports, masquerade and the guard against spoofed addresses of each \
+                container that is in a runtime's cache and that the kernel shows to be running. Does \
+                nothing where nothing is missing.",
         arguments: &[],
         options: &[Opt::switch("--dry-run", "only report what is missing"), CACHE_DIR, OUTPUT],
         exit_codes: &[
@@ -144,7 +146,8 @@ pub static COMMANDS: &[Command] = &[
     Command {
         name: "migrate",
         summary: "move running containers from one backend to another",
-        about: "Published ports and masquerade move, container by container, while they serve. Connections survive.",
+        about: "Published ports and masquerade move, container by container, while they serve. Connections \
+                survive.",
         arguments: &[],
         options: &[
             Opt::value("--to", Value::OneOf(&["nftables", "iptables", "ebpf"]), "the backend to move to")
@@ -181,9 +184,9 @@ pub static COMMANDS: &[Command] = &[
     Command {
         name: "support-bundle",
         summary: "collect what a bug report needs into one tar file",
-        about: "Changes nothing on the node. Only the owner can read the file; one that exists is not overwritten. \
-                Of configurations it has the values of known keys, of all else the type and the length. Look it over \
-                before you share it.",
+        about: "Changes nothing on the node. Only the owner can read the file; one that exists is not \
+                overwritten. Of configurations it has the values of known keys, of all else the type and \
+                the length. Look it over before you share it.",
         arguments: &[],
         options: &[
             Opt::value("--file", Value::File, "the file to write (slipway-support-TIME.tar)")
@@ -206,8 +209,8 @@ pub static COMMANDS: &[Command] = &[
     Command {
         name: "install",
         summary: "install this binary and a link per plugin into a plugin directory",
-        about: "Each name changes by one rename, so that a runtime finds a whole plugin at any moment. Nothing is \
-                changed if a name is taken and --replace is not given.",
+        about: "Each name changes by one rename, so that a runtime finds a whole plugin at any moment. \
+                Nothing is changed if a name is taken and --replace is not given.",
         arguments: &[],
         options: &[
             TO,
@@ -229,8 +232,8 @@ pub static COMMANDS: &[Command] = &[
     Command {
         name: "uninstall",
         summary: "remove the plugins and what they left, and bring back what was replaced",
-        about: "Removes only what Slipway made and no container uses; what stays is printed with the reason. Refuses \
-                while containers have something in Slipway's tables.",
+        about: "Removes only what Slipway made and no container uses; what stays is printed with the reason. \
+                Refuses while containers have something in Slipway's tables.",
         arguments: &[],
         options: &[
             TO,
@@ -257,8 +260,8 @@ pub static COMMANDS: &[Command] = &[
     Command {
         name: "dhcp",
         summary: "keep the DHCP leases of containers",
-        about: "Runs until it is killed, normally by systemd. Options have one dash or two, as those of the reference \
-                plugin's daemon.",
+        about: "Runs until it is killed, normally by systemd. Options have one dash or two, as those of the \
+                reference plugin's daemon.",
         arguments: &[Argument::new(Value::OneOf(&["daemon"]), "the one task")],
         options: &[
             Opt::value("-pidfile", Value::File, "write the process ID to this file"),
@@ -289,10 +292,10 @@ pub static COMMANDS: &[Command] = &[
     Command {
         name: cnitool::NAME,
         summary: "attach a network namespace to a network by hand, as a runtime does",
-        about: "Reads the environment of the CNI project's tool of this name: CNI_PATH (directories of plugins, with \
-                colons between them), NETCONFPATH (directory of networks, /etc/cni/net.d), CAP_ARGS (the runtime's \
-                configuration by capability, a JSON object), CNI_ARGS (KEY=VALUE;KEY=VALUE), CNI_IFNAME (eth0). \
-                `cnitool` is a link to the same command.",
+        about: "Reads the environment of the CNI project's tool of this name: CNI_PATH (directories of \
+                plugins, with colons between them), NETCONFPATH (directory of networks, /etc/cni/net.d), \
+                CAP_ARGS (the runtime's configuration by capability, a JSON object), CNI_ARGS \
+                (KEY=VALUE;KEY=VALUE), CNI_IFNAME (eth0). `cnitool` is a link to the same command.",
         arguments: &[
             Argument::new(Value::OneOf(&["add", "check", "del", "gc", "status"]), "the CNI command"),
             Argument::new(Value::Text("NETWORK"), "the network's name"),

@@ -30,7 +30,8 @@ impl Filter {
     }
 }
 
-/// True if a name from an element's comment can be the wanted one. Long names are cut there, with `~` at the end.
+/// True if a name from an element's comment can be the wanted one. Long names are cut there, with `~` at the
+/// end.
 fn matches(stored: &str, wanted: &str) -> bool {
     match stored.strip_suffix('~') {
         Some(begin) => wanted.starts_with(begin),

@@ -49,8 +49,8 @@ mod documented {
         rows(&format!("slipway {command}")).into_iter().map(field).collect()
     }
 
-    /// Compares the fields of documents with those on the page, in both directions. The documents together have each
-    /// type that a field can have.
+    /// Compares the fields of documents with those on the page, in both directions. The documents together
+    /// have each type that a field can have.
     pub(in crate::operator) fn assert_documented(command: &str, documents: &[Value]) {
         let wanted = documented(command);
         let mut found = Fields::new();

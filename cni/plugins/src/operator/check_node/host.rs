@@ -38,7 +38,8 @@ pub(super) fn findings() -> Vec<Finding> {
     found
 }
 
-/// The chains of other programs that drop forwarded packets of a family unless one of their rules accepts them.
+/// The chains of other programs that drop forwarded packets of a family unless one of their rules accepts
+/// them.
 pub(in crate::operator) fn dropping_forward_chains(family: AddressFamily) -> Vec<String> {
     let [of_family, of_other, command, tables] = match family {
         AddressFamily::V4 => ["ip ", "ip6 ", "iptables-legacy", "ip_tables_names"],

@@ -189,7 +189,8 @@ fn fits(listed: &Listed, protocol: Protocol, to: SocketAddr) -> bool {
     host.protocol == protocol && address && (host.first..=host.last).contains(&to.port())
 }
 
-/// The ports that were probably meant: the same number with another protocol or address, then the next numbers.
+/// The ports that were probably meant: the same number with another protocol or address, then the next
+/// numbers.
 fn nearest(mut all: Vec<Listed>, protocol: Protocol, to: SocketAddr) -> Vec<Listed> {
     let distance = |listed: &Listed| {
         let host = &listed.port.host;
@@ -287,8 +288,8 @@ fn bridge_netfilter(family: AddressFamily) -> bool {
     sysctl::get(name).is_ok_and(|value| value == "1")
 }
 
-/// True if a socket of the node is bound to the port, by the lists in `/proc/net` (proc_pid_net(5)), which have
-/// addresses in hexadecimal.
+/// True if a socket of the node is bound to the port, by the lists in `/proc/net` (proc_pid_net(5)), which
+/// have addresses in hexadecimal.
 fn listens(protocol: Protocol, to: SocketAddr) -> bool {
     let (name, listening) = match protocol {
         Protocol::Tcp => ("tcp", "0A"),
@@ -309,8 +310,8 @@ fn is_bound(line: &str, port: u16, state: &str) -> bool {
     is_port && words.nth(1) == Some(state)
 }
 
-/// The conditions of a container, from the runtime's cache: they cannot be read back from rules. A mapping with a
-/// host address of its own also applies on the loopback.
+/// The conditions of a container, from the runtime's cache: they cannot be read back from rules. A mapping
+/// with a host address of its own also applies on the loopback.
 fn cached_conditions(owner: &Owner, packet: &Packet, named: bool) -> Option<Vec<(String, Truth)>> {
     let family = AddressFamily::of(packet.to.ip());
     let caches = cache::DIRECTORIES.iter().filter_map(|directory| Cache::open(Path::new(directory)).ok()?);

@@ -16,8 +16,8 @@ use nix::unistd::{UnlinkatFlags, linkat, symlinkat, unlinkat};
 
 use super::{BACKUP_DIR, BINARY, SHARE_LINK};
 
-/// The name of a file or a link until it is complete and renamed. One name is enough, as the directory is locked.
-/// The next installation removes what a killed one left under it.
+/// The name of a file or a link until it is complete and renamed. One name is enough, as the directory is
+/// locked. The next installation removes what a killed one left under it.
 const TEMPORARY: &str = ".slipway-new";
 
 /// The failures of an installation.
@@ -66,8 +66,8 @@ pub(super) struct PluginDir {
 }
 
 impl PluginDir {
-    /// Opens the directory, and creates it with its parents (mode 0755) if it is missing; a dry run gets `None`
-    /// instead.
+    /// Opens the directory, and creates it with its parents (mode 0755) if it is missing; a dry run gets
+    /// `None` instead.
     pub(super) fn open_or_create(path: &Path, dry: bool) -> Result<Option<Self>, InstallError> {
         if let Some(dir) = Self::open(path)? {
             return Ok(Some(dir));
@@ -161,8 +161,8 @@ impl PluginDir {
         self.remove(TEMPORARY)
     }
 
-    /// Gives the plugin under `name` a second name in the backup directory. It keeps its first name until our link
-    /// replaces it, so that a runtime can start it.
+    /// Gives the plugin under `name` a second name in the backup directory. It keeps its first name until our
+    /// link replaces it, so that a runtime can start it.
     pub(super) fn back_up(&self, name: &str) -> Result<(), InstallError> {
         match mkdirat(&self.fd, BACKUP_DIR, Mode::from_bits_truncate(0o755)) {
             Ok(()) | Err(Errno::EEXIST) => {}

@@ -1,9 +1,10 @@
 //! `slipway install` and `slipway uninstall`: one binary and a link per plugin in a plugin directory.
 //!
-//! A runtime may start a plugin at any moment of an installation. Hence every name changes by one `rename`: at no
-//! time is `bridge` missing or incomplete. A plugin of another set is kept in [`BACKUP_DIR`], and `uninstall` puts it
-//! back. Runtimes look for `DIR/<type>` and refuse a type with a slash in it, so that nothing in that directory is
-//! ever executed. `uninstall` also removes what the plugins have left on the node ([`leftovers`]).
+//! A runtime may start a plugin at any moment of an installation. Hence every name changes by one `rename`:
+//! at no time is `bridge` missing or incomplete. A plugin of another set is kept in [`BACKUP_DIR`], and
+//! `uninstall` puts it back. Runtimes look for `DIR/<type>` and refuse a type with a slash in it, so that
+//! nothing in that directory is ever executed. `uninstall` also removes what the plugins have left on the
+//! node ([`leftovers`]).
 
 mod args;
 mod dir;

@@ -1,8 +1,8 @@
 //! Manual pages and completions below a share directory, as `/usr/local/share`.
 //!
-//! A file with the mark of this program is ours: an installation replaces it and `uninstall` removes it. A link in
-//! the plugin directory ([`super::SHARE_LINK`]) leads to the share directory, for the next installation and for
-//! `uninstall`.
+//! A file with the mark of this program is ours: an installation replaces it and `uninstall` removes it. A
+//! link in the plugin directory ([`super::SHARE_LINK`]) leads to the share directory, for the next
+//! installation and for `uninstall`.
 
 use std::fs;
 use std::io::{self, ErrorKind, Write};
@@ -35,8 +35,8 @@ struct Change {
 }
 
 impl Plan {
-    /// Plans to bring the files up to date, in the wanted directory or else in the recorded one. Files that only an
-    /// earlier version had, or that are in another recorded directory, are removed. Changes nothing.
+    /// Plans to bring the files up to date, in the wanted directory or else in the recorded one. Files that
+    /// only an earlier version had, or that are in another recorded directory, are removed. Changes nothing.
     ///
     /// # Errors
     /// [`InstallError::Taken`] if a name is in use by a file without our mark; files cannot be read.
@@ -75,8 +75,8 @@ impl Plan {
         self.directory.as_deref()
     }
 
-    /// Makes the changes: each file by one rename. Directories that a removal leaves empty are removed, up to the
-    /// share directory.
+    /// Makes the changes: each file by one rename. Directories that a removal leaves empty are removed, up to
+    /// the share directory.
     ///
     /// # Errors
     /// A file or a directory cannot be written or removed.

@@ -43,8 +43,8 @@ pub(super) fn cached(directories: &[PathBuf]) -> Result<Vec<Cached>, String> {
     Ok(cached)
 }
 
-/// Reads a directory for each network, with a file for each address: the container ID, and the interface on the
-/// next line.
+/// Reads a directory for each network, with a file for each address: the container ID, and the interface on
+/// the next line.
 fn reservations(directory: &Path) -> Result<Vec<Clue>, String> {
     let mut hints = Vec::new();
     let Some(networks) = list(directory)? else { return Ok(hints) };

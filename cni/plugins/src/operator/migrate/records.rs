@@ -1,4 +1,5 @@
-//! Records of the firewall plugin for containers that the reference attached. Their rules stay where they are.
+//! Records of the firewall plugin for containers that the reference attached. Their rules stay where they
+//! are.
 
 use std::net::IpAddr;
 

@@ -91,7 +91,8 @@ impl Node {
         Owner::from_comment(&outer.alias).filter(|_| is_pair)
     }
 
-    /// True if an ADD has set `route_localnet` on a link of ours, or on the bridge that such a link is a port of.
+    /// True if an ADD has set `route_localnet` on a link of ours, or on the bridge that such a link is a port
+    /// of.
     pub(in crate::operator) fn opens_its_loopback(&self) -> Result<bool, String> {
         let links = self.route.links().map_err(|e| e.to_string())?;
         let ours: Vec<&Link> =
@@ -111,7 +112,8 @@ fn is_inside(cached: &Cached, interface: &Interface) -> bool {
     interface.name == cached.attachment.ifname() && !interface.sandbox.is_empty()
 }
 
-/// The addresses of the container's interface in the result. One without an interface counts as the container's.
+/// The addresses of the container's interface in the result. One without an interface counts as the
+/// container's.
 fn addresses(cached: &Cached) -> impl Iterator<Item = ipnet::IpNet> + '_ {
     let of = |index: usize| cached.result.interfaces.get(index);
     let ours = move |index: Option<usize>| index.and_then(of).is_none_or(|one| is_inside(cached, one));

@@ -1,7 +1,7 @@
 //! `slipway restore`: puts back what running containers have in the ruleset, after a flush.
 //!
-//! After a flush, only the runtime's cache has what a container asked for. The kernel shows whether the container
-//! still runs. Where the two do not agree, nothing is done.
+//! After a flush, only the runtime's cache has what a container asked for. The kernel shows whether the
+//! container still runs. Where the two do not agree, nothing is done.
 
 pub(super) mod liveness;
 mod report;
@@ -22,8 +22,8 @@ use crate::registry;
 use liveness::{Liveness, Node};
 use report::{Row, State};
 
-/// A DEL runs the plugins one after the other, each in its own process, the interface's last. A container that
-/// is still attached this long after its ports were restored was not in the middle of one.
+/// A DEL runs the plugins one after the other, each in its own process, the interface's last. A container
+/// that is still attached this long after its ports were restored was not in the middle of one.
 const GRACE: Duration = Duration::from_secs(1);
 /// The exit code of a dry run that found something missing.
 const SOMETHING_MISSING: u8 = 3;
@@ -34,8 +34,8 @@ enum Mode {
     DryRun,
 }
 
-/// Restores what is missing and prints the outcome. The exit code is 1 if something failed, and 3 if a dry run
-/// found something missing.
+/// Restores what is missing and prints the outcome. The exit code is 1 if something failed, and 3 if a dry
+/// run found something missing.
 pub(super) fn run(given: &Given, out: &mut dyn Write, _err: &mut dyn Write) -> Result<u8, Failure> {
     let mode = if given.has("--dry-run") { Mode::DryRun } else { Mode::Restore };
     let directories: Vec<PathBuf> = given.values("--cache-dir").map(PathBuf::from).collect();

@@ -1,8 +1,8 @@
 //! `slipway support-bundle`: collects what a bug report needs into one tar file.
 //!
-//! Only the owner can read it (mode 0600). Of configurations it has the values of known keys in the form that the
-//! key asks for; of all others the type and the length. The command lists the files, for a look before the bundle
-//! is shared.
+//! Only the owner can read it (mode 0600). Of configurations it has the values of known keys in the form that
+//! the key asks for; of all others the type and the length. The command lists the files, for a look before
+//! the bundle is shared.
 
 mod collect;
 mod redact;

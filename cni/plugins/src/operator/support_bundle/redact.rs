@@ -1,5 +1,5 @@
-//! Removes private parts from texts and configurations. The values of known keys in the form that the key asks for are
-//! kept; of everything else the type and the length.
+//! Removes private parts from texts and configurations. The values of known keys in the form that the key
+//! asks for are kept; of everything else the type and the length.
 
 use std::net::IpAddr;
 
@@ -192,8 +192,8 @@ pub(super) fn is_path(text: &str) -> bool {
     text.len() <= 200 && text.strip_prefix('/').is_some_and(|rest| rest.split('/').all(ordinary))
 }
 
-/// Redacts our own text. A quoted value is kept if it is an address, a path, an owner in our form, a plugin or a known
-/// key; other words if they are neither URLs nor e-mail addresses.
+/// Redacts our own text. A quoted value is kept if it is an address, a path, an owner in our form, a plugin
+/// or a known key; other words if they are neither URLs nor e-mail addresses.
 fn text(content: &str) -> String {
     content.split_inclusive('\n').map(line).collect()
 }

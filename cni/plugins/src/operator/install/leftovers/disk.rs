@@ -1,5 +1,5 @@
-//! Leftovers on disk: host-local's files besides reservations, dhcp's directory besides leases, and the directories of
-//! tuning's backups and flannel's saved configurations.
+//! Leftovers on disk: host-local's files besides reservations, dhcp's directory besides leases, and the
+//! directories of tuning's backups and flannel's saved configurations.
 
 use std::ffi::OsString;
 use std::io::{self, ErrorKind};

@@ -1,5 +1,5 @@
-//! Leftover links: bridges of the bridge plugin with the links of their gateways, and devices of bandwidth whose
-//! container is gone.
+//! Leftover links: bridges of the bridge plugin with the links of their gateways, and devices of bandwidth
+//! whose container is gone.
 
 use cni_kernel::route::{Link, LinkKind, RouteSocket};
 

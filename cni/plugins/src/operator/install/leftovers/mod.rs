@@ -1,5 +1,5 @@
-//! The leftovers of the plugins on a node, and their removal: tables and chains, bridges, files; and what containers
-//! left whose DEL never came.
+//! The leftovers of the plugins on a node, and their removal: tables and chains, bridges, files; and what
+//! containers left whose DEL never came.
 //!
 //! Only things that Slipway made are considered, and only unused ones are removed.
 
@@ -101,8 +101,8 @@ impl From<StoreError> for LeftoverError {
 /// Finds the leftovers. Changes nothing.
 ///
 /// # Errors
-/// [`LeftoverError::InUse`] if containers have elements in a table, with [`InUse::Spare`]; tables, links or files
-/// cannot be read.
+/// [`LeftoverError::InUse`] if containers have elements in a table, with [`InUse::Spare`]; tables, links or
+/// files cannot be read.
 pub fn plan(in_use: InUse, data_dir: &Path) -> Result<Vec<Leftover>, LeftoverError> {
     let mut leftovers = Vec::new();
     for table in OwnTable::ALL {
@@ -158,8 +158,8 @@ pub fn remove_tables(leftovers: &mut [Leftover], in_use: InUse) -> Result<(), Le
     Ok(())
 }
 
-/// Removes the rest of a plan, in its order, and tables that a container has created again while the plugins were
-/// removed. Returns the tables that stay, with [`InUse::Spare`], as containers use them.
+/// Removes the rest of a plan, in its order, and tables that a container has created again while the plugins
+/// were removed. Returns the tables that stay, with [`InUse::Spare`], as containers use them.
 ///
 /// # Errors
 /// The first thing that cannot be removed.
