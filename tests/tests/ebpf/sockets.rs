@@ -76,7 +76,7 @@ fn socket(node: &Node, own: IpAddr) -> UdpSocket {
 fn they_lead_to_the_pod_from_every_address_of_the_node() {
     let stage = stage!();
     let _web = web(&stage, list("ebpf"), "web", |a| a.port(Proto::Tcp, PORT, 80).port(Proto::Udp, PORT, 80));
-    assert_eq!(stage.node.programs()["sockets"], "/sys/fs/cgroup");
+    assert_eq!(stage.node.programs()["cgroup"], "/sys/fs/cgroup");
     let own = [IpAddr::from(stage.client.node_v4), stage.client.node_v6.into()];
     let mut led = stage.node.counted("redirected_sockets");
     for ip in own.into_iter().chain([LOOPBACK, Ipv4Addr::new(127, 1, 2, 3).into(), LOOPBACK6]) {
