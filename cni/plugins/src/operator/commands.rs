@@ -433,6 +433,15 @@ mod tests {
         }
     }
 
+    /// The daemon reads its options itself.
+    #[test]
+    fn the_daemons_options_are_in_the_table() {
+        let flags: Vec<&str> =
+            daemon::USAGE.split(['[', ']', ' ']).filter(|word| word.starts_with('-')).collect();
+        let table: Vec<&str> = find("dhcp").unwrap().options.iter().map(|option| option.name).collect();
+        assert_eq!(flags, table);
+    }
+
     #[test]
     fn descriptions_are_one_phrase() {
         for command in COMMANDS {
