@@ -5,10 +5,40 @@ use std::net::IpAddr;
 use cni_spec::Attachment;
 use ipnet::IpNet;
 
-use crate::iptables::ChainName;
-use crate::{
-    AddressFamily, BackendName, ContainerNetns, Error, HostAddress, HostPorts, Owner, Protocol, PublishedPort,
-};
+use crate::chain_name::ChainName;
+use crate::{AddressFamily, ContainerNetns, Error, HostAddress, HostPorts, Owner, Protocol, PublishedPort};
+
+/// The backends that a configuration can choose.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum BackendName {
+    /// [`crate::nftables::Nftables`].
+    Nftables,
+    /// [`crate::iptables::Iptables`].
+    Iptables,
+    /// [`crate::ebpf::Ebpf`].
+    Ebpf,
+}
+
+impl BackendName {
+    /// All of them.
+    pub const ALL: [Self; 3] = [Self::Nftables, Self::Iptables, Self::Ebpf];
+
+    /// The name in configurations.
+    #[must_use]
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Nftables => "nftables",
+            Self::Iptables => "iptables",
+            Self::Ebpf => "ebpf",
+        }
+    }
+
+    /// The backend of that name in configurations.
+    #[must_use]
+    pub fn from_name(name: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|backend| backend.as_str() == name)
+    }
+}
 
 /// A container's ports to publish.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -7,10 +7,6 @@ use cni_nftables::{TableId, Transaction};
 use crate::nftables::session::{Patience, unless_no_nf_tables};
 use crate::{Error, Owner, firewall, macspoof, nftables};
 
-/// The folder in which the iptables backend and the firewall have their locks, and what large tables were like is
-/// remembered. Nothing in it is needed, and a reboot empties it.
-pub const MEMORY: &str = "/run/slipway";
-
 /// A table of ours.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum OwnTable {

@@ -11,39 +11,9 @@ use crate::nftables::record;
 use crate::nftables::schema::{KIND_MASQUERADE, KIND_PORTS};
 use crate::nftables::{self, Nftables, session::Session};
 use crate::reference::Reference;
-use crate::{Backend, Error, Kinds, Listed, MasqueradeRequest, PortRequest, Traffic, Withdrawal, ebpf};
-
-/// The ways that can be chosen.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub enum BackendName {
-    /// [`Nftables`].
-    Nftables,
-    /// [`Iptables`].
-    Iptables,
-    /// [`Ebpf`].
-    Ebpf,
-}
-
-impl BackendName {
-    /// All of them.
-    pub const ALL: [Self; 3] = [Self::Nftables, Self::Iptables, Self::Ebpf];
-
-    /// The name in configurations.
-    #[must_use]
-    pub const fn as_str(self) -> &'static str {
-        match self {
-            Self::Nftables => "nftables",
-            Self::Iptables => "iptables",
-            Self::Ebpf => "ebpf",
-        }
-    }
-
-    /// The backend of that name in configurations.
-    #[must_use]
-    pub fn from_name(name: &str) -> Option<Self> {
-        Self::ALL.into_iter().find(|backend| backend.as_str() == name)
-    }
-}
+use crate::{
+    Backend, BackendName, Error, Kinds, Listed, MasqueradeRequest, PortRequest, Traffic, Withdrawal, ebpf,
+};
 
 /// The dataplane of a node.
 #[derive(Debug, Default)]

@@ -10,6 +10,7 @@
 //! kernel is the state, there is no file to fall out of step with it.
 
 mod backend;
+mod chain_name;
 pub mod dismantle;
 mod dispatch;
 pub mod dump;
@@ -25,14 +26,21 @@ pub mod migrate;
 pub mod nftables;
 pub mod node;
 pub mod owner;
+mod policy;
 mod port;
+mod port_range;
 mod reference;
+mod run_dir;
 mod service_links;
 
 pub use backend::{
-    Backend, Kinds, Listed, Loopback, MasqueradeRequest, PortRequest, Snat, Traffic, Withdrawal,
+    Backend, BackendName, Kinds, Listed, Loopback, MasqueradeRequest, PortRequest, Snat, Traffic, Withdrawal,
 };
-pub use dispatch::{BackendName, Dataplane};
+pub use chain_name::ChainName;
+pub use dispatch::Dataplane;
 pub use error::Error;
 pub use owner::{ContainerNetns, Owner};
+pub use policy::IngressPolicy;
 pub use port::{AddressFamily, HostAddress, HostPorts, Protocol, PublishedPort};
+pub use port_range::PortRange;
+pub use run_dir::RUN_DIR;

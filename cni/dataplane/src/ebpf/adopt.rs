@@ -18,8 +18,8 @@ use super::attach::{self, Before, Use};
 use super::place::Place;
 use super::tables::Tables;
 use super::{earlier, node};
-use crate::firewall::{self, IngressPolicy};
-use crate::{ContainerNetns, Error};
+use crate::firewall;
+use crate::{ContainerNetns, Error, IngressPolicy};
 
 /// A container that the programs know.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -19,7 +19,6 @@ mod load;
 pub(crate) mod moving;
 mod node;
 mod place;
-mod range;
 mod said;
 mod services;
 mod sockets;
@@ -31,6 +30,7 @@ use std::fmt;
 
 use cni_spec::Attachment;
 
+pub use crate::PortRange;
 use crate::nftables::Nftables;
 use crate::{Backend, Error, Kinds, Listed, MasqueradeRequest, PortRequest, Withdrawal};
 pub(crate) use entries::name_served;
@@ -41,7 +41,6 @@ pub use links::Without;
 pub use load::{Sizes, try_object};
 pub(crate) use node::reserved_ports;
 pub use node::{Settings, Status, is_there, served_abroad, setup_node, status, teardown_node};
-pub use range::PortRange;
 pub use slipway_ebpf_abi::{Counter, Reason, State};
 pub use sockets::{ControlGroup, Sockets};
 

@@ -10,14 +10,13 @@ use slipway_ebpf_abi::{Config, Counter, LEFT, Reason, VERSION, maps};
 use super::links::{self, Without, detach_index, is_ethernet};
 use super::load::{Sizes, Wanted};
 use super::place::Place;
-use super::range::PortRange;
 use super::sockets::{self, ControlGroup, Sockets};
 use super::tables::{self, Tables};
 use super::{attach, cookie, entries, handover, load, object, services, timeouts, uplinks};
 use crate::iptables::Iptables;
 use crate::nftables::Nftables;
 use crate::reference::{Piece, Reference};
-use crate::{Backend, Error, PublishedPort};
+use crate::{Backend, Error, PortRange, PublishedPort};
 
 /// What an administrator may set.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]

@@ -13,10 +13,11 @@ use std::net::IpAddr;
 
 use cni_spec::Attachment;
 
-use crate::iptables::ChainName;
+use crate::chain_name::ChainName;
 use crate::iptables::filter::{self, Isolation};
 use crate::iptables::tools::Tools;
 use crate::owner::AttachmentHash;
+pub use crate::policy::IngressPolicy;
 use crate::{Error, Owner};
 use ledger::{KeptBy, Ledger};
 
@@ -29,30 +30,6 @@ pub enum Means {
     Iptables,
     /// A zone of firewalld, which is not touched here.
     Firewalld,
-}
-
-/// Which packets reach the containers on a bridge.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum IngressPolicy {
-    /// All.
-    Open,
-    /// Not those that come from another bridge with a policy.
-    SameBridge,
-    /// Neither those from other containers on the same bridge.
-    Isolated,
-}
-
-impl IngressPolicy {
-    /// The policy of that name in configurations; an empty name is the first.
-    #[must_use]
-    pub fn from_name(name: &str) -> Option<Self> {
-        match name {
-            "" | "open" => Some(Self::Open),
-            "same-bridge" => Some(Self::SameBridge),
-            "isolated" => Some(Self::Isolated),
-            _ => None,
-        }
-    }
 }
 
 /// What is asked for a container.

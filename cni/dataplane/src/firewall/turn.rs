@@ -10,9 +10,9 @@ use cni_kernel::lock::{FileLock, LockError};
 
 use super::{FirewallRequest, Held, IngressPolicy, Means, held};
 use crate::Error;
-use crate::dismantle::MEMORY;
+use crate::run_dir::RUN_DIR;
 
-/// The lock's name in [`MEMORY`].
+/// The lock's name in [`RUN_DIR`].
 const LOCK: &str = "firewall.lock";
 /// How long an ADD waits: a hundred containers that come at the same moment are not refused.
 const ADD_PATIENCE: Duration = Duration::from_secs(60);
@@ -35,14 +35,14 @@ impl Turn {
         if request.means == Means::Nftables && before.as_ref().is_none_or(|before| !before.is_elsewhere()) {
             return Ok(Self { _lock: None });
         }
-        Self::or_refuse(Path::new(MEMORY), ADD_PATIENCE)
+        Self::or_refuse(Path::new(RUN_DIR), ADD_PATIENCE)
     }
 
     /// For a DEL or a GC, which goes on without one when others keep it for half a minute: what is left may then
     /// be more, or less, than should be.
     #[must_use]
     pub fn to_remove() -> Self {
-        Self::or_go_on(Path::new(MEMORY), DEL_PATIENCE)
+        Self::or_go_on(Path::new(RUN_DIR), DEL_PATIENCE)
     }
 
     /// For what touches nothing but sets of our own.

@@ -17,7 +17,7 @@ use super::names::{self, CommentOwner};
 use super::plan::{Key, MasqueradePlan, PortPlan, Shared, shared};
 use super::rule::{Batch, Op, Rule};
 use super::tools::{PATIENCE, Refusal, Tools};
-use crate::dismantle::MEMORY;
+use crate::run_dir::RUN_DIR;
 use crate::{AddressFamily, Error};
 
 /// The lock under which the shared rules are made.
@@ -90,7 +90,7 @@ fn lacks_shared(listing: &Listing, plan: &PortPlan) -> bool {
 /// Keeps others of us from making the same rules until it is dropped. Who cannot have it goes on without:
 /// what stands there twice does no harm.
 fn alone() -> Option<FileLock> {
-    let lock = DurableDir::create(Path::new(MEMORY), 0o755)
+    let lock = DurableDir::create(Path::new(RUN_DIR), 0o755)
         .map_err(|error| error.to_string())
         .and_then(|dir| FileLock::acquire(&dir, LOCK, 0o600, PATIENCE).map_err(|error| error.to_string()));
     lock.map_err(|error| log::debug!("{error}: the rules that all share may be made twice")).ok()
@@ -112,7 +112,7 @@ pub(crate) fn nobody_writes() -> Option<FileLock> {
 type Take = fn(&DurableDir, &str, u32, std::time::Duration) -> Result<FileLock, LockError>;
 
 fn moving_lock(take: Take) -> Result<FileLock, String> {
-    DurableDir::create(Path::new(MEMORY), 0o755)
+    DurableDir::create(Path::new(RUN_DIR), 0o755)
         .map_err(|error| error.to_string())
         .and_then(|dir| take(&dir, MOVING, 0o600, PATIENCE).map_err(|error| error.to_string()))
 }

@@ -24,7 +24,7 @@ use super::presence;
 use super::quote;
 use super::rule::{Batch, Match, Op, Rule, TableName, Target};
 use super::tools::{Tools, Variant, table_id};
-use crate::firewall::IngressPolicy;
+use crate::policy::IngressPolicy;
 use crate::{AddressFamily, Error};
 
 pub(super) const FORWARD: &str = "FORWARD";

@@ -12,8 +12,8 @@ use cni_kernel::xtables;
 use sha2::{Digest, Sha512};
 
 use super::names::MASQUERADE_PREFIX;
-use crate::dismantle::MEMORY;
 use crate::owner::hex;
+use crate::run_dir::RUN_DIR;
 use crate::{AddressFamily, Error};
 
 /// From so many rules on it is remembered that a table has no chains of containers.
@@ -120,7 +120,7 @@ fn netns() -> Option<u64> {
 fn memory_of(family: AddressFamily) -> Option<(DurableDir, String)> {
     let netns = netns()?;
     let number = if family == AddressFamily::V4 { 4 } else { 6 };
-    let directory = DurableDir::create(Path::new(MEMORY), 0o755).ok()?;
+    let directory = DurableDir::create(Path::new(RUN_DIR), 0o755).ok()?;
     Some((directory, format!("no-chains-{netns}-{number}")))
 }
 

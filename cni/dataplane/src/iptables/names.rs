@@ -1,13 +1,10 @@
 //! The names and comments of the reference plugins' chains, by which both sides find each other's.
 
-use std::fmt;
-
 use cni_spec::Attachment;
 use sha2::{Digest, Sha512};
 
-/// Longest name of a chain, in bytes: `XT_FUNCTION_MAXNAMELEN` less its NUL (`linux/netfilter/x_tables.h`),
-/// and what `iptables` itself accepts.
-const CHAIN_MAX: usize = 28;
+pub use crate::chain_name::ChainName;
+
 /// Longest comment that the comment match carries, in bytes (`XT_MAX_COMMENT_LEN` less its NUL).
 const COMMENT_MAX: usize = 255;
 
@@ -26,36 +23,7 @@ pub(crate) const SNAT_PREFIX: &str = "CNI-SN-";
 /// Beginning of the name of a container's chain for `ipMasq`.
 pub(crate) const MASQUERADE_PREFIX: &str = "CNI-";
 
-/// A chain's name that can stand in a rule.
-#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct ChainName(String);
-
 impl ChainName {
-    /// A name that came from outside.
-    ///
-    /// # Errors
-    /// Why it cannot be the name of a chain.
-    pub fn new(name: &str) -> Result<Self, &'static str> {
-        if name.is_empty() {
-            return Err("it is empty");
-        }
-        if name.len() > CHAIN_MAX {
-            return Err("it has more than 28 characters");
-        }
-        if name.starts_with(['-', '!']) {
-            return Err("it begins like an option");
-        }
-        if !name.bytes().all(|b| b.is_ascii_graphic() && !matches!(b, b'"' | b'\'' | b'\\')) {
-            return Err("it has a character that no chain's name may have");
-        }
-        Ok(Self(name.to_owned()))
-    }
-
-    /// One of the names that are fixed.
-    pub(crate) fn fixed(name: &'static str) -> Self {
-        Self(name.to_owned())
-    }
-
     /// A container's chain: the prefix and as much of the hash as fits. Network and container are
     /// hashed without anything between them, and the interface is not part of it, as in the
     /// reference.
@@ -64,9 +32,7 @@ impl ChainName {
         hasher.update(network);
         hasher.update(container_id);
         let hash = crate::owner::hex(&hasher.finalize());
-        let mut name = format!("{prefix}{hash}");
-        name.truncate(CHAIN_MAX);
-        Self(name)
+        Self::hashed(prefix, &hash)
     }
 
     /// The chain of the container's mappings.
@@ -82,16 +48,6 @@ impl ChainName {
     /// The container's chain for `ipMasq`.
     pub(crate) fn masquerade(attachment: &Attachment) -> Self {
         Self::of(MASQUERADE_PREFIX, attachment.network(), attachment.container_id())
-    }
-
-    pub(crate) fn as_str(&self) -> &str {
-        &self.0
-    }
-}
-
-impl fmt::Display for ChainName {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.0)
     }
 }
 
@@ -203,13 +159,5 @@ mod tests {
         assert!(comment.ends_with("aa.."));
         let owner = CommentOwner::parse(&comment).unwrap();
         assert!(owner.cut && owner.is(&a) && !owner.is(&attachment("a")));
-    }
-
-    #[test]
-    fn names_from_outside_are_checked() {
-        assert_eq!(ChainName::new("KUBE-MARK-MASQ").unwrap().as_str(), "KUBE-MARK-MASQ");
-        for bad in ["", "-j", "!x", "a b", "a\nCOMMIT", "a\"", "ä", "12345678901234567890123456789"] {
-            assert!(ChainName::new(bad).is_err(), "{bad}");
-        }
     }
 }

@@ -148,7 +148,7 @@ pub(crate) fn spare_ports_of_programs(session: &Session) {
 ///
 /// # Errors
 /// What the kernel refused. A node without nf_tables has nothing to change.
-pub(crate) fn spare_ports(ports: Option<crate::ebpf::PortRange>) -> Result<(), Error> {
+pub(crate) fn spare_ports(ports: Option<crate::PortRange>) -> Result<(), Error> {
     unless_no_nf_tables(Session::open().and_then(|session| spare::settle(&session, ports)))
 }
 

@@ -25,8 +25,7 @@ use cni_nftables::{
 use super::schema::{self, Fixed, SharedChain};
 use super::session::{Patience, Session, State, unless_no_nf_tables};
 use super::spare;
-use crate::Error;
-use crate::ebpf::PortRange;
+use crate::{Error, PortRange};
 
 /// The flowtable's name.
 pub(crate) const FLOWTABLE: &str = "flows";

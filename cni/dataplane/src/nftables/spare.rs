@@ -22,8 +22,7 @@ use cni_nftables::{Chain, ChainInfo, Cmp, Field, Operand, PortChoice, Stmt, Tran
 use super::offload::Layout;
 use super::schema::{self, Fixed, SharedChain};
 use super::session::{Patience, Session, State};
-use crate::Error;
-use crate::ebpf::PortRange;
+use crate::{Error, PortRange};
 
 /// The chain's name. Its presence says that ports are spared.
 pub(crate) const CHAIN: &str = "spare-ports";

@@ -9,7 +9,7 @@ mod links;
 use std::fmt;
 use std::path::{Path, PathBuf};
 
-use cni_dataplane::dismantle::{self, Holding, InUse, OwnTable};
+use cni_dataplane::dismantle::{Holding, InUse, OwnTable};
 use cni_dataplane::iptables::{Frame, Purpose};
 use cni_dataplane::{AddressFamily, Error as DataplaneError, Owner, ebpf};
 
@@ -133,7 +133,7 @@ pub fn plan(in_use: InUse, data_dir: &Path) -> Result<Vec<Leftover>, LeftoverErr
     }
     leftovers.extend(links::plan()?);
     leftovers.extend(disk::plan(data_dir)?);
-    let memory = Path::new(dismantle::MEMORY);
+    let memory = Path::new(cni_dataplane::RUN_DIR);
     leftovers.extend(memory.is_dir().then(|| Leftover::RunDirectory(memory.to_owned())));
     Ok(leftovers)
 }
