@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use cni_nftables::{TableId, Transaction};
 
-use crate::nftables::session::{Patience, unless_no_nf_tables};
+use crate::owned_table::{Patience, unless_no_nf_tables};
 use crate::{Error, Owner, firewall, macspoof, nftables};
 
 /// A table of ours.

@@ -16,25 +16,25 @@
 use cni_kernel::mac::Mac;
 use cni_nftables::{
     BaseChain, Chain, ChainKind, DataType, Element, ElementData, ElementId, ElementInfo, Family, Field, Hook,
-    Policy, Rule, Set, Socket, Stmt, Table, TableId, Transaction, Value, Verdict,
+    Policy, Rule, Set, Stmt, Table, TableId, Transaction, Value, Verdict,
 };
 use cni_spec::Attachment;
 
-use crate::nftables::session::{Patience, settled};
+use crate::owned_table::{Definition, OwnedTable, marker, unless_no_nf_tables};
 use crate::owner::{AttachmentHash, NetworkHash};
 use crate::{Error, Owner};
 
 /// Family and name, for messages.
 pub(crate) const TABLE: &str = "bridge slipway";
-/// An empty chain whose name tells that the table is ours, and its layout.
-const MARKER: &str = "schema-1";
+const DEFINITION: Definition =
+    Definition { family: Family::Bridge, name: "slipway", label: TABLE, schema: 1 };
 const PREROUTING: &str = "prerouting";
 const GUARDED: &str = "guarded";
 const ALLOWED: &str = "allowed";
 const OWNERS: &str = "owners";
 
 pub(crate) fn table() -> TableId {
-    TableId::new(Family::Bridge, "slipway")
+    DEFINITION.id()
 }
 
 /// Before everything else: the reference plugin's place, too.
@@ -92,7 +92,7 @@ fn bootstrap() -> Transaction {
     let mut batch = Transaction::new();
     batch
         .add_table(Table::new(&t).comment("slipway: source addresses that containers may use"))
-        .add_chain(Chain::new(&t, MARKER))
+        .add_chain(Chain::new(&t, &marker(DEFINITION.schema)))
         .add_set(Set::new(&t, GUARDED, &[DataType::Ifname]))
         .add_set(Set::new(&t, ALLOWED, &both))
         .add_set(Set::new(&t, OWNERS, &[DataType::Ipv6Addr]).data(&both))
@@ -118,47 +118,28 @@ fn put(batch: &mut Transaction, owner: &Owner, guard: &Guard) {
         .add_element(Element::new(owner_id(owner.attachment_hash)).values(guard.values()).comment(&comment));
 }
 
-/// A socket with the words for its failures.
-struct Bridge {
-    socket: Socket,
+/// The table `bridge slipway`.
+struct Guards {
+    table: OwnedTable,
 }
 
-impl Bridge {
+impl Guards {
     fn open() -> Result<Self, Error> {
-        let socket = Socket::open().map_err(|e| Error::kernel("reach nf_tables", e))?;
-        Ok(Self { socket })
-    }
-
-    fn generation(&self) -> Result<u32, Error> {
-        self.socket.generation().map_err(|e| Error::kernel("read the ruleset's generation", e))
-    }
-
-    fn element(&self, id: &ElementId) -> Result<Option<ElementInfo>, Error> {
-        self.socket.element(id).map_err(|e| Error::kernel(format!("read table {TABLE}"), e))
+        Ok(Self { table: OwnedTable::open(DEFINITION)? })
     }
 
     /// What the attachment has.
     fn guard_of(&self, hash: AttachmentHash) -> Result<Option<Guard>, Error> {
-        let found = self.element(&owner_id(hash))?;
+        let found = self.table.element(&owner_id(hash))?;
         Ok(found.and_then(|element| Guard::from_data(&element.data)))
     }
 
-    /// Whether the table is there, hooked and filled.
+    /// True if the table is present, hooked and has its rule.
     fn is_ready(&self) -> Result<bool, Error> {
-        settled(&self.socket, || self.look())
-    }
-
-    fn look(&self) -> Result<bool, Error> {
-        let read = |name: &str| {
-            let chain = self.socket.chain(&table(), name);
-            chain.map_err(|e| Error::kernel(format!("read chain {name} of table {TABLE}"), e))
-        };
-        if read(MARKER)?.is_none() {
-            let found = self.socket.table(&table());
-            let found = found.map_err(|e| Error::kernel(format!("read table {TABLE}"), e))?;
-            return if found.is_some() { Err(Error::ForeignTable { table: TABLE }) } else { Ok(false) };
+        if self.table.schema()?.is_none() {
+            return Ok(false);
         }
-        Ok(read(PREROUTING)?.is_some_and(|chain| chain.base == Some(BASE) && chain.uses == 1))
+        Ok(self.table.chain(PREROUTING)?.is_some_and(|chain| chain.base == Some(BASE) && chain.uses == 1))
     }
 
     /// The attachment's elements that are there. Somebody may have emptied one set and not the others.
@@ -168,7 +149,7 @@ impl Bridge {
         };
         let mut present = Vec::new();
         for id in [guard.guarded(), guard.allowed(), owner_id(hash)] {
-            if self.element(&id)?.is_some_and(|element| is_of(&element, hash)) {
+            if self.table.element(&id)?.is_some_and(|element| is_of(&element, hash)) {
                 present.push(id);
             }
         }
@@ -177,20 +158,51 @@ impl Bridge {
 
     /// Removes an attachment's elements, if it has any. Gives whether it had.
     fn remove(&self, hash: AttachmentHash) -> Result<bool, Error> {
-        let mut patience = Patience::new();
-        loop {
-            let generation = self.generation()?;
+        self.table.transact("remove the spoofing guard", |_| {
             let mut batch = Transaction::new();
             for id in self.elements_of(hash)? {
                 batch.delete_element(id);
             }
-            if batch.is_empty() {
-                return Ok(false);
+            let is_there = !batch.is_empty();
+            Ok((batch, is_there))
+        })
+    }
+
+    fn retain(&self, network: &str, valid: &[Attachment]) -> Result<usize, Error> {
+        let network = NetworkHash::of(network);
+        let valid: Vec<AttachmentHash> = valid.iter().map(AttachmentHash::of).collect();
+        let keep = |doomed: &mut Vec<AttachmentHash>, element: ElementInfo| {
+            if let Some(owner) = owner_of(&element)
+                && owner.network_hash == network
+                && !valid.contains(&owner.attachment_hash)
+            {
+                doomed.push(owner.attachment_hash);
             }
-            match self.socket.commit(&batch, Some(generation)) {
-                Ok(()) => return Ok(true),
-                Err(failure) => patience.wait("remove the spoofing guard", failure)?,
+        };
+        let doomed = match self.table.socket.fold_elements(&table(), OWNERS, Vec::new, keep) {
+            Err(e) if e.is_not_found() => return Ok(0),
+            other => other.map_err(|e| Error::kernel(format!("list map {OWNERS} of table {TABLE}"), e))?,
+        };
+        let mut removed = 0;
+        let mut failure = None;
+        for hash in doomed {
+            match self.remove(hash) {
+                Ok(was_there) => removed += usize::from(was_there),
+                Err(error) => failure = Some(error),
             }
+        }
+        failure.map_or(Ok(removed), Err)
+    }
+
+    fn owners(&self) -> Result<Option<Vec<Owner>>, Error> {
+        // A kernel may have nf_tables, and none for bridges.
+        if self.table.info()?.is_none() || self.table.schema()?.is_none() {
+            return Ok(None);
+        }
+        let keep = |owners: &mut Vec<Owner>, element: ElementInfo| owners.extend(owner_of(&element));
+        match self.table.socket.fold_elements(&table(), OWNERS, Vec::new, keep) {
+            Err(e) if e.is_not_found() => Ok(Some(Vec::new())),
+            other => other.map(Some).map_err(|e| Error::kernel(format!("read table {TABLE}"), e)),
         }
     }
 }
@@ -213,38 +225,33 @@ fn is_of(element: &ElementInfo, hash: AttachmentHash) -> bool {
 /// This kernel has no nf_tables for bridges (the missing part is named), a table of the name was
 /// made by something else, or the kernel's refusal.
 pub fn protect(attachment: &Attachment, host_ifname: &str, mac: Mac) -> Result<(), Error> {
-    let bridge = Bridge::open()?;
+    let guards = Guards::open()?;
     let owner = Owner::of(attachment);
     let wanted = Guard { ifname: host_ifname.to_owned(), mac };
-    let mut patience = Patience::new();
-    loop {
-        let generation = bridge.generation()?;
+    guards.table.transact("guard against spoofing", |_| {
         let mut batch = Transaction::new();
-        if !bridge.is_ready()? {
+        if !guards.is_ready()? {
             batch.append(bootstrap());
         }
-        for id in in_the_way(&bridge, owner.attachment_hash, &wanted)? {
+        for id in in_the_way(&guards, owner.attachment_hash, &wanted)? {
             batch.delete_element(id);
         }
         put(&mut batch, &owner, &wanted);
-        match bridge.socket.commit(&batch, Some(generation)) {
-            Ok(()) => return Ok(()),
-            Err(failure) => patience.wait("guard against spoofing", failure)?,
-        }
-    }
+        Ok((batch, ()))
+    })
 }
 
 /// What the attachment had before, and what another had at the same interface.
-fn in_the_way(bridge: &Bridge, hash: AttachmentHash, wanted: &Guard) -> Result<Vec<ElementId>, Error> {
-    let mut doomed = bridge.elements_of(hash)?;
+fn in_the_way(guards: &Guards, hash: AttachmentHash, wanted: &Guard) -> Result<Vec<ElementId>, Error> {
+    let mut doomed = guards.elements_of(hash)?;
     for id in [wanted.guarded(), wanted.allowed()] {
-        let Some(element) = bridge.element(&id)? else { continue };
+        let Some(element) = guards.table.element(&id)? else { continue };
         let Some(holder) = owner_of(&element) else {
             let what = format!("interface {}", wanted.ifname);
             return Err(Error::ConflictUnowned { what, place: format!("set {} of table {TABLE}", id.set) });
         };
         if holder.attachment_hash != hash {
-            doomed.extend(bridge.elements_of(holder.attachment_hash)?);
+            doomed.extend(guards.elements_of(holder.attachment_hash)?);
         }
         doomed.push(id);
     }
@@ -263,18 +270,10 @@ fn in_the_way(bridge: &Bridge, hash: AttachmentHash, wanted: &Guard) -> Result<V
 /// # Errors
 /// The kernel's refusal, or others changed the ruleset at every attempt.
 pub fn release(attachment: &Attachment) -> Result<(), Error> {
-    let bridge = match Bridge::open() {
-        // Where there is no nf_tables there is no guard.
-        Err(error) if lacks_nftables(&error) => return Ok(()),
-        other => other?,
-    };
-    bridge.remove(AttachmentHash::of(attachment))?;
-    release_reference(&bridge, attachment)
-}
-
-fn lacks_nftables(error: &Error) -> bool {
-    let Error::Kernel { source, .. } = error else { return false };
-    source.downcast_ref::<cni_nftables::Error>().is_some_and(|error| error.unsupported().is_some())
+    unless_no_nf_tables(Guards::open().and_then(|guards| {
+        guards.remove(AttachmentHash::of(attachment))?;
+        release_reference(&guards, attachment)
+    }))
 }
 
 /// Tells whether the guard is there as [`protect`] made it.
@@ -282,16 +281,16 @@ fn lacks_nftables(error: &Error) -> bool {
 /// # Errors
 /// [`Error::Missing`] with what differs, or the kernel's refusal.
 pub fn check(attachment: &Attachment, host_ifname: &str, mac: Mac) -> Result<(), Error> {
-    let bridge = Bridge::open()?;
-    if !bridge.is_ready()? {
+    let guards = Guards::open()?;
+    if !guards.is_ready()? {
         return Err(Error::Missing(format!("table {TABLE} does not guard against spoofing")));
     }
     let wanted = Guard { ifname: host_ifname.to_owned(), mac };
     let hash = AttachmentHash::of(attachment);
-    let found = bridge.guard_of(hash)?;
+    let found = guards.guard_of(hash)?;
     let complete = found.as_ref() == Some(&wanted)
-        && bridge.element(&wanted.guarded())?.is_some_and(|element| is_of(&element, hash))
-        && bridge.element(&wanted.allowed())?.is_some_and(|element| is_of(&element, hash));
+        && guards.table.element(&wanted.guarded())?.is_some_and(|element| is_of(&element, hash))
+        && guards.table.element(&wanted.allowed())?.is_some_and(|element| is_of(&element, hash));
     if complete {
         return Ok(());
     }
@@ -303,83 +302,32 @@ pub fn check(attachment: &Attachment, host_ifname: &str, mac: Mac) -> Result<(),
 /// # Errors
 /// The kernel's refusal; what could be removed was removed.
 pub fn retain(network: &str, valid: &[Attachment]) -> Result<usize, Error> {
-    let bridge = match Bridge::open() {
-        Err(error) if lacks_nftables(&error) => return Ok(0),
-        other => other?,
-    };
-    let network = NetworkHash::of(network);
-    let valid: Vec<AttachmentHash> = valid.iter().map(AttachmentHash::of).collect();
-    let keep = |doomed: &mut Vec<AttachmentHash>, element: ElementInfo| {
-        if let Some(owner) = owner_of(&element)
-            && owner.network_hash == network
-            && !valid.contains(&owner.attachment_hash)
-        {
-            doomed.push(owner.attachment_hash);
-        }
-    };
-    let doomed = match bridge.socket.fold_elements(&table(), OWNERS, Vec::new, keep) {
-        Err(e) if e.is_not_found() => return Ok(0),
-        other => other.map_err(|e| Error::kernel(format!("list map {OWNERS} of table {TABLE}"), e))?,
-    };
-    let mut removed = 0;
-    let mut failure = None;
-    for hash in doomed {
-        match bridge.remove(hash) {
-            Ok(was_there) => removed += usize::from(was_there),
-            Err(error) => failure = Some(error),
-        }
-    }
-    failure.map_or(Ok(removed), Err)
+    unless_no_nf_tables(Guards::open().and_then(|guards| guards.retain(network, valid)))
 }
 
-/// Whose guards are in the table; none if there is no table.
+/// The owners of the guards in the table; none if there is no table.
 pub(crate) fn owners() -> Result<Option<Vec<Owner>>, Error> {
-    let bridge = match Bridge::open() {
-        Err(error) if lacks_nftables(&error) => return Ok(None),
-        other => other?,
-    };
-    let read = |e| Error::kernel(format!("read table {TABLE}"), e);
-    let there = settled(&bridge.socket, || {
-        let found = match bridge.socket.table(&table()) {
-            // A kernel whose nf_tables do not know bridges.
-            Err(error) if error.unsupported().is_some() => return Ok(false),
-            other => other.map_err(read)?,
-        };
-        if found.is_some() && bridge.socket.chain(&table(), MARKER).map_err(read)?.is_none() {
-            return Err(Error::ForeignTable { table: TABLE });
-        }
-        Ok(found.is_some())
-    })?;
-    if !there {
-        return Ok(None);
-    }
-    let keep = |owners: &mut Vec<Owner>, element: ElementInfo| owners.extend(owner_of(&element));
-    match bridge.socket.fold_elements(&table(), OWNERS, Vec::new, keep) {
-        Err(e) if e.is_not_found() => Ok(Some(Vec::new())),
-        other => other.map(Some).map_err(read),
-    }
+    unless_no_nf_tables(Guards::open().and_then(|guards| guards.owners()))
 }
 
 /// Removes what the reference plugin made for the attachment: in `table bridge nat` a rule in
 /// PREROUTING with the comment `macspoofchk-<container>-<interface>`, and the two chains behind it.
-fn release_reference(bridge: &Bridge, attachment: &Attachment) -> Result<(), Error> {
+fn release_reference(guards: &Guards, attachment: &Attachment) -> Result<(), Error> {
     let nat = TableId::new(Family::Bridge, "nat");
     let id = format!("{}-{}", attachment.container_id(), attachment.ifname());
     let comment = format!("macspoofchk-{id}");
     let chains = [format!("cni-br-iface-{id}"), format!("cni-br-iface-{id}-mac")];
     let failed = |e| Error::kernel(format!("remove the reference plugin's spoofing guard {comment}"), e);
-    let mut patience = Patience::new();
-    loop {
-        let generation = bridge.generation()?;
+    guards.table.transact("remove the reference plugin's spoofing guard", |_| {
         let mut batch = Transaction::new();
-        for rule in bridge.socket.rules(&nat, "PREROUTING").map_err(failed)? {
+        for rule in guards.table.socket.rules(&nat, "PREROUTING").map_err(failed)? {
             if rule.comment.as_deref() == Some(comment.as_str()) {
                 batch.delete_rule(&nat, "PREROUTING", rule.handle);
             }
         }
         let mut present = Vec::new();
         for name in &chains {
-            if bridge.socket.chain(&nat, name).map_err(failed)?.is_some() {
+            if guards.table.socket.chain(&nat, name).map_err(failed)?.is_some() {
                 batch.flush_chain(&nat, name);
                 present.push(name);
             }
@@ -387,14 +335,8 @@ fn release_reference(bridge: &Bridge, attachment: &Attachment) -> Result<(), Err
         for name in present {
             batch.delete_chain(&nat, name);
         }
-        if batch.is_empty() {
-            return Ok(());
-        }
-        match bridge.socket.commit(&batch, Some(generation)) {
-            Ok(()) => return Ok(()),
-            Err(failure) => patience.wait("remove the reference plugin's spoofing guard", failure)?,
-        }
-    }
+        Ok((batch, ()))
+    })
 }
 
 #[cfg(test)]

@@ -9,8 +9,9 @@ use cni_nftables::{
 
 use cni_spec::Attachment;
 
-use crate::nftables::session::{Patience, Session, State};
+use crate::nftables::session::{Session, State};
 use crate::nftables::{addresses, record, schema, spare_ports_of_programs};
+use crate::owned_table::Patience;
 use crate::{ContainerNetns, Error};
 
 /// The need for a feature.

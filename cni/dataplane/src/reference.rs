@@ -13,7 +13,7 @@ use sha2::{Digest, Sha512};
 
 use crate::iptables::survey::{Ports, What};
 use crate::nftables::plan::as_address;
-use crate::nftables::session::Patience;
+use crate::owned_table::transact;
 use crate::owner::{COMMENT_MAX, hex};
 use crate::{
     AddressFamily, Error, HostAddress, HostPorts, Kinds, PortRequest, Protocol, PublishedPort, Snat,
@@ -131,23 +131,15 @@ impl Reference {
         kinds: Kinds,
         condemned: impl Fn(&RuleInfo) -> bool,
     ) -> Result<(), Error> {
-        let mut patience = Patience::new();
-        loop {
-            let generation = self.socket.generation().map_err(|e| Error::kernel(operation, e))?;
+        transact(&self.socket, operation, |_| {
             let mut batch = Transaction::new();
             for place in self.places(kinds) {
                 for rule in self.rules(place)?.iter().filter(|rule| condemned(rule)) {
                     batch.delete_rule(place.0, place.1, rule.handle);
                 }
             }
-            if batch.is_empty() {
-                return Ok(());
-            }
-            match self.socket.commit(&batch, Some(generation)) {
-                Ok(()) => return Ok(()),
-                Err(e) => patience.wait(operation, e)?,
-            }
-        }
+            Ok((batch, ()))
+        })
     }
 
     /// Whether the attachment has rules here.
@@ -398,9 +390,7 @@ impl Reference {
     /// Removes those of the tables that hold nothing of any container. Returns their names.
     pub(crate) fn remove_empty(&self) -> Result<Vec<String>, Error> {
         let operation = "remove the reference plugins' empty tables";
-        let mut patience = Patience::new();
-        loop {
-            let generation = self.socket.generation().map_err(|e| Error::kernel(operation, e))?;
+        transact(&self.socket, operation, |_| {
             let (mut batch, mut names) = (Transaction::new(), Vec::new());
             let ports = self.ports.iter().map(|(_, table)| (table, PORT_CHAINS.to_vec()));
             for (table, chains) in
@@ -416,14 +406,8 @@ impl Reference {
                     names.push(table.to_string());
                 }
             }
-            if batch.is_empty() {
-                return Ok(names);
-            }
-            match self.socket.commit(&batch, Some(generation)) {
-                Ok(()) => return Ok(names),
-                Err(e) => patience.wait(operation, e)?,
-            }
-        }
+            Ok((batch, names))
+        })
     }
 }
 

@@ -26,7 +26,7 @@ use cni_spec::Attachment;
 
 use super::{Held, IngressPolicy, Means};
 use crate::nftables::judge::TLV_KIND;
-use crate::nftables::session::Patience;
+use crate::owned_table::Patience;
 use crate::owner::{AttachmentHash, NetworkHash};
 use crate::{Error, Owner};
 

@@ -18,7 +18,8 @@ use cni_nftables::{Chain, DataType, Element, ElementId, Set, Stmt, Transaction, 
 
 use super::offload::Layout;
 use super::schema::{self, Fixed, SharedChain};
-use super::session::{Patience, Session, State, unless_no_nf_tables};
+use super::session::{Session, State};
+use crate::owned_table::{unchanged, unless_no_nf_tables};
 use crate::{AddressFamily, Error, service_links};
 
 /// Name of the chain of a family, and of its set. The presence of the one for IPv4 says that the layout has them.
@@ -105,19 +106,13 @@ pub(crate) fn recorded(session: &Session) -> Result<Option<BTreeSet<IpAddr>>, Er
 /// # Errors
 /// [`Error::Kernel`] if the kernel refused it, [`Error::Busy`] if the ruleset kept changing.
 pub(crate) fn settle(session: &Session) -> Result<(), Error> {
-    let mut patience = Patience::new();
-    loop {
-        let generation = session.generation()?;
+    session.transact("record the node's own addresses", |_| {
         let (wanted, found) = (own()?, recorded(session)?);
         if wanted == found || !matches!(session.state()?, State::Ready) {
-            return Ok(());
+            return unchanged(());
         }
-        let batch = change(&session.shared_chains()?, session.layout()?, (wanted.as_ref(), found.as_ref()));
-        match session.socket.commit(&batch, Some(generation)) {
-            Ok(()) => return Ok(()),
-            Err(e) => patience.wait("record the node's own addresses", e)?,
-        }
-    }
+        Ok((change(&session.shared_chains()?, session.layout()?, (wanted.as_ref(), found.as_ref())), ()))
+    })
 }
 
 /// The batch that makes of what was found what is wanted.

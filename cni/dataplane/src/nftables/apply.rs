@@ -15,7 +15,7 @@ use super::judge::{Record, TLV_KIND};
 use super::offload::Layout;
 use super::plan::{self, Datum, Item, Plan};
 use super::schema::{self, Map};
-use super::session::{Held, Patience, Session, State, describe, element_id};
+use super::session::{Held, Session, State, describe, element_id};
 use super::transit::Transit;
 use crate::owner::AttachmentHash;
 use crate::{AddressFamily, ContainerNetns, Error, Owner};
@@ -203,18 +203,7 @@ impl Job {
     /// Reads everything that matters, changes it under the generation that it was read in, and
     /// begins again when somebody else was faster.
     fn careful(&self, session: &Session) -> Result<(), Error> {
-        let mut patience = Patience::new();
-        loop {
-            let generation = session.generation()?;
-            let batch = self.difference(session, generation)?;
-            if batch.is_empty() {
-                return Ok(());
-            }
-            match session.socket.commit(&batch, Some(generation)) {
-                Ok(()) => return Ok(()),
-                Err(e) => patience.wait(&self.operation, e)?,
-            }
-        }
+        session.transact(&self.operation, |generation| Ok((self.difference(session, generation)?, ())))
     }
 
     fn difference(&self, session: &Session, generation: u32) -> Result<Transaction, Error> {

@@ -27,6 +27,7 @@ use cni_nftables::conntrack::{Conntrack, Filter, Flow, FlowFamily};
 use cni_spec::Attachment;
 use ipnet::IpNet;
 
+use crate::owned_table::unless_no_nf_tables;
 use crate::{
     Backend, BackendName, Error, Kinds, Listed, MasqueradeRequest, PortRequest, PublishedPort, Traffic,
     Withdrawal,
@@ -35,7 +36,7 @@ use apply::Job;
 use flows::Which;
 use offload::{Offload, Protocols};
 use schema::Map;
-use session::{Held, Session, State, unless_no_nf_tables};
+use session::{Held, Session, State};
 
 /// The nftables backend, on the network namespace of the thread that calls it.
 ///
@@ -273,11 +274,9 @@ impl Backend for Nftables {
 /// Who has something in the table; none if there is no table.
 pub(crate) fn owners() -> Result<Option<Vec<crate::Owner>>, Error> {
     let session = Session::open()?;
-    let found = session.socket.table(&session.table);
-    if found.map_err(|e| Error::kernel(format!("read table {}", schema::TABLE), e))?.is_none() {
+    if session.schema()?.is_none() {
         return Ok(None);
     }
-    session.refuse_newer()?;
     let entries = session.dump([Map::Owners], |_| true)?;
     Ok(Some(entries.into_iter().filter_map(|entry| entry.owner).collect()))
 }
@@ -292,7 +291,7 @@ pub(crate) fn addresses() -> Result<BTreeMap<IpAddr, crate::Owner>, Error> {
 
 /// A socket; none where there is no nf_tables.
 pub(crate) fn socket() -> Result<Option<cni_nftables::Socket>, Error> {
-    unless_no_nf_tables(Session::open().map(|session| Some(session.socket)))
+    unless_no_nf_tables(Session::open().map(|session| Some(session.into_socket())))
 }
 
 /// The container's address that an element is about.

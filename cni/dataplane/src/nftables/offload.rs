@@ -23,8 +23,9 @@ use cni_nftables::{
 };
 
 use super::schema::{self, Fixed, SharedChain};
-use super::session::{Patience, Session, State, unless_no_nf_tables};
+use super::session::{Session, State};
 use super::spare;
+use crate::owned_table::{unchanged, unless_no_nf_tables};
 use crate::{Error, PortRange};
 
 /// The flowtable's name.
@@ -217,13 +218,11 @@ pub(crate) fn settle(session: &Session, wanted: &Offload, containers: &[IpAddr])
         Some(uplinks) => devices(uplinks, containers).map_err(|e| Error::kernel("choose links", e))?,
         None => BTreeSet::new(),
     };
-    let mut patience = Patience::new();
-    loop {
-        // That nothing is to be done, the usual case, is seen without the rest.
-        let generation = session.generation()?;
+    session.transact("change the flowtable", |_| {
+        // The usual case, nothing to do, is found with these reads alone.
         let layout = session.layout()?;
         let batch = match (uplinks, layout.offloading) {
-            (None, None) => return Ok(()),
+            (None, None) => return unchanged(()),
             (None, Some(_)) => switch_off(&session.shared_chains()?, layout),
             (Some(_), None) => {
                 let devices: Vec<Links> = devices.iter().cloned().collect();
@@ -231,7 +230,9 @@ pub(crate) fn settle(session: &Session, wanted: &Offload, containers: &[IpAddr])
                 switch_on(&session.shared_chains()?, layout.offloading(), flowtable)
             }
             (Some(_), Some(_)) => {
-                let Some(flowtable) = change(read(session)?, &devices, Kernel::this()) else { return Ok(()) };
+                let Some(flowtable) = change(read(session)?, &devices, Kernel::this()) else {
+                    return unchanged(());
+                };
                 let mut batch = Transaction::new();
                 batch.add_flowtable(flowtable);
                 batch
@@ -239,13 +240,10 @@ pub(crate) fn settle(session: &Session, wanted: &Offload, containers: &[IpAddr])
         };
         if !matches!(session.state()?, State::Ready) {
             // Another process has just taken it apart: the next ADD repairs it and calls this again.
-            return Ok(());
+            return unchanged(());
         }
-        match session.socket.commit(&batch, Some(generation)) {
-            Ok(()) => return Ok(()),
-            Err(e) => patience.wait("change the flowtable", e)?,
-        }
-    }
+        Ok((batch, ()))
+    })
 }
 
 /// The links and the flag to count that an existing flowtable lacks; one of an earlier version has no flag. None if it

@@ -10,8 +10,9 @@ use super::addresses;
 use super::judge::{Record, TLV_KIND};
 use super::plan;
 use super::schema::{self, Map};
-use super::session::{Held, Patience, Session, State, element_id};
+use super::session::{Held, Session, State, element_id};
 use super::transit::Transit;
+use crate::owned_table::unchanged;
 use crate::owner::{AttachmentHash, Life};
 use crate::{ContainerNetns, Error, HostPorts, Owner};
 
@@ -64,11 +65,9 @@ pub(crate) fn put_if(
     if let Some(bytes) = Record::new(netns).as_ref().and_then(Record::encode) {
         entry = entry.tlv(TLV_KIND, bytes);
     }
-    let mut patience = Patience::new();
-    loop {
-        let generation = session.generation()?;
+    session.transact(&operation, |_| {
         if !condition()? {
-            return Ok(false);
+            return unchanged(false);
         }
         let mut batch = match session.state()? {
             State::Ready => Transaction::new(),
@@ -77,37 +76,26 @@ pub(crate) fn put_if(
         };
         if let Some(old) = session.entry(hash, kind)? {
             if batch.is_empty() && old.record == Record::new(netns) && old.transit() == transit {
-                return Ok(true);
+                return unchanged(true);
             }
             batch.delete_element(id());
         }
         batch.add_element(entry.clone());
-        match session.socket.commit(&batch, Some(generation)) {
-            Ok(()) => return Ok(true),
-            Err(e) => patience.wait(&operation, e)?,
-        }
-    }
+        Ok((batch, true))
+    })
 }
 
 /// Removes an attachment's entries of these kinds.
 pub(crate) fn remove(session: &Session, hash: AttachmentHash, kinds: &[u32]) -> Result<(), Error> {
-    let mut patience = Patience::new();
-    loop {
-        let generation = session.generation()?;
+    session.transact("remove the record of an owner", |_| {
         let mut batch = Transaction::new();
         for kind in kinds {
             if let Some(entry) = session.entry(hash, *kind)? {
                 batch.delete_element(entry.id());
             }
         }
-        if batch.is_empty() {
-            return Ok(());
-        }
-        match session.socket.commit(&batch, Some(generation)) {
-            Ok(()) => return Ok(()),
-            Err(e) => patience.wait("remove the record of an owner", e)?,
-        }
-    }
+        Ok((batch, ()))
+    })
 }
 
 /// The entries of other backends that pass.

@@ -30,14 +30,17 @@ use ipnet::IpNet;
 
 use super::offload::Layout;
 use super::{addresses, guard, spare};
+use crate::owned_table::{Definition, marker};
 use crate::owner::AttachmentHash;
 use crate::{AddressFamily, HostAddress, HostPorts};
 
 /// Family and name, for messages.
 pub(crate) const TABLE: &str = "inet slipway";
-/// The layout that this version makes. The kernel cannot change a table's comment, so the number
-/// is the name of an empty chain ([`marker`]) that an upgrade replaces in its batch.
+/// The layout that this version makes.
 pub(crate) const SCHEMA: u32 = 2;
+/// The table.
+pub(crate) const DEFINITION: Definition =
+    Definition { family: Family::Inet, name: "slipway", label: TABLE, schema: SCHEMA };
 /// The mark's bit for containers whose configuration names none: the reference plugin's own.
 pub(crate) const DEFAULT_MARK_BIT: u8 = 13;
 /// Kind of an entry in `owners`: published ports.
@@ -45,22 +48,11 @@ pub(crate) const KIND_PORTS: u32 = 1;
 /// Kind of an entry in `owners`: masqueraded addresses.
 pub(crate) const KIND_MASQUERADE: u32 = 2;
 
-const MARKER: &str = "schema-";
 const OWN_CHAIN: &str = "container-";
 
-/// The table.
+/// Family and name of the table.
 pub(crate) fn table() -> TableId {
-    TableId::new(Family::Inet, "slipway")
-}
-
-/// The name of the chain that says which schema the table has.
-pub(crate) fn marker(schema: u32) -> String {
-    format!("{MARKER}{schema}")
-}
-
-/// The schema that a chain of this name stands for.
-pub(crate) fn schema_of(chain: &str) -> Option<u32> {
-    chain.strip_prefix(MARKER)?.parse().ok()
+    DEFINITION.id()
 }
 
 /// The chain that an attachment has for itself.

@@ -1,10 +1,8 @@
 //! The table as it is: what every operation of the backend reads first.
 
-use std::time::{Duration, Instant};
+use std::ops::Deref;
 
-use cni_nftables::{
-    ElementData, ElementId, ElementInfo, Error as NftError, Socket, TableId, TableInfo, Transaction, Value,
-};
+use cni_nftables::{ElementData, ElementId, ElementInfo, Socket, Transaction, Value};
 
 use super::judge::{Record, TLV_KIND};
 use super::offload::{self, Layout};
@@ -12,22 +10,23 @@ use super::schema::{self, Map, SharedChain};
 use super::spare;
 use super::transit::{self, Transit};
 use super::{addresses, plan};
+use crate::owned_table::OwnedTable;
 use crate::owner::{AttachmentHash, Life};
 use crate::{AddressFamily, Error, Owner};
-
-/// How long an operation goes on when others change the ruleset at every attempt.
-const PATIENCE: Duration = Duration::from_secs(15);
 
 /// `NFT_TABLE_F_DORMANT` (`linux/netfilter/nf_tables.h`): the table's chains are not hooked.
 const DORMANT: u32 = 1;
 
-const GENERATION: &str = "read the ruleset's generation";
-
-/// A socket and the table's name.
+/// The table `inet slipway`, read as its maps and elements.
 #[derive(Debug)]
-pub(crate) struct Session {
-    pub(crate) socket: Socket,
-    pub(crate) table: TableId,
+pub(crate) struct Session(OwnedTable);
+
+impl Deref for Session {
+    type Target = OwnedTable;
+
+    fn deref(&self) -> &OwnedTable {
+        &self.0
+    }
 }
 
 /// What must precede the elements in a batch.
@@ -129,38 +128,24 @@ pub(crate) fn element_id(map: Map, key: &[Value], end: Option<&[Value]>) -> Elem
     }
 }
 
-/// Looks again when a table looked like somebody else's while the ruleset changed: one that is being
-/// removed or made at that moment may show itself without its chains, as each is read by itself.
-pub(crate) fn settled<T>(socket: &Socket, look: impl Fn() -> Result<T, Error>) -> Result<T, Error> {
-    let generation = || socket.generation().map_err(|e| unreachable_nf_tables(GENERATION, e));
-    let mut found = look();
-    let begun = Instant::now();
-    while matches!(found, Err(Error::ForeignTable { .. })) && begun.elapsed() < PATIENCE {
-        let before = generation()?;
-        found = look();
-        if generation()? == before {
-            break;
-        }
-    }
-    found
-}
-
 impl Session {
     /// Opens the socket in the calling thread's network namespace.
     pub(crate) fn open() -> Result<Self, Error> {
-        let socket = Socket::open().map_err(|e| unreachable_nf_tables("reach nf_tables", e))?;
-        Ok(Self { socket, table: schema::table() })
+        OwnedTable::open(schema::DEFINITION).map(Self)
     }
 
-    /// Looks whether the table is there, ours, of our schema, awake, hooked and filled.
+    /// The socket alone.
+    pub(crate) fn into_socket(self) -> Socket {
+        self.0.socket
+    }
+
+    /// Compares the table with the one that this version makes: present, of this schema, hooked, with its rules.
     pub(crate) fn state(&self) -> Result<State, Error> {
-        settled(&self.socket, || self.look())
-    }
-
-    fn look(&self) -> Result<State, Error> {
-        let Some(table) = self.table()? else { return Ok(State::Missing) };
-        if self.chain(&schema::marker(schema::SCHEMA))?.is_none() {
-            return self.without_marker();
+        let Some(table) = self.info()? else { return Ok(State::Missing) };
+        match self.schema()? {
+            None => return Ok(State::Missing),
+            Some(schema::SCHEMA) => {}
+            Some(older) => return self.upgrade(older).map(State::Damaged),
         }
         let (damaged, wrong) = self.differences(self.layout()?)?;
         let damaged = damaged || table.flags & DORMANT != 0;
@@ -183,26 +168,6 @@ impl Session {
             }
         }
         Ok((damaged, wrong))
-    }
-
-    /// Refuses to touch what a later version has made: it may hold more than is known here.
-    pub(crate) fn refuse_newer(&self) -> Result<(), Error> {
-        settled(&self.socket, || match self.chain(&schema::marker(schema::SCHEMA))? {
-            Some(_) => Ok(()),
-            None => self.without_marker().map(|_| ()),
-        })
-    }
-
-    fn without_marker(&self) -> Result<State, Error> {
-        match self.chains()?.iter().filter_map(|name| schema::schema_of(name)).max() {
-            None if self.table()?.is_none() => Ok(State::Missing),
-            None => Err(Error::ForeignTable { table: schema::TABLE }),
-            Some(found) if found > schema::SCHEMA => {
-                Err(Error::NewerSchema { table: schema::TABLE, found, known: schema::SCHEMA })
-            }
-            // Either an older schema, or somebody upgraded between the two reads.
-            Some(found) => self.upgrade(found).map(State::Damaged),
-        }
     }
 
     fn repair(&self, wrong: &[String]) -> Result<Transaction, Error> {
@@ -230,10 +195,6 @@ impl Session {
         Ok(batch)
     }
 
-    fn table(&self) -> Result<Option<TableInfo>, Error> {
-        self.socket.table(&self.table).map_err(|e| Error::kernel("read table inet slipway", e))
-    }
-
     /// The parts of the table next to its maps: a flowtable, ports that its masquerade spares, the node's addresses.
     pub(crate) fn layout(&self) -> Result<Layout, Error> {
         let spared = self.chain(spare::CHAIN)?.and_then(|chain| spare::range_of(&chain));
@@ -244,20 +205,7 @@ impl Session {
 
     /// The chains that the elements of several attachments lead to.
     pub(crate) fn shared_chains(&self) -> Result<Vec<SharedChain>, Error> {
-        Ok(self.chains()?.iter().filter_map(|name| SharedChain::from_name(name)).collect())
-    }
-
-    pub(crate) fn chain(&self, name: &str) -> Result<Option<cni_nftables::ChainInfo>, Error> {
-        let read = self.socket.chain(&self.table, name);
-        read.map_err(|e| Error::kernel(format!("read chain {name} of table {}", schema::TABLE), e))
-    }
-
-    /// The names of all chains in the table.
-    pub(crate) fn chains(&self) -> Result<Vec<String>, Error> {
-        let read = self.socket.chains(&self.table);
-        let chains =
-            read.map_err(|e| Error::kernel(format!("list the chains of table {}", schema::TABLE), e))?;
-        Ok(chains.into_iter().map(|chain| chain.name).collect())
+        Ok(self.chains()?.iter().filter_map(|chain| SharedChain::from_name(&chain.name)).collect())
     }
 
     /// The element at (or, in a map of intervals, around) a key.
@@ -300,11 +248,6 @@ impl Session {
         Ok(all)
     }
 
-    /// The ruleset's generation.
-    pub(crate) fn generation(&self) -> Result<u32, Error> {
-        self.socket.generation().map_err(|e| unreachable_nf_tables(GENERATION, e))
-    }
-
     /// Whether the owner of an element is provably dead.
     pub(crate) fn is_dead(&self, owner: &Owner) -> Result<bool, Error> {
         let mut records = 0;
@@ -316,67 +259,5 @@ impl Session {
             }
         }
         Ok(records > 0)
-    }
-}
-
-/// A kernel without nf_tables is told from a refusal by one that has it.
-fn unreachable_nf_tables(operation: &str, error: NftError) -> Error {
-    match error.unsupported() {
-        Some(_) => Error::NoNfTables(error.to_string()),
-        None => Error::kernel(operation, error),
-    }
-}
-
-/// Where there is no nf_tables, there is nothing to take away.
-pub(crate) fn unless_no_nf_tables<T: Default>(result: Result<T, Error>) -> Result<T, Error> {
-    match result {
-        Err(Error::NoNfTables(_)) => Ok(T::default()),
-        other => other,
-    }
-}
-
-/// Bounded repetition for what others' commits can make stale.
-#[derive(Debug)]
-pub(crate) struct Patience {
-    since: Instant,
-    attempts: u32,
-}
-
-impl Patience {
-    pub(crate) fn new() -> Self {
-        Self { since: Instant::now(), attempts: 0 }
-    }
-
-    /// Decides about the failure of a commit: waits and returns for another attempt, or gives up.
-    ///
-    /// # Errors
-    /// The failure when repetition would not help, [`Error::Busy`] when time is up.
-    pub(crate) fn wait(&mut self, operation: &str, failure: NftError) -> Result<(), Error> {
-        // Under an unchanged generation, what was read is still so: any other failure would repeat.
-        if !failure.is_stale_generation() && !failure.is_busy() {
-            return Err(Error::kernel(operation, failure));
-        }
-        self.pause(operation)
-    }
-
-    /// Waits for another attempt.
-    ///
-    /// # Errors
-    /// [`Error::Busy`] when time is up.
-    pub(crate) fn pause(&mut self, operation: &str) -> Result<(), Error> {
-        self.attempts += 1;
-        let passed = self.since.elapsed();
-        if passed > PATIENCE {
-            let operation = operation.to_owned();
-            return Err(Error::Busy { operation, attempts: self.attempts, millis: passed.as_millis() });
-        }
-        // Uniform in a window that doubles up to 64 ms. The clock's low digits and the process ID
-        // are random enough to spread processes that began together.
-        let window = 1u64 << self.attempts.min(6);
-        let seed = u64::from(Instant::now().duration_since(self.since).subsec_nanos())
-            ^ u64::from(std::process::id());
-        let micros = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32;
-        std::thread::sleep(Duration::from_micros(micros % (window * 1000)));
-        Ok(())
     }
 }

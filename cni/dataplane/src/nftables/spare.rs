@@ -21,7 +21,8 @@ use cni_nftables::{Chain, ChainInfo, Cmp, Field, Operand, PortChoice, Stmt, Tran
 
 use super::offload::Layout;
 use super::schema::{self, Fixed, SharedChain};
-use super::session::{Patience, Session, State};
+use super::session::{Session, State};
+use crate::owned_table::unchanged;
 use crate::{Error, PortRange};
 
 /// The chain's name. Its presence says that ports are spared.
@@ -114,24 +115,18 @@ fn change(shared: &[SharedChain], layout: Layout, was_there: Option<&ChainInfo>)
 /// # Errors
 /// What the kernel refused, or no quiet moment. What containers have in the table is not touched.
 pub(crate) fn settle(session: &Session, wanted: Option<PortRange>) -> Result<(), Error> {
-    let mut patience = Patience::new();
-    loop {
-        let generation = session.generation()?;
+    session.transact("leave ports to the programs' masquerade", |_| {
         let found = session.chain(CHAIN)?;
         let as_wanted = match &found {
             None => wanted.is_none(),
             Some(chain) => wanted.is_some() && range_of(chain) == wanted,
         };
         if as_wanted || !matches!(session.state()?, State::Ready) {
-            return Ok(());
+            return unchanged(());
         }
         let layout = Layout { spared: wanted, ..session.layout()? };
-        let batch = change(&session.shared_chains()?, layout, found.as_ref());
-        match session.socket.commit(&batch, Some(generation)) {
-            Ok(()) => return Ok(()),
-            Err(e) => patience.wait("leave ports to the programs' masquerade", e)?,
-        }
-    }
+        Ok((change(&session.shared_chains()?, layout, found.as_ref()), ()))
+    })
 }
 
 #[cfg(test)]

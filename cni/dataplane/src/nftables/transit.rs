@@ -9,7 +9,7 @@ use cni_nftables::{Element, ElementId, Transaction, Value};
 
 use super::judge::{Record, TLV_KIND};
 use super::schema::{self, Map};
-use super::session::{Held, Patience, Session};
+use super::session::{Held, Session};
 use super::withdraw;
 use crate::Error;
 use crate::owner::AttachmentHash;
@@ -77,9 +77,7 @@ pub(crate) fn mark(
     (from, to): (&[Transit], Transit),
     without: &dyn Fn(u32) -> Vec<u32>,
 ) -> Result<BTreeSet<Key>, Error> {
-    let mut patience = Patience::new();
-    loop {
-        let generation = session.generation()?;
+    session.transact("record how far things are", |_| {
         let (mut batch, mut done) = (Transaction::new(), BTreeSet::new());
         for key in keys {
             let Some(entry) = session.entry(key.0, key.1)? else { continue };
@@ -98,14 +96,8 @@ pub(crate) fn mark(
             }
             done.insert(*key);
         }
-        if batch.is_empty() {
-            return Ok(done);
-        }
-        match session.socket.commit(&batch, Some(generation)) {
-            Ok(()) => return Ok(done),
-            Err(e) => patience.wait("record how far things are", e)?,
-        }
-    }
+        Ok((batch, done))
+    })
 }
 
 /// Which part of what is in the table goes.
@@ -131,9 +123,7 @@ pub(crate) fn take_away(
     part: Part,
     (still, settle): (Still<'_>, Settle<'_>),
 ) -> Result<BTreeSet<Key>, Error> {
-    let mut patience = Patience::new();
-    loop {
-        let generation = session.generation()?;
+    session.transact("take away what was moved", |_| {
         let (mut batch, mut going) = (Transaction::new(), BTreeSet::new());
         for key in keys {
             let Some(entry) = session.entry(key.0, key.1)? else { continue };
@@ -166,14 +156,8 @@ pub(crate) fn take_away(
                 withdraw::delete_own_chains(session, &mut batch, *hash)?;
             }
         }
-        if batch.is_empty() {
-            return Ok(going);
-        }
-        match session.socket.commit(&batch, Some(generation)) {
-            Ok(()) => return Ok(going),
-            Err(e) => patience.wait("take away what was moved", e)?,
-        }
-    }
+        Ok((batch, going))
+    })
 }
 
 #[cfg(test)]

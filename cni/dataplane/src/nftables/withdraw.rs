@@ -11,7 +11,8 @@ use cni_spec::Attachment;
 use super::offload::Layout;
 use super::plan;
 use super::schema::{self, Map, SharedChain};
-use super::session::{Held, Patience, Session};
+use super::session::{Held, Session};
+use crate::owned_table::unchanged;
 use crate::owner::{AttachmentHash, NetworkHash};
 use crate::{AddressFamily, Error, Kinds, Withdrawal, ebpf};
 
@@ -32,9 +33,7 @@ pub(crate) fn withdraw(session: &Session, withdrawal: &Withdrawal<'_>) -> Result
     let hash = AttachmentHash::of(withdrawal.attachment);
     let operation = format!("withdraw what belongs to {}", withdrawal.attachment);
     let kinds = kinds(withdrawal.kinds);
-    let mut patience = Patience::new();
-    loop {
-        let generation = session.generation()?;
+    session.transact(&operation, |generation| {
         let entries = entries(session, hash, &kinds)?;
         if entries.is_empty() {
             // Somebody may have flushed the ruleset, which says nothing to the programs.
@@ -42,9 +41,9 @@ pub(crate) fn withdraw(session: &Session, withdrawal: &Withdrawal<'_>) -> Result
         }
         let no_ports = || !entries.iter().any(|entry| entry_kind(entry) == schema::KIND_PORTS);
         if entries.is_empty() || (withdrawal.kinds == Kinds::AllIfPorts && no_ports()) {
-            return Ok(Vec::new());
+            return unchanged(Vec::new());
         }
-        session.refuse_newer()?;
+        session.schema()?;
         let expected: usize = entries.iter().map(Held::count).sum();
         let mut held = hinted(session, hash, withdrawal)?;
         held.retain(|held| kinds.contains(&held.map.kind()));
@@ -57,11 +56,8 @@ pub(crate) fn withdraw(session: &Session, withdrawal: &Withdrawal<'_>) -> Result
         if kinds.contains(&schema::KIND_PORTS) {
             delete_own_chains(session, &mut batch, hash)?;
         }
-        match session.socket.commit(&batch, Some(generation)) {
-            Ok(()) => return Ok(held),
-            Err(e) => patience.wait(&operation, e)?,
-        }
-    }
+        Ok((batch, held))
+    })
 }
 
 /// Takes away all that one attachment has of these kinds, without hints.
@@ -71,9 +67,7 @@ pub(crate) fn everything_of(
     hash: AttachmentHash,
     kinds: &[u32],
 ) -> Result<(), Error> {
-    let mut patience = Patience::new();
-    loop {
-        let generation = session.generation()?;
+    session.transact(operation, |generation| {
         let mut held = entries(session, hash, kinds)?;
         held.extend(session.dump(elements(), |held| held.is_of(hash) && kinds.contains(&held.map.kind()))?);
         ebpf::entries::forget(&held, || is_unchanged(session, generation));
@@ -82,14 +76,8 @@ pub(crate) fn everything_of(
         if kinds.contains(&schema::KIND_PORTS) {
             delete_own_chains(session, &mut batch, hash)?;
         }
-        if batch.is_empty() {
-            return Ok(());
-        }
-        match session.socket.commit(&batch, Some(generation)) {
-            Ok(()) => return Ok(()),
-            Err(e) => patience.wait(operation, e)?,
-        }
-    }
+        Ok((batch, ()))
+    })
 }
 
 /// The changes that take away everything of these attachments, to be committed with this generation.
@@ -249,15 +237,13 @@ pub(crate) fn retain(
     };
     // Also those that no element names, as after a flush of the ruleset.
     ebpf::entries::forget_gone();
-    let mut patience = Patience::new();
-    loop {
-        let generation = session.generation()?;
-        if session.chain(&schema::marker(schema::SCHEMA))?.is_none() {
+    // One batch after another.
+    while session.transact(&operation, |generation| {
+        match session.schema() {
+            Ok(Some(schema::SCHEMA)) => {}
             // No table, or one that was made by hand, has nothing of ours.
-            return match session.refuse_newer() {
-                Err(error @ Error::NewerSchema { .. }) => Err(error),
-                _ => Ok(()),
-            };
+            Ok(_) | Err(Error::ForeignTable { .. }) => return unchanged(false),
+            Err(error) => return Err(error),
         }
         let mut held = session.dump(Map::all(), condemned)?;
         // An attachment's elements go together, its entries last.
@@ -279,14 +265,10 @@ pub(crate) fn retain(
         if batch.is_empty() {
             batch = unused_chains(session)?;
         }
-        if batch.is_empty() {
-            return Ok(());
-        }
-        match session.socket.commit(&batch, Some(generation)) {
-            Ok(()) => {}
-            Err(e) => patience.wait(&operation, e)?,
-        }
-    }
+        let is_changed = !batch.is_empty();
+        Ok((batch, is_changed))
+    })? {}
+    Ok(())
 }
 
 fn entry_kind(held: &Held) -> u32 {
@@ -299,8 +281,7 @@ fn entry_kind(held: &Held) -> u32 {
 /// Shared chains that no element leads to have their rules and no other use.
 fn unused_chains(session: &Session) -> Result<Transaction, Error> {
     let mut batch = Transaction::new();
-    let read = session.socket.chains(&session.table);
-    for chain in read.map_err(|e| Error::kernel(format!("list the chains of table {}", schema::TABLE), e))? {
+    for chain in session.chains()? {
         let Some(shared) = SharedChain::from_name(&chain.name) else { continue };
         if usize::try_from(chain.uses).is_ok_and(|uses| uses <= shared.rules(Layout::PLAIN).len()) {
             batch.flush_chain(&session.table, &chain.name).delete_chain(&session.table, &chain.name);
