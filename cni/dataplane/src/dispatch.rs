@@ -3,42 +3,54 @@
 
 use cni_spec::Attachment;
 
-use crate::ebpf::{Ebpf, Settings};
+use crate::ebpf::{Ebpf, Programs, Settings};
 use crate::elsewhere::Elsewhere;
 use crate::iptables::Iptables;
 use crate::nftables::offload::Offload;
 use crate::nftables::record;
 use crate::nftables::schema::{KIND_MASQUERADE, KIND_PORTS};
-use crate::nftables::{self, Nftables, session::Session};
+use crate::nftables::{Nftables, session::Session};
 use crate::reference::Reference;
 use crate::{
     Backend, BackendName, Error, Kinds, Listed, MasqueradeRequest, PortRequest, Traffic, Withdrawal, ebpf,
 };
 
 /// The dataplane of a node.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct Dataplane {
     /// None: nftables where the kernel has it, else iptables.
     choice: Option<BackendName>,
     nftables: Nftables,
     iptables: Iptables,
+    /// nftables with the BPF programs on top.
     ebpf: Ebpf,
 }
 
-/// Where an attachment's things are.
+impl Default for Dataplane {
+    fn default() -> Self {
+        Self::new(None)
+    }
+}
+
+/// Where an attachment's ports or masqueraded addresses are. The table has those of nftables and those of eBPF.
 enum Holder {
-    Nftables,
-    Iptables,
+    Table,
+    Chains,
     Reference(Reference),
-    Nobody,
+    None,
 }
 
 impl Dataplane {
-    /// The dataplane with what a configuration chooses for what is made; without a choice it is
-    /// nftables where the kernel has it, else iptables.
+    /// Makes new things in the backend that a configuration chooses. Without a choice that is nftables where the
+    /// kernel has it, else iptables.
     #[must_use]
     pub fn new(choice: Option<BackendName>) -> Self {
-        Self { choice, ..Self::default() }
+        Self {
+            choice,
+            nftables: Nftables::new().observed_by(&Programs),
+            iptables: Iptables::new(),
+            ebpf: over_nftables(Settings::default()),
+        }
     }
 
     /// What becomes of the established flows of what is made in nftables from now on.
@@ -51,7 +63,7 @@ impl Dataplane {
     /// The same with what the programs of the eBPF backend are to know of the node.
     #[must_use]
     pub fn with_settings(self, settings: Settings) -> Self {
-        Self { ebpf: Ebpf::new(settings), ..self }
+        Self { ebpf: over_nftables(settings), ..self }
     }
 
     /// What goes through each of these mappings at this moment, in their order.
@@ -64,12 +76,23 @@ impl Dataplane {
         Ok(all)
     }
 
+    fn backend(&self, name: BackendName) -> &dyn Backend {
+        match name {
+            BackendName::Nftables => &self.nftables,
+            BackendName::Iptables => &self.iptables,
+            BackendName::Ebpf => &self.ebpf,
+        }
+    }
+
+    /// The backend that checks what the table has: the programs are compared only if they were chosen.
+    fn of_table(&self) -> &dyn Backend {
+        self.backend(self.choice.filter(|name| *name == BackendName::Ebpf).unwrap_or(BackendName::Nftables))
+    }
+
     /// Does it in the chosen backend.
     fn make<T>(&self, work: impl Fn(&dyn Backend) -> Result<T, Error>) -> Result<(BackendName, T), Error> {
         match self.choice {
-            Some(BackendName::Iptables) => Ok((BackendName::Iptables, work(&self.iptables)?)),
-            Some(BackendName::Ebpf) => Ok((BackendName::Ebpf, work(&self.ebpf)?)),
-            Some(BackendName::Nftables) => Ok((BackendName::Nftables, work(&self.nftables)?)),
+            Some(name) => Ok((name, work(self.backend(name))?)),
             None => match work(&self.nftables) {
                 Err(Error::NoNfTables(why)) => {
                     log::debug!("{why}: the iptables backend is used");
@@ -84,15 +107,10 @@ impl Dataplane {
     /// nothing.
     fn clear_others(&self, made: BackendName, attachment: &Attachment, kinds: Kinds) -> Result<(), Error> {
         let cleared = self.withdraw_from_others(made, attachment, kinds);
-        if cleared.is_err() {
-            let backend: &dyn Backend = match made {
-                BackendName::Nftables => &self.nftables,
-                BackendName::Iptables => &self.iptables,
-                BackendName::Ebpf => &self.ebpf,
-            };
-            if let Err(left) = backend.withdraw(&Withdrawal::of(attachment, kinds)) {
-                log::warn!("take back what was made for {attachment}: {left}");
-            }
+        if cleared.is_err()
+            && let Err(left) = self.backend(made).withdraw(&Withdrawal::of(attachment, kinds))
+        {
+            log::warn!("take back what was made for {attachment}: {left}");
         }
         cleared
     }
@@ -138,13 +156,13 @@ impl Dataplane {
     fn holder(&self, attachment: &Attachment, kind: u32) -> Result<Holder, Error> {
         let kinds = if kind == KIND_PORTS { Kinds::Ports } else { Kinds::Masquerade };
         match Session::open().and_then(|session| record::holds(&session, attachment, kind)) {
-            Ok(true) => return Ok(Holder::Nftables),
+            Ok(true) => return Ok(Holder::Table),
             Ok(false) | Err(Error::NoNfTables(_)) => {}
             Err(error) => return Err(error),
         }
         let elsewhere = Elsewhere::look()?;
         if elsewhere.iptables && self.iptables.holds(attachment, kinds)? {
-            return Ok(Holder::Iptables);
+            return Ok(Holder::Chains);
         }
         if elsewhere.reference
             && let Some(reference) = Reference::find()?
@@ -152,8 +170,12 @@ impl Dataplane {
         {
             return Ok(Holder::Reference(reference));
         }
-        Ok(Holder::Nobody)
+        Ok(Holder::None)
     }
+}
+
+fn over_nftables(settings: Settings) -> Ebpf {
+    Ebpf::over(Nftables::new().observed_by(&Programs), settings)
 }
 
 /// The kinds of which there must be something for anything to be taken.
@@ -184,7 +206,7 @@ impl Backend for Dataplane {
 
     fn withdraw(&self, withdrawal: &Withdrawal<'_>) -> Result<(), Error> {
         // Whatever fails, the others are cleared.
-        let (withdrawn, session) = match nftables::take_away(withdrawal) {
+        let (withdrawn, session) = match self.nftables.take_away(withdrawal) {
             Ok(session) => (Ok(()), session),
             Err(error) => (Err(error), None),
         };
@@ -207,22 +229,20 @@ impl Backend for Dataplane {
 
     fn check_ports(&self, request: &PortRequest) -> Result<(), Error> {
         match self.holder(&request.attachment, KIND_PORTS)? {
-            Holder::Nftables if self.choice == Some(BackendName::Ebpf) => self.ebpf.check_ports(request),
-            Holder::Nftables => self.nftables.check_ports(request),
-            Holder::Iptables => self.iptables.check_ports(request),
+            Holder::Table => self.of_table().check_ports(request),
+            Holder::Chains => self.iptables.check_ports(request),
             Holder::Reference(reference) => reference.check_ports(request),
-            Holder::Nobody => self.make(|backend| backend.check_ports(request)).map(|_| ()),
+            Holder::None => self.make(|backend| backend.check_ports(request)).map(|_| ()),
         }
     }
 
     fn check_masquerade(&self, request: &MasqueradeRequest) -> Result<(), Error> {
         match self.holder(&request.attachment, KIND_MASQUERADE)? {
-            Holder::Nftables if self.choice == Some(BackendName::Ebpf) => self.ebpf.check_masquerade(request),
-            Holder::Nftables => self.nftables.check_masquerade(request),
-            Holder::Iptables => self.iptables.check_masquerade(request),
+            Holder::Table => self.of_table().check_masquerade(request),
+            Holder::Chains => self.iptables.check_masquerade(request),
             // The reference itself checks no more than this.
             Holder::Reference(_) => Ok(()),
-            Holder::Nobody => self.make(|backend| backend.check_masquerade(request)).map(|_| ()),
+            Holder::None => self.make(|backend| backend.check_masquerade(request)).map(|_| ()),
         }
     }
 

@@ -25,6 +25,7 @@ pub mod macspoof;
 pub mod migrate;
 pub mod nftables;
 pub mod node;
+mod observer;
 mod owned_table;
 pub mod owner;
 mod policy;

@@ -10,7 +10,7 @@ use cni_nftables::{
 use cni_spec::Attachment;
 
 use crate::nftables::session::{Session, State};
-use crate::nftables::{addresses, record, schema, spare_ports_of_programs};
+use crate::nftables::{addresses, record, schema, spare_ports_of};
 use crate::owned_table::Patience;
 use crate::{ContainerNetns, Error};
 
@@ -302,7 +302,7 @@ pub fn repair_own_table() -> Result<(), Error> {
         let batch = match session.state()? {
             State::Ready => {
                 addresses::settle(&session)?;
-                spare_ports_of_programs(&session);
+                spare_ports_of(&crate::ebpf::Programs, &session);
                 return Ok(());
             }
             State::Missing => addresses::bootstrap()?,

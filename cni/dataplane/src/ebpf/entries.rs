@@ -4,7 +4,6 @@
 use std::net::IpAddr;
 
 use cni_kernel::route::RouteSocket;
-use cni_nftables::ElementData;
 use slipway_ebpf_abi::{HELD, LEFT, MASQUERADED, Pod, PodAddress, SPARES_LOOPBACK};
 
 use super::adopt::{self, Hold, adopt, host_end};
@@ -12,13 +11,11 @@ use super::flows::Pods;
 use super::place::Place;
 use super::tables::{NOBODY, Published, Tables, Target};
 use super::{Left, links, node};
-use crate::nftables::plan;
-use crate::nftables::schema::Map;
-use crate::nftables::session::Held;
+use crate::observer::{Entry, RulesetObserver};
 use crate::owner::AttachmentHash;
 use crate::{
-    BackendName, Error, HostAddress, HostPorts, Listed, Loopback, MasqueradeRequest, Owner, PortRequest,
-    Protocol, PublishedPort, Snat, Withdrawal,
+    BackendName, Error, HostAddress, HostPorts, Listed, Loopback, MasqueradeRequest, Owner, PortRange,
+    PortRequest, Protocol, PublishedPort, Snat, Withdrawal,
 };
 
 /// The most ports of one container that are put into the maps, one by one. A longer run is a single element
@@ -126,30 +123,44 @@ fn leave_one(tables: &mut Tables, index: u32) -> Result<(), Error> {
     tables.change_pod(index, |known| known.map(|pod| Pod { flags: pod.flags | LEFT, ..pod }))
 }
 
-/// Makes the programs forget what these elements stand for. It comes before the elements are deleted: until
-/// then nobody else can have what they hold. What the programs know is read first; then `is_unchanged` has to say that
-/// the ruleset is still the one that the elements were read in, and so that it is theirs and not that of somebody who
-/// came after them; and what is something else by then is left alone. A node without programs pays one system call.
-pub(crate) fn forget<'a>(
-    held: impl IntoIterator<Item = &'a Held>,
-    is_unchanged: impl FnOnce() -> Result<bool, Error>,
-) {
-    leave(|tables| {
-        let mut known = Vec::new();
-        for held in held {
-            know(tables, held, &mut known)?;
-        }
-        // Whoever finds the ruleset changed is refused the deletion, and comes here again.
-        if known.is_empty() || !is_unchanged()? {
-            return Ok(());
-        }
-        known.iter().try_for_each(|one| forget_one(tables, one))
-    });
+/// The BPF programs as observer of the ruleset. A node without programs pays one system call for each announcement.
+#[derive(Debug)]
+pub(crate) struct Programs;
+
+impl RulesetObserver for Programs {
+    fn before_delete(
+        &self,
+        entries: &mut dyn Iterator<Item = Entry>,
+        is_unchanged: &dyn Fn() -> Result<bool, Error>,
+    ) {
+        leave(|tables| {
+            let mut known = Vec::new();
+            for entry in entries {
+                know(tables, &entry, &mut known)?;
+            }
+            if known.is_empty() || !is_unchanged()? {
+                return Ok(());
+            }
+            known.iter().try_for_each(|one| forget_one(tables, one))
+        });
+    }
+
+    fn nothing_held(&self, withdrawal: &Withdrawal<'_>) {
+        forget_unheld(withdrawal);
+    }
+
+    fn collect(&self) {
+        leave(sweep);
+    }
+
+    fn reserved_ports(&self) -> Option<PortRange> {
+        node::reserved_ports()
+    }
 }
 
 /// Makes the programs forget what is an attachment's although no element says so, as after a flush of the ruleset: what
 /// the hints lead to, if its link is gone or is the attachment's own.
-pub(crate) fn forget_unheld(withdrawal: &Withdrawal<'_>) {
+fn forget_unheld(withdrawal: &Withdrawal<'_>) {
     if withdrawal.ports.is_empty() && withdrawal.addresses.is_empty() {
         return;
     }
@@ -192,11 +203,6 @@ fn is_gone_or_of(tables: &Tables, pod: (u32, u32), own: AttachmentHash) -> Resul
         Err(e) if e.is_not_found() => Ok(true),
         Err(e) => Err(failed(e)),
     }
-}
-
-/// Makes the programs forget containers whose link is gone.
-pub(crate) fn forget_gone() {
-    leave(sweep);
 }
 
 /// Takes away containers whose link is gone, and ports and addresses of containers that are unknown: a container is told
@@ -347,28 +353,22 @@ impl Known {
 }
 
 /// What the programs know of an element.
-fn know(tables: &Tables, held: &Held, known: &mut Vec<Known>) -> Result<(), Error> {
-    let key = || held.key.first().and_then(plan::as_address);
-    let mut address = |going| -> Result<(), Error> {
-        let Some(address) = key() else { return Ok(()) };
+fn know(tables: &Tables, entry: &Entry, known: &mut Vec<Known>) -> Result<(), Error> {
+    let mut address = |address, going| -> Result<(), Error> {
         let entry = tables.address(address)?;
         known.extend(entry.map(|entry| Known::Address(address, entry, going)));
         Ok(())
     };
-    match (held.map, &held.data) {
-        (Map::Hairpin(_), _) => address(0),
-        (Map::Masquerade(_), _) => address(MASQUERADED),
-        (map, ElementData::Values(data)) => {
-            let published = plan::published(map, &held.key, held.end.as_deref(), data);
-            let Some(port) = published.filter(|port| port.host.len() <= MANY && is_served(&port.host)) else {
-                return Ok(());
-            };
-            for (published, _) in single(&port) {
+    match entry {
+        Entry::Container(container) => address(*container, 0),
+        Entry::Masqueraded(container) => address(*container, MASQUERADED),
+        Entry::Port(port) if port.host.len() <= MANY && is_served(&port.host) => {
+            for (published, _) in single(port) {
                 known.extend(tables.port(&published)?.map(|target| Known::Port(published, target)));
             }
             Ok(())
         }
-        _ => Ok(()),
+        Entry::Port(_) => Ok(()),
     }
 }
 

@@ -33,13 +33,12 @@ use cni_spec::Attachment;
 pub use crate::PortRange;
 use crate::nftables::Nftables;
 use crate::{Backend, Error, Kinds, Listed, MasqueradeRequest, PortRequest, Withdrawal};
-pub(crate) use entries::name_served;
+pub(crate) use entries::{Programs, name_served};
 pub use entries::{leave_addresses, leave_link};
 pub(crate) use flows::add_traffic;
 pub use flows::{Direction, Ends, KnownFlow, Plane, flows};
 pub use links::Without;
 pub use load::{Sizes, try_object};
-pub(crate) use node::reserved_ports;
 pub use node::{Settings, Status, is_there, served_abroad, setup_node, status, teardown_node};
 pub use slipway_ebpf_abi::{Counter, Reason, State};
 pub use sockets::{ControlGroup, Sockets};
@@ -109,18 +108,18 @@ impl fmt::Display for Left {
     }
 }
 
-/// The eBPF backend: [`Nftables`], and the programs on top of it.
-#[derive(Debug, Default)]
+/// The eBPF backend: a decorator of [`Nftables`], which holds the ownership and serves all that the programs do not.
+#[derive(Debug)]
 pub struct Ebpf {
     nftables: Nftables,
     settings: Settings,
 }
 
 impl Ebpf {
-    /// The backend with what an administrator has set.
+    /// Puts the programs on top of nftables, with what an administrator has set.
     #[must_use]
-    pub fn new(settings: Settings) -> Self {
-        Self { nftables: Nftables::new(), settings }
+    pub(crate) fn over(nftables: Nftables, settings: Settings) -> Self {
+        Self { nftables, settings }
     }
 
     /// Does what the programs are to do for an attachment. What fails here is no failure of the ADD:

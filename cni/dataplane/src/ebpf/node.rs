@@ -440,7 +440,7 @@ pub fn status(settings: &Settings) -> Result<Status, Error> {
 
 /// The ports that only the programs may masquerade with, if there are programs on this node: one system call
 /// where there are none.
-pub(crate) fn reserved_ports() -> Option<PortRange> {
+pub(super) fn reserved_ports() -> Option<PortRange> {
     configured(&at_home()?).ok().and_then(masquerade_ports)
 }
 

@@ -28,13 +28,13 @@ use cni_kernel::grace::wait_for_packets;
 use cni_spec::Attachment;
 use ipnet::IpNet;
 
-use crate::ebpf::Settings;
 use crate::ebpf::moving::{self, Moving};
+use crate::ebpf::{Programs, Settings};
 use crate::iptables::survey::{self, What};
 use crate::iptables::{Frame, Purpose};
 use crate::nftables::record::{self, KIND_IPTABLES_MASQUERADE, KIND_IPTABLES_PORTS};
 use crate::nftables::schema::{KIND_MASQUERADE, KIND_PORTS};
-use crate::nftables::session::Session;
+use crate::nftables::session::Writer;
 use crate::nftables::transit::{self, Key, Transit};
 use crate::nftables::{masquerade_job, ports_job};
 use crate::owner::AttachmentHash;
@@ -262,7 +262,7 @@ pub fn migrate(
     plan_only: Plan,
     progress: &mut dyn FnMut(usize, usize),
 ) -> Result<Vec<Row>, Error> {
-    let mover = Mover { order, session: Session::open()? };
+    let mover = Mover { order, session: Writer::open(&Programs)? };
     // A table of a later version, or of somebody else, is refused.
     mover.session.state()?;
     let (works, mut rows) = mover.survey()?;
@@ -327,7 +327,7 @@ pub enum Plan {
 
 struct Mover<'a> {
     order: &'a Order,
-    session: Session,
+    session: Writer,
 }
 
 impl Mover<'_> {

@@ -15,7 +15,7 @@ use super::judge::{Record, TLV_KIND};
 use super::offload::Layout;
 use super::plan::{self, Datum, Item, Plan};
 use super::schema::{self, Map};
-use super::session::{Held, Session, State, describe, element_id};
+use super::session::{Held, Session, State, Writer, describe, element_id};
 use super::transit::Transit;
 use crate::owner::AttachmentHash;
 use crate::{AddressFamily, ContainerNetns, Error, Owner};
@@ -89,14 +89,14 @@ impl Job {
     ///
     /// # Errors
     /// Conflicts, what the kernel refused, or no quiet moment.
-    pub(crate) fn run(&self, session: &Session) -> Result<(), Error> {
+    pub(crate) fn run(&self, session: &Writer) -> Result<(), Error> {
         match self.fast(session)? {
             Fast::Done => Ok(()),
             Fast::NotUsual => self.careful(session),
         }
     }
 
-    fn fast(&self, session: &Session) -> Result<Fast, Error> {
+    fn fast(&self, session: &Writer) -> Result<Fast, Error> {
         // What is done here is done whatever the ruleset is by then. A table that is being flushed can look damaged, and to
         // mend it would make another one.
         let mut batch = match session.state()? {
@@ -133,7 +133,7 @@ impl Job {
 
     /// Removes what the usual way may have put in, where the attachment had nothing of this kind
     /// before, and returns the error that made it fail.
-    fn take_back(&self, session: &Session, error: Error) -> Error {
+    fn take_back(&self, session: &Writer, error: Error) -> Error {
         if let Err(left) = super::withdraw::everything_of(session, &self.operation, self.hash, &[self.kind]) {
             log::warn!("{}: take back: {left}", self.operation);
         }
@@ -202,11 +202,11 @@ impl Job {
 
     /// Reads everything that matters, changes it under the generation that it was read in, and
     /// begins again when somebody else was faster.
-    fn careful(&self, session: &Session) -> Result<(), Error> {
+    fn careful(&self, session: &Writer) -> Result<(), Error> {
         session.transact(&self.operation, |generation| Ok((self.difference(session, generation)?, ())))
     }
 
-    fn difference(&self, session: &Session, generation: u32) -> Result<Transaction, Error> {
+    fn difference(&self, session: &Writer, generation: u32) -> Result<Transaction, Error> {
         let mut batch = self.base(session)?;
         let entry = session.entry(self.hash, self.kind)?;
         let own = match entry {
@@ -222,8 +222,7 @@ impl Job {
         let items: Vec<&Item> = self.plan.items.iter().filter(|item| !shared(item)).collect();
         let kept = |item: &Item| own.iter().any(|held| matches(held, item));
         let wanted = |held: &Held| items.iter().any(|item| matches(held, item));
-        let is_unchanged = || super::withdraw::is_unchanged(session, generation);
-        crate::ebpf::entries::forget(own.iter().filter(|held| !wanted(held)), is_unchanged);
+        session.announce(generation, own.iter().filter(|held| !wanted(held)));
         for held in own.iter().filter(|held| !wanted(held)) {
             batch.delete_element(held.id());
         }

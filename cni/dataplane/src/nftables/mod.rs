@@ -27,6 +27,7 @@ use cni_nftables::conntrack::{Conntrack, Filter, Flow, FlowFamily};
 use cni_spec::Attachment;
 use ipnet::IpNet;
 
+use crate::observer::{NoObserver, RulesetObserver};
 use crate::owned_table::unless_no_nf_tables;
 use crate::{
     Backend, BackendName, Error, Kinds, Listed, MasqueradeRequest, PortRequest, PublishedPort, Traffic,
@@ -36,15 +37,22 @@ use apply::Job;
 use flows::Which;
 use offload::{Offload, Protocols};
 use schema::Map;
-use session::{Held, Session, State};
+use session::{Held, Session, State, Writer};
 
 /// The nftables backend, on the network namespace of the thread that calls it.
 ///
 /// It takes its process to be in the mount namespace of the runtime, where the paths of network
 /// namespaces lead where the runtime means.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct Nftables {
     offload: Offload,
+    observer: &'static dyn RulesetObserver,
+}
+
+impl Default for Nftables {
+    fn default() -> Self {
+        Self { offload: Offload::default(), observer: &NoObserver }
+    }
 }
 
 impl Nftables {
@@ -52,6 +60,12 @@ impl Nftables {
     #[must_use]
     pub fn new() -> Self {
         Self::default()
+    }
+
+    /// Has an observer hear of what is deleted.
+    #[must_use]
+    pub(crate) fn observed_by(self, observer: &'static dyn RulesetObserver) -> Self {
+        Self { observer, ..self }
     }
 
     /// What becomes of established flows, from the next publishing or masquerading on.
@@ -66,6 +80,42 @@ impl Nftables {
         if let Err(error) = offload::settle(session, &self.offload, &containers.collect::<Vec<_>>()) {
             log::warn!("established flows are not offloaded: {error}");
         }
+    }
+
+    /// Takes away what the withdrawal names. Returns the socket if nothing was there, for the caller's next look.
+    ///
+    /// # Errors
+    /// As [`Backend::withdraw`].
+    pub(crate) fn take_away(&self, withdrawal: &Withdrawal<'_>) -> Result<Option<Session>, Error> {
+        let withdrawn = Writer::open(self.observer).and_then(|session| {
+            let gone = withdraw::withdraw(&session, withdrawal)?;
+            Ok(Some((session, gone)))
+        });
+        let Some((session, gone)) = unless_no_nf_tables(withdrawn)? else { return Ok(None) };
+        if gone.is_empty() {
+            return Ok(Some(session.into_session()));
+        }
+        let ports = gone.iter().filter_map(published);
+        let ports: Vec<_> = ports.map(|port| (port.host, Which::To(port.container))).collect();
+        let offloaded = match session.layout()?.offloading {
+            Some(Protocols::TcpAndUdp) => gone.iter().filter_map(container).collect(),
+            _ => BTreeSet::new(),
+        };
+        let end_flows = || {
+            flush(&ports);
+            offload::cut(&offloaded);
+        };
+        std::thread::scope(|scope| {
+            // A socket that deleted something closes only when no packet can see it any more, some
+            // 10 ms later (`nf_tables_rcv_nl_event`): time to look for flows.
+            let flushing = std::thread::Builder::new().spawn_scoped(scope, end_flows);
+            drop(session);
+            if let Err(error) = flushing {
+                log::debug!("a thread of its own for the flows: {error}");
+                end_flows();
+            }
+        });
+        Ok(None)
     }
 
     /// What conntrack knows of connections through each of these mappings, in their order.
@@ -133,15 +183,15 @@ pub(crate) fn masquerade_job(request: &MasqueradeRequest) -> Job {
     Job::new(schema::KIND_MASQUERADE, who, plan::masquerade(request))
 }
 
-/// Leaves the ports to the programs that they masquerade with, where there are programs. Failing is no failure of
-/// what was made: a container that chooses such a port by itself is rare.
-pub(crate) fn spare_ports_of_programs(session: &Session) {
-    let settled = match crate::ebpf::reserved_ports() {
+/// Makes masquerade leave the observer's ports alone. A failure is logged: a container that chooses such a port by itself
+/// is rare.
+pub(crate) fn spare_ports_of(observer: &dyn RulesetObserver, session: &Session) {
+    let settled = match observer.reserved_ports() {
         None => Ok(()),
         reserved => spare::settle(session, reserved),
     };
     if let Err(error) = settled {
-        log::warn!("masquerade does not leave the programs' ports alone: {error}");
+        log::warn!("masquerade may choose ports of the BPF programs: {error}");
     }
 }
 
@@ -160,45 +210,9 @@ fn flush(ports: &[(crate::HostPorts, Which)]) {
     }
 }
 
-/// Takes away what the withdrawal names. Returns the socket if nothing was there, for the caller's next look.
-///
-/// # Errors
-/// As [`Backend::withdraw`].
-pub(crate) fn take_away(withdrawal: &Withdrawal<'_>) -> Result<Option<Session>, Error> {
-    let withdrawn = Session::open().and_then(|session| {
-        let gone = withdraw::withdraw(&session, withdrawal)?;
-        Ok(Some((session, gone)))
-    });
-    let Some((session, gone)) = unless_no_nf_tables(withdrawn)? else { return Ok(None) };
-    if gone.is_empty() {
-        return Ok(Some(session));
-    }
-    let ports = gone.iter().filter_map(published);
-    let ports: Vec<_> = ports.map(|port| (port.host, Which::To(port.container))).collect();
-    let offloaded = match session.layout()?.offloading {
-        Some(Protocols::TcpAndUdp) => gone.iter().filter_map(container).collect(),
-        _ => BTreeSet::new(),
-    };
-    let end_flows = || {
-        flush(&ports);
-        offload::cut(&offloaded);
-    };
-    std::thread::scope(|scope| {
-        // A socket that deleted something closes only when no packet can see it any more, some
-        // 10 ms later (`nf_tables_rcv_nl_event`): time to look for flows.
-        let flushing = std::thread::Builder::new().spawn_scoped(scope, end_flows);
-        drop(session);
-        if let Err(error) = flushing {
-            log::debug!("a thread of its own for the flows: {error}");
-            end_flows();
-        }
-    });
-    Ok(None)
-}
-
 impl Backend for Nftables {
     fn publish(&self, request: &PortRequest) -> Result<(), Error> {
-        let session = Session::open()?;
+        let session = Writer::open(self.observer)?;
         ports_job(request)?.run(&session)?;
         addresses::settle_or_warn(&session);
         self.settle(&session, request.networks.iter().map(IpNet::addr));
@@ -208,16 +222,16 @@ impl Backend for Nftables {
     }
 
     fn masquerade(&self, request: &MasqueradeRequest) -> Result<(), Error> {
-        let session = Session::open()?;
+        let session = Writer::open(self.observer)?;
         masquerade_job(request).run(&session)?;
         addresses::settle_or_warn(&session);
-        spare_ports_of_programs(&session);
+        spare_ports_of(self.observer, &session);
         self.settle(&session, request.addresses.iter().map(IpNet::addr));
         Ok(())
     }
 
     fn withdraw(&self, withdrawal: &Withdrawal<'_>) -> Result<(), Error> {
-        take_away(withdrawal).map(drop)
+        self.take_away(withdrawal).map(drop)
     }
 
     fn check_ports(&self, request: &PortRequest) -> Result<(), Error> {
@@ -231,7 +245,8 @@ impl Backend for Nftables {
     fn retain(&self, network: &str, valid: &[Attachment], kinds: Kinds) -> Result<(), Error> {
         let kinds = withdraw::kinds(kinds);
         unless_no_nf_tables(
-            Session::open().and_then(|session| withdraw::retain(&session, network, valid, &kinds)),
+            Writer::open(self.observer)
+                .and_then(|session| withdraw::retain(&session, network, valid, &kinds)),
         )
     }
 

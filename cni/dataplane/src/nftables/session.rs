@@ -10,6 +10,7 @@ use super::schema::{self, Map, SharedChain};
 use super::spare;
 use super::transit::{self, Transit};
 use super::{addresses, plan};
+use crate::observer::{Entry, RulesetObserver};
 use crate::owned_table::OwnedTable;
 use crate::owner::{AttachmentHash, Life};
 use crate::{AddressFamily, Error, Owner};
@@ -26,6 +27,42 @@ impl Deref for Session {
 
     fn deref(&self) -> &OwnedTable {
         &self.0
+    }
+}
+
+/// A session that deletes elements, and tells the observer before it does.
+#[derive(Debug)]
+pub(crate) struct Writer {
+    session: Session,
+    observer: &'static dyn RulesetObserver,
+}
+
+impl Deref for Writer {
+    type Target = Session;
+
+    fn deref(&self) -> &Session {
+        &self.session
+    }
+}
+
+impl Writer {
+    /// Opens the socket in the calling thread's network namespace.
+    pub(crate) fn open(observer: &'static dyn RulesetObserver) -> Result<Self, Error> {
+        Ok(Self { session: Session::open()?, observer })
+    }
+
+    pub(crate) fn observer(&self) -> &'static dyn RulesetObserver {
+        self.observer
+    }
+
+    /// Announces the deletion of elements that were read under a generation.
+    pub(crate) fn announce<'a>(&self, generation: u32, held: impl IntoIterator<Item = &'a Held>) {
+        let mut entries = held.into_iter().filter_map(Held::entry);
+        self.observer.before_delete(&mut entries, &|| Ok(self.generation()? == generation));
+    }
+
+    pub(crate) fn into_session(self) -> Session {
+        self.session
     }
 }
 
@@ -100,6 +137,19 @@ impl Held {
                 _ => Transit::Settled,
             },
             _ => Transit::Settled,
+        }
+    }
+
+    /// The element as an observer knows it.
+    fn entry(&self) -> Option<Entry> {
+        let address = || self.key.first().and_then(plan::as_address);
+        match (self.map, &self.data) {
+            (Map::Hairpin(_), _) => address().map(Entry::Container),
+            (Map::Masquerade(_), _) => address().map(Entry::Masqueraded),
+            (map, ElementData::Values(data)) => {
+                plan::published(map, &self.key, self.end.as_deref(), data).map(Entry::Port)
+            }
+            _ => None,
         }
     }
 

@@ -11,10 +11,10 @@ use cni_spec::Attachment;
 use super::offload::Layout;
 use super::plan;
 use super::schema::{self, Map, SharedChain};
-use super::session::{Held, Session};
+use super::session::{Held, Session, Writer};
 use crate::owned_table::unchanged;
 use crate::owner::{AttachmentHash, NetworkHash};
-use crate::{AddressFamily, Error, Kinds, Withdrawal, ebpf};
+use crate::{AddressFamily, Error, Kinds, Withdrawal};
 
 /// Above so many hinted ports the maps are read as a whole.
 const MANY: usize = 256;
@@ -29,15 +29,15 @@ pub(crate) fn kinds(kinds: Kinds) -> Vec<u32> {
 }
 
 /// Takes away what the withdrawal names, and returns what was there.
-pub(crate) fn withdraw(session: &Session, withdrawal: &Withdrawal<'_>) -> Result<Vec<Held>, Error> {
+pub(crate) fn withdraw(session: &Writer, withdrawal: &Withdrawal<'_>) -> Result<Vec<Held>, Error> {
     let hash = AttachmentHash::of(withdrawal.attachment);
     let operation = format!("withdraw what belongs to {}", withdrawal.attachment);
     let kinds = kinds(withdrawal.kinds);
     session.transact(&operation, |generation| {
         let entries = entries(session, hash, &kinds)?;
         if entries.is_empty() {
-            // Somebody may have flushed the ruleset, which says nothing to the programs.
-            ebpf::entries::forget_unheld(withdrawal);
+            // A flush of the ruleset says nothing to the observer.
+            session.observer().nothing_held(withdrawal);
         }
         let no_ports = || !entries.iter().any(|entry| entry_kind(entry) == schema::KIND_PORTS);
         if entries.is_empty() || (withdrawal.kinds == Kinds::AllIfPorts && no_ports()) {
@@ -50,7 +50,7 @@ pub(crate) fn withdraw(session: &Session, withdrawal: &Withdrawal<'_>) -> Result
         if held.len() != expected {
             held = session.dump(elements(), |held| held.is_of(hash) && kinds.contains(&held.map.kind()))?;
         }
-        ebpf::entries::forget(&held, || is_unchanged(session, generation));
+        session.announce(generation, &held);
         let mut batch = Transaction::new();
         delete(&mut batch, held.iter().chain(&entries));
         if kinds.contains(&schema::KIND_PORTS) {
@@ -62,7 +62,7 @@ pub(crate) fn withdraw(session: &Session, withdrawal: &Withdrawal<'_>) -> Result
 
 /// Takes away all that one attachment has of these kinds, without hints.
 pub(crate) fn everything_of(
-    session: &Session,
+    session: &Writer,
     operation: &str,
     hash: AttachmentHash,
     kinds: &[u32],
@@ -70,7 +70,7 @@ pub(crate) fn everything_of(
     session.transact(operation, |generation| {
         let mut held = entries(session, hash, kinds)?;
         held.extend(session.dump(elements(), |held| held.is_of(hash) && kinds.contains(&held.map.kind()))?);
-        ebpf::entries::forget(&held, || is_unchanged(session, generation));
+        session.announce(generation, &held);
         let mut batch = Transaction::new();
         delete(&mut batch, &held);
         if kinds.contains(&schema::KIND_PORTS) {
@@ -82,7 +82,7 @@ pub(crate) fn everything_of(
 
 /// The changes that take away everything of these attachments, to be committed with this generation.
 pub(crate) fn removal(
-    session: &Session,
+    session: &Writer,
     generation: u32,
     hashes: &BTreeSet<AttachmentHash>,
 ) -> Result<Transaction, Error> {
@@ -93,17 +93,12 @@ pub(crate) fn removal(
     let of_them =
         |held: &Held| held.owner.as_ref().is_some_and(|owner| hashes.contains(&owner.attachment_hash));
     let held = session.dump(Map::all(), of_them)?;
-    ebpf::entries::forget(&held, || is_unchanged(session, generation));
+    session.announce(generation, &held);
     delete(&mut batch, &held);
     for hash in hashes {
         delete_own_chains(session, &mut batch, *hash)?;
     }
     Ok(batch)
-}
-
-/// Whether the ruleset is still the one of this generation.
-pub(crate) fn is_unchanged(session: &Session, generation: u32) -> Result<bool, Error> {
-    Ok(session.generation()? == generation)
 }
 
 fn elements() -> impl Iterator<Item = Map> {
@@ -220,7 +215,7 @@ impl Found<'_> {
 /// Takes away what belongs to attachments of a network that are not valid, and the shared chains
 /// that nothing leads to.
 pub(crate) fn retain(
-    session: &Session,
+    session: &Writer,
     network: &str,
     valid: &[Attachment],
     kinds: &[u32],
@@ -236,7 +231,7 @@ pub(crate) fn retain(
             })
     };
     // Also those that no element names, as after a flush of the ruleset.
-    ebpf::entries::forget_gone();
+    session.observer().collect();
     // One batch after another.
     while session.transact(&operation, |generation| {
         match session.schema() {
@@ -252,7 +247,7 @@ pub(crate) fn retain(
         });
         let mut batch = Transaction::new();
         for of_one in held.chunk_by(|a, b| a.owner == b.owner) {
-            ebpf::entries::forget(of_one, || is_unchanged(session, generation));
+            session.announce(generation, of_one);
             delete(&mut batch, of_one);
             let owner = of_one.first().and_then(|held| held.owner.as_ref());
             if let Some(owner) = owner.filter(|_| kinds.contains(&schema::KIND_PORTS)) {
