@@ -7,7 +7,7 @@ use crate::ebpf::{Ebpf, Programs, Settings};
 use crate::elsewhere::Elsewhere;
 use crate::iptables::Iptables;
 use crate::nftables::offload::Offload;
-use crate::nftables::record;
+use crate::nftables::owner_entry;
 use crate::nftables::schema::{KIND_MASQUERADE, KIND_PORTS};
 use crate::nftables::{Nftables, session::Session};
 use crate::reference::Reference;
@@ -155,7 +155,7 @@ impl Dataplane {
 
     fn holder(&self, attachment: &Attachment, kind: u32) -> Result<Holder, Error> {
         let kinds = if kind == KIND_PORTS { Kinds::Ports } else { Kinds::Masquerade };
-        match Session::open().and_then(|session| record::holds(&session, attachment, kind)) {
+        match Session::open().and_then(|session| owner_entry::holds(&session, attachment, kind)) {
             Ok(true) => return Ok(Holder::Table),
             Ok(false) | Err(Error::NoNfTables(_)) => {}
             Err(error) => return Err(error),

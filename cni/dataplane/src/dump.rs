@@ -5,7 +5,7 @@ use std::fmt::Write as _;
 use cni_nftables::{ChainInfo, ElementData, ElementInfo, Family, Socket, TableId, Value};
 
 use crate::Error;
-use crate::nftables::{offload, schema};
+use crate::nftables::schema;
 
 /// The tables with our names.
 fn tables() -> [TableId; 2] {
@@ -32,7 +32,7 @@ pub fn own_tables() -> Result<String, Error> {
         for chain in chains {
             let _written = writeln!(text, "  {}", of_chain(&chain));
         }
-        let flowtable = socket.flowtable(&id, offload::FLOWTABLE);
+        let flowtable = socket.flowtable(&id, schema::flowtable::FLOWTABLE);
         let flowtable =
             flowtable.map_err(|e| Error::kernel(format!("read the flowtable of table {id}"), e))?;
         if let Some(flowtable) = flowtable {

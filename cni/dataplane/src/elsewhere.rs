@@ -4,7 +4,7 @@
 use cni_nftables::Family;
 use cni_spec::Attachment;
 
-use crate::nftables::record;
+use crate::nftables::owner_entry as record;
 use crate::nftables::session::Session;
 use crate::reference::{MASQUERADE_TABLE, PORT_TABLE};
 use crate::{AddressFamily, Error, Kinds, iptables};

@@ -10,7 +10,7 @@ use cni_nftables::{
 use cni_spec::Attachment;
 
 use crate::nftables::session::{Session, State};
-use crate::nftables::{addresses, record, schema, spare_ports_of};
+use crate::nftables::{addresses, owner_entry as record, schema, spare_ports_of};
 use crate::owned_table::Patience;
 use crate::{ContainerNetns, Error};
 

@@ -18,7 +18,7 @@ use super::flows::Clock;
 use super::place::Place;
 use super::tables::Table;
 use crate::Error;
-use crate::nftables::flows::flow_count;
+use crate::nftables::conntrack::flow_count;
 
 /// Notes what conntrack has with these containers, which are held. Returns how many conversations there were.
 ///

@@ -25,7 +25,7 @@ use cni_nftables::{
 use cni_spec::Attachment;
 
 use super::{Held, IngressPolicy, Means};
-use crate::nftables::judge::TLV_KIND;
+use crate::nftables::liveness::TLV_KIND;
 use crate::owned_table::Patience;
 use crate::owner::{AttachmentHash, NetworkHash};
 use crate::{Error, Owner};

@@ -26,8 +26,8 @@ mod withdraw;
 
 use cni_spec::Attachment;
 
-use crate::nftables::flows::{self, Which};
-use crate::nftables::record;
+use crate::nftables::conntrack::{self as flows, Which};
+use crate::nftables::owner_entry as record;
 use crate::nftables::session::Session;
 use crate::owner::{AttachmentHash, Life};
 use crate::{

@@ -6,8 +6,8 @@ use cni_spec::Attachment;
 use super::{Mover, NOTHING, Row, Source, State, Wanted, Work, record_kind};
 use crate::Error;
 use crate::iptables::Iptables;
-use crate::nftables::record;
-use crate::nftables::transit::{self, Key, Transit};
+use crate::nftables::migration::{self as transit, Key, Transit};
+use crate::nftables::owner_entry as record;
 
 impl Mover<'_> {
     pub(super) fn take_chains_back(&self, owner: &crate::Owner, kind: u32) -> Result<(), Error> {

@@ -10,9 +10,9 @@ use super::{Clue, Mover, Place, Row, Source, State, Wanted, Work, request, table
 use crate::ebpf::Left;
 use crate::ebpf::moving::{Known, Moving};
 use crate::iptables::survey::{self, What};
-use crate::nftables::record;
+use crate::nftables::migration::Key;
+use crate::nftables::owner_entry as record;
 use crate::nftables::schema::KIND_PORTS;
-use crate::nftables::transit::Key;
 use crate::owner::AttachmentHash;
 use crate::reference::{Piece, Reference};
 use crate::{BackendName, ContainerNetns, Error};

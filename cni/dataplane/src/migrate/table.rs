@@ -7,11 +7,11 @@ use ipnet::IpNet;
 
 use super::words;
 use crate::iptables::survey::{Ports, What};
-use crate::nftables::judge::Record;
+use crate::nftables::liveness::Record;
+use crate::nftables::migration::{Key, Transit};
 use crate::nftables::plan::{self, as_address};
 use crate::nftables::schema::{self, KIND_MASQUERADE, KIND_PORTS, Map, SharedChain};
 use crate::nftables::session::{Held, Session};
-use crate::nftables::transit::{Key, Transit};
 use crate::owner::AttachmentHash;
 use crate::{AddressFamily, ContainerNetns, Error, Loopback, Owner, Snat};
 

@@ -1,53 +1,16 @@
-//! The node's own addresses, on a node where others are local, too: see `service_links`.
-//!
-//! ```text
-//! set   addresses4   { 192.0.2.1, 10.88.0.1 }     local by another link than that of the Services
-//! chain addresses4   ip daddr 127.0.0.0/8 goto hostports4
-//!                    ip daddr @addresses4 goto hostports4
-//! ```
-//!
-//! The chains `prerouting` and `output` go here in place of `hostports4` and `hostports6`. An address that the engine
-//! adds later is in none of these sets, so that no one has to announce it. An address that the node gets
-//! is, from the next ADD or STATUS on.
+//! Keeps the node's own addresses in the table where others are local, too: see [`schema::addresses`].
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
 
 use cni_kernel::route::RouteSocket;
-use cni_nftables::{Chain, DataType, Element, ElementId, Set, Stmt, Transaction, Value};
+use cni_nftables::{Element, ElementId, Transaction, Value};
 
-use super::offload::Layout;
-use super::schema::{self, Fixed, SharedChain};
+use super::schema::addresses::name;
+use super::schema::{self, Layout, SharedChain};
 use super::session::{Session, State};
 use crate::owned_table::{unchanged, unless_no_nf_tables};
 use crate::{AddressFamily, Error, service_links};
-
-/// Name of the chain of a family, and of its set. The presence of the one for IPv4 says that the layout has them.
-pub(crate) const fn name(family: AddressFamily) -> &'static str {
-    match family {
-        AddressFamily::V4 => "addresses4",
-        AddressFamily::V6 => "addresses6",
-    }
-}
-
-/// The chain of a family.
-pub(crate) fn chain(family: AddressFamily) -> Fixed {
-    let daddr = schema::address_fields(family).1;
-    let own = Stmt::in_set(&[daddr], name(family));
-    let hostports = || Stmt::goto(schema::hostports_chain(family));
-    let rules =
-        vec![vec![schema::one_of(daddr, schema::loopback(family)), hostports()], vec![own, hostports()]];
-    Fixed { chain: Chain::new(&schema::table(), name(family)), rules }
-}
-
-/// The set of a family, empty.
-pub(crate) fn set(family: AddressFamily) -> Set {
-    let key = match family {
-        AddressFamily::V4 => DataType::Ipv4Addr,
-        AddressFamily::V6 => DataType::Ipv6Addr,
-    };
-    Set::new(&schema::table(), name(family), &[key])
-}
 
 fn element(address: IpAddr) -> ElementId {
     ElementId::new(&schema::table(), name(AddressFamily::of(address)), vec![Value::address(address)])

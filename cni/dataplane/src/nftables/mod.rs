@@ -3,21 +3,21 @@
 //! grow with their number.
 
 pub mod addresses;
-pub(crate) mod apply;
 pub mod conditions;
-pub(crate) mod flows;
-pub(crate) mod guard;
-pub(crate) mod judge;
+pub(crate) mod conntrack;
+pub(crate) mod liveness;
+pub(crate) mod migration;
+mod migration_state;
 pub mod offload;
+pub(crate) mod owner_entry;
 pub(crate) mod plan;
-pub(crate) mod record;
+pub(crate) mod publish;
+mod reserved_ports;
 pub(crate) mod schema;
 pub(crate) mod session;
-pub(crate) mod spare;
 #[cfg(test)]
 mod tests;
-pub(crate) mod transit;
-pub(crate) mod withdraw;
+mod withdraw;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -33,10 +33,10 @@ use crate::{
     Backend, BackendName, Error, Kinds, Listed, MasqueradeRequest, PortRequest, PublishedPort, Traffic,
     Withdrawal,
 };
-use apply::Job;
-use flows::Which;
-use offload::{Offload, Protocols};
-use schema::Map;
+use conntrack::Which;
+use offload::Offload;
+use publish::Job;
+use schema::{Map, Protocols};
 use session::{Held, Session, State, Writer};
 
 /// The nftables backend, on the network namespace of the thread that calls it.
@@ -188,7 +188,7 @@ pub(crate) fn masquerade_job(request: &MasqueradeRequest) -> Job {
 pub(crate) fn spare_ports_of(observer: &dyn RulesetObserver, session: &Session) {
     let settled = match observer.reserved_ports() {
         None => Ok(()),
-        reserved => spare::settle(session, reserved),
+        reserved => reserved_ports::settle(session, reserved),
     };
     if let Err(error) = settled {
         log::warn!("masquerade may choose ports of the BPF programs: {error}");
@@ -200,12 +200,12 @@ pub(crate) fn spare_ports_of(observer: &dyn RulesetObserver, session: &Session) 
 /// # Errors
 /// What the kernel refused. A node without nf_tables has nothing to change.
 pub(crate) fn spare_ports(ports: Option<crate::PortRange>) -> Result<(), Error> {
-    unless_no_nf_tables(Session::open().and_then(|session| spare::settle(&session, ports)))
+    unless_no_nf_tables(Session::open().and_then(|session| reserved_ports::settle(&session, ports)))
 }
 
 /// Failing to flush is no failure of the mapping: it is said, and the flows end by themselves.
 fn flush(ports: &[(crate::HostPorts, Which)]) {
-    if let Err(e) = flows::flush(ports) {
+    if let Err(e) = conntrack::flush(ports) {
         log::warn!("{e}");
     }
 }

@@ -1,45 +1,20 @@
-//! The flowtable: established flows that this table has translated go past all chains.
-//!
-//! ```text
-//! flowtable flows    at the ingress of containers' bridges and links and of the node's links to elsewhere
-//! chain forward      ct mark & 0x2000 == 0x2000 ct status assured meta l4proto { tcp, udp } flow add @flows
-//! ```
-//!
-//! Whether a flow is ours is known when its source is decided on, in the chains `hairpin-…` (bit 13 of the
-//! packet mark says that the destination was translated here) and `masquerade-…`: these set a bit of the
-//! connection's mark, with which the flow is known for as long as it lives. Addresses would not tell: a
-//! container that publishes a port may be a Service's endpoint, too. The elements of containers are the same
-//! with and without a flowtable, and so is the number of rules in every other chain: the table has a
-//! flowtable if it has the chain `forward`, and an older version of Slipway finds nothing wrong with it.
+//! Keeps the flowtable as an administrator wants it: see [`schema::flowtable`].
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
 
 use cni_kernel::route::{Family, LinkKind, MAIN_TABLE, RouteError, RouteSocket};
 use cni_nftables::conntrack::{Conntrack, Filter, Flow, FlowFamily};
-use cni_nftables::{
-    BaseChain, Chain, ChainKind, Cmp, Field, Flowtable, FlowtableInfo, Hook, Links, Operand, Policy, Rule,
-    Stmt, Table, TableId, Transaction, Value,
-};
+use cni_nftables::{Chain, Flowtable, FlowtableInfo, Links, Rule, Table, TableId, Transaction};
 
-use super::schema::{self, Fixed, SharedChain};
+use super::schema::flowtable::{CHAIN, FLOWTABLE, chain, flowtable};
+use super::schema::{self, Fixed, Kernel, Layout, Protocols, SharedChain};
 use super::session::{Session, State};
-use super::spare;
+use crate::Error;
 use crate::owned_table::{unchanged, unless_no_nf_tables};
-use crate::{Error, PortRange};
 
-/// The flowtable's name.
-pub(crate) const FLOWTABLE: &str = "flows";
-/// The chain that puts flows into it. Its presence says that the table has a flowtable.
-pub(crate) const CHAIN: &str = "forward";
 /// How the names of containers' links begin.
 const VETHS: &str = "veth";
-/// The bit of the connection's mark: the same as the usual one of the packet's.
-const CT_MARK: u32 = 1 << schema::DEFAULT_MARK_BIT;
-/// Behind other engines' chains at this hook (`NF_IP_PRI_FILTER` is 0, `NF_IP_PRI_SECURITY` 50), so that
-/// no flow is offloaded whose packets one of them drops.
-const LAST: i32 = 200;
-
 /// What becomes of established flows.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub enum Offload {
@@ -59,132 +34,6 @@ pub enum Uplinks {
     OfDefaultRoutes,
     /// These; what is not there is left out.
     Named(Vec<String>),
-}
-
-/// What the table has beside its maps and what leads to them.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Layout {
-    /// What goes by the flowtable; none: everything goes through all chains.
-    pub(crate) offloading: Option<Protocols>,
-    /// The ports that masquerade leaves to the BPF programs.
-    pub(crate) spared: Option<PortRange>,
-    /// True if published ports answer at the addresses in the table's sets alone, of all that are local.
-    pub(crate) addresses: bool,
-}
-
-/// The protocols that are offloaded.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Protocols {
-    /// TCP alone: where a flow that is offloaded cannot be cut, UDP clients would go on sending to a
-    /// container that is gone.
-    Tcp,
-    /// Both.
-    TcpAndUdp,
-}
-
-impl Protocols {
-    /// What a kernel can do: since Linux 6.4, ctnetlink deletes flows that are offloaded
-    /// (`ctnetlink_del_conntrack`).
-    fn of(kernel: Kernel) -> Self {
-        if kernel >= Kernel(6, 4) { Self::TcpAndUdp } else { Self::Tcp }
-    }
-}
-
-/// Major and minor number of a kernel's release.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-struct Kernel(u32, u32);
-
-impl Kernel {
-    fn this() -> Self {
-        let release = nix::sys::utsname::uname().map(|names| names.release().to_string_lossy().into_owned());
-        Self::of_release(&release.unwrap_or_default())
-    }
-
-    /// 0.0 if it is none.
-    fn of_release(release: &str) -> Self {
-        let mut numbers = release.split(|c: char| !c.is_ascii_digit()).map(|word| word.parse::<u32>().ok());
-        match (numbers.next().flatten(), numbers.next().flatten()) {
-            (Some(major), Some(minor)) => Self(major, minor),
-            _ => Self(0, 0),
-        }
-    }
-
-    /// True if a flowtable can count (`NFT_FLOWTABLE_COUNTER`, Linux 5.7).
-    fn counts(self) -> bool {
-        self >= Self(5, 7)
-    }
-
-    /// True if a flowtable that is there takes the flag: Linux 5.12. Before, the kernel ignores it without an error.
-    fn begins_to_count(self) -> bool {
-        self >= Self(5, 12)
-    }
-
-    /// Whether it looks through bridges, and takes no flow in whose container's link is not in the flowtable:
-    /// 7.2 does, 6.18 does not. From 6.17 on all links can be told of by the beginning of their names
-    /// (`NFTA_DEVICE_PREFIX`); only newer versions of nft can read that, so it is not said where it need not be.
-    fn looks_through_bridges(self) -> bool {
-        self >= Self(7, 0)
-    }
-}
-
-impl Layout {
-    /// None of these.
-    pub(crate) const PLAIN: Self = Self { offloading: None, spared: None, addresses: false };
-
-    /// This with a flowtable, as this kernel can have it.
-    pub(crate) fn offloading(self) -> Self {
-        Self { offloading: Some(Protocols::of(Kernel::this())), ..self }
-    }
-
-    /// What a chain that knows a flow for ours says, beside what it says anyway.
-    pub(crate) fn remember(self) -> Option<Stmt> {
-        self.offloading.map(|_| Stmt::set_ct_mark_bits(CT_MARK))
-    }
-
-    /// The chains that only this layout has: the one that puts flows into the flowtable, and the one that
-    /// masquerades with other ports than the programs'.
-    pub(crate) fn chains(self) -> impl Iterator<Item = Fixed> {
-        self.forward().into_iter().chain(self.spared.map(spare::chain))
-    }
-
-    fn forward(self) -> Option<Fixed> {
-        let protocols = self.offloading?;
-        let base = BaseChain {
-            kind: ChainKind::Filter,
-            hook: Hook::Forward,
-            priority: LAST,
-            policy: Policy::Accept,
-        };
-        let chain = Chain::new(&schema::table(), CHAIN).base(base);
-        Some(Fixed { chain, rules: vec![rule(protocols)] })
-    }
-}
-
-/// Only flows that were answered and confirmed: neither a flood of SYN nor a question and its answer over
-/// UDP, which would take a place in the flowtable each and gain nothing.
-fn rule(protocols: Protocols) -> Vec<Stmt> {
-    let (tcp, udp) = (Operand::Value(Value::Proto(6)), Operand::Value(Value::Proto(17)));
-    let protocols = match protocols {
-        Protocols::Tcp => tcp,
-        Protocols::TcpAndUdp => Operand::OneOf(vec![tcp, udp]),
-    };
-    vec![
-        Stmt::Masked {
-            field: Field::CtMark,
-            mask: Value::Mark(CT_MARK),
-            cmp: Cmp::Eq,
-            value: Value::Mark(CT_MARK),
-        },
-        Stmt::AnyBit { field: Field::CtStatus, bits: Value::CtStatus(Value::CT_ASSURED) },
-        Stmt::Match { fields: vec![Field::L4Proto], cmp: Cmp::Eq, to: protocols },
-        Stmt::Offload(FLOWTABLE.to_owned()),
-    ]
-}
-
-/// The flowtable at these links. It counts where the kernel can: `slipway ports` reads conntrack's accounting, which
-/// would miss packets that pass by the chains.
-pub(crate) fn flowtable(table: &TableId, devices: &[Links]) -> Flowtable {
-    Flowtable::new(table, FLOWTABLE, devices).counter(Kernel::this().counts())
 }
 
 /// The batch that gives the table this flowtable.
@@ -230,7 +79,7 @@ pub(crate) fn settle(session: &Session, wanted: &Offload, containers: &[IpAddr])
                 switch_on(&session.shared_chains()?, layout.offloading(), flowtable)
             }
             (Some(_), Some(_)) => {
-                let Some(flowtable) = change(read(session)?, &devices, Kernel::this()) else {
+                let Some(flowtable) = change(session.flowtable()?, &devices, Kernel::this()) else {
                     return unchanged(());
                 };
                 let mut batch = Transaction::new();
@@ -254,16 +103,6 @@ fn change(present: Option<FlowtableInfo>, devices: &BTreeSet<Links>, kernel: Ker
     let counter = !counts && kernel.begins_to_count();
     let change = Flowtable::new(&schema::table(), FLOWTABLE, &missing).counter(counter);
     (counter || !missing.is_empty()).then_some(change)
-}
-
-fn read(session: &Session) -> Result<Option<FlowtableInfo>, Error> {
-    let found = session.socket.flowtable(&session.table, FLOWTABLE);
-    found.map_err(|e| Error::kernel(format!("read flowtable {FLOWTABLE}"), e))
-}
-
-/// The links that are in the flowtable; none if there is no flowtable.
-pub(crate) fn present(session: &Session) -> Result<Option<Vec<Links>>, Error> {
-    Ok(read(session)?.map(|flowtable| flowtable.devices))
 }
 
 /// The uplinks that are there, and the bridges that the containers are behind; and the containers' own links by the
@@ -348,8 +187,10 @@ pub enum Standing {
 /// # Errors
 /// What nf_tables said.
 pub fn standing() -> Result<Standing, Error> {
-    unless_no_nf_tables(Session::open().and_then(|session| present(&session))).map(|found| {
-        found.map_or(Standing::None, |links| Standing::At(links.iter().map(Links::to_string).collect()))
+    unless_no_nf_tables(Session::open().and_then(|session| session.flowtable())).map(|found| {
+        found.map_or(Standing::None, |found| {
+            Standing::At(found.devices.iter().map(Links::to_string).collect())
+        })
     })
 }
 
@@ -362,7 +203,7 @@ pub fn try_out() -> Result<(), Error> {
     let id = TableId::new(cni_nftables::Family::Inet, "probe");
     let mut batch = Transaction::new();
     batch.add_table(Table::new(&id)).add_flowtable(flowtable(&id, &[]));
-    if let Some(Fixed { chain, rules }) = Layout::PLAIN.offloading().forward() {
+    if let Some(Fixed { chain, rules }) = Layout::PLAIN.offloading().offloading.map(chain) {
         batch.add_chain(Chain { table: id.clone(), ..chain });
         for stmts in rules {
             batch.add_rule(Rule::new(&id, CHAIN, stmts));

@@ -2,14 +2,12 @@
 
 use std::ops::Deref;
 
-use cni_nftables::{ElementData, ElementId, ElementInfo, Socket, Transaction, Value};
+use cni_nftables::{ElementData, ElementId, ElementInfo, FlowtableInfo, Socket, Transaction, Value};
 
-use super::judge::{Record, TLV_KIND};
-use super::offload::{self, Layout};
-use super::schema::{self, Map, SharedChain};
-use super::spare;
-use super::transit::{self, Transit};
-use super::{addresses, plan};
+use super::liveness::{Record, TLV_KIND};
+use super::migration_state::{self, Transit};
+use super::plan;
+use super::schema::{self, Layout, Map, SharedChain, addresses, flowtable, reserved_ports};
 use crate::observer::{Entry, RulesetObserver};
 use crate::owned_table::OwnedTable;
 use crate::owner::{AttachmentHash, Life};
@@ -122,7 +120,7 @@ impl Held {
     pub(crate) fn count(&self) -> usize {
         match &self.data {
             ElementData::Values(values) => match values.as_slice() {
-                [Value::Mark(count)] => usize::try_from(transit::plain(*count)).unwrap_or(usize::MAX),
+                [Value::Mark(count)] => usize::try_from(migration_state::plain(*count)).unwrap_or(usize::MAX),
                 _ => 0,
             },
             _ => 0,
@@ -227,8 +225,8 @@ impl Session {
             batch.flush_chain(&self.table, name).delete_chain(&self.table, name);
         }
         // The chain alone is left of it where somebody took the flowtable away.
-        if layout.offloading.is_some() && offload::present(self)?.is_none() {
-            batch.add_flowtable(offload::flowtable(&self.table, &[]));
+        if layout.offloading.is_some() && self.flowtable()?.is_none() {
+            batch.add_flowtable(flowtable::flowtable(&self.table, &[]));
         }
         batch.append(schema::repair(&shared, layout));
         log::warn!("table {}: chains were changed by someone else, putting them back", schema::TABLE);
@@ -247,10 +245,16 @@ impl Session {
 
     /// The parts of the table next to its maps: a flowtable, ports that its masquerade spares, the node's addresses.
     pub(crate) fn layout(&self) -> Result<Layout, Error> {
-        let spared = self.chain(spare::CHAIN)?.and_then(|chain| spare::range_of(&chain));
+        let spared = self.chain(reserved_ports::CHAIN)?.and_then(|chain| reserved_ports::range_of(&chain));
         let addresses = self.chain(addresses::name(AddressFamily::V4))?.is_some();
         let layout = Layout { spared, addresses, ..Layout::PLAIN };
-        Ok(if self.chain(offload::CHAIN)?.is_some() { layout.offloading() } else { layout })
+        Ok(if self.chain(flowtable::CHAIN)?.is_some() { layout.offloading() } else { layout })
+    }
+
+    /// Reads the flowtable.
+    pub(crate) fn flowtable(&self) -> Result<Option<FlowtableInfo>, Error> {
+        let found = self.socket.flowtable(&self.table, flowtable::FLOWTABLE);
+        found.map_err(|e| Error::kernel(format!("read flowtable {}", flowtable::FLOWTABLE), e))
     }
 
     /// The chains that the elements of several attachments lead to.

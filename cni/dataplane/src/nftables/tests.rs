@@ -7,7 +7,7 @@ use cni_spec::Attachment;
 use expect_test::{expect, expect_file};
 use proptest::prelude::*;
 
-use super::offload::Layout;
+use super::schema::Layout;
 use super::{conditions, plan, schema};
 use crate::owner::{AttachmentHash, COMMENT_MAX};
 use crate::{

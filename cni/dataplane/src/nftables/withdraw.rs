@@ -8,9 +8,8 @@ use std::collections::BTreeSet;
 use cni_nftables::Transaction;
 use cni_spec::Attachment;
 
-use super::offload::Layout;
 use super::plan;
-use super::schema::{self, Map, SharedChain};
+use super::schema::{self, Layout, Map, SharedChain};
 use super::session::{Held, Session, Writer};
 use crate::owned_table::unchanged;
 use crate::owner::{AttachmentHash, NetworkHash};

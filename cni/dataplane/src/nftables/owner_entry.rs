@@ -7,11 +7,11 @@ use cni_nftables::{Element, Transaction, Value};
 use cni_spec::Attachment;
 
 use super::addresses;
-use super::judge::{Record, TLV_KIND};
+use super::liveness::{Record, TLV_KIND};
+use super::migration_state::Transit;
 use super::plan;
 use super::schema::{self, Map};
 use super::session::{Held, Session, State, element_id};
-use super::transit::Transit;
 use crate::owned_table::unchanged;
 use crate::owner::{AttachmentHash, Life};
 use crate::{ContainerNetns, Error, HostPorts, Owner};

@@ -17,13 +17,11 @@
 //! published. To a program an answer to a published port would be the first word of a new client: unlike the rules
 //! here, it does not know which conversations netfilter has, and a datagram does not tell.
 
-use cni_nftables::{Chain, ChainInfo, Cmp, Field, Operand, PortChoice, Stmt, Transaction, Value};
+use cni_nftables::{Chain, ChainInfo, Cmp, Field, Operand, PortChoice, Stmt, Value};
 
-use super::offload::Layout;
-use super::schema::{self, Fixed, SharedChain};
-use super::session::{Session, State};
-use crate::owned_table::unchanged;
-use crate::{Error, PortRange};
+use super::base::{self, Fixed};
+use super::layout::Layout;
+use crate::PortRange;
 
 /// The chain's name. Its presence says that ports are spared.
 pub(crate) const CHAIN: &str = "spare-ports";
@@ -45,7 +43,7 @@ pub(crate) fn masquerade(layout: Layout) -> Stmt {
 
 /// The chain that spares these ports.
 pub(crate) fn chain(spared: PortRange) -> Fixed {
-    let chain = Chain::new(&schema::table(), CHAIN).comment(&format!("{COMMENT}{spared}"));
+    let chain = Chain::new(&base::table(), CHAIN).comment(&format!("{COMMENT}{spared}"));
     Fixed { chain, rules: rules(spared) }
 }
 
@@ -88,51 +86,8 @@ fn others(spared: PortRange, first: u16) -> Option<(u16, u16)> {
     below.into_iter().chain(above).max().map(|(_, range)| range)
 }
 
-/// The batch that makes the masquerade of these chains spare these ports, or none.
-fn change(shared: &[SharedChain], layout: Layout, was_there: Option<&ChainInfo>) -> Transaction {
-    let table = schema::table();
-    let mut batch = Transaction::new();
-    let masquerading = || shared.iter().filter(|chain| matches!(chain, SharedChain::Masquerade { .. }));
-    for chain in masquerading() {
-        batch.flush_chain(&table, &chain.name());
-    }
-    if was_there.is_some() {
-        batch.flush_chain(&table, CHAIN).delete_chain(&table, CHAIN);
-    }
-    if let Some(Fixed { chain, rules }) = layout.spared.map(chain) {
-        batch.add_chain(chain.exclusive());
-        schema::add_rules(&mut batch, CHAIN, rules);
-    }
-    for chain in masquerading() {
-        schema::add_rules(&mut batch, &chain.name(), chain.rules(layout));
-    }
-    batch
-}
-
-/// Makes the table's masquerade spare these ports, or none. A table that is not there, or not whole, is left as it
-/// is: whoever makes it comes here afterwards.
-///
-/// # Errors
-/// What the kernel refused, or no quiet moment. What containers have in the table is not touched.
-pub(crate) fn settle(session: &Session, wanted: Option<PortRange>) -> Result<(), Error> {
-    session.transact("leave ports to the programs' masquerade", |_| {
-        let found = session.chain(CHAIN)?;
-        let as_wanted = match &found {
-            None => wanted.is_none(),
-            Some(chain) => wanted.is_some() && range_of(chain) == wanted,
-        };
-        if as_wanted || !matches!(session.state()?, State::Ready) {
-            return unchanged(());
-        }
-        let layout = Layout { spared: wanted, ..session.layout()? };
-        Ok((change(&session.shared_chains()?, layout, found.as_ref()), ()))
-    })
-}
-
 #[cfg(test)]
 mod tests {
-    use expect_test::expect_file;
-
     use super::*;
 
     fn range(first: u16, last: u16) -> PortRange {
@@ -164,32 +119,5 @@ mod tests {
                 }
             }
         }
-    }
-
-    #[test]
-    fn on_another_range_and_off() {
-        let shared = [
-            SharedChain::Masquerade { network: "10.88.0.0/16".parse().unwrap() },
-            SharedChain::Hairpin { network: "10.88.0.0/16".parse().unwrap(), bit: 13 },
-            SharedChain::Masquerade { network: "fd00::/64".parse().unwrap() },
-        ];
-        let spared = |range| Layout { spared: range, ..Layout::PLAIN };
-        let there = |range| {
-            let comment = chain(range).chain.comment;
-            ChainInfo {
-                table: schema::table(),
-                name: CHAIN.to_owned(),
-                handle: 1,
-                base: None,
-                uses: 3,
-                comment,
-            }
-        };
-        let default = PortRange::default();
-        assert_eq!(range_of(&there(default)), Some(default));
-        let on = change(&shared, spared(Some(default)), None).to_string();
-        let other = change(&shared, spared(Some(range(40000, 40099))), Some(&there(default))).to_string();
-        let off = change(&shared, Layout::PLAIN, Some(&there(default))).to_string();
-        expect_file!["../../golden/spare-ports.nft"].assert_eq(&[on, other, off].join("\n"));
     }
 }

@@ -22,27 +22,30 @@
 //! chain, and cleared when nothing was found; postrouting clears it again. That chain runs just
 //! before the usual place for source NAT, so that nobody else's rules for the same bit see it.
 
+pub(crate) mod addresses;
+mod base;
+pub(crate) mod flowtable;
+mod guard;
+mod layout;
+pub(crate) mod reserved_ports;
+
 use cni_nftables::{
-    BaseChain, Chain, ChainKind, DataType, Family, Field, Hook, IpVersion, MapData, Operand, Policy, Rule,
-    Set, Stmt, Table, TableId, Transaction, Value, Verdict,
+    Chain, ChainKind, DataType, Field, Hook, IpVersion, MapData, Operand, Rule, Set, Stmt, Table,
+    Transaction, Value, Verdict,
 };
 use ipnet::IpNet;
 
-use super::offload::Layout;
-use super::{addresses, guard, spare};
-use crate::owned_table::{Definition, marker};
+use crate::owned_table::marker;
 use crate::owner::AttachmentHash;
 use crate::{AddressFamily, HostAddress, HostPorts};
 
-/// Family and name, for messages.
-pub(crate) const TABLE: &str = "inet slipway";
-/// The layout that this version makes.
-pub(crate) const SCHEMA: u32 = 2;
-/// The table.
-pub(crate) const DEFINITION: Definition =
-    Definition { family: Family::Inet, name: "slipway", label: TABLE, schema: SCHEMA };
-/// The mark's bit for containers whose configuration names none: the reference plugin's own.
-pub(crate) const DEFAULT_MARK_BIT: u8 = 13;
+pub(crate) use base::{
+    DEFAULT_MARK_BIT, DEFINITION, Fixed, SCHEMA, TABLE, address_fields, hostports_chain, loopback, mark_bits,
+    multicast, one_of, table, translate_chain,
+};
+use base::{digit, prefix};
+pub(crate) use layout::{Kernel, Layout, Protocols};
+
 /// Kind of an entry in `owners`: published ports.
 pub(crate) const KIND_PORTS: u32 = 1;
 /// Kind of an entry in `owners`: masqueraded addresses.
@@ -50,21 +53,9 @@ pub(crate) const KIND_MASQUERADE: u32 = 2;
 
 const OWN_CHAIN: &str = "container-";
 
-/// Family and name of the table.
-pub(crate) fn table() -> TableId {
-    DEFINITION.id()
-}
-
 /// The chain that an attachment has for itself.
 pub(crate) fn own_chain(hash: &AttachmentHash, family: AddressFamily) -> String {
     format!("{OWN_CHAIN}{}-{}", crate::owner::hex(&hash.0), digit(family))
-}
-
-fn digit(family: AddressFamily) -> char {
-    match family {
-        AddressFamily::V4 => '4',
-        AddressFamily::V6 => '6',
-    }
 }
 
 /// One of the table's maps.
@@ -297,7 +288,10 @@ impl SharedChain {
                 let stay = Operand::OneOf(vec![prefix(network), multicast(family_of(network))]);
                 vec![
                     vec![one_of(daddr, stay), Stmt::Verdict(Verdict::Return)],
-                    layout.remember().into_iter().chain([spare::masquerade(layout)]).collect(),
+                    flowtable::remember(layout)
+                        .into_iter()
+                        .chain([reserved_ports::masquerade(layout)])
+                        .collect(),
                 ]
             }
             Self::Hairpin { network, bit } => {
@@ -326,71 +320,12 @@ fn unless_marked(bit: u8, layout: Layout) -> Vec<Vec<Stmt>> {
         cmp: cni_nftables::Cmp::Eq,
         value: Value::Mark(0),
     };
-    let clear = [Stmt::clear_mark_bits(bits)].into_iter().chain(layout.remember()).collect();
+    let clear = [Stmt::clear_mark_bits(bits)].into_iter().chain(flowtable::remember(layout)).collect();
     vec![vec![unset, Stmt::Verdict(Verdict::Return)], clear]
-}
-
-/// The mark with this bit alone.
-pub(crate) fn mark_bits(bit: u8) -> u32 {
-    1u32.checked_shl(u32::from(bit)).unwrap_or(0)
 }
 
 fn family_of(network: &IpNet) -> AddressFamily {
     AddressFamily::of(network.addr())
-}
-
-pub(crate) fn address_fields(family: AddressFamily) -> (Field, Field) {
-    match family {
-        AddressFamily::V4 => (Field::IpSaddr, Field::IpDaddr),
-        AddressFamily::V6 => (Field::Ip6Saddr, Field::Ip6Daddr),
-    }
-}
-
-pub(crate) fn one_of(field: Field, to: Operand) -> Stmt {
-    Stmt::Match { fields: vec![field], cmp: cni_nftables::Cmp::Eq, to }
-}
-
-fn prefix(network: &IpNet) -> Operand {
-    Operand::Prefix(Value::address(network.network()), network.prefix_len())
-}
-
-/// RFC 5771 and RFC 4291, section 2.7.
-pub(crate) fn multicast(family: AddressFamily) -> Operand {
-    match family {
-        AddressFamily::V4 => Operand::Prefix(Value::Ipv4([224, 0, 0, 0].into()), 4),
-        AddressFamily::V6 => Operand::Prefix(Value::Ipv6([0xff00, 0, 0, 0, 0, 0, 0, 0].into()), 8),
-    }
-}
-
-/// RFC 1122, section 3.2.1.3 (g), and RFC 4291, section 2.5.3.
-pub(crate) fn loopback(family: AddressFamily) -> Operand {
-    match family {
-        AddressFamily::V4 => Operand::Prefix(Value::Ipv4([127, 0, 0, 0].into()), 8),
-        AddressFamily::V6 => Operand::Value(Value::Ipv6(std::net::Ipv6Addr::LOCALHOST)),
-    }
-}
-
-/// The rules of a chain.
-pub(crate) type Rules = Vec<Vec<Stmt>>;
-
-/// A chain that is always there, with its rules.
-#[derive(Debug, Clone)]
-pub(crate) struct Fixed {
-    /// The chain.
-    pub(crate) chain: Chain,
-    /// Its rules.
-    pub(crate) rules: Vec<Vec<Stmt>>,
-}
-
-impl Fixed {
-    fn regular(name: &str, rules: Vec<Vec<Stmt>>) -> Self {
-        Self { chain: Chain::new(&table(), name), rules }
-    }
-
-    fn base(name: &str, (kind, hook, priority): (ChainKind, Hook, i32), rules: Vec<Vec<Stmt>>) -> Self {
-        let base = BaseChain { kind, hook, priority, policy: Policy::Accept };
-        Self { chain: Chain::new(&table(), name).base(base), rules }
-    }
 }
 
 /// The chains that are always there, those first that others lead to.
@@ -420,24 +355,9 @@ pub(crate) fn fixed_chains(layout: Layout) -> Vec<Fixed> {
     chains.push(Fixed::base("guard", (ChainKind::Filter, Hook::Prerouting, RAW), guard::arriving()));
     let input = (ChainKind::Nat, Hook::Input, BEHIND_DSTNAT);
     chains.push(Fixed::base("guard-translated", input, guard::translated()));
-    chains.extend(layout.chains());
+    chains.extend(layout.offloading.map(flowtable::chain));
+    chains.extend(layout.spared.map(reserved_ports::chain));
     chains
-}
-
-/// The chain that translates the destination, whatever the mark.
-pub(crate) fn translate_chain(family: AddressFamily) -> &'static str {
-    match family {
-        AddressFamily::V4 => "translate4",
-        AddressFamily::V6 => "translate6",
-    }
-}
-
-/// The chain that looks published ports up.
-pub(crate) fn hostports_chain(family: AddressFamily) -> &'static str {
-    match family {
-        AddressFamily::V4 => "hostports4",
-        AddressFamily::V6 => "hostports6",
-    }
 }
 
 fn nfproto(family: AddressFamily) -> Stmt {

@@ -2,7 +2,7 @@
 
 use cni_nftables::{Field, Operand, Stmt, Value, Verdict};
 
-use super::schema::{self, DEFAULT_MARK_BIT, Rules};
+use super::base::{self, DEFAULT_MARK_BIT, Rules};
 use crate::AddressFamily;
 
 fn from_outside() -> Stmt {
@@ -17,7 +17,7 @@ fn from_outside() -> Stmt {
 pub(crate) fn arriving() -> Rules {
     [Field::IpDaddr, Field::IpSaddr]
         .map(|field| {
-            let stmt = schema::one_of(field, schema::loopback(AddressFamily::V4));
+            let stmt = base::one_of(field, base::loopback(AddressFamily::V4));
             vec![stmt, from_outside(), Stmt::Verdict(Verdict::Drop)]
         })
         .to_vec()
@@ -28,12 +28,12 @@ pub(crate) fn arriving() -> Rules {
 /// own affair. Of type nat and at the input hook, the chain sees nothing but first packets for the node.
 pub(crate) fn translated() -> Rules {
     let rule = |family: AddressFamily| {
-        let daddr = schema::address_fields(family).1;
-        let to = Operand::OneOf(vec![schema::loopback(family), schema::multicast(family)]);
+        let daddr = base::address_fields(family).1;
+        let to = Operand::OneOf(vec![base::loopback(family), base::multicast(family)]);
         vec![
-            Stmt::mark_has(schema::mark_bits(DEFAULT_MARK_BIT)),
+            Stmt::mark_has(base::mark_bits(DEFAULT_MARK_BIT)),
             Stmt::AnyBit { field: Field::CtStatus, bits: Value::CtStatus(Value::CT_DNAT) },
-            schema::one_of(daddr, to),
+            base::one_of(daddr, to),
             from_outside(),
             Stmt::Verdict(Verdict::Drop),
         ]

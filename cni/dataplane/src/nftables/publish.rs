@@ -11,12 +11,11 @@ use cni_nftables::{Chain, Element, ElementData, Stmt, Transaction, Value, Verdic
 use cni_spec::Attachment;
 
 use super::addresses;
-use super::judge::{Record, TLV_KIND};
-use super::offload::Layout;
+use super::liveness::{Record, TLV_KIND};
+use super::migration_state::Transit;
 use super::plan::{self, Datum, Item, Plan};
-use super::schema::{self, Map};
+use super::schema::{self, Layout, Map};
 use super::session::{Held, Session, State, Writer, describe, element_id};
-use super::transit::Transit;
 use crate::owner::AttachmentHash;
 use crate::{AddressFamily, ContainerNetns, Error, Owner};
 

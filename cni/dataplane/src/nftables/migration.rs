@@ -7,55 +7,16 @@ use std::collections::BTreeSet;
 
 use cni_nftables::{Element, ElementId, Transaction, Value};
 
-use super::judge::{Record, TLV_KIND};
+use super::liveness::{Record, TLV_KIND};
+pub(crate) use super::migration_state::Transit;
 use super::schema::{self, Map};
 use super::session::{Held, Session};
 use super::withdraw;
 use crate::Error;
 use crate::owner::AttachmentHash;
 
-/// How far it is. It is told by the two highest bits of the number of elements.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub(crate) enum Transit {
-    /// It stays here.
-    #[default]
-    Settled,
-    /// It was made here. Whether what it was made after is still there was not looked at since.
-    Made,
-    /// It was made here, and what it was made after was still there: that can go.
-    Verified,
-}
-
-const MADE: u32 = 1 << 31;
-const VERIFIED: u32 = 1 << 30;
-
 /// An entry: whose, and of which kind.
 pub(crate) type Key = (AttachmentHash, u32);
-
-impl Transit {
-    /// The bits of it.
-    pub(crate) fn bits(self) -> u32 {
-        match self {
-            Self::Settled => 0,
-            Self::Made => MADE,
-            Self::Verified => VERIFIED,
-        }
-    }
-
-    /// What an entry's number says.
-    pub(crate) fn of(number: u32) -> Self {
-        match (number & MADE != 0, number & VERIFIED != 0) {
-            (true, _) => Self::Made,
-            (false, true) => Self::Verified,
-            (false, false) => Self::Settled,
-        }
-    }
-}
-
-/// The number without the bits.
-pub(crate) fn plain(number: u32) -> u32 {
-    number & !(MADE | VERIFIED)
-}
 
 /// The entry with another state.
 fn rewritten(entry: &Held, to: Transit) -> Option<Element> {
@@ -158,17 +119,4 @@ pub(crate) fn take_away(
         }
         Ok((batch, going))
     })
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_state_and_the_number_do_not_disturb_each_other() {
-        for transit in [Transit::Settled, Transit::Made, Transit::Verified] {
-            let number = 70_000 | transit.bits();
-            assert_eq!((Transit::of(number), plain(number)), (transit, 70_000));
-        }
-    }
 }

@@ -1,0 +1,54 @@
+//! The migration state of an owner's things, stored in the top two bits of the element count.
+
+/// How far a migration from another backend is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(crate) enum Transit {
+    /// It stays here.
+    #[default]
+    Settled,
+    /// It was made here. Whether what it was made after is still there was not looked at since.
+    Made,
+    /// It was made here, and what it was made after was still there: that can go.
+    Verified,
+}
+
+const MADE: u32 = 1 << 31;
+const VERIFIED: u32 = 1 << 30;
+
+impl Transit {
+    /// The bits of it.
+    pub(crate) fn bits(self) -> u32 {
+        match self {
+            Self::Settled => 0,
+            Self::Made => MADE,
+            Self::Verified => VERIFIED,
+        }
+    }
+
+    /// What an entry's number says.
+    pub(crate) fn of(number: u32) -> Self {
+        match (number & MADE != 0, number & VERIFIED != 0) {
+            (true, _) => Self::Made,
+            (false, true) => Self::Verified,
+            (false, false) => Self::Settled,
+        }
+    }
+}
+
+/// The number without the bits.
+pub(crate) fn plain(number: u32) -> u32 {
+    number & !(MADE | VERIFIED)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_state_and_the_number_do_not_disturb_each_other() {
+        for transit in [Transit::Settled, Transit::Made, Transit::Verified] {
+            let number = 70_000 | transit.bits();
+            assert_eq!((Transit::of(number), plain(number)), (transit, 70_000));
+        }
+    }
+}

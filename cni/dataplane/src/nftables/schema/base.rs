@@ -1,0 +1,109 @@
+//! Names of the table, and the statements that its parts are made of.
+
+use cni_nftables::{
+    BaseChain, Chain, ChainKind, Cmp, Family, Field, Hook, Operand, Policy, Stmt, TableId, Value,
+};
+use ipnet::IpNet;
+
+use crate::AddressFamily;
+use crate::owned_table::Definition;
+
+/// Family and name, for messages.
+pub(crate) const TABLE: &str = "inet slipway";
+/// The layout that this version makes.
+pub(crate) const SCHEMA: u32 = 2;
+/// The table.
+pub(crate) const DEFINITION: Definition =
+    Definition { family: Family::Inet, name: "slipway", label: TABLE, schema: SCHEMA };
+/// The mark's bit for containers whose configuration names none: the reference plugin's own.
+pub(crate) const DEFAULT_MARK_BIT: u8 = 13;
+/// Family and name of the table.
+pub(crate) fn table() -> TableId {
+    DEFINITION.id()
+}
+
+pub(super) fn digit(family: AddressFamily) -> char {
+    match family {
+        AddressFamily::V4 => '4',
+        AddressFamily::V6 => '6',
+    }
+}
+
+/// The mark with this bit alone.
+pub(crate) fn mark_bits(bit: u8) -> u32 {
+    1u32.checked_shl(u32::from(bit)).unwrap_or(0)
+}
+
+pub(crate) fn address_fields(family: AddressFamily) -> (Field, Field) {
+    match family {
+        AddressFamily::V4 => (Field::IpSaddr, Field::IpDaddr),
+        AddressFamily::V6 => (Field::Ip6Saddr, Field::Ip6Daddr),
+    }
+}
+
+pub(crate) fn one_of(field: Field, to: Operand) -> Stmt {
+    Stmt::Match { fields: vec![field], cmp: Cmp::Eq, to }
+}
+
+pub(super) fn prefix(network: &IpNet) -> Operand {
+    Operand::Prefix(Value::address(network.network()), network.prefix_len())
+}
+
+/// RFC 5771 and RFC 4291, section 2.7.
+pub(crate) fn multicast(family: AddressFamily) -> Operand {
+    match family {
+        AddressFamily::V4 => Operand::Prefix(Value::Ipv4([224, 0, 0, 0].into()), 4),
+        AddressFamily::V6 => Operand::Prefix(Value::Ipv6([0xff00, 0, 0, 0, 0, 0, 0, 0].into()), 8),
+    }
+}
+
+/// RFC 1122, section 3.2.1.3 (g), and RFC 4291, section 2.5.3.
+pub(crate) fn loopback(family: AddressFamily) -> Operand {
+    match family {
+        AddressFamily::V4 => Operand::Prefix(Value::Ipv4([127, 0, 0, 0].into()), 8),
+        AddressFamily::V6 => Operand::Value(Value::Ipv6(std::net::Ipv6Addr::LOCALHOST)),
+    }
+}
+
+/// The rules of a chain.
+pub(crate) type Rules = Vec<Vec<Stmt>>;
+
+/// A chain that is always there, with its rules.
+#[derive(Debug, Clone)]
+pub(crate) struct Fixed {
+    /// The chain.
+    pub(crate) chain: Chain,
+    /// Its rules.
+    pub(crate) rules: Vec<Vec<Stmt>>,
+}
+
+impl Fixed {
+    pub(super) fn regular(name: &str, rules: Vec<Vec<Stmt>>) -> Self {
+        Self { chain: Chain::new(&table(), name), rules }
+    }
+
+    pub(super) fn base(
+        name: &str,
+        (kind, hook, priority): (ChainKind, Hook, i32),
+        rules: Vec<Vec<Stmt>>,
+    ) -> Self {
+        let base = BaseChain { kind, hook, priority, policy: Policy::Accept };
+        Self { chain: Chain::new(&table(), name).base(base), rules }
+    }
+}
+
+/// The chain that translates the destination, whatever the mark.
+pub(crate) fn translate_chain(family: AddressFamily) -> &'static str {
+    match family {
+        AddressFamily::V4 => "translate4",
+        AddressFamily::V6 => "translate6",
+    }
+}
+
+/// The chain that looks published ports up.
+pub(crate) fn hostports_chain(family: AddressFamily) -> &'static str {
+    match family {
+        AddressFamily::V4 => "hostports4",
+        AddressFamily::V6 => "hostports6",
+    }
+}
