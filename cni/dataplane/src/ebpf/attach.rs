@@ -18,7 +18,7 @@ use nix::errno::Errno;
 use nix::net::if_::if_nametoindex;
 use slipway_ebpf_abi::maps;
 
-use super::said;
+use super::error;
 use crate::Error;
 
 /// Priority of the filter: others may come before it and after it.
@@ -50,7 +50,7 @@ pub(super) enum Use {
 /// # Errors
 /// The interface is gone, or has another discipline in clsact's place.
 pub(super) fn attach(interface: &str, program: &Path, used: Use) -> Result<Before, Error> {
-    let failed = |e: ProgramError| said::failed(format!("attach {} to {interface}", program.display()), e);
+    let failed = |e: ProgramError| error::failed(format!("attach {} to {interface}", program.display()), e);
     let mut classifier = SchedClassifier::from_pin(program).map_err(failed)?;
     if let Some((index, there)) = in_tcx(interface) {
         let own = classifier.info().map_err(failed)?;
@@ -139,7 +139,10 @@ pub(super) fn maps_of(program: u32) -> Result<Vec<u32>, Error> {
     // One may go while all are looked at.
     let found = loaded_programs().filter_map(Result::ok).find(|one| one.id() == program);
     let maps = found.map(|found| found.map_ids()).transpose();
-    Ok(maps.map_err(|e| said::failed("look for the maps of a BPF program", e))?.flatten().unwrap_or_default())
+    Ok(maps
+        .map_err(|e| error::failed("look for the maps of a BPF program", e))?
+        .flatten()
+        .unwrap_or_default())
 }
 
 /// Takes our filter away from an interface; says whether there was one. The discipline stays: others may use
@@ -150,7 +153,7 @@ pub(super) fn maps_of(program: u32) -> Result<Vec<u32>, Error> {
 pub(super) fn detach(interface: &str) -> Result<bool, Error> {
     let gone = [Errno::ENOENT, Errno::EINVAL, Errno::ENODEV];
     if let Some((index, program)) = in_tcx(interface) {
-        let failed = |e: ProgramError| said::failed(format!("find the program of {interface}"), e);
+        let failed = |e: ProgramError| error::failed(format!("find the program of {interface}"), e);
         match bpf::detach_ingress(index, program.fd().map_err(failed)?.as_fd()) {
             Ok(()) => return Ok(true),
             Err(Errno::ENOENT) => {}

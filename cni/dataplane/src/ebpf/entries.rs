@@ -1,16 +1,16 @@
 //! What the programs are told of containers: written after the nftables elements that hold the ownership,
 //! removed before they are.
 
+use std::fmt;
 use std::net::IpAddr;
 
 use cni_kernel::route::RouteSocket;
 use slipway_ebpf_abi::{HELD, LEFT, MASQUERADED, Pod, PodAddress, SPARES_LOOPBACK};
 
-use super::adopt::{self, Hold, adopt, host_end};
-use super::flows::Pods;
-use super::place::Place;
+use super::pins::Pins;
+use super::pods::{Hold, Pods, adopt, host_end};
 use super::tables::{NOBODY, Published, Tables, Target};
-use super::{Left, links, node};
+use super::{config, conntrack_import, links, other_versions};
 use crate::observer::{Entry, RulesetObserver};
 use crate::owner::AttachmentHash;
 use crate::{
@@ -21,6 +21,45 @@ use crate::{
 /// The most ports of one container that are put into the maps, one by one. A longer run is a single element
 /// for nftables, which serves it.
 pub(super) const MANY: usize = 4096;
+
+/// Why a container is left to nftables although this backend was asked for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Left {
+    /// `conditionsV4` or `conditionsV6`.
+    Conditions,
+    /// `externalSetMarkChain`.
+    MarkChain,
+    /// `masqAll`.
+    MasqueradeAll,
+    /// `snat: false`.
+    NoMasquerade,
+    /// More ports than the maps are meant for.
+    ManyPorts,
+    /// The container's interface is no veth.
+    NoVeth,
+    /// Its rate is limited, or it is kept apart from others.
+    Pod,
+    /// All its ports are of SCTP.
+    Sctp,
+    /// Its network namespace is not known, and it cannot be found by its addresses.
+    Nowhere,
+}
+
+impl fmt::Display for Left {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Conditions => "it has conditions",
+            Self::MarkChain => "it has externalSetMarkChain",
+            Self::MasqueradeAll => "it has masqAll",
+            Self::NoMasquerade => "it has snat: false",
+            Self::ManyPorts => "it has more than 4,096 ports",
+            Self::NoVeth => "its interface is no veth",
+            Self::Pod => "its rate is limited, or it is kept apart from others",
+            Self::Sctp => "the programs do not know SCTP",
+            Self::Nowhere => "its interface cannot be found",
+        })
+    }
+}
 
 /// Why a request is left to nftables for good; none: the programs can serve it.
 pub(super) fn unserved(request: &PortRequest) -> Option<Left> {
@@ -59,18 +98,18 @@ pub(super) fn single(port: &PublishedPort) -> impl Iterator<Item = (Published, u
 ///
 /// # Errors
 /// The kernel's own; what was written is taken back.
-pub(super) fn publish(place: &Place, request: &PortRequest) -> Result<Option<Left>, Error> {
+pub(super) fn publish(pins: &Pins, request: &PortRequest) -> Result<Option<Left>, Error> {
     let Some((link, inside)) = host_end(&request.netns, request.attachment.ifname())? else {
-        reserve_ports(&mut Tables::open(place)?, request)?;
+        reserve_ports(&mut Tables::open(pins)?, request)?;
         return Ok(Some(Left::NoVeth));
     };
-    let mut tables = Tables::open(place)?;
+    let mut tables = Tables::open(pins)?;
     let (who, how) = ((&request.attachment, &link), (None, Hold::needed(&inside)));
-    let pod = adopt(place, &mut tables, who, &request.networks, how)?;
+    let pod = adopt(pins, &mut tables, who, &request.networks, how)?;
     let own = (pod.link, pod.generation);
     let served = || request.ports.iter().filter(|port| is_served(&port.host));
     let write = |tables: &mut Tables| -> Result<(), Error> {
-        let _turn = place.turn();
+        let _lock = pins.lock();
         for port in served() {
             for (published, to) in single(port) {
                 tables.put_port(&published, &target(request, port, own, to))?;
@@ -84,7 +123,7 @@ pub(super) fn publish(place: &Place, request: &PortRequest) -> Result<Option<Lef
         }
         return Err(error);
     }
-    adopt::release(place, &mut tables, &pod)?;
+    conntrack_import::release(pins, &mut tables, &pod)?;
     Ok(None)
 }
 
@@ -92,14 +131,14 @@ pub(super) fn publish(place: &Place, request: &PortRequest) -> Result<Option<Lef
 ///
 /// # Errors
 /// The kernel's own.
-pub(super) fn masquerade(place: &Place, request: &MasqueradeRequest) -> Result<Option<Left>, Error> {
+pub(super) fn masquerade(pins: &Pins, request: &MasqueradeRequest) -> Result<Option<Left>, Error> {
     let Some((link, inside)) = host_end(&request.netns, request.attachment.ifname())? else {
         return Ok(Some(Left::NoVeth));
     };
-    let mut tables = Tables::open(place)?;
+    let mut tables = Tables::open(pins)?;
     let (who, how) = ((&request.attachment, &link), (Some(MASQUERADED), Hold::needed(&inside)));
-    let pod = adopt(place, &mut tables, who, &request.addresses, how)?;
-    adopt::release(place, &mut tables, &pod)?;
+    let pod = adopt(pins, &mut tables, who, &request.addresses, how)?;
+    conntrack_import::release(pins, &mut tables, &pod)?;
     Ok(None)
 }
 
@@ -154,7 +193,7 @@ impl RulesetObserver for Programs {
     }
 
     fn reserved_ports(&self) -> Option<PortRange> {
-        node::reserved_ports()
+        config::reserved_ports()
     }
 }
 
@@ -272,12 +311,12 @@ fn nobody(port: &PublishedPort) -> Target {
 /// # Errors
 /// The maps cannot be read.
 pub(crate) fn name_served(all: &mut [Listed]) -> Result<(), Error> {
-    let Some(place) = node::at_home() else { return Ok(()) };
+    let Some(pins) = config::at_home() else { return Ok(()) };
     // Beside an engine that translates Services, nftables serves what is addressed to the node.
-    if !node::knows_addresses(&place)? {
+    if !config::knows_addresses(&pins)? {
         return Ok(());
     }
-    let tables = Tables::open(&place)?;
+    let tables = Tables::open(&pins)?;
     let in_tables = all.iter_mut().filter(|one| one.backend == BackendName::Nftables);
     for one in in_tables.filter(|one| is_served(&one.port.host)) {
         let Some((first, _)) = single(&one.port).next() else { continue };
@@ -293,8 +332,8 @@ pub(crate) fn name_served(all: &mut [Listed]) -> Result<(), Error> {
 ///
 /// # Errors
 /// The kernel's own.
-pub(super) fn reserve_all(place: &Place, ports: &[PublishedPort]) -> Result<(), Error> {
-    let mut tables = Tables::open(place)?;
+pub(super) fn reserve_all(pins: &Pins, ports: &[PublishedPort]) -> Result<(), Error> {
+    let mut tables = Tables::open(pins)?;
     let of_one = |port: &&PublishedPort| {
         matches!(port.host.address, HostAddress::One(_)) && is_served(&port.host) && port.host.len() <= MANY
     };
@@ -318,17 +357,17 @@ pub(crate) fn leave_masquerade(request: &MasqueradeRequest) {
 /// Tells the programs, if there are any, and if they are this network namespace's: to those of another one nothing here
 /// is known, and what has the same number or address there is somebody else's.
 fn leave(work: impl FnOnce(&mut Tables) -> Result<(), Error>) {
-    let Some(place) = Place::find() else {
+    let Some(pins) = Pins::find() else {
         // Programs whose maps this version cannot write to would go on as if nothing had changed.
-        if let Err(error) = node::give_up_others() {
+        if let Err(error) = other_versions::give_up_others() {
             log::warn!("take away the BPF programs of another version: {error}");
         }
         return;
     };
-    if !node::is_at_home(&place) {
+    if !config::is_at_home(&pins) {
         return;
     }
-    if let Err(error) = Tables::open(&place).and_then(|mut tables| work(&mut tables)) {
+    if let Err(error) = Tables::open(&pins).and_then(|mut tables| work(&mut tables)) {
         log::warn!("forget a container in the BPF maps: {error}");
     }
 }
@@ -401,10 +440,10 @@ fn forget_address(tables: &mut Tables, address: IpAddr, going: u32) -> Result<()
 ///
 /// # Errors
 /// [`Error::Missing`] with the first difference.
-pub(super) fn check_ports(place: &Place, request: &PortRequest) -> Result<(), Error> {
+pub(super) fn check_ports(pins: &Pins, request: &PortRequest) -> Result<(), Error> {
     let Some((link, _)) = host_end(&request.netns, request.attachment.ifname())? else { return Ok(()) };
-    links::check(place, &link)?;
-    let tables = Tables::open(place)?;
+    links::check(pins, &link)?;
+    let tables = Tables::open(pins)?;
     for port in request.ports.iter().filter(|port| is_served(&port.host)) {
         for (published, to) in single(port) {
             let name = format!("{} port {} of {}", published.protocol, published.port, request.attachment);
@@ -430,10 +469,10 @@ pub(super) fn check_ports(place: &Place, request: &PortRequest) -> Result<(), Er
 ///
 /// # Errors
 /// [`Error::Missing`] with the first difference.
-pub(super) fn check_masquerade(place: &Place, request: &MasqueradeRequest) -> Result<(), Error> {
+pub(super) fn check_masquerade(pins: &Pins, request: &MasqueradeRequest) -> Result<(), Error> {
     let Some((link, _)) = host_end(&request.netns, request.attachment.ifname())? else { return Ok(()) };
-    links::check(place, &link)?;
-    let tables = Tables::open(place)?;
+    links::check(pins, &link)?;
+    let tables = Tables::open(pins)?;
     for network in &request.addresses {
         // None: it was left to nftables as a whole.
         if tables.address(network.addr())?.is_some_and(|entry| entry.flags & MASQUERADED == 0) {

@@ -12,8 +12,9 @@ use slipway_ebpf_abi::{
     TICK_SHIFT, maps,
 };
 
-use super::node;
-use super::place::Place;
+use super::config;
+use super::pins::Pins;
+use super::pods::Pods;
 use super::tables::Table;
 use crate::nftables;
 use crate::{BackendName, Error, HostAddress, Listed, Owner, Traffic};
@@ -72,19 +73,19 @@ pub struct KnownFlow {
 /// # Errors
 /// The maps cannot be read.
 pub fn flows() -> Result<Vec<KnownFlow>, Error> {
-    let Some(place) = Place::find() else { return Ok(Vec::new()) };
+    let Some(pins) = Pins::find() else { return Ok(Vec::new()) };
     let owners = match nftables::addresses() {
         Err(Error::NoNfTables(_)) => BTreeMap::new(),
         other => other?,
     };
-    let clock = Clock::read(&place)?;
-    let pods: Pods = Table::<u32, slipway_ebpf_abi::Pod>::open(&place, maps::PODS)?
+    let clock = Clock::read(&pins)?;
+    let pods: Pods = Table::<u32, slipway_ebpf_abi::Pod>::open(&pins, maps::PODS)?
         .all()?
         .into_iter()
         .map(|(link, pod)| (link, pod.generation))
         .collect();
     let is_there = |link: u32, generation: u32| link == 0 || pods.get(&link) == Some(&generation);
-    let mut all = read(&place, &clock, is_there)?;
+    let mut all = read(&pins, &clock, is_there)?;
     for flow in &mut all {
         flow.owner = owners.get(&flow.container).cloned();
     }
@@ -92,31 +93,28 @@ pub fn flows() -> Result<Vec<KnownFlow>, Error> {
     Ok(all)
 }
 
-/// Links of containers, each with its generation.
-pub(super) type Pods = BTreeMap<u32, u32>;
-
 /// The conversations of these containers that the programs serve.
 ///
 /// # Errors
 /// The maps cannot be read.
-pub(super) fn served(place: &Place, clock: &Clock, pods: &Pods) -> Result<Vec<KnownFlow>, Error> {
-    let mut all = read(place, clock, |link, generation| pods.get(&link) == Some(&generation))?;
+pub(super) fn served(pins: &Pins, clock: &Clock, pods: &Pods) -> Result<Vec<KnownFlow>, Error> {
+    let mut all = read(pins, clock, |link, generation| pods.get(&link) == Some(&generation))?;
     all.retain(|flow| !matches!(flow.plane, Plane::Left(_)));
     Ok(all)
 }
 
 fn read(
-    place: &Place,
+    pins: &Pins,
     clock: &Clock,
     is_there: impl Fn(u32, u32) -> bool + Copy,
 ) -> Result<Vec<KnownFlow>, Error> {
     let mut all = Vec::new();
     for (name, is_established) in [(maps::FLOWS4, true), (maps::EMBRYOS4, false)] {
-        let halves = halves::<Addr4>(place, name)?;
+        let halves = halves::<Addr4>(pins, name)?;
         all.extend(pairs(&halves, is_established, clock, is_there));
     }
     for (name, is_established) in [(maps::FLOWS6, true), (maps::EMBRYOS6, false)] {
-        let halves = halves::<Addr6>(place, name)?;
+        let halves = halves::<Addr6>(pins, name)?;
         all.extend(pairs(&halves, is_established, clock, is_there));
     }
     Ok(all)
@@ -167,8 +165,8 @@ impl Clock {
     ///
     /// # Errors
     /// The settings cannot be read.
-    pub(super) fn read(place: &Place) -> Result<Self, Error> {
-        Ok(Self { now: now(), config: node::configured(place)? })
+    pub(super) fn read(pins: &Pins) -> Result<Self, Error> {
+        Ok(Self { now: now(), config: config::configured(pins)? })
     }
 
     /// For how long a conversation stays if there is no further packet.
@@ -198,13 +196,13 @@ const MOST: usize = 1 << 22;
 
 type Halves<A> = BTreeMap<FlowKey<A>, Flow<A>>;
 
-fn halves<A>(place: &Place, name: &'static str) -> Result<Halves<A>, Error>
+fn halves<A>(pins: &Pins, name: &'static str) -> Result<Halves<A>, Error>
 where
     A: Ord + Copy,
     FlowKey<A>: Plain + Ord + Hash,
     Flow<A>: Plain,
 {
-    Ok(Table::<FlowKey<A>, Flow<A>>::open(place, name)?.some(MOST)?.into_iter().collect())
+    Ok(Table::<FlowKey<A>, Flow<A>>::open(pins, name)?.some(MOST)?.into_iter().collect())
 }
 
 fn pairs<A: Ord + Copy + Into<IpAddr>>(

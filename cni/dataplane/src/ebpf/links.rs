@@ -9,9 +9,9 @@ use std::path::Path;
 use cni_kernel::route::{Link, RouteSocket};
 use slipway_ebpf_abi::{Addr4, Addr6, LEFT, UPLINK_ETHERNET, Uplink, maps};
 
-use super::adopt;
 use super::attach::{self, Use};
-use super::place::Place;
+use super::pins::Pins;
+use super::pods;
 use super::tables::{self, Table, Tables};
 use super::uplinks::{self, Surroundings};
 use crate::Error;
@@ -41,8 +41,8 @@ fn socket() -> Result<RouteSocket, Error> {
 ///
 /// # Errors
 /// The maps cannot be read or written.
-pub(super) fn settle(place: &Place, folder: &Path, around: &Surroundings) -> Result<Vec<Without>, Error> {
-    let mut table = tables::uplinks(place)?;
+pub(super) fn settle(pins: &Pins, folder: &Path, around: &Surroundings) -> Result<Vec<Without>, Error> {
+    let mut table = tables::uplinks(pins)?;
     let mut left = Vec::new();
     for (index, uplink) in table.all()? {
         if !around.uplinks.contains_key(&index) {
@@ -89,8 +89,8 @@ fn let_go(table: &mut Table<u32, Uplink>, index: u32, uplink: Uplink) -> Result<
 ///
 /// # Errors
 /// The map cannot be read or written.
-pub(super) fn withhold_addresses(place: &Place) -> Result<(), Error> {
-    let mut table = tables::uplinks(place)?;
+pub(super) fn withhold_addresses(pins: &Pins) -> Result<(), Error> {
+    let mut table = tables::uplinks(pins)?;
     table.all()?.into_iter().try_for_each(|(index, uplink)| table.put(index, without_address(uplink)))
 }
 
@@ -105,7 +105,7 @@ pub(super) fn served_from_elsewhere(around: &Surroundings) -> Result<Vec<String>
     for (index, (name, _)) in &around.uplinks {
         let Some(id) = attach::program_at(&socket, *index)? else { continue };
         let maps = attach::maps_of(id)?;
-        let known = known.get_or_insert_with(Place::map_ids);
+        let known = known.get_or_insert_with(Pins::map_ids);
         // One that is gone meanwhile has none.
         if !maps.is_empty() && maps.iter().all(|map| !known.contains(map)) {
             found.push(name.clone());
@@ -134,9 +134,9 @@ pub(super) fn refuse_elsewhere(around: &Surroundings) -> Result<(), Error> {
 ///
 /// # Errors
 /// The map cannot be read, or the kernel not be asked.
-pub(super) fn are_whole(place: &Place) -> Result<bool, Error> {
+pub(super) fn are_whole(pins: &Pins) -> Result<bool, Error> {
     let socket = socket()?;
-    for (index, _) in tables::uplinks(place)?.all()? {
+    for (index, _) in tables::uplinks(pins)?.all()? {
         if lacks(&socket, index)?.is_some() {
             return Ok(false);
         }
@@ -161,12 +161,12 @@ fn lacks(socket: &RouteSocket, index: u32) -> Result<Option<String>, Error> {
 ///
 /// # Errors
 /// [`Error::Missing`] with the first that lacks its program.
-pub(super) fn check(place: &Place, link: &Link) -> Result<(), Error> {
-    if Tables::open(place)?.pods.get(&link.index)?.is_none_or(|pod| pod.flags & LEFT != 0) {
+pub(super) fn check(pins: &Pins, link: &Link) -> Result<(), Error> {
+    if Tables::open(pins)?.pods.get(&link.index)?.is_none_or(|pod| pod.flags & LEFT != 0) {
         return Ok(());
     }
     let socket = socket()?;
-    let uplinks = tables::uplinks(place)?.all()?;
+    let uplinks = tables::uplinks(pins)?.all()?;
     for index in [link.index].into_iter().chain(uplinks.into_iter().map(|(index, _)| index)) {
         if let Some(name) = lacks(&socket, index)? {
             return Err(Error::Missing(format!("the BPF program at {name} is missing: {MEND}")));
@@ -179,9 +179,9 @@ pub(super) fn check(place: &Place, link: &Link) -> Result<(), Error> {
 ///
 /// # Errors
 /// The map cannot be read, or the kernel not be asked.
-pub(super) fn without(place: &Place, named: &[String]) -> Result<Vec<Without>, Error> {
+pub(super) fn without(pins: &Pins, named: &[String]) -> Result<Vec<Without>, Error> {
     let around = uplinks::look(named).map_err(|e| Error::kernel("look for uplinks", e))?;
-    let (table, socket) = (tables::uplinks(place)?, socket()?);
+    let (table, socket) = (tables::uplinks(pins)?, socket()?);
     let mut left = Vec::new();
     let is_there = |name: &&String| around.uplinks.values().any(|(there, _)| there == *name);
     for name in named.iter().filter(|name| !is_there(name)) {
@@ -203,14 +203,14 @@ pub(super) fn without(place: &Place, named: &[String]) -> Result<Vec<Without>, E
 ///
 /// # Errors
 /// A program that cannot be attached, or the maps.
-pub(super) fn renew_containers(place: &Place, folder: &Path) -> Result<(), Error> {
-    let mut tables = Tables::open(place)?;
+pub(super) fn renew_containers(pins: &Pins, folder: &Path) -> Result<(), Error> {
+    let mut tables = Tables::open(pins)?;
     let socket = socket()?;
     for (index, pod) in tables.pods.all()? {
         match socket.link_by_index(index) {
             Ok(link) => {
                 attach::attach(&link.name, &folder.join(maps::programs::POD_INGRESS), Use::Busy)?;
-                adopt::tell_router(&mut tables, &link, pod.generation)?;
+                pods::tell_router(&mut tables, &link, pod.generation)?;
             }
             Err(e) if e.is_not_found() => tables.forget_pod(index, pod.generation)?,
             Err(e) => return Err(Error::kernel("look for the link of a container", e)),

@@ -11,8 +11,8 @@ use aya::{Ebpf, EbpfError, EbpfLoader, VerifierLogLevel};
 use nix::sys::resource::{RLIM_INFINITY, Resource, setrlimit};
 use slipway_ebpf_abi::maps;
 
-use super::place::{self, Place};
-use super::said;
+use super::error;
+use super::pins::{self, Pins};
 use crate::Error;
 
 /// How often another process may be in the way: two first ADDs at one moment pin the same maps.
@@ -74,8 +74,8 @@ pub(super) enum Wanted {
 ///
 /// # Errors
 /// The kernel refuses a program (the verifier's last lines are in the error), or has no BPF.
-pub(super) fn ensure(place: &Place, object: &[u8], sizes: &Sizes, wanted: Wanted) -> Result<PathBuf, Error> {
-    let folder = place.programs(object);
+pub(super) fn ensure(pins: &Pins, object: &[u8], sizes: &Sizes, wanted: Wanted) -> Result<PathBuf, Error> {
+    let folder = pins.programs(object);
     let (is_whole, for_l3) = (is_whole(&folder), folder.join(maps::programs::UPLINK_L3));
     let is_missing = |name: &str| match name {
         maps::programs::UPLINK_L3 => wanted == Wanted::All && !for_l3.exists(),
@@ -89,13 +89,13 @@ pub(super) fn ensure(place: &Place, object: &[u8], sizes: &Sizes, wanted: Wanted
     let mut attempt = 0;
     let mut ebpf = loop {
         attempt += 1;
-        match load(place, object, sizes) {
+        match load(pins, object, sizes) {
             Ok(ebpf) => break ebpf,
             Err(e) if attempt < ATTEMPTS && is_in_the_way(&e) => {}
             Err(e) => return Err(Error::kernel("load the BPF programs", refused(&e))),
         }
     };
-    place::make(&folder)?;
+    pins::make(&folder)?;
     let mut programs: Vec<_> = ebpf.programs_mut().filter(|(name, _)| is_missing(name)).collect();
     // What says that all are there comes last.
     programs.sort_by_key(|(name, _)| *name == LAST);
@@ -149,7 +149,7 @@ fn is_whole(folder: &Path) -> bool {
     folder.join(LAST).exists()
 }
 
-fn load(place: &Place, object: &[u8], sizes: &Sizes) -> Result<Ebpf, EbpfError> {
+fn load(pins: &Pins, object: &[u8], sizes: &Sizes) -> Result<Ebpf, EbpfError> {
     let mut loader = EbpfLoader::new();
     for (names, size) in sizes.of_maps() {
         for name in names {
@@ -158,7 +158,7 @@ fn load(place: &Place, object: &[u8], sizes: &Sizes) -> Result<Ebpf, EbpfError> 
     }
     loader.verifier_log_level(VerifierLogLevel::DEBUG | VerifierLogLevel::STATS);
     for name in maps::ALL {
-        loader.map_pin_path(name, place.map(name));
+        loader.map_pin_path(name, pins.map(name));
     }
     loader.load(object)
 }
@@ -184,8 +184,8 @@ fn try_load(program: &mut Program) -> Result<(), ProgramError> {
 
 /// Removes folders of programs that nothing of this version uses. Those that are attached somewhere stay
 /// loaded until they are replaced there.
-pub(super) fn forget_others(place: &Place, own: &Path) {
-    for folder in place.other_programs(own) {
+pub(super) fn forget_others(pins: &Pins, own: &Path) {
+    for folder in pins.other_programs(own) {
         if let Err(e) = fs::remove_dir_all(&folder) {
             log::warn!("remove {}: {e}", folder.display());
         }
@@ -209,20 +209,20 @@ fn pin_exists(error: &PinError) -> bool {
 fn refused(error: &EbpfError) -> Box<dyn std::error::Error + Send + Sync> {
     match error {
         EbpfError::ProgramError(e) => explain(e).into(),
-        _ => said::text(error).into(),
+        _ => error::text(error).into(),
     }
 }
 
 /// What the kernel said, with the end of what its verifier said.
 fn explain(error: &ProgramError) -> String {
     let ProgramError::LoadError { io_error, verifier_log } = error else {
-        return said::text(error);
+        return error::text(error);
     };
     let log = verifier_log.to_string();
     let lines: Vec<&str> = log.lines().filter(|line| !line.trim().is_empty()).collect();
     if lines.is_empty() {
         // Not the verifier: whoever comes before it.
-        return said::text(io_error);
+        return error::text(io_error);
     }
     let last = lines.get(lines.len().saturating_sub(LINES)..).unwrap_or_default().join("\n  ");
     format!("{io_error}; the verifier's last lines:\n  {last}")

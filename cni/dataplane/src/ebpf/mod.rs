@@ -7,106 +7,46 @@
 //! What the programs are told comes after the elements are in, and goes before they do (`entries`).
 //! Whatever keeps the programs from serving, the ports are published all the same.
 
-mod adopt;
 mod attach;
-mod cookie;
-mod earlier;
+mod cgroup;
+mod config;
+mod conntrack_export;
+mod conntrack_import;
 pub(crate) mod entries;
+mod error;
 mod flows;
-mod handover;
+mod kube_proxy;
 mod links;
 mod load;
-pub(crate) mod moving;
+pub(crate) mod migrate;
+mod netns_cookie;
 mod node;
-mod place;
-mod said;
-mod services;
-mod sockets;
+mod object;
+mod other_versions;
+mod pins;
+mod pods;
 mod tables;
 mod timeouts;
 mod uplinks;
-
-use std::fmt;
 
 use cni_spec::Attachment;
 
 pub use crate::PortRange;
 use crate::nftables::Nftables;
 use crate::{Backend, Error, Kinds, Listed, MasqueradeRequest, PortRequest, Withdrawal};
+pub use cgroup::{ControlGroup, Sockets};
+pub use config::served_abroad;
+pub use entries::Left;
 pub(crate) use entries::{Programs, name_served};
 pub use entries::{leave_addresses, leave_link};
 pub(crate) use flows::add_traffic;
 pub use flows::{Direction, Ends, KnownFlow, Plane, flows};
 pub use links::Without;
 pub use load::{Sizes, try_object};
-pub use node::{Settings, Status, is_there, served_abroad, setup_node, status, teardown_node};
+pub use node::{Settings, Status, is_there, setup_node, status, teardown_node, try_out};
+pub use object::object;
+use pins::Pins;
 pub use slipway_ebpf_abi::{Counter, Reason, State};
-pub use sockets::{ControlGroup, Sockets};
-
-/// Aligned as the loader reads it.
-#[cfg(ebpf_object)]
-#[repr(C, align(8))]
-struct Aligned<T: ?Sized>(T);
-
-#[cfg(ebpf_object)]
-static OBJECT: &Aligned<[u8]> = &Aligned(*include_bytes!(concat!(env!("OUT_DIR"), "/slipway.o")));
-
-/// The programs as an ELF object, if this binary was built with them.
-#[must_use]
-pub fn object() -> Option<&'static [u8]> {
-    #[cfg(ebpf_object)]
-    return Some(&OBJECT.0);
-    #[cfg(not(ebpf_object))]
-    None
-}
-
-/// Whether this kernel takes the programs of this binary, and has a place for them. Nothing is left.
-///
-/// # Errors
-/// What is missing, or what the verifier says.
-pub fn try_out() -> Result<(), Error> {
-    place::Place::mountable()?;
-    try_object(node::programs_of_this_binary()?)
-}
-
-/// Why a container is left to nftables although this backend was asked for.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Left {
-    /// `conditionsV4` or `conditionsV6`.
-    Conditions,
-    /// `externalSetMarkChain`.
-    MarkChain,
-    /// `masqAll`.
-    MasqueradeAll,
-    /// `snat: false`.
-    NoMasquerade,
-    /// More ports than the maps are meant for.
-    ManyPorts,
-    /// The container's interface is no veth.
-    NoVeth,
-    /// Its rate is limited, or it is kept apart from others.
-    Pod,
-    /// All its ports are of SCTP.
-    Sctp,
-    /// Its network namespace is not known, and it cannot be found by its addresses.
-    Nowhere,
-}
-
-impl fmt::Display for Left {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Conditions => "it has conditions",
-            Self::MarkChain => "it has externalSetMarkChain",
-            Self::MasqueradeAll => "it has masqAll",
-            Self::NoMasquerade => "it has snat: false",
-            Self::ManyPorts => "it has more than 4,096 ports",
-            Self::NoVeth => "its interface is no veth",
-            Self::Pod => "its rate is limited, or it is kept apart from others",
-            Self::Sctp => "the programs do not know SCTP",
-            Self::Nowhere => "its interface cannot be found",
-        })
-    }
-}
 
 /// The eBPF backend: a decorator of [`Nftables`], which holds the ownership and serves all that the programs do not.
 #[derive(Debug)]
@@ -124,10 +64,10 @@ impl Ebpf {
 
     /// Does what the programs are to do for an attachment. What fails here is no failure of the ADD:
     /// nftables has the ports already.
-    fn on_top(&self, attachment: &Attachment, work: impl Fn(&place::Place) -> Result<Option<Left>, Error>) {
-        let done = node::ready(&self.settings).and_then(|place| {
-            node::yield_to_services(&place)?;
-            work(&place)
+    fn on_top(&self, attachment: &Attachment, work: impl Fn(&Pins) -> Result<Option<Left>, Error>) {
+        let done = node::ready(&self.settings).and_then(|pins| {
+            node::yield_to_services(&pins)?;
+            work(&pins)
         });
         match done {
             Ok(None) => {}
@@ -140,9 +80,9 @@ impl Ebpf {
 impl Backend for Ebpf {
     fn publish(&self, request: &PortRequest) -> Result<(), Error> {
         self.nftables.publish(request)?;
-        self.on_top(&request.attachment, |place| {
+        self.on_top(&request.attachment, |pins| {
             let left = entries::unserved(request);
-            let done = if left.is_none() { entries::publish(place, request) } else { Ok(left) };
+            let done = if left.is_none() { entries::publish(pins, request) } else { Ok(left) };
             if !matches!(done, Ok(None)) {
                 entries::leave_ports(request);
             }
@@ -153,7 +93,7 @@ impl Backend for Ebpf {
 
     fn masquerade(&self, request: &MasqueradeRequest) -> Result<(), Error> {
         self.nftables.masquerade(request)?;
-        self.on_top(&request.attachment, |place| entries::masquerade(place, request));
+        self.on_top(&request.attachment, |pins| entries::masquerade(pins, request));
         Ok(())
     }
 
@@ -163,9 +103,9 @@ impl Backend for Ebpf {
 
     fn check_ports(&self, request: &PortRequest) -> Result<(), Error> {
         self.nftables.check_ports(request)?;
-        match node::at_home() {
-            Some(place) if object().is_some() && entries::unserved(request).is_none() => {
-                entries::check_ports(&place, request)
+        match config::at_home() {
+            Some(pins) if object().is_some() && entries::unserved(request).is_none() => {
+                entries::check_ports(&pins, request)
             }
             _ => Ok(()),
         }
@@ -173,8 +113,8 @@ impl Backend for Ebpf {
 
     fn check_masquerade(&self, request: &MasqueradeRequest) -> Result<(), Error> {
         self.nftables.check_masquerade(request)?;
-        match node::at_home() {
-            Some(place) if object().is_some() => entries::check_masquerade(&place, request),
+        match config::at_home() {
+            Some(pins) if object().is_some() => entries::check_masquerade(&pins, request),
             _ => Ok(()),
         }
     }
@@ -190,22 +130,9 @@ impl Backend for Ebpf {
     fn status(&self) -> Result<(), Error> {
         self.nftables.status()?;
         // kube-proxy may come later than the last container.
-        if let Some(Err(error)) = node::at_home().map(|place| node::yield_to_services(&place)) {
+        if let Some(Err(error)) = config::at_home().map(|pins| node::yield_to_services(&pins)) {
             log::warn!("look for engines that translate Services: {error}");
         }
         Ok(())
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn an_object_is_a_bpf_object() {
-        // Machine 247 is EM_BPF: elf(5), linux/elf-em.h.
-        if let Some(object) = object() {
-            assert_eq!((&object[..4], object[18]), (&b"\x7fELF"[..], 247));
-        }
     }
 }

@@ -10,8 +10,8 @@ use slipway_ebpf_abi::{
     PortTarget4, PortTarget6, Router, Uplink, maps,
 };
 
-use super::place::Place;
-use super::said;
+use super::error;
+use super::pins::Pins;
 use crate::{Error, HostAddress, Protocol};
 
 /// A hash map of the kernel, with what it is called in errors.
@@ -31,12 +31,12 @@ impl<K: Plain, V: Plain> Table<K, V> {
     ///
     /// # Errors
     /// It is not pinned, or has another layout.
-    pub(super) fn open(place: &Place, name: &'static str) -> Result<Self, Error> {
-        let path = place.map(name);
+    pub(super) fn open(pins: &Pins, name: &'static str) -> Result<Self, Error> {
+        let path = pins.map(name);
         let opened = MapData::from_pin(&path)
             .and_then(Map::from_map_data)
             .and_then(HashMap::<MapData, K, V>::try_from);
-        let map = opened.map_err(|e| said::failed(format!("open the BPF map {}", path.display()), e))?;
+        let map = opened.map_err(|e| error::failed(format!("open the BPF map {}", path.display()), e))?;
         Ok(Self { name, map })
     }
 
@@ -48,7 +48,7 @@ impl<K: Plain, V: Plain> Table<K, V> {
         match self.map.get(key, 0) {
             Ok(value) => Ok(Some(value)),
             Err(MapError::KeyNotFound) => Ok(None),
-            Err(e) => Err(said::failed(format!("read from the BPF map {}", self.name), e)),
+            Err(e) => Err(error::failed(format!("read from the BPF map {}", self.name), e)),
         }
     }
 
@@ -58,7 +58,7 @@ impl<K: Plain, V: Plain> Table<K, V> {
     /// The kernel's own: E2BIG when the map is full.
     pub(super) fn put(&mut self, key: K, value: V) -> Result<(), Error> {
         let put = self.map.insert(key, value, 0);
-        put.map_err(|e| said::failed(format!("write to the BPF map {}", self.name), e))
+        put.map_err(|e| error::failed(format!("write to the BPF map {}", self.name), e))
     }
 
     /// Puts something there if there is nothing, in one step.
@@ -73,7 +73,7 @@ impl<K: Plain, V: Plain> Table<K, V> {
             Err(MapError::SyscallError(e)) if e.io_error.kind() == std::io::ErrorKind::AlreadyExists => {
                 Ok(())
             }
-            Err(e) => Err(said::failed(format!("write to the BPF map {}", self.name), e)),
+            Err(e) => Err(error::failed(format!("write to the BPF map {}", self.name), e)),
         }
     }
 
@@ -86,7 +86,7 @@ impl<K: Plain, V: Plain> Table<K, V> {
             Ok(()) => Ok(true),
             Err(MapError::KeyNotFound) => Ok(false),
             Err(MapError::SyscallError(e)) if e.io_error.kind() == std::io::ErrorKind::NotFound => Ok(false),
-            Err(e) => Err(said::failed(format!("remove from the BPF map {}", self.name), e)),
+            Err(e) => Err(error::failed(format!("remove from the BPF map {}", self.name), e)),
         }
     }
 
@@ -97,7 +97,7 @@ impl<K: Plain, V: Plain> Table<K, V> {
     /// The kernel's own.
     pub(super) fn some(&self, most: usize) -> Result<Vec<(K, V)>, Error> {
         let read: Result<Vec<_>, _> = self.map.iter().take(most).collect();
-        read.map_err(|e| said::failed(format!("read the BPF map {}", self.name), e))
+        read.map_err(|e| error::failed(format!("read the BPF map {}", self.name), e))
     }
 
     /// Everything, in no order. What changes meanwhile may be missing or be there twice.
@@ -106,20 +106,20 @@ impl<K: Plain, V: Plain> Table<K, V> {
     /// The kernel's own.
     pub(super) fn all(&self) -> Result<Vec<(K, V)>, Error> {
         let read: Result<Vec<_>, _> = self.map.iter().collect();
-        read.map_err(|e| said::failed(format!("read the BPF map {}", self.name), e))
+        read.map_err(|e| error::failed(format!("read the BPF map {}", self.name), e))
     }
 
     /// Takes away each element of which `is_to_go` says so, also when it is asked again while nobody else writes.
     fn remove_where(
         &mut self,
-        place: &Place,
+        pins: &Pins,
         is_to_go: impl Fn(&V) -> Result<bool, Error>,
     ) -> Result<(), Error> {
         for (key, value) in self.all()? {
             if !is_to_go(&value)? {
                 continue;
             }
-            let _turn = place.turn();
+            let _lock = pins.lock();
             if let Some(value) = self.get(&key)?
                 && is_to_go(&value)?
             {
@@ -136,7 +136,7 @@ type Put<K, V> = fn(&mut Table<K, V>, K, V) -> Result<(), Error>;
 /// The maps of pods and their published ports.
 #[derive(Debug)]
 pub(super) struct Tables {
-    place: Place,
+    pins: Pins,
     pub(super) pods: Table<u32, Pod>,
     /// None where only an earlier version has told programs of anything: they do not ask.
     routers: Option<Table<u32, Router>>,
@@ -181,19 +181,19 @@ impl Tables {
     ///
     /// # Errors
     /// As [`Table::open`].
-    pub(super) fn open(place: &Place) -> Result<Self, Error> {
+    pub(super) fn open(pins: &Pins) -> Result<Self, Error> {
         Ok(Self {
-            place: place.clone(),
-            pods: Table::open(place, maps::PODS)?,
-            routers: place
+            pins: pins.clone(),
+            pods: Table::open(pins, maps::PODS)?,
+            routers: pins
                 .map(maps::ROUTERS)
                 .exists()
-                .then(|| Table::open(place, maps::ROUTERS))
+                .then(|| Table::open(pins, maps::ROUTERS))
                 .transpose()?,
-            addresses4: Table::open(place, maps::POD_ADDRESSES4)?,
-            addresses6: Table::open(place, maps::POD_ADDRESSES6)?,
-            ports4: Table::open(place, maps::PORTS4)?,
-            ports6: Table::open(place, maps::PORTS6)?,
+            addresses4: Table::open(pins, maps::POD_ADDRESSES4)?,
+            addresses6: Table::open(pins, maps::POD_ADDRESSES6)?,
+            ports4: Table::open(pins, maps::PORTS4)?,
+            ports6: Table::open(pins, maps::PORTS6)?,
         })
     }
 
@@ -208,7 +208,7 @@ impl Tables {
         link: u32,
         change: impl FnOnce(Option<Pod>) -> Option<Pod>,
     ) -> Result<(), Error> {
-        let _turn = self.place.turn();
+        let _lock = self.pins.lock();
         let known = self.pods.get(&link)?;
         match change(known) {
             wanted if wanted == known => Ok(()),
@@ -318,7 +318,7 @@ impl Tables {
     /// # Errors
     /// The kernel's own.
     pub(super) fn remove_port_if(&mut self, port: &Published, target: &Target) -> Result<(), Error> {
-        let _turn = self.place.turn();
+        let _lock = self.pins.lock();
         if self.port(port)?.as_ref() == Some(target) {
             self.remove_port(port)?;
         }
@@ -338,12 +338,12 @@ impl Tables {
     /// # Errors
     /// The kernel's own.
     pub(super) fn remove_unowned(&mut self) -> Result<(), Error> {
-        let Self { place, pods, addresses4, addresses6, ports4, ports6, routers: _ } = self;
-        let place = &*place;
-        addresses4.remove_where(place, |entry| is_unowned(pods, (entry.pod, entry.generation)))?;
-        addresses6.remove_where(place, |entry| is_unowned(pods, (entry.pod, entry.generation)))?;
-        ports4.remove_where(place, |target| is_unowned(pods, (target.pod, target.generation)))?;
-        ports6.remove_where(place, |target| is_unowned(pods, (target.pod, target.generation)))
+        let Self { pins, pods, addresses4, addresses6, ports4, ports6, routers: _ } = self;
+        let pins = &*pins;
+        addresses4.remove_where(pins, |entry| is_unowned(pods, (entry.pod, entry.generation)))?;
+        addresses6.remove_where(pins, |entry| is_unowned(pods, (entry.pod, entry.generation)))?;
+        ports4.remove_where(pins, |target| is_unowned(pods, (target.pod, target.generation)))?;
+        ports6.remove_where(pins, |target| is_unowned(pods, (target.pod, target.generation)))
     }
 
     /// Has it lead nowhere.
@@ -382,8 +382,8 @@ impl Published {
 ///
 /// # Errors
 /// As [`Table::open`].
-pub(super) fn uplinks(place: &Place) -> Result<Table<u32, Uplink>, Error> {
-    Table::open(place, maps::UPLINKS)
+pub(super) fn uplinks(pins: &Pins) -> Result<Table<u32, Uplink>, Error> {
+    Table::open(pins, maps::UPLINKS)
 }
 
 /// The node's addresses of one family; the value is always 1.
@@ -393,34 +393,34 @@ type Locals<A> = Table<A, u32>;
 ///
 /// # Errors
 /// As [`Table::open`].
-pub(super) fn locals(place: &Place) -> Result<(Locals<Addr4>, Locals<Addr6>), Error> {
-    Ok((Table::open(place, maps::LOCALS4)?, Table::open(place, maps::LOCALS6)?))
+pub(super) fn locals(pins: &Pins) -> Result<(Locals<Addr4>, Locals<Addr6>), Error> {
+    Ok((Table::open(pins, maps::LOCALS4)?, Table::open(pins, maps::LOCALS6)?))
 }
 
-fn array(place: &Place, name: &str) -> Result<Map, Error> {
-    let path = place.map(name);
+fn array(pins: &Pins, name: &str) -> Result<Map, Error> {
+    let path = pins.map(name);
     MapData::from_pin(&path)
         .and_then(Map::from_map_data)
-        .map_err(|e| said::failed(format!("open the BPF map {}", path.display()), e))
+        .map_err(|e| error::failed(format!("open the BPF map {}", path.display()), e))
 }
 
 /// The settings that the programs read.
 ///
 /// # Errors
 /// As [`Table::open`].
-pub(super) fn config(place: &Place) -> Result<Array<MapData, Config>, Error> {
-    let map = array(place, maps::CONFIG)?;
-    Array::try_from(map).map_err(|e| said::failed("open the BPF map config", e))
+pub(super) fn config(pins: &Pins) -> Result<Array<MapData, Config>, Error> {
+    let map = array(pins, maps::CONFIG)?;
+    Array::try_from(map).map_err(|e| error::failed("open the BPF map config", e))
 }
 
 /// What the programs have counted, summed over the processors.
 ///
 /// # Errors
 /// As [`Table::open`].
-pub(super) fn counters(place: &Place) -> Result<Counters, Error> {
-    let map = array(place, maps::COUNTERS)?;
+pub(super) fn counters(pins: &Pins) -> Result<Counters, Error> {
+    let map = array(pins, maps::COUNTERS)?;
     let read = PerCpuArray::<_, Counters>::try_from(map).and_then(|map| map.get(&0, 0));
-    let each = read.map_err(|e| said::failed("read the BPF map counters", e))?;
+    let each = read.map_err(|e| error::failed("read the BPF map counters", e))?;
     let mut sum = [0; slipway_ebpf_abi::COUNTERS];
     for counters in each.iter() {
         for (total, count) in sum.iter_mut().zip(counters) {

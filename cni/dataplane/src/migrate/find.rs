@@ -8,7 +8,7 @@ use ipnet::IpNet;
 
 use super::{Clue, Mover, Place, Row, Source, State, Wanted, Work, request, table};
 use crate::ebpf::Left;
-use crate::ebpf::moving::{Known, Moving};
+use crate::ebpf::migrate::{Known, Moving};
 use crate::iptables::survey::{self, What};
 use crate::nftables::migration::Key;
 use crate::nftables::owner_entry as record;

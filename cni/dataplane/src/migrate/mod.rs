@@ -28,7 +28,7 @@ use cni_kernel::grace::wait_for_packets;
 use cni_spec::Attachment;
 use ipnet::IpNet;
 
-use crate::ebpf::moving::{self, Moving};
+use crate::ebpf::migrate::{self as moving, Moving};
 use crate::ebpf::{Programs, Settings};
 use crate::iptables::survey::{self, What};
 use crate::iptables::{Frame, Purpose};

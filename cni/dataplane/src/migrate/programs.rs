@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 
 use super::{Mover, NOTHING, Place, Row, Source, State, Wanted, Work, by_attachment};
 use crate::ebpf::Left;
-use crate::ebpf::moving::{Begun, Finder, Moving, Spot, Thing};
+use crate::ebpf::migrate::{Begun, Finder, Moving, Spot, Thing};
 use crate::nftables::migration::Key;
 use crate::nftables::schema::KIND_PORTS;
 use crate::owner::AttachmentHash;

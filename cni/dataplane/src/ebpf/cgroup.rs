@@ -14,7 +14,7 @@ use aya::programs::links::FdLink;
 use aya::programs::{CgroupAttachMode, CgroupSockAddr};
 use nix::sys::statfs::{CGROUP2_SUPER_MAGIC, statfs};
 
-use super::place;
+use super::pins;
 use crate::Error;
 
 /// Which control group the programs at sockets are attached to.
@@ -107,7 +107,7 @@ pub(super) fn attach(programs: &Path, wanted: &ControlGroup) -> Result<(), Error
         }
     };
     let links = group.links(programs);
-    place::make(&links)?;
+    pins::make(&links)?;
     if let Some((name, _)) = HOOKS.iter().find(|(name, _)| !programs.join(name).exists()) {
         return Err(Error::NoEbpf(format!("this kernel refuses the BPF program {name}")));
     }

@@ -12,9 +12,9 @@ use cni_nftables::conntrack::{Conntrack, NewFlow, Tuple};
 use ipnet::IpNet;
 use slipway_ebpf_abi::{IPPROTO_TCP, State};
 
-use super::adopt;
-use super::flows::{self, Clock, Ends, KnownFlow, Pods};
-use super::place::Place;
+use super::flows::{self, Clock, Ends, KnownFlow};
+use super::pins::Pins;
+use super::pods::{self, Pods};
 use super::tables::Tables;
 use crate::Error;
 
@@ -51,37 +51,37 @@ type Name = (u8, Ends);
 ///
 /// # Errors
 /// The maps cannot be read or written; the containers stay held, and a further call goes on.
-pub(super) fn hand_over(place: &Place, tables: &mut Tables, pods: &Pods) -> Result<Handed, Error> {
+pub(super) fn hand_over(pins: &Pins, tables: &mut Tables, pods: &Pods) -> Result<Handed, Error> {
     let mut handed = Handed::default();
     if pods.is_empty() {
         return Ok(handed);
     }
     for pod in pods {
-        adopt::hold(tables, (*pod.0, *pod.1))?;
+        pods::hold(tables, (*pod.0, *pod.1))?;
     }
     // Packets that a program has seen before are through.
     wait_for_packets();
     let mut told: BTreeMap<Name, State> = BTreeMap::new();
-    tell(place, pods, &mut told, &mut handed)?;
+    tell(pins, pods, &mut told, &mut handed)?;
     handed.count = told.len();
     for (link, generation) in pods {
         tables.forget_pod(*link, *generation)?;
     }
     // Some may have ended between the two: conntrack would keep them for days.
-    tell(place, pods, &mut told, &mut handed)?;
+    tell(pins, pods, &mut told, &mut handed)?;
     Ok(handed)
 }
 
 /// Tells conntrack of the conversations, except for those that it was told of in the same state.
 fn tell(
-    place: &Place,
+    pins: &Pins,
     pods: &Pods,
     told: &mut BTreeMap<Name, State>,
     handed: &mut Handed,
 ) -> Result<(), Error> {
-    let clock = Clock::read(place)?;
+    let clock = Clock::read(pins)?;
     let mut conntrack = None;
-    for flow in flows::served(place, &clock, pods)? {
+    for flow in flows::served(pins, &clock, pods)? {
         let name = (flow.protocol, flow.first.before);
         let again = told.get(&name).copied();
         let goes_on = |state| matches!(state, State::Established | State::Stream | State::Replied);

@@ -13,10 +13,10 @@ use slipway_ebpf_abi::{
     PUBLISHED, Port, Reason, SIDE_POD, SIDE_UPLINK, State, maps,
 };
 
-use super::adopt::Adopted;
 use super::flows::Clock;
-use super::place::Place;
-use super::tables::Table;
+use super::pins::Pins;
+use super::pods::{self, Adopted};
+use super::tables::{Table, Tables};
 use crate::Error;
 use crate::nftables::conntrack::flow_count;
 
@@ -24,7 +24,7 @@ use crate::nftables::conntrack::flow_count;
 ///
 /// # Errors
 /// Conntrack cannot be read, or the maps not be written.
-pub(super) fn note(place: &Place, pods: &[Adopted]) -> Result<usize, Error> {
+pub(super) fn note(pins: &Pins, pods: &[Adopted]) -> Result<usize, Error> {
     // Packets that have passed a program before it knew of a container are in conntrack after this.
     wait_for_packets();
     if flow_count() == Some(0) {
@@ -35,8 +35,8 @@ pub(super) fn note(place: &Place, pods: &[Adopted]) -> Result<usize, Error> {
         .flat_map(|pod| pod.addresses.iter().map(|address| (*address, (pod.link, pod.generation))))
         .collect();
     let found = known(&of)?;
-    let clock = Clock::read(place)?;
-    let (mut v4, mut v6) = (Book::<Addr4>::open(place)?, Book::<Addr6>::open(place)?);
+    let clock = Clock::read(pins)?;
+    let (mut v4, mut v6) = (Book::<Addr4>::open(pins)?, Book::<Addr6>::open(pins)?);
     for flow in &found {
         // A container may talk to another one by a published port: it is in the flow twice.
         for (side, address) in [(SIDE_POD, flow.original.source), (SIDE_UPLINK, flow.reply.source)] {
@@ -48,6 +48,15 @@ pub(super) fn note(place: &Place, pods: &[Adopted]) -> Result<usize, Error> {
         }
     }
     Ok(found.len())
+}
+
+/// Notes what conntrack has with a container that is held, and sets it free.
+pub(super) fn release(pins: &Pins, tables: &mut Tables, pod: &Adopted) -> Result<(), Error> {
+    if !pod.is_held {
+        return Ok(());
+    }
+    note(pins, std::slice::from_ref(pod))?;
+    pods::free(tables, pod)
 }
 
 /// The conversations with one of these addresses.
@@ -112,9 +121,9 @@ where
     FlowKey<A>: Plain + Hash,
     Flow<A>: Plain,
 {
-    fn open(place: &Place) -> Result<Self, Error> {
+    fn open(pins: &Pins) -> Result<Self, Error> {
         let (flows, embryos) = A::MAPS;
-        Ok(Self { flows: Table::open(place, flows)?, embryos: Table::open(place, embryos)? })
+        Ok(Self { flows: Table::open(pins, flows)?, embryos: Table::open(pins, embryos)? })
     }
 
     fn note(

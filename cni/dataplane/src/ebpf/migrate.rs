@@ -9,13 +9,14 @@ use cni_kernel::route::{Link, LinkKind, RouteError, RouteSocket};
 use cni_spec::Attachment;
 use slipway_ebpf_abi::{HELD, LEFT, MASQUERADED};
 
-use super::adopt::{self, Adopted, Hold};
+use super::conntrack_export::{self, Handed};
+use super::entries::Left;
 use super::entries::{self, is_served, single, target, unserved};
-use super::flows::Pods;
-use super::handover::{self, Handed};
-use super::place::Place;
+use super::node::{self, Settings};
+use super::pins::Pins;
+use super::pods::{self, Adopted, Hold, Pods};
 use super::tables::{NOBODY, Tables};
-use super::{Left, Settings, attach, earlier, node};
+use super::{attach, config, conntrack_import};
 use crate::{Error, MasqueradeRequest, PortRequest};
 
 /// What an attachment has, of either kind.
@@ -69,7 +70,7 @@ pub(crate) struct Begun {
 /// The maps of this node.
 #[derive(Debug)]
 pub(crate) struct Moving {
-    place: Place,
+    pins: Pins,
     tables: Tables,
 }
 
@@ -79,12 +80,12 @@ impl Moving {
     /// # Errors
     /// They cannot be opened.
     pub(crate) fn find() -> Result<Option<Self>, Error> {
-        let Some(place) = node::at_home() else { return Ok(None) };
+        let Some(pins) = config::at_home() else { return Ok(None) };
         // A set-up that was cut off has made no maps.
-        if !node::is_set_up(&place) {
+        if !config::is_set_up(&pins) {
             return Ok(None);
         }
-        Ok(Some(Self { tables: Tables::open(&place)?, place }))
+        Ok(Some(Self { tables: Tables::open(&pins)?, pins }))
     }
 
     /// Brings the node's programs up to date, or sets them up.
@@ -92,8 +93,8 @@ impl Moving {
     /// # Errors
     /// What this node or kernel lacks.
     pub(crate) fn set_up(settings: &Settings) -> Result<Self, Error> {
-        let place = node::setup(settings)?;
-        Ok(Self { tables: Tables::open(&place)?, place })
+        let pins = node::setup(settings)?;
+        Ok(Self { tables: Tables::open(&pins)?, pins })
     }
 
     /// Whether the programs serve this.
@@ -161,7 +162,7 @@ impl Moving {
             let flag = matches!(thing, Thing::Masquerade(_)).then_some(MASQUERADED);
             let networks = thing.addresses();
             let who = (thing.attachment(), &spot.link);
-            let adopted = adopt::adopt(&self.place, &mut self.tables, who, &networks, (flag, Hold::Yes))?;
+            let adopted = pods::adopt(&self.pins, &mut self.tables, who, &networks, (flag, Hold::Yes))?;
             let before: &mut Adopted = pod.get_or_insert_with(|| adopted.clone());
             let new = adopted.addresses.iter().filter(|address| !before.addresses.contains(address));
             let new: Vec<IpAddr> = new.copied().collect();
@@ -198,7 +199,7 @@ impl Moving {
     /// Conntrack cannot be read, or the maps not be written.
     pub(crate) fn note_earlier(&self, all: &[&Begun]) -> Result<usize, Error> {
         let pods: Vec<Adopted> = all.iter().map(|begun| begun.pod.clone()).collect();
-        earlier::note(&self.place, &pods)
+        conntrack_import::note(&self.pins, &pods)
     }
 
     /// Has the programs serve a container from now on.
@@ -206,7 +207,7 @@ impl Moving {
     /// # Errors
     /// The kernel's own.
     pub(crate) fn finish(&mut self, begun: &Begun) -> Result<(), Error> {
-        adopt::free(&mut self.tables, &begun.pod)
+        pods::free(&mut self.tables, &begun.pod)
     }
 
     /// Takes back what was told of a container that has gone meanwhile, and nothing that is of another one.
@@ -233,7 +234,7 @@ impl Moving {
     /// The kernel's own; a further call goes on.
     pub(crate) fn withdraw(&mut self, things: &[Thing<'_>]) -> Result<Handed, Error> {
         let pods = self.pods_of(things)?;
-        let handed = handover::hand_over(&self.place, &mut self.tables, &pods)?;
+        let handed = conntrack_export::hand_over(&self.pins, &mut self.tables, &pods)?;
         self.forget(things, &pods)?;
         let failed = |e| Error::kernel("look for the links of containers", e);
         let socket = RouteSocket::open().map_err(failed)?;
@@ -302,11 +303,11 @@ impl Finder {
         }) else {
             return Ok(Err(Left::Nowhere));
         };
-        if adopt::is_kept_apart(attachment)? {
+        if pods::is_kept_apart(attachment)? {
             return Ok(Err(Left::Pod));
         }
         let link = if Netns::open(&netns.path).is_ok() {
-            match adopt::host_end(netns, attachment.ifname())? {
+            match pods::host_end(netns, attachment.ifname())? {
                 Some((link, _)) => link,
                 None => return Ok(Err(Left::NoVeth)),
             }
@@ -316,7 +317,7 @@ impl Finder {
                 None => return Ok(Err(Left::Nowhere)),
             }
         };
-        if adopt::is_limited(&link)? {
+        if pods::is_limited(&link)? {
             return Ok(Err(Left::Pod));
         }
         Ok(Ok(Spot { link }))
@@ -357,7 +358,7 @@ impl Finder {
 /// What this node or kernel lacks.
 pub(crate) fn possible() -> Result<(), Error> {
     match Moving::find()? {
-        Some(_) => node::programs_of_this_binary().map(drop),
-        None => node::served_abroad().map_or_else(super::try_out, Err),
+        Some(_) => config::programs_of_this_binary().map(drop),
+        None => config::served_abroad().map_or_else(node::try_out, Err),
     }
 }

@@ -3,8 +3,9 @@
 //! A container that has spoken before may have conversations that conntrack has. One plane has a conversation
 //! for its whole life, so that such a container is *held* at first: what begins now is noted and left to
 //! netfilter. When every packet that may have missed that is through, all that conntrack has is
-//! [noted](super::earlier), and the container is set free.
+//! [noted](super::conntrack_import), and the container is set free.
 
+use std::collections::BTreeMap;
 use std::hash::{BuildHasher, Hasher, RandomState};
 use std::net::IpAddr;
 
@@ -15,9 +16,9 @@ use ipnet::IpNet;
 use slipway_ebpf_abi::{HELD, LEFT, Pod, PodAddress, Router, maps};
 
 use super::attach::{self, Before, Use};
-use super::place::Place;
+use super::config;
+use super::pins::Pins;
 use super::tables::Tables;
-use super::{earlier, node};
 use crate::firewall;
 use crate::{ContainerNetns, Error, IngressPolicy};
 
@@ -31,6 +32,9 @@ pub(super) struct Adopted {
     /// Whether what it begins is still left to netfilter.
     pub(super) is_held: bool,
 }
+
+/// Links of containers, each with its generation.
+pub(super) type Pods = BTreeMap<u32, u32>;
 
 /// Whether a container is held until conntrack has been asked.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -53,13 +57,13 @@ impl Hold {
 /// generation, so that no old flow ends in the new container. What has it left to nftables is looked for each time:
 /// whoever limits or separates it may have come first.
 pub(super) fn adopt(
-    place: &Place,
+    pins: &Pins,
     tables: &mut Tables,
     (attachment, link): (&Attachment, &Link),
     addresses: &[IpNet],
     (flag, hold): (Option<u32>, Hold),
 ) -> Result<Adopted, Error> {
-    let program = node::programs(place)?.join(maps::programs::POD_INGRESS);
+    let program = config::programs(pins)?.join(maps::programs::POD_INGRESS);
     let used = if hold == Hold::Yes { Use::Busy } else { Use::None };
     let before = attach::attach(&link.name, &program, used)?;
     let mut noted = if is_limited(link)? || is_kept_apart(attachment)? { LEFT } else { 0 };
@@ -106,15 +110,6 @@ pub(super) fn tell_router(tables: &mut Tables, link: &Link, generation: u32) -> 
     let [a, b, c, d, e, f] = mac.0;
     let mac = [[a, b], [c, d], [e, f]].map(u16::from_ne_bytes);
     tables.put_router(link.index, Router { generation, mac, pad: 0 })
-}
-
-/// Notes what conntrack has with a container that is held, and sets it free.
-pub(super) fn release(place: &Place, tables: &mut Tables, pod: &Adopted) -> Result<(), Error> {
-    if !pod.is_held {
-        return Ok(());
-    }
-    earlier::note(place, std::slice::from_ref(pod))?;
-    free(tables, pod)
 }
 
 /// Sets a container free; one that is gone meanwhile does not come back.

@@ -23,7 +23,7 @@ use nix::sys::statfs::{BPF_FS_MAGIC, statfs};
 use sha2::{Digest, Sha256};
 use slipway_ebpf_abi::maps;
 
-use super::said;
+use super::error;
 use crate::Error;
 
 /// Where the BPF file system is mounted, by convention of the kernel and of systemd.
@@ -35,24 +35,24 @@ const PROGRAMS: &str = "programs-";
 
 /// The folder of one layout of the maps.
 #[derive(Debug, Clone)]
-pub(super) struct Place {
+pub(super) struct Pins {
     base: PathBuf,
 }
 
-impl Place {
+impl Pins {
     /// The folder, if it is there, or can take over what an earlier version has told its programs: two system calls
     /// on a node that has no such programs.
     pub(super) fn find() -> Option<Self> {
-        let place = Self::new();
-        if place.base.is_dir() {
-            return Some(place);
+        let pins = Self::new();
+        if pins.base.is_dir() {
+            return Some(pins);
         }
         let earlier = others().into_iter().find(Layout::knows_containers)?;
-        if let Err(error) = make(&place.base).map(|()| place.take_over(&earlier)) {
+        if let Err(error) = make(&pins.base).map(|()| pins.take_over(&earlier)) {
             log::warn!("{error}");
             return None;
         }
-        Some(place)
+        Some(pins)
     }
 
     fn new() -> Self {
@@ -85,12 +85,12 @@ impl Place {
             mount(Some("bpf"), root, Some("bpf"), flags, Some("mode=0700"))
                 .map_err(|e| Error::kernel(format!("mount a BPF file system at {FILE_SYSTEM}"), e))?;
         }
-        let place = Self::new();
-        make(&place.base)?;
+        let pins = Self::new();
+        make(&pins.base)?;
         for earlier in others() {
-            place.take_over(&earlier);
+            pins.take_over(&earlier);
         }
-        Ok(place)
+        Ok(pins)
     }
 
     /// Pins the maps of an earlier layout here that are the same in this one, unless there are such already.
@@ -101,9 +101,9 @@ impl Place {
                 continue;
             }
             let pinned = MapData::from_pin(&from)
-                .map_err(|e| said::failed(format!("open the BPF map {}", from.display()), e))
+                .map_err(|e| error::failed(format!("open the BPF map {}", from.display()), e))
                 .and_then(|map| {
-                    map.pin(&to).map_err(|e| said::failed(format!("pin the BPF map {}", to.display()), e))
+                    map.pin(&to).map_err(|e| error::failed(format!("pin the BPF map {}", to.display()), e))
                 });
             match pinned {
                 Ok(()) => log::info!("{} is {} from now on", from.display(), to.display()),
@@ -123,7 +123,7 @@ impl Place {
     }
 
     /// A lock on the folder, for what is read and written again; it ends with the value.
-    pub(super) fn turn(&self) -> Option<FileLock> {
+    pub(super) fn lock(&self) -> Option<FileLock> {
         let folder = File::open(&self.base).ok()?;
         let lock = FileLock::on(&folder, &self.base, Duration::from_secs(1));
         lock.inspect_err(|error| log::warn!("{error}; continuing without the lock")).ok()
@@ -260,15 +260,15 @@ mod tests {
         const WRITERS: u32 = 4;
         const TIMES: u32 = 50;
         let folder = tempfile::tempdir().unwrap();
-        let place = Place { base: folder.path().to_owned() };
-        let number = place.map("number");
+        let pins = Pins { base: folder.path().to_owned() };
+        let number = pins.map("number");
         fs::write(&number, "0").unwrap();
         thread::scope(|scope| {
             for _ in 0..WRITERS {
                 scope.spawn(|| {
                     for _ in 0..TIMES {
-                        let turn = place.turn();
-                        assert!(turn.is_some(), "the folder is there");
+                        let lock = pins.lock();
+                        assert!(lock.is_some(), "the folder is there");
                         let known: u32 = fs::read_to_string(&number).unwrap().parse().unwrap();
                         // Wide enough for another that does not wait.
                         thread::yield_now();

@@ -1,0 +1,31 @@
+//! The BPF programs as this binary carries them.
+
+/// Aligned as the loader reads it.
+#[cfg(ebpf_object)]
+#[repr(C, align(8))]
+struct Aligned<T: ?Sized>(T);
+
+#[cfg(ebpf_object)]
+static OBJECT: &Aligned<[u8]> = &Aligned(*include_bytes!(concat!(env!("OUT_DIR"), "/slipway.o")));
+
+/// The programs as an ELF object, if this binary was built with them.
+#[must_use]
+pub fn object() -> Option<&'static [u8]> {
+    #[cfg(ebpf_object)]
+    return Some(&OBJECT.0);
+    #[cfg(not(ebpf_object))]
+    None
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_object_is_a_bpf_object() {
+        // Machine 247 is EM_BPF: elf(5), linux/elf-em.h.
+        if let Some(object) = object() {
+            assert_eq!((&object[..4], object[18]), (&b"\x7fELF"[..], 247));
+        }
+    }
+}
