@@ -20,6 +20,8 @@ mod error;
 pub mod explain;
 pub mod fake;
 pub mod firewall;
+#[cfg(test)]
+mod floors;
 pub mod iptables;
 pub mod macspoof;
 pub mod migrate;
