@@ -5,8 +5,8 @@ use std::net::IpAddr;
 use cni_spec::Attachment;
 use ipnet::IpNet;
 
-use crate::chain_name::ChainName;
-use crate::{AddressFamily, ContainerNetns, Error, HostAddress, HostPorts, Owner, Protocol, PublishedPort};
+use crate::options::{IptablesOptions, NftablesOptions};
+use crate::{AddressFamily, ContainerNetns, Error, HostAddress, HostPorts, Owner, PublishedPort};
 
 /// The backends that a configuration can choose.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -60,18 +60,10 @@ pub struct PortRequest {
     /// Bit of the packet mark, 0 to 31, that remembers between the translation of the destination
     /// and that of the source that the packet came through a published port.
     pub mark_bit: u8,
-    /// Conditions on the packets of each family (IPv4, IPv6) that the mappings are for, in the
-    /// grammar of the backend; empty for none.
-    pub conditions_v4: Vec<String>,
-    /// See `conditions_v4`.
-    pub conditions_v6: Vec<String>,
-    /// Protocol and host port of every mapping in the configuration's order, those too that come to
-    /// nothing for want of an address of their family: the reference's entry rules, and with them the
-    /// iptables backend's, name them all.
-    pub mapped: Vec<(Protocol, u16)>,
-    /// A chain of iptables that sets a mark in place of ours, and that others act upon. For the
-    /// iptables backend alone.
-    pub set_mark_chain: Option<ChainName>,
+    /// Options of the nftables and eBPF backends.
+    pub nftables: NftablesOptions,
+    /// Options of the iptables backend.
+    pub iptables: IptablesOptions,
 }
 
 /// Whether mappings of all of the node's addresses hold for its loopback, 127/8 and ::1, too.

@@ -15,6 +15,7 @@ const FLOORS: &[&[&str]] = &[
         "policy",
         "run_dir",
         "chain_name",
+        "options",
         "error",
         "backend",
         "fake",

@@ -28,6 +28,7 @@ pub mod migrate;
 pub mod nftables;
 pub mod node;
 mod observer;
+mod options;
 mod owned_table;
 pub mod owner;
 mod policy;
@@ -43,6 +44,7 @@ pub use backend::{
 pub use chain_name::ChainName;
 pub use dispatch::Dataplane;
 pub use error::Error;
+pub use options::{Conditions, EntryPort, IptablesOptions, NftablesOptions};
 pub use owner::{ContainerNetns, Owner};
 pub use policy::IngressPolicy;
 pub use port::{AddressFamily, HostAddress, HostPorts, Protocol, PublishedPort};

@@ -63,11 +63,10 @@ impl fmt::Display for Left {
 
 /// Why a request is left to nftables for good; none: the programs can serve it.
 pub(super) fn unserved(request: &PortRequest) -> Option<Left> {
-    let conditions = !request.conditions_v4.is_empty() || !request.conditions_v6.is_empty();
     let ports = request.ports.iter().map(|port| port.host.len()).sum::<usize>();
     match request {
-        _ if conditions => Some(Left::Conditions),
-        PortRequest { set_mark_chain: Some(_), .. } => Some(Left::MarkChain),
+        _ if !request.nftables.conditions.is_empty() => Some(Left::Conditions),
+        _ if request.iptables.set_mark_chain.is_some() => Some(Left::MarkChain),
         PortRequest { snat: Snat::Always, .. } => Some(Left::MasqueradeAll),
         PortRequest { snat: Snat::Never, .. } => Some(Left::NoMasquerade),
         _ if ports > MANY => Some(Left::ManyPorts),

@@ -66,8 +66,11 @@ pub fn check(key: &'static str, words: &[String]) -> Result<(), Error> {
 
 /// Checks both families' conditions.
 pub(crate) fn check_request(request: &PortRequest) -> Result<(), Error> {
-    check("conditionsV4", &request.conditions_v4)?;
-    check("conditionsV6", &request.conditions_v6)
+    if !request.nftables.conditions.is_empty() {
+        return Err(Error::Request("conditions of nftables in a request to iptables".to_owned()));
+    }
+    check("conditionsV4", &request.iptables.conditions.v4)?;
+    check("conditionsV6", &request.iptables.conditions.v6)
 }
 
 #[cfg(test)]

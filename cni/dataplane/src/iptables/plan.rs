@@ -86,7 +86,7 @@ fn port_plan(request: &PortRequest, network: IpNet) -> PortPlan {
     let family = AddressFamily::of(network.addr());
     let chain = ChainName::dnat(&request.attachment);
     let ours = ordered(request.ports.iter().filter(|port| port.host.address.family() == family));
-    let marker = match (&request.set_mark_chain, request.snat) {
+    let marker = match (&request.iptables.set_mark_chain, request.snat) {
         (_, Snat::Never) => None,
         (Some(external), _) => Some(external.clone()),
         (None, _) => Some(ChainName::fixed(names::HOSTPORT_SETMARK)),
@@ -115,7 +115,8 @@ fn port_plan(request: &PortRequest, network: IpNet) -> PortPlan {
             rules.push(Rule::new(matches(None, place, (protocol, host_port)), Target::Dnat(to)));
         }
     }
-    let mark_bit = (marker.is_some() && request.set_mark_chain.is_none()).then_some(request.mark_bit);
+    let mark_bit =
+        (marker.is_some() && request.iptables.set_mark_chain.is_none()).then_some(request.mark_bit);
     let entries = entries(request, family, &chain);
     PortPlan { family, chain, rules, entries, mark_bit, keys }
 }
@@ -183,16 +184,13 @@ fn matches(source: Option<IpNet>, place: Option<Match>, (protocol, port): (Proto
 /// The entry rules: for each protocol, in the order of their names, the ports in the order of the
 /// configuration, fifteen to a rule.
 fn entries(request: &PortRequest, family: AddressFamily, chain: &ChainName) -> Vec<Rule> {
-    let conditions = match family {
-        AddressFamily::V4 => &request.conditions_v4,
-        AddressFamily::V6 => &request.conditions_v6,
-    };
+    let conditions = request.iptables.conditions.of(family);
     let mut protocols = Protocol::ALL;
     protocols.sort_by_key(|protocol| protocol.as_str());
     let mut entries = Vec::new();
     for protocol in protocols {
-        let ports: Vec<u16> =
-            request.mapped.iter().filter(|(of, _)| *of == protocol).map(|(_, port)| *port).collect();
+        let named = request.iptables.entry_ports.iter().filter(|entry| entry.protocol == protocol);
+        let ports: Vec<u16> = named.map(|entry| entry.port).collect();
         for group in ports.chunks(PORTS_PER_RULE) {
             let mut matches = vec![
                 Match::Protocol(protocol),
@@ -200,7 +198,7 @@ fn entries(request: &PortRequest, family: AddressFamily, chain: &ChainName) -> V
                 Match::Ports(group.to_vec()),
             ];
             if !conditions.is_empty() {
-                matches.push(Match::Conditions(conditions.clone()));
+                matches.push(Match::Conditions(conditions.to_vec()));
             }
             entries.push(Rule::new(matches, Target::Chain(chain.clone())));
         }

@@ -64,10 +64,14 @@ fn request(id: &str, mappings: &[Mapping<'_>]) -> PortRequest {
         snat: Snat::Needed,
         loopback: Loopback::Served,
         mark_bit: 13,
-        conditions_v4: Vec::new(),
-        conditions_v6: Vec::new(),
-        mapped: mappings.iter().map(|(protocol, _, port, _)| (*protocol, *port)).collect(),
-        set_mark_chain: None,
+        nftables: crate::NftablesOptions::default(),
+        iptables: crate::IptablesOptions {
+            entry_ports: mappings
+                .iter()
+                .map(|(protocol, _, port, _)| crate::EntryPort { protocol: *protocol, port: *port })
+                .collect(),
+            ..Default::default()
+        },
     }
 }
 
@@ -94,7 +98,7 @@ fn assert_same(request: &PortRequest, golden_text: &str) {
         assert_eq!(made(&batch), golden(golden_text, plan.family), "{batch}");
         // What is there as it should be is left alone.
         let again = port_changes(&golden(golden_text, plan.family), &plan, (Place::Behind, Others::None));
-        assert!(again.is_empty() || !request.conditions_v4.is_empty(), "{again}");
+        assert!(again.is_empty() || !request.iptables.conditions.is_empty(), "{again}");
     }
 }
 
@@ -151,7 +155,7 @@ fn source_nat_is_as_the_reference_has_it() {
     assert_same(&with(|r| r.mark_bit = 5, PLAIN), golden_file!("bit"));
     assert_same(&with(|r| r.mark_bit = 0, PLAIN), golden_file!("bit0"));
     let external = |r: &mut PortRequest| {
-        r.set_mark_chain = Some(super::ChainName::new("KUBE-MARK-MASQ").unwrap());
+        r.iptables.set_mark_chain = Some(super::ChainName::new("KUBE-MARK-MASQ").unwrap());
     };
     assert_same(&with(external, PLAIN), golden_file!("external"));
 }

@@ -76,7 +76,7 @@ impl Mover<'_> {
             let attachment = candidates.find(|attachment| AttachmentHash::of(attachment) == key.0);
             let place = match (attachment.as_ref().or(named.as_ref()), &found.what) {
                 (Some(name), Ok(what)) => {
-                    self.place(programs, &request(name, found.netns.clone(), what.clone()))?
+                    self.place(programs, &request(self.order.to, name, found.netns.clone(), what.clone()))?
                 }
                 _ => Place::Nftables,
             };
@@ -91,7 +91,7 @@ impl Mover<'_> {
             match (attachment, found.what.clone()) {
                 (Some(attachment), Ok(what)) => {
                     let netns = self.netns(&attachment, Some(found.netns.clone()));
-                    let wanted = request(&attachment, netns, what);
+                    let wanted = request(self.order.to, &attachment, netns, what);
                     works.push(Work { attachment, wanted, source: Source::Table, place });
                 }
                 (owner @ Some(_), Err(why)) if self.order.to == BackendName::Ebpf => {
@@ -150,7 +150,8 @@ impl Mover<'_> {
             match choose(&all, &addresses(&what)) {
                 Ok(one) => {
                     let netns = self.netns(&one.attachment, one.netns.clone());
-                    let wanted = request(&one.attachment, netns, with_prefixes(what, &one.addresses));
+                    let wanted =
+                        request(self.order.to, &one.attachment, netns, with_prefixes(what, &one.addresses));
                     works.push(Work {
                         attachment: one.attachment.clone(),
                         wanted,
@@ -208,7 +209,7 @@ impl Mover<'_> {
                 }
             };
             let netns = self.netns(&one.attachment, one.netns.clone());
-            let wanted = request(&one.attachment, netns, what);
+            let wanted = request(self.order.to, &one.attachment, netns, what);
             let attachment = one.attachment.clone();
             let (source, place) = (Source::Rules(vec![piece]), Place::Reference);
             let work = Work { attachment, wanted, source, place };
@@ -228,8 +229,13 @@ impl Work {
             (Wanted::Ports(all), Wanted::Ports(more)) => {
                 all.ports.extend(more.ports);
                 all.networks.extend(more.networks);
-                let new: Vec<_> = more.mapped.into_iter().filter(|m| !all.mapped.contains(m)).collect();
-                all.mapped.extend(new);
+                let new: Vec<_> = more
+                    .iptables
+                    .entry_ports
+                    .into_iter()
+                    .filter(|m| !all.iptables.entry_ports.contains(m))
+                    .collect();
+                all.iptables.entry_ports.extend(new);
             }
             (Wanted::Masquerade(all), Wanted::Masquerade(more)) => all.addresses.extend(more.addresses),
             _ => {}

@@ -39,7 +39,10 @@ use crate::nftables::session::Writer;
 use crate::nftables::{masquerade_job, ports_job};
 use crate::owner::AttachmentHash;
 use crate::reference::{self, Piece, Reference};
-use crate::{BackendName, ContainerNetns, Error, MasqueradeRequest, PortRequest};
+use crate::{
+    BackendName, Conditions, ContainerNetns, EntryPort, Error, IptablesOptions, MasqueradeRequest,
+    NftablesOptions, PortRequest,
+};
 
 /// So many things are moved side by side: they share the moments of waiting.
 const GROUP: usize = 64;
@@ -230,24 +233,35 @@ fn record_kind(kind: u32) -> u32 {
     if kind == KIND_PORTS { KIND_IPTABLES_PORTS } else { KIND_IPTABLES_MASQUERADE }
 }
 
-fn request(attachment: &Attachment, netns: ContainerNetns, what: What) -> Wanted {
+/// The conditions are in the grammar of the backend that the order names.
+fn request(to: BackendName, attachment: &Attachment, netns: ContainerNetns, what: What) -> Wanted {
     let attachment = attachment.clone();
     match what {
         What::Masquerade(addresses) => Wanted::Masquerade(MasqueradeRequest { attachment, netns, addresses }),
         What::Ports(all) => {
             let conditions = |family| all.conditions.get(&family).cloned().unwrap_or_default();
+            let conditions = Conditions {
+                v4: conditions(crate::AddressFamily::V4),
+                v6: conditions(crate::AddressFamily::V6),
+            };
+            let none = Conditions::default();
+            let (nftables, iptables) =
+                if to == BackendName::Iptables { (none, conditions) } else { (conditions, none) };
+            let entry = |(protocol, port)| EntryPort { protocol, port };
             Wanted::Ports(PortRequest {
                 attachment,
                 netns,
-                conditions_v4: conditions(crate::AddressFamily::V4),
-                conditions_v6: conditions(crate::AddressFamily::V6),
+                nftables: NftablesOptions { conditions: nftables },
+                iptables: IptablesOptions {
+                    conditions: iptables,
+                    entry_ports: all.mapped.into_iter().map(entry).collect(),
+                    set_mark_chain: None,
+                },
                 ports: all.ports,
                 networks: all.networks,
                 snat: all.snat,
                 loopback: all.loopback,
                 mark_bit: all.bit,
-                mapped: all.mapped,
-                set_mark_chain: None,
             })
         }
     }

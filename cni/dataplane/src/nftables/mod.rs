@@ -168,7 +168,7 @@ pub(crate) fn ports_job(request: &PortRequest) -> Result<Job, Error> {
     let plan = plan::ports(request)?;
     let mut rules = Vec::new();
     for family in &plan.own_chains {
-        let conditions = conditions::parse(plan::conditions(request, *family), *family)?;
+        let conditions = conditions::parse(request.nftables.conditions.of(*family), *family)?;
         let named: Vec<PublishedPort> = request.on_loopback(*family).copied().collect();
         let named: Vec<_> = plan::collapse(&named).iter().map(|port| port.host).collect();
         let except = request.spares_loopback(*family).then_some(named.as_slice());

@@ -96,6 +96,9 @@ fn singles(port: &PublishedPort) -> impl Iterator<Item = PublishedPort> + use<> 
 /// # Errors
 /// [`Error::Request`] for mappings that contradict each other or cross families.
 pub(crate) fn ports(request: &PortRequest) -> Result<Plan, Error> {
+    if !request.iptables.conditions.is_empty() {
+        return Err(Error::Request("conditions of iptables in a request to nftables".to_owned()));
+    }
     let runs = collapse(&request.ports);
     check_overlaps(&runs)?;
     let mut plan = Plan::default();
@@ -148,16 +151,8 @@ fn check_overlaps(runs: &[PublishedPort]) -> Result<(), Error> {
 /// Whether the packets of this family need rules of the container's own.
 pub(crate) fn has_own_chain(request: &PortRequest, family: AddressFamily) -> bool {
     request.mark_bit != schema::DEFAULT_MARK_BIT
-        || !conditions(request, family).is_empty()
+        || !request.nftables.conditions.of(family).is_empty()
         || request.spares_loopback(family)
-}
-
-/// The request's conditions on packets of this family.
-pub(crate) fn conditions(request: &PortRequest, family: AddressFamily) -> &[String] {
-    match family {
-        AddressFamily::V4 => &request.conditions_v4,
-        AddressFamily::V6 => &request.conditions_v6,
-    }
 }
 
 fn own_chain_item(run: &PublishedPort, hash: &AttachmentHash) -> Item {

@@ -11,8 +11,8 @@ use super::schema::Layout;
 use super::{conditions, plan, schema};
 use crate::owner::{AttachmentHash, COMMENT_MAX};
 use crate::{
-    AddressFamily, ContainerNetns, HostAddress, HostPorts, Loopback, MasqueradeRequest, Owner, PortRequest,
-    Protocol, PublishedPort, Snat,
+    AddressFamily, Conditions, ContainerNetns, HostAddress, HostPorts, IptablesOptions, Loopback,
+    MasqueradeRequest, NftablesOptions, Owner, PortRequest, Protocol, PublishedPort, Snat,
 };
 
 fn port(protocol: Protocol, address: HostAddress, first: u16, last: u16, to: (&str, u16)) -> PublishedPort {
@@ -33,10 +33,8 @@ fn request(ports: Vec<PublishedPort>) -> PortRequest {
         snat: Snat::Needed,
         loopback: Loopback::Served,
         mark_bit: schema::DEFAULT_MARK_BIT,
-        conditions_v4: Vec::new(),
-        conditions_v6: Vec::new(),
-        mapped: Vec::new(),
-        set_mark_chain: None,
+        nftables: NftablesOptions::default(),
+        iptables: IptablesOptions::default(),
     }
 }
 
@@ -137,7 +135,9 @@ fn snat_never_and_always() {
 #[test]
 fn conditions_give_a_container_its_own_chain() {
     let request = PortRequest {
-        conditions_v4: vec!["ip saddr != 192.0.2.0/24".to_owned()],
+        nftables: NftablesOptions {
+            conditions: Conditions { v4: vec!["ip saddr != 192.0.2.0/24".to_owned()], v6: Vec::new() },
+        },
         mark_bit: 5,
         ..request(vec![any4(8080, 8080, 80)])
     };
@@ -152,7 +152,7 @@ fn conditions_give_a_container_its_own_chain() {
         chain hairpin-10.88.0.0/16-5
     "]]
     .assert_eq(&text);
-    let parsed = conditions::parse(&request.conditions_v4, AddressFamily::V4).unwrap();
+    let parsed = conditions::parse(&request.nftables.conditions.v4, AddressFamily::V4).unwrap();
     let mut batch = Transaction::new();
     schema::add_rules(&mut batch, "own", schema::own_chain_rules(&parsed, None, 5, AddressFamily::V4));
     expect![[r"

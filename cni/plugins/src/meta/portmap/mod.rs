@@ -7,7 +7,8 @@ mod route_localnet;
 use std::net::IpAddr;
 
 use cni_dataplane::{
-    AddressFamily, Backend, ContainerNetns, Dataplane, Kinds, Loopback, PortRequest, Withdrawal,
+    AddressFamily, Backend, BackendName, Conditions, ContainerNetns, Dataplane, EntryPort, IptablesOptions,
+    Kinds, Loopback, NftablesOptions, PortRequest, Withdrawal,
 };
 use cni_spec::address::check_container;
 use cni_spec::{AddResult, CniError, ErrorCode, NetConf};
@@ -152,6 +153,14 @@ fn wanted(
     let netns = ContainerNetns::read(path).map_err(|e| {
         CniError::new(ErrorCode::InvalidEnvironment, format!("failed to open netns {path:?}: {e}"))
     })?;
+    let conditions = Conditions { v4: config.conditions_v4, v6: config.conditions_v6 };
+    let none = Conditions::default();
+    let (nftables, iptables) =
+        if config.backend == Some(BackendName::Iptables) { (none, conditions) } else { (conditions, none) };
+    let entries = config
+        .mappings
+        .iter()
+        .map(|mapping| EntryPort { protocol: mapping.protocol, port: mapping.host_port });
     Ok(Some(PortRequest {
         attachment: request.attachment.clone(),
         netns,
@@ -160,10 +169,12 @@ fn wanted(
         snat: config.snat,
         loopback: config.loopback,
         mark_bit: config.mark_bit,
-        conditions_v4: config.conditions_v4,
-        conditions_v6: config.conditions_v6,
-        mapped: config.mappings.iter().map(|mapping| (mapping.protocol, mapping.host_port)).collect(),
-        set_mark_chain: config.set_mark_chain,
+        nftables: NftablesOptions { conditions: nftables },
+        iptables: IptablesOptions {
+            conditions: iptables,
+            entry_ports: entries.collect(),
+            set_mark_chain: config.set_mark_chain,
+        },
     }))
 }
 

@@ -1,0 +1,57 @@
+//! Options of a published port that one backend alone understands.
+
+use crate::{AddressFamily, ChainName, Protocol};
+
+/// Conditions on the packets that mappings are for, in one backend's grammar; empty: none.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Conditions {
+    /// On packets of IPv4.
+    pub v4: Vec<String>,
+    /// On packets of IPv6.
+    pub v6: Vec<String>,
+}
+
+impl Conditions {
+    /// The conditions on packets of a family.
+    #[must_use]
+    pub fn of(&self, family: AddressFamily) -> &[String] {
+        match family {
+            AddressFamily::V4 => &self.v4,
+            AddressFamily::V6 => &self.v6,
+        }
+    }
+
+    /// True if there are none.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.v4.is_empty() && self.v6.is_empty()
+    }
+}
+
+/// Options of the nftables backend, and of the eBPF backend on top of it.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct NftablesOptions {
+    /// Conditions in a part of nft's grammar: [`crate::nftables::conditions`].
+    pub conditions: Conditions,
+}
+
+/// Options of the iptables backend.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct IptablesOptions {
+    /// Conditions as options of iptables.
+    pub conditions: Conditions,
+    /// Every mapping in the configuration's order, also those that no address of their family makes one of: the
+    /// reference's entry rules name them all.
+    pub entry_ports: Vec<EntryPort>,
+    /// A chain that sets a mark in place of ours, and that others act upon.
+    pub set_mark_chain: Option<ChainName>,
+}
+
+/// A host port that an entry rule names.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct EntryPort {
+    /// The transport protocol.
+    pub protocol: Protocol,
+    /// The first host port of the mapping.
+    pub port: u16,
+}
