@@ -1,4 +1,4 @@
-//! What every way of publishing ports and masquerading must offer.
+//! The contract of a backend, and the requests that it takes.
 
 use std::net::IpAddr;
 
@@ -45,20 +45,20 @@ impl BackendName {
 pub struct PortRequest {
     /// The owner.
     pub attachment: Attachment,
-    /// The container's namespace: it is how a later caller tells that the owner is dead.
+    /// The container's namespace. Its absence proves later that the owner is dead.
     pub netns: ContainerNetns,
     /// The mappings, without overlaps among themselves.
     pub ports: Vec<PublishedPort>,
-    /// The container's addresses with the prefixes of their networks, at most one of a family.
-    /// Sources in that network get the node's address on the way to a published port, as the
-    /// answer would otherwise not pass the node.
+    /// The container's addresses with the prefixes of their networks, at most one of a family. Sources in
+    /// that network get the node's address on the way to a published port: the reply would not pass the node
+    /// otherwise.
     pub networks: Vec<IpNet>,
-    /// Which sources are masqueraded on the way to the container.
+    /// The sources that are masqueraded on the way to the container.
     pub snat: Snat,
-    /// What becomes of the node's own loopback.
+    /// The treatment of the node's own loopback.
     pub loopback: Loopback,
-    /// Bit of the packet mark, 0 to 31, that remembers between the translation of the destination
-    /// and that of the source that the packet came through a published port.
+    /// Bit of the packet mark, 0 to 31, that is set on packets to a published port between the translation of
+    /// their destination and that of their source.
     pub mark_bit: u8,
     /// Options of the nftables and eBPF backends.
     pub nftables: NftablesOptions,
@@ -66,25 +66,25 @@ pub struct PortRequest {
     pub iptables: IptablesOptions,
 }
 
-/// Whether mappings of all of the node's addresses hold for its loopback, 127/8 and ::1, too.
+/// The scope of mappings of all of the node's addresses on its loopback, 127/8 and ::1.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Loopback {
-    /// They do.
+    /// They hold there, too.
     #[default]
     Served,
-    /// They do not: what the node itself has there is reached. A mapping that names a loopback
-    /// address holds all the same.
+    /// They do not hold there, and the node's own services are reached. A mapping that names a loopback
+    /// address holds.
     Spared,
 }
 
-/// Which sources get an address of the node on the way to a published port.
+/// The sources that get an address of the node on the way to a published port.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Snat {
     /// Those that need it: the container's own network (itself included) and the node's loopback.
     #[default]
     Needed,
-    /// None: the container always sees the client, the container and its neighbours and the
-    /// node's loopback may not get an answer.
+    /// None: the container always sees the client. The container itself, its neighbours and the node's
+    /// loopback may get no reply.
     Never,
     /// All.
     Always,
@@ -95,56 +95,56 @@ pub enum Snat {
 pub struct MasqueradeRequest {
     /// The owner.
     pub attachment: Attachment,
-    /// The container's namespace: it is how a later caller tells that the owner is dead.
+    /// The container's namespace. Its absence proves later that the owner is dead.
     pub netns: ContainerNetns,
-    /// The container's addresses, each with its network's prefix (host bits kept, as results of
-    /// IPAM have them). Packets to that network and to multicast groups keep their source.
+    /// The container's addresses with their networks' prefixes and the host bits, as in results of IPAM.
+    /// Packets to that network and to multicast groups keep their source.
     pub addresses: Vec<IpNet>,
 }
 
-/// Which of an attachment's things are meant.
+/// A choice among what an attachment has.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kinds {
-    /// Published ports alone.
+    /// Only published ports.
     Ports,
-    /// Masqueraded addresses alone.
+    /// Only masqueraded addresses.
     Masquerade,
-    /// Everything it owns.
+    /// Everything that it owns.
     All,
-    /// Everything it owns if it has published ports, otherwise nothing.
+    /// Everything that it owns if it has published ports, otherwise nothing.
     AllIfPorts,
 }
 
 impl Kinds {
-    /// Whether published ports are among them.
+    /// True if published ports are among them.
     #[must_use]
     pub fn ports(self) -> bool {
         self != Self::Masquerade
     }
 
-    /// Whether masqueraded addresses are among them.
+    /// True if masqueraded addresses are among them.
     #[must_use]
     pub fn masquerade(self) -> bool {
         self != Self::Ports
     }
 }
 
-/// What to take away. Only the attachment is needed; the hints save the search through all
-/// elements when they are right and do no harm when they are wrong or missing.
+/// A request to remove what an attachment has. Right hints save the search through all elements; wrong or
+/// missing ones do no harm.
 #[derive(Debug, Clone)]
 pub struct Withdrawal<'a> {
     /// The owner.
     pub attachment: &'a Attachment,
-    /// What of it.
+    /// The things to remove.
     pub kinds: Kinds,
-    /// Host ports that it probably has.
+    /// Hint: its host ports.
     pub ports: &'a [HostPorts],
-    /// Container addresses that it probably has.
+    /// Hint: its container addresses.
     pub addresses: &'a [IpAddr],
 }
 
 impl PortRequest {
-    /// Whether mappings of the family hold for all of the node's addresses but its loopback.
+    /// True if mappings of the family hold for all of the node's addresses except its loopback.
     #[must_use]
     pub fn spares_loopback(&self, family: AddressFamily) -> bool {
         self.loopback == Loopback::Spared
@@ -169,28 +169,28 @@ impl<'a> Withdrawal<'a> {
     }
 }
 
-/// One published port as it is in the kernel.
+/// A published port in the kernel.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Listed {
-    /// Who owns it; none for an element that was made by hand.
+    /// The owner; none for an element that was made by hand.
     pub owner: Option<Owner>,
     /// The mapping.
     pub port: PublishedPort,
-    /// Who serves it. What the programs leave to nftables is nftables'.
+    /// The backend that serves it; nftables for what the BPF programs leave to it.
     pub backend: BackendName,
 }
 
-/// What goes through a mapping at this moment.
+/// The traffic through a mapping.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Traffic {
-    /// Connections that are known; conversations, for protocols without.
+    /// Number of flows.
     pub connections: usize,
-    /// Packets and bytes of these, both directions together; none where nobody counts them.
+    /// Packets and bytes of these flows, both directions together; none where accounting is off.
     pub counted: Option<(u64, u64)>,
 }
 
 impl Traffic {
-    /// One connection more.
+    /// Adds a flow.
     pub(crate) fn add(&mut self, counted: Option<(u64, u64)>) {
         self.connections += 1;
         if let Some((packets, bytes)) = counted {
@@ -200,63 +200,59 @@ impl Traffic {
     }
 }
 
-/// A way to publish ports and to masquerade.
+/// Publishes ports and masquerades addresses.
 ///
-/// All calls are blocking, act on the network namespace of the calling thread, and are safe
-/// against any number of other processes that do the same.
+/// All calls block, act on the network namespace of the calling thread, and are safe against any number of
+/// processes that do the same.
 pub trait Backend {
-    /// Publishes the ports: all of them or none. Publishing again what the same attachment has
-    /// already is no error; what it had and is no longer asked for goes away. What another
-    /// attachment of the same container (one ID, one namespace) publishes already stays with that
-    /// one, as long as it has it.
+    /// Publishes the ports: all or none. A repetition is no error, and removes what the request no longer
+    /// names. A port that another attachment of the same container (same ID and namespace) publishes stays
+    /// with that attachment.
     ///
     /// # Errors
-    /// [`Error::Conflict`] when a living attachment of another container has one of the ports or
-    /// addresses.
+    /// [`Error::Conflict`] if a live attachment of another container has one of the ports or addresses.
     fn publish(&self, request: &PortRequest) -> Result<(), Error>;
 
-    /// Masquerades the addresses: all of them or none. As with [`Backend::publish`], a repetition
-    /// is no error.
+    /// Masquerades the addresses: all or none. A repetition is no error.
     ///
     /// # Errors
-    /// [`Error::Conflict`] when another living attachment has one of the addresses.
+    /// [`Error::Conflict`] if another live attachment has one of the addresses.
     fn masquerade(&self, request: &MasqueradeRequest) -> Result<(), Error>;
 
-    /// Takes away what the attachment owns. Nothing owned, or nothing ever made: no error and no
-    /// write.
+    /// Removes what the attachment owns. An attachment that owns nothing is no error, and causes no write.
     ///
     /// # Errors
-    /// What failed; the call can be repeated.
+    /// [`Error::Kernel`] or [`Error::Busy`]; the call can be repeated.
     fn withdraw(&self, withdrawal: &Withdrawal<'_>) -> Result<(), Error>;
 
-    /// Compares the request with what is there.
+    /// Compares the request with the kernel's state.
     ///
     /// # Errors
     /// [`Error::Missing`] with the first difference.
     fn check_ports(&self, request: &PortRequest) -> Result<(), Error>;
 
-    /// Compares the request with what is there.
+    /// Compares the request with the kernel's state.
     ///
     /// # Errors
     /// [`Error::Missing`] with the first difference.
     fn check_masquerade(&self, request: &MasqueradeRequest) -> Result<(), Error>;
 
-    /// Takes away what belongs to attachments of `network` that are not in `valid`, and what no
-    /// attachment of any network uses any longer.
+    /// Removes what belongs to attachments of `network` that are not in `valid`, and what no attachment uses
+    /// any longer.
     ///
     /// # Errors
-    /// What failed; the rest was done all the same.
+    /// The first failure, after the rest was removed.
     fn retain(&self, network: &str, valid: &[Attachment], kinds: Kinds) -> Result<(), Error>;
 
-    /// Everything that is published on the node, in a stable order.
+    /// Lists everything that is published on the node, in a stable order.
     ///
     /// # Errors
-    /// What could not be read.
+    /// [`Error::Kernel`] if the kernel's tables cannot be read.
     fn list(&self) -> Result<Vec<Listed>, Error>;
 
-    /// Whether the next `publish` and `masquerade` can succeed.
+    /// Checks that the next `publish` and `masquerade` can succeed.
     ///
     /// # Errors
-    /// What this kernel or this node lacks.
+    /// The feature that this kernel or node lacks.
     fn status(&self) -> Result<(), Error>;
 }

@@ -1,5 +1,4 @@
-//! All ways of publishing and masquerading together: new things are made in the chosen one, and what
-//! is there is found in whichever has it.
+//! All backends together: new elements are made in the chosen one, existing ones are found in any.
 
 use cni_spec::Attachment;
 
@@ -32,7 +31,8 @@ impl Default for Dataplane {
     }
 }
 
-/// Where an attachment's ports or masqueraded addresses are. The table has those of nftables and those of eBPF.
+/// Where an attachment's ports or masqueraded addresses are. The table has those of nftables and those of
+/// eBPF.
 enum Holder {
     Table,
     Chains,
@@ -41,8 +41,8 @@ enum Holder {
 }
 
 impl Dataplane {
-    /// Makes new things in the backend that a configuration chooses. Without a choice that is nftables where the
-    /// kernel has it, else iptables.
+    /// Makes new things in the backend that a configuration chooses. Without a choice that is nftables where
+    /// the kernel has it, else iptables.
     #[must_use]
     pub fn new(choice: Option<BackendName>) -> Self {
         Self {
@@ -53,23 +53,23 @@ impl Dataplane {
         }
     }
 
-    /// What becomes of the established flows of what is made in nftables from now on.
+    /// Sets the treatment of established flows in nftables.
     #[must_use]
     pub fn offload(mut self, offload: Offload) -> Self {
         self.nftables = self.nftables.offload(offload);
         self
     }
 
-    /// The same with what the programs of the eBPF backend are to know of the node.
+    /// Sets what an administrator has configured for the eBPF backend.
     #[must_use]
     pub fn with_settings(self, settings: Settings) -> Self {
         Self { ebpf: over_nftables(settings), ..self }
     }
 
-    /// What goes through each of these mappings at this moment, in their order.
+    /// Reads the traffic through each of these mappings, in their order.
     ///
     /// # Errors
-    /// Neither conntrack nor the programs' maps can be read.
+    /// [`Error::Kernel`] if conntrack or the BPF maps cannot be read.
     pub fn traffic(&self, listed: &[Listed]) -> Result<Vec<Traffic>, Error> {
         let mut all = self.nftables.connections(listed)?;
         ebpf::add_traffic(listed, &mut all)?;
@@ -89,7 +89,7 @@ impl Dataplane {
         self.backend(self.choice.filter(|name| *name == BackendName::Ebpf).unwrap_or(BackendName::Nftables))
     }
 
-    /// Does it in the chosen backend.
+    /// Runs a call on the chosen backend.
     fn make<T>(&self, work: impl Fn(&dyn Backend) -> Result<T, Error>) -> Result<(BackendName, T), Error> {
         match self.choice {
             Some(name) => Ok((name, work(self.backend(name))?)),
@@ -103,19 +103,19 @@ impl Dataplane {
         }
     }
 
-    /// As [`Self::withdraw_from_others`]. A failure takes back what was made: an ADD leaves all or
-    /// nothing.
+    /// As [`Self::withdraw_from_others`]. A failure undoes what was made: an ADD makes all or nothing.
     fn clear_others(&self, made: BackendName, attachment: &Attachment, kinds: Kinds) -> Result<(), Error> {
         let cleared = self.withdraw_from_others(made, attachment, kinds);
         if cleared.is_err()
             && let Err(left) = self.backend(made).withdraw(&Withdrawal::of(attachment, kinds))
         {
-            log::warn!("take back what was made for {attachment}: {left}");
+            log::warn!("undo what was made for {attachment}: {left}");
         }
         cleared
     }
 
-    /// An earlier ADD of the same attachment may have been made by another configuration.
+    /// Removes what an earlier ADD of the same attachment, with another configuration, made in other
+    /// backends.
     fn withdraw_from_others(
         &self,
         made: BackendName,
@@ -132,7 +132,7 @@ impl Dataplane {
         Self::withdraw_from_reference(&withdrawal, &elsewhere)
     }
 
-    /// Runs nothing where nothing of the attachment is.
+    /// Runs no tool where the attachment has nothing.
     fn withdraw_from_iptables(
         &self,
         withdrawal: &Withdrawal<'_>,
@@ -148,7 +148,7 @@ impl Dataplane {
         if !elsewhere.reference {
             return Ok(());
         }
-        // Ports and masquerade are in different tables: nothing is gained by taking both.
+        // Ports and masquerade are in different tables: removing both gains nothing.
         let kinds = decisive(withdrawal.kinds);
         Reference::find()?.map_or(Ok(()), |found| found.withdraw(withdrawal.attachment, kinds))
     }
@@ -178,14 +178,14 @@ fn over_nftables(settings: Settings) -> Ebpf {
     Ebpf::over(Nftables::new().observed_by(&Programs), settings)
 }
 
-/// The kinds of which there must be something for anything to be taken.
+/// The kinds whose presence decides whether anything is removed.
 fn decisive(kinds: Kinds) -> Kinds {
     if kinds == Kinds::AllIfPorts { Kinds::Ports } else { kinds }
 }
 
 impl Backend for Dataplane {
     fn publish(&self, request: &PortRequest) -> Result<(), Error> {
-        // The iptables backend looks for itself.
+        // The iptables backend checks this itself.
         if self.choice != Some(BackendName::Iptables) && Elsewhere::look()?.iptables {
             self.iptables.refuse_taken(request)?;
         }
@@ -205,7 +205,7 @@ impl Backend for Dataplane {
     }
 
     fn withdraw(&self, withdrawal: &Withdrawal<'_>) -> Result<(), Error> {
-        // Whatever fails, the others are cleared.
+        // A failure does not keep the other backends from being cleared.
         let (withdrawn, session) = match self.nftables.take_away(withdrawal) {
             Ok(session) => (Ok(()), session),
             Err(error) => (Err(error), None),
@@ -220,8 +220,8 @@ impl Backend for Dataplane {
             Self::withdraw_from_reference(withdrawal, &elsewhere),
         ];
         if elsewhere.iptables || elsewhere.reference {
-            // Whoever moves it from there made it in the table after that was looked at, and looks once
-            // more whether it is there before the old place is emptied.
+            // A migration may have made it in the table after this call looked there. It looks for the old
+            // one again before it removes that.
             return results.into_iter().collect::<Result<(), _>>().and(self.nftables.withdraw(withdrawal));
         }
         results.into_iter().collect()
@@ -251,7 +251,7 @@ impl Backend for Dataplane {
             Some(found) => found.retain(network, valid, kinds),
             None => Ok(()),
         };
-        // Before the masquerade is collected, which alone names the networks of the reference's ports.
+        // First: only the reference's masquerade rules name the networks of its ports.
         let reference = reference();
         let results = [
             reference,
@@ -267,12 +267,12 @@ impl Backend for Dataplane {
             other => other?,
         };
         all.extend(self.iptables.list()?);
-        // Who may not read the maps is told what the table says.
+        // A process that may not read the maps gets what the table says.
         if let Err(error) = ebpf::name_served(&mut all) {
-            log::warn!("ask the BPF programs what they serve: {error}");
+            log::warn!("read which ports the BPF programs serve: {error}");
         }
         all.sort_by(|a, b| (a.port, &a.owner, a.backend).cmp(&(b.port, &b.owner, b.backend)));
-        // What is on its way from one backend to the other is in both for a moment.
+        // What is migrating is in both backends for a moment.
         all.dedup_by(|a, b| (a.port, &a.owner) == (b.port, &b.owner));
         Ok(all)
     }

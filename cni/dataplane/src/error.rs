@@ -1,4 +1,4 @@
-//! What can go wrong in the dataplane.
+//! Errors of the dataplane.
 
 use cni_spec::{CniError, ErrorCode};
 
@@ -7,47 +7,47 @@ use crate::Owner;
 /// An error of a [`crate::Backend`].
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// Another living attachment has what was asked for.
+    /// Another live attachment has the port or address.
     #[error("{what} is taken by {owner}")]
     Conflict {
         /// The port or address.
         what: String,
-        /// Who has it.
+        /// The owner.
         owner: Box<Owner>,
     },
-    /// An element without an owner's comment stands in the way.
-    #[error("{what} is taken by an element of {place} that has no owner: remove it by hand")]
+    /// An element without an owner's comment has the port or address.
+    #[error("{what} is taken by an element of {place} without an owner: remove it by hand")]
     ConflictUnowned {
         /// The port or address.
         what: String,
-        /// The map that it is in.
+        /// The element's map.
         place: String,
     },
-    /// A chain of iptables, which names no attachment, has what was asked for.
+    /// A chain of iptables, which names no attachment, has the port.
     #[error("{what} is taken by {by}")]
     Taken {
         /// The port.
         what: String,
-        /// Whose chain it is, as far as it says.
+        /// The chain's owner, as far as its comments name it.
         by: String,
     },
     /// Another program holds the lock of the legacy tools of iptables.
     #[error("{program}: the lock of xtables is held by {holder}, after waiting for {seconds} s")]
     XtablesLock {
-        /// The tool that waited.
+        /// The tool that waited for it.
         program: String,
         /// How long, in seconds.
         seconds: String,
-        /// Who holds it.
+        /// The holder, as the tool prints it.
         holder: String,
     },
-    /// Others are changing the firewall's rules.
-    #[error("wait for others who change the firewall's rules: {source}")]
+    /// Another process holds the lock on the firewall's rules.
+    #[error("timed out waiting for the firewall lock: {source}")]
     NoTurn {
-        /// The lock that they hold.
+        /// The failure to lock.
         source: cni_kernel::lock::LockError,
     },
-    /// A tool of iptables did not come to an end.
+    /// A tool of iptables did not end in time.
     #[error("{program} did not end within {seconds} s and was killed")]
     IptablesHangs {
         /// The tool.
@@ -61,66 +61,66 @@ pub enum Error {
         /// The tool.
         program: String,
     },
-    /// Others changed the ruleset at every attempt.
+    /// Other processes changed the ruleset at every attempt.
     #[error("{operation}: the ruleset changed at each of {attempts} attempts within {millis} ms")]
     Busy {
-        /// What was tried.
+        /// The operation.
         operation: String,
-        /// How often.
+        /// Number of attempts.
         attempts: u32,
-        /// For how long, in milliseconds.
+        /// Their duration in milliseconds.
         millis: u128,
     },
-    /// The table of our name was made by something else.
+    /// A table with the name of ours was made by another program.
     #[error("table {table} was not made by slipway (it has no schema-N chain): rename or delete it")]
     ForeignTable {
         /// Family and name.
         table: &'static str,
     },
-    /// The table of our name was made by a later version.
+    /// A later version made the table.
     #[error(
-        "table {table} has schema {found}, made by a later version; this one knows {known} and leaves it alone"
+        "table {table} has schema {found} of a later version; this version knows {known} and does not change it"
     )]
     NewerSchema {
         /// Family and name.
         table: &'static str,
         /// The schema found.
         found: u32,
-        /// The newest schema that this version knows.
+        /// The latest schema that this version knows.
         known: u32,
     },
-    /// A condition that is not in the grammar.
+    /// A condition outside the grammar.
     #[error("{key}: {reason}")]
     Condition {
         /// The configuration's key.
         key: &'static str,
-        /// What is wrong, with the offending word.
+        /// The cause, with the offending word.
         reason: String,
     },
-    /// A check found a difference.
+    /// CHECK found a difference.
     #[error("{0}")]
     Missing(String),
     /// A request that no backend can carry out.
     #[error("{0}")]
     Request(String),
-    /// This kernel has no nf_tables: nothing can be made, and nothing of ours can be there.
+    /// This kernel has no nf_tables, and so no table of ours.
     #[error("{0}")]
     NoNfTables(String),
-    /// There are no BPF programs to load, or the kernel takes none.
+    /// The binary has no BPF programs, or this node cannot run them.
     #[error("{0}")]
     NoEbpf(String),
     /// An operation of the kernel failed.
     #[error("{operation}: {source}")]
     Kernel {
-        /// What was tried, on which object.
+        /// The operation and its object.
         operation: String,
-        /// What the kernel, or the layer above it, said.
+        /// The cause.
         source: Box<dyn std::error::Error + Send + Sync>,
     },
 }
 
 impl Error {
-    /// Wraps an error of a lower layer with what was tried.
+    /// Wraps an error of a lower layer with the operation.
     pub fn kernel(
         operation: impl Into<String>,
         source: impl Into<Box<dyn std::error::Error + Send + Sync>>,
@@ -128,8 +128,8 @@ impl Error {
         Self::Kernel { operation: operation.into(), source: source.into() }
     }
 
-    /// The specification's code for it: 11 for what a later attempt may find resolved, 7 for what
-    /// the configuration's author must mend, else 999.
+    /// The specification's code: 11 if a later attempt may succeed, 7 if the configuration must change, else
+    /// 999.
     #[must_use]
     pub fn code(&self) -> ErrorCode {
         match self {

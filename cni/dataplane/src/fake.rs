@@ -1,5 +1,4 @@
-//! A backend that keeps everything in memory: for tests of the code that calls backends. No
-//! statement about packets counts on it.
+//! A backend that keeps everything in memory, for tests of the code that calls backends.
 
 use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -8,7 +7,7 @@ use cni_spec::Attachment;
 
 use crate::{Backend, BackendName, Error, Kinds, Listed, MasqueradeRequest, Owner, PortRequest, Withdrawal};
 
-/// See the module's text.
+/// A backend in memory.
 #[derive(Debug, Default)]
 pub struct Fake {
     state: Mutex<State>,
@@ -23,24 +22,24 @@ struct State {
 }
 
 impl Fake {
-    /// An empty one.
+    /// An empty backend.
     #[must_use]
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Makes every later call of the method of this name fail.
+    /// Makes later calls of this method fail.
     pub fn fail(&self, method: &'static str) {
         self.state().failing = Some(method);
     }
 
-    /// The calls so far, one line each.
+    /// The calls so far, one per line.
     #[must_use]
     pub fn calls(&self) -> Vec<String> {
         self.state().calls.clone()
     }
 
-    /// Whether nothing is published and nothing masqueraded.
+    /// True if nothing is published and nothing masqueraded.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         let state = self.state();

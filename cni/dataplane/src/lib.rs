@@ -1,13 +1,14 @@
-//! What a published port or a masqueraded address is, and the ways to make one.
+//! Published ports and masqueraded addresses of containers, and the backends that make them.
 //!
-//! A *published port* is (protocol, host address or wildcard of one family, host port) → (container
-//! address, container port), owned by an [`cni_spec::Attachment`]. A *masqueraded address* is a container's
-//! address whose packets leave its own network with an address of the node. Both are made by a
-//! [`Backend`]: [`nftables::Nftables`] is the default one, [`iptables::Iptables`] the one that makes the
-//! reference plugins' chains, [`ebpf::Ebpf`] the fast path on top of nftables, [`Dataplane`] all of them, and [`fake::Fake`] one for tests of what calls them.
+//! A *published port* is (protocol, host address or wildcard of one family, host port) → (container address,
+//! container port), owned by a [`cni_spec::Attachment`]. A *masqueraded address* is a container's address
+//! whose packets leave its own network with an address of the node. A [`Backend`] makes both:
+//! [`nftables::Nftables`] by default, [`iptables::Iptables`] with the reference plugins' chains,
+//! [`ebpf::Ebpf`] as a fast path on top of nftables. [`Dataplane`] dispatches to them; [`fake::Fake`] is for
+//! tests of callers.
 //!
-//! Everything that a backend makes carries its owner beside it in the kernel ([`owner`]): the
-//! kernel is the state, there is no file to fall out of step with it.
+//! Every object in the kernel carries its owner ([`owner`]). The kernel is the state: no file can disagree
+//! with it.
 
 mod backend;
 mod chain_name;
@@ -48,5 +49,5 @@ pub use options::{Conditions, EntryPort, IptablesOptions, NftablesOptions};
 pub use owner::{ContainerNetns, Owner};
 pub use policy::IngressPolicy;
 pub use port::{AddressFamily, HostAddress, HostPorts, Protocol, PublishedPort};
-pub use port_range::PortRange;
+pub use port_range::{InvalidRange, PortRange};
 pub use run_dir::RUN_DIR;

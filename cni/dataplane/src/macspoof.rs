@@ -1,4 +1,4 @@
-//! `macspoofchk`: a container may send only with the link-layer address that it was given.
+//! `macspoofchk`: a container may send only with its own link-layer address.
 //!
 //! ```text
 //! table bridge slipway {
@@ -9,9 +9,9 @@
 //! }
 //! ```
 //!
-//! One rule for all containers: what a frame, an ADD and a DEL cost does not grow with their number.
-//! The reference plugin makes two chains for each container in `table bridge nat`; what it left for
-//! a container is found by its comment and removed with ours.
+//! One rule serves all containers: the cost of a frame, an ADD and a DEL does not grow with their number. The
+//! reference plugin makes two chains for each container in `table bridge nat`; they are found by their
+//! comment and removed with ours.
 
 use cni_kernel::mac::Mac;
 use cni_nftables::{
@@ -37,11 +37,11 @@ pub(crate) fn table() -> TableId {
     DEFINITION.id()
 }
 
-/// Before everything else: the reference plugin's place, too.
+/// Before all other chains, as the reference plugin's.
 const BASE: BaseChain =
     BaseChain { kind: ChainKind::Filter, hook: Hook::Prerouting, priority: -300, policy: Policy::Accept };
 
-/// What a container may send with.
+/// The source address that a container may send with.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Guard {
     /// The link's host side.
@@ -84,8 +84,8 @@ fn owner_id(hash: AttachmentHash) -> ElementId {
     ElementId::new(&table(), OWNERS, vec![Value::Ipv6(hash.0.into())])
 }
 
-/// The table as it must be. Adding what is there already changes nothing, but for the rule: the
-/// chain is emptied first.
+/// The whole table. Adding an existing object changes nothing, except for the rule: the chain is emptied
+/// first.
 fn bootstrap() -> Transaction {
     let t = table();
     let both = [DataType::Ifname, DataType::EtherAddr];
@@ -128,7 +128,7 @@ impl Guards {
         Ok(Self { table: OwnedTable::open(DEFINITION)? })
     }
 
-    /// What the attachment has.
+    /// Reads the attachment's guard.
     fn guard_of(&self, hash: AttachmentHash) -> Result<Option<Guard>, Error> {
         let found = self.table.element(&owner_id(hash))?;
         Ok(found.and_then(|element| Guard::from_data(&element.data)))
@@ -142,7 +142,7 @@ impl Guards {
         Ok(self.table.chain(PREROUTING)?.is_some_and(|chain| chain.base == Some(BASE) && chain.uses == 1))
     }
 
-    /// The attachment's elements that are there. Somebody may have emptied one set and not the others.
+    /// The attachment's elements that exist: another process may have emptied some of the sets.
     fn elements_of(&self, hash: AttachmentHash) -> Result<Vec<ElementId>, Error> {
         let Some(guard) = self.guard_of(hash)? else {
             return Ok(Vec::new());
@@ -156,7 +156,7 @@ impl Guards {
         Ok(present)
     }
 
-    /// Removes an attachment's elements, if it has any. Gives whether it had.
+    /// Removes an attachment's elements; true if it had any.
     fn remove(&self, hash: AttachmentHash) -> Result<bool, Error> {
         self.table.transact("remove the spoofing guard", |_| {
             let mut batch = Transaction::new();
@@ -171,21 +171,21 @@ impl Guards {
     fn retain(&self, network: &str, valid: &[Attachment]) -> Result<usize, Error> {
         let network = NetworkHash::of(network);
         let valid: Vec<AttachmentHash> = valid.iter().map(AttachmentHash::of).collect();
-        let keep = |doomed: &mut Vec<AttachmentHash>, element: ElementInfo| {
+        let keep = |obsolete: &mut Vec<AttachmentHash>, element: ElementInfo| {
             if let Some(owner) = owner_of(&element)
                 && owner.network_hash == network
                 && !valid.contains(&owner.attachment_hash)
             {
-                doomed.push(owner.attachment_hash);
+                obsolete.push(owner.attachment_hash);
             }
         };
-        let doomed = match self.table.socket.fold_elements(&table(), OWNERS, Vec::new, keep) {
+        let obsolete = match self.table.socket.fold_elements(&table(), OWNERS, Vec::new, keep) {
             Err(e) if e.is_not_found() => return Ok(0),
             other => other.map_err(|e| Error::kernel(format!("list map {OWNERS} of table {TABLE}"), e))?,
         };
         let mut removed = 0;
         let mut failure = None;
-        for hash in doomed {
+        for hash in obsolete {
             match self.remove(hash) {
                 Ok(was_there) => removed += usize::from(was_there),
                 Err(error) => failure = Some(error),
@@ -215,15 +215,16 @@ fn is_of(element: &ElementInfo, hash: AttachmentHash) -> bool {
     owner_of(element).is_some_and(|owner| owner.attachment_hash == hash)
 }
 
-/// Drops what comes from the container by its link's host side `host_ifname` with any other source
-/// address than `mac`. In force when this returns; replaces what the attachment had.
+/// Drops frames that come in by the host side `host_ifname` of the container's link with another source
+/// address than `mac`. In force on return; replaces the attachment's earlier guard.
 ///
-/// A former owner of the same interface name is displaced: the kernel has one interface of a name,
-/// so that its link is gone.
+/// Displaces an earlier owner of the same interface name: the kernel has one interface of a name, so that the
+/// owner's link is gone.
 ///
 /// # Errors
-/// This kernel has no nf_tables for bridges (the missing part is named), a table of the name was
-/// made by something else, or the kernel's refusal.
+/// [`Error::NoNfTables`] if the kernel has no nf_tables for bridges, [`Error::ForeignTable`],
+/// [`Error::NewerSchema`], [`Error::ConflictUnowned`] if an element without an owner is in the way,
+/// [`Error::Busy`].
 pub fn protect(attachment: &Attachment, host_ifname: &str, mac: Mac) -> Result<(), Error> {
     let guards = Guards::open()?;
     let owner = Owner::of(attachment);
@@ -241,9 +242,9 @@ pub fn protect(attachment: &Attachment, host_ifname: &str, mac: Mac) -> Result<(
     })
 }
 
-/// What the attachment had before, and what another had at the same interface.
+/// The attachment's earlier elements, and another owner's at the same interface.
 fn in_the_way(guards: &Guards, hash: AttachmentHash, wanted: &Guard) -> Result<Vec<ElementId>, Error> {
-    let mut doomed = guards.elements_of(hash)?;
+    let mut obsolete = guards.elements_of(hash)?;
     for id in [wanted.guarded(), wanted.allowed()] {
         let Some(element) = guards.table.element(&id)? else { continue };
         let Some(holder) = owner_of(&element) else {
@@ -251,12 +252,12 @@ fn in_the_way(guards: &Guards, hash: AttachmentHash, wanted: &Guard) -> Result<V
             return Err(Error::ConflictUnowned { what, place: format!("set {} of table {TABLE}", id.set) });
         };
         if holder.attachment_hash != hash {
-            doomed.extend(guards.elements_of(holder.attachment_hash)?);
+            obsolete.extend(guards.elements_of(holder.attachment_hash)?);
         }
-        doomed.push(id);
+        obsolete.push(id);
     }
     let mut unique = Vec::new();
-    for id in doomed {
+    for id in obsolete {
         if !unique.contains(&id) {
             unique.push(id);
         }
@@ -264,11 +265,10 @@ fn in_the_way(guards: &Guards, hash: AttachmentHash, wanted: &Guard) -> Result<V
     Ok(unique)
 }
 
-/// Removes the attachment's guard, ours and the reference plugin's. Without one there is nothing to
-/// do.
+/// Removes the attachment's guard, ours and the reference plugin's.
 ///
 /// # Errors
-/// The kernel's refusal, or others changed the ruleset at every attempt.
+/// [`Error::Kernel`], or [`Error::Busy`] if the ruleset kept changing.
 pub fn release(attachment: &Attachment) -> Result<(), Error> {
     unless_no_nf_tables(Guards::open().and_then(|guards| {
         guards.remove(AttachmentHash::of(attachment))?;
@@ -276,10 +276,10 @@ pub fn release(attachment: &Attachment) -> Result<(), Error> {
     }))
 }
 
-/// Tells whether the guard is there as [`protect`] made it.
+/// Compares the guard with what [`protect`] makes.
 ///
 /// # Errors
-/// [`Error::Missing`] with what differs, or the kernel's refusal.
+/// [`Error::Missing`] with the difference.
 pub fn check(attachment: &Attachment, host_ifname: &str, mac: Mac) -> Result<(), Error> {
     let guards = Guards::open()?;
     if !guards.is_ready()? {
@@ -297,10 +297,10 @@ pub fn check(attachment: &Attachment, host_ifname: &str, mac: Mac) -> Result<(),
     Err(Error::Missing(format!("no spoofing guard for {host_ifname} with address {mac} in table {TABLE}")))
 }
 
-/// Removes the guards of this network's attachments that are not among `valid`. Gives how many.
+/// Removes the guards of this network's attachments that are not in `valid`; returns how many.
 ///
 /// # Errors
-/// The kernel's refusal; what could be removed was removed.
+/// The last failure, after the rest was removed.
 pub fn retain(network: &str, valid: &[Attachment]) -> Result<usize, Error> {
     unless_no_nf_tables(Guards::open().and_then(|guards| guards.retain(network, valid)))
 }
@@ -310,8 +310,8 @@ pub(crate) fn owners() -> Result<Option<Vec<Owner>>, Error> {
     unless_no_nf_tables(Guards::open().and_then(|guards| guards.owners()))
 }
 
-/// Removes what the reference plugin made for the attachment: in `table bridge nat` a rule in
-/// PREROUTING with the comment `macspoofchk-<container>-<interface>`, and the two chains behind it.
+/// Removes what the reference plugin made for the attachment in `table bridge nat`: a rule in PREROUTING with
+/// the comment `macspoofchk-<container>-<interface>`, and the two chains that it leads to.
 fn release_reference(guards: &Guards, attachment: &Attachment) -> Result<(), Error> {
     let nat = TableId::new(Family::Bridge, "nat");
     let id = format!("{}-{}", attachment.container_id(), attachment.ifname());

@@ -20,9 +20,9 @@ pub(crate) enum Entry {
 pub(crate) trait RulesetObserver: fmt::Debug + Sync {
     /// Forgets entries that are about to be deleted: until then no other attachment can have what they hold.
     ///
-    /// `is_unchanged` is true while the ruleset is the one that the entries were read in. The observer asks after it
-    /// has read what it knows of them, which then belongs to them and not to a successor. Where the ruleset has
-    /// changed, it forgets nothing: the deletion is refused, and the call comes again.
+    /// `is_unchanged` is true while the ruleset is the one that the entries were read in. The observer asks
+    /// after it has read what it knows of them, which then belongs to them and not to a successor. Where the
+    /// ruleset has changed, it forgets nothing: the deletion is refused, and the call comes again.
     fn before_delete(
         &self,
         entries: &mut dyn Iterator<Item = Entry>,

@@ -40,8 +40,8 @@ pub struct NftablesOptions {
 pub struct IptablesOptions {
     /// Conditions as options of iptables.
     pub conditions: Conditions,
-    /// Every mapping in the configuration's order, also those that no address of their family makes one of: the
-    /// reference's entry rules name them all.
+    /// Every mapping in the configuration's order, also those that no address of their family makes one of:
+    /// the reference's entry rules name them all.
     pub entry_ports: Vec<EntryPort>,
     /// A chain that sets a mark in place of ours, and that others act upon.
     pub set_mark_chain: Option<ChainName>,

@@ -1,4 +1,5 @@
-//! A table of nf_tables that Slipway owns: the socket to it, the chain that tells its layout, and changes to it.
+//! A table of nf_tables that Slipway owns: the socket to it, the chain that tells its layout, and changes to
+//! it.
 
 use std::time::{Duration, Instant};
 
@@ -11,8 +12,8 @@ use crate::Error;
 /// How long an operation is repeated while other processes change the ruleset.
 const PATIENCE: Duration = Duration::from_secs(15);
 
-/// Prefix of the name of the empty chain that stands for a layout. The kernel cannot change a table's comment,
-/// so that the number is in the name of a chain, which an upgrade replaces in its batch.
+/// Prefix of the name of the empty chain that stands for a layout. The kernel cannot change a table's
+/// comment, so that the number is in the name of a chain, which an upgrade replaces in its batch.
 const MARKER: &str = "schema-";
 
 /// A table, and the newest layout of it that this version knows.
@@ -96,12 +97,12 @@ impl OwnedTable {
 
     /// Reads which layout the table has, today's or an earlier one; none if there is no table.
     ///
-    /// A table that another process removes or makes at this moment may show itself without its chains, as each
-    /// is read by itself. It is read again until the ruleset has not changed between two reads.
+    /// A table that another process removes or makes at this moment may show itself without its chains, as
+    /// each is read by itself. It is read again until the ruleset has not changed between two reads.
     ///
     /// # Errors
-    /// [`Error::ForeignTable`] for a table without a marker, [`Error::NewerSchema`] for a later layout, which may
-    /// hold more than is known here.
+    /// [`Error::ForeignTable`] for a table without a marker, [`Error::NewerSchema`] for a later layout, which
+    /// may hold more than is known here.
     pub(crate) fn schema(&self) -> Result<Option<u32>, Error> {
         let mut found = self.look_for_schema();
         let begun = Instant::now();
@@ -138,9 +139,9 @@ impl OwnedTable {
     }
 }
 
-/// Builds a batch from what the ruleset holds, and commits it if the ruleset is still of the generation that it was
-/// built under. If another process was faster, it is built again. Returns what was built with the batch. An empty
-/// batch is not committed.
+/// Builds a batch from what the ruleset holds, and commits it if the ruleset is still of the generation that
+/// it was built under. If another process was faster, it is built again. Returns what was built with the
+/// batch. An empty batch is not committed.
 ///
 /// # Errors
 /// What `build` returns, the kernel's refusal, or [`Error::Busy`] if the ruleset changed at every attempt.
@@ -223,8 +224,8 @@ impl Patience {
             let operation = operation.to_owned();
             return Err(Error::Busy { operation, attempts: self.attempts, millis: passed.as_millis() });
         }
-        // Uniform in a window that doubles up to 64 ms. The clock's low digits and the process ID are random enough
-        // to spread processes that began together.
+        // Uniform in a window that doubles up to 64 ms. The clock's low digits and the process ID are random
+        // enough to spread processes that began together.
         let window = 1u64 << self.attempts.min(6);
         let seed = u64::from(Instant::now().duration_since(self.since).subsec_nanos())
             ^ u64::from(std::process::id());

@@ -1,4 +1,4 @@
-//! Who owns an element: the comment that every element carries and the namespace behind it.
+//! The owner of an element: the comment that every element carries, and the container's namespace.
 
 use std::fmt;
 use std::io;
@@ -8,18 +8,18 @@ use std::path::{Path, PathBuf};
 use cni_spec::Attachment;
 use sha2::{Digest, Sha256};
 
-/// nft refuses comments of more bytes when it loads a ruleset (`NFTNL_UDATA_COMMENT_MAXLEN`).
+/// nft refuses longer comments when it loads a ruleset (`NFTNL_UDATA_COMMENT_MAXLEN`).
 pub const COMMENT_MAX: usize = 128;
-/// First word of every comment: tells ours from others and carries the format's version.
+/// First word of every comment: marks it as ours, and carries the format's version.
 const MAGIC: &str = "slipway1";
-/// Stands at the end of a name that was cut to fit.
+/// Last character of a name that was cut to fit.
 const CUT: char = '~';
 
-/// 64 bits that stand for a network.
+/// 64 bits that identify a network.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct NetworkHash(pub [u8; 8]);
 
-/// 128 bits that stand for an attachment.
+/// 128 bits that identify an attachment.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct AttachmentHash(pub [u8; 16]);
 
@@ -32,8 +32,8 @@ impl NetworkHash {
 }
 
 impl AttachmentHash {
-    /// The hash of an attachment. The parts are length-prefixed, so that no two attachments share
-    /// their input.
+    /// The hash of an attachment. The parts are length-prefixed, so that no two attachments share their
+    /// input.
     #[must_use]
     pub fn of(attachment: &Attachment) -> Self {
         Self(digest(&[attachment.network(), attachment.container_id(), attachment.ifname()]))
@@ -53,8 +53,7 @@ fn digest<const N: usize>(parts: &[&str]) -> [u8; N] {
     out
 }
 
-/// The owner as an element's comment tells it. The hashes are exact; the names are for people and
-/// may be cut.
+/// The owner in an element's comment. The hashes are exact; the names are for people and may be cut.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Owner {
     /// Hash of the network's name.
@@ -70,7 +69,7 @@ pub struct Owner {
 }
 
 impl Owner {
-    /// The owner that stands for an attachment, names in full.
+    /// The owner of an attachment's elements, its names in full.
     #[must_use]
     pub fn of(attachment: &Attachment) -> Self {
         Self {
@@ -82,13 +81,13 @@ impl Owner {
         }
     }
 
-    /// The comment for its elements: at most [`COMMENT_MAX`] bytes of printable ASCII without
-    /// quotes, so that a saved ruleset loads again.
+    /// The comment for its elements: at most [`COMMENT_MAX`] bytes of printable ASCII without quotes, so that
+    /// a saved ruleset loads again.
     #[must_use]
     pub fn to_comment(&self) -> String {
         let mut comment = format!("{MAGIC} {}-{} ", hex(&self.network_hash.0), hex(&self.attachment_hash.0));
-        // The interface has at most 15 bytes; the network gets what leaves the container's ID the
-        // 12 characters that people know a container by.
+        // The interface has at most 15 bytes. The network's name leaves room for 12 characters of the
+        // container's ID, which people know a container by.
         let ifname = printable(&self.ifname, 15);
         let room = COMMENT_MAX.saturating_sub(comment.len() + ifname.len() + 2);
         let network = printable(&self.network, room.saturating_sub(13.min(self.container_id.len())));
@@ -100,7 +99,7 @@ impl Owner {
         comment
     }
 
-    /// Reads a comment; none when it is not one of ours.
+    /// Reads a comment; none if it is not ours.
     #[must_use]
     pub fn from_comment(comment: &str) -> Option<Self> {
         let mut words = comment.split(' ');
@@ -121,7 +120,7 @@ impl Owner {
 }
 
 impl Owner {
-    /// Whether the container's IDs of two owners may be one: a cut one tells only its beginning.
+    /// True if two owners' container IDs, either of which may be cut, can be the same.
     #[must_use]
     pub fn may_be_of_one_container(&self, other: &Self) -> bool {
         let (a, b) = (self.container_id.as_str(), other.container_id.as_str());
@@ -140,8 +139,8 @@ impl fmt::Display for Owner {
     }
 }
 
-/// At most `max` bytes of the name, anything but graphic ASCII (and quotes and backslashes, which
-/// nft cannot print and read back) replaced.
+/// Cuts a name to `max` bytes and replaces everything but graphic ASCII, also quotes and backslashes, which
+/// nft cannot print and read back.
 fn printable(name: &str, max: usize) -> String {
     let clean = |c: char| if c.is_ascii_graphic() && c != '"' && c != '\\' { c } else { '?' };
     let all: String = name.chars().map(clean).collect();
@@ -168,8 +167,7 @@ fn unhex<const N: usize>(text: &str) -> Option<[u8; N]> {
     Some(out)
 }
 
-/// A container's network namespace, as a file that the runtime holds it by and the identity
-/// behind that file.
+/// A container's network namespace: the file by which the runtime holds it, and its identity.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct ContainerNetns {
     /// `CNI_NETNS`.
@@ -180,18 +178,17 @@ pub struct ContainerNetns {
     pub ino: u64,
 }
 
-/// What can be said of a namespace that was recorded earlier.
+/// The liveness of a recorded namespace.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Life {
-    /// The path is gone or leads to another namespace.
+    /// The path is missing or leads to another namespace.
     Dead,
-    /// The path still leads to it, or nothing can be said.
+    /// The path leads to it, or cannot be read.
     NotProvenDead,
 }
 
 impl ContainerNetns {
-    /// Stands for one that nobody knows any more: nothing is recorded of it, and its owner is never
-    /// provably dead.
+    /// A placeholder for an unknown namespace. It is not recorded, and its owner is never provably dead.
     #[must_use]
     pub fn unknown() -> Self {
         Self { path: PathBuf::new(), dev: 0, ino: 0 }
@@ -200,14 +197,14 @@ impl ContainerNetns {
     /// Reads the identity behind a path.
     ///
     /// # Errors
-    /// What `stat` said.
+    /// `stat` failed.
     pub fn read(path: &Path) -> io::Result<Self> {
         let meta = std::fs::metadata(path)?;
         Ok(Self { path: path.to_owned(), dev: meta.dev(), ino: meta.ino() })
     }
 
-    /// Looks whether the path still leads to this namespace. The answer means something only in
-    /// the mount namespace that the path was recorded in.
+    /// Compares the path with this namespace. The result is valid only in the mount namespace in which the
+    /// path was recorded.
     #[must_use]
     pub fn life(&self) -> Life {
         match std::fs::metadata(&self.path) {

@@ -15,7 +15,7 @@ pub enum Protocol {
 }
 
 impl Protocol {
-    /// All of them, in the order they are listed in.
+    /// All, in the order of listings.
     pub const ALL: [Self; 3] = [Self::Tcp, Self::Udp, Self::Sctp];
 
     /// The number in the IP header (IANA "Assigned Internet Protocol Numbers").
@@ -28,7 +28,7 @@ impl Protocol {
         }
     }
 
-    /// The protocol with that number in the IP header.
+    /// The protocol of that number in the IP header.
     #[must_use]
     pub fn from_number(number: u8) -> Option<Self> {
         Self::ALL.into_iter().find(|p| p.number() == number)
@@ -51,7 +51,7 @@ impl fmt::Display for Protocol {
     }
 }
 
-/// One of the two address families.
+/// An address family.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum AddressFamily {
     /// IPv4.
@@ -61,7 +61,7 @@ pub enum AddressFamily {
 }
 
 impl AddressFamily {
-    /// Both, IPv4 first.
+    /// Both families.
     pub const BOTH: [Self; 2] = [Self::V4, Self::V6];
 
     /// The family of an address.
@@ -76,12 +76,12 @@ impl AddressFamily {
 pub enum HostAddress {
     /// Every local address of one family.
     Any(AddressFamily),
-    /// This address alone. It wins over [`HostAddress::Any`] where both are published.
+    /// One address. It takes precedence over [`HostAddress::Any`].
     One(IpAddr),
 }
 
 impl HostAddress {
-    /// The family it is of.
+    /// The address family.
     #[must_use]
     pub fn family(self) -> AddressFamily {
         match self {
@@ -107,7 +107,7 @@ impl fmt::Display for HostAddress {
 pub struct HostPorts {
     /// The transport protocol.
     pub protocol: Protocol,
-    /// Where the ports are open.
+    /// The node's addresses on which the ports are open.
     pub address: HostAddress,
     /// The first port of the run, never 0.
     pub first: u16,
@@ -122,7 +122,7 @@ impl HostPorts {
         usize::from(self.last.saturating_sub(self.first)) + 1
     }
 
-    /// Never: a run holds at least one port.
+    /// Always false: a run has at least one port.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         false
@@ -133,8 +133,8 @@ impl HostPorts {
         self.first..=self.last
     }
 
-    /// Whether both hold one port in common, on the same address and protocol. A wildcard and a
-    /// single address do not overlap: the single address wins.
+    /// True if both have a port in common, on the same address and protocol. A wildcard and a single address
+    /// do not overlap: the single address takes precedence.
     #[must_use]
     pub fn overlaps(&self, other: &Self) -> bool {
         self.protocol == other.protocol
@@ -158,13 +158,13 @@ pub struct PublishedPort {
     pub host: HostPorts,
     /// The container's address, of the host side's family.
     pub container: IpAddr,
-    /// The container's port for the first port of the run; the others follow it.
+    /// The container's port for the first port of the run; the others follow.
     pub container_port: u16,
 }
 
 impl PublishedPort {
-    /// The container's port for the last port of the run. The sum is in range for every value
-    /// that came through the check of the configuration.
+    /// The container's port for the last port of the run. The check of the configuration keeps the sum in
+    /// range.
     #[must_use]
     pub fn last_container_port(&self) -> u16 {
         self.container_port.saturating_add(self.host.last.saturating_sub(self.host.first))

@@ -1,8 +1,8 @@
-//! The source ports that the programs masquerade with.
+//! The source ports that the BPF programs masquerade with.
 //!
-//! Nobody else on the node may choose one of them: an answer that arrives for such a port belongs to a container.
-//! The node's own sockets choose from `net.ipv4.ip_local_port_range`, without what
-//! `net.ipv4.ip_local_reserved_ports` sets aside (Documentation/networking/ip-sysctl.rst).
+//! Nothing else on the node may choose one of them: a reply to such a port belongs to a container. The node's
+//! own sockets choose from `net.ipv4.ip_local_port_range`, except `net.ipv4.ip_local_reserved_ports`
+//! (Documentation/networking/ip-sysctl.rst).
 
 use std::fmt;
 use std::str::FromStr;
@@ -10,7 +10,7 @@ use std::str::FromStr;
 use cni_kernel::sysctl;
 use slipway_ebpf_abi::Config;
 
-/// Ports, the first and the last included.
+/// A range of ports, both ends included.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct PortRange {
     /// First.
@@ -18,6 +18,11 @@ pub struct PortRange {
     /// Last, not less than the first.
     pub last: u16,
 }
+
+/// A text that is no port range.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{0:?} is no range of ports from 1024 on, as 61000-65535")]
+pub struct InvalidRange(String);
 
 impl Default for PortRange {
     fn default() -> Self {
@@ -33,11 +38,11 @@ impl fmt::Display for PortRange {
 }
 
 impl FromStr for PortRange {
-    type Err = String;
+    type Err = InvalidRange;
 
     /// Reads `61000-65535`.
-    fn from_str(text: &str) -> Result<Self, String> {
-        let wrong = || format!("{text:?} is no range of ports from 1024 on, as 61000-65535");
+    fn from_str(text: &str) -> Result<Self, InvalidRange> {
+        let wrong = || InvalidRange(text.to_owned());
         let (first, last) = text.split_once('-').ok_or_else(wrong)?;
         let (Ok(first), Ok(last)) = (first.trim().parse(), last.trim().parse()) else { return Err(wrong()) };
         if first < 1024 || last < first { Err(wrong()) } else { Ok(Self { first, last }) }
@@ -45,20 +50,20 @@ impl FromStr for PortRange {
 }
 
 impl PortRange {
-    /// Why this node's own sockets may choose ports of this range, if they may.
+    /// Explains why the node's own sockets may choose ports of this range; none if they may not.
     pub(crate) fn clash(self) -> Option<String> {
-        // A node that does not say has the kernel's defaults, which leave out everything from 61000 on.
+        // Where the setting cannot be read, the kernel's default holds, which ends below 61000.
         let local = sysctl::get("net/ipv4/ip_local_port_range").ok()?;
         let reserved = sysctl::get("net/ipv4/ip_local_reserved_ports").unwrap_or_default();
         let port = self.first_unreserved(&local, &reserved)?;
         let local = local.split_whitespace().collect::<Vec<_>>().join("-");
         Some(format!(
             "port {port} of {self} is among the ports of the node's own sockets \
-             (net.ipv4.ip_local_port_range {local}), and not in net.ipv4.ip_local_reserved_ports"
+             (net.ipv4.ip_local_port_range {local}) and not in net.ipv4.ip_local_reserved_ports"
         ))
     }
 
-    /// The first port that is in a range as `32768 60999` and not in a list as `8080,61000-65535`.
+    /// The first port that is in a range such as `32768 60999` and not in a list such as `8080,61000-65535`.
     fn first_unreserved(self, local: &str, reserved: &str) -> Option<u16> {
         let mut bounds = local.split_whitespace().filter_map(|word| word.parse::<u16>().ok());
         let (from, to) = (bounds.next()?, bounds.next()?);
@@ -94,7 +99,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_nodes_sockets_may_choose_is_found() {
+    fn ports_that_the_nodes_sockets_may_choose_are_found() {
         let range = PortRange::default();
         assert_eq!(range.first_unreserved("32768\t60999", ""), None);
         assert_eq!(range.first_unreserved("1024\t65535", ""), Some(61000));

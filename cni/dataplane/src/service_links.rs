@@ -1,32 +1,32 @@
 //! Links that hold the addresses of Services: kube-proxy's in mode `ipvs`, and kube-router's.
 //!
-//! IPVS sees only what is addressed to the node, so these engines give each address of a Service to a link of the node.
-//! To the kernel's routing such an address is local; a port that is published on all of the node's addresses is not
-//! published there. The kernel's own lookups cannot tell the two apart: `fib` returns no interface for a local
-//! address, and its type compares with the packet's interface alone.
+//! IPVS sees only packets that are addressed to the node, so these engines give each address of a Service to
+//! a link of the node. To the kernel's routing such an address is local, but a port that is published on all
+//! of the node's addresses is not published there. nftables cannot tell the two apart: `fib` returns no
+//! interface for a local address, and its type compares only with the packet's interface.
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
 
 use cni_kernel::route::{Family, LOCAL_TABLE, Link, RouteError, RouteKind, RouteSocket};
 
-/// Their names.
+/// The names of these links.
 pub(crate) const NAMES: [&str; 2] = ["kube-ipvs0", "kube-dummy-if"];
 
-/// Those that are on this node.
+/// Finds these links on this node.
 ///
 /// # Errors
-/// The kernel's own.
+/// The kernel refused to list them.
 pub(crate) fn present(socket: &RouteSocket) -> Result<Vec<Link>, RouteError> {
     let found: Result<Vec<_>, _> = NAMES.iter().map(|name| socket.find_link(name)).collect();
     Ok(found?.into_iter().flatten().collect())
 }
 
-/// The addresses that are local to the node by another link than these, the loopback's left out; none on a node
-/// without such a link, where every local address counts.
+/// The node's addresses that are local by another link, without the loopback's; none on a node without such a
+/// link, where every local address counts.
 ///
 /// # Errors
-/// The kernel's own.
+/// The kernel refused to list links or routes.
 pub(crate) fn other_addresses() -> Result<Option<BTreeSet<IpAddr>>, RouteError> {
     let socket = RouteSocket::open()?;
     let links = present(&socket)?;

@@ -16,7 +16,7 @@ fn element(address: IpAddr) -> ElementId {
     ElementId::new(&schema::table(), name(AddressFamily::of(address)), vec![Value::address(address)])
 }
 
-/// Puts these addresses into the sets, and takes those out.
+/// Adds the new addresses to the sets, and deletes the old ones.
 fn exchange<'a>(
     batch: &mut Transaction,
     new: impl Iterator<Item = &'a IpAddr>,
@@ -30,10 +30,10 @@ fn exchange<'a>(
     }
 }
 
-/// The table where there is none yet, with the addresses of this node if only they count.
+/// Builds the whole table, with the addresses of this node if only they count.
 ///
 /// # Errors
-/// The node's links or addresses cannot be listed.
+/// [`Error::Kernel`] if the node's links or addresses cannot be listed.
 pub(crate) fn bootstrap() -> Result<Transaction, Error> {
     let own = own()?;
     let mut batch = schema::bootstrap(Layout { addresses: own.is_some(), ..Layout::PLAIN });
@@ -41,12 +41,12 @@ pub(crate) fn bootstrap() -> Result<Transaction, Error> {
     Ok(batch)
 }
 
-/// The addresses that count on this node; none: every local one.
+/// Reads the addresses that count on this node; none: every local one.
 fn own() -> Result<Option<BTreeSet<IpAddr>>, Error> {
     service_links::other_addresses().map_err(|e| Error::kernel("list the node's own addresses", e))
 }
 
-/// The addresses in the table; none: every local one counts.
+/// Reads the addresses in the table; none: every local one counts.
 pub(crate) fn recorded(session: &Session) -> Result<Option<BTreeSet<IpAddr>>, Error> {
     if session.chain(name(AddressFamily::V4))?.is_none() {
         return Ok(None);
@@ -63,11 +63,11 @@ pub(crate) fn recorded(session: &Session) -> Result<Option<BTreeSet<IpAddr>>, Er
     Ok(Some(addresses))
 }
 
-/// Makes the table know the node's own addresses if others are local, too, and every local one if not. A table that is
-/// missing, or not whole, is left as it is: the process that makes it comes here afterwards.
+/// Updates the addresses in the table: the node's own if others are local, too; else every local one. A table
+/// that is missing or damaged is left as it is: the process that makes it calls this afterwards.
 ///
 /// # Errors
-/// [`Error::Kernel`] if the kernel refused it, [`Error::Busy`] if the ruleset kept changing.
+/// [`Error::Kernel`] or [`Error::Busy`].
 pub(crate) fn settle(session: &Session) -> Result<(), Error> {
     session.transact("record the node's own addresses", |_| {
         let (wanted, found) = (own()?, recorded(session)?);
@@ -78,7 +78,7 @@ pub(crate) fn settle(session: &Session) -> Result<(), Error> {
     })
 }
 
-/// The batch that makes of what was found what is wanted.
+/// Builds the batch that turns the found addresses into the wanted ones.
 fn change(
     shared: &[SharedChain],
     layout: Layout,
@@ -104,14 +104,14 @@ fn change(
     batch
 }
 
-/// Calls [`settle`] and logs its error: the ports that were published before stay.
+/// Calls [`settle`] and logs its error: ports that were published before stay.
 pub(crate) fn settle_or_warn(session: &Session) {
     if let Err(error) = settle(session) {
-        log::warn!("published ports may answer at other addresses than the node's own: {error}");
+        log::warn!("published ports may respond at other addresses than the node's own: {error}");
     }
 }
 
-/// The links on this node that hold the addresses of Services, by name.
+/// The names of this node's links that hold the addresses of Services.
 ///
 /// # Errors
 /// [`Error::Kernel`] if links cannot be listed.
@@ -121,14 +121,14 @@ pub fn links_of_services() -> Result<Vec<String>, Error> {
     Ok(found.into_iter().map(|link| link.name).collect())
 }
 
-/// Which of the node's addresses published ports answer at.
+/// The node's addresses at which published ports respond.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Answering {
     /// Every local one: the node has no link that holds the addresses of Services.
     Everywhere,
-    /// So many, and the loopback, as the table has them.
+    /// The loopback, and so many addresses of the table.
     At(usize),
-    /// At those that the table knows, which are not those of the node: the next ADD or STATUS brings it up to date.
+    /// The addresses of the table, which differ from the node's: the next ADD or STATUS updates them.
     Outdated,
 }
 
@@ -143,7 +143,7 @@ pub fn answering() -> Result<Answering, Error> {
         Ok(if there { Some(recorded(&session)?) } else { None })
     }))?;
     Ok(match (wanted, found) {
-        // A table that is made later is made as it should be.
+        // A missing table will be made with the right addresses.
         (None, None | Some(None)) => Answering::Everywhere,
         (Some(wanted), None) => Answering::At(wanted.len()),
         (Some(wanted), Some(Some(found))) if wanted == found => Answering::At(wanted.len()),
@@ -151,7 +151,7 @@ pub fn answering() -> Result<Answering, Error> {
     })
 }
 
-/// True if a port that is published on all of the node's addresses answers at this one, which is local.
+/// True if a port that is published on all of the node's addresses responds at this local one.
 ///
 /// # Errors
 /// [`Error::Kernel`] if the table cannot be read.

@@ -1,5 +1,5 @@
-//! The grammar of `conditionsV4` and `conditionsV6`: a small part of nft's own, parsed into
-//! statements. No text reaches the kernel.
+//! The grammar of `conditionsV4` and `conditionsV6`: a small part of nft's, parsed into statements. No text
+//! reaches the kernel.
 //!
 //! The list's strings are joined by spaces; `{`, `}` and `,` stand alone anywhere.
 //!
@@ -202,7 +202,7 @@ impl<'a> Parser<'a> {
             let word = self.next("an element of a set")?;
             match operand(field, word)? {
                 Operand::Value(Value::IfnamePrefix(_)) => {
-                    return Err(format!("\"{word}\": the beginning of a name cannot be in a set"));
+                    return Err(format!("\"{word}\": a prefix of a name cannot be in a set"));
                 }
                 element => elements.push(element),
             }
@@ -308,7 +308,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_grammar_accepts_prints_as_nft_would() {
+    fn accepted_conditions_print_as_nft_prints_them() {
         let same = [
             "iifname \"eth0\"",
             "ip saddr != 192.0.2.0/24",
@@ -330,7 +330,7 @@ mod tests {
     }
 
     #[test]
-    fn what_it_does_not_accept_is_named() {
+    fn errors_name_the_offending_word() {
         let cases = [
             ("ip6 saddr ::1", "conditionsV4: field \"ip6 saddr\" is of the other family"),
             ("ip saddr ::1", "conditionsV4: \"::1\" is of the other family"),

@@ -19,12 +19,12 @@ fn flow_family(family: AddressFamily) -> FlowFamily {
     }
 }
 
-/// Whose flows go.
+/// The flows to remove.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Which {
-    /// Those that do not lead to this container.
+    /// Flows that do not lead to this container.
     NotTo(IpAddr),
-    /// Those that lead to this container.
+    /// Flows that lead to this container.
     To(IpAddr),
 }
 
@@ -37,17 +37,17 @@ impl Which {
     }
 }
 
-/// Up to so many flows on the node, one unfiltered pass through the kernel's table is cheaper than
-/// one for each family that is filtered.
+/// Most flows on the node for which one unfiltered pass through the kernel's table is cheaper than a filtered
+/// one for each family.
 const FEW: usize = 10_000;
 
 /// Removes the UDP flows to these host ports, and to no other address or port.
 ///
-/// A pass through the kernel's table costs milliseconds however few flows there are, so that there
-/// is one for all ports, and none when there are no flows at all.
+/// A pass through the kernel's table costs milliseconds however few flows there are. So there is one for all
+/// ports, and none if there are no flows at all.
 ///
 /// # Errors
-/// What conntrack said.
+/// [`Error::Kernel`] if conntrack cannot be read, or refuses.
 pub(crate) fn flush(ports: &[(HostPorts, Which)]) -> Result<usize, Error> {
     let targets = Targets::new(ports);
     if targets.is_empty() {
@@ -67,12 +67,12 @@ pub(crate) fn flush(ports: &[(HostPorts, Which)]) -> Result<usize, Error> {
     Ok(flushed)
 }
 
-/// How many flows the namespace has, all protocols together.
+/// The number of flows in the namespace, all protocols together.
 pub(crate) fn flow_count() -> Option<usize> {
     cni_kernel::sysctl::get("net/netfilter/nf_conntrack_count").ok()?.parse().ok()
 }
 
-/// The kernel's table of flows, as it matters here.
+/// The size of the kernel's table of flows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Size {
     Small,
@@ -83,8 +83,8 @@ enum Size {
 struct Targets {
     singles: BTreeMap<u16, Vec<(HostPorts, Which)>>,
     runs: Vec<(HostPorts, Which)>,
-    /// The node's own addresses. Listing them costs as much as the node has interfaces, one per
-    /// container, so that it waits for a flow to a published port, which is rare.
+    /// The node's own addresses. Listing them costs as much as the node has interfaces, one per container, so
+    /// they are read only if there is a flow to a published port, which is rare.
     local: OnceCell<BTreeSet<IpAddr>>,
 }
 
@@ -125,7 +125,7 @@ impl Targets {
         families.into_iter().map(|family| filter(flow_family(family))).collect()
     }
 
-    /// The port, if it is one alone: the kernel leaves out flows to others.
+    /// The only port, if there is one: the kernel filters by it.
     fn only_port(&self) -> Option<u16> {
         let mut ports = self.singles.keys();
         match (ports.next(), ports.next(), self.runs.is_empty()) {
@@ -155,16 +155,18 @@ impl Targets {
     }
 }
 
-/// The node's own addresses. Without them, flows to all addresses but the loopback are left alone.
+/// Reads the node's own addresses. If that fails, only flows to the loopback are removed.
 fn local_addresses() -> BTreeSet<IpAddr> {
     let all = match nix::ifaddrs::getifaddrs() {
         Ok(all) => all,
         Err(errno) => {
-            log::warn!("list the node's addresses: {errno}; UDP flows from before may go on as they were");
+            log::warn!(
+                "list the node's addresses: {errno}; earlier UDP flows to published ports keep their translation"
+            );
             return BTreeSet::new();
         }
     };
-    // Flows to a Service's address belong to its engine.
+    // Flows to a Service's address belong to the engine that translates it.
     let own = all.filter(|interface| !service_links::NAMES.contains(&interface.interface_name.as_str()));
     own.filter_map(|interface| {
         let address = interface.address?;

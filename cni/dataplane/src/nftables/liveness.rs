@@ -1,4 +1,4 @@
-//! Whether an owner is dead: what is recorded about its namespace, and what can be said of it now.
+//! The liveness of an owner, by its recorded namespace.
 
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::os::unix::fs::MetadataExt;
@@ -7,14 +7,14 @@ use std::path::PathBuf;
 use crate::ContainerNetns;
 use crate::owner::{COMMENT_MAX, Life};
 
-/// Type of our bytes in an element's userdata; nft itself uses low numbers.
+/// Type of our bytes in an element's userdata; nft uses low numbers.
 pub(crate) const TLV_KIND: u8 = 0x5c;
 /// `NFT_USERDATA_MAXLEN` (`linux/netfilter/nf_tables.h`).
 const USERDATA_MAX: usize = 256;
 const VERSION: u8 = 1;
 
-/// What an entry in the map of owners records: the container's namespace, and the mount namespace
-/// that its path is a path in.
+/// The record in an entry of the map of owners: the container's namespace, and the mount namespace of its
+/// path.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Record {
     /// The container's namespace.
@@ -24,8 +24,8 @@ pub(crate) struct Record {
 }
 
 impl Record {
-    /// The record for a namespace whose path came from our caller; none if our own mount namespace
-    /// cannot be told, without which the path proves nothing later.
+    /// Makes the record for a namespace that the caller names; none if our own mount namespace cannot be
+    /// read, without which the path proves nothing later.
     pub(crate) fn new(netns: &ContainerNetns) -> Option<Self> {
         if *netns == ContainerNetns::unknown() {
             return None;
@@ -33,8 +33,8 @@ impl Record {
         Some(Self { netns: netns.clone(), mounts: own_mounts()? })
     }
 
-    /// The bytes for the element; none if they do not fit beside the longest comment, and then the
-    /// owner's death cannot be proven.
+    /// The bytes for the element; none if they do not fit next to the longest comment. Then the owner's death
+    /// cannot be proven.
     pub(crate) fn encode(&self) -> Option<Vec<u8>> {
         let mut bytes = vec![VERSION];
         for number in [self.netns.dev, self.netns.ino, self.mounts.0, self.mounts.1] {
@@ -58,13 +58,13 @@ impl Record {
         Some(Self { netns, mounts: (number(2)?, number(3)?) })
     }
 
-    /// The namespace, if its path is one here.
+    /// The namespace, if its path is of this mount namespace.
     pub(crate) fn here(&self) -> Option<ContainerNetns> {
         (own_mounts() == Some(self.mounts)).then(|| self.netns.clone())
     }
 
-    /// Whether the namespace is provably gone. A path means something only in the mount namespace
-    /// that it was recorded in: seen from another one, it may lead elsewhere or nowhere.
+    /// Looks whether the namespace is provably dead. A path is valid only in the mount namespace in which it
+    /// was recorded.
     pub(crate) fn life(&self) -> Life {
         if own_mounts() == Some(self.mounts) { self.netns.life() } else { Life::NotProvenDead }
     }
@@ -102,7 +102,7 @@ mod tests {
     }
 
     #[test]
-    fn death_is_proven_in_the_recording_mount_namespace_alone() {
+    fn death_is_proven_only_in_the_recording_mount_namespace() {
         let dir = std::env::temp_dir().join(format!("slipway-life-{}", std::process::id()));
         std::fs::write(&dir, b"").unwrap();
         let mut here = Record::new(&ContainerNetns::read(&dir).unwrap()).unwrap();

@@ -1,7 +1,7 @@
-//! Things on their way from one backend to another: how far they are stands in their owner's entry, where
-//! ADD, DEL and GC of the same attachment, and whoever goes on after a crash, find it.
+//! Migrations between backends. The state is in the owner's entry, where ADD, DEL and GC of the same
+//! attachment find it, and the next migration after a crash.
 //!
-//! An ADD writes a plain entry, a DEL takes the entry away: either ends the journey.
+//! An ADD writes an entry without a state, a DEL removes the entry: either ends the migration.
 
 use std::collections::BTreeSet;
 
@@ -15,10 +15,10 @@ use super::withdraw;
 use crate::Error;
 use crate::owner::AttachmentHash;
 
-/// An entry: whose, and of which kind.
+/// An entry's owner and kind.
 pub(crate) type Key = (AttachmentHash, u32);
 
-/// The entry with another state.
+/// The entry with another migration state.
 fn rewritten(entry: &Held, to: Transit) -> Option<Element> {
     let count = u32::try_from(entry.count()).ok()?;
     let comment = entry.owner.as_ref()?.to_comment();
@@ -30,15 +30,15 @@ fn rewritten(entry: &Held, to: Transit) -> Option<Element> {
     })
 }
 
-/// Gives entries another state, those that have one of `from`, and takes away the entries of these kinds
-/// that the same attachments have. Returns which entries have it now.
+/// Changes the state of entries from one of `from` to `to`, and removes the entries of the kinds `without`
+/// that the same attachments have. Returns the entries that have the state now.
 pub(crate) fn mark(
     session: &Session,
     keys: &[Key],
     (from, to): (&[Transit], Transit),
     without: &dyn Fn(u32) -> Vec<u32>,
 ) -> Result<BTreeSet<Key>, Error> {
-    session.transact("record how far things are", |_| {
+    session.transact("write the state of a migration", |_| {
         let (mut batch, mut done) = (Transaction::new(), BTreeSet::new());
         for key in keys {
             let Some(entry) = session.entry(key.0, key.1)? else { continue };
@@ -61,30 +61,30 @@ pub(crate) fn mark(
     })
 }
 
-/// Which part of what is in the table goes.
+/// The part of an attachment's elements to remove.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Part {
-    /// What translates destinations. What takes care of packets that were translated stays.
+    /// The elements that translate destinations. Those for packets that were translated before stay.
     Translation,
-    /// All of it, with the entries.
+    /// All elements, and the entries.
     All,
 }
 
-/// Whether an entry is as it should be.
+/// True if an entry is as expected.
 pub(crate) type Still<'a> = &'a dyn Fn(&Held) -> Result<bool, Error>;
-/// The kind of the entry that is settled with one of this kind.
+/// The kind of the entry whose migration ends with one of this kind.
 pub(crate) type Settle<'a> = &'a dyn Fn(u32) -> Option<u32>;
 
-/// Takes away what these entries stand for, as far as `still` says that the entry is as it should be, and
-/// leaves conntrack alone. With [`Part::All`] the entries of kind `settle(kind)` of the same attachments are
-/// settled in the same batch. Returns whose went.
+/// Removes the elements of these entries, where `still` is true of the entry, and leaves conntrack alone.
+/// With [`Part::All`] the same batch ends the migration of the entries of kind `settle(kind)` of the same
+/// attachments. Returns the removed entries.
 pub(crate) fn take_away(
     session: &Session,
     keys: &[Key],
     part: Part,
     (still, settle): (Still<'_>, Settle<'_>),
 ) -> Result<BTreeSet<Key>, Error> {
-    session.transact("take away what was moved", |_| {
+    session.transact("remove what was migrated", |_| {
         let (mut batch, mut going) = (Transaction::new(), BTreeSet::new());
         for key in keys {
             let Some(entry) = session.entry(key.0, key.1)? else { continue };

@@ -3,12 +3,12 @@
 /// How far a migration from another backend is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(crate) enum Transit {
-    /// It stays here.
+    /// No migration.
     #[default]
     Settled,
-    /// It was made here. Whether what it was made after is still there was not looked at since.
+    /// Made here; the original was not looked at since.
     Made,
-    /// It was made here, and what it was made after was still there: that can go.
+    /// Made here, and the original was seen afterwards: it can be removed.
     Verified,
 }
 
@@ -16,7 +16,7 @@ const MADE: u32 = 1 << 31;
 const VERIFIED: u32 = 1 << 30;
 
 impl Transit {
-    /// The bits of it.
+    /// The state's bits.
     pub(crate) fn bits(self) -> u32 {
         match self {
             Self::Settled => 0,
@@ -25,7 +25,7 @@ impl Transit {
         }
     }
 
-    /// What an entry's number says.
+    /// The state in an entry's number.
     pub(crate) fn of(number: u32) -> Self {
         match (number & MADE != 0, number & VERIFIED != 0) {
             (true, _) => Self::Made,
@@ -35,7 +35,7 @@ impl Transit {
     }
 }
 
-/// The number without the bits.
+/// The number without the state's bits.
 pub(crate) fn plain(number: u32) -> u32 {
     number & !(MADE | VERIFIED)
 }

@@ -1,6 +1,6 @@
-//! The default backend: one table `inet slipway` whose maps hold everything, so that publishing
-//! and withdrawing touch elements alone, and the cost of a packet, of an ADD and of a DEL does not
-//! grow with their number.
+//! The default backend: the maps of one table, `inet slipway`, hold everything. Publishing and withdrawing
+//! change only elements, and the cost of a packet, of an ADD and of a DEL does not grow with the number of
+//! containers.
 
 pub mod addresses;
 pub mod conditions;
@@ -41,8 +41,8 @@ use session::{Held, Session, State, Writer};
 
 /// The nftables backend, on the network namespace of the thread that calls it.
 ///
-/// It takes its process to be in the mount namespace of the runtime, where the paths of network
-/// namespaces lead where the runtime means.
+/// The process must be in the mount namespace of the runtime, in which the paths of network namespaces are
+/// valid.
 #[derive(Debug)]
 pub struct Nftables {
     offload: Offload,
@@ -68,21 +68,21 @@ impl Nftables {
         Self { observer, ..self }
     }
 
-    /// What becomes of established flows, from the next publishing or masquerading on.
+    /// Sets the treatment of established flows, from the next publishing or masquerading on.
     #[must_use]
     pub fn offload(mut self, offload: Offload) -> Self {
         self.offload = offload;
         self
     }
 
-    /// Failing is no failure of what was made: every packet goes through the chains then.
+    /// Updates the flowtable. A failure is logged: every packet goes through the chains then.
     fn settle(&self, session: &Session, containers: impl Iterator<Item = IpAddr>) {
         if let Err(error) = offload::settle(session, &self.offload, &containers.collect::<Vec<_>>()) {
             log::warn!("established flows are not offloaded: {error}");
         }
     }
 
-    /// Takes away what the withdrawal names. Returns the socket if nothing was there, for the caller's next look.
+    /// Removes what the withdrawal names. Returns the socket if it did not write, for the caller's next read.
     ///
     /// # Errors
     /// As [`Backend::withdraw`].
@@ -106,22 +106,22 @@ impl Nftables {
             offload::cut(&offloaded);
         };
         std::thread::scope(|scope| {
-            // A socket that deleted something closes only when no packet can see it any more, some
-            // 10 ms later (`nf_tables_rcv_nl_event`): time to look for flows.
+            // A socket that deleted something closes only when no packet can see it any more, some 10 ms
+            // later (`nf_tables_rcv_nl_event`). The flows are read in that time.
             let flushing = std::thread::Builder::new().spawn_scoped(scope, end_flows);
             drop(session);
             if let Err(error) = flushing {
-                log::debug!("a thread of its own for the flows: {error}");
+                log::debug!("start a thread for the flows: {error}");
                 end_flows();
             }
         });
         Ok(None)
     }
 
-    /// What conntrack knows of connections through each of these mappings, in their order.
+    /// Reads conntrack's flows through each of these mappings, in their order.
     ///
     /// # Errors
-    /// What conntrack said.
+    /// [`Error::Kernel`] if conntrack cannot be read.
     pub fn connections(&self, ports: &[Listed]) -> Result<Vec<Traffic>, Error> {
         let conntrack = Conntrack::open().map_err(|e| Error::kernel("reach conntrack", e))?;
         let mut index = BTreeMap::<_, Vec<usize>>::new();
@@ -183,8 +183,8 @@ pub(crate) fn masquerade_job(request: &MasqueradeRequest) -> Job {
     Job::new(schema::KIND_MASQUERADE, who, plan::masquerade(request))
 }
 
-/// Makes masquerade leave the observer's ports alone. A failure is logged: a container that chooses such a port by itself
-/// is rare.
+/// Makes masquerade leave the observer's ports alone. A failure is logged: a container that chooses such a
+/// port by itself is rare.
 pub(crate) fn spare_ports_of(observer: &dyn RulesetObserver, session: &Session) {
     let settled = match observer.reserved_ports() {
         None => Ok(()),
@@ -195,15 +195,15 @@ pub(crate) fn spare_ports_of(observer: &dyn RulesetObserver, session: &Session) 
     }
 }
 
-/// Makes masquerade spare these ports, from the next conversation on.
+/// Makes masquerade avoid these ports for new flows. A node without nf_tables has nothing to change.
 ///
 /// # Errors
-/// What the kernel refused. A node without nf_tables has nothing to change.
+/// [`Error::Kernel`] or [`Error::Busy`].
 pub(crate) fn spare_ports(ports: Option<crate::PortRange>) -> Result<(), Error> {
     unless_no_nf_tables(Session::open().and_then(|session| reserved_ports::settle(&session, ports)))
 }
 
-/// Failing to flush is no failure of the mapping: it is said, and the flows end by themselves.
+/// Removes UDP flows. A failure is logged: idle flows end by themselves.
 fn flush(ports: &[(crate::HostPorts, Which)]) {
     if let Err(e) = conntrack::flush(ports) {
         log::warn!("{e}");
@@ -271,13 +271,13 @@ impl Backend for Nftables {
         let session = Session::open()?;
         session.generation()?;
         match session.state()? {
-            // Addresses of the node come and go without an ADD.
+            // The node's addresses change without an ADD.
             State::Ready => {
                 addresses::settle_or_warn(&session);
                 Ok(())
             }
             State::Damaged(_) => Ok(()),
-            // Whether the kernel has every expression that the table needs, it alone can say.
+            // Only the kernel knows whether it has every expression that the table needs.
             State::Missing => {
                 let tried = session.socket.dry_run(&addresses::bootstrap()?);
                 tried.map_err(|e| Error::kernel(format!("make table {}", schema::TABLE), e))
@@ -286,7 +286,7 @@ impl Backend for Nftables {
     }
 }
 
-/// Who has something in the table; none if there is no table.
+/// Lists the owners in the table; none if there is no table.
 pub(crate) fn owners() -> Result<Option<Vec<crate::Owner>>, Error> {
     let session = Session::open()?;
     if session.schema()?.is_none() {
@@ -296,7 +296,7 @@ pub(crate) fn owners() -> Result<Option<Vec<crate::Owner>>, Error> {
     Ok(Some(entries.into_iter().filter_map(|entry| entry.owner).collect()))
 }
 
-/// Whose each container's address is that has anything in the table.
+/// Maps the containers' addresses in the table to their owners.
 pub(crate) fn addresses() -> Result<BTreeMap<IpAddr, crate::Owner>, Error> {
     let session = Session::open()?;
     let maps = Map::all().filter(|map| matches!(map, Map::Hairpin(_) | Map::Masquerade(_)));
@@ -304,12 +304,12 @@ pub(crate) fn addresses() -> Result<BTreeMap<IpAddr, crate::Owner>, Error> {
     Ok(held.into_iter().filter_map(|held| Some((container(&held)?, held.owner?))).collect())
 }
 
-/// A socket; none where there is no nf_tables.
+/// Opens a socket; none if the kernel has no nf_tables.
 pub(crate) fn socket() -> Result<Option<cni_nftables::Socket>, Error> {
     unless_no_nf_tables(Session::open().map(|session| Some(session.into_socket())))
 }
 
-/// The container's address that an element is about.
+/// The container's address that is an element's key.
 fn container(held: &Held) -> Option<IpAddr> {
     match held.map {
         Map::Hairpin(_) | Map::Masquerade(_) => plan::as_address(held.key.first()?),
@@ -317,7 +317,7 @@ fn container(held: &Held) -> Option<IpAddr> {
     }
 }
 
-/// The mapping that an element makes, if it makes one.
+/// The mapping of an element, if it is one.
 pub(crate) fn published(held: &Held) -> Option<PublishedPort> {
     match &held.data {
         ElementData::Values(data) => plan::published(held.map, &held.key, held.end.as_deref(), data),

@@ -13,30 +13,30 @@ use super::session::{Session, State};
 use crate::Error;
 use crate::owned_table::{unchanged, unless_no_nf_tables};
 
-/// How the names of containers' links begin.
+/// Prefix of the names of containers' links.
 const VETHS: &str = "veth";
-/// What becomes of established flows.
+/// The treatment of established flows.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub enum Offload {
-    /// As the table says: nothing is changed about it.
+    /// The table stays as it is.
     #[default]
     AsItIs,
-    /// Every packet goes through all chains; a flowtable that is there is removed.
+    /// Every packet goes through all chains: a flowtable is removed.
     Off,
-    /// They go by a flowtable.
+    /// A flowtable takes them.
     Through(Uplinks),
 }
 
-/// The node's links that containers' flows come in by, beside the containers' own bridges.
+/// The node's links by which flows of containers come in, next to the containers' bridges.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Uplinks {
-    /// Those that the default routes of the main table leave by.
+    /// The links of the default routes of the main table.
     OfDefaultRoutes,
-    /// These; what is not there is left out.
+    /// These links; missing ones are left out.
     Named(Vec<String>),
 }
 
-/// The batch that gives the table this flowtable.
+/// Builds the batch that adds the flowtable.
 pub(crate) fn switch_on(shared: &[SharedChain], layout: Layout, flowtable: Flowtable) -> Transaction {
     let mut batch = Transaction::new();
     batch.add_flowtable(flowtable);
@@ -44,7 +44,7 @@ pub(crate) fn switch_on(shared: &[SharedChain], layout: Layout, flowtable: Flowt
     batch
 }
 
-/// The batch that takes it away again. Marks that connections have stay, and mean nothing.
+/// Builds the batch that removes the flowtable. Marks of connections stay, without an effect.
 pub(crate) fn switch_off(shared: &[SharedChain], layout: Layout) -> Transaction {
     let table = schema::table();
     let mut batch = schema::repair(shared, Layout { offloading: None, ..layout });
@@ -52,11 +52,11 @@ pub(crate) fn switch_off(shared: &[SharedChain], layout: Layout) -> Transaction 
     batch
 }
 
-/// Makes the table treat established flows as is wanted; `containers` are addresses whose bridge is to be
-/// in the flowtable.
+/// Sets the treatment of established flows. The bridges of these containers' addresses are to be in the
+/// flowtable.
 ///
 /// # Errors
-/// What the kernel refused, or no quiet moment. What containers have in the table is not touched.
+/// [`Error::Kernel`] or [`Error::Busy`]. The containers' elements are unchanged.
 pub(crate) fn settle(session: &Session, wanted: &Offload, containers: &[IpAddr]) -> Result<(), Error> {
     let uplinks = match wanted {
         Offload::AsItIs => return Ok(()),
@@ -95,8 +95,8 @@ pub(crate) fn settle(session: &Session, wanted: &Offload, containers: &[IpAddr])
     })
 }
 
-/// The links and the flag to count that an existing flowtable lacks; one of an earlier version has no flag. None if it
-/// lacks nothing.
+/// The links, and the flag to count, that a flowtable lacks; one of an earlier version has no flag. None if
+/// it lacks nothing.
 fn change(present: Option<FlowtableInfo>, devices: &BTreeSet<Links>, kernel: Kernel) -> Option<Flowtable> {
     let (links, counts) = present.map_or_else(Default::default, |found| (found.devices, found.counter));
     let missing: Vec<Links> = devices.iter().filter(|device| !links.contains(device)).cloned().collect();
@@ -105,10 +105,10 @@ fn change(present: Option<FlowtableInfo>, devices: &BTreeSet<Links>, kernel: Ker
     (counter || !missing.is_empty()).then_some(change)
 }
 
-/// The uplinks that are there, and the bridges that the containers are behind; and the containers' own links by the
-/// beginning of their names, where the kernel wants them. It is not told of each: it cannot describe a flowtable
-/// of some two hundred links, to `nft list ruleset` neither. Where they are not in it, what comes in by a
-/// container's own link (ptp) goes through the chains as ever.
+/// Chooses the links: existing uplinks, the containers' bridges, and, where the kernel needs them, the
+/// containers' own links by a prefix of their names. Single links would be too many: the kernel cannot list a
+/// flowtable of some two hundred links, not even to `nft list ruleset`. Packets that come in by another link,
+/// such as a ptp container's, go through the chains.
 fn devices(uplinks: &Uplinks, containers: &[IpAddr]) -> Result<BTreeSet<Links>, RouteError> {
     let socket = RouteSocket::open()?;
     let mut devices = BTreeSet::new();
@@ -149,9 +149,8 @@ fn devices(uplinks: &Uplinks, containers: &[IpAddr]) -> Result<BTreeSet<Links>, 
     Ok(devices)
 }
 
-/// Removes the offloaded flows to and from these containers' addresses, which would else go on past every
-/// chain for as long as somebody sends. Failing is no failure of the DEL: a flow that nobody uses ends by
-/// itself.
+/// Removes the offloaded flows to and from these containers' addresses, which would bypass every chain for as
+/// long as a client sends. A failure is logged and is no failure of the DEL: an idle flow ends by itself.
 pub(crate) fn cut(containers: &BTreeSet<IpAddr>) {
     if containers.is_empty() {
         return;
@@ -168,24 +167,24 @@ pub(crate) fn cut(containers: &BTreeSet<IpAddr>) {
         |flow: &Flow| containers.contains(&flow.original.source) || containers.contains(&flow.reply.source);
     let cut = Conntrack::open().and_then(|conntrack| conntrack.delete_if(&all, theirs));
     match cut {
-        Ok(count) => log::debug!("cut {count} offloaded flows"),
-        Err(error) => log::warn!("cut the offloaded flows of a container: {error}"),
+        Ok(count) => log::debug!("removed {count} offloaded flows"),
+        Err(error) => log::warn!("remove the offloaded flows of a container: {error}"),
     }
 }
 
-/// What there is of a flowtable on this node.
+/// The flowtable on this node.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Standing {
-    /// Established flows go through the chains.
+    /// No flowtable: established flows go through the chains.
     None,
-    /// They go by the flowtable, if they come in by these links; `veth*` are all whose names begin so.
+    /// A flowtable for flows that come in by these links; `veth*` stands for all names with that prefix.
     At(Vec<String>),
 }
 
-/// Looks at the table.
+/// Reads the flowtable.
 ///
 /// # Errors
-/// What nf_tables said.
+/// [`Error::Kernel`] if nf_tables cannot be read.
 pub fn standing() -> Result<Standing, Error> {
     unless_no_nf_tables(Session::open().and_then(|session| session.flowtable())).map(|found| {
         found.map_or(Standing::None, |found| {
@@ -194,10 +193,10 @@ pub fn standing() -> Result<Standing, Error> {
     })
 }
 
-/// Whether this kernel can have a flowtable; nothing is made.
+/// Checks that this kernel can have a flowtable, without making one.
 ///
 /// # Errors
-/// What it lacks, or what it said.
+/// [`Error::Kernel`] with the part that the kernel refused.
 pub fn try_out() -> Result<(), Error> {
     let session = Session::open()?;
     let id = TableId::new(cni_nftables::Family::Inet, "probe");
@@ -209,10 +208,10 @@ pub fn try_out() -> Result<(), Error> {
             batch.add_rule(Rule::new(&id, CHAIN, stmts));
         }
     }
-    session.socket.dry_run(&batch).map_err(|e| Error::kernel("try out a flowtable", e))
+    session.socket.dry_run(&batch).map_err(|e| Error::kernel("try a flowtable", e))
 }
 
-/// Which protocols this kernel offloads, as people say it.
+/// The protocols that this kernel offloads, for people.
 #[must_use]
 pub fn protocols() -> &'static str {
     match Protocols::of(Kernel::this()) {
@@ -232,7 +231,7 @@ mod tests {
     }
 
     #[test]
-    fn on_and_off() {
+    fn switching_on_and_off() {
         let shared = [
             SharedChain::Masquerade { network: "10.88.0.0/16".parse().unwrap() },
             SharedChain::Hairpin { network: "fd00::/64".parse().unwrap(), bit: 5 },
@@ -249,7 +248,7 @@ mod tests {
     }
 
     #[test]
-    fn a_flowtable_of_an_earlier_version_begins_to_count() {
+    fn a_flowtable_of_an_earlier_version_gets_the_flag_to_count() {
         let link = |name: &str| Links::Named(name.to_owned());
         let wanted = BTreeSet::from([link("cni0"), link("eth0")]);
         let present = |devices: &[Links], counter| {
@@ -294,7 +293,7 @@ mod tests {
     }
 
     #[test]
-    fn udp_is_offloaded_where_it_can_be_cut() {
+    fn udp_is_offloaded_where_its_flows_can_be_removed() {
         for release in ["5.10.0-46-cloud-amd64", "6.1.0", "6.3.13", "", "mine", "6"] {
             assert_eq!(Protocols::of(Kernel::of_release(release)), Protocols::Tcp, "{release}");
         }
@@ -304,7 +303,7 @@ mod tests {
     }
 
     #[test]
-    fn containers_links_are_in_it_where_the_kernel_looks_for_them() {
+    fn containers_links_are_in_the_flowtable_where_the_kernel_needs_them() {
         for (release, does) in [("6.18.15+deb13", false), ("7.0.0", true), ("7.2.13+deb14-cloud-amd64", true)]
         {
             assert_eq!(Kernel::of_release(release).looks_through_bridges(), does, "{release}");

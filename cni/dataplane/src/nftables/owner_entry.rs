@@ -1,7 +1,7 @@
-//! What other backends keep in our table: the guard of the loopback, and who owns what they made.
+//! Entries in the map of owners for what other backends have made.
 //!
-//! The chains of other backends have forms of their own, with no place for an owner's namespace, so
-//! that an attachment has an entry in the map of owners here. Its number of elements is zero.
+//! The chains of other backends have no place for an owner's namespace, so an attachment has an entry here.
+//! Its number of elements is zero. With the table comes the guard of the node's loopback.
 
 use cni_nftables::{Element, Transaction, Value};
 use cni_spec::Attachment;
@@ -21,36 +21,36 @@ pub(crate) const KIND_IPTABLES_PORTS: u32 = 3;
 /// Kind of an entry: masquerade in chains of iptables.
 pub(crate) const KIND_IPTABLES_MASQUERADE: u32 = 4;
 
-/// An entry of somebody.
+/// An entry for what another backend has made.
 #[derive(Debug, Clone)]
 pub(crate) struct Recorded {
     pub(crate) owner: Owner,
     pub(crate) kind: u32,
     pub(crate) life: Life,
-    /// The container's namespace, where it is known.
+    /// The container's namespace, if it is known.
     pub(crate) netns: Option<ContainerNetns>,
-    /// How far the things are on their way from another backend.
+    /// The migration state.
     pub(crate) transit: Transit,
 }
 
-/// The way to the entries; none where the kernel has no nf_tables, which is said once.
+/// Opens the table; none, with a warning, if the kernel has no nf_tables.
 pub(crate) fn open() -> Result<Option<Session>, Error> {
     match Session::open().and_then(|session| session.generation().map(|_| session)) {
         Ok(session) => Ok(Some(session)),
         Err(Error::NoNfTables(why)) => {
-            log::warn!("{why}: no guard of the node's loopback, no record of owners");
+            log::warn!("{why}: no guard of the node's loopback, no entries of owners");
             Ok(None)
         }
         Err(error) => Err(error),
     }
 }
 
-/// Makes the table if it is missing, mends it if it is damaged, and writes the attachment's entry.
+/// Writes the attachment's entry, and makes or repairs the table.
 pub(crate) fn put(session: &Session, kind: u32, who: (&Attachment, &ContainerNetns)) -> Result<(), Error> {
     put_if(session, (kind, Transit::Settled), who, &|| Ok(true)).map(drop)
 }
 
-/// As [`put`], with how far the things are, and only while a condition holds. Returns whether it did.
+/// As [`put`], with a migration state, and only if a condition holds in the same generation; true if it did.
 pub(crate) fn put_if(
     session: &Session,
     (kind, transit): (u32, Transit),
@@ -59,7 +59,7 @@ pub(crate) fn put_if(
 ) -> Result<bool, Error> {
     let owner = Owner::of(attachment);
     let hash = owner.attachment_hash;
-    let operation = format!("record the owner {attachment}");
+    let operation = format!("write the entry of owner {attachment}");
     let id = || element_id(Map::Owners, &plan::owner_key(hash, kind), None);
     let mut entry = Element::new(id()).comment(&owner.to_comment()).values(vec![Value::Mark(transit.bits())]);
     if let Some(bytes) = Record::new(netns).as_ref().and_then(Record::encode) {
@@ -87,7 +87,7 @@ pub(crate) fn put_if(
 
 /// Removes an attachment's entries of these kinds.
 pub(crate) fn remove(session: &Session, hash: AttachmentHash, kinds: &[u32]) -> Result<(), Error> {
-    session.transact("remove the record of an owner", |_| {
+    session.transact("remove the entry of an owner", |_| {
         let mut batch = Transaction::new();
         for kind in kinds {
             if let Some(entry) = session.entry(hash, *kind)? {
@@ -98,7 +98,7 @@ pub(crate) fn remove(session: &Session, hash: AttachmentHash, kinds: &[u32]) -> 
     })
 }
 
-/// The entries of other backends that pass.
+/// Lists the entries of other backends that pass.
 pub(crate) fn list(session: &Session, pass: impl Fn(&Owner) -> bool) -> Result<Vec<Recorded>, Error> {
     let kind = |held: &Held| match held.key.as_slice() {
         [_, Value::Mark(kind)] => *kind,
@@ -116,12 +116,12 @@ pub(crate) fn list(session: &Session, pass: impl Fn(&Owner) -> bool) -> Result<V
     Ok(session.dump([Map::Owners], of_others)?.into_iter().filter_map(recorded).collect())
 }
 
-/// Whether the attachment has elements of our own of that kind here.
+/// True if the attachment has an entry of that kind.
 pub(crate) fn holds(session: &Session, attachment: &Attachment, kind: u32) -> Result<bool, Error> {
     Ok(session.entry(AttachmentHash::of(attachment), kind)?.is_some())
 }
 
-/// Whether an entry of the attachment, of any kind, is about this namespace.
+/// True if an entry of the attachment, of any kind, names this namespace.
 pub(crate) fn is_with(
     session: &Session,
     attachment: &Attachment,
@@ -138,7 +138,7 @@ pub(crate) fn is_with(
     Ok(false)
 }
 
-/// A living owner of another container of one of these ports in our own maps.
+/// Looks in our maps for a live owner of one of these ports that is another container.
 pub(crate) fn owner_of_a_port(
     session: &Session,
     attachment: &Attachment,

@@ -1,4 +1,4 @@
-//! Requests turned into elements: pure functions, tested with plain values.
+//! Turns requests into elements: pure functions, tested with plain values.
 
 use std::net::{IpAddr, Ipv6Addr};
 
@@ -11,52 +11,51 @@ use crate::{
     AddressFamily, Error, HostAddress, HostPorts, MasqueradeRequest, PortRequest, PublishedPort, Snat,
 };
 
-/// Runs shorter than this are single elements: an exclusive hash element costs 12 µs, whereas the
-/// interval maps are copied as a whole by every transaction that touches them.
+/// Shortest run that is one interval. An exclusive hash element costs 12 µs; a map of intervals is copied as
+/// a whole by every transaction that changes it.
 pub(crate) const RANGE_MIN: usize = 16;
 
-/// One element to be: everything but its owner.
+/// A wanted element without its owner.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Item {
-    /// The map that it is in.
+    /// Its map.
     pub(crate) map: Map,
     /// Its key; for an interval map the first key of the interval.
     pub(crate) key: Vec<Value>,
     /// The last key of the interval, for interval maps.
     pub(crate) end: Option<Vec<Value>>,
-    /// What the key leads to.
+    /// Its data.
     pub(crate) data: Datum,
 }
 
-/// What a key leads to.
+/// The data of an element.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Datum {
     /// Values, concatenated.
     Values(Vec<Value>),
-    /// A verdict that leads to this chain.
+    /// A verdict: jump or goto to this chain.
     Chain(String),
 }
 
-/// What a request comes to.
+/// The objects that a request needs.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub(crate) struct Plan {
     /// The elements, in a stable order.
     pub(crate) items: Vec<Item>,
-    /// Chains that they lead to and that attachments share.
+    /// The shared chains that they lead to.
     pub(crate) shared: Vec<SharedChain>,
     /// Families for which the attachment has a chain of its own.
     pub(crate) own_chains: Vec<AddressFamily>,
 }
 
-/// Which of the ports stand alone and which make a run.
+/// Combines ports into runs.
 ///
-/// Consecutive host ports of one address and protocol that go to the same ports of one container
-/// become one mapping, if there are at least [`RANGE_MIN`]: an interval's datum is an address
-/// alone, as nftables cannot compute a port. Everything else comes out as single ports. The order
-/// of the result does not depend on the order of the input.
+/// At least [`RANGE_MIN`] consecutive host ports of one address and protocol that keep their number in one
+/// container become one mapping: the data of an interval is only an address, as nftables cannot compute a
+/// port. All others become single ports. The order of the result does not depend on the order of the input.
 pub(crate) fn collapse(ports: &[PublishedPort]) -> Vec<PublishedPort> {
     let mut single: Vec<PublishedPort> = ports.iter().flat_map(singles).collect();
-    // Mappings that keep the port come together, by container, so that runs are neighbours.
+    // Mappings that keep the port are sorted by container, so that the ports of a run are neighbours.
     single.sort_by_key(|p| {
         (p.host.protocol, p.host.address, p.host.first != p.container_port, p.container, p.host.first)
     });
@@ -148,7 +147,7 @@ fn check_overlaps(runs: &[PublishedPort]) -> Result<(), Error> {
     Ok(())
 }
 
-/// Whether the packets of this family need rules of the container's own.
+/// True if packets of this family need the container's own rules.
 pub(crate) fn has_own_chain(request: &PortRequest, family: AddressFamily) -> bool {
     request.mark_bit != schema::DEFAULT_MARK_BIT
         || !request.nftables.conditions.of(family).is_empty()
@@ -156,7 +155,7 @@ pub(crate) fn has_own_chain(request: &PortRequest, family: AddressFamily) -> boo
 }
 
 fn own_chain_item(run: &PublishedPort, hash: &AttachmentHash) -> Item {
-    // Interval maps alone, single ports as intervals of one: few containers have conditions.
+    // Always an interval, also for a single port: few containers have conditions.
     Item {
         map: Map::for_own_chain(&run.host),
         key: key(&run.host, run.host.first),
@@ -211,8 +210,7 @@ pub(crate) fn masquerade(request: &MasqueradeRequest) -> Plan {
     plan
 }
 
-/// The mapping that an element of one of the port maps stands for; none if the element is not one
-/// that this module makes.
+/// The mapping of an element; none if it is not one that this module makes.
 pub(crate) fn published(
     map: Map,
     key: &[Value],
@@ -229,7 +227,7 @@ pub(crate) fn published(
     Some(PublishedPort { host, container, container_port })
 }
 
-/// The host ports that a key, or an interval of keys, stands for.
+/// The host ports of a key, or of an interval of keys.
 pub(crate) fn host_ports(map: Map, key: &[Value], end: Option<&[Value]>) -> Option<HostPorts> {
     let (address, protocol, first) = split_key(map, key)?;
     let last = end.map_or(Some(first), |end| split_key(map, end).map(|(_, _, port)| port))?;

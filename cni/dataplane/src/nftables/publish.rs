@@ -1,9 +1,8 @@
-//! Publishing and masquerading: the elements of one attachment and kind become what a plan says.
+//! Publishing and masquerading: makes the elements of one attachment and kind what a plan says.
 //!
-//! The usual way is one batch of exclusive creations on top of whatever the ruleset is: the kernel
-//! itself decides races for a key. Whatever is not usual (something of the attachment is there
-//! already, a key is taken, a run of ports is involved) is read and changed under one generation
-//! of the ruleset.
+//! The usual case is one batch of exclusive creations, whatever the ruleset's generation: the kernel decides
+//! races for a key. All other cases (the attachment has elements already, a key is taken, a run of ports is
+//! involved) are read and changed under one generation of the ruleset.
 
 use std::collections::BTreeSet;
 
@@ -19,14 +18,14 @@ use super::session::{Held, Session, State, Writer, describe, element_id};
 use crate::owner::AttachmentHash;
 use crate::{AddressFamily, ContainerNetns, Error, Owner};
 
-/// Runs of up to so many ports are looked up port by port, 12 µs each. The kernel's dump of a map
-/// costs the square of its elements: a second for 50,000.
+/// Longest run of ports that is looked up port by port, 12 µs each. The kernel's dump of a map costs the
+/// square of its elements: a second for 50,000.
 const PROBED: usize = 1024;
 
 /// The elements that one attachment is to have of one kind.
 #[derive(Debug)]
 pub(crate) struct Job {
-    /// What is being done, for errors.
+    /// The operation, for errors.
     pub(crate) operation: String,
     /// [`schema::KIND_PORTS`] or [`schema::KIND_MASQUERADE`].
     pub(crate) kind: u32,
@@ -35,25 +34,25 @@ pub(crate) struct Job {
     comment: String,
     record: Option<Record>,
     plan: Plan,
-    /// What the entry says.
+    /// The migration state in the owner's entry.
     transit: Transit,
     /// The rules of the attachment's own chains.
     own_rules: Vec<(AddressFamily, Vec<Vec<Stmt>>)>,
 }
 
-/// What others have of the things that a plan needs.
+/// What other attachments have of the things that a plan needs.
 #[derive(Debug, Default)]
 struct Others {
     /// Attachments that are provably dead.
     dead: BTreeSet<AttachmentHash>,
-    /// Elements of the same container's other attachments, which serve for this one too.
+    /// Elements of the same container's other attachments, which serve this one, too.
     shared: Vec<Held>,
 }
 
-/// How the usual way ended.
+/// The outcome of the usual case.
 enum Fast {
     Done,
-    /// It is not the usual case.
+    /// This is not the usual case.
     NotUsual,
 }
 
@@ -74,7 +73,7 @@ impl Job {
         }
     }
 
-    /// With an entry that says how far it is on its way from another backend.
+    /// Sets the migration state of the owner's entry.
     pub(crate) fn in_transit(self, transit: Transit) -> Self {
         Self { transit, ..self }
     }
@@ -84,10 +83,10 @@ impl Job {
         self
     }
 
-    /// Makes it so.
+    /// Makes the elements.
     ///
     /// # Errors
-    /// Conflicts, what the kernel refused, or no quiet moment.
+    /// [`Error::Conflict`], [`Error::ConflictUnowned`], [`Error::Kernel`], or [`Error::Busy`].
     pub(crate) fn run(&self, session: &Writer) -> Result<(), Error> {
         match self.fast(session)? {
             Fast::Done => Ok(()),
@@ -96,8 +95,8 @@ impl Job {
     }
 
     fn fast(&self, session: &Writer) -> Result<Fast, Error> {
-        // What is done here is done whatever the ruleset is by then. A table that is being flushed can look damaged, and to
-        // mend it would make another one.
+        // This commit is bound to no generation. A table that is being flushed can look damaged, and a repair
+        // would make another one.
         let mut batch = match session.state()? {
             State::Ready => Transaction::new(),
             State::Missing => addresses::bootstrap()?,
@@ -117,12 +116,12 @@ impl Job {
         match session.socket.commit(&batch, None) {
             Ok(()) => {}
             Err(e) if e.is_exists() || e.is_not_found() || e.is_busy() => return Ok(Fast::NotUsual),
-            // The kernel refused it, or did it and only its answer was lost.
+            // The kernel refused the batch, or committed it and its reply was lost.
             Err(e) => return Err(self.take_back(session, Error::kernel(&self.operation, e))),
         }
-        // Single ports and runs are in different maps, so that the kernel does not see that they
-        // overlap. Whoever adds a run reads the single ports and commits under the same generation;
-        // whoever adds a single port looks for runs once it is in. One of the two always notices.
+        // Single ports and runs are in different maps, so that the kernel does not see an overlap. A process
+        // that adds a run reads the single ports and commits under the same generation; one that adds a
+        // single port looks for runs after its commit. One of the two always notices.
         if self.overlaps_a_run(session).map_err(|error| self.take_back(session, error))? {
             super::withdraw::everything_of(session, &self.operation, self.hash, &[self.kind])?;
             return Ok(Fast::NotUsual);
@@ -130,16 +129,16 @@ impl Job {
         Ok(Fast::Done)
     }
 
-    /// Removes what the usual way may have put in, where the attachment had nothing of this kind
-    /// before, and returns the error that made it fail.
+    /// Removes what the failed batch may have made: the attachment had nothing of this kind before. Returns
+    /// the error.
     fn take_back(&self, session: &Writer, error: Error) -> Error {
         if let Err(left) = super::withdraw::everything_of(session, &self.operation, self.hash, &[self.kind]) {
-            log::warn!("{}: take back: {left}", self.operation);
+            log::warn!("{}: undo: {left}", self.operation);
         }
         error
     }
 
-    /// What the table itself lacks.
+    /// The changes that the table itself needs.
     fn base(&self, session: &Session) -> Result<Transaction, Error> {
         Ok(match session.state()? {
             State::Ready => Transaction::new(),
@@ -187,7 +186,7 @@ impl Job {
         }
     }
 
-    /// The entry in the map of owners, with the number of elements that the attachment has.
+    /// The attachment's entry in the map of owners, with its number of elements.
     fn entry(&self, count: usize) -> Element {
         let count = u32::try_from(count).unwrap_or(u32::MAX);
         let id = element_id(Map::Owners, &plan::owner_key(self.hash, self.kind), None);
@@ -199,8 +198,8 @@ impl Job {
         }
     }
 
-    /// Reads everything that matters, changes it under the generation that it was read in, and
-    /// begins again when somebody else was faster.
+    /// Reads the attachment's elements and those in their way, and commits the difference under the same
+    /// generation.
     fn careful(&self, session: &Writer) -> Result<(), Error> {
         session.transact(&self.operation, |generation| Ok((self.difference(session, generation)?, ())))
     }
@@ -241,8 +240,8 @@ impl Job {
         Ok(batch)
     }
 
-    /// The own chains get their rules anew, as rules cannot be compared; those of a family that
-    /// needs none any longer go.
+    /// Replaces the rules of the attachment's own chains, as rules cannot be compared, and deletes the chains
+    /// of a family that needs none.
     fn own_chains(&self, session: &Session, batch: &mut Transaction) -> Result<(), Error> {
         if self.kind != schema::KIND_PORTS {
             return Ok(());
@@ -268,10 +267,10 @@ impl Job {
         Ok(())
     }
 
-    /// What others have of the things that the plan needs, and that is no reason to refuse it.
+    /// Reads what other attachments have of the things that the plan needs.
     ///
     /// # Errors
-    /// [`Error::Conflict`] for a holder that is neither provably dead nor the same container.
+    /// [`Error::Conflict`] if an owner is neither provably dead nor of the same container.
     fn others(&self, session: &Session) -> Result<Others, Error> {
         let mut others = Others::default();
         for held in self.holders(session)? {
@@ -286,7 +285,7 @@ impl Job {
             }
             if session.is_dead(owner)? {
                 let what = held.describe();
-                log::warn!("{what}: its owner ({owner}) is dead, taking it over for {}", self.owner);
+                log::warn!("{what}: its owner ({owner}) is dead, reassigning it to {}", self.owner);
                 others.dead.insert(owner.attachment_hash);
             } else if self.plan.items.iter().any(|item| serves(&held, item))
                 && self.is_sibling(session, owner)?
@@ -299,7 +298,7 @@ impl Job {
         Ok(others)
     }
 
-    /// Whether an owner is another attachment of the same container. Runtimes that join a container to
+    /// True if an owner is another attachment of the same container. Runtimes that join a container to
     /// several networks ask for its ports on each, with the same container ID and namespace.
     fn is_sibling(&self, session: &Session, owner: &Owner) -> Result<bool, Error> {
         if self.record.is_none() || !self.owner.may_be_of_one_container(owner) {
@@ -309,7 +308,7 @@ impl Job {
         Ok(entry.is_some_and(|entry| entry.record == self.record))
     }
 
-    /// Elements of others that are where the plan's would be, or overlap with them.
+    /// Elements of other attachments at the plan's keys, or that overlap with them.
     fn holders(&self, session: &Session) -> Result<Vec<Held>, Error> {
         let mut holders = Vec::new();
         for item in self.plan.items.iter().filter(|item| !is_run(item)) {
@@ -338,7 +337,7 @@ impl Job {
         Ok(holders)
     }
 
-    /// Compares the plan with what is there.
+    /// Compares the plan with the table.
     ///
     /// # Errors
     /// [`Error::Missing`] with the first difference.
@@ -365,7 +364,7 @@ impl Job {
                     if sibling {
                         continue;
                     }
-                    let owner = held.owner.map_or_else(|| "nobody".to_owned(), |owner| owner.to_string());
+                    let owner = held.owner.map_or_else(|| "no owner".to_owned(), |owner| owner.to_string());
                     return Err(Error::Missing(format!(
                         "{name} belongs to {owner} in map {}",
                         item.map.name()
@@ -396,13 +395,13 @@ impl Job {
     }
 }
 
-/// Whether an item is a run of ports.
+/// True if an item is a run of ports.
 fn is_run(item: &Item) -> bool {
     matches!(item.map, Map::Ranges(_) | Map::HostIpRanges(_))
 }
 
-/// What an item leads to, as an element has it. The way to the sources' masquerade is a jump, as
-/// the packet may have to be masqueraded for where it comes from, too.
+/// An item's data as an element has it. The map `hairpin` jumps, as the packet's source may be in the map
+/// `masquerade`, too.
 fn datum(item: &Item) -> ElementData {
     match &item.data {
         Datum::Values(values) => ElementData::Values(values.clone()),
@@ -413,8 +412,8 @@ fn datum(item: &Item) -> ElementData {
     }
 }
 
-/// Whether an element of another attachment of the container does what the item would: it publishes
-/// the same host ports to the same container ports, on another of the container's addresses.
+/// True if an element of another attachment of the container replaces the item: it publishes the same host
+/// ports to the same container ports, on another address of the container.
 fn serves(held: &Held, item: &Item) -> bool {
     let there = held.map == item.map && held.key == item.key && held.end == item.end;
     there

@@ -1,4 +1,5 @@
-//! Keeps netfilter's masquerade away from the source ports of the BPF programs: see [`schema::reserved_ports`].
+//! Keeps netfilter's masquerade away from the source ports of the BPF programs: see
+//! [`schema::reserved_ports`].
 
 use cni_nftables::{ChainInfo, Transaction};
 
@@ -8,7 +9,7 @@ use super::session::{Session, State};
 use crate::owned_table::unchanged;
 use crate::{Error, PortRange};
 
-/// The batch that makes the masquerade of these chains spare these ports, or none.
+/// Builds the batch that makes these chains' masquerade avoid the layout's reserved ports, or none.
 fn change(shared: &[SharedChain], layout: Layout, was_there: Option<&ChainInfo>) -> Transaction {
     let table = schema::table();
     let mut batch = Transaction::new();
@@ -29,13 +30,13 @@ fn change(shared: &[SharedChain], layout: Layout, was_there: Option<&ChainInfo>)
     batch
 }
 
-/// Makes the table's masquerade spare these ports, or none. A table that is not there, or not whole, is left as it
-/// is: whoever makes it comes here afterwards.
+/// Makes the table's masquerade avoid these ports, or none. A table that is missing or damaged is left as it
+/// is: the process that makes it calls this afterwards.
 ///
 /// # Errors
-/// What the kernel refused, or no quiet moment. What containers have in the table is not touched.
+/// [`Error::Kernel`] or [`Error::Busy`]. The containers' elements are unchanged.
 pub(crate) fn settle(session: &Session, wanted: Option<PortRange>) -> Result<(), Error> {
-    session.transact("leave ports to the programs' masquerade", |_| {
+    session.transact("reserve ports for the BPF programs' masquerade", |_| {
         let found = session.chain(CHAIN)?;
         let as_wanted = match &found {
             None => wanted.is_none(),

@@ -1,4 +1,4 @@
-//! The table as it is: what every operation of the backend reads first.
+//! Reads the table and its elements.
 
 use std::ops::Deref;
 
@@ -64,18 +64,18 @@ impl Writer {
     }
 }
 
-/// What must precede the elements in a batch.
+/// The table's state: what a batch has to begin with.
 #[derive(Debug)]
 pub(crate) enum State {
-    /// Nothing.
+    /// The table is whole.
     Ready,
-    /// There is no table: the bootstrap.
+    /// The table is missing: the bootstrap.
     Missing,
-    /// Somebody has emptied or unhooked chains: these changes.
+    /// Chains are emptied, changed or unhooked, or of an earlier schema: these changes.
     Damaged(Transaction),
 }
 
-/// An element of ours, or of somebody else in our maps.
+/// An element of our maps, also one that was made by hand.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Held {
     /// The map that it is in.
@@ -84,11 +84,11 @@ pub(crate) struct Held {
     pub(crate) key: Vec<Value>,
     /// The last key of its interval.
     pub(crate) end: Option<Vec<Value>>,
-    /// What it leads to.
+    /// Its data.
     pub(crate) data: ElementData,
-    /// Who it belongs to.
+    /// Its owner; none without a comment of ours.
     pub(crate) owner: Option<Owner>,
-    /// What is recorded about the owner's namespace, in the map of owners alone.
+    /// The owner's namespace; in the map of owners only.
     pub(crate) record: Option<Record>,
 }
 
@@ -106,7 +106,7 @@ impl Held {
         }
     }
 
-    /// Whether it belongs to that attachment.
+    /// True if the attachment owns it.
     pub(crate) fn is_of(&self, hash: AttachmentHash) -> bool {
         self.owner.as_ref().is_some_and(|owner| owner.attachment_hash == hash)
     }
@@ -116,7 +116,7 @@ impl Held {
         element_id(self.map, &self.key, self.end.as_deref())
     }
 
-    /// The number in an entry of the map of owners.
+    /// The number of elements in an entry of the map of owners.
     pub(crate) fn count(&self) -> usize {
         match &self.data {
             ElementData::Values(values) => match values.as_slice() {
@@ -127,7 +127,7 @@ impl Held {
         }
     }
 
-    /// How far it is on its way from another backend, for an entry in the map of owners.
+    /// The migration state in an entry of the map of owners.
     pub(crate) fn transit(&self) -> Transit {
         match &self.data {
             ElementData::Values(values) => match values.as_slice() {
@@ -151,13 +151,13 @@ impl Held {
         }
     }
 
-    /// What people call it.
+    /// Its name for people.
     pub(crate) fn describe(&self) -> String {
         describe(self.map, &self.key, self.end.as_deref())
     }
 }
 
-/// What people call an element: the port or address that it stands for.
+/// An element's name for people: its port or address.
 pub(crate) fn describe(map: Map, key: &[Value], end: Option<&[Value]>) -> String {
     let port = plan::host_ports(map, key, end);
     match (port, key) {
@@ -187,7 +187,8 @@ impl Session {
         self.0.socket
     }
 
-    /// Compares the table with the one that this version makes: present, of this schema, hooked, with its rules.
+    /// Compares the table with the one that this version makes: present, of this schema, hooked, with its
+    /// rules.
     pub(crate) fn state(&self) -> Result<State, Error> {
         let Some(table) = self.info()? else { return Ok(State::Missing) };
         match self.schema()? {
@@ -200,7 +201,8 @@ impl Session {
         if !damaged && wrong.is_empty() { Ok(State::Ready) } else { self.repair(&wrong).map(State::Damaged) }
     }
 
-    /// True if a fixed chain is missing or has lost rules, and the names of those at another hook or priority.
+    /// Compares the fixed chains: true if one is missing or has lost rules, and the names of those at another
+    /// hook or priority.
     fn differences(&self, layout: Layout) -> Result<(bool, Vec<String>), Error> {
         let fixed = schema::fixed_chains(layout);
         let (mut wrong, mut damaged) = (Vec::new(), false);
@@ -210,7 +212,8 @@ impl Session {
             match self.chain(&chain.name)? {
                 None => damaged = true,
                 Some(found) if found.base != chain.base => wrong.push(chain.name.clone()),
-                // A base chain has its rules and no more; to the others, elements may lead too.
+                // The kernel counts rules and references. Elements may refer to a chain that is no base
+                // chain.
                 Some(found) if chain.base.is_some() => damaged |= found.uses != expected,
                 Some(found) => damaged |= found.uses < expected,
             }
@@ -224,26 +227,26 @@ impl Session {
         for name in wrong {
             batch.flush_chain(&self.table, name).delete_chain(&self.table, name);
         }
-        // The chain alone is left of it where somebody took the flowtable away.
+        // Another process may have deleted the flowtable and left the chain.
         if layout.offloading.is_some() && self.flowtable()?.is_none() {
             batch.add_flowtable(flowtable::flowtable(&self.table, &[]));
         }
         batch.append(schema::repair(&shared, layout));
-        log::warn!("table {}: chains were changed by someone else, putting them back", schema::TABLE);
+        log::warn!("table {}: another program changed chains: repairing them", schema::TABLE);
         Ok(batch)
     }
 
-    /// The batch that brings an older layout to ours: rules are replaced, maps and elements stay. Each later schema adds
-    /// here what its maps need beyond that. From schema 1, `prerouting` and `output` move behind dstnat.
+    /// Builds the upgrade from an earlier schema: replaces rules and keeps maps and elements. From schema 1,
+    /// `prerouting` and `output` move behind dstnat.
     fn upgrade(&self, found: u32) -> Result<Transaction, Error> {
         let mut batch = schema::upgrade(found);
-        // Of a chain that is there, the kernel changes neither hook nor priority.
+        // The kernel changes neither hook nor priority of an existing chain.
         let (_, moved) = self.differences(self.layout()?)?;
         batch.append(self.repair(&moved)?);
         Ok(batch)
     }
 
-    /// The parts of the table next to its maps: a flowtable, ports that its masquerade spares, the node's addresses.
+    /// Reads which optional parts the table has.
     pub(crate) fn layout(&self) -> Result<Layout, Error> {
         let spared = self.chain(reserved_ports::CHAIN)?.and_then(|chain| reserved_ports::range_of(&chain));
         let addresses = self.chain(addresses::name(AddressFamily::V4))?.is_some();
@@ -257,24 +260,24 @@ impl Session {
         found.map_err(|e| Error::kernel(format!("read flowtable {}", flowtable::FLOWTABLE), e))
     }
 
-    /// The chains that the elements of several attachments lead to.
+    /// Lists the chains that the elements of several attachments lead to.
     pub(crate) fn shared_chains(&self) -> Result<Vec<SharedChain>, Error> {
         Ok(self.chains()?.iter().filter_map(|chain| SharedChain::from_name(&chain.name)).collect())
     }
 
-    /// The element at (or, in a map of intervals, around) a key.
+    /// Reads the element at a key, or around it in a map of intervals.
     pub(crate) fn get(&self, map: Map, key: &[Value]) -> Result<Option<Held>, Error> {
         let read = self.socket.element(&element_id(map, key, None));
         let info = read.map_err(|e| Error::kernel(format!("read {}", describe(map, key, None)), e))?;
         Ok(info.map(|info| Held::new(map, info)))
     }
 
-    /// An attachment's entry of one kind in the map of owners.
+    /// Reads an attachment's entry of one kind in the map of owners.
     pub(crate) fn entry(&self, hash: AttachmentHash, kind: u32) -> Result<Option<Held>, Error> {
         self.get(Map::Owners, &plan::owner_key(hash, kind))
     }
 
-    /// The elements that pass, of all those in the maps.
+    /// Lists the elements of these maps that pass.
     pub(crate) fn dump(
         &self,
         maps: impl IntoIterator<Item = Map>,
@@ -302,7 +305,7 @@ impl Session {
         Ok(all)
     }
 
-    /// Whether the owner of an element is provably dead.
+    /// True if the owner is provably dead.
     pub(crate) fn is_dead(&self, owner: &Owner) -> Result<bool, Error> {
         let mut records = 0;
         for kind in [schema::KIND_PORTS, schema::KIND_MASQUERADE] {

@@ -1,7 +1,7 @@
-//! Taking away: one attachment's things, or those of every attachment that is no longer valid.
+//! Removes what one attachment has, or what every invalid attachment has.
 //!
-//! The kernel deletes by key and does not look at the owner. So the owner is read first, and the
-//! deletion is committed only if the ruleset is still the one that was read.
+//! The kernel deletes by key and does not look at the owner. So the owner is read first, and the deletion is
+//! committed under the generation that was read.
 
 use std::collections::BTreeSet;
 
@@ -15,19 +15,19 @@ use crate::owned_table::unchanged;
 use crate::owner::{AttachmentHash, NetworkHash};
 use crate::{AddressFamily, Error, Kinds, Withdrawal};
 
-/// Above so many hinted ports the maps are read as a whole.
+/// Most hinted ports that are looked up one by one.
 const MANY: usize = 256;
-/// At most so many changes in one batch of the garbage collection.
+/// Most changes in one batch of the garbage collection.
 const BATCH: usize = 1000;
 
-/// The entries' kinds that are meant.
+/// The kinds of entries that a choice includes.
 pub(crate) fn kinds(kinds: Kinds) -> Vec<u32> {
     let ports = kinds.ports().then_some(schema::KIND_PORTS);
     let masquerade = kinds.masquerade().then_some(schema::KIND_MASQUERADE);
     ports.into_iter().chain(masquerade).collect()
 }
 
-/// Takes away what the withdrawal names, and returns what was there.
+/// Removes what the withdrawal names, and returns it.
 pub(crate) fn withdraw(session: &Writer, withdrawal: &Withdrawal<'_>) -> Result<Vec<Held>, Error> {
     let hash = AttachmentHash::of(withdrawal.attachment);
     let operation = format!("withdraw what belongs to {}", withdrawal.attachment);
@@ -59,7 +59,7 @@ pub(crate) fn withdraw(session: &Writer, withdrawal: &Withdrawal<'_>) -> Result<
     })
 }
 
-/// Takes away all that one attachment has of these kinds, without hints.
+/// Removes all that one attachment has of these kinds, without hints.
 pub(crate) fn everything_of(
     session: &Writer,
     operation: &str,
@@ -79,7 +79,7 @@ pub(crate) fn everything_of(
     })
 }
 
-/// The changes that take away everything of these attachments, to be committed with this generation.
+/// Builds the removal of everything that these attachments have, to be committed under this generation.
 pub(crate) fn removal(
     session: &Writer,
     generation: u32,
@@ -132,7 +132,7 @@ pub(crate) fn delete_own_chains(
     Ok(())
 }
 
-/// What the hints lead to. Whether it is everything is for the caller to compare.
+/// The elements that the hints lead to. The caller checks that these are all.
 fn hinted(session: &Session, hash: AttachmentHash, withdrawal: &Withdrawal<'_>) -> Result<Vec<Held>, Error> {
     let mut found = Found { session, hash, held: Vec::new() };
     if withdrawal.ports.iter().map(crate::HostPorts::len).sum::<usize>() > MANY {
@@ -166,7 +166,7 @@ fn hinted(session: &Session, hash: AttachmentHash, withdrawal: &Withdrawal<'_>) 
     Ok(found.held)
 }
 
-/// The container's address that a mapping leads to.
+/// The container's address in a mapping.
 pub(crate) fn container_address(held: &Held) -> Option<std::net::IpAddr> {
     match &held.data {
         cni_nftables::ElementData::Values(values) => plan::as_address(values.first()?),
@@ -182,7 +182,7 @@ struct Found<'a> {
 
 impl Found<'_> {
     fn add(&mut self, map: Map, key: &[cni_nftables::Value]) -> Result<bool, Error> {
-        // A mapping may have been listed twice.
+        // The hints may name a mapping twice.
         if self.held.iter().any(|held| held.map == map && held.key == key) {
             return Ok(true);
         }
@@ -192,7 +192,7 @@ impl Found<'_> {
         Ok(there)
     }
 
-    /// The interval around a key, unless it was found around another one.
+    /// Adds the interval around a key, unless it is known already.
     fn add_around(&mut self, map: Option<Map>, key: &[cni_nftables::Value], port: u16) -> Result<(), Error> {
         let Some(map) = map else { return Ok(()) };
         let around = |held: &Held| {
@@ -211,8 +211,7 @@ impl Found<'_> {
     }
 }
 
-/// Takes away what belongs to attachments of a network that are not valid, and the shared chains
-/// that nothing leads to.
+/// Removes what belongs to invalid attachments of a network, and unused shared chains.
 pub(crate) fn retain(
     session: &Writer,
     network: &str,
@@ -229,18 +228,18 @@ pub(crate) fn retain(
                 owner.network_hash == network_hash && !valid.contains(&owner.attachment_hash)
             })
     };
-    // Also those that no element names, as after a flush of the ruleset.
+    // Also containers that no element names, as after a flush of the ruleset.
     session.observer().collect();
-    // One batch after another.
+    // Until nothing is left to remove.
     while session.transact(&operation, |generation| {
         match session.schema() {
             Ok(Some(schema::SCHEMA)) => {}
-            // No table, or one that was made by hand, has nothing of ours.
+            // A missing table, or one that was made by hand, has no element of ours.
             Ok(_) | Err(Error::ForeignTable { .. }) => return unchanged(false),
             Err(error) => return Err(error),
         }
         let mut held = session.dump(Map::all(), condemned)?;
-        // An attachment's elements go together, its entries last.
+        // An attachment's elements are removed together, its entries last.
         held.sort_by_key(|held| {
             (held.owner.as_ref().map(|owner| owner.attachment_hash), held.map == Map::Owners)
         });
@@ -272,7 +271,7 @@ fn entry_kind(held: &Held) -> u32 {
     }
 }
 
-/// Shared chains that no element leads to have their rules and no other use.
+/// Builds the removal of shared chains without a reference: the kernel counts their rules and nothing else.
 fn unused_chains(session: &Session) -> Result<Transaction, Error> {
     let mut batch = Transaction::new();
     for chain in session.chains()? {

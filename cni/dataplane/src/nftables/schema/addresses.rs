@@ -1,21 +1,21 @@
-//! The node's own addresses, on a node where others are local, too: see `service_links`.
+//! The sets of the node's own addresses, on a node where others are local, too: see `service_links`.
 //!
 //! ```text
-//! set   addresses4   { 192.0.2.1, 10.88.0.1 }     local by another link than that of the Services
+//! set   addresses4   { 192.0.2.1, 10.88.0.1 }     local by another link than the Services'
 //! chain addresses4   ip daddr 127.0.0.0/8 goto hostports4
 //!                    ip daddr @addresses4 goto hostports4
 //! ```
 //!
-//! The chains `prerouting` and `output` go here in place of `hostports4` and `hostports6`. An address that the engine
-//! adds later is in none of these sets, so that no one has to announce it. An address that the node gets
-//! is, from the next ADD or STATUS on.
+//! The chains `prerouting` and `output` go here in place of `hostports4` and `hostports6`. A Service's
+//! address that is added later is in no set, and needs no update. An address that the node gets is added by
+//! the next ADD or STATUS.
 
 use cni_nftables::{Chain, DataType, Set, Stmt};
 
 use super::base::{self, Fixed};
 use crate::AddressFamily;
 
-/// Name of the chain of a family, and of its set. The presence of the one for IPv4 says that the layout has them.
+/// Name of a family's chain and set. The layout has them if the chain for IPv4 exists.
 pub(crate) const fn name(family: AddressFamily) -> &'static str {
     match family {
         AddressFamily::V4 => "addresses4",
@@ -23,7 +23,7 @@ pub(crate) const fn name(family: AddressFamily) -> &'static str {
     }
 }
 
-/// The chain of a family.
+/// A family's chain.
 pub(crate) fn chain(family: AddressFamily) -> Fixed {
     let daddr = base::address_fields(family).1;
     let own = Stmt::in_set(&[daddr], name(family));
@@ -32,7 +32,7 @@ pub(crate) fn chain(family: AddressFamily) -> Fixed {
     Fixed { chain: Chain::new(&base::table(), name(family)), rules }
 }
 
-/// The set of a family, empty.
+/// A family's set, empty.
 pub(crate) fn set(family: AddressFamily) -> Set {
     let key = match family {
         AddressFamily::V4 => DataType::Ipv4Addr,

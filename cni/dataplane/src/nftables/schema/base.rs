@@ -1,4 +1,4 @@
-//! Names of the table, and the statements that its parts are made of.
+//! The table's name, and the statements that its parts share.
 
 use cni_nftables::{
     BaseChain, Chain, ChainKind, Cmp, Family, Field, Hook, Operand, Policy, Stmt, TableId, Value,
@@ -10,12 +10,12 @@ use crate::owned_table::Definition;
 
 /// Family and name, for messages.
 pub(crate) const TABLE: &str = "inet slipway";
-/// The layout that this version makes.
+/// The schema that this version makes.
 pub(crate) const SCHEMA: u32 = 2;
 /// The table.
 pub(crate) const DEFINITION: Definition =
     Definition { family: Family::Inet, name: "slipway", label: TABLE, schema: SCHEMA };
-/// The mark's bit for containers whose configuration names none: the reference plugin's own.
+/// The mark's bit for containers whose configuration names none: the reference plugin's.
 pub(crate) const DEFAULT_MARK_BIT: u8 = 13;
 /// Family and name of the table.
 pub(crate) fn table() -> TableId {
@@ -29,7 +29,7 @@ pub(super) fn digit(family: AddressFamily) -> char {
     }
 }
 
-/// The mark with this bit alone.
+/// The mark with only this bit.
 pub(crate) fn mark_bits(bit: u8) -> u32 {
     1u32.checked_shl(u32::from(bit)).unwrap_or(0)
 }
@@ -68,7 +68,7 @@ pub(crate) fn loopback(family: AddressFamily) -> Operand {
 /// The rules of a chain.
 pub(crate) type Rules = Vec<Vec<Stmt>>;
 
-/// A chain that is always there, with its rules.
+/// A chain that every table of a layout has, with its rules.
 #[derive(Debug, Clone)]
 pub(crate) struct Fixed {
     /// The chain.
@@ -92,7 +92,7 @@ impl Fixed {
     }
 }
 
-/// The chain that translates the destination, whatever the mark.
+/// The chain that translates the destination, regardless of the mark.
 pub(crate) fn translate_chain(family: AddressFamily) -> &'static str {
     match family {
         AddressFamily::V4 => "translate4",

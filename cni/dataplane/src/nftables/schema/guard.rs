@@ -1,4 +1,4 @@
-//! The chains that keep the node's loopback to the node.
+//! The rules that keep the node's loopback private.
 
 use cni_nftables::{Field, Operand, Stmt, Value, Verdict};
 
@@ -9,11 +9,11 @@ fn from_outside() -> Stmt {
     Stmt::ne(Field::Iifname, Value::Ifname("lo".to_owned()))
 }
 
-/// Nothing from or for 127/8 comes in on another interface than the loopback: `route_localnet`,
-/// which the node's own access to published ports needs, would let it in. Raw comes before any
-/// translation, so that replies, whose destination becomes 127.0.0.1 later, pass. The kernel itself
-/// drops ::1 from outside (`ip6_rcv_core`). Every packet comes by here: the address is compared first, which costs
-/// it less than its interface's name.
+/// Drops packets from or to 127/8 that come in by another interface than the loopback: `route_localnet`,
+/// which the node's own access to published ports needs, would let them in. The hook's priority is before any
+/// translation, so that replies pass whose destination becomes 127.0.0.1 later. The kernel itself drops ::1
+/// from outside (`ip6_rcv_core`). Every packet passes here, so the address is compared first: that is cheaper
+/// than the interface's name.
 pub(crate) fn arriving() -> Rules {
     [Field::IpDaddr, Field::IpSaddr]
         .map(|field| {
@@ -23,9 +23,10 @@ pub(crate) fn arriving() -> Rules {
         .to_vec()
 }
 
-/// The first packet of a connection that a map of ours has led to the node's loopback, or to a group. No ADD makes such
-/// an element; a hand may. The mark's bit and the state say that the translation was ours: that of another engine is its
-/// own affair. Of type nat and at the input hook, the chain sees nothing but first packets for the node.
+/// Drops the first packet of a connection that a map of ours has translated to the node's loopback or to a
+/// multicast group. No ADD makes such an element, but an administrator can. The mark's bit and the conntrack
+/// status show that the translation was ours; those of other engines are left alone. A chain of type nat at
+/// the input hook sees only the first packets to the node.
 pub(crate) fn translated() -> Rules {
     let rule = |family: AddressFamily| {
         let daddr = base::address_fields(family).1;

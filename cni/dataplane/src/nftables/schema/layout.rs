@@ -1,30 +1,30 @@
-//! The parts of the table that not every node has.
+//! The optional parts of the table.
 
 use crate::PortRange;
 
-/// What the table has beside its maps and what leads to them.
+/// The optional parts that a table has.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Layout {
-    /// What goes by the flowtable; none: everything goes through all chains.
+    /// The protocols of the flowtable; none: there is no flowtable.
     pub(crate) offloading: Option<Protocols>,
-    /// The ports that masquerade leaves to the BPF programs.
+    /// The source ports that masquerade reserves for the BPF programs.
     pub(crate) spared: Option<PortRange>,
-    /// True if published ports answer at the addresses in the table's sets alone, of all that are local.
+    /// True if published ports respond only at the addresses in the table's sets, of all that are local.
     pub(crate) addresses: bool,
 }
 
 /// The protocols that are offloaded.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Protocols {
-    /// TCP alone: where a flow that is offloaded cannot be cut, UDP clients would go on sending to a
-    /// container that is gone.
+    /// Only TCP: the kernel cannot remove offloaded flows, and UDP clients would keep sending to a container
+    /// that is gone.
     Tcp,
     /// Both.
     TcpAndUdp,
 }
 
 impl Protocols {
-    /// What a kernel can do: since Linux 6.4, ctnetlink deletes flows that are offloaded
+    /// The protocols for a kernel: since Linux 6.4, ctnetlink deletes offloaded flows
     /// (`ctnetlink_del_conntrack`).
     pub(crate) fn of(kernel: Kernel) -> Self {
         if kernel >= Kernel(6, 4) { Self::TcpAndUdp } else { Self::Tcp }
@@ -41,7 +41,7 @@ impl Kernel {
         Self::of_release(&release.unwrap_or_default())
     }
 
-    /// 0.0 if it is none.
+    /// Reads a release's text; 0.0 if it has no two numbers.
     pub(crate) fn of_release(release: &str) -> Self {
         let mut numbers = release.split(|c: char| !c.is_ascii_digit()).map(|word| word.parse::<u32>().ok());
         match (numbers.next().flatten(), numbers.next().flatten()) {
@@ -55,21 +55,22 @@ impl Kernel {
         self >= Self(5, 7)
     }
 
-    /// True if a flowtable that is there takes the flag: Linux 5.12. Before, the kernel ignores it without an error.
+    /// True if an existing flowtable takes the flag (Linux 5.12). Earlier kernels ignore it without an error.
     pub(crate) fn begins_to_count(self) -> bool {
         self >= Self(5, 12)
     }
 
-    /// Whether it looks through bridges, and takes no flow in whose container's link is not in the flowtable:
-    /// 7.2 does, 6.18 does not. From 6.17 on all links can be told of by the beginning of their names
-    /// (`NFTA_DEVICE_PREFIX`); only newer versions of nft can read that, so it is not said where it need not be.
+    /// True if the kernel looks through bridges and refuses flows whose container's link is not in the
+    /// flowtable: 7.2 does, 6.18 does not. Since 6.17 the kernel takes a prefix of links' names
+    /// (`NFTA_DEVICE_PREFIX`). Only newer versions of nft can read that, so it is used only where it is
+    /// needed.
     pub(crate) fn looks_through_bridges(self) -> bool {
         self >= Self(7, 0)
     }
 }
 
 impl Layout {
-    /// None of these.
+    /// No optional part.
     pub(crate) const PLAIN: Self = Self { offloading: None, spared: None, addresses: false };
 
     /// This with a flowtable, as this kernel can have it.

@@ -1,4 +1,4 @@
-//! The table: its maps, its chains, their rules and the names of them all.
+//! The table's definition: its maps, chains and rules, and their names.
 //!
 //! ```text
 //! map  hostports4       { inet_proto . inet_service             : ipv4_addr . inet_service }  wildcard host address
@@ -7,20 +7,20 @@
 //! map  hostip-ranges4   { ipv4_addr . inet_proto . inet_service : ipv4_addr }
 //! map  conditions4      { inet_proto . inet_service             : verdict }    keys of containers with a chain of their own
 //! map  hostip-conditions4 { ipv4_addr . inet_proto . inet_service : verdict }
-//! map  hairpin4         { ipv4_addr : verdict }  container → whom to masquerade on the way to it
+//! map  hairpin4         { ipv4_addr : verdict }  container → which sources to masquerade on the way to it
 //! map  masquerade4      { ipv4_addr : verdict }  container → its network's chain
 //!      … and the same with 6
 //! map  owners           { attachment's hash . kind : number of elements }
 //! ```
 //!
-//! Every key of a published port is in one of the first four maps, also those of containers with
-//! a chain of their own: these maps are where attachments compete, exclusively.
+//! Every key of a published port is in one of the first four maps, also those of containers with a chain of
+//! their own: attachments compete for ports there, by exclusive creation.
 //!
-//! The packet mark's bit remembers, from the translation of the destination to that of the source,
-//! that it was one of these maps that translated the destination: what another engine sent to
-//! the same container keeps its source. The bit is set before the lookup, as a `dnat` ends the
-//! chain, and cleared when nothing was found; postrouting clears it again. That chain runs just
-//! before the usual place for source NAT, so that nobody else's rules for the same bit see it.
+//! A bit of the packet mark is set from the translation of the destination to that of the source if one of
+//! these maps translated the destination: packets that another engine sends to the same container keep their
+//! source. The bit is set before the lookup, as a `dnat` ends the chain, and cleared if nothing was found;
+//! postrouting clears it again. That chain runs just before the usual priority of source NAT, so that no
+//! other rules for the same bit see it.
 
 pub(crate) mod addresses;
 mod base;
@@ -53,7 +53,7 @@ pub(crate) const KIND_MASQUERADE: u32 = 2;
 
 const OWN_CHAIN: &str = "container-";
 
-/// The chain that an attachment has for itself.
+/// The name of an attachment's own chain.
 pub(crate) fn own_chain(hash: &AttachmentHash, family: AddressFamily) -> String {
     format!("{OWN_CHAIN}{}-{}", crate::owner::hex(&hash.0), digit(family))
 }
@@ -73,7 +73,7 @@ pub(crate) enum Map {
     Conditions(AddressFamily),
     /// One host address → the container's own chain.
     HostIpConditions(AddressFamily),
-    /// Container address → whom to masquerade on the way to it.
+    /// Container address → which sources to masquerade on the way to it.
     Hairpin(AddressFamily),
     /// Container address → how to masquerade what comes from it.
     Masquerade(AddressFamily),
@@ -82,7 +82,7 @@ pub(crate) enum Map {
 }
 
 impl Map {
-    /// All of them, in the order that the bootstrap makes them in.
+    /// All, in the order of the bootstrap.
     pub(crate) fn all() -> impl Iterator<Item = Self> {
         let of = |f| {
             [
@@ -99,7 +99,7 @@ impl Map {
         AddressFamily::BOTH.into_iter().flat_map(of).chain([Self::Owners])
     }
 
-    /// The maps that mappings are in.
+    /// The maps of mappings.
     pub(crate) fn with_ports() -> impl Iterator<Item = Self> {
         Self::all().filter(|map| {
             matches!(map, Self::HostPorts(_) | Self::HostIps(_) | Self::Ranges(_) | Self::HostIpRanges(_))
@@ -117,8 +117,7 @@ impl Map {
         }
     }
 
-    /// The map in which the other kind of mapping (run for single port, single port for run)
-    /// could overlap with what is in this one.
+    /// The map whose mappings can overlap with this map's: runs for single ports, single ports for runs.
     pub(crate) fn counterpart(self) -> Option<Self> {
         match self {
             Self::HostPorts(f) => Some(Self::Ranges(f)),
@@ -137,7 +136,7 @@ impl Map {
         }
     }
 
-    /// Its family; none for the one map that has none.
+    /// Its address family; none for the map of owners.
     pub(crate) fn family(self) -> Option<AddressFamily> {
         match self {
             Self::HostPorts(f) | Self::HostIps(f) | Self::Ranges(f) | Self::HostIpRanges(f) => Some(f),
@@ -148,17 +147,17 @@ impl Map {
         }
     }
 
-    /// Whether its elements translate destinations, or lead to what does.
+    /// True if its elements translate destinations, or lead to chains that do.
     pub(crate) fn translates(self) -> bool {
         !matches!(self, Self::Hairpin(_) | Self::Masquerade(_) | Self::Owners)
     }
 
-    /// Which kind of an attachment's things its elements are.
+    /// The kind of its elements.
     pub(crate) fn kind(self) -> u32 {
         if matches!(self, Self::Masquerade(_)) { KIND_MASQUERADE } else { KIND_PORTS }
     }
 
-    /// Whether its keys are intervals.
+    /// True if its keys are intervals.
     pub(crate) fn intervals(self) -> bool {
         matches!(
             self,
@@ -218,7 +217,7 @@ impl Map {
 /// A regular chain that the elements of several attachments lead to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(crate) enum SharedChain {
-    /// Masquerades what leaves this network, multicast excepted.
+    /// Masquerades packets that leave this network, except to multicast groups.
     Masquerade {
         /// The network, its host bits zero.
         network: IpNet,
@@ -237,8 +236,8 @@ pub(crate) enum SharedChain {
         /// The mark's bit.
         bit: u8,
     },
-    /// Masquerades nobody, and clears the mark's bit all the same: other engines' rules, the
-    /// reference plugin's among them, may act on it.
+    /// Masquerades no source, but clears the mark's bit: rules of other engines, such as the reference
+    /// plugin's, may act on it.
     HairpinNone {
         /// The family, for the name alone.
         family: AddressFamily,
@@ -248,8 +247,8 @@ pub(crate) enum SharedChain {
 }
 
 impl SharedChain {
-    /// Its name, from which it can be made anew: colons, which nft's names cannot have, are
-    /// underscores.
+    /// Its name, from which the chain can be made again: underscores stand for colons, which nft's names
+    /// cannot have.
     pub(crate) fn name(&self) -> String {
         let word = |network: &IpNet| network.to_string().replace(':', "_");
         match self {
@@ -279,7 +278,7 @@ impl SharedChain {
         (chain.name() == name).then_some(chain)
     }
 
-    /// Its rules: as many in either layout.
+    /// Its rules: the same number in every layout.
     pub(crate) fn rules(&self, layout: Layout) -> Vec<Vec<Stmt>> {
         let masquerade = || Stmt::Masquerade(Default::default());
         match self {
@@ -311,7 +310,7 @@ impl SharedChain {
     }
 }
 
-/// Leaves the chain when the bit is not set, and clears it when it is.
+/// Leaves the chain if the bit is not set, else clears it.
 fn unless_marked(bit: u8, layout: Layout) -> Vec<Vec<Stmt>> {
     let bits = mark_bits(bit);
     let unset = Stmt::Masked {
@@ -328,13 +327,14 @@ fn family_of(network: &IpNet) -> AddressFamily {
     AddressFamily::of(network.addr())
 }
 
-/// The chains that are always there, those first that others lead to.
+/// The chains of a layout. A chain comes before those that lead to it.
 pub(crate) fn fixed_chains(layout: Layout) -> Vec<Fixed> {
     // `NF_IP_PRI_RAW`, `NF_IP_PRI_NAT_DST`, `NF_IP_PRI_NAT_SRC` (`linux/netfilter_ipv4.h`).
     const RAW: i32 = -300;
-    // Chains that translate are called in order of their priorities, in order of registration where these are equal,
-    // until one of them has translated (`nf_nat_inet_fn`). A Service of kube-proxy, whose chains are at -100, thus wins
-    // in any order of registration, as it does with the reference's rules, which are behind kube-proxy's in the same chain.
+    // Chains that translate are called in the order of their priorities, and of their registration where
+    // these are equal, until one has translated (`nf_nat_inet_fn`). So a Service of kube-proxy, whose chains
+    // are at -100, takes precedence in any order of registration. It does with the reference's rules, too,
+    // which are behind kube-proxy's in the same chain.
     const BEHIND_DSTNAT: i32 = -99;
     const BEFORE_SRCNAT: i32 = 99;
     let local = || AddressFamily::BOTH.map(|family| local_rule(family, layout)).to_vec();
@@ -368,7 +368,7 @@ fn nfproto(family: AddressFamily) -> Stmt {
     Stmt::eq(Field::NfProto, Value::NfProto(number))
 }
 
-/// Only what is addressed to the node is looked up, never what is merely forwarded.
+/// Looks up packets that are addressed to the node, and no forwarded ones.
 fn local_rule(family: AddressFamily, layout: Layout) -> Vec<Stmt> {
     let next = if layout.addresses { addresses::name(family) } else { hostports_chain(family) };
     vec![nfproto(family), Stmt::fib_daddr_local(), Stmt::goto(next)]
@@ -409,9 +409,9 @@ fn translate_wildcard(family: AddressFamily) -> [Vec<Stmt>; 2] {
     ]
 }
 
-/// A host address of a container's own chain, then any host address, then a wildcard one with an
-/// own chain, then any wildcard one. An own chain is entered by `goto`, so that a packet that does
-/// not meet its conditions ends there rather than in the lookups that follow.
+/// Looks up single host addresses with a container's own chain, all single host addresses, wildcards with an
+/// own chain, all wildcards. An own chain is entered by `goto`, so that a packet that does not meet its
+/// conditions ends there instead of in the following lookups.
 fn hostports_rules(family: AddressFamily) -> Vec<Vec<Stmt>> {
     let bits = mark_bits(DEFAULT_MARK_BIT);
     let mut rules = vec![vec![Stmt::vmap(&host_port_fields(family), Map::HostIpConditions(family).name())]];
@@ -423,9 +423,9 @@ fn hostports_rules(family: AddressFamily) -> Vec<Vec<Stmt>> {
     rules
 }
 
-/// The rules of a container's own chain. The default bit may have been set on the way here.
+/// The rules of a container's own chain. The default bit may be set already.
 ///
-/// With `spared`, the node's loopback is left alone but for these ports.
+/// With `spared`, the node's loopback is left alone, except for these ports.
 pub(crate) fn own_chain_rules(
     conditions: &[Stmt],
     spared: Option<&[HostPorts]>,
@@ -450,7 +450,7 @@ pub(crate) fn own_chain_rules(
     rules
 }
 
-/// What is addressed to these ports.
+/// Matches packets to these ports.
 fn addressed_to(host: &HostPorts) -> Vec<Stmt> {
     let (first, last) = (Value::Port(host.first), Value::Port(host.last));
     let ports = if host.len() > 1 { Operand::Range(first, last) } else { Operand::Value(first) };
@@ -491,12 +491,12 @@ pub(crate) fn bootstrap(layout: Layout) -> Transaction {
     batch
 }
 
-/// Makes the fixed chains what they should be, whatever they are, and the shared ones of these
-/// names. The maps keep their elements. A flowtable that the layout needs must be there.
+/// Rebuilds the fixed chains, and these shared ones. The maps keep their elements. The layout's flowtable
+/// must exist.
 pub(crate) fn repair(shared: &[SharedChain], layout: Layout) -> Transaction {
     let id = table();
     let mut batch = Transaction::new();
-    // Wakes it up. Should it be gone meanwhile, what is made in its place is whole.
+    // Clears the flag dormant. If the table was deleted concurrently, this makes a whole one.
     batch.add_table(Table::new(&id));
     batch.add_chain(Chain::new(&id, &marker(SCHEMA)));
     let fixed = fixed_chains(layout);
@@ -517,7 +517,7 @@ pub(crate) fn repair(shared: &[SharedChain], layout: Layout) -> Transaction {
     batch
 }
 
-/// Makes a shared chain; an error if it is there.
+/// Makes a shared chain; fails if it exists.
 pub(crate) fn add_shared(batch: &mut Transaction, chain: &SharedChain, layout: Layout) {
     batch.add_chain(Chain::new(&table(), &chain.name()).exclusive());
     add_rules(batch, &chain.name(), chain.rules(layout));
@@ -530,7 +530,7 @@ pub(crate) fn add_rules(batch: &mut Transaction, chain: &str, rules: Vec<Vec<Stm
     }
 }
 
-/// How many rules and references a fixed chain has at least when nobody has touched it.
+/// The least number of rules and references of an undamaged fixed chain.
 pub(crate) fn expected_use(name: &str, fixed: &[Fixed]) -> u32 {
     let rules = fixed.iter().filter(|f| f.chain.name == name).map(|f| f.rules.len()).sum::<usize>();
     let leads =
@@ -539,7 +539,7 @@ pub(crate) fn expected_use(name: &str, fixed: &[Fixed]) -> u32 {
     u32::try_from(rules + refs).unwrap_or(u32::MAX)
 }
 
-/// Replaces the marker of an older schema by ours. Fails as a whole if that marker is gone.
+/// Replaces the marker of an earlier schema by ours. The batch fails if that marker is missing.
 pub(crate) fn upgrade(found: u32) -> Transaction {
     let mut batch = Transaction::new();
     if found != SCHEMA {

@@ -1,4 +1,4 @@
-//! The ports that netfilter's masquerade leaves to the BPF programs'.
+//! The chain by which netfilter's masquerade avoids the BPF programs' source ports.
 //!
 //! ```text
 //! chain spare-ports   meta l4proto udp masquerade to :32768-60999
@@ -7,15 +7,15 @@
 //!                     masquerade
 //! ```
 //!
-//! An answer to one of these ports belongs to a conversation that the programs have. By itself netfilter keeps the
-//! port that the container chose, and takes any from 1024 on when that one is taken. So the chains `masquerade-…`
-//! go here in place of masquerading, while there are programs on the node: with as many rules as before, so that an
-//! earlier version of Slipway finds nothing wrong with them. The comment of this chain says which ports are spared; it
-//! outlives a flush of the rules.
+//! A reply to one of these ports belongs to a flow of the programs. By default netfilter keeps the port that
+//! the container chose, and takes any from 1024 on if that one is taken. So the chains `masquerade-…` go here
+//! in place of masquerading while there are programs on the node: with as many rules as before, so that an
+//! earlier version of Slipway sees no damage. The comment of this chain names the reserved ports; it survives
+//! a flush of the rules.
 //!
-//! UDP gets none of the ports below those that a node's sockets choose by themselves, which is where ports are
-//! published. To a program an answer to a published port would be the first word of a new client: unlike the rules
-//! here, it does not know which conversations netfilter has, and a datagram does not tell.
+//! UDP gets only ports from the node's ephemeral range on, as ports below it are published. A program would
+//! take a reply to a published port for the first datagram of a new client: it does not know the flows of
+//! netfilter, and a datagram does not show which it belongs to.
 
 use cni_nftables::{Chain, ChainInfo, Cmp, Field, Operand, PortChoice, Stmt, Value};
 
@@ -23,17 +23,18 @@ use super::base::{self, Fixed};
 use super::layout::Layout;
 use crate::PortRange;
 
-/// The chain's name. Its presence says that ports are spared.
+/// The chain's name. Ports are reserved if it exists.
 pub(crate) const CHAIN: &str = "spare-ports";
-/// What its comment begins with; the ports follow.
+/// Prefix of its comment; the ports follow.
 const COMMENT: &str = "masquerades with other ports than the programs': ";
-/// The first port that the kernel gives to who has not one below it (`nf_nat_l4proto_unique_tuple`).
+/// The first port that the kernel chooses for a flow whose own port is not below it
+/// (`nf_nat_l4proto_unique_tuple`).
 const FIRST: u16 = 1024;
-/// The first port that is not meant for services: where `net.ipv4.ip_local_port_range` begins by default. Who publishes
-/// ports from here on is warned by `slipway check-node`.
+/// The first port that is not meant for services: the default begin of `net.ipv4.ip_local_port_range`.
+/// `slipway check-node` warns of published ports from here on.
 const EPHEMERAL: u16 = 32768;
 
-/// What masquerades, at the end of a chain.
+/// The statement that masquerades, at the end of a chain.
 pub(crate) fn masquerade(layout: Layout) -> Stmt {
     match layout.spared {
         None => Stmt::Masquerade(PortChoice::Keep),
@@ -41,13 +42,13 @@ pub(crate) fn masquerade(layout: Layout) -> Stmt {
     }
 }
 
-/// The chain that spares these ports.
+/// The chain that avoids these ports.
 pub(crate) fn chain(spared: PortRange) -> Fixed {
     let chain = Chain::new(&base::table(), CHAIN).comment(&format!("{COMMENT}{spared}"));
     Fixed { chain, rules: rules(spared) }
 }
 
-/// The ports that a chain says that it spares.
+/// The reserved ports in a chain's comment.
 pub(crate) fn range_of(chain: &ChainInfo) -> Option<PortRange> {
     chain.comment.as_deref()?.strip_prefix(COMMENT)?.parse().ok()
 }
@@ -59,7 +60,7 @@ fn rules(spared: PortRange) -> Vec<Vec<Stmt>> {
     };
     let between = |(first, last)| Stmt::Masquerade(PortChoice::Between(first, last));
     let mut rules = Vec::new();
-    // Only what a program can mistake for its own: it knows TCP, UDP and the echoes of ICMP.
+    // Only protocols of the BPF programs: TCP, UDP and ICMP echo.
     if let Some(others) = others(spared, EPHEMERAL) {
         rules.push(vec![Stmt::eq(Field::L4Proto, Value::Proto(17)), between(others)]);
     }
@@ -75,8 +76,8 @@ fn rules(spared: PortRange) -> Vec<Vec<Stmt>> {
     rules
 }
 
-/// The ports from `first` on that are not spared: the larger part of them, as the kernel takes one range. None if
-/// there are none.
+/// The ports from `first` on that are not reserved: the larger part, as the kernel takes one range. None if
+/// all are reserved.
 fn others(spared: PortRange, first: u16) -> Option<(u16, u16)> {
     let below = (first, spared.first.saturating_sub(1));
     let above = (spared.last.saturating_add(1).max(first), u16::MAX);
@@ -111,7 +112,7 @@ mod tests {
     }
 
     #[test]
-    fn none_of_the_chosen_is_spared() {
+    fn none_of_the_chosen_is_reserved() {
         for (first, last) in [(1024, 1024), (1024, 65535), (65535, 65535), (30000, 40000), (61000, 65535)] {
             for from in [0, FIRST, EPHEMERAL] {
                 if let Some((low, high)) = others(range(first, last), from) {
