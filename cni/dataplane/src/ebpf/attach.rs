@@ -1,9 +1,9 @@
-//! Programs on interfaces: filters of tc below a `clsact` queueing discipline.
+//! Attaches programs to interfaces: filters of tc at a `clsact` queueing discipline, or tcx.
 //!
-//! clsact is there in every kernel from 4.5 on and is attached in under a millisecond by a program that is
-//! pinned already; tcx takes twenty times as long and needs Linux 6.6. But when an interface gets clsact, what it
-//! sends in that moment is lost: a container that is in use gets its program by tcx, where that is to be had and
-//! clsact is not there.
+//! clsact exists since Linux 4.5, and a filter with a pinned program is attached in under a millisecond; tcx
+//! takes twenty times as long and needs Linux 6.6. But an interface loses the packets that it sends while it
+//! gets clsact. So a container in use gets its program by tcx, if the kernel has tcx and the interface has no
+//! clsact yet.
 
 use std::os::fd::AsFd;
 use std::path::Path;
@@ -21,34 +21,34 @@ use slipway_ebpf_abi::maps;
 use super::error;
 use crate::Error;
 
-/// Priority of the filter: others may come before it and after it.
+/// Priority of the filter.
 pub(super) const PRIORITY: u16 = 0x534c;
-/// Handle of the filter at that priority: one of ours for each interface.
+/// Handle of the filter at that priority: one for each interface.
 const HANDLE: TcHandle = TcHandle::new(0, NUMBER);
 const NUMBER: u16 = 1;
 
-/// Whether an interface had our filter before.
+/// The state of an interface before an attachment.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Before {
-    /// It had none.
+    /// It had no program of ours.
     None,
-    /// It had one, which was replaced in one step: no packet has seen none.
+    /// It had a program of ours, which was replaced in one step: no packet passed without one.
     Replaced,
 }
 
-/// Whether an interface is in use.
+/// The use of an interface.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Use {
-    /// Not yet, or a packet that is lost is no matter.
+    /// Not in use yet, or packets may be lost.
     None,
-    /// It is: no packet is to be lost, if the kernel can do without.
+    /// In use: no packet is lost if the kernel has tcx.
     Busy,
 }
 
-/// Puts a pinned program on the way of what comes in at an interface.
+/// Attaches a pinned program to an interface's ingress.
 ///
 /// # Errors
-/// The interface is gone, or has another discipline in clsact's place.
+/// [`Error::Kernel`] if the interface is gone, or has another discipline in clsact's place.
 pub(super) fn attach(interface: &str, program: &Path, used: Use) -> Result<Before, Error> {
     let failed = |e: ProgramError| error::failed(format!("attach {} to {interface}", program.display()), e);
     let mut classifier = SchedClassifier::from_pin(program).map_err(failed)?;
@@ -62,7 +62,7 @@ pub(super) fn attach(interface: &str, program: &Path, used: Use) -> Result<Befor
         return Ok(Before::Replaced);
     }
     if used == Use::Busy {
-        // Where clsact is there already, nothing is lost.
+        // With clsact in place, no packet is lost.
         match attach_to_clsact(&mut classifier, interface) {
             Ok(before) => return Ok(before),
             Err(e) => log::debug!("{interface} has no clsact: {e}"),
@@ -82,11 +82,11 @@ pub(super) fn attach(interface: &str, program: &Path, used: Use) -> Result<Befor
     attach_to_clsact(&mut classifier, interface).map_err(failed)
 }
 
-/// Our program at this interface, if it was attached without a discipline, with the interface's number.
+/// Our program that is attached to an interface by tcx, with the interface's index.
 fn in_tcx(interface: &str) -> Option<(u32, ProgramInfo)> {
     const NAMES: [&str; 3] =
         [maps::programs::POD_INGRESS, maps::programs::UPLINK_INGRESS, maps::programs::UPLINK_L3];
-    // Before Linux 6.6 the kernel does not know the question.
+    // Fails before Linux 6.6.
     let (_, all) = SchedClassifier::query_tcx(interface, TcAttachType::Ingress).ok()?;
     let own = all.into_iter().find(|one| one.name_as_str().is_some_and(|name| NAMES.contains(&name)))?;
     Some((if_nametoindex(interface).ok()?, own))
@@ -106,16 +106,16 @@ fn attach_to_clsact(classifier: &mut SchedClassifier, interface: &str) -> Result
         }
         Err(e) => return Err(e),
     };
-    // Dropped, it would be detached: it is to stay when this process has ended.
+    // Dropping the link would detach the program, which has to outlive this process.
     std::mem::forget(classifier.take_link(link)?);
     Ok(before)
 }
 
-/// The number that the kernel has for our program at an interface, which is given by its number; none if it has none, or
-/// if there is no such interface. One question, a second one where a program is not below clsact.
+/// The ID of our program at an interface; none if there is no program or no interface. Costs one request, or
+/// two if the program is not at clsact.
 ///
 /// # Errors
-/// The kernel's own.
+/// [`Error::Kernel`] if the kernel refuses.
 pub(super) fn program_at(socket: &RouteSocket, index: u32) -> Result<Option<u32>, Error> {
     let failed = |e| Error::kernel(format!("look for the BPF program at interface {index}"), e);
     match socket.program_at(index, PRIORITY, u32::from(NUMBER)) {
@@ -131,12 +131,12 @@ pub(super) fn program_at(socket: &RouteSocket, index: u32) -> Result<Option<u32>
     }
 }
 
-/// The numbers of the maps that a program works with, by its number; none if it is gone.
+/// The IDs of a program's maps; none if the program is gone.
 ///
 /// # Errors
-/// The kernel's own.
+/// [`Error::Kernel`] if the kernel refuses.
 pub(super) fn maps_of(program: u32) -> Result<Vec<u32>, Error> {
-    // One may go while all are looked at.
+    // Programs may be unloaded while they are listed.
     let found = loaded_programs().filter_map(Result::ok).find(|one| one.id() == program);
     let maps = found.map(|found| found.map_ids()).transpose();
     Ok(maps
@@ -145,11 +145,10 @@ pub(super) fn maps_of(program: u32) -> Result<Vec<u32>, Error> {
         .unwrap_or_default())
 }
 
-/// Takes our filter away from an interface; says whether there was one. The discipline stays: others may use
-/// it, and it does nothing.
+/// Detaches our program from an interface; true if there was one. clsact stays: other filters may use it.
 ///
 /// # Errors
-/// The kernel's own.
+/// [`Error::Kernel`] if the kernel refuses.
 pub(super) fn detach(interface: &str) -> Result<bool, Error> {
     let gone = [Errno::ENOENT, Errno::EINVAL, Errno::ENODEV];
     if let Some((index, program)) = in_tcx(interface) {
@@ -167,7 +166,7 @@ pub(super) fn detach(interface: &str) -> Result<bool, Error> {
     }
 }
 
-/// Our filter, whether there is one or not.
+/// A handle of our filter, which may be missing.
 fn there(interface: &str) -> Result<SchedClassifierLink, Error> {
     SchedClassifierLink::attached(interface, TcAttachType::Ingress, PRIORITY, HANDLE, None)
         .map_err(|e| Error::kernel(format!("find interface {interface}"), e))

@@ -1,8 +1,8 @@
 //! Programs at the node's own sockets, attached to a control group.
 //!
-//! They act for every process below the control group, in whatever network namespace it is, and look
-//! themselves whether it is the node's. What holds one in place is a pinned link, in a folder beside the
-//! program that is named after the control group: it is gone when the pin is.
+//! They run for every process in the control group, in any network namespace, and check themselves that it is
+//! the node's. A pinned link keeps each attached, in a folder next to the program that is named after the
+//! control group. Removing the pin detaches the program.
 
 use std::fs::{self, File};
 use std::os::unix::fs::MetadataExt;
@@ -17,32 +17,32 @@ use nix::sys::statfs::{CGROUP2_SUPER_MAGIC, statfs};
 use super::pins;
 use crate::Error;
 
-/// Which control group the programs at sockets are attached to.
+/// The control group for the programs at sockets.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub enum ControlGroup {
-    /// The root of version 2, wherever it is mounted.
+    /// The root of version 2, at its usual mount points.
     #[default]
     Found,
-    /// The one with this path.
+    /// The control group at this path.
     At(PathBuf),
-    /// None: nftables serves the node's own sockets.
+    /// No control group: nftables serves the node's own sockets.
     Off,
 }
 
-/// What has become of the programs at sockets.
+/// The state of the programs at sockets.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Sockets {
-    /// They are attached to this control group.
+    /// Attached to this control group.
     At(PathBuf),
-    /// They are not, and why; nftables serves the node's own sockets.
+    /// Not attached, with the reason: nftables serves the node's own sockets.
     Not(String),
 }
 
-/// Where version 2 is mounted: alone, or beside version 1 (systemd's hybrid layout).
+/// Mount points of version 2: alone, or next to version 1 (systemd's hybrid layout).
 const PLACES: [&str; 2] = ["/sys/fs/cgroup", "/sys/fs/cgroup/unified"];
-/// How the folders of links begin; the inode of the control group follows.
+/// Prefix of the folders of links; the inode of the control group follows.
 const LINKS: &str = "sockets-";
-/// The programs, by their names in the object, and where each is attached.
+/// The programs by their names in the object, and their attachment points.
 const HOOKS: [(&str, Hook); 8] = [
     ("connect4", Hook::Connect4),
     ("connect6", Hook::Connect6),
@@ -69,7 +69,7 @@ impl Group {
         Ok(Self { path: path.to_owned(), directory, id })
     }
 
-    /// The control group that is wanted; none if none is.
+    /// Finds the wanted control group; none if it is switched off.
     fn find(wanted: &ControlGroup) -> Result<Option<Self>, Error> {
         let is_group =
             |path: &Path| statfs(path).is_ok_and(|found| found.filesystem_type() == CGROUP2_SUPER_MAGIC);
@@ -93,11 +93,11 @@ impl Group {
     }
 }
 
-/// Attaches the programs of a folder to the control group that is wanted, and to no other. Those that are
-/// attached there stay: where both an older version's and this one's are, whichever comes first translates.
+/// Attaches the programs of a folder to the wanted control group, and detaches them from others. Programs of
+/// another version stay: the first one that runs translates.
 ///
 /// # Errors
-/// There is no such control group, or the kernel refuses a program there.
+/// [`Error::NoEbpf`] without such a control group, [`Error::Kernel`] if the kernel refuses a program.
 pub(super) fn attach(programs: &Path, wanted: &ControlGroup) -> Result<(), Error> {
     let group = match Group::find(wanted) {
         Ok(Some(group)) => group,
@@ -125,19 +125,19 @@ fn attach_one(program: &Path, hook: Hook, group: &Group, pin: &Path) -> Result<(
         Error::kernel(format!("attach {} to {}", program.display(), group.path.display()), e)
     };
     let mut program = CgroupSockAddr::from_pin(program, hook).map_err(|e| failed(e.into()))?;
-    // A link takes no such mode: it never excludes other programs, and others do not exclude it.
+    // A link ignores the mode: it neither excludes other programs nor is excluded by them.
     let id = program.attach(&group.directory, CgroupAttachMode::Single).map_err(|e| failed(e.into()))?;
     let link = program.take_link(id).map_err(|e| failed(e.into()))?;
     let link = FdLink::try_from(link).map_err(|e| failed(e.into()))?;
     match link.pin(pin) {
         Ok(_) => Ok(()),
-        // Another process was there first; this link goes with this process.
+        // Another process was faster; this link ends with this process.
         Err(PinError::SyscallError(e)) if e.io_error.kind() == std::io::ErrorKind::AlreadyExists => Ok(()),
         Err(e) => Err(failed(e.into())),
     }
 }
 
-/// Detaches this folder's programs from all control groups but one.
+/// Detaches this folder's programs from all control groups except one.
 fn forget_others(programs: &Path, kept: Option<&Path>) {
     let entries = fs::read_dir(programs).into_iter().flatten().filter_map(Result::ok);
     let links = entries.filter(|entry| entry.file_name().to_string_lossy().starts_with(LINKS));
@@ -148,7 +148,7 @@ fn forget_others(programs: &Path, kept: Option<&Path>) {
     }
 }
 
-/// Whether the programs of a folder are attached as wanted.
+/// Looks if the programs of a folder are attached to the wanted control group.
 pub(super) fn state(programs: &Path, wanted: &ControlGroup) -> Sockets {
     match Group::find(wanted) {
         Ok(None) => Sockets::Not("switched off in /etc/cni/slipway.json".to_owned()),
@@ -162,7 +162,9 @@ pub(super) fn state(programs: &Path, wanted: &ControlGroup) -> Sockets {
                 Sockets::At(group.path)
             } else {
                 let path = group.path.display();
-                Sockets::Not(format!("not attached to {path}: `slipway node setup` does it, or says why not"))
+                Sockets::Not(format!(
+                    "not attached to {path}: `slipway node setup` attaches them or prints why it cannot"
+                ))
             }
         }
     }

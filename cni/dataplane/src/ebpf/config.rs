@@ -1,4 +1,4 @@
-//! The settings that the BPF programs read, and whether the programs are this network namespace's.
+//! The settings that the BPF programs read, and the network namespace that the programs serve.
 
 use std::path::PathBuf;
 
@@ -8,7 +8,7 @@ use super::pins::Pins;
 use super::{netns_cookie, object, tables};
 use crate::{Error, PortRange};
 
-/// The programs that this binary has.
+/// The BPF programs of this binary.
 pub(super) fn programs_of_this_binary() -> Result<&'static [u8], Error> {
     object().ok_or_else(|| Error::NoEbpf("this binary was built without the BPF programs".to_owned()))
 }
@@ -22,22 +22,22 @@ pub(super) fn is_set_up(pins: &Pins) -> bool {
     configured(pins).is_ok_and(|config| config.version == VERSION)
 }
 
-/// Whether the programs are those of this network namespace: in another one, with the same BPF file system, no link of
-/// a container is to be found. Where the kernel does not tell, it is taken for this one.
+/// True if the programs serve this network namespace. Others may share the BPF file system. Where the kernel
+/// does not return a namespace's cookie, the programs are taken for this one's.
 pub(super) fn is_at_home(pins: &Pins) -> bool {
     refuse_abroad(pins).is_ok()
 }
 
-/// The maps, if there are any and they are this network namespace's.
+/// The pins, if they exist and belong to this network namespace.
 pub(super) fn at_home() -> Option<Pins> {
     Pins::find().filter(is_at_home)
 }
 
-/// Refuses what is not for those to do who are not [at home](is_at_home): the maps name links by their numbers, and
-/// containers by their addresses, and both are something else here.
+/// Refuses to work from another network namespace than the one that the programs serve: the maps name links
+/// by index and containers by address, which identify other objects there.
 ///
 /// # Errors
-/// [`Error::NoEbpf`] with what can be done.
+/// [`Error::NoEbpf`] with a remedy.
 pub(super) fn refuse_abroad(pins: &Pins) -> Result<(), Error> {
     configured(pins).map_or(Ok(()), |config| refuse_another(&config))
 }
@@ -54,7 +54,7 @@ pub(super) fn refuse_another(config: &Config) -> Result<(), Error> {
     )))
 }
 
-/// Why the programs are not this network namespace's; none if they are, or there are none.
+/// The error if the programs serve another network namespace; none if there are no programs.
 #[must_use]
 pub fn served_abroad() -> Option<Error> {
     Pins::find().and_then(|pins| refuse_abroad(&pins).err())
@@ -64,7 +64,8 @@ pub(super) fn without_masquerade(config: Config) -> Config {
     Config { masquerade_first: u16::MAX, masquerade_last: 0, ..config }
 }
 
-/// True if the programs know the node's addresses, without which they translate nothing that is addressed to it.
+/// True if the programs know the node's addresses, without which they translate nothing that is addressed to
+/// it.
 pub(super) fn knows_addresses(pins: &Pins) -> Result<bool, Error> {
     let (v4, v6) = tables::locals(pins)?;
     Ok(!v4.all()?.is_empty() || !v6.all()?.is_empty())

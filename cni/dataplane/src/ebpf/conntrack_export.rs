@@ -1,8 +1,8 @@
-//! Conversations of the programs that netfilter goes on with.
+//! Exports flows of the programs to conntrack, which translates their later packets.
 //!
-//! The containers are held first, so that nothing begins with the programs any more. What they have is put into
-//! conntrack with its translation; then the containers are taken from the maps, in one step each, which ends all
-//! their flows for the programs: the next packet is conntrack's.
+//! The containers are held first, so that no new flow begins with the programs. Their flows are inserted into
+//! conntrack with their translation. Then each container is removed from the maps in one step, which ends its
+//! flows for the programs: the next packet is conntrack's.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -18,17 +18,17 @@ use super::pods::{self, Pods};
 use super::tables::Tables;
 use crate::Error;
 
-/// What became of the conversations.
+/// The result of an export.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct Handed {
-    /// How many conntrack has now.
+    /// Number of flows that conntrack has taken.
     pub(crate) count: usize,
-    /// Those that it has not, each with the container's address and the reason: they end.
+    /// Flows that it refused, which end: the container's address, and the flow with the reason.
     pub(crate) lost: Vec<(IpAddr, String)>,
 }
 
 impl Handed {
-    /// How many of a container with these addresses were lost and which, if any.
+    /// Describes the refused flows of a container with these addresses, if any.
     pub(crate) fn complaint(&self, addresses: &[IpNet]) -> Option<String> {
         const SHOWN: usize = 3;
         let is_own =
@@ -39,18 +39,18 @@ impl Handed {
         }
         let shown = own.get(..SHOWN).unwrap_or(&own).join(", ");
         let more = if own.len() > SHOWN { ", …" } else { "" };
-        Some(format!("{} of its conversations could not be given to conntrack: {shown}{more}", own.len()))
+        Some(format!("conntrack refused {} of its flows: {shown}{more}", own.len()))
     }
 }
 
-/// Which conversation.
+/// A flow's protocol and the ends of its first packet.
 type Name = (u8, Ends);
 
-/// Hands the conversations of containers over to conntrack, and has the programs forget the containers, but for
-/// their ports and addresses, which lead nowhere from then on.
+/// Exports the flows of containers, and removes the containers from the maps. Their ports and addresses stay
+/// and lead nowhere.
 ///
 /// # Errors
-/// The maps cannot be read or written; the containers stay held, and a further call goes on.
+/// [`Error::Kernel`] if a map cannot be read or written. The containers stay held; another call continues.
 pub(super) fn hand_over(pins: &Pins, tables: &mut Tables, pods: &Pods) -> Result<Handed, Error> {
     let mut handed = Handed::default();
     if pods.is_empty() {
@@ -59,31 +59,31 @@ pub(super) fn hand_over(pins: &Pins, tables: &mut Tables, pods: &Pods) -> Result
     for pod in pods {
         pods::hold(tables, (*pod.0, *pod.1))?;
     }
-    // Packets that a program has seen before are through.
+    // After this, packets that a program handled before are through.
     wait_for_packets();
-    let mut told: BTreeMap<Name, State> = BTreeMap::new();
-    tell(pins, pods, &mut told, &mut handed)?;
-    handed.count = told.len();
+    let mut inserted: BTreeMap<Name, State> = BTreeMap::new();
+    insert(pins, pods, &mut inserted, &mut handed)?;
+    handed.count = inserted.len();
     for (link, generation) in pods {
         tables.forget_pod(*link, *generation)?;
     }
-    // Some may have ended between the two: conntrack would keep them for days.
-    tell(pins, pods, &mut told, &mut handed)?;
+    // A connection may have ended since the first pass: conntrack would keep it for days.
+    insert(pins, pods, &mut inserted, &mut handed)?;
     Ok(handed)
 }
 
-/// Tells conntrack of the conversations, except for those that it was told of in the same state.
-fn tell(
+/// Inserts flows into conntrack, except those that were inserted in the same state.
+fn insert(
     pins: &Pins,
     pods: &Pods,
-    told: &mut BTreeMap<Name, State>,
+    inserted: &mut BTreeMap<Name, State>,
     handed: &mut Handed,
 ) -> Result<(), Error> {
     let clock = Clock::read(pins)?;
     let mut conntrack = None;
     for flow in flows::served(pins, &clock, pods)? {
         let name = (flow.protocol, flow.first.before);
-        let again = told.get(&name).copied();
+        let again = inserted.get(&name).copied();
         let goes_on = |state| matches!(state, State::Established | State::Stream | State::Replied);
         if again.is_some_and(|before| before == flow.state || goes_on(flow.state)) {
             continue;
@@ -96,13 +96,13 @@ fn tell(
             }
         };
         match conntrack.insert(&as_new(&flow, &clock)) {
-            Ok(()) => drop(told.insert(name, flow.state)),
+            Ok(()) => drop(inserted.insert(name, flow.state)),
             Err(error) if again.is_none() => {
                 let (from, to) = flow.first.before;
                 let what = format!("{from} to {to} (protocol {}): {error}", flow.protocol);
                 handed.lost.push((flow.container, what));
             }
-            Err(error) => log::warn!("tell conntrack that a connection has ended: {error}"),
+            Err(error) => log::warn!("update an ended connection in conntrack: {error}"),
         }
     }
     Ok(())

@@ -1,5 +1,5 @@
-//! Conversations that netfilter has with a container before the programs serve it: they are noted in the maps of
-//! flows, so that the programs leave them to the stack for their whole life.
+//! Imports flows from conntrack: those that a container has before the programs serve it. They are written to
+//! the maps of flows, so that the programs leave them to netfilter for their whole life.
 
 use std::collections::BTreeMap;
 use std::hash::Hash;
@@ -20,12 +20,12 @@ use super::tables::{Table, Tables};
 use crate::Error;
 use crate::nftables::conntrack::flow_count;
 
-/// Notes what conntrack has with these containers, which are held. Returns how many conversations there were.
+/// Imports the flows of these containers, which are held. Returns their number.
 ///
 /// # Errors
-/// Conntrack cannot be read, or the maps not be written.
+/// [`Error::Kernel`] if conntrack cannot be read, or a map cannot be written.
 pub(super) fn note(pins: &Pins, pods: &[Adopted]) -> Result<usize, Error> {
-    // Packets that have passed a program before it knew of a container are in conntrack after this.
+    // After this, packets that passed a program before it knew the container are in conntrack.
     wait_for_packets();
     if flow_count() == Some(0) {
         return Ok(0);
@@ -38,7 +38,7 @@ pub(super) fn note(pins: &Pins, pods: &[Adopted]) -> Result<usize, Error> {
     let clock = Clock::read(pins)?;
     let (mut v4, mut v6) = (Book::<Addr4>::open(pins)?, Book::<Addr6>::open(pins)?);
     for flow in &found {
-        // A container may talk to another one by a published port: it is in the flow twice.
+        // Both ends may be containers, if one uses a published port of the other.
         for (side, address) in [(SIDE_POD, flow.original.source), (SIDE_UPLINK, flow.reply.source)] {
             let Some(pod) = of.get(&address) else { continue };
             match address {
@@ -50,18 +50,18 @@ pub(super) fn note(pins: &Pins, pods: &[Adopted]) -> Result<usize, Error> {
     Ok(found.len())
 }
 
-/// Notes what conntrack has with a container that is held, and sets it free.
+/// Imports the flows of a held container, and releases it.
 pub(super) fn release(pins: &Pins, tables: &mut Tables, pod: &Adopted) -> Result<(), Error> {
     if !pod.is_held {
         return Ok(());
     }
     note(pins, std::slice::from_ref(pod))?;
-    pods::free(tables, pod)
+    pods::release(tables, pod)
 }
 
-/// The conversations with one of these addresses.
+/// Reads conntrack's flows from or to these addresses.
 fn known(of: &BTreeMap<IpAddr, (u32, u32)>) -> Result<Vec<conntrack::Flow>, Error> {
-    let failed = |e| Error::kernel("ask conntrack for conversations of containers", e);
+    let failed = |e| Error::kernel("list the flows of containers", e);
     let everything = Filter {
         family: FlowFamily::Both,
         protocol: None,
@@ -84,7 +84,7 @@ fn known(of: &BTreeMap<IpAddr, (u32, u32)>) -> Result<Vec<conntrack::Flow>, Erro
 trait Address: Copy + Default {
     /// The address, if it is of this family.
     fn of(address: IpAddr) -> Option<Self>;
-    /// The maps of established flows and of embryos.
+    /// The maps of established and of half-open flows.
     const MAPS: (&'static str, &'static str);
 }
 
@@ -146,7 +146,8 @@ where
                 });
             }
         }
-        // What conntrack knows of it is of before, or of a packet that the programs gave to the stack.
+        // The programs translate this flow. conntrack has it from an earlier time, or by a packet that a
+        // program left to it.
         if served {
             return Ok(());
         }
@@ -155,7 +156,7 @@ where
                 self.flows.put(key, half)?;
                 self.embryos.remove(&key)?;
             } else {
-                // A dead half in the one map would have the programs remove a live one in the other, too.
+                // The programs would remove this direction with a dead one in the other map.
                 self.flows.remove(&key)?;
                 self.embryos.put(key, half)?;
             }
@@ -164,7 +165,7 @@ where
     }
 }
 
-/// A half with its key, and whether it goes to the established flows.
+/// A direction with its key, and its map.
 #[derive(Debug)]
 struct One<A> {
     key: FlowKey<A>,
@@ -172,8 +173,8 @@ struct One<A> {
     is_established: bool,
 }
 
-/// The half of a conversation that its first packet belongs to, as the program on that side sees it. None for what
-/// the programs leave alone in any case.
+/// The direction of a flow's first packet, as the program on that side sees it. None for protocols that the
+/// programs never handle.
 fn half<A: Address>(flow: &conntrack::Flow, side: u8, (pod, generation): (u32, u32)) -> Option<One<A>> {
     let (original, reply) = (&flow.original, &flow.reply);
     let (state, is_established) = stands(flow)?;
@@ -188,7 +189,7 @@ fn half<A: Address>(flow: &conntrack::Flow, side: u8, (pod, generation): (u32, u
     };
     let published = if side == SIDE_UPLINK && flow.is_dnat() { PUBLISHED } else { 0 };
     let half = Flow {
-        // Answers tell what became of the first packet's ends.
+        // The reply tuple shows the translation of the first packet.
         source: A::of(reply.destination)?,
         destination: A::of(reply.source)?,
         source_port: Port::new(reply.destination_port),
@@ -204,7 +205,7 @@ fn half<A: Address>(flow: &conntrack::Flow, side: u8, (pod, generation): (u32, u
     Some(One { key, half, is_established })
 }
 
-/// Where a conversation stands, and whether it is an established one.
+/// A flow's state, and true if it is established.
 fn stands(flow: &conntrack::Flow) -> Option<(State, bool)> {
     let has = |bit| flow.status & bit != 0;
     match flow.original.protocol {
@@ -246,7 +247,7 @@ mod tests {
     const POD: (u32, u32) = (7, 99);
 
     #[test]
-    fn a_conversation_with_a_port_has_the_two_halves_that_the_programs_would_look_for() {
+    fn a_flow_to_a_port_has_the_two_directions_that_the_programs_look_up() {
         let original = tuple(("192.0.2.9", 40000), ("192.0.2.2", 8080), 17);
         let reply = tuple(("10.0.0.5", 80), ("192.0.2.9", 40000), 17);
         let status = conntrack::Flow::ANSWERED | conntrack::Flow::ASSURED | 32;
@@ -264,7 +265,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_masqueraded_is_found_from_both_sides() {
+    fn a_masqueraded_flow_is_found_from_both_sides() {
         let original = tuple(("fd00::5", 50000), ("2001:db8::1", 443), 6);
         let reply = tuple(("2001:db8::1", 443), ("2001:db8::2", 50001), 6);
         for (tcp, state, established) in
@@ -280,7 +281,7 @@ mod tests {
     }
 
     #[test]
-    fn a_question_that_was_answered_is_no_stream() {
+    fn a_single_request_and_reply_is_no_stream() {
         let of = |protocol, status| {
             let original = tuple(("10.0.0.5", 40000), ("192.0.2.9", 53), protocol);
             let one = half::<Addr4>(&flow(original, original.reversed(), status, None), SIDE_POD, POD);
@@ -292,7 +293,7 @@ mod tests {
     }
 
     #[test]
-    fn other_protocols_are_not_noted() {
+    fn other_protocols_are_not_imported() {
         let original = tuple(("10.0.0.5", 0), ("192.0.2.9", 0), 132);
         assert!(half::<Addr4>(&flow(original, original.reversed(), 0, None), SIDE_POD, POD).is_none());
     }

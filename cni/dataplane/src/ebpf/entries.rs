@@ -1,5 +1,5 @@
-//! What the programs are told of containers: written after the nftables elements that hold the ownership,
-//! removed before they are.
+//! The entries of containers in the BPF maps: written after the nftables elements that hold the ownership,
+//! removed before them.
 
 use std::fmt;
 use std::net::IpAddr;
@@ -9,7 +9,7 @@ use slipway_ebpf_abi::{HELD, LEFT, MASQUERADED, Pod, PodAddress, SPARES_LOOPBACK
 
 use super::pins::Pins;
 use super::pods::{Hold, Pods, adopt, host_end};
-use super::tables::{NOBODY, Published, Tables, Target};
+use super::tables::{Published, RESERVED, Tables, Target};
 use super::{config, conntrack_import, links, other_versions};
 use crate::observer::{Entry, RulesetObserver};
 use crate::owner::AttachmentHash;
@@ -18,11 +18,11 @@ use crate::{
     PortRequest, Protocol, PublishedPort, Snat, Withdrawal,
 };
 
-/// The most ports of one container that are put into the maps, one by one. A longer run is a single element
-/// for nftables, which serves it.
+/// Most ports of one container in the maps, which have one entry per port. nftables serves a longer run by a
+/// single element.
 pub(super) const MANY: usize = 4096;
 
-/// Why a container is left to nftables although this backend was asked for.
+/// The reason why nftables serves a container although the eBPF backend was chosen.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Left {
     /// `conditionsV4` or `conditionsV6`.
@@ -33,15 +33,15 @@ pub enum Left {
     MasqueradeAll,
     /// `snat: false`.
     NoMasquerade,
-    /// More ports than the maps are meant for.
+    /// More than 4,096 ports.
     ManyPorts,
     /// The container's interface is no veth.
     NoVeth,
-    /// Its rate is limited, or it is kept apart from others.
+    /// Its rate is limited, or the firewall plugin isolates it.
     Pod,
     /// All its ports are of SCTP.
     Sctp,
-    /// Its network namespace is not known, and it cannot be found by its addresses.
+    /// Its network namespace is unknown, and its link cannot be found by its addresses.
     Nowhere,
 }
 
@@ -61,7 +61,7 @@ impl fmt::Display for Left {
     }
 }
 
-/// Why a request is left to nftables for good; none: the programs can serve it.
+/// The reason why the programs can never serve a request; none if they can.
 pub(super) fn unserved(request: &PortRequest) -> Option<Left> {
     let ports = request.ports.iter().map(|port| port.host.len()).sum::<usize>();
     match request {
@@ -74,12 +74,12 @@ pub(super) fn unserved(request: &PortRequest) -> Option<Left> {
     }
 }
 
-/// Whether a mapping is for the programs: SCTP is not.
+/// True if the programs can serve a mapping: they do not know SCTP.
 pub(super) fn is_served(host: &HostPorts) -> bool {
     host.protocol != Protocol::Sctp
 }
 
-/// What the programs are told of a mapping of this container.
+/// The map entry of a mapping.
 pub(super) fn target(request: &PortRequest, port: &PublishedPort, pod: (u32, u32), to: u16) -> Target {
     let spares = request.loopback == Loopback::Spared && matches!(port.host.address, HostAddress::Any(_));
     let flags = if spares { SPARES_LOOPBACK } else { 0 };
@@ -93,10 +93,10 @@ pub(super) fn single(port: &PublishedPort) -> impl Iterator<Item = (Published, u
     host.ports().map(move |number| (one(number), to.wrapping_add(number.wrapping_sub(host.first))))
 }
 
-/// Has the programs serve a container's ports.
+/// Writes a container's ports to the maps. Returns the reason if the programs cannot serve them.
 ///
 /// # Errors
-/// The kernel's own; what was written is taken back.
+/// [`Error::Kernel`] or [`Error::NoEbpf`]; written entries are removed.
 pub(super) fn publish(pins: &Pins, request: &PortRequest) -> Result<Option<Left>, Error> {
     let Some((link, inside)) = host_end(&request.netns, request.attachment.ifname())? else {
         reserve_ports(&mut Tables::open(pins)?, request)?;
@@ -126,10 +126,10 @@ pub(super) fn publish(pins: &Pins, request: &PortRequest) -> Result<Option<Left>
     Ok(None)
 }
 
-/// Has the programs masquerade a container's addresses.
+/// Has the programs masquerade a container's addresses. Returns the reason if they cannot.
 ///
 /// # Errors
-/// The kernel's own.
+/// [`Error::Kernel`] or [`Error::NoEbpf`].
 pub(super) fn masquerade(pins: &Pins, request: &MasqueradeRequest) -> Result<Option<Left>, Error> {
     let Some((link, inside)) = host_end(&request.netns, request.attachment.ifname())? else {
         return Ok(Some(Left::NoVeth));
@@ -141,13 +141,13 @@ pub(super) fn masquerade(pins: &Pins, request: &MasqueradeRequest) -> Result<Opt
     Ok(None)
 }
 
-/// Leaves a container to nftables as a whole, by the number of the host's end of its links: its rate is about to be
-/// limited. Its conversations that the programs have end.
+/// Leaves a container to nftables, by the index of its link's host end: its rate is about to be limited. Its
+/// flows that the programs translate end.
 pub fn leave_link(index: u32) {
     leave(|tables| leave_one(tables, index));
 }
 
-/// The same by its addresses: it is to be kept apart from others.
+/// Leaves a container to nftables, by its addresses: the firewall plugin is about to isolate it.
 pub fn leave_addresses(addresses: impl IntoIterator<Item = IpAddr>) {
     leave(|tables| {
         addresses.into_iter().try_for_each(|address| match tables.address(address)? {
@@ -161,7 +161,8 @@ fn leave_one(tables: &mut Tables, index: u32) -> Result<(), Error> {
     tables.change_pod(index, |known| known.map(|pod| Pod { flags: pod.flags | LEFT, ..pod }))
 }
 
-/// The BPF programs as observer of the ruleset. A node without programs pays one system call for each announcement.
+/// The BPF programs as observer of the ruleset. A node without programs pays one system call for each
+/// announcement.
 #[derive(Debug)]
 pub(crate) struct Programs;
 
@@ -174,17 +175,17 @@ impl RulesetObserver for Programs {
         leave(|tables| {
             let mut known = Vec::new();
             for entry in entries {
-                know(tables, &entry, &mut known)?;
+                read_entries(tables, &entry, &mut known)?;
             }
             if known.is_empty() || !is_unchanged()? {
                 return Ok(());
             }
-            known.iter().try_for_each(|one| forget_one(tables, one))
+            known.iter().try_for_each(|one| remove_entry(tables, one))
         });
     }
 
     fn nothing_held(&self, withdrawal: &Withdrawal<'_>) {
-        forget_unheld(withdrawal);
+        remove_unheld(withdrawal);
     }
 
     fn collect(&self) {
@@ -196,9 +197,9 @@ impl RulesetObserver for Programs {
     }
 }
 
-/// Makes the programs forget what is an attachment's although no element says so, as after a flush of the ruleset: what
-/// the hints lead to, if its link is gone or is the attachment's own.
-fn forget_unheld(withdrawal: &Withdrawal<'_>) {
+/// Removes entries that the hints lead to although the attachment has no element, as after a flush of the
+/// ruleset: if the container's link is gone or names the attachment as its owner.
+fn remove_unheld(withdrawal: &Withdrawal<'_>) {
     if withdrawal.ports.is_empty() && withdrawal.addresses.is_empty() {
         return;
     }
@@ -208,7 +209,7 @@ fn forget_unheld(withdrawal: &Withdrawal<'_>) {
         for host in ports.filter(|host| is_served(host) && host.len() <= MANY) {
             for port in host.ports() {
                 let published = Published { host: host.address, protocol: host.protocol, port };
-                let found = tables.port(&published)?.filter(|found| found.pod != NOBODY);
+                let found = tables.port(&published)?.filter(|found| found.pod != RESERVED);
                 known.extend(found.map(|found| Known::Port(published, found)));
             }
         }
@@ -223,14 +224,14 @@ fn forget_unheld(withdrawal: &Withdrawal<'_>) {
         let own = AttachmentHash::of(withdrawal.attachment);
         for one in known {
             if is_gone_or_of(tables, one.pod(), own)? {
-                forget_one(tables, &one)?;
+                remove_entry(tables, &one)?;
             }
         }
         Ok(())
     });
 }
 
-/// Whether a pod's link is gone, or names this attachment as its owner.
+/// True if a pod's link is gone, or names this attachment as its owner.
 fn is_gone_or_of(tables: &Tables, pod: (u32, u32), own: AttachmentHash) -> Result<bool, Error> {
     if !tables.is_alive(pod)? {
         return Ok(true);
@@ -243,8 +244,8 @@ fn is_gone_or_of(tables: &Tables, pod: (u32, u32), own: AttachmentHash) -> Resul
     }
 }
 
-/// Takes away containers whose link is gone, and ports and addresses of containers that are unknown: a container is told
-/// before they are.
+/// Removes pods whose link is gone, and ports and addresses of unknown pods: a pod is written before its
+/// ports and addresses.
 fn sweep(tables: &mut Tables) -> Result<(), Error> {
     let failed = |e| Error::kernel("look for the links of containers", e);
     let socket = RouteSocket::open().map_err(failed)?;
@@ -258,18 +259,18 @@ fn sweep(tables: &mut Tables) -> Result<(), Error> {
     tables.remove_unowned()
 }
 
-/// Leaves a container to nftables as a whole: an earlier ADD may have asked for the programs. They see no packet of
-/// what comes to its ports in, so that they would take its datagrams in answer for conversations of its own, and
+/// Leaves a container to nftables: an earlier ADD may have chosen the eBPF backend. The programs do not see
+/// the requests to its ports then: they would take its replies over UDP for flows that it begins, and
 /// masquerade them.
 pub(crate) fn leave_ports(request: &PortRequest) {
     leave(|tables| {
         reserve_ports(tables, request)?;
-        request.networks.iter().try_for_each(|network| forget_address(tables, network.addr(), MASQUERADED))
+        request.networks.iter().try_for_each(|network| remove_address_of(tables, network.addr(), MASQUERADED))
     });
 }
 
-/// Keeps the ports of a container that nftables serves from being taken for those of another one: a mapping
-/// of that one for all addresses must not get what is for one address of this one.
+/// Reserves the ports of a container that nftables serves: another container's mapping of all addresses must
+/// not get packets to a single address of this one.
 fn reserve_ports(tables: &mut Tables, request: &PortRequest) -> Result<(), Error> {
     request.ports.iter().try_for_each(|port| {
         single(port).filter(|_| is_served(&port.host)).try_for_each(|(published, _)| {
@@ -281,12 +282,13 @@ fn reserve_ports(tables: &mut Tables, request: &PortRequest) -> Result<(), Error
     })
 }
 
-/// Takes ports from these containers. They are told to be nobody's, which CHECK takes for what it is: somebody has
-/// left them to nftables.
+/// Turns the ports of these containers into reserved ones, which CHECK accepts as left to nftables.
 pub(super) fn withdraw_ports(tables: &mut Tables, request: &PortRequest, pods: &Pods) -> Result<(), Error> {
     for port in request.ports.iter().filter(|port| is_served(&port.host) && port.host.len() <= MANY) {
         for (published, _) in single(port) {
-            let Some(found) = tables.port(&published)?.filter(|found| found.pod != NOBODY) else { continue };
+            let Some(found) = tables.port(&published)?.filter(|found| found.pod != RESERVED) else {
+                continue;
+            };
             let is_theirs = pods.get(&found.pod) == Some(&found.generation);
             let is_alive = |pod: Pod| pod.generation == found.generation;
             if is_theirs || !tables.pods.get(&found.pod)?.is_some_and(is_alive) {
@@ -302,16 +304,16 @@ fn reserve(tables: &mut Tables, port: &PublishedPort, published: &Published) -> 
 }
 
 fn nobody(port: &PublishedPort) -> Target {
-    Target { pod: NOBODY, generation: 0, address: port.container, port: 0, flags: 0 }
+    Target { pod: RESERVED, generation: 0, address: port.container, port: 0, flags: 0 }
 }
 
-/// Names the programs as those who serve what they have been told of, of what nftables has.
+/// Sets the backend of listed ports to eBPF where the programs serve them.
 ///
 /// # Errors
-/// The maps cannot be read.
+/// [`Error::Kernel`] if the maps cannot be read.
 pub(crate) fn name_served(all: &mut [Listed]) -> Result<(), Error> {
     let Some(pins) = config::at_home() else { return Ok(()) };
-    // Beside an engine that translates Services, nftables serves what is addressed to the node.
+    // Next to an engine that translates Services, nftables serves packets to the node.
     if !config::knows_addresses(&pins)? {
         return Ok(());
     }
@@ -327,10 +329,10 @@ pub(crate) fn name_served(all: &mut [Listed]) -> Result<(), Error> {
     Ok(())
 }
 
-/// The same for all that others serve when the programs are set up.
+/// Reserves the ports of single addresses that other backends serve when the programs are set up.
 ///
 /// # Errors
-/// The kernel's own.
+/// [`Error::Kernel`] if a map cannot be written.
 pub(super) fn reserve_all(pins: &Pins, ports: &[PublishedPort]) -> Result<(), Error> {
     let mut tables = Tables::open(pins)?;
     let of_one = |port: &&PublishedPort| {
@@ -338,28 +340,28 @@ pub(super) fn reserve_all(pins: &Pins, ports: &[PublishedPort]) -> Result<(), Er
     };
     for port in ports.iter().filter(of_one) {
         for (published, _) in single(port) {
-            // Its container's ADD may be about to tell of it, between a look and a write.
+            // Only if there is no entry: the ADD of its container may write it concurrently.
             tables.put_new_port(&published, &nobody(port))?;
         }
     }
     Ok(())
 }
 
-/// Leaves the masquerade to nftables.
+/// Leaves a container's masquerade to nftables.
 pub(crate) fn leave_masquerade(request: &MasqueradeRequest) {
     leave(|tables| {
         let mut addresses = request.addresses.iter();
-        addresses.try_for_each(|network| forget_address(tables, network.addr(), MASQUERADED))
+        addresses.try_for_each(|network| remove_address_of(tables, network.addr(), MASQUERADED))
     });
 }
 
-/// Tells the programs, if there are any, and if they are this network namespace's: to those of another one nothing here
-/// is known, and what has the same number or address there is somebody else's.
+/// Changes the maps, if there are programs and they serve this network namespace: in another one, the same
+/// index or address identifies another container. A failure is logged.
 fn leave(work: impl FnOnce(&mut Tables) -> Result<(), Error>) {
     let Some(pins) = Pins::find() else {
-        // Programs whose maps this version cannot write to would go on as if nothing had changed.
+        // Programs whose maps this version cannot write would keep serving what is removed.
         if let Err(error) = other_versions::give_up_others() {
-            log::warn!("take away the BPF programs of another version: {error}");
+            log::warn!("remove the BPF programs of another version: {error}");
         }
         return;
     };
@@ -367,21 +369,21 @@ fn leave(work: impl FnOnce(&mut Tables) -> Result<(), Error>) {
         return;
     }
     if let Err(error) = Tables::open(&pins).and_then(|mut tables| work(&mut tables)) {
-        log::warn!("forget a container in the BPF maps: {error}");
+        log::warn!("remove a container from the BPF maps: {error}");
     }
 }
 
-/// What the programs were found to know.
+/// An entry as it was read.
 #[derive(Debug, Clone, Copy)]
 enum Known {
-    /// A port, and where it led to.
+    /// A port and its target.
     Port(Published, Target),
-    /// A container's address, and what of its flags is to go with it.
+    /// A container's address, its entry, and the flag that is being removed.
     Address(IpAddr, PodAddress, u32),
 }
 
 impl Known {
-    /// Whose it is: link and generation.
+    /// The pod.
     fn pod(&self) -> (u32, u32) {
         match self {
             Self::Port(_, target) => (target.pod, target.generation),
@@ -390,8 +392,8 @@ impl Known {
     }
 }
 
-/// What the programs know of an element.
-fn know(tables: &Tables, entry: &Entry, known: &mut Vec<Known>) -> Result<(), Error> {
+/// Reads the entries of an element.
+fn read_entries(tables: &Tables, entry: &Entry, known: &mut Vec<Known>) -> Result<(), Error> {
     let mut address = |address, going| -> Result<(), Error> {
         let entry = tables.address(address)?;
         known.extend(entry.map(|entry| Known::Address(address, entry, going)));
@@ -410,23 +412,23 @@ fn know(tables: &Tables, entry: &Entry, known: &mut Vec<Known>) -> Result<(), Er
     }
 }
 
-/// Forgets it, if it is still what it was.
-fn forget_one(tables: &mut Tables, known: &Known) -> Result<(), Error> {
+/// Removes an entry if it has not changed.
+fn remove_entry(tables: &mut Tables, known: &Known) -> Result<(), Error> {
     match *known {
         Known::Port(published, target) => tables.remove_port_if(&published, &target),
         Known::Address(address, entry, going) => {
             let is_same = |now: &PodAddress| (now.pod, now.generation) == (entry.pod, entry.generation);
             if tables.address(address)?.as_ref().is_some_and(is_same) {
-                forget_address(tables, address, going)?;
+                remove_address_of(tables, address, going)?;
             }
             Ok(())
         }
     }
 }
 
-/// Forgets a container with its address, unless something else is known of the address than what goes now:
-/// a container without published ports may still be masqueraded.
-fn forget_address(tables: &mut Tables, address: IpAddr, going: u32) -> Result<(), Error> {
+/// Removes an address with its pod, unless the address has another flag than the one that is being removed: a
+/// container without published ports may still be masqueraded.
+fn remove_address_of(tables: &mut Tables, address: IpAddr, going: u32) -> Result<(), Error> {
     let Some(entry) = tables.address(address)? else { return Ok(()) };
     if entry.flags & !going != 0 {
         return Ok(());
@@ -435,7 +437,7 @@ fn forget_address(tables: &mut Tables, address: IpAddr, going: u32) -> Result<()
     tables.remove_address(address).map(|_| ())
 }
 
-/// Compares what the programs know with what a request asks for.
+/// Compares the maps with a request.
 ///
 /// # Errors
 /// [`Error::Missing`] with the first difference.
@@ -449,7 +451,7 @@ pub(super) fn check_ports(pins: &Pins, request: &PortRequest) -> Result<(), Erro
             let missing = |what: &str| Err(Error::Missing(format!("{name} {what} in the BPF maps")));
             match tables.port(&published)? {
                 None => return missing("is missing"),
-                Some(Target { pod: NOBODY, .. }) => {}
+                Some(Target { pod: RESERVED, .. }) => {}
                 Some(found) if found != target(request, port, (found.pod, found.generation), to) => {
                     return missing("leads elsewhere");
                 }
@@ -464,7 +466,7 @@ pub(super) fn check_ports(pins: &Pins, request: &PortRequest) -> Result<(), Erro
     Ok(())
 }
 
-/// Compares what the programs know with what a request asks for.
+/// Compares the maps with a request.
 ///
 /// # Errors
 /// [`Error::Missing`] with the first difference.
@@ -473,7 +475,7 @@ pub(super) fn check_masquerade(pins: &Pins, request: &MasqueradeRequest) -> Resu
     links::check(pins, &link)?;
     let tables = Tables::open(pins)?;
     for network in &request.addresses {
-        // None: it was left to nftables as a whole.
+        // Without an entry, the container is left to nftables.
         if tables.address(network.addr())?.is_some_and(|entry| entry.flags & MASQUERADED == 0) {
             let address = network.addr();
             return Err(Error::Missing(format!("masquerade of {address} is missing in the BPF maps")));

@@ -1,4 +1,4 @@
-//! What the kernel said when it refused something about BPF, for people.
+//! Errors of bpf(2) as text for people.
 
 use std::io;
 
@@ -14,22 +14,22 @@ pub(super) fn failed(
     Error::kernel(operation, text(&error))
 }
 
-/// What an error and those behind it say, and where to look.
+/// The text of an error and its sources, with a hint.
 pub(super) fn text(error: &(dyn std::error::Error + 'static)) -> String {
     with_hint(whole(error), os_error(error))
 }
 
-/// The number of the kernel's own error at the end of a chain of errors.
+/// The kernel's error number at the end of a chain of errors.
 fn os_error(error: &(dyn std::error::Error + 'static)) -> Option<Errno> {
     let own = error.downcast_ref::<io::Error>().and_then(io::Error::raw_os_error);
     match (own, error.source()) {
         (Some(number), _) => Some(Errno::from_raw(number)),
-        (None, Some(behind)) => os_error(behind),
+        (None, Some(source)) => os_error(source),
         (None, None) => None,
     }
 }
 
-/// Says where to look when the kernel forbids BPF as such, which it does with one word.
+/// Adds a hint if the kernel forbids bpf(2) as such, which a bare error number does not explain.
 fn with_hint(text: String, error: Option<Errno>) -> String {
     let hint = match error {
         Some(Errno::EPERM | Errno::EACCES) => {
@@ -42,16 +42,16 @@ fn with_hint(text: String, error: Option<Errno>) -> String {
     format!("{text} ({hint})")
 }
 
-/// What an error and those behind it say: at the end is what the kernel said.
+/// Joins the texts of an error and its sources; the last one is the kernel's.
 fn whole(error: &dyn std::error::Error) -> String {
     let mut text = error.to_string();
-    let mut behind = error.source();
-    while let Some(cause) = behind {
-        let said = cause.to_string();
-        if !text.contains(&said) {
-            text = format!("{text}: {said}");
+    let mut source = error.source();
+    while let Some(cause) = source {
+        let cause_text = cause.to_string();
+        if !text.contains(&cause_text) {
+            text = format!("{text}: {cause_text}");
         }
-        behind = cause.source();
+        source = cause.source();
     }
     text
 }
@@ -61,7 +61,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_behind_an_error_is_said_once() {
+    fn the_kernels_error_is_printed_once() {
         let wrapped = |number: Errno| {
             let io_error = io::Error::from_raw_os_error(number as i32);
             aya::maps::MapError::SyscallError(aya::sys::SyscallError { call: "bpf", io_error })

@@ -1,4 +1,4 @@
-//! The conversations that the programs know: both halves of each, and whose it is.
+//! Lists the flows of the programs: both directions of each, and its owner.
 
 use std::collections::BTreeMap;
 use std::hash::Hash;
@@ -19,59 +19,60 @@ use super::tables::Table;
 use crate::nftables;
 use crate::{BackendName, Error, HostAddress, Listed, Owner, Traffic};
 
-/// Who serves a conversation, and why.
+/// The plane that serves a flow.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Plane {
-    /// The programs: it came to a published port.
+    /// The programs: it goes to a published port.
     Published,
-    /// The programs: a container began it, and is masqueraded.
+    /// The programs: a container began it and is masqueraded.
     Masqueraded,
-    /// The kernel's stack, nftables included, for its whole life.
+    /// The kernel's stack with netfilter, for the flow's whole life.
     Left(Reason),
 }
 
-/// Source and destination of a packet. Of an ICMP echo, the identifier stands for the port of who asks, 0 for the other.
+/// Source and destination of a packet. For an ICMP echo, the port of the requester is the identifier, the
+/// other one 0.
 pub type Ends = (SocketAddr, SocketAddr);
 
-/// One direction of a conversation.
+/// One direction of a flow.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Direction {
-    /// As its packets come.
+    /// Ends of its packets as they arrive.
     pub before: Ends,
-    /// What the programs make of them.
+    /// Ends of its packets after translation.
     pub after: Ends,
-    /// How many there were, and their bytes with the link layer's header; none: the map has lost this half, and the next packet
-    /// of either direction puts it back.
+    /// Number of packets, and of bytes with the link layer's header; none if this direction was evicted from
+    /// the map. The next packet of either direction adds it again.
     pub counted: Option<(u64, u64)>,
 }
 
-/// A conversation.
+/// A flow.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct KnownFlow {
     /// IP protocol number.
     pub protocol: u8,
-    /// Where it stands.
+    /// Its state.
     pub state: State,
-    /// Whether both sides have taken part.
+    /// True if both sides have sent packets.
     pub is_established: bool,
-    /// Who serves it.
+    /// The plane that serves it.
     pub plane: Plane,
     /// The direction of its first packet.
     pub first: Direction,
-    /// The other one; none if only the stack knows what its packets look like.
+    /// The direction of the replies; none if only the kernel's stack knows their ends.
     pub answers: Option<Direction>,
-    /// For how long there was no packet, in steps of a second or so.
+    /// Time since the last packet, in steps of about a second.
     pub idle: Duration,
     /// The container's address.
     pub container: IpAddr,
-    /// Whose it is, if that is known.
+    /// Its owner, if known.
     pub owner: Option<Owner>,
 }
 
-/// The conversations that are alive, those of one container after another; none where no programs are set up.
+/// Lists the live flows by container; none if no programs are set up.
 ///
 /// # Errors
-/// The maps cannot be read.
+/// [`Error::Kernel`] if the maps cannot be read.
 pub fn flows() -> Result<Vec<KnownFlow>, Error> {
     let Some(pins) = Pins::find() else { return Ok(Vec::new()) };
     let owners = match nftables::addresses() {
@@ -93,10 +94,10 @@ pub fn flows() -> Result<Vec<KnownFlow>, Error> {
     Ok(all)
 }
 
-/// The conversations of these containers that the programs serve.
+/// Lists the flows of these containers that the programs translate.
 ///
 /// # Errors
-/// The maps cannot be read.
+/// [`Error::Kernel`] if the maps cannot be read.
 pub(super) fn served(pins: &Pins, clock: &Clock, pods: &Pods) -> Result<Vec<KnownFlow>, Error> {
     let mut all = read(pins, clock, |link, generation| pods.get(&link) == Some(&generation))?;
     all.retain(|flow| !matches!(flow.plane, Plane::Left(_)));
@@ -120,7 +121,7 @@ fn read(
     Ok(all)
 }
 
-/// Adds the conversations that the programs serve to those that conntrack knows.
+/// Adds the programs' flows to conntrack's.
 ///
 /// # Errors
 /// As [`flows`].
@@ -153,7 +154,7 @@ fn goes_through(flow: &KnownFlow, listed: &Listed) -> bool {
         }
 }
 
-/// The time, and how long the programs keep what is silent.
+/// The time, and the timeouts of flows.
 pub(super) struct Clock {
     /// In ticks.
     pub(super) now: u32,
@@ -161,37 +162,37 @@ pub(super) struct Clock {
 }
 
 impl Clock {
-    /// This moment.
+    /// Reads both.
     ///
     /// # Errors
-    /// The settings cannot be read.
+    /// [`Error::Kernel`] if the settings cannot be read.
     pub(super) fn read(pins: &Pins) -> Result<Self, Error> {
         Ok(Self { now: now(), config: config::configured(pins)? })
     }
 
-    /// For how long a conversation stays if there is no further packet.
+    /// Time until a flow without further packets ends.
     pub(super) fn left(&self, flow: &KnownFlow) -> Duration {
         let timeout = self.config.timeouts.get(flow.state as usize).copied().unwrap_or_default();
         Duration::from_nanos(u64::from(timeout) << TICK_SHIFT).saturating_sub(flow.idle)
     }
 
-    /// For how long, if its time is not over.
+    /// Time since the last packet of a direction; none if its timeout is over.
     pub(super) fn idle<A>(&self, flow: &Flow<A>) -> Option<Duration> {
-        // A packet may have come since.
+        // A packet may have arrived after the clock was read.
         let ticks = self.now.saturating_sub(flow.last_seen);
         let timeout = self.config.timeouts.get(usize::from(flow.timed_as()))?;
         (ticks <= *timeout).then(|| Duration::from_nanos(u64::from(ticks) << TICK_SHIFT))
     }
 }
 
-/// The clock of the flows.
+/// The programs' clock.
 fn now() -> u32 {
     let Ok(now) = clock_gettime(ClockId::CLOCK_MONOTONIC) else { return 0 };
     let ticks = Duration::from(now).as_nanos() >> TICK_SHIFT;
     u32::try_from(ticks).unwrap_or(u32::MAX)
 }
 
-/// The most elements that are read of one map.
+/// Most elements that are read of one map.
 const MOST: usize = 1 << 22;
 
 type Halves<A> = BTreeMap<FlowKey<A>, Flow<A>>;
@@ -216,7 +217,7 @@ fn pairs<A: Ord + Copy + Into<IpAddr>>(
         let other_key = half.other_key(key);
         let other = halves.get(&other_key).filter(|_| !is_lone);
         let is_first = half.flags & ORIGINAL != 0;
-        // Of two halves, the one of the first packet stands for both.
+        // Two directions are one flow, listed by that of the first packet.
         if !is_first && other.is_some() || !is_there(half.pod, half.generation) {
             return None;
         }
@@ -306,7 +307,7 @@ mod tests {
     }
 
     #[test]
-    fn two_halves_are_one_flow() {
+    fn two_directions_are_one_flow() {
         let (key, half) = published();
         let other = Flow { packets: 2, bytes: 200, ..half.other_half(&key) };
         let halves = Halves::from([(key, half), (half.other_key(&key), other)]);
@@ -322,7 +323,7 @@ mod tests {
     }
 
     #[test]
-    fn a_half_that_was_evicted_is_told_from_the_other_one() {
+    fn an_evicted_direction_is_derived_from_the_other_one() {
         let (key, half) = published();
         let whole = known(&Halves::from([(key, half), (half.other_key(&key), half.other_half(&key))]));
         for (key, half) in [(key, half), (half.other_key(&key), half.other_half(&key))] {
@@ -334,7 +335,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_over_is_not_there() {
+    fn ended_flows_are_not_listed() {
         let (key, half) = published();
         let of_another = Flow { generation: 2, ..half };
         let silent = Flow { state: State::TimeWait as u8, last_seen: 1, ..half };
@@ -349,7 +350,7 @@ mod tests {
     }
 
     #[test]
-    fn a_lone_half_is_one_direction() {
+    fn a_one_sided_flow_has_one_direction() {
         let (mut key, half) = published();
         key.side = SIDE_POD;
         let half = Flow { action: 0, reason: Reason::Mtu as u8, flags: ORIGINAL | LONE, ..half };

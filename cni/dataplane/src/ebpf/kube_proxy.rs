@@ -1,10 +1,10 @@
-//! Engines that translate destinations on their way through netfilter: kube-proxy's Services.
+//! Detects engines that translate destinations in netfilter, such as kube-proxy's Services.
 //!
-//! A BPF program sees a packet before they do. At a container's link it cannot know that the destination is a Service's,
-//! and would masquerade the packet and send it past them; at an uplink, and at a socket of the node, it cannot know that
-//! an address of the node is a Service's, too, at a published port. So on a node with such an engine both are left to
-//! nftables, which has its place behind these engines: all that the programs translate there is what the node's own
-//! sockets send to the loopback.
+//! A BPF program handles a packet before they do. At a container's link it cannot know that the destination
+//! is a Service's: it would masquerade the packet and bypass them. At an uplink, and at a socket of the node,
+//! it cannot know that an address of the node is a Service's, too, at a published port. So on a node with
+//! such an engine both are left to nftables, whose chains run after these engines'. The programs translate
+//! only packets of the node's own sockets to the loopback there.
 
 use cni_nftables::{ChainInfo, ChainKind, Family, Hook, TableId};
 
@@ -17,11 +17,12 @@ use crate::{nftables, service_links};
 const CHAIN: &str = "KUBE-SERVICES";
 /// Its table in the mode `nftables`.
 const TABLE: &str = "kube-proxy";
-/// Tables whose rules at this hook are about addresses of the node, which no program takes from a container: ours, those
-/// of the iptables tools (but for kube-proxy's chain), of podman and of the reference plugins.
+/// Tables whose rules at this hook are about addresses of the node, to which no program sends a container's
+/// packets: ours, those of the iptables tools (except kube-proxy's chain), of podman and of the reference
+/// plugins.
 const LOCAL: [&str; 4] = ["slipway", "nat", "netavark", "cni_hostport"];
 
-/// kube-proxy or kube-router, if it is here: some reads by name. Of the legacy tables, the one for NAT is read as a whole.
+/// Looks for kube-proxy or kube-router by some reads by name. Of the legacy tables, `nat` is read as a whole.
 pub(super) fn kube_proxy() -> Option<String> {
     let links = RouteSocket::open().and_then(|socket| service_links::present(&socket)).unwrap_or_default();
     if let Some(link) = links.first() {
@@ -38,7 +39,7 @@ pub(super) fn kube_proxy() -> Option<String> {
     found.then(|| format!("kube-proxy has chain {CHAIN}"))
 }
 
-/// Any such engine: all chains of nf_tables are read.
+/// Looks for any such engine: reads all chains of nf_tables.
 pub(super) fn engine() -> Option<String> {
     kube_proxy().or_else(|| {
         let chains = nftables::socket().ok().flatten()?.all_chains().ok()?;

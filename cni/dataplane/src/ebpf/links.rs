@@ -1,8 +1,8 @@
-//! The programs' places: uplinks, and the host's ends of containers' links.
+//! The programs at interfaces: at uplinks, and at the host ends of containers' links.
 //!
-//! A pod's packet is masqueraded by a program only if the uplink that it leaves by is known with an address, and then
-//! nobody but the program at that uplink can undo it. So the address is told when the program is there, and taken back
-//! before it goes: without, netfilter has the conversations.
+//! A program masquerades a pod's packet only if the map has the packet's uplink with an address. Only the
+//! program at that uplink can translate the reply. So the address is written after that program is attached,
+//! and removed before it is detached: without an address, netfilter masquerades.
 
 use std::path::Path;
 
@@ -16,18 +16,18 @@ use super::tables::{self, Table, Tables};
 use super::uplinks::{self, Surroundings};
 use crate::Error;
 
-/// An interface that has to have a program and has none.
+/// An interface without the program that it needs.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Without {
     /// Its name.
     pub name: String,
-    /// Why, as far as that can be told.
+    /// The reason, if known.
     pub why: String,
 }
 
-const MEND: &str = "`slipway node setup` attaches it, or says why not";
+const FIX: &str = "`slipway node setup` attaches it or prints why it cannot";
 
-/// Whether its packets begin with an Ethernet header.
+/// True if an uplink's packets begin with an Ethernet header.
 pub(super) fn is_ethernet(uplink: &Uplink) -> bool {
     uplink.flags & UPLINK_ETHERNET != 0
 }
@@ -36,24 +36,24 @@ fn socket() -> Result<RouteSocket, Error> {
     RouteSocket::open().map_err(|e| Error::kernel("reach rtnetlink", e))
 }
 
-/// Gives the uplinks their program and tells the programs of them; lets go of those that are none any more. Returns
-/// those that could not be given one.
+/// Attaches the programs to the uplinks and writes the uplinks to the map; removes former uplinks. Returns
+/// the uplinks to which no program could be attached.
 ///
 /// # Errors
-/// The maps cannot be read or written.
+/// [`Error::Kernel`] if the map cannot be read or written.
 pub(super) fn settle(pins: &Pins, folder: &Path, around: &Surroundings) -> Result<Vec<Without>, Error> {
     let mut table = tables::uplinks(pins)?;
     let mut left = Vec::new();
     for (index, uplink) in table.all()? {
         if !around.uplinks.contains_key(&index) {
-            let_go(&mut table, index, uplink)?;
+            remove_uplink(&mut table, index, uplink)?;
         }
     }
     for (index, (name, uplink)) in &around.uplinks {
         if table.get(index)?.is_none() {
             table.put(*index, without_address(*uplink))?;
         }
-        // Or else its packets begin with the IP header.
+        // Without Ethernet, packets begin with the IP header.
         let program =
             if is_ethernet(uplink) { maps::programs::UPLINK_INGRESS } else { maps::programs::UPLINK_L3 };
         match attach::attach(name, &folder.join(program), Use::None) {
@@ -61,7 +61,7 @@ pub(super) fn settle(pins: &Pins, folder: &Path, around: &Surroundings) -> Resul
             Err(error) => {
                 log::warn!("{name} is left to nftables: {error}");
                 left.push(Without { name: name.clone(), why: error.to_string() });
-                let_go(&mut table, *index, *uplink)?;
+                remove_uplink(&mut table, *index, *uplink)?;
             }
         }
     }
@@ -72,9 +72,9 @@ fn without_address(uplink: Uplink) -> Uplink {
     Uplink { address4: Addr4::default(), address6: Addr6::default(), ..uplink }
 }
 
-/// Has the programs forget an uplink. It stays known without an address where its program does not go: with a program
-/// and unknown, it would let in what gets no answer.
-fn let_go(table: &mut Table<u32, Uplink>, index: u32, uplink: Uplink) -> Result<(), Error> {
+/// Removes an uplink. If its program cannot be detached, it stays in the map without an address: a program at
+/// an unknown uplink would let in packets whose replies it does not translate.
+fn remove_uplink(table: &mut Table<u32, Uplink>, index: u32, uplink: Uplink) -> Result<(), Error> {
     table.put(index, without_address(uplink))?;
     match detach_index(index) {
         Ok(_) => table.remove(&index).map(drop),
@@ -85,20 +85,20 @@ fn let_go(table: &mut Table<u32, Uplink>, index: u32, uplink: Uplink) -> Result<
     }
 }
 
-/// Has the programs masquerade nothing that begins from now on.
+/// Stops the programs from masquerading new flows.
 ///
 /// # Errors
-/// The map cannot be read or written.
+/// [`Error::Kernel`] if the map cannot be read or written.
 pub(super) fn withhold_addresses(pins: &Pins) -> Result<(), Error> {
     let mut table = tables::uplinks(pins)?;
     table.all()?.into_iter().try_for_each(|(index, uplink)| table.put(index, without_address(uplink)))
 }
 
-/// The names of uplinks whose program works with maps that are not pinned where this process looks: another one has
-/// pinned them in its mount namespace.
+/// The names of uplinks whose program has maps that are not pinned in this mount namespace: another process
+/// has pinned them in its own.
 ///
 /// # Errors
-/// The kernel cannot be asked.
+/// [`Error::Kernel`] if interfaces or programs cannot be read.
 pub(super) fn served_from_elsewhere(around: &Surroundings) -> Result<Vec<String>, Error> {
     let socket = socket()?;
     let (mut known, mut found) = (None, Vec::new());
@@ -106,7 +106,7 @@ pub(super) fn served_from_elsewhere(around: &Surroundings) -> Result<Vec<String>
         let Some(id) = attach::program_at(&socket, *index)? else { continue };
         let maps = attach::maps_of(id)?;
         let known = known.get_or_insert_with(Pins::map_ids);
-        // One that is gone meanwhile has none.
+        // A program that was detached concurrently has no maps.
         if !maps.is_empty() && maps.iter().all(|map| !known.contains(map)) {
             found.push(name.clone());
         }
@@ -114,26 +114,26 @@ pub(super) fn served_from_elsewhere(around: &Surroundings) -> Result<Vec<String>
     Ok(found)
 }
 
-/// Refuses to take uplinks over from programs that work with other maps: what those know of containers would be lost,
-/// and what this process tells its own maps nobody else would find.
+/// Refuses to replace programs at uplinks that have other maps: their containers would be lost, and no other
+/// process would find the entries of this one.
 ///
 /// # Errors
-/// [`Error::NoEbpf`] with the interfaces, or the kernel cannot be asked.
+/// [`Error::NoEbpf`] with the interfaces.
 pub(super) fn refuse_elsewhere(around: &Surroundings) -> Result<(), Error> {
     let found = served_from_elsewhere(around)?;
     let Some(first) = found.first() else { return Ok(()) };
     Err(Error::NoEbpf(format!(
-        "programs whose maps are pinned in another mount namespace serve {}: the node's BPF file system has to be at \
-         /sys/fs/bpf here, too (if those pins are gone, `tc filter del dev {first} ingress pref {}` lets go of one)",
+        "programs whose maps are pinned in another mount namespace serve {}: mount the node's BPF file system at \
+         /sys/fs/bpf here, too (if those pins are gone, `tc filter del dev {first} ingress pref {}` detaches a program)",
         found.join(", "),
         attach::PRIORITY,
     )))
 }
 
-/// Whether all uplinks that the programs know have theirs: one question for each.
+/// True if all uplinks in the map have their program: one request for each.
 ///
 /// # Errors
-/// The map cannot be read, or the kernel not be asked.
+/// [`Error::Kernel`] if the map or an interface cannot be read.
 pub(super) fn are_whole(pins: &Pins) -> Result<bool, Error> {
     let socket = socket()?;
     for (index, _) in tables::uplinks(pins)?.all()? {
@@ -144,7 +144,7 @@ pub(super) fn are_whole(pins: &Pins) -> Result<bool, Error> {
     Ok(true)
 }
 
-/// The name of a link that has no program of ours; none if it has, or is not there.
+/// The name of a link without a program of ours; none if it has one, or is gone.
 fn lacks(socket: &RouteSocket, index: u32) -> Result<Option<String>, Error> {
     if attach::program_at(socket, index)?.is_some() {
         return Ok(None);
@@ -156,11 +156,11 @@ fn lacks(socket: &RouteSocket, index: u32) -> Result<Option<String>, Error> {
     }
 }
 
-/// Looks for the programs that a container's conversations need: at the host's end of its links, and at each uplink. A
-/// container that is unknown, or left to nftables, needs none.
+/// Checks the programs that a container's flows need: at its link's host end, and at each uplink. A container
+/// that is unknown or left to nftables needs none.
 ///
 /// # Errors
-/// [`Error::Missing`] with the first that lacks its program.
+/// [`Error::Missing`] with the first interface without its program.
 pub(super) fn check(pins: &Pins, link: &Link) -> Result<(), Error> {
     if Tables::open(pins)?.pods.get(&link.index)?.is_none_or(|pod| pod.flags & LEFT != 0) {
         return Ok(());
@@ -169,16 +169,16 @@ pub(super) fn check(pins: &Pins, link: &Link) -> Result<(), Error> {
     let uplinks = tables::uplinks(pins)?.all()?;
     for index in [link.index].into_iter().chain(uplinks.into_iter().map(|(index, _)| index)) {
         if let Some(name) = lacks(&socket, index)? {
-            return Err(Error::Missing(format!("the BPF program at {name} is missing: {MEND}")));
+            return Err(Error::Missing(format!("the BPF program at {name} is missing: {FIX}")));
         }
     }
     Ok(())
 }
 
-/// The interfaces that have to have a program and have none. `named` is what an administrator has set.
+/// Lists the interfaces without the program that they need. `named` are the administrator's uplinks.
 ///
 /// # Errors
-/// The map cannot be read, or the kernel not be asked.
+/// [`Error::Kernel`] if the map or an interface cannot be read.
 pub(super) fn without(pins: &Pins, named: &[String]) -> Result<Vec<Without>, Error> {
     let around = uplinks::look(named).map_err(|e| Error::kernel("look for uplinks", e))?;
     let (table, socket) = (tables::uplinks(pins)?, socket()?);
@@ -190,19 +190,20 @@ pub(super) fn without(pins: &Pins, named: &[String]) -> Result<Vec<Without>, Err
     let known: Vec<u32> = table.all()?.into_iter().map(|(index, _)| index).collect();
     for index in &known {
         if let Some(name) = lacks(&socket, *index)? {
-            left.push(Without { name, why: format!("its BPF program is gone: {MEND}") });
+            left.push(Without { name, why: format!("its BPF program is gone: {FIX}") });
         }
     }
     for (_, (name, _)) in around.uplinks.into_iter().filter(|(index, _)| !known.contains(index)) {
-        left.push(Without { name, why: format!("it has no BPF program: {MEND}") });
+        left.push(Without { name, why: format!("it has no BPF program: {FIX}") });
     }
     Ok(left)
 }
 
-/// Gives the links of containers this version's program; forgets containers whose link is gone, with all that is theirs.
+/// Attaches this version's program to the links of containers; removes containers whose link is gone, with
+/// their entries.
 ///
 /// # Errors
-/// A program that cannot be attached, or the maps.
+/// [`Error::Kernel`] if a program cannot be attached, or a map cannot be written.
 pub(super) fn renew_containers(pins: &Pins, folder: &Path) -> Result<(), Error> {
     let mut tables = Tables::open(pins)?;
     let socket = socket()?;
@@ -210,7 +211,7 @@ pub(super) fn renew_containers(pins: &Pins, folder: &Path) -> Result<(), Error> 
         match socket.link_by_index(index) {
             Ok(link) => {
                 attach::attach(&link.name, &folder.join(maps::programs::POD_INGRESS), Use::Busy)?;
-                pods::tell_router(&mut tables, &link, pod.generation)?;
+                pods::put_router(&mut tables, &link, pod.generation)?;
             }
             Err(e) if e.is_not_found() => tables.forget_pod(index, pod.generation)?,
             Err(e) => return Err(Error::kernel("look for the link of a container", e)),
@@ -219,10 +220,10 @@ pub(super) fn renew_containers(pins: &Pins, folder: &Path) -> Result<(), Error> 
     tables.remove_unowned()
 }
 
-/// Takes our program from an interface, by its number; says whether there was one.
+/// Detaches our program from an interface; true if there was one.
 ///
 /// # Errors
-/// The kernel's own.
+/// [`Error::Kernel`] if the kernel refuses.
 pub(super) fn detach_index(index: u32) -> Result<bool, Error> {
     match socket()?.link_by_index(index) {
         Ok(link) => attach::detach(&link.name),

@@ -1,4 +1,4 @@
-//! Loading the programs and pinning them: once per node and version.
+//! Loads and pins the programs: once per node and version.
 
 use std::fs;
 use std::io::ErrorKind;
@@ -15,20 +15,20 @@ use super::error;
 use super::pins::{self, Pins};
 use crate::Error;
 
-/// How often another process may be in the way: two first ADDs at one moment pin the same maps.
+/// Attempts to load: concurrent first ADDs pin the same maps.
 const ATTEMPTS: usize = 8;
-/// How many elements the maps of each kind take; each is one map for IPv4 and one for IPv6.
+/// Sizes of the maps in elements; each kind is one map for IPv4 and one for IPv6.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Sizes {
-    /// Established conversations, two elements each.
+    /// Established flows, two elements each.
     pub flows: u32,
-    /// Conversations that are not established, two elements each.
+    /// Half-open flows, two elements each.
     pub embryos: u32,
     /// Published ports.
     pub ports: u32,
-    /// Packets in pieces that are on their way.
+    /// Fragmented packets in transit.
     pub fragments: u32,
-    /// Sockets of the node that were led to a container.
+    /// Sockets of the node that are connected to a container.
     pub sockets: u32,
 }
 
@@ -56,24 +56,23 @@ impl Sizes {
     }
 }
 
-/// How many of the verifier's last lines are shown.
+/// Number of the verifier's last lines in an error.
 const LINES: usize = 12;
 
-/// Which programs a node needs.
+/// The programs that a node needs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Wanted {
-    /// All but [`maps::programs::UPLINK_L3`]: a third of what the verifier has to read, for interfaces that few nodes
-    /// have.
+    /// All except [`maps::programs::UPLINK_L3`], a third of the verifier's work, for interfaces that few
+    /// nodes have.
     Usual,
     /// All.
     All,
 }
 
-/// Has all maps and the programs that are wanted pinned, and returns the folder of the programs. What is there is left
-/// as it is.
+/// Pins all maps and the wanted programs, except existing ones, and returns the folder of the programs.
 ///
 /// # Errors
-/// The kernel refuses a program (the verifier's last lines are in the error), or has no BPF.
+/// [`Error::Kernel`] if the kernel refuses a program, with the verifier's last lines.
 pub(super) fn ensure(pins: &Pins, object: &[u8], sizes: &Sizes, wanted: Wanted) -> Result<PathBuf, Error> {
     let folder = pins.programs(object);
     let (is_whole, for_l3) = (is_whole(&folder), folder.join(maps::programs::UPLINK_L3));
@@ -84,7 +83,7 @@ pub(super) fn ensure(pins: &Pins, object: &[u8], sizes: &Sizes, wanted: Wanted) 
     if is_whole && !is_missing(maps::programs::UPLINK_L3) {
         return Ok(folder);
     }
-    // Before Linux 5.11 memory of BPF counts against this limit. A failure shows when the maps are made.
+    // Before Linux 5.11, memory of BPF counts against this limit. If this fails, making the maps fails.
     let _ = setrlimit(Resource::RLIMIT_MEMLOCK, RLIM_INFINITY, RLIM_INFINITY);
     let mut attempt = 0;
     let mut ebpf = loop {
@@ -97,13 +96,13 @@ pub(super) fn ensure(pins: &Pins, object: &[u8], sizes: &Sizes, wanted: Wanted) 
     };
     pins::make(&folder)?;
     let mut programs: Vec<_> = ebpf.programs_mut().filter(|(name, _)| is_missing(name)).collect();
-    // What says that all are there comes last.
+    // The last pin marks the folder as complete.
     programs.sort_by_key(|(name, _)| *name == LAST);
     for (name, program) in programs {
         let loaded =
             load_one(program).map_err(|e| Error::kernel(format!("load the BPF program {name}"), explain(&e)));
         if let (Program::CgroupSockAddr(_), Err(error)) = (&*program, &loaded) {
-            // The others do without: what the node's own sockets ask for is served by nftables, too.
+            // The other programs work without it: nftables serves the node's own sockets.
             log::warn!("{error}");
             continue;
         }
@@ -117,10 +116,10 @@ pub(super) fn ensure(pins: &Pins, object: &[u8], sizes: &Sizes, wanted: Wanted) 
     Ok(folder)
 }
 
-/// Loads an object's programs with small maps of their own, and lets go of them: whether this kernel takes them.
+/// Checks that this kernel takes an object's programs, with small maps of their own. Nothing stays loaded.
 ///
 /// # Errors
-/// What the kernel refuses, with the last that its verifier said.
+/// [`Error::Kernel`] if the kernel refuses a program, with the verifier's last lines.
 pub fn try_object(object: &[u8]) -> Result<(), Error> {
     const SMALL: u32 = 64;
     let _ = setrlimit(Resource::RLIMIT_MEMLOCK, RLIM_INFINITY, RLIM_INFINITY);
@@ -131,7 +130,7 @@ pub fn try_object(object: &[u8]) -> Result<(), Error> {
         loader.map_max_entries(name, size);
     }
     let mut ebpf = loader.load(object).map_err(|e| Error::kernel("load the BPF programs", refused(&e)))?;
-    // The third program of tc is the second with another offset.
+    // The program for uplinks without Ethernet is the other one with another offset.
     let is_tried = |name: &str, program: &Program| {
         matches!(program, Program::SchedClassifier(_)) && name != maps::programs::UPLINK_L3
     };
@@ -141,10 +140,10 @@ pub fn try_object(object: &[u8]) -> Result<(), Error> {
     Ok(())
 }
 
-/// The program that is pinned last.
+/// The program that is pinned last: its pin marks the folder as complete.
 const LAST: &str = maps::programs::UPLINK_INGRESS;
 
-/// Whether all programs that every node needs are pinned in the folder.
+/// True if all programs that every node needs are pinned in the folder.
 fn is_whole(folder: &Path) -> bool {
     folder.join(LAST).exists()
 }
@@ -166,7 +165,7 @@ fn load(pins: &Pins, object: &[u8], sizes: &Sizes) -> Result<Ebpf, EbpfError> {
 fn load_one(program: &mut Program) -> Result<(), ProgramError> {
     for _ in 1..ATTEMPTS {
         match try_load(program) {
-            // The verifier gives up where a signal waits for the process.
+            // The verifier stops if a signal is pending.
             Err(ProgramError::LoadError { io_error, .. }) if io_error.kind() == ErrorKind::WouldBlock => {}
             otherwise => return otherwise,
         }
@@ -182,8 +181,7 @@ fn try_load(program: &mut Program) -> Result<(), ProgramError> {
     }
 }
 
-/// Removes folders of programs that nothing of this version uses. Those that are attached somewhere stay
-/// loaded until they are replaced there.
+/// Removes the folders of other versions' programs. Attached programs stay loaded until they are replaced.
 pub(super) fn forget_others(pins: &Pins, own: &Path) {
     for folder in pins.other_programs(own) {
         if let Err(e) = fs::remove_dir_all(&folder) {
@@ -192,7 +190,7 @@ pub(super) fn forget_others(pins: &Pins, own: &Path) {
     }
 }
 
-/// Whether another process made the same pin at the same moment.
+/// True if another process made the same pin concurrently.
 fn is_in_the_way(error: &EbpfError) -> bool {
     match error {
         EbpfError::MapError(MapError::PinError { error, .. }) => pin_exists(error),
@@ -205,7 +203,7 @@ fn pin_exists(error: &PinError) -> bool {
     matches!(error, PinError::SyscallError(e) if e.io_error.kind() == ErrorKind::AlreadyExists)
 }
 
-/// An error in a form that people can act upon.
+/// An error as text for people.
 fn refused(error: &EbpfError) -> Box<dyn std::error::Error + Send + Sync> {
     match error {
         EbpfError::ProgramError(e) => explain(e).into(),
@@ -213,7 +211,7 @@ fn refused(error: &EbpfError) -> Box<dyn std::error::Error + Send + Sync> {
     }
 }
 
-/// What the kernel said, with the end of what its verifier said.
+/// The kernel's error, with the verifier's last lines.
 fn explain(error: &ProgramError) -> String {
     let ProgramError::LoadError { io_error, verifier_log } = error else {
         return error::text(error);
@@ -221,7 +219,7 @@ fn explain(error: &ProgramError) -> String {
     let log = verifier_log.to_string();
     let lines: Vec<&str> = log.lines().filter(|line| !line.trim().is_empty()).collect();
     if lines.is_empty() {
-        // Not the verifier: whoever comes before it.
+        // The kernel refused before the verifier ran.
         return error::text(io_error);
     }
     let last = lines.get(lines.len().saturating_sub(LINES)..).unwrap_or_default().join("\n  ");

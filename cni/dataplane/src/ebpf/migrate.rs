@@ -1,4 +1,4 @@
-//! Containers that run, moved to the programs and away from them: what `crate::migrate` does with the maps.
+//! Migrates running containers to the programs and away from them: the part of `crate::migrate` in the maps.
 
 use std::cell::OnceCell;
 use std::collections::BTreeMap;
@@ -15,11 +15,11 @@ use super::entries::{self, is_served, single, target, unserved};
 use super::node::{self, Settings};
 use super::pins::Pins;
 use super::pods::{self, Adopted, Hold, Pods};
-use super::tables::{NOBODY, Tables};
+use super::tables::{RESERVED, Tables};
 use super::{attach, config, conntrack_import};
 use crate::{Error, MasqueradeRequest, PortRequest};
 
-/// What an attachment has, of either kind.
+/// Ports or masquerade of an attachment.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Thing<'a> {
     /// Published ports.
@@ -44,24 +44,24 @@ impl Thing<'_> {
     }
 }
 
-/// Whether the programs serve something.
+/// The extent to which the programs serve something.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Known {
-    /// They know nothing of it, or leave it to netfilter.
+    /// Not in the maps, or left to netfilter.
     No,
-    /// In part, or for what began before.
+    /// In part, or only for earlier flows.
     Partly,
-    /// All that they can serve.
+    /// As far as they can.
     Yes,
 }
 
-/// Where a container's links are.
+/// A container's link.
 #[derive(Debug)]
 pub(crate) struct Spot {
     link: Link,
 }
 
-/// A container that the programs are to serve, and know by now.
+/// A held container in the maps, which the programs are to serve.
 #[derive(Debug)]
 pub(crate) struct Begun {
     pod: Adopted,
@@ -75,32 +75,32 @@ pub(crate) struct Moving {
 }
 
 impl Moving {
-    /// The maps, if there are any of this network namespace.
+    /// Opens the maps, if this network namespace has any.
     ///
     /// # Errors
-    /// They cannot be opened.
+    /// [`Error::Kernel`] if they cannot be opened.
     pub(crate) fn find() -> Result<Option<Self>, Error> {
         let Some(pins) = config::at_home() else { return Ok(None) };
-        // A set-up that was cut off has made no maps.
+        // An interrupted set-up has made no maps.
         if !config::is_set_up(&pins) {
             return Ok(None);
         }
         Ok(Some(Self { tables: Tables::open(&pins)?, pins }))
     }
 
-    /// Brings the node's programs up to date, or sets them up.
+    /// Sets up or updates the node's programs.
     ///
     /// # Errors
-    /// What this node or kernel lacks.
+    /// [`Error::NoEbpf`] or [`Error::Kernel`], as [`node::setup_node`].
     pub(crate) fn set_up(settings: &Settings) -> Result<Self, Error> {
         let pins = node::setup(settings)?;
         Ok(Self { tables: Tables::open(&pins)?, pins })
     }
 
-    /// Whether the programs serve this.
+    /// Looks how far the programs serve this.
     ///
     /// # Errors
-    /// The maps cannot be read.
+    /// [`Error::Kernel`] if the maps cannot be read.
     pub(crate) fn knows(&self, thing: Thing<'_>) -> Result<Known, Error> {
         let (mut all, mut any, mut left) = (true, false, false);
         let mut look = |pod: Option<(u32, u32)>| -> Result<(), Error> {
@@ -120,7 +120,7 @@ impl Moving {
                 let served = request.ports.iter().filter(|port| is_served(&port.host));
                 for port in served.filter(|port| port.host.len() <= entries::MANY) {
                     for (published, to) in single(port) {
-                        let found = self.tables.port(&published)?.filter(|found| found.pod != NOBODY);
+                        let found = self.tables.port(&published)?.filter(|found| found.pod != RESERVED);
                         let own = |found: &super::tables::Target| {
                             *found == target(request, port, (found.pod, found.generation), to)
                         };
@@ -143,19 +143,19 @@ impl Moving {
         })
     }
 
-    /// Whether a container is left to netfilter as a whole.
+    /// True if a container is left to nftables.
     ///
     /// # Errors
-    /// The maps cannot be read.
+    /// [`Error::Kernel`] if the maps cannot be read.
     pub(crate) fn leaves(&self, spot: &Spot) -> Result<bool, Error> {
         Ok(self.tables.pods.get(&spot.link.index)?.is_some_and(|pod| pod.flags & LEFT != 0))
     }
 
-    /// Tells the maps of a container that others have served so far. It is held: what begins now is left to
-    /// netfilter. A port that a container has which is alive is not taken from it.
+    /// Writes a container to the maps that another backend serves, and holds it: its new flows are left to
+    /// netfilter. Ports of live containers stay theirs.
     ///
     /// # Errors
-    /// The kernel's own. What was written is for [`Self::give_up`] to take away.
+    /// [`Error::Kernel`]. [`Self::give_up`] removes what was written.
     pub(crate) fn begin(&mut self, spot: &Spot, things: &[Thing<'_>]) -> Result<Begun, Error> {
         let mut pod = None;
         for thing in things {
@@ -193,45 +193,44 @@ impl Moving {
         Ok(())
     }
 
-    /// Notes the conversations that netfilter has with these containers.
+    /// Imports conntrack's flows of these containers. Returns their number.
     ///
     /// # Errors
-    /// Conntrack cannot be read, or the maps not be written.
+    /// [`Error::Kernel`] if conntrack cannot be read, or a map cannot be written.
     pub(crate) fn note_earlier(&self, all: &[&Begun]) -> Result<usize, Error> {
         let pods: Vec<Adopted> = all.iter().map(|begun| begun.pod.clone()).collect();
         conntrack_import::note(&self.pins, &pods)
     }
 
-    /// Has the programs serve a container from now on.
+    /// Releases a held container: the programs serve it from now on.
     ///
     /// # Errors
-    /// The kernel's own.
+    /// [`Error::Kernel`].
     pub(crate) fn finish(&mut self, begun: &Begun) -> Result<(), Error> {
-        pods::free(&mut self.tables, &begun.pod)
+        pods::release(&mut self.tables, &begun.pod)
     }
 
-    /// Takes back what was told of a container that has gone meanwhile, and nothing that is of another one.
+    /// Removes the entries of a container that was removed concurrently, and no other one's.
     ///
     /// # Errors
-    /// The kernel's own.
+    /// [`Error::Kernel`].
     pub(crate) fn give_up(&mut self, spot: &Spot, things: &[Thing<'_>]) -> Result<(), Error> {
         let pods = self.pods_of(things)?;
         for (link, generation) in pods.iter().filter(|(link, _)| **link == spot.link.index) {
             self.tables.forget_pod(*link, *generation)?;
         }
         self.forget(things, &pods)?;
-        // A link that is gone has taken the program with it.
+        // A removed link has no program any more.
         if let Err(error) = attach::detach(&spot.link.name) {
             log::debug!("{error}");
         }
         Ok(())
     }
 
-    /// Has netfilter serve containers from now on that the programs have served, with the conversations that
-    /// they have.
+    /// Has netfilter serve containers that the programs have served, with their flows.
     ///
     /// # Errors
-    /// The kernel's own; a further call goes on.
+    /// [`Error::Kernel`]; another call continues.
     pub(crate) fn withdraw(&mut self, things: &[Thing<'_>]) -> Result<Handed, Error> {
         let pods = self.pods_of(things)?;
         let handed = conntrack_export::hand_over(&self.pins, &mut self.tables, &pods)?;
@@ -248,7 +247,7 @@ impl Moving {
         Ok(handed)
     }
 
-    /// The containers that the maps have these things for.
+    /// The pods of these things in the maps.
     fn pods_of(&self, things: &[Thing<'_>]) -> Result<Pods, Error> {
         let mut pods = BTreeMap::new();
         for thing in things {
@@ -259,8 +258,8 @@ impl Moving {
         Ok(pods)
     }
 
-    /// Forgets ports and addresses, as far as they are of these containers. A port of one address stays
-    /// reserved: a mapping of another container for all addresses must not get what is for this one.
+    /// Removes addresses of these containers, and reserves their ports of single addresses: another
+    /// container's mapping of all addresses must not get their packets.
     fn forget(&mut self, things: &[Thing<'_>], pods: &Pods) -> Result<(), Error> {
         for thing in things {
             if let Thing::Ports(request) = thing {
@@ -277,18 +276,18 @@ impl Moving {
     }
 }
 
-/// Finds containers, by their namespace or, where nobody knows that, by their addresses.
+/// Finds the links of containers by their namespace, or by their addresses if it is unknown.
 #[derive(Debug, Default)]
 pub(crate) struct Finder {
-    /// The host's ends of pairs of links, by the addresses of the other ones.
+    /// The host ends of veths, by the addresses of the other ends.
     by_address: OnceCell<BTreeMap<IpAddr, Vec<Link>>>,
 }
 
 impl Finder {
-    /// Why the programs cannot serve a container with these things, or where it is.
+    /// Finds the link of a container, or the reason why the programs cannot serve it.
     ///
     /// # Errors
-    /// The kernel cannot be asked.
+    /// [`Error::Kernel`] if links cannot be read.
     pub(crate) fn spot(&self, things: &[Thing<'_>]) -> Result<Result<Spot, Left>, Error> {
         for thing in things {
             if let Thing::Ports(request) = thing
@@ -303,7 +302,7 @@ impl Finder {
         }) else {
             return Ok(Err(Left::Nowhere));
         };
-        if pods::is_kept_apart(attachment)? {
+        if pods::is_isolated(attachment)? {
             return Ok(Err(Left::Pod));
         }
         let link = if Netns::open(&netns.path).is_ok() {
@@ -323,11 +322,11 @@ impl Finder {
         Ok(Ok(Spot { link }))
     }
 
-    /// The one pair of links whose other end has one of the addresses.
+    /// The only veth whose other end has one of the addresses.
     fn by_addresses(&self, things: &[Thing<'_>]) -> Result<Option<Link>, Error> {
         if self.by_address.get().is_none() {
             let read = Self::read().map_err(|e| Error::kernel("look for the links of containers", e))?;
-            // Nobody else is here to set it.
+            // It is not set: this is the only thread.
             let _ = self.by_address.set(read);
         }
         let Some(by_address) = self.by_address.get() else { return Ok(None) };
@@ -352,10 +351,10 @@ impl Finder {
     }
 }
 
-/// Whether the programs could be loaded, where they are not.
+/// Checks that the programs are set up or can be.
 ///
 /// # Errors
-/// What this node or kernel lacks.
+/// [`Error::NoEbpf`] or [`Error::Kernel`] with the obstacle.
 pub(crate) fn possible() -> Result<(), Error> {
     match Moving::find()? {
         Some(_) => config::programs_of_this_binary().map(drop),

@@ -1,11 +1,11 @@
-//! The eBPF fast path: programs on the node's interfaces that translate hostPorts and masquerade.
+//! The eBPF fast path: BPF programs on the node's interfaces that translate host ports and masquerade.
 //!
-//! The programs are in `ebpf/programs`. `cargo xtask ebpf` builds them, this crate's build script finds
-//! the object, and the binary carries it. A binary that was built without them has no such backend.
+//! The programs are in `ebpf/programs`. `cargo xtask ebpf` builds them, this crate's build script finds the
+//! object, and the binary carries it. A binary without the object has no such backend.
 //!
-//! The nftables tables stay underneath: they hold the ownership, and serve what the programs leave to them.
-//! What the programs are told comes after the elements are in, and goes before they do (`entries`).
-//! Whatever keeps the programs from serving, the ports are published all the same.
+//! The nftables table holds the ownership, and serves what the programs do not. The entries of the BPF maps
+//! are written after the table's elements and removed before them (`entries`). If the programs fail, nftables
+//! serves the ports.
 
 mod attach;
 mod cgroup;
@@ -48,7 +48,8 @@ pub use object::object;
 use pins::Pins;
 pub use slipway_ebpf_abi::{Counter, Reason, State};
 
-/// The eBPF backend: a decorator of [`Nftables`], which holds the ownership and serves all that the programs do not.
+/// The eBPF backend: a decorator of [`Nftables`], which holds the ownership and serves all that the programs
+/// do not.
 #[derive(Debug)]
 pub struct Ebpf {
     nftables: Nftables,
@@ -62,8 +63,8 @@ impl Ebpf {
         Self { nftables, settings }
     }
 
-    /// Does what the programs are to do for an attachment. What fails here is no failure of the ADD:
-    /// nftables has the ports already.
+    /// Updates the BPF maps for an attachment. A failure is logged and is no failure of the ADD: nftables
+    /// serves the ports already.
     fn on_top(&self, attachment: &Attachment, work: impl Fn(&Pins) -> Result<Option<Left>, Error>) {
         let done = node::ready(&self.settings).and_then(|pins| {
             node::yield_to_services(&pins)?;
@@ -129,7 +130,7 @@ impl Backend for Ebpf {
 
     fn status(&self) -> Result<(), Error> {
         self.nftables.status()?;
-        // kube-proxy may come later than the last container.
+        // kube-proxy may start after the last ADD.
         if let Some(Err(error)) = config::at_home().map(|pins| node::yield_to_services(&pins)) {
             log::warn!("look for engines that translate Services: {error}");
         }

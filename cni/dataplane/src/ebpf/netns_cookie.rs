@@ -1,4 +1,4 @@
-//! The cookie of a network namespace, by which a program tells the node's sockets from those of containers.
+//! The cookie of a network namespace, by which a program distinguishes the node's sockets from containers'.
 #![allow(unsafe_code, reason = "nix has no such socket options")]
 
 use std::net::{Ipv4Addr, UdpSocket};
@@ -11,13 +11,12 @@ const SO_NETNS_COOKIE: libc::c_int = 71;
 /// `SO_COOKIE` of asm-generic/socket.h, from Linux 4.12 on.
 const SO_COOKIE: libc::c_int = 57;
 
-/// The cookie of the calling thread's namespace; 0, which no namespace has, where the kernel does not tell.
+/// The cookie of the calling thread's namespace; 0, which no namespace has, if the kernel does not return it.
 pub(super) fn of_this_namespace() -> u64 {
     UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 0)).map_or(0, |socket| cookie(&socket, SO_NETNS_COOKIE))
 }
 
-/// A socket in the calling thread's namespace, and its own cookie: what it takes to have a program note that
-/// of the namespace.
+/// A socket in the calling thread's namespace, and its cookie, by which a program can learn the namespace's.
 pub(super) fn teacher() -> Option<(UdpSocket, u64)> {
     let socket = UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 0)).ok()?;
     let cookie = cookie(&socket, SO_COOKIE);

@@ -1,4 +1,4 @@
-//! The programs on a node: set up once, looked at, and taken away.
+//! Sets up, inspects and removes the BPF programs of a node.
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv4Addr};
@@ -22,58 +22,59 @@ use crate::nftables::Nftables;
 use crate::reference::{Piece, Reference};
 use crate::{Backend, Error, PortRange, PublishedPort};
 
-/// What an administrator may set.
+/// The administrator's settings.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Settings {
-    /// Names of the interfaces that carry traffic from outside; empty: they are found by address and route.
+    /// Names of the uplinks; empty: they are found by address and route.
     pub uplinks: Vec<String>,
-    /// Where the programs at sockets are attached.
+    /// The control group of the programs at sockets.
     pub cgroup: ControlGroup,
     /// The source ports that the programs masquerade with.
     pub masquerade_ports: PortRange,
-    /// How many elements the maps take; when they are made, which is once.
+    /// Sizes of the maps, used once, when these are made.
     pub sizes: Sizes,
 }
 
 /// The programs on this node.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Status {
-    /// Whether the programs are loaded and know the node.
+    /// True if the programs are loaded and configured.
     pub is_set_up: bool,
-    /// Whether they are those of this binary.
+    /// True if they are the programs of this binary.
     pub is_current: bool,
-    /// The interfaces that carry traffic from outside, by name; a number where the interface is gone.
+    /// The uplinks by name, or by index if the interface is gone.
     pub uplinks: Vec<String>,
-    /// Interfaces at which there are programs whose maps are not to be found from here.
+    /// Interfaces with programs whose maps are not pinned in this mount namespace.
     pub served_elsewhere: Vec<String>,
-    /// Uplinks that have to have a program and have none.
+    /// Uplinks without the program that they need.
     pub uplinks_without: Vec<Without>,
-    /// What has become of the programs at the node's own sockets; none while nothing is set up.
+    /// The programs at the node's own sockets; none before the set-up.
     pub sockets: Option<Sockets>,
-    /// The source ports that the programs masquerade with; none: nftables does it.
+    /// The source ports that the programs masquerade with; none if nftables masquerades.
     pub masquerade_ports: Option<PortRange>,
-    /// Why the ports that are set may not be used, if the node's own sockets may choose them, too.
+    /// The reason why the configured ports cannot be used, if the node's own sockets may choose them.
     pub masquerade_clash: Option<String>,
-    /// The engine that translates destinations in netfilter, which is why nftables masquerades.
+    /// The engine that translates destinations in netfilter, because of which nftables masquerades.
     pub services: Option<String>,
-    /// True if nftables serves the published ports, too, because of such an engine.
+    /// True if nftables serves the published ports because of such an engine.
     pub ports_left: bool,
-    /// How many containers the programs know.
+    /// Number of containers in the maps.
     pub containers: usize,
-    /// How many of them are left to nftables as a whole: limited in their rate, or kept apart from others.
+    /// Number of those that are left to nftables: rate-limited or isolated.
     pub containers_left: usize,
-    /// How many published ports.
+    /// Number of published ports in the maps.
     pub ports: usize,
-    /// What they have counted, where it is not zero; what they have dropped is in `dropped`.
+    /// The programs' counters that are not zero, without those of drops.
     pub counters: Vec<(Counter, u64)>,
-    /// Packets that they have dropped, by reason, where it is not zero.
+    /// Numbers of dropped packets by reason, if not zero.
     pub dropped: Vec<(Counter, u64)>,
-    /// Conversations, and packets without one, that they have left to the kernel's stack, by reason, where it is not zero.
+    /// Numbers of flows, and of packets without a flow, left to the kernel's stack by reason, if not zero.
     pub left: Vec<(Reason, u64)>,
 }
 
-/// The node as the programs have it, set up if it is not, or if somebody took a program from an uplink: the way of an
-/// ADD. Where all is there, it opens two pinned maps, reads a few elements, and asks the kernel once for each uplink.
+/// Prepares the node for an ADD: sets the programs up if they are missing, or if an uplink has lost its
+/// program. If all are in place, this opens two pinned maps, reads a few elements, and sends the kernel one
+/// request for each uplink.
 pub(super) fn ready(settings: &Settings) -> Result<Pins, Error> {
     let object = programs_of_this_binary()?;
     if let Some(pins) = Pins::find()
@@ -89,18 +90,19 @@ pub(super) fn ready(settings: &Settings) -> Result<Pins, Error> {
     setup(settings)
 }
 
-/// Loads the programs, tells them of the node, and attaches them; what is there is brought up to date: new
-/// uplinks, new addresses, programs of another version. Flows are kept.
+/// Loads, configures and attaches the programs, or updates them: new uplinks, new addresses, another version
+/// of the programs. Flows are kept.
 ///
 /// # Errors
-/// What this kernel lacks, or what could not be attached.
+/// [`Error::NoEbpf`] if this node cannot have the programs, [`Error::Kernel`] if one cannot be loaded or
+/// attached.
 pub fn setup_node(settings: &Settings) -> Result<Status, Error> {
     let (_, left) = set_up(settings)?;
     let mut status = status(settings)?;
-    // Now it is known why.
+    // The set-up knows the reasons.
     for one in &mut status.uplinks_without {
-        if let Some(told) = left.iter().find(|told| told.name == one.name) {
-            one.why.clone_from(&told.why);
+        if let Some(known) = left.iter().find(|known| known.name == one.name) {
+            one.why.clone_from(&known.why);
         }
     }
     Ok(status)
@@ -110,7 +112,7 @@ pub(super) fn setup(settings: &Settings) -> Result<Pins, Error> {
     set_up(settings).map(|(pins, _)| pins)
 }
 
-/// As [`setup_node`], with the uplinks that were left.
+/// As [`setup_node`], with the uplinks to which no program could be attached.
 fn set_up(settings: &Settings) -> Result<(Pins, Vec<Without>), Error> {
     let object = programs_of_this_binary()?;
     let around = uplinks::look(&settings.uplinks).map_err(|e| Error::kernel("look for uplinks", e))?;
@@ -122,14 +124,14 @@ fn set_up(settings: &Settings) -> Result<(Pins, Vec<Without>), Error> {
     let folder =
         load::ensure(&pins, object, &settings.sizes, wanted).inspect_err(|_| pins.forget_if_empty())?;
     let engine = kube_proxy::engine();
-    tell_addresses(&pins, if engine.is_some() { &NONE } else { &around.locals })?;
+    write_addresses(&pins, if engine.is_some() { &NONE } else { &around.locals })?;
     let left = links::settle(&pins, &folder, &around)?;
     links::renew_containers(&pins, &folder)?;
     reserve_ports(&pins);
     let config = configuration(&pins, settings.masquerade_ports, engine);
     spare_ports(masquerade_ports(config));
     configure(&pins, config)?;
-    // Without them nftables serves the node's own sockets.
+    // Without these programs, nftables serves the node's own sockets.
     if let Err(error) = cgroup::attach(&folder, &settings.cgroup).and_then(|()| learn_cookie(&pins)) {
         log::warn!("the node's own sockets are left to nftables: {error}");
     }
@@ -140,16 +142,16 @@ fn set_up(settings: &Settings) -> Result<(Pins, Vec<Without>), Error> {
     Ok((pins, left))
 }
 
-/// The addresses that the programs know for the node's where nftables is to decide about what is addressed to it.
+/// The node's addresses for the programs if nftables is to handle packets to the node.
 static NONE: BTreeMap<IpAddr, u32> = BTreeMap::new();
 
-/// Ports that the node's own sockets may choose, too, are none to masquerade with: nftables does it then, as it does
-/// beside an engine that translates Services.
+/// Builds the settings. nftables masquerades if the node's own sockets may choose the same ports, and next to
+/// an engine that translates Services.
 fn configuration(pins: &Pins, ports: PortRange, engine: Option<String>) -> Config {
     let netns_cookie = match netns_cookie::of_this_namespace() {
-        // What was learnt before holds until it is learnt again.
+        // The value that was learnt before stays until it is learnt again.
         0 => configured(pins).map_or(0, |config| config.netns_cookie),
-        told => told,
+        cookie => cookie,
     };
     let config = Config { timeouts: timeouts::of_this_node(), ..Config::new(netns_cookie) };
     match ports.clash().or(engine) {
@@ -161,24 +163,25 @@ fn configuration(pins: &Pins, ports: PortRange, engine: Option<String>) -> Confi
     }
 }
 
-/// Leaves published ports and masquerade to nftables once kube-proxy is there, which may come later than the programs.
-/// Flows that they translate go on.
+/// Leaves published ports and masquerade to nftables if kube-proxy runs, which may start later than the
+/// programs. Their present flows continue.
 ///
 /// # Errors
-/// The settings cannot be read or written.
+/// [`Error::Kernel`] if the settings cannot be read or written.
 pub(super) fn yield_to_services(pins: &Pins) -> Result<(), Error> {
     let config = configured(pins)?;
     if (masquerade_ports(config).is_some() || knows_addresses(pins)?)
         && let Some(why) = kube_proxy::kube_proxy()
     {
         log::warn!("published ports and masquerade are left to nftables: {why}");
-        tell_addresses(pins, &NONE)?;
+        write_addresses(pins, &NONE)?;
         configure(pins, without_masquerade(config))?;
     }
     Ok(())
 }
 
-/// Containers may be there that others serve: our table, the chains of iptables, the reference's rules.
+/// Reserves the ports of containers that other backends serve: our table, the chains of iptables, the
+/// reference's rules.
 fn reserve_ports(pins: &Pins) {
     let listed = |backend: &dyn Backend| -> Result<Vec<PublishedPort>, Error> {
         Ok(backend.list()?.into_iter().map(|one| one.port).collect())
@@ -190,13 +193,13 @@ fn reserve_ports(pins: &Pins) {
     for found in [listed(&Nftables::new()), listed(&Iptables::new()), reference()] {
         match found.and_then(|ports| entries::reserve_all(pins, &ports)) {
             Ok(()) | Err(Error::NoNfTables(_)) => {}
-            Err(error) => log::warn!("tell the BPF maps what others serve: {error}"),
+            Err(error) => log::warn!("reserve the ports of other backends in the BPF maps: {error}"),
         }
     }
 }
 
-/// Has the program at connect(2) note the cookie of this namespace where the kernel tells it to nobody else
-/// (before Linux 5.14): it sees a socket here connect that it was told of.
+/// Has the program at connect(2) record the cookie of this network namespace, which kernels before Linux 5.14
+/// do not return to processes: it recognises a socket of this namespace by the socket's cookie.
 fn learn_cookie(pins: &Pins) -> Result<(), Error> {
     if netns_cookie::of_this_namespace() != 0 {
         return Ok(());
@@ -204,13 +207,13 @@ fn learn_cookie(pins: &Pins) -> Result<(), Error> {
     let config = configured(pins)?;
     let Some((socket, teacher)) = netns_cookie::teacher() else { return Ok(()) };
     configure(pins, Config { teacher, ..config })?;
-    // Whatever becomes of the call, nothing is sent. 9 is the port of discard (RFC 863).
+    // No packet is sent, whether this succeeds or not. 9 is the port of discard (RFC 863).
     let _ = socket.connect((Ipv4Addr::LOCALHOST, 9));
     let netns_cookie = configured(pins)?.netns_cookie;
     configure(pins, Config { netns_cookie, ..config })
 }
 
-fn tell_addresses(pins: &Pins, wanted: &BTreeMap<IpAddr, u32>) -> Result<(), Error> {
+fn write_addresses(pins: &Pins, wanted: &BTreeMap<IpAddr, u32>) -> Result<(), Error> {
     let (mut v4, mut v6) = tables::locals(pins)?;
     for (address, _) in v4.all()? {
         if !wanted.contains_key(&IpAddr::V4(address.into())) {
@@ -231,20 +234,21 @@ fn tell_addresses(pins: &Pins, wanted: &BTreeMap<IpAddr, u32>) -> Result<(), Err
     Ok(())
 }
 
-/// Detaches the programs and takes away all that is pinned: nftables serves everything from then on, and conntrack has
-/// the conversations that went on. Says whether there was anything.
+/// Detaches the programs, exports their flows to conntrack, and removes all pins: nftables serves everything
+/// from then on. Returns true if there was anything to remove.
 ///
 /// # Errors
-/// What could not be taken away; the rest was. With programs of another network namespace nothing is.
+/// The first failure, after the rest was removed; [`Error::NoEbpf`] if the programs serve another network
+/// namespace.
 pub fn teardown_node() -> Result<bool, Error> {
     if let Some(pins) = Pins::find() {
         refuse_abroad(&pins)?;
     }
     let mut results = vec![give_up_others()];
     if let Some(pins) = Pins::find() {
-        // Once more just before the pins go: a container may have come meanwhile.
+        // Twice, as a container may be added concurrently.
         for _ in 0..2 {
-            results.extend(let_all_go(&pins));
+            results.extend(detach_all(&pins));
         }
     }
     let removed = Pins::remove_all();
@@ -253,15 +257,15 @@ pub fn teardown_node() -> Result<bool, Error> {
     removed
 }
 
-/// Has netfilter serve what the programs know, and takes them from where they are attached.
-fn let_all_go(pins: &Pins) -> Vec<Result<(), Error>> {
-    // Whatever container comes from here on begins nothing that only the program at an uplink can undo.
+/// Exports the flows of all containers to conntrack, and detaches the programs.
+fn detach_all(pins: &Pins) -> Vec<Result<(), Error>> {
+    // From here on, no container begins a flow whose replies only the program at an uplink can translate.
     let mut results = vec![links::withhold_addresses(pins)];
     // Before they are forgotten.
     let pods = Tables::open(pins).and_then(|tables| tables.pods.all());
-    // What cannot be handed over ends, which is no reason to leave the programs where they are.
+    // Flows that conntrack refuses end; the programs are detached nevertheless.
     if let Err(error) = hand_over(pins) {
-        log::warn!("give conntrack what the BPF programs have: {error}");
+        log::warn!("export flows of the BPF programs to conntrack: {error}");
     }
     let uplinks = tables::uplinks(pins).and_then(|table| table.all());
     let indices = uplinks.map(|all| all.into_iter().map(|(index, _)| index).collect::<Vec<_>>());
@@ -275,7 +279,7 @@ fn let_all_go(pins: &Pins) -> Vec<Result<(), Error>> {
     results
 }
 
-/// Gives conntrack the conversations that the programs have.
+/// Exports the flows of all containers to conntrack.
 fn hand_over(pins: &Pins) -> Result<(), Error> {
     if !is_set_up(pins) {
         return Ok(());
@@ -284,24 +288,25 @@ fn hand_over(pins: &Pins) -> Result<(), Error> {
     let pods = tables.pods.all()?.into_iter().map(|(link, pod)| (link, pod.generation)).collect();
     let handed = conntrack_export::hand_over(pins, &mut tables, &pods)?;
     if handed.count > 0 {
-        log::info!("{} conversations are conntrack's from now on", handed.count);
+        log::info!("exported {} flows to conntrack", handed.count);
     }
     for (_, what) in handed.lost {
-        log::warn!("a conversation could not be given to conntrack: {what}");
+        log::warn!("conntrack refused a flow: {what}");
     }
     Ok(())
 }
 
-/// Whether anything of the programs is on this node.
+/// True if this node has pins of the programs, of any version.
 #[must_use]
 pub fn is_there() -> bool {
     Pins::is_there()
 }
 
-/// Looks at the programs of this node.
+/// Inspects the programs of this node.
 ///
 /// # Errors
-/// What is pinned cannot be read, or is another network namespace's.
+/// [`Error::Kernel`] if a pinned map cannot be read, [`Error::NoEbpf`] if the programs serve another network
+/// namespace.
 pub fn status(settings: &Settings) -> Result<Status, Error> {
     let Some(pins) = Pins::find() else {
         let around = uplinks::look(&settings.uplinks).map_err(|e| Error::kernel("look for uplinks", e))?;
@@ -340,10 +345,10 @@ pub fn status(settings: &Settings) -> Result<Status, Error> {
     })
 }
 
-/// Netfilter's masquerade leaves the programs' ports alone before they take any.
+/// Makes nftables' masquerade avoid the programs' ports, before the programs use any.
 fn spare_ports(ports: Option<PortRange>) {
     if let Err(error) = crate::nftables::spare_ports(ports) {
-        log::warn!("the masquerade of nftables does not leave ports {ports:?} to the programs: {error}");
+        log::warn!("reserve the BPF programs' ports {ports:?} in nftables: {error}");
     }
 }
 
@@ -353,16 +358,17 @@ fn sockets_of(pins: &Pins, settings: &Settings) -> Sockets {
         Err(error) => return Sockets::Not(error.to_string()),
     };
     if matches!(found, Sockets::At(_)) && configured(pins).is_ok_and(|config| config.netns_cookie == 0) {
-        let why = "attached, but this kernel did not tell the cookie of the node's network namespace";
+        let why = "attached, but this kernel did not return the cookie of the node's network namespace";
         return Sockets::Not(why.to_owned());
     }
     found
 }
 
-/// Whether this kernel takes the programs of this binary, and has a place for them. Nothing is left.
+/// Checks that this kernel takes the programs of this binary and can mount a BPF file system. Nothing stays
+/// loaded.
 ///
 /// # Errors
-/// What is missing, or what the verifier says.
+/// [`Error::NoEbpf`] without programs, [`Error::Kernel`] if the kernel refuses one.
 pub fn try_out() -> Result<(), Error> {
     Pins::mountable()?;
     load::try_object(programs_of_this_binary()?)

@@ -1,6 +1,6 @@
 //! The BPF programs as this binary carries them.
 
-/// Aligned as the loader reads it.
+/// Aligned for the loader.
 #[cfg(ebpf_object)]
 #[repr(C, align(8))]
 struct Aligned<T: ?Sized>(T);
@@ -8,7 +8,7 @@ struct Aligned<T: ?Sized>(T);
 #[cfg(ebpf_object)]
 static OBJECT: &Aligned<[u8]> = &Aligned(*include_bytes!(concat!(env!("OUT_DIR"), "/slipway.o")));
 
-/// The programs as an ELF object, if this binary was built with them.
+/// The BPF programs as an ELF object, if this binary was built with them.
 #[must_use]
 pub fn object() -> Option<&'static [u8]> {
     #[cfg(ebpf_object)]

@@ -9,11 +9,11 @@ use super::pins::Pins;
 use super::tables::{self, Tables};
 use crate::Error;
 
-/// Takes away what a version with another layout of the maps has left: its programs, wherever they were not
-/// replaced by this version's. Containers that only they knew are nftables' from now on.
+/// Removes what a version with another layout has left: its pins, and its programs where this version's have
+/// not replaced them. nftables serves the containers that only they served.
 ///
 /// # Errors
-/// What could not be taken away.
+/// [`Error::Kernel`] if a pin cannot be removed.
 pub(super) fn give_up_others() -> Result<(), Error> {
     if !Pins::has_others() {
         return Ok(());
@@ -30,12 +30,15 @@ pub(super) fn give_up_others() -> Result<(), Error> {
         match attach::detach(&link.name) {
             Ok(true) => left.push(link.name),
             Ok(false) => {}
-            // A link may go at any time.
+            // A link may be removed at any time.
             Err(error) => log::debug!("{error}"),
         }
     }
     if !left.is_empty() {
-        log::warn!("the programs of another version were at {}: nftables serves there", left.join(", "));
+        log::warn!(
+            "detached the programs of another version from {}: nftables serves there",
+            left.join(", ")
+        );
     }
     Pins::remove_others()
 }

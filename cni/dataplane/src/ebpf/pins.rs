@@ -1,13 +1,13 @@
-//! Where programs and maps live between processes: pins in the BPF file system.
+//! The pins of programs and maps in the BPF file system, by which they outlive a process.
 //!
 //! ```text
-//! /sys/fs/bpf/slipway/<layout>/<map>                    made by whichever version came first
-//! /sys/fs/bpf/slipway/<layout>/programs-<digest>/<name> one folder for each version of the programs
+//! /sys/fs/bpf/slipway/<layout>/<map>                    made by the first version with this layout
+//! /sys/fs/bpf/slipway/<layout>/programs-<digest>/<name> a folder for each version of the programs
 //! ```
 //!
-//! Versions of the programs that share a layout of the maps share the maps, too: flows outlive an upgrade. A later
-//! layout takes over the maps that it has not changed, by a second pin for each: the programs of both have the
-//! same map, until the earlier ones are replaced.
+//! Versions of the programs with the same layout of the maps share the maps: flows survive an upgrade. A
+//! later layout takes over unchanged maps by a second pin for each, so that the programs of both share them
+//! until the earlier programs are replaced.
 
 use std::collections::BTreeSet;
 use std::fs::{self, File};
@@ -26,22 +26,22 @@ use slipway_ebpf_abi::maps;
 use super::error;
 use crate::Error;
 
-/// Where the BPF file system is mounted, by convention of the kernel and of systemd.
+/// Mount point of the BPF file system, by convention of the kernel and of systemd.
 const FILE_SYSTEM: &str = "/sys/fs/bpf";
-/// Ours in it.
+/// Our folder in it.
 const FOLDER: &str = "slipway";
-/// How the folders of programs begin.
+/// Prefix of the folders of programs.
 const PROGRAMS: &str = "programs-";
 
-/// The folder of one layout of the maps.
+/// The folder of this version's layout.
 #[derive(Debug, Clone)]
 pub(super) struct Pins {
     base: PathBuf,
 }
 
 impl Pins {
-    /// The folder, if it is there, or can take over what an earlier version has told its programs: two system calls
-    /// on a node that has no such programs.
+    /// Finds the folder, or makes it if it can take over the containers of an earlier layout. On a node
+    /// without programs this costs two system calls.
     pub(super) fn find() -> Option<Self> {
         let pins = Self::new();
         if pins.base.is_dir() {
@@ -60,10 +60,10 @@ impl Pins {
         Self { base: Path::new(FILE_SYSTEM).join(FOLDER).join(layout) }
     }
 
-    /// Whether there is a place for a BPF file system.
+    /// Checks that a BPF file system can be mounted.
     ///
     /// # Errors
-    /// The kernel has none.
+    /// [`Error::Kernel`] if the kernel has no such mount point.
     pub(super) fn mountable() -> Result<(), Error> {
         match fs::metadata(FILE_SYSTEM) {
             Ok(_) => Ok(()),
@@ -73,10 +73,10 @@ impl Pins {
         }
     }
 
-    /// Makes the folder, and mounts the file system if nobody has.
+    /// Makes the folder, and mounts the file system if it is not mounted.
     ///
     /// # Errors
-    /// The kernel has no BPF file system, or the folder cannot be made.
+    /// [`Error::Kernel`] if the kernel has no BPF file system, or the folder cannot be made.
     pub(super) fn make() -> Result<Self, Error> {
         let root = Path::new(FILE_SYSTEM);
         let is_mounted = statfs(root).is_ok_and(|found| found.filesystem_type() == BPF_FS_MAGIC);
@@ -93,7 +93,7 @@ impl Pins {
         Ok(pins)
     }
 
-    /// Pins the maps of an earlier layout here that are the same in this one, unless there are such already.
+    /// Pins the unchanged maps of an earlier layout here, except those that exist.
     fn take_over(&self, earlier: &Layout) {
         for name in maps::ALL.into_iter().filter(|name| earlier.has_todays(name)) {
             let (from, to) = (earlier.folder.join(name), self.map(name));
@@ -106,35 +106,35 @@ impl Pins {
                     map.pin(&to).map_err(|e| error::failed(format!("pin the BPF map {}", to.display()), e))
                 });
             match pinned {
-                Ok(()) => log::info!("{} is {} from now on", from.display(), to.display()),
-                // Another process that was quicker has pinned it, too.
+                Ok(()) => log::info!("pinned {} as {}", from.display(), to.display()),
+                // Another process was faster.
                 Err(_) if to.exists() => {}
                 Err(error) => log::warn!("{error}"),
             }
         }
     }
 
-    /// Removes the folder if nothing is in it: what could not be set up is not there.
+    /// Removes the folder if it is empty, after a failed set-up.
     pub(super) fn forget_if_empty(&self) {
         for folder in [Some(self.base.as_path()), self.base.parent()].into_iter().flatten() {
-            // An error says that something is in it.
+            // Fails if it is not empty.
             let _ = fs::remove_dir(folder);
         }
     }
 
-    /// A lock on the folder, for what is read and written again; it ends with the value.
+    /// Locks the folder for a read and a write. The lock ends with the value.
     pub(super) fn lock(&self) -> Option<FileLock> {
         let folder = File::open(&self.base).ok()?;
         let lock = FileLock::on(&folder, &self.base, Duration::from_secs(1));
         lock.inspect_err(|error| log::warn!("{error}; continuing without the lock")).ok()
     }
 
-    /// Where a map is pinned.
+    /// The path of a map's pin.
     pub(super) fn map(&self, name: &str) -> PathBuf {
         self.base.join(name)
     }
 
-    /// The folder of the programs that this binary has.
+    /// The folder of an object's programs.
     pub(super) fn programs(&self, object: &[u8]) -> PathBuf {
         let digest: String = Sha256::digest(object).iter().take(8).map(|b| format!("{b:02x}")).collect();
         self.base.join(format!("{PROGRAMS}{digest}"))
@@ -150,10 +150,10 @@ impl Pins {
             .collect()
     }
 
-    /// Removes what is pinned of other layouts.
+    /// Removes the pins of other layouts.
     ///
     /// # Errors
-    /// A pin that cannot be removed.
+    /// [`Error::Kernel`] if a pin cannot be removed.
     pub(super) fn remove_others() -> Result<(), Error> {
         for Layout { folder, .. } in others() {
             match fs::remove_dir_all(&folder) {
@@ -166,17 +166,17 @@ impl Pins {
         Ok(())
     }
 
-    /// Whether there is anything of another layout.
+    /// True if another layout has pins.
     pub(super) fn has_others() -> bool {
         !others().is_empty()
     }
 
-    /// The numbers of all maps that are pinned here, of any layout.
+    /// The IDs of all pinned maps, of any layout.
     pub(super) fn map_ids() -> BTreeSet<u32> {
         let own = Self::new().base;
         let folders = others().into_iter().map(|layout| layout.folder).chain([own]);
         let entries = folders.flat_map(|folder| fs::read_dir(folder).into_iter().flatten()).flatten();
-        // Folders among them, and what is no map.
+        // Folders, and pins of other objects, are no maps.
         let found = entries.filter_map(|entry| MapInfo::from_pin(entry.path()).ok());
         found.map(|map| map.id()).collect()
     }
@@ -186,16 +186,16 @@ impl Pins {
         Path::new(FILE_SYSTEM).join(FOLDER)
     }
 
-    /// Whether anything is pinned, of any layout.
+    /// True if any layout has pins.
     pub(super) fn is_there() -> bool {
         Self::all().is_dir()
     }
 
-    /// Takes everything away that is pinned here, of every layout. What is attached to an interface stays
-    /// loaded until it is detached.
+    /// Removes the pins of all layouts; true if there were any. Programs that are attached to an interface
+    /// stay loaded until they are detached.
     ///
     /// # Errors
-    /// A pin that cannot be removed.
+    /// [`Error::Kernel`] if a pin cannot be removed.
     pub(super) fn remove_all() -> Result<bool, Error> {
         let folder = Self::all();
         match fs::remove_dir_all(&folder) {
@@ -206,26 +206,26 @@ impl Pins {
     }
 }
 
-/// What a version with another layout of the maps has pinned.
+/// The pins of another layout.
 struct Layout {
     number: u32,
     folder: PathBuf,
 }
 
 impl Layout {
-    /// Whether its map of this name is what today's is.
+    /// True if its map of this name has today's layout.
     fn has_todays(&self, name: &str) -> bool {
         (maps::unchanged_since(name)..slipway_ebpf_abi::VERSION).contains(&self.number)
     }
 
-    /// Whether what it was told of containers can be taken over as a whole.
+    /// True if all its maps of containers can be taken over.
     fn knows_containers(&self) -> bool {
         let told = [maps::PODS, maps::POD_ADDRESSES4, maps::POD_ADDRESSES6, maps::PORTS4, maps::PORTS6];
         told.into_iter().all(|name| self.has_todays(name) && self.folder.join(name).exists())
     }
 }
 
-/// What is pinned of other layouts, later ones first.
+/// Lists other layouts, later ones first.
 fn others() -> Vec<Layout> {
     let Ok(entries) = fs::read_dir(Path::new(FILE_SYSTEM).join(FOLDER)) else { return Vec::new() };
     let mut others: Vec<Layout> = entries
@@ -240,10 +240,10 @@ fn others() -> Vec<Layout> {
     others
 }
 
-/// Makes a folder that only root may look into.
+/// Makes a folder that only root can read.
 ///
 /// # Errors
-/// The folder's path, and what the kernel said.
+/// [`Error::Kernel`] if the folder cannot be made.
 pub(super) fn make(path: &Path) -> Result<(), Error> {
     let made = fs::DirBuilder::new().recursive(true).mode(0o700).create(path);
     made.map_err(|e: io::Error| Error::kernel(format!("make {}", path.display()), e))
@@ -256,7 +256,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn who_reads_and_writes_again_takes_turns() {
+    fn concurrent_changes_under_the_lock_are_not_lost() {
         const WRITERS: u32 = 4;
         const TIMES: u32 = 50;
         let folder = tempfile::tempdir().unwrap();
@@ -268,9 +268,9 @@ mod tests {
                 scope.spawn(|| {
                     for _ in 0..TIMES {
                         let lock = pins.lock();
-                        assert!(lock.is_some(), "the folder is there");
+                        assert!(lock.is_some(), "the folder exists");
                         let known: u32 = fs::read_to_string(&number).unwrap().parse().unwrap();
-                        // Wide enough for another that does not wait.
+                        // Gives a writer that does not wait time to interfere.
                         thread::yield_now();
                         fs::write(&number, (known + 1).to_string()).unwrap();
                     }

@@ -1,9 +1,9 @@
-//! Containers that the programs come to know, without taking a conversation from netfilter.
+//! Adds containers to the maps without taking flows from netfilter.
 //!
-//! A container that has spoken before may have conversations that conntrack has. One plane has a conversation
-//! for its whole life, so that such a container is *held* at first: what begins now is noted and left to
-//! netfilter. When every packet that may have missed that is through, all that conntrack has is
-//! [noted](super::conntrack_import), and the container is set free.
+//! A flow stays in one plane, conntrack's or the programs', for its whole life. A container that has sent or
+//! received packets may have flows in conntrack, so it is *held* at first: the programs leave its new flows
+//! to netfilter and remember them. When every packet that a program handled before is through, conntrack's
+//! flows are [imported](super::conntrack_import), and the container is released.
 
 use std::collections::BTreeMap;
 use std::hash::{BuildHasher, Hasher, RandomState};
@@ -22,40 +22,40 @@ use super::tables::Tables;
 use crate::firewall;
 use crate::{ContainerNetns, Error, IngressPolicy};
 
-/// A container that the programs know.
+/// A container in the maps.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Adopted {
-    /// Number of the host's end of its links.
+    /// Index of its link's host end.
     pub(super) link: u32,
     pub(super) generation: u32,
     pub(super) addresses: Vec<IpAddr>,
-    /// Whether what it begins is still left to netfilter.
+    /// True while its new flows are left to netfilter.
     pub(super) is_held: bool,
 }
 
-/// Links of containers, each with its generation.
+/// Generations of containers by the index of their links.
 pub(super) type Pods = BTreeMap<u32, u32>;
 
-/// Whether a container is held until conntrack has been asked.
+/// A choice to hold a container until conntrack's flows are imported.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Hold {
-    /// It is.
+    /// Hold it.
     Yes,
-    /// Nobody has ever spoken from there.
+    /// It has had no flow yet.
     No,
 }
 
 impl Hold {
-    /// What is needed for a container in this namespace.
+    /// The choice for a container in this namespace.
     pub(super) fn needed(inside: &Netns) -> Self {
-        if has_spoken(inside) { Self::Yes } else { Self::No }
+        if has_had_flows(inside) { Self::Yes } else { Self::No }
     }
 }
 
-/// Puts the program on the container's link and tells the maps of the container. A link that had no program
-/// is a new one: what the maps may still have of its number is of another container, and gets another
-/// generation, so that no old flow ends in the new container. What has it left to nftables is looked for each time:
-/// whoever limits or separates it may have come first.
+/// Attaches the program to the container's link and writes the container to the maps. A link that had no
+/// program is a new one: entries of its index are of another container. It gets another generation, so that
+/// no old flow reaches the new container. A rate limit or isolation is looked for each time, as it may
+/// precede this ADD.
 pub(super) fn adopt(
     pins: &Pins,
     tables: &mut Tables,
@@ -66,7 +66,7 @@ pub(super) fn adopt(
     let program = config::programs(pins)?.join(maps::programs::POD_INGRESS);
     let used = if hold == Hold::Yes { Use::Busy } else { Use::None };
     let before = attach::attach(&link.name, &program, used)?;
-    let mut noted = if is_limited(link)? || is_kept_apart(attachment)? { LEFT } else { 0 };
+    let mut noted = if is_limited(link)? || is_isolated(attachment)? { LEFT } else { 0 };
     if hold == Hold::Yes {
         noted |= HELD;
     }
@@ -79,7 +79,7 @@ pub(super) fn adopt(
         Some(pod)
     })?;
     let Pod { generation, flags, .. } = pod;
-    tell_router(tables, link, generation)?;
+    put_router(tables, link, generation)?;
     for network in addresses {
         let is_own = |entry: &PodAddress| (entry.pod, entry.generation) == (link.index, generation);
         let old = tables.address(network.addr())?.filter(is_own);
@@ -91,17 +91,17 @@ pub(super) fn adopt(
     Ok(Adopted { link: link.index, generation, addresses, is_held: flags & HELD != 0 })
 }
 
-/// Tells the programs to whom the container addresses what the node is to forward: to the bridge that its link belongs
-/// to, or to the link itself. With no such address the programs do not ask.
-pub(super) fn tell_router(tables: &mut Tables, link: &Link, generation: u32) -> Result<(), Error> {
+/// Writes the link-layer address to which the container sends packets that the node forwards: that of its
+/// link's bridge, or of the link. Without such an entry the programs do not compare it.
+pub(super) fn put_router(tables: &mut Tables, link: &Link, generation: u32) -> Result<(), Error> {
     let failed = |e| Error::kernel(format!("look for the bridge that {} belongs to", link.name), e);
     let mac = match link.master {
         None => link.mac,
         Some(master) => match RouteSocket::open().and_then(|socket| socket.link_by_index(master)) {
             Ok(master) if master.kind == LinkKind::Bridge => master.mac,
-            // A VRF: its ports are addressed themselves.
+            // A VRF: its ports have their own addresses.
             Ok(_) => link.mac,
-            // Its next port is this link no more.
+            // The bridge was removed concurrently.
             Err(e) if e.is_not_found() => return Ok(()),
             Err(e) => return Err(failed(e)),
         },
@@ -112,12 +112,12 @@ pub(super) fn tell_router(tables: &mut Tables, link: &Link, generation: u32) -> 
     tables.put_router(link.index, Router { generation, mac, pad: 0 })
 }
 
-/// Sets a container free; one that is gone meanwhile does not come back.
-pub(super) fn free(tables: &mut Tables, pod: &Adopted) -> Result<(), Error> {
+/// Releases a held container. One that was removed concurrently is not added again.
+pub(super) fn release(tables: &mut Tables, pod: &Adopted) -> Result<(), Error> {
     change(tables, (pod.link, pod.generation), |flags| flags & !HELD)
 }
 
-/// Holds a container.
+/// Holds a container: its new flows are left to netfilter.
 pub(super) fn hold(tables: &mut Tables, pod: (u32, u32)) -> Result<(), Error> {
     change(tables, pod, |flags| flags | HELD)
 }
@@ -128,7 +128,7 @@ fn change(tables: &mut Tables, (link, generation): (u32, u32), to: impl Fn(u32) 
     })
 }
 
-/// Whether somebody limits the rate of what goes through a link: the programs would put packets past that.
+/// True if the rate of a link is limited: the programs would bypass the limit.
 pub(super) fn is_limited(link: &Link) -> Result<bool, Error> {
     let failed = |e: RouteError| Error::kernel(format!("ask for the limits of {}", link.name), e);
     let socket = RouteSocket::open().map_err(failed)?;
@@ -136,20 +136,20 @@ pub(super) fn is_limited(link: &Link) -> Result<bool, Error> {
     Ok(queue.is_some() || !socket.redirections(link).map_err(failed)?.is_empty())
 }
 
-/// Whether the firewall plugin keeps a container apart from others: the programs would put packets past its rules.
-pub(super) fn is_kept_apart(attachment: &Attachment) -> Result<bool, Error> {
+/// True if the firewall plugin isolates a container: the programs would bypass its rules.
+pub(super) fn is_isolated(attachment: &Attachment) -> Result<bool, Error> {
     Ok(firewall::held(attachment)?.is_some_and(|held| held.policy != IngressPolicy::Open))
 }
 
-/// A number that no other container of this node is likely to have; never 0.
+/// A random number other than 0.
 fn random() -> u32 {
     let drawn = RandomState::new().build_hasher().finish();
     let [a, b, c, d, ..] = drawn.to_ne_bytes();
     u32::from_ne_bytes([a, b, c, d]).max(1)
 }
 
-/// The host's end of a container's pair of links, and the container's namespace; none if the container's interface
-/// is no such thing.
+/// Finds the host end of a container's veth, and opens the container's namespace; none if its interface is no
+/// veth.
 pub(super) fn host_end(netns: &ContainerNetns, ifname: &str) -> Result<Option<(Link, Netns)>, Error> {
     let failed = |e: Box<dyn std::error::Error + Send + Sync>| {
         Error::kernel(format!("find the host's end of {ifname} in {}", netns.path.display()), e)
@@ -160,7 +160,7 @@ pub(super) fn host_end(netns: &ContainerNetns, ifname: &str) -> Result<Option<(L
     let Some(peer) = own.peer.filter(|_| own.kind == LinkKind::Veth) else { return Ok(None) };
     let socket = RouteSocket::open().map_err(|e| failed(e.into()))?;
     match socket.link_by_index(peer) {
-        // The number may be that of another link here, if the other end is in a third namespace.
+        // If the other end is in a third namespace, the index is that of another link here.
         Ok(link) if link.kind == LinkKind::Veth && link.peer == Some(own.index) => Ok(Some((link, inside))),
         Ok(_) => Ok(None),
         Err(e) if e.is_not_found() => Ok(None),
@@ -168,10 +168,10 @@ pub(super) fn host_end(netns: &ContainerNetns, ifname: &str) -> Result<Option<(L
     }
 }
 
-/// Whether there was ever a conversation from or to this namespace: TCP, UDP or a ping. It is asked of a new
-/// container, for which the kernel's table of flows need not be read. What cannot be read counts as yes.
-fn has_spoken(inside: &Netns) -> bool {
-    // The folder of the thread: that of the process is of the namespace of its first thread.
+/// True if this namespace has ever had a flow (TCP, UDP or a ping), or if its counters cannot be read. Saves
+/// reading the kernel's table of flows for a new container.
+fn has_had_flows(inside: &Netns) -> bool {
+    // `/proc/self` shows the namespace of the process's first thread.
     let read = |name: &str| std::fs::read_to_string(format!("/proc/thread-self/net/{name}"));
     let texts = inside.run(|| ["snmp", "sockstat", "snmp6", "sockstat6"].map(read));
     match texts {
@@ -183,7 +183,7 @@ fn has_spoken(inside: &Netns) -> bool {
     }
 }
 
-/// What is looked at in /proc/net/snmp; the same of IPv6 stands in snmp6.
+/// The counters of /proc/net/snmp; those of IPv6 are in snmp6.
 const COUNTS: [&str; 6] = [
     "Tcp: ActiveOpens",
     "Tcp: PassiveOpens",
@@ -193,10 +193,10 @@ const COUNTS: [&str; 6] = [
     "Icmp: OutEchos",
 ];
 const COUNTS6: [&str; 4] = ["Udp6InDatagrams", "Udp6OutDatagrams", "Icmp6InEchos", "Icmp6OutEchos"];
-/// Sockets may hold what nobody has read yet.
+/// Sockets may hold datagrams that are not read yet, and not counted.
 const SOCKETS: [&str; 2] = ["UDP: inuse", "UDP6: inuse"];
 
-/// Pairs of lines, names and values: `Tcp: ActiveOpens …`, `Tcp: 3 …`.
+/// Reads pairs of lines, names and values: `Tcp: ActiveOpens …`, `Tcp: 3 …`.
 fn counts(text: &str) -> impl Iterator<Item = (String, u64)> {
     let lines: Vec<&str> = text.lines().collect();
     let pairs: Vec<(String, u64)> = lines
@@ -211,7 +211,7 @@ fn counts(text: &str) -> impl Iterator<Item = (String, u64)> {
     pairs.into_iter()
 }
 
-/// Lines of `Udp6InDatagrams   0`, or `UDP6: inuse 0`.
+/// Reads lines such as `Udp6InDatagrams   0` or `UDP6: inuse 0`.
 fn words(text: &str) -> impl Iterator<Item = (String, u64)> {
     text.lines().filter_map(|line| {
         let mut words: Vec<&str> = line.split_whitespace().collect();
@@ -227,7 +227,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn counts_are_found_in_what_the_kernel_writes() {
+    fn counters_are_read_from_the_kernels_texts() {
         let snmp = "Ip: Forwarding InReceives\nIp: 1 7\nTcp: RtoAlgorithm ActiveOpens PassiveOpens\nTcp: 1 3 0\n\
             Udp: InDatagrams NoPorts OutDatagrams\nUdp: 0 4 5\n";
         let found: Vec<(String, u64)> = counts(snmp).collect();
@@ -251,11 +251,11 @@ mod tests {
     }
 
     #[test]
-    fn a_namespace_where_nobody_has_spoken_is_told_from_one_where_somebody_has() {
-        // The tests' own namespace has had conversations, or cannot be read.
+    fn a_namespace_with_an_open_socket_has_had_flows() {
+        // The test's own namespace has had flows, or cannot be read.
         let current = Netns::current().unwrap();
         let socket = std::net::UdpSocket::bind("127.0.0.1:0").unwrap();
-        assert!(has_spoken(&current));
+        assert!(has_had_flows(&current));
         drop(socket);
     }
 }

@@ -1,4 +1,4 @@
-//! The maps, opened where they are pinned.
+//! The BPF maps, opened by their pins.
 
 use std::fmt;
 use std::net::IpAddr;
@@ -14,7 +14,7 @@ use super::error;
 use super::pins::Pins;
 use crate::{Error, HostAddress, Protocol};
 
-/// A hash map of the kernel, with what it is called in errors.
+/// A BPF hash map, with its name for errors.
 pub(super) struct Table<K, V> {
     name: &'static str,
     map: HashMap<MapData, K, V>,
@@ -30,7 +30,7 @@ impl<K: Plain, V: Plain> Table<K, V> {
     /// Opens the map.
     ///
     /// # Errors
-    /// It is not pinned, or has another layout.
+    /// [`Error::Kernel`] if it is not pinned, or has another layout.
     pub(super) fn open(pins: &Pins, name: &'static str) -> Result<Self, Error> {
         let path = pins.map(name);
         let opened = MapData::from_pin(&path)
@@ -40,10 +40,7 @@ impl<K: Plain, V: Plain> Table<K, V> {
         Ok(Self { name, map })
     }
 
-    /// What is there.
-    ///
-    /// # Errors
-    /// The kernel's own.
+    /// Reads an element.
     pub(super) fn get(&self, key: &K) -> Result<Option<V>, Error> {
         match self.map.get(key, 0) {
             Ok(value) => Ok(Some(value)),
@@ -52,16 +49,16 @@ impl<K: Plain, V: Plain> Table<K, V> {
         }
     }
 
-    /// Puts something there, whatever was there before.
+    /// Writes an element.
     ///
     /// # Errors
-    /// The kernel's own: E2BIG when the map is full.
+    /// [`Error::Kernel`], with E2BIG if the map is full.
     pub(super) fn put(&mut self, key: K, value: V) -> Result<(), Error> {
         let put = self.map.insert(key, value, 0);
         put.map_err(|e| error::failed(format!("write to the BPF map {}", self.name), e))
     }
 
-    /// Puts something there if there is nothing, in one step.
+    /// Writes an element if there is none, in one step.
     ///
     /// # Errors
     /// As [`Self::put`].
@@ -77,10 +74,7 @@ impl<K: Plain, V: Plain> Table<K, V> {
         }
     }
 
-    /// Takes something away; says whether it was there.
-    ///
-    /// # Errors
-    /// The kernel's own.
+    /// Removes an element; true if there was one.
     pub(super) fn remove(&mut self, key: &K) -> Result<bool, Error> {
         match self.map.remove(key) {
             Ok(()) => Ok(true),
@@ -90,26 +84,19 @@ impl<K: Plain, V: Plain> Table<K, V> {
         }
     }
 
-    /// As [`Self::all`], and not more than so many: what a program adds and removes meanwhile may send the walk back
-    /// to its begin.
-    ///
-    /// # Errors
-    /// The kernel's own.
+    /// As [`Self::all`], at most so many: concurrent changes by a program may restart the walk.
     pub(super) fn some(&self, most: usize) -> Result<Vec<(K, V)>, Error> {
         let read: Result<Vec<_>, _> = self.map.iter().take(most).collect();
         read.map_err(|e| error::failed(format!("read the BPF map {}", self.name), e))
     }
 
-    /// Everything, in no order. What changes meanwhile may be missing or be there twice.
-    ///
-    /// # Errors
-    /// The kernel's own.
+    /// Reads all elements, in no order. Concurrently changed ones may be missing or appear twice.
     pub(super) fn all(&self) -> Result<Vec<(K, V)>, Error> {
         let read: Result<Vec<_>, _> = self.map.iter().collect();
         read.map_err(|e| error::failed(format!("read the BPF map {}", self.name), e))
     }
 
-    /// Takes away each element of which `is_to_go` says so, also when it is asked again while nobody else writes.
+    /// Removes matching elements; re-checks each one under the lock.
     fn remove_where(
         &mut self,
         pins: &Pins,
@@ -130,7 +117,7 @@ impl<K: Plain, V: Plain> Table<K, V> {
     }
 }
 
-/// How something is put into a map.
+/// A way to write an element.
 type Put<K, V> = fn(&mut Table<K, V>, K, V) -> Result<(), Error>;
 
 /// The maps of pods and their published ports.
@@ -138,7 +125,7 @@ type Put<K, V> = fn(&mut Table<K, V>, K, V) -> Result<(), Error>;
 pub(super) struct Tables {
     pins: Pins,
     pub(super) pods: Table<u32, Pod>,
-    /// None where only an earlier version has told programs of anything: they do not ask.
+    /// None if an earlier version has made the maps: its programs do not read this one.
     routers: Option<Table<u32, Router>>,
     pub(super) addresses4: Table<Addr4, PodAddress>,
     pub(super) addresses6: Table<Addr6, PodAddress>,
@@ -146,7 +133,7 @@ pub(super) struct Tables {
     pub(super) ports6: Table<PortKey6, PortTarget6>,
 }
 
-/// One published port as the programs look it up.
+/// A published port as the programs look it up.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Published {
     pub(super) host: HostAddress,
@@ -154,13 +141,13 @@ pub(super) struct Published {
     pub(super) port: u16,
 }
 
-/// [`Target::pod`] of a port that the programs leave to nftables.
-pub(super) const NOBODY: u32 = 0;
+/// [`Target::pod`] of a port that is reserved: the programs leave it to nftables.
+pub(super) const RESERVED: u32 = 0;
 
-/// Where a port leads.
+/// The target of a port.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Target {
-    /// The number of the pod's interface; [`NOBODY`].
+    /// The index of the pod's link, or [`RESERVED`].
     pub(super) pod: u32,
     pub(super) generation: u32,
     pub(super) address: IpAddr,
@@ -177,7 +164,7 @@ impl<A: Into<IpAddr>> From<PortTarget<A>> for Target {
 }
 
 impl Tables {
-    /// Opens them.
+    /// Opens the maps.
     ///
     /// # Errors
     /// As [`Table::open`].
@@ -197,12 +184,8 @@ impl Tables {
         })
     }
 
-    /// Makes of what the programs know of the pod behind a link, by the link's number, what they are to know; none is
-    /// nothing. Processes that do this at once take turns: what one has noted, that the pod is left to nftables or
-    /// that it is held, would be lost by another that has read before and writes after.
-    ///
-    /// # Errors
-    /// The kernel's own.
+    /// Changes, adds or removes the pod of a link, under the lock: without it, a process that reads before
+    /// another one's write and writes after it would lose that one's flags.
     pub(super) fn change_pod(
         &mut self,
         link: u32,
@@ -217,14 +200,11 @@ impl Tables {
         }
     }
 
-    /// Forgets the pod behind a link, unless the link is another one's by now.
-    ///
-    /// # Errors
-    /// The kernel's own.
+    /// Removes the pod of a link, unless the link is another pod's now.
     pub(super) fn forget_pod(&mut self, link: u32, generation: u32) -> Result<(), Error> {
         self.change_pod(link, |known| known.filter(|pod| pod.generation != generation))?;
         match &mut self.routers {
-            // One of another generation does not count, whoever wrote it.
+            // The programs ignore one of another generation.
             Some(routers) if routers.get(&link)?.is_some_and(|router| router.generation == generation) => {
                 routers.remove(&link).map(drop)
             }
@@ -232,15 +212,12 @@ impl Tables {
         }
     }
 
-    /// Writes to whom the frames of the pod behind a link are addressed that the node is to forward.
-    ///
-    /// # Errors
-    /// The kernel's own.
+    /// Writes the link-layer address of frames that the node forwards for a pod.
     pub(super) fn put_router(&mut self, link: u32, router: Router) -> Result<(), Error> {
         self.routers.as_mut().map_or(Ok(()), |routers| routers.put(link, router))
     }
 
-    /// What the programs know of a pod's address.
+    /// Reads the entry of a pod's address.
     pub(super) fn address(&self, address: IpAddr) -> Result<Option<PodAddress>, Error> {
         match address {
             IpAddr::V4(address) => self.addresses4.get(&address.into()),
@@ -248,7 +225,7 @@ impl Tables {
         }
     }
 
-    /// Writes what the programs are to know of it.
+    /// Writes the entry of a pod's address.
     pub(super) fn put_address(&mut self, address: IpAddr, value: PodAddress) -> Result<(), Error> {
         match address {
             IpAddr::V4(address) => self.addresses4.put(address.into(), value),
@@ -256,7 +233,7 @@ impl Tables {
         }
     }
 
-    /// Forgets it.
+    /// Removes the entry of a pod's address; true if there was one.
     pub(super) fn remove_address(&mut self, address: IpAddr) -> Result<bool, Error> {
         match address {
             IpAddr::V4(address) => self.addresses4.remove(&address.into()),
@@ -264,7 +241,7 @@ impl Tables {
         }
     }
 
-    /// Where a port leads.
+    /// Reads the target of a port.
     pub(super) fn port(&self, port: &Published) -> Result<Option<Target>, Error> {
         Ok(match port.keys() {
             Keys::V4(key) => self.ports4.get(&key)?.map(Target::from),
@@ -272,22 +249,19 @@ impl Tables {
         })
     }
 
-    /// How many ports lead to a pod.
+    /// Counts the ports that lead to a pod.
     pub(super) fn ports(&self) -> Result<usize, Error> {
-        let v4 = self.ports4.all()?.iter().filter(|(_, target)| target.pod != NOBODY).count();
-        let v6 = self.ports6.all()?.iter().filter(|(_, target)| target.pod != NOBODY).count();
+        let v4 = self.ports4.all()?.iter().filter(|(_, target)| target.pod != RESERVED).count();
+        let v6 = self.ports6.all()?.iter().filter(|(_, target)| target.pod != RESERVED).count();
         Ok(v4 + v6)
     }
 
-    /// Has a port lead to a pod. A container's address of the other family leads nowhere: the port is left.
+    /// Writes the target of a port. A target of the other address family changes nothing.
     pub(super) fn put_port(&mut self, port: &Published, target: &Target) -> Result<(), Error> {
         self.write_port(port, target, (Table::put, Table::put))
     }
 
-    /// The same, unless it leads anywhere, or is reserved: whoever writes at the same time has come before.
-    ///
-    /// # Errors
-    /// The kernel's own.
+    /// As [`Self::put_port`], unless the port has an entry: a concurrent writer takes precedence.
     pub(super) fn put_new_port(&mut self, port: &Published, target: &Target) -> Result<(), Error> {
         self.write_port(port, target, (Table::put_new, Table::put_new))
     }
@@ -313,10 +287,7 @@ impl Tables {
         }
     }
 
-    /// Has it lead nowhere, if it still leads there.
-    ///
-    /// # Errors
-    /// The kernel's own.
+    /// Removes a port's entry if its target has not changed.
     pub(super) fn remove_port_if(&mut self, port: &Published, target: &Target) -> Result<(), Error> {
         let _lock = self.pins.lock();
         if self.port(port)?.as_ref() == Some(target) {
@@ -325,18 +296,12 @@ impl Tables {
         Ok(())
     }
 
-    /// Whether the pod behind a link is known by this generation.
-    ///
-    /// # Errors
-    /// The kernel's own.
+    /// True if the link's pod has this generation.
     pub(super) fn is_alive(&self, (link, generation): (u32, u32)) -> Result<bool, Error> {
         Ok(self.pods.get(&link)?.is_some_and(|pod| pod.generation == generation))
     }
 
-    /// Takes away addresses and ports of pods that are not known. Those that lead to nobody stay: they are reserved.
-    ///
-    /// # Errors
-    /// The kernel's own.
+    /// Removes addresses and ports of unknown pods. Reserved ports stay.
     pub(super) fn remove_unowned(&mut self) -> Result<(), Error> {
         let Self { pins, pods, addresses4, addresses6, ports4, ports6, routers: _ } = self;
         let pins = &*pins;
@@ -346,7 +311,7 @@ impl Tables {
         ports6.remove_where(pins, |target| is_unowned(pods, (target.pod, target.generation)))
     }
 
-    /// Has it lead nowhere.
+    /// Removes a port's entry; true if there was one.
     pub(super) fn remove_port(&mut self, port: &Published) -> Result<bool, Error> {
         match port.keys() {
             Keys::V4(key) => self.ports4.remove(&key),
@@ -356,7 +321,7 @@ impl Tables {
 }
 
 fn is_unowned(pods: &Table<u32, Pod>, (link, generation): (u32, u32)) -> Result<bool, Error> {
-    Ok(link != NOBODY && pods.get(&link)?.is_none_or(|pod| pod.generation != generation))
+    Ok(link != RESERVED && pods.get(&link)?.is_none_or(|pod| pod.generation != generation))
 }
 
 enum Keys {
@@ -413,7 +378,7 @@ pub(super) fn config(pins: &Pins) -> Result<Array<MapData, Config>, Error> {
     Array::try_from(map).map_err(|e| error::failed("open the BPF map config", e))
 }
 
-/// What the programs have counted, summed over the processors.
+/// Reads the programs' counters, summed over the processors.
 ///
 /// # Errors
 /// As [`Table::open`].

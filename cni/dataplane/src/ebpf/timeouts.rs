@@ -1,11 +1,11 @@
-//! How long the programs keep a conversation without a packet: as long as conntrack on this node.
+//! The programs' timeouts of idle flows: those of conntrack on this node.
 
 use cni_kernel::sysctl;
 use slipway_ebpf_abi::{Config, State, Timeouts, ticks};
 
-/// The settings below `net.netfilter.nf_conntrack_` that say it, in seconds
-/// (Documentation/networking/nf_conntrack-sysctl.rst). One that is named for two states is for both; of the
-/// two for pings, which are one state here, the longer counts.
+/// The settings below `net.netfilter.nf_conntrack_`, in seconds
+/// (Documentation/networking/nf_conntrack-sysctl.rst). Pings are one state here: the longer of their two
+/// settings counts.
 const SETTINGS: &[(State, &str)] = &[
     (State::SynSent, "tcp_timeout_syn_sent"),
     (State::SynReceived, "tcp_timeout_syn_recv"),
@@ -22,19 +22,19 @@ const SETTINGS: &[(State, &str)] = &[
     (State::Echo, "icmpv6_timeout"),
 ];
 
-/// Those of this network namespace. Where conntrack is not loaded, or does not say, its defaults.
+/// Reads the timeouts of this network namespace; conntrack's defaults where they cannot be read.
 pub(super) fn of_this_node() -> Timeouts {
     read(|name| sysctl::get(&format!("net/netfilter/nf_conntrack_{name}")).ok())
 }
 
 fn read(setting: impl Fn(&str) -> Option<String>) -> Timeouts {
     let mut timeouts = Config::DEFAULT_SECONDS.map(ticks);
-    let mut said = [false; slipway_ebpf_abi::STATES];
+    let mut is_set = [false; slipway_ebpf_abi::STATES];
     for (state, name) in SETTINGS {
         let Some(seconds) = setting(name).and_then(|text| text.trim().parse().ok()) else { continue };
         let state = *state as usize;
-        timeouts[state] = if said[state] { timeouts[state].max(ticks(seconds)) } else { ticks(seconds) };
-        said[state] = true;
+        timeouts[state] = if is_set[state] { timeouts[state].max(ticks(seconds)) } else { ticks(seconds) };
+        is_set[state] = true;
     }
     timeouts
 }
@@ -52,7 +52,7 @@ mod tests {
 
     #[test]
     fn the_nodes_settings_count_and_defaults_where_it_has_none() {
-        let told = |name: &str| match name {
+        let setting = |name: &str| match name {
             "tcp_timeout_established" => Some("3600".to_owned()),
             "udp_timeout" => Some("10".to_owned()),
             "icmp_timeout" => Some("5".to_owned()),
@@ -60,7 +60,7 @@ mod tests {
             "tcp_timeout_close" => Some("nonsense".to_owned()),
             _ => None,
         };
-        let (read, usual) = (read(told), Config::DEFAULT_SECONDS.map(ticks));
+        let (read, usual) = (read(setting), Config::DEFAULT_SECONDS.map(ticks));
         let mut expected = usual;
         expected[State::Established as usize] = ticks(3600);
         expected[State::Unreplied as usize] = ticks(10);

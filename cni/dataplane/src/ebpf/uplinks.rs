@@ -1,4 +1,4 @@
-//! Which interfaces carry traffic from outside, and which addresses the node has.
+//! Finds the uplinks, the interfaces that carry traffic from outside, and the node's addresses.
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -7,39 +7,39 @@ use crate::service_links;
 use cni_kernel::route::{Address, Family, Link, LinkKind, RouteError, RouteSocket};
 use slipway_ebpf_abi::{Addr4, Addr6, SEVERAL, UPLINK_ETHERNET, Uplink};
 
-/// What a node has, as the programs are told it.
+/// The node's interfaces and addresses for the maps.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct Surroundings {
-    /// By the number of the interface: its name, and what the programs know of it.
+    /// Name and map entry by the index of the interface.
     pub(super) uplinks: BTreeMap<u32, (String, Uplink)>,
-    /// Every address of the node but those of the loopback and of single links, and its interface, or [`SEVERAL`].
+    /// Every address of the node, except loopback and link-local ones, with its interface or [`SEVERAL`].
     pub(super) locals: BTreeMap<IpAddr, u32>,
 }
 
-/// Looks at the node. `named` are the interfaces that an administrator has named; none: they are found.
+/// Reads the node's interfaces. `named` are the administrator's uplinks; if empty, the uplinks are found.
 ///
 /// # Errors
-/// The kernel cannot be asked.
+/// The kernel refused to list links or addresses.
 pub(super) fn look(named: &[String]) -> Result<Surroundings, RouteError> {
     let socket = RouteSocket::open()?;
     let (links, addresses) = (socket.links()?, socket.all_addresses()?);
-    let mut leads_out = Vec::new();
+    let mut default_links = Vec::new();
     for family in [Family::V4, Family::V6] {
-        // A node without IPv6 has no such routes to ask for.
-        leads_out.extend(socket.default_route(family).ok().flatten().and_then(|route| route.link));
+        // A node without IPv6 refuses to list such routes.
+        default_links.extend(socket.default_route(family).ok().flatten().and_then(|route| route.link));
     }
-    Ok(judge(&links, &addresses, &leads_out, named))
+    Ok(choose(&links, &addresses, &default_links, named))
 }
 
-/// An uplink has an address of the node and belongs to no other interface: of a bond or a bridge it is the
-/// master. Bridges count only if the default route leads there: those of containers are bridges, too. The
-/// host's end of a container's pair has its owner as its alias.
-fn judge(links: &[Link], addresses: &[Address], leads_out: &[u32], named: &[String]) -> Surroundings {
+/// Chooses the uplinks. An uplink has an address of the node and no master: of a bond or a bridge, the master
+/// is the uplink. A bridge counts only if the default route leads there, as containers have bridges, too. The
+/// host end of a container's veth has its owner as its alias.
+fn choose(links: &[Link], addresses: &[Address], default_links: &[u32], named: &[String]) -> Surroundings {
     let mut found = Surroundings::default();
     for link in links {
         let own = || addresses.iter().filter(|address| address.link == link.index && address.global);
         let is_uplink = if named.is_empty() {
-            let is_default = leads_out.contains(&link.index);
+            let is_default = default_links.contains(&link.index);
             let is_ours = link.kind == LinkKind::Veth && !link.alias.is_empty();
             link.up
                 && !service_links::NAMES.contains(&link.name.as_str())
@@ -73,14 +73,14 @@ fn judge(links: &[Link], addresses: &[Address], leads_out: &[u32], named: &[Stri
     found
 }
 
-/// An uplink has an address to masquerade with only where the kernel has no choice: which of several it takes depends on
-/// the next hop (IPv4) or on the destination (IPv6, RFC 6724), and is nftables' to find out.
-fn certain<'a>(own: impl Iterator<Item = &'a Address>) -> (Option<Ipv4Addr>, Option<Ipv6Addr>) {
+/// The uplink's only primary address of each family, to masquerade with. Of several, the kernel chooses by
+/// the next hop (IPv4) or the destination (IPv6, RFC 6724): nftables masquerades then.
+fn only_primary<'a>(own: impl Iterator<Item = &'a Address>) -> (Option<Ipv4Addr>, Option<Ipv6Addr>) {
     let usable = own.filter(|address| !address.tentative && !address.duplicate && !address.deprecated);
     let (mut of_v4, mut of_v6) = (Vec::new(), Vec::new());
     for address in usable {
         match address.net.addr() {
-            // Of the addresses of one subnet, the first one is taken.
+            // Of the addresses of one subnet, the kernel takes the first one.
             IpAddr::V4(v4) if !address.secondary => of_v4.push(v4),
             IpAddr::V4(_) => {}
             IpAddr::V6(v6) => of_v6.push(v6),
@@ -90,7 +90,7 @@ fn certain<'a>(own: impl Iterator<Item = &'a Address>) -> (Option<Ipv4Addr>, Opt
 }
 
 fn describe<'a>(link: &Link, own: impl Iterator<Item = &'a Address>) -> Uplink {
-    let (v4, v6) = certain(own);
+    let (v4, v6) = only_primary(own);
     Uplink {
         mtu: link.mtu,
         flags: if link.mac.is_some() { UPLINK_ETHERNET } else { 0 },
@@ -121,8 +121,8 @@ mod tests {
     }
 
     #[test]
-    fn an_uplink_masquerades_with_an_address_that_is_the_only_one() {
-        let chosen = |addresses: &[Address]| certain(addresses.iter());
+    fn an_uplink_masquerades_only_with_its_only_primary_address() {
+        let chosen = |addresses: &[Address]| only_primary(addresses.iter());
         let (v4, v6) = (address("192.0.2.2/24"), address("2001:db8::2/64"));
         let both = (Some(Ipv4Addr::new(192, 0, 2, 2)), Some(Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, 2)));
         assert_eq!(chosen(&[]), (None, None));
