@@ -31,7 +31,7 @@ impl Default for Dataplane {
     }
 }
 
-/// Where an attachment's ports or masqueraded addresses are. The table has those of nftables and those of
+/// The holder of an attachment's ports or masqueraded addresses. The table has those of nftables and those of
 /// eBPF.
 enum Holder {
     Table,
@@ -267,7 +267,7 @@ impl Backend for Dataplane {
             other => other?,
         };
         all.extend(self.iptables.list()?);
-        // A process that may not read the maps gets what the table says.
+        // A process that may not read the maps lists them as nftables'.
         if let Err(error) = ebpf::name_served(&mut all) {
             log::warn!("read which ports the BPF programs serve: {error}");
         }

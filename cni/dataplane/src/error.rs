@@ -36,7 +36,7 @@ pub enum Error {
     XtablesLock {
         /// The tool that waited for it.
         program: String,
-        /// How long, in seconds.
+        /// The time limit in seconds.
         seconds: String,
         /// The holder, as the tool prints it.
         holder: String,
@@ -52,7 +52,7 @@ pub enum Error {
     IptablesHangs {
         /// The tool.
         program: String,
-        /// How long, in seconds.
+        /// The time limit in seconds.
         seconds: u64,
     },
     /// A tool of iptables is not installed.

@@ -29,7 +29,7 @@ pub(crate) trait RulesetObserver: fmt::Debug + Sync {
         is_unchanged: &dyn Fn() -> Result<bool, Error>,
     );
 
-    /// Forgets what an attachment has although no element says so, as after a flush of the ruleset.
+    /// Forgets what an attachment has without an element, as after a flush of the ruleset.
     fn nothing_held(&self, withdrawal: &Withdrawal<'_>);
 
     /// Forgets containers whose link is gone.

@@ -1,4 +1,4 @@
-//! A table of nf_tables that Slipway owns: the socket to it, the chain that tells its layout, and changes to
+//! A table of nf_tables that Slipway owns: the socket to it, the chain that marks its layout, and changes to
 //! it.
 
 use std::time::{Duration, Instant};
@@ -9,7 +9,7 @@ use cni_nftables::{
 
 use crate::Error;
 
-/// How long an operation is repeated while other processes change the ruleset.
+/// Time limit for repeating an operation while other processes change the ruleset.
 const PATIENCE: Duration = Duration::from_secs(15);
 
 /// Prefix of the name of the empty chain that stands for a layout. The kernel cannot change a table's
@@ -144,7 +144,8 @@ impl OwnedTable {
 /// batch. An empty batch is not committed.
 ///
 /// # Errors
-/// What `build` returns, the kernel's refusal, or [`Error::Busy`] if the ruleset changed at every attempt.
+/// The error of `build`, [`Error::Kernel`] if the kernel refuses the batch, or [`Error::Busy`] if the ruleset
+/// changed at every attempt.
 pub(crate) fn transact<T>(
     socket: &Socket,
     operation: &str,

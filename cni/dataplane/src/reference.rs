@@ -1,5 +1,5 @@
-//! What the nftables backend of the reference plugins leaves on a node: tables of its own, whose rules
-//! say in their comments whose they are. They are found, checked and removed; nothing here makes them.
+//! The tables of the reference plugins' nftables backend, whose rules name their owners in comments. This
+//! module finds, checks and removes them.
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
@@ -25,9 +25,9 @@ const PORT_TABLES: [(AddressFamily, Family); 2] =
 pub(crate) const PORT_TABLE: &str = "cni_hostport";
 /// The chain of the mappings.
 const HOSTPORTS: &str = "hostports";
-/// The chains of that table that hold containers' rules. The second one is of earlier versions.
+/// The chains of that table with containers' rules. The second one is of earlier versions.
 const PORT_CHAINS: [&str; 3] = [HOSTPORTS, "hostip_hostports", "masquerading"];
-/// The table of the masquerade; a rule's comment begins with a hash and goes on with the names.
+/// The table of the masquerade; a rule's comment is a hash and the names.
 pub(crate) const MASQUERADE_TABLE: &str = "cni_plugins_masquerade";
 const MASQUERADE_CHAIN: &str = "masq_checks";
 /// Digits of each half of a masquerade rule's hash.
@@ -41,11 +41,11 @@ pub(crate) struct Reference {
     masquerade: Option<TableId>,
 }
 
-/// A rule of a container, with the place that it is in.
+/// A table and one of its chains.
 type Place<'a> = (&'a TableId, &'static str);
 
 impl Reference {
-    /// Looks whether there is any of the tables: three questions by name.
+    /// Finds the tables by three reads by name; none if there are none.
     pub(crate) fn find() -> Result<Option<Self>, Error> {
         let socket = match Socket::open() {
             Ok(socket) => socket,
@@ -54,7 +54,7 @@ impl Reference {
         };
         let there = |table: &TableId| match socket.table(table) {
             Ok(found) => Ok(found.is_some()),
-            // A kernel without nf_tables, as the socket is to netfilter as a whole.
+            // A kernel without nf_tables: the socket is one to netfilter as a whole.
             Err(error) if error.unsupported().is_some() => Ok(false),
             Err(error) => match socket.generation() {
                 Err(lacking) if lacking.unsupported().is_some() => Ok(false),
@@ -99,10 +99,9 @@ impl Reference {
         self.remove(&operation, kinds, |rule| is_of(rule, attachment))
     }
 
-    /// Removes the rules of attachments of a network that are not valid, as far as the rules tell:
-    /// those of published ports name no network, so that they go where a masquerade rule of the same
-    /// container and the same address names it. They go with that rule, whichever kind is meant: without
-    /// it nobody could tell any more whose they are.
+    /// Removes the rules of invalid attachments of a network. Rules of published ports name no network: they
+    /// are removed if a masquerade rule of the same container and address names it. They are removed together
+    /// with that rule, whatever `kinds` is, as their network is unknown without it.
     pub(crate) fn retain(&self, network: &str, valid: &[Attachment], kinds: Kinds) -> Result<(), Error> {
         let Some(table) = &self.masquerade else { return Ok(()) };
         let rules = self.rules((table, MASQUERADE_CHAIN))?;
@@ -142,7 +141,7 @@ impl Reference {
         })
     }
 
-    /// Whether the attachment has rules here.
+    /// True if the attachment has rules here.
     pub(crate) fn holds(&self, attachment: &Attachment, kinds: Kinds) -> Result<bool, Error> {
         for place in self.places(kinds) {
             if self.rules(place)?.iter().any(|rule| is_of(rule, attachment)) {
@@ -152,7 +151,7 @@ impl Reference {
         Ok(false)
     }
 
-    /// As the reference checks them: whether there are as many rules as mappings.
+    /// Checks as the reference does: there must be as many rules as mappings.
     pub(crate) fn check_ports(&self, request: &PortRequest) -> Result<(), Error> {
         for (family, table) in &self.ports {
             let of_family = request.ports.iter().filter(|port| port.host.address.family() == *family);
@@ -171,7 +170,7 @@ impl Reference {
     }
 }
 
-/// The comment's first half of a hash.
+/// A hash as the comments have it.
 fn short_hash(text: &str) -> String {
     let mut hash = hex(&Sha512::digest(text));
     hash.truncate(HASH_DIGITS);
@@ -183,7 +182,7 @@ fn is_of_network(rule: &RuleInfo, network: &str) -> bool {
     comment.split_once('-').is_some_and(|(hash, _)| hash == short_hash(network))
 }
 
-/// Whether a rule is this attachment's, by the comment's form in its table.
+/// True if a rule is this attachment's, by the comment's form in its table.
 fn is_of(rule: &RuleInfo, attachment: &Attachment) -> bool {
     let Some(comment) = rule.comment.as_deref() else { return false };
     let id = attachment.container_id();
@@ -193,7 +192,7 @@ fn is_of(rule: &RuleInfo, attachment: &Attachment) -> bool {
     is_masquerade_of(comment, attachment)
 }
 
-/// Whether a comment about masquerade is this attachment's.
+/// True if a masquerade rule's comment is this attachment's.
 fn is_masquerade_of(comment: &str, attachment: &Attachment) -> bool {
     let id = attachment.container_id();
     let instance = short_hash(&format!("{}:{id}", attachment.ifname()));
@@ -201,20 +200,19 @@ fn is_masquerade_of(comment: &str, attachment: &Attachment) -> bool {
     comment.strip_prefix(&hash).is_some_and(|rest| rest.is_empty() || rest.starts_with(','))
 }
 
-/// Whether a port rule's comment is that container's ID.
+/// True if a port rule's comment is that container's ID.
 fn is_container(comment: &str, id: &str) -> bool {
     comment == id.get(..COMMENT_MAX).unwrap_or(id)
 }
 
-/// Whether a masquerade rule's comment names the container that a port rule's comment is the ID of, each
-/// of them as far as it was not cut.
+/// True if a masquerade rule's comment names the container of a port rule's comment; either may be cut.
 fn names_container(rule: &RuleInfo, id: &str) -> bool {
     let comment = rule.comment.as_deref().unwrap_or_default();
     let Some((_, named)) = comment.split_once(", id: ") else { return false };
     if comment.len() < COMMENT_MAX { named == id } else { id.starts_with(named) }
 }
 
-/// The container's address that a rule is about: where a port leads to, who is masqueraded.
+/// The container's address in a rule: the target of a port, or the masqueraded source.
 fn container_address(rule: &RuleInfo) -> Option<IpAddr> {
     let one = |field: &Field, to: &Operand| match (field, to) {
         (Field::IpSaddr | Field::IpDaddr | Field::Ip6Saddr | Field::Ip6Daddr, Operand::Value(value)) => {
@@ -237,22 +235,22 @@ fn container_address(rule: &RuleInfo) -> Option<IpAddr> {
     })
 }
 
-/// Rules of the reference's about one address of a container, of one kind.
+/// The reference's rules of one kind for one address of a container.
 #[derive(Debug, Clone)]
 pub(crate) struct Piece {
     /// The rules' comment.
     pub(crate) comment: String,
     /// The container's address.
     pub(crate) address: IpAddr,
-    /// What they say, or why that cannot be said in other words.
+    /// Their content, or the reason why it cannot be translated.
     pub(crate) what: Result<What, String>,
-    /// Whether they are about masquerade.
+    /// True for masquerade, false for published ports.
     pub(crate) masquerade: bool,
 }
 
 impl Piece {
-    /// Whether the rules are that attachment's, as far as the comment tells: one of published ports is the
-    /// container's ID alone.
+    /// True if the rules can be that attachment's: the comment of a published port is only the container's
+    /// ID.
     pub(crate) fn may_be_of(&self, attachment: &Attachment) -> bool {
         if !self.masquerade {
             return is_container(&self.comment, attachment.container_id());
@@ -260,7 +258,7 @@ impl Piece {
         is_masquerade_of(&self.comment, attachment)
     }
 
-    /// The ports that the rules publish, if they are about ports.
+    /// The published ports, if the rules are for ports.
     pub(crate) fn into_ports(self) -> Option<Vec<crate::PublishedPort>> {
         match self.what {
             Ok(What::Ports(ports)) => Some(ports.ports),
@@ -268,7 +266,7 @@ impl Piece {
         }
     }
 
-    /// The attachment that a comment about masquerade names, if it was not cut.
+    /// The attachment in a masquerade rule's comment, if it is not cut.
     pub(crate) fn named(&self) -> Option<Attachment> {
         let (_, rest) = self.comment.split_once(", net: ")?;
         let (network, rest) = rest.split_once(", if: ")?;
@@ -278,17 +276,17 @@ impl Piece {
     }
 }
 
-/// Which rules of a container go.
+/// The part of a container's rules to remove.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Part {
-    /// Those that translate destinations.
+    /// The rules that translate destinations.
     Translation,
-    /// All.
+    /// All rules.
     All,
 }
 
 impl Reference {
-    /// Everything that is there. Of a container's ports on one address there is one piece.
+    /// Reads all rules. A container's ports on one address are one piece.
     pub(crate) fn survey(&self) -> Result<Vec<Piece>, Error> {
         let mut pieces: Vec<Piece> = Vec::new();
         for (family, table) in &self.ports {
@@ -347,7 +345,7 @@ impl Reference {
         Ok(pieces)
     }
 
-    /// What is left for packets to ports that are not translated here any more.
+    /// Adds rules for packets to ports whose translation is removed already.
     fn survey_rest(&self, pieces: &mut Vec<Piece>) -> Result<(), Error> {
         for (_, table) in &self.ports {
             for rule in self.rules((table, PORT_CHAINS[2]))? {
@@ -364,7 +362,7 @@ impl Reference {
         Ok(())
     }
 
-    /// What the rule that leads to the ports asks for beside the node's own addresses.
+    /// Some if a rule that leads to the ports has conditions other than the node's own addresses.
     fn conditions(&self, place: Place<'_>) -> Result<Option<()>, Error> {
         let plain = |rule: &RuleInfo| {
             let stmts = rule.stmts.as_deref().unwrap_or_default();
@@ -373,9 +371,9 @@ impl Reference {
         Ok(self.rules(place)?.iter().any(|rule| !plain(rule)).then_some(()))
     }
 
-    /// Removes the rules of these pieces. Conntrack is left alone.
+    /// Removes the rules of these pieces, and leaves conntrack alone.
     pub(crate) fn take_away(&self, pieces: &[&Piece], part: Part) -> Result<(), Error> {
-        self.remove("take away the reference plugins' rules that were moved", Kinds::All, |rule| {
+        self.remove("remove the reference plugins' rules that were migrated", Kinds::All, |rule| {
             let of_ports = rule.table.name == PORT_TABLE;
             let meant = part == Part::All || (of_ports && rule.chain != PORT_CHAINS[2]);
             meant
@@ -387,7 +385,7 @@ impl Reference {
         })
     }
 
-    /// Removes those of the tables that hold nothing of any container. Returns their names.
+    /// Removes the tables without rules of containers. Returns their names.
     pub(crate) fn remove_empty(&self) -> Result<Vec<String>, Error> {
         let operation = "remove the reference plugins' empty tables";
         transact(&self.socket, operation, |_| {
@@ -437,7 +435,7 @@ fn port_of(rule: &RuleInfo, family: AddressFamily) -> Option<PublishedPort> {
     Some(PublishedPort { host, container, container_port })
 }
 
-/// Whose packets are masqueraded on the way to a container: those of the rules that name it.
+/// The sources that are masqueraded on the way to a container, by the rules that name it.
 fn snat(masquerading: &[RuleInfo], comment: &str, address: IpAddr) -> Snat {
     let of_it = masquerading
         .iter()

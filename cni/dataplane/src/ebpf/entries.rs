@@ -300,10 +300,10 @@ pub(super) fn withdraw_ports(tables: &mut Tables, request: &PortRequest, pods: &
 }
 
 fn reserve(tables: &mut Tables, port: &PublishedPort, published: &Published) -> Result<(), Error> {
-    tables.put_port(published, &nobody(port))
+    tables.put_port(published, &reserved(port))
 }
 
-fn nobody(port: &PublishedPort) -> Target {
+fn reserved(port: &PublishedPort) -> Target {
     Target { pod: RESERVED, generation: 0, address: port.container, port: 0, flags: 0 }
 }
 
@@ -341,7 +341,7 @@ pub(super) fn reserve_all(pins: &Pins, ports: &[PublishedPort]) -> Result<(), Er
     for port in ports.iter().filter(of_one) {
         for (published, _) in single(port) {
             // Only if there is no entry: the ADD of its container may write it concurrently.
-            tables.put_new_port(&published, &nobody(port))?;
+            tables.put_new_port(&published, &reserved(port))?;
         }
     }
     Ok(())

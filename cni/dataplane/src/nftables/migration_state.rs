@@ -1,6 +1,6 @@
 //! The migration state of an owner's things, stored in the top two bits of the element count.
 
-/// How far a migration from another backend is.
+/// The progress of a migration from another backend.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(crate) enum Transit {
     /// No migration.

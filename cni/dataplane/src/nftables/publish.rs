@@ -1,4 +1,4 @@
-//! Publishing and masquerading: makes the elements of one attachment and kind what a plan says.
+//! Publishing and masquerading: makes the elements of one attachment and kind match a plan.
 //!
 //! The usual case is one batch of exclusive creations, whatever the ruleset's generation: the kernel decides
 //! races for a key. All other cases (the attachment has elements already, a key is taken, a run of ports is
@@ -40,7 +40,7 @@ pub(crate) struct Job {
     own_rules: Vec<(AddressFamily, Vec<Vec<Stmt>>)>,
 }
 
-/// What other attachments have of the things that a plan needs.
+/// Elements of other attachments that a plan needs.
 #[derive(Debug, Default)]
 struct Others {
     /// Attachments that are provably dead.

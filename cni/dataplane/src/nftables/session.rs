@@ -28,7 +28,7 @@ impl Deref for Session {
     }
 }
 
-/// A session that deletes elements, and tells the observer before it does.
+/// A session that may delete elements: it announces each deletion to the observer first.
 #[derive(Debug)]
 pub(crate) struct Writer {
     session: Session,

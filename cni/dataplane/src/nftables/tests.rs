@@ -181,7 +181,7 @@ fn a_spared_loopback_is_a_condition_that_named_addresses_need_not_meet() {
         add rule inet slipway own meta mark set meta mark & 0xffffdfff
     "#]]
     .assert_eq(&batch.to_string());
-    // Who names addresses alone needs no chain.
+    // A container with named addresses only needs no chain.
     let alone = PortRequest { ports: vec![named], ..request };
     assert!(plan::ports(&alone).unwrap().own_chains.is_empty());
 }
@@ -290,7 +290,7 @@ proptest! {
     }
 
     #[test]
-    fn foreign_comments_are_nobodys(comment in "\\PC{0,140}") {
+    fn foreign_comments_have_no_owner(comment in "\\PC{0,140}") {
         prop_assert_eq!(Owner::from_comment(&comment), None);
     }
 }

@@ -35,7 +35,7 @@ pub(crate) fn withdraw(session: &Writer, withdrawal: &Withdrawal<'_>) -> Result<
     session.transact(&operation, |generation| {
         let entries = entries(session, hash, &kinds)?;
         if entries.is_empty() {
-            // A flush of the ruleset says nothing to the observer.
+            // The observer does not see a flush of the ruleset.
             session.observer().nothing_held(withdrawal);
         }
         let no_ports = || !entries.iter().any(|entry| entry_kind(entry) == schema::KIND_PORTS);

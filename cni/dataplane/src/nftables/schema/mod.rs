@@ -1,17 +1,20 @@
 //! The table's definition: its maps, chains and rules, and their names.
 //!
 //! ```text
-//! map  hostports4       { inet_proto . inet_service             : ipv4_addr . inet_service }  wildcard host address
-//! map  hostips4         { ipv4_addr . inet_proto . inet_service : ipv4_addr . inet_service }  one host address: looked up first
-//! map  ranges4          { inet_proto . inet_service             : ipv4_addr }  runs that keep the port; intervals
+//! map  hostports4       { inet_proto . inet_service             : ipv4_addr . inet_service }  any address
+//! map  hostips4         { ipv4_addr . inet_proto . inet_service : ipv4_addr . inet_service }  one address
+//! map  ranges4          { inet_proto . inet_service             : ipv4_addr }  intervals
 //! map  hostip-ranges4   { ipv4_addr . inet_proto . inet_service : ipv4_addr }
-//! map  conditions4      { inet_proto . inet_service             : verdict }    keys of containers with a chain of their own
+//! map  conditions4      { inet_proto . inet_service             : verdict }    own chains
 //! map  hostip-conditions4 { ipv4_addr . inet_proto . inet_service : verdict }
 //! map  hairpin4         { ipv4_addr : verdict }  container → which sources to masquerade on the way to it
 //! map  masquerade4      { ipv4_addr : verdict }  container → its network's chain
 //!      … and the same with 6
 //! map  owners           { attachment's hash . kind : number of elements }
 //! ```
+//!
+//! `hostips` is looked up before `hostports`. `ranges` has runs that keep the port, `conditions` the keys of
+//! containers with a chain of their own.
 //!
 //! Every key of a published port is in one of the first four maps, also those of containers with a chain of
 //! their own: attachments compete for ports there, by exclusive creation.
