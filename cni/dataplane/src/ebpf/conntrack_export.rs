@@ -15,7 +15,7 @@ use slipway_ebpf_abi::{IPPROTO_TCP, State};
 use super::flows::{self, Clock, Ends, KnownFlow};
 use super::pins::Pins;
 use super::pods::{self, Pods};
-use super::tables::Tables;
+use super::tables::{PodId, Tables};
 use crate::Error;
 
 /// The result of an export.
@@ -56,16 +56,17 @@ pub(super) fn hand_over(pins: &Pins, tables: &mut Tables, pods: &Pods) -> Result
     if pods.is_empty() {
         return Ok(handed);
     }
-    for pod in pods {
-        pods::hold(tables, (*pod.0, *pod.1))?;
+    let ids = pods.iter().map(|(link, generation)| PodId { link: *link, generation: *generation });
+    for id in ids.clone() {
+        pods::hold(tables, id)?;
     }
     // After this, packets that a program handled before are through.
     wait_for_packets();
     let mut inserted: BTreeMap<Name, State> = BTreeMap::new();
     insert(pins, pods, &mut inserted, &mut handed)?;
     handed.count = inserted.len();
-    for (link, generation) in pods {
-        tables.forget_pod(*link, *generation)?;
+    for id in ids {
+        tables.forget_pod(id)?;
     }
     // A connection may have ended since the first pass: conntrack would keep it for days.
     insert(pins, pods, &mut inserted, &mut handed)?;

@@ -16,7 +16,7 @@ use slipway_ebpf_abi::{
 use super::flows::Clock;
 use super::pins::Pins;
 use super::pods::{self, Adopted};
-use super::tables::{Table, Tables};
+use super::tables::{PodId, Table, Tables};
 use crate::Error;
 use crate::nftables::conntrack::flow_count;
 
@@ -30,10 +30,8 @@ pub(super) fn note(pins: &Pins, pods: &[Adopted]) -> Result<usize, Error> {
     if flow_count() == Some(0) {
         return Ok(0);
     }
-    let of: BTreeMap<IpAddr, (u32, u32)> = pods
-        .iter()
-        .flat_map(|pod| pod.addresses.iter().map(|address| (*address, (pod.link, pod.generation))))
-        .collect();
+    let of: BTreeMap<IpAddr, PodId> =
+        pods.iter().flat_map(|pod| pod.addresses.iter().map(|address| (*address, pod.id))).collect();
     let found = known(&of)?;
     let clock = Clock::read(pins)?;
     let (mut v4, mut v6) = (Book::<Addr4>::open(pins)?, Book::<Addr6>::open(pins)?);
@@ -42,8 +40,8 @@ pub(super) fn note(pins: &Pins, pods: &[Adopted]) -> Result<usize, Error> {
         for (side, address) in [(SIDE_POD, flow.original.source), (SIDE_UPLINK, flow.reply.source)] {
             let Some(pod) = of.get(&address) else { continue };
             match address {
-                IpAddr::V4(_) => v4.note(flow, (side, *pod), &clock)?,
-                IpAddr::V6(_) => v6.note(flow, (side, *pod), &clock)?,
+                IpAddr::V4(_) => v4.note(flow, side, *pod, &clock)?,
+                IpAddr::V6(_) => v6.note(flow, side, *pod, &clock)?,
             }
         }
     }
@@ -60,7 +58,7 @@ pub(super) fn release(pins: &Pins, tables: &mut Tables, pod: &Adopted) -> Result
 }
 
 /// Reads conntrack's flows from or to these addresses.
-fn known(of: &BTreeMap<IpAddr, (u32, u32)>) -> Result<Vec<conntrack::Flow>, Error> {
+fn known(of: &BTreeMap<IpAddr, PodId>) -> Result<Vec<conntrack::Flow>, Error> {
     let failed = |e| Error::kernel("list the flows of containers", e);
     let everything = Filter {
         family: FlowFamily::Both,
@@ -126,13 +124,8 @@ where
         Ok(Self { flows: Table::open(pins, flows)?, embryos: Table::open(pins, embryos)? })
     }
 
-    fn note(
-        &mut self,
-        flow: &conntrack::Flow,
-        (side, pod): (u8, (u32, u32)),
-        clock: &Clock,
-    ) -> Result<(), Error> {
-        let Some(one) = half::<A>(flow, side, pod) else { return Ok(()) };
+    fn note(&mut self, flow: &conntrack::Flow, side: u8, pod: PodId, clock: &Clock) -> Result<(), Error> {
+        let Some(one) = direction::<A>(flow, side, pod) else { return Ok(()) };
         let (key, half) = (one.key, Flow { last_seen: clock.now, ..one.half });
         let halves = [(key, half), (half.other_key(&key), half.other_half(&key))];
         let mut served = false;
@@ -175,7 +168,7 @@ struct One<A> {
 
 /// The direction of a flow's first packet, as the program on that side sees it. None for protocols that the
 /// programs never handle.
-fn half<A: Address>(flow: &conntrack::Flow, side: u8, (pod, generation): (u32, u32)) -> Option<One<A>> {
+fn direction<A: Address>(flow: &conntrack::Flow, side: u8, pod: PodId) -> Option<One<A>> {
     let (original, reply) = (&flow.original, &flow.reply);
     let (state, is_established) = stands(flow)?;
     let key = FlowKey {
@@ -198,8 +191,8 @@ fn half<A: Address>(flow: &conntrack::Flow, side: u8, (pod, generation): (u32, u
         reason: Reason::Earlier as u8,
         state: state as u8,
         flags: ORIGINAL | published,
-        pod,
-        generation,
+        pod: pod.link,
+        generation: pod.generation,
         ..Flow::default()
     };
     Some(One { key, half, is_established })
@@ -244,7 +237,7 @@ mod tests {
         conntrack::Flow { original, reply, status, zone: 0, counted: None, tcp_state }
     }
 
-    const POD: (u32, u32) = (7, 99);
+    const POD: PodId = PodId { link: 7, generation: 99 };
 
     #[test]
     fn a_flow_to_a_port_has_the_two_directions_that_the_programs_look_up() {
@@ -252,7 +245,7 @@ mod tests {
         let reply = tuple(("10.0.0.5", 80), ("192.0.2.9", 40000), 17);
         let status = conntrack::Flow::ANSWERED | conntrack::Flow::ASSURED | 32;
         let known = flow(original, reply, status, None);
-        let one = half::<Addr4>(&known, SIDE_UPLINK, POD).unwrap();
+        let one = direction::<Addr4>(&known, SIDE_UPLINK, POD).unwrap();
         assert_eq!((one.key.destination_port.number(), one.key.side), (8080, SIDE_UPLINK));
         assert_eq!((one.half.action, one.half.state), (Action::Pass as u8, State::Stream as u8));
         assert_eq!((one.half.flags, one.is_established), (ORIGINAL | PUBLISHED, true));
@@ -261,7 +254,7 @@ mod tests {
         assert_eq!((answer.source_port.number(), answer.destination_port.number()), (80, 40000));
         assert_eq!(answer.side, SIDE_POD);
         assert_eq!(one.half.other_half(&one.key).action, Action::Pass as u8);
-        assert!(half::<Addr6>(&known, SIDE_UPLINK, POD).is_none());
+        assert!(direction::<Addr6>(&known, SIDE_UPLINK, POD).is_none());
     }
 
     #[test]
@@ -271,7 +264,7 @@ mod tests {
         for (tcp, state, established) in
             [(3, State::Established, true), (1, State::SynSent, false), (8, State::Close, false)]
         {
-            let one = half::<Addr6>(&flow(original, reply, 0, Some(tcp)), SIDE_POD, POD).unwrap();
+            let one = direction::<Addr6>(&flow(original, reply, 0, Some(tcp)), SIDE_POD, POD).unwrap();
             assert_eq!((one.half.state, one.is_established), (state as u8, established));
             assert_eq!((one.half.flags, one.half.pod, one.half.generation), (ORIGINAL, 7, 99));
             let answer = one.half.other_key(&one.key);
@@ -284,7 +277,7 @@ mod tests {
     fn a_single_request_and_reply_is_no_stream() {
         let of = |protocol, status| {
             let original = tuple(("10.0.0.5", 40000), ("192.0.2.9", 53), protocol);
-            let one = half::<Addr4>(&flow(original, original.reversed(), status, None), SIDE_POD, POD);
+            let one = direction::<Addr4>(&flow(original, original.reversed(), status, None), SIDE_POD, POD);
             one.map(|one| (one.half.state, one.is_established)).unwrap()
         };
         assert_eq!(of(IPPROTO_UDP, 0), (State::Unreplied as u8, false));
@@ -295,6 +288,6 @@ mod tests {
     #[test]
     fn other_protocols_are_not_imported() {
         let original = tuple(("10.0.0.5", 0), ("192.0.2.9", 0), 132);
-        assert!(half::<Addr4>(&flow(original, original.reversed(), 0, None), SIDE_POD, POD).is_none());
+        assert!(direction::<Addr4>(&flow(original, original.reversed(), 0, None), SIDE_POD, POD).is_none());
     }
 }

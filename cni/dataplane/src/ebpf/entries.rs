@@ -8,8 +8,8 @@ use cni_kernel::route::RouteSocket;
 use slipway_ebpf_abi::{HELD, LEFT, MASQUERADED, Pod, PodAddress, SPARES_LOOPBACK};
 
 use super::pins::Pins;
-use super::pods::{Hold, Pods, adopt, host_end};
-use super::tables::{Published, RESERVED, Tables, Target};
+use super::pods::{Adoption, Hold, Pods, adopt, host_end};
+use super::tables::{PodId, Published, RESERVED, Tables, Target};
 use super::{config, conntrack_import, links, other_versions};
 use crate::observer::{Entry, RulesetObserver};
 use crate::owner::AttachmentHash;
@@ -80,10 +80,10 @@ pub(super) fn is_served(host: &HostPorts) -> bool {
 }
 
 /// The map entry of a mapping.
-pub(super) fn target(request: &PortRequest, port: &PublishedPort, pod: (u32, u32), to: u16) -> Target {
+pub(super) fn target(request: &PortRequest, port: &PublishedPort, pod: PodId, to: u16) -> Target {
     let spares = request.loopback == Loopback::Spared && matches!(port.host.address, HostAddress::Any(_));
     let flags = if spares { SPARES_LOOPBACK } else { 0 };
-    Target { pod: pod.0, generation: pod.1, address: port.container, port: to, flags }
+    Target { pod: pod.link, generation: pod.generation, address: port.container, port: to, flags }
 }
 
 /// The single ports of a mapping, each with the port of the container.
@@ -103,15 +103,15 @@ pub(super) fn publish(pins: &Pins, request: &PortRequest) -> Result<Option<Left>
         return Ok(Some(Left::NoVeth));
     };
     let mut tables = Tables::open(pins)?;
-    let (who, how) = ((&request.attachment, &link), (None, Hold::needed(&inside)));
-    let pod = adopt(pins, &mut tables, who, &request.networks, how)?;
-    let own = (pod.link, pod.generation);
+    let (attachment, hold) = (&request.attachment, Hold::needed(&inside));
+    let adoption = Adoption { attachment, link: &link, addresses: &request.networks, flags: 0, hold };
+    let pod = adopt(pins, &mut tables, adoption)?;
     let served = || request.ports.iter().filter(|port| is_served(&port.host));
     let write = |tables: &mut Tables| -> Result<(), Error> {
         let _lock = pins.lock();
         for port in served() {
             for (published, to) in single(port) {
-                tables.put_port(&published, &target(request, port, own, to))?;
+                tables.put_port(&published, &target(request, port, pod.id, to))?;
             }
         }
         Ok(())
@@ -135,8 +135,10 @@ pub(super) fn masquerade(pins: &Pins, request: &MasqueradeRequest) -> Result<Opt
         return Ok(Some(Left::NoVeth));
     };
     let mut tables = Tables::open(pins)?;
-    let (who, how) = ((&request.attachment, &link), (Some(MASQUERADED), Hold::needed(&inside)));
-    let pod = adopt(pins, &mut tables, who, &request.addresses, how)?;
+    let (attachment, hold) = (&request.attachment, Hold::needed(&inside));
+    let adoption =
+        Adoption { attachment, link: &link, addresses: &request.addresses, flags: MASQUERADED, hold };
+    let pod = adopt(pins, &mut tables, adoption)?;
     conntrack_import::release(pins, &mut tables, &pod)?;
     Ok(None)
 }
@@ -232,12 +234,12 @@ fn remove_unheld(withdrawal: &Withdrawal<'_>) {
 }
 
 /// True if a pod's link is gone, or names this attachment as its owner.
-fn is_gone_or_of(tables: &Tables, pod: (u32, u32), own: AttachmentHash) -> Result<bool, Error> {
+fn is_gone_or_of(tables: &Tables, pod: PodId, own: AttachmentHash) -> Result<bool, Error> {
     if !tables.is_alive(pod)? {
         return Ok(true);
     }
     let failed = |e| Error::kernel("look for the link of a container", e);
-    match RouteSocket::open().map_err(failed)?.link_by_index(pod.0) {
+    match RouteSocket::open().map_err(failed)?.link_by_index(pod.link) {
         Ok(link) => Ok(Owner::from_comment(&link.alias).is_some_and(|owner| owner.attachment_hash == own)),
         Err(e) if e.is_not_found() => Ok(true),
         Err(e) => Err(failed(e)),
@@ -252,7 +254,9 @@ fn sweep(tables: &mut Tables) -> Result<(), Error> {
     for (index, pod) in tables.pods.all()? {
         match socket.link_by_index(index) {
             Ok(_) => {}
-            Err(e) if e.is_not_found() => tables.forget_pod(index, pod.generation)?,
+            Err(e) if e.is_not_found() => {
+                tables.forget_pod(PodId { link: index, generation: pod.generation })?;
+            }
             Err(e) => return Err(failed(e)),
         }
     }
@@ -290,8 +294,7 @@ pub(super) fn withdraw_ports(tables: &mut Tables, request: &PortRequest, pods: &
                 continue;
             };
             let is_theirs = pods.get(&found.pod) == Some(&found.generation);
-            let is_alive = |pod: Pod| pod.generation == found.generation;
-            if is_theirs || !tables.pods.get(&found.pod)?.is_some_and(is_alive) {
+            if is_theirs || !tables.is_alive(found.id())? {
                 reserve(tables, port, &published)?;
             }
         }
@@ -384,10 +387,10 @@ enum Known {
 
 impl Known {
     /// The pod.
-    fn pod(&self) -> (u32, u32) {
+    fn pod(&self) -> PodId {
         match self {
-            Self::Port(_, target) => (target.pod, target.generation),
-            Self::Address(_, entry, _) => (entry.pod, entry.generation),
+            Self::Port(_, target) => target.id(),
+            Self::Address(_, entry, _) => entry.into(),
         }
     }
 }
@@ -417,7 +420,7 @@ fn remove_entry(tables: &mut Tables, known: &Known) -> Result<(), Error> {
     match *known {
         Known::Port(published, target) => tables.remove_port_if(&published, &target),
         Known::Address(address, entry, going) => {
-            let is_same = |now: &PodAddress| (now.pod, now.generation) == (entry.pod, entry.generation);
+            let is_same = |now: &PodAddress| PodId::from(now) == PodId::from(&entry);
             if tables.address(address)?.as_ref().is_some_and(is_same) {
                 remove_address_of(tables, address, going)?;
             }
@@ -433,7 +436,7 @@ fn remove_address_of(tables: &mut Tables, address: IpAddr, going: u32) -> Result
     if entry.flags & !going != 0 {
         return Ok(());
     }
-    tables.forget_pod(entry.pod, entry.generation)?;
+    tables.forget_pod((&entry).into())?;
     tables.remove_address(address).map(|_| ())
 }
 
@@ -452,14 +455,13 @@ pub(super) fn check_ports(pins: &Pins, request: &PortRequest) -> Result<(), Erro
             match tables.port(&published)? {
                 None => return missing("is missing"),
                 Some(Target { pod: RESERVED, .. }) => {}
-                Some(found) if found != target(request, port, (found.pod, found.generation), to) => {
+                Some(found) if found != target(request, port, found.id(), to) => {
                     return missing("leads elsewhere");
                 }
-                Some(Target { pod, generation, .. }) => {
-                    if tables.pods.get(&pod)?.is_none_or(|pod| pod.generation != generation) {
-                        return missing("leads to a container that is unknown");
-                    }
+                Some(found) if !tables.is_alive(found.id())? => {
+                    return missing("leads to a container that is unknown");
                 }
+                Some(_) => {}
             }
         }
     }

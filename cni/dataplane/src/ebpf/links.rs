@@ -12,7 +12,7 @@ use slipway_ebpf_abi::{Addr4, Addr6, LEFT, UPLINK_ETHERNET, Uplink, maps};
 use super::attach::{self, Use};
 use super::pins::Pins;
 use super::pods;
-use super::tables::{self, Table, Tables};
+use super::tables::{self, PodId, Table, Tables};
 use super::uplinks::{self, Surroundings};
 use crate::Error;
 
@@ -213,7 +213,9 @@ pub(super) fn renew_containers(pins: &Pins, folder: &Path) -> Result<(), Error> 
                 attach::attach(&link.name, &folder.join(maps::programs::POD_INGRESS), Use::Busy)?;
                 pods::put_router(&mut tables, &link, pod.generation)?;
             }
-            Err(e) if e.is_not_found() => tables.forget_pod(index, pod.generation)?,
+            Err(e) if e.is_not_found() => {
+                tables.forget_pod(PodId { link: index, generation: pod.generation })?;
+            }
             Err(e) => return Err(Error::kernel("look for the link of a container", e)),
         }
     }

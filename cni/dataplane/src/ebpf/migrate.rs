@@ -14,8 +14,8 @@ use super::entries::Left;
 use super::entries::{self, is_served, single, target, unserved};
 use super::node::{self, Settings};
 use super::pins::Pins;
-use super::pods::{self, Adopted, Hold, Pods};
-use super::tables::{RESERVED, Tables};
+use super::pods::{self, Adopted, Adoption, Hold, Pods};
+use super::tables::{PodId, RESERVED, Tables};
 use super::{attach, config, conntrack_import};
 use crate::{Error, MasqueradeRequest, PortRequest};
 
@@ -103,9 +103,9 @@ impl Moving {
     /// [`Error::Kernel`] if the maps cannot be read.
     pub(crate) fn knows(&self, thing: Thing<'_>) -> Result<Known, Error> {
         let (mut all, mut any, mut left) = (true, false, false);
-        let mut look = |pod: Option<(u32, u32)>| -> Result<(), Error> {
+        let mut look = |pod: Option<PodId>| -> Result<(), Error> {
             let live = match pod {
-                Some((link, generation)) => {
+                Some(PodId { link, generation }) => {
                     self.tables.pods.get(&link)?.filter(|pod| pod.generation == generation)
                 }
                 None => None,
@@ -121,10 +121,9 @@ impl Moving {
                 for port in served.filter(|port| port.host.len() <= entries::MANY) {
                     for (published, to) in single(port) {
                         let found = self.tables.port(&published)?.filter(|found| found.pod != RESERVED);
-                        let own = |found: &super::tables::Target| {
-                            *found == target(request, port, (found.pod, found.generation), to)
-                        };
-                        look(found.filter(own).map(|found| (found.pod, found.generation)))?;
+                        let own =
+                            |found: &super::tables::Target| *found == target(request, port, found.id(), to);
+                        look(found.filter(own).map(|found| found.id()))?;
                     }
                 }
             }
@@ -132,7 +131,7 @@ impl Moving {
                 for network in &request.addresses {
                     let found = self.tables.address(network.addr())?;
                     let found = found.filter(|entry| entry.flags & MASQUERADED != 0);
-                    look(found.map(|entry| (entry.pod, entry.generation)))?;
+                    look(found.as_ref().map(PodId::from))?;
                 }
             }
         }
@@ -159,30 +158,36 @@ impl Moving {
     pub(crate) fn begin(&mut self, spot: &Spot, things: &[Thing<'_>]) -> Result<Begun, Error> {
         let mut pod = None;
         for thing in things {
-            let flag = matches!(thing, Thing::Masquerade(_)).then_some(MASQUERADED);
-            let networks = thing.addresses();
-            let who = (thing.attachment(), &spot.link);
-            let adopted = pods::adopt(&self.pins, &mut self.tables, who, &networks, (flag, Hold::Yes))?;
+            let adoption = Adoption {
+                attachment: thing.attachment(),
+                link: &spot.link,
+                addresses: &thing.addresses(),
+                flags: if matches!(thing, Thing::Masquerade(_)) { MASQUERADED } else { 0 },
+                hold: Hold::Yes,
+            };
+            let adopted = pods::adopt(&self.pins, &mut self.tables, adoption)?;
             let before: &mut Adopted = pod.get_or_insert_with(|| adopted.clone());
             let new = adopted.addresses.iter().filter(|address| !before.addresses.contains(address));
             let new: Vec<IpAddr> = new.copied().collect();
             before.addresses.extend(new);
             if let Thing::Ports(request) = thing {
-                self.publish(request, (adopted.link, adopted.generation))?;
+                self.publish(request, adopted.id)?;
             }
         }
-        let nothing = Adopted { link: spot.link.index, generation: 0, addresses: Vec::new(), is_held: false };
+        let nothing = Adopted {
+            id: PodId { link: spot.link.index, generation: 0 },
+            addresses: Vec::new(),
+            is_held: false,
+        };
         Ok(Begun { pod: pod.unwrap_or(nothing) })
     }
 
-    fn publish(&mut self, request: &PortRequest, pod: (u32, u32)) -> Result<(), Error> {
+    fn publish(&mut self, request: &PortRequest, pod: PodId) -> Result<(), Error> {
         for port in request.ports.iter().filter(|port| is_served(&port.host)) {
             for (published, to) in single(port) {
-                let there = self.tables.port(&published)?.map(|found| (found.pod, found.generation));
+                let there = self.tables.port(&published)?.map(|found| found.id());
                 let alive = match there.filter(|there| *there != pod) {
-                    Some((link, generation)) => {
-                        self.tables.pods.get(&link)?.is_some_and(|pod| pod.generation == generation)
-                    }
+                    Some(there) => self.tables.is_alive(there)?,
                     None => false,
                 };
                 if !alive {
@@ -217,7 +222,7 @@ impl Moving {
     pub(crate) fn give_up(&mut self, spot: &Spot, things: &[Thing<'_>]) -> Result<(), Error> {
         let pods = self.pods_of(things)?;
         for (link, generation) in pods.iter().filter(|(link, _)| **link == spot.link.index) {
-            self.tables.forget_pod(*link, *generation)?;
+            self.tables.forget_pod(PodId { link: *link, generation: *generation })?;
         }
         self.forget(things, &pods)?;
         // A removed link has no program any more.

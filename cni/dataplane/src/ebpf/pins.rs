@@ -220,7 +220,8 @@ impl Layout {
 
     /// True if all its maps of containers can be taken over.
     fn knows_containers(&self) -> bool {
-        let of_containers = [maps::PODS, maps::POD_ADDRESSES4, maps::POD_ADDRESSES6, maps::PORTS4, maps::PORTS6];
+        let of_containers =
+            [maps::PODS, maps::POD_ADDRESSES4, maps::POD_ADDRESSES6, maps::PORTS4, maps::PORTS6];
         of_containers.into_iter().all(|name| self.has_todays(name) && self.folder.join(name).exists())
     }
 }

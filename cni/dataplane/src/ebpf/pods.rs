@@ -18,16 +18,14 @@ use slipway_ebpf_abi::{HELD, LEFT, Pod, PodAddress, Router, maps};
 use super::attach::{self, Before, Use};
 use super::config;
 use super::pins::Pins;
-use super::tables::Tables;
+use super::tables::{PodId, Tables};
 use crate::firewall;
 use crate::{ContainerNetns, Error, IngressPolicy};
 
 /// A container in the maps.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Adopted {
-    /// Index of its link's host end.
-    pub(super) link: u32,
-    pub(super) generation: u32,
+    pub(super) id: PodId,
     pub(super) addresses: Vec<IpAddr>,
     /// True while its new flows are left to netfilter.
     pub(super) is_held: bool,
@@ -52,6 +50,18 @@ impl Hold {
     }
 }
 
+/// A container to add to the maps.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Adoption<'a> {
+    pub(super) attachment: &'a Attachment,
+    /// The host end of its veth.
+    pub(super) link: &'a Link,
+    pub(super) addresses: &'a [IpNet],
+    /// Flags to set on the addresses.
+    pub(super) flags: u32,
+    pub(super) hold: Hold,
+}
+
 /// Attaches the program to the container's link and writes the container to the maps. A link that had no
 /// program is a new one: entries of its index are of another container. It gets another generation, so that
 /// no old flow reaches the new container. A rate limit or isolation is looked for each time, as it may
@@ -59,9 +69,7 @@ impl Hold {
 pub(super) fn adopt(
     pins: &Pins,
     tables: &mut Tables,
-    (attachment, link): (&Attachment, &Link),
-    addresses: &[IpNet],
-    (flag, hold): (Option<u32>, Hold),
+    Adoption { attachment, link, addresses, flags: wanted, hold }: Adoption<'_>,
 ) -> Result<Adopted, Error> {
     let program = config::programs(pins)?.join(maps::programs::POD_INGRESS);
     let used = if hold == Hold::Yes { Use::Busy } else { Use::None };
@@ -81,14 +89,15 @@ pub(super) fn adopt(
     let Pod { generation, flags, .. } = pod;
     put_router(tables, link, generation)?;
     for network in addresses {
-        let is_own = |entry: &PodAddress| (entry.pod, entry.generation) == (link.index, generation);
+        let is_own = |entry: &PodAddress| PodId::from(entry) == PodId { link: link.index, generation };
         let old = tables.address(network.addr())?.filter(is_own);
-        let flags = old.map_or(0, |entry| entry.flags) | flag.unwrap_or_default();
+        let flags = old.map_or(0, |entry| entry.flags) | wanted;
         let prefix = network.prefix_len().into();
         tables.put_address(network.addr(), PodAddress { pod: link.index, generation, flags, prefix })?;
     }
     let addresses = addresses.iter().map(IpNet::addr).collect();
-    Ok(Adopted { link: link.index, generation, addresses, is_held: flags & HELD != 0 })
+    let id = PodId { link: link.index, generation };
+    Ok(Adopted { id, addresses, is_held: flags & HELD != 0 })
 }
 
 /// Writes the link-layer address to which the container sends packets that the node forwards: that of its
@@ -114,15 +123,19 @@ pub(super) fn put_router(tables: &mut Tables, link: &Link, generation: u32) -> R
 
 /// Releases a held container. One that was removed concurrently is not added again.
 pub(super) fn release(tables: &mut Tables, pod: &Adopted) -> Result<(), Error> {
-    change(tables, (pod.link, pod.generation), |flags| flags & !HELD)
+    change(tables, pod.id, |flags| flags & !HELD)
 }
 
 /// Holds a container: its new flows are left to netfilter.
-pub(super) fn hold(tables: &mut Tables, pod: (u32, u32)) -> Result<(), Error> {
+pub(super) fn hold(tables: &mut Tables, pod: PodId) -> Result<(), Error> {
     change(tables, pod, |flags| flags | HELD)
 }
 
-fn change(tables: &mut Tables, (link, generation): (u32, u32), to: impl Fn(u32) -> u32) -> Result<(), Error> {
+fn change(
+    tables: &mut Tables,
+    PodId { link, generation }: PodId,
+    to: impl Fn(u32) -> u32,
+) -> Result<(), Error> {
     tables.change_pod(link, |known| {
         known.map(|pod| if pod.generation == generation { Pod { flags: to(pod.flags), ..pod } } else { pod })
     })

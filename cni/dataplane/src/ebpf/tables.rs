@@ -144,6 +144,20 @@ pub(super) struct Published {
 /// [`Target::pod`] of a port that is reserved: the programs leave it to nftables.
 pub(super) const RESERVED: u32 = 0;
 
+/// A pod in the maps. The generation tells it from earlier pods whose link had the same index.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct PodId {
+    /// The index of its link's host end.
+    pub(super) link: u32,
+    pub(super) generation: u32,
+}
+
+impl From<&PodAddress> for PodId {
+    fn from(entry: &PodAddress) -> Self {
+        Self { link: entry.pod, generation: entry.generation }
+    }
+}
+
 /// The target of a port.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Target {
@@ -154,6 +168,12 @@ pub(super) struct Target {
     pub(super) port: u16,
     /// See [`PortTarget::flags`].
     pub(super) flags: u16,
+}
+
+impl Target {
+    pub(super) fn id(&self) -> PodId {
+        PodId { link: self.pod, generation: self.generation }
+    }
 }
 
 impl<A: Into<IpAddr>> From<PortTarget<A>> for Target {
@@ -201,7 +221,7 @@ impl Tables {
     }
 
     /// Removes the pod of a link, unless the link is another pod's now.
-    pub(super) fn forget_pod(&mut self, link: u32, generation: u32) -> Result<(), Error> {
+    pub(super) fn forget_pod(&mut self, PodId { link, generation }: PodId) -> Result<(), Error> {
         self.change_pod(link, |known| known.filter(|pod| pod.generation != generation))?;
         match &mut self.routers {
             // The programs ignore one of another generation.
@@ -297,7 +317,7 @@ impl Tables {
     }
 
     /// True if the link's pod has this generation.
-    pub(super) fn is_alive(&self, (link, generation): (u32, u32)) -> Result<bool, Error> {
+    pub(super) fn is_alive(&self, PodId { link, generation }: PodId) -> Result<bool, Error> {
         Ok(self.pods.get(&link)?.is_some_and(|pod| pod.generation == generation))
     }
 
@@ -305,10 +325,14 @@ impl Tables {
     pub(super) fn remove_unowned(&mut self) -> Result<(), Error> {
         let Self { pins, pods, addresses4, addresses6, ports4, ports6, routers: _ } = self;
         let pins = &*pins;
-        addresses4.remove_where(pins, |entry| is_unowned(pods, (entry.pod, entry.generation)))?;
-        addresses6.remove_where(pins, |entry| is_unowned(pods, (entry.pod, entry.generation)))?;
-        ports4.remove_where(pins, |target| is_unowned(pods, (target.pod, target.generation)))?;
-        ports6.remove_where(pins, |target| is_unowned(pods, (target.pod, target.generation)))
+        addresses4.remove_where(pins, |entry| is_unowned(pods, entry.into()))?;
+        addresses6.remove_where(pins, |entry| is_unowned(pods, entry.into()))?;
+        ports4.remove_where(pins, |target| {
+            is_unowned(pods, PodId { link: target.pod, generation: target.generation })
+        })?;
+        ports6.remove_where(pins, |target| {
+            is_unowned(pods, PodId { link: target.pod, generation: target.generation })
+        })
     }
 
     /// Removes a port's entry; true if there was one.
@@ -320,7 +344,7 @@ impl Tables {
     }
 }
 
-fn is_unowned(pods: &Table<u32, Pod>, (link, generation): (u32, u32)) -> Result<bool, Error> {
+fn is_unowned(pods: &Table<u32, Pod>, PodId { link, generation }: PodId) -> Result<bool, Error> {
     Ok(link != RESERVED && pods.get(&link)?.is_none_or(|pod| pod.generation != generation))
 }
 
