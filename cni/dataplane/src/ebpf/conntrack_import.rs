@@ -24,7 +24,7 @@ use crate::nftables::conntrack::flow_count;
 ///
 /// # Errors
 /// [`Error::Kernel`] if conntrack cannot be read, or a map cannot be written.
-pub(super) fn note(pins: &Pins, pods: &[Adopted]) -> Result<usize, Error> {
+pub(super) fn import(pins: &Pins, pods: &[Adopted]) -> Result<usize, Error> {
     // After this, packets that passed a program before it knew the container are in conntrack.
     wait_for_packets();
     if flow_count() == Some(0) {
@@ -32,16 +32,16 @@ pub(super) fn note(pins: &Pins, pods: &[Adopted]) -> Result<usize, Error> {
     }
     let of: BTreeMap<IpAddr, PodId> =
         pods.iter().flat_map(|pod| pod.addresses.iter().map(|address| (*address, pod.id))).collect();
-    let found = known(&of)?;
+    let found = flows_of(&of)?;
     let clock = Clock::read(pins)?;
-    let (mut v4, mut v6) = (Book::<Addr4>::open(pins)?, Book::<Addr6>::open(pins)?);
+    let (mut v4, mut v6) = (FlowMaps::<Addr4>::open(pins)?, FlowMaps::<Addr6>::open(pins)?);
     for flow in &found {
         // Both ends may be containers, if one uses a published port of the other.
         for (side, address) in [(SIDE_POD, flow.original.source), (SIDE_UPLINK, flow.reply.source)] {
             let Some(pod) = of.get(&address) else { continue };
             match address {
-                IpAddr::V4(_) => v4.note(flow, side, *pod, &clock)?,
-                IpAddr::V6(_) => v6.note(flow, side, *pod, &clock)?,
+                IpAddr::V4(_) => v4.write(flow, side, *pod, &clock)?,
+                IpAddr::V6(_) => v6.write(flow, side, *pod, &clock)?,
             }
         }
     }
@@ -53,12 +53,12 @@ pub(super) fn release(pins: &Pins, tables: &mut Tables, pod: &Adopted) -> Result
     if !pod.is_held {
         return Ok(());
     }
-    note(pins, std::slice::from_ref(pod))?;
+    import(pins, std::slice::from_ref(pod))?;
     pods::release(tables, pod)
 }
 
 /// Reads conntrack's flows from or to these addresses.
-fn known(of: &BTreeMap<IpAddr, PodId>) -> Result<Vec<conntrack::Flow>, Error> {
+fn flows_of(of: &BTreeMap<IpAddr, PodId>) -> Result<Vec<conntrack::Flow>, Error> {
     let failed = |e| Error::kernel("list the flows of containers", e);
     let everything = Filter {
         family: FlowFamily::Both,
@@ -109,28 +109,28 @@ impl Address for Addr6 {
 }
 
 /// The maps of flows of one family.
-struct Book<A> {
+struct FlowMaps<A> {
     flows: Table<FlowKey<A>, Flow<A>>,
-    embryos: Table<FlowKey<A>, Flow<A>>,
+    half_open: Table<FlowKey<A>, Flow<A>>,
 }
 
-impl<A: Address> Book<A>
+impl<A: Address> FlowMaps<A>
 where
     FlowKey<A>: Plain + Hash,
     Flow<A>: Plain,
 {
     fn open(pins: &Pins) -> Result<Self, Error> {
-        let (flows, embryos) = A::MAPS;
-        Ok(Self { flows: Table::open(pins, flows)?, embryos: Table::open(pins, embryos)? })
+        let (flows, half_open) = A::MAPS;
+        Ok(Self { flows: Table::open(pins, flows)?, half_open: Table::open(pins, half_open)? })
     }
 
-    fn note(&mut self, flow: &conntrack::Flow, side: u8, pod: PodId, clock: &Clock) -> Result<(), Error> {
+    fn write(&mut self, flow: &conntrack::Flow, side: u8, pod: PodId, clock: &Clock) -> Result<(), Error> {
         let Some(one) = direction::<A>(flow, side, pod) else { return Ok(()) };
         let (key, half) = (one.key, Flow { last_seen: clock.now, ..one.half });
-        let halves = [(key, half), (half.other_key(&key), half.other_half(&key))];
+        let directions = [(key, half), (half.other_key(&key), half.other_half(&key))];
         let mut served = false;
-        for (key, _) in &halves {
-            for map in [&self.flows, &self.embryos] {
+        for (key, _) in &directions {
+            for map in [&self.flows, &self.half_open] {
                 let there = map.get(key)?;
                 served |= there.is_some_and(|there| {
                     there.action != Action::Pass as u8
@@ -144,14 +144,14 @@ where
         if served {
             return Ok(());
         }
-        for (key, half) in halves {
+        for (key, half) in directions {
             if one.is_established {
                 self.flows.put(key, half)?;
-                self.embryos.remove(&key)?;
+                self.half_open.remove(&key)?;
             } else {
                 // The programs would remove this direction with a dead one in the other map.
                 self.flows.remove(&key)?;
-                self.embryos.put(key, half)?;
+                self.half_open.put(key, half)?;
             }
         }
         Ok(())
@@ -160,7 +160,7 @@ where
 
 /// A direction with its key, and its map.
 #[derive(Debug)]
-struct One<A> {
+struct Keyed<A> {
     key: FlowKey<A>,
     half: Flow<A>,
     is_established: bool,
@@ -168,9 +168,9 @@ struct One<A> {
 
 /// The direction of a flow's first packet, as the program on that side sees it. None for protocols that the
 /// programs never handle.
-fn direction<A: Address>(flow: &conntrack::Flow, side: u8, pod: PodId) -> Option<One<A>> {
+fn direction<A: Address>(flow: &conntrack::Flow, side: u8, pod: PodId) -> Option<Keyed<A>> {
     let (original, reply) = (&flow.original, &flow.reply);
-    let (state, is_established) = stands(flow)?;
+    let (state, is_established) = state_of(flow)?;
     let key = FlowKey {
         source: A::of(original.source)?,
         destination: A::of(original.destination)?,
@@ -195,11 +195,11 @@ fn direction<A: Address>(flow: &conntrack::Flow, side: u8, pod: PodId) -> Option
         generation: pod.generation,
         ..Flow::default()
     };
-    Some(One { key, half, is_established })
+    Some(Keyed { key, half, is_established })
 }
 
 /// A flow's state, and true if it is established.
-fn stands(flow: &conntrack::Flow) -> Option<(State, bool)> {
+fn state_of(flow: &conntrack::Flow) -> Option<(State, bool)> {
     let has = |bit| flow.status & bit != 0;
     match flow.original.protocol {
         IPPROTO_TCP => {

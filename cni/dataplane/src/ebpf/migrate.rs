@@ -204,7 +204,7 @@ impl Moving {
     /// [`Error::Kernel`] if conntrack cannot be read, or a map cannot be written.
     pub(crate) fn note_earlier(&self, all: &[&Begun]) -> Result<usize, Error> {
         let pods: Vec<Adopted> = all.iter().map(|begun| begun.pod.clone()).collect();
-        conntrack_import::note(&self.pins, &pods)
+        conntrack_import::import(&self.pins, &pods)
     }
 
     /// Releases a held container: the programs serve it from now on.
