@@ -1,4 +1,4 @@
-//! Keeps the node's own addresses in the table where others are local, too: see [`schema::addresses`].
+//! Keeps the node's own addresses in the table where others are local, too: see `schema::addresses`.
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;

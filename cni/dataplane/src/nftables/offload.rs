@@ -1,4 +1,4 @@
-//! Keeps the flowtable as an administrator wants it: see [`schema::flowtable`].
+//! Keeps the flowtable as an administrator wants it: see `schema::flowtable`.
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
