@@ -3,12 +3,12 @@
 use cni_spec::Attachment;
 
 use crate::ebpf::{Ebpf, Programs, Settings};
-use crate::elsewhere::Elsewhere;
 use crate::iptables::Iptables;
 use crate::nftables::offload::Offload;
 use crate::nftables::owner_entry;
 use crate::nftables::schema::{KIND_MASQUERADE, KIND_PORTS};
 use crate::nftables::{Nftables, session::Session};
+use crate::other_backends::OtherBackends as Elsewhere;
 use crate::reference::Reference;
 use crate::{
     Backend, BackendName, Error, Kinds, Listed, MasqueradeRequest, PortRequest, Traffic, Withdrawal, ebpf,

@@ -12,11 +12,9 @@
 
 mod backend;
 mod chain_name;
-pub mod dismantle;
 mod dispatch;
 pub mod dump;
 pub mod ebpf;
-mod elsewhere;
 mod error;
 pub mod explain;
 pub mod fake;
@@ -24,12 +22,14 @@ pub mod firewall;
 #[cfg(test)]
 mod floors;
 pub mod iptables;
+mod lock;
 pub mod macspoof;
 pub mod migrate;
 pub mod nftables;
 pub mod node;
 mod observer;
 mod options;
+mod other_backends;
 mod owned_table;
 pub mod owner;
 mod policy;
@@ -38,6 +38,7 @@ mod port_range;
 mod reference;
 mod run_dir;
 mod service_links;
+pub mod teardown;
 
 pub use backend::{
     Backend, BackendName, Kinds, Listed, Loopback, MasqueradeRequest, PortRequest, Snat, Traffic, Withdrawal,

@@ -11,7 +11,7 @@ use cni_spec::Attachment;
 use ipnet::IpNet;
 use sha2::{Digest, Sha512};
 
-use crate::iptables::survey::{Ports, What};
+use crate::iptables::read_back::{Ports, What};
 use crate::nftables::plan::as_address;
 use crate::owned_table::transact;
 use crate::owner::{COMMENT_MAX, hex};

@@ -10,7 +10,7 @@ use cni_nftables::{ChainInfo, ChainKind, Family, Hook, TableId};
 
 use cni_kernel::route::RouteSocket;
 
-use crate::iptables::{TableName, any_chain_in};
+use crate::iptables::{TableName, places_with_chain};
 use crate::{nftables, service_links};
 
 /// kube-proxy's chain of iptables, in the modes `iptables` and `ipvs`.
@@ -35,7 +35,7 @@ pub(super) fn kube_proxy() -> Option<String> {
             return Some(format!("kube-proxy has table {table}"));
         }
     }
-    let found = any_chain_in(TableName::Nat, &[CHAIN]).is_ok_and(|places| !places.is_empty());
+    let found = places_with_chain(TableName::Nat, &[CHAIN]).is_ok_and(|places| !places.is_empty());
     found.then(|| format!("kube-proxy has chain {CHAIN}"))
 }
 

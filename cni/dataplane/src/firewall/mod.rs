@@ -1,64 +1,63 @@
-//! What the firewall plugin asks for: that packets of a container pass, and that bridges are kept apart.
+//! The rules of the firewall plugin: they accept packets of containers, and isolate bridges.
 //!
-//! Two means are here: rules of our own in nftables, and the chains of iptables that the reference plugin
-//! makes. The third, firewalld, is asked over D-Bus by the plugin itself; what an attachment has there is
-//! recorded here all the same.
+//! There are three means: a table of our own in nftables, the chains of iptables that the reference plugin makes, and
+//! zones of firewalld. The plugin itself calls firewalld over D-Bus; its zones are only recorded here.
 
-pub(crate) mod ledger;
-mod turn;
+mod lock;
+pub(crate) mod table;
 
-pub use turn::Turn;
+pub use lock::FirewallLock;
 
 use std::net::IpAddr;
 
 use cni_spec::Attachment;
 
 use crate::chain_name::ChainName;
-use crate::iptables::filter::{self, Isolation};
+use crate::iptables::filter::{self, FilterPlan, Isolation};
 use crate::iptables::tools::Tools;
 use crate::owner::AttachmentHash;
 pub use crate::policy::IngressPolicy;
-use crate::{Error, Owner};
-use ledger::{KeptBy, Ledger};
+use crate::{AddressFamily, Error, Owner};
+use table::{FirewallTable, Isolator};
 
-/// How packets are let through.
+/// The means by which packets are accepted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Means {
     /// A table of our own.
     Nftables,
     /// The reference's chains.
     Iptables,
-    /// A zone of firewalld, which is not touched here.
+    /// A zone of firewalld, which the plugin changes.
     Firewalld,
 }
 
-/// What is asked for a container.
+/// A request for the rules of a container.
 #[derive(Debug, Clone)]
 pub struct FirewallRequest {
-    /// Who it is.
+    /// The owner.
     pub attachment: Attachment,
-    /// How.
+    /// The means.
     pub means: Means,
-    /// With firewalld: the zone that the addresses are put into, by the caller.
+    /// With firewalld: the zone that the caller adds the addresses to.
     pub zone: String,
     /// The container's addresses.
     pub addresses: Vec<IpAddr>,
-    /// The bridge that it is on; empty when none is known. A policy needs it.
+    /// The container's bridge; empty if it is unknown. A policy needs it.
     pub bridge: String,
-    /// Which packets reach it.
+    /// The policy of the bridge.
     pub policy: IngressPolicy,
-    /// With iptables: the chain that an administrator decides in.
+    /// With iptables: the chain for an administrator's rules.
     pub admin_chain: ChainName,
 }
 
-/// What an attachment has, as it was recorded.
+/// The record of an attachment.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Held {
-    /// Who it is.
+    /// The owner.
     pub owner: Owner,
-    /// How it was made.
+    /// The means.
     pub means: Means,
-    /// The zone of firewalld that its addresses are in; empty with other means, or when it is not known.
+    /// The zone of firewalld with its addresses; empty with other means, or if it is unknown.
     pub zone: String,
     /// Its policy.
     pub policy: IngressPolicy,
@@ -69,13 +68,13 @@ pub struct Held {
 }
 
 impl Held {
-    /// Whether this is what is asked for. (The owner's name may be cut; whose it is, is known.)
+    /// True if this is the record that the request leads to. The owner's name in the record may be cut.
     fn is_for(&self, request: &FirewallRequest) -> bool {
         *self == Self { owner: self.owner.clone(), ..request.held() }
     }
 }
 
-/// firewalld has no zones with longer names, by far.
+/// The longest name of a zone that is recorded. firewalld allows only far shorter ones.
 const LONGEST_ZONE: usize = 64;
 
 impl FirewallRequest {
@@ -92,26 +91,19 @@ impl FirewallRequest {
         }
     }
 
-    fn families(&self) -> Vec<crate::AddressFamily> {
-        let has = |family: &crate::AddressFamily| {
-            self.addresses.iter().any(|address| crate::AddressFamily::of(*address) == *family)
-        };
-        crate::AddressFamily::BOTH.into_iter().filter(has).collect()
+    /// The rules of iptables for a family.
+    fn filter_plan(&self, family: AddressFamily, isolation: Option<Isolation>) -> FilterPlan {
+        let own = filter::of_family(&self.addresses, family);
+        let admitted = if self.means == Means::Iptables { own.collect() } else { Vec::new() };
+        FilterPlan { family, admitted, dismissed: Vec::new(), isolation, admin: self.admin_chain.clone() }
     }
 
-    /// The rules of iptables that this needs for a family.
-    fn filter(&self, family: crate::AddressFamily, isolation: Option<Isolation>) -> filter::Wanted {
-        let own = self.addresses.iter().filter(|address| crate::AddressFamily::of(**address) == family);
-        let admitted = if self.means == Means::Iptables { own.copied().collect() } else { Vec::new() };
-        filter::Wanted { family, admitted, dismissed: Vec::new(), isolation, admin: self.admin_chain.clone() }
-    }
-
-    /// Does something with the rules of iptables that this needs, if any; `others` are the policies of the bridge's other
-    /// containers.
+    /// Calls `work` with the rules of iptables for each family that the request needs; `others` are the policies of
+    /// the bridge's other containers.
     fn with_iptables(
         &self,
         mut others: Vec<IngressPolicy>,
-        work: impl Fn(&Tools, &filter::Wanted) -> Result<(), Error>,
+        work: impl Fn(&Tools, &FilterPlan) -> Result<(), Error>,
     ) -> Result<(), Error> {
         if !needs_iptables(self.means, self.policy) {
             return Ok(());
@@ -119,9 +111,19 @@ impl FirewallRequest {
         others.push(self.policy);
         let isolation = (self.policy != IngressPolicy::Open).then(|| Isolation::new(&self.bridge, &others));
         let tools = filter::tools()?;
-        self.families()
-            .into_iter()
-            .try_for_each(|family| work(&tools, &self.filter(family, isolation.clone())))
+        let has = |family: &AddressFamily| filter::of_family(&self.addresses, *family).next().is_some();
+        let mut families = AddressFamily::BOTH.into_iter().filter(has);
+        families.try_for_each(|family| work(&tools, &self.filter_plan(family, isolation.clone())))
+    }
+
+    /// The policies that other containers on the bridge ask for, if the request has one.
+    fn policies_of_others(&self, table: Option<&FirewallTable>) -> Result<Vec<IngressPolicy>, Error> {
+        match table {
+            Some(table) if self.policy != IngressPolicy::Open => {
+                table.policies(&self.bridge, Isolator::Iptables, Some(AttachmentHash::of(&self.attachment)))
+            }
+            _ => Ok(Vec::new()),
+        }
     }
 }
 
@@ -129,114 +131,101 @@ fn needs_iptables(means: Means, policy: IngressPolicy) -> bool {
     means == Means::Iptables || (means == Means::Firewalld && policy != IngressPolicy::Open)
 }
 
-/// Lets the container's packets through, and keeps its bridge apart. ADD again changes what is there, but for
-/// zones of firewalld, which the caller has to do with.
+/// Accepts the container's packets, and isolates its bridge. A repeated ADD replaces the container's rules, except
+/// zones of firewalld, which are the caller's.
 ///
 /// # Errors
-/// What could not be made; [`dismiss`] takes away what was.
-pub fn admit(request: &FirewallRequest, turn: &Turn) -> Result<(), Error> {
-    let ledger = Ledger::open()?;
-    let (before, policies) = match &ledger {
-        Some(ledger) => {
-            let hash = AttachmentHash::of(&request.attachment);
-            let others = match request.policy {
-                IngressPolicy::Open => Vec::new(),
-                _ => ledger.policies(&request.bridge, KeptBy::Iptables, Some(hash))?,
-            };
-            (ledger.held(hash)?, others)
+/// [`Error::NoNfTables`] if the kernel lacks nf_tables and the means is nftables; [`Error::Kernel`],
+/// [`Error::NoIptables`] or [`Error::Busy`] if rules could not be made. [`dismiss`] removes those that were.
+pub fn admit(request: &FirewallRequest, lock: &FirewallLock) -> Result<(), Error> {
+    let table = FirewallTable::open()?;
+    if table.is_none() {
+        if request.means == Means::Nftables {
+            let why = "this kernel has no nf_tables: use backend \"iptables\"";
+            return Err(Error::NoNfTables(why.to_owned()));
         }
-        None if request.means == Means::Nftables => {
-            return Err(Error::NoNfTables(
-                "this kernel has no nf_tables: use backend \"iptables\"".to_owned(),
-            ));
-        }
-        None => {
-            log::warn!("this kernel has no nf_tables: no record of who has which rules");
-            (None, Vec::new())
-        }
-    };
-    // What the configuration asked for before and does not ask for now.
-    if let Some(before) = before.filter(|before| !before.is_for(request)) {
-        withdraw(ledger.as_ref(), &before, (BridgeUse::Unknown, turn))?;
+        log::warn!("this kernel has no nf_tables: the owners of rules are not recorded");
     }
-    if let Some(ledger) = &ledger {
-        ledger.put(&request.attachment, &request.held())?;
+    let policies = request.policies_of_others(table.as_ref())?;
+    if let Some(table) = &table {
+        let before = table.held(AttachmentHash::of(&request.attachment))?;
+        if let Some(outdated) = before.filter(|before| !before.is_for(request)) {
+            withdraw(Some(table), &outdated, BridgeUse::Unknown, lock)?;
+        }
+        table.put(&request.attachment, &request.held())?;
     }
-    request.with_iptables(policies, filter::bring_about)
+    request.with_iptables(policies, filter::admit)
 }
 
-/// Whether others are on a bridge, of whom nothing is recorded.
+/// The use of a bridge by containers without a record.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum BridgeUse {
-    /// Nobody is: rules that nobody recorded is known to need may go.
+    /// No other container is on the bridge: rules that no recorded container needs are removed.
     Unused,
-    /// Somebody may be: they stay.
+    /// Other containers may be on the bridge: such rules stay.
     Unknown,
 }
 
-/// Takes away what the attachment has: what is recorded, and rules for `told` addresses, which a container
-/// of the reference's may have.
+/// Removes the attachment's rules: those that are recorded, and those for `addresses`, which the reference may have
+/// made.
 ///
 /// # Errors
-/// What could not be removed; the call can be repeated.
+/// [`Error::Kernel`], [`Error::NoIptables`] or [`Error::Busy`] if rules could not be removed; the call can be repeated.
 pub fn dismiss(
     attachment: &Attachment,
-    told: &[IpAddr],
-    bridge: (&str, BridgeUse),
-    turn: &Turn,
+    addresses: &[IpAddr],
+    bridge: &str,
+    bridge_use: BridgeUse,
+    lock: &FirewallLock,
 ) -> Result<(), Error> {
-    let ledger = Ledger::open()?;
+    let table = FirewallTable::open()?;
     let hash = AttachmentHash::of(attachment);
-    let held = match &ledger {
-        Some(ledger) => ledger.held(hash)?,
-        None => None,
-    };
-    let mut whole = held.unwrap_or_else(|| Held {
+    let held = table.as_ref().map_or(Ok(None), |table| table.held(hash))?;
+    let mut held = held.unwrap_or_else(|| Held {
         owner: Owner::of(attachment),
         means: Means::Iptables,
         zone: String::new(),
         policy: IngressPolicy::Open,
-        bridge: bridge.0.to_owned(),
+        bridge: bridge.to_owned(),
         addresses: Vec::new(),
     });
-    let told: Vec<IpAddr> = told.iter().filter(|told| !whole.addresses.contains(told)).copied().collect();
-    whole.addresses.extend(own_among(ledger.as_ref(), hash, &told)?);
-    withdraw(ledger.as_ref(), &whole, (bridge.1, turn))
+    let new: Vec<IpAddr> = addresses.iter().filter(|one| !held.addresses.contains(one)).copied().collect();
+    held.addresses.extend(own_among(table.as_ref(), hash, &new)?);
+    withdraw(table.as_ref(), &held, bridge_use, lock)
 }
 
-/// Those of the addresses that nobody else is recorded to have: one that was given to somebody else meanwhile is
-/// that one's.
+/// The addresses that are not recorded as another attachment's: one that was released may have a new owner.
 ///
 /// # Errors
-/// What could not be read.
+/// [`Error::Kernel`] if the record cannot be read.
 pub fn own_addresses(owner: AttachmentHash, addresses: &[IpAddr]) -> Result<Vec<IpAddr>, Error> {
-    own_among(Ledger::open()?.as_ref(), owner, addresses)
+    own_among(FirewallTable::open()?.as_ref(), owner, addresses)
 }
 
 fn own_among(
-    ledger: Option<&Ledger>,
+    table: Option<&FirewallTable>,
     owner: AttachmentHash,
     addresses: &[IpAddr],
 ) -> Result<Vec<IpAddr>, Error> {
-    let Some(ledger) = ledger else { return Ok(addresses.to_vec()) };
+    let Some(table) = table else { return Ok(addresses.to_vec()) };
     let mut own = Vec::new();
     for address in addresses {
-        if ledger.holder(*address)?.is_none_or(|holder| holder == owner) {
+        if table.holder(*address)?.is_none_or(|holder| holder == owner) {
             own.push(*address);
         }
     }
     Ok(own)
 }
 
-/// What the attachment has, as far as it was recorded.
+/// The record of an attachment.
 ///
 /// # Errors
-/// What could not be read.
+/// [`Error::Kernel`] if the record cannot be read.
 pub fn held(attachment: &Attachment) -> Result<Option<Held>, Error> {
-    Ledger::open()?.map_or(Ok(None), |ledger| ledger.held(AttachmentHash::of(attachment)))
+    FirewallTable::open()?.map_or(Ok(None), |table| table.held(AttachmentHash::of(attachment)))
 }
 
-/// True if rules of iptables may let packets of these addresses through. Reads only, and runs no program.
+/// True if rules of iptables may accept packets of these addresses. Runs no program.
 ///
 /// # Errors
 /// [`Error::Kernel`] if the chains cannot be read.
@@ -244,75 +233,79 @@ pub fn may_have_rules(addresses: &[IpAddr]) -> Result<bool, Error> {
     filter::may_name_any(addresses)
 }
 
-/// True if rules of iptables may keep a bridge apart that no recorded attachment needs apart. Reads only, and runs no
-/// program.
+/// True if rules of iptables may isolate a bridge that no recorded attachment needs isolated. Runs no program.
 ///
 /// # Errors
 /// [`Error::Kernel`] if the chains or the record cannot be read.
 pub fn may_be_needlessly_separated(bridge: &str) -> Result<bool, Error> {
-    Ok(filter::may_separate(bridge)? && !is_needed(Ledger::open()?.as_ref(), bridge)?)
+    Ok(filter::may_isolate(bridge)? && !is_needed(FirewallTable::open()?.as_ref(), bridge)?)
 }
 
-/// All attachments of whom something is recorded.
+/// The attachments with a record.
 ///
 /// # Errors
-/// What could not be read.
+/// [`Error::Kernel`] if the record cannot be read.
 pub fn recorded() -> Result<Vec<AttachmentHash>, Error> {
-    let Some(ledger) = Ledger::open()? else { return Ok(Vec::new()) };
-    Ok(ledger.list(|_| true)?.into_iter().map(|(owner, _, _)| owner.attachment_hash).collect())
+    let Some(table) = FirewallTable::open()? else { return Ok(Vec::new()) };
+    Ok(table.list(|_| true)?.into_iter().map(|entry| entry.owner.attachment_hash).collect())
 }
 
-/// Rules first, the record last: a call that was cut off can be repeated. What keeps the bridge apart goes
-/// when nobody else needs it.
-fn withdraw(ledger: Option<&Ledger>, held: &Held, (bridge, _turn): (BridgeUse, &Turn)) -> Result<(), Error> {
+/// Removes the rules first and the record last, so that a killed call can be repeated. The bridge is isolated as other
+/// attachments ask for; not at all only if there are none.
+fn withdraw(
+    table: Option<&FirewallTable>,
+    held: &Held,
+    bridge_use: BridgeUse,
+    _lock: &FirewallLock,
+) -> Result<(), Error> {
     let hash = held.owner.attachment_hash;
-    let own = own_among(ledger, hash, &held.addresses)?;
-    let asked = held.policy != IngressPolicy::Open || bridge == BridgeUse::Unused;
-    let separates = asked && !held.bridge.is_empty();
-    let others = match ledger {
-        Some(ledger) if separates => ledger.policies(&held.bridge, KeptBy::Iptables, Some(hash))?,
+    let own = own_among(table, hash, &held.addresses)?;
+    let may_isolate = held.policy != IngressPolicy::Open || bridge_use == BridgeUse::Unused;
+    let may_isolate = may_isolate && !held.bridge.is_empty();
+    let others = match table {
+        Some(table) if may_isolate => table.policies(&held.bridge, Isolator::Iptables, Some(hash))?,
         _ => Vec::new(),
     };
-    // As the others ask for it; not at all only if there is nobody who may.
-    let known = bridge == BridgeUse::Unused || !others.is_empty();
-    let isolation = (known && separates).then(|| Isolation::new(&held.bridge, &others));
+    let is_known = bridge_use == BridgeUse::Unused || !others.is_empty();
+    let isolation = (is_known && may_isolate).then(|| Isolation::new(&held.bridge, &others));
     if held.means != Means::Nftables || isolation.is_some() {
-        filter::clear(&own, isolation.as_ref())?;
+        filter::dismiss(&own, isolation.as_ref())?;
     }
-    ledger.map_or(Ok(()), |ledger| ledger.remove(hash))
+    table.map_or(Ok(()), |table| table.remove(hash))
 }
 
-/// Compares the rules with what is asked for, no matter which plugin set made them: of a container that the reference attached,
-/// nothing is recorded. Rules in nftables are the record.
+/// Compares the rules with the request, whichever plugin set made them: a container that the reference attached has no
+/// record. With nftables the record is the rules.
 ///
 /// # Errors
 /// [`Error::Missing`] with the first difference.
 pub fn check(request: &FirewallRequest) -> Result<(), Error> {
     let hash = AttachmentHash::of(&request.attachment);
-    let Some(ledger) = Ledger::open()? else { return check_iptables(None, request) };
-    if request.means == Means::Nftables || ledger.held(hash)?.is_some() {
-        ledger.check(&request.held())?;
+    let Some(table) = FirewallTable::open()? else { return check_iptables(None, request) };
+    if request.means == Means::Nftables || table.held(hash)?.is_some() {
+        table.check(&request.held())?;
     } else {
-        ledger.check_free(&request.addresses, hash)?;
+        table.check_free(&request.addresses, hash)?;
     }
-    check_iptables(Some(&ledger), request)
+    check_iptables(Some(&table), request)
 }
 
-/// Records a container whose rules the reference made, so that DEL and GC find them. Nothing is written for one
-/// that has a record, or not all of its rules.
+/// Records a container whose rules the reference made, so that DEL and GC find them. Writes nothing if the container
+/// has a record, or not all of its rules.
 ///
 /// # Errors
-/// As for [`check`], and what nf_tables refused.
-pub fn adopt(request: &FirewallRequest, _turn: &Turn) -> Result<(), Error> {
+/// [`Error::Missing`] with the first rule that is missing; [`Error::Kernel`] or [`Error::Busy`] if the record cannot be
+/// written.
+pub fn adopt(request: &FirewallRequest, _lock: &FirewallLock) -> Result<(), Error> {
     check(request)?;
-    let Some(ledger) = Ledger::open()? else { return Ok(()) };
+    let Some(table) = FirewallTable::open()? else { return Ok(()) };
     let hash = AttachmentHash::of(&request.attachment);
-    if ledger.held(hash)?.is_some() {
+    if table.held(hash)?.is_some() {
         return Ok(());
     }
-    ledger.put(&request.attachment, &request.held())?;
-    // The reference's DEL takes no lock: it may have removed the rules since they were read.
-    check(request).or_else(|gone| ledger.remove(hash).and(Err(gone)))
+    table.put(&request.attachment, &request.held())?;
+    // The reference's DEL takes no lock, and may have removed the rules since they were read.
+    check(request).or_else(|gone| table.remove(hash).and(Err(gone)))
 }
 
 /// Compares the record, and the rules as [`check`] does.
@@ -320,77 +313,70 @@ pub fn adopt(request: &FirewallRequest, _turn: &Turn) -> Result<(), Error> {
 /// # Errors
 /// [`Error::Missing`] with the first difference.
 pub fn check_record(request: &FirewallRequest) -> Result<(), Error> {
-    let ledger = Ledger::open()?;
-    ledger.as_ref().map_or(Ok(()), |ledger| ledger.check(&request.held()))?;
-    check_iptables(ledger.as_ref(), request)
+    let table = FirewallTable::open()?;
+    table.as_ref().map_or(Ok(()), |table| table.check(&request.held()))?;
+    check_iptables(table.as_ref(), request)
 }
 
-fn check_iptables(ledger: Option<&Ledger>, request: &FirewallRequest) -> Result<(), Error> {
-    let hash = AttachmentHash::of(&request.attachment);
-    let others = match ledger {
-        Some(ledger) if request.policy != IngressPolicy::Open => {
-            ledger.policies(&request.bridge, KeptBy::Iptables, Some(hash))?
-        }
-        _ => Vec::new(),
-    };
-    request.with_iptables(others, filter::check)
+fn check_iptables(table: Option<&FirewallTable>, request: &FirewallRequest) -> Result<(), Error> {
+    request.with_iptables(request.policies_of_others(table)?, filter::check)
 }
 
-/// What attachments of the network have that are not valid. [`forget`] takes it away.
+/// The records of attachments of the network that are not valid. [`forget`] removes them.
 ///
 /// # Errors
-/// What could not be read.
+/// [`Error::Kernel`] if the record cannot be read.
 pub fn dead(network: &str, valid: &[Attachment]) -> Result<Vec<Held>, Error> {
-    Ledger::open()?.map_or(Ok(Vec::new()), |ledger| ledger.dead(network, valid))
+    FirewallTable::open()?.map_or(Ok(Vec::new()), |table| table.dead(network, valid))
 }
 
-/// Takes away what was recorded.
+/// Removes the rules of a record, and the record.
 ///
 /// # Errors
-/// What could not be removed; the call can be repeated.
-pub fn forget(held: &Held, bridge: BridgeUse, turn: &Turn) -> Result<(), Error> {
-    withdraw(Ledger::open()?.as_ref(), held, (bridge, turn))
+/// As for [`dismiss`].
+pub fn forget(held: &Held, bridge_use: BridgeUse, lock: &FirewallLock) -> Result<(), Error> {
+    withdraw(FirewallTable::open()?.as_ref(), held, bridge_use, lock)
 }
 
-/// Bridges that rules of iptables keep apart though nobody recorded needs them.
+/// The bridges that rules of iptables isolate and that no recorded attachment needs isolated.
 ///
 /// # Errors
-/// What could not be read.
+/// [`Error::Kernel`] or [`Error::NoIptables`] if the chains or the record cannot be read.
 pub fn needlessly_separated() -> Result<Vec<String>, Error> {
-    let ledger = Ledger::open()?;
+    let table = FirewallTable::open()?;
     let mut all = Vec::new();
-    for bridge in filter::separated()? {
-        if !is_needed(ledger.as_ref(), &bridge)? {
+    for bridge in filter::isolated_bridges()? {
+        if !is_needed(table.as_ref(), &bridge)? {
             all.push(bridge);
         }
     }
     Ok(all)
 }
 
-fn is_needed(ledger: Option<&Ledger>, bridge: &str) -> Result<bool, Error> {
-    let policies = ledger.map_or(Ok(Vec::new()), |ledger| ledger.policies(bridge, KeptBy::Iptables, None))?;
+fn is_needed(table: Option<&FirewallTable>, bridge: &str) -> Result<bool, Error> {
+    let policies = table.map_or(Ok(Vec::new()), |table| table.policies(bridge, Isolator::Iptables, None))?;
     Ok(!policies.is_empty())
 }
 
-/// Lets a bridge be reached again, if still nobody recorded needs it apart.
+/// Removes the rules that isolate a bridge, unless a recorded attachment needs them by now.
 ///
 /// # Errors
-/// What could not be removed.
-pub fn rejoin(bridge: &str, _turn: &Turn) -> Result<(), Error> {
-    if is_needed(Ledger::open()?.as_ref(), bridge)? {
+/// As for [`dismiss`].
+pub fn rejoin(bridge: &str, _lock: &FirewallLock) -> Result<(), Error> {
+    if is_needed(FirewallTable::open()?.as_ref(), bridge)? {
         return Ok(());
     }
-    filter::clear(&[], Some(&Isolation::new(bridge, &[])))
+    filter::dismiss(&[], Some(&Isolation::new(bridge, &[])))
 }
 
-/// Tells whether the next [`admit`] can succeed.
+/// Checks that the next [`admit`] can succeed.
 ///
 /// # Errors
-/// What is missing.
+/// [`Error::NoNfTables`], [`Error::NoIptables`], or [`Error::Kernel`] if the kernel would refuse the table.
 pub fn status(means: Means, policy: IngressPolicy) -> Result<(), Error> {
-    match Ledger::open()? {
-        // Whatever the means, it is written down who has what.
-        Some(ledger) => ledger.try_out(means)?,
+    match FirewallTable::open()? {
+        // Rules are recorded whatever their means.
+        Some(table) => table.try_out(means)?,
         None if means == Means::Nftables => {
             return Err(Error::NoNfTables("this kernel has no nf_tables".to_owned()));
         }

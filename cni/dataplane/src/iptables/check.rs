@@ -1,80 +1,72 @@
-//! CHECK: whether the rules of a plan are there, as the reference asks for them one by one. Rules
-//! beyond them are no difference: the reference leaves some behind.
+//! CHECK: compares the rules of a plan with those listed, as the reference does one by one. More rules are no
+//! difference, as the reference leaves some behind.
 
 use std::collections::BTreeSet;
 
+use super::batch::Batch;
 use super::listing::Listing;
-use super::names;
-use super::plan::{MasqueradePlan, PortPlan, shared};
+use super::names::{HOSTPORT_DNAT, POSTROUTING, TableName};
+use super::plan::{MasqueradePlan, PortPlan};
 use super::quote;
-use super::rule::{Batch, Op, Rule};
+use super::rule::Rule;
 use super::tools::{Refusal, Tools, nat_table};
 use crate::{AddressFamily, Error};
 
-fn missing(family: AddressFamily, chain: &str, rule: &Rule) -> Error {
-    let words = rule.words();
-    let line = quote::line(words.iter().map(String::as_str));
-    Error::Missing(format!("table {} has no rule -A {chain} {line}", nat_table(family)))
+fn require(family: AddressFamily, chain: &str, rule: &Rule, is_there: bool) -> Result<(), Error> {
+    let line = || quote::line(rule.words().iter().map(String::as_str));
+    let missing = || Error::Missing(format!("table {} has no rule -A {chain} {}", nat_table(family), line()));
+    is_there.then_some(()).ok_or_else(missing)
 }
 
-fn contains(listing: &Listing, family: AddressFamily, chain: &str, rule: &Rule) -> Result<(), Error> {
-    if listing.contains(chain, &rule.words()) { Ok(()) } else { Err(missing(family, chain, rule)) }
-}
-
-/// Compares the plan with what is there.
+/// Compares the rules of published ports.
 pub(crate) fn ports(tools: &Tools, listing: &Listing, plan: &PortPlan) -> Result<(), Error> {
-    let family = plan.family;
-    for wanted in shared(plan.mark_bit) {
-        contains(listing, family, wanted.chain, &wanted.rule)?;
+    let require = |chain, rule: &Rule, is_there| require(plan.family, chain, rule, is_there);
+    for wanted in &plan.shared {
+        require(wanted.chain, &wanted.rule, listing.contains(wanted.chain, &wanted.rule))?;
     }
     for rule in &plan.rules {
-        contains(listing, family, plan.chain.as_str(), rule)?;
+        require(plan.chain.as_str(), rule, listing.contains(plan.chain.as_str(), rule))?;
     }
     for entry in &plan.entries {
-        if !entry.is_canonical() {
-            ask(tools, family, entry)?;
-        } else if !leads_there(listing, entry) {
-            return Err(missing(family, names::HOSTPORT_DNAT, entry));
-        }
+        let is_there = if entry.has_conditions() { ask(tools, entry)? } else { covers(listing, entry) };
+        require(HOSTPORT_DNAT, entry, is_there)?;
     }
     Ok(())
 }
 
-/// Whether all ports of an entry rule are in rules that are like it otherwise. The order of the ports, and
-/// how they are shared out, means nothing to a packet: a container that came from the nftables backend has
-/// them by number.
-pub(super) fn leads_there(listing: &Listing, entry: &Rule) -> bool {
+/// True if all ports of an entry rule are in listed rules that are otherwise equal. The order of the ports and
+/// their distribution over rules have no effect on packets; after a migration from nftables they are sorted.
+pub(super) fn covers(listing: &Listing, entry: &Rule) -> bool {
     let words = entry.words();
     let Some(at) = words.iter().position(|word| word == "--dports").map(|option| option + 1) else {
-        return listing.contains(names::HOSTPORT_DNAT, &words);
+        return listing.contains(HOSTPORT_DNAT, entry);
     };
     let ports = |words: &[String]| -> BTreeSet<String> {
         words.get(at).into_iter().flat_map(|list| list.split(',')).map(str::to_owned).collect()
     };
     let alike = |listed: &[String]| {
         listed.len() == words.len()
-            && listed.iter().zip(&words).enumerate().all(|(number, (a, b))| number == at || a == b)
+            && listed.iter().zip(words).enumerate().all(|(number, (a, b))| number == at || a == b)
     };
-    let rules = listing.rules(names::HOSTPORT_DNAT).iter().map(|rule| rule.0.as_slice());
+    let rules = listing.rules(HOSTPORT_DNAT).iter().map(Rule::words);
     let there: BTreeSet<String> = rules.filter(|rule| alike(rule)).flat_map(ports).collect();
-    ports(&words).is_subset(&there)
+    ports(words).is_subset(&there)
 }
 
-/// Asks the tool itself for a rule whose words are the configuration's: it prints them in its own.
-fn ask(tools: &Tools, family: AddressFamily, entry: &Rule) -> Result<(), Error> {
-    let mut batch = Batch::new(family);
-    batch.push(Op::Check(names::HOSTPORT_DNAT.to_owned(), entry.words()));
+/// Asks the tool for a rule with conditions, which it lists in words of its own.
+fn ask(tools: &Tools, entry: &Rule) -> Result<bool, Error> {
+    let mut batch = Batch::new(TableName::Nat);
+    batch.require(HOSTPORT_DNAT, entry);
     match tools.commit(&batch) {
-        Ok(()) => Ok(()),
-        Err(Refusal::Rules(_)) => Err(missing(family, names::HOSTPORT_DNAT, entry)),
+        Ok(()) => Ok(true),
+        Err(Refusal::Ruleset(_)) => Ok(false),
         Err(Refusal::Failed(error)) => Err(error),
     }
 }
 
-/// Compares the plan with what is there.
+/// Compares the rules of a masquerade.
 pub(crate) fn masquerade(listing: &Listing, plan: &MasqueradePlan) -> Result<(), Error> {
-    for rule in &plan.rules {
-        contains(listing, plan.family, plan.chain.as_str(), rule)?;
-    }
-    plan.jumps.iter().try_for_each(|rule| contains(listing, plan.family, "POSTROUTING", rule))
+    let require = |chain, rule| require(plan.family, chain, rule, listing.contains(chain, rule));
+    plan.rules.iter().try_for_each(|rule| require(plan.chain.as_str(), rule))?;
+    plan.jumps.iter().try_for_each(|rule| require(POSTROUTING, rule))
 }

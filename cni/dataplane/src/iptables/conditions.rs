@@ -1,16 +1,22 @@
-//! Conditions in the words of iptables.
+//! Conditions in the words of iptables: those that a configuration may have, and their translation from and to
+//! conditions of nftables.
 //!
-//! The words stand in a rule as they are, each quoted as one word, so that none can end the rule or
-//! begin another. What an option means is for iptables to say; only those that are no matches are
-//! refused: a condition must not say what becomes of a packet, nor in which chain.
+//! The words are part of a rule as they are, each quoted as one word, so that none can end the rule or begin
+//! another. iptables decides what an option means. Refused are only options that are no matches: a condition must
+//! not choose the packet's target, nor the rule's chain.
 
-use crate::{Error, PortRequest};
+use std::net::IpAddr;
+
+use cni_nftables::{Cmp, Field, Operand, Stmt, Value};
+use ipnet::IpNet;
+
+use crate::{AddressFamily, Error, PortRequest};
 
 /// The options of one letter that are matches: address, protocol, link, fragment, module, family.
 const SHORT: &str = "sdpiofm46";
 
-/// The long options that are commands, targets or switches of the tool. The tool takes any
-/// unambiguous beginning of them, too.
+/// The long options that are commands, targets or switches of the tool, which also takes any unambiguous
+/// abbreviation.
 const REFUSED: [&str; 24] = [
     "append",
     "check",
@@ -38,10 +44,19 @@ const REFUSED: [&str; 24] = [
     "line-numbers",
 ];
 
+/// A condition that the other backend cannot express.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub(crate) enum Untranslatable {
+    #[error("the condition {0:?} of iptables has no counterpart in our table")]
+    OfIptables(String),
+    #[error("the condition \"{0}\" has no counterpart in iptables")]
+    OfNftables(String),
+}
+
 /// Checks the words of one family's conditions.
 ///
 /// # Errors
-/// [`Error::Condition`] with the key and the word.
+/// [`Error::Condition`] with the key and the first word that is no part of a condition.
 pub fn check(key: &'static str, words: &[String]) -> Result<(), Error> {
     let refused = |reason: String| Err(Error::Condition { key, reason });
     for word in words {
@@ -73,9 +88,68 @@ pub(crate) fn check_request(request: &PortRequest) -> Result<(), Error> {
     check("conditionsV6", &request.iptables.conditions.v6)
 }
 
+/// Translates conditions into the syntax of nft, as far as both backends have them: addresses, networks and
+/// interfaces, also negated.
+pub(crate) fn to_nftables(words: &[String], family: AddressFamily) -> Result<Vec<String>, Untranslatable> {
+    let header = match family {
+        AddressFamily::V4 => "ip",
+        AddressFamily::V6 => "ip6",
+    };
+    let untranslatable = |word: &str| Untranslatable::OfIptables(word.to_owned());
+    let mut all = Vec::new();
+    let mut words = words.iter().map(String::as_str);
+    while let Some(word) = words.next() {
+        let (option, sign) = match word {
+            "!" => (words.next().unwrap_or_default(), "!= "),
+            option => (option, ""),
+        };
+        let (field, is_link) = match option {
+            "-s" => (format!("{header} saddr"), false),
+            "-d" => (format!("{header} daddr"), false),
+            "-i" => ("iifname".to_owned(), true),
+            "-o" => ("oifname".to_owned(), true),
+            other => return Err(untranslatable(other)),
+        };
+        let value = words.next().unwrap_or_default();
+        let value = if is_link {
+            let prefix = value.strip_suffix('+').map(|prefix| format!("{prefix}*"));
+            format!("\"{}\"", prefix.as_deref().unwrap_or(value))
+        } else {
+            let net = value.parse::<IpNet>().or_else(|_| value.parse::<IpAddr>().map(IpNet::from));
+            net.map_err(|_| untranslatable(value))?.to_string()
+        };
+        all.push(format!("{field} {sign}{value}"));
+    }
+    Ok(all)
+}
+
+/// Translates a statement of our table; no words for one that only matches the family.
+pub(crate) fn to_iptables(stmt: &Stmt) -> Result<Vec<String>, Untranslatable> {
+    let untranslatable = || Untranslatable::OfNftables(stmt.to_string());
+    let Stmt::Match { fields, cmp, to } = stmt else { return Err(untranslatable()) };
+    let option = match fields.as_slice() {
+        [Field::NfProto] => return Ok(Vec::new()),
+        [Field::IpSaddr | Field::Ip6Saddr] => "-s",
+        [Field::IpDaddr | Field::Ip6Daddr] => "-d",
+        [Field::Iifname] => "-i",
+        [Field::Oifname] => "-o",
+        _ => return Err(untranslatable()),
+    };
+    let value = match to {
+        Operand::Value(Value::Ifname(name)) => name.clone(),
+        Operand::Value(Value::IfnamePrefix(prefix)) => format!("{prefix}+"),
+        Operand::Value(value @ (Value::Ipv4(_) | Value::Ipv6(_))) => value.to_string(),
+        Operand::Prefix(value, bits) => format!("{value}/{bits}"),
+        _ => return Err(untranslatable()),
+    };
+    let sign = (*cmp == Cmp::Ne).then(|| "!".to_owned());
+    Ok(sign.into_iter().chain([option.to_owned(), value]).collect())
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::nftables::conditions::parse;
 
     fn ok(words: &[&str]) -> bool {
         check("conditionsV4", &words.iter().map(|w| (*w).to_owned()).collect::<Vec<_>>()).is_ok()
@@ -90,7 +164,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_match_is_refused() {
+    fn options_that_are_no_matches_are_refused() {
         for words in [
             &["-j", "ACCEPT"][..],
             &["-jACCEPT"],
@@ -107,5 +181,25 @@ mod tests {
         ] {
             assert!(!ok(words), "{words:?}");
         }
+    }
+
+    #[test]
+    fn conditions_of_both_backends_are_translated() {
+        let words: Vec<String> =
+            ["!", "-s", "192.0.2.0/24", "-i", "eth+", "!", "-o", "eth1"].map(str::to_owned).into();
+        let translated = to_nftables(&words, AddressFamily::V4).unwrap();
+        assert_eq!(translated, ["ip saddr != 192.0.2.0/24", "iifname \"eth*\"", "oifname != \"eth1\""]);
+        let stmts = parse(&translated, AddressFamily::V4).unwrap();
+        let back: Vec<String> = stmts.iter().flat_map(|stmt| to_iptables(stmt).unwrap()).collect();
+        assert_eq!(back, words);
+    }
+
+    #[test]
+    fn errors_name_the_condition() {
+        let words = ["-m".to_owned(), "limit".to_owned()];
+        assert!(to_nftables(&words, AddressFamily::V4).unwrap_err().to_string().contains("\"-m\""));
+        let stmts = parse(&["ip ttl 3".to_owned()], AddressFamily::V4).unwrap();
+        let results: Vec<_> = stmts.iter().map(to_iptables).collect();
+        assert!(results.contains(&Err(Untranslatable::OfNftables("ip ttl 3".to_owned()))), "{results:?}");
     }
 }

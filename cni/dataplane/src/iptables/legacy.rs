@@ -1,4 +1,4 @@
-//! The legacy variant's nat table, as far as it can be looked at without the tools.
+//! The tables of the legacy variant, read from the kernel without the tools.
 
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
@@ -7,16 +7,15 @@ use std::time::{Duration, Instant};
 
 use cni_kernel::dir::DurableDir;
 use cni_kernel::route::Family;
-use cni_kernel::xtables;
-
+use cni_kernel::xtables::{self, XtablesError};
 use sha2::{Digest, Sha512};
 
-use super::names::MASQUERADE_PREFIX;
+use super::names::{MASQUERADE_PREFIX, TableName};
 use crate::owner::hex;
 use crate::run_dir::RUN_DIR;
 use crate::{AddressFamily, Error};
 
-/// From so many rules on it is remembered that a table has no chains of containers.
+/// The number of rules from which on a file records that a table has no chains of containers.
 const LARGE: usize = 1000;
 
 fn kernel_family(family: AddressFamily) -> Family {
@@ -26,111 +25,109 @@ fn kernel_family(family: AddressFamily) -> Family {
     }
 }
 
-/// Whether the nat table is there.
+fn failed(error: XtablesError) -> Error {
+    Error::kernel("read the legacy tables", error)
+}
+
+/// True if the nat table exists.
 pub(crate) fn has_nat(family: AddressFamily) -> bool {
-    has_table(family, "nat")
+    has_table(family, TableName::Nat)
 }
 
-/// Whether a table is there.
-pub(crate) fn has_table(family: AddressFamily, table: &str) -> bool {
-    xtables::has_table(kernel_family(family), table)
+pub(super) fn has_table(family: AddressFamily, table: TableName) -> bool {
+    xtables::has_table(kernel_family(family), table.as_str())
 }
 
-/// The chains of the nat table that are called as the reference's and ours are.
+/// True if the rules of a table contain one of these texts.
+pub(super) fn contains(family: AddressFamily, table: TableName, texts: &[Vec<u8>]) -> Result<bool, Error> {
+    xtables::contains(kernel_family(family), table.as_str(), texts).map_err(failed)
+}
+
+/// The chains of a table; none if the table does not exist.
+pub(super) fn chains(family: AddressFamily, table: TableName) -> Result<Vec<String>, Error> {
+    xtables::chains(kernel_family(family), table.as_str()).map_err(failed)
+}
+
+/// The chains of the nat table whose names have the prefix of the reference plugins.
 ///
-/// The kernel hands a table out as a whole only, at a microsecond a rule. Of a large one without such
-/// chains it is remembered what it was like, so that it is read once for each change that somebody
-/// makes to it, not for each container. (Of one with such chains it is not: one container's may have
-/// taken the place of another's of the same size.)
-pub(crate) fn chains(family: AddressFamily) -> Result<Vec<String>, Error> {
-    let look = |e| Error::kernel("look at the legacy tables", e);
-    let Some(info) = xtables::info(kernel_family(family), "nat").map_err(look)? else {
+/// The kernel hands out a table only as a whole, at about a microsecond a rule. So one operation reads it once,
+/// and a file records the fingerprint of a large table without such chains: it is read once for each change
+/// of the table, not for each container. Tables with such chains are not recorded, because one container's
+/// chains may have replaced another's of the same size.
+pub(super) fn cni_chains(family: AddressFamily) -> Result<Vec<String>, Error> {
+    let Some(info) = xtables::info(kernel_family(family), TableName::Nat.as_str()).map_err(failed)? else {
         return Ok(Vec::new());
     };
-    if let Some(chains) = seen(family, &info.bytes) {
+    if let Some(chains) = recall(family, &info.bytes) {
         return Ok(chains);
     }
-    let large = info.entries > LARGE;
-    let file = large.then(|| memory_of(family)).flatten();
+    let file = (info.entries > LARGE).then(|| fingerprint_file(family)).flatten();
     let fingerprint = hex(&Sha512::digest(&info.bytes));
     if let Some((directory, file)) = &file
-        && directory
-            .read(file, 2 * fingerprint.len())
-            .is_ok_and(|is| is.as_deref() == Some(fingerprint.as_bytes()))
+        && let Ok(Some(recorded)) = directory.read(file, 2 * fingerprint.len())
+        && recorded == fingerprint.as_bytes()
     {
         return Ok(Vec::new());
     }
-    let mut chains = chains_of(family, "nat")?;
+    let mut chains = chains(family, TableName::Nat)?;
     chains.retain(|chain| chain.starts_with(MASQUERADE_PREFIX));
-    // It may have been changed in between: then it is like something else by now, and no harm is done.
+    // If the table has changed since, the fingerprint fits no table, which does no harm.
     if let (true, Some((directory, file))) = (chains.is_empty(), &file)
         && let Err(error) = directory.replace(file, fingerprint.as_bytes(), 0o600)
     {
         log::debug!("{error}: the table will be read again");
     }
-    remember(Seen { family, netns: netns(), sizes: info.bytes, at: Instant::now(), chains: chains.clone() });
+    remember(Seen { family, netns: netns(), info: info.bytes, at: Instant::now(), chains: chains.clone() });
     Ok(chains)
 }
 
-/// What a table was like a moment ago.
-struct Seen {
-    family: AddressFamily,
-    netns: Option<u64>,
-    sizes: Vec<u8>,
-    at: Instant,
-    chains: Vec<String>,
-}
-
-/// One operation asks for the chains several times. What others do within that time is not seen by one that
-/// asks once, either; what the tool refuses for it is read again, and what the tool changes is forgotten.
-const MOMENT: Duration = Duration::from_secs(1);
-
-static SEEN: Mutex<Vec<Seen>> = Mutex::new(Vec::new());
-
-fn lock() -> MutexGuard<'static, Vec<Seen>> {
-    SEEN.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-fn seen(family: AddressFamily, sizes: &[u8]) -> Option<Vec<String>> {
-    let netns = netns();
-    let same = |seen: &&Seen| {
-        seen.family == family && seen.netns == netns && seen.sizes == sizes && seen.at.elapsed() < MOMENT
-    };
-    lock().iter().find(same).map(|seen| seen.chains.clone())
-}
-
-fn remember(new: Seen) {
-    let mut seen = lock();
-    seen.retain(|old| (old.family, old.netns) != (new.family, new.netns));
-    seen.push(new);
-}
-
-/// A tool has changed a table, or may have.
-pub(crate) fn forget() {
-    lock().clear();
-}
-
-/// The number of the thread's network namespace.
-fn netns() -> Option<u64> {
-    std::fs::metadata("/proc/thread-self/ns/net").ok().map(|meta| meta.ino())
-}
-
-/// Where it is remembered what a table was like: one file for each network namespace and family, below
-/// /run, which is empty after a reboot, as the tables are.
-fn memory_of(family: AddressFamily) -> Option<(DurableDir, String)> {
+/// The file for the thread's network namespace and family. It is below /run, which a reboot empties, too.
+fn fingerprint_file(family: AddressFamily) -> Option<(DurableDir, String)> {
     let netns = netns()?;
     let number = if family == AddressFamily::V4 { 4 } else { 6 };
     let directory = DurableDir::create(Path::new(RUN_DIR), 0o755).ok()?;
     Some((directory, format!("no-chains-{netns}-{number}")))
 }
 
-/// True if the rules of a table contain one of these texts.
-pub(super) fn contains(family: AddressFamily, table: &str, texts: &[Vec<u8>]) -> Result<bool, Error> {
-    let read = xtables::contains(kernel_family(family), table, texts);
-    read.map_err(|e| Error::kernel("look at the legacy tables", e))
+/// The inode of the thread's network namespace.
+fn netns() -> Option<u64> {
+    std::fs::metadata("/proc/thread-self/ns/net").ok().map(|meta| meta.ino())
 }
 
-/// The chains of a table; none if it is not there.
-pub(crate) fn chains_of(family: AddressFamily, table: &str) -> Result<Vec<String>, Error> {
-    xtables::chains(kernel_family(family), table).map_err(|e| Error::kernel("look at the legacy tables", e))
+/// A table's chains as this process has read them.
+struct Seen {
+    family: AddressFamily,
+    netns: Option<u64>,
+    info: Vec<u8>,
+    at: Instant,
+    chains: Vec<String>,
+}
+
+/// The age up to which an operation uses what it has read before. A change of another process within that time
+/// is found when the tool refuses a batch.
+const MAX_AGE: Duration = Duration::from_secs(1);
+
+static SEEN: Mutex<Vec<Seen>> = Mutex::new(Vec::new());
+
+fn seen() -> MutexGuard<'static, Vec<Seen>> {
+    SEEN.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn recall(family: AddressFamily, info: &[u8]) -> Option<Vec<String>> {
+    let netns = netns();
+    let same = |seen: &&Seen| {
+        seen.family == family && seen.netns == netns && seen.info == info && seen.at.elapsed() < MAX_AGE
+    };
+    seen().iter().find(same).map(|seen| seen.chains.clone())
+}
+
+fn remember(new: Seen) {
+    let mut seen = seen();
+    seen.retain(|old| (old.family, old.netns) != (new.family, new.netns));
+    seen.push(new);
+}
+
+/// Drops what was read; called after each run of a tool, which may have changed a table.
+pub(super) fn forget() {
+    seen().clear();
 }

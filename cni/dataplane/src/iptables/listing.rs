@@ -1,40 +1,24 @@
-//! What `iptables-save` and `iptables -S` print, taken apart.
+//! The output of `iptables-save` and `iptables -S`, parsed.
 
 use std::collections::BTreeMap;
-use std::net::{IpAddr, SocketAddr};
 
-use ipnet::IpNet;
-
-use super::names::CommentOwner;
-use super::plan::Key;
+use super::names::TableName;
 use super::quote;
-use super::rule::TableName;
-use crate::Protocol;
-
-/// A rule as it is printed, from its first match to its target.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct ListedRule(pub(crate) Vec<String>);
+use super::rule::Rule;
 
 /// Chains of one family's table with their rules, in order.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct Listing {
-    chains: BTreeMap<String, Vec<ListedRule>>,
+    chains: BTreeMap<String, Vec<Rule>>,
 }
 
 impl Listing {
-    /// Reads the nat table's part of the text. Lines that say nothing of chains and rules are passed
-    /// over.
-    #[cfg(test)]
-    pub(crate) fn parse(text: &str) -> Self {
-        Self::parse_table(text, TableName::Nat)
-    }
-
-    /// The same of another table.
-    pub(crate) fn parse_table(text: &str, table: TableName) -> Self {
+    /// Parses a table's part of the text. Lines about anything but chains and rules are ignored.
+    pub(crate) fn parse(text: &str, table: TableName) -> Self {
         Self::parse_if(text, table, |_| true)
     }
 
-    /// Reads these chains alone, of a table that may have many rules.
+    /// Parses these chains alone, of a table that may have many rules.
     pub(crate) fn parse_chains(text: &str, table: TableName, chains: &[&str]) -> Self {
         Self::parse_if(text, table, |chain| chains.contains(&chain))
     }
@@ -65,117 +49,54 @@ impl Listing {
                 (Some("-N" | "-P"), Some(chain)) => {
                     listing.chain(&chain);
                 }
-                (Some("-A"), Some(chain)) => listing.chain(&chain).push(ListedRule(words.collect())),
+                (Some("-A"), Some(chain)) => {
+                    listing.chain(&chain).push(Rule::listed(words.collect()));
+                }
                 _ => {}
             }
         }
         listing
     }
 
-    fn chain(&mut self, name: &str) -> &mut Vec<ListedRule> {
+    fn chain(&mut self, name: &str) -> &mut Vec<Rule> {
         self.chains.entry(name.to_owned()).or_default()
     }
 
-    /// Whether there is such a chain.
+    /// True if the chain exists.
     pub(crate) fn has(&self, chain: &str) -> bool {
         self.chains.contains_key(chain)
     }
 
-    /// A chain's rules; none if there is no such chain.
-    pub(crate) fn rules(&self, chain: &str) -> &[ListedRule] {
+    /// A chain's rules; none if the chain does not exist.
+    pub(crate) fn rules(&self, chain: &str) -> &[Rule] {
         self.chains.get(chain).map(Vec::as_slice).unwrap_or_default()
     }
 
-    /// Whether the chain has a rule of exactly these words.
-    pub(crate) fn contains(&self, chain: &str, words: &[String]) -> bool {
-        self.rules(chain).iter().any(|rule| rule.0 == words)
+    /// The rules of a chain that jump to a target.
+    pub(crate) fn jumps<'a>(&'a self, from: &str, to: &'a str) -> impl Iterator<Item = &'a Rule> + Clone {
+        self.rules(from).iter().filter(move |rule| rule.target() == Some(to))
     }
 
-    /// Takes in what another listing has.
+    /// True if the chain has exactly this rule.
+    pub(crate) fn contains(&self, chain: &str, rule: &Rule) -> bool {
+        self.rules(chain).contains(rule)
+    }
+
+    /// Adds the chains of another listing.
     pub(crate) fn merge(&mut self, other: Self) {
         self.chains.extend(other.chains);
     }
 }
 
-impl ListedRule {
-    /// The word after an option that is not negated.
-    fn value(&self, option: &str) -> Option<&str> {
-        let at = self.0.iter().position(|word| word == option)?;
-        let negated = at.checked_sub(1).and_then(|i| self.0.get(i)).is_some_and(|word| word == "!");
-        self.0.get(at + 1).map(String::as_str).filter(|_| !negated)
-    }
-
-    /// Where it leads to.
-    pub(crate) fn target(&self) -> Option<&str> {
-        self.value("-j").or_else(|| self.value("-g"))
-    }
-
-    /// The interface that it wants packets to come in by.
-    pub(crate) fn incoming(&self) -> Option<&str> {
-        self.value("-i")
-    }
-
-    /// The interface that it wants packets to leave by.
-    pub(crate) fn outgoing(&self) -> Option<&str> {
-        self.value("-o")
-    }
-
-    /// Who its comment names.
-    pub(crate) fn owner(&self) -> Option<CommentOwner> {
-        CommentOwner::parse(self.value("--comment")?)
-    }
-
-    /// Its protocol, if it is one that ports can be published for.
-    pub(crate) fn protocol(&self) -> Option<Protocol> {
-        let name = self.value("-p")?;
-        Protocol::ALL.into_iter().find(|p| p.as_str() == name)
-    }
-
-    /// The destination ports that it matches, as runs.
-    pub(crate) fn ports(&self) -> Vec<(u16, u16)> {
-        let list = self.value("--dports").or_else(|| self.value("--dport")).unwrap_or_default();
-        let run = |part: &str| match part.split_once(':') {
-            Some((first, last)) => Some((first.parse().ok()?, last.parse().ok()?)),
-            None => part.parse().ok().map(|port| (port, port)),
-        };
-        list.split(',').filter_map(run).collect()
-    }
-
-    /// Whether it matches that destination port.
-    pub(crate) fn has_port(&self, protocol: Protocol, port: u16) -> bool {
-        self.protocol() == Some(protocol) && self.ports().iter().any(|(a, b)| (*a..=*b).contains(&port))
-    }
-
-    /// The destination network that it matches.
-    pub(crate) fn destination(&self) -> Option<IpNet> {
-        network(self.value("-d")?)
-    }
-
-    /// The source network that it matches.
-    pub(crate) fn source(&self) -> Option<IpNet> {
-        network(self.value("-s")?)
-    }
-
-    /// What it publishes or marks, if it is about a single port.
-    pub(crate) fn key(&self) -> Option<Key> {
-        let (port, last) = self.ports().first().copied()?;
-        let address = self.destination().map(|net| net.addr());
-        (port == last).then_some(Key { protocol: self.protocol()?, address, port })
-    }
-
-    /// Where it translates the destination to.
-    pub(crate) fn dnat(&self) -> Option<SocketAddr> {
-        self.value("--to-destination")?.parse().ok()
-    }
-}
-
-fn network(text: &str) -> Option<IpNet> {
-    text.parse().ok().or_else(|| text.parse::<IpAddr>().ok().map(IpNet::from))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::Protocol;
+    use crate::iptables::rule::PortKey;
+
+    fn key(protocol: Protocol, port: u16) -> PortKey {
+        PortKey { protocol, address: None, port }
+    }
 
     const SAVED: &str = r#"# Generated by iptables-save v1.8.9
 *filter
@@ -194,28 +115,29 @@ COMMIT
 "#;
 
     #[test]
-    fn a_saved_table_is_taken_apart() {
-        let listing = Listing::parse(SAVED);
+    fn a_saved_table_is_parsed() {
+        let listing = Listing::parse(SAVED, TableName::Nat);
         let names: Vec<&str> = listing.chains.keys().map(String::as_str).collect();
         assert_eq!(names, ["CNI-DN-x", "CNI-HOSTPORT-DNAT", "PREROUTING"]);
         let [mark, dnat] = listing.rules("CNI-DN-x") else { panic!("{listing:?}") };
         assert_eq!(mark.target(), Some("CNI-HOSTPORT-SETMARK"));
         assert_eq!(mark.source(), Some("10.22.0.0/24".parse().unwrap()));
-        assert_eq!(dnat.dnat(), Some("10.22.0.2:53".parse().unwrap()));
+        assert_eq!(dnat.translation(), Some("10.22.0.2:53".parse().unwrap()));
         assert_eq!(dnat.destination(), Some("192.0.2.2/32".parse().unwrap()));
-        assert!(dnat.has_port(Protocol::Udp, 5353) && !dnat.has_port(Protocol::Tcp, 5353));
+        assert!(dnat.has_port_of(&key(Protocol::Udp, 5353)) && !dnat.has_port_of(&key(Protocol::Tcp, 5353)));
         let entry = &listing.rules("CNI-HOSTPORT-DNAT")[0];
         assert_eq!(entry.destination(), None);
         assert_eq!(entry.owner().unwrap().container_id, "c1");
         assert_eq!(entry.ports(), [(80, 80), (90, 95)]);
-        assert!(entry.has_port(Protocol::Tcp, 93));
+        assert!(entry.has_port_of(&key(Protocol::Tcp, 93)));
     }
 
     #[test]
-    fn what_is_listed_chain_by_chain_is_read_too() {
-        let listing = Listing::parse("-P OUTPUT ACCEPT\n-N CNI-x\n-A CNI-x -j RETURN\n");
+    fn chains_listed_one_by_one_are_parsed() {
+        let text = "-P OUTPUT ACCEPT\n-N CNI-x\n-A CNI-x -j RETURN\n";
+        let listing = Listing::parse(text, TableName::Nat);
         assert!(listing.has("OUTPUT") && listing.rules("OUTPUT").is_empty());
-        assert!(listing.contains("CNI-x", &["-j".to_owned(), "RETURN".to_owned()]));
+        assert!(listing.contains("CNI-x", &Rule::new().jump("RETURN")));
         assert!(!listing.has("PREROUTING"));
     }
 }

@@ -1,115 +1,152 @@
-//! The compatibility backend: the chains, rules and comments of the reference plugins, so that each
-//! side finds, checks and removes what the other has made, and so do tools that read them.
+//! The compatibility backend: the chains, rules and comments of the reference plugins. Slipway, the reference and
+//! tools that read these chains find, check and remove each other's rules.
 //!
-//! This backend alone runs programs, those of iptables: one that prints the chains that matter and
-//! one that changes them, for each family. What has no place in those chains, the guard of the node's
-//! loopback and the owners' namespaces, is in the table of the nftables backend.
+//! This is the only backend that runs programs, those of iptables: for each family, one that prints the chains that
+//! matter and one that changes them. The guard of the node's loopback and the owners' namespaces have no place in the
+//! chains, and are in the table of the nftables backend.
+//!
+//! Each file uses only files before it: `names` and `quote`; `rule`, `listing`, `batch` (values); `legacy`, `tools`,
+//! `detect` (the kernel and the programs); `conditions`, `plan` (pure); `publish`, `check`, `withdraw`, `filter`,
+//! `shared_chains`, `read_back` (the operations).
 
-mod apply;
+mod batch;
 mod check;
 mod conditions;
+mod detect;
 pub(crate) mod filter;
-mod frame;
 mod legacy;
 mod listing;
-mod moving;
 mod names;
 mod plan;
-mod presence;
+mod publish;
 mod quote;
+pub(crate) mod read_back;
 mod rule;
-pub(crate) mod survey;
+mod shared_chains;
 #[cfg(test)]
 mod tests;
 pub(crate) mod tools;
 mod withdraw;
 
+use std::net::IpAddr;
+
 use cni_spec::Attachment;
 
-use crate::nftables::conntrack::{self as flows, Which};
-use crate::nftables::owner_entry as record;
+use crate::nftables::conntrack::{self, Which};
+use crate::nftables::owner_entry::{self, KIND_IPTABLES_MASQUERADE, KIND_IPTABLES_PORTS, Recorded};
 use crate::nftables::session::Session;
-use crate::owner::{AttachmentHash, Life};
+use crate::owner::{AttachmentHash, Life, NetworkHash};
 use crate::{
-    AddressFamily, Backend, BackendName, ContainerNetns, Error, Kinds, Listed, MasqueradeRequest, Owner,
-    PortRequest, PublishedPort, Withdrawal,
+    AddressFamily, Backend, BackendName, ContainerNetns, Error, HostAddress, HostPorts, Kinds, Listed,
+    MasqueradeRequest, Owner, PortRequest, PublishedPort, Withdrawal,
 };
-use apply::{Clash, Others, Place};
 use listing::Listing;
 use names::CommentOwner;
 use plan::PortPlan;
+use publish::{ChainUse, Conflict, Position};
 use tools::Tools;
 
+pub use crate::chain_name::ChainName;
 pub use conditions::check as check_conditions;
-pub use frame::{Frame, Purpose};
+pub(crate) use conditions::{Untranslatable, to_iptables};
+pub(crate) use detect::places_with_chain;
+pub use detect::{chosen_variant, containers_places};
 pub(crate) use legacy::has_nat as legacy_has_nat;
-pub use names::ChainName;
-pub(crate) use presence::any_chain_in;
-pub use presence::{Presence, chosen_variant, of_anyone as containers_chains};
-pub(crate) use rule::TableName;
-pub use tools::Variant;
+pub(crate) use names::TableName;
+pub use shared_chains::{Purpose, SharedChains};
+pub use tools::{Place, Variant};
 
-/// The iptables backend, on the network namespace of the thread that calls it.
+/// The iptables backend, on the network namespace of the calling thread.
 #[derive(Debug, Default)]
 pub struct Iptables {}
 
 impl Iptables {
-    /// The backend. Opens and runs nothing yet.
+    /// Makes the backend. Opens and runs nothing yet.
     #[must_use]
     pub fn new() -> Self {
         Self {}
     }
 
-    /// Whether there is a chain of this attachment, of these kinds. No program is run.
+    /// True if the attachment has a chain of these kinds. Runs no program.
     ///
     /// # Errors
-    /// What could not be read.
+    /// [`Error::Kernel`] if a table cannot be read.
     pub fn holds(&self, attachment: &Attachment, kinds: Kinds) -> Result<bool, Error> {
-        Ok(presence::of(attachment, kinds)?.any())
+        Ok(!detect::places_of(attachment, kinds)?.is_empty())
     }
 
-    /// The programs that this variant needs: where they are, or the error that names the first one
-    /// that is not installed.
+    /// Finds the programs that this variant needs.
     ///
     /// # Errors
-    /// [`Error::NoIptables`].
+    /// [`Error::NoIptables`] with the first program that is not installed.
     pub fn programs(variant: Variant) -> Result<Vec<std::path::PathBuf>, Error> {
-        let tools = Tools::new(variant);
         let all = AddressFamily::BOTH.into_iter().flat_map(|family| [(family, "restore"), (family, "save")]);
-        all.map(|(family, what)| tools.find(family, what)).collect()
+        all.map(|(family, suffix)| Tools::nat(Place { variant, family }).program(suffix)).collect()
     }
 
-    /// Refuses the request if a chain of a living container has one of its ports, whichever backend
-    /// the request is for. A program is run only where there are such chains.
+    /// Refuses the request if a chain of a living container has one of its ports, whichever backend the request is
+    /// for. Runs a program only if there are such chains.
     ///
     /// # Errors
-    /// [`Error::Taken`], or what could not be read.
+    /// [`Error::Conflict`] or [`Error::Taken`]; those of reading the chains.
     pub fn refuse_taken(&self, request: &PortRequest) -> Result<(), Error> {
-        let places: Vec<_> = presence::of_ports()?.places().collect();
+        let places = detect::places_with_ports()?;
         if places.is_empty() {
             return Ok(());
         }
-        let recorder = Recorder::quiet()?;
+        let publisher = Publisher { request, owners: Owners::open_silently()? };
         for plan in plan::ports(request) {
-            for (variant, _) in places.iter().filter(|(_, family)| *family == plan.family) {
-                let (tools, who) = (Tools::new(*variant), (request, &recorder));
-                Self::yield_to_the_living(&tools, &plan, who, Moment::Before)?;
+            for place in places.iter().filter(|place| place.family == plan.family) {
+                publisher.refuse_conflicts(&Tools::nat(*place), &plan, None)?;
             }
         }
         Ok(())
     }
 }
 
-/// Somebody who records owners, where the kernel has the means.
-struct Recorder(Option<Session>);
-
-impl Recorder {
-    fn open() -> Result<Self, Error> {
-        record::open().map(Self)
+/// The steps of a migration to this backend. They record no owner and end no flow: both are up to the caller.
+impl Iptables {
+    /// True if another living attachment of the container has rules of that kind in the same chains.
+    pub(crate) fn shares_chains(
+        session: &Session,
+        attachment: &Attachment,
+        kind: u32,
+    ) -> Result<bool, Error> {
+        chain_use(session, kind, attachment).map(|chain_use| chain_use == ChainUse::Shared)
     }
 
-    /// Without a word about a kernel that has not the means.
-    fn quiet() -> Result<Self, Error> {
+    /// Publishes ports.
+    pub(crate) fn make_ports(request: &PortRequest) -> Result<(), Error> {
+        check_request(request)?;
+        Publisher { request, owners: Owners::open()? }.publish(chosen_variant()?)
+    }
+
+    /// Masquerades addresses.
+    pub(crate) fn make_masquerade(request: &MasqueradeRequest) -> Result<(), Error> {
+        masquerade(request, chosen_variant()?, ChainUse::Exclusive)
+    }
+
+    /// Removes an attachment's chains of the kind of that entry.
+    pub(crate) fn unmake(attachment: &Attachment, kind: u32) -> Result<(), Error> {
+        in_each_place(attachment, &[kind], withdraw::remove_chains).map(drop)
+    }
+}
+
+fn check_request(request: &PortRequest) -> Result<(), Error> {
+    conditions::check_request(request)?;
+    plan::refuse_contradictions(request)
+}
+
+/// The owners of chains, in the table of the nftables backend; none if the kernel has no nf_tables.
+struct Owners(Option<Session>);
+
+impl Owners {
+    /// Opens the table. Warns if the kernel has no nf_tables.
+    fn open() -> Result<Self, Error> {
+        owner_entry::open().map(Self)
+    }
+
+    fn open_silently() -> Result<Self, Error> {
         match Session::open() {
             Ok(session) => Ok(Self(Some(session))),
             Err(Error::NoNfTables(_)) => Ok(Self(None)),
@@ -118,273 +155,271 @@ impl Recorder {
     }
 
     fn put(&self, kind: u32, who: (&Attachment, &ContainerNetns)) -> Result<(), Error> {
-        self.0.as_ref().map_or(Ok(()), |session| record::put(session, kind, who))
+        self.0.as_ref().map_or(Ok(()), |session| owner_entry::put(session, kind, who))
     }
 
-    fn remove(&self, attachment: &Attachment, kinds: &[u32]) -> Result<(), Error> {
-        let hash = AttachmentHash::of(attachment);
-        self.0.as_ref().map_or(Ok(()), |session| record::remove(session, hash, kinds))
+    fn remove(&self, hash: AttachmentHash, kinds: &[u32]) -> Result<(), Error> {
+        self.0.as_ref().map_or(Ok(()), |session| owner_entry::remove(session, hash, kinds))
     }
 
-    /// Whether another attachment of the same container to the same network lives, and has an entry of
-    /// that kind.
-    fn others(&self, kind: u32, attachment: &Attachment) -> Result<Others, Error> {
-        self.0.as_ref().map_or(Ok(Others::None), |session| Self::others_in(session, kind, attachment))
+    fn list(&self, pass: impl Fn(&Owner) -> bool) -> Result<Vec<Recorded>, Error> {
+        self.0.as_ref().map_or(Ok(Vec::new()), |session| owner_entry::list(session, pass))
     }
 
-    fn others_in(session: &Session, kind: u32, attachment: &Attachment) -> Result<Others, Error> {
-        let own = Owner::of(attachment);
-        let is_other = |owner: &Owner| {
-            owner.network_hash == own.network_hash
-                && owner.attachment_hash != own.attachment_hash
-                && own.may_be_of_one_container(owner)
-        };
-        let mut found = record::list(session, is_other)?.into_iter();
-        let living = found.any(|record| record.kind == kind && record.life != Life::Dead);
-        Ok(if living { Others::Living } else { Others::None })
-    }
-
-    /// What is recorded of the container that a comment names.
-    fn of(&self, named: &CommentOwner) -> Result<Vec<record::Recorded>, Error> {
-        let Some(session) = &self.0 else { return Ok(Vec::new()) };
-        record::list(session, |owner| named.may_be(owner))
+    fn chain_use(&self, kind: u32, attachment: &Attachment) -> Result<ChainUse, Error> {
+        self.0.as_ref().map_or(Ok(ChainUse::Exclusive), |session| chain_use(session, kind, attachment))
     }
 }
 
-/// The kinds of entries that stand for these kinds.
+/// The use of an attachment's chains of the kind of that entry.
+fn chain_use(session: &Session, kind: u32, attachment: &Attachment) -> Result<ChainUse, Error> {
+    let own = Owner::of(attachment);
+    let is_other = |owner: &Owner| {
+        owner.network_hash == own.network_hash
+            && owner.attachment_hash != own.attachment_hash
+            && own.may_be_of_one_container(owner)
+    };
+    let others = owner_entry::list(session, is_other)?;
+    let is_shared = others.iter().any(|other| other.kind == kind && other.life != Life::Dead);
+    Ok(if is_shared { ChainUse::Shared } else { ChainUse::Exclusive })
+}
+
+/// The kinds of owners' entries for these kinds.
 pub(crate) fn record_kinds(kinds: Kinds) -> Vec<u32> {
-    let ports = kinds.ports().then_some(record::KIND_IPTABLES_PORTS);
-    ports.into_iter().chain(kinds.masquerade().then_some(record::KIND_IPTABLES_MASQUERADE)).collect()
+    let ports = kinds.ports().then_some(KIND_IPTABLES_PORTS);
+    ports.into_iter().chain(kinds.masquerade().then_some(KIND_IPTABLES_MASQUERADE)).collect()
 }
 
 fn kinds_of(records: &[u32]) -> Kinds {
     match records {
-        [record::KIND_IPTABLES_PORTS] => Kinds::Ports,
-        [record::KIND_IPTABLES_MASQUERADE] => Kinds::Masquerade,
+        [KIND_IPTABLES_PORTS] => Kinds::Ports,
+        [KIND_IPTABLES_MASQUERADE] => Kinds::Masquerade,
         _ => Kinds::All,
     }
 }
 
-/// Failing to flush is no failure of the mapping: it is said, and the flows end by themselves.
-fn flush(ports: impl Iterator<Item = PublishedPort>, which: fn(std::net::IpAddr) -> Which) {
-    let ports: Vec<_> = ports.map(|port| (port.host, which(port.container))).collect();
-    if let Err(e) = flows::flush(&ports) {
+/// Ends UDP flows. A failure is only logged: the flows end by their timeouts.
+fn flush(ports: &[PublishedPort], which: fn(IpAddr) -> Which) {
+    let ports: Vec<_> = ports.iter().map(|port| (port.host, which(port.container))).collect();
+    if let Err(e) = conntrack::flush(&ports) {
         log::warn!("{e}");
     }
 }
 
-impl Iptables {
+/// Publishes a request's ports.
+struct Publisher<'a> {
+    request: &'a PortRequest,
+    owners: Owners,
+}
+
+impl Publisher<'_> {
     /// Publishes the families one after the other.
-    fn publish_all(tools: &Tools, request: &PortRequest, recorder: &Recorder) -> Result<(), Error> {
-        let others = recorder.others(record::KIND_IPTABLES_PORTS, &request.attachment)?;
-        for plan in plan::ports(request) {
-            let look = |moment| Self::yield_to_the_living(tools, &plan, (request, recorder), moment);
-            let seen = look(Moment::Before)?;
-            let place = apply::publish(tools, &plan, (&request.attachment, others), seen)?;
-            look(Moment::After(place))?;
+    fn publish(&self, variant: Variant) -> Result<(), Error> {
+        let attachment = &self.request.attachment;
+        let chain_use = self.owners.chain_use(KIND_IPTABLES_PORTS, attachment)?;
+        let tools = Tools::nat(Place { variant, family: AddressFamily::V4 });
+        for plan in plan::ports(self.request) {
+            let tools = tools.with_family(plan.family);
+            let seen = self.refuse_conflicts(&tools, &plan, None)?;
+            let position = publish::publish(&tools, &plan, (attachment, chain_use), seen)?;
+            self.refuse_conflicts(&tools, &plan, Some(position))?;
         }
         Ok(())
     }
 
-    /// Refuses what a living container has. What a dead one has is removed, with the rest of it. Returns
-    /// what the plan's chains hold.
-    fn yield_to_the_living(
+    /// Refuses ports of living containers, and removes the chains of dead ones that have the plan's ports. Returns
+    /// the plan's chains as they are then. `published` is the position of the plan's own entry rules, once they are
+    /// committed.
+    fn refuse_conflicts(
+        &self,
         tools: &Tools,
         plan: &PortPlan,
-        (request, recorder): (&PortRequest, &Recorder),
-        moment: Moment,
+        published: Option<Position>,
     ) -> Result<Listing, Error> {
-        let listing = apply::read_for_ports(tools, plan)?;
+        let listing = publish::read_for_ports(tools, plan)?;
         let mut removed: Vec<String> = Vec::new();
-        for clash in apply::clashes(tools, &listing, plan)? {
-            // Both are there. Of two that went to the end the second sees the first; one that went
-            // ahead may not have been seen by the others.
-            if moment == Moment::After(Place::Behind) && clash.behind {
+        for conflict in publish::conflicts(tools, &listing, plan)? {
+            // Of two concurrent ADDs the second sees the rules of the first, and gives way. The first one goes on,
+            // unless its rules stand before others: those may have been committed without seeing them.
+            if published == Some(Position::Last) && conflict.is_behind {
                 continue;
             }
-            // A container that is joined to several networks, with the same ports on each, has them on
-            // the first, and on the next when it leaves that one.
-            let id = request.attachment.container_id();
-            if clash.owner.as_ref().is_some_and(|owner| owner.container_id == id && !owner.cut) {
+            // A container that is joined to several networks publishes the same ports on each. The first network
+            // serves them, and the next one when the container leaves it.
+            let id = self.request.attachment.container_id();
+            if conflict.owner.as_ref().is_some_and(|owner| owner.container_id == id && !owner.cut) {
                 continue;
             }
-            if !removed.contains(&clash.chain) {
-                removed.push(clash.chain.clone());
-                Self::remove_if_dead(tools, clash, recorder)?;
+            if !removed.contains(&conflict.chain) {
+                removed.push(conflict.chain.clone());
+                self.remove_if_dead(tools, conflict)?;
             }
         }
-        if removed.is_empty() { Ok(listing) } else { apply::read_for_ports(tools, plan) }
+        if removed.is_empty() { Ok(listing) } else { publish::read_for_ports(tools, plan) }
     }
 
-    fn remove_if_dead(tools: &Tools, clash: Clash, recorder: &Recorder) -> Result<(), Error> {
-        let Clash { key, family, chain, owner, .. } = clash;
-        let address = key.address.map_or(crate::HostAddress::Any(family), crate::HostAddress::One);
-        let host = crate::HostPorts { protocol: key.protocol, address, first: key.port, last: key.port };
-        let taken = |by: String| Error::Taken { what: format!("host port {host}"), by };
+    fn remove_if_dead(&self, tools: &Tools, conflict: Conflict) -> Result<(), Error> {
+        let Conflict { key, family, chain, owner, .. } = conflict;
+        let address = key.address.map_or(HostAddress::Any(family), HostAddress::One);
+        let host = HostPorts { protocol: key.protocol, address, first: key.port, last: key.port };
+        let what = format!("host port {host}");
         let Some(owner) = owner else {
-            return Err(taken(format!("chain {chain} of iptables, which names no owner")));
+            let by = format!("chain {chain} of iptables, which names no owner");
+            return Err(Error::Taken { what, by });
         };
-        let records = recorder.of(&owner)?;
+        let records = self.owners.list(|recorded| owner.may_be(recorded))?;
         if let Some(living) = records.iter().find(|record| record.life != Life::Dead) {
-            let (what, owner) = (format!("host port {host}"), Box::new(living.owner.clone()));
-            return Err(Error::Conflict { what, owner });
+            return Err(Error::Conflict { what, owner: Box::new(living.owner.clone()) });
         }
         if records.is_empty() {
-            let named = format!("network {}, container {}", owner.network, owner.container_id);
-            return Err(taken(format!("{named} (chain {chain} of iptables)")));
+            let CommentOwner { network, container_id, .. } = owner;
+            let by = format!("network {network}, container {container_id} (chain {chain} of iptables)");
+            return Err(Error::Taken { what, by });
         }
-        for record in records {
-            let chains: Vec<ChainName> = ChainName::new(&chain).into_iter().collect();
-            for family in AddressFamily::BOTH {
-                withdraw::remove_chains(tools, family, &chains)?;
-            }
-            if let Some(session) = &recorder.0 {
-                record::remove(session, record.owner.attachment_hash, &record_kinds(Kinds::All))?;
-            }
+        let chains: Vec<ChainName> = ChainName::new(&chain).into_iter().collect();
+        for family in AddressFamily::BOTH {
+            withdraw::remove_chains(&tools.with_family(family), &chains)?;
         }
-        Ok(())
-    }
-
-    /// Each place where the attachment has something is cleared.
-    fn withdraw_from(
-        presence: &Presence,
-        withdrawal: &Withdrawal<'_>,
-        others: Others,
-    ) -> Result<Vec<PublishedPort>, Error> {
-        let chains = withdraw::own_chains(withdrawal.attachment, withdrawal.kinds);
-        let mut gone = Vec::new();
-        for (variant, family) in presence.places() {
-            let tools = Tools::new(variant);
-            gone.extend(match others {
-                Others::None => withdraw::remove_chains(&tools, family, &chains)?,
-                Others::Living => {
-                    withdraw::remove_addresses(&tools, family, (&chains, withdrawal.addresses))?
-                }
-            });
-        }
-        Ok(gone)
+        let kinds = record_kinds(Kinds::All);
+        records.iter().try_for_each(|record| self.owners.remove(record.owner.attachment_hash, &kinds))
     }
 }
 
-/// When a conflict is looked for.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Moment {
-    Before,
-    After(Place),
+fn masquerade(request: &MasqueradeRequest, variant: Variant, chain_use: ChainUse) -> Result<(), Error> {
+    let tools = Tools::nat(Place { variant, family: AddressFamily::V4 });
+    let mut plans = plan::masquerade(request).into_iter();
+    plans.try_for_each(|plan| {
+        publish::masquerade(&tools.with_family(plan.family), &plan, (&request.attachment, chain_use))
+    })
+}
+
+/// Removes an attachment's chains of these kinds, or rules in them, in each place that has one. Returns the ports that
+/// are no longer published.
+fn in_each_place(
+    attachment: &Attachment,
+    kinds: &[u32],
+    remove: impl Fn(&Tools, &[ChainName]) -> Result<Vec<PublishedPort>, Error>,
+) -> Result<Vec<PublishedPort>, Error> {
+    let mut unpublished = Vec::new();
+    if kinds.is_empty() {
+        return Ok(unpublished);
+    }
+    let kinds = kinds_of(kinds);
+    let chains = names::own_chains(attachment, kinds);
+    for place in detect::places_of(attachment, kinds)? {
+        unpublished.extend(remove(&Tools::nat(place), &chains)?);
+    }
+    Ok(unpublished)
 }
 
 impl Backend for Iptables {
     fn publish(&self, request: &PortRequest) -> Result<(), Error> {
-        conditions::check_request(request)?;
-        plan::refuse_contradictions(request)?;
-        let tools = Tools::new(chosen_variant()?);
-        let recorder = Recorder::open()?;
-        if let Some(session) = &recorder.0 {
+        check_request(request)?;
+        let variant = chosen_variant()?;
+        let publisher = Publisher { request, owners: Owners::open()? };
+        let attachment = &request.attachment;
+        if let Some(session) = &publisher.owners.0 {
             let hosts: Vec<_> = request.ports.iter().map(|port| port.host).collect();
-            if let Some((what, owner)) = record::owner_of_a_port(session, &request.attachment, &hosts)? {
+            if let Some((what, owner)) = owner_entry::owner_of_a_port(session, attachment, &hosts)? {
                 return Err(Error::Conflict { what, owner: Box::new(owner) });
             }
         }
-        let had = presence::of(&request.attachment, Kinds::Ports)?.any();
-        let _writing = apply::writing();
-        // The guard of the loopback, and the owner: before there is anything to guard or to own.
-        recorder.put(record::KIND_IPTABLES_PORTS, (&request.attachment, &request.netns))?;
-        let published = Self::publish_all(&tools, request, &recorder);
-        if let (Err(_), false) = (&published, had)
-            && let Err(left) = self.withdraw(&Withdrawal::of(&request.attachment, Kinds::Ports))
+        let is_repeated = self.holds(attachment, Kinds::Ports)?;
+        let _lock = publish::lock_for_writing();
+        // This also makes the guard of the loopback, which must precede the ports.
+        publisher.owners.put(KIND_IPTABLES_PORTS, (attachment, &request.netns))?;
+        let published = publisher.publish(variant);
+        if published.is_err()
+            && !is_repeated
+            && let Err(left) = self.withdraw(&Withdrawal::of(attachment, Kinds::Ports))
         {
-            log::warn!("take the ports of {} back: {left}", request.attachment);
+            log::warn!("remove the ports of {attachment} after a failed ADD: {left}");
         }
         published?;
-        flush(request.ports.iter().copied(), Which::NotTo);
+        flush(&request.ports, Which::NotTo);
         Ok(())
     }
 
     fn masquerade(&self, request: &MasqueradeRequest) -> Result<(), Error> {
-        let tools = Tools::new(chosen_variant()?);
-        let recorder = Recorder::open()?;
-        let _writing = apply::writing();
-        recorder.put(record::KIND_IPTABLES_MASQUERADE, (&request.attachment, &request.netns))?;
-        let others = recorder.others(record::KIND_IPTABLES_MASQUERADE, &request.attachment)?;
-        let plans = plan::masquerade(request);
-        plans.iter().try_for_each(|plan| apply::masquerade(&tools, plan, (&request.attachment, others)))
+        let variant = chosen_variant()?;
+        let owners = Owners::open()?;
+        let _lock = publish::lock_for_writing();
+        owners.put(KIND_IPTABLES_MASQUERADE, (&request.attachment, &request.netns))?;
+        masquerade(request, variant, owners.chain_use(KIND_IPTABLES_MASQUERADE, &request.attachment)?)
     }
 
     fn withdraw(&self, withdrawal: &Withdrawal<'_>) -> Result<(), Error> {
         let attachment = withdrawal.attachment;
-        let recorder = Recorder::open()?;
-        let mut kinds = withdrawal.kinds;
-        if kinds == Kinds::AllIfPorts {
-            let ports = presence::of(attachment, Kinds::Ports)?.any();
-            kinds = if ports { Kinds::All } else { Kinds::Ports };
-        }
-        let mut gone = Vec::new();
-        // Each kind for itself: other attachments may have the one and not the other.
-        let mut rest = Vec::new();
+        let owners = Owners::open()?;
+        let kinds = match withdrawal.kinds {
+            Kinds::AllIfPorts if self.holds(attachment, Kinds::Ports)? => Kinds::All,
+            Kinds::AllIfPorts => Kinds::Ports,
+            kinds => kinds,
+        };
+        let (mut exclusive, mut unpublished) = (Vec::new(), Vec::new());
+        // Other attachments of the container may have one kind and not the other.
         for kind in record_kinds(kinds) {
-            match recorder.others(kind, attachment)? {
-                Others::None => rest.push(kind),
-                Others::Living => {
-                    let one = Withdrawal { kinds: kinds_of(&[kind]), ..withdrawal.clone() };
-                    let presence = presence::of(attachment, one.kinds)?;
-                    gone.extend(Self::withdraw_from(&presence, &one, Others::Living)?);
-                }
+            if owners.chain_use(kind, attachment)? == ChainUse::Exclusive {
+                exclusive.push(kind);
+                continue;
             }
+            unpublished.extend(in_each_place(attachment, &[kind], |tools, chains| {
+                withdraw::remove_addresses(tools, chains, withdrawal.addresses)
+            })?);
         }
-        if !rest.is_empty() {
-            let all = Withdrawal { kinds: kinds_of(&rest), ..withdrawal.clone() };
-            let presence = presence::of(attachment, all.kinds)?;
-            gone.extend(Self::withdraw_from(&presence, &all, Others::None)?);
-        }
-        recorder.remove(attachment, &record_kinds(kinds))?;
-        flush(gone.into_iter(), Which::To);
+        unpublished.extend(in_each_place(attachment, &exclusive, withdraw::remove_chains)?);
+        owners.remove(AttachmentHash::of(attachment), &record_kinds(kinds))?;
+        flush(&unpublished, Which::To);
         Ok(())
     }
 
     fn check_ports(&self, request: &PortRequest) -> Result<(), Error> {
-        let presence = presence::of(&request.attachment, Kinds::Ports)?;
+        let places = detect::places_of(&request.attachment, Kinds::Ports)?;
         for plan in plan::ports(request) {
-            let variant = presence.variant(plan.family).map_or_else(chosen_variant, Ok)?;
-            let tools = Tools::new(variant);
-            check::ports(&tools, &apply::read_for_ports(&tools, &plan)?, &plan)?;
+            let tools = Tools::nat(detect::place_of(&places, plan.family)?);
+            check::ports(&tools, &publish::read_for_ports(&tools, &plan)?, &plan)?;
         }
         Ok(())
     }
 
     fn check_masquerade(&self, request: &MasqueradeRequest) -> Result<(), Error> {
-        let presence = presence::of(&request.attachment, Kinds::Masquerade)?;
+        let places = detect::places_of(&request.attachment, Kinds::Masquerade)?;
         for plan in plan::masquerade(request) {
-            let variant = presence.variant(plan.family).map_or_else(chosen_variant, Ok)?;
-            let tools = Tools::new(variant);
-            check::masquerade(&apply::read_for_masquerade(&tools, &plan)?, &plan)?;
+            let tools = Tools::nat(detect::place_of(&places, plan.family)?);
+            check::masquerade(&publish::read_for_masquerade(&tools, &plan)?, &plan)?;
         }
         Ok(())
     }
 
     fn retain(&self, network: &str, valid: &[Attachment], kinds: Kinds) -> Result<(), Error> {
-        let mut gone = Vec::new();
-        for (variant, family) in presence::of_anyone()?.places() {
-            gone.extend(withdraw::retain(&Tools::new(variant), family, (network, valid), kinds)?);
+        let mut unpublished = Vec::new();
+        for place in containers_places()? {
+            unpublished.extend(withdraw::retain(&Tools::nat(place), network, valid, kinds)?);
         }
-        let recorder = Recorder::open()?;
-        if let Some(session) = &recorder.0 {
-            let hash = crate::owner::NetworkHash::of(network);
-            let valid: Vec<AttachmentHash> = valid.iter().map(AttachmentHash::of).collect();
-            let kinds = record_kinds(kinds);
-            let dead = |owner: &Owner| owner.network_hash == hash && !valid.contains(&owner.attachment_hash);
-            for recorded in record::list(session, dead)?.iter().filter(|r| kinds.contains(&r.kind)) {
-                record::remove(session, recorded.owner.attachment_hash, &[recorded.kind])?;
-            }
+        let owners = Owners::open()?;
+        let network = NetworkHash::of(network);
+        let valid: Vec<AttachmentHash> = valid.iter().map(AttachmentHash::of).collect();
+        let kinds = record_kinds(kinds);
+        let is_dead =
+            |owner: &Owner| owner.network_hash == network && !valid.contains(&owner.attachment_hash);
+        for recorded in owners.list(is_dead)?.iter().filter(|recorded| kinds.contains(&recorded.kind)) {
+            owners.remove(recorded.owner.attachment_hash, &[recorded.kind])?;
         }
-        flush(gone.into_iter(), Which::To);
+        flush(&unpublished, Which::To);
         Ok(())
     }
 
     fn list(&self) -> Result<Vec<Listed>, Error> {
-        let recorder = Recorder::open()?;
+        let recorded = Owners::open()?.list(|_| true)?;
         let mut all = Vec::new();
-        for (variant, family) in presence::of_anyone()?.places() {
-            all.extend(list(&Tools::new(variant), family, &recorder)?);
+        for place in containers_places()? {
+            let (listing, owned) = withdraw::read_owned_chains(&Tools::nat(place), &[], |chain| chain.ports)?;
+            for chain in &owned {
+                let owner = owner_of(&chain.owner, &recorded);
+                let ports = listing.rules(&chain.chain).iter().filter_map(rule::Rule::published);
+                let backend = BackendName::Iptables;
+                all.extend(ports.map(|port| Listed { owner: Some(owner.clone()), port, backend }));
+            }
         }
         all.sort_by(|a, b| (a.port, &a.owner).cmp(&(b.port, &b.owner)));
         all.dedup();
@@ -396,35 +431,14 @@ impl Backend for Iptables {
     }
 }
 
-/// What is published in one family's chains.
-fn list(tools: &Tools, family: AddressFamily, recorder: &Recorder) -> Result<Vec<Listed>, Error> {
-    let mut listing = tools.read(family, &withdraw::LEADING)?;
-    let known: Vec<withdraw::Known> = withdraw::known(&listing).into_iter().filter(|k| k.ports).collect();
-    let chains: Vec<&str> = known.iter().map(|known| known.chain.as_str()).collect();
-    if chains.iter().any(|chain| !listing.has(chain)) {
-        listing.merge(tools.read(family, &chains)?);
-    }
-    let mut all = Vec::new();
-    for known in &known {
-        let owner = owner_of(&known.owner, recorder)?;
-        let ports = listing.rules(&known.chain).iter().filter_map(withdraw::published);
-        all.extend(ports.map(|port| Listed {
-            owner: Some(owner.clone()),
-            port,
-            backend: BackendName::Iptables,
-        }));
-    }
-    Ok(all)
-}
-
-/// The owner as the record has it, else what the comment says: it names no interface.
-fn owner_of(named: &CommentOwner, recorder: &Recorder) -> Result<Owner, Error> {
-    let recorded = recorder.of(named)?.into_iter().next().map(|record| record.owner);
-    Ok(recorded.unwrap_or_else(|| Owner {
-        network_hash: crate::owner::NetworkHash::of(&named.network),
+/// The recorded owner, else the one in the comment, which names no interface.
+fn owner_of(named: &CommentOwner, recorded: &[Recorded]) -> Owner {
+    let found = recorded.iter().find(|recorded| named.may_be(&recorded.owner));
+    found.map(|recorded| recorded.owner.clone()).unwrap_or_else(|| Owner {
+        network_hash: NetworkHash::of(&named.network),
         attachment_hash: AttachmentHash([0; 16]),
         network: named.network.clone(),
         ifname: "-".to_owned(),
         container_id: named.container_id.clone(),
-    }))
+    })
 }

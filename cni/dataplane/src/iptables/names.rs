@@ -1,32 +1,59 @@
-//! The names and comments of the reference plugins' chains, by which both sides find each other's.
+//! The names of tables and chains, and the comments of rules. Slipway and the reference plugins find each
+//! other's rules by them.
 
 use cni_spec::Attachment;
 use sha2::{Digest, Sha512};
 
-pub use crate::chain_name::ChainName;
+use crate::Kinds;
+pub(crate) use crate::chain_name::ChainName;
 
 /// Longest comment that the comment match carries, in bytes (`XT_MAX_COMMENT_LEN` less its NUL).
 const COMMENT_MAX: usize = 255;
 
-/// The chain of entry rules: one for each container, protocol and fifteen ports.
+/// The chain of entry rules: one rule for each container, protocol and fifteen ports.
 pub(crate) const HOSTPORT_DNAT: &str = "CNI-HOSTPORT-DNAT";
 /// The chain that sets the mark.
 pub(crate) const HOSTPORT_SETMARK: &str = "CNI-HOSTPORT-SETMARK";
-/// The chain that masquerades what has the mark.
+/// The chain that masquerades packets with the mark.
 pub(crate) const HOSTPORT_MASQ: &str = "CNI-HOSTPORT-MASQ";
 /// The chain of entry rules for source NAT in the oldest layout, before marks.
 pub(crate) const HOSTPORT_SNAT: &str = "CNI-HOSTPORT-SNAT";
-/// Beginning of the name of a container's chain of mappings.
+/// The prefix of a container's chain of mappings.
 pub(crate) const DNAT_PREFIX: &str = "CNI-DN-";
-/// Beginning of the name of a container's chain for source NAT in the oldest layout.
+/// The prefix of a container's chain for source NAT in the oldest layout.
 pub(crate) const SNAT_PREFIX: &str = "CNI-SN-";
-/// Beginning of the name of a container's chain for `ipMasq`.
+/// The prefix of a container's chain for `ipMasq`, and of all chains of the reference plugins.
 pub(crate) const MASQUERADE_PREFIX: &str = "CNI-";
 
+/// The built-in chains of the nat table that jump to shared chains and to containers' chains.
+pub(crate) const PREROUTING: &str = "PREROUTING";
+pub(crate) const OUTPUT: &str = "OUTPUT";
+pub(crate) const POSTROUTING: &str = "POSTROUTING";
+
+/// The chains with rules that jump to containers' chains.
+pub(crate) const ENTRY_CHAINS: [&str; 3] = [HOSTPORT_DNAT, HOSTPORT_SNAT, POSTROUTING];
+
+/// A table of the kernel.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum TableName {
+    Nat,
+    Filter,
+    Mangle,
+}
+
+impl TableName {
+    pub(crate) const fn as_str(self) -> &'static str {
+        match self {
+            Self::Nat => "nat",
+            Self::Filter => "filter",
+            Self::Mangle => "mangle",
+        }
+    }
+}
+
 impl ChainName {
-    /// A container's chain: the prefix and as much of the hash as fits. Network and container are
-    /// hashed without anything between them, and the interface is not part of it, as in the
-    /// reference.
+    /// A container's chain: the prefix and as much of the hash as fits. As in the reference, network and
+    /// container are hashed without a separator, and the interface is not hashed.
     fn of(prefix: &str, network: &str, container_id: &str) -> Self {
         let mut hasher = Sha512::new();
         hasher.update(network);
@@ -51,14 +78,25 @@ impl ChainName {
     }
 }
 
-/// What a comment of the reference plugins says.
+/// The chains that a container may have of these kinds.
+pub(crate) fn own_chains(attachment: &Attachment, kinds: Kinds) -> Vec<ChainName> {
+    let mut chains = Vec::new();
+    if kinds.ports() {
+        chains.extend([ChainName::dnat(attachment), ChainName::old_snat(attachment)]);
+    }
+    if kinds.masquerade() {
+        chains.push(ChainName::masquerade(attachment));
+    }
+    chains
+}
+
+/// The container that a comment of the reference plugins names.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct CommentOwner {
-    /// The network's name.
     pub(crate) network: String,
     /// The container's ID, or its beginning where `cut` is set.
     pub(crate) container_id: String,
-    /// Whether the comment was too long for all of it.
+    /// True if the ID did not fit into the comment.
     pub(crate) cut: bool,
 }
 
@@ -69,11 +107,11 @@ pub(crate) fn dnat_comment(attachment: &Attachment) -> String {
 
 /// The comment of a rule of `ipMasq`.
 pub(crate) fn masquerade_comment(attachment: &Attachment) -> String {
-    // Neither name can hold a character that would have to be quoted: the specification's syntax.
+    // The specification allows no characters in these names that would have to be quoted.
     cut(format!("name: \"{}\" id: \"{}\"", attachment.network(), attachment.container_id()))
 }
 
-/// Two dots stand for what does not fit.
+/// Cuts a comment that is too long, and ends it with two dots as the reference does.
 fn cut(mut comment: String) -> String {
     if comment.len() > COMMENT_MAX {
         comment.truncate(COMMENT_MAX - 2);
@@ -83,7 +121,7 @@ fn cut(mut comment: String) -> String {
 }
 
 impl CommentOwner {
-    /// Reads a comment of an entry rule or of `ipMasq`; none if it is not of that form.
+    /// Parses the comment of an entry rule or of `ipMasq`; none if it has another form.
     pub(crate) fn parse(comment: &str) -> Option<Self> {
         let comment =
             ["dnat ", "snat "].iter().find_map(|kind| comment.strip_prefix(kind)).unwrap_or(comment);
@@ -96,7 +134,7 @@ impl CommentOwner {
         Some(Self { network: network.to_owned(), container_id: id.to_owned(), cut })
     }
 
-    /// Whether the owner of a record, whose names may be cut as well, may be that container.
+    /// True if the owner in a record may be this container. Names may be cut on both sides.
     pub(crate) fn may_be(&self, owner: &crate::Owner) -> bool {
         let id = owner.container_id.strip_suffix('~').unwrap_or(&owner.container_id);
         let whole = id.len() == owner.container_id.len();
@@ -107,7 +145,7 @@ impl CommentOwner {
             }
     }
 
-    /// Whether it speaks of that container.
+    /// True if the comment names the attachment's container, as far as it is not cut.
     pub(crate) fn is(&self, attachment: &Attachment) -> bool {
         let id = attachment.container_id();
         self.network == attachment.network()

@@ -1,18 +1,18 @@
-//! From a request to chains and rules: pure, one plan for each address family.
+//! Turns a request into chains and rules, one plan for each address family. Pure.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
 use cni_spec::Attachment;
 use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 
-use super::names::{self, ChainName};
-use super::rule::{Match, Rule, Target};
+use super::names::{self, ChainName, OUTPUT, POSTROUTING, PREROUTING};
+use super::rule::{PortKey, Rule};
 use crate::{
     AddressFamily, Error, HostAddress, Loopback, MasqueradeRequest, PortRequest, Protocol, PublishedPort,
     Snat,
 };
 
-/// The multiport match takes no more (`XT_MULTI_PORTS` in `linux/netfilter/xt_multiport.h`).
+/// Most ports that one multiport match takes (`XT_MULTI_PORTS` in `linux/netfilter/xt_multiport.h`).
 const PORTS_PER_RULE: usize = 15;
 
 /// The mappings of one container in one family.
@@ -21,22 +21,14 @@ pub(crate) struct PortPlan {
     pub(crate) family: AddressFamily,
     /// The container's chain.
     pub(crate) chain: ChainName,
-    /// Its rules.
+    /// The rules of that chain.
     pub(crate) rules: Vec<Rule>,
-    /// The rules of [`names::HOSTPORT_DNAT`] that lead to it.
+    /// The rules of [`names::HOSTPORT_DNAT`] that jump to it.
     pub(crate) entries: Vec<Rule>,
-    /// The mark's bit, where the chains that set and use it must be there.
-    pub(crate) mark_bit: Option<u8>,
-    /// What is published, for conflicts: protocol, host address (none for all), port.
-    pub(crate) keys: Vec<Key>,
-}
-
-/// What two containers cannot both have.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) struct Key {
-    pub(crate) protocol: Protocol,
-    pub(crate) address: Option<IpAddr>,
-    pub(crate) port: u16,
+    /// The rules of chains that all containers share, in the order of making.
+    pub(crate) shared: Vec<SharedRule>,
+    /// The published ports.
+    pub(crate) keys: Vec<PortKey>,
 }
 
 /// The masquerade of one container in one family.
@@ -45,39 +37,41 @@ pub(crate) struct MasqueradePlan {
     pub(crate) family: AddressFamily,
     /// The container's chain.
     pub(crate) chain: ChainName,
-    /// Its rules.
+    /// The rules of that chain.
     pub(crate) rules: Vec<Rule>,
-    /// The rules of POSTROUTING that lead to it.
+    /// The rules of POSTROUTING that jump to it.
     pub(crate) jumps: Vec<Rule>,
 }
 
-/// What stands in chains that all containers share, with the place where it belongs.
+/// A rule in a chain that all containers share.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Shared {
+pub(crate) struct SharedRule {
     pub(crate) chain: &'static str,
     pub(crate) rule: Rule,
-    /// Whether it must come before what others have put there.
+    /// The shared chain that must exist for the rule: its own, or the one that it jumps to.
+    pub(crate) needs: &'static str,
+    /// True if the rule must precede those of other programs.
     pub(crate) first: bool,
 }
 
-/// Refuses mappings that contradict each other: the first one would win, and nobody would know.
+/// Refuses mappings of one host port to different places: only the first would ever match.
 ///
 /// # Errors
-/// [`Error::Request`] with the two.
+/// [`Error::Request`] with the two mappings.
 pub(crate) fn refuse_contradictions(request: &PortRequest) -> Result<(), Error> {
     for (i, port) in request.ports.iter().enumerate() {
-        let others = request.ports.iter().skip(i + 1);
-        if let Some(other) = others.clone().find(|other| other.host.overlaps(&port.host) && *other != port) {
+        let mut others = request.ports.iter().skip(i + 1);
+        if let Some(other) = others.find(|other| other.host.overlaps(&port.host) && *other != port) {
             return Err(Error::Request(format!("{port} and {other} are published for the same container")));
         }
     }
     Ok(())
 }
 
-/// The plans for the ports, IPv4 first; a family that the container does not have has none.
+/// The plans for the ports, IPv4 first. A family that the container has no address of has no plan.
 pub(crate) fn ports(request: &PortRequest) -> Vec<PortPlan> {
-    let of = |network: &IpNet| port_plan(request, *network);
-    let mut plans: Vec<PortPlan> = request.networks.iter().map(of).collect();
+    let mut plans: Vec<PortPlan> =
+        request.networks.iter().map(|network| port_plan(request, *network)).collect();
     plans.sort_by_key(|plan| plan.family);
     plans
 }
@@ -85,49 +79,51 @@ pub(crate) fn ports(request: &PortRequest) -> Vec<PortPlan> {
 fn port_plan(request: &PortRequest, network: IpNet) -> PortPlan {
     let family = AddressFamily::of(network.addr());
     let chain = ChainName::dnat(&request.attachment);
-    let ours = ordered(request.ports.iter().filter(|port| port.host.address.family() == family));
     let marker = match (&request.iptables.set_mark_chain, request.snat) {
         (_, Snat::Never) => None,
-        (Some(external), _) => Some(external.clone()),
-        (None, _) => Some(ChainName::fixed(names::HOSTPORT_SETMARK)),
+        (Some(external), _) => Some(external.as_str()),
+        (None, _) => Some(names::HOSTPORT_SETMARK),
     };
-    let mut rules = Vec::new();
-    let mut keys = Vec::new();
-    for port in ours {
-        let spared = (request.loopback == Loopback::Spared).then(|| loopback(family));
+    let (mut rules, mut keys) = (Vec::new(), Vec::new());
+    for port in in_order(request, family) {
         for (offset, host_port) in (0u16..).zip(port.host.ports()) {
             let (protocol, address) = (port.host.protocol, host_address(port));
-            let place = match address {
-                Some(address) => Some(Match::Destination(IpNet::from(address))),
-                None => spared.map(Match::NotDestination),
-            };
-            let key = Key { protocol, address, port: host_port };
-            // Said twice, as the reference: one rule.
+            let key = PortKey { protocol, address, port: host_port };
+            // One rule for a port that is named twice, as in the reference.
             if keys.contains(&key) {
                 continue;
             }
             keys.push(key);
-            for source in marker.iter().flat_map(|_| marked_sources(request.snat, network)) {
-                let target = Target::Chain(marker.clone().unwrap_or_else(|| chain.clone()));
-                rules.push(Rule::new(matches(source, place.clone(), (protocol, host_port)), target));
+            let with_port = |rule: Rule| {
+                let rule = match address {
+                    Some(address) => rule.with_destination(address.into()),
+                    None if request.loopback == Loopback::Spared => {
+                        rule.without_destination(loopback(family))
+                    }
+                    None => rule,
+                };
+                rule.with_port(protocol, host_port)
+            };
+            if let Some(marker) = marker {
+                rules.extend(marked_sources(request.snat, network).map(|rule| with_port(rule).jump(marker)));
             }
             let to = SocketAddr::new(port.container, port.container_port.saturating_add(offset));
-            rules.push(Rule::new(matches(None, place, (protocol, host_port)), Target::Dnat(to)));
+            rules.push(with_port(Rule::new()).translate_to(to));
         }
     }
     let mark_bit =
         (marker.is_some() && request.iptables.set_mark_chain.is_none()).then_some(request.mark_bit);
     let entries = entries(request, family, &chain);
-    PortPlan { family, chain, rules, entries, mark_bit, keys }
+    PortPlan { family, chain, rules, entries, shared: shared(mark_bit), keys }
 }
 
-/// The mappings in the configuration's order, which the reference keeps, but for one case that it
-/// gets wrong: a mapping of all addresses must not come before one of a single address that has the
-/// same port.
-fn ordered<'a>(ports: impl Iterator<Item = &'a PublishedPort>) -> Vec<&'a PublishedPort> {
-    let mut all: Vec<&PublishedPort> = ports.collect();
-    let clashes = |wildcard: &PublishedPort| {
-        all.iter().any(|other| {
+/// The mappings of the family in the configuration's order, as in the reference, with one exception: a mapping of a single
+/// address precedes one of all addresses that has the same port, which the reference gets wrong.
+fn in_order(request: &PortRequest, family: AddressFamily) -> Vec<&PublishedPort> {
+    let ports = request.ports.iter().filter(|port| port.host.address.family() == family);
+    let mut all: Vec<&PublishedPort> = ports.clone().collect();
+    let hides_another = |wildcard: &PublishedPort| {
+        ports.clone().any(|other| {
             let (a, b) = (&wildcard.host, &other.host);
             matches!(b.address, HostAddress::One(_))
                 && a.protocol == b.protocol
@@ -135,12 +131,7 @@ fn ordered<'a>(ports: impl Iterator<Item = &'a PublishedPort>) -> Vec<&'a Publis
                 && b.first <= a.last
         })
     };
-    let late: Vec<bool> =
-        all.iter().map(|port| matches!(port.host.address, HostAddress::Any(_)) && clashes(port)).collect();
-    let mut paired: Vec<_> = late.into_iter().zip(all.iter().copied()).collect();
-    paired.sort_by_key(|(late, _)| *late);
-    all.clear();
-    all.extend(paired.into_iter().map(|(_, port)| port));
+    all.sort_by_key(|port| matches!(port.host.address, HostAddress::Any(_)) && hides_another(port));
     all
 }
 
@@ -151,20 +142,21 @@ fn host_address(port: &PublishedPort) -> Option<IpAddr> {
     }
 }
 
-/// Whose packets are masqueraded on the way to the container: all, or the container's network and
-/// the node's loopback.
-fn marked_sources(snat: Snat, network: IpNet) -> Vec<Option<IpNet>> {
-    match (snat, network) {
-        (Snat::Never, _) => Vec::new(),
-        (Snat::Always, _) => vec![None],
+/// The beginnings of rules that match packets to be masqueraded on their way to the container: all packets, or
+/// those of the container's network and of the node's loopback.
+fn marked_sources(snat: Snat, network: IpNet) -> impl Iterator<Item = Rule> {
+    let localhost = IpNet::from(IpAddr::V4(Ipv4Addr::LOCALHOST));
+    let rules = match (snat, network) {
+        (Snat::Never, _) => [None, None],
+        (Snat::Always, _) => [Some(Rule::new()), None],
         (Snat::Needed, IpNet::V4(_)) => {
-            vec![Some(network), Some(IpNet::from(IpAddr::V4(Ipv4Addr::LOCALHOST)))]
+            [network, localhost].map(|source| Some(Rule::new().with_source(source)))
         }
-        (Snat::Needed, IpNet::V6(_)) => vec![Some(network)],
-    }
+        (Snat::Needed, IpNet::V6(_)) => [Some(Rule::new().with_source(network)), None],
+    };
+    rules.into_iter().flatten()
 }
 
-/// The node's loopback.
 fn loopback(family: AddressFamily) -> IpNet {
     match family {
         AddressFamily::V4 => IpNet::V4(Ipv4Net::new_assert(Ipv4Addr::new(127, 0, 0, 0), 8)),
@@ -172,58 +164,44 @@ fn loopback(family: AddressFamily) -> IpNet {
     }
 }
 
-fn matches(source: Option<IpNet>, place: Option<Match>, (protocol, port): (Protocol, u16)) -> Vec<Match> {
-    let mut matches = Vec::new();
-    matches.extend(source.map(Match::Source));
-    matches.extend(place);
-    matches.push(Match::Protocol(protocol));
-    matches.push(Match::Port(protocol, port));
-    matches
-}
-
-/// The entry rules: for each protocol, in the order of their names, the ports in the order of the
-/// configuration, fifteen to a rule.
+/// The entry rules: for each protocol, in the order of their names, the ports in the order of the configuration.
 fn entries(request: &PortRequest, family: AddressFamily, chain: &ChainName) -> Vec<Rule> {
     let conditions = request.iptables.conditions.of(family);
+    let comment = names::dnat_comment(&request.attachment);
     let mut protocols = Protocol::ALL;
     protocols.sort_by_key(|protocol| protocol.as_str());
     let mut entries = Vec::new();
     for protocol in protocols {
         let named = request.iptables.entry_ports.iter().filter(|entry| entry.protocol == protocol);
         let ports: Vec<u16> = named.map(|entry| entry.port).collect();
-        for group in ports.chunks(PORTS_PER_RULE) {
-            let mut matches = vec![
-                Match::Protocol(protocol),
-                Match::Comment(names::dnat_comment(&request.attachment)),
-                Match::Ports(group.to_vec()),
-            ];
-            if !conditions.is_empty() {
-                matches.push(Match::Conditions(conditions.to_vec()));
-            }
-            entries.push(Rule::new(matches, Target::Chain(chain.clone())));
-        }
+        entries.extend(ports.chunks(PORTS_PER_RULE).map(|ports| {
+            let rule = Rule::new().with_protocol(protocol).with_comment(&comment).with_ports(ports);
+            rule.with_conditions(conditions).jump(chain.as_str())
+        }));
     }
     entries
 }
 
-/// What the chains of all containers must hold for these ports, in the order of making.
-pub(crate) fn shared(mark_bit: Option<u8>) -> Vec<Shared> {
-    let jump = |chain| Target::Chain(ChainName::fixed(chain));
+fn shared(mark_bit: Option<u8>) -> Vec<SharedRule> {
     let mut shared = Vec::new();
     if let Some(bit) = mark_bit {
-        let said = |text: &str| vec![Match::Comment(text.to_owned())];
-        let mark = Rule::new(said("CNI portfwd masquerade mark"), Target::SetMarkBit(bit));
-        shared.push(Shared { chain: names::HOSTPORT_SETMARK, rule: mark, first: false });
-        let masquerade = Rule::new(vec![Match::MarkBit(bit)], Target::Masquerade);
-        shared.push(Shared { chain: names::HOSTPORT_MASQ, rule: masquerade, first: false });
-        let way = Rule::new(said("CNI portfwd requiring masquerade"), jump(names::HOSTPORT_MASQ));
-        // Before rules that would let the packet pass as it is.
-        shared.push(Shared { chain: "POSTROUTING", rule: way, first: true });
+        let (setmark, masq) = (names::HOSTPORT_SETMARK, names::HOSTPORT_MASQ);
+        let set = Rule::new().with_comment("CNI portfwd masquerade mark").set_mark_bit(bit);
+        shared.push(SharedRule { chain: setmark, rule: set, needs: setmark, first: false });
+        let masquerade = Rule::new().with_mark_bit(bit).jump("MASQUERADE");
+        shared.push(SharedRule { chain: masq, rule: masquerade, needs: masq, first: false });
+        // First, as rules of other programs could accept the packet before.
+        let jump = Rule::new().with_comment("CNI portfwd requiring masquerade").jump(masq);
+        shared.push(SharedRule { chain: POSTROUTING, rule: jump, needs: masq, first: true });
     }
-    let local = Rule::new(vec![Match::Local], jump(names::HOSTPORT_DNAT));
-    for chain in ["PREROUTING", "OUTPUT"] {
-        shared.push(Shared { chain, rule: local.clone(), first: false });
-    }
+    let dnat = names::HOSTPORT_DNAT;
+    let local = Rule::new().with(["-m", "addrtype", "--dst-type", "LOCAL"]).jump(dnat);
+    shared.extend([PREROUTING, OUTPUT].map(|chain| SharedRule {
+        chain,
+        rule: local.clone(),
+        needs: dnat,
+        first: false,
+    }));
     shared
 }
 
@@ -239,18 +217,16 @@ pub(crate) fn masquerade(request: &MasqueradeRequest) -> Vec<MasqueradePlan> {
 
 fn masquerade_plan(attachment: &Attachment, family: AddressFamily, addresses: &[IpNet]) -> MasqueradePlan {
     let chain = ChainName::masquerade(attachment);
-    let comment = || Match::Comment(names::masquerade_comment(attachment));
+    let comment = names::masquerade_comment(attachment);
     let multicast = match family {
         AddressFamily::V4 => IpNet::V4(Ipv4Net::new_assert(Ipv4Addr::new(224, 0, 0, 0), 4)),
         AddressFamily::V6 => IpNet::V6(Ipv6Net::new_assert(Ipv6Addr::new(0xff00, 0, 0, 0, 0, 0, 0, 0), 8)),
     };
-    let stays = |net: &IpNet| Rule::new(vec![Match::Destination(*net), comment()], Target::Accept);
-    let mut rules: Vec<Rule> = addresses.iter().map(stays).collect();
-    rules.push(Rule::new(vec![Match::NotDestination(multicast), comment()], Target::Masquerade));
-    let jump = |net: &IpNet| {
-        let source = Match::Source(IpNet::from(net.addr()));
-        Rule::new(vec![source, comment()], Target::Chain(chain.clone()))
-    };
+    let keep = |net: &IpNet| Rule::new().with_destination(*net).with_comment(&comment).jump("ACCEPT");
+    let mut rules: Vec<Rule> = addresses.iter().map(keep).collect();
+    rules.push(Rule::new().without_destination(multicast).with_comment(&comment).jump("MASQUERADE"));
+    let jump =
+        |net: &IpNet| Rule::new().with_source(net.addr().into()).with_comment(&comment).jump(chain.as_str());
     let jumps = addresses.iter().map(jump).collect();
     MasqueradePlan { family, rules, jumps, chain }
 }

@@ -1,15 +1,14 @@
-//! The plans as text, against what the reference plugins have left in a kernel (`golden/iptables`),
-//! and the changes that lead from one state to another.
-
-use std::collections::BTreeSet;
+//! Compares the plans as text with the chains of the reference plugins (`golden/iptables`), and tests the changes from
+//! one state to another.
 
 use cni_spec::Attachment;
 
-use super::apply::{Others, Place, masquerade_changes, port_changes};
-use super::check::leads_there;
+use super::check::covers;
 use super::listing::Listing;
+use super::names::TableName;
 use super::plan;
-use super::withdraw::{known, removal};
+use super::publish::{ChainUse, Position, masquerade_changes, port_changes};
+use super::withdraw::{owned_chains, removal};
 use crate::{
     AddressFamily, ContainerNetns, HostAddress, HostPorts, Loopback, MasqueradeRequest, PortRequest,
     Protocol, PublishedPort, Snat,
@@ -23,7 +22,7 @@ fn netns() -> ContainerNetns {
     ContainerNetns { path: "/run/netns/x".into(), dev: 1, ino: 2 }
 }
 
-/// (protocol, host address, host port, container port), as a configuration has them.
+/// Protocol, host address, host port and container port, as in a configuration.
 type Mapping<'a> = (Protocol, &'a str, u16, u16);
 
 const PLAIN: &[Mapping<'_>] = &[(Protocol::Tcp, "", 8080, 80)];
@@ -75,29 +74,31 @@ fn request(id: &str, mappings: &[Mapping<'_>]) -> PortRequest {
     }
 }
 
-/// What stands in a kernel after the changes were made to an empty table, as the goldens have it.
+/// The listing of a table that was empty before the changes.
 fn made(batch: &str) -> Listing {
     let mut text = String::new();
     for line in batch.lines() {
-        // A rule that is put first comes before all others of its chain; no golden has two of them.
+        // No golden has two rules that are inserted into one chain.
         text.push_str(&line.replacen("-I POSTROUTING 1 ", "-A POSTROUTING ", 1));
         text.push('\n');
     }
-    Listing::parse(&text)
+    Listing::parse(&text, TableName::Nat)
 }
 
-/// The part of a golden that is of this family.
+/// The part of a golden for this family.
 fn golden(text: &str, family: AddressFamily) -> Listing {
     let (v4, v6) = text.split_once("# ip6tables\n").unwrap();
-    Listing::parse(if family == AddressFamily::V4 { v4 } else { v6 })
+    Listing::parse(if family == AddressFamily::V4 { v4 } else { v6 }, TableName::Nat)
 }
 
 fn assert_same(request: &PortRequest, golden_text: &str) {
     for plan in plan::ports(request) {
-        let batch = port_changes(&Listing::default(), &plan, (Place::Behind, Others::None)).to_string();
+        let batch =
+            port_changes(&Listing::default(), &plan, (Position::Last, ChainUse::Exclusive)).to_string();
         assert_eq!(made(&batch), golden(golden_text, plan.family), "{batch}");
-        // What is there as it should be is left alone.
-        let again = port_changes(&golden(golden_text, plan.family), &plan, (Place::Behind, Others::None));
+        // Rules that are already right need no change.
+        let again =
+            port_changes(&golden(golden_text, plan.family), &plan, (Position::Last, ChainUse::Exclusive));
         assert!(again.is_empty() || !request.iptables.conditions.is_empty(), "{again}");
     }
 }
@@ -123,21 +124,21 @@ fn fifteen_ports_make_a_rule() {
     assert_same(&request("c1", &many), golden_file!("many"));
 }
 
-/// As after a migration from the table, where the ports are by number.
+/// A migration from nftables sorts the ports.
 #[test]
-fn the_order_of_ports_in_entry_rules_is_no_difference() {
+fn the_order_of_ports_in_entry_rules_does_not_matter() {
     let mappings: Vec<Mapping<'_>> = (0..20).rev().map(|n| (Protocol::Tcp, "", 8000 + n, 80)).collect();
     let mut sorted = mappings.clone();
     sorted.sort_by_key(|mapping| mapping.2);
     let by_number = plan::ports(&request("id", &sorted));
     let with_one_less = plan::ports(&request("id", &sorted[1..]));
     let listing = |plan: &plan::PortPlan| {
-        let batch = port_changes(&Listing::default(), plan, (Place::Behind, Others::None));
+        let batch = port_changes(&Listing::default(), plan, (Position::Last, ChainUse::Exclusive));
         made(&batch.to_string())
     };
     for (number, asked) in plan::ports(&request("id", &mappings)).iter().enumerate() {
         assert_ne!(asked.entries, by_number[number].entries);
-        let there = |listing: &Listing| asked.entries.iter().all(|entry| leads_there(listing, entry));
+        let there = |listing: &Listing| asked.entries.iter().all(|entry| covers(listing, entry));
         assert!(there(&listing(asked)) && there(&listing(&by_number[number])));
         assert!(!there(&listing(&with_one_less[number])));
     }
@@ -179,10 +180,11 @@ fn a_single_address_comes_before_all() {
 }
 
 #[test]
-fn a_spared_loopback_is_no_destination_but_where_it_is_named() {
+fn a_spared_loopback_is_a_destination_only_if_named() {
     let request = PortRequest { loopback: Loopback::Spared, ..request("web", FAMILIES) };
     for plan in plan::ports(&request) {
-        let batch = port_changes(&Listing::default(), &plan, (Place::Behind, Others::None)).to_string();
+        let batch =
+            port_changes(&Listing::default(), &plan, (Position::Last, ChainUse::Exclusive)).to_string();
         let (all, localhost) = match plan.family {
             AddressFamily::V4 => ("! -d 127.0.0.0/8", "127.0.0.1/32"),
             AddressFamily::V6 => ("! -d ::1/128", "::1/128"),
@@ -194,8 +196,8 @@ fn a_spared_loopback_is_no_destination_but_where_it_is_named() {
             assert_eq!(line.contains(all), !line.contains(" -d ") || line.contains(all), "{line}");
         }
         assert!(batch.contains(&format!("{own}-d {localhost} ")), "{batch}");
-        // What is made is what is found again: nothing is left to change.
-        let again = port_changes(&made(&batch), &plan, (Place::Behind, Others::None));
+        // The rules that are made are found again and need no change.
+        let again = port_changes(&made(&batch), &plan, (Position::Last, ChainUse::Exclusive));
         assert!(again.is_empty(), "{again}");
     }
 }
@@ -209,18 +211,18 @@ fn masquerade_is_as_the_reference_has_it() {
     };
     let text = golden_file!("masquerade");
     for plan in plan::masquerade(&request) {
-        let batch = masquerade_changes(&Listing::default(), &plan, Others::None).to_string();
+        let batch = masquerade_changes(&Listing::default(), &plan, ChainUse::Exclusive).to_string();
         assert_eq!(made(&batch), golden(text, plan.family), "{batch}");
-        let again = masquerade_changes(&golden(text, plan.family), &plan, Others::None);
+        let again = masquerade_changes(&golden(text, plan.family), &plan, ChainUse::Exclusive);
         assert!(again.is_empty(), "{again}");
     }
 }
 
 #[test]
-fn other_ports_replace_those_that_are_there() {
+fn other_ports_replace_present_ones() {
     let there = golden(golden_file!("plain"), AddressFamily::V4);
     let plans = plan::ports(&request("c1", &[(Protocol::Udp, "", 53, 5353)]));
-    let batch = port_changes(&there, &plans[0], (Place::Behind, Others::None)).to_string();
+    let batch = port_changes(&there, &plans[0], (Position::Last, ChainUse::Exclusive)).to_string();
     let chain = "CNI-DN-328e3d85e6c0f709cddd7";
     let comment = r#"-m comment --comment "dnat name: \"testnet\" id: \"c1\"" -m multiport --dports"#;
     assert_eq!(
@@ -237,15 +239,15 @@ fn other_ports_replace_those_that_are_there() {
 }
 
 #[test]
-fn the_oldest_layout_goes_with_its_chains() {
+fn the_oldest_layout_is_removed_with_its_chains() {
     let text = golden_file!("oldest");
     let listing = golden(text, AddressFamily::V4);
-    let chains: Vec<String> = known(&listing).into_iter().map(|known| known.chain).collect();
+    let chains: Vec<String> = owned_chains(&listing).into_iter().map(|owned| owned.chain).collect();
     assert_eq!(
         chains,
         ["CNI-DN-0123456789abcdef01234", "CNI-DN-328e3d85e6c0f709cddd7", "CNI-SN-328e3d85e6c0f709cddd7"]
     );
-    let one: BTreeSet<String> = chains[1..].iter().cloned().collect();
-    let batch = removal(&listing, AddressFamily::V4, &one).to_string();
+    let one: Vec<&str> = chains[1..].iter().map(String::as_str).collect();
+    let batch = removal(&listing, &one).to_string();
     expect_test::expect_file!["../../golden/iptables/oldest-removed.txt"].assert_eq(&batch);
 }

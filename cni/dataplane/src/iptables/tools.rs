@@ -1,32 +1,33 @@
-//! Running the tools of iptables: which there are, one input at a time, never without end.
+//! Runs the programs of iptables: finds them, gives each its input, and ends one that hangs.
 
 use std::fmt;
 use std::io::{Read, Write};
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
-use std::sync::{Condvar, Mutex, PoisonError};
+use std::process::{Command, Stdio};
+use std::sync::mpsc::{self, RecvTimeoutError};
+use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use cni_kernel::process::end_with_us;
 use cni_nftables::{Family, Socket, TableId};
 
+use super::batch::Batch;
 use super::legacy;
 use super::listing::Listing;
-use super::rule::{Batch, Op, TableName};
+use super::names::TableName;
 use crate::{AddressFamily, Error};
 
-/// How long an operation waits for the lock of the legacy tools, both families together.
+/// Time that an operation waits for the lock of the legacy tools, both families together.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(15);
 
-/// How long a tool may run beyond that. Reading or writing 200,000 rules takes the legacy tools a
-/// second.
+/// Time that a program may run beyond that. The legacy tools read or write 200,000 rules in a second.
 const RUN_LIMIT: Duration = Duration::from_secs(60);
 
-/// Where the tools are looked for behind `PATH`: runtimes start plugins with little in it.
-const USUAL_PLACES: [&str; 5] = ["/usr/sbin", "/sbin", "/usr/local/sbin", "/usr/bin", "/bin"];
+/// Folders searched after those in `PATH`, as runtimes start plugins with a short `PATH`.
+const USUAL_FOLDERS: [&str; 5] = ["/usr/sbin", "/sbin", "/usr/local/sbin", "/usr/bin", "/bin"];
 
-/// The two programs that both call themselves iptables, each with tables of its own in the kernel.
+/// The two implementations of iptables. Each has tables of its own in the kernel.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Variant {
     /// `iptables-nft`: its tables are nf_tables' `ip nat` and `ip6 nat`.
@@ -36,10 +37,10 @@ pub enum Variant {
 }
 
 impl Variant {
-    /// Both.
+    /// Both variants.
     pub const ALL: [Self; 2] = [Self::Nft, Self::Legacy];
 
-    /// The name as `iptables --version` and the names of the programs have it.
+    /// The name in the output of `iptables --version` and in the names of the programs.
     #[must_use]
     pub const fn as_str(self) -> &'static str {
         match self {
@@ -55,12 +56,29 @@ impl fmt::Display for Variant {
     }
 }
 
-/// The nat table's name as nf_tables has it.
+/// One family's tables of one variant.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Place {
+    /// The variant.
+    pub variant: Variant,
+    /// The address family.
+    pub family: AddressFamily,
+}
+
+impl Place {
+    /// Every place that there can be.
+    pub(crate) fn all() -> impl Iterator<Item = Self> {
+        let of = |family| Variant::ALL.into_iter().map(move |variant| Self { variant, family });
+        AddressFamily::BOTH.into_iter().flat_map(of)
+    }
+}
+
+/// The nat table's name in nf_tables.
 pub(crate) fn nat_table(family: AddressFamily) -> TableId {
     table_id(family, TableName::Nat)
 }
 
-/// A table's name as nf_tables has it.
+/// A table's name in nf_tables.
 pub(crate) fn table_id(family: AddressFamily, table: TableName) -> TableId {
     let family = match family {
         AddressFamily::V4 => Family::Ip,
@@ -69,133 +87,123 @@ pub(crate) fn table_id(family: AddressFamily, table: TableName) -> TableId {
     TableId::new(family, table.as_str())
 }
 
-/// What the programs of a family are called.
-fn family_name(family: AddressFamily) -> &'static str {
-    match family {
-        AddressFamily::V4 => "iptables",
-        AddressFamily::V6 => "ip6tables",
-    }
-}
-
-/// The first program of this name that may be run.
-fn program(name: &str) -> Option<PathBuf> {
+/// The first executable program of this name.
+fn find(name: &str) -> Option<PathBuf> {
     let path = std::env::var_os("PATH").unwrap_or_default();
-    let named: Vec<PathBuf> = std::env::split_paths(&path).filter(|dir| dir.is_absolute()).collect();
-    let places = named.iter().map(PathBuf::as_path).chain(USUAL_PLACES.iter().map(Path::new));
-    places.map(|dir| dir.join(name)).find(|file| {
+    let folders = std::env::split_paths(&path).filter(|dir| dir.is_absolute());
+    folders.chain(USUAL_FOLDERS.map(PathBuf::from)).map(|dir| dir.join(name)).find(|file| {
         std::fs::metadata(file).is_ok_and(|meta| meta.is_file() && meta.permissions().mode() & 0o111 != 0)
     })
 }
 
-/// Which variant the plain name leads to: what links say, else what the program says of itself.
+/// The variant of the plain name `iptables`: as symbolic links tell, else as the program prints.
 pub(crate) fn default_variant() -> Option<Variant> {
-    let file = program("iptables")?;
+    let file = find("iptables")?;
     let name = file.canonicalize().ok()?.file_name()?.to_string_lossy().into_owned();
     let named = Variant::ALL.into_iter().find(|variant| name.contains(variant.as_str()));
     named.or_else(|| {
-        let said = Command::new(&file).arg("--version").stdin(Stdio::null()).output().ok()?;
-        let said = String::from_utf8_lossy(&said.stdout).into_owned();
-        // Before 1.8 there was but the one, and it said nothing of it.
-        Some(if said.contains("nf_tables") { Variant::Nft } else { Variant::Legacy })
+        let printed = Command::new(&file).arg("--version").stdin(Stdio::null()).output().ok()?;
+        // Before 1.8 there was only the legacy variant, and its version does not name it.
+        let is_nft = String::from_utf8_lossy(&printed.stdout).contains("nf_tables");
+        Some(if is_nft { Variant::Nft } else { Variant::Legacy })
     })
 }
 
-/// How a change was refused.
+/// The reason why a batch was not committed.
 #[derive(Debug)]
 pub(crate) enum Refusal {
-    /// Not by the ruleset: no attempt would help now.
+    /// Another attempt would fail, too.
     Failed(Error),
-    /// By the ruleset as it is: what the tool said.
-    Rules(String),
+    /// The ruleset does not fit the batch; the text is the tool's.
+    Ruleset(String),
 }
 
-/// One variant's programs.
+/// The programs of one variant and family, for one operation on one table.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Tools {
     pub(crate) variant: Variant,
+    pub(crate) family: AddressFamily,
     table: TableName,
     deadline: Instant,
 }
 
 impl Tools {
-    /// The programs of a variant, for one operation.
-    pub(crate) fn new(variant: Variant) -> Self {
-        Self::of(variant, TableName::Nat)
+    pub(crate) fn new(place: Place, table: TableName) -> Self {
+        let Place { variant, family } = place;
+        Self { variant, family, table, deadline: Instant::now() + PATIENCE }
     }
 
-    /// The programs of a variant, for one operation on that table.
-    pub(crate) fn of(variant: Variant, table: TableName) -> Self {
-        Self { variant, table, deadline: Instant::now() + PATIENCE }
+    pub(crate) fn nat(place: Place) -> Self {
+        Self::new(place, TableName::Nat)
     }
 
-    /// The program of this family that is called `restore` or `save`.
-    pub(crate) fn find(&self, family: AddressFamily, what: &str) -> Result<PathBuf, Error> {
-        let (family, variant) = (family_name(family), self.variant);
-        let named = program(&format!("{family}-{variant}-{what}"));
-        let plain = || (default_variant() == Some(variant)).then(|| program(&format!("{family}-{what}")));
-        named
-            .or_else(|| plain().flatten())
-            .ok_or_else(|| Error::NoIptables { program: format!("{family}-{variant}-{what}") })
+    /// The other family's programs, with the same deadline.
+    pub(crate) fn with_family(self, family: AddressFamily) -> Self {
+        Self { family, ..self }
     }
 
-    /// These chains of the table, those of them that are there.
-    pub(crate) fn read(&self, family: AddressFamily, chains: &[&str]) -> Result<Listing, Error> {
+    /// Finds the program of this family with the suffix `restore` or `save`.
+    pub(crate) fn program(&self, suffix: &str) -> Result<PathBuf, Error> {
+        let family = match self.family {
+            AddressFamily::V4 => "iptables",
+            AddressFamily::V6 => "ip6tables",
+        };
+        let name = format!("{family}-{}-{suffix}", self.variant);
+        let plain =
+            || find(&format!("{family}-{suffix}")).filter(|_| default_variant() == Some(self.variant));
+        find(&name).or_else(plain).ok_or(Error::NoIptables { program: name })
+    }
+
+    /// Reads those of the chains that exist.
+    pub(crate) fn read(&self, chains: &[&str]) -> Result<Listing, Error> {
         match self.variant {
-            Variant::Nft => self.read_nft(family, chains),
-            // Asking for a table that is not there would make it.
-            Variant::Legacy if !legacy::has_table(family, self.table.as_str()) => Ok(Listing::default()),
-            Variant::Legacy => Ok(Listing::parse_chains(&self.print_all(family)?, self.table, chains)),
+            Variant::Nft => self.read_nft(chains),
+            // The tool would make a table that does not exist.
+            Variant::Legacy if !legacy::has_table(self.family, self.table) => Ok(Listing::default()),
+            Variant::Legacy => Ok(Listing::parse_chains(&self.print_table()?, self.table, chains)),
         }
     }
 
-    /// The whole table.
-    pub(crate) fn read_all(&self, family: AddressFamily) -> Result<Listing, Error> {
-        self.print_all(family).map(|text| Listing::parse_table(&text, self.table))
-    }
-
-    fn print_all(&self, family: AddressFamily) -> Result<String, Error> {
-        let program = self.find(family, "save")?;
+    fn print_table(&self) -> Result<String, Error> {
+        let program = self.program("save")?;
         let run = run(&program, &["-t", self.table.as_str()], "")?;
         if !run.success {
-            return Err(Error::kernel(
-                format!("run {} -t {}", program.display(), self.table.as_str()),
-                run.complaint(),
-            ));
+            let operation = format!("run {} -t {}", program.display(), self.table.as_str());
+            return Err(Error::kernel(operation, run.complaint()));
         }
         Ok(run.stdout)
     }
 
-    /// The kernel tells cheaply what chains there are, and the tool prints those that are asked for
-    /// without looking at the others, which may be a hundred thousand rules of a service proxy.
-    fn read_nft(&self, family: AddressFamily, chains: &[&str]) -> Result<Listing, Error> {
+    /// Has the tool print only these chains, as the table may have a hundred thousand rules of a service proxy.
+    /// The kernel tells cheaply which of them exist.
+    fn read_nft(&self, chains: &[&str]) -> Result<Listing, Error> {
         let socket = Socket::open().map_err(|e| Error::kernel("reach nf_tables", e))?;
-        let table = table_id(family, self.table);
-        let mut print = Batch::of(family, self.table);
+        let table = table_id(self.family, self.table);
+        let mut print = Batch::new(self.table);
         for chain in chains {
-            let there = socket.chain(&table, chain);
-            if there.map_err(|e| Error::kernel(format!("read chain {table} {chain}"), e))?.is_some() {
-                print.push(Op::Print((*chain).to_owned()));
+            let found = socket.chain(&table, chain);
+            if found.map_err(|e| Error::kernel(format!("read chain {table} {chain}"), e))?.is_some() {
+                print.print(chain);
             }
         }
         if print.is_empty() {
             return Ok(Listing::default());
         }
-        let program = self.find(family, "restore")?;
-        let run = run(&program, &["--noflush"], &print.to_string())?;
+        let run = run(&self.program("restore")?, &["--noflush"], &print.to_string())?;
         if run.success {
-            return Ok(Listing::parse_table(&run.stdout, self.table));
+            return Ok(Listing::parse(&run.stdout, self.table));
         }
-        // A chain that went away in between.
-        self.read_all(family)
+        // A chain was deleted since the kernel was asked.
+        self.print_table().map(|text| Listing::parse(&text, self.table))
     }
 
-    /// Makes the changes, all or none.
+    /// Commits the batch: all changes or none.
     pub(crate) fn commit(&self, batch: &Batch) -> Result<(), Refusal> {
         if batch.is_empty() {
             return Ok(());
         }
-        let program = self.find(batch.family, "restore").map_err(Refusal::Failed)?;
-        // At least a second, and whole ones: the tool takes no less.
+        let program = self.program("restore").map_err(Refusal::Failed)?;
+        // The tool takes whole seconds, one at least.
         let wait = self.deadline.saturating_duration_since(Instant::now()).as_secs().max(1).to_string();
         let input = batch.to_string();
         for line in input.lines().filter(|_| log::log_enabled!(log::Level::Debug)) {
@@ -207,41 +215,65 @@ impl Tools {
         if run.success {
             return Ok(());
         }
-        let said = run.complaint();
-        if self.variant == Variant::Legacy && said.contains("xtables lock") {
+        let complaint = run.complaint();
+        if self.variant == Variant::Legacy && complaint.contains("xtables lock") {
             return Err(Refusal::Failed(Error::XtablesLock {
                 program: program.display().to_string(),
                 seconds: wait,
                 holder: lock_holder(),
             }));
         }
-        Err(Refusal::Rules(format!("{}: {said}", program.display())))
+        Err(Refusal::Ruleset(format!("{}: {complaint}", program.display())))
     }
 
-    /// Whether there is time for another attempt.
-    pub(crate) fn has_time(&self) -> bool {
-        Instant::now() < self.deadline
+    /// Reads the chains, unless `seen` is given, commits the changes that they need, and repeats both while
+    /// other processes change the same chains.
+    ///
+    /// An old `seen` does no harm: the tool refuses a batch that does not fit the ruleset any more.
+    pub(crate) fn update(
+        &self,
+        operation: &str,
+        chains: &[&str],
+        seen: Option<Listing>,
+        mut changes: impl FnMut(&Listing) -> Batch,
+    ) -> Result<(), Error> {
+        let mut listing = seen.map_or_else(|| self.read(chains), Ok)?;
+        let mut attempts = 0;
+        loop {
+            let complaint = match self.commit(&changes(&listing)) {
+                Ok(()) => return Ok(()),
+                Err(Refusal::Failed(error)) => return Err(error),
+                Err(Refusal::Ruleset(complaint)) => complaint,
+            };
+            attempts += 1;
+            let now = self.read(chains)?;
+            // Refused twice with the same rules: other processes are not the cause.
+            if now == listing && attempts > 1 {
+                return Err(Error::kernel(operation, complaint));
+            }
+            if Instant::now() >= self.deadline {
+                let (operation, millis) = (operation.to_owned(), PATIENCE.as_millis());
+                return Err(Error::Busy { operation, attempts, millis });
+            }
+            listing = now;
+        }
     }
 }
 
-/// The lock file of the legacy tools, where the environment names no other.
-fn lock_file() -> PathBuf {
-    std::env::var_os("XTABLES_LOCKFILE").map_or_else(|| PathBuf::from("/run/xtables.lock"), PathBuf::from)
-}
-
-/// Who holds the legacy tools' lock, as far as it can be told.
+/// The process that holds the legacy tools' lock, as far as it can be found.
 fn lock_holder() -> String {
-    let unknown = || "someone who cannot be told".to_owned();
-    let Ok(meta) = std::fs::metadata(lock_file()) else { return unknown() };
-    let Ok(locks) = std::fs::read_to_string("/proc/locks") else { return unknown() };
-    let Some(pid) = holder_in(&locks, (meta.dev(), meta.ino())) else { return unknown() };
+    let file = std::env::var_os("XTABLES_LOCKFILE").map_or_else(|| "/run/xtables.lock".into(), PathBuf::from);
+    let pid = std::fs::metadata(file)
+        .ok()
+        .and_then(|meta| holder_in(&std::fs::read_to_string("/proc/locks").ok()?, (meta.dev(), meta.ino())));
+    let Some(pid) = pid else { return "an unknown process".to_owned() };
     let name = std::fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
     if name.is_empty() { format!("process {pid}") } else { format!("process {pid} ({})", name.trim()) }
 }
 
-/// The holder of a file's lock in the text of `/proc/locks` (proc_locks(5)): number, kind, mode,
-/// access, process, and the file as major:minor:inode, the device's numbers in hexadecimal. Who
-/// merely waits has an arrow behind the number.
+/// The holder of a file's lock in the text of `/proc/locks` (proc_locks(5)): number, kind, mode, access,
+/// process, and the file as major:minor:inode, the device's numbers in hexadecimal. A waiting process has an
+/// arrow after the number.
 fn holder_in(locks: &str, (dev, ino): (u64, u64)) -> Option<u32> {
     let file = format!("{:02x}:{:02x}:{ino}", nix::sys::stat::major(dev), nix::sys::stat::minor(dev));
     locks.lines().find_map(|line| {
@@ -253,24 +285,24 @@ fn holder_in(locks: &str, (dev, ino): (u64, u64)) -> Option<u32> {
     })
 }
 
-/// How a program ended.
+/// The end of a program, and its output.
 #[derive(Debug)]
 struct Run {
     success: bool,
-    ending: String,
+    status: String,
     stdout: String,
     stderr: String,
 }
 
 impl Run {
-    /// What it said, on one line.
+    /// The standard error as one line; the exit status if it is empty.
     fn complaint(&self) -> String {
-        let said: Vec<&str> = self.stderr.lines().map(str::trim).filter(|line| !line.is_empty()).collect();
-        if said.is_empty() { self.ending.clone() } else { said.join("; ") }
+        let lines: Vec<&str> = self.stderr.lines().map(str::trim).filter(|line| !line.is_empty()).collect();
+        if lines.is_empty() { self.status.clone() } else { lines.join("; ") }
     }
 }
 
-/// Runs a program with this on its standard input, and kills it when it does not come to an end.
+/// Runs a program with this standard input, and kills it after [`RUN_LIMIT`].
 fn run(program: &Path, arguments: &[&str], input: &str) -> Result<Run, Error> {
     let shown = program.display();
     let failed = |what: &str, error: std::io::Error| Error::kernel(format!("{what} {shown}"), error);
@@ -279,67 +311,40 @@ fn run(program: &Path, arguments: &[&str], input: &str) -> Result<Run, Error> {
     let mut child = end_with_us(&mut command).spawn().map_err(|e| failed("run", e))?;
     let (stdin, stdout, stderr) = (child.stdin.take(), child.stdout.take(), child.stderr.take());
     let child = Mutex::new(child);
-    let watch = Watch::default();
-    let (out, err, written) = std::thread::scope(|scope| {
-        scope.spawn(|| watch.kill_late(&child));
+    let child = || child.lock().unwrap_or_else(PoisonError::into_inner);
+    let (ended, ending) = mpsc::channel::<()>();
+    let (stdout, stderr, written, killed) = std::thread::scope(|scope| {
+        let killer = scope.spawn(move || {
+            let late = ending.recv_timeout(RUN_LIMIT) == Err(RecvTimeoutError::Timeout);
+            // An error means that it has just ended.
+            late && child().kill().is_ok()
+        });
         let writer = scope.spawn(|| stdin.map_or(Ok(()), |mut stdin| stdin.write_all(input.as_bytes())));
         let errors = scope.spawn(|| text(stderr));
-        let out = text(stdout);
-        let err = errors.join().unwrap_or_default();
-        watch.done();
+        let stdout = text(stdout);
+        let stderr = errors.join().unwrap_or_default();
+        drop(ended);
         let written = writer.join().unwrap_or_else(|_| Err(std::io::ErrorKind::Other.into()));
-        (out, err, written)
+        (stdout, stderr, written, killer.join().unwrap_or_default())
     });
-    let status = child.lock().unwrap_or_else(PoisonError::into_inner).wait();
-    let status = status.map_err(|e| failed("wait for", e))?;
-    if watch.killed() {
-        let limit = RUN_LIMIT.as_secs();
-        return Err(Error::IptablesHangs { program: shown.to_string(), seconds: limit });
+    let status = child().wait().map_err(|e| failed("wait for", e))?;
+    if killed {
+        return Err(Error::IptablesHangs { program: shown.to_string(), seconds: RUN_LIMIT.as_secs() });
     }
     if status.success() {
-        // It has seen a part of its input and taken it for the whole. Of one that failed, what it said tells
-        // why it did not read on.
+        // The program took a part of its input for the whole. One that failed prints its own reason.
         written.map_err(|e| failed("write to", e))?;
     }
-    Ok(Run { success: status.success(), ending: status.to_string(), stdout: out, stderr: err })
+    Ok(Run { success: status.success(), status: status.to_string(), stdout, stderr })
 }
 
 fn text(from: Option<impl Read>) -> String {
     let mut bytes = Vec::new();
     if let Some(mut from) = from {
-        // What cannot be read to its end is a program that failed, and its status says so.
+        // A read error means that the program failed, and its exit status shows that.
         let _ = from.read_to_end(&mut bytes);
     }
     String::from_utf8_lossy(&bytes).into_owned()
-}
-
-/// Kills a program that is late.
-#[derive(Debug, Default)]
-struct Watch {
-    state: Mutex<(bool, bool)>,
-    changed: Condvar,
-}
-
-impl Watch {
-    fn kill_late(&self, child: &Mutex<Child>) {
-        let state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
-        let waited = self.changed.wait_timeout_while(state, RUN_LIMIT, |(done, _)| !*done);
-        let (mut state, timeout) = waited.unwrap_or_else(PoisonError::into_inner);
-        if timeout.timed_out() {
-            state.1 = true;
-            // It may have ended just now, which is as good.
-            let _ = child.lock().unwrap_or_else(PoisonError::into_inner).kill();
-        }
-    }
-
-    fn done(&self) {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner).0 = true;
-        self.changed.notify_all();
-    }
-
-    fn killed(&self) -> bool {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner).1
-    }
 }
 
 #[cfg(test)]
@@ -347,7 +352,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_holder_of_a_lock_is_found() {
+    fn the_process_that_holds_a_lock_is_found() {
         let locks = "1: FLOCK  ADVISORY  WRITE 21770 00:27:4 0 EOF\n\
                      1: -> FLOCK  ADVISORY  WRITE 99 00:27:5 0 EOF\n\
                      2: POSIX  ADVISORY  READ 20654 fe:00:10133507 0 EOF\n";
@@ -366,7 +371,7 @@ mod tests {
         assert_eq!(run.stdout.len(), long.len());
         let run = super::run(Path::new("/bin/sh"), &["-c", "echo why >&2; exit 3"], &long).unwrap();
         assert_eq!((run.success, run.complaint().as_str()), (false, "why"));
-        // It took nothing for the whole.
+        // The program took no input for the whole.
         assert!(super::run(Path::new("/bin/sh"), &["-c", "exit 0"], &long).is_err());
         assert!(super::run(Path::new("/bin/sh"), &["-c", "exit 0"], "").is_ok());
         assert!(super::run(Path::new("/nowhere/tool"), &[], "").is_err());

@@ -69,7 +69,7 @@ impl Mover<'_> {
     fn make_in_chains(&self, work: &Work) -> Result<Option<String>, Error> {
         let (hash, kind) = work.record();
         let of_table = matches!(work.source, Source::Table);
-        if Iptables::shares_its_chains(&self.session, &work.attachment, kind)? {
+        if Iptables::shares_chains(&self.session, &work.attachment, kind)? {
             return Ok(Some("another interface of the container has things in the same chains".to_owned()));
         }
         let before = self.session.entry(hash, kind)?.map(|entry| entry.transit());

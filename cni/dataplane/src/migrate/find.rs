@@ -9,7 +9,7 @@ use ipnet::IpNet;
 use super::{Clue, Mover, Place, Row, Source, State, Wanted, Work, request, table};
 use crate::ebpf::Left;
 use crate::ebpf::migrate::{Known, Moving};
-use crate::iptables::survey::{self, What};
+use crate::iptables::read_back::{self, What};
 use crate::nftables::migration::Key;
 use crate::nftables::owner_entry as record;
 use crate::nftables::schema::KIND_PORTS;
@@ -97,7 +97,7 @@ impl Mover<'_> {
                 (owner @ Some(_), Err(why)) if self.order.to == BackendName::Ebpf => {
                     rows.push(left(owner, format!("{}: {why}", Left::Conditions)));
                 }
-                (owner @ Some(_), Err(why)) => rows.push(left(owner, why)),
+                (owner @ Some(_), Err(why)) => rows.push(left(owner, why.to_string())),
                 (None, _) => rows.push(left(
                     None,
                     "its names are cut in the table, and neither the runtime's cache nor a reservation has them"
@@ -118,7 +118,7 @@ impl Mover<'_> {
 
     fn survey_chains(&self, works: &mut Vec<Work>, rows: &mut Vec<Row>) -> Result<(), Error> {
         let recorded = record::list(&self.session, |_| true)?;
-        for found in survey::all()? {
+        for found in read_back::all()? {
             if !self.of_network(&found.owner.network) {
                 continue;
             }
@@ -143,7 +143,7 @@ impl Mover<'_> {
             let what = match &found.what {
                 Ok(what) => what.clone(),
                 Err(why) => {
-                    rows.push(left(all.first().map(|one| one.attachment.clone()), why.clone()));
+                    rows.push(left(all.first().map(|one| one.attachment.clone()), why.to_string()));
                     continue;
                 }
             };

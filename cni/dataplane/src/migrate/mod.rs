@@ -19,7 +19,6 @@ mod chains;
 mod find;
 mod programs;
 mod table;
-pub(crate) mod words;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -30,8 +29,8 @@ use ipnet::IpNet;
 
 use crate::ebpf::migrate::{self as moving, Moving};
 use crate::ebpf::{Programs, Settings};
-use crate::iptables::survey::{self, What};
-use crate::iptables::{Frame, Purpose};
+use crate::iptables::read_back::{self, What};
+use crate::iptables::{Purpose, SharedChains};
 use crate::nftables::migration::{self as transit, Key, Transit};
 use crate::nftables::owner_entry::{self as record, KIND_IPTABLES_MASQUERADE, KIND_IPTABLES_PORTS};
 use crate::nftables::schema::{KIND_MASQUERADE, KIND_PORTS};
@@ -150,7 +149,7 @@ enum Wanted {
 #[derive(Debug, Clone)]
 enum Source {
     Table,
-    Chains(survey::Found),
+    Chains(read_back::Found),
     Rules(Vec<Piece>),
 }
 
@@ -538,7 +537,7 @@ impl Mover<'_> {
 
     /// Empties the old places outside our table. Returns whether nothing was taken away of what was written meanwhile.
     fn empty_old_places(&self, works: &[Work]) -> Result<bool, Error> {
-        let chains: Vec<(&survey::Found, Key)> = works
+        let chains: Vec<(&read_back::Found, Key)> = works
             .iter()
             .filter_map(|work| match &work.source {
                 Source::Chains(found) => Some((found, work.record())),
@@ -546,7 +545,7 @@ impl Mover<'_> {
             })
             .collect();
         // Chains have their names from the container: those of an ADD that came since are called the same.
-        let alone = survey::take_away(&chains, |record| !self.is_added_again(record))?;
+        let alone = read_back::remove_found(&chains, |record| !self.is_added_again(record))?;
         let pieces: Vec<&Piece> = works
             .iter()
             .filter_map(|work| match &work.source {
@@ -568,15 +567,15 @@ impl Mover<'_> {
     /// The chains that all containers shared, when nobody needs them any longer.
     fn remove_frames(&self) -> Result<Vec<Row>, Error> {
         let mut rows = Vec::new();
-        for frame in Frame::all(Purpose::Ports)?.into_iter().filter(|_| self.from(Place::Iptables)) {
+        for frame in SharedChains::all(Purpose::Ports)?.into_iter().filter(|_| self.from(Place::Iptables)) {
             if frame.needed()?.is_some() || frame.remove()?.is_some() {
                 continue;
             }
-            let family = match frame.family {
+            let family = match frame.place.family {
                 crate::AddressFamily::V4 => "iptables",
                 crate::AddressFamily::V6 => "ip6tables",
             };
-            let what = format!("the chains that containers shared in {family}-{}", frame.variant);
+            let what = format!("the chains that containers shared in {family}-{}", frame.place.variant);
             rows.push(removed(what, Place::Iptables));
         }
         Ok(rows)
@@ -595,7 +594,7 @@ fn removed(what: String, from: Place) -> Row {
 
 /// Where else anybody has anything: nothing is judged of those.
 struct Everywhere {
-    chains: Vec<survey::Found>,
+    chains: Vec<read_back::Found>,
     table: BTreeSet<AttachmentHash>,
     rules: Vec<Piece>,
     to: BackendName,
@@ -605,7 +604,7 @@ impl Everywhere {
     fn look(mover: &Mover<'_>) -> Result<Self, Error> {
         let rules = Reference::find()?.map(|reference| reference.survey()).transpose()?.unwrap_or_default();
         let table = table::all(&mover.session)?.into_keys().map(|(hash, _)| hash).collect();
-        Ok(Self { chains: survey::all()?, table, rules, to: mover.order.to })
+        Ok(Self { chains: read_back::all()?, table, rules, to: mover.order.to })
     }
 
     fn has(&self, owner: &crate::Owner) -> bool {
@@ -628,7 +627,7 @@ impl From<&Wanted> for What {
         match wanted {
             Wanted::Masquerade(request) => Self::Masquerade(request.addresses.clone()),
             Wanted::Ports(request) => {
-                Self::Ports(survey::Ports { ports: request.ports.clone(), ..survey::Ports::default() })
+                Self::Ports(read_back::Ports { ports: request.ports.clone(), ..read_back::Ports::default() })
             }
         }
     }

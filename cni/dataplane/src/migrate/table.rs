@@ -1,12 +1,13 @@
 //! What attachments have in our own table, read back into what was asked for.
 
 use std::collections::BTreeMap;
+use std::net::IpAddr;
 
 use cni_nftables::{Cmp, ElementData, Field, Stmt, Value, Verdict};
 use ipnet::IpNet;
 
-use super::words;
-use crate::iptables::survey::{Ports, What};
+use crate::iptables::read_back::{Ports, What};
+use crate::iptables::{self, Untranslatable};
 use crate::nftables::liveness::Record;
 use crate::nftables::migration::{Key, Transit};
 use crate::nftables::plan::{self, as_address};
@@ -21,8 +22,23 @@ pub(crate) struct Found {
     pub(crate) owner: Owner,
     pub(crate) netns: ContainerNetns,
     pub(crate) transit: Transit,
-    /// What it is, or why that cannot be said in other words.
-    pub(crate) what: Result<What, String>,
+    /// The content, or the reason why no request stands for it.
+    pub(crate) what: Result<What, Unreadable>,
+}
+
+/// A reason why no request stands for an attachment's elements.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub(crate) enum Unreadable {
+    #[error(transparent)]
+    Condition(#[from] Untranslatable),
+    #[error("map {map} sends {container} to an unknown chain")]
+    UnknownChain { map: &'static str, container: IpAddr },
+    #[error("a condition in its chain cannot be read back")]
+    UnknownCondition,
+    #[error("its chain has no rule that translates")]
+    NoTranslation,
+    #[error("an element has no address")]
+    NoAddress,
 }
 
 /// Everything that is there.
@@ -55,7 +71,11 @@ pub(crate) fn all(session: &Session) -> Result<BTreeMap<Key, Found>, Error> {
     Ok(all)
 }
 
-fn read_ports(session: &Session, hash: AttachmentHash, held: &[Held]) -> Result<Result<What, String>, Error> {
+fn read_ports(
+    session: &Session,
+    hash: AttachmentHash,
+    held: &[Held],
+) -> Result<Result<What, Unreadable>, Error> {
     let mut all = Ports { bit: schema::DEFAULT_MARK_BIT, ..Ports::default() };
     all.ports = held.iter().filter_map(crate::nftables::published).collect();
     all.ports.sort_unstable();
@@ -83,7 +103,7 @@ fn read_ports(session: &Session, hash: AttachmentHash, held: &[Held]) -> Result<
                 (all.snat, all.bit) = (Snat::Never, bit);
                 None
             }
-            _ => return Ok(Err(format!("map {} leads {container} elsewhere", hairpin.map.name()))),
+            _ => return Ok(Err(Unreadable::UnknownChain { map: hairpin.map.name(), container })),
         };
         all.networks.push(network.unwrap_or_else(|| IpNet::from(container)));
     }
@@ -121,12 +141,12 @@ fn chain_of(held: &Held) -> Option<SharedChain> {
 fn read_own_chain(
     rules: Vec<Option<Vec<Stmt>>>,
     family: AddressFamily,
-) -> Result<(Vec<String>, Loopback), String> {
+) -> Result<(Vec<String>, Loopback), Unreadable> {
     let rules: Option<Vec<Vec<Stmt>>> = rules.into_iter().collect();
-    let rules = rules.ok_or("a condition in its chain cannot be read back")?;
+    let rules = rules.ok_or(Unreadable::UnknownCondition)?;
     let translate = Stmt::goto(schema::translate_chain(family));
     let general = rules.iter().rev().find(|rule| rule.last() == Some(&translate));
-    let general = general.ok_or("its chain has no rule that translates")?;
+    let general = general.ok_or(Unreadable::NoTranslation)?;
     let (mut words, mut loopback) = (Vec::new(), Loopback::Served);
     for stmt in general {
         match stmt {
@@ -137,18 +157,18 @@ fn read_own_chain(
             {
                 loopback = Loopback::Spared;
             }
-            other => words.extend(words::to_iptables(other)?),
+            other => words.extend(iptables::to_iptables(other)?),
         }
     }
     Ok((words, loopback))
 }
 
-fn read_masquerade(held: &[Held]) -> Result<What, String> {
+fn read_masquerade(held: &[Held]) -> Result<What, Unreadable> {
     let mut all = Vec::new();
     for one in held {
-        let address = one.key.first().and_then(as_address).ok_or("an element has no address")?;
+        let address = one.key.first().and_then(as_address).ok_or(Unreadable::NoAddress)?;
         let Some(SharedChain::Masquerade { network }) = chain_of(one) else {
-            return Err(format!("map {} leads {address} elsewhere", one.map.name()));
+            return Err(Unreadable::UnknownChain { map: one.map.name(), container: address });
         };
         all.extend(IpNet::new(address, network.prefix_len()));
     }

@@ -8,7 +8,7 @@ mod firewalld;
 use std::net::IpAddr;
 
 use cni_dataplane::ebpf;
-use cni_dataplane::firewall::{self, BridgeUse, FirewallRequest, Held, IngressPolicy, Means, Turn};
+use cni_dataplane::firewall::{self, BridgeUse, FirewallLock, FirewallRequest, Held, IngressPolicy, Means};
 use cni_dataplane::owner::AttachmentHash;
 use cni_spec::{AddResult, CniError, ErrorCode, Version};
 
@@ -47,10 +47,10 @@ impl Plugin for Firewall {
             // The BPF programs bypass the chains that isolate containers.
             ebpf::leave_addresses(wanted.addresses.iter().copied());
         }
-        let turn = Turn::to_add(&wanted)?;
-        if let Err(error) = make(&wanted, &turn) {
-            drop(turn);
-            if let Err(left) = take_away(request, &config.zone, config.policy, &Turn::to_remove()) {
+        let lock = FirewallLock::for_add(&wanted)?;
+        if let Err(error) = make(&wanted, &lock) {
+            drop(lock);
+            if let Err(left) = take_away(request, &config.zone, config.policy, &FirewallLock::for_del()) {
                 log::warn!("undo the ADD of {}: {left}", request.attachment);
             }
             return Err(error);
@@ -65,9 +65,9 @@ impl Plugin for Firewall {
         if held.is_none() && !may_be_left(request, &previous)? {
             return Ok(());
         }
-        let turn = match &held {
-            Some(held) if !held.is_elsewhere() && policy == IngressPolicy::Open => Turn::unneeded(),
-            _ => Turn::to_remove(),
+        let lock = match &held {
+            Some(held) if !held.needs_lock() && policy == IngressPolicy::Open => FirewallLock::not_needed(),
+            _ => FirewallLock::for_del(),
         };
         // A container of the reference has no record.
         let may_be_in_zone = !previous.is_empty() && matches!(choice, Choice::Auto | Choice::Firewalld);
@@ -75,7 +75,7 @@ impl Plugin for Firewall {
             let owner = AttachmentHash::of(&request.attachment);
             Zone::open(&zone)?.remove(&firewall::own_addresses(owner, &previous)?)?;
         }
-        take_away(request, &zone, policy, &turn)
+        take_away(request, &zone, policy, &lock)
     }
 
     fn check(&self, request: &Request<'_>) -> Result<(), CniError> {
@@ -97,9 +97,9 @@ impl Plugin for Firewall {
             result = result.and(forget(&held, &zone));
         }
         for bridge in firewall::needlessly_separated()? {
-            let turn = Turn::to_remove();
+            let lock = FirewallLock::for_del();
             if bridge::use_of(&bridge, Leaving::default())? == BridgeUse::Unused {
-                result = result.and(firewall::rejoin(&bridge, &turn).map_err(CniError::from));
+                result = result.and(firewall::rejoin(&bridge, &lock).map_err(CniError::from));
             }
         }
         result
@@ -202,7 +202,7 @@ fn previous_addresses(request: &Request<'_>) -> Vec<IpAddr> {
 
 /// Makes the rules of an attachment. First removes addresses from zones that an earlier ADD has added them to
 /// and this one does not: the new record no longer names them.
-fn make(wanted: &FirewallRequest, turn: &Turn) -> Result<(), CniError> {
+fn make(wanted: &FirewallRequest, lock: &FirewallLock) -> Result<(), CniError> {
     if let Some(held) = firewall::held(&wanted.attachment)? {
         let stays = |address: &IpAddr| {
             let known = held.zone.is_empty() || held.zone == wanted.zone;
@@ -211,7 +211,7 @@ fn make(wanted: &FirewallRequest, turn: &Turn) -> Result<(), CniError> {
         let stale: Vec<IpAddr> = held.addresses.iter().filter(|one| !stays(one)).copied().collect();
         leave_zone(&Held { addresses: stale, ..held }, &wanted.zone)?;
     }
-    firewall::admit(wanted, turn)?;
+    firewall::admit(wanted, lock)?;
     match wanted.means {
         Means::Firewalld => Zone::open(&wanted.zone)?.add(&wanted.addresses),
         Means::Iptables | Means::Nftables => Ok(()),
@@ -257,7 +257,7 @@ fn previous_bridge<'a>(request: &'a Request<'_>) -> &'a str {
 }
 
 /// Removes the attachment's rules, of all means.
-fn take_away(request: &Request<'_>, zone: &str, policy: IngressPolicy, turn: &Turn) -> Result<(), CniError> {
+fn take_away(request: &Request<'_>, zone: &str, policy: IngressPolicy, lock: &FirewallLock) -> Result<(), CniError> {
     let attachment = &request.attachment;
     let held = firewall::held(attachment)?;
     if let Some(held) = &held {
@@ -268,7 +268,7 @@ fn take_away(request: &Request<'_>, zone: &str, policy: IngressPolicy, turn: &Tu
         policy != IngressPolicy::Open || held.as_ref().is_some_and(|held| held.policy != IngressPolicy::Open);
     let bridge_use =
         if separated { bridge::use_of(bridge, Leaving::of(request)?)? } else { BridgeUse::Unknown };
-    Ok(firewall::dismiss(attachment, &previous_addresses(request), (bridge, bridge_use), turn)?)
+    Ok(firewall::dismiss(attachment, &previous_addresses(request), bridge, bridge_use, lock)?)
 }
 
 /// Removes addresses from the zone of their record, or from the configured one. Without a running firewalld
@@ -282,13 +282,13 @@ fn leave_zone(held: &Held, configured: &str) -> Result<(), CniError> {
 }
 
 fn forget(held: &Held, zone: &str) -> Result<(), CniError> {
-    let turn = if held.is_elsewhere() { Turn::to_remove() } else { Turn::unneeded() };
+    let lock = if held.needs_lock() { FirewallLock::for_del() } else { FirewallLock::not_needed() };
     leave_zone(held, zone)?;
     let bridge_use = match held.policy {
         IngressPolicy::Open => BridgeUse::Unknown,
         _ => bridge::use_of(&held.bridge, Leaving::recorded(held.owner.attachment_hash))?,
     };
-    Ok(firewall::forget(held, bridge_use, &turn)?)
+    Ok(firewall::forget(held, bridge_use, &lock)?)
 }
 
 /// The attachment's rules, which a flush of the ruleset or a reload of firewalld deletes.
@@ -307,15 +307,15 @@ impl Restorable for Rules {
     }
 
     fn put_back(&self) -> Result<(), CniError> {
-        make(&self.wanted, &Turn::to_add(&self.wanted)?)
+        make(&self.wanted, &FirewallLock::for_add(&self.wanted)?)
     }
 
     fn take_away(&self) -> Result<(), CniError> {
-        let (wanted, turn) = (&self.wanted, Turn::to_remove());
+        let (wanted, lock) = (&self.wanted, FirewallLock::for_del());
         if let Some(held) = firewall::held(&wanted.attachment)? {
             leave_zone(&held, &wanted.zone)?;
         }
-        let bridge = (wanted.bridge.as_str(), BridgeUse::Unknown);
-        Ok(firewall::dismiss(&wanted.attachment, &wanted.addresses, bridge, &turn)?)
+        let bridge, bridge_use = (wanted.bridge.as_str(), BridgeUse::Unknown);
+        Ok(firewall::dismiss(&wanted.attachment, &wanted.addresses, bridge, bridge_use, &lock)?)
     }
 }

@@ -159,14 +159,14 @@ fn iptables() -> Finding {
             .reason(why)
             .fix("nothing to do unless a network uses that backend")
     };
-    let (variant, chains) = match (iptables::chosen_variant(), iptables::containers_chains()) {
+    let (variant, chains) = match (iptables::chosen_variant(), iptables::containers_places()) {
         (Ok(variant), Ok(chains)) => (variant, chains),
         (Err(error), _) | (_, Err(error)) => return note(error),
     };
     if let Err(error) = Iptables::programs(variant) {
         return note(error);
     }
-    let mut with: Vec<Variant> = chains.places().map(|(variant, _)| variant).collect();
+    let mut with: Vec<Variant> = chains.iter().map(|place| place.variant).collect();
     with.sort_unstable();
     with.dedup();
     match with.as_slice() {

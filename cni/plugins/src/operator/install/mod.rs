@@ -15,7 +15,7 @@ use std::fmt;
 use std::io::{self, Write};
 use std::path::Path;
 
-use cni_dataplane::dismantle::InUse;
+use cni_dataplane::teardown::InUse;
 
 use super::cli::{Failure, Given};
 pub use args::{Mode, Options, State};

@@ -3,7 +3,7 @@
 
 use std::net::IpAddr;
 
-use cni_dataplane::firewall::{self, FirewallRequest, Turn};
+use cni_dataplane::firewall::{self, FirewallLock, FirewallRequest};
 use cni_dataplane::migrate::{Place, Plan, Row, State};
 use cni_runtime::Cached;
 use cni_spec::CniError;
@@ -42,7 +42,7 @@ fn wanted(cached: &Cached) -> Option<FirewallRequest> {
 fn record(wanted: &FirewallRequest, plan: Plan) -> Row {
     let (state, why) = match plan {
         Plan::Only => (State::ToRecord, String::new()),
-        Plan::AndDo => match Turn::to_add(wanted).and_then(|turn| firewall::adopt(wanted, &turn)) {
+        Plan::AndDo => match FirewallLock::for_add(wanted).and_then(|turn| firewall::adopt(wanted, &turn)) {
             Ok(()) => (State::Recorded, String::new()),
             Err(error) => (State::Failed, error.to_string()),
         },

@@ -9,8 +9,8 @@ mod links;
 use std::fmt;
 use std::path::{Path, PathBuf};
 
-use cni_dataplane::dismantle::{Holding, InUse, OwnTable};
-use cni_dataplane::iptables::{Frame, Purpose};
+use cni_dataplane::teardown::{Holding, InUse, OwnTable};
+use cni_dataplane::iptables::{SharedChains, Purpose};
 use cni_dataplane::{AddressFamily, Error as DataplaneError, Owner, ebpf};
 
 use crate::ipam::host_local::StoreError;
@@ -21,7 +21,7 @@ pub enum Leftover {
     /// A table is removed.
     Table(OwnTable),
     /// Chains of iptables that containers shared are removed.
-    Chains(Frame),
+    Chains(SharedChains),
     /// A link that a plugin made for all containers, or for one that is gone, is removed.
     Link(String),
     /// A directory is removed: host-local's with all files but reservations, others if they are empty.
@@ -43,7 +43,7 @@ impl fmt::Display for Leftover {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Table(table) => write!(f, "remove  table {}", table.name()),
-            Self::Chains(frame) => write!(f, "remove  {}", chains(*frame)),
+            Self::Chains(shared) => write!(f, "remove  {}", chains(*shared)),
             Self::Link(name) => write!(f, "remove  link {name}"),
             Self::Directory(path) | Self::RunDirectory(path) => write!(f, "remove  {}", path.display()),
             Self::Programs => f.write_str("remove  the BPF programs"),
@@ -127,9 +127,9 @@ pub fn plan(in_use: InUse, data_dir: &Path) -> Result<Vec<Leftover>, LeftoverErr
             Some(error) => Leftover::Keep { what: "BPF programs".to_owned(), why: error.to_string() },
         });
     }
-    let frames = [Frame::all(Purpose::Ports)?, Frame::all(Purpose::Firewall)?].concat();
-    for frame in frames {
-        leftovers.push(kept_or_removed(frame, frame.needed()?));
+    let shared = [SharedChains::all(Purpose::Ports)?, SharedChains::all(Purpose::Firewall)?].concat();
+    for shared in shared {
+        leftovers.push(kept_or_removed(shared, shared.needed()?));
     }
     leftovers.extend(links::plan()?);
     leftovers.extend(disk::plan(data_dir)?);
@@ -181,7 +181,7 @@ pub fn remove_rest(leftovers: &mut [Leftover], in_use: InUse) -> Result<Vec<Left
                 ebpf::teardown_node()?;
                 Leftover::Programs
             }
-            Leftover::Chains(frame) => kept_or_removed(*frame, frame.remove()?),
+            Leftover::Chains(shared) => kept_or_removed(*shared, shared.remove()?),
             Leftover::Link(name) => links::remove(std::mem::take(name))?,
             Leftover::Directory(path) => disk::remove(std::mem::take(path))?,
             Leftover::RunDirectory(path) => {
@@ -195,22 +195,22 @@ pub fn remove_rest(leftovers: &mut [Leftover], in_use: InUse) -> Result<Vec<Left
     Ok(late)
 }
 
-fn chains(frame: Frame) -> String {
-    let program = match frame.family {
+fn chains(shared: SharedChains) -> String {
+    let program = match shared.place.family {
         AddressFamily::V4 => "iptables",
         AddressFamily::V6 => "ip6tables",
     };
-    let names = match frame.purpose {
+    let names = match shared.purpose {
         Purpose::Ports => "CNI-HOSTPORT-*",
         Purpose::Firewall => "CNI-FORWARD, CNI-ADMIN, CNI-ISOLATION-*",
     };
-    format!("chains {names} of {program}-{}", frame.variant)
+    format!("chains {names} of {program}-{}", shared.place.variant)
 }
 
-fn kept_or_removed(frame: Frame, needed: Option<&'static str>) -> Leftover {
+fn kept_or_removed(shared: SharedChains, needed: Option<&'static str>) -> Leftover {
     match needed {
-        None => Leftover::Chains(frame),
-        Some(why) => Leftover::Keep { what: chains(frame), why: why.to_owned() },
+        None => Leftover::Chains(shared),
+        Some(why) => Leftover::Keep { what: chains(shared), why: why.to_owned() },
     }
 }
 

@@ -1,39 +1,40 @@
-//! Who has what, and the rules for those that asked for them here: one table.
+//! The table of the firewall plugin: the owner of each container's rules, and the rules themselves if the means is
+//! nftables.
 //!
 //! ```text
 //! table inet slipway-firewall {
 //!     set pods4 { ipv4_addr }            addresses of containers, each with its owner; and pods6
-//!     map addresses4 { attachment's hash . number : ipv4_addr }   the way back; and addresses6
+//!     map addresses4 { attachment's hash . number : ipv4_addr }   addresses by owner; and addresses6
 //!     map attachments { attachment's hash : bridge . means and policy }   with firewalld's zone as private bytes
 //!     set isolating { ifname }           bridges that packets of other such bridges do not reach
 //!     set same { ifname . ifname }       each of them with itself
 //!     set isolated { ifname . ifname }   with itself, where not even its own ports reach each other
 //!     chain admin { }                    an administrator's, never touched
-//!     chain forward { type filter hook forward … }   only once somebody asked for rules here
+//!     chain forward { type filter hook forward … }   once an attachment has rules here
 //! }
 //! ```
 //!
-//! The chains of iptables and the zones of firewalld have no place for an owner. So an attachment has an
-//! entry here whatever means it has chosen: DEL and GC know what to take away without being told.
+//! The chains of iptables and the zones of firewalld have no place for an owner. So an attachment has an entry here
+//! whatever its means: DEL and GC find its rules without the configuration.
 
 use std::net::IpAddr;
 
 use cni_nftables::{
     BaseChain, Chain, ChainKind, DataType, Element, ElementData, ElementId, ElementInfo, Family, Field, Hook,
-    Policy, Rule, Set, Socket, Stmt, Table, TableId, Transaction, Value, Verdict,
+    Policy, Rule, Set, Stmt, Table, TableId, Transaction, Value, Verdict,
 };
 use cni_spec::Attachment;
 
 use super::{Held, IngressPolicy, Means};
 use crate::nftables::liveness::TLV_KIND;
-use crate::owned_table::Patience;
+use crate::owned_table::{Definition, OwnedTable, marker, unless_no_nf_tables};
 use crate::owner::{AttachmentHash, NetworkHash};
 use crate::{Error, Owner};
 
+const DEFINITION: Definition =
+    Definition { family: Family::Inet, name: "slipway-firewall", label: TABLE, schema: 1 };
 /// Family and name, for messages.
 pub(crate) const TABLE: &str = "inet slipway-firewall";
-/// An empty chain whose name tells that the table is ours, and its layout.
-const MARKER: &str = "schema-1";
 const FORWARD: &str = "forward";
 const ADMIN: &str = "admin";
 const PODS: [&str; 2] = ["pods4", "pods6"];
@@ -43,12 +44,12 @@ const ISOLATING: &str = "isolating";
 const SAME: &str = "same";
 const ISOLATED: &str = "isolated";
 
-/// Where iptables' own FORWARD chain is.
+/// The hook and priority of iptables' FORWARD chain.
 const BASE: BaseChain =
     BaseChain { kind: ChainKind::Filter, hook: Hook::Forward, priority: 0, policy: Policy::Accept };
 
 pub(crate) fn table() -> TableId {
-    TableId::new(Family::Inet, "slipway-firewall")
+    DEFINITION.id()
 }
 
 fn of_family<'a>(address: IpAddr, names: &[&'a str; 2]) -> &'a str {
@@ -80,7 +81,7 @@ fn pair_id(set: &str, bridge: &str) -> ElementId {
     ElementId::new(&table(), set, vec![name(), name()])
 }
 
-/// Means and policy as one number: the latter in the lowest byte.
+/// Encodes means and policy as one number: the policy in the lowest byte.
 fn encode(means: Means, policy: IngressPolicy) -> u32 {
     let means = match means {
         Means::Nftables => 1,
@@ -111,16 +112,25 @@ fn decode(number: u32) -> Option<(Means, IngressPolicy)> {
     Some((means, policy))
 }
 
-/// What keeps bridges apart.
+/// The entry of an attachment.
+#[derive(Debug, Clone)]
+pub(super) struct Entry {
+    pub(super) owner: Owner,
+    bridge: String,
+    /// None if a later version wrote the entry.
+    choice: Option<(Means, IngressPolicy)>,
+}
+
+/// The rules that isolate a bridge.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum KeptBy {
-    /// The sets here.
+pub(super) enum Isolator {
+    /// The sets of this table.
     Nftables,
-    /// Chains of iptables, also for those that firewalld lets through.
+    /// The chains of iptables, also for containers that firewalld lets through.
     Iptables,
 }
 
-impl KeptBy {
+impl Isolator {
     fn of(means: Means) -> Self {
         match means {
             Means::Nftables => Self::Nftables,
@@ -137,7 +147,7 @@ fn bootstrap() -> Transaction {
     let mut batch = Transaction::new();
     batch
         .add_table(Table::new(&t).comment("slipway: containers that the firewall plugin knows"))
-        .add_chain(Chain::new(&t, MARKER))
+        .add_chain(Chain::new(&t, &marker(DEFINITION.schema)))
         .add_set(Set::new(&t, PODS[0], &[DataType::Ipv4Addr]))
         .add_set(Set::new(&t, PODS[1], &[DataType::Ipv6Addr]))
         .add_set(Set::new(&t, ADDRESSES[0], &slot).data(&[DataType::Ipv4Addr]))
@@ -150,8 +160,7 @@ fn bootstrap() -> Transaction {
     batch
 }
 
-/// The rules: the same for one container and for a thousand. An accept here ends this chain, and nobody
-/// else's.
+/// The rules, independent of the number of containers. An accept ends this chain alone, not those of other tables.
 fn rules() -> Vec<Vec<Stmt>> {
     let pair = [Field::Iifname, Field::Oifname];
     let known = Stmt::AnyBit {
@@ -175,7 +184,7 @@ fn rules() -> Vec<Vec<Stmt>> {
     ]
 }
 
-/// The chain with its rules, made anew.
+/// The chain with its rules, in place of those that are there.
 fn hook() -> Transaction {
     let t = table();
     let mut batch = Transaction::new();
@@ -186,134 +195,114 @@ fn hook() -> Transaction {
     batch
 }
 
-/// The table, in the namespace of the thread that opened it.
-pub(super) struct Ledger {
-    socket: Socket,
-}
+/// The table, in the network namespace of the thread that opened it.
+pub(super) struct FirewallTable(OwnedTable);
 
-impl Ledger {
-    /// None where the kernel has no nf_tables: then there is no record, and nothing of ours.
+impl FirewallTable {
+    /// Opens the table; none if the kernel has no nf_tables, and so no record.
     pub(super) fn open() -> Result<Option<Self>, Error> {
-        let opened = Socket::open().and_then(|socket| socket.generation().map(|_| socket));
-        match opened {
-            Ok(socket) => Ok(Some(Self { socket })),
-            Err(error) if error.unsupported().is_some() => Ok(None),
-            Err(error) => Err(Error::kernel("reach nf_tables", error)),
-        }
-    }
-
-    fn generation(&self) -> Result<u32, Error> {
-        self.socket.generation().map_err(|e| Error::kernel("read the ruleset's generation", e))
-    }
-
-    fn read(e: cni_nftables::Error) -> Error {
-        Error::kernel(format!("read table {TABLE}"), e)
+        let opened = OwnedTable::open(DEFINITION).and_then(|table| table.generation().map(|_| table));
+        unless_no_nf_tables(opened.map(|table| Some(Self(table))))
     }
 
     fn element(&self, id: &ElementId) -> Result<Option<ElementInfo>, Error> {
-        self.socket.element(id).map_err(Self::read)
+        self.0.element(id)
     }
 
-    /// What is missing of the table, for that means.
+    /// The parts of the table that this means needs and that are missing.
     fn missing(&self, means: Means) -> Result<Transaction, Error> {
-        let chain = |name: &str| self.socket.chain(&table(), name).map_err(Self::read);
         let mut batch = Transaction::new();
-        if !self.is_there()? {
+        if self.0.schema()?.is_none() {
             batch.append(bootstrap());
         }
         let uses = u32::try_from(rules().len()).unwrap_or_default();
-        let hooked =
-            || Ok::<_, Error>(chain(FORWARD)?.is_some_and(|c| c.base == Some(BASE) && c.uses == uses));
-        if means == Means::Nftables && (!batch.is_empty() || !hooked()?) {
+        let is_hooked =
+            || Ok::<_, Error>(self.0.chain(FORWARD)?.is_some_and(|c| c.base == Some(BASE) && c.uses == uses));
+        if means == Means::Nftables && (!batch.is_empty() || !is_hooked()?) {
             batch.append(hook());
         }
         Ok(batch)
     }
 
-    /// Whether what is missing of the table, for that means, can be made; without making it.
+    /// Tries to make the missing parts of the table, without committing them.
     pub(super) fn try_out(&self, means: Means) -> Result<(), Error> {
         let missing = self.missing(means)?;
         if missing.is_empty() {
             return Ok(());
         }
-        self.socket.dry_run(&missing).map_err(|e| Error::kernel(format!("make table {TABLE}"), e))
+        self.0.socket.dry_run(&missing).map_err(|e| Error::kernel(format!("make table {TABLE}"), e))
     }
 
-    /// What the attachment has.
+    /// The record of an attachment.
     pub(super) fn held(&self, hash: AttachmentHash) -> Result<Option<Held>, Error> {
         let Some(found) = self.element(&attachment_id(hash))? else { return Ok(None) };
-        let Some((bridge, means, policy)) = entry_of(&found.data) else { return Ok(None) };
-        let Some(owner) = owner_of(&found) else { return Ok(None) };
+        let Some(Entry { owner, bridge, choice: Some((means, policy)) }) = entry_of(&found) else {
+            return Ok(None);
+        };
         let mut addresses = Vec::new();
-        for set in ADDRESSES {
-            for slot in 0..u32::MAX {
-                let Some(found) = self.element(&slot_id(set, hash, slot))? else { break };
-                addresses.extend(address_of(&found.data));
-            }
+        for (_, element) in self.address_elements(hash)? {
+            addresses.extend(address_of(&element.data));
         }
-        // Lost where somebody has loaded the ruleset from a file of nft's.
+        // The zone is lost if the ruleset was loaded from a file of nft.
         let zone = found.tlv(TLV_KIND).and_then(|bytes| std::str::from_utf8(bytes).ok());
         let zone = zone.unwrap_or_default().to_owned();
         Ok(Some(Held { owner, means, zone, policy, bridge, addresses }))
     }
 
-    /// Whose an address is; none if it is nobody's.
+    /// The elements with an attachment's addresses.
+    fn address_elements(&self, hash: AttachmentHash) -> Result<Vec<(ElementId, ElementInfo)>, Error> {
+        let mut all = Vec::new();
+        for set in ADDRESSES {
+            for slot in 0..u32::MAX {
+                let id = slot_id(set, hash, slot);
+                let Some(element) = self.element(&id)? else { break };
+                all.push((id, element));
+            }
+        }
+        Ok(all)
+    }
+
+    /// The owner of an address.
     pub(super) fn holder(&self, address: IpAddr) -> Result<Option<AttachmentHash>, Error> {
         Ok(self.element(&pod_id(address))?.as_ref().and_then(owner_of).map(|owner| owner.attachment_hash))
     }
 
-    /// All attachments that pass.
-    pub(super) fn list(&self, pass: impl Fn(&Owner) -> bool) -> Result<Vec<(Owner, String, u32)>, Error> {
+    /// Lists the entries of owners that pass.
+    pub(super) fn list(&self, pass: impl Fn(&Owner) -> bool) -> Result<Vec<Entry>, Error> {
         let keep = |found: &mut Vec<_>, element: ElementInfo| {
-            if let (Some(owner), Some((bridge, number))) = (owner_of(&element), raw_entry(&element.data))
-                && pass(&owner)
-            {
-                found.push((owner, bridge, number));
-            }
+            found.extend(entry_of(&element).filter(|entry| pass(&entry.owner)));
         };
-        match self.socket.fold_elements(&table(), ATTACHMENTS, Vec::new, keep) {
+        match self.0.socket.fold_elements(&table(), ATTACHMENTS, Vec::new, keep) {
             Err(e) if e.is_not_found() => Ok(Vec::new()),
-            other => other.map_err(Self::read),
+            other => other.map_err(|e| Error::kernel(format!("read table {TABLE}"), e)),
         }
     }
 
-    /// The policies that attachments ask for on a bridge, but for one of them.
+    /// The policies that attachments ask for on a bridge, without those of one attachment.
     pub(super) fn policies(
         &self,
         bridge: &str,
-        kept_by: KeptBy,
-        but: Option<AttachmentHash>,
+        isolator: Isolator,
+        except: Option<AttachmentHash>,
     ) -> Result<Vec<IngressPolicy>, Error> {
-        let others = self.list(|owner| Some(owner.attachment_hash) != but)?;
-        let of_bridge = others.iter().filter(|(_, name, _)| name == bridge);
-        let policies = of_bridge.filter_map(|(_, _, number)| decode(*number));
-        let wanted = policies.filter(|(means, _)| KeptBy::of(*means) == kept_by);
+        let others = self.list(|owner| Some(owner.attachment_hash) != except)?;
+        let of_bridge = others.iter().filter(|entry| entry.bridge == bridge);
+        let wanted = of_bridge.filter_map(|entry| entry.choice);
+        let wanted = wanted.filter(|(means, _)| Isolator::of(*means) == isolator);
         Ok(wanted.map(|(_, policy)| policy).filter(|policy| *policy != IngressPolicy::Open).collect())
     }
 
-    /// Writes what an attachment has, in place of what it had; with our own means its rules are in force.
+    /// Replaces the record of an attachment. With nftables as means its rules are in force from then on.
     pub(super) fn put(&self, attachment: &Attachment, wanted: &Held) -> Result<(), Error> {
-        let hash = wanted.owner.attachment_hash;
-        let mut patience = Patience::new();
-        loop {
-            let generation = self.generation()?;
-            let missing = self.missing(wanted.means)?;
-            let mut batch = Transaction::new();
-            if !missing.is_empty() {
-                batch.append(missing);
-            }
-            let doomed = self.in_the_way(hash, wanted)?;
-            for id in &doomed {
+        self.0.transact(&format!("write the firewall's entry of {attachment}"), |_| {
+            let mut batch = self.missing(wanted.means)?;
+            let replaced = self.replaced(wanted)?;
+            for id in &replaced {
                 batch.delete_element(id.clone());
             }
-            self.add(&mut batch, wanted, &doomed)?;
-            match self.socket.commit(&batch, Some(generation)) {
-                Ok(()) => return Ok(()),
-                Err(failure) => {
-                    patience.wait(&format!("write the firewall's entry of {attachment}"), failure)?;
-                }
-            }
-        }
+            self.add(&mut batch, wanted, &replaced)?;
+            Ok((batch, ()))
+        })
     }
 
     fn add(&self, batch: &mut Transaction, wanted: &Held, deleted: &[ElementId]) -> Result<(), Error> {
@@ -321,8 +310,8 @@ impl Ledger {
         for set in ADDRESSES {
             let of_set = wanted.addresses.iter().filter(|address| of_family(**address, &ADDRESSES) == set);
             for (slot, address) in (0..).zip(of_set) {
-                let way_back = Element::new(slot_id(set, hash, slot)).values(vec![Value::address(*address)]);
-                batch.add_element(way_back.comment(&comment));
+                let by_owner = Element::new(slot_id(set, hash, slot)).values(vec![Value::address(*address)]);
+                batch.add_element(by_owner.comment(&comment));
                 batch.add_element(Element::new(pod_id(*address)).comment(&comment));
             }
         }
@@ -335,7 +324,7 @@ impl Ledger {
         batch.add_element(entry);
         if wanted.means == Means::Nftables {
             for id in isolation(&bridge, &[wanted.policy]) {
-                // What is there for others is there for this one.
+                // Containers of one bridge share these elements.
                 if deleted.contains(&id) || self.element(&id)?.is_none() {
                     batch.add_element(Element::new(id));
                 }
@@ -344,39 +333,31 @@ impl Ledger {
         Ok(())
     }
 
-    /// What the attachment had before, and its addresses where another one had them: that one is gone, or
-    /// they would not have been given out again.
-    fn in_the_way(&self, hash: AttachmentHash, wanted: &Held) -> Result<Vec<ElementId>, Error> {
-        let mut doomed = self.elements_of(hash)?;
+    /// The elements that a record replaces: the attachment's own, and its addresses of another attachment, which is
+    /// gone, as IPAM would not have given out its addresses otherwise.
+    fn replaced(&self, wanted: &Held) -> Result<Vec<ElementId>, Error> {
+        let mut replaced = self.elements_of(wanted.owner.attachment_hash)?;
         for address in &wanted.addresses {
             let id = pod_id(*address);
-            if !doomed.contains(&id) && self.element(&id)?.is_some() {
-                doomed.push(id);
+            if !replaced.contains(&id) && self.element(&id)?.is_some() {
+                replaced.push(id);
             }
         }
-        Ok(doomed)
+        Ok(replaced)
     }
 
-    /// The attachment's elements that are there.
+    /// The elements of an attachment that exist and that no other attachment needs.
     fn elements_of(&self, hash: AttachmentHash) -> Result<Vec<ElementId>, Error> {
         let Some(held) = self.held(hash)? else { return Ok(Vec::new()) };
         let mut present = vec![attachment_id(hash)];
-        for set in ADDRESSES {
-            for slot in 0..u32::MAX {
-                let id = slot_id(set, hash, slot);
-                if self.element(&id)?.is_none() {
-                    break;
-                }
-                present.push(id);
-            }
-        }
+        present.extend(self.address_elements(hash)?.into_iter().map(|(id, _)| id));
         for address in &held.addresses {
             if self.holder(*address)? == Some(hash) {
                 present.push(pod_id(*address));
             }
         }
         if held.means == Means::Nftables && held.policy != IngressPolicy::Open {
-            let kept = isolation(&held.bridge, &self.policies(&held.bridge, KeptBy::Nftables, Some(hash))?);
+            let kept = isolation(&held.bridge, &self.policies(&held.bridge, Isolator::Nftables, Some(hash))?);
             for id in isolation(&held.bridge, &[held.policy]) {
                 if !kept.contains(&id) && self.element(&id)?.is_some() {
                     present.push(id);
@@ -386,26 +367,18 @@ impl Ledger {
         Ok(present)
     }
 
-    /// Removes what the attachment has here.
+    /// Removes the elements of an attachment.
     pub(super) fn remove(&self, hash: AttachmentHash) -> Result<(), Error> {
-        let mut patience = Patience::new();
-        loop {
-            let generation = self.generation()?;
+        self.0.transact("remove an entry of the firewall", |_| {
             let mut batch = Transaction::new();
             for id in self.elements_of(hash)? {
                 batch.delete_element(id);
             }
-            if batch.is_empty() {
-                return Ok(());
-            }
-            match self.socket.commit(&batch, Some(generation)) {
-                Ok(()) => return Ok(()),
-                Err(failure) => patience.wait("remove an entry of the firewall", failure)?,
-            }
-        }
+            Ok((batch, ()))
+        })
     }
 
-    /// Checks that no other attachment is recorded to have one of these addresses.
+    /// Checks that no other attachment is recorded with one of these addresses.
     pub(super) fn check_free(&self, addresses: &[IpAddr], owner: AttachmentHash) -> Result<(), Error> {
         for address in addresses {
             if self.holder(*address)?.is_some_and(|holder| holder != owner) {
@@ -416,7 +389,7 @@ impl Ledger {
         Ok(())
     }
 
-    /// Compares what is there with what should be.
+    /// Compares the table with the record that should be there.
     pub(super) fn check(&self, wanted: &Held) -> Result<(), Error> {
         let missing = |what: String| Err(Error::Missing(what));
         if !self.missing(wanted.means)?.is_empty() {
@@ -436,45 +409,25 @@ impl Ledger {
         if wanted.means == Means::Nftables {
             for id in isolation(&wanted.bridge, &[wanted.policy]) {
                 if self.element(&id)?.is_none() {
-                    let msg =
-                        format!("bridge {} is missing from set {} of table {TABLE}", wanted.bridge, id.set);
-                    return missing(msg);
+                    let (bridge, set) = (&wanted.bridge, &id.set);
+                    return missing(format!("bridge {bridge} is missing from set {set} of table {TABLE}"));
                 }
             }
         }
         Ok(())
     }
 
-    /// The attachments of the network that are not valid.
+    /// The records of attachments of the network that are not valid.
     pub(super) fn dead(&self, network: &str, valid: &[Attachment]) -> Result<Vec<Held>, Error> {
         let network = NetworkHash::of(network);
         let valid: Vec<AttachmentHash> = valid.iter().map(AttachmentHash::of).collect();
-        let dead =
-            self.list(|owner| owner.network_hash == network && !valid.contains(&owner.attachment_hash))?;
+        let is_dead =
+            |owner: &Owner| owner.network_hash == network && !valid.contains(&owner.attachment_hash);
         let mut all = Vec::new();
-        for (owner, _, _) in dead {
-            all.extend(self.held(owner.attachment_hash)?);
+        for entry in self.list(is_dead)? {
+            all.extend(self.held(entry.owner.attachment_hash)?);
         }
         Ok(all)
-    }
-
-    /// Whether there is a table of ours.
-    fn is_there(&self) -> Result<bool, Error> {
-        let mut patience = Patience::new();
-        loop {
-            let generation = self.generation()?;
-            if self.socket.table(&table()).map_err(Self::read)?.is_none() {
-                return Ok(false);
-            }
-            if self.socket.chain(&table(), MARKER).map_err(Self::read)?.is_some() {
-                return Ok(true);
-            }
-            // Table and chain may have been of two moments.
-            if self.generation()? == generation {
-                return Err(Error::ForeignTable { table: TABLE });
-            }
-            patience.pause(&format!("read table {TABLE}"))?;
-        }
     }
 }
 
@@ -494,51 +447,36 @@ fn owner_of(element: &ElementInfo) -> Option<Owner> {
     element.comment.as_deref().and_then(Owner::from_comment)
 }
 
-fn raw_entry(data: &ElementData) -> Option<(String, u32)> {
-    match data {
-        ElementData::Values(values) => match values.as_slice() {
-            [Value::Ifname(bridge), Value::Mark(number)] => Some((bridge.clone(), *number)),
-            _ => None,
-        },
-        _ => None,
-    }
-}
-
-fn entry_of(data: &ElementData) -> Option<(String, Means, IngressPolicy)> {
-    let (bridge, number) = raw_entry(data)?;
-    let (means, policy) = decode(number)?;
-    Some((bridge, means, policy))
+fn entry_of(element: &ElementInfo) -> Option<Entry> {
+    let ElementData::Values(values) = &element.data else { return None };
+    let [Value::Ifname(bridge), Value::Mark(number)] = values.as_slice() else { return None };
+    Some(Entry { owner: owner_of(element)?, bridge: bridge.clone(), choice: decode(*number) })
 }
 
 fn address_of(data: &ElementData) -> Option<IpAddr> {
-    match data {
-        ElementData::Values(values) => match values.as_slice() {
-            [Value::Ipv4(address)] => Some((*address).into()),
-            [Value::Ipv6(address)] => Some((*address).into()),
-            _ => None,
-        },
+    let ElementData::Values(values) = data else { return None };
+    match values.as_slice() {
+        [Value::Ipv4(address)] => Some((*address).into()),
+        [Value::Ipv6(address)] => Some((*address).into()),
         _ => None,
     }
 }
 
-/// Whether an administrator has rules in the table.
+/// True if an administrator has rules in the table.
 pub(crate) fn has_rules_of_others() -> Result<bool, Error> {
-    let Some(ledger) = Ledger::open()? else { return Ok(false) };
-    let uses = |name: &str| {
-        let chain = ledger.socket.chain(&table(), name).map_err(Ledger::read)?;
-        Ok::<_, Error>(chain.map_or(0, |chain| chain.uses))
-    };
-    // One of our own rules leads there, where there are any.
+    let Some(table) = FirewallTable::open()? else { return Ok(false) };
+    let uses = |name: &str| Ok::<_, Error>(table.0.chain(name)?.map_or(0, |chain| chain.uses));
+    // Our own rules, where there are any, jump to the chain once.
     Ok(uses(ADMIN)? > u32::from(uses(FORWARD)? > 0))
 }
 
-/// Whose entries are in the table; none if there is no table.
+/// The owners of entries in the table; none if there is no table.
 pub(crate) fn owners() -> Result<Option<Vec<Owner>>, Error> {
-    let Some(ledger) = Ledger::open()? else { return Ok(None) };
-    if !ledger.is_there()? {
+    let Some(table) = FirewallTable::open()? else { return Ok(None) };
+    if table.0.schema()?.is_none() {
         return Ok(None);
     }
-    Ok(Some(ledger.list(|_| true)?.into_iter().map(|(owner, _, _)| owner).collect()))
+    Ok(Some(table.list(|_| true)?.into_iter().map(|entry| entry.owner).collect()))
 }
 
 #[cfg(test)]

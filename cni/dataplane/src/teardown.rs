@@ -1,47 +1,47 @@
-//! Taking the tables themselves away, when the node is to be without Slipway.
+//! Removes the tables themselves, when Slipway is uninstalled from the node.
 
 use std::collections::BTreeMap;
 
 use cni_nftables::{TableId, Transaction};
 
-use crate::owned_table::{Patience, unless_no_nf_tables};
+use crate::owned_table::{transact, unchanged, unless_no_nf_tables};
 use crate::{Error, Owner, firewall, macspoof, nftables};
 
-/// A table of ours.
+/// A table of Slipway.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum OwnTable {
     /// `inet slipway`: published ports, masquerade, the guard of the loopback.
     Ports,
     /// `bridge slipway`: the guard against spoofed addresses.
     Spoofing,
-    /// `inet slipway-firewall`: containers that the firewall plugin knows.
+    /// `inet slipway-firewall`: containers with a record of the firewall plugin.
     Firewall,
 }
 
-/// What is in a table of ours.
+/// The content of a table.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Holding {
-    /// There is no such table.
+    /// The table does not exist.
     NoTable,
-    /// The table is there, and nothing in it belongs to anybody.
+    /// The table exists, and nothing in it has an owner.
     Nothing,
-    /// No attachment has anything in it, and an administrator has rules in a chain that is there for them.
+    /// No attachment owns anything in the table, but an administrator has rules in the chain for them.
     Rules,
-    /// These attachments have something in it, each named once.
+    /// The attachments that own something in the table, each once.
     Owners(Vec<Owner>),
 }
 
-/// What is done about what attachments have in a table.
+/// The treatment of a table that attachments or an administrator use.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum InUse {
     /// The table stays.
     Spare,
-    /// It goes with the table.
+    /// The table is removed with its content.
     Remove,
 }
 
 impl OwnTable {
-    /// All.
+    /// All tables.
     pub const ALL: [Self; 3] = [Self::Ports, Self::Spoofing, Self::Firewall];
 
     /// Family and name.
@@ -50,7 +50,7 @@ impl OwnTable {
         match self {
             Self::Ports => nftables::schema::TABLE,
             Self::Spoofing => macspoof::TABLE,
-            Self::Firewall => firewall::ledger::TABLE,
+            Self::Firewall => firewall::table::TABLE,
         }
     }
 
@@ -58,25 +58,25 @@ impl OwnTable {
         match self {
             Self::Ports => nftables::schema::table(),
             Self::Spoofing => macspoof::table(),
-            Self::Firewall => firewall::ledger::table(),
+            Self::Firewall => firewall::table::table(),
         }
     }
 
-    /// What is in it.
+    /// Reads the table's content.
     ///
     /// # Errors
-    /// [`Error::ForeignTable`] or [`Error::NewerSchema`] when the table is not ours to judge; what
-    /// could not be read.
+    /// [`Error::ForeignTable`] or [`Error::NewerSchema`] if this version of Slipway did not make the table;
+    /// [`Error::Kernel`] if it cannot be read.
     pub fn holding(self) -> Result<Holding, Error> {
         let owners = match self {
             Self::Ports => unless_no_nf_tables(nftables::owners())?,
             Self::Spoofing => macspoof::owners()?,
-            Self::Firewall => firewall::ledger::owners()?,
+            Self::Firewall => firewall::table::owners()?,
         };
         let Some(owners) = owners else { return Ok(Holding::NoTable) };
         let unique: BTreeMap<_, _> = owners.into_iter().map(|owner| (owner.attachment_hash, owner)).collect();
         if unique.is_empty() {
-            let rules = self == Self::Firewall && firewall::ledger::has_rules_of_others()?;
+            let rules = self == Self::Firewall && firewall::table::has_rules_of_others()?;
             return Ok(if rules { Holding::Rules } else { Holding::Nothing });
         }
         let mut owners: Vec<Owner> = unique.into_values().collect();
@@ -84,32 +84,25 @@ impl OwnTable {
         Ok(Holding::Owners(owners))
     }
 
-    /// Removes the table with its chains, maps and sets, and returns what was in it. With
-    /// [`InUse::Spare`] nothing is removed if something in it belongs to an attachment, also to one
-    /// that came a moment ago, or to an administrator.
+    /// Removes the table, and returns its content. With [`InUse::Spare`] a table with owners or an administrator's
+    /// rules stays, including those that were added a moment ago.
     ///
     /// # Errors
-    /// As [`Self::holding`]; what could not be removed; others changed the ruleset at every attempt.
+    /// As for [`Self::holding`]; [`Error::Busy`] if other processes changed the ruleset at every attempt.
     pub fn remove(self, in_use: InUse) -> Result<Holding, Error> {
-        let operation = format!("remove table {}", self.name());
-        let mut patience = Patience::new();
-        loop {
-            let Some(socket) = nftables::socket()? else { return Ok(Holding::NoTable) };
-            let generation =
-                socket.generation().map_err(|e| Error::kernel("read the ruleset's generation", e))?;
+        let Some(socket) = nftables::socket()? else { return Ok(Holding::NoTable) };
+        transact(&socket, &format!("remove table {}", self.name()), |_| {
             let holding = self.holding()?;
             match (&holding, in_use) {
                 (Holding::NoTable, _) | (Holding::Owners(_) | Holding::Rules, InUse::Spare) => {
-                    return Ok(holding);
+                    unchanged(holding)
                 }
-                _ => {}
+                _ => {
+                    let mut batch = Transaction::new();
+                    batch.delete_table(&self.id());
+                    Ok((batch, holding))
+                }
             }
-            let mut batch = Transaction::new();
-            batch.delete_table(&self.id());
-            match socket.commit(&batch, Some(generation)) {
-                Ok(()) => return Ok(holding),
-                Err(failure) => patience.wait(&operation, failure)?,
-            }
-        }
+        })
     }
 }

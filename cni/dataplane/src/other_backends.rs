@@ -1,38 +1,39 @@
-//! Whether a node has anything at all that another backend may have made: one look at the names of its
-//! tables, so that nodes with our own table alone are asked nothing more.
+//! Reads the names of the node's tables, which show the backends that may have made something here. On a node with our
+//! own table alone, nothing else has to be read.
 
 use cni_nftables::Family;
 use cni_spec::Attachment;
 
-use crate::nftables::owner_entry as record;
+use crate::nftables::owner_entry;
 use crate::nftables::session::Session;
 use crate::reference::{MASQUERADE_TABLE, PORT_TABLE};
 use crate::{AddressFamily, Error, Kinds, iptables};
 
-/// What there is.
+/// The backends other than nftables that have tables on the node.
 #[derive(Debug)]
-pub(crate) struct Elsewhere {
-    /// None where the kernel has no nf_tables.
+pub(crate) struct OtherBackends {
+    /// None if the kernel has no nf_tables.
     session: Option<Session>,
-    /// A nat table of iptables, of either variant.
+    /// True if iptables of either variant has a nat table.
     pub(crate) iptables: bool,
-    /// A table of the reference plugins' nftables backend.
+    /// True if there is a table of the reference plugins' nftables backend.
     pub(crate) reference: bool,
 }
 
-impl Elsewhere {
-    /// Looks.
+impl OtherBackends {
+    /// Reads the names of the tables.
     ///
     /// # Errors
-    /// What nf_tables said.
+    /// [`Error::Kernel`] if they cannot be read.
     pub(crate) fn look() -> Result<Self, Error> {
         Self::look_by(None)
     }
 
-    /// Looks, by a socket that is open already if there is one: each that closes waits for the ruleset's lock.
+    /// Reads the names by a socket that is already open, if there is one: closing another one would wait for the
+    /// ruleset's lock.
     ///
     /// # Errors
-    /// [`Error::Kernel`] if the ruleset cannot be read.
+    /// [`Error::Kernel`] if they cannot be read.
     pub(crate) fn look_by(session: Option<Session>) -> Result<Self, Error> {
         let legacy = AddressFamily::BOTH.into_iter().any(iptables::legacy_has_nat);
         let without = Self { session: None, iptables: legacy, reference: false };
@@ -55,12 +56,12 @@ impl Elsewhere {
         Ok(Self { session: Some(session), iptables: legacy || nat, reference })
     }
 
-    /// Whether the attachment has an entry of the iptables backend in our table, which an ADD or DEL
-    /// that was killed may have left without chains.
+    /// True if the attachment has an entry of the iptables backend in our table. A killed ADD or DEL may have left one
+    /// without chains.
     pub(crate) fn is_recorded(&self, attachment: &Attachment, kinds: Kinds) -> Result<bool, Error> {
         let Some(session) = &self.session else { return Ok(false) };
         for kind in iptables::record_kinds(kinds) {
-            if record::holds(session, attachment, kind)? {
+            if owner_entry::holds(session, attachment, kind)? {
                 return Ok(true);
             }
         }

@@ -1,0 +1,203 @@
+//! Finds the tables with chains of containers, and the variant that the node uses. Runs no program but
+//! `iptables --version`, and is cheap enough for every DEL.
+
+use cni_nftables::Socket;
+use cni_spec::Attachment;
+
+use super::legacy;
+use super::names::{self, TableName, own_chains};
+use super::tools::{Place, Variant, default_variant, nat_table, table_id};
+use crate::{AddressFamily, Error, Kinds};
+
+/// Shared chains of the reference plugins and of Slipway.
+const OWN_CHAINS: [(TableName, &[&str]); 1] =
+    [(TableName::Nat, &[names::HOSTPORT_DNAT, names::HOSTPORT_MASQ])];
+/// Chains of other programs that show the variant of a node: those that kubelet makes in the mangle table for
+/// this purpose, then kube-proxy's and Docker's.
+const HINTS: [(TableName, &[&str]); 2] = [
+    (TableName::Mangle, &["KUBE-IPTABLES-HINT", "KUBE-KUBELET-CANARY"]),
+    (TableName::Nat, &["KUBE-POSTROUTING", "KUBE-SERVICES", "DOCKER"]),
+];
+
+/// Opens a socket; none if the kernel has no nf_tables.
+fn socket() -> Result<Option<Socket>, Error> {
+    match Socket::open().and_then(|socket| socket.generation().map(|_| socket)) {
+        Ok(socket) => Ok(Some(socket)),
+        Err(error) if error.unsupported().is_some() => Ok(None),
+        Err(error) => Err(Error::kernel("reach nf_tables", error)),
+    }
+}
+
+/// Reads the tables of both variants in the thread's network namespace.
+struct Detector {
+    socket: Option<Socket>,
+}
+
+impl Detector {
+    fn open() -> Result<Self, Error> {
+        Ok(Self { socket: socket()? })
+    }
+
+    /// The places for which the test is true.
+    fn places(&self, test: impl Fn(&Self, Place) -> Result<bool, Error>) -> Result<Vec<Place>, Error> {
+        let mut places = Vec::new();
+        for place in Place::all() {
+            if test(self, place)? {
+                places.push(place);
+            }
+        }
+        Ok(places)
+    }
+
+    /// True if the table has one of the chains.
+    fn has_chain(&self, place: Place, table: TableName, names: &[&str]) -> Result<bool, Error> {
+        if place.variant == Variant::Legacy {
+            if !legacy::has_table(place.family, table) {
+                return Ok(false);
+            }
+            let ours = table == TableName::Nat
+                && names.iter().all(|name| name.starts_with(names::MASQUERADE_PREFIX));
+            let chains =
+                if ours { legacy::cni_chains(place.family)? } else { legacy::chains(place.family, table)? };
+            return Ok(chains.iter().any(|chain| names.contains(&chain.as_str())));
+        }
+        let Some(socket) = &self.socket else { return Ok(false) };
+        let table = table_id(place.family, table);
+        let failed = |e| Error::kernel(format!("read table {table}"), e);
+        if socket.table(&table).map_err(failed)?.is_none() {
+            return Ok(false);
+        }
+        for name in names {
+            if socket.chain(&table, name).map_err(failed)?.is_some() {
+                return Ok(true);
+            }
+        }
+        Ok(false)
+    }
+
+    /// True if the nat table may have chains of containers.
+    fn has_containers(&self, place: Place) -> Result<bool, Error> {
+        if place.variant == Variant::Legacy {
+            return Ok(!legacy::cni_chains(place.family)?.is_empty());
+        }
+        let Some(socket) = &self.socket else { return Ok(false) };
+        let table = nat_table(place.family);
+        let failed = |e| Error::kernel(format!("read table {table}"), e);
+        if socket.table(&table).map_err(failed)?.is_none() {
+            return Ok(false);
+        }
+        let is_container = |target: &str| {
+            target.starts_with(names::MASQUERADE_PREFIX)
+                && target != names::HOSTPORT_MASQ
+                && target != names::HOSTPORT_SNAT
+        };
+        for chain in names::ENTRY_CHAINS {
+            let rules = socket.rules(&table, chain).map_err(failed)?;
+            if rules.iter().any(|rule| rule.target.as_deref().is_some_and(is_container)) {
+                return Ok(true);
+            }
+        }
+        Ok(false)
+    }
+
+    /// True if the nat table may have entry rules of published ports.
+    fn has_ports(&self, place: Place) -> Result<bool, Error> {
+        if !self.has_chain(place, TableName::Nat, &[names::HOSTPORT_DNAT])? {
+            return Ok(false);
+        }
+        match (place.variant, &self.socket) {
+            (Variant::Nft, Some(socket)) => {
+                let table = nat_table(place.family);
+                let rules = socket.rules(&table, names::HOSTPORT_DNAT);
+                Ok(!rules.map_err(|e| Error::kernel(format!("read table {table}"), e))?.is_empty())
+            }
+            // Each entry rule jumps to a container's chain.
+            _ => {
+                Ok(legacy::cni_chains(place.family)?.iter().any(|name| name.starts_with(names::DNAT_PREFIX)))
+            }
+        }
+    }
+
+    fn shows(&self, variant: Variant, chains: &[(TableName, &[&str])]) -> Result<bool, Error> {
+        for place in Place::all().filter(|place| place.variant == variant) {
+            for (table, names) in chains {
+                if self.has_chain(place, *table, names)? {
+                    return Ok(true);
+                }
+            }
+        }
+        Ok(false)
+    }
+}
+
+/// The places with a chain of this attachment.
+pub(crate) fn places_of(attachment: &Attachment, kinds: Kinds) -> Result<Vec<Place>, Error> {
+    let chains = own_chains(attachment, kinds);
+    let names: Vec<&str> = chains.iter().map(names::ChainName::as_str).collect();
+    places_with_chain(TableName::Nat, &names)
+}
+
+/// The place with a chain of this attachment in one family; the node's variant if there is none.
+pub(crate) fn place_of(places: &[Place], family: AddressFamily) -> Result<Place, Error> {
+    match places.iter().find(|place| place.family == family) {
+        Some(place) => Ok(*place),
+        None => Ok(Place { variant: chosen_variant()?, family }),
+    }
+}
+
+/// The places that may have chains of containers.
+///
+/// # Errors
+/// [`Error::Kernel`] if a table cannot be read.
+pub fn containers_places() -> Result<Vec<Place>, Error> {
+    Detector::open()?.places(Detector::has_containers)
+}
+
+/// The places that may have entry rules of published ports.
+pub(crate) fn places_with_ports() -> Result<Vec<Place>, Error> {
+    Detector::open()?.places(Detector::has_ports)
+}
+
+/// The places whose table has one of the chains.
+pub(crate) fn places_with_chain(table: TableName, names: &[&str]) -> Result<Vec<Place>, Error> {
+    Detector::open()?.places(|detector, place| detector.has_chain(place, table, names))
+}
+
+/// True if rules of a chain contain one of these texts: an address, a name. In a legacy table, which the kernel
+/// hands out only as a whole, the rule may be in another chain.
+pub(super) fn has_rule(
+    place: Place,
+    (table, chain): (TableName, &str),
+    texts: &[Vec<u8>],
+) -> Result<bool, Error> {
+    if place.variant == Variant::Legacy {
+        return legacy::contains(place.family, table, texts);
+    }
+    let Some(socket) = socket()? else { return Ok(false) };
+    let table = table_id(place.family, table);
+    let contains =
+        |bytes: &[u8]| texts.iter().any(|text| bytes.windows(text.len().max(1)).any(|window| window == text));
+    let found = socket.has_rule(&table, chain, contains);
+    found.map_err(|e| Error::kernel(format!("read chain {table} {chain}"), e))
+}
+
+/// The variant that this node uses: the one with chains of the reference plugins or of Slipway, else the one with
+/// chains of Kubernetes or Docker, else that of the program `iptables`.
+///
+/// # Errors
+/// [`Error::NoIptables`] if there are no such chains and no program of that name.
+pub fn chosen_variant() -> Result<Variant, Error> {
+    let detector = Detector::open()?;
+    // Masquerade alone has no chain of a fixed name.
+    if let Some(place) = detector.places(Detector::has_containers)?.first() {
+        return Ok(place.variant);
+    }
+    for chains in [&OWN_CHAINS[..], &HINTS[..]] {
+        for variant in Variant::ALL {
+            if detector.shows(variant, chains)? {
+                return Ok(variant);
+            }
+        }
+    }
+    default_variant().ok_or_else(|| Error::NoIptables { program: "iptables".to_owned() })
+}

@@ -1,0 +1,271 @@
+//! ADD: makes the chains of one container what a plan says, by one input of the tool for each family.
+//!
+//! No lock is held between reading and writing. The tool refuses an input that makes a chain that exists by now,
+//! or deletes a rule that does not; then the chains are read again. Two ADDs of the same port do not see each other
+//! before they write, but do so afterwards: each rule has its position in the chain of entries.
+
+use cni_kernel::lock::FileLock;
+use cni_spec::Attachment;
+
+use super::batch::Batch;
+use super::listing::Listing;
+use super::names::{self, CommentOwner, OUTPUT, POSTROUTING, PREROUTING, TableName};
+use super::plan::{MasqueradePlan, PortPlan};
+use super::rule::{PortKey, Rule};
+use super::tools::{PATIENCE, Tools};
+use crate::lock::{self, Mode};
+use crate::{AddressFamily, Error};
+
+/// Held while the rules that all containers share are made.
+const SHARED_RULES_LOCK: &str = "iptables.lock";
+/// Shared by processes that write a container's rules, exclusive to one that empties old places of a migration.
+const MIGRATION_LOCK: &str = "iptables-moving.lock";
+
+/// A port of another container that the plan publishes, too.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Conflict {
+    pub(crate) key: PortKey,
+    pub(crate) family: AddressFamily,
+    /// The other container's chain of mappings.
+    pub(crate) chain: String,
+    /// The other container, as the entry rule's comment names it.
+    pub(crate) owner: Option<CommentOwner>,
+    /// True if its entry rule stands behind those of the plan.
+    pub(crate) is_behind: bool,
+}
+
+/// The position of a container's entry rules.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Position {
+    /// Behind those of other containers, as in the reference.
+    Last,
+    /// Before those of other containers, so that a mapping of one host address precedes one of all addresses.
+    First,
+}
+
+/// The use of a container's chains, whose names do not contain the interface.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum ChainUse {
+    /// No other attachment of the container is known to live: the chains hold this attachment's rules alone.
+    Exclusive,
+    /// Another attachment of the same container to the same network has rules there, which stay.
+    Shared,
+}
+
+/// The chains that a plan for ports reads and changes.
+fn port_chains(plan: &PortPlan) -> [&str; 7] {
+    let shared = [names::HOSTPORT_DNAT, names::HOSTPORT_SETMARK, names::HOSTPORT_MASQ];
+    let [dnat, setmark, masq] = shared;
+    [PREROUTING, OUTPUT, POSTROUTING, dnat, setmark, masq, plan.chain.as_str()]
+}
+
+/// Reads the chains of a plan for ports.
+pub(crate) fn read_for_ports(tools: &Tools, plan: &PortPlan) -> Result<Listing, Error> {
+    tools.read(&port_chains(plan))
+}
+
+/// Publishes the ports of one family, given what was read of its chains. Returns the position of the entry rules.
+pub(crate) fn publish(
+    tools: &Tools,
+    plan: &PortPlan,
+    (attachment, chain_use): (&Attachment, ChainUse),
+    mut seen: Listing,
+) -> Result<Position, Error> {
+    // Two processes that make the shared rules at once make them twice: iptables-nft appends to a chain that has
+    // come into being since it looked.
+    let lacks_shared = plan.shared.iter().any(|wanted| !seen.contains(wanted.chain, &wanted.rule));
+    let _lock = if lacks_shared {
+        let lock = lock::take(SHARED_RULES_LOCK, Mode::Exclusive, PATIENCE);
+        let lock = lock::or_log(lock, "the rules that all containers share may be made twice");
+        seen = read_for_ports(tools, plan)?;
+        lock
+    } else {
+        None
+    };
+    let mut position = Position::Last;
+    tools.update(
+        &format!("publish the ports of {attachment}"),
+        &port_chains(plan),
+        Some(seen),
+        |listing| {
+            let hidden = hidden_by_wildcards(listing, plan);
+            position = if hidden { Position::First } else { Position::Last };
+            port_changes(listing, plan, (position, chain_use))
+        },
+    )?;
+    Ok(position)
+}
+
+/// Takes the lock under which a container's owner and rules are written.
+///
+/// Chains are named after the container, so a container that was added again has chains of the same names. The lock
+/// keeps a migration from deleting those in the old place.
+pub(crate) fn lock_for_writing() -> Option<FileLock> {
+    lock::or_log(lock::take(MIGRATION_LOCK, Mode::Shared, PATIENCE), "a migration may delete new chains")
+}
+
+/// Takes the same lock for a migration that empties old places.
+pub(crate) fn lock_for_emptying() -> Option<FileLock> {
+    lock::or_log(
+        lock::take(MIGRATION_LOCK, Mode::Exclusive, PATIENCE),
+        "containers may be added concurrently",
+    )
+}
+
+/// The changes that make the plan hold.
+pub(crate) fn port_changes(
+    listing: &Listing,
+    plan: &PortPlan,
+    (position, chain_use): (Position, ChainUse),
+) -> Batch {
+    let chain = plan.chain.as_str();
+    let mut batch = Batch::new(TableName::Nat);
+    for wanted in plan.shared.iter().filter(|wanted| !listing.contains(wanted.chain, &wanted.rule)) {
+        batch.make_chain(listing, wanted.needs);
+        if wanted.first {
+            batch.insert(wanted.chain, &wanted.rule);
+        } else {
+            batch.append(wanted.chain, &wanted.rule);
+        }
+    }
+    if chain_use == ChainUse::Shared && listing.has(chain) {
+        add_ports(&mut batch, listing, plan);
+        return batch;
+    }
+    batch.make_chain(listing, names::HOSTPORT_DNAT);
+    set_rules(&mut batch, listing, chain, &plan.rules);
+    // The position matters only in conflicts, which are looked for again after the commit.
+    let is_same = listing.jumps(names::HOSTPORT_DNAT, chain).eq(&plan.entries);
+    if is_same && position == Position::Last {
+        return batch;
+    }
+    for old in listing.jumps(names::HOSTPORT_DNAT, chain) {
+        batch.delete(names::HOSTPORT_DNAT, old);
+    }
+    if position == Position::First {
+        plan.entries.iter().rev().for_each(|rule| batch.insert(names::HOSTPORT_DNAT, rule));
+    } else {
+        plan.entries.iter().for_each(|rule| batch.append(names::HOSTPORT_DNAT, rule));
+    }
+    batch
+}
+
+/// Adds ports to those that another attachment of the container has in the same chain. A port of both stays with
+/// the other attachment.
+fn add_ports(batch: &mut Batch, listing: &Listing, plan: &PortPlan) {
+    let chain = plan.chain.as_str();
+    let taken: Vec<PortKey> = listing.rules(chain).iter().filter_map(Rule::key).collect();
+    let is_new = |rule: &&Rule| rule.key().is_none_or(|key| !taken.contains(&key));
+    plan.rules.iter().filter(is_new).for_each(|rule| batch.append(chain, rule));
+    let has_entry =
+        |key: &&PortKey| listing.jumps(names::HOSTPORT_DNAT, chain).any(|entry| entry.has_port_of(key));
+    let missing: Vec<&PortKey> = plan.keys.iter().filter(|key| !has_entry(key)).collect();
+    for entry in &plan.entries {
+        if missing.iter().any(|key| entry.has_port_of(key)) {
+            batch.append(names::HOSTPORT_DNAT, entry);
+        }
+    }
+}
+
+/// Makes the chain hold these rules and no others.
+fn set_rules(batch: &mut Batch, listing: &Listing, chain: &str, rules: &[Rule]) {
+    if listing.has(chain) {
+        if listing.rules(chain) == rules {
+            return;
+        }
+        batch.flush(chain);
+    } else {
+        batch.make_chain(listing, chain);
+    }
+    rules.iter().for_each(|rule| batch.append(chain, rule));
+}
+
+/// True if an entry rule of another container stands before those of the plan and matches a port that the plan
+/// publishes on a single address. The addresses of the other container are in its own chain, which is not read:
+/// preceding a rule that would not have matched does no harm.
+fn hidden_by_wildcards(listing: &Listing, plan: &PortPlan) -> bool {
+    let chain = plan.chain.as_str();
+    let mut before =
+        listing.rules(names::HOSTPORT_DNAT).iter().take_while(|rule| rule.target() != Some(chain));
+    before.any(|rule| plan.keys.iter().any(|key| key.address.is_some() && rule.has_port_of(key)))
+}
+
+/// Finds the ports of the plan that other containers have. Reads the chains of those whose entry rules have one
+/// of the ports, which hold the host addresses.
+pub(crate) fn conflicts(tools: &Tools, listing: &Listing, plan: &PortPlan) -> Result<Vec<Conflict>, Error> {
+    let chain = plan.chain.as_str();
+    let entries = || listing.rules(names::HOSTPORT_DNAT).iter().enumerate();
+    let suspects: Vec<(usize, &Rule, &str)> = entries()
+        .filter_map(|(i, rule)| Some((i, rule, rule.target()?)))
+        .filter(|(_, rule, target)| *target != chain && plan.keys.iter().any(|key| rule.has_port_of(key)))
+        .collect();
+    if suspects.is_empty() {
+        return Ok(Vec::new());
+    }
+    let mut chains: Vec<&str> = suspects.iter().map(|(_, _, target)| *target).collect();
+    chains.sort_unstable();
+    chains.dedup();
+    let others = tools.read(&chains)?;
+    let own = entries().find(|(_, rule)| rule.target() == Some(chain)).map(|(i, _)| i);
+    let mut found = Vec::new();
+    for (i, entry, target) in suspects {
+        for rule in others.rules(target).iter().filter(|rule| rule.translation().is_some()) {
+            let taken = plan.keys.iter().filter(|key| {
+                entry.has_port_of(key)
+                    && rule.has_port_of(key)
+                    && rule.destination().map(|net| net.addr()) == key.address
+            });
+            found.extend(taken.map(|key| Conflict {
+                key: *key,
+                family: plan.family,
+                chain: target.to_owned(),
+                owner: entry.owner(),
+                is_behind: own.is_some_and(|own| own < i),
+            }));
+        }
+    }
+    Ok(found)
+}
+
+fn masquerade_chains(plan: &MasqueradePlan) -> [&str; 2] {
+    [POSTROUTING, plan.chain.as_str()]
+}
+
+/// Reads the chains of a plan for masquerade.
+pub(crate) fn read_for_masquerade(tools: &Tools, plan: &MasqueradePlan) -> Result<Listing, Error> {
+    tools.read(&masquerade_chains(plan))
+}
+
+/// Masquerades the addresses of one family.
+pub(crate) fn masquerade(
+    tools: &Tools,
+    plan: &MasqueradePlan,
+    (attachment, chain_use): (&Attachment, ChainUse),
+) -> Result<(), Error> {
+    let operation = format!("masquerade the addresses of {attachment}");
+    tools.update(&operation, &masquerade_chains(plan), None, |listing| {
+        masquerade_changes(listing, plan, chain_use)
+    })
+}
+
+/// The changes that make the plan hold.
+pub(crate) fn masquerade_changes(listing: &Listing, plan: &MasqueradePlan, chain_use: ChainUse) -> Batch {
+    let mut batch = Batch::new(TableName::Nat);
+    let chain = plan.chain.as_str();
+    if chain_use == ChainUse::Shared && listing.has(chain) {
+        // Inserted, so that packets that keep their source are accepted before a rule masquerades them.
+        for rule in plan.rules.iter().filter(|rule| !listing.contains(chain, rule)) {
+            batch.insert(chain, rule);
+        }
+    } else {
+        set_rules(&mut batch, listing, chain, &plan.rules);
+    }
+    let present = || listing.jumps(POSTROUTING, chain);
+    if chain_use == ChainUse::Exclusive {
+        present().filter(|rule| !plan.jumps.contains(rule)).for_each(|rule| batch.delete(POSTROUTING, rule));
+    }
+    for rule in plan.jumps.iter().filter(|wanted| !present().any(|rule| rule == *wanted)) {
+        batch.append(POSTROUTING, rule);
+    }
+    batch
+}
