@@ -1,69 +1,69 @@
-//! Moving what running containers have from one backend to another, without a moment in which a port is
-//! not served or a connection is cut.
+//! Moves the ports and masquerades of running containers from one backend to another, without a moment in which a port
+//! is not served or a connection is cut.
 //!
-//! Each thing (the ports or the masquerade of one attachment) is made in the new place first. Both places
-//! serve then; whichever sees a packet first translates it, to the same container, and what the other would
-//! do finds the connection translated already. The mark's bit is the same in both, and our chains at
-//! postrouting come before those at the usual place: a packet that either of them translated is masqueraded
-//! as it must be. When every packet that may have missed the new place is through, the old one is taken away:
-//! what translates first, and after another such moment what takes care of packets that were translated.
-//! Connections that exist are in conntrack, which is not touched.
+//! Each thing (the ports or the masquerade of one attachment) is first made in the new place. Then both places serve:
+//! the one that sees a packet first translates it, to the same container, and the other one finds the connection
+//! already translated. The mark's bit is the same in both, and our chains at postrouting precede those at the usual
+//! priority: a packet that either of them translated is masqueraded. When every packet that may have missed the new
+//! place has been processed, the old one is emptied: first the rules that translate, and after another such wait those
+//! for packets that were translated. Existing connections are in conntrack, which is not touched.
 //!
-//! How far a thing is stands in its owner's entry in our table (`Transit`): an ADD writes it anew and a DEL
-//! removes it, by which they take the thing over, and a later call goes on where a killed one ended.
+//! The state of a migration is stored in the owner's entry in our table (`Transit`). An ADD rewrites the entry and a DEL
+//! removes it; both thereby end the migration of the thing. A later call continues where a killed one ended.
 //!
-//! The programs of the eBPF backend stand on our table: what they are to serve is made there first. Whose
-//! conversation is whose is told then by the maps of flows and by conntrack (`programs`).
+//! The BPF programs serve what is in our table, so things are made there first. Which side has a flow is then in the
+//! maps of flows and in conntrack (`to_programs`).
 
-mod chains;
-mod find;
-mod programs;
-mod table;
+mod read_table;
+mod survey;
+mod to_chains;
+mod to_programs;
+mod to_table;
+mod work;
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::fmt;
 
 use cni_kernel::grace::wait_for_packets;
 use cni_spec::Attachment;
 use ipnet::IpNet;
 
-use crate::ebpf::migrate::{self as moving, Moving};
+use crate::ebpf::migrate::{self as ebpf, Moving};
 use crate::ebpf::{Programs, Settings};
-use crate::iptables::read_back::{self, What};
+use crate::iptables::read_back;
 use crate::iptables::{Purpose, SharedChains};
-use crate::nftables::migration::{self as transit, Key, Transit};
-use crate::nftables::owner_entry::{self as record, KIND_IPTABLES_MASQUERADE, KIND_IPTABLES_PORTS};
-use crate::nftables::schema::{KIND_MASQUERADE, KIND_PORTS};
+use crate::nftables::migration::{self, Key, Transit};
+use crate::nftables::owner_entry;
 use crate::nftables::session::Writer;
-use crate::nftables::{masquerade_job, ports_job};
 use crate::owner::AttachmentHash;
 use crate::reference::{self, Piece, Reference};
-use crate::{
-    BackendName, Conditions, ContainerNetns, EntryPort, Error, IptablesOptions, MasqueradeRequest,
-    NftablesOptions, PortRequest,
-};
+use crate::{AddressFamily, BackendName, ContainerNetns, Error, Owner, PortRequest};
+use work::{Source, Work};
 
-/// So many things are moved side by side: they share the moments of waiting.
+/// The number of things that are moved together, so that they share the waits.
 const GROUP: usize = 64;
 
-/// Why rules without ports are left alone.
+/// The reason to leave rules without ports alone.
 const NOTHING: &str = "nothing is published by it";
+/// The reason to leave alone what a DEL has removed.
+const REMOVED: &str = "it was removed concurrently";
+/// The reason to leave alone what an ADD or DEL has changed.
+const CHANGED: &str = "it was changed or removed concurrently; the next call looks at it again";
 
-/// Where things can be found.
+/// A place of ports and masquerades.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Place {
     /// Our own table.
     Nftables,
-    /// The chains of iptables, whoever made them.
+    /// The chains of iptables, made by Slipway or the reference plugins.
     Iptables,
     /// The tables of the reference plugins' nftables backend.
     Reference,
-    /// The programs of the eBPF backend, on top of our own table.
+    /// The BPF programs, on top of our own table.
     Ebpf,
 }
 
 impl Place {
-    /// The name for people and in arguments.
+    /// The name in output and arguments.
     #[must_use]
     pub const fn as_str(self) -> &'static str {
         match self {
@@ -75,34 +75,34 @@ impl Place {
     }
 }
 
-/// What is known of an attachment beside the ruleset. Chains and rules of the reference plugins do not tell
-/// the interface, and some not the network.
+/// Knowledge about an attachment from outside the ruleset. Chains and rules of the reference plugins do not name the
+/// interface, and some do not name the network.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Clue {
-    /// Who.
+    /// The attachment.
     pub attachment: Attachment,
-    /// Its addresses with the prefixes of their networks; without, if those are not known, as single ones.
+    /// Its addresses with the prefixes of their networks, or as single addresses if the prefixes are unknown.
     pub addresses: Vec<IpNet>,
     /// The container's namespace.
     pub netns: Option<ContainerNetns>,
 }
 
-/// What is to be moved.
+/// The things to move.
 #[derive(Debug, Clone)]
 pub struct Order {
-    /// From where; the destination is passed over.
+    /// The places to move from. The destination is ignored.
     pub from: Vec<Place>,
-    /// Where to.
+    /// The destination.
     pub to: BackendName,
-    /// The networks that are meant; none means all.
+    /// The networks to move; all if empty.
     pub networks: Vec<String>,
-    /// What is known beside the ruleset.
+    /// Knowledge from outside the ruleset.
     pub clues: Vec<Clue>,
-    /// What the programs are to know of the node.
+    /// The settings for the BPF programs.
     pub settings: Settings,
 }
 
-/// What became of one thing.
+/// The outcome for one thing.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum State {
     /// It would be moved.
@@ -113,186 +113,59 @@ pub enum State {
     LeftAlone,
     /// Moving it failed.
     Failed,
-    /// It was no container's, and is gone.
+    /// It belonged to no container, and was removed.
     Removed,
     /// It stays where it is, and would be recorded.
     ToRecord,
-    /// It stays where it is, and is recorded now.
+    /// It stays where it is, and was recorded.
     Recorded,
 }
 
-/// One thing and what became of it.
+/// One thing and its outcome.
 #[derive(Debug, Clone)]
 pub struct Row {
-    /// Whose it is, if that is known.
+    /// The owner, if known.
     pub owner: Option<Attachment>,
-    /// What it is.
+    /// A description of the thing.
     pub what: String,
-    /// Where it is or was.
+    /// Its place before the move.
     pub from: Place,
-    /// What became of it.
+    /// The outcome.
     pub state: State,
-    /// Why, where there is something to say.
+    /// The reason, or empty.
     pub why: String,
     /// The mappings of published ports that were moved.
     pub ports: Option<PortRequest>,
 }
 
-/// What an attachment has of one kind, as a request for another backend.
-#[derive(Debug, Clone, PartialEq, Eq)]
-enum Wanted {
-    Ports(PortRequest),
-    Masquerade(MasqueradeRequest),
-}
-
-/// Where it is now.
-#[derive(Debug, Clone)]
-enum Source {
-    Table,
-    Chains(read_back::Found),
-    Rules(Vec<Piece>),
-}
-
-#[derive(Debug, Clone)]
-struct Work {
-    attachment: Attachment,
-    wanted: Wanted,
-    source: Source,
-    /// Where it was at the beginning.
-    place: Place,
-}
-
-impl Wanted {
-    fn kind(&self) -> u32 {
-        match self {
-            Self::Ports(_) => KIND_PORTS,
-            Self::Masquerade(_) => KIND_MASQUERADE,
-        }
-    }
-
-    fn who(&self) -> (&Attachment, &ContainerNetns) {
-        match self {
-            Self::Ports(request) => (&request.attachment, &request.netns),
-            Self::Masquerade(request) => (&request.attachment, &request.netns),
-        }
-    }
-}
-
-impl fmt::Display for Wanted {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let (what, all): (_, Vec<String>) = match self {
-            Self::Ports(request) => {
-                ("published ports", request.ports.iter().map(ToString::to_string).collect())
-            }
-            Self::Masquerade(request) => {
-                ("masquerade of", request.addresses.iter().map(|net| net.addr().to_string()).collect())
-            }
-        };
-        let shown: Vec<&str> = all.iter().take(4).map(String::as_str).collect();
-        write!(f, "{what} {}", shown.join(", "))?;
-        if all.len() > 4 { write!(f, " and {} more", all.len() - 4) } else { Ok(()) }
-    }
-}
-
-impl Work {
-    fn key(&self) -> Key {
-        (AttachmentHash::of(&self.attachment), self.wanted.kind())
-    }
-
-    /// The entry that the iptables backend has for it.
-    fn record(&self) -> Key {
-        (AttachmentHash::of(&self.attachment), record_kind(self.wanted.kind()))
-    }
-
-    /// Whether nothing is published by it.
-    fn is_empty(&self) -> bool {
-        matches!(&self.wanted, Wanted::Ports(request) if request.ports.is_empty())
-    }
-
-    fn row(&self, state: State, why: impl Into<String>) -> Row {
-        let ports = match &self.wanted {
-            Wanted::Ports(request) => Some(request.clone()),
-            Wanted::Masquerade(_) => None,
-        };
-        let (what, from) = (self.wanted.to_string(), self.place);
-        Row { owner: Some(self.attachment.clone()), what, from, state, why: why.into(), ports }
-    }
-
-    fn same(&self, other: &Self) -> bool {
-        let source = |work: &Self| std::mem::discriminant(&work.source);
-        self.key() == other.key() && source(self) == source(other) && self.wanted == other.wanted
-    }
-
-    fn is_in_table(&self) -> bool {
-        matches!(self.source, Source::Table)
-    }
-}
-
-fn record_kind(kind: u32) -> u32 {
-    if kind == KIND_PORTS { KIND_IPTABLES_PORTS } else { KIND_IPTABLES_MASQUERADE }
-}
-
-/// The conditions are in the grammar of the backend that the order names.
-fn request(to: BackendName, attachment: &Attachment, netns: ContainerNetns, what: What) -> Wanted {
-    let attachment = attachment.clone();
-    match what {
-        What::Masquerade(addresses) => Wanted::Masquerade(MasqueradeRequest { attachment, netns, addresses }),
-        What::Ports(all) => {
-            let conditions = |family| all.conditions.get(&family).cloned().unwrap_or_default();
-            let conditions = Conditions {
-                v4: conditions(crate::AddressFamily::V4),
-                v6: conditions(crate::AddressFamily::V6),
-            };
-            let none = Conditions::default();
-            let (nftables, iptables) =
-                if to == BackendName::Iptables { (none, conditions) } else { (conditions, none) };
-            let entry = |(protocol, port)| EntryPort { protocol, port };
-            Wanted::Ports(PortRequest {
-                attachment,
-                netns,
-                nftables: NftablesOptions { conditions: nftables },
-                iptables: IptablesOptions {
-                    conditions: iptables,
-                    entry_ports: all.mapped.into_iter().map(entry).collect(),
-                    set_mark_chain: None,
-                },
-                ports: all.ports,
-                networks: all.networks,
-                snat: all.snat,
-                loopback: all.loopback,
-                mark_bit: all.bit,
-            })
-        }
-    }
-}
-
-/// Moves what an order names, or says what it would move. `progress` hears how many of how many are done.
+/// Moves the things that an order names, or lists what it would move. Calls `progress` with the number of things done and
+/// of all things.
 ///
 /// # Errors
-/// What could not be read or waited for; what concerns one thing alone is in its row.
+/// [`Error::Kernel`] and other errors of reading the places or waiting. An error about one thing is in its row.
 pub fn migrate(
     order: &Order,
     plan_only: Plan,
     progress: &mut dyn FnMut(usize, usize),
 ) -> Result<Vec<Row>, Error> {
     let mover = Mover { order, session: Writer::open(&Programs)? };
-    // A table of a later version, or of somebody else, is refused.
+    // Refuses a table of a later version, or of another program.
     mover.session.state()?;
     let (works, mut rows) = mover.survey()?;
     if plan_only == Plan::Only {
         if order.to == BackendName::Ebpf && !works.is_empty() {
-            moving::possible()?;
+            ebpf::possible()?;
         }
         rows.extend(works.iter().map(|work| work.row(State::Planned, "")));
         return Ok(rows);
     }
     let total = works.len();
     let mut programs = match order.to {
-        // What keeps the node from it is said before anything is moved.
+        // Fails before anything is moved if the node cannot run the programs.
         BackendName::Ebpf if total > 0 => Some(Moving::set_up(&order.settings)?),
         _ => Moving::find()?,
     };
-    mover.finish_what_was_begun(&works)?;
+    mover.finish_interrupted(&works)?;
     let mut done = 0;
     for group in groups(works) {
         progress(done, total);
@@ -301,7 +174,7 @@ pub fn migrate(
     }
     progress(total, total);
     if order.to != BackendName::Iptables && order.networks.is_empty() {
-        rows.extend(mover.remove_frames()?);
+        rows.extend(mover.remove_shared_chains()?);
     }
     if order.networks.is_empty() && order.from.contains(&Place::Reference) {
         rows.extend(mover.remove_empty_tables()?);
@@ -309,7 +182,7 @@ pub fn migrate(
     Ok(rows)
 }
 
-/// What is moved side by side. Both kinds of an attachment are in one group.
+/// Groups the things that are moved together. Both kinds of an attachment are in one group.
 fn groups(works: Vec<Work>) -> Vec<Vec<Work>> {
     let mut groups: Vec<Vec<Work>> = Vec::new();
     for of_one in by_attachment(works).into_values() {
@@ -329,12 +202,12 @@ fn by_attachment(works: Vec<Work>) -> BTreeMap<AttachmentHash, Vec<Work>> {
     all
 }
 
-/// Whether anything is to be done.
+/// The mode of [`migrate`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Plan {
-    /// No: it is said what would be.
+    /// Lists what would be moved.
     Only,
-    /// Yes.
+    /// Moves it.
     AndDo,
 }
 
@@ -344,16 +217,17 @@ struct Mover<'a> {
 }
 
 impl Mover<'_> {
-    fn from(&self, place: Place) -> bool {
-        let there = match self.order.to {
+    /// True if things are moved from the place.
+    fn moves_from(&self, place: Place) -> bool {
+        let destination = match self.order.to {
             BackendName::Nftables => Place::Nftables,
             BackendName::Ebpf => Place::Ebpf,
             BackendName::Iptables => Place::Iptables,
         };
-        place != there && self.order.from.contains(&place)
+        place != destination && self.order.from.contains(&place)
     }
 
-    fn of_network(&self, network: &str) -> bool {
+    fn moves_network(&self, network: &str) -> bool {
         self.order.networks.is_empty() || self.order.networks.iter().any(|wanted| wanted == network)
     }
 
@@ -362,23 +236,23 @@ impl Mover<'_> {
             (BackendName::Ebpf, Some(programs)) => self.to_programs(programs, group),
             (BackendName::Ebpf | BackendName::Nftables, None) => self.only_to_table(group),
             (BackendName::Nftables, Some(programs)) => {
-                let (theirs, others) = group.into_iter().partition(|work| work.place == Place::Ebpf);
-                let (moved, mut rows) = self.leave_programs(programs, theirs);
+                let (of_programs, others) = group.into_iter().partition(|work| work.place == Place::Ebpf);
+                let (moved, mut rows) = self.leave_programs(programs, of_programs);
                 rows.extend(moved.iter().map(|(work, why)| work.row(State::Moved, why.as_str())));
                 rows.extend(self.only_to_table(others)?);
                 Ok(rows)
             }
             (BackendName::Iptables, None) => self.to_chains(group),
             (BackendName::Iptables, Some(programs)) => {
-                let (theirs, mut others): (Vec<Work>, Vec<Work>) =
+                let (of_programs, mut others): (Vec<Work>, Vec<Work>) =
                     group.into_iter().partition(|work| work.place == Place::Ebpf);
-                let (free, mut rows) = self.leave_programs(programs, theirs);
+                let (free, mut rows) = self.leave_programs(programs, of_programs);
                 let (free, whys): (Vec<Work>, Vec<String>) = free.into_iter().unzip();
-                let complaints: BTreeMap<String, String> =
+                let remarks: BTreeMap<String, String> =
                     free.iter().map(|work| work.wanted.to_string()).zip(whys).collect();
                 others.extend(free);
                 for mut row in self.to_chains(others)? {
-                    if let Some(why) = complaints.get(&row.what).filter(|_| row.why.is_empty()) {
+                    if let Some(why) = remarks.get(&row.what).filter(|_| row.why.is_empty()) {
                         row.why.clone_from(why);
                     }
                     rows.push(row);
@@ -388,154 +262,68 @@ impl Mover<'_> {
         }
     }
 
-    fn only_to_table(&self, group: Vec<Work>) -> Result<Vec<Row>, Error> {
-        if group.is_empty() {
-            return Ok(Vec::new());
-        }
-        let (moved, mut rows) = self.to_table(group)?;
-        rows.extend(moved.iter().map(|work| work.row(State::Moved, "")));
-        Ok(rows)
-    }
-
-    /// What a killed call has left: things on their way whose old place is empty.
-    fn finish_what_was_begun(&self, works: &[Work]) -> Result<(), Error> {
+    /// Finishes what a killed call has left: things in migration whose old place is empty.
+    fn finish_interrupted(&self, works: &[Work]) -> Result<(), Error> {
         let to_table = self.order.to != BackendName::Iptables;
         let still_there = works.iter().filter(|work| !to_table || !work.is_in_table());
         let at_work: BTreeSet<Key> =
             still_there.map(|work| if to_table { work.key() } else { work.record() }).collect();
-        // Those whose old place was not looked at, or could not be read, are not judged.
-        let mut begun: Vec<(Key, crate::Owner, Transit)> = Vec::new();
+        let mut begun: Vec<(Key, Owner, Transit)> = Vec::new();
         if to_table {
-            let all = table::all(&self.session)?;
+            let all = read_table::all(&self.session)?;
             begun.extend(all.into_iter().map(|(key, found)| (key, found.owner, found.transit)));
         } else {
-            for one in record::list(&self.session, |_| true)? {
+            for one in owner_entry::list(&self.session, |_| true)? {
                 begun.push(((one.owner.attachment_hash, one.kind), one.owner, one.transit));
             }
         }
         begun.retain(|(key, owner, transit)| {
-            *transit != Transit::Settled && !at_work.contains(key) && self.of_network(&owner.network)
+            *transit != Transit::Settled && !at_work.contains(key) && self.moves_network(&owner.network)
         });
-        let elsewhere = Everywhere::look(self)?;
+        // The old place of a thing may not have been read, or may be unreadable.
+        let old_places = OldPlaces::read(self)?;
         for (key, owner, transit) in begun {
-            if elsewhere.has(&owner) {
+            if old_places.have(&owner) {
                 continue;
             }
             match transit {
-                Transit::Verified => {
-                    transit::mark(&self.session, &[key], (&[transit], Transit::Settled), &|_| Vec::new())?;
-                }
-                _ if to_table => self.take_back(&[key])?,
-                _ => self.take_chains_back(&owner, key.1)?,
+                Transit::Verified => self.mark(&[key], &[transit], Transit::Settled).map(drop)?,
+                _ if to_table => self.unmake_in_table(&[key])?,
+                _ => self.remove_owners_chains(&owner, key.1)?,
             }
         }
         Ok(())
     }
 
-    /// Takes away what was made for things that have gone from their old place meanwhile.
-    fn take_back(&self, keys: &[Key]) -> Result<(), Error> {
-        let made = |entry: &crate::nftables::session::Held| Ok(entry.transit() == Transit::Made);
-        transit::take_away(&self.session, keys, transit::Part::All, (&made, &|_| None)).map(drop)
+    /// Sets the state of entries that have one of the states `from`. Returns the entries that are in state `to` now.
+    fn mark(&self, keys: &[Key], from: &[Transit], to: Transit) -> Result<BTreeSet<Key>, Error> {
+        migration::mark(&self.session, keys, (from, to), &|_| Vec::new())
     }
 
-    /// Returns what is there now, and rows about the rest.
-    fn to_table(&self, group: Vec<Work>) -> Result<(Vec<Work>, Vec<Row>), Error> {
-        let mut rows = Vec::new();
-        let mut made = Vec::new();
-        let here = table::all(&self.session)?;
-        for work in group {
-            match self.make_in_table(&work, here.get(&work.key())) {
-                Ok(None) => made.push(work),
-                Ok(Some(why)) => rows.push(work.row(State::LeftAlone, why)),
-                Err(error) => rows.push(work.row(State::Failed, error.to_string())),
-            }
-        }
-        wait_for_packets();
-        let verified = self.verify(made, &mut rows, |works| {
-            self.take_back(&works.iter().map(Work::key).collect::<Vec<_>>())
-        })?;
-        let keys: Vec<Key> = verified.iter().map(Work::key).collect();
-        let from = [Transit::Made, Transit::Verified, Transit::Settled];
-        let marked =
-            transit::mark(&self.session, &keys, (&from, Transit::Verified), &|kind| vec![record_kind(kind)])?;
-        let (going, gone): (Vec<Work>, Vec<Work>) =
-            verified.into_iter().partition(|work| marked.contains(&work.key()));
-        rows.extend(gone.iter().map(|work| work.row(State::LeftAlone, "it was taken away meanwhile")));
-        let alone = self.empty_old_places(&going)?;
-        let keys: Vec<Key> = going.iter().map(Work::key).collect();
-        // An ADD for the old place that came just now has an entry of its own again.
-        let added: Vec<&Work> = going
-            .iter()
-            .filter(|work| matches!(work.source, Source::Chains(_)) && self.is_added_again(&work.record()))
-            .collect();
-        let (state, why) = if alone {
-            (State::LeftAlone, "it was added again meanwhile; another call looks at it again")
-        } else {
-            (
-                State::Failed,
-                "it was added again meanwhile: `slipway restore` looks whether anything is missing",
-            )
-        };
-        rows.extend(added.iter().map(|work| work.row(state, why)));
-        let added: BTreeSet<Key> = added.iter().map(|work| work.key()).collect();
-        transit::mark(&self.session, &keys, (&[Transit::Verified], Transit::Settled), &|_| Vec::new())?;
-        let moved = going.into_iter().filter(|work| !added.contains(&work.key())).collect();
-        Ok((moved, rows))
-    }
-
-    /// Makes it in our table. Says why it is better left alone.
-    fn make_in_table(&self, work: &Work, here: Option<&table::Found>) -> Result<Option<String>, Error> {
-        let record = work.record();
-        let way_back = self.session.entry(record.0, record.1)?.map(|entry| entry.transit());
-        match (here, way_back) {
-            // A way back that was hardly begun: what is here is whole, what is there may not be.
-            (Some(_), Some(Transit::Made)) => return Ok(None),
-            // One that had come so far that what is here may be taken away in part.
-            (_, Some(Transit::Verified)) => {}
-            // The old place may be emptied in part.
-            (Some(found), _) if found.transit != Transit::Made => {
-                let there = What::from(&work.wanted);
-                let whole = found.what.as_ref().is_ok_and(|here| table::covers(here, &there));
-                return Ok((!whole).then(|| "our table has something else of the same attachment".to_owned()));
-            }
-            _ => {}
-        }
-        if work.is_empty() {
-            return Ok(Some(NOTHING.to_owned()));
-        }
-        let job = match &work.wanted {
-            Wanted::Ports(request) => ports_job(request)?,
-            Wanted::Masquerade(request) => masquerade_job(request),
-        };
-        job.in_transit(Transit::Made).run(&self.session)?;
-        Ok(None)
-    }
-
-    /// Looks whether what was copied is still what is there. What is not is taken back.
+    /// Reads the places again, and calls `unmake` for copies whose original has changed or gone. Returns the others.
     fn verify(
         &self,
         made: Vec<Work>,
         rows: &mut Vec<Row>,
-        take_back: impl Fn(&[Work]) -> Result<(), Error>,
+        unmake: impl Fn(&[Work]) -> Result<(), Error>,
     ) -> Result<Vec<Work>, Error> {
         if made.is_empty() {
             return Ok(made);
         }
         let (now, _) = self.everything()?;
-        let there = |work: &Work| now.iter().any(|other| other.same(work));
-        let (verified, changed): (Vec<Work>, Vec<Work>) = made.into_iter().partition(there);
-        take_back(&changed)?;
-        let why = "it has changed or gone meanwhile; another call looks at it again";
-        rows.extend(changed.iter().map(|work| work.row(State::LeftAlone, why)));
+        let is_there = |work: &Work| now.iter().any(|other| other.same(work));
+        let (verified, changed): (Vec<Work>, Vec<Work>) = made.into_iter().partition(is_there);
+        unmake(&changed)?;
+        rows.extend(changed.iter().map(|work| work.row(State::LeftAlone, CHANGED)));
         Ok(verified)
     }
 
-    /// Whether the iptables backend has it, which migrate has taken it from: an ADD writes that down first.
+    /// True if the iptables backend has an entry again that the migration has removed: an ADD writes it first.
     fn is_added_again(&self, record: &Key) -> bool {
         matches!(self.session.entry(record.0, record.1), Ok(Some(_)))
     }
 
-    /// Empties the old places outside our table. Returns whether nothing was taken away of what was written meanwhile.
+    /// Empties the old places outside our table. Returns true if no ADD can have lost chains.
     fn empty_old_places(&self, works: &[Work]) -> Result<bool, Error> {
         let chains: Vec<(&read_back::Found, Key)> = works
             .iter()
@@ -544,8 +332,8 @@ impl Mover<'_> {
                 _ => None,
             })
             .collect();
-        // Chains have their names from the container: those of an ADD that came since are called the same.
-        let alone = read_back::remove_found(&chains, |record| !self.is_added_again(record))?;
+        // Chains are named after the container, so those of a later ADD have the same names.
+        let locked = read_back::remove_found(&chains, |record| !self.is_added_again(record))?;
         let pieces: Vec<&Piece> = works
             .iter()
             .filter_map(|work| match &work.source {
@@ -561,21 +349,24 @@ impl Mover<'_> {
             wait_for_packets();
             reference.take_away(&pieces, reference::Part::All)?;
         }
-        Ok(alone)
+        Ok(locked)
     }
 
-    /// The chains that all containers shared, when nobody needs them any longer.
-    fn remove_frames(&self) -> Result<Vec<Row>, Error> {
+    /// Removes the chains that all containers shared, if none needs them any longer.
+    fn remove_shared_chains(&self) -> Result<Vec<Row>, Error> {
         let mut rows = Vec::new();
-        for frame in SharedChains::all(Purpose::Ports)?.into_iter().filter(|_| self.from(Place::Iptables)) {
-            if frame.needed()?.is_some() || frame.remove()?.is_some() {
+        if !self.moves_from(Place::Iptables) {
+            return Ok(rows);
+        }
+        for chains in SharedChains::all(Purpose::Ports)? {
+            if chains.needed()?.is_some() || chains.remove()?.is_some() {
                 continue;
             }
-            let family = match frame.place.family {
-                crate::AddressFamily::V4 => "iptables",
-                crate::AddressFamily::V6 => "ip6tables",
+            let family = match chains.place.family {
+                AddressFamily::V4 => "iptables",
+                AddressFamily::V6 => "ip6tables",
             };
-            let what = format!("the chains that containers shared in {family}-{}", frame.place.variant);
+            let what = format!("the chains that containers shared in {family}-{}", chains.place.variant);
             rows.push(removed(what, Place::Iptables));
         }
         Ok(rows)
@@ -592,22 +383,23 @@ fn removed(what: String, from: Place) -> Row {
     Row { owner: None, what, from, state: State::Removed, why: String::new(), ports: None }
 }
 
-/// Where else anybody has anything: nothing is judged of those.
-struct Everywhere {
+/// The content of all old places.
+struct OldPlaces {
     chains: Vec<read_back::Found>,
     table: BTreeSet<AttachmentHash>,
     rules: Vec<Piece>,
     to: BackendName,
 }
 
-impl Everywhere {
-    fn look(mover: &Mover<'_>) -> Result<Self, Error> {
+impl OldPlaces {
+    fn read(mover: &Mover<'_>) -> Result<Self, Error> {
         let rules = Reference::find()?.map(|reference| reference.survey()).transpose()?.unwrap_or_default();
-        let table = table::all(&mover.session)?.into_keys().map(|(hash, _)| hash).collect();
+        let table = read_table::all(&mover.session)?.into_keys().map(|(hash, _)| hash).collect();
         Ok(Self { chains: read_back::all()?, table, rules, to: mover.order.to })
     }
 
-    fn has(&self, owner: &crate::Owner) -> bool {
+    /// True if an old place may have something of the owner.
+    fn have(&self, owner: &Owner) -> bool {
         let in_rules = self.rules.iter().any(|piece| {
             piece.comment == owner.container_id
                 || piece.comment.contains(&format!("id: {}", owner.container_id))
@@ -619,16 +411,5 @@ impl Everywhere {
                 }
                 BackendName::Iptables => self.table.contains(&owner.attachment_hash),
             }
-    }
-}
-
-impl From<&Wanted> for What {
-    fn from(wanted: &Wanted) -> Self {
-        match wanted {
-            Wanted::Masquerade(request) => Self::Masquerade(request.addresses.clone()),
-            Wanted::Ports(request) => {
-                Self::Ports(read_back::Ports { ports: request.ports.clone(), ..read_back::Ports::default() })
-            }
-        }
     }
 }

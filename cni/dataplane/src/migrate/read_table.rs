@@ -1,4 +1,4 @@
-//! What attachments have in our own table, read back into what was asked for.
+//! Reads our own table back into what was requested.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -16,7 +16,7 @@ use crate::nftables::session::{Held, Session};
 use crate::owner::AttachmentHash;
 use crate::{AddressFamily, ContainerNetns, Error, Loopback, Owner, Snat};
 
-/// What one attachment has of one kind.
+/// The things of one attachment of one kind.
 #[derive(Debug, Clone)]
 pub(crate) struct Found {
     pub(crate) owner: Owner,
@@ -41,7 +41,7 @@ pub(crate) enum Unreadable {
     NoAddress,
 }
 
-/// Everything that is there.
+/// Reads the things of all attachments.
 pub(crate) fn all(session: &Session) -> Result<BTreeMap<Key, Found>, Error> {
     let mut elements: BTreeMap<Key, Vec<Held>> = BTreeMap::new();
     let mut entries = Vec::new();
@@ -137,7 +137,7 @@ fn chain_of(held: &Held) -> Option<SharedChain> {
     }
 }
 
-/// The conditions in the words of iptables. The last rule that translates is the one for all addresses.
+/// Reads the conditions, in the words of iptables. The last rule that translates is the one for all addresses.
 fn read_own_chain(
     rules: Vec<Option<Vec<Stmt>>>,
     family: AddressFamily,
@@ -176,7 +176,7 @@ fn read_masquerade(held: &[Held]) -> Result<What, Unreadable> {
     Ok(What::Masquerade(all))
 }
 
-/// Whether all that a container has elsewhere is here as well.
+/// True if the table has everything that a container has in another place.
 pub(crate) fn covers(here: &What, there: &What) -> bool {
     match (here, there) {
         (What::Masquerade(here), What::Masquerade(there)) => there.iter().all(|net| here.contains(net)),

@@ -1,12 +1,13 @@
-//! To the programs of the eBPF backend, and away from them.
+//! Moves things to the BPF programs, and away from them.
 //!
-//! What they serve is in our table in any case, so that nothing but the maps changes. A conversation stays with
-//! whom it is with: those of netfilter are noted in the maps before the programs serve a container, those of the
-//! programs are put into conntrack before they no longer do.
+//! The programs serve what is in our table in any case, so only the BPF maps change. A flow stays with the side that has
+//! it: netfilter's flows are entered into the maps before the programs serve a container, and the programs' flows into
+//! conntrack before the programs stop.
 
 use std::collections::BTreeMap;
 
-use super::{Mover, NOTHING, Place, Row, Source, State, Wanted, Work, by_attachment};
+use super::work::{Source, Wanted, Work};
+use super::{CHANGED, Mover, NOTHING, Place, REMOVED, Row, State, by_attachment};
 use crate::ebpf::Left;
 use crate::ebpf::migrate::{Begun, Finder, Moving, Spot, Thing};
 use crate::nftables::migration::Key;
@@ -14,7 +15,7 @@ use crate::nftables::schema::KIND_PORTS;
 use crate::owner::AttachmentHash;
 use crate::{Error, Protocol};
 
-/// An attachment on its way to the programs.
+/// An attachment in transit to the programs.
 struct Passenger {
     works: Vec<Work>,
     spot: Spot,
@@ -29,7 +30,7 @@ impl Wanted {
         }
     }
 
-    /// How many mappings are of SCTP, and how many there are.
+    /// The number of mappings of SCTP, and of all mappings.
     fn of_sctp(&self) -> (usize, usize) {
         match self {
             Self::Ports(request) => {
@@ -46,9 +47,9 @@ fn things(works: &[Work]) -> Vec<Thing<'_>> {
 }
 
 impl Mover<'_> {
-    /// What the programs can serve of what there is, and do not. The rest is told in rows. Answers of a container
-    /// to clients of its ports must not be taken for conversations of its own: its masquerade goes to the
-    /// programs only where its ports are theirs, too.
+    /// The things that the programs can serve and do not serve yet; adds rows about the others. The programs would take
+    /// replies of a container to clients of its ports for flows of its own, so they get its masquerade only with its
+    /// ports.
     pub(super) fn for_programs(&self, all: Vec<Work>, rows: &mut Vec<Row>) -> Result<Vec<Work>, Error> {
         let (programs, finder) = (Moving::find()?, Finder::default());
         let mut wanted = Vec::new();
@@ -58,13 +59,13 @@ impl Mover<'_> {
                 .iter()
                 .filter(|work| work.place != Place::Ebpf)
                 .cloned()
-                .partition(|work| self.from(work.place));
+                .partition(|work| self.moves_from(work.place));
             if selected.is_empty() {
                 continue;
             }
             let behind = rows.iter().find(|row| row.owner.as_ref() == Some(&attachment));
-            let ports_elsewhere = others.iter().find(|work| work.wanted.kind() == KIND_PORTS);
-            let why = match (behind, ports_elsewhere) {
+            let other_ports = others.iter().find(|work| work.wanted.kind() == KIND_PORTS);
+            let why = match (behind, other_ports) {
                 (Some(row), _) => Some(format!("{} stays in {}", row.what, row.from.as_str())),
                 (None, Some(work)) => {
                     let place = work.place.as_str();
@@ -89,18 +90,18 @@ impl Mover<'_> {
         Ok(wanted)
     }
 
-    /// Has the programs serve a group. What is elsewhere comes into our table first.
+    /// Lets the programs serve a group. Things in other places are moved into our table first.
     pub(super) fn to_programs(&self, programs: &mut Moving, group: Vec<Work>) -> Result<Vec<Row>, Error> {
-        let (mut here, elsewhere): (Vec<Work>, Vec<Work>) = group.into_iter().partition(Work::is_in_table);
+        let (mut here, others): (Vec<Work>, Vec<Work>) = group.into_iter().partition(Work::is_in_table);
         let mut rows = Vec::new();
-        if !elsewhere.is_empty() {
-            let (moved, others) = self.to_table(elsewhere)?;
-            let stays = |work: &Work| others.iter().any(|row| row.owner.as_ref() == Some(&work.attachment));
+        if !others.is_empty() {
+            let (moved, left) = self.to_table(others)?;
+            let stays = |work: &Work| left.iter().any(|row| row.owner.as_ref() == Some(&work.attachment));
             here.extend(self.as_in_table(moved)?);
             let (behind, on): (Vec<Work>, Vec<Work>) = here.into_iter().partition(stays);
             let why = "it is in nftables: something else of the container could not be moved";
             rows.extend(behind.iter().map(|work| work.row(State::LeftAlone, why)));
-            rows.extend(others);
+            rows.extend(left);
             here = on;
         }
         let (mut passengers, finder) = (Vec::new(), Finder::default());
@@ -114,7 +115,7 @@ impl Mover<'_> {
             return Ok(rows);
         }
         let begun: Vec<&Begun> = passengers.iter().map(|one| &one.begun).collect();
-        // If this fails they stay held, which nobody notices, and another call goes on.
+        // If this fails the containers stay held, which affects no packet, and the next call continues.
         programs.note_earlier(&begun)?;
         let (now, _) = self.everything()?;
         for one in passengers {
@@ -124,14 +125,13 @@ impl Mover<'_> {
                 rows.extend(one.works.iter().map(|work| work.row(State::Moved, self.remark(&work.wanted))));
             } else {
                 programs.give_up(&one.spot, &things(&one.works))?;
-                let why = "it has changed or gone meanwhile; another call looks at it again";
-                rows.extend(one.works.iter().map(|work| work.row(State::LeftAlone, why)));
+                rows.extend(one.works.iter().map(|work| work.row(State::LeftAlone, CHANGED)));
             }
         }
         Ok(rows)
     }
 
-    /// Tells the programs of a container, which is held. Else rows that say why not.
+    /// Enters a container into the BPF maps, and holds it. Returns rows with the reason if that is not possible.
     fn embark(
         &self,
         programs: &mut Moving,
@@ -151,20 +151,20 @@ impl Mover<'_> {
             let (hash, kind) = work.key();
             match self.session.entry(hash, kind) {
                 Ok(Some(_)) => {}
-                Ok(None) => return Err(all(State::LeftAlone, "it was taken away meanwhile".to_owned())),
+                Ok(None) => return Err(all(State::LeftAlone, REMOVED.to_owned())),
                 Err(error) => return Err(failed(error)),
             }
         }
         let begun = programs.begin(&spot, &things(&works)).map_err(|error| {
             if let Err(left) = programs.give_up(&spot, &things(&works)) {
-                log::warn!("take back what the BPF maps were told: {left}");
+                log::warn!("remove a container from the BPF maps again: {left}");
             }
             failed(error)
         })?;
         Ok(Passenger { works, spot, begun })
     }
 
-    /// What has just come into our table, as it reads there.
+    /// The things that were just moved into our table, as they read there.
     fn as_in_table(&self, moved: Vec<Work>) -> Result<Vec<Work>, Error> {
         let (now, _) = self.everything()?;
         let here: BTreeMap<Key, Wanted> =
@@ -176,7 +176,7 @@ impl Mover<'_> {
         Ok(moved.into_iter().filter_map(as_there).collect())
     }
 
-    /// What there is to say of something that the programs serve.
+    /// A remark about a thing that the programs serve; empty if there is none.
     fn remark(&self, wanted: &Wanted) -> String {
         match (wanted, wanted.of_sctp().0) {
             (Wanted::Masquerade(_), _) => match self.order.settings.masquerade_ports.clash() {
@@ -188,8 +188,8 @@ impl Mover<'_> {
         }
     }
 
-    /// Has netfilter serve a group again. Returns what the programs no longer have, each with what is to be said
-    /// of it, and rows about the rest.
+    /// Lets netfilter serve a group again. Returns the things that the programs no longer serve, each with a remark, and
+    /// rows about the others.
     pub(super) fn leave_programs(
         &self,
         programs: &mut Moving,
@@ -200,17 +200,17 @@ impl Mover<'_> {
         }
         match programs.withdraw(&things(&works)) {
             Ok(handed) => {
-                let mut told: Vec<AttachmentHash> = Vec::new();
-                let mut complaint = |work: &Work| {
+                let mut remarked: Vec<AttachmentHash> = Vec::new();
+                let mut remark = |work: &Work| {
                     // Once for each container.
-                    if told.contains(&work.key().0) {
+                    if remarked.contains(&work.key().0) {
                         return String::new();
                     }
-                    told.push(work.key().0);
+                    remarked.push(work.key().0);
                     handed.complaint(&work.wanted.thing().addresses()).unwrap_or_default()
                 };
                 let with_why = works.into_iter().map(|work| {
-                    let why = complaint(&work);
+                    let why = remark(&work);
                     (work, why)
                 });
                 (with_why.collect(), Vec::new())
@@ -223,7 +223,7 @@ impl Mover<'_> {
     }
 }
 
-/// Why the programs cannot serve an attachment, if they cannot.
+/// The reason why the programs cannot serve an attachment, if there is one.
 fn obstacle(finder: &Finder, works: &[Work], programs: Option<&Moving>) -> Result<Option<Left>, Error> {
     match finder.spot(&things(works))? {
         Err(left) => Ok(Some(left)),
@@ -234,8 +234,8 @@ fn obstacle(finder: &Finder, works: &[Work], programs: Option<&Moving>) -> Resul
     }
 }
 
-/// What is on its way into our table is in two places, and goes on from the old one.
+/// Drops the copies of things in transit into our table, which are moved from their old place.
 fn without_copies(works: Vec<Work>) -> Vec<Work> {
-    let elsewhere: Vec<Key> = works.iter().filter(|work| !work.is_in_table()).map(Work::key).collect();
-    works.into_iter().filter(|work| !work.is_in_table() || !elsewhere.contains(&work.key())).collect()
+    let originals: Vec<Key> = works.iter().filter(|work| !work.is_in_table()).map(Work::key).collect();
+    works.into_iter().filter(|work| !work.is_in_table() || !originals.contains(&work.key())).collect()
 }

@@ -1,0 +1,119 @@
+//! Makes things in chains of iptables.
+
+use cni_kernel::grace::wait_for_packets;
+use cni_nftables::Value;
+use cni_spec::Attachment;
+
+use super::work::{Source, Wanted, Work, record_kind};
+use super::{Mover, NOTHING, REMOVED, Row, State};
+use crate::iptables::Iptables;
+use crate::nftables::migration::{self, Key, Part, Transit};
+use crate::nftables::owner_entry;
+use crate::nftables::session::Held;
+use crate::{Error, Owner};
+
+impl Mover<'_> {
+    /// Removes the chains of an owner, with the entry.
+    pub(super) fn remove_owners_chains(&self, owner: &Owner, kind: u32) -> Result<(), Error> {
+        if let Ok(attachment) = Attachment::new(&owner.network, &owner.container_id, &owner.ifname) {
+            Iptables::unmake(&attachment, kind)?;
+        }
+        owner_entry::remove(&self.session, owner.attachment_hash, &[kind])
+    }
+
+    pub(super) fn to_chains(&self, group: Vec<Work>) -> Result<Vec<Row>, Error> {
+        let mut rows = Vec::new();
+        let mut made = Vec::new();
+        for work in group {
+            match self.make_in_chains(&work) {
+                Ok(None) => made.push(work),
+                Ok(Some(why)) => rows.push(work.row(State::LeftAlone, why)),
+                Err(error) => {
+                    self.unmake_in_chains(&work)?;
+                    rows.push(work.row(State::Failed, error.to_string()));
+                }
+            }
+        }
+        wait_for_packets();
+        let unmake = |works: &[Work]| works.iter().try_for_each(|work| self.unmake_in_chains(work));
+        let verified = self.verify(made, &mut rows, unmake)?;
+        let (from_table, from_rules): (Vec<Work>, Vec<Work>) =
+            verified.into_iter().partition(|work| matches!(work.source, Source::Table));
+        let records: Vec<Key> = from_rules.iter().map(Work::record).collect();
+        self.mark(&records, &[Transit::Made], Transit::Verified)?;
+        self.empty_old_places(&from_rules)?;
+        self.mark(&records, &[Transit::Verified], Transit::Settled)?;
+        rows.extend(from_rules.iter().map(|work| work.row(State::Moved, "")));
+        rows.extend(self.leave_table(&from_table)?);
+        Ok(rows)
+    }
+
+    /// Empties the table of things that are in chains now.
+    fn leave_table(&self, works: &[Work]) -> Result<Vec<Row>, Error> {
+        // An ADD or DEL of the same attachment has changed the entry, or will find it.
+        let is_in_transit = |entry: &Held| match (&entry.owner, entry.key.as_slice()) {
+            (Some(owner), [_, Value::Mark(kind)]) => {
+                let record = self.session.entry(owner.attachment_hash, record_kind(*kind))?;
+                Ok(record.is_some_and(|record| record.transit() != Transit::Settled))
+            }
+            _ => Ok(false),
+        };
+        let records: Vec<Key> = works.iter().map(Work::record).collect();
+        self.mark(&records, &[Transit::Made], Transit::Verified)?;
+        let keys: Vec<Key> = works.iter().map(Work::key).collect();
+        let settle = |kind| Some(record_kind(kind));
+        migration::take_away(&self.session, &keys, Part::Translation, (&is_in_transit, &settle))?;
+        wait_for_packets();
+        let gone = migration::take_away(&self.session, &keys, Part::All, (&is_in_transit, &settle))?;
+        let mut rows = Vec::new();
+        for work in works {
+            if gone.contains(&work.key()) {
+                rows.push(work.row(State::Moved, ""));
+            } else {
+                self.unmake_in_chains(work)?;
+                rows.push(work.row(State::LeftAlone, REMOVED));
+            }
+        }
+        Ok(rows)
+    }
+
+    /// Makes the thing in chains. Returns the reason to leave it alone, if there is one.
+    fn make_in_chains(&self, work: &Work) -> Result<Option<&'static str>, Error> {
+        let (hash, kind) = work.record();
+        let is_of_table = matches!(work.source, Source::Table);
+        if Iptables::shares_chains(&self.session, &work.attachment, kind)? {
+            return Ok(Some("another interface of the container has things in the same chains"));
+        }
+        let before = self.session.entry(hash, kind)?.map(|entry| entry.transit());
+        // The chains are complete; the old place may be emptied in part.
+        if before == Some(Transit::Verified) {
+            return Ok(None);
+        }
+        if work.is_empty() {
+            return Ok(Some(NOTHING));
+        }
+        if before == Some(Transit::Settled) && !is_of_table {
+            return Ok(Some("iptables has something of the same attachment"));
+        }
+        let (table_hash, table_kind) = work.key();
+        let is_there = || Ok(!is_of_table || self.session.entry(table_hash, table_kind)?.is_some());
+        if !owner_entry::put_if(&self.session, (kind, Transit::Made), work.wanted.owner(), &is_there)? {
+            return Ok(Some(REMOVED));
+        }
+        match &work.wanted {
+            Wanted::Ports(request) => Iptables::make_ports(request)?,
+            Wanted::Masquerade(request) => Iptables::make_masquerade(request)?,
+        }
+        Ok(None)
+    }
+
+    /// Removes the chains again, unless an ADD has made them its own.
+    fn unmake_in_chains(&self, work: &Work) -> Result<(), Error> {
+        let (hash, kind) = work.record();
+        if self.session.entry(hash, kind)?.is_some_and(|entry| entry.transit() == Transit::Settled) {
+            return Ok(());
+        }
+        Iptables::unmake(&work.attachment, kind)?;
+        owner_entry::remove(&self.session, hash, &[kind])
+    }
+}
