@@ -23,43 +23,44 @@ impl Batch {
         self.lines.is_empty()
     }
 
-    fn push<'a>(&mut self, option: &[&'a str], rule: &'a [String]) {
-        self.lines.push(quote::line(option.iter().copied().chain(rule.iter().map(String::as_str))));
+    fn push(&mut self, head: &[&str], rule: Option<&Rule>) {
+        let rule = rule.map(Rule::words).unwrap_or_default().iter().map(String::as_str);
+        self.lines.push(quote::line(head.iter().copied().chain(rule)));
     }
 
     /// Prints a chain.
     pub(super) fn print(&mut self, chain: &str) {
-        self.push(&["-S", chain], &[]);
+        self.push(&["-S", chain], None);
     }
 
     /// Refuses the batch unless the chain has the rule.
     pub(super) fn require(&mut self, chain: &str, rule: &Rule) {
-        self.push(&["-C", chain], rule.words());
+        self.push(&["-C", chain], Some(rule));
     }
 
     /// Makes a chain that is neither listed nor made by this batch. The tool refuses one that exists.
     pub(crate) fn make_chain(&mut self, listing: &Listing, chain: &str) {
         if !listing.has(chain) && !self.lines.contains(&format!("-N {chain}")) {
-            self.push(&["-N", chain], &[]);
+            self.push(&["-N", chain], None);
         }
     }
 
     pub(crate) fn flush(&mut self, chain: &str) {
-        self.push(&["-F", chain], &[]);
+        self.push(&["-F", chain], None);
     }
 
     pub(crate) fn append(&mut self, chain: &str, rule: &Rule) {
-        self.push(&["-A", chain], rule.words());
+        self.push(&["-A", chain], Some(rule));
     }
 
     /// Makes the rule the first of its chain.
     pub(crate) fn insert(&mut self, chain: &str, rule: &Rule) {
-        self.push(&["-I", chain, "1"], rule.words());
+        self.push(&["-I", chain, "1"], Some(rule));
     }
 
     /// Deletes the first rule with these words. The tool refuses the batch if there is none.
     pub(crate) fn delete(&mut self, chain: &str, rule: &Rule) {
-        self.push(&["-D", chain], rule.words());
+        self.push(&["-D", chain], Some(rule));
     }
 
     /// Deletes the listed rules of a chain that jump to one of the targets.
@@ -78,7 +79,7 @@ impl Batch {
             self.flush(chain);
         }
         for chain in present() {
-            self.push(&["-X", chain], &[]);
+            self.push(&["-X", chain], None);
         }
     }
 }

@@ -7,14 +7,12 @@ use super::batch::Batch;
 use super::listing::Listing;
 use super::names::{HOSTPORT_DNAT, POSTROUTING, TableName};
 use super::plan::{MasqueradePlan, PortPlan};
-use super::quote;
 use super::rule::Rule;
 use super::tools::{Refusal, Tools, nat_table};
 use crate::{AddressFamily, Error};
 
 fn require(family: AddressFamily, chain: &str, rule: &Rule, is_there: bool) -> Result<(), Error> {
-    let line = || quote::line(rule.words().iter().map(String::as_str));
-    let missing = || Error::Missing(format!("table {} has no rule -A {chain} {}", nat_table(family), line()));
+    let missing = || Error::Missing(format!("table {} has no rule -A {chain} {rule}", nat_table(family)));
     is_there.then_some(()).ok_or_else(missing)
 }
 

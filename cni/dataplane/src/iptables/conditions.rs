@@ -17,32 +17,8 @@ const SHORT: &str = "sdpiofm46";
 
 /// The long options that are commands, targets or switches of the tool, which also takes any unambiguous
 /// abbreviation.
-const REFUSED: [&str; 24] = [
-    "append",
-    "check",
-    "delete",
-    "insert",
-    "replace",
-    "list",
-    "list-rules",
-    "flush",
-    "zero",
-    "new-chain",
-    "delete-chain",
-    "rename-chain",
-    "policy",
-    "help",
-    "jump",
-    "goto",
-    "table",
-    "modprobe",
-    "noflush",
-    "verbose",
-    "version",
-    "wait",
-    "numeric",
-    "line-numbers",
-];
+const REFUSED: &str = "append check delete insert replace list list-rules flush zero new-chain delete-chain rename-chain \
+    policy help jump goto table modprobe noflush verbose version wait numeric line-numbers";
 
 /// A condition that the other backend cannot express.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -66,7 +42,7 @@ pub fn check(key: &'static str, words: &[String]) -> Result<(), Error> {
         let is_condition = match (word.strip_prefix("--"), word.strip_prefix('-')) {
             (Some(long), _) => {
                 let name = long.split('=').next().unwrap_or_default();
-                !name.is_empty() && !REFUSED.iter().any(|refused| refused.starts_with(name))
+                !name.is_empty() && !REFUSED.split_whitespace().any(|refused| refused.starts_with(name))
             }
             // A value may be negative.
             (None, Some(short)) => short.starts_with(|c: char| SHORT.contains(c) || c.is_ascii_digit()),

@@ -21,9 +21,8 @@ use super::batch::Batch;
 use super::detect;
 use super::listing::Listing;
 use super::names::{ChainName, TableName};
-use super::quote;
 use super::rule::Rule;
-use super::tools::{Place, Tools, table_id};
+use super::tools::{self, Place, Tools, table_id};
 use crate::policy::IngressPolicy;
 use crate::{AddressFamily, Error};
 
@@ -159,7 +158,7 @@ pub(super) fn places() -> Result<Vec<Place>, Error> {
 
 /// Looks for the programs that these chains need.
 pub(crate) fn status() -> Result<(), Error> {
-    super::Iptables::programs(tools()?.variant).map(drop)
+    tools::programs(tools()?.variant).map(drop)
 }
 
 /// Adds the rules of the plan.
@@ -339,9 +338,8 @@ pub(crate) fn check(tools: &Tools, plan: &FilterPlan) -> Result<(), Error> {
     let Some((chain, rule)) = expected.iter().find(|(chain, rule)| !has(&listing, chain, rule)) else {
         return Ok(());
     };
-    let line = quote::line(rule.words().iter().map(String::as_str));
     let table = table_id(plan.family, TableName::Filter);
-    Err(Error::Missing(format!("expected {chain} rule [{line}] not found in table {table}")))
+    Err(Error::Missing(format!("expected {chain} rule [{rule}] not found in table {table}")))
 }
 
 #[cfg(test)]

@@ -80,8 +80,7 @@ impl Iptables {
     /// # Errors
     /// [`Error::NoIptables`] with the first program that is not installed.
     pub fn programs(variant: Variant) -> Result<Vec<std::path::PathBuf>, Error> {
-        let all = AddressFamily::BOTH.into_iter().flat_map(|family| [(family, "restore"), (family, "save")]);
-        all.map(|(family, suffix)| Tools::nat(Place { variant, family }).program(suffix)).collect()
+        tools::programs(variant)
     }
 
     /// Refuses the request if a chain of a living container has one of its ports, whichever backend the request is

@@ -1,15 +1,15 @@
-//! Words on a line of `iptables-restore` and `iptables-save`.
+//! Quotes words for `iptables-restore`, and splits lines of `iptables-save`.
 
-/// Whether a word can stand on a line without quotes.
+/// True if a word needs no quotes.
 fn is_plain(word: &str) -> bool {
     !word.is_empty()
         && !word.starts_with('#')
         && word.bytes().all(|b| b.is_ascii_graphic() && !matches!(b, b'"' | b'\'' | b'\\'))
 }
 
-/// Appends a word so that the tools read back exactly it. Line breaks and NULs, which no line can
-/// hold, become blanks: what is said in rules is checked before, this is for comments.
-pub(crate) fn push(line: &mut String, word: &str) {
+/// Appends a word so that the tools read back exactly this word. Line breaks and NULs, which no line can hold, become
+/// spaces. They are possible only in comments: other words are checked before.
+fn push(line: &mut String, word: &str) {
     if is_plain(word) {
         line.push_str(word);
         return;
@@ -28,7 +28,7 @@ pub(crate) fn push(line: &mut String, word: &str) {
     line.push('"');
 }
 
-/// Words as one line, without the line break.
+/// Joins words to a line without the line break.
 pub(crate) fn line<'a>(words: impl IntoIterator<Item = &'a str>) -> String {
     let mut line = String::new();
     for word in words {
@@ -40,8 +40,8 @@ pub(crate) fn line<'a>(words: impl IntoIterator<Item = &'a str>) -> String {
     line
 }
 
-/// Takes a line apart as the tools do: blanks divide, double quotes hold together, and inside them a
-/// backslash takes the next character as it is.
+/// Splits a line as the tools do: at spaces outside double quotes. Within quotes a backslash makes the next character
+/// literal.
 pub(crate) fn split(line: &str) -> Vec<String> {
     let mut words = Vec::new();
     let mut chars = line.chars().peekable();
@@ -70,7 +70,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_iptables_save_prints_is_understood() {
+    fn output_of_iptables_save_is_split() {
         let line = r#"-A POSTROUTING -m comment --comment "name: \"testnet\" id: \"c1\"" -j CNI-x"#;
         let words = split(line);
         assert_eq!(words[..4], ["-A", "POSTROUTING", "-m", "comment"]);
@@ -79,7 +79,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_ends_a_line() {
+    fn no_word_ends_a_line() {
         assert_eq!(line(["a\nCOMMIT", "b\0", "", "#x", "it's"]), r##""a COMMIT" "b " "" "#x" "it's""##);
     }
 

@@ -1,11 +1,13 @@
 //! One rule, as the words that `iptables-save` prints for it, in that order: a rule that is made and one that
 //! is listed are compared word by word.
 
+use std::fmt;
 use std::net::{IpAddr, SocketAddr};
 
 use ipnet::IpNet;
 
 use super::names::CommentOwner;
+use super::quote;
 use crate::{AddressFamily, HostAddress, HostPorts, Protocol, PublishedPort};
 
 /// A rule, from its first match to the last word of its target.
@@ -179,6 +181,13 @@ impl Rule {
         };
         let host = HostPorts { protocol: self.protocol()?, address, first, last };
         Some(PublishedPort { host, container: to.ip(), container_port: to.port() })
+    }
+}
+
+/// Prints the words as the tools read them.
+impl fmt::Display for Rule {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&quote::line(self.words.iter().map(String::as_str)))
     }
 }
 

@@ -4,7 +4,7 @@ use std::fmt;
 use std::io::{Read, Write};
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::{Command, Output, Stdio};
 use std::sync::mpsc::{self, RecvTimeoutError};
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -96,7 +96,7 @@ fn find(name: &str) -> Option<PathBuf> {
     })
 }
 
-/// The variant of the plain name `iptables`: as symbolic links tell, else as the program prints.
+/// The variant of the plain name `iptables`, read from symbolic links, else from the program's version.
 pub(crate) fn default_variant() -> Option<Variant> {
     let file = find("iptables")?;
     let name = file.canonicalize().ok()?.file_name()?.to_string_lossy().into_owned();
@@ -167,15 +167,15 @@ impl Tools {
     fn print_table(&self) -> Result<String, Error> {
         let program = self.program("save")?;
         let run = run(&program, &["-t", self.table.as_str()], "")?;
-        if !run.success {
+        if !run.status.success() {
             let operation = format!("run {} -t {}", program.display(), self.table.as_str());
-            return Err(Error::kernel(operation, run.complaint()));
+            return Err(Error::kernel(operation, complaint(&run)));
         }
-        Ok(run.stdout)
+        Ok(text(&run))
     }
 
     /// Has the tool print only these chains, as the table may have a hundred thousand rules of a service proxy.
-    /// The kernel tells cheaply which of them exist.
+    /// Asking the kernel which of them exist is cheap.
     fn read_nft(&self, chains: &[&str]) -> Result<Listing, Error> {
         let socket = Socket::open().map_err(|e| Error::kernel("reach nf_tables", e))?;
         let table = table_id(self.family, self.table);
@@ -190,8 +190,8 @@ impl Tools {
             return Ok(Listing::default());
         }
         let run = run(&self.program("restore")?, &["--noflush"], &print.to_string())?;
-        if run.success {
-            return Ok(Listing::parse(&run.stdout, self.table));
+        if run.status.success() {
+            return Ok(Listing::parse(&text(&run), self.table));
         }
         // A chain was deleted since the kernel was asked.
         self.print_table().map(|text| Listing::parse(&text, self.table))
@@ -212,10 +212,10 @@ impl Tools {
         let run = run(&program, &["--noflush", "--wait", &wait], &input);
         legacy::forget();
         let run = run.map_err(Refusal::Failed)?;
-        if run.success {
+        if run.status.success() {
             return Ok(());
         }
-        let complaint = run.complaint();
+        let complaint = complaint(&run);
         if self.variant == Variant::Legacy && complaint.contains("xtables lock") {
             return Err(Refusal::Failed(Error::XtablesLock {
                 program: program.display().to_string(),
@@ -260,6 +260,15 @@ impl Tools {
     }
 }
 
+/// Finds the programs of both families.
+///
+/// # Errors
+/// [`Error::NoIptables`] with the first program that is not installed.
+pub(super) fn programs(variant: Variant) -> Result<Vec<PathBuf>, Error> {
+    let all = AddressFamily::BOTH.into_iter().flat_map(|family| [(family, "restore"), (family, "save")]);
+    all.map(|(family, suffix)| Tools::nat(Place { variant, family }).program(suffix)).collect()
+}
+
 /// The process that holds the legacy tools' lock, as far as it can be found.
 fn lock_holder() -> String {
     let file = std::env::var_os("XTABLES_LOCKFILE").map_or_else(|| "/run/xtables.lock".into(), PathBuf::from);
@@ -285,25 +294,15 @@ fn holder_in(locks: &str, (dev, ino): (u64, u64)) -> Option<u32> {
     })
 }
 
-/// The end of a program, and its output.
-#[derive(Debug)]
-struct Run {
-    success: bool,
-    status: String,
-    stdout: String,
-    stderr: String,
-}
-
-impl Run {
-    /// The standard error as one line; the exit status if it is empty.
-    fn complaint(&self) -> String {
-        let lines: Vec<&str> = self.stderr.lines().map(str::trim).filter(|line| !line.is_empty()).collect();
-        if lines.is_empty() { self.status.clone() } else { lines.join("; ") }
-    }
+/// The standard error of a program as one line; its exit status if that is empty.
+fn complaint(run: &Output) -> String {
+    let text = String::from_utf8_lossy(&run.stderr);
+    let lines: Vec<&str> = text.lines().map(str::trim).filter(|line| !line.is_empty()).collect();
+    if lines.is_empty() { run.status.to_string() } else { lines.join("; ") }
 }
 
 /// Runs a program with this standard input, and kills it after [`RUN_LIMIT`].
-fn run(program: &Path, arguments: &[&str], input: &str) -> Result<Run, Error> {
+fn run(program: &Path, arguments: &[&str], input: &str) -> Result<Output, Error> {
     let shown = program.display();
     let failed = |what: &str, error: std::io::Error| Error::kernel(format!("{what} {shown}"), error);
     let mut command = Command::new(program);
@@ -320,8 +319,8 @@ fn run(program: &Path, arguments: &[&str], input: &str) -> Result<Run, Error> {
             late && child().kill().is_ok()
         });
         let writer = scope.spawn(|| stdin.map_or(Ok(()), |mut stdin| stdin.write_all(input.as_bytes())));
-        let errors = scope.spawn(|| text(stderr));
-        let stdout = text(stdout);
+        let errors = scope.spawn(|| read_all(stderr));
+        let stdout = read_all(stdout);
         let stderr = errors.join().unwrap_or_default();
         drop(ended);
         let written = writer.join().unwrap_or_else(|_| Err(std::io::ErrorKind::Other.into()));
@@ -335,16 +334,20 @@ fn run(program: &Path, arguments: &[&str], input: &str) -> Result<Run, Error> {
         // The program took a part of its input for the whole. One that failed prints its own reason.
         written.map_err(|e| failed("write to", e))?;
     }
-    Ok(Run { success: status.success(), status: status.to_string(), stdout, stderr })
+    Ok(Output { status, stdout, stderr })
 }
 
-fn text(from: Option<impl Read>) -> String {
+fn text(run: &Output) -> String {
+    String::from_utf8_lossy(&run.stdout).into_owned()
+}
+
+fn read_all(from: Option<impl Read>) -> Vec<u8> {
     let mut bytes = Vec::new();
     if let Some(mut from) = from {
         // A read error means that the program failed, and its exit status shows that.
         let _ = from.read_to_end(&mut bytes);
     }
-    String::from_utf8_lossy(&bytes).into_owned()
+    bytes
 }
 
 #[cfg(test)]
@@ -367,10 +370,10 @@ mod tests {
     fn programs_are_run_to_their_end() {
         let long = "x".repeat(300_000);
         let run = run(Path::new("/bin/cat"), &[], &long).unwrap();
-        assert!(run.success);
+        assert!(run.status.success());
         assert_eq!(run.stdout.len(), long.len());
         let run = super::run(Path::new("/bin/sh"), &["-c", "echo why >&2; exit 3"], &long).unwrap();
-        assert_eq!((run.success, run.complaint().as_str()), (false, "why"));
+        assert_eq!((run.status.success(), complaint(&run).as_str()), (false, "why"));
         // The program took no input for the whole.
         assert!(super::run(Path::new("/bin/sh"), &["-c", "exit 0"], &long).is_err());
         assert!(super::run(Path::new("/bin/sh"), &["-c", "exit 0"], "").is_ok());

@@ -111,7 +111,7 @@ pub(crate) fn removal(listing: &Listing, chains: &[&str]) -> Batch {
     batch
 }
 
-/// A chain of a container, as a rule that jumps to it tells.
+/// A chain of a container, with the owner in the comment of a rule that jumps to it.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct OwnedChain {
     pub(crate) owner: CommentOwner,
