@@ -21,8 +21,8 @@ pub(crate) enum Mode {
 /// Takes the lock of this name.
 ///
 /// # Errors
-/// [`LockError::TimedOut`] if another process holds it for all of `patience`; the other variants if the lock file
-/// cannot be made or locked.
+/// [`LockError::TimedOut`] if another process holds it for all of `patience`; the other variants if the lock
+/// file cannot be made or locked.
 pub(crate) fn take(name: &str, mode: Mode, patience: Duration) -> Result<FileLock, LockError> {
     take_in(Path::new(RUN_DIR), name, mode, patience)
 }
@@ -40,8 +40,8 @@ pub(crate) fn take_in(
     }
 }
 
-/// For operations that are better done without the lock than not at all: logs that it is missing, and the risk. A
-/// lock file that cannot be made is no warning, as no other process has the lock then either.
+/// For operations that are better done without the lock than not at all: logs that it is missing, and the
+/// risk. A lock file that cannot be made is no warning, as no other process has the lock then either.
 pub(crate) fn or_log(lock: Result<FileLock, LockError>, risk: &str) -> Option<FileLock> {
     let log = |error: &LockError| {
         let level = if error.is_timeout() { log::Level::Warn } else { log::Level::Debug };

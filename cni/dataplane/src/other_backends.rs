@@ -1,5 +1,5 @@
-//! Reads the names of the node's tables, which show the backends that may have made something here. On a node with our
-//! own table alone, nothing else has to be read.
+//! Reads the names of the node's tables, which show the backends that may have made something here. On a node
+//! with our own table alone, nothing else has to be read.
 
 use cni_nftables::Family;
 use cni_spec::Attachment;
@@ -29,8 +29,8 @@ impl OtherBackends {
         Self::look_by(None)
     }
 
-    /// Reads the names by a socket that is already open, if there is one: closing another one would wait for the
-    /// ruleset's lock.
+    /// Reads the names by a socket that is already open, if there is one: closing another one would wait for
+    /// the ruleset's lock.
     ///
     /// # Errors
     /// [`Error::Kernel`] if they cannot be read.
@@ -56,8 +56,8 @@ impl OtherBackends {
         Ok(Self { session: Some(session), iptables: legacy || nat, reference })
     }
 
-    /// True if the attachment has an entry of the iptables backend in our table. A killed ADD or DEL may have left one
-    /// without chains.
+    /// True if the attachment has an entry of the iptables backend in our table. A killed ADD or DEL may have
+    /// left one without chains.
     pub(crate) fn is_recorded(&self, attachment: &Attachment, kinds: Kinds) -> Result<bool, Error> {
         let Some(session) = &self.session else { return Ok(false) };
         for kind in iptables::record_kinds(kinds) {

@@ -84,8 +84,8 @@ impl OwnTable {
         Ok(Holding::Owners(owners))
     }
 
-    /// Removes the table, and returns its content. With [`InUse::Spare`] a table with owners or an administrator's
-    /// rules stays, including those that were added a moment ago.
+    /// Removes the table, and returns its content. With [`InUse::Spare`] a table with owners or an
+    /// administrator's rules stays, including those that were added a moment ago.
     ///
     /// # Errors
     /// As for [`Self::holding`]; [`Error::Busy`] if other processes changed the ruleset at every attempt.

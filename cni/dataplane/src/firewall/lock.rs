@@ -1,5 +1,6 @@
-//! The lock for changes of the chains of iptables and the zones of firewalld, which cannot be changed on condition
-//! that the record is still the same. A process that decides by the record what to change there holds the lock.
+//! The lock for changes of the chains of iptables and the zones of firewalld, which cannot be changed on
+//! condition that the record is still the same. A process that decides by the record what to change there
+//! holds the lock.
 
 use std::time::Duration;
 
@@ -25,13 +26,13 @@ pub struct FirewallLock {
 }
 
 impl FirewallLock {
-    /// Takes the lock for an ADD, if it needs one: the kernel refuses batches for our own table that were made for
-    /// another ruleset. Where the lock file cannot be made, no other process has the lock either, and the ADD
-    /// continues.
+    /// Takes the lock for an ADD, if it needs one: the kernel refuses batches for our own table that were
+    /// made for another ruleset. Where the lock file cannot be made, no other process has the lock either,
+    /// and the ADD continues.
     ///
     /// # Errors
-    /// [`Error::NoTurn`] if other processes hold the lock for a minute; nothing was changed. [`Error::Kernel`] if
-    /// the record cannot be read.
+    /// [`Error::NoTurn`] if other processes hold the lock for a minute; nothing was changed.
+    /// [`Error::Kernel`] if the record cannot be read.
     pub fn for_add(request: &FirewallRequest) -> Result<Self, Error> {
         let before = held(&request.attachment)?;
         if request.means == Means::Nftables && before.as_ref().is_none_or(|before| !before.needs_lock()) {
@@ -40,8 +41,8 @@ impl FirewallLock {
         Self::or_refuse(lock::take(NAME, Mode::Exclusive, ADD_PATIENCE))
     }
 
-    /// Takes the lock for a DEL or a GC. If other processes hold it for half a minute, the DEL continues without it
-    /// and logs a warning.
+    /// Takes the lock for a DEL or a GC. If other processes hold it for half a minute, the DEL continues
+    /// without it and logs a warning.
     #[must_use]
     pub fn for_del() -> Self {
         Self { _lock: lock::or_log(lock::take(NAME, Mode::Exclusive, DEL_PATIENCE), RISK) }

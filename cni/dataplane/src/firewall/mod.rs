@@ -1,7 +1,8 @@
 //! The rules of the firewall plugin: they accept packets of containers, and isolate bridges.
 //!
-//! There are three means: a table of our own in nftables, the chains of iptables that the reference plugin makes, and
-//! zones of firewalld. The plugin itself calls firewalld over D-Bus; its zones are only recorded here.
+//! There are three means: a table of our own in nftables, the chains of iptables that the reference plugin
+//! makes, and zones of firewalld. The plugin itself calls firewalld over D-Bus; its zones are only recorded
+//! here.
 
 mod lock;
 pub(crate) mod table;
@@ -98,8 +99,8 @@ impl FirewallRequest {
         FilterPlan { family, admitted, dismissed: Vec::new(), isolation, admin: self.admin_chain.clone() }
     }
 
-    /// Calls `work` with the rules of iptables for each family that the request needs; `others` are the policies of
-    /// the bridge's other containers.
+    /// Calls `work` with the rules of iptables for each family that the request needs; `others` are the
+    /// policies of the bridge's other containers.
     fn with_iptables(
         &self,
         mut others: Vec<IngressPolicy>,
@@ -131,8 +132,8 @@ fn needs_iptables(means: Means, policy: IngressPolicy) -> bool {
     means == Means::Iptables || (means == Means::Firewalld && policy != IngressPolicy::Open)
 }
 
-/// Accepts the container's packets, and isolates its bridge. A repeated ADD replaces the container's rules, except
-/// zones of firewalld, which are the caller's.
+/// Accepts the container's packets, and isolates its bridge. A repeated ADD replaces the container's rules,
+/// except zones of firewalld, which are the caller's.
 ///
 /// # Errors
 /// [`Error::NoNfTables`] if the kernel lacks nf_tables and the means is nftables; [`Error::Kernel`],
@@ -166,11 +167,12 @@ pub enum BridgeUse {
     Unknown,
 }
 
-/// Removes the attachment's rules: those that are recorded, and those for `addresses`, which the reference may have
-/// made.
+/// Removes the attachment's rules: those that are recorded, and those for `addresses`, which the reference
+/// may have made.
 ///
 /// # Errors
-/// [`Error::Kernel`], [`Error::NoIptables`] or [`Error::Busy`] if rules could not be removed; the call can be repeated.
+/// [`Error::Kernel`], [`Error::NoIptables`] or [`Error::Busy`] if rules could not be removed; the call can be
+/// repeated.
 pub fn dismiss(
     attachment: &Attachment,
     addresses: &[IpAddr],
@@ -233,7 +235,8 @@ pub fn may_have_rules(addresses: &[IpAddr]) -> Result<bool, Error> {
     filter::may_name_any(addresses)
 }
 
-/// True if rules of iptables may isolate a bridge that no recorded attachment needs isolated. Runs no program.
+/// True if rules of iptables may isolate a bridge that no recorded attachment needs isolated. Runs no
+/// program.
 ///
 /// # Errors
 /// [`Error::Kernel`] if the chains or the record cannot be read.
@@ -250,8 +253,8 @@ pub fn recorded() -> Result<Vec<AttachmentHash>, Error> {
     Ok(table.list(|_| true)?.into_iter().map(|entry| entry.owner.attachment_hash).collect())
 }
 
-/// Removes the rules first and the record last, so that a killed call can be repeated. The bridge is isolated as other
-/// attachments ask for; not at all only if there are none.
+/// Removes the rules first and the record last, so that a killed call can be repeated. The bridge is isolated
+/// as other attachments ask for; not at all only if there are none.
 fn withdraw(
     table: Option<&FirewallTable>,
     held: &Held,
@@ -274,8 +277,8 @@ fn withdraw(
     table.map_or(Ok(()), |table| table.remove(hash))
 }
 
-/// Compares the rules with the request, whichever plugin set made them: a container that the reference attached has no
-/// record. With nftables the record is the rules.
+/// Compares the rules with the request, whichever plugin set made them: a container that the reference
+/// attached has no record. With nftables the record is the rules.
 ///
 /// # Errors
 /// [`Error::Missing`] with the first difference.
@@ -290,12 +293,12 @@ pub fn check(request: &FirewallRequest) -> Result<(), Error> {
     check_iptables(Some(&table), request)
 }
 
-/// Records a container whose rules the reference made, so that DEL and GC find them. Writes nothing if the container
-/// has a record, or not all of its rules.
+/// Records a container whose rules the reference made, so that DEL and GC find them. Writes nothing if the
+/// container has a record, or not all of its rules.
 ///
 /// # Errors
-/// [`Error::Missing`] with the first rule that is missing; [`Error::Kernel`] or [`Error::Busy`] if the record cannot be
-/// written.
+/// [`Error::Missing`] with the first rule that is missing; [`Error::Kernel`] or [`Error::Busy`] if the record
+/// cannot be written.
 pub fn adopt(request: &FirewallRequest, _lock: &FirewallLock) -> Result<(), Error> {
     check(request)?;
     let Some(table) = FirewallTable::open()? else { return Ok(()) };

@@ -1,11 +1,11 @@
-//! The table of the firewall plugin: the owner of each container's rules, and the rules themselves if the means is
-//! nftables.
+//! The table of the firewall plugin: the owner of each container's rules, and the rules themselves if the
+//! means is nftables.
 //!
 //! ```text
 //! table inet slipway-firewall {
 //!     set pods4 { ipv4_addr }            addresses of containers, each with its owner; and pods6
 //!     map addresses4 { attachment's hash . number : ipv4_addr }   addresses by owner; and addresses6
-//!     map attachments { attachment's hash : bridge . means and policy }   with firewalld's zone as private bytes
+//!     map attachments { attachment's hash : bridge . means and policy }   firewalld's zone as private bytes
 //!     set isolating { ifname }           bridges that packets of other such bridges do not reach
 //!     set same { ifname . ifname }       each of them with itself
 //!     set isolated { ifname . ifname }   with itself, where not even its own ports reach each other
@@ -14,8 +14,8 @@
 //! }
 //! ```
 //!
-//! The chains of iptables and the zones of firewalld have no place for an owner. So an attachment has an entry here
-//! whatever its means: DEL and GC find its rules without the configuration.
+//! The chains of iptables and the zones of firewalld have no place for an owner. So an attachment has an
+//! entry here whatever its means: DEL and GC find its rules without the configuration.
 
 use std::net::IpAddr;
 
@@ -160,7 +160,8 @@ fn bootstrap() -> Transaction {
     batch
 }
 
-/// The rules, independent of the number of containers. An accept ends this chain alone, not those of other tables.
+/// The rules, independent of the number of containers. An accept ends this chain alone, not those of other
+/// tables.
 fn rules() -> Vec<Vec<Stmt>> {
     let pair = [Field::Iifname, Field::Oifname];
     let known = Stmt::AnyBit {
@@ -333,8 +334,8 @@ impl FirewallTable {
         Ok(())
     }
 
-    /// The elements that a record replaces: the attachment's own, and its addresses of another attachment, which is
-    /// gone, as IPAM would not have given out its addresses otherwise.
+    /// The elements that a record replaces: the attachment's own, and its addresses of another attachment,
+    /// which is gone, as IPAM would not have given out its addresses otherwise.
     fn replaced(&self, wanted: &Held) -> Result<Vec<ElementId>, Error> {
         let mut replaced = self.elements_of(wanted.owner.attachment_hash)?;
         for address in &wanted.addresses {

@@ -32,8 +32,9 @@ pub(crate) fn ports(tools: &Tools, listing: &Listing, plan: &PortPlan) -> Result
     Ok(())
 }
 
-/// True if all ports of an entry rule are in listed rules that are otherwise equal. The order of the ports and
-/// their distribution over rules have no effect on packets; after a migration from nftables they are sorted.
+/// True if all ports of an entry rule are in listed rules that are otherwise equal. The order of the ports
+/// and their distribution over rules have no effect on packets; after a migration from nftables they are
+/// sorted.
 pub(super) fn covers(listing: &Listing, entry: &Rule) -> bool {
     let words = entry.words();
     let Some(at) = words.iter().position(|word| word == "--dports").map(|option| option + 1) else {

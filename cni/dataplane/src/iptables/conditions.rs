@@ -1,9 +1,9 @@
-//! Conditions in the words of iptables: those that a configuration may have, and their translation from and to
-//! conditions of nftables.
+//! Conditions in the words of iptables: those that a configuration may have, and their translation from and
+//! to conditions of nftables.
 //!
 //! The words are part of a rule as they are, each quoted as one word, so that none can end the rule or begin
-//! another. iptables decides what an option means. Refused are only options that are no matches: a condition must
-//! not choose the packet's target, nor the rule's chain.
+//! another. iptables decides what an option means. Refused are only options that are no matches: a condition
+//! must not choose the packet's target, nor the rule's chain.
 
 use std::net::IpAddr;
 
@@ -17,8 +17,8 @@ const SHORT: &str = "sdpiofm46";
 
 /// The long options that are commands, targets or switches of the tool, which also takes any unambiguous
 /// abbreviation.
-const REFUSED: &str = "append check delete insert replace list list-rules flush zero new-chain delete-chain rename-chain \
-    policy help jump goto table modprobe noflush verbose version wait numeric line-numbers";
+const REFUSED: &str = "append check delete insert replace list list-rules flush zero new-chain delete-chain \
+    rename-chain policy help jump goto table modprobe noflush verbose version wait numeric line-numbers";
 
 /// A condition that the other backend cannot express.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]

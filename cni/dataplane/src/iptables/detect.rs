@@ -163,8 +163,8 @@ pub(crate) fn places_with_chain(table: TableName, names: &[&str]) -> Result<Vec<
     Detector::open()?.places(|detector, place| detector.has_chain(place, table, names))
 }
 
-/// True if rules of a chain contain one of these texts: an address, a name. In a legacy table, which the kernel
-/// hands out only as a whole, the rule may be in another chain.
+/// True if rules of a chain contain one of these texts: an address, a name. In a legacy table, which the
+/// kernel hands out only as a whole, the rule may be in another chain.
 pub(super) fn has_rule(
     place: Place,
     (table, chain): (TableName, &str),
@@ -181,8 +181,8 @@ pub(super) fn has_rule(
     found.map_err(|e| Error::kernel(format!("read chain {table} {chain}"), e))
 }
 
-/// The variant that this node uses: the one with chains of the reference plugins or of Slipway, else the one with
-/// chains of Kubernetes or Docker, else that of the program `iptables`.
+/// The variant that this node uses: the one with chains of the reference plugins or of Slipway, else the one
+/// with chains of Kubernetes or Docker, else that of the program `iptables`.
 ///
 /// # Errors
 /// [`Error::NoIptables`] if there are no such chains and no program of that name.

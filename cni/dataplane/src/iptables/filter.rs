@@ -304,8 +304,8 @@ fn set_bridge(batch: &mut Batch, listing: &Listing, isolation: &Isolation) {
     }
 }
 
-/// The changes that remove the rules of the plan. As with the reference, [`CONTAINERS`] stays; the isolating chains
-/// go with the last bridge.
+/// The changes that remove the rules of the plan. As with the reference, [`CONTAINERS`] stays; the isolating
+/// chains go with the last bridge.
 fn removals(listing: &Listing, plan: &FilterPlan) -> Batch {
     let mut batch = Batch::new(TableName::Filter);
     for rule in plan.dismissed.iter().flat_map(|address| of_address(*address)) {
@@ -356,7 +356,8 @@ mod tests {
         }
     }
 
-    /// The chains of the reference 1.9.1 after one container with `same-bridge` on br0 and one with `isolated` on br1.
+    /// The chains of the reference 1.9.1 after one container with `same-bridge` on br0 and one with
+    /// `isolated` on br1.
     const REFERENCE: &str = r#"*filter
 :FORWARD ACCEPT [0:0]
 :CNI-ADMIN - [0:0]

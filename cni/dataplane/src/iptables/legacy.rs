@@ -50,10 +50,10 @@ pub(super) fn chains(family: AddressFamily, table: TableName) -> Result<Vec<Stri
 
 /// The chains of the nat table whose names have the prefix of the reference plugins.
 ///
-/// The kernel hands out a table only as a whole, at about a microsecond a rule. So one operation reads it once,
-/// and a file records the fingerprint of a large table without such chains: it is read once for each change
-/// of the table, not for each container. Tables with such chains are not recorded, because one container's
-/// chains may have replaced another's of the same size.
+/// The kernel hands out a table only as a whole, at about a microsecond a rule. So one operation reads it
+/// once, and a file records the fingerprint of a large table without such chains: it is read once for each
+/// change of the table, not for each container. Tables with such chains are not recorded, because one
+/// container's chains may have replaced another's of the same size.
 pub(super) fn cni_chains(family: AddressFamily) -> Result<Vec<String>, Error> {
     let Some(info) = xtables::info(kernel_family(family), TableName::Nat.as_str()).map_err(failed)? else {
         return Ok(Vec::new());
@@ -103,8 +103,8 @@ struct Seen {
     chains: Vec<String>,
 }
 
-/// The age up to which an operation uses what it has read before. A change of another process within that time
-/// is found when the tool refuses a batch.
+/// The age up to which an operation uses what it has read before. A change of another process within that
+/// time is found when the tool refuses a batch.
 const MAX_AGE: Duration = Duration::from_secs(1);
 
 static SEEN: Mutex<Vec<Seen>> = Mutex::new(Vec::new());

@@ -1,13 +1,13 @@
-//! The compatibility backend: the chains, rules and comments of the reference plugins. Slipway, the reference and
-//! tools that read these chains find, check and remove each other's rules.
+//! The compatibility backend: the chains, rules and comments of the reference plugins. Slipway, the reference
+//! and tools that read these chains find, check and remove each other's rules.
 //!
-//! This is the only backend that runs programs, those of iptables: for each family, one that prints the chains that
-//! matter and one that changes them. The guard of the node's loopback and the owners' namespaces have no place in the
-//! chains, and are in the table of the nftables backend.
+//! This is the only backend that runs programs, those of iptables: for each family, one that prints the
+//! chains that matter and one that changes them. The guard of the node's loopback and the owners' namespaces
+//! have no place in the chains, and are in the table of the nftables backend.
 //!
-//! Each file uses only files before it: `names` and `quote`; `rule`, `listing`, `batch` (values); `legacy`, `tools`,
-//! `detect` (the kernel and the programs); `conditions`, `plan` (pure); `publish`, `check`, `withdraw`, `filter`,
-//! `shared_chains`, `read_back` (the operations).
+//! Each file uses only files before it: `names` and `quote`; `rule`, `listing`, `batch` (values); `legacy`,
+//! `tools`, `detect` (the kernel and the programs); `conditions`, `plan` (pure); `publish`, `check`,
+//! `withdraw`, `filter`, `shared_chains`, `read_back` (the operations).
 
 mod batch;
 mod check;
@@ -83,8 +83,8 @@ impl Iptables {
         tools::programs(variant)
     }
 
-    /// Refuses the request if a chain of a living container has one of its ports, whichever backend the request is
-    /// for. Runs a program only if there are such chains.
+    /// Refuses the request if a chain of a living container has one of its ports, whichever backend the
+    /// request is for. Runs a program only if there are such chains.
     ///
     /// # Errors
     /// [`Error::Conflict`] or [`Error::Taken`]; those of reading the chains.
@@ -226,9 +226,9 @@ impl Publisher<'_> {
         Ok(())
     }
 
-    /// Refuses ports of living containers, and removes the chains of dead ones that have the plan's ports. Returns
-    /// the plan's chains as they are then. `published` is the position of the plan's own entry rules, once they are
-    /// committed.
+    /// Refuses ports of living containers, and removes the chains of dead ones that have the plan's ports.
+    /// Returns the plan's chains as they are then. `published` is the position of the plan's own entry rules,
+    /// once they are committed.
     fn refuse_conflicts(
         &self,
         tools: &Tools,
@@ -238,13 +238,14 @@ impl Publisher<'_> {
         let listing = publish::read_for_ports(tools, plan)?;
         let mut removed: Vec<String> = Vec::new();
         for conflict in publish::conflicts(tools, &listing, plan)? {
-            // Of two concurrent ADDs the second sees the rules of the first, and gives way. The first one goes on,
-            // unless its rules stand before others: those may have been committed without seeing them.
+            // Of two concurrent ADDs the second sees the rules of the first, and gives way. The first one
+            // goes on, unless its rules stand before others: those may have been committed without seeing
+            // them.
             if published == Some(Position::Last) && conflict.is_behind {
                 continue;
             }
-            // A container that is joined to several networks publishes the same ports on each. The first network
-            // serves them, and the next one when the container leaves it.
+            // A container that is joined to several networks publishes the same ports on each. The first
+            // network serves them, and the next one when the container leaves it.
             let id = self.request.attachment.container_id();
             if conflict.owner.as_ref().is_some_and(|owner| owner.container_id == id && !owner.cut) {
                 continue;
@@ -292,8 +293,8 @@ fn masquerade(request: &MasqueradeRequest, variant: Variant, chain_use: ChainUse
     })
 }
 
-/// Removes an attachment's chains of these kinds, or rules in them, in each place that has one. Returns the ports that
-/// are no longer published.
+/// Removes an attachment's chains of these kinds, or rules in them, in each place that has one. Returns the
+/// ports that are no longer published.
 fn in_each_place(
     attachment: &Attachment,
     kinds: &[u32],

@@ -117,8 +117,9 @@ fn port_plan(request: &PortRequest, network: IpNet) -> PortPlan {
     PortPlan { family, chain, rules, entries, shared: shared(mark_bit), keys }
 }
 
-/// The mappings of the family in the configuration's order, as in the reference, with one exception: a mapping of a single
-/// address precedes one of all addresses that has the same port, which the reference gets wrong.
+/// The mappings of the family in the configuration's order, as in the reference, with one exception: a
+/// mapping of a single address precedes one of all addresses that has the same port, which the reference gets
+/// wrong.
 fn in_order(request: &PortRequest, family: AddressFamily) -> Vec<&PublishedPort> {
     let ports = request.ports.iter().filter(|port| port.host.address.family() == family);
     let mut all: Vec<&PublishedPort> = ports.clone().collect();
@@ -142,8 +143,8 @@ fn host_address(port: &PublishedPort) -> Option<IpAddr> {
     }
 }
 
-/// The beginnings of rules that match packets to be masqueraded on their way to the container: all packets, or
-/// those of the container's network and of the node's loopback.
+/// The beginnings of rules that match packets to be masqueraded on their way to the container: all packets,
+/// or those of the container's network and of the node's loopback.
 fn marked_sources(snat: Snat, network: IpNet) -> impl Iterator<Item = Rule> {
     let localhost = IpNet::from(IpAddr::V4(Ipv4Addr::LOCALHOST));
     let rules = match (snat, network) {
@@ -164,7 +165,8 @@ fn loopback(family: AddressFamily) -> IpNet {
     }
 }
 
-/// The entry rules: for each protocol, in the order of their names, the ports in the order of the configuration.
+/// The entry rules: for each protocol, in the order of their names, the ports in the order of the
+/// configuration.
 fn entries(request: &PortRequest, family: AddressFamily, chain: &ChainName) -> Vec<Rule> {
     let conditions = request.iptables.conditions.of(family);
     let comment = names::dnat_comment(&request.attachment);

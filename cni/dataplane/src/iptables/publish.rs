@@ -1,8 +1,8 @@
-//! ADD: makes the chains of one container what a plan says, by one input of the tool for each family.
+//! ADD: makes the chains of one container hold the rules of a plan, by one input of the tool for each family.
 //!
-//! No lock is held between reading and writing. The tool refuses an input that makes a chain that exists by now,
-//! or deletes a rule that does not; then the chains are read again. Two ADDs of the same port do not see each other
-//! before they write, but do so afterwards: each rule has its position in the chain of entries.
+//! No lock is held between reading and writing. The tool refuses an input that makes a chain that exists by
+//! now, or deletes a rule that does not; then the chains are read again. Two ADDs of the same port do not see
+//! each other before they write, but do so afterwards: each rule has its position in the chain of entries.
 
 use cni_kernel::lock::FileLock;
 use cni_spec::Attachment;
@@ -18,7 +18,8 @@ use crate::{AddressFamily, Error};
 
 /// Held while the rules that all containers share are made.
 const SHARED_RULES_LOCK: &str = "iptables.lock";
-/// Shared by processes that write a container's rules, exclusive to one that empties old places of a migration.
+/// Shared by processes that write a container's rules, exclusive to one that empties old places of a
+/// migration.
 const MIGRATION_LOCK: &str = "iptables-moving.lock";
 
 /// A port of another container that the plan publishes, too.
@@ -64,15 +65,16 @@ pub(crate) fn read_for_ports(tools: &Tools, plan: &PortPlan) -> Result<Listing, 
     tools.read(&port_chains(plan))
 }
 
-/// Publishes the ports of one family, given what was read of its chains. Returns the position of the entry rules.
+/// Publishes the ports of one family, given what was read of its chains. Returns the position of the entry
+/// rules.
 pub(crate) fn publish(
     tools: &Tools,
     plan: &PortPlan,
     (attachment, chain_use): (&Attachment, ChainUse),
     mut seen: Listing,
 ) -> Result<Position, Error> {
-    // Two processes that make the shared rules at once make them twice: iptables-nft appends to a chain that has
-    // come into being since it looked.
+    // Two processes that make the shared rules at once make them twice: iptables-nft appends to a chain that
+    // has come into being since it looked.
     let lacks_shared = plan.shared.iter().any(|wanted| !seen.contains(wanted.chain, &wanted.rule));
     let _lock = if lacks_shared {
         let lock = lock::take(SHARED_RULES_LOCK, Mode::Exclusive, PATIENCE);
@@ -98,8 +100,8 @@ pub(crate) fn publish(
 
 /// Takes the lock under which a container's owner and rules are written.
 ///
-/// Chains are named after the container, so a container that was added again has chains of the same names. The lock
-/// keeps a migration from deleting those in the old place.
+/// Chains are named after the container, so a container that was added again has chains of the same names.
+/// The lock keeps a migration from deleting those in the old place.
 pub(crate) fn lock_for_writing() -> Option<FileLock> {
     lock::or_log(lock::take(MIGRATION_LOCK, Mode::Shared, PATIENCE), "a migration may delete new chains")
 }
@@ -150,8 +152,8 @@ pub(crate) fn port_changes(
     batch
 }
 
-/// Adds ports to those that another attachment of the container has in the same chain. A port of both stays with
-/// the other attachment.
+/// Adds ports to those that another attachment of the container has in the same chain. A port of both stays
+/// with the other attachment.
 fn add_ports(batch: &mut Batch, listing: &Listing, plan: &PortPlan) {
     let chain = plan.chain.as_str();
     let taken: Vec<PortKey> = listing.rules(chain).iter().filter_map(Rule::key).collect();
@@ -180,9 +182,9 @@ fn set_rules(batch: &mut Batch, listing: &Listing, chain: &str, rules: &[Rule]) 
     rules.iter().for_each(|rule| batch.append(chain, rule));
 }
 
-/// True if an entry rule of another container stands before those of the plan and matches a port that the plan
-/// publishes on a single address. The addresses of the other container are in its own chain, which is not read:
-/// preceding a rule that would not have matched does no harm.
+/// True if an entry rule of another container stands before those of the plan and matches a port that the
+/// plan publishes on a single address. The addresses of the other container are in its own chain, which is
+/// not read: preceding a rule that would not have matched does no harm.
 fn hidden_by_wildcards(listing: &Listing, plan: &PortPlan) -> bool {
     let chain = plan.chain.as_str();
     let mut before =
@@ -190,8 +192,8 @@ fn hidden_by_wildcards(listing: &Listing, plan: &PortPlan) -> bool {
     before.any(|rule| plan.keys.iter().any(|key| key.address.is_some() && rule.has_port_of(key)))
 }
 
-/// Finds the ports of the plan that other containers have. Reads the chains of those whose entry rules have one
-/// of the ports, which hold the host addresses.
+/// Finds the ports of the plan that other containers have. Reads the chains of those whose entry rules have
+/// one of the ports, which hold the host addresses.
 pub(crate) fn conflicts(tools: &Tools, listing: &Listing, plan: &PortPlan) -> Result<Vec<Conflict>, Error> {
     let chain = plan.chain.as_str();
     let entries = || listing.rules(names::HOSTPORT_DNAT).iter().enumerate();

@@ -7,8 +7,8 @@ fn is_plain(word: &str) -> bool {
         && word.bytes().all(|b| b.is_ascii_graphic() && !matches!(b, b'"' | b'\'' | b'\\'))
 }
 
-/// Appends a word so that the tools read back exactly this word. Line breaks and NULs, which no line can hold, become
-/// spaces. They are possible only in comments: other words are checked before.
+/// Appends a word so that the tools read back exactly this word. Line breaks and NULs, which no line can
+/// hold, become spaces. They are possible only in comments: other words are checked before.
 fn push(line: &mut String, word: &str) {
     if is_plain(word) {
         line.push_str(word);
@@ -40,8 +40,8 @@ pub(crate) fn line<'a>(words: impl IntoIterator<Item = &'a str>) -> String {
     line
 }
 
-/// Splits a line as the tools do: at spaces outside double quotes. Within quotes a backslash makes the next character
-/// literal.
+/// Splits a line as the tools do: at spaces outside double quotes. Within quotes a backslash makes the next
+/// character literal.
 pub(crate) fn split(line: &str) -> Vec<String> {
     let mut words = Vec::new();
     let mut chars = line.chars().peekable();

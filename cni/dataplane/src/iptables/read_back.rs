@@ -176,7 +176,8 @@ fn read_ports(
     Ok(What::Ports(all))
 }
 
-/// The bit that the shared chain sets. If it sets several, each for all containers, the default one is preferred.
+/// The bit that the shared chain sets. If it sets several, each for all containers, the default one is
+/// preferred.
 fn mark_bit(listing: &Listing) -> u8 {
     let bit = |rule: &Rule| {
         let value = rule.value("--set-xmark")?.split('/').next()?.strip_prefix("0x")?;
@@ -241,8 +242,8 @@ fn read_masquerade(listing: &Listing, chains: &BTreeSet<String>) -> Result<What,
     Ok(What::Masquerade(all))
 }
 
-/// Removes the chains of containers for which `is_over` holds under the lock, by one input of the tool for each
-/// family. Conntrack is not touched. Returns true if the lock was held.
+/// Removes the chains of containers for which `is_over` holds under the lock, by one input of the tool for
+/// each family. Conntrack is not touched. Returns true if the lock was held.
 pub(crate) fn remove_found<T>(found: &[(&Found, T)], is_over: impl Fn(&T) -> bool) -> Result<bool, Error> {
     let lock = lock_for_emptying();
     let over: Vec<&Found> = found.iter().filter(|(_, whose)| is_over(whose)).map(|(one, _)| *one).collect();

@@ -14,8 +14,8 @@ use crate::{AddressFamily, HostAddress, HostPorts, Protocol, PublishedPort};
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct Rule {
     words: Vec<String>,
-    /// True if the rule has conditions of a configuration, which the tools print in words of their own. Such a
-    /// rule equals no listed one.
+    /// True if the rule has conditions of a configuration, which the tools print in words of their own. Such
+    /// a rule equals no listed one.
     has_conditions: bool,
 }
 

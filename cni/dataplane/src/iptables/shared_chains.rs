@@ -89,7 +89,8 @@ impl SharedChains {
         Ok(self.purpose.needed(&Tools::new(self.place, table).read(shared)?))
     }
 
-    /// Removes the chains by one input of the tool, unless something needs them. Returns the reason to keep them.
+    /// Removes the chains by one input of the tool, unless something needs them. Returns the reason to keep
+    /// them.
     ///
     /// # Errors
     /// As for [`Self::needed`], and [`Error::Busy`] if other processes change the chains at every attempt.

@@ -1,5 +1,5 @@
-//! Compares the plans as text with the chains of the reference plugins (`golden/iptables`), and tests the changes from
-//! one state to another.
+//! Compares the plans as text with the chains of the reference plugins (`golden/iptables`), and tests the
+//! changes from one state to another.
 
 use cni_spec::Attachment;
 

@@ -174,8 +174,8 @@ impl Tools {
         Ok(text(&run))
     }
 
-    /// Has the tool print only these chains, as the table may have a hundred thousand rules of a service proxy.
-    /// Asking the kernel which of them exist is cheap.
+    /// Has the tool print only these chains, as the table may have a hundred thousand rules of a service
+    /// proxy. Asking the kernel which of them exist is cheap.
     fn read_nft(&self, chains: &[&str]) -> Result<Listing, Error> {
         let socket = Socket::open().map_err(|e| Error::kernel("reach nf_tables", e))?;
         let table = table_id(self.family, self.table);

@@ -1,5 +1,5 @@
-//! DEL and GC: removes chains of containers, made by Slipway or the reference plugins, in any layout that there
-//! has been.
+//! DEL and GC: removes chains of containers, made by Slipway or the reference plugins, in any layout that
+//! there has been.
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
@@ -43,8 +43,8 @@ pub(crate) fn remove_chains(tools: &Tools, chains: &[ChainName]) -> Result<Vec<P
     })
 }
 
-/// Removes the rules about these addresses from chains that other attachments of the same container use, too, and
-/// the entry rules of which nothing is left. Returns the ports that the rules published.
+/// Removes the rules about these addresses from chains that other attachments of the same container use, too,
+/// and the entry rules of which nothing is left. Returns the ports that the rules published.
 pub(crate) fn remove_addresses(
     tools: &Tools,
     chains: &[ChainName],
@@ -94,9 +94,9 @@ fn remove_from_chain(
 /// The changes that remove chains and the rules that jump to them.
 pub(crate) fn removal(listing: &Listing, chains: &[&str]) -> Batch {
     let mut batch = Batch::new(TableName::Nat);
-    // The chain of entry rules of the oldest layout goes with its last rule; that of today's layout stays, as with
-    // the reference. It is flushed as a whole: the nft variant would commit deletions of single rules last, and
-    // could not delete the containers' chains before.
+    // The chain of entry rules of the oldest layout goes with its last rule; that of today's layout stays, as
+    // with the reference. It is flushed as a whole: the nft variant would commit deletions of single rules
+    // last, and could not delete the containers' chains before.
     let old = names::HOSTPORT_SNAT;
     let is_last = |rule: &Rule| rule.target().is_some_and(|target| chains.contains(&target));
     let old_goes = listing.has(old) && listing.rules(old).iter().all(is_last);
@@ -154,7 +154,8 @@ pub(crate) fn read_owned_chains(
     Ok((listing, owned))
 }
 
-/// Removes the chains of attachments of `network` that are not in `valid`. Returns the ports that they published.
+/// Removes the chains of attachments of `network` that are not in `valid`. Returns the ports that they
+/// published.
 pub(crate) fn retain(
     tools: &Tools,
     network: &str,

@@ -1,18 +1,20 @@
-//! Moves the ports and masquerades of running containers from one backend to another, without a moment in which a port
-//! is not served or a connection is cut.
+//! Moves the ports and masquerades of running containers from one backend to another, without a moment in
+//! which a port is not served or a connection is cut.
 //!
-//! Each thing (the ports or the masquerade of one attachment) is first made in the new place. Then both places serve:
-//! the one that sees a packet first translates it, to the same container, and the other one finds the connection
-//! already translated. The mark's bit is the same in both, and our chains at postrouting precede those at the usual
-//! priority: a packet that either of them translated is masqueraded. When every packet that may have missed the new
-//! place has been processed, the old one is emptied: first the rules that translate, and after another such wait those
-//! for packets that were translated. Existing connections are in conntrack, which is not touched.
+//! Each thing (the ports or the masquerade of one attachment) is first made in the new place. Then both
+//! places serve: the one that sees a packet first translates it, to the same container, and the other one
+//! finds the connection already translated. The mark's bit is the same in both, and our chains at postrouting
+//! precede those at the usual priority: a packet that either of them translated is masqueraded. When every
+//! packet that may have missed the new place has been processed, the old one is emptied: first the rules that
+//! translate, and after another such wait those for packets that were translated. Existing connections are in
+//! conntrack, which is not touched.
 //!
-//! The state of a migration is stored in the owner's entry in our table (`Transit`). An ADD rewrites the entry and a DEL
-//! removes it; both thereby end the migration of the thing. A later call continues where a killed one ended.
+//! The state of a migration is stored in the owner's entry in our table (`Transit`). An ADD rewrites the
+//! entry and a DEL removes it; both thereby end the migration of the thing. A later call continues where a
+//! killed one ended.
 //!
-//! The BPF programs serve what is in our table, so things are made there first. Which side has a flow is then in the
-//! maps of flows and in conntrack (`to_programs`).
+//! The BPF programs serve what is in our table, so things are made there first. Which side has a flow is then
+//! in the maps of flows and in conntrack (`to_programs`).
 
 mod read_table;
 mod survey;
@@ -75,8 +77,8 @@ impl Place {
     }
 }
 
-/// Knowledge about an attachment from outside the ruleset. Chains and rules of the reference plugins do not name the
-/// interface, and some do not name the network.
+/// Knowledge about an attachment from outside the ruleset. Chains and rules of the reference plugins do not
+/// name the interface, and some do not name the network.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Clue {
     /// The attachment.
@@ -138,11 +140,12 @@ pub struct Row {
     pub ports: Option<PortRequest>,
 }
 
-/// Moves the things that an order names, or lists what it would move. Calls `progress` with the number of things done and
-/// of all things.
+/// Moves the things that an order names, or lists what it would move. Calls `progress` with the number of
+/// things done and of all things.
 ///
 /// # Errors
-/// [`Error::Kernel`] and other errors of reading the places or waiting. An error about one thing is in its row.
+/// [`Error::Kernel`] and other errors of reading the places or waiting. An error about one thing is in its
+/// row.
 pub fn migrate(
     order: &Order,
     plan_only: Plan,
@@ -295,12 +298,14 @@ impl Mover<'_> {
         Ok(())
     }
 
-    /// Sets the state of entries that have one of the states `from`. Returns the entries that are in state `to` now.
+    /// Sets the state of entries that have one of the states `from`. Returns the entries that are in state
+    /// `to` now.
     fn mark(&self, keys: &[Key], from: &[Transit], to: Transit) -> Result<BTreeSet<Key>, Error> {
         migration::mark(&self.session, keys, (from, to), &|_| Vec::new())
     }
 
-    /// Reads the places again, and calls `unmake` for copies whose original has changed or gone. Returns the others.
+    /// Reads the places again, and calls `unmake` for copies whose original has changed or gone. Returns the
+    /// others.
     fn verify(
         &self,
         made: Vec<Work>,
@@ -318,7 +323,8 @@ impl Mover<'_> {
         Ok(verified)
     }
 
-    /// True if the iptables backend has an entry again that the migration has removed: an ADD writes it first.
+    /// True if the iptables backend has an entry again that the migration has removed: an ADD writes it
+    /// first.
     fn is_added_again(&self, record: &Key) -> bool {
         matches!(self.session.entry(record.0, record.1), Ok(Some(_)))
     }

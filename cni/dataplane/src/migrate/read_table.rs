@@ -137,7 +137,8 @@ fn chain_of(held: &Held) -> Option<SharedChain> {
     }
 }
 
-/// Reads the conditions, in the words of iptables. The last rule that translates is the one for all addresses.
+/// Reads the conditions, in the words of iptables. The last rule that translates is the one for all
+/// addresses.
 fn read_own_chain(
     rules: Vec<Option<Vec<Stmt>>>,
     family: AddressFamily,

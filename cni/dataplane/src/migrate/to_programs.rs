@@ -1,8 +1,8 @@
 //! Moves things to the BPF programs, and away from them.
 //!
-//! The programs serve what is in our table in any case, so only the BPF maps change. A flow stays with the side that has
-//! it: netfilter's flows are entered into the maps before the programs serve a container, and the programs' flows into
-//! conntrack before the programs stop.
+//! The programs serve what is in our table in any case, so only the BPF maps change. A flow stays with the
+//! side that has it: netfilter's flows are entered into the maps before the programs serve a container, and
+//! the programs' flows into conntrack before the programs stop.
 
 use std::collections::BTreeMap;
 
@@ -47,9 +47,9 @@ fn things(works: &[Work]) -> Vec<Thing<'_>> {
 }
 
 impl Mover<'_> {
-    /// The things that the programs can serve and do not serve yet; adds rows about the others. The programs would take
-    /// replies of a container to clients of its ports for flows of its own, so they get its masquerade only with its
-    /// ports.
+    /// The things that the programs can serve and do not serve yet; adds rows about the others. The programs
+    /// would take replies of a container to clients of its ports for flows of its own, so they get its
+    /// masquerade only with its ports.
     pub(super) fn for_programs(&self, all: Vec<Work>, rows: &mut Vec<Row>) -> Result<Vec<Work>, Error> {
         let (programs, finder) = (Moving::find()?, Finder::default());
         let mut wanted = Vec::new();
@@ -131,7 +131,8 @@ impl Mover<'_> {
         Ok(rows)
     }
 
-    /// Enters a container into the BPF maps, and holds it. Returns rows with the reason if that is not possible.
+    /// Enters a container into the BPF maps, and holds it. Returns rows with the reason if that is not
+    /// possible.
     fn embark(
         &self,
         programs: &mut Moving,
@@ -188,8 +189,8 @@ impl Mover<'_> {
         }
     }
 
-    /// Lets netfilter serve a group again. Returns the things that the programs no longer serve, each with a remark, and
-    /// rows about the others.
+    /// Lets netfilter serve a group again. Returns the things that the programs no longer serve, each with a
+    /// remark, and rows about the others.
     pub(super) fn leave_programs(
         &self,
         programs: &mut Moving,
