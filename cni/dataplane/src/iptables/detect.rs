@@ -167,7 +167,8 @@ pub(crate) fn places_with_chain(table: TableName, names: &[&str]) -> Result<Vec<
 /// kernel hands out only as a whole, the rule may be in another chain.
 pub(super) fn has_rule(
     place: Place,
-    (table, chain): (TableName, &str),
+    table: TableName,
+    chain: &str,
     texts: &[Vec<u8>],
 ) -> Result<bool, Error> {
     if place.variant == Variant::Legacy {

@@ -203,7 +203,7 @@ pub(crate) fn may_name_any(addresses: &[IpAddr]) -> Result<bool, Error> {
     };
     for place in places()? {
         let texts: Vec<Vec<u8>> = of_family(addresses, place.family).map(octets).collect();
-        if !texts.is_empty() && detect::has_rule(place, (TableName::Filter, CONTAINERS), &texts)? {
+        if !texts.is_empty() && detect::has_rule(place, TableName::Filter, CONTAINERS, &texts)? {
             return Ok(true);
         }
     }
@@ -215,7 +215,7 @@ pub(crate) fn may_isolate(bridge: &str) -> Result<bool, Error> {
     // The kernel ends names with a NUL.
     let name = [bridge.as_bytes(), &[0]].concat();
     for place in places()? {
-        if detect::has_rule(place, (TableName::Filter, STAGE_1), std::slice::from_ref(&name))? {
+        if detect::has_rule(place, TableName::Filter, STAGE_1, std::slice::from_ref(&name))? {
             return Ok(true);
         }
     }

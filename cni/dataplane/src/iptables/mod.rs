@@ -153,8 +153,8 @@ impl Owners {
         }
     }
 
-    fn put(&self, kind: u32, who: (&Attachment, &ContainerNetns)) -> Result<(), Error> {
-        self.0.as_ref().map_or(Ok(()), |session| owner_entry::put(session, kind, who))
+    fn put(&self, kind: u32, attachment: &Attachment, netns: &ContainerNetns) -> Result<(), Error> {
+        self.0.as_ref().map_or(Ok(()), |session| owner_entry::put(session, kind, (attachment, netns)))
     }
 
     fn remove(&self, hash: AttachmentHash, kinds: &[u32]) -> Result<(), Error> {
@@ -220,7 +220,7 @@ impl Publisher<'_> {
         for plan in plan::ports(self.request) {
             let tools = tools.with_family(plan.family);
             let seen = self.refuse_conflicts(&tools, &plan, None)?;
-            let position = publish::publish(&tools, &plan, (attachment, chain_use), seen)?;
+            let position = publish::publish(&tools, &plan, attachment, chain_use, seen)?;
             self.refuse_conflicts(&tools, &plan, Some(position))?;
         }
         Ok(())
@@ -289,7 +289,7 @@ fn masquerade(request: &MasqueradeRequest, variant: Variant, chain_use: ChainUse
     let tools = Tools::nat(Place { variant, family: AddressFamily::V4 });
     let mut plans = plan::masquerade(request).into_iter();
     plans.try_for_each(|plan| {
-        publish::masquerade(&tools.with_family(plan.family), &plan, (&request.attachment, chain_use))
+        publish::masquerade(&tools.with_family(plan.family), &plan, &request.attachment, chain_use)
     })
 }
 
@@ -327,7 +327,7 @@ impl Backend for Iptables {
         let is_repeated = self.holds(attachment, Kinds::Ports)?;
         let _lock = publish::lock_for_writing();
         // This also makes the guard of the loopback, which must precede the ports.
-        publisher.owners.put(KIND_IPTABLES_PORTS, (attachment, &request.netns))?;
+        publisher.owners.put(KIND_IPTABLES_PORTS, attachment, &request.netns)?;
         let published = publisher.publish(variant);
         if published.is_err()
             && !is_repeated
@@ -344,7 +344,7 @@ impl Backend for Iptables {
         let variant = chosen_variant()?;
         let owners = Owners::open()?;
         let _lock = publish::lock_for_writing();
-        owners.put(KIND_IPTABLES_MASQUERADE, (&request.attachment, &request.netns))?;
+        owners.put(KIND_IPTABLES_MASQUERADE, &request.attachment, &request.netns)?;
         masquerade(request, variant, owners.chain_use(KIND_IPTABLES_MASQUERADE, &request.attachment)?)
     }
 

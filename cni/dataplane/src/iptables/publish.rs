@@ -70,7 +70,8 @@ pub(crate) fn read_for_ports(tools: &Tools, plan: &PortPlan) -> Result<Listing, 
 pub(crate) fn publish(
     tools: &Tools,
     plan: &PortPlan,
-    (attachment, chain_use): (&Attachment, ChainUse),
+    attachment: &Attachment,
+    chain_use: ChainUse,
     mut seen: Listing,
 ) -> Result<Position, Error> {
     // Two processes that make the shared rules at once make them twice: iptables-nft appends to a chain that
@@ -92,7 +93,7 @@ pub(crate) fn publish(
         |listing| {
             let hidden = hidden_by_wildcards(listing, plan);
             position = if hidden { Position::First } else { Position::Last };
-            port_changes(listing, plan, (position, chain_use))
+            port_changes(listing, plan, position, chain_use)
         },
     )?;
     Ok(position)
@@ -118,7 +119,8 @@ pub(crate) fn lock_for_emptying() -> Option<FileLock> {
 pub(crate) fn port_changes(
     listing: &Listing,
     plan: &PortPlan,
-    (position, chain_use): (Position, ChainUse),
+    position: Position,
+    chain_use: ChainUse,
 ) -> Batch {
     let chain = plan.chain.as_str();
     let mut batch = Batch::new(TableName::Nat);
@@ -242,7 +244,8 @@ pub(crate) fn read_for_masquerade(tools: &Tools, plan: &MasqueradePlan) -> Resul
 pub(crate) fn masquerade(
     tools: &Tools,
     plan: &MasqueradePlan,
-    (attachment, chain_use): (&Attachment, ChainUse),
+    attachment: &Attachment,
+    chain_use: ChainUse,
 ) -> Result<(), Error> {
     let operation = format!("masquerade the addresses of {attachment}");
     tools.update(&operation, &masquerade_chains(plan), None, |listing| {

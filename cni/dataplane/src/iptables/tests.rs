@@ -93,12 +93,11 @@ fn golden(text: &str, family: AddressFamily) -> Listing {
 
 fn assert_same(request: &PortRequest, golden_text: &str) {
     for plan in plan::ports(request) {
-        let batch =
-            port_changes(&Listing::default(), &plan, (Position::Last, ChainUse::Exclusive)).to_string();
+        let batch = port_changes(&Listing::default(), &plan, Position::Last, ChainUse::Exclusive).to_string();
         assert_eq!(made(&batch), golden(golden_text, plan.family), "{batch}");
         // Rules that are already right need no change.
         let again =
-            port_changes(&golden(golden_text, plan.family), &plan, (Position::Last, ChainUse::Exclusive));
+            port_changes(&golden(golden_text, plan.family), &plan, Position::Last, ChainUse::Exclusive);
         assert!(again.is_empty() || !request.iptables.conditions.is_empty(), "{again}");
     }
 }
@@ -133,7 +132,7 @@ fn the_order_of_ports_in_entry_rules_does_not_matter() {
     let by_number = plan::ports(&request("id", &sorted));
     let with_one_less = plan::ports(&request("id", &sorted[1..]));
     let listing = |plan: &plan::PortPlan| {
-        let batch = port_changes(&Listing::default(), plan, (Position::Last, ChainUse::Exclusive));
+        let batch = port_changes(&Listing::default(), plan, Position::Last, ChainUse::Exclusive);
         made(&batch.to_string())
     };
     for (number, asked) in plan::ports(&request("id", &mappings)).iter().enumerate() {
@@ -183,8 +182,7 @@ fn a_single_address_comes_before_all() {
 fn a_spared_loopback_is_a_destination_only_if_named() {
     let request = PortRequest { loopback: Loopback::Spared, ..request("web", FAMILIES) };
     for plan in plan::ports(&request) {
-        let batch =
-            port_changes(&Listing::default(), &plan, (Position::Last, ChainUse::Exclusive)).to_string();
+        let batch = port_changes(&Listing::default(), &plan, Position::Last, ChainUse::Exclusive).to_string();
         let (all, localhost) = match plan.family {
             AddressFamily::V4 => ("! -d 127.0.0.0/8", "127.0.0.1/32"),
             AddressFamily::V6 => ("! -d ::1/128", "::1/128"),
@@ -197,7 +195,7 @@ fn a_spared_loopback_is_a_destination_only_if_named() {
         }
         assert!(batch.contains(&format!("{own}-d {localhost} ")), "{batch}");
         // The rules that are made are found again and need no change.
-        let again = port_changes(&made(&batch), &plan, (Position::Last, ChainUse::Exclusive));
+        let again = port_changes(&made(&batch), &plan, Position::Last, ChainUse::Exclusive);
         assert!(again.is_empty(), "{again}");
     }
 }
@@ -222,7 +220,7 @@ fn masquerade_is_as_the_reference_has_it() {
 fn other_ports_replace_present_ones() {
     let there = golden(golden_file!("plain"), AddressFamily::V4);
     let plans = plan::ports(&request("c1", &[(Protocol::Udp, "", 53, 5353)]));
-    let batch = port_changes(&there, &plans[0], (Position::Last, ChainUse::Exclusive)).to_string();
+    let batch = port_changes(&there, &plans[0], Position::Last, ChainUse::Exclusive).to_string();
     let chain = "CNI-DN-328e3d85e6c0f709cddd7";
     let comment = r#"-m comment --comment "dnat name: \"testnet\" id: \"c1\"" -m multiport --dports"#;
     assert_eq!(
