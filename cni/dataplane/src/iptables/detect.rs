@@ -102,20 +102,18 @@ impl Detector {
 
     /// True if the nat table may have entry rules of published ports.
     fn has_ports(&self, place: Place) -> Result<bool, Error> {
+        if place.variant == Variant::Legacy {
+            // Each entry rule jumps to a container's chain.
+            let chains = legacy::cni_chains(place.family)?;
+            return Ok(chains.iter().any(|name| name.starts_with(names::DNAT_PREFIX)));
+        }
+        let Some(socket) = &self.socket else { return Ok(false) };
         if !self.has_chain(place, TableName::Nat, &[names::HOSTPORT_DNAT])? {
             return Ok(false);
         }
-        match (place.variant, &self.socket) {
-            (Variant::Nft, Some(socket)) => {
-                let table = nat_table(place.family);
-                let rules = socket.rules(&table, names::HOSTPORT_DNAT);
-                Ok(!rules.map_err(|e| Error::kernel(format!("read table {table}"), e))?.is_empty())
-            }
-            // Each entry rule jumps to a container's chain.
-            _ => {
-                Ok(legacy::cni_chains(place.family)?.iter().any(|name| name.starts_with(names::DNAT_PREFIX)))
-            }
-        }
+        let table = nat_table(place.family);
+        let rules = socket.rules(&table, names::HOSTPORT_DNAT);
+        Ok(!rules.map_err(|e| Error::kernel(format!("read table {table}"), e))?.is_empty())
     }
 
     fn shows(&self, variant: Variant, chains: &[(TableName, &[&str])]) -> Result<bool, Error> {

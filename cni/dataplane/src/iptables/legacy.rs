@@ -2,8 +2,6 @@
 
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
-use std::sync::{Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, Instant};
 
 use cni_kernel::dir::DurableDir;
 use cni_kernel::route::Family;
@@ -50,17 +48,14 @@ pub(super) fn chains(family: AddressFamily, table: TableName) -> Result<Vec<Stri
 
 /// The chains of the nat table whose names have the prefix of the reference plugins.
 ///
-/// The kernel hands out a table only as a whole, at about a microsecond a rule. So one operation reads it
-/// once, and a file records the fingerprint of a large table without such chains: it is read once for each
-/// change of the table, not for each container. Tables with such chains are not recorded, because one
-/// container's chains may have replaced another's of the same size.
+/// The kernel hands out a table only as a whole, at about half a microsecond a rule. So a file records the
+/// fingerprint of a large table without such chains, which is read once for each change of it, not for each
+/// container. Tables with such chains are not recorded, because one container's chains may have replaced
+/// another's of the same size.
 pub(super) fn cni_chains(family: AddressFamily) -> Result<Vec<String>, Error> {
     let Some(info) = xtables::info(kernel_family(family), TableName::Nat.as_str()).map_err(failed)? else {
         return Ok(Vec::new());
     };
-    if let Some(chains) = recall(family, &info.bytes) {
-        return Ok(chains);
-    }
     let file = (info.entries > LARGE).then(|| fingerprint_file(family)).flatten();
     let fingerprint = hex(&Sha512::digest(&info.bytes));
     if let Some((directory, file)) = &file
@@ -77,7 +72,6 @@ pub(super) fn cni_chains(family: AddressFamily) -> Result<Vec<String>, Error> {
     {
         log::debug!("{error}: the table will be read again");
     }
-    remember(Seen { family, netns: netns(), info: info.bytes, at: Instant::now(), chains: chains.clone() });
     Ok(chains)
 }
 
@@ -92,42 +86,4 @@ fn fingerprint_file(family: AddressFamily) -> Option<(DurableDir, String)> {
 /// The inode of the thread's network namespace.
 fn netns() -> Option<u64> {
     std::fs::metadata("/proc/thread-self/ns/net").ok().map(|meta| meta.ino())
-}
-
-/// A table's chains as this process has read them.
-struct Seen {
-    family: AddressFamily,
-    netns: Option<u64>,
-    info: Vec<u8>,
-    at: Instant,
-    chains: Vec<String>,
-}
-
-/// The age up to which an operation uses what it has read before. A change of another process within that
-/// time is found when the tool refuses a batch.
-const MAX_AGE: Duration = Duration::from_secs(1);
-
-static SEEN: Mutex<Vec<Seen>> = Mutex::new(Vec::new());
-
-fn seen() -> MutexGuard<'static, Vec<Seen>> {
-    SEEN.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-fn recall(family: AddressFamily, info: &[u8]) -> Option<Vec<String>> {
-    let netns = netns();
-    let same = |seen: &&Seen| {
-        seen.family == family && seen.netns == netns && seen.info == info && seen.at.elapsed() < MAX_AGE
-    };
-    seen().iter().find(same).map(|seen| seen.chains.clone())
-}
-
-fn remember(new: Seen) {
-    let mut seen = seen();
-    seen.retain(|old| (old.family, old.netns) != (new.family, new.netns));
-    seen.push(new);
-}
-
-/// Drops what was read; called after each run of a tool, which may have changed a table.
-pub(super) fn forget() {
-    seen().clear();
 }

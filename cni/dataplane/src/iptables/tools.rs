@@ -210,7 +210,6 @@ impl Tools {
             log::debug!("{}: {line}", program.display());
         }
         let run = run(&program, &["--noflush", "--wait", &wait], &input);
-        legacy::forget();
         let run = run.map_err(Refusal::Failed)?;
         if run.status.success() {
             return Ok(());
