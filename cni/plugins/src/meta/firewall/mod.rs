@@ -315,7 +315,7 @@ impl Restorable for Rules {
         if let Some(held) = firewall::held(&wanted.attachment)? {
             leave_zone(&held, &wanted.zone)?;
         }
-        let bridge, bridge_use = (wanted.bridge.as_str(), BridgeUse::Unknown);
+        let (bridge, bridge_use) = (wanted.bridge.as_str(), BridgeUse::Unknown);
         Ok(firewall::dismiss(&wanted.attachment, &wanted.addresses, bridge, bridge_use, &lock)?)
     }
 }
