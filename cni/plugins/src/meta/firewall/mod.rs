@@ -257,7 +257,12 @@ fn previous_bridge<'a>(request: &'a Request<'_>) -> &'a str {
 }
 
 /// Removes the attachment's rules, of all means.
-fn take_away(request: &Request<'_>, zone: &str, policy: IngressPolicy, lock: &FirewallLock) -> Result<(), CniError> {
+fn take_away(
+    request: &Request<'_>,
+    zone: &str,
+    policy: IngressPolicy,
+    lock: &FirewallLock,
+) -> Result<(), CniError> {
     let attachment = &request.attachment;
     let held = firewall::held(attachment)?;
     if let Some(held) = &held {

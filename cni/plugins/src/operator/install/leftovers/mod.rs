@@ -9,8 +9,8 @@ mod links;
 use std::fmt;
 use std::path::{Path, PathBuf};
 
+use cni_dataplane::iptables::{Purpose, SharedChains};
 use cni_dataplane::teardown::{Holding, InUse, OwnTable};
-use cni_dataplane::iptables::{SharedChains, Purpose};
 use cni_dataplane::{AddressFamily, Error as DataplaneError, Owner, ebpf};
 
 use crate::ipam::host_local::StoreError;
