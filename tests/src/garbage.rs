@@ -1,10 +1,11 @@
-//! Mutated configurations and environments: an error of the specification each, or success that DEL
-//! takes back; never a crash, a hang or something left.
+//! Mutated configurations and environments. A plugin answers each with an error of the specification, or with a
+//! success that DEL takes back: it never crashes, hangs or leaves anything behind.
 
 use serde_json::{Map, Value, json};
 
 use crate::node::{Node, Pod};
 use crate::plugin::Output;
+use crate::sample::{sample_by, stride};
 use crate::snapshot::Snapshot;
 
 /// SplitMix64: small, and the same everywhere.
@@ -152,11 +153,30 @@ fn bytes_of(config: &Value, random: &mut Random) -> Vec<u8> {
     bytes
 }
 
+/// Now and then a variable of the environment with a wrong value.
+fn spoil(random: &mut Random) -> Option<(&'static str, &'static str)> {
+    const KEYS: &[&str] = &["CNI_ARGS", "CNI_NETNS", "CNI_IFNAME", "CNI_CONTAINERID"];
+    const TEXTS: &[&str] = &[
+        "",
+        "..",
+        "/",
+        "a b",
+        "lo",
+        "IP=1;",
+        "IgnoreUnknown=1;IP=10.88.0.7",
+        "x=y",
+        "/proc/self/ns/mnt",
+        "/etc/passwd",
+        "\u{e9}\n",
+    ];
+    let spoilt = random.below(8) == 0;
+    let pair = (*random.pick(KEYS), *random.pick(TEXTS));
+    spoilt.then_some(pair)
+}
+
 struct Run<'a> {
     node: &'a Node,
     pod: &'a Pod,
-    random: Random,
-    nasty: Vec<Value>,
     plugin: &'static str,
     seed: u64,
 }
@@ -178,37 +198,16 @@ impl Run<'_> {
         }
     }
 
-    /// One variable of the environment that is not as it should be, now and then.
-    fn spoil(&mut self) -> Option<(&'static str, &'static str)> {
-        const KEYS: &[&str] = &["CNI_ARGS", "CNI_NETNS", "CNI_IFNAME", "CNI_CONTAINERID"];
-        const TEXTS: &[&str] = &[
-            "",
-            "..",
-            "/",
-            "a b",
-            "lo",
-            "IP=1;",
-            "IgnoreUnknown=1;IP=10.88.0.7",
-            "x=y",
-            "/proc/self/ns/mnt",
-            "/etc/passwd",
-            "\u{e9}\n",
-        ];
-        let spoilt = self.random.below(8) == 0;
-        let pair = (*self.random.pick(KEYS), *self.random.pick(TEXTS));
-        spoilt.then_some(pair)
-    }
-
     #[track_caller]
     fn judge(&self, output: &Output) -> bool {
-        let told = format!("SLIPWAY_SEED={}: {}{}", self.seed, output.process.line, output.process);
-        assert!(matches!(output.process.code, Some(0 | 1)), "{told}");
-        assert!(!output.process.stderr.contains("panicked"), "{told}");
+        let call = format!("SLIPWAY_SEED={}: {}{}", self.seed, output.process.line, output.process);
+        assert!(matches!(output.process.code, Some(0 | 1)), "{call}");
+        assert!(!output.process.stderr.contains("panicked"), "{call}");
         match output.process.code {
             Some(1) => {
                 let failure = output.error();
-                assert!(failure.code != 0 && !failure.msg.is_empty(), "{told}");
-                assert!(!failure.msg.contains("panic"), "{told}");
+                assert!(failure.code != 0 && !failure.msg.is_empty(), "{call}");
+                assert!(!failure.msg.contains("panic"), "{call}");
                 false
             }
             _ => true,
@@ -216,18 +215,49 @@ impl Run<'_> {
     }
 }
 
-/// Calls a plugin with what it must refuse or take back, `SLIPWAY_GARBAGE` times (default 150). A failure
-/// prints a seed, with which `SLIPWAY_SEED` repeats the run. `logs` are files in which calls are written down.
+/// One call that a plugin must refuse or take back.
+struct Input {
+    verb: &'static str,
+    bytes: Vec<u8>,
+    spoilt: Option<(&'static str, &'static str)>,
+}
+
+/// The next call about a mutation of `config`.
+fn input(config: &Value, random: &mut Random, nasty: &[Value]) -> Input {
+    let mut mutated = config.clone();
+    for _ in 0..=random.below(3) {
+        mutate(&mut mutated, random, nasty);
+    }
+    // A bridge outlives its last container: there must be only one.
+    if mutated.get("bridge").is_none_or(|name| name.is_null() || name.is_string()) {
+        mutated["bridge"] = json!("br0");
+    }
+    if let Some(ipam) = mutated.get_mut("ipam").and_then(Value::as_object_mut) {
+        keep_inside(ipam);
+    }
+    // The same for a bridge that flannel asks for.
+    if let Some(delegate) = mutated.get_mut("delegate").and_then(Value::as_object_mut)
+        && delegate.get("type") == Some(&json!("bridge"))
+    {
+        delegate.insert("bridge".to_owned(), json!("br0"));
+    }
+    let bytes = bytes_of(&mutated, random);
+    let verb = *random.pick(&["ADD", "ADD", "ADD", "ADD", "CHECK", "DEL", "GC", "STATUS"]);
+    Input { verb, bytes, spoilt: spoil(random) }
+}
+
+/// Calls a plugin with mutated configurations, `SLIPWAY_GARBAGE` of them (default 150), or a sample of these. A
+/// failure prints a seed, with which `SLIPWAY_SEED` repeats the run. `logs` are files to which the plugin logs calls.
 ///
 /// # Panics
-/// When the plugin does anything else, or refuses the configuration as it is.
+/// If the plugin neither refuses a call nor takes it back, or if it refuses the configuration as it is.
 pub fn feed(plugin: &'static str, config: &Value, node: &Node, pod: &Pod, logs: &[&str]) {
     let number = |key: &str, default: u64| {
         std::env::var(key).ok().map_or(default, |text| text.parse().expect("a number"))
     };
     let seed = number("SLIPWAY_SEED", 1);
-    let mut run = Run { node, pod, random: Random(seed), nasty: nasty_values(), plugin, seed };
-    // Once as it is, so that bridge, tables and folders are there.
+    let run = Run { node, pod, plugin, seed };
+    // Once as it is, so that bridge, tables and folders exist.
     let plain = config.to_string();
     for verb in ["ADD", "DEL"] {
         let output = run.node.plugin(plugin).command(verb).for_pod(run.pod).stdin(plain.as_str()).run();
@@ -235,29 +265,12 @@ pub fn feed(plugin: &'static str, config: &Value, node: &Node, pod: &Pod, logs: 
     }
     let before = run.state();
     let (mut succeeded, mut refused) = (0, 0);
-    for turn in 0..number("SLIPWAY_GARBAGE", 150) {
-        let mut mutated = config.clone();
-        for _ in 0..=run.random.below(3) {
-            let nasty = std::mem::take(&mut run.nasty);
-            mutate(&mut mutated, &mut run.random, &nasty);
-            run.nasty = nasty;
-        }
-        // A bridge stays when its last container goes: there shall be only one.
-        if mutated.get("bridge").is_none_or(|name| name.is_null() || name.is_string()) {
-            mutated["bridge"] = json!("br0");
-        }
-        if let Some(ipam) = mutated.get_mut("ipam").and_then(Value::as_object_mut) {
-            keep_inside(ipam);
-        }
-        // The same for a bridge that flannel asks for.
-        if let Some(delegate) = mutated.get_mut("delegate").and_then(Value::as_object_mut)
-            && delegate.get("type") == Some(&json!("bridge"))
-        {
-            delegate.insert("bridge".to_owned(), json!("br0"));
-        }
-        let bytes = bytes_of(&mutated, &mut run.random);
-        let verb = *run.random.pick(&["ADD", "ADD", "ADD", "ADD", "CHECK", "DEL", "GC", "STATUS"]);
-        let spoilt = run.spoil();
+    let (mut random, nasty) = (Random(seed), nasty_values());
+    let all = (0..number("SLIPWAY_GARBAGE", 150)).map(|_| input(config, &mut random, &nasty)).enumerate();
+    // These calls are short: the sample is twice as dense as others.
+    let tried = sample_by(all, stride().div_ceil(2));
+    let last = tried.len() - 1;
+    for (at, (number, Input { verb, bytes, spoilt })) in tried.into_iter().enumerate() {
         let output = run.call(verb, &bytes, spoilt);
         let success = run.judge(&output);
         let counter = if success { &mut succeeded } else { &mut refused };
@@ -267,13 +280,14 @@ pub fn feed(plugin: &'static str, config: &Value, node: &Node, pod: &Pod, logs: 
             let del = run.call("DEL", &bytes, spoilt);
             assert!(run.judge(&del), "SLIPWAY_SEED={seed}: DEL: {}{}", del.process.line, del.process);
         }
-        if turn % 10 == 9 || (verb == "ADD" && !success && turn % 3 == 0) {
+        if at == last || at % 10 == 9 || (verb == "ADD" && !success && at % 3 == 0) {
             let mut changes = before.changes(&run.state());
             changes.retain(|change| !logs.iter().any(|log| change.contains(&format!("file {log} "))));
-            let told = format!("SLIPWAY_SEED={seed}, turn {turn}: {}{}", output.process.line, output.process);
+            let call =
+                format!("SLIPWAY_SEED={seed}, call {number}: {}{}", output.process.line, output.process);
             assert!(
                 changes.is_empty(),
-                "{}\n{told}\n{}",
+                "{}\n{call}\n{}",
                 changes.join("\n"),
                 String::from_utf8_lossy(&bytes)
             );

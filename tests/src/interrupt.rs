@@ -162,19 +162,6 @@ pub fn killed(node: &Node, call: PluginCall, point: &Point) -> bool {
     }
 }
 
-/// The tests that try a call at each of its points try every n-th only: n is in the environment variable
-/// `SLIPWAY_SAMPLE`, for machines on which trying all takes too long. 1 when it is not set.
-///
-/// # Panics
-/// When it is no number, or 0.
-#[must_use]
-pub fn stride() -> usize {
-    let set = std::env::var("SLIPWAY_SAMPLE").ok();
-    let stride = set.map_or(1, |text| text.parse().expect("SLIPWAY_SAMPLE is a number"));
-    assert!(stride > 0, "SLIPWAY_SAMPLE is 0");
-    stride
-}
-
 /// Whether by this call the standard library hears whether a program could be started. The kernel has no
 /// error for it, and on one the library would wait for a program that waits for its input.
 fn hears_of_start(name: &str, arguments: &str) -> bool {

@@ -53,6 +53,7 @@ mod node;
 mod pace;
 mod plugin;
 mod reference;
+mod sample;
 mod skip;
 mod snapshot;
 mod space;
@@ -63,9 +64,7 @@ pub use bpf::{PROGRAMS, has_programs};
 pub use chain::{Attach, Failure, Network};
 pub use feature::{FLOWTABLE, NFT_RANGES, has_flowtable, lacks, nft_loads_ranges};
 pub use golden::{golden, normalise};
-pub use interrupt::{
-    Disturbance, Point, all_kill_points, disturbed, error_points, kill_points, killed, stride,
-};
+pub use interrupt::{Disturbance, Point, all_kill_points, disturbed, error_points, kill_points, killed};
 pub use node::{BridgeNetfilter, Host, Node, Pod};
 pub use pace::{is_slow, patience, within};
 pub use plugin::{
@@ -73,6 +72,7 @@ pub use plugin::{
     slipway,
 };
 pub use reference::{NEWER_REFERENCE, REFERENCE, Reference};
+pub use sample::{sample, stride};
 pub use skip::{record_skip, test_name};
 pub use snapshot::Snapshot;
 pub use space::{CommandOutput, Space};

@@ -182,6 +182,25 @@ impl Space {
         }
     }
 
+    /// Fails if anything answers at one of these addresses. All are tried at once, in the time of one.
+    ///
+    /// # Panics
+    /// When something does.
+    #[track_caller]
+    pub fn expect_none_of(&self, all: impl IntoIterator<Item = (Proto, SocketAddr)>) {
+        let answers: Vec<String> = thread::scope(|scope| {
+            let ask = |(proto, to)| (proto, to, self.ask_from(proto, None, to, QUICK));
+            let tries: Vec<_> = all.into_iter().map(|one| scope.spawn(move || ask(one))).collect();
+            let tried = tries.into_iter().map(|one| one.join().expect("no panic"));
+            tried
+                .filter_map(|(proto, to, answer)| {
+                    Some(format!("{} {to}: {:?}", proto.name(), answer.ok()?.who))
+                })
+                .collect()
+        });
+        assert!(answers.is_empty(), "{}: answered, but nothing should: {answers:?}", self.name);
+    }
+
     /// Opens a socket to `to` and keeps it; each answer is waited for as long as `limit`.
     ///
     /// # Errors

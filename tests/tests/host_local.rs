@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use serde_json::{Value, json};
 use slipway_tests::{
     CniFailure, Disturbance, Node, Output, PluginCall, Point, REFERENCE, Reference, disturbed, kill_points,
-    killed, skip, stride,
+    killed, sample, skip, stride,
 };
 
 const DIR: &str = "/var/lib/cni/networks";
@@ -179,7 +179,7 @@ fn an_add_that_is_killed_anywhere_blocks_nothing() {
     let _ = call(&node, "DEL", "c0", &conf).run().ok();
     assert!(found.len() > 40, "{found:?}");
     let mut after = 0;
-    for (at, point) in found.iter().step_by(stride()).enumerate() {
+    for (at, point) in sample(&found).into_iter().enumerate() {
         assert!(killed(&node, call(&node, "ADD", "victim", &conf), point), "{point:?}");
         after += usize::from(!reserved(&node).is_empty());
         // Another container gets its addresses at once, from us and from the reference.
@@ -219,7 +219,7 @@ fn the_first_add_of_a_node_that_is_killed_anywhere_blocks_nothing() {
     let (output, found) = kill_points(&first, call(&first, "ADD", "c0", &conf));
     let _ = output.ok();
     assert!(found.iter().any(|point| point.syscall == "mkdirat"), "{found:?}");
-    for point in found.iter().step_by(stride()) {
+    for point in sample(&found) {
         let node = Node::new();
         assert!(killed(&node, call(&node, "ADD", "victim", &conf), point), "{point:?}");
         let _ = call(&node, "ADD", "other", &conf).run().ok();
@@ -238,7 +238,7 @@ fn a_del_that_is_killed_anywhere_is_finished_by_the_next() {
     let _ = call(&node, "ADD", "victim", &conf).run().ok();
     let (output, found) = kill_points(&node, call(&node, "DEL", "victim", &conf));
     let _ = output.ok();
-    for point in found.iter().step_by(stride()) {
+    for point in sample(&found) {
         let _ = call(&node, "ADD", "victim", &conf).run().ok();
         assert!(killed(&node, call(&node, "DEL", "victim", &conf), point), "{point:?}");
         let _ = call(&node, "DEL", "victim", &conf).run().ok();
@@ -264,7 +264,7 @@ fn a_gc_that_is_killed_anywhere_is_finished_by_the_next() {
     fill();
     let (output, found) = kill_points(&node, gc_call());
     let _ = output.ok();
-    for point in found.iter().step_by(stride()) {
+    for point in sample(&found) {
         fill();
         assert!(killed(&node, gc_call(), point), "{point:?}");
         let _ = gc_call().run().ok();
@@ -619,7 +619,7 @@ fn each_call_fails(
     let _ = output.ok();
     let errno = |point: &Point| FAILING.iter().find(|(name, _)| *name == point.syscall).map(|(_, e)| *e);
     let failing = found.iter().filter_map(|point| Some((point, errno(point)?)));
-    for (point, errno) in failing.step_by(stride()) {
+    for (point, errno) in sample(failing) {
         let why = format!("{verb}: {} number {} fails with {errno}", point.syscall, point.nth);
         let node = Node::new();
         if from == "steady" {

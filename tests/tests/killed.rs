@@ -2,13 +2,13 @@
 //! is gone too) does not remove, and no state in which a fresh ADD fails.
 //!
 //! strace(1) delivers the signal at the entry of the call: `-e inject=<name>:signal=KILL:when=<n>`, where it
-//! counts the calls of one name in one thread. By default a sample is tried; `SLIPWAY_EVERY_SYSCALL=1`
+//! counts the calls of one name in one thread. By default a sample is tried; `SLIPWAY_EVERY_CALL=1`
 //! tries them all, which takes some minutes.
 
 use std::collections::HashMap;
 
 use serde_json::{Value, json};
-use slipway_tests::{Attach, BridgeNetfilter, Network, Node, Output, Pod, Proto, Snapshot, is_peer, stride};
+use slipway_tests::{Attach, BridgeNetfilter, Network, Node, Output, Pod, Proto, Snapshot, is_peer, sample};
 
 /// How many points are tried of each call.
 const SAMPLE: usize = 24;
@@ -119,9 +119,9 @@ fn points(stage: &Stage, verb: &str, config: &Value) -> Vec<Point> {
         }
     }
     assert!(points.len() > 50, "too few calls to be true: {points:?}");
-    let every = std::env::var_os("SLIPWAY_EVERY_SYSCALL").is_some();
-    let step = if every { 1 } else { points.len().div_ceil(SAMPLE) * stride() };
-    points.into_iter().step_by(step).collect()
+    let every = std::env::var_os("SLIPWAY_EVERY_CALL").is_some();
+    let step = if every { 1 } else { points.len().div_ceil(SAMPLE) };
+    sample(points.into_iter().step_by(step))
 }
 
 /// Most of the calls must have ended by the signal, or the test tested nothing. (A point may be missed when

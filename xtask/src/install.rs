@@ -94,7 +94,7 @@ pub fn built(flavour: Flavour) -> Result<Binary> {
         Flavour::Release => "build release",
         Flavour::Static => "build static",
     };
-    let mut stages = Stages::new("build")?;
+    let stages = Stages::new("build")?;
     stages.run("setup", |_| setup::ensure())?;
     let mut left_out = None;
     stages.run("BPF programs", |log| {

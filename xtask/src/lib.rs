@@ -13,6 +13,7 @@ mod dist;
 mod docs_check;
 mod ebpf;
 pub mod error;
+mod failures;
 mod figures;
 pub mod install;
 mod links;

@@ -6,6 +6,7 @@
 //! (`tests/alone.txt`). A test that fails has failed: none is run again.
 
 use std::collections::{BTreeMap, VecDeque};
+use std::ffi::OsString;
 use std::fs::{self, File};
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -16,6 +17,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use crate::error::{Error, Result};
+use crate::failures::{self, Failure};
 use crate::progress::{Log, seconds};
 use crate::run;
 use crate::test_programs::TestProgram;
@@ -30,17 +32,35 @@ const LIMIT: Duration = Duration::from_secs(900);
 /// The number of slowest tests that a run lists.
 const SLOWEST: usize = 8;
 
-/// The settings of a run.
+/// The settings of a pool.
 #[derive(Debug)]
-pub(crate) struct Pool {
+pub(crate) struct Settings {
     /// Words before each program: `unshare …` for a user without root's rights.
     pub(crate) prefix: Vec<String>,
     /// Variables of the environment.
-    pub(crate) env: Vec<(String, std::ffi::OsString)>,
+    pub(crate) env: Vec<(String, OsString)>,
     /// Runs only the tests whose names contain this.
     pub(crate) filter: Option<String>,
     /// Runs each test as many times.
     pub(crate) repeat: usize,
+}
+
+/// The tests of some programs.
+#[derive(Debug)]
+pub(crate) struct Pool {
+    settings: Settings,
+    programs: Vec<TestProgram>,
+    pooled: Vec<Job>,
+    alone: Vec<Job>,
+}
+
+/// The two kinds of tests.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Which {
+    /// Run several at a time.
+    Pooled,
+    /// Measure, and so run one at a time.
+    Alone,
 }
 
 /// One run of one test.
@@ -69,11 +89,11 @@ struct Verdict {
 #[derive(Debug, Default)]
 pub(crate) struct Summary {
     /// Number of runs that passed.
-    pub(crate) passed: usize,
-    /// The tests that failed, sorted, with the number of failures of each.
-    pub(crate) failed: BTreeMap<String, usize>,
+    passed: usize,
+    /// The runs that failed.
+    failed: Vec<Failure>,
     /// The slowest tests, slowest first.
-    pub(crate) slowest: Vec<(String, Duration)>,
+    slowest: Vec<(String, Duration)>,
 }
 
 impl Summary {
@@ -84,59 +104,78 @@ impl Summary {
             .map(|(title, took)| format!("\n          {:>8}  {title}", seconds(*took)))
             .collect()
     }
+
+    /// The number of runs that passed.
+    ///
+    /// # Errors
+    /// The failed tests with their output, if there are any.
+    pub(crate) fn verdict(&self, repeat: usize, log: &Path) -> Result<usize> {
+        if self.failed.is_empty() {
+            return Ok(self.passed);
+        }
+        let tests = self.passed + self.failed.len();
+        Err(Error::Failed(failures::describe(&self.failed, tests, repeat, log)))
+    }
 }
 
 impl Pool {
-    /// Runs the tests of these programs; the log gets a line per test, and all output of those that fail.
+    /// Lists the tests of these programs. Those that are marked `ignore` run by hand only.
     ///
     /// # Errors
-    /// A program that does not list its tests, or files that cannot be written. A failed test is no error here.
-    pub(crate) fn run(&self, programs: &[TestProgram], log: &Log) -> Result<Summary> {
-        let scratch = workspace::scratch("test")?;
-        let durations = scratch.join("durations.json");
-        let mut known = read_durations(&durations);
-        let jobs = self.jobs(programs)?;
-        let (alone, pooled) = split(jobs, &alone(&workspace::root().join("tests/alone.txt"))?);
-        let output = scratch.join("output");
-        fs::create_dir_all(&output).map_err(|e| Error::file("create the directory", &output, e))?;
-        let processors = thread::available_parallelism().map_or(1, usize::from);
-        let mut verdicts = Vec::new();
-        for (jobs, workers) in [(pooled, PER_PROCESSOR * processors), (alone, 1)] {
-            let jobs = longest_first(jobs, &known);
-            verdicts.extend(self.work(programs, jobs, workers, &output, log)?);
-        }
-        for verdict in verdicts.iter().filter(|verdict| verdict.failure.is_none()) {
-            known.insert(verdict.title.clone(), u64::try_from(verdict.took.as_millis()).unwrap_or(u64::MAX));
-        }
-        let text = serde_json::to_string(&known).map_err(|e| Error::Failed(format!("{durations:?}: {e}")))?;
-        fs::write(&durations, text).map_err(|e| Error::file("write", &durations, e))?;
-        Ok(summary(&verdicts))
-    }
-
-    /// All tests that the programs list, as often as they are to run. Those that are marked `ignore` run by hand only.
-    fn jobs(&self, programs: &[TestProgram]) -> Result<Vec<Job>> {
+    /// A program that does not list its tests, or `tests/alone.txt` that cannot be read.
+    pub(crate) fn new(programs: Vec<TestProgram>, settings: Settings) -> Result<Self> {
         let mut jobs = Vec::new();
         for (program, test) in programs.iter().enumerate() {
             let ignored = names(test, &["--ignored"])?;
             for name in names(test, &[])?.into_iter().filter(|name| !ignored.contains(name)) {
                 let title = format!("{}::{name}", test.name);
-                if self.filter.as_ref().is_none_or(|text| title.contains(text.as_str())) {
+                if settings.filter.as_ref().is_none_or(|text| title.contains(text.as_str())) {
                     let job = |round| Job { program, name: name.clone(), title: title.clone(), round };
-                    jobs.extend((0..self.repeat.max(1)).map(job));
+                    jobs.extend((0..settings.repeat.max(1)).map(job));
                 }
             }
         }
-        Ok(jobs)
+        let (alone, pooled) = split(jobs, &alone(&workspace::root().join("tests/alone.txt"))?);
+        Ok(Self { settings, programs, pooled, alone })
     }
 
-    fn work(
-        &self,
-        programs: &[TestProgram],
-        jobs: Vec<Job>,
-        workers: usize,
-        output: &Path,
-        log: &Log,
-    ) -> Result<Vec<Verdict>> {
+    /// True if there is no such test.
+    pub(crate) fn is_empty(&self, which: Which) -> bool {
+        self.jobs(which).is_empty()
+    }
+
+    fn jobs(&self, which: Which) -> &[Job] {
+        match which {
+            Which::Pooled => &self.pooled,
+            Which::Alone => &self.alone,
+        }
+    }
+
+    /// Runs the tests of one kind. The log gets a line for each, and all output of those that fail.
+    ///
+    /// # Errors
+    /// A program that cannot be started, or files that cannot be written. A failed test is no error here.
+    pub(crate) fn run(&self, which: Which, log: &Log) -> Result<Summary> {
+        let scratch = workspace::scratch("test")?;
+        let durations = scratch.join("durations.json");
+        let mut known = read_durations(&durations);
+        let output = scratch.join("output");
+        fs::create_dir_all(&output).map_err(|e| Error::file("create the directory", &output, e))?;
+        let workers = match which {
+            Which::Pooled => PER_PROCESSOR * thread::available_parallelism().map_or(1, usize::from),
+            Which::Alone => 1,
+        };
+        let jobs = longest_first(self.jobs(which).to_vec(), &known);
+        let verdicts = self.work(jobs, workers, &output, log)?;
+        for verdict in verdicts.iter().filter(|verdict| verdict.failure.is_none()) {
+            known.insert(verdict.title.clone(), u64::try_from(verdict.took.as_millis()).unwrap_or(u64::MAX));
+        }
+        let text = serde_json::to_string(&known).map_err(|e| Error::Failed(format!("{durations:?}: {e}")))?;
+        fs::write(&durations, text).map_err(|e| Error::file("write", &durations, e))?;
+        Ok(summary(verdicts))
+    }
+
+    fn work(&self, jobs: Vec<Job>, workers: usize, output: &Path, log: &Log) -> Result<Vec<Verdict>> {
         let queue = Mutex::new(VecDeque::from(jobs));
         let (verdicts, trouble) = (Mutex::new(Vec::new()), Mutex::new(None));
         let number = AtomicUsize::new(0);
@@ -146,7 +185,7 @@ impl Pool {
                 scope.spawn(|| {
                     while let Some(job) = next() {
                         let file = output.join(format!("{}.txt", number.fetch_add(1, Ordering::Relaxed)));
-                        match programs.get(job.program).map(|program| self.one(program, &job, &file)) {
+                        match self.programs.get(job.program).map(|program| self.one(program, &job, &file)) {
                             Some(Ok(verdict)) => {
                                 note(&verdict, log);
                                 verdicts.lock().unwrap_or_else(PoisonError::into_inner).push(verdict);
@@ -171,9 +210,12 @@ impl Pool {
     fn one(&self, program: &TestProgram, job: &Job, path: &Path) -> Result<Verdict> {
         let file = File::create(path).map_err(|e| Error::file("create", path, e))?;
         let copy = || file.try_clone().map_err(|e| Error::file("duplicate the descriptor of", path, e));
-        let mut words = self.prefix.iter().map(PathBuf::from).chain([program.path.clone()]);
+        let mut words = self.settings.prefix.iter().map(PathBuf::from).chain([program.path.clone()]);
         let mut command = Command::new(words.next().unwrap_or_default());
-        command.args(words).args(["--exact", &job.name, "--color=never"]).envs(self.env.iter().cloned());
+        command
+            .args(words)
+            .args(["--exact", &job.name, "--color=never"])
+            .envs(self.settings.env.iter().cloned());
         command.current_dir(&program.package).env("CARGO_MANIFEST_DIR", &program.package);
         command.stdin(Stdio::null()).stdout(copy()?).stderr(copy()?);
         let begun = Instant::now();
@@ -263,18 +305,18 @@ fn read_durations(path: &Path) -> BTreeMap<String, u64> {
     fs::read(path).ok().and_then(|bytes| serde_json::from_slice(&bytes).ok()).unwrap_or_default()
 }
 
-fn summary(verdicts: &[Verdict]) -> Summary {
+fn summary(verdicts: Vec<Verdict>) -> Summary {
     let mut all = Summary::default();
-    let mut slowest: BTreeMap<&str, Duration> = BTreeMap::new();
-    for verdict in verdicts {
-        match verdict.failure {
+    let mut slowest: BTreeMap<String, Duration> = BTreeMap::new();
+    for Verdict { title, took, failure } in verdicts {
+        let longest = slowest.entry(title.clone()).or_default();
+        *longest = took.max(*longest);
+        match failure {
             None => all.passed += 1,
-            Some(_) => *all.failed.entry(verdict.title.clone()).or_default() += 1,
+            Some(output) => all.failed.push(Failure { title, output }),
         }
-        let longest = slowest.entry(&verdict.title).or_default();
-        *longest = verdict.took.max(*longest);
     }
-    all.slowest = slowest.into_iter().map(|(title, took)| (title.to_owned(), took)).collect();
+    all.slowest = slowest.into_iter().collect();
     all.slowest.sort_by_key(|(_, took)| std::cmp::Reverse(*took));
     all.slowest.truncate(SLOWEST);
     all
@@ -298,7 +340,7 @@ mod tests {
     }
 
     #[test]
-    fn tests_that_measure_are_told_by_the_beginning_of_their_titles() {
+    fn tests_that_measure_are_known_by_the_beginning_of_their_titles() {
         let (alone, pooled) =
             split(vec![job("bandwidth::rates", 0), job("gc::a", 0)], &["bandwidth::".to_owned()]);
         assert_eq!((alone, pooled), (vec![job("bandwidth::rates", 0)], vec![job("gc::a", 0)]));
@@ -321,8 +363,11 @@ mod tests {
             took: Duration::from_millis(ms),
             failure: failure.map(str::to_owned),
         };
-        let sum = summary(&[verdict("a", 1, None), verdict("b", 9, Some("x")), verdict("b", 3, Some("x"))]);
-        assert_eq!((sum.passed, sum.failed), (1, [("b".to_owned(), 2)].into()));
+        let sum =
+            summary(vec![verdict("a", 1, None), verdict("b", 9, Some("x")), verdict("b", 3, Some("x"))]);
+        assert_eq!((sum.passed, sum.failed.len()), (1, 2));
+        let text = sum.verdict(2, Path::new("log")).unwrap_err().to_string();
+        assert!(text.contains("b: 2 of 2 times"), "{text}");
         assert_eq!(sum.slowest.first().unwrap(), &("b".to_owned(), Duration::from_millis(9)));
     }
 }

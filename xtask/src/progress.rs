@@ -1,33 +1,46 @@
 //! A line per stage: live on a terminal, plain otherwise.
 
-use std::fmt::Write as _;
 use std::fs::{self, File};
 use std::io::{self, IsTerminal, Read, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 use std::sync::mpsc::{self, RecvTimeoutError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use crate::error::{Error, Result};
 use crate::workspace;
 
-/// How often the live line is drawn.
+/// The time between two drawings of the live line.
 const REDRAW: Duration = Duration::from_millis(200);
-/// How often a stage that takes long says so where nobody can see a live line.
+/// The time between two lines of a running stage where there is no terminal.
 const HEARTBEAT: Duration = Duration::from_secs(60);
-/// How much of a failed stage's log is shown.
+/// The number of lines that are shown of a failed stage's log.
 const TAIL_LINES: usize = 200;
+/// The number of stages that the summary names.
+const LONGEST: usize = 4;
+/// The number of characters for the last log lines of all running stages.
+const LINE: usize = 60;
 
-/// Runs stages one after the other and keeps their times.
+/// The stages of a task and their times. Stages may overlap: each prints its line when it ends.
 #[derive(Debug)]
 pub struct Stages {
     started: Instant,
     live: bool,
-    done: Vec<(String, Duration)>,
     logs: PathBuf,
+    done: Mutex<Vec<(String, Duration)>>,
+    running: Mutex<Vec<Running>>,
 }
 
-/// A running stage's log: what its programs print goes there.
+/// A stage that has not ended.
+#[derive(Debug)]
+struct Running {
+    name: String,
+    begun: Instant,
+    log: PathBuf,
+}
+
+/// The log of a stage, for the output of its programs.
 #[derive(Debug)]
 pub struct Log {
     /// Open for appending.
@@ -44,47 +57,86 @@ impl Stages {
     pub fn new(name: &str) -> Result<Self> {
         let logs = workspace::scratch("logs")?.join(name);
         fs::create_dir_all(&logs).map_err(|e| Error::file("create the directory", &logs, e))?;
-        Ok(Self { started: Instant::now(), live: io::stdout().is_terminal(), done: Vec::new(), logs })
+        let live = io::stdout().is_terminal();
+        Ok(Self { started: Instant::now(), live, logs, done: Mutex::default(), running: Mutex::default() })
     }
 
-    /// Runs one stage. Its log is shown only when it fails. The text that the body returns is put
-    /// behind the stage's name (`482 tests`).
+    /// Runs one stage and prints its line: the name, the time, and the text that `body` returns (`482 tests`).
     ///
     /// # Errors
-    /// What the body returns, after the log's last lines were printed.
-    pub fn run(&mut self, name: &str, body: impl FnOnce(&Log) -> Result<String>) -> Result<()> {
+    /// The error of `body`. If a command failed, the last lines of the log are printed first.
+    pub fn run(&self, name: &str, body: impl FnOnce(&Log) -> Result<String>) -> Result<()> {
         let path = self.logs.join(format!("{}.log", name.replace([' ', '/'], "-")));
         let file = File::options().create(true).append(true).open(&path);
         let log = Log { file: file.map_err(|e| Error::file("open", &path, e))?, path };
         log.file.set_len(0).map_err(|e| Error::file("empty", &log.path, e))?;
         let begun = Instant::now();
+        lock(&self.running).push(Running { name: name.to_owned(), begun, log: log.path.clone() });
         let (stop, stopped) = mpsc::channel::<()>();
-        let (live, shown, watched) = (self.live, name.to_owned(), log.path.clone());
-        let ticker = thread::spawn(move || tick(live, &shown, &watched, begun, &stopped));
-        let result = body(&log);
-        drop(stop);
-        // The ticker only draws: whatever became of it, the stage is what it is.
-        let _ = ticker.join();
+        let result = thread::scope(|scope| {
+            scope.spawn(move || self.tick(name, &stopped));
+            let result = body(&log);
+            drop(stop);
+            result
+        });
         let took = begun.elapsed();
-        self.done.push((name.to_owned(), took));
+        lock(&self.done).push((name.to_owned(), took));
+        // Held while the line is printed, so that no other stage draws into it.
+        let mut running = lock(&self.running);
+        running.retain(|stage| stage.name != name);
+        self.clear_line();
         match &result {
-            Ok(note) => println!("  ok    {name:<22} {:>7}  {note}", seconds(took)),
-            Err(_) => {
-                println!("  FAIL  {name:<22} {:>7}", seconds(took));
-                print_tail(&log.path);
+            Ok(note) => println!("  ok    {name:<22} {:>9}  {note}", seconds(took)),
+            Err(error) => {
+                println!("  FAIL  {name:<22} {:>9}", seconds(took));
+                if matches!(error, Error::Command { .. }) {
+                    print_tail(&log.path);
+                }
             }
         }
         result.map(|_| ())
     }
 
-    /// The closing line: how long everything took, and what took longest.
+    /// The closing line: the time of all stages, and the longest ones.
     pub fn summary(&self) -> String {
-        let mut text = format!("{} stages in {}", self.done.len(), seconds(self.started.elapsed()));
-        if let Some((name, took)) = self.done.iter().max_by_key(|(_, took)| *took) {
-            // Writing to a String cannot fail.
-            let _ = write!(text, ", the longest was {name} with {}", seconds(*took));
+        let mut done = lock(&self.done).clone();
+        done.sort_by_key(|(_, took)| std::cmp::Reverse(*took));
+        let longest: Vec<String> =
+            done.iter().take(LONGEST).map(|(name, took)| format!("{name} {}", seconds(*took))).collect();
+        format!("{} stages in {} ({})", done.len(), seconds(self.started.elapsed()), longest.join(", "))
+    }
+
+    /// Shows that the stage `name` runs, until it ends.
+    fn tick(&self, name: &str, stopped: &mpsc::Receiver<()>) {
+        let pause = if self.live { REDRAW } else { HEARTBEAT };
+        while stopped.recv_timeout(pause) == Err(RecvTimeoutError::Timeout) {
+            let running = lock(&self.running);
+            if !self.live {
+                running.iter().filter(|stage| stage.name == name).for_each(|stage| {
+                    println!("  ...   {}", stage.line(60));
+                });
+            } else if running.first().is_some_and(|first| first.name == name) {
+                // One line for all stages that run, drawn by the oldest.
+                let width = LINE.div_ceil(running.len());
+                let parts: Vec<String> = running.iter().map(|stage| stage.line(width)).collect();
+                print!("\r\x1b[2K  ...   {}", parts.join(" | "));
+            }
+            let _ = io::stdout().flush();
         }
-        text
+    }
+
+    fn clear_line(&self) {
+        if self.live {
+            print!("\r\x1b[2K");
+        }
+    }
+}
+
+impl Running {
+    /// Its name, its time, and the beginning of the last line in its log.
+    fn line(&self, width: usize) -> String {
+        let last: String = last_line(&self.log).chars().filter(|c| !c.is_control()).take(width).collect();
+        format!("{:<22} {:>9}  {last}", self.name, seconds(self.begun.elapsed()))
     }
 }
 
@@ -96,21 +148,8 @@ pub(crate) fn seconds(took: Duration) -> String {
     }
 }
 
-fn tick(live: bool, name: &str, log: &Path, begun: Instant, stopped: &mpsc::Receiver<()>) {
-    let pause = if live { REDRAW } else { HEARTBEAT };
-    while stopped.recv_timeout(pause) == Err(RecvTimeoutError::Timeout) {
-        let (took, last) = (seconds(begun.elapsed()), last_line(log));
-        let last: String = last.chars().filter(|c| !c.is_control()).take(60).collect();
-        if live {
-            print!("\r\x1b[2K  ...   {name:<22} {took:>7}  {last}");
-        } else {
-            println!("  ...   {name:<22} {took:>7}  {last}");
-        }
-        let _ = io::stdout().flush();
-    }
-    if live {
-        print!("\r\x1b[2K");
-    }
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 fn last_line(path: &Path) -> String {
@@ -146,5 +185,17 @@ mod tests {
     fn times_are_short() {
         assert_eq!(seconds(Duration::from_millis(1234)), "1.2 s");
         assert_eq!(seconds(Duration::from_secs(125)), "2:05 min");
+    }
+
+    #[test]
+    fn overlapping_stages_are_all_summed_up() {
+        let stages = Stages::new("progress-test").unwrap();
+        thread::scope(|scope| {
+            scope.spawn(|| stages.run("one", |_| Ok(String::new())));
+            assert!(stages.run("two", |_| Err(Error::Failed("broken".to_owned()))).is_err());
+        });
+        let summary = stages.summary();
+        assert!(summary.starts_with("2 stages in ") && summary.contains("one ") && summary.contains("two "));
+        assert!(lock(&stages.running).is_empty());
     }
 }

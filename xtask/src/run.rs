@@ -130,7 +130,7 @@ pub(crate) fn log(command: &mut Command, log: &File) -> Result<()> {
 ///
 /// # Errors
 /// As [`show`]; what it was about when it fell silent.
-pub(crate) fn log_while_it_talks(command: &mut Command, log: &File, silence: Duration) -> Result<()> {
+pub(crate) fn log_while_it_prints(command: &mut Command, log: &File, silence: Duration) -> Result<()> {
     let copy = || log.try_clone().map_err(|e| Error::system("duplicate the log's descriptor", e));
     command.stdin(Stdio::null()).stdout(copy()?).stderr(copy()?);
     let mut child = command.spawn().map_err(|e| not_started(command, &e))?;
@@ -236,10 +236,10 @@ mod tests {
         let log = File::options().create(true).append(true).open(&path).unwrap();
         let mut command = tool("sh", &["-c", "echo begun; sh -c 'sleep 300; true'; true"]);
         let error =
-            log_while_it_talks(&mut command, &log, Duration::from_millis(500)).unwrap_err().to_string();
+            log_while_it_prints(&mut command, &log, Duration::from_millis(500)).unwrap_err().to_string();
         assert!(fs::read_to_string(&path).unwrap().starts_with("begun\n"));
         fs::remove_file(&path).unwrap();
         assert!(error.contains("printed nothing") && error.contains("sleep 300"), "{error}");
-        assert!(log_while_it_talks(&mut tool("true", &[]), &log, Duration::from_secs(60)).is_ok());
+        assert!(log_while_it_prints(&mut tool("true", &[]), &log, Duration::from_secs(60)).is_ok());
     }
 }

@@ -1,53 +1,75 @@
 //! `cargo xtask test`: everything that must pass, stage by stage.
 
 use std::collections::BTreeSet;
+use std::ffi::OsString;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::time::Duration;
+use std::thread;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
+use nix::sys::resource::{UsageWho, getrusage};
+use nix::sys::time::TimeValLike;
 use nix::unistd::Uid;
 
 use crate::build::Flavour;
 use crate::error::{Error, Result};
-use crate::pool::{Pool, Summary};
-use crate::progress::{Log, Stages};
+use crate::pool::{Pool, Settings, Which};
+use crate::progress::{Log, Stages, seconds};
 use crate::reference::{self, Reference};
 use crate::run::{self, cargo, tool};
 use crate::runtimes::Runtimes;
 use crate::test_programs::{TestProgram, test_programs};
-use crate::{build, deny, docs_check, ebpf, links, setup, vm_test, words, workspace};
+use crate::{build, deny, docs_check, ebpf, failures, links, setup, vm_test, words, workspace};
 
 /// The package of the network tests, which need root and the built binary.
 const NETWORK_TESTS: &str = "slipway-tests";
 
-/// The test programs in which the reference plugins work too, and what those tests' names have in common.
+/// The suites with tests that call the reference plugins, and words of those tests' names.
 const REFERENCE_TESTS: (&[&str], &[&str]) = (
     &["gc", "host_device", "host_local", "iptables", "keys", "migrate", "static"],
     &["reference", "switched_over", "both_implementations", "each_side_removes"],
 );
 
-/// How long a run of tests may print nothing: the harness ends a test's commands after a minute each, and
-/// says so of tests that take longer.
+/// The longest time in which a `cargo test` may print nothing. The harness ends each command after a minute, and
+/// libtest reports tests that take longer.
 const SILENCE: Duration = Duration::from_secs(600);
+
+/// The plain run tries one in this many of the points at which a call can be killed or fail.
+const SAMPLE: u64 = 5;
+
+/// Seeds of runs that are given none are below this number, so that they are short to type.
+const SEEDS: u64 = 1000;
 
 /// Run everything that must pass.
 ///
 /// The network tests make namespaces of their own and never touch the machine's network. They need
-/// root; for another user they run inside a user namespace, where the system allows one. A part of them
-/// is run again on two other kernels, in virtual machines; `vm-test` has more kernels, and all tests.
+/// root; for another user they run inside a user namespace, where the system allows one. A few of them
+/// run on another kernel, too, in a virtual machine; `vm-test` has more kernels, and all tests.
+///
+/// Tests that kill a plugin at each of its system calls, or let each call fail, try a fifth of these points. The
+/// seed that chooses them, and the kernel, is printed. `--full` tries all points and kernels, as before a release.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
     /// Only format, lints and unit tests
     #[arg(long)]
     quick: bool,
-    /// Only build, and run the tests whose names contain this
+    /// Try every point and every kernel of the smoke tests, not a sample
+    #[arg(long, conflicts_with_all = ["quick", "seed"])]
+    full: bool,
+    /// Repeat the sample of an earlier run
+    #[arg(long, value_name = "N", conflicts_with = "quick")]
+    seed: Option<u64>,
+    /// Only build, and run the tests whose names contain this; only one suite if it begins with the suite's name and ::
     #[arg(long, value_name = "TEXT", conflicts_with = "quick")]
     filter: Option<String>,
-    /// Run each network test so many times: finds those that fail now and then
+    /// Only build and run these suites of the network tests
+    #[arg(long, value_name = "NAME", num_args = 1.., conflicts_with_all = ["quick", "runtimes"])]
+    suite: Vec<String>,
+    /// Run each network test so many times, to find tests that fail now and then
     #[arg(long, value_name = "N", default_value_t = 1, conflicts_with_all = ["quick", "runtimes"])]
     repeat: usize,
-    /// Leave out the virtual machines with other kernels
+    /// Leave out the virtual machine with another kernel
     #[arg(long)]
     no_vm: bool,
     /// Fail when a kernel, the emulator or the reference plugins cannot be had, instead of skipping what needs them
@@ -59,42 +81,150 @@ pub(crate) struct Args {
     runtimes: bool,
 }
 
+impl Args {
+    /// The suites that are run; empty for all.
+    fn suites(&self) -> Vec<String> {
+        let tests = workspace::root().join("tests/tests");
+        let is_suite = |name: &str| {
+            !name.is_empty()
+                && (tests.join(name).join("main.rs").is_file() || tests.join(format!("{name}.rs")).is_file())
+        };
+        let of_filter = self.filter.as_deref().and_then(|text| text.split_once("::")).map(|(name, _)| name);
+        let of_filter = of_filter.filter(|name| is_suite(name)).map(str::to_owned);
+        self.suite.iter().cloned().chain(of_filter).collect()
+    }
+
+    /// True if only some tests are run.
+    fn is_part(&self) -> bool {
+        self.filter.is_some() || !self.suite.is_empty()
+    }
+}
+
 /// Runs the task.
 ///
 /// # Errors
-/// The first stage that fails; its log was shown.
+/// The first stage that fails; all stages that do not need its result are run to their end.
 pub(crate) fn run(args: &Args) -> Result<()> {
-    let mut stages = Stages::new("test")?;
-    let outcome = if args.runtimes { run_runtimes(args, &mut stages) } else { run_stages(args, &mut stages) };
+    let stages = Stages::new("test")?;
+    let outcome = if args.runtimes { run_runtimes(args, &stages) } else { run_stages(args, &stages) };
+    let figures = format!("{}{}", stages.summary(), cpu());
     match &outcome {
-        Ok(skipped) => println!("PASS: {}{skipped}", stages.summary()),
-        Err(_) => println!("FAIL: {}", stages.summary()),
+        Ok(skipped) => println!("PASS: {figures}{skipped}"),
+        Err(_) => println!("FAIL: {figures}"),
     }
     outcome.map(|_| ())
 }
 
-fn run_stages(args: &Args, stages: &mut Stages) -> Result<String> {
+/// The processor time of all programs that were run, for people.
+fn cpu() -> String {
+    let Ok(usage) = getrusage(UsageWho::RUSAGE_CHILDREN) else { return String::new() };
+    let time = usage.user_time() + usage.system_time();
+    let time = Duration::from_secs(u64::try_from(time.num_seconds()).unwrap_or_default());
+    format!("; {} of CPU", seconds(time))
+}
+
+fn run_stages(args: &Args, stages: &Stages) -> Result<String> {
     stages.run("setup", |_| setup::ensure())?;
     stages.run("BPF programs", |log| ebpf::ensure(|command| run::log(command, &log.file)))?;
-    if args.filter.is_none() {
+    if !args.is_part() {
         stages.run("format", |log| quiet(cargo(&["fmt", "--check"]), log))?;
-        let clippy = ["clippy", "--workspace", "--all-targets", "--", "--deny", "warnings"];
-        stages.run("lints", |log| {
-            ebpf::lint(|command| run::log(command, &log.file))?;
-            quiet(cargo(&clippy), log)
-        })?;
-        stages.run("dependencies", |log| deny::check(log, args.require))?;
+    }
+    if args.quick {
+        lints(args, stages)?;
+        return unit_tests(args, stages).map(|_| String::new());
+    }
+    let seed = args.seed.unwrap_or_else(new_seed);
+    if !args.full {
+        println!("  seed {seed} (--seed {seed} repeats this run's sample, --full tries everything)");
+    }
+    let suites = args.suites();
+    let ready = prepare(args, &suites, seed, stages)?;
+    // What waits for nothing of each other runs at once. Cargo's own stages follow each other: they share a lock.
+    let (unit, doc, machines, network) = thread::scope(|scope| {
+        let cargo = scope.spawn(|| {
+            let linted = if args.is_part() { Ok(()) } else { lints(args, stages) };
+            let unit = if suites.is_empty() { unit_tests(args, stages) } else { Ok(0) };
+            let doc = if args.is_part() { Ok(()) } else { documentation(stages) };
+            (linted.and(unit), doc)
+        });
+        let machines = (!args.is_part() && !args.no_vm)
+            .then(|| scope.spawn(|| vm_test::smoke(stages, args.require, (!args.full).then_some(seed))));
+        let network = ready.tests(Which::Pooled, args.repeat, stages);
+        let (unit, doc) = joined(cargo.join());
+        (unit, doc, machines.map(|thread| joined(thread.join())), network)
+    });
+    // After the others: these tests measure.
+    let measured = network.is_ok().then(|| ready.tests(Which::Alone, args.repeat, stages));
+    let passed = unit? + network? + measured.transpose()?.unwrap_or_default();
+    doc?;
+    none_is_no_proof(passed)?;
+    let mut skipped = ready.skips(stages)?;
+    if let Some(verdict) = machines.transpose()?
+        && !verdict.skipped.is_empty()
+    {
+        let kernels = verdict.skipped.join(", ");
+        skipped.push_str(&format!("; SKIP: not run on Linux {kernels}, see above"));
+    }
+    Ok(skipped)
+}
+
+fn joined<T>(ended: thread::Result<T>) -> T {
+    ended.unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+}
+
+/// A seed for a run that was given none.
+fn new_seed() -> u64 {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    now.as_secs() % SEEDS
+}
+
+fn lints(args: &Args, stages: &Stages) -> Result<()> {
+    let clippy = ["clippy", "--workspace", "--all-targets", "--", "--deny", "warnings"];
+    stages.run("lints", |log| {
+        ebpf::lint(|command| run::log(command, &log.file))?;
+        quiet(cargo(&clippy), log)
+    })?;
+    stages.run("dependencies", |log| deny::check(log, args.require))
+}
+
+/// Returns the number of tests that passed.
+fn unit_tests(args: &Args, stages: &Stages) -> Result<usize> {
+    let mut passed = 0;
+    if !args.is_part() {
         stages.run("unit tests (BPF)", |log| tests(ebpf::unit_tests()?, log).map(some))?;
     }
-    let unit = ["test", "--no-fail-fast", "--workspace", "--exclude", NETWORK_TESTS];
-    let mut passed = 0;
     stages.run("unit tests", |log| {
+        let unit = ["test", "--no-fail-fast", "--workspace", "--exclude", NETWORK_TESTS];
         passed = tests(with_filter(cargo(&unit), args), log)?;
         Ok(some(passed))
     })?;
-    if args.quick {
-        return Ok(String::new());
-    }
+    Ok(passed)
+}
+
+fn documentation(stages: &Stages) -> Result<()> {
+    stages.run("documentation", |log| {
+        let mut doc = cargo(&["doc", "--workspace", "--no-deps", "--document-private-items"]);
+        doc.env("RUSTDOCFLAGS", "--deny warnings");
+        run::log(&mut doc, &log.file)?;
+        let links = links::check(workspace::root())?;
+        let statements = docs_check::check(workspace::root(), &Flavour::Debug.binary())?;
+        let words = words::check(workspace::root())?;
+        Ok(format!("{links} links in the pages lead somewhere; {statements}; {words}"))
+    })
+}
+
+/// The network tests, built.
+struct Ready {
+    pool: Pool,
+    reference: Reference,
+    /// The file that tests write their skips to.
+    skips: PathBuf,
+    /// The file that tests write the size of their samples to.
+    sampled: PathBuf,
+}
+
+/// Builds the plugins and the network tests.
+fn prepare(args: &Args, suites: &[String], seed: u64, stages: &Stages) -> Result<Ready> {
     let reference = references(stages, &[reference::STABLE], args.require)?;
     let mut bin_dir = PathBuf::new();
     stages.run("build", |log| {
@@ -102,65 +232,96 @@ fn run_stages(args: &Args, stages: &mut Stages) -> Result<String> {
         bin_dir = plugin_dir(Flavour::Debug, log)?;
         build::size(&Flavour::Debug.binary())
     })?;
-    let mut programs = Vec::new();
+    let (skips, sampled) = (empty_file("skips.txt")?, empty_file("sampled.txt")?);
+    let (name, dirs) = reference.variable();
+    let mut env: Vec<(String, OsString)> = vec![
+        ("SLIPWAY_BIN_DIR".to_owned(), bin_dir.into()),
+        ("SLIPWAY_SKIPS".to_owned(), skips.clone().into()),
+        ("SLIPWAY_SAMPLED".to_owned(), sampled.clone().into()),
+        (name.to_owned(), dirs.clone()),
+    ];
+    if !args.full {
+        env.push(("SLIPWAY_SAMPLE".to_owned(), SAMPLE.to_string().into()));
+        env.push(("SLIPWAY_SAMPLE_SEED".to_owned(), seed.to_string().into()));
+    }
+    let settings = Settings { prefix: as_root()?, env, filter: args.filter.clone(), repeat: args.repeat };
+    let mut pool = None;
     stages.run("build network tests", |log| {
-        programs = network_tests(log)?;
-        Ok(String::new())
+        let programs = network_tests(suites, log)?;
+        let count = programs.len();
+        pool = Some(Pool::new(programs, settings)?);
+        Ok(format!("{count} programs"))
     })?;
-    let skips = no_skips()?;
-    stages.run("network tests", |log| {
-        let variable = |name: &str, value: &Path| (name.to_owned(), value.into());
-        let (name, dirs) = reference.variable();
-        let env = vec![
-            variable("SLIPWAY_BIN_DIR", &bin_dir),
-            variable("SLIPWAY_SKIPS", &skips),
-            (name.to_owned(), dirs.clone()),
-        ];
-        let pool = Pool { prefix: as_root()?, env, filter: args.filter.clone(), repeat: args.repeat };
-        let sum = pool.run(&programs, log)?;
-        passed += sum.passed;
-        if sum.failed.is_empty() {
-            return Ok(format!("{}; the slowest:{}", some(sum.passed), sum.slowest()));
+    let pool = pool.ok_or_else(|| Error::Failed("the network tests were not built".to_owned()))?;
+    Ok(Ready { pool, reference, skips, sampled })
+}
+
+impl Ready {
+    /// Runs tests and returns the number that passed.
+    fn tests(&self, which: Which, repeat: usize, stages: &Stages) -> Result<usize> {
+        if self.pool.is_empty(which) {
+            return Ok(0);
         }
-        Err(Error::Failed(failures(&sum, args.repeat, &log.path)))
-    })?;
-    none_is_no_proof(passed)?;
-    let mut skipped = String::new();
-    stages.run("skipped tests", |_| {
-        let seen = lines_of(&skips)?;
-        let listed = lines_of(&workspace::root().join("tests/skips.txt"))?;
-        let unexplained = seen.iter().filter(|line| !reference.explains(line)).cloned().collect();
-        expected(&unexplained, &listed)?;
-        skipped = if seen.is_empty() { String::new() } else { format!("; {} tests skipped", seen.len()) };
-        let others = seen.len() - unexplained.len();
-        let told =
-            if others == 0 { String::new() } else { format!(", but {others} for the reference plugins") };
-        Ok(format!("{} skipped here, all of them listed in tests/skips.txt{told}", seen.len()))
-    })?;
-    if args.filter.is_none() {
-        stages.run("documentation", |log| {
-            let mut doc = cargo(&["doc", "--workspace", "--no-deps", "--document-private-items"]);
-            doc.env("RUSTDOCFLAGS", "--deny warnings");
-            run::log(&mut doc, &log.file)?;
-            let links = links::check(workspace::root())?;
-            let commands = docs_check::check(workspace::root(), &Flavour::Debug.binary())?;
-            let words = words::check(workspace::root())?;
-            Ok(format!("{links} links in the pages lead somewhere; {commands}; {words}"))
+        let mut passed = 0;
+        let name = match which {
+            Which::Pooled => "network tests",
+            Which::Alone => "measuring tests",
+        };
+        stages.run(name, |log| {
+            let sum = self.pool.run(which, log)?;
+            passed = sum.verdict(repeat, &log.path)?;
+            let sample = if which == Which::Pooled { self.sample()? } else { String::new() };
+            Ok(format!("{}{sample}; the slowest:{}", some(passed), sum.slowest()))
         })?;
+        Ok(passed)
     }
-    if args.filter.is_none() && !args.no_vm {
-        let verdict = vm_test::smoke(stages, args.require)?;
-        if !verdict.skipped.is_empty() {
-            let kernels = verdict.skipped.join(", ");
-            skipped.push_str(&format!("; SKIP: not run on Linux {kernels}, see above"));
-        }
+
+    /// The size of the sample, for people; the file has a line for each test.
+    fn sample(&self) -> Result<String> {
+        let text = fs::read_to_string(&self.sampled).map_err(|e| Error::file("read", &self.sampled, e))?;
+        let (tests, tried, all) = sampled(&text);
+        Ok(match tests {
+            0 => String::new(),
+            _ => format!("; {tests} of them tried {tried} of {all} points ({})", self.sampled.display()),
+        })
     }
-    Ok(skipped)
+
+    /// Compares the skipped tests with the committed list; returns their number for the closing line.
+    fn skips(&self, stages: &Stages) -> Result<String> {
+        let mut closing = String::new();
+        stages.run("skipped tests", |_| {
+            let seen = lines_of(&self.skips)?;
+            let listed = lines_of(&workspace::root().join("tests/skips.txt"))?;
+            let unexplained = seen.iter().filter(|line| !self.reference.explains(line)).cloned().collect();
+            expected(&unexplained, &listed)?;
+            if !seen.is_empty() {
+                closing = format!("; {} tests skipped", seen.len());
+            }
+            let others = match seen.len() - unexplained.len() {
+                0 => String::new(),
+                others => format!(", but {others} for the reference plugins"),
+            };
+            Ok(format!("{} skipped here, all of them listed in tests/skips.txt{others}", seen.len()))
+        })?;
+        Ok(closing)
+    }
+}
+
+/// The number of tests that tried a sample, and the points that they tried and had: lines `TEST: tried 12 of 60`.
+fn sampled(text: &str) -> (usize, usize, usize) {
+    let lines: BTreeSet<&str> = text.lines().collect();
+    let tests: BTreeSet<&str> =
+        lines.iter().filter_map(|line| Some(line.rsplit_once(": tried ")?.0)).collect();
+    let sizes = lines.iter().filter_map(|line| line.rsplit_once(": tried ")?.1.split_once(" of "));
+    let sum = sizes.fold((0, 0), |(tried, all), (own, of)| {
+        (tried + own.parse::<usize>().unwrap_or_default(), all + of.parse::<usize>().unwrap_or_default())
+    });
+    (tests.len(), sum.0, sum.1)
 }
 
 /// The real runtimes, on the release build without shared libraries: theirs may be another distribution's
 /// than the machine's.
-fn run_runtimes(args: &Args, stages: &mut Stages) -> Result<String> {
+fn run_runtimes(args: &Args, stages: &Stages) -> Result<String> {
     if !Uid::effective().is_root() {
         return Err(Error::Failed(
             "runtimes make control groups and devices: run `sudo --preserve-env=PATH,HOME cargo xtask test \
@@ -189,7 +350,7 @@ fn run_runtimes(args: &Args, stages: &mut Stages) -> Result<String> {
     })?;
     let suite = ["test", "--package", NETWORK_TESTS, "--test", "real"];
     stages.run("build tests", |log| quiet(cargo(&[&suite[..], &["--no-run"]].concat()), log))?;
-    let skips = no_skips()?;
+    let skips = empty_file("skips.txt")?;
     stages.run("tests", |log| {
         let mut command = cargo(&[&suite[..], &["--no-fail-fast"]].concat());
         command.env("SLIPWAY_BIN_DIR", &bin_dir).env("SLIPWAY_SKIPS", &skips);
@@ -208,7 +369,7 @@ fn run_runtimes(args: &Args, stages: &mut Stages) -> Result<String> {
 }
 
 /// Those of the network tests in which the reference plugins work, with the newest of them.
-fn compare(args: &Args, stages: &mut Stages, bin_dir: &Path, skips: &Path) -> Result<Reference> {
+fn compare(args: &Args, stages: &Stages, bin_dir: &Path, skips: &Path) -> Result<Reference> {
     let reference = references(stages, &[reference::NEWEST], args.require)?;
     let programs = REFERENCE_TESTS.0.iter().flat_map(|name| ["--test", name]);
     let compared: Vec<&str> = ["test", "--package", NETWORK_TESTS].into_iter().chain(programs).collect();
@@ -236,7 +397,7 @@ fn allowed_with_runtimes(
 }
 
 /// The reference plugins of these suites; those that cannot be had are told.
-fn references(stages: &mut Stages, suites: &[&'static str], require: bool) -> Result<Reference> {
+fn references(stages: &Stages, suites: &[&'static str], require: bool) -> Result<Reference> {
     let mut found = None;
     stages.run("reference plugins", |_| Ok(found.insert(Reference::find(suites)).summary()))?;
     let found = found.ok_or_else(|| Error::Failed("nobody looked for the reference plugins".to_owned()))?;
@@ -249,11 +410,11 @@ fn references(stages: &mut Stages, suites: &[&'static str], require: bool) -> Re
     Ok(found)
 }
 
-/// The file that tests write their skips to, empty.
-fn no_skips() -> Result<PathBuf> {
-    let skips = workspace::scratch("test")?.join("skips.txt");
-    fs::write(&skips, "").map_err(|e| Error::file("empty", &skips, e))?;
-    Ok(skips)
+/// An empty file that tests write to.
+fn empty_file(name: &str) -> Result<PathBuf> {
+    let path = workspace::scratch("test")?.join(name);
+    fs::write(&path, "").map_err(|e| Error::file("empty", &path, e))?;
+    Ok(path)
 }
 
 fn with_filter(mut command: Command, args: &Args) -> Command {
@@ -279,28 +440,22 @@ fn none_is_no_proof(tests: usize) -> Result<()> {
     }
 }
 
-/// Runs a `cargo test` to the end, counts what passed and names what failed.
+/// Runs a `cargo test` to its end and returns the number of tests that passed.
+///
+/// # Errors
+/// A build that fails, silence, or failed tests with their output.
 fn tests(mut command: Command, log: &Log) -> Result<usize> {
-    let outcome = run::log_while_it_talks(command.env("CARGO_TERM_COLOR", "never"), &log.file, SILENCE);
+    let outcome = run::log_while_it_prints(command.env("CARGO_TERM_COLOR", "never"), &log.file, SILENCE);
     let printed = fs::read(&log.path).map_err(|e| Error::file("read", &log.path, e))?;
     let printed = String::from_utf8_lossy(&printed);
-    let failed = failed(&printed);
+    let failed = failures::in_output(&printed);
     match outcome {
         Ok(()) => Ok(passed(&printed)),
         Err(e) if failed.is_empty() => Err(e),
-        Err(_) => Err(Error::Failed(format!(
-            "{} of {} tests failed (all of it is in {}):\n    {}",
-            failed.len(),
-            failed.len() + passed(&printed),
-            log.path.display(),
-            failed.join("\n    ")
-        ))),
+        Err(_) => {
+            Err(Error::Failed(failures::describe(&failed, failed.len() + passed(&printed), 1, &log.path)))
+        }
     }
-}
-
-/// The names in libtest's `test NAME ... FAILED` lines.
-fn failed(printed: &str) -> Vec<&str> {
-    printed.lines().filter_map(|line| line.strip_prefix("test ")?.strip_suffix(" ... FAILED")).collect()
 }
 
 /// The sum of libtest's `test result: ok. N passed; …` and `test result: FAILED. N passed; …` lines.
@@ -318,23 +473,14 @@ fn plugin_dir(flavour: Flavour, log: &Log) -> Result<PathBuf> {
     Ok(dir)
 }
 
-/// The programs of the network tests, built.
-fn network_tests(log: &Log) -> Result<Vec<TestProgram>> {
+/// Builds these suites of the network tests; all if none is named.
+fn network_tests(suites: &[String], log: &Log) -> Result<Vec<TestProgram>> {
     let copy = log.file.try_clone().map_err(|e| Error::system("duplicate the log's descriptor", e))?;
-    let words = ["test", "--package", NETWORK_TESTS, "--no-run", "--message-format=json-render-diagnostics"];
+    let mut words =
+        vec!["test", "--package", NETWORK_TESTS, "--no-run", "--message-format=json-render-diagnostics"];
+    words.extend(suites.iter().flat_map(|name| ["--test", name]));
     // Cargo writes its progress to standard error.
     run::capture_with(cargo(&words).env("CARGO_TERM_COLOR", "never"), copy).map(|text| test_programs(&text))
-}
-
-/// A line per test that failed, and where its output is.
-fn failures(sum: &Summary, repeat: usize, log: &Path) -> String {
-    let line = |(title, times): (&String, &usize)| match repeat {
-        0 | 1 => format!("\n    {title}"),
-        _ => format!("\n    {title}: {times} of {repeat} times"),
-    };
-    let lines: String = sum.failed.iter().map(line).collect();
-    let tests = sum.passed + sum.failed.values().sum::<usize>();
-    format!("{} of {tests} failed (all of it is in {}):{lines}", tests - sum.passed, log.display())
 }
 
 /// The words before a program that give it root's rights over namespaces that it makes.
@@ -386,7 +532,12 @@ mod tests {
         let printed = "test result: ok. 17 passed; 0 failed; 0 ignored\ntest a::b ... FAILED\ntest c ... ok\n\
                        test result: FAILED. 3 passed; 1 failed; 0 ignored\n";
         assert_eq!(passed(printed), 20);
-        assert_eq!(failed(printed), ["a::b"]);
+    }
+
+    #[test]
+    fn samples_are_summed_over_all_tests() {
+        let text = "a::b: tried 3 of 12\na::b: tried 2 of 9\nc: tried 1 of 1\n";
+        assert_eq!(sampled(text), (2, 6, 22));
     }
 
     #[test]

@@ -9,7 +9,9 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
-use slipway_tests::{Attach, Network, Node, Pod, Space, is_peer, peer_fails, stride, within};
+use slipway_tests::{
+    Attach, Network, Node, Pod, Space, is_peer, is_slow, peer_fails, sample, stride, within,
+};
 
 /// Bits a second into the container, and out of it.
 const INGRESS: u64 = 16_000_000;
@@ -140,8 +142,8 @@ fn rates_are_within_five_percent() {
     let node = Node::new();
     let client = node.host("client");
     let pod = node.pod("pod");
-    // An emulated machine, on which a sample of other tests is run, sends no faster than that.
-    let slower = if stride() > 1 { 16 } else { 1 };
+    // An emulated processor sends no faster than that.
+    let slower = if is_slow() { 16 } else { 1 };
     let (into, out_of) = (INGRESS / slower, EGRESS / slower);
     let limits =
         json!({"ingressRate": into, "ingressBurst": BURST, "egressRate": out_of, "egressBurst": BURST});
@@ -354,7 +356,7 @@ fn a_del_goes_on_when_the_link_goes_meanwhile() {
     }
     let node = Node::new();
     let network = network(&node, &limits());
-    for nth in (1..=REQUESTS).step_by(stride()) {
+    for nth in sample(1..=REQUESTS) {
         let pod = node.pod("pod");
         let attach = Attach::new(&pod);
         network.add(&attach).expect("ADD");
@@ -479,7 +481,7 @@ fn a_failed_add_takes_nothing_away() {
     both.call_one(1, "ADD", &attach, &bare).ok();
     let before = limited(&node, &veth);
     let mut failed = 0;
-    for nth in (1..40).step_by(stride()) {
+    for nth in sample(1..40) {
         let inject = format!("inject=sendto:error=ENOBUFS:when={nth}");
         let strace = ["strace", "-f", "-qq", "-o", "/dev/null", "-e", &inject];
         let output = none.prepare("ADD", &config, Some(&attach)).through(&strace).run();

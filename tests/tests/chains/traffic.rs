@@ -37,8 +37,7 @@ pub(crate) fn packets_go_as_each_plugin_says(world: &World) {
     network.del(&beside).expect("DEL of the other one");
     network.del(&attach).expect("DEL");
     let node = world.client.node_v4;
-    world.client.expect_none(Proto::Tcp, (node, PORT));
-    world.client.expect_none(Proto::Udp, (node, PORT));
+    world.client.expect_none_of(Proto::ALL.map(|proto| (proto, at(node, PORT))));
     before.assert_same(&state());
 }
 

@@ -78,13 +78,8 @@ fn a_pod_cannot_reach_the_nodes_loopback() {
 
 #[track_caller]
 fn closed(space: &Space) {
-    for port in [PORT, SERVICE] {
-        for (proto, to) in
-            each([LOOPBACK, Ipv4Addr::new(127, 1, 2, 3).into(), Ipv6Addr::LOCALHOST.into()], port)
-        {
-            space.expect_none(proto, to);
-        }
-    }
+    let ips = [LOOPBACK, Ipv4Addr::new(127, 1, 2, 3).into(), Ipv6Addr::LOCALHOST.into()];
+    space.expect_none_of([PORT, SERVICE].into_iter().flat_map(|port| each(ips, port)));
 }
 
 /// The node itself uses its loopback as before, and the published port on it.

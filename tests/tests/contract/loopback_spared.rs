@@ -44,9 +44,7 @@ fn spares(world: &World, keys: &Value) {
         world.node.expect(proto, to, "stub");
     }
     // Where the node has nothing, nothing answers.
-    for proto in Proto::ALL {
-        world.node.expect_none(proto, (Ipv4Addr::new(127, 1, 2, 3), PORT));
-    }
+    world.node.expect_none_of(each([Ipv4Addr::new(127, 1, 2, 3)], PORT));
     // All else as ever.
     for (proto, to) in each(world.node_ips(), PORT) {
         world.client.expect(proto, to, "web");
@@ -66,9 +64,7 @@ fn spares(world: &World, keys: &Value) {
     for (proto, to) in each(STUBS, PORT) {
         world.node.expect(proto, to, "stub");
     }
-    for (proto, to) in each(world.node_ips(), PORT) {
-        world.client.expect_none(proto, to);
-    }
+    world.client.expect_none_of(each(world.node_ips(), PORT));
 }
 
 #[test]

@@ -37,17 +37,18 @@ impl<'a> Stage<'a> {
     fn reaches(&self, from: usize, to: usize, wanted: bool) {
         let bridge = to / 2 + 1;
         let last = to % 2 + 2;
-        for proto in Proto::ALL {
-            for address in [format!("10.1.{bridge}.{last}"), format!("fd00:{bridge}::{last}")] {
-                let to_address: std::net::IpAddr = address.parse().expect("an address");
-                let _server =
-                    self.pods[to].serve(proto, &std::net::SocketAddr::new(to_address, 80).to_string(), "it");
-                if wanted {
-                    self.pods[from].expect(proto, (to_address, 80), "it");
-                } else {
-                    self.pods[from].expect_none(proto, (to_address, 80));
-                }
-            }
+        let addresses = [format!("10.1.{bridge}.{last}:80"), format!("[fd00:{bridge}::{last}]:80")];
+        let all =
+            Proto::ALL.into_iter().flat_map(|proto| addresses.each_ref().map(|address| (proto, address)));
+        let _servers: Vec<_> =
+            all.clone().map(|(proto, address)| self.pods[to].serve(proto, address, "it")).collect();
+        let all = all.map(|(proto, address)| (proto, address.parse().expect("an address")));
+        if wanted {
+            all.for_each(|(proto, address): (_, std::net::SocketAddr)| {
+                self.pods[from].expect(proto, address, "it");
+            });
+        } else {
+            self.pods[from].expect_none_of(all);
         }
     }
 

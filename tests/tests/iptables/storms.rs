@@ -1,7 +1,7 @@
 //! Many at once, and processes that die.
 
 use serde_json::json;
-use slipway_tests::{Disturbance, disturbed, kill_points, stride};
+use slipway_tests::{Disturbance, disturbed, kill_points, sample};
 
 use crate::{Call, Stage, VARIANTS, map};
 
@@ -109,7 +109,7 @@ fn an_add_and_a_del_may_be_killed_anywhere() {
             forgetful.ok();
             let moments: Vec<_> = points.iter().filter(|point| point.after_change).collect();
             assert!(moments.len() > 10, "{points:?}");
-            for point in moments.into_iter().step_by(4 * stride()) {
+            for point in sample(moments.into_iter().step_by(4)) {
                 prepare();
                 let _ = disturbed(&stage.node, add.clone().verb(verb).plugin(), point, Disturbance::Kill);
                 forgetful.ok();

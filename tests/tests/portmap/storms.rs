@@ -1,6 +1,6 @@
 //! Many at once, and processes that die.
 
-use slipway_tests::{Node, kill_points, killed, stride};
+use slipway_tests::{Node, kill_points, killed, sample};
 
 use crate::{Call, elements_of, listed, map, run_of};
 
@@ -87,7 +87,7 @@ fn an_add_may_be_killed_anywhere() {
         output.ok();
         call.del();
         assert!(points.len() > 20, "{points:?}");
-        for (at, point) in points.iter().step_by(stride()).enumerate() {
+        for (at, point) in sample(&points).into_iter().enumerate() {
             if !killed(&node, call.call("ADD"), point) {
                 call.check();
             }
@@ -116,7 +116,7 @@ fn a_del_may_be_killed_anywhere() {
     call.add();
     let (output, points) = kill_points(&node, call.call("DEL"));
     output.ok();
-    for point in points.iter().step_by(stride()) {
+    for point in sample(&points) {
         call.add();
         let _ended = killed(&node, call.call("DEL"), point);
         call.clone().forgetful().del();

@@ -1,16 +1,17 @@
-//! The chain bridge (or ptp) + host-local + portmap, and the other plugins behind it or in bridge's place, under
-//! disturbance: killed before each of their system calls, and with each of them failing in turn.
+//! The chain bridge (or ptp) + host-local + portmap, and the other plugins behind it or in bridge's place, killed
+//! before each of their system calls, and with each of these calls failing.
 //!
-//! By default the kills are tried only at moments that can differ from each other, right after a call that
-//! may have changed something, and every third call is made to fail. Of the other plugins than bridge, ptp and
-//! portmap, which share most of their steps, every third of these points is tried, of each plugin another
-//! third. `SLIPWAY_EVERY_CALL=1` tries all.
+//! A kill is tried right after each call that may have changed something: other kills leave the same. Every third
+//! call is made to fail. The plugins of `SPARSE` share most of their steps with bridge, ptp and portmap: of each of
+//! them a third of these points is tried. `SLIPWAY_EVERY_CALL=1` tries all points. Of what remains,
+//! `SLIPWAY_SAMPLE` makes a sample.
 
 mod stage;
 
 use serde_json::Value;
 use slipway_tests::{
-    Attach, Disturbance, Network, Output, Point, Snapshot, disturbed, error_points, kill_points, stride,
+    Attach, Disturbance, Network, Output, Point, Snapshot, disturbed, error_points, kill_points, sample,
+    stride,
 };
 
 use crate::stage::{Cleanup, Stage};
@@ -19,15 +20,15 @@ fn every_call() -> bool {
     std::env::var_os("SLIPWAY_EVERY_CALL").is_some()
 }
 
-/// The points that are tried by default, of those that may be: from which on, and every how many-th.
-fn sample(interface: &str) -> (usize, usize) {
+/// The first point that is tried of a plugin, and the step to the next.
+fn thinned(interface: &str) -> (usize, usize) {
     match SPARSE.iter().position(|sparse| *sparse == interface) {
         Some(at) if !every_call() => (at % 3, 3),
         _ => (0, 1),
     }
 }
 
-/// Plugins of which a sample is enough, so that the suite takes minutes.
+/// Plugins of which a third of the points is enough.
 const SPARSE: [&str; 13] = [
     "bandwidth",
     "dummy",
@@ -45,10 +46,16 @@ const SPARSE: [&str; 13] = [
 ];
 
 fn to_try(found: Vec<Point>, interface: &str) -> Vec<Point> {
-    let tried: Vec<Point> = found.into_iter().filter(|point| every_call() || point.after_change).collect();
+    sample(to_try_one_in(found, interface, 1))
+}
+
+/// One in `step` of the points, of those that are tried by default.
+fn to_try_one_in(found: Vec<Point>, interface: &str, step: usize) -> Vec<Point> {
+    let all = every_call();
+    let tried: Vec<Point> = found.into_iter().filter(|point| all || point.after_change).collect();
     assert!(tried.len() > 3, "{tried:?}");
-    let (first, step) = sample(interface);
-    tried.into_iter().skip(first).step_by(step * stride()).collect()
+    let (first, own) = thinned(interface);
+    tried.into_iter().skip(first).step_by(if all { 1 } else { own * step }).collect()
 }
 
 /// Plugin `at` of the list, with what the plugins before it resulted in.
@@ -136,8 +143,7 @@ fn first_add_is_killed(interface: &'static str, at: usize) {
     let call = model.network().prepare("ADD", &config, Some(&model.attach()));
     let (output, found) = kill_points(&model.node, call);
     let _ = output.ok();
-    let points = to_try(found, interface);
-    for point in points.iter().step_by(if every_call() { 1 } else { 2 }) {
+    for point in &sample(to_try_one_in(found, interface, 2)) {
         let why = format!("plugin {at}, first ADD, killed at {point:?}");
         let stage = Stage::empty(interface);
         let before = of(&stage);
@@ -241,13 +247,13 @@ const FAILING: &[(&str, &str)] = &[
 ];
 
 /// Those of the calls that are made to fail, and their errors.
-fn to_fail(found: Vec<Point>, interface: &str) -> impl Iterator<Item = (Point, &'static str)> {
-    let (first, step) = sample(interface);
+fn to_fail(found: Vec<Point>, interface: &str) -> Vec<(Point, &'static str)> {
+    let (first, step) = thinned(interface);
     let failing = found.into_iter().filter_map(|point| {
         let (_, errno) = FAILING.iter().find(|(name, _)| *name == point.syscall)?;
         Some((point, *errno))
     });
-    failing.skip(first).step_by(if every_call() { 1 } else { 3 * step * stride() })
+    sample(failing.skip(first).step_by(if every_call() { 1 } else { 3 * step }))
 }
 
 /// How a disturbed call ended.
@@ -310,7 +316,7 @@ fn add_fails(interface: &'static str, at: usize) {
         let changes = before.changes(&stage.state());
         assert!(changes.is_empty(), "{why}: left after DEL:\n{}", changes.join("\n"));
     }
-    assert!(failed * sample(interface).1 * stride() > 3, "{failed} of them failed");
+    assert!(failed * thinned(interface).1 * stride() > 3, "{failed} of them failed");
     stage.prove_fresh("after all");
 }
 

@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use serde_json::json;
-use slipway_tests::{Attach, Proto, at, slipway, stride, within};
+use slipway_tests::{Attach, Proto, at, sample, slipway, within};
 
 use crate::{PORT, SERVED, Web, World};
 
@@ -141,7 +141,7 @@ fn a_flush_at_any_moment_of_an_add_leaves_a_table_that_the_next_can_use() {
     let network = world.network(1, "bridge", [json!({"ipMasq": false}), json!({})]);
     let steady = world.node.pod("steady");
     let steady = Attach::new(&steady).port(Proto::Tcp, PORT, SERVED);
-    for nth in (1..=REQUESTS).step_by(stride()) {
+    for nth in sample(1..=REQUESTS) {
         let (pod, next) = (world.node.pod("pod"), world.node.pod("next"));
         let attach = Attach::new(&pod).port(Proto::Tcp, 9001, SERVED);
         network.add(&steady).expect("ADD that makes the table");

@@ -33,11 +33,9 @@ fn an_element_for_the_loopback_leads_nobody_there() {
         }
     }
     for asker in [&*stage.client, &*stage.asker] {
-        for address in [IpAddr::from(stage.client.node_v4), stage.client.node_v6.into()] {
-            for proto in Proto::ALL {
-                asker.expect_none(proto, at(address, 9998));
-            }
-        }
+        let node = [IpAddr::from(stage.client.node_v4), stage.client.node_v6.into()];
+        let each = |proto: Proto| node.map(|address| (proto, at(address, 9998)));
+        asker.expect_none_of(Proto::ALL.into_iter().flat_map(each));
     }
     // Another engine may do so: that is its own affair.
     stage.node.nft(

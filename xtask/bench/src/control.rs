@@ -46,7 +46,7 @@ pub(super) fn run(args: &ControlArgs) -> Result<()> {
     let out = workspace::target().join("bench");
     let save = args.save.clone().map(|dir| if dir.is_relative() { workspace::root().join(dir) } else { dir });
     let state = fresh_state()?;
-    let mut stages = Stages::new("bench")?;
+    let stages = Stages::new("bench")?;
     sandbox::enter(sandbox::State::Folder(&state))?;
     let mut run = Run::new(&own, &peer, args)?;
     if args.foreign_rules > 0 {
@@ -62,7 +62,7 @@ pub(super) fn run(args: &ControlArgs) -> Result<()> {
     levels.sort_unstable();
     levels.dedup();
     for pods in levels {
-        run.fill(pods, &mut stages)?;
+        run.fill(pods, &stages)?;
         let idle = idle_rate()?;
         conditions
             .push(format!("idle control before {pods} pods: {:.1} % of one processor busy", idle * 100.0));
@@ -135,7 +135,7 @@ impl Run {
         Ok(format!("iptables-{}", args.iptables))
     }
 
-    fn fill(&mut self, pods: u32, stages: &mut Stages) -> Result<()> {
+    fn fill(&mut self, pods: u32, stages: &Stages) -> Result<()> {
         if pods == 0 {
             return Ok(());
         }

@@ -125,9 +125,9 @@ pub(crate) struct Library {
 /// # Errors
 /// A build or a check that fails.
 pub(crate) fn run(args: &Args) -> Result<()> {
-    let mut stages = Stages::new("dist")?;
+    let stages = Stages::new("dist")?;
     let proof = Proof { verify: args.verify, test: !args.no_test };
-    let binary = make(&args.target, proof, &mut stages)?.binary;
+    let binary = make(&args.target, proof, &stages)?.binary;
     let out = binary.parent().unwrap_or(&binary);
     let sum = run::capture(tool("sha256sum", &["slipway"]).current_dir(out))?;
     let file = out.join("SHA256SUMS");
@@ -140,7 +140,7 @@ pub(crate) fn run(args: &Args) -> Result<()> {
 ///
 /// # Errors
 /// As [`run()`].
-pub(crate) fn make(target: &str, proof: Proof, stages: &mut Stages) -> Result<Built> {
+pub(crate) fn make(target: &str, proof: Proof, stages: &Stages) -> Result<Built> {
     stages.run("setup", |_| setup::ensure())?;
     let own = workspace::scratch("dist")?;
     let out = workspace::target().join("dist").join(target);

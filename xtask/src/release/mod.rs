@@ -40,7 +40,7 @@ pub(crate) struct Args {
 /// # Errors
 /// Something stands in the way of a release, or a build or a check fails.
 pub(crate) fn run(args: &Args) -> Result<()> {
-    let mut stages = Stages::new("release")?;
+    let stages = Stages::new("release")?;
     let version = version()?;
     let mut obstacles = Vec::new();
     stages.run("version", |_| {
@@ -58,7 +58,7 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     fs::create_dir_all(&out).map_err(|e| Error::file("create the directory", &out, e))?;
     for processor in PROCESSORS {
         let proof = Proof { verify: !args.quick, test: !args.quick };
-        let built = dist::make(processor, proof, &mut stages)?;
+        let built = dist::make(processor, proof, &stages)?;
         let name = format!("slipway-{version}-{processor}-linux");
         stages.run(&format!("bill of {processor}"), |log| bill(&built, &version, &out, &name, log))?;
     }

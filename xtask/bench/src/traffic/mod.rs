@@ -132,7 +132,7 @@ pub(super) fn run(args: &TrafficArgs) -> Result<()> {
     let conditions = conditions(args, &setting)?;
     let out = workspace::target().join("bench");
     let save = args.save.clone().map(|dir| if dir.is_relative() { workspace::root().join(dir) } else { dir });
-    let mut stages = Stages::new("bench")?;
+    let stages = Stages::new("bench")?;
     sandbox::enter(sandbox::State::Memory)?;
     let mut run = Run::new(args, time, conditions);
     stages.run("nodes", |_| run.make_nodes(&args.contenders, &setting))?;

@@ -1,0 +1,83 @@
+//! The part of many similar cases that a run tries.
+
+use std::io::Write;
+
+/// Reads a number from the environment; `default` if it is not set.
+fn number(key: &str, default: usize) -> usize {
+    std::env::var(key).map_or(default, |text| text.parse().unwrap_or_else(|_| panic!("{key} is a number")))
+}
+
+/// The cases per case that is tried, from the variable `SLIPWAY_SAMPLE`. 1, which means all, if it is not set.
+///
+/// # Panics
+/// If it is no number, or 0.
+#[must_use]
+pub fn stride() -> usize {
+    let stride = number("SLIPWAY_SAMPLE", 1);
+    assert!(stride > 0, "SLIPWAY_SAMPLE is 0");
+    stride
+}
+
+/// Chooses the cases that this run tries: the first, the last, and every [`stride`]-th from one that
+/// `SLIPWAY_SAMPLE_SEED` gives. Runs with as many consecutive seeds try all.
+///
+/// # Panics
+/// If the file that `SLIPWAY_SAMPLED` names cannot be written. It gets a line with the number of cases.
+#[must_use]
+pub fn sample<T>(all: impl IntoIterator<Item = T>) -> Vec<T> {
+    sample_by(all, stride())
+}
+
+/// As [`sample`], with another stride.
+pub(crate) fn sample_by<T>(all: impl IntoIterator<Item = T>, stride: usize) -> Vec<T> {
+    let all: Vec<T> = all.into_iter().collect();
+    let size = all.len();
+    let tried = choose(all, stride, number("SLIPWAY_SAMPLE_SEED", 0));
+    record(tried.len(), size);
+    tried
+}
+
+fn choose<T>(all: Vec<T>, stride: usize, seed: usize) -> Vec<T> {
+    let last = all.len().saturating_sub(1);
+    let is_tried = |at: usize| at == 0 || at == last || (at + seed).is_multiple_of(stride);
+    all.into_iter().enumerate().filter(|(at, _)| is_tried(*at)).map(|(_, case)| case).collect()
+}
+
+/// Writes the line of [`sample`] in one write in append mode: test processes may do it at once.
+fn record(tried: usize, size: usize) {
+    let Some(path) = std::env::var_os("SLIPWAY_SAMPLED").filter(|_| tried < size) else { return };
+    let exe = std::env::current_exe().unwrap_or_default();
+    let program = exe.file_name().unwrap_or_default().to_string_lossy();
+    // Cargo puts a hash behind the suite's name.
+    let suite = program.rsplit_once('-').map_or(&*program, |(suite, _)| suite);
+    let test = std::thread::current().name().unwrap_or_default().to_owned();
+    let line = format!("{suite}::{test}: tried {tried} of {size}\n");
+    std::fs::File::options()
+        .create(true)
+        .append(true)
+        .open(&path)
+        .and_then(|mut file| file.write_all(line.as_bytes()))
+        .unwrap_or_else(|e| panic!("write {}: {e}", path.display()));
+}
+
+#[cfg(test)]
+mod tests {
+    use super::choose;
+
+    #[test]
+    fn consecutive_seeds_try_all_and_each_the_first_and_the_last() {
+        let all: Vec<usize> = (0..23).collect();
+        let mut seen: Vec<usize> = Vec::new();
+        for seed in 7..12 {
+            let tried = choose(all.clone(), 5, seed);
+            assert_eq!((tried[0], tried[tried.len() - 1]), (0, 22));
+            assert!(tried.len() <= 7, "{tried:?}");
+            seen.extend(tried);
+        }
+        seen.sort_unstable();
+        seen.dedup();
+        assert_eq!(seen, all);
+        assert_eq!(choose(all.clone(), 1, 3), all);
+        assert!(choose(Vec::<u8>::new(), 5, 3).is_empty());
+    }
+}
