@@ -3,6 +3,7 @@
 use std::collections::BTreeSet;
 use std::path::Path;
 
+use cni_nftables::Socket as NfSocket;
 use serde_json::Value;
 
 use crate::node::Node;
@@ -29,19 +30,8 @@ impl Snapshot {
         let mut lines = BTreeSet::new();
         for space in [&**node].iter().chain(spaces) {
             let mut found = Vec::new();
-            links(space, &mut found);
-            addresses(space, &mut found);
-            for (kind, command) in [
-                ("route", "ip -o route show table all"),
-                ("route6", "ip -o -6 route show table all"),
-                ("rule", "ip -o rule"),
-                ("rule6", "ip -o -6 rule"),
-                ("neighbour", "ip -o neighbour show nud permanent"),
-            ] {
-                let text = space.cmd(command);
-                let lines = text.lines().filter(|line| !comes_by_itself(line));
-                found.extend(lines.map(|line| format!("{kind} {}", tidy(line))));
-            }
+            links_and_addresses(space, &mut found);
+            routes_rules_and_neighbours(space, &mut found);
             ruleset(space, &mut found);
             iptables(space, &mut found);
             lines.extend(found.into_iter().map(|line| format!("[{}] {line}", space.name())));
@@ -102,11 +92,11 @@ fn json(space: &Space, command: &str) -> Vec<Value> {
     serde_json::from_str(&text).unwrap_or_else(|e| panic!("{command} prints no JSON ({e}): {text}"))
 }
 
-fn links(space: &Space, found: &mut Vec<String>) {
-    for link in json(space, "ip -details -json link") {
+fn links_and_addresses(space: &Space, found: &mut Vec<String>) {
+    for link in json(space, "ip -details -json address") {
         let get = |key: &str| link[key].to_string().replace('"', "");
         let flags = link["flags"].as_array().cloned().unwrap_or_default();
-        // Carrier and what follows from it comes and goes with the peer's state.
+        // The carrier, and what follows from it, changes with the peer's state.
         let flags: Vec<_> = flags
             .iter()
             .filter_map(Value::as_str)
@@ -125,14 +115,9 @@ fn links(space: &Space, found: &mut Vec<String>) {
             port["hairpin"],
             port["isolated"]
         ));
-    }
-}
-
-fn addresses(space: &Space, found: &mut Vec<String>) {
-    for link in json(space, "ip -json address") {
         for address in link["addr_info"].as_array().into_iter().flatten() {
             let (local, length) = (&address["local"], &address["prefixlen"]);
-            // A link-local address appears by itself some time after its link is up.
+            // The kernel adds a link-local address some time after the link is up.
             if address["scope"] != "link" {
                 found.push(format!("address {} {local}/{length} {}", link["ifname"], address["scope"]));
             }
@@ -140,8 +125,32 @@ fn addresses(space: &Space, found: &mut Vec<String>) {
     }
 }
 
+/// Both families, by two processes. Rules begin with their priority, permanent neighbours end with their state.
+fn routes_rules_and_neighbours(space: &Space, found: &mut Vec<String>) {
+    let text =
+        space.cmd_input("ip -o -batch -", "route show table all\nrule\nneighbour show nud permanent\n");
+    for line in text.lines().filter(|line| !comes_by_itself(line)) {
+        let is_rule = line.split_once(':').is_some_and(|(first, _)| first.parse::<u32>().is_ok());
+        let kind = if is_rule {
+            "rule"
+        } else if line.trim_end().ends_with("PERMANENT") {
+            "neighbour"
+        } else {
+            "route"
+        };
+        found.push(format!("{kind} {}", tidy(line)));
+    }
+    let rules = space.cmd("ip -o -6 rule");
+    found.extend(rules.lines().map(|line| format!("rule6 {}", tidy(line))));
+}
+
 /// Each chain, rule, set and element as a line of its own.
 fn ruleset(space: &Space, found: &mut Vec<String>) {
+    // Most pods have no table, and a process costs more than to ask the kernel.
+    if space.run(|| NfSocket::open().and_then(|socket| socket.tables())).is_ok_and(|tables| tables.is_empty())
+    {
+        return;
+    }
     let text = space.cmd("nft -j list ruleset");
     let Ok(list) = serde_json::from_str::<Value>(&text) else { panic!("nft prints no JSON: {text}") };
     for entry in list["nftables"].as_array().into_iter().flatten() {
@@ -182,15 +191,15 @@ fn strip_counters(value: &mut Value) {
     }
 }
 
-/// Only rules of the legacy variant: the nft variant's are in the ruleset already.
+/// Rules of the legacy variant: those of the nft variant are in the ruleset.
 fn iptables(space: &Space, found: &mut Vec<String>) {
-    for tool in ["iptables-legacy-save", "ip6tables-legacy-save"] {
-        let known = space.run(|| {
-            std::env::var_os("PATH")
-                .is_some_and(|path| std::env::split_paths(&path).any(|folder| folder.join(tool).exists()))
-        });
-        if known {
-            let rules = space.try_cmd(tool).stdout;
+    for (tool, names) in
+        [("iptables-legacy-save", "ip_tables_names"), ("ip6tables-legacy-save", "ip6_tables_names")]
+    {
+        // The tables of the namespace: most have none.
+        let names = Path::new("/proc/thread-self/net").join(names);
+        if space.run(|| std::fs::read_to_string(&names)).is_ok_and(|names| !names.is_empty()) {
+            let rules = space.try_run(&[tool]).map(|output| output.stdout).unwrap_or_default();
             let rules = rules.lines().filter(|line| line.starts_with("-A"));
             found.extend(rules.map(|line| format!("{tool} {line}")));
         }
