@@ -72,7 +72,7 @@ pub use plugin::{
     slipway,
 };
 pub use reference::{NEWER_REFERENCE, REFERENCE, Reference};
-pub use sample::{sample, stride};
+pub use sample::{sample, sample_of_unknown, stride};
 pub use skip::{record_skip, test_name};
 pub use snapshot::Snapshot;
 pub use space::{CommandOutput, Space};

@@ -28,6 +28,15 @@ pub fn sample<T>(all: impl IntoIterator<Item = T>) -> Vec<T> {
     sample_by(all, stride())
 }
 
+/// As [`sample`], of cases that are counted from 0 and have no known end.
+///
+/// # Panics
+/// If a variable is no number.
+pub fn sample_of_unknown() -> impl Iterator<Item = usize> {
+    let (stride, seed) = (stride(), number("SLIPWAY_SAMPLE_SEED", 0));
+    (0..).filter(move |at: &usize| *at == 0 || (at + seed).is_multiple_of(stride))
+}
+
 /// As [`sample`], with another stride.
 pub(crate) fn sample_by<T>(all: impl IntoIterator<Item = T>, stride: usize) -> Vec<T> {
     let all: Vec<T> = all.into_iter().collect();

@@ -3,10 +3,12 @@
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt as _;
+use std::time::Duration;
 
 use serde_json::{Value, json};
 use slipway_tests::{
-    Attach, BridgeNetfilter, Node, Output, Pod, Proto, REFERENCE, Reference, is_peer, lacks, skip,
+    Attach, BridgeNetfilter, Node, Output, Pod, Proto, QUICK, REFERENCE, Reference, at, is_peer, lacks,
+    patience, skip,
 };
 use tempfile::TempDir;
 
@@ -298,9 +300,9 @@ impl Scene {
     }
 
     /// True if another pod reaches the node's service through the published port.
-    fn leads_to_the_service(&self, proto: Proto) -> bool {
+    fn leads_to_the_service(&self, proto: Proto, limit: Duration) -> bool {
         let _service = self.node.serve(proto, "127.0.0.1:7000", "service");
-        let answer = self.other.ask(proto, ([10, 88, 0, 1], 8081));
+        let answer = self.other.ask_from(proto, None, at([10, 88, 0, 1], 8081), limit);
         answer.is_ok_and(|answer| answer.who == "service")
     }
 }
@@ -317,8 +319,8 @@ fn the_reference_leads_pods_to_the_nodes_loopback() {
             Some(&reference),
         )
         .ok();
-    assert!(scene.leads_to_the_service(Proto::Tcp));
-    assert!(scene.leads_to_the_service(Proto::Udp));
+    assert!(scene.leads_to_the_service(Proto::Tcp, patience()));
+    assert!(scene.leads_to_the_service(Proto::Udp, patience()));
 }
 
 #[test]
@@ -332,7 +334,7 @@ fn no_result_leads_pods_to_the_nodes_loopback() {
         let error = scene.publish(&portmap, None).error();
         assert_eq!(error.code, 7, "{error:?}");
         assert_eq!(error.msg, "no container can have address 127.0.0.1/8: it is a loopback address");
-        assert!(!scene.leads_to_the_service(Proto::Tcp), "{backend}");
-        assert!(!scene.leads_to_the_service(Proto::Udp), "{backend}");
+        assert!(!scene.leads_to_the_service(Proto::Tcp, QUICK), "{backend}");
+        assert!(!scene.leads_to_the_service(Proto::Udp, QUICK), "{backend}");
     }
 }

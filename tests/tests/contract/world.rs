@@ -2,6 +2,7 @@
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::ops::Deref;
+use std::thread;
 
 use serde_json::{Value, json};
 use slipway_tests::{Attach, BridgeNetfilter, Host, Network, Node, Pod, Proto, Server, at};
@@ -101,17 +102,29 @@ impl World {
     }
 }
 
-/// Runs a test on a node where bridged packets pass through netfilter, and on one where they do not.
-pub(crate) fn with_and_without_bridge_netfilter(test: impl Fn(&World)) {
-    for netfilter in [BridgeNetfilter::Off, BridgeNetfilter::On] {
-        test(&World::new(netfilter));
-    }
+/// Runs a test on a node where bridged packets pass through netfilter and, at the same time, on one where they do
+/// not.
+pub(crate) fn with_and_without_bridge_netfilter(test: impl Fn(&World) + Sync) {
+    at_once(&[&|| test(&World::new(BridgeNetfilter::Off)), &|| test(&World::new(BridgeNetfilter::On))]);
 }
 
 /// The same, and on a node without bridges.
-pub(crate) fn in_every_topology(test: impl Fn(&World)) {
-    with_and_without_bridge_netfilter(&test);
-    test(&World::ptp());
+pub(crate) fn in_every_topology(test: impl Fn(&World) + Sync) {
+    at_once(&[&|| with_and_without_bridge_netfilter(&test), &|| test(&World::ptp())]);
+}
+
+/// Runs these at the same time. The first panic goes on in the caller when all have ended.
+fn at_once(all: &[&(dyn Fn() + Sync)]) {
+    let name = thread::current().name().unwrap_or("test").to_owned();
+    thread::scope(|scope| {
+        let started: Vec<_> = all
+            .iter()
+            .map(|one| thread::Builder::new().name(name.clone()).spawn_scoped(scope, one).expect("a thread"))
+            .collect();
+        for one in started {
+            one.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+        }
+    });
 }
 
 /// The configuration list of network `number` with a bridge.

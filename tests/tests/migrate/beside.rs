@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use serde_json::json;
-use slipway_tests::{Attach, Proto, stride, within};
+use slipway_tests::{Attach, Proto, sample_of_unknown, stride, within};
 
 use crate::{LEGACY, Maker, NFT, PORT, Web, World};
 
@@ -62,7 +62,7 @@ fn one_that_comes_again_is_served_whenever_it_comes() {
     let held = within(Duration::from_millis(1500));
     let mut tried = 0;
     // Before every third program that it runs; they are counted for each thread and call.
-    for nth in (1..).step_by(3 * stride()) {
+    for nth in sample_of_unknown().map(|at| 1 + 3 * at) {
         let spawns = "clone,clone3,vfork";
         let (trace, delay) = (format!("trace={spawns}"), held.as_micros());
         let inject = format!("inject={spawns}:delay_enter={delay}:when={nth}");
