@@ -1,16 +1,16 @@
-//! What the tests of the eBPF backend look at.
+//! The state of the BPF programs, for tests of the eBPF backend.
 
 use serde_json::Value;
 
 use crate::Node;
 
-/// What [`has_programs`] looks for, for [`crate::skip!`].
+/// The feature that [`has_programs`] checks, for [`crate::skip!`].
 pub const PROGRAMS: &str = "a binary with the BPF programs";
 
-/// Whether the plugins under test carry BPF programs and this kernel takes them.
+/// True if the plugins under test carry BPF programs.
 ///
 /// # Panics
-/// When `slipway node` prints something else than JSON.
+/// If `slipway node` does not print JSON.
 #[must_use]
 pub fn has_programs() -> bool {
     if crate::is_peer() {
@@ -20,17 +20,17 @@ pub fn has_programs() -> bool {
 }
 
 impl Node {
-    /// What `slipway node status` says of the programs on this node.
+    /// The output of `slipway node status` on this node.
     ///
     /// # Panics
-    /// When it fails.
+    /// If it fails.
     #[must_use]
     pub fn programs(&self) -> Value {
         let text = self.slipway("node status --output json");
         serde_json::from_str(&text).expect("slipway node prints JSON")
     }
 
-    /// What the programs have counted under a name, dropped packets included.
+    /// The counter of this name; dropped packets have counters, too.
     #[must_use]
     pub fn counted(&self, name: &str) -> u64 {
         let status = self.programs();

@@ -15,9 +15,9 @@ use crate::traffic::Proto;
 
 /// A network configuration list on a node, with the cache of its attachments.
 ///
-/// What it does is what libcni does: ADD in order, each result the next one's `prevResult`; nothing is
-/// undone when one fails; DEL in reverse order with the cached result; CHECK in order; GC first deletes
-/// cached attachments that are not valid; `runtimeConfig` holds the capabilities that a plugin asks for.
+/// It works as libcni does: ADD in order, each result the next one's `prevResult`, and nothing is undone if one
+/// fails; DEL in reverse order with the cached result; CHECK in order; GC first deletes cached attachments that
+/// are not valid; `runtimeConfig` holds the capabilities that a plugin asks for.
 #[derive(Debug)]
 pub struct Network<'a> {
     node: &'a Node,
@@ -42,7 +42,7 @@ pub struct Attach {
     pub ifname: String,
     /// `CNI_ARGS`.
     pub args: String,
-    /// What the runtime knows, by capability: `portMappings`, `ipRanges`, `mac`, …
+    /// The arguments of the runtime, by capability: `portMappings`, `ipRanges`, `mac`, …
     pub capabilities: Map<String, Value>,
 }
 
@@ -51,7 +51,7 @@ pub struct Attach {
 pub struct Failure {
     /// The plugin's type.
     pub plugin: String,
-    /// What it said.
+    /// Its error.
     pub error: CniFailure,
 }
 

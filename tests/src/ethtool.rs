@@ -1,4 +1,4 @@
-//! What an interface may leave to its device: ethtool(8), by the ioctl that it made its name with.
+//! Offloads of an interface: ethtool(8), by its ioctl.
 #![allow(unsafe_code, reason = "nix has no ioctl for ethtool")]
 
 use std::net::UdpSocket;
@@ -22,11 +22,11 @@ struct Setting {
 }
 
 impl Space {
-    /// Leaves nothing of this interface's work to its device: packets are cut and merged by nobody, and their
-    /// checksums are computed and looked at in software.
+    /// Switches all offloads of this interface off: packets are neither cut nor merged, and checksums are computed and
+    /// verified in software.
     ///
     /// # Panics
-    /// When the kernel refuses.
+    /// If the kernel refuses.
     pub fn without_offloads(&self, ifname: &str) {
         self.run(|| {
             let socket = UdpSocket::bind("0.0.0.0:0").expect("a socket");

@@ -1,20 +1,20 @@
-//! What a test may need of the machine and has to ask for first.
+//! Features that the kernel or its tools may lack.
 
 use cni_kernel::route::RouteSocket;
 
 use crate::Node;
 
-/// What [`nft_loads_ranges`] looks for, for [`crate::skip!`].
+/// The feature that [`nft_loads_ranges`] checks, for [`crate::skip!`].
 pub const NFT_RANGES: &str = "an nft whose lookups by protocol and range this kernel takes";
 
-/// Whether nft can load a lookup by protocol and range of ports at all, whoever's it is.
+/// True if nft can load a lookup by protocol and range of ports.
 ///
-/// nft 1.0.6 wants the one byte that is the protocol converted to network order, two bytes at a time.
-/// Older kernels do nothing then; newer ones, 6.12.117 among them, refuse it (nft_byteorder_init in
-/// net/netfilter/nft_byteorder.c). nft 1.1.3 does not want it.
+/// nft 1.0.6 converts the protocol, which is one byte, to network order, two bytes at a time.
+/// Older kernels ignore that; newer ones, 6.12.117 among them, refuse it (nft_byteorder_init in
+/// net/netfilter/nft_byteorder.c). nft 1.1.3 does not do it.
 ///
 /// # Panics
-/// When no namespace can be made.
+/// If no namespace can be made.
 #[must_use]
 pub fn nft_loads_ranges() -> bool {
     let script = "table inet probe {
@@ -24,11 +24,11 @@ pub fn nft_loads_ranges() -> bool {
     Node::new().try_cmd_input("nft -f -", script).code == Some(0)
 }
 
-/// The kind of link that a plugin makes and this kernel does not know, for [`crate::skip!`]; none when it
-/// knows it, or the plugin needs none.
+/// The kind of link that a plugin makes and this kernel lacks, for [`crate::skip!`]; none if it has it, or if the
+/// plugin needs none.
 ///
 /// # Panics
-/// When the kernel cannot be asked.
+/// If the kernel cannot be asked.
 #[must_use]
 pub fn lacks(plugin: &str) -> Option<&'static str> {
     let (kind, feature) = match plugin {
@@ -44,13 +44,13 @@ pub fn lacks(plugin: &str) -> Option<&'static str> {
     (!known).then_some(feature)
 }
 
-/// What [`has_flowtable`] looks for, for [`crate::skip!`].
+/// The feature that [`has_flowtable`] checks, for [`crate::skip!`].
 pub const FLOWTABLE: &str = "nf_flow_table";
 
-/// Whether the kernel can offload flows to a flowtable of the inet family.
+/// True if the kernel can offload flows to a flowtable of the inet family.
 ///
 /// # Panics
-/// When no namespace can be made.
+/// If no namespace can be made.
 #[must_use]
 pub fn has_flowtable() -> bool {
     let script = "table inet probe {

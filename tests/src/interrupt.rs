@@ -1,4 +1,4 @@
-//! Disturbing a plugin at each of its system calls in turn: killing it before, or letting one fail.
+//! Kills a plugin before each of its system calls, or lets one of them fail.
 
 use std::collections::BTreeMap;
 
@@ -12,12 +12,12 @@ pub struct Point {
     pub syscall: String,
     /// Counted from 1, by thread as strace counts.
     pub nth: usize,
-    /// Whether the call before it, in any thread, may have changed something outside the process. If
-    /// not, a kill here leaves what a kill at the point before leaves.
+    /// True if the call before it, in any thread, may have changed something outside the process. If not, a kill
+    /// here leaves what a kill at the point before leaves.
     pub after_change: bool,
 }
 
-/// What happens at a [`Point`].
+/// The disturbance at a [`Point`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Disturbance {
     /// SIGKILL, before the call does anything.
@@ -162,8 +162,8 @@ pub fn killed(node: &Node, call: PluginCall, point: &Point) -> bool {
     }
 }
 
-/// Whether by this call the standard library hears whether a program could be started. The kernel has no
-/// error for it, and on one the library would wait for a program that waits for its input.
+/// True if the standard library reads with this call if a program could be started. The kernel never lets it fail; if
+/// it is made to fail, the library waits for a program that waits for its input.
 fn hears_of_start(name: &str, arguments: &str) -> bool {
     name == "recvfrom" && arguments.contains(", 8, 0, NULL, NULL)")
 }

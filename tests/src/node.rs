@@ -131,7 +131,7 @@ impl Node {
         Pod { space, path }
     }
 
-    /// A network namespace that somebody else has made, by its path as the node sees it. Like a server's
+    /// A network namespace that another process has made, by its path as the node sees it. Like a server's
     /// socket, the space keeps the namespace alive.
     ///
     /// # Panics
@@ -305,7 +305,7 @@ impl Node {
     }
 }
 
-/// Whether bridged packets pass through the IP layer's netfilter hooks.
+/// The two settings of bridge-nf-call-iptables: bridged packets pass the netfilter hooks of IP, or not.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum BridgeNetfilter {
     /// They do: the kernel's default where br_netfilter is there.

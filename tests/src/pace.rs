@@ -1,29 +1,29 @@
-//! How long to wait for what must come, on machines that are not equally fast.
+//! Time limits that fit slow machines, too.
 
 use std::sync::LazyLock;
 use std::time::Duration;
 
-/// By how much time limits are longer than on a usual machine: the environment variable `SLIPWAY_SLOWER`,
-/// which is set on an emulated one. 1 when it is not set.
+/// The factor by which time limits are longer than on a usual machine: the environment variable `SLIPWAY_SLOWER`, which
+/// is set in VMs. 1 if it is not set.
 static SLOWER: LazyLock<u32> = LazyLock::new(|| {
     std::env::var("SLIPWAY_SLOWER").map_or(1, |text| text.parse().expect("SLIPWAY_SLOWER is a number"))
 });
 
-/// A limit for something that must happen, given for a usual machine, on this one. Not for what must take some
-/// time, nor for what must not happen.
+/// The limit on this machine for something that must happen, from that on a usual machine. Not for a wait that must
+/// last, nor for something that must not happen.
 #[must_use]
 pub fn within(limit: Duration) -> Duration {
     limit * *SLOWER
 }
 
-/// Whether an answer may take so long that the kernel sends what was answered again.
+/// True if a reply may take so long that the kernel sends the request again.
 #[must_use]
 pub fn is_slow() -> bool {
     *SLOWER > 1
 }
 
-/// How long a client tries before it gives up: a lost first SYN is sent again after one second, and a lost
-/// neighbour solicitation too.
+/// The time limit of a client. A lost first SYN is sent again after one second, and so is a lost neighbour
+/// solicitation.
 #[must_use]
 pub fn patience() -> Duration {
     within(Duration::from_secs(12))

@@ -40,7 +40,7 @@ pub fn slipway() -> PathBuf {
     bin_dir().join("slipway")
 }
 
-/// Whether the plugins under test are another implementation's (`SLIPWAY_PEER_DIR` is set).
+/// True if the plugins under test are those of another implementation (`SLIPWAY_PEER_DIR` is set).
 #[must_use]
 pub fn is_peer() -> bool {
     std::env::var_os("SLIPWAY_PEER_DIR").is_some()
@@ -142,7 +142,7 @@ pub struct PluginCall {
     stdin: Vec<u8>,
 }
 
-/// What a plugin answered.
+/// The output of a plugin.
 #[derive(Debug, Clone)]
 pub struct Output {
     /// The process's own output.
@@ -154,7 +154,7 @@ pub struct Output {
 pub struct CniFailure {
     /// The code of the specification.
     pub code: u32,
-    /// What failed.
+    /// The message.
     pub msg: String,
     /// More about it.
     #[serde(default)]

@@ -1,11 +1,11 @@
-//! The reference plugins, for tests in which both sides do the same, or the one finds what the other left.
+//! The reference plugins, for tests that compare them with ours, or let one find what the other left.
 
 use std::path::{Path, PathBuf};
 
-/// What [`Reference::all`] looks for, for [`crate::skip!`].
+/// The feature that [`Reference::all`] checks, for [`crate::skip!`].
 pub const REFERENCE: &str = "the reference plugins";
 
-/// What [`Reference::with_nftables`] looks for, for [`crate::skip!`].
+/// The feature that [`Reference::with_nftables`] checks, for [`crate::skip!`].
 pub const NEWER_REFERENCE: &str = "reference plugins with an nftables backend";
 
 /// One version of the reference plugins.
@@ -51,7 +51,7 @@ impl Reference {
         self.dir.join(name)
     }
 
-    /// Whether its portmap can write its rules with nftables.
+    /// True if its portmap can write its rules with nftables.
     ///
     /// # Panics
     /// When the plugin cannot be read.

@@ -1,12 +1,12 @@
-//! Tests that cannot run on this kernel say so in a file that is compared with a committed list.
+//! Tests that cannot run on this kernel write a line to a file that is compared with a committed list.
 
 use std::io::Write;
 
 /// Ends the test that calls it, with a line `<suite>::<test>: skipped: needs <feature>` in the file
 /// that the environment variable `SLIPWAY_SKIPS` names.
 ///
-/// libtest knows no skip at run time and would count the test as passed. So whoever runs the suites
-/// compares that file with `tests/skips.txt`: a line that is not listed there is a failure.
+/// libtest has no skip at run time and counts the test as passed. So `cargo xtask test` compares that file with
+/// `tests/skips.txt`: a line that is not listed there is a failure.
 ///
 /// ```no_run
 /// # fn has_vrf() -> bool { false }
@@ -23,7 +23,7 @@ macro_rules! skip {
     }};
 }
 
-/// Ends the test that calls it with [`skip!`], unless the first expression says that the feature is there.
+/// Ends the test that calls it with [`skip!`], unless the first expression is true.
 ///
 /// ```no_run
 /// # fn has_vrf() -> bool { false }

@@ -13,8 +13,8 @@ use crate::space::Space;
 /// element and rule by itself), iptables rules of both variants, and all files under the node's private
 /// /run and /var/lib.
 ///
-/// Left out is what changes by itself: interface indexes, counters, lifetimes, handles, learned
-/// neighbours and lock files' times.
+/// Without interface indexes, counters, lifetimes, handles, learned neighbours and the times of lock files, which change
+/// by themselves.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Snapshot {
     lines: BTreeSet<String>,
@@ -24,7 +24,7 @@ impl Snapshot {
     /// The state of the node and of `spaces` (its pods, for instance) now.
     ///
     /// # Panics
-    /// When it cannot be read.
+    /// If it cannot be read.
     #[must_use]
     pub fn take(node: &Node, spaces: &[&Space]) -> Self {
         let mut lines = BTreeSet::new();
@@ -47,14 +47,14 @@ impl Snapshot {
     /// Fails unless `later` is the same.
     ///
     /// # Panics
-    /// When it is not; names what is left and what is gone.
+    /// If it is not, with the lines that differ.
     #[track_caller]
     pub fn assert_same(&self, later: &Self) {
         let changes = self.changes(later);
         assert!(changes.is_empty(), "the state changed:\n{}", changes.join("\n"));
     }
 
-    /// What is only in one of the two: `- ` before, `+ ` after.
+    /// The lines that only one of the two has: `- ` before, `+ ` after.
     #[must_use]
     pub fn changes(&self, later: &Self) -> Vec<String> {
         let gone = self.lines.difference(&later.lines).map(|line| format!("- {line}"));
@@ -76,10 +76,9 @@ impl Snapshot {
     }
 }
 
-/// What belongs to link-local addresses follows them, as if by itself, and so does a link's route for
-/// multicast, some time after it is up. An IPv6 address's own route in the table `local` comes when the kernel
-/// has looked for duplicates, even where it is told not to.
-fn comes_by_itself(route: &str) -> bool {
+/// The kernel adds these some time later: routes of link-local addresses and for multicast when a link is up, and the
+/// route of an IPv6 address in the table `local` when its probing has ended, even where probing is off.
+fn is_added_later(route: &str) -> bool {
     let of_address = route.contains(" table local proto kernel ") && route.contains("::");
     of_address || route.contains("fe80:") || route.contains("multicast ff00::/8")
 }
@@ -129,7 +128,7 @@ fn links_and_addresses(space: &Space, found: &mut Vec<String>) {
 fn routes_rules_and_neighbours(space: &Space, found: &mut Vec<String>) {
     let text =
         space.cmd_input("ip -o -batch -", "route show table all\nrule\nneighbour show nud permanent\n");
-    for line in text.lines().filter(|line| !comes_by_itself(line)) {
+    for line in text.lines().filter(|line| !is_added_later(line)) {
         let is_rule = line.split_once(':').is_some_and(|(first, _)| first.parse::<u32>().is_ok());
         let kind = if is_rule {
             "rule"

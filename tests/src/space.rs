@@ -19,19 +19,20 @@ use nix::unistd::Pid;
 use crate::cgroup::ControlGroup;
 use crate::pace::within;
 
-/// How long a command may take. A plugin that needs longer hangs.
+/// The time limit of a command. A plugin that needs longer hangs.
 const COMMAND_LIMIT: Duration = Duration::from_secs(60);
 
-/// How long after a command's end somebody else may hold its output open: what it left behind would hang.
+/// The time after a command's end in which a process that it started may hold its output open. Longer, and that
+/// process hangs.
 const OUTPUT_LIMIT: Duration = Duration::from_secs(10);
 
-/// How often a command that runs is looked at.
+/// The time between two looks at a running command.
 const LOOK: Duration = Duration::from_millis(20);
 
-/// How many characters of each stream the report of a failure shows.
+/// The number of characters of each stream in the report of a failure.
 const REPORT_LIMIT: usize = 6000;
 
-/// What was run in a node, for the report of a failure.
+/// The commands that were run in a node, for the report of a failure.
 #[derive(Debug, Default)]
 pub(crate) struct Journal(Mutex<Vec<String>>);
 
@@ -57,7 +58,7 @@ pub struct Space {
     pub(crate) group: Option<Arc<ControlGroup>>,
 }
 
-/// What a command left behind.
+/// The end of a command and its output.
 #[derive(Debug, Clone)]
 pub struct CommandOutput {
     /// The command as it was called, for messages.
@@ -71,8 +72,7 @@ pub struct CommandOutput {
 }
 
 impl Space {
-    /// Runs `work` on a thread of its own inside this space, and returns what it returns. A panic
-    /// goes on in the caller.
+    /// Runs `work` on a new thread inside this space and returns its value. A panic goes on in the caller.
     ///
     /// The thread's current directory is the root of the node's mount namespace: use absolute paths.
     /// Under /proc use `thread-self`, since `self` shows the test's main thread.
@@ -90,8 +90,8 @@ impl Space {
         })
     }
 
-    /// Moves the calling thread here for good. `setns` to a mount namespace wants a thread that shares
-    /// its current directory with no other: setns(2).
+    /// Moves the calling thread here for good. A thread that enters a mount namespace must not share its current
+    /// directory: setns(2).
     fn enter(&self) {
         if let Some(group) = &self.group {
             group.enter();
@@ -217,7 +217,7 @@ impl Space {
         links[0].clone()
     }
 
-    /// Whether an interface exists here.
+    /// True if an interface exists here.
     #[must_use]
     pub fn has_link(&self, ifname: &str) -> bool {
         self.try_cmd(&format!("ip link show dev {ifname}")).code == Some(0)
@@ -345,9 +345,9 @@ impl Started {
     }
 }
 
-/// Kills a process and all that it started, and tells what each of their threads was waiting for.
+/// Kills a process and its descendants, and returns what each of their threads was waiting for.
 fn kill_family(child: &mut Child) -> String {
-    let mut told = String::new();
+    let mut threads = String::new();
     let mut family = vec![child.id()];
     let mut at = 0;
     while let Some(pid) = family.get(at).copied() {
@@ -355,16 +355,16 @@ fn kill_family(child: &mut Child) -> String {
         for task in std::fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten() {
             let read = |name: &str| std::fs::read_to_string(task.path().join(name)).unwrap_or_default();
             let words = [read("comm"), read("stat"), read("wchan"), read("syscall"), read("stack")];
-            let _ = writeln!(told, "  {pid}: {}", words.map(|text| text.trim().to_owned()).join(" | "));
+            let _ = writeln!(threads, "  {pid}: {}", words.map(|text| text.trim().to_owned()).join(" | "));
             family.extend(read("children").split_whitespace().filter_map(|child| child.parse::<u32>().ok()));
         }
     }
-    // A tracer last: what it traces would go on without it.
+    // A tracer last: the traced process would run on without it.
     for pid in family.iter().rev() {
         let _ = kill(Pid::from_raw(pid.cast_signed()), Signal::SIGKILL);
     }
     let _ = child.wait();
-    told
+    threads
 }
 
 impl std::fmt::Display for CommandOutput {
@@ -383,14 +383,13 @@ impl std::fmt::Display for CommandOutput {
     }
 }
 
-/// Asks again and again, at first after a millisecond and then less often, until `question` breaks
-/// with an answer or the time is over.
-pub(crate) fn poll<T>(limit: Duration, mut question: impl FnMut() -> ControlFlow<T>) -> Option<T> {
+/// Calls `check` until it breaks with a value or the time is over: at first after a millisecond, then less often.
+pub(crate) fn poll<T>(limit: Duration, mut check: impl FnMut() -> ControlFlow<T>) -> Option<T> {
     let begin = Instant::now();
     let mut pause = Duration::from_millis(1);
     loop {
-        if let ControlFlow::Break(answer) = question() {
-            return Some(answer);
+        if let ControlFlow::Break(value) = check() {
+            return Some(value);
         }
         if begin.elapsed() > limit {
             return None;
@@ -400,7 +399,7 @@ pub(crate) fn poll<T>(limit: Duration, mut question: impl FnMut() -> ControlFlow
     }
 }
 
-/// What a command prints, taken in by a thread.
+/// The output of a command, read by a thread.
 #[derive(Debug)]
 struct Collected {
     bytes: Arc<Mutex<Vec<u8>>>,
@@ -419,7 +418,7 @@ impl Collected {
         self.reader.recv_timeout(limit) == Err(mpsc::RecvTimeoutError::Disconnected)
     }
 
-    /// What came so far.
+    /// The output so far.
     fn text(&self) -> String {
         let bytes = self.bytes.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
         String::from_utf8_lossy(&bytes).into_owned()

@@ -1,4 +1,4 @@
-//! Real packets: servers that say who they are, and clients with bounded patience.
+//! Real packets: servers that reply with their names, and clients with a time limit.
 
 use std::io::{self, BufRead, BufReader, ErrorKind, Write};
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream, UdpSocket};
@@ -17,8 +17,8 @@ use nix::sys::time::{TimeVal, TimeValLike};
 use crate::pace::patience;
 use crate::space::Space;
 
-/// How long a client tries that should not get through. Three UDP attempts, or a TCP handshake that
-/// would take a millisecond.
+/// The time limit of a client that should get no reply: three UDP attempts, or a TCP handshake that would take a
+/// millisecond.
 pub const QUICK: Duration = Duration::from_millis(700);
 
 /// A datagram is sent again after this time.
@@ -47,14 +47,14 @@ impl Proto {
     }
 }
 
-/// What a server answered.
+/// The reply of a server.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Answer {
     /// The name that the server was given.
     pub who: String,
     /// The client's address as the server saw it.
     pub peer: SocketAddr,
-    /// The client's own idea of its address, as getsockname(2) tells.
+    /// The client's address by its own getsockname(2).
     pub own: SocketAddr,
     /// The address that the answer came from, as the client saw it.
     pub from: SocketAddr,
@@ -62,12 +62,12 @@ pub struct Answer {
 
 /// A server that runs until it is dropped. Its sockets keep their namespace alive.
 ///
-/// It answers every line (TCP) or datagram (UDP) with its name, the address that it saw, and the line.
+/// It replies to every line (TCP) or datagram (UDP) with its name, the client's address, and the line.
 #[derive(Debug)]
 pub struct Server {
     stop: Arc<AtomicBool>,
     thread: Option<thread::JoinHandle<()>>,
-    /// Where it listens; tells the port when it was asked for port 0.
+    /// Its address; with the port that the kernel chose, if 0 was asked for.
     pub address: SocketAddr,
 }
 
@@ -81,7 +81,7 @@ impl Drop for Server {
     }
 }
 
-/// A client that goes on talking over one socket.
+/// A client that sends several requests over one socket.
 #[derive(Debug)]
 pub struct Conversation {
     socket: Socket,
@@ -106,10 +106,10 @@ impl Space {
             .unwrap_or_else(|e| panic!("{}: listen on {} {address}: {e}", self.name, proto.name()))
     }
 
-    /// Starts a server here, or says why not.
+    /// Starts a server here, if the address can be bound.
     ///
     /// # Errors
-    /// What bind(2) says.
+    /// The error of bind(2).
     pub fn try_serve(&self, proto: Proto, address: &str, who: &str) -> io::Result<Server> {
         let stop = Arc::new(AtomicBool::new(false));
         let (seen, who) = (Arc::clone(&stop), who.to_owned());
@@ -131,7 +131,7 @@ impl Space {
     /// Asks a server once, with patience.
     ///
     /// # Errors
-    /// Nobody answered: refused, unreachable, timed out.
+    /// No reply: refused, unreachable, timed out.
     pub fn ask(&self, proto: Proto, to: impl Into<SocketAddr>) -> io::Result<Answer> {
         self.ask_from(proto, None, to.into(), patience())
     }
@@ -139,7 +139,7 @@ impl Space {
     /// Asks a server once from a given local address (port 0: any), for as long as `limit`.
     ///
     /// # Errors
-    /// Nobody answered, or the local address cannot be bound.
+    /// No reply, or the local address cannot be bound.
     pub fn ask_from(
         &self,
         proto: Proto,
@@ -152,10 +152,10 @@ impl Space {
         answer
     }
 
-    /// Asks, and says in a panic what was expected.
+    /// Asks, and fails unless `who` replies.
     ///
     /// # Panics
-    /// When nobody, or somebody else, answers.
+    /// If another server, or none, replies.
     #[track_caller]
     pub fn expect(&self, proto: Proto, to: impl Into<SocketAddr>, who: &str) -> Answer {
         let to = to.into();
@@ -170,10 +170,10 @@ impl Space {
         }
     }
 
-    /// Fails if anybody answers.
+    /// Fails if a server replies.
     ///
     /// # Panics
-    /// When somebody does.
+    /// If one does.
     #[track_caller]
     pub fn expect_none(&self, proto: Proto, to: impl Into<SocketAddr>) {
         let to = to.into();
@@ -182,10 +182,10 @@ impl Space {
         }
     }
 
-    /// Fails if anything answers at one of these addresses. All are tried at once, in the time of one.
+    /// Fails if a server replies at one of these addresses. All are tried at once, in the time of one.
     ///
     /// # Panics
-    /// When something does.
+    /// If one does.
     #[track_caller]
     pub fn expect_none_of(&self, all: impl IntoIterator<Item = (Proto, SocketAddr)>) {
         let answers: Vec<String> = thread::scope(|scope| {
@@ -218,10 +218,10 @@ impl Space {
 }
 
 impl Conversation {
-    /// Says something and waits for the answer to just that.
+    /// Sends a request and waits for its reply.
     ///
     /// # Errors
-    /// Nobody answered in time, or the connection broke.
+    /// No reply in time, or a broken connection.
     pub fn say(&mut self) -> io::Result<Answer> {
         self.said += 1;
         let line = format!("line {}", self.said);
@@ -274,7 +274,7 @@ impl Conversation {
     /// The local address.
     ///
     /// # Errors
-    /// What getsockname(2) says.
+    /// The error of getsockname(2).
     pub fn own(&self) -> io::Result<SocketAddr> {
         match &self.socket {
             Socket::Tcp(stream) => stream.get_ref().local_addr(),
@@ -319,7 +319,7 @@ fn serve_tcp(listener: &TcpListener, who: &str, stop: &AtomicBool) {
             match listener.accept() {
                 Ok((stream, peer)) => {
                     scope.spawn(move || {
-                        // The client went away: nobody is left to tell.
+                        // The client went away.
                         let _ = talk_tcp(stream, peer, who, stop);
                     });
                 }

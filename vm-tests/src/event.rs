@@ -1,8 +1,8 @@
-//! What the machine reports, and its form on the line.
+//! The reports of the guest, and their form on the serial line.
 
 use std::fmt;
 
-/// One line from the machine.
+/// One line from the guest.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Event {
     /// User space runs, on this kernel release.
@@ -19,30 +19,30 @@ pub enum Event {
     Finish {
         /// Its name.
         suite: String,
-        /// How it ended.
+        /// Its end.
         ending: Ending,
-        /// How long it took, in milliseconds of the machine's clock.
+        /// Its time in milliseconds, by the guest's clock.
         millis: u64,
     },
-    /// The machine itself could not do something.
+    /// The guest itself failed at something.
     Trouble(String),
     /// The closing line.
     End {
-        /// How many suites were run.
+        /// The number of suites that were run.
         suites: usize,
-        /// `/proc/sys/kernel/tainted`; 0 is a kernel that is well.
+        /// `/proc/sys/kernel/tainted`; 0 if the kernel is not tainted.
         taint: u64,
     },
 }
 
-/// How a process ended.
+/// The end of a process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Ending {
     /// By itself, with this code.
     Exit(i32),
     /// By a signal.
     Signal(i32),
-    /// By us, because its time was over.
+    /// Killed at its time limit.
     Timeout,
 }
 

@@ -1,9 +1,8 @@
-//! What `cargo xtask vm-test` and the first process of its virtual machines say to each other.
+//! The protocol between `cargo xtask vm-test` and the first process of its VMs.
 //!
-//! The host puts a [`Plan`] into the machine's root file system. The machine answers with lines on its
-//! second serial port, one [`Event`] each. Events about the run carry the plan's nonce; whatever a test
-//! prints comes as [`Event::Output`] and so cannot be taken for one of them. A run counts only with its
-//! closing line, [`Event::End`]: a machine that stops before has failed, however it stopped.
+//! The host puts a [`Plan`] into the root file system. The guest writes lines to its second serial port, one [`Event`]
+//! each. Events about the run carry the plan's nonce; the output of a test comes as [`Event::Output`] and so cannot be
+//! taken for one of them. A run counts only with its closing line, [`Event::End`]: a guest that stops before has failed.
 
 mod event;
 mod plan;

@@ -1,4 +1,4 @@
-//! The machine around the suites.
+//! The guest around the suites.
 
 use std::fs::{self, File, OpenOptions};
 use std::process::{Command, Stdio};
@@ -9,7 +9,7 @@ use nix::sys::termios::{SetArg, cfmakeraw, tcdrain, tcgetattr, tcsetattr};
 
 use crate::Error;
 
-/// What user space expects to be mounted: type, folder, options.
+/// The file systems that user space expects: type, folder, options.
 const MOUNTS: &[(&str, &str, &str)] = &[
     ("proc", "/proc", ""),
     ("sysfs", "/sys", ""),
@@ -20,7 +20,7 @@ const MOUNTS: &[(&str, &str, &str)] = &[
     ("bpf", "/sys/fs/bpf", ""),
 ];
 
-/// Where programs are found; the tests and the kernel's own calls of modprobe see the same.
+/// The search path of the tests, and of the kernel when it runs modprobe.
 pub(crate) const SEARCH_PATH: &str = "/usr/sbin:/usr/bin:/sbin:/bin";
 
 pub(crate) fn mount_all() -> Result<(), Error> {
@@ -45,7 +45,7 @@ pub(crate) fn open_port(path: &str) -> Result<File, Error> {
     Ok(port)
 }
 
-/// Waits until everything written has left the machine.
+/// Waits until everything written has left the guest.
 pub(crate) fn drain(port: &File) -> Result<(), Error> {
     tcdrain(port).map_err(|e| Error::Sys("wait for the serial port".to_owned(), e))
 }
@@ -54,13 +54,13 @@ pub(crate) fn release() -> String {
     fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default().trim().to_owned()
 }
 
-/// The kernel's own word on whether it is well; `u64::MAX` when it does not give one.
+/// `/proc/sys/kernel/tainted`; `u64::MAX` if it cannot be read.
 pub(crate) fn taint() -> u64 {
     let text = fs::read_to_string("/proc/sys/kernel/tainted").unwrap_or_default();
     text.trim().parse().unwrap_or(u64::MAX)
 }
 
-/// Loads modules and sets the loopback link up; returns what did not work.
+/// Loads modules and sets the loopback link up; returns the errors.
 pub(crate) fn prepare(preload: &[String]) -> Vec<String> {
     let mut troubles = Vec::new();
     for module in preload {
@@ -82,7 +82,7 @@ fn tool(program: &str, args: &[&str]) -> Option<String> {
     }
 }
 
-/// Ends the machine. A restart is all that every platform can do; the emulator takes it as the end.
+/// Restarts the guest, which every platform can do; the emulator ends then.
 pub(crate) fn off() {
     let Err(e) = reboot(RebootMode::RB_AUTOBOOT);
     // The first process must not end: that is a panic, which ends the machine as well.

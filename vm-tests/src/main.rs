@@ -1,9 +1,9 @@
-//! The first process of a virtual machine: mounts what user space expects, runs the suites of the plan,
+//! The first process of a VM: mounts the file systems that user space expects, runs the suites of the plan,
 //! reports on the second serial port, and switches the machine off.
 //!
-//! It is linked without shared libraries, so that it can say what is wrong with the rest of the root
-//! file system. Whatever goes wrong ends in a report or in a kernel panic (the first process ended),
-//! which stops the machine as well: it is started so that a panic reboots and a reboot ends it.
+//! It is linked without shared libraries, so that it can report a broken root file system. Every failure ends in a
+//! report or in a kernel panic (the first process ended), which stops the VM as well: a panic reboots, and a reboot
+//! ends the emulator.
 
 mod machine;
 mod suite;
@@ -17,7 +17,7 @@ use slipway_vm::{Event, PLAN, Plan, SKIPS};
 /// The serial port for reports; the first one is the kernel's console.
 const REPORTS: &str = "/dev/ttyS1";
 
-/// What ended the run early.
+/// The error that ended the run early.
 #[derive(Debug, thiserror::Error)]
 enum Error {
     #[error("{0}: {1}")]

@@ -1,20 +1,20 @@
-//! What the machine is to do.
+//! The tasks of the guest.
 
 use serde::{Deserialize, Serialize};
 
-/// Where the plan lies in the machine, as JSON.
+/// The path of the plan in the guest, as JSON.
 pub const PLAN: &str = "/vm/plan.json";
 
-/// Where the tests of the machine note what they skipped.
+/// The path of the file that tests write their skips to.
 pub const SKIPS: &str = "/vm/skips.txt";
 
-/// Everything that one machine runs.
+/// Everything that one guest runs.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Plan {
-    /// Begins every line about the run. Letters and digits, another for each machine.
+    /// Begins every line about the run. Letters and digits, different for each VM.
     pub nonce: String,
-    /// Kernel modules that nothing loads by itself, by name. One that this kernel lacks is no error:
-    /// a test that needs it says so.
+    /// Kernel modules that are not loaded on demand, by name. One that this kernel lacks is no error: a test that needs
+    /// it is skipped.
     pub preload: Vec<String>,
     /// Variables for every suite.
     pub env: Vec<(String, String)>,
@@ -27,7 +27,7 @@ pub struct Plan {
 pub struct Suite {
     /// One word.
     pub name: String,
-    /// Absolute path in the machine.
+    /// Absolute path in the guest.
     pub program: String,
     /// The folder it starts in, which is also its `CARGO_MANIFEST_DIR`: its package's own, as with
     /// `cargo test`.

@@ -15,14 +15,14 @@ use slipway_vm::{Ending, Event, SKIPS, Suite};
 use crate::Reporter;
 use crate::machine::SEARCH_PATH;
 
-/// How often a running suite is looked at.
+/// The time between two looks at a running suite.
 const PAUSE: Duration = Duration::from_millis(20);
 
-/// How long the output of an ended suite is waited for: a process that it left behind may hold the
-/// other end of the pipe for ever.
+/// The time limit for the output of an ended suite: a process that it left behind may hold the other end of the pipe
+/// forever.
 const LAST_WORDS: Duration = Duration::from_secs(2);
 
-/// Runs it to its end and returns the event that tells of it.
+/// Runs it to its end and returns the event.
 pub(crate) fn run(suite: &Suite, env: &[(String, String)], reporter: &Reporter) -> Event {
     let begun = Instant::now();
     let ending = match start(suite, env) {
@@ -93,8 +93,8 @@ fn ending(status: ExitStatus) -> Ending {
     }
 }
 
-/// Sends each line of a stream, and the name that libtest prints before it runs a test as it comes: it
-/// tells where a machine hangs.
+/// Sends each line of a stream, and at once the name that libtest prints before it runs a test: it shows where a guest
+/// hangs.
 fn forward(mut stream: impl Read + Send + 'static, reporter: Reporter, done: mpsc::Sender<()>) {
     thread::spawn(move || {
         let mut open = Vec::new();

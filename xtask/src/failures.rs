@@ -6,6 +6,8 @@ use std::path::Path;
 const SHOWN: usize = 5;
 /// The number of lines that a panic message may have.
 const MESSAGE_LINES: usize = 30;
+/// The number of characters that are shown of a line.
+const WIDTH: usize = 300;
 /// The number of lines that are shown of the end of a test's output.
 const LAST_LINES: usize = 60;
 
@@ -42,8 +44,12 @@ pub(crate) fn describe(failures: &[Failure], tests: usize, repeat: usize, log: &
             Some((_, times)) => *times += 1,
             None => {
                 if names.len() < SHOWN {
-                    let lines = excerpt(&failure.output).join("\n    ");
-                    text.push_str(&format!("\n--- {}\n    {lines}\n", failure.title));
+                    text.push_str(&format!("\n--- {}\n", failure.title));
+                    for line in excerpt(&failure.output) {
+                        let end = line.char_indices().nth(WIDTH).map_or(line.len(), |(at, _)| at);
+                        let rest = if end < line.len() { "…" } else { "" };
+                        text.push_str(&format!("    {}{rest}\n", &line[..end]));
+                    }
                 }
                 names.push((&failure.title, 1));
             }

@@ -22,7 +22,7 @@ pub(crate) fn search_path() -> Vec<PathBuf> {
     env::split_paths(&path).chain(SYSTEM_DIRS.iter().map(PathBuf::from)).collect()
 }
 
-/// The file that a program's name stands for.
+/// The file of a program, by its name.
 pub fn which(program: &str) -> Option<PathBuf> {
     search_path().into_iter().map(|dir| dir.join(program)).find(|path| path.is_file())
 }
@@ -59,10 +59,10 @@ fn quote(word: &str) -> String {
     if !word.is_empty() && word.chars().all(plain) { word.to_owned() } else { format!("'{word}'") }
 }
 
-/// Runs to the end and returns what was printed to standard output.
+/// Runs to the end and returns standard output.
 ///
 /// # Errors
-/// The command line and all that it printed, when it cannot be started or does not succeed.
+/// The command line and its output, if it cannot be started or fails.
 pub fn capture(command: &mut Command) -> Result<String> {
     capture_from(command, Stdio::null())
 }
@@ -85,7 +85,7 @@ pub fn feed(command: &mut Command, input: &str) -> Result<String> {
     command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
     let mut child = command.spawn().map_err(|e| not_started(command, &e))?;
     if let Some(mut stdin) = child.stdin.take() {
-        // A program that does not read its input says why by how it ends.
+        // A program that does not read its input reports the reason with its end.
         let _ = stdin.write_all(input.as_bytes());
     }
     let output = child.wait_with_output().map_err(|e| not_started(command, &e))?;
@@ -93,7 +93,7 @@ pub fn feed(command: &mut Command, input: &str) -> Result<String> {
     Ok(String::from_utf8_lossy(&output.stdout).into_owned())
 }
 
-/// Like [`capture`], with what it says on standard error appended to a log.
+/// Like [`capture`], with standard error appended to a log.
 ///
 /// # Errors
 /// As [`show`].
@@ -106,7 +106,7 @@ pub(crate) fn capture_with(command: &mut Command, log: File) -> Result<String> {
 /// Runs to the end on this terminal.
 ///
 /// # Errors
-/// The command line, when it cannot be started or does not succeed.
+/// The command line, if it cannot be started or fails.
 pub(crate) fn show(command: &mut Command) -> Result<()> {
     let status = command.status().map_err(|e| not_started(command, &e))?;
     if status.success() {
@@ -125,16 +125,15 @@ pub(crate) fn log(command: &mut Command, log: &File) -> Result<()> {
     show(command)
 }
 
-/// Like [`log`], and gives up when nothing was printed for as long as `silence`: it and all that it started
-/// are killed.
+/// Like [`log`], and kills the command and its descendants if nothing was printed for as long as `silence`.
 ///
 /// # Errors
-/// As [`show`]; what it was about when it fell silent.
+/// As [`show`]; the killed processes.
 pub(crate) fn log_while_it_prints(command: &mut Command, log: &File, silence: Duration) -> Result<()> {
     let copy = || log.try_clone().map_err(|e| Error::system("duplicate the log's descriptor", e));
     command.stdin(Stdio::null()).stdout(copy()?).stderr(copy()?);
     let mut child = command.spawn().map_err(|e| not_started(command, &e))?;
-    let (mut length, mut heard) = (0, Instant::now());
+    let (mut length, mut printed) = (0, Instant::now());
     loop {
         if let Some(status) = child.try_wait().map_err(|e| not_started(command, &e))? {
             if status.success() {
@@ -145,9 +144,9 @@ pub(crate) fn log_while_it_prints(command: &mut Command, log: &File, silence: Du
         }
         let now = log.metadata().map_err(|e| Error::system("look at the log's length", e))?.len();
         if now != length {
-            (length, heard) = (now, Instant::now());
+            (length, printed) = (now, Instant::now());
         }
-        if heard.elapsed() > silence {
+        if printed.elapsed() > silence {
             let output = kill_family(&mut child);
             let how = format!("printed nothing for {} minutes and was killed", silence.as_secs() / 60);
             return Err(Error::Command { command: line(command), how, output });
@@ -156,9 +155,9 @@ pub(crate) fn log_while_it_prints(command: &mut Command, log: &File, silence: Du
     }
 }
 
-/// Kills a process and all that it started, and lists them.
+/// Kills a process and its descendants, and lists them.
 pub(crate) fn kill_family(child: &mut Child) -> String {
-    let mut told = String::new();
+    let mut list = String::new();
     let mut family = vec![child.id()];
     let mut at = 0;
     while let Some(pid) = family.get(at).copied() {
@@ -166,20 +165,20 @@ pub(crate) fn kill_family(child: &mut Child) -> String {
         let words = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
         let words = String::from_utf8_lossy(&words).replace('\0', " ");
         let short: String = words.chars().filter(|c| !c.is_control()).take(200).collect();
-        told.push_str(&format!("{pid}: {short}\n"));
+        list.push_str(&format!("{pid}: {short}\n"));
         for task in fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten() {
             let children = fs::read_to_string(task.path().join("children")).unwrap_or_default();
             family.extend(children.split_whitespace().filter_map(|child| child.parse::<u32>().ok()));
         }
     }
-    // Parents first: they need not tell how their children ended.
+    // Parents first: they need not report the ends of their children.
     for pid in family {
-        // One that has ended meanwhile needs no signal.
+        // One that has ended needs no signal.
         let _ = kill(Pid::from_raw(pid.cast_signed()), Signal::SIGKILL);
     }
-    // It is dead, whatever this says.
+    // It was killed.
     let _ = child.wait();
-    told
+    list
 }
 
 fn not_started(command: &Command, e: &std::io::Error) -> Error {
@@ -231,7 +230,7 @@ mod tests {
     }
 
     #[test]
-    fn what_falls_silent_is_ended_and_told() {
+    fn a_silent_command_is_killed_and_its_processes_are_listed() {
         let path = std::env::temp_dir().join(format!("slipway-silence-{}", std::process::id()));
         let log = File::options().create(true).append(true).open(&path).unwrap();
         let mut command = tool("sh", &["-c", "echo begun; sh -c 'sleep 300; true'; true"]);

@@ -319,8 +319,7 @@ fn sampled(text: &str) -> (usize, usize, usize) {
     (tests.len(), sum.0, sum.1)
 }
 
-/// The real runtimes, on the release build without shared libraries: theirs may be another distribution's
-/// than the machine's.
+/// The real runtimes, with the static release build: their libraries may be those of another distribution.
 fn run_runtimes(args: &Args, stages: &Stages) -> Result<String> {
     if !Uid::effective().is_root() {
         return Err(Error::Failed(
@@ -368,7 +367,7 @@ fn run_runtimes(args: &Args, stages: &Stages) -> Result<String> {
     Ok(if seen.is_empty() { String::new() } else { format!("; {} tests skipped, see above", seen.len()) })
 }
 
-/// Those of the network tests in which the reference plugins work, with the newest of them.
+/// The network tests that call the reference plugins, with the newest of these.
 fn compare(args: &Args, stages: &Stages, bin_dir: &Path, skips: &Path) -> Result<Reference> {
     let reference = references(stages, &[reference::NEWEST], args.require)?;
     let programs = REFERENCE_TESTS.0.iter().flat_map(|name| ["--test", name]);
@@ -384,8 +383,8 @@ fn compare(args: &Args, stages: &Stages, bin_dir: &Path, skips: &Path) -> Result
     Ok(reference)
 }
 
-/// The skips that the tests of runtimes may have: what could not be fetched, and what the list of the other tests
-/// has that is not fetched for these.
+/// The skips that the tests of runtimes may have: for want of a download that failed, and those of the other tests'
+/// list that no download would prevent.
 fn allowed_with_runtimes(
     seen: &BTreeSet<String>,
     listed: BTreeSet<String>,
@@ -396,11 +395,11 @@ fn allowed_with_runtimes(
     seen.iter().filter(|line| explained(line)).cloned().chain(others).collect()
 }
 
-/// The reference plugins of these suites; those that cannot be had are told.
+/// The reference plugins of these suites; prints a line for those that cannot be had.
 fn references(stages: &Stages, suites: &[&'static str], require: bool) -> Result<Reference> {
     let mut found = None;
     stages.run("reference plugins", |_| Ok(found.insert(Reference::find(suites)).summary()))?;
-    let found = found.ok_or_else(|| Error::Failed("nobody looked for the reference plugins".to_owned()))?;
+    let found = found.ok_or_else(|| Error::Failed("the reference plugins were not looked for".to_owned()))?;
     for reason in found.missing() {
         if require {
             return Err(Error::Failed(reason));
@@ -432,7 +431,7 @@ fn some(tests: usize) -> String {
 }
 
 /// # Errors
-/// Nothing was tested.
+/// No test was run.
 fn none_is_no_proof(tests: usize) -> Result<()> {
     match tests {
         0 => Err(Error::Failed("no test was run: none has such a name".to_owned())),

@@ -14,7 +14,7 @@ use crate::error::{Error, Result};
 /// Folders that are one with a folder below /usr, as on the systems that the programs come from.
 const MERGED: [&str; 4] = ["bin", "sbin", "lib", "lib64"];
 
-/// An archive that is being written. Paths are absolute, as the machine will see them.
+/// An archive that is being written. Paths are absolute, as in the guest.
 #[derive(Debug)]
 pub(crate) struct Archive<W: Write = BufWriter<File>> {
     out: W,
@@ -23,7 +23,7 @@ pub(crate) struct Archive<W: Write = BufWriter<File>> {
     known: BTreeSet<PathBuf>,
 }
 
-/// What a header says; the rest is the same for all.
+/// The fields of a header that differ.
 struct Head {
     mode: u32,
     size: u32,
@@ -48,12 +48,12 @@ impl<W: Write> Archive<W> {
             archive.symlink(&Path::new("/").join(name), Path::new(&format!("usr/{name}")))?;
             archive.folder(&Path::new("/usr").join(name))?;
         }
-        // What the first process has for standard input and output before it mounts /dev.
+        // Standard input and output of the first process before it mounts /dev.
         archive.put(Path::new("/dev/console"), &Head { mode: 0o020_600, size: 0, device: (5, 1) }, &[])?;
         Ok(archive)
     }
 
-    /// Whether the archive has this path.
+    /// True if the archive has this path.
     pub(crate) fn has(&self, path: &Path) -> bool {
         self.known.contains(&merged(path))
     }

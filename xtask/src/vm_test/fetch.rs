@@ -16,7 +16,7 @@ const PARTS: [&str; 4] = ["linux-image-", "linux-binary-", "linux-modules-", "li
 /// A kernel in the cache.
 #[derive(Debug, Clone)]
 pub(crate) struct Ready {
-    /// What `uname -r` prints.
+    /// The output of `uname -r`.
     pub(crate) release: String,
     /// The image for the emulator.
     pub(crate) image: PathBuf,
@@ -29,7 +29,7 @@ pub(crate) struct Ready {
 /// Takes the kernel from the cache, or fetches it from the first place that has it whole.
 ///
 /// # Errors
-/// Why each place did not do.
+/// The error of each place.
 pub(crate) fn fetch(kernel: &Kernel, refresh: Refresh) -> Result<Ready> {
     let dir = kernels::cache()?.join("kernels").join(&kernel.name);
     if refresh == Refresh::No
@@ -47,7 +47,7 @@ pub(crate) fn fetch(kernel: &Kernel, refresh: Refresh) -> Result<Ready> {
     Err(Error::Failed(reasons.join("; ")))
 }
 
-/// Whether what is in the cache will do.
+/// The choice between the kernel in the cache and a new one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Refresh {
     No,
@@ -94,7 +94,7 @@ fn fetch_package(root: &AptRoot, package: &str, dir: &Path) -> Result<Ready> {
     Ready::at(dir)
 }
 
-/// Brings what the packages hold into one form, whichever of Debian's layouts they have: `vmlinuz`,
+/// Brings the packages' files into one layout, from each of Debian's: `vmlinuz`,
 /// `config`, `release`, and the modules under `usr/lib/modules`, where depmod looks by itself or not.
 fn lay_out(dir: &Path, release: &str) -> Result<()> {
     let wanted = [("vmlinuz", "vmlinuz"), ("config", "config")];
@@ -125,7 +125,7 @@ fn lay_out(dir: &Path, release: &str) -> Result<()> {
     fs::write(&stamp, release).map_err(|e| Error::file("write", &stamp, e))
 }
 
-/// Unpacks compressed modules once, here: the emulated machine would need seconds for it.
+/// Unpacks compressed modules once, here: an emulated processor needs seconds for it.
 fn expand(modules: &Path, suffix: &str, program: &str) -> Result<()> {
     let pattern = format!("*.ko.{suffix}");
     let compressed = run::capture(tool("find", &[]).arg(modules).args(["-name", &pattern]))?;
@@ -157,7 +157,7 @@ impl Ready {
     }
 }
 
-/// Whether a name is of a form in which `*` stands for any text.
+/// True if a name matches a pattern in which `*` stands for any text.
 pub(crate) fn matches(pattern: &str, name: &str) -> bool {
     match pattern.split_once('*') {
         None => pattern == name,

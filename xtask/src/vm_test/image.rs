@@ -1,5 +1,5 @@
-//! What is in a machine: the first process, the tests, the plugins, the system's tools that the tests
-//! call, and the kernel's modules.
+//! The root file system of a VM: the first process, the tests, the plugins, the system's tools that the tests call,
+//! and the kernel's modules.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -97,12 +97,11 @@ const TOOLS: &[&str] = &[
     "wc",
 ];
 
-/// Of those, what a system may lack that can run the tests otherwise; a test that needs it says so. All
-/// that begins so.
+/// The beginnings of those that a system may lack; a test that needs one is skipped.
 const OPTIONAL: &[&str] =
     &["ip6tables-legacy", "ip6tables-nft", "iptables-legacy", "iptables-nft", "ss", "strace", "sysctl", "tc"];
 
-/// Plugins of the reference that some tests compare ours with, or let them call each other.
+/// Reference plugins that some tests compare with ours, or call together with ours.
 const REFERENCE: &[&str] = &[
     "bridge",
     "firewall",
@@ -123,15 +122,15 @@ const DATA: &[&str] = &["/etc/protocols", "/etc/services", "/etc/iproute2", "/us
 /// compiled into them.
 const SOURCES: &[&str] = &["cni", "docs", "tests"];
 
-/// Where things are in the machine.
+/// Folders in the guest.
 pub(crate) const TESTS: &str = "/vm/tests";
 pub(crate) const PLUGINS: &str = "/vm/bin";
 pub(crate) const PEER: &str = "/vm/peer";
 
-/// The part that is the same for every kernel, found once.
+/// The part that is the same for every kernel.
 #[derive(Debug)]
 pub(crate) struct Userland {
-    /// Path in the machine, and the file here.
+    /// The path in the guest, and the file here.
     files: BTreeMap<PathBuf, PathBuf>,
     /// Links to those.
     links: BTreeMap<PathBuf, PathBuf>,
@@ -197,7 +196,7 @@ impl Userland {
     }
 }
 
-/// What every system has below /etc.
+/// Files below /etc that every system has.
 const ETC: &[(&str, &str)] = &[
     ("/etc/hostname", "machine\n"),
     ("/etc/hosts", "127.0.0.1 localhost\n::1 localhost\n"),
@@ -228,7 +227,7 @@ fn libraries_in(printed: &str) -> impl Iterator<Item = PathBuf> {
     })
 }
 
-/// Writes the machine's root file system.
+/// Writes the root file system.
 ///
 /// # Errors
 /// A file that cannot be read, or an archive that cannot be written.

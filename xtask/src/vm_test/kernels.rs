@@ -27,7 +27,7 @@ pub(crate) struct Kernels {
     /// Test programs whose tests do not run side by side.
     #[serde(default)]
     pub(crate) one_by_one: Vec<String>,
-    /// What no machine has for a reason that lies with the programs in it and not with the kernel.
+    /// Features that all VMs lack because of their programs, not of their kernels.
     #[serde(default)]
     pub(crate) anywhere: Vec<Missing>,
     /// In the order of the file.
@@ -38,14 +38,14 @@ pub(crate) struct Kernels {
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Kernel {
-    /// What people call it.
+    /// The name for people.
     pub(crate) name: String,
-    /// Whether it is among the few that are always run.
+    /// True if the smoke test of every run may use it.
     #[serde(default)]
     pub(crate) smoke: bool,
     /// Where it can be had, the best first.
     pub(crate) from: Vec<Source>,
-    /// What it lacks of what is promised.
+    /// The promised options that it lacks.
     #[serde(default)]
     pub(crate) missing: Vec<Missing>,
 }
@@ -112,7 +112,7 @@ impl Kernels {
         Ok(list)
     }
 
-    /// Whether a skip of this form, `<test>: skipped: needs <feature>`, is one of those named.
+    /// True if a skip of this form, `<test>: skipped: needs <feature>`, is one of those named.
     pub(crate) fn allows(&self, kernel: &Kernel, skip: &str) -> bool {
         let feature = skip.split_once(": skipped: needs ").map(|(_, feature)| feature.trim());
         let mut named = kernel.missing.iter().chain(&self.anywhere);

@@ -1,4 +1,4 @@
-//! `cargo xtask vm-test`: the test suites on other kernels, in virtual machines.
+//! `cargo xtask vm-test`: the test suites on other kernels, in VMs.
 
 mod cpio;
 mod fetch;
@@ -34,7 +34,7 @@ use qemu::{Accelerator, Machine, Qemu};
 use record::{Record, Sources};
 use report::Row;
 
-/// How long one test program may take.
+/// The time limit of one test program.
 const SUITE_LIMIT: Duration = Duration::from_secs(1800);
 
 /// Run the test suites on other kernels, in virtual machines.
@@ -58,25 +58,25 @@ pub(crate) struct Args {
     /// Fail when a kernel cannot be run, instead of skipping it
     #[arg(long)]
     require: bool,
-    /// Machines side by side
+    /// VMs at a time
     #[arg(long, value_name = "N", default_value_t = 2, value_parser = clap::value_parser!(u8).range(1..=2))]
     jobs: u8,
-    /// What executes a machine's instructions (as found out, when not given)
+    /// The accelerator of the emulator (detected, when not given)
     #[arg(long, value_enum, env = "SLIPWAY_VM_ACCEL")]
     accel: Option<Accelerator>,
-    /// Minutes for one machine (120 with KVM, 360 without, when not given)
+    /// Minutes for one VM (120 with KVM, 360 without, when not given)
     #[arg(long, value_name = "MINUTES")]
     limit: Option<u64>,
-    /// Fetch the kernels anew
+    /// Fetch the kernels again
     #[arg(long)]
     refresh: bool,
-    /// Show each machine's console when it is done
+    /// Print each VM's console when it has ended
     #[arg(long)]
     keep_console: bool,
     /// Test the plugins of another folder in place of ours
     #[arg(long, value_name = "DIR")]
     peer: Option<PathBuf>,
-    /// Measure: run what the sources mark as a measurement instead of the tests, and show its figures
+    /// Run the measurements among the tests, and nothing else, and print their figures
     #[arg(long, requires = "suite")]
     measure: bool,
     /// Write docs/kernels.md and the README's table afterwards; refused if the sources differ from the commit
@@ -87,7 +87,7 @@ pub(crate) struct Args {
     docs_only: bool,
 }
 
-/// What all machines of a run have in common.
+/// The parts that all VMs of a run share.
 struct Bench<'a> {
     sources: Sources,
     args: &'a Args,
@@ -147,7 +147,7 @@ struct Smoke {
     args: Args,
 }
 
-/// What a run came to that did not fail.
+/// The result of a run that did not fail.
 #[derive(Debug)]
 pub(crate) struct Verdict {
     /// For people.
@@ -210,9 +210,10 @@ fn on_machines<'a>(
     let mut built = None;
     stages.run("build for machines", |log| {
         let _lock = Lock::take(&build_lock()?)?;
-        let mut programs = programs::build(log, args.peer.as_deref())?;
-        programs.tests.retain(|own| list.left_out.iter().all(|one| one.suite != own.name));
         let suites = if args.smoke { &list.smoke } else { &args.suite };
+        let only: &[String] = if args.smoke { &list.smoke } else { &[] };
+        let mut programs = programs::build(log, args.peer.as_deref(), only)?;
+        programs.tests.retain(|own| list.left_out.iter().all(|one| one.suite != own.name));
         if let Some(unknown) = suites.iter().find(|name| programs.tests.iter().all(|own| own.name != **name))
         {
             return Err(Error::Failed(format!("no test program is called {unknown}")));
@@ -235,7 +236,7 @@ fn on_machines<'a>(
     Ok(rows)
 }
 
-/// Prints what came of it.
+/// Prints the results and makes the verdict.
 fn conclude(args: &Args, list: &Kernels, rows: &[Row<'_>]) -> Result<Verdict> {
     for (_, row) in rows {
         if let Ok(outcome) = row
@@ -261,13 +262,13 @@ fn conclude(args: &Args, list: &Kernels, rows: &[Row<'_>]) -> Result<Verdict> {
     Ok(Verdict { text, skipped })
 }
 
-/// Held while what goes into machines is built, and shared by those who read it.
+/// The lock of the programs for VMs: exclusive while they are built, shared while they are read.
 fn build_lock() -> Result<PathBuf> {
     Ok(kernels::cache()?.join("lock"))
 }
 
 impl Bench<'_> {
-    /// Runs the machines, a few at a time.
+    /// Runs the VMs, a few at a time.
     fn run_all<'k>(&self, ready: VecDeque<(&'k Kernel, Ready)>, log: &File) -> Result<Vec<Row<'k>>> {
         let queue = Mutex::new(ready);
         let done = Mutex::new(Vec::new());
@@ -285,7 +286,7 @@ impl Bench<'_> {
                 })
                 .collect();
             workers.into_iter().try_for_each(|worker| {
-                worker.join().unwrap_or_else(|_| Err(Error::Failed("a machine's thread panicked".to_owned())))
+                worker.join().unwrap_or_else(|_| Err(Error::Failed("the thread of a VM panicked".to_owned())))
             })
         })?;
         Ok(done.into_inner().unwrap_or_else(PoisonError::into_inner))
@@ -294,7 +295,7 @@ impl Bench<'_> {
     fn run_one(&self, kernel: &Kernel, ready: &Ready, log: &File) -> Result<Outcome> {
         let dir = kernels::cache()?.join("runs").join(&kernel.name);
         fs::create_dir_all(&dir).map_err(|e| Error::file("create the directory", &dir, e))?;
-        // A run beside this one may have the same kernel, or build anew what goes into the machine.
+        // Another run may use the same kernel, or rebuild the programs.
         let _own = Lock::take(&dir.join("lock"))?;
         let plan = self.plan(&kernel.name);
         let initramfs = dir.join("initramfs.cpio");
@@ -319,10 +320,10 @@ impl Bench<'_> {
                 Event::Trouble(text) => text.clone(),
                 _ => return,
             };
-            // Only what the line of progress shows: the reports themselves are kept.
+            // Only the lines that progress shows: the reports are kept.
             let _ = writeln!(log, "{}: {text}", kernel.name);
         })?;
-        // It is big, and made anew each time.
+        // It is big, and each run makes its own.
         let _ = fs::remove_file(&initramfs);
         let mut outcome = outcome::judge(self.list, kernel, &plan, &run);
         if let Err(wrong) = kernel.check_options(&self.list.promised, &ready.config) {
@@ -331,7 +332,8 @@ impl Bench<'_> {
         for figure in &outcome.figures {
             println!("  {:<8} {figure}", kernel.name);
         }
-        let whole = self.args.filter.is_none() && !self.args.measure;
+        // Only whole runs of a test program are kept, and none of the smoke test.
+        let whole = self.args.filter.is_none() && !self.args.measure && !self.args.smoke;
         if whole && self.args.peer.is_none() {
             self.keep(&outcome)?;
         }
@@ -352,7 +354,7 @@ impl Bench<'_> {
 
     fn plan(&self, kernel: &str) -> Plan {
         let suites = self.programs.tests.iter().map(|test| {
-            // Tests mostly wait: for the kernel's grace periods, and for answers that must not come.
+            // Tests mostly wait: for grace periods of the kernel, and for replies that must not come.
             let alone = self.args.measure || self.list.one_by_one.contains(&test.name);
             let threads = if alone { 1 } else { 3 };
             let mut args = vec![format!("--test-threads={threads}"), "--color=never".to_owned()];
@@ -371,13 +373,12 @@ impl Bench<'_> {
         let mut env = vec![
             ("SLIPWAY_BIN_DIR".to_owned(), image::PLUGINS.to_owned()),
             ("RUST_BACKTRACE".to_owned(), "1".to_owned()),
-            // Random input and calls that are disturbed at each point find what they find on the machine
-            // itself, ten times quicker: here it is a sample.
+            // Random input and disturbed calls are a sample: outside of VMs they run ten times faster.
             ("PROPTEST_CASES".to_owned(), "16".to_owned()),
             ("SLIPWAY_GARBAGE".to_owned(), "40".to_owned()),
             ("SLIPWAY_SAMPLE".to_owned(), "8".to_owned()),
             ("SLIPWAY_SLOWER".to_owned(), "5".to_owned()),
-            // Where files with expected output are found.
+            // For the files with expected output.
             ("CARGO_WORKSPACE_DIR".to_owned(), workspace::root().display().to_string()),
         ];
         if self.programs.peer.is_some() {

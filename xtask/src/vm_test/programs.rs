@@ -33,27 +33,32 @@ pub(crate) struct Programs {
     pub(crate) peer: Option<PathBuf>,
 }
 
-/// Builds all of it. The plugins are the static release build, as it is shipped; the tests are the
-/// debug build, as on the machine itself.
+/// Builds everything. The plugins are the static release build, as it is shipped; the tests are the debug build, as
+/// outside of VMs. `only` names network suites; if it is empty, all programs of [`PACKAGES`] are built.
 ///
 /// # Errors
 /// A build that fails.
-pub(crate) fn build(log: &Log, peer: Option<&Path>) -> Result<Programs> {
+pub(crate) fn build(log: &Log, peer: Option<&Path>, only: &[String]) -> Result<Programs> {
     let dir = workspace::scratch("vm")?;
     crate::ebpf::ensure(|command| run::log(command, &log.file))?;
     let mut own = build::static_build(&[INIT.0, "slipway"])?;
     run::log(&mut own, &log.file)?;
     let init = Flavour::Static.binary().with_file_name(INIT.1);
-    let (tests, plugins) = (tests(&dir, log)?, plugin_dir(&dir, log)?);
+    let (tests, plugins) = (tests(&dir, only, log)?, plugin_dir(&dir, log)?);
     let names = tests.iter().map(|test| test.name.clone()).collect();
     Ok(Programs { tests, names, init, plugins, peer: peer.map(Path::to_owned) })
 }
 
-fn tests(dir: &Path, log: &Log) -> Result<Vec<TestProgram>> {
+fn tests(dir: &Path, only: &[String], log: &Log) -> Result<Vec<TestProgram>> {
     let mut words = vec!["test", "--no-run", "--message-format=json"];
-    words.extend(PACKAGES.iter().flat_map(|package| ["--package", package]));
+    if only.is_empty() {
+        words.extend(PACKAGES.iter().flat_map(|package| ["--package", package]));
+    } else {
+        words.extend(["--package", PACKAGES[0]]);
+        words.extend(only.iter().flat_map(|name| ["--test", name]));
+    }
     let copy = log.file.try_clone().map_err(|e| Error::system("duplicate the log's descriptor", e))?;
-    // What cargo has to say to people goes to its standard error.
+    // Cargo writes its progress to standard error.
     let printed = run::capture_with(cargo(&words).env("CARGO_TERM_COLOR", "never"), copy)?;
     let into = dir.join("tests");
     fs::create_dir_all(&into).map_err(|e| Error::file("create the directory", &into, e))?;

@@ -19,14 +19,14 @@ const SUITE: &str = "trixie";
 const PACKAGE: &str = "qemu-system-x86";
 const PROGRAM: &str = "qemu-system-x86_64";
 
-/// How often a machine's reports are read.
+/// The time between two reads of a VM's reports.
 const PAUSE: Duration = Duration::from_millis(50);
 
 /// From the start of the emulator to the first report. A cloud kernel needs about ten seconds when it
 /// is emulated and the machine has nothing else to do.
 const BOOT_LIMIT: Duration = Duration::from_secs(180);
 
-/// How long a machine may take, beyond the limit of a test program, to end it.
+/// The time that a VM may take, beyond the limit of a test program, to end it.
 const GRACE: Duration = Duration::from_secs(120);
 
 /// An emulator that can be started.
@@ -37,7 +37,7 @@ pub(crate) struct Qemu {
     pub(crate) accelerator: Accelerator,
 }
 
-/// What executes the machine's instructions.
+/// The accelerator of the emulator.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 pub(crate) enum Accelerator {
     /// The processor, through the kernel's virtualization.
@@ -46,7 +46,7 @@ pub(crate) enum Accelerator {
     Tcg,
 }
 
-/// What one machine gets.
+/// The settings of one VM.
 #[derive(Debug)]
 pub(crate) struct Machine<'a> {
     pub(crate) image: &'a Path,
@@ -60,12 +60,12 @@ pub(crate) struct Machine<'a> {
     pub(crate) suite_limit: Duration,
 }
 
-/// How a machine's run ended.
+/// The end of a VM's run.
 #[derive(Debug)]
 pub(crate) struct Run {
     /// Everything that it reported.
     pub(crate) events: Vec<Event>,
-    /// What the kernel printed.
+    /// The output of the kernel.
     pub(crate) console: String,
     /// From the start of the emulator to the first report.
     pub(crate) boot: Option<Duration>,
@@ -110,7 +110,7 @@ impl Qemu {
         command
     }
 
-    /// What `--version` says.
+    /// The output of `--version`.
     ///
     /// # Errors
     /// It does not start.
@@ -180,7 +180,7 @@ fn fetch(root: &Path) -> Result<()> {
 }
 
 impl Accelerator {
-    /// Minutes in which a machine has run all test programs that there are, and twice over.
+    /// The time limit of a VM in minutes: twice the time of all test programs.
     pub(crate) fn patience(self) -> u64 {
         match self {
             Self::Kvm => 120,
@@ -188,8 +188,8 @@ impl Accelerator {
         }
     }
 
-    /// The processor's own virtualization only where it is told to the system and the device opens: a
-    /// nested machine may have the device without it, and a guest then hangs at its first instruction.
+    /// Chooses the processor's virtualization only if its flags show it and the device opens: a nested VM may have the
+    /// device without it, and a guest then hangs at its first instruction.
     pub(crate) fn detect() -> Self {
         let processor = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
         let flags = processor.lines().find(|line| line.starts_with("flags")).unwrap_or_default();
@@ -250,12 +250,12 @@ impl Guest {
     }
 }
 
-/// How far a machine has come with its test programs.
+/// The progress of a VM with its test programs.
 #[derive(Debug, Default)]
 struct Progress {
     /// When the last one began or ended, from the start of the emulator.
     at: Duration,
-    /// What runs.
+    /// The test program that runs.
     running: Option<String>,
 }
 
@@ -269,7 +269,7 @@ impl Progress {
         self.at = now;
     }
 
-    /// Why it is taken for hung: nothing began or ended for longer than its own watch over a test program takes.
+    /// The reason why it is taken for hung: nothing began or ended for longer than the limit of a test program.
     fn hung(&self, now: Duration, suite_limit: Duration) -> Option<String> {
         let silent = now.saturating_sub(self.at);
         (silent > suite_limit + GRACE).then(|| {
