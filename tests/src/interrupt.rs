@@ -148,7 +148,7 @@ pub fn disturbed(node: &Node, call: PluginCall, point: &Point, how: Disturbance)
     output
 }
 
-/// Kills the call at that point. Tells whether it was killed, or else succeeded.
+/// Kills the call at that point. False if it succeeded before it came to the point.
 ///
 /// # Panics
 /// When it ends in yet another way.

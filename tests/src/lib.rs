@@ -34,8 +34,8 @@
 //! `SLIPWAY_BIN_DIR` names the plugin directory. Without it the workspace's own binary is built (once
 //! per test process, by the cargo that runs the tests) and linked under the plugins' names.
 //! `SLIPWAY_PEER_DIR` puts another implementation in its place, so that a suite can be compared with
-//! the reference plugins: see [`peer_fails`]. Some tests let the reference work beside ours, or clean up after
-//! it: [`Reference`] says where it comes from.
+//! the reference plugins: see [`peer_fails`]. Some tests run the reference together with ours, or clean up after
+//! it: [`Reference`].
 //!
 //! # When a test fails
 //! A [`Node`] that is dropped by a panic prints every command run in it (with input and output), and

@@ -97,7 +97,7 @@ fn build() -> PathBuf {
     profile.join("slipway")
 }
 
-/// A folder beside the binary with a link per plugin. Test processes may do this at the same time.
+/// Makes a folder next to the binary with a link per plugin. Test processes may do this at the same time.
 fn link_plugins(binary: &Path) -> PathBuf {
     let folder = binary.with_file_name("slipway-plugins");
     std::fs::create_dir_all(&folder).unwrap_or_else(|e| panic!("make {}: {e}", folder.display()));

@@ -69,7 +69,7 @@ impl Reference {
         if self.has_nftables() { &["iptables", "nftables"] } else { &["iptables"] }
     }
 
-    /// True if this word, a key of the configuration say, is among the texts in its portmap's program.
+    /// True if the binary of its portmap contains this word, for instance a key of the configuration.
     ///
     /// # Panics
     /// If the plugin cannot be read.

@@ -86,7 +86,7 @@ impl Drop for Server {
 pub struct Conversation {
     socket: Socket,
     limit: Duration,
-    said: u32,
+    sent: u32,
 }
 
 #[derive(Debug)]
@@ -178,7 +178,7 @@ impl Space {
     pub fn expect_none(&self, proto: Proto, to: impl Into<SocketAddr>) {
         let to = to.into();
         if let Ok(answer) = self.ask_from(proto, None, to, QUICK) {
-            panic!("{} {} {to}: {:?} answered, but nobody should", self.name, proto.name(), answer.who);
+            panic!("{} {} {to}: {:?} replied, but no server should", self.name, proto.name(), answer.who);
         }
     }
 
@@ -213,7 +213,7 @@ impl Space {
         limit: Duration,
     ) -> io::Result<Conversation> {
         let socket = self.run(|| open(proto, from, to, limit))?;
-        Ok(Conversation { socket, limit, said: 0 })
+        Ok(Conversation { socket, limit, sent: 0 })
     }
 }
 
@@ -223,8 +223,8 @@ impl Conversation {
     /// # Errors
     /// No reply in time, or a broken connection.
     pub fn say(&mut self) -> io::Result<Answer> {
-        self.said += 1;
-        let line = format!("line {}", self.said);
+        self.sent += 1;
+        let line = format!("line {}", self.sent);
         let begin = Instant::now();
         match &mut self.socket {
             Socket::Tcp(stream) => {
@@ -259,7 +259,7 @@ impl Conversation {
                             if error.kind() == ErrorKind::ConnectionRefused {
                                 thread::sleep(RESEND / 5);
                             }
-                            // An old refusal says more than silence: ICMP errors are rate limited.
+                            // The kernel limits ICMP errors: an old refusal is a better error than a timeout.
                             if error.kind() != ErrorKind::WouldBlock {
                                 last = error;
                             }
@@ -368,7 +368,7 @@ fn answer(who: &str, peer: SocketAddr, line: &str) -> String {
 fn parse(text: &str, line: &str, own: SocketAddr, from: SocketAddr) -> io::Result<Answer> {
     let fields: Vec<_> = text.trim_end().split('|').collect();
     match fields[..] {
-        [who, peer, said] if said == line => {
+        [who, peer, echoed] if echoed == line => {
             let peer = peer.parse().map_err(io::Error::other)?;
             Ok(Answer { who: who.to_owned(), peer, own, from })
         }

@@ -75,8 +75,8 @@ fn tool(program: &str, args: &[&str]) -> Option<String> {
     match output {
         Ok(output) if output.status.success() => None,
         Ok(output) => {
-            let said = String::from_utf8_lossy(&output.stderr).trim().to_owned();
-            Some(format!("{program} {}: {}: {said}", args.join(" "), output.status))
+            let printed = String::from_utf8_lossy(&output.stderr).trim().to_owned();
+            Some(format!("{program} {}: {}: {printed}", args.join(" "), output.status))
         }
         Err(e) => Some(format!("{program} {}: {e}", args.join(" "))),
     }

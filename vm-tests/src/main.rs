@@ -39,7 +39,7 @@ impl Reporter {
     fn send(&self, event: &Event) {
         let line = format!("{}\n", event.line(&self.nonce));
         let mut port = self.port.lock().unwrap_or_else(PoisonError::into_inner);
-        // Without this port there is nobody to tell; the host then misses the closing line.
+        // Without this port nothing can be reported; the host then misses the closing line.
         let _ = port.write_all(line.as_bytes());
     }
 }

@@ -282,7 +282,7 @@ fn note(verdict: &Verdict, log: &Log) {
     let _ = (&log.file).write_all(text.as_bytes());
 }
 
-/// The tests that run with no other beside them: lines of a file, each the beginning of a title.
+/// The tests that run one at a time: lines of a file, each the beginning of a title.
 fn alone(path: &Path) -> Result<Vec<String>> {
     let text = fs::read_to_string(path).map_err(|e| Error::file("read", path, e))?;
     let lines = text.lines().map(str::trim).filter(|line| !line.is_empty() && !line.starts_with('#'));

@@ -13,7 +13,7 @@ use nix::unistd::Pid;
 
 use crate::error::{Error, Result};
 
-/// Where the system's tools are besides `PATH`: Debian leaves these out of a user's `PATH`.
+/// More folders of the system's tools: Debian leaves these out of a user's `PATH`.
 const SYSTEM_DIRS: [&str; 3] = ["/usr/sbin", "/sbin", "/usr/local/sbin"];
 
 /// The directories that programs are looked up in.

@@ -60,13 +60,13 @@ pub(crate) struct Source {
     pub(crate) package: String,
 }
 
-/// A test program that is not run in the machines.
+/// A test program that is not run in VMs.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct LeftOut {
     /// Its name.
     pub(crate) suite: String,
-    /// Why. For people; it must be said.
+    /// The reason, for people; must not be empty.
     pub(crate) reason: String,
 }
 
@@ -74,12 +74,12 @@ pub(crate) struct LeftOut {
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Missing {
-    /// Its name without the `CONFIG_`; or, where no option tells, the release that brought it.
+    /// Its name without the `CONFIG_`; without an option for it, the release that introduced it.
     #[serde(default)]
     pub(crate) option: Option<String>,
     /// The feature as the tests name it when they skip.
     pub(crate) feature: String,
-    /// Why that is as it is. For people; it must be said.
+    /// The reason, for people; must not be empty.
     pub(crate) reason: String,
 }
 
@@ -133,10 +133,10 @@ impl Kernels {
 }
 
 impl Kernel {
-    /// Compares the configuration that the package brings with what the list says about it.
+    /// Compares the configuration in the kernel's package with the list.
     ///
     /// # Errors
-    /// Every promised option that is not set, and every one that is said to be missing and is set.
+    /// Every promised option that is not set, and every one that is listed as missing and is set.
     pub(crate) fn check_options(&self, promised: &[String], config: &str) -> Result<(), String> {
         let set: BTreeSet<&str> = config
             .lines()
@@ -152,7 +152,7 @@ impl Kernel {
             .map(|option| format!("CONFIG_{option} is promised and not set"))
             .collect();
         let stale = missing.intersection(&set);
-        wrong.extend(stale.map(|option| format!("CONFIG_{option} is said to be missing and is set")));
+        wrong.extend(stale.map(|option| format!("CONFIG_{option} is listed as missing and is set")));
         if wrong.is_empty() { Ok(()) } else { Err(wrong.join("; ")) }
     }
 }
@@ -207,7 +207,7 @@ mod tests {
         assert_eq!(check("CONFIG_VETH=m\n# CONFIG_NETKIT is not set\n"), Ok(()));
         assert_eq!(check("# nothing\n"), Err("CONFIG_VETH is promised and not set".to_owned()));
         let both = "CONFIG_VETH=y\nCONFIG_NETKIT=y\n";
-        assert_eq!(check(both), Err("CONFIG_NETKIT is said to be missing and is set".to_owned()));
+        assert_eq!(check(both), Err("CONFIG_NETKIT is listed as missing and is set".to_owned()));
     }
 
     #[test]

@@ -208,7 +208,7 @@ fn on_machines<'a>(
         Err(e) => Ok(format!("SKIP: the tests that compare with them, for they cannot be had: {e}")),
     })?;
     let mut built = None;
-    stages.run("build for machines", |log| {
+    stages.run("build for VMs", |log| {
         let _lock = Lock::take(&build_lock()?)?;
         let suites = if args.smoke { &list.smoke } else { &args.suite };
         let only: &[String] = if args.smoke { &list.smoke } else { &[] };
@@ -227,7 +227,7 @@ fn on_machines<'a>(
     })?;
     let Some((programs, userland)) = built else { return Ok(rows) };
     let bench = Bench { sources: Sources::of_checkout(), args, list, qemu, programs, userland };
-    stages.run("machines", |log| {
+    stages.run("VMs", |log| {
         rows.extend(bench.run_all(ready, &log.file)?);
         Ok(format!("{} kernels", rows.iter().filter(|(_, row)| row.is_ok()).count()))
     })?;

@@ -71,7 +71,7 @@ pub(crate) struct Run {
     pub(crate) boot: Option<Duration>,
     /// Altogether.
     pub(crate) took: Duration,
-    /// Why it was ended from outside, or what the emulator said when it could not go on.
+    /// The reason why it was ended from outside, or the error of the emulator.
     pub(crate) trouble: Option<String>,
 }
 
@@ -95,7 +95,7 @@ impl Qemu {
     }
 
     fn command(&self) -> Command {
-        // A machine ends with whoever watches it, however that ends: setpriv(1) of util-linux.
+        // The emulator ends together with this process: setpriv(1) of util-linux.
         let mut command = tool("setpriv", &["--pdeathsig", "KILL", "--"]);
         let Some(root) = &self.root else {
             command.arg(PROGRAM);
@@ -119,11 +119,11 @@ impl Qemu {
         Ok(printed.lines().next().unwrap_or_default().replace("QEMU emulator version ", "QEMU "))
     }
 
-    /// Boots a machine and watches it to its end. `told` sees each report as it comes.
+    /// Boots a VM and watches it to its end. `report` gets each event as it comes.
     ///
     /// # Errors
     /// The emulator cannot be started, or its files cannot be read.
-    pub(crate) fn run(&self, machine: &Machine<'_>, mut told: impl FnMut(&Event)) -> Result<Run> {
+    pub(crate) fn run(&self, machine: &Machine<'_>, mut report: impl FnMut(&Event)) -> Result<Run> {
         let mut command = self.command();
         self.arguments(&mut command, machine);
         let words = machine.dir.join("emulator.txt");
@@ -136,13 +136,13 @@ impl Qemu {
         }
         let child = command.spawn().map_err(|e| Error::system(format!("start {PROGRAM}"), e))?;
         let mut guest = Guest { child, reports: Tail::open(&machine.dir.join("reports.txt"))? };
-        let mut run = guest.watch(machine, &mut told)?;
+        let mut run = guest.watch(machine, &mut report)?;
         let console = machine.dir.join("console.txt");
         let bytes = fs::read(&console).map_err(|e| Error::file("read", &console, e))?;
         run.console = String::from_utf8_lossy(&bytes).into_owned();
-        let said = fs::read_to_string(&words).unwrap_or_default();
-        if !said.trim().is_empty() && run.boot.is_none() {
-            run.trouble = Some(format!("{}: {}", run.trouble.unwrap_or_default(), said.trim()));
+        let printed = fs::read_to_string(&words).unwrap_or_default();
+        if !printed.trim().is_empty() && run.boot.is_none() {
+            run.trouble = Some(format!("{}: {}", run.trouble.unwrap_or_default(), printed.trim()));
         }
         Ok(run)
     }
@@ -214,7 +214,7 @@ struct Guest {
 }
 
 impl Guest {
-    fn watch(&mut self, machine: &Machine<'_>, told: &mut impl FnMut(&Event)) -> Result<Run> {
+    fn watch(&mut self, machine: &Machine<'_>, report: &mut impl FnMut(&Event)) -> Result<Run> {
         let begun = Instant::now();
         let mut events = Vec::new();
         let mut boot = None;
@@ -225,7 +225,7 @@ impl Guest {
                 if let Some(event) = Event::parse(&line, machine.nonce) {
                     boot.get_or_insert_with(|| begun.elapsed());
                     progress.see(&event, begun.elapsed());
-                    told(&event);
+                    report(&event);
                     events.push(event);
                 }
             }
