@@ -124,11 +124,12 @@ fn points(stage: &Stage, verb: &str, config: &Value) -> Vec<Point> {
     sample(points.into_iter().step_by(step))
 }
 
-/// Most of the calls must have ended by the signal, or the test tested nothing. (A point may be missed when
-/// threads share the work in another way.)
+/// Most of the calls must have ended by the signal, or the test tested nothing. A call that shares its work between
+/// threads in another way misses a point: some do, and all of them may be in one sample.
 fn mostly_killed(outputs: &[Output]) {
-    let killed = outputs.iter().filter(|output| output.process.code != Some(0)).count();
-    assert!((killed + 1) * 10 >= outputs.len() * 9, "only {killed} of {} were killed", outputs.len());
+    let missed = outputs.iter().filter(|output| output.process.code == Some(0)).count();
+    let limit = (outputs.len() / 10 + 1).max(3);
+    assert!(missed <= limit && missed < outputs.len(), "{missed} of {} were not killed", outputs.len());
 }
 
 fn del_removes_what_a_killed_add_left(interface: &str) {
