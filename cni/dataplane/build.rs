@@ -1,6 +1,6 @@
 //! Finds the BPF object that `cargo xtask ebpf` has built, for the binary to carry.
 //!
-//! Without it, or with one that was built from other sources, the crate is built all the same, and says at
+//! Without it, or with one that was built from other sources, the crate is built all the same, and reports at
 //! run time that it has no eBPF backend: BPF programs need a compiler that not everybody has.
 
 use std::error::Error;
@@ -12,7 +12,7 @@ mod sources;
 
 fn main() -> Result<(), Box<dyn Error>> {
     let root = Path::new(&std::env::var("CARGO_MANIFEST_DIR")?).join("../..");
-    // What cargo is told to watch should exist, or it builds this crate anew each time.
+    // A file that cargo watches must exist, or cargo builds this crate each time.
     let built = root.join("target/ebpf");
     let _ = fs::create_dir_all(&built);
     let (object, digest) = (built.join("slipway.o"), built.join("slipway.o.sources"));

@@ -1,4 +1,4 @@
-//! What an ADD and a DEL of host-local cost with more and more reservations present: whole processes,
+//! The cost of an ADD and a DEL of host-local with more and more reservations present: whole processes,
 //! state on a real disk, fsync on.
 //!
 //! `cargo bench -p slipway-tests --bench host_local`; with `SLIPWAY_PEER_DIR` the plugin in that
@@ -69,7 +69,7 @@ fn main() {
     let mut programs = vec![("ours", slipway_tests::plugin_dir().join("host-local"))];
     if let Some(peer) = std::env::var_os("SLIPWAY_PEER_DIR") {
         // The harness takes the peer for the plugins under test; here both are wanted.
-        let ours = std::env::var_os("SLIPWAY_BIN_DIR").expect("SLIPWAY_BIN_DIR beside SLIPWAY_PEER_DIR");
+        let ours = std::env::var_os("SLIPWAY_BIN_DIR").expect("SLIPWAY_BIN_DIR with SLIPWAY_PEER_DIR");
         programs = vec![
             ("ours", Path::new(&ours).join("host-local")),
             ("peer", Path::new(&peer).join("host-local")),

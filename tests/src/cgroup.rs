@@ -48,7 +48,7 @@ impl Drop for ControlGroup {
     }
 }
 
-/// Where the hierarchy of version 2 is mounted, and the test's own control group below it.
+/// The mount point of the hierarchy of version 2, and the test's own control group below it.
 fn hierarchy() -> io::Result<Option<(PathBuf, PathBuf)>> {
     // proc_pid_mountinfo(5): the fifth field is the mount point; the type comes after a dash.
     let mounts = fs::read_to_string("/proc/self/mountinfo")?;

@@ -282,7 +282,7 @@ impl<'a> Network<'a> {
         self.node.write(&self.cache_path(attach), file.to_string());
     }
 
-    /// Where [`Network::write_cache`] writes.
+    /// The directory to which [`Network::write_cache`] writes.
     #[must_use]
     pub fn cache_path(&self, attach: &Attach) -> String {
         let name = self.list["name"].as_str().expect("a list has a name");

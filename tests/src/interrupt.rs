@@ -106,7 +106,7 @@ pub fn error_points(node: &Node, call: PluginCall) -> (Output, Vec<Point>) {
     traced(node, call, &OWN_THREADS, Begin::WithTheConfiguration)
 }
 
-/// Lets strace go on with a process's threads alone, and not with programs that it runs.
+/// Lets strace follow a process's threads only, and not with programs that it runs.
 const OWN_THREADS: [&str; 2] = ["-b", "execve"];
 
 fn traced(node: &Node, call: PluginCall, options: &[&str], begin: Begin) -> (Output, Vec<Point>) {
@@ -133,7 +133,7 @@ enum Begin {
 }
 
 /// Runs the call and disturbs it at that point. With several threads, or with another state than
-/// before, it may not come to that point.
+/// before, it may not reach that point.
 #[must_use]
 pub fn disturbed(node: &Node, call: PluginCall, point: &Point, how: Disturbance) -> Output {
     let what = match how {

@@ -80,7 +80,7 @@ impl Node {
     }
 
     /// Gives the node a control group of its own, at /sys/fs/cgroup as it sees it. What runs in its spaces from
-    /// now on is in it; call this before any is made. Says false where there are none of version 2.
+    /// now on is in it; call this before any is made. Returns false where there are none of version 2.
     ///
     /// # Panics
     /// When it cannot be made.

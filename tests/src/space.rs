@@ -72,7 +72,7 @@ pub struct CommandOutput {
 }
 
 impl Space {
-    /// Runs `work` on a new thread inside this space and returns its value. A panic goes on in the caller.
+    /// Runs `work` on a new thread inside this space and returns its value. A panic is passed on to the caller.
     ///
     /// The thread's current directory is the root of the node's mount namespace: use absolute paths.
     /// Under /proc use `thread-self`, since `self` shows the test's main thread.
@@ -295,7 +295,7 @@ pub(crate) struct Started {
 
 impl Started {
     /// Waits for the end. A command that takes longer than a minute is killed with all that it started, and
-    /// the test fails, saying what they were waiting for. So it does when the command has ended and something
+    /// the test fails and names what they were waiting for. So it does when the command has ended and something
     /// that it started has not.
     pub(crate) fn wait(mut self) -> CommandOutput {
         let begin = Instant::now();

@@ -11,7 +11,7 @@ pub enum Event {
     Start(String),
     /// A suite printed this line. Bytes that are not UTF-8 and control characters are replaced.
     Output(String),
-    /// The beginning of a line of output that may go on; the whole line follows as [`Event::Output`].
+    /// The beginning of a line of output that may be longer; the whole line follows as [`Event::Output`].
     Unfinished(String),
     /// A test left this line in the file of skips.
     Skip(String),

@@ -49,7 +49,7 @@ pub(crate) fn check(root: &Path, slipway: &Path) -> Result<String> {
     summary(&wrong).map(|()| format!("{commands} mentions of slipway's commands are right"))
 }
 
-/// What needs no built program.
+/// Checks that need no built program.
 fn tree(root: &Path, pages: &[(String, String)]) -> Result<Vec<String>> {
     let mut wrong = map_of_folders(root, page(pages, "docs/ARCHITECTURE.md")?)?;
     wrong.extend(plugins(root, pages)?);
@@ -196,7 +196,7 @@ fn heading(line: &str) -> Option<&str> {
     line.starts_with('#').then(|| line.trim_start_matches('#').strip_prefix(' ')).flatten()
 }
 
-/// The anchor that GitHub makes of a heading.
+/// The anchor of a heading on GitHub.
 fn anchor(heading: &str) -> String {
     let kept = heading.chars().filter(|c| c.is_alphanumeric() || matches!(c, ' ' | '-' | '_'));
     kept.flat_map(char::to_lowercase).map(|c| if c == ' ' { '-' } else { c }).collect()

@@ -11,7 +11,7 @@ pub enum Error {
     Command {
         /// The command line, for people.
         command: String,
-        /// How it ended.
+        /// Its end: an exit status or a signal.
         how: String,
         /// Its output, on indented lines; empty if it was shown already.
         output: String,

@@ -29,7 +29,7 @@ pub enum State<'a> {
 /// is not root becomes root in a user namespace, if the system allows that.
 ///
 /// # Errors
-/// The system does not allow it; the message tells what helps.
+/// The system does not allow it; the message explains what helps.
 pub fn enter(state: State<'_>) -> Result<()> {
     if !Uid::effective().is_root() {
         become_root()?;

@@ -1,4 +1,4 @@
-//! What serves packets ahead of the ruleset, and so has to hear of deletions: the BPF programs.
+//! The interface to the BPF programs, which serve packets ahead of the ruleset and must be notified of deletions.
 
 use std::fmt;
 use std::net::IpAddr;

@@ -174,7 +174,7 @@ fn generation(socket: &Socket) -> Result<u32, Error> {
     socket.generation().map_err(|e| unreachable_nf_tables("read the ruleset's generation", e))
 }
 
-/// Tells a kernel without nf_tables from one that refuses.
+/// Distinguishes a kernel without nf_tables from one that refuses.
 fn unreachable_nf_tables(operation: &str, error: NftError) -> Error {
     match error.unsupported() {
         Some(_) => Error::NoNfTables(error.to_string()),

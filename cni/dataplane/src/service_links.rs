@@ -2,7 +2,7 @@
 //!
 //! IPVS sees only packets that are addressed to the node, so these engines give each address of a Service to
 //! a link of the node. To the kernel's routing such an address is local, but a port that is published on all
-//! of the node's addresses is not published there. nftables cannot tell the two apart: `fib` returns no
+//! of the node's addresses is not published there. nftables cannot distinguish the two: `fib` returns no
 //! interface for a local address, and its type compares only with the packet's interface.
 
 use std::collections::BTreeSet;

@@ -93,7 +93,7 @@ impl DirError {
     }
 }
 
-/// How [`DurableDir::open_file`] opens a file. A new file gets the mode given, whatever the process's umask.
+/// The mode of [`DurableDir::open_file`]. A new file gets the mode given, whatever the process's umask.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Access {
     /// For reading; the file must exist.

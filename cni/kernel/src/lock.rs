@@ -30,7 +30,7 @@ pub enum LockError {
     TimedOut {
         /// The lock file.
         path: PathBuf,
-        /// How long this process waited.
+        /// The time that this process waited.
         waited: Duration,
     },
     /// The lock file could not be opened or created.

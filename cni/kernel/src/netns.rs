@@ -174,7 +174,7 @@ impl AsFd for Netns {
 }
 
 /// True for a network namespace (`NS_GET_NSTYPE` of `linux/nsfs.h`, since Linux 4.11), and where the kernel
-/// cannot tell.
+/// does not know the request.
 fn is_network(file: &File) -> bool {
     const NS_GET_NSTYPE: nix::libc::c_ulong = 0xb703;
     // SAFETY: the ioctl takes no argument and only returns a number; the descriptor is open.

@@ -1,5 +1,5 @@
 //! Child processes.
-#![allow(unsafe_code, reason = "what a child does between fork and exec cannot be said without")]
+#![allow(unsafe_code, reason = "what a child does between fork and exec cannot be written without")]
 
 use std::io;
 use std::os::unix::process::CommandExt;

@@ -19,7 +19,7 @@ pub struct NewTap<'a> {
     pub owner: Option<u32>,
     /// The group that may open it; none likewise.
     pub group: Option<u32>,
-    /// How many processes or threads can read and write concurrently.
+    /// The number of processes or threads that can read and write concurrently.
     pub queues: Queues,
 }
 

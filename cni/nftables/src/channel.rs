@@ -11,7 +11,7 @@ use nix::sys::time::{TimeVal, TimeValLike};
 
 use crate::wire::{self, Header, Message};
 
-/// How long a reply may take. The kernel replies within the system call that sends; this only ends what would
+/// The time limit of a reply. The kernel replies within the system call that sends; this only ends what would
 /// otherwise block for ever.
 const TIMEOUT_SECONDS: i64 = 10;
 /// Size of the buffer for one datagram: the kernel sends at most 32 KB of a dump (`netlink_dump`), and a page
@@ -34,7 +34,7 @@ pub(crate) struct Ack {
     pub(crate) message: Option<String>,
 }
 
-/// How a dump ended.
+/// The end of a dump.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Dump {
     /// Nothing changed during the dump.

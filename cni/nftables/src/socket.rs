@@ -38,7 +38,7 @@ const GET_ELEMENT: u16 = 13;
 const GET_GENERATION: u16 = 16;
 const GET_FLOWTABLE: u16 = 23;
 
-/// How long a dump is repeated while other processes change the ruleset.
+/// The time for which a dump is repeated while other processes change the ruleset.
 const DUMP_PATIENCE: Duration = Duration::from_secs(5);
 
 /// Pause before repeating the dump of a hash table that is being resized.
@@ -101,7 +101,7 @@ pub struct Socket {
     sets: RefCell<BTreeMap<(TableId, String), SetInfo>>,
 }
 
-/// How a batch ends.
+/// The end of a batch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Ending {
     Commit,

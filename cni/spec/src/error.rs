@@ -37,7 +37,7 @@ pub enum ErrorCode {
 }
 
 impl ErrorCode {
-    /// The number that goes on the wire.
+    /// The number in the JSON error.
     #[must_use]
     pub fn number(self) -> u32 {
         match self {

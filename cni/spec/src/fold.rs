@@ -3,7 +3,7 @@
 //! Configurations for the reference plugins depend on three of its properties:
 //!
 //! * the keys of an object match the fields of a struct without regard to ASCII case (containerd
-//!   sends `HostPort` where the specification says `hostPort`);
+//!   sends `HostPort` where the specification has `hostPort`);
 //! * `null` leaves a field at its default;
 //! * unknown keys are ignored (which is serde's default too).
 //!

@@ -17,9 +17,9 @@ const PROBES: u32 = 8;
 pub(crate) struct Admission;
 
 impl Admission {
-    /// Left to the stack; no flow was recorded.
+    /// Left to the kernel's stack; no flow was recorded.
     pub(crate) const LEFT: u32 = 0;
-    /// The flow was recorded, and is left to the stack.
+    /// The flow was recorded, and is left to the kernel's stack.
     pub(crate) const PASSED: u32 = 1;
     /// The flow was recorded, and is translated.
     pub(crate) const TRANSLATED: u32 = 2;

@@ -37,7 +37,7 @@ pub(crate) fn count(counter: Counter) {
     add(counter as usize, 1);
 }
 
-/// Counts a packet that is left to the stack.
+/// Counts a packet that is left to the kernel's stack.
 #[inline(always)]
 pub(crate) fn count_fallback(reason: Reason) {
     add(reason.fallback(), 1);
@@ -59,7 +59,7 @@ pub(crate) fn count_packet(skb: Skb, packets: Counter, bytes: Counter) {
     }
 }
 
-/// Counts a packet that is left to the stack for the reason that its flow has.
+/// Counts a packet that is left to the kernel's stack for the reason that its flow has.
 #[inline(always)]
 pub(crate) fn count_fallback_number(reason: u8) {
     add(Reason::Direct.fallback() - Reason::Direct as usize + usize::from(reason & 0x1f), 1);

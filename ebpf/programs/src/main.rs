@@ -12,7 +12,7 @@
 #![allow(clippy::cast_possible_truncation, reason = "lengths, offsets and codes of the kernel are small")]
 #![allow(
     clippy::needless_borrows_for_generic_args,
-    reason = "a copy of a key takes space on the stack, of which a program has 512 bytes"
+    reason = "a copy of a key takes space on the program's stack, which has 512 bytes"
 )]
 #![allow(
     clippy::unnecessary_cast,

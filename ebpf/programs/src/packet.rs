@@ -205,13 +205,13 @@ impl<F: Family> Packet<F> {
     #[inline(always)]
     fn store_ports(&self, skb: Skb, id: u32) {
         let ports = FragmentPorts { source: self.key.source_port, destination: self.key.destination_port };
-        // A full map evicts an older packet. After an error the later fragments are left to the stack.
+        // A full map evicts an older packet. After an error the later fragments are left to the kernel's stack.
         let _ = F::fragments().insert(self.fragment_key(skb, id), ports, 0);
     }
 
     #[inline(always)]
     fn load_ports(&mut self, skb: Skb, id: u32) -> Option<()> {
-        // SAFETY: copied at once. If the entry is evicted and reused meanwhile, a fragment is mistaken for
+        // SAFETY: copied at once. If the entry is evicted and reused concurrently, a fragment is mistaken for
         // one of another packet, and fails that packet's checksum.
         match unsafe { F::fragments().get(self.fragment_key(skb, id)) } {
             Some(ports) => {

@@ -48,7 +48,7 @@ fn handle<F: Family>(skb: Skb, scratch: &mut Scratch<F>) -> i32 {
             hit.record(skb, scratch, now);
             return send(skb, scratch);
         }
-        // It begins again, with another address. A TCP connection cannot: the stack, which does not know
+        // It begins again, with another address. A TCP connection cannot: the kernel's stack, which does not know
         // it, replies with a reset.
         flow::remove(scratch, now);
     }
@@ -152,7 +152,7 @@ fn masquerade<F: Family>(skb: Skb, scratch: &mut Scratch<F>) -> i32 {
             Some(uplink) => uplink,
             None => return Act::STACK,
         },
-        // The lookup then returns no interface. A sender that gets an ICMP error retries; otherwise the stack
+        // The lookup then returns no interface. A sender that gets an ICMP error retries; otherwise the kernel's stack
         // fragments the packet, and must have the whole flow.
         Verdict::TooBig if !scratch.packet.dont_fragment => return pass(scratch, Reason::TooBig),
         _ => return Act::STACK,

@@ -34,7 +34,7 @@ pub(crate) enum Verdict {
 const ANY: u32 = 0;
 
 /// Looks up the route of the packet to `destination` with this `length`. Before the translation, so that a
-/// route that depends on the source (`ip rule`) is the one that the stack would choose.
+/// route that depends on the source (`ip rule`) is the one that the kernel would choose.
 #[inline(never)]
 fn look_up<F: Family>(skb: Skb, scratch: &mut Scratch<F>, destination: Addr<F>, length: u32) -> u32 {
     clear(&raw mut scratch.route);

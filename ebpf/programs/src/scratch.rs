@@ -1,8 +1,8 @@
 //! Scratch memory of a program run.
 //!
-//! It is an element of a per-CPU map instead of the stack. The verifier tracks every value on the stack
+//! It is an element of a per-CPU map instead of the program's stack. The verifier tracks every value on a stack
 //! through every branch, but knows nothing of values in a map: so it verifies each function once, not once
-//! for each path to it. And the stack has only 512 bytes.
+//! for each path to it. And a stack has only 512 bytes.
 //!
 //! The programs run in softirq context, where no other one interrupts them on the same processor.
 

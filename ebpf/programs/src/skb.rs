@@ -58,7 +58,7 @@ impl Skb {
         self.has_tag() && field!(self, vlan_tci) & VLAN_NUMBER != 0
     }
 
-    /// Removes the VLAN tag, if any, as the stack does before it forwards a packet.
+    /// Removes the VLAN tag, if any, as the kernel's stack does before it forwards a packet.
     #[inline(always)]
     pub(crate) fn untag(self) -> bool {
         // SAFETY: the context is valid.

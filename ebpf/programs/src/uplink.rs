@@ -179,7 +179,7 @@ fn direct<F: Family>(skb: Skb, scratch: &mut Scratch<F>) -> bool {
 
 /// No reason to leave the flow to nftables.
 const TRANSLATE: u8 = 0;
-/// A flow that is left to the stack and not recorded.
+/// A flow that is left to the kernel's stack and not recorded.
 const NOT_OURS: u8 = 255;
 
 /// The [`Reason`] to leave a flow to a published port to nftables, or one of the two above.

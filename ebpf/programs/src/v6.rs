@@ -69,7 +69,7 @@ const HOP_BY_HOP: u8 = 0;
 const ROUTING: u8 = 43;
 const FRAGMENT: u8 = 44;
 const DESTINATION: u8 = 60;
-/// Maximum number of extension headers; packets with more are left to the stack.
+/// Maximum number of extension headers; packets with more are left to the kernel's stack.
 const EXTENSIONS: u32 = 4;
 
 /// Skips extension headers.

@@ -1,4 +1,4 @@
-//! What a plugin or delegate printed, read as each version and converted to each version.
+//! The output of a plugin or delegate, read as each version and converted to each version.
 #![no_main]
 
 use cni_spec::{AddResult, Version};

@@ -111,7 +111,7 @@ fn follow(root: Pid, trace: &mut Trace, label: &str) -> Result<i32> {
         match ptrace::cont(pid, signal) {
             // Killed by the end of its process.
             Ok(()) | Err(Errno::ESRCH) => {}
-            Err(e) => return Err(Error::system(format!("let {label} go on"), e)),
+            Err(e) => return Err(Error::system(format!("let {label} continue"), e)),
         }
     }
     Err(Error::Failed(format!("{label} made more than {STOPS} stops")))

@@ -15,7 +15,7 @@ use crate::run::{self, cargo, tool};
 
 /// Debian's compiler and its core library for BPF.
 const PACKAGES: [&str; 2] = ["rustc-web", "libstd-rust-web-dev-bpf"];
-/// That compiler's path: rustup's comes first in `PATH`.
+/// The path of that compiler: rustup's comes first in `PATH`.
 const PACKAGED: &str = "/usr/bin/rustc";
 
 /// A compiler that can build for BPF.
@@ -45,7 +45,7 @@ impl Toolchain {
     /// The installed one, or one that it installs.
     ///
     /// # Errors
-    /// None can be installed; the message tells how to install one.
+    /// None can be installed; the message explains how to install one.
     pub(super) fn require(execute: &impl Fn(&mut Command) -> Result<()>) -> Result<Self> {
         if let Some(toolchain) = Self::find() {
             return Ok(toolchain);

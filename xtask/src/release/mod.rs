@@ -23,7 +23,7 @@ const PROCESSORS: [&str; 2] = ["x86_64", "aarch64"];
 ///
 /// The version must be the CHANGELOG's newest, nothing may be uncommitted, and the version's tag must be
 /// free. The binaries are built and checked as by `dist --verify`, on a machine with an x86-64 processor.
-/// Beside them are put their bills of materials (CycloneDX), the sources and the checksums. Nothing is
+/// Next to them are their bills of materials (CycloneDX), the sources and the checksums. Nothing is
 /// tagged, signed or uploaded: the commands for that are printed.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {

@@ -43,7 +43,7 @@ pub(crate) struct Kernel {
     /// True if the smoke test of every run may use it.
     #[serde(default)]
     pub(crate) smoke: bool,
-    /// Where it can be had, the best first.
+    /// Its sources, the best first.
     pub(crate) from: Vec<Source>,
     /// The promised options that it lacks.
     #[serde(default)]
@@ -157,7 +157,7 @@ impl Kernel {
     }
 }
 
-/// Where the unpacked kernels, the emulator and the runs are.
+/// The folder of the unpacked kernels, the emulator and the runs.
 ///
 /// # Errors
 /// The folder cannot be made.

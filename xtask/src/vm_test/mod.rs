@@ -123,8 +123,8 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     Ok(())
 }
 
-/// Runs the kernels and test programs that the list marks for every run. With a seed only one of these kernels, in
-/// turn: a kernel takes minutes of a processor.
+/// Runs the kernels and test programs that the list marks for every run. With a seed only one of these
+/// kernels: each takes minutes of a processor.
 ///
 /// # Errors
 /// As [`run()`].

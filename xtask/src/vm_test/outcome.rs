@@ -1,4 +1,4 @@
-//! What a machine's run means: each test's result, and everything that makes the run a failure.
+//! The verdict on a VM's run: each test's result, and everything that makes the run a failure.
 
 use std::time::Duration;
 
@@ -7,17 +7,17 @@ use slipway_vm::{Ending, Event, Plan};
 use crate::vm_test::kernels::{Kernel, Kernels};
 use crate::vm_test::qemu::Run;
 
-/// How many lines of a hung machine's console and of its last suite's output are shown.
+/// The number of lines of a hung VM's console and of its last suite's output are shown.
 const TAIL: usize = 60;
 
-/// By this a measurement's line is told from others.
+/// The beginning of a measurement's line.
 const FIGURE: &str = "figure: ";
 
-/// A kernel's run, judged.
+/// The verdict on a kernel's run.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Outcome {
     pub(crate) kernel: String,
-    /// What `uname -r` printed; empty when the machine did not come so far.
+    /// The output of `uname -r`; empty if the VM did not boot.
     pub(crate) release: String,
     /// Until user space ran.
     pub(crate) boot: Option<Duration>,
@@ -25,9 +25,9 @@ pub(crate) struct Outcome {
     pub(crate) suites: Vec<SuiteOutcome>,
     /// Why the run failed; empty when it passed.
     pub(crate) problems: Vec<String>,
-    /// What to show with the problems.
+    /// Output that is shown with the problems.
     pub(crate) evidence: Vec<String>,
-    /// What was measured: the lines that begin with [`FIGURE`], without it.
+    /// The figures: the lines that begin with [`FIGURE`], without it.
     pub(crate) figures: Vec<String>,
 }
 
@@ -36,7 +36,7 @@ pub(crate) struct Outcome {
 pub(crate) struct SuiteOutcome {
     pub(crate) name: String,
     pub(crate) millis: u64,
-    /// Whether nothing was wrong with it.
+    /// True if it has no problem.
     pub(crate) passed: bool,
     pub(crate) tests: Vec<(String, Status)>,
 }
@@ -52,26 +52,25 @@ pub(crate) enum Status {
 }
 
 impl Outcome {
-    /// Whether nothing was wrong.
+    /// True if there was no problem.
     pub(crate) fn passed(&self) -> bool {
         self.problems.is_empty()
     }
 
-    /// How many tests have this result.
+    /// The number of tests with this result.
     pub(crate) fn count(&self, status: Status) -> usize {
         self.suites.iter().map(|suite| suite.count(status)).sum()
     }
 }
 
 impl SuiteOutcome {
-    /// How many of its tests have this result.
+    /// The number of its tests with this result.
     pub(crate) fn count(&self, status: Status) -> usize {
         self.tests.iter().filter(|(_, own)| *own == status).count()
     }
 }
 
-/// Judges a run. It passes only if the machine said so itself, in its last line, and nothing else
-/// contradicts it.
+/// Decides a run. It passes only if the VM reports so in its last line, and nothing contradicts it.
 pub(crate) fn judge(list: &Kernels, kernel: &Kernel, plan: &Plan, run: &Run) -> Outcome {
     let mut outcome =
         Outcome { kernel: kernel.name.clone(), boot: run.boot, took: run.took, ..Outcome::default() };
@@ -120,7 +119,7 @@ pub(crate) fn judge(list: &Kernels, kernel: &Kernel, plan: &Plan, run: &Run) -> 
     }
     let complaints = complaints(&run.console);
     if end.is_some_and(|(_, taint)| taint != 0) || !complaints.is_empty() {
-        // Which of them it was cannot be told; none proves anything.
+        // It may have been any of them; none proves anything.
         outcome.suites.iter_mut().for_each(|suite| suite.passed = false);
     }
     let mut all = outcome.suites.iter().flat_map(|suite| &suite.tests);
@@ -140,7 +139,7 @@ pub(crate) fn judge(list: &Kernels, kernel: &Kernel, plan: &Plan, run: &Run) -> 
 }
 
 impl Outcome {
-    /// A test program with which the machine ended: what it has told, and that it has failed.
+    /// Adds a failed test program during which the VM ended, with the results up to then.
     fn cut_off(&mut self, reading: Reading) {
         let name = reading.name.clone();
         let tests = reading.results();
@@ -191,7 +190,7 @@ struct Reading {
     tests: Vec<(String, Status)>,
     skips: Vec<String>,
     lines: Vec<String>,
-    /// What follows the list of results is what the tests had printed.
+    /// The text behind the list of results is the tests' output.
     over: bool,
 }
 
@@ -244,7 +243,7 @@ fn tail(of: &str, lines: &[String]) -> Vec<String> {
     std::iter::once(head).chain(lines[from..].iter().cloned()).collect()
 }
 
-/// Lines of the console with which a kernel says that something in it went wrong. (What it merely
+/// Lines of the console with which a kernel reports an error of its own. (What it merely
 /// finds noteworthy about the processor also begins with WARNING.)
 fn complaints(console: &str) -> Vec<String> {
     let bad = |line: &str| {

@@ -51,7 +51,7 @@ pub(crate) enum Accelerator {
 pub(crate) struct Machine<'a> {
     pub(crate) image: &'a Path,
     pub(crate) initramfs: &'a Path,
-    /// Where the two serial ports are kept.
+    /// The files of the two serial ports.
     pub(crate) dir: &'a Path,
     pub(crate) nonce: &'a str,
     /// For the whole run.

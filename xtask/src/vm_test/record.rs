@@ -111,7 +111,7 @@ impl Record {
         })
     }
 
-    /// Why the row does not tell of today's product, if it does not.
+    /// The reason why the row does not describe today's product, if it does not.
     pub(crate) fn stale(&self) -> Option<&'static str> {
         let Some(commit) = &self.commit else { return Some("a sum of runs of several commits") };
         let mut git = tool("git", &["diff", "--quiet", commit, "--"]);

@@ -77,7 +77,7 @@ pub(crate) fn write(list: &Kernels) -> Result<()> {
     }
 }
 
-/// The kernels whose rows do not tell of today's product, and why.
+/// The kernels whose rows do not describe today's product, and the reasons.
 ///
 /// # Errors
 /// The list of kernels cannot be read.

@@ -144,7 +144,7 @@ pub(super) struct Published {
 /// [`Target::pod`] of a port that is reserved: the programs leave it to nftables.
 pub(super) const RESERVED: u32 = 0;
 
-/// A pod in the maps. The generation tells it from earlier pods whose link had the same index.
+/// A pod in the maps. The generation distinguishes it from earlier pods whose link had the same index.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct PodId {
     /// The index of its link's host end.

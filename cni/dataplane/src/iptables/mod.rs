@@ -239,7 +239,7 @@ impl Publisher<'_> {
         let mut removed: Vec<String> = Vec::new();
         for conflict in publish::conflicts(tools, &listing, plan)? {
             // Of two concurrent ADDs the second sees the rules of the first, and gives way. The first one
-            // goes on, unless its rules stand before others: those may have been committed without seeing
+            // continues, unless its rules stand before others: those may have been committed without seeing
             // them.
             if published == Some(Position::Last) && conflict.is_behind {
                 continue;

@@ -143,7 +143,7 @@ fn host_address(port: &PublishedPort) -> Option<IpAddr> {
     }
 }
 
-/// The beginnings of rules that match packets to be masqueraded on their way to the container: all packets,
+/// The beginnings of rules that match packets to be masqueraded towards the container: all packets,
 /// or those of the container's network and of the node's loopback.
 fn marked_sources(snat: Snat, network: IpNet) -> impl Iterator<Item = Rule> {
     let localhost = IpNet::from(IpAddr::V4(Ipv4Addr::LOCALHOST));

@@ -1,6 +1,6 @@
 //! UDP flows that began before a port was published, or outlive its container.
 //!
-//! A flow's translation is decided by its first packet. A UDP client that goes on sending from one
+//! A flow's translation is decided by its first packet. A UDP client that keeps sending from one
 //! port keeps its flow alive, and with it the translation, or the lack of one, of before.
 
 use std::cell::OnceCell;

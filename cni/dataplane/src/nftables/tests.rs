@@ -126,7 +126,7 @@ fn runs_become_intervals_when_they_keep_the_port() {
 #[test]
 fn snat_never_and_always() {
     let never = plan::ports(&PortRequest { snat: Snat::Never, ..request(vec![any4(1, 1, 1)]) }).unwrap();
-    // Nobody is masqueraded, but the mark's bit is cleared.
+    // No container is masqueraded, but the mark's bit is cleared.
     assert!(show(&never).ends_with("hairpin4: 10.88.0.2 : hairpin-none4-13\nchain hairpin-none4-13\n"));
     let always = plan::ports(&PortRequest { snat: Snat::Always, ..request(vec![any4(1, 1, 1)]) }).unwrap();
     assert!(show(&always).ends_with("hairpin4: 10.88.0.2 : hairpin-all4-13\nchain hairpin-all4-13\n"));

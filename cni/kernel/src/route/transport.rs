@@ -31,7 +31,7 @@ use rtnetlink::sys::{AsyncSocket, Socket, SocketAddr};
 use super::error::{ReplyError, RouteError};
 use super::wire;
 
-/// How long a reply may take once the request is sent. The kernel replies within the call that sends; this
+/// The time limit of a reply once the request is sent. The kernel replies within the call that sends; this
 /// only ends what would otherwise block for ever.
 const PATIENCE: Duration = Duration::from_secs(30);
 
@@ -216,7 +216,7 @@ impl fmt::Debug for Transport {
 /// Decodes the payload of one reply.
 type Decode<'a> = dyn FnMut(&[u8]) -> Result<(), ReplyError> + 'a;
 
-/// How the replies to one request ended.
+/// The end of the replies to one request.
 enum End {
     Complete,
     /// The list changed while it was read (`NLM_F_DUMP_INTR`).

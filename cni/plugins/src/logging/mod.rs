@@ -1,5 +1,5 @@
-//! Log lines: to standard error as `SLIPWAY_LOG` says, and to a file or the journal as the node's settings
-//! say, because runtimes discard the standard error of a successful plugin.
+//! Log lines: to standard error as `SLIPWAY_LOG` asks, and to a file or the journal as the node's settings
+//! ask, because runtimes discard the standard error of a successful plugin.
 //!
 //! A log never fails or delays a call: a line that cannot be written at once is lost.
 

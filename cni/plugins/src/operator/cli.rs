@@ -84,11 +84,11 @@ pub struct Argument {
     pub value: Value,
     /// Its meaning.
     pub help: &'static str,
-    /// How often it is given.
+    /// The number of times that it may be given.
     pub need: Need,
 }
 
-/// How often an argument is given.
+/// The number of times that an argument may be given.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Need {
     /// Once.
@@ -110,7 +110,7 @@ pub struct Opt {
     pub older: Option<&'static str>,
     /// Its value; none for a switch.
     pub value: Option<Value>,
-    /// How often it is given.
+    /// The number of times that it may be given.
     pub many: bool,
     /// True if the command does not work without it.
     pub required: bool,

@@ -332,7 +332,7 @@ pub static COMMANDS: &[Command] = &[
     Command {
         name: "plugin",
         summary: "run a plugin by its name, without a link",
-        about: "The request is in the environment and on standard input, as the CNI specification says.",
+        about: "The request is in the environment and on standard input, as the CNI specification defines them.",
         arguments: &[Argument::new(Value::Text("PLUGIN"), "the plugin's name")],
         options: &[],
         exit_codes: &[(1, "the plugin failed; the error is on standard output")],

@@ -196,7 +196,7 @@ mod tests {
         }
     }
 
-    /// Where there is a formatter, it has nothing to complain about.
+    /// The formatter, if there is one, reports no error.
     #[test]
     fn groff_formats_the_pages() {
         use std::io::Write as _;

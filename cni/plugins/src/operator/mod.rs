@@ -29,7 +29,7 @@ use std::io::{self, Write};
 use cli::{Command, Failure, Stop, USAGE_ERROR};
 
 /// Runs `slipway ARGS` and returns the exit code: 0 for success, 1 for a failure, 2 for wrong arguments,
-/// others as the command's help says.
+/// others as in the command's help.
 pub fn run(args: &[String], out: &mut dyn Write, err: &mut dyn Write) -> u8 {
     let Some((name, rest)) = args.split_first() else {
         return help::overview(out).map_or(1, |()| 0);

@@ -87,7 +87,7 @@ pub fn serve(callee: &Callee<'_>, stdout: &mut dyn Write, stderr: &mut dyn Write
     run(callee, &|name| std::env::var_os(name), &is_own_netns, io)
 }
 
-/// Compares namespaces by device and inode, as namespaces(7) says.
+/// Compares namespaces by device and inode: namespaces(7).
 fn is_own_netns(path: &Path) -> bool {
     use std::os::unix::fs::MetadataExt;
     let id = |path: &Path| std::fs::metadata(path).map(|data| (data.dev(), data.ino()));

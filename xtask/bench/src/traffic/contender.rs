@@ -207,7 +207,7 @@ impl Contender {
                 Shape::new(self.kind.shape_tool(), &before, &other.dump()?, Identity { id, address, ports });
             if shape.translations() != usize::from(count) {
                 return Err(Error::Failed(format!(
-                    "{}: {} rules translate {count} ports: these plugins do not do what the name says",
+                    "{}: {} rules translate {count} ports: these plugins do not match the name",
                     self.kind.name(),
                     shape.translations()
                 )));

@@ -145,7 +145,7 @@ pub(super) struct Client {
 /// A client's servers.
 #[derive(Debug, Clone)]
 pub(super) struct Target {
-    /// Connections go to them in turn.
+    /// Connections go to one after the other.
     pub(super) addresses: Vec<Ipv4Addr>,
     pub(super) port: u16,
 }

@@ -118,7 +118,7 @@ struct Run {
 /// Runs the benchmark.
 ///
 /// # Errors
-/// A build or a plugin fails, or packets of a contender go another way than its name says.
+/// A build or a plugin fails, or packets of a contender take another path than its name.
 pub(super) fn run(args: &TrafficArgs) -> Result<()> {
     let mut levels = args.ports.clone();
     levels.sort_unstable();

@@ -25,7 +25,7 @@ use super::message::Options;
 
 /// The file that a daemon locks. Names of lease files have colons, so none is called so.
 pub(super) const LOCK: &str = "lock";
-/// The stack of a thread, in bytes: packet buffers are on it, and little else.
+/// The size of a thread's stack, in bytes: packet buffers are on it, and little else.
 pub(super) const STACK: usize = 256 << 10;
 /// The largest file of a lease, in bytes.
 const LARGEST: usize = 1 << 20;

@@ -54,7 +54,7 @@ impl Request {
     /// The time limit for the daemon's reply.
     pub(super) fn patience(&self) -> Duration {
         Duration::from_secs(match self {
-            // The daemon waits for servers, as long as its flag `-resendtimeout` says.
+            // The daemon waits for servers, as long as its flag `-resendtimeout` allows.
             Self::Allocate { .. } => 600,
             // The daemon waits for another call of the same attachment (`BUSY_LIMIT`), but for no server.
             Self::Renew { .. } | Self::Release { .. } | Self::Retain { .. } => 30,

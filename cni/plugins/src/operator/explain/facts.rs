@@ -18,7 +18,7 @@ use ipnet::IpNet;
 use super::super::check_node;
 use crate::meta::portmap;
 
-/// How many published ports near the queried one are printed.
+/// The number of published ports near the queried one are printed.
 const NEAR: usize = 3;
 
 /// The place of a packet's destination.

@@ -392,7 +392,7 @@ impl Explanation<'_> {
                 self.doubts.push("map hairpin has no element for the container".to_owned());
                 "map hairpin has no element for the container, which is an error: `slipway restore` repairs it".to_owned()
             }
-            None => "as the chains of iptables say".to_owned(),
+            None => "as the chains of iptables have it".to_owned(),
         };
         self.step("postrouting", what);
     }

@@ -10,7 +10,7 @@ use cni_runtime::{Cache, Cached, cache};
 use cni_spec::Attachment;
 use ipnet::IpNet;
 
-/// Where host-local keeps its reservations unless a configuration says otherwise.
+/// The default directory of host-local's reservations.
 const RESERVATIONS: &str = "/var/lib/cni/networks";
 
 /// Reads both. A directory that is missing has no hints.

@@ -20,7 +20,7 @@ use crate::node_defaults::NodeDefaults;
 
 /// The directory of the lock that excludes a second call.
 const LOCK_DIRECTORY: &str = "/run/slipway";
-/// How long to wait for another call to end.
+/// The time to wait for another call to end.
 const PATIENCE: Duration = Duration::from_secs(5);
 /// The exit code of a dry run that found something to move.
 const SOMETHING_TO_MOVE: u8 = 3;

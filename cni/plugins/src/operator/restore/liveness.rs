@@ -9,7 +9,7 @@ use cni_spec::Interface;
 /// The liveness of a cached attachment.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(in crate::operator) enum Liveness {
-    /// The container runs and is attached as its result says.
+    /// The container runs and is attached as in its result.
     Attached,
     /// It does not, or its place may be another container's: nothing may be done in its name. The reason.
     Gone(String),
