@@ -1,5 +1,5 @@
-//! Addresses that no container can have, from IPAM plugins and results of others: they are refused before anything
-//! leads to them, and what was attached with one before is detached as ever.
+//! Addresses that no container can have, from IPAM plugins and previous results. Plugins refuse them before
+//! they create anything, and DEL of an attachment with such an address still works.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt as _;
@@ -12,7 +12,7 @@ use slipway_tests::{
 };
 use tempfile::TempDir;
 
-/// Addresses that are refused, and by which words.
+/// Refused addresses, with a word of the error message.
 const REFUSED: [(&str, &str); 12] = [
     ("127.0.0.1/8", "loopback"),
     ("127.0.0.53/32", "loopback"),
@@ -28,7 +28,7 @@ const REFUSED: [(&str, &str); 12] = [
     ("fd00:66::/64", "subnet"),
 ];
 
-/// Addresses that are in use somewhere.
+/// Unusual addresses that are valid.
 const ACCEPTED: [&str; 7] = [
     "10.66.0.5/24",
     "10.66.0.0/32",
@@ -39,7 +39,7 @@ const ACCEPTED: [&str; 7] = [
     "fe80::66/64",
 ];
 
-/// An IPAM plugin called `foreign`, which gives one address and notes each DEL, beside the usual plugins.
+/// An IPAM plugin named `foreign`, found before the usual plugins. It gives one address and records each DEL.
 struct Foreign {
     dir: TempDir,
     path: String,
@@ -52,7 +52,7 @@ impl Foreign {
         Self { dir, path }
     }
 
-    /// The result that an ADD prints from now on.
+    /// Sets the result that each following ADD prints.
     fn give(&self, ip: &Value) {
         let at = self.dir.path();
         let result = json!({"cniVersion": "1.0.0", "ips": [ip]}).to_string();
@@ -82,7 +82,7 @@ impl Foreign {
     }
 }
 
-/// Every plugin that asks IPAM.
+/// Every plugin that calls an IPAM plugin.
 fn interfaces() -> Vec<Value> {
     vec![
         json!({"type": "bridge", "isGateway": true, "ipMasq": true}),
@@ -98,7 +98,7 @@ fn interfaces() -> Vec<Value> {
 }
 
 #[test]
-fn no_interface_plugin_believes_every_ipam_plugin() {
+fn interface_plugins_refuse_impossible_addresses_from_ipam() {
     if is_peer() {
         return;
     }
@@ -110,7 +110,7 @@ fn no_interface_plugin_believes_every_ipam_plugin() {
     let mut seen = 0;
     for plugin in interfaces() {
         let name = plugin["type"].as_str().expect("a type");
-        // flannel gives its delegate host-local; the next test has it.
+        // flannel delegates to host-local; see `flannel_refuses_impossible_addresses`.
         if name == "flannel" || lacks(name).is_some() {
             continue;
         }
@@ -120,7 +120,7 @@ fn no_interface_plugin_believes_every_ipam_plugin() {
             assert_eq!(error.code, 7, "{name} {address}: {error:?}");
             assert!(error.msg.contains(&format!("no container can have address {address}: ")), "{error:?}");
             assert!(error.msg.contains(why), "{error:?}");
-            assert_eq!(foreign.dels(), 1, "{name} {address}: the address is given back");
+            assert_eq!(foreign.dels(), 1, "{name} {address}: calls of IPAM's DEL");
             assert!(!pod.has_link("eth0"), "{name} {address}");
             foreign.call(&node, &pod, "DEL", &plugin).ok();
         }
@@ -131,12 +131,11 @@ fn no_interface_plugin_believes_every_ipam_plugin() {
         assert!(!node.cmd("ip -br address show").contains("127.0.0.1/24"));
         seen += 1;
     }
-    assert!(seen >= 2, "bridge and ptp at least");
+    assert!(seen >= 2, "fewer than two plugins were tested");
 }
 
-/// Addresses that people use are still accepted.
 #[test]
-fn unusual_addresses_that_are_in_use_are_given() {
+fn unusual_but_valid_addresses_are_accepted() {
     if is_peer() {
         return;
     }
@@ -154,7 +153,7 @@ fn unusual_addresses_that_are_in_use_are_given() {
 }
 
 #[test]
-fn host_local_gives_none_of_them() {
+fn host_local_never_gives_impossible_addresses() {
     let node = Node::new();
     let config = |ipam: Value| {
         let mut config = json!({"cniVersion": "1.0.0", "name": "net", "type": "test", "ipam": ipam});
@@ -178,7 +177,7 @@ fn host_local_gives_none_of_them() {
         assert_eq!(error.code, 7, "{error:?}");
         assert!(error.msg.contains("no container can have address"), "{error:?}");
     }
-    // A range may include the ends of its subnet, as with the reference; they are passed over.
+    // A range may include the network and broadcast address, as in the reference; host-local skips them.
     let whole = json!({"subnet": "10.66.0.0/29", "rangeStart": "10.66.0.0", "rangeEnd": "10.66.0.7"});
     let ids: Vec<String> = (0..5).map(|number| format!("c{number}")).collect();
     let given: Vec<String> = ids
@@ -195,9 +194,9 @@ fn host_local_gives_none_of_them() {
     ids.iter().for_each(|id| drop(call("DEL", id, &config(whole.clone())).ok()));
 }
 
-/// The addresses come from flanneld's file, by way of host-local.
+/// flannel takes the addresses from flanneld's file and passes them to host-local.
 #[test]
-fn flannel_hands_out_none_of_them() {
+fn flannel_refuses_impossible_addresses() {
     if is_peer() {
         return;
     }
@@ -213,9 +212,9 @@ fn flannel_hands_out_none_of_them() {
     network.del(&Attach::new(&pod)).expect("DEL");
 }
 
-/// Each chained plugin that does something with addresses refuses them, and takes an earlier attachment away.
+/// Chained plugins that use addresses refuse them, but delete an existing attachment that has one.
 #[test]
-fn no_chained_plugin_believes_every_result() {
+fn chained_plugins_refuse_impossible_addresses_in_results() {
     if is_peer() {
         return;
     }
@@ -246,13 +245,13 @@ fn no_chained_plugin_believes_every_result() {
             assert_eq!((pod.cmd("ip rule"), node.ruleset()), (rules, ruleset), "{name} {address}");
             network.call_one(0, "DEL", &attach, &previous).ok();
         }
-        // ipvlan's DEL: the link is another's.
+        // ipvlan's DEL keeps the link, which another plugin made.
         assert!(pod.has_link("eth0"), "{name}");
     }
 }
 
-/// The node's service on 127.0.0.1, a pod that has a port published (which opens its bridge to addresses of 127/8),
-/// and a second attachment whose result says that it is at 127.0.0.1.
+/// A service on the node's 127.0.0.1; a pod with a published port, for which portmap sets route_localnet on
+/// its bridge; and a second attachment with 127.0.0.1 as the address in its previous result.
 struct Scene {
     node: Node,
     web: Pod,
@@ -267,8 +266,8 @@ impl Scene {
         Self { node, web, other }
     }
 
-    /// Attaches the pods, and the second attachment, whose published port leads to the service's; returns the outcome
-    /// of that.
+    /// Adds the pods, then calls portmap for the second attachment, whose published port leads to the
+    /// service. Returns the output of that call.
     fn publish(&self, portmap: &Value, dir: Option<&Reference>) -> Output {
         let ipam = json!({"type": "host-local", "subnet": "10.88.0.0/24", "routes": [{"dst": "0.0.0.0/0"}]});
         let bridge = json!({"type": "bridge", "isGateway": true, "ipam": ipam});
@@ -294,9 +293,9 @@ impl Scene {
             8081,
             7000,
         );
-        let mut believed = result;
-        believed["ips"][0]["address"] = "127.0.0.1/8".into();
-        call(1, &evil, &believed)
+        let mut forged = result;
+        forged["ips"][0]["address"] = "127.0.0.1/8".into();
+        call(1, &evil, &forged)
     }
 
     /// True if another pod reaches the node's service through the published port.
@@ -307,7 +306,7 @@ impl Scene {
     }
 }
 
-/// The control: with such a result, a published port opens the node's loopback to every pod.
+/// The control: with such a result, a port published by the reference opens the node's loopback to every pod.
 #[test]
 fn the_reference_leads_pods_to_the_nodes_loopback() {
     let reference = Reference::all().into_iter().next_back();

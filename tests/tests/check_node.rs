@@ -1,11 +1,11 @@
-//! `slipway check-node` on nodes with this and that in the way.
+//! `slipway check-node`: what it reports about other programs' rules.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test fails by panicking")]
 
 use serde_json::Value;
 use slipway_tests::Node;
 
-/// The report, and whether the command succeeded.
+/// Returns the report, and true if the command succeeded.
 fn check(node: &Node) -> (Value, bool) {
     let output = node.try_slipway("check-node --output json");
     let report = serde_json::from_str(&output.stdout).unwrap_or_else(|error| panic!("{error}: {output}"));
@@ -96,7 +96,7 @@ fn text_says_why_and_how_to_mend_it() {
 }
 
 #[test]
-fn a_firewalld_that_lets_no_translation_of_others_through_is_named() {
+fn firewalld_with_strict_forward_ports_is_named() {
     let node = Node::new();
     node.own_etc();
     let (report, _) = check(&node);

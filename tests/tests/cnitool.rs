@@ -1,4 +1,4 @@
-//! `cnitool`: a list driven as libcni drives it, with its cache, on real containers.
+//! `cnitool`: lists executed as libcni does, with its cache, on real containers.
 
 use std::process::Command;
 
@@ -7,7 +7,7 @@ use base64::engine::general_purpose::STANDARD;
 use serde_json::{Value, json};
 use slipway_tests::{BridgeNetfilter, CommandOutput, Node, Pod, Proto, is_peer, slipway};
 
-/// Where the lists are. /var/lib is the node's own.
+/// Folder of the lists. /var/lib is private to the node.
 const NET_DIR: &str = "/var/lib/net.d";
 const PORTS: &str = r#"{"portMappings":[{"hostPort":8080,"containerPort":80,"protocol":"tcp"}]}"#;
 
@@ -62,8 +62,8 @@ impl Tool {
         output.stderr
     }
 
-    /// The one file of the cache.
-    fn remembered(&self) -> Option<(String, Value)> {
+    /// Returns the name and content of the only file of the cache.
+    fn cached(&self) -> Option<(String, Value)> {
         let names = self.node.list("/var/lib/cni/results");
         assert!(names.len() <= 1, "{names:?}");
         let name = names.first()?;
@@ -91,7 +91,7 @@ fn add_check_del() {
     client.expect(Proto::Tcp, (client.node_v4, 8080), "web");
     drop(server);
 
-    let (name, file) = tool.remembered().expect("a file");
+    let (name, file) = tool.cached().expect("a file");
     let id = file["containerId"].as_str().expect("an ID");
     assert_eq!(name, format!("tool-{id}-eth0"));
     assert!(id.len() == 28 && id.starts_with("cnitool-"), "{id}");
@@ -108,13 +108,13 @@ fn add_check_del() {
     pod.cmd("ip link set eth0 down");
     assert!(tool.fails("check", &pod, &env).starts_with("Error: "));
     tool.ok("del", &pod, &env);
-    assert!(tool.remembered().is_none());
+    assert!(tool.cached().is_none());
     tool.ok("del", &pod, &env);
     client.expect_none(Proto::Tcp, (client.node_v4, 8080));
 }
 
 #[test]
-fn what_fails_is_told_as_libcni_tells_it() {
+fn errors_are_worded_as_libcni_words_them() {
     if is_peer() {
         return;
     }
@@ -126,25 +126,25 @@ fn what_fails_is_told_as_libcni_tells_it() {
     }
     let output = tool.run(&["add", "other", path(&pod)], &[]);
     assert_eq!(output.stderr, format!("Error: no net configuration with name \"other\" in {NET_DIR}\n"));
-    let said = tool.fails("add", &pod, &[("CNI_ARGS", "A=b;C")]);
-    assert_eq!(said, "Error: invalid CNI_ARGS pair \"C\"\n");
-    let said = tool.fails("add", &pod, &[("CNI_PATH", "/run")]);
+    let message = tool.fails("add", &pod, &[("CNI_ARGS", "A=b;C")]);
+    assert_eq!(message, "Error: invalid CNI_ARGS pair \"C\"\n");
+    let message = tool.fails("add", &pod, &[("CNI_PATH", "/run")]);
     assert_eq!(
-        said,
+        message,
         "Error: plugin type=\"bridge\" failed (add): failed to find plugin \"bridge\" in path [/run]\n"
     );
-    // The first plugin has done its part when the second fails. What it left, DEL removes.
-    let said =
+    // The first plugin succeeds before the second fails. DEL removes what the first created.
+    let message =
         tool.fails("add", &pod, &[("CAP_ARGS", r#"{"portMappings":[{"hostPort":0,"containerPort":80}]}"#)]);
-    assert!(said.starts_with("Error: plugin type=\"portmap\" failed (add): "), "{said}");
-    assert!(tool.remembered().is_none());
+    assert!(message.starts_with("Error: plugin type=\"portmap\" failed (add): "), "{message}");
+    assert!(tool.cached().is_none());
     tool.ok("del", &pod, &[]);
     let mut old = list();
     old["cniVersion"] = "0.3.1".into();
     tool.configure(&old);
-    let said = tool.fails("check", &pod, &[]);
-    assert_eq!(said, "Error: configuration version \"0.3.1\" does not support the CHECK command\n");
-    // Before 1.1.0 there is no STATUS to fail.
+    let message = tool.fails("check", &pod, &[]);
+    assert_eq!(message, "Error: configuration version \"0.3.1\" does not support the CHECK command\n");
+    // The specification has no STATUS before 1.1.0.
     tool.ok("status", &pod, &[("CNI_PATH", "/run")]);
 }
 
@@ -156,31 +156,31 @@ fn a_torn_cache_file_does_not_stop_del() {
     let tool = Tool::new(&list());
     let pod = tool.node.pod("web");
     tool.ok("add", &pod, &[]);
-    let (name, _) = tool.remembered().expect("a file");
+    let (name, _) = tool.cached().expect("a file");
     tool.node.write(&format!("/var/lib/cni/results/{name}"), "{\"kind\":");
     assert!(tool.fails("check", &pod, &[]).contains("failed to get network \"tool\" cached result"));
     tool.ok("del", &pod, &[]);
-    assert!(tool.remembered().is_none());
+    assert!(tool.cached().is_none());
     assert_eq!(
         tool.node.list("/var/lib/cni/networks/tool").iter().filter(|n| n.starts_with("10.")).count(),
         0
     );
 }
 
-/// All that is remembered of the network goes; what the plugins know besides stays.
+/// GC deletes all cache files of the network, and keeps the attachments that only the plugins know.
 #[test]
-fn gc_deletes_what_is_remembered() {
+fn gc_deletes_the_networks_cache_files() {
     if is_peer() {
         return;
     }
     let tool = Tool::new(&list());
     let pods = ["one", "two"].map(|name| tool.node.pod(name));
     tool.ok("add", &pods[0], &[]);
-    let (name, _) = tool.remembered().expect("a file");
+    let (name, _) = tool.cached().expect("a file");
     tool.node.cmd(&format!("rm /var/lib/cni/results/{name}"));
     tool.ok("add", &pods[1], &[]);
     tool.ok("gc", &pods[1], &[]);
-    assert!(tool.remembered().is_none());
+    assert!(tool.cached().is_none());
     let reserved = tool.node.list("/var/lib/cni/networks/tool");
     assert!(
         reserved.contains(&"10.33.0.2".to_owned()) && !reserved.contains(&"10.33.0.3".to_owned()),
@@ -191,11 +191,11 @@ fn gc_deletes_what_is_remembered() {
     tool.configure(&off);
     tool.ok("add", &pods[1], &[]);
     tool.ok("gc", &pods[1], &[]);
-    assert!(tool.remembered().is_some());
+    assert!(tool.cached().is_some());
 }
 
-/// Plugins from the network's folder, an old single configuration, another interface name; and the link's
-/// own name.
+/// Plugins in a folder of the network's name, an old configuration of a single plugin, another interface
+/// name, and the link's own name.
 #[test]
 fn configurations_of_every_kind() {
     if is_peer() {
@@ -209,10 +209,10 @@ fn configurations_of_every_kind() {
     let output = tool.run(&["add", "tool", path(&pod), "-i", "net5"], &[]);
     assert!(output.code == Some(0), "{output}");
     assert!(pod.cmd("ip -br address show net5").contains("10.34.0.2/24"));
-    assert!(tool.remembered().expect("a file").0.ends_with("-net5"));
+    assert!(tool.cached().expect("a file").0.ends_with("-net5"));
     let output = tool.run(&["del", "tool", path(&pod)], &[("CNI_IFNAME", "net5")]);
     assert!(output.code == Some(0), "{output}");
-    assert!(tool.remembered().is_none());
+    assert!(tool.cached().is_none());
     tool.node.write(
         &format!("{NET_DIR}/50-old.conf"),
         json!({"cniVersion": "0.4.0", "name": "old", "type": "loopback"}).to_string(),

@@ -1,4 +1,4 @@
-//! `cni_nftables::conntrack` on this kernel, in namespaces of the tests' own.
+//! `cni_nftables::conntrack` on the running kernel, in network namespaces of its own.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test fails by panicking")]
 
@@ -21,7 +21,7 @@ fn in_namespace(work: impl FnOnce() + Send) {
     });
 }
 
-/// Puts a flow into the kernel's table, its destination translated.
+/// Inserts a flow with a translated destination into the conntrack table.
 fn insert(protocol: &str, source: &str, (host, port): (&str, u16), (pod, pod_port): (&str, u16)) {
     let port = port.to_string();
     let target = if pod.contains(':') { format!("[{pod}]:{pod_port}") } else { format!("{pod}:{pod_port}") };
@@ -96,13 +96,13 @@ fn only_flows_that_pass_the_filter_are_deleted() {
         assert_eq!(conntrack.count(&tcp).unwrap(), 2);
         assert_eq!(conntrack.delete(&udp(FlowFamily::Ipv6, &["fd00::1", "fd00::3"], 53)).unwrap(), 1);
         assert_eq!(conntrack.count(&all(FlowFamily::Ipv6)).unwrap(), 1);
-        // addresses of the other family match nothing rather than everything
+        // A filter whose addresses are all of the other family matches no flow.
         assert_eq!(conntrack.delete(&udp(FlowFamily::Ipv4, &["fd00::2"], 53)).unwrap(), 0);
     });
 }
 
-/// Only kernels from 5.8 on filter by themselves; here that must work, or a busy node's whole table
-/// would be copied for each container.
+/// Kernels from 5.8 on filter dumps themselves. Without that, each container would copy a busy node's whole
+/// table.
 #[test]
 fn the_kernel_itself_leaves_other_flows_out() {
     in_namespace(|| {
@@ -117,7 +117,7 @@ fn the_kernel_itself_leaves_other_flows_out() {
     });
 }
 
-/// A flow of this protocol whose ends become others.
+/// A flow with both addresses translated.
 fn new(
     protocol: u8,
     (source, source_port): (&str, u16),
@@ -172,7 +172,7 @@ fn flows_are_put_in_with_both_ends_translated() {
             assert_ne!(found.status & Flow::ANSWERED, 0, "{found:?}");
         }
         assert!(flows.iter().find(|flow| flow.original == v6.original).expect("the flow").is_dnat());
-        // The same ends, of another connection: it takes the place of the old one.
+        // A new connection between the same addresses and ports replaces the old flow.
         let closing = NewFlow { tcp_state: Some(7), ..published };
         conntrack.insert(&closing).unwrap();
         let elsewhere =

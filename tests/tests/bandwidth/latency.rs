@@ -1,4 +1,4 @@
-//! What a flow below the limit waits for.
+//! Latency of a small flow while other flows fill the limit.
 
 use std::io::{Read, Write};
 use std::net::{Ipv4Addr, Shutdown, TcpListener, TcpStream, UdpSocket};
@@ -11,10 +11,11 @@ use slipway_tests::{Attach, Node, Space, is_peer, within};
 
 use super::{EGRESS, INGRESS, SPAN, ifbs, network, outer};
 
-/// Connections that fill the limit. One alone may be held back by its receiver's window before the queue is long.
+/// Connections that fill the limit. A single one might be limited by its receiver's window before the queue
+/// grows.
 const CONNECTIONS: usize = 4;
 
-/// The median round trip of single datagrams while connections in the same direction fill the limit.
+/// Returns the median round trip of single datagrams while connections in the same direction fill the limit.
 fn round_trip(from: &Space, to: &Space, address: Ipv4Addr) -> Duration {
     let listener = to.run(|| TcpListener::bind((address, 0))).expect("bind");
     let sink = listener.local_addr().expect("an address");
@@ -41,7 +42,7 @@ fn round_trip(from: &Space, to: &Space, address: Ipv4Addr) -> Duration {
                 }
             }
         });
-        // The burst first.
+        // Waits until the burst is used up.
         thread::sleep(Duration::from_millis(1500));
         let (begin, mut seen, mut number) = (Instant::now(), Vec::new(), 0_u64);
         while begin.elapsed() < SPAN {
@@ -50,13 +51,13 @@ fn round_trip(from: &Space, to: &Space, address: Ipv4Addr) -> Duration {
             let answered = ping.send(&number.to_be_bytes()).is_ok()
                 && std::iter::from_fn(|| ping.recv(&mut buffer).ok().map(|_| u64::from_be_bytes(buffer)))
                     .any(|reply| reply == number);
-            // One that is lost has waited for longer than anybody would.
+            // A lost datagram counts as the longest wait.
             seen.push(if answered { sent.elapsed() } else { Duration::from_millis(500) });
             thread::sleep(Duration::from_millis(7));
         }
         stop.store(true, Ordering::Relaxed);
         for end in pairs.iter().flat_map(|(sender, receiver)| [sender, receiver]) {
-            // A connection that has ended already needs no end.
+            // Fails if the connection has ended already.
             let _ = end.shutdown(Shutdown::Both);
         }
         seen.sort();
@@ -64,13 +65,14 @@ fn round_trip(from: &Space, to: &Space, address: Ipv4Addr) -> Duration {
     })
 }
 
-/// The control is the reference's queue on the same link: one for all flows, as long as the burst and 25 ms.
+/// The control is the reference's queue on the same link: one for all flows, with room for the burst and 25
+/// ms.
 #[test]
-fn a_second_flow_does_not_wait_behind_one_that_fills_the_limit() {
+fn a_small_flow_does_not_wait_behind_flows_that_fill_the_limit() {
     let node = Node::new();
     let client = node.host("client");
     let pod = node.pod("pod");
-    // A quarter of a second into the container, and a half out of it: runtimes ask for far more.
+    // 0.25 s of traffic into the container, 0.5 s out of it. Runtimes configure far larger bursts.
     const BURST: u64 = 4_000_000;
     let limits =
         json!({"ingressRate": INGRESS, "ingressBurst": BURST, "egressRate": EGRESS, "egressBurst": BURST});
@@ -95,6 +97,9 @@ fn a_second_flow_does_not_wait_behind_one_that_fills_the_limit() {
     );
     network.check(&Attach::new(&pod)).expect("CHECK takes the reference's queue");
     if !is_peer() {
-        assert!((ours_in + ours_out) * 2 < plain_in + plain_out, "one long queue is the slower one");
+        assert!(
+            (ours_in + ours_out) * 2 < plain_in + plain_out,
+            "fair queuing is not twice as fast as one queue"
+        );
     }
 }

@@ -13,19 +13,19 @@ use slipway_tests::{
     Attach, Network, Node, Pod, Space, is_peer, is_slow, peer_fails, sample, stride, within,
 };
 
-/// Bits a second into the container, and out of it.
+/// Limits in bit/s, into and out of the container.
 const INGRESS: u64 = 16_000_000;
 const EGRESS: u64 = 8_000_000;
-/// Bits: enough for the largest packet that the kernel puts together.
+/// Bits. Enough for the largest packet that the kernel builds (GSO).
 const BURST: u64 = 600_064;
-/// How long is measured.
+/// Duration of one measurement.
 const SPAN: Duration = Duration::from_secs(3);
 
 fn limits() -> Value {
     json!({"ingressRate": INGRESS, "ingressBurst": BURST, "egressRate": EGRESS, "egressBurst": BURST})
 }
 
-/// Behind a bridge, with keys of bandwidth's own.
+/// A bridge and bandwidth, the latter with `keys`.
 fn network<'a>(node: &'a Node, keys: &Value) -> Network<'a> {
     let mut bandwidth = json!({"type": "bandwidth", "capabilities": {"bandwidth": true}});
     bandwidth.as_object_mut().expect("an object").extend(keys.as_object().expect("an object").clone());
@@ -44,8 +44,8 @@ fn outer(result: &Value) -> String {
     result["interfaces"][1]["name"].as_str().expect("the node's end").to_owned()
 }
 
-/// Bits a second that arrive, with the headers that the queue counts, of a flood of datagrams that is twice what
-/// is let through.
+/// Sends datagrams at twice the limit. Returns the bits per second that arrive, including the headers that
+/// the queue counts.
 fn udp_rate(from: &Space, to: &Space, address: Ipv4Addr, limit: u64) -> u64 {
     const PAYLOAD: usize = 1200;
     const HEADERS: u64 = 14 + 20 + 8;
@@ -59,7 +59,6 @@ fn udp_rate(from: &Space, to: &Space, address: Ipv4Addr, limit: u64) -> u64 {
             let begin = Instant::now();
             let mut sent = 0_u64;
             while !stop.load(Ordering::Relaxed) {
-                // As much as should have been sent by now.
                 let due = begin.elapsed().as_micros() as u64 * 2 * limit / 8_000_000;
                 while sent < due {
                     let _ = sender.send_to(&[0; PAYLOAD], to);
@@ -76,7 +75,7 @@ fn udp_rate(from: &Space, to: &Space, address: Ipv4Addr, limit: u64) -> u64 {
             }
             (packets, begin.elapsed())
         };
-        // The burst first, which is used up by what is beyond the limit, and what waits.
+        // Skips the burst, which the excess uses up, and the queued packets.
         receive(Duration::from_millis(700 + BURST * 1000 / limit));
         let (packets, elapsed) = receive(SPAN);
         stop.store(true, Ordering::Relaxed);
@@ -84,7 +83,7 @@ fn udp_rate(from: &Space, to: &Space, address: Ipv4Addr, limit: u64) -> u64 {
     })
 }
 
-/// Bits a second of payload over one connection.
+/// Returns the bits of payload per second over one connection.
 fn tcp_rate(from: &Space, to: &Space, address: Ipv4Addr) -> u64 {
     let listener = to.run(|| TcpListener::bind((address, 0))).expect("bind");
     let to = listener.local_addr().expect("an address");
@@ -117,10 +116,10 @@ fn tcp_rate(from: &Space, to: &Space, address: Ipv4Addr) -> u64 {
     })
 }
 
-/// What is measured, the rate, and what it is to be.
+/// Name, measured rate, expected rate.
 type Rate = (&'static str, u64, u64);
 
-/// Measures once, and again if what else the machine does may have been in the way.
+/// Measures up to three times, because other load on the machine may disturb a measurement.
 #[track_caller]
 fn within_five_percent<const N: usize>(measure: impl Fn() -> [Rate; N]) {
     const TRIES: usize = 3;
@@ -133,10 +132,10 @@ fn within_five_percent<const N: usize>(measure: impl Fn() -> [Rate; N]) {
         }
         seen.push(rates);
     }
-    panic!("bit/s, and what they are to be: {seen:?}");
+    panic!("rates more than 5 % off, measured and expected in bit/s: {seen:?}");
 }
 
-/// Between the container and another host, so that all of the node's way is gone.
+/// Measures between the container and another host, so that packets cross the whole node.
 #[test]
 fn rates_are_within_five_percent() {
     let node = Node::new();
@@ -153,10 +152,10 @@ fn rates_are_within_five_percent() {
     let address = Ipv4Addr::new(10, 1, 2, 2);
     within_five_percent(|| [("UDP in", udp_rate(&client, &pod, address, into), into)]);
     within_five_percent(|| [("UDP out", udp_rate(&pod, &client, client.v4, out_of), out_of)]);
-    // Headers take some 5 %, and acknowledgements go the other way.
+    // Headers take about 5 %; acknowledgements travel in the other direction.
     within_five_percent(|| [("TCP in", tcp_rate(&client, &pod, address), into * 96 / 100)]);
     within_five_percent(|| [("TCP out", tcp_rate(&pod, &client, client.v4), out_of * 96 / 100)]);
-    // Both at once do not disturb each other.
+    // The two directions do not disturb each other.
     within_five_percent(|| {
         thread::scope(|scope| {
             let out = scope.spawn(|| udp_rate(&pod, &client, client.v4, out_of));
@@ -187,7 +186,7 @@ fn one_direction_may_be_free() {
 }
 
 #[test]
-fn what_is_made_is_the_references() {
+fn devices_and_queues_match_the_references() {
     let node = Node::new();
     let pod = node.pod("pod");
     let attach = Attach::new(&pod);
@@ -196,12 +195,12 @@ fn what_is_made_is_the_references() {
     let veth = outer(&result);
     // printf netpod | sha512sum
     assert_eq!(ifbs(&node), ["bwp6230a40fd8ff"]);
-    let told = &result["interfaces"][3];
+    let device = &result["interfaces"][3];
     assert_eq!(
-        (&told["name"], &told["mac"]),
+        (&device["name"], &device["mac"]),
         (&json!("bwp6230a40fd8ff"), &json!(node.mac("bwp6230a40fd8ff")))
     );
-    assert!(told.get("sandbox").is_none_or(|sandbox| sandbox == ""), "{told}");
+    assert!(device.get("sandbox").is_none_or(|sandbox| sandbox == ""), "{device}");
     let queue = |link: &str| node.cmd(&format!("tc qdisc show dev {link} root")).trim().to_owned();
     assert!(queue(&veth).starts_with("qdisc tbf 1: root"), "{}", queue(&veth));
     for part in ["rate 16Mbit", "burst 7500", "lat 25ms"] {
@@ -214,14 +213,14 @@ fn what_is_made_is_the_references() {
     let filter = node.cmd(&format!("tc filter show dev {veth} ingress"));
     assert!(filter.contains("Egress Redirect to device bwp6230a40fd8ff) stolen"), "{filter}");
     if !is_peer() {
-        // The hook that eBPF programs use too: a link has one of the two.
+        // clsact is the qdisc that eBPF programs attach to; a link has either clsact or ingress.
         assert!(node.cmd(&format!("tc qdisc show dev {veth}")).contains("clsact"));
     }
 }
 
-/// Of somebody who decides before: a program on the same hook.
+/// Another program attaches a filter with a higher priority to the same hook.
 #[test]
-fn others_may_use_the_hook_too() {
+fn other_filters_share_the_hook() {
     let node = Node::new();
     let pod = node.pod("pod");
     let attach = Attach::new(&pod);
@@ -267,18 +266,18 @@ fn no_limit_changes_nothing() {
 }
 
 #[test]
-fn the_runtime_may_say_the_limits() {
+fn limits_may_come_from_the_runtime() {
     let node = Node::new();
     let pod = node.pod("pod");
-    // As containerd spells them.
-    let told = json!({"IngressRate": INGRESS, "IngressBurst": BURST, "EgressRate": 0, "EgressBurst": 0});
-    let attach = Attach::new(&pod).capability("bandwidth", told);
+    // containerd writes these keys with a capital first letter.
+    let limits = json!({"IngressRate": INGRESS, "IngressBurst": BURST, "EgressRate": 0, "EgressBurst": 0});
+    let attach = Attach::new(&pod).capability("bandwidth", limits);
     let runtimes = network(&node, &json!({}));
     let result = runtimes.add(&attach).expect("ADD");
     assert!(node.cmd(&format!("tc qdisc show dev {} root", outer(&result))).contains("rate 16Mbit"));
     runtimes.check(&attach).expect("CHECK");
     runtimes.del(&attach).expect("DEL");
-    // The configuration goes before it.
+    // The configuration takes precedence over the runtime's limits.
     let own = network(&node, &json!({"ingressRate": EGRESS, "ingressBurst": BURST}));
     let result = own.add(&attach).expect("ADD");
     assert!(node.cmd(&format!("tc qdisc show dev {} root", outer(&result))).contains("rate 8Mbit"));
@@ -336,7 +335,7 @@ fn a_del_needs_nothing() {
         network.del(&attach).expect("DEL");
     }
     if !is_peer() {
-        // While the link stays, nothing of the limits does.
+        // With the link still there, DEL removes all limits.
         let previous = network.add_first(&attach);
         let result = network.call_one(1, "ADD", &attach, &previous).ok();
         assert!(network.call_one(1, "DEL", &attach, &result).ok().is_null());
@@ -347,9 +346,10 @@ fn a_del_needs_nothing() {
     }
 }
 
-/// As when the container's namespace goes at the same moment: each request in turn waits until it has gone.
+/// The container's link vanishes during DEL, as when its namespace is deleted. strace delays one netlink
+/// request after another until the link is gone.
 #[test]
-fn a_del_goes_on_when_the_link_goes_meanwhile() {
+fn del_succeeds_when_the_link_vanishes_during_it() {
     const REQUESTS: usize = 8;
     if is_peer() {
         return;
@@ -365,7 +365,7 @@ fn a_del_goes_on_when_the_link_goes_meanwhile() {
         let strace = ["strace", "-f", "-qq", "-o", "/run/trace", "-e", "trace=sendto", "-e", &inject];
         let running = network.prepare("DEL", &config, Some(&attach)).through(&strace).spawn();
         let begun = Instant::now();
-        // strace writes down what is entered before it waits.
+        // strace logs the system call before it delays it.
         let sent = || node.read("/run/trace").unwrap_or_default().lines().count() >= nth;
         while !sent() && begun.elapsed() < within(Duration::from_secs(5)) {
             thread::sleep(Duration::from_millis(5));
@@ -389,7 +389,7 @@ fn an_add_may_be_repeated() {
         let previous = first.add_first(&attach);
         let result = first.call_one(1, "ADD", &attach, &previous).ok();
         assert_eq!(first.call_one(1, "ADD", &attach, &previous).ok(), result);
-        // With other limits too.
+        // A repeated ADD may have other limits.
         let second = network(&node, &json!({"egressRate": INGRESS, "egressBurst": BURST}));
         let result = second.call_one(1, "ADD", &attach, &result).ok();
         assert_eq!(result["interfaces"].as_array().map(Vec::len), Some(4));
@@ -398,7 +398,7 @@ fn an_add_may_be_repeated() {
     });
 }
 
-/// Queues and filters of the node's end and of the devices.
+/// Returns the queues and filters of the node's end and of the ifb devices.
 fn limited(node: &Node, veth: &str) -> String {
     let mut lines = Vec::new();
     for link in std::iter::once(veth.to_owned()).chain(ifbs(node)) {
@@ -419,7 +419,7 @@ fn limited(node: &Node, veth: &str) -> String {
 }
 
 #[test]
-fn an_add_takes_away_what_is_not_asked_any_more() {
+fn a_repeated_add_removes_limits_no_longer_configured() {
     peer_fails("the queue is there already", || {
         let node = Node::new();
         let pod = node.pod("pod");
@@ -438,11 +438,11 @@ fn an_add_takes_away_what_is_not_asked_any_more() {
             (seen.contains("16Mbit"), seen.contains("8Mbit") && seen.contains("mirred"), ifbs(&node).len())
         };
         assert_eq!(has(&both, &bare), (true, true, 1));
-        // Of somebody else's, beside ours.
+        // Another program's filter next to ours.
         node.cmd(&format!(
             "tc filter add dev {veth} ingress pref 1 protocol ip u32 match u32 0 0 flowid 1:1"
         ));
-        // With the result of the ADD before it, and with the one of bridge.
+        // First with the previous ADD's result as `prevResult`, then with bridge's.
         let full = both.call_one(1, "ADD", &attach, &bare).ok();
         assert_eq!(has(&into, &full), (true, false, 0));
         assert_eq!(has(&into, &bare), (true, false, 0));
@@ -451,7 +451,7 @@ fn an_add_takes_away_what_is_not_asked_any_more() {
         assert_eq!(has(&none, &full), (false, false, 0));
         assert_eq!(has(&none, &bare), (false, false, 0));
         assert!(node.cmd(&format!("tc filter show dev {veth} ingress")).contains("pref 1 "));
-        // A queue that is not ours, by its handle.
+        // A foreign queue, recognised by its handle.
         node.cmd(&format!(
             "tc qdisc replace dev {veth} root handle 7: tbf rate 16mbit burst 75008 limit 125008"
         ));
@@ -463,9 +463,9 @@ fn an_add_takes_away_what_is_not_asked_any_more() {
     });
 }
 
-/// Whichever request cannot be sent: what was limited is limited as it was.
+/// Each netlink request fails once; the previous limits stay in force.
 #[test]
-fn a_failed_add_takes_nothing_away() {
+fn a_failed_repeated_add_keeps_the_limits() {
     if is_peer() {
         return;
     }
@@ -491,11 +491,11 @@ fn a_failed_add_takes_nothing_away() {
         failed += 1;
         assert_eq!(limited(&node, &veth), before, "request {nth}");
     }
-    assert!(failed > 5 / stride(), "{failed} only");
-    assert_eq!(limited(&node, &veth), veth, "all is gone in the end");
+    assert!(failed > 5 / stride(), "only {failed} requests failed");
+    assert_eq!(limited(&node, &veth), veth, "limits are left after the ADD without limits");
 }
 
-/// Two interfaces of a container in the same network: the reference's name is one for both.
+/// Two interfaces of a container in one network. The reference derives the same device name for both.
 #[test]
 fn each_interface_has_a_device_of_its_own() {
     peer_fails("both have the same name", || {
@@ -528,7 +528,7 @@ fn a_failed_add_leaves_nothing() {
         let veth = outer(&previous);
         let state = || (ifbs(&node), node.cmd(&format!("tc qdisc show dev {veth} root")).contains("tbf"));
         let nothing = (Vec::new(), false);
-        // Both names belong to others.
+        // Links of other owners have both possible names.
         for name in ["bwp6230a40fd8ff", "bwp0902f921c636"] {
             node.cmd(&format!("ip link add {name} type bridge"));
         }
@@ -556,7 +556,7 @@ fn gc_removes_the_devices_of_the_dead() {
         assert_eq!(ifbs(&node).len(), 2, "{:?}", ifbs(&node));
         network.check(&Attach::new(&two)).err();
         network.gc_plugins(&Value::Null).expect("GC");
-        assert_eq!(ifbs(&node), ["bwp000000000000"], "somebody else's");
+        assert_eq!(ifbs(&node), ["bwp000000000000"], "the foreign device stays");
         network.gc_plugins(&Value::Null).expect("GC again");
     });
 }
@@ -588,7 +588,7 @@ fn links_without_another_end_are_refused() {
     let msg = add(&pod, &previous);
     assert!(msg.starts_with("container interface eth0 has no veth peer: "), "{msg}");
     assert_eq!(add(&pod, &json!({"cniVersion": "1.0.0"})), "no interfaces provided");
-    // The other end in the container too.
+    // The veth peer is in the container, too.
     let other = node.pod("other");
     other.cmd("ip link add eth0 index 4711 type veth peer name eth1 index 4712");
     if !is_peer() {

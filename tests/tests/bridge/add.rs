@@ -1,4 +1,4 @@
-//! What an ADD makes, alone and beside others.
+//! ADD: its result, links, addresses and routes, also with several containers.
 
 use std::collections::BTreeSet;
 
@@ -40,7 +40,7 @@ fn the_gateway_serves_both_families() {
         let peer = (address(&results[0], family), 80);
         two.expect(Proto::Tcp, peer, "one");
     }
-    // By the default route, with the node as a router: the client sees the pod's own address.
+    // Traffic takes the default route with the node as router; the client sees the pod's own address.
     let own = address(&results[1], 0);
     assert_eq!(two.expect(Proto::Tcp, (client.v4, 80), "client").peer.ip(), own);
     let own = address(&results[1], 1);
@@ -56,7 +56,7 @@ fn a_gateway_of_ipam_is_the_bridges() {
     assert_eq!(result["ips"][0]["gateway"], "10.1.2.254");
     assert!(node.cmd("ip address show dev br0").contains("10.1.2.254/24"));
     assert_eq!(node.sysctl_get("net/ipv4/ip_forward").as_deref(), Some("1"));
-    // No IPv6, no IPv6 forwarding.
+    // Without IPv6 addresses, the plugin does not switch IPv6 forwarding on.
     assert_eq!(node.sysctl_get("net/ipv6/conf/all/forwarding").as_deref(), Some("0"));
 }
 
@@ -98,7 +98,7 @@ fn routes_have_all_they_are_given() {
             });
             let keys = json!({"isDefaultGateway": true, "ipam": ipam});
             let mut keys = keys;
-            // A next hop of link scope is a contradiction that the kernel refuses.
+            // The kernel refuses a next hop of link scope.
             keys["ipam"]["routes"].as_array_mut().expect("a list").pop();
             let network = network(&node, &keys);
             let result = add(&network, &pod);
@@ -160,7 +160,7 @@ fn many_at_once_make_one_bridge() {
 
 #[test]
 fn a_full_bridge_is_named_with_its_limit() {
-    peer_fails("says \"exchange full\"", || {
+    peer_fails("fails with \"exchange full\"", || {
         let node = Node::new();
         let pod = node.pod("pod");
         let mut batch = String::from("link add br0 type bridge\n");
@@ -197,7 +197,6 @@ fn a_second_add_leaves_the_first_alone() {
     assert!(pod.cmd("ip address").contains(&address(&result, 0).to_string()));
 }
 
-/// Two interfaces of one container in one network, as Multus makes them.
 #[test]
 fn one_container_may_have_several_interfaces() {
     let node = Node::new();

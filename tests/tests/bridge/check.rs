@@ -1,4 +1,4 @@
-//! CHECK finds what has changed since.
+//! CHECK finds changes.
 
 use nix::mount::{MsFlags, mount};
 use serde_json::json;

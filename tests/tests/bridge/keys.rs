@@ -1,4 +1,4 @@
-//! The keys one by one.
+//! Each key.
 
 use serde_json::{Value, json};
 use slipway_tests::{Attach, Node, Pod, Proto, peer_fails};
@@ -21,13 +21,13 @@ fn mtu_is_the_configurations() {
 }
 
 #[test]
-fn mtu_is_that_of_the_default_route() {
+fn auto_mtu_is_that_of_the_default_route() {
     peer_fails("leaves it to the kernel", || {
         let node = Node::new();
         let client = node.host("client");
         let (one, two) = (node.pod("one"), node.pod("two"));
         let network = network(&node, &json!({}));
-        // No default route: the kernel's own.
+        // Without a default route, the kernel's default applies.
         add(&network, &one);
         assert_eq!(one.link("eth0")["mtu"], 1500);
         node.cmd(&format!("ip link set {} mtu 1400", client.node_link));
@@ -35,7 +35,7 @@ fn mtu_is_that_of_the_default_route() {
         let result = add(&network, &two);
         assert_eq!(two.link("eth0")["mtu"], 1400);
         assert_eq!(node.link(&outer(&result))["mtu"], 1400);
-        // The bridge takes the smallest of its ports.
+        // The bridge's MTU is the smallest of its ports'.
         assert_eq!(node.link("br0")["mtu"], 1400);
     });
 }
@@ -95,7 +95,7 @@ fn force_address_replaces_what_is_in_the_way() {
     let mut forced = other.clone();
     forced["forceAddress"] = true.into();
     if two.has_link("eth0") {
-        two.cmd("ip link delete eth0"); // The reference leaves it.
+        two.cmd("ip link delete eth0"); // The reference leaves the link.
     }
     add(&network(&node, &forced), &two);
     let addresses = node.cmd("ip address show dev br0");
@@ -122,7 +122,7 @@ fn ipv6_subnets_may_share_a_bridge() {
 }
 
 #[test]
-fn the_mac_is_the_callers() {
+fn the_mac_comes_from_args_or_the_runtime() {
     let node = Node::new();
     let mac = |keys: Value, attach: fn(Attach) -> Attach| {
         let pod = node.pod("pod");
@@ -174,7 +174,7 @@ fn settings_of_both_ends() {
 }
 
 #[test]
-fn duplicate_detection_is_waited_for() {
+fn add_waits_for_duplicate_address_detection() {
     peer_fails("1.1.1 does not know the key", || {
         let node = Node::new();
         let (one, two) = (node.pod("one"), node.pod("two"));
@@ -187,7 +187,7 @@ fn duplicate_detection_is_waited_for() {
             addresses.contains(&address(&result, 1).to_string()) && !addresses.contains("tentative"),
             "{addresses}"
         );
-        // The same address again, by an IPAM that does not know of the first.
+        // An IPAM plugin that does not know of the first container gives the same address again.
         let ipam = json!({"type": "host-local", "dataDir": "/var/lib/other", "ranges": [[{"subnet": "fd00:1::/64"}]]});
         let other = network(&node, &json!({"enabledad": true, "ipam": ipam}));
         let failure = other.add(&Attach::new(&two)).expect_err("the address is taken");
@@ -210,7 +210,7 @@ fn the_containers_link_may_stay_down() {
 }
 
 #[test]
-fn dns_is_the_configurations_if_it_says_anything() {
+fn dns_of_the_configuration_replaces_that_of_ipam() {
     let node = Node::new();
     let (one, two) = (node.pod("one"), node.pod("two"));
     node.write("/var/lib/resolv.conf", "nameserver 192.0.2.53\nsearch ipam.example\n");
@@ -240,7 +240,7 @@ fn a_foreign_source_address_is_dropped() {
     network.del(&Attach::new(&one)).expect("DEL");
     let ruleset = node.ruleset();
     assert!(!ruleset.contains(&outer(&result)) && !ruleset.contains(&own), "{ruleset}");
-    network.check(&Attach::new(&two)).expect("the other one's guard is still there");
+    network.check(&Attach::new(&two)).expect("CHECK of the second container");
 }
 
 #[test]

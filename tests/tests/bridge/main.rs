@@ -1,7 +1,6 @@
-//! The bridge plugin: every key, what it leaves alone, what it takes back.
+//! The bridge plugin: keys, results, CHECK, and what DEL removes.
 //!
-//! IPAM is host-local. VLANs need a kernel that filters by them; the tests about them say so where
-//! it does not.
+//! IPAM is host-local. Tests of VLANs are skipped on kernels without VLAN filtering.
 
 mod add;
 mod check;
@@ -12,27 +11,27 @@ mod vlan;
 
 use serde_json::{Value, json};
 
-/// Where the host's end is in a result.
+/// Index of the host's end in a result.
 const OUTER: usize = 1;
-/// What errors of CHECK begin with.
+/// Prefix of CHECK's error messages.
 const PREFIX: &str = "";
 
-/// The keys that leave something on the node.
+/// Keys that create objects on the node besides links.
 fn all() -> Value {
     json!({"isGateway": true, "ipMasq": true, "macspoofchk": true})
 }
 
-/// Those that give containers a way out.
+/// Keys that give containers a default route.
 fn leading() -> Value {
     json!({"isDefaultGateway": true})
 }
 
-/// Those of another network on the same node.
+/// Keys of another network on the same node.
 fn other_keys() -> Value {
     json!({"bridge": "br1"})
 }
 
-/// The plugin with `br0` and host-local of 10.1.2.0/24, with `keys` on top.
+/// Returns the plugin with `br0` and host-local of 10.1.2.0/24, with `keys` added.
 fn plugin(keys: &Value) -> Value {
     let plugin = json!({
         "type": "bridge", "bridge": "br0",
@@ -41,7 +40,7 @@ fn plugin(keys: &Value) -> Value {
     pair::with(plugin, keys.clone())
 }
 
-/// host-local of both families.
+/// host-local with a range of each family.
 fn dual_stack() -> Value {
     json!({"type": "host-local", "ranges": [[{"subnet": "10.1.2.0/24"}], [{"subnet": "fd00:1::/64"}]]})
 }

@@ -1,11 +1,11 @@
-//! VLANs, on kernels whose bridges filter by them.
+//! VLANs, on kernels with bridge VLAN filtering.
 
 use serde_json::{Value, json};
 use slipway_tests::{Attach, Node, Proto, peer_fails, skip};
 
 use super::pair::{add, address, network, outer};
 
-/// Whether bridges filter by VLAN: a kernel without it refuses the setting, or takes it and forgets it.
+/// True if bridges filter by VLAN. Kernels without it refuse the setting or ignore it.
 fn has_filtering(node: &Node) -> bool {
     if node.try_cmd("ip link add probe type bridge vlan_filtering 1").code != Some(0) {
         return false;
@@ -15,7 +15,7 @@ fn has_filtering(node: &Node) -> bool {
     filters
 }
 
-/// `(VLANs, flags)` of a port as `bridge -j vlan` tells them.
+/// Returns `(VLAN, flags)` of a port, from `bridge -j vlan`.
 fn vlans(node: &Node, port: &str) -> Vec<(u64, Vec<String>)> {
     let all: Value = serde_json::from_str(&node.cmd("bridge -j vlan show")).expect("JSON");
     let ports = all.as_array().expect("a list").iter();
@@ -44,9 +44,9 @@ fn native() -> Vec<String> {
 fn a_kernel_without_filtering_is_named() {
     let node = Node::new();
     if has_filtering(&node) {
-        return; // The other tests of this file say what happens then.
+        return; // The other tests of this file cover these kernels.
     }
-    peer_fails("does not notice, or says \"operation not supported\"", || {
+    peer_fails("does not notice, or fails with \"operation not supported\"", || {
         let pod = node.pod("pod");
         for keys in [json!({"vlan": 5}), json!({"vlanTrunk": [{"id": 7}]})] {
             let failure = network(&node, &keys).add(&Attach::new(&pod)).expect_err("no filtering");
@@ -95,14 +95,14 @@ fn a_trunk_carries_its_vlans_tagged() {
     }
     let (one, two) = (node.pod("one"), node.pod("two"));
     let trunk = json!([{"minID": 10, "maxID": 12}, {"id": 20}]);
-    let alone = network(&node, &json!({"vlanTrunk": trunk}));
+    let trunk_only = network(&node, &json!({"vlanTrunk": trunk}));
     let tagged = |id| (id, Vec::new());
-    let result = add(&alone, &one);
+    let result = add(&trunk_only, &one);
     assert_eq!(
         vlans(&node, &outer(&result)),
         [(1, native()), tagged(10), tagged(11), tagged(12), tagged(20)]
     );
-    alone.check(&Attach::new(&one)).expect("CHECK");
+    trunk_only.check(&Attach::new(&one)).expect("CHECK");
     let result = add(&network(&node, &json!({"vlan": 5, "vlanTrunk": trunk})), &two);
     assert_eq!(
         vlans(&node, &outer(&result)),

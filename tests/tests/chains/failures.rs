@@ -1,67 +1,69 @@
-//! A plugin of the list fails: what it began is undone, and the runtime's DEL takes away the rest.
+//! A plugin of the list fails: its ADD undoes its own changes, and the runtime's DEL removes those of the
+//! plugins before it.
 
 use serde_json::{Value, json};
 use slipway_tests::Pod;
 
 use crate::world::{Chain, PORT, World};
 
-/// Which plugin fails, what makes it fail (the node, the container, its own configuration), and how the node
-/// comes right again.
-struct Spoilt {
+/// A failure: the index of the failing plugin, its cause (a change of the node, the container or the plugin's
+/// configuration), and how the test removes the cause.
+struct Fault {
     at: usize,
-    by: fn(&World, &Pod, &mut Value),
-    mend: fn(&World, &Pod),
+    cause: fn(&World, &Pod, &mut Value),
+    repair: fn(&World, &Pod),
 }
 
-const fn spoilt(at: usize, by: fn(&World, &Pod, &mut Value)) -> Spoilt {
-    Spoilt { at, by, mend: |_, _| {} }
+const fn fault(at: usize, cause: fn(&World, &Pod, &mut Value)) -> Fault {
+    Fault { at, cause, repair: |_, _| {} }
 }
 
-/// Somebody has a link of the name that the container is to have.
-const TAKEN: Spoilt = Spoilt {
+/// A link of the container's interface name exists already.
+const TAKEN: Fault = Fault {
     at: 0,
-    by: |world, pod, _| {
+    cause: |world, pod, _| {
         pod.cmd(&format!("ip link add {} type veth peer name other0", world.chain.ifname()));
     },
-    mend: |_, pod| drop(pod.cmd("ip link delete other0")),
+    repair: |_, pod| drop(pod.cmd("ip link delete other0")),
 };
-/// A running container is published there.
-const PUBLISHED: Spoilt = spoilt(1, |_, _, config| {
+/// A running container has published the same port.
+const PUBLISHED: Fault = fault(1, |_, _, config| {
     let mappings = config["runtimeConfig"]["portMappings"].as_array_mut().expect("mappings");
     mappings.push(json!({"hostPort": PORT + 1, "containerPort": 80, "protocol": "tcp"}));
 });
-/// The last step cannot be done: the gateway is nobody's neighbour.
-const NO_ROUTE: Spoilt = spoilt(0, |_, _, config| {
+/// The gateway is not reachable, so the last step of ADD fails.
+const NO_ROUTE: Fault = fault(0, |_, _, config| {
     let routes = config["ipam"]["routes"].as_array_mut().expect("routes");
     routes.push(json!({"dst": "172.16.0.0/12", "gw": "192.168.77.1"}));
 });
 
-fn all(chain: Chain) -> Vec<Spoilt> {
+fn all(chain: Chain) -> Vec<Fault> {
     match chain {
         Chain::Everything(_) => vec![
             TAKEN,
             NO_ROUTE,
             PUBLISHED,
-            // What it makes is last, after the rate in the other direction: there are links of these names.
-            Spoilt { at: 2, by: occupy_devices, mend: |world, _| devices(world, "ip link delete") },
-            spoilt(3, |_, _, config| config["prevResult"]["interfaces"] = json!([])),
-            spoilt(4, |_, _, config| config["sysctl"]["net.ipv4.conf.IFNAME.absent"] = "1".into()),
+            // bandwidth creates its device last, after it has limited the other direction. Links of both
+            // possible names exist.
+            Fault { at: 2, cause: occupy_devices, repair: |world, _| devices(world, "ip link delete") },
+            fault(3, |_, _, config| config["prevResult"]["interfaces"] = json!([])),
+            fault(4, |_, _, config| config["sysctl"]["net.ipv4.conf.IFNAME.absent"] = "1".into()),
         ],
         Chain::Routed => vec![TAKEN, NO_ROUTE, PUBLISHED],
         Chain::Second => vec![
             TAKEN,
             NO_ROUTE,
-            spoilt(1, |_, _, config| config["gateways"] = json!(["192.168.77.1"])),
-            spoilt(1, |_, _, config| config["prevResult"]["ips"] = json!([])),
+            fault(1, |_, _, config| config["gateways"] = json!(["192.168.77.1"])),
+            fault(1, |_, _, config| config["prevResult"]["ips"] = json!([])),
         ],
         Chain::Flannel => {
-            vec![TAKEN, spoilt(0, |_, _, config| config["delegate"]["mtu"] = 70_000.into()), PUBLISHED]
+            vec![TAKEN, fault(0, |_, _, config| config["delegate"]["mtu"] = 70_000.into()), PUBLISHED]
         }
         Chain::Kubenet => vec![TAKEN, NO_ROUTE, PUBLISHED],
     }
 }
 
-/// Makes links of both the names that bandwidth's device may have, which it tells itself.
+/// Creates links of both names that bandwidth's device may have. The names come from bandwidth's result.
 fn occupy_devices(world: &World, pod: &Pod, config: &mut Value) {
     let call =
         |verb: &str| world.node.plugin("bandwidth").command(verb).for_pod(pod).config(config).run().ok();
@@ -74,7 +76,7 @@ fn occupy_devices(world: &World, pod: &Pod, config: &mut Value) {
     }
 }
 
-/// Does something about the links that are there in place of bandwidth's.
+/// Runs a command on each link created by `occupy_devices`.
 fn devices(world: &World, what: &str) {
     for line in world.node.cmd("ip -o link show type bridge").lines() {
         let name = line.split(": ").nth(1).expect("a name");
@@ -87,10 +89,10 @@ fn devices(world: &World, what: &str) {
 pub(crate) fn a_plugin_that_fails_leaves_nothing(world: &World) {
     let network = world.network();
     let (first, pod) = (world.pod("first"), world.pod("pod"));
-    network.add(&world.chain.attach(&first, PORT + 1)).expect("ADD of one that stays");
+    network.add(&world.chain.attach(&first, PORT + 1)).expect("ADD of the first container");
     let clean = world.state(&[&first, &pod]);
     let attach = world.chain.attach(&pod, PORT);
-    for (number, Spoilt { at, by, mend }) in all(world.chain).into_iter().enumerate() {
+    for (number, Fault { at, cause, repair }) in all(world.chain).into_iter().enumerate() {
         let (mut config, mut result) = (Value::Null, Value::Null);
         for (number, mut next) in network.configs(Some(&attach)).into_iter().enumerate() {
             if !result.is_null() {
@@ -102,23 +104,23 @@ pub(crate) fn a_plugin_that_fails_leaves_nothing(world: &World) {
             }
             result = network.call("ADD", &next, Some(&attach)).ok();
         }
-        let why = format!("trouble {number}, of {}", config["type"]);
-        by(world, &pod, &mut config);
+        let why = format!("failure {number}, of {}", config["type"]);
+        cause(world, &pod, &mut config);
         let before = world.state(&[&first, &pod]);
         let failed = network.call("ADD", &config, Some(&attach));
         assert!(failed.result().is_err(), "{why}: ADD succeeded");
         let changes = before.changes(&world.state(&[&first, &pod]));
         assert!(changes.is_empty(), "{why}: left:\n{}{}", changes.join("\n"), failed.process);
-        mend(world, &pod);
+        repair(world, &pod);
         network.del(&attach).unwrap_or_else(|failure| panic!("{why}: DEL: {failure}"));
         let changes = clean.changes(&world.state(&[&first, &pod]));
         assert!(changes.is_empty(), "{why}: left after DEL:\n{}", changes.join("\n"));
     }
-    // None of them is in the way of a good one.
+    // None of the failed attempts prevents a successful ADD.
     network.add(&attach).expect("ADD");
     if !world.chain.is_old() {
         network.check(&attach).expect("CHECK");
-        network.check(&world.chain.attach(&first, PORT + 1)).expect("CHECK of the one that stayed");
+        network.check(&world.chain.attach(&first, PORT + 1)).expect("CHECK of the first container");
     }
     network.del(&attach).expect("DEL");
     clean.assert_same(&world.state(&[&first, &pod]));

@@ -1,25 +1,25 @@
-//! CHECK: somebody takes a thing of one of the plugins away, and CHECK of the list names that plugin.
+//! CHECK of a list names the plugin that lost an object.
 
 use slipway_tests::{Pod, Space};
 
 use crate::world::{Chain, PORT, World, address};
 
-/// Where something is lost.
+/// Namespace in which an object is removed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Place {
     Pod,
     Node,
-    /// On the node, and what all containers share is lost with it: the next ADD makes it again.
+    /// The node, and all containers share the object: only the next ADD creates it again.
     Shared,
 }
 
 use Place::{Node, Pod as Inside, Shared};
 
-/// The plugin that must notice, the place, and a command; `{v4}`, `{v6}` are the container's addresses, `{veth}`
-/// and `{ifb}` the node's links for it, `{if}` its own.
+/// The plugin that must notice, the place, and a command: `{v4}` and `{v6}` are the container's addresses,
+/// `{veth}` and `{ifb}` the node's links for it, `{if}` its interface.
 type Loss = (&'static str, Place, &'static str);
 
-/// What every plugin with a pair of links on a bridge has.
+/// Losses of every plugin that makes a veth pair on a bridge.
 const LINK: &[(Place, &str)] = &[
     (Inside, "ip link delete {if}"),
     (Inside, "ip link set {if} down"),
@@ -52,7 +52,7 @@ const LIMITS: &[Loss] = &[
 ];
 
 const TUNED: &[Loss] = &[
-    // bridge finds the address that the result has, tuning what it has set.
+    // bridge compares the address with its result, tuning with its own setting.
     ("bridge", Inside, "ip link set {if} address 02:00:00:00:00:08"),
     ("tuning", Inside, "ip link set {if} mtu 1300"),
     ("tuning", Inside, "ip link set {if} promisc off"),
@@ -90,13 +90,13 @@ const SECOND: &[Loss] = &[
     ("macvlan", Inside, "ip address delete {v6}/64 dev {if}"),
     ("sbr", Inside, "ip rule delete from {v4}"),
     ("sbr", Inside, "ip -6 rule delete from {v6}"),
-    // macvlan finds its routes wherever they are.
+    // macvlan's CHECK finds its routes in any table.
     ("macvlan", Inside, "ip route flush table 100"),
     ("macvlan", Inside, "ip -6 route flush table 101"),
 ];
 
 const FLANNEL: &[Loss] = &[
-    // Without it DEL does not know what to do, and does nothing, as the reference's: it is put back.
+    // Without this folder DEL does nothing, as with the reference: the test moves the folder back before DEL.
     ("flannel", Node, "mv /var/lib/cni/flannel /var/lib/cni/hidden"),
     ("flannel", Node, "rm /var/lib/cni/networks/cbr0/{v4} /var/lib/cni/networks/cbr0/{v6}"),
 ];
@@ -136,7 +136,7 @@ fn all(chain: Chain) -> Vec<Loss> {
 pub(crate) fn check_names_what_is_lost(world: &World) {
     if world.chain.is_old() {
         let (network, pod) = (world.network(), world.pod("old"));
-        let failure = network.check(&world.chain.attach(&pod, PORT)).expect_err("it has no CHECK");
+        let failure = network.check(&world.chain.attach(&pod, PORT)).expect_err("CHECK of an old version");
         assert_eq!((failure.error.code, &*failure.error.msg), (1, "config version does not allow CHECK"));
         world.end(pod);
     }
@@ -148,7 +148,7 @@ pub(crate) fn check_names_what_is_lost(world: &World) {
         network.check(&attach).expect("CHECK");
         network.del(&attach).expect("DEL");
     };
-    // Twice: a bridge has the largest packets of its ports' only from the second on.
+    // A bridge's MTU is the smallest of its ports' only from the second cycle on.
     cycle();
     cycle();
     let before = world.state(&[&pod]);
@@ -158,7 +158,7 @@ pub(crate) fn check_names_what_is_lost(world: &World) {
         let command = filled(world, &pod, line, &result);
         let space: &Space = if place == Inside { &pod } else { &world.node };
         space.cmd(&command);
-        let failure = network.check(&attach).err().unwrap_or_else(|| panic!("{command}: CHECK is content"));
+        let failure = network.check(&attach).err().unwrap_or_else(|| panic!("{command}: CHECK succeeded"));
         assert_eq!(failure.plugin, plugin, "{command}: {failure}");
         if let ["mv", from, to] = command.split(' ').collect::<Vec<_>>()[..] {
             space.cmd(&format!("mv {to} {from}"));
@@ -185,7 +185,7 @@ fn filled(world: &World, pod: &Pod, line: &str, result: &serde_json::Value) -> S
     line.replace("{ifb}", devices.split(": ").nth(1).unwrap_or_default())
 }
 
-/// The node's end of the container's pair of links.
+/// Returns the name of the node's end of the container's veth pair.
 fn other_end(world: &World, pod: &Pod) -> String {
     let number = &pod.link(world.chain.ifname())["link_index"];
     let links: serde_json::Value =

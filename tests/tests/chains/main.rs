@@ -1,8 +1,8 @@
-//! Lists of plugins as people use them, each as a whole: real packets, and every verb over the list.
+//! Common plugin lists as a whole: real packets, and every verb.
 //!
-//! What a plugin does alone is in its own suite. Here is what only shows when they are chained: results that
-//! go from one to the next, a CHECK that finds what any of them has lost, a failure in the middle, and the
-//! order in which runtimes call them.
+//! Each plugin has a suite of its own. This one tests what only chaining shows: results passed between
+//! plugins, CHECK after any of them has lost an object, a failure in the middle of the list, and the order of
+//! a runtime's calls.
 
 mod failures;
 mod losses;
@@ -14,7 +14,7 @@ mod traffic;
 mod versions;
 mod world;
 
-/// One test of one list, where the kernel has what the list needs.
+/// Runs a test with a list, if the kernel supports it.
 macro_rules! tried {
     ($chain:expr, $test:path) => {
         if let Some(feature) = $chain.lacks() {
@@ -33,8 +33,8 @@ macro_rules! chains {
                 use crate::world::{Chain, World};
 
                 #[test]
-                fn packets_go_as_each_plugin_says() {
-                    tried!($chain, crate::traffic::packets_go_as_each_plugin_says);
+                fn packets_pass_through_every_plugin() {
+                    tried!($chain, crate::traffic::packets_pass_through_every_plugin);
                 }
 
                 #[test]
@@ -43,18 +43,18 @@ macro_rules! chains {
                 }
 
                 #[test]
-                fn del_needs_nothing_and_may_come_again() {
-                    tried!($chain, crate::removal::del_needs_nothing_and_may_come_again);
+                fn del_works_without_namespace_or_result_and_twice() {
+                    tried!($chain, crate::removal::del_works_without_namespace_or_result_and_twice);
                 }
 
                 #[test]
-                fn gc_leaves_the_living_alone() {
-                    tried!($chain, crate::removal::gc_leaves_the_living_alone);
+                fn gc_keeps_valid_attachments() {
+                    tried!($chain, crate::removal::gc_keeps_valid_attachments);
                 }
 
                 #[test]
-                fn status_asks_each_plugin() {
-                    tried!($chain, crate::status::status_asks_each_plugin);
+                fn status_reports_each_plugins_failure() {
+                    tried!($chain, crate::status::status_reports_each_plugins_failure);
                 }
 
                 #[test]

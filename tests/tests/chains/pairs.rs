@@ -1,15 +1,15 @@
-//! Each plugin that makes links, or moves one, before firewall with each of its means.
+//! Each interface plugin followed by firewall, with each of firewall's backends.
 
 use serde_json::{Value, json};
 use slipway_tests::{Attach, lacks};
 
 use crate::world::{Chain, World};
 
-fn comes_and_goes(backend: &str) {
+fn add_check_and_del(backend: &str) {
     let Some(world) = World::of(Chain::Routed) else { return };
     for interface in ["bridge", "dummy", "host-device", "ipvlan", "macvlan", "ptp", "tap", "vlan"] {
         if lacks(interface).is_some() {
-            // The suites of these plugins say that they are skipped.
+            // The plugins' own suites record the skip.
             eprintln!("without {interface}");
             continue;
         }
@@ -41,7 +41,7 @@ fn comes_and_goes(backend: &str) {
     }
 }
 
-/// tap looks for its bridge in the container.
+/// For tap, `bridge` names a bridge in the container.
 fn without_bridge(mut plugin: Value, interface: &str) -> Value {
     if interface != "bridge" {
         plugin.as_object_mut().expect("an object").remove("bridge");
@@ -50,11 +50,11 @@ fn without_bridge(mut plugin: Value, interface: &str) -> Value {
 }
 
 #[test]
-fn every_link_goes_with_a_firewall_of_nftables() {
-    comes_and_goes("nftables");
+fn every_interface_plugin_with_the_nftables_firewall() {
+    add_check_and_del("nftables");
 }
 
 #[test]
-fn every_link_goes_with_a_firewall_of_iptables() {
-    comes_and_goes("iptables");
+fn every_interface_plugin_with_the_iptables_firewall() {
+    add_check_and_del("iptables");
 }

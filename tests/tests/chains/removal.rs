@@ -5,8 +5,8 @@ use slipway_tests::Attach;
 
 use crate::world::{PORT, World};
 
-/// However little the runtime knows by then.
-pub(crate) fn del_needs_nothing_and_may_come_again(world: &World) {
+/// With and without the namespace and the cached result.
+pub(crate) fn del_works_without_namespace_or_result_and_twice(world: &World) {
     world.warm_up();
     let before = world.state(&[]);
     let network = world.network();
@@ -24,12 +24,12 @@ pub(crate) fn del_needs_nothing_and_may_come_again(world: &World) {
         if netns {
             del(&attach);
             clean.assert_same(&world.state(&[&pod]));
-            // As containerd does it.
+            // containerd repeats DEL, also without a namespace.
             del(&attach);
             del(&attach.clone().netns(""));
             clean.assert_same(&world.state(&[&pod]));
         } else {
-            // It has gone, and its path leads nowhere.
+            // The namespace is deleted; its path does not exist.
             let path = attach.netns.clone();
             world.end(pod);
             del(&attach.clone().netns(if remembered { path } else { "".into() }));
@@ -42,7 +42,8 @@ pub(crate) fn del_needs_nothing_and_may_come_again(world: &World) {
     }
 }
 
-/// What differs from before, also after a while: the kernel takes a namespace apart in its own time.
+/// Returns the changes since `before` once they are empty, or after 2 s. The kernel deletes a namespace's
+/// links asynchronously.
 fn settled(world: &World, before: &slipway_tests::Snapshot) -> Vec<String> {
     let mut changes = Vec::new();
     for _ in 0..50 {
@@ -55,31 +56,31 @@ fn settled(world: &World, before: &slipway_tests::Snapshot) -> Vec<String> {
     changes
 }
 
-/// The runtime has lost its memory, and says who is alive.
-pub(crate) fn gc_leaves_the_living_alone(world: &World) {
+/// The runtime has lost its cache, but lists the valid attachments.
+pub(crate) fn gc_keeps_valid_attachments(world: &World) {
     world.warm_up();
     let network = world.node.network(world.chain.modern());
     let (first, living) = (world.pod("first"), world.pod("living"));
     let kept = [world.chain.attach(&first, PORT + 1), world.chain.attach(&living, PORT + 2)];
-    let nobody = world.state(&[]);
+    let empty = world.state(&[]);
     for attach in &kept {
-        network.add(attach).expect("ADD of one that stays");
+        network.add(attach).expect("ADD of a valid attachment");
     }
     let dead = world.pod("dead");
     let before = world.state(&[&first, &living]);
     let attach = world.chain.attach(&dead, PORT);
-    network.add(&attach).expect("ADD of one that goes");
+    network.add(&attach).expect("ADD of a stale attachment");
     network.forget();
     let list = kept.each_ref().map(|a| json!({"containerID": a.container, "ifname": a.ifname}));
-    // Its namespace is there still when the runtime says that it is dead.
+    // The stale attachment still has its namespace.
     network.gc_plugins(&list.to_vec().into()).unwrap_or_else(|failures| panic!("GC: {failures:?}"));
     before.assert_same(&world.state(&[&first, &living]));
     network.del(&attach).expect("DEL after a GC");
     world.end(dead);
-    // Nobody is alive.
+    // No attachment is valid.
     network.gc_plugins(&Value::Null).unwrap_or_else(|failures| panic!("GC: {failures:?}"));
-    // Chains that containers of a subnet share go with the last of them.
-    let mut left = nobody.changes(&world.state(&[]));
+    // Chains shared by containers of a subnet are removed with the last of them.
+    let mut left = empty.changes(&world.state(&[]));
     left.retain(|line| line.starts_with('+'));
     assert!(left.is_empty(), "left:\n{}", left.join("\n"));
 }

@@ -1,11 +1,11 @@
-//! The order in which runtimes call a list, and what they say.
+//! Calls of a list in the order of each runtime, and with its `CNI_ARGS`.
 
 use serde_json::{Value, json};
 use slipway_tests::{Attach, Network, Pod, Proto};
 
 use crate::world::{Chain, EGRESS, INGRESS, PORT, SERVED, World, address};
 
-/// What kubelet's containers have in `CNI_ARGS`.
+/// `CNI_ARGS` of kubelet's containers.
 const KUBERNETES: &str = "IgnoreUnknown=1;K8S_POD_NAMESPACE=default;K8S_POD_NAME=pod;\
     K8S_POD_INFRA_CONTAINER_ID=0123456789abcdef;K8S_POD_UID=6f0b1a52-7f8e-4cbb-8d3c-5b7e6a1f0c11";
 
@@ -23,7 +23,8 @@ fn versions(network: &Network<'_>, world: &World) {
     }
 }
 
-/// Keys begin with capitals, and every container is deleted twice, the second time by name alone.
+/// containerd writes keys with capital first letters, and deletes every container twice, the second time
+/// without its namespace.
 #[test]
 fn containerd() {
     let Some(world) = World::of(Chain::Everything("nftables")) else { return };
@@ -59,11 +60,11 @@ fn containerd() {
     pod.remove();
     loopback.del(&attach.clone().ifname("lo").netns("")).expect("a second DEL of the loopback");
     network.del(&attach.clone().netns("")).expect("a second DEL");
-    network.del(&attach.netns(path)).expect("a third DEL, with a path that leads nowhere");
+    network.del(&attach.netns(path)).expect("a third DEL, with a path that does not exist");
     before.assert_same(&world.state(&[]));
 }
 
-/// VERSION of every plugin before each ADD and DEL; no backend is named.
+/// podman calls VERSION of every plugin before each ADD and DEL, and names no backend.
 #[test]
 fn podman() {
     let Some(world) = World::of(Chain::Everything("iptables")) else { return };
@@ -97,7 +98,7 @@ fn podman() {
     before.assert_same(&world.state(&[&pod]));
 }
 
-/// VERSION, STATUS and a GC at every start, and a CHECK after each ADD and each start.
+/// CRI-O calls VERSION, STATUS and GC at every start, and CHECK after each ADD and each start.
 #[test]
 fn cri_o() {
     let Some(world) = World::of(Chain::Everything("nftables")) else { return };
@@ -109,27 +110,27 @@ fn cri_o() {
     };
     start(&Value::Null);
     let (pod, lost) = (world.pod("pod"), world.pod("lost"));
-    // It publishes nothing itself.
+    // CRI-O publishes ports itself.
     let attach = |pod: &Pod| Attach::new(pod).args(KUBERNETES);
     for pod in [&pod, &lost] {
         network.add(&attach(pod)).expect("ADD");
         network.check(&attach(pod)).expect("CHECK right after ADD");
     }
-    // Another network's are none of its business.
+    // GC of one network keeps another network's attachments.
     let other = world.node.network(json!({"name": "other", "plugins": [
         {"type": "bridge", "bridge": "br9", "ipam": {"type": "host-local", "subnet": "10.99.1.0/24"}},
         {"type": "firewall", "backend": "nftables"},
     ]}));
     let others = world.pod("others");
     other.add(&Attach::new(&others)).expect("ADD in another network");
-    // A restart, after which one of them is not known any more.
+    // After a restart, one of the containers is not listed.
     start(&json!([{"containerID": "pod", "ifname": "eth0"}]));
     network.check(&attach(&pod)).expect("CHECK after a restart");
-    network.check(&attach(&lost)).expect_err("CHECK of what was collected");
+    network.check(&attach(&lost)).expect_err("CHECK after GC");
     other.check(&Attach::new(&others)).expect("CHECK of the other network's");
-    // Nobody runs: every attachment of the network is dead.
+    // No container runs: every attachment of the network is stale.
     start(&Value::Null);
-    network.check(&attach(&pod)).expect_err("CHECK of what was collected");
+    network.check(&attach(&pod)).expect_err("CHECK after GC");
     other.check(&Attach::new(&others)).expect("CHECK of the other network's");
     for pod in [&pod, &lost] {
         network.del(&attach(pod)).expect("DEL after a GC");

@@ -1,17 +1,17 @@
-//! STATUS: whether the next ADD of the whole list can succeed.
+//! STATUS of a list: can the next ADD succeed?
 
 use serde_json::{Value, json};
 
 use crate::world::{Chain, World};
 
-/// What is done to the node, or to a good list, and which plugin says so.
-type Trouble = (&'static str, fn(&World, &mut Value));
+/// The plugin that must report the failure, and what causes it on the node or in the list.
+type Cause = (&'static str, fn(&World, &mut Value));
 
-const NO_ADDRESSES: Trouble = ("bridge", |_, list| list["plugins"][0]["ipam"] = no_addresses());
+const NO_ADDRESSES: Cause = ("bridge", |_, list| list["plugins"][0]["ipam"] = no_addresses());
 
-pub(crate) fn status_asks_each_plugin(world: &World) {
+pub(crate) fn status_reports_each_plugins_failure(world: &World) {
     world.node.network(world.chain.modern()).status().expect("STATUS of a good node");
-    let troubles: &[Trouble] = match world.chain {
+    let causes: &[Cause] = match world.chain {
         Chain::Everything(_) => &[
             NO_ADDRESSES,
             ("bridge", |_, list| list["plugins"][0]["ipam"]["type"] = "absent".into()),
@@ -44,16 +44,16 @@ pub(crate) fn status_asks_each_plugin(world: &World) {
             ("portmap", |world, _| world.node.nft("add table inet slipway\nadd chain inet slipway theirs\n")),
         ],
     };
-    for (plugin, trouble) in troubles {
+    for (plugin, cause) in causes {
         let mut list = world.chain.modern();
-        trouble(world, &mut list);
+        cause(world, &mut list);
         let failure = world.node.network(list.clone()).status().expect_err(&format!("{plugin}: {list}"));
         assert_eq!(failure.plugin, *plugin, "{failure}");
         assert!([7, 50, 999].contains(&failure.error.code), "{failure}");
     }
 }
 
-/// A range whose only address is the gateway's.
+/// Returns a range whose only address is the gateway's.
 fn no_addresses() -> Value {
     json!({"type": "host-local", "subnet": "10.77.1.0/24", "rangeStart": "10.77.1.1", "rangeEnd": "10.77.1.1"})
 }

@@ -8,20 +8,20 @@ use slipway_tests::{Answer, Pod, Proto, Server, Space, at, patience, within};
 
 use crate::world::{Chain, EGRESS, INGRESS, MAC, MTU, PORT, SERVED, SYSCTL, World, address, everything};
 
-pub(crate) fn packets_go_as_each_plugin_says(world: &World) {
+pub(crate) fn packets_pass_through_every_plugin(world: &World) {
     world.warm_up();
     let (pod, other) = (world.pod("pod"), world.pod("other"));
-    // The second bridge and what its containers share stays, too.
+    // The second bridge and its shared objects stay.
     let state = || world.state(&[&pod, &other]).without(&["all2", "10.88.2.", "fd00_88_2", "fd00:88:2"]);
     let before = state();
     let network = world.network();
     let attach = world.chain.attach(&pod, PORT);
     let result = network.add(&attach).expect("ADD");
     let own = [address(&result, 0), address(&result, 1)];
-    let beside = world.chain.attach(&other, PORT + 1);
-    let theirs = network.add(&beside).expect("ADD of another one");
-    reached(world, (&pod, own), (&other, [address(&theirs, 0), address(&theirs, 1)]));
-    leaves(world, &pod, own);
+    let second = world.chain.attach(&other, PORT + 1);
+    let theirs = network.add(&second).expect("ADD of a second container");
+    is_reached(world, (&pod, own), (&other, [address(&theirs, 0), address(&theirs, 1)]));
+    reaches_others(world, &pod, own);
     match world.chain {
         Chain::Everything(backend) => {
             limited(world, &pod);
@@ -34,7 +34,7 @@ pub(crate) fn packets_go_as_each_plugin_says(world: &World) {
     if !world.chain.is_old() {
         network.check(&attach).expect("CHECK");
     }
-    network.del(&beside).expect("DEL of the other one");
+    network.del(&second).expect("DEL of the second container");
     network.del(&attach).expect("DEL");
     let node = world.client.node_v4;
     world.client.expect_none_of(Proto::ALL.map(|proto| (proto, at(node, PORT))));
@@ -46,8 +46,9 @@ fn served(pod: &Pod, own: [IpAddr; 2], port: u16) -> Vec<Server> {
     places.map(|(ip, proto)| pod.serve(proto, &at(ip, port).to_string(), pod.name())).collect()
 }
 
-/// Others reach the container: where it is published, else at its own addresses.
-fn reached(world: &World, (pod, own): (&Pod, [IpAddr; 2]), (other, theirs): (&Pod, [IpAddr; 2])) {
+/// Other hosts and the container's neighbour reach the container at its published port, or else at its own
+/// addresses.
+fn is_reached(world: &World, (pod, own): (&Pod, [IpAddr; 2]), (other, theirs): (&Pod, [IpAddr; 2])) {
     let _servers = served(pod, own, SERVED);
     let (to, port) = match world.chain.publishes() {
         true => ([IpAddr::from(world.client.node_v4), world.client.node_v6.into()], PORT),
@@ -60,19 +61,19 @@ fn reached(world: &World, (pod, own): (&Pod, [IpAddr; 2]), (other, theirs): (&Po
         }
         if world.chain.publishes() {
             world.node.expect(proto, (Ipv4Addr::LOCALHOST, PORT), "pod");
-            // By itself, at the node's address.
+            // The container reaches its own published port at the node's address.
             pod.expect(proto, (world.client.node_v4, PORT), "pod");
         }
     }
 }
 
-/// Of the addresses of a container that has two links, that of the list under test.
+/// Asks from the address of the tested list; some containers have a second link.
 fn ask(from: &Space, own: IpAddr, proto: Proto, to: SocketAddr) -> Answer {
     from.ask_from(proto, Some(at(own, 0)), to, patience()).unwrap_or_else(|e| panic!("{proto:?} {to}: {e}"))
 }
 
-/// The container reaches others, who see it or the node.
-fn leaves(world: &World, pod: &Pod, own: [IpAddr; 2]) {
+/// The container reaches other hosts, which see the node's address if the list masquerades.
+fn reaches_others(world: &World, pod: &Pod, own: [IpAddr; 2]) {
     let client = &world.client;
     let outside = match world.chain {
         Chain::Second => [Ipv4Addr::new(10, 60, 1, 1).into(), "fd00:60:1::1".parse().expect("an address")],
@@ -89,7 +90,7 @@ fn leaves(world: &World, pod: &Pod, own: [IpAddr; 2]) {
     }
 }
 
-/// Both directions are as slow as they should be, also through the published port.
+/// Each direction has its configured rate, also through the published port.
 fn limited(world: &World, pod: &Pod) {
     let node = at(world.client.node_v4, PORT);
     let into = transfer(&world.client, pod, SERVED, |_| node, INGRESS);
@@ -101,7 +102,7 @@ fn limited(world: &World, pod: &Pod) {
     }
 }
 
-/// Sends what takes about a second at that rate; how long it took, and should take.
+/// Transfers one second of traffic at `rate`. Returns the measured and the expected time.
 fn transfer(
     from: &Space,
     to: &Space,
@@ -125,12 +126,12 @@ fn transfer(
         all.len()
     });
     assert_eq!(received, bytes);
-    // What a full bucket lets through at once is sent besides.
+    // The full bucket passes this burst without delay.
     let burst = 75_008;
     (begin.elapsed(), Duration::from_secs(1) * u32::try_from(bytes - burst).expect("small") / (bytes as u32))
 }
 
-/// Containers of another bridge that is kept apart do not reach this one, nor it them.
+/// Containers of two bridges with `ingressPolicy` do not reach each other.
 fn apart(world: &World, pod: &Pod, own: [IpAddr; 2], backend: &str) {
     let network = world.node.network(everything(2, backend));
     let stranger = world.pod("stranger");
@@ -153,8 +154,8 @@ fn tuned(pod: &Pod) {
     assert_eq!(pod.sysctl_get(SYSCTL).as_deref(), Some("1"));
 }
 
-/// Who asks from elsewhere is answered over the link that it came by: the other one leads past the host
-/// that it came from.
+/// Replies to other hosts leave by the link that the request came by. The container's other link leads to the
+/// node, whose rules drop them.
 fn by_its_own_link(world: &World, pod: &Pod, own: [IpAddr; 2]) {
     world.node.nft(
         "add table inet stop

@@ -1,4 +1,4 @@
-//! The longest list in every version of the specification that its plugins speak.
+//! The longest list in every version of the specification that its plugins support.
 
 use serde_json::{Value, json};
 use slipway_tests::Proto;
@@ -15,7 +15,7 @@ fn every_version_of_the_longest_list() {
         let mut list = world.chain.list();
         list["cniVersion"] = version.into();
         if version == "0.3.1" {
-            // firewall is younger.
+            // firewall does not support the older versions.
             let refused = world.node.network(list.clone());
             let config = refused.configs(None).swap_remove(3);
             let error = refused.call("ADD", &config, Some(&world.chain.attach(&pod, PORT))).error();
@@ -41,7 +41,7 @@ fn has_the_form(version: &str, result: &Value) {
     assert_eq!(result["cniVersion"], version);
     let kinds: Vec<&str> = result["interfaces"].as_array().expect("interfaces").iter().map(kind).collect();
     assert_eq!(kinds, ["all1", "veth", "eth0", "bwp"], "{result}");
-    // The number of the family was in results until 1.0.0.
+    // Until 1.0.0, addresses in results had a `version` field.
     let families: Vec<&Value> =
         result["ips"].as_array().expect("ips").iter().map(|ip| &ip["version"]).collect();
     match version.starts_with('0') {

@@ -1,38 +1,38 @@
-//! The lists, and the node that they are tried on.
+//! The lists, and the node on which they run.
 
 use std::net::IpAddr;
 
 use serde_json::{Value, json};
 use slipway_tests::{Attach, Host, Network, Node, Pod, Proto, Snapshot, Space, is_peer, lacks};
 
-/// The port of the node that the container under test is published at, and the container's own.
+/// The node's published port, and the container's port.
 pub(crate) const PORT: u16 = 8080;
 pub(crate) const SERVED: u16 = 80;
 
-/// Bits a second into the container and out of it, and the burst: enough for the largest packet that the
-/// kernel puts together.
+/// Bits per second into and out of the container, and the burst, which must hold the largest packet that the
+/// kernel builds (GSO).
 pub(crate) const INGRESS: u64 = 16_000_000;
 pub(crate) const EGRESS: u64 = 8_000_000;
 const BURST: u64 = 600_064;
 
-/// What tuning sets.
+/// Settings that tuning makes.
 pub(crate) const MAC: &str = "02:00:00:00:00:07";
 pub(crate) const MTU: u16 = 1400;
 pub(crate) const SYSCTL: &str = "net/ipv4/conf/eth0/arp_filter";
 
-/// A list.
+/// A plugin list.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Chain {
-    /// bridge, portmap, bandwidth, firewall and tuning; ports, masquerade and rules by this backend.
+    /// bridge, portmap, bandwidth, firewall and tuning. Ports, masquerade and firewall use this backend.
     Everything(&'static str),
     /// ptp and portmap.
     Routed,
     /// macvlan and sbr: a container's second network.
     Second,
-    /// As kube-flannel installs it: flannel, which lets bridge do the work, and portmap.
+    /// kube-flannel's list: flannel, which delegates to bridge, and portmap.
     Flannel,
-    /// As kubelet wrote it for itself: a bridge without masquerade, in the oldest form of the specification,
-    /// beside loopback.
+    /// The list that kubelet once wrote: loopback, and a bridge without masquerade, in the oldest version of
+    /// the specification.
     Kubenet,
 }
 
@@ -41,22 +41,22 @@ impl Chain {
         if self == Self::Second { "net1" } else { "eth0" }
     }
 
-    /// What the kernel lacks for it.
+    /// Returns the feature that the list needs and the kernel lacks.
     pub(crate) fn lacks(self) -> Option<&'static str> {
         if self == Self::Second { lacks("macvlan") } else { None }
     }
 
-    /// Whether the container is published on the node.
+    /// True if the list publishes ports.
     pub(crate) fn publishes(self) -> bool {
         self != Self::Second
     }
 
-    /// Whether others see the node's address in its stead.
+    /// True if other hosts see the node's address instead of the container's.
     pub(crate) fn masquerades(self) -> bool {
         !matches!(self, Self::Second | Self::Kubenet)
     }
 
-    /// The first version of the specification that has CHECK, and another one GC and STATUS.
+    /// True if the list's version has no CHECK, GC and STATUS.
     pub(crate) fn is_old(self) -> bool {
         self == Self::Kubenet
     }
@@ -83,14 +83,15 @@ impl Chain {
         }
     }
 
-    /// The list with one that is good for CHECK, GC and STATUS too.
+    /// Returns the list without its version, so that it runs in one that has CHECK, GC and STATUS.
     pub(crate) fn modern(self) -> Value {
         let mut list = self.list();
         list.as_object_mut().expect("a list").remove("cniVersion");
         list
     }
 
-    /// What the runtime knows of the container, published at `port`. One of them is given an address.
+    /// Returns the attachment of `pod` with port `port` published. On [`PORT`], the longest list also takes a
+    /// MAC from the runtime.
     pub(crate) fn attach(self, pod: &Pod, port: u16) -> Attach {
         let attach = Attach::new(pod).ifname(self.ifname());
         let attach = match self.publishes() {
@@ -111,7 +112,7 @@ pub(crate) fn rates() -> Value {
     json!({"ingressRate": INGRESS, "ingressBurst": BURST, "egressRate": EGRESS, "egressBurst": BURST})
 }
 
-/// The longest list, on the bridge of that number.
+/// Returns the longest list, on the bridge of this number.
 pub(crate) fn everything(number: u8, backend: &str) -> Value {
     let mut list = json!({"name": format!("all{number}"), "plugins": [
         {
@@ -144,7 +145,7 @@ fn ipam(v4: &str, v6: &str) -> Value {
     })
 }
 
-/// A node with a host outside, and what the list needs of them.
+/// A node with an outside host, prepared for a list.
 pub(crate) struct World {
     pub(crate) node: Node,
     pub(crate) client: Host,
@@ -152,14 +153,14 @@ pub(crate) struct World {
 }
 
 impl World {
-    /// None where another implementation is tried: it lacks some of the plugins, and of what is asked of them.
+    /// Returns `None` if another implementation is tested, which lacks some plugins and keys.
     pub(crate) fn of(chain: Chain) -> Option<Self> {
         if is_peer() {
             return None;
         }
         let node = Node::new();
         let client = node.host("client");
-        // The gateway of those that are on the outer network themselves.
+        // The gateway of containers that are attached to the outer network.
         client.cmd("ip address add 10.60.1.1/24 dev eth0");
         client.cmd("ip address add fd00:60:1::1/64 dev eth0 nodad");
         // The file that flanneld writes.
@@ -176,7 +177,7 @@ impl World {
         self.node.network(self.chain.list())
     }
 
-    /// The network that a container has before this one.
+    /// Returns the network that containers join before the list's.
     fn before(&self) -> Network<'_> {
         match self.chain {
             Chain::Second => self.node.network(json!({"name": "first", "plugins": [
@@ -192,21 +193,20 @@ impl World {
         Attach::new(pod).ifname(if self.chain == Chain::Second { "eth0" } else { "lo" })
     }
 
-    /// A container that has no part of the list yet.
+    /// Creates a container that is not yet attached to the list's network.
     pub(crate) fn pod(&self, name: &str) -> Pod {
         let pod = self.node.pod(name);
         pod.sysctl("net/ipv6/conf/default/accept_dad", "0");
-        self.before().add(&self.before_for(&pod)).expect("ADD of what comes before");
+        self.before().add(&self.before_for(&pod)).expect("ADD of the network before");
         pod
     }
 
-    /// Ends a container.
     pub(crate) fn end(&self, pod: Pod) {
-        self.before().del(&self.before_for(&pod)).expect("DEL of what came before");
+        self.before().del(&self.before_for(&pod)).expect("DEL of the network before");
         pod.remove();
     }
 
-    /// What the first container of a node leaves for the others.
+    /// Creates the objects that stay on a node after its first container.
     pub(crate) fn warm_up(&self) {
         let (network, pod) = (self.network(), self.pod("warm"));
         let attach = self.chain.attach(&pod, PORT);
@@ -215,10 +215,10 @@ impl World {
         self.end(pod);
     }
 
-    /// The state of the node and the containers, without what counts on, and what is derived from the
+    /// Takes a snapshot of the node and the containers, without counters, locks and files derived from the
     /// reservations.
     pub(crate) fn state(&self, pods: &[&Pod]) -> Snapshot {
-        // The kernel makes an IPv6 address's own route a moment after the address.
+        // The kernel adds an IPv6 address's host route when the address stops being tentative.
         for _ in 0..50 {
             if self.node.cmd("ip -6 address show tentative").is_empty() {
                 break;
@@ -236,7 +236,7 @@ impl World {
     }
 }
 
-/// An address of a result of any version, without its prefix.
+/// Returns an address of a result of any version, without its prefix length.
 pub(crate) fn address(result: &Value, family: usize) -> IpAddr {
     let old = ["ip4", "ip6"][family];
     let net = result["ips"][family]["address"].as_str().or_else(|| result[old]["ip"].as_str());

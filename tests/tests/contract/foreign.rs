@@ -1,4 +1,4 @@
-//! Traffic that is not ours: the node's own conversations, other engines' rules, foreign policies.
+//! Traffic that the plugins must not change: the node's own flows, other engines' rules, foreign policies.
 
 use std::net::IpAddr;
 
@@ -7,7 +7,7 @@ use slipway_tests::{BridgeNetfilter, Proto, at, patience, peer_fails};
 
 use crate::world::{PORT, SERVED, Web, World, each, gateways, in_every_topology};
 
-/// Where the client serves, for conversations that the node or a pod begins.
+/// The client's port for flows that the node or a pod opens.
 const OUTSIDE: u16 = 9000;
 
 fn serve_outside(world: &World) -> Vec<slipway_tests::Server> {
@@ -16,18 +16,18 @@ fn serve_outside(world: &World) -> Vec<slipway_tests::Server> {
         .collect()
 }
 
-/// Pairs of the client's address and the node's, by family.
+/// Returns the client's and the node's address of each family.
 fn pairs(world: &World) -> [(IpAddr, IpAddr); 2] {
     let [v4, v6] = world.node_ips();
     [(world.client.v4.into(), v4), (world.client.v6.into(), v6)]
 }
 
 #[test]
-fn the_nodes_own_conversation_from_a_published_port_is_untouched() {
+fn flows_of_the_node_from_a_published_port_are_untouched() {
     in_every_topology(|world| {
         let _outside = serve_outside(world);
         let network = world.network(1);
-        // Some were there before the port was published, some begin after it.
+        // Flows from before the port is published; those from after it follow below.
         let mut talks = Vec::new();
         for (client, node) in pairs(world) {
             for proto in Proto::ALL {
@@ -40,13 +40,13 @@ fn the_nodes_own_conversation_from_a_published_port_is_untouched() {
         }
         let _web = Web::published(world, &network, "web");
         for talk in &mut talks {
-            let answer = talk.say().expect("the conversation goes on");
+            let answer = talk.say().expect("an answer to the open flow");
             assert_eq!((answer.who.as_str(), answer.peer), ("outside", answer.own));
         }
         drop(talks);
         for (client, node) in pairs(world) {
             for proto in Proto::ALL {
-                // Another server port: the old TCP conversation is still in TIME_WAIT.
+                // Another server port, since the first TCP connection is still in TIME_WAIT.
                 let address = at(client, OUTSIDE + 1);
                 let _server = world.client.serve(proto, &address.to_string(), "outside");
                 let answer =
@@ -57,9 +57,9 @@ fn the_nodes_own_conversation_from_a_published_port_is_untouched() {
     });
 }
 
-/// Masquerade may choose a port that is published: the answers belong to the conversation.
+/// Masquerade may choose a source port that is published; replies still reach the flow.
 #[test]
-fn a_masqueraded_conversation_from_a_published_port_is_untouched() {
+fn masqueraded_flows_from_a_published_port_are_untouched() {
     in_every_topology(|world| {
         let _outside = serve_outside(world);
         let network = world.network(1);
@@ -75,11 +75,11 @@ fn a_masqueraded_conversation_from_a_published_port_is_untouched() {
     });
 }
 
-/// A Service of another engine that leads to a pod of the same subnet which has a hostPort too: the pod
-/// sees the client pod's address, since that DNAT is not ours to masquerade.
+/// Another engine translates its Service to a pod in the client's subnet, and the pod also has a hostPort.
+/// The pod sees the client pod's address: the plugins masquerade only what they translated.
 #[test]
 fn another_engines_dnat_keeps_its_source() {
-    // Only where bridged answers pass through netfilter can such a conversation work at all.
+    // Replies between pods of one bridge reach conntrack only if bridged packets pass netfilter.
     let world = World::new(BridgeNetfilter::On);
     if world.node.sysctl_get("net/bridge/bridge-nf-call-iptables").is_none() {
         slipway_tests::skip!("br_netfilter");
@@ -99,7 +99,7 @@ fn another_engines_dnat_keeps_its_source() {
         service[0], web.v4, service[1], web.v6
     ));
     if crate::DATAPLANE == crate::world::Dataplane::Ebpf {
-        // Only kube-proxy is looked for by each ADD.
+        // An ADD itself looks only for kube-proxy's chains.
         world.node.slipway("node setup");
     }
     for index in [0, 1] {
@@ -108,16 +108,16 @@ fn another_engines_dnat_keeps_its_source() {
             assert_eq!(answer.peer.ip(), other.ips()[index], "{proto:?} {}", service[index]);
         }
     }
-    // Our own hairpin still works beside it.
+    // Hairpin of the published port still works.
     for (proto, to) in each(gateways(1), PORT) {
         web.expect(proto, to, "web");
     }
 }
 
-/// Other engines masquerade by a bit of the mark, the reference plugin by the very same one: none of ours
-/// is left on a packet when it comes to them.
+/// Other engines masquerade packets that have a bit of the mark, and the reference uses the same bit. A
+/// packet has lost it before it reaches other engines' chains.
 #[test]
-fn the_marks_bit_does_not_outlive_our_own_chains() {
+fn the_masquerade_mark_does_not_leave_the_plugins_chains() {
     for keys in [json!({}), json!({ "snat": false })] {
         let world = World::new(BridgeNetfilter::Off);
         let network = world.network_with(1, &keys);
@@ -139,8 +139,8 @@ fn the_marks_bit_does_not_outlive_our_own_chains() {
     }
 }
 
-/// A policy of DROP at the forward hook (Docker, ufw, a firewall of one's own) holds: it is somebody's
-/// decision. `check-node` names the chain.
+/// A drop policy at the forward hook (Docker, ufw, an administrator's firewall) stays in force, and
+/// `check-node` names the chain.
 #[test]
 fn a_forward_policy_of_drop_holds_and_is_named() {
     const NFT: &str = "add chain inet firewall gate { type filter hook forward priority 0; policy accept; }";
@@ -158,13 +158,13 @@ fn a_forward_policy_of_drop_holds_and_is_named() {
     };
     for (tool, chain) in [("iptables", "FORWARD"), ("iptables-legacy", "FORWARD"), ("nft", "firewall gate")] {
         if world.node.try_run(&[tool, "--version"]).is_none() {
-            // Distributions begin to leave the legacy variant out.
+            // Newer distributions do not ship iptables-legacy.
             continue;
         }
         policy(tool, "drop");
         for proto in Proto::ALL {
             if crate::DATAPLANE == crate::world::Dataplane::Ebpf {
-                // Packets of the programs' flows pass netfilter by.
+                // The BPF programs' flows bypass netfilter.
                 world.client.expect(proto, to, "web");
             } else {
                 world.client.expect_none(proto, to);
@@ -181,13 +181,13 @@ fn a_forward_policy_of_drop_holds_and_is_named() {
         peer_fails("there is no check-node", || {
             let output = world.node.try_slipway("check-node");
             let warned = |line: &&str| line.starts_with("warning") && line.contains(chain);
-            assert_eq!(output.stdout.lines().find(warned), None, "nothing drops now");
+            assert_eq!(output.stdout.lines().find(warned), None, "a warning without a dropping chain");
         });
     }
 }
 
-/// A service of the node on the same port: the published port wins, as with every implementation, and
-/// the service is there again after DEL.
+/// A service of the node listens on the same port. The published port wins, as with every implementation;
+/// after DEL the service is reachable again.
 #[test]
 fn the_nodes_own_service_is_back_after_del() {
     let world = World::new(BridgeNetfilter::Off);

@@ -1,4 +1,4 @@
-//! The contract under conditions that nodes in the field have.
+//! The contract under conditions of real nodes.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
@@ -8,13 +8,13 @@ use slipway_tests::{
 };
 
 use crate::world::{
-    Dataplane, PORT, SERVED, Web, World, each, gateways, in_every_topology, list, only_the_table,
+    Dataplane, PORT, SERVED, Web, World, each, gateways, in_every_topology, list, only_nftables,
 };
 
 const LOOPBACK: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
 
-/// Every place from which a published port is reached at once.
-fn all_reach(world: &World, other: &Web, who: &str) {
+/// The client, the node and another pod reach the published port.
+fn all_reach_the_port(world: &World, other: &Web, who: &str) {
     for (proto, to) in each(world.node_ips(), PORT) {
         world.client.expect(proto, to, who);
         world.node.expect(proto, to, who);
@@ -25,7 +25,7 @@ fn all_reach(world: &World, other: &Web, who: &str) {
     }
 }
 
-/// Distributions switch the strict reverse path filter on, and some the loose one.
+/// Some distributions set the strict reverse path filter, some the loose one.
 #[test]
 fn reverse_path_filters_do_not_matter() {
     for filter in ["1", "2"] {
@@ -36,7 +36,7 @@ fn reverse_path_filters_do_not_matter() {
             let (one, two) = (world.network(1), world.network(2));
             let web = Web::published(world, &one, "web");
             let other = Web::new(world, &two, "other", |a| a);
-            all_reach(world, &other, "web");
+            all_reach_the_port(world, &other, "web");
             for (proto, to) in each(gateways(1), PORT) {
                 web.expect(proto, to, "web");
             }
@@ -44,8 +44,8 @@ fn reverse_path_filters_do_not_matter() {
     }
 }
 
-/// Without hairpinMode the bridge does not send a frame back where it came from; what is routed comes
-/// from the bridge itself, so that a pod still reaches its own port.
+/// Without hairpinMode a bridge does not send a frame out of the port that it came from. A routed packet
+/// leaves from the bridge itself, so that a pod still reaches its own port.
 #[test]
 fn hairpin_works_without_hairpin_mode() {
     let world = World::new(BridgeNetfilter::Off);
@@ -58,14 +58,14 @@ fn hairpin_works_without_hairpin_mode() {
     }
 }
 
-/// `nft list ruleset` into a file, and back after a flush: what distributions do at shutdown and boot,
-/// and firewall tools at each change. Names, comments and elements must survive it.
+/// Distributions save and load the ruleset with `nft list ruleset` at shutdown and boot, firewall tools at
+/// each change. Names, comments and elements must survive it.
 #[test]
 fn the_ruleset_survives_a_reload() {
     if !nft_loads_ranges() {
         slipway_tests::skip!(NFT_RANGES);
     }
-    only_the_table("iptables' matches cannot be read back by nft", || {
+    only_nftables("iptables' matches cannot be read back by nft", || {
         let world = World::new(BridgeNetfilter::Off);
         let (one, two) = (world.network(1), world.network(2));
         let web = Web::published(&world, &one, "web");
@@ -76,12 +76,12 @@ fn the_ruleset_survives_a_reload() {
         world.node.cmd("nft flush ruleset");
         world.node.nft(&before);
         if !is_peer() {
-            // iptables' rules look different after they were read.
+            // iptables' rules are printed differently after nft has loaded them.
             assert_eq!(world.node.ruleset(), before);
         }
-        all_reach(&world, &other, "web");
+        all_reach_the_port(&world, &other, "web");
         one.check(&web.attach).expect("CHECK");
-        // A later ADD works on the reloaded table, and DEL finds what belongs to it.
+        // ADD works on the reloaded table, and DEL finds its elements.
         let late = Web::new(&world, &one, "late", |a| a.port(Proto::Tcp, PORT + 2, SERVED));
         world.client.expect(Proto::Tcp, (world.client.node_v4, PORT + 2), "late");
         for (network, pod) in [(&one, &web), (&two, &other), (&one, &late)] {
@@ -94,8 +94,8 @@ fn the_ruleset_survives_a_reload() {
     });
 }
 
-/// Somebody flushes everything: the next ADD makes the table again, and the DEL of those whose elements
-/// are gone succeeds.
+/// Another program flushes the ruleset. The next ADD creates the table again, and DEL of attachments without
+/// elements succeeds.
 #[test]
 fn add_and_del_work_after_a_flush() {
     peer_fails("DEL fails when its rules are gone", || {
@@ -111,15 +111,15 @@ fn add_and_del_work_after_a_flush() {
             world.client.expect(proto, to, "web");
             world.node.expect(proto, to, "web");
         }
-        network.del(&old.attach).expect("DEL of what is gone");
+        network.del(&old.attach).expect("DEL without elements");
         network.del(&web.attach).expect("DEL");
     });
 }
 
-/// `nft flush table` empties the chains and keeps maps and elements: the next ADD repairs them.
+/// `nft flush table` empties the chains but keeps maps and elements. The next ADD repairs the chains.
 #[test]
 fn add_repairs_flushed_chains() {
-    only_the_table("nothing is published in that table", || {
+    only_nftables("nothing is published in that table", || {
         let world = World::new(BridgeNetfilter::Off);
         let network = world.network(1);
         let _old = Web::published(&world, &network, "old");
@@ -127,15 +127,15 @@ fn add_repairs_flushed_chains() {
         world.client.expect_none(Proto::Tcp, (world.client.node_v4, PORT));
         let other = Web::new(&world, &network, "other", |a| a.port(Proto::Tcp, PORT + 1, SERVED));
         world.client.expect(Proto::Tcp, (world.client.node_v4, PORT + 1), "other");
-        all_reach(&world, &other, "old");
-        // The guard and the masquerade are back too.
+        all_reach_the_port(&world, &other, "old");
+        // The guard and the masquerade work again.
         let _outside = world.client.serve(Proto::Tcp, "0.0.0.0:9000", "outside");
         let answer = other.expect(Proto::Tcp, (world.client.v4, 9000), "outside");
         assert_eq!(answer.peer.ip(), world.client.node_v4);
     });
 }
 
-/// Somebody deletes a base chain's rule set entirely, hooks and all.
+/// Another program deletes a base chain with its hook.
 #[test]
 fn add_repairs_deleted_chains() {
     peer_fails("it has no table of that name", || {
@@ -146,15 +146,15 @@ fn add_repairs_deleted_chains() {
             world.node.cmd(&format!("nft flush chain inet slipway {chain}"));
             world.node.cmd(&format!("nft delete chain inet slipway {chain}"));
             let other = Web::new(&world, &network, "other", |a| a.port(Proto::Tcp, PORT + 1, SERVED));
-            all_reach(&world, &other, "old");
+            all_reach_the_port(&world, &other, "old");
             let rules = world.node.cmd(&format!("nft list chain inet slipway {chain}"));
             assert!(rules.contains("hook"), "{rules}");
         }
     });
 }
 
-/// A caller that sees other paths (a daemon in a container) cannot prove that a namespace is gone: it
-/// must not take a living pod's port.
+/// A caller with other mounts (a daemon in a container) cannot prove that a namespace is gone, so it must not
+/// take a live pod's port.
 #[test]
 fn a_caller_with_other_mounts_takes_nothing() {
     peer_fails("conflicts are silent", || {
@@ -162,7 +162,7 @@ fn a_caller_with_other_mounts_takes_nothing() {
         let network = world.network(1);
         let _first = Web::published(&world, &network, "first");
         let second = world.node.pod("second");
-        // The second pod's namespace is elsewhere, and /run/netns is empty in the caller's world.
+        // The second pod's namespace has another path, and /run/netns is empty for this caller.
         world.node.cmd("touch /run/second");
         world.node.cmd("mount --bind /run/netns/second /run/second");
         let attach = Attach::new(&second).netns("/run/second").port(Proto::Tcp, PORT, SERVED);
@@ -182,13 +182,13 @@ fn a_caller_with_other_mounts_takes_nothing() {
     });
 }
 
-/// Many ports of one pod, alone and in runs, in one ADD.
+/// One ADD with many ports, as single ports and as ranges.
 #[test]
 fn a_pod_may_publish_many_ports() {
     let world = World::new(BridgeNetfilter::Off);
     let network = world.network(1);
-    // The reference needs a rule for each, and with the iptables backend the tool takes its time for each:
-    // where tests are to be short, there are fewer.
+    // The reference needs a rule per port, and the iptables programs take time for each rule, so those
+    // backends get fewer ports.
     let count = match crate::DATAPLANE {
         _ if is_peer() => 40,
         Dataplane::Default | Dataplane::Flowtable | Dataplane::Ebpf => 1500,
@@ -212,7 +212,7 @@ fn a_pod_may_publish_many_ports() {
     world.client.expect_none(Proto::Tcp, (node, 10_001));
     world.client.expect(Proto::Udp, (node, 20_000 + count - 1), "last");
     if newest_version() != "1.0.0" {
-        // The older reference fails its own CHECK of a dual-stack pod.
+        // The older reference's own CHECK of a dual-stack pod fails.
         network.check(&web.attach).expect("CHECK");
     }
     network.del(&web.attach).expect("DEL");
@@ -225,8 +225,7 @@ fn a_pod_may_publish_many_ports() {
     }
 }
 
-/// The pod behind a port has only IPv4: the port is not published in IPv6, and the node's own service
-/// there is not hidden.
+/// The pod has only IPv4, so the port is not published in IPv6, where the node's own service stays reachable.
 #[test]
 fn a_single_family_pod_publishes_in_its_family() {
     let world = World::new(BridgeNetfilter::Off);
@@ -245,9 +244,8 @@ fn a_single_family_pod_publishes_in_its_family() {
     network.del(&attach).expect("DEL");
 }
 
-/// After a reboot the reservations are there and nothing else: no links, no rules, no namespaces. DEL of
-/// the old attachments succeeds, with what a runtime remembers and without, and the same names start
-/// afresh.
+/// After a reboot only the reservations are left: no links, rules or namespaces. DEL of old attachments
+/// succeeds with and without the cached result, and the same names can be added again.
 #[test]
 fn del_and_add_work_after_a_reboot() {
     let world = World::new(BridgeNetfilter::Off);

@@ -1,6 +1,6 @@
-//! Packets for 127/8 and ::1 that arrive on an interface must be dropped, whatever is published: the
-//! setting that lets the node's own 127.0.0.1 reach a pod also lets neighbours reach the node's
-//! loopback services (the class of CVE-2020-8558).
+//! Packets for 127/8 and ::1 that arrive on an interface must be dropped, with any port published:
+//! route_localnet, which lets the node's own 127.0.0.1 reach a pod, also lets neighbours reach the node's
+//! loopback services (CVE-2020-8558).
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
@@ -11,8 +11,8 @@ use crate::world::{PORT, Web, World, each, gateways, in_every_topology};
 const LOOPBACK: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
 const SERVICE: u16 = 7000;
 
-/// Makes a neighbour of the node send packets for 127/8 and ::1 to it, as an attacker would: its own
-/// loopback gives the addresses up, and they are routed to the node.
+/// Makes a neighbour send packets for 127/8 and ::1 to the node: it removes the addresses from its own
+/// loopback and routes them to the node.
 fn attack(space: &Space, dev: &str, via: [IpAddr; 2]) {
     space.cmd("ip link set lo up");
     space.sysctl("net/ipv4/conf/all/route_localnet", "1");
@@ -22,15 +22,14 @@ fn attack(space: &Space, dev: &str, via: [IpAddr; 2]) {
     space.cmd(&format!("ip -6 route add ::1/128 via {} dev {dev}", via[1]));
 }
 
-/// Loopback services of the node, TCP and UDP, in both families.
+/// Starts TCP and UDP services on the node's loopback, in both families.
 fn services(world: &World) -> Vec<slipway_tests::Server> {
     each([LOOPBACK, Ipv6Addr::LOCALHOST.into()], SERVICE)
         .map(|(proto, address)| world.node.serve(proto, &address.to_string(), "service"))
         .collect()
 }
 
-/// The attack works on a node without a guard where route_localnet is on: so the tests below see
-/// something.
+/// The control: without a guard the attack succeeds where route_localnet is on.
 #[test]
 fn the_attack_works_without_a_guard() {
     let world = World::new(BridgeNetfilter::Off);
@@ -48,13 +47,13 @@ fn another_host_cannot_reach_the_nodes_loopback() {
     peer_fails("nothing guards the loopback", || {
         in_every_topology(|world| {
             let _services = services(world);
-            // Other software (kube-proxy, for instance) may have switched it on everywhere.
+            // Other programs, such as kube-proxy, may have set route_localnet on all interfaces.
             world.node.sysctl("net/ipv4/conf/all/route_localnet", "1");
             let network = world.network(1);
             let _web = Web::published(world, &network, "web");
             attack(&world.client, "eth0", world.node_ips());
-            closed(&world.client);
-            open(world);
+            cannot_reach_loopback(&world.client);
+            node_reaches_loopback(world);
         });
     });
 }
@@ -69,9 +68,9 @@ fn a_pod_cannot_reach_the_nodes_loopback() {
             let other = Web::new(world, &network, "other", |a| a);
             for pod in [&web, &other] {
                 attack(pod, "eth0", gateways(1));
-                closed(pod);
+                cannot_reach_loopback(pod);
             }
-            open(world);
+            node_reaches_loopback(world);
         });
     });
 }
@@ -82,9 +81,9 @@ fn closed(space: &Space) {
     space.expect_none_of([PORT, SERVICE].into_iter().flat_map(|port| each(ips, port)));
 }
 
-/// The node itself uses its loopback as before, and the published port on it.
+/// The node still reaches its own loopback services, and the published port there.
 #[track_caller]
-fn open(world: &World) {
+fn node_reaches_loopback(world: &World) {
     for (proto, to) in each([LOOPBACK, Ipv6Addr::LOCALHOST.into()], SERVICE) {
         world.node.expect(proto, to, "service");
     }

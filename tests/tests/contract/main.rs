@@ -1,10 +1,10 @@
-//! What every dataplane must do, on real packets: each row of the contract in docs/dataplane.md, in
-//! IPv4 and IPv6, TCP and UDP, with bridged packets passing through netfilter and without.
+//! The requirements of every dataplane, on real packets: each row of the contract in docs/dataplane.md, in
+//! IPv4 and IPv6, TCP and UDP, with and without bridged packets in netfilter.
 
+mod exclude_loopback;
 mod foreign;
 mod hardship;
 mod loopback_guard;
-mod loopback_spared;
 mod martians;
 mod masquerade;
 mod owners;
@@ -13,5 +13,5 @@ mod sctp;
 mod udp;
 mod world;
 
-/// How the pods of these suites are published and masqueraded; the same tests run with other values.
+/// The backend of this suite. Other suites run the same tests with other values.
 pub(crate) const DATAPLANE: world::Dataplane = world::Dataplane::Default;

@@ -1,4 +1,4 @@
-//! Packets with sources that no host has reach no pod, and leave no pod for the world.
+//! Packets whose source address no host can have are dropped on the way to a pod and on the way out of it.
 
 use std::net::IpAddr;
 use std::os::fd::{AsRawFd as _, OwnedFd};
@@ -13,12 +13,12 @@ use slipway_tests::{BridgeNetfilter, Space, patience};
 use crate::world::{PORT, Web, World};
 
 #[path = "../ebpf_programs/wire.rs"]
-#[expect(dead_code, reason = "what the suite of the BPF programs needs besides")]
+#[expect(dead_code, reason = "the suite ebpf_programs uses the rest")]
 mod wire;
 use wire::{Ip, SYN};
 
-/// Those that Linux drops without `rp_filter`. It forwards the rest of 0/8, broadcast addresses of subnets, and IPv4
-/// addresses written as IPv6.
+/// Sources that Linux drops without `rp_filter`. It forwards the rest of 0/8, broadcast addresses of subnets,
+/// and IPv4-mapped IPv6 addresses.
 const MARTIANS: [&str; 11] = [
     "0.0.0.0",
     "127.0.0.1",
@@ -33,7 +33,7 @@ const MARTIANS: [&str; 11] = [
     "ff0e::9",
 ];
 
-/// A socket for whole frames of one link.
+/// A packet socket on one link.
 struct Frames {
     socket: OwnedFd,
     link: LinkAddr,
@@ -61,7 +61,7 @@ impl Frames {
         sendto(self.socket.as_raw_fd(), &frame, &self.link, MsgFlags::empty()).expect("send a frame");
     }
 
-    /// The frames that arrive up to the one with `last` in it; each contains one of `marks`.
+    /// Returns the received frames that contain `mark`, up to the one that contains `last`.
     fn until(&self, last: &[u8], mark: &[u8]) -> Vec<Vec<u8>> {
         let has = |frame: &[u8], text: &[u8]| frame.windows(text.len()).any(|window| window == text);
         let (end, mut buffer, mut marked) = (Instant::now() + patience(), [0; 2048], Vec::new());
@@ -78,7 +78,7 @@ impl Frames {
     }
 }
 
-/// A port without a socket, which identifies packets of TCP.
+/// A source port without a socket, which marks the test's packets.
 const MARK: u16 = 0x7a7a;
 
 fn packets(source: IpAddr, to: IpAddr, port: u16) -> [Vec<u8>; 2] {
@@ -86,8 +86,8 @@ fn packets(source: IpAddr, to: IpAddr, port: u16) -> [Vec<u8>; 2] {
     [ip.udp((MARK, port), b"martian"), ip.tcp((MARK, port), SYN)]
 }
 
-/// Sends all of them from one side, and at last one from `proper`: nothing but that arrives at the other side.
-fn nothing_passes(
+/// Sends a packet from each martian source and then one from `proper`; only the latter arrives.
+fn no_martian_passes(
     (from, gateway, proper): (&Space, &str, [IpAddr; 2]),
     to: [IpAddr; 2],
     port: u16,
@@ -107,15 +107,15 @@ fn nothing_passes(
 }
 
 #[test]
-fn packets_with_sources_of_no_host_pass_in_neither_direction() {
+fn martians_pass_in_neither_direction() {
     let world = World::new(BridgeNetfilter::Off);
     let network = world.network(1);
     let web = Web::published(&world, &network, "web");
     let client = &world.client;
     let (own, node) = ([client.v4.into(), client.v6.into()], world.node.mac(&client.node_link));
-    // To a published port, and to the pod itself.
-    nothing_passes((client, &node, own), world.node_ips(), PORT, &web);
-    nothing_passes((client, &node, own), web.ips(), 80, &web);
+    // To a published port, and to the pod's own address.
+    no_martian_passes((client, &node, own), world.node_ips(), PORT, &web);
+    no_martian_passes((client, &node, own), web.ips(), 80, &web);
     let bridge = world.node.mac("br1");
-    nothing_passes((&web, &bridge, web.ips()), own, 53, client);
+    no_martian_passes((&web, &bridge, web.ips()), own, 53, client);
 }

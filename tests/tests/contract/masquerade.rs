@@ -1,4 +1,4 @@
-//! ipMasq: what leaves the pod's network has the node's address; what stays keeps its own.
+//! ipMasq: packets that leave the pod's network get the node's address; packets within it keep their own.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
 use std::time::Duration;
@@ -23,7 +23,6 @@ fn outside_sees_the_nodes_address() {
             let node = world.node_ips()[usize::from(to.is_ipv6())];
             assert_eq!(web.expect(proto, to, "outside").peer.ip(), node);
         }
-        // ICMP echo too.
         for to in client {
             web.ping(to).unwrap_or_else(|e| panic!("ping {to}: {e}"));
         }
@@ -70,7 +69,7 @@ fn without_ip_masq_outside_sees_the_pod() {
     });
 }
 
-/// Multicast stays on the bridge; with bridged packets in netfilter it passes the masquerading hook.
+/// Multicast stays on the bridge. With bridged packets in netfilter it passes the hook that masquerades.
 #[test]
 fn multicast_keeps_its_source() {
     with_and_without_bridge_netfilter(|world| {
@@ -78,7 +77,7 @@ fn multicast_keeps_its_source() {
         let listener = Web::new(world, &network, "listener", |a| a);
         let sender = Web::new(world, &network, "sender", |a| a);
         let (v4, v6) = (Ipv4Addr::new(239, 1, 2, 3), Ipv6Addr::new(0xff05, 0, 0, 0, 0, 0, 0x12, 0x34));
-        let ears = listener.run(|| {
+        let listeners = listener.run(|| {
             let four = UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 5000)).expect("bind");
             four.join_multicast_v4(&v4, &Ipv4Addr::UNSPECIFIED).expect("join");
             let six = UdpSocket::bind((Ipv6Addr::UNSPECIFIED, 5001)).expect("bind");
@@ -86,26 +85,28 @@ fn multicast_keeps_its_source() {
             six.join_multicast_v6(&v6, eth0).expect("join");
             [four, six]
         });
-        for (ear, group, own) in [(&ears[0], at(v4, 5000), sender.v4), (&ears[1], at(v6, 5001), sender.v6)] {
-            assert_eq!(heard(&sender, ear, own, group), own, "{group}");
+        for (socket, group, own) in
+            [(&listeners[0], at(v4, 5000), sender.v4), (&listeners[1], at(v6, 5001), sender.v6)]
+        {
+            assert_eq!(source_seen(&sender, socket, own, group), own, "{group}");
         }
     });
 }
 
-/// Sends to a group until the listener hears it; returns the source it saw.
-fn heard(sender: &Space, ear: &UdpSocket, own: IpAddr, group: SocketAddr) -> IpAddr {
-    ear.set_read_timeout(Some(Duration::from_millis(200))).expect("a time-out");
-    let mouth = sender.run(|| UdpSocket::bind(at(own, 0)).expect("bind"));
+/// Sends to a group until the listener receives a datagram. Returns the source address that it sees.
+fn source_seen(sender: &Space, listener: &UdpSocket, own: IpAddr, group: SocketAddr) -> IpAddr {
+    listener.set_read_timeout(Some(Duration::from_millis(200))).expect("a time-out");
+    let socket = sender.run(|| UdpSocket::bind(at(own, 0)).expect("bind"));
     for _ in 0..20 {
-        mouth.send_to(b"hello", group).expect("send");
-        if let Ok((_, from)) = ear.recv_from(&mut [0; 16]) {
+        socket.send_to(b"hello", group).expect("send");
+        if let Ok((_, from)) = listener.recv_from(&mut [0; 16]) {
             return from.ip();
         }
     }
-    panic!("nobody hears {group}");
+    panic!("no datagram for {group} arrived");
 }
 
-/// After DEL the address is nobody's: what still comes from it is not masqueraded.
+/// After DEL, packets from the pod's address are not masqueraded.
 #[test]
 fn nothing_is_masqueraded_after_del() {
     with_and_without_bridge_netfilter(|world| {
@@ -114,7 +115,7 @@ fn nothing_is_masqueraded_after_del() {
         let web = Web::new(world, &network, "web", |a| a);
         let stays = Web::new(world, &network, "stays", |a| a);
         network.del(&web.attach).expect("DEL");
-        // Somebody else takes the address by hand.
+        // The node takes the address.
         world.node.cmd(&format!("ip address add {}/32 dev br1", web.v4));
         world.client.cmd(&format!("ip route add {} via {}", web.v4, world.client.node_v4));
         let to = at(world.client.v4, OUTSIDE);

@@ -1,4 +1,4 @@
-//! Who owns a key, and who gets it.
+//! Conflicts: which attachment owns a port.
 
 use std::net::IpAddr;
 
@@ -7,7 +7,7 @@ use slipway_tests::{Attach, BridgeNetfilter, Network, Proto, Snapshot, peer_fail
 
 use crate::world::{PORT, SERVED, Web, World, each};
 
-/// ADD must fail with "try again later" and name the owner.
+/// Calls ADD, which must fail with "try again later" and name the owner.
 #[track_caller]
 fn refused(network: &Network<'_>, attach: &Attach, owner: [&str; 3]) {
     let failure = network.add(attach).expect_err("the port is taken");
@@ -17,7 +17,7 @@ fn refused(network: &Network<'_>, attach: &Attach, owner: [&str; 3]) {
         assert!(text.contains(part), "{part} is not in: {text}");
     }
     assert!(text.contains(&PORT.to_string()), "the port is not in: {text}");
-    // As a runtime does after a failed ADD.
+    // A runtime calls DEL after a failed ADD.
     network.del(attach).expect("DEL");
 }
 
@@ -43,7 +43,7 @@ fn a_living_owner_keeps_its_port() {
         for (proto, to) in each(world.node_ips(), PORT) {
             world.client.expect(proto, to, "first");
         }
-        // When it is gone, the other one's next attempt succeeds.
+        // After the owner's DEL, the second container's ADD succeeds.
         one.del(&first.attach).expect("DEL");
         let attach = Attach::new(&pod).port(Proto::Tcp, PORT, SERVED).port(Proto::Udp, PORT, SERVED);
         let result = two.add(&attach).expect("ADD");
@@ -62,7 +62,7 @@ fn a_refused_add_leaves_nothing() {
         let _first = Web::published(&world, &network, "first");
         let pod = world.node.pod("second");
         let before = Snapshot::take(&world.node, &[&pod]);
-        // The second port would be free: all or nothing.
+        // The second port would be free, but ADD publishes all ports or none.
         let attach = Attach::new(&pod).port(Proto::Tcp, PORT + 1, SERVED).port(Proto::Tcp, PORT, SERVED);
         refused(&network, &attach, ["net1", "first", "eth0"]);
         let after = Snapshot::take(&world.node, &[&pod]);
@@ -78,7 +78,7 @@ fn one_container_may_have_two_attachments() {
     let pod = world.node.pod("pod");
     let first = Attach::new(&pod).port(Proto::Tcp, PORT, SERVED);
     let second = Attach::new(&pod).ifname("eth1").port(Proto::Tcp, PORT + 1, SERVED);
-    // Only one of them can have the default routes.
+    // Only one of the attachments can have the default routes.
     let address = |result: &Value| {
         let ip = result["ips"][0]["address"].as_str().expect("an address");
         ip.split('/').next().expect("an address").parse::<IpAddr>().expect("an address")
@@ -98,8 +98,8 @@ fn one_container_may_have_two_attachments() {
     world.client.expect_none(Proto::Tcp, to);
 }
 
-/// The pod's namespace is gone and nobody called DEL (a crash, a reboot, `ctr run`): its port is free
-/// for the next, and nothing of it is left.
+/// The pod's namespace is gone without a DEL (a crash, a reboot, `ctr run`). The next ADD gets the port and
+/// removes all elements of the dead owner.
 #[test]
 fn a_dead_owner_loses_its_port() {
     peer_fails("the older rule wins", || {
@@ -115,12 +115,12 @@ fn a_dead_owner_loses_its_port() {
         for (proto, to) in each(world.node_ips(), PORT) {
             world.client.expect(proto, to, "second");
         }
-        // All of the dead one's elements went, not only the wanted key.
+        // All elements of the dead owner are removed, not only the conflicting one.
         let after = Snapshot::take(&world.node, &[]);
         let left: Vec<_> =
             after.matching("nft element").into_iter().filter(|line| line.contains("first")).collect();
         assert!(left.is_empty(), "{left:#?}");
-        // The late DEL of the dead one takes nothing of the new one's.
+        // A late DEL of the dead owner removes nothing of the new owner's.
         network.del(&old).expect("a late DEL");
         for (proto, to) in each(world.node_ips(), PORT) {
             world.client.expect(proto, to, "second");
@@ -128,7 +128,7 @@ fn a_dead_owner_loses_its_port() {
     });
 }
 
-/// A namespace of the same name is not the same namespace.
+/// A new namespace at the same path is another namespace.
 #[test]
 fn a_recreated_namespace_does_not_keep_a_dead_owner_alive() {
     peer_fails("the older rule wins", || {
@@ -150,7 +150,7 @@ fn gc_removes_what_is_not_valid_and_only_that() {
         let _other = Web::new(&world, &two, "other", |a| a.port(Proto::Tcp, PORT + 1, SERVED));
         let gone = Web::new(&world, &one, "gone", |a| a.port(Proto::Tcp, PORT + 2, SERVED));
         gone.vanish();
-        // The runtime lost its cache: only the plugins know.
+        // The runtime lost its cache; only the plugins know the attachments.
         one.forget();
         one.gc(&[&stays.attach]).expect("GC");
         let node = world.client.node_v4;

@@ -1,11 +1,12 @@
-//! Who reaches a published port, at which addresses, and whom the container sees.
+//! Published ports: which clients reach them, at which addresses, and which source address the container
+//! sees.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use serde_json::json;
 use slipway_tests::{BridgeNetfilter, Proto, at, newest_version, patience, peer_fails};
 
-use crate::world::{PORT, SERVED, Web, World, each, gateways, in_every_topology, only_the_table};
+use crate::world::{PORT, SERVED, Web, World, each, gateways, in_every_topology, only_nftables};
 
 const LOOPBACK: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
 
@@ -32,7 +33,7 @@ fn the_node_reaches_the_container_at_each_of_its_addresses() {
         for (proto, to) in each(own.chain(loopback), PORT) {
             world.node.expect(proto, to, "web");
         }
-        // As Kubernetes' own end-to-end test asks: curl --interface <node IP> http://127.0.0.1:port
+        // Kubernetes' end-to-end test: curl --interface <node IP> http://127.0.0.1:port
         for proto in Proto::ALL {
             let from = Some(at(world.client.node_v4, 0));
             let answer = world.node.ask_from(proto, from, at(LOOPBACK, PORT), patience()).expect("an answer");
@@ -43,9 +44,9 @@ fn the_node_reaches_the_container_at_each_of_its_addresses() {
 
 #[test]
 fn the_node_reaches_the_container_at_the_ipv6_loopback_address() {
-    only_the_table("nothing is published on ::1", || {
+    only_nftables("nothing is published on ::1", || {
         let mut worlds = vec![World::new(BridgeNetfilter::Off), World::ptp()];
-        // The programs at sockets do not depend on what bridges do, if the node has a control group for them.
+        // With a control group for the node's sockets, the BPF programs do not depend on bridge netfilter.
         if crate::DATAPLANE == crate::world::Dataplane::Ebpf {
             let world = World::new(BridgeNetfilter::On);
             worlds.extend(Some(world).filter(|world| !world.node.list("/sys/fs/cgroup").is_empty()));
@@ -56,7 +57,7 @@ fn the_node_reaches_the_container_at_the_ipv6_loopback_address() {
             for (proto, to) in each([Ipv6Addr::LOCALHOST], PORT) {
                 world.node.expect(proto, to, "web");
             }
-            // A second pod on the same bridge shares what makes this work, and its DEL leaves it to the first.
+            // A second pod shares the bridge's settings for ::1; its DEL keeps them for the first.
             let other = Web::new(&world, &network, "other", |a| {
                 a.port(Proto::Tcp, PORT + 1, SERVED).port(Proto::Udp, PORT + 1, SERVED)
             });
@@ -67,7 +68,7 @@ fn the_node_reaches_the_container_at_the_ipv6_loopback_address() {
             for (proto, to) in each([Ipv6Addr::LOCALHOST], PORT) {
                 world.node.expect(proto, to, "web");
             }
-            // The loopback itself works as before.
+            // The node's own services on ::1 work as before.
             let _own = world.node.serve(Proto::Tcp, "[::1]:7000", "own");
             world.node.expect(Proto::Tcp, (Ipv6Addr::LOCALHOST, 7000), "own");
         }
@@ -105,7 +106,7 @@ fn a_pod_reaches_itself_and_sees_the_node() {
 }
 
 #[test]
-fn what_is_only_forwarded_is_not_captured() {
+fn forwarded_traffic_to_the_port_is_not_captured() {
     in_every_topology(|world| {
         let far = world.node.host("far");
         let network = world.network(1);
@@ -146,7 +147,7 @@ fn a_host_address_beats_the_wildcard() {
             world.client.expect(proto, to, wildcard);
         }
     };
-    // Whichever came first.
+    // In either order of the ADDs.
     peer_fails("the first rule wins, whatever it matches", || {
         let any = Web::published(&world, &network, "any");
         let one = Web::new(&world, &network, "one", specific);
@@ -154,7 +155,7 @@ fn a_host_address_beats_the_wildcard() {
         network.del(&any.attach).expect("DEL");
         let _later = Web::published(&world, &network, "later");
         check("later", "one");
-        // When the specific one goes, the wildcard serves its address too.
+        // After DEL of the specific mapping, the wildcard also serves its address.
         network.del(&one.attach).expect("DEL");
         check("later", "later");
     });
@@ -176,7 +177,7 @@ fn a_wildcard_address_means_one_family() {
     }
 }
 
-/// Kubernetes' end-to-end test of hostPorts without conflict.
+/// Kubernetes' end-to-end test of hostPorts without conflicts.
 #[test]
 fn three_pods_share_a_port_number() {
     const E2E: u16 = 54323;
@@ -196,13 +197,13 @@ fn three_pods_share_a_port_number() {
             place.expect(Proto::Tcp, (node, E2E), "two");
             place.expect(Proto::Udp, (node, E2E), "three");
         }
-        // Published on the loopback only: nobody else reaches it.
+        // The UDP port is published at the node's address only, so the loopback does not answer.
         world.node.expect_none(Proto::Udp, (LOOPBACK, E2E));
     });
 }
 
 #[test]
-fn nobody_answers_after_del() {
+fn no_address_answers_after_del() {
     in_every_topology(|world| {
         let network = world.network(1);
         let web = Web::published(world, &network, "web");
@@ -232,7 +233,7 @@ fn without_snat_the_pod_sees_itself_and_the_loopback_is_not_served() {
 #[test]
 fn masq_all_hides_every_client() {
     if newest_version() == "1.0.0" {
-        // An older peer, which does not know the key.
+        // An older reference does not know the key.
         return;
     }
     let world = World::new(BridgeNetfilter::Off);

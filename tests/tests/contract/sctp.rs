@@ -1,4 +1,4 @@
-//! SCTP, where the kernel has it.
+//! SCTP, on kernels that support it.
 
 use std::io::{Read, Write};
 use std::net::{Ipv4Addr, TcpListener, TcpStream};
@@ -23,7 +23,7 @@ fn published(world: &World) -> (slipway_tests::Pod, Attach, Ipv4Addr) {
     (pod, attach, ip)
 }
 
-/// What the kernel holds for the port, without a packet.
+/// The ruleset contains the port; no packet is sent.
 #[test]
 fn the_port_is_in_the_ruleset() {
     let world = World::new(BridgeNetfilter::Off);
@@ -40,7 +40,7 @@ fn the_port_is_in_the_ruleset() {
     assert!(left.is_empty(), "{left:#?}");
 }
 
-/// A one-to-one style socket (RFC 6458, section 4) behaves as a TCP one.
+/// Opens a one-to-one style socket (RFC 6458, section 4), which behaves as a TCP socket.
 fn sctp_socket() -> nix::Result<OwnedFd> {
     let protocol = nix::sys::socket::SockProtocol::Sctp;
     socket(AddressFamily::Inet, SockType::Stream, SockFlag::SOCK_CLOEXEC, protocol)

@@ -1,4 +1,4 @@
-//! UDP has no end: flows that the kernel remembers must follow the port to its new pod.
+//! UDP flows have no end: conntrack's entries must follow the port to its new pod.
 
 use std::net::UdpSocket;
 use std::thread;
@@ -8,7 +8,7 @@ use slipway_tests::{Proto, QUICK, at, peer_fails};
 
 use crate::world::{PORT, SERVED, Web, World, in_every_topology};
 
-/// An unbroken client keeps its socket while the pod behind the port is replaced.
+/// A client keeps its socket while the pod behind the port is replaced.
 #[test]
 fn a_client_survives_the_replacement_of_the_pod() {
     in_every_topology(|world| {
@@ -36,32 +36,32 @@ fn a_client_survives_the_replacement_of_the_pod() {
     });
 }
 
-/// The same without a pause in which the client could notice.
+/// As above, but without a pause between DEL and ADD.
 #[test]
-fn a_client_goes_over_to_the_new_pod_at_once() {
+fn a_client_reaches_the_new_pod_at_once() {
     let world = World::new(slipway_tests::BridgeNetfilter::Off);
     let network = world.network(1);
     let first = Web::published(&world, &network, "first");
     let mut talk = world.node.dial(Proto::Udp, None, at([127, 0, 0, 1], PORT), 3 * QUICK).expect("a socket");
     assert_eq!(talk.say().expect("an answer").who, "first");
-    // The old pod lives on and would answer: only its port is taken away.
+    // The old pod still runs and would answer; only its port is withdrawn.
     network.del(&first.attach).expect("DEL");
-    let _nobody = talk.say().expect_err("the port is withdrawn");
+    let _closed = talk.say().expect_err("the port is withdrawn");
     let _second = Web::published(&world, &network, "second");
     assert_eq!(talk.say().expect("an answer").who, "second");
 }
 
-/// Flows of other addresses and ports stay: one cluster lost its DNS to a flush by port number alone.
+/// Flows of other addresses and ports stay. A flush by port number alone once cost a cluster its DNS.
 #[test]
 fn other_flows_are_untouched() {
     if crate::DATAPLANE == crate::world::Dataplane::Ebpf {
-        // conntrack does not know the flows of the programs.
+        // conntrack does not have the flows of the BPF programs.
         return;
     }
     peer_fails("flows are flushed by port number alone", || {
         let world = World::new(slipway_tests::BridgeNetfilter::Off);
         let network = world.network(1);
-        // A forwarded flow to the same port number elsewhere, and one to another published port.
+        // A forwarded flow to the same port of another host, and a flow to another published port.
         let far = world.node.host("far");
         let _far = far.serve(Proto::Udp, &at(far.v4, PORT).to_string(), "far");
         let _other = Web::new(&world, &network, "other", |a| a.port(Proto::Udp, PORT + 1, SERVED));
@@ -87,7 +87,7 @@ fn other_flows_are_untouched() {
     });
 }
 
-/// Datagrams that travel in fragments reach the container, and its answers the client.
+/// Fragmented datagrams reach the container, and fragmented replies the client.
 #[test]
 fn fragments_pass() {
     in_every_topology(|world| {

@@ -1,4 +1,4 @@
-//! The stage: a node with two bridges, hosts outside, and pods that answer with their names.
+//! The test node: two bridges, hosts outside, and pods that answer with their names.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::ops::Deref;
@@ -7,48 +7,46 @@ use std::thread;
 use serde_json::{Value, json};
 use slipway_tests::{Attach, BridgeNetfilter, Host, Network, Node, Pod, Proto, Server, at};
 
-/// The port that every pod serves.
+/// The port on which every pod listens.
 pub(crate) const SERVED: u16 = 80;
 
 /// The host port that most tests publish.
 pub(crate) const PORT: u16 = 8080;
 
-/// How pods are published and masqueraded.
+/// The backend that publishes ports and masquerades.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[allow(dead_code, reason = "each suite that shares these tests has one of them")]
 pub(crate) enum Dataplane {
-    /// As a configuration does that says nothing of it.
+    /// No backend in the configuration.
     Default,
-    /// By the chains of iptables, of this variant.
+    /// iptables, in this variant.
     Iptables(&'static str),
-    /// By our table, established flows by a flowtable where the kernel has one.
+    /// nftables, with a flowtable where the kernel has one.
     Flowtable,
-    /// By the BPF programs, on top of our table.
+    /// eBPF, on top of nftables.
     Ebpf,
 }
 
-/// Runs the body of a test of what chains of iptables cannot do, for the reason given, whoever made
-/// them: it must pass with our table, and fail with them.
-pub(crate) fn only_the_table(reason: &str, body: impl FnOnce()) {
+/// Runs a test that passes with nftables and must fail with iptables chains, for `reason`.
+pub(crate) fn only_nftables(reason: &str, body: impl FnOnce()) {
     if !matches!(crate::DATAPLANE, Dataplane::Iptables(_)) {
         return slipway_tests::peer_fails(reason, body);
     }
     match std::panic::catch_unwind(std::panic::AssertUnwindSafe(body)) {
-        Ok(()) => panic!("iptables can do it, though it should not: {reason}"),
-        Err(_) => eprintln!("iptables cannot do it, as expected: {reason}"),
+        Ok(()) => panic!("the test passed with iptables, but must fail: {reason}"),
+        Err(_) => eprintln!("failed with iptables, as expected: {reason}"),
     }
 }
 
-/// A node that has one host outside.
+/// A node and an outside host.
 pub(crate) struct World {
     pub(crate) node: Node,
     pub(crate) client: Host,
-    /// The plugin that joins the pods to it.
+    /// The plugin that attaches the pods.
     pub(crate) interface: &'static str,
 }
 
 impl World {
-    /// A node whose pods are on bridges.
     pub(crate) fn new(netfilter: BridgeNetfilter) -> Self {
         let mut node = Node::new();
         if crate::DATAPLANE == Dataplane::Ebpf && !node.own_cgroup() {
@@ -57,7 +55,7 @@ impl World {
         node.bridge_netfilter(netfilter);
         let client = node.host("client");
         if let Dataplane::Iptables(variant) = crate::DATAPLANE {
-            // As a node that runs kube-proxy shows which variant it uses.
+            // kube-proxy's chain decides between iptables-nft and iptables-legacy.
             for family in ["iptables", "ip6tables"] {
                 node.cmd(&format!("{family}-{variant} -t nat -N KUBE-SERVICES"));
             }
@@ -67,26 +65,26 @@ impl World {
             node.write("/etc/cni/slipway.json", r#"{"flowtable": true}"#);
         }
         if matches!(crate::DATAPLANE, Dataplane::Flowtable | Dataplane::Ebpf) {
-            // The link that either takes for the one to elsewhere, also for what has no route of its own.
+            // The default routes make the client's link the uplink, which both the flowtable and the BPF
+            // programs look for.
             node.cmd(&format!("ip route add default via {}", client.v4));
             node.cmd(&format!("ip route add default via {}", client.v6));
         }
         Self { node, client, interface: "bridge" }
     }
 
-    /// A node whose pods have links of their own. There is no bridge for br_netfilter to look at:
-    /// that it is on makes no difference.
+    /// A node with point-to-point links. It has no bridge, so bridge netfilter makes no difference.
     pub(crate) fn ptp() -> Self {
         Self { interface: "ptp", ..Self::new(BridgeNetfilter::On) }
     }
 
-    /// The node's own addresses towards the client.
+    /// Returns the node's addresses towards the client.
     pub(crate) fn node_ips(&self) -> [IpAddr; 2] {
         [self.client.node_v4.into(), self.client.node_v6.into()]
     }
 
-    /// The configuration list of network `number`: dual stack, ipMasq, hairpin, and portmap with
-    /// `extra` keys.
+    /// Returns the configuration list of network `number`: dual stack, ipMasq, hairpin, and portmap with the
+    /// keys `extra`.
     pub(crate) fn list(&self, number: u8, extra: &Value) -> Value {
         let mut list = list(number, extra);
         list["plugins"][0]["type"] = self.interface.into();
@@ -127,7 +125,7 @@ fn at_once(all: &[&(dyn Fn() + Sync)]) {
     });
 }
 
-/// The configuration list of network `number` with a bridge.
+/// Returns the configuration list of network `number` with a bridge.
 pub(crate) fn list(number: u8, extra: &Value) -> Value {
     let mut portmap = json!({"type": "portmap", "capabilities": {"portMappings": true}});
     let mut list = list_without_portmap(number);
@@ -169,7 +167,7 @@ fn list_without_portmap(number: u8) -> Value {
     })
 }
 
-/// The bridge's own addresses in network `number`.
+/// Returns the bridge's addresses in network `number`.
 pub(crate) fn gateways(number: u8) -> [IpAddr; 2] {
     [
         Ipv4Addr::new(10, 88, number, 1).into(),
@@ -177,7 +175,7 @@ pub(crate) fn gateways(number: u8) -> [IpAddr; 2] {
     ]
 }
 
-/// A pod that was added to a network and serves TCP and UDP, IPv4 and IPv6.
+/// A pod on a network, with TCP and UDP servers in both families.
 pub(crate) struct Web {
     pod: Pod,
     pub(crate) attach: Attach,
@@ -187,7 +185,7 @@ pub(crate) struct Web {
 }
 
 impl Web {
-    /// Adds a pod with what `prepare` asks for.
+    /// Adds a pod, with the attachment changed by `prepare`.
     pub(crate) fn new(
         world: &World,
         network: &Network<'_>,
@@ -200,7 +198,7 @@ impl Web {
         Self::serve(pod, attach, &result)
     }
 
-    /// Starts the servers of a pod that was added.
+    /// Starts the servers of an added pod.
     pub(crate) fn serve(pod: Pod, attach: Attach, result: &Value) -> Self {
         let ips: Vec<IpAddr> = result["ips"]
             .as_array()
@@ -219,7 +217,7 @@ impl Web {
         Self { pod, attach, v4, v6, servers }
     }
 
-    /// A pod with [`PORT`] published for both protocols on every address.
+    /// Adds a pod with [`PORT`] published on every address, TCP and UDP.
     pub(crate) fn published(world: &World, network: &Network<'_>, name: &str) -> Self {
         Self::new(world, network, name, |attach| {
             attach.port(Proto::Tcp, PORT, SERVED).port(Proto::Udp, PORT, SERVED)
@@ -230,7 +228,7 @@ impl Web {
         [self.v4, self.v6]
     }
 
-    /// Stops the servers and takes the namespace away, without telling the plugins.
+    /// Stops the servers and deletes the namespace, without a DEL.
     pub(crate) fn vanish(self) -> Attach {
         let Self { pod, attach, servers, .. } = self;
         drop(servers);
@@ -246,7 +244,7 @@ impl Deref for Web {
     }
 }
 
-/// Each address with the port, for each protocol.
+/// Returns each address with the port, for each protocol.
 pub(crate) fn each(
     ips: impl IntoIterator<Item = impl Into<IpAddr>>,
     port: u16,

@@ -1,4 +1,4 @@
-//! The contract with the eBPF backend.
+//! The contract of published ports with the eBPF backend.
 
 #[path = "../contract/foreign.rs"]
 mod foreign;

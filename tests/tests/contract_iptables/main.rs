@@ -1,4 +1,4 @@
-//! The contract with the iptables backend, on a node that uses iptables-nft.
+//! The contract of published ports with the iptables backend, on a node that uses iptables-nft.
 
 #[path = "../contract/foreign.rs"]
 mod foreign;

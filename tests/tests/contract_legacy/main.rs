@@ -1,4 +1,4 @@
-//! The contract with the iptables backend, on a node that uses iptables-legacy: the rows that depend on packets alone.
+//! The packet tests of the contract with the iptables backend, on a node that uses iptables-legacy.
 
 #[path = "../contract/loopback_guard.rs"]
 mod loopback_guard;

@@ -1,5 +1,4 @@
-//! `excludeLoopback`: a published port leaves what the node itself has on its loopback alone, as its
-//! resolver.
+//! `excludeLoopback`: a published port leaves the node's own loopback services alone, such as its resolver.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
@@ -8,7 +7,7 @@ use slipway_tests::{BridgeNetfilter, Proto, Server, peer_fails};
 
 use crate::world::{PORT, SERVED, Web, World, each, gateways, in_every_topology};
 
-/// Where resolvers listen, and other services.
+/// Loopback addresses of the node's own services, such as resolvers.
 const STUBS: [IpAddr; 3] = [
     IpAddr::V4(Ipv4Addr::LOCALHOST),
     IpAddr::V4(Ipv4Addr::new(127, 0, 0, 53)),
@@ -16,18 +15,17 @@ const STUBS: [IpAddr; 3] = [
 ];
 const REASON: &str = "it has no such key, and hides what the node serves on 127.0.0.1";
 
-/// The node's own services on a port.
 fn stubs(world: &World, port: u16) -> Vec<Server> {
     each(STUBS, port).map(|(proto, address)| world.node.serve(proto, &address.to_string(), "stub")).collect()
 }
 
-/// The portmap keys for each backend.
+/// Returns the portmap keys of each backend.
 fn backends() -> [Value; 2] {
     ["nftables", "iptables"].map(|backend| json!({"excludeLoopback": true, "backend": backend}))
 }
 
-/// The links whose loopback packets may leave by.
-fn opened(world: &World) -> Vec<String> {
+/// Returns the interfaces with route_localnet.
+fn with_route_localnet(world: &World) -> Vec<String> {
     let links = world.node.list("/proc/sys/net/ipv4/conf");
     let open = |link: &String| {
         world.node.sysctl_get(&format!("net/ipv4/conf/{link}/route_localnet")).as_deref() == Some("1")
@@ -35,7 +33,7 @@ fn opened(world: &World) -> Vec<String> {
     links.into_iter().filter(open).collect()
 }
 
-fn spares(world: &World, keys: &Value) {
+fn keeps_loopback_services(world: &World, keys: &Value) {
     let network = world.network_with(1, keys);
     let _stubs = stubs(world, PORT);
     let web = Web::published(world, &network, "web");
@@ -55,8 +53,8 @@ fn spares(world: &World, keys: &Value) {
     for (proto, to) in each(gateways(1), PORT) {
         world.node.expect(proto, to, "web");
     }
-    // Nobody needs the way that 127.0.0.1 would need.
-    assert_eq!(opened(world), Vec::<String>::new());
+    // No interface needs route_localnet, and ::1 needs no other route.
+    assert_eq!(with_route_localnet(world), Vec::<String>::new());
     let local = world.node.cmd("ip -6 route show table local");
     assert_eq!(local.lines().filter(|line| line.starts_with("local ::1 ")).count(), 1, "{local}");
     network.check(&web.attach).expect("CHECK");
@@ -69,17 +67,17 @@ fn spares(world: &World, keys: &Value) {
 
 #[test]
 fn the_nodes_own_services_answer_on_its_loopback() {
-    peer_fails(REASON, || in_every_topology(|world| spares(world, &backends()[0])));
+    peer_fails(REASON, || in_every_topology(|world| keeps_loopback_services(world, &backends()[0])));
 }
 
 #[test]
 fn the_nodes_own_services_answer_on_its_loopback_with_iptables() {
-    peer_fails(REASON, || spares(&World::new(BridgeNetfilter::Off), &backends()[1]));
+    peer_fails(REASON, || keeps_loopback_services(&World::new(BridgeNetfilter::Off), &backends()[1]));
 }
 
-/// A mapping that names 127.0.0.1 means it, beside one that does not; with other conditions, too.
+/// A mapping that names 127.0.0.1 is published there, next to one without an address; also with conditions.
 #[test]
-fn a_mapping_that_names_the_loopback_holds() {
+fn a_mapping_that_names_the_loopback_is_published_there() {
     peer_fails(REASON, || {
         for (keys, conditions) in backends().into_iter().zip(["ip ttl 1-255", "! -s 203.0.113.0/24"]) {
             for conditions in [None, Some(conditions)] {
@@ -114,13 +112,13 @@ fn a_mapping_that_names_the_loopback_holds() {
     });
 }
 
-/// The key is one network's: others have their ports on the loopback, also one that names it.
+/// The key concerns one network. Other networks publish on the loopback, also by naming it.
 #[test]
-fn other_networks_are_not_concerned() {
+fn other_networks_still_publish_on_the_loopback() {
     peer_fails(REASON, || {
         let world = World::new(BridgeNetfilter::Off);
-        let (sparing, plain) = (world.network_with(1, &json!({"excludeLoopback": true})), world.network(2));
-        let _web = Web::published(&world, &sparing, "web");
+        let (excluding, plain) = (world.network_with(1, &json!({"excludeLoopback": true})), world.network(2));
+        let _web = Web::published(&world, &excluding, "web");
         let _named = Web::new(&world, &plain, "named", |a| a.port_on("127.0.0.1", Proto::Tcp, PORT, SERVED));
         let _wild = Web::new(&world, &plain, "wild", |a| a.port(Proto::Tcp, PORT + 1, SERVED));
         for (port, who) in [(PORT, "named"), (PORT + 1, "wild")] {
