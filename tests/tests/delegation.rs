@@ -1,10 +1,9 @@
-//! Delegation to IPAM where the configuration names a plugin that gives no addresses, or one that delegates
-//! back.
+//! Delegation to a plugin that is not an IPAM plugin, or that delegates back.
 
 use serde_json::{Value, json};
 use slipway_tests::{Node, Output, Pod, Snapshot, is_peer};
 
-/// Plugins that delegate to the one that `ipam.type` names.
+/// Plugins that delegate to the plugin named in `ipam.type`.
 const DELEGATING: &[&str] = &["bridge", "dummy", "host-device", "ipvlan", "macvlan", "ptp", "tap", "vlan"];
 const VERBS: &[&str] = &["ADD", "CHECK", "STATUS", "DEL", "GC"];
 const ERROR: &str = "exit status";
@@ -33,7 +32,7 @@ fn call(node: &Node, pod: &Pod, verb: &str, config: &Value) -> Output {
 #[test]
 fn a_plugin_that_is_not_ipam_is_refused_and_removal_succeeds() {
     if is_peer() {
-        return; // Each call runs the next one without end.
+        return; // The reference's calls never end.
     }
     let node = node();
     let pod = node.pod("pod");
@@ -58,7 +57,7 @@ fn a_plugin_that_is_not_ipam_is_refused_and_removal_succeeds() {
     before.assert_same(&Snapshot::take(&node, &[&pod]));
 }
 
-/// Another plugin in between that calls ours again, as often as it is called. It gives up after 50 calls.
+/// Installs a plugin `name` that executes `plugin`, for at most 50 calls.
 fn proxy(node: &Node, name: &str, plugin: &str) {
     let script = format!(
         "#!/bin/sh\necho $CNI_COMMAND >>/run/calls\n\
@@ -71,9 +70,9 @@ fn proxy(node: &Node, name: &str, plugin: &str) {
 }
 
 #[test]
-fn a_chain_that_leads_back_through_another_plugin_ends() {
+fn a_delegation_loop_through_another_plugin_ends() {
     if is_peer() {
-        return; // It has no end.
+        return; // The reference's calls never end.
     }
     let node = node();
     let pod = node.pod("pod");
@@ -96,7 +95,7 @@ fn a_chain_that_leads_back_through_another_plugin_ends() {
 }
 
 #[test]
-fn another_plugin_of_a_known_name_may_be_ipam() {
+fn a_foreign_plugin_with_a_known_name_may_be_the_ipam_plugin() {
     let node = node();
     let pod = node.pod("pod");
     let answer = r#"{"cniVersion": "1.1.0", "ips": [{"address": "10.1.2.5/24"}]}"#;
@@ -118,7 +117,7 @@ fn another_plugin_of_a_known_name_may_be_ipam() {
 #[test]
 fn flannel_does_not_delegate_to_itself() {
     if is_peer() {
-        return; // Not in the set.
+        return; // The reference set has no flannel.
     }
     let node = node();
     let pod = node.pod("pod");
@@ -135,7 +134,7 @@ fn flannel_does_not_delegate_to_itself() {
         assert_eq!((error.code, error.msg.as_str()), (7, expected), "{verb}");
     }
     let _ = call(&node, &pod, "DEL", &config).ok();
-    // As an older version may have left it.
+    // An older version may have left this file.
     config["dataDir"] = "/var/lib/cni/flannel".into();
     node.write("/var/lib/cni/flannel/pod", config.to_string());
     let _ = call(&node, &pod, "DEL", &config).ok();

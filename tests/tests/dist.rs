@@ -1,18 +1,19 @@
-//! The binary as it is shipped: it needs nothing of the system that it runs on.
+//! The shipped binary needs nothing of the system on which it runs.
 //!
-//! These run where the plugin directory holds the static build (`cargo xtask dist`, the virtual
-//! machines); the everyday build is linked dynamically and is skipped.
+//! The tests run where the plugin directory holds the static build (`cargo xtask dist`, the test VMs). The
+//! everyday build is dynamically linked, so they are skipped.
 
 use std::path::Path;
 
 use serde_json::{Value, json};
 use slipway_tests::{BridgeNetfilter, Node, Proto, Snapshot, skip, slipway};
 
-/// Where the plugins are in the jail.
+/// The plugins' folder in the jail.
 const BIN: &str = "/opt/cni/bin";
 const JAIL: &str = "/mnt";
 
-/// The types of the program headers, which say what a loader has to do: elf(5), 64-bit little-endian.
+/// Returns the types of the program headers, which include those for the loader: elf(5), 64-bit
+/// little-endian.
 fn segments(file: &[u8]) -> Vec<u32> {
     assert_eq!(&file[..6], b"\x7fELF\x02\x01", "a 64-bit little-endian ELF file");
     let number = |at: usize, size: usize| {
@@ -31,7 +32,7 @@ fn is_static() -> bool {
 }
 
 #[test]
-fn nothing_is_left_to_a_loader() {
+fn no_loader_is_needed() {
     if !is_static() {
         skip!("a static binary");
     }
@@ -40,9 +41,9 @@ fn nothing_is_left_to_a_loader() {
     assert!(file.len() <= 6_300_000, "{} bytes", file.len());
 }
 
-/// A file system with nothing but the plugins, /proc, /sys, and the pod's namespace.
+/// Creates a file system that contains only the plugins, /proc, /sys and the pod's namespace.
 fn jail(node: &Node, netns: &Path) {
-    // In the node's own mount namespace, and outside the folders that a snapshot reads.
+    // The mount is in the node's mount namespace, outside the folders of a snapshot.
     node.cmd(&format!("mount -t tmpfs tmpfs {JAIL}"));
     for folder in ["proc", "sys", "opt/cni/bin", "run/netns"] {
         node.cmd(&format!("mkdir -p {JAIL}/{folder}"));

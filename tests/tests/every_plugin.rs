@@ -1,16 +1,16 @@
-//! One ADD, CHECK and DEL of every plugin of the binary, and little more: what is run on many kernels. A
-//! plugin of the registry without a line in the table below fails the last test.
+//! One ADD, CHECK and DEL of every plugin of the binary: a small suite for many kernels. The last test fails
+//! for a plugin of the registry that is missing in the table below.
 
 use serde_json::{Value, json};
 #[path = "dhcp/stage.rs"]
-#[expect(dead_code, reason = "what the suite of dhcp needs besides")]
+#[expect(dead_code, reason = "the suite dhcp uses the rest")]
 mod stage;
 
 use slipway_tests::{
     Attach, BridgeNetfilter, Node, PROGRAMS, Proto, Snapshot, has_programs, is_peer, lacks, needs, skip,
 };
 
-/// A test for each plugin: in which list it is tried, and for which link.
+/// A test for each plugin, in a list, for an interface.
 macro_rules! every_plugin {
     ($($test:ident: $name:literal for $ifname:literal in $list:expr;)*) => {
         const PLUGINS: &[&str] = &[$($name),*];
@@ -20,7 +20,7 @@ macro_rules! every_plugin {
                 if let Some(feature) = lacks($name) {
                     skip!(feature);
                 }
-                comes_and_goes($name, $ifname, &$list);
+                add_check_and_del($name, $ifname, &$list);
             }
         )*
     };
@@ -88,22 +88,22 @@ fn fixed() -> Value {
     })
 }
 
-/// ADD, CHECK and DEL, twice: what the first ADD of a node makes for all stays, the second leaves nothing.
+/// ADD, CHECK and DEL, twice. The first ADD leaves the objects shared by all containers, the second leaves
+/// nothing.
 #[track_caller]
-fn comes_and_goes(plugin: &str, ifname: &str, plugins: &Value) {
+fn add_check_and_del(plugin: &str, ifname: &str, plugins: &Value) {
     let node = Node::new();
     node.bridge_netfilter(BridgeNetfilter::Off);
     let client = node.host("client");
-    // A device that is moved.
+    // The device that host-device moves.
     node.cmd("ip link add dev0 type veth peer name wire0 netns client");
     let pod = node.pod("pod");
-    // The file that flanneld writes.
     let share =
         "FLANNEL_NETWORK=10.88.0.0/16\nFLANNEL_SUBNET=10.88.0.1/24\nFLANNEL_MTU=1450\nFLANNEL_IPMASQ=false\n";
     node.write("/run/flannel/subnet.env", share);
     let network = node.network(json!({"name": "net", "plugins": plugins}));
     let attach = Attach::new(&pod).ifname(ifname).port(Proto::Tcp, 8080, 80).port(Proto::Udp, 8080, 80);
-    // Derived from the reservations, where to go on after the last one, and the lock's file.
+    // Without the files derived from reservations, the lock file, and the last reserved address.
     let state = || Snapshot::take(&node, &[&pod]).without(&["networks/.slipway/", "last_reserved_ip"]);
     let cycle = || {
         let before = state();
@@ -124,12 +124,12 @@ fn comes_and_goes(plugin: &str, ifname: &str, plugins: &Value) {
     let before = state();
     cycle();
     before.assert_same(&state());
-    network.del(&attach).expect("DEL of what is not there");
+    network.del(&attach).expect("a second DEL");
 }
 
-/// What no other kernel's verifier can tell: that this one's takes the programs.
+/// The verifier of this kernel accepts the BPF programs, and they publish a port.
 #[test]
-fn the_programs_are_taken_and_serve() {
+fn the_bpf_programs_load_and_publish_a_port() {
     if !has_programs() {
         skip!(PROGRAMS);
     }
@@ -152,7 +152,7 @@ fn the_programs_are_taken_and_serve() {
     assert_eq!(node.programs()["containers"], 0);
 }
 
-/// It needs a server beside the node.
+/// dhcp also needs a server.
 #[test]
 fn dhcp() {
     if is_peer() {
@@ -174,24 +174,24 @@ fn dhcp() {
         network.del(&attach).expect("DEL");
         assert_eq!(stage.leases(), Vec::<String>::new());
     };
-    // With its first port the bridge gets an address of its own.
+    // With its first port the bridge gets a MAC address.
     cycle();
     let state = || Snapshot::take(&stage.node, &[&pod]).without(&["/run/dnsmasq.log", "/run/daemon.err"]);
     let before = state();
     cycle();
     before.assert_same(&state());
-    network.del(&attach).expect("DEL of what is not there");
+    network.del(&attach).expect("a second DEL");
 }
 
 #[test]
-fn none_is_forgotten() {
+fn the_table_has_every_plugin() {
     if is_peer() {
         return;
     }
-    // A line per plugin: its name, and what it does.
+    // The command prints a line per plugin, which begins with the name.
     let table = Node::new().slipway("plugins");
-    let there: Vec<&str> = table.lines().filter_map(|line| line.split_whitespace().next()).collect();
+    let registered: Vec<&str> = table.lines().filter_map(|line| line.split_whitespace().next()).collect();
     let mut all = [PLUGINS, &["dhcp"]].concat();
     all.sort_unstable();
-    assert_eq!(there, all);
+    assert_eq!(registered, all);
 }

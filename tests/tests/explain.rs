@@ -1,5 +1,5 @@
-//! `slipway explain` on real nodes: what it says is compared with the committed texts, and with what becomes
-//! of a real packet.
+//! `slipway explain` on real nodes: its output is compared with golden files and with the path of a real
+//! packet.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test fails by panicking")]
 
@@ -41,7 +41,7 @@ impl World {
         ]}))
     }
 
-    /// What is said, compared with the committed text.
+    /// Runs `slipway explain`, and compares its output with the golden file.
     fn explain(&self, name: &str, args: &str) -> String {
         let text = self.node.slipway(&format!("explain {args}"));
         golden(&format!("explain/{name}.txt"), &format!("$ slipway explain {args}\n{text}"));
@@ -88,24 +88,24 @@ fn a_published_port_from_everywhere() {
     assert!(answers(&world.node, Ipv6Addr::LOCALHOST, 8080));
     world.explain("the-container-itself", "tcp 192.0.2.1:8080 from 10.22.0.2");
     assert!(answers(&pod, node, 8080));
-    let said = world.explain("loopback-from-outside", "tcp 127.0.0.1:8080 --iif out0");
-    assert!(said.contains("It is dropped"), "{said}");
-    let said = world.explain("forwarded", "tcp 192.0.2.2:8080 from 10.22.0.2");
-    assert!(said.contains("masqueraded"), "{said}");
+    let text = world.explain("loopback-from-outside", "tcp 127.0.0.1:8080 --iif out0");
+    assert!(text.contains("It is dropped"), "{text}");
+    let text = world.explain("forwarded", "tcp 192.0.2.2:8080 from 10.22.0.2");
+    assert!(text.contains("masqueraded"), "{text}");
 }
 
 #[test]
-fn a_port_that_nobody_publishes() {
+fn an_unpublished_port() {
     let world = World::new();
     let network = world.network(&json!({}));
-    let said = world.explain("no-table", "tcp 192.0.2.1:8081");
-    assert!(said.contains("there is no table"), "{said}");
+    let text = world.explain("no-table", "tcp 192.0.2.1:8081");
+    assert!(text.contains("there is no table"), "{text}");
     let _web = add(&world, &network, "web", |a| {
         a.port(Proto::Tcp, 8080, 80).port(Proto::Udp, 8081, 80).port_on("127.0.0.1", Proto::Tcp, 8081, 80)
     });
     let _sshd = world.node.serve(Proto::Tcp, "0.0.0.0:8081", "the node");
-    let said = world.explain("unpublished", "tcp 192.0.2.1:8081");
-    assert!(said.ends_with("It goes to the node itself, where something listens on the port.\n"), "{said}");
+    let text = world.explain("unpublished", "tcp 192.0.2.1:8081");
+    assert!(text.ends_with("It goes to the node itself, where something listens on the port.\n"), "{text}");
     world.client.expect(Proto::Tcp, at(world.client.node_v4, 8081), "the node");
 }
 
@@ -122,8 +122,8 @@ fn conditions_that_do_not_hold() {
             .contains("It reaches 10.22.0.2:80")
     );
     assert!(answers(&world.client, node, 8080));
-    let said = world.explain("conditions-do-not-hold", "tcp 192.0.2.1:8080 from 192.0.2.99");
-    assert!(said.contains("It is not translated"), "{said}");
+    let text = world.explain("conditions-do-not-hold", "tcp 192.0.2.1:8080 from 192.0.2.99");
+    assert!(text.contains("It is not translated"), "{text}");
     assert!(is_silent(&world.node, node, 8080));
     world.node.cmd(&format!("rm {}", network.cache_path(&attach)));
     let said = world.node.slipway("explain tcp 192.0.2.1:8080");
@@ -139,13 +139,13 @@ fn a_forward_chain_that_drops() {
         "table ip filter { chain FORWARD { type filter hook forward priority 0; policy drop; }; }
          table ip6 filter { chain FORWARD { type filter hook forward priority 0; policy drop; }; }",
     );
-    let said = world.explain("forward-drops", "tcp 192.0.2.1:8080");
-    assert!(said.contains("unless chain ip filter FORWARD drops it"), "{said}");
+    let text = world.explain("forward-drops", "tcp 192.0.2.1:8080");
+    assert!(text.contains("unless chain ip filter FORWARD drops it"), "{text}");
     assert!(is_silent(&world.client, world.client.node_v4, 8080));
     world.node.cmd("nft delete table ip filter");
     world.node.cmd("nft flush table inet slipway");
-    let said = world.explain("damaged", "tcp 192.0.2.1:8080");
-    assert!(said.contains("`slipway restore`"), "{said}");
+    let text = world.explain("damaged", "tcp 192.0.2.1:8080");
+    assert!(text.contains("`slipway restore`"), "{text}");
     world.node.cmd("nft flush ruleset");
     world.node.slipway("restore");
     world.node.sysctl("net/ipv4/ip_forward", "0");
@@ -170,8 +170,8 @@ fn chains_of_iptables() {
     let _web = add(&world, &network, "web", |a| {
         a.port(Proto::Tcp, 8080, 80).port_on("127.0.0.1", Proto::Tcp, 8080, 81)
     });
-    let said = world.explain("iptables", "tcp 192.0.2.1:8080");
-    assert!(said.contains("It reaches 10.22.0.2:80"), "{said}");
+    let text = world.explain("iptables", "tcp 192.0.2.1:8080");
+    assert!(text.contains("It reaches 10.22.0.2:80"), "{text}");
     assert!(answers(&world.client, world.client.node_v4, 8080));
 }
 

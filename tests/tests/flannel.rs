@@ -6,7 +6,7 @@ use slipway_tests::{Attach, BridgeNetfilter, Network, Node, Pod, Proto, Snapshot
 const ENV: &str = "/run/flannel/subnet.env";
 const DIR: &str = "/var/lib/cni/flannel";
 
-/// A node on which flanneld has written its file.
+/// Returns a node with flanneld's file.
 fn node() -> Node {
     let node = Node::new();
     node.bridge_netfilter(BridgeNetfilter::Off);
@@ -43,7 +43,7 @@ fn state(node: &Node) -> Snapshot {
     Snapshot::take(node, &[]).without(&shared)
 }
 
-/// Containers reach each other, the node, and the world, whose answer goes to the node's address.
+/// Containers reach each other, the node, and other hosts, which see the node's address.
 #[test]
 fn containers_of_a_dual_stack_cluster() {
     if is_peer() {
@@ -53,7 +53,7 @@ fn containers_of_a_dual_stack_cluster() {
     let client = node.host("client");
     let network = network(&node, json!({"delegate": {"hairpinMode": true, "isDefaultGateway": true}}));
     network.status().expect("STATUS");
-    // The first container of a node, so that the tables are there.
+    // The first container of the node creates the tables.
     let first = node.pod("first");
     network.add(&Attach::new(&first).port(Proto::Udp, 53, 53)).expect("ADD");
     network.del(&Attach::new(&first)).expect("DEL");
@@ -75,7 +75,7 @@ fn containers_of_a_dual_stack_cluster() {
     let _server = one.serve(Proto::Tcp, "0.0.0.0:80", "one");
     two.expect(Proto::Tcp, at([10, 244, 3, 3], 80), "one");
     client.expect(Proto::Tcp, (client.node_v4, 8080), "one");
-    // flanneld does not masquerade: the delegate does.
+    // flanneld does not masquerade here, so the delegate does.
     let _outside = client.serve(Proto::Tcp, "0.0.0.0:90", "client");
     let seen = two.expect(Proto::Tcp, (client.v4, 90), "client").peer;
     assert_eq!(seen.ip(), client.node_v4);
@@ -92,9 +92,9 @@ fn containers_of_a_dual_stack_cluster() {
     assert_eq!(node.list(DIR), [".slipway"]);
 }
 
-/// What the delegate gets is what the file says, and `delegate` goes before it.
+/// The delegate's configuration comes from flanneld's file; keys of `delegate` take precedence.
 #[test]
-fn the_delegate_is_chosen() {
+fn keys_of_delegate_take_precedence_over_the_file() {
     let node = node();
     node.write(ENV, env("true"));
     let pod = node.pod("pod");
@@ -112,7 +112,7 @@ fn the_delegate_is_chosen() {
     assert_eq!(node.read("/run/saved/pod"), None);
 }
 
-/// With layer 3 between the nodes' containers, and without a bridge.
+/// ipvlan in mode l3 routes between the nodes' containers, without a bridge.
 #[test]
 fn ipvlan_can_be_the_delegate() {
     if let Some(feature) = lacks("ipvlan") {
@@ -120,7 +120,8 @@ fn ipvlan_can_be_the_delegate() {
     }
     let node = node();
     let client = node.host("client");
-    // Another node, with an address of a container of its own: containers have a route to flannel's network alone.
+    // The client acts as another node with a container's address, since containers have a route to flannel's
+    // network only.
     client.cmd("ip address add 10.244.9.1/32 dev lo");
     client.cmd(&format!("ip route replace 10.244.3.0/24 via {} src 10.244.9.1", client.node_v4));
     node.cmd(&format!("ip route add 10.244.9.0/24 via {}", client.v4));
@@ -144,7 +145,7 @@ fn ipvlan_can_be_the_delegate() {
     assert_eq!(node.list(DIR), [".slipway"]);
 }
 
-/// A runtime that repeats an ADD is refused, and the container keeps what it has.
+/// A repeated ADD fails, and the container keeps its interface and addresses.
 #[test]
 fn a_second_add_leaves_the_first_alone() {
     if is_peer() {
@@ -166,7 +167,7 @@ fn a_second_add_leaves_the_first_alone() {
     assert!(!pod.has_link("eth0"));
 }
 
-/// The reference forgets what to delete even when the deletion fails.
+/// The reference deletes its saved configuration even if the delegate's DEL fails.
 #[test]
 fn a_failed_del_can_be_repeated() {
     let node = node();
@@ -176,9 +177,9 @@ fn a_failed_del_can_be_repeated() {
     network.add(&attach).expect("ADD");
     let reserved = || node.list("/var/lib/cni/networks/cbr0").contains(&"10.244.3.2".to_owned());
     assert!(reserved());
-    // The delegate's IPAM is not to be found for a while.
+    // The saved IPAM plugin does not exist, so DEL fails.
     let config = network.configs(Some(&attach)).remove(0);
-    let spoilt: Value = {
+    let intact: Value = {
         let text = node.read(&format!("{DIR}/pod")).expect("the saved file");
         let mut saved: Value = serde_json::from_str(&text).expect("JSON");
         saved["ipam"]["type"] = "absent".into();
@@ -191,14 +192,14 @@ fn a_failed_del_can_be_repeated() {
     assert!(error.msg.contains("absent"), "{error:?}");
     assert!(node.read(&format!("{DIR}/pod")).is_some() && reserved());
     for name in [format!("{DIR}/pod"), format!("{DIR}/.slipway/pod:eth0")] {
-        node.write(&name, spoilt.to_string());
+        node.write(&name, intact.to_string());
     }
     network.del(&attach).expect("DEL");
     assert!(node.read(&format!("{DIR}/pod")).is_none() && !reserved());
 }
 
-/// An attachment of the reference is deleted by the file that it wrote; one of two of ours does not take
-/// the other's away.
+/// DEL of an attachment made by the reference reads the reference's file. DEL of one of a container's two
+/// attachments keeps the other's file.
 #[test]
 fn files_are_shared_with_the_reference() {
     let node = node();
@@ -207,7 +208,7 @@ fn files_are_shared_with_the_reference() {
     let (first, second) = (Attach::new(&pod), Attach::new(&pod).ifname("eth1"));
     network.add(&first).expect("ADD");
     node.cmd(&format!("rm {DIR}/.slipway/pod:eth0"));
-    network.del(&first).expect("DEL of what the reference made");
+    network.del(&first).expect("DEL of the reference's attachment");
     assert_eq!(node.list(DIR), [".slipway"]);
     network.add(&first).expect("ADD");
     network.add(&second).expect("ADD");
@@ -230,10 +231,10 @@ fn gc_removes_what_no_attachment_owns() {
     for one in &attach {
         network.add(one).expect("ADD");
     }
-    // Another network's file is none of its business.
+    // GC keeps files of other networks.
     node.write(&format!("{DIR}/foreign"), r#"{"name":"other","type":"bridge"}"#);
     network.forget();
-    // flanneld's file need not be there.
+    // GC works without flanneld's file.
     node.cmd(&format!("rm {ENV}"));
     network.gc(&[&attach[0]]).expect("GC");
     assert_eq!(node.list(DIR), [".slipway", "foreign", "one"]);
@@ -244,23 +245,23 @@ fn gc_removes_what_no_attachment_owns() {
     );
 }
 
-/// What an ADD made when the configuration was another one, or the reference made, goes too.
+/// GC also deletes attachments made with another configuration or by the reference.
 #[test]
 fn gc_deletes_by_what_was_saved() {
     if is_peer() {
         return;
     }
     let node = node();
-    let elsewhere = elsewhere(&node);
+    let earlier = earlier(&node);
     let by_ptp = network(&node, json!({"delegate": {"type": "ptp"}}));
     let today = network(&node, json!({}));
     let pods = ["one", "two", "three", "four"].map(|name| node.pod(name));
     let [one, two, three, four] = pods.each_ref().map(Attach::new);
     for attach in [&one, &two, &three] {
-        elsewhere.add(attach).expect("ADD");
+        earlier.add(attach).expect("ADD");
     }
     by_ptp.add(&four).expect("ADD");
-    // As the reference leaves it: nobody knows the interface.
+    // The reference's file does not name the interface.
     node.cmd(&format!("rm {DIR}/.slipway/two:eth0"));
     pods.into_iter().filter(|pod| pod.name() != "three").for_each(Pod::remove);
     today.gc(&[&three]).expect("GC");
@@ -268,12 +269,12 @@ fn gc_deletes_by_what_was_saved() {
     assert_eq!(node.list(&format!("{DIR}/.slipway")), ["three:eth0"]);
     assert_eq!(reservations(&node, "/run/elsewhere/cbr0"), ["10.244.4.4"]);
     assert_eq!(reservations(&node, "/var/lib/cni/networks/cbr0"), Vec::<String>::new());
-    elsewhere.check(&three).expect("CHECK of the living");
-    elsewhere.del(&three).expect("DEL");
+    earlier.check(&three).expect("CHECK of the valid attachment");
+    earlier.del(&three).expect("DEL");
 }
 
-/// The network as it was before it was changed to what it is today.
-fn elsewhere(node: &Node) -> Network<'_> {
+/// Returns the network with an earlier configuration.
+fn earlier(node: &Node) -> Network<'_> {
     node.write("/run/elsewhere.env", env("false").replace("244.3.1", "244.4.1").replace(":3::1", ":4::1"));
     let (delegate, ipam) = (json!({"bridge": "cni1"}), json!({"dataDir": "/run/elsewhere"}));
     network(node, json!({"subnetFile": "/run/elsewhere.env", "delegate": delegate, "ipam": ipam}))
@@ -283,18 +284,18 @@ fn reservations(node: &Node, dir: &str) -> Vec<String> {
     node.list(dir).into_iter().filter(|name| name.starts_with("10.")).collect()
 }
 
-/// What could not be deleted is kept for the next one; all else goes.
+/// GC keeps the saved configuration of an attachment that it cannot delete, and deletes all others.
 #[test]
-fn gc_goes_on_after_an_error() {
+fn gc_continues_after_an_error() {
     if is_peer() {
         return;
     }
     let node = node();
-    let elsewhere = elsewhere(&node);
+    let earlier = earlier(&node);
     let pods = ["one", "two", "three"].map(|name| node.pod(name));
     let attach: Vec<Attach> = pods.iter().map(Attach::new).collect();
     for one in &attach[..2] {
-        elsewhere.add(one).expect("ADD");
+        earlier.add(one).expect("ADD");
     }
     network(&node, json!({})).add(&attach[2]).expect("ADD");
     let file = format!("{DIR}/.slipway/one:eth0");
@@ -311,14 +312,14 @@ fn gc_goes_on_after_an_error() {
     assert_eq!(node.list(&format!("{DIR}/.slipway")), ["one:eth0"]);
     assert_eq!(reservations(&node, "/run/elsewhere/cbr0"), ["10.244.4.2"]);
     assert_eq!(reservations(&node, "/var/lib/cni/networks/cbr0"), Vec::<String>::new());
-    // Neither does a configuration that no ADD could use stop it.
+    // A configuration that no ADD accepts does not stop GC either.
     node.write(&file, saved);
     assert_eq!(flannel(json!({"delegate": 7})).code, 7);
     assert_eq!(node.list(DIR), [".slipway"]);
     assert_eq!(reservations(&node, "/run/elsewhere/cbr0"), Vec::<String>::new());
 }
 
-/// The namespace that a GC's environment names by chance is none of the dead.
+/// GC does not pass the namespace in its environment on to the delegate.
 #[test]
 fn gc_deletes_without_a_namespace() {
     if is_peer() {
@@ -342,9 +343,9 @@ fn gc_deletes_without_a_namespace() {
     assert_eq!(node.list(&format!("{DIR}/.slipway")), Vec::<String>::new());
 }
 
-/// A file is empty where a disk lost what was written last.
+/// A crash may leave an empty file.
 #[test]
-fn a_broken_copy_is_no_obstacle() {
+fn del_works_with_a_broken_copy_of_the_configuration() {
     if is_peer() {
         return;
     }
@@ -358,19 +359,19 @@ fn a_broken_copy_is_no_obstacle() {
         assert!(!pod.has_link("eth0"));
     };
     let today = network(&node, json!({}));
-    // One of the two says what is to be deleted: the present keys would not do.
-    let elsewhere = elsewhere(&node);
+    // One intact copy suffices, and it is needed: the current configuration has other keys.
+    let earlier = earlier(&node);
     for broken in [&ours, &shared] {
         for content in ["", "{", "[]", "{}", "{\"type\": 7}"] {
-            elsewhere.add(&attach).expect("ADD");
+            earlier.add(&attach).expect("ADD");
             node.write(broken, content);
-            elsewhere.check(&attach).expect("CHECK");
+            earlier.check(&attach).expect("CHECK");
             today.del(&attach).expect("DEL");
             gone("/run/elsewhere/cbr0");
-            elsewhere.del(&attach).expect("DEL");
+            earlier.del(&attach).expect("DEL");
         }
     }
-    // Neither does: the present keys do.
+    // Both copies are broken: DEL uses the current configuration.
     for content in ["", "{"] {
         today.add(&attach).expect("ADD");
         for file in [&ours, &shared] {
@@ -382,7 +383,7 @@ fn a_broken_copy_is_no_obstacle() {
         gone("/var/lib/cni/networks/cbr0");
         node.write(ENV, env("false"));
     }
-    // The copy that all of a container's attachments share may be of another network.
+    // The copy shared by a container's attachments may belong to another network.
     today.add(&attach).expect("ADD");
     node.write(&ours, "");
     let foreign = r#"{"cniVersion":"1.0.0","name":"other","type":"bridge","ipam":{"type":"host-local"}}"#;
@@ -391,7 +392,7 @@ fn a_broken_copy_is_no_obstacle() {
     gone("/var/lib/cni/networks/cbr0");
 }
 
-/// A DEL needs to know where the saved configuration is, and nothing else.
+/// DEL needs only `dataDir`; invalid values of other keys do not stop it.
 #[test]
 fn del_is_not_stopped_by_keys_that_it_does_not_need() {
     let node = node();
@@ -417,13 +418,13 @@ fn del_is_not_stopped_by_keys_that_it_does_not_need() {
 }
 
 #[test]
-fn what_is_wrong_is_said_and_nothing_is_left() {
+fn errors_name_the_cause_and_leave_nothing() {
     let node = node();
     let pod = node.pod("pod");
     let before = Snapshot::take(&node, &[&pod]).without(&["folder "]);
-    let fails = |flannel: Value, said: &str| {
+    let fails = |flannel: Value, text: &str| {
         let failure = network(&node, flannel).add(&Attach::new(&pod)).expect_err("ADD should fail");
-        assert!(failure.error.msg.contains(said), "{failure}");
+        assert!(failure.error.msg.contains(text), "{failure}");
         before.assert_same(&Snapshot::take(&node, &[&pod]).without(&[
             "folder ",
             "last_reserved_ip",
@@ -446,12 +447,12 @@ fn what_is_wrong_is_said_and_nothing_is_left() {
     let failure = network(&node, flannel.clone()).status().expect_err("STATUS");
     assert_eq!(failure.error.code, 50);
     assert!(failure.error.msg.contains("/run/part is missing FLANNEL_MTU, FLANNEL_IPMASQ"), "{failure}");
-    network(&node, flannel).del(&Attach::new(&pod)).expect("DEL needs no file of flanneld");
+    network(&node, flannel).del(&Attach::new(&pod)).expect("DEL without flanneld's file");
 }
 
-/// flanneld's ruleset is flushed with everybody's: what the delegate had comes back.
+/// Another program flushes the ruleset; `slipway restore` creates the delegate's rules again.
 #[test]
-fn restore_puts_the_delegates_part_back() {
+fn restore_creates_the_delegates_rules_again() {
     if is_peer() {
         return;
     }

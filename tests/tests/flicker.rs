@@ -1,4 +1,4 @@
-//! Somebody removes and makes the tables again and again: nobody takes them for somebody else's meanwhile.
+//! Tables that are deleted and created again and again are never reported as foreign.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test fails by panicking")]
 
@@ -10,10 +10,10 @@ use cni_dataplane::node::OwnTable;
 use cni_nftables::{Family, Socket, TableId, Transaction};
 use slipway_tests::Node;
 
-/// Reads while another makes and removes. What is read table by table and chain by chain may be of two
-/// moments; the verdict that the table was made by somebody else must not come of that.
+/// Reads the table while a thread creates and deletes it. The reader fetches tables and chains one by one, so
+/// they may be from two generations; it must not conclude that another program made the table.
 #[test]
-fn a_table_that_comes_and_goes_is_never_foreign() {
+fn a_table_recreated_during_the_read_is_never_foreign() {
     const LOOKS: usize = 400;
     const LONGEST: Duration = Duration::from_secs(10);
     let space = Node::new();
@@ -26,7 +26,7 @@ fn a_table_that_comes_and_goes_is_never_foreign() {
                     node::repair_own_table().expect("nobody else changes it");
                     let mut batch = Transaction::new();
                     batch.delete_table(&TableId::new(Family::Inet, "slipway"));
-                    socket.commit(&batch, None).expect("the table is there");
+                    socket.commit(&batch, None).expect("delete the table");
                 }
             });
         });
@@ -46,6 +46,6 @@ fn a_table_that_comes_and_goes_is_never_foreign() {
             seen
         });
         done.store(true, Ordering::SeqCst);
-        assert!(seen.iter().all(|times| *times > 0), "absent and there: {seen:?}");
+        assert!(seen.iter().all(|times| *times > 0), "times seen absent and present: {seen:?}");
     });
 }

@@ -1,4 +1,4 @@
-//! The daemon: started again, killed, out of space, called by others, started by systemd.
+//! The daemon: restarts, kills, a full disk, other users, and start by systemd.
 
 use std::io::{Read as _, Write as _};
 use std::os::fd::{AsRawFd as _, OwnedFd};
@@ -12,10 +12,10 @@ use nix::unistd::Pid;
 use serde_json::json;
 use slipway_tests::{Attach, slipway, within};
 
-use crate::server::{RELEASE, Rules, Say, Server};
+use crate::server::{RELEASE, Reply, Rules, Server};
 use crate::stage::{SOCKET, STATE, Stage, address, is_up};
 
-/// Whatever ends it, the next one goes on.
+/// The next daemon continues with the leases, no matter how the last one ended.
 #[test]
 fn leases_survive_restarts_of_daemon_and_server() {
     needs_dnsmasq!();
@@ -31,22 +31,22 @@ fn leases_survive_restarts_of_daemon_and_server() {
         stage.start_daemon(&[]);
         assert_eq!(stage.node.read(&format!("{STATE}/lan:pod:eth0")), file, "after {signal}");
     }
-    // dnsmasq, which has no file here, knows nobody any more.
+    // dnsmasq has no lease file here, so it has forgotten its clients.
     stage.stop("dnsmasq", Signal::SIGTERM);
     stage.start_dnsmasq(&stage.node, "lan0", &[]);
-    let before = stage.said(&format!("DHCPACK(lan0) {ip}"));
+    let before = stage.logged(&format!("DHCPACK(lan0) {ip}"));
     network.check(&attach).expect("CHECK");
-    stage.wait("it is renewed", || stage.said(&format!("DHCPACK(lan0) {ip}")) > before);
+    stage.wait("the lease is renewed", || stage.logged(&format!("DHCPACK(lan0) {ip}")) > before);
     assert!(is_up(&pod));
     network.del(&attach).expect("DEL");
-    stage.wait("the server hears it", || stage.said(&format!("DHCPRELEASE(lan0) {ip}")) == 1);
+    stage.wait("the server receives the release", || stage.logged(&format!("DHCPRELEASE(lan0) {ip}")) == 1);
     assert_eq!(stage.leases(), Vec::<String>::new());
 }
 
-/// Leases go on at their times, not when somebody calls; those of the machine's last run are over.
+/// The daemon renews leases at their times, without a call. Leases from before a reboot are over.
 #[test]
-fn a_daemon_that_starts_renews_what_is_due() {
-    ours_alone!();
+fn a_started_daemon_renews_leases_that_are_due() {
+    slipway_only!();
     let stage = Stage::new();
     let server = Server::start(&stage, Rules { times: [3, 100, 200], ..Rules::default() });
     stage.start_daemon(&[]);
@@ -62,22 +62,23 @@ fn a_daemon_that_starts_renews_what_is_due() {
     stage.node.write(&format!("{STATE}/lan:broken:eth0"), "{");
     std::thread::sleep(Duration::from_secs(3));
     stage.start_daemon(&[]);
-    stage.wait("it is renewed", || server.count(|heard| heard.extends(false)) >= 1);
+    stage.wait("the lease is renewed", || server.count(|received| received.extends(false)) >= 1);
     assert_eq!(stage.leases(), ["lan:broken:eth0", "lan:pod:eth0"]);
     stage.network(&json!({})).del(&Attach::new(&pod)).expect("DEL");
 }
 
-/// Killed at each of its writes in turn, in an ADD and in a DEL: the next daemon, and a DEL, leave nothing.
+/// The daemon is killed at each of its writes, in an ADD and in a DEL. The next daemon and a DEL leave
+/// nothing.
 #[test]
-fn a_daemon_that_is_killed_between_any_two_writes_leaves_nothing_behind() {
-    ours_alone!();
+fn a_daemon_killed_at_any_write_leaves_nothing() {
+    slipway_only!();
     let stage = Stage::new();
     let server = Server::start(&stage, Rules::default());
     let pod = stage.node.pod("pod");
     let network = stage.network(&json!({}));
     let attach = Attach::new(&pod);
     let mut kills = 0;
-    // Each thread is counted by itself: a call has few of these.
+    // strace counts per thread, and a call has few of these system calls.
     for syscall in ["write", "fsync", "renameat", "renameat2", "unlinkat", "sendto", "openat"] {
         for nth in 1..=if syscall == "openat" { 8 } else { 3 } {
             let mut command = Command::new("strace");
@@ -85,7 +86,7 @@ fn a_daemon_that_is_killed_between_any_two_writes_leaves_nothing_behind() {
             command.args(["-f", "-qq", "-o", "/dev/null", "-e", &inject, "-e", &format!("trace={syscall}")]);
             command.arg(slipway()).args(["dhcp", "daemon", "-timeout", "3s"]);
             stage.start("daemon", &stage.node, command);
-            stage.wait("it listens, or was killed", || {
+            stage.wait("the daemon listens, or was killed", || {
                 stage.has_ended("daemon") || {
                     stage.has_socket() && stage.node.run(|| UnixStream::connect(SOCKET)).is_ok()
                 }
@@ -109,13 +110,13 @@ fn a_daemon_that_is_killed_between_any_two_writes_leaves_nothing_behind() {
     stage.start_daemon(&[]);
     assert_eq!(address(&network.add(&attach).expect("ADD")), "10.77.0.50");
     network.del(&attach).expect("DEL");
-    assert!(server.count(|heard| heard.kind == RELEASE) >= 1);
+    assert!(server.count(|received| received.kind == RELEASE) >= 1);
 }
 
-/// A lease that cannot be written is given back at once.
+/// A lease that the daemon cannot write is released at once.
 #[test]
-fn a_full_disk_is_said_and_leaves_nothing() {
-    ours_alone!();
+fn add_on_a_full_disk_fails_and_leaves_nothing() {
+    slipway_only!();
     let stage = Stage::new();
     let server = Server::start(&stage, Rules::default());
     stage.node.cmd(&format!("mkdir -p {STATE}"));
@@ -126,7 +127,7 @@ fn a_full_disk_is_said_and_leaves_nothing() {
     let failure = network.add(&Attach::new(&pod)).expect_err("ADD");
     assert_eq!(failure.error.code, 5, "{failure}");
     assert!(failure.error.msg.contains("No space left") || failure.error.msg.contains("ENOSPC"), "{failure}");
-    stage.wait("it is given back", || server.count(|heard| heard.kind == RELEASE) == 1);
+    stage.wait("the lease is released", || server.count(|received| received.kind == RELEASE) == 1);
     assert_eq!(stage.leases(), ["full"]);
     assert!(!pod.has_link("eth0"));
     stage.node.cmd(&format!("rm {STATE}/full"));
@@ -134,10 +135,10 @@ fn a_full_disk_is_said_and_leaves_nothing() {
     network.del(&Attach::new(&pod)).expect("DEL");
 }
 
-/// Without a daemon: an error that says so, and nothing left.
+/// ADD fails and leaves nothing; DEL without a lease succeeds.
 #[test]
-fn without_a_daemon_what_can_be_done_is_done() {
-    ours_alone!();
+fn without_a_daemon_add_fails_and_del_works_if_there_is_no_lease() {
+    slipway_only!();
     let stage = Stage::new();
     let _server = Server::start(&stage, Rules::default());
     let (pod, network) = (stage.node.pod("pod"), stage.network(&json!({})));
@@ -146,9 +147,9 @@ fn without_a_daemon_what_can_be_done_is_done() {
     let start = "error dialing DHCP daemon: dial unix /run/cni/dhcp.sock: ";
     assert!(failure.error.msg.starts_with(start), "{failure}");
     assert_eq!(network.status().expect_err("STATUS").error.code, 50);
-    network.del(&attach).expect("DEL of what there is not");
+    network.del(&attach).expect("DEL without a lease");
     assert!(!pod.has_link("eth0"));
-    // A lease that nobody can give back is not forgotten.
+    // DEL fails without a daemon to release the lease, so the lease is kept.
     stage.start_daemon(&[]);
     network.add(&attach).expect("ADD");
     stage.stop("daemon", Signal::SIGTERM);
@@ -161,11 +162,11 @@ fn without_a_daemon_what_can_be_done_is_done() {
     assert!(failure.error.msg.contains("Can not parse option \"nonsense\""), "{failure}");
 }
 
-/// What stands on the disk from before the machine was started again is nobody's lease, nor is what nobody can
-/// read: no daemon would give it back either.
+/// A lease from before a reboot is over, and no daemon could release an unreadable one either: DEL and GC
+/// need no daemon for both.
 #[test]
-fn leases_of_before_a_restart_need_no_daemon() {
-    ours_alone!();
+fn del_of_leases_from_before_a_reboot_needs_no_daemon() {
+    slipway_only!();
     let stage = Stage::new();
     let _server = Server::start(&stage, Rules::default());
     stage.start_daemon(&[]);
@@ -186,16 +187,16 @@ fn leases_of_before_a_restart_need_no_daemon() {
         network.del(&attach).unwrap_or_else(|error| panic!("{content}: {error}"));
         gc().unwrap_or_else(|errors| panic!("{content}: {errors:?}"));
     }
-    // A file that the disk does not give, which is nothing of the attachment's to see here, may be a lease.
+    // A file that cannot be opened may be a lease.
     stage.node.cmd(&format!("rm {file}"));
     stage.node.cmd(&format!("ln -s /run/none {file}"));
     assert_eq!(network.del(&attach).expect_err("DEL").error.code, 11);
 }
 
-/// A daemon that does not answer, and one whose queue is full of calls that it does not take.
+/// A daemon that does not answer, and a socket whose queue is full.
 #[test]
-fn a_daemon_that_hangs_is_not_waited_for_for_long() {
-    ours_alone!();
+fn calls_to_a_daemon_that_hangs_time_out() {
+    slipway_only!();
     let stage = Stage::new();
     let _server = Server::start(&stage, Rules::default());
     stage.start_daemon(&[]);
@@ -205,9 +206,9 @@ fn a_daemon_that_hangs_is_not_waited_for_for_long() {
     kill(Pid::from_raw(i32::try_from(stage.pid("daemon")).expect("a process ID")), Signal::SIGSTOP)
         .expect("send a signal");
     let start = Instant::now();
-    let told = network.status().expect_err("STATUS").error;
-    assert_eq!(told.code, 50, "{told:?}");
-    assert_eq!(told.msg, "error calling DHCP.Ping: the daemon has not answered for 5 s");
+    let error = network.status().expect_err("STATUS").error;
+    assert_eq!(error.code, 50, "{error:?}");
+    assert_eq!(error.msg, "error calling DHCP.Ping: the daemon has not answered for 5 s");
     assert!(start.elapsed() < within(Duration::from_secs(15)), "{:?}", start.elapsed());
     let start = Instant::now();
     std::thread::scope(|scope| {
@@ -217,14 +218,14 @@ fn a_daemon_that_hangs_is_not_waited_for_for_long() {
             ("Retain", scope.spawn(|| network.gc_plugins(&json!([])).expect_err("GC").remove(0).error)),
         ];
         for (method, call) in calls {
-            let told = call.join().expect("no panic");
-            assert_eq!(told.code, 11, "{told:?}");
+            let error = call.join().expect("no panic");
+            assert_eq!(error.code, 11, "{error:?}");
             let text = format!("error calling DHCP.{method}: the daemon has not answered for 30 s");
-            assert!(told.msg.ends_with(&text), "{told:?}");
+            assert!(error.msg.ends_with(&text), "{error:?}");
         }
     });
     assert!(start.elapsed() < within(Duration::from_secs(50)), "{:?}", start.elapsed());
-    // Nobody takes what waits here: the second call does not even get in.
+    // No process accepts connections, and the queue is full: a connect waits.
     let full = stage.node.run(|| {
         let address = UnixAddr::new("/run/full").expect("an address");
         let socket = socket(AddressFamily::Unix, SockType::Stream, SockFlag::SOCK_CLOEXEC, None);
@@ -234,44 +235,45 @@ fn a_daemon_that_hangs_is_not_waited_for_for_long() {
         let waiting: Vec<_> = (0..2).map(|_| UnixStream::connect("/run/full").expect("connect")).collect();
         (socket, waiting)
     });
-    let told = stage.network(&json!({"daemonSocketPath": "/run/full"})).status().expect_err("STATUS").error;
-    assert_eq!(told.code, 50, "{told:?}");
-    assert!(told.msg.starts_with("error dialing DHCP daemon: dial unix /run/full: "), "{told:?}");
+    let error = stage.network(&json!({"daemonSocketPath": "/run/full"})).status().expect_err("STATUS").error;
+    assert_eq!(error.code, 50, "{error:?}");
+    assert!(error.msg.starts_with("error dialing DHCP daemon: dial unix /run/full: "), "{error:?}");
     drop(full);
-    // It goes on, and hears what was asked of it meanwhile.
+    // The daemon continues, and executes the calls in its queue.
     kill(Pid::from_raw(i32::try_from(stage.pid("daemon")).expect("a process ID")), Signal::SIGCONT)
         .expect("send a signal");
-    stage.wait("the lease is given back", || stage.leases().is_empty());
+    stage.wait("the lease is released", || stage.leases().is_empty());
     network.del(&attach).expect("DEL");
 }
 
-/// Root's alone, on both sides; what is not understood is answered, and does no harm.
+/// Only root may call the daemon, and only root's daemon is accepted. Invalid calls get an error and do no
+/// harm.
 #[test]
-fn strangers_get_nothing() {
-    ours_alone!();
+fn only_root_may_call_or_be_the_daemon() {
+    slipway_only!();
     let stage = Stage::new();
     stage.start_daemon(&[]);
     let mode = |path: &str| stage.node.cmd(&format!("stat -c %a:%U {path}")).trim().to_owned();
     assert_eq!((mode(SOCKET), mode(STATE)), ("600:root".to_owned(), "700:root".to_owned()));
     assert_eq!(mode("/run/cni"), "755:root");
-    let say = |bytes: &[u8]| {
+    let send = |bytes: &[u8]| {
         let mut stream = stage.node.run(|| UnixStream::connect(SOCKET)).expect("connect");
-        // The daemon may stop listening before all is said.
+        // The daemon may close the socket before it has read everything.
         drop(stream.write_all(bytes));
         drop(stream.shutdown(std::net::Shutdown::Write));
         let mut answer = String::new();
         drop(stream.read_to_string(&mut answer));
         answer
     };
-    assert_eq!(say(b"{\"do\":\"ping\"}\n"), "{\"done\":{}}\n");
+    assert_eq!(send(b"{\"do\":\"ping\"}\n"), "{\"done\":{}}\n");
     for nonsense in [&b""[..], b"\n", b"{\"do\":\"ping\"}", b"{\"do\":\"nothing\"}\n", b"\xff\xff\n"] {
-        assert!(say(nonsense).starts_with("{\"failed\":{\"code\":5,"), "{nonsense:?}");
+        assert!(send(nonsense).starts_with("{\"failed\":{\"code\":5,"), "{nonsense:?}");
     }
     let owner = |container: &str| json!({"network": "lan", "container": container, "ifname": "eth0"});
     let options = json!({"provide": [], "request": []});
     let call = |container: &str, netns: &str| {
         let call = json!({"do": "allocate", "owner": owner(container), "netns": netns, "options": options});
-        say(format!("{call}\n").as_bytes())
+        send(format!("{call}\n").as_bytes())
     };
     assert!(call("../x", "/run/netns/x").starts_with("{\"failed\":"));
     assert!(call("c", "/proc/1/../thread-self/ns/net").contains("is not an absolute path"));
@@ -279,19 +281,20 @@ fn strangers_get_nothing() {
     assert!(call("c", "/etc/passwd").starts_with("{\"failed\":"));
     let own = format!("/proc/{}/ns/net", stage.pid("daemon"));
     assert!(call("c", &own).contains("is the network namespace of the daemon"), "{}", call("c", &own));
-    drop(say(&vec![b' '; 3 << 20]));
-    assert_eq!(say(b"{\"do\":\"ping\"}\n"), "{\"done\":{}}\n");
-    // Another user, whom somebody let at the socket.
+    drop(send(&vec![b' '; 3 << 20]));
+    assert_eq!(send(b"{\"do\":\"ping\"}\n"), "{\"done\":{}}\n");
+    // Another user who may open the socket.
     stage.node.cmd(&format!("chmod 666 {SOCKET}"));
-    let nobody = ["setpriv", "--reuid", "65534", "--regid", "65534", "--clear-groups"];
+    let unprivileged = ["setpriv", "--reuid", "65534", "--regid", "65534", "--clear-groups"];
     let config = json!({"cniVersion": "1.1.0", "name": "lan", "type": "dhcp", "ipam": {"type": "dhcp"}});
-    let failure = stage.node.plugin("dhcp").command("STATUS").config(&config).through(&nobody).run().error();
+    let failure =
+        stage.node.plugin("dhcp").command("STATUS").config(&config).through(&unprivileged).run().error();
     assert!(failure.msg.contains("belongs to user 65534, not to root"), "{failure:?}");
-    // And somebody who would like to be the daemon.
+    // Another user who listens at the socket.
     stage.node.cmd("mkdir /run/other");
     stage.node.cmd("chown 65534 /run/other");
-    let mut command = Command::new(nobody[0]);
-    command.args(&nobody[1..]).arg(slipway()).args(["dhcp", "daemon"]);
+    let mut command = Command::new(unprivileged[0]);
+    command.args(&unprivileged[1..]).arg(slipway()).args(["dhcp", "daemon"]);
     command.args(["-socketpath", "/run/other/s", "-statedir", "/run/other/leases"]);
     stage.start("impostor", &stage.node, command);
     stage.wait("it listens", || stage.node.run(|| UnixStream::connect("/run/other/s")).is_ok());
@@ -302,7 +305,7 @@ fn strangers_get_nothing() {
 
 #[test]
 fn two_daemons_do_not_share_leases() {
-    ours_alone!();
+    slipway_only!();
     let stage = Stage::new();
     stage.start_daemon(&["-pidfile", "/run/dhcp.pid"]);
     assert_eq!(stage.node.read("/run/dhcp.pid"), Some(stage.pid("daemon").to_string()));
@@ -311,7 +314,7 @@ fn two_daemons_do_not_share_leases() {
     assert!(second.stderr.contains("another daemon keeps these leases"), "{second}");
     let second = stage.node.try_slipway("dhcp daemon -statedir /run/leases");
     assert!(second.stderr.contains("slipway dhcp: Error getting listener: "), "{second}");
-    // One that gives up does not say that it runs.
+    // A daemon that fails to start does not write its PID file.
     for flags in ["", "-statedir /run/leases"] {
         let second = stage.node.try_slipway(&format!("dhcp daemon -pidfile /run/dhcp.pid {flags}"));
         assert_eq!(second.code, Some(1), "{second}");
@@ -324,31 +327,34 @@ fn two_daemons_do_not_share_leases() {
     assert!(relative.stderr.contains("Error writing pidfile \"pid\": path not absolute"), "{relative}");
 }
 
-/// What `slipway uninstall` leaves, and why; and what it takes away.
+/// `slipway uninstall` keeps leases and a running daemon's folder.
 #[test]
 fn uninstall_waits_for_leases_and_their_daemon() {
-    ours_alone!();
+    slipway_only!();
     let stage = Stage::new();
     let _server = Server::start(&stage, Rules::default());
     stage.start_daemon(&[]);
     let (pod, network) = (stage.node.pod("pod"), stage.network(&json!({})));
     network.add(&Attach::new(&pod)).expect("ADD");
     let uninstall = || stage.node.slipway("uninstall --to /run/none");
-    let told = uninstall();
-    assert!(told.contains("leave   /var/lib/cni/dhcp (/var/lib/cni/dhcp/lan:pod:eth0 is a lease)"), "{told}");
+    let report = uninstall();
+    assert!(
+        report.contains("leave   /var/lib/cni/dhcp (/var/lib/cni/dhcp/lan:pod:eth0 is a lease)"),
+        "{report}"
+    );
     network.del(&Attach::new(&pod)).expect("DEL");
-    let told = uninstall();
-    assert!(told.contains("leave   /var/lib/cni/dhcp (slipway dhcp daemon runs)"), "{told}");
+    let report = uninstall();
+    assert!(report.contains("leave   /var/lib/cni/dhcp (slipway dhcp daemon runs)"), "{report}");
     stage.stop("daemon", Signal::SIGTERM);
-    let told = uninstall();
-    assert!(told.contains("remove  /var/lib/cni/dhcp\n"), "{told}");
+    let report = uninstall();
+    assert!(report.contains("remove  /var/lib/cni/dhcp\n"), "{report}");
     assert!(stage.node.run(|| !std::path::Path::new(STATE).exists()));
 }
 
-/// A daemon in a container, which sees the host's files elsewhere.
+/// A daemon in a container, with the host's files at another path.
 #[test]
-fn a_daemon_may_see_the_hosts_files_elsewhere() {
-    ours_alone!();
+fn a_daemon_may_see_the_hosts_files_at_another_path() {
+    slipway_only!();
     let stage = Stage::new();
     let _server = Server::start(&stage, Rules::default());
     let pod = stage.node.pod("pod");
@@ -364,10 +370,10 @@ fn a_daemon_may_see_the_hosts_files_elsewhere() {
     assert_eq!(stage.leases(), Vec::<String>::new());
 }
 
-/// The capabilities that the unit leaves it are enough, from a lease to its end.
+/// The capabilities in the systemd unit suffice from ADD to DEL.
 #[test]
 fn the_units_capabilities_are_enough() {
-    ours_alone!();
+    slipway_only!();
     let unit = include_str!("../../../cni/plugins/systemd/cni-dhcp.service");
     let line = unit.lines().find_map(|line| line.strip_prefix("CapabilityBoundingSet=")).expect("a line");
     let kept: Vec<String> =
@@ -382,18 +388,18 @@ fn the_units_capabilities_are_enough() {
     stage.wait_for_daemon();
     let (pod, network) = (stage.node.pod("pod"), stage.network(&json!({})));
     network.add(&Attach::new(&pod)).expect("ADD");
-    stage.wait("it is renewed", || server.count(|heard| heard.extends(false)) >= 1);
+    stage.wait("the lease is renewed", || server.count(|received| received.extends(false)) >= 1);
     server.change(|rules| {
-        *rules = Rules { discover: Say::Nothing, renew: Say::Nothing, rebind: Say::Nothing, ..rules.clone() };
+        *rules = Rules { discover: Reply::None, renew: Reply::None, rebind: Reply::None, ..rules.clone() };
     });
-    stage.wait("the link goes off", || !is_up(&pod));
+    stage.wait("the link is set down", || !is_up(&pod));
     network.del(&Attach::new(&pod)).expect("DEL");
 }
 
-/// As systemd starts it: called by its plugin's name, with the socket as descriptor 3.
+/// systemd executes the plugin's name with the socket as descriptor 3.
 #[test]
-fn a_socket_that_is_handed_over_is_used() {
-    ours_alone!();
+fn a_socket_passed_by_systemd_is_used() {
+    slipway_only!();
     let stage = Stage::new();
     let _server = Server::start(&stage, Rules::default());
     stage.node.cmd("mkdir -p /run/cni");
@@ -401,7 +407,7 @@ fn a_socket_that_is_handed_over_is_used() {
     let (pod, network) = (stage.node.pod("pod"), stage.network(&json!({})));
     let attach = Attach::new(&pod);
     std::thread::scope(|scope| {
-        // It waits in the socket's queue.
+        // The call waits in the socket's queue.
         let add = scope.spawn(|| network.add(&attach).expect("ADD"));
         std::thread::sleep(Duration::from_millis(300));
         let script = "exec 3<&0 0</dev/null; LISTEN_PID=$$ LISTEN_FDS=1 exec \"$0\" daemon -timeout 3s";
@@ -415,9 +421,9 @@ fn a_socket_that_is_handed_over_is_used() {
         child.kill().expect("a child");
         child.wait().expect("a child");
     });
-    // Its path is not the daemon's to make or to replace.
+    // The daemon neither creates nor removes a socket that systemd made.
     assert!(stage.has_socket());
-    // What is announced must be there.
+    // LISTEN_FDS without a socket is an error.
     let script = "exec 3</dev/null; LISTEN_PID=$$ LISTEN_FDS=1 exec \"$0\" daemon";
     let program = stage.node.bin().join("dhcp");
     let mut command = Command::new("sh");

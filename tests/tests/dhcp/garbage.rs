@@ -1,4 +1,4 @@
-//! Mutated configurations and environments, with a server that answers.
+//! Mutated configurations and environments, with a server that replies.
 
 use serde_json::json;
 use slipway_tests::garbage::feed;

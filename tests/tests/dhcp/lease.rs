@@ -5,7 +5,7 @@ use slipway_tests::{Attach, Pod, Proto};
 
 use crate::stage::{Stage, address};
 
-/// A lease, used, checked, and given back.
+/// A lease from ADD over CHECK to DEL.
 #[test]
 fn a_container_has_a_lease_as_long_as_it_lives() {
     needs_dnsmasq!();
@@ -34,19 +34,18 @@ fn a_container_has_a_lease_as_long_as_it_lives() {
     let log = stage.log();
     assert!(log.contains("client provides name: web-1") && log.contains("vendor class: slipway"), "{log}");
     assert_eq!(stage.leases(), ["lan:pod:eth0"]);
-    // CHECK renews.
-    let before = stage.said("DHCPACK");
+    let before = stage.logged("DHCPACK");
     network.check(&attach).expect("CHECK");
-    stage.wait("the lease is renewed", || stage.said("DHCPACK") > before);
+    stage.wait("the lease is renewed", || stage.logged("DHCPACK") > before);
     network.del(&attach).expect("DEL");
-    stage.wait("the server hears it", || stage.said(&format!("DHCPRELEASE(lan0) {ip}")) == 1);
+    stage.wait("the server receives the release", || stage.logged(&format!("DHCPRELEASE(lan0) {ip}")) == 1);
     network.del(&attach).expect("DEL again");
     assert_eq!(stage.leases(), Vec::<String>::new());
 }
 
-/// What the server calls static routes (33), and the router; and what is not asked for.
+/// Static routes (option 33) and routers of the server; an ADD takes only the options that it requested.
 #[test]
-fn routes_are_those_that_were_asked_for() {
+fn routes_are_those_that_were_requested() {
     needs_dnsmasq!();
     let stage = Stage::with_dnsmasq(&["--dhcp-option=33,172.20.0.0,10.77.0.7"]);
     let routes = |name: &str, request: Value| {
@@ -65,9 +64,9 @@ fn routes_are_those_that_were_asked_for() {
     assert_eq!(routes("none", json!([{"skipDefault": true}, {"option": "subnet-mask"}])), Value::Null);
 }
 
-/// The server tells clients apart by the identifier, of which the usual one names the attachment.
+/// The server identifies clients by option 61; the default value names the attachment.
 #[test]
-fn a_lease_is_known_by_the_clients_identifier() {
+fn a_lease_belongs_to_a_client_identifier() {
     needs_dnsmasq!();
     let fixed = [
         "--dhcp-host=id:00:70:6f:64:2f:6c:61:6e:2f:65:74:68:30,10.77.0.200",
@@ -75,18 +74,19 @@ fn a_lease_is_known_by_the_clients_identifier() {
     ];
     let stage = Stage::with_dnsmasq(&fixed);
     let pods = ["pod", "other"].map(|name| stage.node.pod(name));
-    // 00, and pod/lan/eth0.
+    // 00, then pod/lan/eth0.
     let usual = stage.network(&json!({}));
     assert_eq!(address(&usual.add(&Attach::new(&pods[0])).expect("ADD")), "10.77.0.200");
     let own = stage.network(&json!({"provide": [{"option": "dhcp-client-identifier", "value": "mine"}]}));
     assert_eq!(address(&own.add(&Attach::new(&pods[1])).expect("ADD")), "10.77.0.201");
     own.del(&Attach::new(&pods[1])).expect("DEL");
-    stage.wait("the server knows whose it was", || stage.said("DHCPRELEASE(lan0) 10.77.0.201") == 1);
+    stage.wait("the server receives the release", || stage.logged("DHCPRELEASE(lan0) 10.77.0.201") == 1);
 }
 
-/// Many at once have an address each; the same one twice has one answer or is told to try again.
+/// Concurrent ADDs get an address each. Concurrent ADDs of one attachment get the same lease, or fail with
+/// "try again later".
 #[test]
-fn adds_at_once_do_not_meet() {
+fn concurrent_adds_get_an_address_each() {
     needs_dnsmasq!();
     let stage = Stage::with_dnsmasq(&[]);
     let network = stage.network(&json!({}));
@@ -106,11 +106,11 @@ fn adds_at_once_do_not_meet() {
         }
     });
     assert_eq!(stage.leases(), Vec::<String>::new());
-    stage.wait("the server hears all", || stage.said("DHCPRELEASE") == 8);
+    stage.wait("the server receives all releases", || stage.logged("DHCPRELEASE") == 8);
 }
 
 #[test]
-fn gc_gives_back_what_no_attachment_owns() {
+fn gc_releases_leases_without_an_attachment() {
     needs_dnsmasq!();
     let stage = Stage::with_dnsmasq(&[]);
     let network = stage.network(&json!({}));
@@ -122,15 +122,15 @@ fn gc_gives_back_what_no_attachment_owns() {
     }]}));
     let foreign = stage.node.pod("foreign");
     other.add(&Attach::new(&foreign)).expect("ADD");
-    // What nobody can read is not kept for ever.
+    // GC deletes an unreadable lease.
     stage.node.write("/var/lib/cni/dhcp/lan:broken:eth0", "{");
     network.forget();
     network.gc(&[&attach[0], &attach[2]]).expect("GC");
     assert_eq!(stage.leases(), ["lan:one:eth0", "lan:three:eth0", "other:foreign:eth0"]);
-    stage.wait("the server hears it", || {
-        stage.said(&format!("DHCPRELEASE(lan0) {}", address(&results[1]))) == 1
+    stage.wait("the server receives the release", || {
+        stage.logged(&format!("DHCPRELEASE(lan0) {}", address(&results[1]))) == 1
     });
-    // The cache went, and with it prevResult, that bridge needs for a CHECK.
+    // The runtime's cache is gone, and with it the `prevResult` that bridge needs for CHECK.
     let config = json!({
         "cniVersion": "1.1.0", "name": "lan", "type": "dhcp", "ipam": {"type": "dhcp"}, "prevResult": results[0],
     });
@@ -143,7 +143,7 @@ fn gc_gives_back_what_no_attachment_owns() {
     network.del(&attach[0]).expect("DEL");
 }
 
-/// A container that was started again under the same names, without a DEL.
+/// A container is started again under the same names without a DEL.
 #[test]
 fn another_namespace_has_a_lease_of_its_own() {
     needs_dnsmasq!();
@@ -152,11 +152,14 @@ fn another_namespace_has_a_lease_of_its_own() {
     let pods = ["one", "two"].map(|name| stage.node.pod(name));
     let first = address(&network.add(&Attach::new(&pods[0]).container("same")).expect("ADD"));
     let second = address(&network.add(&Attach::new(&pods[1]).container("same")).expect("ADD"));
-    stage.wait("the server hears it", || stage.said(&format!("DHCPRELEASE(lan0) {first}")) == 1);
+    stage
+        .wait("the server receives the release", || stage.logged(&format!("DHCPRELEASE(lan0) {first}")) == 1);
     assert_eq!(stage.leases(), ["lan:same:eth0"]);
     network.del(&Attach::new(&pods[1]).container("same")).expect("DEL");
-    // The server may give the same address again.
+    // The server may give the same address.
     let released = if first == second { 2 } else { 1 };
-    stage.wait("the server hears it", || stage.said(&format!("DHCPRELEASE(lan0) {second}")) == released);
+    stage.wait("the server receives the release", || {
+        stage.logged(&format!("DHCPRELEASE(lan0) {second}")) == released
+    });
     assert_eq!(stage.leases(), Vec::<String>::new());
 }

@@ -1,11 +1,11 @@
-//! All plugins that make links, with a real server outside the node.
+//! dhcp with each plugin that makes a link, and a real server outside the node.
 
 use serde_json::{Value, json};
 use slipway_tests::{Attach, Proto, lacks, needs, skip};
 
 use crate::stage::{Stage, address, has_dnsmasq};
 
-/// A lease through the link of a plugin, whose packets reach `link` of a host outside.
+/// Tests a lease through a plugin's link to `link` of another host, where the server listens.
 fn has_a_lease(plugin: Value, link: &str) {
     let stage = Stage::new();
     let host = stage.node.host("server");
@@ -25,18 +25,18 @@ fn has_a_lease(plugin: Value, link: &str) {
     let gateway: std::net::IpAddr = "10.77.0.1".parse().expect("an address");
     pod.expect(Proto::Tcp, (gateway, 80), "server");
     let ack = format!("DHCPACK({link}) {ip}");
-    let before = stage.said(&ack);
+    let before = stage.logged(&ack);
     network.check(&attach).expect("CHECK");
-    stage.wait("the lease is renewed", || stage.said(&ack) > before);
+    stage.wait("the lease is renewed", || stage.logged(&ack) > before);
     network.del(&attach).expect("DEL");
-    stage.wait("the server hears it", || stage.said(&format!("DHCPRELEASE({link}) {ip}")) == 1);
+    stage.wait("the server receives the release", || stage.logged(&format!("DHCPRELEASE({link}) {ip}")) == 1);
     assert!(!pod.has_link("eth0"));
     assert_eq!(stage.leases(), Vec::<String>::new());
 }
 
 #[test]
 fn macvlan() {
-    ours_alone!();
+    slipway_only!();
     if let Some(feature) = lacks("macvlan") {
         skip!(feature);
     }
@@ -44,10 +44,10 @@ fn macvlan() {
     has_a_lease(json!({"type": "macvlan", "master": "out0"}), "eth0");
 }
 
-/// All containers have the master's address: the server is asked to answer everybody.
+/// All ipvlan links have the master's MAC address, so the client asks for broadcast replies.
 #[test]
 fn ipvlan() {
-    ours_alone!();
+    slipway_only!();
     if let Some(feature) = lacks("ipvlan") {
         skip!(feature);
     }
@@ -57,7 +57,7 @@ fn ipvlan() {
 
 #[test]
 fn vlan() {
-    ours_alone!();
+    slipway_only!();
     if let Some(feature) = lacks("vlan") {
         skip!(feature);
     }

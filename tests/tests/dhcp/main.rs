@@ -1,7 +1,7 @@
-//! dhcp and its daemon: with a real server (dnsmasq), and with one that does as a test says.
+//! dhcp and its daemon, with dnsmasq and with a server that the tests control.
 
-/// Ends a test of what other implementations do not promise.
-macro_rules! ours_alone {
+/// Ends a test that other implementations need not pass.
+macro_rules! slipway_only {
     () => {
         if slipway_tests::is_peer() {
             return;
@@ -9,10 +9,10 @@ macro_rules! ours_alone {
     };
 }
 
-/// The same, and one that talks to the real server.
+/// Ends the test as above, and skips it without dnsmasq.
 macro_rules! needs_dnsmasq {
     () => {
-        ours_alone!();
+        slipway_only!();
         slipway_tests::needs!(crate::stage::has_dnsmasq(), "dnsmasq");
     };
 }

@@ -1,26 +1,26 @@
-//! The plugin is killed, wherever it is: a DEL leaves no lease behind, and nothing else.
+//! The plugin is killed at any point: a DEL leaves no lease and no other object.
 
 use serde_json::json;
 use slipway_tests::{Attach, Disturbance, disturbed, kill_points};
 
-use crate::server::{Heard, RELEASE, Rules, Server};
+use crate::server::{RELEASE, Received, Rules, Server};
 use crate::stage::Stage;
 
-/// How many points of a call are tried, about.
+/// Approximate number of points tried per call.
 const TRIES: usize = 20;
 
 #[test]
-fn an_add_that_is_killed_leaves_nothing_that_del_does_not_find() {
-    is_killed("ADD");
+fn del_removes_all_of_a_killed_add() {
+    kill_at_every_point("ADD");
 }
 
 #[test]
-fn a_del_that_is_killed_is_done_by_the_next() {
-    is_killed("DEL");
+fn a_second_del_completes_a_killed_del() {
+    kill_at_every_point("DEL");
 }
 
-fn is_killed(verb: &str) {
-    ours_alone!();
+fn kill_at_every_point(verb: &str) {
+    slipway_only!();
     let stage = Stage::new();
     let server = Server::start(&stage, Rules::default());
     stage.start_daemon(&[]);
@@ -45,8 +45,8 @@ fn is_killed(verb: &str) {
         let ports = || stage.node.cmd("ip -br link show master lan0");
         stage.wait(&format!("killed at {point:?}: the bridge has no port"), || ports().is_empty());
     }
-    // All that was leased was given back, through the link that had it.
-    let count = |which: fn(&Heard) -> bool| server.count(which);
-    let released = |heard: &Heard| heard.kind == RELEASE;
-    stage.wait("the server has all back", || count(Heard::selects) == count(released));
+    // Each lease was released, through the link that had it.
+    let count = |which: fn(&Received) -> bool| server.count(which);
+    let released = |received: &Received| received.kind == RELEASE;
+    stage.wait("the server has received all releases", || count(Received::selects) == count(released));
 }

@@ -1,5 +1,5 @@
-//! A small DHCP server that does as a test says: real ones have no leases of seconds, and refuse nobody without
-//! a reason.
+//! A small DHCP server controlled by the tests, for leases of seconds and replies that real servers do not
+//! send.
 
 use std::collections::BTreeMap;
 use std::io::ErrorKind::{Interrupted, TimedOut, WouldBlock};
@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use crate::stage::Stage;
 
-/// Kinds of messages (RFC 2132, section 9.6).
+/// Message types (RFC 2132, section 9.6).
 pub(crate) const DISCOVER: u8 = 1;
 const OFFER: u8 = 2;
 pub(crate) const REQUEST: u8 = 3;
@@ -19,42 +19,42 @@ const ACK: u8 = 5;
 const NAK: u8 = 6;
 pub(crate) const RELEASE: u8 = 7;
 
-/// What a server says to a message.
+/// A server's reply to a message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Say {
-    Yes,
-    No,
-    Nothing,
+pub(crate) enum Reply {
+    Accept,
+    Refuse,
+    None,
 }
 
-/// What the server does.
+/// The server's behaviour.
 #[derive(Debug, Clone)]
 pub(crate) struct Rules {
-    /// The address that it has to give.
+    /// The address that the server offers.
     pub(crate) address: Ipv4Addr,
-    /// Seconds: until the server is asked, until all servers are, until the end.
+    /// Seconds: renewal time (T1), rebinding time (T2), lease time.
     pub(crate) times: [u32; 3],
-    pub(crate) discover: Say,
-    /// To a client that takes an offer, one that asks for more time by unicast, and one that asks all.
-    pub(crate) select: Say,
-    pub(crate) renew: Say,
-    pub(crate) rebind: Say,
-    /// The subnet mask of its answers, if any.
+    pub(crate) discover: Reply,
+    /// Replies to a client that selects an offer, renews (unicast), and rebinds (broadcast).
+    pub(crate) select: Reply,
+    pub(crate) renew: Reply,
+    pub(crate) rebind: Reply,
+    /// The subnet mask in replies, if any.
     pub(crate) mask: Option<Ipv4Addr>,
-    /// Offers of another server on the link, which come before its own.
-    pub(crate) lies: Vec<Lie>,
+    /// Offers of another server on the link, sent before the server's own.
+    pub(crate) rogue_offers: Vec<RogueOffer>,
 }
 
 /// An offer of another server.
 #[derive(Debug, Clone)]
-pub(crate) struct Lie {
+pub(crate) struct RogueOffer {
     pub(crate) address: [u8; 4],
     pub(crate) mask: [u8; 4],
-    /// More options, as they are sent.
+    /// More options, encoded.
     pub(crate) options: Vec<u8>,
 }
 
-impl Default for Lie {
+impl Default for RogueOffer {
     fn default() -> Self {
         Self { address: [10, 77, 0, 66], mask: [255, 255, 255, 0], options: Vec::new() }
     }
@@ -65,31 +65,31 @@ impl Default for Rules {
         Self {
             address: Ipv4Addr::new(10, 77, 0, 50),
             times: [300, 500, 600],
-            discover: Say::Yes,
-            select: Say::Yes,
-            renew: Say::Yes,
-            rebind: Say::Yes,
+            discover: Reply::Accept,
+            select: Reply::Accept,
+            renew: Reply::Accept,
+            rebind: Reply::Accept,
             mask: Some(Ipv4Addr::new(255, 255, 255, 0)),
-            lies: Vec::new(),
+            rogue_offers: Vec::new(),
         }
     }
 }
 
-/// A message that the server has received.
+/// A received message.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Heard {
+pub(crate) struct Received {
     pub(crate) kind: u8,
-    /// Whether it was sent to everybody.
+    /// True if it was broadcast.
     pub(crate) to_all: bool,
-    /// The address that the client has.
+    /// The client's address (ciaddr).
     pub(crate) from: Ipv4Addr,
     pub(crate) options: BTreeMap<u8, Vec<u8>>,
 }
 
-/// The server, on the bridge of a [`Stage`]. It ends with the value.
+/// The server, on the bridge of a [`Stage`], until it is dropped.
 pub(crate) struct Server {
     rules: Arc<Mutex<Rules>>,
-    heard: Arc<Mutex<Vec<Heard>>>,
+    received: Arc<Mutex<Vec<Received>>>,
     stop: Arc<AtomicBool>,
     threads: Vec<JoinHandle<()>>,
 }
@@ -105,12 +105,12 @@ impl Server {
             socket.set_broadcast(true).expect("allow broadcast");
             socket
         };
-        let (rules, heard) = (Arc::new(Mutex::new(rules)), Arc::<Mutex<Vec<Heard>>>::default());
+        let (rules, received) = (Arc::new(Mutex::new(rules)), Arc::<Mutex<Vec<Received>>>::default());
         let stop = Arc::<AtomicBool>::default();
         let own = bind(OWN);
         let sockets = [(bind(Ipv4Addr::BROADCAST), true), (own.try_clone().expect("a copy"), false)];
         let threads = sockets.map(|(socket, to_all)| {
-            let (rules, heard, stop) = (rules.clone(), heard.clone(), stop.clone());
+            let (rules, received, stop) = (rules.clone(), received.clone(), stop.clone());
             let own = own.try_clone().expect("a copy");
             std::thread::spawn(move || {
                 let mut buffer = [0; 2048];
@@ -121,32 +121,33 @@ impl Server {
                         Err(e) => panic!("receive: {e}"),
                     };
                     let message = &buffer[..length];
-                    let one = Heard::read(message, to_all);
+                    let one = Received::read(message, to_all);
                     let rules = rules.lock().expect("not poisoned").clone();
-                    let answers = rules.lies(&one, message).into_iter().chain(rules.answer(&one, message));
-                    heard.lock().expect("not poisoned").push(one.clone());
+                    let answers =
+                        rules.rogue_offers(&one, message).into_iter().chain(rules.answer(&one, message));
+                    received.lock().expect("not poisoned").push(one.clone());
                     let to = if one.from.is_unspecified() { Ipv4Addr::BROADCAST } else { one.from };
                     for answer in answers {
-                        // A client that has gone is none of the server's worries.
+                        // The send fails if the client has gone.
                         drop(own.send_to(&answer, SocketAddr::from((to, 68))));
                     }
                 }
             })
         });
-        Self { rules, heard, stop, threads: threads.into() }
+        Self { rules, received, stop, threads: threads.into() }
     }
 
     pub(crate) fn change(&self, change: impl FnOnce(&mut Rules)) {
         change(&mut self.rules.lock().expect("not poisoned"));
     }
 
-    /// All messages so far.
-    pub(crate) fn heard(&self) -> Vec<Heard> {
-        self.heard.lock().expect("not poisoned").clone()
+    /// Returns all messages so far.
+    pub(crate) fn received(&self) -> Vec<Received> {
+        self.received.lock().expect("not poisoned").clone()
     }
 
-    pub(crate) fn count(&self, which: impl Fn(&Heard) -> bool) -> usize {
-        self.heard().iter().filter(|one| which(one)).count()
+    pub(crate) fn count(&self, which: impl Fn(&Received) -> bool) -> usize {
+        self.received().iter().filter(|one| which(one)).count()
     }
 }
 
@@ -159,7 +160,7 @@ impl Drop for Server {
     }
 }
 
-impl Heard {
+impl Received {
     fn read(message: &[u8], to_all: bool) -> Self {
         let octets: [u8; 4] = message[12..16].try_into().expect("four bytes");
         let (mut options, mut rest) = (BTreeMap::new(), &message[240..]);
@@ -178,30 +179,30 @@ impl Heard {
         Self { kind: options[&53][0], to_all, from: Ipv4Addr::from_octets(octets), options }
     }
 
-    /// Whether it takes an offer.
+    /// True if the client selects an offer.
     pub(crate) fn selects(&self) -> bool {
         self.kind == REQUEST && self.from.is_unspecified()
     }
 
-    /// Whether it asks for more time, of everybody or of one server.
+    /// True if the client rebinds (`to_all`) or renews.
     pub(crate) fn extends(&self, to_all: bool) -> bool {
         self.kind == REQUEST && !self.from.is_unspecified() && self.to_all == to_all
     }
 }
 
 impl Rules {
-    fn answer(&self, heard: &Heard, message: &[u8]) -> Option<Vec<u8>> {
-        let (say, yes) = match heard.kind {
+    fn answer(&self, received: &Received, message: &[u8]) -> Option<Vec<u8>> {
+        let (say, yes) = match received.kind {
             DISCOVER => (self.discover, OFFER),
-            REQUEST if heard.selects() => (self.select, ACK),
-            REQUEST if heard.to_all => (self.rebind, ACK),
+            REQUEST if received.selects() => (self.select, ACK),
+            REQUEST if received.to_all => (self.rebind, ACK),
             REQUEST => (self.renew, ACK),
             _ => return None,
         };
         let kind = match say {
-            Say::Yes => yes,
-            Say::No => NAK,
-            Say::Nothing => return None,
+            Reply::Accept => yes,
+            Reply::Refuse => NAK,
+            Reply::None => return None,
         };
         let mut answer = message[..240].to_vec();
         answer[0] = 2;
@@ -222,21 +223,21 @@ impl Rules {
         Some(answer)
     }
 
-    /// Offers of the other server, whose identifier is 10.77.0.2.
-    fn lies(&self, heard: &Heard, message: &[u8]) -> Vec<Vec<u8>> {
-        if heard.kind != DISCOVER {
+    /// Returns the offers of the other server, whose identifier is 10.77.0.2.
+    fn rogue_offers(&self, received: &Received, message: &[u8]) -> Vec<Vec<u8>> {
+        if received.kind != DISCOVER {
             return Vec::new();
         }
-        let offer = |lie: &Lie| {
-            let mut offer = message[..240].to_vec();
-            offer[0] = 2;
-            offer[16..20].copy_from_slice(&lie.address);
-            offer.extend([53, 1, OFFER, 54, 4, 10, 77, 0, 2, 51, 4, 0, 0, 1, 0, 1, 4]);
-            offer.extend(lie.mask);
-            offer.extend(&lie.options);
-            offer.push(255);
-            offer
+        let encode = |offer: &RogueOffer| {
+            let mut reply = message[..240].to_vec();
+            reply[0] = 2;
+            reply[16..20].copy_from_slice(&offer.address);
+            reply.extend([53, 1, OFFER, 54, 4, 10, 77, 0, 2, 51, 4, 0, 0, 1, 0, 1, 4]);
+            reply.extend(offer.mask);
+            reply.extend(&offer.options);
+            reply.push(255);
+            reply
         };
-        self.lies.iter().map(offer).collect()
+        self.rogue_offers.iter().map(encode).collect()
     }
 }

@@ -1,4 +1,4 @@
-//! A node with a bridge, a DHCP server on it, and the daemon.
+//! A node with a bridge, a DHCP server and the daemon.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -14,22 +14,22 @@ use nix::unistd::Pid;
 use serde_json::{Value, json};
 use slipway_tests::{BridgeNetfilter, Network, Node, Pod, Space, slipway, within};
 
-/// Where the daemon keeps leases, and where it listens.
+/// The daemon's folder of leases, and its socket.
 pub(crate) const STATE: &str = "/var/lib/cni/dhcp";
 pub(crate) const SOCKET: &str = "/run/cni/dhcp.sock";
 /// A real DHCP server.
 pub(crate) const DNSMASQ: &str = "/usr/sbin/dnsmasq";
-/// What it says.
+/// dnsmasq's log.
 const LOG: &str = "/run/dnsmasq.log";
 
-/// The node, and the programs that run on it, which end with it.
+/// The node and its programs, which are killed when it is dropped.
 pub(crate) struct Stage {
     pub(crate) node: Node,
     programs: Mutex<BTreeMap<&'static str, Child>>,
 }
 
 impl Stage {
-    /// A node with the bridge `lan0`, which has 10.77.0.1, and nothing else.
+    /// Creates a node with the bridge `lan0`, which has 10.77.0.1.
     pub(crate) fn new() -> Self {
         let node = Node::new();
         node.bridge_netfilter(BridgeNetfilter::Off);
@@ -39,7 +39,7 @@ impl Stage {
         Self { node, programs: Mutex::default() }
     }
 
-    /// With dnsmasq, of these options, and a daemon.
+    /// Creates a node with dnsmasq and a daemon.
     pub(crate) fn with_dnsmasq(options: &[&str]) -> Self {
         let stage = Self::new();
         stage.start_dnsmasq(&stage.node, "lan0", options);
@@ -47,13 +47,13 @@ impl Stage {
         stage
     }
 
-    /// Starts a program in a space.
+    /// Starts a program in a namespace.
     pub(crate) fn start(&self, name: &'static str, space: &Space, mut command: Command) {
         let errors = format!("/run/{name}.err");
         let child = space.run(|| {
             let errors = File::options().create(true).append(true).open(&errors).expect("a file for errors");
-            // A group of its own: where the tests' group has no parent any more, as in a virtual machine, the kernel
-            // hangs up on all of it when one of it stands still (a daemon that is stopped) and another ends.
+            // A process group of its own. If the tests' group is orphaned, as in a VM, the kernel sends
+            // SIGHUP to the whole group when one member is stopped, such as a daemon, and another exits.
             command.process_group(0);
             command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(errors).spawn()
         });
@@ -62,7 +62,7 @@ impl Stage {
         assert!(before.is_none(), "{name} runs already");
     }
 
-    /// Ends a program with a signal, and waits until it has ended.
+    /// Sends a signal to a program and waits until it exits.
     pub(crate) fn stop(&self, name: &str, signal: Signal) {
         let child = self.programs.lock().expect("not poisoned").remove(name);
         let mut child = child.unwrap_or_else(|| panic!("{name} does not run"));
@@ -71,7 +71,7 @@ impl Stage {
         child.wait().expect("a child");
     }
 
-    /// Whether a program has ended by itself; it is forgotten then.
+    /// True if a program has exited by itself; it is then removed from the list.
     pub(crate) fn has_ended(&self, name: &str) -> bool {
         let mut programs = self.programs.lock().expect("not poisoned");
         let ended = programs.get_mut(name).is_none_or(|child| child.try_wait().expect("a child").is_some());
@@ -81,27 +81,27 @@ impl Stage {
         ended
     }
 
-    /// The process ID of a program.
+    /// Returns the process ID of a program.
     pub(crate) fn pid(&self, name: &str) -> u32 {
         self.programs.lock().expect("not poisoned")[name].id()
     }
 
-    /// Starts dnsmasq on a link that has an address of 10.77.0.0/24.
+    /// Starts dnsmasq on a link with an address of 10.77.0.0/24.
     pub(crate) fn start_dnsmasq(&self, space: &Space, link: &str, options: &[&str]) {
         let mut command = Command::new(DNSMASQ);
         command.args(["--keep-in-foreground", "--conf-file=/dev/null", "--port=0", "--bind-interfaces"]);
         command.args(["--user=root", "--leasefile-ro", "--no-ping", "--log-dhcp", "--pid-file="]);
         command.arg(format!("--log-facility={LOG}")).arg(format!("--interface={link}"));
         command.args(["--dhcp-range=10.77.0.50,10.77.0.99,2m", "--dhcp-authoritative"]).args(options);
-        let before = self.said("DHCP, IP range");
+        let before = self.logged("DHCP, IP range");
         self.start("dnsmasq", space, command);
-        self.wait("dnsmasq serves", || self.said("DHCP, IP range") > before);
+        self.wait("dnsmasq serves", || self.logged("DHCP, IP range") > before);
     }
 
-    /// Starts the daemon, with more flags.
+    /// Starts the daemon with additional flags.
     pub(crate) fn start_daemon(&self, flags: &[&str]) {
         let mut command = Command::new(slipway());
-        // As patient as usual: a test that is starved of the processor must not lose its lease.
+        // The usual time-out, so that a slow machine does not lose its lease.
         command.args(["dhcp", "daemon", "-timeout", "10s"]).args(flags);
         self.start("daemon", &self.node, command);
         self.wait_for_daemon();
@@ -111,7 +111,7 @@ impl Stage {
         self.wait("the daemon answers", || self.network(&json!({})).status().is_ok());
     }
 
-    /// What dnsmasq and the daemon have said.
+    /// Returns dnsmasq's log.
     pub(crate) fn log(&self) -> String {
         self.node.read(LOG).unwrap_or_default()
     }
@@ -120,24 +120,24 @@ impl Stage {
         self.node.read("/run/daemon.err").unwrap_or_default()
     }
 
-    /// How often dnsmasq's log says something.
-    pub(crate) fn said(&self, what: &str) -> usize {
+    /// Counts a text in dnsmasq's log.
+    pub(crate) fn logged(&self, what: &str) -> usize {
         self.log().matches(what).count()
     }
 
-    /// bridge on `lan0`, with these keys of ipam.
+    /// Returns a network with bridge on `lan0`, and these IPAM keys.
     pub(crate) fn network(&self, ipam: &Value) -> Network<'_> {
         self.network_of(json!({"type": "bridge", "bridge": "lan0"}), ipam)
     }
 
-    /// Another plugin, with these keys of ipam.
+    /// Returns a network with another plugin, and these IPAM keys.
     pub(crate) fn network_of(&self, mut plugin: Value, ipam: &Value) -> Network<'_> {
         plugin["ipam"] = ipam.clone();
         plugin["ipam"]["type"] = "dhcp".into();
         self.node.network(json!({"name": "lan", "plugins": [plugin]}))
     }
 
-    /// The files of leases.
+    /// Returns the names of the lease files.
     pub(crate) fn leases(&self) -> Vec<String> {
         let names = self.node.list(STATE).into_iter();
         names.filter(|name| name != "lock").collect()
@@ -171,7 +171,7 @@ impl Drop for Stage {
     }
 }
 
-/// Kills what a program has started: the daemon, where the program is strace, which it would outlive.
+/// Kills the child of a program. If the program is strace, the daemon would outlive it.
 fn kill_traced(parent: u32) {
     let children = std::fs::read_to_string(format!("/proc/{parent}/task/{parent}/children"));
     for pid in children.unwrap_or_default().split_whitespace() {
@@ -179,18 +179,18 @@ fn kill_traced(parent: u32) {
     }
 }
 
-/// Whether a container's link is switched on.
+/// True if a container's link is up.
 pub(crate) fn is_up(pod: &Pod) -> bool {
     pod.link("eth0")["flags"].as_array().expect("flags").contains(&"UP".into())
 }
 
-/// The first address of a result, without its length.
+/// Returns the first address of a result, without its prefix length.
 pub(crate) fn address(result: &Value) -> String {
     let text = result["ips"][0]["address"].as_str().unwrap_or_else(|| panic!("an address in {result}"));
     text.split('/').next().expect("an address").to_owned()
 }
 
-/// Whether there is dnsmasq to test against.
+/// True if dnsmasq is installed.
 pub(crate) fn has_dnsmasq() -> bool {
     Path::new(DNSMASQ).exists()
 }

@@ -9,7 +9,7 @@ use slipway_tests::{Attach, Proto, peer_fails, skip};
 use single::{World, add, address};
 
 const PLUGIN: &str = "dummy";
-/// What tests are skipped for.
+/// The feature that skipped tests name.
 const NEEDS: &str = "dummy links";
 
 fn plugin(_: u16) -> Value {
@@ -17,7 +17,7 @@ fn plugin(_: u16) -> Value {
 }
 
 #[test]
-fn the_container_answers_at_its_address_and_nobody_else() {
+fn the_container_reaches_only_its_own_address() {
     let Some(world) = World::new() else { skip!(NEEDS) };
     let pod = world.node.pod("pod");
     let result = add(&world.network(1, &json!({})), &pod);
@@ -27,7 +27,7 @@ fn the_container_answers_at_its_address_and_nobody_else() {
     for family in [0, 1] {
         pod.expect(Proto::Tcp, (address(&result, family), 80), "pod");
     }
-    // What it sends is dropped.
+    // The dummy device drops outgoing packets.
     pod.expect_none(Proto::Udp, (std::net::IpAddr::from([10, 60, 1, 1]), 80));
 }
 
@@ -40,14 +40,14 @@ fn ipam_is_required() {
     let failure = network.add(&Attach::new(&pod)).expect_err("no IPAM");
     assert_eq!(failure.error.msg, "dummy interface requires an IPAM configuration");
     before.assert_same(&world.state(&[&pod]));
-    peer_fails("asks the IPAM plugin that is not named", || {
+    peer_fails("calls an IPAM plugin without a name", || {
         assert_eq!(failure.error.code, 7);
         network.del(&Attach::new(&pod)).expect("DEL");
     });
 }
 
 #[test]
-fn the_resolvers_are_ipams() {
+fn dns_is_that_of_ipam() {
     let Some(world) = World::new() else { skip!(NEEDS) };
     let pod = world.node.pod("pod");
     world.node.write("/var/lib/resolv.conf", "nameserver 192.0.2.53\n");
