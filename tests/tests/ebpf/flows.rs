@@ -1,4 +1,4 @@
-//! What `slipway flows` and `slipway ports` say of the conversations of the programs.
+//! `slipway flows` and `slipway ports` list the BPF programs' flows.
 
 use serde_json::{Value, json};
 use slipway_tests::{Attach, Host, PROGRAMS, Proto, at, has_programs, needs, patience};
@@ -11,19 +11,19 @@ fn flows(stage: &Stage, args: &str) -> Vec<Value> {
     document["flows"].as_array().expect("a list").clone()
 }
 
-/// The conversations of one kind.
+/// Returns the flows of one kind.
 fn of_kind(stage: &Stage, kind: &str) -> Vec<Value> {
     flows(stage, "").into_iter().filter(|flow| flow["kind"] == kind).collect()
 }
 
-/// A way to elsewhere, for masquerade.
-fn leads_out(stage: &Stage, host: &Host) {
+/// Adds default routes, so that the host's link is an uplink.
+fn add_default_routes(stage: &Stage, host: &Host) {
     stage.node.cmd(&format!("ip route add default via {}", host.v4));
     stage.node.cmd(&format!("ip route add default via {}", host.v6));
 }
 
 #[test]
-fn a_conversation_is_listed_with_both_halves_and_its_owner() {
+fn a_flow_is_listed_with_both_directions_and_its_owner() {
     needs!(has_programs(), PROGRAMS);
     let stage = Stage::new();
     assert_eq!(flows(&stage, ""), [] as [Value; 0]);
@@ -68,7 +68,7 @@ fn a_conversation_is_listed_with_both_halves_and_its_owner() {
         |what: &str| original[what].as_u64().unwrap_or_default() + reply[what].as_u64().unwrap_or_default();
     assert!(port["packets"].as_u64() >= Some(sum("packets")), "{port} {flow}");
     assert!(stage.node.slipway("flows").contains("ESTABLISHED"));
-    // Others' are left out, and those of a container that is gone.
+    // `--network` and `--container` filter the list; flows of a deleted container are gone.
     assert_eq!(flows(&stage, "--network other"), [] as [Value; 0]);
     assert_eq!(flows(&stage, "--container we").len(), 1);
     stage.network().del(&attach(&pod)).expect("DEL");
@@ -76,10 +76,10 @@ fn a_conversation_is_listed_with_both_halves_and_its_owner() {
 }
 
 #[test]
-fn what_is_masqueraded_or_left_to_nftables_is_told_apart() {
+fn masqueraded_flows_and_flows_left_to_nftables_are_distinguished() {
     needs!(has_programs(), PROGRAMS);
     let stage = Stage::new();
-    leads_out(&stage, &stage.client);
+    add_default_routes(&stage, &stage.client);
     let pod = stage.node.pod("web");
     let result = stage.network().add(&Attach::new(&pod).port(Proto::Udp, PORT, 80)).expect("ADD");
     let pod_address = address(&result);
@@ -92,7 +92,8 @@ fn what_is_masqueraded_or_left_to_nftables_is_told_apart() {
         flow["original"]["translated_source"].as_str().expect("an end").parse().expect("an end");
     assert_eq!(from.ip(), stage.client.node_v4);
     assert!(from.port() >= 61000, "{from}");
-    // A container whose link takes less than the uplink has its datagrams by nftables, which can tell senders.
+    // If the container's MTU is smaller than the uplink's, its UDP flows are left to nftables: the kernel can
+    // then report the MTU to senders.
     pod.cmd("ip link set dev eth0 mtu 1400");
     let link = stage.node.programs()["uplinks"][0].as_str().expect("an uplink").to_owned();
     stage.node.cmd(&format!("ip link set dev {link} mtu 1400"));

@@ -1,4 +1,4 @@
-//! Frames that are for others than they seem to be, and packets whose source the kernel chooses.
+//! Frames for another MAC address or with a tag, and packets whose source address the kernel chooses.
 
 use std::net::{Ipv4Addr, UdpSocket};
 use std::os::fd::AsRawFd;
@@ -9,11 +9,11 @@ use slipway_tests::{Attach, PROGRAMS, Proto, at, has_programs, needs, patience};
 use crate::transfer::FAR;
 use crate::{PORT, Stage, address, attach};
 
-/// An address of nobody: a pod behind which it is said to be, and another host that has it as well.
+/// An address that a pod, used as a router, and another host both have.
 const BEHIND: Ipv4Addr = Ipv4Addr::new(198, 51, 100, 1);
 
 #[test]
-fn what_a_pod_sends_to_another_pod_as_its_router_gets_there() {
+fn a_pod_can_use_another_pod_as_its_router() {
     needs!(has_programs(), PROGRAMS);
     let stage = Stage::new();
     stage.node.cmd(&format!("ip route add default via {}", stage.client.v4));
@@ -50,13 +50,13 @@ fn what_a_pod_sends_to_another_pod_as_its_router_gets_there() {
         }
         assert!(stage.node.counted("from_container_packets") > carried, "{}", stage.node.programs());
     }
-    // The other pod, which forwards nothing, asks for itself.
+    // The other pod, which forwards nothing, opens a flow itself.
     assert_eq!(gateway.expect(Proto::Tcp, (stage.client.v4, FAR), "far").peer.ip(), stage.client.node_v4);
 }
 
-/// A tag with the number 0 says how urgent a frame is (IEEE 802.1Q), and belongs to no VLAN.
+/// A tag with VLAN ID 0 carries only a priority (IEEE 802.1Q).
 #[test]
-fn a_frame_with_a_priority_is_served() {
+fn a_frame_with_a_priority_tag_is_translated() {
     needs!(has_programs(), PROGRAMS);
     let stage = Stage::new();
     let pod = stage.node.pod("web");
@@ -67,10 +67,9 @@ fn a_frame_with_a_priority_is_served() {
         text.trim().split(':').map(|byte| u8::from_str_radix(byte, 16).expect("a byte")).collect()
     };
     let ends = [mac(stage.node.mac(&client.node_link)), mac(client.mac("eth0"))].concat();
-    // Priority 5.
     let tag = [0x81, 0x00, 5 << 5, 0x00, 0x08, 0x00];
     let frame = [&ends[..], &tag, &datagram((client.v4, 40000), (node, PORT))].concat();
-    let answerer = client.run(|| {
+    let sender_of_reply = client.run(|| {
         let own = UdpSocket::bind((client.v4, 40000)).expect("a socket");
         own.set_read_timeout(Some(patience())).expect("a timeout");
         let fd = socket(AddressFamily::Packet, SockType::Raw, SockFlag::empty(), None).expect("a socket");
@@ -82,12 +81,13 @@ fn a_frame_with_a_priority_is_served() {
         sendto(fd.as_raw_fd(), &frame, &link.expect("the link"), MsgFlags::empty()).expect("send the frame");
         own.recv_from(&mut [0; 512]).expect("an answer").1
     });
-    // Not from a port of the programs, as if the pod had begun a conversation of its own.
-    assert_eq!(answerer, at(node, PORT));
+    // The reply comes from the published port. A masquerade port would mean that the programs took it for a
+    // flow that the pod had opened.
+    assert_eq!(sender_of_reply, at(node, PORT));
     assert_eq!(stage.carried(), 1, "{}", stage.node.programs());
 }
 
-/// A datagram from its IP header on, with no checksum of its own (RFC 768).
+/// Returns an IPv4 UDP datagram without a UDP checksum (RFC 768).
 fn datagram((source, from): (Ipv4Addr, u16), (destination, to): (Ipv4Addr, u16)) -> Vec<u8> {
     const CONTENT: &[u8] = b"?\n";
     let length = |header: usize| u16::try_from(header + CONTENT.len()).expect("it is short").to_be_bytes();
@@ -101,7 +101,7 @@ fn datagram((source, from): (Ipv4Addr, u16), (destination, to): (Ipv4Addr, u16))
     [&header[..], &from.to_be_bytes(), &to.to_be_bytes(), &length(8), &[0, 0], CONTENT].concat()
 }
 
-/// Which of several addresses a conversation leaves with depends on where it goes: nftables finds out.
+/// If an uplink has several addresses, the route decides on the source: the flow is left to nftables.
 #[test]
 fn an_uplink_with_two_addresses_masquerades_with_the_one_that_the_kernel_chooses() {
     needs!(has_programs(), PROGRAMS);

@@ -1,16 +1,16 @@
-//! The eBPF backend on a node: its programs are loaded, attached, told of containers, replaced and taken
-//! away. What they do to packets is in `contract_ebpf`.
+//! The eBPF backend on a node: loading, attaching, replacing and removing the BPF programs, and their maps.
+//! The suite `contract_ebpf` tests packets.
 
 mod flows;
 mod frames;
 mod moved;
 mod others;
 mod paths;
+mod reserved_ports;
 mod safety;
 mod services;
 mod settings;
 mod sockets;
-mod spared;
 mod stale;
 mod transfer;
 mod upgrade;
@@ -52,7 +52,7 @@ impl Stage {
         Self::on(Node::new(), BridgeNetfilter::Off)
     }
 
-    /// On a node with a control group of its own; none where there are none of version 2.
+    /// Returns a stage on a node with its own control group, or `None` without cgroup v2.
     fn with_cgroup(netfilter: BridgeNetfilter) -> Option<Self> {
         let mut node = Node::new();
         node.own_cgroup().then(|| Self::on(node, netfilter))
@@ -68,7 +68,7 @@ impl Stage {
         self.node.network(list("ebpf"))
     }
 
-    /// The packets that the programs have put into pods so far.
+    /// Returns the number of packets that the programs have redirected to pods.
     fn carried(&self) -> u64 {
         self.node.counted("to_container_packets")
     }
@@ -87,13 +87,13 @@ fn address(result: &Value) -> String {
     ip.split('/').next().expect("an address").to_owned()
 }
 
-/// The container's address of one family.
+/// Returns the container's address of one family.
 fn address_of(result: &Value, index: usize) -> IpAddr {
     let ip = result["ips"][index]["address"].as_str().and_then(|ip| ip.split('/').next());
     ip.expect("an address").parse().expect("an IP address")
 }
 
-/// portmap's ADD alone, once more: bridge's would find its links there.
+/// Repeats portmap's ADD only, since bridge refuses an existing link.
 fn publish(network: &Network<'_>, attach: &Attach, result: &Value) {
     let mut config = network.configs(Some(attach)).pop().expect("portmap");
     config["prevResult"] = result.clone();
@@ -101,14 +101,14 @@ fn publish(network: &Network<'_>, attach: &Attach, result: &Value) {
 }
 
 #[test]
-fn the_programs_are_set_up_once_and_taken_away() {
+fn setup_is_idempotent_and_teardown_removes_everything() {
     needs!(has_programs(), PROGRAMS);
     let stage = Stage::new();
     assert_eq!(stage.node.programs()["loaded"], false);
     let said = stage.node.slipway("node setup");
     assert!(said.contains("programs    loaded") && said.contains(&stage.client.node_link), "{said}");
     assert!(stage.filters(&stage.client.node_link).contains("uplink_ingress"));
-    // Again, it changes nothing: the same filter, the same programs.
+    // A second set-up changes nothing: same filter, same programs.
     let before = (stage.filters(&stage.client.node_link), stage.node.programs());
     stage.node.slipway("node setup");
     assert_eq!((stage.filters(&stage.client.node_link), stage.node.programs()), before);
@@ -121,7 +121,7 @@ fn the_programs_are_set_up_once_and_taken_away() {
 }
 
 #[test]
-fn a_container_is_told_and_forgotten() {
+fn add_and_del_write_and_delete_map_entries() {
     needs!(has_programs(), PROGRAMS);
     let stage = Stage::new();
     let network = stage.network();
@@ -129,7 +129,7 @@ fn a_container_is_told_and_forgotten() {
     let attach = attach(&pod);
     let result = network.add(&attach).expect("ADD");
     let programs = stage.node.programs();
-    // Each port in each family.
+    // Two protocols in two families.
     assert_eq!((&programs["containers"], &programs["ports"]), (&json!(1), &json!(4)), "{programs}");
     network.check(&attach).expect("CHECK");
     let _server = pod.serve(Proto::Tcp, &format!("{}:80", address(&result)), "web");
@@ -144,7 +144,7 @@ fn a_container_is_told_and_forgotten() {
 }
 
 #[test]
-fn check_finds_what_the_programs_do_not_know() {
+fn check_finds_missing_map_entries() {
     needs!(has_programs(), PROGRAMS);
     let stage = Stage::new();
     let network = stage.network();
@@ -158,7 +158,7 @@ fn check_finds_what_the_programs_do_not_know() {
 }
 
 #[test]
-fn garbage_is_collected_from_the_maps_too() {
+fn gc_deletes_map_entries_of_stale_attachments() {
     needs!(has_programs(), PROGRAMS);
     let stage = Stage::new();
     let network = stage.network();
@@ -188,7 +188,7 @@ fn without_the_programs_nftables_serves() {
 }
 
 #[test]
-fn what_the_programs_cannot_do_is_left_to_nftables() {
+fn options_that_the_programs_lack_are_left_to_nftables() {
     needs!(has_programs(), PROGRAMS);
     for (key, value) in
         [("snat", json!(false)), ("masqAll", json!(true)), ("conditionsV4", json!(["ip", "ttl", "1-255"]))]
@@ -228,7 +228,7 @@ fn a_network_changes_to_nftables_and_back() {
 }
 
 #[test]
-fn setup_mends_what_others_have_done_to_interfaces() {
+fn setup_repairs_interfaces_changed_by_other_programs() {
     needs!(has_programs(), PROGRAMS);
     let stage = Stage::new();
     let network = stage.network();
@@ -241,12 +241,12 @@ fn setup_mends_what_others_have_done_to_interfaces() {
         assert_eq!(stage.carried() > before, carried, "{}", stage.node.programs());
     };
     ask(true);
-    // The discipline goes with the filter: nftables serves.
+    // Deleting the qdisc deletes the filter, so that nftables serves the port.
     stage.node.cmd(&format!("tc qdisc del dev {} clsact", stage.client.node_link));
     ask(false);
     stage.node.slipway("node setup");
     ask(true);
-    // A name is nothing that the programs know.
+    // The programs do not depend on the interface's name.
     stage.node.cmd(&format!("ip link set dev {} down", stage.client.node_link));
     stage.node.cmd(&format!("ip link set dev {} name up0", stage.client.node_link));
     stage.node.cmd("ip link set dev up0 up");
@@ -256,7 +256,8 @@ fn setup_mends_what_others_have_done_to_interfaces() {
     assert_eq!(stage.node.programs()["uplinks"], json!(["up0"]));
 }
 
-/// A tunnel: its packets begin with the IP header, and the program for them is loaded with the first such uplink.
+/// On a tunnel, packets begin with the IP header. Set-up loads the program for such uplinks with the first
+/// one.
 #[test]
 fn an_uplink_may_have_no_ethernet() {
     needs!(has_programs(), PROGRAMS);
@@ -279,7 +280,7 @@ fn an_uplink_may_have_no_ethernet() {
     for (node, client) in [("198.51.100.1", "198.51.100.2"), ("2001:db8:7::1", "2001:db8:7::2")] {
         let (node, client): (IpAddr, IpAddr) = (node.parse().unwrap(), client.parse().unwrap());
         for proto in [Proto::Tcp, Proto::Udp] {
-            // Into the pod, and its answers.
+            // Into the pod, and the replies.
             let _server = pod.serve(proto, "[::]:80", "web");
             let before = stage.carried();
             let answer = stage.client.ask(proto, (node, PORT)).expect("an answer");
@@ -301,7 +302,7 @@ fn the_uplinks_may_be_named() {
     needs!(has_programs(), PROGRAMS);
     let stage = Stage::new();
     let other = stage.node.host("other");
-    // /etc is the machine's own: the node gets one that is empty but for this.
+    // The node mounts an empty /etc of its own.
     stage.node.cmd("mount -t tmpfs tmpfs /etc");
     stage.node.write("/etc/cni/slipway.json", json!({"uplinks": [other.node_link]}).to_string());
     stage.node.slipway("node setup");

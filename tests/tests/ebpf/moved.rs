@@ -1,4 +1,4 @@
-//! The address or the interface that a masqueraded conversation left by is another one now.
+//! The node's address or the uplink changes under a masqueraded flow.
 
 use std::net::IpAddr;
 use std::time::Duration;
@@ -10,15 +10,15 @@ use crate::Stage;
 
 const FAR: u16 = 7000;
 
-/// After so long the route of a conversation is asked for again, whenever it was asked.
+/// The programs look up a flow's route again after this time at the latest.
 const REMEMBERED: Duration = Duration::from_millis(1200);
 
-/// A conversation of UDP that goes on and on from one socket, as a tunnel does, is masqueraded by the address that the
-/// node has: at once when it is told of, and by nftables meanwhile.
+/// A UDP flow from one socket, such as a tunnel's, is masqueraded with the node's current address: by the BPF
+/// programs after a set-up has recorded it, by nftables before that.
 #[test]
-fn a_conversation_goes_on_with_the_nodes_new_address() {
+fn a_flow_continues_with_the_nodes_new_address() {
     needs!(has_programs(), PROGRAMS);
-    for told in [true, false] {
+    for set_up in [true, false] {
         let stage = Stage::new();
         let (node, client) = (&stage.node, &stage.client);
         let pod = node.pod("web");
@@ -36,22 +36,23 @@ fn a_conversation_goes_on_with_the_nodes_new_address() {
             node.cmd(&format!("ip address del {old}/{length} dev {}", client.node_link));
             node.cmd(&format!("ip address add {fresh}/{length} dev {} nodad", client.node_link));
         }
-        if told {
+        if set_up {
             node.slipway("node setup");
         }
         std::thread::sleep(REMEMBERED);
         for (talk, fresh) in talks.iter_mut().zip(fresh) {
-            let answer = talk.say().unwrap_or_else(|e| panic!("told: {told}: {fresh}: {e}"));
-            assert_eq!(answer.peer.ip(), fresh, "told: {told}");
+            let answer = talk.say().unwrap_or_else(|e| panic!("set up: {set_up}: {fresh}: {e}"));
+            assert_eq!(answer.peer.ip(), fresh, "set up: {set_up}");
         }
         let masqueraded = &node.programs()["counters"]["masqueraded_flows"];
         assert_eq!(*masqueraded, Value::from(if told { 4 } else { 2 }), "told: {told}");
     }
 }
 
-/// The route leads to another uplink now: its address is the one that answers come back to.
+/// The route now leads to another uplink: the flow is masqueraded with that uplink's address, to which
+/// replies come back.
 #[test]
-fn a_conversation_goes_on_by_another_uplink() {
+fn a_flow_continues_through_another_uplink() {
     needs!(has_programs(), PROGRAMS);
     let stage = Stage::new();
     let (node, one) = (&stage.node, &stage.client);
@@ -67,10 +68,10 @@ fn a_conversation_goes_on_by_another_uplink() {
     let _servers = [one, &other].map(|host| host.serve(Proto::Udp, &at(far, FAR).to_string(), host.name()));
     let mut talk = pod.dial(Proto::Udp, None, at(far, FAR), patience()).expect("a socket");
     assert_eq!(talk.say().expect("an answer").peer.ip(), IpAddr::from(one.node_v4));
-    // Both addresses are the node's all the time.
+    // The node keeps both addresses.
     by(&other);
     std::thread::sleep(REMEMBERED);
-    let answer = talk.say().expect("an answer by the other uplink");
+    let answer = talk.say().expect("an answer through the other uplink");
     assert_eq!(answer.peer.ip(), IpAddr::from(other.node_v4));
     assert_eq!(node.programs()["counters"]["masqueraded_flows"], 2);
     // A second address on the uplink that it leaves by is no reason to begin anew.

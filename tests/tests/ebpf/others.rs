@@ -1,11 +1,12 @@
-//! Other plugins on a container's links: what would be passed by leaves the container to nftables.
+//! Containers whose links other plugins act on are left to nftables, since the BPF programs would bypass
+//! those plugins.
 
 use serde_json::{Value, json};
 use slipway_tests::{Attach, PROGRAMS, Proto, has_programs, needs};
 
 use crate::{PORT, Stage, address, list};
 
-/// The backends of a container's ports, as `slipway ports` names them.
+/// Returns the backends of the published ports, as `slipway ports` prints them.
 fn backends(stage: &Stage) -> Vec<Value> {
     let ports: Value = serde_json::from_str(&stage.node.slipway("ports --json")).expect("JSON");
     ports["ports"].as_array().expect("a list").iter().map(|port| port["backend"].clone()).collect()
@@ -17,7 +18,7 @@ fn with(plugin: Value) -> Value {
     list
 }
 
-/// Publishes a port through a chain with this plugin, and says who serves it.
+/// Publishes a port with this plugin in the list. Returns the backend that serves it.
 fn served(plugin: Value, prepare: impl Fn(Attach) -> Attach) -> Value {
     let stage = Stage::new();
     stage.node.cmd(&format!("ip route add default via {}", stage.client.v4));
@@ -62,7 +63,7 @@ fn a_container_with_limits_is_left_to_nftables() {
 }
 
 #[test]
-fn a_container_that_is_kept_apart_is_left_to_nftables() {
+fn a_container_with_an_ingress_policy_is_left_to_nftables() {
     needs!(has_programs(), PROGRAMS);
     for (policy, backend) in [("open", "ebpf"), ("same-bridge", "nftables"), ("isolated", "nftables")] {
         let firewall = json!({"type": "firewall", "backend": "iptables", "ingressPolicy": policy});
@@ -70,9 +71,9 @@ fn a_container_that_is_kept_apart_is_left_to_nftables() {
     }
 }
 
-/// A container that is told again, as portmap's ADD alone is repeated, stays where it is.
+/// A repeated ADD of portmap finds a limit on the container's link.
 #[test]
-fn limits_that_were_there_first_are_seen() {
+fn a_repeated_add_finds_limits_on_the_link() {
     needs!(has_programs(), PROGRAMS);
     let stage = Stage::new();
     let pod = stage.node.pod("web");
@@ -86,9 +87,9 @@ fn limits_that_were_there_first_are_seen() {
     assert_eq!(backends(&stage), ["nftables"]);
 }
 
-/// Without `chained` plugins in between: the firewall is asked before the ports are published.
+/// Here firewall precedes portmap in the list.
 #[test]
-fn a_container_that_was_kept_apart_first_is_left_to_nftables() {
+fn a_container_with_an_earlier_ingress_policy_is_left_to_nftables() {
     needs!(has_programs(), PROGRAMS);
     let stage = Stage::new();
     let mut list = list("ebpf");
@@ -105,7 +106,7 @@ fn a_container_that_was_kept_apart_first_is_left_to_nftables() {
         );
     };
     left();
-    // With a new program comes a new generation, of which nobody has noted anything.
+    // A new program gets a new generation, which the container's entry does not have.
     let link = result["interfaces"][1]["name"].as_str().expect("the node's end").to_owned();
     stage.node.cmd(&format!("tc qdisc del dev {link} clsact"));
     crate::publish(&network, &attach, &result);
@@ -113,9 +114,10 @@ fn a_container_that_was_kept_apart_first_is_left_to_nftables() {
     network.del(&attach).expect("DEL");
 }
 
-/// A mapping with a host address wins over one without, whoever serves it, also where the programs come later.
+/// A mapping with a host address takes precedence over one without, whichever backend serves it, also if the
+/// BPF programs are loaded later.
 #[test]
-fn a_host_address_of_another_backend_is_not_the_programs() {
+fn a_host_address_published_by_another_backend_takes_precedence() {
     needs!(has_programs(), PROGRAMS);
     for backend in ["nftables", "iptables"] {
         let stage = Stage::new();

@@ -1,4 +1,4 @@
-//! Ways to the far end that are not one plain link: a smaller one in the middle, and an uplink that is a VLAN.
+//! Paths to the far end with a smaller link on them, and with a VLAN as uplink.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -7,9 +7,9 @@ use slipway_tests::{BridgeNetfilter, Node, PROGRAMS, Pod, Proto, at, has_program
 use crate::transfer::{FAR, transfer};
 use crate::{PORT, Stage, address_of, attach};
 
-/// More than any window that a sender begins with.
+/// More than any initial window.
 const AMOUNT: usize = 1 << 20;
-/// The MTU of the link in the middle: IPv6 needs 1280.
+/// The MTU of the link in the middle. IPv6 requires 1280.
 const SMALL: u16 = 1300;
 
 /// The node, a router, a smaller link, another router, and the far end.
@@ -53,25 +53,25 @@ impl Row {
     }
 }
 
-/// What a pod's kernel knows of the way to there.
+/// Returns the path MTU to `far` that the pod's kernel has cached.
 fn path_mtu(pod: &Pod, far: IpAddr) -> String {
     let route = pod.cmd(&format!("ip route get {far}"));
     let mtu = route.split_whitespace().skip_while(|word| *word != "mtu").nth(1);
     mtu.map(str::to_owned).unwrap_or(route)
 }
 
-/// Who asks whom.
+/// The direction of the connection.
 #[derive(Debug, Clone, Copy)]
 enum Way {
-    /// The far end asks a published port.
+    /// The far end connects to a published port.
     Port,
-    /// The pod asks the far end.
+    /// The pod connects to the far end.
     Masquerade,
 }
 
-/// Both ends say in their handshake what their own links take: only the router in the middle knows better, and says so to the
-/// node's address, of a packet that no socket of the node has sent.
-fn is_found_out(way: Way) {
+/// The ends' TCP options give the MSS of their own links. Only the router in the middle knows the smaller
+/// MTU. It reports that to the node's address, about a packet that no socket of the node has sent.
+fn path_mtu_is_discovered(way: Way) {
     let row = Row::new();
     let node = &row.stage.node;
     let pod = node.pod("pod");
@@ -91,25 +91,25 @@ fn is_found_out(way: Way) {
         }
         assert_eq!(path_mtu(&pod, far), SMALL.to_string(), "{far}");
     }
-    // All of it went by the programs.
+    // The BPF programs handled all packets.
     let sent = 2 * u64::try_from(AMOUNT).expect("64 bits");
     let after = ["to_container_bytes", "from_container_bytes"].map(|counter| node.counted(counter));
     assert!(after[0] - before[0] > sent && after[1] - before[1] > sent, "{before:?} {after:?}");
 }
 
 #[test]
-fn a_smaller_link_in_the_middle_is_found_out_through_a_published_port() {
+fn the_path_mtu_is_discovered_through_a_published_port() {
     needs!(has_programs(), PROGRAMS);
-    is_found_out(Way::Port);
+    path_mtu_is_discovered(Way::Port);
 }
 
 #[test]
-fn a_smaller_link_in_the_middle_is_found_out_through_masquerade() {
+fn the_path_mtu_is_discovered_through_masquerade() {
     needs!(has_programs(), PROGRAMS);
-    is_found_out(Way::Masquerade);
+    path_mtu_is_discovered(Way::Masquerade);
 }
 
-/// The addresses are those of a VLAN on the link: that one is the uplink, and what it gets has no tag any more.
+/// The node's addresses are on a VLAN interface, which is the uplink. Its packets have no tag any more.
 #[test]
 fn an_uplink_may_be_a_vlan() {
     needs!(has_programs(), PROGRAMS);

@@ -1,14 +1,15 @@
-//! A kernel, or a node, on which the programs cannot be: it is said why, and nftables serves.
+//! Kernels and nodes that refuse the BPF programs: nftables serves, and the reason is reported.
 
 use serde_json::{Value, json};
 use slipway_tests::{Attach, Network, PROGRAMS, Proto, has_programs, needs, skip, slipway};
 
 use crate::{PORT, Stage, address, attach, list};
 
-/// `r0 = *(u64 *)(r9 + 0)` with a register that holds nothing yet: Documentation/bpf/standardization/instruction-set.rst.
+/// `r0 = *(u64 *)(r9 + 0)` with an uninitialised register:
+/// Documentation/bpf/standardization/instruction-set.rst.
 const READS_NOTHING: [u8; 8] = [0x79, 0x90, 0, 0, 0, 0, 0, 0];
 
-/// Where the sections of this name are in an object of 64 bits: elf(5).
+/// Returns the offset of a section in a 64-bit object: elf(5).
 fn section(object: &[u8], wanted: &str) -> usize {
     let number = |at: usize, length: usize| {
         let mut bytes = [0; 8];
@@ -28,12 +29,12 @@ fn section(object: &[u8], wanted: &str) -> usize {
 }
 
 #[test]
-fn what_the_verifier_says_is_shown() {
+fn the_error_contains_the_verifiers_log() {
     let Some(object) = cni_dataplane::ebpf::object().filter(|_| has_programs()) else {
         skip!(PROGRAMS);
     };
     let stage = Stage::new();
-    stage.node.run(|| cni_dataplane::ebpf::try_object(object)).expect("the kernel takes what was built");
+    stage.node.run(|| cni_dataplane::ebpf::try_object(object)).expect("the kernel loads the object");
     let mut broken = object.to_vec();
     let code = section(&broken, "classifier");
     broken[code..code + 8].copy_from_slice(&READS_NOTHING);
@@ -47,9 +48,9 @@ fn what_the_verifier_says_is_shown() {
     assert!(text.contains("R9 !read_ok"), "{text}");
 }
 
-/// The kernel's type information is of no importance: the programs ask for nothing that moves.
+/// The programs need no BTF of the kernel: they read no kernel structures whose layout changes.
 #[test]
-fn they_load_without_type_information_of_the_kernel() {
+fn the_programs_load_without_btf_of_the_kernel() {
     needs!(has_programs(), PROGRAMS);
     let stage = Stage::new();
     if stage.node.list("/sys/kernel/btf").contains(&"vmlinux".to_owned()) {
@@ -60,12 +61,12 @@ fn they_load_without_type_information_of_the_kernel() {
 }
 
 #[test]
-fn without_a_bpf_file_system_nftables_serves_and_it_is_said() {
+fn without_a_bpf_file_system_nftables_serves_and_check_node_warns() {
     needs!(has_programs(), PROGRAMS);
     let stage = Stage::new();
     stage.node.own_etc();
     stage.node.write("/etc/cni/slipway.json", json!({"backend": "ebpf"}).to_string());
-    // As with a kernel that has no such file system: there is no place to mount it.
+    // As on a kernel without a BPF file system, there is no directory to mount it on.
     stage.node.cmd("mount -t tmpfs tmpfs /sys/fs");
     let network = stage.network();
     let pod = stage.node.pod("web");
@@ -82,9 +83,9 @@ fn without_a_bpf_file_system_nftables_serves_and_it_is_said() {
     network.del(&attach).expect("DEL");
 }
 
-/// As in a container that may not load programs, or under a policy that forbids it.
+/// As in a container without CAP_BPF, or under a policy that forbids bpf(2).
 #[test]
-fn a_kernel_that_forbids_bpf_says_so() {
+fn a_missing_bpf_capability_is_reported() {
     needs!(has_programs(), PROGRAMS);
     let stage = Stage::new();
     stage.node.own_etc();
@@ -98,7 +99,7 @@ fn a_kernel_that_forbids_bpf_says_so() {
     let report = without("check-node").stdout;
     let line = report.lines().find(|line| line.contains("  cannot be loaded: ")).unwrap_or_default();
     assert!(line.starts_with("warning") && line.contains("not permitted"), "{report}");
-    // Where it is allowed, the same file is no reason for a warning.
+    // With the capabilities, `check-node` does not warn about the same configuration.
     let report = stage.node.try_slipway("check-node").stdout;
     assert!(report.contains("this kernel accepts them"), "{report}");
     let pod = stage.node.pod("web");
@@ -106,37 +107,37 @@ fn a_kernel_that_forbids_bpf_says_so() {
     assert_eq!(stage.node.programs()["containers"], 1);
 }
 
-/// What a process sees of a seccomp filter, of a security module's policy, and of a kernel without bpf(2).
+/// Errors of a seccomp filter, of a security module, and of a kernel without bpf(2).
 const REFUSALS: [(&str, &str); 3] = [
     ("EPERM", "Operation not permitted"),
     ("EACCES", "Permission denied"),
     ("ENOSYS", "Function not implemented"),
 ];
 
-/// A program under strace(1), for which bpf(2) fails with this error.
+/// Returns a strace(1) wrapper under which bpf(2) fails with this error.
 fn refusing(error: &str) -> Vec<String> {
     let inject = format!("inject=bpf:error={error}");
     ["strace", "-f", "-qq", "-o", "/dev/null", "-e", "trace=bpf", "-e", &inject].map(str::to_owned).to_vec()
 }
 
-/// ADD of the whole list, each plugin so; what they said on standard error comes with the result.
-fn add_so(network: &Network<'_>, attach: &Attach, wrapper: &[String]) -> (Value, String) {
+/// Calls ADD of each plugin through the wrapper. Returns the result and the plugins' standard error.
+fn add_through(network: &Network<'_>, attach: &Attach, wrapper: &[String]) -> (Value, String) {
     let words: Vec<&str> = wrapper.iter().map(String::as_str).collect();
-    let (mut result, mut said) = (Value::Null, String::new());
+    let (mut result, mut stderr) = (Value::Null, String::new());
     for mut config in network.configs(Some(attach)) {
         if !result.is_null() {
             config["prevResult"] = result;
         }
         let call = network.prepare("ADD", &config, Some(attach)).env("SLIPWAY_LOG", "warn");
         let output = call.through(&words).run();
-        said.push_str(&output.process.stderr);
+        stderr.push_str(&output.process.stderr);
         result = output.ok();
     }
-    (result, said)
+    (result, stderr)
 }
 
 #[test]
-fn where_bpf_is_refused_nftables_serves_and_it_is_said() {
+fn where_bpf_is_refused_nftables_serves_and_the_plugin_warns() {
     needs!(has_programs(), PROGRAMS);
     for (error, text) in REFUSALS {
         let stage = Stage::new();
@@ -144,19 +145,19 @@ fn where_bpf_is_refused_nftables_serves_and_it_is_said() {
         stage.node.write("/etc/cni/slipway.json", json!({"backend": "ebpf"}).to_string());
         stage.node.cmd(&format!("ip route add default via {}", stage.client.v4));
         let wrapper = refusing(error);
-        let so =
+        let run_wrapped =
             |args: &str| stage.node.try_cmd(&format!("{} {} {args}", wrapper.join(" "), slipway().display()));
-        let failed = so("node setup");
+        let failed = run_wrapped("node setup");
         assert!(failed.code == Some(1) && failed.stderr.contains(text), "{failed}");
         assert!(failed.stderr.contains("bpf(2)"), "{failed}");
-        let report = so("check-node").stdout;
+        let report = run_wrapped("check-node").stdout;
         let line = report.lines().find(|line| line.contains("  cannot be loaded: ")).unwrap_or_default();
         assert!(line.starts_with("warning") && line.contains(text), "{report}");
         let pod = stage.node.pod("web");
         let attach = attach(&pod);
         let network = stage.network();
-        let (result, said) = add_so(&network, &attach, &wrapper);
-        assert!(said.contains("is left to nftables: ") && said.contains(text), "{said}");
+        let (result, stderr) = add_through(&network, &attach, &wrapper);
+        assert!(stderr.contains("is left to nftables: ") && stderr.contains(text), "{stderr}");
         let _server = pod.serve(Proto::Tcp, &format!("{}:80", address(&result)), "web");
         let _far = stage.client.serve(Proto::Tcp, &format!("{}:7000", stage.client.v4), "far");
         stage.client.expect(Proto::Tcp, (stage.client.node_v4, PORT), "web");
@@ -170,7 +171,7 @@ fn where_bpf_is_refused_nftables_serves_and_it_is_said() {
     }
 }
 
-/// The programs are there and serve; whoever comes later is not allowed to speak to them.
+/// The BPF programs serve one container; bpf(2) is refused to the next one's ADD.
 #[test]
 fn where_bpf_is_refused_later_the_next_container_is_left_to_nftables() {
     needs!(has_programs(), PROGRAMS);
@@ -181,8 +182,11 @@ fn where_bpf_is_refused_later_the_next_container_is_left_to_nftables() {
     let _one = one.serve(Proto::Tcp, &format!("{}:80", address(&result)), "one");
     let wrapper = refusing("EPERM");
     let attach = Attach::new(&two).port(Proto::Tcp, PORT + 1, 80);
-    let (result, said) = add_so(&network, &attach, &wrapper);
-    assert!(said.contains("is left to nftables: ") && said.contains("Operation not permitted"), "{said}");
+    let (result, stderr) = add_through(&network, &attach, &wrapper);
+    assert!(
+        stderr.contains("is left to nftables: ") && stderr.contains("Operation not permitted"),
+        "{stderr}"
+    );
     let _two = two.serve(Proto::Tcp, &format!("{}:80", address(&result)), "two");
     stage.client.expect(Proto::Tcp, (stage.client.node_v4, PORT + 1), "two");
     assert_eq!(stage.carried(), 0, "{}", stage.node.programs());

@@ -1,5 +1,5 @@
-//! Services of kube-proxy and others beside the BPF programs: a container reaches them, because masquerade is left to
-//! nftables. Published ports beside them are in the suite `services`.
+//! Services of kube-proxy and other engines: with one on the node, masquerade is left to nftables, so that
+//! containers reach Services. The suite `services` tests published ports.
 
 use serde_json::Value;
 use slipway_tests::{Attach, PROGRAMS, Proto, has_programs, needs};
@@ -14,7 +14,7 @@ fn stage() -> Stage {
     stage
 }
 
-/// A Service that leads to an address outside.
+/// Returns a table that translates the Service to an outside address.
 fn table(name: &str, far: std::net::Ipv4Addr) -> String {
     format!(
         "table ip {name} {{
@@ -26,8 +26,8 @@ fn table(name: &str, far: std::net::Ipv4Addr) -> String {
     )
 }
 
-/// Whether a container that was masqueraded by the programs before reaches the Service.
-fn reaches(stage: &Stage, prepare: impl Fn(&Stage)) {
+/// Tests that a container reaches the Service, also if the BPF programs masqueraded it before.
+fn containers_reach_the_service(stage: &Stage, prepare: impl Fn(&Stage)) {
     let network = stage.network();
     let (web, later) = (stage.node.pod("web"), stage.node.pod("later"));
     let far = stage.client.v4;
@@ -60,11 +60,11 @@ fn reaches(stage: &Stage, prepare: impl Fn(&Stage)) {
 }
 
 #[test]
-fn kube_proxy_is_seen_by_the_next_container() {
+fn kube_proxy_is_found_by_the_next_add() {
     needs!(has_programs(), PROGRAMS);
     let stage = stage();
-    reaches(&stage, |stage| stage.node.nft(&table("kube-proxy", stage.client.v4)));
-    // Once it is gone, the programs masquerade again.
+    containers_reach_the_service(&stage, |stage| stage.node.nft(&table("kube-proxy", stage.client.v4)));
+    // Once the engine's table is gone, the BPF programs masquerade again.
     stage.node.nft("delete table ip kube-proxy");
     stage.node.slipway("node setup");
     assert_eq!(stage.node.programs()["service_proxy"], Value::Null);
@@ -73,18 +73,18 @@ fn kube_proxy_is_seen_by_the_next_container() {
 }
 
 #[test]
-fn other_engines_are_seen_by_setup() {
+fn other_engines_are_found_by_setup() {
     needs!(has_programs(), PROGRAMS);
     let stage = stage();
-    reaches(&stage, |stage| {
+    containers_reach_the_service(&stage, |stage| {
         stage.node.nft(&table("balancer", stage.client.v4));
         stage.node.slipway("node setup");
     });
 }
 
-/// kube-proxy's chain, wherever its rules are, or the link of IPVS.
+/// kube-proxy's chain in any backend of iptables, its nftables table, or its IPVS link.
 #[test]
-fn kube_proxy_is_seen_in_each_of_its_modes() {
+fn kube_proxy_is_found_in_each_of_its_modes() {
     needs!(has_programs(), PROGRAMS);
     for engine in [
         "iptables-nft -t nat -N KUBE-SERVICES",

@@ -1,4 +1,4 @@
-//! What `/etc/cni/slipway.json` sets for the programs.
+//! Settings of the BPF programs in `/etc/cni/slipway.json`.
 
 use std::time::{Duration, Instant};
 
@@ -19,7 +19,7 @@ fn ports_for_masquerade_are_not_those_of_the_nodes_own_sockets() {
     stage.network().add(&Attach::new(&pod)).expect("ADD");
     let _server = stage.client.serve(Proto::Tcp, &at(stage.client.v4, 7000).to_string(), "far");
     let ask = || pod.expect(Proto::Tcp, (stage.client.v4, 7000), "far").peer;
-    // 32768 to 60999 are the node's own, unless somebody sets them aside.
+    // Ports 32768 to 60999 are local ports of the node unless they are reserved.
     assert_eq!(ask().ip(), stage.client.node_v4);
     let status = stage.node.programs();
     assert_eq!(
@@ -43,7 +43,7 @@ fn ports_for_masquerade_are_not_those_of_the_nodes_own_sockets() {
 }
 
 #[test]
-fn maps_are_as_large_as_is_said() {
+fn maps_have_the_configured_sizes() {
     needs!(has_programs(), PROGRAMS);
     let stage = Stage::new();
     stage.node.own_etc();
@@ -61,12 +61,12 @@ fn maps_are_as_large_as_is_said() {
     assert_eq!(stage.node.programs()["ports"], 4);
 }
 
-/// Conversations last as long as those of conntrack on this node, from its next set-up on.
+/// Flows have conntrack's timeouts, read at each set-up.
 #[test]
-fn how_long_conversations_last_is_the_nodes_setting() {
+fn flows_have_conntracks_timeouts() {
     needs!(has_programs(), PROGRAMS);
     let stage = Stage::new();
-    // Which has conntrack loaded, whose settings are not there before.
+    // The rule loads conntrack, whose sysctls do not exist before.
     let script = "table inet probe {
         chain looks { type filter hook prerouting priority 0; ct state new counter; }
     }";
@@ -84,7 +84,7 @@ fn how_long_conversations_last_is_the_nodes_setting() {
     stage.node.slipway("node setup");
     let begun = Instant::now();
     while listed() {
-        assert!(begun.elapsed() < Duration::from_secs(20), "it lasts longer than what is set");
+        assert!(begun.elapsed() < Duration::from_secs(20), "the flow outlives its timeout");
         std::thread::sleep(Duration::from_millis(200));
     }
     stage.node.sysctl("net/netfilter/nf_conntrack_udp_timeout", "600");

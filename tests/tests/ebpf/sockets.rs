@@ -1,4 +1,4 @@
-//! The programs at the node's own sockets.
+//! The BPF programs at the node's own sockets.
 
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
@@ -15,7 +15,7 @@ const GROUPS: &str = "control groups of version 2";
 const LOOPBACK: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
 const LOOPBACK6: IpAddr = IpAddr::V6(Ipv6Addr::LOCALHOST);
 
-/// A stage whose bridges call iptables and ip6tables: `[::1]` is served by the programs or by nobody.
+/// Returns a stage with bridge netfilter on, where only the BPF programs serve `[::1]`.
 macro_rules! stage {
     () => {{
         if !has_programs() {
@@ -28,7 +28,7 @@ macro_rules! stage {
     }};
 }
 
-/// A pod with its server of each protocol and family.
+/// A pod with a server per protocol and family.
 struct Web {
     _servers: Vec<slipway_tests::Server>,
     attach: Attach,
@@ -50,7 +50,7 @@ fn web_in(stage: &Stage, network: &Network<'_>, name: &str, ask: impl Fn(Attach)
     Web { _servers: addresses.flat_map(both).collect(), attach }
 }
 
-/// Asks by UDP without connecting, and says who answered from where.
+/// Sends UDP from an unconnected socket. Returns the responding server's name and address.
 fn ask_unconnected(socket: &UdpSocket, to: SocketAddr) -> io::Result<(String, SocketAddr)> {
     socket.set_read_timeout(Some(Duration::from_millis(500)))?;
     let mut answer = Err(io::ErrorKind::TimedOut.into());
@@ -73,7 +73,7 @@ fn socket(node: &Node, own: IpAddr) -> UdpSocket {
 }
 
 #[test]
-fn they_lead_to_the_pod_from_every_address_of_the_node() {
+fn they_translate_every_address_of_the_node() {
     let stage = stage!();
     let _web = web(&stage, list("ebpf"), "web", |a| a.port(Proto::Tcp, PORT, 80).port(Proto::Udp, PORT, 80));
     assert_eq!(stage.node.programs()["cgroup"], "/sys/fs/cgroup");
@@ -81,7 +81,7 @@ fn they_lead_to_the_pod_from_every_address_of_the_node() {
     let mut led = stage.node.counted("redirected_sockets");
     for ip in own.into_iter().chain([LOOPBACK, Ipv4Addr::new(127, 1, 2, 3).into(), LOOPBACK6]) {
         let to = at(ip, PORT);
-        // `from` is what getpeername(2) says.
+        // `from` is the result of getpeername(2).
         assert_eq!(stage.node.expect(Proto::Tcp, to, "web").from, to);
         assert_eq!(stage.node.expect(Proto::Udp, to, "web").from, to);
         let unspecified =
@@ -96,7 +96,7 @@ fn they_lead_to_the_pod_from_every_address_of_the_node() {
 }
 
 #[test]
-fn an_ipv4_address_on_a_socket_of_ipv6_is_one() {
+fn ipv4_mapped_addresses_are_translated() {
     let stage = stage!();
     let _web = web(&stage, list("ebpf"), "web", |a| a.port(Proto::Tcp, PORT, 80).port(Proto::Udp, PORT, 80));
     for ip in [Ipv4Addr::LOCALHOST, stage.client.node_v4] {
@@ -109,9 +109,9 @@ fn an_ipv4_address_on_a_socket_of_ipv6_is_one() {
     }
 }
 
-/// The processes of containers are below the same control group.
+/// Containers' processes are below the same control group.
 #[test]
-fn the_sockets_of_other_namespaces_are_none_of_theirs() {
+fn sockets_of_other_namespaces_are_left_alone() {
     let stage = stage!();
     let _web = web(&stage, list("ebpf"), "web", |a| a.port(Proto::Tcp, PORT, 80).port(Proto::Udp, PORT, 80));
     let other = stage.node.pod("other");
@@ -127,16 +127,16 @@ fn the_sockets_of_other_namespaces_are_none_of_theirs() {
 }
 
 #[test]
-fn the_loopback_is_spared_if_the_network_says_so() {
+fn exclude_loopback_leaves_loopback_services_alone() {
     let stage = stage!();
-    let mut sparing = list("ebpf");
-    sparing["plugins"][1]["excludeLoopback"] = true.into();
+    let mut excluding = list("ebpf");
+    excluding["plugins"][1]["excludeLoopback"] = true.into();
     let stubs: Vec<_> = [LOOPBACK, Ipv4Addr::new(127, 0, 0, 53).into(), LOOPBACK6]
         .into_iter()
         .flat_map(|ip| Proto::ALL.map(|proto| (proto, at(ip, PORT))))
         .map(|(proto, to)| (stage.node.serve(proto, &to.to_string(), "stub"), proto, to))
         .collect();
-    let network = stage.node.network(sparing);
+    let network = stage.node.network(excluding);
     let web = web_in(&stage, &network, "web", |a| {
         let a = a.port(Proto::Tcp, PORT, 80).port(Proto::Udp, PORT, 80);
         a.port_on("127.0.0.1", Proto::Tcp, PORT + 1, 80)
@@ -158,9 +158,10 @@ fn the_loopback_is_spared_if_the_network_says_so() {
     assert_eq!(stage.node.programs()["ports"], 0);
 }
 
-/// A mapping for one address wins, also if nftables has it, or if it is one of the loopback.
+/// A mapping for one address takes precedence, also if nftables serves it, or if the address is a loopback
+/// address.
 #[test]
-fn a_mapping_for_one_address_is_not_taken_for_the_other() {
+fn a_mapping_for_one_address_takes_precedence() {
     let stage = stage!();
     let node_v4 = stage.client.node_v4.to_string();
     let nftables = json!({
@@ -180,7 +181,7 @@ fn a_mapping_for_one_address_is_not_taken_for_the_other() {
             stage.client.expect(proto, (stage.client.node_v6, PORT), "all");
         }
     };
-    // Before the programs are there, and after.
+    // Before the programs are loaded, and after.
     let first = web(&stage, nftables.clone(), "first", one);
     let _all = web(&stage, list("ebpf"), "all", all);
     ask("first");
@@ -195,9 +196,10 @@ fn a_mapping_for_one_address_is_not_taken_for_the_other() {
     ask("all");
 }
 
-/// A client of the node's own server may have a port that is published; the server's answers are its own.
+/// A client of the node's own server may use a published port as its source port; the server's replies are
+/// not translated.
 #[test]
-fn answers_of_the_nodes_servers_are_left_alone() {
+fn replies_of_the_nodes_servers_are_left_alone() {
     let stage = stage!();
     let _web = web(&stage, list("ebpf"), "web", |a| a.port(Proto::Udp, PORT, 80));
     let node_v4 = IpAddr::from(stage.client.node_v4);
@@ -218,9 +220,9 @@ fn answers_of_the_nodes_servers_are_left_alone() {
     }
 }
 
-/// A socket that is not connected goes on with the next pod.
+/// An unconnected socket reaches the next pod.
 #[test]
-fn a_socket_of_udp_goes_over_to_the_next_pod() {
+fn an_unconnected_udp_socket_reaches_the_next_pod() {
     let stage = stage!();
     let all = |a: Attach| a.port(Proto::Udp, PORT, 80);
     let talk = socket(&stage.node, Ipv4Addr::UNSPECIFIED.into());
@@ -234,7 +236,7 @@ fn a_socket_of_udp_goes_over_to_the_next_pod() {
 }
 
 #[test]
-fn where_they_are_attached_is_chosen_and_said() {
+fn the_control_group_is_configurable_and_reported() {
     let stage = stage!();
     let settings = |value: Value| {
         stage.node.write("/etc/cni/slipway.json", json!({"cgroup": value}).to_string());
@@ -253,7 +255,7 @@ fn where_they_are_attached_is_chosen_and_said() {
     let report = stage.node.try_slipway("check-node");
     assert!(report.stdout.contains("/run is no control group"), "{report}");
     assert_eq!(settings(json!(true)), (json!("/sys/fs/cgroup"), String::new()));
-    // Nothing is left in the control group afterwards.
+    // After teardown no program is attached to the control group.
     let pod = stage.node.pod("web");
     let result = stage.network().add(&attach(&pod)).expect("ADD");
     let _server = pod.serve(Proto::Tcp, &format!("{}:80", address(&result)), "web");

@@ -1,5 +1,5 @@
-//! What the programs know without an element that says whose it is, or of somebody who is gone; and what they know of
-//! somebody else by now.
+//! Map entries without an nftables element that names their owner, of a container that is gone, or that
+//! belong to another container now.
 
 use std::thread;
 use std::time::{Duration, Instant};
@@ -9,7 +9,7 @@ use slipway_tests::{Attach, PROGRAMS, Proto, at, has_programs, needs, patience, 
 
 use crate::{PORT, Stage, address, attach, list};
 
-fn known(stage: &Stage) -> (Value, Value) {
+fn counts(stage: &Stage) -> (Value, Value) {
     let status = stage.node.programs();
     (status["containers"].clone(), status["ports"].clone())
 }
@@ -17,7 +17,7 @@ fn known(stage: &Stage) -> (Value, Value) {
 const NOTHING: fn() -> (Value, Value) = || (json!(0), json!(0));
 
 #[test]
-fn a_container_is_forgotten_after_a_flush_too() {
+fn del_after_a_flush_deletes_map_entries() {
     needs!(has_programs(), PROGRAMS);
     for is_gone in [false, true] {
         let stage = Stage::new();
@@ -31,14 +31,14 @@ fn a_container_is_forgotten_after_a_flush_too() {
             pod.remove();
         }
         network.del(&attach).expect("DEL");
-        assert_eq!(known(&stage), (json!(1), json!(2)), "is gone: {is_gone}");
+        assert_eq!(counts(&stage), (json!(1), json!(2)), "is gone: {is_gone}");
         let _server = stage.node.serve(Proto::Tcp, &format!("0.0.0.0:{PORT}"), "node");
         stage.client.expect(Proto::Tcp, (stage.client.node_v4, PORT), "node");
     }
 }
 
 #[test]
-fn a_container_that_is_gone_is_garbage_after_a_flush_too() {
+fn gc_and_setup_after_a_flush_delete_map_entries() {
     needs!(has_programs(), PROGRAMS);
     for by_setup in [false, true] {
         let stage = Stage::new();
@@ -47,7 +47,7 @@ fn a_container_that_is_gone_is_garbage_after_a_flush_too() {
         let result = network.add(&attach(&pod)).expect("ADD");
         stage.node.nft("flush ruleset");
         pod.remove();
-        // The kernel takes the links of a namespace away in its own time.
+        // The kernel deletes a namespace's links asynchronously.
         let link = result["interfaces"][1]["name"].as_str().expect("the node's end");
         let begun = Instant::now();
         while stage.node.has_link(link) {
@@ -59,14 +59,14 @@ fn a_container_that_is_gone_is_garbage_after_a_flush_too() {
         } else {
             network.gc(&[]).expect("GC");
         }
-        assert_eq!(known(&stage), NOTHING(), "by set-up: {by_setup}");
+        assert_eq!(counts(&stage), NOTHING(), "by set-up: {by_setup}");
     }
 }
 
-/// Two DELs of one attachment, the slower of which has read its elements when they were there, and forgets them in the
-/// programs when they are another one's.
+/// Two concurrent DELs of one attachment. The slower one has read the elements before they are gone, and
+/// deletes map entries after another container got the port.
 #[test]
-fn a_slow_del_takes_nothing_from_whoever_came_after() {
+fn a_slow_del_deletes_nothing_of_the_next_container() {
     needs!(has_programs(), PROGRAMS);
     let stage = Stage::new();
     let network = stage.network();
@@ -91,7 +91,8 @@ fn a_slow_del_takes_nothing_from_whoever_came_after() {
     });
 }
 
-/// From another mount namespace the maps cannot be found: it takes nothing over from those whom they serve.
+/// From another mount namespace the pinned maps are not found. Calls from there must not replace the attached
+/// programs.
 #[test]
 fn another_mount_namespace_leaves_the_programs_alone() {
     needs!(has_programs(), PROGRAMS);
@@ -107,16 +108,18 @@ fn another_mount_namespace_leaves_the_programs_alone() {
     };
     reach(1);
     let filter = stage.filters(&stage.client.node_link);
-    stage.node.write("/run/elsewhere", "umount /sys/fs/bpf && exec \"$@\"\n");
+    stage.node.write("/run/without-bpffs", "umount /sys/fs/bpf && exec \"$@\"\n");
     let slipway = slipway();
-    let so = |task: &str| {
-        stage.node.try_cmd(&format!("unshare --mount sh /run/elsewhere {} node {task}", slipway.display()))
+    let run_there = |task: &str| {
+        stage
+            .node
+            .try_cmd(&format!("unshare --mount sh /run/without-bpffs {} node {task}", slipway.display()))
     };
-    let setup = so("setup");
+    let setup = run_there("setup");
     assert!(setup.code == Some(1) && setup.stderr.contains("another mount namespace"), "{setup}");
-    let status = so("status");
+    let status = run_there("status");
     assert!(status.stdout.contains("another mount namespace"), "{status}");
-    let elsewhere = ["unshare", "--mount", "sh", "/run/elsewhere"];
+    let elsewhere = ["unshare", "--mount", "sh", "/run/without-bpffs"];
     let attach = Attach::new(&next).port(Proto::Tcp, PORT + 1, 80);
     let mut result = Value::Null;
     for mut config in network.configs(Some(&attach)) {
@@ -131,16 +134,17 @@ fn another_mount_namespace_leaves_the_programs_alone() {
     reach(2);
 }
 
-/// Whether the kernel tells a process the cookie of its network namespace (`SO_NETNS_COOKIE`): from Linux 5.14 on.
-fn tells_cookies(stage: &Stage) -> bool {
+/// True if the kernel returns the cookie of a process's network namespace (`SO_NETNS_COOKIE`): since Linux
+/// 5.14.
+fn has_netns_cookies(stage: &Stage) -> bool {
     let release = stage.node.cmd("uname -r");
     let mut numbers = release.split(|c: char| !c.is_ascii_digit()).map(|word| word.parse().unwrap_or(0));
     let mut next = || numbers.next().unwrap_or(0);
     (next(), next()) >= (5, 14)
 }
 
-/// In another network namespace nothing that the maps name is to be found, and what is there may have the same
-/// numbers and addresses: whoever calls from there takes nothing over, and takes nothing away.
+/// The interfaces that the maps name do not exist in another network namespace, and its links may have the
+/// same indexes and addresses. Calls from there must neither take the maps over nor change them.
 #[test]
 fn another_network_namespace_leaves_the_programs_alone() {
     needs!(has_programs(), PROGRAMS);
@@ -176,13 +180,14 @@ fn another_network_namespace_leaves_the_programs_alone() {
     };
     serves("ADD");
     let filters = || [&stage.client.node_link, link].map(|link| stage.filters(link));
-    let before = (filters(), stage.node.programs()["uplinks"].clone(), known(&stage));
+    let before = (filters(), stage.node.programs()["uplinks"].clone(), counts(&stage));
     let mut left_alone = |after: &str| {
-        assert_eq!((filters(), stage.node.programs()["uplinks"].clone(), known(&stage)), before, "{after}");
+        assert_eq!((filters(), stage.node.programs()["uplinks"].clone(), counts(&stage)), before, "{after}");
         serves(after);
     };
 
-    // There is an uplink there, whose number is one of the node's, and a link that has the number of the container's.
+    // The other namespace has an uplink with the index of the node's, and a link with the index of the
+    // container's.
     let elsewhere = stage.node.pod("elsewhere");
     for (name, twin) in [("up0", stage.client.node_link.as_str()), ("other0", link)] {
         let (number, peer) = (number(twin), format!("{name}-peer"));
@@ -195,26 +200,26 @@ fn another_network_namespace_leaves_the_programs_alone() {
     elsewhere.cmd("ip route add default via 203.0.113.1");
     let program = slipway();
     let there = |args: &str| elsewhere.try_cmd(&format!("{} {args}", program.display()));
-    if !tells_cookies(&stage) {
-        let said = there("node status");
-        assert_eq!(said.code, Some(0), "{said}: it is taken for the node's own");
+    if !has_netns_cookies(&stage) {
+        let output = there("node status");
+        assert_eq!(output.code, Some(0), "{output}: the maps are taken for this namespace's");
         return;
     }
     for task in ["setup", "teardown", "status"] {
-        let said = there(&format!("node {task}"));
-        assert!(said.code == Some(1) && said.stderr.contains("another network namespace"), "{said}");
-        assert!(said.stderr.contains("rm -r /sys/fs/bpf/slipway"), "{said}");
+        let output = there(&format!("node {task}"));
+        assert!(output.code == Some(1) && output.stderr.contains("another network namespace"), "{output}");
+        assert!(output.stderr.contains("rm -r /sys/fs/bpf/slipway"), "{output}");
         left_alone(&format!("node {task}"));
     }
     let report = there("check-node").stdout;
     let line = report.lines().find(|line| line.contains("another network namespace")).unwrap_or_default();
     assert!(line.starts_with("warning"), "{report}");
 
-    // The same port to the same address, of a container that is there.
+    // A container there publishes the same port at the same address.
     let twin = stage.node.pod("twin");
     let published = attach(&twin);
     let into = format!("--net={}", elsewhere.path().display());
-    let so = |backend: &str, verb: &str| {
+    let run_there = |backend: &str, verb: &str| {
         let network = stage.node.network(list(backend));
         let mut config = network.configs(Some(&published)).pop().expect("portmap");
         config["prevResult"] = result.clone();
@@ -223,15 +228,15 @@ fn another_network_namespace_leaves_the_programs_alone() {
         output.ok();
         output.process.stderr
     };
-    let said = so("ebpf", "ADD");
-    assert!(said.contains("left to nftables") && said.contains("another network namespace"), "{said}");
+    let stderr = run_there("ebpf", "ADD");
+    assert!(stderr.contains("left to nftables") && stderr.contains("another network namespace"), "{stderr}");
     left_alone("ADD there");
-    so("ebpf", "CHECK");
+    run_there("ebpf", "CHECK");
     let ports = there("ports --json").stdout;
     assert!(ports.contains("nftables") && !ports.contains("ebpf"), "{ports}");
-    so("ebpf", "DEL");
+    run_there("ebpf", "DEL");
     left_alone("DEL there");
-    so("nftables", "ADD");
+    run_there("nftables", "ADD");
     left_alone("ADD with another backend there");
     let mut config = network.configs(None).pop().expect("portmap");
     config["cni.dev/valid-attachments"] = json!([]);
@@ -239,19 +244,19 @@ fn another_network_namespace_leaves_the_programs_alone() {
     left_alone("GC there");
     network.check(&attach(&pod)).expect("CHECK");
 
-    // Whoever takes the plugins away there leaves the programs where they are.
-    let said = there("uninstall --dry-run --to /run/no-plugins");
-    assert!(said.code == Some(0) && said.stdout.contains("another network namespace"), "{said}");
+    // An uninstall from there leaves the programs attached.
+    let output = there("uninstall --dry-run --to /run/no-plugins");
+    assert!(output.code == Some(0) && output.stdout.contains("another network namespace"), "{output}");
 
-    // When the namespace is gone, this is the way out.
+    // The error's advice works, also after the namespace is gone.
     stage.node.cmd("rm -r /sys/fs/bpf/slipway");
-    let said = there("node setup");
-    assert_eq!(said.code, Some(0), "{said}");
+    let output = there("node setup");
+    assert_eq!(output.code, Some(0), "{output}");
 }
 
-/// A container that comes while the programs are taken away is not left with a program that nobody tells anything.
+/// A container added while the programs are removed must not keep a program whose maps no process updates.
 #[test]
-fn a_container_that_comes_beside_a_teardown_is_served() {
+fn a_container_added_during_a_teardown_is_served() {
     needs!(has_programs(), PROGRAMS);
     let stage = Stage::new();
     stage.node.cmd(&format!("ip route add default via {}", stage.client.v4));
@@ -259,7 +264,7 @@ fn a_container_that_comes_beside_a_teardown_is_served() {
     let (pod, next) = (stage.node.pod("web"), stage.node.pod("next"));
     network.add(&attach(&pod)).expect("ADD");
     let _far = stage.client.serve(Proto::Tcp, &at(stage.client.v4, 7000).to_string(), "far");
-    // It waits for packets that are on their way before it hands conversations over.
+    // Teardown waits for packets in transit (membarrier) before it exports the flows.
     let inject = "inject=membarrier:delay_enter=4000000:when=1";
     let slipway = slipway();
     let line = format!("strace -f -qq -o /dev/null -e trace=membarrier -e {inject} {}", slipway.display());
@@ -281,9 +286,10 @@ fn a_container_that_comes_beside_a_teardown_is_served() {
     stage.client.expect(Proto::Tcp, (stage.client.node_v4, PORT + 1), "next");
 }
 
-/// A set-up reserves what others serve: a mapping that its container's ADD has told of meanwhile is no such thing.
+/// Set-up reserves the ports of other backends. It must not reserve a port whose ADD has concurrently written
+/// its map entry.
 #[test]
-fn a_slow_setup_takes_no_port_from_an_add() {
+fn a_slow_setup_reserves_no_port_of_a_concurrent_add() {
     needs!(has_programs(), PROGRAMS);
     let stage = Stage::new();
     let network = stage.network();
@@ -294,8 +300,8 @@ fn a_slow_setup_takes_no_port_from_an_add() {
     let _server = pod.serve(Proto::Tcp, &format!("{}:80", address(&result)), "web");
     let mut config = network.configs(Some(&attach)).pop().expect("portmap");
     config["prevResult"] = result.clone();
-    // As in the middle of an ADD: the elements are in, and the programs have not been told.
-    let half = || {
+    // The middle of an ADD: the elements exist, the map entries do not.
+    let interrupted_add = || {
         network.call("DEL", &config, Some(&attach)).ok();
         let kill = ["strace", "-f", "-qq", "-o", "/dev/null", "-e", "inject=bpf:signal=KILL:when=1"];
         let killed = network.prepare("ADD", &config, Some(&attach)).through(&kill).run();
@@ -304,13 +310,14 @@ fn a_slow_setup_takes_no_port_from_an_add() {
     };
     let slipway = slipway();
     let setup = |options: &str| {
-        // Where there is a program, it asks the kernel for one after the other, those of others on this machine too.
+        // If a program is attached, set-up iterates over all BPF programs of the machine, so the number of
+        // bpf(2) calls varies.
         stage.node.cmd(&format!("tc qdisc del dev {} clsact", stage.client.node_link));
         stage.node.cmd(&format!("strace -f -qq -e trace=bpf {options} {} node setup", slipway.display()))
     };
-    // The first one finds something else to do.
+    // The first set-up makes other changes, too.
     for _ in 0..2 {
-        half();
+        interrupted_add();
         setup("-o /run/setup.trace");
     }
     let trace = stage.node.read("/run/setup.trace").expect("a trace");
@@ -323,7 +330,7 @@ fn a_slow_setup_takes_no_port_from_an_add() {
         line.contains("BPF_MAP_UPDATE_ELEM") && line.contains(&format!("map_fd={map},"))
     });
     let written = written.unwrap_or_else(|| panic!("the port was not reserved: {trace}"));
-    half();
+    interrupted_add();
     let delay = format!("-o /dev/null -e inject=bpf:delay_enter=4000000:when={}", written + 1);
     thread::scope(|scope| {
         let slow = scope.spawn(|| setup(&delay));

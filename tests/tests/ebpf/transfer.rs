@@ -1,6 +1,6 @@
-//! Much data, both ways at once, through a published port and through masquerade. Each end compares each byte with
-//! what the other one must have sent, and the kernels at both ends say that no checksum was wrong: of packets that
-//! are cut and summed by devices, by the node on the way out, or by their senders.
+//! Large transfers in both directions at once, through a published port and through masquerade. Each end
+//! compares every byte, and no kernel may count a checksum error, whether devices, the node or the senders
+//! segment packets and complete checksums.
 
 use std::io::{Read, Write};
 use std::net::{IpAddr, Shutdown, SocketAddr, TcpListener, TcpStream};
@@ -13,7 +13,7 @@ use slipway_tests::{
 
 use crate::{PORT, Stage, address_of};
 
-/// How much each end sends: 64 MiB, less where the machine is emulated.
+/// Returns the bytes that each end sends: 64 MiB, less in an emulated VM.
 fn amount() -> usize {
     if patience() > Duration::from_secs(12) { 8 << 20 } else { 64 << 20 }
 }
@@ -21,10 +21,10 @@ fn amount() -> usize {
 /// The far end's port.
 pub(crate) const FAR: u16 = 7000;
 const BLOCK: usize = 64 << 10;
-/// What blocks differ by.
+/// Number of distinct blocks: block `n` begins at byte `n % SHIFT` of the noise.
 const SHIFT: usize = 509;
 
-/// Bytes that repeat nowhere near: xorshift64*, from this seed.
+/// Returns bytes without repetition: xorshift64* with this seed.
 fn noise(seed: u64) -> Vec<u8> {
     let mut state = seed;
     let mut next = || {
@@ -36,13 +36,13 @@ fn noise(seed: u64) -> Vec<u8> {
     (0..(BLOCK + SHIFT) / 8 + 1).flat_map(|_| next()).collect()
 }
 
-/// The block with this number of what is sent with this noise.
+/// Returns block `number`.
 fn block(noise: &[u8], number: usize) -> &[u8] {
     let from = number % SHIFT;
     &noise[from..from + BLOCK]
 }
 
-/// Sends its own and compares what comes, until both are through.
+/// Sends its own blocks and compares the received ones, until both directions are closed.
 fn exchange(mut stream: TcpStream, (own, other): (u64, u64), amount: usize) {
     stream.set_read_timeout(Some(patience() * 5)).expect("a limit");
     let blocks = amount / BLOCK;
@@ -56,13 +56,13 @@ fn exchange(mut stream: TcpStream, (own, other): (u64, u64), amount: usize) {
         let (noise, mut bytes) = (noise(other), vec![0; BLOCK]);
         for number in 0..blocks {
             stream.read_exact(&mut bytes).unwrap_or_else(|e| panic!("block {number}: {e}"));
-            assert!(bytes == block(&noise, number), "block {number} came as another");
+            assert!(bytes == block(&noise, number), "block {number} is not the one that was sent");
         }
         assert_eq!(stream.read(&mut bytes).expect("the end"), 0, "more than was sent");
     });
 }
 
-/// One connection from here to there, over which both send so many bytes.
+/// Opens a connection over which both ends send `amount` bytes.
 pub(crate) fn transfer(from: &Space, to: SocketAddr, server: &Space, at: SocketAddr, amount: usize) {
     const SEEDS: (u64, u64) = (0x5eed, 0xfeed);
     let listener = server.run(|| TcpListener::bind(at)).expect("listen");
@@ -73,8 +73,8 @@ pub(crate) fn transfer(from: &Space, to: SocketAddr, server: &Space, at: SocketA
     });
 }
 
-/// How many segments or datagrams a namespace has refused for their checksums: RFC 4022 and RFC 4113 have no such
-/// counters, Linux has.
+/// Returns the number of segments and datagrams that a namespace dropped for wrong checksums. Linux has these
+/// counters, RFC 4022 and RFC 4113 do not.
 fn wrong_sums(space: &Space) -> u64 {
     let read = |path: &str| space.run(|| std::fs::read_to_string(path)).unwrap_or_default();
     let snmp = read("/proc/thread-self/net/snmp");
@@ -96,7 +96,7 @@ struct Bed {
     stage: Stage,
     pod: Pod,
     addresses: [IpAddr; 2],
-    /// The node's end of the pod's links.
+    /// The node's end of the pod's veth pair.
     link: String,
 }
 
@@ -114,7 +114,7 @@ impl Bed {
         Self { stage, pod, addresses, link }
     }
 
-    /// Everything there is to transfer, over IPv4 and IPv6.
+    /// Transfers in both directions through the port and through masquerade, over IPv4 and IPv6.
     fn transfer(&self) {
         let (client, node) = (&self.stage.client, &self.stage.node);
         let before = ["to_container_bytes", "from_container_bytes", "write_failed", "too_big"]
@@ -146,16 +146,16 @@ impl Bed {
     }
 }
 
-/// Large packets, whose checksums nobody computes on a machine with links of this kind.
+/// Large packets (GSO). On a machine with such links only, their checksums are never computed.
 #[test]
 fn large_packets() {
     needs!(has_programs(), PROGRAMS);
     Bed::new().transfer();
 }
 
-/// The node's uplink cuts them, and completes their checksums; the far end verifies.
+/// The node's uplink segments packets and completes checksums, which the far end verifies.
 #[test]
-fn packets_that_the_node_cuts() {
+fn packets_that_the_node_segments() {
     needs!(has_programs(), PROGRAMS);
     let bed = Bed::new();
     bed.stage.node.without_offloads(&bed.stage.client.node_link);
@@ -163,7 +163,7 @@ fn packets_that_the_node_cuts() {
     bed.transfer();
 }
 
-/// Every packet is as its sender made it, and whoever receives it verifies.
+/// Senders segment packets and complete checksums, and every receiver verifies.
 #[test]
 fn small_packets() {
     needs!(has_programs(), PROGRAMS);

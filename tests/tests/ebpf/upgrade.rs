@@ -1,4 +1,4 @@
-//! Programs of another version take over.
+//! Upgrade: programs of another version are replaced.
 
 use serde_json::{Value, json};
 use slipway_tests::{Attach, BridgeNetfilter, PROGRAMS, Proto, at, has_programs, needs, patience, skip};
@@ -7,17 +7,17 @@ use crate::{PORT, Stage, address, attach};
 
 const BASE: &str = "/sys/fs/bpf/slipway";
 
-/// The node's end of the pod's links.
+/// Returns the node's end of the pod's veth pair.
 fn pod_link(result: &Value) -> String {
     result["interfaces"][1]["name"].as_str().expect("the node's end").to_owned()
 }
 
-/// Makes what this version has pinned that of one with another layout of the maps.
-fn becomes(stage: &Stage, layout: u32) {
+/// Renames the pins, as if another version with this layout of the maps had made them.
+fn rename_pins(stage: &Stage, layout: u32) {
     stage.node.cmd(&format!("mv {BASE}/{} {BASE}/{layout}", slipway_ebpf_abi::VERSION));
 }
 
-/// The number that the kernel has for the program at a link.
+/// Returns the ID of the program at a link.
 fn program_at(stage: &Stage, link: &str) -> String {
     let text = stage.filters(link);
     let words: Vec<&str> = text.split_whitespace().collect();
@@ -25,10 +25,10 @@ fn program_at(stage: &Stage, link: &str) -> String {
     found[1].to_owned()
 }
 
-/// What is pinned under another name is what another version has pinned: the binary does not find its own
-/// programs, and loads them beside those.
+/// The pins are renamed, as if another version had made them. The binary does not find its own programs, and
+/// loads them next to those.
 #[test]
-fn conversations_go_on() {
+fn flows_survive_an_upgrade() {
     needs!(has_programs(), PROGRAMS);
     let Some(stage) = Stage::with_cgroup(BridgeNetfilter::Off) else {
         skip!("control groups of version 2");
@@ -42,8 +42,8 @@ fn conversations_go_on() {
     let to = at(stage.client.node_v4, PORT);
     let mut talks = Vec::new();
     for proto in Proto::ALL {
-        talks.push(stage.client.dial(proto, None, to, patience()).expect("a conversation with the port"));
-        talks.push(pod.dial(proto, None, at(stage.client.v4, 7000), patience()).expect("one of the pod"));
+        talks.push(stage.client.dial(proto, None, to, patience()).expect("a flow to the port"));
+        talks.push(pod.dial(proto, None, at(stage.client.v4, 7000), patience()).expect("a flow of the pod"));
     }
     let mut own = stage.node.dial(Proto::Tcp, None, to, patience()).expect("a connection of the node");
     let first: Vec<_> = talks.iter_mut().map(|talk| talk.say().expect("an answer").peer).collect();
@@ -59,7 +59,7 @@ fn conversations_go_on() {
     let (carried, led) = (stage.carried(), stage.node.counted("redirected_sockets"));
     stage.node.slipway("node setup");
     let after = (programs(&stage), links.each_ref().map(|link| program_at(&stage, link)));
-    // Under the name of this version again, and others than before at each link.
+    // The pins have this version's name again, and each link has a new program.
     assert_eq!(before.0, after.0);
     assert!(before.1.iter().zip(&after.1).all(|(old, new)| old != new), "{before:?} {after:?}");
     let status = stage.node.programs();
@@ -75,9 +75,9 @@ fn conversations_go_on() {
     stage.client.expect(Proto::Tcp, to, "web");
 }
 
-/// What the first layout had of these maps is what the second one has, but for the settings.
+/// Layouts 1 and 2 differ only in the settings map.
 #[test]
-fn maps_that_a_later_layout_has_not_changed_are_taken_over() {
+fn maps_unchanged_since_an_older_layout_are_taken_over() {
     needs!(has_programs(), PROGRAMS);
     let stage = Stage::new();
     stage.node.cmd(&format!("ip route add default via {}", stage.client.v4));
@@ -92,14 +92,14 @@ fn maps_that_a_later_layout_has_not_changed_are_taken_over() {
     let mut talks = Vec::new();
     for proto in Proto::ALL {
         let to = at(stage.client.node_v4, PORT);
-        talks.push(stage.client.dial(proto, None, to, patience()).expect("a conversation with the port"));
-        talks.push(web.dial(proto, None, at(stage.client.v4, 7000), patience()).expect("one of the pod"));
+        talks.push(stage.client.dial(proto, None, to, patience()).expect("a flow to the port"));
+        talks.push(web.dial(proto, None, at(stage.client.v4, 7000), patience()).expect("a flow of the pod"));
     }
     let first: Vec<_> = talks.iter_mut().map(|talk| talk.say().expect("an answer").peer).collect();
     let links = [stage.client.node_link.clone(), pod_link(&result)];
     let before = links.each_ref().map(|link| program_at(&stage, link));
-    becomes(&stage, 1);
-    // The new version's first word may be a DEL: what it removes, the old programs no longer know.
+    rename_pins(&stage, 1);
+    // The new version's first call may be a DEL, which must reach the old programs' maps.
     network.del(&leaving).expect("DEL");
     assert_eq!(stage.node.programs()["ports"], 4);
     assert_eq!(stage.node.programs()["loaded"], false);
@@ -121,9 +121,9 @@ fn maps_that_a_later_layout_has_not_changed_are_taken_over() {
     assert_eq!(stage.node.programs()["containers"], 0);
 }
 
-/// A version that is not known here, as after going back to an earlier one.
+/// An unknown layout, as after a downgrade.
 #[test]
-fn what_an_unknown_layout_served_is_left_to_nftables() {
+fn containers_of_an_unknown_layout_are_left_to_nftables() {
     needs!(has_programs(), PROGRAMS);
     for by_del in [false, true] {
         let stage = Stage::new();
@@ -137,7 +137,7 @@ fn what_an_unknown_layout_served_is_left_to_nftables() {
         if by_del {
             network.add(&second).expect("ADD");
         }
-        becomes(&stage, 99);
+        rename_pins(&stage, 99);
         if by_del {
             network.del(&second).expect("DEL");
             assert_eq!(stage.node.programs()["loaded"], false);
@@ -157,16 +157,16 @@ fn what_an_unknown_layout_served_is_left_to_nftables() {
         }
         assert_eq!(old.expect(Proto::Udp, (stage.client.v4, 7000), "far").peer.ip(), stage.client.node_v4);
         assert_eq!(stage.carried(), carried);
-        // Told again, it is the programs' once more.
+        // A repeated ADD hands the container to the programs again.
         crate::publish(&network, &attach(&old), &result);
         stage.client.expect(Proto::Tcp, (stage.client.node_v4, PORT), "old");
         assert!(stage.carried() > carried, "{}", stage.node.programs());
     }
 }
 
-/// Whoever takes the programs away cuts nobody off.
+/// Teardown breaks no flow.
 #[test]
-fn conversations_go_on_without_the_programs() {
+fn flows_survive_a_teardown() {
     needs!(has_programs(), PROGRAMS);
     let stage = Stage::new();
     stage.node.cmd(&format!("ip route add default via {}", stage.client.v4));
@@ -178,8 +178,8 @@ fn conversations_go_on_without_the_programs() {
     let mut talks = Vec::new();
     for proto in Proto::ALL {
         let to = at(stage.client.node_v4, PORT);
-        talks.push(stage.client.dial(proto, None, to, patience()).expect("a conversation with the port"));
-        talks.push(pod.dial(proto, None, at(stage.client.v4, 7000), patience()).expect("one of the pod"));
+        talks.push(stage.client.dial(proto, None, to, patience()).expect("a flow to the port"));
+        talks.push(pod.dial(proto, None, at(stage.client.v4, 7000), patience()).expect("a flow of the pod"));
     }
     let first: Vec<_> = talks.iter_mut().map(|talk| talk.say().expect("an answer").peer).collect();
     assert!(stage.carried() >= 4, "{}", stage.node.programs());

@@ -1,4 +1,5 @@
-//! Interfaces to the outside, told to the programs and given one: what is seen when one of the two is missing.
+//! Uplinks need an entry in the maps and an attached program: reports and behaviour when one of the two is
+//! missing.
 
 use serde_json::json;
 use slipway_tests::{
@@ -9,24 +10,24 @@ use crate::{PORT, Stage, address, attach};
 
 const FAR: u16 = 7000;
 
-/// A pod reaches a far end, which sees the node.
+/// Tests that a pod reaches a far end, which sees the node's address.
 fn reaches(pod: &Pod, far: &Host) {
     let _server = far.serve(Proto::Tcp, &at(far.v4, FAR).to_string(), "far");
     assert_eq!(pod.expect(Proto::Tcp, (far.v4, FAR), "far").peer.ip(), far.node_v4);
 }
 
-/// What status says of an interface that lacks something.
-fn complaint(stage: &Stage, link: &str) -> String {
+/// Returns the reason why `slipway node status` lists an interface as incomplete.
+fn incomplete_reason(stage: &Stage, link: &str) -> String {
     let status = stage.node.programs();
     let all = status["uplinks_left_to_nftables"].as_array().unwrap_or_else(|| panic!("{status}"));
     let of_link = all.iter().find(|one| one["name"] == link);
     of_link.map(|one| one["reason"].as_str().expect("a reason").to_owned()).unwrap_or_default()
 }
 
-/// Something else has our place among the filters of one uplink: the others are served all the same, and what a pod
-/// sends out of this one is netfilter's.
+/// Another filter has our preference on one uplink. The other uplink works, and netfilter masquerades flows
+/// through this one.
 #[test]
-fn one_uplink_without_a_program_is_no_error_for_the_others() {
+fn an_uplink_without_a_program_does_not_affect_the_others() {
     needs!(has_programs(), PROGRAMS);
     let stage = Stage::new();
     let other = stage.node.host("other");
@@ -42,8 +43,8 @@ fn one_uplink_without_a_program_is_no_error_for_the_others() {
     let setup = stage.node.try_slipway("node setup");
     assert!(setup.code == Some(0) && setup.stderr.contains(&other.node_link), "{setup}");
     assert_eq!(stage.node.programs()["uplinks"], json!([stage.client.node_link]));
-    assert!(complaint(&stage, &other.node_link).contains("attach"), "{}", stage.node.programs());
-    assert_eq!(complaint(&stage, &stage.client.node_link), "");
+    assert!(incomplete_reason(&stage, &other.node_link).contains("attach"), "{}", stage.node.programs());
+    assert_eq!(incomplete_reason(&stage, &stage.client.node_link), "");
     let report = stage.node.try_slipway("check-node").stdout;
     let line = report.lines().find(|line| line.contains("BPF programs at uplinks")).unwrap_or_default();
     assert!(line.starts_with("warning") && line.contains(&other.node_link), "{report}");
@@ -56,19 +57,19 @@ fn one_uplink_without_a_program_is_no_error_for_the_others() {
     for host in [&stage.client, &other] {
         host.expect(Proto::Tcp, (host.node_v4, PORT), "web");
     }
-    // The way is free, and the next set-up takes it.
+    // The preference is free, and the next set-up attaches the program.
     stage.node.cmd(&format!("tc filter del dev {} ingress pref 21324", other.node_link));
     stage.node.slipway("node setup");
-    assert_eq!(complaint(&stage, &other.node_link), "");
+    assert_eq!(incomplete_reason(&stage, &other.node_link), "");
     reaches(&pod, &other);
     assert_eq!(stage.node.counted("masqueraded_flows"), before + 2, "{}", stage.node.programs());
     network.check(&attach).expect("CHECK");
     network.del(&attach).expect("DEL");
 }
 
-/// Wherever a set-up with a new uplink ends, pods reach what is behind it.
+/// At whichever call set-up is killed, pods reach hosts behind the new uplink.
 #[test]
-fn a_setup_that_is_killed_cuts_nobody_off() {
+fn a_killed_setup_cuts_no_pod_off() {
     needs!(has_programs(), PROGRAMS);
     let stage = Stage::new();
     let (network, pod) = (stage.network(), stage.node.pod("web"));
@@ -96,7 +97,7 @@ fn a_setup_that_is_killed_cuts_nobody_off() {
 }
 
 #[test]
-fn the_program_of_an_uplink_that_somebody_took_away_is_missed_and_comes_back_with_the_next_container() {
+fn a_detached_uplink_program_is_reported_and_attached_by_the_next_add() {
     needs!(has_programs(), PROGRAMS);
     let stage = Stage::new();
     let (network, pod) = (stage.network(), stage.node.pod("web"));
@@ -108,7 +109,7 @@ fn the_program_of_an_uplink_that_somebody_took_away_is_missed_and_comes_back_wit
     stage.node.cmd(&format!("tc qdisc del dev {link} clsact"));
     let failure = network.check(&attach).expect_err("CHECK").to_string();
     assert!(failure.contains("BPF program") && failure.contains(&link), "{failure}");
-    assert!(complaint(&stage, &link).contains("program"), "{}", stage.node.programs());
+    assert!(incomplete_reason(&stage, &link).contains("program"), "{}", stage.node.programs());
     let text = stage.node.slipway("node status");
     assert!(text.contains(&format!("without     {link}: ")), "{text}");
     let report = stage.node.try_slipway("check-node").stdout;
@@ -116,13 +117,13 @@ fn the_program_of_an_uplink_that_somebody_took_away_is_missed_and_comes_back_wit
     assert!(line.starts_with("warning") && line.contains(&link), "{report}");
     let next = stage.node.pod("next");
     network.add(&Attach::new(&next)).expect("ADD");
-    assert_eq!(complaint(&stage, &link), "");
+    assert_eq!(incomplete_reason(&stage, &link), "");
     network.check(&attach).expect("CHECK");
     reaches(&pod, &stage.client);
 }
 
 #[test]
-fn the_program_of_a_container_that_somebody_took_away_is_missed() {
+fn a_detached_container_program_is_reported() {
     needs!(has_programs(), PROGRAMS);
     let stage = Stage::new();
     let (network, pod) = (stage.network(), stage.node.pod("web"));
@@ -139,7 +140,7 @@ fn the_program_of_a_container_that_somebody_took_away_is_missed() {
 }
 
 #[test]
-fn an_uplink_that_was_named_and_is_not_there_is_told() {
+fn a_configured_uplink_that_does_not_exist_is_reported() {
     needs!(has_programs(), PROGRAMS);
     let stage = Stage::new();
     stage.node.own_etc();
@@ -147,21 +148,21 @@ fn an_uplink_that_was_named_and_is_not_there_is_told() {
     stage.node.write("/etc/cni/slipway.json", settings.to_string());
     let setup = stage.node.try_slipway("node setup");
     assert!(setup.code == Some(0) && setup.stderr.contains("nosuch0"), "{setup}");
-    assert!(complaint(&stage, "nosuch0").contains("no such interface"), "{}", stage.node.programs());
+    assert!(incomplete_reason(&stage, "nosuch0").contains("no such interface"), "{}", stage.node.programs());
 }
 
-/// The pods' own bridge is the uplink: what comes in there comes from pods, too, and theirs is nftables'. A pod that asks
-/// itself by its published port would get a packet with its own address as the source.
+/// The uplink is the pods' own bridge. Packets from pods also arrive there, and are left to nftables: a pod
+/// that connects to its own published port would otherwise receive a packet with its own address as source.
 #[test]
-fn pods_on_the_uplinks_bridge_reach_published_ports_their_own_too() {
+fn pods_on_the_uplinks_bridge_reach_published_ports_and_their_own() {
     needs!(has_programs(), PROGRAMS);
     let stage = Stage::new();
     let (node, client) = (&stage.node, &stage.client);
     let own = client.node_v4;
-    // Which bridge does for a gateway.
+    // bridge sets this sysctl only for gateways.
     node.sysctl("net/ipv4/ip_forward", "1");
     for words in [
-        // With the address that the client knows.
+        // The client has a neighbour entry with this address.
         format!("link add br0 address {} type bridge", node.mac(&client.node_link)),
         format!("address del {own}/24 dev {}", client.node_link),
         format!("link set {} master br0", client.node_link),
@@ -196,5 +197,5 @@ fn pods_on_the_uplinks_bridge_reach_published_ports_their_own_too() {
     for pod in [&other, &web] {
         pod.expect(Proto::Tcp, (own, PORT), "web");
     }
-    assert_eq!(served(), 1, "nftables has served the pods");
+    assert_eq!(served(), 1, "connections from pods are left to nftables");
 }

@@ -1,4 +1,4 @@
-//! The ports that the programs masquerade with are nobody else's: netfilter's masquerade leaves them alone.
+//! netfilter's masquerade does not use the ports that the BPF programs masquerade with.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -9,12 +9,12 @@ use slipway_tests::{
 
 use crate::{Stage, list};
 
-/// The identifier of the suite's pings, which is a port to whoever translates addresses. With one port alone,
-/// every conversation that the programs masquerade has it.
+/// The identifier of the suite's pings, which masquerade translates like a port. The programs have only this
+/// port, so every flow that they masquerade uses it.
 const ONLY: u16 = 0x511b;
 const FAR: u16 = 7000;
 
-/// A node whose programs masquerade with one port, and whose way out leads to the client.
+/// Returns a stage whose programs masquerade with one port, and whose default routes lead to the client.
 fn stage() -> Stage {
     let stage = Stage::new();
     stage.node.own_etc();
@@ -26,7 +26,7 @@ fn stage() -> Stage {
     stage
 }
 
-/// A network of another subnet, masqueraded by this backend.
+/// Returns a network of another subnet, masqueraded by this backend.
 fn other(backend: &str) -> Value {
     let mut list = list(backend);
     list["name"] = "other".into();
@@ -43,34 +43,34 @@ fn addresses(result: &Value) -> [IpAddr; 2] {
     })
 }
 
-/// Each of both pods keeps a conversation with the same far end, and either gets its own answers.
-fn live_side_by_side(stage: &Stage, by_programs: (&Pod, [IpAddr; 2]), by_netfilter: (&Pod, [IpAddr; 2])) {
+/// Two pods have flows to the same far end at the same time, and each receives its own replies.
+fn flows_coexist(stage: &Stage, by_programs: (&Pod, [IpAddr; 2]), by_netfilter: (&Pod, [IpAddr; 2])) {
     for (family, far) in [IpAddr::from(stage.client.v4), stage.client.v6.into()].into_iter().enumerate() {
         for proto in Proto::ALL {
             let to = SocketAddr::new(far, FAR);
             let _server = stage.client.serve(proto, &to.to_string(), "far");
-            let mut one = by_programs.0.dial(proto, None, to, patience()).expect("a conversation");
-            // The far end sees the only port that the programs have.
+            let mut one = by_programs.0.dial(proto, None, to, patience()).expect("a flow");
+            // The far end sees the programs' only port.
             assert_eq!(one.say().expect("an answer").peer.port(), ONLY, "{proto:?} {to}");
             let from = SocketAddr::new(by_netfilter.1[family], ONLY);
-            let mut two = by_netfilter.0.dial(proto, Some(from), to, patience()).expect("another one");
+            let mut two = by_netfilter.0.dial(proto, Some(from), to, patience()).expect("a second flow");
             for _ in 0..2 {
                 assert_ne!(two.say().expect("an answer").peer.port(), ONLY, "{proto:?} {to}");
                 assert_eq!(one.say().expect("an answer").peer.port(), ONLY, "{proto:?} {to}");
             }
         }
-        // The echo of the first is remembered while the other asks.
+        // The programs still track the first echo flow while the second pod sends.
         by_programs.0.ping(far).unwrap_or_else(|e| panic!("ping {far}: {e}"));
-        by_netfilter.0.ping(far).unwrap_or_else(|e| panic!("ping {far} beside the programs: {e}"));
+        by_netfilter.0.ping(far).unwrap_or_else(|e| panic!("ping {far} through netfilter: {e}"));
     }
 }
 
 #[test]
-fn netfilters_masquerade_takes_no_port_of_the_programs() {
+fn netfilters_masquerade_avoids_the_programs_ports() {
     needs!(has_programs(), PROGRAMS);
     let stage = stage();
     let (fast, slow) = (stage.node.pod("fast"), stage.node.pod("slow"));
-    // First the network that nftables serves: the table is there before the programs are.
+    // First the nftables network, so that the table exists before the programs are loaded.
     let slow_result = stage.node.network(other("nftables")).add(&Attach::new(&slow)).expect("ADD");
     assert!(!stage.node.cmd("nft list table inet slipway").contains("spare-ports"));
     let fast_result = stage.network().add(&Attach::new(&fast)).expect("ADD");
@@ -78,9 +78,9 @@ fn netfilters_masquerade_takes_no_port_of_the_programs() {
     assert!(stage.node.counted("masqueraded_flows") >= 6, "{}", stage.node.programs());
 }
 
-/// The programs have no port left: the stack has the second conversation, and finds one of its own.
+/// The programs have no free port, so netfilter masquerades the second flow with a port of its own.
 #[test]
-fn what_the_programs_leave_to_it_takes_none_either() {
+fn flows_left_to_netfilter_avoid_the_programs_ports() {
     needs!(has_programs(), PROGRAMS);
     let stage = stage();
     let network = stage.network();
@@ -89,10 +89,10 @@ fn what_the_programs_leave_to_it_takes_none_either() {
     let result = network.add(&Attach::new(&slow)).expect("ADD");
     let to = at(stage.client.v4, FAR);
     let _server = stage.client.serve(Proto::Udp, &to.to_string(), "far");
-    let mut one = fast.dial(Proto::Udp, None, to, patience()).expect("a conversation");
+    let mut one = fast.dial(Proto::Udp, None, to, patience()).expect("a flow");
     assert_eq!(one.say().expect("an answer").peer.port(), ONLY);
     let from = SocketAddr::new(addresses(&result)[0], ONLY);
-    let mut two = slow.dial(Proto::Udp, Some(from), to, patience()).expect("another one");
+    let mut two = slow.dial(Proto::Udp, Some(from), to, patience()).expect("a second flow");
     for _ in 0..2 {
         assert_ne!(two.say().expect("an answer").peer.port(), ONLY);
         assert_eq!(one.say().expect("an answer").peer.port(), ONLY);
@@ -122,7 +122,7 @@ fn the_table_follows_the_programs() {
     needs!(has_programs(), PROGRAMS);
     let stage = stage();
     let table = || stage.node.cmd("nft list table inet slipway");
-    // The programs are there before the table is.
+    // The programs are loaded before the table exists.
     stage.node.slipway("node setup");
     let pod = stage.node.pod("web");
     let network = stage.node.network(other("nftables"));
@@ -130,29 +130,30 @@ fn the_table_follows_the_programs() {
     network.add(&attach).expect("ADD");
     assert!(table().contains(&format!("masquerade to :{}-65535", ONLY + 1)), "{}", table());
     network.check(&attach).expect("CHECK");
-    // Somebody flushes the rules: they come back with it.
+    // The ruleset is flushed; the next ADD restores the ports with the rules.
     stage.node.nft("flush table inet slipway");
     network.check(&attach).expect_err("CHECK of a flushed table");
     let second = stage.node.pod("second");
     network.add(&Attach::new(&second)).expect("ADD");
     network.check(&attach).expect("CHECK");
     assert!(table().contains(&format!("masquerade to :{}-65535", ONLY + 1)), "{}", table());
-    // Other ports.
+    // Another port range.
     stage.node.write("/etc/cni/slipway.json", json!({"masqueradePorts": "61000-61999"}).to_string());
     stage.node.slipway("node setup");
     assert!(table().contains("masquerade to :1024-60999"), "{}", table());
     assert!(!table().contains(&format!(":{}-65535", ONLY + 1)), "{}", table());
     network.check(&attach).expect("CHECK");
-    // None.
+    // No port range.
     stage.node.slipway("node teardown");
     assert!(!table().contains("spare-ports"), "{}", table());
     network.check(&attach).expect("CHECK");
     network.del(&attach).expect("DEL");
 }
 
-/// A pod that netfilter masquerades sends from a port that another one publishes: the answer is its own.
+/// A pod masqueraded by netfilter sends from a port that another pod publishes. Its replies must not reach
+/// the other pod.
 #[test]
-fn netfilters_masquerade_takes_no_published_port_for_datagrams() {
+fn netfilters_masquerade_avoids_published_udp_ports() {
     const PUBLISHED: u16 = 5353;
     needs!(has_programs(), PROGRAMS);
     let stage = Stage::new();
@@ -169,7 +170,7 @@ fn netfilters_masquerade_takes_no_published_port_for_datagrams() {
         let to = SocketAddr::new(far, FAR);
         let _server = stage.client.serve(Proto::Udp, &to.to_string(), "far");
         let from = SocketAddr::new(own[family], PUBLISHED);
-        let mut talk = two.dial(Proto::Udp, Some(from), to, patience()).expect("a conversation");
+        let mut talk = two.dial(Proto::Udp, Some(from), to, patience()).expect("a flow");
         for _ in 0..2 {
             assert_ne!(talk.say().expect("an answer").peer.port(), PUBLISHED, "{to}");
         }
