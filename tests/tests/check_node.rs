@@ -84,7 +84,7 @@ fn a_table_of_our_name_that_is_not_ours_is_a_failure() {
 }
 
 #[test]
-fn text_says_why_and_how_to_mend_it() {
+fn the_text_contains_reason_and_advice() {
     let node = Node::new();
     node.nft("table inet wall { chain passing { type filter hook forward priority 0; policy drop; }; }");
     let text = node.slipway("check-node");

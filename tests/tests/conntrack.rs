@@ -57,7 +57,7 @@ fn udp(family: FlowFamily, destinations: &[&str], port: u16) -> Filter {
 }
 
 #[test]
-fn flows_are_listed_by_what_they_are() {
+fn filters_select_flows() {
     in_namespace(|| {
         let conntrack = Conntrack::open().unwrap();
         assert_eq!(conntrack.count(&all(FlowFamily::Ipv4)).unwrap(), 0);
@@ -104,7 +104,7 @@ fn only_flows_that_pass_the_filter_are_deleted() {
 /// Kernels from 5.8 on filter dumps themselves. Without that, each container would copy a busy node's whole
 /// table.
 #[test]
-fn the_kernel_itself_leaves_other_flows_out() {
+fn the_kernel_filters_its_dump() {
     in_namespace(|| {
         fill();
         let conntrack = Conntrack::open().unwrap();
@@ -143,7 +143,7 @@ fn new(
 }
 
 #[test]
-fn flows_are_put_in_with_both_ends_translated() {
+fn inserted_flows_translate_both_ends() {
     in_namespace(|| {
         let conntrack = Conntrack::open().unwrap();
         let published =

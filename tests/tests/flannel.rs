@@ -223,7 +223,7 @@ fn files_are_shared_with_the_reference() {
 }
 
 #[test]
-fn gc_removes_what_no_attachment_owns() {
+fn gc_removes_stale_attachments() {
     let node = node();
     let network = network(&node, json!({}));
     let pods = ["one", "two", "three"].map(|name| node.pod(name));
@@ -247,7 +247,7 @@ fn gc_removes_what_no_attachment_owns() {
 
 /// GC also deletes attachments made with another configuration or by the reference.
 #[test]
-fn gc_deletes_by_what_was_saved() {
+fn gc_uses_the_saved_configuration() {
     if is_peer() {
         return;
     }

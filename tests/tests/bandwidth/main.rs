@@ -321,7 +321,7 @@ fn check_names_the_first_difference() {
 }
 
 #[test]
-fn a_del_needs_nothing() {
+fn del_works_without_a_result() {
     let node = Node::new();
     let pod = node.pod("pod");
     let attach = Attach::new(&pod);
@@ -541,7 +541,7 @@ fn a_failed_add_leaves_nothing() {
 }
 
 #[test]
-fn gc_removes_the_devices_of_the_dead() {
+fn gc_removes_devices_of_stale_attachments() {
     peer_fails("it does nothing", || {
         let node = Node::new();
         let (one, two) = (node.pod("one"), node.pod("two"));

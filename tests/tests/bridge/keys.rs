@@ -77,7 +77,7 @@ fn promisc_mode_is_the_bridges() {
 }
 
 #[test]
-fn force_address_replaces_what_is_in_the_way() {
+fn force_address_replaces_other_addresses() {
     let node = Node::new();
     let (one, two) = (node.pod("one"), node.pod("two"));
     let first = network(&node, &json!({"isGateway": true, "ipam": dual_stack()}));

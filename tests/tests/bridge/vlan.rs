@@ -58,7 +58,7 @@ fn a_kernel_without_filtering_is_named() {
 }
 
 #[test]
-fn ports_of_different_vlans_are_apart() {
+fn ports_of_different_vlans_are_isolated() {
     let node = Node::new();
     if !has_filtering(&node) {
         skip!("bridge vlan filtering");

@@ -133,7 +133,7 @@ fn all(chain: Chain) -> Vec<Loss> {
     }
 }
 
-pub(crate) fn check_names_what_is_lost(world: &World) {
+pub(crate) fn check_names_the_plugin_that_lost_an_object(world: &World) {
     if world.chain.is_old() {
         let (network, pod) = (world.network(), world.pod("old"));
         let failure = network.check(&world.chain.attach(&pod, PORT)).expect_err("CHECK of an old version");

@@ -38,8 +38,8 @@ macro_rules! chains {
                 }
 
                 #[test]
-                fn check_names_what_is_lost() {
-                    tried!($chain, crate::losses::check_names_what_is_lost);
+                fn check_names_the_plugin_that_lost_an_object() {
+                    tried!($chain, crate::losses::check_names_the_plugin_that_lost_an_object);
                 }
 
                 #[test]

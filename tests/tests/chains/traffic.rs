@@ -25,7 +25,7 @@ pub(crate) fn packets_pass_through_every_plugin(world: &World) {
     match world.chain {
         Chain::Everything(backend) => {
             limited(world, &pod);
-            apart(world, &pod, own, backend);
+            are_isolated(world, &pod, own, backend);
             tuned(&pod);
         }
         Chain::Second => by_its_own_link(world, &pod, own),
@@ -132,7 +132,7 @@ fn transfer(
 }
 
 /// Containers of two bridges with `ingressPolicy` do not reach each other.
-fn apart(world: &World, pod: &Pod, own: [IpAddr; 2], backend: &str) {
+fn are_isolated(world: &World, pod: &Pod, own: [IpAddr; 2], backend: &str) {
     let network = world.node.network(everything(2, backend));
     let stranger = world.pod("stranger");
     let attach = world.chain.attach(&stranger, PORT + 2);

@@ -22,7 +22,7 @@ fn refused(network: &Network<'_>, attach: &Attach, owner: [&str; 3]) {
 }
 
 #[test]
-fn a_living_owner_keeps_its_port() {
+fn a_live_owner_keeps_its_port() {
     peer_fails("conflicts are silent", || {
         let world = World::new(BridgeNetfilter::Off);
         let (one, two) = (world.network(1), world.network(2));
@@ -142,7 +142,7 @@ fn a_recreated_namespace_does_not_keep_a_dead_owner_alive() {
 }
 
 #[test]
-fn gc_removes_what_is_not_valid_and_only_that() {
+fn gc_removes_stale_attachments_only() {
     peer_fails("GC does nothing", || {
         let world = World::new(BridgeNetfilter::Off);
         let (one, two) = (world.network(1), world.network(2));

@@ -1,6 +1,6 @@
-//! A system bus of the node's own, dbus-daemon itself, and on it somebody who answers as firewalld does.
+//! A dbus-daemon as the node's system bus, and a thread that answers as firewalld on it.
 //!
-//! What firewalld says to each call was read off the real one, 1.3.3.
+//! The replies are those of firewalld 1.3.3.
 
 use std::collections::BTreeMap;
 use std::io::{Read, Write};
@@ -28,7 +28,7 @@ const CONFIG: &str = r#"<!DOCTYPE busconfig PUBLIC "-//freedesktop//DTD D-Bus Bu
 </busconfig>
 "#;
 
-/// The bus; it ends with the value.
+/// The bus, until it is dropped.
 pub(crate) struct Daemon(Child);
 
 impl Drop for Daemon {
@@ -39,7 +39,7 @@ impl Drop for Daemon {
 }
 
 impl Daemon {
-    /// None where there is no dbus-daemon.
+    /// Returns `None` without dbus-daemon.
     pub(crate) fn start(node: &Node) -> Option<Self> {
         node.write("/run/bus.conf", CONFIG);
         node.cmd("mkdir -p /run/dbus");
@@ -60,10 +60,10 @@ impl Daemon {
     }
 }
 
-/// What is in which zone.
+/// The zone of each source.
 pub(crate) type Zones = Arc<Mutex<BTreeMap<String, String>>>;
 
-/// Answers as firewalld until the bus goes.
+/// Answers as firewalld until the bus is stopped.
 pub(crate) fn firewalld(node: &Node) -> Zones {
     let zones = Zones::default();
     let mut stream = node.run(|| UnixStream::connect(SOCKET)).expect("connect to the bus");
@@ -81,7 +81,7 @@ pub(crate) fn firewalld(node: &Node) -> Zones {
     pad(&mut name, 4);
     name.extend(0_u32.to_le_bytes());
     stream.write_all(&call_with(2, "RequestName", "su", &name)).expect("write");
-    // Its answer: from now on the name is ours.
+    // After the reply the connection owns the name.
     while read(&mut stream).expect("the bus answers").reply_to != Some(2) {}
     let kept = Arc::clone(&zones);
     thread::spawn(move || {
@@ -100,7 +100,8 @@ pub(crate) fn firewalld(node: &Node) -> Zones {
     zones
 }
 
-/// A bus that takes nobody in, as the real one does with root of a user namespace; it ends with the node.
+/// A bus that refuses authentication, as the real one does for root of a user namespace. It runs until the
+/// test process ends.
 pub(crate) fn refusing(node: &Node) {
     node.cmd("mkdir -p /run/dbus");
     let listener = node.run(|| UnixListener::bind(SOCKET)).expect("listen");
@@ -113,39 +114,39 @@ pub(crate) fn refusing(node: &Node) {
     });
 }
 
-enum Said {
+enum Reply {
     Text(String),
     Bool(bool),
     Error(String),
 }
 
-fn answer(zones: &mut BTreeMap<String, String>, message: &Message) -> Said {
+fn answer(zones: &mut BTreeMap<String, String>, message: &Message) -> Reply {
     let [zone, source] = message.texts.as_slice() else {
-        return Said::Error("INVALID_TYPE: two texts".into());
+        return Reply::Error("INVALID_TYPE: two texts".into());
     };
     if !["trusted", "public"].contains(&zone.as_str()) {
-        return Said::Error(format!("INVALID_ZONE: {zone}"));
+        return Reply::Error(format!("INVALID_ZONE: {zone}"));
     }
     let has = zones.get(source).cloned();
     match (message.member.as_str(), has) {
         ("addSource", Some(other)) if other == *zone => {
-            Said::Error(format!("ZONE_ALREADY_SET: '{source}' already bound to '{zone}'"))
+            Reply::Error(format!("ZONE_ALREADY_SET: '{source}' already bound to '{zone}'"))
         }
         ("addSource", Some(other)) => {
-            Said::Error(format!("ZONE_CONFLICT: '{source}' already bound to '{other}'"))
+            Reply::Error(format!("ZONE_CONFLICT: '{source}' already bound to '{other}'"))
         }
         ("addSource", None) => {
             zones.insert(source.clone(), zone.clone());
-            Said::Text(zone.clone())
+            Reply::Text(zone.clone())
         }
         ("removeSource", Some(other)) if other == *zone => {
             zones.remove(source);
-            Said::Text(zone.clone())
+            Reply::Text(zone.clone())
         }
-        ("removeSource", Some(_)) => Said::Error(format!("ZONE_CONFLICT: {source}")),
-        ("removeSource", None) => Said::Error(format!("UNKNOWN_SOURCE: '{source}' is not in any zone")),
-        ("querySource", has) => Said::Bool(has.as_deref() == Some(zone)),
-        (member, _) => Said::Error(format!("no method {member}")),
+        ("removeSource", Some(_)) => Reply::Error(format!("ZONE_CONFLICT: {source}")),
+        ("removeSource", None) => Reply::Error(format!("UNKNOWN_SOURCE: '{source}' is not in any zone")),
+        ("querySource", has) => Reply::Bool(has.as_deref() == Some(zone)),
+        (member, _) => Reply::Error(format!("no method {member}")),
     }
 }
 
@@ -168,7 +169,7 @@ fn pad(bytes: &mut Vec<u8>, to: usize) {
     }
 }
 
-/// Everything here comes from programs on this machine, little-endian as it is.
+/// Messages come from processes on this machine, which is little-endian.
 fn read(stream: &mut UnixStream) -> Option<Message> {
     let mut fixed = [0; 16];
     stream.read_exact(&mut fixed).ok()?;
@@ -277,14 +278,14 @@ fn call_with(serial: u32, member: &str, kinds: &str, body: &[u8]) -> Vec<u8> {
     assemble(1, serial, &fields, body)
 }
 
-fn reply(serial: u32, to: &Message, said: Said) -> Vec<u8> {
+fn reply(serial: u32, to: &Message, content: Reply) -> Vec<u8> {
     let mut fields = Vec::new();
     field(&mut fields, 5, b'u', &to.serial.to_le_bytes());
     field(&mut fields, 6, b's', &text(&to.sender));
-    let (kind, kinds, body) = match said {
-        Said::Text(value) => (2, "s", text(&value)),
-        Said::Bool(value) => (2, "b", u32::from(value).to_le_bytes().to_vec()),
-        Said::Error(value) => {
+    let (kind, kinds, body) = match content {
+        Reply::Text(value) => (2, "s", text(&value)),
+        Reply::Bool(value) => (2, "b", u32::from(value).to_le_bytes().to_vec()),
+        Reply::Error(value) => {
             field(&mut fields, 4, b's', &text("org.fedoraproject.FirewallD1.Exception"));
             (3, "s", text(&value))
         }

@@ -1,4 +1,4 @@
-//! firewalld over a real bus.
+//! The firewalld backend, over a real bus.
 
 use serde_json::{Value, json};
 use slipway_tests::{Attach, Node, is_peer, newest_version, peer_fails};
@@ -10,7 +10,7 @@ fn sources(zones: &Zones) -> Vec<String> {
     zones.lock().expect("not poisoned").iter().map(|(source, zone)| format!("{source} {zone}")).collect()
 }
 
-/// Whoever has no bus skips.
+/// Skips the test without dbus-daemon.
 macro_rules! daemon {
     ($node:expr) => {{
         match Daemon::start($node) {
@@ -27,7 +27,7 @@ fn addresses_go_into_the_zone_and_out() {
     let zones = firewalld(&node);
     let pod = node.pod("pod");
     let attach = Attach::new(&pod);
-    // As podman writes it, by name, and with a zone.
+    // podman's configuration, the backend by name, and a configured zone.
     for (keys, zone) in [
         (json!({"backend": ""}), "trusted"),
         (json!({"backend": "firewalld"}), "trusted"),
@@ -61,7 +61,7 @@ fn a_failed_add_leaves_nothing() {
         let attach = Attach::new(&pod);
         let network = network(&node, 1, &json!({"backend": "firewalld"}));
         let previous = network.add_first(&attach);
-        // Another zone has the second address.
+        // The second address is in another zone.
         zones.lock().expect("not poisoned").insert("fd00:1::2/128".to_owned(), "public".to_owned());
         let error = network.call_one(1, "ADD", &attach, &previous).error();
         assert!(error.msg.contains("ZONE_CONFLICT"), "{error:?}");
@@ -71,7 +71,7 @@ fn a_failed_add_leaves_nothing() {
 }
 
 #[test]
-fn check_asks_for_each_address() {
+fn check_queries_each_address() {
     peer_fails("it only looks whether the call succeeds", || {
         let node = Node::new();
         let _daemon = daemon!(&node);
@@ -88,7 +88,7 @@ fn check_asks_for_each_address() {
 }
 
 #[test]
-fn a_del_needs_nothing_and_gc_finds_the_dead() {
+fn del_works_without_a_result_and_gc_removes_stale_sources() {
     peer_fails("without the result it removes nothing", || {
         let node = Node::new();
         let _daemon = daemon!(&node);
@@ -108,7 +108,7 @@ fn a_del_needs_nothing_and_gc_finds_the_dead() {
     });
 }
 
-/// Its zones went with it.
+/// firewalld's zones end with it.
 #[test]
 fn a_del_succeeds_when_firewalld_is_gone() {
     let node = Node::new();
@@ -123,7 +123,7 @@ fn a_del_succeeds_when_firewalld_is_gone() {
 }
 
 #[test]
-fn without_firewalld_it_is_iptables_unless_it_is_asked_for() {
+fn without_firewalld_the_default_backend_is_iptables() {
     let node = Node::new();
     let pod = node.pod("pod");
     let attach = Attach::new(&pod);
@@ -132,13 +132,13 @@ fn without_firewalld_it_is_iptables_unless_it_is_asked_for() {
     assert!(filter(&node, "iptables-save").contains("-s 10.1.1.2/32 -j ACCEPT"));
     auto.check(&attach).expect("CHECK");
     auto.del(&attach).expect("DEL");
-    // A bus without firewalld is the same.
+    // The same with a bus on which firewalld does not run.
     let _daemon = daemon!(&node);
     auto.add(&attach).expect("ADD");
     assert!(filter(&node, "iptables-save").contains("-j ACCEPT"));
     auto.del(&attach).expect("DEL");
     let asked = network(&node, 1, &json!({"backend": "firewalld"}));
-    let _ = asked.add(&attach).expect_err("nobody answers");
+    let _ = asked.add(&attach).expect_err("no firewalld on the bus");
     if newest_version() == "1.1.0" {
         peer_fails("it does nothing", || {
             let error = asked.status().expect_err("STATUS").error;
@@ -147,9 +147,9 @@ fn without_firewalld_it_is_iptables_unless_it_is_asked_for() {
     }
 }
 
-/// A rootless runtime reaches the bus of the machine, and is not let in.
+/// A rootless runtime reaches the machine's bus, which refuses authentication.
 #[test]
-fn where_the_bus_refuses_it_is_iptables_unless_firewalld_is_asked_for() {
+fn where_the_bus_refuses_the_default_backend_is_iptables() {
     let node = Node::new();
     refusing(&node);
     let pod = node.pod("pod");
@@ -170,7 +170,7 @@ fn where_the_bus_refuses_it_is_iptables_unless_firewalld_is_asked_for() {
     }
 }
 
-/// A DEL that comes late must not take what the address's next holder has.
+/// A late DEL must not remove the address's next holder from the zone.
 #[test]
 fn a_late_del_leaves_the_next_holder_in_the_zone() {
     peer_fails("a zone names no owner", || {
@@ -180,14 +180,14 @@ fn a_late_del_leaves_the_next_holder_in_the_zone() {
         let (old, new) = (node.pod("old"), node.pod("new"));
         let network = network(&node, 1, &json!({"backend": "firewalld"}));
         let previous = network.add_first(&Attach::new(&old));
-        // Once it is told the addresses, once they are in its own record.
-        for told in [&previous, &Value::Null] {
+        // First with the addresses in `prevResult`, then with those of the attachment's record.
+        for given in [&previous, &Value::Null] {
             let _ = network.call_one(1, "ADD", &Attach::new(&old), &previous).ok();
-            if !told.is_null() {
+            if !given.is_null() {
                 assert!(network.call_one(1, "DEL", &Attach::new(&old), &previous).ok().is_null());
             }
             let _ = network.call_one(1, "ADD", &Attach::new(&new), &previous).ok();
-            assert!(network.call_one(1, "DEL", &Attach::new(&old), told).ok().is_null());
+            assert!(network.call_one(1, "DEL", &Attach::new(&old), given).ok().is_null());
             assert_eq!(sources(&zones), ["10.1.1.2/32 trusted", "fd00:1::2/128 trusted"]);
             assert!(network.call_one(1, "CHECK", &Attach::new(&new), &previous).ok().is_null());
             assert!(network.call_one(1, "DEL", &Attach::new(&new), &Value::Null).ok().is_null());
@@ -196,9 +196,9 @@ fn a_late_del_leaves_the_next_holder_in_the_zone() {
     });
 }
 
-/// `firewall-cmd --reload` takes the addresses away, and leaves the record.
+/// `firewall-cmd --reload` removes the addresses from the zone, but not the record.
 #[test]
-fn a_reload_is_mended_by_restore() {
+fn restore_repairs_a_reload() {
     if is_peer() {
         return;
     }
@@ -217,9 +217,9 @@ fn a_reload_is_mended_by_restore() {
     network.check(&attach).expect("CHECK");
 }
 
-/// What the configuration asked for before and does not ask for now: a backend, addresses, a zone.
+/// A repeated ADD with another backend, fewer addresses, or another zone.
 #[test]
-fn a_repeated_add_leaves_the_zone_that_is_not_asked_for_any_more() {
+fn a_repeated_add_removes_sources_no_longer_configured() {
     if is_peer() {
         return;
     }
@@ -250,8 +250,8 @@ fn a_repeated_add_leaves_the_zone_that_is_not_asked_for_any_more() {
 }
 
 #[test]
-fn del_and_gc_know_the_zone_that_the_add_chose() {
-    peer_fails("it takes the configuration's word", || {
+fn del_and_gc_use_the_zone_of_the_add() {
+    peer_fails("it uses the configuration's zone", || {
         let node = Node::new();
         let _daemon = daemon!(&node);
         let zones = firewalld(&node);
@@ -262,7 +262,7 @@ fn del_and_gc_know_the_zone_that_the_add_chose() {
         for pod in [&one, &two] {
             then.add(&Attach::new(pod)).expect("ADD");
         }
-        // An administrator's own: nobody of ours put it there.
+        // The administrator added this source; no plugin recorded it.
         zones.lock().expect("not poisoned").insert("10.9.9.9/32".to_owned(), "public".to_owned());
         let now = network_of("trusted");
         let previous = then.cached(&Attach::new(&one)).expect("it was added");

@@ -1,11 +1,11 @@
-//! The chains of iptables.
+//! The iptables backend.
 
 use serde_json::{Value, json};
 use slipway_tests::{Attach, Node, Proto, Snapshot, is_peer, newest_version, peer_fails};
 
 use super::{filter, network, recorded};
 
-/// As the reference's, rule by rule.
+/// The reference's rules.
 const V4: &str = "*filter
 :INPUT ACCEPT
 :FORWARD ACCEPT
@@ -41,7 +41,7 @@ fn the_rules_are_the_references() {
     let v6 = V4.replace("10.1.1.2/32", "fd00:1::2/128");
     assert_eq!(sorted(&filter(&node, "ip6tables-save")), v6);
     network.check(&attach).expect("CHECK");
-    // Again: no rule twice.
+    // A repeated ADD adds no rule.
     let _ = network.call_one(1, "ADD", &attach, &result).ok();
     assert_eq!(sorted(&filter(&node, "iptables-save")), V4);
     network.del(&attach).expect("DEL");
@@ -50,9 +50,9 @@ fn the_rules_are_the_references() {
     network.del(&attach).expect("DEL again");
 }
 
-/// A node whose FORWARD chain drops, as Docker and ufw leave it.
+/// A node whose FORWARD chain drops, as Docker and ufw set it.
 #[test]
-fn a_container_talks_through_a_chain_that_drops() {
+fn a_container_opens_connections_through_a_chain_that_drops() {
     let node = Node::new();
     let client = node.host("client");
     let (pod, other) = (node.pod("pod"), node.pod("other"));
@@ -67,7 +67,7 @@ fn a_container_talks_through_a_chain_that_drops() {
         pod.expect(proto, (client.v4, 80), "v4");
         pod.expect(proto, (client.v6, 81), "v6");
         other.expect_none(proto, (client.v4, 80));
-        // Nobody outside begins.
+        // Connections from outside are still dropped.
         let _server = pod.serve(proto, "0.0.0.0:82", "pod");
         client.expect_none(proto, ([10, 1, 1, 2], 82));
     }
@@ -75,7 +75,7 @@ fn a_container_talks_through_a_chain_that_drops() {
 }
 
 #[test]
-fn an_administrator_decides_first() {
+fn the_administrators_chain_comes_first() {
     let node = Node::new();
     let client = node.host("client");
     let (pod, other) = (node.pod("pod"), node.pod("other"));
@@ -86,7 +86,7 @@ fn an_administrator_decides_first() {
         node.cmd(&format!("iptables -A {name} -p tcp --dport 80 -j DROP"));
         let network = network(&node, 1, &keys);
         network.add(&Attach::new(&pod)).expect("ADD");
-        network.add(&Attach::new(&other)).expect("ADD of another one");
+        network.add(&Attach::new(&other)).expect("ADD of a second container");
         let _server = client.serve(Proto::Tcp, "0.0.0.0:80", "dropped");
         let _other = client.serve(Proto::Tcp, "0.0.0.0:81", "passed");
         pod.expect_none(Proto::Tcp, (client.v4, 80));
@@ -96,7 +96,7 @@ fn an_administrator_decides_first() {
         network.del(&Attach::new(&other)).expect("DEL");
         assert!(
             filter(&node, "iptables-save").contains(&format!("-A {name} -p tcp")),
-            "it is the administrator's"
+            "the administrator's rule is gone"
         );
         node.cmd("iptables -F CNI-FORWARD");
         node.cmd(&format!("iptables -F {name}"));
@@ -126,7 +126,7 @@ fn check_names_the_rule_that_is_missing() {
 }
 
 #[test]
-fn a_del_needs_nothing() {
+fn del_works_without_a_result() {
     peer_fails("without the result it removes nothing", || {
         let node = Node::new();
         let pod = node.pod("pod");
@@ -150,9 +150,9 @@ fn a_del_needs_nothing() {
     });
 }
 
-/// Rules of the reference's, of which nothing is recorded.
+/// Rules made by the reference, without a record.
 #[test]
-fn what_the_reference_made_is_checked_and_removed() {
+fn rules_of_the_reference_are_checked_and_removed() {
     let node = Node::new();
     let pod = node.pod("pod");
     let attach = Attach::new(&pod);
@@ -166,16 +166,16 @@ fn what_the_reference_made_is_checked_and_removed() {
     assert!(!filter(&node, "iptables-save").contains("10.1.1."));
 }
 
-/// A DEL that comes late must not take what the address's next holder has.
+/// A late DEL must not remove the rules of the addresses' next holder.
 #[test]
-fn a_late_del_leaves_the_next_holder_alone() {
+fn a_late_del_keeps_the_next_holders_rules() {
     peer_fails("rules name no owner", || {
         let node = Node::new();
         let (old, new) = (node.pod("old"), node.pod("new"));
         let network = network(&node, 1, &open());
         let previous = network.add_first(&Attach::new(&old));
         let _ = network.call_one(1, "ADD", &Attach::new(&old), &previous).ok();
-        // The same addresses, for somebody else.
+        // Another attachment gets the same addresses.
         let _ = network.call_one(1, "ADD", &Attach::new(&new), &previous).ok();
         assert!(network.call_one(1, "DEL", &Attach::new(&old), &previous).ok().is_null());
         assert!(network.call_one(1, "CHECK", &Attach::new(&new), &previous).ok().is_null());
@@ -185,7 +185,7 @@ fn a_late_del_leaves_the_next_holder_alone() {
 }
 
 #[test]
-fn gc_removes_the_rules_of_the_dead() {
+fn gc_removes_rules_of_stale_attachments() {
     peer_fails("it does nothing", || {
         let node = Node::new();
         let (one, two) = (node.pod("one"), node.pod("two"));
@@ -203,9 +203,9 @@ fn gc_removes_the_rules_of_the_dead() {
     });
 }
 
-/// After a flush the rules are put back, for those that live.
+/// After a flush, a repeated ADD restores the rules.
 #[test]
-fn a_repeated_add_mends() {
+fn a_repeated_add_repairs_the_rules() {
     let node = Node::new();
     let pod = node.pod("pod");
     let attach = Attach::new(&pod);
@@ -242,7 +242,7 @@ fn status_looks_for_the_programs() {
         let error = network(&node, 1, &keys).status().expect_err("STATUS").error;
         assert!(error.code == 50 && error.msg.contains("not found"), "{keys}: {error:?}");
     }
-    // A policy is kept by iptables with firewalld, too.
+    // The iptables programs are also needed for a policy with firewalld.
     let Some(_daemon) = super::bus::Daemon::start(&node) else { return };
     let _zones = super::bus::firewalld(&node);
     network(&node, 1, &json!({"backend": "firewalld"})).status().expect("STATUS");

@@ -1,11 +1,11 @@
-//! ingressPolicy, by either means.
+//! `ingressPolicy`, with both backends.
 
 use serde_json::{Value, json};
 use slipway_tests::{Attach, BridgeNetfilter, Node, Pod, Proto, is_peer, peer_fails};
 
 use super::{filter, network};
 
-/// The means that the plugins under test have.
+/// The backends of the tested plugins.
 fn backends() -> &'static [&'static str] {
     if is_peer() { &["iptables"] } else { &["iptables", "nftables"] }
 }
@@ -14,7 +14,7 @@ fn keys(backend: &str, policy: &str) -> Value {
     json!({"backend": backend, "ingressPolicy": policy})
 }
 
-/// Two pods on each of two bridges, of one policy, and whether they reach each other.
+/// Two pods on each of two bridges, one policy per bridge, and the check of which pods reach each other.
 struct Stage<'a> {
     node: &'a Node,
     pods: [Pod; 4],
@@ -32,7 +32,7 @@ impl<'a> Stage<'a> {
         Self { node, pods }
     }
 
-    /// Both families, TCP and UDP.
+    /// Tests both families, TCP and UDP.
     #[track_caller]
     fn reaches(&self, from: usize, to: usize, wanted: bool) {
         let bridge = to / 2 + 1;
@@ -64,7 +64,7 @@ impl<'a> Stage<'a> {
 }
 
 #[test]
-fn bridges_with_a_policy_are_apart() {
+fn bridges_with_a_policy_are_isolated() {
     for backend in backends() {
         let node = Node::new();
         node.bridge_netfilter(BridgeNetfilter::Off);
@@ -74,7 +74,7 @@ fn bridges_with_a_policy_are_apart() {
         stage.reaches(0, 1, true);
         stage.reaches(0, 2, false);
         stage.reaches(3, 1, false);
-        // The world is not a bridge with a policy.
+        // Hosts outside are not affected by the policy.
         let _server = client.serve(Proto::Tcp, "0.0.0.0:80", "client");
         stage.pods[0].expect(Proto::Tcp, (client.v4, 80), "client");
         let _server = stage.pods[0].serve(Proto::Tcp, "0.0.0.0:81", "pod");
@@ -98,7 +98,7 @@ fn a_bridge_without_a_policy_is_reached() {
 fn isolated_containers_do_not_reach_their_neighbours() {
     for backend in backends() {
         let node = Node::new();
-        // Bridged packets pass through netfilter only so.
+        // Packets within a bridge pass netfilter only with bridge netfilter.
         if !node.bridge_netfilter(BridgeNetfilter::On) {
             slipway_tests::skip!("br_netfilter");
         }
@@ -110,9 +110,9 @@ fn isolated_containers_do_not_reach_their_neighbours() {
     }
 }
 
-/// The last container takes along what kept its bridge apart.
+/// The last container's DEL removes the rules that isolate its bridge.
 #[test]
-fn what_keeps_bridges_apart_goes_with_the_last_container() {
+fn del_of_the_last_container_removes_the_isolation() {
     peer_fails("its chains stay for ever", || {
         for backend in backends() {
             let node = Node::new();
@@ -136,9 +136,9 @@ fn what_keeps_bridges_apart_goes_with_the_last_container() {
     });
 }
 
-/// One of several: the bridge stays apart for the others.
+/// DEL of one of two containers: the bridge stays isolated for the other.
 #[test]
-fn the_others_stay_apart() {
+fn other_containers_stay_isolated() {
     for backend in backends() {
         let node = Node::new();
         node.bridge_netfilter(BridgeNetfilter::Off);
@@ -155,7 +155,7 @@ fn the_others_stay_apart() {
 }
 
 #[test]
-fn gc_rejoins_the_bridges_of_the_dead() {
+fn gc_removes_the_isolation_of_stale_attachments() {
     peer_fails("it does nothing", || {
         for backend in backends() {
             let node = Node::new();
@@ -172,9 +172,9 @@ fn gc_rejoins_the_bridges_of_the_dead() {
     });
 }
 
-/// A container of the reference's may need the bridge apart: nothing is recorded of it.
+/// A container made by the reference has no record, but may need the bridge's isolation.
 #[test]
-fn a_bridge_with_unknown_containers_stays_apart() {
+fn a_bridge_with_unrecorded_containers_stays_isolated() {
     if is_peer() {
         return;
     }
@@ -193,7 +193,7 @@ fn a_bridge_with_unknown_containers_stays_apart() {
     assert!(!filter(&node, "iptables-save").contains("ISOLATION"));
 }
 
-/// A configuration that changes while the container lives.
+/// The configured policy changes while the container runs.
 #[test]
 fn a_repeated_add_changes_the_policy() {
     for backend in backends() {
@@ -219,8 +219,8 @@ fn a_repeated_add_changes_the_policy() {
     }
 }
 
-/// What the reference leaves behind a container with `same-bridge` whose first link is this one.
-fn kept_apart_by_the_reference(node: &Node, link: &str) {
+/// Creates the rules that the reference leaves for a container with `same-bridge` and this first link.
+fn isolate_as_the_reference(node: &Node, link: &str) {
     let comment = |policy: &str| {
         format!("-m comment --comment \"CNI firewall plugin rules (ingressPolicy: {policy})\"")
     };
@@ -236,15 +236,15 @@ fn kept_apart_by_the_reference(node: &Node, link: &str) {
     node.cmd_input("iptables-restore --noflush", &rules);
 }
 
-/// Behind ptp the first link is the node's end of a pair: it has no ports.
+/// With ptp the first link is the node's end of a veth pair, which has no ports.
 #[test]
-fn gc_leaves_a_container_of_the_references_on_ptp_apart() {
+fn gc_keeps_the_isolation_of_a_reference_container_on_ptp() {
     if is_peer() {
         return;
     }
     let node = Node::new();
     node.cmd("ip link add vethref type veth peer name eth9");
-    kept_apart_by_the_reference(&node, "vethref");
+    isolate_as_the_reference(&node, "vethref");
     let network = network(&node, 1, &keys("iptables", "same-bridge"));
     network.gc_plugins(&Value::Null).expect("GC");
     assert!(filter(&node, "iptables-save").contains("-o vethref"));
@@ -253,9 +253,9 @@ fn gc_leaves_a_container_of_the_references_on_ptp_apart() {
     assert!(!filter(&node, "iptables-save").contains("ISOLATION"));
 }
 
-/// A container on ptp with a policy takes along what kept it apart, its namespace there or gone.
+/// DEL of a container on ptp removes its isolation, with and without the namespace.
 #[test]
-fn a_container_on_ptp_leaves_nothing() {
+fn del_of_a_container_on_ptp_removes_its_isolation() {
     if is_peer() {
         return;
     }
@@ -276,9 +276,9 @@ fn a_container_on_ptp_leaves_nothing() {
     }
 }
 
-/// A container that went without a DEL does not stand for one of whom nothing is recorded.
+/// A record of a container that is gone without a DEL must not count for a container without a record.
 #[test]
-fn the_record_of_a_dead_container_stands_for_no_other() {
+fn the_record_of_a_gone_container_counts_for_no_other() {
     if is_peer() {
         return;
     }
@@ -295,7 +295,7 @@ fn the_record_of_a_dead_container_stands_for_no_other() {
     while node.cmd(link).lines().count() == ports {
         assert!(
             begun.elapsed() < slipway_tests::within(std::time::Duration::from_secs(30)),
-            "its port stays"
+            "the gone container's port still exists"
         );
         std::thread::sleep(std::time::Duration::from_millis(10));
     }

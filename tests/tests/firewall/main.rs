@@ -1,18 +1,17 @@
-//! The firewall plugin, behind bridge as people use it: with the chains of iptables, with rules of our own in
-//! nftables, and with firewalld.
+//! The firewall plugin after bridge, with each backend: iptables, nftables and firewalld.
 
 mod bus;
 mod firewalld;
 mod iptables;
 mod isolation;
 mod nftables;
+mod races;
 mod reference;
-mod turns;
 
 use serde_json::{Value, json};
 use slipway_tests::{Attach, Network, Node, is_peer};
 
-/// A bridge of its own for each number, with firewall behind it.
+/// Returns a network with a bridge of this number, and firewall.
 fn network<'a>(node: &'a Node, number: u8, keys: &Value) -> Network<'a> {
     let mut firewall = json!({"type": "firewall"});
     firewall.as_object_mut().expect("an object").extend(keys.as_object().expect("an object").clone());
@@ -24,20 +23,20 @@ fn network<'a>(node: &'a Node, number: u8, keys: &Value) -> Network<'a> {
     node.network(json!({"name": format!("net{number}"), "plugins": [bridge, firewall]}))
 }
 
-/// The filter table of a family without what counts.
+/// Returns a family's filter table without counters.
 fn filter(node: &Node, program: &str) -> String {
     let text = node.cmd(&format!("{program} -t filter"));
     let lines = text.lines().filter(|line| !line.starts_with('#'));
     lines.map(|line| format!("{}\n", line.split(" [").next().unwrap_or_default())).collect()
 }
 
-/// What belongs to us in the record; empty where there is none.
+/// Returns the map of recorded attachments; empty without a table.
 fn recorded(node: &Node) -> String {
     node.try_cmd("nft list map inet slipway-firewall attachments").stdout
 }
 
 #[test]
-fn what_is_wrong_is_named() {
+fn errors_name_the_cause() {
     let node = Node::new();
     let pod = node.pod("pod");
     let attach = Attach::new(&pod);
@@ -54,7 +53,7 @@ fn what_is_wrong_is_named() {
         assert_eq!(error.code, 7);
         assert!(!filter(&node, "iptables-save").contains("CNI-"), "nothing was made");
         let policy = network(&node, 1, &json!({"backend": "nftables", "ingressPolicy": "isolated"}));
-        // As macvlan's result has it: the node's link of that name is another one.
+        // macvlan's result names the container's link only; the node's link of that name is another one.
         let inside = json!([{"name": "eth0", "sandbox": pod.path()}]);
         for interfaces in [Value::Null, inside] {
             let mut given = json!({"cniVersion": "1.1.0", "ips": previous["ips"]});

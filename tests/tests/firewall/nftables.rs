@@ -1,4 +1,4 @@
-//! Rules of our own.
+//! The nftables backend.
 
 use serde_json::{Value, json};
 use slipway_tests::{Attach, Node, Proto, Snapshot, is_peer};
@@ -46,9 +46,9 @@ fn a_container_is_two_addresses_in_sets() {
     assert!(!node.ruleset().contains("CNI-"), "no chain of iptables");
 }
 
-/// What the page says: an accept here does not help against a drop elsewhere.
+/// As documented, an accept here does not override a drop in another chain.
 #[test]
-fn an_accept_does_not_override_a_drop_elsewhere() {
+fn an_accept_does_not_override_a_drop_of_another_chain() {
     if is_peer() {
         return;
     }
@@ -73,7 +73,7 @@ fn an_administrators_chain_is_never_touched() {
     let network = network(&node, 1, &open());
     network.add(&Attach::new(&pod)).expect("ADD");
     node.cmd("nft add rule inet slipway-firewall admin tcp dport 80 drop");
-    network.add(&Attach::new(&other)).expect("ADD of another one");
+    network.add(&Attach::new(&other)).expect("ADD of a second container");
     let _server = client.serve(Proto::Tcp, "0.0.0.0:80", "dropped");
     let _other = client.serve(Proto::Tcp, "0.0.0.0:81", "passed");
     pod.expect_none(Proto::Tcp, (client.v4, 80));
@@ -83,7 +83,7 @@ fn an_administrators_chain_is_never_touched() {
 }
 
 #[test]
-fn a_damaged_chain_is_mended() {
+fn add_repairs_a_damaged_chain() {
     if is_peer() {
         return;
     }
@@ -95,20 +95,20 @@ fn a_damaged_chain_is_mended() {
     node.cmd("nft flush chain inet slipway-firewall forward");
     let error = network.check(&Attach::new(&pod)).expect_err("CHECK").error;
     assert_eq!(error.msg, "table inet slipway-firewall is not complete");
-    network.add(&Attach::new(&other)).expect("ADD of another one");
+    network.add(&Attach::new(&other)).expect("ADD of a second container");
     assert_eq!(rules(&node), rules_before);
     network.check(&Attach::new(&pod)).expect("CHECK");
     node.cmd("nft flush set inet slipway-firewall pods4");
     let error = network.check(&Attach::new(&pod)).expect_err("CHECK").error;
     assert_eq!(error.msg, "address 10.1.1.2 is missing from set pods4 of table inet slipway-firewall");
-    // What is left of it goes.
+    // DEL removes the remaining elements.
     network.del(&Attach::new(&pod)).expect("DEL");
     network.del(&Attach::new(&other)).expect("DEL");
     assert!(!recorded(&node).contains("elements"), "{}", recorded(&node));
 }
 
 #[test]
-fn a_del_needs_nothing() {
+fn del_works_without_a_result() {
     if is_peer() {
         return;
     }
@@ -132,7 +132,7 @@ fn a_del_needs_nothing() {
     }
 }
 
-/// A table of the name that somebody else made is left alone.
+/// A table of our name made by another program is not changed.
 #[test]
 fn a_foreign_table_is_refused() {
     if is_peer() {
@@ -145,14 +145,14 @@ fn a_foreign_table_is_refused() {
     let error = network.add(&Attach::new(&pod)).expect_err("ADD").error;
     assert!(error.msg.contains("was not made by slipway"), "{error:?}");
     assert!(table(&node).contains("chain theirs"));
-    // Who has what is written there whatever the backend.
+    // The table holds the record of attachments with every backend.
     for keys in [open(), json!({"backend": "iptables"}), json!({})] {
         let error = super::network(&node, 1, &keys).status().expect_err("STATUS").error;
         assert!(error.code == 50 && error.msg.contains("was not made by slipway"), "{keys}: {error:?}");
     }
 }
 
-/// As many as it has, and each is let through, checked, and taken away again.
+/// Each address is allowed, checked and removed.
 #[test]
 fn a_container_may_have_many_addresses() {
     if is_peer() {

@@ -1,4 +1,4 @@
-//! Containers that the reference plugins attached: their CHECK, DEL and GC here.
+//! CHECK, DEL and GC of containers that the reference plugins attached.
 
 use serde_json::{Value, json};
 use slipway_tests::{Attach, Network, Node, Reference, is_peer};
@@ -6,7 +6,7 @@ use slipway_tests::{Attach, Network, Node, Reference, is_peer};
 use super::bus::{Daemon, firewalld};
 use super::{filter, network, recorded};
 
-/// Adds a container with these plugins, all of them the reference's; returns the last result.
+/// Adds a container with the reference's plugins. Returns the last result.
 fn add(reference: &Reference, network: &Network<'_>, attach: &Attach) -> Value {
     let mut result = Value::Null;
     for mut config in network.configs(Some(attach)) {
@@ -21,7 +21,6 @@ fn add(reference: &Reference, network: &Network<'_>, attach: &Attach) -> Value {
     result
 }
 
-/// Runs a test with each version of the reference plugins.
 fn with_references(test: impl Fn(&Reference)) {
     let all = Reference::all();
     if all.is_empty() {
@@ -32,7 +31,7 @@ fn with_references(test: impl Fn(&Reference)) {
     }
 }
 
-/// The policies that this version of the plugin has.
+/// Returns the policies that this version of the plugin supports.
 fn policies(reference: &Reference) -> &'static [&'static str] {
     match () {
         () if reference.knows("firewall", "ingressPolicy: same-bridge|isolated") => {
@@ -43,7 +42,7 @@ fn policies(reference: &Reference) -> &'static [&'static str] {
     }
 }
 
-/// The rules of a family's filter table that lead to a container or keep a bridge apart.
+/// Returns the chains and rules of a family's filter table.
 fn rules(node: &Node, program: &str) -> Vec<(String, String)> {
     let text = filter(node, program);
     let rules = text.lines().filter_map(|line| line.strip_prefix("-A ")?.split_once(' '));
@@ -65,7 +64,7 @@ fn check_passes_and_names_a_rule_that_is_removed() {
             let mut removed = 0;
             for (program, family) in [("iptables", "ip"), ("ip6tables", "ip6")] {
                 for (chain, rule) in rules(&node, &format!("{program}-save")) {
-                    // The end of a chain does what leaving it does.
+                    // A final RETURN does the same as the end of the chain.
                     if rule.ends_with("-j RETURN") {
                         continue;
                     }
@@ -75,7 +74,7 @@ fn check_passes_and_names_a_rule_that_is_removed() {
                     };
                     change(&format!("D {chain}"));
                     let wanted = format!("expected {chain} rule [{rule}] not found in table {family} filter");
-                    // Older versions have one policy to name.
+                    // The comments of older versions name only one policy.
                     let plain = |text: &str| text.replace("same-bridge|isolated", "same-bridge");
                     assert_eq!(plain(&check().error().msg), plain(&wanted), "{policy}");
                     change(&format!("I {chain} 1"));
@@ -89,7 +88,7 @@ fn check_passes_and_names_a_rule_that_is_removed() {
 }
 
 #[test]
-fn del_removes_all_that_is_the_containers() {
+fn del_removes_all_rules_of_the_container() {
     with_references(|reference| {
         for policy in policies(reference) {
             let node = Node::new();
@@ -109,7 +108,7 @@ fn del_removes_all_that_is_the_containers() {
     });
 }
 
-/// The rules are the container's next holder's, not those of the one that CHECK asks for.
+/// The rules belong to the address's next holder, not to the attachment that CHECK asks for.
 #[test]
 fn check_fails_for_an_address_of_another_container() {
     with_references(|reference| {
@@ -128,7 +127,7 @@ fn check_fails_for_an_address_of_another_container() {
 }
 
 #[test]
-fn check_asks_firewalld() {
+fn check_queries_firewalld() {
     with_references(|reference| {
         for keys in [json!({"backend": "firewalld"}), json!({"firewalldZone": "public"})] {
             let node = Node::new();
@@ -150,9 +149,9 @@ fn check_asks_firewalld() {
     });
 }
 
-/// `slipway migrate` records a container whose rules stay where they are: GC then finds them.
+/// `slipway migrate` records a container whose rules stay in iptables, so that GC finds them.
 #[test]
-fn migrate_records_the_living() {
+fn migrate_records_live_containers() {
     with_references(|reference| {
         let node = Node::new();
         let (one, two) = (node.pod("one"), node.pod("two"));

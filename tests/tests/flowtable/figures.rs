@@ -1,9 +1,10 @@
-//! What a flowtable saves: measurements, and no tests.
+//! Measurements of the flowtable's effect.
 //!
-//! `cargo xtask vm-test --measure --kernel 6.12 --suite flowtable` runs them where there is a flowtable. Three
-//! ways from one host to a container, taken in turns: routed to its own address, through its published port,
-//! and through the port of a node whose established flows a flowtable carries. All of them share the machine's
-//! one processor with both ends of the conversation: what one way costs more is what the node does more.
+//! `cargo xtask vm-test --measure --kernel 6.12 --suite flowtable` runs them on a kernel with a flowtable.
+//! They compare three paths from a host to a container, in alternating order: routed to the container's
+//! address, through its published port, and through the published port of a node with a flowtable. The node
+//! and both ends share the VM's only processor, so a difference between paths is a difference of the node's
+//! work.
 
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
@@ -14,20 +15,20 @@ use slipway_tests::{Attach, BridgeNetfilter, FLOWTABLE, Proto, has_flowtable, ne
 
 use crate::world::World;
 
-/// How often each way is taken.
+/// Measurements per path.
 const ROUNDS: usize = 7;
-/// The container's port that takes bytes, and the one that gives a byte for a byte.
+/// The container's sink port, and its echo port.
 const SINK: u16 = 90;
 const ECHO: u16 = 91;
-/// One measurement's worth of work.
+/// Amounts per measurement.
 const STREAM: usize = 64 << 20;
 const REQUESTS: u32 = 4000;
 const CONNECTIONS: u32 = 500;
 
-/// What is done over and over, by one of the ways.
-type Work = fn(&Stage, usize);
+/// A workload on one path.
+type Workload = fn(&Stage, usize);
 
-/// A node, a host and a container with both ports published.
+/// A node, a host, and a container with both ports published.
 struct Stage {
     world: World,
     sink: [SocketAddr; 2],
@@ -64,25 +65,24 @@ impl Stage {
     }
 }
 
-/// Serves each connection with a thread, until the process ends.
-fn serve(port: u16, turn: fn(&mut TcpStream, &mut [u8]) -> bool) {
+fn serve(port: u16, respond: fn(&mut TcpStream, &mut [u8]) -> bool) {
     let listener = TcpListener::bind(("0.0.0.0", port)).expect("listen");
     thread::spawn(move || {
         for mut stream in listener.incoming().flatten() {
             thread::spawn(move || {
                 let mut bytes = vec![0; 256 << 10];
-                while turn(&mut stream, &mut bytes) {}
+                while respond(&mut stream, &mut bytes) {}
             });
         }
     });
 }
 
-/// What the machine has done so far, in seconds of its processor.
+/// Returns the processor time that the VM has used, in seconds.
 fn busy() -> f64 {
     let text = std::fs::read_to_string("/proc/stat").expect("/proc/stat");
     let ticks: Vec<f64> =
         text.lines().next().unwrap_or_default().split(' ').filter_map(|word| word.parse().ok()).collect();
-    // All but the fourth and the fifth, which are idle.
+    // All fields but the fourth and the fifth, idle and iowait.
     let all: f64 = ticks.iter().take(8).sum();
     (all - ticks[3] - ticks[4]) / 100.0
 }
@@ -92,7 +92,7 @@ fn echoed(stream: &mut TcpStream) {
     stream.read_exact(&mut [0]).expect("an answer");
 }
 
-/// Sends bytes; the end of the connection is waited for.
+/// Sends a stream and waits for the connection's end.
 fn stream(stage: &Stage, way: usize) {
     let mut stream = stage.dial(stage.sink[way]);
     let bytes = vec![7; 128 << 10];
@@ -103,13 +103,13 @@ fn stream(stage: &Stage, way: usize) {
     let _ = stream.read(&mut [0]);
 }
 
-/// One byte there and back, on one connection.
+/// Sends requests of one byte over one connection.
 fn requests(stage: &Stage, way: usize) {
     let mut stream = stage.dial(stage.echo[way]);
     (0..REQUESTS).for_each(|_| echoed(&mut stream));
 }
 
-/// A connection for each byte.
+/// Opens a connection for each request of one byte.
 fn connections(stage: &Stage, way: usize) {
     (0..CONNECTIONS).for_each(|_| echoed(&mut stage.dial(stage.echo[way])));
 }
@@ -125,7 +125,7 @@ fn a_stream_and_requests() {
     needs!(has_flowtable(), FLOWTABLE);
     let (plain, offloading) = (Stage::new("false"), Stage::new("true"));
     let ways = [("routed", &plain, 0), ("published", &plain, 1), ("flowtable", &offloading, 1)];
-    let works: [(&str, f64, Work); 3] = [
+    let works: [(&str, f64, Workload); 3] = [
         ("STREAM, per MB", (STREAM >> 20) as f64, stream),
         ("RR, per transaction", f64::from(REQUESTS), requests),
         ("CRR, per connection", f64::from(CONNECTIONS), connections),
@@ -133,13 +133,13 @@ fn a_stream_and_requests() {
     for (what, count, work) in works {
         let mut spent = vec![(Vec::new(), Vec::new()); ways.len()];
         for round in 0..=ROUNDS {
-            for turn in 0..ways.len() {
-                let at = (round + turn) % ways.len();
+            for offset in 0..ways.len() {
+                let at = (round + offset) % ways.len();
                 let (_, stage, way) = ways[at];
                 let (before, begun) = (busy(), Instant::now());
                 work(stage, way);
                 let (wall, cpu) = (begun.elapsed().as_secs_f64(), busy() - before);
-                // The first round is for caches, and for flows to be offloaded at all.
+                // The first round warms caches up, and lets flows be offloaded.
                 if round > 0 {
                     spent[at].0.push(wall / count * 1e6);
                     spent[at].1.push(cpu / count * 1e6);

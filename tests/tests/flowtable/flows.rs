@@ -1,5 +1,5 @@
-//! Which flows go past the chains, and what ends that. Real packets: a counter at the forward hook tells
-//! whether they pass there.
+//! Offloaded flows: which flows bypass the chains, and when that ends. A counter at the forward hook counts
+//! real packets.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::time::{Duration, Instant};
@@ -9,12 +9,12 @@ use slipway_tests::{BridgeNetfilter, FLOWTABLE, Proto, QUICK, at, has_flowtable,
 
 use crate::world::{PORT, SERVED, Web, World, in_every_topology};
 
-/// Long enough for the flowtable to let go of a flow that nobody uses (30 s, and its collector's pace).
+/// Longer than the flowtable's timeout (30 s) and its garbage collector's interval.
 const UNUSED: Duration = Duration::from_secs(60);
-/// As often as a conversation is gone on with, while the counters are looked at.
-const LINES: usize = 200;
+/// Requests sent while the counters are compared.
+const REQUESTS: usize = 200;
 
-/// The flows that the kernel's flowtables carry.
+/// Returns the flows that are offloaded to a flowtable.
 pub(crate) fn offloaded(world: &World) -> Vec<Flow> {
     let filter = Filter {
         family: FlowFamily::Both,
@@ -32,8 +32,8 @@ pub(crate) fn offloaded(world: &World) -> Vec<Flow> {
     })
 }
 
-/// The one of the two addresses that is of this one's family.
-fn like(ip: IpAddr, v4: Ipv4Addr, v6: Ipv6Addr) -> IpAddr {
+/// Returns the address of the same family as `ip`.
+fn of_same_family(ip: IpAddr, v4: Ipv4Addr, v6: Ipv6Addr) -> IpAddr {
     if ip.is_ipv4() { v4.into() } else { v6.into() }
 }
 
@@ -41,19 +41,19 @@ fn is_of(flow: &Flow, container: IpAddr) -> bool {
     flow.original.source == container || flow.reply.source == container
 }
 
-/// The kernel's major and minor number.
+/// Returns the kernel's major and minor version.
 pub(crate) fn kernel() -> (u32, u32) {
     let release = std::fs::read_to_string("/proc/sys/kernel/osrelease").expect("a release");
     let mut numbers = release.split(['.', '-', '+']).map_while(|word| word.parse::<u32>().ok());
     numbers.next().zip(numbers.next()).expect("a number and another")
 }
 
-/// Whether this kernel lets flows go that are offloaded, so that UDP is offloaded at all.
-fn cuts_flows() -> bool {
+/// True if the kernel ends the offload of deleted flows; only then is UDP offloaded.
+fn ends_offload() -> bool {
     kernel() >= (6, 4)
 }
 
-/// Counts what passes the forward hook, before the chain that offloads.
+/// Counts packets at the forward hook, before the chain that offloads.
 pub(crate) fn watch(world: &World) {
     world.node.nft(
         "table inet watch {
@@ -68,18 +68,18 @@ pub(crate) fn passed(world: &World) -> usize {
     words.nth(1).and_then(|word| word.parse().ok()).unwrap_or_else(|| panic!("no counter: {text}"))
 }
 
-/// Goes on with a conversation until a flow with the container is offloaded.
-fn until_offloaded(world: &World, container: IpAddr, mut say: impl FnMut()) {
+/// Sends requests until a flow of the container is offloaded.
+fn request_until_offloaded(world: &World, container: IpAddr, mut request: impl FnMut()) {
     let begin = Instant::now();
     while !offloaded(world).iter().any(|flow| is_of(flow, container)) {
         assert!(begin.elapsed() < within(Duration::from_secs(30)), "no flow with {container} is offloaded");
-        say();
+        request();
         std::thread::sleep(Duration::from_millis(50));
     }
 }
 
-/// Packets that pass by the chains are in conntrack's accounting, and so in the table of ports. A flowtable of an
-/// earlier version begins to count with the next ADD, from Linux 5.12 on.
+/// Offloaded packets are in conntrack's accounting, and so in `slipway ports`. From Linux 5.12 on, an ADD
+/// sets the counter flag of a flowtable made by an earlier version.
 #[test]
 fn offloaded_packets_are_counted() {
     needs!(has_flowtable(), FLOWTABLE);
@@ -97,19 +97,19 @@ fn offloaded_packets_are_counted() {
     };
     let mut talk =
         world.client.dial(Proto::Tcp, None, at(world.client.node_v4, PORT), 5 * QUICK).expect("a connection");
-    let mut say = || assert_eq!(talk.say().expect("an answer").who, "web");
+    let mut request = || assert_eq!(talk.say().expect("an answer").who, "web");
     let mut counts = || {
-        until_offloaded(&world, container, &mut say);
+        request_until_offloaded(&world, container, &mut request);
         let before = counted();
-        (0..LINES).for_each(|_| say());
+        (0..REQUESTS).for_each(|_| request());
         counted() - before
     };
     let more = counts();
-    assert!(more >= 2 * LINES, "{more} of at least {} packets are counted", 2 * LINES);
+    assert!(more >= 2 * REQUESTS, "{more} of at least {} packets are counted", 2 * REQUESTS);
     if kernel() < (5, 12) {
         return;
     }
-    // As an earlier version made it.
+    // The flowtable as an earlier version made it.
     let rule = world.node.cmd("nft list chain inet slipway forward");
     let rule = rule.lines().find(|line| line.contains("flow add")).expect("the rule").trim().to_owned();
     let named = crate::table::devices(&world).expect("a flowtable").join(", ");
@@ -120,10 +120,10 @@ fn offloaded_packets_are_counted() {
              add rule inet slipway forward {rule}"
         ));
         let more = counts();
-        assert!(more < LINES, "{more} packets are counted without the flag");
+        assert!(more < REQUESTS, "{more} packets are counted without the flag");
         let _next = Web::new(&world, &network, "next", |a| a.port(Proto::Tcp, PORT + 1, 80));
         let more = counts();
-        assert!(more >= 2 * LINES, "{more} packets are counted after an ADD");
+        assert!(more >= 2 * REQUESTS, "{more} packets are counted after an ADD");
     }
 }
 
@@ -137,22 +137,22 @@ fn connections_to_a_published_port() {
         for (to, container) in world.node_ips().into_iter().zip(web.ips()) {
             let mut talk =
                 world.client.dial(Proto::Tcp, None, at(to, PORT), 5 * QUICK).expect("a connection");
-            let mut say = || {
+            let mut request = || {
                 let answer = talk.say().expect("an answer");
                 assert_eq!(
                     (answer.who.as_str(), answer.peer.ip()),
-                    ("web", like(to, world.client.v4, world.client.v6))
+                    ("web", of_same_family(to, world.client.v4, world.client.v6))
                 );
             };
-            until_offloaded(world, container, &mut say);
+            request_until_offloaded(world, container, &mut request);
             let before = passed(world);
-            (0..LINES).for_each(|_| say());
+            (0..REQUESTS).for_each(|_| request());
             let more = passed(world) - before;
-            // A container with a link of its own, which is not in the flowtable of older kernels: what it sends
-            // comes in by that.
+            // Older kernels do not add a container's own link to the flowtable, so its packets pass the
+            // forward hook.
             let both = world.interface == "bridge" || kernel() >= (7, 0);
-            let most = if both { LINES / 10 } else { LINES * 3 };
-            assert!(more <= most, "{more} of some {} packets passed the forward hook ({to})", 2 * LINES);
+            let most = if both { REQUESTS / 10 } else { REQUESTS * 3 };
+            assert!(more <= most, "{more} of some {} packets passed the forward hook ({to})", 2 * REQUESTS);
         }
         network.del(&web.attach).expect("DEL");
     });
@@ -169,23 +169,23 @@ fn connections_of_a_masqueraded_container() {
     {
         let _server = world.client.serve(Proto::Tcp, &at(far, 9000).to_string(), "far");
         let mut talk = web.dial(Proto::Tcp, None, at(far, 9000), 5 * QUICK).expect("a connection");
-        let mut say = || {
+        let mut request = || {
             let answer = talk.say().expect("an answer");
             assert_eq!(
                 answer.peer.ip(),
-                like(far, world.client.node_v4, world.client.node_v6),
+                of_same_family(far, world.client.node_v4, world.client.node_v6),
                 "masqueraded"
             );
         };
-        until_offloaded(&world, container, &mut say);
+        request_until_offloaded(&world, container, &mut request);
         let before = passed(&world);
-        (0..LINES).for_each(|_| say());
+        (0..REQUESTS).for_each(|_| request());
         let more = passed(&world) - before;
-        assert!(more <= LINES / 10, "{more} packets passed the forward hook ({far})");
+        assert!(more <= REQUESTS / 10, "{more} packets passed the forward hook ({far})");
     }
 }
 
-/// A flow that goes past the chains does not need what moves; whoever comes next does.
+/// An offloaded connection does not need the migrated rules; new connections do.
 #[test]
 fn a_running_connection_survives_migrations() {
     needs!(has_flowtable(), FLOWTABLE);
@@ -194,22 +194,23 @@ fn a_running_connection_survives_migrations() {
     let web = Web::published(&world, &network, "web");
     for (to, container) in world.node_ips().into_iter().zip(web.ips()) {
         let mut talk = world.client.dial(Proto::Tcp, None, at(to, PORT), 5 * QUICK).expect("a connection");
-        let mut say = || assert_eq!(talk.say().expect("an answer").who, "web");
-        until_offloaded(&world, container, &mut say);
+        let mut request = || assert_eq!(talk.say().expect("an answer").who, "web");
+        request_until_offloaded(&world, container, &mut request);
         for backend in ["iptables", "nftables"] {
             world.node.slipway(&format!("migrate --to {backend}"));
-            (0..LINES).for_each(|_| say());
+            (0..REQUESTS).for_each(|_| request());
             world.client.expect(Proto::Tcp, (to, PORT), "web");
             network.check(&web.attach).unwrap_or_else(|e| panic!("CHECK in {backend}: {e}"));
         }
-        until_offloaded(&world, container, &mut say);
+        request_until_offloaded(&world, container, &mut request);
     }
     network.del(&web.attach).expect("DEL");
 }
 
-/// UDP, where the kernel lets go of it again: the client keeps its socket while the pod is replaced.
+/// The client keeps its UDP socket while the pod is replaced. UDP is offloaded where the kernel can end the
+/// offload.
 #[test]
-fn a_udp_conversation_follows_the_port() {
+fn a_udp_client_reaches_the_next_pod() {
     needs!(has_flowtable(), FLOWTABLE);
     for netfilter in [BridgeNetfilter::Off, BridgeNetfilter::On] {
         let world = World::new(netfilter);
@@ -218,13 +219,13 @@ fn a_udp_conversation_follows_the_port() {
         for (to, container) in world.node_ips().into_iter().zip(first.ips()) {
             let mut talk = world.client.dial(Proto::Udp, None, at(to, PORT), 5 * QUICK).expect("a socket");
             let begin = Instant::now();
-            // The kernel calls it a conversation after two seconds.
+            // conntrack treats a UDP flow as a stream after two seconds.
             while begin.elapsed() < Duration::from_secs(3) {
                 assert_eq!(talk.say().expect("an answer").who, "first");
                 std::thread::sleep(Duration::from_millis(50));
             }
             let there = offloaded(&world).iter().any(|flow| is_of(flow, container));
-            assert_eq!(there, cuts_flows(), "{to}");
+            assert_eq!(there, ends_offload(), "{to}");
         }
         let mut talks = world
             .node_ips()
@@ -244,10 +245,10 @@ fn a_udp_conversation_follows_the_port() {
     }
 }
 
-/// After DEL nothing of the container is offloaded any more: at once where the kernel can be told, else as
-/// soon as nobody sends.
+/// After DEL no flow of the container is offloaded: at once where the kernel can end the offload, otherwise
+/// when no packets have come for the timeout.
 #[test]
-fn a_deleted_containers_flows_are_gone() {
+fn flows_of_a_deleted_container_are_not_offloaded() {
     needs!(has_flowtable(), FLOWTABLE);
     let world = World::new(BridgeNetfilter::Off);
     let network = world.network(1);
@@ -261,14 +262,17 @@ fn a_deleted_containers_flows_are_gone() {
         move || drop(talk.say().expect("an answer"))
     };
     let (mut to_first, mut to_other) = (dial(PORT), dial(PORT + 1));
-    until_offloaded(&world, first.v4, &mut to_first);
-    until_offloaded(&world, stays.v4, &mut to_other);
+    request_until_offloaded(&world, first.v4, &mut to_first);
+    request_until_offloaded(&world, stays.v4, &mut to_other);
     let addresses = first.ips();
     network.del(&first.attach).expect("DEL");
     let theirs = || offloaded(&world).iter().any(|flow| addresses.iter().any(|ip| is_of(flow, *ip)));
-    if cuts_flows() {
+    if ends_offload() {
         assert!(!theirs(), "{:?}", offloaded(&world));
-        assert!(offloaded(&world).iter().any(|flow| is_of(flow, stays.v4)), "others' flows stay");
+        assert!(
+            offloaded(&world).iter().any(|flow| is_of(flow, stays.v4)),
+            "the other container's flow is not offloaded any more"
+        );
     }
     let begin = Instant::now();
     while theirs() {
@@ -276,14 +280,14 @@ fn a_deleted_containers_flows_are_gone() {
         std::thread::sleep(Duration::from_millis(500));
     }
     to_other();
-    // The port and new connections are another pod's, whatever became of the old ones.
+    // The port and new connections belong to another pod, even while old flows are offloaded.
     let _second = Web::published(&world, &network, "second");
     world.client.expect(Proto::Tcp, (world.client.node_v4, PORT), "second");
 }
 
-/// A Service of another engine that leads to the same container is none of our business.
+/// A flow translated by another engine to the same container is not offloaded.
 #[test]
-fn what_another_engine_translates_is_left_to_it() {
+fn flows_of_another_engine_are_not_offloaded() {
     needs!(has_flowtable(), FLOWTABLE);
     let world = World::new(BridgeNetfilter::Off);
     let network = world.network(1);

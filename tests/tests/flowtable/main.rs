@@ -1,6 +1,5 @@
-//! Established flows by a flowtable, as `/etc/cni/slipway.json` asks for it; and what the contract says of
-//! reach and of UDP, on a node that has that file. Where the kernel has no flowtable, the same file must
-//! change nothing.
+//! The flowtable that `/etc/cni/slipway.json` switches on, and the contract's tests of reach and UDP with it.
+//! On a kernel without a flowtable the same file must change nothing.
 
 #[path = "../contract/reach.rs"]
 mod reach;

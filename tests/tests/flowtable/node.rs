@@ -1,4 +1,4 @@
-//! The setting on a node whose kernel can do it, and on one whose kernel cannot.
+//! The setting, on kernels with and without a flowtable.
 
 use slipway_tests::{BridgeNetfilter, Proto, has_flowtable};
 
@@ -6,7 +6,7 @@ use crate::table::devices;
 use crate::world::{PORT, Web, World};
 
 #[test]
-fn an_add_never_fails_for_it_and_check_node_tells() {
+fn an_add_succeeds_without_a_flowtable_and_check_node_warns() {
     let world = World::new(BridgeNetfilter::Off);
     let network = world.network(1);
     let web = Web::published(&world, &network, "web");
@@ -18,7 +18,7 @@ fn an_add_never_fails_for_it_and_check_node_tells() {
     network.check(&web.attach).expect("CHECK");
     let report = world.node.try_slipway("check-node").stdout;
     let line = report.lines().find(|line| line.split_whitespace().nth(1) == Some("flowtable"));
-    let line = line.unwrap_or_else(|| panic!("nothing about the flowtable: {report}"));
+    let line = line.unwrap_or_else(|| panic!("no finding about the flowtable: {report}"));
     if has_flowtable() {
         assert!(line.starts_with("ok") && line.contains("br1"), "{line}");
         assert!(devices(&world).is_some());
@@ -30,7 +30,7 @@ fn an_add_never_fails_for_it_and_check_node_tells() {
 }
 
 #[test]
-fn a_value_that_is_none_is_told() {
+fn an_invalid_value_is_reported() {
     let world = World::new(BridgeNetfilter::Off);
     world.node.write("/etc/cni/slipway.json", r#"{"flowtable": "on"}"#);
     let network = world.network(1);

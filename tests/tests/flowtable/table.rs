@@ -1,4 +1,4 @@
-//! The flowtable as a part of the table: made, joined, mended, taken away.
+//! The flowtable in nftables: created, extended, repaired, removed.
 
 use slipway_tests::{BridgeNetfilter, FLOWTABLE, Proto, at, has_flowtable, needs};
 
@@ -6,8 +6,8 @@ use crate::flows::{kernel, offloaded, passed, watch};
 use crate::world::{PORT, Web, World};
 use cni_nftables::{Family, Links, Socket, TableId};
 
-/// The links that are in the flowtable by their names; none if there is no flowtable. Older versions of nft cannot
-/// read what newer kernels say of it.
+/// Returns the names of the flowtable's links, or `None` without a flowtable. Older versions of nft cannot
+/// read the attributes of newer kernels.
 pub(crate) fn devices(world: &World) -> Option<Vec<String>> {
     let table = TableId::new(Family::Inet, "slipway");
     let found = world.node.run(|| Socket::open().and_then(|socket| socket.flowtable(&table, "flows")));
@@ -36,7 +36,7 @@ fn bridges_and_uplinks_join_and_named_links_replace_uplinks() {
     assert_eq!(devices(&world).as_deref(), Some(&["br1".to_owned(), uplink.clone()][..]));
     let second = Web::new(&world, &world.network(2), "two", |a| a.port(Proto::Tcp, PORT + 1, 80));
     assert_eq!(devices(&world), Some(vec!["br1".to_owned(), "br2".to_owned(), uplink]));
-    // A link that goes leaves by itself; newer kernels keep its name, for one that comes in its place.
+    // The kernel removes a deleted link. Newer kernels keep its name, for a new link with that name.
     world.network(2).del(&second.attach).expect("DEL");
     world.node.cmd("ip link delete br2");
     assert!(devices(&world).is_some_and(|names| names.contains(&"br1".to_owned())));
@@ -51,7 +51,7 @@ fn bridges_and_uplinks_join_and_named_links_replace_uplinks() {
 }
 
 #[test]
-fn it_is_switched_off_and_on_under_a_running_connection() {
+fn a_connection_survives_switching_it_off_and_on() {
     needs!(has_flowtable(), FLOWTABLE);
     let world = World::new(BridgeNetfilter::Off);
     let network = world.network(1);
@@ -59,25 +59,25 @@ fn it_is_switched_off_and_on_under_a_running_connection() {
     watch(&world);
     let to = at(world.client.node_v4, PORT);
     let mut talk = world.client.dial(Proto::Tcp, None, to, slipway_tests::QUICK * 5).expect("a connection");
-    let mut say = |times| (0..times).for_each(|_| assert_eq!(talk.say().expect("an answer").who, "web"));
-    say(20);
+    let mut request = |times| (0..times).for_each(|_| assert_eq!(talk.say().expect("an answer").who, "web"));
+    request(20);
     assert_eq!(offloaded(&world).len(), 1);
     settings(&world, r#"{"flowtable": false}"#);
     let next = Web::new(&world, &network, "next", |a| a.port(Proto::Tcp, PORT + 1, 80));
     let table = world.node.cmd("nft list table inet slipway");
     assert!(!table.contains("flow") && !table.contains("ct mark"), "{table}");
     let before = passed(&world);
-    say(20);
-    assert!(passed(&world) - before >= 40, "every packet passes the forward hook again");
+    request(20);
+    assert!(passed(&world) - before >= 40, "packets still bypass the forward hook");
     settings(&world, r#"{"flowtable": true}"#);
     network.del(&next.attach).expect("DEL");
     let _again = Web::new(&world, &network, "again", |a| a.port(Proto::Tcp, PORT + 2, 80));
-    say(20);
-    assert_eq!(offloaded(&world).len(), 1, "the connection is still known as ours");
+    request(20);
+    assert_eq!(offloaded(&world).len(), 1, "the connection is not offloaded again");
 }
 
 #[test]
-fn what_somebody_flushed_is_put_back() {
+fn add_restores_it_after_a_flush() {
     needs!(has_flowtable(), FLOWTABLE);
     let world = World::new(BridgeNetfilter::Off);
     let network = world.network(1);
@@ -92,7 +92,7 @@ fn what_somebody_flushed_is_put_back() {
         assert_eq!(devices(&world).map(|names| names.len()), Some(2), "{damage}");
         network.check(&web.attach).expect("CHECK");
     }
-    // A table that was saved and loaded again is the same.
+    // The table is the same after it has been saved and loaded.
     let saved = world.node.cmd("nft list table inet slipway");
     if slipway_tests::nft_loads_ranges() {
         world.node.nft(&format!("delete table inet slipway\n{saved}"));
@@ -102,9 +102,9 @@ fn what_somebody_flushed_is_put_back() {
     network.del(&web.attach).expect("DEL");
 }
 
-/// First ADDs at the same moment all want to make it.
+/// Concurrent first ADDs all try to create the flowtable.
 #[test]
-fn several_first_containers_at_once() {
+fn concurrent_first_containers_share_it() {
     needs!(has_flowtable(), FLOWTABLE);
     let world = World::new(BridgeNetfilter::Off);
     let names = ["one", "two", "three", "four"];

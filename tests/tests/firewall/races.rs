@@ -1,4 +1,4 @@
-//! Who comes while another one goes: what was decided must still be so when it is made.
+//! A DEL that runs concurrently with an ADD or a DEL of another container.
 
 use std::time::{Duration, Instant};
 
@@ -7,13 +7,13 @@ use slipway_tests::{Attach, Network, Node, Running, is_peer, within};
 
 use super::{filter, network};
 
-/// Stands in for the programs of iptables: the first of them to be run takes its time, and says so.
+/// Replaces the iptables programs. The first one that is executed waits 3 s and creates a folder as a mark.
 const SLOW: &str = r#"#!/bin/sh
-if mkdir /run/at-work 2>/dev/null; then sleep 3; fi
+if mkdir /run/started 2>/dev/null; then sleep 3; fi
 exec "/usr/sbin/${0##*/}" "$@"
 "#;
 
-/// DEL of firewall alone, which is in the middle of its work when this returns.
+/// Starts firewall's DEL, and returns when it executes its first program.
 fn slow_del(node: &Node, network: &Network<'_>, attach: &Attach, previous: &Value) -> Running {
     for family in ["iptables", "ip6tables"] {
         for program in ["nft-restore", "legacy-restore", "nft-save", "legacy-save"] {
@@ -28,8 +28,8 @@ fn slow_del(node: &Node, network: &Network<'_>, attach: &Attach, previous: &Valu
     let path = std::env::var("PATH").unwrap_or_default();
     let del = network.prepare("DEL", &config, Some(attach)).env("PATH", format!("/run/slow:{path}")).spawn();
     let begun = Instant::now();
-    while node.list("/run").iter().all(|name| name != "at-work") {
-        assert!(begun.elapsed() < within(Duration::from_secs(30)), "the DEL runs no program");
+    while node.list("/run").iter().all(|name| name != "started") {
+        assert!(begun.elapsed() < within(Duration::from_secs(30)), "DEL has not executed iptables");
         std::thread::sleep(Duration::from_millis(10));
     }
     del
@@ -39,9 +39,9 @@ fn isolated() -> Value {
     json!({"backend": "iptables", "ingressPolicy": "isolated"})
 }
 
-/// The last container leaves, and the next one comes before what keeps the bridge apart is gone.
+/// An ADD during the last container's DEL keeps the bridge isolated.
 #[test]
-fn who_comes_while_the_last_one_leaves_is_apart() {
+fn a_container_added_during_the_last_del_is_isolated() {
     if is_peer() {
         return;
     }
@@ -51,14 +51,14 @@ fn who_comes_while_the_last_one_leaves_is_apart() {
     let network = network(&node, 1, &isolated());
     let previous = network.add(&old).expect("ADD");
     let del = slow_del(&node, &network, &old, &previous);
-    network.add(&new).expect("ADD of the next one");
+    network.add(&new).expect("ADD of the next container");
     assert!(del.wait().ok().is_null());
     network.check(&new).expect("CHECK");
 }
 
-/// Neither leaves it to the other.
+/// Concurrent DELs of the last two containers remove the rules.
 #[test]
-fn the_last_two_at_the_same_moment_leave_nothing() {
+fn concurrent_dels_of_the_last_two_leave_nothing() {
     if is_peer() {
         return;
     }
@@ -68,22 +68,26 @@ fn the_last_two_at_the_same_moment_leave_nothing() {
     let network = network(&node, 1, &isolated());
     let previous = network.add(&Attach::new(&gone)).expect("ADD");
     network.add(&two).expect("ADD");
-    // Its link is no reason to leave anything.
+    // Without its link, the removed container does not keep the rules.
     gone.remove();
     let ports = || node.cmd("ip -o link show master br1").lines().count();
     let begun = Instant::now();
     while ports() > 1 {
-        assert!(begun.elapsed() < within(Duration::from_secs(30)), "its link stays");
+        assert!(
+            begun.elapsed() < within(Duration::from_secs(30)),
+            "the removed container's link still exists"
+        );
         std::thread::sleep(Duration::from_millis(10));
     }
     let del = slow_del(&node, &network, &one, &previous);
-    network.del(&two).expect("DEL of the other one");
+    network.del(&two).expect("DEL of the second container");
     assert!(del.wait().ok().is_null());
     let left = filter(&node, "iptables-save");
     assert!(!left.contains("ISOLATION"), "{left}");
 }
 
-/// A DEL of one of whom nothing is recorded, by addresses that it is told, and an ADD of the next holder.
+/// DEL of an attachment without a record, by the addresses in `prevResult`, during an ADD with the same
+/// addresses.
 #[test]
 fn the_next_holder_of_an_address_keeps_its_rules() {
     if is_peer() {
@@ -94,7 +98,7 @@ fn the_next_holder_of_an_address_keeps_its_rules() {
     let (old, new) = (Attach::new(&old), Attach::new(&new));
     let network = network(&node, 1, &json!({"backend": "iptables"}));
     let previous = network.add_first(&new);
-    // As the reference leaves it: rules, and no record.
+    // The reference leaves rules, but no record.
     let _ = network.call_one(1, "ADD", &old, &previous).ok();
     node.cmd("nft flush map inet slipway-firewall attachments");
     node.cmd("nft flush set inet slipway-firewall pods4");
