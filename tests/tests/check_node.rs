@@ -67,7 +67,7 @@ fn a_dropping_policy_of_legacy_iptables_is_named() {
 }
 
 #[test]
-fn a_table_of_our_name_that_is_not_ours_is_a_failure() {
+fn a_foreign_table_of_our_name_is_a_failure() {
     let node = Node::new();
     node.nft("table inet slipway { map ports { type inet_service : ipv4_addr; }; }");
     let (report, success) = check(&node);
@@ -111,7 +111,7 @@ fn firewalld_with_strict_forward_ports_is_named() {
 }
 
 #[test]
-fn a_masquerade_that_may_choose_the_programs_ports_is_named() {
+fn a_masquerade_that_may_choose_the_bpf_programs_ports_is_named() {
     slipway_tests::needs!(slipway_tests::has_programs(), slipway_tests::PROGRAMS);
     const WHAT: &str = "ports of other masquerade rules";
     for command in [

@@ -56,7 +56,7 @@ fn jail(node: &Node, netns: &Path) {
 }
 
 #[test]
-fn it_runs_in_an_empty_file_system() {
+fn the_binary_runs_in_an_empty_file_system() {
     if !is_static() {
         skip!("a static binary");
     }
@@ -96,6 +96,6 @@ fn it_runs_in_an_empty_file_system() {
     }
     client.expect_none(Proto::Tcp, (client.node_v4, 8080));
     let after = Snapshot::take(&node, &[&pod]);
-    assert!(before.matching("nft element") == after.matching("nft element"), "an element is left");
+    assert!(before.matching("nft element") == after.matching("nft element"), "nftables elements are left");
     assert!(!pod.has_link("eth0"));
 }

@@ -30,7 +30,7 @@ every_plugin! {
     bandwidth: "bandwidth" for "eth0" in json!([bridged(), published(), limited()]);
     bridge: "bridge" for "eth0" in json!([bridged()]);
     dummy: "dummy" for "eth0" in json!([{"type": "dummy", "ipam": ipam()}]);
-    firewall: "firewall" for "eth0" in json!([bridged(), published(), walled()]);
+    firewall: "firewall" for "eth0" in json!([bridged(), published(), firewalled()]);
     flannel: "flannel" for "eth0" in json!([{"type": "flannel", "delegate": {"isDefaultGateway": true}}, published()]);
     host_device: "host-device" for "eth0" in json!([{"type": "host-device", "device": "dev0", "ipam": ipam()}]);
     host_local: "host-local" for "eth0" in json!([{"type": "host-local", "ipam": ipam()}]);
@@ -52,7 +52,7 @@ fn bridged() -> Value {
     json!({"type": "bridge", "isGateway": true, "ipMasq": true, "hairpinMode": true, "ipam": ipam()})
 }
 
-fn walled() -> Value {
+fn firewalled() -> Value {
     json!({"type": "firewall", "backend": "nftables", "ingressPolicy": "same-bridge"})
 }
 

@@ -159,7 +159,7 @@ fn a_second_add_leaves_the_first_alone() {
     let before = Snapshot::take(&node, &[&pod]);
     let again =
         node.network(json!({"name": "cbr0", "plugins": [{"type": "flannel", "delegate": {"mtu": 1300}}]}));
-    let failure = again.add(&attach).expect_err("it is attached");
+    let failure = again.add(&attach).expect_err("a second ADD");
     assert!(failure.error.msg.contains("already exists"), "{failure}");
     before.assert_same(&Snapshot::take(&node, &[&pod]));
     network.check(&attach).expect("CHECK");

@@ -373,7 +373,7 @@ fn del_succeeds_when_the_link_vanishes_during_it() {
         pod.cmd("ip link del eth0");
         assert!(running.wait().ok().is_null());
         assert_eq!(ifbs(&node), Vec::<String>::new(), "request {nth}");
-        network.del(&attach).expect("DEL of the others");
+        network.del(&attach).expect("DEL of the list");
         node.cmd("rm -f /run/trace");
         pod.remove();
     }
@@ -511,7 +511,7 @@ fn each_interface_has_a_device_of_its_own() {
         }
         assert_eq!(ifbs(&node).len(), 2);
         network.del(&attaches[0]).expect("DEL");
-        network.check(&attaches[1]).expect("CHECK of the other");
+        network.check(&attaches[1]).expect("CHECK of the second interface");
         network.del(&attaches[1]).expect("DEL");
         assert_eq!(ifbs(&node), Vec::<String>::new());
     });
@@ -536,7 +536,10 @@ fn a_failed_add_leaves_nothing() {
         assert!(error.msg.contains("bwp0902f921c636"), "{error:?}");
         assert_eq!(state(), nothing);
         assert!(network.call_one(1, "DEL", &attach, &previous).ok().is_null());
-        assert!(node.has_link("bwp6230a40fd8ff") && node.has_link("bwp0902f921c636"), "they are not ours");
+        assert!(
+            node.has_link("bwp6230a40fd8ff") && node.has_link("bwp0902f921c636"),
+            "the foreign links are gone"
+        );
     });
 }
 
@@ -574,7 +577,7 @@ fn status_tries_the_kernel() {
 }
 
 #[test]
-fn links_without_another_end_are_refused() {
+fn links_without_a_veth_peer_are_refused() {
     let node = Node::new();
     let pod = node.pod("pod");
     pod.cmd("ip link add eth0 type bridge");

@@ -48,7 +48,7 @@ fn the_gateway_serves_both_families() {
 }
 
 #[test]
-fn a_gateway_of_ipam_is_the_bridges() {
+fn the_gateway_given_by_ipam_is_the_bridges_address() {
     let node = Node::new();
     let pod = node.pod("pod");
     let ipam = json!({"type": "host-local", "subnet": "10.1.2.0/24", "gateway": "10.1.2.254"});
@@ -81,7 +81,7 @@ fn without_ipam_the_link_is_up_and_bare() {
 }
 
 #[test]
-fn routes_have_all_they_are_given() {
+fn routes_keep_all_their_fields() {
     peer_fails(
         "MTU and AdvMSS of routes are not installed, a route for IsDefaultGateway without gateway fails",
         || {
@@ -133,7 +133,7 @@ fn the_bridges_address_outlives_its_ports() {
 }
 
 #[test]
-fn many_at_once_make_one_bridge() {
+fn concurrent_adds_create_one_bridge() {
     let node = Node::new();
     let network = network(&node, &json!({"isGateway": true, "ipam": dual_stack()}));
     let pods: Vec<_> = (0..16).map(|number| node.pod(&format!("pod{number}"))).collect();
@@ -159,7 +159,7 @@ fn many_at_once_make_one_bridge() {
 }
 
 #[test]
-fn a_full_bridge_is_named_with_its_limit() {
+fn a_full_bridge_is_reported_with_its_limit() {
     peer_fails("fails with \"exchange full\"", || {
         let node = Node::new();
         let pod = node.pod("pod");
@@ -191,7 +191,7 @@ fn a_second_add_leaves_the_first_alone() {
     let network = network(&node, &json!({"isGateway": true}));
     let result = add(&network, &pod);
     let before = Snapshot::take(&node, &[&pod]);
-    let failure = network.add(&Attach::new(&pod)).expect_err("it is attached");
+    let failure = network.add(&Attach::new(&pod)).expect_err("a second ADD");
     assert!(failure.error.msg.contains("container veth name"), "{failure}");
     before.without(&["/.slipway/"]).assert_same(&Snapshot::take(&node, &[&pod]).without(&["/.slipway/"]));
     assert!(pod.cmd("ip address").contains(&address(&result, 0).to_string()));

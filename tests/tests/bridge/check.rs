@@ -8,7 +8,7 @@ use super::pair::{attached, differs, outer};
 
 #[test]
 fn the_bridge_and_the_port() {
-    peer_fails("does not look at some of it", || {
+    peer_fails("does not compare some settings", || {
         let node = Node::new();
         let pod = node.pod("pod");
         let (network, result) = attached(&node, &pod, json!({"hairpinMode": true}));
@@ -51,7 +51,7 @@ fn the_sandbox_is_compared_as_a_namespace() {
 
 #[test]
 fn the_guard_against_spoofing_is_compared() {
-    peer_fails("does not look at it", || {
+    peer_fails("does not compare it", || {
         let node = Node::new();
         let pod = node.pod("pod");
         let (network, _) = attached(&node, &pod, json!({"macspoofchk": true}));

@@ -21,8 +21,8 @@ fn mtu_is_the_configurations() {
 }
 
 #[test]
-fn auto_mtu_is_that_of_the_default_route() {
-    peer_fails("leaves it to the kernel", || {
+fn the_mtu_defaults_to_that_of_the_default_route() {
+    peer_fails("does not set the MTU", || {
         let node = Node::new();
         let client = node.host("client");
         let (one, two) = (node.pod("one"), node.pod("two"));
@@ -67,7 +67,7 @@ fn isolated_ports_do_not_see_each_other() {
 }
 
 #[test]
-fn promisc_mode_is_the_bridges() {
+fn promisc_mode_is_set_on_the_bridge() {
     let node = Node::new();
     let pod = node.pod("pod");
     let network = network(&node, &json!({"promiscMode": true}));
@@ -167,7 +167,7 @@ fn settings_of_both_ends() {
     assert_eq!(container_sysctl(&pod, "net/ipv6/conf/eth0/keep_addr_on_down"), "1");
     assert_eq!(node.sysctl_get("net/ipv6/conf/br0/accept_ra").as_deref(), Some("0"));
     assert_eq!(node.sysctl_get("net/ipv6/conf/all/forwarding").as_deref(), Some("1"));
-    peer_fails("the reference leaves the port a network layer of its own", || {
+    peer_fails("does not disable IPv6 on the port", || {
         let setting = format!("net/ipv6/conf/{}/disable_ipv6", outer(&result));
         assert_eq!(node.sysctl_get(&setting).as_deref(), Some("1"));
     });
@@ -245,7 +245,7 @@ fn a_foreign_source_address_is_dropped() {
 
 #[test]
 fn bad_values_are_named_and_change_nothing() {
-    peer_fails("other codes, and some are not noticed", || {
+    peer_fails("uses other codes and accepts some values", || {
         let node = Node::new();
         let pod = node.pod("pod");
         for (keys, part) in [

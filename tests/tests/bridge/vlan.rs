@@ -41,7 +41,7 @@ fn native() -> Vec<String> {
 }
 
 #[test]
-fn a_kernel_without_filtering_is_named() {
+fn a_kernel_without_vlan_filtering_is_reported() {
     let node = Node::new();
     if has_filtering(&node) {
         return; // The other tests of this file cover these kernels.

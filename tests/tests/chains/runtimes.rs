@@ -127,11 +127,11 @@ fn cri_o() {
     start(&json!([{"containerID": "pod", "ifname": "eth0"}]));
     network.check(&attach(&pod)).expect("CHECK after a restart");
     network.check(&attach(&lost)).expect_err("CHECK after GC");
-    other.check(&Attach::new(&others)).expect("CHECK of the other network's");
+    other.check(&Attach::new(&others)).expect("CHECK in the other network");
     // No container runs: every attachment of the network is stale.
     start(&Value::Null);
     network.check(&attach(&pod)).expect_err("CHECK after GC");
-    other.check(&Attach::new(&others)).expect("CHECK of the other network's");
+    other.check(&Attach::new(&others)).expect("CHECK in the other network");
     for pod in [&pod, &lost] {
         network.del(&attach(pod)).expect("DEL after a GC");
         assert!(!pod.has_link("eth0"));

@@ -48,7 +48,7 @@ fn has_the_form(version: &str, result: &Value) {
         true => assert_eq!(families, [&json!("4"), &json!("6")], "{result}"),
         false => assert!(families.iter().all(|family| family.is_null()), "{result}"),
     }
-    assert_eq!(result["interfaces"][2]["mac"], crate::world::MAC, "as tuning has set it");
+    assert_eq!(result["interfaces"][2]["mac"], crate::world::MAC, "not the MAC address set by tuning");
 }
 
 fn kind(interface: &Value) -> &str {

@@ -138,7 +138,7 @@ fn add_repairs_flushed_chains() {
 /// Another program deletes a base chain with its hook.
 #[test]
 fn add_repairs_deleted_chains() {
-    peer_fails("it has no table of that name", || {
+    peer_fails("it has no such table", || {
         for chain in ["prerouting", "output", "postrouting", "guard"] {
             let world = World::new(BridgeNetfilter::Off);
             let network = world.network(1);
@@ -156,7 +156,7 @@ fn add_repairs_deleted_chains() {
 /// A caller with other mounts (a daemon in a container) cannot prove that a namespace is gone, so it must not
 /// take a live pod's port.
 #[test]
-fn a_caller_with_other_mounts_takes_nothing() {
+fn a_caller_with_other_mounts_takes_no_port() {
     peer_fails("conflicts are silent", || {
         let world = World::new(BridgeNetfilter::Off);
         let network = world.network(1);

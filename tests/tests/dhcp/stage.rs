@@ -152,7 +152,7 @@ impl Stage {
         let end = Instant::now() + within(Duration::from_secs(90));
         while !done() {
             let (server, daemon) = (self.log(), self.daemon_log());
-            assert!(Instant::now() < end, "waited in vain: {what}\n{server}\n{daemon}");
+            assert!(Instant::now() < end, "time-out: {what}\n{server}\n{daemon}");
             std::thread::sleep(Duration::from_millis(50));
         }
     }

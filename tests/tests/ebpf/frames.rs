@@ -103,7 +103,7 @@ fn datagram((source, from): (Ipv4Addr, u16), (destination, to): (Ipv4Addr, u16))
 
 /// If an uplink has several addresses, the route decides on the source: the flow is left to nftables.
 #[test]
-fn an_uplink_with_two_addresses_masquerades_with_the_one_that_the_kernel_chooses() {
+fn an_uplink_with_two_addresses_leaves_masquerade_to_netfilter() {
     needs!(has_programs(), PROGRAMS);
     let stage = Stage::new();
     let (own, far) = (Ipv4Addr::new(198, 51, 100, 2), Ipv4Addr::new(198, 51, 100, 9));

@@ -73,7 +73,7 @@ fn socket(node: &Node, own: IpAddr) -> UdpSocket {
 }
 
 #[test]
-fn they_translate_every_address_of_the_node() {
+fn socket_programs_translate_every_address_of_the_node() {
     let stage = stage!();
     let _web = web(&stage, list("ebpf"), "web", |a| a.port(Proto::Tcp, PORT, 80).port(Proto::Udp, PORT, 80));
     assert_eq!(stage.node.programs()["cgroup"], "/sys/fs/cgroup");

@@ -58,7 +58,7 @@ fn exchange(mut stream: TcpStream, (own, other): (u64, u64), amount: usize) {
             stream.read_exact(&mut bytes).unwrap_or_else(|e| panic!("block {number}: {e}"));
             assert!(bytes == block(&noise, number), "block {number} is not the one that was sent");
         }
-        assert_eq!(stream.read(&mut bytes).expect("the end"), 0, "more than was sent");
+        assert_eq!(stream.read(&mut bytes).expect("the end"), 0, "received more than was sent");
     });
 }
 

@@ -24,7 +24,7 @@ fn incomplete_reason(stage: &Stage, link: &str) -> String {
     of_link.map(|one| one["reason"].as_str().expect("a reason").to_owned()).unwrap_or_default()
 }
 
-/// Another filter has our preference on one uplink. The other uplink works, and netfilter masquerades flows
+/// Another filter has Slipway's preference on one uplink. The other uplink works, and netfilter masquerades flows
 /// through this one.
 #[test]
 fn an_uplink_without_a_program_does_not_affect_the_others() {

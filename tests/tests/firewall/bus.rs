@@ -173,7 +173,7 @@ fn pad(bytes: &mut Vec<u8>, to: usize) {
 fn read(stream: &mut UnixStream) -> Option<Message> {
     let mut fixed = [0; 16];
     stream.read_exact(&mut fixed).ok()?;
-    assert_eq!(fixed[0], b'l', "another machine's message");
+    assert_eq!(fixed[0], b'l', "not a little-endian message");
     let (body_len, fields_len) = (number(&fixed[4..]) as usize, number(&fixed[12..]) as usize);
     let mut fields = vec![0; fields_len.next_multiple_of(8)];
     stream.read_exact(&mut fields).ok()?;

@@ -21,7 +21,7 @@ macro_rules! daemon {
 }
 
 #[test]
-fn addresses_go_into_the_zone_and_out() {
+fn add_and_del_change_the_zone() {
     let node = Node::new();
     let _daemon = daemon!(&node);
     let zones = firewalld(&node);
@@ -72,7 +72,7 @@ fn a_failed_add_leaves_nothing() {
 
 #[test]
 fn check_queries_each_address() {
-    peer_fails("it only looks whether the call succeeds", || {
+    peer_fails("it does not read firewalld's reply", || {
         let node = Node::new();
         let _daemon = daemon!(&node);
         let zones = firewalld(&node);
@@ -160,11 +160,11 @@ fn where_the_bus_refuses_the_default_backend_is_iptables() {
     auto.check(&attach).expect("CHECK");
     let previous = auto.cached(&attach).expect("it was added");
     auto.del(&attach).expect("DEL");
-    assert!(auto.call_one(1, "DEL", &attach, &previous).ok().is_null(), "of one who has nothing");
+    assert!(auto.call_one(1, "DEL", &attach, &previous).ok().is_null(), "DEL without rules");
     if !is_peer() {
         auto.status().expect("STATUS");
         let asked = network(&node, 1, &json!({"backend": "firewalld"}));
-        let error = asked.add(&attach).expect_err("it was asked for").error;
+        let error = asked.add(&attach).expect_err("ADD with backend firewalld").error;
         assert!(error.msg.contains("authenticate at the system bus"), "{error:?}");
         assert_eq!(asked.status().expect_err("STATUS").error.code, 50);
     }

@@ -25,7 +25,7 @@ fn open() -> Value {
 }
 
 #[test]
-fn the_rules_are_the_references() {
+fn the_rules_equal_the_references() {
     let node = Node::new();
     let pod = node.pod("pod");
     let attach = Attach::new(&pod);
@@ -219,7 +219,7 @@ fn a_repeated_add_repairs_the_rules() {
 }
 
 #[test]
-fn status_looks_for_the_programs() {
+fn status_looks_for_the_iptables_programs() {
     if newest_version() == "1.0.0" {
         return;
     }

@@ -113,7 +113,7 @@ fn isolated_containers_do_not_reach_their_neighbours() {
 /// The last container's DEL removes the rules that isolate its bridge.
 #[test]
 fn del_of_the_last_container_removes_the_isolation() {
-    peer_fails("its chains stay for ever", || {
+    peer_fails("it never removes its chains", || {
         for backend in backends() {
             let node = Node::new();
             let policies = ["isolated", "same-bridge"];

@@ -51,7 +51,7 @@ fn errors_name_the_cause() {
     assert_eq!(error.msg, "unknown ingress policy: \"x\"");
     if !is_peer() {
         assert_eq!(error.code, 7);
-        assert!(!filter(&node, "iptables-save").contains("CNI-"), "nothing was made");
+        assert!(!filter(&node, "iptables-save").contains("CNI-"), "a refused ADD left chains");
         let policy = network(&node, 1, &json!({"backend": "nftables", "ingressPolicy": "isolated"}));
         // macvlan's result names the container's link only; the node's link of that name is another one.
         let inside = json!([{"name": "eth0", "sandbox": pod.path()}]);

@@ -21,7 +21,7 @@ fn rules(node: &Node) -> usize {
 }
 
 #[test]
-fn a_container_is_two_addresses_in_sets() {
+fn a_container_adds_set_elements_and_no_rules() {
     if is_peer() {
         return;
     }
@@ -63,7 +63,7 @@ fn an_accept_does_not_override_a_drop_of_another_chain() {
 }
 
 #[test]
-fn an_administrators_chain_is_never_touched() {
+fn the_administrators_chain_is_never_changed() {
     if is_peer() {
         return;
     }
