@@ -299,7 +299,7 @@ impl Scene {
     }
 
     /// True if another pod reaches the node's service through the published port.
-    fn leads_to_the_service(&self, proto: Proto, limit: Duration) -> bool {
+    fn reaches_the_service(&self, proto: Proto, limit: Duration) -> bool {
         let _service = self.node.serve(proto, "127.0.0.1:7000", "service");
         let answer = self.other.ask_from(proto, None, at([10, 88, 0, 1], 8081), limit);
         answer.is_ok_and(|answer| answer.who == "service")
@@ -318,8 +318,8 @@ fn the_reference_leads_pods_to_the_nodes_loopback() {
             Some(&reference),
         )
         .ok();
-    assert!(scene.leads_to_the_service(Proto::Tcp, patience()));
-    assert!(scene.leads_to_the_service(Proto::Udp, patience()));
+    assert!(scene.reaches_the_service(Proto::Tcp, patience()));
+    assert!(scene.reaches_the_service(Proto::Udp, patience()));
 }
 
 #[test]
@@ -333,7 +333,7 @@ fn no_result_leads_pods_to_the_nodes_loopback() {
         let error = scene.publish(&portmap, None).error();
         assert_eq!(error.code, 7, "{error:?}");
         assert_eq!(error.msg, "no container can have address 127.0.0.1/8: it is a loopback address");
-        assert!(!scene.leads_to_the_service(Proto::Tcp, QUICK), "{backend}");
-        assert!(!scene.leads_to_the_service(Proto::Udp, QUICK), "{backend}");
+        assert!(!scene.reaches_the_service(Proto::Tcp, QUICK), "{backend}");
+        assert!(!scene.reaches_the_service(Proto::Udp, QUICK), "{backend}");
     }
 }

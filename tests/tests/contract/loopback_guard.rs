@@ -76,7 +76,7 @@ fn a_pod_cannot_reach_the_nodes_loopback() {
 }
 
 #[track_caller]
-fn closed(space: &Space) {
+fn cannot_reach_loopback(space: &Space) {
     let ips = [LOOPBACK, Ipv4Addr::new(127, 1, 2, 3).into(), Ipv6Addr::LOCALHOST.into()];
     space.expect_none_of([PORT, SERVICE].into_iter().flat_map(|port| each(ips, port)));
 }

@@ -45,7 +45,7 @@ fn a_flow_continues_with_the_nodes_new_address() {
             assert_eq!(answer.peer.ip(), fresh, "set up: {set_up}");
         }
         let masqueraded = &node.programs()["counters"]["masqueraded_flows"];
-        assert_eq!(*masqueraded, Value::from(if told { 4 } else { 2 }), "told: {told}");
+        assert_eq!(*masqueraded, Value::from(if set_up { 4 } else { 2 }), "set up: {set_up}");
     }
 }
 

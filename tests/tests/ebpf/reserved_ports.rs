@@ -74,7 +74,7 @@ fn netfilters_masquerade_avoids_the_programs_ports() {
     let slow_result = stage.node.network(other("nftables")).add(&Attach::new(&slow)).expect("ADD");
     assert!(!stage.node.cmd("nft list table inet slipway").contains("spare-ports"));
     let fast_result = stage.network().add(&Attach::new(&fast)).expect("ADD");
-    live_side_by_side(&stage, (&fast, addresses(&fast_result)), (&slow, addresses(&slow_result)));
+    flows_coexist(&stage, (&fast, addresses(&fast_result)), (&slow, addresses(&slow_result)));
     assert!(stage.node.counted("masqueraded_flows") >= 6, "{}", stage.node.programs());
 }
 

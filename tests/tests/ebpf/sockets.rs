@@ -78,7 +78,7 @@ fn socket_programs_translate_every_address_of_the_node() {
     let _web = web(&stage, list("ebpf"), "web", |a| a.port(Proto::Tcp, PORT, 80).port(Proto::Udp, PORT, 80));
     assert_eq!(stage.node.programs()["cgroup"], "/sys/fs/cgroup");
     let own = [IpAddr::from(stage.client.node_v4), stage.client.node_v6.into()];
-    let mut led = stage.node.counted("redirected_sockets");
+    let mut translated = stage.node.counted("redirected_sockets");
     for ip in own.into_iter().chain([LOOPBACK, Ipv4Addr::new(127, 1, 2, 3).into(), LOOPBACK6]) {
         let to = at(ip, PORT);
         // `from` is the result of getpeername(2).
@@ -90,8 +90,8 @@ fn socket_programs_translate_every_address_of_the_node() {
         assert_eq!(ask_unconnected(&socket, to).expect("an answer"), ("web".to_owned(), to));
         let now = stage.node.counted("redirected_sockets");
         // TCP, and the message of UDP that was not connected.
-        assert!(now >= led + 2, "{to}: {led} before, {now} now");
-        led = now;
+        assert!(now >= translated + 2, "{to}: {translated} before, {now} now");
+        translated = now;
     }
 }
 
@@ -101,11 +101,11 @@ fn ipv4_mapped_addresses_are_translated() {
     let _web = web(&stage, list("ebpf"), "web", |a| a.port(Proto::Tcp, PORT, 80).port(Proto::Udp, PORT, 80));
     for ip in [Ipv4Addr::LOCALHOST, stage.client.node_v4] {
         let to = at(ip.to_ipv6_mapped(), PORT);
-        let led = stage.node.counted("redirected_sockets");
+        let translated = stage.node.counted("redirected_sockets");
         assert_eq!(stage.node.expect(Proto::Tcp, to, "web").from, to);
         let socket = socket(&stage.node, Ipv6Addr::UNSPECIFIED.into());
         assert_eq!(ask_unconnected(&socket, to).expect("an answer"), ("web".to_owned(), to));
-        assert_eq!(stage.node.counted("redirected_sockets"), led + 2, "{to}");
+        assert_eq!(stage.node.counted("redirected_sockets"), translated + 2, "{to}");
     }
 }
 
@@ -116,14 +116,14 @@ fn sockets_of_other_namespaces_are_left_alone() {
     let _web = web(&stage, list("ebpf"), "web", |a| a.port(Proto::Tcp, PORT, 80).port(Proto::Udp, PORT, 80));
     let other = stage.node.pod("other");
     other.cmd("ip link set lo up");
-    let led = stage.node.counted("redirected_sockets");
+    let translated = stage.node.counted("redirected_sockets");
     for proto in Proto::ALL {
         for ip in [LOOPBACK, LOOPBACK6] {
             let _own = other.serve(proto, &at(ip, PORT).to_string(), "own");
             other.expect(proto, (ip, PORT), "own");
         }
     }
-    assert_eq!(stage.node.counted("redirected_sockets"), led);
+    assert_eq!(stage.node.counted("redirected_sockets"), translated);
 }
 
 #[test]
@@ -149,10 +149,10 @@ fn exclude_loopback_leaves_loopback_services_alone() {
             assert_eq!(ask_unconnected(&socket, *to).expect("an answer"), ("stub".to_owned(), *to));
         }
     }
-    let led = stage.node.counted("redirected_sockets");
+    let translated = stage.node.counted("redirected_sockets");
     stage.node.expect(Proto::Tcp, (stage.client.node_v4, PORT), "web");
     stage.node.expect(Proto::Tcp, (LOOPBACK, PORT + 1), "web");
-    assert_eq!(stage.node.counted("redirected_sockets"), led + 2);
+    assert_eq!(stage.node.counted("redirected_sockets"), translated + 2);
     network.check(&web.attach).expect("CHECK");
     network.del(&web.attach).expect("DEL");
     assert_eq!(stage.node.programs()["ports"], 0);
