@@ -1,5 +1,5 @@
-//! A node with an uplink and a pod, the programs in the kernel, and packets put into them one by one
-//! (BPF_PROG_TEST_RUN): a program is asked what it makes of a packet, and nothing leaves.
+//! A node with an uplink and a pod. Each test runs the BPF programs on single packets with
+//! BPF_PROG_TEST_RUN, which returns the packet and the verdict and sends nothing.
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -16,10 +16,11 @@ use slipway_tests::{Host, Node};
 
 use crate::wire::{self, Seen};
 
-/// What a program says.
+/// A program's verdict: TC_ACT_OK, TC_ACT_SHOT or TC_ACT_REDIRECT.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Act {
-    Stack,
+pub(crate) enum Verdict {
+    /// The kernel's stack gets the packet.
+    Pass,
     Drop,
     Redirect,
 }
@@ -27,52 +28,52 @@ pub(crate) enum Act {
 /// A packet after a program.
 #[derive(Debug)]
 pub(crate) struct Made {
-    pub(crate) act: Act,
+    pub(crate) verdict: Verdict,
     /// Without the link layer.
     pub(crate) packet: Vec<u8>,
-    /// How long it took.
+    /// The program's run time.
     pub(crate) nanoseconds: u128,
 }
 
 impl Made {
-    /// It was translated: what it is now, with its checksums found right.
+    /// Asserts that the packet was translated. Returns it parsed, with its checksums verified.
     #[track_caller]
     pub(crate) fn translated(&self) -> Seen {
-        assert_eq!(self.act, Act::Redirect);
+        assert_eq!(self.verdict, Verdict::Redirect);
         wire::see(&self.packet)
     }
 
-    /// It was left to the stack as it was.
+    /// Asserts that the packet was left to the kernel's stack unchanged.
     #[track_caller]
     pub(crate) fn left(&self, packet: &[u8]) {
-        assert_eq!((self.act, &self.packet[..]), (Act::Stack, packet));
+        assert_eq!((self.verdict, &self.packet[..]), (Verdict::Pass, packet));
     }
 }
 
-/// How much smaller the maps of flows are made, where a test wants to fill them.
+/// Sizes of the flow maps, for tests that fill them; `None` keeps the object's size.
 #[derive(Clone, Copy, Default)]
 pub(crate) struct Sizes {
     pub(crate) flows: Option<u32>,
-    pub(crate) embryos: Option<u32>,
+    pub(crate) half_open: Option<u32>,
 }
 
-/// One family's addresses.
+/// The addresses of one IP family.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Addresses {
     pub(crate) client: IpAddr,
     pub(crate) node: IpAddr,
     pub(crate) pod: IpAddr,
-    /// Beyond the uplink.
+    /// A host that is reached through the uplink's default route.
     pub(crate) far: IpAddr,
 }
 
-/// The node, the programs, their maps.
+/// The node, with the loaded BPF programs and their maps.
 pub(crate) struct Rig {
     pub(crate) node: Node,
     pub(crate) client: Host,
     pub(crate) pod_link: u32,
     pub(crate) uplink: u32,
-    /// The link of a second pod, where a test has asked for one.
+    /// Index and MAC address of the second pod's link, after [`Self::add_second_pod`].
     second: Option<(u32, [u8; 6])>,
     maps: BTreeMap<String, Map>,
     ebpf: Ebpf,
@@ -86,7 +87,7 @@ pub(crate) const MTU: u32 = 1500;
 
 pub(crate) const POD4: Ipv4Addr = Ipv4Addr::new(10, 77, 0, 5);
 pub(crate) const POD6: Ipv6Addr = Ipv6Addr::new(0xfd77, 0, 0, 0, 0, 0, 0, 5);
-/// The second pod's addresses, and the port of the node that leads to its [`POD_PORT`].
+/// The second pod's addresses, and its host port, which is published to its [`POD_PORT`].
 pub(crate) const SECOND4: Ipv4Addr = Ipv4Addr::new(10, 77, 0, 7);
 pub(crate) const SECOND6: Ipv6Addr = Ipv6Addr::new(0xfd77, 0, 0, 0, 0, 0, 0, 7);
 pub(crate) const SECOND_HOST_PORT: u16 = 8082;
@@ -97,15 +98,16 @@ fn mac(text: &str) -> [u8; 6] {
 }
 
 fn index(node: &Node, link: &str) -> u32 {
-    u32::try_from(node.link(link)["ifindex"].as_u64().expect("an index")).expect("32 bits")
+    u32::try_from(node.link(link)["ifindex"].as_u64().expect("ifindex is a number"))
+        .expect("ifindex fits 32 bits")
 }
 
-/// The programs, if the binary was built with them.
+/// The object file with the BPF programs, if the binary was built with it.
 pub(crate) fn object() -> Option<&'static [u8]> {
     cni_dataplane::ebpf::object()
 }
 
-/// Loads a program. The verifier gives up where a signal waits for the process.
+/// Loads a program; retries if a pending signal interrupted the verifier (EAGAIN).
 pub(crate) fn load(name: &str, mut load: impl FnMut() -> Result<(), ProgramError>) {
     for _ in 0..8 {
         match load() {
@@ -114,11 +116,11 @@ pub(crate) fn load(name: &str, mut load: impl FnMut() -> Result<(), ProgramError
             otherwise => return otherwise.unwrap_or_else(|error| panic!("load {name}: {error}")),
         }
     }
-    panic!("load {name}: interrupted by signals, again and again");
+    panic!("load {name}: interrupted by signals 8 times");
 }
 
 impl Rig {
-    /// A node, or nothing if there are no programs.
+    /// Sets up a node; `None` if the binary was built without the BPF programs.
     pub(crate) fn new(sizes: Sizes) -> Option<Self> {
         let object = object()?;
         let node = Node::new();
@@ -139,13 +141,16 @@ impl Rig {
         if let Some(size) = sizes.flows {
             loader.map_max_entries(abi::maps::FLOWS4, size).map_max_entries(abi::maps::FLOWS6, size);
         }
-        if let Some(size) = sizes.embryos {
+        if let Some(size) = sizes.half_open {
             loader.map_max_entries(abi::maps::EMBRYOS4, size).map_max_entries(abi::maps::EMBRYOS6, size);
         }
         let mut ebpf = loader.load(object).unwrap_or_else(|error| panic!("load the object: {error:?}"));
         for name in [abi::maps::programs::UPLINK_INGRESS, abi::maps::programs::POD_INGRESS] {
-            let program: &mut SchedClassifier =
-                ebpf.program_mut(name).expect("is in the object").try_into().expect("is for tc");
+            let program: &mut SchedClassifier = ebpf
+                .program_mut(name)
+                .expect("the object has the program")
+                .try_into()
+                .expect("the program is of type tc");
             load(name, || program.load());
         }
         let mut maps = BTreeMap::new();
@@ -157,7 +162,7 @@ impl Rig {
         Some(rig)
     }
 
-    /// What user space tells the programs.
+    /// Fills the maps that user space writes.
     fn fill(&mut self) {
         let mut config =
             aya::maps::Array::<_, Config>::try_from(self.maps.get_mut(abi::maps::CONFIG).unwrap()).unwrap();
@@ -186,13 +191,13 @@ impl Rig {
         map.set(0, config, 0).unwrap();
     }
 
-    /// The pod with a generation, masqueraded.
+    /// Inserts the pod with a generation; its flows are masqueraded.
     pub(crate) fn add_pod(&mut self, generation: u32) {
-        self.tell_pod(self.pod_link, generation, (POD4, POD6));
+        self.insert_pod(self.pod_link, generation, (POD4, POD6));
     }
 
-    /// To whom the pod's frames are addressed that the node is to forward.
-    pub(crate) fn route_by(&mut self, generation: u32, mac: [u8; 6]) {
+    /// Sets the MAC address that the pod's frames must have to be forwarded by the node.
+    pub(crate) fn set_router(&mut self, generation: u32, mac: [u8; 6]) {
         let [a, b, c, d, e, f] = mac;
         let mac = [[a, b], [c, d], [e, f]].map(u16::from_ne_bytes);
         let pod = self.pod_link;
@@ -201,12 +206,12 @@ impl Rig {
             .unwrap();
     }
 
-    /// The MAC address that the packets of [`Self::sends`] are addressed to.
+    /// The destination MAC address of the frames of [`Self::sends`].
     pub(crate) fn pod_mac(&self) -> [u8; 6] {
         self.macs[1]
     }
 
-    fn tell_pod(&mut self, pod: u32, generation: u32, (v4, v6): (Ipv4Addr, Ipv6Addr)) {
+    fn insert_pod(&mut self, pod: u32, generation: u32, (v4, v6): (Ipv4Addr, Ipv6Addr)) {
         self.map::<u32, Pod>(abi::maps::PODS)
             .insert(pod, Pod { generation, mtu: MTU, flags: 0, pad: 0 }, 0)
             .unwrap();
@@ -219,7 +224,7 @@ impl Rig {
             .unwrap();
     }
 
-    /// A second pod, with a published port.
+    /// Adds a second pod with a published port.
     pub(crate) fn add_second_pod(&mut self) {
         self.node.cmd("ip link add pod1 type veth peer name podpeer1");
         self.node.cmd("ip link set pod1 up");
@@ -227,9 +232,9 @@ impl Rig {
         self.node.wait_up("pod1");
         let (link, mac) = (index(&self.node, "pod1"), mac(&self.node.mac("pod1")));
         self.second = Some((link, mac));
-        self.tell_pod(link, GENERATION, (SECOND4, SECOND6));
+        self.insert_pod(link, GENERATION, (SECOND4, SECOND6));
         for protocol in [wire::TCP, wire::UDP] {
-            self.lead(protocol, (SECOND_HOST_PORT, POD_PORT), (link, GENERATION), (SECOND4, SECOND6));
+            self.insert_port(protocol, (SECOND_HOST_PORT, POD_PORT), (link, GENERATION), (SECOND4, SECOND6));
         }
     }
 
@@ -247,10 +252,10 @@ impl Rig {
 
     /// Publishes a port at any address, in both families.
     pub(crate) fn publish(&mut self, protocol: u8, host_port: u16, pod_port: u16, generation: u32) {
-        self.lead(protocol, (host_port, pod_port), (self.pod_link, generation), (POD4, POD6));
+        self.insert_port(protocol, (host_port, pod_port), (self.pod_link, generation), (POD4, POD6));
     }
 
-    fn lead(
+    fn insert_port(
         &mut self,
         protocol: u8,
         ports: (u16, u16),
@@ -278,10 +283,10 @@ impl Rig {
         HashMap::try_from(self.maps.get_mut(name).unwrap()).unwrap_or_else(|error| panic!("{name}: {error}"))
     }
 
-    /// All that is counted.
+    /// The counters, summed over the processors.
     pub(crate) fn counters(&self) -> abi::Counters {
         let map = PerCpuArray::<_, abi::Counters>::try_from(self.maps.get(abi::maps::COUNTERS).unwrap())
-            .expect("an array");
+            .expect("COUNTERS is a per-CPU array");
         let mut sum = [0; abi::COUNTERS];
         for one in map.get(&0, 0).unwrap().iter() {
             for (sum, number) in sum.iter_mut().zip(one) {
@@ -299,7 +304,7 @@ impl Rig {
         self.counters()[reason.fallback()]
     }
 
-    /// A family's addresses.
+    /// The addresses of a family.
     pub(crate) fn addresses(&self, v6: bool) -> Addresses {
         if v6 {
             Addresses {
@@ -318,22 +323,22 @@ impl Rig {
         }
     }
 
-    /// A packet arrives at the uplink.
+    /// Runs the uplink's program on a packet from outside.
     pub(crate) fn arrives(&self, packet: &[u8]) -> Made {
         self.run(abi::maps::programs::UPLINK_INGRESS, (self.uplink, self.macs[0]), packet, 0)
     }
 
-    /// The pod sends a packet.
+    /// Runs the pod's program on a packet of the pod.
     pub(crate) fn sends(&self, packet: &[u8]) -> Made {
         self.run(abi::maps::programs::POD_INGRESS, (self.pod_link, self.macs[1]), packet, 0)
     }
 
-    /// The second pod sends a packet.
+    /// Runs the pod's program on a packet of the second pod.
     pub(crate) fn second_sends(&self, packet: &[u8]) -> Made {
-        self.run(abi::maps::programs::POD_INGRESS, self.second.expect("a second pod"), packet, 0)
+        self.run(abi::maps::programs::POD_INGRESS, self.second.expect("add_second_pod was called"), packet, 0)
     }
 
-    /// The pod sends a packet that will be cut into pieces with this much payload.
+    /// Like [`Self::sends`], for a GSO packet whose segments have `payload` bytes.
     pub(crate) fn sends_in_segments(&self, packet: &[u8], payload: u32) -> Made {
         self.run(abi::maps::programs::POD_INGRESS, (self.pod_link, self.macs[1]), packet, payload)
     }
@@ -341,7 +346,7 @@ impl Rig {
     fn run(&self, program: &str, (interface, mac): (u32, [u8; 6]), packet: &[u8], segment: u32) -> Made {
         let kind: [u8; 2] = if packet[0] >> 4 == 4 { [8, 0] } else { [0x86, 0xdd] };
         let frame = [&mac[..], &[2, 0, 0, 0, 0, 9], &kind, packet].concat();
-        // struct __sk_buff (include/uapi/linux/bpf.h): what the kernel takes from here.
+        // Fields of struct __sk_buff (include/uapi/linux/bpf.h): ifindex, gso_segs, gso_size.
         let mut context = [0u8; 192];
         context[40..44].copy_from_slice(&interface.to_ne_bytes());
         if segment != 0 {
@@ -349,8 +354,12 @@ impl Rig {
             context[176..180].copy_from_slice(&segment.to_ne_bytes());
         }
         let mut out = vec![0u8; frame.len() + 256];
-        let program: &SchedClassifier =
-            self.ebpf.program(program).expect("is in the object").try_into().expect("is for tc");
+        let program: &SchedClassifier = self
+            .ebpf
+            .program(program)
+            .expect("the object has the program")
+            .try_into()
+            .expect("the program is of type tc");
         let result = self.node.run(|| {
             program
                 .test_run(TestRunOptions {
@@ -362,13 +371,13 @@ impl Rig {
                 .unwrap_or_else(|error| panic!("run the program: {error:?}"))
         });
         out.truncate(usize::try_from(result.data_size_out).unwrap());
-        let act = match result.return_value {
-            0 => Act::Stack,
-            2 => Act::Drop,
-            7 => Act::Redirect,
+        let verdict = match result.return_value {
+            0 => Verdict::Pass,
+            2 => Verdict::Drop,
+            7 => Verdict::Redirect,
             other => panic!("unknown action {other}"),
         };
-        Made { act, packet: out.split_off(14), nanoseconds: result.duration.as_nanos() }
+        Made { verdict, packet: out.split_off(14), nanoseconds: result.duration.as_nanos() }
     }
 
     pub(crate) fn flows4(&mut self, map: &str) -> BTreeMap<FlowKey4, Flow4> {
@@ -379,7 +388,7 @@ impl Rig {
         self.map::<FlowKey6, Flow6>(map).iter().map(Result::unwrap).collect()
     }
 
-    /// Lets this many seconds pass for every flow.
+    /// Makes every flow older by so many seconds.
     pub(crate) fn age(&mut self, seconds: u32) {
         let ticks = abi::ticks(seconds) + 1;
         for map in [abi::maps::FLOWS4, abi::maps::EMBRYOS4] {
@@ -402,7 +411,7 @@ impl Rig {
         }
     }
 
-    /// Forgets all flows.
+    /// Removes all flows from the maps.
     pub(crate) fn forget_flows(&mut self) {
         for map in [abi::maps::FLOWS4, abi::maps::EMBRYOS4] {
             for key in self.flows4(map).into_keys() {
@@ -416,9 +425,9 @@ impl Rig {
         }
     }
 
-    /// How many halves there are whose time is not over.
-    pub(crate) fn living(&mut self, v6: bool) -> usize {
-        // CLOCK_MONOTONIC, as the programs have it.
+    /// The number of map elements of flows that have not timed out.
+    pub(crate) fn live_elements(&mut self, v6: bool) -> usize {
+        // The BPF programs use CLOCK_MONOTONIC.
         let now = nix::time::clock_gettime(nix::time::ClockId::CLOCK_MONOTONIC).unwrap();
         let now = std::time::Duration::from(now).as_nanos() >> abi::TICK_SHIFT;
         let now = u32::try_from(now).unwrap();
@@ -439,8 +448,8 @@ impl Rig {
         all.into_iter().filter(|(state, seen)| is_living(*state, *seen)).count()
     }
 
-    /// How many halves the two maps of a family have.
-    pub(crate) fn halves(&mut self, v6: bool) -> (usize, usize) {
+    /// The number of elements in a family's two maps: established flows, half-open flows.
+    pub(crate) fn flow_elements(&mut self, v6: bool) -> (usize, usize) {
         if v6 {
             (self.flows6(abi::maps::FLOWS6).len(), self.flows6(abi::maps::EMBRYOS6).len())
         } else {

@@ -1,4 +1,4 @@
-//! What the programs cost: the verifier's time, and each packet's.
+//! The cost of the BPF programs: instructions that the verifier processes, and time for each packet.
 
 use std::collections::BTreeMap;
 
@@ -10,24 +10,24 @@ use slipway_tests::Node;
 use crate::wire::{ACK, Ip, SYN};
 use crate::{bed, rig};
 
-/// Instructions that the verifier looked at, `<kernel> <program> <number>` on each line.
+/// Instructions that the verifier processed, `<kernel> <program> <number>` on each line.
 const GOLDEN: &str = include_str!("instructions.golden");
 
-/// On kernels that are not in the file: a fifth of what the verifier accepts (BPF_COMPLEXITY_LIMIT_INSNS).
+/// The limit on kernels that are not in the file: a fifth of BPF_COMPLEXITY_LIMIT_INSNS, the verifier's own.
 const CEILING: u32 = 200_000;
 
-/// `6.18` of `6.18.44-something`.
+/// The kernel's major and minor version: `6.18` of `6.18.44-something`.
 fn kernel() -> String {
     let release = std::fs::read_to_string("/proc/sys/kernel/osrelease").unwrap();
     release.split('.').take(2).collect::<Vec<_>>().join(".")
 }
 
 fn verified(info: Result<ProgramInfo, aya::programs::ProgramError>) -> Option<u32> {
-    info.expect("read what the kernel says").verified_instruction_count()
+    info.expect("read the program's info").verified_instruction_count()
 }
 
 #[test]
-fn every_program_loads_and_the_verifier_looks_at_as_many_instructions_as_before() {
+fn every_program_loads_and_the_verifier_processes_as_many_instructions_as_before() {
     let Some(object) = bed::object() else {
         slipway_tests::skip!("the BPF programs, built by `cargo xtask ebpf`");
     };
@@ -36,14 +36,20 @@ fn every_program_loads_and_the_verifier_looks_at_as_many_instructions_as_before(
         let mut ebpf = Ebpf::load(object).unwrap_or_else(|error| panic!("load the object: {error:?}"));
         let mut counts = BTreeMap::new();
         for name in [programs::UPLINK_INGRESS, programs::UPLINK_L3, programs::POD_INGRESS] {
-            let program: &mut SchedClassifier =
-                ebpf.program_mut(name).expect("is in the object").try_into().expect("is for tc");
+            let program: &mut SchedClassifier = ebpf
+                .program_mut(name)
+                .expect("the object has the program")
+                .try_into()
+                .expect("the program is of type tc");
             bed::load(name, || program.load());
             counts.insert(name.to_owned(), verified(program.info()));
         }
         for name in programs::SOCKET {
-            let program: &mut CgroupSockAddr =
-                ebpf.program_mut(name).expect("is in the object").try_into().expect("is for a cgroup");
+            let program: &mut CgroupSockAddr = ebpf
+                .program_mut(name)
+                .expect("the object has the program")
+                .try_into()
+                .expect("the program is of type cgroup/sock_addr");
             bed::load(name, || program.load());
             counts.insert(name.to_owned(), verified(program.info()));
         }
@@ -55,8 +61,15 @@ fn every_program_loads_and_the_verifier_looks_at_as_many_instructions_as_before(
         .filter_map(|line| {
             let mut words = line.split_whitespace();
             (words.next() == Some(&kernel)).then(|| {
-                let name = words.next().expect("a program");
-                (name, words.next().expect("a number").parse().expect("a number"))
+                let name = words.next().expect("a program name in instructions.golden");
+                (
+                    name,
+                    words
+                        .next()
+                        .expect("a number in instructions.golden")
+                        .parse()
+                        .expect("a number in instructions.golden"),
+                )
             })
         })
         .collect();
@@ -65,10 +78,10 @@ fn every_program_loads_and_the_verifier_looks_at_as_many_instructions_as_before(
         .map(|(name, count)| format!("{kernel} {name} {}\n", count.unwrap_or_default()))
         .collect();
     for (name, count) in counts {
-        // Before 5.16 the kernel does not say.
+        // Kernels before 5.16 do not report the number.
         let Some(count) = count else { continue };
         let (least, most) = match golden.get(&name[..]) {
-            // Another compiler may order things differently.
+            // Other compiler versions order instructions differently.
             Some(golden) => (golden - golden / 5, golden + golden / 5),
             None => (1, CEILING),
         };
@@ -76,24 +89,24 @@ fn every_program_loads_and_the_verifier_looks_at_as_many_instructions_as_before(
     }
 }
 
-/// What a packet of an established connection takes in each program, by the kernel's own clock. A measurement, and
-/// no test: `cargo test -p slipway-tests --test ebpf_programs -- --ignored --nocapture takes`.
+/// Measures each program's run time for a packet of an established connection, as the kernel reports it:
+/// `cargo test -p slipway-tests --test ebpf_programs -- --ignored --nocapture time_per_packet`.
 #[test]
 #[ignore = "a measurement"]
-fn what_a_packet_takes() {
+fn time_per_packet() {
     const RUNS: usize = 20_000;
     let rig = rig!();
     for v6 in [false, true] {
         let at = rig.addresses(v6);
         let to_port = |flags| Ip::new(at.client, at.node).tcp((40000, bed::HOST_PORT), flags);
-        let answer = |flags| Ip::new(at.pod, at.client).tcp((bed::POD_PORT, 40000), flags);
+        let reply = |flags| Ip::new(at.pod, at.client).tcp((bed::POD_PORT, 40000), flags);
         rig.arrives(&to_port(SYN)).translated();
-        rig.sends(&answer(SYN | ACK)).translated();
+        rig.sends(&reply(SYN | ACK)).translated();
         rig.arrives(&to_port(ACK)).translated();
         let mut taken = [Vec::with_capacity(RUNS), Vec::with_capacity(RUNS)];
         for _ in 0..RUNS {
             taken[0].push(rig.arrives(&to_port(ACK)).nanoseconds);
-            taken[1].push(rig.sends(&answer(ACK)).nanoseconds);
+            taken[1].push(rig.sends(&reply(ACK)).nanoseconds);
         }
         let name = if v6 { "IPv6" } else { "IPv4" };
         for (taken, program) in taken.iter_mut().zip(["uplink_ingress", "pod_ingress"]) {

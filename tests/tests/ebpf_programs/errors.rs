@@ -1,4 +1,4 @@
-//! ICMP errors about packets that were translated.
+//! ICMP errors about translated packets.
 
 use std::net::IpAddr;
 
@@ -10,47 +10,47 @@ use crate::wire::{Ip, SYN};
 
 const CLIENT_PORT: u16 = 40000;
 
-/// A router on the way.
+/// The address of a router between the node and the other host.
 fn router(v6: bool) -> IpAddr {
     if v6 { "2001:db8:eeee::1".parse().unwrap() } else { "198.18.77.1".parse().unwrap() }
 }
 
-/// Too large, for path MTU discovery, and the others: type, code.
+/// Types and codes of ICMP errors; the first is that of path MTU discovery.
 fn kinds(v6: bool) -> &'static [(u8, u8)] {
     if v6 { &[(2, 0), (1, 4), (3, 0), (4, 0)] } else { &[(3, 4), (3, 3), (11, 0), (12, 0)] }
 }
 
 #[test]
-fn errors_about_the_answers_of_a_published_port_reach_the_pod() {
+fn errors_about_replies_from_a_published_port_reach_the_pod() {
     let rig = rig!();
     for v6 in [false, true] {
         let at = rig.addresses(v6);
         for tcp in [true, false] {
             let there = Ip::new(at.client, at.node);
             let back = Ip::new(at.pod, at.client);
-            let (asks, answers) = ((CLIENT_PORT, HOST_PORT), (POD_PORT, CLIENT_PORT));
-            let (packet, answer) = if tcp {
-                (there.tcp(asks, SYN), back.tcp(answers, 0x12))
+            let (requests, replies) = ((CLIENT_PORT, HOST_PORT), (POD_PORT, CLIENT_PORT));
+            let (packet, reply) = if tcp {
+                (there.tcp(requests, SYN), back.tcp(replies, 0x12))
             } else {
-                (there.udp(asks, b"?"), back.udp(answers, b"an answer"))
+                (there.udp(requests, b"?"), back.udp(replies, b"a reply"))
             };
             rig.arrives(&packet).translated();
-            let sent = rig.sends(&answer);
+            let sent = rig.sends(&reply);
             sent.translated();
             for &(kind, code) in kinds(v6) {
-                // RFC 792 has 8 bytes above IP; others have more, or all.
+                // RFC 792 quotes 8 bytes after the IP header; some hosts quote more, or the whole packet.
                 let header = if v6 { 40 } else { 20 };
                 for length in [header + 8, header + 12, sent.packet.len()] {
                     let error = Ip::new(router(v6), at.node).error(kind, code, 1280, &sent.packet[..length]);
                     let made = rig.arrives(&error);
                     let seen = made.translated();
                     assert_eq!((seen.source, seen.destination, seen.ttl), (router(v6), at.pod, 63));
-                    let inner = seen.inner.clone().expect("an error");
+                    let inner = seen.inner.clone().expect("an ICMP error");
                     assert_eq!(inner.ends(), (at.pod, POD_PORT, at.client, CLIENT_PORT));
                     assert_eq!(made.packet[header + 4..header + 8], 1280u32.to_be_bytes(), "the MTU");
-                    // What is inside is what the pod has sent, but for the hop.
+                    // The quoted packet is as the pod sent it, but for the TTL.
                     let inside = &made.packet[header + 8..];
-                    assert_eq!(inside[header..], answer[header..length]);
+                    assert_eq!(inside[header..], reply[header..length]);
                 }
             }
         }
@@ -59,7 +59,7 @@ fn errors_about_the_answers_of_a_published_port_reach_the_pod() {
 }
 
 #[test]
-fn errors_about_what_is_masqueraded_reach_the_pod() {
+fn errors_about_masqueraded_packets_reach_the_pod() {
     let rig = rig!();
     for v6 in [false, true] {
         let at = rig.addresses(v6);
@@ -74,8 +74,8 @@ fn errors_about_what_is_masqueraded_reach_the_pod() {
                 let seen = made.translated();
                 assert_eq!((seen.source, seen.destination), (router(v6), at.pod));
                 let header = if v6 { 40 } else { 20 };
-                assert_eq!(made.packet[header + 8 + header..], packet[header..], "as the pod has sent it");
-                let inner = seen.inner.expect("an error");
+                assert_eq!(made.packet[header + 8 + header..], packet[header..], "as the pod sent it");
+                let inner = seen.inner.expect("an ICMP error");
                 assert_eq!((inner.source, inner.destination, inner.ports.0), (at.pod, at.far, 5555));
             }
         }
@@ -95,15 +95,15 @@ fn errors_of_the_pod_reach_the_client() {
         let made = rig.sends(&error);
         let seen = made.translated();
         assert_eq!((seen.source, seen.destination), (at.node, at.client));
-        let inner = seen.inner.expect("an error");
+        let inner = seen.inner.expect("an ICMP error");
         assert_eq!(inner.ends(), (at.client, CLIENT_PORT, at.node, HOST_PORT));
         let header = if v6 { 40 } else { 20 };
-        assert_eq!(made.packet[header + 8 + header..], asked[header..], "as the client has sent it");
+        assert_eq!(made.packet[header + 8 + header..], asked[header..], "as the client sent it");
     }
 }
 
 #[test]
-fn a_checksum_that_was_left_out_stays_out() {
+fn a_zero_udp_checksum_in_a_quoted_packet_stays_zero() {
     let rig = rig!();
     let at = rig.addresses(false);
     rig.arrives(&Ip::new(at.client, at.node).udp((CLIENT_PORT, HOST_PORT), b"?")).translated();
@@ -126,7 +126,7 @@ fn errors_about_other_packets_are_left_alone() {
         let nested = Ip::new(at.node, at.client).error(kind, code, 0, &known);
         for packet in [
             // A flow of the node's own; a protocol that is not translated; an error about an error; an error
-            // that goes elsewhere than the packet came from; one that is cut too short.
+            // to another address than the quoted packet's source; an error that quotes too few bytes.
             Ip::new(router(v6), at.node).error(
                 kind,
                 code,

@@ -1,5 +1,5 @@
-//! The BPF programs, packet by packet: built byte by byte, put through a program in the kernel
-//! (BPF_PROG_TEST_RUN), and looked at with checksums that share no code with the programs.
+//! The BPF programs in the kernel, run on single packets (BPF_PROG_TEST_RUN). The tests build the packets
+//! byte by byte and verify the results with checksums that share no code with the programs.
 
 mod bed;
 mod cost;
@@ -14,7 +14,7 @@ mod tcp;
 mod udp;
 mod wire;
 
-/// The rig, or the end of the test where the binary has no programs.
+/// Sets up a [`bed::Rig`]; skips the test if the binary was built without the BPF programs.
 macro_rules! rig {
     () => {
         rig!($crate::bed::Sizes::default())

@@ -1,4 +1,4 @@
-//! Sources that no host has: their packets are left as they are to the kernel's stack, which drops them.
+//! Packets with an invalid source address: left to the kernel's stack unchanged, which drops them.
 
 use std::net::IpAddr;
 
@@ -20,7 +20,7 @@ fn martians(v6: bool) -> Vec<IpAddr> {
 }
 
 #[test]
-fn nothing_from_outside_begins_a_flow() {
+fn no_martian_from_outside_begins_a_flow() {
     let mut rig = rig!();
     for v6 in [false, true] {
         let at = rig.addresses(v6);
@@ -32,14 +32,14 @@ fn nothing_from_outside_begins_a_flow() {
                 }
             }
         }
-        assert_eq!(rig.halves(v6), (0, 0));
+        assert_eq!(rig.flow_elements(v6), (0, 0));
     }
     assert_eq!(rig.count(Counter::ToPodPackets), 0);
     assert!(rig.fallbacks(Reason::Route) > 0);
 }
 
 #[test]
-fn nothing_of_a_pod_begins_a_flow() {
+fn no_martian_of_a_pod_begins_a_flow() {
     let mut rig = rig!();
     for v6 in [false, true] {
         let at = rig.addresses(v6);
@@ -49,14 +49,14 @@ fn nothing_of_a_pod_begins_a_flow() {
                 rig.sends(&packet).left(&packet);
             }
         }
-        assert_eq!(rig.halves(v6), (0, 0));
+        assert_eq!(rig.flow_elements(v6), (0, 0));
     }
     assert_eq!(rig.count(Counter::FromPodPackets), 0);
 }
 
-/// The packet inside is of a flow; who sends the error is another matter.
+/// The quoted packet belongs to a flow; the error's own source is invalid.
 #[test]
-fn no_error_passes() {
+fn an_icmp_error_from_a_martian_is_left_alone() {
     let rig = rig!();
     for v6 in [false, true] {
         let at = rig.addresses(v6);

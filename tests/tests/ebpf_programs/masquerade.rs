@@ -1,4 +1,4 @@
-//! What a pod begins with others outside.
+//! Flows that a pod begins with hosts outside.
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
@@ -11,7 +11,7 @@ use crate::wire::{ACK, Ip, SYN};
 
 const POD_PORT: u16 = 33333;
 
-/// The port that the node speaks from, in the pod's place.
+/// Sends a packet of the pod. Asserts that it was masqueraded, and returns its source port.
 #[track_caller]
 fn chosen(rig: &Rig, v6: bool, packet: &[u8], far: (IpAddr, u16)) -> u16 {
     let seen = rig.sends(packet).translated();
@@ -28,16 +28,16 @@ fn tcp_and_udp_leave_with_the_uplinks_address_and_come_back() {
         let at = rig.addresses(v6);
         let (out, back) = (Ip::new(at.pod, at.far), Ip::new(at.far, at.node));
         let port = chosen(&rig, v6, &out.tcp((POD_PORT, 443), SYN), (at.far, 443));
-        assert_eq!(rig.halves(v6), (0, 2));
+        assert_eq!(rig.flow_elements(v6), (0, 2));
         let seen = rig.arrives(&back.tcp((443, port), SYN | ACK)).translated();
         assert_eq!((seen.ends(), seen.ttl), ((at.far, 443, at.pod, POD_PORT), 63));
         assert_eq!(chosen(&rig, v6, &out.tcp((POD_PORT, 443), ACK), (at.far, 443)), port);
-        assert_eq!(rig.halves(v6), (2, 0));
+        assert_eq!(rig.flow_elements(v6), (2, 0));
 
         let port = chosen(&rig, v6, &out.udp((POD_PORT, 53), b"who?"), (at.far, 53));
         let seen = rig.arrives(&back.udp((53, port), b"you")).translated();
         assert_eq!((seen.ends(), &seen.payload[..]), ((at.far, 53, at.pod, POD_PORT), &b"you"[..]));
-        assert_eq!(rig.halves(v6), (2, 2));
+        assert_eq!(rig.flow_elements(v6), (2, 2));
     }
     assert_eq!(rig.count(Counter::Masqueraded), 4);
 }
@@ -52,29 +52,30 @@ fn an_echo_leaves_with_another_identifier_and_comes_back() {
         let id = seen.ports.0;
         let seen = rig.arrives(&Ip::new(at.far, at.node).echo(false, id)).translated();
         assert_eq!((seen.source, seen.destination, seen.ports), (at.far, at.pod, (7, 7)));
-        // Neither a request with that identifier nor an answer to the node's own is the pod's.
+        // A request with that identifier and a reply to the node's own request are not the pod's.
         for packet in [Ip::new(at.far, at.node).echo(true, id), Ip::new(at.far, at.node).echo(false, id ^ 1)]
         {
             rig.arrives(&packet).left(&packet);
         }
-        assert_eq!(rig.halves(v6), (0, 2));
+        assert_eq!(rig.flow_elements(v6), (0, 2));
     }
 }
 
 #[test]
-fn what_is_not_ours_to_masquerade_is_left_alone() {
+fn packets_that_need_no_masquerade_are_left_alone() {
     let mut rig = rig!();
     for v6 in [false, true] {
         let at = rig.addresses(v6);
         let other: IpAddr = if v6 { "fd77::6".parse().unwrap() } else { "10.77.0.6".parse().unwrap() };
         let group: IpAddr = if v6 { "ff0e::1".parse().unwrap() } else { "224.1.2.3".parse().unwrap() };
         for packet in [
-            // Its own network, the node, another's address, a group, a link-local address.
+            // To the pod's own network; to the node; from an address that is not the pod's; to a multicast
+            // group.
             Ip::new(at.pod, other).tcp((POD_PORT, 80), SYN),
             Ip::new(at.pod, at.node).tcp((POD_PORT, HOST_PORT), SYN),
             Ip::new(other, at.far).tcp((POD_PORT, 80), SYN),
             Ip::new(at.pod, group).udp((POD_PORT, 80), b""),
-            // What is no beginning.
+            // Packets that begin no flow, and one whose TTL ends here.
             Ip::new(at.pod, at.far).tcp((POD_PORT, 80), ACK),
             Ip::new(at.pod, at.far).tcp((POD_PORT, 80), SYN | ACK),
             Ip::new(at.pod, at.far).echo(false, 9),
@@ -82,25 +83,25 @@ fn what_is_not_ours_to_masquerade_is_left_alone() {
         ] {
             rig.sends(&packet).left(&packet);
         }
-        assert_eq!(rig.halves(v6), (0, 0));
+        assert_eq!(rig.flow_elements(v6), (0, 0));
     }
 }
 
 #[test]
-fn many_flows_to_one_place_have_a_port_each() {
+fn each_flow_to_one_destination_has_a_port_of_its_own() {
     let rig = rig!();
     for v6 in [false, true] {
         let at = rig.addresses(v6);
         let mut used = BTreeSet::new();
         for source in 20000..20500 {
             let packet = Ip::new(at.pod, at.far).udp((source, 53), b"");
-            assert!(used.insert(chosen(&rig, v6, &packet, (at.far, 53))), "a port twice");
+            assert!(used.insert(chosen(&rig, v6, &packet, (at.far, 53))), "a port was given to two flows");
         }
     }
 }
 
 #[test]
-fn without_a_free_port_nftables_has_the_flow() {
+fn without_a_free_port_the_flow_is_left_to_nftables() {
     let mut rig = rig!();
     rig.config(|config| (config.masquerade_first, config.masquerade_last) = (61000, 61003));
     for v6 in [false, true] {
@@ -109,34 +110,34 @@ fn without_a_free_port_nftables_has_the_flow() {
         for source in 20000..20008 {
             let packet = Ip::new(at.pod, at.far).udp((source, 53), b"");
             let made = rig.sends(&packet);
-            if made.act == crate::bed::Act::Stack {
+            if made.verdict == crate::bed::Verdict::Pass {
                 left += 1;
                 made.left(&packet);
-                // And keeps it, though a port may be free by then.
+                // The flow stays with nftables even if a port becomes free.
                 rig.config(|config| config.masquerade_last = 65535);
                 rig.sends(&packet).left(&packet);
                 rig.config(|config| config.masquerade_last = 61003);
             }
         }
         assert!(left >= 4, "{left}");
-        assert_eq!(rig.halves(v6).1, 2 * (8 - left) + left);
+        assert_eq!(rig.flow_elements(v6).1, 2 * (8 - left) + left);
     }
     assert!(rig.fallbacks(Reason::NoPort) >= 8);
-    // A port is released with its flow.
+    // A port is free again when its flow has timed out.
     let at = rig.addresses(false);
     rig.age(40);
     let again = (0..16u16)
         .filter(|n| {
             let packet = Ip::new(at.pod, at.far).udp((30000 + n, 53), b"");
-            rig.sends(&packet).act == crate::bed::Act::Redirect
+            rig.sends(&packet).verdict == crate::bed::Verdict::Redirect
         })
         .count();
     assert!((1..=4).contains(&again), "{again}");
 }
 
-/// An identifier that another echo has towards the same place is not given again; elsewhere it is free.
+/// Two echo flows to one host never share an identifier; flows to different hosts may.
 #[test]
-fn echoes_to_one_place_have_an_identifier_each() {
+fn each_echo_flow_to_one_host_has_an_identifier_of_its_own() {
     let mut rig = rig!();
     rig.config(|config| (config.masquerade_first, config.masquerade_last) = (61000, 61000));
     for v6 in [false, true] {
@@ -145,18 +146,19 @@ fn echoes_to_one_place_have_an_identifier_each() {
         assert_eq!(rig.sends(&first).translated().ports.0, 61000);
         let second = Ip::new(at.pod, at.far).echo(true, 8);
         rig.sends(&second).left(&second);
-        // The answer is the first one's, and its next request has the same identifier.
-        let answer = rig.arrives(&Ip::new(at.far, at.node).echo(false, 61000)).translated();
-        assert_eq!((answer.destination, answer.ports), (at.pod, (7, 7)));
+        // The reply belongs to the first flow, whose next request has the same identifier.
+        let reply = rig.arrives(&Ip::new(at.far, at.node).echo(false, 61000)).translated();
+        assert_eq!((reply.destination, reply.ports), (at.pod, (7, 7)));
         assert_eq!(rig.sends(&first).translated().ports.0, 61000);
         let elsewhere = Ip::new(at.pod, at.client).echo(true, 8);
         assert_eq!(rig.sends(&elsewhere).translated().ports.0, 61000);
     }
 }
 
-/// The programs are told an uplink's address once; the stack knows whether the node has it still.
+/// The map has the uplink's address from the time of the last update: before they masquerade a new flow,
+/// the BPF programs ask the kernel whether the node still has it.
 #[test]
-fn an_address_that_the_node_has_no_more_is_not_masqueraded_with() {
+fn an_address_that_the_node_has_lost_is_not_used_for_masquerade() {
     let mut rig = rig!();
     let link = rig.client.node_link.clone();
     for v6 in [false, true] {
@@ -175,31 +177,31 @@ fn an_address_that_the_node_has_no_more_is_not_masqueraded_with() {
         ] {
             rig.sends(&packet).left(&packet);
         }
-        // Noted, so that both stay with nftables.
-        assert_eq!(rig.halves(v6), (0, 2));
+        // Recorded as half-open flows, so that both stay with nftables.
+        assert_eq!(rig.flow_elements(v6), (0, 2));
     }
     assert_eq!(rig.fallbacks(Reason::NoAddress), 4);
 }
 
-/// A pod of the same network may be a router, too: a gateway, a VPN. What is sent to it is not taken away.
+/// Another pod of the network may be a router: a gateway, a VPN. Packets to its MAC address are left alone.
 #[test]
-fn what_the_pod_sends_to_another_router_is_left_to_the_stack() {
+fn packets_that_the_pod_sends_to_another_router_are_left_alone() {
     let mut rig = rig!();
     let (node, other) = (rig.pod_mac(), [2, 0, 0, 0, 0, 0x77]);
     for v6 in [false, true] {
         let at = rig.addresses(v6);
         let packet = |port| Ip::new(at.pod, at.far).udp((port, 53), b"");
-        rig.route_by(crate::bed::GENERATION, other);
+        rig.set_router(crate::bed::GENERATION, other);
         rig.sends(&packet(1000)).left(&packet(1000));
-        // It is noted, and stays there.
-        rig.route_by(crate::bed::GENERATION, node);
+        // The flow is recorded as left to the kernel, and stays there.
+        rig.set_router(crate::bed::GENERATION, node);
         rig.sends(&packet(1000)).left(&packet(1000));
         chosen(&rig, v6, &packet(1001), (at.far, 53));
-        // What has begun goes on, whatever becomes of the bridge's address.
-        rig.route_by(crate::bed::GENERATION, other);
+        // An established flow is translated even after the bridge's MAC address has changed.
+        rig.set_router(crate::bed::GENERATION, other);
         chosen(&rig, v6, &packet(1001), (at.far, 53));
-        // What is said of another pod that had the link's number does not count.
-        rig.route_by(crate::bed::GENERATION + 1, other);
+        // An entry with another generation, of a pod whose link had the same index, is ignored.
+        rig.set_router(crate::bed::GENERATION + 1, other);
         chosen(&rig, v6, &packet(1002), (at.far, 53));
     }
     assert_eq!(rig.fallbacks(Reason::Router), 2);
@@ -227,13 +229,14 @@ fn a_port_with_a_socket_of_the_node_is_not_chosen() {
         // A process that another test has just forked may have the sockets until it executes something.
         let made = (1..=100).map(|n| rig.sends(&Ip::new(at.pod, at.far).udp((POD_PORT + n, 53), b"")));
         let mut waiting = made.inspect(|_| std::thread::sleep(std::time::Duration::from_millis(10)));
-        let made = waiting.find(|made| made.act == crate::bed::Act::Redirect).expect("the port is free");
+        let made =
+            waiting.find(|made| made.verdict == crate::bed::Verdict::Redirect).expect("the port is free");
         assert_eq!(made.translated().ports.0, 61000);
     }
 }
 
 #[test]
-fn a_packet_too_large_for_the_route_is_told_so_or_left_from_the_first_on() {
+fn a_packet_too_large_for_the_route_is_left_to_the_kernel_or_dropped() {
     let rig = rig!();
     for v6 in [false, true] {
         let at = rig.addresses(v6);
@@ -244,27 +247,28 @@ fn a_packet_too_large_for_the_route_is_told_so_or_left_from_the_first_on() {
         let via = rig.client.v6.to_string();
         let via = if v6 { via } else { rig.client.v4.to_string() };
         rig.node.cmd(&format!("{route} replace default via {via} mtu lock 1280"));
-        // The stack tells the pod.
+        // The kernel's stack reports the MTU to the pod.
         let packet = Ip::new(at.pod, at.far).udp((POD_PORT, 53), &large);
         rig.sends(&packet).left(&packet);
         if !v6 {
-            // May be cut by whoever finds it too large: it is sent if the uplink takes it. The stack, which would cut
-            // it here, cannot be given a translated flow: what the uplink does not take is dropped, and counted.
+            // DF is not set: the packet is sent if it fits the uplink's MTU. A translated flow cannot be left
+            // to the kernel's stack, which would fragment it: a packet beyond the uplink's MTU is dropped and
+            // counted.
             let packet = Ip::new(at.pod, at.far).may_fragment().udp((POD_PORT, 53), &large);
             assert_eq!(chosen(&rig, v6, &packet, (at.far, 53)), port);
-            // That it was sent proves nothing about those that may not be cut.
+            // That it was sent does not count for a packet with DF of the same size.
             let packet = Ip::new(at.pod, at.far).udp((POD_PORT, 53), &large);
             rig.sends(&packet).left(&packet);
             let packet = Ip::new(at.pod, at.far).may_fragment().udp((POD_PORT, 53), &[7; 1600]);
-            assert_eq!(rig.sends(&packet).act, crate::bed::Act::Drop);
+            assert_eq!(rig.sends(&packet).verdict, crate::bed::Verdict::Drop);
             assert_eq!(rig.count(Counter::DropTooBig), 1);
-            // A flow that begins so is the stack's.
+            // A flow whose first packet is too large is left to the kernel's stack.
             let packet = Ip::new(at.pod, at.far).may_fragment().udp((POD_PORT + 1, 53), &large);
             rig.sends(&packet).left(&packet);
             let packet = Ip::new(at.pod, at.far).may_fragment().udp((POD_PORT + 1, 53), b"small");
             rig.sends(&packet).left(&packet);
         }
-        // What will be cut into pieces that fit is not too large.
+        // A GSO packet is not too large if its segments fit.
         let syn = Ip::new(at.pod, at.far).tcp((POD_PORT, 443), SYN);
         chosen(&rig, v6, &syn, (at.far, 443));
         let ip = Ip::new(at.pod, at.far);
@@ -274,10 +278,10 @@ fn a_packet_too_large_for_the_route_is_told_so_or_left_from_the_first_on() {
     }
 }
 
-/// Where a pod's packets may be larger than its uplink's, somebody has to cut those that may be cut: the stack. The two
-/// sides of a TCP connection whose packets may not be cut find out what fits.
+/// If the pod's MTU is larger than the uplink's, the kernel's stack has to fragment packets without DF. The
+/// ends of a TCP connection with DF find the path's MTU themselves.
 #[test]
-fn what_may_be_cut_and_may_be_too_large_for_the_uplink_is_left() {
+fn packets_that_may_need_fragmentation_for_the_uplink_are_left_alone() {
     let mut rig = rig!();
     rig.pod_mtu(9000);
     let at = rig.addresses(false);
@@ -290,10 +294,11 @@ fn what_may_be_cut_and_may_be_too_large_for_the_uplink_is_left() {
     chosen(&rig, false, &ip().tcp((POD_PORT + 1, 443), SYN), (at.far, 443));
 }
 
-/// Of a conversation that is the stack's the programs see one side: it may be a stream there, and is not taken before
-/// that is over, even when the reason has gone.
+/// Of a UDP flow that conntrack owns the BPF programs see one direction only. It may be a stream there, so
+/// they leave it alone until a stream would have timed out, even if the reason for leaving it no longer
+/// holds.
 #[test]
-fn a_conversation_of_the_stack_stays_there_as_long_as_a_stream() {
+fn a_udp_flow_left_to_conntrack_stays_there_until_a_streams_timeout() {
     let mut rig = rig!();
     rig.config(|config| (config.masquerade_first, config.masquerade_last) = (1, 0));
     let at = rig.addresses(false);
@@ -309,7 +314,7 @@ fn a_conversation_of_the_stack_stays_there_as_long_as_a_stream() {
     chosen(&rig, false, &packet, (at.far, 53));
 }
 
-/// What a flow's packets leave by is remembered for a second, and for packets that are no longer than those before.
+/// The result of a route lookup is cached for a second, and for packets no longer than the one looked up.
 #[test]
 fn a_running_flow_follows_its_route() {
     let rig = rig!();

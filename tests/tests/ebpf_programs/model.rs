@@ -1,5 +1,5 @@
-//! Random conversations through the programs and through a plain model of NAT, which knows connections where
-//! the programs know halves, and shares no code with them.
+//! Random flows, run through the BPF programs and through a simple model of NAT. The model keeps whole
+//! flows, where the BPF programs keep one map element for each direction, and shares no code with them.
 
 use std::cell::RefCell;
 use std::net::IpAddr;
@@ -9,24 +9,24 @@ use proptest::test_runner::{Config, TestRunner};
 
 use slipway_ebpf_abi::ticks;
 
-use crate::bed::{Act, Addresses, Made, Rig, SECOND_HOST_PORT, SECOND4, SECOND6};
+use crate::bed::{Addresses, Made, Rig, SECOND_HOST_PORT, SECOND4, SECOND6, Verdict};
 use crate::rig;
 use crate::wire::{self, ACK, FIN, Ip, RST, SYN, TCP, UDP};
 
 type End = (IpAddr, u16);
 
-/// What happens.
+/// One step of a random sequence.
 #[derive(Clone, Debug)]
 enum Event {
-    /// Somebody outside sends to the node or to a pod.
+    /// A host outside sends to the node or to a pod.
     In { far: bool, from: u8, to_pod: bool, to: u8, tcp: bool, flags: u8 },
-    /// A pod sends to somebody outside.
+    /// A pod sends to a host outside.
     Out { second: bool, far: bool, from: u8, to: u8, tcp: bool, flags: u8 },
-    /// Who began a connection that was silent for too long begins it anew.
+    /// The end that began a timed-out flow begins it again.
     Again { which: usize },
-    /// Time passes.
+    /// Time passes without packets.
     Wait { long: bool },
-    /// One of the two ends of a connection that exists sends.
+    /// One end of an existing flow sends.
     On { which: usize, by_pod: bool, flags: u8 },
 }
 
@@ -34,38 +34,38 @@ const FLAGS: [u8; 5] = [SYN, SYN | ACK, ACK, FIN | ACK, RST];
 const OUTSIDE: [u16; 3] = [40000, 40001, 53];
 const HOST: [u16; 4] = [8080, 8081, SECOND_HOST_PORT, 9999];
 const POD: [u16; 3] = [80, 81, 5555];
-/// Few, so that those of conversations that are over are given to others.
+/// The ports for masquerade: few, so that those of past flows are reused.
 const PORTS: (u16, u16) = (61000, 61001);
-/// Seconds: no sum of the first comes near to a timeout, the second one is longer than all but one.
+/// Seconds: no multiple of the first is near a timeout; the second is longer than all timeouts but one.
 const WAITS: (u32, u32) = (11, 150);
-/// Seconds that datagrams back and forth last.
+/// Timeout in seconds of a UDP flow with packets in both directions.
 const UDP_ANSWERED: u32 = 30;
-/// Ticks after which they are a stream, which lasts for [`UDP_STREAM`] seconds.
+/// Age in ticks from which it is a stream, whose timeout is [`UDP_STREAM`] seconds.
 const STREAM_AFTER: u32 = 2;
 const UDP_STREAM: u32 = 120;
 
-/// A connection, or what has become of it.
+/// A flow of TCP or UDP, alive or past.
 #[derive(Clone, Debug)]
 struct Connection {
     protocol: u8,
     outside: End,
-    /// Whom the outside talks to.
+    /// The destination that the outside sends to.
     host: End,
-    /// Who the outside is for the pod.
+    /// The outside's address and port as the pod sees them.
     seen: End,
     pod: End,
     begun_by_pod: bool,
     translated: bool,
-    /// Nobody knows what it looks like from outside.
-    lone: bool,
+    /// Left to the kernel, which chooses the address and port that the outside sees.
+    one_sided: bool,
     /// Ticks without a packet.
     idle: u32,
     /// Ticks since the first packet.
     age: u32,
-    /// UDP: the outside and the pod have spoken.
-    spoken: [bool; 2],
+    /// UDP: the outside has sent, the pod has sent.
+    has_sent: [bool; 2],
     stream: bool,
-    /// 1: a SYN, 2: its answer, 3: the answer to that.
+    /// 1: SYN, 2: SYN-ACK, 3: ACK.
     handshake: u8,
     fins: u8,
     fin_acknowledged: bool,
@@ -74,12 +74,12 @@ struct Connection {
 }
 
 impl Connection {
-    /// Seconds that it lives without a packet.
-    fn lasts(&self) -> u32 {
+    /// The timeout in seconds.
+    fn timeout(&self) -> u32 {
         match (self.protocol, self.handshake, self.fins) {
-            // Of a flow that the BPF programs see in one direction only, conntrack may have a stream.
-            (UDP, ..) if self.stream || self.lone => UDP_STREAM,
-            (UDP, ..) if self.spoken == [true; 2] => UDP_ANSWERED,
+            // A flow that the BPF programs see in one direction only may be a stream for conntrack.
+            (UDP, ..) if self.stream || self.one_sided => UDP_STREAM,
+            (UDP, ..) if self.has_sent == [true; 2] => UDP_ANSWERED,
             (UDP, ..) => 30,
             _ if self.reset => 10,
             _ if self.over => 120,
@@ -92,11 +92,11 @@ impl Connection {
         }
     }
 
-    fn hears(&mut self, by_pod: bool, flags: u8) {
+    fn record(&mut self, by_pod: bool, flags: u8) {
         self.idle = 0;
         let opener = by_pod == self.begun_by_pod;
-        self.stream |= opener && self.spoken == [true; 2] && self.age > STREAM_AFTER;
-        self.spoken[usize::from(by_pod)] = true;
+        self.stream |= opener && self.has_sent == [true; 2] && self.age > STREAM_AFTER;
+        self.has_sent[usize::from(by_pod)] = true;
         if self.protocol != TCP || self.over {
             return;
         }
@@ -124,7 +124,7 @@ impl Connection {
 struct Model {
     at: Addresses,
     connections: Vec<Connection>,
-    /// Those that were silent for too long.
+    /// Timed-out flows.
     past: Vec<Connection>,
 }
 
@@ -133,22 +133,22 @@ fn opens(protocol: u8, flags: u8) -> bool {
 }
 
 impl Model {
-    /// The connection that a packet belongs to; one that is over and begun anew is forgotten.
+    /// The connection that a packet belongs to. Removes one that is over if a SYN begins it again.
     fn find(&mut self, protocol: u8, flags: u8, matches: impl Fn(&Connection) -> bool) -> Option<usize> {
-        let place = self.connections.iter().position(|one| one.protocol == protocol && matches(one))?;
-        if self.connections[place].over && protocol == TCP && flags == SYN {
-            self.connections.remove(place);
+        let index = self.connections.iter().position(|one| one.protocol == protocol && matches(one))?;
+        if self.connections[index].over && protocol == TCP && flags == SYN {
+            self.connections.remove(index);
             return None;
         }
-        Some(place)
+        Some(index)
     }
 
     fn arrives(&mut self, protocol: u8, from: End, to: End, flags: u8, made: &Made, packet: &[u8]) {
-        if let Some(place) =
-            self.find(protocol, flags, |one| !one.lone && (one.outside, one.host) == (from, to))
+        if let Some(index) =
+            self.find(protocol, flags, |one| !one.one_sided && (one.outside, one.host) == (from, to))
         {
-            let one = &mut self.connections[place];
-            one.hears(false, flags);
+            let one = &mut self.connections[index];
+            one.record(false, flags);
             expect(one.translated.then_some((one.seen, one.pod)), made, packet);
             return;
         }
@@ -177,9 +177,9 @@ impl Model {
     }
 
     fn sends(&mut self, protocol: u8, from: End, to: End, flags: u8, made: &Made, packet: &[u8]) {
-        if let Some(place) = self.find(protocol, flags, |one| (one.pod, one.seen) == (from, to)) {
-            let one = &mut self.connections[place];
-            one.hears(true, flags);
+        if let Some(index) = self.find(protocol, flags, |one| (one.pod, one.seen) == (from, to)) {
+            let one = &mut self.connections[index];
+            one.record(true, flags);
             expect(one.translated.then_some((one.host, one.outside)), made, packet);
             return;
         }
@@ -191,39 +191,39 @@ impl Model {
             self.connections.iter().any(|one| (one.protocol, one.outside, one.host) == ends)
         };
         let new = Connection { begun_by_pod: true, ..Connection::new(protocol, to, to, to, from) };
-        if made.act == Act::Stack {
-            // Ports are looked at at random: one that is free may be missed.
-            assert!((PORTS.0..=PORTS.1).any(taken), "a port is free");
+        if made.verdict == Verdict::Pass {
+            // The BPF programs try random ports and may miss a free one.
+            assert!((PORTS.0..=PORTS.1).any(taken), "the flow was left to the kernel, and a port is free");
             expect(None, made, packet);
-            return self.begin(Connection { lone: true, translated: false, ..new });
+            return self.begin(Connection { one_sided: true, translated: false, ..new });
         }
         let host = (self.at.node, made.translated().ports.0);
-        assert!((PORTS.0..=PORTS.1).contains(&host.1), "{host:?} is not reserved");
+        assert!((PORTS.0..=PORTS.1).contains(&host.1), "{host:?} is outside of the ports for masquerade");
         assert!(!taken(host.1), "{host:?} is taken");
         expect(Some((host, to)), made, packet);
         self.begin(Connection { host, ..new });
     }
 
     fn begin(&mut self, mut new: Connection) {
-        new.spoken[usize::from(new.begun_by_pod)] = true;
+        new.has_sent[usize::from(new.begun_by_pod)] = true;
         self.connections.push(new);
     }
 
-    /// What was silent for too long is forgotten.
+    /// Makes each connection older; moves those that have timed out to [`Self::past`].
     fn wait(&mut self, seconds: u32) {
         for one in &mut self.connections {
             one.idle += ticks(seconds) + 1;
             one.age += ticks(seconds) + 1;
         }
         let (living, past) =
-            self.connections.drain(..).partition::<Vec<_>, _>(|one| one.idle <= ticks(one.lasts()));
+            self.connections.drain(..).partition::<Vec<_>, _>(|one| one.idle <= ticks(one.timeout()));
         self.connections = living;
         self.past.extend(past);
     }
 }
 
 impl Connection {
-    /// One that the outside begins.
+    /// A connection that the outside begins.
     fn new(protocol: u8, outside: End, host: End, seen: End, pod: End) -> Self {
         Self {
             protocol,
@@ -233,11 +233,11 @@ impl Connection {
             pod,
             begun_by_pod: false,
             translated: true,
-            lone: false,
+            one_sided: false,
             idle: 0,
             age: 0,
             stream: false,
-            spoken: [false; 2],
+            has_sent: [false; 2],
             handshake: 1,
             fins: 0,
             fin_acknowledged: false,
@@ -251,10 +251,11 @@ fn second(at: Addresses) -> IpAddr {
     if at.pod.is_ipv6() { SECOND6.into() } else { SECOND4.into() }
 }
 
-/// The packet has these ends now, and nothing else has changed; or it was left alone.
+/// Asserts that the packet now has these ends and is otherwise unchanged, or that it was left alone if
+/// `None`.
 fn expect(ends: Option<(End, End)>, made: &Made, packet: &[u8]) {
     let Some((from, to)) = ends else {
-        assert_eq!((made.act, &made.packet[..]), (Act::Stack, packet));
+        assert_eq!((made.verdict, &made.packet[..]), (Verdict::Pass, packet));
         return;
     };
     let (now, before) = (made.translated(), wire::see(packet));
@@ -262,7 +263,7 @@ fn expect(ends: Option<(End, End)>, made: &Made, packet: &[u8]) {
     assert_eq!((now.ttl, now.protocol), (before.ttl - 1, before.protocol));
     assert_eq!(now.payload, before.payload);
     let skip = if from.0.is_ipv6() { 40 } else { 20 };
-    // Sequence numbers, flags, lengths: all between the ports and the checksum.
+    // Everything between the ports and the checksum: sequence numbers, flags, lengths.
     let fields = if now.protocol == TCP { 4..16 } else { 4..6 };
     assert_eq!(made.packet[skip..][fields.clone()], packet[skip..][fields]);
 }
@@ -310,7 +311,7 @@ fn step(rig: &mut Rig, model: &mut Model, event: &Event) {
                 return;
             }
             let one = &model.connections[which % model.connections.len()];
-            if one.lone && !by_pod {
+            if one.one_sided && !by_pod {
                 return;
             }
             let (from, to) = if by_pod { (one.pod, one.seen) } else { (one.outside, one.host) };
@@ -338,7 +339,7 @@ fn step(rig: &mut Rig, model: &mut Model, event: &Event) {
 }
 
 #[test]
-fn random_conversations_are_what_a_plain_model_says() {
+fn random_flows_are_translated_as_a_simple_model_predicts() {
     let mut rig = rig!();
     for protocol in [TCP, UDP] {
         rig.publish(protocol, HOST[1], POD[1], crate::bed::GENERATION);
@@ -356,15 +357,15 @@ fn random_conversations_are_what_a_plain_model_says() {
             for event in &events {
                 step(&mut rig.borrow_mut(), &mut model, event);
             }
-            // Each is there for both of its ends.
+            // Both ends can still send on each connection.
             for which in 0..model.connections.len() {
                 for by_pod in [false, true] {
                     step(&mut rig.borrow_mut(), &mut model, &Event::On { which, by_pod, flags: ACK });
                 }
             }
-            // Two halves for each connection, and nothing else that lives.
-            let halves = model.connections.iter().map(|one| if one.lone { 1 } else { 2 });
-            assert_eq!(rig.borrow_mut().living(v6), halves.sum::<usize>());
+            // Each connection has an element for each of its directions, and there is no other live element.
+            let elements = model.connections.iter().map(|one| if one.one_sided { 1 } else { 2 });
+            assert_eq!(rig.borrow_mut().live_elements(v6), elements.sum::<usize>());
             Ok(())
         })
         .unwrap_or_else(|error| panic!("{error}"));

@@ -1,33 +1,33 @@
-//! Published ports: a client's packets reach the pod, the pod's answers the client.
+//! Published ports: a client's packets reach the pod, and the pod's replies reach the client.
 
 use slipway_ebpf_abi::{self as abi, Counter, Port, PortKey, PortTarget, Reason};
 use slipway_tests::stride;
 
-use crate::bed::{Act, GENERATION, HOST_PORT, POD_PORT, Sizes};
+use crate::bed::{GENERATION, HOST_PORT, POD_PORT, Sizes, Verdict};
 use crate::rig;
 use crate::wire::{ACK, FIN, Ip, RST, SYN, TCP};
 
 const CLIENT_PORT: u16 = 40000;
 
 #[test]
-fn a_tcp_handshake_is_translated_both_ways() {
+fn a_tcp_handshake_is_translated_in_both_directions() {
     let mut rig = rig!();
     for v6 in [false, true] {
         let at = rig.addresses(v6);
         let (there, back) = (Ip::new(at.client, at.node), Ip::new(at.pod, at.client));
-        let (asks, answers) = ((CLIENT_PORT, HOST_PORT), (POD_PORT, CLIENT_PORT));
+        let (request, reply) = ((CLIENT_PORT, HOST_PORT), (POD_PORT, CLIENT_PORT));
         for (step, flags) in [SYN, SYN | ACK, ACK, ACK | FIN].into_iter().enumerate() {
             if step == 1 {
-                let seen = rig.sends(&back.tcp(answers, flags)).translated();
+                let seen = rig.sends(&back.tcp(reply, flags)).translated();
                 assert_eq!(seen.ends(), (at.node, HOST_PORT, at.client, CLIENT_PORT));
                 assert_eq!((seen.ttl, &seen.payload[..]), (63, &b"tcp payload"[..]));
             } else {
-                let seen = rig.arrives(&there.tcp(asks, flags)).translated();
+                let seen = rig.arrives(&there.tcp(request, flags)).translated();
                 assert_eq!(seen.ends(), (at.client, CLIENT_PORT, at.pod, POD_PORT));
                 assert_eq!((seen.ttl, &seen.payload[..]), (63, &b"tcp payload"[..]));
             }
-            let halves = if step < 2 { (0, 2) } else { (2, 0) };
-            assert_eq!(rig.halves(v6), halves, "after step {step}");
+            let elements = if step < 2 { (0, 2) } else { (2, 0) };
+            assert_eq!(rig.flow_elements(v6), elements, "after step {step}");
         }
     }
     assert_eq!(rig.count(Counter::Published), 2);
@@ -36,7 +36,7 @@ fn a_tcp_handshake_is_translated_both_ways() {
 }
 
 #[test]
-fn udp_is_translated_both_ways_with_and_without_a_checksum() {
+fn udp_is_translated_in_both_directions_with_and_without_a_checksum() {
     let mut rig = rig!();
     for v6 in [false, true] {
         let at = rig.addresses(v6);
@@ -51,13 +51,13 @@ fn udp_is_translated_both_ways_with_and_without_a_checksum() {
         }
         let made = rig.arrives(&there.udp_without_checksum((CLIENT_PORT, HOST_PORT)));
         assert_eq!(made.translated().ends(), (at.client, CLIENT_PORT, at.pod, POD_PORT));
-        assert_eq!(crate::wire::content(&made.packet)[6..8], [0, 0], "no checksum stays none");
-        assert_eq!(rig.halves(v6), (0, 2));
+        assert_eq!(crate::wire::content(&made.packet)[6..8], [0, 0], "a missing checksum stays missing");
+        assert_eq!(rig.flow_elements(v6), (0, 2));
     }
 }
 
 #[test]
-fn a_checksum_of_udp_that_comes_out_as_zero_is_sent_as_ones() {
+fn a_udp_checksum_that_becomes_zero_is_sent_as_ones() {
     let rig = rig!();
     for v6 in [false, true] {
         let at = rig.addresses(v6);
@@ -96,12 +96,12 @@ fn a_port_that_is_not_published_is_left_alone() {
         ] {
             rig.arrives(&packet).left(&packet);
         }
-        assert_eq!(rig.halves(v6), (0, 0));
+        assert_eq!(rig.flow_elements(v6), (0, 0));
     }
 }
 
 #[test]
-fn what_is_merely_forwarded_is_not_captured() {
+fn forwarded_packets_are_left_alone() {
     let mut rig = rig!();
     for v6 in [false, true] {
         let at = rig.addresses(v6);
@@ -111,9 +111,9 @@ fn what_is_merely_forwarded_is_not_captured() {
         ] {
             rig.arrives(&packet).left(&packet);
         }
-        assert_eq!(rig.halves(v6), (0, 0));
+        assert_eq!(rig.flow_elements(v6), (0, 0));
     }
-    // Nor where the node has no route, which looks like an address of its own to bpf_fib_lookup.
+    // Also without a route: bpf_fib_lookup returns the same for that as for a local address.
     rig.node.cmd("ip route delete default");
     rig.node.cmd("ip -6 route delete default");
     for v6 in [false, true] {
@@ -125,7 +125,7 @@ fn what_is_merely_forwarded_is_not_captured() {
 }
 
 #[test]
-fn only_a_lone_syn_begins_a_connection() {
+fn only_a_syn_without_other_flags_begins_a_connection() {
     let mut rig = rig!();
     for v6 in [false, true] {
         let at = rig.addresses(v6);
@@ -133,12 +133,12 @@ fn only_a_lone_syn_begins_a_connection() {
             let packet = Ip::new(at.client, at.node).tcp((CLIENT_PORT, HOST_PORT), flags);
             rig.arrives(&packet).left(&packet);
         }
-        assert_eq!(rig.halves(v6), (0, 0));
+        assert_eq!(rig.flow_elements(v6), (0, 0));
     }
 }
 
 #[test]
-fn a_host_address_wins_over_all_addresses() {
+fn a_port_published_on_one_address_wins_over_one_on_all() {
     let mut rig = rig!();
     let at = rig.addresses(false);
     let pod = rig.pod_link;
@@ -169,7 +169,7 @@ fn a_host_address_wins_over_all_addresses() {
 fn rig_v4(address: std::net::IpAddr) -> std::net::Ipv4Addr {
     match address {
         std::net::IpAddr::V4(v4) => v4,
-        std::net::IpAddr::V6(_) => panic!("IPv4 is meant"),
+        std::net::IpAddr::V6(_) => panic!("expected an IPv4 address"),
     }
 }
 
@@ -178,7 +178,7 @@ fn ipv4_options_and_ipv6_extension_headers_stay() {
     let rig = rig!();
     let at = rig.addresses(false);
     for words in 1..=10 {
-        // No operation, and the end of the list (RFC 791).
+        // The options No Operation and End of Option List (RFC 791).
         let mut ip = Ip::new(at.client, at.node);
         ip.options = vec![1; words * 4 - 1];
         ip.options.push(0);
@@ -193,7 +193,7 @@ fn ipv4_options_and_ipv6_extension_headers_stay() {
         ip.extensions = kinds
             .iter()
             .enumerate()
-            // A routing header with no segment left is passed over (RFC 8200, section 4.4).
+            // A routing header without segments left is skipped (RFC 8200, section 4.4).
             .map(|(n, kind)| (*kind, if *kind == 43 { vec![0; 8] } else { padding(n) }))
             .collect();
         let made = rig.arrives(&ip.udp((CLIENT_PORT, HOST_PORT), b"extended"));
@@ -211,7 +211,7 @@ fn ipv4_options_and_ipv6_extension_headers_stay() {
 }
 
 #[test]
-fn a_packet_that_ends_early_or_makes_no_sense_is_left_alone() {
+fn a_truncated_or_invalid_packet_is_left_alone() {
     let rig = rig!();
     for v6 in [false, true] {
         let at = rig.addresses(v6);
@@ -234,7 +234,7 @@ fn a_packet_that_ends_early_or_makes_no_sense_is_left_alone() {
 }
 
 #[test]
-fn the_last_hop_is_left_to_the_stack() {
+fn a_packet_whose_ttl_ends_is_left_alone() {
     let mut rig = rig!();
     for v6 in [false, true] {
         let at = rig.addresses(v6);
@@ -242,7 +242,7 @@ fn the_last_hop_is_left_to_the_stack() {
             let packet = Ip::new(at.client, at.node).ttl(ttl).udp((CLIENT_PORT, HOST_PORT), b"");
             rig.arrives(&packet).left(&packet);
         }
-        assert_eq!(rig.halves(v6), (0, 0));
+        assert_eq!(rig.flow_elements(v6), (0, 0));
         rig.arrives(&Ip::new(at.client, at.node).udp((CLIENT_PORT, HOST_PORT), b"")).translated();
         let packet = Ip::new(at.client, at.node).ttl(1).udp((CLIENT_PORT, HOST_PORT), b"");
         rig.arrives(&packet).left(&packet);
@@ -259,16 +259,17 @@ fn a_flow_dies_with_its_pod() {
         let at = rig.addresses(v6);
         let packet = Ip::new(at.client, at.node).udp((CLIENT_PORT, HOST_PORT), b"");
         rig.arrives(&packet).translated();
-        let answer = Ip::new(at.pod, at.client).udp((POD_PORT, CLIENT_PORT), b"");
-        rig.sends(&answer).translated();
+        let reply = Ip::new(at.pod, at.client).udp((POD_PORT, CLIENT_PORT), b"");
+        rig.sends(&reply).translated();
         rig.remove_pod();
         rig.arrives(&packet).left(&packet);
-        rig.sends(&answer).left(&answer);
-        assert_eq!(rig.halves(v6), (0, 0));
+        rig.sends(&reply).left(&reply);
+        assert_eq!(rig.flow_elements(v6), (0, 0));
         assert_eq!(rig.fallbacks(Reason::PodGone), 1 + u64::from(v6));
         rig.add_pod(GENERATION);
     }
-    // Another pod at the same interface: flows of the one before are not its own, its ports are.
+    // Another pod with the same interface index gets its own published ports, but none of the earlier pod's
+    // flows.
     for v6 in [false, true] {
         let at = rig.addresses(v6);
         let packet = Ip::new(at.client, at.node).tcp((CLIENT_PORT, HOST_PORT), SYN);
@@ -283,9 +284,10 @@ fn a_flow_dies_with_its_pod() {
     }
 }
 
-/// The container is dead, and nobody has told the programs; the stack finds nobody there, or whose the port is now.
+/// The pod's link is gone, and its map elements are still there: the kernel's stack decides about the
+/// packets.
 #[test]
-fn a_port_of_a_pod_whose_link_is_gone_is_left_to_the_stack() {
+fn a_port_of_a_pod_whose_link_is_gone_is_left_to_the_kernel() {
     let mut rig = rig!();
     rig.node.cmd("ip link del pod0");
     for v6 in [false, true] {
@@ -297,14 +299,14 @@ fn a_port_of_a_pod_whose_link_is_gone_is_left_to_the_stack() {
         ] {
             rig.arrives(&packet).left(&packet);
         }
-        assert_eq!(rig.halves(v6), (0, 0));
+        assert_eq!(rig.flow_elements(v6), (0, 0));
     }
     assert_eq!(rig.fallbacks(Reason::PodGone), 6);
 }
 
-/// Only somebody who lies sends from there: the stack drops such packets, or knows better.
+/// Such a source is spoofed: the kernel's stack drops the packet.
 #[test]
-fn what_comes_from_outside_with_a_source_of_the_node_or_of_a_pod_is_left_to_the_stack() {
+fn packets_from_outside_with_an_address_of_the_node_or_a_pod_are_left_alone() {
     let mut rig = rig!();
     for v6 in [false, true] {
         let at = rig.addresses(v6);
@@ -317,22 +319,23 @@ fn what_comes_from_outside_with_a_source_of_the_node_or_of_a_pod_is_left_to_the_
                 rig.arrives(&packet).left(&packet);
             }
         }
-        assert_eq!(rig.halves(v6), (0, 0));
+        assert_eq!(rig.flow_elements(v6), (0, 0));
     }
 }
 
 #[test]
-fn an_address_that_the_node_was_not_told_of_is_left_to_nftables_and_noted() {
+fn flows_to_an_address_missing_in_the_maps_are_left_to_nftables_and_recorded() {
     let mut rig = rig!();
     rig.node.cmd("ip address add 192.0.2.77/32 dev lo");
     let at = rig.addresses(false);
     let extra = "192.0.2.77".parse::<std::net::IpAddr>().unwrap();
     let packet = Ip::new(at.client, extra).udp((CLIENT_PORT, HOST_PORT), b"");
     rig.arrives(&packet).left(&packet);
-    // The pod's answer, before netfilter has turned it back, is not masqueraded as a flow of the pod's own.
-    let answer = Ip::new(at.pod, at.client).udp((POD_PORT, CLIENT_PORT), b"");
-    rig.sends(&answer).left(&answer);
-    assert_eq!(rig.halves(false), (0, 2));
+    // The pod's reply passes before netfilter reverses the NAT: it is not masqueraded like a new flow of the
+    // pod.
+    let reply = Ip::new(at.pod, at.client).udp((POD_PORT, CLIENT_PORT), b"");
+    rig.sends(&reply).left(&reply);
+    assert_eq!(rig.flow_elements(false), (0, 2));
     assert_eq!((rig.fallbacks(Reason::UnknownAddress), rig.count(Counter::Passed)), (1, 1));
 }
 
@@ -344,15 +347,15 @@ fn the_nodes_own_udp_socket_comes_first() {
         let _socket = rig.node.run(|| std::net::UdpSocket::bind((at.node, HOST_PORT)).unwrap());
         let packet = Ip::new(at.client, at.node).udp((CLIENT_PORT, HOST_PORT), b"");
         rig.arrives(&packet).left(&packet);
-        let answer = Ip::new(at.pod, at.client).udp((POD_PORT, CLIENT_PORT), b"");
-        rig.sends(&answer).left(&answer);
-        assert_eq!(rig.halves(v6), (0, 2));
+        let reply = Ip::new(at.pod, at.client).udp((POD_PORT, CLIENT_PORT), b"");
+        rig.sends(&reply).left(&reply);
+        assert_eq!(rig.flow_elements(v6), (0, 2));
     }
     assert_eq!(rig.fallbacks(Reason::NodeSocket), 2);
 }
 
 #[test]
-fn udp_to_a_pod_whose_packets_are_smaller_is_left_to_the_stack() {
+fn udp_to_a_pod_with_a_smaller_mtu_is_left_to_the_kernel() {
     let mut rig = rig!();
     rig.pod_mtu(1400);
     for v6 in [false, true] {
@@ -365,46 +368,46 @@ fn udp_to_a_pod_whose_packets_are_smaller_is_left_to_the_stack() {
 }
 
 #[test]
-fn a_flow_that_is_silent_for_too_long_is_over() {
+fn a_flow_without_packets_times_out() {
     let mut rig = rig!();
     for v6 in [false, true] {
         let at = rig.addresses(v6);
         let packet = Ip::new(at.client, at.node).udp((CLIENT_PORT, HOST_PORT), b"");
-        let answer = Ip::new(at.pod, at.client).udp((POD_PORT, CLIENT_PORT), b"");
+        let reply = Ip::new(at.pod, at.client).udp((POD_PORT, CLIENT_PORT), b"");
         rig.arrives(&packet).translated();
         rig.age(20);
-        rig.sends(&answer).translated();
+        rig.sends(&reply).translated();
         rig.age(20);
         rig.arrives(&packet).translated();
         rig.age(110);
         rig.arrives(&packet).translated();
         rig.age(130);
-        // Too late for an answer: it is a conversation of the pod's own now, and masqueraded.
-        let ends = rig.sends(&answer).translated().ends();
+        // The flow has timed out: the pod's packet begins a flow of its own, which is masqueraded.
+        let ends = rig.sends(&reply).translated().ends();
         assert_ne!(ends, (at.node, HOST_PORT, at.client, CLIENT_PORT));
         assert_eq!((ends.0, ends.2, ends.3), (at.node, at.client, CLIENT_PORT));
     }
 }
 
 #[test]
-fn each_half_puts_the_other_back() {
+fn each_direction_restores_the_other() {
     let mut rig = rig!();
     let at = rig.addresses(false);
     let packet = Ip::new(at.client, at.node).udp((CLIENT_PORT, HOST_PORT), b"");
-    let answer = Ip::new(at.pod, at.client).udp((POD_PORT, CLIENT_PORT), b"");
+    let reply = Ip::new(at.pod, at.client).udp((POD_PORT, CLIENT_PORT), b"");
     rig.arrives(&packet).translated();
-    rig.sends(&answer).translated();
+    rig.sends(&reply).translated();
     rig.age(5);
     rig.arrives(&packet).translated();
     for side in [abi::SIDE_POD, abi::SIDE_UPLINK] {
         let before = rig.flows4(abi::maps::FLOWS4);
-        let lost = *before.keys().find(|key| key.side == side).expect("both halves");
+        let lost = *before.keys().find(|key| key.side == side).expect("both directions are in the map");
         rig.map::<abi::FlowKey4, abi::Flow4>(abi::maps::FLOWS4).remove(&lost).unwrap();
         rig.age(5);
         if side == abi::SIDE_POD {
             rig.arrives(&packet).translated();
         } else {
-            rig.sends(&answer).translated();
+            rig.sends(&reply).translated();
         }
         let after = rig.flows4(abi::maps::FLOWS4);
         assert_eq!(after.len(), 2);
@@ -419,7 +422,7 @@ fn each_half_puts_the_other_back() {
 
 #[test]
 fn a_flood_of_first_packets_evicts_no_established_flow() {
-    let mut rig = rig!(Sizes { flows: Some(1024), embryos: Some(1024) });
+    let mut rig = rig!(Sizes { flows: Some(1024), half_open: Some(1024) });
     for v6 in [false, true] {
         let at = rig.addresses(v6);
         let there = Ip::new(at.client, at.node);
@@ -427,12 +430,13 @@ fn a_flood_of_first_packets_evicts_no_established_flow() {
         rig.sends(&Ip::new(at.pod, at.client).tcp((POD_PORT, CLIENT_PORT), SYN | ACK)).translated();
         rig.arrives(&there.tcp((CLIENT_PORT, HOST_PORT), ACK)).translated();
         for port in 1024..9000 {
-            // A full map makes room; where the kernel finds none at that moment, nftables serves.
-            assert_ne!(rig.arrives(&there.tcp((port, HOST_PORT), SYN)).act, Act::Drop);
+            // A full LRU map evicts an element. If the kernel finds none to evict, the packet is left to
+            // nftables.
+            assert_ne!(rig.arrives(&there.tcp((port, HOST_PORT), SYN)).verdict, Verdict::Drop);
         }
-        let (flows, embryos) = rig.halves(v6);
+        let (flows, half_open) = rig.flow_elements(v6);
         assert_eq!(flows, 2);
-        assert!(embryos <= 1024 + 256, "{embryos}");
+        assert!(half_open <= 1024 + 256, "{half_open}");
         rig.arrives(&there.tcp((CLIENT_PORT, HOST_PORT), ACK)).translated();
         rig.sends(&Ip::new(at.pod, at.client).tcp((POD_PORT, CLIENT_PORT), ACK)).translated();
     }
@@ -446,20 +450,20 @@ fn every_packet_and_byte_is_counted() {
     for _ in 0..5 {
         rig.arrives(&packet).translated();
     }
-    let answer = Ip::new(at.pod, at.client).udp((POD_PORT, CLIENT_PORT), b"12");
+    let reply = Ip::new(at.pod, at.client).udp((POD_PORT, CLIENT_PORT), b"12");
     for _ in 0..3 {
-        rig.sends(&answer).translated();
+        rig.sends(&reply).translated();
     }
     let length = |packet: &[u8]| 14 + packet.len() as u64;
     assert_eq!((rig.count(Counter::ToPodPackets), rig.count(Counter::ToPodBytes)), (5, 5 * length(&packet)));
     assert_eq!(
         (rig.count(Counter::FromPodPackets), rig.count(Counter::FromPodBytes)),
-        (3, 3 * length(&answer))
+        (3, 3 * length(&reply))
     );
     let flows = rig.flows4(abi::maps::EMBRYOS4);
     assert_eq!(flows.len(), 2);
     for (key, flow) in flows {
-        let (packets, packet) = if key.side == abi::SIDE_UPLINK { (5, &packet) } else { (3, &answer) };
+        let (packets, packet) = if key.side == abi::SIDE_UPLINK { (5, &packet) } else { (3, &reply) };
         assert_eq!((flow.packets, flow.bytes), (packets, packets * length(packet)));
     }
 }

@@ -1,4 +1,4 @@
-//! The states of TCP connections, and how long each may be silent.
+//! The states of TCP connections, and their timeouts.
 
 use slipway_ebpf_abi::{self as abi, Flow4, FlowKey4, State};
 
@@ -8,16 +8,16 @@ use crate::wire::{ACK, FIN, Ip, RST, SYN};
 
 const CLIENT_PORT: u16 = 40000;
 
-/// Who sends a segment.
+/// The sender of a segment.
 #[derive(Clone, Copy, Debug)]
-enum Who {
+enum Sender {
     Client,
     Pod,
 }
-use Who::{Client, Pod};
+use Sender::{Client, Pod};
 
-/// Sends segments; each has to be translated.
-fn play(rig: &Rig, segments: &[(Who, u8)]) {
+/// Sends segments, and asserts that each is translated.
+fn play(rig: &Rig, segments: &[(Sender, u8)]) {
     let at = rig.addresses(false);
     for (from, flags) in segments {
         match from {
@@ -28,23 +28,23 @@ fn play(rig: &Rig, segments: &[(Who, u8)]) {
     }
 }
 
-/// The state that both halves have.
+/// The connection's state, which both directions must have.
 #[track_caller]
 fn state(rig: &mut Rig) -> Option<State> {
-    let mut halves: Vec<(FlowKey4, Flow4)> = rig.flows4(abi::maps::FLOWS4).into_iter().collect();
-    halves.extend(rig.flows4(abi::maps::EMBRYOS4));
-    let states: Vec<u8> = halves.iter().map(|(_, flow)| flow.state).collect();
+    let mut directions: Vec<(FlowKey4, Flow4)> = rig.flows4(abi::maps::FLOWS4).into_iter().collect();
+    directions.extend(rig.flows4(abi::maps::EMBRYOS4));
+    let states: Vec<u8> = directions.iter().map(|(_, flow)| flow.state).collect();
     match states[..] {
         [] => None,
         [one, other] if one == other => State::from_number(one),
-        _ => panic!("two halves in one state are expected: {halves:?}"),
+        _ => panic!("expected two directions in one state: {directions:?}"),
     }
 }
 
 #[test]
 fn each_segment_leads_to_the_state_that_conntrack_has() {
     let open = [(Client, SYN), (Pod, SYN | ACK), (Client, ACK)];
-    let cases: &[(&[(Who, u8)], State)] = &[
+    let cases: &[(&[(Sender, u8)], State)] = &[
         (&[(Client, SYN)], State::SynSent),
         (&[(Client, SYN), (Client, SYN)], State::SynSent),
         (&[(Client, SYN), (Pod, SYN | ACK)], State::SynReceived),
@@ -76,7 +76,7 @@ fn each_segment_leads_to_the_state_that_conntrack_has() {
 #[test]
 fn each_state_lasts_as_long_as_in_conntrack() {
     let open = [(Client, SYN), (Pod, SYN | ACK), (Client, ACK)];
-    let cases: &[(&[(Who, u8)], u32)] = &[
+    let cases: &[(&[(Sender, u8)], u32)] = &[
         (&[(Client, SYN)], 120),
         (&[(Client, SYN), (Pod, SYN | ACK)], 60),
         (&open, 432_000),
@@ -99,7 +99,7 @@ fn each_state_lasts_as_long_as_in_conntrack() {
             if late {
                 rig.age(seconds + 2);
                 rig.sends(&probe).left(&probe);
-                assert_eq!(state(&mut rig), None, "both halves go at once");
+                assert_eq!(state(&mut rig), None, "both directions are removed together");
             } else {
                 rig.age(seconds - 5);
                 rig.sends(&probe).translated();
@@ -109,11 +109,11 @@ fn each_state_lasts_as_long_as_in_conntrack() {
 }
 
 #[test]
-fn a_syn_begins_anew_where_the_old_connection_is_over() {
+fn a_syn_begins_a_new_connection_if_the_old_one_is_over() {
     let mut rig = rig!();
     let open = [(Client, SYN), (Pod, SYN | ACK), (Client, ACK)];
     play(&rig, &open);
-    // A stray one, while the connection is open, does not: the pod answers it.
+    // A SYN on an open connection does not change its state: the pod answers it.
     play(&rig, &[(Client, SYN)]);
     assert_eq!(state(&mut rig), Some(State::Established));
     for end in [&[(Client, RST)][..], &[(Client, FIN | ACK), (Pod, FIN | ACK), (Client, ACK)]] {
@@ -123,7 +123,7 @@ fn a_syn_begins_anew_where_the_old_connection_is_over() {
         play(&rig, &open[1..]);
         assert_eq!(state(&mut rig), Some(State::Established));
     }
-    // The port may lead elsewhere by then.
+    // The new connection follows the port's current target.
     play(&rig, &[(Client, RST)]);
     rig.publish(6, HOST_PORT, 81, crate::bed::GENERATION);
     let at = rig.addresses(false);
@@ -131,15 +131,15 @@ fn a_syn_begins_anew_where_the_old_connection_is_over() {
     assert_eq!(seen.ports.1, 81);
 }
 
-/// Whoever knows the ends of a connection, but not where it stands, cannot end it: what receives such a reset does not
-/// take it for one (RFC 5961).
+/// A host that knows the addresses and ports of a connection, but not its sequence numbers, cannot end it:
+/// the receiver ignores such a reset (RFC 5961), and so do the BPF programs.
 #[test]
-fn a_reset_that_does_not_belong_there_ends_nothing() {
+fn a_reset_outside_the_window_ends_no_connection() {
     let mut rig = rig!();
     let at = rig.addresses(false);
     let open = [(Client, SYN), (Pod, SYN | ACK), (Client, ACK), (Pod, ACK)];
-    let speaks = |rig: &Rig, who, flags, sequence| {
-        match who {
+    let send = |rig: &Rig, sender, flags, sequence| {
+        match sender {
             Client => {
                 rig.arrives(&Ip::new(at.client, at.node).tcp_at((CLIENT_PORT, HOST_PORT), flags, sequence))
             }
@@ -149,24 +149,25 @@ fn a_reset_that_does_not_belong_there_ends_nothing() {
     };
     play(&rig, &open);
     for wrong in [0x1000_0000_u32, 0x8000_0000, 0xf000_0000] {
-        for who in [Client, Pod] {
-            // It is passed on all the same, and another segment from nowhere does not make it right.
-            speaks(&rig, who, RST, wrong);
-            speaks(&rig, who, ACK, wrong);
-            speaks(&rig, who, RST, wrong.wrapping_add(1));
-            assert_eq!(state(&mut rig), Some(State::Established), "{wrong:#x} {who:?}");
+        for sender in [Client, Pod] {
+            // The reset is forwarded, and another segment outside the window does not make the next reset
+            // valid.
+            send(&rig, sender, RST, wrong);
+            send(&rig, sender, ACK, wrong);
+            send(&rig, sender, RST, wrong.wrapping_add(1));
+            assert_eq!(state(&mut rig), Some(State::Established), "{wrong:#x} {sender:?}");
         }
     }
-    // One that belongs there does, wherever the connection is by now.
-    for who in [Client, Pod] {
+    // A reset with a valid sequence number ends the connection, however far the numbers have advanced.
+    for sender in [Client, Pod] {
         rig.forget_flows();
         play(&rig, &open);
-        let mut place: u32 = 7;
+        let mut sequence: u32 = 7;
         for _ in 0..9000 {
-            place = place.wrapping_add(500_000);
-            speaks(&rig, who, ACK, place);
+            sequence = sequence.wrapping_add(500_000);
+            send(&rig, sender, ACK, sequence);
         }
-        speaks(&rig, who, RST, place.wrapping_add(1400));
-        assert_eq!(state(&mut rig), Some(State::Close), "{who:?}");
+        send(&rig, sender, RST, sequence.wrapping_add(1400));
+        assert_eq!(state(&mut rig), Some(State::Close), "{sender:?}");
     }
 }

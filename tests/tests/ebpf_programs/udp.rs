@@ -1,4 +1,4 @@
-//! How long conversations of UDP and echoes last, and which of them are established.
+//! The timeouts of UDP flows and echoes, and the conditions for an established flow.
 
 use std::time::Duration;
 
@@ -10,53 +10,53 @@ use crate::wire::Ip;
 
 const CLIENT_PORT: u16 = 40000;
 
-/// The states of all halves.
+/// The states of all map elements.
 fn states(rig: &mut Rig) -> Vec<Option<State>> {
     let mut all = rig.flows4(abi::maps::FLOWS4);
     all.extend(rig.flows4(abi::maps::EMBRYOS4));
     all.into_values().map(|flow| State::from_number(flow.state)).collect()
 }
 
-/// As conntrack has it: a stream is what has gone both ways for two seconds.
+/// As in conntrack: a UDP flow is a stream after two seconds with packets in both directions.
 #[test]
-fn a_question_and_its_answer_are_no_stream() {
+fn a_request_and_its_reply_are_no_stream() {
     let mut rig = rig!();
     for v6 in [false, true] {
         let at = rig.addresses(v6);
-        let question = Ip::new(at.client, at.node).udp((CLIENT_PORT, HOST_PORT), b"?");
-        let answer = Ip::new(at.pod, at.client).udp((POD_PORT, CLIENT_PORT), b"!");
+        let request = Ip::new(at.client, at.node).udp((CLIENT_PORT, HOST_PORT), b"?");
+        let reply = Ip::new(at.pod, at.client).udp((POD_PORT, CLIENT_PORT), b"!");
         for _ in 0..3 {
-            rig.arrives(&question).translated();
-            rig.sends(&answer).translated();
+            rig.arrives(&request).translated();
+            rig.sends(&reply).translated();
         }
-        assert_eq!(rig.halves(v6), (0, 2));
+        assert_eq!(rig.flow_elements(v6), (0, 2));
         std::thread::sleep(Duration::from_millis(3300));
-        // An answer alone shows nothing about who asks.
-        rig.sends(&answer).translated();
-        assert_eq!(rig.halves(v6), (0, 2));
-        rig.arrives(&question).translated();
-        assert_eq!(rig.halves(v6), (2, 0));
+        // A packet in the reply direction alone does not make it a stream.
+        rig.sends(&reply).translated();
+        assert_eq!(rig.flow_elements(v6), (0, 2));
+        rig.arrives(&request).translated();
+        assert_eq!(rig.flow_elements(v6), (2, 0));
         rig.age(100);
-        rig.arrives(&question).translated();
+        rig.arrives(&request).translated();
         assert_eq!(rig.count(Counter::Established), 1 + u64::from(v6));
     }
     rig.forget_flows();
-    // 30 seconds after the answer it is over, and so is what was never answered.
+    // The flow times out 30 seconds after the reply, and so does a flow without one.
     let at = rig.addresses(false);
-    let question = Ip::new(at.client, at.node).udp((CLIENT_PORT, HOST_PORT), b"?");
-    let answer = Ip::new(at.pod, at.client).udp((POD_PORT, CLIENT_PORT), b"!");
-    rig.arrives(&question).translated();
+    let request = Ip::new(at.client, at.node).udp((CLIENT_PORT, HOST_PORT), b"?");
+    let reply = Ip::new(at.pod, at.client).udp((POD_PORT, CLIENT_PORT), b"!");
+    rig.arrives(&request).translated();
     assert_eq!(states(&mut rig), [Some(State::Unreplied); 2]);
-    rig.sends(&answer).translated();
+    rig.sends(&reply).translated();
     rig.age(32);
-    assert_eq!(rig.sends(&answer).translated().source, at.node);
+    assert_eq!(rig.sends(&reply).translated().source, at.node);
     assert_eq!(rig.count(Counter::Masqueraded), 1);
 }
 
-/// However many there are: a flood of questions that are all answered takes no room from connections.
+/// A flood of requests that all get replies takes no space in the map of established flows.
 #[test]
-fn questions_and_answers_evict_no_established_flow() {
-    let mut rig = rig!(Sizes { flows: Some(1024), embryos: Some(1024) });
+fn requests_and_replies_evict_no_established_flow() {
+    let mut rig = rig!(Sizes { flows: Some(1024), half_open: Some(1024) });
     let at = rig.addresses(false);
     for port in 1024..4000 {
         rig.arrives(&Ip::new(at.client, at.node).udp((port, HOST_PORT), b"?")).translated();
@@ -64,5 +64,5 @@ fn questions_and_answers_evict_no_established_flow() {
         let id = rig.sends(&Ip::new(at.pod, at.far).echo(true, port)).translated().ports.0;
         rig.arrives(&Ip::new(at.far, at.node).echo(false, id)).translated();
     }
-    assert_eq!(rig.halves(false).0, 0);
+    assert_eq!(rig.flow_elements(false).0, 0);
 }

@@ -1,4 +1,4 @@
-//! Packets byte by byte, and their checksums, by nothing but the RFCs: no code of the programs is used.
+//! Builds and parses packets and their checksums from the RFCs alone, without code of the BPF programs.
 
 use std::net::IpAddr;
 
@@ -25,7 +25,7 @@ fn checksum(parts: &[&[u8]]) -> u16 {
     !u16::try_from(sum).unwrap()
 }
 
-/// RFC 9293 section 3.1, RFC 8200 section 8.1.
+/// The pseudo-header (RFC 9293 section 3.1, RFC 8200 section 8.1).
 fn pseudo(source: IpAddr, destination: IpAddr, protocol: u8, length: usize) -> Vec<u8> {
     match (source, destination) {
         (IpAddr::V4(s), IpAddr::V4(d)) => {
@@ -43,7 +43,7 @@ fn pseudo(source: IpAddr, destination: IpAddr, protocol: u8, length: usize) -> V
     }
 }
 
-/// How the IP header is made.
+/// The fields of an IP header.
 #[derive(Clone, Debug)]
 pub(crate) struct Ip {
     pub(crate) source: IpAddr,
@@ -55,7 +55,7 @@ pub(crate) struct Ip {
     pub(crate) options: Vec<u8>,
     /// IPv6: extension headers: kind and content, whose first two bytes (next header, length) are filled in.
     pub(crate) extensions: Vec<(u8, Vec<u8>)>,
-    /// Identification, offset in bytes, whether more follow.
+    /// Identification, offset in bytes, true if more fragments follow.
     pub(crate) fragment: Option<(u32, u16, bool)>,
 }
 
@@ -96,11 +96,11 @@ impl Ip {
             (IpAddr::V4(source), IpAddr::V4(destination)) => {
                 let words = 5 + self.options.len() / 4;
                 let (id, offset, more) = self.fragment.unwrap_or((0x1234, 0, false));
-                let place = (offset / 8) | (u16::from(more) << 13) | (u16::from(self.dont_fragment) << 14);
+                let offset = (offset / 8) | (u16::from(more) << 13) | (u16::from(self.dont_fragment) << 14);
                 let mut header = vec![0x40 | u8::try_from(words).unwrap(), 0];
                 header.extend(u16::try_from(words * 4 + content.len()).unwrap().to_be_bytes());
                 header.extend(u16::try_from(id & 0xffff).unwrap().to_be_bytes());
-                header.extend(place.to_be_bytes());
+                header.extend(offset.to_be_bytes());
                 header.extend([self.ttl, protocol, 0, 0]);
                 header.extend(source.octets());
                 header.extend(destination.octets());
@@ -112,8 +112,8 @@ impl Ip {
             (IpAddr::V6(source), IpAddr::V6(destination)) => {
                 let mut extensions = self.extensions.clone();
                 if let Some((id, offset, more)) = self.fragment {
-                    let place = offset | u16::from(more);
-                    extensions.push((44, [&[0, 0][..], &place.to_be_bytes(), &id.to_be_bytes()].concat()));
+                    let offset = offset | u16::from(more);
+                    extensions.push((44, [&[0, 0][..], &offset.to_be_bytes(), &id.to_be_bytes()].concat()));
                 }
                 let mut first = protocol;
                 let mut chain = content.to_vec();
@@ -162,14 +162,14 @@ impl Ip {
         sealed
     }
 
-    fn seal(&self, protocol: u8, place: usize, mut content: Vec<u8>) -> Vec<u8> {
+    fn seal(&self, protocol: u8, offset: usize, mut content: Vec<u8>) -> Vec<u8> {
         let covered = if protocol == ICMP {
             Vec::new()
         } else {
             pseudo(self.source, self.destination, protocol, content.len())
         };
         let sum = checksum(&[&covered, &content]).to_be_bytes();
-        content[place..place + 2].copy_from_slice(&sum);
+        content[offset..offset + 2].copy_from_slice(&sum);
         content
     }
 
@@ -177,7 +177,7 @@ impl Ip {
         self.packet(TCP, &self.tcp_segment(ports, flags, b"tcp payload"))
     }
 
-    /// A segment with a sequence number that is not that of the others.
+    /// A TCP segment with a given sequence number.
     pub(crate) fn tcp_at(&self, ports: (u16, u16), flags: u8, sequence: u32) -> Vec<u8> {
         self.packet(TCP, &self.segment_at(ports, flags, sequence, b""))
     }
@@ -215,16 +215,16 @@ impl Ip {
     }
 }
 
-/// What a packet says, with its checksums found right.
+/// A parsed packet, with its checksums verified.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Seen {
     pub(crate) source: IpAddr,
     pub(crate) destination: IpAddr,
     pub(crate) protocol: u8,
-    /// Of TCP and UDP; of an echo the identifier twice; of an ICMP error zeros.
+    /// Ports of TCP and UDP; for an echo its identifier twice; for an ICMP error zeros.
     pub(crate) ports: (u16, u16),
     pub(crate) ttl: u8,
-    /// All above the header that was looked at.
+    /// The content after the transport header.
     pub(crate) payload: Vec<u8>,
     /// The packet inside an ICMP error.
     pub(crate) inner: Option<Box<Seen>>,
@@ -237,13 +237,13 @@ impl Seen {
     }
 }
 
-/// Where the content above IP begins, its protocol, and whether it is whole.
-fn above(packet: &[u8]) -> (usize, u8, bool) {
+/// The offset of the content after the IP headers, its protocol, and true if the packet is no fragment.
+fn content_offset(packet: &[u8]) -> (usize, u8, bool) {
     if packet[0] >> 4 == 4 {
         let length = usize::from(packet[0] & 15) * 4;
-        assert_eq!(checksum(&[&packet[..length]]), 0, "the IPv4 header's checksum");
-        let place = u16::from_be_bytes([packet[6], packet[7]]);
-        return (length, packet[9], place & 0x3fff == 0);
+        assert_eq!(checksum(&[&packet[..length]]), 0, "IPv4 header checksum");
+        let offset = u16::from_be_bytes([packet[6], packet[7]]);
+        return (length, packet[9], offset & 0x3fff == 0);
     }
     let (mut next, mut at, mut whole) = (packet[6], 40, true);
     loop {
@@ -272,9 +272,9 @@ pub(crate) fn addresses(packet: &[u8]) -> (IpAddr, IpAddr) {
     }
 }
 
-/// Reads a packet and checks every checksum that it has. `cut`: a part of a packet, as in an ICMP error.
-fn look(packet: &[u8], cut: bool) -> Seen {
-    let (at, protocol, whole) = above(packet);
+/// Parses a packet and verifies its checksums; `cut` if only a part is there, as in an ICMP error.
+fn parse(packet: &[u8], cut: bool) -> Seen {
+    let (at, protocol, whole) = content_offset(packet);
     let (source, destination) = addresses(packet);
     let content = &packet[at..];
     let ttl = if packet[0] >> 4 == 4 { packet[8] } else { packet[7] };
@@ -283,7 +283,7 @@ fn look(packet: &[u8], cut: bool) -> Seen {
     let covered =
         if protocol == ICMP { Vec::new() } else { pseudo(source, destination, protocol, content.len()) };
     if whole && !cut && !unsummed {
-        assert_eq!(checksum(&[&covered, content]), 0, "the checksum of protocol {protocol}");
+        assert_eq!(checksum(&[&covered, content]), 0, "checksum of protocol {protocol}");
     }
     let (ports, header) = match protocol {
         TCP => ((port(0), port(2)), 20.min(content.len())),
@@ -304,24 +304,24 @@ fn look(packet: &[u8], cut: bool) -> Seen {
         ports,
         ttl,
         payload: content[header..].to_vec(),
-        inner: is_error.then(|| Box::new(look(&content[8..], true))),
+        inner: is_error.then(|| Box::new(parse(&content[8..], true))),
     }
 }
 
-/// Reads a whole packet without a link layer.
+/// Parses a whole packet without a link layer.
 pub(crate) fn see(packet: &[u8]) -> Seen {
-    look(packet, false)
+    parse(packet, false)
 }
 
-/// The content above IP.
+/// The content after the IP headers.
 pub(crate) fn content(packet: &[u8]) -> &[u8] {
-    &packet[above(packet).0..]
+    &packet[content_offset(packet).0..]
 }
 
-/// The checksum of what is above IP, for pieces that were put together again.
+/// Verifies the transport checksum of reassembled fragments.
 pub(crate) fn assert_sum(packet: &[u8], content: &[u8]) {
     let (source, destination) = addresses(packet);
-    let protocol = above(packet).1;
+    let protocol = content_offset(packet).1;
     let covered = pseudo(source, destination, protocol, content.len());
-    assert_eq!(checksum(&[&covered, content]), 0, "the checksum of the whole");
+    assert_eq!(checksum(&[&covered, content]), 0, "the transport checksum of the reassembled packet");
 }
