@@ -1,5 +1,5 @@
-//! What mutated configurations and environments do to each plugin: see [`slipway_tests::garbage`]. dhcp, which
-//! wants a daemon and a server, is in its own suite.
+//! Mutated configurations and environments for each plugin: see [`slipway_tests::garbage`]. dhcp, which needs
+//! a daemon and a server, has them in its own suite.
 
 use serde_json::{Value, json};
 use slipway_tests::garbage::feed;
@@ -66,7 +66,7 @@ fn portmap() -> Value {
     })
 }
 
-/// What a plugin gets that is chained.
+/// The `prevResult` of a chained plugin.
 fn previous() -> Value {
     portmap()["prevResult"].clone()
 }
@@ -138,7 +138,7 @@ fn noop() -> Value {
     })
 }
 
-/// With the keys of all plugins that make one link, or move one.
+/// A configuration with the keys of all plugins that make or move one link.
 fn link(plugin: &str) -> Value {
     json!({
         "cniVersion": "1.1.0", "name": "net", "type": plugin, "master": "up0", "mtu": 1400,
@@ -155,7 +155,7 @@ fn run(plugin: &'static str, config: &Value) {
     run_with(plugin, config, |_| {});
 }
 
-/// Behind a plugin that made a link: `eth0` in the pod, with the addresses of [`previous`].
+/// Runs a chained plugin: `eth0` is in the pod, with the addresses of [`previous`].
 fn run_chained(plugin: &'static str, config: &Value) {
     run_with(plugin, config, |node| {
         node.cmd("ip link add veth0 up type veth peer name eth0 netns pod");
@@ -179,7 +179,7 @@ fn run_with(plugin: &'static str, config: &Value, prepare: impl Fn(&Node)) {
         "FLANNEL_NETWORK=10.88.0.0/16\nFLANNEL_SUBNET=10.88.0.1/24\nFLANNEL_MTU=1450\nFLANNEL_IPMASQ=false\n";
     node.write("/run/flannel/subnet.env", share);
     node.write("/run/debug", "{\"ReportResult\": \"{}\"}");
-    // A link to make others on, and a device to move.
+    // A master link, and a device to move.
     for (link, peer) in [("up0", "up1"), ("dev0", "wire0")] {
         node.cmd(&format!("ip link add {link} type veth peer name {peer}"));
     }
@@ -191,7 +191,7 @@ fn run_with(plugin: &'static str, config: &Value, prepare: impl Fn(&Node)) {
     // Probing takes a second for each address.
     pod.sysctl("net/ipv6/conf/default/accept_dad", "0");
     prepare(&node);
-    // What noop is for is to write down each call.
+    // noop writes each call to its debug file, as it is meant to.
     feed(plugin, config, &node, &pod, &["/run/debug"]);
 }
 
@@ -235,7 +235,7 @@ fn noop_takes_garbage() {
     run("noop", &noop());
 }
 
-/// A test for each plugin that makes one link, or moves one.
+/// A test for each plugin that makes or moves one link.
 macro_rules! links {
     ($($test:ident: $name:literal;)*) => {
         $(

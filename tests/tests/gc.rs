@@ -1,13 +1,13 @@
-//! GC in every backend: what dead attachments of the network have goes, what others have stays, also
-//! while containers of another network come and go.
+//! GC in every backend: it removes what stale attachments of the network have and nothing else, also
+//! while containers of another network are added and deleted.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test fails by panicking")]
 
 use serde_json::{Value, json};
 use slipway_tests::{Attach, BridgeNetfilter, Network, Node, Pod, Proto, REFERENCE, Reference, needs};
 
-/// How often a container of the other network comes and goes meanwhile.
-const TURNS: u16 = 4;
+/// Number of concurrent ADDs and DELs on the other network.
+const ROUNDS: u16 = 4;
 
 fn network<'a>(node: &'a Node, number: u8, interface: &str, backend: &str) -> Network<'a> {
     node.network(json!({
@@ -48,7 +48,7 @@ fn node(variant: &str) -> Node {
     node
 }
 
-/// The whole ruleset, of all that make one.
+/// The rulesets of nftables and of iptables-legacy.
 fn everything(node: &Node) -> String {
     let mut all = node.ruleset();
     for tool in ["iptables", "ip6tables"] {
@@ -58,8 +58,12 @@ fn everything(node: &Node) -> String {
     all
 }
 
-/// GC of network 1 with one valid attachment, while containers of network 2 come and go.
-fn the_dead_go(node: &Node, [one, two]: [&Network<'_>; 2], add: &dyn Fn(&Network<'_>, &Attach)) {
+/// Runs GC of network 1 with one valid attachment, while containers of network 2 are added and deleted.
+fn removes_stale_attachments(
+    node: &Node,
+    [one, two]: [&Network<'_>; 2],
+    add: &dyn Fn(&Network<'_>, &Attach),
+) {
     let pods = ["dead-1", "live-1", "dead-2", "other"].map(|name| node.pod(name));
     let attaches: Vec<Attach> = pods.iter().zip((8000..).step_by(10)).map(|(p, n)| attach(p, n)).collect();
     for attach in &attaches[..3] {
@@ -70,7 +74,7 @@ fn the_dead_go(node: &Node, [one, two]: [&Network<'_>; 2], add: &dyn Fn(&Network
     let coming = node.pod("coming");
     std::thread::scope(|scope| {
         let storm = scope.spawn(|| {
-            for turn in 0..TURNS {
+            for turn in 0..ROUNDS {
                 let attach = attach(&coming, 9000 + turn);
                 two.add(&attach).expect("ADD on the other network");
                 two.check(&attach).expect("CHECK on the other network");
@@ -78,7 +82,7 @@ fn the_dead_go(node: &Node, [one, two]: [&Network<'_>; 2], add: &dyn Fn(&Network
             }
         });
         one.gc_plugins(&valid).expect("GC");
-        storm.join().expect("the other network");
+        storm.join().expect("the thread of the other network");
     });
     let all = everything(node);
     for (name, stays) in [("dead-1", false), ("dead-2", false), ("live-1", true), ("other", true)] {
@@ -88,7 +92,7 @@ fn the_dead_go(node: &Node, [one, two]: [&Network<'_>; 2], add: &dyn Fn(&Network
         assert!(!all.contains(&format!(" {dead}")), "port {dead}: {all}");
     }
     assert!(all.contains("8010") && all.contains("8030"), "{all}");
-    // A second one finds nothing to do.
+    // A second GC finds nothing to remove.
     one.gc_plugins(&valid).expect("GC");
     assert_eq!(everything(node).matches("live-1").count(), all.matches("live-1").count());
 }
@@ -97,7 +101,7 @@ fn by_ours(interface: &str, backend: &str, variant: &str) {
     let node = node(variant);
     let (one, two) = (network(&node, 1, interface, backend), network(&node, 2, "bridge", backend));
     let add = |network: &Network<'_>, attach: &Attach| drop(network.add(attach).expect("ADD"));
-    the_dead_go(&node, [&one, &two], &add);
+    removes_stale_attachments(&node, [&one, &two], &add);
 }
 
 #[test]
@@ -118,7 +122,7 @@ fn in_chains_of_iptables_legacy() {
     by_ours("ptp", "iptables", "legacy");
 }
 
-/// ADD by the reference's plugins, chained as a runtime does.
+/// ADD by the reference plugins, chained as a runtime does it.
 fn add_by(reference: &Reference, network: &Network<'_>, attach: &Attach) {
     let mut result = Value::Null;
     for mut config in network.configs(Some(attach)) {
@@ -133,14 +137,16 @@ fn add_by(reference: &Reference, network: &Network<'_>, attach: &Attach) {
 }
 
 #[test]
-fn what_the_reference_made() {
+fn chains_of_the_reference() {
     let all = Reference::all();
     needs!(!all.is_empty(), REFERENCE);
     for reference in all {
         for backend in reference.backends() {
             let node = node("nft");
             let (one, two) = (network(&node, 1, "bridge", backend), network(&node, 2, "bridge", backend));
-            the_dead_go(&node, [&one, &two], &|network, attach| add_by(&reference, network, attach));
+            removes_stale_attachments(&node, [&one, &two], &|network, attach| {
+                add_by(&reference, network, attach);
+            });
         }
     }
 }

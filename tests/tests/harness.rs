@@ -1,4 +1,4 @@
-//! The harness itself: what the other suites take for granted.
+//! Tests of the harness.
 
 use std::io::ErrorKind;
 use std::time::Duration;
@@ -24,7 +24,7 @@ fn nodes_do_not_see_each_other_nor_the_machine() {
 }
 
 #[test]
-fn answers_tell_who_and_from_where() {
+fn replies_name_the_server_and_the_clients_address() {
     let node = Node::new();
     let (client, far) = (node.host("client"), node.host("far"));
     node.forward();
@@ -37,24 +37,24 @@ fn answers_tell_who_and_from_where() {
         let answer = client.expect(proto, (far.v6, 81), "far6");
         assert_eq!(answer.peer.ip(), client.v6);
         let answer =
-            client.ask_from(proto, Some(at(client.v4, 4321)), at(far.v4, 80), patience()).expect("an answer");
+            client.ask_from(proto, Some(at(client.v4, 4321)), at(far.v4, 80), patience()).expect("a reply");
         assert_eq!(answer.peer, at(client.v4, 4321));
         client.expect_none(proto, (far.v4, 82));
     }
 }
 
 #[test]
-fn a_conversation_goes_on_until_the_server_ends() {
+fn a_flow_lasts_until_the_server_ends() {
     let node = Node::new();
     let client = node.host("client");
     for proto in Proto::ALL {
         let server = node.serve(proto, &at(client.node_v4, 80).to_string(), "node");
         let mut talk = client.dial(proto, None, at(client.node_v4, 80), patience()).expect("a connection");
         for _ in 0..3 {
-            assert_eq!(talk.say().expect("an answer").who, "node");
+            assert_eq!(talk.say().expect("a reply").who, "node");
         }
         drop(server);
-        let error = talk.say().expect_err("nobody is there");
+        let error = talk.say().expect_err("no server listens");
         let kinds = [
             ErrorKind::UnexpectedEof,
             ErrorKind::ConnectionRefused,
@@ -75,7 +75,7 @@ fn a_removed_pod_takes_its_links_along() {
     let before = pod.path().to_owned();
     pod.remove();
     assert!(node.list("/run/netns").is_empty());
-    // The kernel takes namespaces down in the background.
+    // The kernel removes namespaces in the background.
     for _ in 0..200 {
         if !node.has_link("veth0") {
             let again = node.pod("pod");
@@ -135,7 +135,7 @@ fn bridge_netfilter_is_per_node() {
     assert_eq!(two.sysctl_get(key).as_deref(), Some("1"));
 }
 
-/// The report of a failed test goes to standard error from a drop in a panic: no second panic there.
+/// The report of a failed test is printed in a drop during a panic, where a second panic would abort.
 #[test]
 fn a_failure_reports_what_was_run() {
     let failed = std::panic::catch_unwind(|| {
@@ -148,9 +148,9 @@ fn a_failure_reports_what_was_run() {
     assert!(text.contains("does-not-exist"), "{text}");
 }
 
-/// What a command leaves running, its output open, would otherwise be waited for without an end.
+/// A process that a command leaves running keeps its output open: the harness would wait for it without end.
 #[test]
-fn a_command_may_leave_nothing_running() {
+fn a_command_that_leaves_a_process_running_fails() {
     let failed = std::panic::catch_unwind(|| {
         let node = Node::new();
         node.cmd_input("sh", &format!("sleep {} &\n", within(Duration::from_secs(15)).as_secs()));

@@ -27,7 +27,7 @@ fn dual() -> Value {
     config(json!({ "ranges": [[{ "subnet": "10.1.2.0/24" }], [{ "subnet": "fd00:1::/64" }]] }))
 }
 
-/// A call as bridge makes it. No namespace is needed: host-local does not look at it.
+/// A call as bridge makes it, without a namespace: host-local does not use it.
 fn call(node: &Node, verb: &str, id: &str, config: &Value) -> PluginCall {
     let call = node.plugin("host-local").command(verb).container(id).ifname("eth0");
     call.netns(format!("/run/netns/{id}")).config(config)
@@ -83,7 +83,7 @@ fn a_node_is_switched_over_and_back_with_pods_running() {
         assert_eq!(addresses(&theirs("ADD", id).ok()), pair(n));
     }
     let first = node.read(&format!("{NET}/10.1.2.2"));
-    // Over: what is there is ours, and the round goes on.
+    // The switch to Slipway: it knows the reservations and continues the round robin.
     let _ = ours("CHECK", "r1").ok();
     assert_eq!(addresses(&ours("ADD", "s1").ok()), pair(5));
     assert_eq!(addresses(&ours("ADD", "s2").ok()), pair(6));
@@ -91,13 +91,13 @@ fn a_node_is_switched_over_and_back_with_pods_running() {
     let _ = ours("DEL", "r2").ok();
     assert_eq!(first.as_deref(), Some("r1\r\neth0"));
     assert_eq!(node.read(&format!("{NET}/10.1.2.5")).as_deref(), Some("s1\r\neth0"), "the same format");
-    // And back.
+    // The switch back to the reference.
     let _ = theirs("CHECK", "s1").ok();
     assert!(theirs("CHECK", "r2").error().msg.contains("Failed to find address"));
     assert_eq!(addresses(&theirs("ADD", "r4").ok()), pair(7));
     assert!(theirs("ADD", "s1").error().msg.contains("10.1.2.5 has been allocated to s1"));
     let _ = theirs("DEL", "s2").ok();
-    // Over again, right after changes that our index has not seen.
+    // The second switch to Slipway, whose index lacks the latest changes.
     assert_eq!(addresses(&ours("ADD", "s3").ok()), pair(8));
     assert!(ours("CHECK", "s2").error().msg.contains("Failed to find address"));
     let _ = theirs("DEL", "s3").ok();
@@ -122,9 +122,9 @@ fn both_implementations_work_at_the_same_time() {
         .collect();
     let given: BTreeSet<String> =
         running.into_iter().flat_map(|running| addresses(&running.wait().ok())).collect();
-    assert_eq!(given.len(), 40, "each has its own: {given:?}");
+    assert_eq!(given.len(), 40, "two containers share an address: {given:?}");
     assert_eq!(reserved(&node).len(), 40);
-    // Each deletes what the other made.
+    // Each implementation deletes the other's reservations.
     let running: Vec<_> = (0..40)
         .map(|n| {
             let del = call(&node, "DEL", &format!("c{n}"), &four());
@@ -136,7 +136,7 @@ fn both_implementations_work_at_the_same_time() {
 }
 
 #[test]
-fn a_hundred_at_once_get_a_hundred_addresses() {
+fn a_hundred_concurrent_adds_get_a_hundred_addresses() {
     let node = Node::new();
     let start = |verb: &str| {
         (0..100).map(|n| call(&node, verb, &format!("c{n}"), &dual()).spawn()).collect::<Vec<_>>()
@@ -182,7 +182,7 @@ fn an_add_that_is_killed_anywhere_blocks_nothing() {
     for (at, point) in sample(&found).into_iter().enumerate() {
         assert!(killed(&node, call(&node, "ADD", "victim", &conf), point), "{point:?}");
         after += usize::from(!reserved(&node).is_empty());
-        // Another container gets its addresses at once, from us and from the reference.
+        // Another container gets its addresses at once, from Slipway and from the reference.
         let other = addresses(&call(&node, "ADD", "other", &conf).run().ok());
         assert_eq!(other.len(), 2, "{point:?}");
         if let Some(program) = theirs().filter(|_| at % 8 == 0) {
@@ -274,7 +274,7 @@ fn a_gc_that_is_killed_anywhere_is_finished_by_the_next() {
 }
 
 #[test]
-fn the_lock_of_a_killed_process_is_free() {
+fn the_lock_of_a_killed_process_is_released() {
     let node = Node::new();
     let _ = call(&node, "ADD", "c1", &four()).run().ok();
     let mut holder = node.plugin("slipway").instead(Path::new("/usr/bin/flock"));
@@ -299,8 +299,8 @@ fn wait_for_lock(node: &Node) {
     panic!("the lock was not taken");
 }
 
-/// The error of an ADD that met a disk in this state, and after it nothing is reserved; STATUS says
-/// so too.
+/// Returns the error of an ADD on a disk in this state. Asserts that it reserved nothing, and that STATUS
+/// fails alike.
 fn refused(node: &Node, id: &str, errno: &str) -> CniFailure {
     let before = reserved(node);
     let failure = call(node, "ADD", id, &dual()).run().error();
@@ -332,7 +332,7 @@ fn a_full_disk_refuses_and_leaves_nothing() {
     let _ = node_call(&node, "STATUS", &dual()).ok();
 }
 
-/// Room for the reservation, but not for what comes after it: page by page.
+/// The disk has space for the reservation and for ever more of what follows, page by page.
 #[test]
 fn a_disk_that_fills_up_at_any_moment_leaves_nothing() {
     for pages in 0..16 {
@@ -381,7 +381,7 @@ fn no_inodes_left_refuses_and_leaves_nothing() {
     assert!(seen > 2, "the limit was met {seen} times");
 }
 
-/// What the place in the round and the index would take is not needed.
+/// The files of the round robin and the index are optional: an ADD works without inodes for them.
 #[test]
 fn an_add_needs_an_inode_for_each_reservation_and_no_other() {
     let programs = Reference::all().into_iter().map(|one| Some(one.plugin("host-local"))).chain([None]);
@@ -401,7 +401,7 @@ fn an_add_needs_an_inode_for_each_reservation_and_no_other() {
         assert_eq!(reserved(&node).len(), 4, "{program:?}");
         if program.is_none() {
             let _ = call(&node, "CHECK", "c2", &dual()).run().ok();
-            // The next search begins where the last place is, or before it.
+            // The next search begins at the last recorded address or before it.
             node.cmd(&format!("mount -o remount,nr_inodes={} {DIR}", used + 4));
             assert_eq!(addresses(&add("c3").ok()), ["10.1.2.4/24", "fd00:1::4/64"]);
             let _ = call(&node, "DEL", "c2", &dual()).run().ok();
@@ -410,9 +410,10 @@ fn an_add_needs_an_inode_for_each_reservation_and_no_other() {
     }
 }
 
-/// The first ADD of a network: its directory, the lock, two reservations, and the root of the file system.
+/// The first ADD of a network needs inodes for its directory, the lock and two reservations, and for the root
+/// of the file system.
 #[test]
-fn the_first_add_takes_inodes_for_what_counts_first() {
+fn the_first_add_creates_its_reservations_before_optional_files() {
     for inodes in 4..10 {
         let node = Node::new();
         mount(&node, &format!("nr_inodes={inodes}"));
@@ -439,7 +440,7 @@ fn a_read_only_directory_is_named() {
     let _ = call(&node, "CHECK", "c1", &dual()).run().ok();
     let failure = call(&node, "DEL", "c1", &dual()).run().error();
     assert!(failure.code == 5 && failure.msg.contains("EROFS") && failure.msg.contains(NET), "{failure:?}");
-    let _ = call(&node, "DEL", "nobody", &dual()).run().ok();
+    let _ = call(&node, "DEL", "unknown", &dual()).run().ok();
     node.cmd(&format!("mount -o remount,rw {DIR}"));
     let _ = call(&node, "DEL", "c1", &dual()).run().ok();
     assert_eq!(reserved(&node), BTreeSet::new());
@@ -476,7 +477,7 @@ fn gc_follows_the_list() {
     assert_eq!(reserved(&node).len(), 6);
     let _ = gc(&node, &dual(), &["c2", "unheard-of"]).ok();
     assert_eq!(reserved(&node), BTreeSet::from(["10.1.2.3".to_owned(), "fd00:1::3".to_owned()]));
-    // null means that nobody is left.
+    // null means that no attachment is left.
     let mut config = dual();
     config["cni.dev/valid-attachments"] = Value::Null;
     config["cni.dev/attachments"] = Value::Null;
@@ -501,11 +502,11 @@ fn hostile_names_stay_outside() {
         let failure = call(&node, "ADD", "c1", &four()).ifname(ifname).run().error();
         assert_eq!(failure.code, 4, "{ifname:?}: {failure:?}");
     }
-    assert!(node.list("/var/lib").is_empty(), "nothing was made");
+    assert!(node.list("/var/lib").is_empty(), "a file was created");
 }
 
 #[test]
-fn bad_configurations_are_refused_with_the_references_words() {
+fn bad_configurations_are_refused_with_the_references_messages() {
     let node = Node::new();
     for (ipam, msg) in [
         (json!({}), "no IP ranges specified"),
@@ -549,11 +550,11 @@ fn bad_configurations_are_refused_with_the_references_words() {
         assert_eq!((failure.code, failure.msg.as_str()), (7, msg));
         if let Some(program) = theirs() {
             let failure = reference(&program, &node, "ADD", "c1", &conf).error();
-            assert_eq!(failure.msg, msg, "the reference's own words");
+            assert_eq!(failure.msg, msg, "the reference's message");
         }
         let _ = call(&node, "DEL", "c1", &conf).run().ok();
     }
-    assert!(node.list("/var/lib").is_empty(), "nothing was made");
+    assert!(node.list("/var/lib").is_empty(), "a file was created");
 }
 
 #[test]
@@ -581,7 +582,7 @@ fn results_are_the_references_in_every_version() {
     }
 }
 
-/// Calls of host-local that a disk, a limit or a policy may refuse, and how.
+/// System calls that a disk, a limit or a policy may refuse, with the error.
 const FAILING: &[(&str, &str)] = &[
     ("fchmod", "EPERM"),
     ("fcntl", "EMFILE"),
@@ -601,13 +602,14 @@ const FAILING: &[(&str, &str)] = &[
     ("write", "ENOSPC"),
 ];
 
-/// Lets each call of `verb` fail in turn and hands the outcome to `judge`: success or an error, or
-/// none when the answer itself could not be written.
+/// Makes each system call of `verb` fail, one per run. `verify` gets true for success, false for an error,
+/// and
+/// `None` if the result could not be written.
 fn each_call_fails(
     verb: &str,
     from: &str,
     before: impl Fn(&Node),
-    judge: impl Fn(&Node, Option<bool>, &str),
+    verify: impl Fn(&Node, Option<bool>, &str),
 ) {
     let conf = dual();
     let node = Node::new();
@@ -637,11 +639,11 @@ fn each_call_fails(
             }
             _ => panic!("{why}: {}", output.process),
         };
-        judge(&node, ended, &why);
+        verify(&node, ended, &why);
     }
 }
 
-fn judge_add(node: &Node, ended: Option<bool>, why: &str) {
+fn verify_add(node: &Node, ended: Option<bool>, why: &str) {
     let conf = dual();
     let present = reserved(node).iter().filter(|ip| content(node, ip) == "victim\r\neth0").count();
     match ended {
@@ -662,12 +664,12 @@ fn content(node: &Node, address: &str) -> String {
 
 #[test]
 fn any_call_of_an_add_fails() {
-    each_call_fails("ADD", "steady", |_| {}, judge_add);
+    each_call_fails("ADD", "steady", |_| {}, verify_add);
 }
 
 #[test]
 fn any_call_of_the_first_add_fails() {
-    each_call_fails("ADD", "empty", |_| {}, judge_add);
+    each_call_fails("ADD", "empty", |_| {}, verify_add);
 }
 
 #[test]

@@ -1,6 +1,5 @@
-//! The kernel's side of `cni_kernel`, in namespaces of the tests' own.
-//!
-//! Each test works on a thread that has left for a new network namespace, which goes with it.
+//! `cni_kernel` on this kernel. Each test runs on a thread in a new network namespace, which ends with the
+//! thread.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test fails by panicking")]
 
@@ -125,7 +124,7 @@ fn a_pair_joins_two_namespaces_and_a_bridge() {
     assert!(error.to_string().starts_with(&format!("delete link eth0 in {place}: ENODEV")), "{error}");
 }
 
-/// The list of VLANs can be asked for on every kernel; those that filter have VLAN 1 on a new port.
+/// Every kernel lists the VLANs of a port; with VLAN filtering a new port has VLAN 1.
 #[test]
 fn vlans_of_a_port_are_listed() {
     let world = World::new();
@@ -145,7 +144,7 @@ fn vlans_of_a_port_are_listed() {
             world.host.delete_port_vlan(&outer, PortVlan::tagged(12, 12)).unwrap();
             let expected = [PortVlan::native(1), PortVlan::tagged(10, 11), PortVlan::tagged(13, 20)];
             assert_eq!(world.host.port_vlans(&outer).unwrap(), expected);
-            // Once more: not being there is no error.
+            // Deleting a missing VLAN is no error.
             world.host.delete_port_vlan(&outer, PortVlan::tagged(12, 12)).unwrap();
             assert_eq!(world.host.port_vlans(&outer).unwrap(), expected);
         }
@@ -189,7 +188,7 @@ fn flags_and_attributes_change() {
     }
 }
 
-/// What routing netlink says of settings is what the files say, before and after a change of either.
+/// rtnetlink and the files of /proc/sys show the same settings, before and after a change through either.
 #[test]
 fn settings_are_those_below_proc_sys() {
     let world = World::new();
@@ -233,7 +232,7 @@ fn addresses_come_and_go() {
 }
 
 #[test]
-fn detection_is_waited_for() {
+fn waits_for_duplicate_address_detection() {
     let world = World::new();
     world.bridge("br0");
     let (inner, outer) = world.veth("eth0", "veth0a");
@@ -271,7 +270,7 @@ fn routes_carry_all_they_are_given() {
     assert_eq!(world.host.routes(Family::V4, 1000).unwrap().len(), 1);
 }
 
-/// The kernel says that it leaves by the loopback.
+/// The kernel lists such a route with the loopback link.
 #[test]
 fn a_route_that_leads_nowhere_is_no_default_route() {
     // RTN_UNREACHABLE and RTN_BLACKHOLE of linux/rtnetlink.h
@@ -300,13 +299,13 @@ fn a_local_route_leads_to_a_link() {
 }
 
 #[test]
-fn a_namespace_that_is_gone_is_told_from_one_that_never_was() {
+fn a_deleted_namespace_is_distinguished_from_a_path_that_never_was_one() {
     let error = Netns::open(Path::new("/run/netns/never-was")).unwrap_err();
     assert!(error.is_gone());
     assert_eq!(error.to_string(), "failed to Statfs \"/run/netns/never-was\": no such file or directory");
 }
 
-/// The first containers of a node come at once: all want forwarding on, and links come meanwhile.
+/// The first containers of a node start at once: all switch forwarding on while links appear.
 #[test]
 fn forwarding_is_on_for_all_when_many_switch_it_on() {
     for round in 0..60 {

@@ -1,5 +1,5 @@
-//! A plugin that is killed at any of its system calls leaves nothing that DEL (or GC, where the namespace
-//! is gone too) does not remove, and no state in which a fresh ADD fails.
+//! A plugin is killed at any of its system calls: DEL, or GC if the namespace is gone too, removes what it
+//! left, and a fresh ADD succeeds.
 //!
 //! strace(1) delivers the signal at the entry of the call: `-e inject=<name>:signal=KILL:when=<n>`, where it
 //! counts the calls of one name in one thread. By default a sample is tried; `SLIPWAY_EVERY_CALL=1`
@@ -10,7 +10,7 @@ use std::collections::HashMap;
 use serde_json::{Value, json};
 use slipway_tests::{Attach, BridgeNetfilter, Network, Node, Output, Pod, Proto, Snapshot, is_peer, sample};
 
-/// How many points are tried of each call.
+/// Number of points to try for each plugin call.
 const SAMPLE: usize = 24;
 
 struct Stage {
@@ -21,7 +21,7 @@ struct Stage {
 
 /// A node with one pod; `interface` is the plugin that makes the links.
 fn stage(interface: &str) -> Option<Stage> {
-    // The reference is a Go program: its runtime's calls come in another order each time.
+    // The reference is a Go program: the order of its runtime's system calls varies.
     if is_peer() {
         return None;
     }
@@ -70,8 +70,8 @@ const IGNORED: &[&str] = &[
     "netns /run",
 ];
 
-/// What must be as before. A temporary file may wait for the next caller to sweep it; the index beside
-/// the reservations is derived from them, and the lock file has no content.
+/// The state that must be unchanged. The next call removes temporary files; the index is derived from the
+/// reservations, and the lock file has no content.
 fn state(stage: &Stage) -> Snapshot {
     let ignored =
         ["last_reserved_ip", "networks/.slipway/", "networks/net/lock", "networks/net/.", "folder "];
@@ -85,7 +85,7 @@ struct Point {
     nth: usize,
 }
 
-/// The call with a kill at a point.
+/// Runs the call and kills it at a point.
 fn kill_at(stage: &Stage, verb: &str, config: &Value, pod: &Pod, point: &Point) -> Output {
     let inject = format!("inject={}:signal=KILL:when={}", point.name, point.nth);
     let name = config["type"].as_str().expect("a type");
@@ -93,8 +93,7 @@ fn kill_at(stage: &Stage, verb: &str, config: &Value, pod: &Pod, point: &Point) 
     call.through(&["strace", "-f", "-qq", "-o", "/dev/null", "-e", &inject]).run()
 }
 
-/// The points to try of a call, in the order in which they were reached when it was watched. `run` lets
-/// the call succeed.
+/// The points of a call to try, in the order of a traced run, which succeeds.
 fn points(stage: &Stage, verb: &str, config: &Value) -> Vec<Point> {
     let name = config["type"].as_str().expect("a type");
     let call = stage.node.plugin(name).command(verb).for_pod(&stage.pod).args("").config(config);
@@ -104,7 +103,7 @@ fn points(stage: &Stage, verb: &str, config: &Value) -> Vec<Point> {
     let mut counts: HashMap<(&str, &str), usize> = HashMap::new();
     let mut points: Vec<Point> = Vec::new();
     for line in trace.lines() {
-        // `<pid> <name>(…`; what was interrupted goes on as `<pid> <... name resumed>`.
+        // `<pid> <name>(…`; an interrupted call continues as `<pid> <... name resumed>`.
         let Some((pid, rest)) = line.split_once(' ') else { continue };
         let Some((name, _)) = rest.trim_start().split_once('(') else { continue };
         if !name.bytes().all(|b| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'_') {
@@ -113,7 +112,7 @@ fn points(stage: &Stage, verb: &str, config: &Value) -> Vec<Point> {
         let nth = counts.entry((pid, name)).or_default();
         *nth += 1;
         let point = Point { name: name.to_owned(), nth: *nth };
-        // strace itself makes the first call, and the exit ends the process anyway.
+        // The first call is strace's own, and the exit ends the process anyway.
         if name != "execve" && !name.starts_with("exit") && !points.contains(&point) {
             points.push(point);
         }
@@ -195,7 +194,7 @@ fn a_second_del_finishes_a_killed_del(interface: &str) {
     }
 }
 
-/// The namespace went with the crash, and the runtime knows nothing of the attachment: GC finds it.
+/// The namespace is gone with the crash, and the runtime does not know the attachment: GC finds it.
 fn gc_removes_what_a_killed_add_left(interface: &str) {
     let Some(stage) = stage(interface) else { return };
     let network = network(&stage.node, interface);

@@ -1,5 +1,5 @@
-//! Routes and resolver settings of IPAM and of the configuration, in every plugin that makes or moves a link:
-//! the container ends up as with the reference.
+//! Routes and resolver settings of IPAM and of the configuration, in every plugin that makes or moves a link,
+//! compared with the reference.
 
 use std::path::Path;
 
@@ -49,7 +49,7 @@ impl World {
         }
     }
 
-    /// The container's routes that begin so, in the order in which the kernel looks at them, without the flags.
+    /// The container's routes with this prefix, in the kernel's lookup order, without flags.
     fn routes(&self, family: &str, prefix: &str) -> Vec<String> {
         let text = self.pod.cmd(&format!("ip -o {family} route show table all"));
         let lines = text.lines().filter(|line| line.starts_with(prefix));
@@ -61,7 +61,7 @@ impl World {
     }
 }
 
-/// The plugins that this kernel has links for, each with every reference that has it, and ours.
+/// The plugins whose links this kernel supports, each with Slipway and with every reference that has it.
 fn sides() -> impl Iterator<Item = (&'static str, Option<Reference>)> {
     PLUGINS.iter().filter(|plugin| lacks(plugin).is_none()).flat_map(|plugin| {
         let theirs = Reference::all().into_iter().filter(|one| Path::new(&one.plugin(plugin)).is_file());
@@ -70,7 +70,7 @@ fn sides() -> impl Iterator<Item = (&'static str, Option<Reference>)> {
 }
 
 #[test]
-fn of_several_routes_to_one_destination_the_last_serves() {
+fn the_last_of_several_routes_to_one_destination_is_used() {
     let routes = json!([
         {"dst": "10.9.0.0/16", "gw": "10.1.2.7"}, {"dst": "10.9.0.0/16", "gw": "10.1.2.8"},
         {"dst": "fd09::/48", "gw": "fd00:1::7"}, {"dst": "fd09::/48", "gw": "fd00:1::8"},
@@ -95,9 +95,9 @@ fn of_several_routes_to_one_destination_the_last_serves() {
     }
 }
 
-/// Metric and table tell routes apart; among equals it is the last again.
+/// Routes with different metrics or tables coexist; among equal ones the last is used.
 #[test]
-fn metrics_and_tables_are_looked_at_first() {
+fn routes_with_different_metrics_and_tables_coexist() {
     let routes = json!([
         {"dst": "10.9.0.0/16", "gw": "10.1.2.7", "priority": 50},
         {"dst": "10.9.0.0/16", "gw": "10.1.2.8", "priority": 60},
@@ -147,14 +147,15 @@ fn a_next_hop_may_be_anywhere_in_the_subnet() {
         }
         for address in ["10.9.0.1", "fd09::1"] {
             let address = address.parse().expect("an address");
-            // The node's end may still be probing its link-local address.
+            // Duplicate address detection may still run for the link-local address of the host's end.
             let answered = (0..5).any(|_| world.pod.ping(address).is_ok());
             assert!(answered, "{plugin} of {side:?}: {address}");
         }
     }
 }
 
-/// What follows in the list moves or restores the routes: with the flag that lets the kernel take them.
+/// A chained plugin moves or restores the routes; it keeps the flag `onlink`, without which the kernel
+/// refuses them.
 #[test]
 fn the_next_hop_stays_when_the_routes_are_made_again() {
     if is_peer() {
@@ -196,12 +197,12 @@ fn an_empty_list_switches_the_dns_of_ipam_off() {
     for (plugin, side) in sides() {
         let old = side.as_ref().is_some_and(|theirs| !theirs.has_nftables());
         if plugin == "bridge" && old {
-            continue; // It loses IPAM's in every case.
+            continue; // It drops IPAM's DNS settings in every case.
         }
         let world = World::new();
         for (keys, chosen) in &rows {
             let mut config = config(plugin, &json!([]));
-            // No waiting for duplicate address detection.
+            // IPv4 alone, to avoid the wait for duplicate address detection.
             config["ipam"]["addresses"].as_array_mut().expect("a list").truncate(1);
             config.as_object_mut().expect("an object").extend(keys.as_object().expect("keys").clone());
             let result = world.call("ADD", &config, side.as_ref()).ok();
@@ -209,11 +210,11 @@ fn an_empty_list_switches_the_dns_of_ipam_off() {
             let expected = match plugin {
                 "bridge" | "ptp" => (*chosen).clone(),
                 "dummy" => ipam.clone(),
-                // IPAM's count for nothing.
+                // IPAM's settings are ignored.
                 _ if *chosen == &ipam => Value::Null,
                 _ => (*chosen).clone(),
             };
-            // The older reference prints an empty one.
+            // The older reference prints an empty `dns`.
             let seen = if result["dns"] == json!({}) { Value::Null } else { result["dns"].clone() };
             assert_eq!(seen, expected, "{plugin} of {side:?} with {keys}");
         }

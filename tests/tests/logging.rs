@@ -1,4 +1,4 @@
-//! What plugins log, and where: standard error, a file, the journal. A log never fails a call.
+//! The plugins' logs on standard error, in a file and in the journal. A log never fails a call.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test fails by panicking")]
 
@@ -11,7 +11,7 @@ use slipway_tests::{Attach, Network, Node, Proto};
 
 const LOG: &str = "/run/log/slipway.log";
 
-/// The list's first plugin is given `keys` on top of what it has.
+/// A list whose first plugin has `keys` in addition.
 fn list(ipam: &str, keys: &Value) -> Value {
     let mut bridge = json!({
         "type": "bridge", "bridge": "br1", "isGateway": true, "ipMasq": true, "ipMasqBackend": "nftables",
@@ -22,7 +22,7 @@ fn list(ipam: &str, keys: &Value) -> Value {
     json!({"name": "pods", "plugins": [bridge, portmap]})
 }
 
-/// ADD of the whole list with what it wrote to standard error; stops at the first that fails.
+/// Runs ADD of the list until a plugin fails. Returns the outcome and the output on standard error.
 fn add(network: &Network<'_>, attach: &Attach, env: &[(&str, &str)]) -> (bool, String) {
     let (mut result, mut logged) = (Value::Null, String::new());
     for mut config in network.configs(Some(attach)) {
@@ -40,7 +40,7 @@ fn add(network: &Network<'_>, attach: &Attach, env: &[(&str, &str)]) -> (bool, S
     (true, logged)
 }
 
-/// The lines have these texts, each after the one before.
+/// Asserts that the log has lines with these texts, in this order.
 #[track_caller]
 fn in_order(log: &str, texts: &[&str]) {
     let mut lines = log.lines();
@@ -49,7 +49,7 @@ fn in_order(log: &str, texts: &[&str]) {
     }
 }
 
-/// An IPAM plugin that is not of the binary, and takes some time.
+/// An IPAM plugin that is another program, and slow.
 fn foreign_ipam(node: &Node) -> String {
     let script = r#"#!/bin/sh
 cat > /dev/null
@@ -92,7 +92,7 @@ fn debug_shows_each_step_of_an_add_in_order() {
 }
 
 #[test]
-fn an_add_that_fails_shows_what_it_takes_back_last_to_first() {
+fn a_failed_add_logs_its_undo_last_to_first() {
     let node = Node::new();
     // The gateway's address cannot be set while the bridge has another one.
     node.cmd("ip link add br1 type bridge");
@@ -129,7 +129,7 @@ fn an_add_that_fails_shows_what_it_takes_back_last_to_first() {
 }
 
 #[test]
-fn levels_are_what_is_asked_for_and_none_is_the_usual() {
+fn the_level_is_configurable_and_off_by_default() {
     let node = Node::new();
     // host-local is called in the same process, and does not name its key again.
     let ipam = json!({"type": "host-local", "ranges": [[{"subnet": "10.22.0.0/24"}]], "dataDirs": "/run/x"});
@@ -175,7 +175,7 @@ fn add_and_del(node: &Node, name: &str) {
 }
 
 #[test]
-fn a_file_has_what_each_line_is_about() {
+fn each_line_of_a_log_file_names_its_attachment() {
     let node = node_with(&json!({"level": "debug", "file": LOG}));
     add_and_del(&node, "web");
     assert_eq!(node.cmd(&format!("stat -c %a {LOG}")).trim(), "600");
@@ -200,7 +200,7 @@ fn a_file_has_what_each_line_is_about() {
 }
 
 #[test]
-fn where_a_line_cannot_be_written_the_call_goes_on() {
+fn a_call_succeeds_if_a_line_cannot_be_written() {
     let node = node_with(&json!({"level": "debug", "file": LOG}));
     // One page.
     node.cmd("mount -t tmpfs -o size=4k tmpfs /run/log");
@@ -227,7 +227,7 @@ fn where_a_line_cannot_be_written_the_call_goes_on() {
 }
 
 #[test]
-fn a_line_is_one_line_whatever_it_is_about() {
+fn a_message_with_line_breaks_is_one_line() {
     let node = node_with(&json!({"level": "debug", "file": LOG}));
     let network =
         node.network(json!({"name": "pods", "plugins": [{"type": "vrf", "vrfname": "a\nb\u{1b}[2J"}]}));
@@ -244,7 +244,7 @@ fn a_line_is_one_line_whatever_it_is_about() {
 }
 
 #[test]
-fn lines_of_eight_at_once_do_not_mix_and_the_size_is_bounded() {
+fn lines_of_eight_concurrent_calls_do_not_mix_and_the_size_is_bounded() {
     let node = node_with(&json!({"level": "debug", "file": LOG, "maxSize": 65536}));
     let network = node.network(list("host-local", &json!({})));
     let attaches: Vec<Attach> = (0..8).map(|n| Attach::new(&node.pod(&format!("web{n}")))).collect();
@@ -263,7 +263,7 @@ fn lines_of_eight_at_once_do_not_mix_and_the_size_is_bounded() {
     assert!(!older.is_empty(), "{} bytes, and none set aside", newer.len());
     assert_eq!(node.list("/run/log").len(), 2);
     for text in [&older, &newer] {
-        // One line of each of the others may come while one renames.
+        // Each other process may write one line while one renames the file.
         assert!(text.len() < 65536 + 8 * 8192, "{}", text.len());
         for line in text.lines() {
             let parts = ["20", " pid=", " plugin=", " command=", " container=web", ": "];
@@ -288,7 +288,7 @@ fn the_journal_gets_a_datagram_for_each_line() {
         socket
     });
     socket.set_read_timeout(Some(Duration::from_secs(5))).unwrap();
-    // Many lines more than the socket's queue takes: what does not fit is lost, and nothing waits.
+    // More lines than the socket's queue takes: the excess is dropped, and no call waits.
     add_and_del(&node, "web");
     let mut buffer = [0; 16 << 10];
     let length = socket.recv(&mut buffer).unwrap();
@@ -308,7 +308,7 @@ fn the_journal_gets_a_datagram_for_each_line() {
     }
 }
 
-/// The error names the file, and the log is not what a call fails for: it fails where it needs the settings.
+/// The error names the file. A call fails only if it needs the settings for more than the log.
 #[test]
 fn wrong_settings_are_refused_by_the_plugins_that_read_them() {
     let node = node_with(&json!({"level": "loud", "file": LOG}));

@@ -16,7 +16,7 @@ fn add_sets_the_link_up_and_del_down() {
     let node = Node::new();
     let pod = node.pod("pod");
     assert!(!is_up(&pod));
-    // Whatever CNI_IFNAME says, it is about lo.
+    // The plugin works on lo, whatever CNI_IFNAME is.
     let call = |verb: &str| node.plugin("loopback").command(verb).for_pod(&pod).config(&config("1.0.0"));
     let result = call("ADD").run().ok();
     assert!(is_up(&pod));
@@ -99,7 +99,7 @@ fn del_succeeds_without_a_namespace() {
     assert!(error.msg.contains("/run/netns/gone"), "{error:?}");
 }
 
-/// The plugin must not take the node's own loopback down.
+/// The plugin must not set the node's own loopback down.
 #[test]
 fn the_nodes_own_namespace_is_refused() {
     peer_fails("it looks only afterwards", || {
@@ -115,7 +115,7 @@ fn the_nodes_own_namespace_is_refused() {
             assert_eq!(error.code, 8, "{error:?}");
             assert_eq!(error.msg, "plugin's netns and netns from CNI_NETNS should not be the same");
             let flags = node.link("lo")["flags"].clone();
-            assert!(flags.as_array().expect("flags").contains(&"UP".into()), "{verb} took it down");
+            assert!(flags.as_array().expect("flags").contains(&"UP".into()), "{verb} set lo down");
         }
     });
 }
@@ -123,7 +123,7 @@ fn the_nodes_own_namespace_is_refused() {
 #[test]
 fn status_and_gc_succeed_silently() {
     if newest_version() == "1.0.0" {
-        // An older peer, which has neither.
+        // An older peer has neither verb.
         return;
     }
     let node = Node::new();

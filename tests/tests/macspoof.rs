@@ -44,8 +44,8 @@ fn attachment(container: &str) -> Attachment {
 const MAC: Mac = Mac([2, 0, 0, 0, 0, 0x11]);
 const OTHER: Mac = Mac([2, 0, 0, 0, 0, 0x99]);
 
-/// A bridge with two ports; at the far end of each a pod in a namespace of its own, held by a
-/// process whose number is written to a file of the test's own.
+/// A bridge with two ports, each with a pod at its other end. A process keeps each pod's namespace; its PID
+/// is in a file.
 struct Pods {
     holders: Vec<std::process::Child>,
 }
@@ -58,7 +58,7 @@ impl Pods {
             let holder =
                 Command::new("unshare").args(["--net", "sleep", "60"]).spawn().expect("start unshare");
             let pid = holder.id();
-            // until unshare has left for its namespace
+            // Until unshare has entered its namespace.
             let own = sh("readlink /proc/thread-self/ns/net");
             while sh(&format!("readlink /proc/{pid}/ns/net")) == own {
                 std::thread::sleep(Duration::from_millis(5));
@@ -83,7 +83,7 @@ impl Pods {
         Netns::open(Path::new(&format!("/proc/{}/ns/net", self.holders[pod].id()))).unwrap()
     }
 
-    /// Whether a datagram of the first pod reaches the second.
+    /// True if a datagram of the first pod reaches the second.
     fn reaches(&self) -> bool {
         for pod in [0, 1] {
             sh(&self.in_pod(pod, "ip neigh flush dev eth0"));
@@ -91,8 +91,8 @@ impl Pods {
         let server = self.netns(1).run(|| UdpSocket::bind("10.7.0.2:7000").unwrap()).unwrap();
         server.set_read_timeout(Some(Duration::from_millis(400))).unwrap();
         let client = self.netns(0).run(|| UdpSocket::bind("10.7.0.1:0").unwrap()).unwrap();
-        // An address that did not resolve is asked for again after a second only. Once it counts as
-        // unreachable, sending itself fails for a while.
+        // The kernel repeats a neighbour request after one second. Once the address counts as unreachable,
+        // sending itself fails for a while.
         (0..8).any(|_| {
             let _ = client.send_to(b"hello", "10.7.0.2:7000");
             server.recv(&mut [0; 16]).is_ok()
@@ -124,7 +124,7 @@ fn frames_with_a_foreign_source_address_are_dropped() {
         pods.send_as(OTHER);
         assert!(!pods.reaches(), "another address passed");
         macspoof::release(&attachment("c1")).unwrap();
-        assert!(pods.reaches(), "nobody guards any more");
+        assert!(pods.reaches(), "the guard is still there");
         assert!(macspoof::check(&attachment("c1"), "vh1", MAC).is_err());
         macspoof::release(&attachment("c1")).unwrap();
         assert!(!sh("nft list table bridge slipway").contains("elements"));
@@ -180,7 +180,7 @@ fn retain_removes_only_what_is_this_networks_and_not_valid() {
 }
 
 #[test]
-fn what_the_reference_plugin_left_is_removed_with_ours() {
+fn rules_of_the_reference_plugin_are_removed_too() {
     in_namespace(|| {
         for container in ["c1", "c2"] {
             let id = format!("{container}-eth0");

@@ -119,7 +119,7 @@ mod tests {
             dirs: OsString::new(),
             missing: vec![(STABLE, Error::Failed("no mirror".to_owned()))],
         };
-        let skip = "gc::what_the_reference_made: skipped: needs the reference plugins";
+        let skip = "gc::chains_of_the_reference: skipped: needs the reference plugins";
         assert!(gone.explains(skip) && !there.explains(skip));
         assert!(!gone.explains("vrf::single: skipped: needs vrf"));
         assert_eq!(gone.missing().count(), 1);

@@ -542,7 +542,7 @@ mod tests {
     #[test]
     fn what_was_fetched_for_a_test_is_no_reason_to_skip_it() {
         let runtime = "real::podman::a_reboot: skipped: needs podman of Debian bookworm";
-        let reference = "gc::what_the_reference_made: skipped: needs the reference plugins";
+        let reference = "gc::chains_of_the_reference: skipped: needs the reference plugins";
         let kernel = "migrate::programs::x: skipped: needs vrf";
         let all = set(&[runtime, reference, kernel]);
         assert_eq!(allowed_with_runtimes(&all, all.clone(), |_| false), set(&[kernel]));

@@ -1,7 +1,7 @@
-//! DEL of an attachment that is gone: what a runtime calls most often. A second DEL reads, and that is all: it
-//! starts no program, changes no file, no ruleset and no link, and waits for no one.
+//! Repeated DEL, which runtimes call often. A second DEL only reads: it starts no program, changes no file,
+//! ruleset or link, and waits for no other process.
 //!
-//! Each case has another attachment of the same network beside it, so that all shared state exists.
+//! Each case has another attachment of the same network, so that all shared state exists.
 
 mod trace;
 
@@ -19,7 +19,7 @@ mod bus;
 #[expect(dead_code, reason = "the suite of dhcp needs more of it")]
 mod stage;
 
-/// A test for each line: the list, and the interface's name.
+/// A test for each line: the plugin, the interface's name and the list.
 macro_rules! second_del_reads_only {
     ($($test:ident: $plugin:literal for $ifname:literal in $list:expr;)*) => {
         $(
@@ -28,7 +28,7 @@ macro_rules! second_del_reads_only {
                 if let Some(feature) = lacks($plugin) {
                     skip!(feature);
                 }
-                costs_nothing(&Node::new(), $ifname, &$list);
+                only_reads(&Node::new(), $ifname, &$list);
             }
         )*
     };
@@ -102,10 +102,10 @@ fn fixed() -> Value {
     })
 }
 
-/// The list after its own ADD and DEL, beside another attachment of the network, and the same on a node that
-/// never had any.
+/// Asserts that DEL of the list only reads: after an ADD and a DEL with another attachment of the network
+/// present, and on a node without any attachment.
 #[track_caller]
-fn costs_nothing(node: &Node, ifname: &str, plugins: &Value) {
+fn only_reads(node: &Node, ifname: &str, plugins: &Value) {
     if is_peer() {
         return;
     }
@@ -113,18 +113,18 @@ fn costs_nothing(node: &Node, ifname: &str, plugins: &Value) {
     let pod = node.pod("pod");
     let attach = Attach::new(&pod).ifname(ifname).port(Proto::Tcp, 8080, 80).port(Proto::Udp, 8080, 80);
     let mut wrong = reads_only("a node that never had any", node, &network, &attach, &Value::Null);
-    // `static` gives one address, and a device is moved once: both are for the attachment that is watched.
+    // `static` has one address, and one device can be moved: no second attachment is possible.
     let single = |plugin: &Value| plugin["ipam"]["type"] == "static" || plugin["type"] == "host-device";
     let other = node.pod("other");
-    let beside = Attach::new(&other).ifname(ifname).port(Proto::Tcp, 8081, 80);
+    let neighbour = Attach::new(&other).ifname(ifname).port(Proto::Tcp, 8081, 80);
     if !plugins.as_array().expect("plugins").iter().any(single) {
-        network.add(&beside).expect("ADD beside it");
+        network.add(&neighbour).expect("ADD of the other attachment");
     }
     wrong.extend(after_its_del(node, &network, &attach, pod));
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
 }
 
-/// The system calls of further DELs after an ADD and the first DEL.
+/// Returns the system calls of further DELs after an ADD and the first DEL.
 fn after_its_del(node: &Node, network: &Network<'_>, attach: &Attach, pod: Pod) -> Vec<String> {
     let result = network.add(attach).expect("ADD");
     network.del(attach).expect("the first DEL");
@@ -139,9 +139,9 @@ fn after_its_del(node: &Node, network: &Network<'_>, attach: &Attach, pod: Pod) 
     wrong
 }
 
-/// The reference's chains are there, with rules of another container: they are read, and no tool is started.
+/// The reference plugins' chains have rules of another container: DEL reads them and starts no tool.
 #[test]
-fn beside_the_references_chains() {
+fn with_the_references_chains() {
     if is_peer() {
         return;
     }
@@ -157,15 +157,15 @@ fn beside_the_references_chains() {
         }
         let path = format!("/run/tools:{}", std::env::var("PATH").unwrap_or_default());
         let other = node.pod("other");
-        let beside = Attach::new(&other).port(Proto::Tcp, 8081, 80);
+        let neighbour = Attach::new(&other).port(Proto::Tcp, 8081, 80);
         let mut result = Value::Null;
-        for mut config in network.configs(Some(&beside)) {
+        for mut config in network.configs(Some(&neighbour)) {
             config["cniVersion"] = json!("1.0.0");
             if !result.is_null() {
                 config["prevResult"] = result;
             }
             let program = reference.plugin(config["type"].as_str().expect("a type"));
-            let call = network.prepare("ADD", &config, Some(&beside)).instead(&program);
+            let call = network.prepare("ADD", &config, Some(&neighbour)).instead(&program);
             result = call.env("CNI_PATH", reference.dir()).env("PATH", &path).run().ok();
         }
         let chains = node.cmd(&format!("iptables-{variant}-save"));
@@ -176,7 +176,7 @@ fn beside_the_references_chains() {
     }
 }
 
-/// The node's devices and files that the lists need.
+/// Prepares the devices and files of the node that the lists need.
 fn prepared<'a>(node: &'a Node, plugins: &Value) -> Network<'a> {
     node.bridge_netfilter(BridgeNetfilter::Off);
     let _client = node.host("client");
@@ -188,8 +188,8 @@ fn prepared<'a>(node: &'a Node, plugins: &Value) -> Network<'a> {
     node.network(json!({"name": "net", "plugins": plugins}))
 }
 
-/// DEL of each plugin of the list, the last one first, under strace(1): names each call that is no reading, and
-/// each change of the node.
+/// Runs DEL of each plugin of the list under strace(1), the last plugin first. Returns each call that does
+/// more than read, and each change of the node.
 fn reads_only(
     case: &str,
     node: &Node,
@@ -205,7 +205,7 @@ fn reads_only(
         let name = config["type"].as_str().expect("a type").to_owned();
         let before = state(node);
         let mut calls = trace::calls(node, network.prepare("DEL", &config, Some(attach)));
-        // A question to a daemon is a write to its socket.
+        // A request to a daemon is a write to its socket.
         calls.retain(|call| !asks_a_daemon(&config, result, call));
         let after = state(node);
         wrong.extend(calls.iter().map(|call| format!("{name} {case}: {call}")));
@@ -216,7 +216,7 @@ fn reads_only(
     wrong
 }
 
-/// True for a call that asks the daemon of `dhcp`, or asks firewalld where an address is that the result names.
+/// True for a request to the dhcp daemon, or to firewalld about the zone of an address in the result.
 fn asks_a_daemon(config: &Value, result: &Value, call: &str) -> bool {
     let dhcp = config["ipam"]["type"] == "dhcp";
     let firewalld = config["backend"] == "firewalld" && !result.is_null();
@@ -226,7 +226,7 @@ fn asks_a_daemon(config: &Value, result: &Value, call: &str) -> bool {
             && (call.contains("system_bus_socket\"") || question.iter().any(|text| call.contains(text))))
 }
 
-/// The ruleset's generation, and the times of everything below the node's own folders.
+/// The ruleset's generation, and the times of all files in the node's own folders.
 fn state(node: &Node) -> String {
     let generation = node.run(|| Socket::open().and_then(|socket| socket.generation()));
     let files = node.cmd(&format!("find /run /var/lib -not -path {} -not -path /run -not -name *.log -not -name *.err -printf %p:%i:%T@:%C@\\n", trace::FILE));
@@ -238,20 +238,20 @@ fn ebpf() {
     if !has_programs() {
         skip!(PROGRAMS);
     }
-    costs_nothing(&Node::new(), "eth0", &json!([bridged("ebpf"), published("ebpf")]));
+    only_reads(&Node::new(), "eth0", &json!([bridged("ebpf"), published("ebpf")]));
 }
 
-/// Its record says that nothing is in firewalld: the bus is not asked.
+/// The plugin's record shows that nothing is in firewalld: it makes no call over D-Bus.
 #[test]
 fn firewall_firewalld() {
     let node = Node::new();
     let Some(_daemon) = bus::Daemon::start(&node) else { skip!("dbus-daemon") };
     let _zones = bus::firewalld(&node);
-    // With a result it asks the bus whether the address is in the zone, as of a container of the reference's, and no more.
-    costs_nothing(&node, "eth0", &json!([bridged("nftables"), {"type": "firewall", "backend": "firewalld"}]));
+    // With a result it only asks firewalld for the address's zone, as the reference may have set it.
+    only_reads(&node, "eth0", &json!([bridged("nftables"), {"type": "firewall", "backend": "firewalld"}]));
 }
 
-/// The plugin asks the daemon, which alone knows of a lease that is being asked for.
+/// The plugin asks the daemon: only that knows of a lease that is being requested.
 #[test]
 fn dhcp() {
     if is_peer() {
@@ -262,7 +262,7 @@ fn dhcp() {
     let network = stage.network(&json!({}));
     let (pod, other) = (stage.node.pod("pod"), stage.node.pod("other"));
     let attach = Attach::new(&pod);
-    network.add(&Attach::new(&other)).expect("ADD beside it");
+    network.add(&Attach::new(&other)).expect("ADD of the other attachment");
     let result = network.add(&attach).expect("ADD");
     network.del(&attach).expect("the first DEL");
     let wrong = reads_only("after its DEL", &stage.node, &network, &attach, &result);

@@ -1,11 +1,11 @@
-//! The system calls of a plugin that are more than reading.
+//! The system calls of a plugin that do more than read.
 
 use slipway_tests::{Node, PluginCall};
 
-/// Where strace writes, which the state of the node leaves out.
+/// The output file of strace, which is no part of the node's state.
 pub(crate) const FILE: &str = "/run/gone.trace";
 
-/// Calls that change nothing but the process itself, and those that read.
+/// Calls that only read, or change only the process itself.
 const READING: &[&str] = &[
     "access",
     "arch_prctl",
@@ -62,7 +62,7 @@ const READING: &[&str] = &[
     "statx",
     "uname",
 ];
-/// A thread of the process's own, which has to enter the container's namespace for a socket there.
+/// Calls for a thread that enters the container's namespace to open a socket there.
 const THREAD: &[&str] = &["clone", "clone3", "setns"];
 /// The commands of bpf(2) that only read.
 const BPF: &[&str] = &["BPF_OBJ_GET,", "BPF_MAP_LOOKUP_ELEM,", "BPF_OBJ_GET_INFO_BY_FD,"];
@@ -73,7 +73,7 @@ pub(crate) fn calls(node: &Node, call: PluginCall) -> Vec<String> {
     output.ok();
     let trace = node.read(FILE).unwrap_or_else(|| panic!("no trace: {}", output.process));
     node.cmd(&format!("rm {FILE}"));
-    // strace's own start of the plugin is the first line.
+    // The first line is strace's execve of the plugin.
     let mut lines = trace.lines();
     let first = lines.next().unwrap_or_default();
     assert!(first.contains("execve("), "{first}");
@@ -86,7 +86,8 @@ pub(crate) fn calls(node: &Node, call: PluginCall) -> Vec<String> {
     wrong
 }
 
-/// True for a call that reads, and for what is no beginning of a call: a signal, or an interrupted call's end.
+/// True for a call that reads, and for a line that begins no call: a signal, or the end of an interrupted
+/// call.
 fn is_reading(line: &str) -> bool {
     let Some((_, rest)) = line.split_once(' ') else { return true };
     let Some((name, arguments)) = rest.trim_start().split_once('(') else { return true };
@@ -101,14 +102,15 @@ fn is_reading(line: &str) -> bool {
         "flock" => arguments.contains("LOCK_SH") || arguments.contains("LOCK_UN"),
         "bpf" => BPF.iter().any(|command| arguments.starts_with(command)),
         "sendto" | "sendmsg" => is_request_to_read(arguments),
-        // The result, of which a DEL has none, and what the log says.
+        // Standard output, which a DEL leaves empty, and the log.
         "write" => arguments.starts_with("1<") || arguments.starts_with("2<"),
         _ => READING.contains(&name) || THREAD.contains(&name),
     }
 }
 
-/// True for netlink messages that get: their types are `RTM_GETLINK`, `NFT_MSG_GETGEN`, `IPCTNL_MSG_CT_GET`. Those
-/// of a socket of another namespace strace writes as numbers: rtnetlink's come in fours, and the third gets.
+/// True for netlink messages that only get, such as `RTM_GETLINK`, `NFT_MSG_GETGEN` and `IPCTNL_MSG_CT_GET`.
+/// For sockets of another namespace strace prints numbers: of each four of rtnetlink's types, the third is
+/// GET.
 fn is_request_to_read(arguments: &str) -> bool {
     let mut types = arguments.split("nlmsg_type=").skip(1).peekable();
     let is_get = |text: &str| {

@@ -1,4 +1,4 @@
-//! Which device a DEL brings home: that of its own attachment and no other, however late it is.
+//! DEL moves the device of its own attachment back to the node, and no other, however late it is called.
 
 use std::time::Duration;
 
@@ -7,7 +7,7 @@ use slipway_tests::{Attach, Network, peer_fails};
 
 use super::{World, add};
 
-/// A network of that name with a device, without addresses.
+/// A network with a device, without addresses.
 fn network<'a>(world: &'a World, name: &str, keys: &Value) -> Network<'a> {
     let mut plugin = json!({"type": "host-device"});
     plugin.as_object_mut().expect("an object").extend(keys.as_object().expect("an object").clone());
@@ -23,16 +23,16 @@ fn a_del_leaves_the_devices_of_other_attachments() {
     let world = World::new();
     world.node.cmd("ip link add ens6 type veth peer name wire6 netns outside");
     let pod = world.node.pod("pod");
-    // It keeps its name in the container, and its alias is its name therefore.
+    // The device keeps its name in the container, so its alias is its name.
     let (first, kept) = (device(&world, "dev0"), Attach::new(&pod).ifname("dev0"));
     let (second, moved) = (device(&world, "ens6"), Attach::new(&pod).ifname("net2"));
     first.add(&kept).expect("ADD");
     second.add(&moved).expect("ADD");
     second.del(&moved).expect("DEL");
-    peer_fails("fails when the device is home", || second.del(&moved).expect("DEL again"));
+    peer_fails("fails when the device is on the node", || second.del(&moved).expect("DEL again"));
     assert!(pod.has_link("dev0"), "the first one's device");
 
-    // What was refused has nothing there.
+    // An attachment whose ADD was refused has no device.
     let absent = network(&world, "absent", &json!({"device": "absent"}));
     absent.add(&moved).expect_err("there is no such device");
     peer_fails("fails", || absent.del(&moved).expect("DEL"));
@@ -40,7 +40,7 @@ fn a_del_leaves_the_devices_of_other_attachments() {
     peer_fails("fails", || first.del(&moved).expect("DEL"));
     assert!(pod.has_link("dev0"), "the first one's device");
 
-    // Nor any other link of the container's.
+    // Other links of the container stay.
     pod.cmd("ip link add pod0 type veth peer name pod1");
     pod.cmd("ip link set pod0 alias pod0");
     peer_fails("fails", || second.del(&moved).expect("DEL"));
@@ -49,7 +49,7 @@ fn a_del_leaves_the_devices_of_other_attachments() {
     assert!(world.node.has_link("dev0"));
 }
 
-/// The ADD is refused, and its DEL is for another device than the one that has the name.
+/// The ADD is refused; its DEL leaves the device alone that has the name in the container.
 #[test]
 fn a_del_leaves_the_device_that_had_the_name_first() {
     let world = World::new();
@@ -61,7 +61,7 @@ fn a_del_leaves_the_device_that_had_the_name_first() {
         first.add(&attach).expect("ADD");
         let hwaddr = json!({"hwaddr": world.node.mac("ens7")});
         for other in [device(&world, "ens7"), network(&world, "by-address", &hwaddr)] {
-            other.add(&attach).expect_err("the name is taken");
+            other.add(&attach).expect_err("the container has a link of that name");
             other.del(&attach).expect("DEL");
             assert!(pod.has_link("eth0") && world.node.has_link("ens7"));
         }
@@ -70,9 +70,9 @@ fn a_del_leaves_the_device_that_had_the_name_first() {
     });
 }
 
-/// The result tells that it is the device which the configuration named.
+/// The result shows that it is the configured device.
 #[test]
-fn a_device_whose_address_has_changed_comes_home() {
+fn a_device_whose_mac_address_has_changed_is_moved_back() {
     let world = World::new();
     let pod = world.node.pod("pod");
     let network = network(&world, "net", &json!({"hwaddr": world.mac}));
@@ -83,7 +83,7 @@ fn a_device_whose_address_has_changed_comes_home() {
 }
 
 #[test]
-fn a_device_that_was_named_by_an_alternative_name_comes_home() {
+fn a_device_configured_by_an_alternative_name_is_moved_back() {
     let world = World::new();
     let pod = world.node.pod("pod");
     for name in ["rack-1", "the-uplink-to-the-rack-of-the-lab"] {
@@ -97,7 +97,7 @@ fn a_device_that_was_named_by_an_alternative_name_comes_home() {
     }
 }
 
-/// A link that is down and has an alias need not have been away.
+/// A link that is down and has an alias was not necessarily in a container.
 #[test]
 fn an_administrators_alias_is_left_alone() {
     peer_fails("fails when the namespace is gone", || {
@@ -121,15 +121,15 @@ fn an_administrators_alias_is_left_alone() {
     });
 }
 
-/// The kernel brings a device back some time after the namespace went: down, under the name that it had
-/// there. Here it is done by hand, as the kernel lets virtual links go with the namespace.
+/// Some time after a namespace's end the kernel moves a physical device back to the node: down, with its name
+/// in the container. The test does it by hand, as the kernel deletes virtual links with the namespace.
 #[test]
-fn a_del_waits_for_a_device_that_is_on_its_way() {
+fn a_del_waits_for_a_device_that_the_kernel_moves_back() {
     peer_fails("fails when the namespace is gone", || {
         let world = World::new();
         world.buses();
         let (pod, limbo) = (world.node.pod("pod"), world.node.pod("limbo"));
-        // A process of the node's tells where that is.
+        // `$$` is a process in the namespace of the node.
         world.node.write("/run/back", "ip -n limbo link set eth0 netns $$\nexit $?\n");
         let before = world.state(&pod);
         for keys in [json!({"device": "dev0"}), json!({"hwaddr": world.mac})] {
@@ -150,9 +150,9 @@ fn a_del_waits_for_a_device_that_is_on_its_way() {
     });
 }
 
-/// It came when no DEL waited for it any more.
+/// The device returned when no DEL waited for it any more.
 #[test]
-fn an_add_finds_a_device_that_came_back_by_itself() {
+fn an_add_finds_a_device_that_the_kernel_moved_back() {
     peer_fails("does not find it", || {
         let world = World::new();
         let pod = world.node.pod("pod");
@@ -168,9 +168,9 @@ fn an_add_finds_a_device_that_came_back_by_itself() {
     });
 }
 
-/// The old form of a result has an address in it. What the node has on the link would be lost on the way.
+/// A result of an old version needs an address. The node's addresses on the link would be lost by the move.
 #[test]
-fn a_device_whose_result_cannot_be_told_is_not_moved() {
+fn a_device_whose_result_cannot_be_expressed_is_not_moved() {
     peer_fails("moves it", || {
         let world = World::new();
         world.node.cmd("ip link set dev0 up");

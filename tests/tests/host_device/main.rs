@@ -1,5 +1,5 @@
-//! The host-device plugin: each way to name a device, the way there and back, packets over the device, and
-//! what happens when a part of it is gone.
+//! The host-device plugin: each way to name a device, the move to the container and back, packets over the
+//! device, and missing parts.
 
 mod home;
 
@@ -11,7 +11,7 @@ use slipway_tests::{
     peer_fails, skip,
 };
 
-/// A node with a device `dev0`, which is down; `wire0` of a host outside is at its other end.
+/// A node with a device `dev0`, which is down; its veth peer `wire0` is on a host outside.
 struct World {
     node: Node,
     outside: Host,
@@ -30,7 +30,7 @@ impl World {
         Self { node, outside, mac }
     }
 
-    /// The network with that device, host-local of both families, and `keys` on top.
+    /// The network with `dev0` and host-local of both families; `keys` are added to the plugin.
     fn network(&self, keys: &Value) -> Network<'_> {
         let mut plugin = json!({"type": "host-device", "device": "dev0", "ipam": {
             "type": "host-local",
@@ -50,7 +50,7 @@ impl World {
         names.filter(|name| name.parse::<IpAddr>().is_ok()).collect()
     }
 
-    /// Buses of our own making in the place of the machine's.
+    /// Replaces the machine's buses in sysfs by simulated ones.
     fn buses(&self) {
         let node = &self.node;
         node.cmd("mount -t tmpfs tmpfs /sys/bus");
@@ -99,7 +99,7 @@ fn results_of_every_version() {
 }
 
 #[test]
-fn the_device_goes_there_and_comes_back() {
+fn add_moves_the_device_and_del_moves_it_back() {
     let world = World::new();
     let pod = world.node.pod("pod");
     let network = world.network(&json!({}));
@@ -132,7 +132,7 @@ fn the_device_goes_there_and_comes_back() {
 }
 
 #[test]
-fn it_is_found_by_name_address_path_and_bus() {
+fn the_device_is_found_by_name_address_path_and_bus() {
     let world = World::new();
     world.buses();
     let pod = world.node.pod("pod");
@@ -145,7 +145,7 @@ fn it_is_found_by_name_address_path_and_bus() {
         json!({"device": "", "pciBusID": "0000:02:00.0"}),
         json!({"device": "", "runtimeConfig": {"deviceID": "0000:01:00.0"}}),
         json!({"device": "", "pciBusID": "0000:09:00.0", "runtimeConfig": {"deviceID": "mlx5_core.sf.4"}}),
-        // The name goes before all others.
+        // The name has precedence.
         json!({"hwaddr": "02:00:00:00:00:99", "pciBusID": "0000:04:00.0"}),
     ] {
         let network = world.network(&keys);
@@ -160,9 +160,9 @@ fn it_is_found_by_name_address_path_and_bus() {
     }
 }
 
-/// Such a device is no link of the kernel's: there is nothing to move.
+/// A device of a userspace driver (DPDK) is no link of the kernel: there is nothing to move.
 #[test]
-fn a_device_that_a_program_drives_has_only_addresses() {
+fn a_device_of_a_userspace_driver_gets_only_addresses() {
     let world = World::new();
     world.buses();
     let pod = world.node.pod("pod");
@@ -182,7 +182,7 @@ fn a_device_that_a_program_drives_has_only_addresses() {
 }
 
 #[test]
-fn what_cannot_be_found_is_named() {
+fn errors_name_the_missing_device() {
     let world = World::new();
     world.buses();
     let pod = world.node.pod("pod");
@@ -227,7 +227,7 @@ fn what_cannot_be_found_is_named() {
 }
 
 #[test]
-fn a_failed_add_brings_it_home_as_it_was() {
+fn a_failed_add_restores_the_device() {
     let world = World::new();
     let pod = world.node.pod("pod");
     peer_fails("the device stays in the container", || {
@@ -235,7 +235,7 @@ fn a_failed_add_brings_it_home_as_it_was() {
             world.node.cmd(&format!("ip link set dev0 {flag}"));
             let full = json!({"type": "host-local", "subnet": "10.60.9.0/24", "rangeStart": "10.60.9.5",
                 "rangeEnd": "10.60.9.5", "dataDir": "/run/full"});
-            world.node.write("/run/full/net/10.60.9.5", "somebody\r\neth0");
+            world.node.write("/run/full/net/10.60.9.5", "other\r\neth0");
             let unreachable = json!({"type": "host-local", "subnet": "10.60.1.0/24",
                 "routes": [{"dst": "10.9.0.0/16", "gw": "10.8.0.1"}]});
             for (ipam, part) in [
@@ -256,7 +256,7 @@ fn a_failed_add_brings_it_home_as_it_was() {
 }
 
 #[test]
-fn the_containers_name_may_be_taken() {
+fn an_add_fails_if_the_container_has_a_link_of_that_name() {
     let world = World::new();
     let pod = world.node.pod("pod");
     peer_fails("another text", || {
@@ -268,9 +268,9 @@ fn the_containers_name_may_be_taken() {
     });
 }
 
-/// The container and the node have links of each other's names.
+/// The node and the container each have a link with the device's name in the other.
 #[test]
-fn names_are_apart() {
+fn node_and_container_have_separate_names() {
     let world = World::new();
     let pod = world.node.pod("pod");
     world.node.cmd("ip link add eth0 type bridge");
@@ -284,7 +284,7 @@ fn names_are_apart() {
 }
 
 #[test]
-fn a_name_that_was_taken_meanwhile_is_waited_for() {
+fn a_del_succeeds_once_the_devices_name_is_free() {
     let world = World::new();
     let pod = world.node.pod("pod");
     let network = world.network(&json!({}));
@@ -300,8 +300,8 @@ fn a_name_that_was_taken_meanwhile_is_waited_for() {
     });
 }
 
-/// Here the kernel takes the device with the namespace, as it is one end of a pair; it brings real ones
-/// back to the node.
+/// The kernel deletes this device with the namespace, as it is one end of a veth pair; physical devices it
+/// moves back to the node.
 #[test]
 fn the_address_is_free_when_the_namespace_is_gone() {
     peer_fails("DEL fails and leaves the address", || {
@@ -319,10 +319,10 @@ fn the_address_is_free_when_the_namespace_is_gone() {
     });
 }
 
-/// What the kernel does with a real device when its namespace goes: it is on the node again, down, under
-/// the name that it had in the container, or `dev` and its number where that is taken.
+/// When a namespace ends, the kernel moves a physical device back to the node: down, with its name in the
+/// container, or `dev` and its index if that name is taken.
 #[test]
-fn a_device_that_came_back_by_itself_gets_its_name_again() {
+fn a_device_that_the_kernel_moved_back_gets_its_name_again() {
     peer_fails("leaves it as it is", || {
         let world = World::new();
         let pod = world.node.pod("pod");
@@ -333,7 +333,7 @@ fn a_device_that_came_back_by_itself_gets_its_name_again() {
             network.del(&Attach::new(&pod).netns("")).expect("DEL");
             before.assert_same(&world.state(&pod));
         }
-        // Somebody else's alias, and a link that is in use, are left alone.
+        // A link with another alias and a link that is up are left alone.
         for (name, alias, flag) in [("dev0", "uplink", "down"), ("eth0", "dev0", "up")] {
             world.node.cmd(&format!("ip link set dev0 name {name} alias {alias}"));
             world.node.cmd(&format!("ip link set {name} {flag}"));
@@ -347,16 +347,16 @@ fn a_device_that_came_back_by_itself_gets_its_name_again() {
 }
 
 #[test]
-fn a_link_that_does_not_say_where_it_belongs_stays() {
+fn a_link_without_an_alias_stays() {
     let world = World::new();
     let pod = world.node.pod("pod");
     pod.cmd("ip link add eth0 type bridge");
-    let failure = world.network(&json!({})).del(&Attach::new(&pod)).expect_err("whose is it?");
+    let failure = world.network(&json!({})).del(&Attach::new(&pod)).expect_err("the link has no alias");
     assert_eq!(failure.error.msg, "failed to find original ifname for \"eth0\" (alias is not set)");
     assert!(pod.has_link("eth0"));
 }
 
-/// An alias that is no name of a link, or a hostile one, moves nothing.
+/// An alias that is no valid link name moves nothing.
 #[test]
 fn a_hostile_alias_moves_nothing() {
     let world = World::new();
@@ -374,7 +374,7 @@ fn a_hostile_alias_moves_nothing() {
 }
 
 #[test]
-fn check_finds_what_has_changed() {
+fn check_finds_changes() {
     let world = World::new();
     let pod = world.node.pod("pod");
     let network = world.network(&json!({}));
@@ -396,7 +396,7 @@ fn check_finds_what_has_changed() {
 }
 
 #[test]
-fn without_ipam_the_link_is_just_on() {
+fn without_ipam_the_link_is_only_set_up() {
     let world = World::new();
     let pod = world.node.pod("pod");
     let network = world.network(&json!({"ipam": {}, "dns": {"domain": "a.test"}}));
@@ -410,7 +410,7 @@ fn without_ipam_the_link_is_just_on() {
 }
 
 #[test]
-fn gc_and_status_are_ipams() {
+fn gc_and_status_are_passed_to_ipam() {
     peer_fails("GC does nothing, STATUS does not see that the range is exhausted", || {
         let world = World::new();
         let pod = world.node.pod("pod");
@@ -424,16 +424,16 @@ fn gc_and_status_are_ipams() {
         network.forget();
         network.gc_plugins(&json!([])).expect("GC");
         assert!(world.reservations().is_empty());
-        // The link is the container's still: nothing tells whose it is.
+        // The device stays in the container: GC finds no owner on it.
         assert!(pod.has_link("eth0"));
         network.del(&attach).expect("DEL");
         assert!(world.node.has_link("dev0"));
     });
 }
 
-/// Each side brings home what the other one has moved.
+/// Slipway and the reference each move back the device that the other has moved.
 #[test]
-fn the_reference_and_ours_bring_each_others_home() {
+fn the_reference_and_slipway_move_back_each_others_devices() {
     if is_peer() {
         return;
     }
@@ -449,7 +449,7 @@ fn the_reference_and_ours_bring_each_others_home() {
     let _ = ours("ADD").run().ok();
     let _ = ours("DEL").instead(&reference).run().ok();
     assert_eq!(world.node.mac("dev0"), world.mac);
-    // Older ones leave the alias.
+    // Older versions of the reference leave the alias.
     let _ = ours("ADD").instead(&reference).run().ok();
     let _ = ours("DEL").run().ok();
     before.assert_same(&world.state(&pod));

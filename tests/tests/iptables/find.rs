@@ -1,4 +1,4 @@
-//! DEL, CHECK and GC find an attachment wherever it is, whatever the configuration says now.
+//! DEL, CHECK and GC find an attachment in every backend, whatever the configuration's backend is now.
 
 use serde_json::json;
 use slipway_tests::{NEWER_REFERENCE, REFERENCE, Reference, golden, needs, skip};
@@ -19,7 +19,7 @@ fn a_del_finds_the_ports_in_the_other_backend() {
         iptables.clone().verb("CHECK").ok();
         iptables.clone().verb("DEL").ok();
         assert!(!stage.node.ruleset().contains(" testnet eth0 c1\""));
-        // Neither without any hint of what there was.
+        // Also without port mappings and prevResult.
         iptables.ok();
         let forgetful = nftables.key("runtimeConfig", json!({})).key("prevResult", json!(null));
         forgetful.verb("DEL").ok();
@@ -66,7 +66,7 @@ fn a_port_has_one_owner_whatever_the_backend() {
         assert_eq!(error.code, 11);
         assert!(error.msg.contains("is taken by network testnet, container c1, interface eth0"), "{error:?}");
         assert!(!stage.both().contains("c2\\\""), "{}", stage.both());
-        // Another port is nobody's.
+        // Another port is free.
         let other = stage.call("ADD", &[map("tcp", 8081, 80)], &json!({})).container("c2");
         other.ok();
         other.clone().verb("CHECK").ok();
@@ -78,7 +78,7 @@ fn a_port_has_one_owner_whatever_the_backend() {
 }
 
 #[test]
-fn a_dead_owner_makes_way() {
+fn a_dead_owners_port_can_be_taken() {
     for variant in VARIANTS {
         let stage = Stage::new(variant);
         let other = stage.node.pod("gone");
@@ -102,7 +102,7 @@ fn a_dead_owner_makes_way() {
 }
 
 #[test]
-fn gc_removes_the_dead_of_the_network_alone() {
+fn gc_removes_stale_attachments_of_its_network_alone() {
     for variant in VARIANTS {
         let stage = Stage::new(variant);
         let add = |network: &str, id: &str, port: u16| {
@@ -123,7 +123,7 @@ fn gc_removes_the_dead_of_the_network_alone() {
     }
 }
 
-/// The layout before marks and multiport, as a node upgraded long ago may still have it.
+/// The layout before marks and multiport, which a node may still have from an old version of the reference.
 #[test]
 fn the_oldest_layout_is_removed_by_del_and_by_gc() {
     let text = include_str!("../../../cni/dataplane/golden/iptables/oldest.txt");
@@ -156,7 +156,7 @@ fn what_the_references_nftables_backend_left_is_found() {
         let left = stage.node.ruleset();
         assert!(!left.contains("comment \"c1\"") && left.contains("comment \"c2\""), "{left}");
         assert!(ours.run().error().msg.contains("has no rule"), "{left}");
-        // An ADD of ours takes the place of the reference's for the same container.
+        // Slipway's ADD replaces the reference's ADD of the same container.
         theirs.ok();
         ours.clone().verb("ADD").key("backend", json!("nftables")).ok();
         assert!(!stage.node.ruleset().contains("comment \"c1\""));
@@ -167,7 +167,7 @@ fn what_the_references_nftables_backend_left_is_found() {
 fn a_del_on_a_node_without_chains_runs_nothing() {
     let stage = Stage::new("nft");
     let call = stage.plain("ADD").key("backend", json!("nftables"));
-    // Rules of others, in both variants, are no reason.
+    // Rules of other programs, in both variants, are no reason to run a tool.
     for variant in VARIANTS {
         stage.node.cmd(&format!("iptables-{variant} -t nat -A POSTROUTING -s 192.0.2.77 -j ACCEPT"));
         stage.node.cmd(&format!("ip6tables-{variant} -t nat -N DOCKER"));
@@ -181,7 +181,7 @@ fn a_del_on_a_node_without_chains_runs_nothing() {
     }
 }
 
-/// Where nothing says which backend, a kernel without nf_tables gets the chains.
+/// Without a configured backend, a kernel without nf_tables gets the chains of iptables.
 #[test]
 fn a_kernel_without_nf_tables_gets_the_chains() {
     let stage = Stage::new("legacy");
@@ -201,8 +201,8 @@ fn a_kernel_without_nf_tables_gets_the_chains() {
     stage.assert_gone();
 }
 
-/// The names of the chains do not tell the interface: what two attachments of one container to one
-/// network have stands in one chain, and each takes away its own.
+/// A chain's name does not depend on the interface: two attachments of one container to one network share a
+/// chain, and each DEL removes its own rules.
 #[test]
 fn two_interfaces_of_a_container_share_its_chain() {
     for variant in VARIANTS {
@@ -218,7 +218,7 @@ fn two_interfaces_of_a_container_share_its_chain() {
         assert!(
             all.contains("--to-destination 10.22.0.2:80") && all.contains("--to-destination 10.22.0.3:53")
         );
-        // The port that both ask for is the first one's.
+        // The port that both ask for belongs to the first attachment.
         assert!(!all.contains("10.22.0.3:90"), "{all}");
         first.clone().verb("CHECK").ok();
         second.clone().verb("DEL").ok();
@@ -251,7 +251,7 @@ fn a_container_on_two_networks_has_its_ports_on_the_first() {
     }
 }
 
-/// What the reference made names no interface and no namespace: it counts as living.
+/// Rules of the reference name no interface and no namespace: their owner counts as alive.
 #[test]
 fn a_port_of_the_references_is_not_taken() {
     let Some(reference) = Reference::any() else {
@@ -275,16 +275,16 @@ fn a_port_of_the_references_is_not_taken() {
 }
 
 #[test]
-fn check_node_tells_the_variant() {
+fn check_node_prints_the_variant() {
     for variant in VARIANTS {
         let stage = Stage::new(variant);
         let path = format!("/run/tools:{}", std::env::var("PATH").unwrap_or_default());
         let line = || {
             let mut command = std::process::Command::new(slipway_tests::slipway());
             command.args(["check-node"]).env("PATH", &path);
-            let said = stage.node.exec(command, b"").stdout;
-            let found = said.lines().find(|line| line.contains("backend iptables")).map(str::to_owned);
-            found.unwrap_or_else(|| panic!("{said}"))
+            let printed = stage.node.exec(command, b"").stdout;
+            let found = printed.lines().find(|line| line.contains("backend iptables")).map(str::to_owned);
+            found.unwrap_or_else(|| panic!("{printed}"))
         };
         assert!(line().ends_with(&format!("  iptables-{variant}")), "{}", line());
         stage.plain("ADD").ok();
@@ -293,7 +293,7 @@ fn check_node_tells_the_variant() {
             "{}",
             line()
         );
-        // Another variant that is the default later changes nothing: the chains decide.
+        // The node's chains decide, not a default variant that has changed since.
         let other = if variant == "nft" { "legacy" } else { "nft" };
         stage.node.cmd(&format!("ln -sf /usr/sbin/iptables-{other} /run/tools/iptables"));
         assert!(line().starts_with("ok ") && line().contains(&format!("iptables-{variant}")), "{}", line());
@@ -302,7 +302,7 @@ fn check_node_tells_the_variant() {
     }
 }
 
-/// A large legacy table is read once for each change to it, and what appears in it later is found.
+/// A large legacy table is read once for each change to it, so later rules are found.
 #[test]
 fn a_large_legacy_table_is_not_read_for_every_container() {
     let stage = Stage::new("legacy");
@@ -317,12 +317,12 @@ fn a_large_legacy_table_is_not_read_for_every_container() {
         let trace = ["strace", "-f", "-qq", "-e", "trace=getsockopt", "-o", "/run/trace"];
         plugin.ifname("eth0").config(&nftables.config).through(&trace).run().ok();
         let trace = stage.node.read("/run/trace").expect("a trace");
-        // IPT_SO_GET_ENTRIES, under the name or the number that strace has for it.
+        // IPT_SO_GET_ENTRIES, which strace prints as a name or a number.
         trace.lines().filter(|line| line.contains("GET_ENTRIES") || line.contains("0x41")).count()
     };
     assert_eq!(reads("ADD"), 1);
     assert_eq!((reads("DEL"), reads("ADD"), reads("DEL"), reads("DEL")), (0, 0, 0, 0));
-    // Somebody's change is looked at once, and what is ours in it is found.
+    // Another program's change causes one read, which also finds the container's rules.
     stage.node.cmd("iptables-legacy -t nat -A KUBE-SEP -s 10.99.0.1 -j RETURN");
     assert_eq!((reads("ADD"), reads("DEL")), (1, 0));
     stage.plain("ADD").ok();

@@ -1,4 +1,4 @@
-//! What stands in the kernel after an ADD is, byte for byte, what the reference plugins leave.
+//! After an ADD the kernel has the rules that the reference plugins make, byte for byte.
 
 use serde_json::{Value, json};
 use slipway_tests::{REFERENCE, Reference, needs};
@@ -66,7 +66,7 @@ fn a_long_container_id_is_cut_in_comments() {
     stage.assert_gone();
 }
 
-/// The goldens are not ours: whichever reference is on the machine is asked again.
+/// Each reference on the machine reproduces the golden files.
 #[test]
 fn the_goldens_are_what_the_reference_leaves() {
     let all = Reference::all();
@@ -83,7 +83,7 @@ fn the_goldens_are_what_the_reference_leaves() {
                 let call: Call<'_> = stage.call("ADD", &mappings, &keys).by(&reference);
                 call.ok();
                 let (left, golden) = (stage.both(), golden(name));
-                // What is wrong with the legacy ip6tables is said at `reduced_for_the_reference`.
+                // `reduced_for_the_reference` explains the error of the legacy ip6tables.
                 let part = |text: &str| match variant {
                     "legacy" => text.split("# ip6tables").next().unwrap_or_default().to_owned(),
                     _ => text.to_owned(),

@@ -1,4 +1,4 @@
-//! The lock of the legacy tools: waited for, never for ever.
+//! The lock of the legacy tools: the backend waits for it with a time limit.
 
 use std::fs::File;
 use std::time::{Duration, Instant};
@@ -17,7 +17,7 @@ fn locked() -> (Stage, File) {
 }
 
 #[test]
-fn a_held_lock_is_told_with_its_holder() {
+fn the_error_about_a_held_lock_names_its_holder() {
     let (stage, lock) = locked();
     let began = Instant::now();
     let error = stage.plain("ADD").run().error();

@@ -1,5 +1,5 @@
-//! The iptables backend: the chains that the reference plugins make, made, checked and removed by
-//! either side, with both variants of iptables.
+//! The iptables backend: the reference plugins' chains, with both variants of iptables. Slipway and the
+//! reference each make, check and remove them.
 
 mod find;
 mod goldens;
@@ -15,7 +15,7 @@ use slipway_tests::{Node, Output, PluginCall, Pod, Reference, Running};
 
 const VARIANTS: [&str; 2] = ["nft", "legacy"];
 
-/// A node where the name `iptables` leads to one variant, a pod on it, and calls of portmap about it.
+/// A node whose `iptables` is one of the variants, a pod on it, and calls of portmap for the pod.
 struct Stage {
     node: Node,
     pod: Pod,
@@ -40,7 +40,7 @@ impl Stage {
         Self { node, pod, variant }
     }
 
-    /// A call about the pod, with the mappings and keys given.
+    /// A call for the pod, with these mappings and keys.
     fn call(&self, verb: &str, mappings: &[Value], keys: &Value) -> Call<'_> {
         let netns = self.pod.path().display().to_string();
         let mut config = json!({
@@ -72,7 +72,7 @@ impl Stage {
         self.call(verb, &[map("tcp", 8080, 80)], &json!({}))
     }
 
-    /// The nat table of this family without what differs from node to node.
+    /// The nat table of this family, without what differs between nodes.
     fn saved(&self, family: &str) -> String {
         let all = self.node.cmd(&format!("{family}-{}-save -t nat", self.variant));
         let builtin = [":PREROUTING", ":INPUT", ":OUTPUT", ":POSTROUTING", ":KUBE", "#", "*", "COMMIT"];
@@ -80,19 +80,19 @@ impl Stage {
         lines.map(|line| format!("{line}\n")).collect()
     }
 
-    /// Both families, in the form of the goldens.
+    /// The nat tables of both families, in the form of the golden files.
     fn both(&self) -> String {
         format!("# iptables\n{}# ip6tables\n{}", self.saved("iptables"), self.saved("ip6tables"))
     }
 
-    /// Whether rules or chains of this container are left, in either family.
+    /// Asserts that neither family has rules or chains of the container.
     #[track_caller]
     fn assert_gone(&self) {
         let all = self.both();
         for trace in ["CNI-DN-", "CNI-SN-", "c1\\\""] {
             assert!(!all.contains(trace), "{trace} is left:\n{all}");
         }
-        assert!(!self.node.ruleset().contains(" testnet eth0 c1\""), "an owner is left");
+        assert!(!self.node.ruleset().contains(" testnet eth0 c1\""), "an owner's record is left");
     }
 }
 
@@ -123,8 +123,8 @@ impl Call<'_> {
         self
     }
 
-    /// With the IPv4 address alone where the reference makes too little for IPv6: the legacy ip6tables
-    /// 1.8.9, which it asks for each rule with -C, takes any destination port for the one it is asked for.
+    /// Removes the IPv6 address for the legacy variant, where the reference makes too few rules: it checks
+    /// each with -C, and the legacy ip6tables 1.8.9 ignores the destination port in that comparison.
     fn reduced_for_the_reference(mut self) -> Self {
         if self.stage.variant == "legacy" {
             self.config["prevResult"]["ips"].as_array_mut().expect("a list").truncate(1);
@@ -132,7 +132,7 @@ impl Call<'_> {
         self
     }
 
-    /// By the reference.
+    /// Lets the reference do the call.
     fn by(mut self, reference: &Reference) -> Self {
         self.program = Some(reference.plugin("portmap"));
         self
@@ -187,7 +187,7 @@ fn families() -> Vec<Value> {
     ]
 }
 
-/// More ports than one rule takes.
+/// More ports than one multiport rule takes (15).
 fn many() -> Vec<Value> {
     let tcp = (1..=17).map(|i| map("tcp", 9100 - i, 100 + i));
     tcp.chain([map("udp", 53, 53)]).collect()

@@ -18,7 +18,7 @@ fn list(backend: &str) -> Value {
     })
 }
 
-/// Shows that a node uses this variant.
+/// Marks the node as one that uses this variant.
 fn use_variant(node: &Node, variant: &str) {
     for family in ["iptables", "ip6tables"] {
         node.cmd(&format!("{family}-{variant} -t nat -N KUBE-SERVICES"));
@@ -60,7 +60,7 @@ fn the_chains_are_the_references_and_go_with_the_container() {
         let rule = "POSTROUTING -s 10.22.0.2/32 -j CNI-ae36f577134103263fc7b752";
         node.cmd(&format!("iptables-{variant} -t nat -A {rule}"));
         network.check(&attach).expect("CHECK with a rule more");
-        // A DEL with another backend in the configuration.
+        // The configuration has another backend now.
         node.network(list("nftables")).del(&attach).expect("DEL");
         assert!(!saved(&node, variant).contains("CNI-"), "{}", saved(&node, variant));
         assert!(!node.ruleset().contains(&format!(" testnet eth0 {ID}\"")));
@@ -68,7 +68,7 @@ fn the_chains_are_the_references_and_go_with_the_container() {
 }
 
 #[test]
-fn each_side_removes_what_the_other_made() {
+fn slipway_and_the_reference_remove_each_others_rules() {
     let all = Reference::all();
     needs!(!all.is_empty(), REFERENCE);
     for reference in all {
@@ -93,7 +93,7 @@ fn each_side_removes_what_the_other_made() {
 }
 
 #[test]
-fn gc_removes_the_dead() {
+fn gc_removes_stale_attachments() {
     for variant in VARIANTS {
         let node = Node::new();
         use_variant(&node, variant);
@@ -111,7 +111,7 @@ fn gc_removes_the_dead() {
     }
 }
 
-/// The node's default is for configurations that say nothing; DEL does without it.
+/// The node's default is for configurations without a backend; DEL does not need it.
 #[test]
 fn a_default_for_the_node_is_read_from_a_file() {
     let node = Node::new();

@@ -1,4 +1,4 @@
-//! Each side finds, checks and removes what the other has made.
+//! Slipway and the reference find, check and remove each other's rules.
 
 use serde_json::{Value, json};
 
@@ -20,7 +20,7 @@ fn each(all: &[Reference], test: impl Fn(&Stage, &Reference, &[Value], &Value)) 
     }
 }
 
-/// Whether the reference can check what it has made.
+/// True if the reference's CHECK succeeds after its own ADD.
 fn can_check(reference: &Reference) -> bool {
     let stage = Stage::new("nft");
     let theirs = stage.plain("ADD").by(reference);
@@ -29,14 +29,14 @@ fn can_check(reference: &Reference) -> bool {
 }
 
 #[test]
-fn ours_checks_and_removes_what_the_reference_made() {
+fn slipway_checks_and_removes_the_references_rules() {
     let all = Reference::all();
     needs!(!all.is_empty(), REFERENCE);
     each(&all, |stage, reference, mappings, keys| {
         let call = stage.call("ADD", mappings, keys).reduced_for_the_reference();
         call.clone().by(reference).ok();
         call.clone().verb("CHECK").ok();
-        // Another ADD of the same attachment is no conflict with itself, and mends nothing needlessly.
+        // A repeated ADD of the same attachment is no conflict, and changes no correct rule.
         let before = stage.both();
         call.ok();
         assert_eq!(stage.both(), before);
@@ -49,14 +49,14 @@ fn ours_checks_and_removes_what_the_reference_made() {
 }
 
 #[test]
-fn the_reference_checks_and_removes_what_ours_made() {
+fn the_reference_checks_and_removes_slipways_rules() {
     let all = Reference::all();
     needs!(!all.is_empty(), REFERENCE);
     each(&all, |stage, reference, mappings, keys| {
         let call = stage.call("ADD", mappings, keys).reduced_for_the_reference();
         call.ok();
-        // The CHECK of version 1.1.1 fails for what it has made itself: it asks for both families, and
-        // in the chains of one for the rules of the other.
+        // The CHECK of version 1.1.1 fails for its own rules: it looks for each family's rules in the chains
+        // of both families.
         let checks = can_check(reference);
         if checks {
             call.clone().verb("CHECK").by(reference).ok();
@@ -64,7 +64,7 @@ fn the_reference_checks_and_removes_what_ours_made() {
         call.clone().verb("DEL").by(reference).ok();
         let all = stage.both();
         assert!(!all.contains("CNI-DN-"), "{all}");
-        // What is left of us is the record of the owner, which a DEL or GC of ours takes away.
+        // The owner's record is left, which Slipway's DEL or GC removes.
         call.clone().verb("DEL").ok();
         stage.assert_gone();
         if checks {

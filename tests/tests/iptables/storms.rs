@@ -1,4 +1,4 @@
-//! Many at once, and processes that die.
+//! Concurrent calls, and killed processes.
 
 use serde_json::json;
 use slipway_tests::{Disturbance, disturbed, kill_points, sample};
@@ -10,7 +10,7 @@ const MANY: usize = 24;
 /// The specification's code for "try again later".
 const TRY_AGAIN: u32 = 11;
 
-/// A call about a container of its own.
+/// A call for a container of its own.
 fn call<'a>(stage: &'a Stage, number: usize, port: u16) -> Call<'a> {
     let mappings = [map("tcp", port, 80), map("udp", port, 80)];
     let mut call = stage.call("ADD", &mappings, &json!({})).container(&format!("c{number}"));
@@ -21,10 +21,10 @@ fn call<'a>(stage: &'a Stage, number: usize, port: u16) -> Call<'a> {
     call
 }
 
-/// All at once on an empty node: all succeed, and the shared rules are there once, each family's, though
-/// iptables-nft begins again with what it was given when somebody else has made the same meanwhile.
+/// Concurrent ADDs on an empty node succeed, and each family has the shared rules once, although iptables-nft
+/// repeats its input if another process has changed the ruleset concurrently.
 #[test]
-fn many_at_once() {
+fn concurrent_adds_succeed() {
     for variant in VARIANTS {
         let stage = Stage::new(variant);
         let calls: Vec<_> =
@@ -33,7 +33,7 @@ fn many_at_once() {
             let running: Vec<_> = calls.iter().map(|c| c.clone().verb(verb).spawn()).collect();
             for (process, call) in running.into_iter().zip(&calls) {
                 let mut output = process.wait();
-                // On a slow machine the lock of xtables is held for longer than it is waited for: a
+                // On a slow machine the wait for the xtables lock may time out: a
                 // runtime tries such a call again.
                 for _ in 0..MANY {
                     match output.result() {
@@ -62,9 +62,9 @@ fn many_at_once() {
     }
 }
 
-/// All want the same port: one gets it, or none of those that saw each other.
+/// Concurrent ADDs with the same port: at most one gets it.
 #[test]
-fn one_of_many_wins() {
+fn one_of_many_gets_the_port() {
     for variant in VARIANTS {
         let stage = Stage::new(variant);
         let calls: Vec<_> = (0..8).map(|i| call(&stage, i, 9000)).collect();
@@ -83,8 +83,8 @@ fn one_of_many_wins() {
     }
 }
 
-/// Killed at each of its system calls, or a tool of its own: a DEL without any hint leaves nothing, and a
-/// fresh ADD succeeds.
+/// The plugin or one of its tools is killed at each system call: a DEL without port mappings and prevResult
+/// removes everything, and a fresh ADD succeeds.
 #[test]
 fn an_add_and_a_del_may_be_killed_anywhere() {
     for variant in VARIANTS {

@@ -1,4 +1,4 @@
-//! The ipvlan plugin: every key, packets over the master, what it leaves alone and takes back.
+//! The ipvlan plugin: every key, packets over the master, and DEL.
 
 #[path = "../single/on_a_link.rs"]
 mod on_a_link;
@@ -12,7 +12,7 @@ use on_a_link::{all_meet, info, neighbours_are_told, refused, with_gateway};
 use single::{World, add, address, differs};
 
 const PLUGIN: &str = "ipvlan";
-/// What tests are skipped for.
+/// The kernel feature without which the tests are skipped.
 const NEEDS: &str = "ipvlan links";
 
 fn plugin(_: u16) -> Value {
@@ -32,8 +32,8 @@ fn containers_are_on_the_masters_network_with_its_ethernet_address() {
     neighbours_are_told(&one);
 }
 
-/// In the modes of layer 3 the containers answer no neighbour: the host outside has a route to them by way
-/// of the node.
+/// In the layer 3 modes the containers answer no ARP or neighbour solicitation: the host outside has a route
+/// to them through the node.
 #[test]
 fn modes_of_layer_3_are_routed() {
     let Some(world) = World::new() else { skip!(NEEDS) };
@@ -70,9 +70,9 @@ fn without_a_master_it_is_the_default_routes_link() {
     });
 }
 
-/// Behind another plugin: on its link, with its addresses.
+/// Chained: on the link of the plugin before it, with its addresses.
 #[test]
-fn it_may_be_chained() {
+fn ipvlan_may_be_chained() {
     let Some(world) = with_gateway() else { skip!(NEEDS) };
     let pod = world.node.pod("pod");
     let mut config = world.network(1, &json!({"master": "", "ipam": {}})).configs(None).remove(0);
@@ -119,7 +119,7 @@ fn check_compares_the_mode() {
 }
 
 #[test]
-fn bad_values_are_named_and_change_nothing() {
+fn errors_name_invalid_values_and_change_nothing() {
     if World::new().is_none() {
         skip!(NEEDS);
     }

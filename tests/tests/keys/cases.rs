@@ -1,20 +1,20 @@
-//! The generated configurations: a base for each plugin, and each of its keys with values that do not belong there.
+//! The generated configurations: a base for each plugin, and each of its keys with unusual values.
 
 use serde_json::{Value, json};
 
-/// The marks in a key's name of a member that is written with the same name once more, or in capitals.
+/// Suffixes of a key's name: the member is repeated with the same name, or in capitals.
 const AGAIN: &str = "#again";
 
 /// The kind of node that a plugin is called on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Needs {
-    /// An empty pod, and an uplink; of the state, only files are compared.
+    /// An empty pod, and an uplink; only files are compared.
     Files,
     /// An empty pod, and an uplink.
     Nothing,
     /// The same; VLANs of bridges are compared too.
     Bridge,
-    /// A pod with a link, as behind an interface plugin.
+    /// A pod with a link, as after an interface plugin.
     Link,
     /// The same; queueing disciplines and filters are compared too.
     Limits,
@@ -37,7 +37,7 @@ pub(crate) struct Subject {
     pub(crate) args: &'static [&'static str],
 }
 
-/// A key: where it is, a value that it may have, and others that are worth a try.
+/// A key: its path, a valid value, and values to try.
 #[derive(Debug)]
 pub(crate) struct Key {
     pointer: &'static str,
@@ -68,13 +68,13 @@ impl Case {
     }
 }
 
-/// A key whose good value is the base's, or `good` where the base has none.
+/// A key whose valid value is that of the base, or `good` if the base has none.
 pub(crate) fn key(pointer: &'static str, good: Value, others: Value) -> Key {
     let Value::Array(others) = others else { panic!("{pointer}: others are a list") };
     Key { pointer, good, others }
 }
 
-/// Values that most keys refuse, and the edges of those that they take.
+/// Values that most keys refuse, and limits of valid ones.
 fn strange() -> Vec<Value> {
     json!([null, [], {}, "", 0, -1, 1.5, "x", true, ["x"], [null], 9_223_372_036_854_775_808_u64,])
         .as_array()
@@ -93,7 +93,7 @@ impl Subject {
         for set in &self.sets {
             let mut config = self.base.clone();
             for (pointer, value) in set.as_object().expect("a set is an object") {
-                assert!(put(&mut config, pointer, value.clone()), "{}: no place for {pointer}", self.plugin);
+                assert!(put(&mut config, pointer, value.clone()), "{}: no object for {pointer}", self.plugin);
             }
             cases.push(plain(set.to_string(), config));
         }
@@ -112,14 +112,14 @@ impl Subject {
         };
         let mut good = self.base.clone();
         if good.pointer(key.pointer).is_none() {
-            assert!(put(&mut good, key.pointer, key.good.clone()), "no place for {}", key.pointer);
+            assert!(put(&mut good, key.pointer, key.good.clone()), "no object for {}", key.pointer);
             push(format!("={}", key.good), good.clone());
         } else {
             let mut config = self.base.clone();
             take(&mut config, key.pointer);
             push(" absent".to_owned(), config);
         }
-        // A relative path would lead out of the node, to the machine's own files.
+        // A relative path would lead to files of the machine instead of the node.
         let path = ["Dir", "Conf", "Path"].iter().any(|end| word.ends_with(end));
         let strange = strange().into_iter().filter(|value| !path || *value != "x");
         for value in strange.chain(key.others.iter().cloned()) {
@@ -148,11 +148,11 @@ impl Subject {
     }
 }
 
-/// Sets a value, making the objects on the way; false where the way leads through something else.
+/// Sets a value and creates missing objects; false if a part of the path is no object.
 fn put(config: &mut Value, pointer: &str, value: Value) -> bool {
-    let mut place = config;
+    let mut target = config;
     for word in pointer.split('/').skip(1) {
-        place = match place {
+        target = match target {
             Value::Array(list) => match word.parse::<usize>().ok() {
                 Some(at) if at < list.len() => &mut list[at],
                 Some(at) if at == list.len() => {
@@ -165,7 +165,7 @@ fn put(config: &mut Value, pointer: &str, value: Value) -> bool {
             _ => return false,
         };
     }
-    *place = value;
+    *target = value;
     true
 }
 

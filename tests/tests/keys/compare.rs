@@ -7,7 +7,7 @@ use serde_json::Value;
 use crate::cases::Case;
 use crate::stage::{Answer, Record};
 
-/// One difference: what the list of known ones matches, and the details for people.
+/// One difference.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Difference {
     /// For instance `add 999/7`, the reference's code first; `made - LINE` is a line that only the reference
@@ -47,8 +47,8 @@ pub(crate) fn differences(case: &Case, theirs: &Record, ours: &Record) -> Vec<Di
         lines("result", result(&theirs.calls[0].1), result(&ours.calls[0].1));
         lines("made", plain(&theirs.made), plain(&ours.made));
     }
-    // Where one refuses what the other does, what is left says nothing more; where both refuse, what the
-    // reference leaves is no model.
+    // If only one side refuses, the rest of the state is not comparable; if both do, the reference's
+    // leftovers are no model.
     let left = plain(&ours.left);
     match (both, one) {
         (true, _) => lines("left", plain(&theirs.left), left),
@@ -90,7 +90,7 @@ fn plain(lines: &BTreeSet<String>) -> BTreeSet<String> {
     lines.iter().map(|line| normal(line)).collect()
 }
 
-/// Names and addresses that are random, as one and the same.
+/// Replaces random names and addresses by fixed ones.
 fn normal(line: &str) -> String {
     let mut text = String::with_capacity(line.len());
     let mut rest = line;
@@ -123,7 +123,7 @@ fn random(text: &str, before: Option<char>) -> usize {
 }
 
 #[test]
-fn random_names_and_addresses_are_one() {
+fn random_names_and_addresses_are_replaced() {
     let line =
         "link veth1234abcd mac \"ae:12:34:56:78:9a\" master \"02:11:22:33:00:04\" vethx 00:00:00:00:00:00";
     assert_eq!(normal(line), "link veth* mac \"MAC\" master \"02:11:22:33:00:04\" vethx 00:00:00:00:00:00");

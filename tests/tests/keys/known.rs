@@ -1,10 +1,10 @@
-//! The list of differences that are meant: tests/golden/keys-differences.toml.
+//! The list of intended differences: tests/golden/keys-differences.toml.
 
 use std::path::{Path, PathBuf};
 
 use serde::Deserialize;
 
-/// One entry: where it holds, why, and the line of a page that says so.
+/// One entry: the cases, the reason, and the line of a page that documents it.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Known {
@@ -84,7 +84,7 @@ fn matches(pattern: &str, text: &str) -> bool {
 }
 
 #[test]
-fn stars_are_any_text() {
+fn stars_match_any_text() {
     for (pattern, text, fits) in [
         ("*", "", true),
         ("a*c", "abc", true),
@@ -102,8 +102,8 @@ fn each_known_difference_is_on_its_page() {
     for known in List::read().difference {
         let path = root().join("docs").join(&known.page);
         let page = std::fs::read_to_string(&path).unwrap_or_else(|e| panic!("read {}: {e}", path.display()));
-        let said = !known.line.is_empty() && page.contains(&known.line);
-        assert!(said, "{} does not say {:?} ({known})", path.display(), known.line);
+        let documented = !known.line.is_empty() && page.contains(&known.line);
+        assert!(documented, "{} does not contain {:?} ({known})", path.display(), known.line);
         assert!(known.reason.ends_with('.'), "a reason is a sentence: {known}");
     }
 }

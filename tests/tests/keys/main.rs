@@ -1,7 +1,7 @@
-//! Every key of every plugin beside the reference plugins: absent, null, empty, zero, of the wrong type, too large,
-//! twice, in capitals. ADD, CHECK and DEL by both, each on nodes of its own; then exit codes, results, and
-//! the state of the kernel and of files are compared. What differs must be in the list of known differences, and
-//! what is in the list must differ.
+//! Every key of every plugin, compared with the reference plugins: absent, null, empty, zero, of the wrong
+//! type, too large, repeated, in capitals. Slipway and the reference do ADD, CHECK and DEL on separate nodes;
+//! then exit codes, results, kernel state and files are compared. The list of known differences must match
+//! exactly what differs.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test fails by panicking")]
 

@@ -65,7 +65,7 @@ impl Answer {
         }
     }
 
-    /// True if the configuration could not be read or used: nothing was done.
+    /// True if the configuration could not be decoded: the plugin did nothing.
     fn is_decoding(&self) -> bool {
         matches!(self, Self::Refused(code, text) if *code == 7 || text.contains("json: cannot unmarshal"))
     }
@@ -91,7 +91,7 @@ pub(crate) struct Stage {
 }
 
 impl Stage {
-    /// A fresh one.
+    /// A new stage.
     pub(crate) fn new(subject: &Subject) -> Self {
         let node = Node::new();
         node.sysctl("net/ipv6/conf/default/accept_dad", "0");
@@ -121,7 +121,7 @@ impl Stage {
         stage
     }
 
-    /// Runs the sequence. The second value says that the stage is as it was.
+    /// Runs the sequence. The second value is true if the stage is unchanged.
     pub(crate) fn play(&self, subject: &Subject, case: &Case, side: Side<'_>) -> (Record, bool) {
         let call = |verb: &'static str, previous: Option<&Value>, netns: &Path| {
             let mut call = self.node.plugin(subject.plugin);
@@ -144,7 +144,7 @@ impl Stage {
         }
         calls.push(("del", call("DEL", result.as_ref(), self.pod.path())));
         calls.push(("del again", call("DEL", None, Path::new(""))));
-        // A configuration that was not even decoded needs no closer look.
+        // A configuration that was not decoded needs no full comparison.
         if calls[0].1.is_decoding() && self.trace() == self.trace {
             return (Record { calls, made, left: BTreeSet::new() }, true);
         }
@@ -155,7 +155,7 @@ impl Stage {
         (Record { calls, made, left }, clean)
     }
 
-    /// Links, IPv4 routes and files: the part of the state that is read without another process.
+    /// Links, IPv4 routes and files: the state that can be read without a child process.
     fn trace(&self) -> BTreeSet<String> {
         let mut lines = BTreeSet::new();
         for space in [&*self.node as &Space, &*self.pod] {
@@ -260,7 +260,7 @@ fn links(space: &Space, found: &mut Vec<String>) -> Vec<String> {
 fn routes(space: &Space, found: &mut Vec<String>) {
     for family in ["-4", "-6"] {
         let list = space.cmd_input(&format!("ip -o {family} -batch -"), "route show table all\nrule show\n");
-        // Routes of addresses and for multicast come by themselves, some time later.
+        // The kernel adds routes of addresses and for multicast itself, with a delay.
         let kept = list.lines().filter(|line| {
             !line.starts_with("local ")
                 && !line.contains("fe80:")
@@ -306,7 +306,7 @@ fn files(path: &Path, lines: &mut BTreeSet<String>) {
     }
 }
 
-/// One blank between words, without the words that change by themselves.
+/// Normalizes blanks, and removes words that change by themselves.
 fn words(line: &str) -> String {
     let mut kept = Vec::new();
     let mut words = line.split_whitespace();

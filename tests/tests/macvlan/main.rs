@@ -1,4 +1,4 @@
-//! The macvlan plugin: every key, real packets over the master, what it leaves alone and takes back.
+//! The macvlan plugin: every key, packets over the master, and DEL.
 
 #[path = "../single/on_a_link.rs"]
 mod on_a_link;
@@ -12,7 +12,7 @@ use on_a_link::{all_meet, info, neighbours_are_told, refused, with_gateway};
 use single::{World, add, address, differs};
 
 const PLUGIN: &str = "macvlan";
-/// What tests are skipped for.
+/// The kernel feature without which the tests are skipped.
 const NEEDS: &str = "macvlan links";
 
 fn plugin(_: u16) -> Value {
@@ -34,7 +34,7 @@ fn containers_are_on_the_masters_network_as_themselves() {
 }
 
 #[test]
-fn modes_say_who_may_talk_to_whom() {
+fn modes_decide_which_containers_reach_each_other() {
     let Some(world) = with_gateway() else { skip!(NEEDS) };
     world.client.cmd("ip link set lo up");
     for (mode, neighbours_meet) in [("bridge", true), ("private", false), ("vepa", false)] {
@@ -65,7 +65,7 @@ fn passthru_has_the_master_for_itself() {
     let network = world.network(1, &json!({"mode": "passthru"}));
     add(&network, &one);
     assert_eq!(info(&one)["mode"], "passthru");
-    assert_eq!(one.mac("eth0"), world.node.mac("out0"), "it has the master's address");
+    assert_eq!(one.mac("eth0"), world.node.mac("out0"), "the link has the master's address");
     let before = world.state(&[&two]);
     let failure = network.add(&Attach::new(&two)).expect_err("there can be only one");
     assert!(failure.error.msg.starts_with("failed to create macvlan: "), "{failure}");
@@ -82,7 +82,7 @@ fn without_a_master_it_is_the_default_routes_link() {
     world.node.cmd("ip route add default via 192.0.2.2");
     add(&network, &pod);
     assert_eq!(pod.link("eth0")["link_index"], world.node.link("out0")["ifindex"]);
-    // DEL does not look for it.
+    // DEL does not need the master.
     world.node.cmd("ip route delete default");
     network.del(&Attach::new(&pod)).expect("DEL");
     assert!(!pod.has_link("eth0"));
@@ -126,7 +126,7 @@ fn the_address_is_the_runtimes_the_arguments_or_the_configurations() {
 }
 
 #[test]
-fn without_ipam_the_link_is_just_on() {
+fn without_ipam_the_link_is_only_set_up() {
     let Some(world) = World::new() else { skip!(NEEDS) };
     let pod = world.node.pod("pod");
     let network = world.network(1, &json!({"ipam": {}, "dns": {"domain": "a.test"}}));
@@ -155,15 +155,15 @@ fn the_resolvers_are_the_configurations_alone() {
 }
 
 #[test]
-fn neighbours_are_told_of_a_new_address() {
+fn neighbours_learn_a_new_address() {
     let Some(world) = with_gateway() else { skip!(NEEDS) };
     let (one, two) = (world.node.pod("one"), world.node.pod("two"));
     let network = world.network(1, &json!({}));
     let one_ip = address(&add(&network, &one), 0);
     neighbours_are_told(&one);
-    world.client.ping(one_ip).expect("an answer");
+    world.client.ping(one_ip).expect("a reply");
     network.del(&Attach::new(&one)).expect("DEL");
-    // The address moves to another container: the host outside must not go on talking to the old one.
+    // The address moves to another container: the host outside must update its neighbour entry.
     let config = json!({"ipam": {"type": "host-local", "ranges": [[{"subnet": "10.60.1.0/24",
         "rangeStart": one_ip.to_string(), "rangeEnd": one_ip.to_string()}]]}});
     let _ = add(&world.network(1, &config), &two);
@@ -177,7 +177,7 @@ fn the_queue_for_broadcasts_is_as_long_as_asked() {
     let pod = world.node.pod("pod");
     add(&world.network(1, &json!({"bcqueuelen": 5000})), &pod);
     let length = &info(&pod)["bc_queue_len"];
-    // Kernels before 5.11 do not know it; nor does an older ip(8) tell.
+    // Kernels before 5.11 do not have the attribute, and an older ip(8) does not print it.
     assert!(length.is_null() || *length == 5000, "{length}");
 }
 
@@ -198,7 +198,7 @@ fn check_compares_mode_and_address() {
 }
 
 #[test]
-fn bad_values_are_named_and_change_nothing() {
+fn errors_name_invalid_values_and_change_nothing() {
     if World::new().is_none() {
         skip!(NEEDS);
     }
