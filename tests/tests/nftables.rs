@@ -1,6 +1,5 @@
-//! `cni_nftables` on this kernel, in namespaces of the tests' own.
-//!
-//! Each test works on a thread that has left for a new network namespace, which goes with it.
+//! `cni_nftables` on this kernel. Each test runs on a thread in a new network namespace, which ends with the
+//! thread.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test fails by panicking")]
 
@@ -16,7 +15,7 @@ use cni_nftables::{
 };
 use nix::sched::{CloneFlags, unshare};
 
-/// Works in a fresh network namespace, on a thread of its own.
+/// Runs `work` in a new network namespace, on a thread of its own.
 fn in_namespace(work: impl FnOnce() + Send) {
     std::thread::scope(|scope| {
         let thread = scope.spawn(|| {
@@ -116,7 +115,7 @@ fn compare(field: Field, cmp: Cmp, to: Operand) -> Stmt {
     Stmt::Match { fields: vec![field], cmp, to }
 }
 
-/// One rule for each thing a rule can say.
+/// One rule for each kind of statement.
 fn statements() -> Vec<Vec<Stmt>> {
     use Cmp::{Eq, Ne};
     let accept = || Stmt::Verdict(Verdict::Accept);
@@ -184,7 +183,7 @@ fn base(kind: ChainKind, hook: Hook, priority: i32) -> BaseChain {
     BaseChain { kind, hook, priority, policy: Policy::Accept }
 }
 
-/// A table with all of it.
+/// A table with all sets, maps and rules.
 fn everything() -> Transaction {
     let t = table();
     let mut tx = Transaction::new();
@@ -198,14 +197,14 @@ fn everything() -> Transaction {
         .add_chain(Chain::new(&t, "post").base(base(ChainKind::Nat, Hook::Postrouting, 100)))
         .add_chain(Chain::new(&t, "rules"));
     for stmts in statements() {
-        tx.add_rule(Rule::new(&t, "rules", stmts).comment("said"));
+        tx.add_rule(Rule::new(&t, "rules", stmts).comment("text"));
     }
     add_elements(&mut tx);
     tx
 }
 
 #[test]
-fn what_is_committed_is_what_the_printed_text_says() {
+fn a_committed_transaction_equals_its_printed_text() {
     if !slipway_tests::nft_loads_ranges() {
         slipway_tests::skip!(slipway_tests::NFT_RANGES);
     }
@@ -218,14 +217,14 @@ fn what_is_committed_is_what_the_printed_text_says() {
     in_namespace(|| {
         nft_load(&everything().to_string());
         pretty_eq(&normal(&ours), &normal(&nft(&["list", "ruleset"])));
-        // and what nft lists of ours can be loaded again
+        // nft can load its own listing of the table.
         nft_load(&format!("flush ruleset\n{}", reloadable(&ours)));
         pretty_eq(&normal(&ours), &normal(&nft(&["list", "ruleset"])));
     });
 }
 
-/// nft 1.0.6 forgets the port when it lists `dnat to … map` in a rule that it did not write itself,
-/// and lists the dependency on the protocol that we make explicit.
+/// Removes two differences of listings: nft 1.0.6 omits the port of `dnat to … map` in a rule that another
+/// program wrote, and prints the dependency on the protocol that this crate makes explicit.
 fn normal(ruleset: &str) -> String {
     ruleset.replace("meta nfproto ipv4 ", "").replace("meta nfproto ipv6 ", "")
 }
@@ -260,7 +259,7 @@ fn everything_reads_back() {
         let rules = socket.rules(&table(), "rules").unwrap();
         assert_eq!(rules.len(), statements().len());
         assert_eq!(rules[0].target.as_deref(), Some("regular"));
-        assert!(rules.iter().all(|rule| rule.comment.as_deref() == Some("said")));
+        assert!(rules.iter().all(|rule| rule.comment.as_deref() == Some("text")));
         let sets = socket.sets(&table()).unwrap();
         assert_eq!(sets.len(), 9);
         let hosts = sets.iter().find(|set| set.name == "hosts6").unwrap();
@@ -271,7 +270,7 @@ fn everything_reads_back() {
     });
 }
 
-/// Rules as nft makes them, and as this crate makes them, come back as what they say.
+/// Rules of nft and of this crate are read back as the same statements.
 #[test]
 fn rules_are_read_back_as_statements() {
     in_namespace(|| {
@@ -379,9 +378,9 @@ fn exclusive_changes_fail_and_name_themselves() {
         assert!(error.is_exists(), "{error}");
         assert_eq!(error.op_index(), Some(1));
         assert!(error.to_string().contains("tcp . 8080"), "{error}");
-        // nothing of it was done
+        // The kernel applied no part of the batch.
         assert_eq!(socket.elements(&table(), "masq4").unwrap().len(), 1);
-        // the same without exclusion keeps the old comment
+        // A change that is not exclusive keeps the old comment.
         let mut tx = Transaction::new();
         tx.add_element(element.or_keep());
         socket.commit(&tx, None).unwrap();
@@ -424,7 +423,7 @@ fn dry_runs_leave_nothing_and_no_new_generation() {
 }
 
 #[test]
-fn what_is_missing_is_named() {
+fn errors_name_missing_objects() {
     in_namespace(|| {
         let socket = Socket::open().unwrap();
         socket.commit(&everything(), None).unwrap();
@@ -433,7 +432,7 @@ fn what_is_missing_is_named() {
         let error = socket.commit(&tx, None).unwrap_err();
         assert!(error.is_not_found(), "{error}");
         assert!(error.to_string().contains("goto nowhere"), "{error}");
-        // no kernel has this one
+        // No kernel supports this chain.
         let odd = BaseChain { kind: ChainKind::Route, ..base(ChainKind::Route, Hook::Output, 0) };
         let bridge = TableId::new(Family::Bridge, "b");
         let mut tx = Transaction::new();
@@ -498,7 +497,7 @@ fn sixty_thousand_elements_in_one_batch() {
 }
 
 #[test]
-fn a_dump_begins_anew_when_the_ruleset_changes() {
+fn a_dump_is_repeated_when_the_ruleset_changes() {
     in_namespace(|| {
         let socket = Socket::open().unwrap();
         socket.commit(&everything(), None).unwrap();
@@ -534,7 +533,7 @@ fn a_dump_begins_anew_when_the_ruleset_changes() {
 }
 
 #[test]
-fn a_question_while_another_is_answered_fails_at_once() {
+fn a_request_during_another_fails_at_once() {
     in_namespace(|| {
         let socket = Socket::open().unwrap();
         socket.commit(&everything(), None).unwrap();
@@ -555,7 +554,7 @@ fn the_kernel_sees_the_bytes_of_ipv6_concatenations_as_nft_does() {
     in_namespace(|| {
         let socket = Socket::open().unwrap();
         socket.commit(&everything(), None).unwrap();
-        // nft finds ours, and we find nft's
+        // nft finds this crate's elements, and this crate finds nft's.
         nft(&["get", "element", "inet", "t", "hosts6", "{ 2001:db8::1 . tcp . 443 }"]);
         nft(&["add", "element", "inet", "t", "hosts6", "{ 2001:db8::9 . udp . 77 : fd00::9 . 78 }"]);
         let key = vec![v6("2001:db8::9"), UDP, Value::Port(77)];

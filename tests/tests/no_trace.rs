@@ -1,11 +1,11 @@
-//! A failed ADD leaves nothing, at whatever stage it failed; and what a killed ADD leaves, DEL removes.
+//! A failed ADD leaves nothing, whichever step failed; DEL removes what a killed ADD left.
 
 use serde_json::{Value, json};
 use slipway_tests::{Attach, BridgeNetfilter, Failure, Node, Pod, Proto, Snapshot, peer_fails};
 
 /// The plugins that make links.
 const INTERFACES: [&str; 4] = ["bridge", "macvlan", "ptp", "tap"];
-/// Those of them that masquerade.
+/// The plugins among them that masquerade.
 const PAIRS: [&str; 2] = ["bridge", "ptp"];
 
 fn list() -> Value {
@@ -27,11 +27,11 @@ fn list_with(interface: &str) -> Value {
     json!({"name": "net", "plugins": [plugin, {"type": "portmap", "capabilities": {"portMappings": true}}]})
 }
 
-/// A node on which one pod runs, so that all that is made once is there.
+/// A node on which one pod runs, so that all shared objects exist.
 fn stage() -> (Node, Pod) {
     let node = Node::new();
     node.bridge_netfilter(BridgeNetfilter::Off);
-    // A link to make others on.
+    // A master link.
     node.cmd("ip link add out0 type veth peer name out1");
     node.cmd("ip link set out0 up");
     node.cmd("ip link set out1 up");
@@ -40,19 +40,19 @@ fn stage() -> (Node, Pod) {
     (node, first)
 }
 
-/// The state of node and pod; without what counts up even if nothing else happened, what is only derived
-/// from the reservations, and the folders that the first ADD of a network makes.
+/// The state of node and pod, without counters, what is derived from the reservations, and the folders that
+/// the first ADD of a network makes.
 fn state(node: &Node, pod: &Pod) -> Snapshot {
     Snapshot::take(node, &[pod]).without(&["last_reserved_ip", "networks/.slipway/", "folder "])
 }
 
-/// Lets bridge fail with the list that `change` made of a good one, and compares the state.
+/// Asserts that bridge fails with the list changed by `change`, and leaves the state unchanged.
 #[track_caller]
 fn bridge_fails(node: &Node, attach: &Attach, pod: &Pod, change: impl Fn(&mut Value)) -> Failure {
     fails("bridge", node, attach, pod, change)
 }
 
-/// The same for every plugin that makes links; `parts` are what each error must name.
+/// The same for every plugin that makes links; each error must contain all `parts`.
 #[track_caller]
 fn all_fail(node: &Node, attach: &Attach, pod: &Pod, parts: &[&str], change: impl Fn(&mut Value)) {
     for interface in INTERFACES {
@@ -145,7 +145,7 @@ fn a_route_cannot_be_installed() {
     });
 }
 
-/// The gateway's address cannot go on the bridge: it has another one.
+/// The bridge cannot get the gateway's address: it has another one.
 #[test]
 fn the_bridge_has_another_address() {
     peer_fails("the veth pair stays", || {
@@ -166,10 +166,10 @@ fn the_kernel_refuses_a_link_attribute() {
     bridge_fails(&node, &Attach::new(&pod).args("MAC=ff:ff:ff:ff:ff:ff"), &pod, |_| {});
 }
 
-/// Where the kernel has no VLAN filtering, the error says so; elsewhere ADD and DEL leave nothing.
+/// Without VLAN filtering in the kernel the error names it; with it ADD and DEL leave nothing.
 #[test]
 fn vlan_filtering_may_be_missing() {
-    peer_fails("the error does not say what is missing", || {
+    peer_fails("the error does not name what is missing", || {
         let (node, _first) = stage();
         let pod = node.pod("pod");
         let before = state(&node, &pod);
@@ -189,9 +189,9 @@ fn vlan_filtering_may_be_missing() {
     });
 }
 
-/// Somebody made a table of our name: it is refused and left alone.
+/// A table with Slipway's name that another program made is refused and left alone.
 #[test]
-fn the_table_is_somebody_elses() {
+fn the_table_belongs_to_another_program() {
     peer_fails("it has no table of that name", || {
         let node = Node::new();
         let pod = node.pod("pod");
@@ -217,7 +217,7 @@ fn the_table_is_somebody_elses() {
     });
 }
 
-/// portmap fails after bridge succeeded: it leaves what it found.
+/// portmap fails after bridge succeeded: it leaves bridge's objects alone.
 #[test]
 fn portmap_refuses() {
     peer_fails("conflicts are silent", || {
@@ -278,8 +278,7 @@ fn the_state_directory_is_full_or_read_only() {
     });
 }
 
-/// Kills the whole chain's ADD after more and more time; DEL removes what is there, and a new ADD
-/// succeeds.
+/// Kills the ADD of the whole list after increasing delays; DEL removes what it left, and a new ADD succeeds.
 #[test]
 fn del_removes_what_a_killed_add_left() {
     peer_fails("DEL fails on half a masquerade", || {
@@ -295,7 +294,7 @@ fn del_removes_what_a_killed_add_left() {
             let name = config["type"].as_str().expect("a type");
             node.plugin(name).command("ADD").for_pod(&pod).args("").config(config).spawn()
         };
-        // How long each takes, and then 16 points in that time.
+        // Measures the ADD, then kills it at 16 points of that time.
         for step in 0..16_u32 {
             let begin = std::time::Instant::now();
             let result = start(&configs[0]).wait().ok();
@@ -314,7 +313,7 @@ fn del_removes_what_a_killed_add_left() {
             running.kill();
             running.wait();
             network.del(&attach).expect("DEL after bridge was killed");
-            // A name of a temporary file may be left to be cleaned up later; but no reservation.
+            // A temporary file may be left for the next call to remove, but no reservation.
             let after = state(&node, &pod).without(&["/networks/net/.", "/networks/net/lock"]);
             before.without(&["/networks/net/lock"]).assert_same(&after);
         }

@@ -1,4 +1,4 @@
-//! noop: answers as its file says, and writes down how it was called.
+//! noop: its debug file decides the result, and gets a record of each call.
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
@@ -16,8 +16,8 @@ fn call(node: &Node, verb: &str, config: &Value) -> PluginCall {
     call.config(config)
 }
 
-/// A call with a file that says `debug`.
-fn told(node: &Node, verb: &str, config: &Value, debug: &Value) -> Output {
+/// A call with a debug file of this content.
+fn call_with(node: &Node, verb: &str, config: &Value, debug: &Value) -> Output {
     node.write(FILE, debug.to_string());
     call(node, verb, config).args(&format!("DEBUG={FILE};ANYTHING=else")).run()
 }
@@ -27,12 +27,12 @@ fn file(node: &Node) -> Value {
 }
 
 #[test]
-fn it_answers_as_it_is_told_and_writes_down_the_call() {
+fn the_result_is_the_files_and_the_call_is_recorded() {
     let node = Node::new();
     let result = r#"{"cniVersion": "1.1.0", "anything": ["at all"]}"#;
     for verb in ["ADD", "DEL", "CHECK"] {
         let debug = json!({"ReportResult": result, "ReportStderr": "to stderr", "Unknown": 1});
-        let output = told(&node, verb, &config(), &debug);
+        let output = call_with(&node, verb, &config(), &debug);
         assert_eq!((output.process.code, output.process.stdout.as_str()), (Some(0), result));
         assert_eq!(output.process.stderr, "to stderr");
         let written = file(&node);
@@ -56,7 +56,7 @@ fn an_empty_result_prints_nothing() {
             (json!({"ReportResult": null, "ExitWithCode": 3}), 3),
             (json!({"ExitWithCode": 1, "ReportStderr": "to stderr"}), 1),
         ] {
-            let output = told(&node, verb, &config(), &debug);
+            let output = call_with(&node, verb, &config(), &debug);
             assert_eq!((output.process.code, output.process.stdout.as_str()), (Some(code), ""), "{verb}");
             assert_eq!(output.process.stderr, debug["ReportStderr"].as_str().unwrap_or_default());
             let written = file(&node);
@@ -67,14 +67,15 @@ fn an_empty_result_prints_nothing() {
 }
 
 #[test]
-fn it_fails_as_it_is_told() {
+fn the_error_is_the_files() {
     let node = Node::new();
-    let error = told(&node, "ADD", &config(), &json!({"ReportError": "as told"})).error();
-    assert_eq!((error.code, error.msg.as_str()), (999, "as told"));
+    let error = call_with(&node, "ADD", &config(), &json!({"ReportError": "as configured"})).error();
+    assert_eq!((error.code, error.msg.as_str()), (999, "as configured"));
     let error =
-        told(&node, "STATUS", &config(), &json!({"ReportError": "later", "ReportErrorCode": 50})).error();
+        call_with(&node, "STATUS", &config(), &json!({"ReportError": "later", "ReportErrorCode": 50}))
+            .error();
     assert_eq!((error.code, error.msg.as_str()), (50, "later"));
-    let output = told(&node, "DEL", &config(), &json!({"ReportResult": "x", "ExitWithCode": 7}));
+    let output = call_with(&node, "DEL", &config(), &json!({"ReportResult": "x", "ExitWithCode": 7}));
     assert_eq!((output.process.code, output.process.stdout.as_str()), (Some(7), "x"));
     let error = call(&node, "ADD", &config()).args("DEBUG=/run/none").run().error();
     assert_eq!(error.code, 5);
@@ -87,18 +88,18 @@ fn the_previous_result_passes_through() {
     let mut config = config();
     let before = json!({"cniVersion": "1.1.0", "ips": [{"address": "10.1.2.3/24"}]});
     config["prevResult"] = before.clone();
-    let output = told(&node, "ADD", &config, &json!({"ReportResult": "PASSTHROUGH"}));
+    let output = call_with(&node, "ADD", &config, &json!({"ReportResult": "PASSTHROUGH"}));
     assert_eq!(output.ok(), before);
-    let output = told(&node, "ADD", &config, &json!({"ReportResult": "INJECT-DNS"}));
+    let output = call_with(&node, "ADD", &config, &json!({"ReportResult": "INJECT-DNS"}));
     assert_eq!(output.ok()["dns"], json!({"nameservers": ["1.2.3.4"]}));
-    // Without a file it is the same, and DEL and CHECK do nothing.
+    // Without a file the result is the same, and DEL and CHECK do nothing.
     assert_eq!(call(&node, "ADD", &config).run().ok(), before);
     assert!(call(&node, "DEL", &config).run().ok().is_null());
     assert!(call(&node, "CHECK", &config).run().ok().is_null());
 }
 
 #[test]
-fn it_speaks_the_versions_that_it_is_told() {
+fn the_versions_are_the_files() {
     let node = Node::new();
     node.write(FILE, json!({"ReportVersionSupport": ["0.3.1", "1.0.0"], "ReportResult": "{}"}).to_string());
     let version = node.plugin("noop").command("VERSION").args(&format!("DEBUG={FILE}")).run().ok();

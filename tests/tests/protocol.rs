@@ -1,5 +1,5 @@
-//! The protocol itself, for each plugin as a process: what is missing or wrong is told with the
-//! specification's code and the reference's words, and nothing is touched.
+//! The protocol, for each plugin as a process: missing or invalid input causes an error with the
+//! specification's code and the reference's message, and changes nothing.
 
 use serde_json::{Value, json};
 use slipway_tests::{Node, PluginCall, Snapshot, is_peer, newest_version, plugin_names};
@@ -11,7 +11,7 @@ fn config(plugin: &str, version: &str) -> Value {
     })
 }
 
-/// The versions that a plugin speaks, oldest first. Some need what earlier results do not tell.
+/// The versions that a plugin supports, oldest first. Some need more than earlier results contain.
 fn spoken(plugin: &str) -> Vec<&'static str> {
     let oldest = match plugin {
         "bandwidth" => "0.3.0",
@@ -24,7 +24,7 @@ fn spoken(plugin: &str) -> Vec<&'static str> {
     all.into_iter().filter(|version| *version >= oldest && *version <= newest).collect()
 }
 
-/// A call that is complete, for a namespace that does not exist.
+/// A complete call, for a namespace that does not exist.
 fn complete(node: &Node, plugin: &str, verb: &str) -> PluginCall {
     let version = if ["STATUS", "GC"].contains(&verb) { "1.1.0" } else { "1.0.0" };
     let call = node.plugin(plugin).command(verb).container("id").netns("/run/netns/gone").ifname("eth0");
@@ -40,7 +40,7 @@ fn verbs() -> &'static [&'static str] {
 }
 
 #[test]
-fn without_a_command_it_says_what_it_is() {
+fn without_a_command_the_plugin_prints_its_name() {
     let node = Node::new();
     for plugin in plugin_names() {
         let output = node.plugin(&plugin).run();
@@ -71,7 +71,7 @@ fn versions() {
 }
 
 #[test]
-fn missing_variables_come_in_one_message() {
+fn one_message_names_all_missing_variables() {
     let node = Node::new();
     let missing = |plugin: &str, verb: &str, without: &[&str], names: &str| {
         let call = without.iter().fold(complete(&node, plugin, verb), |call, key| call.without(key));
@@ -178,13 +178,13 @@ fn an_error_is_an_object_on_standard_output() {
         let keys: Vec<_> = output.json().as_object().expect("an object").keys().cloned().collect();
         assert_eq!(keys, ["code", "details", "msg"]);
         let text = &output.process.stdout;
-        // Four blanks deep, as the reference prints it; and & < > as in its JSON.
+        // Indented by four blanks, with & < > escaped, as the reference prints it.
         assert!(text.starts_with("{\n    \"code\": 4,\n    \"msg\": "), "{text}");
         assert!(text.contains("a\\u0026b\\u003cc\\u003e"), "{text}");
     }
 }
 
-/// DEL of what was never there succeeds, also without a namespace.
+/// DEL of an attachment that never existed succeeds, also without a namespace.
 #[test]
 fn del_of_nothing_succeeds() {
     let node = Node::new();

@@ -1,7 +1,7 @@
-//! Random ADDs, DELs and CHECKs by several workers at once, some of them killed, compared with a model.
+//! Random ADDs, DELs and CHECKs by several workers, some of them killed, compared with a model.
 //!
-//! `SLIPWAY_SOAK_SECONDS` is how long (default 10), `SLIPWAY_SEED` what the choices follow from; the
-//! order in which workers run is the scheduler's. A failure prints the seed.
+//! `SLIPWAY_SOAK_SECONDS` is the duration (default 10), `SLIPWAY_SEED` the seed of the choices; the scheduler
+//! decides the order of the workers. A failure prints the seed.
 
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
@@ -45,7 +45,7 @@ impl Random {
     }
 }
 
-/// What a worker knows of one of its pods.
+/// A worker's knowledge of one of its pods.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 enum Known {
     #[default]
@@ -91,7 +91,7 @@ impl Worker<'_> {
                 let at = usize::try_from(self.random.below(2)).expect("small");
                 self.kill("DEL", &attach, at)
             }
-            // Of something that is not there, too.
+            // Also of a missing attachment.
             _ => {
                 self.network.del(&attach).unwrap_or_else(|e| panic!("DEL of {pod}: {e}"));
                 Known::Detached
@@ -108,7 +108,7 @@ impl Worker<'_> {
         Known::Unsure
     }
 
-    /// What the node has of this worker's pods is what the worker knows.
+    /// Asserts that the node's state of this worker's pods is the expected one.
     fn compare(&self, ports: &str) {
         for (pod, known) in self.known.iter().enumerate() {
             let id = self.pods[pod].name();
@@ -147,7 +147,7 @@ fn soak(interface: &str) {
     node.bridge_netfilter(BridgeNetfilter::Off);
     let pods: Vec<Vec<Pod>> =
         (0..WORKERS).map(|w| (0..PODS).map(|p| node.pod(&format!("w{w}p{p}"))).collect()).collect();
-    // Once, so that all that is made once is there.
+    // A first pod, so that all shared objects exist.
     let first = Attach::new(&pods[0][0]).port(Proto::Tcp, 8080, 80);
     node.network(list(interface)).add(&first).expect("the first ADD");
     node.network(list(interface)).del(&first).expect("its DEL");

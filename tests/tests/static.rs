@@ -1,4 +1,4 @@
-//! static: the addresses that the configuration or the runtime says, on a container that uses them.
+//! static: addresses from the configuration or the runtime, on containers that use them.
 
 use serde_json::{Value, json};
 use slipway_tests::{
@@ -23,7 +23,7 @@ fn addresses(result: &Value) -> Vec<String> {
     ips.iter().map(|ip| format!("{} {}", text(&ip["address"]), text(&ip["gateway"]))).collect()
 }
 
-/// Two containers behind a bridge talk to each other and to the node by the addresses they were given.
+/// Two containers on a bridge reach each other and the node with their static addresses.
 #[test]
 fn containers_use_their_addresses() {
     let node = Node::new();
@@ -58,7 +58,7 @@ fn containers_use_their_addresses() {
     network.check(&Attach::new(&one)).expect("CHECK");
     network.del(&Attach::new(&one)).expect("DEL");
     network.del(&Attach::new(&one)).expect("DEL again");
-    // What the runtime asks for is what the container gets; the gateway is the bridge's own idea.
+    // The container gets the address that the runtime asks for; the bridge chooses the gateway.
     let attach = Attach::new(&one).capability("ips", json!(["10.88.0.77/24"]));
     let result = network.add(&attach).expect("ADD");
     assert_eq!(addresses(&result), ["10.88.0.77/24 10.88.0.1"]);
@@ -68,7 +68,7 @@ fn containers_use_their_addresses() {
     network.del(&attach).expect("DEL");
 }
 
-/// Configurations, with arguments, of which the outcome is compared.
+/// Configurations and `CNI_ARGS` whose outcome is compared.
 fn cases() -> Vec<(Value, &'static str)> {
     let one = json!({"addresses": [{"address": "10.1.0.5/24", "gateway": "10.1.0.1"}]});
     let with = |ipam: &Value, key: &str, value: Value| {
@@ -112,9 +112,9 @@ fn cases() -> Vec<(Value, &'static str)> {
     ]
 }
 
-/// The same results; the same words, of which ours may be preceded by where the value is.
+/// The results are the same. So are the messages, but Slipway's may begin with the value's path.
 #[test]
-fn the_reference_says_the_same() {
+fn results_and_messages_are_the_references() {
     let Some(reference) = Reference::any().map(|reference| reference.plugin("static")) else {
         skip!(REFERENCE);
     };
@@ -126,7 +126,7 @@ fn the_reference_says_the_same() {
         let theirs = call().args(args).config(&config).instead(&reference).run().result();
         match (ours, theirs) {
             (Ok(ours), Ok(mut theirs)) => {
-                // The reference of the time wrote an empty one in results of version 1.0.0.
+                // The reference of that time wrote an empty `dns` in results of version 1.0.0.
                 if config["cniVersion"] == "1.0.0" && theirs["dns"] == json!({}) {
                     drop(theirs.as_object_mut().expect("an object").remove("dns"));
                 }
@@ -140,7 +140,7 @@ fn the_reference_says_the_same() {
     }
 }
 
-/// A gateway in `CNI_ARGS` is that of each address whose subnet it is in.
+/// A gateway in `CNI_ARGS` applies to each address whose subnet has it.
 #[test]
 fn a_gateway_may_come_alone() {
     peer_fails("it looks for the addresses of CNI_ARGS alone", || {
@@ -161,7 +161,7 @@ fn check_compares_gateways() {
     config["prevResult"]["ips"][0]["gateway"] = "10.1.0.2".into();
     let error = call(&node, "CHECK", &config, "").error();
     assert_eq!(error.msg, "static: Failed to match addr 10.1.0.5 on interface eth0");
-    // An address that another plugin took out of the result is not missed.
+    // CHECK accepts that another plugin has removed an address from the result.
     config["prevResult"]["ips"] = json!([]);
     assert!(call(&node, "CHECK", &config, "").ok().is_null());
 }

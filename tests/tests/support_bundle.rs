@@ -1,4 +1,4 @@
-//! `slipway support-bundle` on a node with containers: what is in the file, and what is not.
+//! `slipway support-bundle` on a node with containers: the file's content, without secrets.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test fails by panicking")]
 
@@ -28,7 +28,7 @@ fn it_has_what_a_report_needs_and_no_secrets() {
         r#"{"name": "pods", "plugins": [{"type": "bridge", "bridge": "br1", "etcdPassword": "hunter2"}],
             "etcd": "http://a:2379,http://root:hunter2@b:2379", "env": ["X_PASSWORD=hunter2"], "hunter2": 1}"#,
     );
-    // Every other place in which people may leave one.
+    // All other files in which people may leave a secret.
     node.own_etc();
     node.write("/etc/cni/slipway.json", r#"{"backend": "nftables"}"#);
     node.cmd("rm -f /etc/os-release");
@@ -50,7 +50,7 @@ fn it_has_what_a_report_needs_and_no_secrets() {
     node.write("/run/net.d/kubeconfig", "token: hunter2");
     let state = || Snapshot::take(&node, &[&pod]).without(&["bundle.tar"]);
     let before = state();
-    let said = node.slipway(COMMAND);
+    let printed = node.slipway(COMMAND);
     before.assert_same(&state());
 
     assert_eq!(node.cmd("stat -c %a /run/bundle.tar").trim(), "600");
@@ -58,7 +58,7 @@ fn it_has_what_a_report_needs_and_no_secrets() {
     let names = node.cmd("tar -tf /run/bundle.tar");
     for name in names.lines() {
         let name = name.strip_prefix("slipway-support/").expect("all in one folder");
-        assert!(said.contains(name), "{name} is not told: {said}");
+        assert!(printed.contains(name), "{name} is not printed: {printed}");
     }
     for (name, texts) in [
         ("about.txt", &["slipway ", "plugins bandwidth bridge ", "Linux", "namespace net:["][..]),
@@ -95,9 +95,9 @@ fn it_has_what_a_report_needs_and_no_secrets() {
     assert_eq!(node.try_cmd("grep -r hunter2 /run/slipway-support").code, Some(1), "a secret is in it");
 }
 
-/// Errors about settings and configurations quote them.
+/// Errors about settings and configurations quote invalid values, which may be secret.
 #[test]
-fn what_is_wrong_with_settings_is_not_quoted() {
+fn invalid_settings_are_not_quoted() {
     let node = Node::new();
     node.own_etc();
     for settings in
@@ -116,7 +116,7 @@ fn what_is_wrong_with_settings_is_not_quoted() {
 }
 
 #[test]
-fn a_file_that_is_there_is_not_overwritten() {
+fn an_existing_file_is_not_overwritten() {
     let node = Node::new();
     node.write("/run/bundle.tar", "mine");
     let output = node.try_slipway(COMMAND);
@@ -125,12 +125,12 @@ fn a_file_that_is_there_is_not_overwritten() {
     assert_eq!(node.read("/run/bundle.tar").as_deref(), Some("mine"));
 }
 
-/// On a node where there is nothing yet, and in a folder of one's own choice.
+/// On an empty node, and in a folder of the caller's choice.
 #[test]
 fn an_empty_node_has_one_too() {
     let node = Node::new();
-    let said = node.slipway(COMMAND);
-    assert!(said.contains("Before you share it, look it over"), "{said}");
+    let printed = node.slipway(COMMAND);
+    assert!(printed.contains("Before you share it, look it over"), "{printed}");
     node.cmd("tar -xf /run/bundle.tar -C /run");
     let text = node.read("/run/slipway-support/nftables.txt").unwrap();
     assert!(text.contains("table inet slipway: does not exist"), "{text}");

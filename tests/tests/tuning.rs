@@ -1,4 +1,4 @@
-//! The tuning plugin: behind bridge, as people use it.
+//! The tuning plugin, chained to bridge, as it is used in practice.
 
 use serde_json::{Value, json};
 use slipway_tests::{Attach, Network, Node, Pod, Proto, Snapshot, is_peer, newest_version, peer_fails};
@@ -6,7 +6,7 @@ use slipway_tests::{Attach, Network, Node, Pod, Proto, Snapshot, is_peer, newest
 const FILE: &str = "/run/cni/tuning/pod_eth0.json";
 const MAC: &str = "02:00:00:00:00:07";
 
-/// Behind a bridge, with keys of tuning's own.
+/// A network of bridge and tuning, with keys of tuning.
 fn network<'a>(node: &'a Node, keys: &Value) -> Network<'a> {
     let mut tuning = json!({"type": "tuning", "capabilities": {"mac": true}});
     tuning.as_object_mut().expect("an object").extend(keys.as_object().expect("an object").clone());
@@ -23,7 +23,7 @@ fn flag(pod: &Pod, name: &str) -> bool {
 }
 
 #[test]
-fn attributes_are_set_and_given_back() {
+fn attributes_are_set_and_restored() {
     let node = Node::new();
     let client = node.host("client");
     let pod = node.pod("pod");
@@ -43,7 +43,7 @@ fn attributes_are_set_and_given_back() {
     assert!(flag(&pod, "PROMISC") && flag(&pod, "ALLMULTI"), "{link}");
     assert!(network.call_one(1, "CHECK", &attach, &result).ok().is_null());
     assert_eq!(node.cmd(&format!("stat -c %a {FILE}")), "600\n");
-    // The routes are there still, and neighbours hear of the new address.
+    // The routes are still there, and neighbours learn the new address.
     for proto in Proto::ALL {
         let server = pod.serve(proto, "0.0.0.0:80", "pod");
         client.expect(proto, ([10, 1, 2, 2], 80), "pod");
@@ -64,7 +64,7 @@ fn attributes_are_set_and_given_back() {
 }
 
 #[test]
-fn the_folder_is_nobody_elses() {
+fn only_root_can_read_the_folder() {
     peer_fails("the folder has no x for anybody", || {
         let node = Node::new();
         let pod = node.pod("pod");
@@ -157,7 +157,7 @@ fn tuning_check(network: &Network<'_>, attach: &Attach) -> String {
 }
 
 #[test]
-fn an_administrator_says_which_sysctls_are_allowed() {
+fn an_administrators_list_limits_the_sysctls() {
     let node = Node::new();
     node.cmd("cp -a /etc /run/etc");
     node.cmd("mount --bind /run/etc /etc");
@@ -188,15 +188,17 @@ fn an_administrator_says_which_sysctls_are_allowed() {
     if !is_peer() {
         let unavailable = refused.status().expect_err("STATUS").error;
         assert_eq!(unavailable.code, 50, "{unavailable:?}");
-        // A list that is not understood allows nothing.
+        // An invalid list allows nothing.
         node.write("/etc/cni/tuning/allowlist.conf", "(");
         let error = allowed.add(&attach).expect_err("a wrong list").error;
         assert!(error.msg.starts_with("/etc/cni/tuning/allowlist.conf: "), "{error:?}");
-        network(&node, &json!({"mtu": 1300})).status().expect("it has no need of the list");
+        network(&node, &json!({"mtu": 1300}))
+            .status()
+            .expect("STATUS without sysctls does not need the list");
     }
 }
 
-/// As a mounted ConfigMap and some distributions have it.
+/// The list is a symbolic link in a mounted ConfigMap and in some distributions.
 #[test]
 fn the_administrators_list_may_be_a_symbolic_link() {
     let node = Node::new();
@@ -220,7 +222,7 @@ fn the_administrators_list_may_be_a_symbolic_link() {
     allowed.status().expect("STATUS");
     let error = refused.status().expect_err("STATUS").error;
     assert!(error.code == 50 && error.msg.starts_with(why), "{error:?}");
-    // Somebody means to say what is allowed: that the list is not to be found does not allow all.
+    // A dangling link is no missing list: it must not allow everything.
     let tuning = "/etc/cni/tuning";
     for gone in [
         vec![format!("mv {tuning}/..data /run/data")],
@@ -256,7 +258,7 @@ fn nothing_outside_of_net_is_written() {
 }
 
 #[test]
-fn a_key_that_is_there_twice_is_refused() {
+fn a_repeated_key_is_refused() {
     let node = Node::new();
     let pod = node.pod("pod");
     let network = network(&node, &json!({}));
@@ -272,7 +274,7 @@ fn a_key_that_is_there_twice_is_refused() {
 }
 
 #[test]
-fn the_runtime_and_the_arguments_say_what_the_configuration_does_not() {
+fn the_runtime_and_the_arguments_override_the_configuration() {
     let node = Node::new();
     let pod = node.pod("pod");
     let attach = Attach::new(&pod);
@@ -285,7 +287,7 @@ fn the_runtime_and_the_arguments_say_what_the_configuration_does_not() {
     assert_eq!(mac(&own, &attach), MAC);
     let [env, runtime, args] = ["02:00:00:00:00:01", "02:00:00:00:00:02", "02:00:00:00:00:03"];
     let attach = attach.args(&format!("IgnoreUnknown=1;MAC={env}"));
-    // bridge takes it too; what it gives the link is what tuning gives it.
+    // bridge uses the address too: both set the same.
     assert_eq!(mac(&own, &attach), env);
     let attach = attach.capability("mac", json!(runtime));
     assert_eq!(mac(&own, &attach), runtime);
@@ -333,7 +335,7 @@ fn a_failed_add_leaves_nothing() {
     });
 }
 
-/// What the first one found is what a DEL gives back.
+/// DEL restores the values that the first ADD found.
 #[test]
 fn an_add_that_is_repeated_keeps_the_first_backup() {
     peer_fails("the second ADD takes the first one's work for the original", || {
@@ -366,9 +368,9 @@ fn a_del_needs_nothing() {
         assert!(network.call_one(1, "DEL", &attach.clone().netns(netns), &Value::Null).ok().is_null());
     }
     if !is_peer() {
-        assert_eq!(node.read(FILE), None, "nobody will need it");
+        assert_eq!(node.read(FILE), None, "the backup is not needed any more");
     }
-    // A file that is no backup, and a folder that is none.
+    // An invalid backup file, and a folder in its place.
     node.write(FILE, "{");
     assert!(network.call_one(1, "DEL", &attach, &Value::Null).ok().is_null());
     node.cmd("rm -rf /run/cni/tuning");
@@ -378,7 +380,7 @@ fn a_del_needs_nothing() {
 
 /// The reference's file, as 1.9.1 wrote it.
 #[test]
-fn what_the_reference_has_changed_is_given_back() {
+fn changes_by_the_reference_are_restored() {
     let node = Node::new();
     let pod = node.pod("pod");
     let attach = Attach::new(&pod);
@@ -394,7 +396,7 @@ fn what_the_reference_has_changed_is_given_back() {
 }
 
 #[test]
-fn gc_removes_the_backups_of_the_dead() {
+fn gc_removes_the_backups_of_stale_attachments() {
     peer_fails("it does nothing", || {
         let node = Node::new();
         let (one, two) = (node.pod("one"), node.pod("two"));
@@ -414,7 +416,7 @@ fn gc_removes_the_backups_of_the_dead() {
 }
 
 #[test]
-fn it_must_be_chained() {
+fn tuning_must_be_chained() {
     let node = Node::new();
     let pod = node.pod("pod");
     let config = json!({"cniVersion": "1.0.0", "name": "net", "type": "tuning"});

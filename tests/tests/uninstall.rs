@@ -5,8 +5,8 @@ use slipway_tests::{Attach, BridgeNetfilter, Node, Proto, Snapshot, is_peer};
 
 const DIR: &str = "/run/cni-bin";
 
-/// One network of each kind, and all that they can leave: tables, bridges, a gateway's link,
-/// reservations of several networks.
+/// Networks that leave everything a network can leave: tables, bridges, a gateway's link, reservations of
+/// several networks.
 fn lists() -> [Value; 2] {
     let ipam = |number: u8| {
         json!({
@@ -41,7 +41,7 @@ fn nothing_is_left() {
     let node = Node::new();
     node.bridge_netfilter(BridgeNetfilter::Off);
     let (one, two) = (node.pod("one"), node.pod("two"));
-    // Others have a plugin, a bridge, a network and a table there, and keep them.
+    // A plugin, a bridge, a network and a table of other programs stay.
     node.write(&format!("{DIR}/portmap"), "#!/bin/sh\n");
     node.write("/var/lib/cni/networks/theirs/last_reserved_ip.0", "10.1.1.7");
     node.cmd("ip link add theirs0 type bridge");
@@ -54,7 +54,7 @@ fn nothing_is_left() {
         let network = node.network(list);
         network.add(&attach(pod, 8080 + u16::from(pod.name() == "two"))).expect("ADD");
     }
-    // Containers are there: nothing is touched.
+    // While containers run, the command changes nothing.
     let running = state();
     let refused = node.try_slipway(&format!("uninstall --to {DIR}"));
     assert_eq!(refused.code, Some(1), "{refused}");
@@ -73,7 +73,7 @@ fn nothing_is_left() {
     let idle = state();
     let planned = node.slipway(&format!("uninstall --to {DIR} --dry-run"));
     idle.assert_same(&state());
-    let said = node.slipway(&format!("uninstall --to {DIR}"));
+    let printed = node.slipway(&format!("uninstall --to {DIR}"));
     for line in [
         "restore portmap from .slipway-replaced/portmap",
         "remove  bridge",
@@ -86,19 +86,19 @@ fn nothing_is_left() {
         "remove  /var/lib/cni/networks/.slipway",
         "this node: 6 of 6 things removed",
     ] {
-        assert!(said.lines().any(|said| said == line), "{line:?} is not in:\n{said}");
+        assert!(printed.lines().any(|found| found == line), "{line:?} is not in:\n{printed}");
     }
-    assert_eq!(planned.replace("would be ", ""), said);
+    assert_eq!(planned.replace("would be ", ""), printed);
     before.assert_same(&state());
-    // Once more: there is nothing to do, and nothing goes wrong.
+    // A second call has nothing to do and succeeds.
     let again = node.slipway(&format!("uninstall --to {DIR}"));
     assert!(again.ends_with("this node: 0 of 0 things removed\n"), "{again}");
     before.assert_same(&state());
 }
 
-/// The same where nothing was there before, down to the folders of the state.
+/// On a node that had nothing before, the folders of the state are removed too.
 #[test]
-fn a_bare_node_is_bare_again() {
+fn a_node_without_other_programs_is_empty_again() {
     if is_peer() {
         return;
     }
@@ -116,21 +116,21 @@ fn a_bare_node_is_bare_again() {
 }
 
 #[test]
-fn what_is_in_use_stays_and_is_named() {
+fn objects_in_use_stay_and_are_named() {
     if is_peer() {
         return;
     }
     let node = Node::new();
     let (one, two) = (node.pod("one"), node.pod("two"));
     let mut list = lists()[0].clone();
-    // No table has anything of this one: the reference's plugins can take it away.
+    // Nothing of this network is in a table, so the reference plugins can remove it.
     list["plugins"][0]["ipMasq"] = false.into();
     list["plugins"][0]["macspoofchk"] = false.into();
     let network = node.network(list);
     network.add(&Attach::new(&one)).expect("ADD");
     network.add(&attach(&two, 8080)).expect("ADD");
     network.del(&attach(&two, 8080)).expect("DEL");
-    let said = node.slipway(&format!("uninstall --to {DIR}"));
+    let printed = node.slipway(&format!("uninstall --to {DIR}"));
     for line in [
         "remove  table inet slipway",
         "leave   link cni0 (it has a port)",
@@ -138,17 +138,17 @@ fn what_is_in_use_stays_and_is_named() {
         "remove  /var/lib/cni/networks/.slipway",
         "this node: 2 of 4 things removed",
     ] {
-        assert!(said.lines().any(|said| said == line), "{line:?} is not in:\n{said}");
+        assert!(printed.lines().any(|found| found == line), "{line:?} is not in:\n{printed}");
     }
     assert!(one.has_link("eth0") && node.has_link("cni0"));
-    // And it goes on as if nothing had happened.
+    // The container still works.
     network.check(&Attach::new(&one)).expect("CHECK");
     network.add(&attach(&two, 8080)).expect("ADD");
     network.del(&attach(&two, 8080)).expect("DEL");
     network.del(&Attach::new(&one)).expect("DEL");
 }
 
-/// A container that comes while the plugins are taken away keeps what it has, and is named.
+/// A container that is added while the plugins are being removed keeps its objects, and is named.
 #[test]
 fn a_container_that_comes_late_is_named() {
     if is_peer() {
@@ -163,9 +163,9 @@ fn a_container_that_comes_late_is_named() {
     let pause = "inject=unlinkat:delay_enter=5000000:when=1";
     let command = slipway_tests::slipway().display().to_string();
     let words = format!("strace -f -qq -o /dev/null -e {pause} {command} uninstall --to {DIR}");
-    let said = std::thread::scope(|scope| {
+    let printed = std::thread::scope(|scope| {
         let uninstall = scope.spawn(|| node.try_cmd(&words));
-        // The tables are gone, the first plugin is not.
+        // The tables are removed, and the first plugin is not yet.
         let end = std::time::Instant::now() + slipway_tests::within(std::time::Duration::from_secs(60));
         let has_table = |ruleset: &str| {
             ["inet", "bridge"].iter().any(|f| ruleset.contains(&format!("table {f} slipway")))
@@ -177,12 +177,12 @@ fn a_container_that_comes_late_is_named() {
         network.add(&attach(&late, 8080)).expect("ADD");
         uninstall.join().expect("a command")
     });
-    assert_eq!(said.code, Some(1), "{said}");
+    assert_eq!(printed.code, Some(1), "{printed}");
     let expected = "table inet slipway stays: network bridged, container late, interface eth0 came while";
-    assert!(said.stderr.contains(expected), "{said}");
-    assert!(!said.stderr.contains("nothing was changed"), "{said}");
+    assert!(printed.stderr.contains(expected), "{printed}");
+    assert!(!printed.stderr.contains("nothing was changed"), "{printed}");
     network.check(&attach(&late, 8080)).expect("CHECK");
-    // What it says to do.
+    // The advice that the command prints.
     node.slipway(&format!("install --to {DIR}"));
     network.del(&attach(&late, 8080)).expect("DEL");
     node.slipway(&format!("uninstall --to {DIR}"));
@@ -190,7 +190,7 @@ fn a_container_that_comes_late_is_named() {
 }
 
 #[test]
-fn force_takes_away_what_containers_have() {
+fn force_removes_the_objects_of_containers() {
     if is_peer() {
         return;
     }
@@ -207,7 +207,7 @@ fn force_takes_away_what_containers_have() {
     assert!(!pod.has_link("eth0"));
 }
 
-/// A table of our name that is not ours stays.
+/// A table with Slipway's name that Slipway did not make stays.
 #[test]
 fn a_table_of_others_stays() {
     if is_peer() {
@@ -216,12 +216,12 @@ fn a_table_of_others_stays() {
     let node = Node::new();
     node.nft("add table inet slipway\nadd chain inet slipway mine\n");
     let before = Snapshot::take(&node, &[]);
-    let said = node.slipway(&format!("uninstall --to {DIR}"));
-    assert!(said.contains("leave   table inet slipway ("), "{said}");
+    let printed = node.slipway(&format!("uninstall --to {DIR}"));
+    assert!(printed.contains("leave   table inet slipway ("), "{printed}");
     before.assert_same(&Snapshot::take(&node, &[]));
 }
 
-/// Where a bridge's gateway is in a VLAN, it has a link of its own, whose other end is a port.
+/// A bridge's gateway in a VLAN has a veth pair of its own, of which one end is a port of the bridge.
 #[test]
 fn a_gateways_link_goes_before_its_bridge() {
     if is_peer() {
@@ -237,14 +237,14 @@ fn a_gateways_link_goes_before_its_bridge() {
          link set cni5 alias \"made by slipway\"\n\
          link set cni5.7 alias \"made by slipway\"\n",
     );
-    let said = node.slipway(&format!("uninstall --to {DIR}"));
-    let lines: Vec<&str> = said.lines().collect();
+    let printed = node.slipway(&format!("uninstall --to {DIR}"));
+    let lines: Vec<&str> = printed.lines().collect();
     assert_eq!(lines[1..], ["remove  link cni5.7", "remove  link cni5", "this node: 2 of 2 things removed"]);
     before.assert_same(&Snapshot::take(&node, &[]));
 }
 
-/// What the iptables backend makes for all containers goes too, unless somebody's ports are there: the
-/// reference's chains have the same names.
+/// The shared chains of the iptables backend are removed too, unless they have ports of the reference
+/// plugins, whose chains have the same names.
 #[test]
 fn the_chains_of_iptables_go_unless_they_are_used() {
     if is_peer() {
@@ -253,7 +253,7 @@ fn the_chains_of_iptables_go_unless_they_are_used() {
     for variant in ["nft", "legacy"] {
         let node = Node::new();
         let (one, two) = (node.pod("one"), node.pod("two"));
-        // As a node that runs kube-proxy shows which variant it uses.
+        // kube-proxy's chain, which shows the variant that the node uses.
         for family in ["iptables", "ip6tables"] {
             node.cmd(&format!("{family}-{variant} -t nat -N KUBE-SERVICES"));
             for chain in ["PREROUTING", "OUTPUT", "POSTROUTING"] {
@@ -270,25 +270,25 @@ fn the_chains_of_iptables_go_unless_they_are_used() {
         let refused = node.try_slipway(&format!("uninstall --to {DIR}"));
         assert!(refused.stderr.contains("container one"), "{refused}");
         network.del(&attach(&one, 8080)).expect("DEL");
-        // Somebody else's, as the reference publishes it.
+        // A port of another container, as the reference publishes it.
         let entry = "CNI-HOSTPORT-DNAT -p tcp -m multiport --destination-ports 9000 -j RETURN";
         node.cmd(&format!("iptables-{variant} -t nat -A {entry}"));
-        let said = node.slipway(&format!("uninstall --to {DIR}"));
+        let printed = node.slipway(&format!("uninstall --to {DIR}"));
         for line in [
             format!("leave   chains CNI-HOSTPORT-* of iptables-{variant} (ports are published there)"),
             format!("remove  chains CNI-HOSTPORT-* of ip6tables-{variant}"),
         ] {
-            assert!(said.lines().any(|said| said == line), "{line:?} is not in:\n{said}");
+            assert!(printed.lines().any(|found| found == line), "{line:?} is not in:\n{printed}");
         }
         node.cmd(&format!("iptables-{variant} -t nat -D {entry}"));
-        let said = node.slipway(&format!("uninstall --to {DIR}"));
+        let printed = node.slipway(&format!("uninstall --to {DIR}"));
         let line = format!("remove  chains CNI-HOSTPORT-* of iptables-{variant}");
-        assert!(said.lines().any(|said| said == line), "{line:?} is not in:\n{said}");
+        assert!(printed.lines().any(|found| found == line), "{line:?} is not in:\n{printed}");
         before.assert_same(&state());
     }
 }
 
-/// A list of all that is chained, by one of firewall's backends.
+/// A list with all chained plugins, and firewall with this backend.
 fn chained(backend: &str) -> Value {
     let [mut list, _] = lists();
     list["name"] = "chained".into();
@@ -303,7 +303,7 @@ fn chained(backend: &str) -> Value {
     list
 }
 
-/// flannel's, with what flanneld writes.
+/// flannel's list, with the file that flanneld writes.
 fn flannel(node: &Node) -> Value {
     let env = "FLANNEL_NETWORK=10.244.0.0/16\nFLANNEL_SUBNET=10.244.3.1/24\nFLANNEL_MTU=1450\nFLANNEL_IPMASQ=false\n";
     node.write("/run/flannel/subnet.env", env);
@@ -318,7 +318,7 @@ fn chained_plugins_leave_nothing() {
     for backend in ["nftables", "iptables"] {
         let node = Node::new();
         let pods = [node.pod("one"), node.pod("two")];
-        // The tables of iptables themselves stay.
+        // iptables' own tables stay.
         for family in ["iptables", "ip6tables"] {
             node.cmd(&format!("{family} -A FORWARD -j ACCEPT"));
         }
@@ -333,7 +333,7 @@ fn chained_plugins_leave_nothing() {
         for (list, pod) in lists.iter().zip(&pods) {
             node.network(list.clone()).del(&attach(pod, 8080)).expect("DEL");
         }
-        let said = node.slipway(&format!("uninstall --to {DIR}"));
+        let printed = node.slipway(&format!("uninstall --to {DIR}"));
         let mut lines = vec![
             "remove  table inet slipway-firewall".to_owned(),
             "remove  /var/lib/cni/flannel".to_owned(),
@@ -345,7 +345,7 @@ fn chained_plugins_leave_nothing() {
             }));
         }
         for line in lines {
-            assert!(said.lines().any(|said| said == line), "{line:?} is not in:\n{said}");
+            assert!(printed.lines().any(|found| found == line), "{line:?} is not in:\n{printed}");
         }
         before.assert_same(&state());
         let again = node.slipway(&format!("uninstall --to {DIR}"));
@@ -353,9 +353,9 @@ fn chained_plugins_leave_nothing() {
     }
 }
 
-/// Somebody killed containers, and nobody called DEL.
+/// Containers were killed, and no runtime called DEL.
 #[test]
-fn what_dead_containers_have_is_named_or_goes() {
+fn objects_of_dead_containers_are_named_or_removed() {
     if is_peer() {
         return;
     }
@@ -374,29 +374,29 @@ fn what_dead_containers_have_is_named_or_goes() {
     let devices = || node.cmd("ip -o link show type ifb").lines().count();
     assert_eq!(devices(), 2);
     dead.remove();
-    // The kernel takes the links away in its own time.
+    // The kernel removes the links in the background.
     for _ in 0..100 {
         if node.cmd("ip -o link show type veth").lines().count() == 1 {
             break;
         }
         std::thread::sleep(std::time::Duration::from_millis(20));
     }
-    let said = node.slipway(&format!("uninstall --to {DIR} --force"));
-    assert_eq!(devices(), 1, "{said}");
+    let printed = node.slipway(&format!("uninstall --to {DIR} --force"));
+    assert_eq!(devices(), 1, "{printed}");
     for (part, count) in [
         ("remove  link bwp", 1),
         ("leave   link bwp", 1),
         ("leave   /run/cni/tuning (backups of links' settings: 2)", 1),
         ("leave   /var/lib/cni/flannel (saved configurations: 1)", 1),
     ] {
-        assert_eq!(said.matches(part).count(), count, "{part:?} in:\n{said}");
+        assert_eq!(printed.matches(part).count(), count, "{part:?} in:\n{printed}");
     }
-    network.check(&living).expect_err("its table is gone");
+    network.check(&living).expect_err("the table is removed");
     network.del(&living).expect("DEL");
     assert_eq!(devices(), 0);
 }
 
-/// Rules that a container of the reference's has, and those of an administrator's, keep the chains there.
+/// The firewall's chains stay if they have rules of a container of the reference or of an administrator.
 #[test]
 fn the_chains_of_the_firewall_go_unless_they_are_used() {
     if is_peer() {
@@ -405,7 +405,7 @@ fn the_chains_of_the_firewall_go_unless_they_are_used() {
     for variant in ["nft", "legacy"] {
         let node = Node::new();
         let pod = node.pod("pod");
-        // What shows which variant the node uses.
+        // A chain that shows the variant that the node uses.
         for family in ["iptables", "ip6tables"] {
             node.cmd(&format!("{family}-{variant} -N KUBE-FORWARD"));
             node.cmd(&format!("{family}-{variant} -A FORWARD -j KUBE-FORWARD"));
@@ -422,18 +422,18 @@ fn the_chains_of_the_firewall_go_unless_they_are_used() {
             ("CNI-ADMIN -p tcp --dport 80 -j DROP", "an administrator's rules are there"),
         ] {
             node.cmd(&format!("iptables-{variant} -A {rule}"));
-            let said = node.slipway(&format!("uninstall --to {DIR}"));
+            let printed = node.slipway(&format!("uninstall --to {DIR}"));
             let line = format!("leave   {chains} ({why})");
-            assert!(said.lines().any(|said| said == line), "{line:?} is not in:\n{said}");
+            assert!(printed.lines().any(|found| found == line), "{line:?} is not in:\n{printed}");
             node.cmd(&format!("iptables-{variant} -D {rule}"));
         }
-        let said = node.slipway(&format!("uninstall --to {DIR}"));
-        assert!(said.lines().any(|said| said == format!("remove  {chains}")), "{said}");
+        let printed = node.slipway(&format!("uninstall --to {DIR}"));
+        assert!(printed.lines().any(|line| line == format!("remove  {chains}")), "{printed}");
         before.assert_same(&state());
     }
 }
 
-/// The chain that the table has for them.
+/// The table has a chain for an administrator's rules.
 #[test]
 fn an_administrators_rules_in_the_firewalls_table_stay() {
     if is_peer() {
@@ -446,9 +446,9 @@ fn an_administrators_rules_in_the_firewalls_table_stay() {
         network.add(&attach(&pod, 8080)).expect("ADD");
         network.del(&attach(&pod, 8080)).expect("DEL");
         node.cmd("nft add rule inet slipway-firewall admin tcp dport 80 drop");
-        let said = node.slipway(&format!("uninstall --to {DIR}"));
+        let printed = node.slipway(&format!("uninstall --to {DIR}"));
         let line = "leave   table inet slipway-firewall (an administrator's rules are in its chain admin)";
-        assert!(said.lines().any(|said| said == line), "{backend}:\n{said}");
+        assert!(printed.lines().any(|found| found == line), "{backend}:\n{printed}");
         assert!(node.ruleset().contains("tcp dport 80 drop"), "{}", node.ruleset());
         node.slipway(&format!("uninstall --to {DIR} --force"));
         assert!(!node.ruleset().contains("slipway"), "{}", node.ruleset());

@@ -1,4 +1,4 @@
-//! The vrf plugin, behind ptp.
+//! The vrf plugin, chained to ptp.
 
 use std::net::{IpAddr, SocketAddr, TcpStream};
 use std::os::fd::AsRawFd;
@@ -10,13 +10,13 @@ use nix::sys::time::{TimeVal, TimeValLike};
 use serde_json::{Value, json};
 use slipway_tests::{Attach, Network, Node, Pod, Proto, Snapshot, at, peer_fails};
 
-/// Whether this kernel has VRFs.
+/// True if this kernel has VRFs.
 fn has_vrf() -> bool {
     let node = Node::new();
     node.try_cmd("ip link add trial type vrf table 10").code == Some(0)
 }
 
-/// Connects from within a VRF, and tells from which address.
+/// Connects from within a VRF, and returns the source address.
 fn from_vrf(vrf: &str, to: SocketAddr) -> std::io::Result<IpAddr> {
     let family = if to.is_ipv4() { AddressFamily::Inet } else { AddressFamily::Inet6 };
     let socket = socket(family, SockType::Stream, SockFlag::SOCK_CLOEXEC, None)?;
@@ -85,7 +85,7 @@ fn the_link_and_its_routes_are_in_the_vrf() {
     assert!(!pod.has_link("blue"));
 }
 
-/// The link goes down for a moment, and with that the kernel takes the routes of all tables away.
+/// The plugin sets the link down for a moment, and the kernel removes its routes from all tables.
 #[test]
 fn routes_of_other_tables_stay_there() {
     needs_vrf!();
@@ -106,7 +106,7 @@ fn routes_of_other_tables_stay_there() {
 }
 
 #[test]
-fn a_vrf_has_several_links_and_goes_with_the_last() {
+fn a_vrf_has_several_links_and_is_deleted_with_the_last() {
     needs_vrf!();
     let node = Node::new();
     let pod = node.pod("pod");
@@ -146,7 +146,7 @@ fn the_configuration_may_choose_the_table() {
         error.msg.starts_with("cmdAdd failed: VRF blue already exist with different routing table 1500"),
         "{error:?}"
     );
-    // No table means that one.
+    // A configuration without a table uses that of the VRF.
     let _ = network(2, 0).call_one(1, "ADD", &eth1, &previous).ok();
     assert_eq!(master(&pod, "eth1").as_deref(), Some("blue"));
 }
@@ -229,16 +229,16 @@ fn check_looks_for_the_master() {
     assert_eq!(error.msg, "failed to find eth0 associated to vrf blue");
 }
 
-/// STATUS says what the kernel lacks; the configuration is looked at anyway.
+/// STATUS names what the kernel lacks, and validates the configuration in every case.
 #[test]
-fn what_is_wrong_is_named() {
+fn status_names_what_is_missing_or_invalid() {
     let node = Node::new();
     let pod = node.pod("pod");
     let previous = json!({"cniVersion": "1.0.0", "interfaces": []});
     let nameless = network(&node, 1, &json!({}));
     let error = nameless.call_one(1, "ADD", &Attach::new(&pod), &previous).error();
     assert_eq!(error.msg, "configuration is expected to have a valid vrf name");
-    peer_fails("it says nothing", || {
+    peer_fails("it reports no error", || {
         let error = network(&node, 1, &blue()).call_one(1, "ADD", &Attach::new(&pod), &Value::Null).error();
         assert_eq!((error.code, error.msg.as_str()), (7, "missing prevResult from earlier plugin"));
         let config = network(&node, 1, &blue()).configs(None).swap_remove(1);

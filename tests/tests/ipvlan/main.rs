@@ -8,7 +8,7 @@ mod single;
 use serde_json::{Value, json};
 use slipway_tests::{Attach, Proto, peer_fails, skip};
 
-use on_a_link::{all_meet, info, neighbours_are_told, refused, with_gateway};
+use on_a_link::{all_meet, info, neighbours_are_notified, refused, with_gateway};
 use single::{World, add, address, differs};
 
 const PLUGIN: &str = "ipvlan";
@@ -29,7 +29,7 @@ fn containers_are_on_the_masters_network_with_its_ethernet_address() {
     for pod in [&one, &two] {
         assert_eq!(pod.mac("eth0"), world.node.mac("out0"));
     }
-    neighbours_are_told(&one);
+    neighbours_are_notified(&one);
 }
 
 /// In the layer 3 modes the containers answer no ARP or neighbour solicitation: the host outside has a route

@@ -8,7 +8,7 @@ mod single;
 use serde_json::{Value, json};
 use slipway_tests::{Attach, Proto, is_peer, peer_fails, skip};
 
-use on_a_link::{all_meet, info, neighbours_are_told, refused, with_gateway};
+use on_a_link::{all_meet, info, neighbours_are_notified, refused, with_gateway};
 use single::{World, add, address, differs};
 
 const PLUGIN: &str = "macvlan";
@@ -160,7 +160,7 @@ fn neighbours_learn_a_new_address() {
     let (one, two) = (world.node.pod("one"), world.node.pod("two"));
     let network = world.network(1, &json!({}));
     let one_ip = address(&add(&network, &one), 0);
-    neighbours_are_told(&one);
+    neighbours_are_notified(&one);
     world.client.ping(one_ip).expect("a reply");
     network.del(&Attach::new(&one)).expect("DEL");
     // The address moves to another container: the host outside must update its neighbour entry.

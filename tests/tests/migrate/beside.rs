@@ -1,4 +1,5 @@
-//! Beside containers that come and go: none that went comes back, none that came is lost.
+//! Migrations with concurrent ADDs and DELs: deleted containers stay deleted, and added ones have their
+//! ports.
 
 use std::time::Duration;
 
@@ -8,11 +9,11 @@ use slipway_tests::{Attach, Proto, sample_of_unknown, stride, within};
 use crate::{LEGACY, Maker, NFT, PORT, Web, World};
 
 const WORKERS: u16 = 3;
-const TURNS: u16 = 5;
+const ROUNDS: u16 = 5;
 
-fn beside(maker: &Maker) {
+fn with_concurrent_calls(maker: &Maker) {
     let world = World::new(maker.variant);
-    // Half of them ask for the one backend, half for the other.
+    // Two networks, one for each backend.
     let networks = [
         world.network(1, "bridge", "iptables", &json!({})),
         world.network(2, "bridge", "nftables", &json!({})),
@@ -23,10 +24,10 @@ fn beside(maker: &Maker) {
         for n in 0..WORKERS * 2 {
             let (network, attach) = (&networks[usize::from(n % 2)], attach(n));
             scope.spawn(move || {
-                for turn in 0..TURNS {
+                for round in 0..ROUNDS {
                     network.add(&attach).unwrap_or_else(|e| panic!("ADD of {n}: {e}"));
-                    // Every third stays in the end.
-                    if n % 3 != 0 || turn + 1 < TURNS {
+                    // Every third container stays after the last round.
+                    if n % 3 != 0 || round + 1 < ROUNDS {
                         network.del(&attach).unwrap_or_else(|e| panic!("DEL of {n}: {e}"));
                     }
                 }
@@ -37,7 +38,7 @@ fn beside(maker: &Maker) {
             assert!(code == 0 || code == 4, "{report:#}");
         }
     });
-    // One more, in quiet: whatever was caught on its way is brought to its end.
+    // A last migration without concurrent calls completes what was in transit.
     let (report, code) = world.migrate("--to nftables");
     assert_eq!(code, 0, "{report:#}");
     let all = world.everything();
@@ -53,9 +54,9 @@ fn beside(maker: &Maker) {
     assert!(!all.contains("CNI-DN-"), "{all}");
 }
 
-/// A container goes and comes again, to its old place, while its things are moved: at each moment of that.
+/// A container is deleted and added again, in its old backend, at each moment of its migration.
 #[test]
-fn one_that_comes_again_is_served_whenever_it_comes() {
+fn a_container_added_again_at_any_moment_is_served() {
     let world = World::new(NFT.variant);
     let network = world.network(1, "bridge", "iptables", &json!({}));
     let web = Web::new(&world, &NFT, &network, "web", PORT);
@@ -73,7 +74,7 @@ fn one_that_comes_again_is_served_whenever_it_comes() {
         network.del(&web.attach).unwrap_or_else(|e| panic!("{nth}: DEL: {e}"));
         network.add(&web.attach).unwrap_or_else(|e| panic!("{nth}: ADD: {e}"));
         let output = migration.wait();
-        // In quiet, whatever was caught on its way is brought to its end.
+        // A migration without concurrent calls completes what was in transit.
         let (report, code) = world.migrate("--to nftables");
         assert_eq!(code, 0, "{nth}: {report:#}");
         network.check(&web.attach).unwrap_or_else(|e| panic!("{nth}: CHECK: {e}; {}", output.process));
@@ -92,10 +93,10 @@ fn one_that_comes_again_is_served_whenever_it_comes() {
 
 #[test]
 fn with_iptables_nft() {
-    beside(&NFT);
+    with_concurrent_calls(&NFT);
 }
 
 #[test]
 fn with_iptables_legacy() {
-    beside(&LEGACY);
+    with_concurrent_calls(&LEGACY);
 }

@@ -1,4 +1,4 @@
-//! New connections, conversations and downloads go on throughout, from everywhere; and a gap is noticed.
+//! Connections, datagrams and downloads from all sides continue during migrations; a gap would be noticed.
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream, UdpSocket};
@@ -11,7 +11,7 @@ use slipway_tests::{Network, Proto, Space, at, is_slow, patience};
 
 use crate::{LEGACY, Maker, NFT, PORT, TABLE, Web, World, shown};
 
-/// Where the download is.
+/// The port of the download.
 const LONG: u16 = PORT + 1;
 
 /// A port outside for the container to connect to.
@@ -44,7 +44,7 @@ impl Hammer {
         !self.stop.load(Ordering::Relaxed)
     }
 
-    /// New connections, one after the other.
+    /// Makes new connections, one after the other.
     fn connect(&self, from: &Space, to: SocketAddr, sees: Option<std::net::IpAddr>) {
         while self.goes_on() {
             let answer = from.dial(Proto::Tcp, None, to, patience()).and_then(|mut talk| talk.say());
@@ -60,7 +60,7 @@ impl Hammer {
         }
     }
 
-    /// Single datagrams, each from a new port, none sent twice.
+    /// Sends single datagrams, each from a new port, without retransmission.
     fn ask(&self, from: &Space, to: SocketAddr) {
         while self.goes_on() {
             let any = if to.is_ipv4() { "0.0.0.0:0" } else { "[::]:0" };
@@ -80,14 +80,14 @@ impl Hammer {
         }
     }
 
-    /// One conversation that goes on.
+    /// Keeps one flow in use.
     fn talk(&self, from: &Space, proto: Proto, to: SocketAddr) {
         let mut talk = from.dial(proto, None, to, patience()).expect("a conversation");
         let mut seen = None;
         while self.goes_on() {
             let name = proto.name();
             match talk.say() {
-                // The other end goes on with the same one.
+                // The server must see the same source throughout.
                 Ok(answer) if *seen.get_or_insert(answer.peer) != answer.peer => {
                     return self.failed(format!("{name} conversation with {to}: seen as {}", answer.peer));
                 }
@@ -120,13 +120,13 @@ impl Hammer {
                 Ok(length) => drop(self.bytes.fetch_add(length, Ordering::Relaxed)),
                 Err(error) => return self.failed(format!("download from {to}: {error}")),
             }
-            // It need not take all of the machine.
+            // Limits the load on the machine.
             std::thread::sleep(Duration::from_micros(500));
         }
     }
 }
 
-/// Sends without end to whoever connects.
+/// Sends to each client without end.
 fn serve_long(listener: &TcpListener, hammer: &Hammer) {
     listener.set_nonblocking(true).expect("not to wait");
     std::thread::scope(|scope| {
@@ -151,8 +151,8 @@ fn serve_long(listener: &TcpListener, hammer: &Hammer) {
     });
 }
 
-/// How often a first packet of a connection had to be sent again, which hides that it was lost: a port that nobody
-/// serves for a moment is refused.
+/// The number of retransmitted SYNs, which would hide a lost packet. A port without a server does not cause
+/// them: it refuses the connection.
 fn sent_again(space: &Space) -> u64 {
     let text = space.cmd("cat /proc/net/netstat");
     let mut lines = text.lines().filter_map(|line| line.strip_prefix("TcpExt: "));
@@ -205,7 +205,7 @@ fn while_used(world: &World, web: &Web, work: impl FnOnce()) -> Vec<String> {
         scope.spawn(move || hammer.connect(node, at(v4, PORT), None));
         scope.spawn(move || hammer.connect(node, at(std::net::Ipv4Addr::LOCALHOST, PORT), None));
         scope.spawn(move || hammer.talk(client, Proto::Tcp, at(v4, PORT)));
-        // Outside, by way of the masquerade.
+        // To a server outside, through masquerade.
         for ip in own {
             scope.spawn(move || hammer.talk(pod, Proto::Udp, at(ip, OUTSIDE)));
         }
@@ -253,7 +253,7 @@ fn web(world: &World, network: &Network<'_>, maker: &Maker) -> Web {
     Web { pod, attach, _servers: servers.into() }
 }
 
-/// There and back without anybody noticing.
+/// A migration to the other backend and back, without failures.
 fn there_and_back(maker: &Maker) {
     let of_reference = maker.directory.is_some() && maker.backend == "nftables";
     let ways = if maker.backend == "iptables" || of_reference {
@@ -261,11 +261,11 @@ fn there_and_back(maker: &Maker) {
     } else {
         ["iptables", "nftables", "iptables"]
     };
-    nobody_notices(maker, &ways);
+    no_traffic_fails(maker, &ways);
 }
 
-/// From place to place without anybody noticing.
-pub(super) fn nobody_notices(maker: &Maker, ways: &[&str]) {
+/// Migrations from backend to backend, without failures.
+pub(super) fn no_traffic_fails(maker: &Maker, ways: &[&str]) {
     eprintln!("{}: {ways:?}", shown(maker));
     let world = World::new(maker.variant);
     let network = world.network(1, "bridge", maker.backend, &json!({}));
@@ -288,8 +288,8 @@ pub(super) fn nobody_notices(maker: &Maker, ways: &[&str]) {
     world.assert_is_in(ways.last().expect("a way"));
 }
 
-/// An interface that gets its first discipline for what comes in loses what it sends in that moment. The uplinks
-/// have theirs from the set-up, which comes first; containers need none from Linux 6.6 on.
+/// Gives the interfaces their ingress qdisc in advance: an interface that gets its first one loses what it
+/// sends at that moment. Uplinks have theirs from the node's setup; from Linux 6.6 on containers need none.
 fn attach_quietly(world: &World) {
     world.node.slipway("node setup");
     let release = world.node.cmd("uname -r");
@@ -304,18 +304,18 @@ fn attach_quietly(world: &World) {
 }
 
 #[test]
-fn nobody_notices_with_iptables_nft() {
+fn no_traffic_fails_with_iptables_nft() {
     there_and_back(&NFT);
     there_and_back(&TABLE);
 }
 
 #[test]
-fn nobody_notices_with_iptables_legacy() {
+fn no_traffic_fails_with_iptables_legacy() {
     there_and_back(&LEGACY);
 }
 
 #[test]
-fn nobody_notices_with_what_the_reference_made() {
+fn no_traffic_fails_with_the_reference() {
     let all = Maker::references();
     if all.is_empty() {
         slipway_tests::skip!(slipway_tests::REFERENCE);

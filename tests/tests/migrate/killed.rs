@@ -1,16 +1,17 @@
-//! A migration that is killed leaves every port served, and the next call goes on.
+//! A killed migration leaves every port served, and the next call completes it.
 
 use serde_json::json;
 use slipway_tests::{Disturbance, Proto, all_kill_points, disturbed, stride};
 
 use crate::{LEGACY, Maker, NFT, PORT, Web, World};
 
-/// How many points are tried in each direction, and how many at least where that takes too long: a call that goes
-/// another way once does not come by each.
+/// Number of points to try in each direction, divided by [`stride`]. A run whose system calls differ from the
+/// traced run may miss its point.
 const SAMPLE: usize = 8;
+/// Minimum number of points, however large [`stride`] is.
 const AT_LEAST: usize = 3;
 
-/// In both directions between two places, of which the first is where the maker makes it.
+/// Kills migrations in both directions between two backends; the first is the maker's.
 pub(super) fn killed_and_resumed(maker: &Maker, places: (&str, &str)) {
     let world = World::new(maker.variant);
     let network = world.network(1, "bridge", maker.backend, &json!({}));
@@ -37,7 +38,7 @@ pub(super) fn killed_and_resumed(maker: &Maker, places: (&str, &str)) {
             world.assert_is_in(to);
             network.check(&web.attach).unwrap_or_else(|e| panic!("{to} after {point:?}: CHECK: {e}"));
             let table = world.node.cmd("nft list map inet slipway owners");
-            assert!(!table.contains("0x8") && !table.contains("0x4"), "on its way after {point:?}: {table}");
+            assert!(!table.contains("0x8") && !table.contains("0x4"), "in transit after {point:?}: {table}");
             world.migrated(from, 2);
         }
         assert!(killed > 0, "nothing was killed");

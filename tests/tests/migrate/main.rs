@@ -1,4 +1,4 @@
-//! `slipway migrate`: what containers have moves from one backend to another while they are used.
+//! `slipway migrate`: moves published ports and masquerade to another backend while containers use them.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test fails by panicking")]
 
@@ -17,14 +17,14 @@ use slipway_tests::{Attach, BridgeNetfilter, Host, Network, Node, Pod, Proto, Re
 const SERVED: u16 = 80;
 const PORT: u16 = 8080;
 
-/// Who made what is to be moved.
+/// The plugin set and backend that made the objects to move.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Maker {
     /// `backend` and `ipMasqBackend`.
     backend: &'static str,
     /// The variant of iptables that the node uses.
     variant: &'static str,
-    /// Another plugin set.
+    /// The folder of another plugin set.
     directory: Option<PathBuf>,
 }
 
@@ -34,7 +34,7 @@ const NFT: Maker = Maker { backend: "iptables", variant: "nft", directory: None 
 const LEGACY: Maker = Maker { backend: "iptables", variant: "legacy", directory: None };
 
 impl Maker {
-    /// The reference plugins, with each backend that they have.
+    /// The reference plugins, with each of their backends.
     fn references() -> Vec<Self> {
         let each = |reference: Reference| {
             let directory = Some(reference.dir().to_owned());
@@ -46,7 +46,7 @@ impl Maker {
     }
 }
 
-/// A node with one host outside.
+/// A node, and one host outside.
 struct World {
     node: Node,
     client: Host,
@@ -93,9 +93,9 @@ impl World {
         }))
     }
 
-    /// The whole ruleset, of all that make one.
+    /// The rulesets of nftables and of iptables-legacy.
     fn everything(&self) -> String {
-        // Without counters: a late packet is no change.
+        // Without counters: a late packet is no change of the ruleset.
         let mut all = self.node.cmd("nft --stateless list ruleset");
         for tool in ["iptables", "ip6tables"] {
             let saved = self.node.cmd(&format!("{tool}-legacy-save -t nat"));
@@ -106,14 +106,14 @@ impl World {
         all
     }
 
-    /// The report of `slipway migrate`, and its exit code.
+    /// Runs `slipway migrate`. Returns its report and exit code.
     fn migrate(&self, args: &str) -> (Value, i32) {
         let output = self.node.try_slipway(&format!("migrate --output json {args}"));
         let report = serde_json::from_str(&output.stdout).unwrap_or_else(|error| panic!("{error}: {output}"));
         (report, output.code.expect("an exit code"))
     }
 
-    /// Migrates, which must move this many things and leave none.
+    /// Migrates. Asserts that it moves `wanted` entries and leaves none.
     #[track_caller]
     fn migrated(&self, to: &str, wanted: usize) {
         let (report, code) = self.migrate(&format!("--to {to}"));
@@ -129,7 +129,7 @@ impl World {
         let programs = self.node.programs();
         let by_programs = programs["containers"].as_u64() > Some(0) || programs["ports"].as_u64() > Some(0);
         let found = (in_table, in_chains, of_reference, by_programs);
-        // The programs stand on the table.
+        // The eBPF backend needs the nftables table, too.
         let wanted = (
             place == "nftables" || place == "ebpf",
             place == "iptables",
@@ -142,7 +142,7 @@ impl World {
         }
     }
 
-    /// Who serves the published ports.
+    /// The backends of the published ports.
     fn backends(&self) -> Vec<String> {
         let ports: Value = serde_json::from_str(&self.node.slipway("ports --json")).expect("JSON");
         let all = ports["ports"].as_array().expect("a list").iter();
@@ -152,7 +152,7 @@ impl World {
     }
 }
 
-/// How many things are in this state.
+/// The number of entries in this state.
 fn count(report: &Value, state: &str) -> usize {
     let things = report["items"].as_array().expect("a list");
     things.iter().filter(|thing| thing["state"] == state).count()
@@ -199,7 +199,7 @@ impl Web {
     }
 }
 
-/// The reference's plugins of this file's path, for messages.
+/// The maker's plugin folder, for messages.
 fn shown(maker: &Maker) -> String {
     let by = maker.directory.as_deref().map_or("ours".into(), Path::to_string_lossy);
     format!("{} {} by {by}", maker.backend, maker.variant)

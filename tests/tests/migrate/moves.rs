@@ -1,11 +1,11 @@
-//! There and back, from every place.
+//! Migrations from every backend to the other and back.
 
 use serde_json::json;
 use slipway_tests::{Attach, Proto};
 
 use crate::{LEGACY, Maker, NFT, PORT, TABLE, Web, World, count, shown};
 
-/// From where it was made to the other place, back and there again.
+/// To the other backend, back, and to the other again.
 fn there_and_back(maker: &Maker, interface: &str) {
     let steps = if maker.backend == "nftables" && maker.directory.is_none() {
         ["iptables", "nftables", "iptables"]
@@ -15,7 +15,7 @@ fn there_and_back(maker: &Maker, interface: &str) {
     round_trip(maker, interface, &steps);
 }
 
-/// From where it was made to each of these places; then DEL leaves nothing.
+/// To each of these backends; then DEL leaves nothing.
 pub(super) fn round_trip(maker: &Maker, interface: &str, steps: &[&str]) {
     eprintln!("{} {interface}: {steps:?}", shown(maker));
     let world = World::new(maker.variant);
@@ -41,7 +41,7 @@ pub(super) fn round_trip(maker: &Maker, interface: &str, steps: &[&str]) {
         world.migrated(to, 2);
         world.assert_is_in(to);
         answers();
-        // As the runtime would ask: with the configuration of then.
+        // CHECK with the configuration of the ADD, as the runtime calls it.
         if maker.directory.is_none() {
             network.check(&web.attach).unwrap_or_else(|e| panic!("CHECK in {to}: {e}"));
         }
@@ -68,7 +68,7 @@ fn from_chains_of_iptables_legacy() {
 }
 
 #[test]
-fn from_what_the_reference_made() {
+fn from_chains_of_the_reference() {
     let all = Maker::references();
     if all.is_empty() {
         slipway_tests::skip!(slipway_tests::REFERENCE);
@@ -76,9 +76,9 @@ fn from_what_the_reference_made() {
     all.iter().for_each(|maker| there_and_back(maker, "bridge"));
 }
 
-/// Keys that both backends have keep their meaning.
+/// Keys that both backends support keep their effect.
 #[test]
-fn keys_move_along() {
+fn keys_keep_their_effect() {
     for keys in [
         json!({"snat": false}),
         json!({"masqAll": true}),
@@ -97,9 +97,10 @@ fn keys_move_along() {
     }
 }
 
-/// Conditions that both understand move; others, and chains of others, are named and left alone.
+/// Conditions that both backends support are moved. Others, and chains of other programs, are named and left
+/// alone.
 #[test]
-fn what_cannot_be_said_is_left_alone() {
+fn entries_that_cannot_be_expressed_are_left_alone() {
     let world = World::new("nft");
     let add = |name: &str, keys: serde_json::Value, port: u16| {
         let number = u8::try_from(port - 8000).expect("few");

@@ -1,34 +1,34 @@
-//! To the programs of the eBPF backend and away from them.
+//! Migrations to the eBPF backend and from it.
 
 use serde_json::json;
 use slipway_tests::{Attach, Proto, has_programs, needs};
 
-use crate::hammer::nobody_notices;
+use crate::hammer::no_traffic_fails;
 use crate::killed::killed_and_resumed;
 use crate::moves::round_trip;
 use crate::{LEGACY, Maker, NFT, PORT, PROGRAMS, TABLE, Web, World, count};
 
 #[test]
-fn from_the_table_to_the_programs_and_on() {
+fn from_nftables_to_ebpf_and_on() {
     needs!(has_programs(), slipway_tests::PROGRAMS);
     round_trip(&TABLE, "bridge", &["ebpf", "nftables", "ebpf", "iptables"]);
 }
 
 #[test]
-fn from_the_programs_and_back() {
+fn from_ebpf_and_back() {
     needs!(has_programs(), slipway_tests::PROGRAMS);
     round_trip(&PROGRAMS, "ptp", &["nftables", "ebpf", "iptables", "ebpf"]);
 }
 
 #[test]
-fn from_chains_to_the_programs() {
+fn from_chains_of_iptables_to_ebpf() {
     needs!(has_programs(), slipway_tests::PROGRAMS);
     round_trip(&NFT, "bridge", &["ebpf", "iptables", "ebpf"]);
     round_trip(&LEGACY, "bridge", &["ebpf", "nftables"]);
 }
 
 #[test]
-fn from_what_the_reference_made_to_the_programs() {
+fn from_chains_of_the_reference_to_ebpf() {
     needs!(has_programs(), slipway_tests::PROGRAMS);
     let all = Maker::references();
     if all.is_empty() {
@@ -36,41 +36,41 @@ fn from_what_the_reference_made_to_the_programs() {
     }
     for maker in &all {
         round_trip(maker, "bridge", &["ebpf", "nftables"]);
-        nobody_notices(maker, &["ebpf"]);
+        no_traffic_fails(maker, &["ebpf"]);
     }
 }
 
 #[test]
-fn nobody_notices_on_the_way_to_the_programs() {
+fn no_traffic_fails_on_the_way_to_ebpf() {
     needs!(has_programs(), slipway_tests::PROGRAMS);
-    nobody_notices(&TABLE, &["ebpf"]);
-    nobody_notices(&NFT, &["ebpf"]);
+    no_traffic_fails(&TABLE, &["ebpf"]);
+    no_traffic_fails(&NFT, &["ebpf"]);
 }
 
 #[test]
-fn nobody_notices_on_the_way_from_the_programs() {
+fn no_traffic_fails_on_the_way_from_ebpf() {
     needs!(has_programs(), slipway_tests::PROGRAMS);
-    nobody_notices(&PROGRAMS, &["nftables"]);
-    nobody_notices(&PROGRAMS, &["iptables"]);
+    no_traffic_fails(&PROGRAMS, &["nftables"]);
+    no_traffic_fails(&PROGRAMS, &["iptables"]);
 }
 
 #[test]
-fn nobody_notices_to_and_fro() {
+fn no_traffic_fails_on_repeated_migrations() {
     needs!(has_programs(), slipway_tests::PROGRAMS);
-    nobody_notices(&PROGRAMS, &["nftables", "ebpf", "iptables", "ebpf", "nftables"]);
+    no_traffic_fails(&PROGRAMS, &["nftables", "ebpf", "iptables", "ebpf", "nftables"]);
 }
 
 #[test]
-fn a_killed_call_is_gone_on_with() {
+fn a_killed_migration_is_completed_by_the_next() {
     needs!(has_programs(), slipway_tests::PROGRAMS);
     killed_and_resumed(&TABLE, ("nftables", "ebpf"));
 }
 
 #[test]
-fn what_the_programs_cannot_serve_stays() {
+fn entries_that_ebpf_does_not_support_stay() {
     needs!(has_programs(), slipway_tests::PROGRAMS);
     let world = World::new("nft");
-    // While the programs are there, nftables masquerades with other ports than they do.
+    // With the BPF programs loaded, nftables masquerades with other ports than they.
     world.node.slipway("node setup");
     let add = |name: &str, backend: &str, keys: serde_json::Value, port: u16| {
         let number = u8::try_from(port - 8000).expect("few");
@@ -98,13 +98,13 @@ fn what_the_programs_cannot_serve_stays() {
     {
         assert!(text.contains(why), "{why}: {report:#}");
     }
-    assert_eq!(world.everything(), before, "what stays, stays where it was");
+    assert_eq!(world.everything(), before, "an entry that stays has changed");
     assert_eq!(world.backends(), ["ebpf", "iptables", "nftables"]);
 }
 
-/// A container whose rate is limited, or that is kept apart, would go past what does so.
+/// The BPF programs would bypass the rate limit or the isolation of such a container.
 #[test]
-fn what_others_limit_stays() {
+fn limited_or_isolated_containers_stay() {
     needs!(has_programs(), slipway_tests::PROGRAMS);
     let world = World::new("nft");
     let network = world.network(1, "bridge", "nftables", &json!({}));

@@ -1,5 +1,5 @@
-//! What holds for every plugin that makes a pair of links, of which the node keeps one end. The suites of these plugins
-//! take this module in; each says what its configuration is.
+//! Tests of every plugin that makes a veth pair of which the node keeps one end. The suites of these plugins
+//! include this module and provide the configuration.
 
 use std::net::IpAddr;
 
@@ -8,12 +8,12 @@ use slipway_tests::{Attach, Network, Node, Pod, Snapshot, newest_version, peer_f
 
 use crate::{OUTER, PREFIX, all, dual_stack, leading, other_keys, plugin};
 
-/// A network of the plugin alone, with host-local of 10.1.2.0/24, with `keys` on top.
+/// A network of the plugin alone, with host-local of 10.1.2.0/24, and `keys` added.
 pub(crate) fn network<'a>(node: &'a Node, keys: &Value) -> Network<'a> {
     node.network(json!({"name": "net", "plugins": [plugin(keys)]}))
 }
 
-/// Some keys and others on top.
+/// `keys` with `others` added.
 pub(crate) fn with(mut keys: Value, others: Value) -> Value {
     let Value::Object(others) = others else { panic!("not an object: {others}") };
     keys.as_object_mut().expect("an object").extend(others);
@@ -26,7 +26,7 @@ pub(crate) fn add(network: &Network<'_>, pod: &Pod) -> Value {
     network.add(&Attach::new(pod)).expect("ADD")
 }
 
-/// Name of the host's end in a result.
+/// The name of the host's end in a result.
 pub(crate) fn outer(result: &Value) -> String {
     result["interfaces"][OUTER]["name"].as_str().expect("a name").to_owned()
 }
@@ -42,7 +42,7 @@ pub(crate) fn address(result: &Value, index: usize) -> IpAddr {
     net.split('/').next().expect("an address").parse().expect("an IP address")
 }
 
-/// The state, without what counts on and what is derived from the reservations.
+/// The state, without counters and what is derived from the reservations.
 fn state(node: &Node, pod: &Pod) -> Snapshot {
     Snapshot::take(node, &[pod]).without(&["last_reserved_ip", "/.slipway/"])
 }
@@ -52,7 +52,7 @@ pub(crate) fn reservations(node: &Node) -> Vec<String> {
     names.filter(|name| name.parse::<IpAddr>().is_ok()).collect()
 }
 
-/// A dual-stack pod with default routes that CHECK is content with.
+/// A dual-stack pod with default routes, whose CHECK succeeds.
 pub(crate) fn attached<'a>(node: &'a Node, pod: &Pod, keys: Value) -> (Network<'a>, Value) {
     let network = network(node, &with(with(leading(), json!({"ipam": dual_stack()})), keys));
     let result = add(&network, pod);
@@ -60,7 +60,7 @@ pub(crate) fn attached<'a>(node: &'a Node, pod: &Pod, keys: Value) -> (Network<'
     (network, result)
 }
 
-/// Has CHECK find a difference.
+/// Asserts that CHECK fails with this text.
 #[track_caller]
 pub(crate) fn differs(network: &Network<'_>, pod: &Pod, text: &str) {
     let failure = network.check(&Attach::new(pod)).expect_err("CHECK should notice");
@@ -68,7 +68,7 @@ pub(crate) fn differs(network: &Network<'_>, pod: &Pod, text: &str) {
 }
 
 #[test]
-fn del_removes_what_add_made_and_may_come_again() {
+fn del_removes_what_add_made_and_may_be_repeated() {
     let node = Node::new();
     let (first, pod) = (node.pod("first"), node.pod("pod"));
     let network = network(&node, &with(all(), json!({"ipam": dual_stack()})));
@@ -79,7 +79,7 @@ fn del_removes_what_add_made_and_may_come_again() {
         network.del(&Attach::new(&pod)).expect("DEL");
         before.assert_same(&state(&node, &pod));
     }
-    // Nobody ever heard of this one.
+    // An attachment that never existed.
     network.del(&Attach::new(&pod).container("unknown").netns("/run/netns/none")).expect("DEL");
     network.del(&Attach::new(&pod).container("unknown").netns("")).expect("DEL");
     before.assert_same(&state(&node, &pod));
@@ -147,7 +147,7 @@ fn gc_removes_the_dead_and_nothing_else() {
         let dead_link = outer(&add(&ours, &dead));
         let live_link = outer(&add(&ours, &live));
         let other_link = outer(&add(&other, &elsewhere));
-        // The runtime lost its cache: the plugin alone knows of the dead one.
+        // The runtime's cache is lost: only the plugin knows the stale attachment.
         ours.forget();
         let live_attach = Attach::new(&live);
         ours.gc(&[&live_attach]).expect("GC");
@@ -170,9 +170,9 @@ fn gc_without_a_list_removes_nothing() {
     let network = network(&node, &json!({}));
     add(&network, &pod);
     if newest_version() == "1.0.0" {
-        return; // An older peer, which does not know the command.
+        return; // An older peer does not know the verb.
     }
-    // The kernel makes the route for multicast in its own time.
+    // The kernel adds the multicast route with a delay.
     let state = || Snapshot::take(&node, &[&pod]).without(&["ff00::/8"]);
     let before = state();
     network.call("GC", &network.configs(None)[0], None).ok();
@@ -181,7 +181,7 @@ fn gc_without_a_list_removes_nothing() {
 
 #[test]
 fn status_says_when_the_range_is_exhausted() {
-    peer_fails("says nothing", || {
+    peer_fails("reports no error", || {
         let node = Node::new();
         let pod = node.pod("pod");
         let ipam = json!({"type": "host-local", "subnet": "10.1.2.0/30"});
@@ -240,7 +240,7 @@ fn masquerade_is_compared() {
         let node = Node::new();
         let pod = node.pod("pod");
         let (network, _) = attached(&node, &pod, json!({"ipMasq": true}));
-        // Whatever the table's layout is: all that a container has in it.
+        // Deletes all that the container has in the table, in any layout.
         node.nft("delete table inet slipway");
         network.check(&Attach::new(&pod)).expect_err("CHECK should notice");
     });

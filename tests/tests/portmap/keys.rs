@@ -1,4 +1,4 @@
-//! portmap's own keys, on packets where they change what packets do.
+//! portmap's own keys, tested with packets if they affect packets.
 
 use serde_json::{Value, json};
 use slipway_tests::{Attach, Host, Network, Node, Proto};
@@ -24,13 +24,13 @@ fn outside(node: &Node) -> [Host; 2] {
     [node.host("red"), node.host("blue")]
 }
 
-/// Where the pod of this result serves IPv6.
+/// The IPv6 address of the pod in this result.
 fn v6(result: &Value) -> String {
     let address = result["ips"][1]["address"].as_str().expect("an IPv6 address");
     format!("[{}]:80", address.split('/').next().expect("an address"))
 }
 
-/// Each container has its own: the last ADD's do not hold for everybody.
+/// Each container has its own conditions: those of the last ADD do not apply to all.
 #[test]
 fn conditions_hold_for_their_container_alone() {
     let node = Node::new();
@@ -64,7 +64,7 @@ fn conditions_hold_for_their_container_alone() {
     assert!(!node.ruleset().contains("chain container-"), "{}", node.ruleset());
 }
 
-/// A run with conditions, and a mark's bit of its own: the pod still reaches itself.
+/// A range of ports with conditions, and a mark bit of its own: the pod still reaches itself.
 #[test]
 fn mark_masq_bit_is_the_containers_own() {
     let node = Node::new();
@@ -169,7 +169,7 @@ fn a_thousand_ports_are_one_element_of_each_family() {
     assert_eq!(elements_of(&node, "pod"), 5);
     call.del();
     assert_eq!(elements_of(&node, "pod"), 0);
-    // Runs that change the port are single elements.
+    // Ranges whose container ports differ are single elements.
     let shifted: Vec<_> = (0..40).map(|i| map("tcp", 5000 + i, 6000 + i)).collect();
     let call = call.ports(&shifted);
     call.add();
@@ -179,7 +179,7 @@ fn a_thousand_ports_are_one_element_of_each_family() {
 }
 
 #[test]
-fn bad_values_are_named_and_change_nothing() {
+fn errors_name_invalid_values_and_change_nothing() {
     let node = Node::new();
     let pod = node.pod("pod");
     let good = Call::new(&node, &pod, 2, &[map("tcp", 80, 80)]);
@@ -226,7 +226,7 @@ fn gc_and_status() {
     assert_eq!((elements_of(&node, "one"), elements_of(&node, "two")), (0, 5), "{}", node.ruleset());
     second.call("GC").run().ok();
     assert_eq!(elements_of(&node, "two"), 5);
-    // Null means that there is none, and the chains that nobody uses go.
+    // Null means that no attachment is valid; GC removes unused chains, too.
     gc(Value::Null);
     let ruleset = node.ruleset();
     assert!(

@@ -1,6 +1,5 @@
-//! portmap as a process: what it makes, whom it yields to, what it repairs, and what is left of it
-//! after interruptions. That packets arrive is the contract's matter, but for what only portmap's own
-//! keys change.
+//! portmap as a process: its ruleset, conflicts, repairs, and interrupted calls. The contract suites test
+//! that packets arrive, but for the effects of portmap's own keys.
 
 mod keys;
 mod owners;
@@ -15,20 +14,20 @@ fn map(protocol: &str, host: u16, container: u16) -> Value {
     json!({"hostPort": host, "containerPort": container, "protocol": protocol})
 }
 
-/// One mapping on one host address.
+/// One mapping with a host address.
 fn map_on(ip: &str, protocol: &str, host: u16, container: u16) -> Value {
     let mut mapping = map(protocol, host, container);
     mapping["hostIP"] = json!(ip);
     mapping
 }
 
-/// `count` mappings from `first` on that keep the port.
+/// `count` mappings from `first` on whose container port is the host port.
 fn run_of(first: u16, count: u16) -> Vec<Value> {
     (first..first + count).map(|port| map("tcp", port, port)).collect()
 }
 
-/// What portmap is told about a pod: its addresses and its ports. Nothing else has touched the pod,
-/// so that only portmap's own work shows.
+/// portmap's input for a pod: addresses and ports. No other plugin has worked on the pod, so all changes are
+/// portmap's.
 #[derive(Clone)]
 struct Call<'a> {
     node: &'a Node,
@@ -68,7 +67,7 @@ impl<'a> Call<'a> {
         self
     }
 
-    /// As a runtime that has forgotten everything calls DEL.
+    /// Removes namespace, `prevResult` and mappings, as for the DEL of a runtime that has lost its cache.
     fn forgetful(mut self) -> Self {
         self.netns = String::new();
         for key in ["prevResult", "runtimeConfig"] {
@@ -99,13 +98,13 @@ impl<'a> Call<'a> {
     }
 }
 
-/// The owners' comments in the ruleset, by container.
+/// The number of owner comments of a container in the ruleset.
 fn elements_of(node: &Node, id: &str) -> usize {
     let tail = format!(" net eth0 {id}\"");
     node.ruleset().matches(&tail).count()
 }
 
-/// What `slipway ports` says, as `tcp 0.0.0.0:80-81 container`.
+/// The output of `slipway ports`, as `tcp 0.0.0.0:80-81 container`.
 fn listed(node: &Node) -> Vec<String> {
     let all: Value = serde_json::from_str(&node.slipway("ports --output json")).expect("JSON");
     let line = |port: &Value| {

@@ -1,11 +1,11 @@
-//! Two attachments want the same thing.
+//! Conflicts: two attachments request the same port or address.
 
 use serde_json::json;
 use slipway_tests::Node;
 
 use crate::{Call, elements_of, listed, map, map_on, run_of};
 
-/// The call must fail so that the runtime tries again, name the owner, and leave nothing.
+/// Asserts that the call fails with "try again", names the owner, and leaves nothing.
 #[track_caller]
 fn refused(call: &Call<'_>, what: &str, owner: &str) {
     let error = call.call("ADD").run().error();
@@ -15,17 +15,17 @@ fn refused(call: &Call<'_>, what: &str, owner: &str) {
 }
 
 #[test]
-fn a_run_and_a_single_port_inside_it_exclude_each_other() {
+fn a_range_and_a_single_port_inside_it_exclude_each_other() {
     let node = Node::new();
     let (one, two) = (node.pod("one"), node.pod("two"));
     let run = Call::new(&node, &one, 2, &run_of(9000, 100));
     let single = Call::new(&node, &two, 3, &[map("tcp", 8999, 1), map("tcp", 9050, 1)]);
     run.add();
     refused(&single, "host port tcp/0.0.0.0:9000-9099", "one");
-    // Beside it, on another protocol and on one host address there is room.
-    let beside = [map("tcp", 8999, 1), map("udp", 9050, 1), map_on("192.0.2.1", "tcp", 9050, 1)];
-    single.clone().ports(&beside).add();
-    single.clone().ports(&beside).del();
+    // Another port, another protocol and a single host address are free.
+    let free = [map("tcp", 8999, 1), map("udp", 9050, 1), map_on("192.0.2.1", "tcp", 9050, 1)];
+    single.clone().ports(&free).add();
+    single.clone().ports(&free).del();
     run.del();
     single.add();
     refused(&run, "host port tcp/0.0.0.0:9050", "two");
@@ -35,7 +35,7 @@ fn a_run_and_a_single_port_inside_it_exclude_each_other() {
 }
 
 #[test]
-fn runs_that_overlap_exclude_each_other() {
+fn overlapping_ranges_exclude_each_other() {
     let node = Node::new();
     let (one, two) = (node.pod("one"), node.pod("two"));
     Call::new(&node, &one, 2, &run_of(9000, 100)).add();
@@ -53,7 +53,7 @@ fn an_address_that_a_living_attachment_holds_is_refused() {
     Call::new(&node, &one, 2, &[map("tcp", 80, 80)]).add();
     let same_address = Call::new(&node, &two, 2, &[map("tcp", 81, 80)]);
     refused(&same_address, "container address 10.77.0.2", "one");
-    // Its namespace gone, it holds nothing any longer.
+    // With its namespace gone, the attachment holds nothing.
     one.remove();
     same_address.add();
     same_address.check();
@@ -87,7 +87,7 @@ fn a_container_on_two_networks_has_its_ports_on_the_first() {
     assert_eq!(listed(&node), published);
     first.check();
 
-    // Only what is the same is shared, and only within one container.
+    // Only equal mappings of one container are shared.
     let error = second.clone().ports(&[map("tcp", 80, 81)]).call("ADD").run().error();
     assert!(error.code == 11 && error.msg.contains("host port tcp/0.0.0.0:80 "), "{error:?}");
     let mut same_id = on(&other, 4, "second", &ports);
@@ -95,7 +95,8 @@ fn a_container_on_two_networks_has_its_ports_on_the_first() {
     let error = same_id.call("ADD").run().error();
     assert!(error.code == 11 && error.msg.contains("network net, container one,"), "{error:?}");
 
-    // With the first network the ports go; whoever looks is told, and the next ADD brings them back.
+    // DEL on the first network withdraws the ports; CHECK on the second fails, and the next ADD publishes
+    // them again.
     second.add();
     first.del();
     assert!(listed(&node).is_empty(), "{}", node.ruleset());
@@ -125,7 +126,7 @@ fn a_mapping_that_is_listed_twice_is_one() {
     assert_eq!(elements_of(&node, "one"), 0);
 }
 
-/// What `nft list ruleset` saves has comments but not our own bytes: nobody is provably dead then.
+/// A ruleset saved by `nft list ruleset` has comments but no userdata: no owner is provably dead then.
 #[test]
 fn a_saved_and_reloaded_ruleset_serves_and_proves_nothing() {
     if !slipway_tests::nft_loads_ranges() {
@@ -157,7 +158,7 @@ fn another_mount_namespace_proves_no_death() {
     Call::new(&node, &one, 2, &[map("tcp", 80, 80)]).add();
     one.remove();
     let call = Call::new(&node, &two, 3, &[map("tcp", 80, 80)]);
-    // Where paths lead elsewhere, a missing one says nothing.
+    // In another mount namespace a missing path proves nothing.
     let error = call.call("ADD").through(&["unshare", "--mount"]).run().error();
     assert!(error.code == 11 && error.msg.contains("container one"), "{error:?}");
     call.add();
@@ -193,7 +194,7 @@ fn adding_again_replaces_what_the_same_attachment_had() {
     assert_eq!(listed(&node), wanted);
     let error = call.call("CHECK").run().error();
     assert!(error.msg.contains("host port tcp/0.0.0.0:80"), "{error:?}");
-    // The hints of this DEL are those of the first ADD.
+    // DEL gets the mappings of the first ADD.
     call.del();
     assert_eq!(elements_of(&node, "one"), 0, "{}", node.ruleset());
 }

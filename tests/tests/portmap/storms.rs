@@ -1,4 +1,4 @@
-//! Many at once, and processes that die.
+//! Concurrent calls, and killed processes.
 
 use slipway_tests::{Node, kill_points, killed, sample};
 
@@ -6,9 +6,9 @@ use crate::{Call, elements_of, listed, map, run_of};
 
 const MANY: u8 = 60;
 
-/// All at once on an empty node: one of them makes the table, all of them succeed.
+/// Concurrent ADDs on an empty node: one makes the table, and all succeed.
 #[test]
-fn many_at_once() {
+fn concurrent_adds_succeed() {
     let node = Node::new();
     let pods: Vec<_> = (0..MANY).map(|i| node.pod(&format!("pod{i}"))).collect();
     let calls: Vec<Call<'_>> = pods
@@ -17,7 +17,7 @@ fn many_at_once() {
         .map(|(pod, number)| {
             let mut ports =
                 vec![map("tcp", 8000 + u16::from(number), 80), map("udp", 8000 + u16::from(number), 80)];
-            // A run in every tenth: the careful way and the usual one side by side.
+            // Every tenth has a range of ports, which is published with more checks than single ports.
             if number.is_multiple_of(10) {
                 ports.extend(run_of(20000 + 100 * u16::from(number), 50));
             }
@@ -39,22 +39,22 @@ fn many_at_once() {
     assert!(!node.ruleset().contains("slipway1"), "{}", node.ruleset());
 }
 
-/// All want the same port: one gets it.
+/// Concurrent ADDs with the same port: one gets it.
 #[test]
-fn one_of_many_wins() {
+fn one_of_many_gets_the_port() {
     let node = Node::new();
     let pods: Vec<_> = (0..16).map(|i| node.pod(&format!("pod{i}"))).collect();
     let call = |i: usize| {
         let number = u8::try_from(i).expect("few") + 2;
-        // Half of them want a run around the port that the others want.
+        // Half of them request a range around the port of the others.
         let ports = if i.is_multiple_of(2) { run_of(9000, 20) } else { vec![map("tcp", 9010, 80)] };
         Call::new(&node, &pods[i], number, &ports)
     };
     let running: Vec<_> = (0..pods.len()).map(|i| call(i).call("ADD").spawn()).collect();
     let results: Vec<_> = running.into_iter().map(|process| process.wait().result()).collect();
     let won: Vec<usize> = (0..pods.len()).filter(|i| results[*i].is_ok()).collect();
-    // A single port that was put inside a run that came a moment earlier is taken back; both of two
-    // that notice each other may yield, and are tried again.
+    // A single port inside a range that was published a moment earlier is withdrawn; both of two
+    // that find each other may yield, and are tried again.
     assert!(won.len() <= 1, "{won:?}");
     for error in results.into_iter().filter_map(Result::err) {
         assert_eq!(error.code, 11, "{error:?}");
@@ -70,7 +70,7 @@ fn one_of_many_wins() {
     }
 }
 
-/// Killed at each of its system calls: a DEL, or GC, leaves nothing, and a fresh ADD succeeds.
+/// ADD is killed at each of its system calls: DEL or GC leaves nothing, and a fresh ADD succeeds.
 #[test]
 fn an_add_may_be_killed_anywhere() {
     let node = Node::new();

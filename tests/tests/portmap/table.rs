@@ -1,4 +1,4 @@
-//! The table itself: made once, repaired, upgraded, refused when it is not ours.
+//! The table: created once, repaired, upgraded, and refused if another program made it.
 
 use serde_json::json;
 use slipway_tests::{Attach, Node, Proto, golden, normalise};
@@ -17,9 +17,9 @@ fn the_ruleset_of_a_container_with_everything() {
     golden("portmap-everything.nft", &normalise(&node.ruleset()));
 }
 
-/// `nft flush table` empties chains and keeps maps: everything is there, nothing works.
+/// `nft flush table` empties the chains and keeps the maps: no port works.
 #[test]
-fn flushed_chains_are_noticed_and_filled_again() {
+fn flushed_chains_are_detected_and_restored() {
     let node = Node::new();
     let client = node.host("client");
     let network = node.network(json!({"name": "net", "plugins": [
@@ -91,9 +91,9 @@ fn a_foreign_or_later_table_is_refused_and_left_alone() {
     }
 }
 
-/// A later version may keep things here that this one does not know: DEL and GC leave them to it.
+/// DEL and GC leave a table of a later version alone: this version does not know all of its objects.
 #[test]
-fn what_a_later_version_made_is_not_withdrawn() {
+fn a_later_versions_table_is_left_alone() {
     let node = Node::new();
     let pod = node.pod("pod");
     let call = Call::new(&node, &pod, 2, &[map("tcp", 80, 80)]);
@@ -114,7 +114,7 @@ fn an_older_schema_is_upgraded_in_place() {
     let first = Call::new(&node, &one, 2, &[map("tcp", 80, 80)]);
     first.add();
     let before = node.ruleset();
-    // What an older version might have left: other rules, another marker, one map fewer.
+    // A possible table of an older version: other rules, another marker, one map fewer.
     node.nft(
         "delete chain inet slipway schema-2; add chain inet slipway schema-1; flush chain inet slipway hostports4; \
         flush chain inet slipway guard; flush chain inet slipway hostports6; flush chain inet slipway translate6; \
@@ -134,9 +134,9 @@ fn an_older_schema_is_upgraded_in_place() {
     assert_eq!(sorted(&ruleset), sorted(&before));
 }
 
-/// The kernel refuses the socket as one without netfilter's netlink does.
+/// The kernel refuses the socket, as without netfilter's netlink.
 #[test]
-fn a_kernel_without_nf_tables_is_named_and_has_nothing_to_take_away() {
+fn a_kernel_without_nf_tables_is_named_by_add_and_del_succeeds() {
     let node = Node::new();
     let pod = node.pod("pod");
     let call = Call::new(&node, &pod, 2, &[map("tcp", 80, 80)]).key("backend", json!("nftables"));

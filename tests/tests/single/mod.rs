@@ -1,5 +1,5 @@
-//! What holds for every plugin that makes one link, in the container alone. The suites of these plugins
-//! take this module in; each says what its configuration is.
+//! Tests of every plugin that makes one link, in the container alone. The suites of these plugins include
+//! this module and provide the configuration.
 
 use std::net::IpAddr;
 
@@ -18,7 +18,7 @@ pub(crate) struct World {
 }
 
 impl World {
-    /// None where the kernel does not know the plugin's kind of link.
+    /// `None` if the kernel does not support the plugin's kind of link.
     pub(crate) fn new() -> Option<Self> {
         if lacks(PLUGIN).is_some() {
             return None;
@@ -28,7 +28,7 @@ impl World {
         Some(Self { node, client })
     }
 
-    /// The network with the configuration of pod `number`, with `keys` on top: host-local of both families.
+    /// The network with the configuration of pod `number`, host-local of both families, and `keys` added.
     pub(crate) fn network(&self, number: u16, keys: &Value) -> Network<'_> {
         let mut plugin = crate::plugin(number);
         plugin["type"] = PLUGIN.into();
@@ -37,8 +37,8 @@ impl World {
         self.node.network(json!({"name": "net", "plugins": [plugin]}))
     }
 
-    /// The state of the node, the host outside and the pods, without what counts on and what is derived from
-    /// the reservations.
+    /// The state of the node, the host outside and the pods, without counters and what is derived from the
+    /// reservations.
     pub(crate) fn state(&self, pods: &[&Pod]) -> Snapshot {
         let mut spaces: Vec<&Space> = vec![&self.client];
         spaces.extend(pods.iter().map(|pod| -> &Space { pod }));
@@ -143,7 +143,7 @@ fn the_link_names_its_owner() {
 }
 
 #[test]
-fn del_removes_what_add_made_and_may_come_again() {
+fn del_removes_what_add_made_and_may_be_repeated() {
     let Some(world) = World::new() else { skip!(NEEDS) };
     let (first, pod) = (world.node.pod("first"), world.node.pod("pod"));
     add(&world.network(1, &json!({})), &first);
@@ -154,7 +154,7 @@ fn del_removes_what_add_made_and_may_come_again() {
         network.del(&Attach::new(&pod)).expect("DEL");
         before.assert_same(&world.state(&[&first, &pod]));
     }
-    // Nobody ever heard of these.
+    // Attachments that never existed.
     network.del(&Attach::new(&pod).container("unknown").netns("/run/netns/none")).expect("DEL");
     network.del(&Attach::new(&pod).container("unknown").netns("")).expect("DEL");
     before.assert_same(&world.state(&[&first, &pod]));
@@ -217,7 +217,7 @@ fn a_failed_add_leaves_nothing() {
     peer_fails("the link stays", || {
         let full = json!({"type": "host-local", "subnet": "10.60.9.0/24", "rangeStart": "10.60.9.5",
             "rangeEnd": "10.60.9.5", "dataDir": "/run/full"});
-        world.node.write("/run/full/net/10.60.9.5", "somebody\r\neth0");
+        world.node.write("/run/full/net/10.60.9.5", "other\r\neth0");
         let mut unreachable = dual_stack(1);
         unreachable["routes"] = json!([{"dst": "10.9.0.0/16", "gw": "10.8.0.1"}]);
         for (keys, part) in [
@@ -246,7 +246,7 @@ fn gc_removes_the_dead_and_nothing_else() {
         other["name"] = "other".into();
         let other = node.network(json!({"name": "other", "plugins": [other]}));
         add(&other, &elsewhere);
-        // The runtime lost its cache: the plugin alone knows of the dead one.
+        // The runtime's cache is lost: only the plugin knows the stale attachment.
         ours.forget();
         let live_attach = Attach::new(&live);
         ours.gc(&[&live_attach]).expect("GC");
@@ -262,7 +262,7 @@ fn gc_removes_the_dead_and_nothing_else() {
 fn gc_without_a_list_removes_nothing() {
     let Some(world) = World::new() else { skip!(NEEDS) };
     if newest_version() == "1.0.0" {
-        return; // An older peer, which does not know the command.
+        return; // An older peer does not know the verb.
     }
     let pod = world.node.pod("pod");
     let network = world.network(1, &json!({}));
@@ -276,7 +276,7 @@ fn gc_without_a_list_removes_nothing() {
 fn status_says_when_the_range_is_exhausted() {
     let Some(world) = World::new() else { skip!(NEEDS) };
     let pod = world.node.pod("pod");
-    peer_fails("says nothing", || {
+    peer_fails("reports no error", || {
         let network = world.network(1, &json!({"ipam": {"type": "host-local", "subnet": "10.60.1.0/30"}}));
         network.status().expect("one address is free");
         add(&network, &pod);
@@ -286,11 +286,11 @@ fn status_says_when_the_range_is_exhausted() {
     });
 }
 
-/// The containers' network is all right, but the kernel cannot make their links.
+/// The network is valid, but the kernel does not support its kind of link.
 #[test]
 fn status_says_whether_the_kernel_has_such_links() {
     if is_peer() {
-        return; // It does not look.
+        return; // An older peer does not check this.
     }
     let node = Node::new();
     let client = node.host("client");
@@ -335,7 +335,7 @@ fn check_finds_what_has_changed() {
     differs(&network, &pod, "Failed to match addr 10.60.1.2/24 on interface eth0");
     pod.cmd("ip address add 10.60.1.2/24 dev eth0");
     if !is_peer() {
-        // The reference's dummy does not look at routes.
+        // The reference's dummy does not check routes.
         differs(&network, &pod, "Expected Route 0.0.0.0/0");
     }
     pod.cmd("ip route add default via 10.60.1.1 dev eth0");
@@ -384,7 +384,7 @@ fn many_at_once_do_not_meet() {
         let (mut threads, world) = (Vec::new(), &world);
         for (number, pod) in pods.iter().enumerate() {
             let number = u16::try_from(number).expect("few");
-            // All of one range, whatever else differs between them.
+            // All pods share one range.
             let network = world.network(number, &json!({"ipam": dual_stack(1)}));
             threads.push(scope.spawn(move || address(&add(&network, pod), 0)));
         }

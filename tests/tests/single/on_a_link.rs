@@ -1,5 +1,4 @@
-//! What holds for every plugin that makes a link on the network of another one: macvlan and ipvlan. Their suites
-//! take this module in beside `single`.
+//! Tests of macvlan and ipvlan, which make a link on a master. Their suites include this module and `single`.
 
 use std::net::IpAddr;
 
@@ -21,15 +20,15 @@ pub(crate) fn with_gateway() -> Option<World> {
     Some(world)
 }
 
-/// What the kernel tells of the container's link.
+/// The kernel's attributes of the container's link.
 pub(crate) fn info(pod: &Pod) -> Value {
     let link = pod.link("eth0");
     assert_eq!(link["linkinfo"]["info_kind"], PLUGIN, "{link}");
     link["linkinfo"]["info_data"].clone()
 }
 
-/// Two containers and the host outside talk to each other, and see each other's own addresses. Gives the
-/// results of the two.
+/// Asserts that two containers and the host outside reach each other with their own addresses. Returns the
+/// results of the two ADDs.
 #[track_caller]
 pub(crate) fn all_meet(world: &World, network: &Network<'_>, one: &Pod, two: &Pod) -> [Value; 2] {
     let results = [add(network, one), add(network, two)];
@@ -51,14 +50,14 @@ pub(crate) fn all_meet(world: &World, network: &Network<'_>, one: &Pod, two: &Po
     results
 }
 
-/// Neighbours hear of an address that has moved.
+/// Asserts that neighbours learn an address that has moved.
 #[track_caller]
-pub(crate) fn neighbours_are_told(pod: &Pod) {
+pub(crate) fn neighbours_are_notified(pod: &Pod) {
     assert_eq!(pod.sysctl_get("net/ipv4/conf/eth0/arp_notify").as_deref(), Some("1"));
     assert_eq!(pod.sysctl_get("net/ipv6/conf/eth0/ndisc_notify").as_deref(), Some("1"));
 }
 
-/// ADD refuses each of these keys with that code and text, and leaves nothing.
+/// Asserts that ADD refuses each of these keys with this code and text, and leaves nothing.
 #[track_caller]
 pub(crate) fn refused(cases: &[(Value, u32, &str)]) {
     let Some(world) = World::new() else { return };
@@ -118,17 +117,17 @@ fn the_master_may_be_in_the_container() {
 }
 
 #[test]
-fn the_master_may_go_first() {
+fn del_succeeds_after_the_masters_removal() {
     let Some(world) = World::new() else { skip!(NEEDS) };
     let pod = world.node.pod("pod");
     let network = world.network(1, &json!({}));
     add(&network, &pod);
-    // The container's link goes with it.
+    // The kernel deletes the container's link with it.
     world.node.cmd("ip link delete out0");
     assert!(!pod.has_link("eth0"));
     network.del(&Attach::new(&pod)).expect("DEL");
     assert!(world.reservations().is_empty());
-    peer_fails("says nothing of the master", || {
+    peer_fails("does not report the missing master", || {
         assert_eq!(network.status().expect_err("the master is gone").error.code, 50);
     });
 }

@@ -1,4 +1,4 @@
-//! The tap plugin: every key, and frames that a program reads and writes at the other end.
+//! The tap plugin: every key, and frames that a program reads from the tap and writes to it.
 
 mod program;
 #[path = "../single/mod.rs"]
@@ -12,7 +12,7 @@ use program::Program;
 use single::{World, add, address};
 
 const PLUGIN: &str = "tap";
-/// What tests are skipped for.
+/// The kernel feature without which the tests are skipped.
 const NEEDS: &str = "tap links";
 
 fn plugin(_: u16) -> Value {
@@ -34,7 +34,7 @@ fn a_program_reads_and_writes_the_frames() {
     assert_eq!((&data["type"], &data["persist"], &data["pi"]), (&json!("tap"), &json!(true), &json!(false)));
     let program = Program::attach(&pod, "eth0", Queues::One);
     pod.wait_up("eth0");
-    // The container asks for its gateway, which is the program.
+    // The program answers as the container's gateway.
     let gateway: std::net::Ipv4Addr = "10.60.1.1".parse().expect("an address");
     let asked = std::thread::scope(|scope| {
         let ping = scope.spawn(|| pod.ping(gateway.into()));
@@ -60,7 +60,7 @@ fn there_may_be_several_queues() {
 }
 
 #[test]
-fn owner_and_group_may_open_it() {
+fn owner_and_group_may_open_the_tap() {
     let Some(world) = World::new() else { skip!(NEEDS) };
     for (number, (keys, owner, group)) in [
         (json!({}), None, None),
@@ -74,7 +74,7 @@ fn owner_and_group_may_open_it() {
         let pod = world.node.pod(&format!("pod{number}"));
         add(&world.network(1, &keys), &pod);
         let data = info(&pod);
-        // A number where the system has no name for it.
+        // ip(8) prints a number if the system has no name for it.
         let is = |has: &Value, wanted: Option<[&str; 2]>| match wanted {
             Some(names) => names.contains(&has.to_string().trim_matches('"')),
             None => has.is_null(),
@@ -84,7 +84,7 @@ fn owner_and_group_may_open_it() {
 }
 
 #[test]
-fn mtu_and_address_are_as_asked() {
+fn mtu_and_address_are_as_configured() {
     let Some(world) = World::new() else { skip!(NEEDS) };
     let pod = world.node.pod("pod");
     let network = world.network(1, &json!({"mtu": 1400, "mac": "02:00:00:00:00:03"}));
@@ -98,7 +98,7 @@ fn mtu_and_address_are_as_asked() {
 }
 
 #[test]
-fn it_may_be_a_port_of_a_bridge_in_the_container() {
+fn the_tap_may_be_a_port_of_a_bridge_in_the_container() {
     let Some(world) = World::new() else { skip!(NEEDS) };
     let pod = world.node.pod("pod");
     pod.cmd("ip link add br0 type bridge");
@@ -117,7 +117,7 @@ fn it_may_be_a_port_of_a_bridge_in_the_container() {
 }
 
 #[test]
-fn without_ipam_the_link_is_just_on() {
+fn without_ipam_the_link_is_only_set_up() {
     let Some(world) = World::new() else { skip!(NEEDS) };
     let pod = world.node.pod("pod");
     let network = world.network(1, &json!({"ipam": {}, "dns": {"domain": "a.test"}}));
@@ -129,9 +129,9 @@ fn without_ipam_the_link_is_just_on() {
     assert!(!pod.has_link("eth0"));
 }
 
-/// IPv6 addresses are not probed for: nobody is at the other end, so that a probe would never end.
+/// IPv6 addresses skip duplicate address detection: without a program at the other end it would never finish.
 #[test]
-fn it_does_not_wait_for_the_program() {
+fn add_does_not_wait_for_the_program() {
     let Some(world) = World::new() else { skip!(NEEDS) };
     let pod = world.node.pod("pod");
     pod.sysctl("net/ipv6/conf/default/accept_dad", "1");
@@ -147,7 +147,7 @@ fn it_does_not_wait_for_the_program() {
 }
 
 #[test]
-fn status_says_when_there_is_no_device_to_make_it_with() {
+fn status_fails_without_dev_net_tun() {
     let Some(world) = World::new() else { skip!(NEEDS) };
     peer_fails("does not look", || {
         let network = world.network(1, &json!({}));
@@ -162,7 +162,7 @@ fn status_says_when_there_is_no_device_to_make_it_with() {
     });
 }
 
-/// Where there is no SELinux, a context cannot be given.
+/// Without SELinux, a context cannot be set.
 #[test]
 fn a_context_needs_selinux() {
     let Some(world) = World::new() else { skip!(NEEDS) };
@@ -183,7 +183,7 @@ fn a_context_needs_selinux() {
 }
 
 #[test]
-fn bad_values_are_named_and_change_nothing() {
+fn errors_name_invalid_values_and_change_nothing() {
     let Some(world) = World::new() else { skip!(NEEDS) };
     let pod = world.node.pod("pod");
     peer_fails("other codes, and some are not noticed", || {

@@ -1,4 +1,4 @@
-//! The other end of a tap: a program that answers for an address.
+//! The other end of a tap: a program that replies for an address.
 
 use std::fs::File;
 use std::io::{ErrorKind, Read, Write};
@@ -28,7 +28,7 @@ impl Program {
         Self { file }
     }
 
-    /// Answers requests for the address, until one for an echo was answered; tells who sent that.
+    /// Replies to requests for the address until the first echo reply. Returns that request's source.
     pub(crate) fn answer_for(&self, own: Ipv4Addr) -> Ipv4Addr {
         let end = Instant::now() + within(Duration::from_secs(20));
         let mut frame = [0_u8; 2048];
@@ -58,7 +58,7 @@ impl Program {
     }
 }
 
-/// The answer to "who has this address" (RFC 826).
+/// The reply to an ARP request (RFC 826).
 fn arp(frame: &[u8], own: Ipv4Addr) -> Option<Vec<u8>> {
     let request = frame.get(14..42)?;
     if request[6..8] != [0, 1] || request[24..28] != own.octets() {
@@ -70,7 +70,7 @@ fn arp(frame: &[u8], own: Ipv4Addr) -> Option<Vec<u8>> {
     Some(answer)
 }
 
-/// The answer to an echo request (RFC 792). The checksum differs by what the type does.
+/// The reply to an echo request (RFC 792): type and checksum change.
 fn echo(frame: &[u8], own: Ipv4Addr) -> Option<Vec<u8>> {
     const ICMP: u8 = 1;
     let header = 4 * usize::from(frame.get(14)? & 0x0f);
@@ -85,7 +85,7 @@ fn echo(frame: &[u8], own: Ipv4Addr) -> Option<Vec<u8>> {
     answer[30..34].copy_from_slice(&frame[26..30]);
     answer[icmp] = 0;
     let sum = u16::from_be_bytes([frame[icmp + 2], frame[icmp + 3]]);
-    // The type was 8 in the upper byte: RFC 1624, the sum grows by as much as the text shrinks.
+    // RFC 1624: the type's upper byte shrinks by 8, so the checksum grows by as much.
     let (sum, carry) = sum.overflowing_add(8 << 8);
     answer[icmp + 2..icmp + 4].copy_from_slice(&(sum + u16::from(carry)).to_be_bytes());
     Some(answer)

@@ -1,4 +1,4 @@
-//! The vlan plugin: every key, tagged packets over the master, what it leaves alone and takes back.
+//! The vlan plugin: every key, tagged packets over the master, and DEL.
 
 #[path = "../single/mod.rs"]
 mod single;
@@ -9,10 +9,10 @@ use slipway_tests::{Attach, Proto, is_peer, peer_fails, skip};
 use single::{World, add, address};
 
 const PLUGIN: &str = "vlan";
-/// What tests are skipped for.
+/// The kernel feature without which the tests are skipped.
 const NEEDS: &str = "vlan links";
 
-/// Each pod has a VLAN of its own: a link has one of each.
+/// The plugin with a VLAN of its own for each pod: a master has each VLAN ID once.
 fn plugin(number: u16) -> Value {
     json!({"master": "out0", "vlanId": 100 + number})
 }
@@ -65,7 +65,7 @@ fn an_id_can_be_taken_once() {
     before.assert_same(&world.state(&[&two]));
 }
 
-/// VLAN 0 is no VLAN: packets are tagged with a priority alone.
+/// VLAN ID 0 is no VLAN: packets have a priority tag only.
 #[test]
 fn the_first_and_the_last_id() {
     let Some(world) = World::new() else { skip!(NEEDS) };
@@ -118,7 +118,7 @@ fn the_master_may_be_in_the_container() {
 
 /// The reference's DEL fails when it does not find the master.
 #[test]
-fn the_master_may_go_first() {
+fn del_succeeds_after_the_masters_removal() {
     let Some(world) = World::new() else { skip!(NEEDS) };
     let pod = world.node.pod("pod");
     peer_fails("DEL wants the master", || {
