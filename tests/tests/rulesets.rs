@@ -1,4 +1,4 @@
-//! What the kernel holds after ADD, as text.
+//! Rulesets and results after ADD, compared with golden files.
 
 use serde_json::{Value, json};
 use slipway_tests::{Attach, BridgeNetfilter, Node, Proto, Space, golden, is_peer, newest_version};
@@ -27,7 +27,7 @@ fn list(portmap: &Value) -> Value {
     })
 }
 
-/// The table after a pod of each kind, and after their DEL: only the frame stays.
+/// The table after a pod of each kind, and after their DEL: only chains and empty maps stay.
 #[test]
 fn the_table_of_published_ports() {
     if is_peer() {
@@ -58,7 +58,7 @@ fn table(node: &Node) -> String {
     node.cmd("nft list table inet slipway")
 }
 
-/// The whole chain's result in every version, beside what the reference prints.
+/// The list's result in every version, compared with the reference's.
 #[test]
 fn results_of_every_version() {
     results(&list(&json!({"type": "portmap", "capabilities": {"portMappings": true}})), "result");
@@ -87,7 +87,7 @@ fn results(list: &Value, name: &str) {
         let pod = node.pod(&format!("pod-{version}"));
         let attach = Attach::new(&pod).port(Proto::Tcp, 8080, 80);
         let mut result = network.add(&attach).expect("ADD");
-        // We tell the MTU (specification 1.1.0), the reference's bridge does not.
+        // Slipway reports the MTU (specification 1.1.0), the reference's bridge does not.
         let interfaces = result.get_mut("interfaces").and_then(Value::as_array_mut);
         for interface in interfaces.into_iter().flatten() {
             interface.as_object_mut().expect("an object").remove("mtu");

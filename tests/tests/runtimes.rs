@@ -59,7 +59,7 @@ fn bridge(version: &str, name: &str, link: &str) -> Value {
     })
 }
 
-/// What must be gone in the end: everything but what the first ADD makes for all that follow.
+/// The state that must be gone in the end: all but the shared objects of the first ADD.
 fn state(node: &Node, pod: &Pod) -> Snapshot {
     // The address index is derived from the reservations.
     let derived = "networks/.slipway/";
@@ -92,7 +92,7 @@ fn containerd() {
             {"HostPort": 8053, "ContainerPort": 53, "Protocol": "udp", "HostIP": ""},
         ]},
     });
-    // A first pod comes and goes, so that the bridge and the tables are there.
+    // A first pod is added and deleted, so that the bridge and the tables exist.
     let round = |name: &str, id: &str, serve: bool| {
         let pod = node.pod(name);
         let to = To { container: id, netns: netns(&pod), ifname: "eth0", args: ARGS };
@@ -162,8 +162,8 @@ fn podman() {
             assert!(supported.contains(&answer["cniVersion"]), "{answer}");
         }
     };
-    for turn in ["one", "two"] {
-        let pod = node.pod(&format!("netns-{turn}"));
+    for round_name in ["one", "two"] {
+        let pod = node.pod(&format!("netns-{round_name}"));
         let to = To { container: ID, netns: netns(&pod), ifname: "eth0", args: ARGS };
         let before = state(&node, &pod);
         versions();
@@ -183,7 +183,7 @@ fn podman() {
         for config in [&portmap, &bridge] {
             call(&node, "DEL", &with(config, "prevResult", &result), &to).ok();
         }
-        if turn == "two" {
+        if round_name == "two" {
             before.assert_same(&state(&node, &pod));
         }
     }

@@ -1,4 +1,4 @@
-//! The sbr plugin: a container with two links, as people use it.
+//! The sbr plugin: a container with two links.
 
 use serde_json::{Value, json};
 use slipway_tests::{Attach, Network, Node, Pod, Proto, Snapshot, at, is_peer, peer_fails};
@@ -11,7 +11,7 @@ fn first(node: &Node) -> Network<'_> {
     }]}))
 }
 
-/// The second one, on a bridge of its own, with sbr behind it.
+/// The second network, on a bridge of its own, with sbr chained.
 fn second<'a>(node: &'a Node, keys: &Value) -> Network<'a> {
     let mut sbr = json!({"type": "sbr"});
     sbr.as_object_mut().expect("an object").extend(keys.as_object().expect("an object").clone());
@@ -62,7 +62,7 @@ fn packets_leave_by_the_link_of_their_address() {
     let main = pod.cmd("ip route");
     assert!(main.contains("default via 10.1.0.1 dev eth0") && !main.contains("net1"), "{main}");
 
-    // The answer leaves by the link that was asked: on eth0 the node would not take it for the client's.
+    // The reply leaves by the link of the request: the node would not accept it from eth0.
     node.cmd("iptables -A FORWARD -i br2 -s 10.1.0.0/24 -j DROP");
     node.cmd("iptables -A FORWARD ! -i br2 -s 10.2.0.0/24 -j DROP");
     for address in ["10.1.0.2", "10.2.0.2"] {
@@ -102,9 +102,9 @@ fn a_third_link_has_tables_of_its_own() {
     assert_eq!(rules(&pod).len(), 2, "net2 has its own: {:?}", rules(&pod));
 }
 
-/// Rules of somebody else's to the kernel's tables are not what an earlier ADD has made.
+/// Rules of other programs that name the kernel's own tables do not count as those of an earlier ADD.
 #[test]
-fn the_kernels_tables_are_nobodys_own() {
+fn the_kernels_tables_are_not_used() {
     let node = Node::new();
     for table in ["main", "default"] {
         let pod = node.pod(table);
@@ -132,7 +132,7 @@ fn the_kernels_tables_are_nobodys_own() {
     }
 }
 
-/// Two links at the same moment must not take the same table.
+/// Concurrent ADDs of two links must not choose the same table.
 #[test]
 fn links_that_come_at_the_same_moment_have_tables_of_their_own() {
     let node = Node::new();
@@ -152,7 +152,7 @@ fn links_that_come_at_the_same_moment_have_tables_of_their_own() {
 }
 
 #[test]
-fn a_table_of_somebody_elses_gets_rules_alone() {
+fn a_table_of_another_program_gets_rules_only() {
     let node = Node::new();
     let pod = node.pod("pod");
     let network = second(&node, &json!({"table": 5000}));
@@ -210,7 +210,7 @@ fn hints_leave_the_neighbours_in_the_main_table() {
     });
 }
 
-/// Link-local addresses say their link by themselves, and IPv6 needs them.
+/// A link-local address implies its link, and IPv6 needs it.
 #[test]
 fn link_local_addresses_stay_reachable() {
     peer_fails("it takes them out of the main table", || {
@@ -304,7 +304,7 @@ fn a_del_needs_nothing() {
     });
 }
 
-/// Rules of somebody else's with the same address stay.
+/// Rules of other programs with the same address stay.
 #[test]
 fn rules_with_other_conditions_stay() {
     peer_fails("it deletes whatever has the address", || {
@@ -321,7 +321,7 @@ fn rules_with_other_conditions_stay() {
 }
 
 #[test]
-fn what_is_wrong_is_named() {
+fn errors_name_invalid_values() {
     let node = Node::new();
     let pod = node.pod("pod");
     let network = second(&node, &json!({}));

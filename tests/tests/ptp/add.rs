@@ -1,4 +1,4 @@
-//! What an ADD makes, alone and beside others.
+//! ADD: its objects, with one container and with several.
 
 use std::collections::BTreeSet;
 
@@ -25,7 +25,7 @@ fn the_result_names_the_hosts_end_and_the_containers() {
     assert_eq!(node.link(&outer)["operstate"], "UP");
 }
 
-/// The routes word for word as the reference makes them, on both sides.
+/// The routes on the node and in the container are the reference's, word for word.
 #[test]
 fn the_routes_are_the_references() {
     let node = Node::new();
@@ -64,7 +64,7 @@ fn the_routes_are_the_references() {
 }
 
 #[test]
-fn everybody_is_reached_through_the_node() {
+fn all_hosts_are_reached_through_the_node() {
     let node = Node::new();
     let (one, two) = (node.pod("one"), node.pod("two"));
     let client = node.host("client");
@@ -77,12 +77,12 @@ fn everybody_is_reached_through_the_node() {
     ];
     for (family, outside) in [(0, client.v4.into()), (1, std::net::IpAddr::from(client.v6))] {
         let (peer, own) = (address(&results[0], family), address(&results[1], family));
-        // Another container of the subnet, as itself: not masqueraded, and by way of the gateway.
+        // Another container of the subnet, through the gateway and without masquerade.
         assert_eq!(two.expect(Proto::Tcp, (peer, 80), "one").peer.ip(), own);
         // A host outside, to which the node routes, and back.
         assert_eq!(two.expect(Proto::Tcp, (outside, 80), "client").peer.ip(), own);
         assert_eq!(client.expect(Proto::Tcp, (peer, 80), "one").peer.ip(), outside);
-        // The node itself, which comes with the gateway's address.
+        // The node itself, which connects from the gateway's address.
         let gateway: std::net::IpAddr =
             results[0]["ips"][family]["gateway"].as_str().expect("a gateway").parse().expect("an address");
         assert_eq!(node.expect(Proto::Tcp, (peer, 80), "one").peer.ip(), gateway);
@@ -91,8 +91,8 @@ fn everybody_is_reached_through_the_node() {
     }
 }
 
-/// As on a node that was not prepared for tests: addresses are probed by default. The first packet from
-/// outside must not wait for the probe of the link's own address.
+/// With the kernel's default, duplicate address detection. The first packet from outside must not wait for
+/// that of the link-local address.
 #[test]
 fn ipv6_can_be_used_at_once() {
     peer_fails("its ADD takes one to two seconds, and the host's end is not ready then", || {
@@ -105,7 +105,7 @@ fn ipv6_can_be_used_at_once() {
         let begin = std::time::Instant::now();
         let result = add(&network(&node, &json!({"ipam": dual_stack()})), &pod);
         let _server = pod.serve(Proto::Udp, "[::]:80", "pod");
-        // A probe takes a second at least.
+        // Duplicate address detection takes at least one second.
         let patience = std::time::Duration::from_millis(950);
         let target = (address(&result, 1), 80).into();
         let answer = client.ask_from(Proto::Udp, None, target, patience);
@@ -115,7 +115,7 @@ fn ipv6_can_be_used_at_once() {
 }
 
 #[test]
-fn only_the_families_that_there_are_get_forwarded() {
+fn only_the_families_in_use_are_forwarded() {
     let node = Node::new();
     let pod = node.pod("pod");
     add(&network(&node, &json!({})), &pod);
@@ -124,7 +124,7 @@ fn only_the_families_that_there_are_get_forwarded() {
 }
 
 #[test]
-fn routes_have_all_they_are_given() {
+fn routes_have_all_configured_attributes() {
     peer_fails("MTU and AdvMSS of routes are not installed, a route to the own subnet fails", || {
         let node = Node::new();
         let pod = node.pod("pod");
@@ -152,7 +152,7 @@ fn routes_have_all_they_are_given() {
 }
 
 #[test]
-fn many_at_once_do_not_meet() {
+fn concurrent_adds_do_not_collide() {
     let node = Node::new();
     let network = network(&node, &json!({"ipMasq": true, "ipam": dual_stack()}));
     let pods: Vec<_> = (0..16).map(|number| node.pod(&format!("pod{number}"))).collect();
@@ -191,7 +191,7 @@ fn a_second_add_leaves_the_first_alone() {
     assert!(pod.cmd("ip address").contains(&address(&result, 0).to_string()));
 }
 
-/// The reservations are lost, the container lives: its address must not lead somewhere else.
+/// The reservations are lost while the container runs: its address must not be routed to another container.
 #[test]
 fn an_address_that_leads_to_another_container_is_refused() {
     peer_fails("the veth pair stays, and the owner is not named", || {
@@ -204,7 +204,7 @@ fn an_address_that_leads_to_another_container_is_refused() {
             let network = network(&node, &json!({"ipam": ipam}));
             add(&network, &one);
             node.cmd("rm -r /var/lib/cni/networks/net");
-            // The kernel makes its own routes of IPv6 in its own time.
+            // The kernel adds its own IPv6 routes with a delay.
             let state = || Snapshot::take(&node, &[&one, &two]).without(&["/var/lib/cni", "table local"]);
             let before = state();
             let failure = network.add(&Attach::new(&two)).expect_err("the address is taken");

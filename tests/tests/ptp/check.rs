@@ -1,4 +1,4 @@
-//! CHECK finds what has changed since.
+//! CHECK finds changes since the ADD.
 
 use serde_json::json;
 use slipway_tests::{Attach, Node, peer_fails};
@@ -28,12 +28,12 @@ fn what_leads_to_the_container_and_back() {
         node.cmd(&format!("ip address delete 10.1.2.1/32 dev {outer}"));
         differs(&network, &pod, &format!("Failed to match addr 10.1.2.1/32 on interface {outer}"));
         node.cmd(&format!("ip address add 10.1.2.1/32 dev {outer}"));
-        // With the last address of a link the kernel takes all of its routes away.
+        // The kernel removes all routes of a link with its last address.
         node.cmd(&format!("ip route add 10.1.2.2 dev {outer} scope host"));
         fine();
         node.cmd(&format!("ip link set {outer} down"));
         differs(&network, &pod, &format!("Interface {outer} is down"));
-        // Older kernels rename no link that is up.
+        // Older kernels cannot rename a link that is up.
         node.cmd(&format!("ip link set {outer} name other"));
         differs(&network, &pod, "ptp: host end of container interface eth0 was not found");
     });

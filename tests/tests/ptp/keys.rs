@@ -1,4 +1,4 @@
-//! The keys one by one, and IPAM's answers.
+//! The keys one by one, and IPAM's results.
 
 use std::net::IpAddr;
 
@@ -34,10 +34,10 @@ fn mtu_is_that_of_the_default_route() {
 }
 
 #[test]
-fn ip_masq_gives_what_leaves_the_subnet_the_nodes_address() {
+fn ip_masq_translates_packets_that_leave_the_subnet() {
     let node = Node::new();
     let client = node.host("client");
-    // A client that does not know the way to the containers.
+    // A client without a route to the containers.
     client.cmd("ip route delete default");
     client.cmd("ip -6 route delete default");
     let (one, two) = (node.pod("one"), node.pod("two"));
@@ -53,7 +53,7 @@ fn ip_masq_gives_what_leaves_the_subnet_the_nodes_address() {
     for proto in Proto::ALL {
         for (family, (to, node_ip)) in outside.into_iter().enumerate() {
             assert_eq!(two.expect(proto, (to, 80), "client").peer.ip(), node_ip);
-            // Within the subnet nothing changes.
+            // Packets within the subnet are not translated.
             let peer = address(&results[0], family);
             assert_eq!(two.expect(proto, (peer, 80), "one").peer.ip(), address(&results[1], family));
         }
@@ -67,7 +67,7 @@ fn ip_masq_gives_what_leaves_the_subnet_the_nodes_address() {
 }
 
 #[test]
-fn dns_is_the_configurations_if_it_says_anything() {
+fn dns_is_the_configurations_if_it_has_any() {
     let node = Node::new();
     let (one, two) = (node.pod("one"), node.pod("two"));
     node.write("/var/lib/resolv.conf", "nameserver 192.0.2.53\nsearch ipam.example\n");
@@ -78,7 +78,7 @@ fn dns_is_the_configurations_if_it_says_anything() {
     assert_eq!(result["dns"], json!({"domain": "conf.example"}));
 }
 
-/// An IPAM plugin that answers what it is told to, for what host-local never says.
+/// An IPAM plugin with a fixed result, for results that host-local never has.
 fn answering(node: &Node, ips: &str) -> serde_json::Value {
     let answer = format!(r#"{{"cniVersion": "1.0.0", "ips": {ips}}}"#);
     node.write("/run/bin/fixed", format!("#!/bin/sh\n[ $CNI_COMMAND = ADD ] && echo '{answer}' || exit 0\n"));
@@ -117,8 +117,8 @@ impl Pings for Node {
 }
 
 #[test]
-fn an_answer_without_a_gateway_is_refused() {
-    peer_fails("the veth pair stays, and the error does not say what is missing", || {
+fn an_ipam_result_without_a_gateway_is_refused() {
+    peer_fails("the veth pair stays, and the error does not name what is missing", || {
         let node = Node::new();
         let pod = node.pod("pod");
         for (ips, text) in [
@@ -140,7 +140,7 @@ fn an_answer_without_a_gateway_is_refused() {
 }
 
 #[test]
-fn bad_values_are_named_and_change_nothing() {
+fn errors_name_invalid_values_and_change_nothing() {
     peer_fails("other codes, and some are not noticed", || {
         let node = Node::new();
         let pod = node.pod("pod");

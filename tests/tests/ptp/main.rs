@@ -1,6 +1,4 @@
-//! The ptp plugin: every key, what it leaves alone, what it takes back.
-//!
-//! IPAM is host-local, but for what only another one can answer.
+//! The ptp plugin: every key, and DEL. IPAM is host-local, but for results that only another plugin can have.
 
 mod add;
 mod check;
@@ -11,9 +9,9 @@ mod remove;
 
 use serde_json::{Value, json};
 
-/// Where the host's end is in a result.
+/// The index of the host's end in a result.
 const OUTER: usize = 0;
-/// What errors of CHECK begin with.
+/// The beginning of CHECK's errors.
 const PREFIX: &str = "ptp: ";
 
 /// The keys that leave something on the node.
@@ -21,17 +19,17 @@ fn all() -> Value {
     json!({"ipMasq": true})
 }
 
-/// Those that give containers a way out.
+/// The keys that give containers a route to other hosts.
 fn leading() -> Value {
     json!({})
 }
 
-/// Those of another network on the same node.
+/// The keys of another network on the same node.
 fn other_keys() -> Value {
     all()
 }
 
-/// The plugin with host-local of 10.1.2.0/24, with `keys` on top.
+/// The plugin with host-local of 10.1.2.0/24, and `keys` added.
 fn plugin(keys: &Value) -> Value {
     let plugin = json!({"type": "ptp", "ipam": ipv4()});
     pair::with(plugin, keys.clone())

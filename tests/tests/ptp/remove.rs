@@ -1,11 +1,11 @@
-//! DEL of what another plugin made, and STATUS.
+//! DEL of another plugin's objects, and STATUS.
 
 use serde_json::json;
 use slipway_tests::{Attach, Node, peer_fails};
 
 use super::pair::{network, reservations};
 
-/// The network was another plugin's when the container came.
+/// The network used another plugin at the container's ADD.
 #[test]
 fn del_removes_what_bridge_made() {
     peer_fails("the port's addresses are looked at as its own", || {
@@ -26,8 +26,8 @@ fn del_removes_what_bridge_made() {
 }
 
 #[test]
-fn status_says_that_there_must_be_an_ipam_plugin() {
-    peer_fails("says nothing", || {
+fn status_requires_an_ipam_plugin() {
+    peer_fails("reports no error", || {
         let node = Node::new();
         let failure = network(&node, &json!({"ipam": {}})).status().expect_err("none is named");
         assert_eq!(failure.error.msg, "no plugin name provided");

@@ -58,7 +58,7 @@ fn to_try_one_in(found: Vec<Point>, interface: &str, step: usize) -> Vec<Point> 
     tried.into_iter().skip(first).step_by(if all { 1 } else { own * step }).collect()
 }
 
-/// Plugin `at` of the list, with what the plugins before it resulted in.
+/// Plugin `at` of the list, with the result of the plugins before it.
 fn config_for(network: &Network<'_>, attach: &Attach, at: usize, verb: &str) -> Value {
     let mut configs = network.configs(Some(attach));
     for before in 0..at {
@@ -70,7 +70,7 @@ fn config_for(network: &Network<'_>, attach: &Attach, at: usize, verb: &str) -> 
     configs.swap_remove(at)
 }
 
-/// What differs, also after a while: the kernel takes a namespace apart in its own time.
+/// The differences that remain after a while: the kernel removes a namespace in the background.
 fn changes_in_the_end(before: &Snapshot, stage: &Stage) -> Vec<String> {
     let mut changes = Vec::new();
     for _ in 0..20 {
@@ -133,8 +133,8 @@ fn del_is_killed(interface: &'static str, at: usize) {
     stage.prove_fresh("after all");
 }
 
-/// The first ADD of a node makes what all share: the bridge, the tables, the folders. They stay; what
-/// belongs to the attachment does not.
+/// The first ADD of a node makes the shared objects: the bridge, the tables, the folders. They stay; the
+/// attachment's objects do not.
 fn first_add_is_killed(interface: &'static str, at: usize) {
     let shared = [" br0 ", "\"br0\"", "nft table", "nft chain", "nft rule", "nft map", "nft set", "folder "];
     let of = |stage: &Stage| stage.state().without(&shared).without(&["/lock", "/firewall.lock"]);
@@ -224,7 +224,7 @@ fn portmap_killed_in_del() {
     del_is_killed("bridge", 1);
 }
 
-/// Calls that may fail for reasons that have nothing to do with the program, and how.
+/// System calls that may fail for reasons outside of the program, with their errors.
 const FAILING: &[(&str, &str)] = &[
     ("bind", "EPERM"),
     ("flock", "ENOLCK"),
@@ -256,13 +256,13 @@ fn to_fail(found: Vec<Point>, interface: &str) -> Vec<(Point, &'static str)> {
     sample(failing.skip(first).step_by(if every_call() { 1 } else { 3 * step }))
 }
 
-/// How a disturbed call ended.
+/// The outcome of a disturbed call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Outcome {
     Success,
     /// With an error as the specification has it.
     Refused,
-    /// Its answer could not be written: it may have done its work.
+    /// The result could not be written: the call may have succeeded.
     Unheard,
 }
 
@@ -361,7 +361,7 @@ fn del_fails(interface: &'static str, at: usize) {
         let output = disturbed(&stage.node, prepare(), &point, Disturbance::Error(errno));
         let success = outcome(&output, &why) == Outcome::Success;
         if success {
-            // It said that nothing of it is left: only the other plugins' part may be there.
+            // A refused ADD has undone its steps: only the other plugins' objects may be there.
             for (other, config) in network.configs(Some(&attach)).iter().enumerate().rev() {
                 if other != at {
                     let _ = network.call("DEL", config, Some(&attach)).ok();
@@ -425,7 +425,7 @@ macro_rules! plugins {
     };
 }
 
-// Those that make one link, move one, or let another make a pair; then those that are chained.
+// Plugins that make or move one link, or delegate to one that makes a pair; then chained plugins.
 plugins! {
     dummy: "dummy", 0;
     flannel: "flannel", 0;

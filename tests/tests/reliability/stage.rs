@@ -1,4 +1,5 @@
-//! A node with containers to attach and detach, and what runtimes do after an ADD that was cut off.
+//! A node with containers to attach and detach, and the ways of runtimes to clean up after an interrupted
+//! ADD.
 
 use std::cell::RefCell;
 
@@ -32,7 +33,7 @@ pub(crate) fn list(interface: &str, number: u16) -> Value {
     json!({"name": "net", "plugins": [plugin]})
 }
 
-/// Whether the plugin joins containers to the node by a pair of links.
+/// True if the plugin connects containers to the node by a veth pair.
 pub(crate) fn is_pair(interface: &str) -> bool {
     ["bridge", "flannel", "ptp"].contains(&interface) || chained(interface).is_some()
 }
@@ -77,7 +78,7 @@ impl Stage {
             node.write("/run/flannel/subnet.env", share);
         }
         if !is_pair(interface) {
-            // A link to make others on, and a device for each pod.
+            // A master link, and a device for each pod.
             let _outside = node.host("outside");
             for number in [1, 2] {
                 let add = format!("ip link add dev{number} type veth peer name wire{number} netns outside");
@@ -85,7 +86,7 @@ impl Stage {
             }
         }
         let (first, pod) = (node.pod("first"), node.pod("pod"));
-        // Addresses are not probed for, which takes a second at each point.
+        // Duplicate address detection is off: it takes a second at each point.
         for pod in [&first, &pod] {
             pod.sysctl("net/ipv6/conf/default/accept_dad", "0");
         }
@@ -114,9 +115,8 @@ impl Stage {
         Attach::new(&self.pod.borrow()).port(Proto::Tcp, 9000, 80).port(Proto::Udp, 9000, 80)
     }
 
-    /// What must be the same before and after. Left out: what counts up whatever happens, what is
-    /// derived from the reservations, the pod's own switches, which go with it, and files that a killed writer
-    /// had not given their names yet: they are removed by and by.
+    /// The state that must be unchanged, without counters, what is derived from the reservations, the pod's
+    /// own settings, which end with it, and temporary files of a killed writer, which later calls remove.
     pub(crate) fn state(&self) -> Snapshot {
         Snapshot::take(&self.node, &[&**self.pod.borrow(), &*self.first]).without(&[
             "last_reserved_ip",
@@ -125,7 +125,7 @@ impl Stage {
         ])
     }
 
-    /// The container is gone, and another one starts under its name.
+    /// Replaces the container by another one with the same name.
     pub(crate) fn replace_pod(&self) {
         // The name must be free first.
         let placeholder = self.node.pod("placeholder");
@@ -135,7 +135,7 @@ impl Stage {
         self.pod.replace(pod).remove();
     }
 
-    /// Attaches, proves that everything is there, and detaches.
+    /// Asserts that ADD, CHECK and DEL succeed.
     #[track_caller]
     pub(crate) fn prove_fresh(&self, why: &str) {
         let network = self.network();
@@ -146,8 +146,8 @@ impl Stage {
     }
 }
 
-/// The pod that ran all the time has what it had; without a cache, so without a prevResult, only its reservation
-/// and its namespace are looked at.
+/// Asserts that the pod that ran all the time is unchanged. Without a cache, so without a prevResult, this
+/// checks only its reservation and its namespace.
 fn check_first(network: &Network<'_>, first: &Attach, why: &str) {
     let configs = network.configs(Some(first));
     let mut ipam = configs[0].clone();
@@ -160,22 +160,22 @@ fn check_first(network: &Network<'_>, first: &Attach, why: &str) {
     assert!(output.result().is_ok(), "{why}: {}", output.process);
 }
 
-/// The ways in which a runtime may clear up after an ADD that it knows nothing of.
+/// The ways of a runtime to clean up after an ADD whose result it does not know.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Cleanup {
     Del,
     /// As containerd does it: a second time without the namespace.
     DelTwice,
-    /// After the container's end: a link of which one end is in its namespace, made the moment before
-    /// the kill, has no owner's name on it yet, and goes with the namespace.
+    /// After the container's end: a link made just before the kill has no owner on it yet, but has one end in
+    /// the namespace and is deleted with it.
     Gc,
 }
 
 impl Cleanup {
     const ALL: [Self; 3] = [Self::Del, Self::DelTwice, Self::Gc];
 
-    /// One of those that fit: the kernel would take a device of this test, which is one end of a pair, with
-    /// the namespace.
+    /// Chooses a way that fits the plugin: with the namespace the kernel would delete a device of this test,
+    /// which is one end of a veth pair.
     pub(crate) fn of(interface: &str, turn: usize) -> Self {
         let fitting = if interface == "host-device" { 2 } else { Self::ALL.len() };
         Self::ALL[turn % fitting]

@@ -1,4 +1,4 @@
-//! Beside ADDs and DELs that go on.
+//! `slipway restore` with concurrent ADDs and DELs.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -8,25 +8,26 @@ use slipway_tests::{Attach, Proto, at, sample, slipway, within};
 
 use crate::{PORT, SERVED, Web, World};
 
-/// A container leaves between its ports being put back and the end of the command: they go again.
+/// A container is deleted after its ports were restored and before the command ends: they are withdrawn
+/// again.
 #[test]
-fn who_leaves_meanwhile_has_nothing_in_the_end() {
+fn a_container_deleted_during_a_restore_leaves_nothing() {
     let world = World::new();
     let network = world.bridge(1);
     let web = Web::published(&world, &network, "web", PORT);
     let path = network.cache_path(&web.attach);
-    // It is looked up in a directory that is held.
+    // The file's lookup in the cache is delayed.
     let file = path.rsplit('/').next().expect("a name");
     world.node.cmd("nft flush ruleset");
     let report = std::thread::scope(|scope| {
-        let restoring = scope.spawn(|| world.restore_held_up(file, within(Duration::from_secs(2))).0);
+        let restoring = scope.spawn(|| world.restore_with_delay(file, within(Duration::from_secs(2))).0);
         for _ in 0..200 {
             if world.node.ruleset().contains("hostports4 {") && world.node.slipway("ports").contains("8080") {
                 break;
             }
             std::thread::sleep(Duration::from_millis(5));
         }
-        // What a DEL does after that of portmap, which found nothing.
+        // The steps of a DEL after portmap's, which found nothing.
         web.vanish();
         world.node.cmd(&format!("rm {path}"));
         restoring.join().expect("no panic")
@@ -44,10 +45,10 @@ fn who_leaves_meanwhile_has_nothing_in_the_end() {
     assert!(!left.contains("slipway1"), "{left}");
 }
 
-/// A DEL is held up between portmap and bridge, and what portmap took away is put back meanwhile: bridge's DEL
-/// takes it away again.
+/// A DEL is delayed between portmap and bridge while a restore publishes the ports again: bridge's DEL
+/// withdraws them.
 #[test]
-fn the_last_plugins_del_leaves_nothing_that_was_put_back() {
+fn the_last_plugins_del_removes_restored_ports() {
     let world = World::new();
     let network = world.bridge(1);
     let web = Web::published(&world, &network, "web", PORT);
@@ -60,10 +61,10 @@ fn the_last_plugins_del_leaves_nothing_that_was_put_back() {
     assert!(!world.node.ruleset().contains("slipway1"), "{}", world.node.ruleset());
 }
 
-/// Containers come and go while the ruleset is flushed and restored again and again. In the end those that
-/// are there have what they asked for, and the others nothing.
+/// Containers are added and deleted while the ruleset is repeatedly flushed and restored. In the end live
+/// containers have their ports, and the others nothing.
 #[test]
-fn containers_come_and_go_meanwhile() {
+fn concurrent_adds_and_dels_are_respected() {
     const ROUNDS: u16 = 4;
     let world = World::new();
     let network = world.bridge(1);
@@ -90,7 +91,7 @@ fn containers_come_and_go_meanwhile() {
                 break;
             }
             world.node.cmd("nft flush ruleset");
-            // A container may leave while it is looked at, and that is told; nothing may hang or crash.
+            // The report may name a container that is deleted concurrently; no call may hang or crash.
             let output = world.node.try_slipway("restore");
             assert!(matches!(output.code, Some(0 | 1)), "{output}");
         }
@@ -107,7 +108,7 @@ fn containers_come_and_go_meanwhile() {
     drop(steady);
 }
 
-/// Two at once do no more than one.
+/// Two concurrent restores do the same as one.
 #[test]
 fn two_restores_at_once() {
     let world = World::new();
@@ -131,9 +132,9 @@ fn two_restores_at_once() {
     assert_eq!(world.restored(), 0);
 }
 
-/// At each of a call's questions and changes the ruleset is flushed. A table that is half of what it should be, because one
-/// half was read before and the other one after that, must not be mended into one that nobody owns: all later calls
-/// would refuse it.
+/// The ruleset is flushed at each netlink message of a call. If the call reads one part of the table before
+/// and one after the flush, it must not complete it without the owner's marker: all later calls would refuse
+/// the table.
 #[test]
 fn a_flush_at_any_moment_of_an_add_leaves_a_table_that_the_next_can_use() {
     const REQUESTS: usize = 30;
@@ -152,13 +153,13 @@ fn a_flush_at_any_moment_of_an_add_leaves_a_table_that_the_next_can_use() {
         let strace = ["strace", "-f", "-qq", "-o", "/run/trace", "-e", "trace=sendto", "-e", &inject];
         let running = network.prepare("ADD", &config, Some(&attach)).through(&strace).spawn();
         let begun = Instant::now();
-        // strace writes down what is entered before it waits.
+        // strace logs a call's entry before it delays the call.
         let sent = || world.node.read("/run/trace").unwrap_or_default().lines().count() >= nth;
         while !sent() && begun.elapsed() < within(Duration::from_secs(2)) {
             std::thread::sleep(Duration::from_millis(5));
         }
         world.node.cmd("nft flush ruleset");
-        // It may have been too late for this one.
+        // The flush may have been too late for this call.
         running.wait();
         let attach_next = Attach::new(&next).port(Proto::Tcp, 9002, SERVED);
         network.add(&attach_next).unwrap_or_else(|e| panic!("request {nth}: {e}"));

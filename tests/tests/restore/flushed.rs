@@ -1,11 +1,11 @@
-//! Flushed in this way and that: everything of the living is back.
+//! Several kinds of flush: everything of live containers is restored.
 
 use serde_json::json;
 use slipway_tests::{Network, Proto, at};
 
 use crate::{LOOPBACK, LOOPBACK6, PORT, Web, World, count, each, line, silent};
 
-/// Everything that the contract promises about a pod with one port.
+/// Asserts the contract's promises about a pod with one port.
 pub(crate) fn everything_works(world: &World, web: &Web, who: &str) {
     for (proto, to) in each(world.node_ips(), PORT) {
         let answer = world.client.expect(proto, to, who);
@@ -28,7 +28,7 @@ fn is_masqueraded(world: &World, web: &Web) {
     assert_eq!(answer.peer.ip().to_canonical(), world.client.node_v4);
 }
 
-/// Lines without an order, which maps do not have.
+/// The lines, sorted, as maps have no order.
 fn sorted(ruleset: &str) -> Vec<String> {
     let mut lines: Vec<String> =
         ruleset.lines().map(|line| line.trim_matches([' ', '\t', ',']).to_owned()).collect();
@@ -76,7 +76,7 @@ fn everything_of_ptp_is_back() {
     everything_is_back(&world, &world.network(1, "ptp", [json!({}), json!({})]));
 }
 
-/// What a container may send with is what it was given, not what it has made of it meanwhile.
+/// A container may send with the MAC address of its result, not with one that it has set since.
 #[test]
 fn the_guard_against_spoofing_is_that_of_the_result() {
     let world = World::new();
@@ -90,7 +90,7 @@ fn the_guard_against_spoofing_is_that_of_the_result() {
     assert!(guard.contains(&mac) && !guard.contains("02:00:00:00:00:99"), "{guard}");
 }
 
-/// Chains flushed, elements kept: the table alone is mended.
+/// The chains are flushed and the elements kept: only the table is repaired.
 #[test]
 fn emptied_chains_are_filled() {
     let world = World::new();
@@ -129,7 +129,7 @@ fn chains_of_iptables_are_back() {
         }
         let keys = [json!({"ipMasqBackend": "iptables"}), json!({"backend": "iptables"})];
         let network = world.network(1, "bridge", keys);
-        // The variant is that which the node uses already.
+        // The node already uses this variant.
         for family in ["iptables", "ip6tables"] {
             world.node.cmd(&format!("{family}-{variant} -t mangle -N KUBE-IPTABLES-HINT"));
         }
@@ -163,14 +163,14 @@ fn chains_of_iptables_are_back() {
     }
 }
 
-/// With legacy iptables, `nft flush ruleset` takes the guard and leaves the chains.
+/// With iptables-legacy, `nft flush ruleset` removes the guard and keeps the chains.
 #[test]
 fn the_guard_is_back_even_where_no_element_is_missing() {
     let world = World::new();
     let network = world.bridge(1);
     let web = Web::published(&world, &network, "web", PORT);
     world.node.cmd("nft flush ruleset");
-    // The runtime has forgotten the pod: nothing can be put back but the guard.
+    // Without the runtime's cache only the guard can be restored.
     world.node.cmd("rm -r /var/lib/cni/results");
     assert!(world.loopback_is_open(&web));
     let (report, code) = world.restore("");
@@ -181,7 +181,7 @@ fn the_guard_is_back_even_where_no_element_is_missing() {
     drop(web);
 }
 
-/// The next ADD makes tables and chains, with the guard; the elements of others are for `restore`.
+/// The next ADD makes tables, chains and the guard; only `restore` makes the elements of other containers.
 #[test]
 fn the_next_add_makes_the_tables() {
     let world = World::new();
@@ -199,7 +199,7 @@ fn the_next_add_makes_the_tables() {
     world.client.expect(Proto::Tcp, at(world.client.node_v4, PORT + 1), "new");
 }
 
-/// Conditions, host addresses, runs of ports and `masqAll` come from the configuration and its arguments.
+/// Conditions, host addresses, ranges of ports and `masqAll` come from the configuration and its arguments.
 #[test]
 fn every_form_of_mapping_is_back() {
     let world = World::new();

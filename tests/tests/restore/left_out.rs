@@ -1,4 +1,4 @@
-//! What is not put back, and why: the dead, the unknown, what others have.
+//! Ports that are not restored: those of dead or unknown containers, and those that others have.
 
 use serde_json::{Value, json};
 use slipway_tests::{Attach, Proto, at};
@@ -6,7 +6,7 @@ use slipway_tests::{Attach, Proto, at};
 use crate::{PORT, SERVED, Web, World, count, line, silent};
 
 #[test]
-fn the_dead_stay_dead() {
+fn ports_of_dead_containers_are_not_restored() {
     let world = World::new();
     let network = world.bridge(1);
     let live = Web::published(&world, &network, "live", PORT);
@@ -24,7 +24,7 @@ fn the_dead_stay_dead() {
     drop((live, dead));
 }
 
-/// A path of a namespace is used again, by a container that knows nothing of the port.
+/// Another container without the port has a namespace at the same path.
 #[test]
 fn another_container_at_the_same_path_gets_nothing() {
     let world = World::new();
@@ -47,7 +47,7 @@ fn another_container_at_the_same_path_gets_nothing() {
     drop(old);
 }
 
-/// A container whose link names no owner, as the reference's do, is known by its addresses.
+/// A container whose link names no owner, as the reference's, is identified by its addresses.
 #[test]
 fn without_an_owner_on_the_link_addresses_decide() {
     let world = World::new();
@@ -75,7 +75,7 @@ fn without_an_owner_on_the_link_addresses_decide() {
     assert_eq!(count(&report, "restored"), 0, "{report:#}");
 }
 
-/// Two living containers are remembered with one port: who has it keeps it.
+/// The caches of two live containers have one port: its current owner keeps it.
 #[test]
 fn a_port_of_a_living_container_is_not_taken() {
     let world = World::new();
@@ -96,7 +96,7 @@ fn a_port_of_a_living_container_is_not_taken() {
     drop(second);
 }
 
-/// A container on two networks that asks for its ports on each has them on the first, again.
+/// A container on two networks that requests its ports on both gets them on the first again.
 #[test]
 fn ports_of_a_container_on_two_networks_are_on_the_first() {
     let world = World::new();
@@ -114,7 +114,7 @@ fn ports_of_a_container_on_two_networks_are_on_the_first() {
 }
 
 #[test]
-fn a_cache_that_cannot_be_read_stands_in_nobodys_way() {
+fn an_unreadable_cache_does_not_stop_the_others() {
     let world = World::new();
     let network = world.bridge(1);
     let web = Web::published(&world, &network, "web", PORT);
@@ -149,7 +149,7 @@ fn caches_elsewhere_are_named() {
     drop(web);
 }
 
-/// A table of that name that somebody else made is not touched.
+/// A table with Slipway's name that another program made is left alone.
 #[test]
 fn a_foreign_table_is_left_alone() {
     let world = World::new();

@@ -1,5 +1,5 @@
-//! `slipway restore` on real packets: the ruleset is flushed in all the ways that happen on nodes, and what
-//! living containers have is put back, no more and no less.
+//! `slipway restore`, tested with packets: after each kind of flush that happens on nodes, live containers
+//! get back exactly what they had.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test fails by panicking")]
 
@@ -72,35 +72,34 @@ impl World {
         self.network(number, "bridge", [json!({"macspoofchk": true}), json!({})])
     }
 
-    /// The report of `slipway restore`, and its exit code.
+    /// Runs `slipway restore`. Returns its report and exit code.
     fn restore(&self, args: &str) -> (Value, i32) {
-        Self::told(&self.node.try_slipway(&format!("restore --output json {args}")))
+        Self::report(&self.node.try_slipway(&format!("restore --output json {args}")))
     }
 
-    /// Restores, but before the command asks whether the runtime still knows the container of this file of
-    /// its cache, it is held up for so long.
-    fn restore_held_up(&self, file: &str, pause: Duration) -> (Value, i32) {
+    /// Restores, with a delay before the command checks that this file of the runtime's cache still exists.
+    fn restore_with_delay(&self, file: &str, pause: Duration) -> (Value, i32) {
         let pause = format!("inject=newfstatat:delay_enter={}", pause.as_micros());
         let command = slipway().display().to_string();
         let words =
             format!("strace -f -qq -o /dev/null -P {file} -e {pause} {command} restore --output json");
-        Self::told(&self.node.try_cmd(&words))
+        Self::report(&self.node.try_cmd(&words))
     }
 
-    fn told(output: &CommandOutput) -> (Value, i32) {
+    fn report(output: &CommandOutput) -> (Value, i32) {
         let report = serde_json::from_str(&output.stdout).unwrap_or_else(|error| panic!("{error}: {output}"));
         (report, output.code.expect("an exit code"))
     }
 
-    /// Restores, which must succeed, and gives how many things were put back.
+    /// Restores, which must succeed. Returns the number of restored entries.
     fn restored(&self) -> usize {
         let (report, code) = self.restore("");
         assert_eq!(code, 0, "{report:#}");
         count(&report, "restored")
     }
 
-    /// Opens a TCP service on the node's loopback, and tells whether a container reaches it. The
-    /// container gives its own loopback up.
+    /// Opens a TCP service on the node's loopback. Returns true if a container reaches it. The container's
+    /// own loopback is removed.
     fn loopback_is_open(&self, web: &Web) -> bool {
         let _service = self.node.serve(Proto::Tcp, "127.0.0.1:7000", "service");
         web.sysctl("net/ipv4/conf/all/route_localnet", "1");
@@ -113,13 +112,13 @@ impl World {
     }
 }
 
-/// How many things are in this state.
+/// The number of entries in this state.
 fn count(report: &Value, state: &str) -> usize {
     let things = report["items"].as_array().expect("a list");
     things.iter().filter(|thing| thing["state"] == state).count()
 }
 
-/// The line about a container whose text contains all of these.
+/// The entry of a container whose text contains all of these words.
 fn line<'a>(report: &'a Value, container: &str, words: &str) -> &'a Value {
     let things = report["items"].as_array().expect("a list");
     let found = things.iter().find(|thing| {
@@ -128,7 +127,7 @@ fn line<'a>(report: &'a Value, container: &str, words: &str) -> &'a Value {
     found.unwrap_or_else(|| panic!("nothing about {container} and {words}: {report:#}"))
 }
 
-/// A pod that was added, is remembered by its runtime, and serves TCP and UDP.
+/// A pod that was added, is in the runtime's cache, and serves TCP and UDP.
 struct Web {
     pod: Pod,
     attach: Attach,
@@ -155,13 +154,13 @@ impl Web {
         })
     }
 
-    /// DEL, after which the runtime forgets.
+    /// Runs DEL and removes the runtime's cache entry.
     fn leave(&self, world: &World, network: &Network<'_>) {
         network.del(&self.attach).expect("DEL");
         world.node.cmd(&format!("rm {}", network.cache_path(&self.attach)));
     }
 
-    /// Stops the servers and takes the namespace away, without telling anybody.
+    /// Stops the servers and removes the namespace, without a DEL.
     fn vanish(self) -> Attach {
         let Self { pod, attach, _servers, .. } = self;
         drop(_servers);
@@ -182,7 +181,7 @@ fn each(ips: impl IntoIterator<Item = IpAddr>, port: u16) -> impl Iterator<Item 
     ips.into_iter().flat_map(move |ip| Proto::ALL.map(|proto| (proto, at(ip, port))))
 }
 
-/// Nobody answers on the port.
+/// Asserts that no server answers on the port.
 fn silent(from: &Space, to: impl Into<SocketAddr>) {
     from.expect_none(Proto::Tcp, to);
 }

@@ -1,4 +1,4 @@
-//! Containers that the BPF programs serve: their maps outlive a flush of the ruleset, the elements do not.
+//! Containers of the eBPF backend: a flush of the ruleset removes their elements, not the BPF maps.
 
 use serde_json::{Value, json};
 use slipway_tests::{Network, PROGRAMS, Proto, at, has_programs, needs};
@@ -10,7 +10,7 @@ fn fast(world: &World) -> Network<'_> {
     world.network(1, "bridge", [json!({"ipMasqBackend": "ebpf"}), json!({"backend": "ebpf"})])
 }
 
-/// What the programs have done so far for hosts outside and for pods.
+/// The BPF programs' counters for hosts outside and for pods.
 fn carried(world: &World) -> [u64; 2] {
     ["published_flows", "masqueraded_flows"].map(|name| world.node.counted(name))
 }
@@ -43,7 +43,7 @@ fn the_elements_are_back() {
     let web = Web::published(&world, &network, "web", PORT);
     everything_works(&world, &web, "web");
     world.node.cmd("nft flush ruleset");
-    // The programs go on; what they leave to nftables does not.
+    // The BPF programs still translate; flows left to nftables fail.
     world.client.expect(Proto::Tcp, at(world.client.node_v4, PORT), "web");
     silent(&world.node, at(LOOPBACK, PORT));
     network.check(&web.attach).expect_err("CHECK should notice");

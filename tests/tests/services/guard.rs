@@ -1,4 +1,4 @@
-//! No translation of the table leads to the node's loopback, or to a group.
+//! No translation of the table leads to the node's loopback or to a multicast group.
 
 use std::net::IpAddr;
 
@@ -6,9 +6,9 @@ use slipway_tests::{Proto, at};
 
 use crate::{Backend, PORT, Stage, address};
 
-/// An element that only an earlier version, or a hand, could have made.
+/// An element as only an earlier version or an administrator could have made it.
 #[test]
-fn an_element_for_the_loopback_leads_nobody_there() {
+fn an_element_for_the_loopback_has_no_effect() {
     let stage = Stage::new(Backend::Nftables);
     let _ingress = stage.publish();
     for bad in ["127.0.0.1", "::1"] {
@@ -37,7 +37,7 @@ fn an_element_for_the_loopback_leads_nobody_there() {
         let each = |proto: Proto| node.map(|address| (proto, at(address, 9998)));
         asker.expect_none_of(Proto::ALL.into_iter().flat_map(each));
     }
-    // Another engine may do so: that is its own affair.
+    // Another engine may translate to the loopback.
     stage.node.nft(
         "table ip proxy { chain prerouting { type nat hook prerouting priority dstnat - 5; \
          tcp dport 9997 dnat to 127.0.0.1:7777; }; }",

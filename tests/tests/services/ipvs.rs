@@ -1,6 +1,7 @@
 //! kube-proxy in mode `ipvs` and kube-router: each address of a Service is the node's, on a link made for it.
 //!
-//! Where the kernel has no IPVS, a server of the node takes what the balancer would take at the input hook.
+//! Without IPVS in the kernel, a server on the node receives the packets that IPVS would take at the input
+//! hook.
 
 use std::net::IpAddr;
 
@@ -10,7 +11,7 @@ use slipway_tests::{Attach, Node, Proto, Server, at, needs, patience};
 
 use crate::{Backend, Ingress, PORT, SERVED, Stage, address, on_each_backend};
 
-/// The links, and whether they are up.
+/// The engines' links, and true for those that are up.
 const LINKS: [(&str, bool); 2] = [("kube-ipvs0", false), ("kube-dummy-if", true)];
 
 fn cluster_ips(last: u8) -> [IpAddr; 2] {
@@ -24,7 +25,7 @@ struct Engine<'a> {
 
 impl<'a> Engine<'a> {
     fn new(stage: &'a Stage, (link, up): (&'static str, bool)) -> Self {
-        // A dummy link in earnest, which this kernel need not have.
+        // Stands for a dummy link, which this kernel may not support.
         stage.node.cmd(&format!("ip link add {link} type bridge"));
         stage.node.cmd(&format!("ip link set {link} arp off"));
         if up {
@@ -98,10 +99,10 @@ fn the_service_answers_at_each_of_its_addresses(backend: Backend) {
         let _first = engine.service(1);
         let _ingress = stage.publish();
         engine.expect(1, "there before the container");
-        stage.expect_published("beside a Service");
+        stage.expect_published("next to a Service");
         let _second = engine.service(2);
         if backend == Backend::Ebpf {
-            // It looks for the node's addresses.
+            // `node setup` records the node's addresses.
             stage.node.slipway("node setup");
         }
         engine.expect(2, "created after the container");
@@ -118,27 +119,28 @@ fn has_ipvs(node: &Node) -> bool {
     node.try_run(&["ipvsadm", "-Ln"]).is_some_and(|output| output.code == Some(0))
 }
 
-/// With the balancer of the kernel itself, whose hook is behind the translation of published ports.
+/// With IPVS itself, whose hook comes after the translation of published ports.
 fn a_service_of_the_kernels_balancer_answers(backend: Backend) {
     needs!(has_ipvs(&Node::new()), "ip_vs");
     let stage = Stage::new(backend);
-    // Without it, netfilter does not see the connections that IPVS has translated, and masquerades no asker.
+    // Without this setting, netfilter does not see connections that IPVS has translated, and does not
+    // masquerade them.
     stage.node.sysctl("net/ipv4/vs/conntrack", "1");
     let endpoint = stage.pod(2, "service", |attach| attach);
     let engine = Engine::new(&stage, LINKS[0]);
     engine.balance(1, &endpoint);
     let _ingress = stage.publish();
     engine.expect(1, "there before the container");
-    stage.expect_published("beside a Service");
+    stage.expect_published("next to a Service");
     engine.balance(2, &endpoint);
     if backend == Backend::Ebpf {
-        // It looks for the node's addresses.
+        // `node setup` records the node's addresses.
         stage.node.slipway("node setup");
     }
     engine.expect(2, "created after the container");
 }
 
-/// By a runtime's STATUS, and by the next container.
+/// A runtime's STATUS and the next ADD notice a new engine.
 fn an_engine_that_came_later_is_seen(backend: Backend) {
     for by_status in [true, false] {
         let stage = Stage::new(backend);
@@ -155,7 +157,7 @@ fn an_engine_that_came_later_is_seen(backend: Backend) {
         engine.expect(1, "later");
         stage.expect_published("later");
         stage.network(1).check(&ingress.attach).ok();
-        // It goes: every local address is the node's again.
+        // The engine's link is deleted: every local address is the node's again.
         stage.node.cmd("ip link del kube-ipvs0");
         stage.network(1).status().expect("STATUS");
         let real = [address("192.0.2.77"), address("2001:db8::77")];
@@ -202,8 +204,8 @@ fn a_restoration_follows_real_addresses_and_the_commands_name_the_link() {
         report.contains("link kube-ipvs0") && !report.contains("addresses of published ports"),
         "{report}"
     );
-    let said = stage.node.slipway(&format!("explain tcp 10.96.0.1:{PORT}"));
-    assert!(said.contains("not in set addresses4"), "{said}");
+    let printed = stage.node.slipway(&format!("explain tcp 10.96.0.1:{PORT}"));
+    assert!(printed.contains("not in set addresses4"), "{printed}");
     let real = address("192.0.2.77");
     stage.addresses("add", &[real], &stage.client.node_link);
     let report = stage.node.slipway("check-node");
@@ -214,7 +216,7 @@ fn a_restoration_follows_real_addresses_and_the_commands_name_the_link() {
     assert!(!stage.node.slipway("check-node").contains("addresses of published ports"));
 }
 
-/// A flow of UDP to a Service is its engine's, also when its port is published.
+/// A UDP flow to a Service belongs to its engine, also if its port is published.
 #[test]
 fn flows_of_services_are_not_cut() {
     let stage = Stage::new(Backend::Nftables);
@@ -225,7 +227,7 @@ fn flows_of_services_are_not_cut() {
         let talk = stage.client.dial(Proto::Udp, None, at(ip, PORT), patience()).expect("a socket");
         (ip, talk)
     });
-    // Tracked, once the table is there.
+    // conntrack tracks flows once the table exists.
     let _first = stage.pod(1, "first", |attach| attach.port(Proto::Tcp, PORT + 1, 80));
     for (_, talk) in &mut talks {
         assert_eq!(talk.say().expect("an answer").who, "service");
@@ -236,7 +238,7 @@ fn flows_of_services_are_not_cut() {
     assert_eq!([v4, v6].map(flows), [1, 1]);
 }
 
-/// How many flows of UDP conntrack has to an address.
+/// The number of UDP flows to an address in conntrack.
 fn flows_to(address: IpAddr) -> usize {
     let (family, protocol) = (FlowFamily::Both, Some(17));
     let (destinations, port, reply_source) = (Vec::new(), Some(PORT), None);

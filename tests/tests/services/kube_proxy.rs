@@ -7,7 +7,7 @@ use slipway_tests::{Node, Proto};
 
 use crate::{PORT, SERVED};
 
-/// How it translates.
+/// The proxy mode.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Mode {
     /// With this variant of iptables.

@@ -1,7 +1,8 @@
-//! hostPorts beside engines that translate the addresses of Services: who answers where both could.
+//! hostPorts next to engines that translate the addresses of Services: which one gets a packet that both
+//! match.
 //!
-//! The control is the backend `iptables`, whose rules are the reference's: there the Service wins, as kube-proxy's
-//! rules come first in the chains that both share.
+//! The control is the backend `iptables`, whose rules are the reference's: there the Service wins, as
+//! kube-proxy's rules come first in the chains that both share.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test fails by panicking")]
 
@@ -21,7 +22,7 @@ const PORT: u16 = 8080;
 /// The port that pods serve.
 const SERVED: u16 = 80;
 
-/// What publishes the container's port.
+/// The backend that publishes the container's port.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Backend {
     Nftables,
@@ -29,7 +30,7 @@ enum Backend {
     Iptables,
 }
 
-/// Makes of functions of a backend a test for each backend.
+/// Makes a test for each backend of each function.
 macro_rules! on_each_backend {
     ($($test:ident),+) => {
         mod nftables {
@@ -58,8 +59,8 @@ impl Backend {
     }
 }
 
-/// A node with one host outside, a pod that asks, and the container whose port is published once [`Stage::publish`]
-/// was called.
+/// A node with one host outside, a pod that asks, and the container whose port is published once
+/// [`Stage::publish`] was called.
 struct Stage {
     node: Node,
     client: Host,
@@ -142,7 +143,7 @@ impl Stage {
         [&self.client, &self.asker, &self.node]
     }
 
-    /// Who answers at this port of an address, whoever asks.
+    /// Asserts that `who` answers at [`PORT`] of the address, for every client.
     fn expect(&self, address: IpAddr, who: &str, when: &str) {
         for asker in self.askers() {
             for proto in Proto::ALL {

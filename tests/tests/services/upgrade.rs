@@ -4,7 +4,7 @@ use slipway_tests::{FLOWTABLE, PROGRAMS, Proto, at, has_flowtable, has_programs,
 
 use crate::{Backend, PORT, Stage};
 
-/// Makes of the table what an earlier version would have made.
+/// Changes the table to that of an earlier version.
 fn downgrade(stage: &Stage) {
     let mut script = String::from("delete chain inet slipway schema-2\nadd chain inet slipway schema-1\n");
     for chain in ["prerouting", "output", "guard-translated"] {
@@ -26,7 +26,8 @@ fn sorted(text: &str) -> Vec<String> {
     lines
 }
 
-/// The next ADD upgrades the table: elements and connections stay, and chains are what they are in a new table.
+/// Asserts that the next ADD upgrades the table: elements and connections stay, and the chains are those of a
+/// new table.
 fn is_upgraded(stage: &Stage) {
     let _ingress = stage.publish();
     let before = stage.node.ruleset();
@@ -39,7 +40,7 @@ fn is_upgraded(stage: &Stage) {
     }
     let other = stage.pod(1, "other", |attach| attach.port(Proto::Tcp, PORT + 1, 80));
     for talk in &mut talks {
-        assert_eq!(talk.say().expect("it goes on").who, "ingress");
+        assert_eq!(talk.say().expect("the connection survives").who, "ingress");
     }
     stage.expect_published("upgraded");
     stage.network(1).del(&other.attach).expect("DEL");

@@ -1,4 +1,5 @@
-//! The address of a load balancer, or an external IP, that the node itself has: the Service answers at its port.
+//! The address of a load balancer, or an external IP, that the node itself has: the Service answers at its
+//! port.
 
 use std::net::IpAddr;
 
@@ -55,8 +56,8 @@ impl World {
     }
 }
 
-/// Every backend with every mode whose outcome does not depend on who came first by itself: the chains of iptables
-/// and those of kube-proxy's table have one priority.
+/// Runs the test with every backend and mode whose outcome does not depend on the order of creation, as
+/// iptables' chains and those of kube-proxy's table have one priority.
 fn each(backend: Backend, test: impl Fn(World)) {
     for mode in Mode::ALL {
         if mode == Mode::Iptables("legacy")
