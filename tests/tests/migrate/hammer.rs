@@ -40,13 +40,13 @@ impl Hammer {
         self.failures.lock().expect("not poisoned").push(what);
     }
 
-    fn goes_on(&self) -> bool {
+    fn is_running(&self) -> bool {
         !self.stop.load(Ordering::Relaxed)
     }
 
     /// Makes new connections, one after the other.
     fn connect(&self, from: &Space, to: SocketAddr, sees: Option<std::net::IpAddr>) {
-        while self.goes_on() {
+        while self.is_running() {
             let answer = from.dial(Proto::Tcp, None, to, patience()).and_then(|mut talk| talk.say());
             self.asked.fetch_add(1, Ordering::Relaxed);
             match answer {
@@ -62,7 +62,7 @@ impl Hammer {
 
     /// Sends single datagrams, each from a new port, without retransmission.
     fn ask(&self, from: &Space, to: SocketAddr) {
-        while self.goes_on() {
+        while self.is_running() {
             let any = if to.is_ipv4() { "0.0.0.0:0" } else { "[::]:0" };
             let socket = from.run(|| UdpSocket::bind(any)).expect("a socket");
             let answer = (|| {
@@ -82,17 +82,17 @@ impl Hammer {
 
     /// Keeps one flow in use.
     fn talk(&self, from: &Space, proto: Proto, to: SocketAddr) {
-        let mut talk = from.dial(proto, None, to, patience()).expect("a conversation");
+        let mut talk = from.dial(proto, None, to, patience()).expect("a connection");
         let mut seen = None;
-        while self.goes_on() {
+        while self.is_running() {
             let name = proto.name();
             match talk.say() {
                 // The server must see the same source throughout.
                 Ok(answer) if *seen.get_or_insert(answer.peer) != answer.peer => {
-                    return self.failed(format!("{name} conversation with {to}: seen as {}", answer.peer));
+                    return self.failed(format!("{name} flow with {to}: seen as {}", answer.peer));
                 }
                 Ok(_) => {}
-                Err(error) => return self.failed(format!("{name} conversation with {to}: {error}")),
+                Err(error) => return self.failed(format!("{name} flow with {to}: {error}")),
             }
             std::thread::sleep(Duration::from_millis(5));
         }
@@ -113,9 +113,9 @@ impl Hammer {
         let mut stream = from.run(|| TcpStream::connect_timeout(&to, patience())).expect("a download");
         stream.set_read_timeout(Some(patience())).expect("a time-out");
         let mut buffer = vec![0; 64 << 10];
-        while self.goes_on() {
+        while self.is_running() {
             match stream.read(&mut buffer) {
-                Ok(0) if self.goes_on() => return self.failed(format!("download from {to}: ended early")),
+                Ok(0) if self.is_running() => return self.failed(format!("download from {to}: ended early")),
                 Ok(0) => return,
                 Ok(length) => drop(self.bytes.fetch_add(length, Ordering::Relaxed)),
                 Err(error) => return self.failed(format!("download from {to}: {error}")),
@@ -130,7 +130,7 @@ impl Hammer {
 fn serve_long(listener: &TcpListener, hammer: &Hammer) {
     listener.set_nonblocking(true).expect("not to wait");
     std::thread::scope(|scope| {
-        while hammer.goes_on() {
+        while hammer.is_running() {
             let Ok((mut stream, _)) = listener.accept() else {
                 std::thread::sleep(Duration::from_millis(2));
                 continue;
@@ -139,7 +139,7 @@ fn serve_long(listener: &TcpListener, hammer: &Hammer) {
                 let _ = stream.set_nonblocking(false);
                 let _ = stream.set_write_timeout(Some(Duration::from_millis(200)));
                 let chunk = vec![7; 16 << 10];
-                while hammer.goes_on() {
+                while hammer.is_running() {
                     match stream.write(&chunk) {
                         Ok(_) => {}
                         Err(e) if matches!(e.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut) => {}
@@ -323,9 +323,9 @@ fn no_traffic_fails_with_the_reference() {
     all.iter().for_each(there_and_back);
 }
 
-/// What the tests above would see if the old place were emptied before the new one is filled.
+/// The tests above detect a migration that empties the old backend before it fills the new one.
 #[test]
-fn a_gap_is_noticed() {
+fn a_gap_is_detected() {
     let world = World::new("nft");
     let network = world.network(1, "bridge", "iptables", &json!({}));
     let web = web(&world, &network, &NFT);

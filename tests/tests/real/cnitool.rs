@@ -1,4 +1,4 @@
-//! cnitool, the CNI project's own tool: it drives a list as libcni does.
+//! cnitool of the CNI project, which executes a list as libcni does.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -8,13 +8,12 @@ use slipway_tests::{BridgeNetfilter, CommandOutput, Node, Pod, Proto, is_peer, p
 
 use crate::state;
 
-/// Where the lists are. /var/lib is the node's own.
+/// The folder of the lists. /var/lib is the node's own.
 const NET_DIR: &str = "/var/lib/net.d";
 
 const PORTS: &str = r#"{"portMappings":[{"hostPort":8080,"containerPort":80,"protocol":"tcp"}]}"#;
 
-/// Each test with the cnitool that each Debian suite has the source of, and the newest specification
-/// that it speaks.
+/// Each test with the cnitool of each Debian suite's sources, and the newest specification that it supports.
 macro_rules! of {
     ($($module:ident $specification:literal: $($test:ident)*;)*) => {$(
         mod $module {
@@ -87,7 +86,7 @@ fn add_check_del(program: &Path, specification: &str) {
     let node = node();
     let client = node.host("client");
     let tool = Tool::new(&node, program, &list(specification));
-    // A first pod, so that the bridge and the tables are there.
+    // A first pod, so that the bridge and the tables exist.
     let first = node.pod("first");
     tool.call("add", &first, PORTS);
     tool.call("del", &first, PORTS);
@@ -117,8 +116,8 @@ fn add_check_del(program: &Path, specification: &str) {
     before.assert_same(&state(&node));
 }
 
-/// cnitool says nothing of what is valid: libcni removes the attachments that it remembers itself, and
-/// the plugins keep the others.
+/// cnitool passes no list of valid attachments: libcni removes those in its own cache, and the plugins keep
+/// the others.
 fn gc(program: &Path, specification: &str) {
     let node = node();
     let tool = Tool::new(&node, program, &list(specification));
@@ -130,14 +129,14 @@ fn gc(program: &Path, specification: &str) {
     assert_eq!(records.len(), 1, "{records:?}");
     let forgotten = Path::new("/var/lib/cni/results").join(&records[0]);
     node.run(|| std::fs::remove_file(&forgotten)).expect("remove a record");
-    // The chains that are made for the ports of all stay until nobody's elements lead to them.
+    // The shared chains for ports stay while any element leads to them.
     let elements = || state(&node).without(&["nft chain", "nft rule"]);
     let before = elements();
     tool.call("add", &pods[0], PORTS);
     tool.call("add", &pods[1], "{}");
     tool.call("gc", &pods[0], "{}");
     before.assert_same(&elements());
-    // DEL does without the record.
+    // DEL works without the cache entry.
     tool.call("del", &pods[2], "{}");
     let left = elements();
     let left: Vec<_> =
@@ -156,7 +155,7 @@ fn status(program: &Path, specification: &str) {
         let tool = Tool::new(&node, program, &broken);
         let output = tool.try_call("status", pod.path(), "{}");
         assert_ne!(output.code, Some(0), "{output}");
-        let said = format!("{}{}", output.stdout, output.stderr);
-        assert!(said.contains("/etc/passwd"), "{said}");
+        let printed = format!("{}{}", output.stdout, output.stderr);
+        assert!(printed.contains("/etc/passwd"), "{printed}");
     });
 }

@@ -1,4 +1,4 @@
-//! containerd: pods by way of the container runtime interface, as kubelet makes them, and `ctr run --cni`.
+//! containerd: pods through the Container Runtime Interface, as kubelet makes them, and `ctr run --cni`.
 
 use std::net::IpAddr;
 use std::path::Path;
@@ -13,7 +13,7 @@ use crate::state;
 
 const LIST: &str = "/etc/cni/net.d/10-pods.conflist";
 
-/// Each test on the containerd of each Debian suite, with the newest specification that it speaks.
+/// Each test on the containerd of each Debian suite, with the newest specification that it supports.
 macro_rules! on {
     ($($module:ident $specification:literal: $($test:ident)*;)*) => {$(
         mod $module {
@@ -111,7 +111,7 @@ fn reservations(node: &Node) -> Vec<String> {
     names.into_iter().filter(|name| name.parse::<IpAddr>().is_ok()).collect()
 }
 
-/// A pod comes and goes, so that what the first ADD makes for all is there.
+/// Adds and deletes a pod, so that all shared objects exist.
 fn warm_up(machine: &Machine<'_>) {
     let cri = Cri(machine.node());
     let id = cri.run_pod(&pod(machine, "first", &[tcp(8080)])).unwrap();
@@ -197,7 +197,7 @@ fn a_crash_of_containerd(packages: &Path, specification: &str) {
         assert_eq!(
             expect(&client, (client.node_v4, 8080), "web"),
             client.v4,
-            "nobody is needed for a published port"
+            "a published port needs no running daemon"
         );
         let _daemon = restart(&machine);
         // The pod's network is gone without containerd: no namespace, and so no link.
@@ -253,12 +253,12 @@ fn a_port_of_another_pod(packages: &Path, specification: &str) {
         let before = state(&node);
         let refused =
             cri.run_pod(&pod(&machine, "thief", &[tcp(8081), tcp(8080)])).expect_err("8080 is taken");
-        // Comments have no room for the whole of such an ID.
+        // The comment has no space for the whole ID.
         let owner = format!("host port tcp/0.0.0.0:8080 is taken by network pods, container {}", &id[..50]);
         assert!(refused.contains(&owner), "{refused}");
         before.assert_same(&state(&node));
         assert_eq!(expect(&client, (client.node_v4, 8080), "web"), client.v4);
-        // As soon as the owner is gone, the port can be had.
+        // Once the owner is gone, another pod can get the port.
         cri.stop_pod(&id).unwrap();
         let thief = pod(&machine, "thief", &[tcp(8081), tcp(8080)]);
         let second = cri.run_pod(&thief).unwrap();
@@ -302,7 +302,7 @@ fn ctr_run(packages: &Path, specification: &str) {
         machine.wait_for("the task's end", || ctr(&["tasks", "list"]).contains("STOPPED"));
         ctr(&["tasks", "delete", "long"]);
         ctr(&["containers", "delete", "long"]);
-        // What a runtime that calls GC would say: there are no attachments.
+        // GC as a runtime calls it, without valid attachments.
         for plugin in list["plugins"].as_array().expect("a list") {
             let mut config = plugin.clone();
             config["cniVersion"] = "1.1.0".into();
@@ -312,7 +312,7 @@ fn ctr_run(packages: &Path, specification: &str) {
         }
         // libcni's own record, which it removes at DEL.
         node.run(|| drop(std::fs::remove_file("/var/lib/cni/results/pods-k8s.io-long-eth0")));
-        // GC also removes the chains that nobody's elements lead to any longer.
+        // GC also removes chains that no element leads to.
         let elements = |state: slipway_tests::Snapshot| {
             state.without(&["nft chain inet slipway", "nft rule inet slipway"])
         };
@@ -320,7 +320,7 @@ fn ctr_run(packages: &Path, specification: &str) {
     });
 }
 
-/// From 2.0 on containerd asks the plugins whether they are ready, and tells kubelet.
+/// From 2.0 on containerd calls STATUS, and reports the result to kubelet.
 fn status(packages: &Path, specification: &str) {
     peer_fails("STATUS does not look at what ADD needs", || {
         let node = node();
@@ -338,6 +338,6 @@ fn status(packages: &Path, specification: &str) {
         let refused = cri.run_pod(&pod(&machine, "web", &[])).expect_err("no network");
         assert!(refused.contains("/etc/passwd"), "{refused}");
         machine.write(LIST, list(specification).to_string());
-        machine.wait_for("the mended configuration", || matches!(cri.network_trouble(), Ok(None)));
+        machine.wait_for("the fixed configuration", || matches!(cri.network_trouble(), Ok(None)));
     });
 }

@@ -1,9 +1,9 @@
-//! A client of the container runtime interface, as kubelet is one: gRPC through curl, with the few
-//! messages that a test needs written out field by field.
+//! A client of the Container Runtime Interface, as kubelet is: gRPC through curl. The few messages that the
+//! tests need are encoded field by field.
 //!
 //! The numbers of fields are those of k8s.io/cri-api, `pkg/apis/runtime/v1/api.proto`; the encoding is
-//! that of protocol buffers (<https://protobuf.dev/programming-guides/encoding/>); a gRPC message has a byte
-//! that says whether it is compressed and four that say its length before it
+//! that of protocol buffers (<https://protobuf.dev/programming-guides/encoding/>); a byte for compression and
+//! four for the length precede a gRPC message
 //! (<https://github.com/grpc/grpc/blob/master/doc/PROTOCOL-HTTP2.md>).
 
 use std::process::Command;
@@ -12,7 +12,7 @@ use slipway_tests::Node;
 
 use crate::image::{PAUSE, WEB};
 
-/// Where containerd listens, in the machine and on the node alike.
+/// containerd's socket, with the same path in the machine and on the node.
 pub(crate) const SOCKET: &str = "/run/containerd/containerd.sock";
 
 /// A message to be sent.
@@ -63,7 +63,8 @@ fn values(mut bytes: &[u8], field: u64) -> Vec<&[u8]> {
             5 => assert!(bytes.split_off(..4).is_some()),
             2 => {
                 let length = usize::try_from(take_varint(&mut bytes)).expect("a length");
-                let value = bytes.split_off(..length).expect("as many bytes as the message says");
+                let value =
+                    bytes.split_off(..length).expect("the message has as many bytes as its length field");
                 if key >> 3 == field {
                     found.push(value);
                 }
@@ -88,7 +89,7 @@ fn number(mut bytes: &[u8], field: u64) -> u64 {
             }
             2 => {
                 let length = usize::try_from(take_varint(&mut bytes)).expect("a length");
-                bytes.split_off(..length).expect("as many bytes as the message says");
+                bytes.split_off(..length).expect("the message has as many bytes as its length field");
             }
             other => panic!("wire type {other}"),
         }
@@ -122,18 +123,18 @@ fn first(bytes: &[u8], field: u64) -> &[u8] {
 pub(crate) struct PodConfig {
     /// Its name, unique among those that run.
     pub(crate) name: String,
-    /// How many of this name were there before it.
+    /// The number of earlier pods with this name.
     pub(crate) attempt: u32,
-    /// What is published.
+    /// The published ports.
     pub(crate) ports: Vec<Port>,
-    /// The control group that its own is made under.
+    /// The parent of its control group.
     pub(crate) cgroup: String,
 }
 
 /// A published port.
 #[derive(Debug, Clone)]
 pub(crate) struct Port {
-    /// Whether it is a UDP port; TCP otherwise.
+    /// True for UDP; TCP otherwise.
     pub(crate) udp: bool,
     /// The node's port.
     pub(crate) host: u16,
@@ -160,10 +161,10 @@ impl PodConfig {
     }
 }
 
-/// What `PodSandboxStatus` says.
+/// The content of `PodSandboxStatus`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct PodStatus {
-    /// Whether the sandbox runs.
+    /// True if the sandbox runs.
     pub(crate) ready: bool,
     /// Its addresses, the first one first.
     pub(crate) ips: Vec<String>,
@@ -206,7 +207,7 @@ impl Cri<'_> {
         Ok(values(&answer, 1).into_iter().map(|pod| text(first(pod, 1))).collect())
     }
 
-    /// `CreateContainer` and `StartContainer` with the web server, which says that it is `who`.
+    /// `CreateContainer` and `StartContainer` with the web server, which answers with the name `who`.
     pub(crate) fn start_web(&self, pod: &PodConfig, id: &str, who: &str) -> Result<(), String> {
         let env = Message::default().text(1, "WHO").text(2, who);
         let container = Message::default()
@@ -219,7 +220,7 @@ impl Cri<'_> {
         self.call("RuntimeService/StartContainer", &request).map(drop)
     }
 
-    /// What `Status` says about the network: none when it is ready, else why it is not.
+    /// The network's condition in `Status`: `None` if it is ready, else the reason.
     pub(crate) fn network_trouble(&self) -> Result<Option<String>, String> {
         let answer = self.call("RuntimeService/Status", &Message::default())?;
         let conditions = values(first(&answer, 1), 1);
@@ -228,7 +229,7 @@ impl Cri<'_> {
         Ok((number(network, 2) == 0).then(|| text(first(network, 4))))
     }
 
-    /// Whether the runtime has taken in both images.
+    /// True if the runtime has imported both images.
     pub(crate) fn has_images(&self) -> bool {
         [WEB, PAUSE].iter().all(|name| {
             let image = Message::default().text(1, name);
@@ -237,7 +238,7 @@ impl Cri<'_> {
         })
     }
 
-    /// Sends one request. The error is what the server says, or curl.
+    /// Sends one request. The error is the server's message or curl's.
     fn call(&self, method: &str, request: &Message) -> Result<Vec<u8>, String> {
         let mut input = vec![0];
         input.extend(u32::try_from(request.0.len()).expect("a small message").to_be_bytes());

@@ -1,4 +1,5 @@
-//! Container images made on the spot: one static busybox, and a page that says who was asked by whom.
+//! Container images made by the tests: one static busybox, and a page with the container's name and the
+//! client's address.
 
 use std::fs;
 use std::net::{IpAddr, SocketAddr};
@@ -26,7 +27,7 @@ pub(crate) const ARCHIVE: &str = "/tmp/images.tar";
 const PAGE: &str =
     "#!/bin/sh\nprintf 'Content-type: text/plain\\r\\n\\r\\n%s %s\\n' \"$WHO\" \"$REMOTE_ADDR\"\n";
 
-/// How long a connection may take that should be refused.
+/// The time limit for a connection that must be refused.
 const REFUSAL: Duration = Duration::from_millis(700);
 
 /// Writes [`ARCHIVE`] with [`WEB`] and [`PAUSE`], in the format of `docker save` (Docker image
@@ -88,10 +89,11 @@ fn tar(from: &Path, to: &Path, what: &[&str]) {
     assert!(status.success(), "tar {}: {status}", to.display());
 }
 
-/// Asks the page at `address` from `space` until it answers, and returns the address that the server saw.
+/// Requests the page at `address` from `space` until it answers. Returns the client's address as the server
+/// saw it.
 ///
 /// # Panics
-/// When nobody answers, or another than `who`.
+/// If no server answers, or another than `who`.
 #[track_caller]
 pub(crate) fn expect(space: &Space, address: impl Into<SocketAddr>, who: &str) -> IpAddr {
     let address = address.into();
@@ -108,28 +110,28 @@ pub(crate) fn expect(space: &Space, address: impl Into<SocketAddr>, who: &str) -
     peer
 }
 
-/// A command line for the containers' shell that asks the page. (busybox's wget, linked statically,
+/// A command line for the containers' shell that requests the page. (busybox's wget, linked statically,
 /// needs the C library's files.)
 pub(crate) fn ask(ip: impl Into<IpAddr>, port: u16) -> String {
     format!("printf 'GET /cgi-bin/who HTTP/1.0\\r\\n\\r\\n' | nc -w 4 {} {port}", ip.into())
 }
 
-/// The name and the client's address in what the page says.
+/// Parses the page: the container's name and the client's address.
 ///
 /// # Panics
-/// When it says something else.
+/// If the text is not that page.
 #[track_caller]
 pub(crate) fn answer(text: &str) -> (&str, IpAddr) {
     let fields = text.lines().last().and_then(|line| line.split_once(' '));
-    let (name, peer) = fields.unwrap_or_else(|| panic!("not what the page says: {text:?}"));
+    let (name, peer) = fields.unwrap_or_else(|| panic!("invalid page: {text:?}"));
     let peer = peer.trim_start_matches('[').trim_end_matches(']').parse::<IpAddr>();
     (name, peer.unwrap_or_else(|e| panic!("{text:?}: {e}")).to_canonical())
 }
 
-/// Makes sure that nobody takes a connection to `address`.
+/// Asserts that no server accepts a connection to `address`.
 ///
 /// # Panics
-/// When somebody does.
+/// If a server accepts one.
 #[track_caller]
 pub(crate) fn expect_closed(space: &Space, address: impl Into<SocketAddr>) {
     let address = address.into();

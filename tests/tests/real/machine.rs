@@ -1,5 +1,4 @@
-//! A node with packages of its own: a whole root file system, processes that see nobody else, and
-//! the plugins installed in it.
+//! A node with packages of its own: a root file system, a PID namespace, and the plugins installed in it.
 //!
 //! The root is an overlay: below it the folder that `cargo xtask test --runtimes` has unpacked, above it a
 //! tmpfs that ends with the test. /run and /var/lib/cni are those of the [`Node`], so that the harness
@@ -17,17 +16,16 @@ use std::time::{Duration, Instant};
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
 use slipway_tests::{CommandOutput, Node, is_peer, plugin_dir, slipway};
 
-/// Where the machine's parts are in the node's mount namespace. Every system has this folder, and
-/// nobody's programs are in it.
+/// The folder of the machine's parts in the node's mount namespace. Every system has it, without programs.
 const PLACE: &str = "/mnt";
 
 /// The machine's root, as the node sees it.
 const ROOT: &str = "/mnt/root";
 
-/// The device nodes that runtimes and programs want: the machine's /dev has no other.
+/// The device nodes that runtimes and programs need: the machine's /dev has no other.
 const DEVICES: [&str; 6] = ["full", "null", "random", "tty", "urandom", "zero"];
 
-/// How long a daemon may take to end, and the kernel to let go of control groups.
+/// The time limit for a daemon to end, and for the kernel to release control groups.
 const ENDING: Duration = Duration::from_secs(20);
 
 /// The folder of a Debian suite's packages, if `program` (a path in it) is there.
@@ -44,7 +42,7 @@ pub(crate) struct Machine<'n> {
     cgroup: String,
 }
 
-/// A program that runs until it is told to end.
+/// A program that runs until [`Machine::end`].
 #[derive(Debug)]
 pub(crate) struct Daemon {
     nsenter: Child,
@@ -82,8 +80,8 @@ impl<'n> Machine<'n> {
         Path::new(ROOT).join(inside.trim_start_matches('/'))
     }
 
-    /// The control group that everything started here has to be put under, so that it can be taken away
-    /// and does not mix with those of the system's own runtimes.
+    /// The control group for all processes of the machine: separate from those of the system's own runtimes,
+    /// so that it can be removed.
     pub(crate) fn cgroup(&self) -> &str {
         &self.cgroup
     }
@@ -147,13 +145,13 @@ impl<'n> Machine<'n> {
             .unwrap_or_else(|e| panic!("read {inside} in the machine: {e}"))
     }
 
-    /// Whether there is such a file.
+    /// True if the file exists.
     pub(crate) fn exists(&self, inside: &str) -> bool {
         let path = self.path(inside);
         self.node.run(|| path.exists())
     }
 
-    /// Asks again and again, for twenty seconds.
+    /// Repeats the question until its answer is true, for at most twenty seconds.
     ///
     /// # Panics
     /// When the answer never is true.
@@ -348,7 +346,7 @@ fn cgroup_name() -> String {
     format!("/slipway-test-{}-{}", std::process::id(), COUNT.fetch_add(1, Ordering::Relaxed))
 }
 
-/// Takes the machine's control groups away in every hierarchy (one per controller, or the one of
+/// Removes the machine's control groups in every hierarchy (one per controller, or the one of
 /// version 2); true when nothing is left.
 fn remove_cgroups(name: &str) -> bool {
     let top = Path::new("/sys/fs/cgroup");

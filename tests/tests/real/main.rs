@@ -13,11 +13,11 @@ mod podman;
 
 use slipway_tests::{Node, Snapshot};
 
-/// What the plugins have made, and the runtimes' own namespaces: all that must be gone in the end. What
-/// a runtime keeps for itself is not looked at.
+/// The plugins' objects and the runtimes' namespaces: all must be gone in the end. A runtime's own files are
+/// left out.
 fn state(node: &Node) -> Snapshot {
     Snapshot::take(node, &[]).without(&[
-        // Derived from the reservations, and where to go on after the last one.
+        // Derived from the reservations, and the last reserved addresses.
         "networks/.slipway/",
         "last_reserved_ip",
         "/run/containerd",

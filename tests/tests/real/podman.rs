@@ -14,7 +14,7 @@ const SUITE: &str = "bookworm";
 const PROGRAM: &str = "usr/bin/podman";
 const NEEDED: &str = "podman of Debian bookworm";
 
-/// Where Debian keeps the reference plugins, which podman depends on.
+/// Debian's folder of the reference plugins, which podman depends on.
 const REFERENCE: &str = "/usr/lib/cni";
 
 /// The node's resources, as podman's pages describe them: containers.conf(5), containers-storage.conf(5).
@@ -36,7 +36,7 @@ fn configure(machine: &Machine<'_>, plugin_dirs: &[&str]) {
     machine.run(&["podman", "load", "--quiet", "--input", ARCHIVE]);
 }
 
-/// The network that podman uses when it is told nothing else, without the plugins that are not under test.
+/// podman's default network, without the plugins that are not under test.
 fn default_network(machine: &Machine<'_>) {
     let list = json!({
         "cniVersion": "0.4.0", "name": "podman",
@@ -57,7 +57,7 @@ fn default_network(machine: &Machine<'_>) {
     machine.write("/etc/cni/net.d/87-podman-bridge.conflist", list.to_string());
 }
 
-/// `podman run --detach` of the web server, which says that it is `name`.
+/// Starts the web server with `podman run --detach`; it answers with the name `name`.
 fn run_web(machine: &Machine<'_>, name: &str, options: &[&str]) -> String {
     let who = format!("WHO={name}");
     let words =
@@ -81,12 +81,12 @@ fn reservations(node: &Node, network: &str) -> Vec<String> {
     names.into_iter().filter(|name| name.parse::<IpAddr>().is_ok()).collect()
 }
 
-/// What publishes ports and masquerades.
+/// The backend for ports and masquerade.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Backend {
-    /// What the plugins choose by themselves.
+    /// The plugins' default.
     Usual,
-    /// What the node's administrator has chosen.
+    /// The node's setting.
     Iptables,
 }
 
@@ -97,7 +97,7 @@ impl Backend {
         }
     }
 
-    /// Whether it is the one in use, while a port is published. (The reference has its own ways.)
+    /// True if this backend is in use, while a port is published. The reference makes other chains.
     fn is_used(self, node: &Node) -> bool {
         is_peer() || node.ruleset().contains("CNI-DN-") == (self == Self::Iptables)
     }
@@ -131,14 +131,14 @@ fn from_run_to_removal(packages: &Path, backend: Backend) {
     default_network(&machine);
     let options = ["--publish", "8080:80", "--publish", "5353:53/udp"];
 
-    // A first container comes and goes, so that the bridge and the tables are there.
+    // A first container is started and removed, so that the bridge and the tables exist.
     run_web(&machine, "first", &options);
     machine.run(&["podman", "rm", "--force", "first"]);
     let before = state(&node);
 
     run_web(&machine, "web", &options);
     let open = || {
-        // Other hosts are seen as they are.
+        // The container sees other hosts' own addresses.
         assert_eq!(expect(&client, (client.node_v4, 8080), "web"), client.v4);
         assert_eq!(expect(&client, (client.node_v6, 8080), "web"), client.v6);
         expect(&node, ([127, 0, 0, 1], 8080), "web");
@@ -232,7 +232,7 @@ fn networks(packages: &Path, backend: Backend) {
     assert!(backend.is_used(&node), "{}", node.ruleset());
     assert_eq!(inspect(&machine, "web")["Networks"]["podman"]["MacAddress"], "02:00:00:00:88:01");
 
-    // A second interface while it runs, and away with it again.
+    // A second interface is connected while the container runs, and disconnected.
     machine.run(&["podman", "network", "connect", "--ip", "10.99.0.77", "blue", "web"]);
     assert_eq!(inspect(&machine, "web")["Networks"]["blue"]["IPAddress"], "10.99.0.77");
     assert_eq!(expect(&node, (Ipv4Addr::new(10, 99, 0, 77), 80), "web"), Ipv4Addr::new(10, 99, 0, 1));
@@ -241,8 +241,8 @@ fn networks(packages: &Path, backend: Backend) {
     assert!(reservations(&node, "blue").is_empty(), "the second network's addresses are left");
     assert_eq!(expect(&client, (client.node_v4, 8080), "web"), client.v4);
 
-    // Somebody flushes the ruleset: podman's way to bring back what its containers need. (Meanwhile podman
-    // itself takes the connections, but does not answer.)
+    // The ruleset is flushed, and `podman network reload` restores it. (In between podman itself accepts the
+    // connections, but does not answer.)
     node.cmd("nft flush ruleset");
     machine.run(&["podman", "network", "reload", "web"]);
     assert_eq!(expect(&client, (client.node_v4, 8080), "web"), client.v4);
@@ -310,7 +310,7 @@ fn a_reboot() {
     for (name, ports) in [("web", "8080:80"), ("other", "8081:80")] {
         run_web(&machine, name, &["--publish", ports]);
     }
-    for turn in 0..3 {
+    for round in 0..3 {
         expect(&client, (client.node_v4, 8080), "web");
         expect(&client, (client.node_v4, 8081), "other");
         machine.reboot();
@@ -319,7 +319,7 @@ fn a_reboot() {
         expect_closed(&client, (client.node_v4, 8080));
         machine.run(&["podman", "start", "web", "other"]);
         assert_eq!(expect(&client, (client.node_v4, 8080), "web"), client.v4);
-        assert_eq!(reservations(&node, "podman").len(), 4, "one of each family for each, turn {turn}");
+        assert_eq!(reservations(&node, "podman").len(), 4, "one of each family for each, round {round}");
     }
     machine.run(&["podman", "rm", "--force", "web", "other"]);
     assert!(reservations(&node, "podman").is_empty());

@@ -99,7 +99,7 @@ impl World {
     }
 
     /// Opens a TCP service on the node's loopback. Returns true if a container reaches it. The container's
-    /// own loopback is removed.
+    /// own loopback address is removed.
     fn loopback_is_open(&self, web: &Web) -> bool {
         let _service = self.node.serve(Proto::Tcp, "127.0.0.1:7000", "service");
         web.sysctl("net/ipv4/conf/all/route_localnet", "1");
