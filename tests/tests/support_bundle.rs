@@ -97,7 +97,7 @@ fn it_has_what_a_report_needs_and_no_secrets() {
 
 /// Errors about settings and configurations quote invalid values, which may be secret.
 #[test]
-fn invalid_settings_are_not_quoted() {
+fn what_is_wrong_with_settings_is_not_quoted() {
     let node = Node::new();
     node.own_etc();
     for settings in
@@ -116,7 +116,7 @@ fn invalid_settings_are_not_quoted() {
 }
 
 #[test]
-fn an_existing_file_is_not_overwritten() {
+fn a_file_that_is_there_is_not_overwritten() {
     let node = Node::new();
     node.write("/run/bundle.tar", "mine");
     let output = node.try_slipway(COMMAND);

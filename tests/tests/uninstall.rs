@@ -98,7 +98,7 @@ fn nothing_is_left() {
 
 /// On a node that had nothing before, the folders of the state are removed too.
 #[test]
-fn a_node_without_other_programs_is_empty_again() {
+fn a_bare_node_is_bare_again() {
     if is_peer() {
         return;
     }
@@ -116,7 +116,7 @@ fn a_node_without_other_programs_is_empty_again() {
 }
 
 #[test]
-fn objects_in_use_stay_and_are_named() {
+fn what_is_in_use_stays_and_is_named() {
     if is_peer() {
         return;
     }
@@ -190,7 +190,7 @@ fn a_container_that_comes_late_is_named() {
 }
 
 #[test]
-fn force_removes_the_objects_of_containers() {
+fn force_takes_away_what_containers_have() {
     if is_peer() {
         return;
     }
@@ -355,7 +355,7 @@ fn chained_plugins_leave_nothing() {
 
 /// Containers were killed, and no runtime called DEL.
 #[test]
-fn objects_of_dead_containers_are_named_or_removed() {
+fn what_dead_containers_have_is_named_or_goes() {
     if is_peer() {
         return;
     }

@@ -9,9 +9,9 @@ use slipway_tests::{Attach, Proto, sample_of_unknown, stride, within};
 use crate::{LEGACY, Maker, NFT, PORT, Web, World};
 
 const WORKERS: u16 = 3;
-const ROUNDS: u16 = 5;
+const TURNS: u16 = 5;
 
-fn with_concurrent_calls(maker: &Maker) {
+fn beside(maker: &Maker) {
     let world = World::new(maker.variant);
     // Two networks, one for each backend.
     let networks = [
@@ -24,10 +24,10 @@ fn with_concurrent_calls(maker: &Maker) {
         for n in 0..WORKERS * 2 {
             let (network, attach) = (&networks[usize::from(n % 2)], attach(n));
             scope.spawn(move || {
-                for round in 0..ROUNDS {
+                for round in 0..TURNS {
                     network.add(&attach).unwrap_or_else(|e| panic!("ADD of {n}: {e}"));
                     // Every third container stays after the last round.
-                    if n % 3 != 0 || round + 1 < ROUNDS {
+                    if n % 3 != 0 || round + 1 < TURNS {
                         network.del(&attach).unwrap_or_else(|e| panic!("DEL of {n}: {e}"));
                     }
                 }
@@ -56,7 +56,7 @@ fn with_concurrent_calls(maker: &Maker) {
 
 /// A container is deleted and added again, in its old backend, at each moment of its migration.
 #[test]
-fn a_container_added_again_at_any_moment_is_served() {
+fn one_that_comes_again_is_served_whenever_it_comes() {
     let world = World::new(NFT.variant);
     let network = world.network(1, "bridge", "iptables", &json!({}));
     let web = Web::new(&world, &NFT, &network, "web", PORT);
@@ -93,10 +93,10 @@ fn a_container_added_again_at_any_moment_is_served() {
 
 #[test]
 fn with_iptables_nft() {
-    with_concurrent_calls(&NFT);
+    beside(&NFT);
 }
 
 #[test]
 fn with_iptables_legacy() {
-    with_concurrent_calls(&LEGACY);
+    beside(&LEGACY);
 }

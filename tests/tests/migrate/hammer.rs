@@ -40,13 +40,13 @@ impl Hammer {
         self.failures.lock().expect("not poisoned").push(what);
     }
 
-    fn is_running(&self) -> bool {
+    fn goes_on(&self) -> bool {
         !self.stop.load(Ordering::Relaxed)
     }
 
     /// Makes new connections, one after the other.
     fn connect(&self, from: &Space, to: SocketAddr, sees: Option<std::net::IpAddr>) {
-        while self.is_running() {
+        while self.goes_on() {
             let answer = from.dial(Proto::Tcp, None, to, patience()).and_then(|mut talk| talk.say());
             self.asked.fetch_add(1, Ordering::Relaxed);
             match answer {
@@ -62,7 +62,7 @@ impl Hammer {
 
     /// Sends single datagrams, each from a new port, without retransmission.
     fn ask(&self, from: &Space, to: SocketAddr) {
-        while self.is_running() {
+        while self.goes_on() {
             let any = if to.is_ipv4() { "0.0.0.0:0" } else { "[::]:0" };
             let socket = from.run(|| UdpSocket::bind(any)).expect("a socket");
             let answer = (|| {
@@ -84,7 +84,7 @@ impl Hammer {
     fn talk(&self, from: &Space, proto: Proto, to: SocketAddr) {
         let mut talk = from.dial(proto, None, to, patience()).expect("a connection");
         let mut seen = None;
-        while self.is_running() {
+        while self.goes_on() {
             let name = proto.name();
             match talk.say() {
                 // The server must see the same source throughout.
@@ -113,9 +113,9 @@ impl Hammer {
         let mut stream = from.run(|| TcpStream::connect_timeout(&to, patience())).expect("a download");
         stream.set_read_timeout(Some(patience())).expect("a time-out");
         let mut buffer = vec![0; 64 << 10];
-        while self.is_running() {
+        while self.goes_on() {
             match stream.read(&mut buffer) {
-                Ok(0) if self.is_running() => return self.failed(format!("download from {to}: ended early")),
+                Ok(0) if self.goes_on() => return self.failed(format!("download from {to}: ended early")),
                 Ok(0) => return,
                 Ok(length) => drop(self.bytes.fetch_add(length, Ordering::Relaxed)),
                 Err(error) => return self.failed(format!("download from {to}: {error}")),
@@ -130,7 +130,7 @@ impl Hammer {
 fn serve_long(listener: &TcpListener, hammer: &Hammer) {
     listener.set_nonblocking(true).expect("not to wait");
     std::thread::scope(|scope| {
-        while hammer.is_running() {
+        while hammer.goes_on() {
             let Ok((mut stream, _)) = listener.accept() else {
                 std::thread::sleep(Duration::from_millis(2));
                 continue;
@@ -139,7 +139,7 @@ fn serve_long(listener: &TcpListener, hammer: &Hammer) {
                 let _ = stream.set_nonblocking(false);
                 let _ = stream.set_write_timeout(Some(Duration::from_millis(200)));
                 let chunk = vec![7; 16 << 10];
-                while hammer.is_running() {
+                while hammer.goes_on() {
                     match stream.write(&chunk) {
                         Ok(_) => {}
                         Err(e) if matches!(e.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut) => {}
@@ -261,11 +261,11 @@ fn there_and_back(maker: &Maker) {
     } else {
         ["iptables", "nftables", "iptables"]
     };
-    no_traffic_fails(maker, &ways);
+    nobody_notices(maker, &ways);
 }
 
 /// Migrations from backend to backend, without failures.
-pub(super) fn no_traffic_fails(maker: &Maker, ways: &[&str]) {
+pub(super) fn nobody_notices(maker: &Maker, ways: &[&str]) {
     eprintln!("{}: {ways:?}", shown(maker));
     let world = World::new(maker.variant);
     let network = world.network(1, "bridge", maker.backend, &json!({}));
@@ -304,18 +304,18 @@ fn attach_quietly(world: &World) {
 }
 
 #[test]
-fn no_traffic_fails_with_iptables_nft() {
+fn nobody_notices_with_iptables_nft() {
     there_and_back(&NFT);
     there_and_back(&TABLE);
 }
 
 #[test]
-fn no_traffic_fails_with_iptables_legacy() {
+fn nobody_notices_with_iptables_legacy() {
     there_and_back(&LEGACY);
 }
 
 #[test]
-fn no_traffic_fails_with_the_reference() {
+fn nobody_notices_with_what_the_reference_made() {
     let all = Maker::references();
     if all.is_empty() {
         slipway_tests::skip!(slipway_tests::REFERENCE);
@@ -325,7 +325,7 @@ fn no_traffic_fails_with_the_reference() {
 
 /// The tests above detect a migration that empties the old backend before it fills the new one.
 #[test]
-fn a_gap_is_detected() {
+fn a_gap_is_noticed() {
     let world = World::new("nft");
     let network = world.network(1, "bridge", "iptables", &json!({}));
     let web = web(&world, &network, &NFT);

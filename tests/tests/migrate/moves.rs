@@ -68,7 +68,7 @@ fn from_chains_of_iptables_legacy() {
 }
 
 #[test]
-fn from_chains_of_the_reference() {
+fn from_what_the_reference_made() {
     let all = Maker::references();
     if all.is_empty() {
         slipway_tests::skip!(slipway_tests::REFERENCE);
@@ -78,7 +78,7 @@ fn from_chains_of_the_reference() {
 
 /// Keys that both backends support keep their effect.
 #[test]
-fn keys_keep_their_effect() {
+fn keys_move_along() {
     for keys in [
         json!({"snat": false}),
         json!({"masqAll": true}),
@@ -100,7 +100,7 @@ fn keys_keep_their_effect() {
 /// Conditions that both backends support are moved. Others, and chains of other programs, are named and left
 /// alone.
 #[test]
-fn entries_that_cannot_be_expressed_are_left_alone() {
+fn what_cannot_be_said_is_left_alone() {
     let world = World::new("nft");
     let add = |name: &str, keys: serde_json::Value, port: u16| {
         let number = u8::try_from(port - 8000).expect("few");

@@ -3,32 +3,32 @@
 use serde_json::json;
 use slipway_tests::{Attach, Proto, has_programs, needs};
 
-use crate::hammer::no_traffic_fails;
+use crate::hammer::nobody_notices;
 use crate::killed::killed_and_resumed;
 use crate::moves::round_trip;
 use crate::{LEGACY, Maker, NFT, PORT, PROGRAMS, TABLE, Web, World, count};
 
 #[test]
-fn from_nftables_to_ebpf_and_on() {
+fn from_the_table_to_the_programs_and_on() {
     needs!(has_programs(), slipway_tests::PROGRAMS);
     round_trip(&TABLE, "bridge", &["ebpf", "nftables", "ebpf", "iptables"]);
 }
 
 #[test]
-fn from_ebpf_and_back() {
+fn from_the_programs_and_back() {
     needs!(has_programs(), slipway_tests::PROGRAMS);
     round_trip(&PROGRAMS, "ptp", &["nftables", "ebpf", "iptables", "ebpf"]);
 }
 
 #[test]
-fn from_chains_of_iptables_to_ebpf() {
+fn from_chains_to_the_programs() {
     needs!(has_programs(), slipway_tests::PROGRAMS);
     round_trip(&NFT, "bridge", &["ebpf", "iptables", "ebpf"]);
     round_trip(&LEGACY, "bridge", &["ebpf", "nftables"]);
 }
 
 #[test]
-fn from_chains_of_the_reference_to_ebpf() {
+fn from_what_the_reference_made_to_the_programs() {
     needs!(has_programs(), slipway_tests::PROGRAMS);
     let all = Maker::references();
     if all.is_empty() {
@@ -36,38 +36,38 @@ fn from_chains_of_the_reference_to_ebpf() {
     }
     for maker in &all {
         round_trip(maker, "bridge", &["ebpf", "nftables"]);
-        no_traffic_fails(maker, &["ebpf"]);
+        nobody_notices(maker, &["ebpf"]);
     }
 }
 
 #[test]
-fn no_traffic_fails_on_the_way_to_ebpf() {
+fn nobody_notices_on_the_way_to_the_programs() {
     needs!(has_programs(), slipway_tests::PROGRAMS);
-    no_traffic_fails(&TABLE, &["ebpf"]);
-    no_traffic_fails(&NFT, &["ebpf"]);
+    nobody_notices(&TABLE, &["ebpf"]);
+    nobody_notices(&NFT, &["ebpf"]);
 }
 
 #[test]
-fn no_traffic_fails_on_the_way_from_ebpf() {
+fn nobody_notices_on_the_way_from_the_programs() {
     needs!(has_programs(), slipway_tests::PROGRAMS);
-    no_traffic_fails(&PROGRAMS, &["nftables"]);
-    no_traffic_fails(&PROGRAMS, &["iptables"]);
+    nobody_notices(&PROGRAMS, &["nftables"]);
+    nobody_notices(&PROGRAMS, &["iptables"]);
 }
 
 #[test]
-fn no_traffic_fails_on_repeated_migrations() {
+fn nobody_notices_to_and_fro() {
     needs!(has_programs(), slipway_tests::PROGRAMS);
-    no_traffic_fails(&PROGRAMS, &["nftables", "ebpf", "iptables", "ebpf", "nftables"]);
+    nobody_notices(&PROGRAMS, &["nftables", "ebpf", "iptables", "ebpf", "nftables"]);
 }
 
 #[test]
-fn a_killed_migration_is_completed_by_the_next() {
+fn a_killed_call_is_gone_on_with() {
     needs!(has_programs(), slipway_tests::PROGRAMS);
     killed_and_resumed(&TABLE, ("nftables", "ebpf"));
 }
 
 #[test]
-fn entries_that_ebpf_does_not_support_stay() {
+fn what_the_programs_cannot_serve_stays() {
     needs!(has_programs(), slipway_tests::PROGRAMS);
     let world = World::new("nft");
     // With the BPF programs loaded, nftables masquerades with other ports than they.
@@ -104,7 +104,7 @@ fn entries_that_ebpf_does_not_support_stay() {
 
 /// The BPF programs would bypass the rate limit or the isolation of such a container.
 #[test]
-fn limited_or_isolated_containers_stay() {
+fn what_others_limit_stays() {
     needs!(has_programs(), slipway_tests::PROGRAMS);
     let world = World::new("nft");
     let network = world.network(1, "bridge", "nftables", &json!({}));

@@ -8,7 +8,7 @@ const MANY: u8 = 60;
 
 /// Concurrent ADDs on an empty node: one makes the table, and all succeed.
 #[test]
-fn concurrent_adds_succeed() {
+fn many_at_once() {
     let node = Node::new();
     let pods: Vec<_> = (0..MANY).map(|i| node.pod(&format!("pod{i}"))).collect();
     let calls: Vec<Call<'_>> = pods
@@ -41,7 +41,7 @@ fn concurrent_adds_succeed() {
 
 /// Concurrent ADDs with the same port: one gets it.
 #[test]
-fn one_of_many_gets_the_port() {
+fn one_of_many_wins() {
     let node = Node::new();
     let pods: Vec<_> = (0..16).map(|i| node.pod(&format!("pod{i}"))).collect();
     let call = |i: usize| {

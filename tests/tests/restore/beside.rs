@@ -11,7 +11,7 @@ use crate::{PORT, SERVED, Web, World};
 /// A container is deleted after its ports were restored and before the command ends: they are withdrawn
 /// again.
 #[test]
-fn a_container_deleted_during_a_restore_leaves_nothing() {
+fn who_leaves_meanwhile_has_nothing_in_the_end() {
     let world = World::new();
     let network = world.bridge(1);
     let web = Web::published(&world, &network, "web", PORT);
@@ -20,7 +20,7 @@ fn a_container_deleted_during_a_restore_leaves_nothing() {
     let file = path.rsplit('/').next().expect("a name");
     world.node.cmd("nft flush ruleset");
     let report = std::thread::scope(|scope| {
-        let restoring = scope.spawn(|| world.restore_with_delay(file, within(Duration::from_secs(2))).0);
+        let restoring = scope.spawn(|| world.restore_held_up(file, within(Duration::from_secs(2))).0);
         for _ in 0..200 {
             if world.node.ruleset().contains("hostports4 {") && world.node.slipway("ports").contains("8080") {
                 break;
@@ -48,7 +48,7 @@ fn a_container_deleted_during_a_restore_leaves_nothing() {
 /// A DEL is delayed between portmap and bridge while a restore publishes the ports again: bridge's DEL
 /// withdraws them.
 #[test]
-fn the_last_plugins_del_removes_restored_ports() {
+fn the_last_plugins_del_leaves_nothing_that_was_put_back() {
     let world = World::new();
     let network = world.bridge(1);
     let web = Web::published(&world, &network, "web", PORT);
@@ -64,7 +64,7 @@ fn the_last_plugins_del_removes_restored_ports() {
 /// Containers are added and deleted while the ruleset is repeatedly flushed and restored. In the end live
 /// containers have their ports, and the others nothing.
 #[test]
-fn concurrent_adds_and_dels_are_respected() {
+fn containers_come_and_go_meanwhile() {
     const ROUNDS: u16 = 4;
     let world = World::new();
     let network = world.bridge(1);

@@ -6,7 +6,7 @@ use slipway_tests::{Attach, Proto, at};
 use crate::{PORT, SERVED, Web, World, count, line, silent};
 
 #[test]
-fn ports_of_dead_containers_are_not_restored() {
+fn the_dead_stay_dead() {
     let world = World::new();
     let network = world.bridge(1);
     let live = Web::published(&world, &network, "live", PORT);
@@ -114,7 +114,7 @@ fn ports_of_a_container_on_two_networks_are_on_the_first() {
 }
 
 #[test]
-fn an_unreadable_cache_does_not_stop_the_others() {
+fn a_cache_that_cannot_be_read_stands_in_nobodys_way() {
     let world = World::new();
     let network = world.bridge(1);
     let web = Web::published(&world, &network, "web", PORT);

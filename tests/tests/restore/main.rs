@@ -74,19 +74,19 @@ impl World {
 
     /// Runs `slipway restore`. Returns its report and exit code.
     fn restore(&self, args: &str) -> (Value, i32) {
-        Self::report(&self.node.try_slipway(&format!("restore --output json {args}")))
+        Self::told(&self.node.try_slipway(&format!("restore --output json {args}")))
     }
 
     /// Restores, with a delay before the command checks that this file of the runtime's cache still exists.
-    fn restore_with_delay(&self, file: &str, pause: Duration) -> (Value, i32) {
+    fn restore_held_up(&self, file: &str, pause: Duration) -> (Value, i32) {
         let pause = format!("inject=newfstatat:delay_enter={}", pause.as_micros());
         let command = slipway().display().to_string();
         let words =
             format!("strace -f -qq -o /dev/null -P {file} -e {pause} {command} restore --output json");
-        Self::report(&self.node.try_cmd(&words))
+        Self::told(&self.node.try_cmd(&words))
     }
 
-    fn report(output: &CommandOutput) -> (Value, i32) {
+    fn told(output: &CommandOutput) -> (Value, i32) {
         let report = serde_json::from_str(&output.stdout).unwrap_or_else(|error| panic!("{error}: {output}"));
         (report, output.code.expect("an exit code"))
     }

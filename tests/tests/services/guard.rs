@@ -8,7 +8,7 @@ use crate::{Backend, PORT, Stage, address};
 
 /// An element as only an earlier version or an administrator could have made it.
 #[test]
-fn an_element_for_the_loopback_has_no_effect() {
+fn an_element_for_the_loopback_leads_nobody_there() {
     let stage = Stage::new(Backend::Nftables);
     let _ingress = stage.publish();
     for bad in ["127.0.0.1", "::1"] {
