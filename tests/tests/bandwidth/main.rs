@@ -314,7 +314,7 @@ fn check_names_the_first_difference() {
     tbf("16mbit", "75008", "125008");
     if !is_peer() {
         node.cmd(&format!("tc filter del dev {veth} ingress"));
-        fails("is not redirected to bwp6230a40fd8ff");
+        fails("are not redirected to bwp6230a40fd8ff");
     }
     node.cmd("ip link del bwp6230a40fd8ff");
     fails("get ifb device: ");

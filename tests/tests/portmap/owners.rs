@@ -171,7 +171,7 @@ fn an_element_made_by_hand_is_not_taken() {
     Call::new(&node, &one, 2, &[map("tcp", 80, 80)]).add();
     node.nft("add element inet slipway hostports4 { tcp . 81 : 10.0.0.9 . 81 }");
     let error = Call::new(&node, &two, 3, &[map("tcp", 81, 80)]).call("ADD").run().error();
-    assert!(error.code == 11 && error.msg.contains("no owner"), "{error:?}");
+    assert!(error.code == 11 && error.msg.contains("without an owner"), "{error:?}");
     assert!(listed(&node).contains(&"tcp 0.0.0.0 81-81 -".to_owned()), "{:?}", listed(&node));
 }
 

@@ -69,11 +69,11 @@ pub struct Command {
 /// The reader of a command's arguments.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Reader {
-    /// [`by_table`].
+    /// The table of the command's arguments.
     Table,
-    /// The command itself, which behaves like another project's tool. [`Given::raw`] has the arguments.
+    /// The command itself, which behaves like another project's tool. `Given::raw` has the arguments.
     Command,
-    /// [`by_table`]; the command is left out of help and manual.
+    /// The table; the command is left out of help and manual.
     Hidden,
 }
 
