@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: None
+
 // The digest of the BPF object's sources. Included by cni/dataplane's build script, which checks that an
 // object was built from these sources, and by the task that builds it.
 

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+
 //! Finds the BPF object that `cargo xtask ebpf` has built, for the binary to carry.
 //!
 //! Without it, or with one that was built from other sources, the crate is built all the same, and reports at

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+
 //! The cost of an ADD and a DEL of host-local with more and more reservations present: whole processes,
 //! state on a real disk, fsync on.
 //!

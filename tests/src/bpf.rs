@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+
 //! The state of the BPF programs, for tests of the eBPF backend.
 
 use serde_json::Value;

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+
 //! A control group of a node's own, below the one that the test is in.
 //!
 //! It is a threaded one, so that single threads of a test can be in it: those that run in the node's spaces.

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+
 //! A runtime's side of the protocol, in memory: chains plugins as libcni does.
 
 use std::collections::BTreeMap;

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+
 //! Offloads of an interface: ethtool(8), by its ioctl.
 #![allow(unsafe_code, reason = "nix has no ioctl for ethtool")]
 

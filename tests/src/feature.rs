@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+
 //! Features that the kernel or its tools may lack.
 
 use cni_kernel::route::RouteSocket;

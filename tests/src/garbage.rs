@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+
 //! Mutated configurations and environments. A plugin answers each with an error of the specification, or with a
 //! success that DEL takes back: it never crashes, hangs or leaves anything behind.
 

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+
 //! Expected texts in tests/golden.
 
 use std::path::Path;

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+
 //! Kills a plugin before each of its system calls, or lets one of them fail.
 
 use std::collections::BTreeMap;

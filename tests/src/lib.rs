@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+
 //! The harness of the network tests.
 //!
 //! Every test makes a private world: a [`Node`] (its own network and mount namespace), [`Host`]s

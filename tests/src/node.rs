@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+
 //! The node under test, the hosts around it, and the pods on it.
 
 use std::fs::File;

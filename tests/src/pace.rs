@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+
 //! Time limits that fit slow machines, too.
 
 use std::sync::LazyLock;

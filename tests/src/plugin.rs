@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+
 //! Calling a plugin as a runtime does: environment, standard input, one process.
 
 use std::ffi::OsString;

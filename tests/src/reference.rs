@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+
 //! The reference plugins, for tests that compare them with ours, or let one find what the other left.
 
 use std::path::{Path, PathBuf};

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+
 //! The part of many similar cases that a run tries.
 
 use std::io::Write;

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+
 //! Tests that cannot run on this kernel write a line to a file that is compared with a committed list.
 
 use std::io::Write;

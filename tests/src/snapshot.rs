@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+
 //! The state of a node as sorted lines, to prove that an operation left nothing behind.
 
 use std::collections::BTreeSet;

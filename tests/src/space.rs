@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+
 //! A place where code runs: a network namespace, seen through the node's mount namespace.
 
 use std::ffi::OsStr;

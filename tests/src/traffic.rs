@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+
 //! Real packets: servers that reply with their names, and clients with a time limit.
 
 use std::io::{self, BufRead, BufReader, ErrorKind, Write};

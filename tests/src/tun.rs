@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+
 //! Links without Ethernet, as tunnels have them.
 
 use std::fs::File;

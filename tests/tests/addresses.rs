@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+
 //! Addresses that no container can have, from IPAM plugins and previous results. Plugins refuse them before
 //! they create anything, and DEL of an attachment with such an address still works.
 

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+
 //! `cnitool`: lists executed as libcni does, with its cache, on real containers.
 
 use std::process::Command;

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+
 //! `cni_nftables::conntrack` on the running kernel, in network namespaces of its own.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test fails by panicking")]
@@ -135,7 +137,7 @@ fn new(
     NewFlow {
         original: tuple(source, source_port, destination, destination_port),
         translated: tuple(new_source, new_source_port, new_destination, new_destination_port),
-        is_answered: true,
+        seen_reply: true,
         is_assured: true,
         tcp_state: (protocol == 6).then_some(3),
         timeout: Duration::from_secs(100),
@@ -169,7 +171,7 @@ fn inserted_flows_translate_both_ends() {
             let found = flows.iter().find(|flow| flow.original == wanted.original).expect("the flow");
             assert_eq!(found.reply, wanted.translated.reversed(), "{found:?}");
             assert_eq!(found.tcp_state, wanted.tcp_state, "{found:?}");
-            assert_ne!(found.status & Flow::ANSWERED, 0, "{found:?}");
+            assert_ne!(found.status & Flow::SEEN_REPLY, 0, "{found:?}");
         }
         assert!(flows.iter().find(|flow| flow.original == v6.original).expect("the flow").is_dnat());
         // A new connection between the same addresses and ports replaces the old flow.

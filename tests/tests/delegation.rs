@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+
 //! Delegation to a plugin that is not an IPAM plugin, or that delegates back.
 
 use serde_json::{Value, json};

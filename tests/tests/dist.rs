@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+
 //! The shipped binary needs nothing of the system on which it runs.
 //!
 //! The tests run where the plugin directory holds the static build (`cargo xtask dist`, the test VMs). The

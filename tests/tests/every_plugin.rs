@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+
 //! One ADD, CHECK and DEL of every plugin of the binary: a small suite for many kernels. The last test fails
 //! for a plugin of the registry that is missing in the table below.
 

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+
 //! `slipway explain` on real nodes: its output is compared with golden files and with the path of a real
 //! packet.
 

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+
 //! flannel: bridge and ptp, with addresses of the node's share of the cluster's network.
 
 use serde_json::{Value, json};

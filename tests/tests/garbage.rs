@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+
 //! Mutated configurations and environments for each plugin: see [`slipway_tests::garbage`]. dhcp, which needs
 //! a daemon and a server, has them in its own suite.
 

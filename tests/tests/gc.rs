@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+
 //! GC in every backend: it removes what stale attachments of the network have and nothing else, also
 //! while containers of another network are added and deleted.
 

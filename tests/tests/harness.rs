@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+
 //! Tests of the harness.
 
 use std::io::ErrorKind;

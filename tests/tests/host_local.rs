@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+
 //! host-local: reservations that two implementations share, that survive a kill at any moment, and
 //! that fail cleanly on a full disk.
 

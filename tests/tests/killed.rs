@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+
 //! A plugin is killed at any of its system calls: DEL, or GC if the namespace is gone too, removes what it
 //! left, and a fresh ADD succeeds.
 //!

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+
 //! Routes and resolver settings of IPAM and of the configuration, in every plugin that makes or moves a link,
 //! compared with the reference.
 

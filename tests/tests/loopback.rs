@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+
 //! The loopback plugin.
 
 use serde_json::{Value, json};

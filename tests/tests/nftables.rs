@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+
 //! `cni_nftables` on this kernel. Each test runs on a thread in a new network namespace, which ends with the
 //! thread.
 

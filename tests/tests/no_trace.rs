@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+
 //! A failed ADD leaves nothing, whichever step failed; DEL removes what a killed ADD left.
 
 use serde_json::{Value, json};

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+
 //! noop: its debug file decides the result, and gets a record of each call.
 
 use base64::Engine as _;

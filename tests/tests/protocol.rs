@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+
 //! The protocol, for each plugin as a process: missing or invalid input causes an error with the
 //! specification's code and the reference's message, and changes nothing.
 

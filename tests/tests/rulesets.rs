@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+
 //! Rulesets and results after ADD, compared with golden files.
 
 use serde_json::{Value, json};

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+
 //! The call sequences of real runtimes, as they were recorded: same environments, same keys, same order.
 
 use serde_json::{Value, json};

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+
 //! Random ADDs, DELs and CHECKs by several workers, some of them killed, compared with a model.
 //!
 //! `SLIPWAY_SOAK_SECONDS` is the duration (default 10), `SLIPWAY_SEED` the seed of the choices; the scheduler

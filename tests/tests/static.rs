@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+
 //! static: addresses from the configuration or the runtime, on containers that use them.
 
 use serde_json::{Value, json};

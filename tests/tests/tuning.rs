@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+
 //! The tuning plugin, chained to bridge, as it is used in practice.
 
 use serde_json::{Value, json};

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+
 //! `slipway uninstall`: a node that had Slipway is as it was before.
 
 use serde_json::{Value, json};

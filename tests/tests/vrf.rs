@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+
 //! The vrf plugin, chained to ptp.
 
 use std::net::{IpAddr, SocketAddr, TcpStream};

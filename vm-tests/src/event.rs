@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+
 //! The reports of the guest, and their form on the serial line.
 
 use std::fmt;

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+
 //! The protocol between `cargo xtask vm-test` and the first process of its VMs.
 //!
 //! The host puts a [`Plan`] into the root file system. The guest writes lines to its second serial port, one [`Event`]

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+
 //! The guest around the suites.
 
 use std::fs::{self, File, OpenOptions};

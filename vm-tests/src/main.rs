@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+
 //! The first process of a VM: mounts the file systems that user space expects, runs the suites of the plan,
 //! reports on the second serial port, and switches the machine off.
 //!

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+
 //! The tasks of the guest.
 
 use serde::{Deserialize, Serialize};

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+
 //! Packages of any Debian suite, fetched by the machine's apt and unpacked below the target folder: static
 //! libraries, kernels, peers to measure against.
 //!

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+
 //! `cargo xtask bench`: runs the benchmarks, which are a crate of their own: they alone need a plotting
 //! library.
 

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+
 //! Calls plugins as a runtime does: a process each, the environment, the configuration on standard input (CNI
 //! specification 1.1.0, section 2).
 

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+
 //! Checks dependencies against `deny.toml`, with cargo-deny.
 
 use std::fs;

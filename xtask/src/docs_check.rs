@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+
 //! Checks statements of the documentation against the tree and the programs.
 
 use std::collections::{BTreeMap, BTreeSet};

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+
 //! The output of failed tests, short enough for a terminal or the log of a CI job.
 
 use std::path::Path;

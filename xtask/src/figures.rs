@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+
 //! `cargo xtask figures`: the README's tables of figures, written from the data in `docs/data`.
 
 use std::fmt::Write as _;

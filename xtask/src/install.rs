@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+
 //! `cargo xtask install` and `cargo xtask uninstall`: build, then let the binary install itself.
 
 use std::ffi::OsString;

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+
 //! Tasks of the workspace: `cargo xtask help` lists them.
 //!
 //! Public items are those that the benchmarks, a crate of their own, use too.
@@ -16,6 +18,7 @@ pub mod error;
 mod failures;
 mod figures;
 pub mod install;
+mod licenses;
 mod links;
 mod manual;
 mod pool;

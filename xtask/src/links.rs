@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+
 //! Checks the links between the pages of the documentation.
 
 use std::fs;

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+
 //! `cargo xtask manual`: writes the manual pages and completions of `slipway`, for packages.
 
 use std::path::PathBuf;

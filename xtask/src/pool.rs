@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+
 //! Runs the tests of all test programs in one pool, each test as a process of its own.
 //!
 //! `cargo test` runs one program after the other, and within one as many tests at a time as there are processors.

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+
 //! A line per stage: live on a terminal, plain otherwise.
 
 use std::fs::{self, File};

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+
 //! The reference plugins of Debian, with which tests compare; unpacked below the target folder.
 
 use std::ffi::OsString;

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+
 //! Container runtimes for the tests, as Debian's suites have them: each suite's in a folder that is a whole
 //! root file system. Nothing is installed. cnitool, which no package has, is built from its source package.
 

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+
 //! Namespaces that isolate a demo or a benchmark from the machine.
 //!
 //! The process moves into a new network namespace and a new mount namespace with private `/run` and

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+
 //! The demo's web server, which answers each request with its name and the client's address.
 
 use std::io::{BufRead, BufReader, Write};

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+
 //! `cargo xtask setup`: lists what this machine lacks and installs it.
 
 mod needs;

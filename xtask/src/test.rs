@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+
 //! `cargo xtask test`: everything that must pass, stage by stage.
 
 use std::collections::BTreeSet;
@@ -20,7 +22,7 @@ use crate::reference::{self, Reference};
 use crate::run::{self, cargo, tool};
 use crate::runtimes::Runtimes;
 use crate::test_programs::{TestProgram, test_programs};
-use crate::{build, deny, docs_check, ebpf, failures, links, setup, vm_test, words, workspace};
+use crate::{build, deny, docs_check, ebpf, failures, licenses, links, setup, vm_test, words, workspace};
 
 /// The package of the network tests, which need root and the built binary.
 const NETWORK_TESTS: &str = "slipway-tests";
@@ -209,7 +211,10 @@ fn documentation(stages: &Stages) -> Result<()> {
         let links = links::check(workspace::root())?;
         let statements = docs_check::check(workspace::root(), &Flavour::Debug.binary())?;
         let words = words::check(workspace::root())?;
-        Ok(format!("{links} links in the pages lead somewhere; {statements}; {words}"))
+        let sources = licenses::check(workspace::root())?;
+        Ok(format!(
+            "{links} links in the pages lead somewhere; {statements}; {words}; {sources} sources name their licence"
+        ))
     })
 }
 

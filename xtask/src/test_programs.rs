@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+
 //! The test programs that cargo builds, with the folder each is started in.
 
 use std::path::PathBuf;

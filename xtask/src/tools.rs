@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+
 //! Programs from crates.io that tasks use, each built once in a pinned version and kept below the target
 //! folder.
 

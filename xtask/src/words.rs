@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+
 //! Finds forms in comments, messages and pages that a reader of the field's documentation stumbles over.
 //!
 //! The forms and what to write instead are in `xtask/words.txt`; the words themselves are explained in

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+
 //! Paths in the checkout, and locks.
 
 use std::env;

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+
 //! The contract of a backend, and the requests that it takes.
 
 use std::net::IpAddr;

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+
 //! All backends together: new elements are made in the chosen one, existing ones are found in any.
 
 use cni_spec::Attachment;

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+
 //! Our tables as text, for a bug report from a node without nft. Nothing reads it back.
 
 use std::fmt::Write as _;

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+
 //! Errors of the dataplane.
 
 use cni_spec::{CniError, ErrorCode};
@@ -43,7 +45,7 @@ pub enum Error {
     },
     /// Another process holds the lock on the firewall's rules.
     #[error("timed out waiting for the firewall lock: {source}")]
-    NoTurn {
+    FirewallLocked {
         /// The failure to lock.
         source: cni_kernel::lock::LockError,
     },
@@ -137,7 +139,7 @@ impl Error {
             | Self::ConflictUnowned { .. }
             | Self::Taken { .. }
             | Self::XtablesLock { .. }
-            | Self::NoTurn { .. }
+            | Self::FirewallLocked { .. }
             | Self::IptablesHangs { .. }
             | Self::Busy { .. } => ErrorCode::TryAgainLater,
             Self::Condition { .. } | Self::Request(_) => ErrorCode::InvalidConfig,

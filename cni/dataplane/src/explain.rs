@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+
 //! The lookups that the kernel makes in the table for one packet.
 
 use std::net::{IpAddr, SocketAddr};

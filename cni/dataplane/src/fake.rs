@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+
 //! A backend that keeps everything in memory, for tests of the code that calls backends.
 
 use std::collections::BTreeMap;

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+
 //! The order of this crate's files, compared with their imports.
 
 use std::collections::{BTreeMap, BTreeSet};

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+
 //! Published ports and masqueraded addresses of containers, and the backends that make them.
 //!
 //! A *published port* is (protocol, host address or wildcard of one family, host port) → (container address,

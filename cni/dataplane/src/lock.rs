@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+
 //! Locks between processes: files in the run directory. Each is taken within a time limit, and ends with the
 //! value or the process that holds it.
 

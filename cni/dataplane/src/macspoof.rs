@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+
 //! `macspoofchk`: a container may send only with its own link-layer address.
 //!
 //! ```text

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+
 //! The dataplane's view of a node, for `slipway check-node`: the features of its kernel, and the chains and
 //! tables of other programs.
 

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+
 //! The interface to the BPF programs, which serve packets ahead of the ruleset and must be notified of deletions.
 
 use std::fmt;

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+
 //! Options of a published port that one backend alone understands.
 
 use crate::{AddressFamily, ChainName, Protocol};

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+
 //! Reads the names of the node's tables, which show the backends that may have made something here. On a node
 //! with our own table alone, nothing else has to be read.
 

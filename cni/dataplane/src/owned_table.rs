@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+
 //! A table of nf_tables that Slipway owns: the socket to it, the chain that marks its layout, and changes to
 //! it.
 

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+
 //! The owner of an element: the comment that every element carries, and the container's namespace.
 
 use std::fmt;

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+
 //! The firewall plugin's `ingressPolicy`.
 
 /// The packets that reach the containers on a bridge.

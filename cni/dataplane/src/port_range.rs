@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+
 //! The source ports that the BPF programs masquerade with.
 //!
 //! Nothing else on the node may choose one of them: a reply to such a port belongs to a container. The node's

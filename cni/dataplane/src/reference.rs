@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+
 //! The tables of the reference plugins' nftables backend, whose rules name their owners in comments. This
 //! module finds, checks and removes them.
 

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+
 //! The folder for what lasts until the next reboot.
 
 /// Holds the locks of the iptables backend and of the firewall, and a note of tables that were large. Nothing

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+
 //! Links that hold the addresses of Services: kube-proxy's in mode `ipvs`, and kube-router's.
 //!
 //! IPVS sees only packets that are addressed to the node, so these engines give each address of a Service to

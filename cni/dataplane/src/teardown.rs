@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+
 //! Removes the tables themselves, when Slipway is uninstalled from the node.
 
 use std::collections::BTreeMap;

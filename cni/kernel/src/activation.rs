@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+
 //! The listening socket that systemd hands to a service: sd_listen_fds(3).
 #![allow(unsafe_code, reason = "takes over an inherited descriptor")]
 

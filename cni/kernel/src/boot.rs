@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+
 //! The machine's uptime and boot id, which do not depend on the wall clock.
 
 use std::time::Duration;

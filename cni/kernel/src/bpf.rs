@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+
 //! BPF programs at tcx ingress (Linux 6.6): without a queueing discipline.
 //!
 //! Adding the first ingress discipline to an interface makes the kernel deactivate its other disciplines for

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+
 //! Files that are complete or absent, also after a power cut.
 //!
 //! A [`DurableDir`] holds a directory open. Names are single components, resolved below that descriptor

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+
 //! Waiting until every packet in transit through a netfilter hook has left it.
 #![allow(unsafe_code, reason = "membarrier is a system call that nix does not wrap")]
 

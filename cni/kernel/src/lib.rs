@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+
 //! Network namespaces, routing netlink, sysctls, locks, and files that survive a power cut.
 //!
 //! All calls block. The crate knows nothing of CNI and keeps nothing between calls but open descriptors: the

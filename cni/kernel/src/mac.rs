@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+
 //! Ethernet addresses.
 #![allow(unsafe_code, reason = "getrandom is a system call that nix does not wrap")]
 

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+
 //! Network namespaces.
 #![allow(unsafe_code, reason = "asking a namespace for its type is an ioctl that nix does not wrap")]
 

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+
 //! IPv4 packets to and from a link that has no address yet, and ARP packets to its neighbours.
 #![allow(unsafe_code, reason = "packet sockets: nix has no way to make their addresses")]
 

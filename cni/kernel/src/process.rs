@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+
 //! Child processes.
 #![allow(unsafe_code, reason = "what a child does between fork and exec cannot be written without")]
 
@@ -10,7 +12,7 @@ use nix::libc;
 
 /// Kills the child when the thread that starts it ends (prctl(2), `PR_SET_PDEATHSIG`: the thread, not the
 /// process), so that a killed plugin leaves no orphaned helper.
-pub fn end_with_us(command: &mut Command) -> &mut Command {
+pub fn kill_with_parent(command: &mut Command) -> &mut Command {
     // SAFETY: between fork and exec only calls that are safe in a signal handler are made: prctl and
     // getppid, both bare system calls. Nothing is allocated: an error of the system is a number.
     unsafe {
@@ -33,12 +35,12 @@ mod tests {
     fn a_program_ends_with_the_thread_that_started_it() {
         let mut child = std::thread::spawn(|| {
             let mut command = Command::new("/bin/sleep");
-            end_with_us(command.arg("60")).spawn().unwrap()
+            kill_with_parent(command.arg("60")).spawn().unwrap()
         })
         .join()
         .unwrap();
         let status = child.wait().unwrap();
         assert_eq!(std::os::unix::process::ExitStatusExt::signal(&status), Some(libc::SIGKILL));
-        assert!(end_with_us(&mut Command::new("/bin/true")).status().unwrap().success());
+        assert!(kill_with_parent(&mut Command::new("/bin/true")).status().unwrap().success());
     }
 }

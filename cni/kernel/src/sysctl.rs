@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+
 //! Kernel settings below `/proc/sys`.
 //!
 //! Names are written with slashes (`net/ipv4/conf/br0.100/arp_notify`), as names of links may contain dots.

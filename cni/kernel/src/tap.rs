@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+
 //! Taps: links whose frames a process reads and writes (`Documentation/networking/tuntap.rst` of the kernel).
 #![allow(unsafe_code, reason = "taps are made by ioctls that nix does not wrap")]
 

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+
 //! The legacy packet filter of the kernel (`ip_tables`, `ip6_tables`): its tables, and the chains in them.
 //!
 //! Tables are read without the tools and their lock, and without creating any. The kernel copies a table

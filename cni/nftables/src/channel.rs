@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+
 //! A netfilter netlink socket: one batch, one request or one dump at a time.
 #![allow(unsafe_code, reason = "netlink's own socket options are set through libmnl")]
 

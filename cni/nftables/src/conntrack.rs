@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+
 //! The kernel's connection tracking table (ctnetlink, `linux/netfilter/nfnetlink_conntrack.h`).
 
 mod create;
@@ -107,7 +109,7 @@ impl Flow {
     /// `IPS_OFFLOAD`: the flow is in a flowtable.
     pub const OFFLOADED: u32 = 1 << 14;
     /// `IPS_SEEN_REPLY`: packets were seen in both directions.
-    pub const ANSWERED: u32 = 1 << 1;
+    pub const SEEN_REPLY: u32 = 1 << 1;
     /// `IPS_ASSURED`: the flow is kept when the table is full; for UDP, more than one request and reply were
     /// seen.
     pub const ASSURED: u32 = 1 << 2;

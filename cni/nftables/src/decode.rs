@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+
 //! Decodes the kernel's expressions into statements, as far as there are statements for them.
 //!
 //! Attribute numbers are those of `linux/netfilter/nf_tables.h` (`enum nft_*_attributes`). nft and this crate

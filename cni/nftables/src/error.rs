@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+
 //! Errors of nf_tables and conntrack, and predicates of them.
 
 use nix::errno::Errno;
@@ -68,7 +70,7 @@ pub enum Error {
     },
     /// Other processes changed the ruleset during each attempt to read it.
     #[error("{operation}: the ruleset kept changing while it was read")]
-    KeepsChanging {
+    Unstable {
         /// The request.
         operation: String,
     },
@@ -86,7 +88,7 @@ impl Error {
             Self::Unsupported { .. }
             | Self::Invalid { .. }
             | Self::Malformed { .. }
-            | Self::KeepsChanging { .. } => None,
+            | Self::Unstable { .. } => None,
         }
     }
 
@@ -122,7 +124,7 @@ impl Error {
     /// attempt.
     #[must_use]
     pub fn is_busy(&self) -> bool {
-        self.errno() == Some(Errno::EBUSY) || matches!(self, Self::KeepsChanging { .. })
+        self.errno() == Some(Errno::EBUSY) || matches!(self, Self::Unstable { .. })
     }
 
     /// True if the process lacks the permission.

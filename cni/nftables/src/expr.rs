@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+
 //! Builds libnftnl's expressions from [`Expr`].
 
 use std::ffi::CString;

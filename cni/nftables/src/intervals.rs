@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+
 //! Encodes operands: values, prefixes, ranges, and sets of these.
 
 use std::collections::BTreeMap;

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+
 //! Reasons why a change cannot be encoded.
 
 /// The reason why a change cannot be encoded.

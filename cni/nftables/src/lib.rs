@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+
 //! nf_tables and conntrack over netlink.
 //!
 //! - [`Transaction`] is a list of changes ([`Op`]) as a plain value. It prints as nft commands.

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+
 //! Lowers statements to the kernel's expressions, which load bytes into registers.
 //!
 //! Expressions are plain values here; [`crate::expr`] builds libnftnl's objects from them. Numbers are those

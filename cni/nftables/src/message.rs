@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+
 //! Encodes changes as netlink messages.
 #![allow(unsafe_code, reason = "libnftnl writes messages through pointers")]
 

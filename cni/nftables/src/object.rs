@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+
 //! Tables, chains, rules, sets and elements to add, as plain values.
 
 use std::fmt;

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+
 //! Decodes the kernel's replies into plain values.
 //!
 //! Attribute numbers are those of `linux/netfilter/nf_tables.h` (`enum nft_*_attributes`).

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+
 //! Formats objects as commands of nft's syntax.
 
 use std::fmt;

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+
 //! Owned libnftnl objects.
 //!
 //! The `nftnl` crate's objects lack userdata, maps and element data, and hide their pointers; these accept

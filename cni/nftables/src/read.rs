@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+
 //! The ruleset as the kernel describes it.
 
 use crate::object::{BaseChain, ElementData, Keys, Links, MapData, TableId, Tlv};

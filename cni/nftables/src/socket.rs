@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+
 //! The socket to nf_tables: commits and reads.
 
 use std::cell::RefCell;
@@ -335,7 +337,7 @@ impl Socket {
     /// All tables.
     ///
     /// # Errors
-    /// [`Error::KeepsChanging`], or [`Error::Io`] with the kernel's error.
+    /// [`Error::Unstable`], or [`Error::Io`] with the kernel's error.
     pub fn tables(&self) -> Result<Vec<TableInfo>, Error> {
         let message = || get(GET_TABLE, wire::DUMP, 0);
         self.gather("list tables", message, parse::table)
@@ -354,7 +356,7 @@ impl Socket {
     /// All chains of all tables.
     ///
     /// # Errors
-    /// [`Error::KeepsChanging`], or [`Error::Io`] with the kernel's error.
+    /// [`Error::Unstable`], or [`Error::Io`] with the kernel's error.
     pub fn all_chains(&self) -> Result<Vec<ChainInfo>, Error> {
         let message = || get(GET_CHAIN, wire::DUMP, 0);
         self.gather("list chains", message, parse::chain)
@@ -363,7 +365,7 @@ impl Socket {
     /// The chains of one table; empty if there is no such table.
     ///
     /// # Errors
-    /// [`Error::KeepsChanging`], or [`Error::Io`] with the kernel's error.
+    /// [`Error::Unstable`], or [`Error::Io`] with the kernel's error.
     pub fn chains(&self, table: &TableId) -> Result<Vec<ChainInfo>, Error> {
         // Older kernels ignore the table in the request.
         let message = || {
@@ -400,7 +402,7 @@ impl Socket {
     /// The rules of one chain; empty if there is no such chain.
     ///
     /// # Errors
-    /// [`Error::KeepsChanging`], or [`Error::Io`] with the kernel's error.
+    /// [`Error::Unstable`], or [`Error::Io`] with the kernel's error.
     pub fn rules(&self, table: &TableId, chain: &str) -> Result<Vec<RuleInfo>, Error> {
         let message = || {
             let mut message = get(GET_RULE, wire::DUMP, table.family.number());
@@ -417,7 +419,7 @@ impl Socket {
     /// no such chain.
     ///
     /// # Errors
-    /// [`Error::KeepsChanging`], or [`Error::Io`] with the kernel's error.
+    /// [`Error::Unstable`], or [`Error::Io`] with the kernel's error.
     pub fn has_rule(
         &self,
         table: &TableId,
@@ -441,7 +443,7 @@ impl Socket {
     /// The named sets and maps of one table; empty if there is no such table.
     ///
     /// # Errors
-    /// [`Error::KeepsChanging`], or [`Error::Io`] with the kernel's error.
+    /// [`Error::Unstable`], or [`Error::Io`] with the kernel's error.
     pub fn sets(&self, table: &TableId) -> Result<Vec<SetInfo>, Error> {
         let message = || {
             let mut message = get(GET_SET, wire::DUMP, table.family.number());
@@ -525,7 +527,7 @@ impl Socket {
     /// number of elements: about a second for 50,000.
     ///
     /// # Errors
-    /// [`Error::Io`] with ENOENT if the set or table is missing; [`Error::KeepsChanging`].
+    /// [`Error::Io`] with ENOENT if the set or table is missing; [`Error::Unstable`].
     pub fn fold_elements<T>(
         &self,
         table: &TableId,
@@ -562,7 +564,7 @@ impl Socket {
                 Err(errno) => return Err(Error::Io { operation: operation(), errno }),
             }
         }
-        Err(Error::KeepsChanging { operation: operation() })
+        Err(Error::Unstable { operation: operation() })
     }
 
     /// Repeats a dump until it was not interrupted.
@@ -585,7 +587,7 @@ impl Socket {
                 Err(errno) => return Err(Error::Io { operation: operation.to_owned(), errno }),
             }
         }
-        Err(Error::KeepsChanging { operation: operation.to_owned() })
+        Err(Error::Unstable { operation: operation.to_owned() })
     }
 
     /// Reads one object; none if it is missing.

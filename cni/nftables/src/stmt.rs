@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+
 //! Statements of rules, as in nft's syntax instead of the kernel's registers.
 
 use std::fmt;

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+
 //! A transaction as a value: build it, print it, commit it.
 
 use std::fmt;

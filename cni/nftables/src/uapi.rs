@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+
 //! Numbers of `linux/netfilter/nf_tables.h` that encoding and decoding share: attributes (`enum
 //! nft_*_attributes`) and flags.
 

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+
 //! Userdata that nft stores with its objects: entries of (type, length, value), where type and length have
 //! one byte each (`libnftnl/udata.h`). The kernel does not interpret it.
 

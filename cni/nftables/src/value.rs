@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+
 //! Typed values, and their encoding in nf_tables' registers.
 //!
 //! To the kernel, a set's key, a map's data and the right-hand side of a comparison are bytes. Only user

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+
 //! Encoding and decoding netlink messages and attributes.
 //!
 //! Layouts: `struct nlmsghdr` and `struct nlattr` in `linux/netlink.h`, `struct nfgenmsg` in

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+
 //! The multi-call plugin binary: one registry, one protocol front, many plugins.
 
 pub mod interface;

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+
 //! Looks up its own name in the registry and answers as that plugin, or as `slipway` itself.
 
 use std::io::Write;

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+
 //! Defaults that an administrator sets for the whole node in `/etc/cni/slipway.json`.
 //!
 //! The keys of a network's configuration override them. DEL and GC do not read them: they search all
@@ -41,7 +43,8 @@ enum Flowtable {
 #[serde(default, rename_all = "camelCase", deny_unknown_fields)]
 struct MapKeys {
     flows: Option<u32>,
-    embryos: Option<u32>,
+    #[serde(alias = "embryos")]
+    half_open: Option<u32>,
     ports: Option<u32>,
     fragments: Option<u32>,
     sockets: Option<u32>,
@@ -160,7 +163,7 @@ fn sizes(keys: &MapKeys) -> Result<Sizes, SettingsError> {
     };
     Ok(Sizes {
         flows: size("flows", keys.flows, default.flows)?,
-        embryos: size("embryos", keys.embryos, default.embryos)?,
+        half_open: size("halfOpen", keys.half_open, default.half_open)?,
         ports: size("ports", keys.ports, default.ports)?,
         fragments: size("fragments", keys.fragments, default.fragments)?,
         sockets: size("sockets", keys.sockets, default.sockets)?,

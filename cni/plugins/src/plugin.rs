@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+
 //! The trait that each plugin implements, and the requests that it answers.
 
 use std::path::PathBuf;

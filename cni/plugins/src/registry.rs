@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+
 //! The plugins of this binary. One table drives dispatch, VERSION, help, installation and the test
 //! that every plugin has its page and its suite.
 

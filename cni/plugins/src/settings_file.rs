@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+
 //! `/etc/cni/slipway.json`, the settings of the node, as bytes.
 
 use std::path::Path;

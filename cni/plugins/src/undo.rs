@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+
 //! Undo of the steps of an ADD that fails.
 
 use std::fmt::Display;

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+
 //! The cache of attachments: a file `<network>-<container>-<interface>` in `<cache directory>/results` for
 //! each, which libcni writes after a successful ADD and deletes after a successful DEL.
 //!
@@ -127,7 +129,7 @@ struct Written<'a> {
 
 /// An attachment that could not be cached.
 #[derive(Debug, thiserror::Error)]
-pub enum RememberError {
+pub enum StoreError {
     /// The file cannot be written.
     #[error(transparent)]
     Directory(#[from] DirError),
@@ -161,7 +163,7 @@ impl Cache {
     /// JSON, `version` the version of the result.
     ///
     /// # Errors
-    /// [`RememberError`] if the result has no form in that version, or the file cannot be written.
+    /// [`StoreError`] if the result has no form in that version, or the file cannot be written.
     pub fn remember(
         &self,
         attachment: &Attachment,
@@ -169,7 +171,7 @@ impl Cache {
         container: &Container,
         result: &AddResult,
         version: &str,
-    ) -> Result<(), RememberError> {
+    ) -> Result<(), StoreError> {
         let version = Version::parse(version).unwrap_or(Version::V0_1_0);
         let pairs: Vec<[&str; 2]> = container.args.iter().map(|(key, value)| [&**key, &**value]).collect();
         let file = Written {

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+
 //! The configuration directory: `*.conflist` files, and legacy single configurations.
 
 use std::io;

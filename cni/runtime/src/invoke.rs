@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+
 //! Finding and calling a plugin: the specification's section "Execution", with the reference's messages.
 
 use std::ffi::OsString;

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+
 //! The runtime's side of CNI: finding networks and plugins, calling plugins in order, and the cache of
 //! attachments.
 //!

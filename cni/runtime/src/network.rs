@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+
 //! Networks: calling a network's plugins in order, and caching the results.
 //!
 //! Order, checks and messages are those of the reference library (libcni).
@@ -12,7 +14,7 @@ use cni_spec::{
 };
 use serde_json::{Map, Value, json};
 
-use crate::cache::{Cache, CacheError, Cached, RememberError};
+use crate::cache::{Cache, CacheError, Cached, StoreError};
 use crate::config::Loaded;
 use crate::invoke;
 
@@ -55,7 +57,7 @@ pub enum NetworkError {
     },
     /// A plugin's error, unchanged.
     #[error(transparent)]
-    Told(#[from] CniError),
+    FromPlugin(#[from] CniError),
     /// The container's ID, the network's name or the interface's name is invalid.
     #[error(transparent)]
     Name(#[from] AttachmentError),
@@ -80,10 +82,10 @@ pub enum NetworkError {
     Cache(#[from] DirError),
     /// The result could not be cached.
     #[error(transparent)]
-    Remember(#[from] RememberError),
+    Remember(#[from] StoreError),
     /// A plugin does not support the network's version.
     #[error("plugin {plugin} does not support config version {}", text::quote(version))]
-    Unspoken {
+    UnsupportedVersion {
         /// The plugin.
         plugin: String,
         /// The version.
@@ -148,7 +150,7 @@ impl Runtime {
     /// Calls CHECK of every plugin in order, with the cached result.
     ///
     /// # Errors
-    /// [`NetworkError::Told`] of the first plugin that finds a difference; [`NetworkError::TooOld`] before
+    /// [`NetworkError::FromPlugin`] of the first plugin that finds a difference; [`NetworkError::TooOld`] before
     /// version 0.4.0.
     pub fn check(&self, network: &Loaded, container: &Container) -> Result<(), NetworkError> {
         let list = &network.list;
@@ -250,7 +252,7 @@ impl Runtime {
     /// Calls STATUS of every plugin in order. Succeeds before version 1.1.0, which introduced it.
     ///
     /// # Errors
-    /// [`NetworkError::Told`] of the first plugin that is not ready.
+    /// [`NetworkError::FromPlugin`] of the first plugin that is not ready.
     pub fn status(&self, network: &Loaded) -> Result<(), NetworkError> {
         if older(&network.list.version, Version::V1_1_0) {
             return Ok(());
@@ -266,13 +268,13 @@ impl Runtime {
     /// Checks that all plugins exist and support the network's version.
     ///
     /// # Errors
-    /// [`NetworkError::Told`] or [`NetworkError::Unspoken`], one for each plugin that does not.
+    /// [`NetworkError::FromPlugin`] or [`NetworkError::UnsupportedVersion`], one for each plugin that does not.
     pub fn validate(&self, network: &Loaded) -> Result<(), NetworkError> {
         let wanted = version(network);
         let check = |plugin: &Map<String, Value>| {
             let supported = self.versions(kind(plugin))?;
             let error =
-                || NetworkError::Unspoken { plugin: kind(plugin).to_owned(), version: wanted.to_owned() };
+                || NetworkError::UnsupportedVersion { plugin: kind(plugin).to_owned(), version: wanted.to_owned() };
             if supported.iter().any(|one| one == wanted) { Ok(()) } else { Err(error()) }
         };
         several(network.list.plugins.iter().filter_map(|plugin| check(plugin).err()).collect())

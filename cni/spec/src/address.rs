@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+
 //! Checks of addresses of containers and routers.
 //!
 //! An address that the node accepts as its own, or as a broadcast, must not become a container's: a published

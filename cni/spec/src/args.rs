@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+
 //! `CNI_ARGS`: extra arguments as `KEY=VALUE;KEY=VALUE`.
 //!
 //! The rules are those of the reference (`LoadArgs`): every part splits at `=` into exactly two, so that an

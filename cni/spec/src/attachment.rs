@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+
 //! Attachments: the owners of all that plugins create.
 
 use std::fmt;

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+
 //! The configuration that a plugin reads from standard input.
 
 use serde::Deserialize;

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+
 //! Decoding JSON as the reference's decoder (Go's encoding/json) does, on top of serde.
 //!
 //! Configurations for the reference plugins depend on three of its properties:

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+
 //! The CNI specification as plain data: configurations, results, errors, arguments. Does no input or output.
 
 pub mod address;

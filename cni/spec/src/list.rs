@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+
 //! Network configuration lists (`*.conflist`), without the files.
 //!
 //! Error messages are those of the reference library (libcni).

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+
 //! `runtimeConfig`: values that a runtime passes to plugins with the capability, as listed in the
 //! specification's CONVENTIONS.md.
 

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+
 //! JSON and quoted text in the reference plugins' format.
 
 use std::net::IpAddr;

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+
 //! Encoding and decoding results in the forms of all versions of the specification.
 //!
 //! There are three forms: 0.1.0 and 0.2.0 have one address per family; 0.3.0 to 0.4.0 have lists of

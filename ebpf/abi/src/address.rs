@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: MIT OR GPL-2.0-only
+
 //! Addresses and ports in network byte order.
 
 use core::net::{IpAddr, Ipv4Addr, Ipv6Addr};

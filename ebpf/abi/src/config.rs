@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: MIT OR GPL-2.0-only
+
 //! The configuration of the BPF programs, and their clock.
 
 use crate::flow::{STATES, State};
@@ -29,7 +31,7 @@ pub struct Config {
     /// Cookie of a socket (`SO_COOKIE`) in the node's network namespace; 0: none. When it connects, the BPF
     /// program stores the namespace's cookie in this element: before Linux 5.14 only a BPF program can read
     /// it.
-    pub teacher: u64,
+    pub probe_socket: u64,
     /// [`VERSION`](crate::VERSION) of the writer.
     pub version: u32,
     /// First source port of masquerade, in host byte order.
@@ -75,7 +77,7 @@ impl Config {
         let (masquerade_first, masquerade_last) = Self::DEFAULT_PORTS;
         Self {
             netns_cookie,
-            teacher: 0,
+            probe_socket: 0,
             version: crate::VERSION,
             masquerade_first,
             masquerade_last,

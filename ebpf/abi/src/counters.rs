@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: MIT OR GPL-2.0-only
+
 //! Counters of the BPF programs, and the reasons for which they leave a flow to the kernel's stack.
 
 /// Length of [`Counters`].
@@ -85,7 +87,7 @@ pub enum Reason {
     /// The map of flows is full.
     Full = 3,
     /// Source port collision: no free port at the pod.
-    Clash = 4,
+    PortCollision = 4,
     /// No free port of masquerade for this destination.
     NoPort = 5,
     /// The node has a UDP socket for the packet.
@@ -123,7 +125,7 @@ impl Reason {
         Self::Direct,
         Self::Mtu,
         Self::Full,
-        Self::Clash,
+        Self::PortCollision,
         Self::NoPort,
         Self::NodeSocket,
         Self::UnknownAddress,

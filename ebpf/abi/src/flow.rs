@@ -1,9 +1,11 @@
+// SPDX-License-Identifier: MIT OR GPL-2.0-only
+
 //! Flows: how packets of a known flow are translated.
 //!
 //! A flow is two elements in the same map, one for each direction: packets that arrive at an uplink
 //! ([`SIDE_UPLINK`]) and packets that leave the pod ([`SIDE_POD`]). The key is the packet as it arrives, the
 //! value is the translation. The key of the reverse direction follows from both: the translated packet,
-//! reversed, on the other side ([`Flow::other_key`]).
+//! reversed, on the other side ([`Flow::reverse_key`]).
 
 use crate::address::{Addr4, Addr6, Port};
 
@@ -27,10 +29,10 @@ pub const ORIGINAL: u8 = 1;
 pub const PUBLISHED: u8 = 2;
 /// [`Flow::flags`]: a one-sided flow. The reverse direction is not recorded, as the translation by nftables
 /// is unknown. With [`Action::Pass`] only.
-pub const LONE: u8 = 4;
+pub const ONE_SIDED: u8 = 4;
 
 /// Key of the maps [`flows4`](crate::maps::FLOWS4), [`flows6`](crate::maps::FLOWS6),
-/// [`embryos4`](crate::maps::EMBRYOS4) and [`embryos6`](crate::maps::EMBRYOS6).
+/// [`embryos4`](crate::maps::HALF_OPEN4) and [`embryos6`](crate::maps::HALF_OPEN6).
 ///
 /// For an ICMP echo, the identifier is the port of the host that requests, and the other port is 0.
 #[repr(C)]
@@ -84,7 +86,7 @@ pub struct Flow<A> {
     pub action: u8,
     /// A [`State`].
     pub state: u8,
-    /// [`ORIGINAL`], [`PUBLISHED`], [`LONE`].
+    /// [`ORIGINAL`], [`PUBLISHED`], [`ONE_SIDED`].
     pub flags: u8,
     /// A [`Reason`](crate::Reason), with [`Action::Pass`] only.
     pub reason: u8,
@@ -99,12 +101,12 @@ pub type Flow4 = Flow<Addr4>;
 pub type Flow6 = Flow<Addr6>;
 
 impl<A> Flow<A> {
-    /// The [`State`] whose timeout applies. Of a one-sided flow ([`LONE`]) the BPF programs do not see the
+    /// The [`State`] whose timeout applies. Of a one-sided flow ([`ONE_SIDED`]) the BPF programs do not see the
     /// replies: conntrack may treat it as a stream, so the flow stays recorded until a stream's timeout.
     #[inline(always)]
     #[must_use]
-    pub const fn timed_as(&self) -> u8 {
-        let is_one_sided = self.flags & LONE != 0 && self.state == State::Unreplied as u8;
+    pub const fn timeout_state(&self) -> u8 {
+        let is_one_sided = self.flags & ONE_SIDED != 0 && self.state == State::Unreplied as u8;
         if is_one_sided { State::Stream as u8 } else { self.state }
     }
 }
@@ -113,7 +115,7 @@ impl<A: Copy> Flow<A> {
     /// The key of the reverse direction; `key` is the key of this one.
     #[inline(always)]
     #[must_use]
-    pub fn other_key(&self, key: &FlowKey<A>) -> FlowKey<A> {
+    pub fn reverse_key(&self, key: &FlowKey<A>) -> FlowKey<A> {
         FlowKey {
             source: self.destination,
             destination: self.source,
@@ -128,7 +130,7 @@ impl<A: Copy> Flow<A> {
     /// The reverse direction, without packets.
     #[inline(always)]
     #[must_use]
-    pub fn other_half(&self, key: &FlowKey<A>) -> Self {
+    pub fn reverse(&self, key: &FlowKey<A>) -> Self {
         Self {
             packets: 0,
             bytes: 0,
@@ -265,17 +267,17 @@ mod tests {
             packets: 9,
             ..Flow4::default()
         };
-        let other_key = forward.other_key(&key);
-        assert_eq!(other_key.source, pod);
-        assert_eq!(other_key.destination_port, Port::new(40001));
-        assert_eq!(other_key.side, SIDE_POD);
-        let other = forward.other_half(&key);
+        let reverse_key = forward.reverse_key(&key);
+        assert_eq!(reverse_key.source, pod);
+        assert_eq!(reverse_key.destination_port, Port::new(40001));
+        assert_eq!(reverse_key.side, SIDE_POD);
+        let other = forward.reverse(&key);
         assert_eq!(other.action, Action::ToUplink as u8);
         assert_eq!((other.source, other.source_port), (node, Port::new(8080)));
         assert_eq!((other.destination, other.destination_port), (client, Port::new(40000)));
         assert_eq!((other.flags, other.packets, other.pod), (PUBLISHED, 0, 5));
-        assert_eq!(other.other_key(&other_key), key);
-        assert_eq!(other.other_half(&other_key), Flow4 { packets: 0, ..forward });
+        assert_eq!(other.reverse_key(&reverse_key), key);
+        assert_eq!(other.reverse(&reverse_key), Flow4 { packets: 0, ..forward });
     }
 
     #[test]

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: MIT OR GPL-2.0-only
+
 //! The interface between the BPF programs and user space: names, sizes, keys and values of the maps.
 //!
 //! Numbers from a packet (addresses, ports, the identification of a fragment) are in network byte order, so
@@ -23,11 +25,11 @@ pub use config::{Config, TICK_SHIFT, Timeouts, ticks};
 pub use counters::{COUNTERS, Counter, Counters, Reason};
 pub use flow::{
     Action, Flow, Flow4, Flow6, FlowKey, FlowKey4, FlowKey6, IPPROTO_ICMP, IPPROTO_ICMPV6, IPPROTO_TCP,
-    IPPROTO_UDP, LONE, ORIGINAL, PUBLISHED, SIDE_POD, SIDE_UPLINK, STATES, State,
+    IPPROTO_UDP, ONE_SIDED, ORIGINAL, PUBLISHED, SIDE_POD, SIDE_UPLINK, STATES, State,
 };
 pub use tables::{
     FragmentKey, FragmentKey4, FragmentKey6, FragmentPorts, HELD, LEFT, MASQUERADED, Pod, PodAddress,
-    PortKey, PortKey4, PortKey6, PortTarget, PortTarget4, PortTarget6, Router, SEVERAL, SPARES_LOOPBACK,
+    PortKey, PortKey4, PortKey6, PortTarget, PortTarget4, PortTarget6, Router, SEVERAL, NOT_LOOPBACK,
     SocketKey, SocketKey4, SocketKey6, SocketOrigin, SocketOrigin4, SocketOrigin6, UPLINK_ETHERNET, Uplink,
 };
 

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: MIT OR GPL-2.0-only
+
 //! Names and default sizes of the maps. A name is that of the map in the object file and of its pin
 //! (`/sys/fs/bpf/slipway/<version>/<name>`); the kernel limits it to 15 bytes (BPF_OBJ_NAME_LEN).
 
@@ -31,9 +33,9 @@ pub const FLOWS4: &str = "flows4";
 pub const FLOWS6: &str = "flows6";
 /// LRU hash: [`FlowKey4`](crate::FlowKey4) → [`Flow4`](crate::Flow4): half-open flows, apart from the
 /// established ones so that a flood evicts none of these.
-pub const EMBRYOS4: &str = "embryos4";
+pub const HALF_OPEN4: &str = "embryos4";
 /// LRU hash: [`FlowKey6`](crate::FlowKey6) → [`Flow6`](crate::Flow6).
-pub const EMBRYOS6: &str = "embryos6";
+pub const HALF_OPEN6: &str = "embryos6";
 /// LRU hash: [`FragmentKey4`](crate::FragmentKey4) → [`FragmentPorts`](crate::FragmentPorts).
 pub const FRAGMENTS4: &str = "frags4";
 /// LRU hash: [`FragmentKey6`](crate::FragmentKey6) → [`FragmentPorts`](crate::FragmentPorts).
@@ -59,8 +61,8 @@ pub const ALL: [&str; 19] = [
     LOCALS6,
     FLOWS4,
     FLOWS6,
-    EMBRYOS4,
-    EMBRYOS6,
+    HALF_OPEN4,
+    HALF_OPEN6,
     FRAGMENTS4,
     FRAGMENTS6,
     SOCKETS4,
@@ -73,7 +75,7 @@ pub const ALL: [&str; 19] = [
 #[must_use]
 pub fn unchanged_since(name: &str) -> u32 {
     match name {
-        // 2 added `Config::teacher`.
+        // 2 added `Config::probe_socket`.
         CONFIG => 2,
         // Newer than 1, which wrote no such map.
         ROUTERS => 2,
@@ -94,8 +96,8 @@ pub const LOCALS_SIZE: u32 = 4096;
 /// Default size of [`FLOWS4`] and [`FLOWS6`] in elements, two for each flow. LRU maps allocate their memory
 /// when they are created: 16 MiB and 21 MiB for these.
 pub const FLOWS_SIZE: u32 = 131_072;
-/// Default size of [`EMBRYOS4`] and [`EMBRYOS6`] in elements, two for each flow.
-pub const EMBRYOS_SIZE: u32 = 32_768;
+/// Default size of [`HALF_OPEN4`] and [`HALF_OPEN6`] in elements, two for each flow.
+pub const HALF_OPEN_SIZE: u32 = 32_768;
 /// Default size of [`FRAGMENTS4`] and [`FRAGMENTS6`].
 pub const FRAGMENTS_SIZE: u32 = 8192;
 /// Default size of [`SOCKETS4`] and [`SOCKETS6`].

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: MIT OR GPL-2.0-only
+
 //! Lets aya read and write the types as bytes.
 
 use crate::{

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: MIT OR GPL-2.0-only
+
 //! Keys and values of the maps that user space writes (pods, ports, uplinks), and of the small maps that only
 //! the BPF programs write.
 
@@ -96,12 +98,12 @@ pub struct PortTarget<A> {
     pub address: A,
     /// The pod's port.
     pub port: Port,
-    /// [`SPARES_LOOPBACK`].
+    /// [`NOT_LOOPBACK`].
     pub flags: u16,
 }
 
 /// [`PortTarget::flags`]: a port of all addresses except the node's loopback (127/8 and `::1`).
-pub const SPARES_LOOPBACK: u16 = 1;
+pub const NOT_LOOPBACK: u16 = 1;
 
 /// An interface index in [`LOCALS4`](crate::maps::LOCALS4) and [`LOCALS6`](crate::maps::LOCALS6) for an
 /// address that more than one interface has.

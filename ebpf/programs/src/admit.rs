@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: MIT OR GPL-2.0-only
+
 //! New flows: both directions are recorded, or none.
 
 use aya_ebpf::bindings::BPF_ANY;
@@ -120,7 +122,7 @@ pub(crate) fn record<F: Family>(skb: Skb, scratch: &mut Scratch<F>) -> u32 {
             Admission::LEFT
         }
         Claim::Busy => {
-            count_fallback(if scratch.ports.own { Reason::Clash } else { Reason::NoPort });
+            count_fallback(if scratch.ports.own { Reason::PortCollision } else { Reason::NoPort });
             Admission::LEFT
         }
     }

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: MIT OR GPL-2.0-only
+
 //! The configuration and the counters.
 
 use slipway_ebpf_abi::{Config, Counter, Reason};

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: MIT OR GPL-2.0-only
+
 //! Incremental updates of the Internet checksum (RFC 1624).
 //!
 //! Words are in network byte order; the sum does not depend on it (RFC 1071, section 2).

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: MIT OR GPL-2.0-only
+
 //! The differences between IPv4 and IPv6. The programs are written once, for a [`Family`], and compiled
 //! twice.
 

@@ -1,8 +1,10 @@
+// SPDX-License-Identifier: MIT OR GPL-2.0-only
+
 //! Flows: looking them up, keeping both directions consistent, and claiming keys for new ones.
 
 use aya_ebpf::bindings::{BPF_ANY, BPF_NOEXIST};
 use slipway_ebpf_abi::{
-    Counter, Flow, FlowKey, IPPROTO_TCP, IPPROTO_UDP, LEFT, LONE, ORIGINAL, STATES, State,
+    Counter, Flow, FlowKey, IPPROTO_TCP, IPPROTO_UDP, LEFT, ONE_SIDED, ORIGINAL, STATES, State,
 };
 
 use crate::config::{config, count};
@@ -36,7 +38,7 @@ pub(crate) enum Claim {
 /// True if `found` is the reverse direction of the one with the key `own`.
 #[inline(always)]
 fn is_reverse_of<F: Family>(found: &Flow<Addr<F>>, own: &FlowKey<Addr<F>>) -> bool {
-    found.flags & LONE == 0
+    found.flags & ONE_SIDED == 0
         && F::same(found.destination, own.source)
         && F::same(found.source, own.destination)
         && found.destination_port.0 == own.source_port.0
@@ -61,7 +63,7 @@ struct Life {
 impl Life {
     #[inline(always)]
     fn of<A: Copy>(flow: &Flow<A>) -> Self {
-        Self { state: flow.timed_as(), last_seen: flow.last_seen, pod: flow.pod, generation: flow.generation }
+        Self { state: flow.timeout_state(), last_seen: flow.last_seen, pod: flow.pod, generation: flow.generation }
     }
 
     #[inline(always)]
@@ -92,7 +94,7 @@ pub(crate) fn remove<F: Family>(scratch: &mut Scratch<F>, now: u32) -> u32 {
     // An error means that it is already gone.
     let _ = F::flows().remove(&scratch.packet.key);
     let _ = F::half_open().remove(&scratch.packet.key);
-    if scratch.flow.flags & LONE == 0 {
+    if scratch.flow.flags & ONE_SIDED == 0 {
         free_reverse_key(scratch, now);
     }
     0
@@ -200,7 +202,7 @@ impl<F: Family> Hit<F> {
         scratch.flow.last_seen = now;
         if established {
             promote(scratch);
-        } else if scratch.flow.flags & LONE == 0 {
+        } else if scratch.flow.flags & ONE_SIDED == 0 {
             update_reverse(scratch, self.half_open);
         }
     }
@@ -287,7 +289,7 @@ fn promote<F: Family>(scratch: &mut Scratch<F>) -> u32 {
     if F::flows().insert(&scratch.packet.key, &scratch.flow, u64::from(BPF_ANY)).is_err() {
         return 0;
     }
-    if scratch.flow.flags & LONE == 0 {
+    if scratch.flow.flags & ONE_SIDED == 0 {
         scratch.set_reverse_key();
         scratch.set_reverse();
         // SAFETY: as in `find`.

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: MIT OR GPL-2.0-only
+
 //! ICMP errors about translated packets: path MTU discovery, closed ports, unreachable destinations.
 //!
 //! An error contains the packet that caused it, after translation. It must reach the sender of the original

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: MIT OR GPL-2.0-only
+
 //! The BPF programs of the eBPF fast path.
 //!
 //! `uplink_ingress` sees the packets from outside, `pod_ingress` those of a pod, and the programs of [`sock`]

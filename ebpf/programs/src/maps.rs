@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: MIT OR GPL-2.0-only
+
 //! The maps; `slipway_ebpf_abi::maps` describes them.
 
 use aya_ebpf::bindings::BPF_F_NO_PREALLOC;
@@ -40,7 +42,7 @@ pub(crate) static LOCALS4: HashMap<Addr4, u32> = HashMap::with_max_entries(sizes
 pub(crate) static FLOWS4: LruHashMap<FlowKey4, Flow4> = LruHashMap::with_max_entries(sizes::FLOWS_SIZE, 0);
 #[map(name = "embryos4")]
 pub(crate) static HALF_OPEN4: LruHashMap<FlowKey4, Flow4> =
-    LruHashMap::with_max_entries(sizes::EMBRYOS_SIZE, 0);
+    LruHashMap::with_max_entries(sizes::HALF_OPEN_SIZE, 0);
 #[map(name = "frags4")]
 pub(crate) static FRAGMENTS4: LruHashMap<FragmentKey4, FragmentPorts> =
     LruHashMap::with_max_entries(sizes::FRAGMENTS_SIZE, 0);
@@ -59,7 +61,7 @@ pub(crate) static LOCALS6: HashMap<Addr6, u32> = HashMap::with_max_entries(sizes
 pub(crate) static FLOWS6: LruHashMap<FlowKey6, Flow6> = LruHashMap::with_max_entries(sizes::FLOWS_SIZE, 0);
 #[map(name = "embryos6")]
 pub(crate) static HALF_OPEN6: LruHashMap<FlowKey6, Flow6> =
-    LruHashMap::with_max_entries(sizes::EMBRYOS_SIZE, 0);
+    LruHashMap::with_max_entries(sizes::HALF_OPEN_SIZE, 0);
 #[map(name = "frags6")]
 pub(crate) static FRAGMENTS6: LruHashMap<FragmentKey6, FragmentPorts> =
     LruHashMap::with_max_entries(sizes::FRAGMENTS_SIZE, 0);

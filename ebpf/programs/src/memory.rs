@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: MIT OR GPL-2.0-only
+
 //! Copying and clearing memory word by word. The compiler would otherwise call `memmove` and `memset`, which
 //! work byte by byte, and which the verifier has to follow; it does not replace volatile accesses.
 

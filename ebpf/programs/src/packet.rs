@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: MIT OR GPL-2.0-only
+
 //! Decoding packets.
 
 use slipway_ebpf_abi::{FlowKey, FragmentKey, FragmentPorts, IPPROTO_TCP, IPPROTO_UDP, Port, Reason};

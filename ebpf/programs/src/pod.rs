@@ -1,7 +1,9 @@
+// SPDX-License-Identifier: MIT OR GPL-2.0-only
+
 //! Packets of pods.
 
 use slipway_ebpf_abi::{
-    Action, Counter, HELD, IPPROTO_TCP, LEFT, LONE, MASQUERADED, ORIGINAL, Reason, SIDE_POD,
+    Action, Counter, HELD, IPPROTO_TCP, LEFT, ONE_SIDED, MASQUERADED, ORIGINAL, Reason, SIDE_POD,
 };
 
 use crate::admit::{self, Admission, Ports};
@@ -199,7 +201,7 @@ fn pass<F: Family>(scratch: &mut Scratch<F>, reason: Reason) -> i32 {
 #[inline(never)]
 fn record_passed<F: Family>(scratch: &mut Scratch<F>, reason: Reason) -> i32 {
     scratch.flow.reason = reason as u8;
-    scratch.flow.flags = ORIGINAL | LONE;
+    scratch.flow.flags = ORIGINAL | ONE_SIDED;
     // If the map is full, the next packet is handled as this one.
     if F::half_open().insert(&scratch.packet.key, &scratch.flow, 0).is_ok() {
         count(Counter::Passed);

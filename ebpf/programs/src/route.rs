@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: MIT OR GPL-2.0-only
+
 //! Route lookups for packets that leave.
 
 use aya_ebpf::bindings::{

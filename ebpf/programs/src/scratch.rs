@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: MIT OR GPL-2.0-only
+
 //! Scratch memory of a program run.
 //!
 //! It is an element of a per-CPU map instead of the program's stack. The verifier tracks every value on a stack

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: MIT OR GPL-2.0-only
+
 //! The packet buffer, and the helpers for it.
 
 use core::mem::MaybeUninit;

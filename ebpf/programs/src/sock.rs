@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: MIT OR GPL-2.0-only
+
 //! The node's own sockets: when a socket connects or sends to a published port on an address of the node,
 //! 127/8 or `::1`, the destination is replaced by the pod's address, so that no packet needs a translation.
 //!
@@ -9,7 +11,7 @@ use aya_ebpf::helpers::{bpf_get_netns_cookie, bpf_get_socket_cookie, bpf_sk_look
 use aya_ebpf::macros::cgroup_sock_addr;
 use aya_ebpf::programs::SockAddrContext;
 use slipway_ebpf_abi::{
-    Addr4, Addr6, Counter, FlowKey, IPPROTO_TCP, IPPROTO_UDP, Port, PortKey, PortTarget, SPARES_LOOPBACK,
+    Addr4, Addr6, Counter, FlowKey, IPPROTO_TCP, IPPROTO_UDP, Port, PortKey, PortTarget, NOT_LOOPBACK,
     SocketKey, SocketOrigin,
 };
 
@@ -68,7 +70,7 @@ impl Call {
         let cookie = unsafe { bpf_get_netns_cookie(self.0.cast()) };
         let config = config()?;
         if config.netns_cookie != cookie {
-            if config.teacher != 0 && self.cookie() == split(config.teacher) {
+            if config.probe_socket != 0 && self.cookie() == split(config.probe_socket) {
                 store_netns_cookie(cookie);
             }
             return None;
@@ -308,7 +310,7 @@ fn target4(address: Addr4, port: Port, protocol: u8) -> Option<PortTarget<Addr4>
         // SAFETY: as above.
         target = unsafe { PORTS4.get(&key) }.copied();
         if is_loopback4(address) {
-            target = target.filter(|target| target.flags & SPARES_LOOPBACK == 0);
+            target = target.filter(|target| target.flags & NOT_LOOPBACK == 0);
         }
     }
     target.filter(|target| is_pod(target.pod, target.generation))
@@ -328,7 +330,7 @@ fn target6(address: Addr6, port: Port, protocol: u8) -> Option<PortTarget<Addr6>
         // SAFETY: as above.
         target = unsafe { PORTS6.get(&key) }.copied();
         if is_same(address, LOOPBACK6) {
-            target = target.filter(|target| target.flags & SPARES_LOOPBACK == 0);
+            target = target.filter(|target| target.flags & NOT_LOOPBACK == 0);
         }
     }
     target.filter(|target| is_pod(target.pod, target.generation))

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: MIT OR GPL-2.0-only
+
 //! The states of a TCP connection, as in conntrack's table `tcp_conntracks`
 //! (net/netfilter/nf_conntrack_proto_tcp.c). Sequence numbers are checked for resets only.
 

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: MIT OR GPL-2.0-only
+
 //! Packets from outside.
 
 use slipway_ebpf_abi::{

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: MIT OR GPL-2.0-only
+
 //! IPv4 (RFC 791).
 
 use aya_ebpf::bindings::{

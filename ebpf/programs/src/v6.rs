@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: MIT OR GPL-2.0-only
+
 //! IPv6 (RFC 8200).
 
 use aya_ebpf::bindings::{

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+
 //! A configuration list, a single configuration, and what their plugins would get.
 #![no_main]
 

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+
 //! The output of a plugin or delegate, read as each version and converted to each version.
 #![no_main]
 

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+
 //! Latency of a small flow while other flows fill the limit.
 
 use std::io::{Read, Write};

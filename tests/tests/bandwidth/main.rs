@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+
 //! The bandwidth plugin, with real traffic in both directions.
 
 mod latency;

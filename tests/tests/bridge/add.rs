@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+
 //! ADD: its result, links, addresses and routes, also with several containers.
 
 use std::collections::BTreeSet;

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+
 //! CHECK finds changes.
 
 use nix::mount::{MsFlags, mount};

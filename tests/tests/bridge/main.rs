@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+
 //! The bridge plugin: keys, results, CHECK, and what DEL removes.
 //!
 //! IPAM is host-local. Tests of VLANs are skipped on kernels without VLAN filtering.

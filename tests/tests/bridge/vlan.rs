@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+
 //! VLANs, on kernels with bridge VLAN filtering.
 
 use serde_json::{Value, json};

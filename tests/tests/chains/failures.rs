@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+
 //! A plugin of the list fails: its ADD undoes its own changes, and the runtime's DEL removes those of the
 //! plugins before it.
 

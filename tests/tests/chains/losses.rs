@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+
 //! CHECK of a list names the plugin that lost an object.
 
 use slipway_tests::{Pod, Space};

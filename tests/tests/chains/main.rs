@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+
 //! Common plugin lists as a whole: real packets, and every verb.
 //!
 //! Each plugin has a suite of its own. This one tests what only chaining shows: results passed between

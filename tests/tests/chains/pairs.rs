@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+
 //! Each interface plugin followed by firewall, with each of firewall's backends.
 
 use serde_json::{Value, json};

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+
 //! DEL and GC of a whole list.
 
 use serde_json::{Value, json};

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+
 //! Calls of a list in the order of each runtime, and with its `CNI_ARGS`.
 
 use serde_json::{Value, json};

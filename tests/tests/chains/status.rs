@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+
 //! STATUS of a list: can the next ADD succeed?
 
 use serde_json::{Value, json};

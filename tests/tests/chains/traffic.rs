@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+
 //! Packets through a whole list.
 
 use std::io::{Read, Write};

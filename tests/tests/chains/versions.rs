@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+
 //! The longest list in every version of the specification that its plugins support.
 
 use serde_json::{Value, json};

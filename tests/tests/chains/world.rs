@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+
 //! The lists, and the node on which they run.
 
 use std::net::IpAddr;

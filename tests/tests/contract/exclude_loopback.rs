@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+
 //! `excludeLoopback`: a published port leaves the node's own loopback services alone, such as its resolver.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};

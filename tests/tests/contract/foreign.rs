@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+
 //! Traffic that the plugins must not change: the node's own flows, other engines' rules, foreign policies.
 
 use std::net::IpAddr;

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+
 //! The contract under conditions of real nodes.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+
 //! Packets for 127/8 and ::1 that arrive on an interface must be dropped, with any port published:
 //! route_localnet, which lets the node's own 127.0.0.1 reach a pod, also lets neighbours reach the node's
 //! loopback services (CVE-2020-8558).

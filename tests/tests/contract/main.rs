@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+
 //! The requirements of every dataplane, on real packets: each row of the contract in docs/dataplane.md, in
 //! IPv4 and IPv6, TCP and UDP, with and without bridged packets in netfilter.
 

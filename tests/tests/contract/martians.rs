@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+
 //! Packets whose source address no host can have are dropped on the way to a pod and on the way out of it.
 
 use std::net::IpAddr;

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+
 //! Conflicts: which attachment owns a port.
 
 use std::net::IpAddr;

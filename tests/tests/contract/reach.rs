@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+
 //! Published ports: which clients reach them, at which addresses, and which source address the container
 //! sees.
 

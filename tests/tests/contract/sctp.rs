@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+
 //! SCTP, on kernels that support it.
 
 use std::io::{Read, Write};

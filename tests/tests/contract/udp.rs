@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+
 //! UDP flows have no end: conntrack's entries must follow the port to its new pod.
 
 use std::net::UdpSocket;

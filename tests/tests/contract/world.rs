@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+
 //! The test node: two bridges, hosts outside, and pods that answer with their names.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+
 //! The contract of published ports with the iptables backend, on a node that uses iptables-nft.
 
 #[path = "../contract/foreign.rs"]

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+
 //! The packet tests of the contract with the iptables backend, on a node that uses iptables-legacy.
 
 #[path = "../contract/loopback_guard.rs"]

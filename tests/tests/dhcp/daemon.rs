@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+
 //! The daemon: restarts, kills, a full disk, other users, and start by systemd.
 
 use std::io::{Read as _, Write as _};

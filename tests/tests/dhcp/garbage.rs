@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+
 //! Mutated configurations and environments, with a server that replies.
 
 use serde_json::json;

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+
 //! Leases of a real server.
 
 use serde_json::{Value, json};

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+
 //! dhcp with each plugin that makes a link, and a real server outside the node.
 
 use serde_json::{Value, json};

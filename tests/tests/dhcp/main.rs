@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+
 //! dhcp and its daemon, with dnsmasq and with a server that the tests control.
 
 /// Ends a test that other implementations need not pass.

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+
 //! The plugin is killed at any point: a DEL leaves no lease and no other object.
 
 use serde_json::json;

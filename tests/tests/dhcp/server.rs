@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+
 //! A small DHCP server controlled by the tests, for leases of seconds and replies that real servers do not
 //! send.
 

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+
 //! A node with a bridge, a DHCP server and the daemon.
 
 use std::collections::BTreeMap;

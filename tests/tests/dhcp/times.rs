@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+
 //! Timers and refusals: leases of seconds, from a server controlled by the test.
 
 use std::time::{Duration, Instant};

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+
 //! `slipway flows` and `slipway ports` list the BPF programs' flows.
 
 use serde_json::{Value, json};

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+
 //! Frames for another MAC address or with a tag, and packets whose source address the kernel chooses.
 
 use std::net::{Ipv4Addr, UdpSocket};

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+
 //! The eBPF backend on a node: loading, attaching, replacing and removing the BPF programs, and their maps.
 //! The suite `contract_ebpf` tests packets.
 

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+
 //! The node's address or the uplink changes under a masqueraded flow.
 
 use std::net::IpAddr;

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+
 //! Containers whose links other plugins act on are left to nftables, since the BPF programs would bypass
 //! those plugins.
 

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+
 //! Paths to the far end with a smaller link on them, and with a VLAN as uplink.
 
 use std::net::{IpAddr, SocketAddr};

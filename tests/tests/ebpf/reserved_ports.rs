@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+
 //! netfilter's masquerade does not use the ports that the BPF programs masquerade with.
 
 use std::net::{IpAddr, SocketAddr};

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+
 //! Kernels and nodes that refuse the BPF programs: nftables serves, and the reason is reported.
 
 use serde_json::{Value, json};

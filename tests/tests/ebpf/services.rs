@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+
 //! Services of kube-proxy and other engines: with one on the node, masquerade is left to nftables, so that
 //! containers reach Services. The suite `services` tests published ports.
 

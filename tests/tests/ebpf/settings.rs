@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+
 //! Settings of the BPF programs in `/etc/cni/slipway.json`.
 
 use std::time::{Duration, Instant};
@@ -55,7 +57,7 @@ fn maps_have_the_configured_sizes() {
         stage.node.run(|| MapData::from_pin(&path).expect("a map").info().expect("its size").max_entries())
     };
     assert_eq!((size("flows4"), size("flows6"), size("ports4")), (2048, 2048, 300_000));
-    assert_eq!(size("embryos4"), slipway_ebpf_abi::maps::EMBRYOS_SIZE);
+    assert_eq!(size("embryos4"), slipway_ebpf_abi::maps::HALF_OPEN_SIZE);
     let pod = stage.node.pod("web");
     stage.network().add(&attach(&pod)).expect("ADD");
     assert_eq!(stage.node.programs()["ports"], 4);

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+
 //! The BPF programs at the node's own sockets.
 
 use std::io;

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+
 //! Map entries without an nftables element that names their owner, of a container that is gone, or that
 //! belong to another container now.
 

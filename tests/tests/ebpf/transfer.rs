@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+
 //! Large transfers in both directions at once, through a published port and through masquerade. Each end
 //! compares every byte, and no kernel may count a checksum error, whether devices, the node or the senders
 //! segment packets and complete checksums.

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+
 //! Upgrade: programs of another version are replaced.
 
 use serde_json::{Value, json};

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+
 //! Uplinks need an entry in the maps and an attached program: reports and behaviour when one of the two is
 //! missing.
 

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+
 //! A node with an uplink and a pod. Each test runs the BPF programs on single packets with
 //! BPF_PROG_TEST_RUN, which returns the packet and the verdict and sends nothing.
 
@@ -142,7 +144,7 @@ impl Rig {
             loader.map_max_entries(abi::maps::FLOWS4, size).map_max_entries(abi::maps::FLOWS6, size);
         }
         if let Some(size) = sizes.half_open {
-            loader.map_max_entries(abi::maps::EMBRYOS4, size).map_max_entries(abi::maps::EMBRYOS6, size);
+            loader.map_max_entries(abi::maps::HALF_OPEN4, size).map_max_entries(abi::maps::HALF_OPEN6, size);
         }
         let mut ebpf = loader.load(object).unwrap_or_else(|error| panic!("load the object: {error:?}"));
         for name in [abi::maps::programs::UPLINK_INGRESS, abi::maps::programs::POD_INGRESS] {
@@ -391,7 +393,7 @@ impl Rig {
     /// Makes every flow older by so many seconds.
     pub(crate) fn age(&mut self, seconds: u32) {
         let ticks = abi::ticks(seconds) + 1;
-        for map in [abi::maps::FLOWS4, abi::maps::EMBRYOS4] {
+        for map in [abi::maps::FLOWS4, abi::maps::HALF_OPEN4] {
             for (key, mut flow) in self.flows4(map) {
                 flow.last_seen = flow.last_seen.wrapping_sub(ticks);
                 if key.protocol != wire::TCP {
@@ -400,7 +402,7 @@ impl Rig {
                 self.map(map).insert(key, flow, 0).unwrap();
             }
         }
-        for map in [abi::maps::FLOWS6, abi::maps::EMBRYOS6] {
+        for map in [abi::maps::FLOWS6, abi::maps::HALF_OPEN6] {
             for (key, mut flow) in self.flows6(map) {
                 flow.last_seen = flow.last_seen.wrapping_sub(ticks);
                 if key.protocol != wire::TCP {
@@ -413,12 +415,12 @@ impl Rig {
 
     /// Removes all flows from the maps.
     pub(crate) fn forget_flows(&mut self) {
-        for map in [abi::maps::FLOWS4, abi::maps::EMBRYOS4] {
+        for map in [abi::maps::FLOWS4, abi::maps::HALF_OPEN4] {
             for key in self.flows4(map).into_keys() {
                 self.map::<FlowKey4, Flow4>(map).remove(&key).unwrap();
             }
         }
-        for map in [abi::maps::FLOWS6, abi::maps::EMBRYOS6] {
+        for map in [abi::maps::FLOWS6, abi::maps::HALF_OPEN6] {
             for key in self.flows6(map).into_keys() {
                 self.map::<FlowKey6, Flow6>(map).remove(&key).unwrap();
             }
@@ -437,12 +439,12 @@ impl Rig {
         };
         let mut all = Vec::new();
         if v6 {
-            for map in [abi::maps::FLOWS6, abi::maps::EMBRYOS6] {
-                all.extend(self.flows6(map).into_values().map(|flow| (flow.timed_as(), flow.last_seen)));
+            for map in [abi::maps::FLOWS6, abi::maps::HALF_OPEN6] {
+                all.extend(self.flows6(map).into_values().map(|flow| (flow.timeout_state(), flow.last_seen)));
             }
         } else {
-            for map in [abi::maps::FLOWS4, abi::maps::EMBRYOS4] {
-                all.extend(self.flows4(map).into_values().map(|flow| (flow.timed_as(), flow.last_seen)));
+            for map in [abi::maps::FLOWS4, abi::maps::HALF_OPEN4] {
+                all.extend(self.flows4(map).into_values().map(|flow| (flow.timeout_state(), flow.last_seen)));
             }
         }
         all.into_iter().filter(|(state, seen)| is_living(*state, *seen)).count()
@@ -451,9 +453,9 @@ impl Rig {
     /// The number of elements in a family's two maps: established flows, half-open flows.
     pub(crate) fn flow_elements(&mut self, v6: bool) -> (usize, usize) {
         if v6 {
-            (self.flows6(abi::maps::FLOWS6).len(), self.flows6(abi::maps::EMBRYOS6).len())
+            (self.flows6(abi::maps::FLOWS6).len(), self.flows6(abi::maps::HALF_OPEN6).len())
         } else {
-            (self.flows4(abi::maps::FLOWS4).len(), self.flows4(abi::maps::EMBRYOS4).len())
+            (self.flows4(abi::maps::FLOWS4).len(), self.flows4(abi::maps::HALF_OPEN4).len())
         }
     }
 }

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+
 //! The cost of the BPF programs: instructions that the verifier processes, and time for each packet.
 
 use std::collections::BTreeMap;

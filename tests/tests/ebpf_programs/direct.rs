@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+
 //! Connections to a pod's own address, without and with concurrent ones to its published port.
 
 use slipway_ebpf_abi::{Counter, Reason};

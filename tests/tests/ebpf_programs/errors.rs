@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+
 //! ICMP errors about translated packets.
 
 use std::net::IpAddr;

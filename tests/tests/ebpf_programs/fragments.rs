@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+
 //! IP fragments: only the first has the ports, and all are translated alike.
 
 use slipway_ebpf_abi::Reason;

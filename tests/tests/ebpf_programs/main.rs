@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+
 //! The BPF programs in the kernel, run on single packets (BPF_PROG_TEST_RUN). The tests build the packets
 //! byte by byte and verify the results with checksums that share no code with the programs.
 

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+
 //! Packets with an invalid source address: left to the kernel's stack unchanged, which drops them.
 
 use std::net::IpAddr;

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+
 //! Flows that a pod begins with hosts outside.
 
 use std::collections::BTreeSet;

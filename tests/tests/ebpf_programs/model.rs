@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+
 //! Random flows, run through the BPF programs and through a simple model of NAT. The model keeps whole
 //! flows, where the BPF programs keep one map element for each direction, and shares no code with them.
 

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+
 //! Published ports: a client's packets reach the pod, and the pod's replies reach the client.
 
 use slipway_ebpf_abi::{self as abi, Counter, Port, PortKey, PortTarget, Reason};
@@ -460,7 +462,7 @@ fn every_packet_and_byte_is_counted() {
         (rig.count(Counter::FromPodPackets), rig.count(Counter::FromPodBytes)),
         (3, 3 * length(&reply))
     );
-    let flows = rig.flows4(abi::maps::EMBRYOS4);
+    let flows = rig.flows4(abi::maps::HALF_OPEN4);
     assert_eq!(flows.len(), 2);
     for (key, flow) in flows {
         let (packets, packet) = if key.side == abi::SIDE_UPLINK { (5, &packet) } else { (3, &reply) };

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+
 //! The states of TCP connections, and their timeouts.
 
 use slipway_ebpf_abi::{self as abi, Flow4, FlowKey4, State};
@@ -32,7 +34,7 @@ fn play(rig: &Rig, segments: &[(Sender, u8)]) {
 #[track_caller]
 fn state(rig: &mut Rig) -> Option<State> {
     let mut directions: Vec<(FlowKey4, Flow4)> = rig.flows4(abi::maps::FLOWS4).into_iter().collect();
-    directions.extend(rig.flows4(abi::maps::EMBRYOS4));
+    directions.extend(rig.flows4(abi::maps::HALF_OPEN4));
     let states: Vec<u8> = directions.iter().map(|(_, flow)| flow.state).collect();
     match states[..] {
         [] => None,

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+
 //! The timeouts of UDP flows and echoes, and the conditions for an established flow.
 
 use std::time::Duration;
@@ -13,7 +15,7 @@ const CLIENT_PORT: u16 = 40000;
 /// The states of all map elements.
 fn states(rig: &mut Rig) -> Vec<Option<State>> {
     let mut all = rig.flows4(abi::maps::FLOWS4);
-    all.extend(rig.flows4(abi::maps::EMBRYOS4));
+    all.extend(rig.flows4(abi::maps::HALF_OPEN4));
     all.into_values().map(|flow| State::from_number(flow.state)).collect()
 }
 

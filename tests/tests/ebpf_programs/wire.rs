@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+
 //! Builds and parses packets and their checksums from the RFCs alone, without code of the BPF programs.
 
 use std::net::IpAddr;

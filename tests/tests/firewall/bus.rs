@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+
 //! A dbus-daemon as the node's system bus, and a thread that answers as firewalld on it.
 //!
 //! The replies are those of firewalld 1.3.3.

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+
 //! The firewalld backend, over a real bus.
 
 use serde_json::{Value, json};

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+
 //! `ingressPolicy`, with both backends.
 
 use serde_json::{Value, json};

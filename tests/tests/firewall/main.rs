@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+
 //! The firewall plugin after bridge, with each backend: iptables, nftables and firewalld.
 
 mod bus;

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+
 //! A DEL that runs concurrently with an ADD or a DEL of another container.
 
 use std::time::{Duration, Instant};

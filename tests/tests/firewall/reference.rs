@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+
 //! CHECK, DEL and GC of containers that the reference plugins attached.
 
 use serde_json::{Value, json};

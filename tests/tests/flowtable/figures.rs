@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+
 //! Measurements of the flowtable's effect.
 //!
 //! `cargo xtask vm-test --measure --kernel 6.12 --suite flowtable` runs them on a kernel with a flowtable.

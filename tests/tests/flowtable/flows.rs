@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+
 //! Offloaded flows: which flows bypass the chains, and when that ends. A counter at the forward hook counts
 //! real packets.
 

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+
 //! The flowtable that `/etc/cni/slipway.json` switches on, and the contract's tests of reach and UDP with it.
 //! On a kernel without a flowtable the same file must change nothing.
 

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+
 //! The flowtable in nftables: created, extended, repaired, removed.
 
 use slipway_tests::{BridgeNetfilter, FLOWTABLE, Proto, at, has_flowtable, needs};

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+
 //! Repeated DEL, which runtimes call often. A second DEL only reads: it starts no program, changes no file,
 //! ruleset or link, and waits for no other process.
 //!

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+
 //! The system calls of a plugin that do more than read.
 
 use slipway_tests::{Node, PluginCall};

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+
 //! DEL moves the device of its own attachment back to the node, and no other, however late it is called.
 
 use std::time::Duration;

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+
 //! The host-device plugin: each way to name a device, the move to the container and back, packets over the
 //! device, and missing parts.
 

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+
 //! DEL, CHECK and GC find an attachment in every backend, whatever the configuration's backend is now.
 
 use serde_json::json;

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+
 //! After an ADD the kernel has the rules that the reference plugins make, byte for byte.
 
 use serde_json::{Value, json};

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+
 //! The lock of the legacy tools: the backend waits for it with a time limit.
 
 use std::fs::File;

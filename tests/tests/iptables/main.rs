@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+
 //! The iptables backend: the reference plugins' chains, with both variants of iptables. Slipway and the
 //! reference each make, check and remove them.
 

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+
 //! ipMasq with the iptables backend.
 
 use serde_json::{Value, json};

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+
 //! Slipway and the reference find, check and remove each other's rules.
 
 use serde_json::{Value, json};

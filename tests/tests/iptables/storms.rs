@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+
 //! Concurrent calls, and killed processes.
 
 use serde_json::json;

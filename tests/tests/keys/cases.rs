@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+
 //! The generated configurations: a base for each plugin, and each of its keys with unusual values.
 
 use serde_json::{Value, json};

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+
 //! The differences between two records of the same case.
 
 use std::collections::BTreeSet;

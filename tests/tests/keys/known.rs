@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+
 //! The list of intended differences: tests/golden/keys-differences.toml.
 
 use std::path::{Path, PathBuf};

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+
 //! Every key of every plugin, compared with the reference plugins: absent, null, empty, zero, of the wrong
 //! type, too large, repeated, in capitals. Slipway and the reference do ADD, CHECK and DEL on separate nodes;
 //! then exit codes, results, kernel state and files are compared. The list of known differences must match

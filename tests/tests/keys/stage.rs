@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+
 //! One call sequence of one implementation on a node of its own, and the state that it leaves.
 
 use std::collections::BTreeSet;

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+
 //! The macvlan plugin: every key, packets over the master, and DEL.
 
 #[path = "../single/on_a_link.rs"]

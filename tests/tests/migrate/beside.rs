@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+
 //! Migrations with concurrent ADDs and DELs: deleted containers stay deleted, and added ones have their
 //! ports.
 

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+
 //! Connections, datagrams and downloads from all sides continue during migrations; a gap would be noticed.
 
 use std::io::{ErrorKind, Read, Write};

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+
 //! A killed migration leaves every port served, and the next call completes it.
 
 use serde_json::json;

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+
 //! Migrations from every backend to the other and back.
 
 use serde_json::json;

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+
 //! Migrations to the eBPF backend and from it.
 
 use serde_json::json;

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+
 //! Tests of every plugin that makes a veth pair of which the node keeps one end. The suites of these plugins
 //! include this module and provide the configuration.
 

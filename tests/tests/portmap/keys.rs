@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+
 //! portmap's own keys, tested with packets if they affect packets.
 
 use serde_json::{Value, json};

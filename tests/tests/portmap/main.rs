@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+
 //! portmap as a process: its ruleset, conflicts, repairs, and interrupted calls. The contract suites test
 //! that packets arrive, but for the effects of portmap's own keys.
 

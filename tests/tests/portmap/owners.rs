@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+
 //! Conflicts: two attachments request the same port or address.
 
 use serde_json::json;

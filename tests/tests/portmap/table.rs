@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+
 //! The table: created once, repaired, upgraded, and refused if another program made it.
 
 use serde_json::json;

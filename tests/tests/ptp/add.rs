@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+
 //! ADD: its objects, with one container and with several.
 
 use std::collections::BTreeSet;

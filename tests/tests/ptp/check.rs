@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+
 //! CHECK finds changes since the ADD.
 
 use serde_json::json;

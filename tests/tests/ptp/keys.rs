@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+
 //! The keys one by one, and IPAM's results.
 
 use std::net::IpAddr;

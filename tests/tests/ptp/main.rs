@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+
 //! The ptp plugin: every key, and DEL. IPAM is host-local, but for results that only another plugin can have.
 
 mod add;

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+
 //! DEL of another plugin's objects, and STATUS.
 
 use serde_json::json;

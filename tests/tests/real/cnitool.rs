@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+
 //! cnitool of the CNI project, which executes a list as libcni does.
 
 use std::path::{Path, PathBuf};

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+
 //! containerd: pods through the Container Runtime Interface, as kubelet makes them, and `ctr run --cni`.
 
 use std::net::IpAddr;

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+
 //! A client of the Container Runtime Interface, as kubelet is: gRPC through curl. The few messages that the
 //! tests need are encoded field by field.
 //!

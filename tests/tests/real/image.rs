@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+
 //! Container images made by the tests: one static busybox, and a page with the container's name and the
 //! client's address.
 

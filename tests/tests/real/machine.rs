@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+
 //! A node with packages of its own: a root file system, a PID namespace, and the plugins installed in it.
 //!
 //! The root is an overlay: below it the folder that `cargo xtask test --runtimes` has unpacked, above it a

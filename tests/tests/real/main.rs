@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+
 //! Real runtimes with the plugins under test: podman, containerd (through its CRI, as kubelet uses it, and
 //! through ctr), and cnitool of the CNI project. Each runs in a machine of its own: see [`machine`].
 //!

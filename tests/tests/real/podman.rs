@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+
 //! podman 4.3 with `network_backend = "cni"`: the last version with CNI that Debian has.
 
 use std::net::{IpAddr, Ipv4Addr};

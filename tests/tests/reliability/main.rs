@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+
 //! The chain bridge (or ptp) + host-local + portmap, and the other plugins behind it or in bridge's place, killed
 //! before each of their system calls, and with each of these calls failing.
 //!

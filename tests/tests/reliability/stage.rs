@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+
 //! A node with containers to attach and detach, and the ways of runtimes to clean up after an interrupted
 //! ADD.
 

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+
 //! `slipway restore` with concurrent ADDs and DELs.
 
 use std::sync::atomic::{AtomicBool, Ordering};

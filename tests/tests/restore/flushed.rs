@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+
 //! Several kinds of flush: everything of live containers is restored.
 
 use serde_json::json;

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+
 //! Ports that are not restored: those of dead or unknown containers, and those that others have.
 
 use serde_json::{Value, json};

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+
 //! `slipway restore`, tested with packets: after each kind of flush that happens on nodes, live containers
 //! get back exactly what they had.
 

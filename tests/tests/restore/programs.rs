@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+
 //! Containers of the eBPF backend: a flush of the ruleset removes their elements, not the BPF maps.
 
 use serde_json::{Value, json};

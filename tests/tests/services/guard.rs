@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+
 //! No translation of the table leads to the node's loopback or to a multicast group.
 
 use std::net::IpAddr;

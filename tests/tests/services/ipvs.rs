@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+
 //! kube-proxy in mode `ipvs` and kube-router: each address of a Service is the node's, on a link made for it.
 //!
 //! Without IPVS in the kernel, a server on the node receives the packets that IPVS would take at the input

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+
 //! The rules that kube-proxy writes.
 
 use std::fmt::Write as _;

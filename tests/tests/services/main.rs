@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+
 //! hostPorts next to engines that translate the addresses of Services: which one gets a packet that both
 //! match.
 //!

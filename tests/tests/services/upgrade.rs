@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+
 //! A table of schema 1, whose chains translated at dstnat: it is upgraded in place.
 
 use slipway_tests::{FLOWTABLE, PROGRAMS, Proto, at, has_flowtable, has_programs, needs, patience};

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+
 //! The address of a load balancer, or an external IP, that the node itself has: the Service answers at its
 //! port.
 

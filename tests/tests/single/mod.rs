@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+
 //! Tests of every plugin that makes one link, in the container alone. The suites of these plugins include
 //! this module and provide the configuration.
 

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+
 //! Tests of macvlan and ipvlan, which make a link on a master. Their suites include this module and `single`.
 
 use std::net::IpAddr;

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+
 //! The tap plugin: every key, and frames that a program reads from the tap and writes to it.
 
 mod program;

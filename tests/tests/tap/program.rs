@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+
 //! The other end of a tap: a program that replies for an address.
 
 use std::fs::File;

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+
 //! The vlan plugin: every key, tagged packets over the master, and DEL.
 
 #[path = "../single/mod.rs"]

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+
 //! A plugin set to measure, with its own node.
 
 use std::fs;

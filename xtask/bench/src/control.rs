@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+
 //! The run: contenders, numbers of pods and repetitions, interleaved.
 
 use std::cell::RefCell;

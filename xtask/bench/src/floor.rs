@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+
 //! The kernel's floor for a DEL: the cost of a batch that deletes three elements of an nf_tables map, and of
 //! the deletion of a veth pair, in a process that does nothing else.
 //!

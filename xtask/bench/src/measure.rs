@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+
 //! The cost of one call: wall clock, CPU of the processes, and the whole machine's busy time.
 
 use std::fs;

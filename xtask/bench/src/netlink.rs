@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+
 //! Netlink for the kernel's floor: raw requests with an acknowledgement each.
 
 use std::os::fd::{AsRawFd, OwnedFd};

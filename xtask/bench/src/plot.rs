@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+
 //! `cargo xtask bench plot`: draws the documentation's pictures from figures in the repository.
 
 use std::fs;

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+
 //! Figures of samples: quantiles, ratios, the table, JSON and CSV.
 
 use std::fmt::Write as _;

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+
 //! The plugin sets that are compared: their directories and versions.
 
 use std::fs;

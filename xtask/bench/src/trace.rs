@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+
 //! Counts the programs that an operation starts, and finds the peak memory of its largest process.
 //!
 //! The call runs under ptrace(2), attached before its input is written. Each exec is an event, and each

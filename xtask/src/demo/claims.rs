@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+
 //! The demo's claims: each is a request and its expected answer.
 
 use serde_json::Value;

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+
 //! The demo's second act: the BPF programs, and the proof that netfilter has no part in it.
 
 use std::path::Path;

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+
 //! `--keep` and `--remove`: a process holds the demo's namespaces, and a file remembers it.
 
 use std::fs;

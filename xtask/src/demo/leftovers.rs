@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+
 //! Looks for anything of a pod that a DEL has left on the node.
 
 use std::collections::BTreeSet;

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+
 //! `cargo xtask demo`: two pods, a published port, and a real request for each claim; once with nftables,
 //! once with the BPF programs.
 

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+
 //! The demo's output: a picture, and a line per request and claim. Colours only on a terminal.
 
 use std::env;

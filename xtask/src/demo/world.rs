@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+
 //! The demo's network: the process's own namespace is the node, another namespace is another host.
 
 use std::env;

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+
 //! Cross-compilation for aarch64 with Debian's packages, unpacked and not installed: a compiler with a
 //! standard library for aarch64, a linker, static C libraries, and an emulator.
 

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+
 //! `cargo xtask dist`: builds the binary that is shipped and checks its properties.
 
 mod cross;

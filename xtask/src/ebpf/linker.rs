@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+
 //! bpf-linker, which links the compiler's output to one object.
 
 use std::fs;

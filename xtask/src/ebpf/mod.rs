@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+
 //! `cargo xtask ebpf`: the BPF programs, which the binary carries.
 //!
 //! They are built by a compiler of their own ([`toolchain`]) and linked by bpf-linker ([`linker`]) into

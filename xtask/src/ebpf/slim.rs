@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+
 //! Removes DWARF debugging information from an object.
 //!
 //! The kernel reads types and line numbers from `.BTF` and `.BTF.ext`, which were made of the DWARF sections;

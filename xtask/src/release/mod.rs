@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+
 //! `cargo xtask release`: builds and checks what is published for a version. Tagging, signing and publishing
 //! are the releaser's.
 

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+
 //! The bill of materials of a binary, in CycloneDX 1.5.
 
 use std::collections::{BTreeMap, BTreeSet};

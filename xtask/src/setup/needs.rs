@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+
 //! Programs and libraries of the system that the tasks need.
 
 use std::path::{Path, PathBuf};

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+
 //! The archive that a kernel unpacks as its first root file system.
 //!
 //! Format "newc" with ASCII headers: Documentation/driver-api/early-userspace/buffer-format.rst in the

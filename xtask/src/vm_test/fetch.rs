@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+
 //! A kernel from Debian's packages, made ready: image, modules, configuration.
 
 use std::cmp::Reverse;

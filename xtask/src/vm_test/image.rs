@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+
 //! The root file system of a VM: the first process, the tests, the plugins, the system's tools that the tests call,
 //! and the kernel's modules.
 

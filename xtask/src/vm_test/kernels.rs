@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+
 //! The list of kernels, `vm-tests/kernels.toml`.
 
 use std::collections::BTreeSet;

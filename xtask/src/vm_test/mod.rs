@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+
 //! `cargo xtask vm-test`: the test suites on other kernels, in VMs.
 
 mod cpio;

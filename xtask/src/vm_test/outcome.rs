@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+
 //! The verdict on a VM's run: each test's result, and everything that makes the run a failure.
 
 use std::time::Duration;

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+
 //! The test programs, the plugins and the first process, built for the machines.
 
 use std::collections::BTreeSet;

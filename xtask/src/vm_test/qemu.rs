@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+
 //! The emulator: where it comes from, how it is called, how a machine is watched.
 
 use std::fs::{self, File};

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+
 //! The results for people: on the terminal and in docs/kernels.md.
 
 use std::collections::BTreeSet;

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+
 //! Attaches programs to interfaces: filters of tc at a `clsact` queueing discipline, or tcx.
 //!
 //! clsact exists since Linux 4.5, and a filter with a pinned program is attached in under a millisecond; tcx

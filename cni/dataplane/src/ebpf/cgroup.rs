@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+
 //! Programs at the node's own sockets, attached to a control group.
 //!
 //! They run for every process in the control group, in any network namespace, and check themselves that it is

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+
 //! The settings that the BPF programs read, and the network namespace that the programs serve.
 
 use std::path::PathBuf;
@@ -56,7 +58,7 @@ pub(super) fn refuse_another(config: &Config) -> Result<(), Error> {
 
 /// The error if the programs serve another network namespace; none if there are no programs.
 #[must_use]
-pub fn served_abroad() -> Option<Error> {
+pub fn served_in_other_namespace() -> Option<Error> {
     Pins::find().and_then(|pins| refuse_abroad(&pins).err())
 }
 

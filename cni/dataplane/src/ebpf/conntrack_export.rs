@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+
 //! Exports flows of the programs to conntrack, which translates their later packets.
 //!
 //! The containers are held first, so that no new flow begins with the programs. Their flows are inserted into
@@ -121,7 +123,7 @@ fn as_new(flow: &KnownFlow, clock: &Clock) -> NewFlow {
     NewFlow {
         original: tuple(flow.first.before),
         translated: tuple(flow.first.after),
-        is_answered: flow.is_established || !matches!(flow.state, State::SynSent | State::Unreplied),
+        seen_reply: flow.is_established || !matches!(flow.state, State::SynSent | State::Unreplied),
         is_assured: flow.is_established,
         // The states of TCP have conntrack's numbers.
         tcp_state: is_tcp.then_some(flow.state as u8),

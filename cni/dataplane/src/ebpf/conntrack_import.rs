@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+
 //! Imports flows from conntrack: those that a container has before the programs serve it. They are written to
 //! the maps of flows, so that the programs leave them to netfilter for their whole life.
 
@@ -94,7 +96,7 @@ impl Address for Addr4 {
         }
     }
 
-    const MAPS: (&'static str, &'static str) = (maps::FLOWS4, maps::EMBRYOS4);
+    const MAPS: (&'static str, &'static str) = (maps::FLOWS4, maps::HALF_OPEN4);
 }
 
 impl Address for Addr6 {
@@ -105,7 +107,7 @@ impl Address for Addr6 {
         }
     }
 
-    const MAPS: (&'static str, &'static str) = (maps::FLOWS6, maps::EMBRYOS6);
+    const MAPS: (&'static str, &'static str) = (maps::FLOWS6, maps::HALF_OPEN6);
 }
 
 /// The maps of flows of one family.
@@ -127,7 +129,7 @@ where
     fn write(&mut self, flow: &conntrack::Flow, side: u8, pod: PodId, clock: &Clock) -> Result<(), Error> {
         let Some(one) = direction::<A>(flow, side, pod) else { return Ok(()) };
         let (key, half) = (one.key, Flow { last_seen: clock.now, ..one.half });
-        let directions = [(key, half), (half.other_key(&key), half.other_half(&key))];
+        let directions = [(key, half), (half.reverse_key(&key), half.reverse(&key))];
         let mut served = false;
         for (key, _) in &directions {
             for map in [&self.flows, &self.half_open] {
@@ -210,7 +212,7 @@ fn state_of(flow: &conntrack::Flow) -> Option<(State, bool)> {
             Some((state, established))
         }
         IPPROTO_UDP if has(conntrack::Flow::ASSURED) => Some((State::Stream, true)),
-        IPPROTO_UDP if has(conntrack::Flow::ANSWERED) => Some((State::Replied, false)),
+        IPPROTO_UDP if has(conntrack::Flow::SEEN_REPLY) => Some((State::Replied, false)),
         IPPROTO_UDP => Some((State::Unreplied, false)),
         IPPROTO_ICMP | IPPROTO_ICMPV6 => Some((State::Echo, false)),
         _ => None,
@@ -243,17 +245,17 @@ mod tests {
     fn a_flow_to_a_port_has_the_two_directions_that_the_programs_look_up() {
         let original = tuple(("192.0.2.9", 40000), ("192.0.2.2", 8080), 17);
         let reply = tuple(("10.0.0.5", 80), ("192.0.2.9", 40000), 17);
-        let status = conntrack::Flow::ANSWERED | conntrack::Flow::ASSURED | 32;
+        let status = conntrack::Flow::SEEN_REPLY | conntrack::Flow::ASSURED | 32;
         let known = flow(original, reply, status, None);
         let one = direction::<Addr4>(&known, SIDE_UPLINK, POD).unwrap();
         assert_eq!((one.key.destination_port.number(), one.key.side), (8080, SIDE_UPLINK));
         assert_eq!((one.half.action, one.half.state), (Action::Pass as u8, State::Stream as u8));
         assert_eq!((one.half.flags, one.is_established), (ORIGINAL | PUBLISHED, true));
-        let answer = one.half.other_key(&one.key);
+        let answer = one.half.reverse_key(&one.key);
         assert_eq!(IpAddr::from(answer.source), reply.source);
         assert_eq!((answer.source_port.number(), answer.destination_port.number()), (80, 40000));
         assert_eq!(answer.side, SIDE_POD);
-        assert_eq!(one.half.other_half(&one.key).action, Action::Pass as u8);
+        assert_eq!(one.half.reverse(&one.key).action, Action::Pass as u8);
         assert!(direction::<Addr6>(&known, SIDE_UPLINK, POD).is_none());
     }
 
@@ -267,7 +269,7 @@ mod tests {
             let one = direction::<Addr6>(&flow(original, reply, 0, Some(tcp)), SIDE_POD, POD).unwrap();
             assert_eq!((one.half.state, one.is_established), (state as u8, established));
             assert_eq!((one.half.flags, one.half.pod, one.half.generation), (ORIGINAL, 7, 99));
-            let answer = one.half.other_key(&one.key);
+            let answer = one.half.reverse_key(&one.key);
             assert_eq!((IpAddr::from(answer.destination), answer.side), (reply.destination, SIDE_UPLINK));
             assert_eq!(answer.destination_port.number(), 50001);
         }
@@ -281,8 +283,8 @@ mod tests {
             one.map(|one| (one.half.state, one.is_established)).unwrap()
         };
         assert_eq!(of(IPPROTO_UDP, 0), (State::Unreplied as u8, false));
-        assert_eq!(of(IPPROTO_UDP, conntrack::Flow::ANSWERED), (State::Replied as u8, false));
-        assert_eq!(of(IPPROTO_ICMP, conntrack::Flow::ANSWERED), (State::Echo as u8, false));
+        assert_eq!(of(IPPROTO_UDP, conntrack::Flow::SEEN_REPLY), (State::Replied as u8, false));
+        assert_eq!(of(IPPROTO_ICMP, conntrack::Flow::SEEN_REPLY), (State::Echo as u8, false));
     }
 
     #[test]

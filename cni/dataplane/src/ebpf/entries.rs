@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+
 //! The entries of containers in the BPF maps: written after the nftables elements that hold the ownership,
 //! removed before them.
 
@@ -5,7 +7,7 @@ use std::fmt;
 use std::net::IpAddr;
 
 use cni_kernel::route::RouteSocket;
-use slipway_ebpf_abi::{HELD, LEFT, MASQUERADED, Pod, PodAddress, SPARES_LOOPBACK};
+use slipway_ebpf_abi::{HELD, LEFT, MASQUERADED, Pod, PodAddress, NOT_LOOPBACK};
 
 use super::pins::Pins;
 use super::pods::{Adoption, Hold, Pods, adopt, host_end};
@@ -82,7 +84,7 @@ pub(super) fn is_served(host: &HostPorts) -> bool {
 /// The map entry of a mapping.
 pub(super) fn target(request: &PortRequest, port: &PublishedPort, pod: PodId, to: u16) -> Target {
     let spares = request.loopback == Loopback::Spared && matches!(port.host.address, HostAddress::Any(_));
-    let flags = if spares { SPARES_LOOPBACK } else { 0 };
+    let flags = if spares { NOT_LOOPBACK } else { 0 };
     Target { pod: pod.link, generation: pod.generation, address: port.container, port: to, flags }
 }
 

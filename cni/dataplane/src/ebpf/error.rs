@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+
 //! Errors of bpf(2) as text for people.
 
 use std::io;

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+
 //! Lists the flows of the programs: both directions of each, and its owner.
 
 use std::collections::BTreeMap;
@@ -8,7 +10,7 @@ use std::time::Duration;
 use aya::Pod as Plain;
 use nix::time::{ClockId, clock_gettime};
 use slipway_ebpf_abi::{
-    Action, Addr4, Addr6, Config, Flow, FlowKey, LONE, ORIGINAL, PUBLISHED, Reason, SIDE_POD, State,
+    Action, Addr4, Addr6, Config, Flow, FlowKey, ONE_SIDED, ORIGINAL, PUBLISHED, Reason, SIDE_POD, State,
     TICK_SHIFT, maps,
 };
 
@@ -110,11 +112,11 @@ fn read(
     is_there: impl Fn(u32, u32) -> bool + Copy,
 ) -> Result<Vec<KnownFlow>, Error> {
     let mut all = Vec::new();
-    for (name, is_established) in [(maps::FLOWS4, true), (maps::EMBRYOS4, false)] {
+    for (name, is_established) in [(maps::FLOWS4, true), (maps::HALF_OPEN4, false)] {
         let halves = halves::<Addr4>(pins, name)?;
         all.extend(pairs(&halves, is_established, clock, is_there));
     }
-    for (name, is_established) in [(maps::FLOWS6, true), (maps::EMBRYOS6, false)] {
+    for (name, is_established) in [(maps::FLOWS6, true), (maps::HALF_OPEN6, false)] {
         let halves = halves::<Addr6>(pins, name)?;
         all.extend(pairs(&halves, is_established, clock, is_there));
     }
@@ -180,7 +182,7 @@ impl Clock {
     pub(super) fn idle<A>(&self, flow: &Flow<A>) -> Option<Duration> {
         // A packet may have arrived after the clock was read.
         let ticks = self.now.saturating_sub(flow.last_seen);
-        let timeout = self.config.timeouts.get(usize::from(flow.timed_as()))?;
+        let timeout = self.config.timeouts.get(usize::from(flow.timeout_state()))?;
         (ticks <= *timeout).then(|| Duration::from_nanos(u64::from(ticks) << TICK_SHIFT))
     }
 }
@@ -213,23 +215,23 @@ fn pairs<A: Ord + Copy + Into<IpAddr>>(
     is_there: impl Fn(u32, u32) -> bool,
 ) -> Vec<KnownFlow> {
     let pair = |(key, half): (&FlowKey<A>, &Flow<A>)| {
-        let is_lone = half.flags & LONE != 0;
-        let other_key = half.other_key(key);
-        let other = halves.get(&other_key).filter(|_| !is_lone);
+        let is_lone = half.flags & ONE_SIDED != 0;
+        let reverse_key = half.reverse_key(key);
+        let other = halves.get(&reverse_key).filter(|_| !is_lone);
         let is_first = half.flags & ORIGINAL != 0;
         // Two directions are one flow, listed by that of the first packet.
         if !is_first && other.is_some() || !is_there(half.pod, half.generation) {
             return None;
         }
         let own = direction(key, half, true);
-        let derived = half.other_half(key);
-        let counterpart = direction(&other_key, other.unwrap_or(&derived), other.is_some());
+        let derived = half.reverse(key);
+        let counterpart = direction(&reverse_key, other.unwrap_or(&derived), other.is_some());
         let (first, answers) = match (is_first, is_lone) {
             (_, true) => (own, None),
             (true, false) => (own, Some(counterpart)),
             (false, false) => (counterpart, Some(own)),
         };
-        let at_pod = if key.side == SIDE_POD { key } else { &other_key };
+        let at_pod = if key.side == SIDE_POD { key } else { &reverse_key };
         Some(KnownFlow {
             protocol: key.protocol,
             state: State::from_number(half.state)?,
@@ -309,8 +311,8 @@ mod tests {
     #[test]
     fn two_directions_are_one_flow() {
         let (key, half) = published();
-        let other = Flow { packets: 2, bytes: 200, ..half.other_half(&key) };
-        let halves = Halves::from([(key, half), (half.other_key(&key), other)]);
+        let other = Flow { packets: 2, bytes: 200, ..half.reverse(&key) };
+        let halves = Halves::from([(key, half), (half.reverse_key(&key), other)]);
         let [flow] = &known(&halves)[..] else { panic!("{halves:?}") };
         assert_eq!((flow.plane, flow.state), (Plane::Published, State::Established));
         assert_eq!(flow.first.before.1.to_string(), "192.0.2.2:8080");
@@ -325,8 +327,8 @@ mod tests {
     #[test]
     fn an_evicted_direction_is_derived_from_the_other_one() {
         let (key, half) = published();
-        let whole = known(&Halves::from([(key, half), (half.other_key(&key), half.other_half(&key))]));
-        for (key, half) in [(key, half), (half.other_key(&key), half.other_half(&key))] {
+        let whole = known(&Halves::from([(key, half), (half.reverse_key(&key), half.reverse(&key))]));
+        for (key, half) in [(key, half), (half.reverse_key(&key), half.reverse(&key))] {
             let [flow] = &known(&Halves::from([(key, half)]))[..] else { panic!("{half:?}") };
             assert_eq!((flow.first.before, flow.first.after), (whole[0].first.before, whole[0].first.after));
             assert_eq!(flow.container, whole[0].container);
@@ -353,7 +355,7 @@ mod tests {
     fn a_one_sided_flow_has_one_direction() {
         let (mut key, half) = published();
         key.side = SIDE_POD;
-        let half = Flow { action: 0, reason: Reason::Mtu as u8, flags: ORIGINAL | LONE, ..half };
+        let half = Flow { action: 0, reason: Reason::Mtu as u8, flags: ORIGINAL | ONE_SIDED, ..half };
         let [flow] = &known(&Halves::from([(key, half)]))[..] else { panic!("one") };
         assert_eq!((flow.plane, flow.answers), (Plane::Left(Reason::Mtu), None));
         assert_eq!(flow.container, IpAddr::from(key.source));

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+
 //! Detects engines that translate destinations in netfilter, such as kube-proxy's Services.
 //!
 //! A BPF program handles a packet before they do. At a container's link it cannot know that the destination

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+
 //! The programs at interfaces: at uplinks, and at the host ends of containers' links.
 //!
 //! A program masquerades a pod's packet only if the map has the packet's uplink with an address. Only the

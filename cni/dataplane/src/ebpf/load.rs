@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+
 //! Loads and pins the programs: once per node and version.
 
 use std::fs;
@@ -23,7 +25,7 @@ pub struct Sizes {
     /// Established flows, two elements each.
     pub flows: u32,
     /// Half-open flows, two elements each.
-    pub embryos: u32,
+    pub half_open: u32,
     /// Published ports.
     pub ports: u32,
     /// Fragmented packets in transit.
@@ -36,7 +38,7 @@ impl Default for Sizes {
     fn default() -> Self {
         Self {
             flows: maps::FLOWS_SIZE,
-            embryos: maps::EMBRYOS_SIZE,
+            half_open: maps::HALF_OPEN_SIZE,
             ports: maps::PORTS_SIZE,
             fragments: maps::FRAGMENTS_SIZE,
             sockets: maps::SOCKETS_SIZE,
@@ -48,7 +50,7 @@ impl Sizes {
     fn of_maps(&self) -> [([&'static str; 2], u32); 5] {
         [
             ([maps::FLOWS4, maps::FLOWS6], self.flows),
-            ([maps::EMBRYOS4, maps::EMBRYOS6], self.embryos),
+            ([maps::HALF_OPEN4, maps::HALF_OPEN6], self.half_open),
             ([maps::PORTS4, maps::PORTS6], self.ports),
             ([maps::FRAGMENTS4, maps::FRAGMENTS6], self.fragments),
             ([maps::SOCKETS4, maps::SOCKETS6], self.sockets),
@@ -125,7 +127,7 @@ pub fn try_object(object: &[u8]) -> Result<(), Error> {
     let _ = setrlimit(Resource::RLIMIT_MEMLOCK, RLIM_INFINITY, RLIM_INFINITY);
     let mut loader = EbpfLoader::new();
     loader.verifier_log_level(VerifierLogLevel::DEBUG | VerifierLogLevel::STATS);
-    let kinds = Sizes { flows: SMALL, embryos: SMALL, ports: SMALL, fragments: SMALL, sockets: SMALL };
+    let kinds = Sizes { flows: SMALL, half_open: SMALL, ports: SMALL, fragments: SMALL, sockets: SMALL };
     for (name, size) in kinds.of_maps().into_iter().flat_map(|(names, size)| names.map(|name| (name, size))) {
         loader.map_max_entries(name, size);
     }

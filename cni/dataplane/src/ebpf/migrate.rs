@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+
 //! Migrates running containers to the programs and away from them: the part of `crate::migrate` in the maps.
 
 use std::cell::OnceCell;
@@ -363,6 +365,6 @@ impl Finder {
 pub(crate) fn possible() -> Result<(), Error> {
     match Moving::find()? {
         Some(_) => config::programs_of_this_binary().map(drop),
-        None => config::served_abroad().map_or_else(node::try_out, Err),
+        None => config::served_in_other_namespace().map_or_else(node::try_out, Err),
     }
 }

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+
 //! The eBPF fast path: BPF programs on the node's interfaces that translate host ports and masquerade.
 //!
 //! The programs are in `ebpf/programs`. `cargo xtask ebpf` builds them, this crate's build script finds the
@@ -35,7 +37,7 @@ pub use crate::PortRange;
 use crate::nftables::Nftables;
 use crate::{Backend, Error, Kinds, Listed, MasqueradeRequest, PortRequest, Withdrawal};
 pub use cgroup::{ControlGroup, Sockets};
-pub use config::served_abroad;
+pub use config::served_in_other_namespace;
 pub use entries::Left;
 pub(crate) use entries::{Programs, name_served};
 pub use entries::{leave_addresses, leave_link};

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+
 //! The cookie of a network namespace, by which a program distinguishes the node's sockets from containers'.
 #![allow(unsafe_code, reason = "nix has no such socket options")]
 
@@ -17,7 +19,7 @@ pub(super) fn of_this_namespace() -> u64 {
 }
 
 /// A socket in the calling thread's namespace, and its cookie, by which a program can learn the namespace's.
-pub(super) fn teacher() -> Option<(UdpSocket, u64)> {
+pub(super) fn probe_socket() -> Option<(UdpSocket, u64)> {
     let socket = UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 0)).ok()?;
     let cookie = cookie(&socket, SO_COOKIE);
     (cookie != 0).then_some((socket, cookie))

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+
 //! Sets up, inspects and removes the BPF programs of a node.
 
 use std::collections::BTreeMap;
@@ -205,8 +207,8 @@ fn learn_cookie(pins: &Pins) -> Result<(), Error> {
         return Ok(());
     }
     let config = configured(pins)?;
-    let Some((socket, teacher)) = netns_cookie::teacher() else { return Ok(()) };
-    configure(pins, Config { teacher, ..config })?;
+    let Some((socket, probe_socket)) = netns_cookie::probe_socket() else { return Ok(()) };
+    configure(pins, Config { probe_socket, ..config })?;
     // No packet is sent, whether this succeeds or not. 9 is the port of discard (RFC 863).
     let _ = socket.connect((Ipv4Addr::LOCALHOST, 9));
     let netns_cookie = configured(pins)?.netns_cookie;

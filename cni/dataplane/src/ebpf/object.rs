@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+
 //! The BPF programs as this binary carries them.
 
 /// Aligned for the loader.

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+
 //! Programs of versions with another layout of the maps.
 
 use std::collections::BTreeSet;

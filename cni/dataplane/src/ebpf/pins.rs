@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+
 //! The pins of programs and maps in the BPF file system, by which they outlive a process.
 //!
 //! ```text

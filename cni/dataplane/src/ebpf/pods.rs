@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+
 //! Adds containers to the maps without taking flows from netfilter.
 //!
 //! A flow stays in one plane, conntrack's or the programs', for its whole life. A container that has sent or

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+
 //! The BPF maps, opened by their pins.
 
 use std::fmt;

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+
 //! The programs' timeouts of idle flows: those of conntrack on this node.
 
 use cni_kernel::sysctl;

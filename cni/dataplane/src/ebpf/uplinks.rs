@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+
 //! Finds the uplinks, the interfaces that carry traffic from outside, and the node's addresses.
 
 use std::collections::BTreeMap;

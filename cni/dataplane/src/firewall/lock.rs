@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+
 //! The lock for changes of the chains of iptables and the zones of firewalld, which cannot be changed on
 //! condition that the record is still the same. A process that decides by the record what to change there
 //! holds the lock.
@@ -31,7 +33,7 @@ impl FirewallLock {
     /// and the ADD continues.
     ///
     /// # Errors
-    /// [`Error::NoTurn`] if other processes hold the lock for a minute; nothing was changed.
+    /// [`Error::FirewallLocked`] if other processes hold the lock for a minute; nothing was changed.
     /// [`Error::Kernel`] if the record cannot be read.
     pub fn for_add(request: &FirewallRequest) -> Result<Self, Error> {
         let before = held(&request.attachment)?;
@@ -56,7 +58,7 @@ impl FirewallLock {
 
     fn or_refuse(lock: Result<FileLock, LockError>) -> Result<Self, Error> {
         match lock {
-            Err(source) if source.is_timeout() => Err(Error::NoTurn { source }),
+            Err(source) if source.is_timeout() => Err(Error::FirewallLocked { source }),
             lock => Ok(Self { _lock: lock::or_log(lock, RISK) }),
         }
     }

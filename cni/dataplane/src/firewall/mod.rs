@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+
 //! The rules of the firewall plugin: they accept packets of containers, and isolate bridges.
 //!
 //! There are three means: a table of our own in nftables, the chains of iptables that the reference plugin

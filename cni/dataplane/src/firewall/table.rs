@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+
 //! The table of the firewall plugin: the owner of each container's rules, and the rules themselves if the
 //! means is nftables.
 //!

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+
 //! Changes of one table, as an input of `iptables-restore --noflush`.
 
 use std::fmt;

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+
 //! CHECK: compares the rules of a plan with those listed, as the reference does one by one. More rules are no
 //! difference, as the reference leaves some behind.
 

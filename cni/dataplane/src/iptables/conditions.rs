@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+
 //! Conditions in the words of iptables: those that a configuration may have, and their translation from and
 //! to conditions of nftables.
 //!

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+
 //! Finds the tables with chains of containers, and the variant that the node uses. Runs no program but
 //! `iptables --version`, and is cheap enough for every DEL.
 

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+
 //! The chains of the reference's firewall plugin, in the filter table.
 //!
 //! ```text

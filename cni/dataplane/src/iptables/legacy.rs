@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+
 //! The tables of the legacy variant, read from the kernel without the tools.
 
 use std::os::unix::fs::MetadataExt;

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+
 //! The output of `iptables-save` and `iptables -S`, parsed.
 
 use std::collections::BTreeMap;

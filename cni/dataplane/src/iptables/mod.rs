@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+
 //! The compatibility backend: the chains, rules and comments of the reference plugins. Slipway, the reference
 //! and tools that read these chains find, check and remove each other's rules.
 //!

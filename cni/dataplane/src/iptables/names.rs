@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+
 //! The names of tables and chains, and the comments of rules. Slipway and the reference plugins find each
 //! other's rules by them.
 

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+
 //! ADD: makes the chains of one container hold the rules of a plan, by one input of the tool for each family.
 //!
 //! No lock is held between reading and writing. The tool refuses an input that makes a chain that exists by

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+
 //! Quotes words for `iptables-restore`, and splits lines of `iptables-save`.
 
 /// True if a word needs no quotes.

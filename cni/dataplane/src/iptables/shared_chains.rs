@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+
 //! The chains that all containers share: those of published ports, and those of the firewall plugin. They are
 //! removed when no container has rules in them. The reference never removes them.
 

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+
 //! Compares the plans as text with the chains of the reference plugins (`golden/iptables`), and tests the
 //! changes from one state to another.
 

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+
 //! Runs the programs of iptables: finds them, gives each its input, and ends one that hangs.
 
 use std::fmt;
@@ -9,7 +11,7 @@ use std::sync::mpsc::{self, RecvTimeoutError};
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use cni_kernel::process::end_with_us;
+use cni_kernel::process::kill_with_parent;
 use cni_nftables::{Family, Socket, TableId};
 
 use super::batch::Batch;
@@ -306,7 +308,7 @@ fn run(program: &Path, arguments: &[&str], input: &str) -> Result<Output, Error>
     let failed = |what: &str, error: std::io::Error| Error::kernel(format!("{what} {shown}"), error);
     let mut command = Command::new(program);
     command.args(arguments).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
-    let mut child = end_with_us(&mut command).spawn().map_err(|e| failed("run", e))?;
+    let mut child = kill_with_parent(&mut command).spawn().map_err(|e| failed("run", e))?;
     let (stdin, stdout, stderr) = (child.stdin.take(), child.stdout.take(), child.stderr.take());
     let child = Mutex::new(child);
     let child = || child.lock().unwrap_or_else(PoisonError::into_inner);

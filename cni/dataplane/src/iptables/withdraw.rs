@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+
 //! DEL and GC: removes chains of containers, made by Slipway or the reference plugins, in any layout that
 //! there has been.
 

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+
 //! Moves the ports and masquerades of running containers from one backend to another, without a moment in
 //! which a port is not served or a connection is cut.
 //!

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+
 //! Reads our own table back into what was requested.
 
 use std::collections::BTreeMap;

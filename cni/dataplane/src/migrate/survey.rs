@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+
 //! Finds the things to move, and their owners.
 
 use std::collections::{BTreeMap, BTreeSet};

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+
 //! Makes things in chains of iptables.
 
 use cni_kernel::grace::wait_for_packets;

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+
 //! Moves things to the BPF programs, and away from them.
 //!
 //! The programs serve what is in our table in any case, so only the BPF maps change. A flow stays with the

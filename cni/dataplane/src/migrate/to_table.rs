@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+
 //! Makes things in our own table.
 
 use std::collections::BTreeSet;

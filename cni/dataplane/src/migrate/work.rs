@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+
 //! One thing to move: the published ports or the masquerade of one attachment.
 
 use std::fmt;

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+
 //! Keeps the node's own addresses in the table where others are local, too: see `schema::addresses`.
 
 use std::collections::BTreeSet;

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+
 //! The grammar of `conditionsV4` and `conditionsV6`: a small part of nft's, parsed into statements. No text
 //! reaches the kernel.
 //!

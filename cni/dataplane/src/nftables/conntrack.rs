@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+
 //! UDP flows that began before a port was published, or outlive its container.
 //!
 //! A flow's translation is decided by its first packet. A UDP client that keeps sending from one

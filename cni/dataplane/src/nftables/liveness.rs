@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+
 //! The liveness of an owner, by its recorded namespace.
 
 use std::os::unix::ffi::{OsStrExt, OsStringExt};

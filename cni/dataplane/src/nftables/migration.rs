@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+
 //! Migrations between backends. The state is in the owner's entry, where ADD, DEL and GC of the same
 //! attachment find it, and the next migration after a crash.
 //!

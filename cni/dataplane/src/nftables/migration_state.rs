@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+
 //! The migration state of an owner's things, stored in the top two bits of the element count.
 
 /// The progress of a migration from another backend.

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+
 //! The default backend: the maps of one table, `inet slipway`, hold everything. Publishing and withdrawing
 //! change only elements, and the cost of a packet, of an ADD and of a DEL does not grow with the number of
 //! containers.

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+
 //! Keeps the flowtable as an administrator wants it: see `schema::flowtable`.
 
 use std::collections::BTreeSet;

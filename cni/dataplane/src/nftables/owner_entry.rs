@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+
 //! Entries in the map of owners for what other backends have made.
 //!
 //! The chains of other backends have no place for an owner's namespace, so an attachment has an entry here.

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+
 //! Turns requests into elements: pure functions, tested with plain values.
 
 use std::net::{IpAddr, Ipv6Addr};

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+
 //! Publishing and masquerading: makes the elements of one attachment and kind match a plan.
 //!
 //! The usual case is one batch of exclusive creations, whatever the ruleset's generation: the kernel decides

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+
 //! Keeps netfilter's masquerade away from the source ports of the BPF programs: see
 //! [`schema::reserved_ports`].
 

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+
 //! Reads the table and its elements.
 
 use std::ops::Deref;

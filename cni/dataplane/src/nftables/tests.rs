@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+
 //! Plans and batches as text.
 
 use std::net::IpAddr;

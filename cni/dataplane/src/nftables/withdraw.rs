@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+
 //! Removes what one attachment has, or what every invalid attachment has.
 //!
 //! The kernel deletes by key and does not look at the owner. So the owner is read first, and the deletion is

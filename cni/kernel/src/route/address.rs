@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+
 //! Addresses of links.
 
 use std::net::IpAddr;
@@ -99,7 +101,7 @@ impl RouteSocket {
     ///
     /// # Errors
     /// [`RouteError::already_exists`] if the link has it.
-    pub fn add_address_alone(
+    pub fn add_address_without_route(
         &self,
         link: &Link,
         net: IpNet,

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+
 //! Bridges, and the settings and VLANs of their ports.
 
 use rtnetlink::packet_route::link::{

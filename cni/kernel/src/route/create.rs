@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+
 //! Creating links of all kinds but bridges.
 
 use std::os::fd::{AsFd, AsRawFd};

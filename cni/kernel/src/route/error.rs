@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+
 //! Errors of requests to routing netlink.
 
 use std::net::IpAddr;

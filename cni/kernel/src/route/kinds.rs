@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+
 //! Kinds of links and their modes.
 
 use rtnetlink::packet_route::link::{IpVlanMode as WireIpvlanMode, MacVlanMode as WireMacvlanMode};

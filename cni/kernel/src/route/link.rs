@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+
 //! Links: reading, changing and deleting network interfaces.
 
 use std::os::fd::{AsFd, AsRawFd};

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+
 //! Links, addresses and routes over routing netlink (rtnetlink(7)).
 //!
 //! A [`RouteSocket`] stays in the namespace in which it was opened, whatever the namespace of the thread that

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+
 //! Settings of bridges and their ports, as a link has them.
 
 use super::wire;

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+
 //! Routing rules (ip-rule(8)): which table a packet is looked up in.
 
 use std::net::IpAddr;
@@ -24,7 +26,7 @@ pub struct Rule {
     pub priority: Option<u32>,
     /// True if the rule has no condition but the source, and looks up a table. A rule for which this is false
     /// is only read, never written.
-    pub by_source_alone: bool,
+    pub only_source: bool,
 }
 
 impl Rule {
@@ -36,7 +38,7 @@ impl Rule {
             source: Some(source.into()),
             table,
             priority: None,
-            by_source_alone: true,
+            only_source: true,
         }
     }
 
@@ -131,7 +133,7 @@ fn decode(payload: &[u8]) -> Result<Option<Rule>, ReplyError> {
         table: u32::from(header[4]),
         priority: None,
         // No destination, no type of service, no inversion.
-        by_source_alone: header[1] == 0
+        only_source: header[1] == 0
             && header[3] == 0
             && header[7] == FR_ACT_TO_TBL
             && flags & FIB_RULE_INVERT == 0,
@@ -144,7 +146,7 @@ fn decode(payload: &[u8]) -> Result<Option<Rule>, ReplyError> {
             // The kernel sends the origin and "no suppression" with every rule.
             FRA_PROTOCOL => {}
             FRA_SUPPRESS_PREFIXLEN if wire::u32_of(value) == u32::MAX => {}
-            _ => rule.by_source_alone = false,
+            _ => rule.only_source = false,
         }
     }
     Ok(Some(rule))
@@ -177,7 +179,7 @@ mod tests {
     #[test]
     fn further_conditions_are_noticed() {
         let plain = bytes(&Rule::from_address("10.1.2.3".parse().unwrap(), 100));
-        let alone = |bytes: &[u8]| decode(bytes).unwrap().unwrap().by_source_alone;
+        let alone = |bytes: &[u8]| decode(bytes).unwrap().unwrap().only_source;
         assert!(alone(&plain));
         // A destination, a type of service, another action, an inversion.
         for (at, value) in [(1, 32), (3, 8), (7, 6), (8, 2)] {

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+
 //! Traffic control: limiting the rate of a link and redirecting what it receives (tc(8), linux/pkt_sched.h,
 //! linux/pkt_cls.h).
 

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+
 //! One netlink request and its replies.
 //!
 //! rtnetlink's connection does the protocol, on a socket of ours ([`Patient`]) that [`Transport::wait`] polls

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+
 //! Decoding netlink messages: attributes, numbers, texts of errors.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+
 //! Inserting flows into conntrack.
 
 use std::net::IpAddr;
@@ -36,7 +38,7 @@ const INFO_TCP_FLAGS_REPLY: u16 = 5;
 const LIBERAL: u8 = 0x08;
 // `IPS_*` (`linux/netfilter/nf_conntrack_common.h`). Flows in the table are confirmed.
 const CONFIRMED: u32 = 1 << 3;
-const ANSWERED: u32 = super::Flow::ANSWERED;
+const SEEN_REPLY: u32 = super::Flow::SEEN_REPLY;
 const ASSURED: u32 = super::Flow::ASSURED;
 /// TCP, UDP (IANA protocol numbers).
 const TCP: u8 = 6;
@@ -50,7 +52,7 @@ pub struct NewFlow {
     /// The same packet after translation of source and destination.
     pub translated: Tuple,
     /// True if packets were seen in both directions.
-    pub is_answered: bool,
+    pub seen_reply: bool,
     /// True to keep the flow when the table is full: the handshake is complete, or a UDP flow has more than
     /// one request and reply.
     pub is_assured: bool,
@@ -126,7 +128,7 @@ impl NewFlow {
         put_tuple(&mut message, TUPLE_REPLY, &original.reversed());
         let seconds = u32::try_from(self.timeout.as_secs()).unwrap_or(u32::MAX).max(1);
         message.be32(TIMEOUT, seconds);
-        let seen_reply = if self.is_answered { ANSWERED } else { 0 };
+        let seen_reply = if self.seen_reply { SEEN_REPLY } else { 0 };
         let assured = if self.is_assured { ASSURED } else { 0 };
         message.be32(STATUS, CONFIRMED | seen_reply | assured);
         // Both are sent, even if nothing changes: otherwise the kernel may choose another port.

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+
 //! `dummy`: gives a container a link that drops all packets, for addresses of its own.
 
 use cni_kernel::route::{DuplicateDetection, Link, LinkChange, LinkKind, NewKind, NewLink};

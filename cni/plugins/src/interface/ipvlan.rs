@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+
 //! `ipvlan`: gives a container a link of its own, with the MAC address of a link of the node.
 
 use cni_kernel::route::{DuplicateDetection, IpvlanMode, Link, LinkChange, LinkKind, NewKind};

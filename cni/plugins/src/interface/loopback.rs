@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+
 //! `loopback`: sets the container's `lo` up.
 //!
 //! The kernel gives `lo` 127.0.0.1/8 and ::1/128 when it comes up. The plugin has no keys of its own, and

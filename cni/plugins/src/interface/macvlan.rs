@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+
 //! `macvlan`: gives a container a link with a MAC address of its own, on a link of the node.
 
 use cni_kernel::mac::Mac;

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+
 //! Interface plugins: they make or configure a link.
 
 pub mod bridge;

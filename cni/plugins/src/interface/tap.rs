@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+
 //! `tap`: gives a container a link whose frames a program reads and writes, for virtual machines for
 //! instance.
 

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+
 //! `vlan`: gives a container the packets of one VLAN (IEEE 802.1Q) of a link.
 
 use cni_kernel::route::{DuplicateDetection, Link, LinkChange, LinkKind, NewKind};

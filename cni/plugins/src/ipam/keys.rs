@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+
 //! Keys of several IPAM plugins: routes, and addresses in `args`.
 
 use cni_spec::text::parse_net;

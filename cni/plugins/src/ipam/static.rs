@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+
 //! static: addresses from the configuration or the runtime. It keeps no state: it reserves nothing, and does
 //! not detect duplicates.
 

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+
 //! The known keys of configurations, for the warning about unknown keys and for `slipway support-bundle`,
 //! which shows values of known keys only.
 //!

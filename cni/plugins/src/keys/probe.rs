@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+
 //! Lists the keys that a type decodes: serde passes the fields of each struct to its deserializer.
 
 use std::cell::RefCell;

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+
 //! The table of known keys.
 
 use super::Kind::{Address, Bool, Hardware, Ipam, Name, Number, Object, Open, Path, Plugin, Settings, Word};
@@ -110,7 +112,7 @@ pub(super) const NODE: &[Key] = &[
         "maps",
         Object(&[
             key("flows", Number),
-            key("embryos", Number),
+            key("halfOpen", Number),
             key("ports", Number),
             key("fragments", Number),
             key("sockets", Number),

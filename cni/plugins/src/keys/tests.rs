@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+
 use std::collections::BTreeSet;
 use std::path::Path;
 

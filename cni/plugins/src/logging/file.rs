@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+
 //! Log lines to a file that any number of processes write concurrently.
 //!
 //! Each line is one write(2) to a file opened for appending, so that lines of two processes do not mix. A

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+
 //! Log lines to the journal, by its native protocol (systemd, "Native Journal Protocol"): a datagram for each
 //! log line, with one field on each line of the datagram.
 

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+
 //! The text of a log line.
 
 use std::time::{SystemTime, UNIX_EPOCH};

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+
 //! Log lines: to standard error as `SLIPWAY_LOG` asks, and to a file or the journal as the node's settings
 //! ask, because runtimes discard the standard error of a successful plugin.
 //!

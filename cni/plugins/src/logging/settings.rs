@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+
 //! The key `log` of the node's settings.
 
 use std::path::{Path, PathBuf};

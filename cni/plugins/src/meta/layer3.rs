@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+
 //! A link's IPv6 addresses and its routes in all tables, which the kernel removes when the link goes down.
 
 use cni_kernel::route::{

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+
 //! Plugins that run after an interface plugin and change the links that it made.
 
 pub mod bandwidth;

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+
 //! noop: the plugin that the CNI project's own tests use in place of others. A file, named by `DEBUG=` in
 //! `CNI_ARGS` or by the key `debugFile`, holds its output; noop writes into the same file how it was called.
 

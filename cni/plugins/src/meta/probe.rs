@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+
 //! Probes of the kernel's features in a temporary network namespace.
 
 use cni_kernel::route::{RouteError, RouteSocket};

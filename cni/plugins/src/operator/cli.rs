@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+
 //! The grammar of `slipway COMMAND`: the description of a command, and the reader of its arguments.
 //!
 //! Help, manual pages and completions are made from the same description.

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+
 //! `cnitool`: attaches a network namespace to a network by hand, as a runtime does.
 //!
 //! Arguments, environment and the container ID are those of the CNI project's tool of that name, so that

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+
 //! The table of commands. Dispatch, help, manual pages and completions come from it.
 
 use super::cli::{Argument, Command, OUTPUT, Opt, Reader, Value};

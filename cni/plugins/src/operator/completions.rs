@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+
 //! Completions of bash, zsh and fish.
 
 use std::fmt::Write as _;

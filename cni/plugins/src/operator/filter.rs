@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+
 //! The selection of what containers have, by network and container.
 
 use cni_dataplane::Owner;

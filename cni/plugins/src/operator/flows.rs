@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+
 //! `slipway flows`: the flows that the BPF programs track.
 
 use std::io::{self, Write};

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+
 //! The text of `slipway help` and of `slipway COMMAND --help`.
 
 use std::io::{self, Write};

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+
 //! JSON for programs. `docs/json.md` has each field, and a test compares it with what is printed.
 
 use std::io::{self, Write};

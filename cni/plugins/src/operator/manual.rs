@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+
 //! The manual pages, in the macros of man(7).
 
 use std::fmt::Write as _;

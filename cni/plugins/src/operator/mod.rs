@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+
 //! The commands of `slipway`, for the operator of a node.
 //!
 //! [`commands::COMMANDS`] describes each of them. [`cli`] reads their arguments.

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+
 //! The names of the BPF programs' counters and reasons: an interface, in text and JSON.
 
 use cni_dataplane::ebpf::{Counter, Reason};
@@ -52,7 +54,7 @@ pub(super) const fn of_reason(reason: Reason) -> &'static str {
         Reason::Direct => "direct",
         Reason::Mtu => "mtu",
         Reason::Full => "map_full",
-        Reason::Clash => "source_port_collision",
+        Reason::PortCollision => "source_port_collision",
         Reason::NoPort => "no_free_port",
         Reason::NodeSocket => "node_socket",
         Reason::UnknownAddress => "unknown_address",
@@ -76,7 +78,7 @@ pub(super) const fn why_left(reason: Reason) -> &'static str {
         Reason::Direct => "sent to the container's own address: nothing to translate",
         Reason::Mtu => "the uplink's MTU and the container's differ",
         Reason::Full => "the map of flows is full",
-        Reason::Clash => "source port collision: no free port",
+        Reason::PortCollision => "source port collision: no free port",
         Reason::NoPort => "no port for masquerade is free towards this destination",
         Reason::NodeSocket => "a socket of the node has this port",
         Reason::UnknownAddress => {

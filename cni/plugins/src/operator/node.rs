@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+
 //! `slipway node`: the BPF programs of the eBPF backend on this node.
 
 use std::io::{self, Write};

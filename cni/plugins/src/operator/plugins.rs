@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+
 //! `slipway plugins`, `plugin` and `version`: this binary itself.
 
 use std::io::{self, Write};

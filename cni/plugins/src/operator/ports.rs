@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+
 //! `slipway ports`: the published ports of this node, with their owners.
 
 use std::io::{self, Write};

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+
 //! Calls another plugin, by the specification's section "Execution of delegated plugins": by exec from
 //! `CNI_PATH`, with the same standard input and environment.
 //!

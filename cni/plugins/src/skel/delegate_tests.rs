@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+
 //! Delegation: finding a plugin, exec of a shell script as a plugin, and the call in process.
 
 use std::os::unix::fs::{PermissionsExt, symlink};

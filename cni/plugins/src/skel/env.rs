@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+
 //! The environment of a call: which variables a verb needs, and whether they are well formed.
 
 use std::ffi::OsString;

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+
 //! The protocol between a runtime and a plugin: environment and standard input in, result or error
 //! on standard output.
 //!

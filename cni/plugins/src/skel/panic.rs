@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+
 //! Panics, printed as an error that the runtime can read.
 
 use std::io::Write;

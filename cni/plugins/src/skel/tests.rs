@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+
 //! The protocol, row by row, with a plugin that only records its calls.
 
 use std::cell::{Cell, RefCell};

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+
 //! Golden texts of every version, conversions, and properties.
 
 use std::net::{Ipv4Addr, Ipv6Addr};

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+
 //! The plugins: a configuration that works, and the keys. Here those that make or move links.
 
 mod chained;

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+
 //! A contender: a way from the client to a pod, with its own node.
 
 use std::fs::{self, File};

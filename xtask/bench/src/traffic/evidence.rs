@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+
 //! Proves that the packets went the way of the contender's name.
 
 use serde_json::Value;

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+
 //! Figures of rounds: medians, ratios to the routed way, goals, tables.
 
 use std::fmt::Write as _;

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+
 //! The load: one connection at a time, from one thread to another.
 //!
 //! TCP_STREAM, TCP_RR and TCP_CRR in the words of netperf: bytes in one direction; one byte there and back,

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+
 //! Measures the cost of a packet from a client to a pod.
 
 mod contender;

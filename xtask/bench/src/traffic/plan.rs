@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+
 //! Assigns a number of published ports to pods.
 
 use xtask::error::{Error, Result};

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+
 //! Rules of the reference plugins in bulk.
 //!
 //! An ADD of the reference takes a tenth of a second and more, and longer with more rules. Most of sixty

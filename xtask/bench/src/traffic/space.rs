@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+
 //! The namespaces of the traffic: a node, which has its own mount namespace, another host, and pods.
 
 use std::fs::{self, File};

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+
 //! The sets of the node's own addresses, on a node where others are local, too: see `service_links`.
 //!
 //! ```text

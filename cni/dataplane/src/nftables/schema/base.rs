@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+
 //! The table's name, and the statements that its parts share.
 
 use cni_nftables::{

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+
 //! The flowtable: established flows that this table has translated bypass all chains.
 //!
 //! ```text

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+
 //! The rules that keep the node's loopback private.
 
 use cni_nftables::{Field, Operand, Stmt, Value, Verdict};

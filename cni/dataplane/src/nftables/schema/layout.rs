@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+
 //! The optional parts of the table.
 
 use crate::PortRange;

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+
 //! The table's definition: its maps, chains and rules, and their names.
 //!
 //! ```text

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+
 //! The chain by which netfilter's masquerade avoids the BPF programs' source ports.
 //!
 //! ```text

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+
 //! The host's side: the bridge, the port, the gateway.
 
 use cni_dataplane::owner::Owner;

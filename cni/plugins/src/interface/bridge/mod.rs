@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+
 //! `bridge`: connects a container to a bridge of the node by a veth pair.
 //!
 //! ADD calls IPAM first, before any change in the kernel, and adds the gateway's address to the bridge last:

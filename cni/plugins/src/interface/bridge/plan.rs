@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+
 //! The addresses and routes of an attachment: a pure function of settings and IPAM's result.
 
 use std::net::IpAddr;

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+
 //! The rules of a container of `bridge`, for `slipway restore`.
 
 use cni_dataplane::macspoof;

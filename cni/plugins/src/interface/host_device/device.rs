@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+
 //! The configured device: by name, by MAC address, by its path below `/sys/devices`, by its address on the
 //! PCI bus or its name on the auxiliary bus.
 

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+
 //! `host-device`: moves a link of the node into a container, and back.
 //!
 //! In the container, the link's alias is its name on the node, as with the reference: each plugin set can

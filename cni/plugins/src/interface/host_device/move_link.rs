@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+
 //! Moving a link into a container and back.
 
 use std::time::{Duration, Instant};

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+
 //! CHECK: compares the result of the ADD with the kernel's state.
 
 use cni_kernel::route::{Family, Link, MAIN_TABLE, Route, RouteSocket};

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+
 //! The host's side: the gateway of one container.
 
 use cni_dataplane::owner::Owner;
@@ -22,7 +24,7 @@ impl Host {
         self.route.change_link(outer, &change).map_err(failed)?;
         for gateway in &plan.outside.gateways {
             // Without duplicate address detection: the link has no other hosts.
-            let added = self.route.add_address_alone(outer, *gateway, DuplicateDetection::Skip);
+            let added = self.route.add_address_without_route(outer, *gateway, DuplicateDetection::Skip);
             added.map_err(|error| {
                 CniError::internal(format!("failed to add IP addr {gateway} to {:?}: {error}", outer.name))
             })?;

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+
 //! `ptp`: connects a container to the node by a veth pair and routes.
 //!
 //! There is no bridge: the host's end has the gateway's address for this container only, and a route to each

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+
 //! The addresses and routes of both ends: a pure function of IPAM's result.
 
 use std::net::IpAddr;

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+
 //! CHECK: the comparisons of all plugins with a veth pair.
 
 use cni_kernel::netns::Netns;

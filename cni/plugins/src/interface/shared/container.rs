@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+
 //! The container's side: settings, addresses, routes.
 
 use std::path::Path;
@@ -124,7 +126,7 @@ impl Container {
         for net in &layer3.addresses {
             let added = match layer3.subnets {
                 Subnets::OnLink => self.route.add_address(link, *net, detection),
-                Subnets::BehindGateway => self.route.add_address_alone(link, *net, detection),
+                Subnets::BehindGateway => self.route.add_address_without_route(link, *net, detection),
             };
             added.map_err(|error| {
                 CniError::internal(format!("failed to add IP addr {net} to {:?}: {error}", link.name))

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+
 //! The host's side of the pair.
 
 use std::time::Duration;

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+
 //! The common keys of the plugins with a veth pair.
 
 use std::ops::RangeInclusive;

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+
 //! From IPAM's result to addresses and routes: pure functions.
 
 use cni_kernel::route::{Family, Route as KernelRoute, RouteScope};

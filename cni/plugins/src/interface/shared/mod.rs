@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+
 //! The common code of the plugins that connect a container to the node by a veth pair: `bridge` and `ptp`.
 //!
 //! One end is in the container, under the runtime's name; the other one is on the host, with a name derived

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+
 //! DEL and GC of all plugins with a veth pair. They do not depend on the current configuration.
 
 use std::net::IpAddr;

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+
 //! dhcp's keys below `ipam`, decoded and checked; its default paths.
 
 use std::path::{Path, PathBuf};

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+
 //! `slipway dhcp daemon`: keeps the leases of all containers of the node, with one thread for each lease and
 //! one for each running call.
 

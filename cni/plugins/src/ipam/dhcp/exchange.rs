@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+
 //! Exchanges with DHCP servers on a container's link. Each one opens its sockets in the container's namespace
 //! and closes them again, so that no socket keeps a namespace alive.
 

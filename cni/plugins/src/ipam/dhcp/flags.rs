@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+
 //! The flags of `slipway dhcp daemon`, in the syntax of Go's package flag: one dash or two, `=` or a space.
 
 use std::path::{Path, PathBuf};

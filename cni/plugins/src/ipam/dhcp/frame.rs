@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+
 //! IPv4 and UDP headers: RFC 791, RFC 768. ARP: RFC 826, RFC 5227.
 
 use std::net::Ipv4Addr;

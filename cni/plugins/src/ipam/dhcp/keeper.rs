@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+
 //! A thread for each lease, which renews it until it is released or lost, or its container is gone.
 
 use std::sync::atomic::{AtomicBool, Ordering};

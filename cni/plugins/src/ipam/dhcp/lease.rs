@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+
 //! A lease: its terms, its phases, and the result of an ADD.
 
 use std::net::{IpAddr, Ipv4Addr};

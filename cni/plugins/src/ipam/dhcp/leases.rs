@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+
 //! All leases of the node: in memory, each with a keeper, and on disk, each with a file.
 //!
 //! The file is written before the plugin gets its reply, and removed after the server gets the release. So a

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+
 //! The folder of leases: leases that a daemon would keep, and the folder's removal by `slipway uninstall`.
 
 use std::ffi::OsStr;

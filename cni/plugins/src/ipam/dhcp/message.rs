@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+
 //! DHCP messages (RFC 2131) and the options of RFC 2132 and RFC 3442 that an attachment needs.
 
 use std::collections::BTreeMap;

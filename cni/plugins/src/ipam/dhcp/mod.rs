@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+
 //! dhcp: addresses from a DHCP server on the container's link. A lease must be renewed while the container
 //! lives, after the plugin has ended: `slipway dhcp daemon` does it, at the plugin's request.
 

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+
 //! The protocol between plugin and daemon: a request and a reply, each a JSON object in one line.
 
 use std::io::{BufRead as _, BufReader, Read, Write};

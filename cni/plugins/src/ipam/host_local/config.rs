@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+
 //! From configuration to ranges, requested addresses and routes.
 
 use std::net::IpAddr;

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+
 //! The index: the addresses of each owner, and the taken addresses, without reading the directory.
 //!
 //! A file of two hash tables with slots of fixed size, changed in place: an ADD or a DEL reads and writes a

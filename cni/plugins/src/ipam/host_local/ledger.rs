@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+
 //! The reservations of one network under its lock, read from the index and changed together with it.
 
 use std::fs::File;

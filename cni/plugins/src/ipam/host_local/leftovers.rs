@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+
 //! Files that stay when no address is reserved any more, and their removal by `slipway uninstall`.
 //!
 //! Covers only networks that this plugin has served: those with a folder in `<dataDir>/.slipway`.

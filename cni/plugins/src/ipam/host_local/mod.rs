@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+
 //! host-local: addresses from ranges, reserved in files on this node.
 //!
 //! The files are the reference's, so that either plugin set can take over from the other while pods run.

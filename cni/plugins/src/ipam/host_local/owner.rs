@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+
 //! The owner in a reservation file.
 
 use std::net::IpAddr;

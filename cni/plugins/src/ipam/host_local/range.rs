@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+
 //! Ranges of addresses and sets of them.
 
 use std::fmt;

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+
 //! The lines of resolv.conf(5) that a result has keys for.
 
 use cni_spec::Dns;

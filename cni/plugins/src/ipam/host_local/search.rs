@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+
 //! The search for a free address.
 //!
 //! Taken addresses are bits in blocks of 256: a full /16 has 256 blocks to check, and an IPv6 range has no

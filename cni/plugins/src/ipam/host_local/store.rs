@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+
 //! Reservations on disk, in the reference's format.
 //!
 //! `<dataDir>/<network>/` has one file for each reserved address, with the address as its name and the

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+
 //! The whole plugin, in a temporary directory.
 
 use std::net::IpAddr;

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+
 //! The intermediate device (ifb) that limits a container's egress: its names, its owner.
 
 use cni_dataplane::owner::{AttachmentHash, NetworkHash, Owner};

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+
 //! `bandwidth`: limits the rate of a container's traffic.
 //!
 //! Packets to the container are limited by a queue on the node's end of its pair of links. The kernel has no

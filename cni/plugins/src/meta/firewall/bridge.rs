@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+
 //! The containers on a bridge. The rules that isolate a bridge may go if each container left on it has a
 //! record.
 

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+
 //! firewall's keys, decoded and checked.
 
 use cni_dataplane::firewall::IngressPolicy;

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+
 //! The part of D-Bus that firewalld needs: method calls with text arguments over the system bus, one at a
 //! time.
 //!

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+
 //! firewalld: addresses in one of its zones, over D-Bus.
 
 use std::net::IpAddr;

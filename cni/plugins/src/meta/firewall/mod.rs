@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+
 //! `firewall`: lets a container's packets through the node's firewall, and isolates bridges.
 
 mod bridge;

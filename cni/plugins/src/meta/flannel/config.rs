@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+
 //! From flannel's configuration and flanneld's file to the delegate's configuration.
 
 use std::path::PathBuf;

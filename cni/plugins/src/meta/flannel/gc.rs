@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+
 //! GC of attachments of this network that are not valid any more, by their saved configurations.
 
 use cni_spec::{Attachment, CniError};

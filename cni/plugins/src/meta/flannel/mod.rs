@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+
 //! flannel: reads this node's subnets of the cluster's network from flanneld's file, and delegates to another
 //! plugin, bridge by default.
 

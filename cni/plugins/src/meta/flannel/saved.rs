@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+
 //! The delegate's configuration, saved at ADD for DEL.
 //!
 //! `<dataDir>/<container>` is the reference's file: each set can delete what the other one attached. As

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+
 //! The file in which flanneld writes this node's subnets.
 
 use std::path::Path;

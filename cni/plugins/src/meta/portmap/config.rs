@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+
 //! portmap's keys, decoded and checked.
 
 use std::net::{IpAddr, Ipv6Addr};

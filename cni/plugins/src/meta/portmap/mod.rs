@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+
 //! `portmap`: publishes a container's ports on the node.
 
 mod config;

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+
 //! A container's published ports, for `slipway restore`.
 
 use cni_dataplane::{Backend, Dataplane, Kinds, PortRequest, Withdrawal, node};

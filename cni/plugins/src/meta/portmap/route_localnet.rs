@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+
 //! The node's own way to published ports: from 127/8 and from ::1.
 
 use std::net::{IpAddr, Ipv6Addr};

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+
 //! `sbr` (source-based routing): packets from a container's address leave by the link that has the address.
 
 mod plan;
@@ -247,7 +249,7 @@ fn known_addresses(
 /// True for a rule that matches packets from one of the addresses and nothing else.
 fn is_of(rule: &Rule, addresses: &[IpAddr]) -> bool {
     let source = rule.source.filter(|net| net.prefix_len() == net.max_prefix_len());
-    rule.by_source_alone && source.is_some_and(|net| addresses.contains(&net.addr()))
+    rule.only_source && source.is_some_and(|net| addresses.contains(&net.addr()))
 }
 
 /// True if there are rules for these addresses.

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+
 //! From the present rules and routes to the wanted ones: a rule and a table for each of the link's addresses.
 
 use std::collections::BTreeSet;
@@ -75,7 +77,7 @@ impl Present {
     /// An address's rule of an earlier ADD.
     pub(super) fn rule_of(&self, address: IpAddr) -> Option<&Rule> {
         let source = Some(IpNet::from(address));
-        self.rules.iter().find(|rule| rule.by_source_alone && rule.source == source && may_be_own(rule.table))
+        self.rules.iter().find(|rule| rule.only_source && rule.source == source && may_be_own(rule.table))
     }
 
     /// The routes of the link in the main table, without those to link-local addresses: such an address is

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+
 //! The link's former attributes in a file, `<dataDir>/<container>_<interface>.json`: the reference's format,
 //! with the owner in additional keys.
 

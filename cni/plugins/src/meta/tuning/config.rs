@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+
 //! tuning's keys, decoded and checked.
 
 use std::collections::BTreeMap;

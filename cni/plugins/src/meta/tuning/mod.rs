@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+
 //! `tuning`: changes settings and attributes of a container's link.
 
 mod backup;

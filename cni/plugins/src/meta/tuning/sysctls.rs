@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+
 //! Settings below `/proc/sys/net`: names, and the list of allowed ones.
 
 use std::collections::{BTreeMap, BTreeSet};

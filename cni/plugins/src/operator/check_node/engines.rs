@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+
 //! Other engines that translate or filter the traffic of published ports and masquerade.
 
 use std::fs;

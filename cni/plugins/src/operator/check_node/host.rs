@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+
 //! The state of the host: our own table, rules of other programs, settings, directories.
 
 use std::fs;

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+
 //! The features of the kernel, probed in a network namespace of their own.
 
 use std::path::Path;

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+
 //! `slipway check-node`: the features of the kernel and the state of the host that the plugins need, and what
 //! other programs have set up in the way of published ports.
 

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+
 //! The facts about one packet's path, read from the kernel.
 
 use std::fs;

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+
 //! `slipway explain`: follows the first packet of a connection through the node's rules.
 //!
 //! [`facts`] reads the kernel's state, [`render`] turns it into sentences.

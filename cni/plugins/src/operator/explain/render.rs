@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+
 //! The explanation of a packet's path: a pure function of the facts.
 
 use std::fmt::Write as _;

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+
 //! Paths that end early, or that need settings of the node.
 
 use cni_dataplane::explain::{Hit, Origin, Packet, Sources, Target, Truth};

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+
 //! The options of `slipway install` and `slipway uninstall`.
 
 use std::path::{Path, PathBuf};

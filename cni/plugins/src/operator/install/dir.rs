@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+
 //! The plugin directory: every name is reached from one open, locked directory.
 
 use std::collections::BTreeSet;

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+
 //! `slipway install` and `slipway uninstall`: one binary and a link per plugin in a plugin directory.
 //!
 //! A runtime may start a plugin at any moment of an installation. Hence every name changes by one `rename`:

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+
 //! Manual pages and completions below a share directory, as `/usr/local/share`.
 //!
 //! A file with the mark of this program is ours: an installation replaces it and `uninstall` removes it. A

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+
 //! Sources that name attachments besides the ruleset: the runtimes' cache, and host-local's reservations.
 
 use std::net::IpAddr;

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+
 //! `slipway migrate`: moves what running containers have in the ruleset from one backend to another.
 
 mod hints;

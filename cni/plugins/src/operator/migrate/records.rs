@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+
 //! Records of the firewall plugin for containers that the reference attached. Their rules stay where they
 //! are.
 

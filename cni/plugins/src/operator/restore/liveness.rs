@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+
 //! The liveness of a container that a runtime's cache has, by the state of the kernel.
 
 use cni_dataplane::owner::{AttachmentHash, Owner};

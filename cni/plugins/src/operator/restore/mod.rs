@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+
 //! `slipway restore`: puts back what running containers have in the ruleset, after a flush.
 //!
 //! After a flush, only the runtime's cache has what a container asked for. The kernel shows whether the

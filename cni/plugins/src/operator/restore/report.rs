@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+
 //! The report of `slipway restore`.
 
 use std::io::{self, Write};

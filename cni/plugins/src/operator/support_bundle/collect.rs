@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+
 //! The parts of a bug report, each a file. A part that cannot be read has the error in its place.
 
 use std::ffi::OsStr;

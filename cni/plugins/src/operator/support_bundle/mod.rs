@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+
 //! `slipway support-bundle`: collects what a bug report needs into one tar file.
 //!
 //! Only the owner can read it (mode 0600). Of configurations it has the values of known keys in the form that

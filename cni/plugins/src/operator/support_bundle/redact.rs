@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+
 //! Removes private parts from texts and configurations. The values of known keys in the form that the key
 //! asks for are kept; of everything else the type and the length.
 

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+
 use proptest::prelude::*;
 use serde_json::json;
 

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+
 //! A tar archive of plain files: the form `ustar` of POSIX.1-1988 (pax(1), section "ustar Interchange
 //! Format").
 

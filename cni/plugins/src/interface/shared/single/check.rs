@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+
 //! CHECK of the plugins that make a single link.
 
 use cni_kernel::route::Link;

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+
 //! The common code of the plugins that make a single link, in the container: `macvlan`, `ipvlan`, `vlan`,
 //! `dummy` and `tap`.
 //!

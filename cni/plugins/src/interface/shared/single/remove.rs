@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+
 //! DEL and GC of the plugins that make a single link. They do not depend on the current configuration.
 
 use std::path::{Path, PathBuf};

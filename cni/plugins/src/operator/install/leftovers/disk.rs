@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+
 //! Leftovers on disk: host-local's files besides reservations, dhcp's directory besides leases, and the
 //! directories of tuning's backups and flannel's saved configurations.
 

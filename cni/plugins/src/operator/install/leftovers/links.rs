@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+
 //! Leftover links: bridges of the bridge plugin with the links of their gateways, and devices of bandwidth
 //! whose container is gone.
 

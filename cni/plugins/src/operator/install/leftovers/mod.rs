@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+
 //! The leftovers of the plugins on a node, and their removal: tables and chains, bridges, files; and what
 //! containers left whose DEL never came.
 //!
@@ -122,7 +124,7 @@ pub fn plan(in_use: InUse, data_dir: &Path) -> Result<Vec<Leftover>, LeftoverErr
         }
     }
     if ebpf::is_there() {
-        leftovers.push(match ebpf::served_abroad() {
+        leftovers.push(match ebpf::served_in_other_namespace() {
             None => Leftover::Programs,
             Some(error) => Leftover::Keep { what: "BPF programs".to_owned(), why: error.to_string() },
         });
