@@ -27,7 +27,10 @@ pub(crate) fn check(root: &Path) -> Result<usize> {
     if wrong.is_empty() {
         return Ok(sources.len());
     }
-    Err(Error::Failed(format!("sources whose first line is not their licence:\n    {}", wrong.join("\n    "))))
+    Err(Error::Failed(format!(
+        "sources whose first line is not their licence:\n    {}",
+        wrong.join("\n    ")
+    )))
 }
 
 /// The sources below a folder, each with the licence of the nearest package above it.
@@ -43,7 +46,8 @@ fn sources(folder: &Path, above: Option<&str>) -> Result<Vec<(PathBuf, String)>>
         if kind.is_dir() && !name.to_string_lossy().starts_with('.') && name != "target" {
             found.extend(sources(&path, license)?);
         } else if kind.is_file() && path.extension().is_some_and(|end| end == "rs") {
-            let license = license.ok_or_else(|| Error::Failed(format!("{}: in no package", path.display())))?;
+            let license =
+                license.ok_or_else(|| Error::Failed(format!("{}: in no package", path.display())))?;
             found.push((path, license.to_owned()));
         }
     }

@@ -273,8 +273,10 @@ impl Runtime {
         let wanted = version(network);
         let check = |plugin: &Map<String, Value>| {
             let supported = self.versions(kind(plugin))?;
-            let error =
-                || NetworkError::UnsupportedVersion { plugin: kind(plugin).to_owned(), version: wanted.to_owned() };
+            let error = || NetworkError::UnsupportedVersion {
+                plugin: kind(plugin).to_owned(),
+                version: wanted.to_owned(),
+            };
             if supported.iter().any(|one| one == wanted) { Ok(()) } else { Err(error()) }
         };
         several(network.list.plugins.iter().filter_map(|plugin| check(plugin).err()).collect())

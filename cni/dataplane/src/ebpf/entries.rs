@@ -7,7 +7,7 @@ use std::fmt;
 use std::net::IpAddr;
 
 use cni_kernel::route::RouteSocket;
-use slipway_ebpf_abi::{HELD, LEFT, MASQUERADED, Pod, PodAddress, NOT_LOOPBACK};
+use slipway_ebpf_abi::{HELD, LEFT, MASQUERADED, NOT_LOOPBACK, Pod, PodAddress};
 
 use super::pins::Pins;
 use super::pods::{Adoption, Hold, Pods, adopt, host_end};
