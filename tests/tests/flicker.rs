@@ -25,7 +25,7 @@ fn a_table_recreated_during_the_read_is_never_foreign() {
             space.run(|| {
                 let socket = Socket::open().expect("nf_tables");
                 while !done.load(Ordering::SeqCst) {
-                    node::repair_own_table().expect("nobody else changes it");
+                    node::repair_own_table().expect("no other process changes it");
                     let mut batch = Transaction::new();
                     batch.delete_table(&TableId::new(Family::Inet, "slipway"));
                     socket.commit(&batch, None).expect("delete the table");

@@ -43,6 +43,7 @@ enum Flowtable {
 #[serde(default, rename_all = "camelCase", deny_unknown_fields)]
 struct MapKeys {
     flows: Option<u32>,
+    /// `embryos` is its former name.
     #[serde(alias = "embryos")]
     half_open: Option<u32>,
     ports: Option<u32>,

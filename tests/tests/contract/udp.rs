@@ -25,7 +25,7 @@ fn a_client_survives_the_replacement_of_the_pod() {
         }
         let attach = first.vanish();
         network.del(&attach).expect("DEL");
-        // The client knows nothing and goes on: the kernel now remembers flows to the node itself.
+        // The client keeps sending, so conntrack now has flows to the node itself.
         thread::scope(|scope| {
             for talk in &mut talks {
                 scope.spawn(|| talk.say().expect_err("nothing answers"));

@@ -108,12 +108,12 @@ pub(crate) fn with_and_without_bridge_netfilter(test: impl Fn(&World) + Sync) {
     at_once(&[&|| test(&World::new(BridgeNetfilter::Off)), &|| test(&World::new(BridgeNetfilter::On))]);
 }
 
-/// The same, and on a node without bridges.
+/// Runs a test as above, and on a node without bridges.
 pub(crate) fn in_every_topology(test: impl Fn(&World) + Sync) {
     at_once(&[&|| with_and_without_bridge_netfilter(&test), &|| test(&World::ptp())]);
 }
 
-/// Runs these at the same time. The first panic goes on in the caller when all have ended.
+/// Runs these concurrently. Passes the first panic on to the caller when all have ended.
 fn at_once(all: &[&(dyn Fn() + Sync)]) {
     let name = thread::current().name().unwrap_or("test").to_owned();
     thread::scope(|scope| {

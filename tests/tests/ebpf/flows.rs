@@ -57,7 +57,7 @@ fn a_flow_is_listed_with_both_directions_and_its_owner() {
         (&json!(to.to_string()), &json!(own.to_string()))
     );
     assert!(original["packets"].as_u64() >= Some(3) && reply["packets"].as_u64() >= Some(2), "{flow}");
-    // What the table of ports says of it.
+    // `slipway ports` counts the same packets.
     let ports: Value = serde_json::from_str(&stage.node.slipway("ports --json")).expect("JSON");
     let port = ports["ports"]
         .as_array()

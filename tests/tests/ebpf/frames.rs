@@ -39,7 +39,8 @@ fn a_pod_can_use_another_pod_as_its_router() {
         "{}",
         stage.node.programs()
     );
-    // What it sends to the bridge is the programs', as before, with the bridge's address as it was told anew.
+    // The BPF programs still handle packets sent to the bridge, also after set-up has recorded its new MAC
+    // address.
     for again in [false, true] {
         if again {
             stage.node.cmd("ip link set cni0 address 02:00:00:00:77:77");

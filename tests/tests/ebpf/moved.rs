@@ -76,7 +76,7 @@ fn a_flow_continues_through_another_uplink() {
     let answer = talk.say().expect("an answer through the other uplink");
     assert_eq!(answer.peer.ip(), IpAddr::from(other.node_v4));
     assert_eq!(node.programs()["counters"]["masqueraded_flows"], 2);
-    // A second address on the uplink that it leaves by is no reason to begin anew.
+    // A second address on the same uplink does not change the flow.
     node.cmd(&format!("ip address add 203.0.113.200/24 dev {}", other.node_link));
     node.slipway("node setup");
     std::thread::sleep(REMEMBERED);

@@ -24,10 +24,10 @@ const OUTSIDE: u16 = 7000;
 const PAUSE: Duration = Duration::from_millis(1);
 
 /// The time after which the kernel sends a SYN again is twice as long. A thread that slept longer than this ran on a
-/// machine that is too busy to tell a lost packet from a late one.
+/// host that is too busy to distinguish a lost packet from a late one.
 const STARVED: Duration = Duration::from_millis(500);
 
-/// What goes on while `work` is done, and what failed of it.
+/// Traffic during a migration, and its failures.
 struct Hammer {
     stop: AtomicBool,
     failures: Mutex<Vec<String>>,
