@@ -111,8 +111,13 @@ struct Prose {
 }
 
 /// Files that quote what others write, or that are history.
-const EXEMPT: &[&str] =
-    &["xtask/words.txt", "CHANGELOG.md", "docs/glossary.md", ".github/CODE_OF_CONDUCT.md"];
+const EXEMPT: &[&str] = &[
+    "xtask/words.txt",
+    "xtask/src/words.rs",
+    "CHANGELOG.md",
+    "docs/glossary.md",
+    ".github/CODE_OF_CONDUCT.md",
+];
 
 /// First words of a doc comment that begin a relative clause.
 const CLAUSES: &[&str] =
