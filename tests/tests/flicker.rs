@@ -35,7 +35,8 @@ fn a_table_recreated_during_the_read_is_never_foreign() {
         let seen = space.run(|| {
             let mut seen = [0_usize; 2];
             let begun = Instant::now();
-            for _ in (0..LOOKS).take_while(|_| begun.elapsed() < LONGEST) {
+            // On a busy host the other thread may not have run for the first looks.
+            while (seen.contains(&0) || seen[0] + seen[1] < LOOKS) && begun.elapsed() < LONGEST {
                 match node::own_table() {
                     Ok(OwnTable::Absent) => seen[0] += 1,
                     Ok(OwnTable::Ready | OwnTable::Damaged) => seen[1] += 1,

@@ -19,7 +19,7 @@ use cni_spec::{AddResult, Attachment, CniError, NetConf, NetConfList, ResultErro
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
-use crate::network::Container;
+use crate::container::Container;
 
 /// libcni's default cache directory (`CacheDir` in its `api.go`), and that of kubelet's shim for Docker
 /// (`--cni-cache-dir`).
@@ -310,6 +310,19 @@ fn list(config: &[u8]) -> Result<NetConfList, cni_spec::ListError> {
 }
 
 impl Cached {
+    /// The container of the attachment, as it was cached.
+    #[must_use]
+    pub fn container(&self) -> Container {
+        let pairs = self.args.split(';').filter_map(|pair| pair.split_once('='));
+        Container {
+            id: self.attachment.container_id().to_owned(),
+            netns: self.netns.as_ref().map(|path| path.to_string_lossy().into_owned()).unwrap_or_default(),
+            ifname: self.attachment.ifname().to_owned(),
+            args: pairs.map(|(key, value)| (key.to_owned(), value.to_owned())).collect(),
+            capabilities: self.capabilities.clone(),
+        }
+    }
+
     /// The input of each plugin of the network with the attachment's result, in the order of an ADD.
     ///
     /// # Errors
@@ -432,7 +445,7 @@ mod tests {
         let read = parse(file().to_string().as_bytes()).unwrap();
         let cache = Cache::create(dir.path()).unwrap();
         let list = STANDARD.decode(CONFIG).unwrap();
-        cache.remember(&read.attachment, &list, &Container::of(&read), &read.result, "0.4.0").unwrap();
+        cache.remember(&read.attachment, &list, &read.container(), &read.result, "0.4.0").unwrap();
         let again = cache.get(&read.attachment).unwrap().unwrap();
         assert_eq!(Cached { written: None, ..again }, read);
         let path = dir.path().join("results/pods-c1-eth0");

@@ -7,7 +7,9 @@
 
 pub mod cache;
 pub mod config;
+mod container;
 pub mod invoke;
 pub mod network;
 
 pub use cache::{Cache, CacheError, Cached, Fault};
+pub use container::Container;

@@ -16,6 +16,7 @@ use serde_json::{Map, Value, json};
 
 use crate::cache::{Cache, CacheError, Cached, StoreError};
 use crate::config::Loaded;
+use crate::container::Container;
 use crate::invoke;
 
 /// A runtime's directories.
@@ -25,21 +26,6 @@ pub struct Runtime {
     pub path: Vec<PathBuf>,
     /// The directory of the cache, as in [`crate::cache::DIRECTORIES`].
     pub cache: PathBuf,
-}
-
-/// A container and its interface, with the runtime's parameters.
-#[derive(Debug, Clone, Default)]
-pub struct Container {
-    /// `CNI_CONTAINERID`.
-    pub id: String,
-    /// `CNI_NETNS`; may be empty for DEL.
-    pub netns: String,
-    /// `CNI_IFNAME`.
-    pub ifname: String,
-    /// `CNI_ARGS` as pairs of key and value.
-    pub args: Vec<(String, String)>,
-    /// Capability arguments, by capability.
-    pub capabilities: Map<String, Value>,
 }
 
 /// A failed operation on a network.
@@ -241,7 +227,7 @@ impl Runtime {
         };
         for cached in all.iter().filter(stale) {
             let (container, ifname) = (cached.attachment.container_id(), cached.attachment.ifname());
-            if let Err(error) = self.del(network, &Container::of(cached)) {
+            if let Err(error) = self.del(network, &cached.container()) {
                 let (container, ifname) = (container.to_owned(), ifname.to_owned());
                 errors.push(NetworkError::Stale { container, ifname, error: Box::new(error) });
             }
@@ -347,21 +333,6 @@ impl Runtime {
             ("CNI_IFNAME", ifname.into()),
             ("CNI_PATH", std::env::join_paths(&self.path).unwrap_or_default()),
         ]
-    }
-}
-
-impl Container {
-    /// The container of a cached attachment.
-    #[must_use]
-    pub fn of(cached: &Cached) -> Self {
-        let pairs = cached.args.split(';').filter_map(|pair| pair.split_once('='));
-        Self {
-            id: cached.attachment.container_id().to_owned(),
-            netns: cached.netns.as_ref().map(|path| path.to_string_lossy().into_owned()).unwrap_or_default(),
-            ifname: cached.attachment.ifname().to_owned(),
-            args: pairs.map(|(key, value)| (key.to_owned(), value.to_owned())).collect(),
-            capabilities: cached.capabilities.clone(),
-        }
     }
 }
 

@@ -5,12 +5,9 @@
 use serde_json::Value;
 
 use super::screen::Screen;
-use super::world::{NODE_V4, NODE_V6, OUTSIDE, OUTSIDE_V4, OUTSIDE_V6, inside};
+use super::world::{HOST_PORT, NODE_V4, NODE_V6, OUTSIDE, OUTSIDE_V4, OUTSIDE_V6, inside};
 use crate::cni::{Family, address};
 use crate::run;
-
-/// The published port.
-pub(super) const HOST_PORT: u16 = 8080;
 
 /// The addresses in expected answers.
 #[derive(Debug)]

@@ -8,9 +8,8 @@ use std::time::Instant;
 
 use nix::mount::{MsFlags, mount};
 
-use super::claims::HOST_PORT;
 use super::screen::Screen;
-use super::world::{OUTSIDE_V4, OUTSIDE_V6};
+use super::world::{HOST_PORT, OUTSIDE_V4, OUTSIDE_V6};
 use crate::error::{Error, Result};
 use crate::run::{self, tool};
 

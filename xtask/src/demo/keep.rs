@@ -11,8 +11,7 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use serde::{Deserialize, Serialize};
 
-use super::claims::HOST_PORT;
-use super::world::{NODE_V4, NODE_V6, OUTSIDE, OUTSIDE_V4};
+use super::world::{HOST_PORT, NODE_V4, NODE_V6, OUTSIDE, OUTSIDE_V4};
 use crate::cni::Chain;
 use crate::error::{Error, Result};
 use crate::run::tool;

@@ -22,9 +22,9 @@ use crate::cni::{Chain, Family, Pod, SYSTEM_PATH, address};
 use crate::error::{Error, Result};
 use crate::progress::seconds;
 use crate::{install, run, sandbox, workspace};
-use claims::{HOST_PORT, Probe};
+use claims::Probe;
 use screen::Screen;
-use world::Life;
+use world::{HOST_PORT, Life};
 
 /// Show what Slipway does, in namespaces of its own: two pods on a bridge, a published port, and a
 /// real request for each claim; first with nftables, then with the BPF programs.

@@ -8,8 +8,7 @@ use std::time::Duration;
 
 use serde_json::Value;
 
-use super::claims::HOST_PORT;
-use super::world::{NODE_V4, NODE_V6, OUTSIDE_V4, OUTSIDE_V6};
+use super::world::{HOST_PORT, NODE_V4, NODE_V6, OUTSIDE_V4, OUTSIDE_V6};
 use crate::cni::{Family, address};
 
 /// Standard output, with colours on a terminal.

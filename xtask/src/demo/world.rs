@@ -20,6 +20,8 @@ pub(super) const OUTSIDE: &str = "outside";
 /// Addresses of the documentation ranges (RFC 5737, RFC 3849), with prefix lengths.
 pub(super) const OUTSIDE_V4: &str = "203.0.113.2";
 pub(super) const OUTSIDE_V6: &str = "2001:db8:ff::2";
+/// The published port.
+pub(super) const HOST_PORT: u16 = 8080;
 pub(super) const NODE_V4: &str = "203.0.113.1";
 pub(super) const NODE_V6: &str = "2001:db8:ff::1";
 

@@ -11,7 +11,6 @@ use nix::unistd::Uid;
 use sha2::{Digest, Sha256};
 
 use super::TARGET;
-use super::linker;
 use crate::error::{Error, Result};
 use crate::run::{self, cargo, tool};
 
@@ -149,10 +148,10 @@ impl Toolchain {
             .ok_or_else(|| Error::Failed(format!("no {prefix} below {}", lib.display())))
     }
 
-    /// The cache's key of an object that this compiler builds from these sources.
-    pub(super) fn key(&self, sources: &str) -> String {
+    /// The cache's key of an object that this compiler and a version of the linker build from these sources.
+    pub(super) fn key(&self, sources: &str, linker: &str) -> String {
         let mut hash = Sha256::new();
-        for part in [sources, &self.about, linker::VERSION] {
+        for part in [sources, &self.about, linker] {
             hash.update((part.len() as u64).to_le_bytes());
             hash.update(part.as_bytes());
         }

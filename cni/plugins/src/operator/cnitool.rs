@@ -8,9 +8,10 @@
 use std::io::Write;
 use std::path::{Path, PathBuf};
 
+use cni_runtime::Container;
 use cni_runtime::cache;
 use cni_runtime::config::{self, Loaded};
-use cni_runtime::network::{Container, Runtime};
+use cni_runtime::network::Runtime;
 use cni_spec::{Version, text};
 use serde_json::{Map, Value};
 use sha2::{Digest as _, Sha512};

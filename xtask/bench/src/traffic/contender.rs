@@ -11,7 +11,8 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
-use super::load::{self, Client, Pin, Spent, Target, Work};
+use super::cost::Spent;
+use super::load::{self, Client, Pin, Target, Work};
 use super::plan::{self, PER_POD, Ports};
 use super::shape::{Identity, Place, Shape, Tool};
 use super::space::{Habits, JOINED_POD, NODE_ADDRESS, Space, in_net, outside};

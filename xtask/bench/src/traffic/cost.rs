@@ -9,8 +9,21 @@ use std::time::{Duration, Instant};
 use nix::sys::resource::{UsageWho, getrusage};
 use nix::sys::time::TimeValLike;
 
-use super::load::Spent;
+use serde::{Deserialize, Serialize};
 use xtask::error::{Error, Result};
+
+/// The operations in a span of time, and their cost.
+#[derive(Debug, Clone, Copy, Default, Serialize, Deserialize)]
+pub(super) struct Spent {
+    /// KiB or transactions.
+    pub(super) operations: f64,
+    /// Wall clock, in seconds.
+    pub(super) wall: f64,
+    /// The whole machine's busy time, idle control not yet taken off, in seconds of one processor.
+    pub(super) busy: f64,
+    /// User and system time of this process, which is both ends of the connection, in seconds.
+    pub(super) own: f64,
+}
 
 /// A span that has begun.
 #[derive(Debug)]

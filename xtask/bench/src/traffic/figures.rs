@@ -9,7 +9,8 @@ use std::path::{Path, PathBuf};
 use serde::{Deserialize, Serialize};
 
 use super::contender::{Count, Kind, Way};
-use super::load::{Spent, Work};
+use super::cost::Spent;
+use super::load::Work;
 use xtask::error::{Error, Result};
 
 /// All rounds of one contender with one work and one number of ports.

@@ -22,7 +22,7 @@ use nix::sys::time::TimeVal;
 use nix::unistd::Pid;
 use serde::{Deserialize, Serialize};
 
-use super::cost::Clock;
+use super::cost::{Clock, Spent};
 use super::space::in_net;
 use xtask::error::{Error, Result};
 
@@ -56,19 +56,6 @@ pub(super) enum Work {
     #[serde(rename = "CRR")]
     #[value(name = "crr")]
     Connections,
-}
-
-/// The operations in a span of time, and their cost.
-#[derive(Debug, Clone, Copy, Default, Serialize, Deserialize)]
-pub(super) struct Spent {
-    /// KiB or transactions.
-    pub(super) operations: f64,
-    /// Wall clock, in seconds.
-    pub(super) wall: f64,
-    /// The whole machine's busy time, idle control not yet taken off, in seconds of one processor.
-    pub(super) busy: f64,
-    /// User and system time of this process, which is both ends of the connection, in seconds.
-    pub(super) own: f64,
 }
 
 /// The processors of threads.

@@ -18,10 +18,11 @@ use std::thread;
 use std::time::Duration;
 
 use contender::{Contender, Kind, Setting, Way};
+use cost::Spent;
 use evidence::Evidence;
 pub(super) use figures::Report;
 use figures::{Pods, Series};
-use load::{Pin, Spent, Work};
+use load::{Pin, Work};
 use space::Habits;
 
 use super::sets::{Plugins, version};
