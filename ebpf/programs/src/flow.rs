@@ -63,7 +63,12 @@ struct Life {
 impl Life {
     #[inline(always)]
     fn of<A: Copy>(flow: &Flow<A>) -> Self {
-        Self { state: flow.timeout_state(), last_seen: flow.last_seen, pod: flow.pod, generation: flow.generation }
+        Self {
+            state: flow.timeout_state(),
+            last_seen: flow.last_seen,
+            pod: flow.pod,
+            generation: flow.generation,
+        }
     }
 
     #[inline(always)]

@@ -3,7 +3,7 @@
 //! Packets of pods.
 
 use slipway_ebpf_abi::{
-    Action, Counter, HELD, IPPROTO_TCP, LEFT, ONE_SIDED, MASQUERADED, ORIGINAL, Reason, SIDE_POD,
+    Action, Counter, HELD, IPPROTO_TCP, LEFT, MASQUERADED, ONE_SIDED, ORIGINAL, Reason, SIDE_POD,
 };
 
 use crate::admit::{self, Admission, Ports};

@@ -11,7 +11,7 @@ use aya_ebpf::helpers::{bpf_get_netns_cookie, bpf_get_socket_cookie, bpf_sk_look
 use aya_ebpf::macros::cgroup_sock_addr;
 use aya_ebpf::programs::SockAddrContext;
 use slipway_ebpf_abi::{
-    Addr4, Addr6, Counter, FlowKey, IPPROTO_TCP, IPPROTO_UDP, Port, PortKey, PortTarget, NOT_LOOPBACK,
+    Addr4, Addr6, Counter, FlowKey, IPPROTO_TCP, IPPROTO_UDP, NOT_LOOPBACK, Port, PortKey, PortTarget,
     SocketKey, SocketOrigin,
 };
 
