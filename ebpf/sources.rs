@@ -1,4 +1,4 @@
-// SPDX-License-Identifier: None
+// SPDX-License-Identifier: MIT OR GPL-2.0-only
 
 // The digest of the BPF object's sources. Included by cni/dataplane's build script, which checks that an
 // object was built from these sources, and by the task that builds it.

@@ -10,6 +10,9 @@ use crate::error::{Error, Result};
 /// Begins the first line of a source: <https://spdx.dev/learn/handling-license-info/>.
 const TAG: &str = "// SPDX-License-Identifier: ";
 
+/// The licence of sources next to a workspace's manifest, which has no package.
+const WORKSPACES: [(&str, &str); 1] = [("ebpf", "MIT OR GPL-2.0-only")];
+
 /// Compares the first line of each Rust source with the `license` of its package; returns the number of sources.
 ///
 /// # Errors
@@ -37,7 +40,8 @@ pub(crate) fn check(root: &Path) -> Result<usize> {
 fn sources(folder: &Path, above: Option<&str>) -> Result<Vec<(PathBuf, String)>> {
     let manifest = folder.join("Cargo.toml");
     let own = fs::read_to_string(&manifest).ok().and_then(|text| license(&text));
-    let license = own.as_deref().or(above);
+    let workspace = WORKSPACES.iter().find(|(name, _)| folder.ends_with(name)).map(|(_, license)| *license);
+    let license = own.as_deref().or(above).or(workspace);
     let mut found = Vec::new();
     for entry in fs::read_dir(folder).map_err(|e| Error::file("list", folder, e))? {
         let entry = entry.map_err(|e| Error::file("list", folder, e))?;
