@@ -2,7 +2,7 @@
 
 //! The part of many similar cases that a run tries.
 
-use std::io::Write;
+use crate::skip::append;
 
 /// Reads a number from the environment; `default` if it is not set.
 fn number(key: &str, default: usize) -> usize {
@@ -56,19 +56,15 @@ fn choose<T>(all: Vec<T>, stride: usize, seed: usize) -> Vec<T> {
 
 /// Writes the line of [`sample`] in one write in append mode: test processes may do it at once.
 fn record(tried: usize, size: usize) {
-    let Some(path) = std::env::var_os("SLIPWAY_SAMPLED").filter(|_| tried < size) else { return };
+    if tried >= size {
+        return;
+    }
     let exe = std::env::current_exe().unwrap_or_default();
     let program = exe.file_name().unwrap_or_default().to_string_lossy();
     // Cargo puts a hash behind the suite's name.
     let suite = program.rsplit_once('-').map_or(&*program, |(suite, _)| suite);
     let test = std::thread::current().name().unwrap_or_default().to_owned();
-    let line = format!("{suite}::{test}: tried {tried} of {size}\n");
-    std::fs::File::options()
-        .create(true)
-        .append(true)
-        .open(&path)
-        .and_then(|mut file| file.write_all(line.as_bytes()))
-        .unwrap_or_else(|e| panic!("write {}: {e}", path.display()));
+    append("SLIPWAY_SAMPLED", &format!("{suite}::{test}: tried {tried} of {size}\n"));
 }
 
 #[cfg(test)]

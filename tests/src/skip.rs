@@ -56,14 +56,18 @@ pub fn test_name<T>(_here: &T) -> &'static str {
 pub fn record_skip(test: &str, feature: &str) {
     let line = format!("{test}: skipped: needs {feature}\n");
     eprint!("{line}");
-    if let Some(path) = std::env::var_os("SLIPWAY_SKIPS") {
-        std::fs::File::options()
-            .create(true)
-            .append(true)
-            .open(&path)
-            .and_then(|mut file| file.write_all(line.as_bytes()))
-            .unwrap_or_else(|e| panic!("write {}: {e}", path.display()));
-    }
+    append("SLIPWAY_SKIPS", &line);
+}
+
+/// Appends a line to the file that a variable of the environment names, if it is set.
+pub(crate) fn append(variable: &str, line: &str) {
+    let Some(path) = std::env::var_os(variable) else { return };
+    std::fs::File::options()
+        .create(true)
+        .append(true)
+        .open(&path)
+        .and_then(|mut file| file.write_all(line.as_bytes()))
+        .unwrap_or_else(|e| panic!("write {}: {e}", path.display()));
 }
 
 #[cfg(test)]

@@ -22,7 +22,7 @@ use crate::error::{Error, Result};
 use crate::failures::{self, Failure};
 use crate::progress::{Log, seconds};
 use crate::run;
-use crate::test_programs::TestProgram;
+use crate::test_programs::{TestProgram, passed};
 use crate::workspace;
 
 /// Tests at a time, per processor.
@@ -268,7 +268,7 @@ fn reason(ending: &Ending, printed: &str) -> Option<String> {
             Some(format!("took longer than {} and was killed:\n{family}", seconds(LIMIT)))
         }
         Ending::Status(status) if !status.success() => Some(format!("ended with {status}")),
-        Ending::Status(_) if crate::test::passed(printed) != 1 => Some("ran no test".to_owned()),
+        Ending::Status(_) if passed(printed) != 1 => Some("ran no test".to_owned()),
         Ending::Status(_) => None,
     }
 }

@@ -21,7 +21,7 @@ use crate::progress::{Log, Stages, seconds};
 use crate::reference::{self, Reference};
 use crate::run::{self, cargo, tool};
 use crate::runtimes::Runtimes;
-use crate::test_programs::{TestProgram, test_programs};
+use crate::test_programs::{TestProgram, passed, test_programs};
 use crate::{build, deny, docs_check, ebpf, failures, licenses, links, setup, vm_test, words, workspace};
 
 /// The package of the network tests, which need root and the built binary.
@@ -460,12 +460,6 @@ fn tests(mut command: Command, log: &Log) -> Result<usize> {
             Err(Error::Failed(failures::describe(&failed, failed.len() + passed(&printed), 1, &log.path)))
         }
     }
-}
-
-/// The sum of libtest's `test result: ok. N passed; …` and `test result: FAILED. N passed; …` lines.
-pub(crate) fn passed(printed: &str) -> usize {
-    let results = printed.lines().filter_map(|line| line.strip_prefix("test result: "));
-    results.filter_map(|rest| rest.split(' ').nth(1)?.parse::<usize>().ok()).sum()
 }
 
 /// A plugin directory in the target folder, made by the binary itself.

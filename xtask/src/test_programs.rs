@@ -63,6 +63,12 @@ pub(crate) fn test_programs(printed: &str) -> Vec<TestProgram> {
     found
 }
 
+/// The sum of libtest's `test result: ok. N passed; …` and `test result: FAILED. N passed; …` lines.
+pub(crate) fn passed(printed: &str) -> usize {
+    let results = printed.lines().filter_map(|line| line.strip_prefix("test result: "));
+    results.filter_map(|rest| rest.split(' ').nth(1)?.parse::<usize>().ok()).sum()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -346,7 +346,7 @@ fn test_emulated(cross: &Cross, binary: &Path, log: &Log) -> Result<String> {
     // Emulation is ten times slower; the whole of the random input is tried on the machine itself.
     run::log(command.env("PROPTEST_CASES", "16"), &log.file)?;
     let printed = fs::read_to_string(&log.path).map_err(|e| Error::file("read", &log.path, e))?;
-    let passed = crate::test::passed(&printed);
+    let passed = crate::test_programs::passed(&printed);
     if passed == 0 {
         return Err(Error::Failed("no unit test was run".to_owned()));
     }
