@@ -383,7 +383,7 @@ fn make_node() -> (File, File) {
             .unwrap_or_else(|e| panic!("mount a private {folder}: {e}"));
     }
     std::fs::create_dir("/run/netns").expect("make /run/netns");
-    // What the machine has there is shared by all: nothing of a node may be attached or pinned there.
+    // The host's own mount there is shared by all nodes: nothing of a node may be attached or pinned there.
     if Path::new("/sys/fs/cgroup").is_dir() {
         mount(Some("none"), "/sys/fs/cgroup", Some("tmpfs"), MsFlags::MS_NOSUID, Some("mode=0755"))
             .expect("hide the machine's control groups");

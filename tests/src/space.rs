@@ -441,7 +441,7 @@ fn collect(mut stream: impl Read + Send + 'static) -> Collected {
                     taken.extend(&piece[..length]);
                 }
                 Err(error) if error.kind() == std::io::ErrorKind::Interrupted => {}
-                // What was read before an error is still worth showing.
+                // Output before an error is still worth showing.
                 Ok(0) | Err(_) => break,
             }
         }

@@ -31,7 +31,7 @@ pub(crate) fn run(suite: &Suite, env: &[(String, String)], reporter: &Reporter) 
         Ok(child) => watch(child, Duration::from_secs(suite.limit), reporter),
         Err(e) => {
             reporter.send(&Event::Trouble(format!("start {}: {e}", suite.program)));
-            // What a shell answers for a program that it cannot run.
+            // The exit code of a shell for a program that it cannot run.
             Ending::Exit(127)
         }
     };

@@ -339,7 +339,7 @@ fn mentions(text: &str) -> Vec<Mention> {
         if line.trim_start().starts_with("```") {
             in_block = !in_block;
         } else if in_block {
-            // What follows after two spaces explains the command.
+            // The text after two spaces explains the command.
             let line = line.trim();
             let line = line.strip_prefix("node ").unwrap_or(line);
             if let Some(command) = line.strip_prefix("# ").or_else(|| line.strip_prefix("$ ")) {

@@ -141,7 +141,7 @@ fn run_stages(args: &Args, stages: &Stages) -> Result<String> {
     }
     let suites = args.suites();
     let ready = prepare(args, &suites, seed, stages)?;
-    // What waits for nothing of each other runs at once. Cargo's own stages follow each other: they share a lock.
+    // Independent stages run at once. Cargo's own stages follow each other: they share a lock.
     let (unit, doc, machines, network) = thread::scope(|scope| {
         let cargo = scope.spawn(|| {
             let linted = if args.is_part() { Ok(()) } else { lints(args, stages) };

@@ -274,7 +274,7 @@ impl Backend for Dataplane {
             log::warn!("read which ports the BPF programs serve: {error}");
         }
         all.sort_by(|a, b| (a.port, &a.owner, a.backend).cmp(&(b.port, &b.owner, b.backend)));
-        // What is migrating is in both backends for a moment.
+        // A migrating container is in both backends for a moment.
         all.dedup_by(|a, b| (a.port, &a.owner) == (b.port, &b.owner));
         Ok(all)
     }

@@ -117,7 +117,7 @@ fn setup_is_idempotent_and_teardown_removes_everything() {
     stage.node.slipway("node teardown");
     assert_eq!(stage.filters(&stage.client.node_link), "");
     assert_eq!(stage.node.programs()["loaded"], false);
-    // What is there now is the kernel's own.
+    // Only the kernel's own entries are left in the BPF file system.
     assert!(!stage.node.list("/sys/fs/bpf").contains(&"slipway".to_owned()));
     stage.node.slipway("node teardown");
 }

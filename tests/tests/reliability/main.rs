@@ -307,7 +307,7 @@ fn add_fails(interface: &'static str, at: usize) {
             }
             Outcome::Refused => {
                 failed += 1;
-                // What flannel saved stays if the delegate's undo met the same failure: DEL needs it then.
+                // flannel's saved configuration stays if the delegate's undo met the same failure: DEL needs it then.
                 let saved = |state: &Snapshot| state.without(&["file /var/lib/cni/flannel/"]);
                 let changes = saved(&prepared).changes(&saved(&stage.state()));
                 assert!(changes.is_empty(), "{why}: left:\n{}\n{}", changes.join("\n"), output.process);
