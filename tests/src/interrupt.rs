@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 
-//! Kills a plugin before each of its system calls, or lets one of them fail.
+//! Kills a plugin before each of its system calls, lets one of them fail, or slows some of them down.
 
 use std::collections::BTreeMap;
+use std::time::Duration;
 
 use crate::node::Node;
 use crate::plugin::{Output, PluginCall};
@@ -162,6 +163,16 @@ pub fn killed(node: &Node, call: PluginCall, point: &Point) -> bool {
         Some(0) => false,
         _ => panic!("{point:?}: neither killed nor successful: {}{}", output.process.line, output.process),
     }
+}
+
+/// Runs the call with a pause before each system call of that name, so that the moments between two of them last.
+#[must_use]
+pub fn slowed(node: &Node, call: PluginCall, syscall: &str, pause: Duration) -> Output {
+    let inject = format!("inject={syscall}:delay_enter={}us", pause.as_micros());
+    let strace = ["strace", "-f", "-qq", "-o", TRACE, "-e", &inject];
+    let output = call.through(&strace).run();
+    node.cmd(&format!("rm -f {TRACE}"));
+    output
 }
 
 /// True if the standard library reads with this call if a program could be started. The kernel never lets it fail; if

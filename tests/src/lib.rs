@@ -66,7 +66,9 @@ pub use bpf::{PROGRAMS, has_programs};
 pub use chain::{Attach, Failure, Network};
 pub use feature::{FLOWTABLE, NFT_RANGES, has_flowtable, lacks, nft_loads_ranges};
 pub use golden::{golden, normalise};
-pub use interrupt::{Disturbance, Point, all_kill_points, disturbed, error_points, kill_points, killed};
+pub use interrupt::{
+    Disturbance, Point, all_kill_points, disturbed, error_points, kill_points, killed, slowed,
+};
 pub use node::{BridgeNetfilter, Host, Node, Pod};
 pub use pace::{is_slow, patience, within};
 pub use plugin::{

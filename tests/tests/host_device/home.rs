@@ -5,7 +5,7 @@
 use std::time::Duration;
 
 use serde_json::{Value, json};
-use slipway_tests::{Attach, Network, peer_fails};
+use slipway_tests::{Attach, Network, peer_fails, slowed};
 
 use super::{World, add};
 
@@ -150,6 +150,33 @@ fn a_del_waits_for_a_device_that_the_kernel_moves_back() {
             before.assert_same(&world.state(&pod));
         }
     });
+}
+
+/// The device comes back between any two of the plugin's messages to the kernel, which are a tenth of a second apart.
+#[test]
+fn a_device_that_comes_back_at_any_moment_of_a_del_gets_its_name() {
+    let world = World::new();
+    let (pod, limbo) = (world.node.pod("pod"), world.node.pod("limbo"));
+    world.node.write("/run/back", "ip -n limbo link set eth0 netns $$\nexit $?\n");
+    let network = network(&world, "net", &json!({"hwaddr": world.mac}));
+    let before = world.state(&pod);
+    for tenths in 3..9 {
+        let result = add(&network, &pod);
+        pod.cmd("ip link set eth0 netns limbo");
+        assert!(limbo.has_link("eth0"));
+        let attach = Attach::new(&pod).netns("");
+        let mut config = network.configs(Some(&attach)).remove(0);
+        config["prevResult"] = result;
+        let call = network.prepare("DEL", &config, Some(&attach));
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                std::thread::sleep(Duration::from_millis(tenths * 100 + 50));
+                world.node.cmd("sh /run/back");
+            });
+            slowed(&world.node, call, "sendto", Duration::from_millis(100)).ok();
+        });
+        before.assert_same(&world.state(&pod));
+    }
 }
 
 /// The device returned when no DEL waited for it any more.

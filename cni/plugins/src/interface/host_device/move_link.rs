@@ -147,9 +147,12 @@ pub(super) fn await_return(
     loop {
         settle(route, device, ifname, previous)?;
         // Without a result no ADD has moved the device.
-        let awaited = previous.is_some() && device.may_return() && device.find(route).is_err();
-        if !awaited || Instant::now() >= end {
+        if previous.is_none() || !device.may_return() || Instant::now() >= end {
             return Ok(());
+        }
+        if device.find(route).is_ok() {
+            // It may have come back since.
+            return settle(route, device, ifname, previous);
         }
         std::thread::sleep(RETURN_PAUSE);
     }
