@@ -160,7 +160,9 @@ impl Qemu {
             Accelerator::Tcg => "max,la57=off",
         };
         command.args(["-nodefaults", "-no-user-config", "-display", "none", "-no-reboot"]);
-        command.args(["-M", "q35", "-accel", accelerator, "-cpu", cpu, "-smp", "1", "-m", "1024"]);
+        command.args(["-M", "q35", "-accel", accelerator, "-cpu", cpu, "-smp", "1"]);
+        let size = fs::metadata(machine.initramfs).map_or(0, |data| data.len());
+        command.arg("-m").arg(memory(size).to_string());
         command.args(["-serial", "file:console.txt", "-serial", "file:reports.txt"]);
         command.arg("-kernel").arg(machine.image).arg("-initrd").arg(machine.initramfs);
         // A panic restarts at once, and a restart is the end: see `-no-reboot`.
@@ -169,6 +171,12 @@ impl Qemu {
             "console=ttyS0 panic=-1 oops=panic mitigations=off nosoftlockup rdinit=/init net.ifnames=0";
         command.arg("-append").arg(line);
     }
+}
+
+/// The VM's memory in MiB, for an initramfs of that many bytes. The kernel unpacks it while it is in memory itself, into
+/// a file system that may fill half of the memory.
+fn memory(initramfs: u64) -> u64 {
+    1024.max(512 + 3 * (initramfs >> 20))
 }
 
 fn fetch(root: &Path) -> Result<()> {
