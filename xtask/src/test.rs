@@ -21,11 +21,13 @@ use crate::progress::{Log, Stages, seconds};
 use crate::reference::{self, Reference};
 use crate::run::{self, cargo, tool};
 use crate::runtimes::Runtimes;
-use crate::test_programs::{TestProgram, passed, test_programs};
+use crate::test_programs::{self, passed};
 use crate::{build, deny, docs_check, ebpf, failures, licenses, links, setup, vm_test, words, workspace};
 
 /// The package of the network tests, which need root and the built binary.
 const NETWORK_TESTS: &str = "slipway-tests";
+/// Its folder.
+const NETWORK_TESTS_FOLDER: &str = "tests";
 
 /// The suites with tests that call the reference plugins, and words of those tests' names.
 const REFERENCE_TESTS: (&[&str], &[&str]) = (
@@ -144,8 +146,9 @@ fn run_stages(args: &Args, stages: &Stages) -> Result<String> {
     // Independent stages run at once. Cargo's own stages follow each other: they share a lock.
     let (unit, doc, machines, network) = thread::scope(|scope| {
         let cargo = scope.spawn(|| {
-            let linted = if args.is_part() { Ok(()) } else { lints(args, stages) };
+            // The tests are built; the lints then hold cargo's lock for long.
             let unit = if suites.is_empty() { unit_tests(args, stages) } else { Ok(0) };
+            let linted = if args.is_part() { Ok(()) } else { lints(args, stages) };
             let doc = if args.is_part() { Ok(()) } else { documentation(stages) };
             (linted.and(unit), doc)
         });
@@ -251,9 +254,10 @@ fn prepare(args: &Args, suites: &[String], seed: u64, stages: &Stages) -> Result
     }
     let settings = Settings { prefix: as_root()?, env, filter: args.filter.clone(), repeat: args.repeat };
     let mut pool = None;
-    stages.run("build network tests", |log| {
-        let programs = network_tests(suites, log)?;
+    stages.run("build tests", |log| {
+        let mut programs = test_programs::build(suites, log)?;
         let count = programs.len();
+        programs.retain(|program| program.is_of(NETWORK_TESTS_FOLDER));
         pool = Some(Pool::new(programs, settings)?);
         Ok(format!("{count} programs"))
     })?;
@@ -469,16 +473,6 @@ fn plugin_dir(flavour: Flavour, log: &Log) -> Result<PathBuf> {
     let mut install = Command::new(flavour.binary());
     run::log(install.args(["install", "--to"]).arg(&dir), &log.file)?;
     Ok(dir)
-}
-
-/// Builds these suites of the network tests; all if none is named.
-fn network_tests(suites: &[String], log: &Log) -> Result<Vec<TestProgram>> {
-    let copy = log.file.try_clone().map_err(|e| Error::system("duplicate the log's descriptor", e))?;
-    let mut words =
-        vec!["test", "--package", NETWORK_TESTS, "--no-run", "--message-format=json-render-diagnostics"];
-    words.extend(suites.iter().flat_map(|name| ["--test", name]));
-    // Cargo writes its progress to standard error.
-    run::capture_with(cargo(&words).env("CARGO_TERM_COLOR", "never"), copy).map(|text| test_programs(&text))
 }
 
 /// The words before a program that give it root's rights over namespaces that it makes.

@@ -4,6 +4,11 @@
 
 use std::path::PathBuf;
 
+use crate::error::{Error, Result};
+use crate::progress::Log;
+use crate::run::{self, cargo};
+use crate::workspace;
+
 /// One test program.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct TestProgram {
@@ -40,9 +45,29 @@ struct Profile {
     test: bool,
 }
 
+/// Builds test programs: these suites of the network tests, or all of the workspace if none is named. The features of
+/// a dependency are those that the whole workspace needs, so that each is built once.
+///
+/// # Errors
+/// A build that fails.
+pub(crate) fn build(suites: &[String], log: &Log) -> Result<Vec<TestProgram>> {
+    let copy = log.file.try_clone().map_err(|e| Error::system("duplicate the log's descriptor", e))?;
+    let mut words = vec!["test", "--workspace", "--no-run", "--message-format=json-render-diagnostics"];
+    words.extend(suites.iter().flat_map(|name| ["--test", name]));
+    // Cargo writes its progress to standard error.
+    run::capture_with(cargo(&words).env("CARGO_TERM_COLOR", "never"), copy).map(|text| test_programs(&text))
+}
+
+impl TestProgram {
+    /// True if it is of the package in this folder of the workspace.
+    pub(crate) fn is_of(&self, folder: &str) -> bool {
+        self.package == workspace::root().join(folder)
+    }
+}
+
 /// The test programs among cargo's messages, sorted: cargo prints them in no fixed order. The tests of a binary get
 /// another name than those of a library of the same name.
-pub(crate) fn test_programs(printed: &str) -> Vec<TestProgram> {
+fn test_programs(printed: &str) -> Vec<TestProgram> {
     let mut found: Vec<TestProgram> = Vec::new();
     for message in printed.lines().filter_map(|line| serde_json::from_str::<Message>(line).ok()) {
         let Message { executable: Some(path), manifest_path, target: Some(target), profile: Some(profile) } =

@@ -10,12 +10,12 @@ use std::process::Command;
 use crate::build::{self, Flavour};
 use crate::error::{Error, Result};
 use crate::progress::Log;
-use crate::run::{self, cargo, tool};
-use crate::test_programs::{TestProgram, test_programs};
+use crate::run::{self, tool};
+use crate::test_programs::{self, TestProgram};
 use crate::workspace;
 
-/// The packages whose tests look at the kernel, and so may come out otherwise on another one.
-const PACKAGES: [&str; 5] = ["slipway-tests", "cni-kernel", "cni-nftables", "cni-dataplane", "slipway"];
+/// The folders of the packages whose tests depend on the kernel.
+const PACKAGES: [&str; 5] = ["tests", "cni/kernel", "cni/nftables", "cni/dataplane", "cni/plugins"];
 
 /// The package and the program of the machines' first process.
 const INIT: (&str, &str) = ("slipway-vm-tests", "vm-init");
@@ -43,29 +43,23 @@ pub(crate) struct Programs {
 pub(crate) fn build(log: &Log, peer: Option<&Path>, only: &[String]) -> Result<Programs> {
     let dir = workspace::scratch("vm")?;
     crate::ebpf::ensure(|command| run::log(command, &log.file))?;
+    // First: `cargo xtask test` has built them, and its lints hold cargo's lock for long.
+    let tests = tests(&dir, only, log)?;
     let mut own = build::static_build(&[INIT.0, "slipway"])?;
     run::log(&mut own, &log.file)?;
     let init = Flavour::Static.binary().with_file_name(INIT.1);
-    let (tests, plugins) = (tests(&dir, only, log)?, plugin_dir(&dir, log)?);
+    let plugins = plugin_dir(&dir, log)?;
     let names = tests.iter().map(|test| test.name.clone()).collect();
     Ok(Programs { tests, names, init, plugins, peer: peer.map(Path::to_owned) })
 }
 
 fn tests(dir: &Path, only: &[String], log: &Log) -> Result<Vec<TestProgram>> {
-    let mut words = vec!["test", "--no-run", "--message-format=json"];
-    if only.is_empty() {
-        words.extend(PACKAGES.iter().flat_map(|package| ["--package", package]));
-    } else {
-        words.extend(["--package", PACKAGES[0]]);
-        words.extend(only.iter().flat_map(|name| ["--test", name]));
-    }
-    let copy = log.file.try_clone().map_err(|e| Error::system("duplicate the log's descriptor", e))?;
-    // Cargo writes its progress to standard error.
-    let printed = run::capture_with(cargo(&words).env("CARGO_TERM_COLOR", "never"), copy)?;
+    let mut built = test_programs::build(only, log)?;
+    built.retain(|test| PACKAGES.iter().any(|folder| test.is_of(folder)));
     let into = dir.join("tests");
     fs::create_dir_all(&into).map_err(|e| Error::file("create the directory", &into, e))?;
     let mut tests = Vec::new();
-    for test in test_programs(&printed) {
+    for test in built {
         let slim = into.join(&test.name);
         run::log(tool("strip", &["--strip-debug", "-o"]).arg(&slim).arg(&test.path), &log.file)?;
         tests.push(TestProgram { path: slim, ..test });
