@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 
-//! `cargo xtask figures`: the README's tables of figures, written from the data in `docs/data`.
+//! `cargo xtask figures`: the README's tables of figures, written from the data in `docs/data`, and measured.
 
 use std::fmt::Write as _;
 use std::fs;
@@ -10,6 +10,8 @@ use serde::Deserialize;
 use serde::de::DeserializeOwned;
 
 use crate::error::{Error, Result};
+use crate::run::{self, cargo};
+use crate::vm_test::{Sources, today};
 use crate::workspace;
 
 /// The README's lines around the tables.
@@ -20,6 +22,16 @@ const CONTROL: (&str, u32) = ("control-gone.json", 100);
 
 /// The run of packets that the README shows.
 const TRAFFIC: &str = "traffic.json";
+
+/// The measurements of `--measure`: the benchmark with its options, and the files that it saves and that are kept.
+const MEASUREMENTS: [(&str, &str, &str); 2] = [
+    ("control --static --fetch-peer --ebpf --pods 100 --reps 7", "control.json", "readme-control.json"),
+    (
+        "traffic --static --fetch-peer --ports 1,1000,10000,60000 --works crr --pin one --peer-live 20 --rounds 5",
+        "traffic.json",
+        "readme-traffic.json",
+    ),
+];
 
 /// The contenders of the README's tables: their names in [`CONTROL`], in [`TRAFFIC`], and for readers.
 const CONTENDERS: [(&str, &str, &str); 4] = [
@@ -35,6 +47,9 @@ pub(crate) struct Args {
     /// Print the tables instead
     #[arg(long)]
     print: bool,
+    /// Measure first: some ten minutes as root, on a machine that does nothing else and a tree without changes
+    #[arg(long)]
+    measure: bool,
 }
 
 /// Runs the task.
@@ -43,6 +58,9 @@ pub(crate) struct Args {
 /// A file cannot be read or written, or the README lacks the marks.
 pub(crate) fn run(args: &Args) -> Result<()> {
     let root = workspace::root();
+    if args.measure {
+        measure(root)?;
+    }
     let tables = tables(root)?;
     if args.print {
         print!("{tables}");
@@ -52,6 +70,43 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     let text = read(&path)?;
     let [before, _, after] = around(&text)?;
     fs::write(&path, format!("{before}{tables}{after}")).map_err(|e| Error::file("write", &path, e))
+}
+
+/// Measures what the README shows, one measurement after the other on one commit, and keeps the figures.
+fn measure(root: &Path) -> Result<()> {
+    let Some(commit) = Sources::of_checkout().commit else {
+        return Err(Error::Failed(
+            "the figures are of one commit: commit or stash the changes first".to_owned(),
+        ));
+    };
+    let scratch = workspace::scratch("figures")?;
+    let list = root.join("docs/data/runs.toml");
+    let mut text = read(&list)?;
+    for (options, saved, kept) in MEASUREMENTS {
+        let mut command = cargo(&["run", "--quiet", "--package", "xtask-bench", "--"]);
+        command.args(options.split(' ')).arg("--save").arg(&scratch);
+        run::show(&mut command)?;
+        let (from, to) = (scratch.join(saved), root.join("docs/data").join(kept));
+        fs::copy(&from, &to).map_err(|e| Error::file("copy", &from, e))?;
+        let entry = format!(
+            "[[run]]\nfile = \"{kept}\"\ncommand = \"cargo xtask bench {options}\"\ndate = \"{}\"\ncommit = \"{commit}\"\n",
+            today()
+        );
+        text = with_entry(&text, kept, &entry);
+    }
+    fs::write(&list, text).map_err(|e| Error::file("write", &list, e))
+}
+
+/// The list of runs with this entry in the place of the file's former one, or at the end.
+fn with_entry(list: &str, file: &str, entry: &str) -> String {
+    let line = format!("file = \"{file}\"");
+    let mut parts: Vec<&str> = list.split("\n\n").map(|part| part.trim_end_matches('\n')).collect();
+    let entry = entry.trim_end_matches('\n');
+    match parts.iter_mut().find(|part| part.lines().any(|one| one == line)) {
+        Some(part) => *part = entry,
+        None => parts.push(entry),
+    }
+    parts.join("\n\n") + "\n"
 }
 
 /// Compares the README's tables with the figures, and the list of runs with the files.
@@ -285,6 +340,14 @@ mod tests {
         let shown: Vec<String> = [3.653, 19.732, 99.97, 444.46].into_iter().map(digits).collect();
         assert_eq!(shown, ["3.7", "19.7", "100", "444"]);
         assert_eq!([1, 1000, 60_000].map(grouped), ["1", "1,000", "60,000"]);
+    }
+
+    #[test]
+    fn an_entry_of_the_list_is_replaced_or_added() {
+        let list = "# Runs.\n\n[[run]]\nfile = \"a.json\"\n\n[[run]]\nfile = \"b.json\"\n";
+        let entry = "[[run]]\nfile = \"a.json\"\nnew\n";
+        assert_eq!(with_entry(list, "a.json", entry), list.replace("a.json\"\n", "a.json\"\nnew\n"));
+        assert_eq!(with_entry(list, "c.json", entry), format!("{list}\n{entry}"));
     }
 
     #[test]

@@ -33,7 +33,8 @@ use kernels::{Kernel, Kernels};
 use outcome::{Outcome, Status};
 use programs::Programs;
 use qemu::{Accelerator, Machine, Qemu};
-use record::{Record, Sources};
+use record::Record;
+pub(crate) use record::{Sources, today};
 use report::Row;
 
 /// The time limit of one test program.
