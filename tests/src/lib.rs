@@ -5,7 +5,7 @@
 //! Every test makes a private world: a [`Node`] (its own network and mount namespace), [`Host`]s
 //! outside it (namespaces joined to the node by a veth pair) and [`Pod`]s (empty namespaces under
 //! `/run/netns`, for a plugin to fill). All three are [`Space`]s: code and commands run inside with
-//! [`Space::run`] and [`Space::cmd`], servers and clients with [`Space::serve`] and [`Space::ask`].
+//! [`Space::run`] and [`Space::cmd`], servers and clients with [`Space::serve`] and [`Space::request`].
 //!
 //! No namespace has a name outside the node's own mount namespace, and each is held by nothing but a
 //! file descriptor of the test process. So whatever way a test ends (also killed), the kernel removes
@@ -27,7 +27,7 @@
 //! let attach = Attach::new(&pod).port(Proto::Tcp, 8080, 80);
 //! network.add(&attach).unwrap();
 //! let _server = pod.serve(Proto::Tcp, "0.0.0.0:80", "web");
-//! let answer = client.ask(Proto::Tcp, (client.node_v4, 8080)).unwrap();
+//! let answer = client.request(Proto::Tcp, (client.node_v4, 8080)).unwrap();
 //! assert_eq!((answer.who.as_str(), answer.peer.ip()), ("web", client.v4.into()));
 //! network.del(&attach).unwrap();
 //! ```
@@ -80,5 +80,5 @@ pub use sample::{sample, sample_of_unknown, stride};
 pub use skip::{record_skip, test_name};
 pub use snapshot::Snapshot;
 pub use space::{CommandOutput, Space};
-pub use traffic::{Answer, Conversation, Proto, QUICK, Server, at};
+pub use traffic::{Answer, Flow, Proto, QUICK, Server, at};
 pub use tun::TunWire;

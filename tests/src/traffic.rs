@@ -85,7 +85,7 @@ impl Drop for Server {
 
 /// A client that sends several requests over one socket.
 #[derive(Debug)]
-pub struct Conversation {
+pub struct Flow {
     socket: Socket,
     limit: Duration,
     sent: u32,
@@ -130,38 +130,38 @@ impl Space {
         Ok(Server { stop, thread: Some(thread), address })
     }
 
-    /// Asks a server once, with patience.
+    /// Sends one request to a server, with patience.
     ///
     /// # Errors
     /// No reply: refused, unreachable, timed out.
-    pub fn ask(&self, proto: Proto, to: impl Into<SocketAddr>) -> io::Result<Answer> {
-        self.ask_from(proto, None, to.into(), patience())
+    pub fn request(&self, proto: Proto, to: impl Into<SocketAddr>) -> io::Result<Answer> {
+        self.request_from(proto, None, to.into(), patience())
     }
 
-    /// Asks a server once from a given local address (port 0: any), for as long as `limit`.
+    /// Sends one request to a server from a given local address (port 0: any), for as long as `limit`.
     ///
     /// # Errors
     /// No reply, or the local address cannot be bound.
-    pub fn ask_from(
+    pub fn request_from(
         &self,
         proto: Proto,
         from: Option<SocketAddr>,
         to: SocketAddr,
         limit: Duration,
     ) -> io::Result<Answer> {
-        let answer = self.dial(proto, from, to, limit).and_then(|mut talk| talk.say());
-        self.journal.note(format!("[{}] ask {} {to} from {from:?}: {answer:?}", self.name, proto.name()));
+        let answer = self.dial(proto, from, to, limit).and_then(|mut flow| flow.request());
+        self.journal.note(format!("[{}] request {} {to} from {from:?}: {answer:?}", self.name, proto.name()));
         answer
     }
 
-    /// Asks, and fails unless `who` replies.
+    /// Sends a request and fails unless `who` replies.
     ///
     /// # Panics
     /// If another server, or none, replies.
     #[track_caller]
     pub fn expect(&self, proto: Proto, to: impl Into<SocketAddr>, who: &str) -> Answer {
         let to = to.into();
-        match self.ask(proto, to) {
+        match self.request(proto, to) {
             Ok(answer) if answer.who == who => answer,
             Ok(answer) => {
                 panic!("{} {} {to}: {:?} answered instead of {who:?}", self.name, proto.name(), answer.who)
@@ -179,7 +179,7 @@ impl Space {
     #[track_caller]
     pub fn expect_none(&self, proto: Proto, to: impl Into<SocketAddr>) {
         let to = to.into();
-        if let Ok(answer) = self.ask_from(proto, None, to, QUICK) {
+        if let Ok(answer) = self.request_from(proto, None, to, QUICK) {
             panic!("{} {} {to}: {:?} replied, but no server should", self.name, proto.name(), answer.who);
         }
     }
@@ -191,8 +191,8 @@ impl Space {
     #[track_caller]
     pub fn expect_none_of(&self, all: impl IntoIterator<Item = (Proto, SocketAddr)>) {
         let answers: Vec<String> = thread::scope(|scope| {
-            let ask = |(proto, to)| (proto, to, self.ask_from(proto, None, to, QUICK));
-            let tries: Vec<_> = all.into_iter().map(|one| scope.spawn(move || ask(one))).collect();
+            let request = |(proto, to)| (proto, to, self.request_from(proto, None, to, QUICK));
+            let tries: Vec<_> = all.into_iter().map(|one| scope.spawn(move || request(one))).collect();
             let tried = tries.into_iter().map(|one| one.join().expect("no panic"));
             tried
                 .filter_map(|(proto, to, answer)| {
@@ -213,18 +213,18 @@ impl Space {
         from: Option<SocketAddr>,
         to: SocketAddr,
         limit: Duration,
-    ) -> io::Result<Conversation> {
+    ) -> io::Result<Flow> {
         let socket = self.run(|| open(proto, from, to, limit))?;
-        Ok(Conversation { socket, limit, sent: 0 })
+        Ok(Flow { socket, limit, sent: 0 })
     }
 }
 
-impl Conversation {
+impl Flow {
     /// Sends a request and waits for its reply.
     ///
     /// # Errors
     /// No reply in time, or a broken connection.
-    pub fn say(&mut self) -> io::Result<Answer> {
+    pub fn request(&mut self) -> io::Result<Answer> {
         self.sent += 1;
         let line = format!("line {}", self.sent);
         let begin = Instant::now();
@@ -322,7 +322,7 @@ fn serve_tcp(listener: &TcpListener, who: &str, stop: &AtomicBool) {
                 Ok((stream, peer)) => {
                     scope.spawn(move || {
                         // The client went away.
-                        let _ = talk_tcp(stream, peer, who, stop);
+                        let _ = reply_tcp(stream, peer, who, stop);
                     });
                 }
                 Err(_) => thread::sleep(Duration::from_millis(2)),
@@ -331,7 +331,7 @@ fn serve_tcp(listener: &TcpListener, who: &str, stop: &AtomicBool) {
     });
 }
 
-fn talk_tcp(stream: TcpStream, peer: SocketAddr, who: &str, stop: &AtomicBool) -> io::Result<()> {
+fn reply_tcp(stream: TcpStream, peer: SocketAddr, who: &str, stop: &AtomicBool) -> io::Result<()> {
     stream.set_nonblocking(false)?;
     stream.set_nodelay(true)?;
     stream.set_read_timeout(Some(Duration::from_millis(20)))?;

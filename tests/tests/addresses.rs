@@ -303,14 +303,14 @@ impl Scene {
     /// True if another pod reaches the node's service through the published port.
     fn reaches_the_service(&self, proto: Proto, limit: Duration) -> bool {
         let _service = self.node.serve(proto, "127.0.0.1:7000", "service");
-        let answer = self.other.ask_from(proto, None, at([10, 88, 0, 1], 8081), limit);
+        let answer = self.other.request_from(proto, None, at([10, 88, 0, 1], 8081), limit);
         answer.is_ok_and(|answer| answer.who == "service")
     }
 }
 
 /// The control: with such a result, a port published by the reference opens the node's loopback to every pod.
 #[test]
-fn the_reference_leads_pods_to_the_nodes_loopback() {
+fn the_reference_lets_results_open_the_nodes_loopback_to_pods() {
     let reference = Reference::all().into_iter().next_back();
     let Some(reference) = reference else { skip!(REFERENCE) };
     let scene = Scene::new();
@@ -325,7 +325,7 @@ fn the_reference_leads_pods_to_the_nodes_loopback() {
 }
 
 #[test]
-fn no_result_leads_pods_to_the_nodes_loopback() {
+fn no_result_opens_the_nodes_loopback_to_pods() {
     if is_peer() {
         return;
     }

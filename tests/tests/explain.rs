@@ -66,11 +66,11 @@ fn add(
 }
 
 fn answers(from: &Space, to: impl Into<IpAddr>, port: u16) -> bool {
-    from.ask(Proto::Tcp, at(to, port)).is_ok()
+    from.request(Proto::Tcp, at(to, port)).is_ok()
 }
 
 fn is_silent(from: &Space, to: impl Into<IpAddr>, port: u16) -> bool {
-    from.ask_from(Proto::Tcp, None, at(to, port), QUICK).is_err()
+    from.request_from(Proto::Tcp, None, at(to, port), QUICK).is_err()
 }
 
 #[test]

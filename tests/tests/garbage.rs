@@ -198,42 +198,42 @@ fn run_with(plugin: &'static str, config: &Value, prepare: impl Fn(&Node)) {
 }
 
 #[test]
-fn bridge_takes_garbage() {
+fn bridge_survives_garbage() {
     run("bridge", &bridge());
 }
 
 #[test]
-fn ptp_takes_garbage() {
+fn ptp_survives_garbage() {
     run("ptp", &ptp());
 }
 
 #[test]
-fn host_local_takes_garbage() {
+fn host_local_survives_garbage() {
     run("host-local", &host_local());
 }
 
 #[test]
-fn portmap_takes_garbage() {
+fn portmap_survives_garbage() {
     run("portmap", &portmap());
 }
 
 #[test]
-fn loopback_takes_garbage() {
+fn loopback_survives_garbage() {
     run("loopback", &loopback());
 }
 
 #[test]
-fn static_takes_garbage() {
+fn static_survives_garbage() {
     run("static", &fixed());
 }
 
 #[test]
-fn flannel_takes_garbage() {
+fn flannel_survives_garbage() {
     run("flannel", &flannel());
 }
 
 #[test]
-fn noop_takes_garbage() {
+fn noop_survives_garbage() {
     run("noop", &noop());
 }
 
@@ -253,30 +253,30 @@ macro_rules! links {
 }
 
 links! {
-    dummy_takes_garbage: "dummy";
-    host_device_takes_garbage: "host-device";
-    ipvlan_takes_garbage: "ipvlan";
-    macvlan_takes_garbage: "macvlan";
-    tap_takes_garbage: "tap";
-    vlan_takes_garbage: "vlan";
+    dummy_survives_garbage: "dummy";
+    host_device_survives_garbage: "host-device";
+    ipvlan_survives_garbage: "ipvlan";
+    macvlan_survives_garbage: "macvlan";
+    tap_survives_garbage: "tap";
+    vlan_survives_garbage: "vlan";
 }
 
 #[test]
-fn tuning_takes_garbage() {
+fn tuning_survives_garbage() {
     run_chained("tuning", &tuning());
 }
 
 #[test]
-fn sbr_takes_garbage() {
+fn sbr_survives_garbage() {
     run_chained("sbr", &sbr());
 }
 
 #[test]
-fn bandwidth_takes_garbage() {
+fn bandwidth_survives_garbage() {
     run_chained("bandwidth", &bandwidth());
 }
 
 #[test]
-fn firewall_takes_garbage() {
+fn firewall_survives_garbage() {
     run_chained("firewall", &firewall());
 }

@@ -38,8 +38,9 @@ fn replies_name_the_server_and_the_clients_address() {
         assert_eq!(answer.peer.ip(), client.v4);
         let answer = client.expect(proto, (far.v6, 81), "far6");
         assert_eq!(answer.peer.ip(), client.v6);
-        let answer =
-            client.ask_from(proto, Some(at(client.v4, 4321)), at(far.v4, 80), patience()).expect("a reply");
+        let answer = client
+            .request_from(proto, Some(at(client.v4, 4321)), at(far.v4, 80), patience())
+            .expect("a reply");
         assert_eq!(answer.peer, at(client.v4, 4321));
         client.expect_none(proto, (far.v4, 82));
     }
@@ -51,12 +52,12 @@ fn a_flow_lasts_until_the_server_ends() {
     let client = node.host("client");
     for proto in Proto::ALL {
         let server = node.serve(proto, &at(client.node_v4, 80).to_string(), "node");
-        let mut talk = client.dial(proto, None, at(client.node_v4, 80), patience()).expect("a connection");
+        let mut flow = client.dial(proto, None, at(client.node_v4, 80), patience()).expect("a connection");
         for _ in 0..3 {
-            assert_eq!(talk.say().expect("a reply").who, "node");
+            assert_eq!(flow.request().expect("a reply").who, "node");
         }
         drop(server);
-        let error = talk.say().expect_err("no server listens");
+        let error = flow.request().expect_err("no server listens");
         let kinds = [
             ErrorKind::UnexpectedEof,
             ErrorKind::ConnectionRefused,

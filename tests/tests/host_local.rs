@@ -469,7 +469,7 @@ fn torn_reservations_of_the_reference_block_nothing() {
 }
 
 #[test]
-fn gc_follows_the_list() {
+fn gc_keeps_the_listed_attachments_only() {
     let node = Node::new();
     for id in ["c1", "c2", "c3"] {
         let _ = call(&node, "ADD", id, &dual()).run().ok();
@@ -488,7 +488,7 @@ fn gc_follows_the_list() {
 }
 
 #[test]
-fn hostile_names_stay_outside() {
+fn hostile_names_are_refused() {
     let node = Node::new();
     for name in ["..", ".", "../x", "a/b", "/abs", "a\nb", "a\"b", "", " ", "-a", ".slipway"] {
         let mut conf = four();

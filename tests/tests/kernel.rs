@@ -215,7 +215,7 @@ fn settings_are_those_below_proc_sys() {
 }
 
 #[test]
-fn addresses_come_and_go() {
+fn addresses_are_added_and_deleted() {
     let world = World::new();
     let bridge = world.bridge("br0");
     let nets = ["10.1.2.3/24".parse().unwrap(), "fd00::3/64".parse().unwrap()];
@@ -247,7 +247,7 @@ fn waits_for_duplicate_address_detection() {
 }
 
 #[test]
-fn routes_carry_all_they_are_given() {
+fn routes_keep_all_attributes() {
     let world = World::new();
     let bridge = world.bridge("br0");
     let net = "10.1.2.3/24".parse().unwrap();
@@ -274,7 +274,7 @@ fn routes_carry_all_they_are_given() {
 
 /// The kernel lists such a route with the loopback link.
 #[test]
-fn a_route_that_leads_nowhere_is_no_default_route() {
+fn an_unreachable_route_is_no_default_route() {
     // RTN_UNREACHABLE and RTN_BLACKHOLE of linux/rtnetlink.h
     for kind in [7, 6] {
         let world = World::new();

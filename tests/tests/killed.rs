@@ -229,12 +229,12 @@ fn gc_removes_what_a_killed_add_left(interface: &str) {
 }
 
 #[test]
-fn del_removes_what_a_killed_add_of_bridge_left() {
+fn del_removes_all_of_a_killed_add_of_bridge() {
     del_removes_what_a_killed_add_left("bridge");
 }
 
 #[test]
-fn del_removes_what_a_killed_add_of_ptp_left() {
+fn del_removes_all_of_a_killed_add_of_ptp() {
     del_removes_what_a_killed_add_left("ptp");
 }
 
@@ -249,11 +249,11 @@ fn a_second_del_finishes_a_killed_del_of_ptp() {
 }
 
 #[test]
-fn gc_removes_what_a_killed_add_of_bridge_left() {
+fn gc_removes_all_of_a_killed_add_of_bridge() {
     gc_removes_what_a_killed_add_left("bridge");
 }
 
 #[test]
-fn gc_removes_what_a_killed_add_of_ptp_left() {
+fn gc_removes_all_of_a_killed_add_of_ptp() {
     gc_removes_what_a_killed_add_left("ptp");
 }

@@ -282,7 +282,7 @@ fn the_state_directory_is_full_or_read_only() {
 
 /// Kills the ADD of the whole list after increasing delays; DEL removes what it left, and a new ADD succeeds.
 #[test]
-fn del_removes_what_a_killed_add_left() {
+fn del_removes_all_of_a_killed_add() {
     peer_fails("DEL fails on half a masquerade", || {
         let (node, _first) = stage();
         let pod = node.pod("pod");

@@ -29,7 +29,7 @@ fn file(node: &Node) -> Value {
 }
 
 #[test]
-fn the_result_is_the_files_and_the_call_is_recorded() {
+fn the_result_comes_from_the_file_and_the_call_is_recorded() {
     let node = Node::new();
     let result = r#"{"cniVersion": "1.1.0", "anything": ["at all"]}"#;
     for verb in ["ADD", "DEL", "CHECK"] {
@@ -69,7 +69,7 @@ fn an_empty_result_prints_nothing() {
 }
 
 #[test]
-fn the_error_is_the_files() {
+fn the_error_comes_from_the_file() {
     let node = Node::new();
     let error = call_with(&node, "ADD", &config(), &json!({"ReportError": "as configured"})).error();
     assert_eq!((error.code, error.msg.as_str()), (999, "as configured"));
@@ -101,7 +101,7 @@ fn the_previous_result_passes_through() {
 }
 
 #[test]
-fn the_versions_are_the_files() {
+fn the_versions_come_from_the_file() {
     let node = Node::new();
     node.write(FILE, json!({"ReportVersionSupport": ["0.3.1", "1.0.0"], "ReportResult": "{}"}).to_string());
     let version = node.plugin("noop").command("VERSION").args(&format!("DEBUG={FILE}")).run().ok();

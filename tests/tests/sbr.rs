@@ -77,7 +77,8 @@ fn packets_leave_by_the_link_of_their_address() {
     let _server = client.serve(Proto::Tcp, "0.0.0.0:81", "client");
     for from in ["10.1.0.2", "10.2.0.2"] {
         let from = at(from.parse::<std::net::IpAddr>().expect("an address"), 0);
-        let answer = pod.ask_from(Proto::Tcp, Some(from), (client.v4, 81).into(), slipway_tests::patience());
+        let answer =
+            pod.request_from(Proto::Tcp, Some(from), (client.v4, 81).into(), slipway_tests::patience());
         assert_eq!(answer.expect("an answer").peer.ip(), from.ip());
     }
     network.del(&attach).expect("DEL");
@@ -136,7 +137,7 @@ fn the_kernels_tables_are_not_used() {
 
 /// Concurrent ADDs of two links must not choose the same table.
 #[test]
-fn links_that_come_at_the_same_moment_have_tables_of_their_own() {
+fn links_added_concurrently_have_tables_of_their_own() {
     let node = Node::new();
     let pod = node.pod("pod");
     let network = second(&node, &json!({}));
@@ -206,7 +207,7 @@ fn hints_leave_the_neighbours_in_the_main_table() {
         assert!(own[0].contains("dev net1") && own[0].contains("src fd00:2::2"), "{main}");
         // Without an address the right one is taken.
         let _server = node.serve(Proto::Tcp, "10.2.0.1:80", "node");
-        let answer = pod.ask(Proto::Tcp, ([10, 2, 0, 1], 80)).expect("an answer");
+        let answer = pod.request(Proto::Tcp, ([10, 2, 0, 1], 80)).expect("an answer");
         assert_eq!(answer.own.ip(), std::net::IpAddr::from([10, 2, 0, 2]));
         network.del(&net1(&pod)).expect("DEL");
     });
@@ -225,7 +226,7 @@ fn link_local_addresses_stay_reachable() {
 }
 
 #[test]
-fn an_add_that_is_repeated_changes_nothing() {
+fn a_repeated_add_changes_nothing() {
     peer_fails("it takes a further table", || {
         let node = Node::new();
         let pod = node.pod("pod");
@@ -260,7 +261,7 @@ fn a_failed_add_leaves_nothing() {
 }
 
 #[test]
-fn check_names_what_is_missing() {
+fn check_names_the_missing_rule_or_route() {
     peer_fails("it looks at nothing", || {
         let node = Node::new();
         let pod = node.pod("pod");
@@ -280,7 +281,7 @@ fn check_names_what_is_missing() {
 }
 
 #[test]
-fn a_del_needs_nothing() {
+fn a_del_needs_neither_an_add_nor_a_namespace() {
     peer_fails("it makes a file at the namespace's path, and needs the link", || {
         let node = Node::new();
         let pod = node.pod("pod");

@@ -133,12 +133,12 @@ impl Worker<'_> {
 }
 
 #[test]
-fn many_at_once_on_a_bridge_leak_nothing_and_share_nothing() {
+fn concurrent_containers_on_a_bridge_leak_nothing_and_share_nothing() {
     soak("bridge");
 }
 
 #[test]
-fn many_at_once_without_a_bridge_leak_nothing_and_share_nothing() {
+fn concurrent_containers_without_a_bridge_leak_nothing_and_share_nothing() {
     soak("ptp");
 }
 

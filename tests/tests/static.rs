@@ -144,7 +144,7 @@ fn results_and_messages_are_the_references() {
 
 /// A gateway in `CNI_ARGS` applies to each address whose subnet has it.
 #[test]
-fn a_gateway_may_come_alone() {
+fn cni_args_may_have_a_gateway_without_addresses() {
     peer_fails("it looks for the addresses of CNI_ARGS alone", || {
         let node = Node::new();
         let config = config(json!({"addresses": [{"address": "10.1.0.5/24"}, {"address": "fd00::5/64"}]}));
@@ -169,7 +169,7 @@ fn check_compares_gateways() {
 }
 
 #[test]
-fn status_says_whether_the_configuration_is_valid() {
+fn status_reports_an_invalid_configuration() {
     if newest_version() == "1.0.0" {
         return;
     }

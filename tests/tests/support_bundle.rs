@@ -12,7 +12,7 @@ use slipway_tests::{Attach, Node, Proto, Snapshot};
 const COMMAND: &str = "support-bundle -o /run/bundle.tar --config-dir /run/net.d --plugin-dir /run/nowhere";
 
 #[test]
-fn it_has_what_a_report_needs_and_no_secrets() {
+fn the_bundle_has_the_state_of_the_node_and_no_secrets() {
     let node = Node::new();
     let network = node.network(json!({"name": "pods", "plugins": [
         {
@@ -99,7 +99,7 @@ fn it_has_what_a_report_needs_and_no_secrets() {
 
 /// Errors about settings and configurations quote invalid values, which may be secret.
 #[test]
-fn what_is_wrong_with_settings_is_not_quoted() {
+fn invalid_values_of_settings_are_not_quoted() {
     let node = Node::new();
     node.own_etc();
     for settings in
@@ -118,7 +118,7 @@ fn what_is_wrong_with_settings_is_not_quoted() {
 }
 
 #[test]
-fn a_file_that_is_there_is_not_overwritten() {
+fn an_existing_file_is_not_overwritten() {
     let node = Node::new();
     node.write("/run/bundle.tar", "mine");
     let output = node.try_slipway(COMMAND);
@@ -129,7 +129,7 @@ fn a_file_that_is_there_is_not_overwritten() {
 
 /// On an empty node, and in a folder of the caller's choice.
 #[test]
-fn an_empty_node_has_one_too() {
+fn an_empty_node_gets_a_bundle() {
     let node = Node::new();
     let printed = node.slipway(COMMAND);
     assert!(printed.contains("Before you share it, look it over"), "{printed}");

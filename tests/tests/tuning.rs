@@ -298,7 +298,7 @@ fn the_runtime_and_the_arguments_override_the_configuration() {
 }
 
 #[test]
-fn arguments_alone_may_bring_sysctls() {
+fn sysctls_may_come_from_the_arguments_only() {
     peer_fails("it crashes", || {
         let node = Node::new();
         let pod = node.pod("pod");
@@ -339,7 +339,7 @@ fn a_failed_add_leaves_nothing() {
 
 /// DEL restores the values that the first ADD found.
 #[test]
-fn an_add_that_is_repeated_keeps_the_first_backup() {
+fn a_repeated_add_keeps_the_first_backup() {
     peer_fails("the second ADD takes the first one's work for the original", || {
         let node = Node::new();
         let pod = node.pod("pod");
@@ -357,7 +357,7 @@ fn an_add_that_is_repeated_keeps_the_first_backup() {
 }
 
 #[test]
-fn a_del_needs_nothing() {
+fn a_del_needs_neither_an_add_nor_a_namespace() {
     let node = Node::new();
     let pod = node.pod("pod");
     let attach = Attach::new(&pod);

@@ -36,7 +36,7 @@ fn attach(pod: &slipway_tests::Pod, port: u16) -> Attach {
 }
 
 #[test]
-fn nothing_is_left() {
+fn uninstall_leaves_nothing() {
     if is_peer() {
         return;
     }
@@ -100,7 +100,7 @@ fn nothing_is_left() {
 
 /// On a node that had nothing before, the folders of the state are removed too.
 #[test]
-fn a_bare_node_is_bare_again() {
+fn folders_that_uninstall_finds_empty_are_removed() {
     if is_peer() {
         return;
     }
@@ -118,7 +118,7 @@ fn a_bare_node_is_bare_again() {
 }
 
 #[test]
-fn what_is_in_use_stays_and_is_named() {
+fn objects_in_use_stay_and_are_named() {
     if is_peer() {
         return;
     }
@@ -152,7 +152,7 @@ fn what_is_in_use_stays_and_is_named() {
 
 /// A container that is added while the plugins are being removed keeps its objects, and is named.
 #[test]
-fn a_container_that_comes_late_is_named() {
+fn a_container_added_during_the_uninstall_is_named() {
     if is_peer() {
         return;
     }
@@ -192,7 +192,7 @@ fn a_container_that_comes_late_is_named() {
 }
 
 #[test]
-fn force_takes_away_what_containers_have() {
+fn force_removes_objects_of_live_containers() {
     if is_peer() {
         return;
     }
@@ -211,7 +211,7 @@ fn force_takes_away_what_containers_have() {
 
 /// A table with Slipway's name that Slipway did not make stays.
 #[test]
-fn a_table_of_others_stays() {
+fn a_foreign_table_stays() {
     if is_peer() {
         return;
     }
@@ -225,7 +225,7 @@ fn a_table_of_others_stays() {
 
 /// A bridge's gateway in a VLAN has a veth pair of its own, of which one end is a port of the bridge.
 #[test]
-fn a_gateways_link_goes_before_its_bridge() {
+fn the_link_of_a_vlan_gateway_is_deleted_before_its_bridge() {
     if is_peer() {
         return;
     }
@@ -248,7 +248,7 @@ fn a_gateways_link_goes_before_its_bridge() {
 /// The shared chains of the iptables backend are removed too, unless they have ports of the reference
 /// plugins, whose chains have the same names.
 #[test]
-fn the_chains_of_iptables_go_unless_they_are_used() {
+fn only_unused_iptables_chains_are_deleted() {
     if is_peer() {
         return;
     }
@@ -357,7 +357,7 @@ fn chained_plugins_leave_nothing() {
 
 /// Containers were killed, and no runtime called DEL.
 #[test]
-fn what_dead_containers_have_is_named_or_goes() {
+fn objects_of_dead_containers_are_named_or_removed() {
     if is_peer() {
         return;
     }
@@ -400,7 +400,7 @@ fn what_dead_containers_have_is_named_or_goes() {
 
 /// The firewall's chains stay if they have rules of a container of the reference or of an administrator.
 #[test]
-fn the_chains_of_the_firewall_go_unless_they_are_used() {
+fn only_unused_firewall_chains_are_deleted() {
     if is_peer() {
         return;
     }

@@ -198,7 +198,7 @@ fn an_add_may_be_repeated() {
 }
 
 #[test]
-fn a_del_needs_nothing() {
+fn a_del_needs_neither_an_add_nor_a_namespace() {
     needs_vrf!();
     let node = Node::new();
     let pod = node.pod("pod");

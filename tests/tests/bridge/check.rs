@@ -9,7 +9,7 @@ use slipway_tests::{Attach, Node, peer_fails};
 use super::pair::{attached, differs, outer};
 
 #[test]
-fn the_bridge_and_the_port() {
+fn check_compares_the_bridge_and_the_port() {
     peer_fails("does not compare some settings", || {
         let node = Node::new();
         let pod = node.pod("pod");

@@ -156,7 +156,7 @@ fn container_sysctl(pod: &Pod, name: &str) -> String {
 }
 
 #[test]
-fn settings_of_both_ends() {
+fn settings_apply_to_both_ends() {
     let node = Node::new();
     let pod = node.pod("pod");
     pod.sysctl("net/ipv6/conf/all/disable_ipv6", "1");

@@ -59,7 +59,7 @@ fn is_reached(world: &World, (pod, own): (&Pod, [IpAddr; 2]), (other, theirs): (
     for proto in Proto::ALL {
         for (ip, from) in to.into_iter().zip(theirs) {
             world.client.expect(proto, at(ip, port), "pod");
-            assert_eq!(ask(other, from, proto, at(ip, port)).who, "pod", "{proto:?} {ip} from {from}");
+            assert_eq!(request(other, from, proto, at(ip, port)).who, "pod", "{proto:?} {ip} from {from}");
         }
         if world.chain.publishes() {
             world.node.expect(proto, (Ipv4Addr::LOCALHOST, PORT), "pod");
@@ -70,8 +70,9 @@ fn is_reached(world: &World, (pod, own): (&Pod, [IpAddr; 2]), (other, theirs): (
 }
 
 /// Asks from the address of the tested list; some containers have a second link.
-fn ask(from: &Space, own: IpAddr, proto: Proto, to: SocketAddr) -> Answer {
-    from.ask_from(proto, Some(at(own, 0)), to, patience()).unwrap_or_else(|e| panic!("{proto:?} {to}: {e}"))
+fn request(from: &Space, own: IpAddr, proto: Proto, to: SocketAddr) -> Answer {
+    from.request_from(proto, Some(at(own, 0)), to, patience())
+        .unwrap_or_else(|e| panic!("{proto:?} {to}: {e}"))
 }
 
 /// The container reaches other hosts, which see the node's address if the list masquerades.
@@ -85,7 +86,7 @@ fn reaches_others(world: &World, pod: &Pod, own: [IpAddr; 2]) {
     for (family, ip) in outside.into_iter().enumerate() {
         for proto in Proto::ALL {
             let _server = client.serve(proto, &at(ip, 90).to_string(), "client");
-            let seen = ask(pod, own[family], proto, at(ip, 90)).peer.ip();
+            let seen = request(pod, own[family], proto, at(ip, 90)).peer.ip();
             let expected = if world.chain.masquerades() { node[family] } else { own[family] };
             assert_eq!(seen, expected, "{proto:?} {ip}");
         }
@@ -169,7 +170,7 @@ fn by_its_own_link(world: &World, pod: &Pod, own: [IpAddr; 2]) {
     let elsewhere = [IpAddr::from(world.client.v4), world.client.v6.into()];
     for (from, to) in elsewhere.into_iter().zip(own) {
         for proto in Proto::ALL {
-            assert_eq!(ask(&world.client, from, proto, at(to, SERVED)).who, "pod");
+            assert_eq!(request(&world.client, from, proto, at(to, SERVED)).who, "pod");
         }
     }
     world.node.nft("delete table inet stop");

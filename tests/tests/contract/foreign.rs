@@ -30,29 +30,31 @@ fn flows_of_the_node_from_a_published_port_are_untouched() {
         let _outside = serve_outside(world);
         let network = world.network(1);
         // Flows from before the port is published; those from after it follow below.
-        let mut talks = Vec::new();
+        let mut flows = Vec::new();
         for (client, node) in pairs(world) {
             for proto in Proto::ALL {
                 let from = Some(at(node, PORT));
-                let mut talk =
+                let mut flow =
                     world.node.dial(proto, from, at(client, OUTSIDE), patience()).expect("a connection");
-                assert_eq!(talk.say().expect("an answer").who, "outside");
-                talks.push(talk);
+                assert_eq!(flow.request().expect("an answer").who, "outside");
+                flows.push(flow);
             }
         }
         let _web = Web::published(world, &network, "web");
-        for talk in &mut talks {
-            let answer = talk.say().expect("an answer to the open flow");
+        for flow in &mut flows {
+            let answer = flow.request().expect("an answer to the open flow");
             assert_eq!((answer.who.as_str(), answer.peer), ("outside", answer.own));
         }
-        drop(talks);
+        drop(flows);
         for (client, node) in pairs(world) {
             for proto in Proto::ALL {
                 // Another server port, since the first TCP connection is still in TIME_WAIT.
                 let address = at(client, OUTSIDE + 1);
                 let _server = world.client.serve(proto, &address.to_string(), "outside");
-                let answer =
-                    world.node.ask_from(proto, Some(at(node, PORT)), address, patience()).expect("an answer");
+                let answer = world
+                    .node
+                    .request_from(proto, Some(at(node, PORT)), address, patience())
+                    .expect("an answer");
                 assert_eq!((answer.who.as_str(), answer.peer), ("outside", at(node, PORT)));
             }
         }
@@ -70,7 +72,8 @@ fn masqueraded_flows_from_a_published_port_are_untouched() {
         for (index, (client, node)) in pairs(world).into_iter().enumerate() {
             for proto in Proto::ALL {
                 let from = Some(at(other.ips()[index], PORT));
-                let answer = other.ask_from(proto, from, at(client, OUTSIDE), patience()).expect("an answer");
+                let answer =
+                    other.request_from(proto, from, at(client, OUTSIDE), patience()).expect("an answer");
                 assert_eq!((answer.who.as_str(), answer.peer.ip()), ("outside", node));
             }
         }

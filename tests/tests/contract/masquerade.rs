@@ -121,7 +121,8 @@ fn nothing_is_masqueraded_after_del() {
         world.node.cmd(&format!("ip address add {}/32 dev br1", web.v4));
         world.client.cmd(&format!("ip route add {} via {}", web.v4, world.client.node_v4));
         let to = at(world.client.v4, OUTSIDE);
-        let answer = world.node.ask_from(Proto::Tcp, Some(at(web.v4, 0)), to, patience()).expect("an answer");
+        let answer =
+            world.node.request_from(Proto::Tcp, Some(at(web.v4, 0)), to, patience()).expect("an answer");
         assert_eq!(answer.peer.ip(), web.v4);
         let answer = stays.expect(Proto::Tcp, to, "outside");
         assert_eq!(answer.peer.ip(), world.client.node_v4);

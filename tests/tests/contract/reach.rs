@@ -38,7 +38,8 @@ fn the_node_reaches_the_container_at_each_of_its_addresses() {
         // Kubernetes' end-to-end test: curl --interface <node IP> http://127.0.0.1:port
         for proto in Proto::ALL {
             let from = Some(at(world.client.node_v4, 0));
-            let answer = world.node.ask_from(proto, from, at(LOOPBACK, PORT), patience()).expect("an answer");
+            let answer =
+                world.node.request_from(proto, from, at(LOOPBACK, PORT), patience()).expect("an answer");
             assert_eq!(answer.who, "web");
         }
     });
@@ -193,7 +194,8 @@ fn three_pods_share_a_port_number() {
             Web::new(world, &network, "three", |a| a.port_on(&node.to_string(), Proto::Udp, E2E, SERVED));
         world.node.expect(Proto::Tcp, (LOOPBACK, E2E), "one");
         let from = Some(at(node, 0));
-        let answer = world.node.ask_from(Proto::Tcp, from, at(LOOPBACK, E2E), patience()).expect("an answer");
+        let answer =
+            world.node.request_from(Proto::Tcp, from, at(LOOPBACK, E2E), patience()).expect("an answer");
         assert_eq!(answer.who, "one");
         for place in [&*world.client, &world.node] {
             place.expect(Proto::Tcp, (node, E2E), "two");

@@ -16,24 +16,24 @@ fn a_client_survives_the_replacement_of_the_pod() {
     in_every_topology(|world| {
         let network = world.network(1);
         let first = Web::published(world, &network, "first");
-        let mut talks: Vec<_> = world
+        let mut flows: Vec<_> = world
             .node_ips()
             .map(|ip| world.client.dial(Proto::Udp, None, at(ip, PORT), 3 * QUICK).expect("a socket"))
             .into();
-        for talk in &mut talks {
-            assert_eq!(talk.say().expect("an answer").who, "first");
+        for flow in &mut flows {
+            assert_eq!(flow.request().expect("an answer").who, "first");
         }
         let attach = first.vanish();
         network.del(&attach).expect("DEL");
         // The client keeps sending, so conntrack now has flows to the node itself.
         thread::scope(|scope| {
-            for talk in &mut talks {
-                scope.spawn(|| talk.say().expect_err("nothing answers"));
+            for flow in &mut flows {
+                scope.spawn(|| flow.request().expect_err("nothing answers"));
             }
         });
         let _second = Web::published(world, &network, "second");
-        for talk in &mut talks {
-            assert_eq!(talk.say().expect("an answer").who, "second");
+        for flow in &mut flows {
+            assert_eq!(flow.request().expect("an answer").who, "second");
         }
     });
 }
@@ -44,13 +44,13 @@ fn a_client_reaches_the_new_pod_at_once() {
     let world = World::new(slipway_tests::BridgeNetfilter::Off);
     let network = world.network(1);
     let first = Web::published(&world, &network, "first");
-    let mut talk = world.node.dial(Proto::Udp, None, at([127, 0, 0, 1], PORT), 3 * QUICK).expect("a socket");
-    assert_eq!(talk.say().expect("an answer").who, "first");
+    let mut flow = world.node.dial(Proto::Udp, None, at([127, 0, 0, 1], PORT), 3 * QUICK).expect("a socket");
+    assert_eq!(flow.request().expect("an answer").who, "first");
     // The old pod still runs and would answer; only its port is withdrawn.
     network.del(&first.attach).expect("DEL");
-    let _closed = talk.say().expect_err("the port is withdrawn");
+    let _closed = flow.request().expect_err("the port is withdrawn");
     let _second = Web::published(&world, &network, "second");
-    assert_eq!(talk.say().expect("an answer").who, "second");
+    assert_eq!(flow.request().expect("an answer").who, "second");
 }
 
 /// Flows of other addresses and ports stay. A flush by port number alone once cost a cluster its DNS.

@@ -8,7 +8,7 @@ use slipway_tests::garbage::feed;
 use crate::stage::Stage;
 
 #[test]
-fn dhcp_takes_garbage() {
+fn dhcp_survives_garbage() {
     needs_dnsmasq!();
     let stage = Stage::with_dnsmasq(&["--dhcp-option=option:router,10.77.0.1"]);
     let pod = stage.node.pod("pod");

@@ -34,8 +34,8 @@ fn a_flow_is_listed_with_both_directions_and_its_owner() {
     let pod_address = address(&result);
     let _server = pod.serve(Proto::Tcp, &format!("{pod_address}:80"), "web");
     let to = at(stage.client.node_v4, PORT);
-    let mut talk = stage.client.dial(Proto::Tcp, None, to, patience()).expect("a connection");
-    let own = talk.say().expect("an answer").own;
+    let mut flow = stage.client.dial(Proto::Tcp, None, to, patience()).expect("a connection");
+    let own = flow.request().expect("an answer").own;
     let all = flows(&stage, "");
     let [flow] = &all[..] else { panic!("{all:#?}") };
     assert_eq!(

@@ -237,24 +237,24 @@ fn setup_repairs_interfaces_changed_by_other_programs() {
     let pod = stage.node.pod("web");
     let result = network.add(&attach(&pod)).expect("ADD");
     let _server = pod.serve(Proto::Tcp, &format!("{}:80", address(&result)), "web");
-    let ask = |carried: bool| {
+    let request = |carried: bool| {
         let before = stage.carried();
         stage.client.expect(Proto::Tcp, (stage.client.node_v4, PORT), "web");
         assert_eq!(stage.carried() > before, carried, "{}", stage.node.programs());
     };
-    ask(true);
+    request(true);
     // Deleting the qdisc deletes the filter, so that nftables serves the port.
     stage.node.cmd(&format!("tc qdisc del dev {} clsact", stage.client.node_link));
-    ask(false);
+    request(false);
     stage.node.slipway("node setup");
-    ask(true);
+    request(true);
     // The programs do not depend on the interface's name.
     stage.node.cmd(&format!("ip link set dev {} down", stage.client.node_link));
     stage.node.cmd(&format!("ip link set dev {} name up0", stage.client.node_link));
     stage.node.cmd("ip link set dev up0 up");
     stage.node.wait_up("up0");
     stage.client.wait_up("eth0");
-    ask(true);
+    request(true);
     assert_eq!(stage.node.programs()["uplinks"], json!(["up0"]));
 }
 
@@ -285,13 +285,13 @@ fn an_uplink_may_have_no_ethernet() {
             // Into the pod, and the replies.
             let _server = pod.serve(proto, "[::]:80", "web");
             let before = stage.carried();
-            let answer = stage.client.ask(proto, (node, PORT)).expect("an answer");
+            let answer = stage.client.request(proto, (node, PORT)).expect("an answer");
             assert_eq!((answer.who.as_str(), answer.peer.ip()), ("web", client));
             assert!(stage.carried() > before, "{}", stage.node.programs());
             // Out of the pod.
             let before = stage.node.counted("masqueraded_flows");
             let _far = stage.client.serve(proto, &at(client, 7000).to_string(), "far");
-            let answer = pod.ask(proto, (client, 7000)).expect("an answer");
+            let answer = pod.request(proto, (client, 7000)).expect("an answer");
             assert_eq!((answer.who.as_str(), answer.peer.ip()), ("far", node));
             assert_eq!(stage.node.counted("masqueraded_flows"), before + 1);
         }

@@ -29,10 +29,10 @@ fn a_flow_continues_with_the_nodes_new_address() {
         let far = [IpAddr::from(client.v4), IpAddr::from(client.v6)];
         let old = [IpAddr::from(client.node_v4), IpAddr::from(client.node_v6)];
         let _servers = far.map(|far| client.serve(Proto::Udp, &at(far, FAR).to_string(), "far"));
-        let mut talks =
+        let mut flows =
             far.map(|far| pod.dial(Proto::Udp, None, at(far, FAR), patience()).expect("a socket"));
-        for (talk, old) in talks.iter_mut().zip(old) {
-            assert_eq!(talk.say().expect("an answer").peer.ip(), old);
+        for (flow, old) in flows.iter_mut().zip(old) {
+            assert_eq!(flow.request().expect("an answer").peer.ip(), old);
         }
         for ((old, fresh), length) in old.iter().zip(fresh).zip([24, 64]) {
             node.cmd(&format!("ip address del {old}/{length} dev {}", client.node_link));
@@ -42,8 +42,8 @@ fn a_flow_continues_with_the_nodes_new_address() {
             node.slipway("node setup");
         }
         std::thread::sleep(REMEMBERED);
-        for (talk, fresh) in talks.iter_mut().zip(fresh) {
-            let answer = talk.say().unwrap_or_else(|e| panic!("set up: {set_up}: {fresh}: {e}"));
+        for (flow, fresh) in flows.iter_mut().zip(fresh) {
+            let answer = flow.request().unwrap_or_else(|e| panic!("set up: {set_up}: {fresh}: {e}"));
             assert_eq!(answer.peer.ip(), fresh, "set up: {set_up}");
         }
         let masqueraded = &node.programs()["counters"]["masqueraded_flows"];
@@ -68,17 +68,17 @@ fn a_flow_continues_through_another_uplink() {
     let pod = node.pod("web");
     stage.network().add(&Attach::new(&pod)).expect("ADD");
     let _servers = [one, &other].map(|host| host.serve(Proto::Udp, &at(far, FAR).to_string(), host.name()));
-    let mut talk = pod.dial(Proto::Udp, None, at(far, FAR), patience()).expect("a socket");
-    assert_eq!(talk.say().expect("an answer").peer.ip(), IpAddr::from(one.node_v4));
+    let mut flow = pod.dial(Proto::Udp, None, at(far, FAR), patience()).expect("a socket");
+    assert_eq!(flow.request().expect("an answer").peer.ip(), IpAddr::from(one.node_v4));
     // The node keeps both addresses.
     by(&other);
     std::thread::sleep(REMEMBERED);
-    let answer = talk.say().expect("an answer through the other uplink");
+    let answer = flow.request().expect("an answer through the other uplink");
     assert_eq!(answer.peer.ip(), IpAddr::from(other.node_v4));
     assert_eq!(node.programs()["counters"]["masqueraded_flows"], 2);
     // A second address on the same uplink does not change the flow.
     node.cmd(&format!("ip address add 203.0.113.200/24 dev {}", other.node_link));
     node.slipway("node setup");
     std::thread::sleep(REMEMBERED);
-    assert_eq!(talk.say().expect("an answer").peer, answer.peer);
+    assert_eq!(flow.request().expect("an answer").peer, answer.peer);
 }

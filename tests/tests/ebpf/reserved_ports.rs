@@ -53,12 +53,12 @@ fn flows_coexist(stage: &Stage, by_programs: (&Pod, [IpAddr; 2]), by_netfilter: 
             let _server = stage.client.serve(proto, &to.to_string(), "far");
             let mut one = by_programs.0.dial(proto, None, to, patience()).expect("a flow");
             // The far end sees the programs' only port.
-            assert_eq!(one.say().expect("an answer").peer.port(), ONLY, "{proto:?} {to}");
+            assert_eq!(one.request().expect("an answer").peer.port(), ONLY, "{proto:?} {to}");
             let from = SocketAddr::new(by_netfilter.1[family], ONLY);
             let mut two = by_netfilter.0.dial(proto, Some(from), to, patience()).expect("a second flow");
             for _ in 0..2 {
-                assert_ne!(two.say().expect("an answer").peer.port(), ONLY, "{proto:?} {to}");
-                assert_eq!(one.say().expect("an answer").peer.port(), ONLY, "{proto:?} {to}");
+                assert_ne!(two.request().expect("an answer").peer.port(), ONLY, "{proto:?} {to}");
+                assert_eq!(one.request().expect("an answer").peer.port(), ONLY, "{proto:?} {to}");
             }
         }
         // The programs still track the first echo flow while the second pod sends.
@@ -92,12 +92,12 @@ fn flows_left_to_netfilter_avoid_the_programs_ports() {
     let to = at(stage.client.v4, FAR);
     let _server = stage.client.serve(Proto::Udp, &to.to_string(), "far");
     let mut one = fast.dial(Proto::Udp, None, to, patience()).expect("a flow");
-    assert_eq!(one.say().expect("an answer").peer.port(), ONLY);
+    assert_eq!(one.request().expect("an answer").peer.port(), ONLY);
     let from = SocketAddr::new(addresses(&result)[0], ONLY);
     let mut two = slow.dial(Proto::Udp, Some(from), to, patience()).expect("a second flow");
     for _ in 0..2 {
-        assert_ne!(two.say().expect("an answer").peer.port(), ONLY);
-        assert_eq!(one.say().expect("an answer").peer.port(), ONLY);
+        assert_ne!(two.request().expect("an answer").peer.port(), ONLY);
+        assert_eq!(one.request().expect("an answer").peer.port(), ONLY);
     }
     let status = stage.node.programs();
     assert_eq!(status["left_to_netfilter"]["no_free_port"], 1, "{status}");
@@ -172,9 +172,9 @@ fn netfilters_masquerade_avoids_published_udp_ports() {
         let to = SocketAddr::new(far, FAR);
         let _server = stage.client.serve(Proto::Udp, &to.to_string(), "far");
         let from = SocketAddr::new(own[family], PUBLISHED);
-        let mut talk = two.dial(Proto::Udp, Some(from), to, patience()).expect("a flow");
+        let mut flow = two.dial(Proto::Udp, Some(from), to, patience()).expect("a flow");
         for _ in 0..2 {
-            assert_ne!(talk.say().expect("an answer").peer.port(), PUBLISHED, "{to}");
+            assert_ne!(flow.request().expect("an answer").peer.port(), PUBLISHED, "{to}");
         }
     }
 }

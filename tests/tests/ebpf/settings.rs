@@ -20,9 +20,9 @@ fn ports_for_masquerade_are_not_those_of_the_nodes_own_sockets() {
     let pod = stage.node.pod("web");
     stage.network().add(&Attach::new(&pod)).expect("ADD");
     let _server = stage.client.serve(Proto::Tcp, &at(stage.client.v4, 7000).to_string(), "far");
-    let ask = || pod.expect(Proto::Tcp, (stage.client.v4, 7000), "far").peer;
+    let request = || pod.expect(Proto::Tcp, (stage.client.v4, 7000), "far").peer;
     // Ports 32768 to 60999 are local ports of the node unless they are reserved.
-    assert_eq!(ask().ip(), stage.client.node_v4);
+    assert_eq!(request().ip(), stage.client.node_v4);
     let status = stage.node.programs();
     assert_eq!(
         (&status["masquerade_ports"], &status["counters"]["masqueraded_flows"]),
@@ -34,7 +34,7 @@ fn ports_for_masquerade_are_not_those_of_the_nodes_own_sockets() {
     assert!(report.contains("net.ipv4.ip_local_reserved_ports"), "{report}");
     stage.node.sysctl("net/ipv4/ip_local_reserved_ports", "40000-40099");
     stage.node.slipway("node setup");
-    let peer = ask();
+    let peer = request();
     assert!(peer.ip() == stage.client.node_v4 && (40000..40100).contains(&peer.port()), "{peer}");
     let status = stage.node.programs();
     assert_eq!(
@@ -76,11 +76,11 @@ fn flows_have_conntracks_timeouts() {
     let pod = stage.node.pod("web");
     let result = stage.network().add(&attach(&pod)).expect("ADD");
     let _server = pod.serve(Proto::Udp, &format!("{}:80", address(&result)), "web");
-    let ask = || stage.client.expect(Proto::Udp, (stage.client.node_v4, PORT), "web");
+    let request = || stage.client.expect(Proto::Udp, (stage.client.node_v4, PORT), "web");
     let listed = || stage.node.slipway("flows --output json").contains("\"udp\"");
     let usual = stage.node.sysctl_get("net/netfilter/nf_conntrack_udp_timeout");
     assert_eq!(usual.as_deref(), Some("30"));
-    ask();
+    request();
     assert!(listed());
     stage.node.sysctl("net/netfilter/nf_conntrack_udp_timeout", "1");
     stage.node.slipway("node setup");
@@ -91,6 +91,6 @@ fn flows_have_conntracks_timeouts() {
     }
     stage.node.sysctl("net/netfilter/nf_conntrack_udp_timeout", "600");
     stage.node.slipway("node setup");
-    ask();
+    request();
     assert!(listed());
 }

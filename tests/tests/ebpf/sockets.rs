@@ -36,13 +36,13 @@ struct Web {
     attach: Attach,
 }
 
-fn web(stage: &Stage, list: Value, name: &str, ask: impl Fn(Attach) -> Attach) -> Web {
-    web_in(stage, &stage.node.network(list), name, ask)
+fn web(stage: &Stage, list: Value, name: &str, configure: impl Fn(Attach) -> Attach) -> Web {
+    web_in(stage, &stage.node.network(list), name, configure)
 }
 
-fn web_in(stage: &Stage, network: &Network<'_>, name: &str, ask: impl Fn(Attach) -> Attach) -> Web {
+fn web_in(stage: &Stage, network: &Network<'_>, name: &str, configure: impl Fn(Attach) -> Attach) -> Web {
     let pod = stage.node.pod(name);
-    let attach = ask(Attach::new(&pod));
+    let attach = configure(Attach::new(&pod));
     let result = network.add(&attach).expect("ADD");
     let addresses = result["ips"].as_array().expect("addresses").iter().map(|ip| {
         let text = ip["address"].as_str().and_then(|text| text.split('/').next()).expect("an address");
@@ -53,7 +53,7 @@ fn web_in(stage: &Stage, network: &Network<'_>, name: &str, ask: impl Fn(Attach)
 }
 
 /// Sends UDP from an unconnected socket. Returns the responding server's name and address.
-fn ask_unconnected(socket: &UdpSocket, to: SocketAddr) -> io::Result<(String, SocketAddr)> {
+fn request_unconnected(socket: &UdpSocket, to: SocketAddr) -> io::Result<(String, SocketAddr)> {
     socket.set_read_timeout(Some(Duration::from_millis(500)))?;
     let mut answer = Err(io::ErrorKind::TimedOut.into());
     for _ in 0..8 {
@@ -89,7 +89,7 @@ fn socket_programs_translate_every_address_of_the_node() {
         let unspecified =
             if ip.is_ipv4() { Ipv4Addr::UNSPECIFIED.into() } else { Ipv6Addr::UNSPECIFIED.into() };
         let socket = socket(&stage.node, unspecified);
-        assert_eq!(ask_unconnected(&socket, to).expect("an answer"), ("web".to_owned(), to));
+        assert_eq!(request_unconnected(&socket, to).expect("an answer"), ("web".to_owned(), to));
         let now = stage.node.counted("redirected_sockets");
         // TCP, and the message of UDP that was not connected.
         assert!(now >= translated + 2, "{to}: {translated} before, {now} now");
@@ -106,7 +106,7 @@ fn ipv4_mapped_addresses_are_translated() {
         let translated = stage.node.counted("redirected_sockets");
         assert_eq!(stage.node.expect(Proto::Tcp, to, "web").from, to);
         let socket = socket(&stage.node, Ipv6Addr::UNSPECIFIED.into());
-        assert_eq!(ask_unconnected(&socket, to).expect("an answer"), ("web".to_owned(), to));
+        assert_eq!(request_unconnected(&socket, to).expect("an answer"), ("web".to_owned(), to));
         assert_eq!(stage.node.counted("redirected_sockets"), translated + 2, "{to}");
     }
 }
@@ -148,7 +148,7 @@ fn exclude_loopback_leaves_loopback_services_alone() {
         let own = if to.is_ipv4() { Ipv4Addr::UNSPECIFIED.into() } else { Ipv6Addr::UNSPECIFIED.into() };
         if *proto == Proto::Udp {
             let socket = socket(&stage.node, own);
-            assert_eq!(ask_unconnected(&socket, *to).expect("an answer"), ("stub".to_owned(), *to));
+            assert_eq!(request_unconnected(&socket, *to).expect("an answer"), ("stub".to_owned(), *to));
         }
     }
     let translated = stage.node.counted("redirected_sockets");
@@ -176,7 +176,7 @@ fn a_mapping_for_one_address_takes_precedence() {
     });
     let all = |a: Attach| a.port(Proto::Tcp, PORT, 80).port(Proto::Udp, PORT, 80);
     let one = |a: Attach| a.port_on(&node_v4, Proto::Tcp, PORT, 80).port_on(&node_v4, Proto::Udp, PORT, 80);
-    let ask = |who: &str| {
+    let request = |who: &str| {
         for proto in Proto::ALL {
             stage.client.expect(proto, (stage.client.node_v4, PORT), who);
             stage.node.expect(proto, (stage.client.node_v4, PORT), who);
@@ -186,16 +186,16 @@ fn a_mapping_for_one_address_takes_precedence() {
     // Before the programs are loaded, and after.
     let first = web(&stage, nftables.clone(), "first", one);
     let _all = web(&stage, list("ebpf"), "all", all);
-    ask("first");
+    request("first");
     stage.node.network(nftables.clone()).del(&first.attach).expect("DEL");
-    ask("all");
+    request("all");
     let second = web(&stage, nftables.clone(), "second", one);
-    ask("second");
+    request("second");
     stage.node.network(nftables).del(&second.attach).expect("DEL");
     let _local = web(&stage, list("ebpf"), "local", |a| a.port_on("127.0.0.1", Proto::Tcp, PORT, 80));
     stage.node.expect(Proto::Tcp, (LOOPBACK, PORT), "local");
     stage.node.expect(Proto::Tcp, (Ipv4Addr::new(127, 0, 0, 2), PORT), "all");
-    ask("all");
+    request("all");
 }
 
 /// A client of the node's own server may use a published port as its source port; the server's replies are
@@ -217,7 +217,7 @@ fn replies_of_the_nodes_servers_are_left_alone() {
         let server: SocketAddr = server.parse().expect("an address");
         let ip = if server.ip().is_unspecified() { client } else { server.ip() };
         let to = at(ip, server.port());
-        let answer = stage.node.ask_from(Proto::Udp, Some(at(client, PORT)), to, patience());
+        let answer = stage.node.request_from(Proto::Udp, Some(at(client, PORT)), to, patience());
         assert_eq!(answer.unwrap_or_else(|e| panic!("{client} asks {server}: {e}")).who, "stub");
     }
 }
@@ -227,11 +227,11 @@ fn replies_of_the_nodes_servers_are_left_alone() {
 fn an_unconnected_udp_socket_reaches_the_next_pod() {
     let stage = stage!();
     let all = |a: Attach| a.port(Proto::Udp, PORT, 80);
-    let talk = socket(&stage.node, Ipv4Addr::UNSPECIFIED.into());
+    let flow = socket(&stage.node, Ipv4Addr::UNSPECIFIED.into());
     for name in ["first", "second"] {
         let web = web(&stage, list("ebpf"), name, all);
         for to in [at(LOOPBACK, PORT), at(stage.client.node_v4, PORT)] {
-            assert_eq!(ask_unconnected(&talk, to).expect("an answer"), (name.to_owned(), to));
+            assert_eq!(request_unconnected(&flow, to).expect("an answer"), (name.to_owned(), to));
         }
         stage.network().del(&web.attach).expect("DEL");
     }

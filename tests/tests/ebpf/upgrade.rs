@@ -42,14 +42,14 @@ fn flows_survive_an_upgrade() {
     let _servers = Proto::ALL.map(|proto| pod.serve(proto, &format!("{ip}:80"), "web"));
     let _far = Proto::ALL.map(|proto| stage.client.serve(proto, &format!("{}:7000", stage.client.v4), "far"));
     let to = at(stage.client.node_v4, PORT);
-    let mut talks = Vec::new();
+    let mut flows = Vec::new();
     for proto in Proto::ALL {
-        talks.push(stage.client.dial(proto, None, to, patience()).expect("a flow to the port"));
-        talks.push(pod.dial(proto, None, at(stage.client.v4, 7000), patience()).expect("a flow of the pod"));
+        flows.push(stage.client.dial(proto, None, to, patience()).expect("a flow to the port"));
+        flows.push(pod.dial(proto, None, at(stage.client.v4, 7000), patience()).expect("a flow of the pod"));
     }
     let mut own = stage.node.dial(Proto::Tcp, None, to, patience()).expect("a connection of the node");
-    let first: Vec<_> = talks.iter_mut().map(|talk| talk.say().expect("an answer").peer).collect();
-    own.say().expect("an answer");
+    let first: Vec<_> = flows.iter_mut().map(|flow| flow.request().expect("an answer").peer).collect();
+    own.request().expect("an answer");
     let folder = format!("/sys/fs/bpf/slipway/{}", slipway_ebpf_abi::VERSION);
     let programs = |stage: &Stage| -> Vec<String> {
         stage.node.list(&folder).into_iter().filter(|name| name.starts_with("programs-")).collect()
@@ -67,9 +67,9 @@ fn flows_survive_an_upgrade() {
     let status = stage.node.programs();
     assert_eq!((&status["current"], &status["cgroup"]), (&json!(true), &json!("/sys/fs/cgroup")));
     // From the same ends as before, and through the programs.
-    let again: Vec<_> = talks.iter_mut().map(|talk| talk.say().expect("an answer").peer).collect();
+    let again: Vec<_> = flows.iter_mut().map(|flow| flow.request().expect("an answer").peer).collect();
     assert_eq!(first, again);
-    own.say().expect("an answer");
+    own.request().expect("an answer");
     assert!(stage.carried() >= carried + 4, "{status}");
     stage.node.expect(Proto::Tcp, to, "web");
     assert_eq!(stage.node.counted("redirected_sockets"), led + 1);
@@ -91,13 +91,13 @@ fn maps_unchanged_since_an_older_layout_are_taken_over() {
     let ip = address(&result);
     let _servers = Proto::ALL.map(|proto| web.serve(proto, &format!("{ip}:80"), "web"));
     let _far = Proto::ALL.map(|proto| stage.client.serve(proto, &format!("{}:7000", stage.client.v4), "far"));
-    let mut talks = Vec::new();
+    let mut flows = Vec::new();
     for proto in Proto::ALL {
         let to = at(stage.client.node_v4, PORT);
-        talks.push(stage.client.dial(proto, None, to, patience()).expect("a flow to the port"));
-        talks.push(web.dial(proto, None, at(stage.client.v4, 7000), patience()).expect("a flow of the pod"));
+        flows.push(stage.client.dial(proto, None, to, patience()).expect("a flow to the port"));
+        flows.push(web.dial(proto, None, at(stage.client.v4, 7000), patience()).expect("a flow of the pod"));
     }
-    let first: Vec<_> = talks.iter_mut().map(|talk| talk.say().expect("an answer").peer).collect();
+    let first: Vec<_> = flows.iter_mut().map(|flow| flow.request().expect("an answer").peer).collect();
     let links = [stage.client.node_link.clone(), pod_link(&result)];
     let before = links.each_ref().map(|link| program_at(&stage, link));
     rename_pins(&stage, 1);
@@ -110,7 +110,7 @@ fn maps_unchanged_since_an_older_layout_are_taken_over() {
     let after = links.each_ref().map(|link| program_at(&stage, link));
     assert!(before.iter().zip(&after).all(|(old, new)| old != new), "{before:?} {after:?}");
     assert_eq!(stage.node.list(BASE), [slipway_ebpf_abi::VERSION.to_string()]);
-    let again: Vec<_> = talks.iter_mut().map(|talk| talk.say().expect("an answer").peer).collect();
+    let again: Vec<_> = flows.iter_mut().map(|flow| flow.request().expect("an answer").peer).collect();
     assert_eq!(first, again);
     let status = stage.node.programs();
     assert!(stage.carried() >= carried + 4, "{status}");
@@ -177,15 +177,15 @@ fn flows_survive_a_teardown() {
     let ip = address(&result);
     let _servers = Proto::ALL.map(|proto| pod.serve(proto, &format!("{ip}:80"), "web"));
     let _far = Proto::ALL.map(|proto| stage.client.serve(proto, &format!("{}:7000", stage.client.v4), "far"));
-    let mut talks = Vec::new();
+    let mut flows = Vec::new();
     for proto in Proto::ALL {
         let to = at(stage.client.node_v4, PORT);
-        talks.push(stage.client.dial(proto, None, to, patience()).expect("a flow to the port"));
-        talks.push(pod.dial(proto, None, at(stage.client.v4, 7000), patience()).expect("a flow of the pod"));
+        flows.push(stage.client.dial(proto, None, to, patience()).expect("a flow to the port"));
+        flows.push(pod.dial(proto, None, at(stage.client.v4, 7000), patience()).expect("a flow of the pod"));
     }
-    let first: Vec<_> = talks.iter_mut().map(|talk| talk.say().expect("an answer").peer).collect();
+    let first: Vec<_> = flows.iter_mut().map(|flow| flow.request().expect("an answer").peer).collect();
     assert!(stage.carried() >= 4, "{}", stage.node.programs());
     stage.node.slipway("node teardown");
-    let again: Vec<_> = talks.iter_mut().map(|talk| talk.say().expect("an answer").peer).collect();
+    let again: Vec<_> = flows.iter_mut().map(|flow| flow.request().expect("an answer").peer).collect();
     assert_eq!(first, again);
 }

@@ -97,9 +97,9 @@ fn offloaded_packets_are_counted() {
             ports["ports"].as_array().expect("a list").iter().filter_map(|port| port["packets"].as_u64());
         usize::try_from(packets.sum::<u64>()).expect("a number")
     };
-    let mut talk =
+    let mut flow =
         world.client.dial(Proto::Tcp, None, at(world.client.node_v4, PORT), 5 * QUICK).expect("a connection");
-    let mut request = || assert_eq!(talk.say().expect("an answer").who, "web");
+    let mut request = || assert_eq!(flow.request().expect("an answer").who, "web");
     let mut counts = || {
         request_until_offloaded(&world, container, &mut request);
         let before = counted();
@@ -137,10 +137,10 @@ fn connections_to_a_published_port() {
         let web = Web::published(world, &network, "web");
         watch(world);
         for (to, container) in world.node_ips().into_iter().zip(web.ips()) {
-            let mut talk =
+            let mut flow =
                 world.client.dial(Proto::Tcp, None, at(to, PORT), 5 * QUICK).expect("a connection");
             let mut request = || {
-                let answer = talk.say().expect("an answer");
+                let answer = flow.request().expect("an answer");
                 assert_eq!(
                     (answer.who.as_str(), answer.peer.ip()),
                     ("web", of_same_family(to, world.client.v4, world.client.v6))
@@ -170,9 +170,9 @@ fn connections_of_a_masqueraded_container() {
     for (far, container) in [IpAddr::from(world.client.v4), world.client.v6.into()].into_iter().zip(web.ips())
     {
         let _server = world.client.serve(Proto::Tcp, &at(far, 9000).to_string(), "far");
-        let mut talk = web.dial(Proto::Tcp, None, at(far, 9000), 5 * QUICK).expect("a connection");
+        let mut flow = web.dial(Proto::Tcp, None, at(far, 9000), 5 * QUICK).expect("a connection");
         let mut request = || {
-            let answer = talk.say().expect("an answer");
+            let answer = flow.request().expect("an answer");
             assert_eq!(
                 answer.peer.ip(),
                 of_same_family(far, world.client.node_v4, world.client.node_v6),
@@ -195,8 +195,8 @@ fn a_running_connection_survives_migrations() {
     let network = world.network(1);
     let web = Web::published(&world, &network, "web");
     for (to, container) in world.node_ips().into_iter().zip(web.ips()) {
-        let mut talk = world.client.dial(Proto::Tcp, None, at(to, PORT), 5 * QUICK).expect("a connection");
-        let mut request = || assert_eq!(talk.say().expect("an answer").who, "web");
+        let mut flow = world.client.dial(Proto::Tcp, None, at(to, PORT), 5 * QUICK).expect("a connection");
+        let mut request = || assert_eq!(flow.request().expect("an answer").who, "web");
         request_until_offloaded(&world, container, &mut request);
         for backend in ["iptables", "nftables"] {
             world.node.slipway(&format!("migrate --to {backend}"));
@@ -219,30 +219,30 @@ fn a_udp_client_reaches_the_next_pod() {
         let network = world.network(1);
         let first = Web::published(&world, &network, "first");
         for (to, container) in world.node_ips().into_iter().zip(first.ips()) {
-            let mut talk = world.client.dial(Proto::Udp, None, at(to, PORT), 5 * QUICK).expect("a socket");
+            let mut flow = world.client.dial(Proto::Udp, None, at(to, PORT), 5 * QUICK).expect("a socket");
             let begin = Instant::now();
             // conntrack treats a UDP flow as a stream after two seconds.
             while begin.elapsed() < Duration::from_secs(3) {
-                assert_eq!(talk.say().expect("an answer").who, "first");
+                assert_eq!(flow.request().expect("an answer").who, "first");
                 std::thread::sleep(Duration::from_millis(50));
             }
             let there = offloaded(&world).iter().any(|flow| is_of(flow, container));
             assert_eq!(there, ends_offload(), "{to}");
         }
-        let mut talks = world
+        let mut flows = world
             .node_ips()
             .map(|ip| world.client.dial(Proto::Udp, None, at(ip, PORT), 5 * QUICK).expect("a socket"));
         let begin = Instant::now();
         while begin.elapsed() < Duration::from_secs(3) {
-            for talk in &mut talks {
-                assert_eq!(talk.say().expect("an answer").who, "first");
+            for flow in &mut flows {
+                assert_eq!(flow.request().expect("an answer").who, "first");
             }
             std::thread::sleep(Duration::from_millis(50));
         }
         network.del(&first.attach).expect("DEL");
         let _second = Web::published(&world, &network, "second");
-        for talk in &mut talks {
-            assert_eq!(talk.say().expect("an answer").who, "second");
+        for flow in &mut flows {
+            assert_eq!(flow.request().expect("an answer").who, "second");
         }
     }
 }
@@ -257,11 +257,11 @@ fn flows_of_a_deleted_container_are_not_offloaded() {
     let first = Web::published(&world, &network, "first");
     let stays = Web::new(&world, &network, "stays", |a| a.port(Proto::Tcp, PORT + 1, SERVED));
     let dial = |port| {
-        let mut talk = world
+        let mut flow = world
             .client
             .dial(Proto::Tcp, None, at(world.client.node_v4, port), 5 * QUICK)
             .expect("a connection");
-        move || drop(talk.say().expect("an answer"))
+        move || drop(flow.request().expect("an answer"))
     };
     let (mut to_first, mut to_other) = (dial(PORT), dial(PORT + 1));
     request_until_offloaded(&world, first.v4, &mut to_first);
@@ -306,9 +306,9 @@ fn flows_of_another_engine_are_not_offloaded() {
     let gateway = world.client.node_v4;
     world.client.cmd(&format!("ip route add 10.96.0.1 via {gateway}"));
     let service: IpAddr = [10, 96, 0, 1].into();
-    let mut talk = world.client.dial(Proto::Tcp, None, at(service, 443), 5 * QUICK).expect("a connection");
+    let mut flow = world.client.dial(Proto::Tcp, None, at(service, 443), 5 * QUICK).expect("a connection");
     for _ in 0..20 {
-        assert_eq!(talk.say().expect("an answer").who, "web");
+        assert_eq!(flow.request().expect("an answer").who, "web");
     }
     assert!(offloaded(&world).is_empty(), "{:?}", offloaded(&world));
 }

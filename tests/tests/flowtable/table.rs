@@ -60,8 +60,9 @@ fn a_connection_survives_switching_it_off_and_on() {
     let _web = Web::published(&world, &network, "web");
     watch(&world);
     let to = at(world.client.node_v4, PORT);
-    let mut talk = world.client.dial(Proto::Tcp, None, to, slipway_tests::QUICK * 5).expect("a connection");
-    let mut request = |times| (0..times).for_each(|_| assert_eq!(talk.say().expect("an answer").who, "web"));
+    let mut flow = world.client.dial(Proto::Tcp, None, to, slipway_tests::QUICK * 5).expect("a connection");
+    let mut request =
+        |times| (0..times).for_each(|_| assert_eq!(flow.request().expect("an answer").who, "web"));
     request(20);
     assert_eq!(offloaded(&world).len(), 1);
     settings(&world, r#"{"flowtable": false}"#);

@@ -144,7 +144,7 @@ fn the_oldest_layout_is_removed_by_del_and_by_gc() {
 }
 
 #[test]
-fn what_the_references_nftables_backend_left_is_found() {
+fn ports_of_the_references_nftables_backend_are_found() {
     let newer = Reference::with_nftables();
     needs!(!newer.is_empty(), NEWER_REFERENCE);
     for reference in newer {

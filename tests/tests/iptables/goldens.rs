@@ -70,7 +70,7 @@ fn a_long_container_id_is_cut_in_comments() {
 
 /// Each reference on the machine reproduces the golden files.
 #[test]
-fn the_goldens_are_what_the_reference_leaves() {
+fn the_goldens_equal_the_rules_of_the_reference() {
     let all = Reference::all();
     needs!(!all.is_empty(), REFERENCE);
     for reference in all {

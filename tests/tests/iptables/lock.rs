@@ -33,7 +33,7 @@ fn the_error_about_a_held_lock_names_its_holder() {
 }
 
 #[test]
-fn a_lock_that_becomes_free_is_waited_for() {
+fn an_add_waits_for_a_lock_that_is_released() {
     let (stage, lock) = locked();
     let holder = std::thread::spawn(move || {
         std::thread::sleep(Duration::from_secs(2));

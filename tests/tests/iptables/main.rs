@@ -3,12 +3,12 @@
 //! The iptables backend: the reference plugins' chains, with both variants of iptables. Slipway and the
 //! reference each make, check and remove them.
 
+mod concurrent;
 mod find;
 mod goldens;
 mod lock;
 mod masquerade;
 mod reference;
-mod storms;
 
 use std::path::PathBuf;
 

@@ -22,7 +22,7 @@ fn plugin(_: u16) -> Value {
 }
 
 #[test]
-fn containers_are_on_the_masters_network_as_themselves() {
+fn containers_are_on_the_masters_network_with_addresses_of_their_own() {
     let Some(world) = with_gateway() else { skip!(NEEDS) };
     let (one, two) = (world.node.pod("one"), world.node.pod("two"));
     let network = world.network(1, &json!({}));
@@ -61,7 +61,7 @@ fn modes_decide_which_containers_reach_each_other() {
 }
 
 #[test]
-fn passthru_has_the_master_for_itself() {
+fn passthru_takes_the_master_exclusively() {
     let Some(world) = World::new() else { skip!(NEEDS) };
     let (one, two) = (world.node.pod("one"), world.node.pod("two"));
     let network = world.network(1, &json!({"mode": "passthru"}));
@@ -106,7 +106,7 @@ fn an_mtu_that_the_master_cannot_have_is_refused() {
 }
 
 #[test]
-fn the_address_is_the_runtimes_the_arguments_or_the_configurations() {
+fn the_mac_address_comes_from_the_runtime_the_arguments_or_the_configuration() {
     let Some(world) = World::new() else { skip!(NEEDS) };
     let own = json!({"mac": "02:00:00:00:00:03", "capabilities": {"mac": true}});
     let with = |attach: Attach| attach.capability("mac", json!("02:00:00:00:00:01"));
@@ -147,7 +147,7 @@ fn without_ipam_the_link_is_only_set_up() {
 }
 
 #[test]
-fn the_resolvers_are_the_configurations_alone() {
+fn the_dns_of_ipam_is_not_in_the_result() {
     let Some(world) = World::new() else { skip!(NEEDS) };
     let pod = world.node.pod("pod");
     world.node.write("/var/lib/resolv.conf", "nameserver 192.0.2.53\n");
@@ -174,7 +174,7 @@ fn neighbours_learn_a_new_address() {
 }
 
 #[test]
-fn the_queue_for_broadcasts_is_as_long_as_asked() {
+fn the_broadcast_queue_has_the_configured_length() {
     let Some(world) = World::new() else { skip!(NEEDS) };
     let pod = world.node.pod("pod");
     add(&world.network(1, &json!({"bcqueuelen": 5000})), &pod);

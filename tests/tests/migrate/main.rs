@@ -4,11 +4,11 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test fails by panicking")]
 
-mod beside;
-mod hammer;
+mod concurrent;
 mod killed;
 mod moves;
 mod programs;
+mod traffic;
 
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};

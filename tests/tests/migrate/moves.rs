@@ -70,7 +70,7 @@ fn from_chains_of_iptables_legacy() {
 }
 
 #[test]
-fn from_what_the_reference_made() {
+fn from_rules_of_the_reference() {
     let all = Maker::references();
     if all.is_empty() {
         slipway_tests::skip!(slipway_tests::REFERENCE);
@@ -80,7 +80,7 @@ fn from_what_the_reference_made() {
 
 /// Keys that both backends support keep their effect.
 #[test]
-fn keys_move_along() {
+fn keys_keep_their_effect() {
     for keys in [
         json!({"snat": false}),
         json!({"masqAll": true}),
@@ -102,7 +102,7 @@ fn keys_move_along() {
 /// Conditions that both backends support are moved. Others, and chains of other programs, are named and left
 /// alone.
 #[test]
-fn what_cannot_be_said_is_left_alone() {
+fn unsupported_conditions_and_foreign_chains_are_left_alone() {
     let world = World::new("nft");
     let add = |name: &str, keys: serde_json::Value, port: u16| {
         let number = u8::try_from(port - 8000).expect("few");

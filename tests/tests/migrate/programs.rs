@@ -5,13 +5,13 @@
 use serde_json::json;
 use slipway_tests::{Attach, Proto, has_programs, needs};
 
-use crate::hammer::nobody_notices;
 use crate::killed::killed_and_resumed;
 use crate::moves::round_trip;
+use crate::traffic::assert_no_connection_fails;
 use crate::{LEGACY, Maker, NFT, PORT, PROGRAMS, TABLE, Web, World, count};
 
 #[test]
-fn from_the_table_to_the_programs_and_on() {
+fn from_the_table_to_the_programs_and_to_iptables() {
     needs!(has_programs(), slipway_tests::PROGRAMS);
     round_trip(&TABLE, "bridge", &["ebpf", "nftables", "ebpf", "iptables"]);
 }
@@ -30,7 +30,7 @@ fn from_chains_to_the_programs() {
 }
 
 #[test]
-fn from_what_the_reference_made_to_the_programs() {
+fn from_rules_of_the_reference_to_the_programs() {
     needs!(has_programs(), slipway_tests::PROGRAMS);
     let all = Maker::references();
     if all.is_empty() {
@@ -38,38 +38,38 @@ fn from_what_the_reference_made_to_the_programs() {
     }
     for maker in &all {
         round_trip(maker, "bridge", &["ebpf", "nftables"]);
-        nobody_notices(maker, &["ebpf"]);
+        assert_no_connection_fails(maker, &["ebpf"]);
     }
 }
 
 #[test]
-fn nobody_notices_on_the_way_to_the_programs() {
+fn no_connection_fails_on_a_migration_to_the_programs() {
     needs!(has_programs(), slipway_tests::PROGRAMS);
-    nobody_notices(&TABLE, &["ebpf"]);
-    nobody_notices(&NFT, &["ebpf"]);
+    assert_no_connection_fails(&TABLE, &["ebpf"]);
+    assert_no_connection_fails(&NFT, &["ebpf"]);
 }
 
 #[test]
-fn nobody_notices_on_the_way_from_the_programs() {
+fn no_connection_fails_on_a_migration_from_the_programs() {
     needs!(has_programs(), slipway_tests::PROGRAMS);
-    nobody_notices(&PROGRAMS, &["nftables"]);
-    nobody_notices(&PROGRAMS, &["iptables"]);
+    assert_no_connection_fails(&PROGRAMS, &["nftables"]);
+    assert_no_connection_fails(&PROGRAMS, &["iptables"]);
 }
 
 #[test]
-fn nobody_notices_to_and_fro() {
+fn no_connection_fails_on_repeated_migrations() {
     needs!(has_programs(), slipway_tests::PROGRAMS);
-    nobody_notices(&PROGRAMS, &["nftables", "ebpf", "iptables", "ebpf", "nftables"]);
+    assert_no_connection_fails(&PROGRAMS, &["nftables", "ebpf", "iptables", "ebpf", "nftables"]);
 }
 
 #[test]
-fn a_killed_call_is_gone_on_with() {
+fn a_killed_migration_is_completed_by_the_next() {
     needs!(has_programs(), slipway_tests::PROGRAMS);
     killed_and_resumed(&TABLE, ("nftables", "ebpf"));
 }
 
 #[test]
-fn what_the_programs_cannot_serve_stays() {
+fn containers_that_the_programs_cannot_serve_stay() {
     needs!(has_programs(), slipway_tests::PROGRAMS);
     let world = World::new("nft");
     // With the BPF programs loaded, nftables masquerades with other ports than they.
@@ -106,7 +106,7 @@ fn what_the_programs_cannot_serve_stays() {
 
 /// The BPF programs would bypass the rate limit or the isolation of such a container.
 #[test]
-fn what_others_limit_stays() {
+fn containers_with_a_rate_limit_or_isolation_stay() {
     needs!(has_programs(), slipway_tests::PROGRAMS);
     let world = World::new("nft");
     let network = world.network(1, "bridge", "nftables", &json!({}));

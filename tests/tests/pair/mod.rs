@@ -105,7 +105,7 @@ fn del_without_a_namespace_finds_the_hosts_end() {
 }
 
 #[test]
-fn del_leaves_a_link_of_others() {
+fn del_leaves_a_foreign_link() {
     peer_fails("deletes any link of that name", || {
         let node = Node::new();
         let pod = node.pod("pod");
@@ -124,7 +124,7 @@ fn del_leaves_a_link_of_others() {
 }
 
 #[test]
-fn del_does_all_it_can_when_a_part_fails() {
+fn del_continues_after_an_error() {
     peer_fails("stops at the first error", || {
         let node = Node::new();
         let pod = node.pod("pod");
@@ -138,7 +138,7 @@ fn del_does_all_it_can_when_a_part_fails() {
 }
 
 #[test]
-fn gc_removes_the_dead_and_nothing_else() {
+fn gc_removes_stale_attachments_only() {
     peer_fails("does nothing", || {
         let node = Node::new();
         let (live, dead, elsewhere) = (node.pod("live"), node.pod("dead"), node.pod("elsewhere"));
@@ -182,7 +182,7 @@ fn gc_without_a_list_removes_nothing() {
 }
 
 #[test]
-fn status_says_when_the_range_is_exhausted() {
+fn status_reports_an_exhausted_range() {
     peer_fails("reports no error", || {
         let node = Node::new();
         let pod = node.pod("pod");
@@ -197,7 +197,7 @@ fn status_says_when_the_range_is_exhausted() {
 }
 
 #[test]
-fn the_containers_link() {
+fn check_compares_the_containers_link() {
     let node = Node::new();
     let pod = node.pod("pod");
     let (network, result) = attached(&node, &pod, json!({}));
@@ -215,7 +215,7 @@ fn the_containers_link() {
 }
 
 #[test]
-fn the_containers_addresses_and_routes() {
+fn check_compares_the_containers_addresses_and_routes() {
     let node = Node::new();
     let pod = node.pod("pod");
     let (network, _) = attached(&node, &pod, json!({}));

@@ -3,9 +3,9 @@
 //! portmap as a process: its ruleset, conflicts, repairs, and interrupted calls. The contract suites test
 //! that packets arrive, but for the effects of portmap's own keys.
 
+mod concurrent;
 mod keys;
 mod owners;
-mod storms;
 mod table;
 
 use serde_json::{Value, json};

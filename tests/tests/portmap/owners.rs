@@ -49,7 +49,7 @@ fn overlapping_ranges_exclude_each_other() {
 }
 
 #[test]
-fn an_address_that_a_living_attachment_holds_is_refused() {
+fn an_address_that_a_live_attachment_holds_is_refused() {
     let node = Node::new();
     let (one, two) = (node.pod("one"), node.pod("two"));
     Call::new(&node, &one, 2, &[map("tcp", 80, 80)]).add();
@@ -130,7 +130,7 @@ fn a_mapping_that_is_listed_twice_is_one() {
 
 /// A ruleset saved by `nft list ruleset` has comments but no userdata: no owner is provably dead then.
 #[test]
-fn a_saved_and_reloaded_ruleset_serves_and_proves_nothing() {
+fn a_reloaded_ruleset_serves_and_its_owners_count_as_live() {
     if !slipway_tests::nft_loads_ranges() {
         slipway_tests::skip!(slipway_tests::NFT_RANGES);
     }
@@ -154,7 +154,7 @@ fn a_saved_and_reloaded_ruleset_serves_and_proves_nothing() {
 }
 
 #[test]
-fn another_mount_namespace_proves_no_death() {
+fn a_namespace_missing_in_another_mount_namespace_counts_as_live() {
     let node = Node::new();
     let (one, two) = (node.pod("one"), node.pod("two"));
     Call::new(&node, &one, 2, &[map("tcp", 80, 80)]).add();
@@ -167,7 +167,7 @@ fn another_mount_namespace_proves_no_death() {
 }
 
 #[test]
-fn an_element_made_by_hand_is_not_taken() {
+fn a_port_of_an_element_without_an_owner_is_refused() {
     let node = Node::new();
     let (one, two) = (node.pod("one"), node.pod("two"));
     Call::new(&node, &one, 2, &[map("tcp", 80, 80)]).add();

@@ -96,7 +96,7 @@ fn all_hosts_are_reached_through_the_node() {
 /// With the kernel's default, duplicate address detection. The first packet from outside must not wait for
 /// that of the link-local address.
 #[test]
-fn ipv6_can_be_used_at_once() {
+fn ipv6_works_when_add_returns() {
     peer_fails("its ADD takes one to two seconds, and the host's end is not ready then", || {
         let node = Node::new();
         let client = node.host("client");
@@ -110,7 +110,7 @@ fn ipv6_can_be_used_at_once() {
         // Duplicate address detection takes at least one second.
         let patience = std::time::Duration::from_millis(950);
         let target = (address(&result, 1), 80).into();
-        let answer = client.ask_from(Proto::Udp, None, target, patience);
+        let answer = client.request_from(Proto::Udp, None, target, patience);
         assert!(answer.is_ok(), "{answer:?} {:?} after the ADD began", begin.elapsed());
         assert!(!pod.cmd("ip -6 address").contains("tentative"));
     });
@@ -195,7 +195,7 @@ fn a_second_add_leaves_the_first_alone() {
 
 /// The reservations are lost while the container runs: its address must not be routed to another container.
 #[test]
-fn an_address_that_leads_to_another_container_is_refused() {
+fn an_address_routed_to_another_container_is_refused() {
     peer_fails("the veth pair stays, and the owner is not named", || {
         let node = Node::new();
         let (one, two) = (node.pod("one"), node.pod("two"));

@@ -8,7 +8,7 @@ use slipway_tests::{Attach, Node, peer_fails};
 use super::pair::{attached, differs, outer};
 
 #[test]
-fn what_leads_to_the_container_and_back() {
+fn check_compares_routes_to_and_from_the_container() {
     peer_fails("looks at the container's end only", || {
         let node = Node::new();
         let pod = node.pod("pod");

@@ -114,7 +114,7 @@ pub(crate) fn expect(space: &Space, address: impl Into<SocketAddr>, who: &str) -
 
 /// A command line for the containers' shell that requests the page. (busybox's wget, linked statically,
 /// needs the C library's files.)
-pub(crate) fn ask(ip: impl Into<IpAddr>, port: u16) -> String {
+pub(crate) fn request(ip: impl Into<IpAddr>, port: u16) -> String {
     format!("printf 'GET /cgi-bin/who HTTP/1.0\\r\\n\\r\\n' | nc -w 4 {} {port}", ip.into())
 }
 

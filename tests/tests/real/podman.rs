@@ -165,8 +165,8 @@ fn from_run_to_removal(packages: &Path, backend: Backend) {
     }
 
     // Another container comes by way of the published port, and so does the container itself.
-    let ask = image::ask(client.node_v4, 8080);
-    let run = ["podman", "run", "--rm", "--cgroup-parent", machine.cgroup(), WEB, "sh", "-c", &ask];
+    let request = image::request(client.node_v4, 8080);
+    let run = ["podman", "run", "--rm", "--cgroup-parent", machine.cgroup(), WEB, "sh", "-c", &request];
     assert_eq!(image::answer(&machine.run(&run)).0, "web");
     // (Not by `podman exec`: in a machine that is a chroot, it runs the shell of the system around it.)
     expect(&inside(&machine), (client.node_v4, 8080), "web");

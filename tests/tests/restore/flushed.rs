@@ -67,20 +67,20 @@ fn everything_is_back(world: &World, network: &Network<'_>) {
 }
 
 #[test]
-fn everything_of_a_bridge_is_back() {
+fn everything_of_a_bridge_is_restored() {
     let world = World::new();
     everything_is_back(&world, &world.bridge(1));
 }
 
 #[test]
-fn everything_of_ptp_is_back() {
+fn everything_of_ptp_is_restored() {
     let world = World::new();
     everything_is_back(&world, &world.network(1, "ptp", [json!({}), json!({})]));
 }
 
 /// A container may send with the MAC address of its result, not with one that it has set since.
 #[test]
-fn the_guard_against_spoofing_is_that_of_the_result() {
+fn the_spoofing_guard_has_the_mac_address_of_the_result() {
     let world = World::new();
     let network = world.bridge(1);
     let web = Web::published(&world, &network, "web", PORT);
@@ -94,7 +94,7 @@ fn the_guard_against_spoofing_is_that_of_the_result() {
 
 /// The chains are flushed and the elements kept: only the table is repaired.
 #[test]
-fn emptied_chains_are_filled() {
+fn emptied_chains_are_restored() {
     let world = World::new();
     let network = world.bridge(1);
     let web = Web::published(&world, &network, "web", PORT);
@@ -110,7 +110,7 @@ fn emptied_chains_are_filled() {
 
 /// Some elements gone, by hand.
 #[test]
-fn single_elements_are_put_back() {
+fn single_elements_are_restored() {
     let world = World::new();
     let network = world.bridge(1);
     let web = Web::published(&world, &network, "web", PORT);
@@ -123,7 +123,7 @@ fn single_elements_are_put_back() {
 
 /// `iptables -F` and `-X` in the table nat, with the compatibility backend.
 #[test]
-fn chains_of_iptables_are_back() {
+fn chains_of_iptables_are_restored() {
     for variant in ["nft", "legacy"] {
         let world = World::new();
         if world.node.try_cmd(&format!("iptables-{variant} -t nat -S")).code != Some(0) {
@@ -167,7 +167,7 @@ fn chains_of_iptables_are_back() {
 
 /// With iptables-legacy, `nft flush ruleset` removes the guard and keeps the chains.
 #[test]
-fn the_guard_is_back_even_where_no_element_is_missing() {
+fn the_loopback_guard_is_restored_even_without_missing_elements() {
     let world = World::new();
     let network = world.bridge(1);
     let web = Web::published(&world, &network, "web", PORT);
@@ -185,7 +185,7 @@ fn the_guard_is_back_even_where_no_element_is_missing() {
 
 /// The next ADD makes tables, chains and the guard; only `restore` makes the elements of other containers.
 #[test]
-fn the_next_add_makes_the_tables() {
+fn the_next_add_creates_the_tables() {
     let world = World::new();
     let network = world.bridge(1);
     let old = Web::published(&world, &network, "old", PORT);
@@ -203,7 +203,7 @@ fn the_next_add_makes_the_tables() {
 
 /// Conditions, host addresses, ranges of ports and `masqAll` come from the configuration and its arguments.
 #[test]
-fn every_form_of_mapping_is_back() {
+fn every_form_of_mapping_is_restored() {
     let world = World::new();
     let keys = [json!({}), json!({"conditionsV4": ["ip saddr 192.0.2.0/24"], "masqAll": true})];
     let network = world.network(1, "bridge", keys);

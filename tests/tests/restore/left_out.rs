@@ -8,7 +8,7 @@ use slipway_tests::{Attach, Proto, at};
 use crate::{PORT, SERVED, Web, World, count, line, silent};
 
 #[test]
-fn the_dead_stay_dead() {
+fn ports_of_a_removed_container_are_not_restored() {
     let world = World::new();
     let network = world.bridge(1);
     let live = Web::published(&world, &network, "live", PORT);
@@ -28,7 +28,7 @@ fn the_dead_stay_dead() {
 
 /// Another container without the port has a namespace at the same path.
 #[test]
-fn another_container_at_the_same_path_gets_nothing() {
+fn another_container_at_the_same_path_gets_no_port() {
     let world = World::new();
     let network = world.bridge(1);
     let old = Web::published(&world, &network, "pod", PORT).vanish();
@@ -51,7 +51,7 @@ fn another_container_at_the_same_path_gets_nothing() {
 
 /// A container whose link names no owner, as the reference's, is identified by its addresses.
 #[test]
-fn without_an_owner_on_the_link_addresses_decide() {
+fn a_link_without_an_owner_is_identified_by_its_addresses() {
     let world = World::new();
     let network = world.bridge(1);
     let web = Web::published(&world, &network, "web", PORT);
@@ -79,7 +79,7 @@ fn without_an_owner_on_the_link_addresses_decide() {
 
 /// The caches of two live containers have one port: its current owner keeps it.
 #[test]
-fn a_port_of_a_living_container_is_not_taken() {
+fn a_port_of_a_live_container_is_not_taken() {
     let world = World::new();
     let network = world.bridge(1);
     let first = Web::new(&world, &network, "first", |attach| attach);
@@ -116,7 +116,7 @@ fn ports_of_a_container_on_two_networks_are_on_the_first() {
 }
 
 #[test]
-fn a_cache_that_cannot_be_read_stands_in_nobodys_way() {
+fn unreadable_cache_files_are_skipped() {
     let world = World::new();
     let network = world.bridge(1);
     let web = Web::published(&world, &network, "web", PORT);
@@ -135,7 +135,7 @@ fn a_cache_that_cannot_be_read_stands_in_nobodys_way() {
 }
 
 #[test]
-fn caches_elsewhere_are_named() {
+fn the_cache_directory_can_be_an_argument() {
     let world = World::new();
     let network = world.bridge(1);
     let web = Web::published(&world, &network, "web", PORT);

@@ -5,7 +5,7 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test fails by panicking")]
 
-mod beside;
+mod concurrent;
 mod flushed;
 mod left_out;
 mod programs;
@@ -110,7 +110,7 @@ impl World {
         let IpAddr::V4(address) = web.ips[0] else { panic!("IPv4 comes first: {:?}", web.ips) };
         let [a, b, c, _] = address.octets();
         web.try_cmd(&format!("ip route add 127.0.0.0/8 via {a}.{b}.{c}.1 dev eth0"));
-        web.ask_from(Proto::Tcp, None, at(LOOPBACK, 7000), slipway_tests::QUICK).is_ok()
+        web.request_from(Proto::Tcp, None, at(LOOPBACK, 7000), slipway_tests::QUICK).is_ok()
     }
 }
 

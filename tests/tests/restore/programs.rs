@@ -38,7 +38,7 @@ fn nothing_is_left(world: &World, network: &Network<'_>, web: &Web) {
 }
 
 #[test]
-fn the_elements_are_back() {
+fn the_nftables_elements_are_restored() {
     needs!(has_programs(), PROGRAMS);
     let world = World::new();
     let network = fast(&world);
@@ -54,7 +54,7 @@ fn the_elements_are_back() {
 }
 
 #[test]
-fn the_programs_are_back_too() {
+fn the_bpf_programs_are_restored() {
     needs!(has_programs(), PROGRAMS);
     let world = World::new();
     let network = fast(&world);

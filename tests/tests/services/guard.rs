@@ -10,7 +10,7 @@ use crate::{Backend, PORT, Stage, address};
 
 /// An element as only an earlier version or an administrator could have made it.
 #[test]
-fn an_element_for_the_loopback_leads_nobody_there() {
+fn an_element_for_the_loopback_does_not_open_it() {
     let stage = Stage::new(Backend::Nftables);
     let _ingress = stage.publish();
     for bad in ["127.0.0.1", "::1"] {
@@ -34,10 +34,10 @@ fn an_element_for_the_loopback_leads_nobody_there() {
                 .nft(&format!("add element inet slipway {map} {{ {} . 9998 : {to} . 7777 }}", proto.name()));
         }
     }
-    for asker in [&*stage.client, &*stage.asker] {
+    for client in [&*stage.client, &*stage.client_pod] {
         let node = [IpAddr::from(stage.client.node_v4), stage.client.node_v6.into()];
         let each = |proto: Proto| node.map(|address| (proto, at(address, 9998)));
-        asker.expect_none_of(Proto::ALL.into_iter().flat_map(each));
+        client.expect_none_of(Proto::ALL.into_iter().flat_map(each));
     }
     // Another engine may translate to the loopback.
     stage.node.nft(

@@ -171,7 +171,7 @@ fn an_engine_that_came_later_is_seen(backend: Backend) {
 }
 
 #[test]
-fn real_addresses_are_followed() {
+fn changes_of_real_addresses_take_effect() {
     let stage = Stage::new(Backend::Nftables);
     let engine = Engine::new(&stage, LINKS[0]);
     let _service = engine.service(1);
@@ -192,11 +192,11 @@ fn real_addresses_are_followed() {
     stage.client.cmd("ip address add 203.0.113.5/32 dev lo");
     stage.node.cmd(&format!("ip route add 203.0.113.5/32 via {}", stage.client.v4));
     let _far = stage.client.serve(Proto::Tcp, &format!("203.0.113.5:{PORT}"), "far");
-    stage.asker.expect(Proto::Tcp, at(address("203.0.113.5"), PORT), "far");
+    stage.client_pod.expect(Proto::Tcp, at(address("203.0.113.5"), PORT), "far");
 }
 
 #[test]
-fn a_restoration_follows_real_addresses_and_the_commands_name_the_link() {
+fn restore_updates_real_addresses_and_the_commands_name_the_link() {
     let stage = Stage::new(Backend::Nftables);
     let engine = Engine::new(&stage, LINKS[0]);
     let _service = engine.service(1);
@@ -220,19 +220,19 @@ fn a_restoration_follows_real_addresses_and_the_commands_name_the_link() {
 
 /// A UDP flow to a Service belongs to its engine, also if its port is published.
 #[test]
-fn flows_of_services_are_not_cut() {
+fn flows_of_services_are_not_deleted() {
     let stage = Stage::new(Backend::Nftables);
     let engine = Engine::new(&stage, LINKS[0]);
     let _service = engine.service(1);
     let [v4, v6] = cluster_ips(1);
-    let mut talks = [v4, v6].map(|ip| {
-        let talk = stage.client.dial(Proto::Udp, None, at(ip, PORT), patience()).expect("a socket");
-        (ip, talk)
+    let mut flows = [v4, v6].map(|ip| {
+        let flow = stage.client.dial(Proto::Udp, None, at(ip, PORT), patience()).expect("a socket");
+        (ip, flow)
     });
     // conntrack tracks flows once the table exists.
     let _first = stage.pod(1, "first", |attach| attach.port(Proto::Tcp, PORT + 1, 80));
-    for (_, talk) in &mut talks {
-        assert_eq!(talk.say().expect("an answer").who, "service");
+    for (_, flow) in &mut flows {
+        assert_eq!(flow.request().expect("an answer").who, "service");
     }
     let flows = |ip: IpAddr| stage.node.run(|| flows_to(ip));
     assert_eq!([v4, v6].map(flows), [1, 1]);

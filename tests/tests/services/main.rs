@@ -61,12 +61,12 @@ impl Backend {
     }
 }
 
-/// A node with one host outside, a pod that asks, and the container whose port is published once
+/// A node with one host outside, a pod that is a client, and the container whose port is published once
 /// [`Stage::publish`] was called.
 struct Stage {
     node: Node,
     client: Host,
-    asker: Pod,
+    client_pod: Pod,
     backend: Backend,
 }
 
@@ -96,9 +96,9 @@ impl Stage {
         for tool in ["iptables", "ip6tables"] {
             node.cmd(&format!("{tool}-{variant} -t mangle -N KUBE-KUBELET-CANARY"));
         }
-        let asker = node.pod("asker");
-        let stage = Self { node, client, asker, backend };
-        stage.network(1).add(&Attach::new(&stage.asker)).expect("ADD");
+        let client_pod = node.pod("inside");
+        let stage = Self { node, client, client_pod, backend };
+        stage.network(1).add(&Attach::new(&stage.client_pod)).expect("ADD");
         stage
     }
 
@@ -141,20 +141,20 @@ impl Stage {
         self.pod(1, "ingress", |attach| attach.port(Proto::Tcp, PORT, SERVED).port(Proto::Udp, PORT, SERVED))
     }
 
-    fn askers(&self) -> [&Space; 3] {
-        [&self.client, &self.asker, &self.node]
+    fn clients(&self) -> [&Space; 3] {
+        [&self.client, &self.client_pod, &self.node]
     }
 
     /// Asserts that `who` answers at [`PORT`] of the address, for every client.
     fn expect(&self, address: IpAddr, who: &str, when: &str) {
-        for asker in self.askers() {
+        for client in self.clients() {
             for proto in Proto::ALL {
-                let answer = asker.ask(proto, at(address, PORT)).map(|answer| answer.who);
+                let answer = client.request(proto, at(address, PORT)).map(|answer| answer.who);
                 assert_eq!(
                     answer.as_deref().ok(),
                     Some(who),
-                    "{} asks {address} over {} ({when}, backend {}): {answer:?}\n{}",
-                    asker.name(),
+                    "{} requests {address} over {} ({when}, backend {}): {answer:?}\n{}",
+                    client.name(),
                     proto.name(),
                     self.backend.name(),
                     self.node.describe(),
@@ -170,7 +170,7 @@ impl Stage {
         }
         for gateway in ["10.88.1.1", "fd00:88:1::1"] {
             for proto in Proto::ALL {
-                self.asker.expect(proto, at(address(gateway), PORT), "ingress");
+                self.client_pod.expect(proto, at(address(gateway), PORT), "ingress");
             }
         }
         for proto in Proto::ALL {

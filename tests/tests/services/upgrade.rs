@@ -35,14 +35,14 @@ fn is_upgraded(stage: &Stage) {
     let before = stage.node.ruleset();
     downgrade(stage);
     let to = at(stage.client.node_v4, PORT);
-    let mut talks =
+    let mut flows =
         Proto::ALL.map(|proto| stage.client.dial(proto, None, to, patience()).expect("a connection"));
-    for talk in &mut talks {
-        assert_eq!(talk.say().expect("an answer").who, "ingress");
+    for flow in &mut flows {
+        assert_eq!(flow.request().expect("an answer").who, "ingress");
     }
     let other = stage.pod(1, "other", |attach| attach.port(Proto::Tcp, PORT + 1, 80));
-    for talk in &mut talks {
-        assert_eq!(talk.say().expect("the connection survives").who, "ingress");
+    for flow in &mut flows {
+        assert_eq!(flow.request().expect("the connection survives").who, "ingress");
     }
     stage.expect_published("upgraded");
     stage.network(1).del(&other.attach).expect("DEL");
@@ -50,12 +50,12 @@ fn is_upgraded(stage: &Stage) {
 }
 
 #[test]
-fn a_plain_table() {
+fn a_table_without_options_is_upgraded() {
     is_upgraded(&Stage::new(Backend::Nftables));
 }
 
 #[test]
-fn a_table_with_a_flowtable() {
+fn a_table_with_a_flowtable_is_upgraded() {
     needs!(has_flowtable(), FLOWTABLE);
     let stage = Stage::new(Backend::Nftables);
     stage.node.own_etc();
@@ -65,7 +65,7 @@ fn a_table_with_a_flowtable() {
 }
 
 #[test]
-fn a_table_that_spares_ports() {
+fn a_table_with_reserved_ports_is_upgraded() {
     needs!(has_programs(), PROGRAMS);
     let stage = Stage::new(Backend::Ebpf);
     assert!(stage.node.ruleset().contains("chain spare-ports"));
@@ -73,7 +73,7 @@ fn a_table_that_spares_ports() {
 }
 
 #[test]
-fn a_restoration_upgrades_too() {
+fn restore_upgrades_the_table() {
     let stage = Stage::new(Backend::Nftables);
     let _ingress = stage.publish();
     let before = stage.node.ruleset();
@@ -84,7 +84,7 @@ fn a_restoration_upgrades_too() {
 
 /// On a node with IPVS the upgrade is complete with the same ADD.
 #[test]
-fn a_table_of_a_node_with_ipvs() {
+fn a_table_on_a_node_with_ipvs_is_upgraded() {
     let stage = Stage::new(Backend::Nftables);
     let _ingress = stage.publish();
     downgrade(&stage);

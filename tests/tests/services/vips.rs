@@ -95,7 +95,7 @@ fn the_service_answers_if_it_came_later(backend: Backend) {
             world.stage.expect(vip, "ingress", "no kube-proxy yet");
         }
         world.engine();
-        // The BPF programs look for kube-proxy when a runtime asks for the network's status.
+        // The BPF programs look for kube-proxy when a runtime calls STATUS.
         world.stage.network(1).status().expect("STATUS");
         world.expect("kube-proxy later");
         world.again();

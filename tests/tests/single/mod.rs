@@ -179,7 +179,7 @@ fn the_address_is_free_when_the_namespace_is_gone() {
 }
 
 #[test]
-fn del_leaves_links_of_others() {
+fn del_leaves_foreign_links() {
     let Some(world) = World::new() else { skip!(NEEDS) };
     let pod = world.node.pod("pod");
     peer_fails("deletes any link of that name", || {
@@ -198,7 +198,7 @@ fn del_leaves_links_of_others() {
 }
 
 #[test]
-fn del_does_all_it_can_when_a_part_fails() {
+fn del_continues_after_an_error() {
     let Some(world) = World::new() else { skip!(NEEDS) };
     let pod = world.node.pod("pod");
     peer_fails("stops at the first error", || {
@@ -236,7 +236,7 @@ fn a_failed_add_leaves_nothing() {
 }
 
 #[test]
-fn gc_removes_the_dead_and_nothing_else() {
+fn gc_removes_stale_attachments_only() {
     let Some(world) = World::new() else { skip!(NEEDS) };
     peer_fails("does nothing", || {
         let node = &world.node;
@@ -275,7 +275,7 @@ fn gc_without_a_list_removes_nothing() {
 }
 
 #[test]
-fn status_says_when_the_range_is_exhausted() {
+fn status_reports_an_exhausted_range() {
     let Some(world) = World::new() else { skip!(NEEDS) };
     let pod = world.node.pod("pod");
     peer_fails("reports no error", || {
@@ -290,7 +290,7 @@ fn status_says_when_the_range_is_exhausted() {
 
 /// The network is valid, but the kernel does not support its kind of link.
 #[test]
-fn status_says_whether_the_kernel_has_such_links() {
+fn status_reports_a_kernel_without_such_links() {
     if is_peer() {
         return; // An older peer does not check this.
     }
@@ -310,7 +310,7 @@ fn status_says_whether_the_kernel_has_such_links() {
 
 /// `gw` without an address is a route on the link.
 #[test]
-fn check_knows_a_route_on_the_link() {
+fn check_accepts_a_route_without_a_gateway() {
     let Some(world) = World::new() else { skip!(NEEDS) };
     let pod = world.node.pod("pod");
     let mut ipam = dual_stack(1);
@@ -326,7 +326,7 @@ fn check_knows_a_route_on_the_link() {
 }
 
 #[test]
-fn check_finds_what_has_changed() {
+fn check_finds_changes() {
     let Some(world) = World::new() else { skip!(NEEDS) };
     let pod = world.node.pod("pod");
     let network = world.network(1, &json!({}));
@@ -379,7 +379,7 @@ fn one_container_may_have_several_interfaces() {
 }
 
 #[test]
-fn many_at_once_do_not_meet() {
+fn concurrent_adds_get_distinct_addresses() {
     let Some(world) = World::new() else { skip!(NEEDS) };
     let pods: Vec<Pod> = (0..8).map(|number| world.node.pod(&format!("pod{number}"))).collect();
     let mut found: Vec<IpAddr> = std::thread::scope(|scope| {

@@ -56,7 +56,7 @@ fn containers_are_in_their_vlans_and_no_other() {
 }
 
 #[test]
-fn an_id_can_be_taken_once() {
+fn an_id_on_one_master_is_refused_the_second_time() {
     let Some(world) = World::new() else { skip!(NEEDS) };
     let (one, two) = (world.node.pod("one"), world.node.pod("two"));
     let network = world.network(1, &json!({}));
@@ -69,7 +69,7 @@ fn an_id_can_be_taken_once() {
 
 /// VLAN ID 0 is no VLAN: packets have a priority tag only.
 #[test]
-fn the_first_and_the_last_id() {
+fn the_first_and_the_last_id_work() {
     let Some(world) = World::new() else { skip!(NEEDS) };
     for id in [0, 4094] {
         let pod = world.node.pod(&format!("pod{id}"));
@@ -175,7 +175,7 @@ fn master_and_ipam_are_required() {
 }
 
 #[test]
-fn the_resolvers_are_the_configurations_alone() {
+fn the_dns_of_ipam_is_not_in_the_result() {
     let Some(world) = World::new() else { skip!(NEEDS) };
     let pod = world.node.pod("pod");
     world.node.write("/var/lib/resolv.conf", "nameserver 192.0.2.53\n");

@@ -10,7 +10,7 @@ const MANY: u8 = 60;
 
 /// Concurrent ADDs on an empty node: one makes the table, and all succeed.
 #[test]
-fn many_at_once() {
+fn concurrent_adds_succeed() {
     let node = Node::new();
     let pods: Vec<_> = (0..MANY).map(|i| node.pod(&format!("pod{i}"))).collect();
     let calls: Vec<Call<'_>> = pods
@@ -43,7 +43,7 @@ fn many_at_once() {
 
 /// Concurrent ADDs with the same port: one gets it.
 #[test]
-fn one_of_many_wins() {
+fn one_of_many_gets_the_port() {
     let node = Node::new();
     let pods: Vec<_> = (0..16).map(|i| node.pod(&format!("pod{i}"))).collect();
     let call = |i: usize| {

@@ -13,7 +13,7 @@ use crate::{PORT, SERVED, Web, World};
 /// A container is deleted after its ports were restored and before the command ends: they are withdrawn
 /// again.
 #[test]
-fn who_leaves_meanwhile_has_nothing_in_the_end() {
+fn a_container_deleted_during_a_restore_keeps_nothing() {
     let world = World::new();
     let network = world.bridge(1);
     let web = Web::published(&world, &network, "web", PORT);
@@ -50,7 +50,7 @@ fn who_leaves_meanwhile_has_nothing_in_the_end() {
 /// A DEL is delayed between portmap and bridge while a restore publishes the ports again: bridge's DEL
 /// withdraws them.
 #[test]
-fn the_last_plugins_del_leaves_nothing_that_was_put_back() {
+fn the_last_plugins_del_removes_ports_restored_during_the_del() {
     let world = World::new();
     let network = world.bridge(1);
     let web = Web::published(&world, &network, "web", PORT);
@@ -66,7 +66,7 @@ fn the_last_plugins_del_leaves_nothing_that_was_put_back() {
 /// Containers are added and deleted while the ruleset is repeatedly flushed and restored. In the end live
 /// containers have their ports, and the others nothing.
 #[test]
-fn containers_come_and_go_meanwhile() {
+fn adds_and_dels_with_concurrent_flushes_and_restores_end_correctly() {
     const ROUNDS: u16 = 4;
     let world = World::new();
     let network = world.bridge(1);
@@ -112,7 +112,7 @@ fn containers_come_and_go_meanwhile() {
 
 /// Two concurrent restores do the same as one.
 #[test]
-fn two_restores_at_once() {
+fn two_concurrent_restores_do_the_same_as_one() {
     let world = World::new();
     let network = world.bridge(1);
     let pods: Vec<Web> =
@@ -138,7 +138,7 @@ fn two_restores_at_once() {
 /// and one after the flush, it must not complete it without the owner's marker: all later calls would refuse
 /// the table.
 #[test]
-fn a_flush_at_any_moment_of_an_add_leaves_a_table_that_the_next_can_use() {
+fn after_a_flush_at_any_moment_of_an_add_the_next_add_succeeds() {
     const REQUESTS: usize = 30;
     let world = World::new();
     let network = world.network(1, "bridge", [json!({"ipMasq": false}), json!({})]);

@@ -13,7 +13,7 @@ use crate::{LEGACY, Maker, NFT, PORT, Web, World};
 const WORKERS: u16 = 3;
 const TURNS: u16 = 5;
 
-fn beside(maker: &Maker) {
+fn adds_and_dels_during_migrations(maker: &Maker) {
     let world = World::new(maker.variant);
     // Two networks, one for each backend.
     let networks = [
@@ -58,7 +58,7 @@ fn beside(maker: &Maker) {
 
 /// A container is deleted and added again, in its old backend, at each moment of its migration.
 #[test]
-fn one_that_comes_again_is_served_whenever_it_comes() {
+fn a_container_added_again_at_any_moment_is_served() {
     let world = World::new(NFT.variant);
     let network = world.network(1, "bridge", "iptables", &json!({}));
     let web = Web::new(&world, &NFT, &network, "web", PORT);
@@ -95,10 +95,10 @@ fn one_that_comes_again_is_served_whenever_it_comes() {
 
 #[test]
 fn with_iptables_nft() {
-    beside(&NFT);
+    adds_and_dels_during_migrations(&NFT);
 }
 
 #[test]
 fn with_iptables_legacy() {
-    beside(&LEGACY);
+    adds_and_dels_during_migrations(&LEGACY);
 }

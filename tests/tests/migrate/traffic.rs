@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 
-//! Connections, datagrams and downloads from all sides continue during migrations; a gap would be noticed.
+//! Connections, datagrams and downloads from all sides continue during migrations, without a gap.
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream, UdpSocket};
@@ -28,29 +28,29 @@ const PAUSE: Duration = Duration::from_millis(1);
 const STARVED: Duration = Duration::from_millis(500);
 
 /// Traffic during a migration, and its failures.
-struct Hammer {
+struct Traffic {
     stop: AtomicBool,
     failures: Mutex<Vec<String>>,
-    asked: AtomicUsize,
+    requests: AtomicUsize,
     bytes: AtomicUsize,
     /// The longest time by which a thread woke up too late.
     late: Mutex<Duration>,
 }
 
-impl Hammer {
+impl Traffic {
     fn failed(&self, what: String) {
         self.failures.lock().expect("not poisoned").push(what);
     }
 
-    fn goes_on(&self) -> bool {
+    fn is_running(&self) -> bool {
         !self.stop.load(Ordering::Relaxed)
     }
 
     /// Makes new connections, one after the other.
     fn connect(&self, from: &Space, to: SocketAddr, sees: Option<std::net::IpAddr>) {
-        while self.goes_on() {
-            let answer = from.dial(Proto::Tcp, None, to, patience()).and_then(|mut talk| talk.say());
-            self.asked.fetch_add(1, Ordering::Relaxed);
+        while self.is_running() {
+            let answer = from.dial(Proto::Tcp, None, to, patience()).and_then(|mut flow| flow.request());
+            self.requests.fetch_add(1, Ordering::Relaxed);
             match answer {
                 Ok(answer) if sees.is_some_and(|ip| answer.peer.ip() != ip) => {
                     self.failed(format!("tcp {to} from {}: seen as {}", from.name(), answer.peer));
@@ -63,8 +63,8 @@ impl Hammer {
     }
 
     /// Sends single datagrams, each from a new port, without retransmission.
-    fn ask(&self, from: &Space, to: SocketAddr) {
-        while self.goes_on() {
+    fn datagrams(&self, from: &Space, to: SocketAddr) {
+        while self.is_running() {
             let any = if to.is_ipv4() { "0.0.0.0:0" } else { "[::]:0" };
             let socket = from.run(|| UdpSocket::bind(any)).expect("a socket");
             let answer = (|| {
@@ -73,7 +73,7 @@ impl Hammer {
                 socket.send(b"hello")?;
                 socket.recv(&mut [0; 512])
             })();
-            self.asked.fetch_add(1, Ordering::Relaxed);
+            self.requests.fetch_add(1, Ordering::Relaxed);
             if let Err(error) = answer {
                 let port = socket.local_addr().map_or(0, |own| own.port());
                 self.failed(format!("udp {to} from {} port {port}: {error}", from.name()));
@@ -83,12 +83,12 @@ impl Hammer {
     }
 
     /// Keeps one flow in use.
-    fn talk(&self, from: &Space, proto: Proto, to: SocketAddr) {
-        let mut talk = from.dial(proto, None, to, patience()).expect("a connection");
+    fn keep_flow(&self, from: &Space, proto: Proto, to: SocketAddr) {
+        let mut flow = from.dial(proto, None, to, patience()).expect("a connection");
         let mut seen = None;
-        while self.goes_on() {
+        while self.is_running() {
             let name = proto.name();
-            match talk.say() {
+            match flow.request() {
                 // The server must see the same source throughout.
                 Ok(answer) if *seen.get_or_insert(answer.peer) != answer.peer => {
                     return self.failed(format!("{name} flow with {to}: seen as {}", answer.peer));
@@ -102,7 +102,7 @@ impl Hammer {
 
     /// Measures by how much a thread wakes up too late.
     fn watch_processor(&self) {
-        while self.goes_on() {
+        while self.is_running() {
             let begun = Instant::now();
             std::thread::sleep(PAUSE);
             let late = begun.elapsed().saturating_sub(PAUSE);
@@ -115,9 +115,9 @@ impl Hammer {
         let mut stream = from.run(|| TcpStream::connect_timeout(&to, patience())).expect("a download");
         stream.set_read_timeout(Some(patience())).expect("a time-out");
         let mut buffer = vec![0; 64 << 10];
-        while self.goes_on() {
+        while self.is_running() {
             match stream.read(&mut buffer) {
-                Ok(0) if self.goes_on() => return self.failed(format!("download from {to}: ended early")),
+                Ok(0) if self.is_running() => return self.failed(format!("download from {to}: ended early")),
                 Ok(0) => return,
                 Ok(length) => drop(self.bytes.fetch_add(length, Ordering::Relaxed)),
                 Err(error) => return self.failed(format!("download from {to}: {error}")),
@@ -129,10 +129,10 @@ impl Hammer {
 }
 
 /// Sends to each client without end.
-fn serve_long(listener: &TcpListener, hammer: &Hammer) {
+fn serve_long(listener: &TcpListener, traffic: &Traffic) {
     listener.set_nonblocking(true).expect("not to wait");
     std::thread::scope(|scope| {
-        while hammer.goes_on() {
+        while traffic.is_running() {
             let Ok((mut stream, _)) = listener.accept() else {
                 std::thread::sleep(Duration::from_millis(2));
                 continue;
@@ -141,7 +141,7 @@ fn serve_long(listener: &TcpListener, hammer: &Hammer) {
                 let _ = stream.set_nonblocking(false);
                 let _ = stream.set_write_timeout(Some(Duration::from_millis(200)));
                 let chunk = vec![7; 16 << 10];
-                while hammer.goes_on() {
+                while traffic.is_running() {
                     match stream.write(&chunk) {
                         Ok(_) => {}
                         Err(e) if matches!(e.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut) => {}
@@ -176,10 +176,10 @@ fn dropped_by_processors() -> u64 {
 
 /// Does `work` under load, and returns the failures of the connections.
 fn while_used(world: &World, web: &Web, work: impl FnOnce()) -> Vec<String> {
-    let hammer = Hammer {
+    let traffic = Traffic {
         stop: AtomicBool::new(false),
         failures: Mutex::default(),
-        asked: AtomicUsize::new(0),
+        requests: AtomicUsize::new(0),
         bytes: AtomicUsize::new(0),
         late: Mutex::default(),
     };
@@ -193,42 +193,42 @@ fn while_used(world: &World, web: &Web, work: impl FnOnce()) -> Vec<String> {
     let dropped = dropped_by_processors();
     let began = Instant::now();
     std::thread::scope(|scope| {
-        let hammer = &hammer;
-        scope.spawn(move || serve_long(&listener, hammer));
-        scope.spawn(|| hammer.watch_processor());
+        let traffic = &traffic;
+        scope.spawn(move || serve_long(&listener, traffic));
+        scope.spawn(|| traffic.watch_processor());
         let own = [world.client.v4.into(), world.client.v6.into()];
         for (ip, own) in [v4, v6].into_iter().zip(own) {
-            scope.spawn(move || hammer.connect(client, at(ip, PORT), Some(own)));
-            scope.spawn(move || hammer.ask(client, at(ip, PORT)));
-            scope.spawn(move || hammer.connect(pod, at(ip, PORT), None));
-            scope.spawn(move || hammer.download(client, at(ip, LONG)));
-            scope.spawn(move || hammer.talk(client, Proto::Udp, at(ip, PORT)));
+            scope.spawn(move || traffic.connect(client, at(ip, PORT), Some(own)));
+            scope.spawn(move || traffic.datagrams(client, at(ip, PORT)));
+            scope.spawn(move || traffic.connect(pod, at(ip, PORT), None));
+            scope.spawn(move || traffic.download(client, at(ip, LONG)));
+            scope.spawn(move || traffic.keep_flow(client, Proto::Udp, at(ip, PORT)));
         }
-        scope.spawn(move || hammer.connect(node, at(v4, PORT), None));
-        scope.spawn(move || hammer.connect(node, at(std::net::Ipv4Addr::LOCALHOST, PORT), None));
-        scope.spawn(move || hammer.talk(client, Proto::Tcp, at(v4, PORT)));
+        scope.spawn(move || traffic.connect(node, at(v4, PORT), None));
+        scope.spawn(move || traffic.connect(node, at(std::net::Ipv4Addr::LOCALHOST, PORT), None));
+        scope.spawn(move || traffic.keep_flow(client, Proto::Tcp, at(v4, PORT)));
         // To a server outside, through masquerade.
         for ip in own {
-            scope.spawn(move || hammer.talk(pod, Proto::Udp, at(ip, OUTSIDE)));
+            scope.spawn(move || traffic.keep_flow(pod, Proto::Udp, at(ip, OUTSIDE)));
         }
-        scope.spawn(move || hammer.talk(pod, Proto::Tcp, at(own[0], OUTSIDE)));
-        scope.spawn(move || hammer.connect(pod, at(own[0], OUTSIDE), Some(v4)));
-        scope.spawn(move || hammer.ask(pod, at(own[1], OUTSIDE)));
+        scope.spawn(move || traffic.keep_flow(pod, Proto::Tcp, at(own[0], OUTSIDE)));
+        scope.spawn(move || traffic.connect(pod, at(own[0], OUTSIDE), Some(v4)));
+        scope.spawn(move || traffic.datagrams(pod, at(own[1], OUTSIDE)));
         std::thread::sleep(Duration::from_millis(300));
         let done = std::panic::catch_unwind(std::panic::AssertUnwindSafe(work));
         std::thread::sleep(Duration::from_millis(300));
-        hammer.stop.store(true, Ordering::Relaxed);
+        traffic.stop.store(true, Ordering::Relaxed);
         if let Err(panic) = done {
             std::panic::resume_unwind(panic);
         }
     });
-    let asked = hammer.asked.load(Ordering::Relaxed);
-    let bytes = hammer.bytes.load(Ordering::Relaxed);
-    eprintln!("{asked} connections and datagrams, {bytes} bytes of downloads in {:?}", began.elapsed());
-    assert!(asked > 50 && bytes > 0, "too little to mean anything: {asked} asked, {bytes} bytes");
-    let late = hammer.late.into_inner().expect("not poisoned");
+    let requests = traffic.requests.load(Ordering::Relaxed);
+    let bytes = traffic.bytes.load(Ordering::Relaxed);
+    eprintln!("{requests} connections and datagrams, {bytes} bytes of downloads in {:?}", began.elapsed());
+    assert!(requests > 50 && bytes > 0, "too little to mean anything: {requests} requests, {bytes} bytes");
+    let late = traffic.late.into_inner().expect("not poisoned");
     let proves_nothing = is_slow() || late > STARVED || dropped_by_processors() > dropped;
-    let mut failures = hammer.failures.into_inner().expect("not poisoned");
+    let mut failures = traffic.failures.into_inner().expect("not poisoned");
     for (space, before) in spaces.iter().zip(before) {
         let again = sent_again(space) - before;
         if again > 0 && proves_nothing {
@@ -263,11 +263,11 @@ fn there_and_back(maker: &Maker) {
     } else {
         ["iptables", "nftables", "iptables"]
     };
-    nobody_notices(maker, &ways);
+    assert_no_connection_fails(maker, &ways);
 }
 
 /// Migrations from backend to backend, without failures.
-pub(super) fn nobody_notices(maker: &Maker, ways: &[&str]) {
+pub(super) fn assert_no_connection_fails(maker: &Maker, ways: &[&str]) {
     eprintln!("{}: {ways:?}", shown(maker));
     let world = World::new(maker.variant);
     let network = world.network(1, "bridge", maker.backend, &json!({}));
@@ -306,18 +306,18 @@ fn attach_quietly(world: &World) {
 }
 
 #[test]
-fn nobody_notices_with_iptables_nft() {
+fn no_connection_fails_with_iptables_nft() {
     there_and_back(&NFT);
     there_and_back(&TABLE);
 }
 
 #[test]
-fn nobody_notices_with_iptables_legacy() {
+fn no_connection_fails_with_iptables_legacy() {
     there_and_back(&LEGACY);
 }
 
 #[test]
-fn nobody_notices_with_what_the_reference_made() {
+fn no_connection_fails_with_rules_of_the_reference() {
     let all = Maker::references();
     if all.is_empty() {
         slipway_tests::skip!(slipway_tests::REFERENCE);
@@ -327,7 +327,7 @@ fn nobody_notices_with_what_the_reference_made() {
 
 /// The tests above detect a migration that empties the old backend before it fills the new one.
 #[test]
-fn a_gap_is_noticed() {
+fn a_gap_is_detected() {
     let world = World::new("nft");
     let network = world.network(1, "bridge", "iptables", &json!({}));
     let web = web(&world, &network, &NFT);
