@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 
 //! The first process of a VM: mounts the file systems that user space expects, runs the suites of the plan,
-//! reports on the second serial port, and switches the machine off.
+//! reports on the second serial port, and powers the VM off.
 //!
 //! It is linked without shared libraries, so that it can report a broken root file system. Every failure ends in a
 //! report or in a kernel panic (the first process ended), which stops the VM as well: a panic reboots, and a reboot
 //! ends the emulator.
 
-mod machine;
+mod guest;
 mod suite;
 
 use std::fs::{self, File};
@@ -52,17 +52,17 @@ fn main() {
         // The kernel's console.
         let _ = writeln!(std::io::stderr(), "vm-init: {e}");
     }
-    machine::off();
+    guest::off();
 }
 
 fn run() -> Result<(), Error> {
-    machine::mount_all()?;
+    guest::mount_all()?;
     let text = fs::read(PLAN).map_err(|e| Error::Io(format!("read {PLAN}"), e))?;
     let plan: Plan = serde_json::from_slice(&text).map_err(Error::Plan)?;
-    let port = machine::open_port(REPORTS)?;
+    let port = guest::open_port(REPORTS)?;
     let reporter = Reporter { nonce: plan.nonce.clone(), port: Arc::new(Mutex::new(port)) };
-    reporter.send(&Event::Hello(machine::release()));
-    for trouble in machine::prepare(&plan.preload) {
+    reporter.send(&Event::Hello(guest::release()));
+    for trouble in guest::prepare(&plan.preload) {
         reporter.send(&Event::Trouble(trouble));
     }
     let mut suites = 0;
@@ -78,6 +78,6 @@ fn run() -> Result<(), Error> {
         reporter.send(&finish);
         suites += 1;
     }
-    reporter.send(&Event::End { suites, taint: machine::taint() });
-    machine::drain(&reporter.port.lock().unwrap_or_else(PoisonError::into_inner))
+    reporter.send(&Event::End { suites, taint: guest::taint() });
+    guest::drain(&reporter.port.lock().unwrap_or_else(PoisonError::into_inner))
 }

@@ -15,7 +15,7 @@ use nix::unistd::Pid;
 use slipway_vm::{Ending, Event, SKIPS, Suite};
 
 use crate::Reporter;
-use crate::machine::SEARCH_PATH;
+use crate::guest::SEARCH_PATH;
 
 /// The time between two looks at a running suite.
 const PAUSE: Duration = Duration::from_millis(20);

@@ -10,8 +10,8 @@ use slipway_tests::{BridgeNetfilter, Node, Proto, is_peer, peer_fails};
 
 use crate::cri::{Cri, PodConfig, Port};
 use crate::image::{self, ARCHIVE, PAUSE, WEB, expect, expect_closed};
-use crate::machine::{Daemon, Machine};
 use crate::state;
+use crate::system::{Daemon, System};
 
 const LIST: &str = "/etc/cni/net.d/10-pods.conflist";
 
@@ -19,7 +19,7 @@ const LIST: &str = "/etc/cni/net.d/10-pods.conflist";
 macro_rules! on {
     ($($module:ident $specification:literal: $($test:ident)*;)*) => {$(
         mod $module {
-            use crate::machine::unpacked;
+            use crate::system::unpacked;
             $(#[test]
             fn $test() {
                 let suite = stringify!($module);
@@ -63,10 +63,10 @@ fn list(specification: &str) -> Value {
 }
 
 /// Writes the configuration, starts the daemon and gives it the images.
-fn start(machine: &Machine<'_>, list: &Value) -> Daemon {
-    machine.write(LIST, list.to_string());
+fn start(system: &System<'_>, list: &Value) -> Daemon {
+    system.write(LIST, list.to_string());
     // Version 2 of its format, which all of them read.
-    machine.write(
+    system.write(
         "/etc/containerd/config.toml",
         format!(
             "version = 2\n[plugins.\"io.containerd.grpc.v1.cri\"]\nsandbox_image = \"{PAUSE}\"\n\
@@ -78,30 +78,25 @@ fn start(machine: &Machine<'_>, list: &Value) -> Daemon {
              conf_dir = \"/etc/cni/net.d\"\n"
         ),
     );
-    image::make(machine);
-    let daemon = restart(machine);
+    image::make(system);
+    let daemon = restart(system);
     // From 2.0 on images are unpacked by the daemon, for the snapshotter of another configuration.
-    let help = machine.run(&["ctr", "images", "import", "--help"]);
+    let help = system.run(&["ctr", "images", "import", "--help"]);
     let local: &[&str] = if help.contains("--local") { &["--local"] } else { &[] };
     let import = ["ctr", "--namespace", "k8s.io", "images", "import", "--snapshotter", "native"];
-    machine.run(&[&import, local, &[ARCHIVE]].concat());
-    machine.wait_for("the images", || Cri(machine.node()).has_images());
+    system.run(&[&import, local, &[ARCHIVE]].concat());
+    system.wait_for("the images", || Cri(system.node()).has_images());
     daemon
 }
 
-fn restart(machine: &Machine<'_>) -> Daemon {
-    let daemon = machine.daemon("containerd", &["containerd"]);
-    machine.wait_for("containerd", || matches!(Cri(machine.node()).network_trouble(), Ok(None)));
+fn restart(system: &System<'_>) -> Daemon {
+    let daemon = system.daemon("containerd", &["containerd"]);
+    system.wait_for("containerd", || matches!(Cri(system.node()).network_trouble(), Ok(None)));
     daemon
 }
 
-fn pod(machine: &Machine<'_>, name: &str, ports: &[Port]) -> PodConfig {
-    PodConfig {
-        name: name.to_owned(),
-        attempt: 0,
-        ports: ports.to_vec(),
-        cgroup: machine.cgroup().to_owned(),
-    }
+fn pod(system: &System<'_>, name: &str, ports: &[Port]) -> PodConfig {
+    PodConfig { name: name.to_owned(), attempt: 0, ports: ports.to_vec(), cgroup: system.cgroup().to_owned() }
 }
 
 fn tcp(host: u16) -> Port {
@@ -114,9 +109,9 @@ fn reservations(node: &Node) -> Vec<String> {
 }
 
 /// Adds and deletes a pod, so that all shared objects exist.
-fn warm_up(machine: &Machine<'_>) {
-    let cri = Cri(machine.node());
-    let id = cri.run_pod(&pod(machine, "first", &[tcp(8080)])).unwrap();
+fn warm_up(system: &System<'_>) {
+    let cri = Cri(system.node());
+    let id = cri.run_pod(&pod(system, "first", &[tcp(8080)])).unwrap();
     cri.stop_pod(&id).unwrap();
     cri.remove_pod(&id).unwrap();
 }
@@ -124,14 +119,14 @@ fn warm_up(machine: &Machine<'_>) {
 fn a_pod_and_a_restart(packages: &Path, specification: &str) {
     let node = node();
     let client = node.host("client");
-    let machine = Machine::start(&node, packages);
-    let daemon = start(&machine, &list(specification));
+    let system = System::start(&node, packages);
+    let daemon = start(&system, &list(specification));
     let cri = Cri(&node);
-    warm_up(&machine);
+    warm_up(&system);
     let before = state(&node);
 
     let udp = Port { udp: true, host: 5353, container: 53, host_ip: "192.0.2.1" };
-    let web = pod(&machine, "web", &[tcp(8080), udp]);
+    let web = pod(&system, "web", &[tcp(8080), udp]);
     let id = cri.run_pod(&web).unwrap();
     cri.start_web(&web, &id, "web").unwrap();
     let status = cri.pod_status(&id).unwrap();
@@ -149,18 +144,18 @@ fn a_pod_and_a_restart(packages: &Path, specification: &str) {
     {
         let name =
             node.list("/run/netns").into_iter().find(|name| name.starts_with("cni-")).expect("a namespace");
-        let inside = node.namespace("web", &machine.path(&format!("/run/netns/{name}")));
+        let inside = node.namespace("web", &system.path(&format!("/run/netns/{name}")));
         let server = inside.serve(Proto::Udp, &format!("{}:53", status.ips[0]), "dns");
         client.expect(Proto::Udp, (client.node_v4, 5353), "dns");
         drop(server);
     }
 
-    machine.end(daemon, "TERM");
+    system.end(daemon, "TERM");
     open();
-    let daemon = restart(&machine);
+    let daemon = restart(&system);
     open();
     assert_eq!(cri.pod_status(&id).unwrap(), status, "the restarted daemon knows the pod");
-    let other = pod(&machine, "other", &[tcp(8081)]);
+    let other = pod(&system, "other", &[tcp(8081)]);
     let second = cri.run_pod(&other).unwrap();
     cri.start_web(&other, &second, "other").unwrap();
     assert_eq!(expect(&client, (client.node_v4, 8081), "other"), client.v4);
@@ -179,33 +174,33 @@ fn a_pod_and_a_restart(packages: &Path, specification: &str) {
     expect_closed(&client, (client.node_v4, 8081));
     assert!(cri.pods().unwrap().is_empty());
     before.assert_same(&state(&node));
-    machine.end(daemon, "TERM");
+    system.end(daemon, "TERM");
 }
 
 fn a_crash_of_containerd(packages: &Path, specification: &str) {
     peer_fails("the masquerade of a pod whose namespace is gone stays", || {
         let node = node();
         let client = node.host("client");
-        let machine = Machine::start(&node, packages);
-        let daemon = start(&machine, &list(specification));
+        let system = System::start(&node, packages);
+        let daemon = start(&system, &list(specification));
         let cri = Cri(&node);
-        warm_up(&machine);
+        warm_up(&system);
         let before = state(&node);
-        let web = pod(&machine, "web", &[tcp(8080)]);
+        let web = pod(&system, "web", &[tcp(8080)]);
         let id = cri.run_pod(&web).unwrap();
         cri.start_web(&web, &id, "web").unwrap();
         expect(&client, (client.node_v4, 8080), "web");
-        machine.end(daemon, "KILL");
+        system.end(daemon, "KILL");
         assert_eq!(
             expect(&client, (client.node_v4, 8080), "web"),
             client.v4,
             "a published port needs no running daemon"
         );
-        let _daemon = restart(&machine);
+        let _daemon = restart(&system);
         // The pod's network is gone without containerd: no namespace, and so no link.
         let name =
             node.list("/run/netns").into_iter().find(|name| name.starts_with("cni-")).expect("a namespace");
-        machine.run(&["/bin/busybox", "umount", "-l", &format!("/run/netns/{name}")]);
+        system.run(&["/bin/busybox", "umount", "-l", &format!("/run/netns/{name}")]);
         cri.stop_pod(&id).unwrap();
         cri.remove_pod(&id).unwrap();
         expect_closed(&client, (client.node_v4, 8080));
@@ -219,12 +214,12 @@ fn a_crash_of_containerd(packages: &Path, specification: &str) {
 fn a_reboot(packages: &Path, specification: &str) {
     let node = node();
     let client = node.host("client");
-    let mut machine = Machine::start(&node, packages);
-    let _daemon = start(&machine, &list(specification));
-    let web = pod(&machine, "web", &[tcp(8080)]);
+    let mut system = System::start(&node, packages);
+    let _daemon = start(&system, &list(specification));
+    let web = pod(&system, "web", &[tcp(8080)]);
     let old = Cri(&node).run_pod(&web).unwrap();
-    machine.reboot();
-    let _daemon = restart(&machine);
+    system.reboot();
+    let _daemon = restart(&system);
     let cri = Cri(&node);
     assert!(!cri.pod_status(&old).unwrap().ready);
     assert_eq!(reservations(&node).len(), 2, "the old pod's addresses are on disk");
@@ -246,15 +241,15 @@ fn a_port_of_another_pod(packages: &Path, specification: &str) {
     peer_fails("the second pod gets the port, and one of the two the packets", || {
         let node = node();
         let client = node.host("client");
-        let machine = Machine::start(&node, packages);
-        let _daemon = start(&machine, &list(specification));
+        let system = System::start(&node, packages);
+        let _daemon = start(&system, &list(specification));
         let cri = Cri(&node);
-        let web = pod(&machine, "web", &[tcp(8080)]);
+        let web = pod(&system, "web", &[tcp(8080)]);
         let id = cri.run_pod(&web).unwrap();
         cri.start_web(&web, &id, "web").unwrap();
         let before = state(&node);
         let refused =
-            cri.run_pod(&pod(&machine, "thief", &[tcp(8081), tcp(8080)])).expect_err("8080 is taken");
+            cri.run_pod(&pod(&system, "thief", &[tcp(8081), tcp(8080)])).expect_err("8080 is taken");
         // The comment has no space for the whole ID.
         let owner = format!("host port tcp/0.0.0.0:8080 is taken by network pods, container {}", &id[..50]);
         assert!(refused.contains(&owner), "{refused}");
@@ -262,7 +257,7 @@ fn a_port_of_another_pod(packages: &Path, specification: &str) {
         assert_eq!(expect(&client, (client.node_v4, 8080), "web"), client.v4);
         // Once the owner is gone, another pod can get the port.
         cri.stop_pod(&id).unwrap();
-        let thief = pod(&machine, "thief", &[tcp(8081), tcp(8080)]);
+        let thief = pod(&system, "thief", &[tcp(8081), tcp(8080)]);
         let second = cri.run_pod(&thief).unwrap();
         cri.start_web(&thief, &second, "thief").unwrap();
         cri.remove_pod(&id).unwrap();
@@ -277,13 +272,13 @@ fn ctr_run(packages: &Path, specification: &str) {
     peer_fails("the masquerade of a container whose namespace is gone stays", || {
         let node = node();
         let client = node.host("client");
-        let machine = Machine::start(&node, packages);
+        let system = System::start(&node, packages);
         let list = list(specification);
-        let _daemon = start(&machine, &list);
-        warm_up(&machine);
+        let _daemon = start(&system, &list);
+        warm_up(&system);
         let before = state(&node);
-        let ctr = |words: &[&str]| machine.run(&[&["ctr", "--namespace", "k8s.io"], words].concat());
-        let (group, snapshotter) = (format!("{}/ctr", machine.cgroup()), ["--snapshotter", "native"]);
+        let ctr = |words: &[&str]| system.run(&[&["ctr", "--namespace", "k8s.io"], words].concat());
+        let (group, snapshotter) = (format!("{}/ctr", system.cgroup()), ["--snapshotter", "native"]);
         let run = ["run", "--cni", "--cgroup", &group, "--env", "WHO=web"];
 
         let asked = client.serve(Proto::Tcp, &format!("{}:9000", client.v4), "outside");
@@ -301,7 +296,7 @@ fn ctr_run(packages: &Path, specification: &str) {
             expect(&client, (ip, 80), "web");
         }
         ctr(&["tasks", "kill", "--signal", "SIGKILL", "long"]);
-        machine.wait_for("the task's end", || ctr(&["tasks", "list"]).contains("STOPPED"));
+        system.wait_for("the task's end", || ctr(&["tasks", "list"]).contains("STOPPED"));
         ctr(&["tasks", "delete", "long"]);
         ctr(&["containers", "delete", "long"]);
         // GC as a runtime calls it, without valid attachments.
@@ -326,20 +321,20 @@ fn ctr_run(packages: &Path, specification: &str) {
 fn status(packages: &Path, specification: &str) {
     peer_fails("STATUS does not look at what ADD needs", || {
         let node = node();
-        let machine = Machine::start(&node, packages);
-        let _daemon = start(&machine, &list(specification));
+        let system = System::start(&node, packages);
+        let _daemon = start(&system, &list(specification));
         let cri = Cri(&node);
         assert_eq!(cri.network_trouble(), Ok(None));
         let mut broken = list(specification);
         broken["plugins"][0]["ipam"]["dataDir"] = "/etc/passwd".into();
-        machine.write(LIST, broken.to_string());
+        system.write(LIST, broken.to_string());
         // containerd watches its folder.
-        machine.wait_for("the new configuration", || matches!(cri.network_trouble(), Ok(Some(_))));
+        system.wait_for("the new configuration", || matches!(cri.network_trouble(), Ok(Some(_))));
         let trouble = cri.network_trouble().unwrap().expect("trouble");
         assert!(trouble.contains("/etc/passwd"), "{trouble}");
-        let refused = cri.run_pod(&pod(&machine, "web", &[])).expect_err("no network");
+        let refused = cri.run_pod(&pod(&system, "web", &[])).expect_err("no network");
         assert!(refused.contains("/etc/passwd"), "{refused}");
-        machine.write(LIST, list(specification).to_string());
-        machine.wait_for("the fixed configuration", || matches!(cri.network_trouble(), Ok(None)));
+        system.write(LIST, list(specification).to_string());
+        system.wait_for("the fixed configuration", || matches!(cri.network_trouble(), Ok(None)));
     });
 }

@@ -14,7 +14,7 @@ use slipway_tests::Node;
 
 use crate::image::{PAUSE, WEB};
 
-/// containerd's socket, with the same path in the machine and on the node.
+/// containerd's socket, with the same path in the system and on the node.
 pub(crate) const SOCKET: &str = "/run/containerd/containerd.sock";
 
 /// A message to be sent.

@@ -14,7 +14,7 @@ use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
 use slipway_tests::{Space, patience};
 
-use crate::machine::Machine;
+use crate::system::System;
 
 /// The image of a web server, which answers `/cgi-bin/who`: see [`expect`].
 pub(crate) const WEB: &str = "localhost/web:1";
@@ -22,7 +22,7 @@ pub(crate) const WEB: &str = "localhost/web:1";
 /// The image that holds a pod's namespaces.
 pub(crate) const PAUSE: &str = "localhost/pause:1";
 
-/// The archive with both images in the machine.
+/// The archive with both images in the system.
 pub(crate) const ARCHIVE: &str = "/tmp/images.tar";
 
 /// The page. `WHO` is in the environment of the container.
@@ -34,7 +34,7 @@ const REFUSAL: Duration = Duration::from_millis(700);
 
 /// Writes [`ARCHIVE`] with [`WEB`] and [`PAUSE`], in the format of `docker save` (Docker image
 /// specification 1.2), which podman and containerd read.
-pub(crate) fn make(machine: &Machine<'_>) {
+pub(crate) fn make(system: &System<'_>) {
     let folder = tempfile::tempdir().expect("a temporary folder");
     let layer = folder.path().join("layer");
     for dir in ["bin", "tmp", "www/cgi-bin"] {
@@ -43,8 +43,8 @@ pub(crate) fn make(machine: &Machine<'_>) {
     let page = layer.join("www/cgi-bin/who");
     fs::write(&page, PAGE).expect("write the page");
     fs::set_permissions(&page, fs::Permissions::from_mode(0o755)).expect("make the page a program");
-    let busybox = machine.path("/bin/busybox");
-    let binary = machine.node().run(|| fs::read(&busybox)).expect("read busybox");
+    let busybox = system.path("/bin/busybox");
+    let binary = system.node().run(|| fs::read(&busybox)).expect("read busybox");
     fs::write(layer.join("bin/busybox"), binary).expect("write busybox");
     fs::set_permissions(layer.join("bin/busybox"), fs::Permissions::from_mode(0o755))
         .expect("busybox's mode");
@@ -72,7 +72,7 @@ pub(crate) fn make(machine: &Machine<'_>) {
         .expect("write the manifest");
     let archive = folder.path().join("images.tar");
     tar(folder.path(), &archive, &["manifest.json", "web.json", "pause.json", "layer.tar"]);
-    machine.write(ARCHIVE, fs::read(&archive).expect("read the archive"));
+    system.write(ARCHIVE, fs::read(&archive).expect("read the archive"));
 }
 
 /// The name of this architecture in image configurations.

@@ -9,8 +9,8 @@ use serde_json::{Value, json};
 use slipway_tests::{BridgeNetfilter, Node, Proto, Space, is_peer, skip};
 
 use crate::image::{self, ARCHIVE, WEB, expect, expect_closed};
-use crate::machine::{Machine, unpacked};
 use crate::state;
+use crate::system::{System, unpacked};
 
 const SUITE: &str = "bookworm";
 const PROGRAM: &str = "usr/bin/podman";
@@ -20,8 +20,8 @@ const NEEDED: &str = "podman of Debian bookworm";
 const REFERENCE: &str = "/usr/lib/cni";
 
 /// The node's resources, as podman's pages describe them: containers.conf(5), containers-storage.conf(5).
-fn configure(machine: &Machine<'_>, plugin_dirs: &[&str]) {
-    machine.write(
+fn configure(system: &System<'_>, plugin_dirs: &[&str]) {
+    system.write(
         "/etc/containers/containers.conf",
         format!(
             "[engine]\ncgroup_manager = \"cgroupfs\"\nevents_logger = \"file\"\nruntime = \"runc\"\n\
@@ -29,17 +29,17 @@ fn configure(machine: &Machine<'_>, plugin_dirs: &[&str]) {
              [containers]\nlog_driver = \"k8s-file\"\n"
         ),
     );
-    machine.write(
+    system.write(
         "/etc/containers/storage.conf",
         "[storage]\ndriver = \"vfs\"\nrunroot = \"/run/containers/storage\"\n\
          graphroot = \"/var/lib/containers/storage\"\n",
     );
-    image::make(machine);
-    machine.run(&["podman", "load", "--quiet", "--input", ARCHIVE]);
+    image::make(system);
+    system.run(&["podman", "load", "--quiet", "--input", ARCHIVE]);
 }
 
 /// podman's default network, without the plugins that are not under test.
-fn default_network(machine: &Machine<'_>) {
+fn default_network(system: &System<'_>) {
     let list = json!({
         "cniVersion": "0.4.0", "name": "podman",
         "plugins": [
@@ -56,25 +56,25 @@ fn default_network(machine: &Machine<'_>) {
         ],
     });
     // The one that the package brings has the same name.
-    machine.write("/etc/cni/net.d/87-podman-bridge.conflist", list.to_string());
+    system.write("/etc/cni/net.d/87-podman-bridge.conflist", list.to_string());
 }
 
 /// Starts the web server with `podman run --detach`; it answers with the name `name`.
-fn run_web(machine: &Machine<'_>, name: &str, options: &[&str]) -> String {
+fn run_web(system: &System<'_>, name: &str, options: &[&str]) -> String {
     let who = format!("WHO={name}");
     let words =
-        ["podman", "run", "--detach", "--name", name, "--env", &who, "--cgroup-parent", machine.cgroup()];
-    machine.run(&[&words[..], options, &[WEB]].concat())
+        ["podman", "run", "--detach", "--name", name, "--env", &who, "--cgroup-parent", system.cgroup()];
+    system.run(&[&words[..], options, &[WEB]].concat())
 }
 
-fn inspect(machine: &Machine<'_>, name: &str) -> Value {
-    let text = machine.run(&["podman", "inspect", name]);
+fn inspect(system: &System<'_>, name: &str) -> Value {
+    let text = system.run(&["podman", "inspect", name]);
     let list: Value = serde_json::from_str(&text).expect("podman inspect prints JSON");
     list[0]["NetworkSettings"].clone()
 }
 
-fn address(machine: &Machine<'_>, name: &str) -> IpAddr {
-    let settings = inspect(machine, name);
+fn address(system: &System<'_>, name: &str) -> IpAddr {
+    let settings = inspect(system, name);
     settings["Networks"]["podman"]["IPAddress"].as_str().and_then(|ip| ip.parse().ok()).expect("an address")
 }
 
@@ -93,9 +93,9 @@ enum Backend {
 }
 
 impl Backend {
-    fn choose(self, machine: &Machine<'_>) {
+    fn choose(self, system: &System<'_>) {
         if self == Self::Iptables {
-            machine.write("/etc/cni/slipway.json", r#"{"backend": "iptables", "ipMasqBackend": "iptables"}"#);
+            system.write("/etc/cni/slipway.json", r#"{"backend": "iptables", "ipMasqBackend": "iptables"}"#);
         }
     }
 
@@ -118,27 +118,27 @@ fn a_published_port_with_iptables() {
 }
 
 /// The network namespace of the container `web`.
-fn inside(machine: &Machine<'_>) -> Space {
-    let path = inspect(machine, "web")["SandboxKey"].as_str().expect("a namespace").to_owned();
-    machine.node().namespace("web", &machine.path(&path))
+fn inside(system: &System<'_>) -> Space {
+    let path = inspect(system, "web")["SandboxKey"].as_str().expect("a namespace").to_owned();
+    system.node().namespace("web", &system.path(&path))
 }
 
 fn from_run_to_removal(packages: &Path, backend: Backend) {
     let node = Node::new();
     node.bridge_netfilter(BridgeNetfilter::Off);
     let client = node.host("client");
-    let machine = Machine::start(&node, packages);
-    backend.choose(&machine);
-    configure(&machine, &["/opt/cni/bin"]);
-    default_network(&machine);
+    let system = System::start(&node, packages);
+    backend.choose(&system);
+    configure(&system, &["/opt/cni/bin"]);
+    default_network(&system);
     let options = ["--publish", "8080:80", "--publish", "5353:53/udp"];
 
     // A first container is started and removed, so that the bridge and the tables exist.
-    run_web(&machine, "first", &options);
-    machine.run(&["podman", "rm", "--force", "first"]);
+    run_web(&system, "first", &options);
+    system.run(&["podman", "rm", "--force", "first"]);
     let before = state(&node);
 
-    run_web(&machine, "web", &options);
+    run_web(&system, "web", &options);
     let open = || {
         // The container sees other hosts' own addresses.
         assert_eq!(expect(&client, (client.node_v4, 8080), "web"), client.v4);
@@ -158,35 +158,35 @@ fn from_run_to_removal(packages: &Path, backend: Backend) {
     open();
     assert!(backend.is_used(&node), "{}", node.ruleset());
     {
-        let inside = inside(&machine);
-        let server = inside.serve(Proto::Udp, &format!("{}:53", address(&machine, "web")), "dns");
+        let inside = inside(&system);
+        let server = inside.serve(Proto::Udp, &format!("{}:53", address(&system, "web")), "dns");
         client.expect(Proto::Udp, (client.node_v4, 5353), "dns");
         drop(server);
     }
 
     // Another container comes by way of the published port, and so does the container itself.
     let request = image::request(client.node_v4, 8080);
-    let run = ["podman", "run", "--rm", "--cgroup-parent", machine.cgroup(), WEB, "sh", "-c", &request];
-    assert_eq!(image::answer(&machine.run(&run)).0, "web");
-    // (Not by `podman exec`: in a machine that is a chroot, it runs the shell of the system around it.)
-    expect(&inside(&machine), (client.node_v4, 8080), "web");
+    let run = ["podman", "run", "--rm", "--cgroup-parent", system.cgroup(), WEB, "sh", "-c", &request];
+    assert_eq!(image::answer(&system.run(&run)).0, "web");
+    // (Not by `podman exec`: in a chroot, it runs the shell of the host.)
+    expect(&inside(&system), (client.node_v4, 8080), "web");
     assert_eq!(reservations(&node, "podman").len(), 2, "one address of each family");
 
-    machine.run(&["podman", "restart", "web"]);
+    system.run(&["podman", "restart", "web"]);
     open();
     assert_eq!(reservations(&node, "podman").len(), 2, "the addresses of before the restart are free");
-    machine.run(&["podman", "stop", "web"]);
+    system.run(&["podman", "stop", "web"]);
     closed();
-    machine.run(&["podman", "start", "web"]);
+    system.run(&["podman", "start", "web"]);
     open();
     // A container that ends by itself is cleaned up by conmon.
-    machine.run(&["podman", "kill", "web"]);
-    machine.wait_for("the clean-up", || reservations(&node, "podman").is_empty());
-    machine.run(&["podman", "wait", "web"]);
+    system.run(&["podman", "kill", "web"]);
+    system.wait_for("the clean-up", || reservations(&node, "podman").is_empty());
+    system.run(&["podman", "wait", "web"]);
     closed();
-    machine.run(&["podman", "start", "web"]);
+    system.run(&["podman", "start", "web"]);
     open();
-    machine.run(&["podman", "rm", "--force", "web"]);
+    system.run(&["podman", "rm", "--force", "web"]);
     closed();
     before.assert_same(&state(&node));
 }
@@ -209,10 +209,10 @@ fn networks(packages: &Path, backend: Backend) {
     let node = Node::new();
     node.bridge_netfilter(BridgeNetfilter::Off);
     let client = node.host("client");
-    let machine = Machine::start(&node, packages);
-    backend.choose(&machine);
-    configure(&machine, &["/opt/cni/bin", REFERENCE]);
-    machine.run(&[
+    let system = System::start(&node, packages);
+    backend.choose(&system);
+    configure(&system, &["/opt/cni/bin", REFERENCE]);
+    system.run(&[
         "podman",
         "network",
         "create",
@@ -224,42 +224,42 @@ fn networks(packages: &Path, backend: Backend) {
         "blue",
     ]);
     let options = ["--publish", "8080:80", "--mac-address", "02:00:00:00:88:01"];
-    run_web(&machine, "first", &options);
-    machine.run(&["podman", "network", "connect", "blue", "first"]);
-    machine.run(&["podman", "rm", "--force", "first"]);
+    run_web(&system, "first", &options);
+    system.run(&["podman", "network", "connect", "blue", "first"]);
+    system.run(&["podman", "rm", "--force", "first"]);
     let before = state(&node);
 
-    run_web(&machine, "web", &options);
+    run_web(&system, "web", &options);
     assert_eq!(expect(&client, (client.node_v4, 8080), "web"), client.v4);
     assert!(backend.is_used(&node), "{}", node.ruleset());
-    assert_eq!(inspect(&machine, "web")["Networks"]["podman"]["MacAddress"], "02:00:00:00:88:01");
+    assert_eq!(inspect(&system, "web")["Networks"]["podman"]["MacAddress"], "02:00:00:00:88:01");
 
     // A second interface is connected while the container runs, and disconnected.
-    machine.run(&["podman", "network", "connect", "--ip", "10.99.0.77", "blue", "web"]);
-    assert_eq!(inspect(&machine, "web")["Networks"]["blue"]["IPAddress"], "10.99.0.77");
+    system.run(&["podman", "network", "connect", "--ip", "10.99.0.77", "blue", "web"]);
+    assert_eq!(inspect(&system, "web")["Networks"]["blue"]["IPAddress"], "10.99.0.77");
     assert_eq!(expect(&node, (Ipv4Addr::new(10, 99, 0, 77), 80), "web"), Ipv4Addr::new(10, 99, 0, 1));
     expect(&client, (client.node_v4, 8080), "web");
-    machine.run(&["podman", "network", "disconnect", "blue", "web"]);
+    system.run(&["podman", "network", "disconnect", "blue", "web"]);
     assert!(reservations(&node, "blue").is_empty(), "the second network's addresses are left");
     assert_eq!(expect(&client, (client.node_v4, 8080), "web"), client.v4);
 
     // The ruleset is flushed, and `podman network reload` restores it. (In between podman itself accepts the
     // connections, but does not answer.)
     node.cmd("nft flush ruleset");
-    machine.run(&["podman", "network", "reload", "web"]);
+    system.run(&["podman", "network", "reload", "web"]);
     assert_eq!(expect(&client, (client.node_v4, 8080), "web"), client.v4);
-    machine.run(&["podman", "rm", "--force", "web"]);
+    system.run(&["podman", "rm", "--force", "web"]);
     expect_closed(&client, (client.node_v4, 8080));
 
     // On both networks from the start, which podman joins in no fixed order.
     for _ in 0..3 {
         let networks = ["--publish", "8080:80", "--network", "podman", "--network", "blue"];
-        run_web(&machine, "both", &networks);
+        run_web(&system, "both", &networks);
         for _ in 0..2 {
             assert_eq!(expect(&client, (client.node_v4, 8080), "both"), client.v4);
-            machine.run(&["podman", "restart", "both"]);
+            system.run(&["podman", "restart", "both"]);
         }
-        machine.run(&["podman", "rm", "--force", "both"]);
+        system.run(&["podman", "rm", "--force", "both"]);
         expect_closed(&client, (client.node_v4, 8080));
     }
     before.assert_same(&state(&node));
@@ -272,29 +272,29 @@ fn one_port_on_two_addresses() {
     let node = Node::new();
     node.bridge_netfilter(BridgeNetfilter::Off);
     let (inner, outer) = (node.host("inner"), node.host("outer"));
-    let machine = Machine::start(&node, &packages);
-    configure(&machine, &["/opt/cni/bin"]);
-    default_network(&machine);
-    run_web(&machine, "first", &["--publish", "8080:80"]);
-    machine.run(&["podman", "rm", "--force", "first"]);
-    run_web(&machine, "one", &["--publish", &format!("{}:8080:80", inner.node_v4)]);
-    run_web(&machine, "two", &["--publish", &format!("{}:8080:80", outer.node_v4)]);
+    let system = System::start(&node, &packages);
+    configure(&system, &["/opt/cni/bin"]);
+    default_network(&system);
+    run_web(&system, "first", &["--publish", "8080:80"]);
+    system.run(&["podman", "rm", "--force", "first"]);
+    run_web(&system, "one", &["--publish", &format!("{}:8080:80", inner.node_v4)]);
+    run_web(&system, "two", &["--publish", &format!("{}:8080:80", outer.node_v4)]);
     let before = state(&node);
     let who =
-        ["podman", "run", "--rm", "--cgroup-parent", machine.cgroup(), "--publish", "8080:80", WEB, "true"];
-    let refused = machine.try_run(&who);
+        ["podman", "run", "--rm", "--cgroup-parent", system.cgroup(), "--publish", "8080:80", WEB, "true"];
+    let refused = system.try_run(&who);
     assert_ne!(refused.code, Some(0), "a port that others have: {refused}");
     eprintln!("REFUSED {refused}");
     before.assert_same(&state(&node));
     for _ in 0..2 {
         assert_eq!(expect(&inner, (inner.node_v4, 8080), "one"), inner.v4);
         assert_eq!(expect(&outer, (outer.node_v4, 8080), "two"), outer.v4);
-        machine.run(&["podman", "restart", "one", "two"]);
+        system.run(&["podman", "restart", "one", "two"]);
     }
-    machine.run(&["podman", "rm", "--force", "one"]);
+    system.run(&["podman", "rm", "--force", "one"]);
     expect_closed(&inner, (inner.node_v4, 8080));
     assert_eq!(expect(&outer, (outer.node_v4, 8080), "two"), outer.v4);
-    machine.run(&["podman", "rm", "--force", "two"]);
+    system.run(&["podman", "rm", "--force", "two"]);
     assert!(reservations(&node, "podman").is_empty());
 }
 
@@ -306,24 +306,24 @@ fn a_reboot() {
     let node = Node::new();
     node.bridge_netfilter(BridgeNetfilter::Off);
     let client = node.host("client");
-    let mut machine = Machine::start(&node, &packages);
-    configure(&machine, &["/opt/cni/bin"]);
-    default_network(&machine);
+    let mut system = System::start(&node, &packages);
+    configure(&system, &["/opt/cni/bin"]);
+    default_network(&system);
     for (name, ports) in [("web", "8080:80"), ("other", "8081:80")] {
-        run_web(&machine, name, &["--publish", ports]);
+        run_web(&system, name, &["--publish", ports]);
     }
     for round in 0..3 {
         expect(&client, (client.node_v4, 8080), "web");
         expect(&client, (client.node_v4, 8081), "other");
-        machine.reboot();
-        assert!(machine.read("/usr/lib/tmpfiles.d/podman.conf").contains("\nD! /var/lib/cni/networks\n"));
+        system.reboot();
+        assert!(system.read("/usr/lib/tmpfiles.d/podman.conf").contains("\nD! /var/lib/cni/networks\n"));
         node.run(|| std::fs::remove_dir_all("/var/lib/cni/networks")).expect("remove the reservations");
         expect_closed(&client, (client.node_v4, 8080));
-        machine.run(&["podman", "start", "web", "other"]);
+        system.run(&["podman", "start", "web", "other"]);
         assert_eq!(expect(&client, (client.node_v4, 8080), "web"), client.v4);
         assert_eq!(reservations(&node, "podman").len(), 4, "one of each family for each, round {round}");
     }
-    machine.run(&["podman", "rm", "--force", "web", "other"]);
+    system.run(&["podman", "rm", "--force", "web", "other"]);
     assert!(reservations(&node, "podman").is_empty());
     expect_closed(&client, (client.node_v4, 8080));
 }

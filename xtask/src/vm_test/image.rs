@@ -200,7 +200,7 @@ impl Userland {
 
 /// Files below /etc that every system has.
 const ETC: &[(&str, &str)] = &[
-    ("/etc/hostname", "machine\n"),
+    ("/etc/hostname", "vm\n"),
     ("/etc/hosts", "127.0.0.1 localhost\n::1 localhost\n"),
     ("/etc/passwd", "root:x:0:0:root:/root:/bin/sh\n"),
     ("/etc/resolv.conf", ""),

@@ -23,7 +23,7 @@ pub(crate) struct Kernels {
     pub(crate) preload: Vec<String>,
     /// The test programs that are run where only a part of the tests is.
     pub(crate) smoke: Vec<String>,
-    /// Test programs that are never run in the machines.
+    /// Test programs that are never run in the VMs.
     #[serde(default)]
     pub(crate) left_out: Vec<LeftOut>,
     /// Test programs whose tests do not run side by side.

@@ -32,7 +32,7 @@ use image::Userland;
 use kernels::{Kernel, Kernels};
 use outcome::{Outcome, Status};
 use programs::Programs;
-use qemu::{Accelerator, Machine, Qemu};
+use qemu::{Accelerator, Qemu, Vm};
 use record::Record;
 pub(crate) use record::{Sources, today};
 use report::Row;
@@ -42,7 +42,7 @@ const SUITE_LIMIT: Duration = Duration::from_secs(1800);
 
 /// Run the test suites on other kernels, in virtual machines.
 ///
-/// Kernels and, where the machine has none, the emulator are Debian's packages, unpacked below the
+/// Kernels and, where the host has none, the emulator are Debian's packages, unpacked below the
 /// target folder; nothing is installed. Where they cannot be had the kernel is skipped, with the reason.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
@@ -118,7 +118,7 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     }
     let stages = Stages::new("vm-test")?;
     stages.run("setup", |_| setup::ensure())?;
-    let verdict = machines(args, &stages)?;
+    let verdict = run_kernels(args, &stages)?;
     match verdict.skipped.as_slice() {
         [] => println!("PASS: {}; {}", verdict.text, stages.summary()),
         _ => println!("SKIP: {}; what was skipped proves nothing", verdict.text),
@@ -140,7 +140,7 @@ pub(crate) fn smoke(stages: &Stages, require: bool, seed: Option<u64>) -> Result
         let at = usize::try_from(seed).unwrap_or_default().checked_rem(marked.len()).unwrap_or_default();
         args.kernel = marked.get(at).map(|kernel| kernel.name.clone()).into_iter().collect();
     }
-    machines(&args, stages)
+    run_kernels(&args, stages)
 }
 
 /// Gives [`Args`] the defaults and the environment variables that its fields are declared with.
@@ -159,7 +159,7 @@ pub(crate) struct Verdict {
     pub(crate) skipped: Vec<String>,
 }
 
-fn machines(args: &Args, stages: &Stages) -> Result<Verdict> {
+fn run_kernels(args: &Args, stages: &Stages) -> Result<Verdict> {
     let list = Kernels::load()?;
     let mut wanted = list.select(&args.kernel)?;
     wanted.retain(|kernel| !args.smoke || kernel.smoke);
@@ -173,12 +173,12 @@ fn machines(args: &Args, stages: &Stages) -> Result<Verdict> {
     })?;
     let rows = match emulator {
         Err(reason) => wanted.into_iter().map(|kernel| (kernel, Err(reason.clone()))).collect(),
-        Ok(qemu) => on_machines(args, &list, &wanted, qemu, stages)?,
+        Ok(qemu) => run_in_vms(args, &list, &wanted, qemu, stages)?,
     };
     conclude(args, &list, &rows)
 }
 
-fn on_machines<'a>(
+fn run_in_vms<'a>(
     args: &Args,
     list: &Kernels,
     wanted: &[&'a Kernel],
@@ -306,7 +306,7 @@ impl Bench<'_> {
         let unchanged = Lock::share(&build_lock()?)?;
         image::write(&initramfs, &self.userland, &self.programs, ready, &modules, &plan)?;
         drop(unchanged);
-        let machine = Machine {
+        let vm = Vm {
             image: &ready.image,
             initramfs: &initramfs,
             dir: &dir,
@@ -315,7 +315,7 @@ impl Bench<'_> {
             suite_limit: SUITE_LIMIT,
         };
         let mut log = log;
-        let run = self.qemu.run(&machine, |event| {
+        let run = self.qemu.run(&vm, |event| {
             let text = match event {
                 Event::Hello(release) => format!("{release} runs"),
                 Event::Start(suite) => suite.clone(),

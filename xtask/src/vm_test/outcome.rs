@@ -105,7 +105,7 @@ pub(crate) fn judge(list: &Kernels, kernel: &Kernel, plan: &Plan, run: &Run) -> 
     match end {
         None => {
             let last = if unfinished.is_empty() { &suite.name } else { unfinished };
-            outcome.problems.push(format!("the machine ended without its closing line; last seen: {last:?}"));
+            outcome.problems.push(format!("the VM ended without its closing line; last seen: {last:?}"));
             outcome.evidence.extend(tail("output", &suite.lines));
             if !suite.name.is_empty() {
                 outcome.cut_off(std::mem::take(&mut suite));

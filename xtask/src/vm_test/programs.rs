@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 
-//! The test programs, the plugins and the first process, built for the machines.
+//! The test programs, the plugins and the first process, built for the VMs.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -17,10 +17,10 @@ use crate::workspace;
 /// The folders of the packages whose tests depend on the kernel.
 const PACKAGES: [&str; 5] = ["tests", "cni/kernel", "cni/nftables", "cni/dataplane", "cni/plugins"];
 
-/// The package and the program of the machines' first process.
+/// The package and the program of the VMs' first process.
 const INIT: (&str, &str) = ("slipway-vm-tests", "vm-init");
 
-/// Everything of ours that goes into a machine.
+/// Everything of ours that goes into a VM.
 #[derive(Debug)]
 pub(crate) struct Programs {
     /// Test programs, by the names of their suites.

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 
-//! The emulator: where it comes from, how it is called, how a machine is watched.
+//! The emulator: where it comes from, how it is called, how a VM is watched.
 
 use std::fs::{self, File};
 use std::io::{Read, Seek, SeekFrom};
@@ -16,7 +16,7 @@ use crate::error::{Error, Result};
 use crate::run::{self, tool};
 use crate::vm_test::kernels;
 
-/// The suite that the emulator is taken from where the machine has none.
+/// The suite that the emulator is taken from if the host has none.
 const SUITE: &str = "trixie";
 const PACKAGE: &str = "qemu-system-x86";
 const PROGRAM: &str = "qemu-system-x86_64";
@@ -25,7 +25,7 @@ const PROGRAM: &str = "qemu-system-x86_64";
 const PAUSE: Duration = Duration::from_millis(50);
 
 /// From the start of the emulator to the first report. A cloud kernel needs about ten seconds when it
-/// is emulated and the machine has nothing else to do.
+/// is emulated and the host has nothing else to do.
 const BOOT_LIMIT: Duration = Duration::from_secs(180);
 
 /// The time that a VM may take, beyond the limit of a test program, to end it.
@@ -50,7 +50,7 @@ pub(crate) enum Accelerator {
 
 /// The settings of one VM.
 #[derive(Debug)]
-pub(crate) struct Machine<'a> {
+pub(crate) struct Vm<'a> {
     pub(crate) image: &'a Path,
     pub(crate) initramfs: &'a Path,
     /// The files of the two serial ports.
@@ -58,7 +58,7 @@ pub(crate) struct Machine<'a> {
     pub(crate) nonce: &'a str,
     /// For the whole run.
     pub(crate) limit: Duration,
-    /// For each test program, by which time the machine itself has ended it, unless it hangs.
+    /// For each test program, by which time the VM itself has ended it, unless it hangs.
     pub(crate) suite_limit: Duration,
 }
 
@@ -125,21 +125,21 @@ impl Qemu {
     ///
     /// # Errors
     /// The emulator cannot be started, or its files cannot be read.
-    pub(crate) fn run(&self, machine: &Machine<'_>, mut report: impl FnMut(&Event)) -> Result<Run> {
+    pub(crate) fn run(&self, vm: &Vm<'_>, mut report: impl FnMut(&Event)) -> Result<Run> {
         let mut command = self.command();
-        self.arguments(&mut command, machine);
-        let words = machine.dir.join("emulator.txt");
+        self.arguments(&mut command, vm);
+        let words = vm.dir.join("emulator.txt");
         let log = File::create(&words).map_err(|e| Error::file("make", &words, e))?;
         let copy = log.try_clone().map_err(|e| Error::file("duplicate", &words, e))?;
-        command.current_dir(machine.dir).stdin(Stdio::null()).stdout(log).stderr(copy);
+        command.current_dir(vm.dir).stdin(Stdio::null()).stdout(log).stderr(copy);
         for port in ["console.txt", "reports.txt"] {
-            let path = machine.dir.join(port);
+            let path = vm.dir.join(port);
             fs::write(&path, "").map_err(|e| Error::file("empty", &path, e))?;
         }
         let child = command.spawn().map_err(|e| Error::system(format!("start {PROGRAM}"), e))?;
-        let mut guest = Guest { child, reports: Tail::open(&machine.dir.join("reports.txt"))? };
-        let mut run = guest.watch(machine, &mut report)?;
-        let console = machine.dir.join("console.txt");
+        let mut guest = Guest { child, reports: Tail::open(&vm.dir.join("reports.txt"))? };
+        let mut run = guest.watch(vm, &mut report)?;
+        let console = vm.dir.join("console.txt");
         let bytes = fs::read(&console).map_err(|e| Error::file("read", &console, e))?;
         run.console = String::from_utf8_lossy(&bytes).into_owned();
         let printed = fs::read_to_string(&words).unwrap_or_default();
@@ -149,7 +149,7 @@ impl Qemu {
         Ok(run)
     }
 
-    fn arguments(&self, command: &mut Command, machine: &Machine<'_>) {
+    fn arguments(&self, command: &mut Command, vm: &Vm<'_>) {
         let accelerator = match self.accelerator {
             Accelerator::Kvm => "kvm",
             Accelerator::Tcg => "tcg",
@@ -161,10 +161,10 @@ impl Qemu {
         };
         command.args(["-nodefaults", "-no-user-config", "-display", "none", "-no-reboot"]);
         command.args(["-M", "q35", "-accel", accelerator, "-cpu", cpu, "-smp", "1"]);
-        let size = fs::metadata(machine.initramfs).map_or(0, |data| data.len());
+        let size = fs::metadata(vm.initramfs).map_or(0, |data| data.len());
         command.arg("-m").arg(memory(size).to_string());
         command.args(["-serial", "file:console.txt", "-serial", "file:reports.txt"]);
-        command.arg("-kernel").arg(machine.image).arg("-initrd").arg(machine.initramfs);
+        command.arg("-kernel").arg(vm.image).arg("-initrd").arg(vm.initramfs);
         // A panic restarts at once, and a restart is the end: see `-no-reboot`.
         // The watchdog for a processor that gets nowhere would measure how busy the system around is.
         let line =
@@ -224,7 +224,7 @@ struct Guest {
 }
 
 impl Guest {
-    fn watch(&mut self, machine: &Machine<'_>, report: &mut impl FnMut(&Event)) -> Result<Run> {
+    fn watch(&mut self, vm: &Vm<'_>, report: &mut impl FnMut(&Event)) -> Result<Run> {
         let begun = Instant::now();
         let mut events = Vec::new();
         let mut boot = None;
@@ -232,7 +232,7 @@ impl Guest {
         let trouble = loop {
             let ended = self.child.try_wait().map_err(|e| Error::system("wait for the emulator", e))?;
             for line in self.reports.lines()? {
-                if let Some(event) = Event::parse(&line, machine.nonce) {
+                if let Some(event) = Event::parse(&line, vm.nonce) {
                     boot.get_or_insert_with(|| begun.elapsed());
                     progress.see(&event, begun.elapsed());
                     report(&event);
@@ -247,12 +247,11 @@ impl Guest {
             if boot.is_none() && begun.elapsed() > BOOT_LIMIT {
                 break Some(format!("nothing came from it within {} s", BOOT_LIMIT.as_secs()));
             }
-            if let Some(hung) = progress.hung(begun.elapsed(), machine.suite_limit).filter(|_| boot.is_some())
-            {
+            if let Some(hung) = progress.hung(begun.elapsed(), vm.suite_limit).filter(|_| boot.is_some()) {
                 break Some(hung);
             }
-            if begun.elapsed() > machine.limit {
-                break Some(format!("it was not done after {} s", machine.limit.as_secs()));
+            if begun.elapsed() > vm.limit {
+                break Some(format!("it was not done after {} s", vm.limit.as_secs()));
             }
             thread::sleep(PAUSE);
         };
@@ -333,7 +332,7 @@ mod tests {
     use std::io::Write;
 
     #[test]
-    fn a_machine_in_which_nothing_ends_hangs() {
+    fn a_vm_in_which_no_test_ends_hangs() {
         let (second, limit) = (Duration::from_secs, Duration::from_secs(1800));
         let mut progress = Progress::default();
         progress.see(&Event::Start("links".to_owned()), second(10));

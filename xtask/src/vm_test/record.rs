@@ -243,7 +243,7 @@ mod tests {
         assert_eq!(Record::of(&outcome(), &Sources { commit: None }, "2026-11-22"), None);
         let mut silent = outcome();
         silent.release.clear();
-        assert_eq!(Record::of(&silent, &of("abc"), "2026-11-22"), None, "the machine did not come up");
+        assert_eq!(Record::of(&silent, &of("abc"), "2026-11-22"), None, "the VM did not boot");
         let mut other = outcome();
         other.problems.push("kernels.toml and its configuration differ".to_owned());
         assert_eq!(Record::of(&other, &of("abc"), "2026-11-22"), None, "no test program's failure");

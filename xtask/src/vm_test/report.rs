@@ -105,13 +105,13 @@ fn page(list: &Kernels, rows: &[Known<'_>]) -> String {
          The test suites run inside virtual machines with the kernels below: with real packets, as root, each test \
          in network namespaces of its own. The plugins are the static binary that is shipped. A skipped test counts \
          as a failure unless `vm-tests/kernels.toml` names what is missing, and so does a kernel that warned about \
-         itself. [vm-tests](../vm-tests/README.md) explains how the machines are made, and what they try less \
+         itself. [vm-tests](../vm-tests/README.md) explains how the VMs are made, and what they try less \
          often.\n\n\
          ```sh\ncargo xtask vm-test --write-docs                # all of them, and this page\n\
          cargo xtask vm-test --write-docs --kernel 6.1   # one\n\
          cargo xtask vm-test --docs-only                 # only this page, from earlier runs\n```\n\n\
          A row is one commit. It is stale if `cni` or `ebpf` has changed since; the marks are those of the day on \
-         which this page was made. Times are of machines with one processor, emulated where there is no KVM. Each \
+         which this page was made. Times are of VMs with one processor, emulated where there is no KVM. Each \
          kernel's [data](data/kernels) name the tests that were skipped or failed.\n\n\
          | kernel | release | commit | date | passed | skipped | failed | boot | tests | |\n\
          |---|---|---|---|---:|---:|---:|---:|---:|---|\n",

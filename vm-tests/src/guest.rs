@@ -87,6 +87,6 @@ fn tool(program: &str, args: &[&str]) -> Option<String> {
 /// Restarts the guest, which every platform can do; the emulator ends then.
 pub(crate) fn off() {
     let Err(e) = reboot(RebootMode::RB_AUTOBOOT);
-    // The first process must not end: that is a panic, which ends the machine as well.
+    // The first process must not end: that is a panic, which ends the VM as well.
     let _ = std::io::Write::write_all(&mut std::io::stderr(), format!("vm-init: reboot: {e}\n").as_bytes());
 }

@@ -18,13 +18,13 @@ use std::time::{Duration, Instant};
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
 use slipway_tests::{CommandOutput, Node, is_peer, plugin_dir, slipway};
 
-/// The folder of the machine's parts in the node's mount namespace. Every system has it, without programs.
+/// The folder of the system's parts in the node's mount namespace. Every system has it, without programs.
 const PLACE: &str = "/mnt";
 
-/// The machine's root, as the node sees it.
+/// The system's root, as the node sees it.
 const ROOT: &str = "/mnt/root";
 
-/// The device nodes that runtimes and programs need: the machine's /dev has no other.
+/// The device nodes that runtimes and programs need: the system's /dev has no other.
 const DEVICES: [&str; 6] = ["full", "null", "random", "tty", "urandom", "zero"];
 
 /// The time limit for a daemon to end, and for the kernel to release control groups.
@@ -36,28 +36,28 @@ pub(crate) fn unpacked(suite: &str, program: &str) -> Option<PathBuf> {
     root.join(program).is_file().then_some(root)
 }
 
-/// The machine. Its processes end when it is dropped.
+/// The system. Its processes end when it is dropped.
 #[derive(Debug)]
-pub(crate) struct Machine<'n> {
+pub(crate) struct System<'n> {
     node: &'n Node,
     init: Child,
     cgroup: String,
 }
 
-/// A program that runs until [`Machine::end`].
+/// A program that runs until [`System::end`].
 #[derive(Debug)]
 pub(crate) struct Daemon {
     nsenter: Child,
     pid_file: String,
 }
 
-impl<'n> Machine<'n> {
-    /// Starts a machine with the packages in `packages` on `node`; one at a time.
+impl<'n> System<'n> {
+    /// Starts a system with the packages in `packages` on `node`; one at a time.
     ///
     /// # Panics
     /// When something cannot be mounted, or the first process does not start.
     pub(crate) fn start(node: &'n Node, packages: &Path) -> Self {
-        // Runtimes have to have the machine's control groups, which are hidden from nodes.
+        // Runtimes have to have the system's control groups, which are hidden from nodes.
         node.try_cmd("umount /sys/fs/cgroup");
         node.run(|| make_root(packages));
         if is_peer() {
@@ -67,9 +67,9 @@ impl<'n> Machine<'n> {
             node.cmd(&format!("{} install --to {ROOT}/opt/cni/bin", slipway().display()));
         }
         let init = node.run(first_process);
-        let machine = Self { node, init, cgroup: cgroup_name() };
-        machine.wait_for("the first process", || machine.exists("/proc/1/stat"));
-        machine
+        let system = Self { node, init, cgroup: cgroup_name() };
+        system.wait_for("the first process", || system.exists("/proc/1/stat"));
+        system
     }
 
     /// The node that it runs on.
@@ -77,12 +77,12 @@ impl<'n> Machine<'n> {
         self.node
     }
 
-    /// A path in the machine, as the node sees it.
+    /// A path in the system, as the node sees it.
     pub(crate) fn path(&self, inside: &str) -> PathBuf {
         Path::new(ROOT).join(inside.trim_start_matches('/'))
     }
 
-    /// The control group for all processes of the machine: separate from those of the system's own runtimes,
+    /// The control group for all processes of the system: separate from those of the host's runtimes,
     /// so that it can be removed.
     pub(crate) fn cgroup(&self) -> &str {
         &self.cgroup
@@ -144,7 +144,7 @@ impl<'n> Machine<'n> {
         let path = self.path(inside);
         self.node
             .run(|| fs::read_to_string(&path))
-            .unwrap_or_else(|e| panic!("read {inside} in the machine: {e}"))
+            .unwrap_or_else(|e| panic!("read {inside} in the system: {e}"))
     }
 
     /// True if the file exists.
@@ -165,7 +165,7 @@ impl<'n> Machine<'n> {
         }
     }
 
-    /// Cuts the power and starts the machine again: what is on disk stays; processes, namespaces,
+    /// Cuts the power and starts the system again: what is on disk stays; processes, namespaces,
     /// everything in /run, links and the ruleset do not.
     ///
     /// # Panics
@@ -174,7 +174,7 @@ impl<'n> Machine<'n> {
         self.end_all();
         self.node.run(forget);
         self.node.cmd("nft flush ruleset");
-        // The links to the hosts outside are the machine's hardware. Those to namespaces go with these,
+        // The links to the hosts outside are the system's hardware. Those to namespaces go with these,
         // soon after their processes.
         self.wait_for("the links' end", || {
             let links = self.node.cmd("ip -json link");
@@ -214,7 +214,7 @@ impl<'n> Machine<'n> {
     }
 }
 
-impl Drop for Machine<'_> {
+impl Drop for System<'_> {
     fn drop(&mut self) {
         if thread::panicking() {
             self.node.run(show_logs);
@@ -233,7 +233,7 @@ fn first_process() -> Child {
     command.stdin(Stdio::piped()).stdout(Stdio::null()).spawn().expect("start unshare")
 }
 
-/// Only the environment that a service of the machine would have.
+/// Only the environment that a service of the system would have.
 fn clean(command: &mut Command) {
     command.env_clear().current_dir("/");
     command.env("PATH", "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin");
@@ -280,7 +280,7 @@ fn make_root(packages: &Path) {
     mount(Some("/sys"), &root.join("sys"), None::<&str>, flags, None::<&str>).expect("bind /sys");
 }
 
-/// Empties the machine's /run, but for the namespaces of the hosts outside. Those that runtimes make have
+/// Empties the system's /run, but for the namespaces of the hosts outside. Those that runtimes make have
 /// a mount point there, like much else of theirs; the old /proc goes too.
 fn forget() {
     let mounts = fs::read_to_string("/proc/thread-self/mountinfo").expect("read the mounts");
@@ -348,7 +348,7 @@ fn cgroup_name() -> String {
     format!("/slipway-test-{}-{}", std::process::id(), COUNT.fetch_add(1, Ordering::Relaxed))
 }
 
-/// Removes the machine's control groups in every hierarchy (one per controller, or the one of
+/// Removes the system's control groups in every hierarchy (one per controller, or the one of
 /// version 2); true when nothing is left.
 fn remove_cgroups(name: &str) -> bool {
     let top = Path::new("/sys/fs/cgroup");
