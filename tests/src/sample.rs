@@ -12,9 +12,18 @@ fn number(key: &str, default: usize) -> usize {
 /// The cases per case that is tried, from the variable `SLIPWAY_SAMPLE`. 1, which means all, if it is not set.
 ///
 /// # Panics
-/// If it is no number, or 0.
+/// If it is no number, or 0, or the file that `SLIPWAY_SAMPLED` names cannot be written. It gets a line, because
+/// the test that calls this does less than it could.
 #[must_use]
 pub fn stride() -> usize {
+    let stride = configured();
+    if stride > 1 {
+        record(&format!("1 in {stride}"));
+    }
+    stride
+}
+
+fn configured() -> usize {
     let stride = number("SLIPWAY_SAMPLE", 1);
     assert!(stride > 0, "SLIPWAY_SAMPLE is 0");
     stride
@@ -27,7 +36,7 @@ pub fn stride() -> usize {
 /// If the file that `SLIPWAY_SAMPLED` names cannot be written. It gets a line with the number of cases.
 #[must_use]
 pub fn sample<T>(all: impl IntoIterator<Item = T>) -> Vec<T> {
-    sample_by(all, stride())
+    sample_by(all, configured())
 }
 
 /// As [`sample`], of cases that are counted from 0 and have no known end.
@@ -44,7 +53,9 @@ pub(crate) fn sample_by<T>(all: impl IntoIterator<Item = T>, stride: usize) -> V
     let all: Vec<T> = all.into_iter().collect();
     let size = all.len();
     let tried = choose(all, stride, number("SLIPWAY_SAMPLE_SEED", 0));
-    record(tried.len(), size);
+    if tried.len() < size {
+        record(&format!("{} of {size}", tried.len()));
+    }
     tried
 }
 
@@ -55,16 +66,13 @@ fn choose<T>(all: Vec<T>, stride: usize, seed: usize) -> Vec<T> {
 }
 
 /// Writes the line of [`sample`] in one write in append mode: test processes may do it at once.
-fn record(tried: usize, size: usize) {
-    if tried >= size {
-        return;
-    }
+fn record(tried: &str) {
     let exe = std::env::current_exe().unwrap_or_default();
     let program = exe.file_name().unwrap_or_default().to_string_lossy();
     // Cargo puts a hash behind the suite's name.
     let suite = program.rsplit_once('-').map_or(&*program, |(suite, _)| suite);
     let test = std::thread::current().name().unwrap_or_default().to_owned();
-    append("SLIPWAY_SAMPLED", &format!("{suite}::{test}: tried {tried} of {size}\n"));
+    append("SLIPWAY_SAMPLED", &format!("{suite}::{test}: tried {tried}\n"));
 }
 
 #[cfg(test)]

@@ -17,6 +17,7 @@ mod ebpf;
 pub mod error;
 mod failures;
 mod figures;
+mod full;
 pub mod install;
 mod licenses;
 mod links;

@@ -16,6 +16,7 @@ use nix::unistd::Uid;
 
 use crate::build::Flavour;
 use crate::error::{Error, Result};
+use crate::full::{self, Sample};
 use crate::pool::{Pool, Settings, Which};
 use crate::progress::{Log, Stages, seconds};
 use crate::reference::{self, Reference};
@@ -52,7 +53,8 @@ const SEEDS: u64 = 1000;
 /// run on another kernel, too, in a virtual machine; `vm-test` has more kernels, and all tests.
 ///
 /// Tests that kill a plugin at each of its system calls, or let each call fail, try a fifth of these points. The
-/// seed that chooses them, and the kernel, is printed. `--full` tries all points and kernels, as before a release.
+/// seed that chooses them, and the kernel, is printed. `--full` tries all points and kernels, as before a release;
+/// `--full --list` prints which.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
     /// Only format, lints and unit tests
@@ -61,6 +63,9 @@ pub(crate) struct Args {
     /// Try every point and every kernel of the smoke tests, not a sample
     #[arg(long, conflicts_with_all = ["quick", "seed"])]
     full: bool,
+    /// Only print the tests and kernels of which a plain run tries a part
+    #[arg(long, requires = "full", conflicts_with_all = ["filter", "suite", "repeat", "no_vm", "require", "runtimes"])]
+    list: bool,
     /// Repeat the sample of an earlier run
     #[arg(long, value_name = "N", conflicts_with = "quick")]
     seed: Option<u64>,
@@ -109,6 +114,9 @@ impl Args {
 /// # Errors
 /// The first stage that fails; all stages that do not need its result are run to their end.
 pub(crate) fn run(args: &Args) -> Result<()> {
+    if args.list {
+        return full::list();
+    }
     let stages = Stages::new("test")?;
     let outcome = if args.runtimes { run_runtimes(args, &stages) } else { run_stages(args, &stages) };
     let figures = format!("{}{}", stages.summary(), cpu());
@@ -240,7 +248,10 @@ fn prepare(args: &Args, suites: &[String], seed: u64, stages: &Stages) -> Result
         bin_dir = plugin_dir(Flavour::Debug, log)?;
         build::size(&Flavour::Debug.binary())
     })?;
-    let (skips, sampled) = (empty_file("skips.txt")?, empty_file("sampled.txt")?);
+    let skips = empty_file("skips.txt")?;
+    // A run of a part, or of every point, keeps the record of the last plain run.
+    let is_plain = !args.full && !args.is_part();
+    let sampled = empty_file(if is_plain { full::SAMPLED } else { "sampled-part.txt" })?;
     let (name, dirs) = reference.variable();
     let mut env: Vec<(String, OsString)> = vec![
         ("SLIPWAY_BIN_DIR".to_owned(), bin_dir.into()),
@@ -288,10 +299,13 @@ impl Ready {
     /// The size of the sample, for people; the file has a line for each test.
     fn sample(&self) -> Result<String> {
         let text = fs::read_to_string(&self.sampled).map_err(|e| Error::file("read", &self.sampled, e))?;
-        let (tests, tried, all) = sampled(&text);
-        Ok(match tests {
+        let samples: Vec<Sample> =
+            full::samples(&text).into_values().filter(|sample| sample.all > 0).collect();
+        let tried: usize = samples.iter().map(|sample| sample.tried).sum();
+        let all: usize = samples.iter().map(|sample| sample.all).sum();
+        Ok(match samples.len() {
             0 => String::new(),
-            _ => format!("; {tests} of them tried {tried} of {all} points ({})", self.sampled.display()),
+            tests => format!("; {tests} of them tried {tried} of {all} points ({})", self.sampled.display()),
         })
     }
 
@@ -314,18 +328,6 @@ impl Ready {
         })?;
         Ok(closing)
     }
-}
-
-/// The number of tests that tried a sample, and the points that they tried and had: lines `TEST: tried 12 of 60`.
-fn sampled(text: &str) -> (usize, usize, usize) {
-    let lines: BTreeSet<&str> = text.lines().collect();
-    let tests: BTreeSet<&str> =
-        lines.iter().filter_map(|line| Some(line.rsplit_once(": tried ")?.0)).collect();
-    let sizes = lines.iter().filter_map(|line| line.rsplit_once(": tried ")?.1.split_once(" of "));
-    let sum = sizes.fold((0, 0), |(tried, all), (own, of)| {
-        (tried + own.parse::<usize>().unwrap_or_default(), all + of.parse::<usize>().unwrap_or_default())
-    });
-    (tests.len(), sum.0, sum.1)
 }
 
 /// The real runtimes, with the static release build: their libraries may be those of another distribution.
@@ -524,12 +526,6 @@ mod tests {
         let printed = "test result: ok. 17 passed; 0 failed; 0 ignored\ntest a::b ... FAILED\ntest c ... ok\n\
                        test result: FAILED. 3 passed; 1 failed; 0 ignored\n";
         assert_eq!(passed(printed), 20);
-    }
-
-    #[test]
-    fn samples_are_summed_over_all_tests() {
-        let text = "a::b: tried 3 of 12\na::b: tried 2 of 9\nc: tried 1 of 1\n";
-        assert_eq!(sampled(text), (2, 6, 22));
     }
 
     #[test]

@@ -5,7 +5,7 @@
 mod cpio;
 mod fetch;
 mod image;
-mod kernels;
+pub(crate) mod kernels;
 mod outcome;
 mod programs;
 mod qemu;
