@@ -53,3 +53,44 @@ fn metadata(manifest: &str) -> Result<String> {
     command.args(PLATFORMS.iter().flat_map(|platform| ["--filter-platform", platform]));
     run::capture(command.arg("--manifest-path").arg(Path::new(manifest)))
 }
+
+#[cfg(test)]
+mod tests {
+    use std::env;
+    use std::process::Command;
+
+    use super::*;
+
+    /// Names the folder of the process that has an empty target folder, an empty cargo home and no network.
+    const ALONE: &str = "DENY_TEST_WITHOUT_NETWORK";
+
+    #[test]
+    fn without_network_cargo_deny_is_skipped_unless_required() {
+        if let Some(dir) = env::var_os(ALONE) {
+            return check_both(Path::new(&dir));
+        }
+        let dir = env::temp_dir().join(format!("slipway-deny-{}", std::process::id()));
+        fs::create_dir_all(&dir).unwrap();
+        let this = "deny::tests::without_network_cargo_deny_is_skipped_unless_required";
+        let mut child = Command::new(env::current_exe().unwrap());
+        child.args(["--exact", this, "--nocapture"]).env(ALONE, &dir).env("CARGO_NET_OFFLINE", "true");
+        child.env("CARGO_HOME", dir.join("home")).env("CARGO_TARGET_DIR", dir.join("target"));
+        let output = child.output().unwrap();
+        fs::remove_dir_all(&dir).unwrap();
+        let printed =
+            [output.stdout, output.stderr].map(|text| String::from_utf8_lossy(&text).into_owned()).concat();
+        assert!(output.status.success() && printed.contains("1 passed"), "{printed}");
+    }
+
+    fn check_both(dir: &Path) {
+        let path = dir.join("log");
+        let log = Log { file: fs::File::create(&path).unwrap(), path };
+        let summary = check(&log, false).unwrap();
+        println!("{summary}");
+        assert!(summary.starts_with("SKIP: cargo-deny cannot be built: "), "{summary}");
+        let error = check(&log, true).unwrap_err().to_string();
+        assert!(summary.ends_with(&error), "{error}");
+        let printed = fs::read_to_string(&log.path).unwrap();
+        assert!(printed.contains("could not find `cargo-deny`"), "{printed}");
+    }
+}
