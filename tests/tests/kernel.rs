@@ -8,11 +8,12 @@
 use std::path::Path;
 use std::time::Duration;
 
+use cni_kernel::AddressFamily;
 use cni_kernel::mac::Mac;
 use cni_kernel::netns::Netns;
 use cni_kernel::route::{
-    DuplicateDetection, Existing, Family, LOCAL_TABLE, Link, LinkChange, LinkKind, NewBridge, NewVeth,
-    OperState, PortSettings, PortVlan, Route, RouteKind, RouteSocket, Switch, VlanFiltering,
+    DuplicateDetection, Existing, LOCAL_TABLE, Link, LinkChange, LinkKind, NewBridge, NewVeth, OperState,
+    PortSettings, PortVlan, Route, RouteKind, RouteSocket, Switch, VlanFiltering,
 };
 use cni_kernel::sysctl;
 use nix::errno::Errno;
@@ -205,7 +206,8 @@ fn settings_are_those_below_proc_sys() {
     }
     let bridge = world.host.link("br0").unwrap();
     assert_eq!((bridge.route_localnet, bridge.accept_ra), (true, 2));
-    for (family, name) in [(Family::V4, "net/ipv4/ip_forward"), (Family::V6, "net/ipv6/conf/all/forwarding")]
+    for (family, name) in
+        [(AddressFamily::V4, "net/ipv4/ip_forward"), (AddressFamily::V6, "net/ipv6/conf/all/forwarding")]
     {
         for (value, expected) in [("1", true), ("0", false), ("1", true)] {
             set(name, value);
@@ -252,14 +254,14 @@ fn routes_keep_all_attributes() {
     let bridge = world.bridge("br0");
     let net = "10.1.2.3/24".parse().unwrap();
     world.host.add_address(&bridge, net, DuplicateDetection::AsLink).unwrap();
-    assert_eq!(world.host.default_route(Family::V4).unwrap(), None);
-    let mut route = Route::default_of(Family::V4);
+    assert_eq!(world.host.default_route(AddressFamily::V4).unwrap(), None);
+    let mut route = Route::default_of(AddressFamily::V4);
     route.gateway = Some("10.1.2.1".parse().unwrap());
     route.link = Some(bridge.index);
     (route.mtu, route.advmss, route.metric) = (1400, 1300, 7);
     world.host.add_route(&route, Existing::Refuse).unwrap();
     assert!(world.host.add_route(&route, Existing::Refuse).unwrap_err().already_exists());
-    let seen = world.host.default_route(Family::V4).unwrap().unwrap();
+    let seen = world.host.default_route(AddressFamily::V4).unwrap().unwrap();
     assert_eq!((seen.mtu, seen.advmss, seen.metric, seen.gateway), (1400, 1300, 7, route.gateway));
     assert_eq!(world.host.route_to("192.0.2.1".parse().unwrap()).unwrap().link, Some(bridge.index));
     world.host.delete_route(&route).unwrap();
@@ -267,9 +269,9 @@ fn routes_keep_all_attributes() {
 
     let mut in_table = Route::to("10.9.0.0/16".parse().unwrap());
     (in_table.link, in_table.table) = (Some(bridge.index), 1000);
-    assert_eq!(world.host.routes(Family::V4, 1000).unwrap(), []);
+    assert_eq!(world.host.routes(AddressFamily::V4, 1000).unwrap(), []);
     world.host.add_route(&in_table, Existing::Refuse).unwrap();
-    assert_eq!(world.host.routes(Family::V4, 1000).unwrap().len(), 1);
+    assert_eq!(world.host.routes(AddressFamily::V4, 1000).unwrap().len(), 1);
 }
 
 /// The kernel lists such a route with the loopback link.
@@ -278,7 +280,7 @@ fn an_unreachable_route_is_no_default_route() {
     // RTN_UNREACHABLE and RTN_BLACKHOLE of linux/rtnetlink.h
     for kind in [7, 6] {
         let world = World::new();
-        for family in [Family::V4, Family::V6] {
+        for family in AddressFamily::BOTH {
             let nowhere = Route { kind: RouteKind::Other(kind), metric: 5000, ..Route::default_of(family) };
             world.host.add_route(&nowhere, Existing::Refuse).unwrap();
             assert_eq!(world.host.default_route(family).unwrap(), None);
@@ -294,7 +296,7 @@ fn a_local_route_leads_to_a_link() {
     (route.kind, route.link, route.metric, route.table) =
         (RouteKind::Local, Some(bridge.index), 512, LOCAL_TABLE);
     world.host.add_route(&route, Existing::Refuse).unwrap();
-    let all = world.host.routes(Family::V6, LOCAL_TABLE).unwrap();
+    let all = world.host.routes(AddressFamily::V6, LOCAL_TABLE).unwrap();
     let seen = all.iter().find(|seen| seen.dst == route.dst && seen.link == route.link).unwrap();
     assert_eq!((seen.kind, seen.metric), (RouteKind::Local, 512));
     assert!(world.host.add_route(&route, Existing::Refuse).unwrap_err().already_exists());

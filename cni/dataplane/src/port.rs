@@ -5,6 +5,8 @@
 use std::fmt;
 use std::net::{IpAddr, SocketAddr};
 
+pub use cni_kernel::AddressFamily;
+
 /// A transport protocol that ports can be published for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Protocol {
@@ -50,26 +52,6 @@ impl Protocol {
 impl fmt::Display for Protocol {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.as_str())
-    }
-}
-
-/// An address family.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum AddressFamily {
-    /// IPv4.
-    V4,
-    /// IPv6.
-    V6,
-}
-
-impl AddressFamily {
-    /// Both families.
-    pub const BOTH: [Self; 2] = [Self::V4, Self::V6];
-
-    /// The family of an address.
-    #[must_use]
-    pub fn of(address: IpAddr) -> Self {
-        if address.is_ipv4() { Self::V4 } else { Self::V6 }
     }
 }
 

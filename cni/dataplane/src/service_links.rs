@@ -10,7 +10,8 @@
 use std::collections::BTreeSet;
 use std::net::IpAddr;
 
-use cni_kernel::route::{Family, LOCAL_TABLE, Link, RouteError, RouteKind, RouteSocket};
+use cni_kernel::AddressFamily;
+use cni_kernel::route::{LOCAL_TABLE, Link, RouteError, RouteKind, RouteSocket};
 
 /// The names of these links.
 pub(crate) const NAMES: [&str; 2] = ["kube-ipvs0", "kube-dummy-if"];
@@ -36,7 +37,7 @@ pub(crate) fn other_addresses() -> Result<Option<BTreeSet<IpAddr>>, RouteError> 
         return Ok(None);
     }
     let mut addresses = BTreeSet::new();
-    for family in [Family::V4, Family::V6] {
+    for family in AddressFamily::BOTH {
         let of_services = |link: u32| links.iter().any(|known| known.index == link);
         let routes = socket.routes(family, LOCAL_TABLE)?.into_iter();
         let local =

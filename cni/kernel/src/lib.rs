@@ -9,6 +9,7 @@ pub mod activation;
 pub mod boot;
 pub mod bpf;
 pub mod dir;
+mod family;
 pub mod grace;
 pub mod lock;
 pub mod mac;
@@ -19,3 +20,5 @@ pub mod route;
 pub mod sysctl;
 pub mod tap;
 pub mod xtables;
+
+pub use family::AddressFamily;

@@ -11,9 +11,9 @@ use std::os::fd::{AsRawFd, OwnedFd};
 
 use nix::errno::Errno;
 use nix::libc::{self, c_int, c_void, socklen_t};
-use nix::sys::socket::{AddressFamily, SockFlag, SockType, socket};
+use nix::sys::socket::{AddressFamily as SocketFamily, SockFlag, SockType, socket};
 
-use crate::route::Family;
+use crate::AddressFamily;
 
 /// `IPT_SO_GET_INFO` and `IP6T_SO_GET_INFO` (`linux/netfilter_ipv4/ip_tables.h`).
 const GET_INFO: c_int = 64;
@@ -44,10 +44,10 @@ pub struct XtablesError {
 /// True if this network namespace has the table. The first request for a table creates it, and it stays until
 /// the namespace is deleted.
 #[must_use]
-pub fn has_table(family: Family, table: &str) -> bool {
+pub fn has_table(family: AddressFamily, table: &str) -> bool {
     let file = match family {
-        Family::V4 => "/proc/thread-self/net/ip_tables_names",
-        Family::V6 => "/proc/thread-self/net/ip6_tables_names",
+        AddressFamily::V4 => "/proc/thread-self/net/ip_tables_names",
+        AddressFamily::V6 => "/proc/thread-self/net/ip6_tables_names",
     };
     fs::read_to_string(file).is_ok_and(|names| names.lines().any(|name| name == table))
 }
@@ -66,7 +66,7 @@ pub struct TableInfo {
 ///
 /// # Errors
 /// The kernel's error, with the table's name.
-pub fn info(family: Family, table: &str) -> Result<Option<TableInfo>, XtablesError> {
+pub fn info(family: AddressFamily, table: &str) -> Result<Option<TableInfo>, XtablesError> {
     if !has_table(family, table) {
         return Ok(None);
     }
@@ -81,7 +81,7 @@ pub fn info(family: Family, table: &str) -> Result<Option<TableInfo>, XtablesErr
 ///
 /// # Errors
 /// The kernel's error, with the table's name.
-pub fn chains(family: Family, table: &str) -> Result<Vec<String>, XtablesError> {
+pub fn chains(family: AddressFamily, table: &str) -> Result<Vec<String>, XtablesError> {
     if !has_table(family, table) {
         return Ok(Vec::new());
     }
@@ -95,7 +95,7 @@ pub fn chains(family: Family, table: &str) -> Result<Vec<String>, XtablesError> 
 ///
 /// # Errors
 /// The kernel's error, with the table's name.
-pub fn contains(family: Family, table: &str, texts: &[Vec<u8>]) -> Result<bool, XtablesError> {
+pub fn contains(family: AddressFamily, table: &str, texts: &[Vec<u8>]) -> Result<bool, XtablesError> {
     if !has_table(family, table) {
         return Ok(false);
     }
@@ -104,17 +104,17 @@ pub fn contains(family: Family, table: &str, texts: &[Vec<u8>]) -> Result<bool, 
     Ok(texts.iter().any(|text| entries.windows(text.len().max(1)).any(|bytes| bytes == text)))
 }
 
-fn tables_name(family: Family) -> &'static str {
+fn tables_name(family: AddressFamily) -> &'static str {
     match family {
-        Family::V4 => "ip_tables",
-        Family::V6 => "ip6_tables",
+        AddressFamily::V4 => "ip_tables",
+        AddressFamily::V6 => "ip6_tables",
     }
 }
 
-fn open(family: Family) -> Result<(OwnedFd, c_int), Errno> {
+fn open(family: AddressFamily) -> Result<(OwnedFd, c_int), Errno> {
     let (domain, level) = match family {
-        Family::V4 => (AddressFamily::Inet, libc::SOL_IP),
-        Family::V6 => (AddressFamily::Inet6, libc::SOL_IPV6),
+        AddressFamily::V4 => (SocketFamily::Inet, libc::SOL_IP),
+        AddressFamily::V6 => (SocketFamily::Inet6, libc::SOL_IPV6),
     };
     Ok((socket(domain, SockType::Datagram, SockFlag::SOCK_CLOEXEC, None)?, level))
 }
@@ -126,7 +126,7 @@ fn read_info(socket: &OwnedFd, level: c_int, table: &str) -> Result<Vec<u8>, Err
     Ok(info)
 }
 
-fn read(family: Family, table: &str) -> Result<Vec<u8>, Errno> {
+fn read(family: AddressFamily, table: &str) -> Result<Vec<u8>, Errno> {
     let (socket, level) = open(family)?;
     let mut attempts = 0;
     loop {
@@ -184,12 +184,12 @@ struct Layout {
     offsets: usize,
 }
 
-fn entry_layout(family: Family) -> Layout {
+fn entry_layout(family: AddressFamily) -> Layout {
     match family {
         // struct ipt_ip has 84 bytes, nfcache 4.
-        Family::V4 => Layout { offsets: 88 },
+        AddressFamily::V4 => Layout { offsets: 88 },
         // struct ip6t_ip6 has 136 bytes, nfcache 4.
-        Family::V6 => Layout { offsets: 140 },
+        AddressFamily::V6 => Layout { offsets: 140 },
     }
 }
 
@@ -258,7 +258,7 @@ mod tests {
             entry(b"ERROR", b"ERROR"),
         ]
         .concat();
-        let layout = entry_layout(Family::V4);
+        let layout = entry_layout(AddressFamily::V4);
         assert_eq!(chain_names(&table, layout), ["CNI-DN-x", "DOCKER"]);
         assert_eq!(chain_names(&table[..table.len() - 40], layout), ["CNI-DN-x", "DOCKER"]);
         // Arbitrary bytes do not loop for ever.

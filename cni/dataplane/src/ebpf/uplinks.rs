@@ -6,7 +6,8 @@ use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use crate::service_links;
-use cni_kernel::route::{Address, Family, Link, LinkKind, RouteError, RouteSocket};
+use cni_kernel::AddressFamily;
+use cni_kernel::route::{Address, Link, LinkKind, RouteError, RouteSocket};
 use slipway_ebpf_abi::{Addr4, Addr6, SEVERAL, UPLINK_ETHERNET, Uplink};
 
 /// The node's interfaces and addresses for the maps.
@@ -26,7 +27,7 @@ pub(super) fn look(named: &[String]) -> Result<Surroundings, RouteError> {
     let socket = RouteSocket::open()?;
     let (links, addresses) = (socket.links()?, socket.all_addresses()?);
     let mut default_links = Vec::new();
-    for family in [Family::V4, Family::V6] {
+    for family in AddressFamily::BOTH {
         // A node without IPv6 refuses to list such routes.
         default_links.extend(socket.default_route(family).ok().flatten().and_then(|route| route.link));
     }

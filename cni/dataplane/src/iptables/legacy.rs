@@ -6,7 +6,6 @@ use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
 use cni_kernel::dir::DurableDir;
-use cni_kernel::route::Family;
 use cni_kernel::xtables::{self, XtablesError};
 use sha2::{Digest, Sha512};
 
@@ -18,13 +17,6 @@ use crate::{AddressFamily, Error};
 /// The number of rules from which on a file records that a table has no chains of containers.
 const LARGE: usize = 1000;
 
-fn kernel_family(family: AddressFamily) -> Family {
-    match family {
-        AddressFamily::V4 => Family::V4,
-        AddressFamily::V6 => Family::V6,
-    }
-}
-
 fn failed(error: XtablesError) -> Error {
     Error::kernel("read the legacy tables", error)
 }
@@ -35,17 +27,17 @@ pub(crate) fn has_nat(family: AddressFamily) -> bool {
 }
 
 pub(super) fn has_table(family: AddressFamily, table: TableName) -> bool {
-    xtables::has_table(kernel_family(family), table.as_str())
+    xtables::has_table(family, table.as_str())
 }
 
 /// True if the rules of a table contain one of these texts.
 pub(super) fn contains(family: AddressFamily, table: TableName, texts: &[Vec<u8>]) -> Result<bool, Error> {
-    xtables::contains(kernel_family(family), table.as_str(), texts).map_err(failed)
+    xtables::contains(family, table.as_str(), texts).map_err(failed)
 }
 
 /// The chains of a table; none if the table does not exist.
 pub(super) fn chains(family: AddressFamily, table: TableName) -> Result<Vec<String>, Error> {
-    xtables::chains(kernel_family(family), table.as_str()).map_err(failed)
+    xtables::chains(family, table.as_str()).map_err(failed)
 }
 
 /// The chains of the nat table whose names have the prefix of the reference plugins.
@@ -55,7 +47,7 @@ pub(super) fn chains(family: AddressFamily, table: TableName) -> Result<Vec<Stri
 /// container. Tables with such chains are not recorded, because one container's chains may have replaced
 /// another's of the same size.
 pub(super) fn cni_chains(family: AddressFamily) -> Result<Vec<String>, Error> {
-    let Some(info) = xtables::info(kernel_family(family), TableName::Nat.as_str()).map_err(failed)? else {
+    let Some(info) = xtables::info(family, TableName::Nat.as_str()).map_err(failed)? else {
         return Ok(Vec::new());
     };
     let file = (info.entries > LARGE).then(|| fingerprint_file(family)).flatten();
@@ -80,9 +72,8 @@ pub(super) fn cni_chains(family: AddressFamily) -> Result<Vec<String>, Error> {
 /// The file for the thread's network namespace and family. It is below /run, which a reboot empties, too.
 fn fingerprint_file(family: AddressFamily) -> Option<(DurableDir, String)> {
     let netns = netns()?;
-    let number = if family == AddressFamily::V4 { 4 } else { 6 };
     let directory = DurableDir::create(Path::new(RUN_DIR), 0o755).ok()?;
-    Some((directory, format!("no-chains-{netns}-{number}")))
+    Some((directory, format!("no-chains-{netns}-{}", family.version())))
 }
 
 /// The inode of the thread's network namespace.

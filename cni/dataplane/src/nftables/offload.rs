@@ -5,7 +5,8 @@
 use std::collections::BTreeSet;
 use std::net::IpAddr;
 
-use cni_kernel::route::{Family, LinkKind, MAIN_TABLE, RouteError, RouteSocket};
+use cni_kernel::AddressFamily;
+use cni_kernel::route::{LinkKind, MAIN_TABLE, RouteError, RouteSocket};
 use cni_nftables::conntrack::{Conntrack, Filter, Flow, FlowFamily};
 use cni_nftables::{Chain, Flowtable, FlowtableInfo, Links, Rule, Table, TableId, Transaction};
 
@@ -128,7 +129,7 @@ fn devices(uplinks: &Uplinks, containers: &[IpAddr]) -> Result<BTreeSet<Links>, 
         }
         Uplinks::OfDefaultRoutes => {
             let mut indices = BTreeSet::new();
-            for family in [Family::V4, Family::V6] {
+            for family in AddressFamily::BOTH {
                 let routes = socket.routes(family, MAIN_TABLE)?;
                 indices.extend(routes.iter().filter(|route| route.is_default()).filter_map(|r| r.link));
             }

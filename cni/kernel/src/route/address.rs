@@ -6,13 +6,14 @@ use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
 use ipnet::IpNet;
+use rtnetlink::packet_route::RouteNetlinkMessage;
 use rtnetlink::packet_route::address::{AddressAttribute, AddressFlags, AddressMessage, AddressScope};
-use rtnetlink::packet_route::{AddressFamily, RouteNetlinkMessage};
 
 use super::error::{ReplyError, RouteError};
 use super::link::Link;
 use super::transport::Verb;
 use super::{RouteSocket, wire};
+use crate::AddressFamily;
 
 /// An address of a link.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -72,9 +73,9 @@ impl RouteSocket {
     pub fn peer_addresses(&self, link: &Link) -> Result<Vec<Address>, RouteError> {
         let (Some(peer), Some(netns)) = (link.peer, link.peer_netns) else { return Ok(Vec::new()) };
         let mut all = Vec::new();
-        for family in [AddressFamily::Inet, AddressFamily::Inet6] {
+        for family in AddressFamily::BOTH {
             let mut message = AddressMessage::default();
-            (message.header.family, message.header.index) = (family, peer);
+            (message.header.family, message.header.index) = (wire::family(family), peer);
             message.attributes.push(AddressAttribute::TargetNetNsId(netns));
             let action = format_args!("list addresses of the peer of {}", link.name);
             let request = RouteNetlinkMessage::GetAddress(message);
@@ -168,10 +169,7 @@ impl RouteSocket {
 
 fn address_message(link: &Link, net: IpNet) -> AddressMessage {
     let mut message = AddressMessage::default();
-    message.header.family = match net {
-        IpNet::V4(_) => AddressFamily::Inet,
-        IpNet::V6(_) => AddressFamily::Inet6,
-    };
+    message.header.family = wire::family(AddressFamily::of(net.addr()));
     message.header.prefix_len = net.prefix_len();
     message.header.scope = match net.addr() {
         IpAddr::V4(address) if address.is_loopback() => AddressScope::Host,

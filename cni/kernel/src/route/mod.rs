@@ -30,7 +30,7 @@ pub use create::{NewKind, NewLink, NewVeth};
 pub use error::{ReplyError, RouteError};
 pub use kinds::{IpvlanMode, LinkKind, MacvlanMode};
 pub use link::{Link, LinkChange, OperState};
-pub use path::{Existing, Family, LOCAL_TABLE, MAIN_TABLE, Route, RouteKind, RouteScope};
+pub use path::{Existing, LOCAL_TABLE, MAIN_TABLE, Route, RouteKind, RouteScope};
 pub use port::{PortSettings, Switch, VlanFiltering};
 pub use rule::Rule;
 pub use traffic::TokenBucket;

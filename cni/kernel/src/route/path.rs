@@ -7,37 +7,21 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use ipnet::IpNet;
 use nix::errno::Errno;
 use rtnetlink::packet_core::{NLM_F_APPEND, NLM_F_EXCL, NLM_F_REPLACE};
+use rtnetlink::packet_route::RouteNetlinkMessage;
 use rtnetlink::packet_route::route::{
     RouteAddress, RouteAttribute, RouteFlags, RouteHeader, RouteMessage, RouteMetric, RouteProtocol,
     RouteScope as WireScope, RouteType,
 };
-use rtnetlink::packet_route::{AddressFamily, RouteNetlinkMessage};
 
 use super::error::{ReplyError, RouteError};
 use super::transport::{Message, Verb};
 use super::{RouteSocket, wire};
+use crate::AddressFamily;
 
 /// The main routing table, `RT_TABLE_MAIN`.
 pub const MAIN_TABLE: u32 = 254;
 /// The table of local addresses, `RT_TABLE_LOCAL`.
 pub const LOCAL_TABLE: u32 = 255;
-
-/// A family of IP addresses.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Family {
-    /// IPv4.
-    V4,
-    /// IPv6.
-    V6,
-}
-
-impl Family {
-    /// The family of an address.
-    #[must_use]
-    pub fn of(address: IpAddr) -> Self {
-        if address.is_ipv4() { Self::V4 } else { Self::V6 }
-    }
-}
 
 /// A route.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -128,10 +112,10 @@ impl Route {
 
     /// The default route of a family; all else is unset.
     #[must_use]
-    pub fn default_of(family: Family) -> Self {
+    pub fn default_of(family: AddressFamily) -> Self {
         Self::to(match family {
-            Family::V4 => IpNet::new_assert(Ipv4Addr::UNSPECIFIED.into(), 0),
-            Family::V6 => IpNet::new_assert(Ipv6Addr::UNSPECIFIED.into(), 0),
+            AddressFamily::V4 => IpNet::new_assert(Ipv4Addr::UNSPECIFIED.into(), 0),
+            AddressFamily::V6 => IpNet::new_assert(Ipv6Addr::UNSPECIFIED.into(), 0),
         })
     }
 
@@ -143,7 +127,7 @@ impl Route {
 
     fn message(&self) -> RouteMessage {
         let mut message = RouteMessage::default();
-        message.header.address_family = family_number(Family::of(self.dst.addr()));
+        message.header.address_family = wire::family(AddressFamily::of(self.dst.addr()));
         message.header.destination_prefix_length = self.dst.prefix_len();
         message.header.table = u8::try_from(self.table).unwrap_or(RouteHeader::RT_TABLE_UNSPEC);
         message.header.protocol = match self.protocol {
@@ -220,7 +204,7 @@ impl RouteSocket {
     ///
     /// # Errors
     /// [`RouteError`] if the kernel cannot read the setting.
-    pub fn forwards(&self, family: Family) -> Result<bool, RouteError> {
+    pub fn forwards(&self, family: AddressFamily) -> Result<bool, RouteError> {
         // linux/netconf.h and linux/rtnetlink.h
         const RTM_GETNETCONF: u16 = 82;
         const NETCONFA_IFINDEX: u16 = 1;
@@ -228,17 +212,13 @@ impl RouteSocket {
         const NETCONFA_IFINDEX_ALL: i32 = -1;
         /// `struct netconfmsg`: the family, padded.
         const NETCONFMSG: usize = 4;
-        let (number, name) = match family {
-            Family::V4 => (AddressFamily::Inet, "IPv4"),
-            Family::V6 => (AddressFamily::Inet6, "IPv6"),
-        };
-        let mut payload = vec![u8::from(number), 0, 0, 0];
+        let mut payload = vec![u8::from(wire::family(family)), 0, 0, 0];
         for header_field in [8, NETCONFA_IFINDEX] {
             payload.extend(header_field.to_ne_bytes());
         }
         payload.extend(NETCONFA_IFINDEX_ALL.to_ne_bytes());
         let request = Message::Bytes { kind: RTM_GETNETCONF, payload };
-        let forwards = self.transport.get(request, format_args!("read forwarding of {name}"), |reply| {
+        let forwards = self.transport.get(request, format_args!("read forwarding of {family}"), |reply| {
             let settings = reply.get(NETCONFMSG..).unwrap_or_default();
             Ok(wire::attributes(settings)
                 .any(|(kind, value)| kind == NETCONFA_FORWARDING && wire::u32_of(value) != 0))
@@ -253,15 +233,15 @@ impl RouteSocket {
     ///
     /// # Errors
     /// [`RouteError`] if the kernel cannot list them.
-    pub fn routes(&self, family: Family, table: u32) -> Result<Vec<Route>, RouteError> {
+    pub fn routes(&self, family: AddressFamily, table: u32) -> Result<Vec<Route>, RouteError> {
         let mut message = RouteMessage::default();
-        message.header.address_family = family_number(family);
+        message.header.address_family = wire::family(family);
         message.attributes.push(RouteAttribute::Table(table));
         let action = format_args!("list routes of table {table}");
         // A kernel without IPv6 lists the routes of the families that it has.
         let decode = |payload: &[u8]| {
             let mut routes = decode(payload, table)?;
-            routes.retain(|route| Family::of(route.dst.addr()) == family);
+            routes.retain(|route| AddressFamily::of(route.dst.addr()) == family);
             Ok(Some(routes))
         };
         match self.transport.list(&RouteNetlinkMessage::GetRoute(message), action, decode) {
@@ -276,7 +256,7 @@ impl RouteSocket {
     ///
     /// # Errors
     /// [`RouteError`] if the kernel cannot list the routes.
-    pub fn default_route(&self, family: Family) -> Result<Option<Route>, RouteError> {
+    pub fn default_route(&self, family: AddressFamily) -> Result<Option<Route>, RouteError> {
         let routes = self.routes(family, MAIN_TABLE)?.into_iter();
         let leaves =
             |route: &Route| route.is_default() && route.link.is_some() && route.kind == RouteKind::Unicast;
@@ -289,7 +269,7 @@ impl RouteSocket {
     /// [`RouteError::Kernel`] with ENETUNREACH if there is none.
     pub fn route_to(&self, address: IpAddr) -> Result<Route, RouteError> {
         let mut message = RouteMessage::default();
-        message.header.address_family = family_number(Family::of(address));
+        message.header.address_family = wire::family(AddressFamily::of(address));
         message.header.destination_prefix_length = IpNet::from(address).prefix_len();
         message.attributes.push(RouteAttribute::Destination(RouteAddress::from(address)));
         let action = format_args!("find route to {address}");
@@ -332,13 +312,6 @@ impl RouteSocket {
     }
 }
 
-fn family_number(family: Family) -> AddressFamily {
-    match family {
-        Family::V4 => AddressFamily::Inet,
-        Family::V6 => AddressFamily::Inet6,
-    }
-}
-
 /// Length of `struct rtmsg` (`linux/rtnetlink.h`).
 const RTMSG: usize = 12;
 // linux/rtnetlink.h
@@ -349,11 +322,7 @@ const RTNEXTHOP: usize = 8;
 /// Decodes a route of `table`, or of any table for 0, into one route for each next hop.
 fn decode(payload: &[u8], table: u32) -> Result<Vec<Route>, ReplyError> {
     let (header, rest) = payload.split_at_checked(RTMSG).ok_or(ReplyError::NoHeader("a route"))?;
-    let family = match header[0] {
-        2 => Family::V4,
-        10 => Family::V6,
-        _ => return Ok(Vec::new()),
-    };
+    let Some(family) = wire::family_of(header[0]) else { return Ok(Vec::new()) };
     let mut route = Route::default_of(family);
     let mut hops = None;
     let prefix = header[1];
@@ -464,7 +433,7 @@ mod tests {
 
     #[test]
     fn each_next_hop_is_a_route() {
-        let route = Route { metric: 7, ..Route::default_of(Family::V4) };
+        let route = Route { metric: 7, ..Route::default_of(AddressFamily::V4) };
         let hop = |index: u8, gateway: u8| {
             // struct rtnexthop (its length, flags, weight, link), then RTA_GATEWAY.
             [16, 0, 0, 0, index, 0, 0, 0, 8, 0, 5, 0, 10, 0, 0, gateway]

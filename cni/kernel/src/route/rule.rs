@@ -5,19 +5,19 @@
 use std::net::IpAddr;
 
 use ipnet::IpNet;
+use rtnetlink::packet_route::RouteNetlinkMessage;
 use rtnetlink::packet_route::rule::{RuleAction, RuleAttribute, RuleMessage};
-use rtnetlink::packet_route::{AddressFamily, RouteNetlinkMessage};
 
 use super::error::{ReplyError, RouteError};
-use super::path::Family;
 use super::transport::Verb;
 use super::{RouteSocket, wire};
+use crate::AddressFamily;
 
 /// A rule that selects a table by the packet's source.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Rule {
     /// Family of its packets.
-    pub family: Family,
+    pub family: AddressFamily,
     /// Prefix of the source; none for every source.
     pub source: Option<IpNet>,
     /// Its table; 0 for a rule without one.
@@ -34,7 +34,7 @@ impl Rule {
     #[must_use]
     pub fn from_address(source: IpAddr, table: u32) -> Self {
         Self {
-            family: Family::of(source),
+            family: AddressFamily::of(source),
             source: Some(source.into()),
             table,
             priority: None,
@@ -44,10 +44,7 @@ impl Rule {
 
     fn message(&self) -> RuleMessage {
         let mut message = RuleMessage::default();
-        message.header.family = match self.family {
-            Family::V4 => AddressFamily::Inet,
-            Family::V6 => AddressFamily::Inet6,
-        };
+        message.header.family = wire::family(self.family);
         message.header.action = RuleAction::ToTable;
         // A number that does not fit is in the attribute only: RT_TABLE_UNSPEC.
         message.header.table = u8::try_from(self.table).unwrap_or(0);
@@ -79,12 +76,9 @@ impl RouteSocket {
     ///
     /// # Errors
     /// [`RouteError`] if the kernel cannot list them.
-    pub fn rules(&self, family: Family) -> Result<Vec<Rule>, RouteError> {
+    pub fn rules(&self, family: AddressFamily) -> Result<Vec<Rule>, RouteError> {
         let mut message = RuleMessage::default();
-        message.header.family = match family {
-            Family::V4 => AddressFamily::Inet,
-            Family::V6 => AddressFamily::Inet6,
-        };
+        message.header.family = wire::family(family);
         let decode = |payload: &[u8]| decode(payload).map(|rule| rule.filter(|rule| rule.family == family));
         self.transport.list(&RouteNetlinkMessage::GetRule(message), format_args!("list rules"), decode)
     }
@@ -121,11 +115,7 @@ const FRA_PROTOCOL: u16 = 21;
 
 fn decode(payload: &[u8]) -> Result<Option<Rule>, ReplyError> {
     let (header, rest) = payload.split_at_checked(HEADER).ok_or(ReplyError::NoHeader("a rule"))?;
-    let family = match header[0] {
-        2 => Family::V4,
-        10 => Family::V6,
-        _ => return Ok(None),
-    };
+    let Some(family) = wire::family_of(header[0]) else { return Ok(None) };
     let (source_len, flags) = (header[2], wire::u32_of(&header[8..]));
     let mut rule = Rule {
         family,

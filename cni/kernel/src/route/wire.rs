@@ -4,6 +4,9 @@
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
+use rtnetlink::packet_route::AddressFamily as WireFamily;
+
+use crate::AddressFamily;
 use crate::mac::Mac;
 
 // linux/netlink.h
@@ -44,6 +47,19 @@ pub(super) fn attributes(mut rest: &[u8]) -> impl Iterator<Item = (u16, &[u8])> 
         rest = rest.get(align(length)..).unwrap_or_default();
         Some((kind & !FLAGS, value))
     })
+}
+
+/// The family's number in a request.
+pub(super) fn family(family: AddressFamily) -> WireFamily {
+    match family {
+        AddressFamily::V4 => WireFamily::Inet,
+        AddressFamily::V6 => WireFamily::Inet6,
+    }
+}
+
+/// The family of a number in a reply; none for a family that is not IP.
+pub(super) fn family_of(number: u8) -> Option<AddressFamily> {
+    AddressFamily::BOTH.into_iter().find(|one| u8::from(family(*one)) == number)
 }
 
 /// A number in host byte order; 0 if there are too few bytes.

@@ -2,8 +2,9 @@
 
 //! A link's IPv6 addresses and its routes in all tables, which the kernel removes when the link goes down.
 
+use cni_kernel::AddressFamily;
 use cni_kernel::route::{
-    DuplicateDetection, Existing, Family, Link, MAIN_TABLE, Route, RouteError, RouteKind, RouteSocket,
+    DuplicateDetection, Existing, Link, MAIN_TABLE, Route, RouteError, RouteKind, RouteSocket,
 };
 use ipnet::IpNet;
 
@@ -69,7 +70,7 @@ impl Layer3 {
 /// The link's routes in all tables.
 fn routes_of(route: &RouteSocket, link: &Link) -> Result<Vec<Route>, RouteError> {
     let mut routes = Vec::new();
-    for family in [Family::V4, Family::V6] {
+    for family in AddressFamily::BOTH {
         routes.extend(route.routes(family, 0)?);
     }
     routes.retain(|has| has.link == Some(link.index) && has.kind == RouteKind::Unicast);

@@ -5,7 +5,8 @@
 //! The kernel sets a link down and up again when it enslaves it, which removes its routes and, by default,
 //! its IPv6 addresses. The plugin restores them, the routes in the VRF's table.
 
-use cni_kernel::route::{Family, Link, LinkChange, LinkKind, MAIN_TABLE, RouteError, RouteSocket};
+use cni_kernel::AddressFamily;
+use cni_kernel::route::{Link, LinkChange, LinkKind, MAIN_TABLE, RouteError, RouteSocket};
 use cni_spec::{AddResult, CniError, NetConf, Version, check_ifname, text};
 use serde::Deserialize;
 
@@ -200,7 +201,7 @@ fn enslave(route: &RouteSocket, config: &Config, ifname: &str) -> Result<u32, Cn
 /// The first table from 1 on without a VRF and without routes.
 fn free_table(route: &RouteSocket) -> Result<u32, RouteError> {
     let mut used: Vec<u32> = route.links()?.iter().filter_map(|link| link.vrf_table).collect();
-    for family in [Family::V4, Family::V6] {
+    for family in AddressFamily::BOTH {
         used.extend(route.routes(family, 0)?.iter().map(|has| has.table));
     }
     let mut table = 1;

@@ -24,13 +24,6 @@ pub(crate) fn table() -> TableId {
     DEFINITION.id()
 }
 
-pub(super) fn digit(family: AddressFamily) -> char {
-    match family {
-        AddressFamily::V4 => '4',
-        AddressFamily::V6 => '6',
-    }
-}
-
 /// The mark with only this bit.
 pub(crate) fn mark_bits(bit: u8) -> u32 {
     1u32.checked_shl(u32::from(bit)).unwrap_or(0)

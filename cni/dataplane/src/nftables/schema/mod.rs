@@ -44,11 +44,11 @@ use crate::owned_table::marker;
 use crate::owner::AttachmentHash;
 use crate::{AddressFamily, HostAddress, HostPorts};
 
+use base::prefix;
 pub(crate) use base::{
     DEFAULT_MARK_BIT, DEFINITION, Fixed, SCHEMA, TABLE, address_fields, hostports_chain, loopback, mark_bits,
     multicast, one_of, table, translate_chain,
 };
-use base::{digit, prefix};
 pub(crate) use layout::{Kernel, Layout, Protocols};
 
 /// Kind of an entry in `owners`: published ports.
@@ -60,7 +60,7 @@ const OWN_CHAIN: &str = "container-";
 
 /// The name of an attachment's own chain.
 pub(crate) fn own_chain(hash: &AttachmentHash, family: AddressFamily) -> String {
-    format!("{OWN_CHAIN}{}-{}", crate::owner::hex(&hash.0), digit(family))
+    format!("{OWN_CHAIN}{}-{}", crate::owner::hex(&hash.0), family.version())
 }
 
 /// One of the table's maps.
@@ -259,8 +259,8 @@ impl SharedChain {
         match self {
             Self::Masquerade { network } => format!("masquerade-{}", word(network)),
             Self::Hairpin { network, bit } => format!("hairpin-{}-{bit}", word(network)),
-            Self::HairpinAll { family, bit } => format!("hairpin-all{}-{bit}", digit(*family)),
-            Self::HairpinNone { family, bit } => format!("hairpin-none{}-{bit}", digit(*family)),
+            Self::HairpinAll { family, bit } => format!("hairpin-all{}-{bit}", family.version()),
+            Self::HairpinNone { family, bit } => format!("hairpin-none{}-{bit}", family.version()),
         }
     }
 

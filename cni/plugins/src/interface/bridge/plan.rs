@@ -4,7 +4,8 @@
 
 use std::net::IpAddr;
 
-use cni_kernel::route::{Family, Route as KernelRoute};
+use cni_kernel::AddressFamily;
+use cni_kernel::route::Route as KernelRoute;
 use cni_spec::{AddResult, CniError, IpConfig, Route};
 use ipnet::IpNet;
 
@@ -61,7 +62,7 @@ fn gateway_of(ip: &IpConfig) -> Result<IpNet, CniError> {
     };
     let gateway = IpNet::new(address, length)
         .ok()
-        .filter(|net| Family::of(net.addr()) == Family::of(ip.address.addr()));
+        .filter(|net| AddressFamily::of(net.addr()) == AddressFamily::of(ip.address.addr()));
     gateway.ok_or_else(|| {
         CniError::internal(format!(
             "IPAM returned gateway {address} for {}: not of the same family",
@@ -73,9 +74,11 @@ fn gateway_of(ip: &IpConfig) -> Result<IpNet, CniError> {
 /// Adds a default route for each family that has an address and no default route yet.
 fn add_default_routes(result: &mut AddResult) {
     for ip in &result.ips {
-        let family = Family::of(ip.address.addr());
+        let family = AddressFamily::of(ip.address.addr());
         let is_default = |route: &Route| {
-            route.dst.prefix_len() == 0 && Family::of(route.dst.addr()) == family && route.table.is_none()
+            route.dst.prefix_len() == 0
+                && AddressFamily::of(route.dst.addr()) == family
+                && route.table.is_none()
         };
         if !result.routes.iter().any(is_default) {
             result.routes.push(Route::new(KernelRoute::default_of(family).dst, ip.gateway));
@@ -122,7 +125,7 @@ mod tests {
         assert!(plan.gateways.is_empty() && plan.layer3.routes.is_empty());
         assert_eq!(plan.result.ips[0].gateway, None);
         assert!(plan.result.ips.iter().all(|ip| ip.interface == Some(2)));
-        assert!(plan.layer3.has(Family::V4) && plan.layer3.has(Family::V6));
+        assert!(plan.layer3.has(AddressFamily::V4) && plan.layer3.has(AddressFamily::V6));
     }
 
     #[test]

@@ -2,7 +2,8 @@
 
 //! CHECK: compares the result of the ADD with the kernel's state.
 
-use cni_kernel::route::{Family, Link, MAIN_TABLE, Route, RouteSocket};
+use cni_kernel::AddressFamily;
+use cni_kernel::route::{Link, MAIN_TABLE, Route, RouteSocket};
 use cni_spec::{AddResult, CniError, Interface};
 
 use super::host::to_container;
@@ -74,7 +75,7 @@ fn tables(socket: &RouteSocket, inner: &Link, previous: &AddResult) -> Result<Ve
 fn has_route(socket: &RouteSocket, wanted: &Route, tables: &[u32]) -> Result<(), CniError> {
     let mut found = false;
     for table in tables {
-        let present = socket.routes(Family::of(wanted.dst.addr()), *table).map_err(failed)?;
+        let present = socket.routes(AddressFamily::of(wanted.dst.addr()), *table).map_err(failed)?;
         found |= present
             .iter()
             .any(|is| is.dst == wanted.dst && is.link == wanted.link && is.gateway == wanted.gateway);

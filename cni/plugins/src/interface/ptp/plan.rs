@@ -4,7 +4,8 @@
 
 use std::net::IpAddr;
 
-use cni_kernel::route::{Family, MAIN_TABLE, Route as KernelRoute, RouteScope};
+use cni_kernel::AddressFamily;
+use cni_kernel::route::{MAIN_TABLE, Route as KernelRoute, RouteScope};
 use cni_spec::{AddResult, CniError, Dns, IpConfig};
 use ipnet::IpNet;
 
@@ -110,7 +111,7 @@ fn gateway_of(ip: &IpConfig) -> Result<IpAddr, CniError> {
     };
     let wrong = match ip.address.addr() {
         own if own == gateway => "it is the container's own address",
-        own if Family::of(own) != Family::of(gateway) => "not of the same family",
+        own if AddressFamily::of(own) != AddressFamily::of(gateway) => "not of the same family",
         _ => return Ok(gateway),
     };
     Err(CniError::internal(format!("IPAM returned gateway {gateway} for {}: {wrong}", ip.address)))

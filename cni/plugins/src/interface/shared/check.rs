@@ -2,8 +2,9 @@
 
 //! CHECK: the comparisons of all plugins with a veth pair.
 
+use cni_kernel::AddressFamily;
 use cni_kernel::netns::Netns;
-use cni_kernel::route::{Family, Link, LinkKind, MAIN_TABLE, RouteSocket};
+use cni_kernel::route::{Link, LinkKind, MAIN_TABLE, RouteSocket};
 use cni_spec::{AddResult, CniError, Interface, IpConfig};
 use ipnet::IpNet;
 
@@ -120,7 +121,7 @@ impl<'a> Inside<'a> {
     pub(crate) fn check_routes(&self, link: &Link) -> Result<(), CniError> {
         for wanted in &self.previous.routes {
             let table = wanted.table.unwrap_or(MAIN_TABLE);
-            let family = Family::of(wanted.dst.addr());
+            let family = AddressFamily::of(wanted.dst.addr());
             let present = self.container.route.routes(family, table).map_err(failed)?;
             let is_default = wanted.dst.prefix_len() == 0;
             // The unspecified address stands for an on-link route, which has no gateway in the kernel.

@@ -5,11 +5,10 @@
 use std::path::Path;
 use std::time::Duration;
 
+use cni_kernel::AddressFamily;
 use cni_kernel::lock::{FileLock, LockError};
 use cni_kernel::netns::{Netns, NetnsId};
-use cni_kernel::route::{
-    DuplicateDetection, Existing, Family, Link, LinkChange, OperState, Route, RouteSocket,
-};
+use cni_kernel::route::{DuplicateDetection, Existing, Link, LinkChange, OperState, Route, RouteSocket};
 use cni_kernel::sysctl;
 use cni_spec::{CniError, ErrorCode};
 
@@ -107,7 +106,7 @@ impl Container {
     /// # Errors
     /// A setting that cannot be written.
     pub(crate) fn prepare(&self, link: &Link, layer3: &Layer3, settings: &[Setting]) -> Result<(), CniError> {
-        if !layer3.has(Family::V6) {
+        if !layer3.has(AddressFamily::V6) {
             return Ok(());
         }
         self.netns.run(|| set(&link.name, settings)).map_err(failed)?
@@ -134,7 +133,7 @@ impl Container {
         }
         // After the addresses: with arp_notify the kernel announces them when the link comes up.
         self.route.change_link(link, &LinkChange::new().up()).map_err(failed)?;
-        if detection == DuplicateDetection::AsLink && layer3.has(Family::V6) {
+        if detection == DuplicateDetection::AsLink && layer3.has(AddressFamily::V6) {
             self.wait_for_detection(link)?;
         }
         for route in &layer3.routes {

@@ -5,9 +5,10 @@
 use std::time::Duration;
 
 use cni_dataplane::owner::AttachmentHash;
+use cni_kernel::AddressFamily;
 use cni_kernel::mac::Mac;
 use cni_kernel::netns::Netns;
-use cni_kernel::route::{Family, Link, LinkKind, NewVeth, OperState, RouteSocket};
+use cni_kernel::route::{Link, LinkKind, NewVeth, OperState, RouteSocket};
 use cni_kernel::sysctl;
 use cni_spec::{Attachment, CniError};
 use ipnet::IpNet;
@@ -46,7 +47,7 @@ impl Host {
         if wanted.is_some() {
             return Ok(wanted);
         }
-        for family in [Family::V4, Family::V6] {
+        for family in AddressFamily::BOTH {
             let route = self.route.default_route(family).map_err(failed)?;
             let Some(index) = route.and_then(|route| route.link) else { continue };
             return match self.route.link_by_index(index) {
@@ -134,9 +135,9 @@ impl Host {
     /// A setting that cannot be written.
     pub(crate) fn forward(&self, addresses: &[IpNet]) -> Result<(), CniError> {
         for (family, name) in
-            [(Family::V4, "net/ipv4/ip_forward"), (Family::V6, "net/ipv6/conf/all/forwarding")]
+            [(AddressFamily::V4, "net/ipv4/ip_forward"), (AddressFamily::V6, "net/ipv6/conf/all/forwarding")]
         {
-            let wanted = addresses.iter().any(|address| Family::of(address.addr()) == family);
+            let wanted = addresses.iter().any(|address| AddressFamily::of(address.addr()) == family);
             // Writing the setting resets others, even if its value stays.
             if wanted && !self.route.forwards(family).map_err(failed)? {
                 sysctl::ensure(name, "1").map_err(failed)?;

@@ -2,7 +2,8 @@
 
 //! From IPAM's result to addresses and routes: pure functions.
 
-use cni_kernel::route::{Family, Route as KernelRoute, RouteScope};
+use cni_kernel::AddressFamily;
+use cni_kernel::route::{Route as KernelRoute, RouteScope};
 use cni_spec::{AddResult, CniError, Dns, IpConfig, Route};
 use ipnet::IpNet;
 
@@ -42,14 +43,14 @@ impl Layer3 {
     }
 
     /// True if the container has an address of the family.
-    pub(crate) fn has(&self, family: Family) -> bool {
+    pub(crate) fn has(&self, family: AddressFamily) -> bool {
         has(&self.addresses, family)
     }
 }
 
 /// True if one of the addresses is of the family.
-pub(crate) fn has(addresses: &[IpNet], family: Family) -> bool {
-    addresses.iter().any(|net| Family::of(net.addr()) == family)
+pub(crate) fn has(addresses: &[IpNet], family: AddressFamily) -> bool {
+    addresses.iter().any(|net| AddressFamily::of(net.addr()) == family)
 }
 
 /// Turns IPAM's result into the plugin's, without interfaces: all addresses belong to the interface of index
@@ -76,8 +77,8 @@ pub(crate) fn adopt(
 }
 
 fn kernel_route(route: &Route, ips: &[IpConfig]) -> KernelRoute {
-    let family = Family::of(route.dst.addr());
-    let first = ips.iter().filter_map(|ip| ip.gateway).find(|gateway| Family::of(*gateway) == family);
+    let family = AddressFamily::of(route.dst.addr());
+    let first = ips.iter().filter_map(|ip| ip.gateway).find(|gateway| AddressFamily::of(*gateway) == family);
     let mut planned = KernelRoute::to(route.dst.trunc());
     planned.gateway = route.gw.or(first);
     planned.metric = route.priority;
@@ -114,7 +115,7 @@ mod tests {
         assert!(result.ips.iter().all(|ip| ip.interface == Some(1)));
         let layer3 = Layer3::of(&result);
         assert_eq!(layer3.addresses.len(), 2);
-        assert!(layer3.has(Family::V4) && layer3.has(Family::V6));
+        assert!(layer3.has(AddressFamily::V4) && layer3.has(AddressFamily::V6));
         assert!(layer3.routes.is_empty());
     }
 

@@ -5,11 +5,12 @@
 use std::net::IpAddr;
 use std::path::PathBuf;
 
+use cni_kernel::AddressFamily;
 use cni_spec::text::parse_net;
 use cni_spec::{Args, ArgsError, CniError, Route, Version};
 use serde::Deserialize;
 
-use super::range::{Family, RangeError, RangeSet, RawRange, canonical};
+use super::range::{RangeError, RangeSet, RawRange, canonical};
 use crate::ipam::keys::{KeyError, RawArgs, RawRoute, routes};
 use crate::plugin::Env;
 
@@ -189,7 +190,7 @@ fn resolve_set(set: usize, key: &str, ranges: &[RawRangeKeys]) -> Result<RangeSe
 
 fn check_sets(sets: &[RangeSet], version: Version) -> Result<(), ConfigError> {
     let of = |family| sets.iter().filter(|set| set.family() == family).count();
-    if version < Version::V0_3_0 && (of(Family::V4) > 1 || of(Family::V6) > 1) {
+    if version < Version::V0_3_0 && (of(AddressFamily::V4) > 1 || of(AddressFamily::V6) > 1) {
         return Err(ConfigError::TooManyForVersion(version));
     }
     for (at, set) in sets.iter().enumerate() {

@@ -22,10 +22,11 @@ use std::io::{self, Error, ErrorKind};
 use std::net::IpAddr;
 use std::os::unix::fs::FileExt;
 
+use cni_kernel::AddressFamily;
 use sha2::{Digest, Sha256};
 
 use super::owner::OwnerKey;
-use super::range::{Family, family, from_number, number};
+use super::range::{from_number, number};
 use super::search::{Bits, Block};
 
 /// The index in memory, as a scan of the directory gives it.
@@ -438,30 +439,22 @@ fn mix(mut hash: u64) -> u64 {
     hash ^ hash >> 33
 }
 
-fn tag(family: Family) -> u8 {
-    match family {
-        Family::V4 => 4,
-        Family::V6 => 6,
-    }
-}
-
-fn family_of(tag: Option<&u8>) -> Option<Family> {
-    match tag {
-        Some(4) => Some(Family::V4),
-        Some(6) => Some(Family::V6),
-        _ => None,
-    }
+fn family_of(version: u8) -> Option<AddressFamily> {
+    AddressFamily::BOTH.into_iter().find(|family| family.version() == version)
 }
 
 fn encode_owner(owner: OwnerKey, address: IpAddr) -> [u8; OWNER_SLOT] {
-    let bytes = [tag(family(address))].into_iter().chain(owner.0).chain(number(address).to_le_bytes());
+    let bytes = [AddressFamily::of(address).version()]
+        .into_iter()
+        .chain(owner.0)
+        .chain(number(address).to_le_bytes());
     let mut slot = [0; OWNER_SLOT];
     slot.iter_mut().zip(bytes).for_each(|(to, from)| *to = from);
     slot
 }
 
 fn decode_owner(slot: &[u8]) -> Option<(OwnerKey, IpAddr)> {
-    let family = family_of(slot.first())?;
+    let family = family_of(*slot.first()?)?;
     let owner = OwnerKey(slot.get(1..16)?.try_into().ok()?);
     let number = u128::from_le_bytes(slot.get(16..32)?.try_into().ok()?);
     Some((owner, from_number(family, number)))
@@ -470,7 +463,7 @@ fn decode_owner(slot: &[u8]) -> Option<(OwnerKey, IpAddr)> {
 fn encode_block(block: Block, bits: &Bits) -> [u8; BLOCK_SLOT] {
     // An address without its last eight bits has 120 bits: the sixteenth byte is zero.
     let prefix = block.prefix.to_le_bytes().into_iter().take(15);
-    let bytes = [tag(block.family)].into_iter().chain(prefix);
+    let bytes = [block.family.version()].into_iter().chain(prefix);
     let bytes = bytes.chain(bits.0.into_iter().flat_map(u64::to_le_bytes));
     let mut slot = [0; BLOCK_SLOT];
     slot.iter_mut().zip(bytes).for_each(|(to, from)| *to = from);
@@ -478,7 +471,7 @@ fn encode_block(block: Block, bits: &Bits) -> [u8; BLOCK_SLOT] {
 }
 
 fn decode_block(slot: &[u8]) -> Option<(Block, Bits)> {
-    let family = family_of(slot.first())?;
+    let family = family_of(*slot.first()?)?;
     let mut prefix = [0; 16];
     prefix.iter_mut().zip(slot.get(1..16)?).for_each(|(to, from)| *to = *from);
     let mut bits = Bits::default();
@@ -504,9 +497,9 @@ mod tests {
 
     fn address(n: u16) -> IpAddr {
         match n % 3 {
-            0 => from_number(Family::V4, 0x0a00_0000 + u128::from(n)),
-            1 => from_number(Family::V6, 0xfd00 << 112 | u128::from(n)),
-            _ => from_number(Family::V6, 0xfd00 << 112 | u128::from(n) << 16),
+            0 => from_number(AddressFamily::V4, 0x0a00_0000 + u128::from(n)),
+            1 => from_number(AddressFamily::V6, 0xfd00 << 112 | u128::from(n)),
+            _ => from_number(AddressFamily::V6, 0xfd00 << 112 | u128::from(n) << 16),
         }
     }
 

@@ -5,6 +5,7 @@
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
+use cni_kernel::AddressFamily;
 use cni_spec::address::{AddressError, check_container, check_router};
 use ipnet::IpNet;
 
@@ -81,7 +82,7 @@ impl RawRange {
             subnet,
             first: self.first.unwrap_or(second),
             last: self.last.unwrap_or(match subnet {
-                IpNet::V4(_) => from_number(Family::V4, number(subnet.broadcast()) - 1),
+                IpNet::V4(_) => from_number(AddressFamily::V4, number(subnet.broadcast()) - 1),
                 IpNet::V6(_) => subnet.broadcast(),
             }),
             gateway: self.gateway.unwrap_or(second),
@@ -112,7 +113,7 @@ impl Range {
             self.first = step(self.first, 1);
         }
         if self.last == subnet.broadcast() && self.last.is_ipv4() {
-            self.last = from_number(Family::V4, number(self.last) - 1);
+            self.last = from_number(AddressFamily::V4, number(self.last) - 1);
         }
         checked(self.first)?;
         checked(self.last)?;
@@ -158,9 +159,9 @@ impl RangeSet {
     }
 
     /// The family of its addresses.
-    pub(super) fn family(&self) -> Family {
+    pub(super) fn family(&self) -> AddressFamily {
         // `new` refuses an empty set.
-        self.0.first().map_or(Family::V4, |range| family(range.first))
+        self.0.first().map_or(AddressFamily::V4, |range| AddressFamily::of(range.first))
     }
 
     /// The range that an address is in.
@@ -182,22 +183,8 @@ impl fmt::Display for RangeSet {
     }
 }
 
-/// IPv4 or IPv6.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub(super) enum Family {
-    V4,
-    V6,
-}
-
-pub(super) fn family(address: IpAddr) -> Family {
-    match address {
-        IpAddr::V4(_) => Family::V4,
-        IpAddr::V6(_) => Family::V6,
-    }
-}
-
 fn same_family(a: IpAddr, b: IpAddr) -> bool {
-    family(a) == family(b)
+    AddressFamily::of(a) == AddressFamily::of(b)
 }
 
 /// The address as a number in its family.
@@ -209,15 +196,15 @@ pub(super) fn number(address: IpAddr) -> u128 {
 }
 
 /// The address of a number, which has 32 bits at most for IPv4.
-pub(super) fn from_number(family: Family, number: u128) -> IpAddr {
+pub(super) fn from_number(family: AddressFamily, number: u128) -> IpAddr {
     match family {
-        Family::V4 => IpAddr::V4(Ipv4Addr::from(u32::try_from(number).unwrap_or(u32::MAX))),
-        Family::V6 => IpAddr::V6(Ipv6Addr::from(number)),
+        AddressFamily::V4 => IpAddr::V4(Ipv4Addr::from(u32::try_from(number).unwrap_or(u32::MAX))),
+        AddressFamily::V6 => IpAddr::V6(Ipv6Addr::from(number)),
     }
 }
 
 fn step(address: IpAddr, by: u128) -> IpAddr {
-    from_number(family(address), number(address) + by)
+    from_number(AddressFamily::of(address), number(address) + by)
 }
 
 /// Converts an IPv4-mapped IPv6 address to the IPv4 address, as the reference does.

@@ -7,12 +7,14 @@
 
 use std::net::IpAddr;
 
-use super::range::{Family, Range, RangeSet, family, from_number, number};
+use cni_kernel::AddressFamily;
+
+use super::range::{Range, RangeSet, from_number, number};
 
 /// 256 addresses that differ only in their last eight bits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(super) struct Block {
-    pub(super) family: Family,
+    pub(super) family: AddressFamily,
     /// The address without its last eight bits.
     pub(super) prefix: u128,
 }
@@ -25,7 +27,7 @@ impl Block {
     /// The block of an address, and the address's place in it.
     pub(super) fn of(address: IpAddr) -> (Self, u8) {
         let number = number(address);
-        (Self { family: family(address), prefix: number >> 8 }, number.to_le_bytes()[0])
+        (Self { family: AddressFamily::of(address), prefix: number >> 8 }, number.to_le_bytes()[0])
     }
 }
 
@@ -195,7 +197,7 @@ mod tests {
         let last: IpAddr = "ffff:ffff:ffff:ffff:ffff:ffff:ffff:ffff".parse().unwrap();
         // Not by `RawRange`, which refuses multicast addresses.
         let subnet: ipnet::IpNet = "ffff:ffff:ffff:ffff:ffff:ffff:ffff:fff0/124".parse().unwrap();
-        let first = from_number(Family::V6, number(subnet.network()) + 1);
+        let first = from_number(AddressFamily::V6, number(subnet.network()) + 1);
         let set = RangeSet::new(vec![Range { subnet, first, last, gateway: first }]).unwrap();
         let full = |_: Block| Ok::<_, Infallible>(Bits([u64::MAX; 4]));
         assert_eq!(next_free(&set, Some(last), &[], full).unwrap(), None);

@@ -6,7 +6,7 @@ use std::net::{IpAddr, Ipv6Addr};
 
 use cni_dataplane::{AddressFamily, PortRequest, Snat};
 use cni_kernel::route::{
-    Existing, Family, LOCAL_TABLE, Link, LinkChange, LinkKind, Route, RouteError, RouteKind, RouteSocket,
+    Existing, LOCAL_TABLE, Link, LinkChange, LinkKind, Route, RouteError, RouteKind, RouteSocket,
 };
 use cni_kernel::sysctl;
 use cni_spec::CniError;
@@ -68,7 +68,7 @@ pub(super) fn is_open(container: IpAddr) -> Result<bool, CniError> {
     match AddressFamily::of(container) {
         AddressFamily::V4 => Ok(link.route_localnet),
         AddressFamily::V6 => {
-            let local = socket.routes(Family::V6, LOCAL_TABLE).map_err(failed)?;
+            let local = socket.routes(AddressFamily::V6, LOCAL_TABLE).map_err(failed)?;
             let loopback = IpNet::from(IpAddr::V6(Ipv6Addr::LOCALHOST));
             Ok(local.iter().any(|route| route.dst == loopback && route.link == Some(link.index)))
         }

@@ -7,8 +7,9 @@ mod plan;
 use std::net::IpAddr;
 use std::time::Duration;
 
+use cni_kernel::AddressFamily;
 use cni_kernel::lock::FileLock;
-use cni_kernel::route::{Existing, Family, Link, Route, RouteSocket, Rule};
+use cni_kernel::route::{Existing, Link, Route, RouteSocket, Rule};
 use cni_spec::address::check_container;
 use cni_spec::{AddResult, CniError, ErrorCode, NetConf};
 use nix::errno::Errno;
@@ -60,8 +61,8 @@ impl Config {
     }
 
     fn source(&self, address: ipnet::IpNet, from_ipam: Option<IpAddr>) -> Source {
-        let family = Family::of(address.addr());
-        let chosen = self.gateways.iter().find(|gateway| Family::of(**gateway) == family);
+        let family = AddressFamily::of(address.addr());
+        let chosen = self.gateways.iter().find(|gateway| AddressFamily::of(**gateway) == family);
         let gateway = chosen.copied().map(Gateway::Chosen).or(from_ipam.map(Gateway::FromIpam));
         Source { address, gateway }
     }
@@ -78,8 +79,10 @@ fn gateways(texts: &[String]) -> Result<Vec<IpAddr>, CniError> {
             .parse()
             .map_err(|_| CniError::config(format!("invalid static gateway IP address: {text}")))?;
         let gateway = gateway.to_canonical();
-        if let Some(other) = gateways.iter().find(|other| Family::of(**other) == Family::of(gateway)) {
-            let family = if gateway.is_ipv4() { "IPv4" } else { "IPv6" };
+        if let Some(other) =
+            gateways.iter().find(|other| AddressFamily::of(**other) == AddressFamily::of(gateway))
+        {
+            let family = AddressFamily::of(gateway);
             return Err(CniError::config(format!(
                 "gateways list contains multiple {family} addresses: {other} and {gateway}"
             )));
@@ -176,7 +179,7 @@ fn sources(config: &Config, previous: &AddResult, ifname: &str) -> Vec<Source> {
 impl Present {
     fn read(route: &RouteSocket) -> Result<Self, CniError> {
         let mut present = Self::default();
-        for family in [Family::V4, Family::V6] {
+        for family in AddressFamily::BOTH {
             let Some(rules) = rules(route, family)? else { continue };
             present.rules.extend(rules);
             // 0 stands for all tables.
@@ -187,7 +190,7 @@ impl Present {
 }
 
 /// The rules of a family; none if the kernel lacks the family.
-fn rules(route: &RouteSocket, family: Family) -> Result<Option<Vec<Rule>>, CniError> {
+fn rules(route: &RouteSocket, family: AddressFamily) -> Result<Option<Vec<Rule>>, CniError> {
     match route.rules(family) {
         Err(error) if error.errno() == Some(Errno::EAFNOSUPPORT) => Ok(None),
         rules => rules.map(Some).map_err(failed),
@@ -254,7 +257,7 @@ fn is_of(rule: &Rule, addresses: &[IpAddr]) -> bool {
 
 /// True if there are rules for these addresses.
 fn has_rules(route: &RouteSocket, addresses: &[IpAddr]) -> Result<bool, CniError> {
-    for family in [Family::V4, Family::V6] {
+    for family in AddressFamily::BOTH {
         let rules = rules(route, family)?.unwrap_or_default();
         if rules.iter().any(|rule| is_of(rule, addresses)) {
             return Ok(true);

@@ -6,7 +6,8 @@ use std::collections::BTreeSet;
 use std::net::IpAddr;
 use std::ops::RangeInclusive;
 
-use cni_kernel::route::{Existing, Family, MAIN_TABLE, Route, RouteKind, Rule};
+use cni_kernel::AddressFamily;
+use cni_kernel::route::{Existing, MAIN_TABLE, Route, RouteKind, Rule};
 use cni_spec::AddResult;
 use ipnet::IpNet;
 
@@ -139,10 +140,10 @@ fn in_table(
     present: &Present,
     sources: &[Source],
 ) -> Vec<(Route, Existing)> {
-    let family = Family::of(source.address.addr());
+    let family = AddressFamily::of(source.address.addr());
     let mut routes: Vec<Route> = present
         .of_link(link)
-        .filter(|route| Family::of(route.dst.addr()) == family && is_for(route, source, sources))
+        .filter(|route| AddressFamily::of(route.dst.addr()) == family && is_for(route, source, sources))
         .map(|route| Route { table, ..route.clone() })
         .collect();
     // Routes without a gateway first: they lead to the others' gateways.
@@ -216,8 +217,8 @@ fn hint(route: &Route, sources: &[Source]) -> Option<Route> {
     if route.source.is_some() {
         return Some(route.clone());
     }
-    let family = Family::of(route.dst.addr());
-    let mut of_family = sources.iter().filter(|source| Family::of(source.address.addr()) == family);
+    let family = AddressFamily::of(route.dst.addr());
+    let mut of_family = sources.iter().filter(|source| AddressFamily::of(source.address.addr()) == family);
     let within = of_family.clone().find(|source| source.address.contains(&route.dst.addr()));
     let source = within.or_else(|| of_family.next())?;
     Some(Route { source: Some(source.address.addr()), ..route.clone() })

@@ -298,9 +298,10 @@ impl Attributes {
 mod tests {
     use std::path::Path;
 
+    use cni_kernel::AddressFamily;
     use cni_kernel::mac::Mac;
     use cni_kernel::netns::Netns;
-    use cni_kernel::route::{DuplicateDetection, Existing, Family, NewVeth, Route, RouteKind};
+    use cni_kernel::route::{DuplicateDetection, Existing, NewVeth, Route, RouteKind};
     use cni_spec::Interface;
 
     use super::*;
@@ -357,7 +358,7 @@ mod tests {
             }
             let state = || {
                 let mut all = Vec::new();
-                for family in [Family::V4, Family::V6] {
+                for family in AddressFamily::BOTH {
                     let routes = route.routes(family, 0).unwrap().into_iter();
                     let unicast =
                         routes.filter(|has| has.kind == RouteKind::Unicast && has.link == Some(link.index));

@@ -12,7 +12,7 @@ use cni_dataplane::nftables::addresses;
 use cni_dataplane::node::{self, OwnTable};
 use cni_dataplane::owner::AttachmentHash;
 use cni_dataplane::{AddressFamily, Backend, Error, HostAddress, Listed, Owner, Protocol};
-use cni_kernel::route::{Family, LOCAL_TABLE, Link, LinkKind, RouteKind, RouteSocket, Switch};
+use cni_kernel::route::{LOCAL_TABLE, Link, LinkKind, RouteKind, RouteSocket, Switch};
 use cni_kernel::sysctl;
 use cni_runtime::{Cache, cache};
 use ipnet::IpNet;
@@ -122,7 +122,7 @@ impl Facts {
             way: None,
             sources: None,
             masquerade: None,
-            forwards: route.forwards(Family::of(to.ip())).map_err(|e| text(&e))?,
+            forwards: route.forwards(AddressFamily::of(to.ip())).map_err(|e| text(&e))?,
             dropping: check_node::dropping_forward_chains(family),
             bridge_netfilter: bridge_netfilter(family),
             packet,
@@ -259,7 +259,7 @@ fn way(route: &RouteSocket, container: IpAddr) -> Result<Option<Way>, String> {
     let Ok(found) = route.route_to(container) else { return Ok(None) };
     let Some(index) = found.link else { return Ok(None) };
     let link = route.link_by_index(index).map_err(|e| e.to_string())?;
-    let local = route.routes(Family::V6, LOCAL_TABLE).map_err(|e| e.to_string())?;
+    let local = route.routes(AddressFamily::V6, LOCAL_TABLE).map_err(|e| e.to_string())?;
     let loopback = |dst: &IpNet| dst.addr().is_loopback();
     let accepts_loopback6 = local.iter().any(|one| loopback(&one.dst) && one.link == Some(link.index));
     let is_bridge = link.kind == LinkKind::Bridge;

@@ -8,9 +8,10 @@ use std::fs;
 use std::path::Path;
 
 use cni_dataplane::{Owner, dump};
+use cni_kernel::AddressFamily;
 use cni_kernel::dir::DurableDir;
 use cni_kernel::netns::Netns;
-use cni_kernel::route::{Family, LOCAL_TABLE, MAIN_TABLE, RouteSocket};
+use cni_kernel::route::{LOCAL_TABLE, MAIN_TABLE, RouteSocket};
 use cni_kernel::{sysctl, xtables};
 use cni_runtime::{Cache, CacheError, cache};
 use cni_spec::{check_container_id, check_ifname};
@@ -187,7 +188,7 @@ fn modules(list: &str) -> String {
 
 fn legacy_chains() -> String {
     let mut text = String::new();
-    for (family, name) in [(Family::V4, "iptables-legacy"), (Family::V6, "ip6tables-legacy")] {
+    for (family, name) in [(AddressFamily::V4, "iptables-legacy"), (AddressFamily::V6, "ip6tables-legacy")] {
         for table in ["nat", "filter", "mangle", "raw"] {
             // Reading a missing table would load it.
             if !xtables::has_table(family, table) {
@@ -223,9 +224,9 @@ fn links() -> Result<String, String> {
         }
     }
     for (family, table, title) in [
-        (Family::V4, MAIN_TABLE, "routes, IPv4"),
-        (Family::V6, MAIN_TABLE, "routes, IPv6"),
-        (Family::V6, LOCAL_TABLE, "routes to this node, IPv6"),
+        (AddressFamily::V4, MAIN_TABLE, "routes, IPv4"),
+        (AddressFamily::V6, MAIN_TABLE, "routes, IPv6"),
+        (AddressFamily::V6, LOCAL_TABLE, "routes to this node, IPv6"),
     ] {
         let _written = writeln!(text, "\n{title}:");
         for one in route.routes(family, table).map_err(failed)? {

@@ -2,8 +2,9 @@
 
 //! The common keys of the plugins that make a single link.
 
+use cni_kernel::AddressFamily;
 use cni_kernel::mac::Mac;
-use cni_kernel::route::{Family, Link, NewKind, NewLink, RouteError, RouteSocket};
+use cni_kernel::route::{Link, NewKind, NewLink, RouteError, RouteSocket};
 use cni_spec::{Args, CniError, Dns, ErrorCode, NetConf, check_link_name};
 use serde::Deserialize;
 
@@ -130,7 +131,7 @@ impl Below {
             let missing = || CniError::internal(format!("failed to lookup master {name:?}: Link not found"));
             return route.find_link(name).map_err(failed)?.ok_or_else(missing);
         }
-        for family in [Family::V4, Family::V6] {
+        for family in AddressFamily::BOTH {
             let default = route.default_route(family).map_err(failed)?;
             if let Some(index) = default.and_then(|default| default.link) {
                 return route.link_by_index(index).map_err(failed);
