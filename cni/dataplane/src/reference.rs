@@ -43,9 +43,6 @@ pub(crate) struct Reference {
     masquerade: Option<TableId>,
 }
 
-/// A table and one of its chains.
-type Place<'a> = (&'a TableId, &'static str);
-
 impl Reference {
     /// Finds the tables by three reads by name; none if there are none.
     pub(crate) fn find() -> Result<Option<Self>, Error> {
@@ -76,13 +73,14 @@ impl Reference {
         Ok(any.then_some(Self { socket, ports, masquerade }))
     }
 
-    fn rules(&self, (table, chain): Place<'_>) -> Result<Vec<RuleInfo>, Error> {
+    fn rules(&self, table: &TableId, chain: &str) -> Result<Vec<RuleInfo>, Error> {
         self.socket
             .rules(table, chain)
             .map_err(|e| Error::kernel(format!("list the rules of chain {table} {chain}"), e))
     }
 
-    fn places(&self, kinds: Kinds) -> Vec<Place<'_>> {
+    /// The tables and chains with rules of containers.
+    fn places(&self, kinds: Kinds) -> Vec<(&TableId, &'static str)> {
         let mut places = Vec::new();
         if kinds.ports() {
             for (_, table) in &self.ports {
@@ -106,7 +104,7 @@ impl Reference {
     /// with that rule, whatever `kinds` is, as their network is unknown without it.
     pub(crate) fn retain(&self, network: &str, valid: &[Attachment], kinds: Kinds) -> Result<(), Error> {
         let Some(table) = &self.masquerade else { return Ok(()) };
-        let rules = self.rules((table, MASQUERADE_CHAIN))?;
+        let rules = self.rules(table, MASQUERADE_CHAIN)?;
         let of_network = rules.iter().filter(|rule| is_of_network(rule, network));
         let dead: Vec<&RuleInfo> = of_network.filter(|rule| !valid.iter().any(|a| is_of(rule, a))).collect();
         let comments: BTreeSet<&str> = dead.iter().filter_map(|rule| rule.comment.as_deref()).collect();
@@ -134,9 +132,9 @@ impl Reference {
     ) -> Result<(), Error> {
         transact(&self.socket, operation, |_| {
             let mut batch = Transaction::new();
-            for place in self.places(kinds) {
-                for rule in self.rules(place)?.iter().filter(|rule| condemned(rule)) {
-                    batch.delete_rule(place.0, place.1, rule.handle);
+            for (table, chain) in self.places(kinds) {
+                for rule in self.rules(table, chain)?.iter().filter(|rule| condemned(rule)) {
+                    batch.delete_rule(table, chain, rule.handle);
                 }
             }
             Ok((batch, ()))
@@ -145,8 +143,8 @@ impl Reference {
 
     /// True if the attachment has rules here.
     pub(crate) fn holds(&self, attachment: &Attachment, kinds: Kinds) -> Result<bool, Error> {
-        for place in self.places(kinds) {
-            if self.rules(place)?.iter().any(|rule| is_of(rule, attachment)) {
+        for (table, chain) in self.places(kinds) {
+            if self.rules(table, chain)?.iter().any(|rule| is_of(rule, attachment)) {
                 return Ok(true);
             }
         }
@@ -158,7 +156,7 @@ impl Reference {
         for (family, table) in &self.ports {
             let of_family = request.ports.iter().filter(|port| port.host.address.family() == *family);
             let wanted: usize = of_family.map(|port| port.host.len()).sum();
-            let rules = self.rules((table, HOSTPORTS))?;
+            let rules = self.rules(table, HOSTPORTS)?;
             let found = rules.iter().filter(|rule| is_of(rule, &request.attachment)).count();
             if found < wanted {
                 let text = format!(
@@ -292,20 +290,23 @@ impl Reference {
     pub(crate) fn survey(&self) -> Result<Vec<Piece>, Error> {
         let mut pieces: Vec<Piece> = Vec::new();
         for (family, table) in &self.ports {
-            let everybodys = self.conditions((table, "prerouting"))?;
-            let masquerading = self.rules((table, PORT_CHAINS[2]))?;
+            let has_conditions = self.has_conditions(table)?;
+            let masquerading = self.rules(table, PORT_CHAINS[2])?;
             for chain in [PORT_CHAINS[0], PORT_CHAINS[1]] {
-                for rule in self.rules((table, chain))? {
+                for rule in self.rules(table, chain)? {
                     let (Some(comment), Some(address)) = (&rule.comment, container_address(&rule)) else {
                         continue;
                     };
-                    let port = port_of(&rule, *family).filter(|_| everybodys.is_none());
+                    let port = port_of(&rule, *family).filter(|_| !has_conditions);
                     let at = pieces
                         .iter_mut()
                         .find(|one| !one.masquerade && one.comment == *comment && one.address == address);
-                    let why = || match &everybodys {
-                        Some(_) => format!("the conditions of table {table} hold for all containers"),
-                        None => format!("a rule of chain {table} {chain} cannot be read"),
+                    let why = || {
+                        if has_conditions {
+                            format!("the conditions of table {table} hold for all containers")
+                        } else {
+                            format!("a rule of chain {table} {chain} cannot be read")
+                        }
                     };
                     match (at, port) {
                         (Some(Piece { what: Ok(What::Ports(all)), .. }), Some(port)) => {
@@ -334,7 +335,7 @@ impl Reference {
         }
         self.survey_rest(&mut pieces)?;
         if let Some(table) = &self.masquerade {
-            for rule in self.rules((table, MASQUERADE_CHAIN))? {
+            for rule in self.rules(table, MASQUERADE_CHAIN)? {
                 let (Some(comment), Some(address)) = (rule.comment.clone(), container_address(&rule)) else {
                     continue;
                 };
@@ -350,7 +351,7 @@ impl Reference {
     /// Adds rules for packets to ports whose translation is removed already.
     fn survey_rest(&self, pieces: &mut Vec<Piece>) -> Result<(), Error> {
         for (_, table) in &self.ports {
-            for rule in self.rules((table, PORT_CHAINS[2]))? {
+            for rule in self.rules(table, PORT_CHAINS[2])? {
                 let (Some(comment), Some(address)) = (rule.comment.clone(), container_address(&rule)) else {
                     continue;
                 };
@@ -364,13 +365,13 @@ impl Reference {
         Ok(())
     }
 
-    /// Some if a rule that leads to the ports has conditions other than the node's own addresses.
-    fn conditions(&self, place: Place<'_>) -> Result<Option<()>, Error> {
+    /// True if a rule that leads to the ports has conditions other than the node's own addresses.
+    fn has_conditions(&self, table: &TableId) -> Result<bool, Error> {
         let plain = |rule: &RuleInfo| {
             let stmts = rule.stmts.as_deref().unwrap_or_default();
             matches!(stmts, [local, Stmt::Verdict(_)] if *local == Stmt::fib_daddr_local())
         };
-        Ok(self.rules(place)?.iter().any(|rule| !plain(rule)).then_some(()))
+        Ok(self.rules(table, "prerouting")?.iter().any(|rule| !plain(rule)))
     }
 
     /// Removes the rules of these pieces, and leaves conntrack alone.
@@ -399,7 +400,7 @@ impl Reference {
                 let there = self.socket.table(table).map_err(|e| Error::kernel(operation, e))?.is_some();
                 let mut used = false;
                 for chain in chains {
-                    used |= !self.rules((table, chain))?.is_empty();
+                    used |= !self.rules(table, chain)?.is_empty();
                 }
                 if there && !used {
                     batch.delete_table(table);

@@ -119,8 +119,12 @@ impl<K: Plain, V: Plain> Table<K, V> {
     }
 }
 
-/// A way to write an element.
-type Put<K, V> = fn(&mut Table<K, V>, K, V) -> Result<(), Error>;
+/// The treatment of a port's earlier entry.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Existing {
+    Replace,
+    Keep,
+}
 
 /// The maps of pods and their published ports.
 #[derive(Debug)]
@@ -280,30 +284,31 @@ impl Tables {
 
     /// Writes the target of a port. A target of the other address family changes nothing.
     pub(super) fn put_port(&mut self, port: &Published, target: &Target) -> Result<(), Error> {
-        self.write_port(port, target, (Table::put, Table::put))
+        self.write_port(port, target, Existing::Replace)
     }
 
     /// As [`Self::put_port`], unless the port has an entry: a concurrent writer takes precedence.
     pub(super) fn put_new_port(&mut self, port: &Published, target: &Target) -> Result<(), Error> {
-        self.write_port(port, target, (Table::put_new, Table::put_new))
+        self.write_port(port, target, Existing::Keep)
     }
 
-    fn write_port(
-        &mut self,
-        port: &Published,
-        target: &Target,
-        (put4, put6): (Put<PortKey4, PortTarget4>, Put<PortKey6, PortTarget6>),
-    ) -> Result<(), Error> {
+    fn write_port(&mut self, port: &Published, target: &Target, existing: Existing) -> Result<(), Error> {
         let Target { pod, generation, flags, .. } = *target;
         let to = Port::new(target.port);
         match (port.keys(), target.address) {
             (Keys::V4(key), IpAddr::V4(address)) => {
                 let target = PortTarget { pod, generation, address: address.into(), port: to, flags };
-                put4(&mut self.ports4, key, target)
+                match existing {
+                    Existing::Replace => self.ports4.put(key, target),
+                    Existing::Keep => self.ports4.put_new(key, target),
+                }
             }
             (Keys::V6(key), IpAddr::V6(address)) => {
                 let target = PortTarget { pod, generation, address: address.into(), port: to, flags };
-                put6(&mut self.ports6, key, target)
+                match existing {
+                    Existing::Replace => self.ports6.put(key, target),
+                    Existing::Keep => self.ports6.put_new(key, target),
+                }
             }
             _ => Ok(()),
         }

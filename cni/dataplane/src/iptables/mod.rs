@@ -35,7 +35,8 @@ use std::net::IpAddr;
 use cni_spec::Attachment;
 
 use crate::nftables::conntrack::{self, Which};
-use crate::nftables::owner_entry::{self, KIND_IPTABLES_MASQUERADE, KIND_IPTABLES_PORTS, Recorded};
+use crate::nftables::migration::Transit;
+use crate::nftables::owner_entry::{self, KIND_IPTABLES_MASQUERADE, KIND_IPTABLES_PORTS, NewEntry, Recorded};
 use crate::nftables::session::Session;
 use crate::owner::{AttachmentHash, Life, NetworkHash};
 use crate::{
@@ -156,7 +157,8 @@ impl Owners {
     }
 
     fn put(&self, kind: u32, attachment: &Attachment, netns: &ContainerNetns) -> Result<(), Error> {
-        self.0.as_ref().map_or(Ok(()), |session| owner_entry::put(session, kind, (attachment, netns)))
+        let new = NewEntry { attachment, netns, kind, transit: Transit::Settled };
+        self.0.as_ref().map_or(Ok(()), |session| owner_entry::put(session, &new))
     }
 
     fn remove(&self, hash: AttachmentHash, kinds: &[u32]) -> Result<(), Error> {

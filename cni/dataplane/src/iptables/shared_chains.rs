@@ -20,20 +20,27 @@ pub enum Purpose {
     Firewall,
 }
 
+/// The place of shared chains in the ruleset.
+struct Layout {
+    table: TableName,
+    /// The built-in chains that jump to the shared chains.
+    leading: &'static [&'static str],
+    shared: &'static [&'static str],
+}
+
 impl Purpose {
-    /// The table, its built-in chains that jump to the shared chains, and the shared chains.
-    const fn layout(self) -> (TableName, &'static [&'static str], &'static [&'static str]) {
+    const fn layout(self) -> Layout {
         match self {
-            Self::Ports => (
-                TableName::Nat,
-                &[PREROUTING, OUTPUT, POSTROUTING],
-                &[names::HOSTPORT_DNAT, names::HOSTPORT_SETMARK, names::HOSTPORT_MASQ],
-            ),
-            Self::Firewall => (
-                TableName::Filter,
-                &[filter::FORWARD],
-                &[filter::CONTAINERS, filter::ADMIN, filter::STAGE_1, filter::STAGE_2],
-            ),
+            Self::Ports => Layout {
+                table: TableName::Nat,
+                leading: &[PREROUTING, OUTPUT, POSTROUTING],
+                shared: &[names::HOSTPORT_DNAT, names::HOSTPORT_SETMARK, names::HOSTPORT_MASQ],
+            },
+            Self::Firewall => Layout {
+                table: TableName::Filter,
+                leading: &[filter::FORWARD],
+                shared: &[filter::CONTAINERS, filter::ADMIN, filter::STAGE_1, filter::STAGE_2],
+            },
         }
     }
 
@@ -47,7 +54,7 @@ impl Purpose {
     }
 
     fn removal(self, listing: &Listing) -> Batch {
-        let (table, leading, shared) = self.layout();
+        let Layout { table, leading, shared } = self.layout();
         let mut batch = Batch::new(table);
         for from in leading {
             batch.delete_jumps(listing, from, shared);
@@ -74,7 +81,7 @@ impl SharedChains {
     pub fn all(purpose: Purpose) -> Result<Vec<Self>, Error> {
         let places = match purpose {
             Purpose::Ports => {
-                let (table, _, shared) = purpose.layout();
+                let Layout { table, shared, .. } = purpose.layout();
                 detect::places_with_chain(table, shared)?
             }
             Purpose::Firewall => filter::places()?,
@@ -87,7 +94,7 @@ impl SharedChains {
     /// # Errors
     /// [`Error::Kernel`] if the chains cannot be read, [`Error::NoIptables`] without the tools.
     pub fn needed(&self) -> Result<Option<&'static str>, Error> {
-        let (table, _, shared) = self.purpose.layout();
+        let Layout { table, shared, .. } = self.purpose.layout();
         Ok(self.purpose.needed(&Tools::new(self.place, table).read(shared)?))
     }
 
@@ -97,7 +104,7 @@ impl SharedChains {
     /// # Errors
     /// As for [`Self::needed`], and [`Error::Busy`] if other processes change the chains at every attempt.
     pub fn remove(&self) -> Result<Option<&'static str>, Error> {
-        let (table, leading, shared) = self.purpose.layout();
+        let Layout { table, leading, shared } = self.purpose.layout();
         let chains = [leading, shared].concat();
         let mut needed = None;
         let operation = "remove the chains that containers shared";

@@ -275,7 +275,7 @@ fn lock_holder() -> String {
     let file = std::env::var_os("XTABLES_LOCKFILE").map_or_else(|| "/run/xtables.lock".into(), PathBuf::from);
     let pid = std::fs::metadata(file)
         .ok()
-        .and_then(|meta| holder_in(&std::fs::read_to_string("/proc/locks").ok()?, (meta.dev(), meta.ino())));
+        .and_then(|meta| holder_in(&std::fs::read_to_string("/proc/locks").ok()?, meta.dev(), meta.ino()));
     let Some(pid) = pid else { return "an unknown process".to_owned() };
     let name = std::fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
     if name.is_empty() { format!("process {pid}") } else { format!("process {pid} ({})", name.trim()) }
@@ -284,7 +284,7 @@ fn lock_holder() -> String {
 /// The holder of a file's lock in the text of `/proc/locks` (proc_locks(5)): number, kind, mode, access,
 /// process, and the file as major:minor:inode, the device's numbers in hexadecimal. A waiting process has an
 /// arrow after the number.
-fn holder_in(locks: &str, (dev, ino): (u64, u64)) -> Option<u32> {
+fn holder_in(locks: &str, dev: u64, ino: u64) -> Option<u32> {
     let file = format!("{:02x}:{:02x}:{ino}", nix::sys::stat::major(dev), nix::sys::stat::minor(dev));
     locks.lines().find_map(|line| {
         let words: Vec<&str> = line.split_whitespace().collect();
@@ -361,10 +361,10 @@ mod tests {
                      1: -> FLOCK  ADVISORY  WRITE 99 00:27:5 0 EOF\n\
                      2: POSIX  ADVISORY  READ 20654 fe:00:10133507 0 EOF\n";
         let device = nix::sys::stat::makedev(0, 0x27);
-        assert_eq!(holder_in(locks, (device, 4)), Some(21770));
-        assert_eq!(holder_in(locks, (device, 5)), None, "it waits");
-        assert_eq!(holder_in(locks, (nix::sys::stat::makedev(0xfe, 0), 10_133_507)), Some(20654));
-        assert_eq!(holder_in(locks, (device, 6)), None);
+        assert_eq!(holder_in(locks, device, 4), Some(21770));
+        assert_eq!(holder_in(locks, device, 5), None, "it waits");
+        assert_eq!(holder_in(locks, nix::sys::stat::makedev(0xfe, 0), 10_133_507), Some(20654));
+        assert_eq!(holder_in(locks, device, 6), None);
     }
 
     #[test]

@@ -202,7 +202,7 @@ fn groups(works: Vec<Work>) -> Vec<Vec<Work>> {
 fn by_attachment(works: Vec<Work>) -> BTreeMap<AttachmentHash, Vec<Work>> {
     let mut all: BTreeMap<AttachmentHash, Vec<Work>> = BTreeMap::new();
     for work in works {
-        all.entry(work.key().0).or_default().push(work);
+        all.entry(work.key().hash).or_default().push(work);
     }
     all
 }
@@ -242,7 +242,8 @@ impl Mover<'_> {
             (BackendName::Ebpf | BackendName::Nftables, None) => self.only_to_table(group),
             (BackendName::Nftables, Some(programs)) => {
                 let (of_programs, others) = group.into_iter().partition(|work| work.place == Place::Ebpf);
-                let (moved, mut rows) = self.leave_programs(programs, of_programs);
+                let mut rows = Vec::new();
+                let moved = self.leave_programs(programs, of_programs, &mut rows);
                 rows.extend(moved.iter().map(|(work, why)| work.row(State::Moved, why.as_str())));
                 rows.extend(self.only_to_table(others)?);
                 Ok(rows)
@@ -251,8 +252,9 @@ impl Mover<'_> {
             (BackendName::Iptables, Some(programs)) => {
                 let (of_programs, mut others): (Vec<Work>, Vec<Work>) =
                     group.into_iter().partition(|work| work.place == Place::Ebpf);
-                let (free, mut rows) = self.leave_programs(programs, of_programs);
-                let (free, whys): (Vec<Work>, Vec<String>) = free.into_iter().unzip();
+                let mut rows = Vec::new();
+                let (free, whys): (Vec<Work>, Vec<String>) =
+                    self.leave_programs(programs, of_programs, &mut rows).into_iter().unzip();
                 let remarks: BTreeMap<String, String> =
                     free.iter().map(|work| work.wanted.to_string()).zip(whys).collect();
                 others.extend(free);
@@ -279,7 +281,8 @@ impl Mover<'_> {
             begun.extend(all.into_iter().map(|(key, found)| (key, found.owner, found.transit)));
         } else {
             for one in owner_entry::list(&self.session, |_| true)? {
-                begun.push(((one.owner.attachment_hash, one.kind), one.owner, one.transit));
+                let key = Key { hash: one.owner.attachment_hash, kind: one.kind };
+                begun.push((key, one.owner, one.transit));
             }
         }
         begun.retain(|(key, owner, transit)| {
@@ -294,7 +297,7 @@ impl Mover<'_> {
             match transit {
                 Transit::Verified => self.mark(&[key], &[transit], Transit::Settled).map(drop)?,
                 _ if to_table => self.unmake_in_table(&[key])?,
-                _ => self.remove_owners_chains(&owner, key.1)?,
+                _ => self.remove_owners_chains(&owner, key.kind)?,
             }
         }
         Ok(())
@@ -303,7 +306,7 @@ impl Mover<'_> {
     /// Sets the state of entries that have one of the states `from`. Returns the entries that are in state
     /// `to` now.
     fn mark(&self, keys: &[Key], from: &[Transit], to: Transit) -> Result<BTreeSet<Key>, Error> {
-        migration::mark(&self.session, keys, (from, to), &|_| Vec::new())
+        migration::mark(&self.session, keys, from, to, &|_| Vec::new())
     }
 
     /// Reads the places again, and calls `unmake` for copies whose original has changed or gone. Returns the
@@ -328,7 +331,7 @@ impl Mover<'_> {
     /// True if the iptables backend has an entry again that the migration has removed: an ADD writes it
     /// first.
     fn is_added_again(&self, record: &Key) -> bool {
-        matches!(self.session.entry(record.0, record.1), Ok(Some(_)))
+        matches!(self.session.entry(record.hash, record.kind), Ok(Some(_)))
     }
 
     /// Empties the old places outside our table. Returns true if no ADD can have lost chains.
@@ -402,7 +405,7 @@ struct OldPlaces {
 impl OldPlaces {
     fn read(mover: &Mover<'_>) -> Result<Self, Error> {
         let rules = Reference::find()?.map(|reference| reference.survey()).transpose()?.unwrap_or_default();
-        let table = read_table::all(&mover.session)?.into_keys().map(|(hash, _)| hash).collect();
+        let table = read_table::all(&mover.session)?.into_keys().map(|key| key.hash).collect();
         Ok(Self { chains: read_back::all()?, table, rules, to: mover.order.to })
     }
 

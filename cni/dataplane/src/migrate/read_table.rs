@@ -51,10 +51,13 @@ pub(crate) fn all(session: &Session) -> Result<BTreeMap<Key, Found>, Error> {
         let Some(owner) = &held.owner else { continue };
         match (held.map, held.key.as_slice()) {
             (Map::Owners, [_, Value::Mark(kind)]) if [KIND_PORTS, KIND_MASQUERADE].contains(kind) => {
-                entries.push(((owner.attachment_hash, *kind), held));
+                entries.push((Key { hash: owner.attachment_hash, kind: *kind }, held));
             }
             (Map::Owners, _) => {}
-            (map, _) => elements.entry((owner.attachment_hash, map.kind())).or_default().push(held),
+            (map, _) => {
+                let key = Key { hash: owner.attachment_hash, kind: map.kind() };
+                elements.entry(key).or_default().push(held);
+            }
         }
     }
     let mut all = BTreeMap::new();
@@ -62,8 +65,8 @@ pub(crate) fn all(session: &Session) -> Result<BTreeMap<Key, Found>, Error> {
         let Some(owner) = entry.owner.clone() else { continue };
         let mut of_it = elements.remove(&key).unwrap_or_default();
         of_it.sort_by(|a, b| format!("{:?}", a.key).cmp(&format!("{:?}", b.key)));
-        let what = match key.1 {
-            KIND_PORTS => read_ports(session, key.0, &of_it)?,
+        let what = match key.kind {
+            KIND_PORTS => read_ports(session, key.hash, &of_it)?,
             _ => read_masquerade(&of_it),
         };
         let netns = entry.record.as_ref().and_then(Record::here);

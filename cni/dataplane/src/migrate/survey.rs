@@ -98,14 +98,14 @@ impl Mover<'_> {
                 Attachment::new(&found.owner.network, &found.owner.container_id, &found.owner.ifname).ok();
             let clues = self.order.clues.iter().map(|clue| clue.attachment.clone());
             let mut candidates = named.iter().cloned().chain(clues);
-            let attachment = candidates.find(|attachment| AttachmentHash::of(attachment) == key.0);
+            let attachment = candidates.find(|attachment| AttachmentHash::of(attachment) == key.hash);
             let place = match (attachment.as_ref().or(named.as_ref()), &found.what) {
                 (Some(name), Ok(what)) => {
                     self.place(programs, &self.wanted(name, found.netns.clone(), what.clone()))?
                 }
                 _ => Place::Nftables,
             };
-            let kind = if key.1 == KIND_PORTS { "published ports" } else { "masquerade" };
+            let kind = if key.kind == KIND_PORTS { "published ports" } else { "masquerade" };
             let description = format!("{kind} of {}", found.owner);
             match (attachment, found.what) {
                 (Some(attachment), Ok(what)) => {

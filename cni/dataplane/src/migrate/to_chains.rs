@@ -9,8 +9,8 @@ use cni_spec::Attachment;
 use super::work::{Source, Wanted, Work, record_kind};
 use super::{Mover, NOTHING, REMOVED, Row, State};
 use crate::iptables::Iptables;
-use crate::nftables::migration::{self, Key, Part, Transit};
-use crate::nftables::owner_entry;
+use crate::nftables::migration::{self, Key, Part, Removal, Transit};
+use crate::nftables::owner_entry::{self, NewEntry};
 use crate::nftables::session::Held;
 use crate::{Error, Owner};
 
@@ -64,9 +64,10 @@ impl Mover<'_> {
         self.mark(&records, &[Transit::Made], Transit::Verified)?;
         let keys: Vec<Key> = works.iter().map(Work::key).collect();
         let settle = |kind| Some(record_kind(kind));
-        migration::take_away(&self.session, &keys, Part::Translation, (&is_in_transit, &settle))?;
+        let removal = |part| Removal { part, still: &is_in_transit, settle: &settle };
+        migration::take_away(&self.session, &keys, &removal(Part::Translation))?;
         wait_for_packets();
-        let gone = migration::take_away(&self.session, &keys, Part::All, (&is_in_transit, &settle))?;
+        let gone = migration::take_away(&self.session, &keys, &removal(Part::All))?;
         let mut rows = Vec::new();
         for work in works {
             if gone.contains(&work.key()) {
@@ -81,7 +82,7 @@ impl Mover<'_> {
 
     /// Makes the thing in chains. Returns the reason to leave it alone, if there is one.
     fn make_in_chains(&self, work: &Work) -> Result<Option<&'static str>, Error> {
-        let (hash, kind) = work.record();
+        let Key { hash, kind } = work.record();
         let is_of_table = matches!(work.source, Source::Table);
         if Iptables::shares_chains(&self.session, &work.attachment, kind)? {
             return Ok(Some("another interface of the container has things in the same chains"));
@@ -97,9 +98,15 @@ impl Mover<'_> {
         if before == Some(Transit::Settled) && !is_of_table {
             return Ok(Some("iptables has something of the same attachment"));
         }
-        let (table_hash, table_kind) = work.key();
-        let is_there = || Ok(!is_of_table || self.session.entry(table_hash, table_kind)?.is_some());
-        if !owner_entry::put_if(&self.session, (kind, Transit::Made), work.wanted.owner(), &is_there)? {
+        let here = work.key();
+        let is_there = || Ok(!is_of_table || self.session.entry(here.hash, here.kind)?.is_some());
+        let new = NewEntry {
+            attachment: &work.attachment,
+            netns: work.wanted.netns(),
+            kind,
+            transit: Transit::Made,
+        };
+        if !owner_entry::put_if(&self.session, &new, &is_there)? {
             return Ok(Some(REMOVED));
         }
         match &work.wanted {
@@ -111,7 +118,7 @@ impl Mover<'_> {
 
     /// Removes the chains again, unless an ADD has made them its own.
     fn unmake_in_chains(&self, work: &Work) -> Result<(), Error> {
-        let (hash, kind) = work.record();
+        let Key { hash, kind } = work.record();
         if self.session.entry(hash, kind)?.is_some_and(|entry| entry.transit() == Transit::Settled) {
             return Ok(());
         }

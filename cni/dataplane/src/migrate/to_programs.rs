@@ -151,7 +151,7 @@ impl Mover<'_> {
             Err(error) => return Err(failed(error)),
         };
         for work in &works {
-            let (hash, kind) = work.key();
+            let Key { hash, kind } = work.key();
             match self.session.entry(hash, kind) {
                 Ok(Some(_)) => {}
                 Ok(None) => return Err(all(State::LeftAlone, REMOVED.to_owned())),
@@ -192,35 +192,36 @@ impl Mover<'_> {
     }
 
     /// Lets netfilter serve a group again. Returns the things that the programs no longer serve, each with a
-    /// remark, and rows about the others.
+    /// remark, and adds rows about the others.
     pub(super) fn leave_programs(
         &self,
         programs: &mut Moving,
         works: Vec<Work>,
-    ) -> (Vec<(Work, String)>, Vec<Row>) {
+        rows: &mut Vec<Row>,
+    ) -> Vec<(Work, String)> {
         if works.is_empty() {
-            return (Vec::new(), Vec::new());
+            return Vec::new();
         }
         match programs.withdraw(&things(&works)) {
             Ok(handed) => {
                 let mut remarked: Vec<AttachmentHash> = Vec::new();
                 let mut remark = |work: &Work| {
                     // Once for each container.
-                    if remarked.contains(&work.key().0) {
+                    if remarked.contains(&work.key().hash) {
                         return String::new();
                     }
-                    remarked.push(work.key().0);
+                    remarked.push(work.key().hash);
                     handed.complaint(&work.wanted.thing().addresses()).unwrap_or_default()
                 };
                 let with_why = works.into_iter().map(|work| {
                     let why = remark(&work);
                     (work, why)
                 });
-                (with_why.collect(), Vec::new())
+                with_why.collect()
             }
             Err(error) => {
-                let rows = works.iter().map(|work| work.row(State::Failed, error.to_string()));
-                (Vec::new(), rows.collect())
+                rows.extend(works.iter().map(|work| work.row(State::Failed, error.to_string())));
+                Vec::new()
             }
         }
     }

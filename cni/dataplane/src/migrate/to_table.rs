@@ -10,7 +10,7 @@ use super::work::{Source, Wanted, Work, record_kind};
 use super::{Mover, NOTHING, REMOVED, Row, State, read_table};
 use crate::Error;
 use crate::iptables::read_back::What;
-use crate::nftables::migration::{self, Key, Part, Transit};
+use crate::nftables::migration::{self, Key, Part, Removal, Transit};
 use crate::nftables::session::Held;
 use crate::nftables::{masquerade_job, ports_job};
 
@@ -27,7 +27,8 @@ impl Mover<'_> {
     /// Removes copies from the table whose old place has become empty.
     pub(super) fn unmake_in_table(&self, keys: &[Key]) -> Result<(), Error> {
         let is_made = |entry: &Held| Ok(entry.transit() == Transit::Made);
-        migration::take_away(&self.session, keys, Part::All, (&is_made, &|_| None)).map(drop)
+        let removal = Removal { part: Part::All, still: &is_made, settle: &|_| None };
+        migration::take_away(&self.session, keys, &removal).map(drop)
     }
 
     /// Returns the things that are in the table now, and rows about the others.
@@ -49,7 +50,7 @@ impl Mover<'_> {
         let keys: Vec<Key> = verified.iter().map(Work::key).collect();
         let from = [Transit::Made, Transit::Verified, Transit::Settled];
         let without_record = |kind| vec![record_kind(kind)];
-        let marked = migration::mark(&self.session, &keys, (&from, Transit::Verified), &without_record)?;
+        let marked = migration::mark(&self.session, &keys, &from, Transit::Verified, &without_record)?;
         let (going, gone): (Vec<Work>, Vec<Work>) =
             verified.into_iter().partition(|work| marked.contains(&work.key()));
         rows.extend(gone.iter().map(|work| work.row(State::LeftAlone, REMOVED)));
@@ -82,7 +83,7 @@ impl Mover<'_> {
         here: Option<&read_table::Found>,
     ) -> Result<Option<&'static str>, Error> {
         let record = work.record();
-        let way_back = self.session.entry(record.0, record.1)?.map(|entry| entry.transit());
+        let way_back = self.session.entry(record.hash, record.kind)?.map(|entry| entry.transit());
         match (here, way_back) {
             // A move to the chains had just begun: the table is complete, the chains may not be.
             (Some(_), Some(Transit::Made)) => return Ok(None),

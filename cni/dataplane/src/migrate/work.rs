@@ -82,10 +82,10 @@ impl Wanted {
         }
     }
 
-    pub(super) fn owner(&self) -> (&Attachment, &ContainerNetns) {
+    pub(super) fn netns(&self) -> &ContainerNetns {
         match self {
-            Self::Ports(request) => (&request.attachment, &request.netns),
-            Self::Masquerade(request) => (&request.attachment, &request.netns),
+            Self::Ports(request) => &request.netns,
+            Self::Masquerade(request) => &request.netns,
         }
     }
 }
@@ -118,12 +118,12 @@ impl From<&Wanted> for What {
 impl Work {
     /// Its owner's entry in our table.
     pub(super) fn key(&self) -> Key {
-        (AttachmentHash::of(&self.attachment), self.wanted.kind())
+        Key { hash: AttachmentHash::of(&self.attachment), kind: self.wanted.kind() }
     }
 
     /// The entry of the iptables backend for it.
     pub(super) fn record(&self) -> Key {
-        (AttachmentHash::of(&self.attachment), record_kind(self.wanted.kind()))
+        Key { kind: record_kind(self.wanted.kind()), ..self.key() }
     }
 
     /// True for rules without ports.

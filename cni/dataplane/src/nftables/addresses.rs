@@ -76,34 +76,35 @@ pub(crate) fn settle(session: &Session) -> Result<(), Error> {
         if wanted == found || !matches!(session.state()?, State::Ready) {
             return unchanged(());
         }
-        Ok((change(&session.shared_chains()?, session.layout()?, (wanted.as_ref(), found.as_ref())), ()))
+        let change = Change { found: found.as_ref(), wanted: wanted.as_ref() };
+        Ok((change.batch(&session.shared_chains()?, session.layout()?), ()))
     })
 }
 
-/// Builds the batch that turns the found addresses into the wanted ones.
-fn change(
-    shared: &[SharedChain],
-    layout: Layout,
-    (wanted, found): (Option<&BTreeSet<IpAddr>>, Option<&BTreeSet<IpAddr>>),
-) -> Transaction {
-    let (none, table) = (BTreeSet::new(), schema::table());
-    let mut batch = Transaction::new();
-    match (wanted, found) {
-        (Some(wanted), found) => {
-            if found.is_none() {
+/// The addresses in the table and those to have there; none: every local one counts.
+struct Change<'a> {
+    found: Option<&'a BTreeSet<IpAddr>>,
+    wanted: Option<&'a BTreeSet<IpAddr>>,
+}
+
+impl Change<'_> {
+    fn batch(&self, shared: &[SharedChain], layout: Layout) -> Transaction {
+        let (none, table) = (BTreeSet::new(), schema::table());
+        let mut batch = Transaction::new();
+        if let Some(wanted) = self.wanted {
+            if self.found.is_none() {
                 batch.append(schema::repair(shared, Layout { addresses: true, ..layout }));
             }
-            let found = found.unwrap_or(&none);
+            let found = self.found.unwrap_or(&none);
             exchange(&mut batch, wanted.difference(found), found.difference(wanted));
-        }
-        (None, _) => {
+        } else {
             batch.append(schema::repair(shared, Layout { addresses: false, ..layout }));
             for name in AddressFamily::BOTH.map(name) {
                 batch.flush_chain(&table, name).delete_chain(&table, name).delete_set(&table, name);
             }
         }
+        batch
     }
-    batch
 }
 
 /// Calls [`settle`] and logs its error: ports that were published before stay.

@@ -14,11 +14,15 @@ pub(crate) use super::migration_state::Transit;
 use super::schema::{self, Map};
 use super::session::{Held, Session};
 use super::withdraw;
-use crate::Error;
 use crate::owner::AttachmentHash;
+use crate::{Error, Owner};
 
 /// An entry's owner and kind.
-pub(crate) type Key = (AttachmentHash, u32);
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct Key {
+    pub(crate) hash: AttachmentHash,
+    pub(crate) kind: u32,
+}
 
 /// The entry with another migration state.
 fn rewritten(entry: &Held, to: Transit) -> Option<Element> {
@@ -37,13 +41,14 @@ fn rewritten(entry: &Held, to: Transit) -> Option<Element> {
 pub(crate) fn mark(
     session: &Session,
     keys: &[Key],
-    (from, to): (&[Transit], Transit),
+    from: &[Transit],
+    to: Transit,
     without: &dyn Fn(u32) -> Vec<u32>,
 ) -> Result<BTreeSet<Key>, Error> {
     session.transact("write the state of a migration", |_| {
         let (mut batch, mut done) = (Transaction::new(), BTreeSet::new());
         for key in keys {
-            let Some(entry) = session.entry(key.0, key.1)? else { continue };
+            let Some(entry) = session.entry(key.hash, key.kind)? else { continue };
             if !from.contains(&entry.transit()) {
                 continue;
             }
@@ -52,8 +57,8 @@ pub(crate) fn mark(
             {
                 batch.delete_element(entry.id()).add_element(element);
             }
-            for kind in without(key.1) {
-                if let Some(other) = session.entry(key.0, kind)? {
+            for kind in without(key.kind) {
+                if let Some(other) = session.entry(key.hash, kind)? {
                     batch.delete_element(other.id());
                 }
             }
@@ -72,31 +77,34 @@ pub(crate) enum Part {
     All,
 }
 
-/// True if an entry is as expected.
-pub(crate) type Still<'a> = &'a dyn Fn(&Held) -> Result<bool, Error>;
-/// The kind of the entry whose migration ends with one of this kind.
-pub(crate) type Settle<'a> = &'a dyn Fn(u32) -> Option<u32>;
+/// The conditions and the extent of [`take_away`].
+pub(crate) struct Removal<'a> {
+    pub(crate) part: Part,
+    /// True if an entry is as expected; others stay.
+    pub(crate) still: &'a dyn Fn(&Held) -> Result<bool, Error>,
+    /// The kind of the same attachment's entry whose migration ends with the removal of one of this kind; for
+    /// [`Part::All`].
+    pub(crate) settle: &'a dyn Fn(u32) -> Option<u32>,
+}
 
-/// Removes the elements of these entries, where `still` is true of the entry, and leaves conntrack alone.
-/// With [`Part::All`] the same batch ends the migration of the entries of kind `settle(kind)` of the same
-/// attachments. Returns the removed entries.
+/// Removes the elements of these entries, and leaves conntrack alone. Returns the removed entries.
 pub(crate) fn take_away(
     session: &Session,
     keys: &[Key],
-    part: Part,
-    (still, settle): (Still<'_>, Settle<'_>),
+    removal: &Removal<'_>,
 ) -> Result<BTreeSet<Key>, Error> {
+    let Removal { part, still, settle } = *removal;
     session.transact("remove what was migrated", |_| {
         let (mut batch, mut going) = (Transaction::new(), BTreeSet::new());
         for key in keys {
-            let Some(entry) = session.entry(key.0, key.1)? else { continue };
+            let Some(entry) = session.entry(key.hash, key.kind)? else { continue };
             if !still(&entry)? {
                 continue;
             }
             going.insert(*key);
             if part == Part::All {
                 batch.delete_element(entry.id());
-                let other = settle(key.1).map_or(Ok(None), |kind| session.entry(key.0, kind))?;
+                let other = settle(key.kind).map_or(Ok(None), |kind| session.entry(key.hash, kind))?;
                 if let Some((other, element)) =
                     other.as_ref().and_then(|entry| Some((entry, rewritten(entry, Transit::Settled)?)))
                 {
@@ -109,14 +117,15 @@ pub(crate) fn take_away(
             Part::Translation => map.translates(),
         };
         let is_going = |held: &Held| {
-            held.owner.as_ref().is_some_and(|o| going.contains(&(o.attachment_hash, held.map.kind())))
+            let key = |owner: &Owner| Key { hash: owner.attachment_hash, kind: held.map.kind() };
+            held.owner.as_ref().is_some_and(|owner| going.contains(&key(owner)))
         };
         for held in session.dump(Map::all().filter(|map| meant(*map)), is_going)? {
             batch.delete_element(held.id());
         }
-        for (hash, kind) in going.iter().filter(|_| part == Part::All) {
-            if *kind == schema::KIND_PORTS {
-                withdraw::delete_own_chains(session, &mut batch, *hash)?;
+        for key in going.iter().filter(|_| part == Part::All) {
+            if key.kind == schema::KIND_PORTS {
+                withdraw::delete_own_chains(session, &mut batch, key.hash)?;
             }
         }
         Ok((batch, going))

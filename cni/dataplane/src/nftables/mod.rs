@@ -176,13 +176,13 @@ pub(crate) fn ports_job(request: &PortRequest) -> Result<Job, Error> {
         let except = request.spares_loopback(*family).then_some(named.as_slice());
         rules.push((*family, schema::own_chain_rules(&conditions, except, request.mark_bit, *family)));
     }
-    let who = (&request.attachment, &request.netns);
-    Ok(Job::new(schema::KIND_PORTS, who, plan).with_own_rules(rules))
+    let job = Job::new(schema::KIND_PORTS, &request.attachment, &request.netns, plan);
+    Ok(job.with_own_rules(rules))
 }
 
 pub(crate) fn masquerade_job(request: &MasqueradeRequest) -> Job {
-    let who = (&request.attachment, &request.netns);
-    Job::new(schema::KIND_MASQUERADE, who, plan::masquerade(request))
+    let plan = plan::masquerade(request);
+    Job::new(schema::KIND_MASQUERADE, &request.attachment, &request.netns, plan)
 }
 
 /// Makes masquerade leave the observer's ports alone. A failure is logged: a container that chooses such a

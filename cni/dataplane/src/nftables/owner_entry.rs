@@ -35,6 +35,16 @@ pub(crate) struct Recorded {
     pub(crate) transit: Transit,
 }
 
+/// An entry to write.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct NewEntry<'a> {
+    pub(crate) attachment: &'a Attachment,
+    pub(crate) netns: &'a ContainerNetns,
+    pub(crate) kind: u32,
+    /// The migration state.
+    pub(crate) transit: Transit,
+}
+
 /// Opens the table; none, with a warning, if the kernel has no nf_tables.
 pub(crate) fn open() -> Result<Option<Session>, Error> {
     match Session::open().and_then(|session| session.generation().map(|_| session)) {
@@ -48,17 +58,17 @@ pub(crate) fn open() -> Result<Option<Session>, Error> {
 }
 
 /// Writes the attachment's entry, and makes or repairs the table.
-pub(crate) fn put(session: &Session, kind: u32, who: (&Attachment, &ContainerNetns)) -> Result<(), Error> {
-    put_if(session, (kind, Transit::Settled), who, &|| Ok(true)).map(drop)
+pub(crate) fn put(session: &Session, new: &NewEntry<'_>) -> Result<(), Error> {
+    put_if(session, new, &|| Ok(true)).map(drop)
 }
 
-/// As [`put`], with a migration state, and only if a condition holds in the same generation; true if it did.
+/// As [`put`], only if a condition holds in the same generation; true if it did.
 pub(crate) fn put_if(
     session: &Session,
-    (kind, transit): (u32, Transit),
-    (attachment, netns): (&Attachment, &ContainerNetns),
+    new: &NewEntry<'_>,
     condition: &dyn Fn() -> Result<bool, Error>,
 ) -> Result<bool, Error> {
+    let NewEntry { attachment, netns, kind, transit } = *new;
     let owner = Owner::of(attachment);
     let hash = owner.attachment_hash;
     let operation = format!("write the entry of owner {attachment}");

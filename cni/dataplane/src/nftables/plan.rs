@@ -231,22 +231,21 @@ pub(crate) fn published(
 
 /// The host ports of a key, or of an interval of keys.
 pub(crate) fn host_ports(map: Map, key: &[Value], end: Option<&[Value]>) -> Option<HostPorts> {
-    let (address, protocol, first) = split_key(map, key)?;
-    let last = end.map_or(Some(first), |end| split_key(map, end).map(|(_, _, port)| port))?;
-    let protocol = crate::Protocol::from_number(protocol)?;
-    Some(HostPorts { protocol, address, first, last })
+    let first = host_port(map, key)?;
+    let last = end.map_or(Some(first.last), |end| host_port(map, end).map(|port| port.last))?;
+    Some(HostPorts { last, ..first })
 }
 
-fn split_key(map: Map, key: &[Value]) -> Option<(HostAddress, u8, u16)> {
-    match key {
-        [Value::Proto(protocol), Value::Port(port)] => {
-            Some((HostAddress::Any(map.family()?), *protocol, *port))
-        }
+fn host_port(map: Map, key: &[Value]) -> Option<HostPorts> {
+    let (address, protocol, port) = match key {
+        [Value::Proto(protocol), Value::Port(port)] => (HostAddress::Any(map.family()?), protocol, *port),
         [address, Value::Proto(protocol), Value::Port(port)] => {
-            Some((HostAddress::One(as_address(address)?), *protocol, *port))
+            (HostAddress::One(as_address(address)?), protocol, *port)
         }
-        _ => None,
-    }
+        _ => return None,
+    };
+    let protocol = crate::Protocol::from_number(*protocol)?;
+    Some(HostPorts { protocol, address, first: port, last: port })
 }
 
 /// The address in a value, if it is one.

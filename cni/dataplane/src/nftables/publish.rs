@@ -59,7 +59,7 @@ enum Fast {
 }
 
 impl Job {
-    pub(crate) fn new(kind: u32, (attachment, netns): (&Attachment, &ContainerNetns), plan: Plan) -> Self {
+    pub(crate) fn new(kind: u32, attachment: &Attachment, netns: &ContainerNetns, plan: Plan) -> Self {
         let owner = Owner::of(attachment);
         let what = if kind == schema::KIND_PORTS { "publish the ports" } else { "masquerade the addresses" };
         Self {

@@ -2,9 +2,7 @@
 
 //! The table's name, and the statements that its parts share.
 
-use cni_nftables::{
-    BaseChain, Chain, ChainKind, Cmp, Family, Field, Hook, Operand, Policy, Stmt, TableId, Value,
-};
+use cni_nftables::{BaseChain, Chain, Cmp, Family, Field, Operand, Stmt, TableId, Value};
 use ipnet::IpNet;
 
 use crate::AddressFamily;
@@ -77,12 +75,7 @@ impl Fixed {
         Self { chain: Chain::new(&table(), name), rules }
     }
 
-    pub(super) fn base(
-        name: &str,
-        (kind, hook, priority): (ChainKind, Hook, i32),
-        rules: Vec<Vec<Stmt>>,
-    ) -> Self {
-        let base = BaseChain { kind, hook, priority, policy: Policy::Accept };
+    pub(super) fn base(name: &str, base: BaseChain, rules: Vec<Vec<Stmt>>) -> Self {
         Self { chain: Chain::new(&table(), name).base(base), rules }
     }
 }

@@ -15,7 +15,7 @@
 //! sees no damage.
 
 use cni_nftables::{
-    BaseChain, Chain, ChainKind, Cmp, Field, Flowtable, Hook, Links, Operand, Policy, Stmt, TableId, Value,
+    BaseChain, ChainKind, Cmp, Field, Flowtable, Hook, Links, Operand, Policy, Stmt, TableId, Value,
 };
 
 use super::base::{self, Fixed};
@@ -40,8 +40,7 @@ pub(super) fn remember(layout: Layout) -> Option<Stmt> {
 pub(crate) fn chain(protocols: Protocols) -> Fixed {
     let base =
         BaseChain { kind: ChainKind::Filter, hook: Hook::Forward, priority: LAST, policy: Policy::Accept };
-    let chain = Chain::new(&base::table(), CHAIN).base(base);
-    Fixed { chain, rules: vec![rule(protocols)] }
+    Fixed::base(CHAIN, base, vec![rule(protocols)])
 }
 
 /// Adds only assured flows: neither a flood of SYN nor a single request and reply over UDP, which would take

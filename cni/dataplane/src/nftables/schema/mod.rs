@@ -35,8 +35,8 @@ mod layout;
 pub(crate) mod reserved_ports;
 
 use cni_nftables::{
-    Chain, ChainKind, DataType, Field, Hook, IpVersion, MapData, Operand, Rule, Set, Stmt, Table,
-    Transaction, Value, Verdict,
+    BaseChain, Chain, ChainKind, DataType, Field, Hook, IpVersion, MapData, Operand, Policy, Rule, Set, Stmt,
+    Table, Transaction, Value, Verdict,
 };
 use ipnet::IpNet;
 
@@ -343,23 +343,24 @@ pub(crate) fn fixed_chains(layout: Layout) -> Vec<Fixed> {
     const BEHIND_DSTNAT: i32 = -99;
     const BEFORE_SRCNAT: i32 = 99;
     let local = || AddressFamily::BOTH.map(|family| local_rule(family, layout)).to_vec();
+    let nat = |hook, priority| BaseChain { kind: ChainKind::Nat, hook, priority, policy: Policy::Accept };
     let mut chains = Vec::new();
     for family in AddressFamily::BOTH {
         chains.push(Fixed::regular(translate_chain(family), translate_rules(family)));
         chains.push(Fixed::regular(hostports_chain(family), hostports_rules(family)));
         chains.extend(layout.addresses.then(|| addresses::chain(family)));
     }
-    chains.push(Fixed::base("prerouting", (ChainKind::Nat, Hook::Prerouting, BEHIND_DSTNAT), local()));
-    chains.push(Fixed::base("output", (ChainKind::Nat, Hook::Output, BEHIND_DSTNAT), local()));
+    chains.push(Fixed::base("prerouting", nat(Hook::Prerouting, BEHIND_DSTNAT), local()));
+    chains.push(Fixed::base("output", nat(Hook::Output, BEHIND_DSTNAT), local()));
     let sources =
         AddressFamily::BOTH.map(|f| vec![Stmt::vmap(&[address_fields(f).1], Map::Hairpin(f).name())]);
     let outside =
         AddressFamily::BOTH.map(|f| vec![Stmt::vmap(&[address_fields(f).0], Map::Masquerade(f).name())]);
     let postrouting = sources.into_iter().chain(outside).collect();
-    chains.push(Fixed::base("postrouting", (ChainKind::Nat, Hook::Postrouting, BEFORE_SRCNAT), postrouting));
-    chains.push(Fixed::base("guard", (ChainKind::Filter, Hook::Prerouting, RAW), guard::arriving()));
-    let input = (ChainKind::Nat, Hook::Input, BEHIND_DSTNAT);
-    chains.push(Fixed::base("guard-translated", input, guard::translated()));
+    chains.push(Fixed::base("postrouting", nat(Hook::Postrouting, BEFORE_SRCNAT), postrouting));
+    let raw = BaseChain { kind: ChainKind::Filter, ..nat(Hook::Prerouting, RAW) };
+    chains.push(Fixed::base("guard", raw, guard::arriving()));
+    chains.push(Fixed::base("guard-translated", nat(Hook::Input, BEHIND_DSTNAT), guard::translated()));
     chains.extend(layout.offloading.map(flowtable::chain));
     chains.extend(layout.spared.map(reserved_ports::chain));
     chains

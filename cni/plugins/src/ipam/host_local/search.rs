@@ -60,8 +60,8 @@ pub(super) fn next_free<'a, E>(
     never: &[IpAddr],
     mut taken: impl FnMut(Block) -> Result<Bits, E>,
 ) -> Result<Option<(IpAddr, &'a Range)>, E> {
-    for (range, from, to) in spans(set, last) {
-        let mut at = from;
+    for Span { range, first, last: to } in spans(set, last) {
+        let mut at = first;
         while at <= to {
             let block = Block { family: set.family(), prefix: at >> 8 };
             let mut bits = taken(block)?;
@@ -85,28 +85,35 @@ pub(super) fn next_free<'a, E>(
     Ok(None)
 }
 
-/// The spans to search, in order: range, first and last address.
-fn spans(set: &RangeSet, last: Option<IpAddr>) -> Vec<(&Range, u128, u128)> {
-    let whole = |range: &Range| (number(range.first), number(range.last));
+/// A part of a range, by the numbers of its addresses.
+struct Span<'a> {
+    range: &'a Range,
+    first: u128,
+    last: u128,
+}
+
+/// The spans to search, in order.
+fn spans(set: &RangeSet, last: Option<IpAddr>) -> Vec<Span<'_>> {
+    let whole = |range| Span { range, first: number(range.first), last: number(range.last) };
     let start = last.and_then(|last| {
         let at = set.ranges().iter().position(|range| range.contains(last))?;
         Some((at, number(last)))
     });
     let ranges = set.ranges();
     let Some((at, last)) = start else {
-        return ranges.iter().map(|range| (range, whole(range).0, whole(range).1)).collect();
+        return ranges.iter().map(whole).collect();
     };
     let mut spans = Vec::with_capacity(ranges.len() + 1);
     for (index, range) in ranges.iter().enumerate().cycle().skip(at).take(ranges.len()) {
-        let (first, end) = whole(range);
+        let span = whole(range);
         if index != at {
-            spans.push((range, first, end));
-        } else if last < end {
-            spans.push((range, last + 1, end));
+            spans.push(span);
+        } else if last < span.last {
+            spans.push(Span { first: last + 1, ..span });
         }
     }
     if let Some(range) = ranges.get(at) {
-        spans.push((range, number(range.first), last));
+        spans.push(Span { last, ..whole(range) });
     }
     spans
 }
