@@ -110,7 +110,7 @@ pub(super) fn publish(pins: &Pins, request: &PortRequest) -> Result<Option<Left>
     let pod = adopt(pins, &mut tables, adoption)?;
     let served = || request.ports.iter().filter(|port| is_served(&port.host));
     let write = |tables: &mut Tables| -> Result<(), Error> {
-        let _lock = pins.lock();
+        let _lock = pins.lock()?;
         for port in served() {
             for (published, to) in single(port) {
                 tables.put_port(&published, &target(request, port, pod.id, to))?;
@@ -162,7 +162,7 @@ pub fn leave_addresses(addresses: impl IntoIterator<Item = IpAddr>) {
 }
 
 fn leave_one(tables: &mut Tables, index: u32) -> Result<(), Error> {
-    tables.change_pod(index, |known| known.map(|pod| Pod { flags: pod.flags | LEFT, ..pod }))
+    tables.restrict_pod(index, |known| known.map(|pod| Pod { flags: pod.flags | LEFT, ..pod }))
 }
 
 /// The BPF programs as observer of the ruleset. A node without programs pays one system call for each

@@ -19,19 +19,21 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use aya::maps::{MapData, MapInfo};
-use cni_kernel::lock::FileLock;
+use cni_kernel::lock::{FileLock, LockError};
 use nix::mount::{MsFlags, mount};
 use nix::sys::statfs::{BPF_FS_MAGIC, statfs};
 use sha2::{Digest, Sha256};
 use slipway_ebpf_abi::maps;
 
 use super::error;
-use crate::Error;
+use crate::{Error, lock};
 
 /// Mount point of the BPF file system, by convention of the kernel and of systemd.
 const FILE_SYSTEM: &str = "/sys/fs/bpf";
 /// Our folder in it.
 const FOLDER: &str = "slipway";
+/// Time limit for the lock. Its holder makes at most a few thousand system calls.
+const PATIENCE: Duration = Duration::from_secs(1);
 /// Prefix of the folders of programs.
 const PROGRAMS: &str = "programs-";
 
@@ -124,11 +126,26 @@ impl Pins {
         }
     }
 
-    /// Locks the folder for a read and a write. The lock ends with the value.
-    pub(super) fn lock(&self) -> Option<FileLock> {
-        let folder = File::open(&self.base).ok()?;
-        let lock = FileLock::on(&folder, &self.base, Duration::from_secs(1));
-        lock.inspect_err(|error| log::warn!("{error}; continuing without the lock")).ok()
+    /// Locks the folder for a read and a write by which the programs begin to serve a container. The lock
+    /// ends with the value. On failure the caller leaves the container to nftables, which serves it already.
+    ///
+    /// # Errors
+    /// [`Error::Kernel`] if another process holds the lock for a second, or the folder is missing.
+    pub(super) fn lock(&self) -> Result<FileLock, Error> {
+        self.acquire().map_err(|e| Error::kernel("lock the BPF maps", e))
+    }
+
+    /// As [`Self::lock`], for changes by which the programs serve less, as of a DEL. These continue without
+    /// the lock: else entries of a deleted container would stay, or a rate limit or isolation would be
+    /// bypassed. What a concurrent writer loses then, nftables serves.
+    pub(super) fn lock_or_log(&self) -> Option<FileLock> {
+        lock::or_log(self.acquire(), "a concurrent change of the BPF maps may be lost")
+    }
+
+    fn acquire(&self) -> Result<FileLock, LockError> {
+        let folder =
+            File::open(&self.base).map_err(|source| LockError::Lock { path: self.base.clone(), source })?;
+        FileLock::on(&folder, &self.base, PATIENCE)
     }
 
     /// The path of a map's pin.
@@ -270,8 +287,7 @@ mod tests {
             for _ in 0..WRITERS {
                 scope.spawn(|| {
                     for _ in 0..TIMES {
-                        let lock = pins.lock();
-                        assert!(lock.is_some(), "the folder exists");
+                        let _lock = pins.lock().unwrap();
                         let known: u32 = fs::read_to_string(&number).unwrap().parse().unwrap();
                         // Gives a writer that does not wait time to interfere.
                         thread::yield_now();
@@ -281,5 +297,20 @@ mod tests {
             }
         });
         assert_eq!(fs::read_to_string(&number).unwrap(), (WRITERS * TIMES).to_string());
+    }
+
+    #[test]
+    fn without_the_lock_a_container_is_not_added_and_one_is_still_removed() {
+        let folder = tempfile::tempdir().unwrap();
+        let pins = Pins { base: folder.path().to_owned() };
+        let held = pins.lock().unwrap();
+        let refused = pins.lock().unwrap_err().to_string();
+        assert!(
+            refused.starts_with("lock the BPF maps: ") && refused.contains("another process"),
+            "{refused}"
+        );
+        assert!(pins.lock_or_log().is_none());
+        drop(held);
+        assert!(pins.lock_or_log().is_some());
     }
 }

@@ -125,22 +125,21 @@ pub(super) fn put_router(tables: &mut Tables, link: &Link, generation: u32) -> R
 
 /// Releases a held container. One that was removed concurrently is not added again.
 pub(super) fn release(tables: &mut Tables, pod: &Adopted) -> Result<(), Error> {
-    change(tables, pod.id, |flags| flags & !HELD)
+    tables.change_pod(pod.id.link, with_flags(pod.id, |flags| flags & !HELD))
 }
 
 /// Holds a container: its new flows are left to netfilter.
 pub(super) fn hold(tables: &mut Tables, pod: PodId) -> Result<(), Error> {
-    change(tables, pod, |flags| flags | HELD)
+    tables.restrict_pod(pod.link, with_flags(pod, |flags| flags | HELD))
 }
 
-fn change(
-    tables: &mut Tables,
-    PodId { link, generation }: PodId,
-    to: impl Fn(u32) -> u32,
-) -> Result<(), Error> {
-    tables.change_pod(link, |known| {
-        known.map(|pod| if pod.generation == generation { Pod { flags: to(pod.flags), ..pod } } else { pod })
-    })
+/// The change of a pod's flags, unless the link is another pod's now.
+fn with_flags(id: PodId, to: impl Fn(u32) -> u32) -> impl FnOnce(Option<Pod>) -> Option<Pod> {
+    move |known| {
+        known.map(
+            |pod| if pod.generation == id.generation { Pod { flags: to(pod.flags), ..pod } } else { pod },
+        )
+    }
 }
 
 /// True if the rate of a link is limited: the programs would bypass the limit.

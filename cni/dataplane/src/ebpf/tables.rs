@@ -108,7 +108,7 @@ impl<K: Plain, V: Plain> Table<K, V> {
             if !is_to_go(&value)? {
                 continue;
             }
-            let _lock = pins.lock();
+            let _lock = pins.lock_or_log();
             if let Some(value) = self.get(&key)?
                 && is_to_go(&value)?
             {
@@ -210,14 +210,31 @@ impl Tables {
         })
     }
 
-    /// Changes, adds or removes the pod of a link, under the lock: without it, a process that reads before
-    /// another one's write and writes after it would lose that one's flags.
+    /// Adds or changes the pod of a link, under the lock: without it, a process that reads before another
+    /// one's write and writes after it would lose that one's flags.
+    ///
+    /// # Errors
+    /// [`Error::Kernel`] if the lock is not available, or the map cannot be written.
     pub(super) fn change_pod(
         &mut self,
         link: u32,
         change: impl FnOnce(Option<Pod>) -> Option<Pod>,
     ) -> Result<(), Error> {
-        let _lock = self.pins.lock();
+        let _lock = self.pins.lock()?;
+        self.write_pod(link, change)
+    }
+
+    /// As [`Self::change_pod`], for a change by which the programs serve less: also without the lock.
+    pub(super) fn restrict_pod(
+        &mut self,
+        link: u32,
+        change: impl FnOnce(Option<Pod>) -> Option<Pod>,
+    ) -> Result<(), Error> {
+        let _lock = self.pins.lock_or_log();
+        self.write_pod(link, change)
+    }
+
+    fn write_pod(&mut self, link: u32, change: impl FnOnce(Option<Pod>) -> Option<Pod>) -> Result<(), Error> {
         let known = self.pods.get(&link)?;
         match change(known) {
             wanted if wanted == known => Ok(()),
@@ -228,7 +245,7 @@ impl Tables {
 
     /// Removes the pod of a link, unless the link is another pod's now.
     pub(super) fn forget_pod(&mut self, PodId { link, generation }: PodId) -> Result<(), Error> {
-        self.change_pod(link, |known| known.filter(|pod| pod.generation != generation))?;
+        self.restrict_pod(link, |known| known.filter(|pod| pod.generation != generation))?;
         match &mut self.routers {
             // The programs ignore one of another generation.
             Some(routers) if routers.get(&link)?.is_some_and(|router| router.generation == generation) => {
@@ -316,7 +333,7 @@ impl Tables {
 
     /// Removes a port's entry if its target has not changed.
     pub(super) fn remove_port_if(&mut self, port: &Published, target: &Target) -> Result<(), Error> {
-        let _lock = self.pins.lock();
+        let _lock = self.pins.lock_or_log();
         if self.port(port)?.as_ref() == Some(target) {
             self.remove_port(port)?;
         }
