@@ -235,6 +235,15 @@ fn container_address(rule: &RuleInfo) -> Option<IpAddr> {
     })
 }
 
+/// A reason why rules cannot be translated.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub(crate) enum Unreadable {
+    #[error("the conditions of table {0} hold for all containers")]
+    SharedConditions(TableId),
+    #[error("a rule of chain {table} {chain} cannot be read")]
+    Rule { table: TableId, chain: &'static str },
+}
+
 /// The reference's rules of one kind for one address of a container.
 #[derive(Debug, Clone)]
 pub(crate) struct Piece {
@@ -242,8 +251,8 @@ pub(crate) struct Piece {
     pub(crate) comment: String,
     /// The container's address.
     pub(crate) address: IpAddr,
-    /// Their content, or the reason why it cannot be translated.
-    pub(crate) what: Result<What, String>,
+    /// Their content.
+    pub(crate) what: Result<What, Unreadable>,
     /// True for masquerade, false for published ports.
     pub(crate) masquerade: bool,
 }
@@ -301,12 +310,9 @@ impl Reference {
                     let at = pieces
                         .iter_mut()
                         .find(|one| !one.masquerade && one.comment == *comment && one.address == address);
-                    let why = || {
-                        if has_conditions {
-                            format!("the conditions of table {table} hold for all containers")
-                        } else {
-                            format!("a rule of chain {table} {chain} cannot be read")
-                        }
+                    let why = || match has_conditions {
+                        true => Unreadable::SharedConditions(table.clone()),
+                        false => Unreadable::Rule { table: table.clone(), chain },
                     };
                     match (at, port) {
                         (Some(Piece { what: Ok(What::Ports(all)), .. }), Some(port)) => {
@@ -341,7 +347,7 @@ impl Reference {
                 };
                 let what = network_of(&rule, address).map(|net| What::Masquerade(vec![net]));
                 let what =
-                    what.ok_or_else(|| format!("a rule of chain {table} {MASQUERADE_CHAIN} cannot be read"));
+                    what.ok_or_else(|| Unreadable::Rule { table: table.clone(), chain: MASQUERADE_CHAIN });
                 pieces.push(Piece { comment, address, what, masquerade: true });
             }
         }

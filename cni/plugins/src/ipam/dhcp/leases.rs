@@ -46,13 +46,22 @@ pub(super) struct Leases {
 
 type Table = Mutex<HashMap<Owner, Slot>>;
 
-/// Why a lease's file cannot be used.
+/// A failure to read or write a lease's file.
 #[derive(Debug, thiserror::Error)]
-pub(super) enum ReadError {
+pub(super) enum FileError {
     #[error(transparent)]
     File(#[from] DirError),
     #[error(transparent)]
     Content(#[from] serde_json::Error),
+}
+
+/// A lease that could not be kept.
+#[derive(Debug, thiserror::Error)]
+enum KeepError {
+    #[error(transparent)]
+    File(#[from] FileError),
+    #[error("start a thread for {client}: {source}")]
+    Thread { client: String, source: std::io::Error },
 }
 
 /// The state of an attachment.
@@ -176,13 +185,13 @@ impl Leases {
         let lease = acquired.map_err(|error| logged(owner, &error))?;
         log::info!("{who}: {} for {} s", lease.address, lease.expiry);
         let result = lease.result();
-        let kept = self.save(&lease).and_then(|()| self.keep(lease.clone()));
+        let kept = self.save(&lease).map_err(KeepError::from).and_then(|()| self.keep(lease.clone()));
         if let Err(error) = kept {
             log::error!("{who}: {error}");
             let (_orders, received) = channel();
             self.keeper(Arc::new(Mutex::new(lease)), received, Arc::default()).release();
             self.forget(owner)?;
-            return Err(CniError::new(ErrorCode::Io, error));
+            return Err(CniError::new(ErrorCode::Io, error.to_string()));
         }
         let stopped = request.stop.load(Ordering::Relaxed);
         drop(request);
@@ -301,7 +310,7 @@ impl Leases {
         }
     }
 
-    fn save(&self, lease: &Lease) -> Result<(), String> {
+    fn save(&self, lease: &Lease) -> Result<(), FileError> {
         save(&self.store, lease)
     }
 
@@ -317,7 +326,7 @@ impl Leases {
     }
 
     /// Starts a keeper.
-    fn keep(&self, lease: Lease) -> Result<(), String> {
+    fn keep(&self, lease: Lease) -> Result<(), KeepError> {
         let owner = lease.owner.clone();
         let (orders, received) = channel();
         let (lease, stop) = (Arc::new(Mutex::new(lease)), Arc::<AtomicBool>::default());
@@ -340,7 +349,7 @@ impl Leases {
         // Locked before the start: a thread that ends at once must find its slot.
         let mut table = self.table();
         let thread = Builder::new().name("lease".to_owned()).stack_size(STACK).spawn(run);
-        let thread = thread.map_err(|e| format!("start a thread for {}: {e}", owner.client_id()))?;
+        let thread = thread.map_err(|source| KeepError::Thread { client: owner.client_id(), source })?;
         table.insert(owner, Slot::Kept(Kept { lease, orders, stop, thread }));
         Ok(())
     }
@@ -351,16 +360,16 @@ fn locked(table: &Table) -> MutexGuard<'_, HashMap<Owner, Slot>> {
 }
 
 /// Reads a lease's file; none if there is no such file.
-pub(super) fn read(store: &DurableDir, name: &OsStr) -> Result<Option<Lease>, ReadError> {
+pub(super) fn read(store: &DurableDir, name: &OsStr) -> Result<Option<Lease>, FileError> {
     match store.read(name, LARGEST)? {
         Some(bytes) => Ok(Some(serde_json::from_slice(&bytes)?)),
         None => Ok(None),
     }
 }
 
-fn save(store: &DurableDir, lease: &Lease) -> Result<(), String> {
-    let text = serde_json::to_vec(lease).map_err(|e| e.to_string())?;
-    store.replace(lease.owner.file_name(), &text, 0o600).map_err(|e| e.to_string())
+fn save(store: &DurableDir, lease: &Lease) -> Result<(), FileError> {
+    let text = serde_json::to_vec(lease)?;
+    Ok(store.replace(lease.owner.file_name(), &text, 0o600)?)
 }
 
 fn logged(owner: &Owner, error: &ExchangeError) -> CniError {

@@ -13,7 +13,7 @@ use nix::errno::Errno;
 
 use super::config::STATE;
 use super::lease::Owner;
-use super::leases::{LOCK, ReadError, read};
+use super::leases::{FileError, LOCK, read};
 
 /// Why the folder cannot be read or removed.
 #[derive(Debug, thiserror::Error)]
@@ -99,7 +99,7 @@ pub(super) fn has_leases(state: &Path, network: &str) -> Result<bool, DirError> 
 fn is_lease(dir: &DurableDir, name: &OsStr) -> Result<bool, DirError> {
     match read(dir, name) {
         Ok(lease) => Ok(lease.is_some_and(|lease| lease.boot == boot::id())),
-        Err(ReadError::File(error)) if error.errno().is_some() => Err(error),
+        Err(FileError::File(error)) if error.errno().is_some() => Err(error),
         Err(error) => {
             log::warn!("{}: {error}", dir.path().join(name).display());
             Ok(false)
