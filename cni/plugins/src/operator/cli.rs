@@ -6,13 +6,9 @@
 
 use std::borrow::Cow;
 use std::fmt::Display;
-use std::io::{self, Write};
+use std::io;
 
 use lexopt::{Arg, Parser};
-
-/// The code of a command. Gets what was given on the command line, standard output and standard error, and
-/// returns the exit code.
-pub type Run = fn(&Given, &mut dyn Write, &mut dyn Write) -> Result<u8, Failure>;
 
 /// The exit code for wrong arguments.
 pub const USAGE_ERROR: u8 = 2;
@@ -64,8 +60,6 @@ pub struct Command {
     pub examples: &'static [(&'static str, &'static str)],
     /// The reader of its arguments.
     pub reader: Reader,
-    /// Its code.
-    pub run: Run,
 }
 
 /// The reader of a command's arguments.
@@ -482,7 +476,6 @@ mod tests {
         exit_codes: &[],
         examples: &[],
         reader: Reader::Table,
-        run: |_, _, _| Ok(0),
     };
 
     fn read(line: &str) -> Result<Given, Stop> {

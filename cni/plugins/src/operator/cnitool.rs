@@ -17,7 +17,8 @@ use serde_json::{Map, Value};
 use sha2::{Digest as _, Sha512};
 
 use super::cli::{self, Given, Stop};
-use super::{commands, exit_code};
+use super::commands;
+use super::execute::exit_code;
 
 /// Its name in a plugin directory.
 pub const NAME: &str = crate::registry::CNITOOL;

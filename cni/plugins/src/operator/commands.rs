@@ -1,14 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 
-//! The table of commands. Dispatch, help, manual pages and completions come from it.
+//! The table of commands: data for dispatch, help, manual pages and completions.
 
 use super::cli::{Argument, Command, OUTPUT, Opt, Reader, Value};
-use super::{
-    check_node, cnitool, completions, explain, flows, help, install, migrate, node, plugins, ports, restore,
-    support_bundle,
-};
-use crate::ipam::dhcp::daemon;
-use crate::registry;
 
 const NAME: Value = Value::Text("NAME");
 
@@ -43,7 +37,6 @@ pub static COMMANDS: &[Command] = &[
             ("slipway ports --container 3f29 --output json", "those of one container, for a program"),
         ],
         reader: Reader::Table,
-        run: ports::run,
     },
     Command {
         name: "flows",
@@ -58,7 +51,6 @@ pub static COMMANDS: &[Command] = &[
             ("slipway flows --network pods -o json", "those of a network, for a program"),
         ],
         reader: Reader::Table,
-        run: flows::run,
     },
     Command {
         name: "check-node",
@@ -73,7 +65,6 @@ pub static COMMANDS: &[Command] = &[
             ("slipway check-node --output json", "for a program"),
         ],
         reader: Reader::Table,
-        run: check_node::run,
     },
     Command {
         name: "node",
@@ -91,7 +82,6 @@ pub static COMMANDS: &[Command] = &[
             ("slipway node status --output json", "for monitoring"),
         ],
         reader: Reader::Table,
-        run: node::run,
     },
     Command {
         name: "explain",
@@ -123,7 +113,6 @@ pub static COMMANDS: &[Command] = &[
             ),
         ],
         reader: Reader::Table,
-        run: explain::run,
     },
     Command {
         name: "restore",
@@ -143,7 +132,6 @@ pub static COMMANDS: &[Command] = &[
             ("slipway restore --cache-dir /var/lib/containers/cni", "with a cache in another place"),
         ],
         reader: Reader::Table,
-        run: restore::run,
     },
     Command {
         name: "migrate",
@@ -181,7 +169,6 @@ pub static COMMANDS: &[Command] = &[
             ),
         ],
         reader: Reader::Table,
-        run: migrate::run,
     },
     Command {
         name: "support-bundle",
@@ -206,7 +193,6 @@ pub static COMMANDS: &[Command] = &[
             ),
         ],
         reader: Reader::Table,
-        run: support_bundle::run,
     },
     Command {
         name: "install",
@@ -229,7 +215,6 @@ pub static COMMANDS: &[Command] = &[
             ),
         ],
         reader: Reader::Table,
-        run: |given, out, _| install::install_command(given, &registry::links(), out),
     },
     Command {
         name: "uninstall",
@@ -257,7 +242,6 @@ pub static COMMANDS: &[Command] = &[
             ),
         ],
         reader: Reader::Table,
-        run: install::uninstall_command,
     },
     Command {
         name: "dhcp",
@@ -289,10 +273,9 @@ pub static COMMANDS: &[Command] = &[
             ("slipway dhcp daemon -timeout 5s -resendmax 30s -resendtimeout 2m", "with a slow server"),
         ],
         reader: Reader::Command,
-        run: |given, out, err| Ok(daemon::dhcp_command(given.raw(), out, err)),
     },
     Command {
-        name: cnitool::NAME,
+        name: "cnitool",
         summary: "attach a network namespace to a network by hand, as a runtime does",
         about: "Reads the environment of the CNI project's tool of this name: CNI_PATH (directories of \
                 plugins, with colons between them), NETCONFPATH (directory of networks, /etc/cni/net.d), \
@@ -315,7 +298,6 @@ pub static COMMANDS: &[Command] = &[
             ("CNI_PATH=/opt/cni/bin slipway cnitool del pods /run/netns/web --ifname eth1", "detach"),
         ],
         reader: Reader::Command,
-        run: |given, out, err| Ok(cnitool::cnitool_command(given.raw(), out, err)),
     },
     Command {
         name: "plugins",
@@ -329,7 +311,6 @@ pub static COMMANDS: &[Command] = &[
             ("slipway plugins --output json", "for a program"),
         ],
         reader: Reader::Table,
-        run: plugins::list,
     },
     Command {
         name: "plugin",
@@ -340,7 +321,6 @@ pub static COMMANDS: &[Command] = &[
         exit_codes: &[(1, "the plugin failed; the error is on standard output")],
         examples: &[("CNI_COMMAND=VERSION slipway plugin bridge", "the versions of one plugin")],
         reader: Reader::Table,
-        run: plugins::serve,
     },
     Command {
         name: "completions",
@@ -351,7 +331,6 @@ pub static COMMANDS: &[Command] = &[
         exit_codes: &[],
         examples: &[("slipway completions bash", "to be read by `source <(slipway completions bash)`")],
         reader: Reader::Table,
-        run: completions::run,
     },
     Command {
         name: "manual",
@@ -362,7 +341,6 @@ pub static COMMANDS: &[Command] = &[
         exit_codes: &[],
         examples: &[("slipway manual target/manual", "for a package")],
         reader: Reader::Hidden,
-        run: install::manual_command,
     },
     Command {
         name: "version",
@@ -373,7 +351,6 @@ pub static COMMANDS: &[Command] = &[
         exit_codes: &[],
         examples: &[("slipway version --output json", "for a program")],
         reader: Reader::Table,
-        run: plugins::version,
     },
     Command {
         name: "help",
@@ -384,7 +361,6 @@ pub static COMMANDS: &[Command] = &[
         exit_codes: &[],
         examples: &[("slipway help ports", "the same as `slipway ports --help`")],
         reader: Reader::Table,
-        run: help::run,
     },
 ];
 
@@ -433,15 +409,6 @@ mod tests {
                 );
             }
         }
-    }
-
-    /// The daemon reads its options itself.
-    #[test]
-    fn the_daemons_options_are_in_the_table() {
-        let flags: Vec<&str> =
-            daemon::USAGE.split(['[', ']', ' ']).filter(|word| word.starts_with('-')).collect();
-        let table: Vec<&str> = find("dhcp").unwrap().options.iter().map(|option| option.name).collect();
-        assert_eq!(flags, table);
     }
 
     #[test]

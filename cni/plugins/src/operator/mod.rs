@@ -2,12 +2,14 @@
 
 //! The commands of `slipway`, for the operator of a node.
 //!
-//! [`commands::COMMANDS`] describes each of them. [`cli`] reads their arguments.
+//! [`commands::COMMANDS`] describes each of them as data, [`cli`] reads their arguments. Only this file, above
+//! all commands, maps their names to functions.
 
 pub mod cli;
 pub mod cnitool;
 pub mod commands;
 mod completions;
+mod execute;
 mod filter;
 mod help;
 pub mod install;
@@ -26,9 +28,38 @@ mod ports;
 mod restore;
 mod support_bundle;
 
-use std::io::{self, Write};
+use std::io::Write;
 
-use cli::{Command, Failure, Stop, USAGE_ERROR};
+use cli::USAGE_ERROR;
+use execute::{Code, execute, exit_code};
+
+use crate::ipam::dhcp::daemon;
+use crate::registry;
+
+/// The code of the command of that name.
+fn code(name: &str) -> Option<Code> {
+    Some(match name {
+        "ports" => ports::run,
+        "flows" => flows::run,
+        "check-node" => check_node::run,
+        "node" => node::run,
+        "explain" => explain::run,
+        "restore" => restore::run,
+        "migrate" => migrate::run,
+        "support-bundle" => support_bundle::run,
+        "install" => |given, out, _| install::install_command(given, &registry::links(), out),
+        "uninstall" => install::uninstall_command,
+        "dhcp" => |given, out, err| Ok(daemon::dhcp_command(given.raw(), out, err)),
+        "cnitool" => |given, out, err| Ok(cnitool::cnitool_command(given.raw(), out, err)),
+        "plugins" => plugins::list,
+        "plugin" => plugins::serve,
+        "completions" => completions::run,
+        "manual" => install::manual_command,
+        "version" => plugins::version,
+        "help" => help::run,
+        _ => return None,
+    })
+}
 
 /// Runs `slipway ARGS` and returns the exit code: 0 for success, 1 for a failure, 2 for wrong arguments,
 /// others as in the command's help.
@@ -41,8 +72,8 @@ pub fn run(args: &[String], out: &mut dyn Write, err: &mut dyn Write) -> u8 {
         "-V" | "--version" => "version",
         name => name,
     };
-    match commands::find(name) {
-        Some(command) => execute(command, rest, out, err),
+    match commands::find(name).zip(code(name)) {
+        Some((command, code)) => execute(command, code, rest, out, err),
         None => {
             let unknown = help::unknown_command(name);
             exit_code(writeln!(err, "slipway: {unknown}\n`slipway help` lists the commands"), USAGE_ERROR)
@@ -50,40 +81,32 @@ pub fn run(args: &[String], out: &mut dyn Write, err: &mut dyn Write) -> u8 {
     }
 }
 
-/// Reads the arguments of a command and runs it.
-fn execute(command: &Command, args: &[String], out: &mut dyn Write, err: &mut dyn Write) -> u8 {
-    let done = match cli::parse(command, args) {
-        Ok(given) => (command.run)(&given, out, err),
-        Err(Stop::Help) => help::of_command(command, out).map(|()| 0).map_err(Failure::from),
-        Err(Stop::Usage(text)) => Err(Failure::Usage(text)),
-    };
-    let name = command.name;
-    match done {
-        Ok(code) => code,
-        Err(Failure::Failed(text)) => exit_code(writeln!(err, "slipway {name}: {text}"), 1),
-        Err(Failure::Usage(text)) => {
-            let help = format!("`slipway {name} --help` explains the arguments");
-            exit_code(writeln!(err, "slipway {name}: {text}\n{help}"), USAGE_ERROR)
-        }
-        Err(Failure::Report(_)) => 1,
-    }
-}
-
-/// The exit code after a message; 1 if it could not be written.
-fn exit_code(written: io::Result<()>, code: u8) -> u8 {
-    written.map_or(1, |()| code)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::registry;
 
     fn slipway(args: &[&str]) -> (u8, String, String) {
         let args: Vec<String> = args.iter().map(|a| (*a).to_owned()).collect();
         let (mut out, mut err) = (Vec::new(), Vec::new());
         let code = run(&args, &mut out, &mut err);
         (code, String::from_utf8(out).unwrap(), String::from_utf8(err).unwrap())
+    }
+
+    #[test]
+    fn each_command_has_code() {
+        for command in commands::COMMANDS {
+            assert!(code(command.name).is_some(), "{}", command.name);
+        }
+    }
+
+    /// The daemon reads its options itself.
+    #[test]
+    fn the_daemons_options_are_in_the_table() {
+        let flags: Vec<&str> =
+            daemon::USAGE.split(['[', ']', ' ']).filter(|word| word.starts_with('-')).collect();
+        let command = commands::find("dhcp").unwrap();
+        let table: Vec<&str> = command.options.iter().map(|option| option.name).collect();
+        assert_eq!(flags, table);
     }
 
     #[test]

@@ -3,23 +3,24 @@
 //! The parts of a bug report, each a file. A part that cannot be read has the error in its place.
 
 use std::ffi::OsStr;
-use std::fmt::Write as _;
+use std::fmt::{Display, Write as _};
 use std::fs;
 use std::path::Path;
 
 use cni_dataplane::{Owner, dump};
 use cni_kernel::AddressFamily;
-use cni_kernel::dir::DurableDir;
+use cni_kernel::dir::{DirError, DurableDir};
 use cni_kernel::netns::Netns;
-use cni_kernel::route::{LOCAL_TABLE, MAIN_TABLE, RouteSocket};
+use cni_kernel::route::{LOCAL_TABLE, MAIN_TABLE, RouteError, RouteSocket};
 use cni_kernel::{sysctl, xtables};
 use cni_runtime::{Cache, CacheError, cache};
 use cni_spec::{check_container_id, check_ifname};
 use nix::sys::utsname::uname;
 
-use super::super::{commands, execute};
 use super::redact::{Rule, is_address, is_name, is_path, length};
 use crate::interface::bridge::MADE;
+use crate::operator::execute::{Code, execute};
+use crate::operator::{check_node, commands, ports, restore};
 use crate::registry;
 
 /// The largest configuration, in bytes.
@@ -67,11 +68,27 @@ pub(super) struct Part {
 }
 
 impl Part {
-    fn new(name: &str, about: &'static str, content: Result<String, String>) -> Self {
-        let content = match (content, rule(name)) {
-            (_, None) => "left out: no rule for its contents\n".to_owned(),
-            (Ok(content), Some(rule)) => rule.apply(&content),
-            (Err(error), Some(_)) => Rule::Text.apply(&format!("cannot be read: {error}\n")),
+    fn new(name: &str, about: &'static str, content: &str) -> Self {
+        Self::by_rule(rule(name), name, about, content)
+    }
+
+    /// The content, or the error of its source.
+    fn read(name: &str, about: &'static str, content: Result<String, impl Display>) -> Self {
+        match content {
+            Ok(content) => Self::new(name, about, &content),
+            Err(error) => Self::failed(name, about, error),
+        }
+    }
+
+    fn failed(name: &str, about: &'static str, error: impl Display) -> Self {
+        let error = format!("cannot be read: {error}\n");
+        Self::by_rule(rule(name).map(|_| Rule::Text), name, about, &error)
+    }
+
+    fn by_rule(rule: Option<Rule>, name: &str, about: &'static str, content: &str) -> Self {
+        let content = match rule {
+            None => "left out: no rule for its contents\n".to_owned(),
+            Some(rule) => rule.apply(content),
         };
         Self { name: name.to_owned(), about, content: content.into_bytes() }
     }
@@ -89,38 +106,34 @@ pub(super) struct Places<'a> {
 /// Collects all parts.
 pub(super) fn all(places: &Places<'_>) -> Vec<Part> {
     let mut parts = vec![
-        Part::new("about.txt", "versions of slipway, kernel and distribution", Ok(about())),
-        Part::new("check-node.txt", "output of check-node", Ok(printed("check-node", &[]))),
+        Part::new("about.txt", "versions of slipway, kernel and distribution", &about()),
+        Part::new("check-node.txt", "output of check-node", &printed("check-node", check_node::run, &[])),
         Part::new(
             "ports.txt",
             "published ports: names of networks, container IDs, addresses",
-            Ok(printed("ports", &[])),
+            &printed("ports", ports::run, &[]),
         ),
         Part::new(
             "restore.txt",
             "output of restore --dry-run: container IDs, addresses, paths",
-            Ok(printed("restore", &["--dry-run"])),
+            &printed("restore", restore::run, &["--dry-run"]),
         ),
-        Part::new(
-            "nftables.txt",
-            "our tables; names of other tables",
-            dump::own_tables().map_err(|e| e.to_string()),
-        ),
-        Part::new("iptables.txt", "names of the chains of legacy iptables", Ok(legacy_chains())),
-        Part::new("links.txt", "links, addresses and routes of this node", links()),
-        Part::new("sysctl.txt", "settings of the kernel", Ok(settings())),
-        Part::new(
+        Part::read("nftables.txt", "our tables; names of other tables", dump::own_tables()),
+        Part::new("iptables.txt", "names of the chains of legacy iptables", &legacy_chains()),
+        Part::read("links.txt", "links, addresses and routes of this node", links()),
+        Part::new("sysctl.txt", "settings of the kernel", &settings()),
+        Part::read(
             "modules.txt",
             "modules of the kernel",
-            fs::read_to_string("/proc/modules").map(|text| modules(&text)).map_err(|e| e.to_string()),
+            fs::read_to_string("/proc/modules").map(|text| modules(&text)),
         ),
-        Part::new("plugins.txt", "names in the plugin directory", listing(places.plugins)),
-        Part::new(
+        Part::read("plugins.txt", "names in the plugin directory", listing(places.plugins)),
+        Part::read(
             "reservations.txt",
             "reservations of host-local: addresses, container IDs",
             reservations(Path::new(RESERVATIONS)),
         ),
-        Part::new("cache.txt", "containers in the runtime's cache: names, IDs, namespaces", cached()),
+        Part::read("cache.txt", "containers in the runtime's cache: names, IDs, namespaces", cached()),
     ];
     parts.extend(configurations(places.configurations, "networks"));
     parts.extend(
@@ -132,11 +145,11 @@ pub(super) fn all(places: &Places<'_>) -> Vec<Part> {
 }
 
 /// The output of a command of this binary, and its exit code.
-fn printed(name: &str, args: &[&str]) -> String {
+fn printed(name: &str, code: Code, args: &[&str]) -> String {
     let Some(command) = commands::find(name) else { return format!("no command {name}\n") };
     let args: Vec<String> = args.iter().map(|arg| (*arg).to_owned()).collect();
     let (mut out, mut err) = (Vec::new(), Vec::new());
-    let code = execute(command, &args, &mut out, &mut err);
+    let code = execute(command, code, &args, &mut out, &mut err);
     let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
     format!("{}{}exit code {code}\n", text(&out), text(&err))
 }
@@ -202,11 +215,10 @@ fn legacy_chains() -> String {
     if text.is_empty() { "no table\n".to_owned() } else { text }
 }
 
-fn links() -> Result<String, String> {
-    let failed = |error: cni_kernel::route::RouteError| error.to_string();
-    let route = RouteSocket::open().map_err(failed)?;
+fn links() -> Result<String, RouteError> {
+    let route = RouteSocket::open()?;
     let mut text = String::new();
-    let all = route.links().map_err(failed)?;
+    let all = route.links()?;
     for link in &all {
         let master = link.master.map(|index| format!(", part of {index}")).unwrap_or_default();
         let alias = match Owner::from_comment(&link.alias) {
@@ -219,7 +231,7 @@ fn links() -> Result<String, String> {
         let (index, name, kind, mtu, state) = (link.index, &link.name, &link.kind, link.mtu, link.state);
         let _written =
             writeln!(text, "{index}: {name}: {kind:?}, mtu {mtu}, {state}{master}{localnet}{alias}");
-        for address in route.addresses(link).map_err(failed)? {
+        for address in route.addresses(link)? {
             let _written = writeln!(text, "    {}", address.net);
         }
     }
@@ -229,7 +241,7 @@ fn links() -> Result<String, String> {
         (AddressFamily::V6, LOCAL_TABLE, "routes to this node, IPv6"),
     ] {
         let _written = writeln!(text, "\n{title}:");
-        for one in route.routes(family, table).map_err(failed)? {
+        for one in route.routes(family, table)? {
             let link = one.link.and_then(|index| all.iter().find(|link| link.index == index));
             let link = link.map_or("-", |link| link.name.as_str());
             let _written = writeln!(text, "    {one} dev {link}");
@@ -263,9 +275,9 @@ fn settings() -> String {
 }
 
 /// Names, sizes and the targets of links.
-fn listing(directory: &Path) -> Result<String, String> {
-    let opened = DurableDir::open(directory).map_err(|e| e.to_string())?;
-    let mut names = opened.list().map_err(|e| e.to_string())?;
+fn listing(directory: &Path) -> Result<String, DirError> {
+    let opened = DurableDir::open(directory)?;
+    let mut names = opened.list()?;
     names.sort();
     let mut text = format!("{}\n", directory.display());
     for name in names.iter().take(NAMES_MAX) {
@@ -283,14 +295,14 @@ fn listing(directory: &Path) -> Result<String, String> {
 }
 
 /// Each reservation with its owner.
-fn reservations(directory: &Path) -> Result<String, String> {
-    let mut networks = DurableDir::open(directory).and_then(|all| all.list()).map_err(|e| e.to_string())?;
+fn reservations(directory: &Path) -> Result<String, DirError> {
+    let mut networks = DurableDir::open(directory).and_then(|all| all.list())?;
     networks.sort();
     let mut text = String::new();
     for network in networks {
         let path = directory.join(&network);
         let Ok(opened) = DurableDir::open(&path) else { continue };
-        let mut names = opened.list().map_err(|e| e.to_string())?;
+        let mut names = opened.list()?;
         names.sort();
         let network = only(&network.to_string_lossy(), is_name);
         let _written = writeln!(text, "{}/{network} ({} files)", directory.display(), names.len());
@@ -332,11 +344,11 @@ fn owner(content: &[u8]) -> String {
     if valid && text.len() <= 100 { words.join(" ") } else { length(&text) }
 }
 
-fn cached() -> Result<String, String> {
+fn cached() -> Result<String, DirError> {
     let mut text = String::new();
     for directory in cache::DIRECTORIES {
-        let Some(cache) = Cache::open(Path::new(directory)).map_err(|e| e.to_string())? else { continue };
-        let (all, faults) = cache.read().map_err(|e| e.to_string())?;
+        let Some(cache) = Cache::open(Path::new(directory))? else { continue };
+        let (all, faults) = cache.read()?;
         let _written = writeln!(text, "{}: {} containers", cache.path().display(), all.len());
         for one in all.iter().take(NAMES_MAX) {
             let path = one.netns.clone().unwrap_or_default();
@@ -375,7 +387,7 @@ fn configurations(directory: &Path, folder: &str) -> Vec<Part> {
     let listed = DurableDir::open(directory).and_then(|opened| opened.list().map(|names| (opened, names)));
     let (opened, mut names) = match listed {
         Ok(listed) => listed,
-        Err(error) => return vec![Part::new(&format!("{folder}/none.txt"), ABOUT, Err(error.to_string()))],
+        Err(error) => return vec![Part::failed(&format!("{folder}/none.txt"), ABOUT, error)],
     };
     names.sort();
     let is_network = |name: &OsStr| {
@@ -386,12 +398,12 @@ fn configurations(directory: &Path, folder: &str) -> Vec<Part> {
     };
     let mut parts = Vec::new();
     for (number, name) in names.iter().filter(|name| is_network(name)).enumerate() {
-        let content = match opened.read(name, CONFIG_MAX) {
-            Ok(Some(bytes)) => Ok(String::from_utf8_lossy(&bytes).into_owned()),
-            Ok(None) => Err("it was removed concurrently".to_owned()),
-            Err(error) => Err(error.to_string()),
-        };
-        parts.push(Part::new(&format!("{folder}/{}", entry_name(name, number)), ABOUT, content));
+        let file = format!("{folder}/{}", entry_name(name, number));
+        parts.push(match opened.read(name, CONFIG_MAX) {
+            Ok(Some(bytes)) => Part::new(&file, ABOUT, &String::from_utf8_lossy(&bytes)),
+            Ok(None) => Part::failed(&file, ABOUT, "it was removed concurrently"),
+            Err(error) => Part::failed(&file, ABOUT, error),
+        });
     }
     parts
 }
@@ -471,7 +483,7 @@ mod tests {
         for (name, _) in RULES {
             assert!(collected.contains(&name.to_owned()), "nothing is collected as {name}");
         }
-        let part = Part::new("new.txt", "", Ok("hunter2".to_owned()));
+        let part = Part::new("new.txt", "", "hunter2");
         assert!(!String::from_utf8_lossy(&part.content).contains("hunter2"));
     }
 
