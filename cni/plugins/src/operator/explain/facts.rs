@@ -12,7 +12,7 @@ use cni_dataplane::nftables::addresses;
 use cni_dataplane::node::{self, OwnTable};
 use cni_dataplane::owner::AttachmentHash;
 use cni_dataplane::{AddressFamily, Backend, Error, HostAddress, Listed, Owner, Protocol};
-use cni_kernel::route::{LOCAL_TABLE, Link, LinkKind, RouteKind, RouteSocket, Switch};
+use cni_kernel::route::{LOCAL_TABLE, Link, LinkKind, RouteError, RouteKind, RouteSocket, Switch};
 use cni_kernel::sysctl;
 use cni_runtime::{Cache, cache};
 use ipnet::IpNet;
@@ -20,7 +20,7 @@ use ipnet::IpNet;
 use super::super::check_node;
 use crate::meta::portmap;
 
-/// The number of published ports near the queried one are printed.
+/// The number of published ports near the queried one that are printed.
 const NEAR: usize = 3;
 
 /// The place of a packet's destination.
@@ -56,6 +56,15 @@ pub(super) struct Way {
     pub(super) accepts_loopback6: bool,
     /// The hairpin mode of the bridge's ports; none if they differ or there is no bridge.
     pub(super) hairpin: Option<Switch>,
+}
+
+/// A fact cannot be read from the kernel.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum FactsError {
+    #[error(transparent)]
+    Route(#[from] RouteError),
+    #[error(transparent)]
+    Dataplane(#[from] Error),
 }
 
 /// All facts about the packet's path.
@@ -104,10 +113,9 @@ impl Facts {
     /// Reads the kernel's state.
     ///
     /// # Errors
-    /// Routes, links, settings or the table cannot be read.
-    pub(super) fn gather(packet: Packet) -> Result<Self, String> {
-        let text = |error: &dyn std::fmt::Display| error.to_string();
-        let route = RouteSocket::open().map_err(|e| text(&e))?;
+    /// [`FactsError`] if routes, links, settings or the table cannot be read.
+    pub(super) fn gather(packet: Packet) -> Result<Self, FactsError> {
+        let route = RouteSocket::open()?;
         let to = packet.to;
         let family = AddressFamily::of(to.ip());
         let mut facts = Self {
@@ -122,16 +130,16 @@ impl Facts {
             way: None,
             sources: None,
             masquerade: None,
-            forwards: route.forwards(AddressFamily::of(to.ip())).map_err(|e| text(&e))?,
+            forwards: route.forwards(AddressFamily::of(to.ip()))?,
             dropping: check_node::dropping_forward_chains(family),
             bridge_netfilter: bridge_netfilter(family),
             packet,
         };
         if !matches!(facts.table, Table::Absent | Table::Unusable(_)) {
-            facts.read_table(family).map_err(|e| text(&e))?;
+            facts.read_table(family)?;
         }
         if facts.place == Place::Here {
-            facts.find_others().map_err(|e| text(&e))?;
+            facts.find_others()?;
         }
         if let Some(target) = facts.target() {
             facts.way = way(&route, target.ip())?;
@@ -207,28 +215,31 @@ fn nearest(mut all: Vec<Listed>, protocol: Protocol, to: SocketAddr) -> Vec<List
     all
 }
 
-fn place(route: &RouteSocket, to: IpAddr) -> Result<Place, String> {
+fn place(route: &RouteSocket, to: IpAddr) -> Result<Place, RouteError> {
     match route.route_to(to) {
         Ok(found) if found.kind == RouteKind::Local => Ok(Place::Here),
         Ok(found) => {
-            let link = found.link.map(|index| route.link_by_index(index)).transpose();
-            let link = link.map_err(|e| e.to_string())?;
+            let link = found.link.map(|index| route.link_by_index(index)).transpose()?;
             Ok(Place::Behind(link.map_or_else(|| "no link".to_owned(), |link| link.name)))
         }
         Err(error) => Ok(Place::Nowhere(error.to_string())),
     }
 }
 
-/// Like [`place`], but it separates the addresses of Services from the node's.
-fn destination(route: &RouteSocket, to: IpAddr) -> Result<Place, String> {
+/// Like [`place`], but separates the addresses of Services from the node's.
+fn destination(route: &RouteSocket, to: IpAddr) -> Result<Place, FactsError> {
     match place(route, to)? {
-        Place::Here if !addresses::answers_at(to).map_err(|e| e.to_string())? => Ok(Place::OfServices),
+        Place::Here if !addresses::answers_at(to)? => Ok(Place::OfServices),
         place => Ok(place),
     }
 }
 
-/// The sender of a packet, as far as source and link name it.
-pub(super) fn origin(packet_from: Option<IpAddr>, link: Option<&str>, to: IpAddr) -> Result<Origin, String> {
+/// The sender of a packet, by its source and link.
+pub(super) fn origin(
+    packet_from: Option<IpAddr>,
+    link: Option<&str>,
+    to: IpAddr,
+) -> Result<Origin, RouteError> {
     let elsewhere = |link: Option<String>| Origin::Elsewhere(link);
     match (packet_from, link) {
         (_, Some("lo")) => Ok(Origin::Node),
@@ -236,7 +247,7 @@ pub(super) fn origin(packet_from: Option<IpAddr>, link: Option<&str>, to: IpAddr
         (None, None) if to.is_loopback() => Ok(Origin::Node),
         (None, None) => Ok(elsewhere(None)),
         (Some(from), None) => {
-            let route = RouteSocket::open().map_err(|e| e.to_string())?;
+            let route = RouteSocket::open()?;
             Ok(match place(&route, from)? {
                 Place::Here | Place::OfServices => Origin::Node,
                 Place::Behind(link) => elsewhere(Some(link)),
@@ -255,11 +266,11 @@ fn table() -> Table {
     }
 }
 
-fn way(route: &RouteSocket, container: IpAddr) -> Result<Option<Way>, String> {
+fn way(route: &RouteSocket, container: IpAddr) -> Result<Option<Way>, RouteError> {
     let Ok(found) = route.route_to(container) else { return Ok(None) };
     let Some(index) = found.link else { return Ok(None) };
-    let link = route.link_by_index(index).map_err(|e| e.to_string())?;
-    let local = route.routes(AddressFamily::V6, LOCAL_TABLE).map_err(|e| e.to_string())?;
+    let link = route.link_by_index(index)?;
+    let local = route.routes(AddressFamily::V6, LOCAL_TABLE)?;
     let loopback = |dst: &IpNet| dst.addr().is_loopback();
     let accepts_loopback6 = local.iter().any(|one| loopback(&one.dst) && one.link == Some(link.index));
     let is_bridge = link.kind == LinkKind::Bridge;
@@ -274,8 +285,8 @@ fn way(route: &RouteSocket, container: IpAddr) -> Result<Option<Way>, String> {
 }
 
 /// The hairpin mode of the bridge's ports, if all have the same.
-fn hairpin(route: &RouteSocket, bridge: &Link) -> Result<Option<Switch>, String> {
-    let links = route.links().map_err(|e| e.to_string())?;
+fn hairpin(route: &RouteSocket, bridge: &Link) -> Result<Option<Switch>, RouteError> {
+    let links = route.links()?;
     let ports = links.iter().filter(|link| link.master == Some(bridge.index));
     let mut settings = ports.filter_map(|link| link.port.map(|port| port.hairpin));
     let first = settings.next();
@@ -322,12 +333,12 @@ fn cached_conditions(owner: &Owner, packet: &Packet, named: bool) -> Option<Vec<
     let configs = ours.next()?.configs().ok()?;
     let portmap = configs.iter().find(|config| config.plugin == "portmap")?;
     let (texts, spares_loopback) = portmap::conditions(portmap, family)?;
-    let mut judged = explain::conditions(&texts, packet).ok()?;
+    let mut evaluated = explain::conditions(&texts, packet).ok()?;
     if spares_loopback && !named {
         let outside = if packet.to.ip().is_loopback() { Truth::No } else { Truth::Yes };
-        judged.push(("not the node's loopback (excludeLoopback)".to_owned(), outside));
+        evaluated.push(("not the node's loopback (excludeLoopback)".to_owned(), outside));
     }
-    Some(judged)
+    Some(evaluated)
 }
 
 #[cfg(test)]

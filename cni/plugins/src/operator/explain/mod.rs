@@ -20,7 +20,7 @@ use super::json;
 use facts::Facts;
 use render::Explanation;
 
-/// The packet, as far as the operator describes it.
+/// The packet of the command line.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Query {
     protocol: Protocol,
@@ -31,10 +31,9 @@ struct Query {
 
 /// Prints the packet's path.
 pub(super) fn run(given: &Given, out: &mut dyn Write, _err: &mut dyn Write) -> Result<u8, Failure> {
-    let Query { protocol, to, from, link } = Query::new(given).map_err(Failure::Usage)?;
-    let facts = facts::origin(from, link.as_deref(), to.ip())
-        .and_then(|origin| Facts::gather(Packet { protocol, to, from, origin }))
-        .map_err(Failure::Failed)?;
+    let Query { protocol, to, from, link } = Query::new(given)?;
+    let origin = facts::origin(from, link.as_deref(), to.ip()).map_err(Failure::failed)?;
+    let facts = Facts::gather(Packet { protocol, to, from, origin }).map_err(Failure::failed)?;
     let explanation = Explanation::of(&facts);
     if given.json() {
         json::print(explanation.document(), out)?;
@@ -45,29 +44,31 @@ pub(super) fn run(given: &Given, out: &mut dyn Write, _err: &mut dyn Write) -> R
 }
 
 impl Query {
-    fn new(given: &Given) -> Result<Self, String> {
+    fn new(given: &Given) -> Result<Self, Failure> {
         let name = given.argument(0);
         let protocol = Protocol::ALL.into_iter().find(|one| one.as_str() == name);
-        let protocol = protocol.ok_or_else(|| format!("{name:?} is not a protocol"))?;
+        let protocol = protocol.ok_or_else(|| Failure::usage(format!("{name:?} is not a protocol")))?;
         let to: SocketAddr = given.argument(1).parse().map_err(|_| {
             let given = given.argument(1);
-            format!("{given:?} is not an address and a port, as 192.0.2.2:8080 or [2001:db8::2]:8080")
+            Failure::usage(format!(
+                "{given:?} is not an address and a port, as 192.0.2.2:8080 or [2001:db8::2]:8080"
+            ))
         })?;
         // The older spelling of `--from ADDRESS`.
         let positional = match given.arguments().get(2..).unwrap_or_default() {
             [] => None,
             [word, address] if word == "from" => Some(address.as_str()),
-            [other, ..] => return Err(format!("unexpected argument {other:?}")),
+            [other, ..] => return Err(Failure::usage(format!("unexpected argument {other:?}"))),
         };
         let from = given.value("--from").or(positional).map(|text| source(text, to)).transpose()?;
         Ok(Self { protocol, to, from, link: given.value("--iif").map(str::to_owned) })
     }
 }
 
-fn source(text: &str, to: SocketAddr) -> Result<IpAddr, String> {
-    let address: IpAddr = text.parse().map_err(|_| format!("{text:?} is not an address"))?;
+fn source(text: &str, to: SocketAddr) -> Result<IpAddr, Failure> {
+    let address: IpAddr = text.parse().map_err(|_| Failure::usage(format!("{text:?} is not an address")))?;
     if address.is_ipv4() != to.is_ipv4() {
-        return Err(format!("{address} and {to} are of different families"));
+        return Err(Failure::usage(format!("{address} and {to} are of different families")));
     }
     Ok(address)
 }

@@ -11,6 +11,7 @@ use expect_test::expect;
 use super::Query;
 use super::facts::{Facts, Place, Table, Way};
 use super::render::Explanation;
+use crate::operator::cli::Failure;
 use crate::operator::{cli, commands, json};
 
 fn host(port: u16) -> HostPorts {
@@ -161,7 +162,11 @@ fn json_has_the_steps() {
 fn queries() {
     let read = |text: &str| {
         let args: Vec<String> = text.split(' ').map(str::to_owned).collect();
-        Query::new(&cli::parse(commands::find("explain").unwrap(), &args).unwrap())
+        match Query::new(&cli::parse(commands::find("explain").unwrap(), &args).unwrap()) {
+            Ok(query) => Ok(query),
+            Err(Failure::Usage(text)) => Err(text),
+            Err(other) => panic!("{text}: {other:?}"),
+        }
     };
     let wanted = Query {
         protocol: Protocol::Udp,

@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 
-//! Sources that name attachments besides the ruleset: the runtimes' cache, and host-local's reservations.
+//! Attachments outside the ruleset: in the runtimes' caches and in host-local's reservations.
 
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 
 use cni_dataplane::ContainerNetns;
 use cni_dataplane::migrate::Clue;
-use cni_kernel::dir::DurableDir;
+use cni_kernel::dir::{DirError, DurableDir};
 use cni_runtime::{Cache, Cached, cache};
 use cni_spec::Attachment;
 use ipnet::IpNet;
@@ -15,8 +15,8 @@ use ipnet::IpNet;
 /// The default directory of host-local's reservations.
 const RESERVATIONS: &str = "/var/lib/cni/networks";
 
-/// Reads both. A directory that is missing has no hints.
-pub(super) fn read(cache_dirs: &[PathBuf], data_dirs: &[PathBuf]) -> Result<Vec<Clue>, String> {
+/// Reads both. A missing directory has no hints.
+pub(super) fn read(cache_dirs: &[PathBuf], data_dirs: &[PathBuf]) -> Result<Vec<Clue>, DirError> {
     let mut hints = Vec::new();
     hints.extend(cached(cache_dirs)?.into_iter().map(|cached| Clue {
         addresses: cached.result.ips.iter().map(|ip| ip.address).collect(),
@@ -30,13 +30,13 @@ pub(super) fn read(cache_dirs: &[PathBuf], data_dirs: &[PathBuf]) -> Result<Vec<
     Ok(hints)
 }
 
-/// All attachments in these caches, or else in the usual ones.
-pub(super) fn cached(directories: &[PathBuf]) -> Result<Vec<Cached>, String> {
+/// Reads the attachments in these caches, or else in the usual ones.
+pub(super) fn cached(directories: &[PathBuf]) -> Result<Vec<Cached>, DirError> {
     let usual = cache::DIRECTORIES.map(PathBuf::from);
     let mut cached = Vec::new();
     for directory in if directories.is_empty() { usual.as_slice() } else { directories } {
-        let Some(cache) = Cache::open(directory).map_err(|e| e.to_string())? else { continue };
-        let (all, faults) = cache.read().map_err(|e| e.to_string())?;
+        let Some(cache) = Cache::open(directory)? else { continue };
+        let (all, faults) = cache.read()?;
         for fault in faults {
             log::warn!("{}: {}", fault.path.display(), fault.error);
         }
@@ -47,7 +47,7 @@ pub(super) fn cached(directories: &[PathBuf]) -> Result<Vec<Cached>, String> {
 
 /// Reads a directory for each network, with a file for each address: the container ID, and the interface on
 /// the next line.
-fn reservations(directory: &Path) -> Result<Vec<Clue>, String> {
+fn reservations(directory: &Path) -> Result<Vec<Clue>, DirError> {
     let mut hints = Vec::new();
     let Some(networks) = list(directory)? else { return Ok(hints) };
     for network in networks {
@@ -67,13 +67,13 @@ fn reservations(directory: &Path) -> Result<Vec<Clue>, String> {
     Ok(hints)
 }
 
-fn list(directory: &Path) -> Result<Option<Vec<String>>, String> {
+fn list(directory: &Path) -> Result<Option<Vec<String>>, DirError> {
     match DurableDir::open(directory) {
         Ok(folder) => {
-            let names = folder.list().map_err(|e| e.to_string())?;
+            let names = folder.list()?;
             Ok(Some(names.into_iter().filter_map(|name| name.into_string().ok()).collect()))
         }
         Err(error) if error.is_not_found() => Ok(None),
-        Err(error) => Err(error.to_string()),
+        Err(error) => Err(error),
     }
 }

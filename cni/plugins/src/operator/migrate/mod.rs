@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 
-//! `slipway migrate`: moves what running containers have in the ruleset from one backend to another.
+//! `slipway migrate`: moves the objects of running containers from one backend to another.
 
 mod hints;
 mod records;
@@ -10,19 +10,21 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use cni_dataplane::BackendName;
 use cni_dataplane::migrate::{Order, Place, Plan, Row, State, migrate};
-use cni_kernel::dir::DurableDir;
-use cni_kernel::lock::FileLock;
+use cni_dataplane::{BackendName, Error as DataplaneError};
+use cni_kernel::dir::{DirError, DurableDir};
+use cni_kernel::lock::{FileLock, LockError};
+use cni_spec::CniError;
 
 use super::cli::{Failure, Given};
 use super::json;
+use super::restore::liveness::LivenessError;
 use crate::meta::portmap;
 use crate::node_defaults::NodeDefaults;
 
 /// The directory of the lock that excludes a second call.
 const LOCK_DIRECTORY: &str = "/run/slipway";
-/// The time to wait for another call to end.
+/// The time limit for that lock.
 const PATIENCE: Duration = Duration::from_secs(5);
 /// The exit code of a dry run that found something to move.
 const SOMETHING_TO_MOVE: u8 = 3;
@@ -41,11 +43,28 @@ struct Options {
     data_dirs: Vec<PathBuf>,
 }
 
-/// Moves what there is and prints the outcome. The exit code is 1 if something failed, 3 if a dry run found
-/// something to move, 4 if something was skipped.
+/// A migration cannot begin, or ends early.
+#[derive(Debug, thiserror::Error)]
+enum MigrateError {
+    #[error("another `slipway migrate` is running")]
+    Running,
+    #[error(transparent)]
+    Lock(LockError),
+    #[error(transparent)]
+    Directory(#[from] DirError),
+    #[error(transparent)]
+    Settings(#[from] CniError),
+    #[error(transparent)]
+    Dataplane(#[from] DataplaneError),
+    #[error(transparent)]
+    Liveness(#[from] LivenessError),
+}
+
+/// Migrates, and prints the outcome. The exit code is 1 if something failed, 3 if a dry run found something
+/// to move, 4 if something was skipped.
 pub(super) fn run(given: &Given, out: &mut dyn Write, err: &mut dyn Write) -> Result<u8, Failure> {
-    let options = Options::new(given).map_err(Failure::Usage)?;
-    let rows = moved(&options, err).map_err(Failure::Failed)?;
+    let options = Options::new(given)?;
+    let rows = moved(&options, err).map_err(Failure::failed)?;
     if given.json() {
         json::print(report::document(&rows, options.to), out)?;
     } else {
@@ -61,14 +80,15 @@ pub(super) fn run(given: &Given, out: &mut dyn Write, err: &mut dyn Write) -> Re
 }
 
 impl Options {
-    fn new(given: &Given) -> Result<Self, String> {
-        let to = given.value("--to").and_then(BackendName::from_name).ok_or("--to is missing")?;
+    fn new(given: &Given) -> Result<Self, Failure> {
+        let to = given.value("--to").and_then(BackendName::from_name);
+        let to = to.ok_or_else(|| Failure::usage("--to is missing"))?;
         let wanted: Vec<&str> = given.values("--from").collect();
         let is_all = wanted.is_empty() || wanted.contains(&"all");
         let from: Vec<Place> =
             PLACES.into_iter().filter(|place| is_all || wanted.contains(&place.as_str())).collect();
         if from.iter().all(|place| place.as_str() == to.as_str()) {
-            return Err(format!("--from and --to are both {}", to.as_str()));
+            return Err(Failure::usage(format!("--from and --to are both {}", to.as_str())));
         }
         let paths = |option| given.values(option).map(PathBuf::from).collect();
         Ok(Self {
@@ -82,23 +102,22 @@ impl Options {
     }
 }
 
-fn moved(options: &Options, err: &mut dyn Write) -> Result<Vec<Row>, String> {
+fn moved(options: &Options, err: &mut dyn Write) -> Result<Vec<Row>, MigrateError> {
     let Options { to, from, networks, plan, .. } = options.clone();
     let _lock = match plan {
         Plan::Only => None,
         Plan::AndDo => Some(lock()?),
     };
     let clues = hints::read(&options.cache_dirs, &options.data_dirs)?;
-    let settings = NodeDefaults::read().map_err(|e| e.to_string())?.ebpf;
+    let settings = NodeDefaults::read()?.ebpf;
     let order = Order { to, from, networks, clues, settings };
-    // Progress is worth a line only where there are many things.
     let mut progress = |done: usize, total: usize| {
         if done > 0 && done < total {
-            // A closed standard error does not stop the work.
+            // The migration goes on if standard error is closed.
             let _ = writeln!(err, "{done} of {total} checked");
         }
     };
-    let mut rows = migrate(&order, plan, &mut progress).map_err(|e| e.to_string())?;
+    let mut rows = migrate(&order, plan, &mut progress)?;
     if to != BackendName::Iptables {
         open_loopbacks(&mut rows);
         if options.from.contains(&Place::Iptables) {
@@ -108,19 +127,18 @@ fn moved(options: &Options, err: &mut dyn Write) -> Result<Vec<Row>, String> {
     Ok(rows)
 }
 
-fn lock() -> Result<FileLock, String> {
-    let folder = DurableDir::create(Path::new(LOCK_DIRECTORY), 0o755).map_err(|e| e.to_string())?;
-    FileLock::acquire(&folder, "migrate.lock", 0o600, PATIENCE).map_err(|e| {
-        if e.is_timeout() { "another `slipway migrate` is running".to_owned() } else { e.to_string() }
-    })
+fn lock() -> Result<FileLock, MigrateError> {
+    let folder = DurableDir::create(Path::new(LOCK_DIRECTORY), 0o755)?;
+    FileLock::acquire(&folder, "migrate.lock", 0o600, PATIENCE)
+        .map_err(|error| if error.is_timeout() { MigrateError::Running } else { MigrateError::Lock(error) })
 }
 
-/// Opens the way from the node's loopback to moved ports, as an ADD does. The reference does a part of it.
+/// Makes moved ports reachable from the node's loopback, as an ADD does. The reference does this in part.
 fn open_loopbacks(rows: &mut [Row]) {
     for row in rows.iter_mut().filter(|row| row.state == State::Moved && row.from != Place::Ebpf) {
         let Some(request) = &row.ports else { continue };
         if let Err(error) = portmap::open_loopback_for(request) {
-            row.why = format!("the node's loopback does not lead to it: {error}");
+            row.why = format!("not reachable from the node's loopback: {error}");
         }
     }
 }
@@ -130,7 +148,7 @@ mod tests {
     use super::*;
     use crate::operator::{cli, commands};
 
-    fn parsed(line: &str) -> Result<Options, String> {
+    fn parsed(line: &str) -> Result<Options, Failure> {
         let args: Vec<String> = line.split_whitespace().map(str::to_owned).collect();
         Options::new(&cli::parse(commands::find("migrate").unwrap(), &args).unwrap())
     }
@@ -143,7 +161,7 @@ mod tests {
         let all = all.unwrap();
         assert_eq!(all.from, [Place::Nftables, Place::Reference]);
         assert_eq!((all.networks, all.plan), (vec!["a".into(), "b".into()], Plan::Only));
-        let same = parsed("--from nftables --to nftables");
-        assert_eq!(same.unwrap_err(), "--from and --to are both nftables");
+        let Err(Failure::Usage(text)) = parsed("--from nftables --to nftables") else { panic!("accepted") };
+        assert_eq!(text, "--from and --to are both nftables");
     }
 }

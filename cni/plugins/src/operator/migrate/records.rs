@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 
-//! Records of the firewall plugin for containers that the reference attached. Their rules stay where they
-//! are.
+//! Records of the firewall plugin for containers that the reference attached. Their rules are not moved.
 
 use std::net::IpAddr;
 
@@ -10,21 +9,21 @@ use cni_dataplane::migrate::{Place, Plan, Row, State};
 use cni_runtime::Cached;
 use cni_spec::CniError;
 
-use super::{Options, hints};
+use super::{MigrateError, Options, hints};
 use crate::meta::firewall::unrecorded;
 use crate::operator::restore::liveness::{Liveness, Node};
 use crate::operator::restore::request;
 use crate::plugin::Env;
 
-/// Records each running container in a cache that has rules of the firewall plugin without a record.
-pub(super) fn write(options: &Options) -> Result<Vec<Row>, String> {
+/// Writes a record for each running container in a cache that has the plugin's rules, but no record.
+pub(super) fn write(options: &Options) -> Result<Vec<Row>, MigrateError> {
     let node = Node::open()?;
     let networks = &options.networks;
     let selected =
         |one: &Cached| networks.is_empty() || networks.iter().any(|name| name == one.attachment.network());
     let mut rows = Vec::new();
     for cached in hints::cached(&options.cache_dirs)?.into_iter().filter(selected) {
-        // The addresses of one that is gone may be another container's now.
+        // The address of a dead container may belong to another one now.
         if node.liveness(&cached)? != Liveness::Attached {
             continue;
         }
@@ -33,7 +32,7 @@ pub(super) fn write(options: &Options) -> Result<Vec<Row>, String> {
     Ok(rows)
 }
 
-/// The rules of a container that have no record.
+/// The container's rules, if they have no record.
 fn wanted(cached: &Cached) -> Option<FirewallRequest> {
     let warn = |error: &CniError| log::warn!("{}: {error}", cached.attachment);
     let configs = cached.configs().inspect_err(warn).ok()?;

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 
-//! The liveness of a container that a runtime's cache has, by the state of the kernel.
+//! The liveness of a container in a runtime's cache, by the state of the kernel.
 
 use cni_dataplane::owner::{AttachmentHash, Owner};
-use cni_kernel::netns::{Netns, NetnsId};
-use cni_kernel::route::{Link, LinkKind, RouteSocket};
+use cni_kernel::netns::{Netns, NetnsError, NetnsId};
+use cni_kernel::route::{Link, LinkKind, RouteError, RouteSocket};
 use cni_runtime::Cached;
 use cni_spec::Interface;
 
@@ -13,8 +13,18 @@ use cni_spec::Interface;
 pub(in crate::operator) enum Liveness {
     /// The container runs and is attached as in its result.
     Attached,
-    /// It does not, or its place may be another container's: nothing may be done in its name. The reason.
+    /// It does not run, or the link may be another container's: its objects must not be restored. The
+    /// reason.
     Gone(String),
+}
+
+/// A namespace, links or addresses cannot be read.
+#[derive(Debug, thiserror::Error)]
+pub(in crate::operator) enum LivenessError {
+    #[error(transparent)]
+    Netns(#[from] NetnsError),
+    #[error(transparent)]
+    Route(#[from] RouteError),
 }
 
 /// The node's network namespace, from which containers are looked up.
@@ -25,17 +35,16 @@ pub(in crate::operator) struct Node {
 
 impl Node {
     /// The namespace of the calling thread.
-    pub(in crate::operator) fn open() -> Result<Self, String> {
-        let id = Netns::current().map_err(|e| e.to_string())?.id();
-        Ok(Self { route: RouteSocket::open().map_err(|e| e.to_string())?, id })
+    pub(in crate::operator) fn open() -> Result<Self, LivenessError> {
+        Ok(Self { route: RouteSocket::open()?, id: Netns::current()?.id() })
     }
 
     /// Checks the container's namespace, the link in it, the owner on the host's end of the pair, and the
     /// addresses.
     ///
     /// # Errors
-    /// The namespace cannot be opened, or links or addresses cannot be read.
-    pub(in crate::operator) fn liveness(&self, cached: &Cached) -> Result<Liveness, String> {
+    /// [`LivenessError`] if the namespace cannot be opened, or links or addresses cannot be read.
+    pub(in crate::operator) fn liveness(&self, cached: &Cached) -> Result<Liveness, LivenessError> {
         let gone = |reason: String| Ok(Liveness::Gone(reason));
         let Some(path) = &cached.netns else {
             return gone("neither the cache nor its result names the container's namespace".to_owned());
@@ -45,30 +54,31 @@ impl Node {
             Err(error) if error.is_gone() => {
                 return gone(format!("the container is gone: no namespace at {}", path.display()));
             }
-            Err(error) => return Err(error.to_string()),
+            Err(error) => return Err(error.into()),
         };
         if netns.id() == self.id {
             return gone(format!("{} is the node's own namespace", path.display()));
         }
-        let inside = RouteSocket::open_in(&netns).map_err(|e| e.to_string())?;
+        let inside = RouteSocket::open_in(&netns)?;
         let name = cached.attachment.ifname();
-        let Some(link) = inside.find_link(name).map_err(|e| e.to_string())? else {
-            return gone(format!("the container has no link {name} any more"));
+        let Some(link) = inside.find_link(name)? else {
+            return gone(format!("the container has no link {name}"));
         };
         if let Some(reason) = self.other_owner(cached, &link) {
             return gone(reason);
         }
-        let present = inside.addresses(&link).map_err(|e| e.to_string())?;
+        let present = inside.addresses(&link)?;
         let missing = addresses(cached).find(|wanted| !present.iter().any(|address| address.net == *wanted));
         match missing {
-            Some(net) => gone(format!("{name} of the container does not have the address {net} any more")),
+            Some(net) => gone(format!("{name} of the container does not have the address {net}")),
             None => Ok(Liveness::Attached),
         }
     }
 
-    /// The sign that the link is another attachment's. The path may lead to another container now.
+    /// The reason to believe that the link is another attachment's. The path may lead to another container
+    /// now.
     fn other_owner(&self, cached: &Cached, link: &Link) -> Option<String> {
-        // A link without a host's end names its owner itself.
+        // A link without a peer on the host has its owner in its own alias.
         let owner = Owner::from_comment(&link.alias).or_else(|| self.owner_of_the_pair(link));
         match owner {
             Some(owner) if owner.attachment_hash == AttachmentHash::of(&cached.attachment) => None,
@@ -83,7 +93,7 @@ impl Node {
         }
     }
 
-    /// The owner in the alias of the host's end of a pair, if that end is on the node.
+    /// The owner in the alias of the host's end of a veth pair.
     fn owner_of_the_pair(&self, link: &Link) -> Option<Owner> {
         if link.kind != LinkKind::Veth {
             return None;
@@ -93,10 +103,9 @@ impl Node {
         Owner::from_comment(&outer.alias).filter(|_| is_pair)
     }
 
-    /// True if an ADD has set `route_localnet` on a link of ours, or on the bridge that such a link is a port
-    /// of.
-    pub(in crate::operator) fn opens_its_loopback(&self) -> Result<bool, String> {
-        let links = self.route.links().map_err(|e| e.to_string())?;
+    /// True if `route_localnet` is set on a link of ours, or on the bridge of one.
+    pub(in crate::operator) fn has_route_localnet(&self) -> Result<bool, RouteError> {
+        let links = self.route.links()?;
         let ours: Vec<&Link> =
             links.iter().filter(|link| Owner::from_comment(&link.alias).is_some()).collect();
         let is_ours =

@@ -2,33 +2,55 @@
 
 //! `slipway restore`: puts back what running containers have in the ruleset, after a flush.
 //!
-//! After a flush, only the runtime's cache has what a container asked for. The kernel shows whether the
-//! container still runs. Where the two do not agree, nothing is done.
+//! After a flush, only the runtime's cache has a container's request, and only the kernel shows that the
+//! container still runs. If the two disagree, nothing is done.
 
 pub(super) mod liveness;
 mod report;
 
 use std::io::Write;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use cni_dataplane::nftables::addresses::{self, Answering};
 use cni_dataplane::node::{self, OwnTable};
+use cni_kernel::dir::DirError;
 use cni_runtime::{Cache, Cached, cache};
-use cni_spec::{Attachment, NetConf};
+use cni_spec::{Attachment, CniError, NetConf};
 
 use super::cli::{Failure, Given};
 use super::json;
-use crate::plugin::{Env, Request, Restorable as Belonging};
+use crate::plugin::{Env, Request, Restorable};
 use crate::registry;
-use liveness::{Liveness, Node};
+use liveness::{Liveness, LivenessError, Node};
 use report::{Row, State};
 
-/// A DEL runs the plugins one after the other, each in its own process, the interface's last. A container
-/// that is still attached this long after its ports were restored was not in the middle of one.
+/// The time between the two checks for a concurrent DEL. A DEL calls portmap before the interface's plugin,
+/// each in its own process: a container that is still attached after this time was not being deleted when
+/// its ports were restored.
 const GRACE: Duration = Duration::from_secs(1);
 /// The exit code of a dry run that found something missing.
 const SOMETHING_MISSING: u8 = 3;
+
+/// A restoration cannot begin, or a container's objects cannot be determined.
+#[derive(Debug, thiserror::Error)]
+enum RestoreError {
+    #[error("no runtime's cache in {}", results(directories))]
+    NoCache { directories: Vec<PathBuf> },
+    #[error(transparent)]
+    Cache(#[from] DirError),
+    #[error(transparent)]
+    Node(#[from] LivenessError),
+    #[error(transparent)]
+    Configuration(#[from] CniError),
+    #[error("{plugin}: {source}")]
+    Plugin { plugin: String, source: CniError },
+}
+
+fn results(directories: &[PathBuf]) -> String {
+    let names: Vec<String> = directories.iter().map(|d| d.join("results").display().to_string()).collect();
+    names.join(" or ")
+}
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Mode {
@@ -41,8 +63,8 @@ enum Mode {
 pub(super) fn run(given: &Given, out: &mut dyn Write, _err: &mut dyn Write) -> Result<u8, Failure> {
     let mode = if given.has("--dry-run") { Mode::DryRun } else { Mode::Restore };
     let directories: Vec<PathBuf> = given.values("--cache-dir").map(PathBuf::from).collect();
-    let mut restoration = Restoration::begin(mode, &directories).map_err(Failure::Failed)?;
-    restoration.run().map_err(Failure::Failed)?;
+    let mut restoration = Restoration::begin(mode, &directories).map_err(Failure::failed)?;
+    restoration.run().map_err(Failure::failed)?;
     let rows = restoration.rows;
     if given.json() {
         json::print(report::document(&rows), out)?;
@@ -57,13 +79,13 @@ pub(super) fn run(given: &Given, out: &mut dyn Write, _err: &mut dyn Write) -> R
     })
 }
 
-/// Something that was restored, to be checked again.
+/// A restored object, to be checked again.
 struct Restored {
     /// The index of its row.
     row: usize,
     /// The index of its container.
     container: usize,
-    belonging: Box<dyn Belonging>,
+    object: Box<dyn Restorable>,
 }
 
 /// One run of the command.
@@ -78,27 +100,28 @@ struct Restoration {
 }
 
 impl Restoration {
-    /// Reads the caches: those that are named, or else those in the usual places.
-    fn begin(mode: Mode, directories: &[PathBuf]) -> Result<Self, String> {
+    /// Reads the caches in these directories, or else in the usual ones.
+    fn begin(mode: Mode, directories: &[PathBuf]) -> Result<Self, RestoreError> {
         let node = Node::open()?;
         let (mut caches, mut rows) = (Vec::new(), Vec::new());
         for directory in directories {
-            let cache = Cache::open(directory).map_err(|e| e.to_string())?;
-            caches.push(cache.ok_or_else(|| no_cache(&[directory.as_path()]))?);
+            let none = || RestoreError::NoCache { directories: vec![directory.clone()] };
+            caches.push(Cache::open(directory)?.ok_or_else(none)?);
         }
         if directories.is_empty() {
-            let usual = cache::DIRECTORIES.map(Path::new);
-            for directory in usual {
-                caches.extend(Cache::open(directory).map_err(|e| e.to_string())?);
+            let usual = cache::DIRECTORIES.map(PathBuf::from);
+            for directory in &usual {
+                caches.extend(Cache::open(directory)?);
             }
             if caches.is_empty() {
-                let reason = format!("{}: no container is known", no_cache(&usual));
+                let none = RestoreError::NoCache { directories: usual.to_vec() };
+                let reason = format!("{none}: no container is known");
                 rows.push(Row::new(None, "containers", State::Skipped, reason));
             }
         }
         let mut containers = Vec::new();
         for (number, cache) in caches.iter().enumerate() {
-            let (cached, faults) = cache.read().map_err(|e| e.to_string())?;
+            let (cached, faults) = cache.read()?;
             containers.extend(cached.into_iter().map(|one| (number, one)));
             rows.extend(faults.into_iter().map(|fault| {
                 let file = format!("cache file {}", fault.path.display());
@@ -108,35 +131,35 @@ impl Restoration {
         Ok(Self { mode, node, caches, containers: newest(containers), rows, restored: Vec::new() })
     }
 
-    fn run(&mut self) -> Result<(), String> {
+    fn run(&mut self) -> Result<(), LivenessError> {
         let row = self.table()?;
         self.rows.extend(row);
-        for place in 0..self.containers.len() {
-            self.container(place);
+        for number in 0..self.containers.len() {
+            self.container(number);
         }
         if !self.restored.is_empty() {
             let since = Instant::now();
-            self.check_again();
+            self.withdraw_deleted();
             std::thread::sleep(GRACE.saturating_sub(since.elapsed()));
-            self.check_again();
+            self.withdraw_deleted();
         }
         Ok(())
     }
 
-    /// Restores the table itself, and with it the guard of the node's loopback: it must exist while
-    /// `route_localnet` is on for a link, whatever the containers have.
-    fn table(&self) -> Result<Option<Row>, String> {
+    /// Restores the table itself. It has the guard of the node's loopback, which is needed while
+    /// `route_localnet` is on for a link, even if no container has a port.
+    fn table(&self) -> Result<Option<Row>, LivenessError> {
         let row = |state, reason: String| {
             Some(Row::new(None, format!("table {}", node::own_table_name().0), state, reason))
         };
         let reason = match node::own_table() {
             Ok(OwnTable::Ready) if matches!(addresses::answering(), Ok(Answering::Outdated)) => {
-                "the list of the addresses that published ports answer at was not up to date"
+                "its list of the node's addresses was out of date"
             }
             Ok(OwnTable::Ready) => return Ok(row(State::Present, String::new())),
-            Ok(OwnTable::Absent) if !self.node.opens_its_loopback()? => return Ok(None),
+            Ok(OwnTable::Absent) if !self.node.has_route_localnet()? => return Ok(None),
             Ok(OwnTable::Absent) => {
-                "it was gone, and with it the guard of the node's loopback, while route_localnet is on"
+                "it was missing, and with it the guard of the node's loopback, while route_localnet is on"
             }
             Ok(OwnTable::Damaged) => {
                 "its chains were emptied, changed or unhooked, or it is of an older version"
@@ -153,45 +176,43 @@ impl Restoration {
         })
     }
 
-    /// Restores what one container has, if it still runs.
-    fn container(&mut self, place: usize) {
-        let Some((_, cached)) = self.containers.get(place) else { return };
+    /// Restores the objects of one container, if it still runs.
+    fn container(&mut self, number: usize) {
+        let Some((_, cached)) = self.containers.get(number) else { return };
         let owner = cached.attachment.clone();
         let row = |state, reason| Row::new(Some(owner), "container", state, reason);
-        let belongings = match self.node.liveness(cached) {
-            Err(reason) => return self.rows.push(row(State::Failed, reason)),
+        let objects = match self.node.liveness(cached) {
+            Err(error) => return self.rows.push(row(State::Failed, error.to_string())),
             Ok(Liveness::Gone(reason)) => return self.rows.push(row(State::Skipped, reason)),
-            Ok(Liveness::Attached) => match belongings(cached) {
-                Err(reason) => return self.rows.push(row(State::Failed, reason)),
-                Ok(belongings) => belongings,
+            Ok(Liveness::Attached) => match restorables(cached) {
+                Err(error) => return self.rows.push(row(State::Failed, error.to_string())),
+                Ok(objects) => objects,
             },
         };
-        for belonging in belongings {
-            let row = self.restore(place, belonging.as_ref());
-            let is_restored = row.state == State::Restored;
-            self.rows.push(row);
-            if is_restored {
-                let row = self.rows.len() - 1;
-                self.restored.push(Restored { row, container: place, belonging });
+        let owner = cached.attachment.clone();
+        for object in objects {
+            let row = self.restore(owner.clone(), object.as_ref());
+            if row.state == State::Restored {
+                self.restored.push(Restored { row: self.rows.len(), container: number, object });
             }
+            self.rows.push(row);
         }
     }
 
-    fn restore(&self, place: usize, belonging: &dyn Belonging) -> Row {
-        let owner = self.containers.get(place).map(|(_, cached)| cached.attachment.clone());
-        let row = |state, reason| Row::new(owner, belonging.name(), state, reason);
-        let Err(difference) = belonging.check() else { return row(State::Present, String::new()) };
+    fn restore(&self, owner: Attachment, object: &dyn Restorable) -> Row {
+        let row = |state, reason| Row::new(Some(owner), object.name(), state, reason);
+        let Err(difference) = object.check() else { return row(State::Present, String::new()) };
         if self.mode == Mode::DryRun {
             return row(State::Missing, difference.to_string());
         }
-        match belonging.put_back() {
+        match object.put_back() {
             Ok(()) => row(State::Restored, difference.to_string()),
             Err(error) => row(State::Failed, error.to_string()),
         }
     }
 
-    /// Removes what was restored for containers that were deleted concurrently.
-    fn check_again(&mut self) {
+    /// Removes the restored objects of containers that were deleted concurrently.
+    fn withdraw_deleted(&mut self) {
         let Self { node, caches, containers, rows, restored, .. } = self;
         restored.retain(|one| {
             let Some((number, cached)) = containers.get(one.container) else { return false };
@@ -202,7 +223,7 @@ impl Restoration {
                 return true;
             }
             let Some(row) = rows.get_mut(one.row) else { return false };
-            (row.state, row.reason) = match one.belonging.take_away() {
+            (row.state, row.reason) = match one.object.take_away() {
                 Ok(()) => {
                     (State::Skipped, "the container was deleted concurrently: removed again".to_owned())
                 }
@@ -213,7 +234,7 @@ impl Restoration {
     }
 }
 
-/// Sorts attachments by the time of their ADD. Of two caches with the same attachment the newer one counts.
+/// Sorts attachments by the time of their ADD. If two caches have the same attachment, the newer entry counts.
 fn newest(mut containers: Vec<(usize, Cached)>) -> Vec<(usize, Cached)> {
     containers.sort_by_key(|(_, cached)| cached.written);
     let owners: Vec<_> = containers.iter().map(|(_, cached)| cached.attachment.clone()).collect();
@@ -225,25 +246,27 @@ fn newest(mut containers: Vec<(usize, Cached)>) -> Vec<(usize, Cached)> {
     containers
 }
 
-/// The things that a container has, by the plugins of its network that this binary has.
-fn belongings(cached: &Cached) -> Result<Vec<Box<dyn Belonging>>, String> {
+/// The container's objects in the ruleset, by the plugins of its network that this binary has.
+fn restorables(cached: &Cached) -> Result<Vec<Box<dyn Restorable>>, RestoreError> {
     let mut all = Vec::new();
-    for config in cached.configs().map_err(|e| e.to_string())? {
+    for config in cached.configs()? {
         let Some(plugin) = registry::find(&config.plugin) else { continue };
         let env = Env { plugins: registry::PLUGINS, ..Env::default() };
         let of_plugin = plugin.restorable(&request(cached, &config, &env));
-        all.extend(of_plugin.map_err(|e| format!("{}: {e}", config.plugin))?);
+        all.extend(
+            of_plugin.map_err(|source| RestoreError::Plugin { plugin: config.plugin.clone(), source })?,
+        );
     }
     Ok(all)
 }
 
 /// The request of a CHECK.
 pub(super) fn request<'a>(cached: &'a Cached, config: &'a NetConf, env: &'a Env) -> Request<'a> {
-    let (attachment, netns): (Attachment, _) = (cached.attachment.clone(), cached.netns.clone());
-    Request { attachment, netns, args: &cached.args, config, env }
-}
-
-fn no_cache(directories: &[&Path]) -> String {
-    let names: Vec<String> = directories.iter().map(|d| d.join("results").display().to_string()).collect();
-    format!("no runtime's cache in {}", names.join(" or "))
+    Request {
+        attachment: cached.attachment.clone(),
+        netns: cached.netns.clone(),
+        args: &cached.args,
+        config,
+        env,
+    }
 }

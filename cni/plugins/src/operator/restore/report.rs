@@ -7,18 +7,18 @@ use std::io::{self, Write};
 use cni_spec::Attachment;
 use serde_json::{Value, json};
 
-/// The state of one thing at the end.
+/// The state of an object at the end.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum State {
-    /// It was there.
+    /// It existed.
     Present,
     /// It is missing, and this is a dry run.
     Missing,
-    /// It was missing and is there now.
+    /// It was missing and was restored.
     Restored,
-    /// Nothing had to be done about it.
+    /// It was left alone, for the reason in the row.
     Skipped,
-    /// It could not be restored, or not even checked.
+    /// It could not be checked or restored.
     Failed,
 }
 
@@ -36,15 +36,15 @@ impl State {
     }
 }
 
-/// One line.
+/// One line of the report.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Row {
-    /// The owner; none for what all containers share.
+    /// The owner; none if all containers share the object.
     pub(super) owner: Option<Attachment>,
-    /// The thing: "masquerade of 10.22.0.2".
+    /// The object: "masquerade of 10.22.0.2".
     pub(super) item: String,
     pub(super) state: State,
-    /// The reason of the state; empty if there is nothing to explain.
+    /// The reason for the state; may be empty.
     pub(super) reason: String,
 }
 
