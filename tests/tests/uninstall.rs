@@ -2,8 +2,12 @@
 
 //! `slipway uninstall`: a node that had Slipway is as it was before.
 
+use std::time::{Duration, Instant};
+
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
 use serde_json::{Value, json};
-use slipway_tests::{Attach, BridgeNetfilter, Node, Proto, Snapshot, is_peer};
+use slipway_tests::{Attach, BridgeNetfilter, Node, Proto, Snapshot, is_peer, within};
 
 const DIR: &str = "/run/cni-bin";
 
@@ -150,6 +154,59 @@ fn objects_in_use_stay_and_are_named() {
     network.del(&Attach::new(&one)).expect("DEL");
 }
 
+/// Waits until the ruleset fulfils a condition.
+fn await_ruleset(node: &Node, condition: impl Fn(&str) -> bool) {
+    let end = Instant::now() + within(Duration::from_secs(60));
+    while !condition(&node.ruleset()) {
+        assert!(Instant::now() < end, "{}", node.ruleset());
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+/// A container is added after one table was removed and before the next: the command refuses, and the message
+/// names the table that it has removed.
+#[test]
+fn a_refusal_after_the_first_table_names_that_table() {
+    if is_peer() {
+        return;
+    }
+    let node = Node::new();
+    let (early, late) = (node.pod("early"), node.pod("late"));
+    let network = node.network(lists()[0].clone());
+    node.slipway(&format!("install --to {DIR}"));
+    network.add(&attach(&early, 8080)).expect("ADD");
+    network.del(&attach(&early, 8080)).expect("DEL");
+    let installed = node.list(DIR);
+    // The delay of each netlink request leaves time to stop the command between two removals.
+    let command = slipway_tests::slipway().display().to_string();
+    let script = format!("echo $$ >/run/uninstall.pid\nexec {command} uninstall --to {DIR}\n");
+    node.write("/run/uninstall.sh", script);
+    let words = "strace -f -qq -o /dev/null -e inject=sendto:delay_enter=200000 sh /run/uninstall.sh";
+    let printed = std::thread::scope(|scope| {
+        let uninstall = scope.spawn(|| node.try_cmd(words));
+        await_ruleset(&node, |ruleset| !ruleset.contains("table inet slipway"));
+        let pid = node.read("/run/uninstall.pid").expect("the script has begun");
+        let pid = Pid::from_raw(pid.trim().parse().expect("a number"));
+        kill(pid, Signal::SIGSTOP).expect("the command runs");
+        let added = network.add(&attach(&late, 8080));
+        kill(pid, Signal::SIGCONT).expect("the command was stopped");
+        added.expect("ADD");
+        uninstall.join().expect("a command")
+    });
+    assert_eq!(printed.code, Some(1), "{printed}");
+    for part in [
+        "table bridge slipway is in use by network bridged, container late, interface eth0:",
+        "; only this was removed: table inet slipway\n",
+    ] {
+        assert!(printed.stderr.contains(part), "{part:?} is not in: {printed}");
+    }
+    assert_eq!(node.list(DIR), installed, "the plugins stay");
+    network.check(&attach(&late, 8080)).expect("CHECK");
+    network.del(&attach(&late, 8080)).expect("DEL");
+    node.slipway(&format!("uninstall --to {DIR}"));
+    assert_eq!(node.ruleset(), "");
+}
+
 /// A container that is added while the plugins are being removed keeps its objects, and is named.
 #[test]
 fn a_container_added_during_the_uninstall_is_named() {
@@ -168,19 +225,15 @@ fn a_container_added_during_the_uninstall_is_named() {
     let printed = std::thread::scope(|scope| {
         let uninstall = scope.spawn(|| node.try_cmd(&words));
         // The tables are removed, and the first plugin is not yet.
-        let end = std::time::Instant::now() + slipway_tests::within(std::time::Duration::from_secs(60));
-        let has_table = |ruleset: &str| {
-            ["inet", "bridge"].iter().any(|f| ruleset.contains(&format!("table {f} slipway")))
-        };
-        while has_table(&node.ruleset()) {
-            assert!(std::time::Instant::now() < end, "the tables are not removed");
-            std::thread::sleep(std::time::Duration::from_millis(5));
-        }
+        await_ruleset(&node, |ruleset| {
+            ["inet", "bridge"].iter().all(|f| !ruleset.contains(&format!("table {f} slipway")))
+        });
         network.add(&attach(&late, 8080)).expect("ADD");
         uninstall.join().expect("a command")
     });
     assert_eq!(printed.code, Some(1), "{printed}");
-    let expected = "table inet slipway stays: network bridged, container late, interface eth0 came while";
+    let expected =
+        "table inet slipway was kept, as network bridged, container late, interface eth0 was added while";
     assert!(printed.stderr.contains(expected), "{printed}");
     assert!(!printed.stderr.contains("nothing was changed"), "{printed}");
     network.check(&attach(&late, 8080)).expect("CHECK");
@@ -381,7 +434,7 @@ fn objects_of_dead_containers_are_named_or_removed() {
         if node.cmd("ip -o link show type veth").lines().count() == 1 {
             break;
         }
-        std::thread::sleep(std::time::Duration::from_millis(20));
+        std::thread::sleep(Duration::from_millis(20));
     }
     let printed = node.slipway(&format!("uninstall --to {DIR} --force"));
     assert_eq!(devices(), 1, "{printed}");

@@ -8,7 +8,7 @@ const NAME: Value = Value::Text("NAME");
 
 const NETWORK: Opt = Opt::value("--network", NAME, "only those of this network");
 const CONTAINER: Opt =
-    Opt::value("--container", Value::Text("ID"), "only those of this container: its ID, or how it begins");
+    Opt::value("--container", Value::Text("ID"), "only those of this container: its ID or a prefix of it");
 const CACHE_DIR: Opt = Opt::value(
     "--cache-dir",
     Value::Directory,
@@ -54,7 +54,7 @@ pub static COMMANDS: &[Command] = &[
     },
     Command {
         name: "check-node",
-        summary: "check the kernel and the host: what is missing, what is in the way",
+        summary: "check the kernel and the host for missing features and conflicts",
         about: "Probes the kernel in a network namespace of its own and changes nothing on the node. Each \
                 finding that needs attention has a reason and a fix.",
         arguments: &[],
@@ -73,7 +73,7 @@ pub static COMMANDS: &[Command] = &[
                 too. After `teardown` nftables serves everything.",
         arguments: &[Argument::new(
             Value::OneOf(&["setup", "teardown", "status"]),
-            "load and attach the programs, remove them, or only look",
+            "load and attach the BPF programs, remove them, or only print the status",
         )],
         options: &[OUTPUT],
         exit_codes: &[],
@@ -123,7 +123,7 @@ pub static COMMANDS: &[Command] = &[
         arguments: &[],
         options: &[Opt::switch("--dry-run", "only report what is missing"), CACHE_DIR, OUTPUT],
         exit_codes: &[
-            (1, "something could not be restored or read; the rest was"),
+            (1, "something could not be read or restored; everything else was restored"),
             (3, "with --dry-run: something is missing"),
         ],
         examples: &[
@@ -174,8 +174,8 @@ pub static COMMANDS: &[Command] = &[
         name: "support-bundle",
         summary: "collect what a bug report needs into one tar file",
         about: "Changes nothing on the node. Only the owner can read the file; one that exists is not \
-                overwritten. Of configurations it has the values of known keys, of all else the type and \
-                the length. Look it over before you share it.",
+                overwritten. Of configurations it has the values of known keys; of all other values only \
+                the type and the length. Review it before you share it.",
         arguments: &[],
         options: &[
             Opt::value("--file", Value::File, "the file to write (slipway-support-TIME.tar)")
@@ -220,7 +220,7 @@ pub static COMMANDS: &[Command] = &[
         name: "uninstall",
         summary: "remove the plugins and what they left, and bring back what was replaced",
         about: "Removes only what Slipway made and no container uses; what stays is printed with the reason. \
-                Refuses while containers have something in Slipway's tables.",
+                Refuses while containers use Slipway's tables.",
         arguments: &[],
         options: &[
             TO,
@@ -232,13 +232,13 @@ pub static COMMANDS: &[Command] = &[
             ),
             Opt::switch("--dry-run", "only report what would be done"),
         ],
-        exit_codes: &[(1, "something failed, or a container came while the plugins were removed")],
+        exit_codes: &[(1, "something failed, or a container was added while the plugins were removed")],
         examples: &[
             ("slipway uninstall --dry-run", "what would be removed"),
             ("slipway uninstall --to /usr/lib/cni --keep-state", "before another plugin set takes over"),
             (
                 "slipway uninstall --data-dir /srv/cni/networks --force",
-                "with other reservations, whatever is in use",
+                "with another reservation directory, even if containers use the tables",
             ),
         ],
         reader: Reader::Table,

@@ -174,7 +174,7 @@ mod tests {
 
             exit codes:
               0  success
-              1  something could not be restored or read; the rest was
+              1  something could not be read or restored; everything else was restored
               2  wrong arguments
               3  with --dry-run: something is missing
 

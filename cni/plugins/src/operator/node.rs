@@ -12,7 +12,7 @@ use super::cli::{Failure, Given};
 use super::{json, names};
 use crate::node_defaults::NodeDefaults;
 
-/// Loads the programs, removes them or only looks, and prints the status.
+/// Loads the BPF programs or removes them if asked to, and prints the status.
 pub(super) fn run(given: &Given, out: &mut dyn Write, err: &mut dyn Write) -> Result<u8, Failure> {
     let task = given.argument(0);
     let status = status_after(task).map_err(Failure::failed)?;

@@ -95,7 +95,7 @@ fn flowtable() -> Option<Finding> {
     match (wanted, present) {
         (false, Standing::None) => None,
         (false, Standing::At(_)) => Some(
-            Finding::new(WHAT, State::Note, "exists, and is no longer wanted")
+            Finding::new(WHAT, State::Note, "exists, but slipway.json no longer asks for it")
                 .reason("the next container that is added removes it"),
         ),
         (true, Standing::At(links)) => {
@@ -176,7 +176,7 @@ fn iptables() -> Finding {
         [one] => Finding::ok(what, format!("iptables-{one}, which has chains of containers")),
         _ => Finding::new(what, State::Warning, "chains of containers in both iptables-nft and iptables-legacy")
             .reason("new ones are created with iptables-nft; both see every packet")
-            .fix("nothing to do if the older containers go; until then see both iptables-nft-save and iptables-legacy-save"),
+            .fix("none needed if the older containers are removed; until then use both iptables-nft-save and iptables-legacy-save"),
     }
 }
 
@@ -228,7 +228,7 @@ fn foreign_tables() -> Vec<Finding> {
         (
             "inet firewalld",
             "firewalld",
-            "its forward chain rejects at its end what no zone allows",
+            "its forward chain rejects packets that no zone allows",
             "put the bridge into a zone: firewall-cmd --permanent --zone=trusted --add-interface=BRIDGE",
         ),
         (

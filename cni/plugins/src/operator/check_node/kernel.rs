@@ -152,7 +152,7 @@ fn programs() -> Vec<Finding> {
 fn at_uplinks(status: &Status) -> Option<Finding> {
     let (what, why) = (
         "BPF programs at uplinks",
-        "nftables serves what arrives elsewhere; replies to masqueraded containers are lost at an uplink without its program",
+        "nftables serves flows on other links; replies to masqueraded flows are lost at an uplink without the BPF program",
     );
     let left: Vec<String> =
         status.uplinks_without.iter().map(|left| format!("{}: {}", left.name, left.why)).collect();
@@ -181,7 +181,7 @@ fn masquerade(status: &Status) -> Option<Finding> {
     let (what, why) =
         ("ports that BPF programs masquerade with", "replies to such a port belong to a container");
     if let Some(engine) = status.services.as_ref().filter(|_| status.is_set_up) {
-        let why = "a BPF program sees a packet before Services are translated, and would send it past them";
+        let why = "a BPF program sees a packet before Services are translated, and would bypass them";
         let text = match status.masquerade_ports {
             None => format!("none: {engine}, so that nftables masquerades, and serves published ports"),
             Some(ports) => format!("{ports}, but {engine}"),

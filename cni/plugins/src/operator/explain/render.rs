@@ -128,17 +128,17 @@ impl Explanation<'_> {
         let touches = is_loopback4(to.ip()) || from.is_some_and(is_loopback4);
         match (&facts.table, touches) {
             (Table::Ready, true) => {
-                self.step("guard", "chain guard of table inet slipway drops what is for or from 127.0.0.0/8 on any link but lo");
-                Then::Ends("It is dropped: the node's loopback is closed to others.".to_owned())
+                self.step("guard", "chain guard of table inet slipway drops packets to or from 127.0.0.0/8 on all links but lo");
+                Then::Ends("It is dropped: the node's loopback is not reachable from outside.".to_owned())
             }
             (Table::Ready, false) => {
                 if to.ip().is_ipv4() {
-                    self.step("guard", "neither for nor from 127.0.0.0/8: passes");
+                    self.step("guard", "neither to nor from 127.0.0.0/8: passes");
                 }
                 Then::Continues
             }
             (_, true) => {
-                self.step("guard", "table inet slipway is incomplete: nothing but route_localnet of the link keeps the packet from the node's loopback. `slipway restore` puts the guard back");
+                self.step("guard", "table inet slipway is incomplete: only route_localnet=0 on the link keeps the packet from the node's loopback. `slipway restore` restores the guard");
                 Then::Continues
             }
             (_, false) => Then::Continues,
@@ -161,7 +161,7 @@ impl Explanation<'_> {
                 let set = if to.is_ipv4() { "addresses4" } else { "addresses6" };
                 self.step(
                     "prerouting",
-                    format!("{to} is local, but not in set {set}, which has the addresses that published ports answer at: it is a Service's, or came to the node after the last ADD and STATUS"),
+                    format!("{to} is local, but not in set {set}, which has the addresses that published ports answer at: it is a Service's, or was added to the node after the last ADD and STATUS"),
                 );
                 return "Another program serves that address.".to_owned();
             }
@@ -274,9 +274,7 @@ impl Explanation<'_> {
                 self.step("translate", format!("the destination becomes {target}"));
                 Then::Continues
             }
-            None => Then::Ends(
-                "It is not translated: the container has no element for the port any more.".to_owned(),
-            ),
+            None => Then::Ends("It is not translated: the container has no element for the port.".to_owned()),
         }
     }
 
@@ -314,7 +312,7 @@ impl Explanation<'_> {
     fn towards(&mut self, facts: &Facts, target: SocketAddr) -> Then {
         let Some(way) = &facts.way else {
             self.step("routing", format!("there is no route to {target}"));
-            return Then::Ends("It does not arrive: the container is not reached.".to_owned());
+            return Then::Ends("It does not reach the container.".to_owned());
         };
         self.step("routing", format!("{} is behind {}", target.ip(), way.link));
         if facts.packet.origin == Origin::Node {
@@ -342,7 +340,7 @@ impl Explanation<'_> {
                 "routing",
                 format!("route_localnet of {} is off: 127.0.0.0/8 does not leave the loopback", way.link),
             );
-            return Then::Ends("It is dropped. `slipway restore` switches it on where the container's configuration wants it.".to_owned());
+            return Then::Ends("It is dropped. `slipway restore` switches it on if the container's configuration asks for it.".to_owned());
         }
         let is_loopback6 = from.is_ipv6() && from.is_loopback();
         if is_loopback6 && !way.accepts_loopback6 {
@@ -350,7 +348,7 @@ impl Explanation<'_> {
                 "routing",
                 format!("there is no local route for ::1 by {}: replies would be dropped", way.link),
             );
-            return Then::Ends("It gets no reply. `slipway restore` adds the route where the container's configuration wants it.".to_owned());
+            return Then::Ends("It gets no reply. `slipway restore` adds the route if the container's configuration asks for it.".to_owned());
         }
         if is_loopback6 && way.is_bridge && facts.bridge_netfilter {
             self.step("bridge", "net.bridge.bridge-nf-call-ip6tables is 1: the bridge undoes the translation of replies too early");
@@ -394,7 +392,7 @@ impl Explanation<'_> {
                 self.doubts.push("map hairpin has no element for the container".to_owned());
                 "map hairpin has no element for the container, which is an error: `slipway restore` repairs it".to_owned()
             }
-            None => "as the chains of iptables have it".to_owned(),
+            None => "as the chains of iptables specify".to_owned(),
         };
         self.step("postrouting", what);
     }

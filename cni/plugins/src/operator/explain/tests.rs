@@ -94,9 +94,9 @@ fn the_loopback_needs_settings_of_the_link() {
 fn the_loopback_is_closed_to_others() {
     for (to, from) in [("127.0.0.1:8080", None), ("192.0.2.1:8080", Some("127.0.0.1"))] {
         let mut all = facts(to, from, elsewhere());
-        assert_eq!(last(&all), "It is dropped: the node's loopback is closed to others.");
+        assert_eq!(last(&all), "It is dropped: the node's loopback is not reachable from outside.");
         all.table = Table::Damaged;
-        assert!(tell(&all).contains("`slipway restore` puts the guard back"), "{}", tell(&all));
+        assert!(tell(&all).contains("`slipway restore` restores the guard"), "{}", tell(&all));
     }
     assert_eq!(last(&facts("[::1]:8080", None, elsewhere())), "It is dropped.");
 }

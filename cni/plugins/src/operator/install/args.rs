@@ -8,10 +8,10 @@ use super::DEFAULT_DIR;
 use crate::ipam::host_local::leftovers::DEFAULT_DATA_DIR;
 use crate::operator::cli::{Failure, Given};
 
-/// True changes or only their report.
+/// Changes, or only their report.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Mode {
-    /// Everything is done.
+    /// The changes are made.
     Apply,
     /// Nothing is changed.
     DryRun,
@@ -20,7 +20,7 @@ pub enum Mode {
 /// The fate of what the plugins have left on the node.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum State {
-    /// It is removed; nothing happens if containers use it.
+    /// It is removed; the command refuses if containers use it.
     Remove,
     /// It is removed although containers use it (`--force`).
     Force,
@@ -35,7 +35,7 @@ pub struct Options {
     pub dir: PathBuf,
     /// True if plugins of other sets with our names are replaced (`--replace`).
     pub replace: bool,
-    /// True changes or a dry run (`--dry-run`).
+    /// Changes or a dry run (`--dry-run`).
     pub mode: Mode,
     /// The directory for manual pages and completions (`--share-dir`; install only).
     pub share_dir: Option<PathBuf>,

@@ -2,15 +2,14 @@
 
 //! `slipway install` and `slipway uninstall`: one binary and a link per plugin in a plugin directory.
 //!
-//! A runtime may start a plugin at any moment of an installation. Hence every name changes by one `rename`:
-//! at no time is `bridge` missing or incomplete. A plugin of another set is kept in [`BACKUP_DIR`], and
-//! `uninstall` puts it back. Runtimes look for `DIR/<type>` and refuse a type with a slash in it, so that
-//! nothing in that directory is ever executed. `uninstall` also removes what the plugins have left on the
-//! node ([`leftovers`]).
+//! A runtime may start a plugin at any moment of an installation. Hence every name changes by one `rename`,
+//! and no plugin is ever missing or incomplete. A plugin of another set is kept in [`BACKUP_DIR`], and
+//! `uninstall` puts it back. Runtimes refuse a type with a slash in it, so nothing in that directory is ever
+//! executed. `uninstall` also removes what the plugins have left on the node.
 
 mod args;
 mod dir;
-pub mod leftovers;
+mod leftovers;
 mod share;
 
 use std::fmt;
@@ -43,13 +42,13 @@ pub enum Step {
     Link(String),
     /// Another set's plugin goes to [`BACKUP_DIR`], and the link takes its place.
     Replace(String),
-    /// The name is as it should be.
+    /// The name is up to date.
     Keep(String),
     /// Our link is removed.
     Remove(String),
     /// The plugin that `--replace` had replaced is put back.
     Restore(String),
-    /// A file has taken the place of our link; it stays, and so does the copy in [`BACKUP_DIR`].
+    /// Another file has replaced our link; it stays, and so does the copy in [`BACKUP_DIR`].
     Leave(String),
     /// The binary is removed.
     RemoveBinary,
@@ -117,8 +116,8 @@ pub fn install(
     report_steps(steps, &share, out)
 }
 
-/// Removes our links and our binary, and puts back what `install --replace` had replaced. Other files are not
-/// touched. A directory without anything of ours is a success.
+/// Removes our links and our binary, and restores the plugins that `install --replace` had replaced. Succeeds
+/// if there is nothing to remove.
 ///
 /// # Errors
 /// [`InstallError::Io`] if a system call fails.
@@ -232,9 +231,9 @@ pub fn uninstall_command(given: &Given, out: &mut dyn Write, err: &mut dyn Write
         State::Remove => InUse::Spare,
         State::Force => InUse::Remove,
     };
-    // Before the plugins: running containers need them for their DELs.
+    // Refuses before the plugins are removed: running containers need them for their DELs.
     let mut leftovers = leftovers::plan(in_use, &options.data_dir).map_err(Failure::failed)?;
-    // The tables first: a container that came since has an element there, and then nothing at all is removed.
+    // The tables first: a container that was added since the plan has elements there, and the plugins stay.
     if options.mode == Mode::Apply {
         leftovers::remove_tables(&mut leftovers, in_use).map_err(Failure::failed)?;
     }

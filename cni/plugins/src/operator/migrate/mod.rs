@@ -113,7 +113,7 @@ fn moved(options: &Options, err: &mut dyn Write) -> Result<Vec<Row>, MigrateErro
     let order = Order { to, from, networks, clues, settings };
     let mut progress = |done: usize, total: usize| {
         if done > 0 && done < total {
-            // The migration goes on if standard error is closed.
+            // A closed standard error is no reason to stop.
             let _ = writeln!(err, "{done} of {total} checked");
         }
     };

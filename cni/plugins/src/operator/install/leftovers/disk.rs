@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 
-//! Leftovers on disk: host-local's files besides reservations, dhcp's directory besides leases, and the
+//! Leftovers on disk: host-local's files other than reservations, dhcp's directory without leases, and the
 //! directories of tuning's backups and flannel's saved configurations.
 
 use std::ffi::OsString;
@@ -15,7 +15,7 @@ use crate::ipam::dhcp::leftovers as dhcp;
 use crate::ipam::host_local::leftovers;
 use crate::meta::{flannel, tuning};
 
-/// Finds the networks that our host-local has worked for, not the reference's, and the other directories.
+/// Finds the networks of our host-local, not of the reference's, and the other directories.
 pub(super) fn plan(data_dir: &Path) -> Result<Vec<Leftover>, LeftoverError> {
     let mut leftovers = Vec::new();
     for kept in KEPT {
@@ -30,15 +30,12 @@ pub(super) fn plan(data_dir: &Path) -> Result<Vec<Leftover>, LeftoverError> {
         leftovers.push(Leftover::Directory(leftovers::own(data_dir)));
     }
     if dhcp::folder().is_dir() {
-        leftovers.push(kept_or_removed(
-            dhcp::folder().to_owned(),
-            dhcp::in_the_way().map_err(|e| LeftoverError::Disk(e.to_string()))?,
-        ));
+        leftovers.push(kept_or_removed(dhcp::folder().to_owned(), dhcp::in_the_way()?));
     }
     Ok(leftovers)
 }
 
-/// Removes a network's directory, that of our index with everything in it, or that of leases.
+/// Removes a directory of the plan, or returns it with the reason why it is kept.
 pub(super) fn remove(folder: PathBuf) -> Result<Leftover, LeftoverError> {
     if let Some(kept) = KEPT.iter().find(|kept| Path::new(kept.folder) == folder) {
         kept.remove()?;
@@ -52,7 +49,7 @@ pub(super) fn remove(folder: PathBuf) -> Result<Leftover, LeftoverError> {
         });
     }
     let why = if folder == dhcp::folder() {
-        dhcp::remove().map_err(|e| LeftoverError::Disk(e.to_string()))?
+        dhcp::remove()?
     } else if leftovers::is_own(&folder) {
         leftovers::remove_own(&folder)?;
         None
@@ -74,7 +71,7 @@ struct Kept {
     folder: &'static str,
     /// A directory in it that only Slipway makes: without it, the whole is the reference's.
     own: Option<&'static str>,
-    /// A name for the files.
+    /// A word for the files.
     files: &'static str,
 }
 
@@ -110,20 +107,20 @@ impl Kept {
         }))
     }
 
-    /// Removes the directories if they are empty, and the one above them if it is empty then.
+    /// Removes the directories that are empty, and then their parent if it is empty.
     fn remove(&self) -> Result<(), LeftoverError> {
         let folder = Path::new(self.folder);
         let own = self.own();
         for swept in own.as_deref().into_iter().chain([folder]) {
             if let Ok(dir) = DurableDir::open(swept) {
-                dir.remove_stale_temporaries().map_err(|error| LeftoverError::Disk(error.to_string()))?;
+                dir.remove_stale_temporaries()?;
             }
         }
         for empty in own.as_deref().into_iter().chain([folder]).chain(folder.parent()) {
             match std::fs::remove_dir(empty) {
                 Err(error) if error.kind() == ErrorKind::DirectoryNotEmpty => break,
                 Err(error) if error.kind() != ErrorKind::NotFound => {
-                    return Err(failed("remove", empty, &error));
+                    return Err(failed("remove", empty, error));
                 }
                 _ => {}
             }
@@ -143,10 +140,10 @@ fn names(folder: &Path) -> Result<Option<Vec<OsString>>, LeftoverError> {
             Ok(Some(names))
         }
         Err(error) if [ErrorKind::NotFound, ErrorKind::NotADirectory].contains(&error.kind()) => Ok(None),
-        Err(error) => Err(failed("list", folder, &error)),
+        Err(error) => Err(failed("list", folder, error)),
     }
 }
 
-fn failed(what: &str, folder: &Path, error: &io::Error) -> LeftoverError {
-    LeftoverError::Disk(format!("{what} {}: {error}", folder.display()))
+fn failed(operation: &'static str, folder: &Path, source: io::Error) -> LeftoverError {
+    LeftoverError::Directory { operation, path: folder.to_owned(), source }
 }

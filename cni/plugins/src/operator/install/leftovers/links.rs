@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 
 //! Leftover links: bridges of the bridge plugin with the links of their gateways, and devices of bandwidth
-//! whose container is gone.
+//! without a container.
 
 use cni_kernel::route::{Link, LinkKind, RouteSocket};
 
@@ -34,12 +34,12 @@ pub(super) fn remove(name: String) -> Result<Leftover, LeftoverError> {
     let found = route.find_link(&name)?.filter(|link| is_ours(link) || bandwidth::is_ours(link));
     let Some(link) = found else { return Ok(Leftover::Link(name)) };
     let links = route.links()?;
-    let verdict = match bandwidth::is_ours(&link) {
+    let decision = match bandwidth::is_ours(&link) {
         true => decide_device(&route, &links, &link)?,
         false => decide(&name, links.iter().filter(|port| port.master == Some(link.index)).count()),
     };
-    if let Leftover::Keep { .. } = verdict {
-        return Ok(verdict);
+    if let Leftover::Keep { .. } = decision {
+        return Ok(decision);
     }
     match route.delete_link(&link) {
         Err(error) if !error.is_not_found() => Err(error.into()),
@@ -51,7 +51,7 @@ fn is_ours(link: &Link) -> bool {
     link.alias == MADE
 }
 
-/// Decides about a device of bandwidth: it stays if a container's link sends through it.
+/// Decides about a device of bandwidth: it is kept if a container's link sends through it.
 fn decide_device(route: &RouteSocket, links: &[Link], device: &Link) -> Result<Leftover, LeftoverError> {
     for link in links.iter().filter(|link| link.kind == LinkKind::Veth) {
         if route.redirections(link)?.contains(&device.index) {

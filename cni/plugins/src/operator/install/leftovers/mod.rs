@@ -1,40 +1,42 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 
-//! The leftovers of the plugins on a node, and their removal: tables and chains, bridges, files; and what
-//! containers left whose DEL never came.
+//! The leftovers of the plugins on a node, and their removal: tables, chains, links and files, including
+//! those of containers that were never deleted by a DEL.
 //!
-//! Only things that Slipway made are considered, and only unused ones are removed.
+//! Only unused objects that Slipway made are removed.
 
 mod disk;
 mod links;
 
-use std::fmt;
 use std::path::{Path, PathBuf};
+use std::{fmt, io};
 
 use cni_dataplane::iptables::{Purpose, SharedChains};
 use cni_dataplane::teardown::{Holding, InUse, OwnTable};
 use cni_dataplane::{AddressFamily, Error as DataplaneError, Owner, ebpf};
+use cni_kernel::dir::DirError;
 
+use crate::ipam::dhcp::leftovers::LeftoversError as LeasesError;
 use crate::ipam::host_local::StoreError;
 
 /// A leftover, by what is done about it.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Leftover {
+pub(super) enum Leftover {
     /// A table is removed.
     Table(OwnTable),
     /// Chains of iptables that containers shared are removed.
     Chains(SharedChains),
-    /// A link that a plugin made for all containers, or for one that is gone, is removed.
+    /// A link that a plugin made for all containers, or for one that no longer exists, is removed.
     Link(String),
-    /// A directory is removed: host-local's with all files but reservations, others if they are empty.
+    /// A directory is removed: host-local's with its files other than reservations, others if they are empty.
     Directory(PathBuf),
     /// The dataplane's directory below /run is removed.
     RunDirectory(PathBuf),
     /// The BPF programs are detached, and everything pinned is removed.
     Programs,
-    /// Something stays.
+    /// An object is kept.
     Keep {
-        /// The thing.
+        /// The object.
         what: String,
         /// The reason.
         why: String,
@@ -56,28 +58,31 @@ impl fmt::Display for Leftover {
 
 /// The failures of a removal.
 #[derive(Debug, thiserror::Error)]
-pub enum LeftoverError {
+pub(super) enum LeftoverError {
     /// Containers have elements in a table of ours.
     #[error(
         "table {} is in use by {}: remove the containers, or let the runtime run a GC; `--force` \
-         removes what they have, `--keep-state` leaves it; nothing was changed",
+         removes what they have, `--keep-state` leaves it; {}",
         table.name(),
-        owners.iter().map(ToString::to_string).collect::<Vec<_>>().join("; ")
+        list(owners),
+        changed(removed)
     )]
     InUse {
         /// The table.
         table: OwnTable,
         /// The containers.
         owners: Vec<Owner>,
+        /// The tables that were removed before this one came into use.
+        removed: Vec<OwnTable>,
     },
-    /// Containers came while the plugins were removed.
+    /// Containers were added while the plugins were removed.
     #[error(
-        "table {} stays: {} came while the plugins were removed: install the plugins again, remove the \
-         containers, then run `slipway uninstall` again",
+        "table {} was kept, as {} was added while the plugins were removed: install the plugins again, \
+         remove the containers, then run `slipway uninstall` again",
         table.name(),
-        owners.iter().map(ToString::to_string).collect::<Vec<_>>().join("; ")
+        list(owners)
     )]
-    CameLate {
+    AddedLate {
         /// The table.
         table: OwnTable,
         /// The containers.
@@ -89,14 +94,37 @@ pub enum LeftoverError {
     /// A link cannot be read or removed.
     #[error(transparent)]
     Link(#[from] cni_kernel::route::RouteError),
-    /// Files cannot be read or removed.
-    #[error("{0}")]
-    Disk(String),
+    /// Reservations of host-local cannot be read or removed.
+    #[error(transparent)]
+    Reservations(#[from] StoreError),
+    /// Leases of dhcp cannot be read or removed.
+    #[error(transparent)]
+    Leases(#[from] LeasesError),
+    /// The files of killed writers cannot be removed.
+    #[error(transparent)]
+    Temporaries(#[from] DirError),
+    /// A directory cannot be listed or removed.
+    #[error("{operation} {}: {source}", path.display())]
+    Directory {
+        /// The operation.
+        operation: &'static str,
+        /// The directory.
+        path: PathBuf,
+        /// The system's error.
+        source: io::Error,
+    },
 }
 
-impl From<StoreError> for LeftoverError {
-    fn from(error: StoreError) -> Self {
-        Self::Disk(error.to_string())
+fn list(owners: &[Owner]) -> String {
+    owners.iter().map(ToString::to_string).collect::<Vec<_>>().join("; ")
+}
+
+/// The changes before a refusal.
+fn changed(removed: &[OwnTable]) -> String {
+    let tables: Vec<String> = removed.iter().map(|table| format!("table {}", table.name())).collect();
+    match tables[..] {
+        [] => "nothing was changed".to_owned(),
+        _ => format!("only this was removed: {}", tables.join(", ")),
     }
 }
 
@@ -105,13 +133,13 @@ impl From<StoreError> for LeftoverError {
 /// # Errors
 /// [`LeftoverError::InUse`] if containers have elements in a table, with [`InUse::Spare`]; tables, links or
 /// files cannot be read.
-pub fn plan(in_use: InUse, data_dir: &Path) -> Result<Vec<Leftover>, LeftoverError> {
+pub(super) fn plan(in_use: InUse, data_dir: &Path) -> Result<Vec<Leftover>, LeftoverError> {
     let mut leftovers = Vec::new();
     for table in OwnTable::ALL {
         match table.holding() {
             Ok(Holding::NoTable) => {}
             Ok(Holding::Owners(owners)) if in_use == InUse::Spare => {
-                return Err(LeftoverError::InUse { table, owners });
+                return Err(LeftoverError::InUse { table, owners, removed: Vec::new() });
             }
             Ok(Holding::Rules) if in_use == InUse::Spare => leftovers.push(administered(table)),
             Ok(_) => leftovers.push(Leftover::Table(table)),
@@ -140,37 +168,42 @@ pub fn plan(in_use: InUse, data_dir: &Path) -> Result<Vec<Leftover>, LeftoverErr
     Ok(leftovers)
 }
 
-/// Removes the tables of a plan. One that came into use since stays.
+/// Removes the tables of a plan. Stops at one that containers have begun to use.
 ///
 /// # Errors
 /// [`LeftoverError::InUse`] if containers have elements in a table, with [`InUse::Spare`]; a table cannot be
 /// removed.
-pub fn remove_tables(leftovers: &mut [Leftover], in_use: InUse) -> Result<(), LeftoverError> {
+pub(super) fn remove_tables(leftovers: &mut [Leftover], in_use: InUse) -> Result<(), LeftoverError> {
+    let mut removed = Vec::new();
     for leftover in leftovers {
         if let Leftover::Table(table) = *leftover {
             match table.remove(in_use)? {
                 Holding::Owners(owners) if in_use == InUse::Spare => {
-                    return Err(LeftoverError::InUse { table, owners });
+                    return Err(LeftoverError::InUse { table, owners, removed });
                 }
                 Holding::Rules if in_use == InUse::Spare => *leftover = administered(table),
-                _ => {}
+                Holding::NoTable => {}
+                _ => removed.push(table),
             }
         }
     }
     Ok(())
 }
 
-/// Removes the rest of a plan, in its order, and tables that a container has created again while the plugins
-/// were removed. Returns the tables that stay, with [`InUse::Spare`], as containers use them.
+/// Removes the rest of a plan, in its order, and tables that an ADD created again while the plugins were
+/// removed. Returns [`LeftoverError::AddedLate`] for each table that containers use, with [`InUse::Spare`].
 ///
 /// # Errors
-/// The first thing that cannot be removed.
-pub fn remove_rest(leftovers: &mut [Leftover], in_use: InUse) -> Result<Vec<LeftoverError>, LeftoverError> {
+/// The first object that cannot be removed.
+pub(super) fn remove_rest(
+    leftovers: &mut [Leftover],
+    in_use: InUse,
+) -> Result<Vec<LeftoverError>, LeftoverError> {
     let mut late = Vec::new();
     for table in OwnTable::ALL {
         match table.remove(in_use) {
             Ok(Holding::Owners(owners)) if in_use == InUse::Spare => {
-                late.push(LeftoverError::CameLate { table, owners });
+                late.push(LeftoverError::AddedLate { table, owners });
             }
             Ok(_) | Err(DataplaneError::ForeignTable { .. } | DataplaneError::NewerSchema { .. }) => {}
             Err(error) => return Err(error.into()),
@@ -187,8 +220,11 @@ pub fn remove_rest(leftovers: &mut [Leftover], in_use: InUse) -> Result<Vec<Left
             Leftover::Link(name) => links::remove(std::mem::take(name))?,
             Leftover::Directory(path) => disk::remove(std::mem::take(path))?,
             Leftover::RunDirectory(path) => {
-                std::fs::remove_dir_all(&path)
-                    .map_err(|error| LeftoverError::Disk(format!("remove {}: {error}", path.display())))?;
+                std::fs::remove_dir_all(&path).map_err(|source| LeftoverError::Directory {
+                    operation: "remove",
+                    path: path.clone(),
+                    source,
+                })?;
                 continue;
             }
         };
