@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 
 //! The leftovers of the plugins on a node, and their removal: tables, chains, links and files, including
-//! those of containers that were never deleted by a DEL.
+//! those of containers whose DEL was never called.
 //!
 //! Only unused objects that Slipway made are removed.
 
@@ -26,7 +26,7 @@ pub(super) enum Leftover {
     Table(OwnTable),
     /// Chains of iptables that containers shared are removed.
     Chains(SharedChains),
-    /// A link that a plugin made for all containers, or for one that no longer exists, is removed.
+    /// A link for all containers, or for one that no longer exists, is removed.
     Link(String),
     /// A directory is removed: host-local's with its files other than reservations, others if they are empty.
     Directory(PathBuf),
@@ -56,7 +56,7 @@ impl fmt::Display for Leftover {
     }
 }
 
-/// The failures of a removal.
+/// An error of a removal.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum LeftoverError {
     /// Containers have elements in a table of ours.
