@@ -102,6 +102,32 @@ fn merge(intervals: BTreeMap<Vec<u8>, Vec<u8>>) -> Vec<(Vec<u8>, Option<Vec<u8>>
     merged
 }
 
+/// The first and the last key of each range, from the bounds of a set: its encoded keys, with true for one
+/// that no range begins with. The last range may have no end.
+pub(crate) fn ranges(kind: DataType, bounds: &BTreeMap<Vec<u8>, bool>) -> Vec<(Value, Value)> {
+    let mut found = Vec::new();
+    let mut next = bounds.keys().skip(1);
+    for (from, is_end) in bounds {
+        let last = next.next().map_or_else(|| Some(vec![0xff; from.len()]), |after| predecessor(after));
+        let range = last.and_then(|last| Some((Value::decode(kind, from)?, Value::decode(kind, &last)?)));
+        found.extend(range.filter(|_| !is_end));
+    }
+    found
+}
+
+/// The big-endian number before this one; none before the first.
+fn predecessor(bytes: &[u8]) -> Option<Vec<u8>> {
+    let mut previous = bytes.to_vec();
+    for byte in previous.iter_mut().rev() {
+        let (rest, borrow) = byte.overflowing_sub(1);
+        *byte = rest;
+        if !borrow {
+            return Some(previous);
+        }
+    }
+    None
+}
+
 /// The next big-endian number; none after the last.
 pub(crate) fn successor(bytes: &[u8]) -> Option<Vec<u8>> {
     let mut next = bytes.to_vec();
@@ -118,6 +144,27 @@ pub(crate) fn successor(bytes: &[u8]) -> Option<Vec<u8>> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn ranges_are_read_from_their_bounds() {
+        let bounds = |all: &[([u8; 4], bool)]| all.iter().map(|(key, end)| (key.to_vec(), *end)).collect();
+        let read = |all: &[([u8; 4], bool)]| ranges(DataType::Ipv4Addr, &bounds(all));
+        let range = |from: [u8; 4], to: [u8; 4]| (Value::Ipv4(from.into()), Value::Ipv4(to.into()));
+        assert_eq!(read(&[]), []);
+        assert_eq!(
+            read(&[
+                ([10, 0, 0, 0], false),
+                ([11, 0, 0, 0], true),
+                ([192, 0, 2, 0], false),
+                ([192, 0, 3, 0], true)
+            ]),
+            [range([10, 0, 0, 0], [10, 255, 255, 255]), range([192, 0, 2, 0], [192, 0, 2, 255])]
+        );
+        // The kernel's dump may begin with an end at zero.
+        let open = [([0, 0, 0, 0], true), ([10, 0, 0, 0], false), ([10, 0, 1, 0], false)];
+        assert_eq!(read(&open), [range([10, 0, 0, 0], [10, 0, 0, 255]), range([10, 0, 1, 0], [255; 4])]);
+        assert_eq!(read(&[([0, 0, 0, 0], false)]), [range([0; 4], [255; 4])]);
+    }
 
     #[test]
     fn intervals_are_merged() {

@@ -157,11 +157,20 @@ pub(crate) fn elements(body: &[u8], set: &SetInfo, mut each: impl FnMut(ElementI
     }
 }
 
-fn element(item: &[u8], set: &SetInfo) -> Option<ElementInfo> {
-    let mut found = Item::default();
-    for (kind, value) in attrs(item) {
-        found.set(kind, value);
+/// Calls `each` for the bounds in a message of a set of ranges whose key is a single value: the encoded key,
+/// and true for the first key after a range.
+pub(crate) fn bounds(body: &[u8], mut each: impl FnMut(Vec<u8>, bool)) {
+    let list = find(body, uapi::LIST_ELEMENTS).unwrap_or_default();
+    for (_, item) in attrs(list) {
+        let found = Item::read(item);
+        if let Some(key) = found.key.and_then(|key| find(key, uapi::DATA_VALUE)) {
+            each(key.to_vec(), found.flags & uapi::INTERVAL_END != 0);
+        }
     }
+}
+
+fn element(item: &[u8], set: &SetInfo) -> Option<ElementInfo> {
+    let found = Item::read(item);
     if found.flags & uapi::INTERVAL_END != 0 {
         return None;
     }
@@ -196,6 +205,14 @@ struct Item<'a> {
 }
 
 impl<'a> Item<'a> {
+    fn read(item: &'a [u8]) -> Self {
+        let mut found = Self::default();
+        for (kind, value) in attrs(item) {
+            found.set(kind, value);
+        }
+        found
+    }
+
     fn set(&mut self, kind: u16, value: &'a [u8]) {
         const DATA: u16 = 2;
         const FLAGS: u16 = 3;

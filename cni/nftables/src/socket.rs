@@ -11,6 +11,7 @@ use nix::errno::Errno;
 
 use crate::channel::{Ack, Channel, Dump};
 use crate::error::Error;
+use crate::intervals;
 use crate::invalid::Invalid;
 use crate::lower::Expr;
 use crate::message::{Encoder, Message, Scratch};
@@ -19,7 +20,7 @@ use crate::parse;
 use crate::read::{ChainInfo, ElementInfo, FlowtableInfo, RuleInfo, SetInfo, TableInfo};
 use crate::transaction::{Op, Transaction};
 use crate::uapi;
-use crate::value::{Value, encode_concat};
+use crate::value::{DataType, Value, encode_concat};
 use crate::wire;
 
 /// `NFNL_SUBSYS_NFTABLES` in `linux/netfilter/nfnetlink.h`.
@@ -520,7 +521,7 @@ impl Socket {
 
     /// Calls `each` for all elements of a set without storing them. If another process changes the ruleset
     /// during the dump, the result is discarded, and the dump repeated with a new `start()`. Of a range in a
-    /// set whose key is a single value, only the beginning is passed. `each` must not use this socket, which
+    /// set whose key is a single value, only the beginning is passed; [`Socket::ranges`] has both ends. `each` must not use this socket, which
     /// is reading the reply (EDEADLK); another one can be used.
     ///
     /// The kernel walks the set again for each 32 KB of the reply, so the time grows with the square of the
@@ -535,6 +536,44 @@ impl Socket {
         start: impl Fn() -> T,
         mut each: impl FnMut(&mut T, ElementInfo),
     ) -> Result<T, Error> {
+        // A hash table that has just grown is moved piece by piece during the dump. The kernel resumes a dump by
+        // an index, and repeats one element for each that it misses.
+        let begin = || (start(), HashSet::new(), false);
+        let read = |body: &[u8], info: &SetInfo, (gathered, seen, repeated): &mut (T, HashSet<u64>, bool)| {
+            parse::elements(body, info, |element| {
+                *repeated |= !seen.insert(hash(&element));
+                each(gathered, element);
+            });
+        };
+        self.dump_set(table, set, begin, read, |(_, _, repeated)| !repeated).map(|(gathered, _, _)| gathered)
+    }
+
+    /// All ranges of a set of ranges whose key is a single value, in order: the first and the last key of each.
+    ///
+    /// # Errors
+    /// As of [`Socket::fold_elements`].
+    pub fn ranges(&self, table: &TableId, set: &str) -> Result<Vec<(Value, Value)>, Error> {
+        let read =
+            |body: &[u8], info: &SetInfo, (kind, bounds): &mut (Option<DataType>, BTreeMap<_, bool>)| {
+                *kind = info.key.as_deref().and_then(|types| types.first().copied());
+                // Where a range begins behind another one, the key is a bound of both.
+                parse::bounds(body, |key, is_end| *bounds.entry(key).or_insert(true) &= is_end);
+            };
+        let (kind, bounds) = self.dump_set(table, set, || (None, BTreeMap::new()), read, |_| true)?;
+        let Some(kind) = kind else { return Ok(Vec::new()) };
+        Ok(intervals::ranges(kind, &bounds))
+    }
+
+    /// Repeats the dump of a set until the ruleset has not changed during it, and `is_whole` is true of the
+    /// result.
+    fn dump_set<T>(
+        &self,
+        table: &TableId,
+        set: &str,
+        start: impl Fn() -> T,
+        mut read: impl FnMut(&[u8], &SetInfo, &mut T),
+        is_whole: impl Fn(&T) -> bool,
+    ) -> Result<T, Error> {
         let operation = || format!("list elements of {table} {set}");
         let since = Instant::now();
         while since.elapsed() < DUMP_PATIENCE {
@@ -547,18 +586,9 @@ impl Socket {
             let mut message = get(GET_ELEMENT, wire::DUMP, table.family.number());
             message.text(uapi::LIST_TABLE, &table.name).text(uapi::LIST_SET, set);
             let mut gathered = start();
-            // A hash table that has just grown is moved piece by piece during the dump. The kernel resumes a
-            // dump by an index, and repeats one element for each that it misses.
-            let mut seen = HashSet::new();
-            let mut repeated = false;
-            let result = self.channel.request(message, |_, body| {
-                parse::elements(body, &info, |element| {
-                    repeated |= !seen.insert(hash(&element));
-                    each(&mut gathered, element);
-                });
-            });
+            let result = self.channel.request(message, |_, body| read(body, &info, &mut gathered));
             match result {
-                Ok(Dump::Whole) if repeated => std::thread::sleep(DUMP_PAUSE),
+                Ok(Dump::Whole) if !is_whole(&gathered) => std::thread::sleep(DUMP_PAUSE),
                 Ok(Dump::Whole) if self.generation()? == generation => return Ok(gathered),
                 Ok(_) | Err(Errno::EINTR) => {}
                 Err(errno) => return Err(Error::Io { operation: operation(), errno }),
