@@ -102,6 +102,27 @@ pub struct MasqueradeRequest {
     /// The container's addresses with their networks' prefixes and the host bits, as in results of IPAM.
     /// Packets to that network and to multicast groups keep their source.
     pub addresses: Vec<IpNet>,
+    /// More networks to which packets keep their source (`nonMasqueradeCIDRs`), in any form.
+    pub exempt: Vec<IpNet>,
+}
+
+impl MasqueradeRequest {
+    /// The networks of a family that are exempt from masquerade besides those of its addresses, in canonical
+    /// form: sorted, without overlaps, and two halves as the whole.
+    #[must_use]
+    pub fn exempt_of(&self, family: AddressFamily) -> Vec<IpNet> {
+        let of_family: Vec<IpNet> = self
+            .exempt
+            .iter()
+            .filter(|network| AddressFamily::of(network.addr()) == family)
+            .copied()
+            .collect();
+        let is_own = |network: &IpNet| self.addresses.iter().any(|own| own.trunc().contains(network));
+        let mut networks = IpNet::aggregate(&of_family);
+        networks.retain(|network| !is_own(network));
+        networks.sort_unstable();
+        networks
+    }
 }
 
 /// A choice among what an attachment has.
@@ -257,4 +278,30 @@ pub trait Backend {
     /// # Errors
     /// The feature that this kernel or node lacks.
     fn status(&self) -> Result<(), Error>;
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn exempt_networks_have_one_form() {
+        let networks = |all: &[&str]| -> Vec<IpNet> { all.iter().map(|one| one.parse().unwrap()).collect() };
+        let request = MasqueradeRequest {
+            attachment: Attachment::new("net", "c1", "eth0").unwrap(),
+            netns: ContainerNetns::unknown(),
+            addresses: networks(&["10.22.0.2/16", "fd00:22::2/64"]),
+            exempt: networks(&[
+                "192.0.2.128/25",
+                "10.22.4.0/24",
+                "192.0.2.0/25",
+                "fd00::/16",
+                "192.0.2.7/32",
+                "172.16.0.0/12",
+                "fd00:22::/64",
+            ]),
+        };
+        assert_eq!(request.exempt_of(AddressFamily::V4), networks(&["172.16.0.0/12", "192.0.2.0/24"]));
+        assert_eq!(request.exempt_of(AddressFamily::V6), networks(&["fd00::/16"]));
+    }
 }

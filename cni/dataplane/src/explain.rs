@@ -9,7 +9,7 @@ use ipnet::IpNet;
 
 use crate::nftables::schema::{Map, SharedChain};
 use crate::nftables::session::{Held, Session};
-use crate::nftables::{conditions as grammar, plan};
+use crate::nftables::{conditions as grammar, exempt, plan};
 use crate::{AddressFamily, Error, HostAddress, HostPorts, Owner, Protocol};
 
 /// The first packet of a connection, as far as it is described.
@@ -150,7 +150,7 @@ fn hit(session: &Session, held: Held, port: u16) -> Result<Option<Hit>, Error> {
 pub fn masqueraded_towards(container: IpAddr) -> Result<Option<Sources>, Error> {
     let map = Map::Hairpin(AddressFamily::of(container));
     let held = Session::open()?.get(map, &[Value::address(container)])?;
-    Ok(held.and_then(|held| match SharedChain::from_name(chain_of(&held)?)? {
+    Ok(held.and_then(|held| match held.shared_chain()? {
         SharedChain::Hairpin { network, .. } => Some(Sources::Of(network)),
         SharedChain::HairpinAll { .. } => Some(Sources::All),
         SharedChain::HairpinNone { .. } => Some(Sources::None),
@@ -158,24 +158,32 @@ pub fn masqueraded_towards(container: IpAddr) -> Result<Option<Sources>, Error> 
     }))
 }
 
-/// Finds the network whose chain masquerades packets from an address, and the owner of the element.
+/// The masquerade of packets from an address.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Masquerade {
+    /// The container's network, which packets must leave.
+    pub network: IpNet,
+    /// The network of `nonMasqueradeCIDRs` that has the destination.
+    pub exempt: Option<IpNet>,
+    /// The owner of the element; none if its comment names none.
+    pub owner: Option<Owner>,
+    /// The chain that the element leads to.
+    pub chain: String,
+}
+
+/// Finds the masquerade of packets from one address to another.
 ///
 /// # Errors
 /// nf_tables cannot be reached or read.
-pub fn masqueraded_from(source: IpAddr) -> Result<Option<(IpNet, Option<Owner>)>, Error> {
+pub fn masqueraded_from(source: IpAddr, to: IpAddr) -> Result<Option<Masquerade>, Error> {
+    let session = Session::open()?;
     let map = Map::Masquerade(AddressFamily::of(source));
-    let held = Session::open()?.get(map, &[Value::address(source)])?;
-    Ok(held.and_then(|held| match SharedChain::from_name(chain_of(&held)?)? {
-        SharedChain::Masquerade { network } => Some((network, held.owner)),
-        _ => None,
-    }))
-}
-
-fn chain_of(held: &Held) -> Option<&str> {
-    match &held.data {
-        ElementData::Verdict(Verdict::Goto(chain) | Verdict::Jump(chain)) => Some(chain),
-        _ => None,
-    }
+    let Some(held) = session.get(map, &[Value::address(source)])? else { return Ok(None) };
+    let Some(found) = held.shared_chain() else { return Ok(None) };
+    let SharedChain::Masquerade { network, exempt: id } = found else { return Ok(None) };
+    let networks = id.map_or(Ok(None), |id| exempt::read(&session, id))?.unwrap_or_default();
+    let exempt = networks.into_iter().find(|network| network.contains(&to));
+    Ok(Some(Masquerade { network, exempt, owner: held.owner, chain: found.name() }))
 }
 
 /// Evaluates the conditions of a container for a packet. Returns each as nft writes it, with its result.

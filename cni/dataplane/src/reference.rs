@@ -13,7 +13,7 @@ use cni_spec::Attachment;
 use ipnet::IpNet;
 use sha2::{Digest, Sha512};
 
-use crate::iptables::read_back::{Ports, What};
+use crate::iptables::read_back::{Masquerade, Ports, What};
 use crate::nftables::plan::as_address;
 use crate::owned_table::transact;
 use crate::owner::{COMMENT_MAX, hex};
@@ -345,7 +345,8 @@ impl Reference {
                 let (Some(comment), Some(address)) = (rule.comment.clone(), container_address(&rule)) else {
                     continue;
                 };
-                let what = network_of(&rule, address).map(|net| What::Masquerade(vec![net]));
+                let what = network_of(&rule, address)
+                    .map(|net| What::Masquerade(Masquerade { addresses: vec![net], exempt: Vec::new() }));
                 let what =
                     what.ok_or_else(|| Unreadable::Rule { table: table.clone(), chain: MASQUERADE_CHAIN });
                 pieces.push(Piece { comment, address, what, masquerade: true });

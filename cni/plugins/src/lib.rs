@@ -8,6 +8,7 @@ mod keys;
 pub mod logging;
 pub mod meta;
 mod node_defaults;
+mod non_masquerade;
 pub mod operator;
 pub mod plugin;
 pub mod registry;

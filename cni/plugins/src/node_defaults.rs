@@ -11,9 +11,11 @@ use cni_dataplane::ebpf::{ControlGroup, PortRange, Sizes};
 use cni_dataplane::nftables::offload::{Offload, Uplinks};
 use cni_dataplane::{BackendName, Dataplane, ebpf};
 use cni_spec::{CniError, ErrorCode};
+use ipnet::IpNet;
 use serde::Deserialize;
 
 use crate::logging::{LogError, LogKeys};
+use crate::non_masquerade::{self, CidrError};
 use crate::settings_file::{self, FILE};
 
 /// The keys, not checked.
@@ -22,6 +24,8 @@ use crate::settings_file::{self, FILE};
 struct Keys {
     backend: Option<String>,
     ip_masq_backend: Option<String>,
+    #[serde(rename = "nonMasqueradeCIDRs")]
+    non_masquerade_cidrs: Vec<String>,
     flowtable: Option<Flowtable>,
     uplinks: Vec<String>,
     cgroup: Option<Cgroup>,
@@ -72,6 +76,8 @@ pub(crate) struct NodeDefaults {
     pub(crate) backend: Option<BackendName>,
     /// For masquerade; by default the same as `backend`.
     pub(crate) ip_masq_backend: Option<BackendName>,
+    /// The networks that packets reach with the container's own address, for all networks' containers.
+    pub(crate) non_masquerade: Vec<IpNet>,
     /// The flowtable's uplinks; none for no flowtable.
     pub(crate) flowtable: Option<Uplinks>,
     /// For the BPF programs.
@@ -107,6 +113,7 @@ impl NodeDefaults {
         let keys: Keys = serde_json::from_slice(bytes)?;
         let backend = backend("backend", keys.backend)?;
         let ip_masq_backend = self::backend("ipMasqBackend", keys.ip_masq_backend)?.or(backend);
+        let non_masquerade = non_masquerade::networks(&keys.non_masquerade_cidrs)?;
         let flowtable = keys.flowtable.map(uplinks).transpose()?.flatten();
         let cgroup = control_group(keys.cgroup)?;
         let masquerade_ports = match keys.masquerade_ports {
@@ -116,7 +123,7 @@ impl NodeDefaults {
         let _log = keys.log.check()?;
         let sizes = sizes(&keys.maps)?;
         let ebpf = ebpf::Settings { uplinks: keys.uplinks, cgroup, masquerade_ports, sizes };
-        Ok(Self { backend, ip_masq_backend, flowtable, ebpf })
+        Ok(Self { backend, ip_masq_backend, non_masquerade, flowtable, ebpf })
     }
 }
 
@@ -129,6 +136,8 @@ enum SettingsError {
     Backend { key: &'static str, name: String },
     #[error("key \"masqueradePorts\": {0}")]
     Ports(String),
+    #[error(transparent)]
+    Cidr(#[from] CidrError),
     #[error(transparent)]
     Log(#[from] LogError),
     #[error("key \"cgroup\": {0:?} is not an absolute path")]
@@ -277,6 +286,15 @@ mod tests {
             let error = parse(wrong).unwrap_err();
             assert!(error.contains("flowtable"), "{error}");
         }
+    }
+
+    #[test]
+    fn networks_exempt_from_masquerade_are_read_or_refused_by_name() {
+        let parse = |text: &str| NodeDefaults::parse(text.as_bytes()).map_err(|error| error.to_string());
+        let read = parse(r#"{"nonMasqueradeCIDRs": ["10.0.0.0/8", "fd00::/8"]}"#).unwrap().non_masquerade;
+        assert_eq!(read, ["10.0.0.0/8".parse::<IpNet>().unwrap(), "fd00::/8".parse().unwrap()]);
+        let wrong = parse(r#"{"nonMasqueradeCIDRs": ["10.1.0.0/8"]}"#).unwrap_err();
+        assert!(wrong.contains("nonMasqueradeCIDRs") && wrong.contains("10.1.0.0/8"), "{wrong}");
     }
 
     #[test]

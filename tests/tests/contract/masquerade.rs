@@ -5,10 +5,11 @@
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
 use std::time::Duration;
 
-use serde_json::json;
-use slipway_tests::{Proto, Space, at, patience};
+use ipnet::IpNet;
+use serde_json::{Value, json};
+use slipway_tests::{Proto, Server, Space, at, patience};
 
-use crate::world::{SERVED, Web, each, in_every_topology, with_and_without_bridge_netfilter};
+use crate::world::{SERVED, Web, World, each, in_every_topology, with_and_without_bridge_netfilter};
 
 const OUTSIDE: u16 = 9000;
 
@@ -68,6 +69,95 @@ fn without_ip_masq_outside_sees_the_pod() {
         let web = Web::new(world, &network, "web", |a| a);
         let answer = web.expect(Proto::Tcp, (world.client.v4, OUTSIDE), "outside");
         assert_eq!(answer.peer, answer.own);
+    });
+}
+
+/// Addresses of the client that no list exempts.
+const ELSEWHERE: [IpAddr; 2] =
+    [IpAddr::V4(Ipv4Addr::new(203, 0, 113, 7)), IpAddr::V6(Ipv6Addr::new(0x2001, 0xdb8, 0x7, 0, 0, 0, 0, 7))];
+
+/// Gives the client the addresses [`ELSEWHERE`], and listens on all its addresses.
+fn serve_everywhere(world: &World) -> Vec<Server> {
+    for address in ELSEWHERE {
+        let nodad = if address.is_ipv6() { " nodad" } else { "" };
+        world.client.cmd(&format!("ip address add {address} dev lo{nodad}"));
+        let via = if address.is_ipv4() { world.client.v4.to_string() } else { world.client.v6.to_string() };
+        world.node.cmd(&format!("ip route add {address} via {via}"));
+    }
+    let all = clients(world).into_iter().chain(ELSEWHERE);
+    each(all, OUTSIDE).map(|(proto, to)| world.client.serve(proto, &to.to_string(), "outside")).collect()
+}
+
+fn clients(world: &World) -> [IpAddr; 2] {
+    [world.client.v4.into(), world.client.v6.into()]
+}
+
+/// The configuration list of network 1, with the networks of the client's own addresses exempt.
+fn exempting(world: &World) -> Value {
+    let mut list = world.list(1, &json!({}));
+    // Listed out of order, one network within another one.
+    let [v4, v6] = clients(world)
+        .map(|ip| IpNet::new(ip, if ip.is_ipv4() { 24 } else { 64 }).expect("a prefix").trunc());
+    list["plugins"][0]["nonMasqueradeCIDRs"] =
+        json!([v6, "10.0.0.0/8", v4, format!("{}/32", world.client.v4)]);
+    list
+}
+
+/// Asserts the addresses that the outside sees of a pod.
+#[track_caller]
+fn outside_sees(world: &World, web: &Web, to: [IpAddr; 2], own: bool) {
+    for (proto, to) in each(to, OUTSIDE) {
+        let answer = web.expect(proto, to, "outside");
+        let node = world.node_ips()[usize::from(to.is_ipv6())];
+        let expected = if own { answer.own.ip() } else { node };
+        assert_eq!(answer.peer.ip(), expected, "{proto:?} {to}");
+    }
+}
+
+#[test]
+fn networks_exempt_from_masquerade_see_the_pods_own_address() {
+    in_every_topology(|world| {
+        let _servers = serve_everywhere(world);
+        let network = world.node.network(exempting(world));
+        let web = Web::new(world, &network, "web", |a| a);
+        outside_sees(world, &web, clients(world), true);
+        outside_sees(world, &web, ELSEWHERE, false);
+        for to in clients(world).into_iter().chain(ELSEWHERE) {
+            web.ping(to).unwrap_or_else(|e| panic!("ping {to}: {e}"));
+        }
+        network.check(&web.attach).expect("CHECK");
+        // A connection that an exempt network begins has replies from the pod's own address.
+        for (proto, to) in each(web.ips(), SERVED) {
+            assert_eq!(world.client.expect(proto, to, "web").from, to);
+        }
+        network.del(&web.attach).expect("DEL");
+    });
+}
+
+#[test]
+fn a_container_keeps_the_exempt_networks_of_its_add() {
+    in_every_topology(|world| {
+        let _servers = serve_everywhere(world);
+        let before = world.network(1);
+        let old = Web::new(world, &before, "old", |a| a);
+        let network = world.node.network(exempting(world));
+        let new = Web::new(world, &network, "new", |a| a);
+        outside_sees(world, &old, clients(world), false);
+        outside_sees(world, &new, clients(world), true);
+        before.check(&old.attach).expect("CHECK with the configuration of the ADD");
+        network.remember(&old.attach, before.cached(&old.attach).expect("it was added"));
+        let error = network.check(&old.attach).expect_err("CHECK with another list").to_string();
+        assert!(error.contains("nonMasqueradeCIDRs") || error.contains("has no rule"), "{error}");
+        network.del(&new.attach).expect("DEL");
+        outside_sees(world, &old, clients(world), false);
+        let again = Web::new(world, &network, "again", |a| a);
+        before.del(&old.attach).expect("DEL");
+        outside_sees(world, &again, clients(world), true);
+        outside_sees(world, &again, ELSEWHERE, false);
+        network.del(&again.attach).expect("DEL");
+        network.gc(&[]).expect("GC");
+        let left = world.node.ruleset();
+        assert!(!left.contains("exempt") && !left.contains("10.0.0.0/8"), "{left}");
     });
 }
 

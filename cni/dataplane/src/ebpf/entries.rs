@@ -41,6 +41,8 @@ pub enum Left {
     NoVeth,
     /// Its rate is limited, or the firewall plugin isolates it.
     Pod,
+    /// `nonMasqueradeCIDRs`.
+    Exempt,
     /// All its ports are of SCTP.
     Sctp,
     /// Its network namespace is unknown, and its link cannot be found by its addresses.
@@ -57,6 +59,7 @@ impl fmt::Display for Left {
             Self::ManyPorts => "it has more than 4,096 ports",
             Self::NoVeth => "its interface is no veth",
             Self::Pod => "its rate is limited, or it is kept apart from others",
+            Self::Exempt => "it has nonMasqueradeCIDRs",
             Self::Sctp => "the programs do not know SCTP",
             Self::Nowhere => "its interface cannot be found",
         })

@@ -302,6 +302,11 @@ impl Finder {
             {
                 return Ok(Err(left));
             }
+            if let Thing::Masquerade(request) = thing
+                && !request.exempt.is_empty()
+            {
+                return Ok(Err(Left::Exempt));
+            }
         }
         let Some((attachment, netns)) = things.first().map(|thing| match thing {
             Thing::Ports(request) => (&request.attachment, &request.netns),

@@ -96,6 +96,11 @@ impl Backend for Ebpf {
 
     fn masquerade(&self, request: &MasqueradeRequest) -> Result<(), Error> {
         self.nftables.masquerade(request)?;
+        if !request.exempt.is_empty() {
+            entries::leave_masquerade(request);
+            log::info!("{} is left to nftables: {}", request.attachment, Left::Exempt);
+            return Ok(());
+        }
         self.on_top(&request.attachment, |pins| entries::masquerade(pins, request));
         Ok(())
     }

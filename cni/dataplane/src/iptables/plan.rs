@@ -214,12 +214,19 @@ pub(crate) fn masquerade(request: &MasqueradeRequest) -> Vec<MasqueradePlan> {
     let of = |family: AddressFamily| {
         let addresses: Vec<IpNet> =
             request.addresses.iter().copied().filter(|net| AddressFamily::of(net.addr()) == family).collect();
-        (!addresses.is_empty()).then(|| masquerade_plan(&request.attachment, family, &addresses))
+        (!addresses.is_empty()).then(|| {
+            let exempt = request.exempt_of(family);
+            masquerade_plan(&request.attachment, family, (&addresses, &exempt))
+        })
     };
     AddressFamily::BOTH.into_iter().filter_map(of).collect()
 }
 
-fn masquerade_plan(attachment: &Attachment, family: AddressFamily, addresses: &[IpNet]) -> MasqueradePlan {
+fn masquerade_plan(
+    attachment: &Attachment,
+    family: AddressFamily,
+    (addresses, exempt): (&[IpNet], &[IpNet]),
+) -> MasqueradePlan {
     let chain = ChainName::masquerade(attachment);
     let comment = names::masquerade_comment(attachment);
     let multicast = match family {
@@ -227,7 +234,7 @@ fn masquerade_plan(attachment: &Attachment, family: AddressFamily, addresses: &[
         AddressFamily::V6 => IpNet::V6(Ipv6Net::new_assert(Ipv6Addr::new(0xff00, 0, 0, 0, 0, 0, 0, 0), 8)),
     };
     let keep = |net: &IpNet| Rule::new().with_destination(*net).with_comment(&comment).jump("ACCEPT");
-    let mut rules: Vec<Rule> = addresses.iter().map(keep).collect();
+    let mut rules: Vec<Rule> = addresses.iter().chain(exempt).map(keep).collect();
     rules.push(Rule::new().without_destination(multicast).with_comment(&comment).jump("MASQUERADE"));
     let jump =
         |net: &IpNet| Rule::new().with_source(net.addr().into()).with_comment(&comment).jump(chain.as_str());

@@ -32,8 +32,16 @@ pub(crate) struct Found {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum What {
     Ports(Ports),
+    Masquerade(Masquerade),
+}
+
+/// Masqueraded addresses: a request without its owner.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub(crate) struct Masquerade {
     /// Addresses with the prefixes of their networks.
-    Masquerade(Vec<IpNet>),
+    pub(crate) addresses: Vec<IpNet>,
+    /// More networks to which packets keep their source.
+    pub(crate) exempt: Vec<IpNet>,
 }
 
 /// Published ports: a request without its owner.
@@ -73,7 +81,10 @@ impl What {
     /// Adds the content of the other family's chains, which are of the same kind.
     fn merge(&mut self, other: Self) -> Result<(), Unreadable> {
         match (self, other) {
-            (Self::Masquerade(all), Self::Masquerade(more)) => all.extend(more),
+            (Self::Masquerade(all), Self::Masquerade(more)) => {
+                all.addresses.extend(more.addresses);
+                all.exempt.extend(more.exempt);
+            }
             (Self::Ports(all), Self::Ports(more)) => {
                 let is_same = (all.snat, all.loopback) == (more.snat, more.loopback);
                 if !is_same && !all.ports.is_empty() && !more.ports.is_empty() {
@@ -221,7 +232,7 @@ fn without_ports(rule: &Rule) -> Vec<String> {
 }
 
 fn read_masquerade(listing: &Listing, chains: &BTreeSet<String>) -> Result<What, Unreadable> {
-    let mut all = Vec::new();
+    let mut all = Masquerade::default();
     for chain in chains {
         let (kept, rest): (Vec<&Rule>, Vec<&Rule>) =
             listing.rules(chain).iter().partition(|rule| rule.target() == Some("ACCEPT"));
@@ -231,16 +242,23 @@ fn read_masquerade(listing: &Listing, chains: &BTreeSet<String>) -> Result<What,
         if !expected {
             return Err(Unreadable::ForeignRules(chain.clone()));
         }
+        let mut own = BTreeSet::new();
         for address in
             listing.jumps(POSTROUTING, chain).filter_map(|rule| rule.source().map(|net| net.addr()))
         {
             let no_network = || Unreadable::NoNetwork { chain: chain.clone(), address };
-            let network = networks.iter().find(|net| net.contains(&address)).ok_or_else(no_network)?;
-            all.extend(IpNet::new(address, network.prefix_len()));
+            // A network of nonMasqueradeCIDRs that has the address is larger than the container's own.
+            let around = networks.iter().filter(|net| net.contains(&address));
+            let network = around.max_by_key(|net| net.prefix_len()).ok_or_else(no_network)?;
+            own.insert(network.trunc());
+            all.addresses.extend(IpNet::new(address, network.prefix_len()));
         }
+        all.exempt.extend(networks.into_iter().map(|net| net.trunc()).filter(|net| !own.contains(net)));
     }
-    all.sort_unstable();
-    all.dedup();
+    for nets in [&mut all.addresses, &mut all.exempt] {
+        nets.sort_unstable();
+        nets.dedup();
+    }
     Ok(What::Masquerade(all))
 }
 

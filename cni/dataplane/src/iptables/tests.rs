@@ -208,6 +208,7 @@ fn masquerade_is_as_the_reference_has_it() {
         attachment: Attachment::new("testnet", "cnitool-20b4ff582526573bbe7d", "eth0").unwrap(),
         netns: netns(),
         addresses: vec!["10.22.0.2/24".parse().unwrap(), "fd00:22::2/64".parse().unwrap()],
+        exempt: Vec::new(),
     };
     let text = golden_file!("masquerade");
     for plan in plan::masquerade(&request) {
@@ -216,6 +217,49 @@ fn masquerade_is_as_the_reference_has_it() {
         let again = masquerade_changes(&golden(text, plan.family), &plan, ChainUse::Exclusive);
         assert!(again.is_empty(), "{again}");
     }
+}
+
+#[test]
+fn networks_exempt_from_masquerade_are_accepted_after_the_containers_own() {
+    let request = MasqueradeRequest {
+        attachment: Attachment::new("testnet", "c1", "eth0").unwrap(),
+        netns: netns(),
+        addresses: vec!["10.22.0.2/24".parse().unwrap(), "fd00:22::2/64".parse().unwrap()],
+        exempt: ["10.0.0.0/8", "10.22.0.0/24", "fd00::/8"].map(|one| one.parse().unwrap()).to_vec(),
+    };
+    let plans = plan::masquerade(&request);
+    let shown = |plan: &plan::MasqueradePlan| -> Vec<String> {
+        let listing = made(&masquerade_changes(&Listing::default(), plan, ChainUse::Exclusive).to_string());
+        let rules = listing.rules(plan.chain.as_str());
+        rules.iter().map(|rule| format!("{:?} {:?}", rule.destination(), rule.target())).collect()
+    };
+    assert_eq!(
+        shown(&plans[0]),
+        [
+            "Some(10.22.0.0/24) Some(\"ACCEPT\")",
+            "Some(10.0.0.0/8) Some(\"ACCEPT\")",
+            "None Some(\"MASQUERADE\")"
+        ]
+    );
+    assert_eq!(
+        shown(&plans[1]),
+        [
+            "Some(fd00:22::/64) Some(\"ACCEPT\")",
+            "Some(fd00::/8) Some(\"ACCEPT\")",
+            "None Some(\"MASQUERADE\")"
+        ]
+    );
+    let without = MasqueradeRequest { exempt: Vec::new(), ..request };
+    let there = made(&masquerade_changes(&Listing::default(), &plans[0], ChainUse::Exclusive).to_string());
+    let batch = masquerade_changes(&there, &plan::masquerade(&without)[0], ChainUse::Exclusive).to_string();
+    assert!(batch.contains("-F CNI-") && !batch.contains("10.0.0.0/8"), "{batch}");
+    assert!(super::check::masquerade(&there, &plan::masquerade(&without)[0]).is_ok(), "more rules");
+    let bare = made(
+        &masquerade_changes(&Listing::default(), &plan::masquerade(&without)[0], ChainUse::Exclusive)
+            .to_string(),
+    );
+    let missing = super::check::masquerade(&bare, &plans[0]).unwrap_err().to_string();
+    assert!(missing.contains("has no rule -A CNI-") && missing.contains("-d 10.0.0.0/8"), "{missing}");
 }
 
 #[test]

@@ -5,11 +5,12 @@
 use std::collections::BTreeMap;
 use std::net::IpAddr;
 
-use cni_nftables::{Cmp, ElementData, Field, Stmt, Value, Verdict};
+use cni_nftables::{Cmp, Field, Stmt, Value};
 use ipnet::IpNet;
 
-use crate::iptables::read_back::{Ports, What};
+use crate::iptables::read_back::{Masquerade, Ports, What};
 use crate::iptables::{self, Untranslatable};
+use crate::nftables::exempt;
 use crate::nftables::liveness::Record;
 use crate::nftables::migration::{Key, Transit};
 use crate::nftables::plan::{self, as_address};
@@ -67,7 +68,7 @@ pub(crate) fn all(session: &Session) -> Result<BTreeMap<Key, Found>, Error> {
         of_it.sort_by(|a, b| format!("{:?}", a.key).cmp(&format!("{:?}", b.key)));
         let what = match key.kind {
             KIND_PORTS => read_ports(session, key.hash, &of_it)?,
-            _ => read_masquerade(&of_it),
+            _ => read_masquerade(session, &of_it)?,
         };
         let netns = entry.record.as_ref().and_then(Record::here);
         let netns = netns.unwrap_or_else(ContainerNetns::unknown);
@@ -95,7 +96,7 @@ fn read_ports(
     }
     for hairpin in held.iter().filter(|held| matches!(held.map, Map::Hairpin(_))) {
         let Some(container) = hairpin.key.first().and_then(as_address) else { continue };
-        let network = match chain_of(hairpin) {
+        let network = match hairpin.shared_chain() {
             Some(SharedChain::Hairpin { network, bit }) => {
                 (all.snat, all.bit) = (Snat::Needed, bit);
                 IpNet::new(container, network.prefix_len()).ok()
@@ -135,13 +136,6 @@ fn read_ports(
     Ok(Ok(What::Ports(all)))
 }
 
-fn chain_of(held: &Held) -> Option<SharedChain> {
-    match &held.data {
-        ElementData::Verdict(Verdict::Jump(name) | Verdict::Goto(name)) => SharedChain::from_name(name),
-        _ => None,
-    }
-}
-
 /// Reads the conditions, in the words of iptables. The last rule that translates is the one for all
 /// addresses.
 fn read_own_chain(
@@ -169,23 +163,36 @@ fn read_own_chain(
     Ok((words, loopback))
 }
 
-fn read_masquerade(held: &[Held]) -> Result<What, Unreadable> {
-    let mut all = Vec::new();
+fn read_masquerade(session: &Session, held: &[Held]) -> Result<Result<What, Unreadable>, Error> {
+    let mut all = Masquerade::default();
     for one in held {
-        let address = one.key.first().and_then(as_address).ok_or(Unreadable::NoAddress)?;
-        let Some(SharedChain::Masquerade { network }) = chain_of(one) else {
-            return Err(Unreadable::UnknownChain { map: one.map.name(), container: address });
+        let Some(address) = one.key.first().and_then(as_address) else {
+            return Ok(Err(Unreadable::NoAddress));
         };
-        all.extend(IpNet::new(address, network.prefix_len()));
+        let Some(SharedChain::Masquerade { network, exempt }) = one.shared_chain() else {
+            return Ok(Err(Unreadable::UnknownChain { map: one.map.name(), container: address }));
+        };
+        all.addresses.extend(IpNet::new(address, network.prefix_len()));
+        if let Some(id) = exempt {
+            all.exempt.extend(exempt::read(session, id)?.unwrap_or_default());
+        }
     }
-    all.sort_unstable();
-    Ok(What::Masquerade(all))
+    for nets in [&mut all.addresses, &mut all.exempt] {
+        nets.sort_unstable();
+        nets.dedup();
+    }
+    Ok(Ok(What::Masquerade(all)))
 }
 
 /// True if the table has everything that a container has in another place.
 pub(crate) fn covers(here: &What, there: &What) -> bool {
     match (here, there) {
-        (What::Masquerade(here), What::Masquerade(there)) => there.iter().all(|net| here.contains(net)),
+        (What::Masquerade(here), What::Masquerade(there)) => {
+            let has_all = |all: &[IpNet], some: &[IpNet]| some.iter().all(|net| all.contains(net));
+            has_all(&here.addresses, &there.addresses)
+                && has_all(&here.exempt, &there.exempt)
+                && has_all(&there.exempt, &here.exempt)
+        }
         (What::Ports(here), What::Ports(there)) => {
             let (here, there) = (plan::collapse(&here.ports), plan::collapse(&there.ports));
             there.iter().all(|port| here.contains(port))

@@ -241,15 +241,15 @@ impl Candidate {
 
     /// The attachment that the comment of a masquerade names.
     fn of_masquerade(piece: &Piece) -> Option<Self> {
-        let Ok(What::Masquerade(networks)) = &piece.what else { return None };
-        let addresses = vec![networks.first().copied()?];
+        let Ok(What::Masquerade(found)) = &piece.what else { return None };
+        let addresses = vec![found.addresses.first().copied()?];
         Some(Self { attachment: piece.named()?, addresses, netns: None })
     }
 }
 
 fn addresses(what: &What) -> Vec<IpAddr> {
     match what {
-        What::Masquerade(nets) => nets.iter().map(IpNet::addr).collect(),
+        What::Masquerade(found) => found.addresses.iter().map(IpNet::addr).collect(),
         What::Ports(ports) => ports.ports.iter().map(|port| port.container).collect(),
     }
 }

@@ -7,7 +7,7 @@ use std::fmt;
 use cni_spec::Attachment;
 
 use super::{Place, Row, State};
-use crate::iptables::read_back::{Found, Ports, What};
+use crate::iptables::read_back::{Found, Masquerade, Ports, What};
 use crate::nftables::migration::Key;
 use crate::nftables::owner_entry::{KIND_IPTABLES_MASQUERADE, KIND_IPTABLES_PORTS};
 use crate::nftables::schema::{KIND_MASQUERADE, KIND_PORTS};
@@ -47,8 +47,8 @@ impl Wanted {
     pub(super) fn new(to: BackendName, attachment: &Attachment, netns: ContainerNetns, what: What) -> Self {
         let attachment = attachment.clone();
         let all = match what {
-            What::Masquerade(addresses) => {
-                return Self::Masquerade(MasqueradeRequest { attachment, netns, addresses });
+            What::Masquerade(Masquerade { addresses, exempt }) => {
+                return Self::Masquerade(MasqueradeRequest { attachment, netns, addresses, exempt });
             }
             What::Ports(all) => all,
         };
@@ -109,7 +109,10 @@ impl fmt::Display for Wanted {
 impl From<&Wanted> for What {
     fn from(wanted: &Wanted) -> Self {
         match wanted {
-            Wanted::Masquerade(request) => Self::Masquerade(request.addresses.clone()),
+            Wanted::Masquerade(request) => {
+                let (addresses, exempt) = (request.addresses.clone(), request.exempt.clone());
+                Self::Masquerade(Masquerade { addresses, exempt })
+            }
             Wanted::Ports(request) => Self::Ports(Ports { ports: request.ports.clone(), ..Ports::default() }),
         }
     }

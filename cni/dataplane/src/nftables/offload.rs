@@ -236,7 +236,7 @@ mod tests {
     #[test]
     fn switching_on_and_off() {
         let shared = [
-            SharedChain::Masquerade { network: "10.88.0.0/16".parse().unwrap() },
+            SharedChain::Masquerade { network: "10.88.0.0/16".parse().unwrap(), exempt: None },
             SharedChain::Hairpin { network: "fd00::/64".parse().unwrap(), bit: 5 },
             SharedChain::HairpinNone { family: crate::AddressFamily::V4, bit: 13 },
         ];
@@ -284,7 +284,7 @@ mod tests {
         let network = "10.88.0.0/16".parse().unwrap();
         let family = crate::AddressFamily::V4;
         for chain in [
-            SharedChain::Masquerade { network },
+            SharedChain::Masquerade { network, exempt: None },
             SharedChain::Hairpin { network, bit: 13 },
             SharedChain::HairpinAll { family, bit: 13 },
             SharedChain::HairpinNone { family, bit: 13 },

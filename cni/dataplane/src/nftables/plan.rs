@@ -7,7 +7,7 @@ use std::net::{IpAddr, Ipv6Addr};
 use cni_nftables::Value;
 use ipnet::IpNet;
 
-use super::schema::{self, Map, SharedChain};
+use super::schema::{self, ExemptId, Map, SharedChain};
 use crate::owner::AttachmentHash;
 use crate::{
     AddressFamily, Error, HostAddress, HostPorts, MasqueradeRequest, PortRequest, PublishedPort, Snat,
@@ -39,6 +39,16 @@ pub(crate) enum Datum {
     Chain(String),
 }
 
+impl Item {
+    /// The shared chain that it leads to.
+    pub(crate) fn shared_chain(&self) -> Option<SharedChain> {
+        match &self.data {
+            Datum::Chain(name) => SharedChain::from_name(name),
+            Datum::Values(_) => None,
+        }
+    }
+}
+
 /// The objects that a request needs.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub(crate) struct Plan {
@@ -46,8 +56,27 @@ pub(crate) struct Plan {
     pub(crate) items: Vec<Item>,
     /// The shared chains that they lead to.
     pub(crate) shared: Vec<SharedChain>,
+    /// The networks that the shared chains exempt from masquerade.
+    pub(crate) exempt: Vec<Exempt>,
     /// Families for which the attachment has a chain of its own.
     pub(crate) own_chains: Vec<AddressFamily>,
+}
+
+/// Networks that are exempt from masquerade.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Exempt {
+    /// The ID of their set.
+    pub(crate) id: ExemptId,
+    /// In canonical form, all of one family.
+    pub(crate) networks: Vec<IpNet>,
+}
+
+impl Plan {
+    /// The networks that the chain of a masqueraded address exempts.
+    pub(crate) fn exempt_by(&self, chain: &SharedChain) -> &[IpNet] {
+        let found = self.exempt.iter().find(|one| Some(one.id) == chain.exempt());
+        found.map_or(&[], |one| &one.networks)
+    }
 }
 
 /// Combines ports into runs.
@@ -197,10 +226,18 @@ fn target(run: &PublishedPort) -> Vec<Value> {
 /// The elements of masqueraded addresses.
 pub(crate) fn masquerade(request: &MasqueradeRequest) -> Plan {
     let mut plan = Plan::default();
+    for family in AddressFamily::BOTH {
+        let networks = request.exempt_of(family);
+        if !networks.is_empty() {
+            plan.exempt.push(Exempt { id: ExemptId::of(family, &networks), networks });
+        }
+    }
     for address in &request.addresses {
-        let chain = SharedChain::Masquerade { network: address.trunc() };
+        let family = AddressFamily::of(address.addr());
+        let exempt = plan.exempt.iter().map(|one| one.id).find(|id| id.family() == family);
+        let chain = SharedChain::Masquerade { network: address.trunc(), exempt };
         plan.items.push(Item {
-            map: Map::Masquerade(AddressFamily::of(address.addr())),
+            map: Map::Masquerade(family),
             key: vec![Value::address(address.addr())],
             end: None,
             data: Datum::Chain(chain.name()),

@@ -11,12 +11,12 @@ use std::collections::BTreeSet;
 use cni_nftables::{Chain, Element, ElementData, Stmt, Transaction, Value, Verdict};
 use cni_spec::Attachment;
 
-use super::addresses;
 use super::liveness::{Record, TLV_KIND};
 use super::migration_state::Transit;
 use super::plan::{self, Datum, Item, Plan};
-use super::schema::{self, Layout, Map};
+use super::schema::{self, Layout, Map, SharedChain};
 use super::session::{Held, Session, State, Writer, describe, element_id};
+use super::{addresses, exempt};
 use crate::owner::AttachmentHash;
 use crate::{AddressFamily, ContainerNetns, Error, Owner};
 
@@ -161,6 +161,7 @@ impl Job {
 
     fn add_shared_chains(&self, session: &Session, batch: &mut Transaction) -> Result<(), Error> {
         let layout = session.layout()?;
+        exempt::add_missing(session, batch, &self.plan.exempt)?;
         for chain in &self.plan.shared {
             if session.chain(&chain.name())?.is_none() {
                 schema::add_shared(batch, chain, layout);
@@ -372,13 +373,34 @@ impl Job {
                         item.map.name()
                     )));
                 }
-                Some(held) if !matches(&held, item) => {
-                    return Err(Error::Missing(format!("{name} leads elsewhere in map {}", item.map.name())));
+                Some(held) => {
+                    if let Some(difference) = self.exempt_difference(session, &held, item)? {
+                        return Err(Error::Missing(format!("{name}: {difference}")));
+                    }
+                    if !matches(&held, item) {
+                        let text = format!("{name} leads elsewhere in map {}", item.map.name());
+                        return Err(Error::Missing(text));
+                    }
                 }
-                Some(_) => {}
             }
         }
         self.check_chains(session)
+    }
+
+    /// Compares the networks that are exempt from masquerade, if both are chains for masquerade.
+    fn exempt_difference(
+        &self,
+        session: &Session,
+        held: &Held,
+        item: &Item,
+    ) -> Result<Option<exempt::Difference>, Error> {
+        let chains = held.shared_chain().zip(item.shared_chain());
+        match chains {
+            Some((held @ SharedChain::Masquerade { .. }, wanted @ SharedChain::Masquerade { .. })) => {
+                exempt::difference(session, held.exempt(), self.plan.exempt_by(&wanted))
+            }
+            _ => Ok(None),
+        }
     }
 
     fn check_chains(&self, session: &Session) -> Result<(), Error> {

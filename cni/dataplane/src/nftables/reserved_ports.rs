@@ -65,9 +65,9 @@ mod tests {
     #[test]
     fn on_another_range_and_off() {
         let shared = [
-            SharedChain::Masquerade { network: "10.88.0.0/16".parse().unwrap() },
+            SharedChain::Masquerade { network: "10.88.0.0/16".parse().unwrap(), exempt: None },
             SharedChain::Hairpin { network: "10.88.0.0/16".parse().unwrap(), bit: 13 },
-            SharedChain::Masquerade { network: "fd00::/64".parse().unwrap() },
+            SharedChain::Masquerade { network: "fd00::/64".parse().unwrap(), exempt: None },
         ];
         let spared = |range| Layout { spared: range, ..Layout::PLAIN };
         let there = |range| {

@@ -4,7 +4,7 @@
 
 use std::ops::Deref;
 
-use cni_nftables::{ElementData, ElementId, ElementInfo, FlowtableInfo, Socket, Transaction, Value};
+use cni_nftables::{ElementData, ElementId, ElementInfo, FlowtableInfo, Socket, Transaction, Value, Verdict};
 
 use super::liveness::{Record, TLV_KIND};
 use super::migration_state::{self, Transit};
@@ -137,6 +137,14 @@ impl Held {
                 _ => Transit::Settled,
             },
             _ => Transit::Settled,
+        }
+    }
+
+    /// The shared chain that it leads to.
+    pub(crate) fn shared_chain(&self) -> Option<SharedChain> {
+        match &self.data {
+            ElementData::Verdict(Verdict::Jump(name) | Verdict::Goto(name)) => SharedChain::from_name(name),
+            _ => None,
         }
     }
 

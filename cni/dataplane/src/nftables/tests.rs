@@ -74,8 +74,8 @@ fn a_repair_keeps_maps_and_elements() {
 fn shared_chains() {
     let mut batch = Transaction::new();
     for chain in [
-        schema::SharedChain::Masquerade { network: "10.88.0.0/16".parse().unwrap() },
-        schema::SharedChain::Masquerade { network: "fd00::/64".parse().unwrap() },
+        schema::SharedChain::Masquerade { network: "10.88.0.0/16".parse().unwrap(), exempt: None },
+        schema::SharedChain::Masquerade { network: "fd00::/64".parse().unwrap(), exempt: None },
         schema::SharedChain::Hairpin { network: "10.88.0.0/16".parse().unwrap(), bit: 13 },
         schema::SharedChain::Hairpin { network: "fd00::/64".parse().unwrap(), bit: 5 },
         schema::SharedChain::HairpinAll { family: AddressFamily::V6, bit: 13 },
@@ -194,6 +194,7 @@ fn masqueraded_addresses() {
         attachment: Attachment::new("podman", "0123456789ab", "eth0").unwrap(),
         netns: ContainerNetns { path: "/run/netns/a".into(), dev: 4, ino: 1 },
         addresses: vec!["10.88.0.2/16".parse().unwrap(), "fd00::2/64".parse().unwrap()],
+        exempt: Vec::new(),
     });
     expect![[r"
         masquerade4: 10.88.0.2 : masquerade-10.88.0.0/16
@@ -202,6 +203,58 @@ fn masqueraded_addresses() {
         chain masquerade-fd00__/64
     "]]
     .assert_eq(&show(&plan));
+}
+
+#[test]
+fn networks_exempt_from_masquerade_are_a_set_and_a_chain_of_their_own() {
+    let request = |exempt: &[&str]| MasqueradeRequest {
+        attachment: Attachment::new("podman", "0123456789ab", "eth0").unwrap(),
+        netns: ContainerNetns { path: "/run/netns/a".into(), dev: 4, ino: 1 },
+        addresses: vec!["10.88.0.2/16".parse().unwrap(), "fd00::2/64".parse().unwrap()],
+        exempt: exempt.iter().map(|one| one.parse().unwrap()).collect(),
+    };
+    let plan = plan::masquerade(&request(&["172.16.0.0/12", "10.0.0.0/9", "10.128.0.0/9"]));
+    expect![[r#"
+        masquerade4: 10.88.0.2 : masquerade-10.88.0.0/16-e845710bd85ce501
+        masquerade6: fd00::2 : masquerade-fd00__/64
+        chain masquerade-10.88.0.0/16-e845710bd85ce501
+        chain masquerade-fd00__/64
+    "#]]
+    .assert_eq(&show(&plan));
+    // Another order, or a network that is in another one, is the same list.
+    let same = request(&["10.0.0.0/8", "10.1.0.0/16", "172.16.0.0/12", "10.88.0.0/16"]);
+    assert_eq!(plan::masquerade(&same), plan);
+    let mut batch = Transaction::new();
+    for plan::Exempt { id, networks } in &plan.exempt {
+        schema::exempt::fill(&mut batch, *id, networks);
+    }
+    for chain in &plan.shared {
+        assert_eq!(schema::SharedChain::from_name(&chain.name()), Some(*chain));
+        schema::add_shared(&mut batch, chain, Layout::PLAIN);
+    }
+    batch.append(schema::repair(&plan.shared[..1], Layout::PLAIN));
+    let text = batch.to_string();
+    let (made, repaired) = text.split_at(text.find("add table").unwrap());
+    expect![[r#"
+        add set inet slipway exempt4-e845710bd85ce501 { type ipv4_addr ; flags interval ; }
+        flush set inet slipway exempt4-e845710bd85ce501
+        create element inet slipway exempt4-e845710bd85ce501 { 10.0.0.0-10.255.255.255 }
+        create element inet slipway exempt4-e845710bd85ce501 { 172.16.0.0-172.31.255.255 }
+        create chain inet slipway masquerade-10.88.0.0/16-e845710bd85ce501
+        add rule inet slipway masquerade-10.88.0.0/16-e845710bd85ce501 ip daddr { 10.88.0.0/16, 224.0.0.0/4 } return
+        add rule inet slipway masquerade-10.88.0.0/16-e845710bd85ce501 ip daddr @exempt4-e845710bd85ce501 return
+        add rule inet slipway masquerade-10.88.0.0/16-e845710bd85ce501 masquerade
+        create chain inet slipway masquerade-fd00__/64
+        add rule inet slipway masquerade-fd00__/64 ip6 daddr { fd00::/64, ff00::/8 } return
+        add rule inet slipway masquerade-fd00__/64 masquerade
+    "#]]
+    .assert_eq(made);
+    let repaired: Vec<&str> = repaired.lines().filter(|line| line.contains("exempt4")).collect();
+    expect![[r#"
+        add set inet slipway exempt4-e845710bd85ce501 { type ipv4_addr ; flags interval ; }
+        add rule inet slipway masquerade-10.88.0.0/16-e845710bd85ce501 ip daddr @exempt4-e845710bd85ce501 return
+    "#]]
+    .assert_eq(&(repaired.join("\n") + "\n"));
 }
 
 #[test]

@@ -10,9 +10,9 @@ use std::collections::BTreeSet;
 use cni_nftables::Transaction;
 use cni_spec::Attachment;
 
-use super::plan;
 use super::schema::{self, Layout, Map, SharedChain};
 use super::session::{Held, Session, Writer};
+use super::{exempt, plan};
 use crate::owned_table::unchanged;
 use crate::owner::{AttachmentHash, NetworkHash};
 use crate::{AddressFamily, Error, Kinds, Withdrawal};
@@ -273,14 +273,18 @@ fn entry_kind(held: &Held) -> u32 {
     }
 }
 
-/// Builds the removal of shared chains without a reference: the kernel counts their rules and nothing else.
+/// Builds the removal of shared chains without a reference (the kernel counts their rules and nothing else),
+/// and of the sets that only these use.
 fn unused_chains(session: &Session) -> Result<Transaction, Error> {
-    let mut batch = Transaction::new();
+    let (mut batch, mut used) = (Transaction::new(), BTreeSet::new());
     for chain in session.chains()? {
         let Some(shared) = SharedChain::from_name(&chain.name) else { continue };
         if usize::try_from(chain.uses).is_ok_and(|uses| uses <= shared.rules(Layout::PLAIN).len()) {
             batch.flush_chain(&session.table, &chain.name).delete_chain(&session.table, &chain.name);
+        } else {
+            used.insert(shared);
         }
     }
+    exempt::delete_unused(session, &mut batch, &used)?;
     Ok(batch)
 }

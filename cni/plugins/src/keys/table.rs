@@ -104,6 +104,7 @@ const ROUTE: &[Key] = &[
 pub(super) const NODE: &[Key] = &[
     key("backend", Word),
     key("ipMasqBackend", Word),
+    key("nonMasqueradeCIDRs", Address),
     key("flowtable", Object(&[key("devices", Name)])),
     key("uplinks", Name),
     key("cgroup", Path),
@@ -161,7 +162,15 @@ pub(super) const PLUGINS: &[Known] = &[
     of_plugin("macvlan", MACVLAN),
     of_plugin("noop", &[key("debugFile", Path), key("commandLog", Path)]),
     of_plugin("portmap", PORTMAP),
-    of_plugin("ptp", &[key("ipMasq", Bool), key("ipMasqBackend", Word), key("mtu", Number)]),
+    of_plugin(
+        "ptp",
+        &[
+            key("ipMasq", Bool),
+            key("ipMasqBackend", Word),
+            key("nonMasqueradeCIDRs", Address),
+            key("mtu", Number),
+        ],
+    ),
     of_plugin("sbr", &[key("table", Number), key("gateways", Address), key("addSourceHints", Bool)]),
     of_ipam("static", STATIC),
     of_plugin("tap", TAP),
@@ -193,6 +202,7 @@ const BRIDGE: &[Key] = &[
     key("forceAddress", Bool),
     key("ipMasq", Bool),
     key("ipMasqBackend", Word),
+    key("nonMasqueradeCIDRs", Address),
     key("mtu", Number),
     key("hairpinMode", Bool),
     key("promiscMode", Bool),

@@ -29,6 +29,7 @@
 
 pub(crate) mod addresses;
 mod base;
+pub(crate) mod exempt;
 pub(crate) mod flowtable;
 mod guard;
 mod layout;
@@ -49,6 +50,7 @@ pub(crate) use base::{
     DEFAULT_MARK_BIT, DEFINITION, Fixed, SCHEMA, TABLE, address_fields, hostports_chain, loopback, mark_bits,
     multicast, one_of, table, translate_chain,
 };
+pub(crate) use exempt::ExemptId;
 pub(crate) use layout::{Kernel, Layout, Protocols};
 
 /// Kind of an entry in `owners`: published ports.
@@ -222,10 +224,12 @@ impl Map {
 /// A regular chain that the elements of several attachments lead to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(crate) enum SharedChain {
-    /// Masquerades packets that leave this network, except to multicast groups.
+    /// Masquerades packets that leave these networks, except to multicast groups.
     Masquerade {
         /// The network, its host bits zero.
         network: IpNet,
+        /// More networks that packets do not leave; none for no others.
+        exempt: Option<ExemptId>,
     },
     /// Masquerades sources in this network and on the node's loopback, if the mark's bit is set.
     Hairpin {
@@ -257,7 +261,10 @@ impl SharedChain {
     pub(crate) fn name(&self) -> String {
         let word = |network: &IpNet| network.to_string().replace(':', "_");
         match self {
-            Self::Masquerade { network } => format!("masquerade-{}", word(network)),
+            Self::Masquerade { network, exempt: None } => format!("masquerade-{}", word(network)),
+            Self::Masquerade { network, exempt: Some(id) } => {
+                format!("masquerade-{}-{}", word(network), id.word())
+            }
             Self::Hairpin { network, bit } => format!("hairpin-{}-{bit}", word(network)),
             Self::HairpinAll { family, bit } => format!("hairpin-all{}-{bit}", family.version()),
             Self::HairpinNone { family, bit } => format!("hairpin-none{}-{bit}", family.version()),
@@ -268,7 +275,16 @@ impl SharedChain {
     pub(crate) fn from_name(name: &str) -> Option<Self> {
         let network = |word: &str| word.replace('_', ":").parse::<IpNet>().ok();
         let chain = if let Some(word) = name.strip_prefix("masquerade-") {
-            Self::Masquerade { network: network(word)? }
+            match word.rsplit_once('-') {
+                None => Self::Masquerade { network: network(word)?, exempt: None },
+                Some((word, hash)) => {
+                    let network = network(word)?;
+                    Self::Masquerade {
+                        network,
+                        exempt: Some(ExemptId::from_word(family_of(&network), hash)?),
+                    }
+                }
+            }
         } else {
             let (word, bit) = name.strip_prefix("hairpin-")?.rsplit_once('-')?;
             let bit = bit.parse().ok().filter(|bit| *bit < 32)?;
@@ -283,20 +299,26 @@ impl SharedChain {
         (chain.name() == name).then_some(chain)
     }
 
+    /// The networks that it exempts from masquerade, besides its own.
+    pub(crate) fn exempt(&self) -> Option<ExemptId> {
+        match self {
+            Self::Masquerade { exempt, .. } => *exempt,
+            _ => None,
+        }
+    }
+
     /// Its rules: the same number in every layout.
     pub(crate) fn rules(&self, layout: Layout) -> Vec<Vec<Stmt>> {
         let masquerade = || Stmt::Masquerade(Default::default());
         match self {
-            Self::Masquerade { network } => {
+            Self::Masquerade { network, exempt } => {
                 let (_, daddr) = address_fields(family_of(network));
                 let stay = Operand::OneOf(vec![prefix(network), multicast(family_of(network))]);
-                vec![
-                    vec![one_of(daddr, stay), Stmt::Verdict(Verdict::Return)],
-                    flowtable::remember(layout)
-                        .into_iter()
-                        .chain([reserved_ports::masquerade(layout)])
-                        .collect(),
-                ]
+                let mut rules = vec![vec![one_of(daddr, stay), Stmt::Verdict(Verdict::Return)]];
+                rules.extend(exempt.map(|id| vec![id.matches(), Stmt::Verdict(Verdict::Return)]));
+                let masquerade = [reserved_ports::masquerade(layout)];
+                rules.push(flowtable::remember(layout).into_iter().chain(masquerade).collect());
+                rules
             }
             Self::Hairpin { network, bit } => {
                 let (saddr, _) = address_fields(family_of(network));
@@ -517,6 +539,9 @@ pub(crate) fn repair(shared: &[SharedChain], layout: Layout) -> Transaction {
         add_rules(&mut batch, &chain.name, rules);
     }
     for chain in shared {
+        if let Some(id) = chain.exempt() {
+            batch.add_set(id.set());
+        }
         batch.flush_chain(&id, &chain.name());
         add_rules(&mut batch, &chain.name(), chain.rules(layout));
     }

@@ -296,6 +296,7 @@ mod tests {
             common: Common {
                 masquerade: false,
                 masquerade_backend: None,
+                non_masquerade: Vec::new(),
                 mtu: Some(1400),
                 dns: None,
                 ipam: true,

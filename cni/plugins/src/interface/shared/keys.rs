@@ -6,7 +6,10 @@ use std::ops::RangeInclusive;
 
 use cni_dataplane::BackendName;
 use cni_spec::{CniError, Dns, NetConf};
+use ipnet::IpNet;
 use serde::Deserialize;
+
+use crate::non_masquerade;
 
 /// A veth's limits: `ETH_MIN_MTU` and `ETH_MAX_MTU` of `linux/if_ether.h`.
 const MTU: RangeInclusive<i64> = 68..=65_535;
@@ -18,6 +21,8 @@ pub(crate) struct Common {
     pub(crate) masquerade: bool,
     /// The backend for that; none for the node's default.
     pub(crate) masquerade_backend: Option<BackendName>,
+    /// The networks that packets reach with the container's own address.
+    pub(crate) non_masquerade: Vec<IpNet>,
     /// MTU in bytes; none for that of the default route's link.
     pub(crate) mtu: Option<u32>,
     /// Resolver settings that replace IPAM's, if any.
@@ -32,6 +37,8 @@ pub(crate) struct Common {
 struct Keys {
     ip_masq: bool,
     ip_masq_backend: String,
+    #[serde(rename = "nonMasqueradeCIDRs")]
+    non_masquerade_cidrs: Vec<String>,
     mtu: i64,
     dns: DnsKeys,
 }
@@ -76,6 +83,8 @@ impl Common {
         Ok(Self {
             masquerade: keys.ip_masq,
             masquerade_backend,
+            non_masquerade: non_masquerade::networks(&keys.non_masquerade_cidrs)
+                .map_err(|error| CniError::config(error.to_string()))?,
             mtu: mtu(keys.mtu, MTU)?,
             dns: keys.dns.settings(),
             ipam: !config.ipam.is_empty(),
@@ -121,8 +130,14 @@ mod tests {
 
     #[test]
     fn without_keys_all_is_off() {
-        let expected =
-            Common { masquerade: false, masquerade_backend: None, mtu: None, dns: None, ipam: false };
+        let expected = Common {
+            masquerade: false,
+            masquerade_backend: None,
+            non_masquerade: Vec::new(),
+            mtu: None,
+            dns: None,
+            ipam: false,
+        };
         assert_eq!(common(&json!({})).unwrap(), expected);
         assert_eq!(common(&json!({"ipam": {}, "dns": {}, "mtu": 0})).unwrap(), expected);
     }
@@ -146,12 +161,13 @@ mod tests {
     #[test]
     fn every_key_is_read() {
         let keys = json!({
-            "ipMasq": true, "ipMasqBackend": "nftables", "mtu": 1400,
+            "ipMasq": true, "ipMasqBackend": "nftables", "mtu": 1400, "nonMasqueradeCIDRs": ["10.0.0.0/8"],
             "dns": {"nameservers": ["192.0.2.53"]}, "ipam": {"type": "host-local"},
         });
         let expected = Common {
             masquerade: true,
             masquerade_backend: Some(BackendName::Nftables),
+            non_masquerade: vec!["10.0.0.0/8".parse().unwrap()],
             mtu: Some(1400),
             dns: Some(Dns { nameservers: vec!["192.0.2.53".to_owned()], ..Dns::default() }),
             ipam: true,
@@ -163,6 +179,10 @@ mod tests {
     fn invalid_values_are_refused_by_name() {
         for (keys, text) in [
             (json!({"ipMasq": true, "ipMasqBackend": "x"}), "unknown ipmasq backend \"x\""),
+            (
+                json!({"nonMasqueradeCIDRs": ["10.0.0.0/8", "10.1.0.0/8"]}),
+                "key \"nonMasqueradeCIDRs\": 10.1.0.0/8 has host bits set: the network is 10.0.0.0/8",
+            ),
             (json!({"mtu": 67}), "key \"mtu\": invalid MTU 67 (must be 0 or between 68 and 65535)"),
             (json!({"mtu": -1}), "key \"mtu\": invalid MTU -1 (must be 0 or between 68 and 65535)"),
             (json!({"mtu": 65_536}), "key \"mtu\": invalid MTU 65536 (must be 0 or between 68 and 65535)"),

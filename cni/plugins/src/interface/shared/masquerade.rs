@@ -27,11 +27,12 @@ pub(crate) fn start<'a>(
     if !common.masquerade || !common.ipam {
         return Ok(());
     }
-    let dataplane = dataplane(common)?;
+    let defaults = NodeDefaults::read()?;
     undo.on_failure("stop masquerading", || {
         Dataplane::default().withdraw(&Withdrawal::of(attachment, Kinds::Masquerade))
     });
-    Ok(dataplane.masquerade(&request(attachment, container, addresses))?)
+    let wanted = request(common, &defaults, attachment, (container, addresses));
+    Ok(dataplane(common, &defaults).masquerade(&wanted)?)
 }
 
 /// Checks the masquerade, if `ipMasq` is set.
@@ -47,7 +48,9 @@ pub(crate) fn check(
     if !common.masquerade || !common.ipam {
         return Ok(());
     }
-    Ok(dataplane(common)?.check_masquerade(&request(attachment, container, addresses))?)
+    let defaults = NodeDefaults::read()?;
+    let wanted = request(common, &defaults, attachment, (container, addresses));
+    Ok(dataplane(common, &defaults).check_masquerade(&wanted)?)
 }
 
 /// The masquerade of a container for `slipway restore`; none without `ipMasq`.
@@ -64,8 +67,9 @@ pub(crate) fn restorable(
         return Ok(None);
     }
     addresses.iter().try_for_each(|net| check_container(*net))?;
-    let wanted = request(attachment, container, addresses);
-    Ok(Some(Box::new(Masqueraded { dataplane: dataplane(common)?, wanted })))
+    let defaults = NodeDefaults::read()?;
+    let wanted = request(common, &defaults, attachment, (container, addresses));
+    Ok(Some(Box::new(Masqueraded { dataplane: dataplane(common, &defaults), wanted })))
 }
 
 /// The masqueraded addresses of one attachment.
@@ -104,16 +108,28 @@ pub(crate) fn status(common: &Common) -> Result<(), CniError> {
     if !common.masquerade {
         return Ok(());
     }
-    dataplane(common)?.status().map_err(|error| CniError::new(ErrorCode::NotAvailable, error.to_string()))
+    dataplane(common, &NodeDefaults::read()?)
+        .status()
+        .map_err(|error| CniError::new(ErrorCode::NotAvailable, error.to_string()))
 }
 
 /// The dataplane with the configuration's backend, or the node's default.
-fn dataplane(common: &Common) -> Result<Dataplane, CniError> {
-    let defaults = NodeDefaults::read()?;
-    Ok(defaults.dataplane(common.masquerade_backend.or(defaults.ip_masq_backend)))
+fn dataplane(common: &Common, defaults: &NodeDefaults) -> Dataplane {
+    defaults.dataplane(common.masquerade_backend.or(defaults.ip_masq_backend))
 }
 
-fn request(attachment: &Attachment, container: &Container, addresses: &[IpNet]) -> MasqueradeRequest {
-    let (attachment, netns) = (attachment.clone(), container.netns());
-    MasqueradeRequest { attachment, netns, addresses: addresses.to_vec() }
+/// The request with the networks of the node and of the configuration that are exempt from masquerade.
+fn request(
+    common: &Common,
+    defaults: &NodeDefaults,
+    attachment: &Attachment,
+    (container, addresses): (&Container, &[IpNet]),
+) -> MasqueradeRequest {
+    let exempt = defaults.non_masquerade.iter().chain(&common.non_masquerade).copied().collect();
+    MasqueradeRequest {
+        attachment: attachment.clone(),
+        netns: container.netns(),
+        addresses: addresses.to_vec(),
+        exempt,
+    }
 }

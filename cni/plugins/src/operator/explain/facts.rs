@@ -6,7 +6,7 @@ use std::fs;
 use std::net::{IpAddr, SocketAddr};
 use std::path::Path;
 
-use cni_dataplane::explain::{self, Hit, Origin, Packet, Sources, Target, Truth};
+use cni_dataplane::explain::{self, Hit, Masquerade, Origin, Packet, Sources, Target, Truth};
 use cni_dataplane::iptables::Iptables;
 use cni_dataplane::nftables::addresses;
 use cni_dataplane::node::{self, OwnTable};
@@ -88,8 +88,8 @@ pub(super) struct Facts {
     /// The path to the container that the packet is translated to.
     pub(super) way: Option<Way>,
     pub(super) sources: Option<Sources>,
-    /// The network that the source is masqueraded for, and its owner.
-    pub(super) masquerade: Option<(IpNet, Option<Owner>)>,
+    /// The masquerade of the source.
+    pub(super) masquerade: Option<Masquerade>,
     pub(super) forwards: bool,
     /// Chains of other programs that drop what none of their rules accepts.
     pub(super) dropping: Vec<String>,
@@ -160,7 +160,7 @@ impl Facts {
         if let Some(target) = self.target() {
             self.sources = explain::masqueraded_towards(target.ip())?;
         } else if let Some(from) = from.filter(|from| AddressFamily::of(*from) == family) {
-            self.masquerade = explain::masqueraded_from(from)?;
+            self.masquerade = explain::masqueraded_from(from, to.ip())?;
         }
         Ok(())
     }

@@ -5,7 +5,7 @@
 use std::fmt::Write as _;
 use std::net::{IpAddr, SocketAddr};
 
-use cni_dataplane::explain::{Hit, Origin, Packet, Sources, Target, Truth};
+use cni_dataplane::explain::{Hit, Masquerade, Origin, Packet, Sources, Target, Truth};
 use cni_dataplane::{HostAddress, Listed, Owner};
 use cni_kernel::route::Switch;
 use serde_json::{Value, json};
@@ -178,16 +178,20 @@ impl Explanation<'_> {
             self.forward(facts);
         }
         match &facts.masquerade {
-            Some((network, owner)) if !network.contains(&to) => self.step(
+            Some(Masquerade { network, .. }) if network.contains(&to) => {
+                self.step("postrouting", format!("the source is masqueraded, but not towards its own network {network}"));
+            }
+            Some(Masquerade { exempt: Some(exempt), owner, .. }) => self.step(
+                "postrouting",
+                format!("not masqueraded: {to} is in nonMasqueradeCIDRs ({exempt}); map masquerade has the source, {}", whose(owner.as_ref())),
+            ),
+            Some(Masquerade { network, owner, chain, .. }) => self.step(
                 "postrouting",
                 format!(
-                    "the source is masqueraded: map masquerade has it, {}; chain masquerade-{network}: the destination is not in {network}",
+                    "the source is masqueraded: map masquerade has it, {}; chain {chain}: the destination is not in {network}",
                     whose(owner.as_ref())
                 ),
             ),
-            Some((network, _)) => {
-                self.step("postrouting", format!("the source is masqueraded, but not towards its own network {network}"));
-            }
             None => self.step("postrouting", "Slipway does not masquerade the source"),
         }
         self.with_doubts("It is forwarded to its destination")

@@ -2,7 +2,7 @@
 
 //! Paths that end early, or that need settings of the node.
 
-use cni_dataplane::explain::{Hit, Origin, Packet, Sources, Target, Truth};
+use cni_dataplane::explain::{Hit, Masquerade, Origin, Packet, Sources, Target, Truth};
 use cni_dataplane::{AddressFamily, HostAddress, HostPorts, Owner, Protocol};
 use cni_kernel::route::Switch;
 use cni_spec::Attachment;
@@ -142,8 +142,16 @@ fn other_ends() {
     assert_eq!(last(&all), "It is dropped: there is no route.");
     all.place = Place::Behind("eth1".to_owned());
     all.packet.from = Some([10, 22, 0, 2].into());
-    all.masquerade = Some(("10.22.0.0/24".parse().unwrap(), None));
+    all.masquerade = Some(Masquerade {
+        network: "10.22.0.0/24".parse().unwrap(),
+        exempt: None,
+        owner: None,
+        chain: "masquerade-10.22.0.0/24".to_owned(),
+    });
     assert!(tell(&all).contains("the source is masqueraded: map masquerade has it"), "{}", tell(&all));
+    all.masquerade.as_mut().unwrap().exempt = Some("192.0.2.0/24".parse().unwrap());
+    let text = "not masqueraded: 192.0.2.1 is in nonMasqueradeCIDRs (192.0.2.0/24)";
+    assert!(tell(&all).contains(text), "{}", tell(&all));
 }
 
 #[test]

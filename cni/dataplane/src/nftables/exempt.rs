@@ -1,0 +1,91 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+
+//! Reads and makes the sets of networks that are exempt from masquerade: see `schema::exempt`.
+
+use std::collections::BTreeSet;
+use std::net::IpAddr;
+
+use cni_nftables::{Transaction, Value};
+use ipnet::{IpNet, IpSubnets, Ipv4Subnets, Ipv6Subnets};
+
+use super::plan::{Exempt, as_address};
+use super::schema::exempt::fill;
+use super::schema::{self, ExemptId, SharedChain};
+use super::session::Session;
+use crate::Error;
+
+/// Reads the networks of a set, in canonical form; none if it is missing.
+pub(crate) fn read(session: &Session, id: ExemptId) -> Result<Option<Vec<IpNet>>, Error> {
+    match session.socket.ranges(&session.table, &id.name()) {
+        Ok(ranges) => Ok(Some(ranges.iter().flat_map(networks).collect())),
+        Err(e) if e.is_not_found() => Ok(None),
+        Err(e) => Err(Error::kernel(format!("list set {} of table {}", id.name(), schema::TABLE), e)),
+    }
+}
+
+/// The networks that make up a range.
+fn networks((first, last): &(Value, Value)) -> Vec<IpNet> {
+    match (as_address(first), as_address(last)) {
+        (Some(IpAddr::V4(first)), Some(IpAddr::V4(last))) => {
+            IpSubnets::from(Ipv4Subnets::new(first, last, 0)).collect()
+        }
+        (Some(IpAddr::V6(first)), Some(IpAddr::V6(last))) => {
+            IpSubnets::from(Ipv6Subnets::new(first, last, 0)).collect()
+        }
+        _ => Vec::new(),
+    }
+}
+
+/// Makes the sets that are missing or have other elements.
+pub(crate) fn add_missing(
+    session: &Session,
+    batch: &mut Transaction,
+    wanted: &[Exempt],
+) -> Result<(), Error> {
+    for Exempt { id, networks } in wanted {
+        if read(session, *id)?.as_ref() != Some(networks) {
+            fill(batch, *id, networks);
+        }
+    }
+    Ok(())
+}
+
+/// Deletes the sets that none of these chains uses.
+pub(crate) fn delete_unused(
+    session: &Session,
+    batch: &mut Transaction,
+    chains: &BTreeSet<SharedChain>,
+) -> Result<(), Error> {
+    let used: BTreeSet<ExemptId> = chains.iter().filter_map(SharedChain::exempt).collect();
+    let sets = session.socket.sets(&session.table);
+    for set in sets.map_err(|e| Error::kernel(format!("list the sets of table {}", schema::TABLE), e))? {
+        if ExemptId::from_name(&set.name).is_some_and(|id| !used.contains(&id)) {
+            batch.delete_set(&session.table, &set.name);
+        }
+    }
+    Ok(())
+}
+
+/// Compares the networks of a set, or none, with the wanted ones. Returns the first difference.
+pub(crate) fn difference(
+    session: &Session,
+    id: Option<ExemptId>,
+    wanted: &[IpNet],
+) -> Result<Option<Difference>, Error> {
+    let found = match id {
+        Some(id) => read(session, id)?.unwrap_or_default(),
+        None => Vec::new(),
+    };
+    let missing = wanted.iter().find(|network| !found.contains(network)).copied().map(Difference::Missing);
+    let more = || found.into_iter().find(|network| !wanted.contains(network)).map(Difference::More);
+    Ok(missing.or_else(more))
+}
+
+/// A difference between a container's networks and those of the configuration.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub(crate) enum Difference {
+    #[error("packets to {0} are masqueraded, but nonMasqueradeCIDRs has {0}")]
+    Missing(IpNet),
+    #[error("packets to {0} are not masqueraded, but nonMasqueradeCIDRs does not have {0}")]
+    More(IpNet),
+}
