@@ -28,10 +28,11 @@ pub use flow::{
     IPPROTO_UDP, ONE_SIDED, ORIGINAL, PUBLISHED, SIDE_POD, SIDE_UPLINK, STATES, State,
 };
 pub use tables::{
-    FragmentKey, FragmentKey4, FragmentKey6, FragmentPorts, HELD, LEFT, MASQUERADED, NOT_LOOPBACK, Pod,
-    PodAddress, PortKey, PortKey4, PortKey6, PortTarget, PortTarget4, PortTarget6, Router, SEVERAL,
-    SocketKey, SocketKey4, SocketKey6, SocketOrigin, SocketOrigin4, SocketOrigin6, UPLINK_ETHERNET, Uplink,
+    EXEMPT_SHIFT, ExemptKey, ExemptKey4, ExemptKey6, FragmentKey, FragmentKey4, FragmentKey6, FragmentPorts,
+    HELD, LEFT, MASQUERADED, NOT_LOOPBACK, Pod, PodAddress, PortKey, PortKey4, PortKey6, PortTarget,
+    PortTarget4, PortTarget6, Router, SEVERAL, SocketKey, SocketKey4, SocketKey6, SocketOrigin,
+    SocketOrigin4, SocketOrigin6, UPLINK_ETHERNET, Uplink,
 };
 
 /// Version of the maps' layout: part of the path of their pins.
-pub const VERSION: u32 = 2;
+pub const VERSION: u32 = 3;

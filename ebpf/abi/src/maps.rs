@@ -15,6 +15,10 @@ pub const ROUTERS: &str = "routers";
 pub const POD_ADDRESSES4: &str = "podaddrs4";
 /// Hash: [`Addr6`](crate::Addr6) → [`PodAddress`](crate::PodAddress).
 pub const POD_ADDRESSES6: &str = "podaddrs6";
+/// LPM trie: [`ExemptKey4`](crate::ExemptKey4) → `u32`, 1.
+pub const EXEMPT4: &str = "exempt4";
+/// LPM trie: [`ExemptKey6`](crate::ExemptKey6) → `u32`, 1.
+pub const EXEMPT6: &str = "exempt6";
 /// Hash: [`PortKey4`](crate::PortKey4) → [`PortTarget4`](crate::PortTarget4).
 pub const PORTS4: &str = "ports4";
 /// Hash: [`PortKey6`](crate::PortKey6) → [`PortTarget6`](crate::PortTarget6).
@@ -48,13 +52,15 @@ pub const SOCKETS6: &str = "socks6";
 pub const COUNTERS: &str = "counters";
 
 /// All maps.
-pub const ALL: [&str; 19] = [
+pub const ALL: [&str; 21] = [
     CONFIG,
     UPLINKS,
     PODS,
     ROUTERS,
     POD_ADDRESSES4,
     POD_ADDRESSES6,
+    EXEMPT4,
+    EXEMPT6,
     PORTS4,
     PORTS6,
     LOCALS4,
@@ -79,6 +85,8 @@ pub fn unchanged_since(name: &str) -> u32 {
         CONFIG => 2,
         // Newer than 1, which wrote no such map.
         ROUTERS => 2,
+        // Newer than 2.
+        EXEMPT4 | EXEMPT6 => 3,
         _ => 1,
     }
 }
@@ -89,6 +97,8 @@ pub const UPLINKS_SIZE: u32 = 1024;
 pub const PODS_SIZE: u32 = 16_384;
 /// Default size of [`POD_ADDRESSES4`] and [`POD_ADDRESSES6`].
 pub const POD_ADDRESSES_SIZE: u32 = 32_768;
+/// Default size of [`EXEMPT4`] and [`EXEMPT6`].
+pub const EXEMPT_SIZE: u32 = 16_384;
 /// Default size of [`PORTS4`] and [`PORTS6`].
 pub const PORTS_SIZE: u32 = 131_072;
 /// Default size of [`LOCALS4`] and [`LOCALS6`].

@@ -3,8 +3,8 @@
 //! Lets aya read and write the types as bytes.
 
 use crate::{
-    Addr4, Addr6, Config, Flow, FlowKey, FragmentKey, FragmentPorts, Pod, PodAddress, Port, PortKey,
-    PortTarget, Router, SocketKey, SocketOrigin, Uplink,
+    Addr4, Addr6, Config, ExemptKey, Flow, FlowKey, FragmentKey, FragmentPorts, Pod, PodAddress, Port,
+    PortKey, PortTarget, Router, SocketKey, SocketOrigin, Uplink,
 };
 
 // SAFETY (all of this file): the types are `repr(C)` or `repr(transparent)`, consist of integers and have no
@@ -23,4 +23,4 @@ macro_rules! plain {
 }
 
 plain!(Addr4, Addr6, Port, Config, FragmentPorts, Pod, PodAddress, Router, Uplink);
-plain!(both families: Flow, FlowKey, FragmentKey, PortKey, PortTarget, SocketKey, SocketOrigin);
+plain!(both families: ExemptKey, Flow, FlowKey, FragmentKey, PortKey, PortTarget, SocketKey, SocketOrigin);

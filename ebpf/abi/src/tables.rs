@@ -54,7 +54,7 @@ pub struct PodAddress {
     pub pod: u32,
     /// The pod's [`Pod::generation`].
     pub generation: u32,
-    /// [`MASQUERADED`].
+    /// [`MASQUERADED`]; from bit [`EXEMPT_SHIFT`] on the number of a list, see [`ExemptKey::list`].
     pub flags: u32,
     /// Prefix length of the pod's network: traffic inside of it is not masqueraded.
     pub prefix: u32,
@@ -63,6 +63,41 @@ pub struct PodAddress {
 /// [`PodAddress::flags`]: the BPF programs masquerade traffic from this address that leaves the pod's
 /// network.
 pub const MASQUERADED: u32 = 1;
+
+/// [`PodAddress::flags`]: the position of the number of the list of networks that are exempt from masquerade;
+/// 0: no list.
+pub const EXEMPT_SHIFT: u32 = 16;
+
+impl PodAddress {
+    /// The number of the list of networks that are exempt from masquerade; 0: none.
+    #[inline(always)]
+    #[must_use]
+    pub const fn exempt_list(&self) -> u32 {
+        self.flags >> EXEMPT_SHIFT
+    }
+}
+
+/// Data of the key of maps [`exempt4`](crate::maps::EXEMPT4) and [`exempt6`](crate::maps::EXEMPT6): a network
+/// to which the pods with this list send with their own addresses. The prefix length of the key is
+/// [`Self::LIST_BITS`] more than that of the network.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct ExemptKey<A> {
+    /// The number of the list, from 1 on.
+    pub list: u32,
+    /// The network.
+    pub address: A,
+}
+
+impl<A> ExemptKey<A> {
+    /// The number of bits before the address.
+    pub const LIST_BITS: u32 = 32;
+}
+
+/// [`ExemptKey`] of IPv4.
+pub type ExemptKey4 = ExemptKey<Addr4>;
+/// [`ExemptKey`] of IPv6.
+pub type ExemptKey6 = ExemptKey<Addr6>;
 
 /// Key of maps [`ports4`](crate::maps::PORTS4) and [`ports6`](crate::maps::PORTS6): a published port.
 #[repr(C)]
@@ -212,6 +247,7 @@ mod tests {
         assert_eq!(size_of::<Pod>(), 16);
         assert_eq!(size_of::<PodAddress>(), 16);
         assert_eq!(size_of::<Router>(), 12);
+        assert_eq!((size_of::<ExemptKey4>(), size_of::<ExemptKey6>()), (8, 20));
         assert_eq!((size_of::<PortKey4>(), size_of::<PortKey6>()), (8, 20));
         assert_eq!((size_of::<PortTarget4>(), size_of::<PortTarget6>()), (16, 28));
         assert_eq!(size_of::<Uplink>(), 28);

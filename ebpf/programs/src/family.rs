@@ -4,8 +4,10 @@
 //! twice.
 
 use aya_ebpf::bindings::{bpf_fib_lookup, bpf_redir_neigh, bpf_redir_neigh__bindgen_ty_1, bpf_sock_tuple};
-use aya_ebpf::maps::{HashMap, LruHashMap, PerCpuArray};
-use slipway_ebpf_abi::{Flow, FlowKey, FragmentKey, FragmentPorts, PodAddress, PortKey, PortTarget, Uplink};
+use aya_ebpf::maps::{HashMap, LpmTrie, LruHashMap, PerCpuArray};
+use slipway_ebpf_abi::{
+    ExemptKey, Flow, FlowKey, FragmentKey, FragmentPorts, PodAddress, PortKey, PortTarget, Uplink,
+};
 
 use crate::csum::Difference;
 use crate::packet::{Fragment, Packet};
@@ -41,6 +43,8 @@ pub(crate) trait Family: Copy + Sized + 'static {
 
     /// `AF_INET` or `AF_INET6`.
     const AF: u8;
+    /// Bits of an address.
+    const BITS: u32;
     /// Protocol number of ICMP.
     const ICMP: u8;
     /// ICMP type of an echo request.
@@ -64,6 +68,8 @@ pub(crate) trait Family: Copy + Sized + 'static {
     fn ports() -> &'static HashMap<PortKey<Self::Addr>, PortTarget<Self::Addr>>;
     /// Pods' addresses.
     fn pod_addresses() -> &'static HashMap<Self::Addr, PodAddress>;
+    /// Networks that are exempt from masquerade.
+    fn exempt() -> &'static LpmTrie<ExemptKey<Self::Addr>, u32>;
     /// The node's addresses.
     fn locals() -> &'static HashMap<Self::Addr, u32>;
     /// Fragmented packets.

@@ -4,12 +4,12 @@
 
 use aya_ebpf::bindings::BPF_F_NO_PREALLOC;
 use aya_ebpf::macros::map;
-use aya_ebpf::maps::{Array, HashMap, LruHashMap, PerCpuArray};
+use aya_ebpf::maps::{Array, HashMap, LpmTrie, LruHashMap, PerCpuArray};
 use slipway_ebpf_abi::maps as sizes;
 use slipway_ebpf_abi::{
-    Addr4, Addr6, Config, Counters, Flow4, Flow6, FlowKey4, FlowKey6, FragmentKey4, FragmentKey6,
-    FragmentPorts, Pod, PodAddress, PortKey4, PortKey6, PortTarget4, PortTarget6, Router, SocketKey4,
-    SocketKey6, SocketOrigin4, SocketOrigin6, Uplink,
+    Addr4, Addr6, Config, Counters, ExemptKey4, ExemptKey6, Flow4, Flow6, FlowKey4, FlowKey6, FragmentKey4,
+    FragmentKey6, FragmentPorts, Pod, PodAddress, PortKey4, PortKey6, PortTarget4, PortTarget6, Router,
+    SocketKey4, SocketKey6, SocketOrigin4, SocketOrigin6, Uplink,
 };
 
 use crate::route::{self, CachedRoute};
@@ -34,6 +34,8 @@ pub(crate) static ROUTERS: HashMap<u32, Router> = HashMap::with_max_entries(size
 #[map(name = "podaddrs4")]
 pub(crate) static POD_ADDRESSES4: HashMap<Addr4, PodAddress> =
     HashMap::with_max_entries(sizes::POD_ADDRESSES_SIZE, LAZY);
+#[map(name = "exempt4")]
+pub(crate) static EXEMPT4: LpmTrie<ExemptKey4, u32> = LpmTrie::with_max_entries(sizes::EXEMPT_SIZE, LAZY);
 #[map(name = "ports4")]
 pub(crate) static PORTS4: HashMap<PortKey4, PortTarget4> = HashMap::with_max_entries(sizes::PORTS_SIZE, LAZY);
 #[map(name = "locals4")]
@@ -53,6 +55,8 @@ pub(crate) static SOCKETS4: LruHashMap<SocketKey4, SocketOrigin4> =
 #[map(name = "podaddrs6")]
 pub(crate) static POD_ADDRESSES6: HashMap<Addr6, PodAddress> =
     HashMap::with_max_entries(sizes::POD_ADDRESSES_SIZE, LAZY);
+#[map(name = "exempt6")]
+pub(crate) static EXEMPT6: LpmTrie<ExemptKey6, u32> = LpmTrie::with_max_entries(sizes::EXEMPT_SIZE, LAZY);
 #[map(name = "ports6")]
 pub(crate) static PORTS6: HashMap<PortKey6, PortTarget6> = HashMap::with_max_entries(sizes::PORTS_SIZE, LAZY);
 #[map(name = "locals6")]

@@ -2,8 +2,9 @@
 
 //! Packets of pods.
 
+use aya_ebpf::maps::lpm_trie::Key;
 use slipway_ebpf_abi::{
-    Action, Counter, HELD, IPPROTO_TCP, LEFT, MASQUERADED, ONE_SIDED, ORIGINAL, Reason, SIDE_POD,
+    Action, Counter, ExemptKey, HELD, IPPROTO_TCP, LEFT, MASQUERADED, ONE_SIDED, ORIGINAL, Reason, SIDE_POD,
 };
 
 use crate::admit::{self, Admission, Ports};
@@ -117,11 +118,19 @@ fn masqueraded_mtu<F: Family>(scratch: &mut Scratch<F>) -> u32 {
         || address.flags & MASQUERADED == 0
         || F::same_network(source, destination, address.prefix)
         || !F::is_routable(destination)
+        || is_exempt::<F>(address.exempt_list(), destination)
     {
         return 0;
     }
     scratch.flow.generation = pod.generation;
     if pod.flags & HELD == 0 { pod.mtu } else { BEING_MOVED }
+}
+
+/// True if a list of networks that are exempt from masquerade has the destination.
+#[inline(always)]
+fn is_exempt<F: Family>(list: u32, destination: F::Addr) -> bool {
+    let bits = ExemptKey::<F::Addr>::LIST_BITS + F::BITS;
+    list != 0 && F::exempt().get(Key::new(bits, ExemptKey { list, address: destination })).is_some()
 }
 
 /// True if the pod sent the frame to another router on its link than the node.

@@ -6,9 +6,10 @@ use aya_ebpf::bindings::{
     bpf_fib_lookup, bpf_sock_tuple, bpf_sock_tuple__bindgen_ty_1,
     bpf_sock_tuple__bindgen_ty_1__bindgen_ty_1 as Tuple,
 };
-use aya_ebpf::maps::{HashMap, LruHashMap, PerCpuArray};
+use aya_ebpf::maps::{HashMap, LpmTrie, LruHashMap, PerCpuArray};
 use slipway_ebpf_abi::{
-    Addr4, FlowKey, FragmentKey4, FragmentPorts, IPPROTO_ICMP, PodAddress, PortKey4, PortTarget4, Uplink,
+    Addr4, ExemptKey4, FlowKey, FragmentKey4, FragmentPorts, IPPROTO_ICMP, PodAddress, PortKey4, PortTarget4,
+    Uplink,
 };
 
 use crate::csum::Difference;
@@ -60,6 +61,7 @@ impl Family for V4 {
     type Addr = Addr4;
 
     const AF: u8 = 2;
+    const BITS: u32 = 32;
     const ICMP: u8 = IPPROTO_ICMP;
     const ECHO_REQUEST: u8 = 8;
     const ECHO_REPLY: u8 = 0;
@@ -90,6 +92,10 @@ impl Family for V4 {
     #[inline(always)]
     fn pod_addresses() -> &'static HashMap<Addr4, PodAddress> {
         &maps::POD_ADDRESSES4
+    }
+    #[inline(always)]
+    fn exempt() -> &'static LpmTrie<ExemptKey4, u32> {
+        &maps::EXEMPT4
     }
     #[inline(always)]
     fn locals() -> &'static HashMap<Addr4, u32> {

@@ -6,10 +6,10 @@ use aya_ebpf::bindings::{
     BPF_F_RECOMPUTE_CSUM, bpf_fib_lookup, bpf_sock_tuple, bpf_sock_tuple__bindgen_ty_1,
     bpf_sock_tuple__bindgen_ty_1__bindgen_ty_2 as Tuple,
 };
-use aya_ebpf::maps::{HashMap, LruHashMap, PerCpuArray};
+use aya_ebpf::maps::{HashMap, LpmTrie, LruHashMap, PerCpuArray};
 use slipway_ebpf_abi::{
-    Addr6, FlowKey, FragmentKey6, FragmentPorts, IPPROTO_ICMPV6, PodAddress, PortKey6, PortTarget6, Reason,
-    Uplink,
+    Addr6, ExemptKey6, FlowKey, FragmentKey6, FragmentPorts, IPPROTO_ICMPV6, PodAddress, PortKey6,
+    PortTarget6, Reason, Uplink,
 };
 
 use crate::config::count_fallback;
@@ -126,6 +126,7 @@ impl Family for V6 {
     type Addr = Addr6;
 
     const AF: u8 = 10;
+    const BITS: u32 = 128;
     const ICMP: u8 = IPPROTO_ICMPV6;
     const ECHO_REQUEST: u8 = 128;
     const ECHO_REPLY: u8 = 129;
@@ -156,6 +157,10 @@ impl Family for V6 {
     #[inline(always)]
     fn pod_addresses() -> &'static HashMap<Addr6, PodAddress> {
         &maps::POD_ADDRESSES6
+    }
+    #[inline(always)]
+    fn exempt() -> &'static LpmTrie<ExemptKey6, u32> {
+        &maps::EXEMPT6
     }
     #[inline(always)]
     fn locals() -> &'static HashMap<Addr6, u32> {

@@ -7,7 +7,7 @@ use std::fmt;
 use std::net::IpAddr;
 
 use cni_kernel::route::RouteSocket;
-use slipway_ebpf_abi::{HELD, LEFT, MASQUERADED, NOT_LOOPBACK, Pod, PodAddress};
+use slipway_ebpf_abi::{EXEMPT_SHIFT, HELD, LEFT, MASQUERADED, NOT_LOOPBACK, Pod, PodAddress};
 
 use super::pins::Pins;
 use super::pods::{Adoption, Hold, Pods, adopt, host_end};
@@ -16,9 +16,12 @@ use super::{config, conntrack_import, links, other_versions};
 use crate::observer::{Entry, RulesetObserver};
 use crate::owner::AttachmentHash;
 use crate::{
-    BackendName, Error, HostAddress, HostPorts, Listed, Loopback, MasqueradeRequest, Owner, PortRange,
-    PortRequest, Protocol, PublishedPort, Snat, Withdrawal,
+    AddressFamily, BackendName, Error, HostAddress, HostPorts, Listed, Loopback, MasqueradeRequest, Owner,
+    PortRange, PortRequest, Protocol, PublishedPort, Snat, Withdrawal,
 };
+
+/// The flags of an address.
+const FLAGS: u32 = (1 << EXEMPT_SHIFT) - 1;
 
 /// Most ports of one container in the maps, which have one entry per port. nftables serves a longer run by a
 /// single element.
@@ -41,8 +44,6 @@ pub enum Left {
     NoVeth,
     /// Its rate is limited, or the firewall plugin isolates it.
     Pod,
-    /// `nonMasqueradeCIDRs`.
-    Exempt,
     /// All its ports are of SCTP.
     Sctp,
     /// Its network namespace is unknown, and its link cannot be found by its addresses.
@@ -59,7 +60,6 @@ impl fmt::Display for Left {
             Self::ManyPorts => "it has more than 4,096 ports",
             Self::NoVeth => "its interface is no veth",
             Self::Pod => "its rate is limited, or it is kept apart from others",
-            Self::Exempt => "it has nonMasqueradeCIDRs",
             Self::Sctp => "the programs do not know SCTP",
             Self::Nowhere => "its interface cannot be found",
         })
@@ -109,7 +109,7 @@ pub(super) fn publish(pins: &Pins, request: &PortRequest) -> Result<Option<Left>
     };
     let mut tables = Tables::open(pins)?;
     let (attachment, hold) = (&request.attachment, Hold::needed(&inside));
-    let adoption = Adoption { attachment, link: &link, addresses: &request.networks, flags: 0, hold };
+    let adoption = Adoption { attachment, link: &link, addresses: &request.networks, masquerade: None, hold };
     let pod = adopt(pins, &mut tables, adoption)?;
     let served = || request.ports.iter().filter(|port| is_served(&port.host));
     let write = |tables: &mut Tables| -> Result<(), Error> {
@@ -141,8 +141,8 @@ pub(super) fn masquerade(pins: &Pins, request: &MasqueradeRequest) -> Result<Opt
     };
     let mut tables = Tables::open(pins)?;
     let (attachment, hold) = (&request.attachment, Hold::needed(&inside));
-    let adoption =
-        Adoption { attachment, link: &link, addresses: &request.addresses, flags: MASQUERADED, hold };
+    let (addresses, masquerade) = (&request.addresses, Some(request));
+    let adoption = Adoption { attachment, link: &link, addresses, masquerade, hold };
     let pod = adopt(pins, &mut tables, adoption)?;
     conntrack_import::release(pins, &mut tables, &pod)?;
     Ok(None)
@@ -265,7 +265,8 @@ fn sweep(tables: &mut Tables) -> Result<(), Error> {
             Err(e) => return Err(failed(e)),
         }
     }
-    tables.remove_unowned()
+    tables.remove_unowned()?;
+    tables.remove_unused_lists()
 }
 
 /// Leaves a container to nftables: an earlier ADD may have chosen the eBPF backend. The programs do not see
@@ -438,7 +439,7 @@ fn remove_entry(tables: &mut Tables, known: &Known) -> Result<(), Error> {
 /// container without published ports may still be masqueraded.
 fn remove_address_of(tables: &mut Tables, address: IpAddr, going: u32) -> Result<(), Error> {
     let Some(entry) = tables.address(address)? else { return Ok(()) };
-    if entry.flags & !going != 0 {
+    if entry.flags & FLAGS & !going != 0 {
         return Ok(());
     }
     tables.forget_pod((&entry).into())?;
@@ -483,9 +484,18 @@ pub(super) fn check_masquerade(pins: &Pins, request: &MasqueradeRequest) -> Resu
     let tables = Tables::open(pins)?;
     for network in &request.addresses {
         // Without an entry, the container is left to nftables.
-        if tables.address(network.addr())?.is_some_and(|entry| entry.flags & MASQUERADED == 0) {
-            let address = network.addr();
+        let address = network.addr();
+        let Some(entry) = tables.address(address)? else { continue };
+        if entry.flags & MASQUERADED == 0 {
             return Err(Error::Missing(format!("masquerade of {address} is missing in the BPF maps")));
+        }
+        let family = AddressFamily::of(address);
+        let (wanted, found) = (request.exempt_of(family), tables.exempt_networks(family, &entry)?);
+        if wanted != found {
+            let differs = wanted.iter().find(|net| !found.contains(net)).or(found.first());
+            let network = differs.map(ToString::to_string).unwrap_or_default();
+            let text = format!("nonMasqueradeCIDRs of {address} differ in the BPF maps: {network}");
+            return Err(Error::Missing(text));
         }
     }
     Ok(())

@@ -164,7 +164,10 @@ impl Moving {
                 attachment: thing.attachment(),
                 link: &spot.link,
                 addresses: &thing.addresses(),
-                flags: if matches!(thing, Thing::Masquerade(_)) { MASQUERADED } else { 0 },
+                masquerade: match thing {
+                    Thing::Masquerade(request) => Some(request),
+                    Thing::Ports(_) => None,
+                },
                 hold: Hold::Yes,
             };
             let adopted = pods::adopt(&self.pins, &mut self.tables, adoption)?;
@@ -301,11 +304,6 @@ impl Finder {
                 && let Some(left) = unserved(request)
             {
                 return Ok(Err(left));
-            }
-            if let Thing::Masquerade(request) = thing
-                && !request.exempt.is_empty()
-            {
-                return Ok(Err(Left::Exempt));
             }
         }
         let Some((attachment, netns)) = things.first().map(|thing| match thing {

@@ -16,6 +16,7 @@ mod conntrack_export;
 mod conntrack_import;
 pub(crate) mod entries;
 mod error;
+mod exempt;
 mod flows;
 mod kube_proxy;
 mod links;
@@ -96,12 +97,14 @@ impl Backend for Ebpf {
 
     fn masquerade(&self, request: &MasqueradeRequest) -> Result<(), Error> {
         self.nftables.masquerade(request)?;
-        if !request.exempt.is_empty() {
-            entries::leave_masquerade(request);
-            log::info!("{} is left to nftables: {}", request.attachment, Left::Exempt);
-            return Ok(());
-        }
-        self.on_top(&request.attachment, |pins| entries::masquerade(pins, request));
+        self.on_top(&request.attachment, |pins| {
+            let done = entries::masquerade(pins, request);
+            // An earlier ADD may have had other exempt networks.
+            if done.is_err() {
+                entries::leave_masquerade(request);
+            }
+            done
+        });
         Ok(())
     }
 

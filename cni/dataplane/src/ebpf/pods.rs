@@ -15,14 +15,14 @@ use cni_kernel::netns::Netns;
 use cni_kernel::route::{Link, LinkKind, RouteError, RouteSocket};
 use cni_spec::Attachment;
 use ipnet::IpNet;
-use slipway_ebpf_abi::{HELD, LEFT, Pod, PodAddress, Router, maps};
+use slipway_ebpf_abi::{EXEMPT_SHIFT, HELD, LEFT, MASQUERADED, Pod, PodAddress, Router, maps};
 
 use super::attach::{self, Before, Use};
 use super::config;
 use super::pins::Pins;
 use super::tables::{PodId, Tables};
 use crate::firewall;
-use crate::{ContainerNetns, Error, IngressPolicy};
+use crate::{AddressFamily, ContainerNetns, Error, IngressPolicy, MasqueradeRequest};
 
 /// A container in the maps.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -59,8 +59,8 @@ pub(super) struct Adoption<'a> {
     /// The host end of its veth.
     pub(super) link: &'a Link,
     pub(super) addresses: &'a [IpNet],
-    /// Flags to set on the addresses.
-    pub(super) flags: u32,
+    /// The masquerade of the addresses, if the programs are to masquerade them.
+    pub(super) masquerade: Option<&'a MasqueradeRequest>,
     pub(super) hold: Hold,
 }
 
@@ -71,7 +71,7 @@ pub(super) struct Adoption<'a> {
 pub(super) fn adopt(
     pins: &Pins,
     tables: &mut Tables,
-    Adoption { attachment, link, addresses, flags: wanted, hold }: Adoption<'_>,
+    Adoption { attachment, link, addresses, masquerade, hold }: Adoption<'_>,
 ) -> Result<Adopted, Error> {
     let program = config::programs(pins)?.join(maps::programs::POD_INGRESS);
     let used = if hold == Hold::Yes { Use::Busy } else { Use::None };
@@ -90,13 +90,22 @@ pub(super) fn adopt(
     })?;
     let Pod { generation, flags, .. } = pod;
     put_router(tables, link, generation)?;
+    // Until the number of a list is in an address, GC would remove the list.
+    let lock = pins.lock();
     for network in addresses {
         let is_own = |entry: &PodAddress| PodId::from(entry) == PodId { link: link.index, generation };
         let old = tables.address(network.addr())?.filter(is_own);
-        let flags = old.map_or(0, |entry| entry.flags) | wanted;
+        let flags = match masquerade {
+            Some(request) => {
+                let family = AddressFamily::of(network.addr());
+                MASQUERADED | tables.exempt_list(family, &request.exempt_of(family))? << EXEMPT_SHIFT
+            }
+            None => old.map_or(0, |entry| entry.flags),
+        };
         let prefix = network.prefix_len().into();
         tables.put_address(network.addr(), PodAddress { pod: link.index, generation, flags, prefix })?;
     }
+    drop(lock);
     let addresses = addresses.iter().map(IpNet::addr).collect();
     let id = PodId { link: link.index, generation };
     Ok(Adopted { id, addresses, is_held: flags & HELD != 0 })

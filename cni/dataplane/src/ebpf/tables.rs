@@ -7,14 +7,16 @@ use std::net::IpAddr;
 
 use aya::Pod as Plain;
 use aya::maps::{Array, HashMap, Map, MapData, MapError, PerCpuArray};
+use ipnet::IpNet;
 use slipway_ebpf_abi::{
     Addr4, Addr6, Config, Counters, Pod, PodAddress, Port, PortKey, PortKey4, PortKey6, PortTarget,
     PortTarget4, PortTarget6, Router, Uplink, maps,
 };
 
 use super::error;
+use super::exempt::Exempt;
 use super::pins::Pins;
-use crate::{Error, HostAddress, Protocol};
+use crate::{AddressFamily, Error, HostAddress, Protocol};
 
 /// A BPF hash map, with its name for errors.
 pub(super) struct Table<K, V> {
@@ -135,6 +137,7 @@ pub(super) struct Tables {
     routers: Option<Table<u32, Router>>,
     pub(super) addresses4: Table<Addr4, PodAddress>,
     pub(super) addresses6: Table<Addr6, PodAddress>,
+    exempt: Option<Exempt>,
     pub(super) ports4: Table<PortKey4, PortTarget4>,
     pub(super) ports6: Table<PortKey6, PortTarget6>,
 }
@@ -205,6 +208,7 @@ impl Tables {
                 .transpose()?,
             addresses4: Table::open(pins, maps::POD_ADDRESSES4)?,
             addresses6: Table::open(pins, maps::POD_ADDRESSES6)?,
+            exempt: Exempt::open(pins)?,
             ports4: Table::open(pins, maps::PORTS4)?,
             ports6: Table::open(pins, maps::PORTS6)?,
         })
@@ -284,6 +288,40 @@ impl Tables {
         }
     }
 
+    /// The number of the list with these networks, which are exempt from masquerade. The caller holds the
+    /// lock until the number is in an address.
+    pub(super) fn exempt_list(&mut self, family: AddressFamily, networks: &[IpNet]) -> Result<u32, Error> {
+        match &mut self.exempt {
+            Some(exempt) => exempt.number(family, networks),
+            None if networks.is_empty() => Ok(0),
+            None => Err(Error::NoEbpf("the loaded programs do not know nonMasqueradeCIDRs".to_owned())),
+        }
+    }
+
+    /// Reads the networks that are exempt from masquerade of a pod's address.
+    pub(super) fn exempt_networks(
+        &self,
+        family: AddressFamily,
+        entry: &PodAddress,
+    ) -> Result<Vec<IpNet>, Error> {
+        let list = (entry.exempt_list() != 0).then_some(entry.exempt_list());
+        match self.exempt.as_ref().zip(list) {
+            Some((exempt, list)) => exempt.networks(family, list),
+            None => Ok(Vec::new()),
+        }
+    }
+
+    /// Removes the lists of exempt networks that no address has.
+    pub(super) fn remove_unused_lists(&mut self) -> Result<(), Error> {
+        let Some(exempt) = &mut self.exempt else { return Ok(()) };
+        let _lock = self.pins.lock();
+        let used = |all: Vec<PodAddress>| all.iter().map(PodAddress::exempt_list).collect();
+        let values4 = self.addresses4.all()?.into_iter().map(|(_, entry)| entry).collect();
+        let values6 = self.addresses6.all()?.into_iter().map(|(_, entry)| entry).collect();
+        exempt.retain(AddressFamily::V4, &used(values4))?;
+        exempt.retain(AddressFamily::V6, &used(values6))
+    }
+
     /// Reads the target of a port.
     pub(super) fn port(&self, port: &Published) -> Result<Option<Target>, Error> {
         Ok(match port.keys() {
@@ -347,7 +385,7 @@ impl Tables {
 
     /// Removes addresses and ports of unknown pods. Reserved ports stay.
     pub(super) fn remove_unowned(&mut self) -> Result<(), Error> {
-        let Self { pins, pods, addresses4, addresses6, ports4, ports6, routers: _ } = self;
+        let Self { pins, pods, addresses4, addresses6, ports4, ports6, .. } = self;
         let pins = &*pins;
         addresses4.remove_where(pins, |entry| is_unowned(pods, entry.into()))?;
         addresses6.remove_where(pins, |entry| is_unowned(pods, entry.into()))?;

@@ -2,7 +2,7 @@
 
 //! Reads and makes the sets of networks that are exempt from masquerade: see `schema::exempt`.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 
 use cni_nftables::{Transaction, Value};
@@ -10,9 +10,10 @@ use ipnet::{IpNet, IpSubnets, Ipv4Subnets, Ipv6Subnets};
 
 use super::plan::{Exempt, as_address};
 use super::schema::exempt::fill;
-use super::schema::{self, ExemptId, SharedChain};
+use super::schema::{self, ExemptId, Map, SharedChain};
 use super::session::Session;
-use crate::Error;
+use crate::owned_table::unless_no_nf_tables;
+use crate::{AddressFamily, Error};
 
 /// Reads the networks of a set, in canonical form; none if it is missing.
 pub(crate) fn read(session: &Session, id: ExemptId) -> Result<Option<Vec<IpNet>>, Error> {
@@ -79,6 +80,40 @@ pub(crate) fn difference(
     let missing = wanted.iter().find(|network| !found.contains(network)).copied().map(Difference::Missing);
     let more = || found.into_iter().find(|network| !wanted.contains(network)).map(Difference::More);
     Ok(missing.or_else(more))
+}
+
+/// Counts the containers of the table that reach one of these networks with an address of the node: those
+/// that were added with another list.
+///
+/// # Errors
+/// [`Error::Kernel`] if the table cannot be read.
+pub fn containers_without(networks: &[IpNet]) -> Result<usize, Error> {
+    unless_no_nf_tables(Session::open().and_then(|session| {
+        let mut lists: BTreeMap<SharedChain, bool> = BTreeMap::new();
+        let mut owners = BTreeSet::new();
+        for held in session.dump(AddressFamily::BOTH.map(Map::Masquerade), |_| true)? {
+            let Some(chain @ SharedChain::Masquerade { network, exempt }) = held.shared_chain() else {
+                continue;
+            };
+            let lacks = match lists.get(&chain) {
+                Some(known) => *known,
+                None => {
+                    let mut list = exempt.map_or(Ok(None), |id| read(&session, id))?.unwrap_or_default();
+                    list.push(network);
+                    let of_family = networks.iter().filter(|net| family_of(net) == family_of(&network));
+                    let lacks = of_family.into_iter().any(|net| !list.iter().any(|has| has.contains(net)));
+                    lists.insert(chain, lacks);
+                    lacks
+                }
+            };
+            owners.extend(held.owner.filter(|_| lacks).map(|owner| owner.attachment_hash));
+        }
+        Ok(owners.len())
+    }))
+}
+
+fn family_of(network: &IpNet) -> AddressFamily {
+    AddressFamily::of(network.addr())
 }
 
 /// A difference between a container's networks and those of the configuration.

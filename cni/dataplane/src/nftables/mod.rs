@@ -7,7 +7,7 @@
 pub mod addresses;
 pub mod conditions;
 pub(crate) mod conntrack;
-pub(crate) mod exempt;
+pub mod exempt;
 pub(crate) mod liveness;
 pub(crate) mod migration;
 mod migration_state;

@@ -223,7 +223,12 @@ impl Job {
         let items: Vec<&Item> = self.plan.items.iter().filter(|item| !shared(item)).collect();
         let kept = |item: &Item| own.iter().any(|held| matches(held, item));
         let wanted = |held: &Held| items.iter().any(|item| matches(held, item));
-        session.announce(generation, own.iter().filter(|held| !wanted(held)));
+        // An address that stays masqueraded with other exempt networks is the observer's to keep, with its flows.
+        let stays = |held: &Held| {
+            let same = |item: &&Item| item.map == held.map && item.key == held.key;
+            matches!(held.map, Map::Masquerade(_)) && items.iter().any(same)
+        };
+        session.announce(generation, own.iter().filter(|held| !wanted(held) && !stays(held)));
         for held in own.iter().filter(|held| !wanted(held)) {
             batch.delete_element(held.id());
         }

@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use cni_dataplane::iptables::{self, Iptables, Variant};
+use cni_dataplane::nftables::exempt;
 use cni_dataplane::nftables::offload::{self, Standing};
 use cni_dataplane::node::{self, ForwardChain, OwnTable};
 use cni_dataplane::{AddressFamily, Error as DataplaneError};
@@ -29,6 +30,7 @@ const FEW_INODES: u64 = 1000;
 pub(super) fn findings() -> Vec<Finding> {
     let mut found = vec![own_table()];
     found.extend(flowtable());
+    found.extend(not_masqueraded());
     found.extend(forwarding_rules());
     found.extend(legacy("ip_tables_names", "iptables-legacy"));
     found.extend(legacy("ip6_tables_names", "ip6tables-legacy"));
@@ -110,6 +112,27 @@ fn flowtable() -> Option<Finding> {
                 .fix("a kernel (or its modules) with NF_FLOW_TABLE, NF_FLOW_TABLE_INET, NFT_FLOW_OFFLOAD"),
         }),
     }
+}
+
+/// The node's networks that are exempt from masquerade, and the containers that were added with another list.
+fn not_masqueraded() -> Option<Finding> {
+    const WHAT: &str = "networks that are not masqueraded";
+    // A mistake in the file is a finding of its own.
+    let networks = NodeDefaults::read().unwrap_or_default().non_masquerade;
+    if networks.is_empty() {
+        return None;
+    }
+    let names: Vec<String> = networks.iter().map(ToString::to_string).collect();
+    let names = names.join(", ");
+    Some(match exempt::containers_without(&networks) {
+        Ok(0) => Finding::ok(WHAT, names),
+        Ok(count) => {
+            Finding::new(WHAT, State::Warning, format!("{names}; {count} containers have another list"))
+                .reason("they reach these networks with an address of the node")
+                .fix("`slipway restore`")
+        }
+        Err(error) => Finding::new(WHAT, State::Warning, error.to_string()),
+    })
 }
 
 fn forwarding_rules() -> Vec<Finding> {
