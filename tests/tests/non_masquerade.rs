@@ -144,20 +144,20 @@ fn the_nodes_list_is_added_and_restore_applies_a_change() {
         network.check(&attach).expect("CHECK");
         let mut connection =
             pod.dial(Proto::Tcp, None, at(ELSEWHERE, OUTSIDE), patience()).expect("a connection");
-        let peer = connection.say().expect("an answer").peer;
+        let peer = connection.request().expect("an answer").peer;
         assert_eq!(peer.ip().to_canonical(), world.client.node_v4, "{backend}");
         world.settings(&json!(["192.0.2.0/24", "198.51.100.0/24"]));
         let error = network.check(&attach).expect_err("a network is missing").to_string();
         assert!(error.contains("198.51.100.0/24"), "{backend}: {error}");
         world.client_sees(&pod, true);
-        let other_list = "1 containers have another list";
+        let other_list = "containers with another list: 1";
         // The chains of iptables are not read.
         let is_noted = world.node.try_slipway("check-node").stdout.contains(other_list);
         assert_eq!(is_noted, backend != "iptables", "{backend}");
         let text = world.node.slipway("restore");
         assert!(text.contains("restored") && text.contains("198.51.100.0/24"), "{backend}: {text}");
         network.check(&attach).expect("CHECK after the change");
-        assert_eq!(connection.say().expect("an answer after the change").peer, peer, "{backend}");
+        assert_eq!(connection.request().expect("an answer after the change").peer, peer, "{backend}");
         world.client_sees(&pod, true);
         assert!(!world.node.try_slipway("check-node").stdout.contains(other_list), "{backend}");
         let again = world.node.slipway("restore");

@@ -127,7 +127,7 @@ fn not_masqueraded() -> Option<Finding> {
     Some(match exempt::containers_without(&networks) {
         Ok(0) => Finding::ok(WHAT, names),
         Ok(count) => {
-            Finding::new(WHAT, State::Warning, format!("{names}; {count} containers have another list"))
+            Finding::new(WHAT, State::Warning, format!("{names}; containers with another list: {count}"))
                 .reason("they reach these networks with an address of the node")
                 .fix("`slipway restore`")
         }
