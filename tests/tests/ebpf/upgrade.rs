@@ -2,7 +2,9 @@
 
 //! Upgrade: programs of another version are replaced.
 
+use aya::maps::{Array, Map, MapData};
 use serde_json::{Value, json};
+use slipway_ebpf_abi::Config;
 use slipway_tests::{Attach, BridgeNetfilter, PROGRAMS, Proto, at, has_programs, needs, patience, skip};
 
 use crate::{PORT, Stage, address, attach};
@@ -77,9 +79,31 @@ fn flows_survive_an_upgrade() {
     stage.client.expect(Proto::Tcp, to, "web");
 }
 
-/// Layouts 1 and 2 differ only in the settings map.
+/// Makes the pins those of layout 2, which has no maps of exempt networks.
+fn become_layout_2(stage: &Stage) {
+    rename_pins(stage, 2);
+    stage.node.cmd(&format!("rm {BASE}/2/exempt4 {BASE}/2/exempt6"));
+    stage.node.run(|| {
+        let map =
+            MapData::from_pin(format!("{BASE}/2/config")).and_then(Map::from_map_data).expect("the map");
+        let mut settings = Array::<MapData, Config>::try_from(map).expect("an array");
+        let config = settings.get(&0, 0).expect("the settings");
+        settings.set(0, Config { version: 2, ..config }, 0).expect("write the settings");
+    });
+}
+
+/// Layout 1 has another settings map, too.
 #[test]
-fn maps_unchanged_since_an_older_layout_are_taken_over() {
+fn maps_unchanged_since_layout_1_are_taken_over() {
+    unchanged_maps_are_taken_over(|stage| rename_pins(stage, 1));
+}
+
+#[test]
+fn maps_unchanged_since_layout_2_are_taken_over() {
+    unchanged_maps_are_taken_over(become_layout_2);
+}
+
+fn unchanged_maps_are_taken_over(become_older: impl Fn(&Stage)) {
     needs!(has_programs(), PROGRAMS);
     let stage = Stage::new();
     stage.node.cmd(&format!("ip route add default via {}", stage.client.v4));
@@ -100,7 +124,7 @@ fn maps_unchanged_since_an_older_layout_are_taken_over() {
     let first: Vec<_> = flows.iter_mut().map(|flow| flow.request().expect("an answer").peer).collect();
     let links = [stage.client.node_link.clone(), pod_link(&result)];
     let before = links.each_ref().map(|link| program_at(&stage, link));
-    rename_pins(&stage, 1);
+    become_older(&stage);
     // The new version's first call may be a DEL, which must reach the old programs' maps.
     network.del(&leaving).expect("DEL");
     assert_eq!(stage.node.programs()["ports"], 4);
