@@ -4,6 +4,7 @@
 
 use std::fs::{File, TryLockError};
 use std::os::fd::AsRawFd;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::mpsc;
 use std::time::Duration;
@@ -127,6 +128,12 @@ impl FileLock {
         }
     }
 
+    /// True if the lock file was deleted: the next process that opens its name locks another file.
+    #[must_use]
+    pub fn is_deleted(&self) -> bool {
+        self.file.metadata().is_ok_and(|data| data.nlink() == 0)
+    }
+
     /// The lock file's path.
     #[must_use]
     pub fn path(&self) -> &Path {
@@ -162,6 +169,9 @@ mod tests {
         drop(both);
         let exclusive = FileLock::acquire(&dir, "other", 0o600, Duration::from_secs(20)).unwrap();
         assert!(shared().unwrap_err().is_timeout());
+        assert!(!exclusive.is_deleted());
+        std::fs::remove_file(exclusive.path()).unwrap();
+        assert!(exclusive.is_deleted());
         drop(exclusive);
 
         let waiter = std::thread::spawn(move || {

@@ -20,6 +20,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
 use crate::container::Container;
+use crate::network::{Network, is_list};
 
 /// libcni's default cache directory (`CacheDir` in its `api.go`), and that of kubelet's shim for Docker
 /// (`--cni-cache-dir`).
@@ -50,6 +51,8 @@ pub struct Cached {
     pub capabilities: Map<String, Value>,
     /// The network's configuration at the ADD.
     pub list: NetConfList,
+    /// The same as it was cached: a list, or a single configuration.
+    pub config: Vec<u8>,
     /// The result of the ADD.
     pub result: AddResult,
     /// Modification time of the file: the order of the ADDs.
@@ -125,6 +128,12 @@ struct Written<'a> {
     #[serde(skip_serializing_if = "Map::is_empty")]
     capability_args: &'a Map<String, Value>,
     result: Map<String, Value>,
+}
+
+/// A file's content and its modification time.
+struct Content {
+    bytes: Vec<u8>,
+    written: Option<SystemTime>,
 }
 
 /// An attachment that could not be cached.
@@ -205,6 +214,40 @@ impl Cache {
         self.read_one(&file_name(attachment))
     }
 
+    /// The result of an attachment, also from a file of libcni before 0.8, which has nothing else; none if there
+    /// is no file.
+    ///
+    /// # Errors
+    /// [`CacheError`] if the file cannot be used.
+    pub fn result(&self, attachment: &Attachment) -> Result<Option<AddResult>, CacheError> {
+        let name = file_name(attachment);
+        match self.read_one(&name) {
+            Ok(cached) => Ok(cached.map(|cached| cached.result)),
+            Err(CacheError::BareResult) => {
+                let Some(Content { bytes, .. }) = self.read_bytes(&name)? else { return Ok(None) };
+                // The file names its version: without one it would not have been taken for a result.
+                let result = AddResult::from_output(Version::V0_1_0, &bytes);
+                result.map(Some).map_err(|e| CacheError::Form(format!("result: {e}")))
+            }
+            Err(error) => Err(error),
+        }
+    }
+
+    /// The attachments of a container in the order of their ADDs. Files that cannot be used are left out, and
+    /// logged.
+    ///
+    /// # Errors
+    /// [`DirError`] if the directory cannot be listed.
+    pub fn of_container(&self, id: &str) -> Result<Vec<Cached>, DirError> {
+        let inside = format!("-{id}-");
+        let (mut all, faults) = self.read_named(|name| name.to_string_lossy().contains(&inside))?;
+        for fault in faults {
+            log::warn!("{}: {}", fault.path.display(), fault.error);
+        }
+        all.retain(|cached| cached.attachment.container_id() == id);
+        Ok(all)
+    }
+
     /// The directory of the files.
     #[must_use]
     pub fn path(&self) -> &Path {
@@ -217,7 +260,12 @@ impl Cache {
     /// # Errors
     /// [`DirError`] if the directory cannot be listed.
     pub fn read(&self) -> Result<(Vec<Cached>, Vec<Fault>), DirError> {
+        self.read_named(|_| true)
+    }
+
+    fn read_named(&self, wanted: impl Fn(&OsStr) -> bool) -> Result<(Vec<Cached>, Vec<Fault>), DirError> {
         let mut names = self.results.list()?;
+        names.retain(|name| wanted(name));
         names.sort();
         let (mut all, mut faults) = (Vec::new(), Vec::new());
         for name in names {
@@ -241,6 +289,16 @@ impl Cache {
     }
 
     fn read_one(&self, name: &OsStr) -> Result<Option<Cached>, CacheError> {
+        let Some(Content { bytes, written }) = self.read_bytes(name)? else { return Ok(None) };
+        let cached = Cached { written, ..parse(&bytes)? };
+        if name != file_name(&cached.attachment) {
+            return Err(CacheError::Name(cached.attachment));
+        }
+        Ok(Some(cached))
+    }
+
+    /// None if the file is missing.
+    fn read_bytes(&self, name: &OsStr) -> Result<Option<Content>, CacheError> {
         let file = match self.results.open_file(name, Access::Read) {
             Err(error) if error.is_not_found() => return Ok(None),
             other => other?,
@@ -251,11 +309,7 @@ impl Cache {
         if u64::try_from(bytes.len()).is_ok_and(|length| length > LIMIT) {
             return Err(CacheError::TooLarge);
         }
-        let cached = Cached { written, ..parse(&bytes)? };
-        if name != file_name(&cached.attachment) {
-            return Err(CacheError::Name(cached.attachment));
-        }
-        Ok(Some(cached))
+        Ok(Some(Content { bytes, written }))
     }
 }
 
@@ -277,7 +331,7 @@ fn parse(bytes: &[u8]) -> Result<Cached, CacheError> {
     let attachment = Attachment::new(&file.network_name, &file.container_id, &file.if_name)
         .map_err(|e| form(e.to_string()))?;
     let config = STANDARD.decode(&file.config).map_err(|_| form("config is not base64".to_owned()))?;
-    let list = list(&config).map_err(|e| form(format!("config: {e}")))?;
+    let list = network(&config).map_err(|e| form(format!("config: {e}")))?.list().clone();
     if list.name != attachment.network() {
         return Err(form(format!("config is of network {:?}", list.name)));
     }
@@ -296,20 +350,25 @@ fn parse(bytes: &[u8]) -> Result<Cached, CacheError> {
         args: args.join(";"),
         capabilities: file.capability_args.unwrap_or_default(),
         list,
+        config,
         result,
         written: None,
         attachment,
     })
 }
 
-/// Decodes a list, or the configuration of a single plugin (libcni's `AddNetwork`).
-fn list(config: &[u8]) -> Result<NetConfList, cni_spec::ListError> {
-    let is_list = serde_json::from_slice::<Map<String, Value>>(config)
-        .is_ok_and(|object| object.contains_key("plugins") || !object.contains_key("type"));
-    if is_list { NetConfList::parse(config) } else { NetConfList::of_single(config) }
+/// A list, or the configuration of a single plugin (libcni's `AddNetwork`).
+fn network(config: &[u8]) -> Result<Network, cni_spec::ListError> {
+    if is_list(config) { Network::from_bytes(config) } else { Network::single(config) }
 }
 
 impl Cached {
+    /// The network as it was at the ADD, for a DEL after its configuration was changed or removed.
+    #[must_use]
+    pub fn network(&self) -> Network {
+        network(&self.config).unwrap_or_else(|_| Network::from_list(self.list.clone()))
+    }
+
     /// The container of the attachment, as it was cached.
     #[must_use]
     pub fn container(&self) -> Container {

@@ -5,20 +5,17 @@
 use std::io;
 use std::path::{Path, PathBuf};
 
-use cni_spec::{ListError, NetConfList, check_network, text};
-use serde_json::{Map, Value, json};
+use cni_spec::{AttachmentError, ListError, NetConfList, check_network, text};
+use serde_json::{Map, Value};
+
+use crate::network::Network;
 
 /// The default configuration directory of runtimes.
 pub const DIRECTORY: &str = "/etc/cni/net.d";
-
-/// A network's configuration, with the bytes for the cache.
-#[derive(Debug, Clone, PartialEq)]
-pub struct Loaded {
-    /// The configuration.
-    pub list: NetConfList,
-    /// The same as JSON, with the plugins of the network's directory, if any.
-    pub bytes: Vec<u8>,
-}
+/// The extension of lists.
+const LIST: &str = "conflist";
+/// The extensions of single configurations.
+const SINGLE: [&str; 2] = ["conf", "json"];
 
 /// A configuration that cannot be loaded.
 #[derive(Debug, thiserror::Error)]
@@ -50,6 +47,14 @@ pub enum LoadError {
         /// The reason.
         error: ListError,
     },
+    /// The network of the file has an invalid name.
+    #[error("{path}: {error}")]
+    Name {
+        /// The file.
+        path: String,
+        /// The reason.
+        error: AttachmentError,
+    },
     /// Neither the list nor the network's directory has a plugin.
     #[error("no plugin configs found")]
     NoPlugins,
@@ -61,8 +66,8 @@ pub enum LoadError {
 /// # Errors
 /// [`LoadError::Empty`] or [`LoadError::NotFound`] if there is none; [`LoadError::Read`] or
 /// [`LoadError::List`] for a file that cannot be used; [`LoadError::NoPlugins`].
-pub fn load(directory: &Path, name: &str) -> Result<Loaded, LoadError> {
-    let lists = files(directory, &["conflist"])?;
+pub fn load(directory: &Path, name: &str) -> Result<Network, LoadError> {
+    let lists = files(directory, &[LIST])?;
     for path in &lists {
         let bytes = read(path)?;
         let list = NetConfList::parse(&bytes).map_err(|error| wrong(path, error))?;
@@ -70,13 +75,11 @@ pub fn load(directory: &Path, name: &str) -> Result<Loaded, LoadError> {
             return complete(list, bytes, path);
         }
     }
-    let singles = files(directory, &["conf", "json"])?;
+    let singles = files(directory, &SINGLE)?;
     for path in &singles {
-        let bytes = read(path)?;
-        let list = NetConfList::of_single(&bytes).map_err(|error| wrong(path, error))?;
+        let list = single(path)?;
         if list.name == name {
-            let bytes = as_list(&list).to_string().into_bytes();
-            return Ok(Loaded { list, bytes });
+            return Ok(Network::from_list(list));
         }
     }
     let directory = directory.display().to_string();
@@ -86,35 +89,68 @@ pub fn load(directory: &Path, name: &str) -> Result<Loaded, LoadError> {
     Err(LoadError::NotFound { name: name.to_owned(), directory })
 }
 
+/// A file of a configuration directory, with its network or the reason why it cannot be used.
+#[derive(Debug)]
+pub struct FileVerdict {
+    /// The file.
+    pub path: PathBuf,
+    /// Its network.
+    pub network: Result<Network, LoadError>,
+}
+
+/// Reads all `*.conflist`, `*.conf` and `*.json` files of a directory, sorted by file name whatever the
+/// extension, as the container runtimes do. An invalid file does not hide the others. A missing directory has
+/// no files.
+///
+/// # Errors
+/// [`LoadError::Read`] if the directory cannot be listed.
+pub fn load_all(directory: &Path) -> Result<Vec<FileVerdict>, LoadError> {
+    let paths = files(directory, &[LIST, SINGLE[0], SINGLE[1]])?;
+    let verdict = |path: PathBuf| {
+        let network = read_network(&path).and_then(|network| match check_network(network.name()) {
+            Ok(()) => Ok(network),
+            Err(error) => Err(LoadError::Name { path: path.display().to_string(), error }),
+        });
+        FileVerdict { path, network }
+    };
+    Ok(paths.into_iter().map(verdict).collect())
+}
+
+/// Reads the network of a file: the extension decides if it is a list.
+pub(crate) fn read_network(path: &Path) -> Result<Network, LoadError> {
+    if path.extension().is_some_and(|extension| extension == LIST) {
+        let bytes = read(path)?;
+        let list = NetConfList::parse(&bytes).map_err(|error| wrong(path, error))?;
+        return complete(list, bytes, path);
+    }
+    single(path).map(Network::from_list)
+}
+
+fn single(path: &Path) -> Result<NetConfList, LoadError> {
+    NetConfList::of_single(&read(path)?).map_err(|error| wrong(path, error))
+}
+
 /// Adds the plugins of the directory named after the network.
-fn complete(mut list: NetConfList, bytes: Vec<u8>, path: &Path) -> Result<Loaded, LoadError> {
+fn complete(mut list: NetConfList, bytes: Vec<u8>, path: &Path) -> Result<Network, LoadError> {
     let inlined = list.plugins.len();
     // An invalid name could lead to another directory; it is refused when the network is used.
     if !list.load_only_inlined_plugins && check_network(&list.name).is_ok() {
         let folder = path.parent().unwrap_or(Path::new("/")).join(&list.name);
         for path in files(&folder, &["conf"])? {
-            let single = NetConfList::of_single(&read(&path)?).map_err(|error| wrong(&path, error))?;
-            list.plugins.extend(single.plugins);
+            list.plugins.extend(single(&path)?.plugins);
         }
     }
     if list.plugins.is_empty() {
         return Err(LoadError::NoPlugins);
     }
     if list.plugins.len() == inlined {
-        return Ok(Loaded { list, bytes });
+        return Ok(Network::of_parts(list, bytes));
     }
     let mut whole: Map<String, Value> = serde_json::from_slice(&bytes).unwrap_or_default();
-    drop(whole.insert("plugins".to_owned(), plugins(&list)));
+    let plugins = list.plugins.iter().cloned().map(Value::Object).collect();
+    drop(whole.insert("plugins".to_owned(), plugins));
     drop(whole.insert("loadOnlyInlinedPlugins".to_owned(), true.into()));
-    Ok(Loaded { list, bytes: Value::Object(whole).to_string().into_bytes() })
-}
-
-fn as_list(list: &NetConfList) -> Value {
-    json!({"name": list.name, "cniVersion": list.version.as_str(), "plugins": plugins(list)})
-}
-
-fn plugins(list: &NetConfList) -> Value {
-    list.plugins.iter().cloned().map(Value::Object).collect()
+    Ok(Network::of_parts(list, Value::Object(whole).to_string().into_bytes()))
 }
 
 /// The files with one of these extensions, sorted; none if the directory is missing.
@@ -147,6 +183,8 @@ fn wrong(path: &Path, error: ListError) -> LoadError {
 
 #[cfg(test)]
 mod tests {
+    use serde_json::json;
+
     use super::*;
 
     fn write(dir: &Path, name: &str, content: &Value) {
@@ -155,8 +193,8 @@ mod tests {
         std::fs::write(path, content.to_string()).unwrap();
     }
 
-    fn types(loaded: &Loaded) -> Vec<&str> {
-        loaded.list.plugins.iter().map(|plugin| plugin["type"].as_str().unwrap()).collect()
+    fn types(loaded: &Network) -> Vec<&str> {
+        loaded.list().plugins.iter().map(|plugin| plugin["type"].as_str().unwrap()).collect()
     }
 
     #[test]
@@ -167,8 +205,8 @@ mod tests {
         assert_eq!(message("n"), format!("no net configurations found in {}", dir.display()));
         write(dir, "10-a.conf", &json!({"name": "n", "type": "old"}));
         assert_eq!(types(&load(dir, "n").unwrap()), ["old"]);
-        let bytes = load(dir, "n").unwrap().bytes;
-        assert_eq!(types(&Loaded { list: NetConfList::parse(&bytes).unwrap(), bytes }), ["old"]);
+        let bytes = load(dir, "n").unwrap().bytes().to_vec();
+        assert_eq!(types(&Network::from_bytes(bytes).unwrap()), ["old"]);
         write(dir, "20-b.conflist", &json!({"name": "n", "plugins": [{"type": "new"}]}));
         assert_eq!(types(&load(dir, "n").unwrap()), ["new"]);
         assert_eq!(message("x"), format!("no net configuration with name \"x\" in {}", dir.display()));
@@ -189,8 +227,8 @@ mod tests {
         write(dir, "n/30-c.conflist", &json!({"type": "c"}));
         let loaded = load(dir, "n").unwrap();
         assert_eq!(types(&loaded), ["a", "b"]);
-        let again = NetConfList::parse(&loaded.bytes).unwrap();
-        assert_eq!((again.plugins, again.disable_gc), (loaded.list.plugins, true));
+        let again = NetConfList::parse(loaded.bytes()).unwrap();
+        assert_eq!((again.plugins, again.disable_gc), (loaded.list().plugins.clone(), true));
         let inlined = json!({"name": "n", "loadOnlyInlinedPlugins": true, "plugins": [{"type": "i"}]});
         write(dir, "10-n.conflist", &inlined);
         assert_eq!(types(&load(dir, "n").unwrap()), ["i"]);

@@ -4,12 +4,13 @@
 
 use std::ffi::OsString;
 use std::fs;
-use std::io::{self, Write};
 use std::path::{Path, PathBuf};
-use std::process::{Command, ExitStatus, Output, Stdio};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use cni_spec::{CniError, text};
+use cni_spec::{CniError, ErrorCode, text};
+
+use crate::exec::{self, CallOptions, Group};
+use crate::verbs::{Command, PluginCall};
 
 /// The first regular file of this name in the directories, in their order.
 ///
@@ -33,73 +34,26 @@ pub fn find(name: &str, folders: &[PathBuf]) -> Result<PathBuf, CniError> {
     })
 }
 
-/// Runs a plugin with `env` added to this process's environment and `config` on standard input, and returns
-/// its output. Its standard error is copied to this process's.
+/// Runs a delegate in the process group of this process, with `env` added to this process's environment and
+/// `config` on standard input, and returns its output. Its standard error is copied to this process's. There is
+/// no time limit: the runtime kills the group of the plugin that delegates.
 ///
 /// # Errors
 /// The error that the plugin printed, or one with its exit status and output.
 pub fn exec(path: &Path, env: &[(&str, OsString)], config: &[u8]) -> Result<Vec<u8>, CniError> {
-    let begin = Instant::now();
-    let output = spawn_with_retries(path, env, config);
-    let took = begin.elapsed().as_secs_f64() * 1e3;
-    let status = |output: &Output| status_text(output.status);
-    log::debug!(
-        "exec {}: {} in {took:.1} ms",
-        path.display(),
-        output.as_ref().map_or_else(ToString::to_string, status)
-    );
-    let output = output.map_err(|e| failure(&format!("run {}: {e}", path.display()), &[], &[]))?;
-    if output.status.success() {
-        // Messages for people are not lost.
-        if let Err(error) = io::stderr().write_all(&output.stderr) {
-            log::debug!("copy the standard error of {}: {error}", path.display());
-        }
-        return Ok(output.stdout);
-    }
-    Err(failure(&status_text(output.status), &output.stdout, &output.stderr))
-}
-
-/// Retries while the file is being written, as during an upgrade: six attempts, a second apart.
-fn spawn_with_retries(path: &Path, env: &[(&str, OsString)], config: &[u8]) -> io::Result<Output> {
-    const PAUSES: u32 = 5;
-    for _ in 0..PAUSES {
-        match spawn(path, env, config) {
-            Err(error) if error.kind() == io::ErrorKind::ExecutableFileBusy => {
-                log::warn!("{} is being written, trying again", path.display());
-                std::thread::sleep(Duration::from_secs(1));
-            }
-            done => return done,
-        }
-    }
-    spawn(path, env, config)
-}
-
-fn spawn(path: &Path, env: &[(&str, OsString)], config: &[u8]) -> io::Result<Output> {
-    let mut command = Command::new(path);
-    command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
-    command.envs(env.iter().map(|(name, value)| (name, value)));
-    let mut child = command.spawn()?;
-    let stdin = child.stdin.take();
-    // On another thread: a plugin may write before it has read all input.
-    std::thread::scope(|scope| {
-        scope.spawn(move || {
-            // A plugin need not read its input; only its output counts.
-            if let Some(Err(error)) = stdin.map(|mut pipe| pipe.write_all(config)) {
-                log::debug!("write the configuration to {}: {error}", path.display());
-            }
-        });
-        child.wait_with_output()
-    })
-}
-
-/// Formats a status as Go does, which users and tools know.
-fn status_text(status: ExitStatus) -> String {
-    use std::os::unix::process::ExitStatusExt;
-    match (status.code(), status.signal()) {
-        (Some(code), _) => format!("exit status {code}"),
-        (None, Some(signal)) => format!("killed by signal {signal}"),
-        (None, None) => status.to_string(),
-    }
+    let command = env.iter().find(|(name, _)| *name == "CNI_COMMAND").and_then(|(_, value)| value.to_str());
+    let command = command.unwrap_or_default();
+    let call = PluginCall {
+        plugin: path.file_name().unwrap_or_default().to_string_lossy().into_owned(),
+        command: Command::parse(command).ok_or_else(|| {
+            CniError::new(ErrorCode::InvalidEnvironment, format!("unknown CNI_COMMAND: {command}"))
+        })?,
+        env: env.iter().map(|(name, value)| ((*name).to_owned(), value.clone())).collect(),
+        stdin: config.to_vec(),
+        undo: false,
+    };
+    let options = CallOptions::new().limit(Duration::MAX);
+    exec::run(path, &call, &options, Group::Caller).map_err(|error| error.to_cni())
 }
 
 /// The error that a plugin printed, or one with its exit status and output.

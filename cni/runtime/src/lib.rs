@@ -3,13 +3,29 @@
 //! The runtime's side of CNI: finding networks and plugins, calling plugins in order, and the cache of
 //! attachments.
 //!
-//! Knows nothing of the plugins and the dataplane.
+//! [`Runtime`] is the blocking driver, `asynchronous::Runtime` (feature `tokio`) that for tokio. Both run the state
+//! machines of [`verbs`] on a [`Network`]. [`exec::Fake`] takes the place of plugins in unit tests.
+//!
+//! Knows nothing of single plugins and of the dataplane.
 
+#[cfg(feature = "tokio")]
+pub mod asynchronous;
 pub mod cache;
 pub mod config;
 mod container;
+mod error;
+pub mod exec;
 pub mod invoke;
+pub mod lock;
 pub mod network;
+pub mod runtime;
+mod store;
+pub mod verbs;
 
 pub use cache::{Cache, CacheError, Cached, Fault};
 pub use container::Container;
+pub use error::{CallError, NetworkError};
+pub use exec::{CallOptions, Cancel, Trace};
+pub use network::Network;
+pub use runtime::Runtime;
+pub use verbs::GcScope;

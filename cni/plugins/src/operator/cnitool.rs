@@ -8,17 +8,14 @@
 use std::io::Write;
 use std::path::{Path, PathBuf};
 
-use cni_runtime::Container;
-use cni_runtime::cache;
-use cni_runtime::config::{self, LoadError, Loaded};
-use cni_runtime::network::{NetworkError, Runtime};
-use cni_spec::{ResultError, Version, text};
+use cni_runtime::config;
+use cni_runtime::{Container, GcScope, Runtime};
+use cni_spec::text;
 use serde_json::{Map, Value};
 use sha2::{Digest as _, Sha512};
 
 use super::cli::{self, Given, Stop};
-use super::commands;
-use super::execute::exit_code;
+use super::{commands, exit_code};
 
 /// Its name in a plugin directory.
 pub const NAME: &str = crate::registry::CNITOOL;
@@ -39,7 +36,7 @@ pub fn cnitool_command(args: &[String], out: &mut dyn Write, err: &mut dyn Write
     };
     match called(&given, &|name| std::env::var(name).ok()) {
         Ok(text) => exit_code(out.write_all(text.as_bytes()), 0),
-        Err(error) => exit_code(writeln!(err, "Error: {error}"), 1),
+        Err(text) => exit_code(writeln!(err, "Error: {text}"), 1),
     }
 }
 
@@ -51,65 +48,43 @@ CNI_ARGS     KEY=VALUE;KEY=VALUE
 CNI_IFNAME   the interface in the namespace (eth0), unless -i names it
 ";
 
-/// The CNI command failed, or its input is invalid.
-#[derive(Debug, thiserror::Error)]
-enum CnitoolError {
-    #[error(transparent)]
-    Load(#[from] LoadError),
-    #[error(transparent)]
-    Network(#[from] NetworkError),
-    #[error(transparent)]
-    Result(#[from] ResultError),
-    #[error("CAP_ARGS: {0}")]
-    Capabilities(#[from] serde_json::Error),
-    #[error("invalid CNI_ARGS pair {}", text::quote(.0))]
-    Pair(String),
-    #[error("{path}: {source}")]
-    Netns { path: String, source: std::io::Error },
-}
-
 /// Runs the CNI command and returns its output.
-fn called(given: &Given, vars: Vars<'_>) -> Result<String, CnitoolError> {
+fn called(given: &Given, vars: Vars<'_>) -> Result<String, String> {
     let set = |name: &str| vars(name).filter(|value| !value.is_empty());
     let directory = set("NETCONFPATH").unwrap_or_else(|| config::DIRECTORY.to_owned());
-    let network = config::load(Path::new(&directory), given.argument(1))?;
+    let network = config::load(Path::new(&directory), given.argument(1)).map_err(|e| e.to_string())?;
     let container = container(given, vars)?;
     let path: Vec<PathBuf> = std::env::split_paths(&set("CNI_PATH").unwrap_or_default())
         .filter(|directory| !directory.as_os_str().is_empty())
         .collect();
-    let runtime = Runtime { path, cache: PathBuf::from(cache::DIRECTORIES[0]) };
+    let runtime = Runtime::builder().plugin_dirs(path).build();
     let done = match given.argument(0) {
         "add" => {
-            let result = runtime.add(&network, &container)?;
-            return Ok(result.print(known(&network))?);
+            let result = runtime.add(&network, &container).map_err(|e| e.to_string())?;
+            return result.print(network.version()).map_err(|e| e.to_string());
         }
         "check" => runtime.check(&network, &container),
         "del" => runtime.del(&network, &container),
         // The tool knows of no valid attachments: GC forgets what is cached, and leaves the rest to the
         // plugins.
-        "gc" => runtime.gc(&network, None),
+        "gc" => runtime.gc(&network, GcScope::Cached),
         _ => runtime.status(&network),
     };
-    done?;
-    Ok(String::new())
+    done.map(|()| String::new()).map_err(|e| e.to_string())
 }
 
-fn known(network: &Loaded) -> Version {
-    network.list.version.known().unwrap_or(Version::V0_1_0)
-}
-
-fn container(given: &Given, vars: Vars<'_>) -> Result<Container, CnitoolError> {
+fn container(given: &Given, vars: Vars<'_>) -> Result<Container, String> {
     let set = |name: &str| vars(name).filter(|value| !value.is_empty());
     let capabilities = match set("CAP_ARGS") {
         Some(text) => {
-            let object: Option<Map<String, Value>> = serde_json::from_str(&text)?;
+            let object: Option<Map<String, Value>> =
+                serde_json::from_str(&text).map_err(|e| format!("CAP_ARGS: {e}"))?;
             object.unwrap_or_default()
         }
         None => Map::new(),
     };
     let args = set("CNI_ARGS").map(|text| pairs(&text)).transpose()?.unwrap_or_default();
-    let netns = std::path::absolute(given.argument(2))
-        .map_err(|source| CnitoolError::Netns { path: given.argument(2).to_owned(), source })?;
+    let netns = std::path::absolute(given.argument(2)).map_err(|e| format!("{}: {e}", given.argument(2)))?;
     let netns = netns.to_string_lossy().into_owned();
     let ifname = given.value("--ifname").map(str::to_owned).or_else(|| set("CNI_IFNAME"));
     let ifname = ifname.unwrap_or_else(|| "eth0".to_owned());
@@ -123,10 +98,10 @@ fn container_id(netns: &str) -> String {
     format!("cnitool-{}", digits.concat())
 }
 
-fn pairs(text: &str) -> Result<Vec<(String, String)>, CnitoolError> {
+fn pairs(text: &str) -> Result<Vec<(String, String)>, String> {
     let pair = |pair: &str| match pair.split('=').collect::<Vec<_>>()[..] {
         [key, value] if !key.is_empty() && !value.is_empty() => Ok((key.to_owned(), value.to_owned())),
-        _ => Err(CnitoolError::Pair(pair.to_owned())),
+        _ => Err(format!("invalid CNI_ARGS pair {}", text::quote(pair))),
     };
     text.split(';').map(pair).collect()
 }
@@ -184,8 +159,7 @@ mod tests {
     #[test]
     fn wrong_pairs_are_quoted() {
         for text in ["A", "A=", "=b", "A=b=c", "A=b;"] {
-            let error = pairs(text).unwrap_err().to_string();
-            assert!(error.starts_with("invalid CNI_ARGS pair \""), "{error}");
+            assert!(pairs(text).unwrap_err().starts_with("invalid CNI_ARGS pair \""), "{text}");
         }
     }
 }

@@ -1,0 +1,297 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+
+//! The driver for tokio: the operations of [`crate::Runtime`] as futures. Needs a tokio runtime with I/O and time.
+//!
+//! Dropping a future kills the running plugin and its process group, and releases the locks. A failed ADD is
+//! undone only if the future is polled to its end: to undo a cancelled ADD, use a [`Cancel`](crate::Cancel)
+//! token instead.
+
+mod processes;
+
+use std::fmt;
+use std::future::Future;
+use std::path::{Path, PathBuf};
+use std::pin::Pin;
+use std::sync::Arc;
+
+use cni_spec::{AddResult, Attachment};
+use tokio::task::spawn_blocking;
+
+use crate::cache::Cached;
+use crate::container::Container;
+use crate::error::{CallError, NetworkError};
+use crate::exec::{CallOptions, Cancel};
+use crate::lock::Held;
+use crate::network::Network;
+use crate::runtime::{Settings, stale};
+use crate::store::Store;
+use crate::verbs::{
+    Add, Check, Del, Gc, GcScope, Outcome, PluginCall, Status, Step, Validate, Verb, Versions,
+};
+
+pub use processes::Processes;
+
+/// The future of a plugin's call.
+pub type CallFuture<'a> = Pin<Box<dyn Future<Output = Outcome> + Send + 'a>>;
+
+/// Finds and runs plugins.
+pub trait Exec: Send + Sync {
+    /// Finds the plugin's file in the directories, runs it and returns its output. Dropping the future ends the
+    /// call.
+    fn exec<'a>(
+        &'a self,
+        directories: &'a [PathBuf],
+        call: &'a PluginCall,
+        options: &'a CallOptions,
+    ) -> CallFuture<'a>;
+}
+
+/// A runtime's settings, and the operations on networks. Made by
+/// [`Builder::build_async`](crate::runtime::Builder::build_async). A clone is cheap.
+#[derive(Clone)]
+pub struct Runtime {
+    settings: Settings,
+    exec: Arc<dyn Exec>,
+}
+
+impl fmt::Debug for Runtime {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Runtime").field("settings", &self.settings).finish_non_exhaustive()
+    }
+}
+
+impl Runtime {
+    pub(crate) fn new(settings: Settings, exec: Option<Arc<dyn Exec>>) -> Self {
+        Self { settings, exec: exec.unwrap_or_else(|| Arc::new(Processes)) }
+    }
+
+    /// The same runtime with other options for its calls.
+    #[must_use]
+    pub fn with(&self, options: CallOptions) -> Self {
+        Self { settings: Settings { options, ..self.settings.clone() }, exec: Arc::clone(&self.exec) }
+    }
+
+    /// The plugin directories.
+    #[must_use]
+    pub fn plugin_dirs(&self) -> &[PathBuf] {
+        &self.settings.path
+    }
+
+    /// The directory of the cache.
+    #[must_use]
+    pub fn cache_dir(&self) -> &Path {
+        &self.settings.store.cache
+    }
+
+    /// As [`crate::Runtime::add`].
+    ///
+    /// # Errors
+    /// Those of [`crate::Runtime::add`].
+    pub async fn add(&self, network: &Network, container: &Container) -> Result<AddResult, NetworkError> {
+        let attachment = network.attachment(container)?;
+        let _held = self.lock(&attachment).await?;
+        let mut add = Add::new(network, container, &self.settings.path).undo(self.settings.undo);
+        let result = self.drive(&mut add).await?;
+        let (network, container, stored) = (network.clone(), container.clone(), result.clone());
+        let remembered =
+            self.blocking(move |store| store.remember(&network, &attachment, &container, &stored)).await;
+        if let Err(error) = remembered {
+            let step = add.fail(error);
+            return self.drive_from(&mut add, step).await;
+        }
+        Ok(result)
+    }
+
+    /// As [`crate::Runtime::check`].
+    ///
+    /// # Errors
+    /// Those of [`crate::Runtime::check`].
+    pub async fn check(&self, network: &Network, container: &Container) -> Result<(), NetworkError> {
+        if !network.wants_check()? {
+            return Ok(());
+        }
+        let attachment = network.attachment(container)?;
+        let _held = self.lock(&attachment).await?;
+        let result = self.blocking(move |store| store.result(&attachment)).await?;
+        self.drive(&mut Check::new(network, container, &self.settings.path, result)).await
+    }
+
+    /// As [`crate::Runtime::del`].
+    ///
+    /// # Errors
+    /// Those of [`crate::Runtime::del`].
+    pub async fn del(&self, network: &Network, container: &Container) -> Result<(), NetworkError> {
+        let attachment = network.attachment(container)?;
+        let held = self.lock(&attachment).await?;
+        self.delete(network, container, &attachment, held).await
+    }
+
+    /// A DEL under the locks.
+    async fn delete(
+        &self,
+        network: &Network,
+        container: &Container,
+        attachment: &Attachment,
+        held: Held,
+    ) -> Result<(), NetworkError> {
+        let Settings { path, keep_going, .. } = &self.settings;
+        let (of, name) = (network.clone(), attachment.clone());
+        let result = self.blocking(move |store| Ok(store.result_for_del(&of, &name))).await?;
+        self.drive(&mut Del::new(network, container, path, result).keep_going(*keep_going)).await?;
+        let name = attachment.clone();
+        self.blocking(move |store| {
+            store.forget(&name)?;
+            store.tidy(&held, &name);
+            Ok(())
+        })
+        .await
+    }
+
+    /// As [`crate::Runtime::gc`].
+    ///
+    /// # Errors
+    /// Those of [`crate::Runtime::gc`].
+    pub async fn gc(&self, network: &Network, scope: GcScope<'_>) -> Result<(), NetworkError> {
+        if network.list().disable_gc {
+            return Ok(());
+        }
+        let of = network.clone();
+        let _held = self.locked(move |store, options| store.lock_network(&of, options)).await?;
+        let of = network.clone();
+        let mut cached = self.blocking(move |store| store.of_network(&of)).await?;
+        cached.retain(|one| scope.is_stale(&one.attachment));
+        let mut errors = Vec::new();
+        for one in cached {
+            let (container, attachment) = (one.container(), one.attachment);
+            if let Err(error) = self.delete_stale(network, &container, &attachment).await {
+                errors.push(stale(&attachment, error));
+            }
+        }
+        self.drive(&mut Gc::new(network, &self.settings.path, scope, errors)).await
+    }
+
+    async fn delete_stale(
+        &self,
+        network: &Network,
+        container: &Container,
+        attachment: &Attachment,
+    ) -> Result<(), NetworkError> {
+        let name = attachment.clone();
+        let held = self.locked(move |store, options| store.lock_container(&name, options)).await?;
+        self.delete(network, container, attachment, held).await
+    }
+
+    /// As [`crate::Runtime::status`].
+    ///
+    /// # Errors
+    /// Those of [`crate::Runtime::status`].
+    pub async fn status(&self, network: &Network) -> Result<(), NetworkError> {
+        self.drive(&mut Status::new(network, &self.settings.path)).await
+    }
+
+    /// As [`crate::Runtime::validate`].
+    ///
+    /// # Errors
+    /// Those of [`crate::Runtime::validate`].
+    pub async fn validate(&self, network: &Network) -> Result<(), NetworkError> {
+        self.drive(&mut Validate::new(network, &self.settings.path)).await
+    }
+
+    /// As [`crate::Runtime::versions`].
+    ///
+    /// # Errors
+    /// Those of [`crate::Runtime::versions`].
+    pub async fn versions(&self, plugin: &str) -> Result<Vec<String>, NetworkError> {
+        self.drive(&mut Versions::new(plugin, &self.settings.path)).await
+    }
+
+    /// As [`crate::Runtime::attachments`].
+    ///
+    /// # Errors
+    /// Those of [`crate::Runtime::attachments`].
+    pub async fn attachments(&self, container_id: &str) -> Result<Vec<Cached>, NetworkError> {
+        let id = container_id.to_owned();
+        self.blocking(move |store| store.of_container(&id)).await
+    }
+
+    async fn drive<V: Verb>(&self, verb: &mut V) -> Result<V::Output, NetworkError> {
+        let first = verb.next(None);
+        self.drive_from(verb, first).await
+    }
+
+    async fn drive_from<V: Verb>(
+        &self,
+        verb: &mut V,
+        mut step: Step<V::Output>,
+    ) -> Result<V::Output, NetworkError> {
+        loop {
+            match step {
+                Step::Done(done) => return done,
+                Step::Call(call) => step = verb.next(Some(self.call(call).await)),
+            }
+        }
+    }
+
+    async fn call(&self, mut call: PluginCall) -> Outcome {
+        let options = self.settings.options.apply(&mut call);
+        if options.is_cancelled() {
+            return Err(CallError::Cancelled);
+        }
+        self.exec.exec(&self.settings.path, &call, &options).await
+    }
+
+    async fn lock(&self, attachment: &Attachment) -> Result<Held, NetworkError> {
+        let attachment = attachment.clone();
+        self.locked(move |store, options| store.lock(&attachment, options)).await
+    }
+
+    /// Acquires locks on a thread. If the future is dropped, the wait ends, and a lock that comes too late is
+    /// released.
+    async fn locked(
+        &self,
+        acquire: impl FnOnce(&Store, &CallOptions) -> Result<Held, NetworkError> + Send + 'static,
+    ) -> Result<Held, NetworkError> {
+        if !self.settings.store.locks {
+            return Ok(Held::nothing());
+        }
+        let abandoned = Cancel::new().map_err(NetworkError::Pipe)?;
+        let waiting = CancelOnDrop(abandoned.clone());
+        let options = CallOptions { cancel: Some(abandoned), ..self.settings.options.clone() };
+        let acquired = self.blocking(move |store| acquire(store, &options));
+        let held = match &self.settings.options.cancel {
+            None => acquired.await,
+            Some(cancel) => tokio::select! {
+                biased;
+                () = cancel.cancelled() => Err(NetworkError::Cancelled),
+                held = acquired => held,
+            },
+        };
+        drop(waiting);
+        held
+    }
+
+    /// Runs file operations on a thread for blocking work.
+    async fn blocking<T: Send + 'static>(
+        &self,
+        work: impl FnOnce(&Store) -> Result<T, NetworkError> + Send + 'static,
+    ) -> Result<T, NetworkError> {
+        let store = self.settings.store.clone();
+        match spawn_blocking(move || work(&store)).await {
+            Ok(done) => done,
+            Err(error) => match error.try_into_panic() {
+                Ok(panic) => std::panic::resume_unwind(panic),
+                // The runtime is shutting down.
+                Err(_) => Err(NetworkError::Cancelled),
+            },
+        }
+    }
+}
+
+/// Ends a wait for locks when the future that waits is dropped.
+struct CancelOnDrop(Cancel);
+
+impl Drop for CancelOnDrop {
+    fn drop(&mut self) {
+        self.0.cancel();
+    }
+}

@@ -1,0 +1,118 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+
+//! The files of an operation: the cache and the locks, for both drivers.
+
+use std::path::PathBuf;
+
+use cni_spec::{AddResult, Attachment};
+
+use crate::cache::{Cache, Cached};
+use crate::container::Container;
+use crate::error::NetworkError;
+use crate::exec::CallOptions;
+use crate::lock::{Held, Locks};
+use crate::network::Network;
+use crate::verbs::Del;
+
+/// The directory of the cache, with the locks.
+#[derive(Debug, Clone)]
+pub(crate) struct Store {
+    pub(crate) cache: PathBuf,
+    pub(crate) locks: bool,
+}
+
+impl Store {
+    fn locks(&self) -> Result<Option<Locks>, NetworkError> {
+        Ok(if self.locks { Some(Locks::open(&self.cache)?) } else { None })
+    }
+
+    /// The locks of an ADD, a DEL or a CHECK.
+    pub(crate) fn lock(&self, attachment: &Attachment, options: &CallOptions) -> Result<Held, NetworkError> {
+        let Some(locks) = self.locks()? else { return Ok(Held::nothing()) };
+        locks.attachment(attachment.network(), attachment.container_id(), options)
+    }
+
+    /// The lock of a GC.
+    pub(crate) fn lock_network(
+        &self,
+        network: &Network,
+        options: &CallOptions,
+    ) -> Result<Held, NetworkError> {
+        cni_spec::check_network(network.name())?;
+        let Some(locks) = self.locks()? else { return Ok(Held::nothing()) };
+        locks.network(network.name(), options)
+    }
+
+    /// The lock of a DEL inside a GC.
+    pub(crate) fn lock_container(
+        &self,
+        attachment: &Attachment,
+        options: &CallOptions,
+    ) -> Result<Held, NetworkError> {
+        let Some(locks) = self.locks()? else { return Ok(Held::nothing()) };
+        locks.container(attachment.container_id(), options)
+    }
+
+    pub(crate) fn remember(
+        &self,
+        network: &Network,
+        attachment: &Attachment,
+        container: &Container,
+        result: &AddResult,
+    ) -> Result<(), NetworkError> {
+        let cache = Cache::create(&self.cache)?;
+        let version = network.version().as_str();
+        Ok(cache.remember(attachment, network.bytes(), container, result, version)?)
+    }
+
+    /// The result of the ADD.
+    pub(crate) fn result(&self, attachment: &Attachment) -> Result<Option<AddResult>, NetworkError> {
+        let Some(cache) = Cache::open(&self.cache)? else { return Ok(None) };
+        cache
+            .result(attachment)
+            .map_err(|error| NetworkError::Remembered { network: attachment.network().to_owned(), error })
+    }
+
+    /// The result of the ADD for a DEL. One that cannot be read is ignored.
+    pub(crate) fn result_for_del(&self, network: &Network, attachment: &Attachment) -> Option<AddResult> {
+        if !Del::takes_result(network) {
+            return None;
+        }
+        self.result(attachment).unwrap_or_else(|error| {
+            log::warn!("{error}");
+            None
+        })
+    }
+
+    pub(crate) fn forget(&self, attachment: &Attachment) -> Result<(), NetworkError> {
+        if let Some(cache) = Cache::open(&self.cache)? {
+            cache.forget(attachment)?;
+        }
+        Ok(())
+    }
+
+    /// Deletes the lock file of a container without attachments.
+    pub(crate) fn tidy(&self, held: &Held, attachment: &Attachment) {
+        if self.of_container(attachment.container_id()).is_ok_and(|left| left.is_empty()) {
+            held.forget_container();
+        }
+    }
+
+    /// The attachments of a network in the cache.
+    pub(crate) fn of_network(&self, network: &Network) -> Result<Vec<Cached>, NetworkError> {
+        let Some(cache) = Cache::open(&self.cache)? else { return Ok(Vec::new()) };
+        let (mut all, faults) = cache.read()?;
+        for fault in faults {
+            log::warn!("{}: {}", fault.path.display(), fault.error);
+        }
+        all.retain(|one| one.attachment.network() == network.name());
+        Ok(all)
+    }
+
+    pub(crate) fn of_container(&self, id: &str) -> Result<Vec<Cached>, NetworkError> {
+        match Cache::open(&self.cache)? {
+            Some(cache) => Ok(cache.of_container(id)?),
+            None => Ok(Vec::new()),
+        }
+    }
+}
