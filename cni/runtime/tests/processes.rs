@@ -4,12 +4,15 @@
 
 #![allow(clippy::unwrap_used, reason = "a panic is how a test reports a failure")]
 
+mod driver;
+
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::Path;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use cni_runtime::{CallError, CallOptions, Cancel, Container, Network, NetworkError, Runtime, Trace};
+use driver::{Driver, tokio_runtime};
 use serde_json::json;
 use tempfile::TempDir;
 
@@ -40,18 +43,14 @@ impl Plugin {
         network: &Network,
         options: &CallOptions,
     ) -> [Result<cni_spec::AddResult, NetworkError>; 2] {
-        let builder = |name: &str| {
-            Runtime::builder().plugin_dir(self.path()).cache(self.path().join(name)).options(options.clone())
-        };
-        let blocking = builder("blocking").build().add(network, &container());
-        let runtime = builder("async").build_async();
-        let future = async { runtime.add(network, &container()).await };
-        [blocking, tokio_runtime().block_on(future)]
+        self.drivers(options).map(|driver| driver.add(network, &container()))
     }
-}
 
-fn tokio_runtime() -> tokio::runtime::Runtime {
-    tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap()
+    fn drivers(&self, options: &CallOptions) -> [Driver; 2] {
+        Driver::both(|name| {
+            Runtime::builder().plugin_dir(self.path()).cache(self.path().join(name)).options(options.clone())
+        })
+    }
 }
 
 fn container() -> Container {
@@ -127,26 +126,17 @@ fn a_process_that_holds_the_pipes_open_delays_nobody() {
 #[test]
 fn a_cancellation_kills_the_plugin() {
     let plugin = Plugin::new("echo $$ >>$0.pids; exec sleep 600");
-    for driver in 0..2 {
+    for (before, driver) in plugin.drivers(&CallOptions::new()).iter().enumerate() {
         let cancel = Cancel::new().unwrap();
         let other = cancel.clone();
         let pids = plugin.path().join("plugin.pids");
         let canceller = std::thread::spawn(move || {
-            while std::fs::read_to_string(&pids).unwrap_or_default().lines().count() <= driver {
+            while std::fs::read_to_string(&pids).unwrap_or_default().lines().count() <= before {
                 std::thread::sleep(Duration::from_millis(5));
             }
             other.cancel();
         });
-        let builder = Runtime::builder()
-            .plugin_dir(plugin.path())
-            .cache(plugin.path())
-            .options(CallOptions::new().cancel(cancel));
-        let added = match driver {
-            0 => builder.build().add(&network(), &container()),
-            _ => {
-                tokio_runtime().block_on(async { builder.build_async().add(&network(), &container()).await })
-            }
-        };
+        let added = driver.with(CallOptions::new().cancel(cancel)).add(&network(), &container());
         canceller.join().unwrap();
         assert_eq!(call_error(&added), CallError::Cancelled);
     }

@@ -75,7 +75,7 @@ impl<'a> Add<'a> {
     /// Stores the outcome of the last call.
     fn take(&mut self, outcome: Outcome) -> Result<(), NetworkError> {
         let network = self.caller.network;
-        let plugin = &self.caller.plugins()[self.called];
+        let Some(plugin) = self.caller.plugins().get(self.called) else { return Ok(()) };
         let failed = |error| network.failed(plugin, "add", error);
         // A plugin that was not found has not run: there is nothing to undo.
         if !matches!(outcome, Err(CallError::NotFound(_))) {

@@ -63,8 +63,9 @@ impl<'a> Del<'a> {
     /// True if the operation must end after an error.
     fn failed(&mut self, error: CallError) -> bool {
         let ends = !self.keep_going || error == CallError::Cancelled;
-        let plugin = &self.caller.plugins()[self.current];
-        self.errors.push(self.caller.network.failed(plugin, "delete", error));
+        if let Some(plugin) = self.caller.plugins().get(self.current) {
+            self.errors.push(self.caller.network.failed(plugin, "delete", error));
+        }
         ends
     }
 

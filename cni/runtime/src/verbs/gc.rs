@@ -96,8 +96,9 @@ impl Verb for Gc<'_> {
             return self.done();
         }
         let plugins = self.caller.plugins();
-        if let Some(outcome) = last {
-            let plugin = &plugins[self.called];
+        if let Some(outcome) = last
+            && let Some(plugin) = plugins.get(self.called)
+        {
             self.called += 1;
             if let Err(error) = outcome
                 && self.failed(plugin, error)

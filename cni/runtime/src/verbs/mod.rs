@@ -25,6 +25,8 @@ mod check;
 mod del;
 mod gc;
 mod status;
+#[cfg(test)]
+mod tests;
 mod versions;
 
 use std::ffi::OsString;

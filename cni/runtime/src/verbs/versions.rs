@@ -54,7 +54,7 @@ impl<'a> Validate<'a> {
         Self { network, path: path.to_vec(), called: 0, errors: Vec::new() }
     }
 
-    fn judge(&self, plugin: &str, outcome: Outcome) -> Result<(), NetworkError> {
+    fn verdict(&self, plugin: &str, outcome: Outcome) -> Result<(), NetworkError> {
         let wanted = self.network.list().version.as_str();
         if supported(outcome)?.iter().any(|one| one == wanted) {
             return Ok(());
@@ -68,9 +68,11 @@ impl Verb for Validate<'_> {
 
     fn next(&mut self, last: Option<Outcome>) -> Step<()> {
         let plugins = &self.network.list().plugins;
-        if let Some(outcome) = last {
+        if let Some(outcome) = last
+            && let Some(plugin) = plugins.get(self.called)
+        {
             let cancelled = outcome == Err(CallError::Cancelled);
-            let verdict = self.judge(kind(&plugins[self.called]), outcome);
+            let verdict = self.verdict(kind(plugin), outcome);
             self.errors.extend(verdict.err());
             self.called = if cancelled { plugins.len() } else { self.called + 1 };
         }
