@@ -282,20 +282,43 @@ pub static COMMANDS: &[Command] = &[
                 CAP_ARGS (the runtime's configuration by capability, a JSON object), CNI_ARGS \
                 (KEY=VALUE;KEY=VALUE), CNI_IFNAME (eth0). `cnitool` is a link to the same command.",
         arguments: &[
-            Argument::new(Value::OneOf(&["add", "check", "del", "gc", "status"]), "the CNI command"),
+            Argument::new(
+                Value::OneOf(&["add", "check", "del", "gc", "status", "validate"]),
+                "the CNI command; validate asks each plugin for its versions",
+            ),
             Argument::new(Value::Text("NETWORK"), "the network's name"),
-            Argument::new(Value::Text("NETNS"), "the path of the network namespace"),
+            Argument::new(Value::Text("NETNS"), "the path of the network namespace, for add, check and del")
+                .optional(),
         ],
-        options: &[Opt::value(
-            "--ifname",
-            Value::Text("IFNAME"),
-            "the interface in the namespace; overrides CNI_IFNAME",
-        )
-        .short('i')],
+        options: &[
+            Opt::value(
+                "--ifname",
+                Value::Text("IFNAME"),
+                "the interface in the namespace; overrides CNI_IFNAME",
+            )
+            .short('i'),
+            Opt::value(
+                cnitool::CAPABILITY,
+                Value::Text("NAME=VALUE"),
+                "capability argument: port=8080:80/tcp, bandwidth=ingressRate:10M,..., ips=ADDRESS,... or mac=ADDRESS",
+            )
+            .many(),
+            Opt::value(
+                OUTPUT.name,
+                Value::OneOf(&["table", "json"]),
+                "print a table, or JSON; without it add prints JSON, and check, del, gc and status nothing",
+            )
+            .short('o'),
+        ],
         exit_codes: &[(1, "failure, or wrong arguments"), (2, "")],
         examples: &[
             ("CNI_PATH=/opt/cni/bin slipway cnitool add pods /run/netns/web", "attach"),
             ("CNI_PATH=/opt/cni/bin slipway cnitool del pods /run/netns/web --ifname eth1", "detach"),
+            (
+                "CNI_PATH=/opt/cni/bin slipway cnitool add pods /run/netns/web --capability port=8080:80/tcp",
+                "attach and publish a port",
+            ),
+            ("CNI_PATH=/opt/cni/bin slipway cnitool validate pods --output json", "for a program"),
         ],
         reader: Reader::Command,
     },
@@ -442,7 +465,18 @@ mod tests {
             .collect();
         assert_eq!(
             with,
-            ["ports", "flows", "check-node", "node", "explain", "restore", "migrate", "plugins", "version"]
+            [
+                "ports",
+                "flows",
+                "check-node",
+                "node",
+                "explain",
+                "restore",
+                "migrate",
+                "cnitool",
+                "plugins",
+                "version"
+            ]
         );
     }
 
