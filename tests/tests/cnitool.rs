@@ -2,12 +2,15 @@
 
 //! `cnitool`: lists executed as libcni does, with its cache, on real containers.
 
+use std::path::Path;
 use std::process::Command;
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use serde_json::{Value, json};
-use slipway_tests::{BridgeNetfilter, CommandOutput, Node, Pod, Proto, is_peer, slipway};
+use slipway_tests::{
+    BridgeNetfilter, CommandOutput, Node, Pod, Proto, REFERENCE, Reference, Snapshot, is_peer, needs, slipway,
+};
 
 /// Folder of the lists. /var/lib is private to the node.
 const NET_DIR: &str = "/var/lib/net.d";
@@ -44,9 +47,13 @@ impl Tool {
     }
 
     fn run(&self, args: &[&str], env: &[(&str, &str)]) -> CommandOutput {
+        self.run_with(self.node.bin(), args, env)
+    }
+
+    fn run_with(&self, plugins: &Path, args: &[&str], env: &[(&str, &str)]) -> CommandOutput {
         let mut command = Command::new(slipway());
         command.arg("cnitool").args(args);
-        command.env("CNI_PATH", self.node.bin()).env("NETCONFPATH", NET_DIR).envs(env.iter().copied());
+        command.env("CNI_PATH", plugins).env("NETCONFPATH", NET_DIR).envs(env.iter().copied());
         self.node.exec(command, b"")
     }
 
@@ -113,6 +120,132 @@ fn add_check_del() {
     assert!(tool.cached().is_none());
     tool.ok("del", &pod, &env);
     client.expect_none(Proto::Tcp, (client.node_v4, 8080));
+}
+
+/// The list has the backend that both sets of plugins have. A first container leaves what stays: the bridge and
+/// the shared chains.
+#[test]
+fn either_of_the_reference_plugins_and_ours_removes_what_the_other_attached() {
+    if is_peer() {
+        return;
+    }
+    let all = Reference::all();
+    needs!(!all.is_empty(), REFERENCE);
+    let mut list = list();
+    list["cniVersion"] = "1.0.0".into();
+    list["plugins"][0]["ipMasq"] = true.into();
+    list["plugins"][0]["ipMasqBackend"] = "iptables".into();
+    list["plugins"][1]["backend"] = "iptables".into();
+    for reference in all {
+        let tool = Tool::new(&list);
+        let client = tool.node.host("client");
+        let (ours, theirs) = (tool.node.bin().to_owned(), reference.dir().to_owned());
+        let env = [("CAP_ARGS", PORTS)];
+        let call = |plugins: &Path, verb: &str, pod: &Pod| {
+            let output = tool.run_with(plugins, &[verb, "tool", path(pod)], &env);
+            assert!(output.code == Some(0), "cnitool {verb} with {}: {output}", plugins.display());
+            output.stdout
+        };
+        let first = tool.node.pod("first");
+        for plugins in [&ours, &theirs] {
+            let _ = call(plugins, "add", &first);
+            let _ = call(plugins, "del", &first);
+        }
+        let state = || {
+            Snapshot::take(&tool.node, &[]).without(&["networks/.slipway/", "networks/tool/last_reserved_ip"])
+        };
+        let before = state();
+        for (adds, deletes) in [(&ours, &theirs), (&theirs, &ours), (&theirs, &theirs)] {
+            let pod = tool.node.pod("web");
+            let result: Value = serde_json::from_str(&call(adds, "add", &pod)).expect("the result");
+            let ip = result["ips"][0]["address"].as_str().and_then(|ip| ip.split('/').next());
+            let server = pod.serve(Proto::Tcp, &format!("{}:80", ip.expect("an address")), "web");
+            client.expect(Proto::Tcp, (client.node_v4, 8080), "web");
+            drop(server);
+            let _ = call(adds, "check", &pod);
+            let _ = call(deletes, "del", &pod);
+            assert!(tool.cached().is_none());
+            client.expect_none(Proto::Tcp, (client.node_v4, 8080));
+            pod.remove();
+            before.assert_same(&state());
+        }
+    }
+}
+
+#[test]
+fn a_capability_is_an_option_and_the_result_a_table() {
+    if is_peer() {
+        return;
+    }
+    let tool = Tool::new(&list());
+    let client = tool.node.host("client");
+    let pod = tool.node.pod("web");
+    let options = ["--capability", "port=8080:80/tcp", "--capability", "port=8081:80", "--output", "table"];
+    let output = tool.run(&[&["add", "tool", path(&pod)], &options[..]].concat(), &[]);
+    assert!(output.code == Some(0), "{output}");
+    let line = output.stdout.lines().find(|line| line.starts_with("eth0")).expect("a line of eth0");
+    let columns: Vec<_> = line.split_whitespace().collect();
+    assert_eq!((columns[1], columns[3], columns[4]), (path(&pod), "10.33.0.2/24", "10.33.0.1"));
+    let server = pod.serve(Proto::Tcp, "0.0.0.0:80", "web");
+    client.expect(Proto::Tcp, (client.node_v4, 8080), "web");
+    client.expect(Proto::Tcp, (client.node_v4, 8081), "web");
+    drop(server);
+    let output = tool.run(&["del", "tool", path(&pod), "--output", "json"], &[]);
+    let document: Value = serde_json::from_str(&output.stdout).expect("JSON");
+    assert_eq!((&document["ok"], &document["command"]), (&json!(true), &json!("del")));
+    client.expect_none(Proto::Tcp, (client.node_v4, 8080));
+    let output = tool.run(&["add", "tool", path(&pod), "--capability", "port=x"], &[]);
+    assert!(output.code == Some(1) && output.stderr.contains("--capability port=x: "), "{output}");
+    assert!(tool.cached().is_none());
+}
+
+#[test]
+fn validate_finds_a_plugin_that_is_missing() {
+    if is_peer() {
+        return;
+    }
+    let tool = Tool::new(&list());
+    let output = tool.run(&["validate", "tool"], &[]);
+    assert!(output.code == Some(0) && output.stdout.lines().count() == 3, "{output}");
+    let mut broken = list();
+    broken["plugins"].as_array_mut().expect("a list").push(json!({"type": "gone"}));
+    tool.configure(&broken);
+    let output = tool.run(&["validate", "tool", "--output", "json"], &[]);
+    assert_eq!(output.code, Some(1), "{output}");
+    let document: Value = serde_json::from_str(&output.stdout).expect("JSON");
+    assert_eq!(document["ok"], false);
+    let errors: Vec<bool> =
+        document["plugins"].as_array().expect("plugins").iter().map(|one| !one["error"].is_null()).collect();
+    assert_eq!(errors, [false, false, true], "{document}");
+}
+
+/// The second waits for the first. One that is killed leaves no lock behind.
+#[test]
+fn calls_for_one_container_are_serialised_between_processes() {
+    if is_peer() {
+        return;
+    }
+    let mut slow = list();
+    slow["plugins"].as_array_mut().expect("a list").push(json!({"type": "slow"}));
+    let tool = Tool::new(&slow);
+    tool.node.cmd("mkdir /run/slow");
+    // Fails if another call is running.
+    let script = "#!/bin/sh\nmkdir /run/slow/busy || exit 1\nsleep 0.3\nrmdir /run/slow/busy\n\
+                  [ $CNI_COMMAND = ADD ] && echo '{}'\nexit 0\n";
+    tool.node.write("/run/slow/slow", script);
+    tool.node.cmd("chmod +x /run/slow/slow");
+    let pod = tool.node.pod("web");
+    let plugins = format!("{}:/run/slow", tool.node.bin().display());
+    std::thread::scope(|scope| {
+        for verb in ["del", "del", "check", "del"] {
+            let (tool, pod, plugins) = (&tool, &pod, &plugins);
+            scope.spawn(move || {
+                let output = tool.run_with(Path::new(plugins), &[verb, "tool", path(pod)], &[]);
+                assert!(verb == "check" || output.code == Some(0), "{verb}: {output}");
+            });
+        }
+    });
+    assert_eq!(tool.node.list("/var/lib/cni/locks"), ["network-tool"]);
 }
 
 #[test]

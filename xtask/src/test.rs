@@ -32,7 +32,7 @@ const NETWORK_TESTS_FOLDER: &str = "tests";
 
 /// The suites with tests that call the reference plugins, and words of those tests' names.
 const REFERENCE_TESTS: (&[&str], &[&str]) = (
-    &["gc", "host_device", "host_local", "iptables", "keys", "migrate", "static"],
+    &["cnitool", "gc", "host_device", "host_local", "iptables", "keys", "migrate", "static"],
     &["reference", "switched_over", "both_implementations", "each_side_removes"],
 );
 

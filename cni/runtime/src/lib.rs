@@ -29,3 +29,8 @@ pub use exec::{CallOptions, Cancel, Trace};
 pub use network::Network;
 pub use runtime::Runtime;
 pub use verbs::GcScope;
+
+/// The examples of the library's page.
+#[cfg(doctest)]
+#[doc = include_str!("../../../docs/runtime.md")]
+struct Page;

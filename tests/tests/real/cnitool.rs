@@ -35,8 +35,8 @@ const PROGRAM: &str = "usr/local/bin/cnitool";
 
 // 1.1 and 1.3, as this is written.
 of! {
-    bookworm "1.0.0": add_check_del;
-    unstable "1.1.0": add_check_del gc status;
+    bookworm "1.0.0": add_check_del exchange;
+    unstable "1.1.0": add_check_del exchange gc status;
 }
 
 struct Tool<'n> {
@@ -116,6 +116,32 @@ fn add_check_del(program: &Path, specification: &str) {
     client.expect_none(Proto::Tcp, (client.node_v4, 8080));
     pod.remove();
     before.assert_same(&state(&node));
+}
+
+/// Our cnitool and theirs, each with our plugins: same container, same cache.
+fn exchange(program: &Path, specification: &str) {
+    if is_peer() {
+        return;
+    }
+    let node = node();
+    let client = node.host("client");
+    let theirs = Tool::new(&node, program, &list(specification));
+    let ours = Tool { node: &node, program: node.bin().join("cnitool") };
+    let first = node.pod("first");
+    for tool in [&ours, &theirs] {
+        tool.call("add", &first, PORTS);
+        tool.call("del", &first, PORTS);
+    }
+    let before = state(&node);
+    for (adds, deletes) in [(&ours, &theirs), (&theirs, &ours)] {
+        let pod = node.pod("web");
+        adds.call("add", &pod, PORTS);
+        deletes.call("check", &pod, PORTS);
+        deletes.call("del", &pod, PORTS);
+        client.expect_none(Proto::Tcp, (client.node_v4, 8080));
+        pod.remove();
+        before.assert_same(&state(&node));
+    }
 }
 
 /// cnitool passes no list of valid attachments: libcni removes those in its own cache, and the plugins keep

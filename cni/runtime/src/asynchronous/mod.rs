@@ -89,12 +89,17 @@ impl Runtime {
     /// Those of [`crate::Runtime::add`].
     pub async fn add(&self, network: &Network, container: &Container) -> Result<AddResult, NetworkError> {
         let attachment = network.attachment(container)?;
-        let _held = self.lock(&attachment).await?;
+        let held = Arc::new(self.lock(&attachment).await?);
         let mut add = Add::new(network, container, &self.settings.path).undo(self.settings.undo);
         let result = self.drive(&mut add).await?;
         let (network, container, stored) = (network.clone(), container.clone(), result.clone());
-        let remembered =
-            self.blocking(move |store| store.remember(&network, &attachment, &container, &stored)).await;
+        let written_under = Arc::clone(&held);
+        let remembered = self.blocking(move |store| {
+            // The thread outlives a dropped future, and needs the lock to the end.
+            let _held = written_under;
+            store.remember(&network, &attachment, &container, &stored)
+        });
+        let remembered = remembered.await;
         if let Err(error) = remembered {
             let step = add.fail(error);
             return self.drive_from(&mut add, step).await;

@@ -10,7 +10,7 @@ use serde_json::json;
 
 use super::*;
 
-/// The calls and the result of a machine whose calls end as `outcomes` say; after these all succeed.
+/// The calls and the result of a machine whose calls end with `outcomes`; after these all succeed.
 fn run<V: Verb>(mut verb: V, outcomes: &[Kind]) -> (Vec<PluginCall>, Result<V::Output, NetworkError>) {
     let mut calls = Vec::new();
     let mut last = None;
