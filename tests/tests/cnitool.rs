@@ -152,7 +152,9 @@ fn either_of_the_reference_plugins_and_ours_removes_what_the_other_attached() {
             let _ = call(plugins, "del", &first);
         }
         let state = || {
-            Snapshot::take(&tool.node, &[]).without(&["networks/.slipway/", "networks/tool/last_reserved_ip"])
+            let derived = ["networks/.slipway/", "networks/tool/last_reserved_ip"];
+            // The reference plugins do not know our list of owners: GC or the next DEL with our plugins clears it.
+            Snapshot::take(&tool.node, &[]).without(&derived).without(&["inet slipway owners"])
         };
         let before = state();
         for (adds, deletes) in [(&ours, &theirs), (&theirs, &ours), (&theirs, &theirs)] {
@@ -162,7 +164,10 @@ fn either_of_the_reference_plugins_and_ours_removes_what_the_other_attached() {
             let server = pod.serve(Proto::Tcp, &format!("{}:80", ip.expect("an address")), "web");
             client.expect(Proto::Tcp, (client.node_v4, 8080), "web");
             drop(server);
-            let _ = call(adds, "check", &pod);
+            let checked = tool.run_with(adds, &["check", "tool", path(&pod)], &env);
+            // portmap 1.1 also looks for the rules of an IPv6 address that the container does not have.
+            let is_theirs = adds == &theirs && checked.stderr.contains("could not check ipv6 dnat");
+            assert!(checked.code == Some(0) || is_theirs, "{checked}");
             let _ = call(deletes, "del", &pod);
             assert!(tool.cached().is_none());
             client.expect_none(Proto::Tcp, (client.node_v4, 8080));

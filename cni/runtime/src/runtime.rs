@@ -189,12 +189,27 @@ impl Runtime {
     /// [`NetworkError::Plugin`] for the first plugin that fails, or [`NetworkError::Remember`], inside
     /// [`NetworkError::Undone`] if the ADD was undone; [`NetworkError::Name`]; [`NetworkError::Lock`].
     pub fn add(&self, network: &Network, container: &Container) -> Result<AddResult, NetworkError> {
-        let Settings { path, store, options, undo, .. } = &self.settings;
+        let Settings { store, options, .. } = &self.settings;
         let attachment = network.attachment(container)?;
-        let _held = store.lock(&attachment, options)?;
+        let held = store.lock(&attachment, options)?;
+        let added = self.attach(network, container, &attachment);
+        if added.is_err() {
+            store.tidy(&held, &attachment);
+        }
+        added
+    }
+
+    /// An ADD under the locks.
+    fn attach(
+        &self,
+        network: &Network,
+        container: &Container,
+        attachment: &Attachment,
+    ) -> Result<AddResult, NetworkError> {
+        let Settings { path, store, undo, .. } = &self.settings;
         let mut add = Add::new(network, container, path).undo(*undo);
         let result = self.drive(&mut add)?;
-        if let Err(error) = store.remember(network, &attachment, container, &result) {
+        if let Err(error) = store.remember(network, attachment, container, &result) {
             let step = add.fail(error);
             return self.drive_from(&mut add, step);
         }
@@ -212,9 +227,14 @@ impl Runtime {
             return Ok(());
         }
         let attachment = network.attachment(container)?;
-        let _held = store.lock(&attachment, options)?;
+        let held = store.lock(&attachment, options)?;
         let result = store.result(&attachment)?;
-        self.drive(&mut Check::new(network, container, path, result))
+        let is_cached = result.is_some();
+        let checked = self.drive(&mut Check::new(network, container, path, result));
+        if !is_cached {
+            store.tidy(&held, &attachment);
+        }
+        checked
     }
 
     /// Calls DEL of every plugin in reverse order, with the cached result, and deletes that when all have

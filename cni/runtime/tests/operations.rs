@@ -176,6 +176,7 @@ fn a_failed_add_is_left_as_it_is_unless_asked() {
         let error = driver.add(&case.network, &container()).unwrap_err();
         assert_eq!(error.to_string(), r#"plugin type="portmap" name="ports" failed (add): port is taken"#);
         assert!(Case::files(driver, "results").is_empty());
+        assert_eq!(Case::files(driver, "locks"), ["network-pods"]);
     });
 }
 
@@ -398,8 +399,8 @@ fn a_bare_result_of_old_libcni_is_used() {
 #[test]
 fn commands_that_a_version_lacks() {
     let mut case = Case::new();
-    let of = |version| Network::builder("n").version(version).plugin(json!({"type": "p"})).build().unwrap();
-    case.network = of(Version::V0_3_1);
+    case.network =
+        Network::builder("n").version(Version::V0_3_1).plugin(json!({"type": "p"})).build().unwrap();
     let calls = case.run(
         &[call("p", Command::Add).prints(r#"{"cniVersion":"0.3.1"}"#), call("p", Command::Del)],
         |driver| {

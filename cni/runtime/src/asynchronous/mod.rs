@@ -90,13 +90,28 @@ impl Runtime {
     pub async fn add(&self, network: &Network, container: &Container) -> Result<AddResult, NetworkError> {
         let attachment = network.attachment(container)?;
         let held = Arc::new(self.lock(&attachment).await?);
+        let added = self.attach(network, container, &attachment, &held).await;
+        if added.is_err() {
+            self.tidy(held, attachment).await;
+        }
+        added
+    }
+
+    /// An ADD under the locks.
+    async fn attach(
+        &self,
+        network: &Network,
+        container: &Container,
+        attachment: &Attachment,
+        held: &Arc<Held>,
+    ) -> Result<AddResult, NetworkError> {
         let mut add = Add::new(network, container, &self.settings.path).undo(self.settings.undo);
         let result = self.drive(&mut add).await?;
-        let (network, container, stored) = (network.clone(), container.clone(), result.clone());
-        let written_under = Arc::clone(&held);
+        let (network, container) = (network.clone(), container.clone());
+        let (attachment, held, stored) = (attachment.clone(), Arc::clone(held), result.clone());
         let remembered = self.blocking(move |store| {
             // The thread outlives a dropped future, and needs the lock to the end.
-            let _held = written_under;
+            let _held = held;
             store.remember(&network, &attachment, &container, &stored)
         });
         let remembered = remembered.await;
@@ -116,9 +131,26 @@ impl Runtime {
             return Ok(());
         }
         let attachment = network.attachment(container)?;
-        let _held = self.lock(&attachment).await?;
-        let result = self.blocking(move |store| store.result(&attachment)).await?;
-        self.drive(&mut Check::new(network, container, &self.settings.path, result)).await
+        let held = Arc::new(self.lock(&attachment).await?);
+        let of = attachment.clone();
+        let result = self.blocking(move |store| store.result(&of)).await?;
+        let is_cached = result.is_some();
+        let checked = self.drive(&mut Check::new(network, container, &self.settings.path, result)).await;
+        if !is_cached {
+            self.tidy(held, attachment).await;
+        }
+        checked
+    }
+
+    /// Deletes the lock file of a container without attachments.
+    async fn tidy(&self, held: Arc<Held>, attachment: Attachment) {
+        let tidied = self.blocking(move |store| {
+            store.tidy(&held, &attachment);
+            Ok(())
+        });
+        if let Err(error) = tidied.await {
+            log::debug!("remove a lock file: {error}");
+        }
     }
 
     /// As [`crate::Runtime::del`].
