@@ -18,7 +18,8 @@ use serde_json::{Map, Value};
 use sha2::{Digest as _, Sha512};
 
 use super::cli::{self, Given, Stop};
-use super::{commands, exit_code, json};
+use super::execute::exit_code;
+use super::{commands, json};
 use capability::CapabilityError;
 use report::Verdict;
 

@@ -298,7 +298,7 @@ pub static COMMANDS: &[Command] = &[
             )
             .short('i'),
             Opt::value(
-                cnitool::CAPABILITY,
+                "--capability",
                 Value::Text("NAME=VALUE"),
                 "capability argument: port=8080:80/tcp, bandwidth=ingressRate:10M,..., ips=ADDRESS,... or mac=ADDRESS",
             )
