@@ -6,6 +6,7 @@
 //! outside it (namespaces joined to the node by a veth pair) and [`Pod`]s (empty namespaces under
 //! `/run/netns`, for a plugin to fill). All three are [`Space`]s: code and commands run inside with
 //! [`Space::run`] and [`Space::cmd`], servers and clients with [`Space::serve`] and [`Space::request`].
+//! Several nodes on one link are a [`Cluster`].
 //!
 //! No namespace has a name outside the node's own mount namespace, and each is held by nothing but a
 //! file descriptor of the test process. So whatever way a test ends (also killed), the kernel removes
@@ -46,6 +47,8 @@
 mod bpf;
 mod cgroup;
 mod chain;
+mod cluster;
+mod daemon;
 mod ethtool;
 mod feature;
 pub mod garbage;
@@ -64,6 +67,8 @@ mod tun;
 
 pub use bpf::{PROGRAMS, has_programs};
 pub use chain::{Attach, Failure, Network};
+pub use cluster::{Cluster, ClusterNode, Member, pod_gateways, pod_ranges};
+pub use daemon::Daemon;
 pub use feature::{FLOWTABLE, NFT_RANGES, has_flowtable, lacks, nft_loads_ranges};
 pub use golden::{golden, normalise};
 pub use interrupt::{

@@ -1,0 +1,156 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+
+//! Several nodes on one link, with a host outside that routes between them and the rest of the world.
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::ops::Deref;
+use std::os::fd::AsRawFd;
+
+use crate::node::{BridgeNetfilter, Node, Pod};
+use crate::space::Space;
+
+/// The number of the host outside on the link.
+const OUTSIDE: u8 = 9;
+/// The number of the control plane's namespace on the link.
+const CONTROL: u8 = 2;
+/// The number of the first node on the link, minus one.
+const NODES: u8 = 10;
+
+/// Nodes joined by a bridge in a namespace of its own, as in a data centre.
+///
+/// Each node has a range of pod addresses of both families, [`pod_ranges`], which the others and the host outside
+/// route to it. The nodes' default route leads to the host outside.
+#[derive(Debug)]
+pub struct Cluster {
+    /// The nodes, in the order of their numbers, which begin at 1.
+    pub nodes: Vec<ClusterNode>,
+    /// The host outside: the nodes' router, and whatever is beyond it.
+    pub outside: Member,
+    /// A namespace for programs of the control plane.
+    pub control: Member,
+    /// Owns the bridge. Dropped last.
+    _lan: Node,
+}
+
+/// A node of a [`Cluster`].
+#[derive(Debug)]
+pub struct ClusterNode {
+    node: Node,
+    /// Its number, from 1.
+    pub number: u8,
+    /// Its addresses on the link, IPv4 and IPv6.
+    pub addresses: [IpAddr; 2],
+}
+
+/// A namespace of a [`Cluster`] that is no node.
+#[derive(Debug)]
+pub struct Member {
+    pod: Pod,
+    /// Its addresses on the link, IPv4 and IPv6.
+    pub addresses: [IpAddr; 2],
+}
+
+impl Cluster {
+    /// Makes a cluster of so many nodes. `prepare` is called on each before anything is done in it.
+    ///
+    /// # Panics
+    /// When namespaces or links cannot be made.
+    #[must_use]
+    pub fn new(count: u8, prepare: impl Fn(&mut Node)) -> Self {
+        let lan = Node::new();
+        lan.bridge_netfilter(BridgeNetfilter::Off);
+        // Without multicast snooping, neighbour solicitations reach all ports at once.
+        lan.cmd("ip link add lan0 type bridge mcast_snooping 0");
+        lan.cmd("ip link set lan0 up");
+        let member = |name: &str, number| {
+            let pod = lan.pod(name);
+            join(&lan, &pod, number);
+            Member { pod, addresses: on_link(number) }
+        };
+        let (outside, control) = (member("outside", OUTSIDE), member("control", CONTROL));
+        outside.sysctl("net/ipv4/ip_forward", "1");
+        outside.sysctl("net/ipv6/conf/all/forwarding", "1");
+        let nodes: Vec<_> = (1..=count)
+            .map(|number| {
+                let mut node = Node::new();
+                prepare(&mut node);
+                join(&lan, &node, NODES + number);
+                node.forward();
+                for via in outside.addresses {
+                    node.cmd(&format!("ip route add default via {via}"));
+                }
+                ClusterNode { node, number, addresses: on_link(NODES + number) }
+            })
+            .collect();
+        for to in &nodes {
+            let others = nodes.iter().filter(|from| from.number != to.number);
+            for from in others.map(|node| &**node as &Space).chain([&*outside as &Space]) {
+                for (range, via) in pod_ranges(to.number).iter().zip(to.addresses) {
+                    from.cmd(&format!("ip route add {range} via {via}"));
+                }
+            }
+        }
+        Self { nodes, outside, control, _lan: lan }
+    }
+}
+
+/// The ranges of a node's pods, IPv4 and IPv6.
+#[must_use]
+pub fn pod_ranges(node: u8) -> [String; 2] {
+    [format!("10.244.{node}.0/24"), format!("fd44:0:0:{node}::/64")]
+}
+
+/// The addresses that a bridge with `isGateway` has on a node, the first of its ranges.
+#[must_use]
+pub fn pod_gateways(node: u8) -> [IpAddr; 2] {
+    [Ipv4Addr::new(10, 244, node, 1).into(), Ipv6Addr::new(0xfd44, 0, 0, node.into(), 0, 0, 0, 1).into()]
+}
+
+fn on_link(number: u8) -> [IpAddr; 2] {
+    [
+        Ipv4Addr::new(192, 168, 50, number).into(),
+        Ipv6Addr::new(0xfd50, 0, 0, 0, 0, 0, 0, number.into()).into(),
+    ]
+}
+
+/// Joins a namespace to the bridge: `eth0` there, `port<number>` here. The two may be in mount namespaces that do not
+/// share names of network namespaces, so that ip(8) gets this process's descriptor.
+fn join(lan: &Node, space: &Space, number: u8) {
+    let path = format!("/proc/{}/fd/{}", std::process::id(), space.net.as_raw_fd());
+    let port = format!("port{number}");
+    lan.cmd_input(
+        "ip -batch -",
+        &format!(
+            "link add {port} type veth peer name eth0 netns {path}\n\
+             link set {port} master lan0\n\
+             link set {port} up\n"
+        ),
+    );
+    let [v4, v6] = on_link(number);
+    space.cmd_input(
+        "ip -batch -",
+        &format!(
+            "link set lo up\n\
+             address add {v4}/24 dev eth0\n\
+             address add {v6}/64 dev eth0 nodad\n\
+             link set eth0 up\n"
+        ),
+    );
+    lan.wait_up(&port);
+    space.wait_up("eth0");
+    space.wait_local(v6);
+}
+
+impl Deref for ClusterNode {
+    type Target = Node;
+    fn deref(&self) -> &Node {
+        &self.node
+    }
+}
+
+impl Deref for Member {
+    type Target = Pod;
+    fn deref(&self) -> &Pod {
+        &self.pod
+    }
+}

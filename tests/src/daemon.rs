@@ -1,0 +1,67 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+
+//! Programs that run until a test has ended.
+
+use std::ffi::OsStr;
+use std::fs::File;
+use std::process::{Command, Stdio};
+use std::sync::mpsc;
+use std::thread;
+
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+
+use crate::space::Space;
+
+/// A program that runs until this is dropped. The kernel kills it if the test process is killed.
+#[derive(Debug)]
+pub struct Daemon {
+    pid: Pid,
+    thread: Option<thread::JoinHandle<()>>,
+}
+
+impl Space {
+    /// Starts a program here. Its output goes to a file, as the space sees it.
+    ///
+    /// # Panics
+    /// If it cannot be started.
+    pub fn daemon(&self, program: impl AsRef<OsStr>, args: &[&str], log: &str) -> Daemon {
+        // prctl(2): PR_SET_PDEATHSIG counts from the thread that started the program, so that thread waits for its end.
+        let mut command = Command::new("setpriv");
+        command.args(["--pdeathsig", "KILL", "--"]).arg(program.as_ref()).args(args);
+        let (space, log) = (self.clone(), log.to_owned());
+        let (started, pid) = mpsc::channel();
+        let thread = thread::spawn(move || {
+            space.run(|| {
+                let output = File::create(&log).unwrap_or_else(|e| panic!("create {log}: {e}"));
+                let errors = output.try_clone().expect("duplicate the log's descriptor");
+                command.stdin(Stdio::null()).stdout(output).stderr(errors);
+                let mut child = command.spawn().unwrap_or_else(|e| panic!("start {command:?}: {e}"));
+                let _ = started.send(child.id().cast_signed());
+                let _ = child.wait();
+            });
+        });
+        let pid =
+            pid.recv().unwrap_or_else(|_| panic!("{}: {:?} did not start", self.name(), program.as_ref()));
+        Daemon { pid: Pid::from_raw(pid), thread: Some(thread) }
+    }
+}
+
+impl Daemon {
+    /// True until the program has ended.
+    #[must_use]
+    pub fn runs(&self) -> bool {
+        self.thread.as_ref().is_some_and(|thread| !thread.is_finished())
+    }
+}
+
+impl Drop for Daemon {
+    fn drop(&mut self) {
+        if self.runs() {
+            let _ = kill(self.pid, Signal::SIGKILL);
+        }
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}
