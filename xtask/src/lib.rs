@@ -19,6 +19,7 @@ mod failures;
 mod figures;
 mod full;
 pub mod install;
+mod kube;
 mod licenses;
 mod links;
 mod manual;

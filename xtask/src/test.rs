@@ -23,7 +23,9 @@ use crate::reference::{self, Reference};
 use crate::run::{self, cargo, tool};
 use crate::runtimes::Runtimes;
 use crate::test_programs::{self, passed};
-use crate::{build, deny, docs_check, ebpf, failures, licenses, links, setup, vm_test, words, workspace};
+use crate::{
+    build, deny, docs_check, ebpf, failures, kube, licenses, links, setup, vm_test, words, workspace,
+};
 
 /// The package of the network tests, which need root and the built binary.
 const NETWORK_TESTS: &str = "slipway-tests";
@@ -242,6 +244,7 @@ struct Ready {
 /// Builds the plugins and the network tests.
 fn prepare(args: &Args, suites: &[String], seed: u64, stages: &Stages) -> Result<Ready> {
     let reference = references(stages, &[reference::STABLE], args.require)?;
+    let kube = kubernetes(stages, args.require)?;
     let mut bin_dir = PathBuf::new();
     stages.run("build", |log| {
         quiet(Flavour::Debug.cargo_build()?, log)?;
@@ -259,6 +262,7 @@ fn prepare(args: &Args, suites: &[String], seed: u64, stages: &Stages) -> Result
         ("SLIPWAY_SAMPLED".to_owned(), sampled.clone().into()),
         (name.to_owned(), dirs.clone()),
     ];
+    env.extend(kube.map(|dir| (kube::VARIABLE.to_owned(), dir.into())));
     if !args.full {
         env.push(("SLIPWAY_SAMPLE".to_owned(), SAMPLE.to_string().into()));
         env.push(("SLIPWAY_SAMPLE_SEED".to_owned(), seed.to_string().into()));
@@ -418,6 +422,28 @@ fn references(stages: &Stages, suites: &[&'static str], require: bool) -> Result
         println!("  SKIP  {reason}");
     }
     Ok(found)
+}
+
+/// The directory with Kubernetes' programs, if they are there; prints a line if etcd cannot be fetched.
+fn kubernetes(stages: &Stages, require: bool) -> Result<Option<PathBuf>> {
+    let mut found = Ok(None);
+    stages.run("Kubernetes", |_| {
+        found = kube::find();
+        Ok(match &found {
+            Ok(Some(dir)) => dir.display().to_string(),
+            Ok(None) => "no kube-proxy, no kube-apiserver".to_owned(),
+            Err(_) => "no etcd".to_owned(),
+        })
+    })?;
+    match found {
+        Err(e) if !require => {
+            println!(
+                "  SKIP  the tests with kube-proxy, whose API server needs etcd, which could not be fetched: {e}"
+            );
+            Ok(None)
+        }
+        found => found,
+    }
 }
 
 /// An empty file that tests write to.
