@@ -1,0 +1,179 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+
+//! The connections that a Kubernetes cluster promises, between two nodes: docs/network-matrix.md.
+//!
+//! kube-proxy itself translates Services; it watches an API server. Each test tries its rows with one backend of the
+//! plugins, for TCP and UDP, IPv4 and IPv6, and reports all cases that differ.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test fails by panicking")]
+
+mod kube;
+mod rows;
+mod services;
+mod world;
+
+use std::fmt::Write as _;
+use std::net::SocketAddr;
+use std::thread;
+
+use slipway_tests::{Proto, QUICK, patience, skip};
+
+use kube::{ApiServer, KUBE_PROXY};
+use rows::{From, ROWS, Row, Seen, To};
+use world::{HOST_PORTS, World};
+
+/// The page with the same table.
+const PAGE: &str = include_str!("../../../docs/network-matrix.md");
+
+/// The backend of published ports and masquerade.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Backend {
+    Nftables,
+    Iptables,
+    Ebpf,
+}
+
+impl Backend {
+    fn name(self) -> &'static str {
+        match self {
+            Self::Nftables => "nftables",
+            Self::Iptables => "iptables",
+            Self::Ebpf => "ebpf",
+        }
+    }
+}
+
+/// Makes a test for each backend of each function.
+macro_rules! on_each_backend {
+    ($($test:ident),+) => {
+        mod nftables {
+            $(#[test] fn $test() { super::$test(crate::Backend::Nftables); })+
+        }
+        mod iptables {
+            $(#[test] fn $test() { super::$test(crate::Backend::Iptables); })+
+        }
+        mod ebpf {
+            $(#[test] fn $test() {
+                slipway_tests::needs!(slipway_tests::has_programs(), slipway_tests::PROGRAMS);
+                super::$test(crate::Backend::Ebpf);
+            })+
+        }
+    };
+}
+
+on_each_backend!(rows_without_services, rows_with_kube_proxy);
+
+/// Without kube-proxy, where the BPF programs translate.
+fn rows_without_services(backend: Backend) {
+    let world = World::new(backend);
+    expect_all(&world, ROWS.iter().filter(|row| !row.to.is_service()), |case| {
+        backend == Backend::Ebpf && case.is_direct_datagram_to_a_published_number()
+    });
+}
+
+/// All rows, with kube-proxy in mode iptables.
+fn rows_with_kube_proxy(backend: Backend) {
+    let Some(programs) = kube::programs() else { skip!(KUBE_PROXY) };
+    let world = World::new(backend);
+    let server = ApiServer::start(&programs, &world.cluster.control);
+    server.wait();
+    server.publish(&world.cluster, world.web.addresses);
+    let nodes = &world.cluster.nodes;
+    nodes.iter().for_each(kube::kubelet);
+    let proxies: Vec<_> = nodes.iter().map(|node| kube::proxy(&programs, node, &server)).collect();
+    for (node, proxy) in nodes.iter().zip(&proxies) {
+        kube::wait_for_rules(node, proxy);
+        // As containerd does every few seconds: the BPF programs leave new flows to nftables next to kube-proxy.
+        world::network(backend, node).status().expect("STATUS");
+    }
+    expect_all(&world, ROWS, |_| false);
+}
+
+/// Tries every case of these rows. Those that are known to fail must fail, so that a repair removes them from the list.
+fn expect_all<'a>(world: &World, rows: impl IntoIterator<Item = &'a Row>, fails: impl Fn(&Case<'_>) -> bool) {
+    let mut tried = 0;
+    let mut wrong = Vec::new();
+    for row in rows {
+        let mut cases = cases(world, row);
+        cases.iter_mut().filter(|case| fails(case)).for_each(|case| case.seen = Seen::Closed);
+        tried += cases.len();
+        // At once: those that must get no reply wait for their time limit.
+        thread::scope(|scope| {
+            let running: Vec<_> = cases.iter().map(|case| scope.spawn(|| case.run(world))).collect();
+            wrong.extend(running.into_iter().filter_map(|one| one.join().expect("no panic")));
+        });
+    }
+    assert!(wrong.is_empty(), "{} of {tried} cases differ:\n{}", wrong.len(), wrong.join("\n"));
+}
+
+/// One client, one address and one protocol.
+struct Case<'a> {
+    row: &'a Row,
+    from: From,
+    seen: Seen,
+    proto: Proto,
+    to: SocketAddr,
+}
+
+fn cases<'a>(world: &World, row: &'a Row) -> Vec<Case<'a>> {
+    let mut cases = Vec::new();
+    let asked = From::ALL.into_iter().zip(row.seen).filter(|(_, seen)| *seen != Seen::NotAsked);
+    for (from, seen) in asked {
+        for to in [0, 1].into_iter().flat_map(|family| row.to.addresses(world, family)) {
+            cases.extend(Proto::ALL.map(|proto| Case { row, from, seen, proto, to }));
+        }
+    }
+    cases
+}
+
+impl Case<'_> {
+    /// A datagram from elsewhere to the pod's own address and a port whose number is also a published port. Its reply
+    /// is masqueraded by the BPF programs: they look for the published port first, and record no flow when the
+    /// destination is not an address of the node.
+    fn is_direct_datagram_to_a_published_number(&self) -> bool {
+        let elsewhere = matches!(self.from, From::OtherNode | From::Second | From::Outside);
+        let is_published = HOST_PORTS.contains(&self.to.port());
+        elsewhere && is_published && self.proto == Proto::Udp && matches!(self.row.to, To::Pod)
+    }
+
+    /// Connects; returns the difference, if any.
+    fn run(&self, world: &World) -> Option<String> {
+        let limit = if self.seen == Seen::Closed { QUICK } else { patience() };
+        let answer = world.client(self.from).ask_from(self.proto, None, self.to, limit);
+        let found = match &answer {
+            Ok(answer) => {
+                let expected = world.addresses(self.seen, answer.own.ip());
+                if answer.who == self.row.to.server() && expected.contains(&answer.peer.ip()) {
+                    return None;
+                }
+                format!("{} replied and saw {}", answer.who, answer.peer.ip())
+            }
+            Err(_) if self.seen == Seen::Closed => return None,
+            Err(e) => e.to_string(),
+        };
+        Some(format!(
+            "{} → {} ({} {}): {found}; expected: {}",
+            self.from.name(),
+            self.row.name,
+            self.proto.name(),
+            self.to,
+            self.seen.name(),
+        ))
+    }
+}
+
+/// The table of the page, from the rows.
+fn table() -> String {
+    let columns = From::ALL.map(From::name);
+    let mut text = format!("| to | {} |\n|---{}|\n", columns.join(" | "), "|---".repeat(columns.len()));
+    for row in ROWS {
+        let _ = writeln!(text, "| {} | {} |", row.name, row.seen.map(Seen::name).join(" | "));
+    }
+    text
+}
+
+#[test]
+fn the_page_has_the_same_table() {
+    let table = table();
+    assert!(PAGE.contains(&table), "docs/network-matrix.md lacks this table:\n{table}");
+}

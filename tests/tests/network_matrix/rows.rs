@@ -1,0 +1,172 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+
+//! The rows of the matrix, as data: docs/network-matrix.md has the same table.
+
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+
+use slipway_tests::at;
+
+use crate::services::{CLUSTER, LOCAL, ON_NODE, Service};
+use crate::world::{BEYOND, HOST_PORTS, METADATA, NODE_PORT, POD_PORTS, World};
+use Seen::{Across, Bridge, Client, Closed, First, FirstOrBridge, NotAsked, Second};
+
+/// A client, relative to the server pod on the first node: a column.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum From {
+    Itself,
+    SameNode,
+    OtherNode,
+    First,
+    Second,
+    Outside,
+}
+
+impl From {
+    /// In the order of the columns.
+    pub(crate) const ALL: [Self; 6] =
+        [Self::Itself, Self::SameNode, Self::OtherNode, Self::First, Self::Second, Self::Outside];
+
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::Itself => "the pod itself",
+            Self::SameNode => "a pod on its node",
+            Self::OtherNode => "a pod on the other node",
+            Self::First => "its node",
+            Self::Second => "the other node",
+            Self::Outside => "outside",
+        }
+    }
+}
+
+/// The client's address as the server sees it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Seen {
+    /// The client's own.
+    Client,
+    /// The address of the bridge of the server's node.
+    Bridge,
+    /// The address of the server's node on the link.
+    First,
+    /// One of these two: the BPF programs replace the address in the node's own sockets.
+    FirstOrBridge,
+    /// The address of the other node on the link.
+    Second,
+    /// The client's own if the other nodes' pods are exempt from `ipMasq`, else that of the client's node.
+    Across,
+    /// None: no server replies.
+    Closed,
+    /// Not part of the matrix.
+    NotAsked,
+}
+
+impl Seen {
+    /// As the page's table has it.
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::Client => "client",
+            Self::Bridge => "bridge",
+            Self::First => "its node",
+            Self::FirstOrBridge => "its node or bridge",
+            Self::Second => "other node",
+            Self::Across => "across",
+            Self::Closed => "closed",
+            Self::NotAsked => "–",
+        }
+    }
+}
+
+/// The destination of a row. A number is the index of a node.
+#[derive(Debug)]
+pub(crate) enum To {
+    Pod,
+    HostPort(usize),
+    LoopbackHostPort,
+    Node,
+    ClusterIp(&'static Service),
+    NodePort(&'static Service, usize),
+    LoopbackNodePort(&'static Service),
+    Balancer(&'static Service, usize),
+    Internet,
+    Metadata,
+}
+
+/// A row: a destination, and for each client the address that the server sees.
+#[derive(Debug)]
+pub(crate) struct Row {
+    pub(crate) name: &'static str,
+    pub(crate) to: To,
+    pub(crate) seen: [Seen; 6],
+}
+
+const fn row(name: &'static str, to: To, seen: [Seen; 6]) -> Row {
+    Row { name, to, seen }
+}
+
+#[rustfmt::skip]
+pub(crate) const ROWS: &[Row] = &[
+    //                                                            itself    same node other node  node      other     outside
+    row("the pod", To::Pod,                                      [Client,   Client,   Across,   Bridge,   Second,   Client]),
+    row("hostPort, its node", To::HostPort(0),                   [Bridge,   Bridge,   Second,   FirstOrBridge, Second, Client]),
+    row("hostPort, the other node", To::HostPort(1),             [Closed,   Closed,   Closed,   Closed,   Closed,   Closed]),
+    row("hostPort, 127.0.0.1", To::LoopbackHostPort,             [NotAsked, NotAsked, NotAsked, Bridge,   Closed,   NotAsked]),
+    row("its node", To::Node,                                    [Client,   Client,   Second,   Client,   Second,   Client]),
+    row("clusterIP", To::ClusterIp(&CLUSTER),                    [Bridge,   Client,   Across,   Bridge,   Second,   NotAsked]),
+    row("clusterIP, policy Local", To::ClusterIp(&LOCAL),        [Bridge,   Client,   Across,   Bridge,   Second,   NotAsked]),
+    row("clusterIP of a server on its node", To::ClusterIp(&ON_NODE), [Client, Client, Second,  First,    Second,   NotAsked]),
+    row("nodePort, its node", To::NodePort(&CLUSTER, 0),         [Bridge,   Bridge,   Bridge,   Bridge,   Bridge,   Bridge]),
+    row("nodePort, the other node", To::NodePort(&CLUSTER, 1),   [Second,   Second,   Second,   Second,   Second,   Second]),
+    row("nodePort, 127.0.0.1", To::LoopbackNodePort(&CLUSTER),   [NotAsked, NotAsked, NotAsked, Bridge,   Second,   NotAsked]),
+    row("nodePort of a server on its node, its node", To::NodePort(&ON_NODE, 0), [Client, Client, Second, First, Second, Client]),
+    row("nodePort of a server on its node, the other node", To::NodePort(&ON_NODE, 1), [Second, Second, Second, Second, Second, Second]),
+    row("nodePort, policy Local, its node", To::NodePort(&LOCAL, 0), [Bridge, Client, Second,   Bridge,   Second,   Client]),
+    row("nodePort, policy Local, the other node", To::NodePort(&LOCAL, 1), [Closed, Closed, Across, Closed, Second, Closed]),
+    row("load balancer, by its node", To::Balancer(&CLUSTER, 0), [Bridge,   Bridge,   Second,   Bridge,   Second,   Bridge]),
+    row("load balancer, by the other node", To::Balancer(&CLUSTER, 1), [Bridge, Bridge, Second, Bridge,   Second,   Second]),
+    row("load balancer, policy Local, by its node", To::Balancer(&LOCAL, 0), [Bridge, Client, Across, Bridge, Second, Client]),
+    row("load balancer, policy Local, by the other node", To::Balancer(&LOCAL, 1), [Bridge, Client, Across, Bridge, Second, Closed]),
+    row("internet", To::Internet,                                [First,    First,    Second,   Client,   Client,   NotAsked]),
+    row("metadata", To::Metadata,                                [First,    First,    Second,   Client,   Client,   NotAsked]),
+];
+
+impl To {
+    /// True if kube-proxy translates the destination.
+    pub(crate) fn is_service(&self) -> bool {
+        matches!(
+            self,
+            Self::ClusterIp(_) | Self::NodePort(..) | Self::LoopbackNodePort(_) | Self::Balancer(..)
+        )
+    }
+
+    /// The name of the server that replies.
+    pub(crate) fn server(&self) -> &'static str {
+        match self {
+            Self::Node => "node",
+            Self::ClusterIp(service) | Self::NodePort(service, _) if service.on_node => "node",
+            Self::Internet | Self::Metadata => "internet",
+            _ => "web",
+        }
+    }
+
+    /// Its addresses of one family (0 or 1): one that is remapped and one that is not, where there is a difference.
+    pub(crate) fn addresses(&self, world: &World, family: usize) -> Vec<SocketAddr> {
+        let node = |index: usize| world.cluster.nodes[index].addresses[family];
+        let parse = |text: &str| text.parse::<IpAddr>().expect("an address");
+        let all = |ip: IpAddr, ports: &[u16]| ports.iter().map(|port| at(ip, *port)).collect();
+        let loopback = |ports: &[u16]| match family {
+            0 => all(Ipv4Addr::LOCALHOST.into(), ports),
+            _ => Vec::new(),
+        };
+        match self {
+            Self::Pod => all(world.web.addresses[family], &POD_PORTS),
+            Self::HostPort(index) => all(node(*index), &HOST_PORTS),
+            Self::LoopbackHostPort => loopback(&HOST_PORTS),
+            Self::Node => all(node(0), &[NODE_PORT]),
+            Self::ClusterIp(service) => all(parse(service.cluster_ips[family]), &service.own_ports()),
+            Self::NodePort(service, index) => all(node(*index), &service.node_ports()),
+            Self::LoopbackNodePort(service) => loopback(&service.node_ports()),
+            Self::Balancer(service, by) => all(parse(service.balancers[*by][family]), &service.own_ports()),
+            Self::Internet => all(parse(BEYOND[family]), &[80]),
+            Self::Metadata => all(parse(METADATA[family]), &[80]),
+        }
+    }
+}

@@ -1,0 +1,155 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+
+//! A cluster of two nodes, with pods, servers and a load balancer.
+
+use std::net::IpAddr;
+
+use serde_json::{Value, json};
+use slipway_tests::{
+    Attach, BridgeNetfilter, Cluster, ClusterNode, Network, Pod, Proto, Server, Space, at, pod_gateways,
+    pod_ranges,
+};
+
+use crate::Backend;
+use crate::rows::{From, Seen};
+use crate::services::SERVICES;
+
+/// True if pods of other nodes are exempt from `ipMasq`, with the key `nonMasqueradeCIDRs`.
+const EXEMPT: bool = false;
+
+/// The ports that the pod serves: targets of hostPorts and Services.
+pub(crate) const POD_PORTS: [u16; 4] = [80, 8088, 30088, 31088];
+/// The published ports: one is remapped to port 80, the other is not.
+pub(crate) const HOST_PORTS: [u16; 2] = [8080, 8088];
+/// The port of the server on the first node itself.
+pub(crate) const NODE_PORT: u16 = 7000;
+/// A server beyond the cluster's router.
+pub(crate) const BEYOND: [&str; 2] = ["203.0.113.80", "2001:db8:80::80"];
+/// The addresses of a cloud's metadata service.
+pub(crate) const METADATA: [&str; 2] = ["169.254.169.254", "fd00:ec2::254"];
+
+pub(crate) struct World {
+    pub(crate) web: Web,
+    same: Web,
+    other: Web,
+    _servers: Vec<Server>,
+    pub(crate) cluster: Cluster,
+}
+
+/// A pod, and its addresses, IPv4 and IPv6.
+pub(crate) struct Web {
+    pod: Pod,
+    pub(crate) addresses: [IpAddr; 2],
+}
+
+impl World {
+    pub(crate) fn new(backend: Backend) -> Self {
+        let cluster = Cluster::new(2, |node| {
+            if backend == Backend::Ebpf && !node.own_cgroup() {
+                eprintln!("no control groups of version 2: the node's own sockets are left to nftables");
+            }
+        });
+        for node in &cluster.nodes {
+            // As Kubernetes demands: the reply of a pod of the same bridge must pass conntrack.
+            assert!(node.bridge_netfilter(BridgeNetfilter::On), "the kernel has no br_netfilter");
+        }
+        cluster.outside.cmd("ip link set lo up");
+        for ip in BEYOND.iter().chain(&METADATA) {
+            cluster.outside.cmd(&format!("ip address add {ip} dev lo"));
+        }
+        // The load balancer: a router that leaves the destination as it is.
+        for service in &SERVICES {
+            for (node, balancers) in cluster.nodes.iter().zip(service.balancers) {
+                for (ip, via) in balancers.iter().zip(node.addresses) {
+                    cluster.outside.cmd(&format!("ip route add {ip} via {via}"));
+                }
+            }
+        }
+        let publish = |mut attach: Attach| {
+            for proto in Proto::ALL {
+                attach =
+                    attach.port(proto, HOST_PORTS[0], POD_PORTS[0]).port(proto, HOST_PORTS[1], HOST_PORTS[1]);
+            }
+            attach
+        };
+        let web = Web::new(backend, &cluster.nodes[0], "web", publish);
+        let same = Web::new(backend, &cluster.nodes[0], "same", |attach| attach);
+        let other = Web::new(backend, &cluster.nodes[1], "other", |attach| attach);
+        let mut servers = Vec::new();
+        let mut serve = |space: &Space, ip: IpAddr, port: u16, who: &str| {
+            servers.extend(Proto::ALL.map(|proto| space.serve(proto, &at(ip, port).to_string(), who)));
+        };
+        for ip in web.addresses {
+            POD_PORTS.iter().for_each(|port| serve(&web.pod, ip, *port, "web"));
+        }
+        for ip in cluster.nodes[0].addresses {
+            serve(&cluster.nodes[0], ip, NODE_PORT, "node");
+        }
+        for ip in BEYOND.iter().chain(&METADATA) {
+            serve(&cluster.outside, ip.parse().expect("an address"), 80, "internet");
+        }
+        Self { web, same, other, _servers: servers, cluster }
+    }
+
+    /// The place of a client.
+    pub(crate) fn client(&self, from: From) -> &Space {
+        match from {
+            From::Itself => &self.web.pod,
+            From::SameNode => &self.same.pod,
+            From::OtherNode => &self.other.pod,
+            From::First => &self.cluster.nodes[0],
+            From::Second => &self.cluster.nodes[1],
+            From::Outside => &self.cluster.outside,
+        }
+    }
+
+    /// The addresses that a server may see of a client, whose own socket has the address `own`.
+    pub(crate) fn addresses(&self, seen: Seen, own: IpAddr) -> Vec<IpAddr> {
+        let family = usize::from(own.is_ipv6());
+        let node = |index: usize| self.cluster.nodes[index].addresses[family];
+        let bridge = pod_gateways(1)[family];
+        match seen {
+            Seen::Client => vec![own],
+            Seen::Across if EXEMPT => vec![own],
+            Seen::Bridge => vec![bridge],
+            Seen::First => vec![node(0)],
+            Seen::FirstOrBridge => vec![node(0), bridge],
+            Seen::Second | Seen::Across => vec![node(1)],
+            Seen::Closed | Seen::NotAsked => Vec::new(),
+        }
+    }
+}
+
+impl Web {
+    fn new(backend: Backend, node: &ClusterNode, name: &str, prepare: impl Fn(Attach) -> Attach) -> Self {
+        let pod = node.pod(name);
+        // As a runtime does, with the plugin loopback.
+        pod.cmd("ip link set lo up");
+        let attach = prepare(Attach::new(&pod));
+        let result = network(backend, node).add(&attach).unwrap_or_else(|e| panic!("ADD {name}: {e}"));
+        let address = |index: usize| {
+            let ip = result["ips"][index]["address"].as_str().and_then(|ip| ip.split('/').next());
+            ip.and_then(|ip| ip.parse().ok()).unwrap_or_else(|| panic!("no address: {result}"))
+        };
+        Self { pod, addresses: [address(0), address(1)] }
+    }
+}
+
+/// The cluster's network, as it is configured on a node.
+pub(crate) fn network(backend: Backend, node: &ClusterNode) -> Network<'_> {
+    let ranges = pod_ranges(node.number).map(|range| json!([{"subnet": range}]));
+    let mut bridge = json!({
+        "type": "bridge", "bridge": "cni0", "isGateway": true, "ipMasq": true, "hairpinMode": true,
+        "ipMasqBackend": backend.name(),
+        "ipam": {
+            "type": "host-local", "ranges": ranges,
+            "routes": [{"dst": "0.0.0.0/0"}, {"dst": "::/0"}],
+        },
+    });
+    if EXEMPT {
+        bridge["nonMasqueradeCIDRs"] = json!(["10.244.0.0/16", "fd44::/48"]);
+    }
+    let portmap: Value =
+        json!({"type": "portmap", "backend": backend.name(), "capabilities": {"portMappings": true}});
+    node.network(json!({"name": "cluster", "plugins": [bridge, portmap]}))
+}
