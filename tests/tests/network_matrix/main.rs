@@ -8,6 +8,7 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test fails by panicking")]
 
 mod kube;
+mod nftables_mode;
 mod rows;
 mod services;
 mod world;
@@ -61,7 +62,7 @@ macro_rules! on_each_backend {
     };
 }
 
-on_each_backend!(rows_without_services, rows_with_kube_proxy);
+on_each_backend!(rows_without_services, rows_with_kube_proxy, rows_with_rules_of_mode_nftables);
 
 /// Without kube-proxy, where the BPF programs translate.
 fn rows_without_services(backend: Backend) {
@@ -87,6 +88,16 @@ fn rows_with_kube_proxy(backend: Backend) {
         world::network(backend, node).status().expect("STATUS");
     }
     expect_all(&world, ROWS, |_| false);
+}
+
+/// All rows, with rules as kube-proxy's mode nftables has them. It does not serve nodePorts on the loopback.
+fn rows_with_rules_of_mode_nftables(backend: Backend) {
+    let world = World::new(backend);
+    for node in &world.cluster.nodes {
+        nftables_mode::write(&world.cluster, node, world.web.addresses);
+        world::network(backend, node).status().expect("STATUS");
+    }
+    expect_all(&world, ROWS, |case| matches!(case.row.to, To::LoopbackNodePort(_)));
 }
 
 /// Tries every case of these rows. Those that are known to fail must fail, so that a repair removes them from the list.
