@@ -90,7 +90,7 @@ impl<'a> ApiServer<'a> {
     }
 
     /// Creates the nodes, the Services and their endpoints.
-    pub(crate) fn publish(&self, cluster: &Cluster, pod: [std::net::IpAddr; 2]) {
+    pub(crate) fn publish(&self, cluster: &Cluster) {
         for node in &cluster.nodes {
             let addresses = node.addresses.map(|ip| json!({"type": "InternalIP", "address": ip}));
             let body = json!({
@@ -107,7 +107,7 @@ impl<'a> ApiServer<'a> {
             let status = json!({"status": {"loadBalancer": {"ingress": balancer}}}).to_string();
             let at = format!("{path}/{}/status", service.name);
             self.expect("PATCH", "application/merge-patch+json", &at, &status);
-            let endpoint = service.endpoint(pod, cluster.nodes[0].addresses);
+            let endpoint = service.endpoint(cluster.nodes[0].addresses);
             for (family, ip) in ["IPv4", "IPv6"].into_iter().zip(endpoint) {
                 let slice = service.slice(family, ip, &name_of(&cluster.nodes[0]));
                 self.create(&format!("{SLICES}/namespaces/default/endpointslices"), &slice);

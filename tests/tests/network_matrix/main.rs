@@ -66,19 +66,19 @@ on_each_backend!(rows_without_services, rows_with_kube_proxy, rows_with_rules_of
 
 /// Without kube-proxy, where the BPF programs translate.
 fn rows_without_services(backend: Backend) {
-    let world = World::new(backend);
+    let world = World::new(backend, |_| {});
     expect_all(&world, ROWS.iter().filter(|row| !row.to.is_service()), |case| {
         backend == Backend::Ebpf && case.is_direct_datagram_to_a_published_number()
     });
 }
 
-/// All rows, with kube-proxy in mode iptables.
+/// All rows, with kube-proxy in mode iptables, started after the pods were added.
 fn rows_with_kube_proxy(backend: Backend) {
     let Some(programs) = kube::programs() else { skip!(KUBE_PROXY) };
-    let world = World::new(backend);
+    let world = World::new(backend, |_| {});
     let server = ApiServer::start(&programs, &world.cluster.control);
     server.wait();
-    server.publish(&world.cluster, world.web.addresses);
+    server.publish(&world.cluster);
     let nodes = &world.cluster.nodes;
     nodes.iter().for_each(kube::kubelet);
     let proxies: Vec<_> = nodes.iter().map(|node| kube::proxy(&programs, node, &server)).collect();
@@ -90,13 +90,12 @@ fn rows_with_kube_proxy(backend: Backend) {
     expect_all(&world, ROWS, |_| false);
 }
 
-/// All rows, with rules as kube-proxy's mode nftables has them. It does not serve nodePorts on the loopback.
+/// All rows, with rules as kube-proxy's mode nftables has them, written before the pods are added. The mode does not
+/// serve nodePorts on the loopback.
 fn rows_with_rules_of_mode_nftables(backend: Backend) {
-    let world = World::new(backend);
-    for node in &world.cluster.nodes {
-        nftables_mode::write(&world.cluster, node, world.web.addresses);
-        world::network(backend, node).status().expect("STATUS");
-    }
+    let world = World::new(backend, |cluster| {
+        cluster.nodes.iter().for_each(|node| nftables_mode::write(cluster, node));
+    });
     expect_all(&world, ROWS, |case| matches!(case.row.to, To::LoopbackNodePort(_)));
 }
 

@@ -24,11 +24,11 @@ const FAMILIES: [Family; 2] = [
 ];
 
 /// Writes the rules of all Services on a node.
-pub(crate) fn write(cluster: &Cluster, node: &ClusterNode, pod: [IpAddr; 2]) {
+pub(crate) fn write(cluster: &Cluster, node: &ClusterNode) {
     for index in [0, 1] {
         let mut rules = Rules::default();
         for service in &SERVICES {
-            let endpoint = service.endpoint(pod, cluster.nodes[0].addresses)[index];
+            let endpoint = service.endpoint(cluster.nodes[0].addresses)[index];
             for port in service.ports {
                 for proto in Proto::ALL {
                     rules.add(index, service, port, proto, endpoint, node.number == 1);

@@ -7,6 +7,8 @@ use std::net::IpAddr;
 use serde_json::{Value, json};
 use slipway_tests::Proto;
 
+use crate::world::SERVER;
+
 /// A Service.
 #[derive(Debug)]
 pub(crate) struct Service {
@@ -116,9 +118,9 @@ impl Service {
         self.ports.iter().map(|port| port.node).collect()
     }
 
-    /// The addresses of the server.
-    pub(crate) fn endpoint(&self, pod: [IpAddr; 2], node: [IpAddr; 2]) -> [IpAddr; 2] {
-        if self.on_node { node } else { pod }
+    /// The addresses of the server, given those of the first node.
+    pub(crate) fn endpoint(&self, node: [IpAddr; 2]) -> [IpAddr; 2] {
+        if self.on_node { node } else { SERVER.map(|ip| ip.parse().expect("an address")) }
     }
 
     fn each(&self, describe: impl Fn(&Port, Proto) -> Value) -> Vec<Value> {

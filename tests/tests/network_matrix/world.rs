@@ -17,6 +17,8 @@ use crate::services::SERVICES;
 /// True if pods of other nodes are exempt from `ipMasq`, with the key `nonMasqueradeCIDRs`.
 const EXEMPT: bool = false;
 
+/// The addresses of the server pod, the first that its node gives out.
+pub(crate) const SERVER: [&str; 2] = ["10.244.1.2", "fd44:0:0:1::2"];
 /// The ports that the pod serves: targets of hostPorts and Services.
 pub(crate) const POD_PORTS: [u16; 4] = [80, 8088, 30088, 31088];
 /// The published ports: one is remapped to port 80, the other is not.
@@ -43,7 +45,8 @@ pub(crate) struct Web {
 }
 
 impl World {
-    pub(crate) fn new(backend: Backend) -> Self {
+    /// Makes it; `prepare` is called before the first pod is added.
+    pub(crate) fn new(backend: Backend, prepare: impl Fn(&Cluster)) -> Self {
         let cluster = Cluster::new(2, |node| {
             if backend == Backend::Ebpf && !node.own_cgroup() {
                 eprintln!("no control groups of version 2: the node's own sockets are left to nftables");
@@ -65,6 +68,7 @@ impl World {
                 }
             }
         }
+        prepare(&cluster);
         let publish = |mut attach: Attach| {
             for proto in Proto::ALL {
                 attach =
@@ -73,6 +77,7 @@ impl World {
             attach
         };
         let web = Web::new(backend, &cluster.nodes[0], "web", publish);
+        assert_eq!(web.addresses.map(|ip| ip.to_string()), SERVER, "the first addresses of the ranges");
         let same = Web::new(backend, &cluster.nodes[0], "same", |attach| attach);
         let other = Web::new(backend, &cluster.nodes[1], "other", |attach| attach);
         let mut servers = Vec::new();
