@@ -21,7 +21,7 @@ use slipway_tests::{Proto, QUICK, patience, skip};
 
 use kube::{ApiServer, KUBE_PROXY};
 use rows::{From, ROWS, Row, Seen, To};
-use world::{HOST_PORTS, World};
+use world::{EXEMPT, HOST_PORTS, World};
 
 /// The page with the same table.
 const PAGE: &str = include_str!("../../../docs/network-matrix.md");
@@ -141,7 +141,10 @@ impl Case<'_> {
     /// is masqueraded by the BPF programs: they look for the published port first, and record no flow when the
     /// destination is not an address of the node.
     fn is_direct_datagram_to_a_published_number(&self) -> bool {
-        let elsewhere = matches!(self.from, From::OtherNode | From::Second | From::Outside);
+        let elsewhere = match self.from {
+            From::OtherNode => !EXEMPT,
+            from => matches!(from, From::Second | From::Outside),
+        };
         let is_published = HOST_PORTS.contains(&self.to.port());
         elsewhere && is_published && self.proto == Proto::Udp && matches!(self.row.to, To::Pod)
     }
@@ -149,7 +152,7 @@ impl Case<'_> {
     /// Connects; returns the difference, if any.
     fn run(&self, world: &World) -> Option<String> {
         let limit = if self.seen == Seen::Closed { QUICK } else { patience() };
-        let answer = world.client(self.from).ask_from(self.proto, None, self.to, limit);
+        let answer = world.client(self.from).request_from(self.proto, None, self.to, limit);
         let found = match &answer {
             Ok(answer) => {
                 let expected = world.addresses(self.seen, answer.own.ip());

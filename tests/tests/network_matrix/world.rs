@@ -15,7 +15,7 @@ use crate::rows::{From, Seen};
 use crate::services::SERVICES;
 
 /// True if pods of other nodes are exempt from `ipMasq`, with the key `nonMasqueradeCIDRs`.
-const EXEMPT: bool = false;
+pub(crate) const EXEMPT: bool = false;
 
 /// The addresses of the server pod, the first that its node gives out.
 pub(crate) const SERVER: [&str; 2] = ["10.244.1.2", "fd44:0:0:1::2"];
