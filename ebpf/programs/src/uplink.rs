@@ -92,12 +92,12 @@ fn port_of<F: Family>(packet: &Packet<F>) -> Option<PortTarget<Addr<F>>> {
 /// Decides about the first packet of a flow, completes [`Scratch::flow`] and records it.
 #[inline(never)]
 fn admit<F: Family>(skb: Skb, scratch: &mut Scratch<F>) -> u32 {
-    let wanted = match port_of(&scratch.packet) {
-        Some(target) => published(skb, scratch, &target),
-        None => direct(skb, scratch),
-    };
-    if !wanted {
-        return Admission::LEFT;
+    // A port is published on the node's addresses: a pod's own address comes first, whatever the port.
+    if !direct(skb, scratch) {
+        let target = port_of(&scratch.packet);
+        if !target.is_some_and(|target| published(skb, scratch, &target)) {
+            return Admission::LEFT;
+        }
     }
     scratch.ports = Ports::CLIENT;
     let admission = admit::record(skb, scratch);
