@@ -33,7 +33,7 @@ const LOOK: Duration = Duration::from_millis(20);
 
 /// The time for a link or an address to become usable. The kernel does it on workers that wait for the lock of all
 /// network configuration, which the removal of namespaces holds for long.
-const USABLE_LIMIT: Duration = Duration::from_secs(10);
+const USABLE_LIMIT: Duration = Duration::from_secs(60);
 
 /// The number of characters of each stream in the report of a failure.
 const REPORT_LIMIT: usize = 6000;
@@ -233,7 +233,7 @@ impl Space {
     /// drops what is sent before.
     ///
     /// # Panics
-    /// When it is not after ten seconds of a usual machine.
+    /// When it is not after a minute of a usual machine.
     pub fn wait_up(&self, ifname: &str) {
         let up = poll(within(USABLE_LIMIT), || match self.link(ifname)["operstate"] == "UP" {
             true => ControlFlow::Break(()),
@@ -246,7 +246,7 @@ impl Space {
     /// worker of its own (`addrconf_dad_work`), some time after the address.
     ///
     /// # Panics
-    /// When it is not after ten seconds of a usual machine.
+    /// When it is not after a minute of a usual machine.
     pub fn wait_local(&self, address: IpAddr) {
         let local = poll(within(USABLE_LIMIT), || {
             match self.try_cmd(&format!("ip route get {address}")).stdout.starts_with("local ") {

@@ -8,7 +8,7 @@ use slipway_tests::at;
 
 use crate::services::{CLUSTER, LOCAL, ON_NODE, Service};
 use crate::world::{BEYOND, HOST_PORTS, METADATA, NODE_PORT, POD_PORTS, World};
-use Seen::{Across, Bridge, Client, Closed, First, FirstOrBridge, NotAsked, Second};
+use Seen::{Bridge, Client, Closed, First, FirstOrBridge, NotAsked, Second};
 
 /// A client, relative to the server pod on the first node: a column.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -51,8 +51,6 @@ pub(crate) enum Seen {
     FirstOrBridge,
     /// The address of the other node on the link.
     Second,
-    /// The client's own if the other nodes' pods are exempt from `ipMasq`, else that of the client's node.
-    Across,
     /// None: no server replies.
     Closed,
     /// Not part of the matrix.
@@ -68,7 +66,6 @@ impl Seen {
             Self::First => "its node",
             Self::FirstOrBridge => "its node or bridge",
             Self::Second => "other node",
-            Self::Across => "across",
             Self::Closed => "closed",
             Self::NotAsked => "–",
         }
@@ -105,13 +102,13 @@ const fn row(name: &'static str, to: To, seen: [Seen; 6]) -> Row {
 #[rustfmt::skip]
 pub(crate) const ROWS: &[Row] = &[
     //                                                            itself    same node other node  node      other     outside
-    row("the pod", To::Pod,                                      [Client,   Client,   Across,   Bridge,   Second,   Client]),
+    row("the pod", To::Pod,                                      [Client,   Client,   Client,   Bridge,   Second,   Client]),
     row("hostPort, its node", To::HostPort(0),                   [Bridge,   Bridge,   Second,   FirstOrBridge, Second, Client]),
     row("hostPort, the other node", To::HostPort(1),             [Closed,   Closed,   Closed,   Closed,   Closed,   Closed]),
     row("hostPort, 127.0.0.1", To::LoopbackHostPort,             [NotAsked, NotAsked, NotAsked, Bridge,   Closed,   NotAsked]),
     row("its node", To::Node,                                    [Client,   Client,   Second,   Client,   Second,   Client]),
-    row("clusterIP", To::ClusterIp(&CLUSTER),                    [Bridge,   Client,   Across,   Bridge,   Second,   NotAsked]),
-    row("clusterIP, policy Local", To::ClusterIp(&LOCAL),        [Bridge,   Client,   Across,   Bridge,   Second,   NotAsked]),
+    row("clusterIP", To::ClusterIp(&CLUSTER),                    [Bridge,   Client,   Client,   Bridge,   Second,   NotAsked]),
+    row("clusterIP, policy Local", To::ClusterIp(&LOCAL),        [Bridge,   Client,   Client,   Bridge,   Second,   NotAsked]),
     row("clusterIP of a server on its node", To::ClusterIp(&ON_NODE), [Client, Client, Second,  First,    Second,   NotAsked]),
     row("nodePort, its node", To::NodePort(&CLUSTER, 0),         [Bridge,   Bridge,   Bridge,   Bridge,   Bridge,   Bridge]),
     row("nodePort, the other node", To::NodePort(&CLUSTER, 1),   [Second,   Second,   Second,   Second,   Second,   Second]),
@@ -119,11 +116,11 @@ pub(crate) const ROWS: &[Row] = &[
     row("nodePort of a server on its node, its node", To::NodePort(&ON_NODE, 0), [Client, Client, Second, First, Second, Client]),
     row("nodePort of a server on its node, the other node", To::NodePort(&ON_NODE, 1), [Second, Second, Second, Second, Second, Second]),
     row("nodePort, policy Local, its node", To::NodePort(&LOCAL, 0), [Bridge, Client, Second,   Bridge,   Second,   Client]),
-    row("nodePort, policy Local, the other node", To::NodePort(&LOCAL, 1), [Closed, Closed, Across, Closed, Second, Closed]),
+    row("nodePort, policy Local, the other node", To::NodePort(&LOCAL, 1), [Closed, Closed, Client, Closed, Second, Closed]),
     row("load balancer, by its node", To::Balancer(&CLUSTER, 0), [Bridge,   Bridge,   Second,   Bridge,   Second,   Bridge]),
     row("load balancer, by the other node", To::Balancer(&CLUSTER, 1), [Bridge, Bridge, Second, Bridge,   Second,   Second]),
-    row("load balancer, policy Local, by its node", To::Balancer(&LOCAL, 0), [Bridge, Client, Across, Bridge, Second, Client]),
-    row("load balancer, policy Local, by the other node", To::Balancer(&LOCAL, 1), [Bridge, Client, Across, Bridge, Second, Closed]),
+    row("load balancer, policy Local, by its node", To::Balancer(&LOCAL, 0), [Bridge, Client, Client, Bridge, Second, Client]),
+    row("load balancer, policy Local, by the other node", To::Balancer(&LOCAL, 1), [Bridge, Client, Client, Bridge, Second, Closed]),
     row("internet", To::Internet,                                [First,    First,    Second,   Client,   Client,   NotAsked]),
     row("metadata", To::Metadata,                                [First,    First,    Second,   Client,   Client,   NotAsked]),
 ];

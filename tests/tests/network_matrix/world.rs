@@ -14,9 +14,6 @@ use crate::Backend;
 use crate::rows::{From, Seen};
 use crate::services::SERVICES;
 
-/// True if pods of other nodes are exempt from `ipMasq`, with the key `nonMasqueradeCIDRs`.
-pub(crate) const EXEMPT: bool = false;
-
 /// The addresses of the server pod, the first that its node gives out.
 pub(crate) const SERVER: [&str; 2] = ["10.244.1.2", "fd44:0:0:1::2"];
 /// The ports that the pod serves: targets of hostPorts and Services.
@@ -115,11 +112,10 @@ impl World {
         let bridge = pod_gateways(1)[family];
         match seen {
             Seen::Client => vec![own],
-            Seen::Across if EXEMPT => vec![own],
             Seen::Bridge => vec![bridge],
             Seen::First => vec![node(0)],
             Seen::FirstOrBridge => vec![node(0), bridge],
-            Seen::Second | Seen::Across => vec![node(1)],
+            Seen::Second => vec![node(1)],
             Seen::Closed | Seen::NotAsked => Vec::new(),
         }
     }
@@ -143,17 +139,15 @@ impl Web {
 /// The cluster's network, as it is configured on a node.
 pub(crate) fn network(backend: Backend, node: &ClusterNode) -> Network<'_> {
     let ranges = pod_ranges(node.number).map(|range| json!([{"subnet": range}]));
-    let mut bridge = json!({
+    let bridge = json!({
         "type": "bridge", "bridge": "cni0", "isGateway": true, "ipMasq": true, "hairpinMode": true,
+        "nonMasqueradeCIDRs": ["10.244.0.0/16", "fd44::/48"],
         "ipMasqBackend": backend.name(),
         "ipam": {
             "type": "host-local", "ranges": ranges,
             "routes": [{"dst": "0.0.0.0/0"}, {"dst": "::/0"}],
         },
     });
-    if EXEMPT {
-        bridge["nonMasqueradeCIDRs"] = json!(["10.244.0.0/16", "fd44::/48"]);
-    }
     let portmap: Value =
         json!({"type": "portmap", "backend": backend.name(), "capabilities": {"portMappings": true}});
     node.network(json!({"name": "cluster", "plugins": [bridge, portmap]}))
