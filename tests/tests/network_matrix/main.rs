@@ -97,7 +97,7 @@ fn rows_with_rules_of_mode_nftables(backend: Backend) {
     expect_all(&world, ROWS, |case| matches!(case.row.to, To::LoopbackNodePort(_)));
 }
 
-/// Tries every case of these rows. No server must reply to those that are `closed`, whatever the row says.
+/// Tries every case of these rows. No server must reply to those that are `closed`.
 fn expect_all<'a>(
     world: &World,
     rows: impl IntoIterator<Item = &'a Row>,
