@@ -3,8 +3,8 @@
 //! Packets from outside.
 
 use slipway_ebpf_abi::{
-    Action, Counter, HELD, IPPROTO_TCP, IPPROTO_UDP, LEFT, ORIGINAL, PUBLISHED, PortKey, PortTarget, Reason,
-    SIDE_UPLINK,
+    Action, Counter, HELD, IPPROTO_TCP, IPPROTO_UDP, LEFT, ORIGINAL, PUBLISHED, PodAddress, PortKey,
+    PortTarget, Reason, SIDE_UPLINK,
 };
 
 use crate::admit::{self, Admission, Ports};
@@ -93,11 +93,12 @@ fn port_of<F: Family>(packet: &Packet<F>) -> Option<PortTarget<Addr<F>>> {
 #[inline(never)]
 fn admit<F: Family>(skb: Skb, scratch: &mut Scratch<F>) -> u32 {
     // A port is published on the node's addresses: a pod's own address comes first, whatever the port.
-    if !direct(skb, scratch) {
-        let target = port_of(&scratch.packet);
-        if !target.is_some_and(|target| published(skb, scratch, &target)) {
-            return Admission::LEFT;
-        }
+    let wanted = match pod_of(&scratch.packet) {
+        Some(pod) => direct(skb, scratch, pod),
+        None => port_of(&scratch.packet).is_some_and(|target| published(skb, scratch, &target)),
+    };
+    if !wanted {
+        return Admission::LEFT;
     }
     scratch.ports = Ports::CLIENT;
     let admission = admit::record(skb, scratch);
@@ -152,15 +153,18 @@ fn published<F: Family>(skb: Skb, scratch: &mut Scratch<F>, target: &PortTarget<
     }
 }
 
-/// Handles a packet to a pod's own address. The flow is recorded so that replies are not masqueraded, and no
-/// other flow gets the same ends. Returns true for such a packet.
+/// The pod that has the packet's destination as its own address.
 #[inline(always)]
-fn direct<F: Family>(skb: Skb, scratch: &mut Scratch<F>) -> bool {
+fn pod_of<F: Family>(packet: &Packet<F>) -> Option<PodAddress> {
     // SAFETY: copied at once.
-    let address = unsafe { F::pod_addresses().get(scratch.packet.key.destination) }.copied();
-    let Some(address) = address.filter(|address| flow::is_pod(address.pod, address.generation)) else {
-        return false;
-    };
+    let address = unsafe { F::pod_addresses().get(packet.key.destination) }.copied();
+    address.filter(|address| flow::is_pod(address.pod, address.generation))
+}
+
+/// Handles a packet to a pod's own address. The flow is recorded so that replies are not masqueraded, and no
+/// other flow gets the same ends. Returns true to record it.
+#[inline(always)]
+fn direct<F: Family>(skb: Skb, scratch: &mut Scratch<F>, address: PodAddress) -> bool {
     if route::interface_is_gone(skb, scratch, address.pod) {
         count_fallback(Reason::PodGone);
         return false;
