@@ -16,6 +16,8 @@ mod container;
 mod error;
 pub mod exec;
 pub mod invoke;
+#[cfg(feature = "tokio")]
+pub mod kubelet;
 pub mod lock;
 pub mod network;
 pub mod runtime;

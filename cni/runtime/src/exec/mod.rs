@@ -20,7 +20,7 @@ pub use processes::Processes;
 pub(crate) use processes::{Group, run};
 
 #[cfg(feature = "tokio")]
-pub(crate) use processes::{ATTEMPTS, GRACE, Lines, command, kill, outcome};
+pub(crate) use processes::{ATTEMPTS, GRACE, Lines, command, kill, outcome, status_text};
 
 /// Finds and runs plugins.
 pub trait Exec: Send + Sync {

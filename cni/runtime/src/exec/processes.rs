@@ -95,7 +95,7 @@ pub(crate) fn command(path: &Path, call: &PluginCall) -> Command {
 }
 
 /// Formats a status as Go does, which users and tools know.
-fn status_text(status: ExitStatus) -> String {
+pub(crate) fn status_text(status: ExitStatus) -> String {
     use std::os::unix::process::ExitStatusExt;
     match (status.code(), status.signal()) {
         (Some(code), _) => format!("exit status {code}"),

@@ -1,0 +1,365 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+
+//! The CNI driver: the first valid network of the configuration directory, and a loopback.
+
+use std::future::Future;
+use std::path::{Path, PathBuf};
+use std::pin::Pin;
+use std::sync::{Arc, PoisonError, RwLock};
+
+use cni_spec::Version;
+use serde_json::{Map, Value, json};
+
+use super::{
+    Bandwidth, BandwidthError, BoxError, EVENT_DETAIL_POD_CIDR, EVENT_POD_CIDR_CHANGE, HookFuture, Host,
+    INTERFACE, InitSettings, NetworkPlugin, Pod, PodNetworkStatus, PortMapping, pod_addresses,
+};
+use crate::asynchronous::{Exec, Runtime};
+use crate::config::{self, LoadError};
+use crate::container::Container;
+use crate::error::NetworkError;
+use crate::network::Network;
+use crate::{cache, runtime};
+
+/// The default plugin directory.
+const PLUGIN_DIRECTORY: &str = "/opt/cni/bin";
+/// kubelet's burst: the most bytes that tc's token bucket takes, in bits. The pod's first 2 GiB are not
+/// limited.
+const BURST: u64 = i32::MAX as u64 * 8;
+/// In the error of a teardown: something is gone already.
+const GONE: &str = "no such file or directory";
+
+/// An error of the CNI driver.
+#[derive(Debug, thiserror::Error)]
+pub enum CniDriverError {
+    /// There is no valid network.
+    #[error("cni config uninitialized{}", .0.as_ref().map_or_else(String::new, |why| format!(": {why}")))]
+    Uninitialized(Option<String>),
+    /// The configuration directory has no files.
+    #[error("No networks found in {0}")]
+    NoNetworks(String),
+    /// No file of the configuration directory is valid.
+    #[error("No valid networks found in {0}")]
+    NoValidNetworks(String),
+    /// The configuration directory cannot be read.
+    #[error(transparent)]
+    Load(#[from] LoadError),
+    /// The network needs the pod CIDR, which is not known yet.
+    #[error("no PodCIDR set")]
+    NoPodCidr,
+    /// The runtime does not know the pod's namespace.
+    #[error("CNI failed to retrieve network namespace path: {0}")]
+    Netns(BoxError),
+    /// The runtime does not know the pod's ports.
+    #[error("could not retrieve port mappings: {0}")]
+    PortMappings(BoxError),
+    /// An annotation of the pod is not a rate.
+    #[error("failed to get pod bandwidth from annotations: {0}")]
+    Bandwidth(#[from] BandwidthError),
+    /// The ADD, the DEL or the STATUS failed.
+    #[error(transparent)]
+    Network(#[from] NetworkError),
+}
+
+/// Connects pods by CNI plugins.
+pub struct CniDriver {
+    directory: PathBuf,
+    plugins: Vec<PathBuf>,
+    vendor_prefix: PathBuf,
+    cache: PathBuf,
+    exec: Option<Arc<dyn Exec>>,
+    host: Option<Arc<dyn Host>>,
+    state: RwLock<State>,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    network: Option<Arc<Network>>,
+    /// The reason why the last reading of the directory found no network.
+    reason: Option<String>,
+    pod_cidr: String,
+}
+
+impl std::fmt::Debug for CniDriver {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("CniDriver")
+            .field("directory", &self.directory)
+            .field("plugins", &self.plugins)
+            .finish_non_exhaustive()
+    }
+}
+
+impl CniDriver {
+    /// The driver for a configuration directory and plugin directories. Empty paths are ignored; without any,
+    /// `/etc/cni/net.d` and `/opt/cni/bin`.
+    #[must_use]
+    pub fn probe(directory: &Path, plugins: impl IntoIterator<Item = PathBuf>) -> Self {
+        let named = |path: &Path| !path.as_os_str().is_empty();
+        let mut plugins: Vec<PathBuf> = plugins.into_iter().filter(|path| named(path)).collect();
+        if plugins.is_empty() {
+            plugins.push(PLUGIN_DIRECTORY.into());
+        }
+        Self {
+            directory: if named(directory) { directory.to_owned() } else { config::DIRECTORY.into() },
+            plugins,
+            vendor_prefix: PathBuf::from("/"),
+            cache: cache::DIRECTORIES[0].into(),
+            exec: None,
+            host: None,
+            state: RwLock::default(),
+        }
+    }
+
+    /// Sets the directory before `opt/<type>/bin`, where the plugins of a network's first type are searched for
+    /// last; `/` without it.
+    #[must_use]
+    pub fn vendor_prefix(self, prefix: impl Into<PathBuf>) -> Self {
+        Self { vendor_prefix: prefix.into(), ..self }
+    }
+
+    /// Sets the directory of the cache of attachments.
+    #[must_use]
+    pub fn cache(self, directory: impl Into<PathBuf>) -> Self {
+        Self { cache: directory.into(), ..self }
+    }
+
+    /// Sets what finds and runs plugins; processes without it.
+    #[must_use]
+    pub fn exec(self, exec: Arc<dyn Exec>) -> Self {
+        Self { exec: Some(exec), ..self }
+    }
+
+    /// Reads the configuration directory. Without a valid network, the one found before stays.
+    fn sync(&self) {
+        let found = default_network(&self.directory);
+        let mut state = self.state.write().unwrap_or_else(PoisonError::into_inner);
+        match found {
+            Ok(network) => {
+                state.network = Some(Arc::new(network));
+                state.reason = None;
+            }
+            Err(error) => {
+                log::warn!("Unable to update cni config: {error}");
+                state.reason = Some(error.to_string());
+            }
+        }
+    }
+
+    /// The default network.
+    fn network(&self) -> Result<Arc<Network>, CniDriverError> {
+        let state = self.state.read().unwrap_or_else(PoisonError::into_inner);
+        let network =
+            state.network.clone().ok_or_else(|| CniDriverError::Uninitialized(state.reason.clone()))?;
+        if state.pod_cidr.is_empty() && wants(&network, "ipRanges") {
+            return Err(CniDriverError::NoPodCidr);
+        }
+        Ok(network)
+    }
+
+    /// The runtime whose plugin directories end with that of the network's vendor.
+    fn runtime(&self, network: &Network) -> Runtime {
+        let kind =
+            network.list().plugins.first().and_then(|plugin| plugin.get("type")).and_then(Value::as_str);
+        let vendor = kind.map(|kind| self.vendor_prefix.join("opt").join(kind).join("bin"));
+        let mut builder = runtime::Runtime::builder()
+            .plugin_dirs(self.plugins.iter().cloned().chain(vendor))
+            .cache(&self.cache)
+            .undo_failed_add()
+            .keep_deleting();
+        if let Some(exec) = &self.exec {
+            builder = builder.async_exec(Arc::clone(exec));
+        }
+        builder.build_async()
+    }
+
+    fn host(&self) -> Result<&dyn Host, CniDriverError> {
+        self.host.as_deref().ok_or(CniDriverError::Uninitialized(None))
+    }
+
+    /// The pod as CNI's container, without capability arguments.
+    fn container(pod: &Pod, ifname: &str, netns: &Path) -> Container {
+        Container::new(&pod.sandbox_id, ifname)
+            .netns(netns.display().to_string())
+            .arg("IgnoreUnknown", "1")
+            .arg("K8S_POD_NAMESPACE", &pod.namespace)
+            .arg("K8S_POD_NAME", &pod.name)
+            .arg("K8S_POD_INFRA_CONTAINER_ID", &pod.sandbox_id)
+    }
+
+    fn with_capabilities(&self, mut container: Container, pod: &Pod) -> Result<Container, CniDriverError> {
+        let mappings = self.host()?.port_mappings(&pod.sandbox_id).map_err(CniDriverError::PortMappings)?;
+        container = container.capability("portMappings", PortMapping::capability(&mappings));
+        let bandwidth = Bandwidth::from_annotations(&pod.annotations)?;
+        if bandwidth.is_limited() {
+            container = container.capability("bandwidth", bandwidth.capability(|_| BURST));
+        }
+        let state = self.state.read().unwrap_or_else(PoisonError::into_inner);
+        if !state.pod_cidr.is_empty() {
+            let ranges: Vec<Value> =
+                state.pod_cidr.split(',').map(|subnet| json!([{"subnet": subnet}])).collect();
+            container = container.capability("ipRanges", ranges);
+        }
+        Ok(container)
+    }
+
+    async fn set_up(&self, pod: &Pod) -> Result<(), CniDriverError> {
+        let network = self.network()?;
+        let netns = self.host()?.netns(&pod.sandbox_id).map_err(CniDriverError::Netns)?;
+        let container = self.with_capabilities(Self::container(pod, INTERFACE, &netns), pod)?;
+        let loopback = loopback();
+        let lo = Self::container(pod, "lo", &netns);
+        self.runtime(&loopback).add(&loopback, &lo).await?;
+        if let Err(error) = self.runtime(&network).add(&network, &container).await {
+            if let Err(undo) = self.runtime(&loopback).del(&loopback, &lo).await {
+                log::warn!("CNI failed to delete loopback network: {undo}");
+            }
+            return Err(error.into());
+        }
+        Ok(())
+    }
+
+    /// Deletes the pod's cached attachments, so that a change of the configuration leaves nothing behind;
+    /// without any, the pod of the default network.
+    async fn tear_down(&self, pod: &Pod) -> Result<(), CniDriverError> {
+        let loopback = loopback();
+        let cached = self.runtime(&loopback).attachments(&pod.sandbox_id).await?;
+        let (lo, others): (Vec<_>, Vec<_>) =
+            cached.into_iter().partition(|one| one.attachment.network() == loopback.name());
+        let mut todo: Vec<(Network, Container)> =
+            others.iter().rev().map(|one| (one.network(), one.container())).collect();
+        let mut lo = lo.first().map(|one| (one.network(), one.container()));
+        if todo.is_empty() {
+            let network = self.network()?;
+            // A missing namespace is no reason to leave addresses and ports behind.
+            let netns = self.host()?.netns(&pod.sandbox_id).unwrap_or_else(|error| {
+                log::warn!("CNI failed to retrieve network namespace path: {error}");
+                PathBuf::new()
+            });
+            let container = self.with_capabilities(Self::container(pod, INTERFACE, &netns), pod)?;
+            todo.push((Network::clone(&network), container));
+            lo = lo.or_else(|| Some((loopback, Self::container(pod, "lo", &netns))));
+        }
+        if let Some((network, container)) = lo
+            && let Err(error) = self.delete(&network, &container).await
+        {
+            log::warn!("CNI failed to delete loopback network: {error}");
+        }
+        let mut failure = None;
+        for (network, container) in todo {
+            if let Err(error) = self.delete(&network, &container).await {
+                log::error!("Error deleting network: {error}");
+                failure = failure.or(Some(error));
+            }
+        }
+        failure.map_or(Ok(()), |error| Err(error.into()))
+    }
+
+    /// A DEL for which a missing file is success: an earlier teardown may have done its part.
+    async fn delete(&self, network: &Network, container: &Container) -> Result<(), NetworkError> {
+        match self.runtime(network).del(network, container).await {
+            Err(error) if is_gone(&error) => {
+                log::debug!("ignored: {error}");
+                Ok(())
+            }
+            other => other,
+        }
+    }
+}
+
+/// True if a DEL failed because a file was missing. Plugins in Rust print the system's message with a capital
+/// letter.
+fn is_gone(error: &NetworkError) -> bool {
+    error.to_string().to_lowercase().contains(GONE)
+}
+
+/// True if a plugin of the network wants a capability.
+fn wants(network: &Network, capability: &str) -> bool {
+    network
+        .list()
+        .plugins
+        .iter()
+        .any(|plugin| plugin.get("capabilities").is_some_and(|all| all[capability] == true))
+}
+
+/// The built-in network of the pod's loopback.
+fn loopback() -> Network {
+    let list = json!({"cniVersion": Version::V0_2_0.as_str(), "name": "cni-loopback", "plugins": [{"type": "loopback"}]});
+    #[allow(clippy::expect_used, reason = "a constant, and a test loads it")]
+    Network::from_bytes(list.to_string()).expect("the built-in network is valid")
+}
+
+/// The first valid network of a directory, by file name.
+fn default_network(directory: &Path) -> Result<Network, CniDriverError> {
+    let files = config::load_all(directory)?;
+    let shown = directory.display().to_string();
+    if files.is_empty() {
+        return Err(CniDriverError::NoNetworks(shown));
+    }
+    for file in files {
+        match file.network {
+            Ok(network) => return Ok(network),
+            Err(error) => log::warn!("Error loading CNI config file {}: {error}", file.path.display()),
+        }
+    }
+    Err(CniDriverError::NoValidNetworks(shown))
+}
+
+impl NetworkPlugin for CniDriver {
+    fn init(&mut self, settings: InitSettings) -> HookFuture<'_, ()> {
+        self.host = Some(settings.host);
+        Box::pin(async {
+            self.sync();
+            Ok(())
+        })
+    }
+
+    fn event<'a>(
+        &'a self,
+        name: &'a str,
+        details: &'a Map<String, Value>,
+    ) -> Pin<Box<dyn Future<Output = ()> + Send + 'a>> {
+        Box::pin(async move {
+            if name != EVENT_POD_CIDR_CHANGE {
+                return;
+            }
+            let Some(cidr) = details.get(EVENT_DETAIL_POD_CIDR).and_then(Value::as_str) else {
+                log::warn!("{EVENT_POD_CIDR_CHANGE} event didn't contain pod CIDR");
+                return;
+            };
+            let mut state = self.state.write().unwrap_or_else(PoisonError::into_inner);
+            if state.pod_cidr.is_empty() {
+                cidr.clone_into(&mut state.pod_cidr);
+            } else {
+                log::warn!("Ignoring subsequent pod CIDR update to {cidr}");
+            }
+        })
+    }
+
+    fn name(&self) -> &str {
+        "cni"
+    }
+
+    fn set_up_pod<'a>(&'a self, pod: &'a Pod) -> HookFuture<'a, ()> {
+        Box::pin(async { Ok(self.set_up(pod).await?) })
+    }
+
+    fn tear_down_pod<'a>(&'a self, pod: &'a Pod) -> HookFuture<'a, ()> {
+        Box::pin(async { Ok(self.tear_down(pod).await?) })
+    }
+
+    fn pod_network_status<'a>(&'a self, pod: &'a Pod) -> HookFuture<'a, Option<PodNetworkStatus>> {
+        Box::pin(async { Ok(PodNetworkStatus::new(pod_addresses("CNI", self.host()?, pod).await?)) })
+    }
+
+    fn status(&self) -> HookFuture<'_, ()> {
+        Box::pin(async {
+            self.sync();
+            let network = self.network()?;
+            self.runtime(&network).status(&network).await?;
+            Ok(())
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,232 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+
+//! The exec driver: a program that is called with `init`, `setup`, `teardown` and `status`.
+
+use std::future::Future;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::pin::Pin;
+use std::process::Stdio;
+use std::time::Duration;
+
+use nix::unistd::{AccessFlags, access};
+use serde_json::{Map, Value};
+use tokio::process::Command;
+
+use super::{HookFuture, InitSettings, NetworkPlugin, Pod, PodNetworkStatus};
+use crate::exec::DEFAULT_LIMIT;
+
+/// A driver that is a program: `DIR/name/name`, or `DIR/vendor~name/name` for the driver `vendor/name`. Called with
+/// the action, the pod's namespace, its name and its sandbox; exit status 0 is success.
+#[derive(Debug, Clone)]
+pub struct ExecDriver {
+    name: String,
+    program: PathBuf,
+    limit: Duration,
+}
+
+/// A failed call of the program.
+#[derive(Debug, thiserror::Error)]
+pub enum ExecDriverError {
+    /// The program is missing or not executable.
+    #[error("Invalid exec plugin. Executable '{0}' does not have correct permissions.")]
+    NotExecutable(String),
+    /// The program could not be started.
+    #[error("run {program}: {error}")]
+    Run {
+        /// The program.
+        program: String,
+        /// The system's error.
+        error: io::Error,
+    },
+    /// The program failed.
+    #[error("{program} {action}: {status}{}{output}", if output.is_empty() { "" } else { ": " })]
+    Failed {
+        /// The program.
+        program: String,
+        /// `init`, `setup`, `teardown` or `status`.
+        action: &'static str,
+        /// Its exit status, as Go prints it.
+        status: String,
+        /// Its output.
+        output: String,
+    },
+    /// The program did not finish in time, and was killed.
+    #[error("{program} {action}: no result after {} s: killed", limit.as_secs_f64())]
+    TimedOut {
+        /// The program.
+        program: String,
+        /// The action.
+        action: &'static str,
+        /// The time limit.
+        limit: Duration,
+    },
+}
+
+impl ExecDriver {
+    /// The drivers in a directory, sorted by name: one per folder, valid or not. A missing directory has none.
+    #[must_use]
+    pub fn probe(directory: &Path) -> Vec<Self> {
+        let entries = std::fs::read_dir(directory).into_iter().flatten().flatten();
+        let folders = entries.filter(|entry| entry.path().is_dir());
+        let mut drivers: Vec<Self> =
+            folders.filter_map(|entry| Some(Self::new(directory, entry.file_name().to_str()?))).collect();
+        drivers.sort_by(|a, b| a.name.cmp(&b.name));
+        drivers
+    }
+
+    fn new(directory: &Path, folder: &str) -> Self {
+        let name = folder.replace('~', "/");
+        let program = name.rsplit('/').next().unwrap_or_default();
+        Self { program: directory.join(folder).join(program), name, limit: DEFAULT_LIMIT }
+    }
+
+    /// Sets the time limit of a call; two minutes without it.
+    #[must_use]
+    pub fn limit(self, limit: Duration) -> Self {
+        Self { limit, ..self }
+    }
+
+    /// The program.
+    #[must_use]
+    pub fn program(&self) -> &Path {
+        &self.program
+    }
+
+    /// Runs the program and returns its standard output.
+    async fn call(&self, action: &'static str, pod: Option<&Pod>) -> Result<Vec<u8>, ExecDriverError> {
+        let program = self.program.display().to_string();
+        let mut command = Command::new(&self.program);
+        command.arg(action).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        if let Some(pod) = pod {
+            command.args([&pod.namespace, &pod.name, &pod.sandbox_id]);
+        }
+        command.kill_on_drop(true);
+        let output = match tokio::time::timeout(self.limit, command.output()).await {
+            Ok(output) => output.map_err(|error| ExecDriverError::Run { program: program.clone(), error })?,
+            Err(_) => return Err(ExecDriverError::TimedOut { program, action, limit: self.limit }),
+        };
+        let text = [&output.stdout[..], &output.stderr[..]].concat();
+        let text = String::from_utf8_lossy(&text).trim().to_owned();
+        let status = crate::exec::status_text(output.status);
+        log::debug!("{program} {action}: {status}, output: {text}");
+        if output.status.success() {
+            return Ok(output.stdout);
+        }
+        Err(ExecDriverError::Failed { program, action, status, output: text })
+    }
+}
+
+impl NetworkPlugin for ExecDriver {
+    fn init(&mut self, _settings: InitSettings) -> HookFuture<'_, ()> {
+        Box::pin(async {
+            if !self.program.is_file() || access(&self.program, AccessFlags::X_OK).is_err() {
+                return Err(ExecDriverError::NotExecutable(self.name.clone()).into());
+            }
+            self.call("init", None).await?;
+            Ok(())
+        })
+    }
+
+    fn event<'a>(
+        &'a self,
+        _name: &'a str,
+        _details: &'a Map<String, Value>,
+    ) -> Pin<Box<dyn Future<Output = ()> + Send + 'a>> {
+        Box::pin(async {})
+    }
+
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    fn set_up_pod<'a>(&'a self, pod: &'a Pod) -> HookFuture<'a, ()> {
+        Box::pin(async {
+            self.call("setup", Some(pod)).await?;
+            Ok(())
+        })
+    }
+
+    fn tear_down_pod<'a>(&'a self, pod: &'a Pod) -> HookFuture<'a, ()> {
+        Box::pin(async {
+            self.call("teardown", Some(pod)).await?;
+            Ok(())
+        })
+    }
+
+    fn pod_network_status<'a>(&'a self, pod: &'a Pod) -> HookFuture<'a, Option<PodNetworkStatus>> {
+        Box::pin(async {
+            let output = self.call("status", Some(pod)).await?;
+            Ok(PodNetworkStatus::decode(&output, &pod.name)?)
+        })
+    }
+
+    fn status(&self) -> HookFuture<'_, ()> {
+        Box::pin(async { Ok(()) })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::PermissionsExt;
+
+    use super::super::fixtures::settings;
+    use super::*;
+
+    /// A driver whose script writes down its arguments, then does `rest`.
+    fn script(directory: &Path, folder: &str, rest: &str) -> ExecDriver {
+        let driver = ExecDriver::new(directory, folder);
+        std::fs::create_dir_all(driver.program.parent().unwrap()).unwrap();
+        let calls = directory.join("calls");
+        let text = format!("#!/bin/sh\necho \"$@\" >> {}\n{rest}\n", calls.display());
+        std::fs::write(&driver.program, text).unwrap();
+        std::fs::set_permissions(&driver.program, PermissionsExt::from_mode(0o755)).unwrap();
+        driver
+    }
+
+    #[tokio::test]
+    async fn the_program_is_called_with_the_action_and_the_pod() {
+        let directory = tempfile::tempdir().unwrap();
+        let rest = r#"[ "$1" = status ] && echo '{"ip": "10.1.0.5"}'; exit 0"#;
+        let mut driver = script(directory.path(), "mycompany~mysdn", rest);
+        assert_eq!(driver.program(), directory.path().join("mycompany~mysdn/mysdn"));
+        let pod = Pod::new("shop", "web", "c1");
+        driver.init(settings()).await.unwrap();
+        driver.set_up_pod(&pod).await.unwrap();
+        let status = driver.pod_network_status(&pod).await.unwrap().unwrap();
+        assert_eq!(status.ip.to_string(), "10.1.0.5");
+        driver.tear_down_pod(&pod).await.unwrap();
+        let calls = std::fs::read_to_string(directory.path().join("calls")).unwrap();
+        assert_eq!(calls, "init\nsetup shop web c1\nstatus shop web c1\nteardown shop web c1\n");
+    }
+
+    #[tokio::test]
+    async fn drivers_are_the_folders_of_the_directory() {
+        let directory = tempfile::tempdir().unwrap();
+        script(directory.path(), "sdn", "");
+        script(directory.path(), "mycompany~mysdn", "");
+        std::fs::create_dir(directory.path().join("empty")).unwrap();
+        let mut found = ExecDriver::probe(directory.path());
+        assert_eq!(
+            found.iter().map(NetworkPlugin::name).collect::<Vec<_>>(),
+            ["empty", "mycompany/mysdn", "sdn"]
+        );
+        assert_eq!(
+            found[0].init(settings()).await.unwrap_err().to_string(),
+            "Invalid exec plugin. Executable 'empty' does not have correct permissions."
+        );
+        assert!(ExecDriver::probe(&directory.path().join("missing")).is_empty());
+    }
+
+    #[tokio::test]
+    async fn a_failed_program_is_reported_with_its_output() {
+        let directory = tempfile::tempdir().unwrap();
+        let pod = Pod::new("shop", "web", "c1");
+        let driver = script(directory.path(), "sdn", "echo no uplink >&2; exit 3");
+        let error = driver.set_up_pod(&pod).await.unwrap_err().to_string();
+        assert!(error.ends_with("sdn/sdn setup: exit status 3: no uplink"), "{error}");
+        let slow = script(directory.path(), "slow", "exec sleep 60").limit(Duration::from_millis(50));
+        let error = slow.tear_down_pod(&pod).await.unwrap_err().to_string();
+        assert!(error.ends_with("slow/slow teardown: no result after 0.05 s: killed"), "{error}");
+    }
+}

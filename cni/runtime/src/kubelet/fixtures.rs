@@ -1,0 +1,106 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+
+//! A host and a driver for unit tests.
+
+use std::future::Future;
+use std::path::PathBuf;
+use std::pin::Pin;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use serde_json::{Map, Value};
+
+use super::{
+    BoxError, HairpinMode, HookFuture, Host, InitSettings, NetworkPlugin, Pod, PodNetworkStatus, PortMapping,
+};
+
+/// Knows the namespace of every sandbox but those that are `lost`.
+pub(super) struct Sandboxes {
+    pub(super) ports: Vec<PortMapping>,
+}
+
+impl Host for Sandboxes {
+    fn netns(&self, sandbox_id: &str) -> Result<PathBuf, BoxError> {
+        match sandbox_id {
+            "lost" => Err("no sandbox".into()),
+            id => Ok(format!("/run/netns/{id}").into()),
+        }
+    }
+
+    fn port_mappings(&self, _sandbox_id: &str) -> Result<Vec<PortMapping>, BoxError> {
+        Ok(self.ports.clone())
+    }
+}
+
+pub(super) fn settings() -> InitSettings {
+    settings_with(Vec::new())
+}
+
+pub(super) fn settings_with(ports: Vec<PortMapping>) -> InitSettings {
+    InitSettings {
+        host: Arc::new(Sandboxes { ports }),
+        hairpin_mode: HairpinMode::None,
+        non_masquerade_cidr: super::DEFAULT_NON_MASQUERADE_CIDR.to_owned(),
+        mtu: None,
+    }
+}
+
+/// Writes down its calls.
+#[derive(Clone, Default)]
+pub(super) struct Recorder {
+    pub(super) name: String,
+    pub(super) failure: Option<&'static str>,
+    pub(super) calls: Arc<Mutex<Vec<String>>>,
+}
+
+impl Recorder {
+    pub(super) fn new(name: &str) -> Self {
+        Self { name: name.to_owned(), ..Self::default() }
+    }
+
+    fn record(&self, call: String) -> Result<(), BoxError> {
+        self.calls.lock().unwrap().push(call);
+        self.failure.map_or(Ok(()), |failure| Err(failure.into()))
+    }
+}
+
+impl NetworkPlugin for Recorder {
+    fn init(&mut self, settings: InitSettings) -> HookFuture<'_, ()> {
+        Box::pin(async move { self.record(format!("init {}", settings.hairpin_mode)) })
+    }
+
+    fn event<'a>(
+        &'a self,
+        name: &'a str,
+        details: &'a Map<String, Value>,
+    ) -> Pin<Box<dyn Future<Output = ()> + Send + 'a>> {
+        Box::pin(async move { drop(self.record(format!("{name} {}", Value::from(details.clone())))) })
+    }
+
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    fn set_up_pod<'a>(&'a self, pod: &'a Pod) -> HookFuture<'a, ()> {
+        Box::pin(async move {
+            self.record(format!("setup {}", pod.sandbox_id))?;
+            tokio::time::sleep(Duration::from_millis(30)).await;
+            self.record(format!("end {}", pod.sandbox_id))
+        })
+    }
+
+    fn tear_down_pod<'a>(&'a self, pod: &'a Pod) -> HookFuture<'a, ()> {
+        Box::pin(async move { self.record(format!("teardown {}", pod.sandbox_id)) })
+    }
+
+    fn pod_network_status<'a>(&'a self, pod: &'a Pod) -> HookFuture<'a, Option<PodNetworkStatus>> {
+        Box::pin(async move {
+            self.record(format!("status {}", pod.sandbox_id))?;
+            Ok(None)
+        })
+    }
+
+    fn status(&self) -> HookFuture<'_, ()> {
+        Box::pin(async move { self.record("status".to_owned()) })
+    }
+}

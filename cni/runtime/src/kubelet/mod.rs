@@ -1,0 +1,246 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+
+//! kubelet's frame for network plugins, as Kubernetes had it up to 1.23 (`--network-plugin`).
+//!
+//! A *driver* implements [`NetworkPlugin`]: [`CniDriver`], [`ExecDriver`], [`NoOp`], or one of another crate, such as
+//! kubenet. [`select`] chooses one by its name, [`Manager`] calls it with one lock per pod. Messages are
+//! kubelet's.
+
+mod addresses;
+mod bandwidth;
+mod cni;
+mod exec;
+#[cfg(test)]
+mod fixtures;
+mod hairpin;
+mod manager;
+mod names;
+mod select;
+mod status;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::future::Future;
+use std::path::PathBuf;
+use std::pin::Pin;
+use std::sync::Arc;
+
+use serde::Serialize;
+use serde_json::{Map, Value};
+
+pub use addresses::{AddressError, addresses_of, pod_addresses};
+pub use bandwidth::{Bandwidth, BandwidthError};
+pub use cni::{CniDriver, CniDriverError};
+pub use exec::{ExecDriver, ExecDriverError};
+pub use hairpin::{HairpinMode, UnknownHairpinMode};
+pub use manager::{HookError, Manager};
+pub use names::check_qualified_name;
+pub use select::{NoOp, SelectError, SelectErrors, bridge_netfilter, select};
+pub use status::{PodNetworkStatus, StatusError};
+
+/// The event with which a driver gets the node's pod CIDR.
+pub const EVENT_POD_CIDR_CHANGE: &str = "pod-cidr-change";
+/// The key of the pod CIDR in the event's details: one CIDR, or several with commas between them.
+pub const EVENT_DETAIL_POD_CIDR: &str = "pod-cidr";
+/// The interface of a pod.
+pub const INTERFACE: &str = "eth0";
+/// The non-masquerade CIDR if none is given.
+pub const DEFAULT_NON_MASQUERADE_CIDR: &str = "10.0.0.0/8";
+
+/// The error of a driver, whose type only the driver knows.
+pub type BoxError = Box<dyn std::error::Error + Send + Sync>;
+
+/// The future of a driver's hook.
+pub type HookFuture<'a, T> = Pin<Box<dyn Future<Output = Result<T, BoxError>> + Send + 'a>>;
+
+/// A network plugin of kubelet.
+pub trait NetworkPlugin: Send + Sync {
+    /// Starts the driver. Called once, before all other methods but [`NetworkPlugin::name`].
+    fn init(&mut self, settings: InitSettings) -> HookFuture<'_, ()>;
+
+    /// Passes an event, such as [`EVENT_POD_CIDR_CHANGE`]. A driver ignores events that it does not know, and logs
+    /// those that it cannot use.
+    fn event<'a>(
+        &'a self,
+        name: &'a str,
+        details: &'a Map<String, Value>,
+    ) -> Pin<Box<dyn Future<Output = ()> + Send + 'a>>;
+
+    /// The name that selects the driver.
+    fn name(&self) -> &str;
+
+    /// The driver's capabilities.
+    fn capabilities(&self) -> BTreeSet<Capability> {
+        BTreeSet::new()
+    }
+
+    /// Connects a pod whose namespace exists and whose containers do not run yet.
+    fn set_up_pod<'a>(&'a self, pod: &'a Pod) -> HookFuture<'a, ()>;
+
+    /// Disconnects a pod. Succeeds for a pod that is not connected.
+    fn tear_down_pod<'a>(&'a self, pod: &'a Pod) -> HookFuture<'a, ()>;
+
+    /// The addresses of a pod; none if the driver does not know them.
+    fn pod_network_status<'a>(&'a self, pod: &'a Pod) -> HookFuture<'a, Option<PodNetworkStatus>>;
+
+    /// Fails if the driver cannot set up pods.
+    fn status(&self) -> HookFuture<'_, ()>;
+}
+
+/// A capability of a driver.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+#[non_exhaustive]
+pub enum Capability {
+    /// The driver limits a pod's rate by its annotations.
+    Shaping,
+}
+
+/// The settings that every driver gets.
+#[derive(Clone)]
+pub struct InitSettings {
+    /// The source of the pods' namespaces and ports.
+    pub host: Arc<dyn Host>,
+    /// The hairpin mode in effect.
+    pub hairpin_mode: HairpinMode,
+    /// Destinations to which pods keep their addresses: a CIDR, or several with commas between them.
+    pub non_masquerade_cidr: String,
+    /// The MTU of the pods' network; none: the driver chooses.
+    pub mtu: Option<u32>,
+}
+
+/// The container runtime as the drivers see it.
+pub trait Host: Send + Sync {
+    /// The path of a sandbox's network namespace.
+    ///
+    /// # Errors
+    /// The runtime's error, if it does not know the sandbox or its namespace.
+    fn netns(&self, sandbox_id: &str) -> Result<PathBuf, BoxError>;
+
+    /// The ports that a sandbox publishes.
+    ///
+    /// # Errors
+    /// The runtime's error, if it does not know the sandbox.
+    fn port_mappings(&self, sandbox_id: &str) -> Result<Vec<PortMapping>, BoxError>;
+}
+
+/// A port of the node that leads to a port of a pod. Serialises to an entry of the capability `portMappings`.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct PortMapping {
+    /// The port of the node; 0: the container's port is not published.
+    pub host_port: u16,
+    /// The port of the pod.
+    pub container_port: u16,
+    /// `tcp`, `udp` or `sctp`, in any case.
+    pub protocol: String,
+    /// The address of the node; empty: all.
+    #[serde(rename = "hostIP")]
+    pub host_ip: String,
+}
+
+impl PortMapping {
+    /// The value of the capability `portMappings`: published ports only, protocols in lower case.
+    #[must_use]
+    pub fn capability(mappings: &[Self]) -> Value {
+        let published = mappings.iter().filter(|mapping| mapping.host_port != 0);
+        published
+            .map(|mapping| {
+                serde_json::json!({
+                    "hostPort": mapping.host_port,
+                    "containerPort": mapping.container_port,
+                    "protocol": mapping.protocol.to_lowercase(),
+                    "hostIP": mapping.host_ip,
+                })
+            })
+            .collect()
+    }
+}
+
+/// A pod and its sandbox.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Pod {
+    /// The pod's namespace in Kubernetes.
+    pub namespace: String,
+    /// The pod's name.
+    pub name: String,
+    /// The ID of its sandbox, the container that holds the network namespace.
+    pub sandbox_id: String,
+    /// The pod's annotations.
+    pub annotations: BTreeMap<String, String>,
+}
+
+impl Pod {
+    /// A pod without annotations.
+    #[must_use]
+    pub fn new(namespace: impl Into<String>, name: impl Into<String>, sandbox_id: impl Into<String>) -> Self {
+        Self {
+            namespace: namespace.into(),
+            name: name.into(),
+            sandbox_id: sandbox_id.into(),
+            annotations: BTreeMap::new(),
+        }
+    }
+
+    /// Adds an annotation.
+    #[must_use]
+    pub fn annotation(mut self, key: impl Into<String>, value: impl Into<String>) -> Self {
+        drop(self.annotations.insert(key.into(), value.into()));
+        self
+    }
+
+    /// kubelet's full name of the pod: name, underscore, namespace.
+    #[must_use]
+    pub fn full_name(&self) -> String {
+        format!("{}_{}", self.name, self.namespace)
+    }
+}
+
+/// Several errors in one, printed as Kubernetes does: one alone as it is, more in brackets.
+pub(crate) fn join_errors(errors: &[impl std::fmt::Display]) -> String {
+    match errors {
+        [one] => one.to_string(),
+        all => {
+            let texts: Vec<String> = all.iter().map(ToString::to_string).collect();
+            format!("[{}]", texts.join(", "))
+        }
+    }
+}
+
+/// Runs blocking work on a thread for it.
+pub(crate) async fn blocking<T: Send + 'static>(
+    work: impl FnOnce() -> Result<T, BoxError> + Send + 'static,
+) -> Result<T, BoxError> {
+    match tokio::task::spawn_blocking(work).await {
+        Ok(done) => done,
+        Err(error) => match error.try_into_panic() {
+            Ok(panic) => std::panic::resume_unwind(panic),
+            Err(error) => Err(error.into()),
+        },
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_published_ports_are_passed_on() {
+        let mapping = |host_port| PortMapping {
+            host_port,
+            container_port: 80,
+            protocol: "TCP".into(),
+            host_ip: String::new(),
+        };
+        assert_eq!(
+            PortMapping::capability(&[mapping(8080), mapping(0)]),
+            serde_json::json!([
+                {"hostPort": 8080, "containerPort": 80, "protocol": "tcp", "hostIP": ""}
+            ])
+        );
+    }
+
+    #[test]
+    fn errors_are_joined_as_kubernetes_does() {
+        assert_eq!(join_errors(&["a"]), "a");
+        assert_eq!(join_errors(&["a", "b"]), "[a, b]");
+    }
+}

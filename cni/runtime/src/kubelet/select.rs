@@ -1,0 +1,218 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+
+//! The choice of a driver by its name, and the driver that does nothing.
+
+use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
+use std::fmt;
+use std::future::Future;
+use std::pin::Pin;
+
+use cni_spec::text;
+use serde_json::{Map, Value};
+
+use super::{
+    BoxError, HookFuture, InitSettings, NetworkPlugin, Pod, PodNetworkStatus, check_qualified_name,
+    join_errors,
+};
+
+/// The settings that pass bridged packets to iptables.
+const CALL_IPTABLES: [&str; 2] =
+    ["net/bridge/bridge-nf-call-iptables", "net/bridge/bridge-nf-call-ip6tables"];
+
+/// A reason why no driver was selected.
+#[derive(Debug, thiserror::Error)]
+pub enum SelectError {
+    /// The name of a driver is not a qualified name.
+    #[error("network plugin has invalid name: {}: {}", text::quote(name), faults.join(";"))]
+    InvalidName {
+        /// The name.
+        name: String,
+        /// Its faults.
+        faults: Vec<String>,
+    },
+    /// Two drivers have the same name.
+    #[error("network plugin {} was registered more than once", text::quote(.0))]
+    Duplicate(String),
+    /// The driver failed to start.
+    #[error("Network plugin {} failed init: {error}", text::quote(name))]
+    Init {
+        /// Its name.
+        name: String,
+        /// Its error.
+        error: BoxError,
+    },
+    /// No driver has the name.
+    #[error("Network plugin {} not found.", text::quote(.0))]
+    NotFound(String),
+}
+
+/// All reasons why no driver was selected. An invalid or duplicate driver is an error even if another one is
+/// wanted.
+#[derive(Debug)]
+pub struct SelectErrors(pub Vec<SelectError>);
+
+impl fmt::Display for SelectErrors {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&join_errors(&self.0))
+    }
+}
+
+impl std::error::Error for SelectErrors {}
+
+/// Starts the driver of this name; [`NoOp`] without a name.
+///
+/// # Errors
+/// [`SelectErrors`], with all that is wrong with the drivers and the name.
+pub async fn select(
+    drivers: Vec<Box<dyn NetworkPlugin>>,
+    name: &str,
+    settings: InitSettings,
+) -> Result<Box<dyn NetworkPlugin>, SelectErrors> {
+    let failed = |error| SelectError::Init { name: name.to_owned(), error };
+    if name.is_empty() {
+        let mut driver = NoOp;
+        driver.init(settings).await.map_err(|error| SelectErrors(vec![failed(error)]))?;
+        return Ok(Box::new(driver));
+    }
+    let mut errors = Vec::new();
+    let mut known: BTreeMap<String, Box<dyn NetworkPlugin>> = BTreeMap::new();
+    for driver in drivers {
+        let name = driver.name().to_owned();
+        let faults = check_qualified_name(&name);
+        if !faults.is_empty() {
+            errors.push(SelectError::InvalidName { name, faults });
+            continue;
+        }
+        match known.entry(name) {
+            Entry::Occupied(other) => errors.push(SelectError::Duplicate(other.key().clone())),
+            Entry::Vacant(free) => drop(free.insert(driver)),
+        }
+    }
+    let Some(mut chosen) = known.remove(name) else {
+        errors.push(SelectError::NotFound(name.to_owned()));
+        return Err(SelectErrors(errors));
+    };
+    if let Err(error) = chosen.init(settings).await {
+        errors.push(failed(error));
+    }
+    if errors.is_empty() {
+        log::info!("Loaded network plugin {}", text::quote(name));
+        return Ok(chosen);
+    }
+    Err(SelectErrors(errors))
+}
+
+/// The driver that connects nothing: another program sets up the pods' network.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct NoOp;
+
+impl NetworkPlugin for NoOp {
+    fn init(&mut self, _settings: InitSettings) -> HookFuture<'_, ()> {
+        Box::pin(async {
+            bridge_netfilter().await;
+            Ok(())
+        })
+    }
+
+    fn event<'a>(
+        &'a self,
+        _name: &'a str,
+        _details: &'a Map<String, Value>,
+    ) -> Pin<Box<dyn Future<Output = ()> + Send + 'a>> {
+        Box::pin(async {})
+    }
+
+    fn name(&self) -> &str {
+        "kubernetes.io/no-op"
+    }
+
+    fn set_up_pod<'a>(&'a self, _pod: &'a Pod) -> HookFuture<'a, ()> {
+        Box::pin(async { Ok(()) })
+    }
+
+    fn tear_down_pod<'a>(&'a self, _pod: &'a Pod) -> HookFuture<'a, ()> {
+        Box::pin(async { Ok(()) })
+    }
+
+    fn pod_network_status<'a>(&'a self, _pod: &'a Pod) -> HookFuture<'a, Option<PodNetworkStatus>> {
+        Box::pin(async { Ok(None) })
+    }
+
+    fn status(&self) -> HookFuture<'_, ()> {
+        Box::pin(async { Ok(()) })
+    }
+}
+
+/// Loads br_netfilter, and passes bridged packets to iptables, which kube-proxy's iptables mode needs. A failure
+/// is a warning.
+pub async fn bridge_netfilter() {
+    if cni_kernel::sysctl::get(CALL_IPTABLES[0]).is_err() {
+        // A kernel that has it built in has no such module: only the sysctl decides.
+        let mut modprobe = tokio::process::Command::new("modprobe");
+        let output = modprobe.arg("br-netfilter").stdin(std::process::Stdio::null()).output().await;
+        log::debug!("modprobe br-netfilter: {output:?}");
+    }
+    let set = super::blocking(|| {
+        for name in CALL_IPTABLES {
+            cni_kernel::sysctl::ensure(name, "1")
+                .map_err(|error| format!("can't set sysctl {name}: {error}"))?;
+        }
+        Ok(())
+    });
+    if let Err(error) = set.await {
+        log::warn!("{error}");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::fixtures::{Recorder, settings};
+    use super::*;
+
+    async fn chosen(drivers: &[Recorder], name: &str) -> Result<String, String> {
+        let drivers =
+            drivers.iter().map(|driver| Box::new(driver.clone()) as Box<dyn NetworkPlugin>).collect();
+        match select(drivers, name, settings()).await {
+            Ok(driver) => Ok(driver.name().to_owned()),
+            Err(errors) => Err(errors.to_string()),
+        }
+    }
+
+    #[tokio::test]
+    async fn the_driver_of_the_name_is_started() {
+        let drivers = [Recorder::new("cni"), Recorder::new("mycompany/mysdn")];
+        assert_eq!(chosen(&drivers, "mycompany/mysdn").await.unwrap(), "mycompany/mysdn");
+        assert!(drivers[0].calls.lock().unwrap().is_empty());
+        assert_eq!(*drivers[1].calls.lock().unwrap(), ["init none"]);
+    }
+
+    #[tokio::test]
+    async fn all_errors_are_collected() {
+        let cni = Recorder::new("cni");
+        assert_eq!(
+            chosen(std::slice::from_ref(&cni), "x").await.unwrap_err(),
+            "Network plugin \"x\" not found."
+        );
+        assert_eq!(
+            chosen(&[cni.clone(), cni.clone()], "cni").await.unwrap_err(),
+            "network plugin \"cni\" was registered more than once"
+        );
+        let broken = Recorder { failure: Some("no bridge"), ..Recorder::new("kubenet") };
+        assert_eq!(
+            chosen(&[broken], "kubenet").await.unwrap_err(),
+            "Network plugin \"kubenet\" failed init: no bridge"
+        );
+        let errors = chosen(&[Recorder::new("/"), cni.clone(), cni], "x").await.unwrap_err();
+        assert!(
+            errors.starts_with("[network plugin has invalid name: \"/\": prefix part must be"),
+            "{errors}"
+        );
+        assert!(
+            errors.ends_with(
+                ", network plugin \"cni\" was registered more than once, Network plugin \"x\" not found.]"
+            ),
+            "{errors}"
+        );
+    }
+}
