@@ -24,7 +24,7 @@ const FLOORS: &[&[&str]] = &[
         "lock",
     ],
     &["observer", "owned_table", "service_links"],
-    &["nftables", "macspoof"],
+    &["nftables", "macspoof", "duplicates"],
     &["iptables"],
     &["firewall"],
     &["reference", "dump", "explain"],

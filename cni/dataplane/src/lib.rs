@@ -16,6 +16,7 @@ mod backend;
 mod chain_name;
 mod dispatch;
 pub mod dump;
+pub mod duplicates;
 pub mod ebpf;
 mod error;
 pub mod explain;

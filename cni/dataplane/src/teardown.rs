@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use cni_nftables::{TableId, Transaction};
 
 use crate::owned_table::{transact, unchanged, unless_no_nf_tables};
-use crate::{Error, Owner, firewall, macspoof, nftables};
+use crate::{Error, Owner, duplicates, firewall, macspoof, nftables};
 
 /// A table of Slipway.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -18,6 +18,8 @@ pub enum OwnTable {
     Spoofing,
     /// `inet slipway-firewall`: containers with a record of the firewall plugin.
     Firewall,
+    /// `bridge slipway-kubenet`: the guard against duplicates. No attachment owns anything in it.
+    Duplicates,
 }
 
 /// The content of a table.
@@ -44,7 +46,7 @@ pub enum InUse {
 
 impl OwnTable {
     /// All tables.
-    pub const ALL: [Self; 3] = [Self::Ports, Self::Spoofing, Self::Firewall];
+    pub const ALL: [Self; 4] = [Self::Ports, Self::Spoofing, Self::Firewall, Self::Duplicates];
 
     /// Family and name.
     #[must_use]
@@ -53,6 +55,7 @@ impl OwnTable {
             Self::Ports => nftables::schema::TABLE,
             Self::Spoofing => macspoof::TABLE,
             Self::Firewall => firewall::table::TABLE,
+            Self::Duplicates => duplicates::TABLE,
         }
     }
 
@@ -61,6 +64,7 @@ impl OwnTable {
             Self::Ports => nftables::schema::table(),
             Self::Spoofing => macspoof::table(),
             Self::Firewall => firewall::table::table(),
+            Self::Duplicates => duplicates::table(),
         }
     }
 
@@ -74,6 +78,7 @@ impl OwnTable {
             Self::Ports => unless_no_nf_tables(nftables::owners())?,
             Self::Spoofing => macspoof::owners()?,
             Self::Firewall => firewall::table::owners()?,
+            Self::Duplicates => duplicates::is_present()?.then(Vec::new),
         };
         let Some(owners) = owners else { return Ok(Holding::NoTable) };
         let unique: BTreeMap<_, _> = owners.into_iter().map(|owner| (owner.attachment_hash, owner)).collect();
