@@ -62,6 +62,11 @@ fn rule(bridge: Mac, subnet: &Subnet) -> Vec<Stmt> {
     ]
 }
 
+/// The values of a rule, by which it is known again.
+fn comment(bridge: Mac, subnet: &Subnet) -> String {
+    format!("{bridge} {} {}", subnet.net, subnet.gateway)
+}
+
 /// The whole table. The chain is emptied first: the rules of another bridge or subnet go.
 fn bootstrap(bridge: Mac, subnets: &[Subnet]) -> Transaction {
     let t = table();
@@ -72,7 +77,7 @@ fn bootstrap(bridge: Mac, subnets: &[Subnet]) -> Transaction {
         .add_chain(Chain::new(&t, OUTPUT).base(BASE))
         .flush_chain(&t, OUTPUT);
     for subnet in subnets {
-        batch.add_rule(Rule::new(&t, OUTPUT, rule(bridge, subnet)));
+        batch.add_rule(Rule::new(&t, OUTPUT, rule(bridge, subnet)).comment(&comment(bridge, subnet)));
     }
     batch
 }
@@ -124,8 +129,8 @@ fn is_ready(table: &OwnedTable, bridge: Mac, subnets: &[Subnet]) -> Result<bool,
     }
     let rules = table.socket.rules(&table.table, OUTPUT);
     let rules = rules.map_err(|e| Error::kernel(format!("read chain {OUTPUT} of table {TABLE}"), e))?;
-    let wanted = subnets.iter().map(|subnet| Some(rule(bridge, subnet)));
-    Ok(wanted.eq(rules.into_iter().map(|rule| rule.stmts)))
+    let wanted = subnets.iter().map(|subnet| Some(comment(bridge, subnet)));
+    Ok(wanted.eq(rules.into_iter().map(|rule| rule.comment)))
 }
 
 #[cfg(test)]
@@ -143,8 +148,8 @@ mod tests {
             add chain bridge slipway-kubenet schema-1
             add chain bridge slipway-kubenet output { type filter hook output priority 200 ; policy accept ; }
             flush chain bridge slipway-kubenet output
-            add rule bridge slipway-kubenet output ether saddr 0a:58:0a:b4:01:01 ip saddr 10.180.1.0/24 ip saddr != 10.180.1.1 drop
-            add rule bridge slipway-kubenet output ether saddr 0a:58:0a:b4:01:01 ip6 saddr fd00:180::/64 ip6 saddr != fd00:180::1 drop
+            add rule bridge slipway-kubenet output ether saddr 0a:58:0a:b4:01:01 ip saddr 10.180.1.0/24 ip saddr != 10.180.1.1 drop comment "0a:58:0a:b4:01:01 10.180.1.0/24 10.180.1.1"
+            add rule bridge slipway-kubenet output ether saddr 0a:58:0a:b4:01:01 ip6 saddr fd00:180::/64 ip6 saddr != fd00:180::1 drop comment "0a:58:0a:b4:01:01 fd00:180::/64 fd00:180::1"
         "#]]
             .assert_eq(&bootstrap(Mac([0x0a, 0x58, 10, 180, 1, 1]), &subnets).to_string());
     }

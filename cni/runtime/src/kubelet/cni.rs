@@ -283,7 +283,7 @@ fn wants(network: &Network, capability: &str) -> bool {
 
 /// The built-in network of the pod's loopback.
 fn loopback() -> Network {
-    let list = json!({"cniVersion": Version::V0_2_0.as_str(), "name": "cni-loopback", "plugins": [{"type": "loopback"}]});
+    let list = json!({"cniVersion": Version::V0_3_1.as_str(), "name": "cni-loopback", "plugins": [{"type": "loopback"}]});
     #[allow(clippy::expect_used, reason = "a constant, and a test loads it")]
     Network::from_bytes(list.to_string()).expect("the built-in network is valid")
 }
