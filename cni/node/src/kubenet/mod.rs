@@ -1,0 +1,587 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+
+//! kubenet: a bridge with the node's pod CIDR, without a configuration file.
+//!
+//! The driver of kubelet (`--network-plugin=kubenet`) made of Slipway's parts: the plugins loopback, bridge and
+//! host-local connect a pod, portmap and bandwidth serve the pods that ask for ports and rates, and the
+//! dataplane masquerades. Messages are kubelet's.
+
+mod bridge;
+mod config;
+
+use std::collections::HashMap;
+use std::future::Future;
+use std::net::IpAddr;
+use std::path::{Path, PathBuf};
+use std::pin::Pin;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use cni_dataplane::duplicates;
+use cni_kernel::netns::Netns;
+use cni_kernel::route::RouteError;
+use cni_kernel::sysctl;
+use cni_runtime::asynchronous::Runtime;
+use cni_runtime::kubelet::{
+    Bandwidth, BandwidthError, BoxError, EVENT_DETAIL_POD_CIDR, EVENT_POD_CIDR_CHANGE, HairpinMode,
+    HookFuture, Host, INTERFACE, InitSettings, NetworkPlugin, Pod, PodNetworkStatus, PortMapping,
+    bridge_netfilter, pod_addresses,
+};
+use cni_runtime::{Container, Network, NetworkError};
+use cni_spec::{ListError, text};
+use serde_json::{Map, Value};
+
+pub use bridge::BridgeError;
+pub use config::{BRIDGE, CidrError, LOOPBACK, NETWORK};
+use config::{CidrFault, PodNetwork};
+
+/// The plugins without which no pod can be connected.
+const REQUIRED: [&str; 3] = ["bridge", "host-local", "loopback"];
+/// The default plugin directory.
+const PLUGIN_DIRECTORY: &str = "/opt/cni/bin";
+/// In the error of a teardown: something is gone already.
+const GONE: &str = "no such file or directory";
+/// The least burst of a rate, in bits: two packets of the largest size, which links without a wire pass on whole.
+const LEAST_BURST: u64 = 1 << 20;
+
+/// An error of kubenet.
+#[derive(Debug, thiserror::Error)]
+pub enum KubenetError {
+    /// The pod CIDR is not known yet, or none of those given was usable.
+    #[error("kubenet does not have netConfig. This is most likely due to lack of PodCIDR")]
+    NoPodCidr,
+    /// As before, in a set-up.
+    #[error("kubenet cannot SetUpPod: {0}")]
+    NotReady(Box<KubenetError>),
+    /// As before, in a teardown.
+    #[error("kubenet needs a PodCIDR to tear down pods")]
+    NoPodCidrForTeardown,
+    /// No directory has all required plugins.
+    #[error("could not locate kubenet required CNI plugins [{}] at {}", REQUIRED.join(" "), text::quote_all(.0))]
+    NoPlugins(Vec<String>),
+    /// The driver has not been started.
+    #[error("kubenet is not initialised")]
+    NotInitialised,
+    /// The non-masquerade CIDR is invalid.
+    #[error("non-masquerade CIDR: {0}")]
+    NonMasqueradeCidr(CidrError),
+    /// The links of the node cannot be listed.
+    #[error("find the MTU of the bridge: {0}")]
+    Mtu(RouteError),
+    /// The runtime does not know the pod's namespace.
+    #[error("Kubenet failed to retrieve network namespace path: {0}")]
+    Netns(BoxError),
+    /// The runtime does not know the pod's ports.
+    #[error("could not retrieve port mappings: {0}")]
+    PortMappings(BoxError),
+    /// An annotation of the pod is not a rate.
+    #[error("error reading pod bandwidth annotations: {0}")]
+    Bandwidth(#[from] BandwidthError),
+    /// The bridge could not be made.
+    #[error(transparent)]
+    Bridge(#[from] BridgeError),
+    /// The ADD failed.
+    #[error("error adding container to network: {0}")]
+    Add(NetworkError),
+    /// The DEL failed.
+    #[error("error removing container from network: {0}")]
+    Del(NetworkError),
+    /// The plugins reported no address.
+    #[error("cni didn't report ipv4 ipv6")]
+    NoAddress,
+    /// The cache of attachments cannot be read.
+    #[error(transparent)]
+    Cache(NetworkError),
+    /// A network that kubenet makes is invalid.
+    #[error(transparent)]
+    List(#[from] ListError),
+    /// A thread for blocking work ended early: the process is shutting down.
+    #[error("{0}")]
+    Interrupted(tokio::task::JoinError),
+    /// Several errors of a teardown.
+    #[error("[{}]", .0.iter().map(ToString::to_string).collect::<Vec<_>>().join(", "))]
+    Several(Vec<KubenetError>),
+}
+
+/// kubenet.
+pub struct Kubenet {
+    directories: Vec<PathBuf>,
+    cache: PathBuf,
+    settings: Option<Settings>,
+    state: Mutex<State>,
+}
+
+/// The settings of [`NetworkPlugin::init`].
+struct Settings {
+    host: Arc<dyn Host>,
+    hairpin_mode: HairpinMode,
+    masquerade: Option<Vec<ipnet::IpNet>>,
+    mtu: u32,
+}
+
+#[derive(Default)]
+struct State {
+    network: Option<Arc<PodNetwork>>,
+    /// The addresses of pods, by sandbox.
+    pods: HashMap<String, Vec<IpAddr>>,
+}
+
+impl std::fmt::Debug for Kubenet {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Kubenet").field("directories", &self.directories).finish_non_exhaustive()
+    }
+}
+
+impl Kubenet {
+    /// The driver with a plugin directory and a vendor's directory, which is searched after it. An empty plugin
+    /// directory is `/opt/cni/bin`; an empty vendor's directory is ignored.
+    #[must_use]
+    pub fn new(plugins: &Path, vendor: &Path) -> Self {
+        let named = |path: &Path| !path.as_os_str().is_empty();
+        let mut directories = vec![if named(plugins) { plugins.to_owned() } else { PLUGIN_DIRECTORY.into() }];
+        if named(vendor) {
+            directories.push(vendor.to_owned());
+        }
+        Self {
+            directories,
+            cache: cni_runtime::cache::DIRECTORIES[0].into(),
+            settings: None,
+            state: Mutex::default(),
+        }
+    }
+
+    /// Sets the directory of the cache of attachments.
+    #[must_use]
+    pub fn cache(self, directory: impl Into<PathBuf>) -> Self {
+        Self { cache: directory.into(), ..self }
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn settings(&self) -> Result<&Settings, KubenetError> {
+        self.settings.as_ref().ok_or(KubenetError::NotInitialised)
+    }
+
+    fn runtime(&self) -> Runtime {
+        let builder = cni_runtime::Runtime::builder().plugin_dirs(&self.directories).cache(&self.cache);
+        builder.undo_failed_add().keep_deleting().build_async()
+    }
+
+    /// The pods' network, if pods can be set up.
+    fn ready(&self) -> Result<Arc<PodNetwork>, KubenetError> {
+        let network = self.state().network.clone().ok_or(KubenetError::NoPodCidr)?;
+        if self.directories.iter().any(|directory| has_plugins(directory)) {
+            return Ok(network);
+        }
+        let shown = self.directories.iter().map(|directory| directory.display().to_string());
+        Err(KubenetError::NoPlugins(shown.collect()))
+    }
+
+    async fn start(&mut self, settings: InitSettings) -> Result<(), KubenetError> {
+        let InitSettings { host, hairpin_mode, non_masquerade_cidr, mtu } = settings;
+        let masquerade = config::masquerade(&non_masquerade_cidr).map_err(KubenetError::NonMasqueradeCidr)?;
+        let mtu = match mtu {
+            Some(mtu) => mtu,
+            None => blocking(bridge::least_mtu).await?.map_err(KubenetError::Mtu)?,
+        };
+        bridge_netfilter().await;
+        self.settings = Some(Settings { host, hairpin_mode, masquerade, mtu });
+        Ok(())
+    }
+
+    /// Takes the first usable pod CIDR, and makes the bridge.
+    async fn set_pod_cidr(&self, cidr: &str) {
+        let Some(network) = self.accept(cidr) else { return };
+        log::info!("kubenet: PodCIDR is set to {}", text::quote(cidr));
+        // Every set-up makes it again.
+        if let Err(error) = ensure_bridge(&network).await {
+            log::warn!("make {BRIDGE}: {error}");
+        }
+    }
+
+    /// The pods' network, if this pod CIDR is the first usable one. Logs why it is not.
+    fn accept(&self, cidr: &str) -> Option<Arc<PodNetwork>> {
+        let settings =
+            self.settings().inspect_err(|error| log::warn!("Ignoring pod CIDR {cidr}: {error}")).ok()?;
+        let mut state = self.state();
+        if state.network.is_some() {
+            log::warn!("Ignoring subsequent pod CIDR update to {cidr}");
+            return None;
+        }
+        let subnets = config::parse_subnets(cidr)
+            .inspect_err(|CidrFault { text, at, error }| {
+                log::warn!("Failed to generate CNI network config with cidr {text} at index {at}: {error}");
+            })
+            .ok()?;
+        let Settings { hairpin_mode, mtu, masquerade, .. } = settings;
+        let network =
+            PodNetwork { subnets, mtu: *mtu, hairpin_mode: *hairpin_mode, masquerade: masquerade.clone() };
+        Some(Arc::clone(state.network.insert(Arc::new(network))))
+    }
+
+    async fn set_up(&self, pod: &Pod) -> Result<(), KubenetError> {
+        let network = self.ready().map_err(|error| KubenetError::NotReady(Box::new(error)))?;
+        if let Err(error) = self.connect(pod, &network).await {
+            if let Err(undo) = self.delete(pod, &network).await {
+                log::info!(
+                    "Failed to clean up {}/{} after SetUpPod failure: {undo}",
+                    pod.namespace,
+                    pod.name
+                );
+            }
+            return Err(error);
+        }
+        self.verify_masquerade(&pod.sandbox_id).await;
+        Ok(())
+    }
+
+    async fn connect(&self, pod: &Pod, network: &Arc<PodNetwork>) -> Result<(), KubenetError> {
+        let host = &self.settings()?.host;
+        let netns = host.netns(&pod.sandbox_id).map_err(KubenetError::Netns)?;
+        let ports = host.port_mappings(&pod.sandbox_id).map_err(KubenetError::PortMappings)?;
+        let ports: Vec<PortMapping> = ports.into_iter().filter(|mapping| mapping.host_port != 0).collect();
+        let rates = Bandwidth::from_annotations(&pod.annotations)?;
+        skip_duplicate_detection(&netns).await;
+        let mac = ensure_bridge(network).await?;
+        let container = |ifname| container(pod, ifname, &netns);
+        let runtime = self.runtime();
+        runtime.add(&config::loopback()?, &container("lo")).await.map_err(KubenetError::Add)?;
+        let mut eth0 = container(INTERFACE);
+        if !ports.is_empty() {
+            eth0 = eth0.capability("portMappings", PortMapping::capability(&ports));
+        }
+        if rates.is_limited() {
+            eth0 = eth0.capability("bandwidth", rates.capability(burst));
+        }
+        let list = network.network(!ports.is_empty(), rates.is_limited())?;
+        let result = runtime.add(&list, &eth0).await.map_err(KubenetError::Add)?;
+        if network.hairpin_mode == HairpinMode::PromiscuousBridge {
+            let network = Arc::clone(network);
+            let guarded = blocking(move || duplicates::guard(mac, &network.subnets)).await?;
+            if let Err(error) = guarded {
+                log::error!("Failed to guard {BRIDGE} against duplicates: {error}");
+            }
+        }
+        let mut addresses: Vec<IpAddr> = result.ips.iter().map(|ip| ip.address.addr()).collect();
+        if addresses.is_empty() {
+            return Err(KubenetError::NoAddress);
+        }
+        addresses.sort_by_key(IpAddr::is_ipv6);
+        drop(self.state().pods.insert(pod.sandbox_id.clone(), addresses));
+        Ok(())
+    }
+
+    async fn tear_down(&self, pod: &Pod) -> Result<(), KubenetError> {
+        let network = self.state().network.clone();
+        match network {
+            Some(network) => self.delete(pod, &network).await?,
+            None => {
+                // What the cache has can be deleted without the pod CIDR.
+                if self.cached(&pod.sandbox_id).await?.is_empty() {
+                    return Err(KubenetError::NoPodCidrForTeardown);
+                }
+                self.delete_all(self.cached(&pod.sandbox_id).await?).await?;
+            }
+        }
+        drop(self.state().pods.remove(&pod.sandbox_id));
+        self.verify_masquerade(&pod.sandbox_id).await;
+        Ok(())
+    }
+
+    /// Deletes the pod's attachments, as the cache has them; those that it does not have as they would be.
+    async fn delete(&self, pod: &Pod, network: &PodNetwork) -> Result<(), KubenetError> {
+        let mut todo = self.cached(&pod.sandbox_id).await?;
+        // A missing namespace is no reason to leave addresses and ports behind.
+        let netns = self.settings()?.host.netns(&pod.sandbox_id).unwrap_or_else(|error| {
+            log::debug!("Kubenet failed to retrieve network namespace path: {error}");
+            PathBuf::new()
+        });
+        let has = |todo: &[(Network, Container)], name: &str| todo.iter().any(|(one, _)| one.name() == name);
+        if !has(&todo, LOOPBACK) {
+            todo.insert(0, (config::loopback()?, container(pod, "lo", &netns)));
+        }
+        if !has(&todo, NETWORK) {
+            let portmap = self.directories.iter().any(|directory| directory.join("portmap").exists());
+            let bandwidth = self.directories.iter().any(|directory| directory.join("bandwidth").exists());
+            todo.push((network.network(portmap, bandwidth)?, container(pod, INTERFACE, &netns)));
+        }
+        self.delete_all(todo).await
+    }
+
+    /// A DEL for each attachment, the last one first. A missing file is no error: an earlier teardown may have done
+    /// its part.
+    async fn delete_all(&self, todo: Vec<(Network, Container)>) -> Result<(), KubenetError> {
+        let runtime = self.runtime();
+        let mut errors = Vec::new();
+        for (network, container) in todo.iter().rev() {
+            match runtime.del(network, container).await {
+                Err(error) if !error.to_string().to_lowercase().contains(GONE) => {
+                    log::warn!("Failed to delete {:?} network: {error}", container.ifname);
+                    errors.push(KubenetError::Del(error));
+                }
+                _ => {}
+            }
+        }
+        match errors.len() {
+            0 => Ok(()),
+            1 => Err(errors.remove(0)),
+            _ => Err(KubenetError::Several(errors)),
+        }
+    }
+
+    /// The sandbox's attachments to kubenet's networks, in the order of their ADDs.
+    async fn cached(&self, sandbox_id: &str) -> Result<Vec<(Network, Container)>, KubenetError> {
+        let cached = self.runtime().attachments(sandbox_id).await.map_err(KubenetError::Cache)?;
+        let ours = cached.into_iter().filter(|one| [NETWORK, LOOPBACK].contains(&one.attachment.network()));
+        Ok(ours.map(|one| (one.network(), one.container())).collect())
+    }
+
+    /// Checks the masquerade of one other pod, and restores that of all if it is missing: a flush of the ruleset
+    /// leaves none. One pod, so that the cost does not grow with their number. A failure is logged.
+    async fn verify_masquerade(&self, except: &str) {
+        if self.settings.as_ref().is_none_or(|settings| settings.masquerade.is_none()) {
+            return;
+        }
+        let other = self.state().pods.keys().find(|id| *id != except).cloned();
+        let Some(other) = other else { return };
+        let attachments = self.cached(&other).await.unwrap_or_default();
+        let Some((network, container)) = attachments.into_iter().find(|(one, _)| one.name() == NETWORK)
+        else {
+            return;
+        };
+        if let Err(error) = self.runtime().check(&network, &container).await {
+            log::error!("Failed to ensure MASQ rule: {error}; restoring the ruleset");
+            self.restore().await;
+        }
+    }
+
+    /// Runs `slipway restore`.
+    async fn restore(&self) {
+        let programs = self.directories.iter().map(|directory| directory.join("slipway"));
+        let Some(program) = programs.into_iter().find(|program| program.exists()) else {
+            log::error!("Failed to restore the ruleset: no program slipway in the plugin directories");
+            return;
+        };
+        let mut command = tokio::process::Command::new(&program);
+        command.arg("restore").arg("--cache-dir").arg(&self.cache).stdin(std::process::Stdio::null());
+        match command.output().await {
+            Ok(output) if output.status.success() => log::info!("Restored the ruleset"),
+            Ok(output) => {
+                let text = String::from_utf8_lossy(&output.stderr).trim().to_owned();
+                log::error!("{} restore: {}: {text}", program.display(), output.status);
+            }
+            Err(error) => log::error!("run {}: {error}", program.display()),
+        }
+    }
+
+    async fn addresses(&self, pod: &Pod) -> Result<Option<PodNetworkStatus>, BoxError> {
+        let known = self.state().pods.get(&pod.sandbox_id).cloned();
+        let addresses = match known {
+            Some(addresses) => addresses,
+            None => pod_addresses("kubenet", &*self.settings()?.host, pod).await?,
+        };
+        Ok(PodNetworkStatus::new(addresses))
+    }
+}
+
+/// True if a directory has all required plugins.
+fn has_plugins(directory: &Path) -> bool {
+    REQUIRED.iter().all(|plugin| directory.join(plugin).exists())
+}
+
+/// The burst of a rate in bits: what it passes in an eighth of a second.
+fn burst(rate: u64) -> u64 {
+    (rate / 8).max(LEAST_BURST)
+}
+
+fn container(pod: &Pod, ifname: &str, netns: &Path) -> Container {
+    Container::new(&pod.sandbox_id, ifname)
+        .netns(netns.display().to_string())
+        .arg("IgnoreUnknown", "1")
+        .arg("K8S_POD_NAMESPACE", &pod.namespace)
+        .arg("K8S_POD_NAME", &pod.name)
+        .arg("K8S_POD_INFRA_CONTAINER_ID", &pod.sandbox_id)
+}
+
+/// Makes the bridge and returns its MAC address.
+async fn ensure_bridge(network: &Arc<PodNetwork>) -> Result<cni_kernel::mac::Mac, KubenetError> {
+    let network = Arc::clone(network);
+    blocking(move || {
+        let mac = config::bridge_mac(&network.subnets).ok_or(KubenetError::NoPodCidr)?;
+        bridge::ensure(mac, network.mtu, &network.subnets)?;
+        Ok(mac)
+    })
+    .await?
+}
+
+/// Turns duplicate address detection off in the pod's namespace: no pod can have another's address, and the pod would
+/// wait a second for its own.
+async fn skip_duplicate_detection(netns: &Path) {
+    let netns = netns.to_owned();
+    let set = blocking(move || {
+        let netns = Netns::open(&netns).map_err(|error| error.to_string())?;
+        sysctl::set_in(&netns, "net/ipv6/conf/default/dad_transmits", "0").map_err(|error| error.to_string())
+    });
+    if let Ok(Err(error)) = set.await {
+        log::debug!("Failed to disable DAD in container: {error}");
+    }
+}
+
+/// Runs blocking work on a thread for it.
+async fn blocking<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> Result<T, KubenetError> {
+    tokio::task::spawn_blocking(work).await.map_err(KubenetError::Interrupted)
+}
+
+impl NetworkPlugin for Kubenet {
+    fn init(&mut self, settings: InitSettings) -> HookFuture<'_, ()> {
+        Box::pin(async move { Ok(self.start(settings).await?) })
+    }
+
+    fn event<'a>(
+        &'a self,
+        name: &'a str,
+        details: &'a Map<String, Value>,
+    ) -> Pin<Box<dyn Future<Output = ()> + Send + 'a>> {
+        Box::pin(async move {
+            if name != EVENT_POD_CIDR_CHANGE {
+                return;
+            }
+            match details.get(EVENT_DETAIL_POD_CIDR).and_then(Value::as_str) {
+                Some(cidr) => self.set_pod_cidr(cidr).await,
+                None => log::warn!("{EVENT_POD_CIDR_CHANGE} event didn't contain pod CIDR"),
+            }
+        })
+    }
+
+    fn name(&self) -> &str {
+        NETWORK
+    }
+
+    fn set_up_pod<'a>(&'a self, pod: &'a Pod) -> HookFuture<'a, ()> {
+        Box::pin(async { Ok(self.set_up(pod).await?) })
+    }
+
+    fn tear_down_pod<'a>(&'a self, pod: &'a Pod) -> HookFuture<'a, ()> {
+        Box::pin(async { Ok(self.tear_down(pod).await?) })
+    }
+
+    fn pod_network_status<'a>(&'a self, pod: &'a Pod) -> HookFuture<'a, Option<PodNetworkStatus>> {
+        Box::pin(self.addresses(pod))
+    }
+
+    fn status(&self) -> HookFuture<'_, ()> {
+        Box::pin(async {
+            self.ready()?;
+            Ok(())
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    struct NoPods;
+
+    impl Host for NoPods {
+        fn netns(&self, _sandbox_id: &str) -> Result<PathBuf, BoxError> {
+            Err("no sandbox".into())
+        }
+
+        fn port_mappings(&self, _sandbox_id: &str) -> Result<Vec<PortMapping>, BoxError> {
+            Ok(Vec::new())
+        }
+    }
+
+    /// A started driver. `init` would change the node.
+    fn started(plugins: &Path, vendor: &Path) -> Kubenet {
+        let settings = Settings {
+            host: Arc::new(NoPods),
+            hairpin_mode: HairpinMode::HairpinVeth,
+            masquerade: None,
+            mtu: 1400,
+        };
+        Kubenet { settings: Some(settings), ..Kubenet::new(plugins, vendor).cache(plugins.join("cache")) }
+    }
+
+    fn install(directory: &Path, plugins: &[&str]) {
+        for plugin in plugins {
+            std::fs::write(directory.join(plugin), "").unwrap();
+        }
+    }
+
+    #[tokio::test]
+    async fn without_a_pod_cidr_status_reports_it() {
+        let directory = tempfile::tempdir().unwrap();
+        install(directory.path(), &REQUIRED);
+        let kubenet = started(directory.path(), Path::new(""));
+        let pod = Pod::new("shop", "web", "c1");
+        let lacks = "kubenet does not have netConfig. This is most likely due to lack of PodCIDR";
+        assert_eq!(kubenet.status().await.unwrap_err().to_string(), lacks);
+        assert_eq!(
+            kubenet.set_up_pod(&pod).await.unwrap_err().to_string(),
+            format!("kubenet cannot SetUpPod: {lacks}")
+        );
+        assert_eq!(
+            kubenet.tear_down_pod(&pod).await.unwrap_err().to_string(),
+            "kubenet needs a PodCIDR to tear down pods"
+        );
+        // A bad one and a missing one change nothing.
+        kubenet.event(EVENT_POD_CIDR_CHANGE, &Map::new()).await;
+        let bad = Map::from_iter([(EVENT_DETAIL_POD_CIDR.to_owned(), "10.1.0.0".into())]);
+        kubenet.event(EVENT_POD_CIDR_CHANGE, &bad).await;
+        kubenet.event("other", &bad).await;
+        assert_eq!(kubenet.status().await.unwrap_err().to_string(), lacks);
+        assert!(kubenet.accept("10.1.0.0/24").is_some());
+        kubenet.status().await.unwrap();
+    }
+
+    #[test]
+    fn a_second_pod_cidr_is_ignored() {
+        let kubenet = started(Path::new("/plugins"), Path::new(""));
+        assert!(kubenet.accept("10.1.0.0/33").is_none());
+        assert_eq!(kubenet.accept("10.1.0.0/24").unwrap().subnets.len(), 1);
+        assert!(kubenet.accept("10.2.0.0/24").is_none());
+        let network = kubenet.state().network.clone().unwrap();
+        assert_eq!((network.subnets[0].net.to_string().as_str(), network.mtu), ("10.1.0.0/24", 1400));
+    }
+
+    #[tokio::test]
+    async fn the_plugins_are_in_the_plugin_directory_or_in_the_vendors() {
+        let (plugins, vendor) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+        let kubenet = started(plugins.path(), vendor.path());
+        kubenet.accept("10.1.0.0/24").unwrap();
+        install(plugins.path(), &["bridge", "loopback"]);
+        install(vendor.path(), &["host-local"]);
+        assert_eq!(
+            kubenet.status().await.unwrap_err().to_string(),
+            format!(
+                "could not locate kubenet required CNI plugins [bridge host-local loopback] at [{:?} {:?}]",
+                plugins.path(),
+                vendor.path()
+            )
+        );
+        install(vendor.path(), &REQUIRED);
+        kubenet.status().await.unwrap();
+        let default = Kubenet::new(Path::new(""), Path::new(""));
+        assert_eq!(default.directories, [PathBuf::from("/opt/cni/bin")]);
+    }
+
+    #[test]
+    fn errors_of_a_teardown_are_collected() {
+        let error = |text: &str| KubenetError::Netns(text.into());
+        let text = KubenetError::Several(vec![error("a"), error("b")]).to_string();
+        assert_eq!(
+            text,
+            "[Kubenet failed to retrieve network namespace path: a, \
+             Kubenet failed to retrieve network namespace path: b]"
+        );
+    }
+
+    #[test]
+    fn a_burst_is_an_eighth_of_a_second_and_two_large_packets_at_least() {
+        assert_eq!(burst(80_000_000), 10_000_000);
+        assert_eq!(burst(1000), LEAST_BURST);
+    }
+}
