@@ -2,9 +2,9 @@
 
 //! kubenet's guard against duplicates from a promiscuous bridge.
 //!
-//! A promiscuous bridge passes every frame between two pods to the node's stack as well. With br_netfilter the
-//! stack takes the copy for its own and routes it: it leaves with the bridge's MAC address and the pod's IP
-//! address, and the other pod gets the packet twice.
+//! A promiscuous bridge passes every frame between two pods to the node's stack as well. With br_netfilter, older
+//! kernels take the copy for the node's own and route it: it leaves with the bridge's MAC address and the pod's IP
+//! address, and the other pod gets the packet twice. Linux 6.18 drops the copy itself.
 //!
 //! ```text
 //! table bridge slipway-kubenet {

@@ -170,7 +170,7 @@ impl NetworkPlugin for ExecDriver {
 mod tests {
     use std::os::unix::fs::PermissionsExt;
 
-    use super::super::fixtures::settings;
+    use super::super::tests::settings;
     use super::*;
 
     /// A driver whose script writes down its arguments, then does `rest`.

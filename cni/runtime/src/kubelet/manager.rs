@@ -123,7 +123,7 @@ fn name(pod: &Pod) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::super::fixtures::Recorder;
+    use super::super::tests::Recorder;
     use super::*;
 
     fn manager(driver: &Recorder) -> Manager {

@@ -10,13 +10,13 @@ mod addresses;
 mod bandwidth;
 mod cni;
 mod exec;
-#[cfg(test)]
-mod fixtures;
 mod hairpin;
 mod manager;
 mod names;
 mod select;
 mod status;
+#[cfg(test)]
+mod tests;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::future::Future;
@@ -215,32 +215,5 @@ pub(crate) async fn blocking<T: Send + 'static>(
             Ok(panic) => std::panic::resume_unwind(panic),
             Err(error) => Err(error.into()),
         },
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn only_published_ports_are_passed_on() {
-        let mapping = |host_port| PortMapping {
-            host_port,
-            container_port: 80,
-            protocol: "TCP".into(),
-            host_ip: String::new(),
-        };
-        assert_eq!(
-            PortMapping::capability(&[mapping(8080), mapping(0)]),
-            serde_json::json!([
-                {"hostPort": 8080, "containerPort": 80, "protocol": "tcp", "hostIP": ""}
-            ])
-        );
-    }
-
-    #[test]
-    fn errors_are_joined_as_kubernetes_does() {
-        assert_eq!(join_errors(&["a"]), "a");
-        assert_eq!(join_errors(&["a", "b"]), "[a, b]");
     }
 }

@@ -167,7 +167,7 @@ pub async fn bridge_netfilter() {
 
 #[cfg(test)]
 mod tests {
-    use super::super::fixtures::{Recorder, settings};
+    use super::super::tests::{Recorder, settings};
     use super::*;
 
     async fn chosen(drivers: &[Recorder], name: &str) -> Result<String, String> {

@@ -3,7 +3,7 @@
 use cni_spec::{CniError, ErrorCode};
 use tempfile::TempDir;
 
-use super::super::fixtures::{settings, settings_with};
+use super::super::tests::{settings, settings_with};
 use super::*;
 use crate::CallError;
 use crate::exec::{Expected, Fake};

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 
-//! A host and a driver for unit tests.
+//! Tests of the frame's types; a host and a driver for the other unit tests.
 
 use std::future::Future;
 use std::path::PathBuf;
@@ -12,6 +12,7 @@ use serde_json::{Map, Value};
 
 use super::{
     BoxError, HairpinMode, HookFuture, Host, InitSettings, NetworkPlugin, Pod, PodNetworkStatus, PortMapping,
+    join_errors,
 };
 
 /// Knows the namespace of every sandbox but those that are `lost`.
@@ -103,4 +104,26 @@ impl NetworkPlugin for Recorder {
     fn status(&self) -> HookFuture<'_, ()> {
         Box::pin(async move { self.record("status".to_owned()) })
     }
+}
+
+#[test]
+fn only_published_ports_are_passed_on() {
+    let mapping = |host_port| PortMapping {
+        host_port,
+        container_port: 80,
+        protocol: "TCP".into(),
+        host_ip: String::new(),
+    };
+    assert_eq!(
+        PortMapping::capability(&[mapping(8080), mapping(0)]),
+        serde_json::json!([
+            {"hostPort": 8080, "containerPort": 80, "protocol": "tcp", "hostIP": ""}
+        ])
+    );
+}
+
+#[test]
+fn errors_are_joined_as_kubernetes_does() {
+    assert_eq!(join_errors(&["a"]), "a");
+    assert_eq!(join_errors(&["a", "b"]), "[a, b]");
 }
